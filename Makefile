@@ -1,0 +1,45 @@
+# A thin front for CMake. `make` alone builds; `./dev` installs what is missing first.
+JOBS ?= $(shell nproc)
+PRESET ?= release
+dir = $(if $(filter release,$(PRESET)),build,build/$(PRESET))
+
+.PHONY: all build run test quick bench check format fuzz coverage install uninstall clean
+all: build
+
+build:
+	@cmake --preset $(PRESET) >build-$(PRESET).log 2>&1 || { cat build-$(PRESET).log; rm -f build-$(PRESET).log; exit 1; }
+	@rm -f build-$(PRESET).log
+	@cmake --build $(dir) -j $(JOBS) -- --no-print-directory
+
+run: build
+	@tools/run.sh
+
+test:
+	@tools/test.sh
+
+quick: build
+	@ctest --test-dir $(dir) --output-on-failure -j $(JOBS) -L unit
+
+bench: build
+	@tools/bench.sh
+
+check:
+	@tools/check.sh
+
+format:
+	@tools/check.sh --fix-format
+
+fuzz:
+	@tools/fuzz.sh $(or $(SECONDS_EACH),60)
+
+coverage:
+	@tools/coverage.sh
+
+install: build
+	@cmake --install $(dir)
+
+uninstall:
+	@cmake --build $(dir) --target uninstall
+
+clean:
+	rm -rf build

@@ -1,0 +1,72 @@
+# The kinds of target that exist here: rooms, programs, unit tests, benchmarks, fuzzers.
+
+# kv_room(NAME event [LIBRARY kvevent DESCRIPTION "..."] SOURCES a.c ... [LINK t ...] [REQUIRES pc ...])
+#
+# A static library kv_NAME for use inside the tree and, with LIBRARY, the shared library that users
+# link: same objects, `base` folded in and hidden, only what the public header marks is exported.
+function(kv_room)
+  cmake_parse_arguments(R "" "NAME;LIBRARY;DESCRIPTION" "SOURCES;LINK;REQUIRES" ${ARGN})
+  if(NOT R_SOURCES)
+    add_library(kv_${R_NAME} INTERFACE)
+    return()
+  endif()
+  add_library(kv_${R_NAME} STATIC ${R_SOURCES})
+  target_include_directories(kv_${R_NAME} PUBLIC ${CMAKE_SOURCE_DIR}/include ${CMAKE_SOURCE_DIR}/src)
+  target_link_libraries(kv_${R_NAME} PUBLIC ${R_LINK} Threads::Threads)
+  if(R_LIBRARY)
+    add_library(${R_LIBRARY} SHARED $<TARGET_OBJECTS:kv_${R_NAME}>)
+    target_link_libraries(${R_LIBRARY} PRIVATE ${R_LINK} Threads::Threads)
+    target_include_directories(${R_LIBRARY} INTERFACE $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>
+                               $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}/include>)
+    target_link_options(${R_LIBRARY} PRIVATE -Wl,--exclude-libs,ALL)
+    set_target_properties(${R_LIBRARY} PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION 0)
+    set_property(GLOBAL APPEND PROPERTY KV_LIBRARIES ${R_LIBRARY})
+    set(PC_NAME ${R_LIBRARY})
+    set(PC_DESCRIPTION "${R_DESCRIPTION}")
+    string(JOIN " " PC_REQUIRES ${R_REQUIRES})
+    configure_file(${CMAKE_SOURCE_DIR}/cmake/library.pc.in ${CMAKE_BINARY_DIR}/pkgconfig/${R_LIBRARY}.pc @ONLY)
+  endif()
+endfunction()
+
+# kv_program(NAME kv-indexer SOURCES main.c [LINK t ...])
+function(kv_program)
+  cmake_parse_arguments(P "" "NAME" "SOURCES;LINK" ${ARGN})
+  if(NOT EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/main.c)
+    return()
+  endif()
+  add_executable(${P_NAME} ${P_SOURCES})
+  target_link_libraries(${P_NAME} PRIVATE ${P_LINK})
+  set_property(GLOBAL APPEND PROPERTY KV_PROGRAMS ${P_NAME})
+endfunction()
+
+# Every room's static library; tests, benchmarks and fuzzers may reach into private headers.
+add_library(kv_everything INTERFACE)
+target_link_libraries(kv_everything INTERFACE kv_indexer kv_cli kv_index kv_event kv_base)
+
+# kv_unit(room file.c): one cmocka program per module, run by CTest with a time limit.
+function(kv_unit room file)
+  get_filename_component(stem ${file} NAME_WE)
+  string(REGEX REPLACE "^test_" "" stem ${stem})
+  set(target test-${room}-${stem})
+  add_executable(${target} ${file})
+  target_link_libraries(${target} PRIVATE kv_everything PkgConfig::CMOCKA)
+  target_include_directories(${target} PRIVATE ${CMAKE_SOURCE_DIR}/tests)
+  set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  add_test(NAME ${room}.${stem} COMMAND ${target})
+  set_tests_properties(${room}.${stem} PROPERTIES TIMEOUT 300 LABELS unit
+                       ENVIRONMENT "KV_SOURCE_DIR=${CMAKE_SOURCE_DIR};KV_BUILD_DIR=${CMAKE_BINARY_DIR}")
+endfunction()
+
+# kv_script_test(kind file): an end-to-end or fault test, a program of its own (exit 77 = skipped).
+function(kv_script_test kind file)
+  get_filename_component(stem ${file} NAME_WE)
+  string(REGEX REPLACE "^test_" "" stem ${stem})
+  if(file MATCHES "\\.py$")
+    set(command /usr/bin/python3 -B ${file})
+  else()
+    set(command bash ${file})
+  endif()
+  add_test(NAME ${kind}.${stem} COMMAND ${command})
+  set_tests_properties(${kind}.${stem} PROPERTIES TIMEOUT 300 LABELS ${kind} SKIP_RETURN_CODE 77
+                       ENVIRONMENT "KV_SOURCE_DIR=${CMAKE_SOURCE_DIR};KV_BUILD_DIR=${CMAKE_BINARY_DIR};KV_SANITIZE=${KV_SANITIZE}")
+endfunction()

@@ -1,0 +1,9 @@
+# Removes what the last `make install` of this build tree wrote (below $DESTDIR, when set).
+if(NOT EXISTS ${MANIFEST})
+  message(FATAL_ERROR "nothing to uninstall: ${MANIFEST} not found")
+endif()
+file(STRINGS ${MANIFEST} files)
+foreach(file ${files})
+  message(STATUS "removing $ENV{DESTDIR}${file}")
+  file(REMOVE "$ENV{DESTDIR}${file}")
+endforeach()

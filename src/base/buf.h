@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * A growable byte buffer. Errors stick: after a failed append the buffer stays as it was, further
+ * appends do nothing and kv_buf_error says why, so that writers check once at the end.
+ */
+#ifndef KV_BASE_BUF_H
+#define KV_BASE_BUF_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/error.h"
+
+struct kv_buf {
+    char *data; /* not NUL-terminated; see kv_buf_cstr */
+    size_t len;
+    size_t capacity;
+    size_t limit; /* refuse to grow beyond (-EMSGSIZE); 0: none */
+    int error;    /* 0 or the first negative errno */
+};
+
+#define KV_BUF_INIT {0}
+
+void kv_buf_fini(struct kv_buf *buf);  /* frees the memory; ready for use again */
+void kv_buf_clear(struct kv_buf *buf); /* keeps the memory, forgets contents and error */
+int kv_buf_reserve(struct kv_buf *buf, size_t more); /* room for @more bytes beyond len */
+void kv_buf_append(struct kv_buf *buf, const void *data, size_t len);
+void kv_buf_puts(struct kv_buf *buf, const char *text);
+void kv_buf_putc(struct kv_buf *buf, char c);
+void kv_buf_printf(struct kv_buf *buf, const char *fmt, ...) KV_PRINTF(2, 3);
+void kv_buf_put_u64(struct kv_buf *buf, uint64_t value); /* decimal; fast */
+void kv_buf_put_i64(struct kv_buf *buf, int64_t value);
+/** The contents as a C string (a NUL is kept behind them); "" when empty or failed. */
+const char *kv_buf_cstr(struct kv_buf *buf);
+
+#endif

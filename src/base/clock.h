@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+/** Clocks. Deadlines are absolute monotonic nanoseconds. */
+#ifndef KV_BASE_CLOCK_H
+#define KV_BASE_CLOCK_H
+
+#include <stdint.h>
+#include <time.h>
+
+#define KV_NS_PER_MS UINT64_C(1000000)
+#define KV_NS_PER_S UINT64_C(1000000000)
+
+static inline uint64_t kv_clock_ns_(clockid_t clock)
+{
+    struct timespec ts;
+
+    clock_gettime(clock, &ts);
+    return (uint64_t)ts.tv_sec * KV_NS_PER_S + (uint64_t)ts.tv_nsec;
+}
+
+/** Monotonic time. */
+static inline uint64_t kv_now_ns(void)
+{
+    return kv_clock_ns_(CLOCK_MONOTONIC);
+}
+
+/** Wall-clock time since the epoch. */
+static inline uint64_t kv_wall_ns(void)
+{
+    return kv_clock_ns_(CLOCK_REALTIME);
+}
+
+/** Milliseconds left until @deadline_ns, 0 when it has passed, rounded up. */
+static inline int64_t kv_ms_until(uint64_t deadline_ns, uint64_t now_ns)
+{
+    return deadline_ns <= now_ns ? 0 : (int64_t)((deadline_ns - now_ns + KV_NS_PER_MS - 1) / KV_NS_PER_MS);
+}
+
+#endif

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/error.h"
+
+#include <stdio.h>
+
+int kv_fail(struct kv_error *error, int code, size_t offset, const char *fmt, ...)
+{
+    va_list args;
+
+    if (error) {
+        error->code = code;
+        error->offset = offset;
+        va_start(args, fmt);
+        vsnprintf(error->text, sizeof(error->text), fmt, args);
+        va_end(args);
+    }
+    return code;
+}

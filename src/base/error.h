@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * Errors and ownership, the two idioms that hold everywhere.
+ *
+ * Errors: functions return 0 (or a count) on success and a negative errno on failure; outputs are
+ * written on success only. The first function that knows the cause of a failure logs it, or fills a
+ * struct kv_error when its caller shows it to a person; everybody above just hands the value on.
+ *
+ * Cleanup: constructors with several resources use one `goto fail` exit that calls the destructor
+ * (destructors cope with half-built objects). Short functions with temporaries use KV_AUTO. Never
+ * both in one function.
+ */
+#ifndef KV_BASE_ERROR_H
+#define KV_BASE_ERROR_H
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define KV_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
+#define KV_LIKELY(x) __builtin_expect(!!(x), 1)
+#define KV_UNLIKELY(x) __builtin_expect(!!(x), 0)
+#define KV_MIN(a, b) ((a) < (b) ? (a) : (b))
+#define KV_MAX(a, b) ((a) > (b) ? (a) : (b))
+#define KV_COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+/** A failure told to a person: the code, where in the input it was noticed, and a sentence. */
+struct kv_error {
+    int code;      /* negative errno */
+    size_t offset; /* byte offset in the input; 0 when it has none */
+    char text[200];
+};
+
+/** Fill @error (may be NULL) and return @code, so that `return kv_fail(...)` reads well. */
+int kv_fail(struct kv_error *error, int code, size_t offset, const char *fmt, ...) KV_PRINTF(4, 5);
+
+/** Runs fn(&variable) when the variable leaves its scope. */
+#define KV_AUTO(fn) __attribute__((cleanup(fn)))
+
+/** Hands a pointer on and forgets it. */
+#define KV_STEAL(p)                                                                                \
+    __extension__({                                                                                \
+        __typeof__(p) kv_stolen_ = (p);                                                            \
+        (p) = NULL;                                                                                \
+        kv_stolen_;                                                                                \
+    })
+
+static inline void kv_autofree(void *variable)
+{
+    void *memory;
+
+    memcpy(&memory, variable, sizeof(memory));
+    free(memory);
+}
+
+/**
+ * The options pattern: structs that start with `size_t size`. KV_OPT reads a field of a caller who
+ * may have been built against an older, shorter struct (or passes NULL): @fallback then, and also
+ * when the field is zero.
+ */
+#define KV_OPT(opts, field, fallback)                                                              \
+    ((opts) != NULL &&                                                                             \
+             (opts)->size >= offsetof(__typeof__(*(opts)), field) + sizeof((opts)->field) &&       \
+             (opts)->field                                                                         \
+         ? (opts)->field                                                                           \
+         : (fallback))
+
+#endif

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * A pull JSON reader and a writer.
+ *
+ * The reader walks the text once, in order, and hands out values as they come: no tree, no allocation,
+ * bounded depth, exact over the whole unsigned and signed 64-bit range. Errors stick: after the first
+ * one every call fails with it, and kv_json_error says what and at which byte.
+ *
+ *     kv_json_object(&j);
+ *     while (kv_json_next_key(&j, &key)) {
+ *         if (kv_str_eq(key, "block_size"))
+ *             n = kv_json_u64(&j, UINT32_MAX);
+ *         else
+ *             kv_json_skip(&j);
+ *     }
+ *     rc = kv_json_finish(&j);     // 0, or the sticky error; also refuses trailing text
+ *
+ * Input is one buffer, or a stream: with a refill function the reader keeps the unread tail of its
+ * buffer and asks for more, so that a document of any size is read in bounded memory; then strings
+ * and keys are valid only until the next call, and none may be longer than the buffer.
+ */
+#ifndef KV_BASE_JSON_H
+#define KV_BASE_JSON_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/buf.h"
+#include "base/error.h"
+
+#define KV_JSON_MAX_DEPTH 64
+
+/** Bytes of somebody else's buffer. */
+struct kv_str {
+    const char *p;
+    size_t len;
+};
+static inline bool kv_str_eq(struct kv_str s, const char *text)
+{
+    size_t len = strlen(text);
+
+    return s.len == len && memcmp(s.p, text, len) == 0;
+}
+
+enum kv_json_type {
+    KV_JSON_NONE, /* end of the container or of the text, or an error */
+    KV_JSON_NULL,
+    KV_JSON_BOOL,
+    KV_JSON_NUMBER,
+    KV_JSON_STRING,
+    KV_JSON_ARRAY,
+    KV_JSON_OBJECT
+};
+
+/** Put up to @size more bytes at @data. Returns their number, 0 at the end, or a negative errno. */
+typedef long (*kv_json_refill_fn)(void *arg, char *data, size_t size);
+
+struct kv_json {
+    const char *p, *end;  /* unread text */
+    char *buf;            /* streams: the caller's buffer */
+    size_t buf_size;
+    kv_json_refill_fn refill;
+    void *refill_arg;
+    uint64_t consumed;    /* bytes of the stream before buf */
+    const char *start;    /* where buffer offsets count from */
+    uint32_t depth;
+    uint64_t is_object;   /* bit per level */
+    uint64_t has_item;    /* bit per level: a comma is due */
+    struct kv_error error;
+};
+
+void kv_json_init(struct kv_json *j, const void *text, size_t len);
+void kv_json_init_stream(struct kv_json *j, char *buf, size_t buf_size, kv_json_refill_fn refill,
+                         void *arg);
+
+/** The type of the value that comes next, without taking it. */
+enum kv_json_type kv_json_peek(struct kv_json *j);
+
+/** Enter an object or array; leave it by next_key / next_item returning false. */
+bool kv_json_object(struct kv_json *j);
+bool kv_json_next_key(struct kv_json *j, struct kv_str *key); /* key without escapes resolved */
+bool kv_json_array(struct kv_json *j);
+bool kv_json_next_item(struct kv_json *j);
+
+/** Scalars. On a wrong type or range: the sticky error and 0 / false. */
+uint64_t kv_json_u64(struct kv_json *j, uint64_t max);
+int64_t kv_json_i64(struct kv_json *j);
+uint64_t kv_json_bits64(struct kv_json *j); /* a hash: 0..2^64-1, or negative as two's complement */
+double kv_json_double(struct kv_json *j);
+bool kv_json_bool(struct kv_json *j);
+bool kv_json_null(struct kv_json *j); /* true when a null was there and is taken; else untouched */
+
+/** A string: the raw bytes between the quotes when it has no escapes, else decoded into @scratch. */
+struct kv_str kv_json_str(struct kv_json *j, struct kv_buf *scratch);
+
+void kv_json_skip(struct kv_json *j); /* one value of any kind */
+
+/**
+ * A whole array of u32 (token ids), at memory speed. Values are appended to @ret (raw u32s; grow with
+ * its limit). Returns the number of values; errors stick. A fraction, sign, or value above 2^32-1 is
+ * an error with its offset.
+ */
+size_t kv_json_u32_array(struct kv_json *j, struct kv_buf *ret);
+/** The same for hashes, as kv_json_bits64 reads them (raw u64s). */
+size_t kv_json_bits64_array(struct kv_json *j, struct kv_buf *ret);
+
+/** Record an error of the caller's own ("field missing") at the current offset. */
+void kv_json_fail(struct kv_json *j, int code, const char *text);
+static inline bool kv_json_failed(const struct kv_json *j)
+{
+    return j->error.code != 0;
+}
+/** After the top-level value: 0, or the sticky error (text after the value is one). */
+int kv_json_finish(struct kv_json *j);
+
+/* -- writer ----------------------------------------------------------------------------------- */
+
+/**
+ * Appends to a kv_buf; commas and quoting are its business, structure is the caller's (asserted in
+ * debug builds). When the buffer passes @flush_at bytes and @flush is set, it is handed over.
+ */
+struct kv_json_writer {
+    struct kv_buf *out;
+    uint64_t has_item;
+    uint32_t depth;
+    bool after_key;
+};
+void kv_json_writer_init(struct kv_json_writer *w, struct kv_buf *out);
+void kv_json_begin_object(struct kv_json_writer *w);
+void kv_json_end_object(struct kv_json_writer *w);
+void kv_json_begin_array(struct kv_json_writer *w);
+void kv_json_end_array(struct kv_json_writer *w);
+void kv_json_key(struct kv_json_writer *w, const char *key);
+void kv_json_key_u64(struct kv_json_writer *w, uint64_t key);
+void kv_json_put_str(struct kv_json_writer *w, const char *text);
+void kv_json_put_strn(struct kv_json_writer *w, const char *text, size_t len);
+void kv_json_put_u64(struct kv_json_writer *w, uint64_t value);
+void kv_json_put_i64(struct kv_json_writer *w, int64_t value);
+void kv_json_put_double(struct kv_json_writer *w, double value); /* shortest form; NaN, Inf: null */
+void kv_json_put_bool(struct kv_json_writer *w, bool value);
+void kv_json_put_null(struct kv_json_writer *w);
+void kv_json_put_raw(struct kv_json_writer *w, const char *text, size_t len);
+
+#endif

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * Levelled, structured logging: a sentence, then key=value pairs.
+ *
+ *     kv_log_warn("indexer", "gap in the event stream", "worker=%" PRIu64 " missing=%" PRIu64, w, n);
+ *     time=2026-01-02T03:04:05.678Z level=warn component=indexer msg="gap in ..." worker=1 missing=7
+ *
+ * The tail is logfmt: values with spaces, quotes or control characters are quoted by kv_log_quote;
+ * with JSON output the same pairs become members. Token ids and secrets are never logged.
+ * Thread-safe: one write per line. A call below the level costs one relaxed load.
+ */
+#ifndef KV_BASE_LOG_H
+#define KV_BASE_LOG_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "base/error.h"
+
+enum kv_log_level { KV_LOG_ERROR, KV_LOG_WARN, KV_LOG_INFO, KV_LOG_DEBUG, KV_LOG_TRACE };
+enum kv_log_format { KV_LOG_LOGFMT, KV_LOG_JSON };
+
+extern _Atomic int kv_log_level_; /* default: warn, so that libraries are quiet */
+
+/** Called with one complete line, no newline. The default sink writes to stderr. */
+typedef void (*kv_log_sink_fn)(void *arg, enum kv_log_level level, const char *line, size_t len);
+
+void kv_log_set_level(enum kv_log_level level);
+void kv_log_set_format(enum kv_log_format format);
+void kv_log_set_sink(kv_log_sink_fn sink, void *arg); /* NULL: stderr. Set before threads start. */
+int kv_log_parse_level(const char *name);             /* a level, or -EINVAL */
+
+/** @fields is a printf format of logfmt pairs, or NULL. */
+void kv_log_emit(enum kv_log_level level, const char *component, const char *message,
+                 const char *fields, ...) KV_PRINTF(4, 5);
+
+/** Quote @text for a logfmt value into @buf (truncated to fit); returns @buf. */
+const char *kv_log_quote(char *buf, size_t size, const char *text);
+
+/** At most @burst lines per second for this call site; what was suppressed is told with the next. */
+struct kv_log_rate {
+    _Atomic unsigned long window; /* second | count, packed */
+    _Atomic unsigned long suppressed;
+};
+bool kv_log_allowed(struct kv_log_rate *rate, unsigned burst);
+
+#define kv_log_(level, component, message, ...)                                                    \
+    do {                                                                                           \
+        if ((int)(level) <= atomic_load_explicit(&kv_log_level_, memory_order_relaxed))            \
+            kv_log_emit(level, component, message, __VA_ARGS__);                                   \
+    } while (0)
+#define kv_log_error(component, message, ...) kv_log_(KV_LOG_ERROR, component, message, __VA_ARGS__)
+#define kv_log_warn(component, message, ...) kv_log_(KV_LOG_WARN, component, message, __VA_ARGS__)
+#define kv_log_info(component, message, ...) kv_log_(KV_LOG_INFO, component, message, __VA_ARGS__)
+#define kv_log_debug(component, message, ...) kv_log_(KV_LOG_DEBUG, component, message, __VA_ARGS__)
+
+#endif

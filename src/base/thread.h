@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+/** Named threads, and an eventfd to stop or wake them. */
+#ifndef KV_BASE_THREAD_H
+#define KV_BASE_THREAD_H
+
+#include <pthread.h>
+#include <stdbool.h>
+
+/**
+ * Start a thread called @name (15 characters at most are kept), all signals blocked in it.
+ * Returns 0 or a negative errno. Every thread is joined by its owner with pthread_join.
+ */
+int kv_thread_start(pthread_t *ret, const char *name, void *(*fn)(void *), void *arg);
+
+/** A wake-up that can be polled. */
+struct kv_wake {
+    int fd; /* readable while signalled; -1 when closed */
+};
+int kv_wake_open(struct kv_wake *wake);
+void kv_wake_close(struct kv_wake *wake);
+void kv_wake_signal(struct kv_wake *wake); /* async-signal-safe */
+void kv_wake_clear(struct kv_wake *wake);
+
+#endif

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * The registry: which models are indexed, which workers feed them, and the listeners that follow
+ * the workers' event streams.
+ *
+ * A model here is a (model_name, tenant_id) pair with its own prefix index and block size; pairs are
+ * isolated from one another. A registration is one (instance_id, dp_rank) with one ZMQ endpoint, and
+ * owns one listener. All functions are thread-safe; none waits for the network.
+ */
+#ifndef KV_INDEXER_REGISTRY_H
+#define KV_INDEXER_REGISTRY_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/args.h"
+#include "base/error.h"
+#include "base/metrics.h"
+#include "kv_index.h"
+
+struct ki_registry;
+
+struct ki_registry_opts {
+    uint32_t threads;                /* event threads; listeners are spread over them */
+    uint32_t max_registrations;      /* refuse more */
+    const struct kv_arg_list *allow; /* --allow-endpoint patterns; empty: every endpoint */
+    struct kv_metrics *metrics;
+    uint64_t replay_timeout_ms; /* a replay that brings nothing for so long is given up */
+    bool start_held;            /* listeners connect but apply nothing until ki_registry_go */
+};
+
+int ki_registry_create(const struct ki_registry_opts *opts, struct ki_registry **ret);
+void ki_registry_destroy(struct ki_registry *registry); /* stops and joins everything */
+void ki_registry_go(struct ki_registry *registry);
+
+/* -- models ------------------------------------------------------------------------------------ */
+
+/** One (model_name, tenant_id). Reference-counted; immutable but for the index behind it. */
+struct ki_model {
+    const char *name;
+    const char *tenant;
+    uint32_t block_size;
+    struct kvi_index *index;
+};
+
+/** NULL when there is none; release with ki_model_release. */
+struct ki_model *ki_registry_model(struct ki_registry *registry, const char *name,
+                                   const char *tenant);
+void ki_model_release(struct ki_model *model);
+
+/** All models, each with a reference; free(*ret) after releasing them. Returns their number. */
+long ki_registry_models(struct ki_registry *registry, struct ki_model ***ret);
+
+/* -- registrations ----------------------------------------------------------------------------- */
+
+struct ki_registration {
+    uint64_t instance;
+    uint32_t rank;
+    uint32_t block_size;
+    const char *endpoint;
+    const char *replay_endpoint; /* NULL: gaps can't be replayed */
+    const char *model;
+    const char *tenant;
+};
+
+/**
+ * Returns 0 or, with @error's text for the client: -EINVAL (endpoint syntax, block size 0), -EACCES
+ * (endpoint not allowed), -EEXIST (rank already registered, block size or owner conflict), -ENOSPC.
+ */
+int ki_registry_register(struct ki_registry *registry, const struct ki_registration *registration,
+                         struct kv_error *error);
+
+/**
+ * Remove one rank (@rank not NULL) or the whole instance, from @tenant or (NULL) from all tenants of
+ * @model. Its blocks leave the index; the position in its stream is remembered. Returns 0 or -ENOENT.
+ */
+int ki_registry_unregister(struct ki_registry *registry, uint64_t instance, const char *model,
+                           const char *tenant, const uint32_t *rank, struct kv_error *error);
+
+enum ki_listener_status { KI_PENDING, KI_ACTIVE, KI_REPLAYING, KI_PAUSED, KI_FAILED };
+const char *ki_listener_status_name(enum ki_listener_status status);
+
+/** A snapshot of one registration, for GET /workers and the metrics. Strings are owned by the list. */
+struct ki_worker_info {
+    uint64_t instance;
+    uint32_t rank;
+    uint32_t block_size;
+    char *endpoint;
+    char *replay_endpoint; /* or NULL */
+    char *model;
+    char *tenant;
+    enum ki_listener_status status;
+    char *last_error;          /* or NULL */
+    bool has_sequence;
+    uint64_t last_sequence;    /* of the last batch applied */
+    uint64_t last_event_ns;    /* wall clock; 0: none yet */
+    uint64_t batches, events, blocks; /* applied */
+    uint64_t gaps, missed_batches, replayed_batches, restarts, orphans;
+    bool partial; /* events are known to be missing: the view may be incomplete */
+};
+/** Sorted by instance, then rank. Returns the number, or -ENOMEM. */
+long ki_registry_workers(struct ki_registry *registry, struct ki_worker_info **ret);
+void ki_worker_infos_free(struct ki_worker_info *infos, long n);
+
+/** Test hooks: stop and go on reading a listener's stream. @rank NULL: all ranks of the instance.
+ * Returns 0, -ENOENT, or -EALREADY when it is in that state. */
+int ki_registry_pause(struct ki_registry *registry, uint64_t instance, const uint32_t *rank);
+int ki_registry_resume(struct ki_registry *registry, uint64_t instance, const uint32_t *rank);
+
+/* -- snapshots for peers ------------------------------------------------------------------------ */
+
+/** How far a rank's stream has been applied; travels with a dump (docs/formats.md). */
+struct ki_watermark {
+    struct kv_holder holder;
+    uint64_t sequence;
+};
+/** Watermarks of all streams that feed @model. free(*ret). */
+long ki_registry_watermarks(struct ki_registry *registry, const struct ki_model *model,
+                            struct ki_watermark **ret);
+
+/**
+ * Put a complete index, built from a peer's dump, in place of the model's (still empty) one, with the
+ * positions at which live streams go on. Takes @index over on success. -EEXIST: another block size.
+ */
+int ki_registry_adopt(struct ki_registry *registry, const char *model, const char *tenant,
+                      uint32_t block_size, struct kvi_index *index,
+                      const struct ki_watermark *watermarks, size_t n, struct kv_error *error);
+
+#endif

@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# Every benchmark: one JSON line per figure on standard output.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+status=0
+for bench in build/bench/*_bench; do
+    echo "== $(basename "$bench")" >&2
+    "$bench" || status=1
+done
+exit $status

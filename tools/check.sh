@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Static checks. --fix-format rewrites instead of checking. Tools of another version than the
+# project's (clang 14, Debian 12) judge differently, so the version-bound checks are then left out aloud.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+mapfile -t sources < <(git ls-files 'src/*.[ch]' 'include/*.h' 'tests/*.[ch]' 'bench/*.[ch]' 'fuzz/*.[ch]' 'examples/*.[ch]' 'plugins/*.[ch]')
+mapfile -t units < <(git ls-files 'src/*.c' 'plugins/*.c')
+mapfile -t scripts < <(git ls-files '*.sh' dev .ci/run)
+
+formatter=$(command -v clang-format-14 || command -v clang-format)
+if [ "${1:-}" = --fix-format ]; then
+    exec "$formatter" -i "${sources[@]}"
+fi
+
+bad=0
+step() { # step NAME COMMAND...: run it quietly, show its output only when it fails
+    local name=$1 log; shift
+    log=$(mktemp)
+    if "$@" >"$log" 2>&1; then echo "ok      $name"; else echo "FAILED  $name"; head -n 60 "$log"; bad=$((bad + 1)); fi
+    rm -f "$log"
+}
+
+if "$formatter" --version | grep -q 'version 14\.'; then
+    step format "$formatter" --dry-run -Werror "${sources[@]}"
+else
+    echo "skipped format (needs clang-format 14)"
+fi
+step rooms tools/check-rooms.py
+step public-tree tools/check-tree.py
+step shellcheck shellcheck "${scripts[@]}"
+step cppcheck cppcheck --quiet --error-exitcode=1 --inline-suppr --std=c11 -j "$(nproc)" -Iinclude -Isrc \
+    --enable=warning,portability --suppress=missingIncludeSystem --suppress=unknownMacro "${units[@]}"
+cmake --preset release >/dev/null || exit 1
+if clang-tidy --version | grep -q 'version 14\.'; then
+    step clang-tidy xargs -P "$(nproc)" -n 4 clang-tidy -p build --quiet < <(printf '%s\n' "${units[@]}")
+else
+    echo "skipped clang-tidy (needs version 14)"
+fi
+exit $((bad > 0))

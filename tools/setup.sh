@@ -1,0 +1,45 @@
+#!/bin/sh
+# Installs the Debian packages that a target needs and that are missing; prints the line to run when
+# it isn't root. Usage: tools/setup.sh [TARGET]
+set -eu
+
+build='build-essential cmake pkg-config libzmq3-dev libmicrohttpd-dev libcurl4-openssl-dev libsystemd-dev libxxhash-dev libcmocka-dev'
+test='clang libclang-rt-dev python3 python3-zmq python3-msgpack curl openssl procps libmsgpack-dev'
+check='clang-format clang-tidy cppcheck shellcheck git python3'
+bench='wrk'
+
+case "${1:-build}" in
+    test) wanted="$build $test" ;;
+    check | format) wanted="$build $check" ;;
+    fuzz) wanted="$build clang libclang-rt-dev" ;;
+    bench) wanted="$build $bench" ;;
+    coverage) wanted="$build gcovr" ;;
+    all) wanted="$build $test $check $bench" ;;
+    clean) exit 0 ;;
+    *) wanted=$build ;;
+esac
+
+command -v dpkg-query >/dev/null || {
+    echo "kvasir: not a Debian system; needed (Debian names): $wanted" >&2
+    exit 0
+}
+missing=
+for package in $wanted; do
+    status=$(dpkg-query -W -f '${Status}' "$package" 2>/dev/null || true)
+    [ "$status" = 'install ok installed' ] || missing="$missing $package"
+done
+[ -n "$missing" ] || exit 0
+
+if [ "$(id -u)" != 0 ]; then
+    echo "kvasir: packages are missing. Run this, then try again:" >&2
+    echo "  sudo apt-get install --no-install-recommends$missing" >&2
+    exit 1
+fi
+echo "kvasir: installing$missing"
+log=$(mktemp)
+# shellcheck disable=SC2086 # the list is meant to split
+if ! { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $missing; } >"$log" 2>&1; then
+    tail -n 20 "$log" >&2
+    exit 1
+fi
+rm -f "$log"

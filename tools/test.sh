@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Every test in every build that matters; closes with `N passed, N failed`.
+# KV_TEST_BUILDS="release asan tsan" and KV_FUZZ_SECONDS=3 choose less or more.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+builds=${KV_TEST_BUILDS:-release asan tsan}
+fuzz_seconds=${KV_FUZZ_SECONDS:-3}
+passed=0 failed=0
+broken=()
+
+for preset in $builds; do
+    echo "== $preset"
+    if ! make --no-print-directory build PRESET="$preset"; then
+        broken+=("$preset does not build"); failed=$((failed + 1)); continue
+    fi
+    dir=build; [ "$preset" = release ] || dir=build/$preset
+    # Tests that time things or start many processes want a core each.
+    ctest --test-dir "$dir" --output-on-failure -j "$(nproc)" --timeout 300 --output-log "$dir/test.log"
+    summary=$(grep -E '^[0-9]+% tests passed' "$dir/test.log" | tail -n 1)
+    bad=$(sed -n 's/.*, \([0-9]*\) tests failed out of .*/\1/p' <<<"$summary")
+    all=$(sed -n 's/.* tests failed out of \([0-9]*\).*/\1/p' <<<"$summary")
+    [ -n "$all" ] || { broken+=("$preset ran no test"); failed=$((failed + 1)); continue; }
+    failed=$((failed + bad)); passed=$((passed + all - bad))
+    [ "$bad" = 0 ] || broken+=("$preset: $bad of $all tests")
+done
+
+if [ "$fuzz_seconds" -gt 0 ]; then
+    echo "== fuzz, $fuzz_seconds s a target"
+    while read -r verdict name; do
+        case $verdict in
+            ok) passed=$((passed + 1)) ;;
+            *) failed=$((failed + 1)); broken+=("fuzz target $name") ;;
+        esac
+    done < <(tools/fuzz.sh "$fuzz_seconds" | tee /dev/stderr | sed -n 's/^\(ok\|FAILED\) \(.*\)/\1 \2/p')
+fi
+
+[ ${#broken[@]} -eq 0 ] || printf 'failed: %s\n' "${broken[@]}"
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
