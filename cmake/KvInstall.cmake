@@ -4,6 +4,10 @@ include(CMakePackageConfigHelpers)
 get_property(libraries GLOBAL PROPERTY KV_LIBRARIES)
 get_property(programs GLOBAL PROPERTY KV_PROGRAMS)
 
+if(NOT libraries OR NOT programs)
+  return()
+endif()
+
 install(TARGETS ${programs} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(TARGETS ${libraries} EXPORT kvasir LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(FILES ${KV_PUBLIC_HEADERS} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
