@@ -1,0 +1,75 @@
+#!/usr/bin/env bash
+# make install below DESTDIR; then a C and a C++ program built through pkg-config and through CMake run
+# against what was installed; exported symbols are only the public ones; uninstall leaves no file.
+set -euo pipefail
+build=${KV_BUILD_DIR:?} source=${KV_SOURCE_DIR:?}
+[ -z "${KV_SANITIZE:-}" ] || { echo 'skipped: sanitized libraries are not for installing'; exit 77; }
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+export DESTDIR=$work/root
+cmake --install "$build" >"$work/install.log"
+prefix=$(sed -n 's/^CMAKE_INSTALL_PREFIX:PATH=//p' "$build/CMakeCache.txt")
+root=$DESTDIR$prefix
+
+for program in kv-indexer kvasir; do
+    "$root/bin/$program" --version
+done
+
+pc=$(dirname "$(find "$root" -name kvevent.pc)")
+libdir=$(dirname "$pc")
+for library in kvevent kvindex; do
+    test -L "$libdir/lib$library.so"
+    readelf -d "$libdir/lib$library.so" | grep -q "SONAME.*lib$library\.so\.0"
+    foreign=$(nm -D --defined-only "$libdir/lib$library.so" | awk '{print $3}' | grep -vE '^kv[ei]_' || true)
+    [ -z "$foreign" ] || { echo "lib$library exports: $foreign"; exit 1; }
+done
+
+cat >"$work/user.c" <<'TEXT'
+#include <kv_event.h>
+#include <kv_index.h>
+#include <stdio.h>
+
+int main(void)
+{
+    struct kvi_index *index = NULL;
+    struct kvi_matches found = {0};
+    struct kv_holder holder = {7, 0};
+    uint32_t tokens[] = {0, 1, 2, 3};
+    uint64_t local = kve_hash_block(KVE_SEED, tokens, 4, NULL, 0);
+    struct kv_block block = {42, local};
+
+    if (local != UINT64_C(9143094415614847814) || kvi_create(NULL, &index) != 0)
+        return 1;
+    if (kvi_store(index, holder, KV_TIER_DEVICE, NULL, &block, 1, NULL) != 0 ||
+        kvi_find(index, &local, 1, &found) != 0 || found.n != 1)
+        return 2;
+    kvi_matches_fini(&found);
+    kvi_destroy(index);
+    puts("works");
+    return 0;
+}
+TEXT
+cp "$work/user.c" "$work/user.cc"
+export PKG_CONFIG_PATH=$pc PKG_CONFIG_SYSROOT_DIR=$DESTDIR LD_LIBRARY_PATH=$libdir
+read -ra flags < <(pkg-config --cflags --libs kvevent kvindex | tr '\n' ' ')
+cc -std=c11 "$work/user.c" -o "$work/user-c" "${flags[@]}"
+c++ -std=c++17 "$work/user.cc" -o "$work/user-cc" "${flags[@]}"
+"$work/user-c" && "$work/user-cc"
+
+mkdir "$work/consumer"
+cp "$work/user.c" "$work/consumer/"
+cat >"$work/consumer/CMakeLists.txt" <<'TEXT'
+cmake_minimum_required(VERSION 3.22)
+project(consumer C)
+find_package(kvasir 0.1 REQUIRED)
+add_executable(user user.c)
+target_link_libraries(user kvasir::kvevent kvasir::kvindex)
+TEXT
+DESTDIR='' cmake -S "$work/consumer" -B "$work/consumer/build" -DCMAKE_PREFIX_PATH="$root" >"$work/cmake.log"
+DESTDIR='' cmake --build "$work/consumer/build" >>"$work/cmake.log"
+"$work/consumer/build/user"
+
+cmake --build "$build" --target uninstall >"$work/uninstall.log"
+left=$(find "$root" \( -type f -o -type l \) | head)
+[ -z "$left" ] || { echo "left after uninstall: $left"; exit 1; }
+echo 'install, use and uninstall: ok'
