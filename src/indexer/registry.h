@@ -3,9 +3,9 @@
  * The registry: which models are indexed, which workers feed them, and the listeners that follow
  * the workers' event streams.
  *
- * A model here is a (model_name, tenant_id) pair with its own prefix index and block size; pairs are
- * isolated from one another. A registration is one (instance_id, dp_rank) with one ZMQ endpoint, and
- * owns one listener. All functions are thread-safe; none waits for the network.
+ * A model here is a (model_name, tenant_id) pair with its own prefix index and block size; pairs
+ * are isolated from one another. A registration is one (instance_id, dp_rank) with one ZMQ
+ * endpoint, and owns one listener. All functions are thread-safe; none waits for the network.
  */
 #ifndef KV_INDEXER_REGISTRY_H
 #define KV_INDEXER_REGISTRY_H
@@ -15,17 +15,16 @@
 
 #include "base/args.h"
 #include "base/error.h"
-#include "base/metrics.h"
+#include "kv_event.h"
 #include "kv_index.h"
 
 struct ki_registry;
 
 struct ki_registry_opts {
-    uint32_t threads;                /* event threads; listeners are spread over them */
-    uint32_t max_registrations;      /* refuse more */
-    const struct kv_arg_list *allow; /* --allow-endpoint patterns; empty: every endpoint */
-    struct kv_metrics *metrics;
-    uint64_t replay_timeout_ms; /* a replay that brings nothing for so long is given up */
+    uint32_t threads;                /* event threads; listeners are spread over them. 0: 4 */
+    uint32_t max_registrations;      /* refuse more; 0: 4096 */
+    const struct kv_arg_list *allow; /* --allow-endpoint patterns; NULL, empty: every endpoint */
+    uint64_t replay_timeout_ms; /* a replay that brings nothing for so long is given up; 0: 5000 */
     bool start_held;            /* listeners connect but apply nothing until ki_registry_go */
 };
 
@@ -35,7 +34,11 @@ void ki_registry_go(struct ki_registry *registry);
 
 /* -- models ------------------------------------------------------------------------------------ */
 
-/** One (model_name, tenant_id). Reference-counted; immutable but for the index behind it. */
+/**
+ * One (model_name, tenant_id). Reference-counted and immutable (the index behind it is not):
+ * adopting a peer's index replaces the model, and holders of the old one finish with the old one. A
+ * model goes when its last registration has left and its index is empty.
+ */
 struct ki_model {
     const char *name;
     const char *tenant;
@@ -64,23 +67,35 @@ struct ki_registration {
 };
 
 /**
- * Returns 0 or, with @error's text for the client: -EINVAL (endpoint syntax, block size 0), -EACCES
- * (endpoint not allowed), -EEXIST (rank already registered, block size or owner conflict), -ENOSPC.
+ * Checked in this order: endpoint syntax, block size 0 (-EINVAL), endpoint not allowed (-EACCES),
+ * the instance belongs to another model or tenant, its rank is registered, the model has another
+ * block size (all -EEXIST), too many registrations (-ENOSPC), -ENOMEM. @error has the text for the
+ * client. Nothing is left behind by a refusal. Returns 0 or one of those.
  */
 int ki_registry_register(struct ki_registry *registry, const struct ki_registration *registration,
                          struct kv_error *error);
 
 /**
- * Remove one rank (@rank not NULL) or the whole instance, from @tenant or (NULL) from all tenants of
- * @model. Its blocks leave the index; the position in its stream is remembered. Returns 0 or -ENOENT.
+ * Remove one rank (@rank not NULL) or the whole instance, from @tenant or (NULL) whatever its
+ * tenant. Its blocks have left the index when this returns, of a whole instance (or its last rank)
+ * also those of ranks that were never registered; the position in its stream is remembered. An
+ * instance known only from a peer's dump can be removed too. Returns 0, or -ENOENT with @error's
+ * text.
  */
 int ki_registry_unregister(struct ki_registry *registry, uint64_t instance, const char *model,
                            const char *tenant, const uint32_t *rank, struct kv_error *error);
 
-enum ki_listener_status { KI_PENDING, KI_ACTIVE, KI_REPLAYING, KI_PAUSED, KI_FAILED };
+enum ki_listener_status {
+    KI_PENDING,   /* not connected yet, or held until recovery is over */
+    KI_ACTIVE,    /* following the stream */
+    KI_REPLAYING, /* fetching missed batches; live ones wait */
+    KI_PAUSED,
+    KI_FAILED /* can't connect; tried again. last_error says why */
+};
 const char *ki_listener_status_name(enum ki_listener_status status);
 
-/** A snapshot of one registration, for GET /workers and the metrics. Strings are owned by the list. */
+/** A snapshot of one registration, for GET /workers and the metrics. Strings are owned by the list.
+ */
 struct ki_worker_info {
     uint64_t instance;
     uint32_t rank;
@@ -90,37 +105,56 @@ struct ki_worker_info {
     char *model;
     char *tenant;
     enum ki_listener_status status;
-    char *last_error;          /* or NULL */
+    char *last_error; /* or NULL */
     bool has_sequence;
-    uint64_t last_sequence;    /* of the last batch applied */
-    uint64_t last_event_ns;    /* wall clock; 0: none yet */
-    uint64_t batches, events, blocks; /* applied */
-    uint64_t gaps, missed_batches, replayed_batches, restarts, orphans;
+    uint64_t last_sequence;              /* of the last batch applied */
+    uint64_t last_event_ns;              /* wall clock; 0: none yet */
+    uint64_t batches, events, blocks;    /* applied (blocks: stored and removed) */
+    uint64_t bytes;                      /* of their payloads */
+    uint64_t gaps, missed_batches;       /* gaps seen; batches that no replay brought back */
+    uint64_t replays, failed_replays;    /* asked for; given up */
+    uint64_t replayed_batches, overruns; /* overruns: the publisher's ring no longer had them */
+    uint64_t restarts;                   /* the engine started over: its blocks were forgotten */
+    uint64_t duplicates;                 /* batches dropped because they were applied before */
+    uint64_t malformed;                  /* messages and payloads that can't be understood */
+    uint64_t orphans;                    /* stored events whose parent this rank doesn't have */
+    uint64_t rejected;                   /* stored events that the index refused (full, invalid) */
+    uint64_t skipped[KVE_N_SKIPS];       /* events left out by the reader, by reason */
     bool partial; /* events are known to be missing: the view may be incomplete */
 };
 /** Sorted by instance, then rank. Returns the number, or -ENOMEM. */
 long ki_registry_workers(struct ki_registry *registry, struct ki_worker_info **ret);
 void ki_worker_infos_free(struct ki_worker_info *infos, long n);
 
-/** Test hooks: stop and go on reading a listener's stream. @rank NULL: all ranks of the instance.
- * Returns 0, -ENOENT, or -EALREADY when it is in that state. */
+/**
+ * Test hooks: pause disconnects a listener from its stream, so that what is published meanwhile is
+ * lost to it; resume connects again. @rank NULL: all ranks of the instance. Returns 0, -ENOENT, or
+ * -EALREADY when it (all of them) is in that state.
+ */
 int ki_registry_pause(struct ki_registry *registry, uint64_t instance, const uint32_t *rank);
 int ki_registry_resume(struct ki_registry *registry, uint64_t instance, const uint32_t *rank);
 
-/* -- snapshots for peers ------------------------------------------------------------------------ */
+/* -- snapshots for peers ------------------------------------------------------------------------
+ */
 
 /** How far a rank's stream has been applied; travels with a dump (docs/formats.md). */
 struct ki_watermark {
     struct kv_holder holder;
     uint64_t sequence;
+    double timestamp; /* of that batch, as its publisher stamped it; 0: it didn't */
+    bool partial;     /* what the stream brought is known to be incomplete */
 };
-/** Watermarks of all streams that feed @model. free(*ret). */
+/**
+ * Watermarks of all streams that feed @model. Take them before the dump: then the dump has at least
+ * what they say. free(*ret). Returns their number or -ENOMEM.
+ */
 long ki_registry_watermarks(struct ki_registry *registry, const struct ki_model *model,
                             struct ki_watermark **ret);
 
 /**
- * Put a complete index, built from a peer's dump, in place of the model's (still empty) one, with the
- * positions at which live streams go on. Takes @index over on success. -EEXIST: another block size.
+ * Put a complete index, built from a peer's dump, in place of the model's (still empty) one, with
+ * the positions at which live streams go on. The registry must still be held. Takes @index over on
+ * success. -EEXIST: the model has another block size, or blocks already.
  */
 int ki_registry_adopt(struct ki_registry *registry, const char *model, const char *tenant,
                       uint32_t block_size, struct kvi_index *index,
