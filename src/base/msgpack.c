@@ -353,37 +353,25 @@ static bool span(struct kv_msgpack *m, uint64_t *ret_bytes, uint64_t *ret_values
     return true;
 }
 
-/* An explicit stack: open[d] values are still due in the container at depth d. */
+/*
+ * One number instead of a stack: how many values are still due, at whatever depth. Each needs a
+ * byte at least, which refuses every header that promises more than there is.
+ */
 void kv_msgpack_skip(struct kv_msgpack *m)
 {
-    uint64_t open[KV_MSGPACK_MAX_DEPTH + 1];
-    unsigned depth = 0;
+    uint64_t due = 1;
     uint64_t bytes, values;
 
-    open[0] = 1;
-    for (;;) {
-        while (!open[depth]) {
-            if (!depth--)
-                return;
-        }
-        open[depth]--;
+    do {
         if (first_byte(m) < 0 || !span(m, &bytes, &values) || !has(m, bytes))
             return;
-        if (!values) {
-            m->p += bytes;
-            continue;
-        }
-        if (depth == KV_MSGPACK_MAX_DEPTH) {
-            kv_msgpack_fail(m, -EPROTO, "nested too deeply");
-            return;
-        }
-        if (left(m) - bytes < values) {
+        due += values - 1;
+        if (KV_UNLIKELY(left(m) - bytes < due)) {
             kv_msgpack_fail(m, -EPROTO, "says it has more elements than bytes follow");
             return;
         }
         m->p += bytes;
-        open[++depth] = values;
-    }
+    } while (due);
 }
 
 /* -- token ids -----------------------------------------------------------------------------------

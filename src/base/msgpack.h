@@ -3,8 +3,9 @@
  * A pull msgpack reader and a writer.
  *
  * The reader hands out values in order from one buffer. Lengths are checked against what is left
- * before anything is believed (an array of n elements needs at least n bytes), nesting is bounded,
- * nothing is allocated. Errors stick, as in json.h. Strings and binaries point into the input.
+ * before anything is believed (an array of n elements needs at least n bytes), nothing is
+ * allocated, and nesting of any depth is passed over without recursion. Errors stick, as in json.h.
+ * Strings and binaries point into the input.
  */
 #ifndef KV_BASE_MSGPACK_H
 #define KV_BASE_MSGPACK_H
@@ -15,8 +16,6 @@
 
 #include "base/buf.h"
 #include "base/json.h" /* struct kv_str */
-
-#define KV_MSGPACK_MAX_DEPTH 32
 
 enum kv_msgpack_type {
     KV_MSGPACK_NONE, /* end of input, or an error */
@@ -52,7 +51,8 @@ struct kv_str kv_msgpack_str(struct kv_msgpack *m);
 struct kv_str kv_msgpack_bin(struct kv_msgpack *m);
 void kv_msgpack_skip(struct kv_msgpack *m); /* one value, with all that is in it */
 
-/** @n elements that must be integers 0..2^32-1, appended to @ret (room for @n). Fast path for tokens. */
+/** @n elements that must be integers 0..2^32-1, appended to @ret (room for @n). Fast path for
+ * tokens. */
 bool kv_msgpack_u32s(struct kv_msgpack *m, uint32_t n, uint32_t *ret);
 
 static inline bool kv_msgpack_failed(const struct kv_msgpack *m)
@@ -61,7 +61,8 @@ static inline bool kv_msgpack_failed(const struct kv_msgpack *m)
 }
 void kv_msgpack_fail(struct kv_msgpack *m, int code, const char *text);
 
-/* -- writer: appends the shortest encoding of each value ----------------------------------------- */
+/* -- writer: appends the shortest encoding of each value -----------------------------------------
+ */
 void kv_msgpack_put_nil(struct kv_buf *out);
 void kv_msgpack_put_bool(struct kv_buf *out, bool value);
 void kv_msgpack_put_u64(struct kv_buf *out, uint64_t value);
