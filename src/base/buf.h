@@ -15,11 +15,14 @@ struct kv_buf {
     char *data; /* not NUL-terminated; see kv_buf_cstr */
     size_t len;
     size_t capacity;
-    size_t limit; /* refuse to grow beyond (-EMSGSIZE); 0: none */
+    size_t limit; /* refuse a len beyond (-EMSGSIZE); 0: none */
     int error;    /* 0 or the first negative errno */
 };
 
-#define KV_BUF_INIT {0}
+#define KV_BUF_INIT \
+    {               \
+        0           \
+    }
 
 void kv_buf_fini(struct kv_buf *buf);  /* frees the memory; ready for use again */
 void kv_buf_clear(struct kv_buf *buf); /* keeps the memory, forgets contents and error */
@@ -30,6 +33,8 @@ void kv_buf_putc(struct kv_buf *buf, char c);
 void kv_buf_printf(struct kv_buf *buf, const char *fmt, ...) KV_PRINTF(2, 3);
 void kv_buf_put_u64(struct kv_buf *buf, uint64_t value); /* decimal; fast */
 void kv_buf_put_i64(struct kv_buf *buf, int64_t value);
+/** The shortest decimal that reads back as the same finite double: 0.0001, 1, 1e+100. */
+void kv_buf_put_double(struct kv_buf *buf, double value);
 /** The contents as a C string (a NUL is kept behind them); "" when empty or failed. */
 const char *kv_buf_cstr(struct kv_buf *buf);
 

@@ -2,12 +2,16 @@
 /**
  * Levelled, structured logging: a sentence, then key=value pairs.
  *
- *     kv_log_warn("indexer", "gap in the event stream", "worker=%" PRIu64 " missing=%" PRIu64, w, n);
- *     time=2026-01-02T03:04:05.678Z level=warn component=indexer msg="gap in ..." worker=1 missing=7
+ *     kv_log_warn("indexer", "gap in the event stream", "worker=%" PRIu64 " missing=%" PRIu64, w,
+ * n); time=2026-01-02T03:04:05.678Z level=warn component=indexer msg="gap in ..." worker=1
+ * missing=7
  *
  * The tail is logfmt: values with spaces, quotes or control characters are quoted by kv_log_quote;
- * with JSON output the same pairs become members. Token ids and secrets are never logged.
- * Thread-safe: one write per line. A call below the level costs one relaxed load.
+ * with JSON output the same pairs become members (unquoted numbers, true and false keep their
+ * type). A line holds at most KV_LOG_MAX_LINE bytes: pairs that don't fit are left out whole and
+ * the line ends with truncated=true. It never contains a control character or invalid UTF-8,
+ * whatever is logged. Token ids and secrets are never logged. Thread-safe: one write per line. A
+ * call below the level costs one relaxed load.
  */
 #ifndef KV_BASE_LOG_H
 #define KV_BASE_LOG_H
@@ -20,6 +24,8 @@
 
 enum kv_log_level { KV_LOG_ERROR, KV_LOG_WARN, KV_LOG_INFO, KV_LOG_DEBUG, KV_LOG_TRACE };
 enum kv_log_format { KV_LOG_LOGFMT, KV_LOG_JSON };
+
+#define KV_LOG_MAX_LINE 4096
 
 extern _Atomic int kv_log_level_; /* default: warn, so that libraries are quiet */
 
@@ -38,17 +44,20 @@ void kv_log_emit(enum kv_log_level level, const char *component, const char *mes
 /** Quote @text for a logfmt value into @buf (truncated to fit); returns @buf. */
 const char *kv_log_quote(char *buf, size_t size, const char *text);
 
-/** At most @burst lines per second for this call site; what was suppressed is told with the next. */
+/**
+ * At most @burst lines per second for this call site; how many were suppressed is added to the next
+ * line of this thread (suppressed=N), so ask right before logging.
+ */
 struct kv_log_rate {
     _Atomic unsigned long window; /* second | count, packed */
     _Atomic unsigned long suppressed;
 };
 bool kv_log_allowed(struct kv_log_rate *rate, unsigned burst);
 
-#define kv_log_(level, component, message, ...)                                                    \
-    do {                                                                                           \
-        if ((int)(level) <= atomic_load_explicit(&kv_log_level_, memory_order_relaxed))            \
-            kv_log_emit(level, component, message, __VA_ARGS__);                                   \
+#define kv_log_(level, component, message, ...)                                         \
+    do {                                                                                \
+        if ((int)(level) <= atomic_load_explicit(&kv_log_level_, memory_order_relaxed)) \
+            kv_log_emit(level, component, message, __VA_ARGS__);                        \
     } while (0)
 #define kv_log_error(component, message, ...) kv_log_(KV_LOG_ERROR, component, message, __VA_ARGS__)
 #define kv_log_warn(component, message, ...) kv_log_(KV_LOG_WARN, component, message, __VA_ARGS__)

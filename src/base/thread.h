@@ -16,7 +16,7 @@ int kv_thread_start(pthread_t *ret, const char *name, void *(*fn)(void *), void 
 struct kv_wake {
     int fd; /* readable while signalled; -1 when closed */
 };
-int kv_wake_open(struct kv_wake *wake);
+int kv_wake_open(struct kv_wake *wake); /* 0 or a negative errno; fd is -1 then */
 void kv_wake_close(struct kv_wake *wake);
 void kv_wake_signal(struct kv_wake *wake); /* async-signal-safe */
 void kv_wake_clear(struct kv_wake *wake);

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/thread.h"
+
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "base/error.h"
+
+struct start {
+    void *(*fn)(void *);
+    void *arg;
+    char name[16];
+};
+
+static void *run(void *arg)
+{
+    struct start start = *(struct start *)arg;
+
+    free(arg);
+    pthread_setname_np(pthread_self(), start.name);
+    return start.fn(start.arg);
+}
+
+int kv_thread_start(pthread_t *ret, const char *name, void *(*fn)(void *), void *arg)
+{
+    struct start *start = malloc(sizeof(*start));
+    sigset_t all, old;
+    pthread_t thread;
+    int rc;
+
+    if (!start)
+        return -ENOMEM;
+    start->fn = fn;
+    start->arg = arg;
+    snprintf(start->name, sizeof(start->name), "%.15s", name);
+
+    /* The mask is inherited: no signal may arrive between the thread's birth and its own masking.
+     */
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    rc = pthread_create(&thread, NULL, run, start);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (rc != 0) {
+        free(start);
+        return -rc;
+    }
+    *ret = thread;
+    return 0;
+}
+
+int kv_wake_open(struct kv_wake *wake)
+{
+    wake->fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    return wake->fd < 0 ? -errno : 0;
+}
+
+void kv_wake_close(struct kv_wake *wake)
+{
+    if (wake->fd >= 0)
+        close(wake->fd);
+    wake->fd = -1;
+}
+
+void kv_wake_signal(struct kv_wake *wake)
+{
+    int saved = errno; /* may run in a signal handler */
+    uint64_t one = 1;
+    ssize_t n;
+
+    /* It fails only when the counter is full, and then the wake-up is pending anyway. */
+    do {
+        n = write(wake->fd, &one, sizeof(one));
+    } while (n < 0 && errno == EINTR);
+    errno = saved;
+}
+
+void kv_wake_clear(struct kv_wake *wake)
+{
+    uint64_t count;
+    ssize_t n;
+
+    do {
+        n = read(wake->fd, &count, sizeof(count));
+    } while (n < 0 && errno == EINTR);
+}
