@@ -377,29 +377,97 @@ void kv_msgpack_skip(struct kv_msgpack *m)
 /* -- token ids -----------------------------------------------------------------------------------
  */
 
-static bool u32s_slow(struct kv_msgpack *m, uint32_t n, uint32_t *ret)
+/*
+ * Token ids mix widths of 1, 2, 3 and 5 bytes unpredictably, which costs a mispredicted branch
+ * every other token when each first byte decides a jump. So sixteen tokens at a time: what a token
+ * starting at each of the next 80 bytes would take is worked out for all bytes at once, in vectors;
+ * then the walk is one dependent load and one addition a token, and its value two shifts of the
+ * eight bytes there.
+ */
+#define RUN 16
+#define RUN_BYTES (RUN * 5) /* the most that they take */
+#define RUN_READ (RUN_BYTES + 8)
+
+typedef uint8_t bytes16 __attribute__((vector_size(16)));
+
+/* What each byte would take as the first of a token; 0: it isn't the first byte of one. */
+static inline void token_widths(const uint8_t *p, uint8_t *ret)
 {
-    uint32_t i;
+    bytes16 b, widths;
 
-    for (i = 0; i < n; i++) {
-        const uint8_t *before = m->p;
-        uint64_t value = kv_msgpack_u64(m);
+    memcpy(&b, p, sizeof(b));
+    widths = ((bytes16)(b < 0x80) & 1) | ((bytes16)(b == 0xcc) & 2) | ((bytes16)(b == 0xcd) & 3) |
+             ((bytes16)(b == 0xce) & 5);
+    memcpy(ret, &widths, sizeof(widths));
+}
 
-        if (kv_msgpack_failed(m))
-            return false;
-        if (value > UINT32_MAX) {
-            m->p = before;
-            kv_msgpack_fail(m, -ERANGE, "a number above 2^32-1");
-            return false;
-        }
-        ret[i] = (uint32_t)value;
+/* RUN tokens from @p, of which RUN_READ bytes may be read. Returns what they take, 0: not only
+ * tokens. */
+static unsigned take_run(const uint8_t *p, uint32_t *ret)
+{
+    /* By width: how far the value is from the top of the eight bytes, and how many bits are below
+     * it. */
+    static const uint8_t above[8] = {[2] = 8, [3] = 8, [5] = 8};
+    static const uint8_t below[8] = {[1] = 56, [2] = 56, [3] = 48, [5] = 32};
+    uint8_t widths[RUN_BYTES];
+    unsigned at = 0, wrong = 0;
+
+    for (unsigned i = 0; i < RUN_BYTES; i += 16)
+        token_widths(p + i, widths + i);
+    for (unsigned i = 0; i < RUN; i++) {
+        unsigned width = widths[at];
+        uint64_t word;
+
+        memcpy(&word, p + at, sizeof(word));
+        word = be64toh(word);
+        ret[i] = (uint32_t)((word << above[width]) >> below[width]);
+        wrong |= width - 1;
+        at += width;
     }
+    return wrong >> 31 ? 0 : at;
+}
+
+/* Any integer form, in range. */
+static bool take_u32(struct kv_msgpack *m, uint32_t *ret)
+{
+    const uint8_t *before = m->p;
+    uint64_t value = kv_msgpack_u64(m);
+
+    if (kv_msgpack_failed(m))
+        return false;
+    if (value > UINT32_MAX) {
+        m->p = before;
+        kv_msgpack_fail(m, -ERANGE, "a number above 2^32-1");
+        return false;
+    }
+    *ret = (uint32_t)value;
     return true;
 }
 
 bool kv_msgpack_u32s(struct kv_msgpack *m, uint32_t n, uint32_t *ret)
 {
-    return u32s_slow(m, n, ret);
+    uint32_t i = 0;
+
+    while (i < n) {
+        unsigned taken = 0;
+        uint32_t stop = n;
+
+        if (n - i >= RUN) {
+            if (left(m) >= RUN_READ)
+                taken = take_run(m->p, ret + i);
+            stop = i + RUN;
+        }
+        if (taken) {
+            m->p += taken;
+            i = stop;
+            continue;
+        }
+        for (; i < stop; i++) {
+            if (!take_u32(m, ret + i))
+                return false;
+        }
+    }
+    return true;
 }
 
 /* -- writer --------------------------------------------------------------------------------------
