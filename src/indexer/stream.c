@@ -1,0 +1,554 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "indexer/stream.h"
+
+#include <math.h>
+#include <string.h>
+
+/* vLLM, SGLang and TensorRT-LLM number their first batch 0, the Mooncake master 1. */
+#define FIRST_SEQUENCE_MAX 1
+
+/* After a restart, how long to look out for the old numbering going on, and how often it may. */
+#define MERGE_WATCH 256
+#define MERGE_STRIKES 4
+
+void ki_stream_init(struct ki_stream *s, const struct ki_stream_opts *opts)
+{
+    memset(s, 0, sizeof(*s));
+    s->opts = *opts;
+}
+
+void ki_stream_seed(struct ki_stream *s, uint64_t sequence, double timestamp, bool partial)
+{
+    s->has_position = true;
+    s->position = sequence;
+    s->timestamp = isfinite(timestamp) && timestamp > 0 ? timestamp : 0;
+    s->partial = partial;
+}
+
+void ki_stream_seed_cursorless(struct ki_stream *s)
+{
+    s->cursorless = true;
+}
+
+void ki_stream_remember(struct ki_stream *s, uint64_t sequence)
+{
+    s->has_before = true;
+    s->before = sequence;
+}
+
+void ki_stream_start(struct ki_stream *s, uint64_t now_ns)
+{
+    if (s->opts.can_replay && !s->has_position && !s->cursorless && s->opts.idle_ns)
+        s->idle_at_ns = now_ns + s->opts.idle_ns;
+}
+
+void ki_stream_mark_partial(struct ki_stream *s)
+{
+    s->partial = true;
+}
+
+void ki_stream_mark_whole(struct ki_stream *s)
+{
+    if (!s->merged)
+        s->partial = false;
+    s->heal_at_ns = 0;
+}
+
+/* -- what is known of a batch number --------------------------------------------------------------
+ */
+
+enum known { UNKNOWN, SAME, OTHER };
+
+static enum known window_lookup(const struct ki_stream *s, const struct ki_batch_id *id)
+{
+    uint32_t at = id->sequence % KI_STREAM_WINDOW;
+
+    if (!s->window[at].used || s->window[at].sequence != id->sequence)
+        return UNKNOWN;
+    return s->window[at].digest == id->digest ? SAME : OTHER;
+}
+
+static double timestamp_of(const struct ki_batch_id *id)
+{
+    return isfinite(id->timestamp) && id->timestamp > 0 ? id->timestamp : 0;
+}
+
+/* Whether a batch with the number of our position is the one that brought us there. */
+static bool is_position(const struct ki_stream *s, const struct ki_batch_id *id)
+{
+    enum known known = window_lookup(s, id);
+
+    if (known != UNKNOWN)
+        return known == SAME;
+    if (s->timestamp == 0 || timestamp_of(id) == 0)
+        return true; /* can't be told: believe the number */
+    return timestamp_of(id) == s->timestamp;
+}
+
+static void accept(struct ki_stream *s, const struct ki_batch_id *id)
+{
+    uint32_t at = id->sequence % KI_STREAM_WINDOW;
+
+    s->window[at].used = true;
+    s->window[at].sequence = id->sequence;
+    s->window[at].digest = id->digest;
+    s->has_position = true;
+    s->position = id->sequence;
+    if (timestamp_of(id) != 0)
+        s->timestamp = timestamp_of(id);
+    s->unverified = s->cursorless = s->has_before = false;
+    s->idle_at_ns = 0;
+    if (s->watch && --s->watch == 0)
+        s->strikes = 0;
+}
+
+/* The view has a hole. Where there is a replay service, try later to get a whole one. */
+static void now_partial(struct ki_stream *s, uint64_t now_ns)
+{
+    s->partial = true;
+    if (s->opts.can_replay && !s->heal_at_ns)
+        s->heal_at_ns = now_ns + s->opts.cooldown_ns;
+}
+
+static void accept_gap(struct ki_stream *s, const struct ki_batch_id *id, uint64_t expected,
+                       uint64_t now_ns)
+{
+    if (!s->gap_counted)
+        s->stats.gaps++;
+    s->stats.missed += id->sequence - expected;
+    now_partial(s, now_ns);
+    accept(s, id);
+}
+
+/* -- replays
+ * ---------------------------------------------------------------------------------------- */
+
+static bool may_replay(const struct ki_stream *s, uint64_t now_ns)
+{
+    return s->opts.can_replay && now_ns >= s->cooldown_to_ns;
+}
+
+static unsigned request(struct ki_stream *s, uint64_t from, uint64_t now_ns)
+{
+    s->state = KI_STREAM_REPLAYING;
+    s->request = from;
+    s->answered = false;
+    s->deadline_ns = now_ns + s->opts.timeout_ns;
+    s->stats.replays++;
+    return KI_STEP_REQUEST;
+}
+
+static unsigned begin(struct ki_stream *s, enum ki_replay_kind kind, uint64_t from, uint64_t now_ns)
+{
+    s->kind = kind;
+    s->attempts = 1;
+    s->idle_at_ns = 0;
+    if (kind == KI_REPLAY_HEAL)
+        s->heal_at_ns = 0; /* one try */
+    return request(s, from, now_ns);
+}
+
+static unsigned hold(struct ki_stream *s, const struct ki_batch_id *id)
+{
+    s->holding = true;
+    s->trigger = id->sequence;
+    s->trigger_digest = id->digest;
+    s->trigger_timestamp = timestamp_of(id);
+    return KI_STEP_HOLD;
+}
+
+static unsigned finish(struct ki_stream *s)
+{
+    s->state = KI_STREAM_LIVE;
+    s->holding = false;
+    s->deadline_ns = 0;
+    return KI_STEP_RESUME;
+}
+
+static unsigned give_up(struct ki_stream *s, uint64_t now_ns)
+{
+    s->stats.failed_replays++;
+    s->cooldown_to_ns = now_ns + s->opts.cooldown_ns;
+    if (s->partial)
+        s->heal_at_ns = s->cooldown_to_ns;
+    return finish(s);
+}
+
+/* Ask again. The answer comes over a new connection, so let it show whose it is. */
+static unsigned retry(struct ki_stream *s, uint64_t now_ns)
+{
+    if (s->attempts >= s->opts.max_attempts)
+        return give_up(s, now_ns);
+    s->attempts++;
+    if (!s->has_position || s->kind == KI_REPLAY_HEAL)
+        return request(s, 0, now_ns);
+    s->kind = KI_REPLAY_VERIFY;
+    return request(s, s->position, now_ns);
+}
+
+static unsigned retry_later(struct ki_stream *s, uint64_t now_ns)
+{
+    if (s->attempts >= s->opts.max_attempts)
+        return give_up(s, now_ns);
+    s->state = KI_STREAM_WAITING;
+    s->deadline_ns = now_ns + s->opts.retry_delay_ns;
+    return 0;
+}
+
+/* All that was missed before the held batch is there. */
+static bool reached_trigger(const struct ki_stream *s)
+{
+    if (!s->holding || s->ahead)
+        return false;
+    return s->has_position ? s->position + 1 >= s->trigger : s->trigger <= FIRST_SEQUENCE_MAX;
+}
+
+/* -- restarts
+ * --------------------------------------------------------------------------------------- */
+
+static void forget(struct ki_stream *s)
+{
+    memset(s->window, 0, sizeof(s->window));
+    s->has_position = false;
+    s->timestamp = 0;
+    s->unverified = s->cursorless = s->partial = s->gap_counted = false;
+    s->heal_at_ns = 0;
+}
+
+/* The publisher is another process than the one whose batches we applied: its cache is empty. */
+static unsigned restarted(struct ki_stream *s)
+{
+    s->stats.restarts++;
+    s->replaced = s->position;
+    s->watch = MERGE_WATCH;
+    forget(s);
+    return KI_STEP_PURGE | KI_STEP_RESET;
+}
+
+/* -- live batches
+ * ----------------------------------------------------------------------------------- */
+
+static unsigned live_first(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
+{
+    uint64_t expected = s->has_before && s->before < id->sequence ? s->before + 1 : 0;
+
+    if (s->cursorless || id->sequence <= FIRST_SEQUENCE_MAX) {
+        accept(s, id);
+        return KI_STEP_APPLY;
+    }
+    if (may_replay(s, now_ns)) {
+        s->stats.gaps += !s->gap_counted && id->sequence > expected;
+        s->gap_counted = true;
+        return hold(s, id) | begin(s, KI_REPLAY_START, 0, now_ns);
+    }
+    s->gap_counted |= id->sequence == expected;
+    accept_gap(s, id, expected, now_ns);
+    return KI_STEP_APPLY;
+}
+
+static unsigned live_gap(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
+{
+    bool verify = s->unverified;
+
+    if (!may_replay(s, now_ns)) {
+        accept_gap(s, id, s->position + 1, now_ns);
+        return KI_STEP_APPLY;
+    }
+    s->stats.gaps += !s->gap_counted;
+    s->gap_counted = true;
+    if (verify)
+        return hold(s, id) | begin(s, KI_REPLAY_VERIFY, s->position, now_ns);
+    return hold(s, id) | begin(s, KI_REPLAY_GAP, s->position + 1, now_ns);
+}
+
+static unsigned live_next(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
+{
+    /* Over a new connection the next number may be another process's: ask, if there is whom to. */
+    if (s->unverified && may_replay(s, now_ns))
+        return hold(s, id) | begin(s, KI_REPLAY_VERIFY, s->position, now_ns);
+    /* Nobody answered: go on, but don't call it whole before a replay has shown that it is. */
+    if (s->unverified && s->opts.can_replay)
+        now_partial(s, now_ns);
+    accept(s, id);
+    return KI_STEP_APPLY;
+}
+
+/* A number at or below our position: seen before, or the publisher counts anew? */
+static bool is_restart(const struct ki_stream *s, const struct ki_batch_id *id)
+{
+    enum known known = window_lookup(s, id);
+    double timestamp = timestamp_of(id);
+
+    if (known != UNKNOWN)
+        return known == OTHER;
+    if (s->unverified)
+        return true; /* a publisher repeats nothing to a new connection */
+    if (timestamp != 0 && s->timestamp != 0)
+        return timestamp > s->timestamp;
+    return id->sequence <= FIRST_SEQUENCE_MAX || s->position - id->sequence >= KI_STREAM_WINDOW;
+}
+
+/* The numbering from before the last "restart" goes on: there are two publishers. */
+static bool is_merged(struct ki_stream *s, const struct ki_batch_id *id)
+{
+    if (s->watch && id->sequence == s->replaced + 1 && id->sequence != s->position + 1) {
+        s->replaced = id->sequence;
+        s->watch = MERGE_WATCH;
+        s->merged = ++s->strikes >= MERGE_STRIKES;
+    }
+    return s->merged;
+}
+
+/* Numbers of several publishers interleaved say nothing about what is missing. */
+static unsigned live_merged(struct ki_stream *s, const struct ki_batch_id *id)
+{
+    if (window_lookup(s, id) == SAME) {
+        s->stats.duplicates++;
+        return KI_STEP_DROP;
+    }
+    s->partial = true;
+    accept(s, id);
+    return KI_STEP_APPLY;
+}
+
+static unsigned live_decide(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
+{
+    unsigned steps = 0;
+
+    if (s->has_position && is_merged(s, id))
+        return live_merged(s, id);
+    if (s->has_position && id->sequence <= s->position) {
+        if (!is_restart(s, id)) {
+            s->stats.duplicates++;
+            return KI_STEP_DROP;
+        }
+        steps = restarted(s);
+    }
+    if (!s->has_position)
+        return steps | live_first(s, id, now_ns);
+    if (id->sequence == s->position + 1)
+        return live_next(s, id, now_ns);
+    return live_gap(s, id, now_ns);
+}
+
+/* A batch that the old process left in our socket, when a replay has shown us a newer one. */
+static bool is_left_behind(struct ki_stream *s, const struct ki_batch_id *id, bool reconnected)
+{
+    double timestamp = timestamp_of(id);
+
+    if (s->ahead && (reconnected || timestamp == 0 || timestamp >= s->timestamp))
+        s->ahead = false;
+    return s->ahead;
+}
+
+/*
+ * A replay that no live batch asked for is under way. What continues the stream ends it; else the
+ * batch waits for it, as if it had asked.
+ */
+static unsigned live_while_replaying(struct ki_stream *s, const struct ki_batch_id *id)
+{
+    if (s->kind == KI_REPLAY_HEAL)
+        return hold(s, id);
+    if (s->has_position ? id->sequence == s->position + 1 && !s->unverified
+                        : id->sequence <= FIRST_SEQUENCE_MAX) {
+        accept(s, id);
+        return KI_STEP_APPLY | finish(s);
+    }
+    if (s->has_position && id->sequence <= s->position && !is_restart(s, id)) {
+        s->stats.duplicates++;
+        return KI_STEP_DROP;
+    }
+    return hold(s, id);
+}
+
+unsigned ki_stream_live(struct ki_stream *s, const struct ki_batch_id *id, bool reconnected,
+                        uint64_t now_ns)
+{
+    unsigned steps;
+
+    if (s->has_position && reconnected) {
+        s->unverified = true;
+        s->merged = false;
+        s->strikes = s->watch = 0;
+    }
+    if (is_left_behind(s, id, reconnected)) {
+        s->stats.duplicates++;
+        return KI_STEP_DROP;
+    }
+    if (s->state != KI_STREAM_LIVE)
+        return live_while_replaying(s, id);
+    steps = live_decide(s, id, now_ns);
+    if (steps & (KI_STEP_APPLY | KI_STEP_DROP))
+        s->gap_counted = false;
+    return steps;
+}
+
+/* -- replayed batches
+ * ------------------------------------------------------------------------------- */
+
+static unsigned replay_restarted(struct ki_stream *s, uint64_t now_ns)
+{
+    unsigned steps = KI_STEP_DROP | restarted(s);
+
+    if (reached_trigger(s))
+        return steps | finish(s);
+    return steps | begin(s, KI_REPLAY_START, 0, now_ns);
+}
+
+/* The publisher's ring begins behind what was asked for, or a reply got lost on the way. */
+static unsigned replay_hole(struct ki_stream *s, const struct ki_batch_id *id, uint64_t expected,
+                            bool first, uint64_t now_ns)
+{
+    unsigned steps = 0;
+
+    if (first) {
+        s->stats.overruns++;
+        steps = KI_STEP_PURGE;
+    }
+    s->stats.missed += id->sequence - expected;
+    now_partial(s, now_ns);
+    return steps;
+}
+
+/* Heal: what we have is thrown away only for something whole. */
+static unsigned replay_heal(struct ki_stream *s, const struct ki_batch_id *id)
+{
+    if (id->sequence > FIRST_SEQUENCE_MAX)
+        return KI_STEP_DROP | finish(s);
+    forget(s);
+    s->kind = KI_REPLAY_START;
+    return KI_STEP_PURGE | KI_STEP_RESET;
+}
+
+/*
+ * What precedes the held batch can't be younger, and what has its number is it; unless another
+ * process tells.
+ */
+static bool contradicts_trigger(const struct ki_stream *s, const struct ki_batch_id *id)
+{
+    if (!s->holding || s->ahead || id->sequence > s->trigger)
+        return false;
+    if (id->sequence == s->trigger)
+        return id->digest != s->trigger_digest;
+    return s->trigger_timestamp != 0 && timestamp_of(id) > s->trigger_timestamp;
+}
+
+/* The ring begins behind even the held batch: what our socket still has is older than that. */
+static unsigned replay_beyond(struct ki_stream *s, const struct ki_batch_id *id)
+{
+    accept(s, id);
+    s->stats.replayed++;
+    s->ahead = true;
+    return finish(s);
+}
+
+unsigned ki_stream_replayed(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
+{
+    bool first = !s->answered;
+    unsigned steps = 0;
+    uint64_t expected;
+
+    if (s->state != KI_STREAM_REPLAYING)
+        return KI_STEP_DROP;
+    s->deadline_ns = now_ns + s->opts.timeout_ns;
+    if (s->kind == KI_REPLAY_HEAL) {
+        steps = replay_heal(s, id);
+        if (steps & KI_STEP_DROP)
+            return steps;
+    }
+    if (contradicts_trigger(s, id)) {
+        s->ahead = true;
+        if (s->has_position)
+            return replay_restarted(s, now_ns);
+    }
+    expected = s->has_position ? s->position + 1 : 0;
+    if (id->sequence < expected) {
+        bool other =
+            id->sequence == s->position ? !is_position(s, id) : window_lookup(s, id) == OTHER;
+
+        if (other)
+            return replay_restarted(s, now_ns);
+        if (id->sequence == s->position && s->kind == KI_REPLAY_VERIFY) {
+            s->kind = KI_REPLAY_GAP;
+            s->answered = true;
+            s->unverified = false;
+            if (reached_trigger(s))
+                return KI_STEP_DROP | finish(s);
+        }
+        return KI_STEP_DROP;
+    }
+    if (s->kind == KI_REPLAY_VERIFY) {
+        s->kind = KI_REPLAY_GAP;
+        now_partial(s, now_ns); /* the batch that would have shown whose this is isn't there */
+    }
+    if (id->sequence > expected && (s->has_position || id->sequence > FIRST_SEQUENCE_MAX)) {
+        if (!first && s->attempts < s->opts.max_attempts)
+            return KI_STEP_DROP | retry(s, now_ns);
+        steps |= replay_hole(s, id, expected, first, now_ns);
+    } else {
+        s->attempts = 1; /* progress */
+    }
+    s->answered = true;
+    if (s->holding && id->sequence > s->trigger)
+        return steps | KI_STEP_APPLY | replay_beyond(s, id);
+    accept(s, id);
+    s->stats.replayed++;
+    steps |= KI_STEP_APPLY;
+    if (reached_trigger(s))
+        steps |= finish(s);
+    return steps;
+}
+
+unsigned ki_stream_replay_end(struct ki_stream *s, uint64_t now_ns)
+{
+    if (s->state != KI_STREAM_REPLAYING)
+        return 0;
+    if (!s->holding || s->ahead || s->kind == KI_REPLAY_HEAL)
+        return finish(s);
+    return retry_later(s, now_ns);
+}
+
+/* -- time
+ * ------------------------------------------------------------------------------------------- */
+
+uint64_t ki_stream_deadline(const struct ki_stream *s)
+{
+    if (s->state != KI_STREAM_LIVE)
+        return s->deadline_ns;
+    if (s->idle_at_ns && s->heal_at_ns)
+        return s->idle_at_ns < s->heal_at_ns ? s->idle_at_ns : s->heal_at_ns;
+    return s->idle_at_ns ? s->idle_at_ns : s->heal_at_ns;
+}
+
+static unsigned tick_live(struct ki_stream *s, uint64_t now_ns)
+{
+    if (s->idle_at_ns && now_ns >= s->idle_at_ns) {
+        s->idle_at_ns = 0;
+        if (!s->has_position)
+            return begin(s, KI_REPLAY_START, 0, now_ns);
+    }
+    if (s->heal_at_ns && now_ns >= s->heal_at_ns) {
+        s->heal_at_ns = 0;
+        if (s->partial && !s->merged)
+            return begin(s, s->has_position ? KI_REPLAY_HEAL : KI_REPLAY_START, 0, now_ns);
+    }
+    return 0;
+}
+
+unsigned ki_stream_tick(struct ki_stream *s, uint64_t now_ns)
+{
+    if (s->state == KI_STREAM_LIVE)
+        return tick_live(s, now_ns);
+    if (now_ns < s->deadline_ns)
+        return 0;
+    return retry(s, now_ns);
+}
+
+void ki_stream_detach(struct ki_stream *s)
+{
+    if (s->state != KI_STREAM_LIVE)
+        finish(s);
+    s->gap_counted = false;
+    if (s->has_position)
+        s->unverified = true;
+}

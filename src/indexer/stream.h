@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * One event stream: which batches to apply, drop or hold back, when to ask for a replay, and when
+ * the publisher has started over. Pure: no sockets, no clock, no memory of its own; whoever drives
+ * it does what the returned steps say. The rules and why: docs/kv-indexer-streams.md.
+ *
+ *              gap, restart, reconnected, idle          replayed up to the held batch,
+ *       LIVE ------------------------------> REPLAYING  end marker, or given up
+ *        ^                                    |   ^  |
+ *        |                          end too   v   |  |
+ *        |                           early  WAITING   |
+ *        +--------------------------------------------+
+ *
+ * Thread-confined or caller-locked.
+ */
+#ifndef KV_INDEXER_STREAM_H
+#define KV_INDEXER_STREAM_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define KI_STREAM_WINDOW 128 /* batches whose digest is remembered; a power of two */
+
+/** What a batch is known by. */
+struct ki_batch_id {
+    uint64_t sequence;
+    uint64_t digest;  /* of the payload */
+    double timestamp; /* the publisher's, in seconds; 0: unknown */
+};
+
+/** What to do, a set. Carried out in this order: PURGE, APPLY, REQUEST, RESUME. */
+enum ki_step {
+    KI_STEP_PURGE = 1,    /* forget all blocks that this stream brought */
+    KI_STEP_RESET = 2,    /* and what the reader remembers: it is another process now */
+    KI_STEP_APPLY = 4,    /* apply this batch */
+    KI_STEP_DROP = 8,     /* this batch is done with */
+    KI_STEP_HOLD = 16,    /* keep this live batch, read no further; offer it again on RESUME */
+    KI_STEP_REQUEST = 32, /* ask for a replay from stream->request, on a new socket */
+    KI_STEP_RESUME = 64   /* the replay is over: close its socket, go on with live batches */
+};
+
+struct ki_stream_opts {
+    bool can_replay;         /* there is a replay endpoint */
+    uint32_t max_attempts;   /* requests in a row that bring nothing, before giving up */
+    uint64_t timeout_ns;     /* silence that ends one attempt */
+    uint64_t retry_delay_ns; /* after a replay that ended too early */
+    uint64_t cooldown_ns;    /* after giving up, live goes on without replays for so long */
+    uint64_t idle_ns;        /* a new stream that says nothing for so long is asked for a replay */
+};
+
+enum ki_stream_state { KI_STREAM_LIVE, KI_STREAM_REPLAYING, KI_STREAM_WAITING };
+
+/** Why a replay was asked for; decides what its first answer means. */
+enum ki_replay_kind {
+    KI_REPLAY_GAP,    /* the batches between position and trigger */
+    KI_REPLAY_VERIFY, /* the same, and the batch at position too: is it the one that we know? */
+    KI_REPLAY_START,  /* everything from the beginning */
+    KI_REPLAY_HEAL    /* the same, to get from a partial view to a whole one */
+};
+
+struct ki_stream_stats {
+    uint64_t gaps, missed, duplicates, restarts;
+    uint64_t replays, failed_replays, replayed, overruns;
+};
+
+struct ki_stream {
+    struct ki_stream_opts opts;
+    enum ki_stream_state state;
+    /* The last batch applied. */
+    bool has_position;
+    uint64_t position;
+    double timestamp;
+    struct {
+        bool used;
+        uint64_t sequence, digest;
+    } window[KI_STREAM_WINDOW];
+
+    bool partial;
+    bool cursorless; /* state came from elsewhere without a position: the first batch sets it */
+    bool ahead; /* a replay has taken us beyond, or to a newer process than, the live backlog */
+    bool unverified; /* the connection was made anew since the last batch */
+    bool has_before; /* the position of an earlier registration, whose blocks are forgotten */
+    uint64_t before;
+
+    /* A replay. */
+    enum ki_replay_kind kind;
+    uint64_t request; /* ask from here */
+    bool holding;     /* the driver holds the live batch numbered trigger */
+    uint64_t trigger, trigger_digest;
+    double trigger_timestamp;
+    bool gap_counted; /* the held batch's gap is in the statistics already */
+    bool answered;    /* this request has brought a batch */
+    uint32_t attempts;
+    uint64_t deadline_ns; /* of the request, or of the wait before the next; 0 when LIVE */
+
+    uint64_t idle_at_ns;     /* LIVE: ask for the beginning then; 0: never */
+    uint64_t heal_at_ns;     /* LIVE: try to become whole then; 0: never */
+    uint64_t cooldown_to_ns; /* no replays until then */
+
+    /* Two publishers behind one endpoint look like restarts in alternation. */
+    bool merged;
+    uint64_t replaced; /* position before the last restart */
+    uint32_t watch;    /* so many batches are checked for the old numbering going on */
+    uint32_t strikes;
+
+    struct ki_stream_stats stats;
+};
+
+void ki_stream_init(struct ki_stream *s, const struct ki_stream_opts *opts);
+
+/** The state behind the stream came from a peer, up to and with this batch. */
+void ki_stream_seed(struct ki_stream *s, uint64_t sequence, double timestamp, bool partial);
+/** The same without a position: whatever comes first continues it. */
+void ki_stream_seed_cursorless(struct ki_stream *s);
+/** An earlier registration had got this far; its blocks are gone. */
+void ki_stream_remember(struct ki_stream *s, uint64_t sequence);
+
+/** Reading starts. */
+void ki_stream_start(struct ki_stream *s, uint64_t now_ns);
+
+/** A live batch; @reconnected: over another connection than the one before. Returns steps. */
+unsigned ki_stream_live(struct ki_stream *s, const struct ki_batch_id *id, bool reconnected,
+                        uint64_t now_ns);
+/** A batch of the replay, its end marker, an answer that makes no sense (counts as its end). */
+unsigned ki_stream_replayed(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns);
+unsigned ki_stream_replay_end(struct ki_stream *s, uint64_t now_ns);
+
+/** When ki_stream_tick wants to be called; 0: never. */
+uint64_t ki_stream_deadline(const struct ki_stream *s);
+unsigned ki_stream_tick(struct ki_stream *s, uint64_t now_ns);
+
+/** The driver lost the contents of a batch (undecodable, out of memory). */
+void ki_stream_mark_partial(struct ki_stream *s);
+/** All that the stream brought was cleared by the publisher itself: nothing is missing any more. */
+void ki_stream_mark_whole(struct ki_stream *s);
+
+/** The driver lost both connections (paused): a held batch, if any, is forgotten. */
+void ki_stream_detach(struct ki_stream *s);
+
+#endif
