@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/endpoint.h"
+
+#include <ctype.h>
+#include <string.h>
+
+#include "base/error.h"
+
+static int reject(const char **ret_why, const char *why)
+{
+    if (ret_why)
+        *ret_why = why;
+    return -EINVAL;
+}
+
+/* A decimal port 0..65535, nothing else. */
+static bool parse_port(const char *text, uint16_t *ret)
+{
+    unsigned long value = 0;
+
+    if (!*text || strlen(text) > 5)
+        return false;
+    for (; *text; text++) {
+        if (!isdigit((unsigned char)*text))
+            return false;
+        value = value * 10 + (unsigned long)(*text - '0');
+    }
+    if (value > UINT16_MAX)
+        return false;
+    *ret = (uint16_t)value;
+    return true;
+}
+
+static int parse_tcp(const char *address, struct kv_endpoint *ret, const char **ret_why)
+{
+    const char *host = address, *colon;
+    size_t host_len;
+
+    if (*address == '[') {
+        const char *close = strchr(address, ']');
+
+        if (!close)
+            return reject(ret_why, "missing closing `]`");
+        host = address + 1;
+        host_len = (size_t)(close - host);
+        colon = close[1] == ':' ? close + 1 : NULL;
+        ret->ipv6 = true;
+    } else {
+        colon = strrchr(address, ':');
+        host_len = colon ? (size_t)(colon - address) : strlen(address);
+    }
+    if (!colon || !colon[1])
+        return reject(ret_why, "missing TCP port");
+    if (host_len == 0)
+        return reject(ret_why, "missing TCP host");
+    if (strcmp(colon + 1, "*") != 0 && !parse_port(colon + 1, &ret->port))
+        return reject(ret_why, "invalid TCP port");
+    ret->any_port = ret->port == 0;
+    memcpy(ret->host, host, host_len);
+    ret->host[host_len] = '\0';
+    ret->wildcard = strcmp(ret->host, "*") == 0;
+    return 0;
+}
+
+int kv_endpoint_parse(const char *text, struct kv_endpoint *ret, const char **ret_why)
+{
+    static const struct {
+        const char *prefix;
+        enum kv_scheme scheme;
+    } schemes[] = {
+        {"tcp://", KV_SCHEME_TCP}, {"ipc://", KV_SCHEME_IPC}, {"inproc://", KV_SCHEME_INPROC}};
+    struct kv_endpoint endpoint = {0};
+    const char *address = NULL;
+    int rc;
+
+    if (!strstr(text, "://"))
+        return reject(ret_why, "missing scheme");
+    for (size_t i = 0; i < KV_COUNT(schemes); i++) {
+        if (strncmp(text, schemes[i].prefix, strlen(schemes[i].prefix)) == 0) {
+            address = text + strlen(schemes[i].prefix);
+            endpoint.scheme = schemes[i].scheme;
+        }
+    }
+    if (!address)
+        return reject(ret_why, "unsupported scheme");
+    if (!*address)
+        return reject(ret_why, "missing address");
+    if (strlen(address) >= sizeof(endpoint.host))
+        return reject(ret_why, "too long");
+    if (endpoint.scheme == KV_SCHEME_TCP) {
+        rc = parse_tcp(address, &endpoint, ret_why);
+        if (rc)
+            return rc;
+    } else {
+        memcpy(endpoint.host, address, strlen(address) + 1);
+    }
+    *ret = endpoint;
+    return 0;
+}
+
+/* Greedy with one backtrack point: linear in practice, never exponential. */
+bool kv_pattern_match(const char *pattern, const char *text)
+{
+    const char *star = NULL, *resume = NULL;
+
+    while (*text) {
+        if (*pattern == '*') {
+            star = pattern++;
+            resume = text;
+        } else if (*pattern == *text) {
+            pattern++;
+            text++;
+        } else if (star) {
+            pattern = star + 1;
+            text = ++resume;
+        } else {
+            return false;
+        }
+    }
+    while (*pattern == '*')
+        pattern++;
+    return *pattern == '\0';
+}

@@ -1,0 +1,362 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * A registry is a list of families, a family a list of series. Lists only grow while the registry
+ * lives (a reset marks gauges unused, to be taken again), so a series pointer stays valid and
+ * updates need no lock: counters and histogram buckets are relaxed atomic adds, which is enough for
+ * sums that are only ever shown. The lock guards the lists.
+ */
+#include "base/metrics.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+
+struct kv_series {
+    struct kv_series *next;
+    char *labels[KV_METRIC_MAX_LABELS];
+    atomic_bool used; /* false after a reset until it is asked for again */
+    _Atomic uint64_t count;
+    _Atomic uint64_t bits; /* a double: a gauge's value, a histogram's sum */
+    const struct kv_metric_def *def;
+    _Atomic uint64_t buckets[]; /* not cumulative */
+};
+
+struct kv_metric {
+    struct kv_metric *next;
+    struct kv_metrics *owner;
+    const struct kv_metric_def *def;
+    struct kv_series *first, **last;
+    struct kv_series
+        *other; /* takes what doesn't fit; made with the family, so it is always there */
+    size_t n_labels, n_series;
+};
+
+struct kv_metrics {
+    pthread_mutex_t lock;
+    struct kv_metric *first, **last;
+};
+
+static uint64_t double_bits(double value)
+{
+    uint64_t bits;
+
+    memcpy(&bits, &value, sizeof(bits));
+    return bits;
+}
+
+static double bits_double(uint64_t bits)
+{
+    double value;
+
+    memcpy(&value, &bits, sizeof(value));
+    return value;
+}
+
+static void series_free(struct kv_series *series)
+{
+    if (!series)
+        return;
+    for (size_t i = 0; i < KV_METRIC_MAX_LABELS; i++)
+        free(series->labels[i]);
+    free(series);
+}
+
+static struct kv_series *series_new(const struct kv_metric_def *def, size_t n_labels,
+                                    const char *const *values)
+{
+    struct kv_series *series;
+
+    series = calloc(1, sizeof(*series) + def->n_buckets * sizeof(series->buckets[0]));
+    if (!series)
+        return NULL;
+    series->def = def;
+    atomic_init(&series->bits, double_bits(0));
+    for (size_t i = 0; i < n_labels; i++) {
+        series->labels[i] = strdup(values[i]);
+        if (!series->labels[i]) {
+            series_free(series);
+            return NULL;
+        }
+    }
+    return series;
+}
+
+int kv_metrics_create(struct kv_metrics **ret)
+{
+    struct kv_metrics *metrics = calloc(1, sizeof(*metrics));
+
+    if (!metrics)
+        return -ENOMEM;
+    pthread_mutex_init(&metrics->lock, NULL);
+    metrics->last = &metrics->first;
+    *ret = metrics;
+    return 0;
+}
+
+static void metric_free(struct kv_metric *metric)
+{
+    while (metric->first) {
+        struct kv_series *series = metric->first;
+
+        metric->first = series->next;
+        series_free(series);
+    }
+    series_free(metric->other);
+    free(metric);
+}
+
+void kv_metrics_destroy(struct kv_metrics *metrics)
+{
+    if (!metrics)
+        return;
+    while (metrics->first) {
+        struct kv_metric *metric = metrics->first;
+
+        metrics->first = metric->next;
+        metric_free(metric);
+    }
+    pthread_mutex_destroy(&metrics->lock);
+    free(metrics);
+}
+
+struct kv_metric *kv_metrics_add(struct kv_metrics *metrics, const struct kv_metric_def *def)
+{
+    static const char *const other[KV_METRIC_MAX_LABELS] = {"other", "other", "other", "other"};
+    struct kv_metric *metric = calloc(1, sizeof(*metric));
+
+    if (!metric)
+        return NULL;
+    metric->owner = metrics;
+    metric->def = def;
+    metric->last = &metric->first;
+    while (metric->n_labels < KV_METRIC_MAX_LABELS && def->labels[metric->n_labels])
+        metric->n_labels++;
+    metric->other = series_new(def, metric->n_labels, other);
+    if (!metric->other) {
+        free(metric);
+        return NULL;
+    }
+    /* A family without labels has this one series, shown from the start. */
+    atomic_store(&metric->other->used, metric->n_labels == 0);
+    pthread_mutex_lock(&metrics->lock);
+    *metrics->last = metric;
+    metrics->last = &metric->next;
+    pthread_mutex_unlock(&metrics->lock);
+    return metric;
+}
+
+static bool series_is(const struct kv_series *series, size_t n_labels, const char *const *values)
+{
+    for (size_t i = 0; i < n_labels; i++) {
+        if (strcmp(series->labels[i], values[i]) != 0)
+            return false;
+    }
+    return true;
+}
+
+/* With the lock held: the series, made if there is room for it. */
+static struct kv_series *find_or_add(struct kv_metric *metric, const char *const *values)
+{
+    struct kv_series *series;
+
+    for (series = metric->first; series; series = series->next) {
+        if (series_is(series, metric->n_labels, values))
+            return series;
+    }
+    if (metric->n_series >= KV_METRIC_MAX_SERIES)
+        return metric->other;
+    series = series_new(metric->def, metric->n_labels, values);
+    if (!series)
+        return metric->other;
+    *metric->last = series;
+    metric->last = &series->next;
+    metric->n_series++;
+    return series;
+}
+
+struct kv_series *kv_metric_get(struct kv_metric *metric, const char *const *values)
+{
+    struct kv_series *series;
+
+    if (metric->n_labels == 0)
+        return metric->other;
+    pthread_mutex_lock(&metric->owner->lock);
+    series = find_or_add(metric, values);
+    atomic_store_explicit(&series->used, true, memory_order_relaxed);
+    pthread_mutex_unlock(&metric->owner->lock);
+    return series;
+}
+
+void kv_series_add(struct kv_series *series, uint64_t n)
+{
+    atomic_fetch_add_explicit(&series->count, n, memory_order_relaxed);
+}
+
+void kv_series_set(struct kv_series *series, double value)
+{
+    atomic_store_explicit(&series->bits, double_bits(value), memory_order_relaxed);
+}
+
+void kv_series_observe(struct kv_series *series, double value)
+{
+    uint64_t old = atomic_load_explicit(&series->bits, memory_order_relaxed);
+
+    for (size_t i = 0; i < series->def->n_buckets; i++) {
+        if (value <= series->def->buckets[i]) {
+            atomic_fetch_add_explicit(&series->buckets[i], 1, memory_order_relaxed);
+            break;
+        }
+    }
+    while (!atomic_compare_exchange_weak_explicit(&series->bits, &old,
+                                                  double_bits(bits_double(old) + value),
+                                                  memory_order_relaxed, memory_order_relaxed))
+        ;
+    kv_series_add(series, 1);
+}
+
+void kv_metric_reset(struct kv_metric *metric)
+{
+    pthread_mutex_lock(&metric->owner->lock);
+    for (struct kv_series *series = metric->first; series; series = series->next)
+        atomic_store_explicit(&series->used, false, memory_order_relaxed);
+    pthread_mutex_unlock(&metric->owner->lock);
+}
+
+/* -- exposition ---------------------------------------------------------------------------------
+ */
+
+static void put_double(struct kv_buf *out, double value)
+{
+    char text[32];
+
+    if (isnan(value)) {
+        kv_buf_puts(out, "NaN");
+    } else if (isinf(value)) {
+        kv_buf_puts(out, value > 0 ? "+Inf" : "-Inf");
+    } else {
+        for (int digits = 15; digits <= 17; digits++) { /* the shortest that reads back the same */
+            snprintf(text, sizeof(text), "%.*g", digits, value);
+            if (strtod(text, NULL) == value)
+                break;
+        }
+        kv_buf_puts(out, text);
+    }
+}
+
+static void put_escaped(struct kv_buf *out, const char *text, bool quotes)
+{
+    for (; *text; text++) {
+        if (*text == '\\')
+            kv_buf_puts(out, "\\\\");
+        else if (*text == '\n')
+            kv_buf_puts(out, "\\n");
+        else if (*text == '"' && quotes)
+            kv_buf_puts(out, "\\\"");
+        else
+            kv_buf_putc(out, *text);
+    }
+}
+
+/* name suffix{labels,le="bound"} -- the bound is NULL but for buckets. */
+static void put_name(struct kv_buf *out, const struct kv_metric *metric,
+                     const struct kv_series *series, const char *suffix, const double *bound)
+{
+    const char *separator = "{";
+
+    kv_buf_puts(out, metric->def->name);
+    kv_buf_puts(out, suffix);
+    for (size_t i = 0; i < metric->n_labels; i++) {
+        kv_buf_printf(out, "%s%s=\"", separator, metric->def->labels[i]);
+        put_escaped(out, series->labels[i], true);
+        kv_buf_putc(out, '"');
+        separator = ",";
+    }
+    if (bound) {
+        kv_buf_printf(out, "%sle=\"", separator);
+        put_double(out, *bound);
+        kv_buf_putc(out, '"');
+        separator = ",";
+    }
+    if (*separator == ',')
+        kv_buf_putc(out, '}');
+    kv_buf_putc(out, ' ');
+}
+
+static void put_u64_line(struct kv_buf *out, uint64_t value)
+{
+    kv_buf_put_u64(out, value);
+    kv_buf_putc(out, '\n');
+}
+
+static void put_histogram(struct kv_buf *out, const struct kv_metric *metric,
+                          struct kv_series *series)
+{
+    static const double infinity = INFINITY;
+    /* The count is read before the buckets and raised to their sum: a scrape during updates is
+     * still cumulative. */
+    uint64_t count = atomic_load_explicit(&series->count, memory_order_relaxed), sum = 0;
+
+    for (size_t i = 0; i < metric->def->n_buckets; i++) {
+        sum += atomic_load_explicit(&series->buckets[i], memory_order_relaxed);
+        put_name(out, metric, series, "_bucket", &metric->def->buckets[i]);
+        put_u64_line(out, sum);
+    }
+    count = KV_MAX(count, sum);
+    put_name(out, metric, series, "_bucket", &infinity);
+    put_u64_line(out, count);
+    put_name(out, metric, series, "_sum", NULL);
+    put_double(out, bits_double(atomic_load_explicit(&series->bits, memory_order_relaxed)));
+    kv_buf_putc(out, '\n');
+    put_name(out, metric, series, "_count", NULL);
+    put_u64_line(out, count);
+}
+
+static void put_series(struct kv_buf *out, const struct kv_metric *metric, struct kv_series *series)
+{
+    switch (metric->def->type) {
+    case KV_METRIC_COUNTER:
+        put_name(out, metric, series, "", NULL);
+        put_u64_line(out, atomic_load_explicit(&series->count, memory_order_relaxed));
+        break;
+    case KV_METRIC_GAUGE:
+        put_name(out, metric, series, "", NULL);
+        put_double(out, bits_double(atomic_load_explicit(&series->bits, memory_order_relaxed)));
+        kv_buf_putc(out, '\n');
+        break;
+    case KV_METRIC_HISTOGRAM:
+        put_histogram(out, metric, series);
+        break;
+    }
+}
+
+static void put_family(struct kv_buf *out, const struct kv_metric *metric)
+{
+    static const char *const types[] = {"counter", "gauge", "histogram"};
+    bool headed = false;
+    struct kv_series *series = metric->first ? metric->first : metric->other;
+
+    while (series) {
+        if (atomic_load_explicit(&series->used, memory_order_relaxed)) {
+            if (!headed) {
+                kv_buf_printf(out, "# HELP %s ", metric->def->name);
+                put_escaped(out, metric->def->help, false);
+                kv_buf_printf(out, "\n# TYPE %s %s\n", metric->def->name, types[metric->def->type]);
+                headed = true;
+            }
+            put_series(out, metric, series);
+        }
+        if (series == metric->other)
+            break;
+        series = series->next ? series->next : metric->other;
+    }
+}
+
+void kv_metrics_render(struct kv_metrics *metrics, struct kv_buf *out)
+{
+    pthread_mutex_lock(&metrics->lock);
+    for (const struct kv_metric *metric = metrics->first; metric; metric = metric->next)
+        put_family(out, metric);
+    pthread_mutex_unlock(&metrics->lock);
+}
