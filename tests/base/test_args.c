@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/args.h"
+
+#include <stdio.h>
+#include <unistd.h>
+
+#include "base/unit.h"
+
+struct values {
+    bool verbose;
+    const char *name, *level;
+    struct kv_arg_list allow;
+    uint64_t port, size, time;
+};
+
+#define ROW(n, t, field) .name = (n), .type = (t), .offset = offsetof(struct values, field)
+static const struct kv_arg rows[] = {
+    {.name = "Things", .type = KV_ARG_GROUP},
+    {ROW("verbose", KV_ARG_FLAG, verbose), .help = "Say more."},
+    {ROW("name", KV_ARG_STR, name), .value = "NAME", .help = "A name."},
+    {ROW("log-level", KV_ARG_CHOICE, level), .value = "L", .choices = "warn|info",
+     .help = "How much."},
+    {ROW("allow", KV_ARG_LIST, allow), .value = "PATTERN", .help = "May be given repeatedly."},
+    {ROW("port", KV_ARG_U64, port), .value = "PORT", .max = 65535, .help = "Listen here."},
+    {ROW("max-body", KV_ARG_SIZE, size), .value = "SIZE", .min = 1024, .help = "Limit."},
+    {ROW("timeout", KV_ARG_TIME, time), .value = "TIME", .help = "Give up after."},
+    {ROW("secret", KV_ARG_STR, name), .hidden = true, .help = "x"},
+};
+static const struct kv_args_program program = {"prog", "[OPTION ...]", "Does things.", "The end.",
+                                               "PROG", rows,           KV_COUNT(rows)};
+
+static int parse(struct values *values, struct kv_arg_list *rest, struct kv_error *error,
+                 const char *const *words)
+{
+    char *argv[32] = {(char *)"prog"};
+    int argc = 1;
+
+    while (words[argc - 1]) {
+        argv[argc] = (char *)words[argc - 1];
+        argc++;
+    }
+    return kv_args_parse(&program, argc, argv, values, rest, error);
+}
+#define PARSE(v, rest, e, ...) parse(v, rest, e, (const char *const[]){__VA_ARGS__, NULL})
+
+static void test_all_kinds(void **state)
+{
+    struct values v = {.port = 8090};
+    struct kv_arg_list rest = {0};
+    struct kv_error e;
+
+    (void)state;
+    assert_int_equal(PARSE(&v, &rest, &e, "--verbose", "--name", "x y", "--log-level=info",
+                           "--allow", "a", "--allow=b", "file", "--max-body=2KiB", "--timeout",
+                           "250ms", "--", "--port"),
+                     0);
+    assert_true(v.verbose);
+    assert_string_equal(v.name, "x y");
+    assert_string_equal(v.level, "info");
+    assert_int_equal(v.allow.n, 2);
+    assert_string_equal(v.allow.items[1], "b");
+    assert_int_equal(v.port, 8090);
+    assert_int_equal(v.size, 2048);
+    assert_int_equal(v.time, 250);
+    assert_int_equal(rest.n, 2);
+    assert_string_equal(rest.items[1], "--port");
+}
+
+static void test_errors_teach(void **state)
+{
+    static const struct {
+        const char *word, *next, *text;
+    } cases[] = {
+        {"--prot=1", NULL, "unknown option --prot; did you mean --port?"},
+        {"--zzzzzzzzz", NULL, "unknown option --zzzzzzzzz (see --help)"},
+        {"--secrt", NULL, "unknown option --secrt (see --help)"},
+        {"-p", NULL, "unknown option -p (see --help)"},
+        {"--port", NULL, "--port needs a value (PORT)"},
+        {"--port", "65536", "--port: 65536 is outside 0..65535"},
+        {"--port", "-1", "--port: `-1` is not a number"},
+        {"--port", "1x", "--port: `1x` is not a number"},
+        {"--port=", NULL, "--port: `` is not a number"},
+        {"--port", "99999999999999999999", "--port: `99999999999999999999` is not a number"},
+        {"--max-body", "64MB", "--max-body: `64MB` is not a size such as 64MiB"},
+        {"--max-body", "16777216TiB", "--max-body: `16777216TiB` is not a size such as 64MiB"},
+        {"--log-level", "inf", "--log-level: `inf` is not one of warn|info"},
+        {"--verbose=1", NULL, "--verbose takes no value"},
+        {"stray", NULL, "unexpected argument `stray`"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < KV_COUNT(cases); i++) {
+        struct values v = {0};
+        struct kv_error e = {0};
+
+        assert_int_equal(PARSE(&v, NULL, &e, cases[i].word, cases[i].next), -EINVAL);
+        assert_string_equal(e.text, cases[i].text);
+    }
+}
+
+static void test_environment(void **state)
+{
+    struct values v = {0};
+    struct kv_error e = {0};
+
+    (void)state;
+    setenv("PROG_PORT", "1", 1);
+    setenv("PROG_VERBOSE", "no", 1);
+    setenv("PROG_ALLOW", "env", 1);
+    setenv("PROG_MAX_BODY", "1MiB", 1);
+    assert_int_equal(PARSE(&v, NULL, &e, "--port=2", "--allow=cli"), 0);
+    assert_int_equal(v.port, 2);
+    assert_false(v.verbose);
+    assert_int_equal(v.size, 1 << 20);
+    assert_int_equal(v.allow.n, 1);
+    assert_string_equal(v.allow.items[0], "cli");
+    setenv("PROG_TIMEOUT", "soon", 1);
+    assert_int_equal(PARSE(&v, NULL, &e, "--port=2"), -EINVAL);
+    assert_string_equal(e.text,
+                        "PROG_TIMEOUT: --timeout: `soon` is not a time such as 250ms, 5s or 2m");
+    unsetenv("PROG_PORT");
+    unsetenv("PROG_VERBOSE");
+    unsetenv("PROG_ALLOW");
+    unsetenv("PROG_MAX_BODY");
+    unsetenv("PROG_TIMEOUT");
+}
+
+static void test_units(void **state)
+{
+    uint64_t n;
+
+    (void)state;
+    assert_int_equal(kv_parse_u64("18446744073709551615", &n), 0);
+    assert_true(n == UINT64_MAX);
+    assert_int_equal(kv_parse_u64("18446744073709551616", &n), -EINVAL);
+    assert_int_equal(kv_parse_u64("", &n), -EINVAL);
+    assert_int_equal(kv_parse_u64(" 1", &n), -EINVAL);
+    assert_int_equal(kv_parse_time_ms("2", &n), 0);
+    assert_int_equal(n, 2000);
+    assert_int_equal(kv_parse_time_ms("2m", &n), 0);
+    assert_int_equal(n, 120000);
+    assert_int_equal(kv_parse_size("3GiB", &n), 0);
+    assert_true(n == UINT64_C(3) << 30);
+}
+
+static void test_help_fits(void **state)
+{
+    char line[512];
+    struct values v = {0};
+    int saved = dup(1), lines = 0;
+    FILE *file = tmpfile();
+
+    (void)state;
+    fflush(stdout);
+    dup2(fileno(file), 1);
+    assert_int_equal(PARSE(&v, NULL, NULL, "--help"), 1);
+    assert_int_equal(PARSE(&v, NULL, NULL, "--version"), 1);
+    fflush(stdout);
+    dup2(saved, 1);
+    close(saved);
+    rewind(file);
+    while (fgets(line, sizeof(line), file)) {
+        assert_true(strlen(line) <= 81);
+        assert_null(strstr(line, "secret"));
+        lines++;
+    }
+    assert_true(lines > 12);
+    fclose(file);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_all_kinds),   cmocka_unit_test(test_errors_teach),
+        cmocka_unit_test(test_environment), cmocka_unit_test(test_units),
+        cmocka_unit_test(test_help_fits),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
