@@ -275,9 +275,7 @@ static void print_help(const struct kv_args_program *program)
     print_option("version", NULL, "Print the version and exit.");
     print_option("help", NULL, "Print this text and exit.");
     if (program->env)
-        printf(
-            "\nEach option can be set in the environment too: --some-option is %s_SOME_OPTION.\n",
-            program->env);
+        printf("\nIn the environment, --some-option is %s_SOME_OPTION.\n", program->env);
     if (program->footer)
         printf("\n%s\n", program->footer);
 }
