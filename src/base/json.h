@@ -2,9 +2,12 @@
 /**
  * A pull JSON reader and a writer.
  *
- * The reader walks the text once, in order, and hands out values as they come: no tree, no allocation,
- * bounded depth, exact over the whole unsigned and signed 64-bit range. Errors stick: after the first
- * one every call fails with it, and kv_json_error says what and at which byte.
+ * The reader walks the text once, in order, and hands out values as they come: no tree, no
+ * allocation, bounded depth, exact over the whole unsigned and signed 64-bit range. It takes RFC
+ * 8259 and nothing more. Errors stick: after the first one every call fails with it, and `error`
+ * says what and at which byte: -EBADMSG (not JSON: malformed, cut off, not UTF-8), -EINVAL (JSON,
+ * but of another type than asked), -ERANGE (a number that doesn't fit), -E2BIG (nested deeper than
+ * KV_JSON_MAX_DEPTH), -EMSGSIZE (longer than a buffer or its limit), or what refill returned.
  *
  *     kv_json_object(&j);
  *     while (kv_json_next_key(&j, &key)) {
@@ -17,7 +20,11 @@
  *
  * Input is one buffer, or a stream: with a refill function the reader keeps the unread tail of its
  * buffer and asks for more, so that a document of any size is read in bounded memory; then strings
- * and keys are valid only until the next call, and none may be longer than the buffer.
+ * and keys are valid only until the next call, and none that is read (rather than skipped) may be
+ * longer than the buffer. Both ways give the same values and the same errors.
+ *
+ * Keys may repeat; which one counts is the caller's business. \u0000 is well-formed and may be
+ * skipped, but is never handed out (-EINVAL), since strings end up as C strings.
  */
 #ifndef KV_BASE_JSON_H
 #define KV_BASE_JSON_H
@@ -30,6 +37,8 @@
 #include "base/error.h"
 
 #define KV_JSON_MAX_DEPTH 64
+#define KV_JSON_MAX_ESCAPED_KEY 1024 /* keys without escapes may be of any length */
+#define KV_JSON_MAX_DOUBLE 1023      /* characters of a number read by kv_json_double */
 
 /** Bytes of somebody else's buffer. */
 struct kv_str {
@@ -57,20 +66,24 @@ enum kv_json_type {
 typedef long (*kv_json_refill_fn)(void *arg, char *data, size_t size);
 
 struct kv_json {
-    const char *p, *end;  /* unread text */
-    char *buf;            /* streams: the caller's buffer */
+    const char *p, *end; /* unread text */
+    char *buf;           /* streams: the caller's buffer */
     size_t buf_size;
     kv_json_refill_fn refill;
     void *refill_arg;
-    uint64_t consumed;    /* bytes of the stream before buf */
-    const char *start;    /* where buffer offsets count from */
+    uint64_t consumed; /* bytes of the stream before buf */
+    const char *start; /* where buffer offsets count from */
     uint32_t depth;
-    uint64_t is_object;   /* bit per level */
-    uint64_t has_item;    /* bit per level: a comma is due */
+    uint64_t is_object; /* bit per level */
+    uint64_t has_item;  /* bit per level: a comma is due */
+    bool colon_due;     /* after a key */
     struct kv_error error;
+    char key[KV_JSON_MAX_ESCAPED_KEY]; /* a key whose escapes were resolved */
 };
 
+/** Read @text, which must stay as it is. */
 void kv_json_init(struct kv_json *j, const void *text, size_t len);
+/** Read a stream through @buf. */
 void kv_json_init_stream(struct kv_json *j, char *buf, size_t buf_size, kv_json_refill_fn refill,
                          void *arg);
 
@@ -79,7 +92,7 @@ enum kv_json_type kv_json_peek(struct kv_json *j);
 
 /** Enter an object or array; leave it by next_key / next_item returning false. */
 bool kv_json_object(struct kv_json *j);
-bool kv_json_next_key(struct kv_json *j, struct kv_str *key); /* key without escapes resolved */
+bool kv_json_next_key(struct kv_json *j, struct kv_str *key); /* escapes are resolved */
 bool kv_json_array(struct kv_json *j);
 bool kv_json_next_item(struct kv_json *j);
 
@@ -91,15 +104,16 @@ double kv_json_double(struct kv_json *j);
 bool kv_json_bool(struct kv_json *j);
 bool kv_json_null(struct kv_json *j); /* true when a null was there and is taken; else untouched */
 
-/** A string: the raw bytes between the quotes when it has no escapes, else decoded into @scratch. */
+/** A string: the bytes between the quotes when it has no escapes, else decoded into @scratch, whose
+ * contents are replaced. Valid UTF-8, no NUL in it. On error an empty one. */
 struct kv_str kv_json_str(struct kv_json *j, struct kv_buf *scratch);
 
 void kv_json_skip(struct kv_json *j); /* one value of any kind */
 
 /**
- * A whole array of u32 (token ids), at memory speed. Values are appended to @ret (raw u32s; grow with
- * its limit). Returns the number of values; errors stick. A fraction, sign, or value above 2^32-1 is
- * an error with its offset.
+ * A whole array of u32 (token ids), at memory speed. Values are appended to @ret (raw u32s; grow
+ * with its limit). Returns the number of values; errors stick. A fraction, sign, or value above
+ * 2^32-1 is an error with its offset.
  */
 size_t kv_json_u32_array(struct kv_json *j, struct kv_buf *ret);
 /** The same for hashes, as kv_json_bits64 reads them (raw u64s). */
@@ -118,7 +132,9 @@ int kv_json_finish(struct kv_json *j);
 
 /**
  * Appends to a kv_buf; commas and quoting are its business, structure is the caller's (asserted in
- * debug builds). When the buffer passes @flush_at bytes and @flush is set, it is handed over.
+ * debug builds). Between any two calls the caller may take out->data away and kv_buf_clear it, so
+ * that a document of any size is written in bounded memory; the buffer's error is seen at the end.
+ * Strings that aren't UTF-8 get U+FFFD in place of each bad byte.
  */
 struct kv_json_writer {
     struct kv_buf *out;

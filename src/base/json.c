@@ -1,0 +1,724 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/json.h"
+
+#include <assert.h>
+#include <locale.h>
+#include <math.h>
+#include <pthread.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
+#include "base/json_reader.h"
+#include "base/utf8.h"
+
+void kv_json_init(struct kv_json *j, const void *text, size_t len)
+{
+    memset(j, 0, offsetof(struct kv_json, key));
+    j->p = j->start = text;
+    j->end = j->p + len;
+}
+
+void kv_json_init_stream(struct kv_json *j, char *buf, size_t buf_size, kv_json_refill_fn refill,
+                         void *arg)
+{
+    kv_json_init(j, buf, 0);
+    j->buf = buf;
+    j->buf_size = buf_size;
+    j->refill = refill;
+    j->refill_arg = arg;
+}
+
+/* -- errors ------------------------------------------------------------------------------------ */
+
+void kv_json_fail_at_(struct kv_json *j, uint64_t at, int code, const char *text)
+{
+    if (j->error.code == 0)
+        kv_fail(&j->error, code, (size_t)at, "%s", text);
+}
+
+void kv_json_fail(struct kv_json *j, int code, const char *text)
+{
+    kv_json_fail_at_(j, kv_json_offset_(j), code, text);
+}
+
+/* Malformed at j->p, or the text ends there. */
+static void malformed(struct kv_json *j, const char *text)
+{
+    kv_json_fail(j, -EBADMSG, j->p < j->end ? text : "unexpected end of the text");
+}
+
+/* Something else than @text stands at j->p. */
+static void unexpected(struct kv_json *j, const char *text)
+{
+    if (j->p < j->end && *j->p && strchr("{[\"tfn-0123456789", *j->p))
+        kv_json_fail(j, -EINVAL, text);
+    else
+        malformed(j, "expected a value");
+}
+
+/* -- input ------------------------------------------------------------------------------------- */
+
+/*
+ * Append to the unread text what the stream has next; it moves to the start of the buffer, so no
+ * pointer into it survives. False at the end of the text, or when the buffer is full of unread
+ * text.
+ */
+static bool more(struct kv_json *j)
+{
+    size_t left = (size_t)(j->end - j->p);
+    long n;
+
+    if (!j->refill || j->error.code)
+        return false;
+    if (left == j->buf_size) {
+        kv_json_fail(j, -EMSGSIZE, "a string or number is longer than the buffer");
+        return false;
+    }
+    j->consumed += (uint64_t)(j->p - j->buf);
+    memmove(j->buf, j->p, left);
+    j->p = j->start = j->buf;
+    j->end = j->buf + left;
+    n = j->refill(j->refill_arg, j->buf + left, j->buf_size - left);
+    if (n <= 0) {
+        j->refill = NULL;
+        if (n < 0)
+            kv_json_fail(j, (int)n, "reading the input failed");
+        return false;
+    }
+    j->end += n;
+    return true;
+}
+
+/* The byte at j->p, or -1 at the end. */
+static inline int current(struct kv_json *j)
+{
+    return KV_LIKELY(j->p < j->end) || more(j) ? (unsigned char)*j->p : -1;
+}
+
+static inline int skip_space(struct kv_json *j)
+{
+    for (;;) {
+        int c = current(j);
+
+        if (c != ' ' && c != '\n' && c != '\r' && c != '\t')
+            return c;
+        j->p++;
+    }
+}
+
+/* Go to where the next value begins: its first byte, or -1 with an error. */
+static int begin_value(struct kv_json *j)
+{
+    int c;
+
+    if (KV_UNLIKELY(j->error.code))
+        return -1;
+    c = skip_space(j);
+    if (j->colon_due) {
+        if (c != ':') {
+            malformed(j, "expected ':'");
+            return -1;
+        }
+        j->colon_due = false;
+        j->p++;
+        c = skip_space(j);
+    }
+    if (c < 0)
+        malformed(j, NULL);
+    return c;
+}
+
+enum kv_json_type kv_json_peek(struct kv_json *j)
+{
+    if (j->error.code || (skip_space(j) < 0 && !j->colon_due))
+        return KV_JSON_NONE;
+    switch (begin_value(j)) {
+    case '{':
+        return KV_JSON_OBJECT;
+    case '[':
+        return KV_JSON_ARRAY;
+    case '"':
+        return KV_JSON_STRING;
+    case 't':
+    case 'f':
+        return KV_JSON_BOOL;
+    case 'n':
+        return KV_JSON_NULL;
+    case '-':
+    case '0' ... '9':
+        return KV_JSON_NUMBER;
+    default:
+        return KV_JSON_NONE;
+    }
+}
+
+/* -- containers -------------------------------------------------------------------------------- */
+
+static bool open_container(struct kv_json *j, char bracket, const char *text)
+{
+    int c = begin_value(j);
+
+    if (c != bracket) {
+        unexpected(j, text);
+        return false;
+    }
+    if (j->depth == KV_JSON_MAX_DEPTH) {
+        kv_json_fail(j, -E2BIG, "nested too deeply");
+        return false;
+    }
+    j->is_object = j->is_object << 1 | (bracket == '{');
+    j->has_item <<= 1;
+    j->depth++;
+    j->p++;
+    return true;
+}
+
+/* The next item of the innermost container is at j->p; or the container was left. */
+static bool next(struct kv_json *j, char bracket)
+{
+    int c;
+
+    if (KV_UNLIKELY(j->error.code))
+        return false;
+    assert(j->depth > 0 && (j->is_object & 1) == (bracket == '}'));
+    c = skip_space(j);
+    if (j->colon_due) {
+        malformed(j, "expected ':'");
+        return false;
+    }
+    if (c == bracket) {
+        j->p++;
+        j->depth--;
+        j->is_object >>= 1;
+        j->has_item >>= 1;
+        return false;
+    }
+    if (j->has_item & 1) {
+        if (c != ',') {
+            malformed(j, bracket == '}' ? "expected ',' or '}'" : "expected ',' or ']'");
+            return false;
+        }
+        j->p++;
+        c = skip_space(j);
+    }
+    j->has_item |= 1;
+    if (c < 0)
+        malformed(j, NULL);
+    return c >= 0;
+}
+
+bool kv_json_object(struct kv_json *j)
+{
+    return open_container(j, '{', "expected an object");
+}
+
+bool kv_json_array(struct kv_json *j)
+{
+    return open_container(j, '[', "expected an array");
+}
+
+bool kv_json_next_item(struct kv_json *j)
+{
+    return next(j, ']');
+}
+
+/* -- strings ----------------------------------------------------------------------------------- */
+
+/* The first byte that is more than a plain character: quote, backslash, control, not ASCII. */
+static const char *skip_plain(const char *p, const char *end)
+{
+#ifdef __SSE2__
+    for (; end - p >= 16; p += 16) {
+        __m128i v = _mm_loadu_si128((const __m128i *)p);
+        __m128i special = _mm_cmplt_epi8(v, _mm_set1_epi8(0x20)); /* signed: 0x80 and up too */
+        unsigned mask;
+
+        special = _mm_or_si128(special, _mm_cmpeq_epi8(v, _mm_set1_epi8('"')));
+        special = _mm_or_si128(special, _mm_cmpeq_epi8(v, _mm_set1_epi8('\\')));
+        mask = (unsigned)_mm_movemask_epi8(special);
+        if (mask)
+            return p + __builtin_ctz(mask);
+    }
+#endif
+    while (p < end && (unsigned char)*p >= 0x20 && (unsigned char)*p < 0x80 && *p != '"' &&
+           *p != '\\')
+        p++;
+    return p;
+}
+
+static int hex_digit(char c)
+{
+    if (c >= '0' && c <= '9')
+        return c - '0';
+    c |= 0x20;
+    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+/* The four digits of a \u escape: the unit, -1 when cut off by @end, -2 when they aren't digits. */
+static int hex_unit(const char *p, const char *end)
+{
+    int unit = 0;
+
+    for (int i = 0; i < 4; i++) {
+        int digit;
+
+        if (p + i >= end)
+            return -1;
+        digit = hex_digit(p[i]);
+        if (digit < 0)
+            return -2;
+        unit = unit << 4 | digit;
+    }
+    return unit;
+}
+
+/*
+ * The escape at @p (a backslash): its length, and what it stands for. 0 when it is none, -1 when
+ * @end cuts off what might become one. A surrogate must be half of a pair.
+ */
+static int escape(const char *p, const char *end, unsigned *ret)
+{
+    static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
+    const char *name;
+    int high, low;
+
+    if (end - p < 2)
+        return -1;
+    if (p[1] != 'u') {
+        name = p[1] ? strchr(names, p[1]) : NULL;
+        *ret = name ? (unsigned char)values[name - names] : 0;
+        return name ? 2 : 0;
+    }
+    high = hex_unit(p + 2, end);
+    if (high < 0)
+        return high == -1 ? -1 : 0;
+    *ret = (unsigned)high;
+    if (high < 0xD800 || high > 0xDFFF)
+        return 6;
+    if (high > 0xDBFF)
+        return 0;
+    if (end - p < 8)
+        return (end - p > 6 && p[6] != '\\') ? 0 : -1;
+    if (p[6] != '\\' || p[7] != 'u')
+        return 0;
+    low = hex_unit(p + 8, end);
+    if (low == -1)
+        return -1;
+    if (low < 0xDC00 || low > 0xDFFF)
+        return 0;
+    *ret = 0x10000 + ((unsigned)(high - 0xD800) << 10) + (unsigned)(low - 0xDC00);
+    return 12;
+}
+
+/*
+ * Check the string at j->p (its opening quote) and go behind it. With @ret its bytes are kept
+ * together in the buffer and handed out; without, a string of any length can be passed over in a
+ * small buffer.
+ */
+static bool string(struct kv_json *j, struct kv_str *ret, bool *ret_escapes)
+{
+    size_t at = 1; /* from j->p */
+    unsigned code;
+    int n;
+
+    if (ret)
+        *ret_escapes = false;
+    for (;;) {
+        const char *q = skip_plain(j->p + at, j->end);
+
+        at = (size_t)(q - j->p);
+        n = -1;
+        if (q < j->end && *q == '"')
+            break;
+        if (q < j->end && *q == '\\') {
+            n = escape(q, j->end, &code);
+            if (ret)
+                *ret_escapes = true;
+        } else if (q < j->end) {
+            n = (unsigned char)*q < 0x20 ? 0 : kv_utf8_sequence(q, j->end);
+        }
+        if (n > 0) {
+            at += (size_t)n;
+            continue;
+        }
+        if (n == 0 || !ret) {
+            j->p = q;
+            at = 0;
+        }
+        if (n == 0) {
+            malformed(j, *q == '\\'                 ? "bad escape in a string"
+                         : (unsigned char)*q < 0x20 ? "control character in a string"
+                                                    : "invalid UTF-8");
+            return false;
+        }
+        if (!more(j)) {
+            j->p = j->end;
+            malformed(j, NULL);
+            return false;
+        }
+    }
+    if (ret)
+        *ret = (struct kv_str){j->p + 1, at - 1};
+    j->p += at + 1;
+    return true;
+}
+
+/* Resolve the escapes of @raw, which `string` checked, into @out (as long as raw). 0 when one is
+ * \u0000. */
+static size_t unescape(struct kv_str raw, char *out)
+{
+    const char *p = raw.p, *end = raw.p + raw.len;
+    size_t len = 0;
+
+    while (p < end) {
+        const char *q = memchr(p, '\\', (size_t)(end - p));
+        size_t plain = (size_t)((q ? q : end) - p);
+        unsigned code;
+
+        memcpy(out + len, p, plain);
+        len += plain;
+        p += plain;
+        if (p == end)
+            break;
+        p += escape(p, end, &code);
+        if (code == 0)
+            return 0;
+        len += (size_t)kv_utf8_encode(out + len, code);
+    }
+    return len;
+}
+
+bool kv_json_next_key(struct kv_json *j, struct kv_str *key)
+{
+    bool escapes;
+    uint64_t at;
+
+    if (!next(j, '}'))
+        return false;
+    at = kv_json_offset_(j);
+    if (*j->p != '"') {
+        malformed(j, "expected a key");
+        return false;
+    }
+    if (!string(j, key, &escapes))
+        return false;
+    j->colon_due = true;
+    if (KV_LIKELY(!escapes))
+        return true;
+    if (key->len > sizeof(j->key)) {
+        kv_json_fail_at_(j, at, -EMSGSIZE, "a key with escapes is too long");
+        return false;
+    }
+    key->len = unescape(*key, j->key);
+    key->p = j->key;
+    if (key->len == 0)
+        kv_json_fail_at_(j, at, -EINVAL, "NUL in a key");
+    return key->len > 0;
+}
+
+struct kv_str kv_json_str(struct kv_json *j, struct kv_buf *scratch)
+{
+    const struct kv_str none = {"", 0};
+    struct kv_str raw;
+    bool escapes;
+    uint64_t at;
+
+    if (begin_value(j) != '"') {
+        unexpected(j, "expected a string");
+        return none;
+    }
+    at = kv_json_offset_(j);
+    if (!string(j, &raw, &escapes))
+        return none;
+    if (KV_LIKELY(!escapes))
+        return raw;
+    kv_buf_clear(scratch);
+    if (kv_buf_reserve(scratch, raw.len) < 0) {
+        kv_json_fail_at_(j, at, scratch->error, "a string is too long");
+        return none;
+    }
+    scratch->len = unescape(raw, scratch->data);
+    if (scratch->len == 0) {
+        kv_json_fail_at_(j, at, -EINVAL, "NUL in a string");
+        return none;
+    }
+    return (struct kv_str){scratch->data, scratch->len};
+}
+
+/* -- numbers ----------------------------------------------------------------------------------- */
+
+static inline bool is_digit(const char *p, const char *end)
+{
+    return p < end && *p >= '0' && *p <= '9';
+}
+
+/* Passes over digits; at least one must be there. */
+static const char *digits(const char *p, const char *end, bool *ok)
+{
+    *ok = is_digit(p, end);
+    while (is_digit(p, end))
+        p++;
+    return p;
+}
+
+/* Where the number at @p ends, or where it goes wrong (not @ok). */
+static const char *number_end(const char *p, const char *end, bool *integer, bool *ok)
+{
+    *integer = true;
+    if (p < end && *p == '-')
+        p++;
+    if (p < end && *p == '0') {
+        *ok = !is_digit(++p, end);
+    } else {
+        p = digits(p, end, ok);
+    }
+    if (*ok && p < end && *p == '.') {
+        *integer = false;
+        p = digits(p + 1, end, ok);
+    }
+    if (*ok && p < end && (*p == 'e' || *p == 'E')) {
+        *integer = false;
+        p++;
+        if (p < end && (*p == '+' || *p == '-'))
+            p++;
+        p = digits(p, end, ok);
+    }
+    return p;
+}
+
+/* Check the number at j->p and go behind it. */
+static bool number(struct kv_json *j, struct kv_str *ret, bool *integer, uint64_t *ret_at)
+{
+    size_t len;
+    bool ok;
+
+    do { /* `more` moves the text, even when there is no more */
+        len = (size_t)(number_end(j->p, j->end, integer, &ok) - j->p);
+    } while (len == (size_t)(j->end - j->p) && more(j));
+    *ret = (struct kv_str){j->p, len};
+    *ret_at = kv_json_offset_(j);
+    j->p += len;
+    if (!ok)
+        malformed(j, "malformed number");
+    return !j->error.code;
+}
+
+bool kv_json_integer_(struct kv_json *j, bool *ret_negative, uint64_t *ret_magnitude,
+                      uint64_t *ret_at)
+{
+    struct kv_str text;
+    uint64_t value = 0;
+    bool integer;
+
+    if (!number(j, &text, &integer, ret_at))
+        return false;
+    if (!integer) {
+        kv_json_fail_at_(j, *ret_at, -EINVAL, "expected an integer");
+        return false;
+    }
+    *ret_negative = text.p[0] == '-';
+    for (size_t i = *ret_negative; i < text.len; i++) {
+        if (__builtin_mul_overflow(value, 10, &value) ||
+            __builtin_add_overflow(value, (uint64_t)(text.p[i] - '0'), &value))
+            goto range;
+    }
+    if (*ret_negative && value > UINT64_C(1) << 63)
+        goto range;
+    *ret_magnitude = value;
+    return true;
+range:
+    kv_json_fail_at_(j, *ret_at, -ERANGE, "number out of range");
+    return false;
+}
+
+/* An integer value as two's complement; false with the error set. */
+static bool integer_value(struct kv_json *j, bool *ret_negative, uint64_t *ret, uint64_t *ret_at)
+{
+    int c = begin_value(j);
+
+    if (c != '-' && (c < '0' || c > '9')) {
+        unexpected(j, "expected an integer");
+        return false;
+    }
+    if (!kv_json_integer_(j, ret_negative, ret, ret_at))
+        return false;
+    if (*ret_negative)
+        *ret = 0 - *ret;
+    return true;
+}
+
+uint64_t kv_json_u64(struct kv_json *j, uint64_t max)
+{
+    uint64_t value, at;
+    bool negative;
+
+    if (!integer_value(j, &negative, &value, &at))
+        return 0;
+    if (negative || value > max) {
+        kv_json_fail_at_(j, at, -ERANGE, "number out of range");
+        return 0;
+    }
+    return value;
+}
+
+int64_t kv_json_i64(struct kv_json *j)
+{
+    uint64_t value, at;
+    bool negative;
+
+    if (!integer_value(j, &negative, &value, &at))
+        return 0;
+    if (!negative && value > INT64_MAX) {
+        kv_json_fail_at_(j, at, -ERANGE, "number out of range");
+        return 0;
+    }
+    return (int64_t)value;
+}
+
+uint64_t kv_json_bits64(struct kv_json *j)
+{
+    uint64_t value, at;
+    bool negative;
+
+    return integer_value(j, &negative, &value, &at) ? value : 0;
+}
+
+/* strtod reads a comma for a point in some locales; JSON doesn't. */
+static locale_t c_locale;
+
+static void make_c_locale(void)
+{
+    c_locale = newlocale(LC_ALL_MASK, "C", (locale_t)0);
+}
+
+double kv_json_double(struct kv_json *j)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    char copy[KV_JSON_MAX_DOUBLE + 1];
+    struct kv_str text;
+    bool integer;
+    double value;
+    uint64_t at;
+    int c = begin_value(j);
+
+    if (c != '-' && (c < '0' || c > '9')) {
+        unexpected(j, "expected a number");
+        return 0;
+    }
+    if (!number(j, &text, &integer, &at))
+        return 0;
+    if (text.len > KV_JSON_MAX_DOUBLE) {
+        kv_json_fail_at_(j, at, -ERANGE, "number has too many digits");
+        return 0;
+    }
+    memcpy(copy, text.p, text.len);
+    copy[text.len] = '\0';
+    pthread_once(&once, make_c_locale);
+    value = c_locale ? strtod_l(copy, NULL, c_locale) : strtod(copy, NULL);
+    if (isinf(value)) {
+        kv_json_fail_at_(j, at, -ERANGE, "number out of range");
+        return 0;
+    }
+    return value;
+}
+
+/* -- the rest ---------------------------------------------------------------------------------- */
+
+static bool literal(struct kv_json *j, const char *text)
+{
+    for (; *text; text++, j->p++) {
+        if (current(j) != (unsigned char)*text) {
+            malformed(j, "expected a value");
+            return false;
+        }
+    }
+    return true;
+}
+
+bool kv_json_bool(struct kv_json *j)
+{
+    int c = begin_value(j);
+
+    if (c == 't')
+        return literal(j, "true");
+    if (c == 'f')
+        literal(j, "false");
+    else
+        unexpected(j, "expected true or false");
+    return false;
+}
+
+bool kv_json_null(struct kv_json *j)
+{
+    return begin_value(j) == 'n' && literal(j, "null");
+}
+
+static void skip_scalar(struct kv_json *j)
+{
+    struct kv_str text;
+    bool integer;
+    uint64_t at;
+    int c = begin_value(j);
+
+    switch (c) {
+    case '"':
+        string(j, NULL, NULL);
+        break;
+    case 't':
+    case 'f':
+        literal(j, c == 't' ? "true" : "false");
+        break;
+    case 'n':
+        literal(j, "null");
+        break;
+    case '-':
+    case '0' ... '9':
+        number(j, &text, &integer, &at);
+        break;
+    default:
+        malformed(j, "expected a value");
+    }
+}
+
+/* In a container: go to its next value, over the key if it has one. False when it was left. */
+static bool skip_to_item(struct kv_json *j)
+{
+    if (!(j->is_object & 1))
+        return next(j, ']');
+    if (!next(j, '}'))
+        return false;
+    if (*j->p != '"') {
+        malformed(j, "expected a key");
+        return false;
+    }
+    j->colon_due = string(j, NULL, NULL);
+    return j->colon_due;
+}
+
+void kv_json_skip(struct kv_json *j)
+{
+    uint32_t outside = j->depth;
+    bool item = true; /* a value is due */
+
+    do {
+        int c = item ? begin_value(j) : 0;
+
+        if (c == '{')
+            open_container(j, '{', NULL);
+        else if (c == '[')
+            open_container(j, '[', NULL);
+        else if (item)
+            skip_scalar(j);
+        item = j->depth > outside && skip_to_item(j);
+    } while (!j->error.code && j->depth > outside);
+}
+
+int kv_json_finish(struct kv_json *j)
+{
+    if (!j->error.code && (j->depth > 0 || j->colon_due))
+        kv_json_fail(j, -EBADMSG, "the value was not read to its end");
+    if (!j->error.code && skip_space(j) >= 0)
+        kv_json_fail(j, -EBADMSG, "text after the value");
+    return j->error.code;
+}
