@@ -81,12 +81,14 @@ enum kve_skip {
     KVE_SKIP_MALFORMED,       /* not an event: wrong shape or types */
     KVE_SKIP_UNKNOWN_TYPE,    /* a type this reader doesn't know */
     KVE_SKIP_BLOCK_SIZE,      /* block_size differs from the registered one */
-    KVE_SKIP_TOKEN_COUNT,     /* fewer tokens than its blocks need: the blocks that fit are kept */
+    KVE_SKIP_TOKEN_COUNT,     /* fewer tokens than its blocks need: the blocks that fit are kept; or a
+                               * block's worth too many: none is, it can't be told which they are */
     KVE_SKIP_DUPLICATE_HASH,  /* a hash twice, or the parent among its own children */
     KVE_SKIP_GROUP,           /* a cache group other than full attention */
     KVE_SKIP_MEDIUM,          /* a storage medium with an unknown name */
     KVE_SKIP_REMOTE,          /* not held by this worker (locality) */
-    KVE_SKIP_NAMESPACE,       /* its cache salt can't be told: the parent is unknown or ambiguous */
+    KVE_SKIP_NAMESPACE,       /* its cache salt can't be told: the parent is unknown or ambiguous; or
+                               * can't be remembered (max_salted) */
     KVE_SKIP_TOO_LARGE,       /* over the reader's limits */
     KVE_N_SKIPS
 };
@@ -115,15 +117,18 @@ struct kve_reader_opts {
     uint32_t block_size; /* required: blocks of events must have it */
     uint32_t rank;       /* rank of batches that don't name one */
     uint32_t max_events; /* per batch; 0: 65536 */
-    uint32_t max_tokens; /* per event; 0: 4 Mi */
+    uint32_t max_tokens; /* per event, and as many hashes; 0: 4 Mi */
+    uint32_t max_salted; /* blocks whose salt is remembered (24 to 64 bytes each); 0: 1 Mi */
 };
 
 KV_API int kve_reader_create(const struct kve_reader_opts *opts, struct kve_reader **ret);
 KV_API void kve_reader_destroy(struct kve_reader *reader);
 
 /**
- * Decode one payload. A bad event is left out and counted in batch->skipped; it costs neither the
- * batch nor what follows. Returns 0; -EPROTO when it isn't a batch at all; -ENOMEM.
+ * Decode one payload. A bad event is left out and counted in ret->skipped; it costs neither the
+ * batch nor what follows. Returns 0; -EPROTO when it isn't a batch at all (or, being cut short or
+ * promising more than it has, no msgpack at all); -ENOMEM. Then @ret is unwritten and nothing of the
+ * payload is to be applied.
  */
 KV_API int kve_reader_decode(struct kve_reader *reader, const void *payload, size_t len,
                              struct kve_batch *ret);

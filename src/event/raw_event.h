@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * One event as it stands in a batch, before any rule is applied to it.
+ *
+ * Engines write an event as a map with named fields or as a positional array that grew over the
+ * years; both end up in the same struct. Strings and spans point into the payload, hashes and
+ * tokens into the scratch.
+ */
+#ifndef KV_EVENT_RAW_EVENT_H
+#define KV_EVENT_RAW_EVENT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/msgpack.h"
+#include "kv_event.h"
+
+/** What a reading function returns when an event is to be left out: positive, else 0 or an errno.
+ */
+#define KVE_SKIP_RC(reason) (1 + (int)KVE_SKIP_##reason)
+
+enum kve_raw_type {
+    KVE_RAW_NONE, /* no type seen */
+    KVE_RAW_STORED,
+    KVE_RAW_REMOVED,
+    KVE_RAW_CLEARED,
+    KVE_RAW_IGNORED, /* a type that says so itself */
+    KVE_RAW_UNKNOWN
+};
+
+/** A value to be read later; p is NULL when there is none. */
+struct kve_raw_value {
+    const uint8_t *p, *end;
+};
+
+struct kve_raw_event {
+    enum kve_raw_type type;
+    bool has_hashes, has_parent, has_block_size, has_group, has_rank;
+    bool eagle; /* tokens came as pairs: there is one more than n_tokens */
+    size_t n_hashes;
+    size_t n_tokens;
+    uint64_t parent;
+    uint64_t block_size;
+    uint64_t group;
+    uint32_t rank;
+    struct kv_str medium, lora_name, cache_salt, kind, locality; /* empty: none */
+    struct kve_raw_value extra_keys, mm_infos;
+};
+
+/**
+ * Memory that events are read into, reused. Hashes of one batch are appended (they may become part
+ * of its operations): an event's are at hashes + n_hashes, and count once n_hashes is moved on.
+ */
+struct kve_scratch {
+    uint64_t *hashes;
+    size_t n_hashes, hashes_capacity;
+    uint32_t *tokens;
+    size_t tokens_capacity;
+    size_t max_items; /* limit on hashes and on tokens of one event */
+};
+
+/** Room for @need elements of @bytes each in *@memory. Returns 0 or -ENOMEM. */
+int kve_grow(void *memory, size_t *capacity, size_t need, size_t bytes);
+
+/**
+ * Read the event where @m stands. Returns 0; KVE_SKIP_RC(...) with @m anywhere in it; -ENOMEM.
+ */
+int kve_raw_event_read(struct kv_msgpack *m, struct kve_scratch *scratch,
+                       struct kve_raw_event *ret);
+
+#endif

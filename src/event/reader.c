@@ -1,0 +1,670 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * From bytes to operations. One pass over the payload: an event is read into a struct
+ * (raw_event.c), the rules below decide what becomes of it, and its blocks are hashed while its
+ * tokens are still in the nearest cache. All memory is the reader's and reused.
+ *
+ *     payload --> raw event --> main group? local? tier? dense? --> salt --> hashes --> op
+ *                     |                 |                            |
+ *                     `--- skipped and counted by reason ------------'
+ *
+ * What outlives a batch: which (rank, group) is full attention, and the salts of salted chains.
+ */
+#include "kv_event.h"
+
+#include <stdlib.h>
+#include <strings.h>
+
+#include "event/extra_keys.h"
+#include "event/raw_event.h"
+#include "event/salts.h"
+#include "event/unique.h"
+
+#define DEFAULT_MAX_EVENTS 65536
+#define DEFAULT_MAX_TOKENS (4u << 20)
+#define DEFAULT_MAX_SALTED (1u << 20)
+#define MAX_GROUPS 256
+#define KEEP_BYTES (4u << 20) /* memory above this is given back when it isn't needed */
+
+struct group {
+    uint32_t rank;
+    uint32_t group;
+    bool is_main;
+};
+
+struct kve_reader {
+    uint32_t block_size;
+    uint32_t rank;
+    uint32_t max_events;
+
+    struct kve_scratch scratch; /* its hashes are part of the batch */
+    struct kve_unique unique;
+    uint64_t *locals;
+    size_t locals_capacity;
+
+    struct kve_op *ops;
+    size_t *starts; /* of each op in blocks or in scratch.hashes, which move while they grow */
+    size_t n_ops, ops_capacity, starts_capacity;
+    struct kv_block *blocks;
+    size_t n_blocks, blocks_capacity;
+
+    struct group groups[MAX_GROUPS];
+    size_t n_groups;
+    struct kve_salts salts;
+};
+
+const char *kve_skip_name(enum kve_skip skip)
+{
+    static const char *const names[KVE_N_SKIPS] = {
+        [KVE_SKIP_MALFORMED] = "malformed",
+        [KVE_SKIP_UNKNOWN_TYPE] = "unknown_type",
+        [KVE_SKIP_BLOCK_SIZE] = "block_size",
+        [KVE_SKIP_TOKEN_COUNT] = "token_count",
+        [KVE_SKIP_DUPLICATE_HASH] = "duplicate_hash",
+        [KVE_SKIP_GROUP] = "group",
+        [KVE_SKIP_MEDIUM] = "medium",
+        [KVE_SKIP_REMOTE] = "remote",
+        [KVE_SKIP_NAMESPACE] = "namespace",
+        [KVE_SKIP_TOO_LARGE] = "too_large",
+    };
+
+    return (unsigned)skip < KVE_N_SKIPS ? names[skip] : "unknown";
+}
+
+/* -- life ----------------------------------------------------------------------------------------
+ */
+
+int kve_reader_create(const struct kve_reader_opts *opts, struct kve_reader **ret)
+{
+    struct kve_reader *reader;
+
+    if (!KV_OPT(opts, block_size, 0))
+        return -EINVAL;
+    reader = calloc(1, sizeof(*reader));
+    if (!reader)
+        return -ENOMEM;
+    reader->block_size = opts->block_size;
+    reader->rank = KV_OPT(opts, rank, 0);
+    reader->max_events = KV_OPT(opts, max_events, DEFAULT_MAX_EVENTS);
+    reader->scratch.max_items = KV_OPT(opts, max_tokens, DEFAULT_MAX_TOKENS);
+    kve_unique_init(&reader->unique);
+    kve_salts_init(&reader->salts, KV_OPT(opts, max_salted, DEFAULT_MAX_SALTED));
+    *ret = reader;
+    return 0;
+}
+
+void kve_reader_destroy(struct kve_reader *reader)
+{
+    if (!reader)
+        return;
+    free(reader->scratch.hashes);
+    free(reader->scratch.tokens);
+    free(reader->locals);
+    free(reader->ops);
+    free(reader->starts);
+    free(reader->blocks);
+    kve_unique_fini(&reader->unique);
+    kve_salts_fini(&reader->salts);
+    free(reader);
+}
+
+void kve_reader_reset(struct kve_reader *reader)
+{
+    reader->n_groups = 0;
+    kve_salts_reset(&reader->salts);
+}
+
+/* One huge batch must not keep its memory for good. */
+static void give_back(void *memory, size_t *capacity, size_t used, size_t bytes)
+{
+    void *old;
+
+    if (*capacity * bytes <= KEEP_BYTES || used > *capacity / 8)
+        return;
+    memcpy(&old, memory, sizeof(old));
+    free(old);
+    old = NULL;
+    memcpy(memory, &old, sizeof(old));
+    *capacity = 0;
+}
+
+static void start_batch(struct kve_reader *reader)
+{
+    struct kve_scratch *scratch = &reader->scratch;
+
+    give_back(&reader->blocks, &reader->blocks_capacity, reader->n_blocks, sizeof(*reader->blocks));
+    give_back(&reader->locals, &reader->locals_capacity, reader->n_blocks, sizeof(*reader->locals));
+    give_back(&scratch->hashes, &scratch->hashes_capacity, scratch->n_hashes + reader->n_blocks,
+              sizeof(*scratch->hashes));
+    give_back(&scratch->tokens, &scratch->tokens_capacity, reader->n_blocks * reader->block_size,
+              sizeof(*scratch->tokens));
+    give_back(&reader->unique.slots, &reader->unique.capacity, 2 * reader->n_blocks,
+              sizeof(*reader->unique.slots));
+    reader->n_ops = reader->n_blocks = scratch->n_hashes = 0;
+}
+
+/* -- rules ---------------------------------------------------------------------------------------
+ */
+
+static bool str_is(struct kv_str s, const char *text)
+{
+    return strlen(text) == s.len && strncasecmp(s.p, text, s.len) == 0;
+}
+
+/* The tier of a storage medium, by the names that engines have for it; none is the device. */
+static int tier_of(struct kv_str medium)
+{
+    static const struct {
+        const char *name;
+        enum kv_tier tier;
+    } media[] = {
+        {"GPU", KV_TIER_DEVICE},       {"CPU", KV_TIER_HOST},        {"CPU_PINNED", KV_TIER_HOST},
+        {"CPU_TIER1", KV_TIER_HOST},   {"CPU_TIER2", KV_TIER_DISK},  {"DISK", KV_TIER_DISK},
+        {"NVME", KV_TIER_DISK},        {"STORAGE", KV_TIER_DISK},    {"EXTERNAL", KV_TIER_EXTERNAL},
+        {"NETWORK", KV_TIER_EXTERNAL}, {"REMOTE", KV_TIER_EXTERNAL}, {"SHARED", KV_TIER_EXTERNAL},
+        {"DEVICE", KV_TIER_DEVICE},
+    };
+
+    if (!medium.len)
+        return KV_TIER_DEVICE;
+    for (size_t i = 0; i < KV_COUNT(media); i++) {
+        if (str_is(medium, media[i].name))
+            return (int)media[i].tier;
+    }
+    return -1;
+}
+
+static bool is_main_kind(struct kv_str kind)
+{
+    return kv_str_eq(kind, "full_attention") || kv_str_eq(kind, "mla_attention") ||
+           kv_str_eq(kind, "sink_full_attention");
+}
+
+static struct group *find_group(struct kve_reader *reader, uint32_t rank, uint32_t group)
+{
+    for (size_t i = 0; i < reader->n_groups; i++) {
+        if (reader->groups[i].group == group && reader->groups[i].rank == rank)
+            return &reader->groups[i];
+    }
+    return NULL;
+}
+
+/* What isn't learned because the table is full stays unknown, which is skipped unless it is group
+ * 0. */
+static void learn_group(struct kve_reader *reader, uint32_t rank, uint32_t group, bool is_main)
+{
+    struct group *known = find_group(reader, rank, group);
+
+    if (!known) {
+        if (reader->n_groups == MAX_GROUPS)
+            return;
+        known = &reader->groups[reader->n_groups++];
+    }
+    *known = (struct group){rank, group, is_main};
+}
+
+/*
+ * Hybrid models publish several caches under the same hashes; only full attention says how much of
+ * a prompt is there. A kind decides, and a stored event teaches whose group it is. Without a kind:
+ * no group, or a group learned as full attention, or group 0 not learned as anything else.
+ */
+static bool is_main_group(struct kve_reader *reader, uint32_t rank, const struct kve_raw_event *ev)
+{
+    const struct group *known;
+
+    if (ev->kind.len) {
+        bool is_main = is_main_kind(ev->kind);
+
+        if (ev->has_group && ev->type == KVE_RAW_STORED)
+            learn_group(reader, rank, (uint32_t)ev->group, is_main);
+        return is_main;
+    }
+    if (!ev->has_group)
+        return true;
+    known = find_group(reader, rank, (uint32_t)ev->group);
+    return known ? known->is_main : ev->group == 0;
+}
+
+/* Rules that stored and removed events share. Returns the tier, or -KVE_SKIP_RC(...). */
+static int common_rules(struct kve_reader *reader, uint32_t rank, const struct kve_raw_event *ev)
+{
+    int tier;
+
+    if (!ev->has_hashes || (ev->has_group && ev->group > UINT32_MAX))
+        return -KVE_SKIP_RC(MALFORMED);
+    if (!is_main_group(reader, rank, ev))
+        return -KVE_SKIP_RC(GROUP);
+    if (ev->locality.len && !str_is(ev->locality, "LOCAL"))
+        return -KVE_SKIP_RC(REMOTE);
+    tier = tier_of(ev->medium);
+    return tier < 0 ? -KVE_SKIP_RC(MEDIUM) : tier;
+}
+
+/* -- operations ----------------------------------------------------------------------------------
+ */
+
+static int add_op(struct kve_reader *reader, const struct kve_op *op, size_t start)
+{
+    size_t need = reader->n_ops + 1;
+
+    if (kve_grow(&reader->ops, &reader->ops_capacity, need, sizeof(*reader->ops)) < 0 ||
+        kve_grow(&reader->starts, &reader->starts_capacity, need, sizeof(*reader->starts)) < 0)
+        return -ENOMEM;
+    reader->ops[reader->n_ops] = *op;
+    reader->starts[reader->n_ops] = start;
+    reader->n_ops = need;
+    return 0;
+}
+
+/* An operation on hashes as they lie in the scratch, which makes them part of the batch. */
+static int add_hashes_op(struct kve_reader *reader, struct kve_op *op, size_t n)
+{
+    size_t start = reader->scratch.n_hashes;
+    int rc;
+
+    if (!n)
+        return 0;
+    op->n = n;
+    rc = add_op(reader, op, start);
+    if (!rc)
+        reader->scratch.n_hashes += n;
+    return rc;
+}
+
+static void set_pointers(struct kve_reader *reader)
+{
+    for (size_t i = 0; i < reader->n_ops; i++) {
+        struct kve_op *op = &reader->ops[i];
+
+        if (op->type == KVE_OP_STORE)
+            op->blocks = reader->blocks + reader->starts[i];
+        else if (op->type != KVE_OP_CLEAR)
+            op->hashes = reader->scratch.hashes + reader->starts[i];
+    }
+}
+
+/* -- salts ---------------------------------------------------------------------------------------
+ */
+
+/* What the event's salt adds to its seed, 0 for none; false when it can't be told. */
+static bool resolve_salt(struct kve_reader *reader, uint32_t rank, const struct kve_raw_event *ev,
+                         const uint64_t *hashes, uint64_t *ret)
+{
+    struct kv_str salt = kve_extra_salt(ev);
+    const struct kve_salt_entry *entry;
+
+    *ret = kve_seed(NULL, 0, salt.p, salt.len) - KVE_SEED;
+    if (salt.len || !ev->has_parent || !reader->salts.n)
+        return true;
+    entry = kve_salts_find(&reader->salts, rank, ev->parent);
+    if (entry) {
+        *ret = entry->salt;
+        return !entry->ambiguous;
+    }
+    /* No salted parent is known, yet the block is: an event in between was lost. */
+    for (size_t i = 0; i < ev->n_hashes; i++) {
+        if (kve_salts_find(&reader->salts, rank, hashes[i]))
+            return false;
+    }
+    return true;
+}
+
+static void remember_salt(struct kve_reader *reader, const struct kve_op *op,
+                          const uint64_t *hashes, size_t n, uint64_t salt)
+{
+    if (!salt && !reader->salts.n)
+        return;
+    for (size_t i = 0; i < n; i++) {
+        if (salt || kve_salts_find(&reader->salts, op->rank, hashes[i]))
+            kve_salts_put(&reader->salts, op->rank, hashes[i], salt, op->tier);
+    }
+}
+
+/* -- stored --------------------------------------------------------------------------------------
+ */
+
+/* Blocks named without their tokens: known ones are now in this tier too. */
+static int store_known(struct kve_reader *reader, const struct kve_raw_event *ev, struct kve_op *op)
+{
+    const uint64_t *hashes = reader->scratch.hashes + reader->scratch.n_hashes;
+
+    op->type = KVE_OP_STORE_KNOWN;
+    for (size_t i = 0; i < ev->n_hashes && reader->salts.n; i++) {
+        const struct kve_salt_entry *entry = kve_salts_find(&reader->salts, op->rank, hashes[i]);
+
+        if (entry)
+            kve_salts_put(&reader->salts, op->rank, hashes[i], entry->salt, op->tier);
+    }
+    return add_hashes_op(reader, op, ev->n_hashes);
+}
+
+static int hash_with_extras(struct kve_reader *reader, const struct kve_raw_event *ev,
+                            uint64_t seed, size_t n)
+{
+    uint64_t mm[KVE_MAX_MM];
+    struct kve_extra_walk walk;
+
+    kve_extra_walk_init(&walk, ev);
+    for (size_t i = 0; i < n; i++) {
+        int n_mm = kve_extra_walk_next(&walk, mm);
+
+        if (n_mm < 0)
+            return KVE_SKIP_RC(TOO_LARGE);
+        reader->locals[i] =
+            kve_hash_block(seed, reader->scratch.tokens + i * reader->block_size,
+                           reader->block_size + (ev->eagle ? 1u : 0u), mm, (size_t)n_mm);
+    }
+    return 0;
+}
+
+static int hash_blocks(struct kve_reader *reader, const struct kve_raw_event *ev, uint64_t seed,
+                       size_t n)
+{
+    if (kve_grow(&reader->locals, &reader->locals_capacity, n, sizeof(*reader->locals)) < 0 ||
+        kve_grow(&reader->blocks, &reader->blocks_capacity, reader->n_blocks + n,
+                 sizeof(*reader->blocks)) < 0)
+        return -ENOMEM;
+    if (ev->extra_keys.p || ev->mm_infos.p)
+        return hash_with_extras(reader, ev, seed, n);
+    kve_hash_tokens(seed, reader->scratch.tokens, n * reader->block_size + (ev->eagle ? 1u : 0u),
+                    reader->block_size, ev->eagle, reader->locals);
+    return 0;
+}
+
+/*
+ * How many of the event's blocks its tokens cover. A few tokens too many (part of a further block)
+ * harm nothing; a block's worth and more leaves open which blocks the hashes are: none is taken.
+ */
+static int covered_blocks(const struct kve_reader *reader, const struct kve_raw_event *ev,
+                          size_t *ret)
+{
+    size_t full = ev->n_tokens / reader->block_size;
+
+    *ret = full > ev->n_hashes ? 0 : full;
+    return full == ev->n_hashes ? 0 : KVE_SKIP_RC(TOKEN_COUNT);
+}
+
+/* The dense event: seed, hashes, op. Returns 0, KVE_SKIP_RC(...) or -ENOMEM. */
+static int store_blocks(struct kve_reader *reader, const struct kve_raw_event *ev,
+                        struct kve_op *op, size_t n)
+{
+    const uint64_t *hashes = reader->scratch.hashes + reader->scratch.n_hashes;
+    struct kv_block *blocks;
+    uint64_t salt, seed;
+    int rc;
+
+    if (!resolve_salt(reader, op->rank, ev, hashes, &salt))
+        return KVE_SKIP_RC(NAMESPACE);
+    rc = salt ? kve_salts_reserve(&reader->salts, n) : 0;
+    if (rc)
+        return rc == -ENOSPC ? KVE_SKIP_RC(NAMESPACE) : rc;
+    seed = kve_seed(ev->lora_name.p, ev->lora_name.len, NULL, 0) + salt;
+    rc = hash_blocks(reader, ev, seed, n);
+    if (rc)
+        return rc;
+    op->n = n;
+    rc = add_op(reader, op, reader->n_blocks);
+    if (rc)
+        return rc;
+    blocks = reader->blocks + reader->n_blocks;
+    for (size_t i = 0; i < n; i++)
+        blocks[i] = (struct kv_block){hashes[i], reader->locals[i]};
+    reader->n_blocks += n;
+    remember_salt(reader, op, hashes, n, salt);
+    return 0;
+}
+
+static int add_stored(struct kve_reader *reader, const struct kve_raw_event *ev, struct kve_op *op)
+{
+    const uint64_t *hashes = reader->scratch.hashes + reader->scratch.n_hashes;
+    int tier = common_rules(reader, op->rank, ev), short_of, rc;
+    size_t n;
+
+    if (tier < 0)
+        return -tier;
+    op->tier = (enum kv_tier)tier;
+    op->type = KVE_OP_STORE;
+    op->has_parent = ev->has_parent;
+    op->parent = ev->parent;
+    if (ev->block_size != reader->block_size && (ev->block_size || ev->n_tokens))
+        return KVE_SKIP_RC(BLOCK_SIZE);
+    if (!ev->n_hashes)
+        return 0;
+    rc = kve_unique_check(&reader->unique, ev->has_parent ? &ev->parent : NULL, hashes,
+                          ev->n_hashes);
+    if (rc <= 0)
+        return rc ? rc : KVE_SKIP_RC(DUPLICATE_HASH);
+    if (!ev->n_tokens) {
+        op->has_parent = false;
+        op->parent = 0;
+        return store_known(reader, ev, op);
+    }
+    short_of = covered_blocks(reader, ev, &n);
+    rc = n ? store_blocks(reader, ev, op, n) : 0;
+    return rc ? rc : short_of;
+}
+
+/* -- removed, cleared ----------------------------------------------------------------------------
+ */
+
+static int add_removed(struct kve_reader *reader, const struct kve_raw_event *ev, struct kve_op *op)
+{
+    const uint64_t *hashes = reader->scratch.hashes + reader->scratch.n_hashes;
+    int tier = common_rules(reader, op->rank, ev);
+
+    if (tier < 0)
+        return -tier;
+    op->tier = (enum kv_tier)tier;
+    op->type = KVE_OP_REMOVE;
+    for (size_t i = 0; i < ev->n_hashes && reader->salts.n; i++)
+        kve_salts_remove(&reader->salts, op->rank, hashes[i], op->tier);
+    return add_hashes_op(reader, op, ev->n_hashes);
+}
+
+static int add_cleared(struct kve_reader *reader, struct kve_op *op)
+{
+    op->type = KVE_OP_CLEAR;
+    kve_salts_clear(&reader->salts, op->rank);
+    return add_op(reader, op, 0);
+}
+
+/* -- batches -------------------------------------------------------------------------------------
+ */
+
+/* Returns 0, KVE_SKIP_RC(...), -EPROTO (not even msgpack) or -ENOMEM. */
+static int read_event(struct kve_reader *reader, struct kv_msgpack *m, uint32_t rank)
+{
+    const uint8_t *before = m->p;
+    struct kve_raw_event ev;
+    struct kve_op op = {0};
+    int rc = kve_raw_event_read(m, &reader->scratch, &ev);
+
+    if (rc) {
+        /* To the end of the event, wherever its reading stopped. */
+        m->p = before;
+        m->error.code = 0;
+        kv_msgpack_skip(m);
+        return kv_msgpack_failed(m) ? -EPROTO : rc;
+    }
+    op.rank = ev.has_rank ? ev.rank : rank;
+    switch (ev.type) {
+    case KVE_RAW_STORED:
+        return add_stored(reader, &ev, &op);
+    case KVE_RAW_REMOVED:
+        return add_removed(reader, &ev, &op);
+    case KVE_RAW_CLEARED:
+        return add_cleared(reader, &op);
+    case KVE_RAW_IGNORED:
+        return 0;
+    case KVE_RAW_UNKNOWN:
+        return KVE_SKIP_RC(UNKNOWN_TYPE);
+    default:
+        return KVE_SKIP_RC(MALFORMED);
+    }
+}
+
+static int read_events(struct kve_reader *reader, struct kv_msgpack *m, struct kve_batch *batch)
+{
+    uint32_t n = kv_msgpack_array(m);
+    uint32_t rank = batch->has_rank ? batch->rank : reader->rank;
+
+    batch->n_events = n;
+    for (uint32_t i = 0; i < n; i++) {
+        int rc = KVE_SKIP_RC(TOO_LARGE);
+
+        if (i < reader->max_events)
+            rc = read_event(reader, m, rank);
+        else
+            kv_msgpack_skip(m);
+        if (rc < 0)
+            return rc;
+        if (rc > 0)
+            batch->skipped[rc - 1]++;
+    }
+    return kv_msgpack_failed(m) ? -EPROTO : 0;
+}
+
+/* Seconds as a float; whole numbers of today's size are milliseconds. */
+static double take_timestamp(struct kv_msgpack *m)
+{
+    enum kv_msgpack_type type = kv_msgpack_peek(m);
+    double value;
+
+    if (type == KV_MSGPACK_NIL || type == KV_MSGPACK_STR) {
+        kv_msgpack_skip(m);
+        return 0;
+    }
+    value = kv_msgpack_double(m);
+    return type != KV_MSGPACK_FLOAT && value >= 1e11 ? value / 1000 : value;
+}
+
+/* nil, or a number that is taken for unsigned (some publishers write a signed 32-bit one). */
+static void take_rank(struct kv_msgpack *m, struct kve_batch *batch)
+{
+    int64_t rank;
+
+    if (kv_msgpack_nil(m))
+        return;
+    rank = kv_msgpack_i64(m);
+    if (rank < INT32_MIN || rank > UINT32_MAX)
+        kv_msgpack_fail(m, -EPROTO, "no rank");
+    batch->has_rank = true;
+    batch->rank = (uint32_t)rank;
+}
+
+/*
+ * The rank stands behind the events, but is needed for them; reading past them first would cost as
+ * much as decoding them. In a batch of three the rank is the last thing, so its bytes can be told
+ * from the end: one byte that can't belong to a longer number. When that isn't certain, or the
+ * batch has another shape, the events are passed over first.
+ */
+static bool rank_from_end(const struct kv_msgpack *m, struct kve_batch *batch)
+{
+    size_t left = (size_t)(m->end - m->p);
+    const uint8_t *end = m->end;
+    uint8_t last;
+
+    if (left < 10)
+        return false;
+    last = end[-1];
+    if (last != 0xc0 && last >= 0x80)
+        return false;
+    for (unsigned k = 0; k < 4; k++) {
+        uint8_t before = end[-1 - (1 << k)];
+
+        if (before == 0xcc + k || before == 0xd0 + k)
+            return false;
+    }
+    batch->has_rank = last != 0xc0;
+    batch->rank = batch->has_rank ? last : 0;
+    return true;
+}
+
+/* [timestamp, events, rank, ...]. @m is left at the events when they have yet to be read. */
+static int read_array_batch(struct kve_reader *reader, struct kv_msgpack *m,
+                            struct kve_batch *batch)
+{
+    uint32_t n = kv_msgpack_array(m);
+    const uint8_t *events;
+    struct kve_batch told = {0};
+    bool early;
+    int rc;
+
+    if (n < 2)
+        return -EPROTO;
+    batch->timestamp = take_timestamp(m);
+    events = m->p;
+    early = n == 2 || (n == 3 && rank_from_end(m, batch));
+    if (early) {
+        rc = read_events(reader, m, batch);
+        if (rc)
+            return rc;
+    } else {
+        kv_msgpack_skip(m);
+    }
+    if (n > 2)
+        take_rank(m, &told);
+    for (uint32_t i = 3; i < n && !kv_msgpack_failed(m); i++)
+        kv_msgpack_skip(m);
+    if (kv_msgpack_failed(m) || m->p != m->end)
+        return -EPROTO;
+    if (early)
+        return n == 2 || (told.has_rank == batch->has_rank && told.rank == batch->rank) ? 0
+                                                                                        : -EPROTO;
+    batch->has_rank = told.has_rank;
+    batch->rank = told.rank;
+    m->p = events;
+    return read_events(reader, m, batch);
+}
+
+/* {"ts": ..., "events": [...], "data_parallel_rank": ...}, in any order */
+static int read_map_batch(struct kve_reader *reader, struct kv_msgpack *m, struct kve_batch *batch)
+{
+    const uint8_t *events = NULL;
+
+    for (uint32_t n = kv_msgpack_map(m); n && !kv_msgpack_failed(m); n--) {
+        struct kv_str key = {"", 0};
+
+        if (kv_msgpack_peek(m) == KV_MSGPACK_STR)
+            key = kv_msgpack_str(m);
+        else
+            kv_msgpack_skip(m);
+        if (kv_str_eq(key, "ts")) {
+            batch->timestamp = take_timestamp(m);
+        } else if (kv_str_eq(key, "data_parallel_rank") || kv_str_eq(key, "dp_rank") ||
+                   kv_str_eq(key, "attn_dp_rank")) {
+            take_rank(m, batch);
+        } else {
+            if (kv_str_eq(key, "events"))
+                events = m->p;
+            kv_msgpack_skip(m);
+        }
+    }
+    if (kv_msgpack_failed(m) || m->p != m->end || !events)
+        return -EPROTO;
+    m->p = events;
+    return read_events(reader, m, batch);
+}
+
+int kve_reader_decode(struct kve_reader *reader, const void *payload, size_t len,
+                      struct kve_batch *ret)
+{
+    struct kve_batch batch = {0};
+    struct kv_msgpack m;
+    int rc = -EPROTO;
+
+    start_batch(reader);
+    kv_msgpack_init(&m, payload, len);
+    if (kv_msgpack_peek(&m) == KV_MSGPACK_ARRAY)
+        rc = read_array_batch(reader, &m, &batch);
+    else if (kv_msgpack_peek(&m) == KV_MSGPACK_MAP)
+        rc = read_map_batch(reader, &m, &batch);
+    if (rc)
+        return rc;
+    set_pointers(reader);
+    batch.ops = reader->ops;
+    batch.n_ops = reader->n_ops;
+    batch.n_blocks = reader->n_blocks + reader->scratch.n_hashes;
+    *ret = batch;
+    return 0;
+}

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * Which blocks of a publisher belong to a salted chain.
+ *
+ * Engines name the cache salt with the first block of a chain; what comes later only names its
+ * parent. So the salt of every salted block is remembered for as long as the block is in some tier,
+ * by (rank, hash). Blocks without a salt are not remembered: they are most, and what isn't here has
+ * none.
+ *
+ * Open addressing, linear probing, no tombstones; 24 bytes an entry, at most 3/4 full. Where a hash
+ * goes depends on a secret, so that a publisher can't choose hashes that collide.
+ */
+#ifndef KV_EVENT_SALTS_H
+#define KV_EVENT_SALTS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kv_types.h"
+
+struct kve_salt_entry {
+    uint64_t hash;
+    uint64_t salt; /* what the salt adds to a seed */
+    uint32_t rank;
+    uint8_t tiers;  /* bit per tier that has the block; 0: the slot is free */
+    bool ambiguous; /* stored under different salts, or with and without one */
+};
+
+struct kve_salts {
+    struct kve_salt_entry *slots;
+    size_t n, capacity; /* capacity: 0 or a power of two */
+    size_t limit;       /* of n */
+    uint64_t secret;    /* odd */
+};
+
+void kve_salts_init(struct kve_salts *salts, size_t limit);
+void kve_salts_fini(struct kve_salts *salts);
+
+/** Make room for @n more. Returns 0, -ENOSPC (over the limit), -ENOMEM. */
+int kve_salts_reserve(struct kve_salts *salts, size_t n);
+
+/** The block is now in @tier, under @salt. Room must have been reserved. */
+void kve_salts_put(struct kve_salts *salts, uint32_t rank, uint64_t hash, uint64_t salt,
+                   enum kv_tier tier);
+
+/** The entry of a block, or NULL. Valid until the next put or remove. */
+struct kve_salt_entry *kve_salts_find(const struct kve_salts *salts, uint32_t rank, uint64_t hash);
+
+/** The block left @tier; out of its last one, it is forgotten. */
+void kve_salts_remove(struct kve_salts *salts, uint32_t rank, uint64_t hash, enum kv_tier tier);
+
+/** Forget what a rank has, or everything. */
+void kve_salts_clear(struct kve_salts *salts, uint32_t rank);
+void kve_salts_reset(struct kve_salts *salts);
+
+#endif
