@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * What a router says to a kv-indexer: register workers, ask who holds a prompt. Worker w of N has
+ * instance_id w + 1 and rank 0. Thread-confined, like the connection beneath.
+ */
+#ifndef KV_CLI_CLIENT_H
+#define KV_CLI_CLIENT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "cli/http.h"
+
+struct kc_client_opts {
+    const char *url;
+    const char *model;
+    uint32_t block_size;
+    uint32_t n_workers;
+    bool msgpack; /* token ids as one binary instead of JSON */
+};
+
+/** What the indexer believes of one worker. */
+struct kc_belief {
+    uint32_t overlap; /* leading blocks of the prompt */
+    uint64_t blocks;  /* all its blocks; told only with an overlap */
+};
+
+struct kc_client;
+
+int kc_client_create(const struct kc_client_opts *opts, struct kc_client **ret,
+                     struct kv_error *error);
+void kc_client_destroy(struct kc_client *client);
+struct kc_http *kc_client_http(struct kc_client *client);
+
+/** Wait until /health answers. Returns 0, -ETIMEDOUT, or -EINTR when *@stop becomes true. */
+int kc_client_wait_healthy(struct kc_client *client, uint64_t deadline_ns, const _Atomic bool *stop,
+                           struct kv_error *error);
+
+/** Register one worker; a registration left by somebody before is replaced. */
+int kc_client_register(struct kc_client *client, uint32_t worker, const char *endpoint,
+                       const char *replay_endpoint, struct kv_error *error);
+int kc_client_unregister(struct kc_client *client, uint32_t worker, struct kv_error *error);
+
+/**
+ * Ask about a prompt; @ret has room for all workers. *@ret_ns (may be NULL) is the time between the
+ * first byte sent and the answer's last. Returns 0; -ENOENT when the indexer doesn't know the model
+ * (it was restarted); -ECONNREFUSED and other errors of kc_http_request; -EPROTO.
+ */
+int kc_client_query(struct kc_client *client, const uint32_t *tokens, size_t n,
+                    struct kc_belief *ret, uint64_t *ret_ns, struct kv_error *error);
+
+#endif

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The replay and its indexer: getting together, losing each other, finding each other again. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "cli/replay.h"
+
+#define HEALTHY_MS 5000 /* a running indexer answers within */
+#define FOLLOW_MS 20000 /* until it must follow every worker */
+#define AWAY_MS 60000   /* how long it may be away during the run */
+
+static void pause_ms(long ms)
+{
+    const struct timespec pause = {.tv_nsec = ms * 1000 * 1000};
+
+    nanosleep(&pause, NULL);
+}
+
+static int register_all(struct kc_replay *replay, struct kc_client *client, struct kv_error *error)
+{
+    for (uint32_t w = 0; w < replay->opts.workers; w++) {
+        int rc = kc_client_register(client, w, kc_engine_endpoint(replay->engines[w]),
+                                    kc_engine_replay_endpoint(replay->engines[w]), error);
+        if (rc < 0)
+            return rc;
+    }
+    return 0;
+}
+
+void kc_replay_leave(struct kc_replay *replay, struct kc_client *client)
+{
+    for (uint32_t w = 0; w < replay->opts.workers; w++)
+        if (kc_client_unregister(client, w, NULL) == -ECONNREFUSED)
+            return;
+}
+
+/* -- joining ---------------------------------------------------------------------------------- */
+
+/* A prompt that nobody else asks for, and who is said to have it. */
+struct probe {
+    struct kc_prompt prompt;
+    struct kc_belief *beliefs;
+    bool stored; /* the engines have it now */
+};
+
+/* Make every engine's cache hold the probe alone, or nothing, and say so. */
+static int set_probe(struct kc_replay *replay, const struct probe *probe)
+{
+    struct kc_served served;
+    int rc = 0;
+
+    for (uint32_t w = 0; w < replay->opts.workers && rc == 0; w++) {
+        rc = kc_engine_reset(replay->engines[w]);
+        if (rc == 0 && probe->stored)
+            rc = kc_engine_serve(replay->engines[w], &probe->prompt, &served);
+    }
+    return rc;
+}
+
+/*
+ * Publish the state of the probe until the index shows it for every worker. Published again and
+ * again: what is sent before a subscription has arrived is lost, and nothing says when it has.
+ */
+static int wait_for_probe(struct kc_replay *replay, struct kc_client *client, struct probe *probe,
+                          bool stored, struct kv_error *error)
+{
+    uint64_t deadline_ns = kv_now_ns() + FOLLOW_MS * KV_NS_PER_MS;
+    uint32_t wanted = (uint32_t)replay->opts.workers;
+
+    probe->stored = stored;
+    for (unsigned round = 0;; round++) {
+        uint32_t right = 0;
+        int rc = round % 16 == 0 ? set_probe(replay, probe) : 0;
+
+        if (rc == 0)
+            rc = kc_client_query(client, probe->prompt.tokens, probe->prompt.n_tokens,
+                                 probe->beliefs, NULL, error);
+        if (rc < 0)
+            return rc;
+        for (uint32_t w = 0; w < wanted; w++)
+            right += (probe->beliefs[w].overlap > 0) == stored;
+        if (right == wanted)
+            return 0;
+        if (kc_replay_interrupted())
+            return -EINTR;
+        if (kv_now_ns() > deadline_ns)
+            return kv_fail(error, -ETIMEDOUT, 0,
+                           "the indexer follows only %" PRIu32 " of %" PRIu32
+                           " workers; its log and "
+                           "GET /workers say why",
+                           right, wanted);
+        pause_ms(20);
+    }
+}
+
+static int wait_until_followed(struct kc_replay *replay, struct kc_client *client,
+                               struct kv_error *error)
+{
+    const uint64_t id = UINT64_MAX - 1; /* not in any trace */
+    struct probe probe = {.beliefs = calloc(replay->opts.workers, sizeof(*probe.beliefs))};
+    int rc = -ENOMEM;
+
+    if (probe.beliefs)
+        rc = kc_prompt_expand(&probe.prompt, &id, 1, 0, (uint32_t)replay->opts.block_size);
+    if (rc == 0)
+        rc = wait_for_probe(replay, client, &probe, true, error);
+    if (rc == 0)
+        rc = wait_for_probe(replay, client, &probe, false, error);
+    kc_prompt_fini(&probe.prompt);
+    free(probe.beliefs);
+    return rc == -ENOMEM ? kv_fail(error, rc, 0, "out of memory") : rc;
+}
+
+int kc_replay_connect(struct kc_replay *replay, struct kc_client **ret, struct kv_error *error)
+{
+    int rc = 0;
+
+    if (!replay->opts.url)
+        rc = kc_child_start(replay->opts.indexer, &replay->child, error);
+    if (rc < 0)
+        return rc;
+    replay->client = (struct kc_client_opts){
+        .url = replay->child ? kc_child_url(replay->child) : replay->opts.url,
+        .model = replay->opts.model,
+        .block_size = (uint32_t)replay->opts.block_size,
+        .n_workers = (uint32_t)replay->opts.workers,
+        .msgpack = replay->opts.msgpack,
+    };
+    rc = kc_client_create(&replay->client, ret, error);
+    if (rc == 0)
+        rc = kc_client_wait_healthy(*ret, kv_now_ns() + HEALTHY_MS * KV_NS_PER_MS, &replay->stop,
+                                    error);
+    if (rc == 0)
+        rc = register_all(replay, *ret, error);
+    if (rc == 0)
+        rc = wait_until_followed(replay, *ret, error);
+    return rc;
+}
+
+/* -- coming back ------------------------------------------------------------------------------ */
+
+/* Not there, too slow, or there again without knowing us: worth another try. */
+static bool is_away(int rc)
+{
+    return rc == -ENOENT || rc == -ECONNREFUSED || rc == -ETIMEDOUT;
+}
+
+static uint64_t current_generation(struct kc_replay *replay)
+{
+    uint64_t generation;
+
+    pthread_mutex_lock(&replay->recovery);
+    generation = replay->generation;
+    pthread_mutex_unlock(&replay->recovery);
+    return generation;
+}
+
+/* Wait for the indexer and register again, unless another client has done so since @generation. */
+static int bring_back(struct kc_replay *replay, struct kc_client *client, uint64_t generation,
+                      uint64_t deadline_ns, struct kv_error *error)
+{
+    int rc = 0;
+
+    pthread_mutex_lock(&replay->recovery);
+    if (replay->generation == generation) {
+        if (replay->child && !kc_child_alive(replay->child, error))
+            rc = -ECHILD;
+        if (rc == 0)
+            rc = kc_client_wait_healthy(client, deadline_ns, &replay->stop, error);
+        if (rc == 0)
+            rc = register_all(replay, client, error);
+        replay->generation += rc == 0;
+    }
+    pthread_mutex_unlock(&replay->recovery);
+    return rc;
+}
+
+int kc_replay_ask(struct kc_replay *replay, struct kc_client *client,
+                  const struct kc_prompt *prompt, struct kc_belief *beliefs, struct kv_error *error)
+{
+    uint64_t deadline_ns = 0, generation, ns;
+    int rc;
+
+    for (;;) {
+        generation = current_generation(replay);
+        rc = kc_client_query(client, prompt->tokens, prompt->n_tokens, beliefs, &ns, error);
+        if (rc == 0)
+            kc_hist_record(&replay->latency, ns);
+        if (!is_away(rc))
+            return rc;
+        if (deadline_ns == 0)
+            deadline_ns = kv_now_ns() + AWAY_MS * KV_NS_PER_MS;
+        if (kv_now_ns() > deadline_ns)
+            return rc;
+        rc = bring_back(replay, client, generation, deadline_ns, error);
+        if (rc < 0 && !is_away(rc))
+            return rc;
+    }
+}

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/http.h"
+
+#include <curl/curl.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_ANSWER ((size_t)256 << 20)
+#define TIMEOUT_MS 30000L
+
+struct kc_http {
+    CURL *curl;
+    struct curl_slist *json, *msgpack;
+    struct kv_buf body;
+    char url[512];
+    char error[CURL_ERROR_SIZE];
+};
+
+static size_t on_data(char *data, size_t size, size_t n, void *arg)
+{
+    struct kc_http *http = arg;
+
+    kv_buf_append(&http->body, data, size * n);
+    return http->body.error ? 0 : size * n;
+}
+
+/* "Expect:" empty: libcurl would otherwise ask before it sends a body above a megabyte. */
+static struct curl_slist *headers(const char *content_type)
+{
+    struct curl_slist *list = curl_slist_append(NULL, content_type), *longer;
+
+    longer = list ? curl_slist_append(list, "Expect:") : NULL;
+    if (!longer)
+        curl_slist_free_all(list);
+    return longer;
+}
+
+int kc_http_create(const char *url, struct kc_http **ret)
+{
+    struct kc_http *http = calloc(1, sizeof(*http));
+    size_t len = strlen(url);
+
+    if (!http)
+        return -ENOMEM;
+    while (len > 0 && url[len - 1] == '/')
+        len--;
+    if (len == 0 || len + 128 > sizeof(http->url)) {
+        free(http);
+        return -EINVAL;
+    }
+    memcpy(http->url, url, len);
+    http->body.limit = MAX_ANSWER;
+    http->curl = curl_easy_init();
+    http->json = headers("Content-Type: application/json");
+    http->msgpack = headers("Content-Type: application/msgpack");
+    if (!http->curl || !http->json || !http->msgpack) {
+        kc_http_destroy(http);
+        return -ENOMEM;
+    }
+    curl_easy_setopt(http->curl, CURLOPT_ERRORBUFFER, http->error);
+    curl_easy_setopt(http->curl, CURLOPT_WRITEFUNCTION, on_data);
+    curl_easy_setopt(http->curl, CURLOPT_WRITEDATA, http);
+    curl_easy_setopt(http->curl, CURLOPT_NOSIGNAL, 1L);
+    curl_easy_setopt(http->curl, CURLOPT_TIMEOUT_MS, TIMEOUT_MS);
+    curl_easy_setopt(http->curl, CURLOPT_NOPROXY,
+                     "*"); /* the environment's proxy is for elsewhere */
+    curl_easy_setopt(http->curl, CURLOPT_UPLOAD_BUFFERSIZE, 1L << 20);
+    *ret = http;
+    return 0;
+}
+
+void kc_http_destroy(struct kc_http *http)
+{
+    if (!http)
+        return;
+    curl_easy_cleanup(http->curl);
+    curl_slist_free_all(http->json);
+    curl_slist_free_all(http->msgpack);
+    kv_buf_fini(&http->body);
+    free(http);
+}
+
+const char *kc_http_url(const struct kc_http *http)
+{
+    return http->url;
+}
+
+static int explain(struct kc_http *http, CURLcode code, struct kv_error *error)
+{
+    const char *why = http->error[0] ? http->error : curl_easy_strerror(code);
+
+    switch (code) {
+    case CURLE_COULDNT_CONNECT:
+    case CURLE_COULDNT_RESOLVE_HOST:
+    case CURLE_GOT_NOTHING:
+    case CURLE_SEND_ERROR:
+    case CURLE_RECV_ERROR:
+    case CURLE_PARTIAL_FILE:
+        return kv_fail(error, -ECONNREFUSED, 0, "%.80s: %.100s", http->url, why);
+    case CURLE_OPERATION_TIMEDOUT:
+        return kv_fail(error, -ETIMEDOUT, 0, "%.80s: %.100s", http->url, why);
+    case CURLE_OUT_OF_MEMORY:
+        return kv_fail(error, -ENOMEM, 0, "out of memory");
+    case CURLE_WRITE_ERROR:
+        return kv_fail(error, http->body.error ? http->body.error : -EIO, 0,
+                       "%.80s: the answer is too long", http->url);
+    default:
+        return kv_fail(error, -EIO, 0, "%.80s: %.100s", http->url, why);
+    }
+}
+
+int kc_http_request(struct kc_http *http, const char *path, enum kc_body type, const void *body,
+                    size_t len, const struct kv_buf **ret_body, struct kv_error *error)
+{
+    char url[sizeof(http->url) + 64];
+    long status = 0;
+    CURLcode code;
+
+    if (strlen(path) >= 64)
+        return kv_fail(error, -EINVAL, 0, "path too long");
+    strcpy(stpcpy(url, http->url), path);
+    curl_easy_setopt(http->curl, CURLOPT_URL, url);
+    if (type == KC_BODY_NONE) {
+        curl_easy_setopt(http->curl, CURLOPT_HTTPGET, 1L);
+        curl_easy_setopt(http->curl, CURLOPT_HTTPHEADER, NULL);
+    } else {
+        curl_easy_setopt(http->curl, CURLOPT_POST, 1L);
+        curl_easy_setopt(http->curl, CURLOPT_HTTPHEADER,
+                         type == KC_BODY_JSON ? http->json : http->msgpack);
+        curl_easy_setopt(http->curl, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)len);
+        curl_easy_setopt(http->curl, CURLOPT_POSTFIELDS, body);
+    }
+    kv_buf_clear(&http->body);
+    http->error[0] = '\0';
+    code = curl_easy_perform(http->curl);
+    if (code != CURLE_OK)
+        return explain(http, code, error);
+    curl_easy_getinfo(http->curl, CURLINFO_RESPONSE_CODE, &status);
+    *ret_body = &http->body;
+    return (int)status;
+}

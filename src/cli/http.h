@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+/** One keep-alive HTTP connection to a kv-indexer. Thread-confined. */
+#ifndef KV_CLI_HTTP_H
+#define KV_CLI_HTTP_H
+
+#include <stddef.h>
+
+#include "base/buf.h"
+#include "base/error.h"
+
+struct kc_http;
+
+/** @url: "http://host:port"; a slash at its end is dropped. Returns 0, -EINVAL or -ENOMEM. */
+int kc_http_create(const char *url, struct kc_http **ret);
+void kc_http_destroy(struct kc_http *http);
+const char *kc_http_url(const struct kc_http *http);
+
+enum kc_body { KC_BODY_NONE, KC_BODY_JSON, KC_BODY_MSGPACK };
+
+/**
+ * GET (KC_BODY_NONE) or POST. The answer's body stays valid until the next request. Returns the
+ * status (200, 404, ...) or, with @error, -ECONNREFUSED (nobody there, or the connection broke),
+ * -ETIMEDOUT, -EMSGSIZE (a body above 256 MiB), -ENOMEM or -EIO.
+ */
+int kc_http_request(struct kc_http *http, const char *path, enum kc_body type, const void *body,
+                    size_t len, const struct kv_buf **ret_body, struct kv_error *error);
+
+#endif

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+/* On a terminal one line that is redrawn; elsewhere (a log file, a pipe) a line every ten seconds.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "cli/format.h"
+#include "cli/replay.h"
+
+#define WIDTH 24
+#define PLAIN_EVERY_NS (10 * KV_NS_PER_S)
+
+/* How far it is, 0..1: by requests or by time, whichever ends it first. */
+static double fraction(const struct kc_replay *replay, uint64_t served, double seconds)
+{
+    double by_count = replay->limit == UINT64_MAX ? 0 : (double)served / (double)replay->limit;
+    double by_time = replay->opts.seconds ? seconds / (double)replay->opts.seconds : 0;
+    double x = by_count > by_time ? by_count : by_time;
+
+    return x > 1 ? 1 : x;
+}
+
+static void draw(struct kc_replay *replay, FILE *out)
+{
+    uint64_t served = atomic_load_explicit(&replay->served, memory_order_relaxed);
+    uint64_t asked = atomic_load_explicit(&replay->asked_blocks, memory_order_relaxed);
+    uint64_t found = atomic_load_explicit(&replay->found_blocks, memory_order_relaxed);
+    double seconds = (double)(kv_now_ns() - replay->start_ns) / 1e9;
+    double done = fraction(replay, served, seconds);
+    unsigned filled = (unsigned)(done * WIDTH);
+    char bar[WIDTH + 1];
+
+    memset(bar, '.', WIDTH);
+    memset(bar, '#', filled);
+    bar[WIDTH] = '\0';
+    fprintf(out, "[%s] %3.0f %%  %s requests  %.0f/s  found %.3f", bar, done * 100,
+            kc_count(served).s, (double)served / (seconds > 0 ? seconds : 1),
+            asked > 0 ? (double)found / (double)asked : 0);
+    if (done > 0.02 && done < 1)
+        fprintf(out, "  %s left", kc_span(seconds / done * (1 - done)).s);
+}
+
+void kc_progress(struct kc_replay *replay, bool final)
+{
+    static uint64_t next_ns; /* only one thread draws */
+    uint64_t now_ns = kv_now_ns();
+
+    if (isatty(STDERR_FILENO)) {
+        fputs("\r\033[K", stderr);
+        if (!final)
+            draw(replay, stderr);
+        fflush(stderr);
+        return;
+    }
+    if (next_ns == 0)
+        next_ns = now_ns + PLAIN_EVERY_NS;
+    if (final || now_ns < next_ns)
+        return;
+    next_ns = now_ns + PLAIN_EVERY_NS;
+    draw(replay, stderr);
+    fputc('\n', stderr);
+}

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+/** The command line of `kvasir replay`. */
+#ifndef KV_CLI_REPLAY_OPTIONS_H
+#define KV_CLI_REPLAY_OPTIONS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "cli/route.h"
+
+struct kc_replay_opts {
+    const char *trace;   /* NULL: generate one */
+    const char *indexer; /* NULL: find it */
+    const char *url;     /* NULL: start one */
+    const char *model;
+    const char *policy_name;
+    enum kc_policy policy;
+    uint64_t workers;
+    uint64_t blocks; /* per worker; 0: unlimited, UINT64_MAX: the default size in tokens */
+    uint64_t block_size;
+    uint64_t requests; /* 0: the whole trace once */
+    uint64_t seconds;  /* 0: no limit */
+    uint64_t rate;     /* times the trace's own pace; 0: as fast as possible */
+    uint64_t clients;
+    uint64_t prefill; /* tokens per second and worker */
+    uint64_t seed;
+    uint64_t verify;
+    uint64_t settle_ms;
+    uint64_t buffer_batches;
+    const char *json; /* NULL: no JSON; "-": stdout */
+    bool msgpack;
+    bool own_hashes;
+    bool lockstep;
+    bool check_hits;
+    bool quiet;
+};
+
+/** As kv_args_parse: 0, 1 (help was printed), -EINVAL with @error. */
+int kc_replay_options(int argc, char **argv, struct kc_replay_opts *ret, struct kv_error *error);
+
+#endif

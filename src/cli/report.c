@@ -1,0 +1,332 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The figures of a run, as a table for people or as JSON. docs/replay.md says what each one means.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/json.h"
+#include "cli/format.h"
+#include "cli/replay.h"
+
+/* Figures that both forms show. */
+struct figures {
+    double seconds;
+    struct kc_engine_stats engines; /* summed */
+    uint64_t p50, p99, max;         /* ns */
+    double found, random, unlimited;
+    double bytes_per_block;
+    const char *workload;
+};
+
+static double ratio(double part, double whole)
+{
+    return whole > 0 ? part / whole : 0;
+}
+
+static struct figures gather(struct kc_replay *replay)
+{
+    const struct kc_shadow *shadow = &replay->shadow;
+    const char *path = replay->opts.trace, *slash = path ? strrchr(path, '/') : NULL;
+    struct figures f = {.seconds = (double)(replay->end_ns - replay->start_ns) / 1e9};
+
+    for (uint64_t w = 0; w < replay->opts.workers; w++) {
+        struct kc_engine_stats one;
+
+        kc_engine_get_stats(replay->engines[w], &one);
+        f.engines.batches += one.batches;
+        f.engines.events += one.events;
+        f.engines.dropped_events += one.dropped_events;
+        f.engines.replay_requests += one.replay_requests;
+        f.engines.replayed_batches += one.replayed_batches;
+        f.engines.stored_blocks += one.stored_blocks;
+        f.engines.evicted_blocks += one.evicted_blocks;
+        f.engines.blocks += one.blocks;
+    }
+    f.p50 = kc_hist_quantile(&replay->latency, 0.5);
+    f.p99 = kc_hist_quantile(&replay->latency, 0.99);
+    f.max = atomic_load(&replay->latency.max);
+    f.found = ratio((double)replay->counts.found, (double)replay->counts.asked);
+    f.random = ratio((double)shadow->found_random, (double)shadow->asked);
+    f.unlimited = ratio((double)shadow->found_unlimited, (double)shadow->asked);
+    f.bytes_per_block = ratio((double)replay->index.bytes, (double)f.engines.blocks);
+    f.workload = slash ? slash + 1 : path ? path : "a generated workload";
+    return f;
+}
+
+/* -- for people ------------------------------------------------------------------------------- */
+
+struct style {
+    const char *bold, *good, *bad, *plain;
+};
+
+static void table_head(const struct kc_replay *replay, const struct figures *f,
+                       const struct style *s)
+{
+    const struct kc_replay_opts *opts = &replay->opts;
+    const struct kc_counts *c = &replay->counts;
+
+    printf("%sReplay of %s%s%s\n", s->bold, f->workload, replay->interrupted ? ", interrupted" : "",
+           s->plain);
+    printf("  %s requests of %s tokens in the mean, %s of traffic in %s\n", kc_count(c->requests).s,
+           kc_count(c->requests ? c->tokens / c->requests : 0).s, kc_span(c->trace_ms / 1000).s,
+           kc_span(f->seconds).s);
+    printf("  %s worker%s, ", kc_count(opts->workers).s, opts->workers > 1 ? "s" : "");
+    if (opts->blocks > 0)
+        printf("each with %s blocks of %" PRIu64 " tokens", kc_count(opts->blocks).s,
+               opts->block_size);
+    else
+        printf("unlimited, in blocks of %" PRIu64 " tokens", opts->block_size);
+    printf(", routed by %s\n\n", opts->policy == KC_PREFIX ? "prefix and load" : opts->policy_name);
+}
+
+static void table_cache(const struct kc_replay *replay, const struct figures *f,
+                        const struct style *s)
+{
+    const struct kc_counts *c = &replay->counts;
+
+    printf("%s  Cache                                blocks  fraction%s\n", s->bold, s->plain);
+    printf("    asked for                 %17s\n", kc_count(c->asked).s);
+    printf("    found                     %17s    %6.4f\n", kc_count(c->found).s, f->found);
+    printf("    found if routed at random %17s    %6.4f\n", "", f->random);
+    printf("    found in one endless cache%17s    %6.4f\n\n", "", f->unlimited);
+}
+
+static void table_answers(const struct kc_replay *replay, const struct style *s)
+{
+    const struct kc_counts *c = &replay->counts;
+    double n = (double)c->requests;
+
+    printf("%s  Answers when routed                requests  fraction  blocks off%s\n", s->bold,
+           s->plain);
+    printf("    exact                     %17s    %6.4f\n", kc_count(c->exact).s,
+           ratio((double)c->exact, n));
+    printf("    too low, stores under way %17s    %6.4f  %10s\n", kc_count(c->under).s,
+           ratio((double)c->under, n), kc_count(c->under_blocks).s);
+    printf("    too high, removals u. way %17s    %6.4f  %10s\n\n", kc_count(c->over).s,
+           ratio((double)c->over, n), kc_count(c->over_blocks).s);
+}
+
+static void table_events(const struct kc_replay *replay, const struct figures *f,
+                         const struct style *s)
+{
+    const struct kc_engine_stats *e = &f->engines;
+
+    printf("%s  Events                                total  per second%s\n", s->bold, s->plain);
+    printf("    events                    %17s  %10s\n", kc_count(e->events).s,
+           kc_scaled(ratio((double)e->events, f->seconds)).s);
+    printf("    blocks stored             %17s  %10s\n", kc_count(e->stored_blocks).s,
+           kc_scaled(ratio((double)e->stored_blocks, f->seconds)).s);
+    printf("    blocks removed            %17s  %10s\n", kc_count(e->evicted_blocks).s,
+           kc_scaled(ratio((double)e->evicted_blocks, f->seconds)).s);
+    if (e->replayed_batches > 0)
+        printf("    batches sent again        %17s\n", kc_count(e->replayed_batches).s);
+    if (e->dropped_events > 0)
+        printf("    dropped by a full queue   %17s\n", kc_count(e->dropped_events).s);
+    if (replay->generation > 0)
+        printf("    indexer came back         %17s\n", kc_count(replay->generation).s);
+    putchar('\n');
+}
+
+static void table_service(struct kc_replay *replay, const struct figures *f, const struct style *s)
+{
+    const struct kc_index_figures *index = &replay->index;
+
+    printf("%s  Queries%s   p50 %s   p99 %s   max %s   %s/s   (%s)\n", s->bold, s->plain,
+           kc_duration(f->p50).s, kc_duration(f->p99).s, kc_duration(f->max).s,
+           kc_scaled(ratio((double)replay->counts.requests, f->seconds)).s,
+           replay->opts.msgpack ? "msgpack" : "JSON");
+    printf("%s  Index%s     %s holder-blocks", s->bold, s->plain, kc_count(f->engines.blocks).s);
+    if (index->known)
+        printf(", %s: %.1f bytes each", kc_bytes((double)index->bytes).s, f->bytes_per_block);
+    if (index->rss > 0)
+        printf("; process %s", kc_bytes((double)index->rss).s);
+    putchar('\n');
+}
+
+static void table_verdict(const struct kc_replay *replay, const struct style *s)
+{
+    const struct kc_verdict *v = &replay->verdict;
+
+    printf("%s  Final state%s  ", s->bold, s->plain);
+    if (!v->done)
+        printf("not compared\n");
+    else if (v->wrong == 0)
+        printf("%s prompts x %s workers compared: %sall equal%s, settled in %" PRIu64 " ms\n",
+               kc_count(v->prompts).s, kc_count(replay->opts.workers).s, s->good, s->plain,
+               v->settle_ms);
+    else
+        printf("%s%s of %s comparisons WRONG%s\n    %s\n", s->bad, kc_count(v->wrong).s,
+               kc_count(v->comparisons).s, s->plain, v->first);
+    if (replay->opts.lockstep && replay->counts.lockstep_wrong > 0)
+        printf("  %s%s answers in lockstep WRONG%s\n    %s\n", s->bad,
+               kc_count(replay->counts.lockstep_wrong).s, s->plain, v->first);
+}
+
+static void print_table(struct kc_replay *replay, const struct figures *f)
+{
+    struct style style = {"", "", "", ""};
+
+    if (isatty(STDOUT_FILENO))
+        style = (struct style){"\033[1m", "\033[32m", "\033[1;31m", "\033[0m"};
+    table_head(replay, f, &style);
+    table_cache(replay, f, &style);
+    table_answers(replay, &style);
+    table_events(replay, f, &style);
+    table_service(replay, f, &style);
+    table_verdict(replay, &style);
+    fflush(stdout);
+}
+
+/* -- for programs ----------------------------------------------------------------------------- */
+
+static void key_u64(struct kv_json_writer *w, const char *key, uint64_t value)
+{
+    kv_json_key(w, key);
+    kv_json_put_u64(w, value);
+}
+
+static void key_double(struct kv_json_writer *w, const char *key, double value)
+{
+    kv_json_key(w, key);
+    kv_json_put_double(w, value);
+}
+
+static void json_options(const struct kc_replay *replay, struct kv_json_writer *w)
+{
+    const struct kc_replay_opts *opts = &replay->opts;
+
+    kv_json_key(w, "options");
+    kv_json_begin_object(w);
+    key_u64(w, "workers", opts->workers);
+    key_u64(w, "blocks", opts->blocks);
+    key_u64(w, "block_size", opts->block_size);
+    key_u64(w, "clients", opts->clients);
+    key_u64(w, "rate", opts->rate);
+    key_u64(w, "prefill", opts->prefill);
+    key_u64(w, "seed", opts->seed);
+    kv_json_key(w, "policy");
+    kv_json_put_str(w, opts->policy_name);
+    kv_json_key(w, "msgpack");
+    kv_json_put_bool(w, opts->msgpack);
+    kv_json_key(w, "lockstep");
+    kv_json_put_bool(w, opts->lockstep);
+    kv_json_end_object(w);
+}
+
+static void json_counts(const struct kc_replay *replay, const struct figures *f,
+                        struct kv_json_writer *w)
+{
+    const struct kc_counts *c = &replay->counts;
+
+    key_u64(w, "requests", c->requests);
+    key_u64(w, "tokens", c->tokens);
+    key_double(w, "seconds", f->seconds);
+    key_double(w, "trace_seconds", c->trace_ms / 1000);
+    key_u64(w, "blocks_asked", c->asked);
+    key_u64(w, "blocks_found", c->found);
+    key_double(w, "hit_fraction", f->found);
+    key_double(w, "hit_fraction_random", f->random);
+    key_double(w, "hit_fraction_unlimited", f->unlimited);
+    key_u64(w, "answers_exact", c->exact);
+    key_u64(w, "answers_over", c->over);
+    key_u64(w, "answers_under", c->under);
+    key_u64(w, "over_blocks", c->over_blocks);
+    key_u64(w, "under_blocks", c->under_blocks);
+    key_double(w, "answers_exact_fraction", ratio((double)c->exact, (double)c->requests));
+    key_u64(w, "lockstep_wrong", c->lockstep_wrong);
+    key_u64(w, "indexer_came_back", replay->generation);
+}
+
+static void json_events(const struct figures *f, struct kv_json_writer *w)
+{
+    const struct kc_engine_stats *e = &f->engines;
+
+    key_u64(w, "events", e->events);
+    key_u64(w, "batches", e->batches);
+    key_u64(w, "dropped_events", e->dropped_events);
+    key_u64(w, "replay_requests", e->replay_requests);
+    key_u64(w, "replayed_batches", e->replayed_batches);
+    key_double(w, "events_per_second", ratio((double)e->events, f->seconds));
+    key_u64(w, "blocks_stored", e->stored_blocks);
+    key_u64(w, "blocks_removed", e->evicted_blocks);
+    key_double(w, "query_p50_us", (double)f->p50 / 1e3);
+    key_double(w, "query_p99_us", (double)f->p99 / 1e3);
+    key_double(w, "query_max_us", (double)f->max / 1e3);
+}
+
+static void json_index(const struct kc_replay *replay, const struct figures *f,
+                       struct kv_json_writer *w)
+{
+    const struct kc_index_figures *index = &replay->index;
+    const struct kc_verdict *v = &replay->verdict;
+
+    key_u64(w, "holder_blocks", f->engines.blocks);
+    if (index->known) {
+        key_u64(w, "index_bytes", index->bytes);
+        key_double(w, "bytes_per_holder_block", f->bytes_per_block);
+    }
+    if (index->rss > 0)
+        key_u64(w, "indexer_rss", index->rss);
+    kv_json_key(w, "verified");
+    kv_json_put_bool(w, v->done);
+    key_u64(w, "verified_prompts", v->prompts);
+    key_u64(w, "comparisons", v->comparisons);
+    key_u64(w, "wrong", v->wrong);
+    key_u64(w, "settle_ms", v->settle_ms);
+    kv_json_key(w, "first_difference");
+    if (v->first[0])
+        kv_json_put_str(w, v->first);
+    else
+        kv_json_put_null(w);
+}
+
+static void write_json(const struct kc_replay *replay, const struct figures *f, struct kv_buf *out)
+{
+    struct kv_json_writer w;
+
+    kv_json_writer_init(&w, out);
+    kv_json_begin_object(&w);
+    kv_json_key(&w, "workload");
+    kv_json_put_str(&w, f->workload);
+    kv_json_key(&w, "interrupted");
+    kv_json_put_bool(&w, replay->interrupted);
+    json_options(replay, &w);
+    json_counts(replay, f, &w);
+    json_events(f, &w);
+    json_index(replay, f, &w);
+    kv_json_end_object(&w);
+    kv_buf_putc(out, '\n');
+}
+
+static int save_json(const char *path, const struct kv_buf *text, struct kv_error *error)
+{
+    FILE *file = strcmp(path, "-") == 0 ? stdout : fopen(path, "we");
+    int rc = 0;
+
+    if (!file)
+        return kv_fail(error, -errno, 0, "can't write %.120s: %s", path, strerror(errno));
+    if (fwrite(text->data, 1, text->len, file) != text->len)
+        rc = -EIO;
+    if ((file == stdout ? fflush(file) : fclose(file)) != 0)
+        rc = -EIO;
+    return rc < 0 ? kv_fail(error, rc, 0, "can't write %.120s", path) : 0;
+}
+
+int kc_report(struct kc_replay *replay, struct kv_error *error)
+{
+    struct figures f = gather(replay);
+    struct kv_buf text = KV_BUF_INIT;
+    int rc = 0;
+
+    if (!replay->opts.json || strcmp(replay->opts.json, "-") != 0)
+        print_table(replay, &f);
+    if (replay->opts.json) {
+        write_json(replay, &f, &text);
+        rc = text.error ? kv_fail(error, text.error, 0, "out of memory")
+                        : save_json(replay->opts.json, &text, error);
+    }
+    kv_buf_fini(&text);
+    return rc;
+}

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The proof of a run: when the last event has been applied, the indexer must say of every worker
+ * and prompt exactly what that worker holds: how long a prefix, and how many blocks in all.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "cli/replay.h"
+
+#define TICK_EVERY_NS (500 * KV_NS_PER_MS)
+
+uint32_t kc_replay_compare(struct kc_replay *replay, const struct kc_prompt *prompt,
+                           const struct kc_belief *beliefs, char *why, size_t size)
+{
+    uint32_t wrong = 0;
+
+    for (uint32_t w = 0; w < replay->opts.workers; w++) {
+        const struct kc_belief *belief = &beliefs[w];
+        uint64_t blocks;
+        size_t held;
+
+        kc_engine_truth(replay->engines[w], prompt, &held, &blocks);
+        /* All blocks are told only of workers that have the first one of the prompt. */
+        if (belief->overlap == held && (held == 0 || belief->blocks == blocks))
+            continue;
+        if (wrong++ == 0)
+            snprintf(why, size,
+                     "worker %" PRIu32 " holds %zu of %zu blocks of a prompt (%" PRIu64
+                     " in all), the indexer says %" PRIu32 " (%" PRIu64 ")",
+                     w + 1, held, prompt->n_blocks, blocks, belief->overlap, belief->blocks);
+    }
+    return wrong;
+}
+
+/* One prompt: ask until the answer is right or the deadline passes. Returns the wrong workers. */
+static int verify_prompt(struct kc_replay *replay, struct kc_client *client, uint64_t number,
+                         struct kc_prompt *prompt, struct kc_belief *beliefs, uint64_t deadline_ns,
+                         struct kv_error *error)
+{
+    const struct timespec pause = {.tv_nsec = 5 * 1000 * 1000};
+    struct kc_verdict *verdict = &replay->verdict;
+    uint64_t tick_ns = kv_now_ns() + TICK_EVERY_NS;
+    char why[sizeof(verdict->first)];
+    uint32_t wrong;
+    int rc = kc_replay_prompt(replay, number, prompt);
+
+    while (rc == 0) {
+        rc = kc_client_query(client, prompt->tokens, prompt->n_tokens, beliefs, NULL, error);
+        if (rc < 0)
+            break;
+        wrong = kc_replay_compare(replay, prompt, beliefs, why, sizeof(why));
+        if (wrong == 0 || kv_now_ns() >= deadline_ns || kc_replay_interrupted()) {
+            if (wrong > 0 && verdict->wrong == 0)
+                memcpy(verdict->first, why, sizeof(why));
+            return (int)wrong;
+        }
+        /* Events lost at the very end of a stream show only when something follows them. */
+        for (uint32_t w = 0; w < replay->opts.workers && kv_now_ns() >= tick_ns; w++)
+            rc = kc_engine_tick(replay->engines[w]);
+        if (kv_now_ns() >= tick_ns)
+            tick_ns = kv_now_ns() + TICK_EVERY_NS;
+        nanosleep(&pause, NULL);
+    }
+    return rc;
+}
+
+/*
+ * The sample: the last prompt of each worker (that one is there, so that the worker's block count
+ * is compared), then half from the end of the run, half from anywhere.
+ */
+static uint64_t sample(struct kc_replay *replay, uint64_t i, struct kc_rng *rng)
+{
+    uint64_t n = replay->counts.requests, recent = KV_MIN(n, replay->opts.workers * 16);
+
+    if (i < replay->opts.workers)
+        return replay->last_prompt[i];
+    n = KV_MIN(n, UINT32_MAX);
+    return i % 2 ? kc_rng_below(rng, (uint32_t)n)
+                 : replay->counts.requests - 1 - kc_rng_below(rng, (uint32_t)recent);
+}
+
+int kc_replay_verify(struct kc_replay *replay, struct kc_client *client, struct kv_error *error)
+{
+    struct kc_belief *beliefs = calloc(replay->opts.workers, sizeof(*beliefs));
+    struct kc_rng rng = {.state = kc_mix(replay->opts.seed + 3)};
+    struct kc_verdict *verdict = &replay->verdict;
+    uint64_t start_ns = kv_now_ns(), deadline_ns, settled_ns = start_ns;
+    struct kc_prompt prompt = {0};
+    int rc = beliefs ? 0 : kv_fail(error, -ENOMEM, 0, "out of memory");
+
+    deadline_ns = start_ns + replay->opts.settle_ms * KV_NS_PER_MS;
+    for (uint64_t w = 0; w < replay->opts.workers; w++)
+        kc_engine_flush(replay->engines[w], 1000);
+    for (uint64_t i = 0; i < replay->opts.verify && rc >= 0 && replay->counts.requests > 0; i++) {
+        uint64_t number = sample(replay, i, &rng);
+
+        if (number == UINT64_MAX) /* this worker never got one */
+            continue;
+        rc = verify_prompt(replay, client, number, &prompt, beliefs, deadline_ns, error);
+        if (rc < 0)
+            break;
+        verdict->prompts++;
+        verdict->comparisons += replay->opts.workers;
+        verdict->wrong += (uint64_t)rc;
+        if (i < replay->opts.workers)
+            settled_ns = kv_now_ns();
+    }
+    verdict->done = rc >= 0 && verdict->prompts > 0;
+    verdict->settle_ms = (settled_ns - start_ns) / KV_NS_PER_MS;
+    kc_prompt_fini(&prompt);
+    free(beliefs);
+    return rc < 0 ? rc : 0;
+}
+
+/* -- what the indexer says of itself ---------------------------------------------------------- */
+
+/* The sum over all series of one family; *@known becomes true when there is one. */
+static double metric(const struct kv_buf *text, const char *family, bool *known)
+{
+    size_t len = strlen(family);
+    const char *p = text->data, *end = text->data + text->len;
+    double sum = 0;
+
+    while (p && p < end) {
+        const char *newline = memchr(p, '\n', (size_t)(end - p));
+        const char *stop = newline ? newline : end;
+
+        if ((size_t)(stop - p) > len && memcmp(p, family, len) == 0 &&
+            (p[len] == ' ' || p[len] == '{')) {
+            const char *value = memrchr(p, ' ', (size_t)(stop - p));
+            char number[64];
+
+            if (value && (size_t)(stop - value) < sizeof(number)) {
+                memcpy(number, value, (size_t)(stop - value));
+                number[stop - value] = '\0';
+                sum += strtod(number, NULL);
+                *known = true;
+            }
+        }
+        p = newline ? newline + 1 : NULL;
+    }
+    return sum;
+}
+
+static uint64_t rss_of(int pid)
+{
+    unsigned long long pages = 0;
+    char path[64];
+    FILE *file;
+
+    snprintf(path, sizeof(path), "/proc/%d/statm", pid);
+    file = fopen(path, "re");
+    if (!file)
+        return 0;
+    if (fscanf(file, "%*u %llu", &pages) != 1) // NOLINT(cert-err34-c): the kernel wrote it
+        pages = 0;
+    fclose(file);
+    return pages * 4096;
+}
+
+void kc_replay_read_metrics(struct kc_replay *replay, struct kc_client *client)
+{
+    struct kc_index_figures *index = &replay->index;
+    const struct kv_buf *body;
+    bool other;
+
+    if (replay->child && kc_child_pid(replay->child) > 0)
+        index->rss = rss_of(kc_child_pid(replay->child));
+    if (kc_http_request(kc_client_http(client), "/metrics", KC_BODY_NONE, NULL, 0, &body, NULL) !=
+        200)
+        return;
+    index->bytes = (uint64_t)metric(body, "kv_indexer_index_bytes", &index->known);
+    index->blocks = (uint64_t)metric(body, "kv_indexer_index_blocks", &other);
+    index->holder_blocks = (uint64_t)metric(body, "kv_indexer_holder_blocks", &other);
+    index->gaps = (uint64_t)metric(body, "kv_indexer_gaps_total", &other);
+    index->replayed = (uint64_t)metric(body, "kv_indexer_replayed_batches_total", &other);
+}
