@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * GET /dump (docs/formats.md): all indexes as one JSON document, written piece by piece by a thread
+ * of its own into the reply's pipe. However large the index and slow the reader, this takes one
+ * buffer and one pipe; the index's lock isn't held while the pipe is full.
+ */
+#include "base/json.h"
+#include "event/router_event.h"
+#include "indexer/service.h"
+
+#define FLUSH_AT (64u << 10)
+#define EVENT_BLOCKS 512 /* longer chains become several events: a reader needs a bounded buffer \
+                          */
+
+struct dump {
+    struct ki_pipe *pipe;
+    struct kv_buf buf;
+    struct kv_json_writer w;
+    uint64_t event_id;
+};
+
+static int flush(struct dump *d, size_t at)
+{
+    int rc = 0;
+
+    if (d->buf.error)
+        return d->buf.error;
+    if (d->buf.len < at)
+        return 0;
+    rc = ki_pipe_write(d->pipe, d->buf.data, d->buf.len);
+    kv_buf_clear(&d->buf);
+    return rc;
+}
+
+static int write_run(void *arg, const struct kvi_dump_run *run)
+{
+    struct dump *d = arg;
+    struct kve_router_event event = {
+        .holder = run->holder,
+        .type = KVE_OP_STORE,
+        .tier = run->tier,
+        .has_parent = run->parent != NULL,
+        .parent = run->parent ? *run->parent : 0,
+    };
+    int rc = 0;
+
+    for (size_t done = 0; done < run->n && rc == 0; done += event.n) {
+        event.event_id = d->event_id++;
+        event.blocks = run->blocks + done;
+        event.n = KV_MIN(run->n - done, (size_t)EVENT_BLOCKS);
+        kve_router_event_write(&d->w, &event);
+        event.has_parent = true;
+        event.parent = event.blocks[event.n - 1].hash;
+        rc = flush(d, FLUSH_AT);
+    }
+    return rc;
+}
+
+static void write_watermarks(struct dump *d, const struct ki_watermark *marks, long n)
+{
+    kv_json_key(&d->w, "watermarks");
+    kv_json_begin_array(&d->w);
+    for (long i = 0; i < n; i++) {
+        kv_json_begin_object(&d->w);
+        kv_json_key(&d->w, "worker_id");
+        kv_json_put_u64(&d->w, marks[i].holder.worker);
+        kv_json_key(&d->w, "dp_rank");
+        kv_json_put_u64(&d->w, marks[i].holder.rank);
+        kv_json_key(&d->w, "seq");
+        kv_json_put_u64(&d->w, marks[i].sequence);
+        kv_json_key(&d->w, "timestamp");
+        kv_json_put_double(&d->w, marks[i].timestamp);
+        kv_json_key(&d->w, "partial");
+        kv_json_put_bool(&d->w, marks[i].partial);
+        kv_json_end_object(&d->w);
+    }
+    kv_json_end_array(&d->w);
+}
+
+static void write_key(struct dump *d, const struct ki_model *model)
+{
+    struct kv_buf key = KV_BUF_INIT;
+
+    kv_buf_puts(&key, model->name);
+    kv_buf_putc(&key, ':');
+    kv_buf_puts(&key, model->tenant);
+    kv_json_key(&d->w, kv_buf_cstr(&key));
+    kv_buf_fini(&key);
+}
+
+/* The watermarks are taken, and stand, before the events: the events are at least as new. */
+static int write_model(struct ki_service *service, struct dump *d, const struct ki_model *model)
+{
+    struct ki_watermark *marks;
+    long n = ki_registry_watermarks(service->registry, model, &marks);
+    int rc;
+
+    write_key(d, model);
+    kv_json_begin_object(&d->w);
+    if (n < 0) {
+        kv_json_key(&d->w, "error");
+        kv_json_put_str(&d->w, "out of memory");
+        kv_json_end_object(&d->w);
+        return flush(d, FLUSH_AT);
+    }
+    kv_json_key(&d->w, "block_size");
+    kv_json_put_u64(&d->w, model->block_size);
+    kv_json_key(&d->w, "model_name");
+    kv_json_put_str(&d->w, model->name);
+    kv_json_key(&d->w, "tenant_id");
+    kv_json_put_str(&d->w, model->tenant);
+    write_watermarks(d, marks, n);
+    free(marks);
+    kv_json_key(&d->w, "events");
+    kv_json_begin_array(&d->w);
+    d->event_id = 0;
+    rc = kvi_dump(model->index, write_run, d);
+    kv_json_end_array(&d->w);
+    kv_json_end_object(&d->w);
+    return rc;
+}
+
+static int produce(void *arg, struct ki_pipe *pipe)
+{
+    struct ki_service *service = arg;
+    struct dump d = {.pipe = pipe};
+    struct ki_model **models;
+    long n = ki_registry_models(service->registry, &models);
+    int rc = 0;
+
+    if (n < 0)
+        return (int)n;
+    kv_json_writer_init(&d.w, &d.buf);
+    kv_json_begin_object(&d.w);
+    for (long i = 0; i < n; i++) {
+        if (rc == 0)
+            rc = write_model(service, &d, models[i]);
+        ki_model_release(models[i]);
+    }
+    free(models);
+    kv_json_end_object(&d.w);
+    if (rc == 0)
+        rc = flush(&d, 0);
+    kv_buf_fini(&d.buf);
+    return rc;
+}
+
+void ki_api_dump(void *arg, struct ki_request *request, struct ki_reply *reply)
+{
+    (void)request;
+    reply->produce = produce;
+    reply->produce_arg = arg;
+}

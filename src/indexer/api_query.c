@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+/* POST /query and /query_by_hash: parse, hash, look up, answer; each once, nothing allocated per
+ * block. */
+#include <inttypes.h>
+
+#include "base/json.h"
+#include "indexer/explain.h"
+#include "indexer/service.h"
+#include "kv_event.h"
+
+static int by_holder(const void *a, const void *b)
+{
+    const struct kv_holder *x = &((const struct kvi_match *)a)->holder;
+    const struct kv_holder *y = &((const struct kvi_match *)b)->holder;
+
+    if (x->worker != y->worker)
+        return x->worker < y->worker ? -1 : 1;
+    return (x->rank > y->rank) - (x->rank < y->rank);
+}
+
+/*
+ * {"7":{"0":32,"1":16},"9":{...}} for the holders with a match in device memory: scores and
+ * tree_sizes.
+ * @matches are sorted, so that each worker's ranks stand together.
+ */
+static void write_nested(struct kv_json_writer *w, const char *key,
+                         const struct kvi_matches *matches, uint64_t block_size)
+{
+    bool open = false;
+    uint64_t worker = 0;
+
+    kv_json_key(w, key);
+    kv_json_begin_object(w);
+    for (size_t i = 0; i < matches->n; i++) {
+        const struct kvi_match *m = &matches->items[i];
+
+        if (m->reach[KV_TIER_DEVICE] == 0)
+            continue;
+        if (open && m->holder.worker != worker)
+            kv_json_end_object(w);
+        if (!open || m->holder.worker != worker) {
+            kv_json_key_u64(w, m->holder.worker);
+            kv_json_begin_object(w);
+        }
+        open = true;
+        worker = m->holder.worker;
+        kv_json_key_u64(w, m->holder.rank);
+        kv_json_put_u64(w, block_size ? m->reach[KV_TIER_DEVICE] * block_size : m->blocks);
+    }
+    if (open)
+        kv_json_end_object(w);
+    kv_json_end_object(w);
+}
+
+/* One instance: @n matches, its ranks. Tokens; each tier counts what nearer tiers hold as well. */
+static void write_instance(struct kv_json_writer *w, const struct kvi_match *m, size_t n,
+                           uint64_t block_size)
+{
+    uint64_t best[KV_N_TIERS] = {0};
+
+    for (size_t i = 0; i < n; i++)
+        for (int t = 0; t < KV_N_TIERS; t++)
+            best[t] = KV_MAX(best[t], m[i].reach[t] * block_size);
+    kv_json_begin_object(w);
+    kv_json_key(w, "longest_matched");
+    kv_json_put_u64(w, best[KV_TIER_EXTERNAL]);
+    kv_json_key(w, "gpu");
+    kv_json_put_u64(w, best[KV_TIER_DEVICE]);
+    kv_json_key(w, "dp");
+    kv_json_begin_object(w);
+    for (size_t i = 0; i < n; i++) {
+        if (m[i].reach[KV_TIER_DEVICE] == 0)
+            continue;
+        kv_json_key_u64(w, m[i].holder.rank);
+        kv_json_put_u64(w, m[i].reach[KV_TIER_DEVICE] * block_size);
+    }
+    kv_json_end_object(w);
+    kv_json_key(w, "cpu");
+    kv_json_put_u64(w, best[KV_TIER_HOST]);
+    kv_json_key(w, "disk");
+    kv_json_put_u64(w, best[KV_TIER_EXTERNAL]);
+    kv_json_end_object(w);
+}
+
+static void write_instances(struct kv_json_writer *w, const struct kvi_matches *matches,
+                            uint64_t block_size)
+{
+    kv_json_key(w, "instances");
+    kv_json_begin_object(w);
+    for (size_t i = 0, end; i < matches->n; i = end) {
+        end = i + 1;
+        while (end < matches->n &&
+               matches->items[end].holder.worker == matches->items[i].holder.worker)
+            end++;
+        kv_json_key_u64(w, matches->items[i].holder.worker);
+        write_instance(w, &matches->items[i], end - i, block_size);
+    }
+    kv_json_end_object(w);
+}
+
+static uint32_t longest(const struct kvi_matches *matches)
+{
+    uint32_t n = 0;
+
+    for (size_t i = 0; i < matches->n; i++)
+        n = KV_MAX(n, matches->items[i].reach[KV_N_TIERS - 1]);
+    return n;
+}
+
+/* @hashes are the prompt's; @ask carries what explain needs to know about the request. */
+static void answer(struct ki_service *service, const struct ki_model *model,
+                   struct ki_scratch *scratch, const struct ki_explain_ask *ask,
+                   struct ki_reply *reply)
+{
+    struct kvi_matches *matches = &scratch->matches;
+    struct kv_json_writer w;
+
+    if (kvi_find(model->index, ask->hashes, ask->n, matches) < 0) {
+        ki_reply_error(reply, 500, "out of memory");
+        return;
+    }
+    if (matches->n > 1)
+        qsort(matches->items, matches->n, sizeof(matches->items[0]), by_holder);
+    ki_telemetry_query(service->telemetry, ask->n, longest(matches));
+    kv_json_writer_init(&w, &reply->body);
+    kv_json_begin_object(&w);
+    write_nested(&w, "scores", matches, model->block_size);
+    kv_json_key(&w, "frequencies"); /* the original keeps no usage window here: always empty */
+    kv_json_begin_array(&w);
+    kv_json_end_array(&w);
+    write_nested(&w, "tree_sizes", matches, 0);
+    write_instances(&w, matches, model->block_size);
+    if (scratch->body.explain)
+        ki_explain(service, model, ask, matches, &w);
+    kv_json_end_object(&w);
+}
+
+static struct ki_model *find_model(struct ki_service *service, struct ki_body *body,
+                                   struct ki_reply *reply)
+{
+    struct ki_model *model;
+
+    if (!body->tenant_id)
+        body->tenant_id = "default";
+    model = ki_registry_model(service->registry, body->model_name, body->tenant_id);
+    if (!model) {
+        ki_reply_error(reply, 404, "no indexer for model=%.200s tenant=%.200s", body->model_name,
+                       body->tenant_id);
+        if (body->explain)
+            ki_explain_unknown(service, body->model_name, body->tenant_id, reply);
+    }
+    return model;
+}
+
+static uint64_t seed_of(const struct ki_body *body)
+{
+    return kve_seed(body->lora_name, body->lora_name ? strlen(body->lora_name) : 0,
+                    body->cache_salt, body->cache_salt ? strlen(body->cache_salt) : 0);
+}
+
+static void query_tokens(struct ki_service *service, const struct ki_model *model,
+                         struct ki_scratch *scratch, struct ki_reply *reply)
+{
+    const struct kv_buf *tokens = &scratch->body.token_ids;
+    const uint32_t *ids = (const uint32_t *)(const void *)tokens->data;
+    size_t n = tokens->len / sizeof(uint32_t);
+    struct ki_explain_ask ask = {.tokens = ids, .n_tokens = n, .body = &scratch->body};
+
+    kv_buf_clear(&scratch->hashes);
+    if (kv_buf_reserve(&scratch->hashes, (n / model->block_size + 1) * sizeof(uint64_t)) < 0) {
+        ki_reply_error(reply, 503, "out of memory");
+        return;
+    }
+    ask.hashes = (uint64_t *)(void *)scratch->hashes.data;
+    ask.n = kve_hash_tokens(seed_of(&scratch->body), ids, n, model->block_size, false,
+                            (uint64_t *)(void *)scratch->hashes.data);
+    answer(service, model, scratch, &ask, reply);
+}
+
+void ki_api_query(void *arg, struct ki_request *request, struct ki_reply *reply)
+{
+    struct ki_service *service = arg;
+    struct ki_scratch *scratch = ki_scratch_take(service, reply);
+    struct ki_model *model;
+
+    if (!scratch)
+        return;
+    if (ki_read_body(request, reply, KI_TOKEN_IDS | KI_MODEL_NAME,
+                     KI_TENANT_ID | KI_LORA_NAME | KI_CACHE_SALT | KI_EXPLAIN, scratch)) {
+        model = find_model(service, &scratch->body, reply);
+        if (model) {
+            query_tokens(service, model, scratch, reply);
+            ki_model_release(model);
+        }
+    }
+    ki_scratch_give(service, scratch);
+}
+
+static void query_hashes(struct ki_service *service, struct ki_scratch *scratch,
+                         struct ki_reply *reply)
+{
+    struct ki_body *body = &scratch->body;
+    struct ki_explain_ask ask = {
+        .hashes = (const uint64_t *)(const void *)body->block_hashes.data,
+        .n = body->block_hashes.len / sizeof(uint64_t),
+        .body = body,
+    };
+    struct ki_model *model;
+
+    if (body->present & KI_CACHE_SALT) {
+        ki_reply_error(reply, 400,
+                       "cache_salt is not accepted by /query_by_hash; block_hashes must already "
+                       "include the intended cache salt");
+        return;
+    }
+    model = find_model(service, body, reply);
+    if (!model)
+        return;
+    answer(service, model, scratch, &ask, reply);
+    ki_model_release(model);
+}
+
+void ki_api_query_by_hash(void *arg, struct ki_request *request, struct ki_reply *reply)
+{
+    struct ki_service *service = arg;
+    struct ki_scratch *scratch = ki_scratch_take(service, reply);
+
+    if (!scratch)
+        return;
+    if (ki_read_body(request, reply, KI_BLOCK_HASHES | KI_MODEL_NAME,
+                     KI_TENANT_ID | KI_CACHE_SALT | KI_EXPLAIN, scratch))
+        query_hashes(service, scratch, reply);
+    ki_scratch_give(service, scratch);
+}

@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "indexer/auth.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <strings.h>
+#include <sys/stat.h>
+
+#include "base/log.h"
+
+/* Tokens lie padded to one size, so that comparing takes the same time whatever was presented. */
+struct token {
+    unsigned char bytes[KI_TOKEN_MAX];
+    size_t len;
+};
+
+struct tokens {
+    size_t n;
+    struct token items[];
+};
+
+struct ki_auth {
+    char *file;
+    bool insecure;
+    pthread_mutex_t lock; /* tokens: replaced by a reload */
+    struct tokens *tokens;
+};
+
+/* One line without its end; blank lines and #comments are no tokens. */
+static int add_token(struct tokens **tokens, char *line, size_t number, struct kv_error *error)
+{
+    struct tokens *grown;
+    size_t len;
+
+    line += strspn(line, " \t");
+    len = strcspn(line, "\r\n");
+    while (len && (line[len - 1] == ' ' || line[len - 1] == '\t'))
+        len--;
+    if (len == 0 || line[0] == '#')
+        return 0;
+    if (len > KI_TOKEN_MAX)
+        return kv_fail(error, -EMSGSIZE, 0, "line %zu: a token has at most %d bytes", number,
+                       KI_TOKEN_MAX);
+    if ((*tokens)->n == KI_TOKENS_MAX)
+        return kv_fail(error, -E2BIG, 0, "more than %d tokens", KI_TOKENS_MAX);
+    grown = realloc(*tokens, sizeof(*grown) + ((*tokens)->n + 1) * sizeof(grown->items[0]));
+    if (!grown)
+        return kv_fail(error, -ENOMEM, 0, "out of memory");
+    *tokens = grown;
+    memset(&grown->items[grown->n], 0, sizeof(grown->items[0]));
+    memcpy(grown->items[grown->n].bytes, line, len);
+    grown->items[grown->n++].len = len;
+    return 0;
+}
+
+static void warn_if_readable(FILE *f, const char *file)
+{
+    struct stat st;
+    char quoted[300];
+
+    if (fstat(fileno(f), &st) == 0 && S_ISREG(st.st_mode) && (st.st_mode & S_IROTH))
+        kv_log_warn("auth", "the token file is readable by everybody", "file=%s",
+                    kv_log_quote(quoted, sizeof(quoted), file));
+}
+
+static int read_tokens(const char *file, struct tokens **ret, struct kv_error *error)
+{
+    struct tokens *tokens = calloc(1, sizeof(*tokens));
+    FILE *f = fopen(file, "re");
+    char line[4096];
+    size_t number = 0;
+    int rc = 0;
+
+    if (!f)
+        rc = kv_fail(error, -errno, 0, "can't open: %s", strerror(errno));
+    else if (!tokens)
+        rc = kv_fail(error, -ENOMEM, 0, "out of memory");
+    while (rc == 0 && fgets(line, sizeof(line), f))
+        rc = add_token(&tokens, line, ++number, error);
+    if (rc == 0 && ferror(f))
+        rc = kv_fail(error, -EIO, 0, "can't read");
+    if (rc == 0 && tokens->n == 0)
+        rc = kv_fail(error, -ENOENT, 0, "no token in it");
+    if (rc == 0)
+        warn_if_readable(f, file);
+    if (f)
+        fclose(f);
+    explicit_bzero(line, sizeof(line));
+    if (rc < 0) {
+        free(tokens);
+        return rc;
+    }
+    *ret = tokens;
+    return 0;
+}
+
+static void free_tokens(struct tokens *tokens)
+{
+    if (tokens)
+        explicit_bzero(tokens->items, tokens->n * sizeof(tokens->items[0]));
+    free(tokens);
+}
+
+int ki_auth_create(const char *token_file, bool insecure, struct ki_auth **ret,
+                   struct kv_error *error)
+{
+    struct ki_auth *auth = calloc(1, sizeof(*auth));
+    int rc;
+
+    if (!auth)
+        return kv_fail(error, -ENOMEM, 0, "out of memory");
+    pthread_mutex_init(&auth->lock, NULL);
+    auth->insecure = insecure;
+    if (token_file) {
+        auth->file = strdup(token_file);
+        rc = auth->file ? ki_auth_reload(auth, error) : kv_fail(error, -ENOMEM, 0, "out of memory");
+        if (rc < 0) {
+            ki_auth_destroy(auth);
+            return rc;
+        }
+    }
+    *ret = auth;
+    return 0;
+}
+
+void ki_auth_destroy(struct ki_auth *auth)
+{
+    if (!auth)
+        return;
+    free_tokens(auth->tokens);
+    pthread_mutex_destroy(&auth->lock);
+    free(auth->file);
+    free(auth);
+}
+
+int ki_auth_reload(struct ki_auth *auth, struct kv_error *error)
+{
+    struct tokens *fresh, *old;
+    struct kv_error why = {0};
+    int rc;
+
+    if (!auth->file)
+        return 0;
+    rc = read_tokens(auth->file, &fresh, &why);
+    if (rc < 0)
+        return kv_fail(error, rc, 0, "token file %.100s: %.90s", auth->file, why.text);
+    pthread_mutex_lock(&auth->lock);
+    old = auth->tokens;
+    auth->tokens = fresh;
+    pthread_mutex_unlock(&auth->lock);
+    free_tokens(old);
+    return 0;
+}
+
+/* No early exit anywhere: neither the token that matched nor where one differed shows in the time.
+ */
+static bool is_known(const struct tokens *tokens, const char *presented, size_t len)
+{
+    unsigned char padded[KI_TOKEN_MAX] = {0};
+    unsigned found = 0;
+
+    memcpy(padded, presented, len);
+    for (size_t i = 0; i < tokens->n; i++) {
+        const struct token *token = &tokens->items[i];
+        unsigned long differs = token->len ^ len;
+
+        for (size_t k = 0; k < KI_TOKEN_MAX; k++)
+            differs |= (unsigned long)(token->bytes[k] ^ padded[k]);
+        found |= differs == 0;
+    }
+    explicit_bzero(padded, sizeof(padded));
+    return found;
+}
+
+static bool has_valid_token(struct ki_auth *auth, const char *authorization)
+{
+    static const char scheme[] = "Bearer";
+    size_t len;
+    bool ok;
+
+    if (!authorization || strncasecmp(authorization, scheme, sizeof(scheme) - 1) != 0)
+        return false;
+    authorization += sizeof(scheme) - 1;
+    if (*authorization != ' ')
+        return false;
+    authorization += strspn(authorization, " ");
+    len = strlen(authorization);
+    while (len && (authorization[len - 1] == ' ' || authorization[len - 1] == '\t'))
+        len--;
+    if (len == 0 || len > KI_TOKEN_MAX)
+        return false;
+    pthread_mutex_lock(&auth->lock);
+    ok = is_known(auth->tokens, authorization, len);
+    pthread_mutex_unlock(&auth->lock);
+    return ok;
+}
+
+bool ki_auth_admit(struct ki_auth *auth, const struct ki_request *request, struct ki_reply *reply)
+{
+    if (auth->insecure || (request->route && request->route->flags & KI_ROUTE_OPEN))
+        return true;
+    if (!auth->file) {
+        if (request->loopback)
+            return true;
+        ki_reply_error(reply, 403,
+                       "requests from other machines are refused by default; start kv-indexer with "
+                       "--auth-token-file FILE (bearer tokens) or with --insecure");
+        return false;
+    }
+    if (has_valid_token(auth, request->authorization))
+        return true;
+    ki_reply_header(reply, "WWW-Authenticate",
+                    request->authorization ? "Bearer realm=\"kv-indexer\", error=\"invalid_token\""
+                                           : "Bearer realm=\"kv-indexer\"");
+    ki_reply_error(reply, 401,
+                   request->authorization
+                       ? "unknown token"
+                       : "a token is needed: send the header Authorization: Bearer TOKEN");
+    return false;
+}
+
+char *ki_auth_first_token(struct ki_auth *auth)
+{
+    char *token;
+
+    if (!auth->file)
+        return NULL;
+    pthread_mutex_lock(&auth->lock);
+    token = strndup((const char *)auth->tokens->items[0].bytes, auth->tokens->items[0].len);
+    pthread_mutex_unlock(&auth->lock);
+    return token;
+}

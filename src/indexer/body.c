@@ -1,0 +1,397 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "indexer/body.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <strings.h>
+
+#include "base/msgpack.h"
+
+enum type { U32, U64, BOOL, STRING, LONG_STRING, U32S, BITS64S };
+
+static const struct field {
+    const char *name;
+    enum type type;
+    uint32_t bit;
+    size_t offset;
+} fields[] = {
+    {"token_ids", U32S, KI_TOKEN_IDS, offsetof(struct ki_body, token_ids)},
+    {"model_name", STRING, KI_MODEL_NAME, offsetof(struct ki_body, model_name)},
+    {"tenant_id", STRING, KI_TENANT_ID, offsetof(struct ki_body, tenant_id)},
+    {"routing_group", STRING, KI_TENANT_ID, offsetof(struct ki_body, tenant_id)},
+    {"block_hashes", BITS64S, KI_BLOCK_HASHES, offsetof(struct ki_body, block_hashes)},
+    {"lora_name", STRING, KI_LORA_NAME, offsetof(struct ki_body, lora_name)},
+    {"cache_salt", STRING, KI_CACHE_SALT, offsetof(struct ki_body, cache_salt)},
+    {"explain", BOOL, KI_EXPLAIN, offsetof(struct ki_body, explain)},
+    {"instance_id", U64, KI_INSTANCE_ID, offsetof(struct ki_body, instance_id)},
+    {"dp_rank", U32, KI_DP_RANK, offsetof(struct ki_body, dp_rank)},
+    {"block_size", U32, KI_BLOCK_SIZE, offsetof(struct ki_body, block_size)},
+    {"endpoint", LONG_STRING, KI_ENDPOINT, offsetof(struct ki_body, endpoint)},
+    {"replay_endpoint", LONG_STRING, KI_REPLAY_ENDPOINT, offsetof(struct ki_body, replay_endpoint)},
+    {"url", LONG_STRING, KI_URL, offsetof(struct ki_body, url)},
+};
+
+/* One request being read. */
+struct reading {
+    struct ki_body *body;
+    uint32_t wanted, required;
+    struct kv_error *error;
+};
+
+void ki_body_fini(struct ki_body *body)
+{
+    kv_buf_fini(&body->token_ids);
+    kv_buf_fini(&body->block_hashes);
+    kv_buf_fini(&body->strings);
+    kv_buf_fini(&body->unescaped);
+}
+
+enum ki_media ki_media_of(const char *content_type)
+{
+    static const char application[] = "application/";
+    const char *subtype;
+    size_t len;
+
+    if (!content_type || strncasecmp(content_type, application, sizeof(application) - 1) != 0)
+        return KI_MEDIA_OTHER;
+    subtype = content_type + sizeof(application) - 1;
+    len = strcspn(subtype, "; \t");
+    if (len == 4 && strncasecmp(subtype, "json", 4) == 0)
+        return KI_MEDIA_JSON;
+    if (len > 5 && strncasecmp(subtype + len - 5, "+json", 5) == 0)
+        return KI_MEDIA_JSON;
+    if ((len == 7 && strncasecmp(subtype, "msgpack", 7) == 0) ||
+        (len == 9 && strncasecmp(subtype, "x-msgpack", 9) == 0) ||
+        (len == 11 && strncasecmp(subtype, "vnd.msgpack", 11) == 0))
+        return KI_MEDIA_MSGPACK;
+    return KI_MEDIA_OTHER;
+}
+
+/* -- what both formats share ---------------------------------------------------------------------
+ */
+
+static const struct field *find_field(const struct reading *r, struct kv_str key)
+{
+    for (size_t i = 0; i < KV_COUNT(fields); i++)
+        if (kv_str_eq(key, fields[i].name))
+            return fields[i].bit & r->wanted ? &fields[i] : NULL;
+    return NULL;
+}
+
+static void *at(const struct reading *r, const struct field *field)
+{
+    return (char *)r->body + field->offset;
+}
+
+/* Returns why the string is refused, or NULL with the field set. */
+static const char *set_string(struct reading *r, const struct field *field, struct kv_str value)
+{
+    struct kv_buf *strings = &r->body->strings;
+    const char **ret = at(r, field);
+
+    if (value.len > (field->type == LONG_STRING ? 2 * KI_MAX_NAME : KI_MAX_NAME))
+        return "string is too long";
+    if (value.len && memchr(value.p, '\0', value.len))
+        return "NUL in a string";
+    if (r->body->present & field->bit) { /* tenant_id and routing_group */
+        if (strlen(*ret) == value.len && memcmp(*ret, value.p, value.len) == 0)
+            return NULL;
+        return "given twice, with different values";
+    }
+    /* Room for all strings of a request was reserved: the pointers stay. */
+    *ret = strings->data + strings->len;
+    kv_buf_append(strings, value.p, value.len);
+    kv_buf_putc(strings, '\0');
+    return NULL;
+}
+
+/* A sentence for the client, and the code: what isn't -EBADMSG or -ENOMEM is the field's fault. */
+static int refuse(struct reading *r, const struct field *field, const char *format,
+                  const struct kv_error *why)
+{
+    if (why->code == -ENOMEM)
+        return kv_fail(r->error, -ENOMEM, 0, "out of memory");
+    if (why->code == -EINVAL || why->code == -ERANGE)
+        return kv_fail(r->error, -EINVAL, why->offset, "field '%s': %s (byte %zu)",
+                       field ? field->name : "(top level)", why->text, why->offset);
+    return kv_fail(r->error, -EBADMSG, why->offset, "malformed %s at byte %zu: %s", format,
+                   why->offset, why->text);
+}
+
+static int check_required(struct reading *r)
+{
+    uint32_t missing = r->required & ~r->body->present;
+
+    for (size_t i = 0; missing && i < KV_COUNT(fields); i++)
+        if (fields[i].bit & missing)
+            return kv_fail(r->error, -EINVAL, 0, "missing field '%s'", fields[i].name);
+    return 0;
+}
+
+static bool is_repeated(const struct reading *r, const struct field *field)
+{
+    return field->bit != KI_TENANT_ID && (r->body->present & field->bit);
+}
+
+/* -- JSON ----------------------------------------------------------------------------------------
+ */
+
+static void json_string(struct reading *r, const struct field *field, struct kv_json *j)
+{
+    struct kv_str value = kv_json_str(j, &r->body->unescaped);
+    const char *problem = kv_json_failed(j) ? NULL : set_string(r, field, value);
+
+    if (problem)
+        kv_json_fail(j, -EINVAL, problem);
+}
+
+static void json_value(struct reading *r, const struct field *field, struct kv_json *j)
+{
+    if (is_repeated(r, field)) {
+        kv_json_fail(j, -EINVAL, "given twice");
+        return;
+    }
+    if (!(field->bit & r->required) && kv_json_null(j))
+        return;
+    switch (field->type) {
+    case U32:
+        *(uint64_t *)at(r, field) = kv_json_u64(j, UINT32_MAX);
+        break;
+    case U64:
+        *(uint64_t *)at(r, field) = kv_json_u64(j, UINT64_MAX);
+        break;
+    case BOOL:
+        *(bool *)at(r, field) = kv_json_bool(j);
+        break;
+    case STRING:
+    case LONG_STRING:
+        json_string(r, field, j);
+        break;
+    case U32S:
+        kv_json_u32_array(j, at(r, field));
+        break;
+    case BITS64S:
+        kv_json_bits64_array(j, at(r, field));
+        break;
+    }
+    r->body->present |= field->bit;
+}
+
+static int parse_json(struct reading *r, struct kv_str text)
+{
+    const struct field *field = NULL;
+    struct kv_json j;
+    struct kv_str key;
+
+    kv_json_init(&j, text.p, text.len);
+    kv_json_object(&j);
+    while (kv_json_next_key(&j, &key)) {
+        field = find_field(r, key);
+        if (field)
+            json_value(r, field, &j);
+        else
+            kv_json_skip(&j);
+    }
+    if (kv_json_finish(&j) < 0)
+        return refuse(r, field, "JSON", &j.error);
+    return check_required(r);
+}
+
+/* -- msgpack -------------------------------------------------------------------------------------
+ */
+
+static bool expect(struct kv_msgpack *m, bool fits, const char *text)
+{
+    if (!fits && !kv_msgpack_failed(m) && kv_msgpack_peek(m) != KV_MSGPACK_NONE)
+        kv_msgpack_fail(m, -EINVAL, text);
+    return fits;
+}
+
+static uint64_t msgpack_uint(struct kv_msgpack *m, uint64_t max)
+{
+    uint64_t value;
+
+    if (!expect(m, kv_msgpack_peek(m) == KV_MSGPACK_UINT, "expected an unsigned integer"))
+        return 0;
+    value = kv_msgpack_u64(m);
+    if (value > max)
+        kv_msgpack_fail(m, -ERANGE, "number out of range");
+    return value;
+}
+
+static void msgpack_string(struct reading *r, const struct field *field, struct kv_msgpack *m)
+{
+    const char *problem;
+    struct kv_str value;
+
+    if (!expect(m, kv_msgpack_peek(m) == KV_MSGPACK_STR, "expected a string"))
+        return;
+    value = kv_msgpack_str(m);
+    problem = kv_msgpack_failed(m) ? NULL : set_string(r, field, value);
+    if (problem)
+        kv_msgpack_fail(m, -EINVAL, problem);
+}
+
+/* Packed little-endian integers of @width bytes, as one bin. */
+static void msgpack_packed(struct kv_buf *ret, struct kv_msgpack *m, size_t width)
+{
+    struct kv_str bin = kv_msgpack_bin(m);
+
+    if (bin.len % width != 0)
+        kv_msgpack_fail(m, -EINVAL, "length of the packed integers isn't a multiple of their size");
+    else
+        kv_buf_append(ret, bin.p, bin.len);
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    for (size_t i = 0; i + width <= ret->len; i += width)
+        if (width == 4)
+            ((uint32_t *)ret->data)[i / 4] = __builtin_bswap32(((uint32_t *)ret->data)[i / 4]);
+        else
+            ((uint64_t *)ret->data)[i / 8] = __builtin_bswap64(((uint64_t *)ret->data)[i / 8]);
+#endif
+}
+
+static void msgpack_u32s(struct kv_buf *ret, struct kv_msgpack *m)
+{
+    enum kv_msgpack_type type = kv_msgpack_peek(m);
+    uint32_t n;
+
+    if (type == KV_MSGPACK_BIN) {
+        msgpack_packed(ret, m, sizeof(uint32_t));
+        return;
+    }
+    if (!expect(m, type == KV_MSGPACK_ARRAY, "expected an array or packed integers"))
+        return;
+    n = kv_msgpack_array(m); /* at most the bytes that follow */
+    if (kv_msgpack_failed(m))
+        return;
+    if (kv_buf_reserve(ret, n * sizeof(uint32_t)) < 0) {
+        kv_msgpack_fail(m, -ENOMEM, "out of memory");
+        return;
+    }
+    if (kv_msgpack_u32s(m, n, (uint32_t *)(void *)(ret->data + ret->len)))
+        ret->len += n * sizeof(uint32_t);
+    else if (m->error.code == -EPROTO && m->p < m->end)
+        m->error.code = -EINVAL; /* there is an element, of another type */
+}
+
+static void msgpack_bits64s(struct kv_buf *ret, struct kv_msgpack *m)
+{
+    enum kv_msgpack_type type = kv_msgpack_peek(m);
+    uint32_t n;
+
+    if (type == KV_MSGPACK_BIN) {
+        msgpack_packed(ret, m, sizeof(uint64_t));
+        return;
+    }
+    if (!expect(m, type == KV_MSGPACK_ARRAY, "expected an array or packed integers"))
+        return;
+    n = kv_msgpack_array(m);
+    if (kv_msgpack_failed(m) || kv_buf_reserve(ret, n * sizeof(uint64_t)) < 0)
+        n = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t value;
+
+        type = kv_msgpack_peek(m);
+        if (!expect(m, type == KV_MSGPACK_UINT || type == KV_MSGPACK_INT, "expected an integer"))
+            break;
+        value = kv_msgpack_bits64(m);
+        kv_buf_append(ret, &value, sizeof(value));
+    }
+}
+
+static void msgpack_value(struct reading *r, const struct field *field, struct kv_msgpack *m)
+{
+    if (is_repeated(r, field)) {
+        kv_msgpack_fail(m, -EINVAL, "given twice");
+        return;
+    }
+    if (!(field->bit & r->required) && kv_msgpack_nil(m))
+        return;
+    switch (field->type) {
+    case U32:
+        *(uint64_t *)at(r, field) = msgpack_uint(m, UINT32_MAX);
+        break;
+    case U64:
+        *(uint64_t *)at(r, field) = msgpack_uint(m, UINT64_MAX);
+        break;
+    case BOOL:
+        if (expect(m, kv_msgpack_peek(m) == KV_MSGPACK_BOOL, "expected true or false"))
+            *(bool *)at(r, field) = kv_msgpack_bool(m);
+        break;
+    case STRING:
+    case LONG_STRING:
+        msgpack_string(r, field, m);
+        break;
+    case U32S:
+        msgpack_u32s(at(r, field), m);
+        break;
+    case BITS64S:
+        msgpack_bits64s(at(r, field), m);
+        break;
+    }
+    r->body->present |= field->bit;
+}
+
+static int parse_msgpack(struct reading *r, struct kv_str text)
+{
+    const struct field *field = NULL;
+    struct kv_msgpack m;
+    uint32_t n = 0;
+
+    kv_msgpack_init(&m, text.p, text.len);
+    if (expect(&m, kv_msgpack_peek(&m) == KV_MSGPACK_MAP, "expected a map"))
+        n = kv_msgpack_map(&m);
+    else
+        kv_msgpack_skip(&m); /* nothing there: the reader says so */
+    for (uint32_t i = 0; i < n && !kv_msgpack_failed(&m); i++) {
+        field = NULL;
+        if (kv_msgpack_peek(&m) != KV_MSGPACK_STR)
+            kv_msgpack_skip(&m); /* a key of another type is a field we don't know */
+        else
+            field = find_field(r, kv_msgpack_str(&m));
+        if (field)
+            msgpack_value(r, field, &m);
+        else
+            kv_msgpack_skip(&m);
+    }
+    if (!kv_msgpack_failed(&m) && m.p != m.end)
+        kv_msgpack_fail(&m, -EPROTO, "bytes after the value");
+    if (kv_msgpack_failed(&m))
+        return refuse(r, field, "msgpack", &m.error);
+    return check_required(r);
+}
+
+/* -- entry ---------------------------------------------------------------------------------------
+ */
+
+static void reset(struct ki_body *body)
+{
+    struct kv_buf tokens = body->token_ids, hashes = body->block_hashes;
+    struct kv_buf strings = body->strings, unescaped = body->unescaped;
+
+    memset(body, 0, sizeof(*body));
+    kv_buf_clear(&tokens);
+    kv_buf_clear(&hashes);
+    kv_buf_clear(&strings);
+    kv_buf_clear(&unescaped);
+    body->token_ids = tokens;
+    body->block_hashes = hashes;
+    body->strings = strings;
+    body->unescaped = unescaped;
+}
+
+int ki_body_parse(enum ki_media media, struct kv_str text, uint32_t required, uint32_t optional,
+                  struct ki_body *ret, struct kv_error *error)
+{
+    struct reading r = {
+        .body = ret, .wanted = required | optional, .required = required, .error = error};
+    int rc;
+
+    reset(ret);
+    if (kv_buf_reserve(&ret->strings, 16 * (KI_MAX_NAME + 1)) < 0)
+        return kv_fail(error, -ENOMEM, 0, "out of memory");
+    rc = media == KI_MEDIA_MSGPACK ? parse_msgpack(&r, text) : parse_json(&r, text);
+    if (rc == 0 && (ret->token_ids.error || ret->block_hashes.error))
+        rc = kv_fail(error, -ENOMEM, 0, "out of memory");
+    return rc;
+}

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * Request bodies, JSON or msgpack, read by one table of fields.
+ *
+ * A handler names the fields it requires and those it takes; all others are passed over unread, as
+ * are fields it doesn't know. An optional field may be null. Reading is one pass; token ids go from
+ * the text into an array without anything in between.
+ */
+#ifndef KV_INDEXER_BODY_H
+#define KV_INDEXER_BODY_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/buf.h"
+#include "base/error.h"
+#include "base/json.h"
+
+#define KI_MAX_NAME 1024 /* bytes of a string in a request; URLs and endpoints 2048 */
+
+enum ki_field {
+    KI_INSTANCE_ID = 1 << 0,
+    KI_ENDPOINT = 1 << 1,
+    KI_REPLAY_ENDPOINT = 1 << 2,
+    KI_MODEL_NAME = 1 << 3,
+    KI_TENANT_ID = 1 << 4, /* routing_group is another name for it */
+    KI_BLOCK_SIZE = 1 << 5,
+    KI_DP_RANK = 1 << 6,
+    KI_LORA_NAME = 1 << 7,
+    KI_CACHE_SALT = 1 << 8,
+    KI_TOKEN_IDS = 1 << 9,
+    KI_BLOCK_HASHES = 1 << 10,
+    KI_EXPLAIN = 1 << 11,
+    KI_URL = 1 << 12,
+};
+
+/** What was read; reused from one request to the next. Zero-initialise. Thread-confined. */
+struct ki_body {
+    uint32_t present; /* enum ki_field bits: there and not null */
+    uint64_t instance_id, block_size, dp_rank;
+    bool explain;
+    /* C strings, NULL when absent; they live until the next parse. */
+    const char *endpoint, *replay_endpoint, *model_name, *tenant_id, *lora_name, *cache_salt, *url;
+    struct kv_buf token_ids;          /* raw uint32_t */
+    struct kv_buf block_hashes;       /* raw uint64_t */
+    struct kv_buf strings, unescaped; /* the parser's own */
+};
+void ki_body_fini(struct ki_body *body);
+
+enum ki_media { KI_MEDIA_JSON, KI_MEDIA_MSGPACK, KI_MEDIA_OTHER };
+/** What a Content-Type stands for: application/json, anything with +json, application/msgpack,
+ * x-msgpack, vnd.msgpack. */
+enum ki_media ki_media_of(const char *content_type);
+
+/**
+ * Read @text. Returns 0; -EBADMSG: malformed, @error has the offset; -EINVAL: well-formed but a
+ * field is missing, repeated, or of the wrong type or range (@error names it); -ENOMEM.
+ */
+int ki_body_parse(enum ki_media media, struct kv_str text, uint32_t required, uint32_t optional,
+                  struct ki_body *ret, struct kv_error *error);
+
+#endif

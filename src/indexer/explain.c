@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "indexer/explain.h"
+
+#include <stdio.h>
+
+#include "base/clock.h"
+#include "indexer/service.h"
+#include "kv_event.h"
+
+/* What the workers of one model say about themselves, summed up. */
+struct view {
+    size_t ranks, active, partial;
+    uint64_t batches, orphans, missed, blocks;
+    uint64_t skipped[KVE_N_SKIPS];
+    uint64_t last_event_ns;
+};
+
+static void look_at_workers(struct ki_service *service, const struct ki_model *model,
+                            struct view *view)
+{
+    struct ki_worker_info *infos;
+    long n = ki_registry_workers(service->registry, &infos);
+
+    memset(view, 0, sizeof(*view));
+    for (long i = 0; i < n; i++) {
+        const struct ki_worker_info *info = &infos[i];
+
+        if (strcmp(info->model, model->name) != 0 || strcmp(info->tenant, model->tenant) != 0)
+            continue;
+        view->ranks++;
+        view->active += info->status == KI_ACTIVE;
+        view->partial += info->partial;
+        view->batches += info->batches;
+        view->orphans += info->orphans;
+        view->missed += info->missed_batches;
+        view->last_event_ns = KV_MAX(view->last_event_ns, info->last_event_ns);
+        for (int s = 0; s < KVE_N_SKIPS; s++)
+            view->skipped[s] += info->skipped[s];
+    }
+    if (n >= 0)
+        ki_worker_infos_free(infos, n);
+}
+
+/* Would the first block match in another namespace? Finds forgotten and superfluous adapters,
+ * salts. */
+static bool first_block_matches(const struct ki_model *model, const struct ki_explain_ask *ask,
+                                const char *lora, const char *salt)
+{
+    uint64_t seed = kve_seed(lora, lora ? strlen(lora) : 0, salt, salt ? strlen(salt) : 0);
+    uint64_t hash = kve_hash_block(seed, ask->tokens, model->block_size, NULL, 0);
+    struct kvi_matches matches = {0};
+    bool found = kvi_find(model->index, &hash, 1, &matches) == 0 && matches.n > 0;
+
+    kvi_matches_fini(&matches);
+    return found;
+}
+
+static const char *other_namespace(const struct ki_model *model, const struct ki_explain_ask *ask)
+{
+    const struct ki_body *body = ask->body;
+
+    if (!ask->tokens || ask->n == 0)
+        return NULL;
+    if (body->lora_name && first_block_matches(model, ask, NULL, body->cache_salt))
+        return "the first block is known without lora_name: did the worker publish this adapter's "
+               "name?";
+    if (body->cache_salt && first_block_matches(model, ask, body->lora_name, NULL))
+        return "the first block is known without cache_salt: the worker cached this prompt "
+               "unsalted";
+    return NULL;
+}
+
+/* The one most likely cause: a word for programs, a sentence for people. */
+static const char *cause(const struct ki_model *model, const struct ki_explain_ask *ask,
+                         const struct view *view, const struct kvi_stats *stats,
+                         const struct kvi_matches *matches, const char **ret_text)
+{
+    const char *hint;
+
+    if (matches->n > 0) {
+        *ret_text = "at least one worker holds the first block";
+        return "matched";
+    }
+    if (ask->n == 0) {
+        *ret_text = ask->tokens
+                        ? "the prompt is shorter than one block: only full blocks are cached"
+                        : "no block hashes were given";
+        return "no_full_block";
+    }
+    hint = other_namespace(model, ask);
+    if (hint) {
+        *ret_text = hint;
+        return "other_namespace";
+    }
+    if (view->ranks == 0) {
+        *ret_text = "no worker is registered for this model and tenant";
+        return "no_workers";
+    }
+    if (stats->blocks == 0 && view->skipped[KVE_SKIP_BLOCK_SIZE] > 0) {
+        *ret_text =
+            "events were left out because their block_size differs from the registered one: "
+            "register the workers with the engine's block size";
+        return "block_size";
+    }
+    if (view->batches == 0) {
+        *ret_text = view->active == 0
+                        ? "no worker's event stream is active; see /workers for the last error"
+                        : "no event has arrived yet: does the engine publish KV events on the "
+                          "registered endpoint?";
+        return "no_events";
+    }
+    if (stats->blocks == 0) {
+        *ret_text =
+            "the index is empty: all blocks were removed, or their events were left out (see "
+            "skipped)";
+        return "empty_index";
+    }
+    *ret_text =
+        view->partial > 0
+            ? "no worker is known to hold the first block, but events were missed: the view "
+              "is partial"
+            : "no worker holds the first block: another prompt start (chat template, BOS), "
+              "block size, lora_name or cache_salt, or it was evicted";
+    return view->partial > 0 ? "unknown_first_block_partial_view" : "unknown_first_block";
+}
+
+static void put_u64(struct kv_json_writer *w, const char *key, uint64_t value)
+{
+    kv_json_key(w, key);
+    kv_json_put_u64(w, value);
+}
+
+static void write_skipped(struct kv_json_writer *w, const struct view *view)
+{
+    kv_json_key(w, "skipped");
+    kv_json_begin_object(w);
+    for (int s = 0; s < KVE_N_SKIPS; s++)
+        if (view->skipped[s])
+            put_u64(w, kve_skip_name((enum kve_skip)s), view->skipped[s]);
+    kv_json_end_object(w);
+}
+
+void ki_explain(struct ki_service *service, const struct ki_model *model,
+                const struct ki_explain_ask *ask, const struct kvi_matches *matches,
+                struct kv_json_writer *w)
+{
+    const char *word, *text;
+    struct kvi_stats stats;
+    struct view view;
+
+    look_at_workers(service, model, &view);
+    kvi_get_stats(model->index, &stats);
+    word = cause(model, ask, &view, &stats, matches, &text);
+    kv_json_key(w, "explain");
+    kv_json_begin_object(w);
+    kv_json_key(w, "reason");
+    kv_json_put_str(w, word);
+    kv_json_key(w, "text");
+    kv_json_put_str(w, text);
+    put_u64(w, "block_size", model->block_size);
+    if (ask->tokens)
+        put_u64(w, "tokens", ask->n_tokens);
+    put_u64(w, "full_blocks", ask->n);
+    if (ask->n)
+        put_u64(w, "first_block_hash", ask->hashes[0]);
+    put_u64(w, "holders_matched", matches->n);
+    put_u64(w, "registered_ranks", view.ranks);
+    put_u64(w, "active_ranks", view.active);
+    put_u64(w, "partial_ranks", view.partial);
+    put_u64(w, "indexed_blocks", stats.blocks);
+    put_u64(w, "batches", view.batches);
+    put_u64(w, "missed_batches", view.missed);
+    put_u64(w, "orphans", view.orphans);
+    write_skipped(w, &view);
+    if (view.last_event_ns) {
+        uint64_t now = kv_wall_ns();
+
+        put_u64(w, "last_event_age_ms",
+                now > view.last_event_ns ? (now - view.last_event_ns) / KV_NS_PER_MS : 0);
+    }
+    kv_json_end_object(w);
+}
+
+void ki_explain_unknown(struct ki_service *service, const char *model, const char *tenant,
+                        struct ki_reply *reply)
+{
+    struct ki_model **models;
+    struct kv_json_writer w;
+    char error[512];
+    long n = ki_registry_models(service->registry, &models);
+    bool other = false;
+
+    for (long i = 0; i < n; i++) {
+        other |= strcmp(models[i]->name, model) == 0;
+        ki_model_release(models[i]);
+    }
+    if (n >= 0)
+        free(models);
+    snprintf(error, sizeof(error), "no indexer for model=%.200s tenant=%.200s", model, tenant);
+    kv_buf_clear(&reply->body);
+    kv_json_writer_init(&w, &reply->body);
+    kv_json_begin_object(&w);
+    kv_json_key(&w, "error");
+    kv_json_put_str(&w, error);
+    kv_json_key(&w, "explain");
+    kv_json_begin_object(&w);
+    kv_json_key(&w, "reason");
+    kv_json_put_str(&w, n == 0 ? "no_workers" : other ? "unknown_tenant" : "unknown_model");
+    kv_json_key(&w, "text");
+    kv_json_put_str(&w, n == 0  ? "no worker has been registered yet (POST /register)"
+                        : other ? "the model is indexed, but not for this tenant_id"
+                                : "no worker is registered under this model_name; GET /workers "
+                                  "lists those that are");
+    kv_json_end_object(&w);
+    kv_json_end_object(&w);
+}

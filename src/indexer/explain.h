@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+/** "explain": true in a query: why it matched what it did. The usual complaint is "hit rate 0, no
+ * error". */
+#ifndef KV_INDEXER_EXPLAIN_H
+#define KV_INDEXER_EXPLAIN_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/json.h"
+#include "indexer/body.h"
+#include "indexer/http.h"
+#include "indexer/registry.h"
+
+struct ki_service;
+
+struct ki_explain_ask {
+    const uint64_t *hashes; /* local hashes of the prompt's full blocks */
+    size_t n;
+    const uint32_t *tokens; /* NULL for /query_by_hash */
+    size_t n_tokens;
+    const struct ki_body *body;
+};
+
+/** Append the member "explain" where @writer stands. */
+void ki_explain(struct ki_service *service, const struct ki_model *model,
+                const struct ki_explain_ask *ask, const struct kvi_matches *matches,
+                struct kv_json_writer *writer);
+
+/** The same for a 404: rewrites @reply, keeping its error. */
+void ki_explain_unknown(struct ki_service *service, const char *model, const char *tenant,
+                        struct ki_reply *reply);
+
+#endif

@@ -1,0 +1,338 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "indexer/options.h"
+
+#include <ctype.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <strings.h>
+
+#include "base/endpoint.h"
+
+#define AT(field) offsetof(struct ki_options, field)
+
+static const struct kv_arg arguments[] = {
+    {.name = "Serving", .type = KV_ARG_GROUP},
+    {"host", KV_ARG_STR, AT(host), "ADDRESS",
+     "Address to listen on (default 0.0.0.0). Requests from other machines are refused until "
+     "--auth-token-file or --insecure is given.",
+     0, 0, NULL, false},
+    {"port", KV_ARG_U64, AT(port), "PORT",
+     "HTTP port (default 8090; 0 picks a free one and logs it).", 0, 65535, NULL, false},
+    {"http-threads", KV_ARG_U64, AT(http_threads), "N",
+     "Threads that answer HTTP requests (default 4).", 1, 256, NULL, false},
+    {"tls-cert", KV_ARG_STR, AT(tls_cert), "FILE",
+     "Serve HTTPS with this PEM certificate chain; needs --tls-key.", 0, 0, NULL, false},
+    {"tls-key", KV_ARG_STR, AT(tls_key), "FILE", "The certificate's PEM private key.", 0, 0, NULL,
+     false},
+    {.name = "Following workers", .type = KV_ARG_GROUP},
+    {"workers", KV_ARG_STR, AT(workers), "LIST",
+     "Workers to register at start: instance_id[:dp_rank]=endpoint, separated by commas. "
+     "An entry may end in +ENDPOINT, the worker's replay endpoint.",
+     0, 0, NULL, false},
+    {"block-size", KV_ARG_U64, AT(block_size), "TOKENS",
+     "Tokens per block of the workers in --workers (required with it).", 1, 1 << 20, NULL, false},
+    {"model-name", KV_ARG_STR, AT(model_name), "NAME",
+     "Model of the workers in --workers (default \"default\").", 0, 0, NULL, false},
+    {"tenant-id", KV_ARG_STR, AT(tenant_id), "NAME",
+     "Tenant of the workers in --workers (default \"default\").", 0, 0, NULL, false},
+    {"routing-group", KV_ARG_STR, AT(tenant_id), "NAME", "Another name for --tenant-id.", 0, 0,
+     NULL, true},
+    {"threads", KV_ARG_U64, AT(threads), "N",
+     "Threads that read event streams; streams are spread over them (default 4).", 1, 256, NULL,
+     false},
+    {"peers", KV_ARG_STR, AT(peers), "URLS",
+     "Other indexers, separated by commas; the first that answers provides the starting state.", 0,
+     0, NULL, false},
+    {"replay-timeout", KV_ARG_TIME, AT(replay_timeout_ms), "TIME",
+     "Give up a replay that brings nothing for so long (default 5s).", 1, 3600000, NULL, false},
+    {.name = "Protection", .type = KV_ARG_GROUP},
+    {"auth-token-file", KV_ARG_STR, AT(auth_token_file), "FILE",
+     "Ask for a bearer token, one of the lines of FILE, on everything but /health.", 0, 0, NULL,
+     false},
+    {"insecure", KV_ARG_FLAG, AT(insecure), NULL,
+     "Let every machine that reaches the port use it, without a token.", 0, 0, NULL, false},
+    {"allow-endpoint", KV_ARG_LIST, AT(allow_endpoint), "PATTERN",
+     "Connect only to worker endpoints that match, e.g. 'tcp://10.0.*' (may be repeated; default: "
+     "any).",
+     0, 0, NULL, false},
+    {.name = "Limits", .type = KV_ARG_GROUP},
+    {"max-registrations", KV_ARG_U64, AT(max_registrations), "N",
+     "Refuse more registered (instance, dp_rank) pairs (default 4096).", 1, 1 << 20, NULL, false},
+    {"max-connections", KV_ARG_U64, AT(max_connections), "N",
+     "HTTP connections at a time; the longest idle ones make room (default 4096, less when the "
+     "descriptor limit is lower).",
+     16, 1 << 20, NULL, false},
+    {"max-body", KV_ARG_SIZE, AT(max_body), "SIZE",
+     "Largest body of /query and /query_by_hash (default 8MiB: a million tokens as JSON).", 1024,
+     UINT64_C(1) << 30, NULL, false},
+    {"idle-timeout", KV_ARG_TIME, AT(idle_timeout_ms), "TIME",
+     "Close connections that send no complete request for so long (default 75s).", 1000, 86400000,
+     NULL, false},
+    {.name = "Logging", .type = KV_ARG_GROUP},
+    {"log-level", KV_ARG_CHOICE, AT(log_level), "LEVEL",
+     "error, warn, info (default), debug (adds one line per request) or trace.", 0, 0,
+     "error|warn|info|debug|trace", false},
+    {"log-format", KV_ARG_CHOICE, AT(log_format), "FORMAT", "text (default) or json, to stderr.", 0,
+     0, "text|json", false},
+};
+
+static const char summary[] =
+    "Follows the KV cache events of LLM engines (vLLM, SGLang, ... over ZMQ) and answers over HTTP "
+    "which worker holds how much of a prompt's prefix.";
+
+static const char footer[] =
+    "Examples:\n"
+    "  kv-indexer\n"
+    "      Start empty on port 8090; workers are added with POST /register.\n"
+    "  kv-indexer --block-size 16 --model-name llama --workers "
+    "1=tcp://w1:5557,2:1=tcp://w2:5558\n"
+    "      Follow two workers from the start (the second one's events are of rank 1).\n"
+    "  kv-indexer --port 8091 --peers http://localhost:8090 ...\n"
+    "      A replica that takes its starting state from a running one.\n"
+    "  kv-indexer --host 0.0.0.0 --auth-token-file tokens --tls-cert c.pem --tls-key k.pem\n"
+    "      Open to other machines, with tokens, over HTTPS.\n"
+    "  curl localhost:8090/query -H 'Content-Type: application/json' \\\n"
+    "       -d '{\"model_name\":\"llama\",\"token_ids\":[1,2,3],\"explain\":true}'\n"
+    "      Ask, and be told why nothing matched.\n"
+    "\n"
+    "File descriptors: each registration takes about 3 (subscription, replay, ZMQ), each HTTP\n"
+    "connection 1. The soft limit is raised to the hard limit at start; for thousands of workers\n"
+    "raise the hard one (ulimit -Hn, or LimitNOFILE= in a systemd unit).\n"
+    "Memory: about 24 bytes for each block and worker that holds it; each /query being read takes\n"
+    "its body, all bodies together at most 256 MiB. /metrics shows kv_indexer_index_bytes.\n"
+    "Signals: SIGTERM and SIGINT end it after the requests in progress; SIGHUP reads the token\n"
+    "file again. Under systemd (Type=notify) it reports when it is ready.\n";
+
+static const struct kv_args_program program = {
+    .name = "kv-indexer",
+    .usage = "[OPTION ...]",
+    .summary = summary,
+    .footer = footer,
+    .env = "KV_INDEXER",
+    .args = arguments,
+    .n_args = KV_COUNT(arguments),
+};
+
+static int check(const struct ki_options *o, struct kv_error *error)
+{
+    if (o->workers && *o->workers && !o->block_size)
+        return kv_fail(error, -EINVAL, 0, "--block-size is required when --workers is specified");
+    if (!o->tls_cert != !o->tls_key)
+        return kv_fail(error, -EINVAL, 0, "--tls-cert and --tls-key go together");
+    if (o->insecure && o->auth_token_file)
+        return kv_fail(error, -EINVAL, 0,
+                       "--insecure and --auth-token-file exclude each other: choose one");
+    if (!*o->model_name || !*o->tenant_id)
+        return kv_fail(error, -EINVAL, 0, "--model-name and --tenant-id must not be empty");
+    return 0;
+}
+
+int ki_options_parse(int argc, char **argv, struct ki_options *ret, struct kv_error *error)
+{
+    struct ki_options options = {
+        .host = "0.0.0.0",
+        .port = 8090,
+        .threads = 4,
+        .model_name = "default",
+        .tenant_id = "default",
+        .log_level = "info",
+        .log_format = "text",
+        .max_registrations = 4096,
+        .max_connections = 4096,
+        .max_body = 8 << 20,
+        .http_threads = 4,
+        .replay_timeout_ms = 5000,
+        .idle_timeout_ms = 75000,
+    };
+    int rc = kv_args_parse(&program, argc, argv, &options, NULL, error);
+
+    if (rc != 0)
+        return rc;
+    rc = check(&options, error);
+    if (rc < 0)
+        return rc;
+    *ret = options;
+    return 0;
+}
+
+/* -- lists ---------------------------------------------------------------------------------------
+ */
+
+/* The next entry of a comma-separated list, trimmed; false at the end. *@p moves behind it. */
+static bool next_entry(const char **p, const char **ret, size_t *ret_len)
+{
+    const char *start = *p, *end;
+
+    if (!start)
+        return false;
+    end = strchrnul(start, ',');
+    *p = *end ? end + 1 : NULL;
+    while (start < end && isspace((unsigned char)*start))
+        start++;
+    while (end > start && isspace((unsigned char)end[-1]))
+        end--;
+    *ret = start;
+    *ret_len = (size_t)(end - start);
+    return true;
+}
+
+static bool is_blank(const char *text)
+{
+    return text[strspn(text, " \t\r\n,")] == '\0';
+}
+
+static size_t count_entries(const char *text)
+{
+    size_t n = 1;
+
+    for (; *text; text++)
+        n += *text == ',';
+    return n;
+}
+
+/* Where an entry's replay endpoint starts: a '+' that is followed by something like "tcp://". */
+static char *find_replay(char *endpoint)
+{
+    for (char *p = strchr(endpoint, '+'); p; p = strchr(p + 1, '+')) {
+        size_t scheme = strspn(p + 1, "abcdefghijklmnopqrstuvwxyz");
+
+        if (scheme && strncmp(p + 1 + scheme, "://", 3) == 0)
+            return p;
+    }
+    return NULL;
+}
+
+static int check_endpoint(const char *entry, const char *endpoint, struct kv_error *error)
+{
+    struct kv_endpoint parsed;
+    const char *why = "";
+
+    if (kv_endpoint_parse(endpoint, &parsed, &why) < 0)
+        return kv_fail(error, -EINVAL, 0, "--workers entry '%.60s': invalid ZMQ endpoint: %s",
+                       entry, why);
+    return 0;
+}
+
+static int parse_ids(char *ids, const char *entry, struct ki_worker_spec *spec,
+                     struct kv_error *error)
+{
+    char *colon = strchr(ids, ':');
+    uint64_t rank = 0;
+
+    if (colon)
+        *colon = '\0';
+    if (kv_parse_u64(ids, &spec->instance) < 0)
+        return kv_fail(error, -EINVAL, 0,
+                       "--workers entry '%.60s': the instance id must be a number", entry);
+    if (colon && (kv_parse_u64(colon + 1, &rank) < 0 || rank > UINT32_MAX))
+        return kv_fail(error, -EINVAL, 0,
+                       "--workers entry '%.60s': the dp_rank must be a number below 2^32", entry);
+    spec->rank = (uint32_t)rank;
+    return 0;
+}
+
+/* @entry is NUL-terminated, for messages; @ids a copy that is cut up. */
+static int parse_worker(const char *entry, char *ids, struct ki_worker_spec *spec,
+                        struct kv_error *error)
+{
+    char *equals = strchr(ids, '='), *replay;
+    int rc;
+
+    if (!equals)
+        return kv_fail(error, -EINVAL, 0,
+                       "--workers entry '%.60s': expected instance_id[:dp_rank]=endpoint", entry);
+    *equals = '\0';
+    rc = parse_ids(ids, entry, spec, error);
+    if (rc < 0)
+        return rc;
+    replay = find_replay(equals + 1);
+    if (replay)
+        *replay++ = '\0';
+    rc = check_endpoint(entry, equals + 1, error);
+    if (rc == 0 && replay)
+        rc = check_endpoint(entry, replay, error);
+    if (rc < 0)
+        return rc;
+    spec->endpoint = strdup(equals + 1);
+    spec->replay_endpoint = replay ? strdup(replay) : NULL;
+    if (!spec->endpoint || (replay && !spec->replay_endpoint))
+        return kv_fail(error, -ENOMEM, 0, "out of memory");
+    return 0;
+}
+
+long ki_worker_specs_parse(const char *text, struct ki_worker_spec **ret, struct kv_error *error)
+{
+    struct ki_worker_spec *specs;
+    const char *entry;
+    size_t len;
+    long n = 0;
+    int rc = 0;
+
+    specs = calloc(count_entries(text), sizeof(*specs));
+    if (!specs)
+        return kv_fail(error, -ENOMEM, 0, "out of memory");
+    if (is_blank(text))
+        text = NULL;
+    while (rc == 0 && next_entry(&text, &entry, &len)) {
+        char *name = strndup(entry, len), *copy = strndup(entry, len);
+
+        if (!name || !copy)
+            rc = kv_fail(error, -ENOMEM, 0, "out of memory");
+        else
+            rc = parse_worker(name, copy, &specs[n++], error);
+        free(name);
+        free(copy);
+    }
+    if (rc < 0) {
+        ki_worker_specs_free(specs, n);
+        return rc;
+    }
+    *ret = specs;
+    return n;
+}
+
+void ki_worker_specs_free(struct ki_worker_spec *specs, long n)
+{
+    for (long i = 0; i < n; i++) {
+        free(specs[i].endpoint);
+        free(specs[i].replay_endpoint);
+    }
+    free(specs);
+}
+
+long ki_urls_parse(const char *text, char ***ret, struct kv_error *error)
+{
+    char **urls = calloc(count_entries(text), sizeof(*urls));
+    const char *entry;
+    size_t len;
+    long n = 0;
+
+    if (!urls)
+        return kv_fail(error, -ENOMEM, 0, "out of memory");
+    while (next_entry(&text, &entry, &len)) {
+        while (len && entry[len - 1] == '/')
+            len--;
+        if (len == 0)
+            continue;
+        if (strncasecmp(entry, "http://", 7) != 0 && strncasecmp(entry, "https://", 8) != 0) {
+            ki_urls_free(urls, n);
+            return kv_fail(error, -EINVAL, 0, "--peers entry '%.*s': expected http://host:port",
+                           (int)KV_MIN(len, (size_t)60), entry);
+        }
+        urls[n] = strndup(entry, len);
+        if (!urls[n]) {
+            ki_urls_free(urls, n);
+            return kv_fail(error, -ENOMEM, 0, "out of memory");
+        }
+        n++;
+    }
+    *ret = urls;
+    return n;
+}
+
+void ki_urls_free(char **urls, long n)
+{
+    for (long i = 0; i < n; i++)
+        free(urls[i]);
+    free(urls);
+}

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * The command line of kv-indexer: one struct, one table (options.c) from which parsing, environment
+ * variables and --help derive.
+ */
+#ifndef KV_INDEXER_OPTIONS_H
+#define KV_INDEXER_OPTIONS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/args.h"
+#include "base/error.h"
+
+struct ki_options {
+    const char *host;
+    uint64_t port;
+    uint64_t threads;
+    uint64_t block_size; /* 0: not given */
+    const char *workers; /* NULL: none */
+    const char *model_name;
+    const char *tenant_id;
+    const char *peers; /* NULL: none */
+    const char *log_level;
+    const char *log_format;
+    const char *auth_token_file;
+    bool insecure;
+    const char *tls_cert;
+    const char *tls_key;
+    struct kv_arg_list allow_endpoint;
+    uint64_t max_registrations;
+    uint64_t max_connections;
+    uint64_t max_body;
+    uint64_t http_threads;
+    uint64_t replay_timeout_ms;
+    uint64_t idle_timeout_ms;
+};
+
+/** Read the command line and the environment. As kv_args_parse: 0, 1 (help was printed), -EINVAL.
+ */
+int ki_options_parse(int argc, char **argv, struct ki_options *ret, struct kv_error *error);
+
+/** One entry of --workers. */
+struct ki_worker_spec {
+    uint64_t instance;
+    uint32_t rank;
+    char *endpoint;        /* owned */
+    char *replay_endpoint; /* owned, or NULL */
+};
+
+/**
+ * Parse `instance_id[:dp_rank]=endpoint[+replay_endpoint],...`; blanks around entries and empty
+ * text are fine. Returns the number of entries with *@ret for ki_worker_specs_free, or -EINVAL,
+ * -ENOMEM with an @error that names the entry.
+ */
+long ki_worker_specs_parse(const char *text, struct ki_worker_spec **ret, struct kv_error *error);
+void ki_worker_specs_free(struct ki_worker_spec *specs, long n);
+
+/** Comma-separated URLs, trimmed, trailing slashes removed. As above; free each and the array. */
+long ki_urls_parse(const char *text, char ***ret, struct kv_error *error);
+void ki_urls_free(char **urls, long n);
+
+#endif

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The table of endpoints, and what their handlers share. */
+#include "base/json.h"
+#include "indexer/service.h"
+
+#define ADMIN_BODY (2u << 20) /* the original's limit for everything */
+
+static struct ki_route routes[] = {
+    {"POST", "/query", ki_api_query, 0, 0},
+    {"POST", "/query_by_hash", ki_api_query_by_hash, 0, 0},
+    {"POST", "/register", ki_api_register, ADMIN_BODY, 0},
+    {"POST", "/unregister", ki_api_unregister, ADMIN_BODY, 0},
+    {"POST", "/register_peer", ki_api_register_peer, ADMIN_BODY, 0},
+    {"POST", "/deregister_peer", ki_api_deregister_peer, ADMIN_BODY, 0},
+    {"GET", "/workers", ki_api_workers, 0, 0},
+    {"GET", "/peers", ki_api_peers, 0, 0},
+    {"GET", "/dump", ki_api_dump, 0, 0},
+    {"GET", "/health", ki_api_health, 0, KI_ROUTE_OPEN},
+    {"GET", "/metrics", ki_api_metrics, 0, KI_ROUTE_UNMEASURED},
+    {"POST", "/test/pause_listener", ki_api_pause, ADMIN_BODY, 0},
+    {"POST", "/test/resume_listener", ki_api_resume, ADMIN_BODY, 0},
+};
+#define N_TEST 2
+
+const struct ki_route *ki_routes(bool test, size_t max_body, size_t *ret_n)
+{
+    routes[0].max_body = routes[1].max_body = max_body;
+    *ret_n = KV_COUNT(routes) - (test ? 0 : N_TEST);
+    return routes;
+}
+
+struct ki_scratch *ki_scratch_take(struct ki_service *service, struct ki_reply *reply)
+{
+    struct ki_scratch *scratch;
+
+    pthread_mutex_lock(&service->lock);
+    scratch = service->scratch;
+    if (scratch)
+        service->scratch = scratch->next;
+    pthread_mutex_unlock(&service->lock);
+    if (!scratch)
+        scratch = calloc(1, sizeof(*scratch));
+    if (!scratch)
+        ki_reply_error(reply, 503, "out of memory");
+    return scratch;
+}
+
+/* A million-token query may leave many MiB behind: keep what usual ones need. */
+static void trim(struct kv_buf *buf)
+{
+    if (buf->capacity > (1u << 20))
+        kv_buf_fini(buf);
+}
+
+void ki_scratch_give(struct ki_service *service, struct ki_scratch *scratch)
+{
+    trim(&scratch->body.token_ids);
+    trim(&scratch->body.block_hashes);
+    trim(&scratch->hashes);
+    if (scratch->matches.scratch_bytes + scratch->matches.capacity * sizeof(struct kvi_match) >
+        (4u << 20))
+        kvi_matches_fini(&scratch->matches);
+    pthread_mutex_lock(&service->lock);
+    scratch->next = service->scratch;
+    service->scratch = scratch;
+    pthread_mutex_unlock(&service->lock);
+}
+
+bool ki_read_body(const struct ki_request *request, struct ki_reply *reply, uint32_t required,
+                  uint32_t optional, struct ki_scratch *scratch)
+{
+    enum ki_media media = ki_media_of(request->content_type);
+    struct kv_error error = {0};
+    int rc;
+
+    if (media == KI_MEDIA_OTHER) {
+        ki_reply_error(reply, 415,
+                       "expected the header Content-Type: application/json (or "
+                       "application/msgpack)");
+        return false;
+    }
+    rc = ki_body_parse(media, request->body, required, optional, &scratch->body, &error);
+    if (rc == 0)
+        return true;
+    ki_reply_error(reply, rc == -EINVAL ? 422 : rc == -ENOMEM ? 503 : 400, "%s", error.text);
+    return false;
+}
+
+void ki_reply_ok(struct ki_reply *reply, unsigned status)
+{
+    reply->status = status;
+    kv_buf_puts(&reply->body, "{\"status\":\"ok\"}");
+}
+
+void ki_api_health(void *arg, struct ki_request *request, struct ki_reply *reply)
+{
+    (void)arg;
+    (void)request;
+    reply->content_type = NULL; /* 200 and nothing else */
+}
+
+void ki_api_metrics(void *arg, struct ki_request *request, struct ki_reply *reply)
+{
+    struct ki_service *service = arg;
+
+    (void)request;
+    reply->content_type = "text/plain; version=0.0.4";
+    ki_telemetry_render(service->telemetry, service->registry,
+                        atomic_load_explicit(&service->http, memory_order_acquire), &reply->body);
+}

@@ -1,0 +1,379 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "indexer/service.h"
+
+#include <inttypes.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <strings.h>
+#include <sys/resource.h>
+#include <systemd/sd-daemon.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/thread.h"
+#include "indexer/recovery.h"
+
+#define BODIES_BYTES (256u << 20)
+#define MAX_STREAMS 4
+#define DRAIN_MS 5000
+#define MAX_PEM (1u << 20)
+#define FDS_PER_REGISTRATION 3
+
+/* -- signals: handlers only set flags and wake the main thread -----------------------------------
+ */
+
+static volatile int stop_flag;
+static volatile sig_atomic_t reload_flag;
+static struct kv_wake signal_wake = {-1};
+
+static void on_signal(int number)
+{
+    int saved = errno;
+
+    if (number == SIGHUP)
+        reload_flag = 1;
+    else
+        stop_flag = number;
+    kv_wake_signal(&signal_wake);
+    errno = saved;
+}
+
+static int catch_signals(void)
+{
+    struct sigaction catch = {.sa_handler = on_signal}, ignore = {.sa_handler = SIG_IGN};
+    int rc = kv_wake_open(&signal_wake);
+
+    if (rc < 0)
+        return rc;
+    sigaction(SIGTERM, &catch, NULL);
+    sigaction(SIGINT, &catch, NULL);
+    sigaction(SIGHUP, &catch, NULL);
+    sigaction(SIGPIPE, &ignore, NULL);
+    return 0;
+}
+
+static void wait_for_signal(struct ki_service *service)
+{
+    struct kv_error error = {0};
+
+    while (!stop_flag) {
+        struct pollfd pfd = {.fd = signal_wake.fd, .events = POLLIN};
+
+        if (poll(&pfd, 1, -1) > 0)
+            kv_wake_clear(&signal_wake);
+        if (!reload_flag)
+            continue;
+        reload_flag = 0;
+        if (ki_auth_reload(service->auth, &error) < 0)
+            kv_log_error("service", "the token file was not read again; the old tokens stay",
+                         "reason=\"%s\"", error.text);
+        else
+            kv_log_info("service", "token file read again", NULL);
+    }
+}
+
+/* -- limits --------------------------------------------------------------------------------------
+ */
+
+/* As many descriptors as the system lets us have, and connections to fit beside the listeners. */
+static uint32_t fit_connections(const struct ki_options *options)
+{
+    struct rlimit limit;
+    uint64_t room;
+
+    if (getrlimit(RLIMIT_NOFILE, &limit) < 0)
+        return (uint32_t)options->max_connections;
+    if (limit.rlim_cur < limit.rlim_max) {
+        limit.rlim_cur = limit.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &limit);
+        getrlimit(RLIMIT_NOFILE, &limit);
+    }
+    room = limit.rlim_cur > 256 ? (limit.rlim_cur - 128) / 2 : 64;
+    if (room < options->max_connections)
+        kv_log_info("service", "fewer connections than asked for: the descriptor limit is low",
+                    "nofile=%" PRIu64 " connections=%" PRIu64, (uint64_t)limit.rlim_cur, room);
+    if (limit.rlim_cur < options->max_registrations * FDS_PER_REGISTRATION)
+        kv_log_debug("service",
+                     "the descriptor limit may stop registrations before their own limit",
+                     "nofile=%" PRIu64, (uint64_t)limit.rlim_cur);
+    return (uint32_t)KV_MIN(room, options->max_connections);
+}
+
+static char *read_pem(const char *file, struct kv_error *error)
+{
+    FILE *f = fopen(file, "re");
+    char *text = NULL;
+    size_t n;
+
+    if (!f) {
+        kv_fail(error, -errno, 0, "can't open %.150s: %s", file, strerror(errno));
+        return NULL;
+    }
+    text = malloc(MAX_PEM + 1);
+    n = text ? fread(text, 1, MAX_PEM, f) : 0;
+    fclose(f);
+    if (n == 0) {
+        kv_fail(error, -EIO, 0, "can't read %.150s", file);
+        free(text);
+        return NULL;
+    }
+    text[n] = '\0';
+    return text;
+}
+
+/* -- start ---------------------------------------------------------------------------------------
+ */
+
+static int register_workers(struct ki_service *service, struct kv_error *error)
+{
+    const struct ki_options *o = service->options;
+    struct ki_worker_spec *specs;
+    struct kv_error why = {0};
+    long n;
+    int rc = 0;
+
+    if (!o->workers)
+        return 0;
+    n = ki_worker_specs_parse(o->workers, &specs, error);
+    if (n < 0)
+        return (int)n;
+    for (long i = 0; i < n && rc == 0; i++) {
+        const struct ki_registration registration = {
+            .instance = specs[i].instance,
+            .rank = specs[i].rank,
+            .block_size = (uint32_t)o->block_size,
+            .endpoint = specs[i].endpoint,
+            .replay_endpoint = specs[i].replay_endpoint,
+            .model = o->model_name,
+            .tenant = o->tenant_id,
+        };
+
+        rc = ki_registry_register(service->registry, &registration, &why);
+        if (rc < 0)
+            kv_fail(error, rc, 0, "--workers: %.180s", why.text);
+    }
+    ki_worker_specs_free(specs, n);
+    return rc;
+}
+
+static void log_recovery(int rc, const struct ki_recovery_result *result)
+{
+    char quoted[300];
+
+    if (rc < 0)
+        kv_log_warn("service", "no peer could serve; starting empty", NULL);
+    else
+        kv_log_info("service", "recovered from a peer",
+                    "peer=%s models=%" PRIu64 " events=%" PRIu64 " blocks=%" PRIu64 " seconds=%.3f",
+                    kv_log_quote(quoted, sizeof(quoted), result->peer), result->models,
+                    result->events, result->blocks, result->seconds);
+}
+
+/* Then the event streams may be applied, whatever came of it. */
+static int recover(struct ki_service *service, struct kv_error *error)
+{
+    const struct ki_options *o = service->options;
+    char *token = ki_auth_first_token(service->auth);
+    struct ki_recovery_opts opts = {.size = sizeof(opts), .token = token, .stop = &stop_flag};
+    struct ki_recovery_result result = {0};
+    char **urls = NULL;
+    long n = o->peers ? ki_urls_parse(o->peers, &urls, error) : 0;
+    int rc = 0;
+
+    if (n > 0) {
+        log_recovery(
+            ki_recover(service->registry, (const char *const *)urls, (size_t)n, &opts, &result),
+            &result);
+        for (long i = 0; i < n && rc == 0; i++)
+            rc = ki_peers_add(service->peers, urls[i]);
+        if (rc < 0)
+            kv_fail(error, rc, 0, "--peers: too many, or too long");
+    }
+    if (n >= 0)
+        ki_urls_free(urls, n);
+    if (token)
+        explicit_bzero(token, strlen(token));
+    free(token);
+    if (n < 0)
+        return (int)n;
+    ki_registry_go(service->registry);
+    return rc;
+}
+
+static bool test_endpoints_wanted(void)
+{
+    static const char *const names[] = {"KV_INDEXER_TEST_ENDPOINTS",
+                                        "DYN_KV_INDEXER_TEST_ENDPOINTS"};
+    static const char *const yes[] = {"1", "true", "yes", "on"};
+
+    for (size_t i = 0; i < KV_COUNT(names); i++) {
+        const char *value = getenv(names[i]);
+
+        for (size_t k = 0; value && k < KV_COUNT(yes); k++)
+            if (strcasecmp(value, yes[k]) == 0)
+                return true;
+    }
+    return false;
+}
+
+static bool admit(void *arg, const struct ki_request *request, struct ki_reply *reply)
+{
+    return ki_auth_admit(((struct ki_service *)arg)->auth, request, reply);
+}
+
+static void observe(void *arg, const struct ki_request *request, unsigned status)
+{
+    struct ki_service *service = arg;
+    char path[128];
+
+    ki_telemetry_request(service->telemetry, request, status);
+    kv_log_debug("http", "request", "method=%.10s path=%s status=%u bytes=%zu ms=%.3f",
+                 request->method, kv_log_quote(path, sizeof(path), request->path), status,
+                 request->body.len, (double)(kv_now_ns() - request->started_ns) / 1e6);
+}
+
+static void log_listening(const struct ki_options *o, uint16_t port)
+{
+    bool v6 = strchr(o->host, ':') != NULL;
+
+    kv_log_info("service", "listening", "url=%s://%s%s%s:%u protection=%s",
+                o->tls_cert ? "https" : "http", v6 ? "[" : "", o->host, v6 ? "]" : "", port,
+                o->auth_token_file ? "tokens"
+                : o->insecure      ? "none"
+                                   : "loopback-only");
+}
+
+static int start_http(struct ki_service *service, int fd, const struct ki_route *routes,
+                      size_t n_routes, struct kv_error *error)
+{
+    const struct ki_options *o = service->options;
+    struct ki_http_opts opts = {
+        .threads = (uint32_t)o->http_threads,
+        .max_connections = fit_connections(o),
+        .idle_timeout_ms = o->idle_timeout_ms,
+        .bodies_bytes = KV_MAX((size_t)BODIES_BYTES, (size_t)(4 * o->max_body)),
+        .max_streams = MAX_STREAMS,
+        .routes = routes,
+        .n_routes = n_routes,
+        .admit = admit,
+        .observe = observe,
+        .arg = service,
+    };
+    char *cert = NULL, *key = NULL;
+    struct ki_http *http = NULL;
+    int rc = 0;
+
+    if (o->tls_cert) {
+        opts.tls_cert = cert = read_pem(o->tls_cert, error);
+        opts.tls_key = key = cert ? read_pem(o->tls_key, error) : NULL;
+        if (!key) {
+            rc = -ENOENT;
+            close(fd);
+        }
+    }
+    if (rc == 0)
+        rc = ki_http_start(fd, &opts, &http, error);
+    if (key)
+        explicit_bzero(key, strlen(key));
+    free(cert);
+    free(key);
+    if (rc == 0)
+        atomic_store_explicit(&service->http, http, memory_order_release);
+    return rc;
+}
+
+static int create_parts(struct ki_service *service, const struct ki_route *routes, size_t n_routes,
+                        struct kv_error *error)
+{
+    const struct ki_options *o = service->options;
+    const struct ki_registry_opts opts = {
+        .threads = (uint32_t)o->threads,
+        .max_registrations = (uint32_t)o->max_registrations,
+        .allow = &o->allow_endpoint,
+        .replay_timeout_ms = o->replay_timeout_ms,
+        .start_held = true,
+    };
+    int rc = ki_auth_create(o->auth_token_file, o->insecure, &service->auth, error);
+
+    if (rc < 0)
+        return rc;
+    rc = ki_telemetry_create(routes, n_routes, &service->telemetry);
+    if (rc == 0)
+        rc = ki_peers_create(&service->peers);
+    if (rc == 0)
+        rc = ki_registry_create(&opts, &service->registry);
+    return rc < 0 ? kv_fail(error, rc, 0, "can't start: %s", strerror(-rc)) : 0;
+}
+
+/* -- stop ----------------------------------------------------------------------------------------
+ */
+
+static void destroy_parts(struct ki_service *service)
+{
+    ki_http_stop(atomic_load_explicit(&service->http, memory_order_acquire), DRAIN_MS);
+    ki_registry_destroy(service->registry);
+    ki_peers_destroy(service->peers);
+    ki_telemetry_destroy(service->telemetry);
+    ki_auth_destroy(service->auth);
+    while (service->scratch) {
+        struct ki_scratch *scratch = service->scratch;
+
+        service->scratch = scratch->next;
+        ki_body_fini(&scratch->body);
+        kv_buf_fini(&scratch->hashes);
+        kvi_matches_fini(&scratch->matches);
+        free(scratch);
+    }
+    pthread_mutex_destroy(&service->lock);
+}
+
+/* From the reserved port to the end. Takes @fd over. */
+static int serve(struct ki_service *service, int fd, uint16_t port, struct kv_error *error)
+{
+    const struct ki_options *o = service->options;
+    const struct ki_route *routes;
+    size_t n_routes;
+    int rc;
+
+    routes = ki_routes(test_endpoints_wanted(), (size_t)o->max_body, &n_routes);
+    rc = create_parts(service, routes, n_routes, error);
+    if (rc == 0)
+        rc = register_workers(service, error);
+    if (rc == 0)
+        rc = recover(service, error);
+    if (rc < 0 || stop_flag) {
+        close(fd);
+        return rc;
+    }
+    rc = start_http(service, fd, routes, n_routes, error);
+    if (rc < 0)
+        return rc;
+    log_listening(o, port);
+    sd_notifyf(0, "READY=1\nSTATUS=serving on port %u", port);
+    wait_for_signal(service);
+    sd_notify(0, "STOPPING=1");
+    kv_log_info("service", "stopping", "signal=%d", stop_flag);
+    return 0;
+}
+
+int ki_service_run(const struct ki_options *options, struct kv_error *error)
+{
+    struct ki_service service = {.options = options};
+    uint16_t port;
+    int rc, fd;
+
+    pthread_mutex_init(&service.lock, NULL);
+    rc = catch_signals();
+    if (rc < 0)
+        return kv_fail(error, rc, 0, "can't start: %s", strerror(-rc));
+    rc = ki_http_bind(options->host, (uint16_t)options->port, &fd, &port, error);
+    if (rc == 0)
+        rc = serve(&service, fd, port, error);
+    destroy_parts(&service);
+    kv_wake_close(&signal_wake);
+    if (rc == 0)
+        kv_log_info("service", "stopped", NULL);
+    return rc;
+}

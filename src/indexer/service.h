@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * The service: what main starts and stops, and what the HTTP handlers (api_*.c) work with.
+ */
+#ifndef KV_INDEXER_SERVICE_H
+#define KV_INDEXER_SERVICE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "indexer/auth.h"
+#include "indexer/body.h"
+#include "indexer/http.h"
+#include "indexer/options.h"
+#include "indexer/peers.h"
+#include "indexer/registry.h"
+#include "indexer/telemetry.h"
+
+/** What one request needs besides its body; reused, so that the hot path allocates nothing. */
+struct ki_scratch {
+    struct ki_body body;
+    struct kv_buf hashes; /* raw uint64_t */
+    struct kvi_matches matches;
+    struct ki_scratch *next;
+};
+
+struct ki_service {
+    const struct ki_options *options;
+    struct ki_auth *auth;
+    struct ki_registry *registry;
+    struct ki_peers *peers;
+    struct ki_telemetry *telemetry;
+    _Atomic(struct ki_http *) http; /* NULL until it has started */
+    pthread_mutex_t lock; /* scratch: a free list, never longer than there are HTTP threads */
+    struct ki_scratch *scratch;
+};
+
+/**
+ * Run until a signal ends it. @stop is the flag that the signal handler sets. Returns 0 or a
+ * negative errno with @error.
+ */
+int ki_service_run(const struct ki_options *options, struct kv_error *error);
+
+/** NULL when out of memory (the reply then says so). */
+struct ki_scratch *ki_scratch_take(struct ki_service *service, struct ki_reply *reply);
+void ki_scratch_give(struct ki_service *service, struct ki_scratch *scratch);
+
+/**
+ * Read the request's body into @scratch->body. False when it can't be: @reply then has 415, 400,
+ * 422.
+ */
+bool ki_read_body(const struct ki_request *request, struct ki_reply *reply, uint32_t required,
+                  uint32_t optional, struct ki_scratch *scratch);
+
+/** The reply becomes {"status":"ok"}. */
+void ki_reply_ok(struct ki_reply *reply, unsigned status);
+
+/** Routes of the service; @test adds /test/pause_listener and /test/resume_listener. */
+const struct ki_route *ki_routes(bool test, size_t max_body, size_t *ret_n);
+
+/* Handlers; @service is a struct ki_service. */
+void ki_api_query(void *service, struct ki_request *request, struct ki_reply *reply);
+void ki_api_query_by_hash(void *service, struct ki_request *request, struct ki_reply *reply);
+void ki_api_register(void *service, struct ki_request *request, struct ki_reply *reply);
+void ki_api_unregister(void *service, struct ki_request *request, struct ki_reply *reply);
+void ki_api_workers(void *service, struct ki_request *request, struct ki_reply *reply);
+void ki_api_register_peer(void *service, struct ki_request *request, struct ki_reply *reply);
+void ki_api_deregister_peer(void *service, struct ki_request *request, struct ki_reply *reply);
+void ki_api_peers(void *service, struct ki_request *request, struct ki_reply *reply);
+void ki_api_dump(void *service, struct ki_request *request, struct ki_reply *reply);
+void ki_api_metrics(void *service, struct ki_request *request, struct ki_reply *reply);
+void ki_api_health(void *service, struct ki_request *request, struct ki_reply *reply);
+void ki_api_pause(void *service, struct ki_request *request, struct ki_reply *reply);
+void ki_api_resume(void *service, struct ki_request *request, struct ki_reply *reply);
+
+#endif

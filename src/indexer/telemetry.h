@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * What GET /metrics shows: request counters kept here, and the state of listeners, indexes,
+ * connections and the process, read when somebody asks. docs/kv-indexer.md lists every family.
+ */
+#ifndef KV_INDEXER_TELEMETRY_H
+#define KV_INDEXER_TELEMETRY_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/buf.h"
+#include "indexer/http.h"
+#include "indexer/registry.h"
+
+struct ki_telemetry;
+
+/** @routes outlive it; their paths are the `endpoint` labels. */
+int ki_telemetry_create(const struct ki_route *routes, size_t n_routes, struct ki_telemetry **ret);
+void ki_telemetry_destroy(struct ki_telemetry *telemetry);
+
+/** A reply is on its way. */
+void ki_telemetry_request(struct ki_telemetry *telemetry, const struct ki_request *request,
+                          unsigned status);
+/** A query of @blocks full blocks matched @matched of them at best. */
+void ki_telemetry_query(struct ki_telemetry *telemetry, uint64_t blocks, uint64_t matched);
+
+/** Append the whole exposition. */
+void ki_telemetry_render(struct ki_telemetry *telemetry, struct ki_registry *registry,
+                         struct ki_http *http, struct kv_buf *out);
+
+#endif
