@@ -35,7 +35,8 @@ struct kve_router_event {
 
 /** Where a read event's arrays live; reused from one event to the next. Zero-initialise. */
 struct kve_router_scratch {
-    struct kv_buf items;
+    struct kv_buf items; /* set its limit to bound one event: 16 bytes a block, 8 a removed hash */
+    struct kv_buf text;
 };
 void kve_router_scratch_fini(struct kve_router_scratch *scratch);
 

@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+/* RouterEvent JSON: both generations read, the older written, and one the inverse of the other. */
+#include "base/unit.h"
+
+#include "event/router_event.h"
+
+static struct kve_router_scratch scratch;
+
+static int read_event(const char *text, struct kve_router_event *ret)
+{
+    struct kv_json json;
+    int rc;
+
+    kv_json_init(&json, text, strlen(text));
+    rc = kve_router_event_read(&json, &scratch, ret);
+    return rc ? rc : kv_json_finish(&json);
+}
+
+static void test_read_first_generation(void **state)
+{
+    struct kve_router_event ev;
+
+    (void)state;
+    assert_int_equal(
+        read_event(
+            "{\"worker_id\":18446744073709551615,\"event\":{\"event_id\":7,\"data\":{\"stored\":{"
+            "\"parent_hash\":null,\"blocks\":[{\"block_hash\":18446744073709551614,"
+            "\"tokens_hash\":9143094415614847814,\"mm_extra_info\":null}]}},\"dp_rank\":3}}",
+            &ev),
+        0);
+    assert_true(ev.holder.worker == UINT64_MAX);
+    assert_int_equal(ev.holder.rank, 3);
+    assert_int_equal(ev.event_id, 7);
+    assert_int_equal(ev.type, KVE_OP_STORE);
+    assert_int_equal(ev.tier, KV_TIER_DEVICE);
+    assert_false(ev.has_parent);
+    assert_int_equal(ev.n, 1);
+    assert_true(ev.blocks[0].hash == UINT64_MAX - 1);
+    assert_true(ev.blocks[0].tokens_hash == UINT64_C(9143094415614847814));
+    assert_int_equal(read_event("{\"worker_id\":1,\"event\":{\"event_id\":0,\"data\":{\"removed\":{"
+                                "\"block_hashes\":[1,-1,3]}},\"dp_rank\":0}}",
+                                &ev),
+                     0);
+    assert_int_equal(ev.type, KVE_OP_REMOVE);
+    assert_int_equal(ev.n, 3);
+    assert_true(ev.hashes[1] == UINT64_MAX);
+    assert_int_equal(
+        read_event(
+            "{\"worker_id\":1,\"event\":{\"event_id\":0,\"data\":\"cleared\",\"dp_rank\":5}}", &ev),
+        0);
+    assert_int_equal(ev.type, KVE_OP_CLEAR);
+    assert_int_equal(ev.holder.rank, 5);
+    assert_int_equal(ev.n, 0);
+}
+
+/* Later keys, any order, several blocks, the defaults of what is missing. */
+static void test_read_later_generations(void **state)
+{
+    static const char *const tiers[] = {"device", "host_pinned", "disk", "external"};
+    struct kve_router_event ev;
+    char text[1024];
+
+    (void)state;
+    for (int tier = 0; tier < KV_N_TIERS; tier++) {
+        snprintf(
+            text, sizeof(text),
+            " { \"storage_tier\" : \"%s\", \"state_source\":{\"a\":[1,{}]}, \"event\": { \"data\": "
+            "{\"stored\": {\"start_position\": 4, \"blocks\": [ {\"mm_extra_info\": "
+            "{\"mm_objects\":"
+            "[{\"mm_hash\":1,\"offsets\":[[0,2]]}]}, \"tokens_hash\": 2, \"block_hash\": 1},"
+            "{\"block_hash\":3,\"tokens_hash\":4}], \"parent_hash\": 77}}, \"session_id\":null},"
+            "\"residency_domain\":\"worker\", \"worker_id\": 6 } ",
+            tiers[tier]);
+        assert_int_equal(read_event(text, &ev), 0);
+        assert_int_equal(ev.tier, tier);
+        assert_true(ev.holder.worker == 6);
+        assert_int_equal(ev.holder.rank, 0);
+        assert_int_equal(ev.event_id, 0);
+        assert_true(ev.has_parent);
+        assert_true(ev.parent == 77);
+        assert_int_equal(ev.n, 2);
+        assert_true(ev.blocks[0].hash == 1 && ev.blocks[0].tokens_hash == 2);
+        assert_true(ev.blocks[1].hash == 3 && ev.blocks[1].tokens_hash == 4);
+    }
+    assert_int_equal(read_event("{\"worker_id\":1,\"event\":{\"data\":{\"cleared\":null}}}", &ev),
+                     0);
+    assert_int_equal(ev.type, KVE_OP_CLEAR);
+    assert_int_equal(
+        read_event("{\"worker_id\":1,\"event\":{\"data\":{\"stored\":{\"blocks\":[]}}}}", &ev), 0);
+    assert_int_equal(ev.n, 0);
+    assert_false(ev.has_parent);
+}
+
+static void test_refused(void **state)
+{
+    static const char *const bad[] = {
+        "",
+        "null",
+        "[]",
+        "{}",
+        "{\"worker_id\":1}",
+        "{\"event\":{\"data\":\"cleared\"}}",
+        "{\"worker_id\":-1,\"event\":{\"data\":\"cleared\"}}",
+        "{\"worker_id\":1,\"event\":{}}",
+        "{\"worker_id\":1,\"event\":{\"data\":\"stored\"}}",
+        "{\"worker_id\":1,\"event\":{\"data\":{}}}",
+        "{\"worker_id\":1,\"event\":{\"data\":{\"moved\":{}}}}",
+        "{\"worker_id\":1,\"event\":{\"data\":{\"stored\":{}}}}",
+        "{\"worker_id\":1,\"event\":{\"data\":{\"removed\":{}}}}",
+        "{\"worker_id\":1,\"event\":{\"data\":{\"removed\":{\"block_hashes\":[1.5]}}}}",
+        "{\"worker_id\":1,\"event\":{\"data\":{\"removed\":{\"block_hashes\":[1]},\"cleared\":null}"
+        "}}",
+        "{\"worker_id\":1,\"event\":{\"data\":{\"stored\":{\"blocks\":[{\"block_hash\":1}]}}}}",
+        "{\"worker_id\":1,\"event\":{\"data\":{\"stored\":{\"blocks\":[{\"tokens_hash\":1}]}}}}",
+        "{\"worker_id\":1,\"event\":{\"data\":{\"stored\":{\"blocks\":[7]}}}}",
+        "{\"worker_id\":1,\"event\":{\"dp_rank\":4294967296,\"data\":\"cleared\"}}",
+        "{\"worker_id\":1,\"event\":{\"data\":\"cleared\"},\"storage_tier\":\"tape\"}",
+        "{\"worker_id\":1,\"event\":{\"data\":\"cleared\"}",
+        "{\"worker_id\":18446744073709551616,\"event\":{\"data\":\"cleared\"}}",
+    };
+    struct kve_router_event ev = {.event_id = 4711};
+
+    (void)state;
+    for (size_t i = 0; i < KV_COUNT(bad); i++) {
+        if (read_event(bad[i], &ev) >= 0)
+            fail_msg("accepted: %s", bad[i]);
+        assert_int_equal(ev.event_id, 4711);
+    }
+}
+
+static void test_limit(void **state)
+{
+    struct kve_router_scratch small = {.items = {.limit = 64}};
+    struct kve_router_event ev;
+    struct kv_json json;
+    const char *text =
+        "{\"worker_id\":1,\"event\":{\"data\":{\"removed\":{\"block_hashes\":[1,2,3,4,5,6,7,"
+        "8,9,10,11,12,13,14,15,16,17,18,19,20]}}}}";
+
+    (void)state;
+    kv_json_init(&json, text, strlen(text));
+    assert_true(kve_router_event_read(&json, &small, &ev) < 0);
+    kve_router_scratch_fini(&small);
+}
+
+static void test_written_text(void **state)
+{
+    static const struct kv_block blocks[] = {{1, 2}, {UINT64_MAX, 4}};
+    static const uint64_t hashes[] = {5, 6};
+    struct kve_router_event ev = {.holder = {1, 2}, .event_id = 3, .blocks = blocks, .n = 2};
+    struct kv_buf out = KV_BUF_INIT;
+    struct kv_json_writer writer;
+
+    (void)state;
+    kv_json_writer_init(&writer, &out);
+    kv_json_begin_array(&writer);
+    kve_router_event_write(&writer, &ev);
+    ev = (struct kve_router_event){
+        .holder = {1, 0}, .type = KVE_OP_REMOVE, .hashes = hashes, .n = 2, .tier = KV_TIER_DISK};
+    kve_router_event_write(&writer, &ev);
+    ev = (struct kve_router_event){.holder = {1, 0}, .type = KVE_OP_CLEAR};
+    kve_router_event_write(&writer, &ev);
+    kv_json_end_array(&writer);
+    assert_string_equal(
+        kv_buf_cstr(&out),
+        "[{\"worker_id\":1,\"event\":{\"event_id\":3,\"data\":{\"stored\":{\"parent_hash\":null,"
+        "\"blocks\":["
+        "{\"block_hash\":1,\"tokens_hash\":2,\"mm_extra_info\":null},{\"block_hash\":"
+        "18446744073709551615,"
+        "\"tokens_hash\":4,\"mm_extra_info\":null}]}},\"dp_rank\":2}},"
+        "{\"worker_id\":1,\"event\":{\"event_id\":0,\"data\":{\"removed\":{\"block_hashes\":[5,6]}}"
+        ","
+        "\"dp_rank\":0},\"storage_tier\":\"disk\"},"
+        "{\"worker_id\":1,\"event\":{\"event_id\":0,\"data\":\"cleared\",\"dp_rank\":0}}]");
+    kv_buf_fini(&out);
+}
+
+/* What is written is read as the same event. */
+static void test_round_trip(void **state)
+{
+    uint64_t random = unit_seed();
+    size_t rounds = unit_rounds(2000);
+    struct kv_buf out = KV_BUF_INIT;
+
+    (void)state;
+    for (size_t round = 0; round < rounds; round++) {
+        struct kv_block blocks[20];
+        uint64_t hashes[20];
+        struct kve_router_event ev = {0}, got;
+        struct kv_json_writer writer;
+
+        ev.holder.worker = unit_random(&random) >> unit_below(&random, 64);
+        ev.holder.rank = (uint32_t)unit_below(&random, 5);
+        ev.event_id = unit_random(&random) >> unit_below(&random, 64);
+        ev.type = (enum kve_op_type[]){KVE_OP_STORE, KVE_OP_REMOVE, KVE_OP_CLEAR}[round % 3];
+        ev.n = ev.type == KVE_OP_CLEAR ? 0 : unit_below(&random, 20);
+        ev.tier = ev.type == KVE_OP_CLEAR ? KV_TIER_DEVICE : (enum kv_tier)unit_below(&random, 4);
+        ev.has_parent = ev.type == KVE_OP_STORE && unit_below(&random, 2);
+        ev.parent = ev.has_parent ? unit_random(&random) : 0;
+        for (size_t i = 0; i < ev.n; i++) {
+            hashes[i] = unit_random(&random) >> unit_below(&random, 64);
+            blocks[i] = (struct kv_block){hashes[i], unit_random(&random)};
+        }
+        kv_buf_clear(&out);
+        kv_json_writer_init(&writer, &out);
+        ev.blocks = blocks;
+        ev.hashes = hashes;
+        kve_router_event_write(&writer, &ev);
+        assert_int_equal(read_event(kv_buf_cstr(&out), &got), 0);
+        assert_true(got.holder.worker == ev.holder.worker && got.event_id == ev.event_id);
+        assert_int_equal(got.holder.rank, ev.holder.rank);
+        assert_int_equal(got.type, ev.type);
+        assert_int_equal(got.tier, ev.tier);
+        assert_int_equal(got.has_parent, ev.has_parent);
+        assert_true(got.parent == ev.parent);
+        assert_int_equal(got.n, ev.n);
+        if (ev.n && ev.type == KVE_OP_STORE)
+            assert_memory_equal(got.blocks, blocks, ev.n * sizeof(*blocks));
+        else if (ev.n)
+            assert_memory_equal(got.hashes, hashes, ev.n * sizeof(*hashes));
+    }
+    kv_buf_fini(&out);
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    kve_router_scratch_fini(&scratch);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_read_first_generation),
+        cmocka_unit_test(test_read_later_generations),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_limit),
+        cmocka_unit_test(test_written_text),
+        cmocka_unit_test(test_round_trip),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, teardown);
+}
