@@ -9,8 +9,9 @@
 #include "indexer/service.h"
 
 #define FLUSH_AT (64u << 10)
-#define EVENT_BLOCKS 512 /* longer chains become several events: a reader needs a bounded buffer \
-                          */
+#define EVENT_BLOCKS                                                            \
+    512 /* longer chains become several events: a reader needs a bounded buffer \
+         */
 
 struct dump {
     struct ki_pipe *pipe;

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+/** Decoded batches to index writes, with the counts that operators ask for. Caller-locked. */
+#ifndef KV_INDEXER_APPLY_H
+#define KV_INDEXER_APPLY_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "kv_event.h"
+#include "kv_index.h"
+
+/** Ranks that one publisher may name: a bound on what its batches can create. */
+#define KI_MAX_RANKS 1024
+
+struct ki_apply_stats {
+    uint64_t batches, events, blocks, bytes;
+    uint64_t orphans, rejected, malformed;
+    uint64_t skipped[KVE_N_SKIPS];
+};
+
+/** What one stream writes, and has written. */
+struct ki_applier {
+    uint64_t instance;
+    struct kve_reader *reader;
+    uint32_t *ranks; /* sorted: those whose blocks this stream has brought */
+    uint32_t n_ranks;
+    struct ki_apply_stats stats;
+};
+
+int ki_applier_init(struct ki_applier *a, uint64_t instance, uint32_t rank, uint32_t block_size);
+void ki_applier_fini(struct ki_applier *a);
+
+/** @rank's blocks are this stream's: a purge forgets them. False at the bound or out of memory. */
+bool ki_applier_note_rank(struct ki_applier *a, uint32_t rank);
+
+/** What a batch did to the completeness of the view. */
+enum ki_applied { KI_APPLIED, KI_APPLIED_PART, KI_APPLIED_CLEARED };
+
+/**
+ * Apply one payload. KI_APPLIED_PART when something of it was lost (not a batch, no memory, index
+ * full); KI_APPLIED_CLEARED when the publisher cleared all that this stream had brought.
+ */
+enum ki_applied ki_applier_apply(struct ki_applier *a, struct kvi_index *index, const void *payload,
+                                 size_t len);
+
+/** Forget all blocks that the stream has brought. The ranks stay known. */
+void ki_applier_purge(struct ki_applier *a, struct kvi_index *index);
+
+#endif

@@ -1,0 +1,592 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "indexer/listener.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/msgpack.h"
+#include "base/xxh.h"
+#include "indexer/model.h"
+#include "indexer/pump.h"
+#include "indexer/socket.h"
+
+/* Messages per turn: long enough to pay for the turn, short enough that no stream starves others.
+ */
+#define TURN 64
+#define CONNECT_RETRY_NS (5 * KV_NS_PER_S)
+/* More than any ring of batches holds: a ROUTER drops, without a word, what its peer has no room
+ * for. */
+#define REPLAY_QUEUE 131072
+
+static struct ki_stream_opts stream_opts(const struct ki_listener_env *env, bool can_replay)
+{
+    return (struct ki_stream_opts){.can_replay = can_replay,
+                                   .max_attempts = 3,
+                                   .timeout_ns = env->replay_timeout_ms * KV_NS_PER_MS,
+                                   .retry_delay_ns = 100 * KV_NS_PER_MS,
+                                   .cooldown_ns = 30 * KV_NS_PER_S,
+                                   .idle_ns = 5 * KV_NS_PER_S};
+}
+
+int ki_listener_create(struct ki_listener_env *env, const struct ki_registration *registration,
+                       struct ki_model *model, struct ki_listener **ret)
+{
+    struct ki_listener *l = calloc(1, sizeof(*l));
+    struct ki_stream_opts opts = stream_opts(env, registration->replay_endpoint != NULL);
+    int rc = -ENOMEM;
+
+    if (!l)
+        return -ENOMEM;
+    pthread_mutex_init(&l->lock, NULL);
+    atomic_init(&l->refs, 1);
+    l->env = env;
+    l->instance = registration->instance;
+    l->rank = registration->rank;
+    l->epoll_fd = -1;
+    l->endpoint = strdup(registration->endpoint);
+    if (!l->endpoint)
+        goto fail;
+    if (registration->replay_endpoint) {
+        l->replay_endpoint = strdup(registration->replay_endpoint);
+        if (!l->replay_endpoint)
+            goto fail;
+    }
+    ki_stream_init(&l->stream, &opts);
+    rc = ki_applier_init(&l->applier, l->instance, l->rank, model->block_size);
+    if (rc < 0)
+        goto fail;
+    l->model = model;
+    *ret = l;
+    return 0;
+fail:
+    ki_listener_release(l);
+    return rc;
+}
+
+struct ki_listener *ki_listener_acquire(struct ki_listener *l)
+{
+    atomic_fetch_add_explicit(&l->refs, 1, memory_order_relaxed);
+    return l;
+}
+
+void ki_listener_release(struct ki_listener *l)
+{
+    /* Release pairs with the acquire of whoever drops the last reference. */
+    if (!l || atomic_fetch_sub_explicit(&l->refs, 1, memory_order_acq_rel) != 1)
+        return;
+    ki_applier_fini(&l->applier);
+    ki_model_release(l->model);
+    free(l->endpoint);
+    free(l->replay_endpoint);
+    pthread_mutex_destroy(&l->lock);
+    free(l);
+}
+
+/* -- any thread
+ * ------------------------------------------------------------------------------------ */
+
+bool ki_listener_retire(struct ki_listener *l, struct ki_watermark *ret_position)
+{
+    const struct ki_stream *s = &l->stream;
+    bool known;
+
+    pthread_mutex_lock(&l->lock);
+    l->gone = true;
+    known = s->has_position || s->has_before;
+    ret_position->holder = (struct kv_holder){.worker = l->instance, .rank = l->rank};
+    ret_position->sequence = s->has_position ? s->position : s->before;
+    ret_position->timestamp = s->has_position ? s->timestamp : 0;
+    ret_position->partial = s->partial;
+    pthread_mutex_unlock(&l->lock);
+    return known;
+}
+
+int ki_listener_set_paused(struct ki_listener *l, bool paused)
+{
+    int rc = 0;
+
+    pthread_mutex_lock(&l->lock);
+    if (l->paused == paused)
+        rc = -EALREADY;
+    l->paused = paused;
+    pthread_mutex_unlock(&l->lock);
+    return rc;
+}
+
+bool ki_listener_feeds(struct ki_listener *l, const struct ki_model *model)
+{
+    bool feeds;
+
+    pthread_mutex_lock(&l->lock);
+    feeds = l->model == model;
+    pthread_mutex_unlock(&l->lock);
+    return feeds;
+}
+
+static enum ki_listener_status status_of(const struct ki_listener *l)
+{
+    if (l->paused)
+        return KI_PAUSED;
+    if (!l->connected)
+        return l->last_error[0] ? KI_FAILED : KI_PENDING;
+    if (!l->started)
+        return KI_PENDING;
+    return l->stream.state == KI_STREAM_LIVE ? KI_ACTIVE : KI_REPLAYING;
+}
+
+void ki_listener_info(struct ki_listener *l, struct ki_worker_info *ret)
+{
+    const struct ki_stream *s = &l->stream;
+    const struct ki_apply_stats *a = &l->applier.stats;
+
+    pthread_mutex_lock(&l->lock);
+    *ret = (struct ki_worker_info){
+        .instance = l->instance,
+        .rank = l->rank,
+        .block_size = l->model->block_size,
+        .endpoint = strdup(l->endpoint),
+        .replay_endpoint = l->replay_endpoint ? strdup(l->replay_endpoint) : NULL,
+        .model = strdup(l->model->name),
+        .tenant = strdup(l->model->tenant),
+        .status = status_of(l),
+        .last_error = l->last_error[0] ? strdup(l->last_error) : NULL,
+        .has_sequence = s->has_position,
+        .last_sequence = s->position,
+        .last_event_ns = l->last_event_ns,
+        .batches = a->batches,
+        .events = a->events,
+        .blocks = a->blocks,
+        .bytes = a->bytes,
+        .gaps = s->stats.gaps,
+        .missed_batches = s->stats.missed,
+        .replays = s->stats.replays,
+        .failed_replays = s->stats.failed_replays,
+        .replayed_batches = s->stats.replayed,
+        .overruns = s->stats.overruns,
+        .restarts = s->stats.restarts,
+        .duplicates = s->stats.duplicates,
+        .malformed = a->malformed,
+        .orphans = a->orphans,
+        .rejected = a->rejected,
+        .partial = s->partial,
+    };
+    memcpy(ret->skipped, a->skipped, sizeof(ret->skipped));
+    pthread_mutex_unlock(&l->lock);
+}
+
+bool ki_listener_watermarks(struct ki_listener *l, struct ki_watermark **items, size_t *n,
+                            size_t *capacity)
+{
+    bool ok = true;
+
+    pthread_mutex_lock(&l->lock);
+    for (uint32_t i = 0; l->stream.has_position && ok && i < l->applier.n_ranks; i++) {
+        if (*n == *capacity) {
+            size_t more = *capacity ? *capacity * 2 : 64;
+            struct ki_watermark *grown = realloc(*items, more * sizeof(*grown));
+
+            ok = grown != NULL;
+            if (!ok)
+                break;
+            *items = grown;
+            *capacity = more;
+        }
+        (*items)[(*n)++] = (struct ki_watermark){
+            .holder = {.worker = l->instance, .rank = l->applier.ranks[i]},
+            .sequence = l->stream.position,
+            .timestamp = l->stream.timestamp,
+            .partial = l->stream.partial,
+        };
+    }
+    pthread_mutex_unlock(&l->lock);
+    return ok;
+}
+
+/* -- telling the operator
+ * ---------------------------------------------------------------------------- */
+
+static void report(const struct ki_listener *l, const struct ki_stream_stats *before,
+                   unsigned steps)
+{
+    static struct kv_log_rate rate;
+    const struct ki_stream_stats *now = &l->stream.stats;
+    const char *what = NULL;
+
+    if (now->restarts != before->restarts)
+        what = "the engine started over: its blocks are forgotten";
+    else if (now->overruns != before->overruns)
+        what = "the engine no longer has the missed batches: its blocks are forgotten";
+    else if (now->failed_replays != before->failed_replays)
+        what = "no useful answer to replay requests: going on without";
+    else if (now->missed != before->missed)
+        what = "batches are missing and can't be replayed: the view is partial";
+    else if (steps & KI_STEP_REQUEST)
+        what = "asking for a replay";
+    if (what && kv_log_allowed(&rate, 20))
+        kv_log_warn("indexer", what,
+                    "worker=%" PRIu64 " rank=%" PRIu32 " endpoint=%s position=%" PRIu64
+                    " missed=%" PRIu64 " replay_from=%" PRIu64,
+                    l->instance, l->rank, l->endpoint, l->stream.position,
+                    now->missed - before->missed, l->stream.request);
+}
+
+/* -- the event thread: carrying out what the stream decides
+ * --------------------------------------------- */
+
+/* The part that touches the index. Under the lock. */
+static void write_index(struct ki_listener *l, unsigned steps, const void *payload, size_t len)
+{
+    if (steps & KI_STEP_PURGE)
+        ki_applier_purge(&l->applier, l->model->index);
+    if (steps & KI_STEP_RESET)
+        kve_reader_reset(l->applier.reader);
+    if (!(steps & KI_STEP_APPLY))
+        return;
+    l->last_event_ns = kv_wall_ns();
+    switch (ki_applier_apply(&l->applier, l->model->index, payload, len)) {
+    case KI_APPLIED:
+        break;
+    case KI_APPLIED_PART:
+        ki_stream_mark_partial(&l->stream);
+        break;
+    case KI_APPLIED_CLEARED:
+        ki_stream_mark_whole(&l->stream);
+        break;
+    }
+}
+
+static void fail_connect(struct ki_listener *l, int rc, const char *what, uint64_t now_ns)
+{
+    pthread_mutex_lock(&l->lock);
+    snprintf(l->last_error, sizeof(l->last_error), "%s: %s", what, zmq_strerror(-rc));
+    pthread_mutex_unlock(&l->lock);
+    kv_log_warn("indexer", "can't connect; trying again in 5 s",
+                "worker=%" PRIu64 " rank=%" PRIu32 " error=\"%s\"", l->instance, l->rank,
+                l->last_error);
+    l->retry_at_ns = now_ns + CONNECT_RETRY_NS;
+}
+
+static void close_replay(struct ki_listener *l)
+{
+    ki_socket_close(l->dealer, l->epoll_fd);
+    l->dealer = NULL;
+    l->dealer_ready = false;
+}
+
+/* A new socket for each request: nothing of an older answer can come through it. */
+static void open_replay(struct ki_listener *l)
+{
+    int rc;
+
+    close_replay(l);
+    rc = ki_socket_open(l->env->zmq, ZMQ_DEALER, l->replay_endpoint, REPLAY_QUEUE, KI_MAX_MESSAGE,
+                        l->epoll_fd, KI_PUMP_DEALER(l), &l->dealer);
+    if (rc == 0)
+        rc = ki_socket_request(l->dealer, l->stream.request);
+    if (rc < 0) { /* the request's deadline will end the attempt */
+        kv_log_warn("indexer", "can't ask for a replay", "worker=%" PRIu64 " error=\"%s\"",
+                    l->instance, zmq_strerror(-rc));
+        close_replay(l);
+        return;
+    }
+    l->dealer_ready = true;
+}
+
+static void offer_live(struct ki_listener *l, const struct ki_batch_id *id, zmq_msg_t *payload,
+                       bool reconnected, uint64_t now_ns);
+
+/* The part that touches sockets. */
+static void work_sockets(struct ki_listener *l, unsigned steps, uint64_t now_ns)
+{
+    zmq_msg_t held;
+
+    if (steps & KI_STEP_REQUEST)
+        open_replay(l);
+    if (!(steps & KI_STEP_RESUME))
+        return;
+    close_replay(l);
+    if (!l->holding)
+        return;
+    zmq_msg_init(&held);
+    zmq_msg_move(&held, &l->held);
+    zmq_msg_close(&l->held);
+    l->holding = false;
+    offer_live(l, &l->held_id, &held, false, now_ns);
+    zmq_msg_close(&held);
+}
+
+static void offer_live(struct ki_listener *l, const struct ki_batch_id *id, zmq_msg_t *payload,
+                       bool reconnected, uint64_t now_ns)
+{
+    struct ki_batch_id copy = *id; /* may be held_id, which a new hold overwrites */
+    struct ki_stream_stats before;
+    unsigned steps = 0;
+
+    pthread_mutex_lock(&l->lock);
+    if (!l->gone) {
+        before = l->stream.stats;
+        steps = ki_stream_live(&l->stream, &copy, reconnected, now_ns);
+        write_index(l, steps, zmq_msg_data(payload), zmq_msg_size(payload));
+        if (KV_UNLIKELY(steps != KI_STEP_APPLY))
+            report(l, &before, steps);
+        else if (KV_UNLIKELY(before.missed != l->stream.stats.missed))
+            report(l, &before, steps);
+    }
+    pthread_mutex_unlock(&l->lock);
+    if (steps & KI_STEP_HOLD) {
+        zmq_msg_init(&l->held);
+        zmq_msg_move(&l->held, payload);
+        l->held_id = copy;
+        l->holding = true;
+    }
+    if (steps & (KI_STEP_REQUEST | KI_STEP_RESUME))
+        work_sockets(l, steps, now_ns);
+}
+
+/* -- the event thread: messages
+ * ------------------------------------------------------------------------- */
+
+/* The publisher's clock: the first element of a batch that is an array. */
+static double peek_timestamp(const void *payload, size_t len)
+{
+    enum kv_msgpack_type type;
+    struct kv_msgpack m;
+
+    kv_msgpack_init(&m, payload, len);
+    if (kv_msgpack_peek(&m) != KV_MSGPACK_ARRAY || kv_msgpack_array(&m) == 0)
+        return 0;
+    type = kv_msgpack_peek(&m);
+    return type == KV_MSGPACK_FLOAT || type == KV_MSGPACK_UINT ? kv_msgpack_double(&m) : 0;
+}
+
+static struct ki_batch_id identify(const struct kve_message *message)
+{
+    return (struct ki_batch_id){
+        .sequence = message->sequence,
+        .digest = kv_xxh64(message->payload.data, message->payload.len, 0),
+        .timestamp = peek_timestamp(message->payload.data, message->payload.len),
+    };
+}
+
+/*
+ * Whether this message came over another connection than the one before. libzmq keeps one set of
+ * properties per connection, shared by its messages: the same address means the same connection, as
+ * long as a message of it is kept so that the address isn't used again.
+ */
+static bool is_new_connection(struct ki_listener *l, zmq_msg_t *frame)
+{
+    const char *property = zmq_msg_gets(frame, "Socket-Type");
+
+    if (!property) /* inproc has none */
+        return false;
+    if (!l->has_connection) {
+        zmq_msg_init(&l->connection);
+        l->has_connection = zmq_msg_copy(&l->connection, frame) == 0;
+        return false;
+    }
+    if (zmq_msg_gets(&l->connection, "Socket-Type") == property)
+        return false;
+    zmq_msg_copy(&l->connection, frame);
+    return true;
+}
+
+static void count_malformed(struct ki_listener *l, const char *what)
+{
+    static struct kv_log_rate rate;
+
+    pthread_mutex_lock(&l->lock);
+    l->applier.stats.malformed++;
+    pthread_mutex_unlock(&l->lock);
+    if (kv_log_allowed(&rate, 3))
+        kv_log_warn("indexer", what, "worker=%" PRIu64 " rank=%" PRIu32 " endpoint=%s", l->instance,
+                    l->rank, l->endpoint);
+}
+
+/* One live message. False: there is none. */
+static bool read_live(struct ki_listener *l, uint64_t now_ns)
+{
+    struct kve_message message;
+    struct ki_envelope e;
+    struct ki_batch_id id;
+    int rc = ki_socket_receive(l->sub, &e);
+
+    if (rc == -EAGAIN)
+        return false;
+    if (rc < 0 || kve_message_parse_live(e.spans, e.n, &message) < 0) {
+        count_malformed(l, "a message that is no batch was passed over");
+        ki_envelope_fini(&e);
+        return rc == 0 || rc == -EPROTO;
+    }
+    id = identify(&message);
+    offer_live(l, &id, &e.frames[e.n - 1], is_new_connection(l, &e.frames[e.n - 2]), now_ns);
+    ki_envelope_fini(&e);
+    return true;
+}
+
+static unsigned offer_replayed(struct ki_listener *l, const struct kve_message *message,
+                               uint64_t now_ns)
+{
+    struct ki_stream_stats before;
+    struct ki_batch_id id;
+    unsigned steps = 0;
+
+    if (message && !message->is_end)
+        id = identify(message);
+    pthread_mutex_lock(&l->lock);
+    if (!l->gone) {
+        before = l->stream.stats;
+        if (message && !message->is_end) {
+            steps = ki_stream_replayed(&l->stream, &id, now_ns);
+            write_index(l, steps, message->payload.data, message->payload.len);
+        } else {
+            steps = ki_stream_replay_end(&l->stream, now_ns);
+        }
+        report(l, &before, steps);
+    }
+    pthread_mutex_unlock(&l->lock);
+    return steps;
+}
+
+/* One message of a replay. False: there is none. */
+static bool read_replay(struct ki_listener *l, uint64_t now_ns)
+{
+    struct kve_message message;
+    struct ki_envelope e;
+    unsigned steps;
+    int rc = ki_socket_receive(l->dealer, &e);
+
+    if (rc == -EAGAIN)
+        return false;
+    if (rc < 0 || kve_message_parse_replay(e.spans, e.n, &message) < 0) {
+        count_malformed(l, "an answer to a replay request makes no sense");
+        steps = offer_replayed(l, NULL, now_ns);
+    } else {
+        steps = offer_replayed(l, &message, now_ns);
+    }
+    ki_envelope_fini(&e);
+    work_sockets(l, steps, now_ns);
+    return true;
+}
+
+bool ki_listener_service(struct ki_listener *l, uint64_t now_ns)
+{
+    if (!l->sub || !l->started || l->detached)
+        return false; /* sub_ready keeps what was noticed for later */
+    for (int i = 0; i < TURN; i++) {
+        if (l->dealer && l->dealer_ready)
+            l->dealer_ready = read_replay(l, now_ns) && l->dealer;
+        else if (!l->holding && l->sub_ready)
+            l->sub_ready = read_live(l, now_ns);
+        else
+            return false;
+    }
+    return true;
+}
+
+/* -- the event thread: what is due
+ * ------------------------------------------------------------------------ */
+
+static void drop_held(struct ki_listener *l)
+{
+    if (l->holding)
+        zmq_msg_close(&l->held);
+    l->holding = false;
+}
+
+static void detach(struct ki_listener *l)
+{
+    close_replay(l);
+    ki_socket_close(l->sub, l->epoll_fd);
+    l->sub = NULL;
+    l->sub_ready = false;
+    drop_held(l);
+    pthread_mutex_lock(&l->lock);
+    l->connected = false;
+    ki_stream_detach(&l->stream);
+    pthread_mutex_unlock(&l->lock);
+}
+
+static void attach(struct ki_listener *l, uint64_t now_ns)
+{
+    int rc = ki_socket_open(l->env->zmq, ZMQ_SUB, l->endpoint, KI_RECEIVE_QUEUE, KI_MAX_MESSAGE,
+                            l->epoll_fd, KI_PUMP_SUB(l), &l->sub);
+
+    if (rc < 0) {
+        fail_connect(l, rc, l->endpoint, now_ns);
+        return;
+    }
+    l->sub_ready = true; /* connecting may have swallowed a notice */
+    l->retry_at_ns = 0;
+    pthread_mutex_lock(&l->lock);
+    l->connected = true;
+    l->last_error[0] = '\0';
+    pthread_mutex_unlock(&l->lock);
+}
+
+static void start(struct ki_listener *l, uint64_t now_ns)
+{
+    pthread_mutex_lock(&l->lock);
+    l->started = true;
+    ki_stream_start(&l->stream, now_ns);
+    pthread_mutex_unlock(&l->lock);
+}
+
+static unsigned tick_stream(struct ki_listener *l, uint64_t now_ns)
+{
+    struct ki_stream_stats before;
+    unsigned steps = 0;
+
+    pthread_mutex_lock(&l->lock);
+    if (!l->gone) {
+        before = l->stream.stats;
+        steps = ki_stream_tick(&l->stream, now_ns);
+        report(l, &before, steps);
+    }
+    pthread_mutex_unlock(&l->lock);
+    return steps;
+}
+
+bool ki_listener_tick(struct ki_listener *l, uint64_t now_ns)
+{
+    bool gone, paused;
+
+    pthread_mutex_lock(&l->lock);
+    gone = l->gone;
+    paused = l->paused;
+    pthread_mutex_unlock(&l->lock);
+    if (gone)
+        return false;
+    if (paused != l->detached) {
+        l->detached = paused;
+        if (paused)
+            detach(l);
+    }
+    l->deadline_ns = 0;
+    if (l->detached)
+        return true;
+    if (!l->sub && now_ns >= l->retry_at_ns)
+        attach(l, now_ns);
+    if (!l->sub) {
+        l->deadline_ns = l->retry_at_ns;
+        return true;
+    }
+    /* Acquire pairs with ki_registry_go: what recovery adopted is seen by whoever sees this. */
+    if (!l->started && !atomic_load_explicit(&l->env->held, memory_order_acquire))
+        start(l, now_ns);
+    if (l->started) {
+        work_sockets(l, tick_stream(l, now_ns), now_ns);
+        l->deadline_ns = ki_stream_deadline(&l->stream);
+    }
+    return true;
+}
+
+void ki_listener_close(struct ki_listener *l)
+{
+    detach(l);
+    if (l->has_connection)
+        zmq_msg_close(&l->connection);
+    l->has_connection = false;
+}

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * A listener follows one registration's event stream: a SUB socket, a DEALER while a replay runs,
+ * the rules of stream.h between them and the index.
+ *
+ *      engine PUB ----> SUB --+                       +--> kvi_store / kvi_remove / kvi_clear
+ *                             +--> stream --> apply --+
+ *      engine ROUTER -> DEALER+    (rules)    (decode)
+ *
+ * Threads. Sockets, and what only concerns them, belong to the listener's event thread (pump.h).
+ * The stream, the counters and the way into the index are guarded by the listener's lock, which is
+ * held for one batch at a time: whoever marks the listener gone under it knows that nothing of its
+ * stream enters the index afterwards.
+ *
+ * Batches that must wait (held at start, a replay under way) wait in the SUB socket, whose bounded
+ * queue is the only one there is; when it is full, the publisher drops, and the gap shows.
+ */
+#ifndef KV_INDEXER_LISTENER_H
+#define KV_INDEXER_LISTENER_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/queue.h>
+#include <zmq.h>
+
+#include "indexer/apply.h"
+#include "indexer/registry.h"
+#include "indexer/stream.h"
+
+/** Messages that wait in a SUB socket before its publisher has to drop. */
+#define KI_RECEIVE_QUEUE 16384
+/** Larger messages end the connection (and show as a gap). */
+#define KI_MAX_MESSAGE (INT64_C(64) << 20)
+
+/** What all listeners share. */
+struct ki_listener_env {
+    void *zmq;
+    uint64_t replay_timeout_ms;
+    atomic_bool held; /* connect, but read nothing */
+};
+
+struct ki_pump;
+
+struct ki_listener {
+    /* Set once. */
+    struct ki_listener_env *env;
+    struct ki_pump *pump;
+    uint64_t instance;
+    uint32_t rank;
+    char *endpoint, *replay_endpoint; /* the latter may be NULL */
+    _Atomic uint32_t refs;
+
+    pthread_mutex_t lock; /* guards from here... */
+    struct ki_model *model;
+    struct ki_stream stream;
+    struct ki_applier applier;
+    uint64_t last_event_ns;
+    bool gone, paused, connected, started;
+    char last_error[120];
+    /* ...to here. */
+
+    /* The event thread's. */
+    void *sub, *dealer;
+    bool sub_ready, dealer_ready; /* may have messages */
+    bool detached;                /* paused: sockets are closed */
+    bool holding;
+    struct ki_batch_id held_id;
+    zmq_msg_t held;
+    bool has_connection;
+    zmq_msg_t connection; /* a message of the connection that the last batch came over */
+    uint64_t retry_at_ns; /* try to connect again then */
+    uint64_t deadline_ns; /* call ki_listener_tick then; 0: never */
+    int epoll_fd;
+    bool queued;
+    TAILQ_ENTRY(ki_listener) all, ready;
+};
+
+/** One reference, the caller's. Strings are copied; @model's reference is the listener's on
+ * success. */
+int ki_listener_create(struct ki_listener_env *env, const struct ki_registration *registration,
+                       struct ki_model *model, struct ki_listener **ret);
+struct ki_listener *ki_listener_acquire(struct ki_listener *l);
+void ki_listener_release(struct ki_listener *l);
+
+/* -- any thread -------------------------------------------------------------------------------- */
+
+/** Nothing of the stream enters the index any more. Returns whether there is a position. */
+bool ki_listener_retire(struct ki_listener *l, struct ki_watermark *ret_position);
+/** Returns 0 or -EALREADY. The caller wakes the pump. */
+int ki_listener_set_paused(struct ki_listener *l, bool paused);
+/** Whether @model is this listener's. */
+bool ki_listener_feeds(struct ki_listener *l, const struct ki_model *model);
+void ki_listener_info(struct ki_listener *l, struct ki_worker_info *ret);
+/** One per rank that the stream writes, appended; false when out of memory. */
+bool ki_listener_watermarks(struct ki_listener *l, struct ki_watermark **items, size_t *n,
+                            size_t *capacity);
+
+/* -- the event thread ---------------------------------------------------------------------------
+ */
+
+/** Open, pause, resume, time-outs, whatever is due. Sets deadline_ns. False: gone, close it. */
+bool ki_listener_tick(struct ki_listener *l, uint64_t now_ns);
+/** Read and apply a bounded number of messages. True when there may be more. */
+bool ki_listener_service(struct ki_listener *l, uint64_t now_ns);
+void ki_listener_close(struct ki_listener *l);
+
+#endif

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "indexer/model.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct model {
+    struct ki_model shown; /* first: what everybody else sees */
+    _Atomic uint32_t refs;
+    char text[]; /* name and tenant */
+};
+
+int ki_model_create(const char *name, const char *tenant, uint32_t block_size,
+                    struct kvi_index *index, struct ki_model **ret)
+{
+    size_t name_bytes = strlen(name) + 1, tenant_bytes = strlen(tenant) + 1;
+    struct model *m = malloc(sizeof(*m) + name_bytes + tenant_bytes);
+    int rc;
+
+    if (!m)
+        return -ENOMEM;
+    if (!index) {
+        rc = kvi_create(NULL, &index);
+        if (rc < 0) {
+            free(m);
+            return rc;
+        }
+    }
+    memcpy(m->text, name, name_bytes);
+    memcpy(m->text + name_bytes, tenant, tenant_bytes);
+    m->shown = (struct ki_model){
+        .name = m->text, .tenant = m->text + name_bytes, .block_size = block_size, .index = index};
+    atomic_init(&m->refs, 1);
+    *ret = &m->shown;
+    return 0;
+}
+
+struct ki_model *ki_model_acquire(struct ki_model *model)
+{
+    struct model *m = (struct model *)model;
+
+    atomic_fetch_add_explicit(&m->refs, 1, memory_order_relaxed);
+    return model;
+}
+
+void ki_model_release(struct ki_model *model)
+{
+    struct model *m = (struct model *)model;
+
+    /* Release pairs with the acquire of whoever drops the last one: all uses come before the end.
+     */
+    if (!m || atomic_fetch_sub_explicit(&m->refs, 1, memory_order_acq_rel) != 1)
+        return;
+    kvi_destroy(m->shown.index);
+    free(m);
+}
+
+int ki_model_compare(const struct ki_model *model, const char *name, const char *tenant)
+{
+    int order = strcmp(model->name, name);
+
+    return order ? order : strcmp(model->tenant, tenant);
+}

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+/** Making and sharing models (struct ki_model of registry.h). Thread-safe. */
+#ifndef KV_INDEXER_MODEL_H
+#define KV_INDEXER_MODEL_H
+
+#include "indexer/registry.h"
+
+/** One reference, the caller's. @index is taken over on success; NULL: make an empty one. */
+int ki_model_create(const char *name, const char *tenant, uint32_t block_size,
+                    struct kvi_index *index, struct ki_model **ret);
+struct ki_model *ki_model_acquire(struct ki_model *model); /* returns @model */
+
+/** Order by name, then tenant: <0, 0, >0. */
+int ki_model_compare(const struct ki_model *model, const char *name, const char *tenant);
+
+#endif

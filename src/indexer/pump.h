@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * Event threads. Each owns some listeners: it opens their sockets, waits on all of them at once
+ * with epoll, and lets those with messages take turns of bounded length. Nothing it does waits.
+ *
+ * libzmq's descriptors are edge-triggered by nature (readable once, when a queue stops being
+ * empty), so a listener stays in the ready list until its socket has said that it is empty.
+ */
+#ifndef KV_INDEXER_PUMP_H
+#define KV_INDEXER_PUMP_H
+
+#include <stdint.h>
+
+#include "indexer/listener.h"
+
+/** What an epoll event carries: the listener, and which of its sockets (its lowest bit is free). */
+#define KI_PUMP_SUB(listener) ((uint64_t)(uintptr_t)(listener))
+#define KI_PUMP_DEALER(listener) ((uint64_t)(uintptr_t)(listener) | 1)
+
+/** Start a thread named @name. */
+int ki_pump_create(const char *name, struct ki_pump **ret);
+/** Stop and join it; its listeners are closed and released. NULL is a no-op. */
+void ki_pump_destroy(struct ki_pump *pump);
+
+/** Hand a listener over, with a reference. It leaves by itself when it is retired and woken. */
+void ki_pump_add(struct ki_pump *pump, struct ki_listener *l);
+/** Look at all listeners again: one was paused, retired, or the hold is over. */
+void ki_pump_wake(struct ki_pump *pump);
+uint32_t ki_pump_load(const struct ki_pump *pump); /* listeners handed over and not yet left */
+
+#endif

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "indexer/socket.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/epoll.h>
+
+struct option {
+    int name, value;
+};
+
+/*
+ * A publisher that is not there yet, or comes back, is found within 5 s; one that vanished without
+ * a word (a network that swallows packets) is noticed within 15 s, by heartbeats over ZMTP, since
+ * TCP alone would wait for hours.
+ */
+static const struct option common_options[] = {
+    {ZMQ_LINGER, 0},
+    {ZMQ_RECONNECT_IVL, 100},
+    {ZMQ_RECONNECT_IVL_MAX, 5000},
+    {ZMQ_CONNECT_TIMEOUT, 5000},
+    {ZMQ_HANDSHAKE_IVL, 10000},
+    {ZMQ_HEARTBEAT_IVL, 5000},
+    {ZMQ_HEARTBEAT_TIMEOUT, 10000},
+    {ZMQ_HEARTBEAT_TTL, 15000},
+    {ZMQ_TCP_KEEPALIVE, 1},
+};
+
+static int set_options(void *socket, const char *endpoint, int queue, int64_t max_message)
+{
+    int on = 1;
+
+    for (size_t i = 0; i < sizeof(common_options) / sizeof(common_options[0]); i++)
+        if (zmq_setsockopt(socket, common_options[i].name, &common_options[i].value, sizeof(int)))
+            return -errno;
+    if (zmq_setsockopt(socket, ZMQ_RCVHWM, &queue, sizeof(queue)) ||
+        zmq_setsockopt(socket, ZMQ_MAXMSGSIZE, &max_message, sizeof(max_message)))
+        return -errno;
+    /* Only where asked for: with it, libzmq resolves names to v6 addresses that may not be served.
+     */
+    if (strncmp(endpoint, "tcp://[", 7) == 0 && zmq_setsockopt(socket, ZMQ_IPV6, &on, sizeof(on)))
+        return -errno;
+    return 0;
+}
+
+static int watch(void *socket, int epoll_fd, uint64_t data)
+{
+    struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.u64 = data};
+    size_t size = sizeof(int);
+    int fd;
+
+    if (zmq_getsockopt(socket, ZMQ_FD, &fd, &size) ||
+        epoll_ctl(epoll_fd, EPOLL_CTL_ADD, fd, &event))
+        return -errno;
+    return 0;
+}
+
+int ki_socket_open(void *zmq, int type, const char *endpoint, int queue, int64_t max_message,
+                   int epoll_fd, uint64_t data, void **ret)
+{
+    void *socket = zmq_socket(zmq, type);
+    int rc;
+
+    if (!socket)
+        return -errno;
+    rc = set_options(socket, endpoint, queue, max_message);
+    if (rc == 0 && type == ZMQ_SUB && zmq_setsockopt(socket, ZMQ_SUBSCRIBE, "", 0))
+        rc = -errno;
+    if (rc == 0)
+        rc = watch(socket, epoll_fd, data);
+    if (rc == 0 && zmq_connect(socket, endpoint))
+        rc = -errno;
+    if (rc < 0) {
+        ki_socket_close(socket, epoll_fd);
+        return rc;
+    }
+    *ret = socket;
+    return 0;
+}
+
+void ki_socket_close(void *socket, int epoll_fd)
+{
+    size_t size = sizeof(int);
+    int fd;
+
+    if (!socket)
+        return;
+    /* libzmq closes the descriptor later, in another thread: it must not be watched by then. */
+    if (zmq_getsockopt(socket, ZMQ_FD, &fd, &size) == 0)
+        epoll_ctl(epoll_fd, EPOLL_CTL_DEL, fd, NULL);
+    zmq_close(socket);
+}
+
+static void drain(void *socket)
+{
+    zmq_msg_t frame;
+    int more = 1;
+
+    while (more) {
+        zmq_msg_init(&frame);
+        more = zmq_msg_recv(&frame, socket, ZMQ_DONTWAIT) >= 0 && zmq_msg_more(&frame);
+        zmq_msg_close(&frame);
+    }
+}
+
+int ki_socket_receive(void *socket, struct ki_envelope *ret)
+{
+    bool more = true;
+    int rc;
+
+    ret->n = 0;
+    while (more) {
+        zmq_msg_t *frame = &ret->frames[ret->n];
+
+        if (ret->n == KVE_MAX_FRAMES) {
+            drain(socket);
+            ki_envelope_fini(ret);
+            return -EPROTO;
+        }
+        zmq_msg_init(frame);
+        if (zmq_msg_recv(frame, socket, ZMQ_DONTWAIT) < 0) {
+            rc = -errno;
+            zmq_msg_close(frame);
+            ki_envelope_fini(ret);
+            return rc;
+        }
+        ret->spans[ret->n++] = (struct kve_span){zmq_msg_data(frame), zmq_msg_size(frame)};
+        more = zmq_msg_more(frame);
+    }
+    return 0;
+}
+
+void ki_envelope_fini(struct ki_envelope *e)
+{
+    for (size_t i = 0; i < e->n; i++)
+        zmq_msg_close(&e->frames[i]);
+    e->n = 0;
+}
+
+int ki_socket_request(void *socket, uint64_t start_sequence)
+{
+    struct kve_replay_request request;
+
+    kve_replay_request_init(&request, start_sequence);
+    for (size_t i = 0; i < 2; i++)
+        if (zmq_send(socket, request.frames[i].data, request.frames[i].len,
+                     ZMQ_DONTWAIT | (i == 0 ? ZMQ_SNDMORE : 0)) < 0)
+            return -errno;
+    return 0;
+}
