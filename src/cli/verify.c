@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "cli/prom.h"
 #include "cli/replay.h"
 
 #define TICK_EVERY_NS (500 * KV_NS_PER_MS)
@@ -120,34 +121,6 @@ int kc_replay_verify(struct kc_replay *replay, struct kc_client *client, struct 
 
 /* -- what the indexer says of itself ---------------------------------------------------------- */
 
-/* The sum over all series of one family; *@known becomes true when there is one. */
-static double metric(const struct kv_buf *text, const char *family, bool *known)
-{
-    size_t len = strlen(family);
-    const char *p = text->data, *end = text->data + text->len;
-    double sum = 0;
-
-    while (p && p < end) {
-        const char *newline = memchr(p, '\n', (size_t)(end - p));
-        const char *stop = newline ? newline : end;
-
-        if ((size_t)(stop - p) > len && memcmp(p, family, len) == 0 &&
-            (p[len] == ' ' || p[len] == '{')) {
-            const char *value = memrchr(p, ' ', (size_t)(stop - p));
-            char number[64];
-
-            if (value && (size_t)(stop - value) < sizeof(number)) {
-                memcpy(number, value, (size_t)(stop - value));
-                number[stop - value] = '\0';
-                sum += strtod(number, NULL);
-                *known = true;
-            }
-        }
-        p = newline ? newline + 1 : NULL;
-    }
-    return sum;
-}
-
 static uint64_t rss_of(int pid)
 {
     unsigned long long pages = 0;
@@ -168,16 +141,32 @@ void kc_replay_read_metrics(struct kc_replay *replay, struct kc_client *client)
 {
     struct kc_index_figures *index = &replay->index;
     const struct kv_buf *body;
-    bool other;
+    struct kc_sample sample;
+    struct kc_prom prom;
+    char model[256];
 
     if (replay->child && kc_child_pid(replay->child) > 0)
         index->rss = rss_of(kc_child_pid(replay->child));
     if (kc_http_request(kc_client_http(client), "/metrics", KC_BODY_NONE, NULL, 0, &body, NULL) !=
         200)
         return;
-    index->bytes = (uint64_t)metric(body, "kv_indexer_index_bytes", &index->known);
-    index->blocks = (uint64_t)metric(body, "kv_indexer_index_blocks", &other);
-    index->holder_blocks = (uint64_t)metric(body, "kv_indexer_holder_blocks", &other);
-    index->gaps = (uint64_t)metric(body, "kv_indexer_gaps_total", &other);
-    index->replayed = (uint64_t)metric(body, "kv_indexer_replayed_batches_total", &other);
+    kc_prom_init(&prom, body->data, body->len);
+    while (kc_prom_next(&prom, &sample)) {
+        /* Others may use the same indexer. */
+        if (!kc_sample_label(&sample, "model", model, sizeof(model)) ||
+            strcmp(model, replay->opts.model) != 0)
+            continue;
+        if (kv_str_eq(sample.name, "kv_indexer_index_bytes")) {
+            index->bytes = (uint64_t)sample.value;
+            index->known = true;
+        } else if (kv_str_eq(sample.name, "kv_indexer_index_blocks")) {
+            index->blocks = (uint64_t)sample.value;
+        } else if (kv_str_eq(sample.name, "kv_indexer_index_holder_blocks")) {
+            index->holder_blocks = (uint64_t)sample.value;
+        } else if (kv_str_eq(sample.name, "kv_indexer_stream_gaps_total")) {
+            index->gaps += (uint64_t)sample.value;
+        } else if (kv_str_eq(sample.name, "kv_indexer_stream_replayed_batches_total")) {
+            index->replayed += (uint64_t)sample.value;
+        }
+    }
 }

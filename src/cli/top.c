@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/top.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "cli/format.h"
+#include "cli/prom.h"
+
+/* -- reading ---------------------------------------------------------------------------------- */
+
+static void copy_str(char *ret, size_t size, struct kv_str text)
+{
+    size_t n = KV_MIN(text.len, size - 1);
+
+    memcpy(ret, text.p, n);
+    ret[n] = '\0';
+    /* It goes to a terminal: nothing but text. */
+    for (size_t i = 0; i < n; i++)
+        if ((unsigned char)ret[i] < ' ' || ret[i] == 0x7f)
+            ret[i] = '?';
+}
+
+static struct kc_top_row *add_row(struct kc_top *top)
+{
+    struct kc_top_row *rows;
+
+    if (top->n_rows == top->capacity) {
+        size_t capacity = top->capacity ? 2 * top->capacity : 16;
+
+        rows = realloc(top->rows, capacity * sizeof(*rows));
+        if (!rows)
+            return NULL;
+        top->rows = rows;
+        top->capacity = capacity;
+    }
+    memset(&top->rows[top->n_rows], 0, sizeof(*rows));
+    return &top->rows[top->n_rows++];
+}
+
+static void read_listener(struct kv_json *j, struct kc_top_row *row, struct kv_buf *scratch)
+{
+    struct kv_str key;
+
+    kv_json_object(j);
+    while (kv_json_next_key(j, &key)) {
+        if (kv_str_eq(key, "status"))
+            copy_str(row->status, sizeof(row->status), kv_json_str(j, scratch));
+        else if (kv_str_eq(key, "last_error"))
+            copy_str(row->last_error, sizeof(row->last_error), kv_json_str(j, scratch));
+        else if (kv_str_eq(key, "partial"))
+            row->partial = kv_json_bool(j);
+        else
+            kv_json_skip(j);
+    }
+}
+
+/* {"<rank>": {...}}: one row each. */
+static int read_listeners(struct kv_json *j, struct kc_top *top, struct kv_buf *scratch)
+{
+    struct kv_str key;
+
+    kv_json_object(j);
+    while (kv_json_next_key(j, &key)) {
+        struct kc_top_row *row = add_row(top);
+        char rank[12];
+
+        if (!row)
+            return -ENOMEM;
+        copy_str(rank, sizeof(rank), key);
+        row->rank = (uint32_t)strtoul(rank, NULL, 10);
+        read_listener(j, row, scratch);
+    }
+    return 0;
+}
+
+/* One element of /workers. Its rows are complete only when all its fields are known. */
+static int read_worker(struct kv_json *j, struct kc_top *top, struct kv_buf *scratch)
+{
+    struct kc_top_row common = {0};
+    size_t first = top->n_rows;
+    struct kv_str key;
+    int rc = 0;
+
+    kv_json_object(j);
+    while (rc == 0 && kv_json_next_key(j, &key)) {
+        if (kv_str_eq(key, "instance_id"))
+            common.instance = kv_json_u64(j, UINT64_MAX);
+        else if (kv_str_eq(key, "model_name"))
+            copy_str(common.model, sizeof(common.model), kv_json_str(j, scratch));
+        else if (kv_str_eq(key, "listeners"))
+            rc = read_listeners(j, top, scratch);
+        else
+            kv_json_skip(j);
+    }
+    for (size_t i = first; i < top->n_rows; i++) {
+        top->rows[i].instance = common.instance;
+        memcpy(top->rows[i].model, common.model, sizeof(common.model));
+    }
+    return rc;
+}
+
+static int read_workers(const struct kv_buf *body, struct kc_top *top, struct kv_error *error)
+{
+    struct kv_buf scratch = KV_BUF_INIT;
+    struct kv_json j;
+    int rc = 0;
+
+    kv_json_init(&j, body->data, body->len);
+    kv_json_array(&j);
+    while (rc == 0 && kv_json_next_item(&j))
+        rc = read_worker(&j, top, &scratch);
+    if (rc == 0 && kv_json_finish(&j) < 0)
+        rc = kv_fail(error, -EPROTO, j.error.offset, "GET /workers: %.120s", j.error.text);
+    kv_buf_fini(&scratch);
+    return rc;
+}
+
+static int compare_rows(const void *a, const void *b)
+{
+    const struct kc_top_row *x = a, *y = b;
+
+    if (x->instance != y->instance)
+        return x->instance < y->instance ? -1 : 1;
+    return x->rank < y->rank ? -1 : x->rank > y->rank;
+}
+
+static struct kc_top_row *find_row(const struct kc_top *top, const struct kc_top_row *key)
+{
+    return top->n_rows == 0
+               ? NULL
+               : bsearch(key, top->rows, top->n_rows, sizeof(*top->rows), compare_rows);
+}
+
+#define STREAM "kv_indexer_stream_"
+
+static void read_stream_sample(struct kc_top *top, const struct kc_sample *sample)
+{
+    struct kc_top_row key = {0}, *row;
+    char text[24];
+
+    if (!kc_sample_label(sample, "instance", text, sizeof(text)))
+        return;
+    key.instance = strtoull(text, NULL, 10);
+    if (kc_sample_label(sample, "dp_rank", text, sizeof(text)))
+        key.rank = (uint32_t)strtoul(text, NULL, 10);
+    row = find_row(top, &key);
+    if (!row)
+        return;
+    if (kv_str_eq(sample->name, STREAM "last_seq")) {
+        row->last_seq = sample->value;
+        row->has_seq = true;
+    } else if (kv_str_eq(sample->name, STREAM "last_event_age_seconds")) {
+        row->age = sample->value;
+        row->has_age = true;
+    } else if (kv_str_eq(sample->name, STREAM "events_total")) {
+        row->events = sample->value;
+    } else if (kv_str_eq(sample->name, STREAM "blocks_total")) {
+        row->blocks = sample->value;
+    } else if (kv_str_eq(sample->name, STREAM "gaps_total")) {
+        row->gaps = sample->value;
+    } else if (kv_str_eq(sample->name, STREAM "missed_batches_total")) {
+        row->missed = sample->value;
+    } else if (kv_str_eq(sample->name, STREAM "replayed_batches_total")) {
+        row->replayed = sample->value;
+    } else if (kv_str_eq(sample->name, STREAM "restarts_total")) {
+        row->restarts = sample->value;
+    }
+}
+
+static void read_sample(struct kc_top *top, const struct kc_sample *sample)
+{
+    const struct {
+        const char *name;
+        double *sum;
+    } sums[] = {
+        {"dynamo_kvindexer_models", &top->models},
+        {"dynamo_kvindexer_workers", &top->workers},
+        {"kv_indexer_index_blocks", &top->index_blocks},
+        {"kv_indexer_index_holder_blocks", &top->holder_blocks},
+        {"kv_indexer_index_bytes", &top->index_bytes},
+        {"kv_indexer_queries_total", &top->queries},
+        {"kv_indexer_query_blocks_total", &top->query_blocks},
+        {"kv_indexer_query_matched_blocks_total", &top->matched_blocks},
+    };
+
+    if (sample->name.len > sizeof(STREAM) - 1 &&
+        memcmp(sample->name.p, STREAM, sizeof(STREAM) - 1) == 0) {
+        read_stream_sample(top, sample);
+        return;
+    }
+    for (size_t i = 0; i < KV_COUNT(sums); i++)
+        if (kv_str_eq(sample->name, sums[i].name))
+            *sums[i].sum += sample->value;
+}
+
+int kc_top_read(const struct kv_buf *workers, const struct kv_buf *metrics, struct kc_top *ret,
+                struct kv_error *error)
+{
+    struct kc_top_row *rows = ret->rows;
+    size_t capacity = ret->capacity;
+    struct kc_sample sample;
+    struct kc_prom prom;
+    int rc;
+
+    memset(ret, 0, sizeof(*ret));
+    ret->rows = rows;
+    ret->capacity = capacity;
+    rc = read_workers(workers, ret, error);
+    if (rc < 0)
+        return rc;
+    if (ret->n_rows > 0)
+        qsort(ret->rows, ret->n_rows, sizeof(*ret->rows), compare_rows);
+    kc_prom_init(&prom, metrics->data, metrics->len);
+    while (kc_prom_next(&prom, &sample))
+        read_sample(ret, &sample);
+    return 0;
+}
+
+void kc_top_fini(struct kc_top *top)
+{
+    free(top->rows);
+    memset(top, 0, sizeof(*top));
+}
+
+/* -- showing ---------------------------------------------------------------------------------- */
+
+static double per_second(const struct kc_top *top, const struct kc_top *before, double now,
+                         double then)
+{
+    double seconds = before ? (double)(top->at_ns - before->at_ns) / 1e9 : 0;
+
+    return seconds > 0 && now > then ? (now - then) / seconds : 0;
+}
+
+static void print_head(const struct kc_top *top, const struct kc_top *before, const char *url,
+                       FILE *out)
+{
+    double asked = top->query_blocks - (before ? before->query_blocks : 0);
+    double matched = top->matched_blocks - (before ? before->matched_blocks : 0);
+
+    fprintf(out, "kv-indexer at %s: %.0f model%s, %.0f worker%s, %zu stream%s\n", url, top->models,
+            top->models == 1 ? "" : "s", top->workers, top->workers == 1 ? "" : "s", top->n_rows,
+            top->n_rows == 1 ? "" : "s");
+    fprintf(out, "index    %s holder-blocks, %s distinct, %s",
+            kc_count((uint64_t)top->holder_blocks).s, kc_count((uint64_t)top->index_blocks).s,
+            kc_bytes(top->index_bytes).s);
+    if (top->holder_blocks > 0)
+        fprintf(out, " (%.1f bytes per holder-block)", top->index_bytes / top->holder_blocks);
+    fprintf(out, "\nqueries  %s", kc_count((uint64_t)top->queries).s);
+    if (before)
+        fprintf(out, ", %s/s", kc_scaled(per_second(top, before, top->queries, before->queries)).s);
+    if (asked > 0)
+        fprintf(out, ", of the blocks asked for %.1f %% found", 100 * matched / asked);
+    fputs("\n\n", out);
+}
+
+static void print_row(const struct kc_top *top, const struct kc_top *before,
+                      const struct kc_top_row *row, FILE *out)
+{
+    const struct kc_top_row *old = before ? find_row(before, row) : NULL;
+    struct kc_text seq = {"-"}, age = {"-"}, rate = {"-"};
+
+    if (row->has_seq)
+        seq = kc_count((uint64_t)row->last_seq);
+    if (row->has_age)
+        age = kc_span(row->age);
+    if (old)
+        rate = kc_scaled(per_second(top, before, row->blocks, old->blocks));
+    fprintf(out, "%9" PRIu64 " %4" PRIu32 "  %-18.18s %-9s %10s %8s %9s %9s %6.0f %7.0f %9.0f",
+            row->instance, row->rank, row->model, row->status, seq.s, age.s,
+            kc_scaled(row->blocks).s, rate.s, row->gaps, row->missed, row->replayed);
+    if (row->partial)
+        fputs("  partial", out);
+    if (row->last_error[0])
+        fprintf(out, "  %s", row->last_error);
+    fputc('\n', out);
+}
+
+void kc_top_print(const struct kc_top *top, const struct kc_top *before, const char *url,
+                  size_t max_rows, FILE *out)
+{
+    size_t n = KV_MIN(top->n_rows, max_rows);
+
+    print_head(top, before, url, out);
+    fprintf(out, "%9s %4s  %-18s %-9s %10s %8s %9s %9s %6s %7s %9s\n", "INSTANCE", "RANK", "MODEL",
+            "STATUS", "LAST SEQ", "LAST", "BLOCKS", "BLOCKS/s", "GAPS", "MISSED", "REPLAYED");
+    for (size_t i = 0; i < n; i++)
+        print_row(top, before, &top->rows[i], out);
+    if (n < top->n_rows)
+        fprintf(out, "  ... and %zu more\n", top->n_rows - n);
+    if (top->n_rows == 0)
+        fputs("  no workers are registered; POST /register adds one\n", out);
+}

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+/** `kvasir top`: what a running kv-indexer says of itself. Internal to the room; tests look inside.
+ */
+#ifndef KV_CLI_TOP_H
+#define KV_CLI_TOP_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "base/buf.h"
+#include "base/error.h"
+
+struct kc_top_row {
+    uint64_t instance;
+    uint32_t rank;
+    char model[40];
+    char status[16];
+    char last_error[80];
+    bool partial;
+    bool has_seq, has_age;
+    double last_seq, age;
+    double events, blocks, gaps, missed, replayed, restarts;
+};
+
+/** One look. */
+struct kc_top {
+    struct kc_top_row *rows; /* by instance, then rank */
+    size_t n_rows, capacity;
+    double models, workers;
+    double index_blocks, holder_blocks, index_bytes;
+    double queries, query_blocks, matched_blocks;
+    uint64_t at_ns;
+};
+
+/** Fill @ret from GET /workers and GET /metrics; @ret is reused. 0, -EPROTO with @error, -ENOMEM.
+ */
+int kc_top_read(const struct kv_buf *workers, const struct kv_buf *metrics, struct kc_top *ret,
+                struct kv_error *error);
+void kc_top_fini(struct kc_top *top);
+
+/**
+ * Print it, at most @max_rows workers. @before: an earlier look, for what happens per second (NULL:
+ * totals only).
+ */
+void kc_top_print(const struct kc_top *top, const struct kc_top *before, const char *url,
+                  size_t max_rows, FILE *out);
+
+#endif

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/args.h"
+#include "base/clock.h"
+#include "cli/http.h"
+#include "cli/replay.h"
+#include "cli/top.h"
+
+struct options {
+    const char *url;
+    uint64_t interval_ms;
+    bool once;
+};
+
+static const struct kv_arg ARGS[] = {
+    {.name = "url",
+     .type = KV_ARG_STR,
+     .offset = offsetof(struct options, url),
+     .value = "URL",
+     .help = "The kv-indexer to watch. Default: http://127.0.0.1:8090."},
+    {.name = "interval",
+     .type = KV_ARG_TIME,
+     .offset = offsetof(struct options, interval_ms),
+     .value = "TIME",
+     .min = 100,
+     .help = "Between two looks. Default: 1s."},
+    {.name = "once",
+     .type = KV_ARG_FLAG,
+     .offset = offsetof(struct options, once),
+     .help = "Look once and end."},
+};
+
+static const struct kv_args_program PROGRAM = {
+    .name = "kvasir top",
+    .usage = "[--url URL] [--once]",
+    .summary =
+        "Shows the workers of a running kv-indexer, how their event streams do, and the size of "
+        "the index, every second until ^C.",
+    .env = "KVASIR_TOP",
+    .args = ARGS,
+    .n_args = KV_COUNT(ARGS),
+};
+
+static atomic_bool stop;
+
+static void on_signal(int number)
+{
+    (void)number;
+    atomic_store(&stop, true);
+}
+
+static int get(struct kc_http *http, const char *path, struct kv_buf *ret, struct kv_error *error)
+{
+    const struct kv_buf *body;
+    int status = kc_http_request(http, path, KC_BODY_NONE, NULL, 0, &body, error);
+
+    if (status < 0)
+        return status;
+    if (status != 200)
+        return kv_fail(error, -EPROTO, 0, "GET %s: status %d", path, status);
+    kv_buf_clear(ret);
+    kv_buf_append(ret, body->data, body->len);
+    return ret->error ? kv_fail(error, ret->error, 0, "out of memory") : 0;
+}
+
+static int look(struct kc_http *http, struct kc_top *top, struct kv_error *error)
+{
+    struct kv_buf workers = KV_BUF_INIT, metrics = KV_BUF_INIT;
+    int rc = get(http, "/workers", &workers, error);
+
+    if (rc == 0)
+        rc = get(http, "/metrics", &metrics, error);
+    if (rc == 0)
+        rc = kc_top_read(&workers, &metrics, top, error);
+    top->at_ns = kv_now_ns();
+    kv_buf_fini(&workers);
+    kv_buf_fini(&metrics);
+    return rc;
+}
+
+/* Rows of workers that fit below the head on this terminal. */
+static size_t rows_that_fit(void)
+{
+    struct winsize size;
+
+    if (!isatty(STDOUT_FILENO) || ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) < 0 || size.ws_row < 10)
+        return SIZE_MAX;
+    return size.ws_row - 7U;
+}
+
+static void wait_ms(uint64_t ms)
+{
+    uint64_t deadline_ns = kv_now_ns() + ms * KV_NS_PER_MS;
+    const struct timespec pause = {.tv_nsec = 50 * 1000 * 1000};
+
+    while (!atomic_load(&stop) && kv_now_ns() < deadline_ns)
+        nanosleep(&pause, NULL);
+}
+
+static int watch(struct kc_http *http, const struct options *options, struct kv_error *error)
+{
+    struct kc_top tops[2] = {{0}, {0}};
+    bool tty = isatty(STDOUT_FILENO) && !options->once;
+    int rc = 0;
+
+    for (unsigned i = 0; !atomic_load(&stop); i++) {
+        struct kc_top *now = &tops[i % 2], *before = &tops[(i + 1) % 2];
+
+        rc = look(http, now, error);
+        /* One that goes away and comes back is worth watching, one that never was there isn't. */
+        if (rc < 0 && (i == 0 || rc != -ECONNREFUSED))
+            break;
+        if (tty)
+            fputs("\033[H\033[J", stdout);
+        if (rc < 0)
+            printf("%s\n", error->text);
+        else
+            kc_top_print(now, before->at_ns ? before : NULL, kc_http_url(http), rows_that_fit(),
+                         stdout);
+        rc = 0;
+        if (!tty && !options->once)
+            putchar('\n');
+        if (fflush(stdout) != 0 || options->once)
+            break;
+        wait_ms(options->interval_ms);
+    }
+    kc_top_fini(&tops[0]);
+    kc_top_fini(&tops[1]);
+    return rc;
+}
+
+int kc_top_main(int argc, char **argv)
+{
+    struct options options = {.url = "http://127.0.0.1:8090", .interval_ms = 1000};
+    const struct sigaction action = {.sa_handler = on_signal};
+    struct kc_http *http = NULL;
+    struct kv_error error = {0};
+    int rc = kv_args_parse(&PROGRAM, argc, argv, &options, NULL, &error);
+
+    if (rc != 0) {
+        if (rc < 0)
+            fprintf(stderr, "kvasir top: %s\n", error.text);
+        return rc < 0 ? 2 : 0;
+    }
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+    rc = kc_http_create(options.url, &http);
+    if (rc < 0)
+        kv_fail(&error, rc, 0, "not a usable URL: %.150s", options.url);
+    else
+        rc = watch(http, &options, &error);
+    if (rc < 0)
+        fprintf(stderr, "kvasir top: %s%s\n", error.text,
+                rc == -ECONNREFUSED ? "; is a kv-indexer running there? --url names another" : "");
+    kc_http_destroy(http);
+    return rc < 0 ? 1 : 0;
+}

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+/* `kvasir top` and the metrics reader, on answers as a kv-indexer gives them, and on nonsense. */
+#include "base/unit.h"
+#include "cli/prom.h"
+#include "cli/top.h"
+
+static const char WORKERS[] =
+    "[{\"instance_id\":7,\"source\":\"zmq\",\"status\":\"active\",\"model_name\":\"m\\u0041\","
+    "\"tenant_id\":\"default\",\"block_size\":16,\"endpoints\":{\"0\":\"tcp://h:1\",\"1\":\"tcp://"
+    "h:2\"},"
+    "\"listeners\":{\"1\":{\"endpoint\":\"tcp://"
+    "h:2\",\"status\":\"failed\",\"last_error\":\"no\\u001b[2J\","
+    "\"partial\":true},\"0\":{\"endpoint\":\"tcp://"
+    "h:1\",\"status\":\"active\",\"partial\":false}}},"
+    "{\"model_name\":\"b\",\"listeners\":{\"0\":{\"status\":\"pending\"}},\"instance_id\":3}]";
+
+static const char METRICS[] =
+    "# HELP kv_indexer_index_bytes Memory\n"
+    "kv_indexer_index_bytes{model=\"mA\",tenant=\"a}\\\"b\"} 2000\n"
+    "kv_indexer_index_bytes{model=\"b\",tenant=\"t\"} 24\n"
+    "kv_indexer_index_holder_blocks{model=\"mA\",tenant=\"t\"} 100\n"
+    "dynamo_kvindexer_workers 2\n"
+    "kv_indexer_queries_total{result=\"hit\"} 3\n"
+    "kv_indexer_queries_total{result=\"miss\"} 1\n"
+    "kv_indexer_stream_last_seq{model=\"mA\",tenant=\"t\",instance=\"7\",dp_rank=\"1\"} 41\n"
+    "kv_indexer_stream_blocks_total{model=\"mA\",tenant=\"t\",instance=\"7\",dp_rank=\"0\"} 5e3\n"
+    "kv_indexer_stream_gaps_total{model=\"x\",tenant=\"t\",instance=\"99\",dp_rank=\"0\"} 5\n"
+    "nonsense\n{\n}{\nx{a=\"1} 2\ny 1e\n";
+
+static struct kv_buf text(const char *s)
+{
+    struct kv_buf buf = KV_BUF_INIT;
+
+    kv_buf_puts(&buf, s);
+    return buf;
+}
+
+static void test_read(void **state)
+{
+    struct kv_buf workers = text(WORKERS), metrics = text(METRICS);
+    struct kc_top top = {0};
+
+    (void)state;
+    for (int i = 0; i < 2; i++) { /* again into the same */
+        assert_int_equal(kc_top_read(&workers, &metrics, &top, NULL), 0);
+        assert_int_equal(top.n_rows, 3);
+        assert_int_equal(top.rows[0].instance, 3);
+        assert_string_equal(top.rows[0].model, "b");
+        assert_string_equal(top.rows[0].status, "pending");
+        assert_int_equal(top.rows[1].instance, 7);
+        assert_int_equal(top.rows[1].rank, 0);
+        assert_string_equal(top.rows[1].model, "mA");
+        assert_true(top.rows[1].blocks == 5000);
+        assert_false(top.rows[1].has_seq);
+        assert_int_equal(top.rows[2].rank, 1);
+        assert_true(top.rows[2].partial && top.rows[2].has_seq && top.rows[2].last_seq == 41);
+        assert_string_equal(top.rows[2].last_error, "no?[2J"); /* no escapes to the terminal */
+        assert_true(top.index_bytes == 2024);
+        assert_true(top.queries == 4);
+        assert_true(top.workers == 2);
+    }
+    kc_top_fini(&top);
+    kv_buf_fini(&workers);
+    kv_buf_fini(&metrics);
+}
+
+static void test_print(void **state)
+{
+    struct kv_buf workers = text(WORKERS), metrics = text(METRICS);
+    struct kc_top before = {0}, now = {0};
+    char *out = NULL;
+    size_t len;
+    FILE *file = open_memstream(&out, &len);
+
+    (void)state;
+    assert_non_null(file);
+    assert_int_equal(kc_top_read(&workers, &metrics, &before, NULL), 0);
+    assert_int_equal(kc_top_read(&workers, &metrics, &now, NULL), 0);
+    before.at_ns = 1;
+    now.at_ns = 2000000001;
+    now.rows[1].blocks += 3000;
+    now.queries += 10;
+    kc_top_print(&now, &before, "http://x", 2, file);
+    fclose(file);
+    assert_non_null(strstr(out, "20.2 bytes per holder-block"));
+    assert_non_null(strstr(out, "14, 5/s"));
+    assert_non_null(strstr(out, " 1500 "));
+    assert_non_null(strstr(out, "and 1 more"));
+    assert_null(strstr(out, "partial"));
+    free(out);
+    kc_top_fini(&before);
+    kc_top_fini(&now);
+    kv_buf_fini(&workers);
+    kv_buf_fini(&metrics);
+}
+
+static void test_nonsense(void **state)
+{
+    static const char *const cases[] = {
+        "", "{}", "[", "[1]", "[{\"listeners\":3}]", "[{\"instance_id\":-1}]"};
+    struct kv_buf none = KV_BUF_INIT;
+    struct kc_top top = {0};
+
+    (void)state;
+    for (size_t i = 0; i < KV_COUNT(cases); i++) {
+        struct kv_buf workers = text(cases[i]);
+        struct kv_error error = {0};
+
+        assert_true(kc_top_read(&workers, &none, &top, &error) < 0);
+        assert_non_null(strstr(error.text, "/workers"));
+        kv_buf_fini(&workers);
+    }
+    kc_top_fini(&top);
+}
+
+static void test_labels(void **state)
+{
+    static const char line[] = "f{a=\"x\\\\y\",bc=\"1,2=\\\"3\\\"\",d=\"\"} 7 1700000000\n";
+    struct kc_sample sample;
+    struct kc_prom prom;
+    char value[8];
+
+    (void)state;
+    kc_prom_init(&prom, line, strlen(line));
+    assert_true(kc_prom_next(&prom, &sample));
+    assert_true(sample.value == 7);
+    assert_true(kc_sample_label(&sample, "a", value, sizeof(value)));
+    assert_string_equal(value, "x\\y");
+    assert_true(kc_sample_label(&sample, "bc", value, sizeof(value)));
+    assert_string_equal(value, "1,2=\"3\"");
+    assert_true(kc_sample_label(&sample, "bc", value, 3));
+    assert_string_equal(value, "1,");
+    assert_true(kc_sample_label(&sample, "d", value, sizeof(value)));
+    assert_string_equal(value, "");
+    assert_false(kc_sample_label(&sample, "c", value, sizeof(value)));
+    assert_false(kc_prom_next(&prom, &sample));
+    kc_prom_init(&prom, NULL, 0);
+    assert_false(kc_prom_next(&prom, &sample));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_read),
+        cmocka_unit_test(test_print),
+        cmocka_unit_test(test_nonsense),
+        cmocka_unit_test(test_labels),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
