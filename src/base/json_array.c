@@ -7,15 +7,16 @@
  *        text     1 2 , 3 4 5 , 9 ]
  *     1. digits   1 1 . 1 1 1 . 1 .     bit masks, 64 bytes at a time
  *        commas   . . 1 . . . 1 . .
- *        edges    1 . 1 1 . . 1 1 .     where a number starts, or a comma ends it
- *        stop     . . . . . . . . 1     the first byte that breaks `number, number, ...`
- *     2. edges below the stop become a list of positions: start, comma, start, comma, ...
+ *        stop     . . . . . . . . 1     the first byte that breaks `number,number,...`
+ *     2. commas below the stop become a list of positions: 2, 6
  *     3. numbers are made from the 8 bytes before their comma, four at a time
  *
- * The masks check the grammar on the way: a comma follows a digit, a space a comma, no number has a
- * leading zero. Whatever breaks these rules, and also a number that ends the array or the buffer,
- * is left to the scalar reader in json.c, which knows all of JSON and where an error lies. So this
- * file never decides that something is wrong, only that it isn't simple.
+ * The masks check the grammar on the way: a comma follows a digit, no number has a leading zero,
+ * and either no comma or every comma is followed by one space, as between the values before (so the
+ * width of a number is the distance between two commas). Whatever breaks these rules, and also a
+ * number that ends the array or the buffer, is left to the scalar reader in json.c, which knows all
+ * of JSON and where an error lies. So this file never decides that something is wrong, only that it
+ * isn't simple.
  *
  * Without SSE2 (or with KV_JSON_PORTABLE, for the tests) steps 1 and 3 use 64-bit words.
  */
@@ -33,9 +34,20 @@
 enum {
     BLOCK = 64, /* bytes per mask */
     STRETCH = 16 * BLOCK,
-    BURST = 8,      /* positions are written so many at a time */
-    MIN_BEFORE = 8, /* readable bytes before the first number: loads end at its comma */
-    SCALAR_RUN = 16 /* values read one by one after a stretch that wasn't simple */
+    BURST = 4,       /* positions are written so many at a time */
+    MIN_BEFORE = 8,  /* readable bytes before the first number: loads end at its comma */
+    SCALAR_RUN = 16, /* values read one by one after a stretch that wasn't simple */
+    MANY = 4,        /* values that make a stretch worth it */
+    BIAS = 2         /* of positions, so that even the comma before the first number has one */
+};
+
+/* A shape is known when the code is compiled: what depends on it must really be inlined. */
+#define INLINE static inline __attribute__((always_inline))
+
+/* What an array is made of; each combination gets a loop of its own. */
+struct shape {
+    bool wide;   /* 64-bit values, which may be negative; else u32 */
+    bool spaced; /* a space after every comma */
 };
 
 /* -- step 1: masks ----------------------------------------------------------------------------- */
@@ -47,27 +59,43 @@ struct block {
 
 #if HAVE_SSE2
 
-static inline uint64_t mask16(__m128i bytes, int at)
+INLINE uint64_t mask64(const __m128i *v)
 {
-    return (uint64_t)(unsigned)_mm_movemask_epi8(bytes) << at;
+    uint64_t low = (unsigned)_mm_movemask_epi8(v[0]) | (unsigned)_mm_movemask_epi8(v[1]) << 16;
+    uint64_t high = (unsigned)_mm_movemask_epi8(v[2]) | (unsigned)_mm_movemask_epi8(v[3]) << 16;
+
+    return low | high << 32;
 }
 
-static inline struct block classify(const char *p, bool is_signed)
+INLINE uint64_t equal(const __m128i *v, char c)
 {
-    struct block b = {0};
+    __m128i each = _mm_set1_epi8(c);
 
-    for (int i = 0; i < BLOCK; i += 16) {
-        __m128i v = _mm_loadu_si128((const __m128i *)(p + i));
-        /* '0'..'9' become the ten lowest signed bytes */
-        __m128i low = _mm_add_epi8(v, _mm_set1_epi8(0x80 - '0'));
+    return mask64((const __m128i[]){_mm_cmpeq_epi8(v[0], each), _mm_cmpeq_epi8(v[1], each),
+                                    _mm_cmpeq_epi8(v[2], each), _mm_cmpeq_epi8(v[3], each)});
+}
 
-        b.digit |= mask16(_mm_cmplt_epi8(low, _mm_set1_epi8(-128 + 10)), i);
-        b.comma |= mask16(_mm_cmpeq_epi8(v, _mm_set1_epi8(',')), i);
-        b.space |= mask16(_mm_cmpeq_epi8(v, _mm_set1_epi8(' ')), i);
-        b.zero |= mask16(_mm_cmpeq_epi8(v, _mm_set1_epi8('0')), i);
-        if (is_signed)
-            b.minus |= mask16(_mm_cmpeq_epi8(v, _mm_set1_epi8('-')), i);
-    }
+INLINE __m128i is_digit(__m128i v)
+{
+    /* '0'..'9' become the ten lowest signed bytes */
+    __m128i low = _mm_add_epi8(v, _mm_set1_epi8(0x80 - '0'));
+
+    return _mm_cmplt_epi8(low, _mm_set1_epi8(-128 + 10));
+}
+
+INLINE struct block classify(const char *p, struct shape shape)
+{
+    const __m128i v[] = {
+        _mm_loadu_si128((const __m128i *)p), _mm_loadu_si128((const __m128i *)(p + 16)),
+        _mm_loadu_si128((const __m128i *)(p + 32)), _mm_loadu_si128((const __m128i *)(p + 48))};
+    struct block b;
+
+    b.digit =
+        mask64((const __m128i[]){is_digit(v[0]), is_digit(v[1]), is_digit(v[2]), is_digit(v[3])});
+    b.comma = equal(v, ',');
+    b.space = shape.spaced ? equal(v, ' ') : 0;
+    b.zero = equal(v, '0');
+    b.minus = shape.wide ? equal(v, '-') : 0;
     return b;
 }
 
@@ -76,18 +104,18 @@ static inline struct block classify(const char *p, bool is_signed)
 #define EACH(byte) (UINT64_C(0x0101010101010101) * (byte))
 
 /* The high bits of a word, gathered in a byte. */
-static inline uint64_t mask8(uint64_t high_bits, int at)
+INLINE uint64_t mask8(uint64_t high_bits, int at)
 {
     return ((high_bits >> 7) * UINT64_C(0x0102040810204080) >> 56) << at;
 }
 
 /* High bit set in each byte of @word that is at most @max (below 0x80). */
-static inline uint64_t at_most(uint64_t word, unsigned max)
+INLINE uint64_t at_most(uint64_t word, unsigned max)
 {
     return ~(((word & EACH(0x7F)) + EACH(0x7FU - max)) | word) & EACH(0x80);
 }
 
-static inline uint64_t load64(const char *p)
+INLINE uint64_t load64(const char *p)
 {
     uint64_t word;
 
@@ -95,7 +123,7 @@ static inline uint64_t load64(const char *p)
     return le64toh(word);
 }
 
-static inline struct block classify(const char *p, bool is_signed)
+INLINE struct block classify(const char *p, struct shape shape)
 {
     struct block b = {0};
 
@@ -104,9 +132,10 @@ static inline struct block classify(const char *p, bool is_signed)
 
         b.digit |= mask8(at_most(word ^ EACH('0'), 9), i); /* only digits share their high nibble */
         b.comma |= mask8(at_most(word ^ EACH(','), 0), i);
-        b.space |= mask8(at_most(word ^ EACH(' '), 0), i);
+        if (shape.spaced)
+            b.space |= mask8(at_most(word ^ EACH(' '), 0), i);
         b.zero |= mask8(at_most(word ^ EACH('0'), 0), i);
-        if (is_signed)
+        if (shape.wide)
             b.minus |= mask8(at_most(word ^ EACH('-'), 0), i);
     }
     return b;
@@ -116,35 +145,43 @@ static inline struct block classify(const char *p, bool is_signed)
 
 /* The last bit of each mask, carried into the next block. */
 struct carry {
-    uint64_t body, digit, comma, lead, minus;
+    uint64_t digit, comma, lead, body, minus;
 };
 
-static inline uint64_t after(uint64_t mask, uint64_t carry)
+INLINE uint64_t after(uint64_t mask, uint64_t carry)
 {
     return mask << 1 | carry;
 }
 
-/* The edges before the first byte that isn't simple; *ret_stop tells whether there is one. */
-static inline uint64_t find_edges(const struct block *b, struct carry *carry, bool *ret_stop)
+/* The commas before the first byte that isn't simple; *ret_stop tells whether there is one. */
+INLINE uint64_t find_commas(const struct block *b, struct shape shape, struct carry *carry,
+                            bool *ret_stop)
 {
-    uint64_t body = b->digit | b->minus;
-    uint64_t start = body & ~after(body, carry->body);
-    uint64_t lead = b->zero & b->digit & ~after(b->digit, carry->digit);
-    uint64_t stop = ~(body | b->comma | b->space);
+    uint64_t lead = b->zero & ~after(b->digit, carry->digit);
+    uint64_t stop = ~(b->digit | b->minus | b->comma | b->space);
 
     stop |= b->comma & ~after(b->digit, carry->digit);
-    stop |= b->space & ~after(b->comma, carry->comma);
     stop |= b->digit & after(lead, carry->lead);
-    stop |= b->minus & ~start;
-    stop |= after(b->minus, carry->minus) & ~b->digit;
-    *carry = (struct carry){body >> 63, b->digit >> 63, b->comma >> 63, lead >> 63, b->minus >> 63};
+    if (shape.spaced)
+        stop |= b->space ^ after(b->comma, carry->comma);
+    if (shape.wide) {
+        uint64_t body = b->digit | b->minus;
+
+        stop |= b->minus & after(body, carry->body);
+        stop |= after(b->minus, carry->minus) & ~b->digit;
+        carry->body = body >> 63;
+        carry->minus = b->minus >> 63;
+    }
+    carry->digit = b->digit >> 63;
+    carry->comma = b->comma >> 63;
+    carry->lead = lead >> 63;
     *ret_stop = stop != 0;
-    return (start | b->comma) & ((stop & -stop) - 1); /* all bits when stop is 0 */
+    return b->comma & ((stop & -stop) - 1); /* all when stop is 0 */
 }
 
 /* -- step 2: positions ------------------------------------------------------------------------- */
 
-static inline unsigned count_bits(uint64_t bits)
+INLINE unsigned count_bits(uint64_t bits)
 {
 #ifdef __POPCNT__
     return (unsigned)__builtin_popcountll(bits);
@@ -156,34 +193,53 @@ static inline unsigned count_bits(uint64_t bits)
 #endif
 }
 
-/*
- * Append the positions of the bits, from @base on. Always at least @n_sure of them are written
- * (what is too much is overwritten later), so that the usual number of bits needs no unpredictable
- * branch.
- */
-static inline uint16_t *put_positions(uint16_t *out, uint64_t bits, unsigned base, unsigned n_sure)
+/* Volatile, or else gcc gathers the stores in vectors, which takes longer than storing. */
+INLINE uint64_t put_position(volatile uint16_t *out, uint64_t bits, unsigned base)
 {
     const uint64_t last = UINT64_C(1) << 63; /* keeps the count of trailing zeros defined */
-    unsigned n = count_bits(bits);
 
-    for (unsigned i = 0; i < n_sure || i < n; i += BURST) {
-        for (unsigned k = 0; k < BURST; k++) {
-            out[i + k] = (uint16_t)(base + (unsigned)__builtin_ctzll(bits | last));
-            bits &= bits - 1;
-        }
-    }
+    *out = (uint16_t)(base + (unsigned)__builtin_ctzll(bits | last));
+    return bits & (bits - 1);
+}
+
+/* BURST of them, spelled out because compilers don't unroll at -O2. */
+INLINE uint64_t put_burst(uint16_t *out, uint64_t bits, unsigned base)
+{
+    bits = put_position(out, bits, base);
+    bits = put_position(out + 1, bits, base);
+    bits = put_position(out + 2, bits, base);
+    return put_position(out + 3, bits, base);
+}
+
+/*
+ * Append the positions of the bits, from @base on. At least @n_sure are written whether there are
+ * so many or not (what is too much is overwritten later), so that the usual number of bits needs no
+ * unpredictable branch.
+ */
+INLINE uint16_t *put_positions(uint16_t *out, uint64_t bits, unsigned base, unsigned n_sure)
+{
+    unsigned n = count_bits(bits), i = 0;
+
+    for (; i < n_sure; i += BURST)
+        bits = put_burst(out + i, bits, base);
+    for (; KV_UNLIKELY(i < n); i += BURST)
+        bits = put_burst(out + i, bits, base);
     return out + n;
 }
 
-/* Steps 1 and 2 on up to STRETCH bytes. Returns the number of complete `number,` pairs. */
-static inline size_t find_numbers(const char *p, const char *end, bool is_signed, unsigned n_sure,
-                                  uint16_t *edges)
+/*
+ * Steps 1 and 2 on up to STRETCH bytes. commas[1] and on are where the numbers found end, commas[0]
+ * where the comma before the first is (or would be). Returns the number of numbers.
+ */
+INLINE size_t find_numbers(const char *p, const char *end, struct shape shape, uint16_t *commas)
 {
     size_t len = KV_MIN((size_t)(end - p), (size_t)STRETCH);
-    uint16_t *out = edges;
+    unsigned n_sure = shape.wide ? BURST : 4 * BURST; /* commas in 64 bytes: 3, and about 10 */
+    uint16_t *out = commas;
     struct carry carry = {0};
     bool stop = false;
 
+    *out++ = (uint16_t)(BIAS - 1 - shape.spaced);
     for (size_t at = 0; at < len && !stop; at += BLOCK) {
         char tail[BLOCK];
         const char *text = p + at;
@@ -194,10 +250,11 @@ static inline size_t find_numbers(const char *p, const char *end, bool is_signed
             memcpy(tail, text, len - at);
             text = tail;
         }
-        block = classify(text, is_signed);
-        out = put_positions(out, find_edges(&block, &carry, &stop), (unsigned)at, n_sure);
+        block = classify(text, shape);
+        out = put_positions(out, find_commas(&block, shape, &carry, &stop), (unsigned)at + BIAS,
+                            n_sure);
     }
-    return (size_t)(out - edges) / 2;
+    return (size_t)(out - commas) - 1;
 }
 
 /* -- step 3: numbers --------------------------------------------------------------------------- */
@@ -216,7 +273,7 @@ static const uint64_t last_nibbles[9] = {
 };
 
 /* The number that the last @n digits before @end make; loads 8 bytes. */
-static inline uint64_t number8(const char *end, size_t n)
+INLINE uint64_t number8(const char *end, size_t n)
 {
     uint64_t word;
 
@@ -227,39 +284,43 @@ static inline uint64_t number8(const char *end, size_t n)
     return (word * 10000 + (word >> 32)) & UINT32_MAX;
 }
 
-static inline size_t width(const uint16_t *edge)
+/* The width of the number that ends at @comma. */
+INLINE unsigned width(const uint16_t *comma, struct shape shape)
 {
-    return (size_t)(edge[1] - edge[0]);
+    return (unsigned)comma[0] - (unsigned)comma[-1] - 1 - shape.spaced;
 }
 
 /* One number of any width; false when it doesn't fit. */
-static bool one_u32(const char *p, const uint16_t *edge, uint32_t *ret)
+static bool one_u32(const char *p, const uint16_t *comma, struct shape shape, char *out)
 {
-    size_t n = width(edge);
-    const char *end = p + edge[1];
+    size_t n = width(comma, shape);
+    const char *end = p + *comma - BIAS;
     uint64_t value;
+    uint32_t low;
 
     if (n > 10)
         return false;
     value = n <= 8 ? number8(end, n) : number8(end - 8, n - 8) * 100000000 + number8(end, 8);
-    *ret = (uint32_t)value;
+    low = (uint32_t)value;
+    memcpy(out, &low, sizeof(low));
     return value <= UINT32_MAX;
 }
 
 #if HAVE_SSE2
 
-static inline __m128i load_digits(const char *p, const uint16_t *edge)
+/* The digits of two numbers, each in the last of 8 bytes. */
+INLINE __m128i load_digits(const char *p, const uint16_t *comma, struct shape shape)
 {
-    __m128i a = _mm_loadl_epi64((const __m128i *)(p + edge[1] - 8));
-    __m128i b = _mm_loadl_epi64((const __m128i *)(p + edge[3] - 8));
-    __m128i mask_a = _mm_loadl_epi64((const __m128i *)&last_nibbles[width(edge)]);
-    __m128i mask_b = _mm_loadl_epi64((const __m128i *)&last_nibbles[width(edge + 2)]);
+    __m128i a = _mm_loadl_epi64((const __m128i *)(p + comma[0] - BIAS - 8));
+    __m128i b = _mm_loadl_epi64((const __m128i *)(p + comma[1] - BIAS - 8));
+    __m128i mask_a = _mm_loadl_epi64((const __m128i *)&last_nibbles[width(comma, shape)]);
+    __m128i mask_b = _mm_loadl_epi64((const __m128i *)&last_nibbles[width(comma + 1, shape)]);
 
     return _mm_and_si128(_mm_unpacklo_epi64(a, b), _mm_unpacklo_epi64(mask_a, mask_b));
 }
 
 /* Sixteen digits to four numbers of four digits. */
-static inline __m128i quads(__m128i digits)
+INLINE __m128i quads(__m128i digits)
 {
     /* each 16-bit lane: tens + 256 * ones, times 2561 = 256 * 10 + 1 */
     __m128i pairs = _mm_srli_epi16(_mm_mullo_epi16(digits, _mm_set1_epi16(2561)), 8);
@@ -268,25 +329,25 @@ static inline __m128i quads(__m128i digits)
 }
 
 /* Two numbers of eight digits from each of @a and @b. */
-static inline __m128i octets(__m128i a, __m128i b)
+INLINE __m128i octets(__m128i a, __m128i b)
 {
     return _mm_madd_epi16(_mm_packs_epi32(a, b), _mm_set1_epi32(1 << 16 | 10000));
 }
 
-static inline bool four_u32(const char *p, const uint16_t *edge, char *out)
+INLINE bool four_u32(const char *p, const uint16_t *comma, struct shape shape, char *out)
 {
     __m128i values;
 
     /* widths are 1 and up: one above 8 has a bit above the lowest three in width - 1 */
-    if (KV_UNLIKELY(((width(edge) - 1) | (width(edge + 2) - 1) | (width(edge + 4) - 1) |
-                     (width(edge + 6) - 1)) > 7))
+    if (KV_UNLIKELY(((width(comma, shape) - 1) | (width(comma + 1, shape) - 1) |
+                     (width(comma + 2, shape) - 1) | (width(comma + 3, shape) - 1)) > 7))
         return false;
-    values = octets(quads(load_digits(p, edge)), quads(load_digits(p, edge + 4)));
+    values = octets(quads(load_digits(p, comma, shape)), quads(load_digits(p, comma + 2, shape)));
     _mm_storeu_si128((__m128i *)(void *)out, values);
     return true;
 }
 
-static inline uint64_t number16(const char *end)
+INLINE uint64_t number16(const char *end)
 {
     __m128i nibbles = _mm_set1_epi8(0x0F);
     __m128i v = _mm_and_si128(_mm_loadu_si128((const __m128i *)(end - 16)), nibbles);
@@ -300,20 +361,17 @@ static inline uint64_t number16(const char *end)
 
 #else
 
-static inline bool four_u32(const char *p, const uint16_t *edge, char *out)
+INLINE bool four_u32(const char *p, const uint16_t *comma, struct shape shape, char *out)
 {
-    for (int i = 0; i < 4; i++, edge += 2) {
-        uint32_t value;
-
-        if (width(edge) > 8)
+    for (int i = 0; i < 4; i++) {
+        if (width(comma + i, shape) > 8)
             return false;
-        value = (uint32_t)number8(p + edge[1], width(edge));
-        memcpy(out + sizeof(value) * (size_t)i, &value, sizeof(value));
+        one_u32(p, comma + i, shape, out + sizeof(uint32_t) * (size_t)i);
     }
     return true;
 }
 
-static inline uint64_t number16(const char *end)
+INLINE uint64_t number16(const char *end)
 {
     return number8(end - 8, 8) * 100000000 + number8(end, 8);
 }
@@ -321,34 +379,32 @@ static inline uint64_t number16(const char *end)
 #endif
 
 /* How many of the @n numbers fit and were stored; room for @n. */
-static size_t convert_u32(const char *p, const uint16_t *edge, size_t n, char *out)
+INLINE size_t convert_u32(const char *p, const uint16_t *comma, size_t n, struct shape shape,
+                          char *out)
 {
     size_t i = 0;
 
     while (i < n) {
-        if (n - i >= 4 && four_u32(p, edge + 2 * i, out + 4 * i)) {
+        if (n - i >= 4 && four_u32(p, comma + i, shape, out + sizeof(uint32_t) * i))
             i += 4;
-        } else {
-            uint32_t value;
-
-            if (!one_u32(p, edge + 2 * i, &value))
-                return i;
-            memcpy(out + sizeof(value) * i, &value, sizeof(value));
+        else if (one_u32(p, comma + i, shape, out + sizeof(uint32_t) * i))
             i++;
-        }
+        else
+            break;
     }
-    return n;
+    return i;
 }
 
 /* One number of 1..20 digits with or without a minus; false when it doesn't fit. */
-static inline bool one_bits64(const char *p, const uint16_t *edge, uint64_t *ret)
+INLINE bool one_wide(const char *p, const uint16_t *comma, struct shape shape, char *out)
 {
     const uint64_t ten16 = UINT64_C(10000000000000000);
-    bool negative = p[edge[0]] == '-';
-    size_t n = width(edge) - negative;
-    const char *end = p + edge[1];
+    const char *end = p + *comma - BIAS;
+    size_t n = width(comma, shape);
+    bool negative = end[-(ptrdiff_t)n] == '-';
     uint64_t value, high;
 
+    n -= negative;
     if (KV_LIKELY(n > 16)) {
         if (n > 20)
             return false;
@@ -360,52 +416,62 @@ static inline bool one_bits64(const char *p, const uint16_t *edge, uint64_t *ret
     } else {
         value = number8(end, n);
     }
-    *ret = negative ? 0 - value : value;
-    return !(negative && value > UINT64_C(1) << 63);
+    if (negative && value > UINT64_C(1) << 63)
+        return false;
+    value = negative ? 0 - value : value;
+    memcpy(out, &value, sizeof(value));
+    return true;
 }
 
-static size_t convert_bits64(const char *p, const uint16_t *edge, size_t n, char *out)
+INLINE size_t convert_wide(const char *p, const uint16_t *comma, size_t n, struct shape shape,
+                           char *out)
 {
-    for (size_t i = 0; i < n; i++) {
-        uint64_t value;
+    size_t i = 0;
 
-        if (!one_bits64(p, edge + 2 * i, &value))
-            return i;
-        memcpy(out + i * sizeof(value), &value, sizeof(value));
-    }
-    return n;
+    while (i < n && one_wide(p, comma + i, shape, out + sizeof(uint64_t) * i))
+        i++;
+    return i;
 }
 
 /* -- arrays ------------------------------------------------------------------------------------ */
-
-enum kind { U32, BITS64 };
 
 /*
  * Take as many simple numbers as a stretch has, from where a number is due; j->p is left at the
  * comma behind the last. Returns their number.
  */
-static inline size_t take_stretch(struct kv_json *j, struct kv_buf *ret, enum kind kind)
+INLINE size_t take_stretch(struct kv_json *j, struct kv_buf *ret, struct shape shape)
 {
-    const size_t size = kind == U32 ? sizeof(uint32_t) : sizeof(uint64_t);
-    uint16_t edges[STRETCH + 2 * BLOCK];
-    size_t n;
+    const size_t size = shape.wide ? sizeof(uint64_t) : sizeof(uint32_t);
+    uint16_t commas[1 + STRETCH + BLOCK];
+    size_t n = find_numbers(j->p, j->end, shape, commas);
+    char *out;
 
-    if (j->p - j->start < MIN_BEFORE)
-        return 0;
-    n = find_numbers(j->p, j->end, kind == BITS64, kind == U32 ? 24 : 8, edges);
     if (n == 0 || kv_buf_reserve(ret, n * size) < 0)
         return 0;
-    if (kind == U32)
-        n = convert_u32(j->p, edges, n, ret->data + ret->len);
-    else
-        n = convert_bits64(j->p, edges, n, ret->data + ret->len);
+    out = ret->data + ret->len;
+    n = shape.wide ? convert_wide(j->p, commas + 1, n, shape, out)
+                   : convert_u32(j->p, commas + 1, n, shape, out);
     ret->len += n * size;
     if (n > 0)
-        j->p += edges[2 * n - 1];
+        j->p += commas[n] - BIAS;
     return n;
 }
 
-static inline bool take_one(struct kv_json *j, struct kv_buf *ret, enum kind kind)
+static size_t take_many(struct kv_json *j, struct kv_buf *ret, bool wide)
+{
+    char before;
+
+    if (j->p - j->start < MIN_BEFORE)
+        return 0;
+    before = j->p[-1]; /* the value before, or a bracket when this is the first */
+    if (wide)
+        return before == ' ' ? take_stretch(j, ret, (struct shape){true, true})
+                             : take_stretch(j, ret, (struct shape){true, false});
+    return before == ' ' ? take_stretch(j, ret, (struct shape){false, true})
+                         : take_stretch(j, ret, (struct shape){false, false});
+}
+
+static bool take_one(struct kv_json *j, struct kv_buf *ret, bool wide)
 {
     bool negative;
     uint64_t value, at;
@@ -416,26 +482,26 @@ static inline bool take_one(struct kv_json *j, struct kv_buf *ret, enum kind kin
     }
     if (!kv_json_integer_(j, &negative, &value, &at))
         return false;
-    if (kind == U32 && (negative || value > UINT32_MAX)) {
+    if (!wide && (negative || value > UINT32_MAX)) {
         kv_json_fail_at_(j, at, -ERANGE, "number out of range");
         return false;
     }
-    if (kind == U32) {
+    if (wide) {
+        value = negative ? 0 - value : value;
+        kv_buf_append(ret, &value, sizeof(value));
+    } else {
         uint32_t low = (uint32_t)value;
 
         kv_buf_append(ret, &low, sizeof(low));
-    } else {
-        value = negative ? 0 - value : value;
-        kv_buf_append(ret, &value, sizeof(value));
     }
     if (ret->error)
         kv_json_fail_at_(j, at, ret->error, "the array is too long");
     return !ret->error;
 }
 
-static inline size_t take_array(struct kv_json *j, struct kv_buf *ret, enum kind kind)
+static size_t take_array(struct kv_json *j, struct kv_buf *ret, bool wide)
 {
-    unsigned scalar = 0;
+    unsigned scalar = 1; /* what comes before the second value shows the separator */
     size_t n = 0;
 
     if (!kv_json_array(j))
@@ -444,15 +510,15 @@ static inline size_t take_array(struct kv_json *j, struct kv_buf *ret, enum kind
         if (scalar > 0) {
             scalar--;
         } else {
-            size_t taken = take_stretch(j, ret, kind);
+            size_t taken = take_many(j, ret, wide);
 
             n += taken;
-            if (taken < 4)
+            if (taken < MANY)
                 scalar = SCALAR_RUN;
             if (taken > 0)
                 continue;
         }
-        if (!take_one(j, ret, kind))
+        if (!take_one(j, ret, wide))
             break;
         n++;
     }
@@ -461,10 +527,10 @@ static inline size_t take_array(struct kv_json *j, struct kv_buf *ret, enum kind
 
 size_t kv_json_u32_array(struct kv_json *j, struct kv_buf *ret)
 {
-    return take_array(j, ret, U32);
+    return take_array(j, ret, false);
 }
 
 size_t kv_json_bits64_array(struct kv_json *j, struct kv_buf *ret)
 {
-    return take_array(j, ret, BITS64);
+    return take_array(j, ret, true);
 }
