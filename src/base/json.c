@@ -5,9 +5,6 @@
 #include <locale.h>
 #include <math.h>
 #include <pthread.h>
-#ifdef __SSE2__
-#include <emmintrin.h>
-#endif
 
 #include "base/json_reader.h"
 #include "base/utf8.h"
@@ -225,92 +222,6 @@ bool kv_json_next_item(struct kv_json *j)
 
 /* -- strings ----------------------------------------------------------------------------------- */
 
-/* The first byte that is more than a plain character: quote, backslash, control, not ASCII. */
-static const char *skip_plain(const char *p, const char *end)
-{
-#ifdef __SSE2__
-    for (; end - p >= 16; p += 16) {
-        __m128i v = _mm_loadu_si128((const __m128i *)p);
-        __m128i special = _mm_cmplt_epi8(v, _mm_set1_epi8(0x20)); /* signed: 0x80 and up too */
-        unsigned mask;
-
-        special = _mm_or_si128(special, _mm_cmpeq_epi8(v, _mm_set1_epi8('"')));
-        special = _mm_or_si128(special, _mm_cmpeq_epi8(v, _mm_set1_epi8('\\')));
-        mask = (unsigned)_mm_movemask_epi8(special);
-        if (mask)
-            return p + __builtin_ctz(mask);
-    }
-#endif
-    while (p < end && (unsigned char)*p >= 0x20 && (unsigned char)*p < 0x80 && *p != '"' &&
-           *p != '\\')
-        p++;
-    return p;
-}
-
-static int hex_digit(char c)
-{
-    if (c >= '0' && c <= '9')
-        return c - '0';
-    c |= 0x20;
-    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
-/* The four digits of a \u escape: the unit, -1 when cut off by @end, -2 when they aren't digits. */
-static int hex_unit(const char *p, const char *end)
-{
-    int unit = 0;
-
-    for (int i = 0; i < 4; i++) {
-        int digit;
-
-        if (p + i >= end)
-            return -1;
-        digit = hex_digit(p[i]);
-        if (digit < 0)
-            return -2;
-        unit = unit << 4 | digit;
-    }
-    return unit;
-}
-
-/*
- * The escape at @p (a backslash): its length, and what it stands for. 0 when it is none, -1 when
- * @end cuts off what might become one. A surrogate must be half of a pair.
- */
-static int escape(const char *p, const char *end, unsigned *ret)
-{
-    static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
-    const char *name;
-    int high, low;
-
-    if (end - p < 2)
-        return -1;
-    if (p[1] != 'u') {
-        name = p[1] ? strchr(names, p[1]) : NULL;
-        *ret = name ? (unsigned char)values[name - names] : 0;
-        return name ? 2 : 0;
-    }
-    high = hex_unit(p + 2, end);
-    if (high < 0)
-        return high == -1 ? -1 : 0;
-    *ret = (unsigned)high;
-    if (high < 0xD800 || high > 0xDFFF)
-        return 6;
-    if (high > 0xDBFF)
-        return 0;
-    if (end - p < 8)
-        return (end - p > 6 && p[6] != '\\') ? 0 : -1;
-    if (p[6] != '\\' || p[7] != 'u')
-        return 0;
-    low = hex_unit(p + 8, end);
-    if (low == -1)
-        return -1;
-    if (low < 0xDC00 || low > 0xDFFF)
-        return 0;
-    *ret = 0x10000 + ((unsigned)(high - 0xD800) << 10) + (unsigned)(low - 0xDC00);
-    return 12;
-}
-
 /*
  * Check the string at j->p (its opening quote) and go behind it. With @ret its bytes are kept
  * together in the buffer and handed out; without, a string of any length can be passed over in a
@@ -325,14 +236,14 @@ static bool string(struct kv_json *j, struct kv_str *ret, bool *ret_escapes)
     if (ret)
         *ret_escapes = false;
     for (;;) {
-        const char *q = skip_plain(j->p + at, j->end);
+        const char *q = kv_json_skip_plain_(j->p + at, j->end);
 
         at = (size_t)(q - j->p);
         n = -1;
         if (q < j->end && *q == '"')
             break;
         if (q < j->end && *q == '\\') {
-            n = escape(q, j->end, &code);
+            n = kv_json_escape_(q, j->end, &code);
             if (ret)
                 *ret_escapes = true;
         } else if (q < j->end) {
@@ -364,31 +275,6 @@ static bool string(struct kv_json *j, struct kv_str *ret, bool *ret_escapes)
     return true;
 }
 
-/* Resolve the escapes of @raw, which `string` checked, into @out (as long as raw). 0 when one is
- * \u0000. */
-static size_t unescape(struct kv_str raw, char *out)
-{
-    const char *p = raw.p, *end = raw.p + raw.len;
-    size_t len = 0;
-
-    while (p < end) {
-        const char *q = memchr(p, '\\', (size_t)(end - p));
-        size_t plain = (size_t)((q ? q : end) - p);
-        unsigned code;
-
-        memcpy(out + len, p, plain);
-        len += plain;
-        p += plain;
-        if (p == end)
-            break;
-        p += escape(p, end, &code);
-        if (code == 0)
-            return 0;
-        len += (size_t)kv_utf8_encode(out + len, code);
-    }
-    return len;
-}
-
 bool kv_json_next_key(struct kv_json *j, struct kv_str *key)
 {
     bool escapes;
@@ -410,7 +296,7 @@ bool kv_json_next_key(struct kv_json *j, struct kv_str *key)
         kv_json_fail_at_(j, at, -EMSGSIZE, "a key with escapes is too long");
         return false;
     }
-    key->len = unescape(*key, j->key);
+    key->len = kv_json_unescape_(*key, j->key);
     key->p = j->key;
     if (key->len == 0)
         kv_json_fail_at_(j, at, -EINVAL, "NUL in a key");
@@ -438,7 +324,7 @@ struct kv_str kv_json_str(struct kv_json *j, struct kv_buf *scratch)
         kv_json_fail_at_(j, at, scratch->error, "a string is too long");
         return none;
     }
-    scratch->len = unescape(raw, scratch->data);
+    scratch->len = kv_json_unescape_(raw, scratch->data);
     if (scratch->len == 0) {
         kv_json_fail_at_(j, at, -EINVAL, "NUL in a string");
         return none;
@@ -448,45 +334,6 @@ struct kv_str kv_json_str(struct kv_json *j, struct kv_buf *scratch)
 
 /* -- numbers ----------------------------------------------------------------------------------- */
 
-static inline bool is_digit(const char *p, const char *end)
-{
-    return p < end && *p >= '0' && *p <= '9';
-}
-
-/* Passes over digits; at least one must be there. */
-static const char *digits(const char *p, const char *end, bool *ok)
-{
-    *ok = is_digit(p, end);
-    while (is_digit(p, end))
-        p++;
-    return p;
-}
-
-/* Where the number at @p ends, or where it goes wrong (not @ok). */
-static const char *number_end(const char *p, const char *end, bool *integer, bool *ok)
-{
-    *integer = true;
-    if (p < end && *p == '-')
-        p++;
-    if (p < end && *p == '0') {
-        *ok = !is_digit(++p, end);
-    } else {
-        p = digits(p, end, ok);
-    }
-    if (*ok && p < end && *p == '.') {
-        *integer = false;
-        p = digits(p + 1, end, ok);
-    }
-    if (*ok && p < end && (*p == 'e' || *p == 'E')) {
-        *integer = false;
-        p++;
-        if (p < end && (*p == '+' || *p == '-'))
-            p++;
-        p = digits(p, end, ok);
-    }
-    return p;
-}
-
 /* Check the number at j->p and go behind it. */
 static bool number(struct kv_json *j, struct kv_str *ret, bool *integer, uint64_t *ret_at)
 {
@@ -494,7 +341,7 @@ static bool number(struct kv_json *j, struct kv_str *ret, bool *integer, uint64_
     bool ok;
 
     do { /* `more` moves the text, even when there is no more */
-        len = (size_t)(number_end(j->p, j->end, integer, &ok) - j->p);
+        len = (size_t)(kv_json_number_end_(j->p, j->end, integer, &ok) - j->p);
     } while (len == (size_t)(j->end - j->p) && more(j));
     *ret = (struct kv_str){j->p, len};
     *ret_at = kv_json_offset_(j);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** Between json.c and json_array.c; nobody else includes this. */
+/** Between the files of the JSON reader; nobody else includes this. */
 #ifndef KV_BASE_JSON_READER_H
 #define KV_BASE_JSON_READER_H
 
@@ -19,5 +19,26 @@ static inline uint64_t kv_json_offset_(const struct kv_json *j)
 {
     return j->consumed + (uint64_t)(j->p - j->start);
 }
+
+/* -- pieces of text (json_text.c): pure functions over the bytes before @end ---------------------
+ */
+
+/** The first byte that is more than a plain character: quote, backslash, control, not ASCII. */
+const char *kv_json_skip_plain_(const char *p, const char *end);
+
+/**
+ * The escape at @p (a backslash): its length, and what it stands for. 0 when it is none, -1 when
+ * @end cuts off what might become one. A surrogate must be half of a pair.
+ */
+int kv_json_escape_(const char *p, const char *end, unsigned *ret);
+
+/**
+ * Resolve the escapes of @raw, which must be right, into @out (as long as raw). Returns the length,
+ * 0 when one is \u0000.
+ */
+size_t kv_json_unescape_(struct kv_str raw, char *out);
+
+/** Where the number at @p ends, or where it goes wrong (not @ok). */
+const char *kv_json_number_end_(const char *p, const char *end, bool *integer, bool *ok);
 
 #endif
