@@ -200,11 +200,16 @@ static int parse_json(struct reading *r, struct kv_str text)
 /* -- msgpack -------------------------------------------------------------------------------------
  */
 
+/* When another type stands here that is the field's fault; when nothing does, the text's. */
 static bool expect(struct kv_msgpack *m, bool fits, const char *text)
 {
-    if (!fits && !kv_msgpack_failed(m) && kv_msgpack_peek(m) != KV_MSGPACK_NONE)
+    if (fits || kv_msgpack_failed(m))
+        return fits;
+    if (kv_msgpack_peek(m) == KV_MSGPACK_NONE)
+        kv_msgpack_skip(m); /* fails, and says why */
+    else
         kv_msgpack_fail(m, -EINVAL, text);
-    return fits;
+    return false;
 }
 
 static uint64_t msgpack_uint(struct kv_msgpack *m, uint64_t max)
@@ -250,6 +255,15 @@ static void msgpack_packed(struct kv_buf *ret, struct kv_msgpack *m, size_t widt
 #endif
 }
 
+/* Whether reading integers stopped at a whole element of another type, not at the text's end. */
+static bool is_other_type(const struct kv_msgpack *m)
+{
+    const uint8_t *at = m->start + m->error.offset;
+
+    return m->error.code == -EPROTO && at<m->end && * at> 0x7f && *at < 0xe0 &&
+           (*at < 0xcc || *at > 0xd3);
+}
+
 static void msgpack_u32s(struct kv_buf *ret, struct kv_msgpack *m)
 {
     enum kv_msgpack_type type = kv_msgpack_peek(m);
@@ -262,7 +276,7 @@ static void msgpack_u32s(struct kv_buf *ret, struct kv_msgpack *m)
     if (!expect(m, type == KV_MSGPACK_ARRAY, "expected an array or packed integers"))
         return;
     n = kv_msgpack_array(m); /* at most the bytes that follow */
-    if (kv_msgpack_failed(m))
+    if (kv_msgpack_failed(m) || n == 0)
         return;
     if (kv_buf_reserve(ret, n * sizeof(uint32_t)) < 0) {
         kv_msgpack_fail(m, -ENOMEM, "out of memory");
@@ -270,8 +284,8 @@ static void msgpack_u32s(struct kv_buf *ret, struct kv_msgpack *m)
     }
     if (kv_msgpack_u32s(m, n, (uint32_t *)(void *)(ret->data + ret->len)))
         ret->len += n * sizeof(uint32_t);
-    else if (m->error.code == -EPROTO && m->p < m->end)
-        m->error.code = -EINVAL; /* there is an element, of another type */
+    else if (is_other_type(m))
+        m->error.code = -EINVAL;
 }
 
 static void msgpack_bits64s(struct kv_buf *ret, struct kv_msgpack *m)
@@ -341,8 +355,6 @@ static int parse_msgpack(struct reading *r, struct kv_str text)
     kv_msgpack_init(&m, text.p, text.len);
     if (expect(&m, kv_msgpack_peek(&m) == KV_MSGPACK_MAP, "expected a map"))
         n = kv_msgpack_map(&m);
-    else
-        kv_msgpack_skip(&m); /* nothing there: the reader says so */
     for (uint32_t i = 0; i < n && !kv_msgpack_failed(&m); i++) {
         field = NULL;
         if (kv_msgpack_peek(&m) != KV_MSGPACK_STR)

@@ -77,31 +77,35 @@ static const struct kv_arg arguments[] = {
 };
 
 static const char summary[] =
-    "Follows the KV cache events of LLM engines (vLLM, SGLang, ... over ZMQ) and answers over HTTP "
-    "which worker holds how much of a prompt's prefix.";
+    "Follows the KV cache events of LLM engines (vLLM, SGLang, ... over ZMQ) and\n"
+    "answers over HTTP which worker holds how much of a prompt's prefix.";
 
 static const char footer[] =
     "Examples:\n"
     "  kv-indexer\n"
     "      Start empty on port 8090; workers are added with POST /register.\n"
-    "  kv-indexer --block-size 16 --model-name llama --workers "
-    "1=tcp://w1:5557,2:1=tcp://w2:5558\n"
+    "  kv-indexer --block-size 16 --model-name llama \\\n"
+    "             --workers 1=tcp://w1:5557,2:1=tcp://w2:5558\n"
     "      Follow two workers from the start (the second one's events are of rank 1).\n"
     "  kv-indexer --port 8091 --peers http://localhost:8090 ...\n"
     "      A replica that takes its starting state from a running one.\n"
-    "  kv-indexer --host 0.0.0.0 --auth-token-file tokens --tls-cert c.pem --tls-key k.pem\n"
+    "  kv-indexer --auth-token-file tokens --tls-cert c.pem --tls-key k.pem\n"
     "      Open to other machines, with tokens, over HTTPS.\n"
     "  curl localhost:8090/query -H 'Content-Type: application/json' \\\n"
     "       -d '{\"model_name\":\"llama\",\"token_ids\":[1,2,3],\"explain\":true}'\n"
     "      Ask, and be told why nothing matched.\n"
     "\n"
-    "File descriptors: each registration takes about 3 (subscription, replay, ZMQ), each HTTP\n"
-    "connection 1. The soft limit is raised to the hard limit at start; for thousands of workers\n"
-    "raise the hard one (ulimit -Hn, or LimitNOFILE= in a systemd unit).\n"
-    "Memory: about 24 bytes for each block and worker that holds it; each /query being read takes\n"
-    "its body, all bodies together at most 256 MiB. /metrics shows kv_indexer_index_bytes.\n"
-    "Signals: SIGTERM and SIGINT end it after the requests in progress; SIGHUP reads the token\n"
-    "file again. Under systemd (Type=notify) it reports when it is ready.\n";
+    "File descriptors: a registration takes about 3 (subscription, replay, ZMQ's\n"
+    "own), an HTTP connection 1. The soft limit is raised to the hard limit at\n"
+    "start; for thousands of workers raise the hard one (ulimit -Hn, or LimitNOFILE=\n"
+    "in a systemd unit).\n"
+    "Memory: about 24 bytes for each block and worker that holds it. Bodies being\n"
+    "read take at most 256 MiB together, however many clients there are; beyond\n"
+    "that queries get 503. /metrics shows kv_indexer_index_bytes. To bound the whole\n"
+    "process use MemoryMax= or a container limit.\n"
+    "Signals: SIGTERM and SIGINT end it after the requests in progress (5 s at\n"
+    "most); SIGHUP reads the token file again. Under systemd (Type=notify) it\n"
+    "reports when it is ready.\n";
 
 static const struct kv_args_program program = {
     .name = "kv-indexer",

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The lists of the command line: --workers and --peers. What was read reads the same when written
+ * again. */
+#include <inttypes.h>
+
+#include "base/buf.h"
+#include "indexer/options.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static void require(bool ok)
+{
+    if (!ok)
+        abort();
+}
+
+static void workers(const char *text)
+{
+    struct ki_worker_spec *specs, *again;
+    struct kv_buf out = KV_BUF_INIT;
+    struct kv_error error = {0};
+    long n = ki_worker_specs_parse(text, &specs, &error);
+
+    if (n < 0) {
+        require(n == -EINVAL && error.text[0]);
+        return;
+    }
+    for (long i = 0; i < n; i++)
+        kv_buf_printf(&out, "%s%" PRIu64 ":%" PRIu32 "=%s%s%s", i ? "," : "", specs[i].instance,
+                      specs[i].rank, specs[i].endpoint, specs[i].replay_endpoint ? "+" : "",
+                      specs[i].replay_endpoint ? specs[i].replay_endpoint : "");
+    require(ki_worker_specs_parse(kv_buf_cstr(&out), &again, &error) == n);
+    for (long i = 0; i < n; i++) {
+        require(specs[i].instance == again[i].instance && specs[i].rank == again[i].rank);
+        require(strcmp(specs[i].endpoint, again[i].endpoint) == 0);
+    }
+    ki_worker_specs_free(specs, n);
+    ki_worker_specs_free(again, n);
+    kv_buf_fini(&out);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    char *text = strndup((const char *)data, size);
+    struct kv_error error = {0};
+    char **urls;
+    long n;
+
+    require(text != NULL);
+    workers(text);
+    n = ki_urls_parse(text, &urls, &error);
+    if (n >= 0)
+        ki_urls_free(urls, n);
+    free(text);
+    return 0;
+}

@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "indexer/body.h"
+
+#include "base/msgpack.h"
+#include "base/unit.h"
+
+static struct ki_body body;
+static struct kv_error error;
+
+static int parse(enum ki_media media, const char *text, size_t len, uint32_t required,
+                 uint32_t optional)
+{
+    /* An exact copy, so that sanitizers see a read beyond the end. */
+    char *copy = malloc(len ? len : 1);
+    int rc;
+
+    memcpy(copy, text, len);
+    memset(&error, 0, sizeof(error));
+    rc = ki_body_parse(media, (struct kv_str){copy, len}, required, optional, &body, &error);
+    free(copy);
+    return rc;
+}
+
+#define QUERY (KI_TOKEN_IDS | KI_MODEL_NAME)
+#define QUERY_MORE (KI_TENANT_ID | KI_LORA_NAME | KI_CACHE_SALT | KI_EXPLAIN)
+#define REGISTER (KI_INSTANCE_ID | KI_ENDPOINT | KI_MODEL_NAME | KI_BLOCK_SIZE)
+#define REGISTER_MORE (KI_TENANT_ID | KI_DP_RANK | KI_REPLAY_ENDPOINT)
+
+static int json(const char *text, uint32_t required, uint32_t optional)
+{
+    return parse(KI_MEDIA_JSON, text, strlen(text), required, optional);
+}
+
+static int packed(const struct kv_buf *text, uint32_t required, uint32_t optional)
+{
+    return parse(KI_MEDIA_MSGPACK, text->data, text->len, required, optional);
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    ki_body_fini(&body);
+    memset(&body, 0, sizeof(body));
+    return 0;
+}
+
+static const uint32_t *tokens(void)
+{
+    return (const uint32_t *)(const void *)body.token_ids.data;
+}
+
+static const uint64_t *hashes(void)
+{
+    return (const uint64_t *)(const void *)body.block_hashes.data;
+}
+
+static void media_types(void **state)
+{
+    static const struct {
+        const char *type;
+        enum ki_media media;
+    } cases[] = {
+        {"application/json", KI_MEDIA_JSON},
+        {"Application/JSON; charset=utf-8", KI_MEDIA_JSON},
+        {"application/json;charset=utf-8", KI_MEDIA_JSON},
+        {"application/vnd.api+json", KI_MEDIA_JSON},
+        {"application/msgpack", KI_MEDIA_MSGPACK},
+        {"application/x-msgpack", KI_MEDIA_MSGPACK},
+        {"application/vnd.msgpack", KI_MEDIA_MSGPACK},
+        {NULL, KI_MEDIA_OTHER},
+        {"", KI_MEDIA_OTHER},
+        {"text/json", KI_MEDIA_OTHER},
+        {"text/plain", KI_MEDIA_OTHER},
+        {"application/jsonx", KI_MEDIA_OTHER},
+        {"application/+json", KI_MEDIA_OTHER},
+        {"application/", KI_MEDIA_OTHER},
+        {"application/x-www-form-urlencoded", KI_MEDIA_OTHER},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < KV_COUNT(cases); i++)
+        if (ki_media_of(cases[i].type) != cases[i].media)
+            fail_msg("%s", cases[i].type ? cases[i].type : "(none)");
+}
+
+static void a_query(void **state)
+{
+    (void)state;
+    assert_int_equal(json("{\"unknown\":{\"a\":[1,{}]},\"token_ids\":[1, 2,4294967295,0],"
+                          "\"model_name\":\"m\\u00e9\",\"tenant_id\":\"t\",\"lora_name\":null,"
+                          "\"explain\":true,\"endpoint\":5}",
+                          QUERY, QUERY_MORE),
+                     0);
+    assert_int_equal(body.token_ids.len, 16);
+    assert_int_equal(tokens()[2], UINT32_MAX);
+    assert_string_equal(body.model_name, "m\xc3\xa9");
+    assert_string_equal(body.tenant_id, "t");
+    assert_null(body.lora_name);
+    assert_null(body.endpoint); /* not a field of this endpoint: whatever it is, it is ignored */
+    assert_true(body.explain);
+    assert_int_equal(body.present & KI_LORA_NAME, 0);
+
+    /* nothing stays from one request to the next */
+    assert_int_equal(json("{\"token_ids\":[],\"model_name\":\"n\"}", QUERY, QUERY_MORE), 0);
+    assert_int_equal(body.token_ids.len, 0);
+    assert_null(body.tenant_id);
+    assert_false(body.explain);
+}
+
+static void hashes_of_both_signs(void **state)
+{
+    (void)state;
+    assert_int_equal(json("{\"block_hashes\":[18446744073709551615,-1,9223372036854775808,"
+                          "-9223372036854775808,0,5],\"model_name\":\"m\"}",
+                          KI_BLOCK_HASHES | KI_MODEL_NAME, 0),
+                     0);
+    assert_int_equal(body.block_hashes.len, 6 * 8);
+    assert_true(hashes()[0] == UINT64_MAX && hashes()[1] == UINT64_MAX);
+    assert_true(hashes()[2] == UINT64_C(1) << 63 && hashes()[3] == UINT64_C(1) << 63);
+    assert_true(hashes()[4] == 0 && hashes()[5] == 5);
+}
+
+static void a_registration(void **state)
+{
+    (void)state;
+    assert_int_equal(json("{\"instance_id\":18446744073709551615,\"endpoint\":\"tcp://h:1\","
+                          "\"model_name\":\"m\",\"block_size\":16,\"dp_rank\":4294967295}",
+                          REGISTER, REGISTER_MORE),
+                     0);
+    assert_true(body.instance_id == UINT64_MAX);
+    assert_true(body.dp_rank == UINT32_MAX);
+    assert_int_equal(body.block_size, 16);
+    assert_int_equal(body.present & KI_REPLAY_ENDPOINT, 0);
+}
+
+static void routing_group_is_the_tenant(void **state)
+{
+    (void)state;
+    assert_int_equal(json("{\"url\":\"u\",\"routing_group\":\"g\"}", KI_URL, KI_TENANT_ID), 0);
+    assert_string_equal(body.tenant_id, "g");
+    assert_int_equal(
+        json("{\"url\":\"u\",\"routing_group\":\"g\",\"tenant_id\":\"g\"}", KI_URL, KI_TENANT_ID),
+        0);
+    assert_int_equal(
+        json("{\"url\":\"u\",\"routing_group\":\"g\",\"tenant_id\":\"h\"}", KI_URL, KI_TENANT_ID),
+        -EINVAL);
+}
+
+static void bad_json(void **state)
+{
+    static const struct {
+        const char *text;
+        int code;
+        const char *message;
+    } cases[] = {
+        {"", -EBADMSG, "byte 0"},
+        {"{", -EBADMSG, "byte 1"},
+        {"{}", -EINVAL, "missing field 'token_ids'"},
+        {"{\"token_ids\":[1]}", -EINVAL, "missing field 'model_name'"},
+        {"{\"token_ids\":[1],\"model_name\":null}", -EINVAL, "field 'model_name'"},
+        {"{\"token_ids\":null,\"model_name\":\"m\"}", -EINVAL, "field 'token_ids'"},
+        {"{\"token_ids\":[1],\"model_name\":\"m\"} x", -EBADMSG, "byte 35"},
+        {"{\"token_ids\":[1],\"model_name\":\"m\"", -EBADMSG, "byte 33"},
+        {"{\"token_ids\":[1,],\"model_name\":\"m\"}", -EBADMSG, "byte 16"},
+        {"{\"token_ids\":[1,x],\"model_name\":\"m\"}", -EBADMSG, "byte 16"},
+        {"{\"token_ids\":[01],\"model_name\":\"m\"}", -EBADMSG, "byte"},
+        {"{\"token_ids\":[1.5],\"model_name\":\"m\"}", -EINVAL, "field 'token_ids'"},
+        {"{\"token_ids\":[1e3],\"model_name\":\"m\"}", -EINVAL, "field 'token_ids'"},
+        {"{\"token_ids\":[-1],\"model_name\":\"m\"}", -EINVAL, "field 'token_ids'"},
+        {"{\"token_ids\":[4294967296],\"model_name\":\"m\"}", -EINVAL, "field 'token_ids'"},
+        {"{\"token_ids\":[1e999],\"model_name\":\"m\"}", -EINVAL, "field 'token_ids'"},
+        {"{\"token_ids\":[99999999999999999999999999],\"model_name\":\"m\"}", -EINVAL,
+         "field 'token_ids'"},
+        {"{\"token_ids\":[\"1\"],\"model_name\":\"m\"}", -EINVAL, "field 'token_ids'"},
+        {"{\"token_ids\":[[1]],\"model_name\":\"m\"}", -EINVAL, "field 'token_ids'"},
+        {"{\"token_ids\":[null],\"model_name\":\"m\"}", -EINVAL, "field 'token_ids'"},
+        {"{\"token_ids\":\"1\",\"model_name\":\"m\"}", -EINVAL, "field 'token_ids'"},
+        {"{\"token_ids\":{},\"model_name\":\"m\"}", -EINVAL, "field 'token_ids'"},
+        {"{\"token_ids\":[1],\"model_name\":5}", -EINVAL, "field 'model_name'"},
+        {"{\"token_ids\":[1],\"model_name\":[\"m\"]}", -EINVAL, "field 'model_name'"},
+        {"{\"token_ids\":[1],\"model_name\":\"m\\u0000\"}", -EINVAL, "field 'model_name'"},
+        {"{\"token_ids\":[1],\"model_name\":\"\xff\"}", -EBADMSG, "byte"},
+        {"{\"token_ids\":[1],\"model_name\":\"\\ud800\"}", -EBADMSG, "byte"},
+        {"{\"token_ids\":[1],\"model_name\":\"m\",\"tenant_id\":1}", -EINVAL, "field 'tenant_id'"},
+        {"{\"token_ids\":[1],\"model_name\":\"m\",\"explain\":1}", -EINVAL, "field 'explain'"},
+        {"{\"token_ids\":[1],\"token_ids\":[1],\"model_name\":\"m\"}", -EINVAL, "given twice"},
+        {"[]", -EINVAL, "(top level)"},
+        {"5", -EINVAL, "(top level)"},
+        {"null", -EINVAL, "(top level)"},
+        {"{\"a\":[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[", -EBADMSG,
+         "byte"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < KV_COUNT(cases); i++) {
+        int rc = json(cases[i].text, QUERY, QUERY_MORE);
+
+        if (rc != cases[i].code)
+            fail_msg("%s: %d, %s", cases[i].text, rc, error.text);
+        if (!strstr(error.text, cases[i].message))
+            fail_msg("%s: message '%s'", cases[i].text, error.text);
+    }
+}
+
+static void long_strings_are_refused(void **state)
+{
+    struct kv_buf text = KV_BUF_INIT;
+
+    (void)state;
+    for (size_t len = KI_MAX_NAME; len <= KI_MAX_NAME + 1; len++) {
+        kv_buf_clear(&text);
+        kv_buf_puts(&text, "{\"url\":\"u\",\"tenant_id\":\"");
+        for (size_t i = 0; i < len; i++)
+            kv_buf_putc(&text, 'x');
+        kv_buf_puts(&text, "\"}");
+        assert_int_equal(json(kv_buf_cstr(&text), KI_URL, KI_TENANT_ID),
+                         len <= KI_MAX_NAME ? 0 : -EINVAL);
+    }
+    kv_buf_fini(&text);
+}
+
+static void msgpack_arrays_and_packed_integers(void **state)
+{
+    const uint32_t ids[] = {1, 200, 70000, UINT32_MAX};
+    struct kv_buf text = KV_BUF_INIT;
+
+    (void)state;
+    kv_msgpack_put_map(&text, 3);
+    kv_msgpack_put_u64(&text, 7); /* a key that is no string: passed over */
+    kv_msgpack_put_array(&text, 0);
+    kv_msgpack_put_str(&text, "token_ids");
+    kv_msgpack_put_array(&text, 4);
+    for (int i = 0; i < 4; i++)
+        kv_msgpack_put_u64(&text, ids[i]);
+    kv_msgpack_put_str(&text, "model_name");
+    kv_msgpack_put_str(&text, "m");
+    assert_int_equal(packed(&text, QUERY, QUERY_MORE), 0);
+    assert_int_equal(body.token_ids.len, sizeof(ids));
+    assert_memory_equal(body.token_ids.data, ids, sizeof(ids));
+
+    kv_buf_clear(&text);
+    kv_msgpack_put_map(&text, 2);
+    kv_msgpack_put_str(&text, "model_name");
+    kv_msgpack_put_str(&text, "m");
+    kv_msgpack_put_str(&text, "token_ids");
+    kv_msgpack_put_bin(&text, "\1\0\0\0\310\0\0\0\160\21\1\0\377\377\377\377", 16);
+    assert_int_equal(packed(&text, QUERY, QUERY_MORE), 0);
+    assert_memory_equal(body.token_ids.data, ids, sizeof(ids));
+    kv_buf_fini(&text);
+}
+
+static void bad_msgpack(void **state)
+{
+#define HEAD "\x82\xaamodel_name\xa1m\xa9token_ids"
+    static const struct {
+        const char *text;
+        size_t len;
+        int code;
+        const char *message;
+    } cases[] = {
+#define BAD(text, code, message) {text, sizeof(text) - 1, code, message}
+        BAD("", -EBADMSG, "malformed msgpack at byte 0"),
+        BAD("\x90", -EINVAL, "expected a map"),
+        BAD("\xc0", -EINVAL, "expected a map"),
+        BAD("\x80", -EINVAL, "missing field 'token_ids'"),
+        BAD("\x82", -EBADMSG, "malformed"),
+        BAD(HEAD, -EBADMSG, "malformed"),
+        BAD(HEAD "\xc0", -EINVAL, "field 'token_ids'"),
+        BAD(HEAD "\xa1x", -EINVAL, "field 'token_ids'"),
+        BAD(HEAD "\x80", -EINVAL, "field 'token_ids'"),
+        BAD(HEAD "\x91\xff", -EINVAL, "field 'token_ids'"),
+        BAD(HEAD "\x91\xc0", -EINVAL, "field 'token_ids'"),
+        BAD(HEAD "\x91\xca\0\0\0\0", -EINVAL, "field 'token_ids'"),
+        BAD(HEAD "\x91\xcf\0\0\0\1\0\0\0\0", -EINVAL, "field 'token_ids'"),
+        BAD(HEAD "\x92\x01", -EBADMSG, "malformed"),
+        BAD(HEAD "\xdd\xff\xff\xff\xff\x01", -EBADMSG, "malformed"),
+        BAD(HEAD "\xc6\xff\xff\xff\xff\x01", -EBADMSG, "malformed"),
+        BAD(HEAD "\xc4\x03\1\2\3", -EINVAL, "multiple"),
+        BAD(HEAD "\x91\x01\x01", -EBADMSG, "malformed"),
+        BAD("\xdf\xff\xff\xff\xff", -EBADMSG, "malformed"),
+        BAD("\x81\xaamodel_name\x05", -EINVAL, "field 'model_name'"),
+        BAD("\x81\xaamodel_name\xa3"
+            "a\0b",
+            -EINVAL, "field 'model_name'"),
+        BAD("\x81\xa1x\xc1", -EBADMSG, "malformed"),
+    };
+
+    (void)state;
+    for (size_t i = 0; i < KV_COUNT(cases); i++) {
+        int rc = parse(KI_MEDIA_MSGPACK, cases[i].text, cases[i].len, QUERY, QUERY_MORE);
+
+        if (rc != cases[i].code)
+            fail_msg("case %zu: %d, %s", i, rc, error.text);
+        if (!strstr(error.text, cases[i].message))
+            fail_msg("case %zu: message '%s'", i, error.text);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(media_types),
+        cmocka_unit_test_teardown(a_query, teardown),
+        cmocka_unit_test_teardown(hashes_of_both_signs, teardown),
+        cmocka_unit_test_teardown(a_registration, teardown),
+        cmocka_unit_test_teardown(routing_group_is_the_tenant, teardown),
+        cmocka_unit_test_teardown(bad_json, teardown),
+        cmocka_unit_test_teardown(long_strings_are_refused, teardown),
+        cmocka_unit_test_teardown(msgpack_arrays_and_packed_integers, teardown),
+        cmocka_unit_test_teardown(bad_msgpack, teardown),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
