@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A registry is a list of families, a family a list of series. Lists only grow while the registry
- * lives (a reset marks gauges unused, to be taken again), so a series pointer stays valid and
- * updates need no lock: counters and histogram buckets are relaxed atomic adds, which is enough for
- * sums that are only ever shown. The lock guards the lists.
+ * A registry is a list of families; a family keeps its series in the order of their first use, and
+ * a hash table over their label values. Series are freed only with the registry: a reset puts them
+ * aside, to be taken for other labels. So a pointer to one is always good, updates need no lock,
+ * and workers that come and go for years cost no more than the most there were at once. Counters
+ * and histogram buckets are relaxed atomic adds, which is enough for sums that are only ever shown.
+ * The lock guards lists and labels.
  */
 #include "base/metrics.h"
 
@@ -11,16 +13,19 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
-#include <stdio.h>
+
+#include "base/xxh.h"
+
+#define TABLE_SIZE 256 /* chains of 16 at KV_METRIC_MAX_SERIES */
 
 struct kv_series {
-    struct kv_series *next;
+    struct kv_series *next;  /* in order of first use, or of the spare ones */
+    struct kv_series *chain; /* in the table */
     char *labels[KV_METRIC_MAX_LABELS];
-    atomic_bool used; /* false after a reset until it is asked for again */
-    _Atomic uint64_t count;
-    _Atomic uint64_t bits; /* a double: a gauge's value, a histogram's sum */
     const struct kv_metric_def *def;
-    _Atomic uint64_t buckets[]; /* not cumulative */
+    _Atomic uint64_t count;     /* counters */
+    _Atomic uint64_t bits;      /* a double: a gauge's value, a histogram's sum */
+    _Atomic uint64_t buckets[]; /* histograms: one more than bounds; not cumulative */
 };
 
 struct kv_metric {
@@ -28,9 +33,12 @@ struct kv_metric {
     struct kv_metrics *owner;
     const struct kv_metric_def *def;
     struct kv_series *first, **last;
+    struct kv_series *spare; /* put aside by a reset */
     struct kv_series
         *other; /* takes what doesn't fit; made with the family, so it is always there */
+    bool other_used;
     size_t n_labels, n_series;
+    struct kv_series *table[TABLE_SIZE];
 };
 
 struct kv_metrics {
@@ -63,24 +71,45 @@ static void series_free(struct kv_series *series)
     free(series);
 }
 
-static struct kv_series *series_new(const struct kv_metric_def *def, size_t n_labels,
-                                    const char *const *values)
+static void list_free(struct kv_series *series)
+{
+    while (series) {
+        struct kv_series *next = series->next;
+
+        series_free(series);
+        series = next;
+    }
+}
+
+static size_t n_buckets(const struct kv_metric_def *def)
+{
+    return def->type == KV_METRIC_HISTOGRAM ? def->n_buckets + 1 : 0;
+}
+
+static struct kv_series *series_new(const struct kv_metric_def *def)
 {
     struct kv_series *series;
 
-    series = calloc(1, sizeof(*series) + def->n_buckets * sizeof(series->buckets[0]));
-    if (!series)
-        return NULL;
-    series->def = def;
-    atomic_init(&series->bits, double_bits(0));
-    for (size_t i = 0; i < n_labels; i++) {
-        series->labels[i] = strdup(values[i]);
-        if (!series->labels[i]) {
-            series_free(series);
-            return NULL;
-        }
-    }
+    series = calloc(1, sizeof(*series) + n_buckets(def) * sizeof(series->buckets[0]));
+    if (series)
+        series->def = def;
     return series;
+}
+
+/* Give @series these labels and start it from zero. False when out of memory. */
+static bool series_name(struct kv_series *series, size_t n_labels, const char *const *values)
+{
+    for (size_t i = 0; i < n_labels; i++) {
+        free(series->labels[i]);
+        series->labels[i] = strdup(values[i]);
+        if (!series->labels[i])
+            return false;
+    }
+    atomic_store_explicit(&series->count, 0, memory_order_relaxed);
+    atomic_store_explicit(&series->bits, double_bits(0), memory_order_relaxed);
+    for (size_t i = 0; i < n_buckets(series->def); i++)
+        atomic_store_explicit(&series->buckets[i], 0, memory_order_relaxed);
+    return true;
 }
 
 int kv_metrics_create(struct kv_metrics **ret)
@@ -97,12 +126,8 @@ int kv_metrics_create(struct kv_metrics **ret)
 
 static void metric_free(struct kv_metric *metric)
 {
-    while (metric->first) {
-        struct kv_series *series = metric->first;
-
-        metric->first = series->next;
-        series_free(series);
-    }
+    list_free(metric->first);
+    list_free(metric->spare);
     series_free(metric->other);
     free(metric);
 }
@@ -133,13 +158,13 @@ struct kv_metric *kv_metrics_add(struct kv_metrics *metrics, const struct kv_met
     metric->last = &metric->first;
     while (metric->n_labels < KV_METRIC_MAX_LABELS && def->labels[metric->n_labels])
         metric->n_labels++;
-    metric->other = series_new(def, metric->n_labels, other);
-    if (!metric->other) {
-        free(metric);
+    metric->other = series_new(def);
+    if (!metric->other || !series_name(metric->other, metric->n_labels, other)) {
+        metric_free(metric);
         return NULL;
     }
     /* A family without labels has this one series, shown from the start. */
-    atomic_store(&metric->other->used, metric->n_labels == 0);
+    metric->other_used = metric->n_labels == 0;
     pthread_mutex_lock(&metrics->lock);
     *metrics->last = metric;
     metrics->last = &metric->next;
@@ -156,20 +181,50 @@ static bool series_is(const struct kv_series *series, size_t n_labels, const cha
     return true;
 }
 
+static struct kv_series **find_chain(struct kv_metric *metric, const char *const *values)
+{
+    uint64_t hash = 0;
+
+    for (size_t i = 0; i < metric->n_labels; i++)
+        hash = kv_xxh64(values[i], strlen(values[i]), hash);
+    return &metric->table[hash % TABLE_SIZE];
+}
+
+/* A series with these labels, not yet in the family; NULL when there is no room or no memory. */
+static struct kv_series *make_series(struct kv_metric *metric, const char *const *values)
+{
+    struct kv_series *series = metric->spare;
+
+    if (metric->n_series >= KV_METRIC_MAX_SERIES)
+        return NULL;
+    if (series)
+        metric->spare = series->next;
+    else
+        series = series_new(metric->def);
+    if (!series || series_name(series, metric->n_labels, values))
+        return series;
+    series->next = metric->spare; /* half named, but good for another try */
+    metric->spare = series;
+    return NULL;
+}
+
 /* With the lock held: the series, made if there is room for it. */
 static struct kv_series *find_or_add(struct kv_metric *metric, const char *const *values)
 {
-    struct kv_series *series;
+    struct kv_series **chain = find_chain(metric, values), *series;
 
-    for (series = metric->first; series; series = series->next) {
+    for (series = *chain; series; series = series->chain) {
         if (series_is(series, metric->n_labels, values))
             return series;
     }
-    if (metric->n_series >= KV_METRIC_MAX_SERIES)
+    series = make_series(metric, values);
+    if (!series) {
+        metric->other_used = true;
         return metric->other;
-    series = series_new(metric->def, metric->n_labels, values);
-    if (!series)
-        return metric->other;
+    }
+    series->chain = *chain;
+    *chain = series;
+    series->next = NULL;
     *metric->last = series;
     metric->last = &series->next;
     metric->n_series++;
@@ -184,7 +239,6 @@ struct kv_series *kv_metric_get(struct kv_metric *metric, const char *const *val
         return metric->other;
     pthread_mutex_lock(&metric->owner->lock);
     series = find_or_add(metric, values);
-    atomic_store_explicit(&series->used, true, memory_order_relaxed);
     pthread_mutex_unlock(&metric->owner->lock);
     return series;
 }
@@ -202,25 +256,27 @@ void kv_series_set(struct kv_series *series, double value)
 void kv_series_observe(struct kv_series *series, double value)
 {
     uint64_t old = atomic_load_explicit(&series->bits, memory_order_relaxed);
+    size_t i = 0;
 
-    for (size_t i = 0; i < series->def->n_buckets; i++) {
-        if (value <= series->def->buckets[i]) {
-            atomic_fetch_add_explicit(&series->buckets[i], 1, memory_order_relaxed);
-            break;
-        }
-    }
+    while (i < series->def->n_buckets && !(value <= series->def->buckets[i]))
+        i++;
+    atomic_fetch_add_explicit(&series->buckets[i], 1, memory_order_relaxed);
     while (!atomic_compare_exchange_weak_explicit(&series->bits, &old,
                                                   double_bits(bits_double(old) + value),
                                                   memory_order_relaxed, memory_order_relaxed))
         ;
-    kv_series_add(series, 1);
 }
 
 void kv_metric_reset(struct kv_metric *metric)
 {
     pthread_mutex_lock(&metric->owner->lock);
-    for (struct kv_series *series = metric->first; series; series = series->next)
-        atomic_store_explicit(&series->used, false, memory_order_relaxed);
+    *metric->last = metric->spare;
+    metric->spare = metric->first;
+    metric->first = NULL;
+    metric->last = &metric->first;
+    metric->n_series = 0;
+    memset(metric->table, 0, sizeof(metric->table));
+    metric->other_used = metric->n_labels == 0;
     pthread_mutex_unlock(&metric->owner->lock);
 }
 
@@ -229,20 +285,12 @@ void kv_metric_reset(struct kv_metric *metric)
 
 static void put_double(struct kv_buf *out, double value)
 {
-    char text[32];
-
-    if (isnan(value)) {
+    if (isnan(value))
         kv_buf_puts(out, "NaN");
-    } else if (isinf(value)) {
+    else if (isinf(value))
         kv_buf_puts(out, value > 0 ? "+Inf" : "-Inf");
-    } else {
-        for (int digits = 15; digits <= 17; digits++) { /* the shortest that reads back the same */
-            snprintf(text, sizeof(text), "%.*g", digits, value);
-            if (strtod(text, NULL) == value)
-                break;
-        }
-        kv_buf_puts(out, text);
-    }
+    else
+        kv_buf_put_double(out, value);
 }
 
 static void put_escaped(struct kv_buf *out, const char *text, bool quotes)
@@ -294,23 +342,19 @@ static void put_histogram(struct kv_buf *out, const struct kv_metric *metric,
                           struct kv_series *series)
 {
     static const double infinity = INFINITY;
-    /* The count is read before the buckets and raised to their sum: a scrape during updates is
-     * still cumulative. */
-    uint64_t count = atomic_load_explicit(&series->count, memory_order_relaxed), sum = 0;
+    size_t n = metric->def->n_buckets;
+    uint64_t sum = 0; /* the count too: a scrape between two updates is still consistent */
 
-    for (size_t i = 0; i < metric->def->n_buckets; i++) {
+    for (size_t i = 0; i <= n; i++) {
         sum += atomic_load_explicit(&series->buckets[i], memory_order_relaxed);
-        put_name(out, metric, series, "_bucket", &metric->def->buckets[i]);
+        put_name(out, metric, series, "_bucket", i < n ? &metric->def->buckets[i] : &infinity);
         put_u64_line(out, sum);
     }
-    count = KV_MAX(count, sum);
-    put_name(out, metric, series, "_bucket", &infinity);
-    put_u64_line(out, count);
     put_name(out, metric, series, "_sum", NULL);
     put_double(out, bits_double(atomic_load_explicit(&series->bits, memory_order_relaxed)));
     kv_buf_putc(out, '\n');
     put_name(out, metric, series, "_count", NULL);
-    put_u64_line(out, count);
+    put_u64_line(out, sum);
 }
 
 static void put_series(struct kv_buf *out, const struct kv_metric *metric, struct kv_series *series)
@@ -334,23 +378,16 @@ static void put_series(struct kv_buf *out, const struct kv_metric *metric, struc
 static void put_family(struct kv_buf *out, const struct kv_metric *metric)
 {
     static const char *const types[] = {"counter", "gauge", "histogram"};
-    bool headed = false;
-    struct kv_series *series = metric->first ? metric->first : metric->other;
 
-    while (series) {
-        if (atomic_load_explicit(&series->used, memory_order_relaxed)) {
-            if (!headed) {
-                kv_buf_printf(out, "# HELP %s ", metric->def->name);
-                put_escaped(out, metric->def->help, false);
-                kv_buf_printf(out, "\n# TYPE %s %s\n", metric->def->name, types[metric->def->type]);
-                headed = true;
-            }
-            put_series(out, metric, series);
-        }
-        if (series == metric->other)
-            break;
-        series = series->next ? series->next : metric->other;
-    }
+    if (!metric->first && !metric->other_used)
+        return;
+    kv_buf_printf(out, "# HELP %s ", metric->def->name);
+    put_escaped(out, metric->def->help, false);
+    kv_buf_printf(out, "\n# TYPE %s %s\n", metric->def->name, types[metric->def->type]);
+    for (struct kv_series *series = metric->first; series; series = series->next)
+        put_series(out, metric, series);
+    if (metric->other_used)
+        put_series(out, metric, metric->other);
 }
 
 void kv_metrics_render(struct kv_metrics *metrics, struct kv_buf *out)

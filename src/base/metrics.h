@@ -17,9 +17,9 @@ enum kv_metric_type { KV_METRIC_COUNTER, KV_METRIC_GAUGE, KV_METRIC_HISTOGRAM };
 #define KV_METRIC_MAX_LABELS 4
 #define KV_METRIC_MAX_SERIES 4096
 
-struct kv_metrics;  /* a registry */
-struct kv_metric;   /* a family */
-struct kv_series;   /* one label combination; lives as long as the registry */
+struct kv_metrics; /* a registry */
+struct kv_metric;  /* a family */
+struct kv_series;  /* one label combination; lives as long as the registry */
 
 /** The definition row from which exposition and docs derive. */
 struct kv_metric_def {
@@ -44,7 +44,10 @@ void kv_series_add(struct kv_series *series, uint64_t n);       /* counters */
 void kv_series_set(struct kv_series *series, double value);     /* gauges */
 void kv_series_observe(struct kv_series *series, double value); /* histograms */
 
-/** Drop all series of a gauge family before filling it anew (workers come and go). */
+/**
+ * Drop all series of a gauge family before filling it anew (workers come and go). Pointers to them
+ * stay good but may be given to other labels: get them again. One thread fills a family at a time.
+ */
 void kv_metric_reset(struct kv_metric *metric);
 
 /** Append the exposition. Families without series are left out, but unlabelled ones show 0. */

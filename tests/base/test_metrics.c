@@ -88,6 +88,41 @@ static void test_reset_and_bound(void **state)
     kv_metrics_render(metrics, &out);
     assert_non_null(strstr(kv_buf_cstr(&out), "x_lag{worker=\"7\"} 1\n"));
     assert_null(strstr(kv_buf_cstr(&out), "worker=\"8\""));
+    assert_null(strstr(kv_buf_cstr(&out), "worker=\"other\""));
+    kv_buf_fini(&out);
+    kv_metrics_destroy(metrics);
+}
+
+/* Workers come and go for ever: the bound is on those alive at once. */
+static void test_churn(void **state)
+{
+    struct kv_metrics *metrics;
+    struct kv_buf out = KV_BUF_INIT;
+    struct kv_metric *g;
+    char name[32];
+    const char *value[] = {name};
+
+    (void)state;
+    assert_int_equal(kv_metrics_create(&metrics), 0);
+    g = kv_metrics_add(metrics, &lag);
+    for (int scrape = 0; scrape < 300; scrape++) {
+        kv_metric_reset(g);
+        for (int i = 0; i < 100; i++) {
+            snprintf(name, sizeof(name), "%d", scrape * 50 + i);
+            kv_series_set(kv_metric_get(g, value), i);
+            kv_series_set(kv_metric_get(g, value), i + 1); /* the same one */
+        }
+        kv_buf_clear(&out);
+        kv_metrics_render(metrics, &out);
+        snprintf(name, sizeof(name), "{worker=\"%d\"} 100\n", scrape * 50 + 99);
+        assert_non_null(strstr(kv_buf_cstr(&out), name));
+        assert_null(strstr(kv_buf_cstr(&out), "other"));
+    }
+    assert_true(out.len < 100 * 32);
+    kv_metric_reset(g);
+    kv_buf_clear(&out);
+    kv_metrics_render(metrics, &out);
+    assert_string_equal(kv_buf_cstr(&out), "");
     kv_buf_fini(&out);
     kv_metrics_destroy(metrics);
 }
@@ -136,6 +171,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_exposition),
         cmocka_unit_test(test_reset_and_bound),
+        cmocka_unit_test(test_churn),
         cmocka_unit_test(test_concurrent_updates),
     };
 
