@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "indexer/dump_reader.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "event/router_event.h"
+
+/* Bounds on what one model may make us hold at a time, beside its index. */
+#define MAX_EVENT_BYTES (16u << 20)
+#define MAX_MARK_BYTES (8u << 20)
+#define MAX_NAME_BYTES 65536
+
+static void model_fini(struct ki_dumped_model *m)
+{
+    free(m->name);
+    free(m->tenant);
+    kvi_destroy(m->index);
+    kv_buf_fini(&m->marks);
+}
+
+void ki_dump_reader_fini(struct ki_dump_reader *reader)
+{
+    for (size_t i = 0; i < reader->n; i++)
+        model_fini(&reader->models[i]);
+    free(reader->models);
+    memset(reader, 0, sizeof(*reader));
+}
+
+static struct ki_dumped_model *add_model(struct ki_dump_reader *reader)
+{
+    struct ki_dumped_model *grown, *m;
+    size_t capacity;
+
+    if (reader->n == KI_DUMP_MAX_MODELS)
+        return NULL;
+    if (reader->n == reader->capacity) {
+        capacity = reader->capacity ? reader->capacity * 2 : 16;
+        grown = realloc(reader->models, capacity * sizeof(*grown));
+        if (!grown)
+            return NULL;
+        reader->models = grown;
+        reader->capacity = capacity;
+    }
+    m = &reader->models[reader->n];
+    memset(m, 0, sizeof(*m));
+    m->marks.limit = MAX_MARK_BYTES;
+    if (kvi_create(NULL, &m->index) < 0)
+        return NULL;
+    reader->n++;
+    return m;
+}
+
+static char *read_name(struct kv_json *json)
+{
+    struct kv_buf scratch = {.limit = MAX_NAME_BYTES};
+    struct kv_str text = kv_json_str(json, &scratch);
+    char *name = NULL;
+
+    if (!kv_json_failed(json) && text.len < MAX_NAME_BYTES && !memchr(text.p, '\0', text.len))
+        name = strndup(text.p, text.len);
+    if (!name)
+        kv_json_fail(json, -EPROTO, "an unusable name");
+    kv_buf_fini(&scratch);
+    return name;
+}
+
+static void read_mark(struct kv_json *json, struct kv_buf *marks)
+{
+    struct ki_watermark mark = {0};
+    bool has_worker = false, has_sequence = false;
+    struct kv_str key;
+
+    kv_json_object(json);
+    while (kv_json_next_key(json, &key)) {
+        if (kv_str_eq(key, "worker_id")) {
+            mark.holder.worker = kv_json_u64(json, UINT64_MAX);
+            has_worker = true;
+        } else if (kv_str_eq(key, "dp_rank")) {
+            mark.holder.rank = (uint32_t)kv_json_u64(json, UINT32_MAX);
+        } else if (kv_str_eq(key, "seq")) {
+            mark.sequence = kv_json_u64(json, UINT64_MAX);
+            has_sequence = true;
+        } else if (kv_str_eq(key, "timestamp")) {
+            mark.timestamp = kv_json_null(json) ? 0 : kv_json_double(json);
+        } else if (kv_str_eq(key, "partial")) {
+            mark.partial = kv_json_bool(json);
+        } else {
+            kv_json_skip(json);
+        }
+    }
+    if (!has_worker || !has_sequence)
+        kv_json_fail(json, -EPROTO, "a watermark without worker_id or seq");
+    kv_buf_append(marks, &mark, sizeof(mark));
+    if (marks->error)
+        kv_json_fail(json, marks->error, "too many watermarks");
+}
+
+/* -- events ---------------------------------------------------------------------------------------
+ */
+
+static int apply_event(struct ki_dump_reader *reader, struct kvi_index *index,
+                       const struct kve_router_event *event)
+{
+    long rc = 0;
+
+    reader->events++;
+    reader->blocks += event->n;
+    switch (event->type) {
+    case KVE_OP_STORE:
+        rc = kvi_store(index, event->holder, event->tier, event->has_parent ? &event->parent : NULL,
+                       event->blocks, event->n, NULL);
+        break;
+    case KVE_OP_REMOVE:
+        rc = kvi_remove(index, event->holder, event->tier, event->hashes, event->n);
+        break;
+    case KVE_OP_CLEAR:
+        rc = kvi_clear(index, event->holder);
+        break;
+    case KVE_OP_STORE_KNOWN: /* no dump has it */
+        break;
+    }
+    /* A dump is weakly consistent: a parent may have gone while its child was written. */
+    if (rc == -ENOENT || rc == -EINVAL) {
+        reader->orphans++;
+        return 0;
+    }
+    return rc < 0 ? (int)rc : 0;
+}
+
+static void read_events(struct ki_dump_reader *reader, struct kv_json *json,
+                        struct kvi_index *index)
+{
+    struct kve_router_scratch scratch = {.items = {.limit = MAX_EVENT_BYTES}};
+    struct kve_router_event event;
+    int rc;
+
+    kv_json_array(json);
+    while (kv_json_next_item(json)) {
+        if (kve_router_event_read(json, &scratch, &event) < 0)
+            break;
+        rc = apply_event(reader, index, &event);
+        if (rc < 0) {
+            kv_json_fail(json, rc, "the index can't take more");
+            break;
+        }
+    }
+    kve_router_scratch_fini(&scratch);
+}
+
+/* -- models ---------------------------------------------------------------------------------------
+ */
+
+/* Dumps that say nothing else: "name:tenant", split at the last colon since names have them more
+ * often. */
+static int name_from_key(struct ki_dumped_model *m, const char *key)
+{
+    const char *colon = strrchr(key, ':');
+
+    if (!m->name)
+        m->name = colon ? strndup(key, (size_t)(colon - key)) : strdup(key);
+    if (!m->tenant)
+        m->tenant = strdup(colon ? colon + 1 : "default");
+    return m->name && m->tenant ? 0 : -ENOMEM;
+}
+
+static void read_field(struct ki_dump_reader *reader, struct kv_json *json,
+                       struct ki_dumped_model *m, struct kv_str key)
+{
+    if (kv_str_eq(key, "block_size")) {
+        m->block_size = (uint32_t)kv_json_u64(json, UINT32_MAX);
+    } else if (kv_str_eq(key, "events")) {
+        read_events(reader, json, m->index);
+    } else if (kv_str_eq(key, "model_name") && !m->name) {
+        m->name = read_name(json);
+    } else if (kv_str_eq(key, "tenant_id") && !m->tenant) {
+        m->tenant = read_name(json);
+    } else if (kv_str_eq(key, "watermarks")) {
+        kv_json_array(json);
+        while (kv_json_next_item(json))
+            read_mark(json, &m->marks);
+    } else {
+        m->failed |= kv_str_eq(key, "error");
+        kv_json_skip(json);
+    }
+}
+
+static void read_model(struct ki_dump_reader *reader, struct kv_json *json, struct kv_str label)
+{
+    struct ki_dumped_model *m = add_model(reader);
+    char *key_text = strndup(label.p, label.len);
+    struct kv_str key;
+
+    if (!m || !key_text) {
+        kv_json_fail(json, -ENOMEM, "too many models");
+        free(key_text);
+        return;
+    }
+    kv_json_object(json);
+    while (kv_json_next_key(json, &key))
+        read_field(reader, json, m, key);
+    if (!kv_json_failed(json) && !m->failed && m->block_size == 0)
+        kv_json_fail(json, -EPROTO, "a model without block_size");
+    if (name_from_key(m, key_text) < 0)
+        kv_json_fail(json, -ENOMEM, "out of memory");
+    free(key_text);
+}
+
+int ki_dump_read(struct ki_dump_reader *reader, struct kv_json *json)
+{
+    struct kv_str key;
+
+    kv_json_object(json);
+    while (kv_json_next_key(json, &key))
+        read_model(reader, json, key);
+    return kv_json_finish(json);
+}

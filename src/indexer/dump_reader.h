@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * Reading a dump (docs/formats.md) into fresh indexes. All or nothing: the models are the caller's
+ * to use only when the whole document was one valid dump.
+ */
+#ifndef KV_INDEXER_DUMP_READER_H
+#define KV_INDEXER_DUMP_READER_H
+
+#include "base/buf.h"
+#include "base/json.h"
+#include "indexer/registry.h"
+
+#define KI_DUMP_MAX_MODELS 65536
+
+/** One model of a dump. */
+struct ki_dumped_model {
+    char *name, *tenant;
+    uint32_t block_size;
+    bool failed; /* the peer had an error instead */
+    struct kvi_index *index;
+    struct kv_buf marks; /* struct ki_watermark */
+};
+
+struct ki_dump_reader {
+    struct ki_dumped_model *models;
+    size_t n, capacity;
+    uint64_t events, blocks, orphans;
+};
+
+/**
+ * Read the dump that @json (just initialised) stands before. Returns 0 or the reader's error; in
+ * either case release with ki_dump_reader_fini. Zero-initialise @reader.
+ */
+int ki_dump_read(struct ki_dump_reader *reader, struct kv_json *json);
+void ki_dump_reader_fini(struct ki_dump_reader *reader);
+
+#endif

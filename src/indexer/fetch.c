@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "indexer/fetch.h"
+
+#include <curl/curl.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+
+#define WAITING_MAX (256u << 10)
+#define POLL_MS 50 /* how soon a stop is noticed */
+
+struct ki_fetch {
+    struct ki_fetch_opts opts;
+    CURLM *multi;
+    CURL *easy;
+    struct curl_slist *headers;
+    bool added, done, paused;
+    int rc; /* once done */
+    uint64_t deadline_ns, heard_ns, bytes;
+    char waiting[WAITING_MAX];
+    size_t start, end; /* of what waits */
+    char curl_text[CURL_ERROR_SIZE];
+    char text[CURL_ERROR_SIZE + 64];
+};
+
+static size_t receive(char *data, size_t size, size_t n, void *arg)
+{
+    struct ki_fetch *f = arg;
+    size_t len = size * n;
+    long status = 0;
+
+    curl_easy_getinfo(f->easy, CURLINFO_RESPONSE_CODE, &status);
+    if (status != 200)
+        return len; /* an explanation for people; the status decides */
+    if (f->start == f->end)
+        f->start = f->end = 0;
+    if (len > WAITING_MAX - f->end) {
+        f->paused = true;
+        return CURL_WRITEFUNC_PAUSE;
+    }
+    memcpy(f->waiting + f->end, data, len);
+    f->end += len;
+    f->bytes += len;
+    f->heard_ns = kv_now_ns();
+    return len;
+}
+
+static bool set_options(struct ki_fetch *f)
+{
+    const struct ki_fetch_opts *o = &f->opts;
+    CURL *e = f->easy;
+    bool ok = true;
+
+    ok &= curl_easy_setopt(e, CURLOPT_URL, o->url) == CURLE_OK;
+    ok &= curl_easy_setopt(e, CURLOPT_WRITEFUNCTION, receive) == CURLE_OK;
+    ok &= curl_easy_setopt(e, CURLOPT_WRITEDATA, f) == CURLE_OK;
+    ok &= curl_easy_setopt(e, CURLOPT_ERRORBUFFER, f->curl_text) == CURLE_OK;
+    ok &= curl_easy_setopt(e, CURLOPT_NOSIGNAL, 1L) == CURLE_OK;
+    ok &= curl_easy_setopt(e, CURLOPT_BUFFERSIZE, 64L << 10) == CURLE_OK;
+    ok &= curl_easy_setopt(e, CURLOPT_CONNECTTIMEOUT_MS, (long)o->connect_ms) == CURLE_OK;
+    /* Peers are neighbours; a proxy meant for the outside doesn't know them. */
+    ok &= curl_easy_setopt(e, CURLOPT_PROXY, "") == CURLE_OK;
+#if LIBCURL_VERSION_NUM >= 0x075500
+    ok &= curl_easy_setopt(e, CURLOPT_PROTOCOLS_STR, "http,https") == CURLE_OK;
+#else
+    ok &= curl_easy_setopt(e, CURLOPT_PROTOCOLS, CURLPROTO_HTTP | CURLPROTO_HTTPS) == CURLE_OK;
+#endif
+    if (o->ca_file)
+        ok &= curl_easy_setopt(e, CURLOPT_CAINFO, o->ca_file) == CURLE_OK;
+    if (f->headers)
+        ok &= curl_easy_setopt(e, CURLOPT_HTTPHEADER, f->headers) == CURLE_OK;
+    return ok;
+}
+
+static int add_token(struct ki_fetch *f)
+{
+    size_t size = strlen("Authorization: Bearer ") + strlen(f->opts.token) + 1;
+    char *line = malloc(size);
+
+    if (!line)
+        return -ENOMEM;
+    snprintf(line, size, "Authorization: Bearer %s", f->opts.token);
+    f->headers = curl_slist_append(NULL, line);
+    free(line);
+    return f->headers ? 0 : -ENOMEM;
+}
+
+int ki_fetch_open(const struct ki_fetch_opts *opts, struct ki_fetch **ret)
+{
+    struct ki_fetch *f = calloc(1, sizeof(*f));
+    int rc = -ENOMEM;
+
+    if (!f)
+        return -ENOMEM;
+    f->opts = *opts;
+    f->heard_ns = kv_now_ns();
+    f->deadline_ns = f->heard_ns + opts->total_ms * KV_NS_PER_MS;
+    f->multi = curl_multi_init();
+    f->easy = curl_easy_init();
+    if (!f->multi || !f->easy)
+        goto fail;
+    if (opts->token && add_token(f) < 0)
+        goto fail;
+    rc = -EINVAL;
+    if (!set_options(f) || curl_multi_add_handle(f->multi, f->easy) != CURLM_OK)
+        goto fail;
+    f->added = true;
+    *ret = f;
+    return 0;
+fail:
+    ki_fetch_close(f);
+    return rc;
+}
+
+void ki_fetch_close(struct ki_fetch *fetch)
+{
+    if (!fetch)
+        return;
+    if (fetch->added)
+        curl_multi_remove_handle(fetch->multi, fetch->easy);
+    curl_easy_cleanup(fetch->easy);
+    curl_multi_cleanup(fetch->multi);
+    curl_slist_free_all(fetch->headers);
+    free(fetch);
+}
+
+static int fail(struct ki_fetch *f, int rc, const char *text)
+{
+    f->done = true;
+    f->rc = rc;
+    snprintf(f->text, sizeof(f->text), "%s", text);
+    return rc;
+}
+
+static void finish(struct ki_fetch *f, CURLcode code)
+{
+    long status = 0;
+    char text[64];
+
+    curl_easy_getinfo(f->easy, CURLINFO_RESPONSE_CODE, &status);
+    if (code != CURLE_OK) {
+        fail(f, -EIO, f->curl_text[0] ? f->curl_text : curl_easy_strerror(code));
+    } else if (status != 200) {
+        snprintf(text, sizeof(text), "HTTP status %ld", status);
+        fail(f, -EIO, text);
+    } else {
+        f->done = true;
+    }
+}
+
+static int check_time(struct ki_fetch *f)
+{
+    uint64_t now_ns = kv_now_ns();
+
+    if (f->opts.stop && *f->opts.stop)
+        return fail(f, -ECANCELED, "stopped");
+    if (now_ns >= f->deadline_ns)
+        return fail(f, -ETIMEDOUT, "it takes too long altogether");
+    if (now_ns >= f->heard_ns + f->opts.stall_ms * KV_NS_PER_MS)
+        return fail(f, -ETIMEDOUT, "it has stopped sending");
+    return 0;
+}
+
+/* Let libcurl work until there is something to read, or it is over. */
+static void work(struct ki_fetch *f)
+{
+    CURLMsg *message;
+    int running, left;
+
+    while (!f->done && f->start == f->end) {
+        if (check_time(f) < 0)
+            return;
+        if (f->paused) {
+            f->paused = false;
+            curl_easy_pause(f->easy, CURLPAUSE_CONT);
+        }
+        if (curl_multi_perform(f->multi, &running) != CURLM_OK) {
+            fail(f, -EIO, "libcurl failed");
+            return;
+        }
+        while ((message = curl_multi_info_read(f->multi, &left)) != NULL)
+            if (message->msg == CURLMSG_DONE)
+                finish(f, message->data.result);
+        if (!f->done && f->start == f->end)
+            curl_multi_poll(f->multi, NULL, 0, POLL_MS, NULL);
+    }
+}
+
+long ki_fetch_read(void *fetch, char *data, size_t size)
+{
+    struct ki_fetch *f = fetch;
+    size_t n;
+
+    if (f->start == f->end) {
+        f->heard_ns = KV_MAX(f->heard_ns, kv_now_ns()); /* the reader's own time isn't the peer's */
+        work(f);
+    }
+    n = KV_MIN(size, f->end - f->start);
+    if (n == 0)
+        return f->rc;
+    memcpy(data, f->waiting + f->start, n);
+    f->start += n;
+    return (long)n;
+}
+
+uint64_t ki_fetch_bytes(const struct ki_fetch *fetch)
+{
+    return fetch->bytes;
+}
+
+const char *ki_fetch_error(const struct ki_fetch *fetch)
+{
+    return fetch->text;
+}

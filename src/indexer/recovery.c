@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "indexer/recovery.h"
+
+#include <curl/curl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "indexer/dump_reader.h"
+#include "indexer/fetch.h"
+
+/* What of the document is in memory at a time. */
+#define READ_BUFFER (256u << 10)
+
+static bool is_stopped(const struct ki_recovery_opts *opts)
+{
+    const volatile int *stop = KV_OPT(opts, stop, NULL);
+
+    return stop && *stop;
+}
+
+/* Sockets connect in the background; a dump taken too early would miss what was published
+ * meanwhile. */
+static void wait_for_joins(const struct ki_recovery_opts *opts)
+{
+    uint64_t until = kv_now_ns() + KV_OPT(opts, slow_join_ms, 1000) * KV_NS_PER_MS;
+
+    while (kv_now_ns() < until && !is_stopped(opts))
+        nanosleep(&(struct timespec){.tv_nsec = 20 * 1000000}, NULL);
+}
+
+/* {peer}/dump, whether or not the peer was given with a slash at its end. */
+static char *dump_url(const char *peer)
+{
+    size_t len = strlen(peer);
+    char *url;
+
+    while (len && peer[len - 1] == '/')
+        len--;
+    url = malloc(len + sizeof("/dump"));
+    if (url) {
+        memcpy(url, peer, len);
+        memcpy(url + len, "/dump", sizeof("/dump"));
+    }
+    return url;
+}
+
+static int read_dump(struct ki_fetch *fetch, struct ki_dump_reader *reader, char *why, size_t size)
+{
+    char *buffer = malloc(READ_BUFFER);
+    struct kv_json json;
+    int rc;
+
+    if (!buffer)
+        return -ENOMEM;
+    kv_json_init_stream(&json, buffer, READ_BUFFER, ki_fetch_read, fetch);
+    rc = ki_dump_read(reader, &json);
+    if (rc < 0)
+        snprintf(why, size, "%s",
+                 ki_fetch_error(fetch)[0] ? ki_fetch_error(fetch) : json.error.text);
+    free(buffer);
+    return rc;
+}
+
+/* Everything of one peer, into fresh indexes. */
+static int fetch_dump(const char *peer, const struct ki_recovery_opts *opts,
+                      struct ki_dump_reader *reader, uint64_t *ret_bytes)
+{
+    struct ki_fetch_opts fetch_opts = {
+        .token = KV_OPT(opts, token, NULL),
+        .ca_file = KV_OPT(opts, ca_file, NULL),
+        .connect_ms = KV_OPT(opts, connect_ms, 5000),
+        .stall_ms = KV_OPT(opts, stall_ms, 10000),
+        .total_ms = KV_OPT(opts, total_ms, 600000),
+        .stop = KV_OPT(opts, stop, NULL),
+    };
+    struct ki_fetch *fetch = NULL;
+    char why[320] = "out of memory", quoted[400];
+    char *url = dump_url(peer);
+    int rc = -ENOMEM;
+
+    fetch_opts.url = url;
+    if (url)
+        rc = ki_fetch_open(&fetch_opts, &fetch);
+    if (rc == 0) {
+        rc = read_dump(fetch, reader, why, sizeof(why));
+        *ret_bytes = ki_fetch_bytes(fetch);
+    }
+    if (rc < 0)
+        kv_log_warn("recovery", "a peer can't serve", "peer=%s bytes=%" PRIu64 " error=%s", peer,
+                    fetch ? *ret_bytes : 0, kv_log_quote(quoted, sizeof(quoted), why));
+    ki_fetch_close(fetch);
+    free(url);
+    return rc;
+}
+
+static void adopt_model(struct ki_registry *registry, struct ki_dumped_model *m,
+                        struct ki_recovery_result *result)
+{
+    struct kv_error error = {.text = "the peer couldn't dump it"};
+    char name[200], text[400];
+    int rc = -EIO;
+
+    if (!m->failed)
+        rc = ki_registry_adopt(registry, m->name, m->tenant, m->block_size, m->index,
+                               (const struct ki_watermark *)m->marks.data,
+                               m->marks.len / sizeof(struct ki_watermark), &error);
+    if (rc < 0) {
+        kv_log_warn("recovery", "a model of the peer's dump was left out", "model=%s error=%s",
+                    kv_log_quote(name, sizeof(name), m->name),
+                    kv_log_quote(text, sizeof(text), error.text));
+        result->skipped_models++;
+        return;
+    }
+    m->index = NULL; /* the registry's now */
+    result->models++;
+}
+
+static void adopt_all(struct ki_registry *registry, struct ki_dump_reader *reader,
+                      struct ki_recovery_result *result)
+{
+    for (size_t i = 0; i < reader->n; i++)
+        adopt_model(registry, &reader->models[i], result);
+    result->events = reader->events;
+    result->blocks = reader->blocks;
+    result->orphans = reader->orphans;
+}
+
+int ki_recover(struct ki_registry *registry, const char *const *urls, size_t n,
+               const struct ki_recovery_opts *opts, struct ki_recovery_result *ret)
+{
+    struct ki_recovery_result result = {0};
+    uint64_t started = kv_now_ns();
+    int rc = -ENOENT;
+
+    curl_global_init(CURL_GLOBAL_DEFAULT);
+    wait_for_joins(opts);
+    for (size_t i = 0; i < n && rc < 0 && !is_stopped(opts); i++) {
+        struct ki_dump_reader reader = {0};
+
+        rc = fetch_dump(urls[i], opts, &reader, &result.bytes);
+        if (rc == 0) {
+            snprintf(result.peer, sizeof(result.peer), "%s", urls[i]);
+            adopt_all(registry, &reader, &result);
+        }
+        ki_dump_reader_fini(&reader);
+    }
+    if (rc < 0)
+        return is_stopped(opts) ? -ECANCELED : -ENOENT;
+    result.seconds = (double)(kv_now_ns() - started) / KV_NS_PER_S;
+    if (ret)
+        *ret = result;
+    return 0;
+}
