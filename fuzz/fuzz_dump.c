@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+/* A peer's dump: any bytes, arriving in pieces of any size. */
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "indexer/dump_reader.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+struct source {
+    const uint8_t *data;
+    size_t left, piece;
+};
+
+static long refill(void *arg, char *data, size_t size)
+{
+    struct source *s = arg;
+    size_t n = KV_MIN(KV_MIN(size, s->piece), s->left);
+
+    memcpy(data, s->data, n);
+    s->data += n;
+    s->left -= n;
+    return (long)n;
+}
+
+static int read_pieces(const uint8_t *data, size_t size, size_t piece,
+                       struct ki_dump_reader *reader)
+{
+    struct source source = {data, size, piece};
+    char buffer[512];
+    struct kv_json json;
+
+    kv_json_init_stream(&json, buffer, sizeof(buffer), refill, &source);
+    return ki_dump_read(reader, &json);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct ki_dump_reader a = {0}, b = {0};
+    int rc = read_pieces(data, size, 512, &a);
+
+    /* How the bytes arrive changes nothing. */
+    if (read_pieces(data, size, 1 + size % 7, &b) != rc || a.n != b.n || a.events != b.events ||
+        a.blocks != b.blocks || a.orphans != b.orphans)
+        abort();
+    ki_dump_reader_fini(&a);
+    ki_dump_reader_fini(&b);
+    return 0;
+}

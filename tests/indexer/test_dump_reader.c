@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Dumps of both generations, of peers that fail, and names with colons. */
+#include "base/unit.h"
+
+#include "base/json.h"
+#include "indexer/dump_reader.h"
+
+static int read_text(const char *text, struct ki_dump_reader *reader)
+{
+    struct kv_json json;
+
+    memset(reader, 0, sizeof(*reader));
+    kv_json_init(&json, text, strlen(text));
+    return ki_dump_read(reader, &json);
+}
+
+#define BLOCK(hash, tokens) \
+    "{\"block_hash\":" #hash ",\"tokens_hash\":" #tokens ",\"mm_extra_info\":null}"
+#define STORED(worker, parent, blocks)                                          \
+    "{\"worker_id\":" #worker                                                   \
+    ",\"event\":{\"event_id\":0,\"data\":{\"stored\":{\"parent_hash\":" #parent \
+    ",\"blocks\":[" blocks "]}},\"dp_rank\":0}}"
+
+static size_t reach(struct ki_dumped_model *m, const uint64_t *hashes, size_t n, uint64_t worker)
+{
+    struct kvi_matches matches = {0};
+    size_t found = 0;
+
+    assert_int_equal(kvi_find(m->index, hashes, n, &matches), 0);
+    for (size_t i = 0; i < matches.n; i++)
+        if (matches.items[i].holder.worker == worker)
+            found = matches.items[i].reach[0];
+    kvi_matches_fini(&matches);
+    return found;
+}
+
+static void single_and_multi_block_events(void **state)
+{
+    static const uint64_t path[] = {11, 12, 13};
+    struct ki_dump_reader reader;
+
+    (void)state;
+    assert_int_equal(
+        read_text(
+            "{\"m:t\":{\"block_size\":16,\"events\":[" STORED(1, null, BLOCK(1, 11)) "," STORED(
+                1, 1, BLOCK(2, 12)) "," STORED(2, null,
+                                               BLOCK(18446744073709551615,
+                                                     11) "," BLOCK(5, 12) "," BLOCK(6, 13)) "]}}",
+            &reader),
+        0);
+    assert_int_equal(reader.n, 1);
+    assert_string_equal(reader.models[0].name, "m");
+    assert_string_equal(reader.models[0].tenant, "t");
+    assert_int_equal(reader.models[0].block_size, 16);
+    assert_int_equal(reach(&reader.models[0], path, 3, 1), 2);
+    assert_int_equal(reach(&reader.models[0], path, 3, 2), 3);
+    assert_int_equal(reader.events, 3);
+    assert_int_equal(reader.blocks, 5);
+    ki_dump_reader_fini(&reader);
+}
+
+static void names_with_colons(void **state)
+{
+    struct ki_dump_reader reader;
+
+    (void)state;
+    assert_int_equal(
+        read_text("{\"org/m:7b:tenant\":{\"block_size\":1,\"events\":[]},"
+                  "\"a:b:c\":{\"block_size\":1,\"model_name\":\"a\",\"tenant_id\":\"b:c\","
+                  "\"events\":[]},\"plain\":{\"block_size\":1}}",
+                  &reader),
+        0);
+    assert_int_equal(reader.n, 3);
+    assert_string_equal(reader.models[0].name, "org/m:7b");
+    assert_string_equal(reader.models[0].tenant, "tenant");
+    assert_string_equal(reader.models[1].name, "a");
+    assert_string_equal(reader.models[1].tenant, "b:c");
+    assert_string_equal(reader.models[2].name, "plain");
+    assert_string_equal(reader.models[2].tenant, "default");
+    ki_dump_reader_fini(&reader);
+}
+
+static void watermarks_and_unknown_fields(void **state)
+{
+    struct ki_dump_reader reader;
+    const struct ki_watermark *marks;
+
+    (void)state;
+    assert_int_equal(
+        read_text("{\"m:t\":{\"later\":{\"x\":[1,{}]},\"events\":[],\"watermarks\":["
+                  "{\"worker_id\":7,\"dp_rank\":2,\"seq\":18446744073709551615,\"timestamp\":1.5,"
+                  "\"partial\":true,\"more\":0},{\"seq\":3,\"worker_id\":8}],\"block_size\":4}}",
+                  &reader),
+        0);
+    marks = (const struct ki_watermark *)reader.models[0].marks.data;
+    assert_int_equal(reader.models[0].marks.len, 2 * sizeof(*marks));
+    assert_int_equal(marks[0].holder.worker, 7);
+    assert_int_equal(marks[0].holder.rank, 2);
+    assert_true(marks[0].sequence == UINT64_MAX);
+    assert_true(marks[0].timestamp == 1.5);
+    assert_true(marks[0].partial);
+    assert_int_equal(marks[1].holder.worker, 8);
+    assert_int_equal(marks[1].sequence, 3);
+    assert_false(marks[1].partial);
+    ki_dump_reader_fini(&reader);
+}
+
+static void an_error_entry_leaves_the_model_out(void **state)
+{
+    struct ki_dump_reader reader;
+
+    (void)state;
+    assert_int_equal(read_text("{\"m:t\":{\"error\":\"index gone\"},\"n:t\":{\"block_size\":4,"
+                               "\"events\":[]}}",
+                               &reader),
+                     0);
+    assert_true(reader.models[0].failed);
+    assert_false(reader.models[1].failed);
+    ki_dump_reader_fini(&reader);
+}
+
+static void orphans_are_passed_over(void **state)
+{
+    struct ki_dump_reader reader;
+
+    (void)state;
+    assert_int_equal(
+        read_text("{\"m:t\":{\"block_size\":4,\"events\":[" STORED(1, 99, BLOCK(2, 12)) "]}}",
+                  &reader),
+        0);
+    assert_int_equal(reader.orphans, 1);
+    ki_dump_reader_fini(&reader);
+}
+
+static void what_is_no_dump(void **state)
+{
+    static const char *const texts[] = {
+        "",
+        "[]",
+        "null",
+        "{\"m:t\":[]}",
+        "{\"m:t\":{}}",
+        "{\"m:t\":{\"block_size\":0,\"events\":[]}}",
+        "{\"m:t\":{\"block_size\":4294967296}}",
+        "{\"m:t\":{\"block_size\":-1}}",
+        "{\"m:t\":{\"block_size\":4,\"events\":{}}}",
+        "{\"m:t\":{\"block_size\":4,\"events\":[{}]}}",
+        "{\"m:t\":{\"block_size\":4,\"events\":[",
+        "{\"m:t\":{\"block_size\":4,\"events\":[]}",
+        "{\"m:t\":{\"block_size\":4,\"events\":[]}}x",
+        "{\"m:t\":{\"block_size\":4,\"watermarks\":[{\"seq\":1}]}}",
+        "{\"m:t\":{\"block_size\":4,\"model_name\":7}}",
+        "{\"m:t\":{\"block_size\":4,\"model_name\":\"a\\u0000b\"}}",
+    };
+    struct ki_dump_reader reader;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
+        if (read_text(texts[i], &reader) == 0)
+            fail_msg("taken for a dump: %s", texts[i]);
+        ki_dump_reader_fini(&reader);
+    }
+    assert_int_equal(read_text("{}", &reader), 0);
+    ki_dump_reader_fini(&reader);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(single_and_multi_block_events),
+        cmocka_unit_test(names_with_colons),
+        cmocka_unit_test(watermarks_and_unknown_fields),
+        cmocka_unit_test(an_error_entry_leaves_the_model_out),
+        cmocka_unit_test(orphans_are_passed_over),
+        cmocka_unit_test(what_is_no_dump),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
