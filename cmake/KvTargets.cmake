@@ -54,7 +54,7 @@ function(kv_unit room file)
   set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   add_test(NAME ${room}.${stem} COMMAND ${target})
   set_tests_properties(${room}.${stem} PROPERTIES TIMEOUT 300 LABELS unit
-                       ENVIRONMENT "KV_SOURCE_DIR=${CMAKE_SOURCE_DIR};KV_BUILD_DIR=${CMAKE_BINARY_DIR}")
+                       ENVIRONMENT "KV_SOURCE_DIR=${CMAKE_SOURCE_DIR};KV_BUILD_DIR=${CMAKE_BINARY_DIR};TSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/tests/tsan.supp")
 endfunction()
 
 # kv_script_test(kind file): an end-to-end or fault test, a program of its own (exit 77 = skipped).
@@ -68,5 +68,5 @@ function(kv_script_test kind file)
   endif()
   add_test(NAME ${kind}.${stem} COMMAND ${command})
   set_tests_properties(${kind}.${stem} PROPERTIES TIMEOUT 300 LABELS ${kind} SKIP_RETURN_CODE 77
-                       ENVIRONMENT "KV_SOURCE_DIR=${CMAKE_SOURCE_DIR};KV_BUILD_DIR=${CMAKE_BINARY_DIR};KV_SANITIZE=${KV_SANITIZE}")
+                       ENVIRONMENT "KV_SOURCE_DIR=${CMAKE_SOURCE_DIR};KV_BUILD_DIR=${CMAKE_BINARY_DIR};KV_SANITIZE=${KV_SANITIZE};TSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/tests/tsan.supp")
 endfunction()

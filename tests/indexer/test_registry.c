@@ -1,0 +1,689 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The registry with real sockets: an engine (PUB and ROUTER) in the same process, driven step by
+ * step, and what the index then says. The rules of a stream have their own test (test_stream.c);
+ * here is whether sockets, threads and tables carry them out.
+ */
+#include "base/unit.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <unistd.h>
+#include <zmq.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/msgpack.h"
+#include "event/frames.h"
+#include "indexer/registry.h"
+
+#define BLOCK_SIZE 4
+#define MODEL "m"
+#define TENANT "default"
+#define RING 4096
+
+/* -- an engine
+ * ---------------------------------------------------------------------------------------- */
+
+struct engine {
+    void *zmq, *pub, *router;
+    char endpoint[128], replay_endpoint[128];
+    uint64_t seq, time;
+    bool with_topic;
+    struct {
+        uint64_t seq;
+        char *data;
+        size_t len;
+    } ring[RING];
+    size_t kept;
+};
+
+static void bind_any(void *socket, char *ret, size_t size)
+{
+    int linger = 0;
+
+    zmq_setsockopt(socket, ZMQ_LINGER, &linger, sizeof(linger));
+    assert_int_equal(zmq_bind(socket, "tcp://127.0.0.1:*"), 0);
+    assert_int_equal(zmq_getsockopt(socket, ZMQ_LAST_ENDPOINT, ret, &size), 0);
+}
+
+static void engine_open(struct engine *e, bool with_topic)
+{
+    memset(e, 0, sizeof(*e));
+    e->with_topic = with_topic;
+    e->time = 1000;
+    e->zmq = zmq_ctx_new();
+    e->pub = zmq_socket(e->zmq, ZMQ_XPUB);
+    e->router = zmq_socket(e->zmq, ZMQ_ROUTER);
+    bind_any(e->pub, e->endpoint, sizeof(e->endpoint));
+    bind_any(e->router, e->replay_endpoint, sizeof(e->replay_endpoint));
+}
+
+static void engine_forget(struct engine *e)
+{
+    for (size_t i = 0; i < e->kept; i++)
+        free(e->ring[i].data);
+    e->kept = 0;
+}
+
+static void engine_close(struct engine *e)
+{
+    engine_forget(e);
+    zmq_close(e->pub);
+    zmq_close(e->router);
+    zmq_ctx_term(e->zmq);
+}
+
+/* Until somebody has subscribed: nothing is lost to slow joining from now on. */
+static void engine_wait_subscriber(struct engine *e)
+{
+    char byte;
+
+    zmq_setsockopt(e->pub, ZMQ_RCVTIMEO, &(int){20000}, sizeof(int));
+    assert_int_equal(zmq_recv(e->pub, &byte, 1, 0), 1);
+    assert_int_equal(byte, 1);
+}
+
+/* A prompt is a chain of blocks whose tokens and hashes follow from its number. */
+static uint64_t hash_of(uint64_t prompt, uint64_t block)
+{
+    return prompt << 32 | (block + 1);
+}
+
+static void put_stored(struct kv_buf *out, uint64_t prompt, uint64_t first, uint64_t n)
+{
+    kv_msgpack_put_array(out, 7);
+    kv_msgpack_put_str(out, "BlockStored");
+    kv_msgpack_put_array(out, (uint32_t)n);
+    for (uint64_t i = first; i < first + n; i++)
+        kv_msgpack_put_u64(out, hash_of(prompt, i));
+    if (first)
+        kv_msgpack_put_u64(out, hash_of(prompt, first - 1));
+    else
+        kv_msgpack_put_nil(out);
+    kv_msgpack_put_array(out, (uint32_t)n * BLOCK_SIZE);
+    for (uint64_t i = 0; i < n * BLOCK_SIZE; i++)
+        kv_msgpack_put_u64(out, (prompt * 1000 + first * BLOCK_SIZE + i) & 0xffffffff);
+    kv_msgpack_put_u64(out, BLOCK_SIZE);
+    kv_msgpack_put_nil(out);
+    kv_msgpack_put_str(out, "GPU");
+}
+
+static void send_numbered(struct engine *e, uint64_t seq, const char *data, size_t len)
+{
+    uint8_t bytes[KVE_SEQUENCE_BYTES];
+
+    kve_sequence_put(bytes, seq);
+    assert_int_equal(zmq_send(e->pub, "", 0, ZMQ_SNDMORE), 0);
+    assert_int_equal(zmq_send(e->pub, bytes, sizeof(bytes), ZMQ_SNDMORE), sizeof(bytes));
+    assert_int_equal(zmq_send(e->pub, data, len, 0), len);
+}
+
+enum fate { SENT, LOST };
+
+static void publish_batch(struct engine *e, struct kv_buf *batch, enum fate fate)
+{
+    uint64_t seq = e->seq++;
+
+    if (fate == SENT)
+        send_numbered(e, seq, batch->data, batch->len);
+    assert_true(e->kept < RING);
+    e->ring[e->kept].seq = seq;
+    e->ring[e->kept].data = batch->data;
+    e->ring[e->kept++].len = batch->len;
+}
+
+static struct kv_buf batch_head(struct engine *e)
+{
+    struct kv_buf batch = KV_BUF_INIT;
+
+    kv_msgpack_put_array(&batch, 3);
+    kv_msgpack_put_double(&batch, (double)e->time++);
+    return batch;
+}
+
+static void publish_rank(struct engine *e, uint64_t prompt, uint64_t first, uint64_t n, int rank,
+                         enum fate fate)
+{
+    struct kv_buf batch = batch_head(e);
+
+    kv_msgpack_put_array(&batch, 1);
+    put_stored(&batch, prompt, first, n);
+    if (rank < 0)
+        kv_msgpack_put_nil(&batch);
+    else
+        kv_msgpack_put_u64(&batch, (uint64_t)rank);
+    publish_batch(e, &batch, fate);
+}
+
+static void publish(struct engine *e, uint64_t prompt, uint64_t first, uint64_t n, enum fate fate)
+{
+    publish_rank(e, prompt, first, n, -1, fate);
+}
+
+static void publish_cleared(struct engine *e)
+{
+    struct kv_buf batch = batch_head(e);
+
+    kv_msgpack_put_array(&batch, 1);
+    kv_msgpack_put_array(&batch, 1);
+    kv_msgpack_put_str(&batch, "AllBlocksCleared");
+    kv_msgpack_put_nil(&batch);
+    publish_batch(e, &batch, SENT);
+}
+
+/* Answer one replay request; returns where it starts, or -1 when none comes in time. */
+static int64_t engine_replay(struct engine *e, int timeout_ms)
+{
+    uint8_t identity[256], bytes[KVE_SEQUENCE_BYTES];
+    uint64_t start;
+    int len;
+
+    zmq_setsockopt(e->router, ZMQ_RCVTIMEO, &timeout_ms, sizeof(timeout_ms));
+    len = zmq_recv(e->router, identity, sizeof(identity), 0);
+    if (len < 0)
+        return -1;
+    assert_int_equal(zmq_recv(e->router, bytes, sizeof(bytes), 0), 0);
+    assert_int_equal(zmq_recv(e->router, bytes, sizeof(bytes), 0), sizeof(bytes));
+    start = kve_sequence_get(bytes);
+    for (size_t i = 0; i <= e->kept; i++) {
+        bool end = i == e->kept;
+
+        if (!end && e->ring[i].seq < start)
+            continue;
+        kve_sequence_put(bytes, end ? KVE_END_SEQUENCE : e->ring[i].seq);
+        zmq_send(e->router, identity, (size_t)len, ZMQ_SNDMORE);
+        zmq_send(e->router, "", 0, ZMQ_SNDMORE);
+        if (e->with_topic)
+            zmq_send(e->router, "", 0, ZMQ_SNDMORE);
+        zmq_send(e->router, bytes, sizeof(bytes), ZMQ_SNDMORE);
+        zmq_send(e->router, end ? "" : e->ring[i].data, end ? 0 : e->ring[i].len, 0);
+    }
+    return (int64_t)start;
+}
+
+/* -- what the registry makes of it
+ * ----------------------------------------------------------------------- */
+
+static struct ki_registry *open_registry(bool held)
+{
+    struct ki_registry_opts opts = {
+        .threads = 2, .max_registrations = 64, .replay_timeout_ms = 300, .start_held = held};
+    struct ki_registry *r;
+
+    assert_int_equal(ki_registry_create(&opts, &r), 0);
+    return r;
+}
+
+static int add(struct ki_registry *r, uint64_t instance, uint32_t rank, const struct engine *e,
+               bool with_replay, struct kv_error *error)
+{
+    struct ki_registration reg = {.instance = instance,
+                                  .rank = rank,
+                                  .block_size = BLOCK_SIZE,
+                                  .endpoint = e->endpoint,
+                                  .replay_endpoint = with_replay ? e->replay_endpoint : NULL,
+                                  .model = MODEL,
+                                  .tenant = TENANT};
+
+    return ki_registry_register(r, &reg, error);
+}
+
+static uint32_t reach(struct ki_registry *r, uint64_t prompt, uint64_t n, uint64_t instance,
+                      uint32_t rank)
+{
+    struct ki_model *model = ki_registry_model(r, MODEL, TENANT);
+    struct kvi_matches matches = {0};
+    uint32_t tokens[256 * BLOCK_SIZE], found = 0;
+    uint64_t hashes[256];
+
+    assert_true(n <= 256);
+    if (!model)
+        return 0;
+    for (uint64_t i = 0; i < n * BLOCK_SIZE; i++)
+        tokens[i] = (uint32_t)(prompt * 1000 + i);
+    kve_hash_tokens(KVE_SEED, tokens, n * BLOCK_SIZE, BLOCK_SIZE, false, hashes);
+    assert_int_equal(kvi_find(model->index, hashes, n, &matches), 0);
+    for (size_t i = 0; i < matches.n; i++)
+        if (matches.items[i].holder.worker == instance && matches.items[i].holder.rank == rank)
+            found = matches.items[i].reach[0];
+    kvi_matches_fini(&matches);
+    ki_model_release(model);
+    return found;
+}
+
+static void pause_ms(int ms)
+{
+    nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L}, NULL);
+}
+
+#define wait_for(condition)                                        \
+    do {                                                           \
+        uint64_t until_ = kv_now_ns() + 20 * KV_NS_PER_S;          \
+        while (!(condition)) {                                     \
+            if (kv_now_ns() > until_)                              \
+                fail_msg("timed out waiting for: %s", #condition); \
+            pause_ms(5);                                           \
+        }                                                          \
+    } while (0)
+
+static struct ki_worker_info info_of(struct ki_registry *r, uint64_t instance, uint32_t rank)
+{
+    struct ki_worker_info *infos, found = {0};
+    long n = ki_registry_workers(r, &infos);
+
+    assert_true(n >= 0);
+    for (long i = 0; i < n; i++)
+        if (infos[i].instance == instance && infos[i].rank == rank)
+            found = infos[i];
+    ki_worker_infos_free(infos, n);
+    found.endpoint = found.replay_endpoint = found.model = found.tenant = found.last_error = NULL;
+    return found;
+}
+
+static void events_become_answers(void **state)
+{
+    struct ki_registry *r = open_registry(false);
+    struct engine e;
+
+    (void)state;
+    engine_open(&e, true);
+    assert_int_equal(add(r, 1, 0, &e, false, NULL), 0);
+    engine_wait_subscriber(&e);
+    publish(&e, 7, 0, 10, SENT);
+    publish(&e, 7, 10, 5, SENT);
+    wait_for(reach(r, 7, 20, 1, 0) == 15);
+    assert_int_equal(info_of(r, 1, 0).batches, 2);
+    assert_int_equal(info_of(r, 1, 0).blocks, 15);
+    assert_int_equal(info_of(r, 1, 0).status, KI_ACTIVE);
+    assert_false(info_of(r, 1, 0).partial);
+    publish_cleared(&e);
+    wait_for(reach(r, 7, 20, 1, 0) == 0);
+    ki_registry_destroy(r);
+    engine_close(&e);
+}
+
+static void gaps_are_replayed_in_both_framings(void **state)
+{
+    (void)state;
+    for (int with_topic = 0; with_topic < 2; with_topic++) {
+        struct ki_registry *r = open_registry(false);
+        struct engine e;
+
+        engine_open(&e, with_topic);
+        assert_int_equal(add(r, 1, 0, &e, true, NULL), 0);
+        engine_wait_subscriber(&e);
+        publish(&e, 7, 0, 2, SENT);
+        publish(&e, 7, 2, 2, LOST);
+        publish(&e, 7, 4, 2, LOST);
+        publish(&e, 7, 6, 2, SENT);
+        publish(&e, 7, 8, 2, SENT); /* waits its turn */
+        assert_int_equal(engine_replay(&e, 10000), 1);
+        wait_for(reach(r, 7, 10, 1, 0) == 10);
+        wait_for(info_of(r, 1, 0).status == KI_ACTIVE);
+        assert_int_equal(info_of(r, 1, 0).replayed_batches, 2);
+        assert_int_equal(info_of(r, 1, 0).batches, 5); /* none twice */
+        assert_int_equal(info_of(r, 1, 0).missed_batches, 0);
+        assert_false(info_of(r, 1, 0).partial);
+        ki_registry_destroy(r);
+        engine_close(&e);
+    }
+}
+
+static void a_dead_replay_service_does_not_stop_the_stream(void **state)
+{
+    struct ki_registry *r = open_registry(false);
+    struct engine e;
+
+    (void)state;
+    engine_open(&e, true);
+    assert_int_equal(add(r, 1, 0, &e, true, NULL), 0);
+    engine_wait_subscriber(&e);
+    publish(&e, 7, 0, 2, SENT);
+    publish(&e, 8, 0, 2, LOST);
+    publish(&e, 9, 0, 2, SENT);
+    wait_for(reach(r, 9, 2, 1, 0) == 2);
+    assert_true(info_of(r, 1, 0).partial);
+    assert_int_equal(info_of(r, 1, 0).missed_batches, 1);
+    assert_int_equal(info_of(r, 1, 0).failed_replays, 1);
+    assert_int_equal(info_of(r, 1, 0).replays, 3);
+    ki_registry_destroy(r);
+    engine_close(&e);
+}
+
+static void initial_gap(void **state)
+{
+    struct ki_registry *r = open_registry(false);
+    struct engine e;
+
+    (void)state;
+    engine_open(&e, false);
+    publish(&e, 7, 0, 4, SENT);
+    publish(&e, 7, 4, 4, SENT);
+    assert_int_equal(add(r, 1, 0, &e, true, NULL), 0);
+    assert_int_equal(add(r, 2, 0, &e, false, NULL), 0);
+    engine_wait_subscriber(&e);
+    pause_ms(300);
+    publish(&e, 7, 8, 4, SENT);
+    assert_int_equal(engine_replay(&e, 10000), 0);
+    wait_for(reach(r, 7, 12, 1, 0) == 12);
+    assert_false(info_of(r, 1, 0).partial);
+    wait_for(info_of(r, 2, 0).batches == 1);
+    assert_int_equal(info_of(r, 2, 0).orphans, 1);
+    assert_true(info_of(r, 2, 0).partial);
+    ki_registry_destroy(r);
+    engine_close(&e);
+}
+
+/* The same engine, its numbering and its cache new. */
+static void a_restart_forgets(void **state)
+{
+    struct ki_registry *r = open_registry(false);
+    struct engine e;
+
+    (void)state;
+    engine_open(&e, false);
+    assert_int_equal(add(r, 1, 0, &e, true, NULL), 0);
+    engine_wait_subscriber(&e);
+    for (uint64_t i = 0; i < 20; i++)
+        publish_rank(&e, 100 + i, 0, 2, i % 2 ? 3 : -1, SENT);
+    wait_for(reach(r, 119, 2, 1, 3) == 2);
+    engine_forget(&e);
+    e.seq = 0;
+    publish(&e, 200, 0, 2, LOST);
+    publish(&e, 201, 0, 2, SENT);
+    wait_for(reach(r, 201, 2, 1, 0) == 2); /* number 1: a beginning, as Mooncake numbers */
+    assert_int_equal(reach(r, 118, 2, 1, 0), 0);
+    assert_int_equal(reach(r, 119, 2, 1, 3), 0);
+    assert_int_equal(info_of(r, 1, 0).restarts, 1);
+    e.seq = 0;
+    engine_forget(&e);
+    publish(&e, 300, 0, 2, LOST);
+    publish(&e, 301, 0, 2, LOST);
+    publish(&e, 302, 0, 2, LOST);
+    publish(&e, 303, 0, 2, SENT); /* ahead of what was known, so it looks like a gap... */
+    assert_int_equal(engine_replay(&e, 10000), 2);
+    wait_for(reach(r, 303, 2, 1, 0) == 2);
+    ki_registry_destroy(r);
+    engine_close(&e);
+}
+
+static void unregistering_forgets_and_remembers_the_position(void **state)
+{
+    struct ki_registry *r = open_registry(false);
+    struct kv_error error;
+    struct engine e;
+
+    (void)state;
+    engine_open(&e, false);
+    assert_int_equal(add(r, 1, 0, &e, true, NULL), 0);
+    engine_wait_subscriber(&e);
+    publish(&e, 7, 0, 4, SENT);
+    publish_rank(&e, 8, 0, 4, 5, SENT); /* a rank nobody registered */
+    wait_for(reach(r, 8, 4, 1, 5) == 4);
+    assert_int_equal(ki_registry_unregister(r, 1, "other", NULL, NULL, &error), -ENOENT);
+    assert_int_equal(ki_registry_unregister(r, 2, MODEL, NULL, NULL, &error), -ENOENT);
+    assert_string_equal(error.text, "instance 2 not found");
+    assert_int_equal(ki_registry_unregister(r, 1, MODEL, TENANT, &(uint32_t){5}, &error), -ENOENT);
+    assert_string_equal(error.text, "instance 1 dp_rank 5 not found");
+    assert_int_equal(ki_registry_unregister(r, 1, MODEL, NULL, NULL, &error), 0);
+    assert_null(ki_registry_model(r, MODEL, TENANT));
+    assert_int_equal(add(r, 1, 0, &e, true, NULL), 0);
+    pause_ms(300);
+    publish(&e, 7, 4, 4, SENT);
+    assert_int_equal(engine_replay(&e, 10000), 0); /* its blocks are gone: from the beginning */
+    wait_for(reach(r, 7, 8, 1, 0) == 8);
+    assert_int_equal(reach(r, 8, 4, 1, 5), 4);
+    ki_registry_destroy(r);
+    engine_close(&e);
+}
+
+static void refusals(void **state)
+{
+    struct kv_arg_list allow = {.items = {"tcp://127.0.0.1:*"}, .n = 1};
+    struct ki_registry_opts opts = {.threads = 1, .max_registrations = 2, .allow = &allow};
+    struct ki_registration reg = {.instance = 1,
+                                  .block_size = 16,
+                                  .endpoint = "tcp://127.0.0.1:1",
+                                  .model = MODEL,
+                                  .tenant = TENANT};
+    struct ki_registration other;
+    struct ki_registry *r;
+    struct kv_error error;
+
+    (void)state;
+    assert_int_equal(ki_registry_create(&opts, &r), 0);
+    other = reg, other.endpoint = "127.0.0.1:1";
+    assert_int_equal(ki_registry_register(r, &other, &error), -EINVAL);
+    assert_string_equal(error.text, "invalid ZMQ endpoint `127.0.0.1:1`: missing scheme");
+    other = reg, other.endpoint = "udp://127.0.0.1:1";
+    assert_int_equal(ki_registry_register(r, &other, &error), -EINVAL);
+    assert_string_equal(error.text,
+                        "invalid ZMQ endpoint `udp://127.0.0.1:1`: unsupported scheme `udp`");
+    other = reg, other.replay_endpoint = "tcp://127.0.0.1";
+    assert_int_equal(ki_registry_register(r, &other, &error), -EINVAL);
+    assert_string_equal(error.text, "invalid replay endpoint `tcp://127.0.0.1`: missing TCP port");
+    other = reg, other.endpoint = "tcp://10.0.0.1:5";
+    assert_int_equal(ki_registry_register(r, &other, &error), -EACCES);
+    other = reg, other.replay_endpoint = "tcp://10.0.0.1:5";
+    assert_int_equal(ki_registry_register(r, &other, &error), -EACCES);
+    other = reg, other.block_size = 0;
+    assert_int_equal(ki_registry_register(r, &other, &error), -EINVAL);
+    assert_null(ki_registry_model(r, MODEL, TENANT)); /* nothing is left behind */
+
+    assert_int_equal(ki_registry_register(r, &reg, &error), 0);
+    assert_int_equal(ki_registry_register(r, &reg, &error), -EEXIST);
+    assert_string_equal(error.text, "instance 1 dp_rank 0 already registered");
+    other = reg, other.rank = 1, other.tenant = "t2";
+    assert_int_equal(ki_registry_register(r, &other, &error), -EEXIST);
+    assert_string_equal(error.text, "instance 1 is already registered for model=m tenant=default");
+    other = reg, other.instance = 2, other.block_size = 32;
+    assert_int_equal(ki_registry_register(r, &other, &error), -EEXIST);
+    assert_string_equal(
+        error.text, "block_size mismatch for model=m tenant=default: existing=16, requested=32");
+    other = reg, other.rank = 1;
+    assert_int_equal(ki_registry_register(r, &other, &error), 0);
+    other.rank = 2;
+    assert_int_equal(ki_registry_register(r, &other, &error), -ENOSPC);
+    assert_int_equal(ki_registry_unregister(r, 1, MODEL, NULL, &(uint32_t){1}, &error), 0);
+    assert_int_equal(ki_registry_unregister(r, 1, MODEL, NULL, &(uint32_t){0}, &error), 0);
+    assert_null(ki_registry_model(r, MODEL, TENANT));
+    ki_registry_destroy(r);
+}
+
+static void pausing_loses_and_replay_brings_back(void **state)
+{
+    struct ki_registry *r = open_registry(false);
+    struct engine e;
+
+    (void)state;
+    engine_open(&e, true);
+    assert_int_equal(add(r, 1, 0, &e, true, NULL), 0);
+    engine_wait_subscriber(&e);
+    publish(&e, 7, 0, 2, SENT);
+    wait_for(reach(r, 7, 2, 1, 0) == 2);
+    assert_int_equal(ki_registry_pause(r, 9, NULL), -ENOENT);
+    assert_int_equal(ki_registry_pause(r, 1, NULL), 0);
+    assert_int_equal(ki_registry_pause(r, 1, &(uint32_t){0}), -EALREADY);
+    wait_for(info_of(r, 1, 0).status == KI_PAUSED);
+    pause_ms(200);
+    publish(&e, 7, 2, 2, SENT); /* to nobody */
+    assert_int_equal(ki_registry_resume(r, 1, NULL), 0);
+    pause_ms(300);
+    publish(&e, 7, 4, 2, SENT);
+    assert_int_equal(engine_replay(&e, 10000), 0); /* and the last known one: same process? */
+    wait_for(reach(r, 7, 6, 1, 0) == 6);
+    assert_false(info_of(r, 1, 0).partial);
+    assert_int_equal(info_of(r, 1, 0).restarts, 0);
+    ki_registry_destroy(r);
+    engine_close(&e);
+}
+
+static void noise_is_counted_and_passed_over(void **state)
+{
+    struct ki_registry *r = open_registry(false);
+    struct kv_buf junk = KV_BUF_INIT;
+    struct engine e;
+
+    (void)state;
+    engine_open(&e, true);
+    assert_int_equal(add(r, 1, 0, &e, false, NULL), 0);
+    engine_wait_subscriber(&e);
+    publish(&e, 7, 0, 2, SENT);
+    zmq_send(e.pub, "one frame", 9, 0);
+    zmq_send(e.pub, "", 0, ZMQ_SNDMORE);
+    zmq_send(e.pub, "short", 5, ZMQ_SNDMORE);
+    zmq_send(e.pub, "x", 1, 0);
+    for (int i = 0; i < 30; i++)
+        zmq_send(e.pub, "f", 1, i < 29 ? ZMQ_SNDMORE : 0);
+    kv_buf_puts(&junk, "\xc1 not msgpack");
+    publish_batch(&e, &junk, SENT);
+    publish(&e, 7, 2, 2, SENT);
+    wait_for(reach(r, 7, 4, 1, 0) == 4);
+    assert_int_equal(info_of(r, 1, 0).malformed, 4);
+    assert_int_equal(info_of(r, 1, 0).gaps, 0);
+    assert_true(info_of(r, 1, 0).partial);
+    ki_registry_destroy(r);
+    engine_close(&e);
+}
+
+static void held_until_go_with_a_peers_state(void **state)
+{
+    struct ki_registry *r = open_registry(true);
+    struct ki_watermark mark = {.holder = {.worker = 1}, .sequence = 1, .timestamp = 1001};
+    struct kv_block blocks[2];
+    struct kvi_index *index;
+    struct ki_model *model;
+    struct kv_error error;
+    uint32_t tokens[2 * BLOCK_SIZE];
+    uint64_t hashes[2];
+    struct engine e;
+
+    (void)state;
+    engine_open(&e, true);
+    assert_int_equal(add(r, 1, 0, &e, false, NULL), 0);
+    engine_wait_subscriber(&e);
+    publish(&e, 7, 0, 1, SENT);
+    publish(&e, 7, 1, 1, SENT); /* what the peer has seen too */
+    publish(&e, 7, 2, 2, SENT);
+    pause_ms(200);
+    assert_int_equal(reach(r, 7, 4, 1, 0), 0);
+    assert_int_equal(info_of(r, 1, 0).status, KI_PENDING);
+
+    for (uint32_t i = 0; i < 2 * BLOCK_SIZE; i++)
+        tokens[i] = 7000 + i;
+    kve_hash_tokens(KVE_SEED, tokens, 2 * BLOCK_SIZE, BLOCK_SIZE, false, hashes);
+    for (uint64_t i = 0; i < 2; i++)
+        blocks[i] = (struct kv_block){hash_of(7, i), hashes[i]};
+    assert_int_equal(kvi_create(NULL, &index), 0);
+    assert_int_equal(
+        kvi_store(index, (struct kv_holder){.worker = 1}, KV_TIER_DEVICE, NULL, blocks, 2, NULL),
+        0);
+    model = ki_registry_model(r, MODEL, TENANT);
+    assert_int_equal(ki_registry_adopt(r, MODEL, TENANT, 99, index, &mark, 1, &error), -EEXIST);
+    assert_int_equal(ki_registry_adopt(r, MODEL, TENANT, BLOCK_SIZE, index, &mark, 1, &error), 0);
+    ki_model_release(model); /* whoever had the old one finishes with it */
+    assert_int_equal(reach(r, 7, 4, 1, 0), 2);
+    ki_registry_go(r);
+    wait_for(reach(r, 7, 4, 1, 0) == 4);
+    assert_int_equal(info_of(r, 1, 0).duplicates, 2);
+    assert_int_equal(info_of(r, 1, 0).batches, 1);
+    assert_false(info_of(r, 1, 0).partial);
+    assert_int_equal(kvi_create(NULL, &index), 0);
+    assert_int_equal(ki_registry_adopt(r, "n", TENANT, 4, index, NULL, 0, &error), -EBUSY);
+    kvi_destroy(index);
+    ki_registry_destroy(r);
+    engine_close(&e);
+}
+
+/* Registrations come and go while events flow and others look on: for the thread sanitizer. */
+struct churn {
+    struct ki_registry *r;
+    struct engine *e;
+    atomic_bool stop;
+};
+
+static void *look_on(void *arg)
+{
+    struct churn *c = arg;
+
+    while (!atomic_load(&c->stop)) {
+        struct ki_worker_info *infos;
+        struct ki_watermark *marks;
+        struct ki_model *model;
+        long n = ki_registry_workers(c->r, &infos);
+
+        ki_worker_infos_free(infos, n);
+        model = ki_registry_model(c->r, MODEL, TENANT);
+        if (model && ki_registry_watermarks(c->r, model, &marks) >= 0)
+            free(marks);
+        ki_model_release(model);
+    }
+    return NULL;
+}
+
+static void *come_and_go(void *arg)
+{
+    struct churn *c = arg;
+
+    for (int i = 0; !atomic_load(&c->stop); i++) {
+        add(c->r, 2 + i % 3, (uint32_t)i % 2, c->e, false, NULL);
+        pause_ms(3);
+        ki_registry_pause(c->r, 2, NULL);
+        ki_registry_resume(c->r, 2, NULL);
+        ki_registry_unregister(c->r, 2 + (i + 1) % 3, MODEL, NULL, NULL, NULL);
+    }
+    return NULL;
+}
+
+static void churn_while_events_flow(void **state)
+{
+    struct engine e;
+    struct churn c = {.r = open_registry(false), .e = &e};
+    pthread_t threads[2];
+
+    (void)state;
+    engine_open(&e, true);
+    assert_int_equal(add(c.r, 1, 0, &e, false, NULL), 0);
+    engine_wait_subscriber(&e);
+    pthread_create(&threads[0], NULL, look_on, &c);
+    pthread_create(&threads[1], NULL, come_and_go, &c);
+    for (uint64_t i = 0; i < 600; i++) {
+        publish(&e, 1000 + i, 0, 2, SENT);
+        pause_ms(1);
+    }
+    wait_for(reach(c.r, 1599, 2, 1, 0) == 2);
+    atomic_store(&c.stop, true);
+    for (int i = 0; i < 2; i++)
+        pthread_join(threads[i], NULL);
+    for (uint64_t i = 0; i < 600; i += 37)
+        assert_int_equal(reach(c.r, 1000 + i, 2, 1, 0), 2);
+    assert_false(info_of(c.r, 1, 0).partial);
+    for (uint64_t i = 2; i < 5; i++) {
+        ki_registry_unregister(c.r, i, MODEL, NULL, NULL, NULL);
+        assert_int_equal(reach(c.r, 1599, 2, i, 0), 0); /* nothing arrives after it left */
+    }
+    ki_registry_destroy(c.r);
+    engine_close(&e);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(events_become_answers),
+        cmocka_unit_test(gaps_are_replayed_in_both_framings),
+        cmocka_unit_test(a_dead_replay_service_does_not_stop_the_stream),
+        cmocka_unit_test(initial_gap),
+        cmocka_unit_test(a_restart_forgets),
+        cmocka_unit_test(unregistering_forgets_and_remembers_the_position),
+        cmocka_unit_test(refusals),
+        cmocka_unit_test(pausing_loses_and_replay_brings_back),
+        cmocka_unit_test(noise_is_counted_and_passed_over),
+        cmocka_unit_test(held_until_go_with_a_peers_state),
+        cmocka_unit_test(churn_while_events_flow),
+    };
+
+    kv_log_set_level(KV_LOG_ERROR); /* what is provoked here would fill pages */
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
