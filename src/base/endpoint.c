@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/endpoint.h"
 
+#include <arpa/inet.h>
 #include <ctype.h>
 #include <string.h>
+#include <sys/un.h>
 
 #include "base/error.h"
 
@@ -29,6 +31,31 @@ static bool parse_port(const char *text, uint16_t *ret)
         return false;
     *ret = (uint16_t)value;
     return true;
+}
+
+static bool is_name(const char *text)
+{
+    static const char allowed[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_";
+
+    return *text && text[strspn(text, allowed)] == '\0';
+}
+
+/* A name or an address. libzmq would take more (source addresses, say): nothing we want from a
+ * request. */
+static bool is_host(const struct kv_endpoint *endpoint)
+{
+    char address[sizeof(endpoint->host)];
+    struct in6_addr in6;
+    char *zone;
+
+    if (!endpoint->ipv6)
+        return endpoint->wildcard || is_name(endpoint->host);
+    memcpy(address, endpoint->host, sizeof(address));
+    zone = strchr(address, '%');
+    if (zone)
+        *zone++ = '\0';
+    return inet_pton(AF_INET6, address, &in6) == 1 && (!zone || is_name(zone));
 }
 
 static int parse_tcp(const char *address, struct kv_endpoint *ret, const char **ret_why)
@@ -59,7 +86,7 @@ static int parse_tcp(const char *address, struct kv_endpoint *ret, const char **
     memcpy(ret->host, host, host_len);
     ret->host[host_len] = '\0';
     ret->wildcard = strcmp(ret->host, "*") == 0;
-    return 0;
+    return is_host(ret) ? 0 : reject(ret_why, "invalid TCP host");
 }
 
 int kv_endpoint_parse(const char *text, struct kv_endpoint *ret, const char **ret_why)
@@ -85,7 +112,9 @@ int kv_endpoint_parse(const char *text, struct kv_endpoint *ret, const char **re
         return reject(ret_why, "unsupported scheme");
     if (!*address)
         return reject(ret_why, "missing address");
-    if (strlen(address) >= sizeof(endpoint.host))
+    if (strlen(address) >= sizeof(endpoint.host) ||
+        (endpoint.scheme == KV_SCHEME_IPC &&
+         strlen(address) >= sizeof(((struct sockaddr_un *)NULL)->sun_path)))
         return reject(ret_why, "too long");
     if (endpoint.scheme == KV_SCHEME_TCP) {
         rc = parse_tcp(address, &endpoint, ret_why);

@@ -2,8 +2,8 @@
 /**
  * ZMQ endpoints: syntax, checked before libzmq sees them, and allow patterns.
  *
- * Accepted: tcp://HOST:PORT, tcp://[V6]:PORT, ipc://PATH, inproc://NAME; HOST may be an asterisk and PORT
- * an asterisk or 0 (for sockets that bind).
+ * Accepted: tcp://HOST:PORT, tcp://[V6]:PORT, ipc://PATH, inproc://NAME; HOST may be an asterisk
+ * and PORT an asterisk or 0 (for sockets that bind).
  */
 #ifndef KV_BASE_ENDPOINT_H
 #define KV_BASE_ENDPOINT_H
@@ -26,7 +26,7 @@ struct kv_endpoint {
 /**
  * Parse @text. Returns 0 or -EINVAL with *ret_why a fixed phrase: "missing scheme", "missing
  * address", "missing TCP port", "missing TCP host", "missing closing `]`", "invalid TCP port",
- * "unsupported scheme", "too long".
+ * "invalid TCP host", "unsupported scheme", "too long".
  */
 int kv_endpoint_parse(const char *text, struct kv_endpoint *ret, const char **ret_why);
 

@@ -23,6 +23,7 @@ static void test_accepted(void **state)
     assert_int_equal(kv_endpoint_parse("tcp://[::1]:65535", &e, NULL), 0);
     assert_true(e.ipv6);
     assert_string_equal(e.host, "::1");
+    assert_int_equal(kv_endpoint_parse("tcp://[fe80::1%eth0]:1", &e, NULL), 0);
     assert_int_equal(kv_endpoint_parse("ipc:///run/engine.sock", &e, NULL), 0);
     assert_int_equal(e.scheme, KV_SCHEME_IPC);
     assert_string_equal(e.host, "/run/engine.sock");
@@ -50,6 +51,12 @@ static void test_refused(void **state)
         {"tcp://host:-1", "invalid TCP port"},
         {"tcp://host:5557x", "invalid TCP port"},
         {"tcp://host:000001", "invalid TCP port"},
+        {"tcp://::1:5557", "invalid TCP host"},
+        {"tcp://[not-v6]:1", "invalid TCP host"},
+        {"tcp://[::1%]:1", "invalid TCP host"},
+        {"tcp://a b:1", "invalid TCP host"},
+        {"tcp://eth0:1;10.0.0.1:2", "invalid TCP host"},
+        {"tcp://a\nb:1", "invalid TCP host"},
     };
     struct kv_endpoint e;
     char big[600] = "ipc://";
