@@ -2,10 +2,10 @@
 /**
  * kv_event.h: KV cache events, read and published in the formats that engines speak.
  *
- * Engines (vLLM, SGLang, TensorRT-LLM, ...) publish what enters and leaves their KV cache as msgpack
- * batches over ZMQ. This library decodes every generation of that format, turns events into
- * operations on a prefix index, hashes blocks the way routers do, and publishes events of its own in
- * the same format, so that any C engine can be followed by any KV indexer.
+ * Engines (vLLM, SGLang, TensorRT-LLM, ...) publish what enters and leaves their KV cache as
+ * msgpack batches over ZMQ. This library decodes every generation of that format, turns events into
+ * operations on a prefix index, hashes blocks the way routers do, and publishes events of its own
+ * in the same format, so that any C engine can be followed by any KV indexer.
  *
  * Errors are negative errno values (-EPROTO: a message that can't be understood).
  */
@@ -30,8 +30,8 @@ extern "C" {
 #define KVE_SEED UINT64_C(1337)
 
 /**
- * The seed for a LoRA adapter and a cache salt: 1337 + xxh3(lora, 0) + xxh3(salt, 1), each term left
- * out when its string is NULL or empty. Additions wrap.
+ * The seed for a LoRA adapter and a cache salt: 1337 + xxh3(lora, 0) + xxh3(salt, 1), each term
+ * left out when its string is NULL or empty. Additions wrap.
  */
 KV_API uint64_t kve_seed(const char *lora, size_t lora_len, const char *salt, size_t salt_len);
 
@@ -78,18 +78,18 @@ struct kve_op {
 
 /** Why an event, or part of one, was left out. Names: kve_skip_name. */
 enum kve_skip {
-    KVE_SKIP_MALFORMED,       /* not an event: wrong shape or types */
-    KVE_SKIP_UNKNOWN_TYPE,    /* a type this reader doesn't know */
-    KVE_SKIP_BLOCK_SIZE,      /* block_size differs from the registered one */
-    KVE_SKIP_TOKEN_COUNT,     /* fewer tokens than its blocks need: the blocks that fit are kept; or a
-                               * block's worth too many: none is, it can't be told which they are */
-    KVE_SKIP_DUPLICATE_HASH,  /* a hash twice, or the parent among its own children */
-    KVE_SKIP_GROUP,           /* a cache group other than full attention */
-    KVE_SKIP_MEDIUM,          /* a storage medium with an unknown name */
-    KVE_SKIP_REMOTE,          /* not held by this worker (locality) */
-    KVE_SKIP_NAMESPACE,       /* its cache salt can't be told: the parent is unknown or ambiguous; or
-                               * can't be remembered (max_salted) */
-    KVE_SKIP_TOO_LARGE,       /* over the reader's limits */
+    KVE_SKIP_MALFORMED,    /* not an event: wrong shape or types */
+    KVE_SKIP_UNKNOWN_TYPE, /* a type this reader doesn't know */
+    KVE_SKIP_BLOCK_SIZE,   /* block_size differs from the registered one */
+    KVE_SKIP_TOKEN_COUNT,  /* fewer tokens than its blocks need: the blocks that fit are kept; or a
+                            * block's worth too many: none is, it can't be told which they are */
+    KVE_SKIP_DUPLICATE_HASH, /* a hash twice, or the parent among its own children */
+    KVE_SKIP_GROUP,          /* a cache group other than full attention */
+    KVE_SKIP_MEDIUM,         /* a storage medium with an unknown name */
+    KVE_SKIP_REMOTE,         /* not held by this worker (locality) */
+    KVE_SKIP_NAMESPACE,      /* its cache salt can't be told: the parent is unknown or ambiguous; or
+                              * can't be remembered (max_salted) */
+    KVE_SKIP_TOO_LARGE,      /* over the reader's limits */
     KVE_N_SKIPS
 };
 KV_API const char *kve_skip_name(enum kve_skip skip);
@@ -101,9 +101,9 @@ struct kve_batch {
     uint32_t rank;
     const struct kve_op *ops;
     size_t n_ops;
-    size_t n_events;                /* as published, including those left out */
-    size_t n_blocks;                /* blocks and hashes in ops */
-    uint32_t skipped[KVE_N_SKIPS];  /* events left out of this batch, by reason */
+    size_t n_events;               /* as published, including those left out */
+    size_t n_blocks;               /* blocks and hashes in ops */
+    uint32_t skipped[KVE_N_SKIPS]; /* events left out of this batch, by reason */
 };
 
 /**
@@ -127,8 +127,8 @@ KV_API void kve_reader_destroy(struct kve_reader *reader);
 /**
  * Decode one payload. A bad event is left out and counted in ret->skipped; it costs neither the
  * batch nor what follows. Returns 0; -EPROTO when it isn't a batch at all (or, being cut short or
- * promising more than it has, no msgpack at all); -ENOMEM. Then @ret is unwritten and nothing of the
- * payload is to be applied.
+ * promising more than it has, no msgpack at all); -ENOMEM. Then @ret is unwritten and nothing of
+ * the payload is to be applied.
  */
 KV_API int kve_reader_decode(struct kve_reader *reader, const void *payload, size_t len,
                              struct kve_batch *ret);
@@ -148,7 +148,8 @@ struct kve_event {
     const uint64_t *hashes; /* n_hashes block hashes, stored and removed */
     size_t n_hashes;
     const uint64_t *parent; /* stored: NULL for the root */
-    const uint32_t *tokens; /* stored: n_hashes * block_size tokens, or none (offload) */
+    const uint32_t
+        *tokens; /* stored: n_hashes * block_size tokens, or none: known blocks, now in tier */
     size_t n_tokens;
     uint32_t block_size;
     const char *lora_name;  /* NULL: none */
@@ -176,6 +177,7 @@ struct kve_publisher_opts {
     uint32_t batch_events;   /* at most so many events a batch; 0: 256 */
     uint32_t linger_us;      /* wait so long for a batch to fill; 0: send what is there */
     uint64_t first_sequence;
+    uint64_t buffer_bytes; /* and at most so many bytes are kept for replay; 0: 256 MiB */
 };
 
 struct kve_publisher;
@@ -184,21 +186,22 @@ struct kve_publisher;
 struct kve_publisher_stats {
     uint64_t events;         /* accepted */
     uint64_t dropped_events; /* refused because the queue was full; they leave a sequence gap */
-    uint64_t batches;        /* sent: also the next sequence number, less first_sequence and gaps */
+    uint64_t batches;        /* sent; the next sequence number is first_sequence + this + gaps */
     uint64_t replay_requests;
     uint64_t replayed_batches;
 };
 
-/** Bind (or connect) and start the publisher's thread. Returns 0, -EINVAL, -EADDRINUSE, -ENOMEM... */
+/** Bind (or connect) and start the publisher's thread. Returns 0, -EINVAL, -EADDRINUSE, -ENOMEM...
+ */
 KV_API int kve_publisher_create(const struct kve_publisher_opts *opts, struct kve_publisher **ret);
 
 /** Send what is queued (at most ~1 s), stop the thread, close. NULL is a no-op. */
 KV_API void kve_publisher_destroy(struct kve_publisher *publisher);
 
 /**
- * Queue events, in order. Never blocks: when the queue is full the events are dropped, and a sequence
- * number is spent on them so that every subscriber sees a gap. Thread-safe.
- * Returns 0, -EAGAIN when they were dropped, -EINVAL, -ENOMEM.
+ * Queue events, in order. Never blocks: when the queue is full the events are dropped, and a
+ * sequence number is spent on them so that every subscriber sees a gap. Thread-safe. Returns 0,
+ * -EAGAIN when they were dropped, -EINVAL, -ENOMEM.
  */
 KV_API int kve_publisher_publish(struct kve_publisher *publisher, const struct kve_event *events,
                                  size_t n);
@@ -206,7 +209,8 @@ KV_API int kve_publisher_publish(struct kve_publisher *publisher, const struct k
 /** Wait until all queued events were handed to ZMQ. Returns 0 or -ETIMEDOUT. */
 KV_API int kve_publisher_flush(struct kve_publisher *publisher, uint32_t timeout_ms);
 
-/** The endpoints actually bound (the port filled in); valid as long as the publisher. */
+/** The endpoints actually bound (the port filled in); valid as long as the publisher. NULL: none.
+ */
 KV_API const char *kve_publisher_endpoint(const struct kve_publisher *publisher);
 KV_API const char *kve_publisher_replay_endpoint(const struct kve_publisher *publisher);
 

@@ -589,3 +589,43 @@ void kv_msgpack_put_map(struct kv_buf *out, uint32_t n)
 {
     put_count(out, 0x80, 0xde, n);
 }
+
+/* The shortest form of @value at @p, which has room for 9 bytes. Returns its length. */
+static inline size_t write_u64(uint8_t *p, uint64_t value)
+{
+    unsigned code = value <= UINT8_MAX ? 0 : value <= UINT16_MAX ? 1 : value <= UINT32_MAX ? 2 : 3;
+    uint64_t be = htobe64(value << (64 - (8u << code)));
+
+    if (value < 0x80) {
+        p[0] = (uint8_t)value;
+        return 1;
+    }
+    p[0] = (uint8_t)(0xcc + code);
+    memcpy(p + 1, &be, sizeof(be));
+    return 1 + (1u << code);
+}
+
+void kv_msgpack_put_u32s(struct kv_buf *out, const uint32_t *values, size_t n)
+{
+    uint8_t *p;
+
+    /* Each is written as 9 bytes of which it keeps at most 5; hence the slack behind the last. */
+    if (out->error || kv_buf_reserve(out, n * 5 + 4) < 0)
+        return;
+    p = (uint8_t *)out->data + out->len;
+    for (size_t i = 0; i < n; i++)
+        p += write_u64(p, values[i]);
+    out->len = (size_t)(p - (uint8_t *)out->data);
+}
+
+void kv_msgpack_put_u64s(struct kv_buf *out, const uint64_t *values, size_t n)
+{
+    uint8_t *p;
+
+    if (out->error || kv_buf_reserve(out, n * 9) < 0)
+        return;
+    p = (uint8_t *)out->data + out->len;
+    for (size_t i = 0; i < n; i++)
+        p += write_u64(p, values[i]);
+    out->len = (size_t)(p - (uint8_t *)out->data);
+}

@@ -73,5 +73,8 @@ void kv_msgpack_put_strn(struct kv_buf *out, const char *text, size_t len);
 void kv_msgpack_put_bin(struct kv_buf *out, const void *data, size_t len);
 void kv_msgpack_put_array(struct kv_buf *out, uint32_t n);
 void kv_msgpack_put_map(struct kv_buf *out, uint32_t n);
+/** @n integers one after another, without their array's header. Fast path for tokens and hashes. */
+void kv_msgpack_put_u32s(struct kv_buf *out, const uint32_t *values, size_t n);
+void kv_msgpack_put_u64s(struct kv_buf *out, const uint64_t *values, size_t n);
 
 #endif
