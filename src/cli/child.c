@@ -197,10 +197,12 @@ int kc_child_start(const char *path, struct kc_child **ret, struct kv_error *err
     }
     rc = spawn(child, path);
     if (rc < 0) {
-        kv_fail(error, rc, 0,
-                rc == -ENOENT ? "no kv-indexer at %s; build it, or name one: --indexer PATH"
-                              : "can't start %s",
-                path);
+        if (rc == -ENOENT)
+            kv_fail(error, rc, 0, "no kv-indexer %s%s; name one: --indexer PATH",
+                    strchr(path, '/') ? "at " : "next to this program or on the PATH",
+                    strchr(path, '/') ? path : "");
+        else
+            kv_fail(error, rc, 0, "can't start %.120s: %s", path, strerror(-rc));
         goto fail;
     }
     rc = kv_thread_start(&child->reader, "child-log", read_log, child);

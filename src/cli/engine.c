@@ -24,6 +24,7 @@ struct kc_engine {
     size_t names_capacity;
     uint32_t unflushed;
     uint64_t stored_blocks, evicted_blocks;
+    struct kve_publisher_stats before; /* the last reset: what is counted starts there */
 };
 
 int kc_engine_create(const struct kc_engine_opts *opts, struct kc_engine **ret,
@@ -176,6 +177,8 @@ int kc_engine_reset(struct kc_engine *engine)
     kc_cache_clear(engine->cache);
     engine->stored_blocks = engine->evicted_blocks = 0;
     rc = publish(engine, &event, 1);
+    kve_publisher_flush(engine->publisher, FLUSH_MS);
+    kve_publisher_get_stats(engine->publisher, &engine->before);
     pthread_mutex_unlock(&engine->lock);
     return rc;
 }
@@ -213,13 +216,14 @@ void kc_engine_get_stats(struct kc_engine *engine, struct kc_engine_stats *ret)
 
     kve_publisher_get_stats(engine->publisher, &stats);
     pthread_mutex_lock(&engine->lock);
-    *ret = (struct kc_engine_stats){.batches = stats.batches,
-                                    .events = stats.events,
-                                    .dropped_events = stats.dropped_events,
-                                    .replay_requests = stats.replay_requests,
-                                    .replayed_batches = stats.replayed_batches,
-                                    .stored_blocks = engine->stored_blocks,
-                                    .evicted_blocks = engine->evicted_blocks,
-                                    .blocks = kc_cache_len(engine->cache)};
+    *ret = (struct kc_engine_stats){
+        .batches = stats.batches - engine->before.batches,
+        .events = stats.events - engine->before.events,
+        .dropped_events = stats.dropped_events - engine->before.dropped_events,
+        .replay_requests = stats.replay_requests - engine->before.replay_requests,
+        .replayed_batches = stats.replayed_batches - engine->before.replayed_batches,
+        .stored_blocks = engine->stored_blocks,
+        .evicted_blocks = engine->evicted_blocks,
+        .blocks = kc_cache_len(engine->cache)};
     pthread_mutex_unlock(&engine->lock);
 }

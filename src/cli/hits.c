@@ -70,9 +70,10 @@ int kc_hit_fraction(const struct kc_trace *trace, uint64_t blocks, enum kc_cache
     return rc;
 }
 
-static void print_head(const struct kc_trace_stats *stats, const struct known *known)
+static void print_head(const struct kc_trace_stats *stats, const struct known *known,
+                       const char *name)
 {
-    printf("%s\n", known ? known->name : "a trace without published figures");
+    printf("%s\n", known ? known->name : name);
     printf("  %s requests, %s blocks of %d tokens, %s distinct, %s of traffic\n",
            kc_count(stats->requests).s, kc_count(stats->ids).s, KC_TRACE_BLOCK,
            kc_count(stats->distinct).s, kc_span((double)stats->span_ms / 1000).s);
@@ -105,12 +106,13 @@ static bool print_row(const struct kc_trace *trace, const struct kc_trace_stats 
     return good;
 }
 
-int kc_check_hits(const struct kc_trace *trace, const struct kc_trace_stats *stats)
+int kc_check_hits(const struct kc_trace *trace, const struct kc_trace_stats *stats,
+                  const char *name)
 {
     const struct known *known = recognise(stats);
     bool good = true;
 
-    print_head(stats, known);
+    print_head(stats, known, name);
     for (size_t i = 0; i < N_SIZES; i++)
         good = print_row(trace, stats, known, i) && good;
     return good ? 0 : 1;

@@ -380,10 +380,12 @@ static void say_failure(struct kc_replay *replay, const struct kv_error *error)
     if (error->code == -ECONNREFUSED && replay->opts.url)
         fprintf(stderr, "  is a kv-indexer running at %s? without --url, one is started\n",
                 replay->opts.url);
-    if (!replay->child)
+    if (!replay->child || (error->code != -ECHILD && error->code != -ETIMEDOUT &&
+                           error->code != -ECONNREFUSED && error->code != -EPROTO))
         return;
     kc_child_log(replay->child, log, sizeof(log));
-    fprintf(stderr, "  the end of its log:\n%s", log);
+    if (log[0])
+        fprintf(stderr, "  the end of its log:\n%s", log);
 }
 
 static int exit_status(const struct kc_replay *replay)
@@ -415,7 +417,8 @@ int kc_replay_main(int argc, char **argv)
     sigaction(SIGTERM, &action, NULL);
     rc = load_workload(replay, &error);
     if (rc == 0 && replay->opts.check_hits) {
-        status = kc_check_hits(&replay->trace, &replay->stats);
+        status = kc_check_hits(&replay->trace, &replay->stats,
+                               replay->opts.trace ? replay->opts.trace : "a generated workload");
         fini(replay);
         return status;
     }

@@ -127,8 +127,9 @@ void kc_progress(struct kc_replay *replay, bool final);
 int kc_hit_fraction(const struct kc_trace *trace, uint64_t blocks, enum kc_cache_order order,
                     double *ret);
 
-/** --check-hits. Returns an exit status. */
-int kc_check_hits(const struct kc_trace *trace, const struct kc_trace_stats *stats);
+/** --check-hits; @name is shown of a trace that isn't known. Returns an exit status. */
+int kc_check_hits(const struct kc_trace *trace, const struct kc_trace_stats *stats,
+                  const char *name);
 
 /** `kvasir replay`, `kvasir top`. Return an exit status. */
 int kc_replay_main(int argc, char **argv);

@@ -145,19 +145,16 @@ static const struct kv_arg ARGS[] = {
 static const struct kv_args_program PROGRAM = {
     .name = "kvasir replay",
     .usage = "[OPTION ...] [TRACE.jsonl]",
-    .summary =
-        "Replays a request trace (Mooncake format; without one, a generated workload) through a "
-        "live "
-        "kv-indexer: simulated engines publish their cache's events over ZMQ, every request asks "
-        "/query, goes where the answer says, and what that worker then really holds is compared "
-        "with the answer.",
-    .footer =
-        "Exit status: 0, 1 when something failed or the final state is wrong, 2 for a bad command "
-        "line.\n\n"
-        "  kvasir replay traces/conversation_trace.jsonl\n"
-        "  kvasir replay --requests 2000 --policy random\n"
-        "  kvasir replay --url http://127.0.0.1:8090 --rate 60 trace.jsonl\n"
-        "  kvasir replay --check-hits trace.jsonl",
+    .summary = "Replays a request trace (Mooncake format; without one, a generated workload)\n"
+               "through a live kv-indexer: simulated engines publish the events of their caches\n"
+               "over ZMQ, every request asks /query and goes where the answer says, and what\n"
+               "that worker then really holds is compared with the answer.",
+    .footer = "Exit status: 0; 1 when something failed or the final state is wrong; 2 for a bad\n"
+              "command line; 130 when interrupted.\n\n"
+              "  kvasir replay traces/conversation_trace.jsonl\n"
+              "  kvasir replay --requests 2000 --policy random\n"
+              "  kvasir replay --url http://127.0.0.1:8090 --rate 60 trace.jsonl\n"
+              "  kvasir replay --check-hits trace.jsonl",
     .env = "KVASIR_REPLAY",
     .args = ARGS,
     .n_args = KV_COUNT(ARGS),

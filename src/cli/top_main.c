@@ -41,8 +41,8 @@ static const struct kv_args_program PROGRAM = {
     .name = "kvasir top",
     .usage = "[--url URL] [--once]",
     .summary =
-        "Shows the workers of a running kv-indexer, how their event streams do, and the size of "
-        "the index, every second until ^C.",
+        "Shows the workers of a running kv-indexer, how their event streams do, and the\n"
+        "size of the index, every second until ^C.",
     .env = "KVASIR_TOP",
     .args = ARGS,
     .n_args = KV_COUNT(ARGS),

@@ -52,7 +52,7 @@ static void check(const char *name, const double *expected)
     assert_true(fraction == stats.reuse);
     assert_int_equal(kc_hit_fraction(&trace, 0, KC_LEAF_FIRST, &fraction), 0);
     assert_true(fraction == stats.reuse);
-    assert_int_equal(kc_check_hits(&trace, &stats), 0);
+    assert_int_equal(kc_check_hits(&trace, &stats, name), 0);
     kc_trace_fini(&trace);
 }
 

@@ -330,6 +330,14 @@ class Publisher:
             check(left > 0 and self._socket.poll(int(left * 1000)), "nobody subscribed")
             self._drain()
 
+    def wait_no_subscriber(self, timeout=10):
+        """Until everybody has unsubscribed (or gone away)."""
+        def nobody():
+            self._drain()
+            return self.subscribers == 0
+
+        wait_until(nobody, timeout, "the end of subscriptions")
+
     def _drain(self):
         while self._socket.poll(0):
             message = self._socket.recv()
