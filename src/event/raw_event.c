@@ -460,9 +460,14 @@ static int read_map(struct kv_msgpack *m, struct kve_scratch *scratch, struct kv
     if (rc == KVE_SKIP_RC(MALFORMED)) {
         enum kve_raw_type type = find_type(before, end);
 
-        if (type == KVE_RAW_UNKNOWN || type == KVE_RAW_IGNORED) {
+        if (type == KVE_RAW_UNKNOWN)
+            rc = KVE_SKIP_RC(UNKNOWN_TYPE);
+        if (type == KVE_RAW_IGNORED) {
             ev->type = type;
-            rc = type == KVE_RAW_UNKNOWN ? KVE_SKIP_RC(UNKNOWN_TYPE) : 0;
+            m->p = before;
+            m->error.code = 0;
+            kv_msgpack_skip(m);
+            rc = verdict(m);
         }
     }
     return rc;

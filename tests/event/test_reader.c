@@ -1,0 +1,1046 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The rules of the reader: what becomes of an event, and what of a batch that isn't quite one. */
+#include "event/pack.h"
+
+#include "kv_event.h"
+
+static struct kve_reader *reader;
+static struct kve_batch batch;
+static const uint32_t one_to_8[] = {1, 2, 3, 4, 5, 6, 7, 8, 9};
+
+static void use_reader(const struct kve_reader_opts *opts)
+{
+    struct kve_reader_opts defaults = {.size = sizeof(defaults), .block_size = 4, .rank = 9};
+
+    kve_reader_destroy(reader);
+    assert_int_equal(kve_reader_create(opts ? opts : &defaults, &reader), 0);
+}
+
+static int set_up(void **state)
+{
+    (void)state;
+    use_reader(NULL);
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    kve_reader_destroy(reader);
+    reader = NULL;
+    return 0;
+}
+
+static int decode_bytes(const void *data, size_t len)
+{
+    char *exact = malloc(len ? len : 1); /* so that asan sees what is read beyond */
+    int rc;
+
+    assert_non_null(exact);
+    if (len)
+        memcpy(exact, data, len);
+    rc = kve_reader_decode(reader, exact, len, &batch);
+    free(exact);
+    return rc;
+}
+
+static int decode(const char *text)
+{
+    struct kv_buf bytes = KV_BUF_INIT;
+    int rc;
+
+    pack(&bytes, "%s", text);
+    rc = decode_bytes(bytes.data, bytes.len);
+    kv_buf_fini(&bytes);
+    return rc;
+}
+
+/* One event, in a batch of rank 0. */
+KV_PRINTF(1, 2)
+static void event(const char *fmt, ...)
+{
+    char text[4096], whole[4200];
+    va_list args;
+
+    va_start(args, fmt);
+    vsnprintf(text, sizeof(text), fmt, args);
+    va_end(args);
+    snprintf(whole, sizeof(whole), "[1.5, [%s], 0]", text);
+    assert_int_equal(decode(whole), 0);
+    assert_int_equal(batch.n_events, 1);
+}
+
+static uint64_t local(const char *lora, const char *salt, size_t block)
+{
+    return kve_hash_block(kve_seed(lora, strlen(lora), salt, strlen(salt)), one_to_8 + 4 * block, 4,
+                          NULL, 0);
+}
+
+static void expect_skip(enum kve_skip skip)
+{
+    for (int i = 0; i < KVE_N_SKIPS; i++)
+        assert_int_equal(batch.skipped[i], i == (int)skip);
+}
+
+static void expect_none(enum kve_skip skip)
+{
+    assert_int_equal(batch.n_ops, 0);
+    expect_skip(skip);
+}
+
+static const struct kve_op *expect_op(enum kve_op_type type, enum kv_tier tier, size_t n)
+{
+    for (int i = 0; i < KVE_N_SKIPS; i++)
+        assert_int_equal(batch.skipped[i], 0);
+    assert_int_equal(batch.n_ops, 1);
+    assert_int_equal(batch.ops[0].type, type);
+    assert_int_equal(batch.ops[0].tier, tier);
+    assert_int_equal(batch.ops[0].n, n);
+    return &batch.ops[0];
+}
+
+/* The event was stored as one block with this local hash. */
+static void expect_block(uint64_t hash, uint64_t tokens_hash)
+{
+    const struct kve_op *op = expect_op(KVE_OP_STORE, KV_TIER_DEVICE, 1);
+
+    assert_true(op->blocks[0].hash == hash);
+    assert_true(op->blocks[0].tokens_hash == tokens_hash);
+}
+
+#define STORED_1 "['BlockStored', [1], nil, [1,2,3,4], 4"
+#define MAP_1 "{'type': 'BlockStored', 'block_hashes': [1], 'token_ids': [1,2,3,4], 'block_size': 4"
+
+/* -- batches -------------------------------------------------------------------------------------
+ */
+
+static void expect_rank(const char *text, bool has_rank, uint32_t rank)
+{
+    assert_int_equal(decode(text), 0);
+    assert_int_equal(batch.has_rank, has_rank);
+    assert_int_equal(batch.n_ops, 1);
+    assert_int_equal(batch.ops[0].rank, has_rank ? rank : 9);
+    assert_int_equal(batch.rank, rank);
+}
+
+static void test_batch_shapes(void **state)
+{
+    (void)state;
+    expect_rank("[1.5, [['AllBlocksCleared']]]", false, 0);
+    expect_rank("[1.5, [['AllBlocksCleared']], nil]", false, 0);
+    expect_rank("[1.5, [['AllBlocksCleared']], 0]", true, 0);
+    expect_rank("[1.5, [['AllBlocksCleared']], 127]", true, 127);
+    expect_rank("[1.5, [['AllBlocksCleared']], 128]", true, 128);
+    expect_rank("[1.5, [['AllBlocksCleared']], 300]", true, 300);
+    expect_rank("[1.5, [['AllBlocksCleared']], 70000]", true, 70000);
+    expect_rank("[1.5, [['AllBlocksCleared']], 4294967295]", true, UINT32_MAX);
+    expect_rank("[1.5, [['AllBlocksCleared']], -1]", true, UINT32_MAX);
+    expect_rank("[1.5, [['AllBlocksCleared']], -2147483648]", true, 0x80000000u);
+    expect_rank("[1.5, [['AllBlocksCleared']], 3, 'more', {'x': [nil]}]", true, 3);
+    expect_rank("[1.5, [['AllBlocksCleared']], nil, 5]", false, 0);
+    expect_rank("[nil, [['AllBlocksCleared']], 3]", true, 3);
+    expect_rank("{'ts': 1.5, 'events': [['AllBlocksCleared']]}", false, 0);
+    expect_rank("{'events': [['AllBlocksCleared']], 'data_parallel_rank': 3, 'ts': 1.5}", true, 3);
+    expect_rank("{'dp_rank': 4, 'events': [['AllBlocksCleared']]}", true, 4);
+    expect_rank("{'events': [['AllBlocksCleared']], 7: 8, 'attn_dp_rank': 200, 'other': [1]}", true,
+                200);
+    expect_rank("{'attn_dp_rank': nil, 'events': [['AllBlocksCleared']]}", false, 0);
+}
+
+/* Numbers of every width at the end, behind events that end in every suspicious byte. */
+static void test_rank_is_read_right(void **state)
+{
+    static const uint32_t ranks[] = {0,    1,      0x7f,    0x80,   0xc0,      0xcc,
+                                     0xcd, 0xffff, 0x10000, 0xcecc, 0xffffffff};
+    char text[256];
+
+    (void)state;
+    for (size_t r = 0; r < KV_COUNT(ranks); r++) {
+        for (unsigned tail = 0xc0; tail < 0xe0; tail++) {
+            for (unsigned pad = 0; pad < 10; pad++) {
+                snprintf(text, sizeof(text), "[1.5, [['AllBlocksCleared', x'%02x%.*s']], %u]", tail,
+                         (int)(2 * pad), "01020304050607080910", ranks[r]);
+                expect_rank(text, true, ranks[r]);
+            }
+        }
+    }
+}
+
+static void test_no_batches(void **state)
+{
+    static const char *const bad[] = {
+        "nil",
+        "7",
+        "'batch'",
+        "[]",
+        "[1.5]",
+        "{}",
+        "[1.5, nil]",
+        "[1.5, 7, 0]",
+        "[1.5, {}, 0]",
+        "['x', 'y', 0]",
+        "[1.5, [], 'rank']",
+        "[1.5, [], 1.5]",
+        "[1.5, [], 4294967296]",
+        "[1.5, [], -2147483649]",
+        "[[], [], 0]",
+        "{'ts': 1.5}",
+        "{'events': 7}",
+        "{'events': [], 'dp_rank': 'x'}",
+        "[1.5, [], [], 0]",
+    };
+
+    (void)state;
+    assert_int_equal(decode_bytes("", 0), -EPROTO);
+    for (size_t i = 0; i < KV_COUNT(bad); i++) {
+        if (decode(bad[i]) != -EPROTO)
+            fail_msg("accepted: %s", bad[i]);
+    }
+    /* Something behind the batch. */
+    assert_int_equal(decode_bytes("\x92\xc0\x90\xc0", 4), -EPROTO);
+    assert_int_equal(decode_bytes("\x93\xc0\x90\xc0\xc0", 5), -EPROTO);
+    assert_int_equal(decode_bytes("\x92\xc0\x90", 3), 0);
+}
+
+static void test_timestamps(void **state)
+{
+    (void)state;
+    assert_int_equal(decode("[1757500000.25, []]"), 0);
+    assert_true(batch.timestamp == 1757500000.25);
+    assert_int_equal(decode("[1757500000, []]"), 0);
+    assert_true(batch.timestamp == 1757500000.0);
+    assert_int_equal(decode("[1757500000250, []]"), 0); /* whole milliseconds */
+    assert_true(batch.timestamp == 1757500000.25);
+    assert_int_equal(decode("{'events': []}"), 0);
+    assert_true(batch.timestamp == 0);
+}
+
+/* Headers that promise four billion elements, wherever they may stand, in payloads of a few bytes.
+ */
+static void test_bombs(void **state)
+{
+    static const char *const places[] = {
+        "%s",
+        "92c0%s",
+        "92c091%s",
+        "92c09192%s",
+        "92c09192ab426c6f636b53746f726564%s",       /* hashes */
+        "92c09195ab426c6f636b53746f7265649101c0%s", /* tokens */
+        "92c0918101%s",
+        "92c09182a474797065ab426c6f636b53746f726564ac626c6f636b5f686173686573%s",
+        "92c09182a474797065ab426c6f636b53746f726564a9746f6b656e5f696473%s",
+        "92c09182a474797065ab426c6f636b53746f726564aa65787472615f6b657973%s",
+    };
+    static const char *const heads[] = {"ddffffffff", "dfffffffff", "dcffff",      "deffff",
+                                        "dbffffffff", "c6ffffffff", "c9ffffffff01"};
+    struct kv_buf bytes = KV_BUF_INIT;
+    char hex[256];
+
+    (void)state;
+    for (size_t p = 0; p < KV_COUNT(places); p++) {
+        for (size_t h = 0; h < KV_COUNT(heads); h++) {
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wformat-nonliteral"
+            snprintf(hex, sizeof(hex), places[p], heads[h]);
+#pragma GCC diagnostic pop
+            strcat(hex, "01020304");
+            kv_buf_clear(&bytes);
+            pack_hex(&bytes, hex);
+            assert_int_equal(decode_bytes(bytes.data, bytes.len), -EPROTO);
+        }
+    }
+    kv_buf_fini(&bytes);
+}
+
+/* -- bad events ----------------------------------------------------------------------------------
+ */
+
+/* A bad event between two good ones costs neither. */
+static void test_bad_event_is_skipped(void **state)
+{
+    static const struct {
+        const char *text;
+        enum kve_skip skip;
+    } bad[] = {
+        {"7", KVE_SKIP_MALFORMED},
+        {"nil", KVE_SKIP_MALFORMED},
+        {"[]", KVE_SKIP_MALFORMED},
+        {"{}", KVE_SKIP_MALFORMED},
+        {"[7]", KVE_SKIP_MALFORMED},
+        {"['BlockStored']", KVE_SKIP_MALFORMED},
+        {"['BlockStored', [1], nil, [1,2,3,4]]", KVE_SKIP_MALFORMED},
+        {"['BlockStored', 7, nil, [1,2,3,4], 4]", KVE_SKIP_MALFORMED},
+        {"['BlockStored', nil, nil, [1,2,3,4], 4]", KVE_SKIP_MALFORMED},
+        {"['BlockStored', ['one'], nil, [1,2,3,4], 4]", KVE_SKIP_MALFORMED},
+        {"['BlockStored', [x'01020304050607'], nil, [1,2,3,4], 4]", KVE_SKIP_MALFORMED},
+        {"['BlockStored', [1.5], nil, [1,2,3,4], 4]", KVE_SKIP_MALFORMED},
+        {"['BlockStored', [1], 'root', [1,2,3,4], 4]", KVE_SKIP_MALFORMED},
+        {"['BlockStored', [1], nil, [1,2,3,-4], 4]", KVE_SKIP_MALFORMED},
+        {"['BlockStored', [1], nil, [1,2,3,4294967296], 4]", KVE_SKIP_MALFORMED},
+        {"['BlockStored', [1], nil, [1,2,3,nil], 4]", KVE_SKIP_MALFORMED},
+        {"['BlockStored', [1], nil, [1,2,3,'four'], 4]", KVE_SKIP_MALFORMED},
+        {"['BlockStored', [1], nil, [1,2,3,''], 4]", KVE_SKIP_MALFORMED},
+        {"['BlockStored', [1], nil, [1,2,3,'99999999999'], 4]", KVE_SKIP_MALFORMED},
+        {"['BlockStored', [1], nil, [[1,2],[2,3],[3,4],[4]], 4]", KVE_SKIP_MALFORMED},
+        {"['BlockStored', [1], nil, [[1,2],[2,3],[3,4],5], 4]", KVE_SKIP_MALFORMED},
+        {"['BlockStored', [1], nil, 'tokens', 4]", KVE_SKIP_MALFORMED},
+        {"['BlockStored', [1], nil, [1,2,3,4], 'four']", KVE_SKIP_MALFORMED},
+        {"['BlockStored', [1], nil, [1,2,3,4], -4]", KVE_SKIP_MALFORMED},
+        {STORED_1 ", nil, 7]", KVE_SKIP_MALFORMED},
+        {STORED_1 ", nil, nil, 7]", KVE_SKIP_MALFORMED},
+        {STORED_1 ", nil, nil, nil, 7]", KVE_SKIP_MALFORMED},
+        {MAP_1 ", 'lora_name': 7}", KVE_SKIP_MALFORMED},
+        {MAP_1 ", 'group_idx': 'zero'}", KVE_SKIP_MALFORMED},
+        {MAP_1 ", 'group_idx': -1}", KVE_SKIP_MALFORMED},
+        {MAP_1 ", 'group_idx': 4294967296}", KVE_SKIP_MALFORMED},
+        {MAP_1 ", 'cache_salt': [1]}", KVE_SKIP_MALFORMED},
+        {MAP_1 ", 'dp_rank': 'x'}", KVE_SKIP_MALFORMED},
+        {"{'block_hashes': [1], 'token_ids': [1,2,3,4], 'block_size': 4}", KVE_SKIP_MALFORMED},
+        {"{'type': 'BlockRemoved', 'medium': 'GPU'}", KVE_SKIP_MALFORMED},
+        {"{'type': 7}", KVE_SKIP_MALFORMED},
+        {"['BlockRemoved']", KVE_SKIP_MALFORMED},
+        {"['BlockMoved', [1], {'a': 2}]", KVE_SKIP_UNKNOWN_TYPE},
+        {"{'type': 'BlockMoved', 'block_hashes': 7}", KVE_SKIP_UNKNOWN_TYPE},
+        {"{'block_hashes': 'other', 'type': 'BlockMoved'}", KVE_SKIP_UNKNOWN_TYPE},
+        {"{'event_type': 'moved'}", KVE_SKIP_UNKNOWN_TYPE},
+        {"['BlockStored', [1], nil, [1,2,3,4,5,6,7,8], 8]", KVE_SKIP_BLOCK_SIZE},
+        {"['BlockStored', [1], nil, [1,2,3,4], nil]", KVE_SKIP_BLOCK_SIZE},
+        {"['BlockStored', [1], nil, [], 8]", KVE_SKIP_BLOCK_SIZE},
+        {"['BlockStored', [1], nil, [1,2,3], 4]", KVE_SKIP_TOKEN_COUNT},
+        {"['BlockStored', [1], nil, [1,2,3,4,5,6,7,8], 4]", KVE_SKIP_TOKEN_COUNT},
+        {"['BlockStored', [1,1], nil, [1,2,3,4,5,6,7,8], 4]", KVE_SKIP_DUPLICATE_HASH},
+        {"['BlockStored', [1,2], 2, [1,2,3,4,5,6,7,8], 4]", KVE_SKIP_DUPLICATE_HASH},
+        {MAP_1 ", 'group_idx': 1}", KVE_SKIP_GROUP},
+        {MAP_1 ", 'medium': 'TAPE'}", KVE_SKIP_MEDIUM},
+        {MAP_1 ", 'locality': 'REMOTE'}", KVE_SKIP_REMOTE},
+        {MAP_1 ", 'locality': 'ELSEWHERE'}", KVE_SKIP_REMOTE},
+    };
+    char text[1024];
+
+    (void)state;
+    for (size_t i = 0; i < KV_COUNT(bad); i++) {
+        snprintf(text, sizeof(text), "[1.5, [['BlockRemoved', [5]], %s, ['AllBlocksCleared']], 0]",
+                 bad[i].text);
+        assert_int_equal(decode(text), 0);
+        if (batch.n_ops != 2 || batch.skipped[bad[i].skip] != 1)
+            fail_msg("%s", bad[i].text);
+        expect_skip(bad[i].skip);
+        assert_int_equal(batch.n_events, 3);
+        assert_int_equal(batch.ops[0].type, KVE_OP_REMOVE);
+        assert_int_equal(batch.ops[1].type, KVE_OP_CLEAR);
+    }
+}
+
+static void test_ignored_type(void **state)
+{
+    (void)state;
+    event("{'type': 'Ignored', 'block_hashes': 7}");
+    assert_int_equal(batch.n_ops, 0);
+    event("['Ignored', 1, 2]");
+    assert_int_equal(batch.n_ops, 0);
+    for (int i = 0; i < KVE_N_SKIPS; i++)
+        assert_int_equal(batch.skipped[i], 0);
+}
+
+static void test_names_of_skips(void **state)
+{
+    (void)state;
+    for (int i = 0; i < KVE_N_SKIPS; i++) {
+        for (int j = 0; j < i; j++)
+            assert_string_not_equal(kve_skip_name((enum kve_skip)i),
+                                    kve_skip_name((enum kve_skip)j));
+    }
+    assert_string_equal(kve_skip_name(KVE_SKIP_BLOCK_SIZE), "block_size");
+    assert_string_equal(kve_skip_name(KVE_N_SKIPS), "unknown");
+}
+
+static void test_limits(void **state)
+{
+    struct kve_reader_opts opts = {
+        .size = sizeof(opts), .block_size = 4, .max_events = 2, .max_tokens = 8};
+
+    (void)state;
+    use_reader(&opts);
+    assert_int_equal(decode("[1.5, [['AllBlocksCleared'], 7, ['AllBlocksCleared'], {'x': []}], 0]"),
+                     0);
+    assert_int_equal(batch.n_ops, 1);
+    assert_int_equal(batch.n_events, 4);
+    assert_int_equal(batch.skipped[KVE_SKIP_TOO_LARGE], 2);
+    event("['BlockStored', [1,2], nil, [1,2,3,4,5,6,7,8], 4]");
+    expect_op(KVE_OP_STORE, KV_TIER_DEVICE, 2);
+    event("['BlockStored', [1,2], nil, [1,2,3,4,5,6,7,8,9], 4]");
+    expect_none(KVE_SKIP_TOO_LARGE);
+    event("['BlockRemoved', [1,2,3,4,5,6,7,8,9]]");
+    expect_none(KVE_SKIP_TOO_LARGE);
+}
+
+static void test_options(void **state)
+{
+    struct kve_reader_opts opts = {.size = sizeof(opts)};
+    struct kve_reader *other;
+
+    (void)state;
+    assert_int_equal(kve_reader_create(&opts, &other), -EINVAL);
+    assert_int_equal(kve_reader_create(NULL, &other), -EINVAL);
+    kve_reader_destroy(NULL);
+}
+
+/* -- tokens --------------------------------------------------------------------------------------
+ */
+
+static void test_bigrams(void **state)
+{
+    struct kve_reader_opts opts = {.size = sizeof(opts), .block_size = 2};
+
+    (void)state;
+    use_reader(&opts);
+    event("['BlockStored', [1,2], nil, [[10,11],[11,12],[12,13],[13,14]], 2]");
+    expect_op(KVE_OP_STORE, KV_TIER_DEVICE, 2);
+    assert_true(batch.ops[0].blocks[0].tokens_hash == UINT64_C(5959138341449004422));
+    assert_true(batch.ops[0].blocks[1].tokens_hash == UINT64_C(13917772031453556700));
+    event("{'type': 'BlockStored', 'block_hashes': [1], 'token_ids': [[10,11],[11,12]], "
+          "'block_size': 2,"
+          " 'extra_keys': [[['x', 0]]]}");
+    expect_op(KVE_OP_STORE, KV_TIER_DEVICE, 1);
+    assert_true(batch.ops[0].blocks[0].tokens_hash != UINT64_C(5959138341449004422));
+}
+
+static void test_tokens_as_text(void **state)
+{
+    (void)state;
+    event("['BlockStored', [1], nil, ['1','2','3','4'], 4]");
+    expect_block(1, local("", "", 0));
+    event("['BlockStored', [1], nil, [1,'2',3,'4'], 4]");
+    expect_block(1, local("", "", 0));
+}
+
+static void test_too_few_tokens(void **state)
+{
+    (void)state;
+    event("['BlockStored', [1,2], 7, [1,2,3,4,5,6,7], 4]");
+    expect_skip(KVE_SKIP_TOKEN_COUNT);
+    assert_int_equal(batch.n_ops, 1);
+    assert_int_equal(batch.ops[0].n, 1);
+    assert_int_equal(batch.n_blocks, 1);
+    assert_true(batch.ops[0].blocks[0].tokens_hash == local("", "", 0));
+    /* Part of a further block is nothing to worry about. */
+    event("['BlockStored', [1], nil, [1,2,3,4,5,6,7], 4]");
+    expect_block(1, local("", "", 0));
+}
+
+static void test_offload_placeholder(void **state)
+{
+    static const char *const texts[] = {
+        "['BlockStored', [1,2], nil, [], 0, nil, 'CPU']",
+        "['BlockStored', [1,2], nil, nil, nil, nil, 'CPU']",
+        "['BlockStored', [1,2], nil, [], 4, nil, 'CPU']",
+        "['BlockStored', [1,2], 7, [], 0, nil, 'cpu']",
+        "{'type': 'BlockStored', 'block_hashes': [1,2], 'medium': 'CPU'}",
+        "{'event_type': 'stored', 'block_hashes': [1,2], 'medium': 'cpu_pinned'}",
+    };
+
+    (void)state;
+    for (size_t i = 0; i < KV_COUNT(texts); i++) {
+        event("%s", texts[i]);
+        expect_op(KVE_OP_STORE_KNOWN, KV_TIER_HOST, 2);
+        assert_false(batch.ops[0].has_parent);
+        assert_true(batch.ops[0].hashes[0] == 1 && batch.ops[0].hashes[1] == 2);
+    }
+    event("['BlockStored', [], nil, [], 4]");
+    assert_int_equal(batch.n_ops, 0);
+    event("['BlockRemoved', []]");
+    assert_int_equal(batch.n_ops, 0);
+}
+
+/* Large events, in which duplicates aren't found by comparing each with each. */
+static void test_duplicates_in_large_events(void **state)
+{
+    uint64_t random = unit_seed();
+
+    (void)state;
+    for (size_t round = 0; round < unit_rounds(300); round++) {
+        size_t n = 2 + unit_below(&random, 400), at = unit_below(&random, n),
+               from = unit_below(&random, n);
+        bool duplicate = round % 2 && at != from, parent = round % 4 == 3;
+        struct kv_buf bytes = KV_BUF_INIT;
+        uint64_t *hashes = calloc(n, sizeof(*hashes));
+
+        assert_non_null(hashes);
+        for (size_t i = 0; i < n; i++)
+            hashes[i] = round % 5 ? unit_random(&random) : i * 4096 + round;
+        if (duplicate && !parent)
+            hashes[at] = hashes[from];
+        kv_msgpack_put_array(&bytes, 2);
+        kv_msgpack_put_nil(&bytes);
+        kv_msgpack_put_array(&bytes, 1);
+        kv_msgpack_put_array(&bytes, 5);
+        kv_msgpack_put_str(&bytes, "BlockStored");
+        kv_msgpack_put_array(&bytes, (uint32_t)n);
+        kv_msgpack_put_u64s(&bytes, hashes, n);
+        if (duplicate && parent)
+            kv_msgpack_put_u64(&bytes, hashes[at]);
+        else
+            kv_msgpack_put_nil(&bytes);
+        kv_msgpack_put_array(&bytes, (uint32_t)(4 * n));
+        for (size_t i = 0; i < 4 * n; i++)
+            kv_msgpack_put_u64(&bytes, i % 4 + 1);
+        kv_msgpack_put_u64(&bytes, 4);
+        assert_int_equal(decode_bytes(bytes.data, bytes.len), 0);
+        if (duplicate)
+            expect_none(KVE_SKIP_DUPLICATE_HASH);
+        else
+            assert_true(expect_op(KVE_OP_STORE, KV_TIER_DEVICE, n)->blocks[n - 1].tokens_hash ==
+                        local("", "", 0));
+        free(hashes);
+        kv_buf_fini(&bytes);
+    }
+}
+
+/* -- tier and locality ---------------------------------------------------------------------------
+ */
+
+static void test_media(void **state)
+{
+    static const struct {
+        const char *name;
+        enum kv_tier tier;
+    } media[] = {
+        {"nil", KV_TIER_DEVICE},         {"''", KV_TIER_DEVICE},
+        {"'GPU'", KV_TIER_DEVICE},       {"'gpu'", KV_TIER_DEVICE},
+        {"'Device'", KV_TIER_DEVICE},    {"'CPU'", KV_TIER_HOST},
+        {"'cpu'", KV_TIER_HOST},         {"'CPU_PINNED'", KV_TIER_HOST},
+        {"'CPU_TIER1'", KV_TIER_HOST},   {"'CPU_TIER2'", KV_TIER_DISK},
+        {"'disk'", KV_TIER_DISK},        {"'NVMe'", KV_TIER_DISK},
+        {"'STORAGE'", KV_TIER_DISK},     {"'External'", KV_TIER_EXTERNAL},
+        {"'NETWORK'", KV_TIER_EXTERNAL}, {"'REMOTE'", KV_TIER_EXTERNAL},
+        {"'shared'", KV_TIER_EXTERNAL},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < KV_COUNT(media); i++) {
+        event(STORED_1 ", nil, %s]", media[i].name);
+        expect_op(KVE_OP_STORE, media[i].tier, 1);
+        event("['BlockRemoved', [1], %s]", media[i].name);
+        expect_op(KVE_OP_REMOVE, media[i].tier, 1);
+        event("{'medium': %s, 'type': 'BlockRemoved', 'block_hashes': [1]}", media[i].name);
+        expect_op(KVE_OP_REMOVE, media[i].tier, 1);
+    }
+    event("['BlockRemoved', [1], 'GPU2']");
+    expect_none(KVE_SKIP_MEDIUM);
+    event("['BlockRemoved', [1], 'GP']");
+    expect_none(KVE_SKIP_MEDIUM);
+}
+
+static void test_locality(void **state)
+{
+    (void)state;
+    event(MAP_1 ", 'locality': 'LOCAL'}");
+    expect_op(KVE_OP_STORE, KV_TIER_DEVICE, 1);
+    event(MAP_1 ", 'locality': nil, 'ownership': 'tier-2', 'session_id': 'x'}");
+    expect_op(KVE_OP_STORE, KV_TIER_DEVICE, 1);
+    event("{'type': 'BlockRemoved', 'block_hashes': [1], 'locality': 'REMOTE'}");
+    expect_none(KVE_SKIP_REMOTE);
+    event(STORED_1 ", nil, 'GPU', nil, nil, 0, 'full_attention', nil, 'REMOTE', 'x']");
+    expect_none(KVE_SKIP_REMOTE);
+    event("['BlockRemoved', [1], nil, 0, 'full_attention', nil, 'local', 'x']");
+    expect_op(KVE_OP_REMOVE, KV_TIER_DEVICE, 1);
+}
+
+/* An event may say itself whose it is (a cache master speaks for several ranks). */
+static void test_rank_of_an_event(void **state)
+{
+    (void)state;
+    event(MAP_1 ", 'dp_rank': 6}");
+    assert_int_equal(batch.ops[0].rank, 6);
+    event(MAP_1 ", 'dp_rank': nil}");
+    assert_int_equal(batch.ops[0].rank, 0);
+}
+
+/* -- groups --------------------------------------------------------------------------------------
+ */
+
+static void test_groups_in_arrays(void **state)
+{
+    (void)state;
+    event(STORED_1 ", nil, 'GPU', nil, nil, 0]");
+    expect_op(KVE_OP_STORE, KV_TIER_DEVICE, 1);
+    event(STORED_1 ", nil, 'GPU', nil, nil, 1]");
+    expect_none(KVE_SKIP_GROUP);
+    event(STORED_1 ", nil, 'GPU', nil, nil, nil]");
+    expect_op(KVE_OP_STORE, KV_TIER_DEVICE, 1);
+    event("['BlockRemoved', [1], 'GPU', 1]");
+    expect_none(KVE_SKIP_GROUP);
+    event("['BlockRemoved', [1], 'GPU', 0]");
+    expect_op(KVE_OP_REMOVE, KV_TIER_DEVICE, 1);
+}
+
+static void test_kinds(void **state)
+{
+    static const struct {
+        const char *tail;
+        bool is_main;
+    } tails[] = {
+        {"0, 'full_attention', nil", true},
+        {"1, 'mla_attention', nil", true},
+        {"nil, 'sink_full_attention', nil", true},
+        {"0, 'mamba', nil", false}, /* the kind counts, not the number */
+        {"0, 'sliding_window', 1024", false},
+        {"nil, 'sliding_window_mla', 128", false},
+        {"0, 'chunked_local_attention'", false},
+        {"0, 'unknown'", false},
+        {"'full_attention'", true}, /* without a slot for the group */
+        {"'mamba'", false},
+        {"'full_attention', 0", true},
+        {"nil, nil, nil", true},
+        {"nil, nil, 1024", true},
+        {"[nil], 0, 'mamba'", false}, /* block_mm_infos before it */
+        {"nil, 0, 'mamba'", false},
+        {"[nil], 0", true},
+        {"[nil], 2", false},
+        {"0, 'full_attention', nil, 'LOCAL', 'vllm', 'and', ['more']", true},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < KV_COUNT(tails); i++) {
+        use_reader(NULL);
+        event(STORED_1 ", nil, 'GPU', nil, nil, %s]", tails[i].tail);
+        if (tails[i].is_main)
+            expect_op(KVE_OP_STORE, KV_TIER_DEVICE, 1);
+        else
+            expect_none(KVE_SKIP_GROUP);
+    }
+    use_reader(NULL);
+    event(MAP_1 ", 'kv_cache_spec_kind': 'mamba', 'group_idx': 0}");
+    expect_none(KVE_SKIP_GROUP);
+    event(MAP_1 ", 'kv_cache_spec_kind': 'full_attention', 'group_idx': 3}");
+    expect_op(KVE_OP_STORE, KV_TIER_DEVICE, 1);
+}
+
+static void test_groups_are_learned_per_rank(void **state)
+{
+    (void)state;
+    assert_int_equal(
+        decode("[0, [{'type': 'BlockStored', 'block_hashes': [1], 'token_ids': [1,2,3,4],"
+               "'block_size': 4, 'group_idx': 2, 'kv_cache_spec_kind': 'full_attention'}], 5]"),
+        0);
+    expect_op(KVE_OP_STORE, KV_TIER_DEVICE, 1);
+    assert_int_equal(decode("[0, [['BlockRemoved', [1], nil, 2]], 5]"), 0);
+    expect_op(KVE_OP_REMOVE, KV_TIER_DEVICE, 1);
+    assert_int_equal(decode("[0, [['BlockRemoved', [1], nil, 2]], 6]"), 0); /* another rank */
+    expect_none(KVE_SKIP_GROUP);
+    assert_int_equal(decode("[0, [['BlockRemoved', [1], nil, 3]], 5]"), 0); /* another group */
+    expect_none(KVE_SKIP_GROUP);
+    kve_reader_reset(reader);
+    assert_int_equal(decode("[0, [['BlockRemoved', [1], nil, 2]], 5]"), 0);
+    expect_none(KVE_SKIP_GROUP);
+}
+
+static void test_removes_do_not_teach(void **state)
+{
+    (void)state;
+    event("['BlockRemoved', [1], nil, 2, 'full_attention', nil]");
+    expect_op(KVE_OP_REMOVE, KV_TIER_DEVICE, 1);
+    event("['BlockRemoved', [1], nil, 2]");
+    expect_none(KVE_SKIP_GROUP);
+}
+
+/* Where group 0 is another cache, its removes must not take the main cache's blocks of the same
+ * hash. */
+static void test_group_0_may_be_another(void **state)
+{
+    (void)state;
+    event(MAP_1 ", 'group_idx': 0, 'kv_cache_spec_kind': 'mamba'}");
+    expect_none(KVE_SKIP_GROUP);
+    event("['BlockRemoved', [1], nil, 0]");
+    expect_none(KVE_SKIP_GROUP);
+    event(MAP_1 ", 'group_idx': 0, 'kv_cache_spec_kind': 'full_attention'}");
+    event("['BlockRemoved', [1], nil, 0]");
+    expect_op(KVE_OP_REMOVE, KV_TIER_DEVICE, 1);
+}
+
+static void test_many_groups(void **state)
+{
+    (void)state;
+    for (unsigned i = 1; i < 1000; i++) {
+        event(MAP_1 ", 'group_idx': %u, 'kv_cache_spec_kind': 'mla_attention'}", i);
+        expect_op(KVE_OP_STORE, KV_TIER_DEVICE, 1);
+    }
+    event("['BlockRemoved', [1], nil, 100]");
+    expect_op(KVE_OP_REMOVE, KV_TIER_DEVICE, 1);
+    event("['BlockRemoved', [1], nil, 999]"); /* more than are remembered */
+    expect_none(KVE_SKIP_GROUP);
+}
+
+/* -- LoRA, salts ---------------------------------------------------------------------------------
+ */
+
+static void test_lora(void **state)
+{
+    (void)state;
+    event(STORED_1 ", 3, 'GPU', 'adapter']");
+    expect_block(1, local("adapter", "", 0));
+    event(STORED_1 ", nil, 'GPU', '']");
+    expect_block(1, local("", "", 0));
+    event(MAP_1 ", 'lora_name': 'adapter', 'lora_id': 3, 'extra_keys': [['adapter']]}");
+    expect_block(1, local("adapter", "", 0));
+}
+
+static void test_salt_of_sglang(void **state)
+{
+    (void)state;
+    event(STORED_1 ", nil, 'GPU', {'cache_salt': 'tenant-a', 'session_id': 's'}]");
+    expect_block(1, local("", "tenant-a", 0));
+    use_reader(NULL);
+    event(STORED_1 ", nil, 'GPU', {'session_id': 's', 7: 8}]");
+    expect_block(1, local("", "", 0));
+    event(STORED_1 ", nil, 'GPU', {'cache_salt': nil}, nil, 0]");
+    expect_block(1, local("", "", 0));
+    event("['BlockStoredWithMetadata', [1], nil, [1,2,3,4], 4, nil, 'GPU', {'cache_salt': 'b'}]");
+    expect_block(1, local("", "b", 0));
+    use_reader(NULL);
+    event(MAP_1 ", 'cache_salt': 'tenant-a'}");
+    expect_block(1, local("", "tenant-a", 0));
+    use_reader(NULL);
+    event(MAP_1 ", 'metadata': {'cache_salt': 'tenant-a'}}");
+    expect_block(1, local("", "tenant-a", 0));
+}
+
+#define HEX_64 "00112233445566778899aabbccddeeff00112233445566778899AABBCCDDEEFF"
+
+static void test_salt_in_extra_keys(void **state)
+{
+    (void)state;
+    event(MAP_1 ", 'extra_keys': [['dynamo-cache-salt:tenant-a']]}");
+    expect_block(1, local("", "tenant-a", 0));
+    use_reader(NULL);
+    event(MAP_1 ", 'lora_name': 'l', 'extra_keys': [['l', 'salt']]}");
+    expect_block(1, local("l", "salt", 0));
+    use_reader(NULL);
+    event(MAP_1 ", 'cache_salt': 'dynamo-cache-salt:tenant-a', 'extra_keys': "
+                "[['dynamo-cache-salt:tenant-a']]}");
+    expect_block(1, local("", "tenant-a", 0));
+    use_reader(NULL);
+    /* Within a chain a bare string isn't a salt; one that says it is, is. */
+    event(MAP_1 ", 'parent_block_hash': 7, 'extra_keys': [['string']]}");
+    expect_block(1, local("", "", 0));
+    event(MAP_1 ", 'parent_block_hash': 7, 'extra_keys': [['dynamo-cache-salt:x']]}");
+    expect_block(1, local("", "x", 0));
+    use_reader(NULL);
+    /* A salt that looks like a digest is no multimodal object where the event names it. */
+    event(MAP_1 ", 'cache_salt': '" HEX_64 "', 'extra_keys': [['" HEX_64 "']]}");
+    expect_block(1, local("", HEX_64, 0));
+}
+
+static void store_child(uint64_t hash, uint64_t parent)
+{
+    event("['BlockStored', [%llu], %llu, [1,2,3,4], 4]", (unsigned long long)hash,
+          (unsigned long long)parent);
+}
+
+static void store_salted(uint64_t hash, const char *salt)
+{
+    event("{'type': 'BlockStored', 'block_hashes': [%llu], 'token_ids': [1,2,3,4], 'block_size': 4,"
+          " 'cache_salt': '%s'}",
+          (unsigned long long)hash, salt);
+}
+
+static void test_salt_is_inherited(void **state)
+{
+    (void)state;
+    store_salted(1, "a");
+    store_salted(2, "b");
+    store_child(11, 1);
+    expect_block(11, local("", "a", 0));
+    store_child(12, 2);
+    expect_block(12, local("", "b", 0));
+    store_child(111, 11);
+    expect_block(111, local("", "a", 0));
+    store_child(22, 21); /* no salt is known of that parent */
+    expect_block(22, local("", "", 0));
+    /* Chains of another rank are other chains. */
+    assert_int_equal(decode("[0, [['BlockStored', [13], 1, [1,2,3,4], 4]], 1]"), 0);
+    expect_block(13, local("", "", 0));
+    /* A salt told with the event counts, whatever the parent's. */
+    event(MAP_1 ", 'parent_block_hash': 11, 'cache_salt': 'c'}");
+    expect_block(1, local("", "c", 0));
+    kve_reader_reset(reader);
+    store_child(11, 1);
+    expect_block(11, local("", "", 0));
+}
+
+static void test_empty_salt_is_none(void **state)
+{
+    (void)state;
+    store_salted(1, "");
+    expect_block(1, local("", "", 0));
+    store_child(11, 1);
+    expect_block(11, local("", "", 0));
+    store_salted(1, "dynamo-cache-salt:");
+    expect_block(1, local("", "", 0));
+}
+
+static void test_ambiguous_salt(void **state)
+{
+    (void)state;
+    store_salted(1, "a");
+    store_salted(1, "b");
+    store_child(11, 1);
+    expect_none(KVE_SKIP_NAMESPACE);
+    event("{'type': 'BlockStored', 'block_hashes': [11], 'token_ids': [1,2,3,4], 'block_size': 4,"
+          " 'parent_block_hash': 1, 'cache_salt': 'b'}");
+    expect_block(11, local("", "b", 0));
+    store_salted(2, "a");
+    event("['BlockStored', [2], nil, [1,2,3,4], 4]"); /* with a salt and without */
+    expect_block(2, local("", "", 0));
+    store_child(22, 2);
+    expect_none(KVE_SKIP_NAMESPACE);
+    event("['BlockRemoved', [2]]"); /* gone, and with it the doubt */
+    store_salted(2, "a");
+    store_child(22, 2);
+    expect_block(22, local("", "a", 0));
+    /* A block known as salted under a parent that isn't known: something between was lost. */
+    store_child(22, 99);
+    expect_none(KVE_SKIP_NAMESPACE);
+}
+
+/* Remembered for as long as a block is anywhere. */
+static void test_salt_lives_as_long_as_its_block(void **state)
+{
+    (void)state;
+    store_salted(1, "a");
+    event("['BlockStored', [1], nil, [], 0, nil, 'CPU']"); /* offloaded */
+    event("['BlockRemoved', [1], 'GPU']");
+    store_child(11, 1);
+    expect_block(11, local("", "a", 0));
+    event("['BlockRemoved', [1], 'DISK']"); /* where it isn't */
+    store_child(11, 1);
+    expect_block(11, local("", "a", 0));
+    event("['BlockRemoved', [1], 'CPU']");
+    store_child(12, 1);
+    expect_block(12, local("", "", 0));
+    store_child(111, 11);
+    expect_block(111, local("", "a", 0));
+    event("['AllBlocksCleared']");
+    store_child(111, 11);
+    expect_block(111, local("", "", 0));
+}
+
+static void test_salts_are_bounded(void **state)
+{
+    struct kve_reader_opts opts = {.size = sizeof(opts), .block_size = 4, .max_salted = 100};
+
+    (void)state;
+    use_reader(&opts);
+    for (uint64_t i = 1; i <= 100; i++) {
+        store_salted(i, "a");
+        expect_block(i, local("", "a", 0));
+    }
+    store_salted(
+        101, "a"); /* what can't be remembered isn't indexed either: its children would be wrong */
+    expect_none(KVE_SKIP_NAMESPACE);
+    store_child(1000, 2000);
+    expect_block(1000, local("", "", 0));
+    event("['BlockRemoved', [50]]");
+    store_salted(101, "a");
+    expect_block(101, local("", "a", 0));
+    event("['AllBlocksCleared']");
+    for (uint64_t i = 201; i <= 300; i++) {
+        store_salted(i, "b");
+        expect_block(i, local("", "b", 0));
+    }
+}
+
+/* -- multimodal ----------------------------------------------------------------------------------
+ */
+
+static void expect_mm(const uint64_t *mm, size_t n)
+{
+    expect_block(1, kve_hash_block(KVE_SEED, one_to_8, 4, mm, n));
+}
+
+static uint64_t xxh_of(const char *text)
+{
+    return kve_seed(text, strlen(text), NULL, 0) - KVE_SEED;
+}
+
+static void test_multimodal_in_extra_keys(void **state)
+{
+    const uint64_t digest = UINT64_C(0x0011223344556677);
+    uint64_t both[] = {xxh_of("cat"), xxh_of("dog")};
+
+    (void)state;
+    event(MAP_1 ", 'extra_keys': [[['" HEX_64 "', 0]]]}");
+    expect_mm(&digest, 1);
+    event(MAP_1 ", 'extra_keys': [['" HEX_64 "']]}"); /* a bare digest */
+    expect_mm(&digest, 1);
+    event(MAP_1 ", 'extra_keys': [[['cat', 0], ['dog', 4]]]}");
+    expect_mm(both, 2);
+    event(MAP_1 ", 'extra_keys': [[['dog', 0], ['cat', 4]]]}");
+    expect_mm(both, 2);
+    event(MAP_1 ", 'extra_keys': [[['', 0], [], [7, 8], 7, 1.5, true, nil, {'type': 'mm'}]]}");
+    expect_mm(NULL, 0);
+    event(STORED_1 ", nil, 'GPU', nil, [[['cat', 0]]]]");
+    expect_mm(both, 1);
+    event(MAP_1 ", 'extra_keys': []}");
+    expect_mm(NULL, 0);
+    event(MAP_1 ", 'extra_keys': [nil, [['cat', 0]]]}"); /* more entries than blocks */
+    expect_mm(NULL, 0);
+    event(MAP_1 ", 'extra_keys': [{'typed': 1}]}");
+    expect_mm(NULL, 0);
+    uint64_t embeds = kve_seed("\1\2\3", 3, NULL, 0) - KVE_SEED;
+    event(MAP_1 ", 'extra_keys': [[x'010203']]}"); /* prompt embeddings */
+    expect_mm(&embeds, 1);
+}
+
+static void test_multimodal_infos(void **state)
+{
+    uint64_t mm[] = {42, 7, UINT64_MAX};
+
+    (void)state;
+    event(MAP_1 ", 'block_mm_infos': [{'mm_objects': [{'mm_hash': 42, 'offsets': [[0, 2]]}]}]}");
+    expect_mm(mm, 1);
+    event(
+        MAP_1
+        ", 'block_mm_infos': [{'mm_objects': [{'offsets': [], 'mm_hash': 42}, {'mm_hash': 7}]}]}");
+    expect_mm(mm, 2);
+    event(MAP_1 ", 'block_mm_infos': [[[[42, [[0, 2]]], [7, []], [-1]]]]}");
+    expect_mm(mm, 3);
+    event(MAP_1 ", 'block_mm_infos': [nil]}");
+    expect_mm(NULL, 0);
+    event(MAP_1 ", 'block_mm_infos': [7, 'x', {'mm_objects': 7}]}");
+    expect_mm(NULL, 0);
+    event(MAP_1 ", 'block_mm_infos': [{7: 8, 'mm_objects': [nil, 7, {'mm_hash': 'x'}, {8: 9}]}]}");
+    expect_mm(NULL, 0);
+    /* In an array, with metadata for the LoRA's slot. */
+    event(STORED_1
+          ", nil, 'GPU', {'session_id': 'x'}, nil, [[[[42, [[0, 2]]]]]], 0, 'full_attention']");
+    expect_mm(mm, 1);
+    /* Each block its own. */
+    event("{'type': 'BlockStored', 'block_hashes': [1, 2], 'token_ids': [1,2,3,4,5,6,7,8], "
+          "'block_size': 4,"
+          " 'block_mm_infos': [nil, {'mm_objects': [{'mm_hash': 42}]}]}");
+    expect_op(KVE_OP_STORE, KV_TIER_DEVICE, 2);
+    assert_true(batch.ops[0].blocks[0].tokens_hash == local("", "", 0));
+    assert_true(batch.ops[0].blocks[1].tokens_hash ==
+                kve_hash_block(KVE_SEED, one_to_8 + 4, 4, mm, 1));
+}
+
+static void test_too_many_objects(void **state)
+{
+    struct kv_buf text = KV_BUF_INIT;
+
+    (void)state;
+    for (int n = 256; n <= 257; n++) {
+        kv_buf_clear(&text);
+        kv_buf_puts(&text, "[0, [" MAP_1 ", 'extra_keys': [[");
+        for (int i = 0; i < n; i++)
+            kv_buf_puts(&text, "['x', 0],");
+        kv_buf_puts(&text, "]]}]]");
+        assert_int_equal(decode(kv_buf_cstr(&text)), 0);
+        if (n == 256)
+            expect_op(KVE_OP_STORE, KV_TIER_DEVICE, 1);
+        else
+            expect_none(KVE_SKIP_TOO_LARGE);
+    }
+    kv_buf_fini(&text);
+}
+
+/* -- everything together -------------------------------------------------------------------------
+ */
+
+/* Operations keep their order and their own data, however the arrays behind them grow. */
+static void test_long_batch(void **state)
+{
+    enum { EVENTS = 5000 };
+    struct kv_buf bytes = KV_BUF_INIT;
+    size_t blocks = 0;
+
+    (void)state;
+    for (int round = 0; round < 3; round++) {
+        kv_buf_clear(&bytes);
+        kv_msgpack_put_array(&bytes, 2);
+        kv_msgpack_put_double(&bytes, 1);
+        kv_msgpack_put_array(&bytes, EVENTS);
+        for (unsigned i = 0; i < EVENTS; i++) {
+            if (i % 3 == 0)
+                pack(&bytes, "['BlockStored', [%u, %u], %u, [%u,0,0,0,%u,1,1,1], 4]", i, i + EVENTS,
+                     i + 2 * EVENTS, i, i);
+            else if (i % 3 == 1)
+                pack(&bytes, "['BlockRemoved', [%u, %u, %u]]", i, i + 1, i + 2);
+            else
+                pack(&bytes, "['Nonsense']");
+        }
+        assert_int_equal(decode_bytes(bytes.data, bytes.len), 0);
+        assert_int_equal(batch.n_events, EVENTS);
+        assert_int_equal(batch.n_ops, 3334);
+        assert_int_equal(batch.skipped[KVE_SKIP_UNKNOWN_TYPE], 1666);
+        blocks = 0;
+        for (unsigned op = 0; op < batch.n_ops; op++) {
+            unsigned i = op / 2 * 3 + op % 2;
+            const struct kve_op *o = &batch.ops[op];
+
+            if (op % 2) {
+                assert_int_equal(o->n, 3);
+                assert_true(o->hashes[0] == i && o->hashes[2] == i + 2);
+            } else {
+                uint32_t tokens[] = {i, 1, 1, 1};
+
+                assert_int_equal(o->n, 2);
+                assert_true(o->parent == i + 2 * EVENTS);
+                assert_true(o->blocks[1].hash == i + EVENTS);
+                assert_true(o->blocks[1].tokens_hash ==
+                            kve_hash_block(KVE_SEED, tokens, 4, NULL, 0));
+            }
+            blocks += o->n;
+        }
+        assert_int_equal(batch.n_blocks, blocks);
+        event("['AllBlocksCleared']"); /* a small batch between */
+    }
+    kv_buf_fini(&bytes);
+}
+
+#define T(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        T(test_batch_shapes),
+        T(test_rank_is_read_right),
+        T(test_no_batches),
+        T(test_timestamps),
+        T(test_bombs),
+        T(test_bad_event_is_skipped),
+        T(test_ignored_type),
+        T(test_names_of_skips),
+        T(test_limits),
+        T(test_options),
+        T(test_bigrams),
+        T(test_tokens_as_text),
+        T(test_too_few_tokens),
+        T(test_offload_placeholder),
+        T(test_duplicates_in_large_events),
+        T(test_media),
+        T(test_locality),
+        T(test_rank_of_an_event),
+        T(test_groups_in_arrays),
+        T(test_kinds),
+        T(test_groups_are_learned_per_rank),
+        T(test_removes_do_not_teach),
+        T(test_group_0_may_be_another),
+        T(test_many_groups),
+        T(test_lora),
+        T(test_salt_of_sglang),
+        T(test_salt_in_extra_keys),
+        T(test_salt_is_inherited),
+        T(test_empty_salt_is_none),
+        T(test_ambiguous_salt),
+        T(test_salt_lives_as_long_as_its_block),
+        T(test_salts_are_bounded),
+        T(test_multimodal_in_extra_keys),
+        T(test_multimodal_infos),
+        T(test_too_many_objects),
+        T(test_long_batch),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
