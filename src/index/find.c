@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Looking a prompt up, beside a writer that doesn't notice. The rules that make it right are in
+ * tree.h: note the version of every chain on the path before reading it, and look again at the end.
+ */
+#include "index/kids.h"
+#include "index/tree.h"
+
+#define PATH_SHORT 32 /* chains of a path that are remembered without further memory */
+
+struct step {
+    const struct kvi_chain *chain;
+    uint32_t version;
+};
+
+/* In kvi_matches.scratch: which item a holder has. */
+struct slots {
+    uint64_t call;
+    struct step *path; /* when PATH_SHORT doesn't do */
+    size_t path_capacity;
+    size_t n;
+    struct slot {
+        uint64_t call; /* stale when it isn't this one */
+        size_t item;
+    } slot[];
+};
+
+struct find {
+    const struct kvi_index *ix;
+    const uint64_t *hashes;
+    size_t n;
+    struct kvi_matches *matches;
+    struct slots *slots;
+    struct step *path;
+    size_t path_capacity, path_len;
+    struct step path_short[PATH_SHORT];
+};
+
+#define DISTURBED 1 /* begin again */
+
+void kvi_matches_fini(struct kvi_matches *matches)
+{
+    struct slots *slots = matches->scratch;
+
+    if (slots)
+        free(slots->path);
+    free(matches->scratch);
+    free(matches->items);
+    *matches = (struct kvi_matches){0};
+}
+
+static int grow_slots(struct find *find, size_t n)
+{
+    struct kvi_matches *matches = find->matches;
+    struct slots *old = matches->scratch, *slots;
+    size_t bytes;
+
+    n = KV_MAX(n + n / 2, (size_t)64);
+    bytes = sizeof(*slots) + n * sizeof(slots->slot[0]);
+    slots = realloc(old, bytes);
+    if (!slots)
+        return -ENOMEM;
+    if (!old)
+        *slots = (struct slots){0};
+    memset(&slots->slot[slots->n], 0, (n - slots->n) * sizeof(slots->slot[0]));
+    slots->n = n;
+    matches->scratch = slots;
+    matches->scratch_bytes = bytes;
+    find->slots = slots;
+    return 0;
+}
+
+static int grow_path(struct find *find)
+{
+    struct slots *slots = find->slots;
+    size_t capacity = find->path_capacity * 2;
+    struct step *path = realloc(slots->path, capacity * sizeof(*path));
+
+    if (!path)
+        return -ENOMEM;
+    if (!slots->path)
+        memcpy(path, find->path_short, sizeof(find->path_short));
+    slots->path = find->path = path;
+    slots->path_capacity = find->path_capacity = capacity;
+    return 0;
+}
+
+/* The item of a holder that is met for the first time. Returns 0, -ENOMEM or DISTURBED. */
+static int add_item(struct find *find, uint32_t id, struct kvi_match **ret)
+{
+    struct kvi_matches *matches = find->matches;
+    const struct kvi_holder *holder;
+    struct kvi_match *item;
+
+    if (matches->n == matches->capacity) {
+        size_t capacity = KV_MAX(matches->capacity * 2, (size_t)16);
+        struct kvi_match *items = realloc(matches->items, capacity * sizeof(*items));
+
+        if (!items)
+            return -ENOMEM;
+        matches->items = items;
+        matches->capacity = capacity;
+    }
+    holder = kvi_holder_at(find->ix, id);
+    if (!holder)
+        return DISTURBED;
+    find->slots->slot[id].call = find->slots->call;
+    find->slots->slot[id].item = matches->n;
+    item = &matches->items[matches->n++];
+    *item =
+        (struct kvi_match){.holder = holder->key,
+                           .blocks = atomic_load_explicit(&holder->blocks, memory_order_relaxed)};
+    *ret = item;
+    return 0;
+}
+
+/* How far tiers up to @t go, block by block. */
+static uint32_t reach_mixed(const struct kvi_tmap *tmap, uint32_t len, int t)
+{
+    uint32_t wanted = (2u << t) - 1, i = 0;
+
+    while (i < len && kvi_tmap_get(tmap, i) & wanted)
+        i++;
+    return i;
+}
+
+/* An entry says: of the @len blocks from @depth on, this holder has the first so many. */
+static int take_entry(struct find *find, uint64_t entry, uint32_t depth, uint32_t len)
+{
+    uint32_t id = kvi_entry_holder(entry), mask = kvi_entry_mask(entry);
+    const struct kvi_tmap *tmap = NULL;
+    struct kvi_match *item;
+
+    len = KV_MIN(len, kvi_entry_len(entry));
+    if (KV_UNLIKELY(id >= find->slots->n)) {
+        int rc = grow_slots(find, id + 1);
+
+        if (rc)
+            return rc;
+    }
+    if (find->slots->slot[id].call == find->slots->call) {
+        item = &find->matches->items[find->slots->slot[id].item];
+    } else {
+        int rc = depth ? 0 : add_item(find, id, &item);
+
+        if (depth || rc) /* in here, but not yet in the chains above: a store that isn't done */
+            return rc;
+    }
+    if (!mask) {
+        tmap = kvi_tmap_at(find->ix, entry);
+        if (!tmap || tmap->capacity < len)
+            return DISTURBED;
+    }
+    for (int t = 0; t < KV_N_TIERS; t++) {
+        if (item->reach[t] != depth)
+            continue;
+        if (tmap)
+            item->reach[t] += reach_mixed(tmap, len, t);
+        else if (mask & ((2u << t) - 1))
+            item->reach[t] += len;
+    }
+    return 0;
+}
+
+static int take_entries(struct find *find, const struct kvi_chain *chain, uint32_t depth,
+                        uint32_t len)
+{
+    uint64_t first = kvi_who_get(&chain->who[0]), second;
+    const struct kvi_list *list;
+    uint32_t n;
+    int rc = 0;
+
+    if (first & KVI_ENTRY_VALID) {
+        second = kvi_who_get(&chain->who[1]);
+        rc = take_entry(find, first, depth, len);
+        return rc || !second ? rc : take_entry(find, second, depth, len);
+    }
+    list = (const struct kvi_list *)(uintptr_t)first;
+    n = list ? atomic_load_explicit(&list->n, memory_order_acquire) : 0;
+    for (uint32_t i = 0; i < n && !rc; i++)
+        rc = take_entry(find, kvi_who_get(&list->entry[i]), depth, len);
+    return rc;
+}
+
+static uint32_t match(const struct find *find, struct kvi_run run, size_t depth)
+{
+    const struct kvi_page *page = kvi_arena_page(&find->ix->arena, run.pos);
+    const uint64_t *locals = page->locals + kvi_slot_of(run.pos), *wanted = find->hashes + depth;
+    uint32_t len = (uint32_t)KV_MIN((size_t)run.len, find->n - depth), i = 0;
+
+    while (i < len && locals[i] == wanted[i])
+        i++;
+    return i;
+}
+
+/* One walk from the root. Returns 0, -ENOMEM or DISTURBED. */
+static int walk(struct find *find)
+{
+    const struct kvi_chain *chain = &find->ix->root;
+    size_t depth = 0;
+
+    find->matches->n = 0;
+    find->path_len = 0;
+    find->slots->call++;
+    while (depth < find->n) {
+        struct kvi_run run;
+        uint32_t version, len;
+        int rc;
+
+        chain = kvi_kids_find(chain, find->hashes[depth]);
+        if (!chain)
+            break;
+        version = atomic_load_explicit(&chain->version, memory_order_acquire);
+        if (version & 1)
+            return DISTURBED;
+        run = kvi_chain_run(chain);
+        len = match(find, run, depth);
+        if (!len)
+            break;
+        if (find->path_len == find->path_capacity) {
+            rc = grow_path(find);
+            if (rc)
+                return rc;
+        }
+        find->path[find->path_len++] = (struct step){chain, version};
+        rc = take_entries(find, chain, (uint32_t)depth, len);
+        if (rc)
+            return rc;
+        depth += len;
+        if (len < run.len)
+            break;
+    }
+    for (size_t i = 0; i < find->path_len; i++)
+        if (atomic_load_explicit(&find->path[i].chain->version, memory_order_acquire) !=
+            find->path[i].version)
+            return DISTURBED;
+    return 0;
+}
+
+int kvi_find(struct kvi_index *index, const uint64_t *tokens_hashes, size_t n,
+             struct kvi_matches *matches)
+{
+    struct find find = {.ix = index,
+                        .hashes = tokens_hashes,
+                        .n = KV_MIN(n, (size_t)UINT32_MAX),
+                        .matches = matches,
+                        .slots = matches->scratch,
+                        .path_capacity = PATH_SHORT};
+    int rc = find.slots ? 0 : grow_slots(&find, 1);
+
+    find.path = find.path_short;
+    if (!rc && find.slots->path) {
+        find.path = find.slots->path;
+        find.path_capacity = find.slots->path_capacity;
+    }
+    if (!rc)
+        rc = kv_epoch_enter();
+    if (rc)
+        return rc;
+    do /* again only after the writer has made a step on this very path */
+        rc = walk(&find);
+    while (rc == DISTURBED);
+    kv_epoch_exit();
+    if (rc)
+        matches->n = 0;
+    for (size_t i = 0; i < matches->n; i++)
+        matches->items[i].blocks =
+            KV_MAX(matches->items[i].blocks, (uint64_t)matches->items[i].reach[KV_N_TIERS - 1]);
+    return rc;
+}

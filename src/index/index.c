@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Creating, destroying, holders and counts. docs/index.md explains the whole. */
+#include <string.h>
+
+#include "index/kids.h"
+#include "index/store.h"
+
+#define SOFT_LIMBO ((size_t)64 << 10)
+#define HARD_LIMBO ((size_t)64 << 20)
+
+static void free_retired(void *arg, struct kv_retired *object, unsigned kind)
+{
+    struct kvi_index *ix = arg;
+    const struct kvi_page *page;
+
+    switch (kind) {
+    case KVI_KIND_CHAIN:
+        kvi_chain_free(ix, (struct kvi_chain *)((char *)object - offsetof(struct kvi_chain, link)));
+        break;
+    case KVI_KIND_EXTENT:
+        page = kvi_page_of(object);
+        kvi_arena_free(&ix->arena,
+                       page->number << KVI_PAGE_SHIFT |
+                           (uint32_t)((const uint64_t *)(void *)object - page->engines));
+        break;
+    default:
+        kvi_mem_free(&ix->mem, object);
+    }
+}
+
+static uint64_t mix_holder(struct kv_holder key)
+{
+    return kvi_mix(kvi_mix(key.worker) + key.rank);
+}
+
+static uint64_t holder_mix(const void *arg, uint32_t id)
+{
+    return mix_holder(kvi_holder_at(arg, id)->key);
+}
+
+static void holder_prefetch(const void *arg, uint32_t id)
+{
+    __builtin_prefetch(kvi_holder_at(arg, id));
+}
+
+int kvi_create(const struct kvi_opts *opts, struct kvi_index **ret)
+{
+    struct kvi_mem mem = {0};
+    struct kvi_index *ix;
+
+    if (!ret || (opts && opts->size < sizeof(opts->size)))
+        return -EINVAL;
+    ix = kvi_mem_alloc_lines(&mem, sizeof(*ix));
+    if (!ix)
+        return -ENOMEM;
+    atomic_store_explicit(&ix->mem.bytes, atomic_load_explicit(&mem.bytes, memory_order_relaxed),
+                          memory_order_relaxed);
+    ix->max_blocks = KV_OPT(opts, max_blocks, UINT32_MAX - 1);
+    pthread_mutex_init(&ix->lock, NULL);
+    kv_limbo_init(&ix->limbo, SOFT_LIMBO, HARD_LIMBO, free_retired, ix);
+    kvi_arena_init(&ix->arena, &ix->mem, &ix->limbo, KVI_KIND_MEMORY);
+    kvi_dir_init(&ix->holders, &ix->mem, &ix->limbo, KVI_KIND_MEMORY);
+    kvi_dir_init(&ix->tmaps, &ix->mem, &ix->limbo, KVI_KIND_MEMORY);
+    ix->scratch = kvi_mem_alloc(&ix->mem, sizeof(*ix->scratch));
+    if (!ix->scratch || kvi_names_init(ix) ||
+        kvi_table_init(&ix->holder_ids, &ix->mem, holder_mix, holder_prefetch, ix)) {
+        kvi_destroy(ix);
+        return -ENOMEM;
+    }
+    *ret = ix;
+    return 0;
+}
+
+static void free_scratch(struct kvi_index *ix)
+{
+    if (!ix->scratch)
+        return;
+    kvi_mem_free(&ix->mem, ix->scratch->pieces);
+    kvi_mem_free(&ix->mem, ix->scratch->moves);
+    kvi_mem_free(&ix->mem, ix->scratch->naming);
+    kvi_mem_free(&ix->mem, ix->scratch->seen);
+    *ix->scratch = (struct kvi_scratch){0};
+}
+
+static void free_items(struct kvi_index *ix, struct kvi_dir *dir)
+{
+    for (uint32_t i = 0; i < dir->n_used; i++)
+        kvi_mem_free(&ix->mem, kvi_dir_get(dir, i));
+    kvi_dir_fini(dir);
+}
+
+void kvi_destroy(struct kvi_index *index)
+{
+    if (!index)
+        return;
+    kv_limbo_fini(&index->limbo);
+    kvi_table_fini(&index->holder_ids);
+    kvi_names_fini(index);
+    kvi_slabs_fini(index);
+    kvi_arena_fini(&index->arena);
+    free_items(index, &index->holders);
+    free_items(index, &index->tmaps);
+    free_scratch(index);
+    kvi_mem_free(&index->mem, index->scratch);
+    pthread_mutex_destroy(&index->lock);
+    free(index);
+}
+
+void kvi_unlock(struct kvi_index *ix)
+{
+    bool empty;
+
+    kvi_settle(ix);
+    empty = atomic_load_explicit(&ix->n_blocks, memory_order_relaxed) == 0;
+    if (empty)
+        free_scratch(ix);
+    kv_limbo_collect(&ix->limbo, empty);
+    kvi_arena_release(&ix->arena, empty ? 0 : 1);
+    pthread_mutex_unlock(&ix->lock);
+}
+
+/* -- holders ----------------------------------------------------------------------------------- */
+
+struct kvi_holder *kvi_holder_find(const struct kvi_index *ix, struct kv_holder key)
+{
+    struct kvi_probe probe;
+    uint32_t id;
+
+    kvi_probe_init(&probe, &ix->holder_ids, mix_holder(key));
+    while (kvi_probe_next(&probe, &id)) {
+        struct kvi_holder *holder = kvi_holder_at(ix, id);
+
+        if (holder->key.worker == key.worker && holder->key.rank == key.rank)
+            return holder;
+    }
+    return NULL;
+}
+
+int kvi_holder_add(struct kvi_index *ix, struct kv_holder key, struct kvi_holder **ret)
+{
+    struct kvi_holder *holder = kvi_mem_alloc(&ix->mem, sizeof(*holder));
+    int rc;
+
+    if (!holder)
+        return -ENOMEM;
+    holder->key = key;
+    rc = kvi_dir_add(&ix->holders, holder, KVI_MAX_HOLDERS, &holder->id);
+    if (rc) {
+        kvi_mem_free(&ix->mem, holder);
+        return rc;
+    }
+    rc = kvi_table_insert(&ix->holder_ids, mix_holder(key), holder->id);
+    if (rc) {
+        kvi_dir_remove(&ix->holders, holder->id);
+        kvi_mem_free(&ix->mem, holder);
+        return rc;
+    }
+    kvi_count(&ix->n_holders, 1);
+    *ret = holder;
+    return 0;
+}
+
+void kvi_holder_drop(struct kvi_index *ix, struct kvi_holder *holder)
+{
+    kvi_table_erase(&ix->holder_ids, mix_holder(holder->key), holder->id);
+    kvi_dir_remove(&ix->holders, holder->id);
+    kvi_retire_memory(ix, &holder->retired, sizeof(*holder));
+    kvi_count(&ix->n_holders, (uint64_t)-1);
+}
+
+uint64_t kvi_holder_blocks(struct kvi_index *index, struct kv_holder holder)
+{
+    const struct kvi_holder *found;
+    uint64_t blocks;
+
+    pthread_mutex_lock(&index->lock);
+    found = kvi_holder_find(index, holder);
+    blocks = found ? atomic_load_explicit(&found->blocks, memory_order_relaxed) : 0;
+    pthread_mutex_unlock(&index->lock);
+    return blocks;
+}
+
+void kvi_get_stats(struct kvi_index *index, struct kvi_stats *ret)
+{
+    *ret = (struct kvi_stats){
+        .holders = atomic_load_explicit(&index->n_holders, memory_order_relaxed),
+        .chains = atomic_load_explicit(&index->n_chains, memory_order_relaxed),
+        .blocks = atomic_load_explicit(&index->n_blocks, memory_order_relaxed),
+        .holder_blocks = atomic_load_explicit(&index->n_holder_blocks, memory_order_relaxed),
+        .bytes = atomic_load_explicit(&index->mem.bytes, memory_order_relaxed),
+    };
+    for (int t = 0; t < KV_N_TIERS; t++)
+        ret->tier_blocks[t] = atomic_load_explicit(&index->n_tier_blocks[t], memory_order_relaxed);
+}

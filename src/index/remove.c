@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Removing: entries first, from the top down, so that the whole loss becomes visible with the first
+ * step; names, blocks and empty chains when the call ends (kvi_settle).
+ */
+#include <limits.h>
+
+#include "index/kids.h"
+#include "index/tree.h"
+
+#define WINDOW 16 /* hashes whose memory is brought close ahead of their turn */
+
+/* Take the entry away. Its blocks have been accounted for. */
+static void drop_entry(struct kvi_index *ix, struct kvi_chain *chain, _Atomic uint64_t *entry)
+{
+    uint64_t e = kvi_who_get(entry);
+
+    chain->n_full -= kvi_entry_len(e) == kvi_chain_run(chain).len;
+    chain->kid_hint = kvi_entry_kids(ix, e);
+    kvi_who_remove(chain, entry);
+    if (!kvi_entry_mask(e))
+        kvi_tmap_retire(ix, kvi_tmap_at(ix, e));
+}
+
+static void forget_blocks(struct kvi_index *ix, struct kvi_holder *holder,
+                          const struct kvi_chain *chain, uint64_t entry, uint32_t from)
+{
+    uint32_t len = kvi_entry_len(entry);
+
+    kvi_entry_account(ix, holder, entry, from, len, false);
+    if (holder->n_aliases)
+        kvi_aliases_forget(ix, holder, kvi_chain_run(chain).pos + from, len - from);
+}
+
+struct drop {
+    struct kvi_index *ix;
+    struct kvi_holder *holder;
+    uint64_t left; /* children that the holder is in, not yet seen */
+};
+
+static bool drop_kid(void *arg, struct kvi_chain *kid)
+{
+    struct drop *drop = arg;
+    _Atomic uint64_t *entry = kvi_who_find(kid, drop->holder->id);
+
+    if (!entry)
+        return true;
+    forget_blocks(drop->ix, drop->holder, kid, kvi_who_get(entry), 0);
+    drop_entry(drop->ix, kid, entry);
+    kvi_mark_dirty(drop->ix, kid);
+    return --drop->left > 0;
+}
+
+/* The holder leaves the children of @chain and all below them. The queue of dirty chains is also
+ * the list of those whose children are still to be looked at: a chain that was in it before can't
+ * have any with this holder, for it got there by a cut. */
+static void drop_below(struct kvi_index *ix, struct kvi_holder *holder, struct kvi_chain *chain,
+                       uint64_t n_kids)
+{
+    struct kvi_chain *next, *seen = ix->dirty_tail;
+    struct drop drop = {ix, holder, n_kids};
+
+    if (n_kids)
+        kvi_kids_each(chain, drop_kid, &drop);
+    next = seen ? (struct kvi_chain *)seen->link.word : ix->dirty_head;
+    for (; next; next = (struct kvi_chain *)next->link.word) {
+        drop.left = next->kid_hint == KVI_AUX_MAX ? UINT64_MAX : next->kid_hint;
+        if (drop.left)
+            kvi_kids_each(next, drop_kid, &drop);
+    }
+}
+
+void kvi_cut(struct kvi_index *ix, struct kvi_holder *holder, struct kvi_chain *chain,
+             _Atomic uint64_t *entry, uint32_t len)
+{
+    uint64_t e = kvi_who_get(entry);
+    bool was_full = kvi_entry_len(e) == kvi_chain_run(chain).len;
+    uint32_t n_kids = kvi_entry_kids(ix, e);
+
+    forget_blocks(ix, holder, chain, e, len);
+    if (len == 0) {
+        struct kvi_chain *parent = chain->parent;
+
+        drop_entry(ix, chain, entry);
+        if (!parent->parent)
+            holder->n_roots--;
+        else
+            kvi_entry_count_kid(ix, kvi_who_find(parent, holder->id), -1);
+    } else {
+        chain->n_full -= was_full;
+        kvi_who_set(chain, entry, (e & ~(UINT64_C(0x1ff) << 24)) | (uint64_t)len << 24);
+        kvi_entry_set_kids(ix, entry, 0);
+    }
+    kvi_mark_dirty(ix, chain);
+    if (was_full)
+        drop_below(ix, holder, chain, n_kids == KVI_AUX_MAX ? UINT64_MAX : n_kids);
+}
+
+static void drop_all(struct kvi_index *ix, struct kvi_holder *holder)
+{
+    drop_below(ix, holder, &ix->root, holder->n_roots);
+    holder->n_roots = 0;
+}
+
+/* -- by hash ----------------------------------------------------------------------------------- */
+
+static void prefetch(const struct kvi_index *ix, const uint64_t *hashes, size_t i, size_t n)
+{
+    if (i == 0)
+        for (size_t k = 0; k < KV_MIN(n, (size_t)2 * WINDOW); k++)
+            kvi_locate_prefetch(ix, hashes[k]);
+    if (i % WINDOW)
+        return;
+    for (size_t k = i + 2 * WINDOW; k < KV_MIN(n, i + (size_t)3 * WINDOW); k++)
+        kvi_locate_prefetch(ix, hashes[k]);
+    for (size_t k = i + (i ? WINDOW : 0); k < KV_MIN(n, i + (size_t)2 * WINDOW); k++)
+        kvi_locate_prefetch_more(ix, hashes[k]);
+}
+
+static bool one_tier_each(const struct kvi_holder *holder)
+{
+    uint64_t sum = 0;
+
+    for (int t = 0; t < KV_N_TIERS; t++)
+        sum += holder->tier_blocks[t];
+    return sum == atomic_load_explicit(&holder->blocks, memory_order_relaxed);
+}
+
+/* Entries in which some block, but not all, will change its tiers get a tmap: the only memory that
+ * removing or adding a tier by hash can need. @giving: bits are added, not taken. */
+static int mix_entries(struct kvi_index *ix, const struct kvi_holder *holder, uint32_t bit,
+                       const uint64_t *hashes, size_t n, bool giving)
+{
+    for (size_t i = 0; i < n; i++) {
+        struct kvi_place place;
+        uint64_t entry;
+        uint32_t mask;
+        bool change;
+
+        prefetch(ix, hashes, i, n);
+        if (!kvi_locate(ix, holder, hashes[i], &place, NULL))
+            continue;
+        entry = kvi_who_get(place.entry);
+        mask = kvi_entry_mask(entry);
+        change = giving ? !(mask & bit) : (mask & bit) && mask != bit;
+        if (mask && change && kvi_entry_len(entry) > 1) {
+            int rc = kvi_entry_mix(ix, place.chain, place.entry, kvi_entry_len(entry));
+
+            if (rc)
+                return rc;
+        }
+    }
+    return 0;
+}
+
+static void set_tier(struct kvi_index *ix, struct kvi_holder *holder, struct kvi_place place,
+                     enum kv_tier tier, bool on)
+{
+    uint64_t entry = kvi_who_get(place.entry);
+    uint32_t bit = 1u << tier, mask = kvi_entry_mask(entry);
+
+    if (mask) { /* one block alone */
+        mask = on ? mask | bit : mask & ~bit;
+        kvi_who_set(place.chain, place.entry,
+                    (entry & ~(UINT64_C(0xf) << 33)) | (uint64_t)mask << 33);
+    } else {
+        kvi_tmap_set(place.chain, kvi_tmap_at(ix, entry), place.off, place.off + 1, bit, on);
+        kvi_entry_unmix(ix, place.chain, place.entry);
+    }
+    kvi_account_tier(ix, holder, tier, on ? 1 : (uint64_t)-1);
+}
+
+static bool remove_one(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
+                       uint64_t hash)
+{
+    struct kvi_place place;
+    uint32_t mask;
+
+    if (!kvi_locate(ix, holder, hash, &place, NULL))
+        return false;
+    mask = kvi_mask_at(ix, kvi_who_get(place.entry), place.off);
+    if (!(mask >> tier & 1))
+        return false;
+    if (mask == 1u << tier)
+        kvi_cut(ix, holder, place.chain, place.entry, place.off);
+    else
+        set_tier(ix, holder, place, tier, false);
+    return true;
+}
+
+/* An entry that the first pass made mixed stays so as long as it matters: it is unmixed when a
+ * change of this tier made all its blocks alike, so that none is left to change, or when the call
+ * ends. */
+long kvi_remove(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
+                const uint64_t *hashes, size_t n)
+{
+    struct kvi_holder *who;
+    long found = 0;
+
+    if ((unsigned)tier >= KV_N_TIERS || n > LONG_MAX)
+        return -EINVAL;
+    pthread_mutex_lock(&index->lock);
+    who = kvi_holder_find(index, holder);
+    if (who && !one_tier_each(who)) {
+        int rc = mix_entries(index, who, 1u << tier, hashes, n, false);
+
+        if (rc) {
+            kvi_unlock(index);
+            return rc;
+        }
+    }
+    for (size_t i = 0; who && i < n; i++) {
+        prefetch(index, hashes, i, n);
+        found += remove_one(index, who, tier, hashes[i]);
+    }
+    kvi_unlock(index);
+    return found;
+}
+
+long kvi_store_known(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
+                     const uint64_t *hashes, size_t n)
+{
+    struct kvi_holder *who;
+    long found = 0;
+
+    if ((unsigned)tier >= KV_N_TIERS || n > LONG_MAX)
+        return -EINVAL;
+    pthread_mutex_lock(&index->lock);
+    who = kvi_holder_find(index, holder);
+    if (who) {
+        int rc = mix_entries(index, who, 1u << tier, hashes, n, true);
+
+        if (rc) {
+            kvi_unlock(index);
+            return rc;
+        }
+    }
+    for (size_t i = 0; who && i < n; i++) {
+        struct kvi_place place;
+
+        if (!kvi_locate(index, who, hashes[i], &place, NULL))
+            continue;
+        found++;
+        if (!(kvi_mask_at(index, kvi_who_get(place.entry), place.off) >> tier & 1))
+            set_tier(index, who, place, tier, true);
+    }
+    kvi_unlock(index);
+    return found;
+}
+
+/* -- whole holders ----------------------------------------------------------------------------- */
+
+int kvi_clear(struct kvi_index *index, struct kv_holder holder)
+{
+    struct kvi_holder *who;
+
+    pthread_mutex_lock(&index->lock);
+    who = kvi_holder_find(index, holder);
+    if (who)
+        drop_all(index, who);
+    kvi_unlock(index);
+    return 0;
+}
+
+int kvi_remove_holder(struct kvi_index *index, struct kv_holder holder)
+{
+    struct kvi_holder *who;
+
+    pthread_mutex_lock(&index->lock);
+    who = kvi_holder_find(index, holder);
+    if (who) {
+        drop_all(index, who);
+        kvi_holder_drop(index, who);
+    }
+    kvi_unlock(index);
+    return who ? 0 : -ENOENT;
+}
+
+int kvi_remove_worker(struct kvi_index *index, uint64_t worker)
+{
+    bool found = false;
+
+    pthread_mutex_lock(&index->lock);
+    for (uint32_t id = 0; id < index->holders.n_used; id++) {
+        struct kvi_holder *who = kvi_holder_at(index, id);
+
+        if (!who || who->key.worker != worker)
+            continue;
+        drop_all(index, who);
+        kvi_settle(index); /* the queue is one holder's */
+        kvi_holder_drop(index, who);
+        found = true;
+    }
+    kvi_unlock(index);
+    return found ? 0 : -ENOENT;
+}

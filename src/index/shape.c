@@ -1,0 +1,462 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Changes of shape. None of them changes an answer: a chain is replaced by other chains that say
+ * the same, through one store into its parent, and retired. See tree.h for the rules.
+ */
+#include <assert.h>
+#include <string.h>
+
+#include "index/kids.h"
+#include "index/tree.h"
+
+#define JOIN_MAX \
+    (KVI_CHAIN_MAX / 2) /* so that a chain cut at the limit isn't joined and cut again */
+
+static void retire_extent(struct kvi_index *ix, uint32_t pos, uint32_t n)
+{
+    struct kv_retired *object = (struct kv_retired *)(void *)kvi_arena_engines(&ix->arena, pos);
+
+    kv_limbo_retire(&ix->limbo, object, KVI_KIND_EXTENT, (size_t)n * 2 * sizeof(uint64_t));
+}
+
+static void set_owner(struct kvi_index *ix, uint32_t extent, struct kvi_chain *chain)
+{
+    *kvi_arena_engines(&ix->arena, extent) = (uintptr_t)chain;
+}
+
+static void copy_blocks(struct kvi_index *ix, const struct kvi_chain *chain, uint32_t extra,
+                        uint32_t from, uint32_t to, uint32_t n)
+{
+    memcpy(kvi_arena_locals(&ix->arena, to), kvi_arena_locals(&ix->arena, from),
+           n * sizeof(uint64_t));
+    memcpy(kvi_arena_engines(&ix->arena, to), kvi_arena_engines(&ix->arena, from),
+           n * sizeof(uint64_t));
+    kvi_names_move(ix, chain, extra, from, to, n);
+}
+
+static void retire_tmaps(struct kvi_index *ix, const struct kvi_chain *chain)
+{
+    for (uint32_t i = 0; i < kvi_who_count(chain); i++) {
+        uint64_t entry = kvi_who_get(kvi_who_at(chain, i));
+
+        if (!kvi_entry_mask(entry))
+            kvi_tmap_retire(ix, kvi_tmap_at(ix, entry));
+    }
+}
+
+/* A chain that was being built and that nobody has seen. */
+static void discard(struct kvi_index *ix, struct kvi_chain *chain)
+{
+    if (!chain)
+        return;
+    for (uint32_t i = 0; i < kvi_who_count(chain); i++) {
+        uint64_t entry = kvi_who_get(kvi_who_at(chain, i));
+
+        if (!kvi_entry_mask(entry))
+            kvi_tmap_free(ix, kvi_tmap_at(ix, entry));
+    }
+    kvi_chain_discard(ix, chain);
+}
+
+static bool set_parent(void *arg, struct kvi_chain *kid)
+{
+    kid->parent = arg;
+    return true;
+}
+
+static void take_kids(struct kvi_chain *chain, const struct kvi_chain *from)
+{
+    atomic_store_explicit(&chain->kids, atomic_load_explicit(&from->kids, memory_order_relaxed),
+                          memory_order_release);
+    kvi_kids_each(chain, set_parent, chain);
+}
+
+static uint64_t first_local(const struct kvi_index *ix, const struct kvi_chain *chain)
+{
+    return *kvi_arena_locals(&ix->arena, kvi_chain_run(chain).pos);
+}
+
+/* -- splitting --------------------------------------------------------------------------------- */
+
+/* Blocks from..to of @entry as an entry of their own in @chain, which has room. With @room (0: no)
+ * a mixed entry stays one, with room for so many blocks, because the caller has prepared it to be.
+ */
+static int add_part(struct kvi_index *ix, struct kvi_chain *chain, uint64_t entry, uint32_t from,
+                    uint32_t to, uint32_t kids, uint32_t room)
+{
+    uint32_t mask = kvi_mask_at(ix, entry, from), i = from;
+    struct kvi_tmap *tmap;
+
+    while (i < to && kvi_mask_at(ix, entry, i) == mask)
+        i++;
+    if (i == to && !(room && !kvi_entry_mask(entry))) {
+        kvi_who_add(chain, kvi_entry(kvi_entry_holder(entry), to - from, mask, kids));
+        return 0;
+    }
+    tmap = kvi_tmap_new(ix, KV_MAX(to - from, room), 0);
+    if (!tmap)
+        return -ENOMEM;
+    tmap->kids = kids;
+    for (i = from; i < to; i++)
+        kvi_tmap_set(chain, tmap, i - from, i - from + 1, kvi_mask_at(ix, entry, i), true);
+    kvi_who_add(chain, kvi_entry(kvi_entry_holder(entry), to - from, 0, tmap->number));
+    chain->flags |= KVI_MIXED;
+    return 0;
+}
+
+static int build_halves(struct kvi_index *ix, struct kvi_split *split, uint32_t holder)
+{
+    uint32_t n = kvi_who_count(split->chain), at = split->at;
+    int rc = 0;
+
+    for (uint32_t i = 0; i < n && !rc; i++) {
+        uint64_t entry = kvi_who_get(kvi_who_at(split->chain, i));
+        uint32_t len = kvi_entry_len(entry);
+
+        rc = add_part(ix, split->head, entry, 0, KV_MIN(len, at), len > at,
+                      kvi_entry_holder(entry) == holder ? at : 0);
+        split->head->n_full += !rc && len >= at;
+        if (!rc && len > at)
+            rc = add_part(ix, split->tail, entry, at, len, kvi_entry_kids(ix, entry), 0);
+    }
+    split->tail->n_full = split->chain->n_full;
+    return rc;
+}
+
+int kvi_split_prepare(struct kvi_index *ix, struct kvi_chain *chain, uint32_t at, uint32_t holder,
+                      struct kvi_split *ret)
+{
+    uint32_t len = kvi_chain_run(chain).len, n = kvi_who_count(chain);
+
+    assert(at > 0 && at < len && !(chain->flags & KVI_DIRTY));
+    *ret = (struct kvi_split){.chain = chain, .at = at, .holder = holder, .extent = KVI_NO_POS};
+    ret->head = kvi_chain_new(ix);
+    ret->tail = kvi_chain_new(ix);
+    if (!ret->head || !ret->tail || kvi_who_reserve(ix, ret->head, n + 1) ||
+        kvi_who_reserve(ix, ret->tail, n) || build_halves(ix, ret, holder))
+        goto fail;
+    ret->extent = kvi_arena_alloc(&ix->arena, 1 + KV_MIN(at, len - at));
+    if (ret->extent == KVI_NO_POS)
+        goto fail;
+    /* The head gets its child now, so that room can be made beside it; the key is already there. */
+    kvi_chain_set_run(ret->tail, kvi_chain_run(chain).pos + at, len - at);
+    atomic_store_explicit(&ret->head->kids, (uintptr_t)ret->tail, memory_order_relaxed);
+    return 0;
+fail:
+    kvi_split_cancel(ix, ret);
+    return -ENOMEM;
+}
+
+void kvi_split_cancel(struct kvi_index *ix, struct kvi_split *split)
+{
+    if (split->head)
+        kvi_kids_free(ix, atomic_load_explicit(&split->head->kids, memory_order_relaxed));
+    discard(ix, split->head);
+    discard(ix, split->tail);
+    if (split->extent != KVI_NO_POS)
+        kvi_arena_free(&ix->arena, split->extent);
+    *split = (struct kvi_split){.extent = KVI_NO_POS};
+}
+
+/* The smaller half moves to the new extent, the other stays where it is. */
+static void split_blocks(struct kvi_index *ix, const struct kvi_split *split)
+{
+    struct kvi_chain *chain = split->chain, *head = split->head, *tail = split->tail;
+    struct kvi_run run = kvi_chain_run(chain);
+    uint32_t at = split->at, rest = run.len - at, fresh = split->extent + 1;
+
+    if (at <= rest) {
+        copy_blocks(ix, chain, split->holder, run.pos, fresh, at);
+        set_owner(ix, split->extent, head);
+        kvi_chain_set_run(head, fresh, at);
+        head->capacity = (uint16_t)at;
+        /* The slot of the head's last block becomes the tail's header. Readers look at locals only.
+         */
+        kvi_arena_cut(&ix->arena, run.pos + at - 1);
+        set_owner(ix, run.pos + at - 1, tail);
+        kvi_chain_set_run(tail, run.pos + at, rest);
+        tail->capacity = (uint16_t)(chain->capacity - at);
+        retire_extent(ix, run.pos - 1, at);
+    } else {
+        copy_blocks(ix, chain, split->holder, run.pos + at, fresh, rest);
+        set_owner(ix, split->extent, tail);
+        kvi_chain_set_run(tail, fresh, rest);
+        tail->capacity = (uint16_t)rest;
+        kvi_arena_cut(&ix->arena, run.pos + at);
+        set_owner(ix, run.pos - 1, head);
+        kvi_chain_set_run(head, run.pos, at);
+        head->capacity = (uint16_t)at;
+        retire_extent(ix, run.pos + at, chain->capacity - at);
+    }
+}
+
+static void move_cursors(struct kvi_index *ix, const struct kvi_chain *from, uint32_t above,
+                         struct kvi_chain *to, int32_t shift)
+{
+    for (struct kvi_cursor *c = ix->cursors; c; c = c->next) {
+        if (c->at != from || c->emitted < above)
+            continue;
+        c->at = to;
+        c->emitted = (uint32_t)((int32_t)c->emitted + shift);
+        c->holder = 0;
+    }
+}
+
+void kvi_split_commit(struct kvi_index *ix, struct kvi_split *split)
+{
+    struct kvi_chain *chain = split->chain, *head = split->head, *tail = split->tail;
+    uint64_t key = first_local(ix, chain);
+
+    split_blocks(ix, split);
+    head->flags |= chain->flags;
+    tail->flags |= chain->flags;
+    head->parent = chain->parent;
+    tail->parent = head;
+    take_kids(tail, chain);
+    kvi_kids_replace(chain->parent, key, head);
+    move_cursors(ix, chain, split->at, tail, -(int32_t)split->at);
+    move_cursors(ix, chain, 0, head, 0);
+    retire_tmaps(ix, chain);
+    kvi_chain_retire(ix, chain);
+    kvi_count(&ix->n_chains, 1);
+}
+
+int kvi_chain_move(struct kvi_index *ix, struct kvi_chain *chain, uint32_t capacity)
+{
+    struct kvi_run run = kvi_chain_run(chain);
+    uint32_t extent = kvi_arena_alloc(&ix->arena, capacity + 1);
+
+    if (extent == KVI_NO_POS)
+        return -ENOMEM;
+    copy_blocks(ix, chain, UINT32_MAX, run.pos, extent + 1, run.len);
+    set_owner(ix, extent, chain);
+    kvi_chain_set_run(chain, extent + 1, run.len);
+    kvi_chain_bump(chain);
+    retire_extent(ix, run.pos - 1, 1u + chain->capacity);
+    chain->capacity = (uint16_t)capacity;
+    return 0;
+}
+
+/* -- joining ----------------------------------------------------------------------------------- */
+
+/* @upper and, when it has one, @lower (0: none) of the same holder, as one entry of @chain. */
+static int add_joint(struct kvi_index *ix, struct kvi_chain *chain, uint64_t upper, uint64_t lower)
+{
+    uint32_t len = kvi_entry_len(upper), more = lower ? kvi_entry_len(lower) : 0;
+    uint32_t kids = lower ? kvi_entry_kids(ix, lower) : 0, mask = kvi_entry_mask(upper);
+    struct kvi_tmap *tmap;
+
+    if (!lower)
+        return add_part(ix, chain, upper, 0, len, 0, 0);
+    if (mask && mask == kvi_entry_mask(lower)) {
+        kvi_who_add(chain, kvi_entry(kvi_entry_holder(upper), len + more, mask, kids));
+        return 0;
+    }
+    tmap = kvi_tmap_new(ix, len + more, 0);
+    if (!tmap)
+        return -ENOMEM;
+    tmap->kids = kids;
+    for (uint32_t i = 0; i < len + more; i++)
+        kvi_tmap_set(chain, tmap, i, i + 1,
+                     i < len ? kvi_mask_at(ix, upper, i) : kvi_mask_at(ix, lower, i - len), true);
+    kvi_who_add(chain, kvi_entry(kvi_entry_holder(upper), len + more, 0, tmap->number));
+    chain->flags |= KVI_MIXED;
+    return 0;
+}
+
+static struct kvi_chain *build_joint(struct kvi_index *ix, const struct kvi_chain *upper,
+                                     const struct kvi_chain *lower)
+{
+    uint32_t n = kvi_who_count(upper);
+    struct kvi_chain *chain = kvi_chain_new(ix);
+
+    if (!chain || kvi_who_reserve(ix, chain, n))
+        goto fail;
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t entry = kvi_who_get(kvi_who_at(upper, i));
+        _Atomic uint64_t *below = kvi_who_find(lower, kvi_entry_holder(entry));
+
+        if (add_joint(ix, chain, entry, below ? kvi_who_get(below) : 0))
+            goto fail;
+    }
+    return chain;
+fail:
+    discard(ix, chain);
+    return NULL;
+}
+
+static void join_cursors(struct kvi_index *ix, const struct kvi_chain *upper,
+                         const struct kvi_chain *lower, struct kvi_chain *chain)
+{
+    uint32_t len = kvi_chain_run(upper).len, rest = kvi_chain_run(lower).len;
+
+    for (struct kvi_cursor *c = ix->cursors; c; c = c->next) {
+        if (c->at == upper && c->after &&
+            c->order >= kvi_kids_order(first_local(ix, lower))) { /* the lower chain is done */
+            c->emitted = len + rest;
+            c->order = UINT64_MAX;
+            c->at = chain;
+            c->holder = 0;
+        }
+    }
+    move_cursors(ix, upper, 0, chain, 0);
+    move_cursors(ix, lower, 0, chain, (int32_t)len);
+}
+
+/* One chain in place of @upper and its only child: returned, or @upper as it was. Best effort. */
+static struct kvi_chain *join(struct kvi_index *ix, struct kvi_chain *upper)
+{
+    struct kvi_chain *lower = upper->parent ? kvi_kids_only(upper) : NULL, *chain;
+    struct kvi_run first = kvi_chain_run(upper), rest;
+    uint32_t extent;
+
+    if (!lower || (upper->flags | lower->flags) & KVI_DIRTY)
+        return upper;
+    rest = kvi_chain_run(lower);
+    if (first.len + rest.len > JOIN_MAX)
+        return upper;
+    chain = build_joint(ix, upper, lower);
+    if (!chain)
+        return upper;
+    extent = kvi_arena_alloc(&ix->arena, 1 + first.len + rest.len);
+    if (extent == KVI_NO_POS) {
+        discard(ix, chain);
+        return upper;
+    }
+    copy_blocks(ix, upper, UINT32_MAX, first.pos, extent + 1, first.len);
+    copy_blocks(ix, lower, UINT32_MAX, rest.pos, extent + 1 + first.len, rest.len);
+    set_owner(ix, extent, chain);
+    kvi_chain_set_run(chain, extent + 1, first.len + rest.len);
+    chain->capacity = (uint16_t)(first.len + rest.len);
+    chain->n_full = lower->n_full;
+    chain->flags |= upper->flags | lower->flags;
+    chain->parent = upper->parent;
+    take_kids(chain, lower);
+    kvi_kids_replace(chain->parent, first_local(ix, chain), chain);
+    join_cursors(ix, upper, lower, chain);
+    retire_tmaps(ix, upper);
+    retire_tmaps(ix, lower);
+    retire_extent(ix, first.pos - 1, 1u + upper->capacity);
+    retire_extent(ix, rest.pos - 1, 1u + lower->capacity);
+    kvi_chain_retire(ix, upper);
+    kvi_chain_retire(ix, lower);
+    kvi_count(&ix->n_chains, (uint64_t)-1);
+    return chain;
+}
+
+/* -- settling ---------------------------------------------------------------------------------- */
+
+void kvi_mark_dirty(struct kvi_index *ix, struct kvi_chain *chain)
+{
+    if (chain->flags & KVI_DIRTY)
+        return;
+    chain->flags |= KVI_DIRTY;
+    chain->link.word = 0;
+    if (ix->dirty_tail)
+        ix->dirty_tail->link.word = (uintptr_t)chain;
+    else
+        ix->dirty_head = chain;
+    ix->dirty_tail = chain;
+}
+
+/* Nobody has blocks from @keep on. */
+static void trim(struct kvi_index *ix, struct kvi_chain *chain, uint32_t keep)
+{
+    struct kvi_run run = kvi_chain_run(chain);
+
+    kvi_names_erase(ix, run.pos + keep, run.len - keep);
+    kvi_chain_set_run(chain, run.pos, keep);
+    kvi_chain_bump(chain);
+    kvi_arena_cut(&ix->arena, run.pos + keep);
+    retire_extent(ix, run.pos + keep, chain->capacity - keep);
+    chain->capacity = (uint16_t)keep;
+    kvi_count(&ix->n_blocks, (uint64_t)keep - run.len);
+}
+
+static void trim_to_longest(struct kvi_index *ix, struct kvi_chain *chain)
+{
+    uint32_t n = kvi_who_count(chain), longest = 0;
+
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t len = kvi_entry_len(kvi_who_get(kvi_who_at(chain, i)));
+
+        if (len > longest) {
+            longest = len;
+            chain->n_full = 0;
+        }
+        chain->n_full += len == longest;
+    }
+    trim(ix, chain, longest);
+}
+
+static void unmix(struct kvi_index *ix, struct kvi_chain *chain)
+{
+    bool mixed = false;
+
+    for (uint32_t i = 0; i < kvi_who_count(chain); i++) {
+        kvi_entry_unmix(ix, chain, kvi_who_at(chain, i));
+        mixed = mixed || !kvi_entry_mask(kvi_who_get(kvi_who_at(chain, i)));
+    }
+    if (!mixed)
+        chain->flags &= (uint8_t)~KVI_MIXED;
+}
+
+static void remove_chain(struct kvi_index *ix, struct kvi_chain *chain)
+{
+    struct kvi_run run = kvi_chain_run(chain);
+    uint64_t key = first_local(ix, chain);
+
+    kvi_names_erase(ix, run.pos, run.len);
+    kvi_kids_remove(ix, chain->parent, key);
+    for (struct kvi_cursor *c = ix->cursors; c; c = c->next) {
+        if (c->at != chain)
+            continue;
+        c->at = chain->parent;
+        c->after = true;
+        c->order = kvi_kids_order(key);
+        c->emitted = kvi_chain_run(chain->parent).len;
+        c->holder = 0;
+    }
+    kvi_chain_retire(ix, chain);
+    retire_extent(ix, run.pos - 1, 1u + chain->capacity);
+    kvi_count(&ix->n_blocks, (uint64_t)0 - run.len);
+    kvi_count(&ix->n_chains, (uint64_t)-1);
+}
+
+static void settle_chain(struct kvi_index *ix, struct kvi_chain *chain)
+{
+    while (kvi_who_count(chain) == 0) {
+        struct kvi_chain *parent = chain->parent;
+
+        if (kvi_kids_count(chain)) /* they are in the queue, and the last one comes back here */
+            return;
+        remove_chain(ix, chain);
+        chain = parent;
+        if (!chain->parent || chain->flags & KVI_DIRTY)
+            return;
+    }
+    if (chain->n_full == 0)
+        trim_to_longest(ix, chain);
+    if (chain->flags & KVI_MIXED)
+        unmix(ix, chain);
+    kvi_who_shrink(ix, chain);
+    if (kvi_kids_only(chain->parent) == chain) {
+        struct kvi_chain *parent = chain->parent, *joint = join(ix, parent);
+
+        chain = joint != parent ? joint : chain;
+    }
+    (void)join(ix, chain);
+}
+
+void kvi_settle(struct kvi_index *ix)
+{
+    while (ix->dirty_head) {
+        struct kvi_chain *chain = ix->dirty_head;
+
+        ix->dirty_head = (struct kvi_chain *)chain->link.word;
+        if (!ix->dirty_head)
+            ix->dirty_tail = NULL;
+        chain->flags &= (uint8_t)~KVI_DIRTY;
+        settle_chain(ix, chain);
+    }
+}

@@ -1,0 +1,416 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * A store in three parts: look (where do the blocks go, what must change; find_path, judge_names),
+ * plan (allocate it all; plan.c), commit (change; can't fail).
+ *
+ * The commit works from the bottom up: new chains are hung in first, then the holder's entries
+ * appear, deepest first. Until the topmost one is there the others can't be reached for this
+ * holder, so readers see all of the store or nothing. Where two tiers change at once it holds for
+ * each tier.
+ */
+#include <assert.h>
+
+#include "index/kids.h"
+#include "index/store.h"
+
+#define SAME_MAX 8u /* places in the table under one hash */
+
+/* -- looking ----------------------------------------------------------------------------------- */
+
+/* Whether a hash is there twice, the parent counted. Returns 0, -EINVAL or -ENOMEM. */
+static int check_hashes(struct kvi_store *store, const uint64_t *parent)
+{
+    struct kvi_scratch *scratch = store->scratch;
+    size_t mask, capacity = 64;
+
+    while (capacity < 2 * store->n)
+        capacity *= 2;
+    if (capacity > scratch->seen_capacity) {
+        if (kvi_mem_grow(&store->ix->mem, (void **)&scratch->seen, &scratch->seen_capacity,
+                         capacity, sizeof(scratch->seen[0])))
+            return -ENOMEM;
+    }
+    mask = capacity - 1;
+    scratch->call++;
+    for (size_t i = 0; i < store->n; i++) {
+        uint64_t hash = store->blocks[i].hash;
+        size_t at = (size_t)(hash * UINT64_C(0x9e3779b97f4a7c15) >> 32) & mask;
+
+        if (parent && hash == *parent)
+            return -EINVAL;
+        for (; scratch->seen[at].call == scratch->call; at = (at + 1) & mask)
+            if (scratch->seen[at].hash == hash)
+                return -EINVAL;
+        scratch->seen[at] = (struct kvi_seen){hash, scratch->call};
+    }
+    return 0;
+}
+
+/* How many blocks from @i on the chain has from @off on. */
+static uint32_t match(const struct kvi_store *store, const struct kvi_chain *chain, uint32_t off,
+                      size_t i)
+{
+    struct kvi_run run = kvi_chain_run(chain);
+    const uint64_t *locals = kvi_arena_locals(&store->ix->arena, run.pos);
+    uint32_t start = off;
+
+    while (off < run.len && i < store->n && locals[off] == store->blocks[i].tokens_hash) {
+        off++;
+        i++;
+    }
+    return off - start;
+}
+
+/* Follow the blocks down from the parent as far as their places exist. */
+static int find_path(struct kvi_store *store)
+{
+    struct kvi_scratch *scratch = store->scratch;
+    struct kvi_chain *chain = store->parent, *kid;
+    uint32_t off = chain->parent ? store->parent_off + 1 : 0, n;
+    size_t i = 0;
+
+    for (;;) {
+        /* Room for this piece, and one more for blocks that are appended. */
+        if (kvi_mem_grow(&store->ix->mem, (void **)&scratch->pieces, &scratch->pieces_capacity,
+                         store->n_pieces + 2, sizeof(scratch->pieces[0])))
+            return -ENOMEM;
+        n = chain->parent ? match(store, chain, off, i) : 0;
+        if (n)
+            scratch->pieces[store->n_pieces++] = (struct kvi_piece){chain, off, off + n, i};
+        i += n;
+        off += n;
+        if (i == store->n || off < kvi_chain_run(chain).len)
+            break;
+        kid = kvi_kids_find(chain, store->blocks[i].tokens_hash);
+        if (!kid || *kvi_arena_locals(&store->ix->arena, kvi_chain_run(kid).pos) !=
+                        store->blocks[i].tokens_hash)
+            break;
+        chain = kid;
+        off = 0;
+    }
+    store->n_path = i;
+    store->at = chain;
+    store->off = off;
+    return 0;
+}
+
+static bool on_path(const struct kvi_store *store, struct kvi_place place)
+{
+    for (size_t i = 0; i < store->n_pieces; i++) {
+        const struct kvi_piece *piece = &store->scratch->pieces[i];
+
+        if (piece->chain == place.chain)
+            return place.off >= piece->from && place.off < piece->to;
+    }
+    return false;
+}
+
+static bool above_parent(const struct kvi_store *store, struct kvi_place place)
+{
+    if (place.chain == store->parent)
+        return place.off <= store->parent_off;
+    for (const struct kvi_chain *c = store->parent->parent; c; c = c->parent)
+        if (c == place.chain)
+            return true;
+    return false;
+}
+
+/* The holder calls @place by the hash of a block that is to lie elsewhere. */
+static int judge_move(struct kvi_store *store, struct kvi_place place)
+{
+    struct kvi_scratch *scratch = store->scratch;
+
+    if (above_parent(store, place))
+        return -EINVAL;
+    if (on_path(store, place)) /* it is given another name by this very store */
+        return 0;
+    if (kvi_mem_grow(&store->ix->mem, (void **)&scratch->moves, &scratch->moves_capacity,
+                     store->n_moves + 1, sizeof(scratch->moves[0])))
+        return -ENOMEM;
+    scratch->moves[store->n_moves++] = (struct kvi_move){place.chain, place.off};
+    return 0;
+}
+
+/* Block @i has a place, @off in @chain, which the holder has when @held. */
+static int judge_known(struct kvi_store *store, size_t i, const struct kvi_chain *chain,
+                       uint32_t off, bool held)
+{
+    const struct kvi_index *ix = store->ix;
+    uint32_t pos = kvi_chain_run(chain).pos + off;
+    uint64_t hash = store->blocks[i].hash;
+    bool same = *kvi_arena_engines(&ix->arena, pos) == hash, aliased;
+    struct kvi_place place;
+    int rc = 0;
+
+    store->scratch->naming[i] = KVI_NAME_KEEP;
+    if (held && same && !store->holder->n_aliases)
+        return 0;
+    if (kvi_locate(ix, store->holder, hash, &place, NULL)) {
+        if (kvi_place_pos(place) == pos)
+            return 0;
+        rc = judge_move(store, place);
+    }
+    same = same && (!(chain->flags & KVI_UNNAMED) || kvi_name_in_table(ix, hash, pos));
+    aliased =
+        held && store->holder->n_aliases && kvi_alias_of_place(ix, store->holder->id, pos) >= 0;
+    store->stored.renamed += held;
+    if (same)
+        store->scratch->naming[i] = aliased ? KVI_NAME_REVERT : KVI_NAME_KEEP;
+    else
+        store->scratch->naming[i] = aliased ? KVI_NAME_REALIAS : KVI_NAME_ALIAS;
+    return rc;
+}
+
+static int judge_new(struct kvi_store *store, size_t i)
+{
+    struct kvi_place place;
+    uint32_t n_same;
+    int rc = 0;
+
+    if (kvi_locate(store->ix, store->holder, store->blocks[i].hash, &place, &n_same))
+        rc = judge_move(store, place);
+    store->scratch->naming[i] = n_same < SAME_MAX ? KVI_NAME_TABLE : KVI_NAME_ALIAS;
+    return rc;
+}
+
+/* Decide what becomes of each block's name, and which older places go. */
+static int judge_names(struct kvi_store *store)
+{
+    struct kvi_scratch *scratch = store->scratch;
+    int rc = kvi_mem_grow(&store->ix->mem, (void **)&scratch->naming, &scratch->naming_capacity,
+                          store->n, sizeof(scratch->naming[0]));
+
+    for (size_t p = 0; !rc && p < store->n_pieces; p++) {
+        const struct kvi_piece *piece = &scratch->pieces[p];
+        _Atomic uint64_t *entry = kvi_who_find(piece->chain, store->holder->id);
+        uint32_t len = entry ? kvi_entry_len(kvi_who_get(entry)) : 0;
+
+        for (uint32_t off = piece->from; !rc && off < piece->to; off++)
+            rc = judge_known(store, piece->first + (off - piece->from), piece->chain, off,
+                             off < len);
+    }
+    for (size_t i = store->n_path; !rc && i < store->n; i++)
+        rc = judge_new(store, i);
+    return rc;
+}
+
+/* -- committing -------------------------------------------------------------------------------- */
+
+static void commit_names(struct kvi_store *store)
+{
+    for (size_t i = 0; i < store->n; i++) {
+        enum kvi_naming naming = store->scratch->naming[i];
+        struct kvi_chain *chain;
+        uint32_t pos;
+
+        if (naming == KVI_NAME_KEEP || naming == KVI_NAME_TABLE)
+            continue;
+        pos = kvi_store_pos(store, i, &chain);
+        if (naming == KVI_NAME_REALIAS)
+            kvi_alias_commit(store->ix, store->holder, store->blocks[i].hash, pos,
+                             kvi_name_of(store->ix, store->holder, pos));
+        if (naming == KVI_NAME_REVERT)
+            kvi_aliases_forget(store->ix, store->holder, pos, 1);
+        else
+            chain->flags |= i < store->n_path ? KVI_ALIASED : KVI_ALIASED | KVI_UNNAMED;
+    }
+}
+
+static void commit_split(struct kvi_store *store)
+{
+    struct kvi_split *split = &store->split;
+
+    kvi_split_commit(store->ix, split);
+    for (size_t i = 0; i < store->n_pieces; i++)
+        if (store->scratch->pieces[i].chain == split->chain)
+            store->scratch->pieces[i].chain = split->head;
+    for (size_t i = 0; i < store->n_moves; i++) {
+        struct kvi_move *move = &store->scratch->moves[i];
+
+        if (move->chain != split->chain)
+            continue;
+        move->chain = move->off < split->at ? split->head : split->tail;
+        move->off -= move->off < split->at ? 0 : split->at;
+    }
+    if (store->parent == split->chain) /* only its entry is of interest, and the head has it */
+        store->parent = split->head;
+    store->at = split->head;
+}
+
+static void commit_chains(struct kvi_store *store)
+{
+    struct kvi_index *ix = store->ix;
+    struct kvi_chain *first = store->fresh;
+    uint64_t n = store->n - store->n_path - store->n_append;
+
+    if (!first)
+        return;
+    first->parent = store->at;
+    kvi_kids_add(ix, store->at, *kvi_arena_locals(&ix->arena, kvi_chain_run(first).pos), first);
+    kvi_count(&ix->n_chains, (n + KVI_CHAIN_MAX - 1) / KVI_CHAIN_MAX);
+}
+
+/* The holder's entry takes in the piece. Returns whether it wasn't in the chain before. */
+static bool commit_piece(struct kvi_store *store, const struct kvi_piece *piece)
+{
+    struct kvi_index *ix = store->ix;
+    struct kvi_chain *chain = piece->chain;
+    _Atomic uint64_t *entry = kvi_who_find(chain, store->holder->id);
+    uint32_t bit = 1u << store->tier, len, mask, run_len = kvi_chain_run(chain).len;
+    uint32_t had = 0, from = piece->from, to = piece->to;
+    uint64_t e;
+
+    if (!entry) {
+        assert(from == 0);
+        kvi_who_add(chain, kvi_entry(store->holder->id, to, bit, 0));
+        chain->n_full += to == run_len;
+        store->stored.added += to;
+        store->n_gained += to;
+        return true;
+    }
+    e = kvi_who_get(entry);
+    len = kvi_entry_len(e);
+    mask = kvi_entry_mask(e);
+    for (uint32_t i = from; i < KV_MIN(to, len); i++)
+        had += kvi_mask_at(ix, e, i) >> store->tier & 1;
+    store->stored.duplicate += had;
+    store->stored.added += to - from - had;
+    store->n_gained += KV_MAX(to, len) - len;
+    if (to > len || had < to - from) {
+        struct kvi_tmap *tmap = mask ? NULL : kvi_tmap_at(ix, e);
+
+        if (tmap && to > len) {
+            kvi_tmap_set(chain, tmap, len, to, 0xf, false);
+            kvi_tmap_set(chain, tmap, len, to, bit, true);
+        }
+        chain->n_full += to > len && to == run_len;
+        kvi_who_set(
+            chain, entry,
+            kvi_entry(store->holder->id, KV_MAX(to, len), mask ? mask | bit : 0, kvi_entry_aux(e)));
+        if (tmap && from < len)
+            kvi_tmap_set(chain, tmap, from, KV_MIN(to, len), bit, true);
+    }
+    kvi_entry_unmix(ix, chain, entry);
+    return false;
+}
+
+/* From the bottom up; each chain that the holder newly is in counts with the one above. */
+static void commit_path(struct kvi_store *store)
+{
+    bool below = store->fresh != NULL;
+    struct kvi_chain *top = store->n_pieces ? store->scratch->pieces[0].chain->parent : store->at;
+
+    for (size_t i = store->n_pieces; i-- > 0;) {
+        const struct kvi_piece *piece = &store->scratch->pieces[i];
+        bool entered = commit_piece(store, piece);
+
+        if (below)
+            kvi_entry_count_kid(store->ix, kvi_who_find(piece->chain, store->holder->id), 1);
+        below = entered;
+    }
+    if (!below)
+        return;
+    if (top->parent)
+        kvi_entry_count_kid(store->ix, kvi_who_find(top, store->holder->id), 1);
+    else
+        store->holder->n_roots++;
+}
+
+static void commit(struct kvi_store *store)
+{
+    struct kvi_index *ix = store->ix;
+    size_t n_new = store->n - store->n_path;
+    size_t in_chains = n_new - store->n_append;
+
+    commit_names(store);
+    if (store->split.chain)
+        commit_split(store);
+    if (store->n_append) {
+        struct kvi_run run = kvi_chain_run(store->at);
+
+        kvi_chain_set_run(store->at, run.pos, run.len + store->n_append);
+        kvi_chain_bump(store->at);
+        store->at->n_full = 0;
+    }
+    commit_chains(store);
+    commit_path(store);
+    store->stored.added += in_chains;
+    store->n_gained += in_chains;
+    kvi_count(&ix->n_blocks, n_new);
+    kvi_count(&ix->n_holder_blocks, store->n_gained);
+    kvi_count(&store->holder->blocks, store->n_gained);
+    kvi_account_tier(ix, store->holder, store->tier, store->stored.added);
+    for (size_t i = 0; i < store->n_moves; i++) {
+        const struct kvi_move *move = &store->scratch->moves[i];
+        _Atomic uint64_t *entry = kvi_who_find(move->chain, store->holder->id);
+
+        if (entry && kvi_entry_len(kvi_who_get(entry)) > move->off)
+            kvi_cut(ix, store->holder, move->chain, entry, move->off);
+    }
+}
+
+/* -- the call ---------------------------------------------------------------------------------- */
+
+static int prepare(struct kvi_store *store, struct kv_holder holder, const uint64_t *parent)
+{
+    struct kvi_index *ix = store->ix;
+    int rc;
+
+    store->holder = kvi_holder_find(ix, holder);
+    store->parent = &ix->root;
+    if (parent) {
+        struct kvi_place place;
+
+        if (!store->holder || !kvi_locate(ix, store->holder, *parent, &place, NULL))
+            return -ENOENT;
+        store->parent = place.chain;
+        store->parent_off = place.off;
+    }
+    if (store->n == 0)
+        return 0;
+    for (size_t i = 0; i < store->n; i++)
+        kvi_locate_prefetch(ix, store->blocks[i].hash);
+    rc = check_hashes(store, parent);
+    if (!rc)
+        rc = find_path(store);
+    if (rc)
+        return rc;
+    if (store->n - store->n_path >
+        ix->max_blocks - atomic_load_explicit(&ix->n_blocks, memory_order_relaxed))
+        return -ENOSPC;
+    if (!store->holder) {
+        rc = kvi_holder_add(ix, holder, &store->holder);
+        if (rc)
+            return rc;
+        store->holder_is_new = true;
+    }
+    rc = judge_names(store);
+    if (!rc)
+        rc = kvi_store_plan(store);
+    if (rc) {
+        kvi_store_cancel(store);
+        if (store->holder_is_new)
+            kvi_holder_drop(ix, store->holder);
+    }
+    return rc;
+}
+
+int kvi_store(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
+              const uint64_t *parent, const struct kv_block *blocks, size_t n,
+              struct kvi_stored *ret)
+{
+    struct kvi_store store = {
+        .ix = index, .scratch = index->scratch, .tier = tier, .blocks = blocks, .n = n};
+    int rc;
+
+    if ((unsigned)tier >= KV_N_TIERS || (n && !blocks) || n > UINT32_MAX / 2)
+        return -EINVAL;
+    pthread_mutex_lock(&index->lock);
+    rc = prepare(&store, holder, parent);
+    if (!rc && n)
+        commit(&store);
+    kvi_unlock(index);
+    if (!rc && ret)
+        *ret = store.stored;
+    return rc;
+}

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+/** What the steps of kvi_store share: see store.c (looking, changing) and plan.c (allocating). */
+#ifndef KV_INDEX_STORE_H
+#define KV_INDEX_STORE_H
+
+#include "index/tree.h"
+
+/** Blocks of the path that lie in one chain: @from..@to, the first of them block number @first. */
+struct kvi_piece {
+    struct kvi_chain *chain;
+    uint32_t from, to;
+    size_t first;
+};
+
+/** What is to be done about a block's name. */
+enum kvi_naming {
+    KVI_NAME_KEEP,
+    KVI_NAME_TABLE,   /* a new block, its name goes into the table */
+    KVI_NAME_ALIAS,   /* an alias for a place that has none of this holder */
+    KVI_NAME_REALIAS, /* in place of the one it has */
+    KVI_NAME_REVERT   /* the alias goes: the slot's name is right */
+};
+
+/** An older place of this holder that loses its name, and with it goes. */
+struct kvi_move {
+    struct kvi_chain *chain;
+    uint32_t off;
+};
+
+/** Arrays that calls reuse. */
+struct kvi_scratch {
+    struct kvi_piece *pieces;
+    size_t pieces_capacity;
+    struct kvi_move *moves;
+    size_t moves_capacity;
+    uint8_t *naming;
+    size_t naming_capacity;
+    struct kvi_seen {
+        uint64_t hash, call;
+    } * seen; /* open addressing; entries of earlier calls are stale */
+    size_t seen_capacity;
+    uint64_t call;
+};
+
+struct kvi_store {
+    struct kvi_index *ix;
+    struct kvi_scratch *scratch;
+    struct kvi_holder *holder;
+    bool holder_is_new;
+    enum kv_tier tier;
+    const struct kv_block *blocks;
+    size_t n;
+
+    struct kvi_chain *parent; /* where the path begins: below block parent_off of it */
+    uint32_t parent_off;      /* unused with the root */
+    size_t n_pieces, n_moves;
+    size_t n_path;        /* blocks whose places exist */
+    struct kvi_chain *at; /* the others go below block off - 1 of it */
+    uint32_t off;
+
+    /* Allocated by kvi_store_plan. */
+    struct kvi_split split;  /* split.chain: NULL when none is needed */
+    uint32_t n_append;       /* blocks that go on at the end of `at` */
+    struct kvi_chain *fresh; /* chains for the rest, each below the one before */
+    size_t n_named;          /* names that were put into place, for taking them back */
+    struct kvi_stored stored;
+    size_t n_gained; /* places that the holder newly has */
+};
+
+/** Allocate all that the store needs, changing nothing that can be seen. Returns 0 or -ENOMEM,
+ * -ENOSPC. */
+int kvi_store_plan(struct kvi_store *store);
+/** Undo it. */
+void kvi_store_cancel(struct kvi_store *store);
+
+/** Where block @i of the store lies (its chain in @ret_chain), planned or existing. */
+uint32_t kvi_store_pos(const struct kvi_store *store, size_t i, struct kvi_chain **ret_chain);
+
+#endif

@@ -1,0 +1,339 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "index/table.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "base/error.h"
+
+#define SEG_MAX 512u /* chunks; larger segments split */
+#define LOOK_AHEAD 4 /* chunks, when rebuilding */
+
+/* How full, in entries: grow above 90 %, rebuild to 80 %, shrink below 60 %. */
+static uint32_t full_at(uint32_t n_chunks)
+{
+    return n_chunks == 1 ? KVI_CHUNK_ENTRIES : n_chunks * KVI_CHUNK_ENTRIES * 9 / 10;
+}
+
+static uint32_t sparse_at(uint32_t n_chunks)
+{
+    return n_chunks == 1 ? 0 : n_chunks * KVI_CHUNK_ENTRIES * 6 / 10;
+}
+
+static uint32_t chunks_for(uint32_t n)
+{
+    return n * 10 / (KVI_CHUNK_ENTRIES * 8) + 1;
+}
+
+static struct kvi_segment *segment_new(struct kvi_mem *mem, uint32_t n_chunks, uint32_t depth)
+{
+    struct kvi_segment *segment;
+
+    segment = kvi_mem_alloc_lines(mem, sizeof(*segment) + n_chunks * sizeof(segment->chunks[0]));
+    if (segment) {
+        segment->n_chunks = n_chunks;
+        segment->depth = depth;
+    }
+    return segment;
+}
+
+/* There must be room. */
+static void put(struct kvi_segment *segment, uint64_t mix, uint32_t value)
+{
+    struct kvi_chunk *chunk = &segment->chunks[kvi_chunk_of(mix, segment->n_chunks)];
+    uint32_t empty;
+
+    while (!(empty = kvi_chunk_match(chunk, 0))) {
+        if (chunk->passed < 255)
+            chunk->passed++;
+        if (++chunk == segment->chunks + segment->n_chunks)
+            chunk = segment->chunks;
+    }
+    chunk->tag[__builtin_ctz(empty)] = kvi_tag_of(mix);
+    chunk->value[__builtin_ctz(empty)] = value;
+    segment->n++;
+}
+
+int kvi_table_init(struct kvi_table *table, struct kvi_mem *mem,
+                   uint64_t (*mix_of)(const void *arg, uint32_t value),
+                   void (*prefetch)(const void *arg, uint32_t value), const void *arg)
+{
+    *table = (struct kvi_table){
+        .mem = mem, .mix_of = mix_of, .prefetch = prefetch, .arg = arg, .n_deepest = 1};
+    table->directory = kvi_mem_alloc(mem, sizeof(table->directory[0]));
+    if (!table->directory)
+        return -ENOMEM;
+    table->directory[0].segment = segment_new(mem, 1, 0);
+    table->directory[0].n_chunks = 1;
+    return table->directory[0].segment ? 0 : -ENOMEM;
+}
+
+static uint64_t first_ref(const struct kvi_table *table, uint64_t mix, uint32_t depth)
+{
+    return depth ? mix >> (64 - depth) << (table->depth - depth) : 0;
+}
+
+/* All directory entries whose top @depth bits are those of @mix. */
+static void point_at(struct kvi_table *table, uint64_t mix, struct kvi_segment *segment)
+{
+    uint64_t first = first_ref(table, mix, segment->depth);
+    uint64_t n = UINT64_C(1) << (table->depth - segment->depth);
+
+    for (uint64_t i = first; i < first + n; i++)
+        table->directory[i] = (struct kvi_segment_ref){segment, segment->n_chunks};
+}
+
+void kvi_table_fini(struct kvi_table *table)
+{
+    uint64_t n = table->directory ? UINT64_C(1) << table->depth : 0;
+
+    for (uint64_t i = 0; i < n;) {
+        struct kvi_segment *segment = table->directory[i].segment;
+
+        if (!segment)
+            break;
+        i += UINT64_C(1) << (table->depth - segment->depth);
+        kvi_mem_free(table->mem, segment);
+    }
+    kvi_mem_free(table->mem, table->directory);
+    table->directory = NULL;
+}
+
+/* Move all entries of @from to @low, or to @high where the key has @bit set. */
+static void pour(const struct kvi_table *table, const struct kvi_segment *from,
+                 struct kvi_segment *low, struct kvi_segment *high, uint64_t bit)
+{
+    for (uint32_t c = 0; c < from->n_chunks + LOOK_AHEAD; c++) {
+        const struct kvi_chunk *chunk;
+
+        if (c < from->n_chunks)
+            for (uint32_t i = 0; i < KVI_CHUNK_ENTRIES; i++)
+                if (from->chunks[c].tag[i])
+                    table->prefetch(table->arg, from->chunks[c].value[i]);
+        if (c < LOOK_AHEAD)
+            continue;
+        chunk = &from->chunks[c - LOOK_AHEAD];
+        for (uint32_t i = 0; i < KVI_CHUNK_ENTRIES; i++) {
+            if (chunk->tag[i]) {
+                uint64_t mix = table->mix_of(table->arg, chunk->value[i]);
+
+                put(mix & bit ? high : low, mix, chunk->value[i]);
+            }
+        }
+    }
+}
+
+static int resize(struct kvi_table *table, uint64_t mix, uint32_t n_chunks)
+{
+    struct kvi_segment *old = kvi_table_ref(table, mix)->segment;
+    struct kvi_segment *segment = segment_new(table->mem, n_chunks, old->depth);
+
+    if (!segment)
+        return -ENOMEM;
+    pour(table, old, segment, segment, 0);
+    point_at(table, mix, segment);
+    kvi_mem_free(table->mem, old);
+    return 0;
+}
+
+static int set_depth(struct kvi_table *table, uint32_t depth)
+{
+    uint64_t n = UINT64_C(1) << depth;
+    struct kvi_segment_ref *directory = kvi_mem_alloc(table->mem, n * sizeof(*directory));
+
+    if (!directory)
+        return -ENOMEM;
+    for (uint64_t i = 0; i < n; i++)
+        directory[i] = table->directory[depth > table->depth ? i >> 1 : i << 1];
+    kvi_mem_free(table->mem, table->directory);
+    table->directory = directory;
+    table->depth = depth;
+    return 0;
+}
+
+static void count_deepest(struct kvi_table *table)
+{
+    uint64_t n = UINT64_C(1) << table->depth;
+
+    table->n_deepest = 0;
+    for (uint64_t i = 0; i < n; i++)
+        table->n_deepest += table->directory[i].segment->depth == table->depth;
+}
+
+/* How many entries of @segment have @bit set in their key. */
+static uint32_t count_high(const struct kvi_table *table, const struct kvi_segment *segment,
+                           uint64_t bit)
+{
+    uint32_t n = 0;
+
+    for (uint32_t c = 0; c < segment->n_chunks + LOOK_AHEAD; c++) {
+        for (uint32_t i = 0; c < segment->n_chunks && i < KVI_CHUNK_ENTRIES; i++)
+            if (segment->chunks[c].tag[i])
+                table->prefetch(table->arg, segment->chunks[c].value[i]);
+        for (uint32_t i = 0; c >= LOOK_AHEAD && i < KVI_CHUNK_ENTRIES; i++) {
+            const struct kvi_chunk *chunk = &segment->chunks[c - LOOK_AHEAD];
+
+            if (chunk->tag[i])
+                n += (table->mix_of(table->arg, chunk->value[i]) & bit) != 0;
+        }
+    }
+    return n;
+}
+
+static int split(struct kvi_table *table, uint64_t mix)
+{
+    struct kvi_segment *old = kvi_table_ref(table, mix)->segment, *low, *high;
+    uint64_t bit = UINT64_C(1) << (63 - old->depth);
+    uint32_t n_high = count_high(table, old, bit);
+
+    if (old->depth == table->depth) {
+        int rc = set_depth(table, table->depth + 1);
+
+        if (rc)
+            return rc;
+        table->n_deepest = 0;
+    }
+    low = segment_new(table->mem, chunks_for(old->n - n_high), old->depth + 1);
+    high = segment_new(table->mem, chunks_for(n_high), old->depth + 1);
+    if (!low || !high) {
+        kvi_mem_free(table->mem, low);
+        kvi_mem_free(table->mem, high);
+        return -ENOMEM;
+    }
+    pour(table, old, low, high, bit);
+    if (old->depth + 1 == table->depth)
+        table->n_deepest += 2;
+    point_at(table, mix & ~bit, low);
+    point_at(table, mix | bit, high);
+    kvi_mem_free(table->mem, old);
+    return 0;
+}
+
+/* Splitting pays while keys spread; should they not (a hostile engine), segments just get larger.
+ */
+static bool may_split(const struct kvi_table *table, const struct kvi_segment *segment)
+{
+    if (segment->depth < table->depth)
+        return true;
+    return UINT64_C(1) << table->depth <= 8 + 8 * table->n / (SEG_MAX * KVI_CHUNK_ENTRIES / 2);
+}
+
+static int make_room(struct kvi_table *table, uint64_t mix)
+{
+    const struct kvi_segment *segment = kvi_table_ref(table, mix)->segment;
+    uint32_t n_chunks = segment->n_chunks + KV_MAX(segment->n_chunks / 8, 1u);
+
+    if (n_chunks > SEG_MAX && may_split(table, segment))
+        return split(table, mix);
+    return resize(table, mix, n_chunks);
+}
+
+int kvi_table_insert(struct kvi_table *table, uint64_t mix, uint32_t value)
+{
+    struct kvi_segment *segment = kvi_table_ref(table, mix)->segment;
+
+    while (KV_UNLIKELY(segment->n >= full_at(segment->n_chunks))) {
+        int rc = make_room(table, mix);
+
+        if (rc)
+            return rc;
+        segment = kvi_table_ref(table, mix)->segment;
+    }
+    put(segment, mix, value);
+    table->n++;
+    return 0;
+}
+
+/* Best effort: when memory is short, nothing shrinks. */
+static void join(struct kvi_table *table, uint64_t mix, struct kvi_segment *segment,
+                 struct kvi_segment *buddy)
+{
+    struct kvi_segment *both =
+        segment_new(table->mem, chunks_for(segment->n + buddy->n), segment->depth - 1);
+
+    if (!both)
+        return;
+    pour(table, segment, both, both, 0);
+    pour(table, buddy, both, both, 0);
+    if (segment->depth == table->depth)
+        table->n_deepest -= 2;
+    point_at(table, mix, both);
+    kvi_mem_free(table->mem, segment);
+    kvi_mem_free(table->mem, buddy);
+    if (table->n_deepest == 0 && table->depth > 0 && !set_depth(table, table->depth - 1))
+        count_deepest(table);
+}
+
+static void shrink(struct kvi_table *table, uint64_t mix)
+{
+    struct kvi_segment *segment = kvi_table_ref(table, mix)->segment;
+
+    if (segment->depth > 0) {
+        uint64_t other = mix ^ UINT64_C(1) << (64 - segment->depth);
+        struct kvi_segment *buddy = kvi_table_ref(table, other)->segment;
+
+        if (buddy->depth == segment->depth && chunks_for(segment->n + buddy->n) <= SEG_MAX / 2) {
+            join(table, mix, segment, buddy);
+            return;
+        }
+    }
+    if (chunks_for(segment->n) < segment->n_chunks)
+        (void)resize(table, mix, chunks_for(segment->n));
+}
+
+/* The entry of exactly this value; *@ret_chunk is where. Returns its index, or -1. */
+static int find_value(const struct kvi_segment *segment, uint64_t mix, uint32_t value,
+                      struct kvi_chunk **ret_chunk)
+{
+    uint32_t c = kvi_chunk_of(mix, segment->n_chunks);
+    uint8_t tag = kvi_tag_of(mix);
+
+    for (uint32_t left = segment->n_chunks; left; left--) {
+        const struct kvi_chunk *chunk = &segment->chunks[c];
+
+        for (uint32_t hits = kvi_chunk_match(chunk, tag); hits; hits &= hits - 1) {
+            int i = __builtin_ctz(hits);
+
+            if (chunk->value[i] == value) {
+                *ret_chunk = (struct kvi_chunk *)chunk;
+                return i;
+            }
+        }
+        if (!chunk->passed)
+            break;
+        c = c + 1 == segment->n_chunks ? 0 : c + 1;
+    }
+    return -1;
+}
+
+bool kvi_table_erase(struct kvi_table *table, uint64_t mix, uint32_t value)
+{
+    struct kvi_segment *segment = kvi_table_ref(table, mix)->segment;
+    struct kvi_chunk *home = &segment->chunks[kvi_chunk_of(mix, segment->n_chunks)], *chunk;
+    int i = find_value(segment, mix, value, &chunk);
+
+    if (i < 0)
+        return false;
+    chunk->tag[i] = 0;
+    while (home != chunk) {
+        if (home->passed < 255)
+            home->passed--;
+        if (++home == segment->chunks + segment->n_chunks)
+            home = segment->chunks;
+    }
+    table->n--;
+    if (KV_UNLIKELY(--segment->n < sparse_at(segment->n_chunks)))
+        shrink(table, mix);
+    return true;
+}
+
+bool kvi_table_replace(struct kvi_table *table, uint64_t mix, uint32_t value, uint32_t other)
+{
+    struct kvi_chunk *chunk;
+    int i = find_value(kvi_table_ref(table, mix)->segment, mix, value, &chunk);
+
+    if (i < 0)
+        return false;
+    chunk->value[i] = other;
+    return true;
+}

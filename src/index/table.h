@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * A hash table of 32-bit values that keeps no keys: about 6 bytes an entry.
+ *
+ * Entries live in chunks of one cache line: 12 one-byte tags, 12 values, and a count of the entries
+ * that wanted this chunk and had to go on to the next (so that a search knows when to stop, and
+ * removing leaves no tombstones). A value's key is asked for (mix_of) only when its segment is
+ * rebuilt; searches hand out the values whose tag fits, for the caller to check. Several values may
+ * share a key.
+ *
+ *     directory (top bits of the mixed key) -> segment { chunk, chunk, ... }
+ *
+ * A segment grows by an eighth when it is 90 % full, up to SEG_MAX chunks, then splits in two; it
+ * shrinks and joins its buddy again when emptied. So no step ever rebuilds more than one segment
+ * (about 6,000 entries), and the fill stays between 0.8 and 0.9 while growing.
+ *
+ * Threads: the owner's lock.
+ */
+#ifndef KV_INDEX_TABLE_H
+#define KV_INDEX_TABLE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
+#include "index/mem.h"
+
+#define KVI_CHUNK_ENTRIES 12
+
+struct kvi_chunk {
+    uint8_t tag[KVI_CHUNK_ENTRIES]; /* 0: empty */
+    uint8_t passed;                 /* entries further on that belong here; 255 sticks */
+    uint8_t reserved[3];
+    uint32_t value[KVI_CHUNK_ENTRIES];
+};
+
+struct kvi_segment {
+    _Alignas(64) uint32_t n_chunks;
+    uint32_t n; /* entries */
+    uint32_t depth;
+    uint32_t reserved;
+    struct kvi_chunk chunks[] __attribute__((aligned(64)));
+};
+
+struct kvi_table {
+    struct kvi_segment_ref {
+        struct kvi_segment *segment;
+        uint32_t n_chunks; /* spares a look at the segment's head */
+    } * directory;         /* 1 << depth of them */
+    uint32_t depth;
+    uint32_t n_deepest; /* segments as deep as the directory */
+    uint64_t n;
+    struct kvi_mem *mem;
+    uint64_t (*mix_of)(const void *arg, uint32_t value);
+    void (*prefetch)(const void *arg, uint32_t value); /* what mix_of will read */
+    const void *arg;
+};
+
+/** Scrambles one-to-one, so that any keys may come in. */
+static inline uint64_t kvi_mix(uint64_t x)
+{
+    x = (x ^ x >> 32) * UINT64_C(0xd6e8feb86659fd93);
+    x = (x ^ x >> 32) * UINT64_C(0xd6e8feb86659fd93);
+    return x ^ x >> 32;
+}
+
+/** Returns 0 or -ENOMEM. An empty table holds no memory but one small segment. */
+int kvi_table_init(struct kvi_table *table, struct kvi_mem *mem,
+                   uint64_t (*mix_of)(const void *arg, uint32_t value),
+                   void (*prefetch)(const void *arg, uint32_t value), const void *arg);
+void kvi_table_fini(struct kvi_table *table);
+
+/** @mix is the mixed key. Returns 0 or -ENOMEM. */
+int kvi_table_insert(struct kvi_table *table, uint64_t mix, uint32_t value);
+bool kvi_table_erase(struct kvi_table *table, uint64_t mix, uint32_t value);
+/** Change a value in place; its key stays. Never fails for want of memory. */
+bool kvi_table_replace(struct kvi_table *table, uint64_t mix, uint32_t value, uint32_t other);
+
+/* -- searching --------------------------------------------------------------------------------- */
+
+struct kvi_probe {
+    const struct kvi_chunk *chunks, *chunk;
+    uint32_t n_chunks, left;
+    uint32_t hits; /* entries of this chunk that are yet to be looked at */
+    uint8_t tag;
+};
+
+static inline uint8_t kvi_tag_of(uint64_t mix)
+{
+    uint8_t tag = (uint8_t)(mix >> 32);
+
+    return tag ? tag : 1;
+}
+
+static inline uint32_t kvi_chunk_of(uint64_t mix, uint32_t n_chunks)
+{
+    return (uint32_t)((mix & 0xffffffff) * n_chunks >> 32);
+}
+
+static inline const struct kvi_segment_ref *kvi_table_ref(const struct kvi_table *table,
+                                                          uint64_t mix)
+{
+    return &table->directory[table->depth ? mix >> (64 - table->depth) : 0];
+}
+
+/** Bit i: entry i of the chunk has this tag. */
+static inline uint32_t kvi_chunk_match(const struct kvi_chunk *chunk, uint8_t tag)
+{
+#ifdef __SSE2__
+    __m128i tags = _mm_load_si128((const __m128i *)(const void *)chunk);
+
+    return (uint32_t)_mm_movemask_epi8(_mm_cmpeq_epi8(tags, _mm_set1_epi8((char)tag))) & 0xfff;
+#else
+    uint32_t hits = 0;
+
+    for (uint32_t i = 0; i < KVI_CHUNK_ENTRIES; i++)
+        hits |= (uint32_t)(chunk->tag[i] == tag) << i;
+    return hits;
+#endif
+}
+
+static inline void kvi_table_prefetch(const struct kvi_table *table, uint64_t mix)
+{
+    const struct kvi_segment_ref *ref = kvi_table_ref(table, mix);
+
+    __builtin_prefetch(&ref->segment->chunks[kvi_chunk_of(mix, ref->n_chunks)]);
+}
+
+static inline void kvi_probe_init(struct kvi_probe *probe, const struct kvi_table *table,
+                                  uint64_t mix)
+{
+    const struct kvi_segment_ref *ref = kvi_table_ref(table, mix);
+
+    probe->chunks = ref->segment->chunks;
+    probe->n_chunks = probe->left = ref->n_chunks;
+    probe->chunk = &probe->chunks[kvi_chunk_of(mix, ref->n_chunks)];
+    probe->tag = kvi_tag_of(mix);
+    probe->hits = kvi_chunk_match(probe->chunk, probe->tag);
+}
+
+/** The next value whose tag fits. */
+static inline bool kvi_probe_next(struct kvi_probe *probe, uint32_t *ret)
+{
+    while (!probe->hits) {
+        if (!probe->chunk->passed || !--probe->left)
+            return false;
+        if (++probe->chunk == probe->chunks + probe->n_chunks)
+            probe->chunk = probe->chunks;
+        probe->hits = kvi_chunk_match(probe->chunk, probe->tag);
+    }
+    *ret = probe->chunk->value[__builtin_ctz(probe->hits)];
+    probe->hits &= probe->hits - 1;
+    return true;
+}
+
+#endif

@@ -1,0 +1,411 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * The tree inside an index: its structures, and the rules by which one writer changes them under
+ * many readers. docs/index.md has the drawing and the argument.
+ *
+ * A chain is a run of blocks without a branch: a path-compressed node. Its blocks lie side by side
+ * in the arena. Who holds it is a list of words, one per holder: "holder H has the first LEN blocks
+ * of this chain, all in tiers MASK". Because a holder's places are closed under parents, whoever is
+ * in a chain has all of the chain above.
+ *
+ * How the writer changes what readers see:
+ * 1. One step at a time. Every change of content is one release store of one word (an entry, a
+ * count, a pointer), and every such store leaves the tree in a state that may be shown.
+ * 2. After each step the chain's version goes up. A chain that is replaced or removed gets an odd
+ *    version, its last, after the pointer to it is gone.
+ * 3. What has been unlinked is retired, and freed when no reader is left that could see it.
+ * Readers note a chain's version before they read it, and look again at the end: when none on their
+ * path has changed, what they read was true all at once. So they never wait, and a writer that is
+ * put to sleep between two steps disturbs nobody.
+ */
+#ifndef KV_INDEX_TREE_H
+#define KV_INDEX_TREE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/epoch.h"
+#include "base/error.h"
+#include "index/arena.h"
+#include "index/dir.h"
+#include "index/mem.h"
+#include "index/table.h"
+#include "kv_index.h"
+
+/** Blocks in a chain at most: bounds what a split or a move has to copy. */
+#define KVI_CHAIN_MAX 256u
+#define KVI_MAX_HOLDERS (1u << 24)
+
+/** What lies in limbo. */
+enum kvi_kind {
+    KVI_KIND_MEMORY, /* from kvi_mem_alloc */
+    KVI_KIND_CHAIN,
+    KVI_KIND_EXTENT /* the object is the header's engine word */
+};
+
+/* -- entries: one holder's part of one chain ----------------------------------------------------
+ */
+
+/*  63      62..37                          36..33  32..24  23..0
+ *  valid | aux: children of this chain   |  mask |  len  | holder
+ *        |      that the holder is in,   |       |       |
+ *        |      or the number of a tmap  |  0    |       | */
+#define KVI_ENTRY_VALID (UINT64_C(1) << 63)
+#define KVI_AUX_MAX ((1u << 26) - 1)
+
+static inline uint64_t kvi_entry(uint32_t holder, uint32_t len, uint32_t mask, uint32_t aux)
+{
+    return KVI_ENTRY_VALID | (uint64_t)aux << 37 | (uint64_t)mask << 33 | (uint64_t)len << 24 |
+           holder;
+}
+static inline uint32_t kvi_entry_holder(uint64_t e)
+{
+    return (uint32_t)e & 0xffffff;
+}
+static inline uint32_t kvi_entry_len(uint64_t e)
+{
+    return (uint32_t)(e >> 24) & 0x1ff;
+}
+/** The tiers of all its blocks, bit per tier; 0: they differ, see the tmap. */
+static inline uint32_t kvi_entry_mask(uint64_t e)
+{
+    return (uint32_t)(e >> 33) & 0xf;
+}
+static inline uint32_t kvi_entry_aux(uint64_t e)
+{
+    return (uint32_t)(e >> 37) & KVI_AUX_MAX;
+}
+
+/** Tiers block by block, four bits each, for an entry whose blocks differ. */
+struct kvi_tmap {
+    struct kv_retired retired;
+    uint32_t number; /* in index->tmaps */
+    uint32_t kids;   /* what aux is otherwise */
+    uint32_t capacity;
+    uint32_t reserved;
+    _Atomic uint64_t word[]; /* 16 blocks each */
+};
+
+/** More than two holders. Dense, so that readers walk it; large ones have a hash index for the
+ * writer. */
+struct kvi_list {
+    struct kv_retired retired;
+    _Atomic uint32_t n;
+    uint32_t capacity;
+    uint32_t *index; /* of slot + 1, 2 * capacity of them, behind the entries; NULL when small */
+    _Atomic uint64_t entry[];
+};
+
+/* -- chains -------------------------------------------------------------------------------------
+ */
+
+enum kvi_chain_flags {
+    KVI_DIRTY = 1,   /* in the index's queue of chains to settle */
+    KVI_ALIASED = 2, /* some holder may call a block here by another name */
+    KVI_UNNAMED = 4, /* some block's hash may not be in the table (too many share it) */
+    KVI_MIXED = 8    /* some entry may have a tmap */
+};
+
+struct kvi_chain {
+    _Atomic uint64_t run;     /* position of the first block << 32 | number of blocks */
+    _Atomic uint32_t version; /* even; odd: dead */
+    uint32_t n_full;          /* holders that have all of it */
+    _Atomic uintptr_t kids;   /* see kids.h */
+    _Atomic uint64_t who[2];  /* two entries, or in who[0] a struct kvi_list * (bit 63 clear) */
+    struct kvi_chain *parent; /* the root's is NULL */
+    struct kv_retired link;   /* in limbo, and in the queue of dirty chains */
+    uint16_t capacity;        /* blocks its extent has room for */
+    uint8_t flags;
+    uint8_t reserved;
+    uint32_t kid_hint; /* while dropping a subtree: children that the holder was in */
+};
+_Static_assert(sizeof(struct kvi_chain) == 64, "a chain is a cache line");
+
+struct kvi_run {
+    uint32_t pos, len;
+};
+static inline struct kvi_run kvi_chain_run(const struct kvi_chain *chain)
+{
+    uint64_t run = atomic_load_explicit(&chain->run, memory_order_acquire);
+
+    return (struct kvi_run){(uint32_t)(run >> 32), (uint32_t)run};
+}
+static inline void kvi_chain_set_run(struct kvi_chain *chain, uint32_t pos, uint32_t len)
+{
+    atomic_store_explicit(&chain->run, (uint64_t)pos << 32 | len, memory_order_release);
+}
+/** Rule 2. Pairs with the readers' acquire loads of version before and after reading. */
+static inline void kvi_chain_bump(struct kvi_chain *chain)
+{
+    atomic_store_explicit(&chain->version,
+                          atomic_load_explicit(&chain->version, memory_order_relaxed) + 2,
+                          memory_order_release);
+}
+
+/* -- the index ----------------------------------------------------------------------------------
+ */
+
+struct kvi_holder {
+    struct kv_retired retired;
+    struct kv_holder key;
+    uint32_t id;
+    _Atomic uint64_t blocks;
+    uint64_t tier_blocks[KV_N_TIERS];
+    uint64_t n_roots;   /* top-level chains it is in */
+    uint64_t n_aliases; /* see names.h */
+};
+
+/** One holder's own name for a place that is known under another. */
+struct kvi_alias {
+    uint64_t hash;
+    uint32_t holder;
+    uint32_t pos;
+};
+
+/** Where a dump stands; writers keep it valid. See dump.c. */
+struct kvi_cursor {
+    struct kvi_cursor *next;
+    struct kvi_chain *at;
+    uint32_t emitted; /* blocks of it that are done */
+    uint32_t holder;  /* ids below are done with what comes next of the chain */
+    bool after;       /* children up to `order` are done */
+    uint64_t order;
+};
+
+struct kvi_slab;
+
+struct kvi_index {
+    /* What readers use. */
+    struct kvi_chain root; /* no blocks, no holders */
+    struct kvi_arena arena;
+    struct kvi_dir holders; /* id -> struct kvi_holder */
+    struct kvi_dir tmaps;   /* number -> struct kvi_tmap */
+
+    /* What the writer counts and anybody reads; on lines of its own. */
+    _Alignas(64) _Atomic uint64_t n_holders;
+    _Atomic uint64_t n_chains, n_blocks, n_holder_blocks, n_tier_blocks[KV_N_TIERS];
+    struct kvi_mem mem;
+
+    /* What the writer uses, under the lock. */
+    _Alignas(64) pthread_mutex_t lock;
+    struct kv_limbo limbo;
+    struct kvi_table names;      /* engine hash -> position */
+    struct kvi_table holder_ids; /* worker, rank -> id */
+    struct kvi_alias *aliases;   /* dense */
+    size_t n_aliases, aliases_capacity;
+    struct kvi_table alias_names;        /* holder, hash -> index in aliases */
+    struct kvi_table alias_places;       /* holder, the place's first name -> index in aliases */
+    struct kvi_slab *slabs, *full_slabs; /* of chains */
+    struct kvi_chain *dirty_head, *dirty_tail;
+    struct kvi_cursor *cursors;
+    uint64_t max_blocks;
+    struct kvi_scratch *scratch; /* of kvi_store */
+};
+
+/** Single writer: no read-modify-write needed. */
+static inline void kvi_count(_Atomic uint64_t *counter, uint64_t more)
+{
+    atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + more,
+                          memory_order_relaxed);
+}
+
+static inline void kvi_retire_memory(struct kvi_index *ix, struct kv_retired *object, size_t bytes)
+{
+    kv_limbo_retire(&ix->limbo, object, KVI_KIND_MEMORY, bytes);
+}
+
+static inline struct kvi_holder *kvi_holder_at(const struct kvi_index *ix, uint32_t id)
+{
+    return kvi_dir_get(&ix->holders, id);
+}
+
+/** The chain that the block at @pos belongs to. Writer only. */
+static inline struct kvi_chain *kvi_owner(const struct kvi_index *ix, uint32_t pos)
+{
+    return (struct kvi_chain *)(uintptr_t)*kvi_arena_engines(&ix->arena,
+                                                             kvi_arena_start(&ix->arena, pos));
+}
+
+/* -- index.c ------------------------------------------------------------------------------------
+ */
+
+struct kvi_holder *kvi_holder_find(const struct kvi_index *ix, struct kv_holder key);
+/** Returns 0, -ENOMEM or -ENOSPC. */
+int kvi_holder_add(struct kvi_index *ix, struct kv_holder key, struct kvi_holder **ret);
+/** It holds nothing any more. */
+void kvi_holder_drop(struct kvi_index *ix, struct kvi_holder *holder);
+/** End of a write: settle what is dirty, free what can be freed, unlock. */
+void kvi_unlock(struct kvi_index *ix);
+
+/* -- chain.c: memory of chains, who holds them --------------------------------------------------
+ */
+
+struct kvi_chain *kvi_chain_new(struct kvi_index *ix);
+void kvi_chain_free(struct kvi_index *ix, struct kvi_chain *chain);    /* the struct alone */
+void kvi_chain_discard(struct kvi_index *ix, struct kvi_chain *chain); /* nobody has seen it */
+/** Mark dead and retire, with its list; its extent and tmaps are the caller's. */
+void kvi_chain_retire(struct kvi_index *ix, struct kvi_chain *chain);
+void kvi_slabs_fini(struct kvi_index *ix);
+
+uint32_t kvi_who_count(const struct kvi_chain *chain);
+/** The i-th entry, in no order. */
+_Atomic uint64_t *kvi_who_at(const struct kvi_chain *chain, uint32_t i);
+_Atomic uint64_t *kvi_who_find(const struct kvi_chain *chain, uint32_t holder);
+/** Room for one more entry (or @n in a new chain). Neutral: nothing that can be seen changes. */
+int kvi_who_reserve(struct kvi_index *ix, struct kvi_chain *chain, uint32_t n);
+void kvi_who_add(struct kvi_chain *chain, uint64_t entry);
+void kvi_who_remove(struct kvi_chain *chain, _Atomic uint64_t *entry);
+/** Best effort. */
+void kvi_who_shrink(struct kvi_index *ix, struct kvi_chain *chain);
+
+/** Change an entry: a step. */
+static inline void kvi_who_set(struct kvi_chain *chain, _Atomic uint64_t *entry, uint64_t value)
+{
+    atomic_store_explicit(entry, value, memory_order_release);
+    kvi_chain_bump(chain);
+}
+static inline uint64_t kvi_who_get(const _Atomic uint64_t *entry)
+{
+    return atomic_load_explicit(entry, memory_order_acquire);
+}
+
+/* -- tiers.c: the tiers of an entry's blocks ----------------------------------------------------
+ */
+
+static inline struct kvi_tmap *kvi_tmap_at(const struct kvi_index *ix, uint64_t entry)
+{
+    return kvi_dir_get(&ix->tmaps, kvi_entry_aux(entry));
+}
+static inline uint32_t kvi_tmap_get(const struct kvi_tmap *tmap, uint32_t i)
+{
+    return (uint32_t)(atomic_load_explicit(&tmap->word[i / 16], memory_order_acquire) >>
+                      (i % 16 * 4)) &
+           0xf;
+}
+/** Tiers of block @i of an entry. */
+static inline uint32_t kvi_mask_at(const struct kvi_index *ix, uint64_t entry, uint32_t i)
+{
+    return kvi_entry_mask(entry) ? kvi_entry_mask(entry) : kvi_tmap_get(kvi_tmap_at(ix, entry), i);
+}
+/** A tmap for @capacity blocks, all of them @mask. Returns NULL when there is no memory. */
+struct kvi_tmap *kvi_tmap_new(struct kvi_index *ix, uint32_t capacity, uint32_t mask);
+void kvi_tmap_free(struct kvi_index *ix, struct kvi_tmap *tmap);   /* nobody has seen it */
+void kvi_tmap_retire(struct kvi_index *ix, struct kvi_tmap *tmap); /* no entry has it any more */
+/** Give @tier (or take) blocks from..to; they are part of the tmap. Deepest first, each word a
+ * step. */
+void kvi_tmap_set(struct kvi_chain *chain, struct kvi_tmap *tmap, uint32_t from, uint32_t to,
+                  uint32_t mask, bool on);
+/** Make the entry a mixed one with room for @capacity blocks. Neutral. Returns 0 or -ENOMEM. */
+int kvi_entry_mix(struct kvi_index *ix, struct kvi_chain *chain, _Atomic uint64_t *entry,
+                  uint32_t capacity);
+/** When all blocks of a mixed entry have the same tiers: do without the tmap. Neutral. */
+void kvi_entry_unmix(struct kvi_index *ix, struct kvi_chain *chain, _Atomic uint64_t *entry);
+uint32_t kvi_entry_kids(const struct kvi_index *ix, uint64_t entry);
+/** Readers don't look at it: no step. */
+void kvi_entry_set_kids(struct kvi_index *ix, _Atomic uint64_t *entry, uint32_t kids);
+void kvi_entry_count_kid(struct kvi_index *ix, _Atomic uint64_t *entry, int more);
+/** Count blocks from..to of an entry into (or out of) all totals, with their tiers. */
+void kvi_entry_account(struct kvi_index *ix, struct kvi_holder *holder, uint64_t entry,
+                       uint32_t from, uint32_t to, bool more);
+/** Count @n blocks that enter or leave one tier. */
+void kvi_account_tier(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
+                      uint64_t n);
+
+/* -- names.c: engine hashes to places -----------------------------------------------------------
+ */
+
+int kvi_names_init(struct kvi_index *ix);
+void kvi_names_fini(struct kvi_index *ix);
+
+/** A block of a chain, and (when asked for) the holder's entry there. */
+struct kvi_place {
+    struct kvi_chain *chain;
+    uint32_t off;
+    _Atomic uint64_t *entry;
+};
+static inline uint32_t kvi_place_pos(struct kvi_place place)
+{
+    return kvi_chain_run(place.chain).pos + place.off;
+}
+
+/**
+ * The place that @holder calls @hash. Also counts how many places in the table bear that hash
+ * (@n_same may be NULL).
+ */
+bool kvi_locate(const struct kvi_index *ix, const struct kvi_holder *holder, uint64_t hash,
+                struct kvi_place *ret, uint32_t *n_same);
+/** What @holder, who has it, calls the place. */
+uint64_t kvi_name_of(const struct kvi_index *ix, const struct kvi_holder *holder, uint32_t pos);
+/** Bring close what kvi_locate will read, in two rounds (the second needs the first's result). */
+void kvi_locate_prefetch(const struct kvi_index *ix, uint64_t hash);
+void kvi_locate_prefetch_more(const struct kvi_index *ix, uint64_t hash);
+
+bool kvi_name_in_table(const struct kvi_index *ix, uint64_t hash, uint32_t pos);
+int kvi_name_insert(struct kvi_index *ix, uint64_t hash, uint32_t pos);
+/** Take the names of @n blocks out of the table (a name that isn't there is passed over). */
+void kvi_names_erase(struct kvi_index *ix, uint32_t pos, uint32_t n);
+/**
+ * Blocks @n from @from now lie at @to, where their hashes are already: names and aliases follow,
+ * those of the chain's holders and of @extra (UINT32_MAX: nobody else).
+ */
+void kvi_names_move(struct kvi_index *ix, const struct kvi_chain *chain, uint32_t extra,
+                    uint32_t from, uint32_t to, uint32_t n);
+
+/** Index of the alias, or -1. */
+long kvi_alias_of_place(const struct kvi_index *ix, uint32_t holder, uint32_t pos);
+long kvi_alias_find(const struct kvi_index *ix, uint32_t holder, uint64_t hash, uint32_t pos);
+/** A new alias; with @replaces the place has one already, which keeps the place until the commit.
+ */
+int kvi_alias_prepare(struct kvi_index *ix, struct kvi_holder *holder, uint64_t hash, uint32_t pos,
+                      bool replaces);
+/** The prepared alias takes the place from the one called @old_hash, which goes. */
+void kvi_alias_commit(struct kvi_index *ix, struct kvi_holder *holder, uint64_t hash, uint32_t pos,
+                      uint64_t old_hash);
+/** Take a prepared alias back. */
+void kvi_alias_rollback(struct kvi_index *ix, struct kvi_holder *holder, uint64_t hash,
+                        uint32_t pos, bool replaces);
+/** Forget @holder's names for @n places. */
+void kvi_aliases_forget(struct kvi_index *ix, struct kvi_holder *holder, uint32_t pos, uint32_t n);
+
+/* -- shape.c: splitting, joining and removing chains --------------------------------------------
+ */
+
+/** Everything a split needs, allocated; kvi_split_commit can't fail. */
+struct kvi_split {
+    struct kvi_chain *chain, *head, *tail;
+    uint32_t at;
+    uint32_t holder; /* who may have aliases there without being in the chain yet */
+    uint32_t extent; /* for the smaller half */
+};
+/** @holder's entry stays mixed where it is. Returns 0 or -ENOMEM. */
+int kvi_split_prepare(struct kvi_index *ix, struct kvi_chain *chain, uint32_t at, uint32_t holder,
+                      struct kvi_split *ret);
+void kvi_split_cancel(struct kvi_index *ix, struct kvi_split *split);
+/** @split->head and ->tail take the place of ->chain. */
+void kvi_split_commit(struct kvi_index *ix, struct kvi_split *split);
+
+/** Move a chain to an extent with room for @capacity blocks. Neutral. Returns 0 or -ENOMEM. */
+int kvi_chain_move(struct kvi_index *ix, struct kvi_chain *chain, uint32_t capacity);
+
+/** @chain lost holders: look at it at the end of the call. */
+void kvi_mark_dirty(struct kvi_index *ix, struct kvi_chain *chain);
+/** Trim, remove and join what the queue holds. Never fails. */
+void kvi_settle(struct kvi_index *ix);
+
+/* -- remove.c -----------------------------------------------------------------------------------
+ */
+
+/** @holder keeps the first @len blocks of the chain, and so nothing below it. */
+void kvi_cut(struct kvi_index *ix, struct kvi_holder *holder, struct kvi_chain *chain,
+             _Atomic uint64_t *entry, uint32_t len);
+
+/* -- for tests ----------------------------------------------------------------------------------
+ */
+
+/** Walk everything and compare it with what must hold; NULL, or what is wrong. */
+const char *kvi_check(struct kvi_index *ix);
+
+#endif

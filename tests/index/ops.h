@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+/** Random operations, done to an index and to the model, and compared. */
+#ifndef KV_TEST_INDEX_OPS_H
+#define KV_TEST_INDEX_OPS_H
+
+#include "index/tree.h"
+#include "model.h"
+
+struct rng {
+    uint64_t state;
+};
+
+static uint64_t rng_next(struct rng *rng)
+{
+    uint64_t x = rng->state += UINT64_C(0x9e3779b97f4a7c15);
+
+    x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
+    return x ^ x >> 31;
+}
+
+static uint32_t rng_below(struct rng *rng, uint32_t n)
+{
+    return (uint32_t)(rng_next(rng) % n);
+}
+
+static uint64_t test_seed(void)
+{
+    const char *text = getenv("KV_TEST_SEED");
+
+    return text ? strtoull(text, NULL, 0) : 20260101;
+}
+
+/* Usual rounds, in percent; sanitizers make everything many times slower. */
+static long test_rounds(long usual)
+{
+    const char *text = getenv("KV_TEST_SCALE");
+    long percent = text ? strtol(text, NULL, 10) : 100;
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    percent = text ? percent : 10;
+#endif
+    return usual * percent / 100 + 1;
+}
+
+#define OPS_MAX_BLOCKS 700
+
+/** The kind of world the operations play in. */
+struct ops_profile {
+    const char *name;
+    uint32_t n_workers, n_ranks;
+    uint32_t n_locals;     /* tokens hashes to choose from where paths diverge */
+    uint32_t n_hashes;     /* engine hashes for the colliding kind */
+    uint32_t max_blocks;   /* per store */
+    uint32_t n_hash_seeds; /* engines name blocks by path and seed */
+    uint32_t chaos;        /* percent of blocks with a random small hash */
+    uint32_t diverge;      /* percent of blocks off the trunk */
+    uint32_t grow;         /* percent of stores among operations */
+    uint32_t n_tiers;
+};
+
+struct ops {
+    const struct ops_profile *profile;
+    struct rng rng;
+    struct kvi_index *ix;
+    struct model *model;
+    struct kvi_matches matches;
+    struct kv_block blocks[OPS_MAX_BLOCKS];
+    uint64_t hashes[OPS_MAX_BLOCKS];
+};
+
+static struct kv_holder ops_holder(struct ops *ops)
+{
+    return (struct kv_holder){1 + rng_below(&ops->rng, ops->profile->n_workers),
+                              rng_below(&ops->rng, ops->profile->n_ranks)};
+}
+
+static enum kv_tier ops_tier(struct ops *ops)
+{
+    return rng_below(&ops->rng, 3) ? KV_TIER_DEVICE
+                                   : (enum kv_tier)rng_below(&ops->rng, ops->profile->n_tiers);
+}
+
+/* Tokens hash at a depth: mostly the trunk's. */
+static uint64_t ops_local(struct ops *ops, uint32_t depth)
+{
+    if (rng_below(&ops->rng, 100) < ops->profile->diverge)
+        return 1 + rng_below(&ops->rng, ops->profile->n_locals);
+    return 1 + depth % ops->profile->n_locals;
+}
+
+/* What an engine calls a place, seldom something silly. */
+static uint64_t ops_name(struct ops *ops, struct kv_holder holder, uint32_t place)
+{
+    if (rng_below(&ops->rng, 100) < ops->profile->chaos)
+        return 1 + rng_below(&ops->rng, ops->profile->n_hashes);
+    return (place + UINT64_C(1)) * UINT64_C(0xff51afd7ed558ccd) +
+           (holder.worker % ops->profile->n_hash_seeds) * 77;
+}
+
+static uint32_t ops_depth(const struct model *m, uint32_t place)
+{
+    uint32_t depth = 0;
+
+    for (; place; place = m->places[place].parent)
+        depth++;
+    return depth;
+}
+
+static const char *ops_store(struct ops *ops)
+{
+    struct kv_holder key = ops_holder(ops);
+    const struct model_holder *h = model_holder(ops->model, key, false);
+    uint32_t n = 1 + rng_below(&ops->rng, ops->profile->max_blocks), place = 0, depth;
+    uint64_t parent = rng_next(&ops->rng) % 64;
+    bool has_parent = rng_below(&ops->rng, 3) != 0;
+    struct kvi_stored got, want;
+    enum kv_tier tier = ops_tier(ops);
+    int rc, expected;
+
+    if (has_parent && h && h->n && rng_below(&ops->rng, 16)) {
+        const struct model_block *b = &h->blocks[rng_below(&ops->rng, (uint32_t)h->n)];
+
+        parent = b->name;
+        place = b->place;
+    }
+    depth = ops_depth(ops->model, place);
+    if (depth > 3 * ops->profile->max_blocks)
+        return NULL;
+    for (uint32_t i = 0; i < n; i++) {
+        ops->blocks[i].tokens_hash = ops_local(ops, depth + i);
+        place = model_child(ops->model, place, ops->blocks[i].tokens_hash);
+        ops->blocks[i].hash = ops_name(ops, key, place);
+    }
+    expected =
+        model_store(ops->model, key, tier, has_parent ? &parent : NULL, ops->blocks, n, &want);
+    rc = kvi_store(ops->ix, key, tier, has_parent ? &parent : NULL, ops->blocks, n, &got);
+    if (rc != expected)
+        return MODEL_DIFFERS("store of %u returned %d, model %d", n, rc, expected);
+    if (!rc && memcmp(&got, &want, sizeof(got)) != 0)
+        return MODEL_DIFFERS("stored %zu %zu %zu, model %zu %zu %zu", got.added, got.duplicate,
+                             got.renamed, want.added, want.duplicate, want.renamed);
+    return NULL;
+}
+
+/* Names that the holder knows, mostly in a row. */
+static uint32_t ops_pick(struct ops *ops, const struct model_holder *h)
+{
+    uint32_t n = 1 + rng_below(&ops->rng, KV_MIN(ops->profile->max_blocks, 40u));
+    uint32_t at = h && h->n ? rng_below(&ops->rng, (uint32_t)h->n) : 0;
+    bool back = rng_below(&ops->rng, 2);
+
+    for (uint32_t i = 0; i < n; i++) {
+        if (h && h->n && rng_below(&ops->rng, 10))
+            ops->hashes[i] = h->blocks[(back ? at + (uint32_t)h->n * 64 - i : at + i) % h->n].name;
+        else
+            ops->hashes[i] = 1 + rng_below(&ops->rng, ops->profile->n_hashes);
+        if (rng_below(&ops->rng, 8) == 0 && h && h->n)
+            at = rng_below(&ops->rng, (uint32_t)h->n);
+    }
+    return n;
+}
+
+static const char *ops_by_hash(struct ops *ops, bool removing)
+{
+    struct kv_holder key = ops_holder(ops);
+    uint32_t n = ops_pick(ops, model_holder(ops->model, key, false));
+    enum kv_tier tier = ops_tier(ops);
+    long got, want;
+
+    if (removing) {
+        want = model_remove(ops->model, key, tier, ops->hashes, n);
+        got = kvi_remove(ops->ix, key, tier, ops->hashes, n);
+    } else {
+        want = model_store_known(ops->model, key, tier, ops->hashes, n);
+        got = kvi_store_known(ops->ix, key, tier, ops->hashes, n);
+    }
+    return got == want ? NULL : MODEL_DIFFERS("by hash: %ld, model %ld", got, want);
+}
+
+static const char *ops_wide(struct ops *ops)
+{
+    struct kv_holder key = ops_holder(ops);
+    int got = 0, want = 0;
+
+    switch (rng_below(&ops->rng, 3)) {
+    case 0:
+        model_clear(ops->model, key);
+        got = kvi_clear(ops->ix, key);
+        break;
+    case 1:
+        want = model_remove_holders(ops->model, key.worker, &key.rank);
+        got = kvi_remove_holder(ops->ix, key);
+        break;
+    default:
+        want = model_remove_holders(ops->model, key.worker, NULL);
+        got = kvi_remove_worker(ops->ix, key.worker);
+    }
+    return got == want ? NULL : MODEL_DIFFERS("clear or remove: %d, model %d", got, want);
+}
+
+static const char *ops_one(struct ops *ops)
+{
+    uint32_t dice = rng_below(&ops->rng, 1000);
+
+    if (dice < ops->profile->grow * 10)
+        return ops_store(ops);
+    if (dice < 993)
+        return ops_by_hash(ops, rng_below(&ops->rng, 4) != 0);
+    return ops_wide(ops);
+}
+
+/* A prompt along something that somebody holds, then off it. */
+static const char *ops_query(struct ops *ops)
+{
+    uint32_t n = rng_below(&ops->rng, OPS_MAX_BLOCKS), depth = 0;
+
+    if (ops->model->n_holders && rng_below(&ops->rng, 8)) {
+        const struct model_holder *h =
+            &ops->model->holders[rng_below(&ops->rng, (uint32_t)ops->model->n_holders)];
+        uint32_t place = h->n ? h->blocks[rng_below(&ops->rng, (uint32_t)h->n)].place : 0, i;
+
+        depth = KV_MIN(ops_depth(ops->model, place), (uint32_t)OPS_MAX_BLOCKS);
+        for (i = ops_depth(ops->model, place); place; place = ops->model->places[place].parent)
+            if (--i < depth)
+                ops->hashes[i] = ops->model->places[place].local;
+    }
+    n = KV_MIN(depth + n % 8, (uint32_t)OPS_MAX_BLOCKS);
+    for (; depth < n; depth++)
+        ops->hashes[depth] = ops_local(ops, depth);
+    return model_compare_find(ops->model, ops->ix, &ops->matches, ops->hashes, n);
+}
+
+static const char *ops_check(struct ops *ops)
+{
+    const char *wrong = kvi_check(ops->ix);
+
+    if (!wrong)
+        wrong = model_compare_stats(ops->model, ops->ix);
+    for (int i = 0; !wrong && i < 4; i++)
+        wrong = ops_query(ops);
+    return wrong;
+}
+
+#endif

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The index against the naive model, over millions of random operations. */
+// clang-format off
+#include <stdarg.h>
+#include <setjmp.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+// clang-format on
+
+#include "ops.h"
+
+static void play(const struct ops_profile *profile, long rounds, int check_every,
+                 long restart_every)
+{
+    struct ops *ops = calloc(1, sizeof(*ops));
+    uint64_t seed = test_seed();
+    const char *wrong = NULL;
+
+    ops->profile = profile;
+    ops->rng.state = seed;
+    print_message("%s: %ld operations, KV_TEST_SEED=%" PRIu64 "\n", profile->name, rounds, seed);
+    for (long i = 0; i < rounds && !wrong; i++) {
+        if (i % restart_every == 0) {
+            kvi_destroy(ops->ix);
+            if (ops->model)
+                model_free(ops->model);
+            ops->model = model_new();
+            assert_int_equal(kvi_create(NULL, &ops->ix), 0);
+        }
+        wrong = ops_one(ops);
+        if (!wrong && (i % check_every == 0 || i == rounds - 1))
+            wrong = ops_check(ops);
+        if (wrong)
+            fail_msg("%s, operation %ld, seed %" PRIu64 ": %s", profile->name, i, seed, wrong);
+    }
+    kvi_matches_fini(&ops->matches);
+    kvi_destroy(ops->ix);
+    model_free(ops->model);
+    free(ops);
+}
+
+/* A handful of hashes and places: everything collides with everything. */
+static void test_tiny_universe(void **state)
+{
+    static const struct ops_profile profile = {.name = "tiny",
+                                               .n_workers = 3,
+                                               .n_ranks = 2,
+                                               .n_locals = 2,
+                                               .n_hashes = 12,
+                                               .max_blocks = 5,
+                                               .n_hash_seeds = 2,
+                                               .chaos = 60,
+                                               .diverge = 50,
+                                               .grow = 55,
+                                               .n_tiers = 4};
+    (void)state;
+    play(&profile, test_rounds(1500000), 7, 3000);
+}
+
+/* Engines with the same seed; ordinary life. */
+static void test_same_seed(void **state)
+{
+    static const struct ops_profile profile = {.name = "same seed",
+                                               .n_workers = 6,
+                                               .n_ranks = 2,
+                                               .n_locals = 40,
+                                               .n_hashes = 1000,
+                                               .max_blocks = 30,
+                                               .n_hash_seeds = 1,
+                                               .chaos = 0,
+                                               .diverge = 4,
+                                               .grow = 50,
+                                               .n_tiers = 2};
+    (void)state;
+    play(&profile, test_rounds(300000), 20, 5000);
+}
+
+/* Every engine names every place in its own way. */
+static void test_other_seeds(void **state)
+{
+    static const struct ops_profile profile = {.name = "other seeds",
+                                               .n_workers = 30,
+                                               .n_ranks = 1,
+                                               .n_locals = 6,
+                                               .n_hashes = 200,
+                                               .max_blocks = 12,
+                                               .n_hash_seeds = 30,
+                                               .chaos = 2,
+                                               .diverge = 8,
+                                               .grow = 60,
+                                               .n_tiers = 4};
+    (void)state;
+    play(&profile, test_rounds(300000), 20, 8000);
+}
+
+/* Long chains, cut at the limit, split and joined. */
+static void test_long_chains(void **state)
+{
+    static const struct ops_profile profile = {.name = "long",
+                                               .n_workers = 3,
+                                               .n_ranks = 1,
+                                               .n_locals = 1000,
+                                               .n_hashes = 1000,
+                                               .max_blocks = 600,
+                                               .n_hash_seeds = 2,
+                                               .chaos = 0,
+                                               .diverge = 1,
+                                               .grow = 40,
+                                               .n_tiers = 3};
+    (void)state;
+    play(&profile, test_rounds(4000), 5, 150);
+}
+
+/* One hash for many places: engines that number their blocks. */
+static void test_counting_engines(void **state)
+{
+    static const struct ops_profile profile = {.name = "counting",
+                                               .n_workers = 40,
+                                               .n_ranks = 1,
+                                               .n_locals = 50,
+                                               .n_hashes = 60,
+                                               .max_blocks = 10,
+                                               .n_hash_seeds = 1,
+                                               .chaos = 100,
+                                               .diverge = 90,
+                                               .grow = 70,
+                                               .n_tiers = 1};
+    (void)state;
+    play(&profile, test_rounds(200000), 20, 10000);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_tiny_universe),    cmocka_unit_test(test_same_seed),
+        cmocka_unit_test(test_other_seeds),      cmocka_unit_test(test_long_chains),
+        cmocka_unit_test(test_counting_engines),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
