@@ -33,12 +33,12 @@ struct kv_arg_list {
 struct kv_arg {
     const char *name; /* without the dashes */
     enum kv_arg_type type;
-    size_t offset;         /* of the value in the program's struct */
-    const char *value;     /* placeholder in --help, e.g. "PORT" */
-    const char *help;      /* one sentence or more; wrapped by --help */
-    uint64_t min, max;     /* numbers; max 0: no bound */
-    const char *choices;   /* KV_ARG_CHOICE */
-    bool hidden;           /* accepted, not shown */
+    size_t offset;       /* of the value in the program's struct */
+    const char *value;   /* placeholder in --help, e.g. "PORT" */
+    const char *help;    /* one sentence or more; wrapped by --help */
+    uint64_t min, max;   /* numbers; max 0: no bound */
+    const char *choices; /* KV_ARG_CHOICE */
+    bool hidden;         /* accepted, not shown */
 };
 
 struct kv_args_program {

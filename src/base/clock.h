@@ -32,7 +32,9 @@ static inline uint64_t kv_wall_ns(void)
 /** Milliseconds left until @deadline_ns, 0 when it has passed, rounded up. */
 static inline int64_t kv_ms_until(uint64_t deadline_ns, uint64_t now_ns)
 {
-    return deadline_ns <= now_ns ? 0 : (int64_t)((deadline_ns - now_ns + KV_NS_PER_MS - 1) / KV_NS_PER_MS);
+    return deadline_ns <= now_ns
+               ? 0
+               : (int64_t)((deadline_ns - now_ns + KV_NS_PER_MS - 1) / KV_NS_PER_MS);
 }
 
 #endif

@@ -40,11 +40,11 @@ int kv_fail(struct kv_error *error, int code, size_t offset, const char *fmt, ..
 #define KV_AUTO(fn) __attribute__((cleanup(fn)))
 
 /** Hands a pointer on and forgets it. */
-#define KV_STEAL(p)                                                                                \
-    __extension__({                                                                                \
-        __typeof__(p) kv_stolen_ = (p);                                                            \
-        (p) = NULL;                                                                                \
-        kv_stolen_;                                                                                \
+#define KV_STEAL(p)                     \
+    __extension__({                     \
+        __typeof__(p) kv_stolen_ = (p); \
+        (p) = NULL;                     \
+        kv_stolen_;                     \
     })
 
 static inline void kv_autofree(void *variable)
@@ -60,11 +60,11 @@ static inline void kv_autofree(void *variable)
  * may have been built against an older, shorter struct (or passes NULL): @fallback then, and also
  * when the field is zero.
  */
-#define KV_OPT(opts, field, fallback)                                                              \
-    ((opts) != NULL &&                                                                             \
-             (opts)->size >= offsetof(__typeof__(*(opts)), field) + sizeof((opts)->field) &&       \
-             (opts)->field                                                                         \
-         ? (opts)->field                                                                           \
+#define KV_OPT(opts, field, fallback)                                                        \
+    ((opts) != NULL &&                                                                       \
+             (opts)->size >= offsetof(__typeof__(*(opts)), field) + sizeof((opts)->field) && \
+             (opts)->field                                                                   \
+         ? (opts)->field                                                                     \
          : (fallback))
 
 #endif

@@ -18,13 +18,14 @@
  * of JSON and where an error lies. So this file never decides that something is wrong, only that it
  * isn't simple.
  *
- * Without SSE2 (or with KV_JSON_PORTABLE, for the tests) steps 1 and 3 use 64-bit words.
+ * Elsewhere than on x86-64 (or with KV_JSON_PORTABLE, for the tests) steps 1 and 3 use 64-bit
+ * words.
  */
 #include <endian.h>
 
 #include "base/json_reader.h"
 
-#if defined(__SSE2__) && !defined(KV_JSON_PORTABLE)
+#if defined(__x86_64__) && !defined(KV_JSON_PORTABLE) /* SSE2 is part of x86-64 */
 #include <emmintrin.h>
 #define HAVE_SSE2 1
 #else

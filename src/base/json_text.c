@@ -96,7 +96,7 @@ size_t kv_json_unescape_(struct kv_str raw, char *out)
     while (p < end) {
         const char *q = memchr(p, '\\', (size_t)(end - p));
         size_t plain = (size_t)((q ? q : end) - p);
-        unsigned code;
+        unsigned code = 0;
 
         memcpy(out + len, p, plain);
         len += plain;
