@@ -15,19 +15,20 @@ static const struct field {
     uint32_t bit;
     size_t offset;
 } fields[] = {
+    /* Of missing fields, the first in this order is named. */
     {"token_ids", U32S, KI_TOKEN_IDS, offsetof(struct ki_body, token_ids)},
+    {"block_hashes", BITS64S, KI_BLOCK_HASHES, offsetof(struct ki_body, block_hashes)},
+    {"instance_id", U64, KI_INSTANCE_ID, offsetof(struct ki_body, instance_id)},
+    {"endpoint", LONG_STRING, KI_ENDPOINT, offsetof(struct ki_body, endpoint)},
     {"model_name", STRING, KI_MODEL_NAME, offsetof(struct ki_body, model_name)},
     {"tenant_id", STRING, KI_TENANT_ID, offsetof(struct ki_body, tenant_id)},
     {"routing_group", STRING, KI_TENANT_ID, offsetof(struct ki_body, tenant_id)},
-    {"block_hashes", BITS64S, KI_BLOCK_HASHES, offsetof(struct ki_body, block_hashes)},
+    {"block_size", U32, KI_BLOCK_SIZE, offsetof(struct ki_body, block_size)},
+    {"dp_rank", U32, KI_DP_RANK, offsetof(struct ki_body, dp_rank)},
+    {"replay_endpoint", LONG_STRING, KI_REPLAY_ENDPOINT, offsetof(struct ki_body, replay_endpoint)},
     {"lora_name", STRING, KI_LORA_NAME, offsetof(struct ki_body, lora_name)},
     {"cache_salt", STRING, KI_CACHE_SALT, offsetof(struct ki_body, cache_salt)},
     {"explain", BOOL, KI_EXPLAIN, offsetof(struct ki_body, explain)},
-    {"instance_id", U64, KI_INSTANCE_ID, offsetof(struct ki_body, instance_id)},
-    {"dp_rank", U32, KI_DP_RANK, offsetof(struct ki_body, dp_rank)},
-    {"block_size", U32, KI_BLOCK_SIZE, offsetof(struct ki_body, block_size)},
-    {"endpoint", LONG_STRING, KI_ENDPOINT, offsetof(struct ki_body, endpoint)},
-    {"replay_endpoint", LONG_STRING, KI_REPLAY_ENDPOINT, offsetof(struct ki_body, replay_endpoint)},
     {"url", LONG_STRING, KI_URL, offsetof(struct ki_body, url)},
 };
 

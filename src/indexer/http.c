@@ -60,6 +60,7 @@ struct stream {
     struct ki_http *http;
     struct stream *prev, *next;
     struct MHD_Connection *connection;
+    int fd; /* of the connection */
     struct ki_pipe *pipe;
     ki_produce_fn produce;
     void (*done)(void *arg);
@@ -148,6 +149,17 @@ static void *stream_main(void *arg)
     return NULL;
 }
 
+/*
+ * Cut off, so that the client doesn't take what it got for the whole. 0.9.75 marks such a
+ * connection closed but, having just come back from being suspended, may not look at it again: the
+ * hang-up makes it.
+ */
+static ssize_t break_off(struct stream *stream)
+{
+    shutdown(stream->fd, SHUT_RDWR);
+    return MHD_CONTENT_READER_END_WITH_ERROR;
+}
+
 /* The producer starts with the first read: a HEAD request never gets that far. */
 static ssize_t stream_read(void *cls, uint64_t pos, char *data, size_t max)
 {
@@ -157,7 +169,7 @@ static ssize_t stream_read(void *cls, uint64_t pos, char *data, size_t max)
     (void)pos;
     if (!stream->started) {
         if (kv_thread_start(&stream->thread, "http-stream", stream_main, stream) < 0)
-            return MHD_CONTENT_READER_END_WITH_ERROR;
+            return break_off(stream);
         stream->started = true;
     }
     n = ki_pipe_read(stream->pipe, data, max);
@@ -165,7 +177,7 @@ static ssize_t stream_read(void *cls, uint64_t pos, char *data, size_t max)
         return (ssize_t)n;
     if (n == -EAGAIN)
         return 0;
-    return n == 0 ? MHD_CONTENT_READER_END_OF_STREAM : MHD_CONTENT_READER_END_WITH_ERROR;
+    return n == 0 ? MHD_CONTENT_READER_END_OF_STREAM : break_off(stream);
 }
 
 static void stream_free(void *cls)
@@ -213,6 +225,7 @@ static int make_stream(struct exchange *ex, struct stream **ret)
         return rc;
     stream->http = ex->http;
     stream->connection = ex->connection;
+    stream->fd = ex->conn->fd;
     stream->produce = ex->reply.produce;
     stream->done = ex->reply.done;
     stream->arg = ex->reply.produce_arg;
@@ -689,7 +702,7 @@ static struct MHD_Daemon *start_daemon(struct ki_http *http, int fd)
 {
     const struct ki_http_opts *opts = &http->opts;
     unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_USE_ERROR_LOG | MHD_USE_ITC |
-                     MHD_ALLOW_SUSPEND_RESUME | MHD_USE_TURBO | (opts->tls_cert ? MHD_USE_TLS : 0);
+                     MHD_ALLOW_SUSPEND_RESUME | (opts->tls_cert ? MHD_USE_TLS : 0);
     struct MHD_OptionItem items[8];
     size_t n = 0;
 

@@ -1,0 +1,531 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kv-indexer as an HTTP server among hostile, slow and unlucky clients."""
+import os
+import re
+import signal
+import socket
+import ssl
+import struct
+import subprocess
+import tempfile
+import threading
+import time
+
+from kvtest import *
+
+JSON = {"Content-Type": "application/json"}
+
+
+def ready():
+    """An indexer with one registered (never connecting) worker, so that queries find a model."""
+    indexer = Indexer()
+    indexer.register(1, f"tcp://127.0.0.1:{free_port()}", block_size=4)
+    return indexer
+
+
+def answers(sock, n=1, timeout=10):
+    """Read @n HTTP answers from a raw socket: [(status, headers, body)], fewer when it is closed."""
+    sock.settimeout(timeout * SLOW)
+    data, found = b"", []
+    while len(found) < n:
+        end = data.find(b"\r\n\r\n")
+        if end >= 0:
+            head = data[:end].decode()
+            length = int(re.search(r"(?i)content-length: *(\d+)", head).group(1))
+            if len(data) >= end + 4 + length:
+                found.append((int(head.split()[1]), head, data[end + 4:end + 4 + length]))
+                data = data[end + 4 + length:]
+                continue
+        try:
+            more = sock.recv(65536)
+        except ConnectionResetError:
+            more = b""
+        if not more:
+            break
+        data += more
+    return found
+
+
+def is_closed(sock, timeout=10):
+    """Whether the server closes the connection (after what it may still send)."""
+    sock.settimeout(timeout * SLOW)
+    try:
+        while sock.recv(65536):
+            pass
+        return True
+    except ConnectionResetError:
+        return True
+    except socket.timeout:
+        return False
+
+
+def post(path, body, *extra):
+    head = [f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json", *extra]
+    return ("\r\n".join(head) + "\r\n\r\n").encode() + body
+
+
+QUERY = b'{"model_name":"m","token_ids":[1,2,3,4]}'
+
+
+def test_unknown_paths_and_methods():
+    with ready() as indexer:
+        for path in ("/", "/nope", "/health/", "/query/x", "//health", "/test/pause_listener"):
+            for method in ("GET", "POST"):
+                reply = indexer.request(method, path)
+                equal(reply.status, 404, f"{method} {path}")
+                check("error" in reply.json())
+                equal(reply.headers["Content-Type"], "application/json")
+        for method, path, allow in (("GET", "/query", "POST"), ("HEAD", "/query", "POST"), ("OPTIONS", "/query", "POST"),
+                                    ("PUT", "/register", "POST"), ("POST", "/health", "GET, HEAD"), ("DELETE", "/dump", "GET, HEAD"),
+                                    ("BREW", "/workers", "GET, HEAD"), ("PATCH", "/metrics", "GET, HEAD")):
+            reply = indexer.request(method, path)
+            equal(reply.status, 405, f"{method} {path}")
+            equal(reply.headers["Allow"], allow, f"{method} {path}: Allow")
+        for path in ("/health", "/workers", "/metrics", "/dump"):
+            reply = indexer.request("HEAD", path)
+            equal((reply.status, reply.body), (200, b""), f"HEAD {path}")
+
+
+def test_keep_alive_and_pipelining():
+    with ready() as indexer:
+        with indexer.raw() as sock:
+            request = post("/query", QUERY, f"Content-Length: {len(QUERY)}")
+            sock.sendall(request * 50 + b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            got = answers(sock, 51)
+            equal([status for status, _, _ in got], [200] * 51)
+            equal(len({body for _, _, body in got[:50]}), 1)
+        with indexer.raw() as sock:  # byte by byte
+            for byte in request:
+                sock.sendall(bytes([byte]))
+            equal(answers(sock)[0][0], 200)
+        with indexer.raw() as sock:  # chunked, odd sizes
+            chunks = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (QUERY[:1], QUERY[1:8], QUERY[8:])) + b"0\r\n\r\n"
+            sock.sendall(post("/query", chunks, "Transfer-Encoding: chunked") + b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            equal([status for status, _, _ in answers(sock, 2)], [200, 200])
+        with indexer.raw() as sock:  # errors of short bodies leave the connection usable
+            bad = post("/query", b"{", "Content-Length: 1") + post("/nope", b"{", "Content-Length: 1") + post("/health", b"{", "Content-Length: 1")
+            sock.sendall(bad + request)
+            equal([status for status, _, _ in answers(sock, 4)], [400, 404, 405, 200])
+        with indexer.raw() as sock:
+            sock.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+            equal(answers(sock)[0][0], 200)
+            check(is_closed(sock), "HTTP/1.0 connection stays open")
+
+
+def test_ambiguous_framing_is_refused():
+    smuggled = b"GET /workers HTTP/1.1\r\nHost: x\r\n\r\n"
+    n = f"Content-Length: {len(QUERY)}"
+    chunked = b"%x\r\n%s\r\n0\r\n\r\n" % (len(QUERY), QUERY)
+    cases = {
+        "two lengths": post("/query", QUERY, n, n),
+        "two different lengths": post("/query", QUERY, n, "Content-Length: 0"),
+        "length list": post("/query", QUERY, f"{n}, {len(QUERY)}"),
+        "length and encoding": post("/query", chunked, n, "Transfer-Encoding: chunked"),
+        "encoding and length": post("/query", chunked, "Transfer-Encoding: chunked", n),
+        "two encodings": post("/query", chunked, "Transfer-Encoding: chunked", "Transfer-Encoding: chunked"),
+        "unknown encoding": post("/query", chunked, "Transfer-Encoding: gzip, chunked"),
+        "odd encoding": post("/query", chunked, "Transfer-Encoding: xchunked"),
+        "signed length": post("/query", QUERY, f"Content-Length: +{len(QUERY)}"),
+        "negative length": post("/query", QUERY, "Content-Length: -1"),
+        "hex length": post("/query", QUERY, "Content-Length: 0x20"),
+        "empty length": post("/query", QUERY, "Content-Length:"),
+        "overflowing length": post("/query", QUERY, "Content-Length: 18446744073709551657"),
+        "blank before the colon": post("/query", QUERY, f"Content-Length : {len(QUERY)}"),
+        "two hosts": post("/query", QUERY, n, "Host: y"),
+        "no host": b"GET /health HTTP/1.1\r\n\r\n",
+        "encoding in 1.0": post("/query", chunked, "Transfer-Encoding: chunked").replace(b"HTTP/1.1", b"HTTP/1.0"),
+        "bad chunk size": post("/query", b"zz\r\n" + QUERY, "Transfer-Encoding: chunked"),
+        "get with two lengths": b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\nContent-Length: 36\r\n\r\n",
+    }
+    with ready() as indexer:
+        for name, request in cases.items():
+            with indexer.raw(request + smuggled) as sock:
+                got = answers(sock, 2)
+                check(len(got) <= 1, f"{name}: {len(got)} answers, the second request was taken from a doubtful body")
+                check(not got or got[0][0] == 400 or name == "overflowing length" and got[0][0] == 413, f"{name}: {got[0][1] if got else ''}")
+                check(is_closed(sock), f"{name}: connection stays open")
+        equal(indexer.get("/health").status, 200)
+
+
+def test_bodies_over_the_limit():
+    with ready() as indexer:
+        limit = 8 << 20
+        with indexer.raw(post("/query", b"", f"Content-Length: {limit + 1}")) as sock:  # answered without reading it
+            status, head, body = answers(sock)[0]
+            equal(status, 413)
+            check(b"limit" in body)
+            check(is_closed(sock))
+        with indexer.raw(post("/register", b"", f"Content-Length: {(2 << 20) + 1}")) as sock:
+            equal(answers(sock)[0][0], 413)
+        with indexer.raw(post("/health", b"", "Content-Length: 1000000").replace(b"POST", b"GET")) as sock:
+            equal(answers(sock)[0][0], 413)
+        fits = b'{"model_name":"m","token_ids":[1,2,3,4],"pad":"' + b"x" * (limit - 60)
+        fits += b" " * (limit - len(fits) - 2) + b'"}'
+        equal(len(fits), limit)
+        equal(indexer.post("/query", fits, headers=JSON).status, 200)
+        with indexer.raw(post("/query", b"", "Transfer-Encoding: chunked")) as sock:  # no length to go by
+            block = b"%x\r\n" % 65536 + b" " * 65536 + b"\r\n"
+            try:
+                for _ in range(limit // 65536 + 2):
+                    sock.sendall(block)
+                sock.sendall(b"0\r\n\r\n")
+            except OSError:
+                pass
+            equal(answers(sock)[0][0], 413)
+        with indexer.raw(post("/query", b"", "Transfer-Encoding: chunked")) as sock:  # and no end
+            try:
+                for _ in range(6 * limit // 65536):
+                    sock.sendall(block)
+                check(False, "an endless body is read for ever")
+            except OSError:
+                pass
+        with indexer.raw(post("/query", b"", f"Content-Length: {len(QUERY)}", "Expect: 100-continue")) as sock:
+            sock.settimeout(5)
+            check(sock.recv(100).startswith(b"HTTP/1.1 100"), "no 100 Continue")
+            sock.sendall(QUERY)
+            equal(answers(sock)[0][0], 200)
+        with indexer.raw(post("/query", b"", "Content-Length: 999999999", "Expect: 100-continue")) as sock:
+            equal(answers(sock)[0][0], 413)
+        equal(indexer.metrics()["kv_indexer_http_body_bytes"], 0)
+    with Indexer("--max-body", "4KiB") as indexer:
+        equal(indexer.post("/query", b" " * 4097, headers=JSON).status, 413)
+        equal(indexer.post("/query", b" " * 4096, headers=JSON).status, 400)
+
+
+def test_slow_and_half_open_clients():
+    with Indexer("--idle-timeout", "1s") as indexer:
+        indexer.register(1, f"tcp://127.0.0.1:{free_port()}", block_size=4)
+        idle = indexer.raw()
+        part = indexer.raw(b"GET /hea")
+        body = indexer.raw(post("/query", b"{", "Content-Length: 100"))
+        drip = indexer.raw(b"GET /health HTTP/1.1\r\nHost: x\r\n")
+        started = time.monotonic()
+        dripped = False
+        while time.monotonic() - started < 15 * SLOW and not dripped:  # one header line each 0.2 s
+            try:
+                drip.sendall(b"X-A: b\r\n")
+                time.sleep(0.2)
+                drip.setblocking(False)
+                try:
+                    dripped = drip.recv(1) == b""
+                except BlockingIOError:
+                    pass
+                drip.setblocking(True)
+            except OSError:
+                dripped = True
+        check(dripped, "a client that sends a header line now and then is kept for ever")
+        for sock, name in ((idle, "idle"), (part, "half a request line"), (body, "half a body")):
+            check(is_closed(sock), f"{name}: kept")
+            sock.close()
+        drip.close()
+        # half-closed: the request is whole, so it is answered
+        with indexer.raw(post("/query", QUERY, f"Content-Length: {len(QUERY)}")) as sock:
+            sock.shutdown(socket.SHUT_WR)
+            equal(answers(sock)[0][0], 200)
+        # cut short: no answer needed, but no harm either
+        for cut in (b"", b"P", post("/query", QUERY[:5], f"Content-Length: {len(QUERY)}"), b"\r\n\r\n", b"\0" * 100, b"\x16\x03\x01\x02\x00\x01"):
+            with indexer.raw(cut) as sock:
+                sock.shutdown(socket.SHUT_WR)
+                check(is_closed(sock), f"{cut!r}: kept")
+        # gone without a goodbye
+        for _ in range(50):
+            sock = indexer.raw(post("/query", QUERY, f"Content-Length: {len(QUERY) + 1}"))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            sock.close()
+        equal(indexer.get("/health").status, 200)
+
+
+def test_a_thousand_idle_connections():
+    with ready() as indexer:
+        socks = [indexer.raw() for _ in range(1000)]
+        half = [indexer.raw(b"POST /query HTTP/1.1\r\nHost: x\r\nContent-Le") for _ in range(200)]
+        connection = indexer.connect()
+        started = time.monotonic()
+        for _ in range(100):
+            equal(indexer.post("/query", QUERY, headers=JSON, connection=connection).status, 200)
+            equal(indexer.get("/health").status, 200)
+        check(time.monotonic() - started < 10 * SLOW, "idle connections make it slow")
+        check(indexer.metrics()["kv_indexer_http_connections"] >= 1200)
+        connection.close()
+        for sock in socks + half:
+            sock.close()
+        wait_until(lambda: indexer.metrics()["kv_indexer_http_connections"] < 10, what="connections to be forgotten")
+
+
+def test_idle_connections_make_room():
+    with Indexer("--max-connections", "64") as indexer:
+        socks = []
+        for _ in range(200):
+            socks.append(indexer.raw())
+            if len(socks) % 10 == 0:
+                equal(indexer.get("/health", timeout=10).status, 200)
+                time.sleep(0.05)
+        check(indexer.metrics()["kv_indexer_http_evicted_total"] >= 100)
+        for sock in socks:
+            sock.close()
+
+
+def test_large_bodies_share_a_budget():
+    with Indexer("--idle-timeout", "60s") as indexer:  # 256 MiB for all: 8 MiB each, not finished
+        indexer.register(1, f"tcp://127.0.0.1:{free_port()}", block_size=4)
+        before = indexer.rss()
+        head = post("/query", b"", f"Content-Length: {8 << 20}")
+        data = b" " * ((8 << 20) - 1)
+        socks, alive = [], 0
+        for _ in range(60):
+            sock = indexer.raw(head, timeout=5)
+            try:
+                sock.sendall(data)
+            except OSError:
+                pass
+            socks.append(sock)
+        wait_until(lambda: indexer.metrics()["kv_indexer_http_overloaded_total"] > 0, what="refusals")
+        grown = indexer.rss() - before
+        check(grown < 420 << 20, f"60 unfinished bodies take {grown >> 20} MiB")
+        equal(indexer.get("/health").status, 200)
+        statuses = []
+        for sock in socks:
+            try:
+                sock.sendall(b" ")
+                statuses += [status for status, _, _ in answers(sock)]
+            except OSError:
+                pass
+            sock.close()
+        check(503 in statuses and 400 in statuses, f"{statuses}")
+        wait_until(lambda: indexer.metrics()["kv_indexer_http_body_bytes"] == 0, what="memory to be returned")
+        equal(indexer.post("/query", QUERY, headers=JSON).status, 200)
+
+
+def test_tokens():
+    with tempfile.TemporaryDirectory() as folder:
+        file = os.path.join(folder, "tokens")
+        with open(file, "w", encoding="ascii") as out:
+            out.write("# people\nalpha-token-1\n\n  beta token with blanks  \n" + "x" * 256 + "\n")
+        os.chmod(file, 0o600)
+        with Indexer("--auth-token-file", file, "--log-level", "trace", headers={"Authorization": "Bearer alpha-token-1"}) as indexer:
+            equal(http_request(indexer.url, "GET", "/health").status, 200)
+            for header in (None, "", "Bearer", "Bearer ", "Bearer wrong-token", "Bearer alpha-token-", "Bearer alpha-token-12", "bearer", "Basic YTpi",
+                           "alpha-token-1", "Bearer # people", "Bearer " + "x" * 255, "Bearer " + "x" * 257, "Bearer " + "x" * 5000):
+                for method, path in (("GET", "/workers"), ("GET", "/metrics"), ("GET", "/dump"), ("POST", "/query"), ("GET", "/nope"), ("PUT", "/query")):
+                    reply = http_request(indexer.url, method, path, headers={} if header is None else {"Authorization": header})
+                    equal(reply.status, 401, f"{method} {path} with {header!r}")
+                    check(reply.headers["WWW-Authenticate"].startswith('Bearer realm="kv-indexer"'))
+                    check("error" in reply.json())
+            for token in ("Bearer alpha-token-1", "bearer alpha-token-1", "Bearer   beta token with blanks ", "Bearer " + "x" * 256):
+                equal(http_request(indexer.url, "GET", "/workers", headers={"Authorization": token}).status, 200, token)
+            # a refused body isn't read
+            with indexer.raw(post("/query", b"", "Content-Length: 5000000")) as sock:
+                equal(answers(sock)[0][0], 401)
+            # SIGHUP
+            with open(file, "w", encoding="ascii") as out:
+                out.write("gamma-token-2\n")
+            indexer.process.send_signal(signal.SIGHUP)
+            wait_until(lambda: indexer.get("/workers").status == 401, what="the old token to be refused")
+            indexer.headers = {"Authorization": "Bearer gamma-token-2"}
+            equal(indexer.get("/workers").status, 200)
+            os.unlink(file)  # unreadable: the old ones stay
+            indexer.process.send_signal(signal.SIGHUP)
+            wait_until(lambda: any("old tokens stay" in line for line in indexer.log), what="a line in the log")
+            equal(indexer.get("/workers").status, 200)
+            log = "\n".join(indexer.log)
+            for secret in ("alpha-token", "gamma-token", "wrong-token"):
+                check(secret not in log, f"{secret} is in the log")
+        for text in ("", "# nothing\n", "x" * 257 + "\n"):
+            with open(file, "w", encoding="ascii") as out:
+                out.write(text)
+            indexer = Indexer("--auth-token-file", file, wait=False)
+            equal(indexer.process.wait(20), 1, f"token file {text[:10]!r}: exit status")
+            indexer.kill()
+
+
+def own_address():
+    """An address of this machine that isn't loopback, or None."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+            address = probe.getsockname()[0]
+        except OSError:
+            return None
+    return None if address.startswith("127.") else address
+
+
+def test_other_machines_are_refused():
+    """A connection to an own address that isn't loopback comes from that address, as from another machine."""
+    address = own_address()
+    if not address:
+        skip("this machine has only loopback addresses")
+    with tempfile.NamedTemporaryFile("w", suffix=".tokens") as file:
+        file.write("secret-token\n")
+        file.flush()
+        for args, expected, with_token in (([], 403, 403), (["--insecure"], 200, 200), (["--auth-token-file", file.name], 401, 200)):
+            with Indexer(*args, host="0.0.0.0", headers={"Authorization": "Bearer secret-token"}) as indexer:
+                url = f"http://{address}:{indexer.port}"
+                equal(http_request(url, "GET", "/health").status, 200, "/health")
+                for method, path in (("GET", "/workers"), ("GET", "/dump"), ("GET", "/metrics"), ("GET", "/nope"), ("POST", "/register")):
+                    reply = http_request(url, method, path, b"{}" if method == "POST" else None, JSON)
+                    wanted = {"/nope": 404, "/register": 422}.get(path, 200) if expected == 200 else expected
+                    equal(reply.status, wanted, f"{args} {method} {path}")
+                    if expected == 403:
+                        check("--auth-token-file" in reply.json()["error"] and "--insecure" in reply.json()["error"])
+                reply = http_request(url, "GET", "/workers", headers={"Authorization": "Bearer secret-token"})
+                equal(reply.status, with_token, f"{args} with a token")
+                equal(indexer.get("/workers").status, 200, "from this machine")
+
+
+def make_certificate(folder):
+    cert, key = os.path.join(folder, "cert.pem"), os.path.join(folder, "key.pem")
+    done = subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, "-days", "2", "-subj",
+                           "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"], capture_output=True, check=False)
+    if done.returncode != 0:
+        skip("openssl makes no certificate here")
+    return cert, key
+
+
+def test_tls():
+    with tempfile.TemporaryDirectory() as folder:
+        cert, key = make_certificate(folder)
+        trusting = ssl.create_default_context(cafile=cert)
+        with Indexer("--tls-cert", cert, "--tls-key", key, context=trusting) as indexer:
+            check(indexer.url.startswith("https://"))
+            equal(indexer.get("/health").status, 200)
+            indexer.register(1, f"tcp://127.0.0.1:{free_port()}", block_size=4)
+            equal(indexer.post("/query", {"model_name": "m", "token_ids": list(range(100000))}).status, 200)
+            equal(indexer.get("/workers").json()[0]["instance_id"], 1)
+            try:
+                http_request(indexer.url, "GET", "/health", context=ssl.create_default_context())
+                check(False, "a client that doesn't trust the certificate connects")
+            except ssl.SSLError:
+                pass
+            with indexer.raw(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n") as sock:
+                check(is_closed(sock), "plain HTTP is served on the TLS port")
+            old = ssl.create_default_context(cafile=cert)
+            old.maximum_version = ssl.TLSVersion.TLSv1_2
+            equal(indexer.get("/health").status, 200)
+            stalled = [indexer.raw() for _ in range(20)]  # no handshake
+            equal(indexer.get("/health").status, 200)
+            for sock in stalled:
+                sock.close()
+        for arguments in (("--tls-cert", cert, "--tls-key", cert), ("--tls-cert", cert, "--tls-key", "/nonexistent")):
+            indexer = Indexer(*arguments, wait=False)
+            equal(indexer.process.wait(20), 1, f"{arguments}: exit status")
+            indexer.kill()
+
+
+def test_token_ids_are_never_logged():
+    with Indexer("--log-level", "trace") as indexer:
+        indexer.register(1, f"tcp://127.0.0.1:{free_port()}", block_size=4)
+        tokens = [987654321, 123454321, 555444333, 222111000]
+        indexer.query(tokens, explain=True, cache_salt="pepper-and-salt")
+        indexer.query(tokens + [-987654321], expect=422)
+        indexer.post("/query", b'{"model_name":"m","token_ids":[987654321,123454321,zzz', headers=JSON)
+        indexer.post("/query", b'{"token_ids":"987654321"}', headers=JSON)
+        indexer.get("/query?token_ids=987654321")
+        indexer.stop()
+        log = "\n".join(indexer.log)
+        check("path=/query" in log, "no access log at this level")
+        for secret in ("987654321", "123454321", "pepper"):
+            check(secret not in log, f"{secret} is in the log")
+    with Indexer() as indexer:
+        equal(indexer.get("/health").status, 200)
+        indexer.stop()
+        check(not any("path=" in line for line in indexer.log), "there is an access log at level info")
+
+
+def test_graceful_end():
+    for number in (signal.SIGTERM, signal.SIGINT):
+        indexer = ready()
+        idle = [indexer.raw() for _ in range(20)]
+        waiting = indexer.connect()
+        equal(indexer.get("/health", connection=waiting).status, 200)
+        body = indexer.raw(post("/query", QUERY[:10], f"Content-Length: {len(QUERY)}"))
+        time.sleep(0.2)
+        indexer.process.send_signal(number)
+        time.sleep(0.3)
+        try:
+            socket.create_connection(("127.0.0.1", indexer.port), timeout=2).close()
+            check(False, "new connections are accepted")
+        except OSError:
+            pass
+        body.sendall(QUERY[10:])  # a request that had begun is answered, and told that this was the last
+        status, head, _ = answers(body)[0]
+        equal(status, 200)
+        check("connection: close" in head.lower(), head)
+        check(indexer.stop(number) < 8 * SLOW, "it takes long to stop")
+        for sock in idle + [body]:
+            sock.close()
+        waiting.close()
+    indexer = ready()  # a client that never finishes is not waited for without limit
+    with indexer.raw(post("/query", QUERY[:10], f"Content-Length: {len(QUERY)}")):
+        check(indexer.stop() < 10 * SLOW)
+    indexer = ready()
+    check(indexer.stop() < 3 * SLOW, "an idle indexer takes long to stop")
+
+
+def test_systemd_notification():
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        path = os.path.join(folder, "notify")
+        sock.bind(path)
+        sock.settimeout(10)
+        with Indexer(env={"NOTIFY_SOCKET": path}) as indexer:
+            message = sock.recv(4096)
+            check(b"READY=1" in message, message)
+            indexer.stop()
+            check(b"STOPPING=1" in sock.recv(4096))
+
+
+def run_once(*args, env=None):
+    return subprocess.run([BUILD / "bin" / "kv-indexer", *args], capture_output=True, text=True, timeout=60, env={**os.environ, **(env or {})},
+                          check=False)
+
+
+def test_command_line():
+    done = run_once("--help")
+    equal(done.returncode, 0)
+    for word in ("--port", "8090", "--workers", "--peers", "Examples", "descriptors", "Memory"):
+        check(word in done.stdout, f"--help doesn't speak of {word}")
+    check(max(map(len, done.stdout.splitlines())) <= 80, "--help is too wide")
+    done = run_once("--version")
+    equal(done.returncode, 0)
+    check(re.search(r"\d+\.\d+\.\d+", done.stdout), done.stdout)
+    for args, word in ((["--prot", "1"], "--port"), (["--port", "x"], "port"), (["--workers", "1=tcp://h:1"], "--block-size is required"),
+                       (["--workers", "x", "--block-size", "16"], "'x'"), (["--host", "no.such.host.invalid"], "no.such.host.invalid")):
+        done = run_once(*args)
+        check(done.returncode in (1, 2), f"{args}: exit status {done.returncode}")
+        check(word in done.stderr, f"{args}: {done.stderr}")
+    with ready() as indexer:
+        done = run_once("--host", "127.0.0.1", "--port", str(indexer.port))
+        equal(done.returncode, 1)
+        check("in use" in done.stderr, done.stderr)
+    with Indexer(env={"KV_INDEXER_LOG_FORMAT": "json"}) as indexer:
+        check(indexer.log[0].startswith("{"), indexer.log[0])
+
+
+def test_many_clients_at_once():
+    with ready() as indexer:
+        failures = []
+
+        def client():
+            connection = indexer.connect()
+            try:
+                for i in range(100):
+                    if i % 10 == 9:
+                        status = indexer.request("POST", "/query", b"{", headers=JSON, connection=connection).status
+                        equal(status, 400)
+                    else:
+                        equal(indexer.request("POST", "/query", QUERY, headers=JSON, connection=connection).status, 200)
+            except Exception as problem:  # told by the main thread
+                failures.append(problem)
+            finally:
+                connection.close()
+
+        threads = [threading.Thread(target=client) for _ in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        check(not failures, failures)
+        equal(indexer.metrics()['dynamo_kvindexer_requests_total{endpoint="/query",method="POST"}'], 1600)
+
+
+if __name__ == "__main__":
+    run(globals())
