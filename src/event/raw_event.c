@@ -88,7 +88,7 @@ static int take_hashes(struct kv_msgpack *m, struct kve_scratch *scratch, struct
     n = kv_msgpack_array(m);
     if (n > scratch->max_items)
         return KVE_SKIP_RC(TOO_LARGE);
-    if (kve_grow(&scratch->hashes, &scratch->hashes_capacity, scratch->n_hashes + n,
+    if (kve_grow(&scratch->hashes, &scratch->hashes_capacity, scratch->n_hashes + n + 1,
                  sizeof(*scratch->hashes)) < 0)
         return -ENOMEM;
     to = scratch->hashes + scratch->n_hashes;

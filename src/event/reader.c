@@ -143,6 +143,12 @@ static void start_batch(struct kve_reader *reader)
     reader->n_ops = reader->n_blocks = scratch->n_hashes = 0;
 }
 
+/* The current event's hashes; none were ever there when it is NULL. */
+static const uint64_t *event_hashes(const struct kve_reader *reader)
+{
+    return reader->scratch.hashes ? reader->scratch.hashes + reader->scratch.n_hashes : NULL;
+}
+
 /* -- rules ---------------------------------------------------------------------------------------
  */
 
@@ -326,7 +332,7 @@ static void remember_salt(struct kve_reader *reader, const struct kve_op *op,
 /* Blocks named without their tokens: known ones are now in this tier too. */
 static int store_known(struct kve_reader *reader, const struct kve_raw_event *ev, struct kve_op *op)
 {
-    const uint64_t *hashes = reader->scratch.hashes + reader->scratch.n_hashes;
+    const uint64_t *hashes = event_hashes(reader);
 
     op->type = KVE_OP_STORE_KNOWN;
     for (size_t i = 0; i < ev->n_hashes && reader->salts.n; i++) {
@@ -388,7 +394,7 @@ static int covered_blocks(const struct kve_reader *reader, const struct kve_raw_
 static int store_blocks(struct kve_reader *reader, const struct kve_raw_event *ev,
                         struct kve_op *op, size_t n)
 {
-    const uint64_t *hashes = reader->scratch.hashes + reader->scratch.n_hashes;
+    const uint64_t *hashes = event_hashes(reader);
     struct kv_block *blocks;
     uint64_t salt, seed;
     int rc;
@@ -416,7 +422,7 @@ static int store_blocks(struct kve_reader *reader, const struct kve_raw_event *e
 
 static int add_stored(struct kve_reader *reader, const struct kve_raw_event *ev, struct kve_op *op)
 {
-    const uint64_t *hashes = reader->scratch.hashes + reader->scratch.n_hashes;
+    const uint64_t *hashes = event_hashes(reader);
     int tier = common_rules(reader, op->rank, ev), short_of, rc;
     size_t n;
 
@@ -449,7 +455,7 @@ static int add_stored(struct kve_reader *reader, const struct kve_raw_event *ev,
 
 static int add_removed(struct kve_reader *reader, const struct kve_raw_event *ev, struct kve_op *op)
 {
-    const uint64_t *hashes = reader->scratch.hashes + reader->scratch.n_hashes;
+    const uint64_t *hashes = event_hashes(reader);
     int tier = common_rules(reader, op->rank, ev);
 
     if (tier < 0)

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The event reader, on two payloads one after the other, so that what it remembers is exercised
+ * too. Whatever comes, a batch's numbers agree with one another and all its memory can be read.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "kv_event.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+#define REQUIRE(condition) \
+    do {                   \
+        if (!(condition))  \
+            abort();       \
+    } while (0)
+
+static uint64_t sum; /* keeps the reading of results alive */
+
+static void check_op(const struct kve_op *op)
+{
+    REQUIRE((unsigned)op->tier < KV_N_TIERS);
+    REQUIRE((unsigned)op->type <= KVE_OP_CLEAR);
+    REQUIRE((op->n == 0) == (op->type == KVE_OP_CLEAR));
+    for (size_t i = 0; i < op->n; i++)
+        sum += op->type == KVE_OP_STORE ? op->blocks[i].hash + op->blocks[i].tokens_hash
+                                        : op->hashes[i];
+    if (op->type == KVE_OP_STORE && op->has_parent) {
+        for (size_t i = 0; i < op->n; i++)
+            REQUIRE(op->blocks[i].hash != op->parent);
+    }
+}
+
+static void decode(struct kve_reader *reader, const uint8_t *data, size_t size)
+{
+    struct kve_batch batch;
+    size_t blocks = 0, skipped = 0;
+    int rc = kve_reader_decode(reader, data, size, &batch);
+
+    REQUIRE(rc == 0 || rc == -71 /* EPROTO */);
+    if (rc)
+        return;
+    for (size_t i = 0; i < batch.n_ops; i++) {
+        check_op(&batch.ops[i]);
+        blocks += batch.ops[i].n;
+    }
+    for (int i = 0; i < KVE_N_SKIPS; i++)
+        skipped += batch.skipped[i];
+    REQUIRE(blocks == batch.n_blocks);
+    REQUIRE(skipped <= batch.n_events);
+    REQUIRE(batch.n_ops <= batch.n_events);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct kve_reader_opts opts = {.size = sizeof(opts), .max_events = 64, .max_salted = 32};
+    struct kve_reader *reader;
+    size_t split;
+
+    if (size < 2)
+        return 0;
+    /* The first byte: the block size, and where the first payload ends. */
+    opts.block_size = 1 + (data[0] & 7);
+    split = data[0] < 128 ? size - 1 : (size - 1) * (data[0] & 127) / 127;
+    REQUIRE(kve_reader_create(&opts, &reader) == 0);
+    decode(reader, data + 1, split);
+    decode(reader, data + 1 + split, size - 1 - split);
+    decode(reader, data + 1, size - 1);
+    kve_reader_destroy(reader);
+    return 0;
+}
