@@ -8,8 +8,9 @@
 #include "base/error.h"
 
 #define EXACT 16u
-#define TRIES 4 /* runs of the size's own class that are looked at before a larger class is used \
-                 */
+#define TRIES                                                                          \
+    4 /* runs of the size's own class that are looked at before a larger class is used \
+       */
 
 static uint32_t class_of(uint32_t n)
 {

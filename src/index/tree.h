@@ -165,13 +165,14 @@ struct kvi_alias {
     uint32_t pos;
 };
 
-/** Where a dump stands; writers keep it valid. See dump.c. */
+/** Where a dump stands; writers that replace or remove the chain put it right (shape.c). */
 struct kvi_cursor {
     struct kvi_cursor *next;
     struct kvi_chain *at;
-    uint32_t emitted; /* blocks of it that are done */
-    uint32_t holder;  /* ids below are done with what comes next of the chain */
-    bool after;       /* children up to `order` are done */
+    uint32_t emitted; /* its first blocks, which are done */
+    uint32_t upto;    /* ... and the next ones, done for holders with ids below `holder` */
+    uint32_t holder;  /* 0: not begun */
+    bool after;       /* its children up to `order` are done */
     uint64_t order;
 };
 

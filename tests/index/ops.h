@@ -242,4 +242,44 @@ static const char *ops_check(struct ops *ops)
     return wrong;
 }
 
+struct ops_copy {
+    struct kvi_index *to;
+    const char *wrong;
+    struct kv_holder holder;
+};
+
+static int ops_copy_run(void *arg, const struct kvi_dump_run *run)
+{
+    struct ops_copy *copy = arg;
+    struct kvi_stored stored;
+    int rc = kvi_store(copy->to, run->holder, run->tier, run->parent, run->blocks, run->n, &stored);
+
+    if (rc)
+        copy->wrong = MODEL_DIFFERS("a run of the dump can't be stored: %d", rc);
+    else if (stored.duplicate || stored.renamed || stored.added != run->n)
+        copy->wrong = MODEL_DIFFERS("a run of the dump tells what was told: %zu %zu %zu of %zu",
+                                    stored.added, stored.duplicate, stored.renamed, run->n);
+    return copy->wrong != NULL;
+}
+
+/* Go on with a copy made from a dump. */
+static const char *ops_reload(struct ops *ops)
+{
+    struct ops_copy copy = {0};
+    const struct kv_block block = {1, 1};
+
+    if (kvi_create(NULL, &copy.to))
+        return "kvi_create failed";
+    /* Holders that hold nothing aren't part of a dump. */
+    for (size_t i = 0; i < ops->model->n_holders; i++) {
+        (void)kvi_store(copy.to, ops->model->holders[i].key, KV_TIER_DEVICE, NULL, &block, 1, NULL);
+        (void)kvi_clear(copy.to, ops->model->holders[i].key);
+    }
+    if (kvi_dump(ops->ix, ops_copy_run, &copy) != (copy.wrong != NULL))
+        return "kvi_dump failed";
+    kvi_destroy(ops->ix);
+    ops->ix = copy.to;
+    return copy.wrong;
+}
+
 #endif

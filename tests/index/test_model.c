@@ -29,6 +29,8 @@ static void play(const struct ops_profile *profile, long rounds, int check_every
             assert_int_equal(kvi_create(NULL, &ops->ix), 0);
         }
         wrong = ops_one(ops);
+        if (!wrong && i % (check_every * 25L) == 0)
+            wrong = ops_reload(ops);
         if (!wrong && (i % check_every == 0 || i == rounds - 1))
             wrong = ops_check(ops);
         if (wrong)
