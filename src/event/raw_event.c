@@ -5,13 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-int kve_grow(void *memory, size_t *capacity, size_t need, size_t bytes)
+int kve_grow_slowly(void *memory, size_t *capacity, size_t need, size_t bytes)
 {
     size_t target = *capacity ? *capacity : 64;
     void *old, *grown;
 
-    if (need <= *capacity)
-        return 0;
     while (target < need)
         target *= 2;
     memcpy(&old, memory, sizeof(old));
@@ -31,20 +29,43 @@ static int verdict(const struct kv_msgpack *m)
 /* -- values --------------------------------------------------------------------------------------
  */
 
-/* Short strings, which all keys are, without a call. */
+/*
+ * An event of one block is a dozen small values, each of them nearly always in its shortest form:
+ * that form is taken here, without a call, and everything else by the reader.
+ */
+static inline bool is_short_str(const struct kv_msgpack *m)
+{
+    return m->p < m->end && (*m->p & 0xe0) == 0xa0;
+}
+
 static inline struct kv_str take_str(struct kv_msgpack *m)
 {
-    size_t left = (size_t)(m->end - m->p);
-
-    if (KV_LIKELY(left && (*m->p & 0xe0) == 0xa0)) {
+    if (KV_LIKELY(is_short_str(m))) {
         struct kv_str s = {(const char *)m->p + 1, *m->p & 0x1f};
 
-        if (KV_LIKELY(s.len < left)) {
+        if (KV_LIKELY(s.len < (size_t)(m->end - m->p))) {
             m->p += 1 + s.len;
             return s;
         }
     }
     return kv_msgpack_str(m);
+}
+
+static inline uint64_t take_u64(struct kv_msgpack *m)
+{
+    return m->p < m->end && *m->p < 0x80 ? *m->p++ : kv_msgpack_u64(m);
+}
+
+static inline uint32_t take_array(struct kv_msgpack *m)
+{
+    size_t left = (size_t)(m->end - m->p);
+    uint32_t n;
+
+    if (KV_LIKELY(left > 15 && (*m->p & 0xf0) == 0x90)) {
+        n = *m->p++ & 0x0f;
+        return n;
+    }
+    return kv_msgpack_array(m);
 }
 
 static inline bool take_nil(struct kv_msgpack *m)
@@ -62,11 +83,16 @@ static struct kv_str take_optional_str(struct kv_msgpack *m)
 }
 
 /* An integer of either sign, or a digest of at least 8 bytes, of which the last 8 count. */
-static uint64_t take_hash(struct kv_msgpack *m)
+static inline uint64_t take_hash(struct kv_msgpack *m)
 {
     struct kv_str bin;
     uint64_t be;
 
+    if (KV_LIKELY(m->end - m->p >= 9 && *m->p == 0xcf)) {
+        memcpy(&be, m->p + 1, sizeof(be));
+        m->p += 9;
+        return be64toh(be);
+    }
     if (kv_msgpack_peek(m) != KV_MSGPACK_BIN)
         return kv_msgpack_bits64(m);
     bin = kv_msgpack_bin(m);
@@ -85,24 +111,15 @@ static int take_hashes(struct kv_msgpack *m, struct kve_scratch *scratch, struct
 
     if (take_nil(m))
         return 0;
-    n = kv_msgpack_array(m);
+    n = take_array(m);
     if (n > scratch->max_items)
         return KVE_SKIP_RC(TOO_LARGE);
     if (kve_grow(&scratch->hashes, &scratch->hashes_capacity, scratch->n_hashes + n + 1,
                  sizeof(*scratch->hashes)) < 0)
         return -ENOMEM;
     to = scratch->hashes + scratch->n_hashes;
-    for (uint32_t i = 0; i < n; i++) {
-        if (KV_LIKELY(m->end - m->p >= 9 && *m->p == 0xcf)) {
-            uint64_t be;
-
-            memcpy(&be, m->p + 1, sizeof(be));
-            to[i] = be64toh(be);
-            m->p += 9;
-        } else {
-            to[i] = take_hash(m);
-        }
-    }
+    for (uint32_t i = 0; i < n; i++)
+        to[i] = take_hash(m);
     ev->has_hashes = true;
     ev->n_hashes = n;
     return verdict(m);
@@ -164,7 +181,7 @@ static int take_tokens(struct kv_msgpack *m, struct kve_scratch *scratch, struct
     ev->eagle = false;
     if (take_nil(m))
         return 0;
-    n = kv_msgpack_array(m);
+    n = take_array(m);
     if (n > scratch->max_items)
         return KVE_SKIP_RC(TOO_LARGE);
     if (!n)
@@ -227,14 +244,14 @@ static void take_block_size(struct kv_msgpack *m, struct kve_raw_event *ev)
 {
     ev->has_block_size = !take_nil(m);
     if (ev->has_block_size)
-        ev->block_size = kv_msgpack_u64(m);
+        ev->block_size = take_u64(m);
 }
 
 static void take_group(struct kv_msgpack *m, struct kve_raw_event *ev)
 {
     ev->has_group = !take_nil(m);
     if (ev->has_group)
-        ev->group = kv_msgpack_u64(m);
+        ev->group = take_u64(m);
 }
 
 static void take_rank(struct kv_msgpack *m, struct kve_raw_event *ev)
@@ -254,7 +271,7 @@ static void take_per_block(struct kv_msgpack *m, struct kve_raw_value *ret)
     *ret = (struct kve_raw_value){0};
     if (take_nil(m))
         return;
-    n = kv_msgpack_array(m);
+    n = take_array(m);
     while (n && take_nil(m))
         n--;
     if (!n)
@@ -430,7 +447,7 @@ static int read_fields(struct kv_msgpack *m, struct kve_scratch *scratch, struct
     for (uint32_t n = kv_msgpack_map(m); n && !rc; n--) {
         enum field field = FIELD_OTHER;
 
-        if (KV_LIKELY(kv_msgpack_peek(m) == KV_MSGPACK_STR))
+        if (KV_LIKELY(is_short_str(m) || kv_msgpack_peek(m) == KV_MSGPACK_STR))
             field = field_of(take_str(m));
         else
             kv_msgpack_skip(m);
@@ -488,9 +505,9 @@ static bool tail_is_fixed(const struct kv_msgpack *m, uint32_t n)
 
     kv_msgpack_init(&probe, m->p, (size_t)(m->end - m->p));
     for (uint32_t i = 0; i < n && i < 4; i++) {
-        enum kv_msgpack_type type = kv_msgpack_peek(&probe);
-
-        if (type != KV_MSGPACK_NIL && type != (i % 2 ? KV_MSGPACK_STR : KV_MSGPACK_UINT))
+        if (take_nil(&probe))
+            continue;
+        if (kv_msgpack_peek(&probe) != (i % 2 ? KV_MSGPACK_STR : KV_MSGPACK_UINT))
             return false;
         kv_msgpack_skip(&probe);
     }
@@ -564,11 +581,11 @@ static int read_stored(struct kv_msgpack *m, uint32_t n, struct kve_scratch *scr
         kv_msgpack_skip(m);
     if (n > 5)
         ev->medium = take_optional_str(m);
-    if (n > 6) {
+    if (n > 6 && !take_nil(m)) {
         if (kv_msgpack_peek(m) == KV_MSGPACK_MAP)
             take_metadata(m, ev);
         else
-            ev->lora_name = take_optional_str(m);
+            ev->lora_name = take_str(m);
     }
     if (n > 7)
         take_per_block(m, &ev->extra_keys);

@@ -61,7 +61,11 @@ struct kve_scratch {
 };
 
 /** Room for @need elements of @bytes each in *@memory. Returns 0 or -ENOMEM. */
-int kve_grow(void *memory, size_t *capacity, size_t need, size_t bytes);
+int kve_grow_slowly(void *memory, size_t *capacity, size_t need, size_t bytes);
+static inline int kve_grow(void *memory, size_t *capacity, size_t need, size_t bytes)
+{
+    return KV_LIKELY(need <= *capacity) ? 0 : kve_grow_slowly(memory, capacity, need, bytes);
+}
 
 /**
  * Read the event where @m stands. Returns 0; KVE_SKIP_RC(...) with @m anywhere in it; -ENOMEM.
