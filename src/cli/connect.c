@@ -70,6 +70,8 @@ static int wait_for_probe(struct kc_replay *replay, struct kc_client *client, st
     uint32_t wanted = (uint32_t)replay->opts.workers;
 
     probe->stored = stored;
+    if (stored) /* mostly that is enough for the subscriptions to arrive, and nothing is lost */
+        pause_ms(100);
     for (unsigned round = 0;; round++) {
         uint32_t right = 0;
         int rc = round % 16 == 0 ? set_probe(replay, probe) : 0;

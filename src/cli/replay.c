@@ -79,6 +79,27 @@ static int wait_for_turn(struct kc_replay *replay, double ms)
     return 0;
 }
 
+/* How right an answer is about all workers, not only the one that will be chosen. */
+static void count_beliefs(struct kc_replay *replay, const struct kc_prompt *prompt,
+                          const struct kc_belief *beliefs)
+{
+    uint64_t believed = 0, held = 0, blocks;
+    bool exact = true;
+    size_t one;
+
+    for (uint32_t w = 0; w < replay->opts.workers; w++) {
+        kc_engine_truth(replay->engines[w], prompt, &one, &blocks);
+        exact = exact && one == beliefs[w].overlap;
+        believed += beliefs[w].overlap;
+        held += one;
+    }
+    pthread_mutex_lock(&replay->lock);
+    replay->counts.all_exact += exact;
+    replay->counts.believed += believed;
+    replay->counts.held += held;
+    pthread_mutex_unlock(&replay->lock);
+}
+
 static uint32_t route(struct kc_replay *replay, double ms, const struct kc_prompt *prompt,
                       const struct kc_belief *beliefs)
 {
@@ -163,6 +184,7 @@ static int serve_one(struct client_state *state, uint64_t number, struct kv_erro
         if (replay->counts.lockstep_wrong++ == 0)
             memcpy(replay->verdict.first, why, sizeof(why));
     }
+    count_beliefs(replay, &state->prompt, state->beliefs);
     worker = route(replay, ms, &state->prompt, state->beliefs);
     rc = kc_engine_serve(replay->engines[worker], &state->prompt, &served);
     if (rc == 0)

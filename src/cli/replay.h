@@ -28,6 +28,8 @@ struct kc_counts {
     uint64_t asked, found;       /* blocks */
     uint64_t exact, over, under; /* answers about the worker that was chosen */
     uint64_t over_blocks, under_blocks;
+    uint64_t all_exact;      /* answers that were exact about every worker */
+    uint64_t believed, held; /* leading blocks over all workers: answered, and there */
     uint64_t lockstep_wrong; /* answers that were wrong although everything had settled */
     double trace_ms;         /* how far the trace has come */
 };

@@ -81,31 +81,53 @@ static void table_head(const struct kc_replay *replay, const struct figures *f,
     printf(", routed by %s\n\n", opts->policy == KC_PREFIX ? "prefix and load" : opts->policy_name);
 }
 
+static void row(const char *name, const char *value)
+{
+    printf("    %-28s %17s", name, value);
+}
+
 static void table_cache(const struct kc_replay *replay, const struct figures *f,
                         const struct style *s)
 {
     const struct kc_counts *c = &replay->counts;
 
-    printf("%s  Cache                                blocks  fraction%s\n", s->bold, s->plain);
-    printf("    asked for                 %17s\n", kc_count(c->asked).s);
-    printf("    found                     %17s    %6.4f\n", kc_count(c->found).s, f->found);
-    printf("    found if routed at random %17s    %6.4f\n", "", f->random);
-    printf("    found in one endless cache%17s    %6.4f\n\n", "", f->unlimited);
+    printf("%s  Cache                                    blocks   fraction%s\n", s->bold, s->plain);
+    row("asked for", kc_count(c->asked).s);
+    putchar('\n');
+    row("found", kc_count(c->found).s);
+    printf("     %6.4f\n", f->found);
+    row("found if routed at random", "");
+    printf("     %6.4f\n", f->random);
+    row("found in one endless cache", "");
+    printf("     %6.4f\n\n", f->unlimited);
+}
+
+static void answer_row(const char *name, uint64_t n, uint64_t of)
+{
+    row(name, kc_count(n).s);
+    printf("     %6.4f", ratio((double)n, (double)of));
 }
 
 static void table_answers(const struct kc_replay *replay, const struct style *s)
 {
     const struct kc_counts *c = &replay->counts;
-    double n = (double)c->requests;
 
-    printf("%s  Answers when routed                requests  fraction  blocks off%s\n", s->bold,
-           s->plain);
-    printf("    exact                     %17s    %6.4f\n", kc_count(c->exact).s,
-           ratio((double)c->exact, n));
-    printf("    too low, stores under way %17s    %6.4f  %10s\n", kc_count(c->under).s,
-           ratio((double)c->under, n), kc_count(c->under_blocks).s);
-    printf("    too high, removals u. way %17s    %6.4f  %10s\n\n", kc_count(c->over).s,
-           ratio((double)c->over, n), kc_count(c->over_blocks).s);
+    printf("%s  Answers as routed                      requests   fraction   blocks off%s\n",
+           s->bold, s->plain);
+    answer_row("exact", c->exact, c->requests);
+    putchar('\n');
+    answer_row("exact about every worker", c->all_exact, c->requests);
+    putchar('\n');
+    answer_row("too low: stores pending", c->under, c->requests);
+    printf("   %10s\n", kc_count(c->under_blocks).s);
+    answer_row("too high: removals pending", c->over, c->requests);
+    printf("   %10s\n\n", kc_count(c->over_blocks).s);
+}
+
+static void event_row(const char *name, uint64_t n, double seconds)
+{
+    row(name, kc_count(n).s);
+    printf("   %8s\n", kc_scaled(ratio((double)n, seconds)).s);
 }
 
 static void table_events(const struct kc_replay *replay, const struct figures *f,
@@ -113,19 +135,18 @@ static void table_events(const struct kc_replay *replay, const struct figures *f
 {
     const struct kc_engine_stats *e = &f->engines;
 
-    printf("%s  Events                                total  per second%s\n", s->bold, s->plain);
-    printf("    events                    %17s  %10s\n", kc_count(e->events).s,
-           kc_scaled(ratio((double)e->events, f->seconds)).s);
-    printf("    blocks stored             %17s  %10s\n", kc_count(e->stored_blocks).s,
-           kc_scaled(ratio((double)e->stored_blocks, f->seconds)).s);
-    printf("    blocks removed            %17s  %10s\n", kc_count(e->evicted_blocks).s,
-           kc_scaled(ratio((double)e->evicted_blocks, f->seconds)).s);
+    printf("%s  Events                                    total    per sec%s\n", s->bold, s->plain);
+    event_row("events", e->events, f->seconds);
+    event_row("blocks stored", e->stored_blocks, f->seconds);
+    event_row("blocks removed", e->evicted_blocks, f->seconds);
     if (e->replayed_batches > 0)
-        printf("    batches sent again        %17s\n", kc_count(e->replayed_batches).s);
+        event_row("batches sent again", e->replayed_batches, f->seconds);
     if (e->dropped_events > 0)
-        printf("    dropped by a full queue   %17s\n", kc_count(e->dropped_events).s);
-    if (replay->generation > 0)
-        printf("    indexer came back         %17s\n", kc_count(replay->generation).s);
+        event_row("dropped by a full queue", e->dropped_events, f->seconds);
+    if (replay->generation > 0) {
+        row("indexer came back", kc_count(replay->generation).s);
+        putchar('\n');
+    }
     putchar('\n');
 }
 
@@ -232,6 +253,9 @@ static void json_counts(const struct kc_replay *replay, const struct figures *f,
     key_u64(w, "answers_exact", c->exact);
     key_u64(w, "answers_over", c->over);
     key_u64(w, "answers_under", c->under);
+    key_u64(w, "answers_all_exact", c->all_exact);
+    key_u64(w, "blocks_believed", c->believed);
+    key_u64(w, "blocks_held", c->held);
     key_u64(w, "over_blocks", c->over_blocks);
     key_u64(w, "under_blocks", c->under_blocks);
     key_double(w, "answers_exact_fraction", ratio((double)c->exact, (double)c->requests));

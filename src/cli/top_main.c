@@ -40,9 +40,8 @@ static const struct kv_arg ARGS[] = {
 static const struct kv_args_program PROGRAM = {
     .name = "kvasir top",
     .usage = "[--url URL] [--once]",
-    .summary =
-        "Shows the workers of a running kv-indexer, how their event streams do, and the\n"
-        "size of the index, every second until ^C.",
+    .summary = "Shows the workers of a running kv-indexer, how their event streams do, and the\n"
+               "size of the index, every second until ^C.",
     .env = "KVASIR_TOP",
     .args = ARGS,
     .n_args = KV_COUNT(ARGS),

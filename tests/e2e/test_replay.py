@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kvasir replay as people run it: a real kv-indexer, real ZMQ, its JSON report and its exit status."""
+import json
+import os
+import pathlib
+import pty
+import re
+import select
+import signal
+import subprocess
+import tempfile
+import time
+
+from kvtest import *
+
+KVASIR = str(BUILD / "bin" / "kvasir")
+
+
+def replay(*args, status=0, timeout=240, **kw):
+    """Run it; returns (report, stdout, stderr)."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = pathlib.Path(folder) / "report.json"
+        command = [KVASIR, "replay", "--quiet", "--json", str(report), *map(str, args)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, **kw)
+        equal(done.returncode, status, f"{command}: status\n{done.stdout}\n{done.stderr}\n")
+        return json_of(report), done.stdout, done.stderr
+
+
+def json_of(path):
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def check_report(r, requests):
+    equal(r["requests"], requests, "requests")
+    equal(r["answers_exact"] + r["answers_over"] + r["answers_under"], requests, "answers")
+    equal(r["wrong"], 0, "wrong comparisons")
+    check(r["verified"] and r["verified_prompts"] > 0, "not verified")
+    equal(r["comparisons"], r["verified_prompts"] * r["options"]["workers"], "comparisons")
+    equal(r["holder_blocks"], r["blocks_stored"] - r["blocks_removed"], "blocks of the engines")
+    check(0 <= r["hit_fraction"] <= r["hit_fraction_unlimited"] + 1e-9, f"hit fraction {r['hit_fraction']}")
+    check(0 < r["query_p50_us"] <= r["query_p99_us"] <= r["query_max_us"], "query times")
+    check(r["events"] > 0 and r["dropped_events"] == 0, "events")
+    check(r["index_bytes"] > 0, "index bytes")
+
+
+def test_small_run():
+    r, out, _ = replay("--requests", 300)
+    check_report(r, 300)
+    check("all equal" in out, out)
+    check(r["answers_exact_fraction"] > 0.5, f"only {r['answers_exact_fraction']} of the answers were exact")
+
+
+def test_eviction_and_own_hashes():
+    """Caches much smaller than the workload: most of what was stored is removed again."""
+    for extra in ([], ["--own-hashes"], ["--msgpack"], ["--clients", 4]):
+        r, _, _ = replay("--requests", 300, "--workers", 4, "--blocks", 3000, "--verify", 300, *extra)
+        check_report(r, 300)
+        check(r["blocks_removed"] > 3 * 12000, "nothing was evicted")
+        check(r["holder_blocks"] <= 12000, "more blocks than room")
+
+
+def test_lockstep_is_exact():
+    """When the indexer has caught up after each request, every answer must be exact for every worker."""
+    r, _, _ = replay("--requests", 200, "--workers", 3, "--blocks", 2000, "--block-size", 64, "--lockstep")
+    check_report(r, 200)
+    equal((r["answers_exact"], r["answers_all_exact"], r["lockstep_wrong"]), (200, 200, 0), "exact answers")
+    equal(r["blocks_believed"], r["blocks_held"], "blocks over all workers")
+
+
+def test_repeatable():
+    """With one client and in lockstep nothing depends on timing."""
+    args = ("--requests", 120, "--workers", 3, "--blocks", 4000, "--lockstep", "--seed", 5)
+    a, b = (replay(*args)[0] for _ in range(2))
+    for key in ("blocks_asked", "blocks_found", "hit_fraction_random", "blocks_stored", "blocks_removed"):
+        equal(a[key], b[key], key)
+
+
+def test_policies():
+    hits = {}
+    for policy in ("prefix", "round-robin", "random"):
+        r, _, _ = replay("--requests", 1500, "--block-size", 512, "--policy", policy)
+        check_report(r, 1500)
+        hits[policy] = r["hit_fraction"]
+        check(abs(r["hit_fraction_random"] - hits[policy]) < 0.05 or policy == "prefix", f"random shadow: {r}")
+    check(hits["prefix"] > hits["random"] + 0.03 and hits["prefix"] > hits["round-robin"] + 0.03, f"{hits}")
+
+
+def trace_path(name):
+    for folder in (os.environ.get("KV_TRACES", "/nonexistent"), SOURCE / "traces", SOURCE / "../shared/traces/mooncake"):
+        if (pathlib.Path(folder) / name).exists():
+            return str((pathlib.Path(folder) / name).resolve())
+    skip(f"no {name}: tools/get-traces.sh downloads it")
+
+
+def one_unlimited_worker(trace, requests, fraction):
+    r, _, _ = replay(trace, "--workers", 1, "--blocks", 0, "--block-size", 512, "--msgpack")
+    check_report(r, requests)
+    equal(f"{r['hit_fraction']:.4f}", fraction, "hit fraction")
+    equal(f"{r['hit_fraction_unlimited']:.4f}", fraction, "hit fraction of the endless cache")
+
+
+def test_published_hit_fraction_conversation():
+    """Live, over HTTP and ZMQ: one unlimited worker finds what is published for the trace."""
+    one_unlimited_worker(trace_path("conversation_trace.jsonl"), 12031, "0.3664")
+
+
+def test_published_hit_fraction_synthetic():
+    one_unlimited_worker(trace_path("synthetic_trace.jsonl"), 3993, "0.6396")
+
+
+def test_one_unlimited_worker_generated():
+    r, _, _ = replay("--workers", 1, "--blocks", 0, "--block-size", 512, "--requests", 2000, "--msgpack")
+    check_report(r, 2000)
+    equal(r["hit_fraction"], r["hit_fraction_unlimited"], "hit fraction")
+
+
+def test_wraps_around():
+    """More requests than the trace has: it starts over with new prompts, so the hit fraction stays."""
+    with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as trace:
+        for i in range(50):
+            ids = [0, 1] + [100 + i * 3, 101 + i * 3]
+            trace.write('{"timestamp": %d, "input_length": 2000, "output_length": 10, "hash_ids": %s}\n' % (i * 100, ids))
+        trace.flush()
+        r, _, _ = replay(trace.name, "--requests", 150, "--workers", 1, "--blocks", 0)
+        check_report(r, 150)
+        equal(r["blocks_found"], 3 * 49 * 2 * 32, "blocks found")
+        r, _, _ = replay(trace.name, "--seconds", 1, "--workers", 2)
+        check(r["requests"] > 50 and r["verified"] and r["wrong"] == 0, f"{r}")
+        started = time.monotonic()  # 4.9 s of traffic
+        r, _, _ = replay(trace.name, "--rate", 5)
+        check(time.monotonic() - started > 0.95, "--rate was not kept")
+        check_report(r, 50)
+
+
+def test_running_indexer():
+    """--url: workers are registered, and gone afterwards; others' models are left alone."""
+    with Indexer() as indexer, Publisher() as other:
+        indexer.register(900, other, block_size=4)
+        other.store([11, 12], tokens=range(8), block_size=4)
+        indexer.wait_score(range(8), 900, 8)
+        for _ in range(2):
+            r, _, _ = replay("--requests", 60, "--url", indexer.url, "--workers", 3)
+            check_report(r, 60)
+            check("indexer_rss" not in r, "the memory of somebody else's process")
+            equal([w["instance_id"] for w in indexer.workers()], [900], "workers left")
+        equal(indexer.score(range(8), 900), 8, "the other model's score")
+
+
+def test_check_hits():
+    done = subprocess.run([KVASIR, "replay", "--check-hits"], capture_output=True, text=True, timeout=60)
+    equal(done.returncode, 0, "status")
+    check(re.search(r"unlimited +0\.3\d{3} +0\.3\d{3}", done.stdout), done.stdout)
+    done = subprocess.run([KVASIR, "replay", "--check-hits", trace_path("conversation_trace.jsonl")], capture_output=True,
+                          text=True, timeout=60)
+    equal(done.returncode, 0, f"status\n{done.stdout}")
+    check("0.3664       0.3664       0.3664" in done.stdout, done.stdout)
+
+
+def test_a_wrong_index_is_noticed():
+    """The final comparison must be able to fail: the indexer stops listening to worker 1."""
+    with Indexer(env={"KV_INDEXER_TEST_ENDPOINTS": "1"}) as indexer:
+        process = subprocess.Popen([KVASIR, "replay", "--quiet", "--json", "-", "--url", indexer.url, "--workers", "2", "--rate",
+                                    "50", "--seconds", "6", "--settle", "1s"], stdout=subprocess.PIPE, text=True)
+        try:
+            wait_until(lambda: len(indexer.workers()) == 2, what="registration")
+            time.sleep(1)
+            equal(indexer.post("/test/pause_listener", {"instance_id": 1}).status, 200, "pause")
+            out, _ = process.communicate(timeout=60)
+        finally:
+            process.kill()
+            process.wait()
+        r = json.loads(out)
+        equal(process.returncode, 1, "status")
+        check(r["wrong"] > 0 and r["first_difference"], f"{r}")
+
+
+def test_interrupt():
+    """^C: a partial table, status 130, and no kv-indexer left behind."""
+    process = subprocess.Popen([KVASIR, "replay", "--rate", "5"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               start_new_session=True)
+    child = []
+    try:
+        wait_until(lambda: child.extend(children_of(process.pid)) or child, what="its kv-indexer")
+        time.sleep(2 * SLOW)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole group
+        out, err = process.communicate(timeout=30 * SLOW)
+    finally:
+        process.kill()
+        process.wait()
+    equal(process.returncode, 130, f"status\n{out}\n{err}")
+    check("interrupted" in out and "not compared" in out, out)
+    wait_until(lambda: not any(pathlib.Path(f"/proc/{pid}").exists() for pid in child), what="the end of kv-indexer")
+
+
+def children_of(pid):
+    path = pathlib.Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(word) for word in path.read_text().split()] if path.exists() else []
+
+
+def test_child_dies_with_parent():
+    process = subprocess.Popen([KVASIR, "replay", "--quiet", "--rate", "5"], stdout=subprocess.DEVNULL)
+    child = []
+    wait_until(lambda: child.extend(children_of(process.pid)) or child, what="its kv-indexer")
+    time.sleep(0.5)
+    process.kill()
+    process.wait()
+    wait_until(lambda: not any(pathlib.Path(f"/proc/{pid}").exists() for pid in child), what="the end of kv-indexer")
+
+
+def test_its_indexer_dies():
+    """A kv-indexer of its own that ends is a failure with a reason, not something to wait for."""
+    process = subprocess.Popen([KVASIR, "replay", "--quiet", "--rate", "5"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               text=True)
+    child = []
+    wait_until(lambda: child.extend(children_of(process.pid)) or child, what="its kv-indexer")
+    time.sleep(1.5 * SLOW)
+    os.kill(child[0], signal.SIGKILL)
+    out, err = process.communicate(timeout=60 * SLOW)
+    equal(process.returncode, 1, f"status\n{out}\n{err}")
+    check("signal 9" in err, err)
+
+
+def test_errors_teach():
+    cases = [
+        (["/nonexistent/trace.jsonl"], 1, "/nonexistent/trace.jsonl"),
+        (["--indexer", "/nonexistent/kv-indexer"], 1, "--indexer PATH"),
+        (["--indexer", "/bin/true"], 1, "did not start listening"),
+        (["--url", f"http://127.0.0.1:{free_port()}"], 1, "is a kv-indexer running at"),
+        (["--block-size", "48"], 2, "does not divide"),
+        (["--workers", "0"], 2, "workers"),
+        (["--policy", "best"], 2, "policy"),
+        (["--lockstep", "--clients", "2"], 2, "--clients 1"),
+        (["--nonsense"], 2, "nonsense"),
+        (["--requests", "5", "--json", "/nonexistent/x.json"], 1, "/nonexistent/x.json"),
+    ]
+    for args, status, text in cases:
+        done = subprocess.run([KVASIR, "replay", "--quiet", *args], capture_output=True, text=True, timeout=60)
+        equal(done.returncode, status, f"{args}: status\n{done.stderr}")
+        check(text in done.stderr, f"{args}: {done.stderr!r} does not say {text!r}")
+    with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as trace:
+        trace.write('{"timestamp": 1, "input_length": 600, "output_length": 1, "hash_ids": [1, 2]}\n{"timestamp": oops}\n')
+        trace.flush()
+        done = subprocess.run([KVASIR, "replay", trace.name], capture_output=True, text=True, timeout=60)
+        equal(done.returncode, 1, "status")
+        check(f"{trace.name}:2: " in done.stderr, done.stderr)
+
+
+def test_help():
+    done = subprocess.run([KVASIR], capture_output=True, text=True, timeout=10)
+    equal(done.returncode, 0, "status")
+    check("replay" in done.stdout and "top" in done.stdout, done.stdout)
+    equal(subprocess.run([KVASIR, "nonsense"], capture_output=True, timeout=10).returncode, 2, "status")
+    for command in ("replay", "top"):
+        done = subprocess.run([KVASIR, command, "--help"], capture_output=True, text=True, timeout=10)
+        equal(done.returncode, 0, "status")
+        check("--url" in done.stdout, done.stdout)
+
+
+def test_progress_bar():
+    """On a terminal there is a bar that goes away at the end."""
+    master, slave = pty.openpty()
+    process = subprocess.Popen([KVASIR, "replay", "--requests", "300", "--rate", "40"], stdout=subprocess.DEVNULL, stderr=slave)
+    os.close(slave)
+    seen = b""
+    while select.select([master], [], [], 60)[0]:
+        try:
+            data = os.read(master, 4096)
+        except OSError:  # the other side was closed
+            break
+        if not data:
+            break
+        seen += data
+    os.close(master)
+    equal(process.wait(60), 0, "status")
+    text = seen.decode()
+    check(re.search(r"\[#+\.+\] +\d+ %  \d+ requests", text), text[-400:])
+    check(text.endswith("\r\x1b[K"), repr(text[-80:]))
+
+
+def test_top():
+    with Indexer() as indexer, Publisher() as engine:
+        empty = subprocess.run([KVASIR, "top", "--once", "--url", indexer.url], capture_output=True, text=True, timeout=10)
+        equal(empty.returncode, 0, f"status {empty.stderr}")
+        check("no workers are registered" in empty.stdout, empty.stdout)
+        indexer.register(5, engine, block_size=4)
+        engine.store([11, 12], tokens=range(8), block_size=4)
+        indexer.wait_score(range(8), 5, 8)
+        engine.store([13], tokens=range(8, 12), parent=12, block_size=4)
+        indexer.wait_score(range(12), 5, 12)
+        done = subprocess.run([KVASIR, "top", "--once", "--url", indexer.url], capture_output=True, text=True, timeout=10)
+        row = [line for line in done.stdout.splitlines() if re.match(r" +5 +0  ", line)]
+        check(len(row) == 1 and " active " in row[0], done.stdout)
+        equal(row[0].split()[:5], ["5", "0", MODEL, "active", "1"], "its row")
+        check("3 holder-blocks" in done.stdout, done.stdout)
+    done = subprocess.run([KVASIR, "top", "--once", "--url", indexer.url], capture_output=True, text=True, timeout=10)
+    equal(done.returncode, 1, "status without an indexer")
+    check("is a kv-indexer running there" in done.stderr, done.stderr)
+
+
+if __name__ == "__main__":
+    run(globals())
