@@ -4,7 +4,10 @@
 #include <math.h>
 #include <string.h>
 
-/* vLLM, SGLang and TensorRT-LLM number their first batch 0, the Mooncake master 1. */
+/*
+ * vLLM, SGLang and TensorRT-LLM number their first batch 0, the Mooncake master 1. Whether a 1 that
+ * comes first is a beginning only a replay can show; where there is none, it is taken for one.
+ */
 #define FIRST_SEQUENCE_MAX 1
 
 /* After a restart, how long to look out for the old numbering going on, and how often it may. */
@@ -200,7 +203,7 @@ static bool reached_trigger(const struct ki_stream *s)
 {
     if (!s->holding || s->ahead)
         return false;
-    return s->has_position ? s->position + 1 >= s->trigger : s->trigger <= FIRST_SEQUENCE_MAX;
+    return s->has_position ? s->position + 1 >= s->trigger : s->trigger == 0;
 }
 
 /* -- restarts
@@ -232,14 +235,20 @@ static unsigned live_first(struct ki_stream *s, const struct ki_batch_id *id, ui
 {
     uint64_t expected = s->has_before && s->before < id->sequence ? s->before + 1 : 0;
 
-    if (s->cursorless || id->sequence <= FIRST_SEQUENCE_MAX) {
+    if (s->cursorless || id->sequence == 0) {
         accept(s, id);
         return KI_STEP_APPLY;
     }
     if (may_replay(s, now_ns)) {
-        s->stats.gaps += !s->gap_counted && id->sequence > expected;
-        s->gap_counted = true;
+        if (id->sequence > FIRST_SEQUENCE_MAX) {
+            s->stats.gaps += !s->gap_counted && id->sequence > expected;
+            s->gap_counted = true;
+        }
         return hold(s, id) | begin(s, KI_REPLAY_START, 0, now_ns);
+    }
+    if (id->sequence <= FIRST_SEQUENCE_MAX) {
+        accept(s, id);
+        return KI_STEP_APPLY;
     }
     s->gap_counted |= id->sequence == expected;
     accept_gap(s, id, expected, now_ns);
@@ -349,8 +358,7 @@ static unsigned live_while_replaying(struct ki_stream *s, const struct ki_batch_
 {
     if (s->kind == KI_REPLAY_HEAL)
         return hold(s, id);
-    if (s->has_position ? id->sequence == s->position + 1 && !s->unverified
-                        : id->sequence <= FIRST_SEQUENCE_MAX) {
+    if (s->has_position ? id->sequence == s->position + 1 && !s->unverified : id->sequence == 0) {
         accept(s, id);
         return KI_STEP_APPLY | finish(s);
     }

@@ -393,18 +393,13 @@ static void a_restart_forgets(void **state)
     e.seq = 0;
     publish(&e, 200, 0, 2, LOST);
     publish(&e, 201, 0, 2, SENT);
-    wait_for(reach(r, 201, 2, 1, 0) == 2); /* number 1: a beginning, as Mooncake numbers */
+    assert_int_equal(engine_replay(&e, 10000), 0);
+    wait_for(reach(r, 201, 2, 1, 0) == 2);
+    assert_int_equal(reach(r, 200, 2, 1, 0), 2);
     assert_int_equal(reach(r, 118, 2, 1, 0), 0);
     assert_int_equal(reach(r, 119, 2, 1, 3), 0);
     assert_int_equal(info_of(r, 1, 0).restarts, 1);
-    e.seq = 0;
-    engine_forget(&e);
-    publish(&e, 300, 0, 2, LOST);
-    publish(&e, 301, 0, 2, LOST);
-    publish(&e, 302, 0, 2, LOST);
-    publish(&e, 303, 0, 2, SENT); /* ahead of what was known, so it looks like a gap... */
-    assert_int_equal(engine_replay(&e, 10000), 2);
-    wait_for(reach(r, 303, 2, 1, 0) == 2);
+    assert_false(info_of(r, 1, 0).partial);
     ki_registry_destroy(r);
     engine_close(&e);
 }

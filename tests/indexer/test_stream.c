@@ -85,6 +85,17 @@ static void numbering_from_one_is_whole(void **state)
     ki_stream_init(&s, &without_replay);
     assert_int_equal(live(&s, 0, 1), KI_STEP_APPLY);
     assert_false(s.partial);
+    /* Where somebody can be asked, a lost 0 is told from a beginning. */
+    ki_stream_init(&s, &with_replay);
+    assert_int_equal(live(&s, 0, 1), KI_STEP_HOLD | KI_STEP_REQUEST);
+    assert_int_equal(replayed(&s, 0, 0), KI_STEP_APPLY | KI_STEP_RESUME);
+    assert_int_equal(live(&s, 0, 1), KI_STEP_APPLY);
+    ki_stream_init(&s, &with_replay);
+    assert_int_equal(live(&s, 0, 1), KI_STEP_HOLD | KI_STEP_REQUEST);
+    assert_int_equal(replayed(&s, 0, 1), KI_STEP_APPLY | KI_STEP_RESUME);
+    assert_int_equal(live(&s, 0, 1), KI_STEP_DROP);
+    assert_int_equal(s.stats.gaps, 0);
+    assert_false(s.partial);
     /* Also when it is what a replay from 0 begins with. */
     ki_stream_init(&s, &with_replay);
     assert_int_equal(live(&s, 0, 3), KI_STEP_HOLD | KI_STEP_REQUEST);

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""For the tests of event streams: prompts, what the indexer says about a stream, engines as processes."""
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+from kvtest import *
+
+BS = 4  # tokens a block
+
+
+def prompt(number, blocks):
+    """Tokens of a prompt; no two prompts share a first block."""
+    return [(number * 100003 + i) % 4000000000 for i in range(blocks * BS)]
+
+
+def names(number, blocks, first=0):
+    """The engine's hashes of its blocks."""
+    return [((number << 24) | (i + 1)) for i in range(first, first + blocks)]
+
+
+def store(engine, number, blocks, first=0, **kw):
+    parent = names(number, 1, first - 1)[0] if first else None
+    tokens = prompt(number, first + blocks)[first * BS:]
+    return engine.store(names(number, blocks, first), tokens, parent=parent, block_size=BS, **kw)
+
+
+def stream(indexer, name, instance=1, rank=0):
+    """A counter or gauge of one stream, e.g. stream(indexer, "gaps_total")."""
+    for key, value in indexer.metrics().items():
+        found = re.match(r"kv_indexer_stream_(\w+)\{(.*)\}$", key)
+        if found and found.group(1) == name and f'instance="{instance}"' in key and f'dp_rank="{rank}"' in key:
+            return value
+    raise KeyError(f"no kv_indexer_stream_{name} of {instance}:{rank}")
+
+
+def listener(indexer, instance=1, rank=0):
+    for worker in indexer.workers():
+        if worker["instance_id"] == instance:
+            return worker["listeners"][str(rank)]
+    raise KeyError(instance)
+
+
+def holds(indexer, number, blocks, instance=1, rank=0, timeout=15):
+    indexer.wait_score(prompt(number, blocks), instance, blocks * BS, rank, timeout)
+
+
+def blocks_of(dump, model=f"{MODEL}:default"):
+    """A dump as a set: (worker, rank, tier, hash, tokens hash, parent); the same for the same contents."""
+    found = set()
+    for event in dump.get(model, {}).get("events", []):
+        stored = event["event"]["data"]["stored"]
+        parent = stored["parent_hash"]
+        for block in stored["blocks"]:
+            found.add((event["worker_id"], event["event"]["dp_rank"], event.get("storage_tier", "device"),
+                       block["block_hash"], block["tokens_hash"], parent))
+            parent = block["block_hash"]
+    return found
+
+
+def left(publisher):
+    """Wait until nobody follows @publisher any more."""
+    def nobody():
+        publisher._drain()
+        return publisher.subscribers == 0
+    wait_until(nobody, what="the subscriber to leave")
+
+
+class Engine:
+    """An engine in a process of its own, so that it can be killed or frozen: publishes a batch every @interval
+    seconds, prompt 1, 2, 3... of two blocks each, and answers replay requests."""
+
+    def __init__(self, endpoint=None, replay=None, interval=0.01, count=0, prompt_base=0):
+        self.endpoint = endpoint or f"tcp://127.0.0.1:{free_port()}"
+        self.replay_endpoint = replay or f"tcp://127.0.0.1:{free_port()}"
+        self.interval, self.count, self.prompt_base = interval, count, prompt_base
+        self.process = None
+        self.start()
+
+    def start(self):
+        code = "import streams; streams.engine_main()"
+        arguments = [self.endpoint, self.replay_endpoint, str(self.interval), str(self.count), str(self.prompt_base)]
+        environment = {**os.environ, "PYTHONPATH": str(SOURCE / "tests" / "e2e")}
+        self.process = subprocess.Popen([sys.executable, "-B", "-c", code, *arguments], env=environment,
+                                        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+        check(self.process.stdout.readline().strip() == "ready", "the engine did not start")
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+
+    def freeze(self):
+        self.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self):
+        self.process.send_signal(signal.SIGCONT)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.kill()
+
+
+def engine_main():
+    endpoint, replay, interval, count, base = sys.argv[1:]
+    with Publisher(endpoint=endpoint, replay_endpoint=replay) as engine:
+        print("ready", flush=True)
+        number = int(base)
+        while not int(count) or number < int(base) + int(count):
+            number += 1
+            store(engine, number, 2)
+            time.sleep(float(interval))
+        time.sleep(3600)
+
+
+def register(indexer, instance, engine, **kw):
+    """@engine: an Engine (or a Publisher of kvtest)."""
+    if isinstance(engine, Engine):
+        return indexer.register(instance, engine.endpoint, block_size=BS, replay_endpoint=engine.replay_endpoint, **kw)
+    return indexer.register(instance, engine, block_size=BS, **kw)
+
+
+def last_seq(indexer, instance=1, rank=0):
+    return listener(indexer, instance, rank).get("last_seq", -1)
+
+
+def dump_text(indexer):
+    return json.dumps(sorted(blocks_of(indexer.dump())))

@@ -1,0 +1,367 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Event streams from ZMQ to /query: gaps, replays, restarts, ranks, registrations."""
+import struct
+
+from kvtest import *
+from streams import *
+
+
+def test_map_and_array_events():
+    for encoding in "map", "array":
+        with Indexer() as indexer, Publisher(encoding=encoding) as engine:
+            register(indexer, 1, engine)
+            store(engine, 1, 5)
+            store(engine, 1, 5, first=5)
+            holds(indexer, 1, 10)
+            engine.remove(names(1, 2, 8))
+            holds(indexer, 1, 8)
+            engine.clear()
+            indexer.wait_score(prompt(1, 10), 1, 0)
+            equal(listener(indexer)["status"], "active")
+            equal(listener(indexer)["last_seq"], 3)
+
+
+def test_topics_are_all_followed():
+    with Indexer() as indexer, Publisher(topic=b"kv@pod-1@m") as engine:
+        register(indexer, 1, engine)
+        store(engine, 1, 3)
+        holds(indexer, 1, 3)
+
+
+def test_gap_with_replay_in_both_framings():
+    for framing in "topic", "plain":
+        with Indexer() as indexer, Publisher(replay=framing) as engine:
+            register(indexer, 1, engine)
+            store(engine, 1, 2)
+            holds(indexer, 1, 2)
+            for first in 2, 4, 6:
+                store(engine, 1, 2, first=first, lose=True)
+            for first in range(8, 40, 2):
+                store(engine, 1, 2, first=first)
+            holds(indexer, 1, 40)
+            equal(stream(indexer, "gaps_total"), 1, "gaps")
+            equal(stream(indexer, "replayed_batches_total"), 3, "replayed")
+            equal(stream(indexer, "missed_batches_total"), 0, "missed")
+            equal(stream(indexer, "batches_total"), 20, "each batch once")
+            equal(engine.replays, 1)
+            equal(listener(indexer)["partial"], False)
+
+
+def test_gap_without_replay_is_told():
+    with Indexer() as indexer, Publisher(replay=None) as engine:
+        register(indexer, 1, engine)
+        store(engine, 1, 2)
+        store(engine, 2, 2, lose=True)
+        store(engine, 3, 2)
+        holds(indexer, 3, 2)
+        equal(indexer.score(prompt(2, 2), 1), 0)
+        equal(stream(indexer, "missed_batches_total"), 1)
+        equal(listener(indexer)["partial"], True)
+        check(any("missing" in line for line in indexer.log), "no warning in the log")
+        engine.clear()  # an empty cache is known completely
+        wait_until(lambda: not listener(indexer)["partial"], what="whole again")
+
+
+def test_initial_gap():
+    with Indexer() as indexer, Publisher() as whole, Publisher(replay=None) as rest:
+        for engine in whole, rest:
+            store(engine, 1, 2)
+            store(engine, 1, 2, first=2)
+        register(indexer, 1, whole)
+        register(indexer, 2, rest)
+        for engine in whole, rest:
+            store(engine, 1, 2, first=4)
+            store(engine, 2, 2)
+        holds(indexer, 1, 6, instance=1)
+        holds(indexer, 2, 2, instance=2)
+        equal(indexer.score(prompt(1, 6), 2), 0, "blocks whose beginning was never seen")
+        equal(listener(indexer, 1)["partial"], False)
+        equal(listener(indexer, 2)["partial"], True)
+        equal(stream(indexer, "orphans_total", 2), 1)
+
+
+def test_numbering_from_one():
+    """As the Mooncake master numbers. A lost 0 is told from it where there is a replay service."""
+    with Indexer() as indexer, Publisher(first=1, replay=None) as live, Publisher(first=1) as late, Publisher() as lossy:
+        register(indexer, 1, live)
+        store(live, 1, 2)
+        holds(indexer, 1, 2, instance=1)
+        store(late, 1, 2)
+        register(indexer, 2, late)
+        store(late, 1, 2, first=2)
+        holds(indexer, 1, 4, instance=2)
+        store(lossy, 1, 2)
+        register(indexer, 3, lossy)
+        store(lossy, 1, 2, first=2)
+        holds(indexer, 1, 4, instance=3)
+        for instance in 1, 2, 3:
+            equal(listener(indexer, instance)["partial"], False)
+
+
+def test_silent_engine_is_asked():
+    """What an idle engine has cached is known before it says anything."""
+    with Indexer() as indexer, Publisher() as engine:
+        for number in range(1, 20):
+            store(engine, number, 2)
+        register(indexer, 1, engine)
+        for number in range(1, 20):
+            holds(indexer, number, 2)
+
+
+def test_overrun_of_the_ring():
+    with Indexer() as indexer, Publisher(ring=3) as engine:
+        register(indexer, 1, engine)
+        store(engine, 1, 2)
+        holds(indexer, 1, 2)
+        for number in range(2, 10):
+            store(engine, number, 2, lose=True)
+        store(engine, 10, 2)
+        holds(indexer, 10, 2)
+        holds(indexer, 9, 2)
+        equal(indexer.score(prompt(1, 2), 1), 0, "the state before the hole is unknown")
+        equal(stream(indexer, "overruns_total"), 1)
+        equal(stream(indexer, "missed_batches_total"), 6)
+        equal(listener(indexer)["partial"], True)
+
+
+def test_dead_replay_service():
+    with Indexer("--replay-timeout", "300ms") as indexer, Publisher(replay=None) as engine:
+        indexer.register(1, engine.endpoint, block_size=BS, replay_endpoint=f"tcp://127.0.0.1:{free_port()}")
+        engine.wait_subscriber()
+        store(engine, 1, 2)
+        store(engine, 2, 2, lose=True)
+        store(engine, 3, 2)
+        holds(indexer, 3, 2)
+        equal(stream(indexer, "failed_replays_total"), 1)
+        equal(stream(indexer, "replays_total"), 3)
+        store(engine, 4, 2, lose=True)
+        store(engine, 5, 2)  # at once: it isn't asked again so soon
+        holds(indexer, 5, 2, timeout=1)
+        equal(listener(indexer)["partial"], True)
+
+
+def test_replies_that_make_no_sense():
+    context = zmq.Context()
+    router = context.socket(zmq.ROUTER)
+    router.setsockopt(zmq.LINGER, 0)
+    port = router.bind_to_random_port("tcp://127.0.0.1")
+    try:
+        with Indexer("--replay-timeout", "500ms") as indexer, Publisher(replay=None) as engine:
+            indexer.register(1, engine.endpoint, block_size=BS, replay_endpoint=f"tcp://127.0.0.1:{port}")
+            engine.wait_subscriber()
+            store(engine, 1, 2)
+            store(engine, 2, 2, lose=True)
+            store(engine, 3, 2)
+            for reply in [b""], [b"", b"short", b"x"], [b""] * 9:
+                check(router.poll(10000 * SLOW), "no request")
+                peer, empty, start = router.recv_multipart()
+                check(len(empty) == 0 and len(start) == 8, "a request of another shape")
+                router.send_multipart([peer, *reply])
+            holds(indexer, 3, 2)
+            check(stream(indexer, "malformed_total") >= 3)
+    finally:
+        router.close()
+        context.term()
+
+
+def test_restart_forgets_what_the_old_process_had():
+    with Indexer() as indexer, Publisher() as engine:
+        register(indexer, 1, engine)
+        for number in range(1, 30):
+            store(engine, number, 2)
+        holds(indexer, 29, 2)
+        engine.restart()
+        for number in range(101, 111):
+            store(engine, number, 2)
+        holds(indexer, 110, 2)
+        for number in range(1, 30):
+            equal(indexer.score(prompt(number, 2), 1), 0)
+        engine.restart()
+        for number in range(201, 206):
+            store(engine, number, 2, lose=number < 204)  # the first three lost to slow joining
+        for number in range(201, 206):
+            holds(indexer, number, 2)
+        equal(indexer.score(prompt(101, 2), 1), 0)
+        equal(stream(indexer, "restarts_total"), 2)
+        equal(listener(indexer)["partial"], False)
+
+
+def test_duplicates_and_old_batches_change_nothing():
+    with Indexer() as indexer, Publisher(replay=None) as engine:
+        register(indexer, 1, engine)
+        payloads = [engine.batch([engine.stored(names(n, 2), prompt(n, 2), block_size=BS)]) for n in range(1, 400)]
+        for payload in payloads:
+            engine.send_raw(payload)
+        holds(indexer, 399, 2)
+        engine.remove(names(5, 2))
+        indexer.wait_score(prompt(5, 2), 1, 0)
+        for seq in 4, 390:  # long gone, and a moment ago
+            engine.send_frames(b"", struct.pack(">Q", seq), payloads[seq])
+        store(engine, 500, 2)
+        holds(indexer, 500, 2)
+        equal(indexer.score(prompt(5, 2), 1), 0, "a replayed store")
+        equal(stream(indexer, "duplicates_total"), 2)
+        equal(stream(indexer, "restarts_total"), 0)
+
+
+def test_junk_on_the_socket():
+    with Indexer() as indexer, Publisher(replay=None) as engine:
+        register(indexer, 1, engine)
+        store(engine, 1, 2)
+        engine.send_frames(b"one frame")
+        engine.send_frames(b"", b"no sequence", b"x")
+        engine.send_frames(*[b"f"] * 20)
+        engine.send_raw(b"\xc1\xc1\xc1")
+        engine.send_raw(b"")
+        engine.send_raw(b"\xdd\xff\xff\xff\xff")
+        store(engine, 2, 2)
+        holds(indexer, 2, 2)
+        equal(stream(indexer, "malformed_total"), 6)
+        equal(stream(indexer, "gaps_total"), 0)
+
+
+def test_ranks_multiplexed_on_one_port():
+    with Indexer() as indexer, Publisher() as engine:
+        register(indexer, 1, engine)
+        for number, rank in (1, None), (2, 0), (3, 1), (4, 7):
+            store(engine, number, 2, rank=rank)
+        for number, rank in (1, 0), (2, 0), (3, 1), (4, 7):
+            holds(indexer, number, 2, rank=rank)
+        engine.clear(rank=1)
+        indexer.wait_score(prompt(3, 2), 1, 0, rank=1)
+        equal(indexer.score(prompt(4, 2), 1, 7), 8, "another rank's blocks")
+        indexer.unregister(1, expect=404, dp_rank=7, tenant_id="default")  # never registered
+        indexer.unregister(1)
+        indexer.query(prompt(4, 2), expect=404)
+
+
+def test_a_registration_per_rank():
+    with Indexer() as indexer, Publisher() as zero, Publisher() as one:
+        register(indexer, 1, zero, dp_rank=0)
+        register(indexer, 1, one, dp_rank=1)
+        store(zero, 1, 3)
+        store(one, 1, 2)
+        holds(indexer, 1, 3, rank=0)
+        indexer.wait_score(prompt(1, 3), 1, 2 * BS, rank=1)
+        indexer.unregister(1, dp_rank=1, tenant_id="default")
+        indexer.wait_score(prompt(1, 3), 1, 0, rank=1)
+        equal(indexer.score(prompt(1, 3), 1, 0), 3 * BS)
+
+
+def test_position_survives_registering_again():
+    with Indexer() as indexer, Publisher() as engine, Publisher(replay=None) as bare:
+        for instance, publisher in (1, engine), (2, bare):
+            register(indexer, instance, publisher)
+            for number in range(1, 6):
+                store(publisher, number, 2)
+            holds(indexer, 5, 2, instance=instance)
+            indexer.unregister(instance)
+            left(publisher)
+            for number in range(6, 9):
+                store(publisher, number, 2, lose=True)
+            register(indexer, instance, publisher)
+            store(publisher, 9, 2)
+            holds(indexer, 9, 2, instance=instance)
+        for number in range(1, 10):
+            holds(indexer, number, 2, instance=1)
+        equal(stream(indexer, "missed_batches_total", 2), 3, "counted from the old position")
+        equal(listener(indexer, 1)["partial"], False)
+        equal(listener(indexer, 2)["partial"], True)
+
+
+def test_models_and_tenants_are_apart():
+    with Indexer() as indexer, Publisher() as a, Publisher() as b:
+        register(indexer, 1, a, tenant_id="a")
+        register(indexer, 2, b, tenant_id="b")
+        store(a, 1, 2)
+        store(b, 2, 2)
+        indexer.wait_score(prompt(1, 2), 1, 8, tenant_id="a")
+        indexer.wait_score(prompt(2, 2), 2, 8, tenant_id="b")
+        equal(indexer.query(prompt(2, 2), tenant_id="a")["scores"], {})
+        reply = indexer.register(1, a.endpoint, block_size=BS, tenant_id="b", dp_rank=1, expect=409)
+        check("already registered for model=m tenant=a" in reply.json()["error"], reply)
+        indexer.unregister(1, tenant_id="b", expect=404)
+        indexer.unregister(1, tenant_id="a")
+        indexer.query(prompt(1, 2), tenant_id="a", expect=404)
+
+
+def test_block_size_conflicts():
+    with Indexer() as indexer, Publisher() as engine:
+        register(indexer, 1, engine)
+        reply = indexer.register(2, engine.endpoint, block_size=BS * 2, expect=409)
+        equal(reply.json()["error"],
+              f"block_size mismatch for model=m tenant=default: existing={BS}, requested={BS * 2}")
+        engine.store([1], range(8), block_size=8)  # an event that contradicts the registration
+        store(engine, 1, 2)
+        holds(indexer, 1, 2)
+        equal(stream(indexer, "skipped_events_total"), 1)
+
+
+def test_endpoint_conflicts_and_patterns():
+    with Indexer("--allow-endpoint", "tcp://127.0.0.1:*") as indexer, Publisher() as engine:
+        for endpoint in "127.0.0.1:1", "udp://h:1", "tcp://h", "tcp://:1", "tcp://[::1:5", "tcp://h:99999", "":
+            reply = indexer.register(1, endpoint, block_size=BS, expect=400)
+            check(reply.json()["error"].startswith(f"invalid ZMQ endpoint `{endpoint}`"), reply)
+        reply = indexer.register(1, engine.endpoint, block_size=BS, replay_endpoint="tcp://h", expect=400)
+        check(reply.json()["error"].startswith("invalid replay endpoint"), reply)
+        check(indexer.post("/register", {"instance_id": 1, "model_name": MODEL, "block_size": BS,
+                                         "endpoint": "tcp://10.1.2.3:5557"}).status in (400, 403, 409))
+        check(indexer.post("/register", {"instance_id": 1, "model_name": MODEL, "block_size": BS, "endpoint": engine.endpoint,
+                                         "replay_endpoint": "tcp://10.1.2.3:1"}).status in (400, 403, 409))
+        equal(indexer.workers(), [])
+        register(indexer, 1, engine)
+        indexer.register(1, engine.endpoint, block_size=BS, expect=409)
+
+
+def test_messages_wait_for_a_moment():
+    """A listener that is behind loses nothing: more at once than it can have applied meanwhile."""
+    with Indexer() as indexer, Publisher() as engine:
+        register(indexer, 1, engine)
+        for number in range(1, 3001):
+            store(engine, number, 2)
+        holds(indexer, 3000, 2)
+        equal(stream(indexer, "gaps_total"), 0)
+        equal(stream(indexer, "batches_total"), 3000)
+
+
+def test_pause_and_resume_replays_what_was_missed():
+    """The replay cycle of the original's own end-to-end test."""
+    with Indexer(env={"KV_INDEXER_TEST_ENDPOINTS": "1"}) as indexer, Publisher() as engine:
+        register(indexer, 1, engine)
+        store(engine, 1, 2)
+        holds(indexer, 1, 2)
+        equal(indexer.post("/test/pause_listener", {"instance_id": 1}).status, 200)
+        wait_until(lambda: listener(indexer)["status"] == "paused", what="paused")
+        for number in range(2, 12):
+            store(engine, number, 2)
+        equal(indexer.post("/test/resume_listener", {"instance_id": 1}).status, 200)
+        wait_until(lambda: listener(indexer)["status"] == "active", what="active")
+        time.sleep(0.5 * SLOW)
+        store(engine, 12, 2)
+        for number in range(1, 13):
+            holds(indexer, number, 2)
+        equal(listener(indexer)["partial"], False)
+        equal(stream(indexer, "restarts_total"), 0)
+
+
+def test_many_streams_share_few_threads():
+    engines = [Publisher(replay=None) for _ in range(40)]
+    try:
+        with Indexer("--threads", "2") as indexer:
+            for i, engine in enumerate(engines):
+                indexer.register(i + 1, engine.endpoint, block_size=BS)
+            for engine in engines:
+                engine.wait_subscriber()
+            for number in range(1, 51):
+                for engine in engines:
+                    store(engine, number, 2)
+            for i in range(len(engines)):
+                holds(indexer, 50, 2, instance=i + 1)
+            equal(len(indexer.query(prompt(50, 2))["scores"]), len(engines))
+    finally:
+        for engine in engines:
+            engine.close()
+
+
+if __name__ == "__main__":
+    run(globals())

@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recovery from peers: under load, from old and bad peers, with names that have colons, with tokens."""
+import http.server
+import pathlib
+import socket
+import sys
+import tempfile
+import threading
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "e2e"))
+from kvtest import *
+from streams import *
+
+
+def workers(engines):
+    """Arguments that register engines 1, 2, ... at start."""
+    listed = ",".join(f"{i + 1}={engine.endpoint}" for i, engine in enumerate(engines))
+    return ["--workers", listed, "--block-size", BS, "--model-name", MODEL]
+
+
+class Load:
+    """Publishes from all engines, stores and removes, until stopped."""
+
+    def __init__(self, engines):
+        self.engines, self.number, self.stopping = engines, 0, False
+        self.thread = threading.Thread(target=self.run)
+        self.thread.start()
+
+    def run(self):
+        while not self.stopping:
+            self.number += 1
+            for engine in self.engines:
+                store(engine, self.number, 4)
+                if self.number > 300:
+                    engine.remove(names(self.number - 300, 2, 2))  # a prompt loses its tail
+                if self.number % 97 == 0 and engine is self.engines[0]:
+                    engine.clear()
+            time.sleep(0.001)
+
+    def stop(self):
+        self.stopping = True
+        self.thread.join()
+
+
+def settled(indexers, engines):
+    for indexer in indexers:
+        for i, engine in enumerate(engines):
+            wait_until(lambda i=i, indexer=indexer, engine=engine: last_seq(indexer, i + 1) == engine.seq - 1, 30, "all batches")
+
+
+def test_two_replicas_recover_from_one_another_under_load():
+    engines = [Publisher(replay=None) for _ in range(3)]
+    port = free_port()
+    load = a = b = None
+    try:
+        a = Indexer(*workers(engines), "--port", port)
+        for engine in engines:
+            engine.wait_subscriber()
+        load = Load(engines)
+        time.sleep(1)
+        b = Indexer(*workers(engines), "--peers", f"{a.url}/")  # the slash is no harm
+        time.sleep(0.5)
+        a.kill()
+        time.sleep(0.3)
+        a = Indexer(*workers(engines), "--port", port, "--peers", b.url)
+        time.sleep(0.5)
+        load.stop()
+        settled([a, b], engines)
+        one, other = blocks_of(a.dump()), blocks_of(b.dump())
+        check(len(one) > 1000, "too little happened")
+        equal(len(one ^ other), 0, "blocks that only one of them has")
+        for indexer in a, b:
+            check(any("recovered from a peer" in line for line in indexer.log), "\n".join(indexer.log))
+            for i in range(len(engines)):
+                equal(listener(indexer, i + 1)["partial"], False)
+                equal(stream(indexer, "gaps_total", i + 1), 0)
+                equal(stream(indexer, "restarts_total", i + 1), 0)
+        equal(a.get("/peers").json(), [b.url])
+    finally:
+        if load:
+            load.stop()
+        for indexer in a, b:
+            if indexer:
+                indexer.stop()
+        for engine in engines:
+            engine.close()
+
+
+def test_an_engine_that_restarted_meanwhile():
+    """The peer's dump is of the old process; the first live batch shows the new one."""
+    with Publisher(replay=None) as engine, Indexer(*workers([engine])) as a:
+        engine.wait_subscriber()
+        for number in range(1, 50):
+            store(engine, number, 2)
+        holds(a, 49, 2)
+        with Indexer(*workers([engine]), "--peers", a.url) as b:
+            holds(b, 49, 2)
+            engine.restart()
+            store(engine, 100, 2)
+            for indexer in a, b:
+                holds(indexer, 100, 2)
+                indexer.wait_score(prompt(49, 2), 1, 0)
+                equal(stream(indexer, "restarts_total"), 1)
+
+
+def test_only_what_is_missing_is_replayed():
+    """A worker that registers after recovery goes on from the peer's position."""
+    with Publisher() as engine, Indexer() as a:
+        register(a, 1, engine)
+        for number in range(1, 21):
+            store(engine, number, 2)
+        holds(a, 20, 2)
+        with Indexer("--peers", a.url) as b:
+            holds(b, 20, 2)
+            for number in range(21, 26):
+                store(engine, number, 2)
+            b.register(1, engine, block_size=BS)
+            time.sleep(0.3 * SLOW)
+            store(engine, 26, 2)
+            for number in range(1, 27):
+                holds(b, number, 2)
+            equal(stream(b, "replayed_batches_total"), 5)
+            equal(stream(b, "batches_total"), 6)
+            equal(listener(b)["partial"], False)
+            # What came with the dump goes with the instance.
+            b.unregister(1)
+            b.query(prompt(1, 2), expect=404)
+
+
+def test_names_with_colons_and_empty_models():
+    with Publisher() as engine, Publisher() as idle, Indexer() as a:
+        a.register(1, engine, block_size=BS, model_name="org/m:7b", tenant_id="team:a")
+        a.register(2, idle, block_size=8, model_name="idle")
+        store(engine, 1, 2)
+        a.wait_score(prompt(1, 2), 1, 8, model_name="org/m:7b", tenant_id="team:a")
+        with Indexer("--peers", a.url) as b:
+            b.wait_score(prompt(1, 2), 1, 8, model_name="org/m:7b", tenant_id="team:a")
+            equal(b.query(range(8), model_name="idle")["scores"], {})
+            reply = b.register(3, idle.endpoint, block_size=4, model_name="idle", expect=409)
+            check("existing=8" in reply.json()["error"], reply)
+
+
+def test_partial_views_stay_partial():
+    with Publisher(replay=None) as engine, Indexer(*workers([engine])) as a:
+        engine.wait_subscriber()
+        store(engine, 1, 2)
+        store(engine, 2, 2, lose=True)
+        store(engine, 3, 2)
+        holds(a, 3, 2)
+        with Indexer(*workers([engine]), "--peers", a.url) as b:
+            store(engine, 4, 2)
+            holds(b, 4, 2)
+            equal(listener(b)["partial"], True)
+
+
+def test_tokens():
+    with tempfile.NamedTemporaryFile("w") as tokens, Publisher() as engine:
+        tokens.write("a-token\nanother\n")
+        tokens.flush()
+        headers = {"Authorization": "Bearer a-token"}
+        with Indexer("--auth-token-file", tokens.name, headers=headers) as a:
+            register(a, 1, engine)
+            store(engine, 1, 2)
+            holds(a, 1, 2)
+            with Indexer("--auth-token-file", tokens.name, "--peers", a.url, headers=headers) as b:
+                holds(b, 1, 2)
+            with Indexer("--peers", a.url) as b:
+                b.query(prompt(1, 2), expect=404)
+            check(not any("a-token" in line for line in a.log + b.log), "a token in the log")
+
+
+# -- peers that aren't what they should be -----------------------------------------------------------------
+
+def event(worker, hashes, tokens_hashes, parent=None, **extra):
+    blocks = [{"block_hash": h, "tokens_hash": t, "mm_extra_info": None} for h, t in zip(hashes, tokens_hashes)]
+    return {"worker_id": worker, "event": {"event_id": 0, "data": {"stored": {"parent_hash": parent, "blocks": blocks}}, "dp_rank": 0},
+            **extra}
+
+
+GOOD = {f"{MODEL}:default": {"block_size": BS, "events": [event(7, [1], [11]), event(7, [2], [12], 1), event(7, [2 ** 64 - 1], [13], 2)]}}
+BAD = json.dumps({f"{MODEL}:default": {"block_size": BS, "events": [event(99, [1], [11]), event(99, [2], [12], 1)]}}).encode()
+
+
+class Peer(http.server.ThreadingHTTPServer):
+    """Serves @answer(handler) on /dump."""
+
+    daemon_threads = True
+
+    def __init__(self, answer):
+        self.asked = []
+        peer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self):
+                peer.asked.append(self.path)
+                try:
+                    answer(self)
+                except OSError:
+                    pass
+
+            def log_message(self, *_):
+                pass
+
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.shutdown()
+        self.server_close()
+
+
+def reply(status, body, length=None, **headers):
+    def answer(handler):
+        handler.send_response(status)
+        handler.send_header("Content-Length", str(len(body) if length is None else length))
+        for key, value in headers.items():
+            handler.send_header(key, value)
+        handler.end_headers()
+        handler.wfile.write(body)
+        handler.wfile.flush()
+        if length is not None:
+            handler.close_connection = True
+    return answer
+
+
+def chunks(pieces, end=True, pause=0):
+    def answer(handler):
+        handler.send_response(200)
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        for piece in pieces:
+            handler.wfile.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
+            handler.wfile.flush()
+            time.sleep(pause)
+        if end:
+            handler.wfile.write(b"0\r\n\r\n")
+        handler.close_connection = True
+    return answer
+
+
+def hang(handler):
+    handler.send_response(200)
+    handler.send_header("Content-Length", "100000")
+    handler.end_headers()
+    handler.wfile.write(BAD)
+    handler.wfile.flush()
+    time.sleep(60)
+
+
+def test_bad_peers_are_passed_over():
+    bad = {
+        "garbage": reply(200, b"\x00\xff" * 1000),
+        "a web page": reply(200, b"<html>hello</html>"),
+        "nothing": reply(200, b""),
+        "an array": reply(200, b"[" + BAD + b"]"),
+        "cut short": reply(200, BAD[:-1]),
+        "cut short in transfer": reply(200, BAD[:-20], length=len(BAD)),
+        "broken off": chunks([BAD[:100]], end=False),
+        "two documents": reply(200, BAD + BAD),
+        "status 500": reply(500, BAD),
+        "status 404": reply(404, b'{"error":"no"}'),
+        "a redirect": reply(302, BAD, Location="/elsewhere"),
+        "an event of another shape": reply(200, BAD.replace(b'"worker_id": 99', b'"worker_id": "99"')),
+        "an unknown tier": reply(200, json.dumps({"m:default": {"block_size": BS, "events": [
+            event(99, [1], [11]), event(99, [2], [12], 1, storage_tier="tape")]}}).encode()),
+        "no block size": reply(200, BAD.replace(b'"block_size": 4, ', b"")),
+        "deep": reply(200, BAD[:-1] + b', "x": ' + b"[" * 100000),
+    }
+    with Peer(reply(200, json.dumps(GOOD).encode())) as good:
+        peers = {what: Peer(answer) for what, answer in bad.items()}
+        try:
+            urls = ",".join([f"http://127.0.0.1:{free_port()}", *(peer.url for peer in peers.values()), good.url])
+            with Indexer("--peers", urls) as indexer:
+                for what, peer in peers.items():
+                    equal(peer.asked, ["/dump"], what)
+                equal(indexer.query_by_hash([11, 12, 13])["scores"], {"7": {"0": 12}})
+                equal(len(indexer.get("/peers").json()), len(bad) + 2)
+        finally:
+            for peer in peers.values():
+                peer.__exit__()
+
+
+def test_no_peer_at_all_starts_empty():
+    with Peer(reply(200, BAD[:-5])) as bad:
+        started = time.monotonic()
+        with Indexer("--peers", f"http://127.0.0.1:{free_port()},{bad.url}") as indexer, Publisher() as engine:
+            check(time.monotonic() - started < 8 * SLOW, "it took long")
+            equal(indexer.dump(), {})
+            register(indexer, 1, engine)
+            store(engine, 1, 2)
+            holds(indexer, 1, 2)
+
+
+def test_a_hanging_peer_is_given_up():
+    with Peer(hang) as bad, Peer(reply(200, json.dumps(GOOD).encode())) as good:
+        with Indexer("--peers", f"{bad.url},{good.url}", timeout=40) as indexer:
+            equal(indexer.query_by_hash([11, 12, 13])["scores"], {"7": {"0": 12}})
+
+
+def test_a_peer_that_never_accepts():
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen(0)
+        with Peer(reply(200, json.dumps(GOOD).encode())) as good:
+            with Indexer("--peers", f"http://127.0.0.1:{deaf.getsockname()[1]},{good.url}", timeout=40) as indexer:
+                equal(indexer.query_by_hash([11])["scores"], {"7": {"0": 4}})
+
+
+def test_small_pieces_and_both_generations():
+    """Old peers: single blocks, no names, no watermarks. New ones: chains, tiers, more fields."""
+    new = {"a:b:c": {"block_size": BS, "model_name": "a:b", "tenant_id": "c", "later": [1], "watermarks": [],
+                     "events": [event(7, [1, 2, 3], [11, 12, 13], storage_tier="device", residency_domain="worker"),
+                                event(7, [4], [14], 3, storage_tier="host_pinned")]}}
+    text = json.dumps({**GOOD, **new}).encode()
+    with Peer(chunks([text[i:i + 7] for i in range(0, len(text), 7)])) as peer, Indexer("--peers", peer.url) as indexer:
+        equal(indexer.query_by_hash([11, 12, 13])["scores"], {"7": {"0": 12}})
+        found = indexer.query_by_hash([11, 12, 13, 14], model_name="a:b", tenant_id="c")
+        equal(found["scores"], {"7": {"0": 12}})
+        equal(found["instances"]["7"]["cpu"], 16)
+
+
+def test_a_model_the_peer_could_not_dump():
+    text = json.dumps({"broken:default": {"error": "gone"}, **GOOD}).encode()
+    with Peer(reply(200, text)) as peer, Indexer("--peers", peer.url) as indexer:
+        equal(indexer.query_by_hash([11, 12, 13])["scores"], {"7": {"0": 12}})
+        indexer.query_by_hash([11], model_name="broken", expect=404)
+
+
+def test_another_block_size_than_ours():
+    """The peer's model is left out; ours goes on."""
+    with Peer(reply(200, json.dumps(GOOD).encode())) as peer, Publisher(replay=None) as engine:
+        with Indexer("--workers", f"1={engine.endpoint}", "--block-size", 8, "--model-name", MODEL,
+                     "--peers", peer.url) as indexer:
+            engine.wait_subscriber()
+            engine.store([1], range(8), block_size=8)
+            indexer.wait_score(range(8), 1, 8)
+            equal(indexer.query_by_hash([11])["scores"], {})
+
+
+if __name__ == "__main__":
+    run(globals())
