@@ -1,0 +1,853 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The rules of kv_index.h, one by one; the cases that other indexers test, under their names. */
+// clang-format off
+#include <stdarg.h>
+#include <setjmp.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+// clang-format on
+
+#include <stdlib.h>
+
+#include "index/tree.h"
+
+#define N_MAX 1100
+
+struct fixture {
+    struct kvi_index *ix;
+    struct kvi_matches matches;
+    struct kv_block blocks[N_MAX];
+};
+
+static const struct kv_holder W0 = {0, 0}, W1 = {1, 0}, W0R1 = {0, 1};
+
+static int setup(void **state)
+{
+    struct fixture *f = calloc(1, sizeof(*f));
+
+    *state = f;
+    return kvi_create(NULL, &f->ix);
+}
+
+static int teardown(void **state)
+{
+    struct fixture *f = *state;
+    const char *wrong = kvi_check(f->ix);
+
+    if (wrong)
+        print_error("%s\n", wrong);
+    kvi_matches_fini(&f->matches);
+    kvi_destroy(f->ix);
+    free(f);
+    return wrong != NULL;
+}
+
+/* Engine hashes as rolling hashes are: they tell the whole path. */
+static uint64_t roll(uint64_t above, uint64_t local)
+{
+    return (above ^ local * UINT64_C(0xff51afd7ed558ccd)) * UINT64_C(0xc4ceb9fe1a85ec53) + 1;
+}
+
+static uint64_t path_hash(const uint64_t *locals, size_t n)
+{
+    uint64_t hash = 0;
+
+    for (size_t i = 0; i < n; i++)
+        hash = roll(hash, locals[i]);
+    return hash;
+}
+
+/* Store locals[from..n) below locals[0..from). */
+static int store_part(struct fixture *f, struct kv_holder holder, enum kv_tier tier,
+                      const uint64_t *locals, size_t from, size_t n, struct kvi_stored *ret)
+{
+    uint64_t parent = path_hash(locals, from), hash = parent;
+
+    for (size_t i = from; i < n; i++) {
+        hash = roll(hash, locals[i]);
+        f->blocks[i - from] = (struct kv_block){hash, locals[i]};
+    }
+    return kvi_store(f->ix, holder, tier, from ? &parent : NULL, f->blocks, n - from, ret);
+}
+
+#define LOCALS(...) ((const uint64_t[]){__VA_ARGS__}), sizeof((const uint64_t[]){__VA_ARGS__}) / 8
+
+static void store(struct fixture *f, struct kv_holder holder, const uint64_t *locals, size_t n)
+{
+    assert_int_equal(store_part(f, holder, KV_TIER_DEVICE, locals, 0, n, NULL), 0);
+}
+
+static long remove_block(struct fixture *f, struct kv_holder holder, const uint64_t *locals,
+                         size_t n)
+{
+    uint64_t hash = path_hash(locals, n);
+
+    return kvi_remove(f->ix, holder, KV_TIER_DEVICE, &hash, 1);
+}
+
+static const struct kvi_match *find(struct fixture *f, struct kv_holder holder,
+                                    const uint64_t *locals, size_t n)
+{
+    assert_int_equal(kvi_find(f->ix, locals, n, &f->matches), 0);
+    for (size_t i = 0; i < f->matches.n; i++)
+        if (f->matches.items[i].holder.worker == holder.worker &&
+            f->matches.items[i].holder.rank == holder.rank)
+            return &f->matches.items[i];
+    return NULL;
+}
+
+static uint32_t score(struct fixture *f, struct kv_holder holder, const uint64_t *locals, size_t n)
+{
+    const struct kvi_match *match = find(f, holder, locals, n);
+
+    return match ? match->reach[KV_N_TIERS - 1] : 0;
+}
+
+static uint64_t n_blocks(struct fixture *f)
+{
+    struct kvi_stats stats;
+
+    kvi_get_stats(f->ix, &stats);
+    return stats.blocks;
+}
+
+/* 1, 2, ... with another value from @fork on. */
+static const uint64_t *sequence(size_t n, size_t fork, uint64_t other)
+{
+    static uint64_t locals[4][N_MAX];
+    static int turn;
+    uint64_t *ret = locals[turn++ % 4];
+
+    for (size_t i = 0; i < n; i++)
+        ret[i] = i + 1 + (i >= fork ? other * 1000000 : 0);
+    return ret;
+}
+
+static void store_and_find(void **state)
+{
+    struct fixture *f = *state;
+
+    store(f, W0, LOCALS(1, 2, 3));
+    assert_int_equal(score(f, W0, LOCALS(1, 2, 3)), 3);
+    assert_int_equal(f->matches.n, 1);
+    assert_int_equal(f->matches.items[0].blocks, 3);
+}
+
+static void partial_match(void **state)
+{
+    struct fixture *f = *state;
+
+    store(f, W0, LOCALS(1, 2, 3));
+    assert_int_equal(score(f, W0, LOCALS(1, 2, 999)), 2);
+    assert_int_equal(score(f, W0, LOCALS(1, 2)), 2);
+    assert_int_equal(score(f, W0, LOCALS(1, 2, 3, 4)), 3);
+}
+
+static void remove_all(void **state)
+{
+    struct fixture *f = *state;
+    uint64_t hashes[3];
+
+    store(f, W0, LOCALS(1, 2, 3));
+    for (size_t i = 0; i < 3; i++)
+        hashes[i] = f->blocks[i].hash;
+    assert_int_equal(kvi_remove(f->ix, W0, KV_TIER_DEVICE, hashes, 3), 1); /* the first takes all */
+    assert_int_equal(score(f, W0, LOCALS(1, 2, 3)), 0);
+    assert_int_equal(f->matches.n, 0);
+    assert_int_equal(n_blocks(f), 0);
+    store(f, W0, LOCALS(1, 2, 3));
+    for (size_t i = 0; i < 3; i++)
+        hashes[i] = f->blocks[2 - i].hash;
+    assert_int_equal(kvi_remove(f->ix, W0, KV_TIER_DEVICE, hashes, 3), 3);
+    assert_int_equal(n_blocks(f), 0);
+}
+
+static void multiple_workers_shared_prefix(void **state)
+{
+    struct fixture *f = *state;
+
+    store(f, W0, LOCALS(1, 2));
+    store(f, W1, LOCALS(1, 3));
+    assert_int_equal(score(f, W0, LOCALS(1)), 1);
+    assert_int_equal(score(f, W1, LOCALS(1)), 1);
+    assert_int_equal(score(f, W0, LOCALS(1, 2)), 2);
+    assert_int_equal(score(f, W1, LOCALS(1, 2)), 1);
+}
+
+static void remove_worker(void **state)
+{
+    struct fixture *f = *state;
+
+    store(f, W0, LOCALS(1, 2));
+    store(f, W0R1, LOCALS(1, 2));
+    store(f, W1, LOCALS(1, 2));
+    assert_int_equal(kvi_remove_worker(f->ix, 0), 0);
+    assert_int_equal(score(f, W0, LOCALS(1, 2)), 0);
+    assert_int_equal(score(f, W0R1, LOCALS(1, 2)), 0);
+    assert_int_equal(score(f, W1, LOCALS(1, 2)), 2);
+    assert_int_equal(kvi_remove_worker(f->ix, 0), -ENOENT);
+}
+
+static void remove_worker_dp_rank_only_target(void **state)
+{
+    struct fixture *f = *state;
+
+    store(f, W0, LOCALS(1, 2));
+    store(f, W0R1, LOCALS(1, 2));
+    assert_int_equal(kvi_remove_holder(f->ix, W0), 0);
+    assert_int_equal(score(f, W0, LOCALS(1, 2)), 0);
+    assert_int_equal(score(f, W0R1, LOCALS(1, 2)), 2);
+    assert_int_equal(kvi_remove_holder(f->ix, W0), -ENOENT);
+}
+
+static void multiple_dp_ranks_separate(void **state)
+{
+    struct fixture *f = *state;
+
+    store(f, W0, LOCALS(1, 2, 3));
+    store(f, W0R1, LOCALS(1, 5));
+    assert_int_equal(score(f, W0, LOCALS(1, 2, 3)), 3);
+    assert_int_equal(score(f, W0R1, LOCALS(1, 2, 3)), 1);
+    assert_int_equal(f->matches.n, 2);
+}
+
+static void clear_all_blocks(void **state)
+{
+    struct fixture *f = *state;
+    struct kvi_stats stats;
+
+    store(f, W0, LOCALS(1, 2, 3));
+    store(f, W0, LOCALS(7, 8));
+    assert_int_equal(kvi_clear(f->ix, W0), 0);
+    assert_int_equal(score(f, W0, LOCALS(1)), 0);
+    assert_int_equal(score(f, W0, LOCALS(7)), 0);
+    kvi_get_stats(f->ix, &stats);
+    assert_int_equal(stats.holders, 1);
+    assert_int_equal(stats.blocks, 0);
+    assert_int_equal(kvi_clear(f->ix, W1), 0);
+}
+
+static void clear_only_target_dp_rank(void **state)
+{
+    struct fixture *f = *state;
+
+    store(f, W0, LOCALS(1, 2));
+    store(f, W0R1, LOCALS(1, 2));
+    assert_int_equal(kvi_clear(f->ix, W0R1), 0);
+    assert_int_equal(score(f, W0, LOCALS(1, 2)), 2);
+    assert_int_equal(score(f, W0R1, LOCALS(1, 2)), 0);
+}
+
+static void clear_then_reuse(void **state)
+{
+    struct fixture *f = *state;
+
+    store(f, W0, LOCALS(1, 2, 3));
+    assert_int_equal(kvi_clear(f->ix, W0), 0);
+    store(f, W0, LOCALS(1, 2));
+    assert_int_equal(score(f, W0, LOCALS(1, 2, 3)), 2);
+}
+
+static void empty_and_miss_queries(void **state)
+{
+    struct fixture *f = *state;
+
+    assert_int_equal(score(f, W0, LOCALS(1)), 0);
+    store(f, W0, LOCALS(1, 2, 3));
+    assert_int_equal(kvi_find(f->ix, NULL, 0, &f->matches), 0);
+    assert_int_equal(f->matches.n, 0);
+    assert_int_equal(score(f, W0, LOCALS(2, 3)), 0);
+    assert_int_equal(f->matches.n, 0);
+}
+
+static void parent_hash_chains(void **state)
+{
+    struct fixture *f = *state;
+    const uint64_t *locals = sequence(5, 5, 0);
+
+    store(f, W0, locals, 3);
+    assert_int_equal(store_part(f, W0, KV_TIER_DEVICE, locals, 3, 5, NULL), 0);
+    assert_int_equal(score(f, W0, locals, 5), 5);
+}
+
+static void partial_block_removal(void **state)
+{
+    struct fixture *f = *state;
+
+    store(f, W0, LOCALS(1, 2, 3));
+    assert_int_equal(remove_block(f, W0, LOCALS(1, 2, 3)), 1);
+    assert_int_equal(score(f, W0, LOCALS(1, 2, 3)), 2);
+}
+
+static void remove_mid_chain(void **state)
+{
+    struct fixture *f = *state;
+    const uint64_t *locals = sequence(5, 5, 0);
+
+    store(f, W0, locals, 5);
+    assert_int_equal(remove_block(f, W0, locals, 3), 1);
+    assert_int_equal(score(f, W0, locals, 5), 2);
+    assert_int_equal(store_part(f, W0, KV_TIER_DEVICE, locals, 2, 3, NULL), 0);
+    assert_int_equal(score(f, W0, locals, 5), 3);
+    assert_int_equal(kvi_holder_blocks(f->ix, W0), 3);
+    assert_int_equal(store_part(f, W0, KV_TIER_DEVICE, locals, 4, 5, NULL), -ENOENT);
+}
+
+/* What another holder keeps alive must not come back for the one that lost it. */
+static void remove_mid_chain_shared(void **state)
+{
+    struct fixture *f = *state;
+    const uint64_t *locals = sequence(600, 600, 0);
+
+    store(f, W0, locals, 600);
+    store(f, W1, locals, 600);
+    assert_int_equal(remove_block(f, W0, locals, 3), 1);
+    assert_int_equal(score(f, W0, locals, 600), 2);
+    assert_int_equal(score(f, W1, locals, 600), 600);
+    assert_int_equal(store_part(f, W0, KV_TIER_DEVICE, locals, 2, 3, NULL), 0);
+    assert_int_equal(score(f, W0, locals, 600), 3);
+    assert_int_equal(kvi_holder_blocks(f->ix, W0), 3);
+    assert_int_equal(n_blocks(f), 600);
+}
+
+static void remove_nonexistent_is_harmless(void **state)
+{
+    struct fixture *f = *state;
+    const uint64_t hashes[] = {77, 0, UINT64_MAX};
+
+    assert_int_equal(kvi_remove(f->ix, W0, KV_TIER_DEVICE, hashes, 3), 0);
+    store(f, W0, LOCALS(1, 2, 3));
+    assert_int_equal(kvi_remove(f->ix, W0, KV_TIER_DEVICE, hashes, 3), 0);
+    assert_int_equal(kvi_remove(f->ix, W1, KV_TIER_DEVICE, &f->blocks[0].hash, 1), 0);
+    assert_int_equal(kvi_remove(f->ix, W0, KV_TIER_HOST, &f->blocks[0].hash, 1), 0);
+    assert_int_equal(score(f, W0, LOCALS(1, 2, 3)), 3);
+}
+
+/* An unknown hash never stops a batch half-way. */
+static void remove_passes_over_unknown(void **state)
+{
+    struct fixture *f = *state;
+    uint64_t hashes[3];
+
+    store(f, W0, LOCALS(1, 2, 3));
+    hashes[0] = f->blocks[2].hash;
+    hashes[1] = 12345;
+    hashes[2] = f->blocks[1].hash;
+    assert_int_equal(kvi_remove(f->ix, W0, KV_TIER_DEVICE, hashes, 3), 2);
+    assert_int_equal(score(f, W0, LOCALS(1, 2, 3)), 1);
+}
+
+static void multiple_disjoint_sequences(void **state)
+{
+    struct fixture *f = *state;
+
+    store(f, W0, LOCALS(1, 2, 3));
+    store(f, W0, LOCALS(4, 5));
+    store(f, W0, LOCALS(6));
+    assert_int_equal(score(f, W0, LOCALS(1, 2, 3)), 3);
+    assert_int_equal(score(f, W0, LOCALS(4, 5, 3)), 2);
+    assert_int_equal(score(f, W0, LOCALS(6, 5)), 1);
+}
+
+static void tree_size_accounting(void **state)
+{
+    struct fixture *f = *state;
+    const uint64_t *locals = sequence(5, 5, 0);
+    uint64_t second = path_hash(locals, 4);
+    struct kvi_stored stored;
+
+    assert_int_equal(store_part(f, W0, KV_TIER_DEVICE, locals, 0, 3, &stored), 0);
+    assert_int_equal(stored.added, 3);
+    assert_int_equal(kvi_holder_blocks(f->ix, W0), 3);
+    assert_int_equal(store_part(f, W0, KV_TIER_DEVICE, locals, 0, 3, &stored), 0);
+    assert_int_equal(stored.added, 0);
+    assert_int_equal(stored.duplicate, 3);
+    assert_int_equal(kvi_holder_blocks(f->ix, W0), 3);
+    assert_int_equal(store_part(f, W0, KV_TIER_DEVICE, locals, 3, 5, &stored), 0);
+    assert_int_equal(kvi_holder_blocks(f->ix, W0), 5);
+    assert_int_equal(kvi_remove(f->ix, W0, KV_TIER_DEVICE, &second, 1), 1);
+    assert_int_equal(kvi_holder_blocks(f->ix, W0), 3);
+    assert_int_equal(kvi_remove(f->ix, W0, KV_TIER_DEVICE, &second, 1), 0);
+    assert_int_equal(kvi_holder_blocks(f->ix, W0), 3);
+}
+
+static void shared_prefix_branch_rejects_foreign_parent(void **state)
+{
+    struct fixture *f = *state;
+    const uint64_t *locals = sequence(4, 4, 0);
+
+    store(f, W0, locals, 3);
+    store(f, W1, locals, 2);
+    assert_int_equal(store_part(f, W1, KV_TIER_DEVICE, locals, 3, 4, NULL), -ENOENT);
+    assert_int_equal(score(f, W1, locals, 4), 2);
+}
+
+static void prefix_suffix_reuse_then_tail_append(void **state)
+{
+    struct fixture *f = *state;
+    const uint64_t *locals = sequence(9, 9, 0);
+
+    store(f, W0, locals, 6);
+    store(f, W1, locals, 3);
+    assert_int_equal(store_part(f, W1, KV_TIER_DEVICE, locals, 3, 6, NULL), 0);
+    assert_int_equal(store_part(f, W1, KV_TIER_DEVICE, locals, 6, 9, NULL), 0);
+    assert_int_equal(score(f, W1, locals, 9), 9);
+    assert_int_equal(score(f, W0, locals, 9), 6);
+    assert_int_equal(n_blocks(f), 9);
+}
+
+static void unknown_parent(void **state)
+{
+    struct fixture *f = *state;
+    const uint64_t parent = 99;
+    const struct kv_block block = {1, 1};
+
+    assert_int_equal(kvi_store(f->ix, W0, KV_TIER_DEVICE, &parent, &block, 1, NULL), -ENOENT);
+    store(f, W0, LOCALS(1));
+    assert_int_equal(kvi_store(f->ix, W0, KV_TIER_DEVICE, &parent, &block, 1, NULL), -ENOENT);
+    assert_int_equal(n_blocks(f), 1);
+}
+
+static void self_reference(void **state)
+{
+    struct fixture *f = *state;
+    const uint64_t parent = 5;
+    const struct kv_block root[] = {{5, 1}, {6, 2}}, parent_among[] = {{7, 3}, {5, 4}},
+                          twice[] = {{8, 1}, {9, 2}, {8, 3}}, above[] = {{5, 9}};
+    const uint64_t deep = 6;
+
+    assert_int_equal(kvi_store(f->ix, W0, KV_TIER_DEVICE, NULL, root, 2, NULL), 0);
+    assert_int_equal(kvi_store(f->ix, W0, KV_TIER_DEVICE, &parent, parent_among, 2, NULL), -EINVAL);
+    assert_int_equal(kvi_store(f->ix, W0, KV_TIER_DEVICE, NULL, twice, 3, NULL), -EINVAL);
+    assert_int_equal(kvi_store(f->ix, W0, KV_TIER_DEVICE, &deep, above, 1, NULL), -EINVAL);
+    assert_int_equal(n_blocks(f), 2);
+}
+
+static void invalid_arguments(void **state)
+{
+    struct fixture *f = *state;
+    const struct kv_block block = {1, 1};
+    const uint64_t hash = 1;
+    struct kvi_index *ix;
+
+    assert_int_equal(kvi_create(NULL, NULL), -EINVAL);
+    assert_int_equal(kvi_create(&(struct kvi_opts){0}, &ix), -EINVAL);
+    assert_int_equal(kvi_store(f->ix, W0, KV_N_TIERS, NULL, &block, 1, NULL), -EINVAL);
+    assert_int_equal(kvi_remove(f->ix, W0, KV_N_TIERS, &hash, 1), -EINVAL);
+    assert_int_equal(kvi_store_known(f->ix, W0, KV_N_TIERS, &hash, 1), -EINVAL);
+    assert_int_equal(kvi_store(f->ix, W0, KV_TIER_DEVICE, NULL, NULL, 0, NULL), 0);
+    kvi_destroy(NULL);
+}
+
+static void block_limit(void **state)
+{
+    const struct kvi_opts opts = {.size = sizeof(opts), .max_blocks = 4};
+    struct fixture *f = *state, small = {0};
+
+    assert_int_equal(kvi_create(&opts, &small.ix), 0);
+    store(&small, W0, LOCALS(1, 2, 3));
+    assert_int_equal(store_part(&small, W0, KV_TIER_DEVICE, (const uint64_t[]){5, 6}, 0, 2, NULL),
+                     -ENOSPC);
+    assert_int_equal(store_part(&small, W1, KV_TIER_DEVICE, (const uint64_t[]){5, 6}, 0, 2, NULL),
+                     -ENOSPC);
+    assert_int_equal(kvi_remove_holder(small.ix, W1), -ENOENT);
+    store(&small, W1, LOCALS(1, 2, 3, 4)); /* shared places don't count again */
+    assert_int_equal(n_blocks(&small), 4);
+    kvi_matches_fini(&small.matches);
+    kvi_destroy(small.ix);
+    (void)f;
+}
+
+/* -- tiers ------------------------------------------------------------------------------------- */
+
+static void assert_reach(struct fixture *f, const uint64_t *locals, size_t n, uint32_t device,
+                         uint32_t host, uint32_t disk, uint32_t external)
+{
+    const struct kvi_match *match = find(f, W0, locals, n);
+    const uint32_t want[] = {device, host, disk, external};
+
+    assert_non_null(match);
+    assert_memory_equal(match->reach, want, sizeof(want));
+}
+
+static void tiers_are_cumulative(void **state)
+{
+    struct fixture *f = *state;
+    const uint64_t *locals = sequence(8, 8, 0);
+
+    assert_int_equal(store_part(f, W0, KV_TIER_DEVICE, locals, 0, 2, NULL), 0);
+    assert_int_equal(store_part(f, W0, KV_TIER_HOST, locals, 2, 3, NULL), 0);
+    assert_reach(f, locals, 8, 2, 3, 3, 3);
+    assert_int_equal(store_part(f, W0, KV_TIER_EXTERNAL, locals, 3, 5, NULL), 0);
+    assert_reach(f, locals, 8, 2, 3, 3, 5);
+    assert_int_equal(store_part(f, W0, KV_TIER_DEVICE, locals, 5, 6, NULL), 0);
+    assert_reach(f, locals, 8, 2, 3, 3, 6);
+    assert_int_equal(store_part(f, W0, KV_TIER_DISK, locals, 3, 5, NULL), 0);
+    assert_reach(f, locals, 8, 2, 3, 6, 6);
+}
+
+static void losing_one_tier_keeps_the_block(void **state)
+{
+    struct fixture *f = *state;
+    const uint64_t *locals = sequence(4, 4, 0);
+    uint64_t hashes[4];
+    struct kvi_stats stats;
+
+    store(f, W0, locals, 4);
+    for (size_t i = 0; i < 4; i++)
+        hashes[i] = f->blocks[i].hash;
+    assert_int_equal(kvi_store_known(f->ix, W0, KV_TIER_HOST, hashes, 2), 2);
+    assert_int_equal(kvi_store_known(f->ix, W0, KV_TIER_HOST, (const uint64_t[]){999}, 1), 0);
+    assert_int_equal(kvi_store_known(f->ix, W1, KV_TIER_HOST, hashes, 2), 0);
+    kvi_get_stats(f->ix, &stats);
+    assert_int_equal(stats.tier_blocks[KV_TIER_DEVICE], 4);
+    assert_int_equal(stats.tier_blocks[KV_TIER_HOST], 2);
+    assert_int_equal(stats.holder_blocks, 4);
+    assert_int_equal(kvi_remove(f->ix, W0, KV_TIER_DEVICE, hashes, 1), 1);
+    assert_reach(f, locals, 4, 0, 4, 4, 4);
+    assert_int_equal(kvi_remove(f->ix, W0, KV_TIER_DEVICE, hashes, 1), 0);
+    assert_int_equal(kvi_remove(f->ix, W0, KV_TIER_HOST, hashes, 1), 1); /* its last tier */
+    assert_int_equal(score(f, W0, locals, 4), 0);
+    assert_int_equal(n_blocks(f), 0);
+}
+
+/* -- names ------------------------------------------------------------------------------------- */
+
+static void two_names_for_one_place(void **state)
+{
+    struct fixture *f = *state;
+    const struct kv_block mine[] = {{11, 1}, {12, 2}}, theirs[] = {{21, 1}, {22, 2}};
+    const uint64_t h12 = 12, h22 = 22;
+
+    assert_int_equal(kvi_store(f->ix, W0, KV_TIER_DEVICE, NULL, mine, 2, NULL), 0);
+    assert_int_equal(kvi_store(f->ix, W1, KV_TIER_DEVICE, NULL, theirs, 2, NULL), 0);
+    assert_int_equal(n_blocks(f), 2);
+    assert_int_equal(kvi_remove(f->ix, W1, KV_TIER_DEVICE, &h12, 1), 0);
+    assert_int_equal(kvi_remove(f->ix, W1, KV_TIER_DEVICE, &h22, 1), 1);
+    assert_int_equal(score(f, W0, LOCALS(1, 2)), 2);
+    assert_int_equal(score(f, W1, LOCALS(1, 2)), 1);
+    assert_int_equal(kvi_remove(f->ix, W0, KV_TIER_DEVICE, &h22, 1), 0);
+    assert_int_equal(kvi_remove(f->ix, W0, KV_TIER_DEVICE, &h12, 1), 1);
+}
+
+static void another_name_replaces_the_first(void **state)
+{
+    struct fixture *f = *state;
+    const struct kv_block first = {11, 1}, second = {12, 1};
+    const uint64_t h11 = 11, h12 = 12;
+    struct kvi_stored stored;
+
+    assert_int_equal(kvi_store(f->ix, W0, KV_TIER_DEVICE, NULL, &first, 1, NULL), 0);
+    assert_int_equal(kvi_store(f->ix, W0, KV_TIER_DEVICE, NULL, &second, 1, &stored), 0);
+    assert_int_equal(stored.renamed, 1);
+    assert_int_equal(kvi_remove(f->ix, W0, KV_TIER_DEVICE, &h11, 1), 0);
+    assert_int_equal(kvi_store(f->ix, W0, KV_TIER_DEVICE, NULL, &first, 1, &stored), 0);
+    assert_int_equal(stored.renamed, 1);
+    assert_int_equal(kvi_remove(f->ix, W0, KV_TIER_DEVICE, &h12, 1), 0);
+    assert_int_equal(kvi_remove(f->ix, W0, KV_TIER_DEVICE, &h11, 1), 1);
+    assert_int_equal(n_blocks(f), 0);
+}
+
+static void a_hash_moves(void **state)
+{
+    struct fixture *f = *state;
+    const struct kv_block old[] = {{1, 1}, {2, 2}, {3, 3}}, moved[] = {{2, 8}};
+
+    assert_int_equal(kvi_store(f->ix, W0, KV_TIER_DEVICE, NULL, old, 3, NULL), 0);
+    assert_int_equal(kvi_store(f->ix, W0, KV_TIER_DEVICE, NULL, moved, 1, NULL), 0);
+    assert_int_equal(score(f, W0, LOCALS(1, 2, 3)), 1);
+    assert_int_equal(score(f, W0, LOCALS(8)), 1);
+    assert_int_equal(kvi_holder_blocks(f->ix, W0), 2);
+}
+
+static void names_swap_in_one_store(void **state)
+{
+    struct fixture *f = *state;
+    const struct kv_block first[] = {{1, 1}, {2, 2}}, swapped[] = {{2, 1}, {1, 2}};
+    const uint64_t deep = 1;
+    struct kvi_stored stored;
+
+    assert_int_equal(kvi_store(f->ix, W0, KV_TIER_DEVICE, NULL, first, 2, NULL), 0);
+    assert_int_equal(kvi_store(f->ix, W0, KV_TIER_DEVICE, NULL, swapped, 2, &stored), 0);
+    assert_int_equal(stored.renamed, 2);
+    assert_int_equal(stored.duplicate, 2);
+    assert_int_equal(kvi_remove(f->ix, W0, KV_TIER_DEVICE, &deep, 1), 1);
+    assert_int_equal(score(f, W0, LOCALS(1, 2)), 1);
+}
+
+/* -- long sequences ---------------------------------------------------------------------------- */
+
+static void long_branching(void **state)
+{
+    struct fixture *f = *state;
+    const uint64_t *a = sequence(60, 30, 0), *b = sequence(60, 30, 1);
+
+    store(f, W0, a, 60);
+    store(f, W1, b, 60);
+    assert_int_equal(score(f, W0, a, 60), 60);
+    assert_int_equal(score(f, W1, a, 60), 30);
+    assert_int_equal(score(f, W1, b, 60), 60);
+    assert_int_equal(score(f, W0, b, 60), 30);
+    assert_int_equal(n_blocks(f), 90);
+}
+
+static void long_partial_removal(void **state)
+{
+    struct fixture *f = *state;
+    const uint64_t *locals = sequence(100, 100, 0);
+
+    store(f, W0, locals, 100);
+    assert_int_equal(remove_block(f, W0, locals, 80), 1);
+    assert_int_equal(score(f, W0, locals, 100), 79);
+}
+
+static void every_length(void **state)
+{
+    struct fixture *f = *state;
+
+    for (size_t n = 31; n <= 96; n++) {
+        store(f, W0, sequence(n, 0, n), n);
+        assert_int_equal(score(f, W0, sequence(n, 0, n), n), n);
+    }
+}
+
+static void every_divergence(void **state)
+{
+    struct fixture *f = *state;
+    const size_t forks[] = {31, 32, 33, 63, 64, 65, 95, 96, 97, 255, 256, 257};
+
+    store(f, W0, sequence(300, 300, 0), 300);
+    for (size_t i = 0; i < KV_COUNT(forks); i++) {
+        store(f, W1, sequence(300, forks[i], i + 1), 300);
+        assert_int_equal(score(f, W1, sequence(300, forks[i], i + 1), 300), 300);
+        assert_int_equal(score(f, W0, sequence(300, forks[i], i + 1), 300), forks[i]);
+    }
+    assert_int_equal(score(f, W0, sequence(300, 300, 0), 300), 300);
+    assert_int_equal(score(f, W1, sequence(300, 300, 0), 300), 257);
+}
+
+static void continuation_chain(void **state)
+{
+    struct fixture *f = *state;
+    const uint64_t *locals = sequence(200, 200, 0);
+
+    for (size_t i = 0; i < 200; i += 10)
+        assert_int_equal(store_part(f, W0, KV_TIER_DEVICE, locals, i, i + 10, NULL), 0);
+    assert_int_equal(score(f, W0, locals, 200), 200);
+}
+
+static void block_by_block(void **state)
+{
+    struct fixture *f = *state;
+    const uint64_t *locals = sequence(1000, 1000, 0);
+    struct kvi_stats stats;
+
+    for (size_t i = 0; i < 1000; i++)
+        assert_int_equal(store_part(f, W0, KV_TIER_DEVICE, locals, i, i + 1, NULL), 0);
+    assert_int_equal(score(f, W0, locals, 1000), 1000);
+    kvi_get_stats(f->ix, &stats);
+    assert_true(stats.chains <= 5); /* they grow, up to the limit */
+}
+
+static void staggered(void **state)
+{
+    struct fixture *f = *state;
+    const size_t lens[] = {10, 20, 35, 64, 100};
+    const uint64_t *locals = sequence(100, 100, 0);
+
+    for (uint64_t w = 0; w < KV_COUNT(lens); w++)
+        store(f, (struct kv_holder){w, 0}, locals, lens[w]);
+    for (uint64_t w = 0; w < KV_COUNT(lens); w++)
+        assert_int_equal(score(f, (struct kv_holder){w, 0}, locals, 100), lens[w]);
+    assert_int_equal(n_blocks(f), 100);
+}
+
+static void three_workers_diverging(void **state)
+{
+    struct fixture *f = *state;
+
+    for (uint64_t w = 0; w < 3; w++)
+        store(f, (struct kv_holder){w, 0}, sequence(80, 40, w), 80);
+    for (uint64_t w = 0; w < 3; w++)
+        for (uint64_t q = 0; q < 3; q++)
+            assert_int_equal(score(f, (struct kv_holder){w, 0}, sequence(80, 40, q), 80),
+                             w == q ? 80 : 40);
+}
+
+static void thousand_blocks(void **state)
+{
+    struct fixture *f = *state;
+
+    store(f, W0, sequence(1000, 1000, 0), 1000);
+    assert_int_equal(score(f, W0, sequence(1000, 1000, 0), 1000), 1000);
+    assert_int_equal(score(f, W0, sequence(1000, 1000, 0), 500), 500);
+    assert_int_equal(score(f, W0, sequence(1000, 499, 1), 1000), 499);
+}
+
+static void clear_and_rebuild(void **state)
+{
+    struct fixture *f = *state;
+
+    for (int i = 0; i < 5; i++) {
+        store(f, W0, sequence(500, 500, 0), 500);
+        assert_int_equal(score(f, W0, sequence(500, 500, 0), 500), 500);
+        assert_int_equal(kvi_clear(f->ix, W0), 0);
+        assert_int_equal(n_blocks(f), 0);
+    }
+}
+
+/* A tree much deeper than any stack: 200,000 chains below one another. */
+static void very_deep(void **state)
+{
+    struct fixture *f = *state;
+    size_t n = 200000;
+    struct kv_block pair[2];
+    uint64_t parent = 0, first = 2;
+    struct kvi_stats stats;
+
+    for (uint64_t i = 0; i < n; i++) { /* a fork at each block keeps the chains short */
+        pair[0] = (struct kv_block){2 * i + 2, 1};
+        pair[1] = (struct kv_block){2 * i + 3, 2};
+        assert_int_equal(
+            kvi_store(f->ix, W0, KV_TIER_DEVICE, i ? &parent : NULL, &pair[0], 1, NULL), 0);
+        assert_int_equal(
+            kvi_store(f->ix, W0, KV_TIER_DEVICE, i ? &parent : NULL, &pair[1], 1, NULL), 0);
+        parent = 2 * i + 2;
+    }
+    kvi_get_stats(f->ix, &stats);
+    assert_true(stats.chains >= n);
+    assert_int_equal(kvi_remove(f->ix, W0, KV_TIER_DEVICE, &first, 1), 1);
+    assert_int_equal(n_blocks(f), 1);
+}
+
+/* -- dump -------------------------------------------------------------------------------------- */
+
+static int copy_run(void *arg, const struct kvi_dump_run *run)
+{
+    return kvi_store(arg, run->holder, run->tier, run->parent, run->blocks, run->n, NULL);
+}
+
+static int count_run(void *arg, const struct kvi_dump_run *run)
+{
+    uint64_t *sum = arg;
+
+    *sum =
+        *sum * 31 + roll(run->n, run->blocks[run->n - 1].hash) + run->holder.worker * 7 + run->tier;
+    return 0;
+}
+
+static void dump_and_restore(void **state)
+{
+    struct fixture *f = *state, copy = {0};
+    uint64_t first = 0, again = 0;
+
+    for (uint64_t w = 0; w < 100; w++) {
+        store(f, (struct kv_holder){w, 0}, sequence(700, 100 + w, w % 9), 700);
+        assert_int_equal(store_part(f, (struct kv_holder){w, 0}, KV_TIER_HOST,
+                                    sequence(700, 100 + w, w % 9), 0, 50 + w, NULL),
+                         0);
+    }
+    assert_int_equal(kvi_create(NULL, &copy.ix), 0);
+    assert_int_equal(kvi_dump(f->ix, copy_run, copy.ix), 0);
+    for (uint64_t w = 0; w < 100; w++) {
+        const uint64_t *locals = sequence(700, 100 + w, w % 9);
+        struct kvi_match a = *find(f, (struct kv_holder){w, 0}, locals, 700);
+        struct kvi_match b = *find(&copy, (struct kv_holder){w, 0}, locals, 700);
+
+        assert_memory_equal(a.reach, b.reach, sizeof(a.reach));
+        assert_int_equal(a.blocks, b.blocks);
+    }
+    assert_null(kvi_check(copy.ix));
+    assert_int_equal(kvi_dump(f->ix, count_run, &first), 0);
+    assert_int_equal(kvi_dump(f->ix, count_run, &again), 0);
+    assert_int_equal(first, again);
+    kvi_matches_fini(&copy.matches);
+    kvi_destroy(copy.ix);
+}
+
+static void duplicate_store_leaves_dump_unchanged(void **state)
+{
+    struct fixture *f = *state;
+    uint64_t first = 0, again = 0;
+
+    store(f, W0, LOCALS(1, 2, 3));
+    assert_int_equal(kvi_dump(f->ix, count_run, &first), 0);
+    store(f, W0, LOCALS(1, 2, 3));
+    assert_int_equal(kvi_dump(f->ix, count_run, &again), 0);
+    assert_int_equal(first, again);
+}
+
+static int stop(void *arg, const struct kvi_dump_run *run)
+{
+    (void)run;
+    ++*(int *)arg;
+    return 42;
+}
+
+static void a_callback_stops_the_dump(void **state)
+{
+    struct fixture *f = *state;
+    int calls = 0;
+
+    assert_int_equal(kvi_dump(f->ix, stop, &calls), 0);
+    store(f, W0, LOCALS(1, 2, 3));
+    store(f, W1, LOCALS(1, 2, 3));
+    assert_int_equal(kvi_dump(f->ix, stop, &calls), 42);
+    assert_int_equal(calls, 1);
+}
+
+#define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        T(store_and_find),
+        T(partial_match),
+        T(remove_all),
+        T(multiple_workers_shared_prefix),
+        T(remove_worker),
+        T(remove_worker_dp_rank_only_target),
+        T(multiple_dp_ranks_separate),
+        T(clear_all_blocks),
+        T(clear_only_target_dp_rank),
+        T(clear_then_reuse),
+        T(empty_and_miss_queries),
+        T(parent_hash_chains),
+        T(partial_block_removal),
+        T(remove_mid_chain),
+        T(remove_mid_chain_shared),
+        T(remove_nonexistent_is_harmless),
+        T(remove_passes_over_unknown),
+        T(multiple_disjoint_sequences),
+        T(tree_size_accounting),
+        T(shared_prefix_branch_rejects_foreign_parent),
+        T(prefix_suffix_reuse_then_tail_append),
+        T(unknown_parent),
+        T(self_reference),
+        T(invalid_arguments),
+        T(block_limit),
+        T(tiers_are_cumulative),
+        T(losing_one_tier_keeps_the_block),
+        T(two_names_for_one_place),
+        T(another_name_replaces_the_first),
+        T(a_hash_moves),
+        T(names_swap_in_one_store),
+        T(long_branching),
+        T(long_partial_removal),
+        T(every_length),
+        T(every_divergence),
+        T(continuation_chain),
+        T(block_by_block),
+        T(staggered),
+        T(three_workers_diverging),
+        T(thousand_blocks),
+        T(clear_and_rebuild),
+        T(very_deep),
+        T(dump_and_restore),
+        T(duplicate_store_leaves_dump_unchanged),
+        T(a_callback_stops_the_dump),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
