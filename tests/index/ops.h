@@ -5,43 +5,7 @@
 
 #include "index/tree.h"
 #include "model.h"
-
-struct rng {
-    uint64_t state;
-};
-
-static uint64_t rng_next(struct rng *rng)
-{
-    uint64_t x = rng->state += UINT64_C(0x9e3779b97f4a7c15);
-
-    x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-    x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
-    return x ^ x >> 31;
-}
-
-static uint32_t rng_below(struct rng *rng, uint32_t n)
-{
-    return (uint32_t)(rng_next(rng) % n);
-}
-
-static uint64_t test_seed(void)
-{
-    const char *text = getenv("KV_TEST_SEED");
-
-    return text ? strtoull(text, NULL, 0) : 20260101;
-}
-
-/* Usual rounds, in percent; sanitizers make everything many times slower. */
-static long test_rounds(long usual)
-{
-    const char *text = getenv("KV_TEST_SCALE");
-    long percent = text ? strtol(text, NULL, 10) : 100;
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    percent = text ? percent : 10;
-#endif
-    return usual * percent / 100 + 1;
-}
+#include "random.h"
 
 #define OPS_MAX_BLOCKS 700
 
@@ -66,8 +30,31 @@ struct ops {
     struct model *model;
     struct kvi_matches matches;
     struct kv_block blocks[OPS_MAX_BLOCKS];
-    uint64_t hashes[OPS_MAX_BLOCKS];
+    uint64_t hashes[OPS_MAX_BLOCKS], prompt[OPS_MAX_BLOCKS];
+    bool starve; /* try each call with its first allocation refused, its second, ... */
+    long n_starved;
 };
+
+static const char *ops_check(struct ops *ops);
+
+/* Before each try of a call: refuse its @n-th allocation. */
+static void ops_before(const struct ops *ops, long n)
+{
+    kvi_mem_fail_at(ops->starve ? n : 0);
+}
+
+/* After it: whether to try again, having failed for want of memory and changed nothing. */
+static bool ops_again(struct ops *ops, long rc, const char **wrong)
+{
+    bool failed = ops->starve && kvi_mem_failed();
+
+    kvi_mem_fail_at(0);
+    if (!failed || rc != -ENOMEM)
+        return false;
+    ops->n_starved++;
+    *wrong = ops_check(ops); /* the model hasn't been told yet */
+    return !*wrong;
+}
 
 static struct kv_holder ops_holder(struct ops *ops)
 {
@@ -116,6 +103,8 @@ static const char *ops_store(struct ops *ops)
     bool has_parent = rng_below(&ops->rng, 3) != 0;
     struct kvi_stored got, want;
     enum kv_tier tier = ops_tier(ops);
+    const char *wrong = NULL;
+    long try = 0;
     int rc, expected;
 
     if (has_parent && h && h->n && rng_below(&ops->rng, 16)) {
@@ -132,9 +121,14 @@ static const char *ops_store(struct ops *ops)
         place = model_child(ops->model, place, ops->blocks[i].tokens_hash);
         ops->blocks[i].hash = ops_name(ops, key, place);
     }
+    do {
+        ops_before(ops, ++try);
+        rc = kvi_store(ops->ix, key, tier, has_parent ? &parent : NULL, ops->blocks, n, &got);
+    } while (ops_again(ops, rc, &wrong));
+    if (wrong)
+        return wrong;
     expected =
         model_store(ops->model, key, tier, has_parent ? &parent : NULL, ops->blocks, n, &want);
-    rc = kvi_store(ops->ix, key, tier, has_parent ? &parent : NULL, ops->blocks, n, &got);
     if (rc != expected)
         return MODEL_DIFFERS("store of %u returned %d, model %d", n, rc, expected);
     if (!rc && memcmp(&got, &want, sizeof(got)) != 0)
@@ -166,15 +160,18 @@ static const char *ops_by_hash(struct ops *ops, bool removing)
     struct kv_holder key = ops_holder(ops);
     uint32_t n = ops_pick(ops, model_holder(ops->model, key, false));
     enum kv_tier tier = ops_tier(ops);
-    long got, want;
+    const char *wrong = NULL;
+    long got, want, try = 0;
 
-    if (removing) {
-        want = model_remove(ops->model, key, tier, ops->hashes, n);
-        got = kvi_remove(ops->ix, key, tier, ops->hashes, n);
-    } else {
-        want = model_store_known(ops->model, key, tier, ops->hashes, n);
-        got = kvi_store_known(ops->ix, key, tier, ops->hashes, n);
-    }
+    do {
+        ops_before(ops, ++try);
+        got = removing ? kvi_remove(ops->ix, key, tier, ops->hashes, n)
+                       : kvi_store_known(ops->ix, key, tier, ops->hashes, n);
+    } while (ops_again(ops, got, &wrong));
+    if (wrong)
+        return wrong;
+    want = removing ? model_remove(ops->model, key, tier, ops->hashes, n)
+                    : model_store_known(ops->model, key, tier, ops->hashes, n);
     return got == want ? NULL : MODEL_DIFFERS("by hash: %ld, model %ld", got, want);
 }
 
@@ -223,12 +220,12 @@ static const char *ops_query(struct ops *ops)
         depth = KV_MIN(ops_depth(ops->model, place), (uint32_t)OPS_MAX_BLOCKS);
         for (i = ops_depth(ops->model, place); place; place = ops->model->places[place].parent)
             if (--i < depth)
-                ops->hashes[i] = ops->model->places[place].local;
+                ops->prompt[i] = ops->model->places[place].local;
     }
     n = KV_MIN(depth + n % 8, (uint32_t)OPS_MAX_BLOCKS);
     for (; depth < n; depth++)
-        ops->hashes[depth] = ops_local(ops, depth);
-    return model_compare_find(ops->model, ops->ix, &ops->matches, ops->hashes, n);
+        ops->prompt[depth] = ops_local(ops, depth);
+    return model_compare_find(ops->model, ops->ix, &ops->matches, ops->prompt, n);
 }
 
 static const char *ops_check(struct ops *ops)
