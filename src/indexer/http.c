@@ -807,10 +807,12 @@ void ki_http_stop(struct ki_http *http, uint64_t drain_ms)
     atomic_store_explicit(&http->stopping, true, memory_order_relaxed);
     fd = MHD_quiesce_daemon(http->daemon);
     if (fd >= 0)
-        close(fd);
+        shutdown(fd, SHUT_RDWR); /* refuse; its threads may still look at the number */
     wait_until_idle(http, drain_ms);
     cancel_streams(http);
     MHD_stop_daemon(http->daemon);
+    if (fd >= 0)
+        close(fd);
     free_http(http);
 }
 

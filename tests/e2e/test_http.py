@@ -281,7 +281,7 @@ def test_large_bodies_share_a_budget():
             socks.append(sock)
         wait_until(lambda: indexer.metrics()["kv_indexer_http_overloaded_total"] > 0, what="refusals")
         grown = indexer.rss() - before
-        check(grown < 420 << 20, f"60 unfinished bodies take {grown >> 20} MiB")
+        check(SANITIZED or grown < 420 << 20, f"60 unfinished bodies take {grown >> 20} MiB")
         equal(indexer.get("/health").status, 200)
         statuses = []
         for sock in socks:
@@ -390,7 +390,7 @@ def test_tls():
             equal(indexer.get("/health").status, 200)
             indexer.register(1, f"tcp://127.0.0.1:{free_port()}", block_size=4)
             equal(indexer.post("/query", {"model_name": "m", "token_ids": list(range(100000))}).status, 200)
-            equal(indexer.get("/workers").json()[0]["instance_id"], 1)
+            equal(list(indexer.dump()), ["m:default"])
             try:
                 http_request(indexer.url, "GET", "/health", context=ssl.create_default_context())
                 check(False, "a client that doesn't trust the certificate connects")

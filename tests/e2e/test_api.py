@@ -1,0 +1,541 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every endpoint of kv-indexer: what it takes, what it answers, how it fails."""
+import json
+import socket
+import struct
+import threading
+import time
+import urllib.parse
+
+from kvtest import *
+
+JSON = {"Content-Type": "application/json"}
+MSGPACK = {"Content-Type": "application/msgpack"}
+NOWHERE = "tcp://127.0.0.1:1"  # nobody publishes there
+U64 = 1 << 64
+DEEP = "[" * 100000
+
+
+def fails(indexer, path, body, status, *words, headers=JSON):
+    """POST @body (text, bytes or an object) and expect @status with all @words in the error."""
+    if isinstance(body, str):
+        body = body.encode()
+    reply = indexer.post(path, body, headers=headers)
+    equal(reply.status, status, f"{path} {body[:100] if isinstance(body, bytes) else body}: {reply.body[:200]!r}: status")
+    equal(reply.headers["Content-Type"], "application/json")
+    error = reply.json()["error"]
+    for word in words:
+        check(word in error, f"{path} {body!r}: '{word}' isn't in: {error}")
+    return error
+
+
+def test_health():
+    with Indexer() as indexer:
+        reply = indexer.get("/health")
+        equal((reply.status, reply.body), (200, b""))
+
+
+def test_register_and_workers():
+    with Indexer() as indexer:
+        equal(indexer.workers(), [])
+        reply = indexer.register(7, NOWHERE, block_size=16)
+        equal(reply.json(), {"status": "ok"})
+        indexer.register(7, "tcp://127.0.0.1:2", block_size=16, dp_rank=3, replay_endpoint="tcp://127.0.0.1:3")
+        indexer.register(2, NOWHERE, block_size=8, model_name="other", tenant_id="customer a&b", dp_rank=None)
+        indexer.register(11, "ipc:///tmp/kv-indexer-test-nowhere", block_size=16, unknown={"x": [1, 2]})
+        workers = indexer.workers()
+        equal([worker["instance_id"] for worker in workers], [2, 7, 11])
+        equal(workers[1]["endpoints"], {"0": NOWHERE, "3": "tcp://127.0.0.1:2"})
+        equal((workers[1]["source"], workers[1]["model_name"], workers[1]["routing_group"], workers[1]["block_size"]), ("zmq", MODEL, "default", 16))
+        check(workers[1]["status"] in ("pending", "active", "failed"), workers[1]["status"])
+        equal(sorted(workers[1]["listeners"]), ["0", "3"])
+        equal(workers[1]["listeners"]["3"]["endpoint"], "tcp://127.0.0.1:2")
+        for query, wanted in (("model_name=other", [2]), ("model_name=m", [7, 11]), ("tenant_id=customer%20a%26b", [2]), ("routing_group=customer+a%26b", [2]),
+                              ("model_name=m&tenant_id=default", [7, 11]), ("model_name=m&tenant_id=x", []), ("model_name=", []), ("nonsense=1", [2, 7, 11])):
+            equal([worker["instance_id"] for worker in indexer.get("/workers?" + query).json()], wanted, query)
+        # largest ids, and Unicode
+        indexer.register(U64 - 1, NOWHERE, block_size=1, model_name="模型\n\"", dp_rank=(1 << 32) - 1)
+        equal(indexer.workers()[-1]["endpoints"], {str((1 << 32) - 1): NOWHERE})
+        equal([w["instance_id"] for w in indexer.get("/workers?model_name=" + urllib.parse.quote("模型\n\"")).json()], [U64 - 1])
+
+
+def test_register_refusals():
+    with Indexer() as indexer:
+        good = {"instance_id": 1, "endpoint": NOWHERE, "model_name": MODEL, "block_size": 16}
+        for field in good:
+            fails(indexer, "/register", {k: v for k, v in good.items() if k != field}, 422, f"missing field '{field}'")
+            fails(indexer, "/register", {**good, field: None}, 422, f"'{field}'")
+        for field, values in {"instance_id": ["1", -1, 1.5, True, [], {}, U64], "endpoint": [1, [], {}, False], "model_name": [1, ["m"], "x" * 5000, "a\0b"],
+                              "block_size": ["16", -1, 1.0, 1 << 32], "dp_rank": ["0", -1, 1 << 32], "tenant_id": [1, {}],
+                              "replay_endpoint": [1, []]}.items():
+            for value in values:
+                fails(indexer, "/register", {**good, field: value}, 422, f"'{field}'")
+        for endpoint, word in (("127.0.0.1:5557", "missing scheme"), ("tcp://", "missing"), ("tcp://host", "missing TCP port"),
+                               ("tcp://host:x", "invalid TCP port"), ("tcp://host:65536", "invalid TCP port"), ("udp://h:1", "unsupported scheme"),
+                               ("tcp://:5557", "missing TCP host"), ("tcp://[::1:5557", "missing closing"), ("", "missing")):
+            fails(indexer, "/register", {**good, "endpoint": endpoint}, 400, "invalid ZMQ endpoint", word)
+            fails(indexer, "/register", {**good, "replay_endpoint": endpoint or "x"}, 400, "invalid replay endpoint")
+        fails(indexer, "/register", {**good, "block_size": 0}, 400, "block_size")
+        equal(indexer.workers(), [], "nothing is left behind by a refusal")
+        equal(indexer.metrics()["dynamo_kvindexer_models"], 0)
+        indexer.register(1, NOWHERE, block_size=16)
+        fails(indexer, "/register", good, 409, "instance 1 dp_rank 0 already registered")
+        fails(indexer, "/register", {**good, "instance_id": 2, "block_size": 32}, 409,
+              "block_size mismatch for model=m tenant=default: existing=16, requested=32")
+        fails(indexer, "/register", {**good, "dp_rank": 1, "model_name": "other"}, 409, "already registered for model=m")
+        indexer.register(2, NOWHERE, block_size=32, tenant_id="another")
+    with Indexer("--allow-endpoint", "tcp://10.0.*", "--allow-endpoint", "ipc://*") as indexer:
+        fails(indexer, "/register", {**good}, 403, NOWHERE)
+        fails(indexer, "/register", {**good, "endpoint": "ipc:///tmp/x", "replay_endpoint": NOWHERE}, 403)
+        indexer.register(1, "ipc:///tmp/kv-indexer-test-nowhere")
+
+
+def test_unregister():
+    with Indexer() as indexer:
+        for rank in (0, 1, 2):
+            indexer.register(1, NOWHERE, dp_rank=rank)
+        equal(indexer.unregister(1, tenant_id="default", dp_rank=1).json(), {"status": "ok"})
+        equal(sorted(indexer.workers()[0]["endpoints"]), ["0", "2"])
+        check("not found" in indexer.unregister(1, tenant_id="default", dp_rank=1, expect=404).json()["error"])
+        check("instance 5 not found" in indexer.unregister(5, expect=404).json()["error"])
+        indexer.unregister(1, expect=404, tenant_id="other")
+        indexer.unregister(1, expect=404, model_name="other")
+        indexer.unregister(1, dp_rank=0)  # without a tenant the whole instance goes, as in the original
+        equal(indexer.workers(), [])
+        indexer.unregister(1, expect=404)
+        for body, word in (({}, "instance_id"), ({"instance_id": 1}, "model_name"), ({"instance_id": "1", "model_name": MODEL}, "instance_id")):
+            fails(indexer, "/unregister", body, 422, word)
+        indexer.register(1, NOWHERE)  # and may come back
+
+
+def chain(first, n, block_size=4):
+    """Hashes and tokens of a chain of @n blocks."""
+    return [first * 1000 + i for i in range(n)], [first * 100 + i for i in range(n * block_size)]
+
+
+def test_query():
+    with Indexer() as indexer, Publisher() as one, Publisher() as two:
+        indexer.register(9, one, block_size=4)
+        indexer.register(10, two, block_size=4)
+        hashes, tokens = chain(1, 8)
+        one.store(hashes[:5], tokens[:20], block_size=4)
+        two.store(hashes[:3], tokens[:12], block_size=4, rank=2)
+        two.store([77], tokens[:4], block_size=4, rank=0)
+        indexer.wait_score(tokens, 9, 20)
+        indexer.wait_score(tokens, 10, 12, rank=2)
+        indexer.wait_score(tokens, 10, 4, rank=0)
+        raw = indexer.post("/query", {"token_ids": tokens, "model_name": MODEL}).body
+        reply = json.loads(raw)
+        equal(reply["scores"], {"9": {"0": 20}, "10": {"0": 4, "2": 12}})
+        equal(reply["frequencies"], [])
+        equal(reply["tree_sizes"], {"9": {"0": 5}, "10": {"0": 1, "2": 3}})
+        equal(reply["instances"], {"9": {"longest_matched": 20, "gpu": 20, "dp": {"0": 20}, "cpu": 20, "disk": 20},
+                                   "10": {"longest_matched": 12, "gpu": 12, "dp": {"0": 4, "2": 12}, "cpu": 12, "disk": 12}})
+        check(raw.startswith(b'{"scores":{"9":{"0":20},"10":{"0":4,"2":12}},"frequencies":[],"tree_sizes":'), f"order isn't numerical: {raw}")
+        equal(indexer.post("/query", {"model_name": MODEL, "token_ids": tokens}).body, raw, "the same question")
+        # partial blocks don't count; nothing is answered for what nobody has
+        equal(indexer.query(tokens[:7])["scores"], {"9": {"0": 4}, "10": {"0": 4, "2": 4}})
+        empty = {"scores": {}, "frequencies": [], "tree_sizes": {}, "instances": {}}
+        for prompt in ([], tokens[:3], tokens[1:], [5] * 100, [(1 << 32) - 1] * 8):
+            equal(indexer.query(prompt), empty, f"{prompt[:5]}...")
+        equal(indexer.query(tokens, lora_name="adapter"), empty)
+        equal(indexer.query(tokens, cache_salt="salt"), empty)
+        equal(indexer.query(tokens, lora_name="", cache_salt="", tenant_id="default")["scores"]["9"], {"0": 20})
+        equal(indexer.query(tokens, lora_name=None, routing_group="default")["scores"]["9"], {"0": 20})
+        equal(indexer.query(tokens, expect=404, tenant_id="x"), {"error": "no indexer for model=m tenant=x"})
+        equal(indexer.query(tokens, expect=404, model_name="x"), {"error": "no indexer for model=x tenant=default"})
+        one.remove(hashes[2:3])
+        indexer.wait_score(tokens, 9, 8)
+        one.clear()
+        indexer.wait_score(tokens, 9, 0)
+        indexer.unregister(10)
+        indexer.wait_score(tokens, 10, 0, rank=2)
+
+
+def test_lora_and_tenants_are_apart():
+    with Indexer() as indexer, Publisher() as one, Publisher() as two:
+        indexer.register(1, one, block_size=4)
+        indexer.register(2, two, block_size=4, tenant_id="b")
+        hashes, tokens = chain(1, 4)
+        one.store(hashes, tokens, block_size=4, lora_name="adapter")
+        two.store(hashes, tokens, block_size=4)
+        indexer.wait_score(tokens, 1, 16, lora_name="adapter")
+        indexer.wait_score(tokens, 2, 16, tenant_id="b")
+        equal(indexer.query(tokens)["scores"], {})
+        equal(indexer.query(tokens, lora_name="other")["scores"], {})
+        equal(indexer.query(tokens, tenant_id="b")["scores"], {"2": {"0": 16}})
+
+
+def test_tiers():
+    with Indexer() as indexer, Publisher() as engine:
+        indexer.register(7, engine, block_size=4)
+        hashes, tokens = chain(3, 4)
+        engine.store(hashes[:2], tokens[:8], block_size=4)
+        engine.store(hashes[2:3], tokens[8:12], parent=hashes[1], block_size=4, medium="CPU")
+        engine.store(hashes[3:], tokens[12:], parent=hashes[2], block_size=4, medium="DISK")
+        wait_until(lambda: indexer.query(tokens)["instances"].get("7", {}).get("disk") == 16, what="blocks in all tiers")
+        reply = indexer.query(tokens)
+        equal(reply["instances"]["7"], {"longest_matched": 16, "gpu": 8, "dp": {"0": 8}, "cpu": 12, "disk": 16})
+        equal(reply["scores"], {"7": {"0": 8}}, "scores count the device")
+        engine.remove(hashes[:2])
+        wait_until(lambda: indexer.query(tokens)["scores"] == {}, what="removal")
+
+
+def test_query_by_hash():
+    with Indexer() as indexer, Publisher() as engine:
+        indexer.register(1, engine, block_size=4)
+        hashes, tokens = chain(1, 40)
+        engine.store(hashes, tokens, block_size=4)
+        indexer.wait_score(tokens, 1, 160)
+        blocks = indexer.dump()["m:default"]["events"][0]["event"]["data"]["stored"]["blocks"]
+        local = [block["tokens_hash"] for block in blocks]
+        check(any(value >= 1 << 63 for value in local), "no hash is large enough for this test")
+        wanted = indexer.query(tokens)
+        equal(indexer.query_by_hash(local), wanted, "unsigned")
+        signed = [value - U64 if value >= 1 << 63 else value for value in local]
+        equal(indexer.query_by_hash(signed), wanted, "signed")
+        body = {"model_name": MODEL, "block_hashes": local}
+        equal(indexer.post("/query_by_hash", msgpack.packb(body), headers=MSGPACK).json(), wanted, "msgpack")
+        body["block_hashes"] = struct.pack(f"<{len(local)}Q", *local)
+        equal(indexer.post("/query_by_hash", msgpack.packb(body), headers=MSGPACK).json(), wanted, "msgpack, packed")
+        equal(indexer.query_by_hash([])["scores"], {})
+        equal(indexer.query_by_hash(local[:3] + [1] + local[4:])["scores"], {"1": {"0": 12}})
+        for salt in ("x", ""):
+            fails(indexer, "/query_by_hash", {"model_name": MODEL, "block_hashes": [1], "cache_salt": salt}, 400, "cache_salt is not accepted")
+        indexer.query_by_hash([1], cache_salt=None)
+        fails(indexer, "/query_by_hash", {"model_name": "x", "block_hashes": [1]}, 404, "no indexer for model=x tenant=default")
+        for value in (U64, -(1 << 63) - 1, 1.5, "1", None, [1], True):
+            fails(indexer, "/query_by_hash", {"model_name": MODEL, "block_hashes": [1, value]}, 422, "'block_hashes'")
+        fails(indexer, "/query_by_hash", {"model_name": MODEL}, 422, "missing field 'block_hashes'")
+
+
+def test_a_million_tokens():
+    with Indexer() as indexer, Publisher() as engine:
+        indexer.register(1, engine, block_size=16)
+        n = 1 << 20
+        tokens = [i * 7919 % 150000 for i in range(n)]
+        for start in range(0, n, 1 << 16):
+            first = start // 16
+            engine.store(range(first + 1, first + (1 << 12) + 1), tokens[start:start + (1 << 16)], parent=first or None)
+        indexer.wait_score(tokens, 1, n, timeout=30)
+        body = json.dumps({"token_ids": tokens, "model_name": MODEL}, separators=(",", ":")).encode()
+        check(len(body) < 8 << 20)
+        started = time.monotonic()
+        equal(indexer.post("/query", body, headers=JSON).json()["scores"], {"1": {"0": n}})
+        check(time.monotonic() - started < 2 * SLOW, "a million tokens take long")
+        packed = msgpack.packb({"token_ids": struct.pack(f"<{n}I", *tokens), "model_name": MODEL})
+        equal(indexer.post("/query", packed, headers=MSGPACK).json()["scores"], {"1": {"0": n}})
+        array = msgpack.packb({"token_ids": tokens, "model_name": MODEL})
+        equal(indexer.post("/query", array, headers={"Content-Type": "application/x-msgpack"}).json()["scores"], {"1": {"0": n}})
+        equal(indexer.query(list(range(n)))["scores"], {})
+
+
+def test_bad_bodies():
+    with Indexer() as indexer:
+        indexer.register(1, NOWHERE, block_size=4)
+        start = '{"model_name":"m","token_ids":'
+        for text, status, *words in (
+                ("", 400, "byte 0"), ("{", 400, "byte 1"), ("x", 400), ("{}", 422, "missing field"), ("[]", 422), ("null", 422), ("1", 422), ('"x"', 422),
+                (start + "[1,2", 400), (start + "[1,,2]}", 400), (start + "[1,]}", 400), (start + "[1 2]}", 400), (start + "[1]", 400),
+                (start + "[1]}}", 400), (start + "[1]} {}", 400), (start + "[1]}x", 400), (start + "[01]}", 400), (start + "[+1]}", 400),
+                (start + "[0x1]}", 400), (start + "[NaN]}", 400), (start + "[Infinity]}", 400), (start + "[1.5]}", 422, "token_ids"),
+                (start + "[1e2]}", 422, "token_ids"), (start + "[-1]}", 422, "token_ids"), (start + "[4294967296]}", 422, "token_ids"),
+                (start + "[" + "9" * 1000 + "]}", 422, "token_ids"), (start + "[1e9999]}", 422, "token_ids"), (start + '["1"]}', 422, "token_ids"),
+                (start + "[true]}", 422, "token_ids"), (start + "[[1]]}", 422, "token_ids"), (start + "[{}]}", 422, "token_ids"), (start + "{}}", 422, "token_ids"),
+                (start + '"1"}', 422, "token_ids"), (start + "null}", 422, "token_ids"), (start + DEEP, 422), ('{"x":' + DEEP, 400), (DEEP, 422),
+                ('{"x":' * 100000, 400), ('{"model_name":"m","model_name":"m","token_ids":[]}', 422, "model_name"),
+                ('{"model_name":5,"token_ids":[]}', 422, "model_name"), ('{"model_name":"m","token_ids":[],"tenant_id":5}', 422, "tenant_id"),
+                ('{"model_name":"m","token_ids":[],"explain":"yes"}', 422, "explain"), ('{"model_name":"m","token_ids":[],"lora_name":[]}', 422, "lora_name"),
+                ('{"model_name":"\\ud800","token_ids":[]}', 400), ('{"model_name":"\\x","token_ids":[]}', 400), ('{"model_name":"a\nb","token_ids":[]}', 400),
+                ("\ufeff{}", 400), ('{"model_name":"' + "x" * 100000 + '","token_ids":[]}', 422, "model_name"), ("\0" * 1000, 400), ("{'a':1}", 400)):
+            fails(indexer, "/query", text, status, *words)
+        fails(indexer, "/query", b'{"model_name":"\xff\xfe","token_ids":[]}', 400)
+        for data, status in ((b"", 400), (b"\x80", 422), (b"\x90", 422), (b"\xc0", 422), (b"\xc1", 400), (b"\x82\xaamodel_name\xa1m\xa9token_ids", 400),
+                             (b"\x82\xaamodel_name\xa1m\xa9token_ids\xdd\xff\xff\xff\xff", 400), (b"\x82\xaamodel_name\xa1m\xa9token_ids\xc6\xff\xff\xff\xff", 400),
+                             (b"\x82\xaamodel_name\xa1m\xa9token_ids\xc4\x03abc", 422), (b"\x82\xaamodel_name\xa1m\xa9token_ids\x91\xff", 422),
+                             (b"\xdf\xff\xff\xff\xff", 400), (b"\x81\xa1x" + b"\x91" * 100000, 400), (b"\x81\xa1x" + b"\xdd\xff\xff\xff\xff" * 1000, 400),
+                             (msgpack.packb({"model_name": MODEL, "token_ids": [1]}) + b"\0", 400), (msgpack.packb({"model_name": b"m", "token_ids": [1]}), 422),
+                             (msgpack.packb({"model_name": MODEL, "token_ids": [1.0]}), 422), (msgpack.packb({"model_name": MODEL, "token_ids": [1 << 32]}), 422)):
+            fails(indexer, "/query", data, status, headers=MSGPACK)
+        for kind in (None, "", "text/plain", "application/x-www-form-urlencoded", "json", "application/jsonp"):
+            headers = {} if kind is None else {"Content-Type": kind}
+            for path in ("/query", "/query_by_hash", "/register", "/unregister", "/register_peer", "/deregister_peer"):
+                fails(indexer, path, b"{}", 415, "Content-Type", headers=headers)
+        for kind in ("application/json; charset=utf-8", "APPLICATION/JSON", "application/vnd.x+json"):
+            equal(indexer.post("/query", b'{"model_name":"m","token_ids":[]}', headers={"Content-Type": kind}).status, 200, kind)
+        equal(indexer.get("/health").status, 200)
+
+
+def test_msgpack_everywhere():
+    with Indexer() as indexer:
+        body = {"instance_id": 1, "endpoint": NOWHERE, "model_name": MODEL, "block_size": 4, "dp_rank": 2}
+        equal(indexer.post("/register", msgpack.packb(body), headers=MSGPACK).status, 201)
+        equal(indexer.workers()[0]["endpoints"], {"2": NOWHERE})
+        equal(indexer.post("/query", msgpack.packb({"model_name": MODEL, "token_ids": [1, 300, 70000]}), headers=MSGPACK).status, 200)
+        equal(indexer.post("/unregister", msgpack.packb({"instance_id": 1, "model_name": MODEL}), headers=MSGPACK).status, 200)
+
+
+def test_peers():
+    with Indexer() as indexer:
+        equal(indexer.get("/peers").json(), [])
+        for url in ("http://peer:8091", "http://peer:8091", "anything goes"):
+            reply = indexer.post("/register_peer", {"url": url})
+            equal((reply.status, reply.json()), (201, {"status": "ok"}))
+        equal(sorted(indexer.get("/peers").json()), ["anything goes", "http://peer:8091"])
+        reply = indexer.post("/deregister_peer", {"url": "http://peer:8091"})
+        equal((reply.status, reply.json()), (200, {"status": "ok"}))
+        fails(indexer, "/deregister_peer", {"url": "http://peer:8091"}, 404, "peer not found")
+        fails(indexer, "/register_peer", {}, 422, "url")
+        fails(indexer, "/register_peer", {"url": 5}, 422, "url")
+        equal(indexer.get("/peers").json(), ["anything goes"])
+
+
+def test_dump():
+    with Indexer() as indexer, Publisher() as one, Publisher() as two:
+        equal(indexer.dump(), {})
+        indexer.register(1, one, block_size=4, model_name="a:b", tenant_id="c:d")
+        indexer.register(2, two, block_size=8)
+        hashes, tokens = chain(1, 700)
+        one.store(hashes, tokens, block_size=4, rank=3)
+        one.store([5_000_001], [9, 9, 9, 9], parent=hashes[1], block_size=4, rank=3, medium="CPU")
+        indexer.wait_score(tokens, 1, 2800, rank=3, model_name="a:b", tenant_id="c:d")
+        two.store([U64 - 1, -2], range(16), block_size=8)
+        indexer.wait_score(range(16), 2, 16)
+
+        def whole():
+            return sum(len(e["event"]["data"]["stored"]["blocks"]) for e in indexer.dump()["a:b:c:d"]["events"]) == 701
+
+        wait_until(whole, what="all blocks in the dump")
+        reply = indexer.get("/dump")
+        equal(reply.headers["Transfer-Encoding"], "chunked")
+        text = reply.body.decode()
+        check(text.index('"watermarks"') < text.index('"events"'), "watermarks come after the events")
+        dump = reply.json()
+        equal(sorted(dump), ["a:b:c:d", "m:default"])
+        model = dump["a:b:c:d"]
+        equal((model["block_size"], model["model_name"], model["tenant_id"]), (4, "a:b", "c:d"))
+        known, n = {None}, 0
+        for number, event in enumerate(model["events"]):
+            equal((event["worker_id"], event["event"]["dp_rank"], event["event"]["event_id"]), (1, 3, number))
+            stored = event["event"]["data"]["stored"]
+            check(stored["parent_hash"] in known, "a parent comes after its children")
+            check(len(stored["blocks"]) <= 512)
+            for block in stored["blocks"]:
+                known.add(block["block_hash"])
+                check(block["mm_extra_info"] is None)
+                n += 1
+        equal(n, 701)
+        equal([event["storage_tier"] for event in model["events"] if "storage_tier" in event], ["host_pinned"])
+        check((1, 3, 1) in [(mark["worker_id"], mark["dp_rank"], mark["seq"]) for mark in model["watermarks"]], model["watermarks"])
+        stored = dump["m:default"]["events"][0]["event"]["data"]["stored"]
+        equal([block["block_hash"] for block in stored["blocks"]], [U64 - 1, U64 - 2])
+
+
+def fill(indexer, engine, blocks):
+    """Many blocks in chains of 1000; returns the tokens of the last chain."""
+    tokens = []
+    for first in range(0, blocks, 1000):
+        tokens = [first + i for i in range(1000)]
+        engine.store(range(first + 1, first + 1001), tokens, block_size=1)
+    indexer.wait_score(tokens, 1, 1000, timeout=60)
+    return tokens
+
+
+def test_slow_and_vanishing_dump_readers():
+    with Indexer() as indexer, Publisher() as engine:
+        indexer.register(1, engine, block_size=1)
+        last = fill(indexer, engine, 300_000)
+        before = indexer.rss()
+        socks = []
+        for _ in range(4):  # as many as are served at a time; they read nothing
+            sock = socket.socket()
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.connect(("127.0.0.1", indexer.port))
+            sock.sendall(b"GET /dump HTTP/1.1\r\nHost: x\r\n\r\n")
+            socks.append(sock)
+        wait_until(lambda: indexer.metrics()["kv_indexer_http_streams"] == 4, what="four dumps")
+        time.sleep(0.3)
+        reply = indexer.get("/dump")
+        equal(reply.status, 503)
+        check("Retry-After" in reply.headers and "error" in reply.json())
+        started = time.monotonic()  # neither queries nor writers wait for them
+        for number in range(200):
+            equal(indexer.score(last, 1), 1000)
+            engine.store([10_000_000 + number], [7_000_000 + number], block_size=1)
+        indexer.wait_score([7_000_199], 1, 1)
+        check(time.monotonic() - started < 10 * SLOW, "slow dump readers stall others")
+        check(indexer.rss() - before < (24 << 20) * SLOW, f"waiting dumps take {(indexer.rss() - before) >> 20} MiB")
+        for sock in socks[:2]:
+            sock.close()  # in the middle
+        wait_until(lambda: indexer.metrics()["kv_indexer_http_streams"] == 2, what="the dumps of vanished readers to end", timeout=20)
+        blocks = sum(len(event["event"]["data"]["stored"]["blocks"]) for event in indexer.dump()["m:default"]["events"])
+        equal(blocks, 300_200)
+        check(indexer.stop() < 12 * SLOW, "a dump in progress keeps it from stopping")
+        for sock in socks[2:]:
+            sock.close()
+
+
+def test_control_of_listeners():
+    with Indexer() as indexer:
+        indexer.register(1, NOWHERE)
+        for path in ("/test/pause_listener", "/test/resume_listener"):
+            equal(indexer.post(path, {"instance_id": 1}).status, 404)
+    for name, value in (("KV_INDEXER_TEST_ENDPOINTS", "1"), ("DYN_KV_INDEXER_TEST_ENDPOINTS", "true")):
+        with Indexer(env={name: value}) as indexer, Publisher() as engine:
+            indexer.register(1, engine, block_size=4)
+            reply = indexer.post("/test/pause_listener", {"instance_id": 1, "dp_rank": 0})
+            equal((reply.status, reply.json()), (200, {"status": "ok"}))
+            wait_until(lambda: indexer.workers()[0]["status"] == "paused", what="status paused")
+            fails(indexer, "/test/pause_listener", {"instance_id": 1}, 409)
+            equal(indexer.post("/test/resume_listener", {"instance_id": 1}).status, 200)
+            fails(indexer, "/test/resume_listener", {"instance_id": 1}, 409)
+            fails(indexer, "/test/pause_listener", {"instance_id": 2}, 404, "instance 2 not found")
+            fails(indexer, "/test/resume_listener", {"instance_id": 1, "dp_rank": 9}, 404)
+            fails(indexer, "/test/pause_listener", {}, 422, "instance_id")
+
+
+def test_explain():
+    def reason(tokens, **fields):
+        explain = indexer.query(tokens, explain=True, **fields)["explain"]
+        check(explain["text"])
+        return explain["reason"]
+
+    with Indexer() as indexer, Publisher() as engine:
+        unknown = indexer.query([1], expect=404, explain=True)
+        equal((unknown["error"], unknown["explain"]["reason"]), ("no indexer for model=m tenant=default", "no_workers"))
+        indexer.register(1, engine, block_size=4)
+        equal(indexer.query([1], expect=404, explain=True, model_name="x")["explain"]["reason"], "unknown_model")
+        equal(indexer.query([1], expect=404, explain=True, tenant_id="x")["explain"]["reason"], "unknown_tenant")
+        hashes, tokens = chain(1, 3)
+        equal(reason(tokens), "no_events")
+        engine.store([1], range(16), block_size=16)  # another block size than registered
+        wait_until(lambda: reason(tokens) == "block_size", what="a block size mismatch to be told")
+        engine.store(hashes, tokens, block_size=4)
+        wait_until(lambda: reason(tokens) == "matched", what="a match")
+        equal(reason(tokens[:3]), "no_full_block")
+        equal(reason([]), "no_full_block")
+        equal(reason(tokens[1:]), "unknown_first_block")
+        equal(reason(tokens, lora_name="adapter"), "other_namespace")
+        equal(reason(tokens, cache_salt="salt"), "other_namespace")
+        equal(indexer.query_by_hash([1], explain=True)["explain"]["reason"], "unknown_first_block")
+        explain = indexer.query(tokens + [1], explain=True)["explain"]
+        equal((explain["tokens"], explain["full_blocks"], explain["block_size"], explain["holders_matched"]), (13, 3, 4, 1))
+        equal(sum(explain["skipped"].values()), 1)
+        check("explain" not in indexer.query(tokens))
+        check("explain" not in indexer.query(tokens, explain=False))
+        engine.clear()
+        wait_until(lambda: reason(tokens) in ("empty_index", "block_size"), what="an empty index to be told")
+
+
+def test_metrics():
+    with Indexer() as indexer, Publisher() as engine:
+        reply = indexer.get("/metrics")
+        equal(reply.headers["Content-Type"], "text/plain; version=0.0.4")
+        first = reply.body.decode()
+        check("/metrics" not in first and "endpoint=" not in first, "label sets appear before their first use")
+        indexer.register(1, engine, block_size=4)
+        indexer.register(1, NOWHERE, block_size=4, dp_rank=1)
+        indexer.register(2, NOWHERE, block_size=4, tenant_id='a"b\\c\n')
+        hashes, tokens = chain(1, 5)
+        engine.store(hashes, tokens, block_size=4)
+        engine.store([999], [1], parent=12345, block_size=4)
+        indexer.wait_score(tokens, 1, 20)
+        before = indexer.metrics()
+        indexer.query(tokens)
+        indexer.query([1, 2, 3, 4])
+        indexer.query([1], expect=404, model_name="x")
+        indexer.get("/nope")
+        indexer.request("BREW", "/query")
+        values = indexer.metrics()
+        text = indexer.get("/metrics").body.decode()
+
+        def rise(key):
+            return values.get(key, 0) - before.get(key, 0)
+
+        equal(values["dynamo_kvindexer_models"], 2)
+        equal(values["dynamo_kvindexer_workers"], 2)
+        equal(rise('dynamo_kvindexer_requests_total{endpoint="/query",method="POST"}'), 3)
+        equal(rise('dynamo_kvindexer_requests_total{endpoint="unknown",method="GET"}'), 1)
+        equal(rise('dynamo_kvindexer_requests_total{endpoint="/query",method="OTHER"}'), 1)
+        equal(rise('dynamo_kvindexer_errors_total{endpoint="/query",status_class="4xx"}'), 2)
+        equal(rise('dynamo_kvindexer_errors_total{endpoint="unknown",status_class="4xx"}'), 1)
+        equal(rise('dynamo_kvindexer_request_duration_seconds_count{endpoint="/query"}'), 4)
+        for bound in [f"{0.0001 * 2 ** i:.4f}".rstrip("0") for i in range(20)] + ["+Inf"]:
+            check(f'dynamo_kvindexer_request_duration_seconds_bucket{{endpoint="/query",le="{bound}"}}' in values, f"no bucket {bound}")
+        for name, kind, words in (("request_duration_seconds", "histogram", "HTTP request latency"), ("requests_total", "counter", "Total HTTP requests"),
+                                  ("errors_total", "counter", "HTTP error responses (4xx/5xx)"), ("models", "gauge", "Number of active model+tenant indexers"),
+                                  ("workers", "gauge", "Number of registered worker instances")):
+            check(f"# TYPE dynamo_kvindexer_{name} {kind}\n" in text and f"# HELP dynamo_kvindexer_{name} {words}\n" in text, f"dynamo_kvindexer_{name}")
+        check('endpoint="/metrics"' not in text)
+        equal(rise('kv_indexer_queries_total{result="hit"}'), 1)
+        equal(rise('kv_indexer_queries_total{result="miss"}'), 1)
+        equal(rise("kv_indexer_query_blocks_total"), 6)
+        equal(rise("kv_indexer_query_matched_blocks_total"), 5)
+        stream = '{model="m",tenant="default",instance="1",dp_rank="0"}'
+        equal(values["kv_indexer_stream_batches_total" + stream], 2)
+        equal(values["kv_indexer_stream_last_seq" + stream], 1)
+        equal(values["kv_indexer_stream_gaps_total" + stream], 0)
+        check(0 <= values["kv_indexer_stream_last_event_age_seconds" + stream] < 60)
+        problems = sum(value for key, value in values.items() if "instance=\"1\"" in key and ("skipped" in key or "orphans" in key))
+        check(problems >= 1, "an event without its parent is counted nowhere")
+        equal(values['kv_indexer_index_tier_blocks{model="m",tenant="default",tier="device"}'], 5)
+        equal(values['kv_indexer_index_holder_blocks{model="m",tenant="default"}'], 5)
+        check(values['kv_indexer_index_bytes{model="m",tenant="default"}'] > 0)
+        check('tenant="a\\"b\\\\c\\n"' in text, "a label isn't escaped")
+        check(values["process_resident_memory_bytes"] > 1 << 20)
+        for line in text.splitlines():
+            check(line.startswith("# ") or len(line.rsplit(" ", 1)) == 2 and float(line.rsplit(" ", 1)[1]) >= 0, line)
+        indexer.unregister(1)
+        indexer.unregister(2)
+        equal(indexer.metrics()["dynamo_kvindexer_workers"], 0)
+        equal(indexer.metrics()["dynamo_kvindexer_models"], 0)
+
+
+def test_a_flood_of_registrations():
+    with Indexer("--max-registrations", "500") as indexer, Publisher() as engine:
+        indexer.register(1, engine, block_size=4)
+        hashes, tokens = chain(1, 5)
+        statuses = []
+
+        def flood(start):
+            connection = indexer.connect()
+            for i in range(200):
+                body = {"instance_id": start + i, "endpoint": "tcp://127.0.0.1:1", "model_name": f"m{i % 7}", "block_size": 4}
+                statuses.append(indexer.post("/register", body, connection=connection).status)
+            connection.close()
+
+        threads = [threading.Thread(target=flood, args=(start,)) for start in (1000, 2000, 3000, 4000)]
+        for thread in threads:
+            thread.start()
+        engine.store(hashes, tokens, block_size=4)
+        indexer.wait_score(tokens, 1, 20)
+        for thread in threads:
+            thread.join()
+        equal(statuses.count(201), 499)
+        equal(statuses.count(503), 301)
+        fails(indexer, "/register", {"instance_id": 9, "endpoint": NOWHERE, "model_name": "m", "block_size": 4}, 503)
+        equal(len(indexer.workers()), 500)
+        equal(indexer.score(tokens, 1), 20)
+        for worker in indexer.workers():
+            indexer.unregister(worker["instance_id"], model_name=worker["model_name"])
+        equal(indexer.workers(), [])
+        indexer.register(9, NOWHERE)
+
+
+def test_workers_of_the_command_line():
+    with Publisher() as one, Publisher() as two:
+        workers = f"1={one.endpoint}, 2:1={two.endpoint}+{two.replay_endpoint}"
+        with Indexer("--workers", workers, "--block-size", "4", "--model-name", "llama", "--tenant-id", "t") as indexer:
+            one.wait_subscriber()
+            two.wait_subscriber()
+            listed = indexer.workers()
+            equal([(w["instance_id"], w["model_name"], w["tenant_id"], w["block_size"]) for w in listed], [(1, "llama", "t", 4), (2, "llama", "t", 4)])
+            equal([w["endpoints"] for w in listed], [{"0": one.endpoint}, {"1": two.endpoint}])
+            equal(listed[1]["listeners"]["1"]["replay_endpoint"], two.replay_endpoint)
+            hashes, tokens = chain(1, 5)
+            two.store(hashes, tokens, block_size=4)
+            indexer.wait_score(tokens, 2, 20, rank=1, model_name="llama", tenant_id="t")
+
+
+if __name__ == "__main__":
+    run(globals())
