@@ -264,6 +264,7 @@ static void check_live(enum kve_encoding encoding)
     assert_int_equal(message.topic.len, 9);
     check_all_kinds(decode(reader, message.payload), tokens);
     release(&received);
+    assert_int_equal(kve_publisher_flush(publisher, 10000), 0); /* then the counters are current */
     kve_publisher_get_stats(publisher, &stats);
     assert_true(stats.batches == heard + 2);
     assert_true(stats.events == heard + 1 + 6);

@@ -51,7 +51,7 @@ int main(void)
 TEXT
 cp "$work/user.c" "$work/user.cc"
 export PKG_CONFIG_PATH=$pc PKG_CONFIG_SYSROOT_DIR=$DESTDIR LD_LIBRARY_PATH=$libdir
-read -ra flags < <(pkg-config --cflags --libs kvevent kvindex | tr '\n' ' ')
+read -ra flags <<<"$(pkg-config --cflags --libs kvevent kvindex)"
 cc -std=c11 "$work/user.c" -o "$work/user-c" "${flags[@]}"
 c++ -std=c++17 "$work/user.cc" -o "$work/user-cc" "${flags[@]}"
 "$work/user-c" && "$work/user-cc"
