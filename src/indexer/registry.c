@@ -139,21 +139,19 @@ void ki_registry_go(struct ki_registry *registry)
 /* -- tables
  * ------------------------------------------------------------------------------------------ */
 
-/* Room for one more pointer. */
-static int reserve(void *array, size_t n, size_t *capacity)
+/* An array of pointers with room for one more than @n; NULL: out of memory, and nothing has
+ * changed. */
+static void *grow(void *items, size_t n, size_t *capacity)
 {
     size_t more = *capacity ? *capacity * 2 : 16;
-    void *items, *grown;
+    void *grown;
 
     if (n < *capacity)
-        return 0;
-    memcpy(&items, array, sizeof(items));
+        return items;
     grown = realloc(items, more * sizeof(void *));
-    if (!grown)
-        return -ENOMEM;
-    memcpy(array, &grown, sizeof(grown));
-    *capacity = more;
-    return 0;
+    if (grown)
+        *capacity = more;
+    return grown;
 }
 
 static size_t model_bound(const struct ki_registry *r, const char *name, const char *tenant)
@@ -369,36 +367,48 @@ static void publish(struct ki_registry *r, struct ki_listener *l, bool new_model
     pthread_mutex_unlock(&r->lock);
 }
 
-/* realloc moves what readers under `lock` look at. */
+/* Under `lock`: readers look at what realloc moves. */
 static int reserve_tables(struct ki_registry *r)
 {
-    int rc;
+    void *models, *listeners = NULL;
 
     pthread_mutex_lock(&r->lock);
-    rc = reserve(&r->models, r->n_models, &r->models_capacity);
-    if (rc == 0)
-        rc = reserve(&r->listeners, r->n_listeners, &r->listeners_capacity);
+    models = grow(r->models, r->n_models, &r->models_capacity);
+    if (models) {
+        r->models = models;
+        listeners = grow(r->listeners, r->n_listeners, &r->listeners_capacity);
+        if (listeners)
+            r->listeners = listeners;
+    }
     pthread_mutex_unlock(&r->lock);
-    return rc;
+    return listeners ? 0 : -ENOMEM;
+}
+
+/* A reference to @known, or a new model. */
+static int model_for(const struct ki_registration *reg, struct ki_model *known,
+                     struct ki_model **ret)
+{
+    if (!known)
+        return ki_model_create(reg->model, reg->tenant, reg->block_size, NULL, ret);
+    *ret = ki_model_acquire(known);
+    return 0;
 }
 
 static int register_locked(struct ki_registry *r, const struct ki_registration *reg,
                            struct kv_error *error)
 {
     struct ki_model *known = model_find(r, reg->model, reg->tenant), *model = NULL;
-    struct ki_listener *l;
+    struct ki_listener *l = NULL;
     int rc = check_tables(r, reg, known, error);
 
     if (rc < 0)
         return rc;
     rc = reserve_tables(r);
-    if (rc == 0 && known)
-        model = ki_model_acquire(known);
-    else if (rc == 0)
-        rc = ki_model_create(reg->model, reg->tenant, reg->block_size, NULL, &model);
+    if (rc == 0)
+        rc = model_for(reg, known, &model);
     if (rc == 0)
         rc = ki_listener_create(&r->env, reg, model, &l);
-    if (rc < 0) {
+    if (!l) {
         ki_model_release(model);
         return kv_fail(error, rc, 0, "%s", strerror(-rc));
     }
