@@ -3,8 +3,14 @@
  * Payloads byte for byte as publishers send them: every generation of vLLM's arrays and maps,
  * SGLang's maps, a cache master's. Each is also cut at every length, which must be refused, never
  * half applied.
+ *
+ * `test-event-wire decode BLOCK_SIZE` reads payloads (each after its length, 4 bytes little-endian)
+ * and prints what they become; tests/e2e/test_reader.py compares that with a model of its own.
  */
 #include "event/pack.h"
+
+#include <endian.h>
+#include <inttypes.h>
 
 #include "kv_event.h"
 
@@ -316,7 +322,53 @@ static void test_master_map(void **state)
     kve_reader_destroy(reader);
 }
 
-int main(void)
+/* -- for the Python test -------------------------------------------------------------------------
+ */
+
+static void print_op(const struct kve_op *op)
+{
+    static const char *const names[] = {"store", "known", "remove", "clear"};
+
+    printf("%s %d %" PRIu32, names[op->type], op->tier, op->rank);
+    if (op->has_parent)
+        printf(" parent=%" PRIu64, op->parent);
+    for (size_t i = 0; i < op->n; i++) {
+        if (op->type == KVE_OP_STORE)
+            printf(" %" PRIu64 ":%" PRIu64, op->blocks[i].hash, op->blocks[i].tokens_hash);
+        else
+            printf(" %" PRIu64, op->hashes[i]);
+    }
+    printf("\n");
+}
+
+static int print_batches(uint32_t block_size)
+{
+    struct kve_reader *reader = make_reader(block_size);
+    struct kve_batch batch;
+    uint32_t len;
+
+    while (fread(&len, sizeof(len), 1, stdin) == 1) {
+        char *payload = malloc(le32toh(len) + 1);
+        int rc;
+
+        if (!payload || fread(payload, 1, le32toh(len), stdin) != le32toh(len))
+            return 1;
+        rc = kve_reader_decode(reader, payload, le32toh(len), &batch);
+        free(payload);
+        printf("batch %d\n", rc);
+        for (size_t i = 0; !rc && i < batch.n_ops; i++)
+            print_op(&batch.ops[i]);
+        for (int i = 0; !rc && i < KVE_N_SKIPS; i++) {
+            if (batch.skipped[i])
+                printf("skipped %s %" PRIu32 "\n", kve_skip_name((enum kve_skip)i),
+                       batch.skipped[i]);
+        }
+    }
+    kve_reader_destroy(reader);
+    return 0;
+}
+
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_array_two_elements),
@@ -335,5 +387,7 @@ int main(void)
         cmocka_unit_test(test_master_map),
     };
 
+    if (argc == 3 && strcmp(argv[1], "decode") == 0)
+        return print_batches((uint32_t)atoi(argv[2]));
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
