@@ -16,6 +16,7 @@
 #include <strings.h>
 
 #include "event/extra_keys.h"
+#include "event/groups.h"
 #include "event/raw_event.h"
 #include "event/salts.h"
 #include "event/unique.h"
@@ -23,14 +24,7 @@
 #define DEFAULT_MAX_EVENTS 65536
 #define DEFAULT_MAX_TOKENS (4u << 20)
 #define DEFAULT_MAX_SALTED (1u << 20)
-#define MAX_GROUPS 256
 #define KEEP_BYTES (4u << 20) /* memory above this is given back when it isn't needed */
-
-struct group {
-    uint32_t rank;
-    uint32_t group;
-    bool is_main;
-};
 
 struct kve_reader {
     uint32_t block_size;
@@ -48,8 +42,7 @@ struct kve_reader {
     struct kv_block *blocks;
     size_t n_blocks, blocks_capacity;
 
-    struct group groups[MAX_GROUPS];
-    size_t n_groups;
+    struct kve_groups groups;
     struct kve_salts salts;
 };
 
@@ -110,7 +103,7 @@ void kve_reader_destroy(struct kve_reader *reader)
 
 void kve_reader_reset(struct kve_reader *reader)
 {
-    reader->n_groups = 0;
+    kve_groups_reset(&reader->groups);
     kve_salts_reset(&reader->salts);
 }
 
@@ -180,57 +173,6 @@ static int tier_of(struct kv_str medium)
     return -1;
 }
 
-static bool is_main_kind(struct kv_str kind)
-{
-    return kv_str_eq(kind, "full_attention") || kv_str_eq(kind, "mla_attention") ||
-           kv_str_eq(kind, "sink_full_attention");
-}
-
-static struct group *find_group(struct kve_reader *reader, uint32_t rank, uint32_t group)
-{
-    for (size_t i = 0; i < reader->n_groups; i++) {
-        if (reader->groups[i].group == group && reader->groups[i].rank == rank)
-            return &reader->groups[i];
-    }
-    return NULL;
-}
-
-/* What isn't learned because the table is full stays unknown, which is skipped unless it is group
- * 0. */
-static void learn_group(struct kve_reader *reader, uint32_t rank, uint32_t group, bool is_main)
-{
-    struct group *known = find_group(reader, rank, group);
-
-    if (!known) {
-        if (reader->n_groups == MAX_GROUPS)
-            return;
-        known = &reader->groups[reader->n_groups++];
-    }
-    *known = (struct group){rank, group, is_main};
-}
-
-/*
- * Hybrid models publish several caches under the same hashes; only full attention says how much of
- * a prompt is there. A kind decides, and a stored event teaches whose group it is. Without a kind:
- * no group, or a group learned as full attention, or group 0 not learned as anything else.
- */
-static bool is_main_group(struct kve_reader *reader, uint32_t rank, const struct kve_raw_event *ev)
-{
-    const struct group *known;
-
-    if (ev->kind.len) {
-        bool is_main = is_main_kind(ev->kind);
-
-        if (ev->has_group && ev->type == KVE_RAW_STORED)
-            learn_group(reader, rank, (uint32_t)ev->group, is_main);
-        return is_main;
-    }
-    if (!ev->has_group)
-        return true;
-    known = find_group(reader, rank, (uint32_t)ev->group);
-    return known ? known->is_main : ev->group == 0;
-}
-
 /* Rules that stored and removed events share. Returns the tier, or -KVE_SKIP_RC(...). */
 static int common_rules(struct kve_reader *reader, uint32_t rank, const struct kve_raw_event *ev)
 {
@@ -238,7 +180,7 @@ static int common_rules(struct kve_reader *reader, uint32_t rank, const struct k
 
     if (!ev->has_hashes || (ev->has_group && ev->group > UINT32_MAX))
         return -KVE_SKIP_RC(MALFORMED);
-    if (!is_main_group(reader, rank, ev))
+    if (!kve_groups_is_main(&reader->groups, rank, ev))
         return -KVE_SKIP_RC(GROUP);
     if (ev->locality.len && !str_is(ev->locality, "LOCAL"))
         return -KVE_SKIP_RC(REMOTE);
