@@ -206,7 +206,7 @@ void kve_event_encode(struct kv_buf *out, const struct kve_event *event, enum kv
 
 size_t kve_batch_head(uint8_t out[KVE_BATCH_HEAD], double timestamp, uint32_t n_events)
 {
-    char room[KVE_BATCH_HEAD + 16];
+    char room[KVE_BATCH_HEAD + 16] = {0};
     struct kv_buf buf = {.data = room, .capacity = sizeof(room) - 1, .limit = sizeof(room) - 1};
 
     kv_msgpack_put_array(&buf, 3);
@@ -218,7 +218,7 @@ size_t kve_batch_head(uint8_t out[KVE_BATCH_HEAD], double timestamp, uint32_t n_
 
 size_t kve_batch_tail(uint8_t out[KVE_BATCH_TAIL], uint32_t rank)
 {
-    char room[KVE_BATCH_TAIL + 16];
+    char room[KVE_BATCH_TAIL + 16] = {0};
     struct kv_buf buf = {.data = room, .capacity = sizeof(room) - 1, .limit = sizeof(room) - 1};
 
     kv_msgpack_put_u64(&buf, rank);

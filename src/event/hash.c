@@ -49,6 +49,11 @@ struct cursor {
     bool any;
 };
 
+static bool is_before(const struct cursor *at, uint64_t value, size_t index)
+{
+    return at->any && (value < at->value || (value == at->value && index <= at->index));
+}
+
 /* The next up to MM_CHUNK identities in ascending order, equal ones by index. Returns their number.
  */
 static size_t next_smallest(const uint64_t *mm, size_t n, struct cursor *at, uint64_t *values)
@@ -59,7 +64,7 @@ static size_t next_smallest(const uint64_t *mm, size_t n, struct cursor *at, uin
     for (size_t i = 0; i < n; i++) {
         size_t j = k;
 
-        if (at->any && (mm[i] < at->value || (mm[i] == at->value && i <= at->index)))
+        if (is_before(at, mm[i], i))
             continue;
         if (k == MM_CHUNK && mm[i] >= values[k - 1])
             continue;
