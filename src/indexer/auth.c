@@ -63,29 +63,42 @@ static void warn_if_readable(FILE *f, const char *file)
                     kv_log_quote(quoted, sizeof(quoted), file));
 }
 
-static int read_tokens(const char *file, struct tokens **ret, struct kv_error *error)
+static int read_lines(FILE *f, struct tokens **tokens, struct kv_error *error)
 {
-    struct tokens *tokens = calloc(1, sizeof(*tokens));
-    FILE *f = fopen(file, "re");
     char line[4096];
     size_t number = 0;
     int rc = 0;
 
-    if (!f)
-        rc = kv_fail(error, -errno, 0, "can't open: %s", strerror(errno));
-    else if (!tokens)
-        rc = kv_fail(error, -ENOMEM, 0, "out of memory");
     while (rc == 0 && fgets(line, sizeof(line), f))
-        rc = add_token(&tokens, line, ++number, error);
-    if (rc == 0 && ferror(f))
-        rc = kv_fail(error, -EIO, 0, "can't read");
-    if (rc == 0 && tokens->n == 0)
-        rc = kv_fail(error, -ENOENT, 0, "no token in it");
+        rc = add_token(tokens, line, ++number, error);
+    explicit_bzero(line, sizeof(line));
+    if (rc < 0)
+        return rc;
+    if (ferror(f))
+        return kv_fail(error, -EIO, 0, "can't read");
+    if ((*tokens)->n == 0)
+        return kv_fail(error, -ENOENT, 0, "no token in it");
+    return 0;
+}
+
+static int read_tokens(const char *file, struct tokens **ret, struct kv_error *error)
+{
+    struct tokens *tokens = calloc(1, sizeof(*tokens));
+    FILE *f;
+    int rc;
+
+    if (!tokens)
+        return kv_fail(error, -ENOMEM, 0, "out of memory");
+    f = fopen(file, "re");
+    if (!f) {
+        rc = kv_fail(error, -errno, 0, "can't open: %s", strerror(errno));
+        free(tokens);
+        return rc;
+    }
+    rc = read_lines(f, &tokens, error);
     if (rc == 0)
         warn_if_readable(f, file);
-    if (f)
-        fclose(f);
-    explicit_bzero(line, sizeof(line));
+    fclose(f);
     if (rc < 0) {
         free(tokens);
         return rc;
@@ -135,7 +148,7 @@ void ki_auth_destroy(struct ki_auth *auth)
 
 int ki_auth_reload(struct ki_auth *auth, struct kv_error *error)
 {
-    struct tokens *fresh, *old;
+    struct tokens *fresh = NULL, *old;
     struct kv_error why = {0};
     int rc;
 

@@ -29,14 +29,17 @@ static int open_bound(const struct addrinfo *address)
 
 static uint16_t bound_port(int fd)
 {
-    struct sockaddr_storage address;
+    union {
+        struct sockaddr any;
+        struct sockaddr_in in;
+        struct sockaddr_in6 in6;
+    } address;
     socklen_t len = sizeof(address);
 
-    if (getsockname(fd, (struct sockaddr *)&address, &len) < 0)
+    memset(&address, 0, sizeof(address));
+    if (getsockname(fd, &address.any, &len) < 0)
         return 0;
-    if (address.ss_family == AF_INET6)
-        return ntohs(((struct sockaddr_in6 *)&address)->sin6_port);
-    return ntohs(((struct sockaddr_in *)&address)->sin_port);
+    return ntohs(address.any.sa_family == AF_INET6 ? address.in6.sin6_port : address.in.sin_port);
 }
 
 int ki_http_bind(const char *host, uint16_t port, int *ret_fd, uint16_t *ret_port,
