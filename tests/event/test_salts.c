@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The table of salted blocks against a plain list, in few slots so that runs are long and wrap. */
+#include "base/unit.h"
+
+#include <errno.h>
+
+#include "event/salts.h"
+
+#define HASHES 40
+#define RANKS 3
+#define LIMIT 60
+
+struct model {
+    struct kve_salt_entry entries[RANKS][HASHES]; /* by rank and hash; tiers 0: not there */
+    size_t n;
+};
+
+static void model_put(struct model *model, uint32_t rank, uint64_t hash, uint64_t salt,
+                      unsigned tier)
+{
+    struct kve_salt_entry *entry = &model->entries[rank][hash];
+
+    if (!entry->tiers) {
+        *entry = (struct kve_salt_entry){.salt = salt};
+        model->n++;
+    }
+    entry->tiers |= (uint8_t)(1u << tier);
+    entry->ambiguous |= entry->salt != salt;
+}
+
+static void model_remove(struct model *model, uint32_t rank, uint64_t hash, unsigned tier)
+{
+    struct kve_salt_entry *entry = &model->entries[rank][hash];
+    bool had = entry->tiers;
+
+    entry->tiers &= (uint8_t) ~(1u << tier);
+    model->n -= had && !entry->tiers;
+}
+
+static void model_clear(struct model *model, uint32_t rank)
+{
+    for (size_t i = 0; i < HASHES; i++) {
+        model->n -= model->entries[rank][i].tiers != 0;
+        model->entries[rank][i].tiers = 0;
+    }
+}
+
+static void compare(const struct kve_salts *salts, const struct model *model)
+{
+    assert_int_equal(salts->n, model->n);
+    for (uint32_t rank = 0; rank < RANKS; rank++) {
+        for (uint64_t hash = 0; hash < HASHES; hash++) {
+            const struct kve_salt_entry *want = &model->entries[rank][hash];
+            const struct kve_salt_entry *got = kve_salts_find(salts, rank, hash);
+
+            assert_int_equal(got != NULL, want->tiers != 0);
+            if (!got)
+                continue;
+            assert_int_equal(got->tiers, want->tiers);
+            assert_int_equal(got->ambiguous, want->ambiguous);
+            assert_true(got->salt == want->salt);
+        }
+    }
+}
+
+static void test_against_a_list(void **state)
+{
+    uint64_t random = unit_seed();
+    size_t rounds = unit_rounds(200);
+
+    (void)state;
+    for (size_t round = 0; round < rounds; round++) {
+        struct model model = {0};
+        struct kve_salts salts;
+
+        kve_salts_init(&salts, LIMIT);
+        /* Every hash in every tenth round starts at one of few places. */
+        salts.secret = round % 10 ? unit_random(&random) | 1 : UINT64_MAX;
+        for (int step = 0; step < 300; step++) {
+            uint32_t rank = (uint32_t)unit_below(&random, RANKS);
+            uint64_t hash = unit_below(&random, HASHES), salt = 1 + unit_below(&random, 2);
+            enum kv_tier tier = (enum kv_tier)unit_below(&random, KV_N_TIERS);
+            uint64_t what = unit_below(&random, 100);
+
+            if (what < 55) {
+                int rc = kve_salts_reserve(&salts, 1);
+
+                assert_int_equal(rc, model.n == LIMIT ? -ENOSPC : 0);
+                if (rc)
+                    continue;
+                kve_salts_put(&salts, rank, hash, salt, tier);
+                model_put(&model, rank, hash, salt, tier);
+            } else if (what < 98) {
+                kve_salts_remove(&salts, rank, hash, tier);
+                model_remove(&model, rank, hash, tier);
+            } else {
+                kve_salts_clear(&salts, rank);
+                model_clear(&model, rank);
+            }
+            compare(&salts, &model);
+        }
+        kve_salts_reset(&salts);
+        assert_int_equal(salts.n, 0);
+        assert_null(salts.slots);
+        kve_salts_fini(&salts);
+    }
+}
+
+/* Returned memory: an empty table has none. */
+static void test_memory_is_returned(void **state)
+{
+    struct kve_salts salts;
+
+    (void)state;
+    kve_salts_init(&salts, 1000000);
+    assert_int_equal(kve_salts_reserve(&salts, 1000001), -ENOSPC);
+    assert_int_equal(kve_salts_reserve(&salts, 100000), 0);
+    for (uint64_t i = 0; i < 100000; i++)
+        kve_salts_put(&salts, 0, i * 0x100000000u, 7, KV_TIER_HOST);
+    assert_true(salts.capacity <= 4 * 100000 / 3 * 2);
+    for (uint64_t i = 0; i < 100000; i++)
+        kve_salts_remove(&salts, 0, i * 0x100000000u, KV_TIER_HOST);
+    assert_int_equal(salts.n, 0);
+    assert_null(salts.slots);
+    kve_salts_fini(&salts);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_against_a_list),
+        cmocka_unit_test(test_memory_is_returned),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
