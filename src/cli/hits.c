@@ -87,7 +87,7 @@ static void print_head(const struct kc_trace_stats *stats, const struct known *k
 static bool print_row(const struct kc_trace *trace, const struct kc_trace_stats *stats,
                       const struct known *known, size_t i)
 {
-    double plain, leaf;
+    double plain = 0, leaf = 0;
     bool good;
 
     if (kc_hit_fraction(trace, SIZES[i], KC_PLAIN_LRU, &plain) < 0 ||

@@ -46,11 +46,12 @@ int kc_replay_prompt(const struct kc_replay *replay, uint64_t number, struct kc_
 
 static double request_ms(const struct kc_replay *replay, uint64_t number)
 {
+    const struct kc_request *requests = replay->trace.requests;
     size_t n = replay->trace.n_requests;
+    uint64_t pass = number / n;
 
-    return (double)(replay->trace.requests[number % n].timestamp_ms -
-                    replay->trace.requests[0].timestamp_ms) +
-           (double)(number / n) * (double)replay->span_ms;
+    return (double)(requests[number % n].timestamp_ms - requests[0].timestamp_ms) +
+           (double)pass * (double)replay->span_ms;
 }
 
 /* -- serving ---------------------------------------------------------------------------------- */

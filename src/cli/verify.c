@@ -93,8 +93,10 @@ int kc_replay_verify(struct kc_replay *replay, struct kc_client *client, struct 
     struct kc_verdict *verdict = &replay->verdict;
     uint64_t start_ns = kv_now_ns(), deadline_ns, settled_ns = start_ns;
     struct kc_prompt prompt = {0};
-    int rc = beliefs ? 0 : kv_fail(error, -ENOMEM, 0, "out of memory");
+    int rc = 0;
 
+    if (!beliefs)
+        return kv_fail(error, -ENOMEM, 0, "out of memory");
     deadline_ns = start_ns + replay->opts.settle_ms * KV_NS_PER_MS;
     for (uint64_t w = 0; w < replay->opts.workers; w++)
         kc_engine_flush(replay->engines[w], 1000);

@@ -184,7 +184,7 @@ static void test_random(void **state)
     struct kc_rng rng = {.state = unit_seed()};
 
     (void)state;
-    for (unsigned i = 0, rounds = (unsigned)unit_rounds(200); i < rounds; i++) {
+    for (unsigned i = 0, rounds = (unsigned)unit_rounds(80); i < rounds; i++) {
         run_random(KC_LEAF_FIRST, 1 + kc_rng_below(&rng, 200), &rng);
         run_random(KC_PLAIN_LRU, 1 + kc_rng_below(&rng, 200), &rng);
     }

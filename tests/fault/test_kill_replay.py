@@ -28,13 +28,13 @@ def test_indexer_killed_under_replay():
     port = free_port()
     indexer = Indexer(port=port)
     with tempfile.NamedTemporaryFile(suffix=".json") as report:
-        command = [KVASIR, "replay", "--quiet", "--json", report.name, "--url", indexer.url, "--seconds", str(12 * SLOW), "--rate",
-                   str(200 // SLOW), "--workers", "6", "--blocks", "4000", "--replay-buffer", "100000"]
+        command = [KVASIR, "replay", "--quiet", "--json", report.name, "--url", indexer.url, "--seconds", "24" if SANITIZED else "12", "--rate",
+                   "60" if SANITIZED else "200", "--workers", "6", "--blocks", "4000", "--replay-buffer", "100000"]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         try:
             wait_until(lambda: len(indexer.workers()) == 6, 20, "registration")
             for _ in range(3):
-                time.sleep(rng.uniform(0.3, 2.5) * SLOW)
+                time.sleep(rng.uniform(0.3, 2.5))
                 indexer.kill()
                 time.sleep(rng.uniform(0, 0.7))
                 indexer = Indexer(port=port)
