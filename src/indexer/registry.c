@@ -1,13 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * Two tables, both sorted arrays: models by (name, tenant), listeners by (instance, rank). They are
- * small (thousands), looked up by halving, and already in the order in which they are shown.
- *
- * Two locks. `admin` is held through a whole change (register, unregister, adopt), which may take
- * long, as when a worker's million blocks leave the index. `lock` is held only to look something up
- * or to put it in or take it out, so a query never waits for a change. The tables are written under
- * both, so either suffices for reading. Order: admin, lock, a listener's lock, a pump's.
- */
+/* Life of the registry; registering and unregistering. Tables and locks: tables.h. */
 #include "indexer/registry.h"
 
 #include <inttypes.h>
@@ -16,28 +8,9 @@
 #include <string.h>
 
 #include "base/endpoint.h"
-#include "base/log.h"
-#include "indexer/listener.h"
-#include "indexer/model.h"
-#include "indexer/positions.h"
-#include "indexer/pump.h"
+#include "indexer/tables.h"
 
 #define MAX_THREADS 256
-
-struct ki_registry {
-    struct ki_listener_env env;
-    const struct kv_arg_list *allow;
-    uint32_t max_registrations;
-    struct ki_pump **pumps;
-    uint32_t n_pumps;
-
-    pthread_mutex_t admin, lock;
-    struct ki_model **models;
-    size_t n_models, models_capacity;
-    struct ki_listener **listeners;
-    size_t n_listeners, listeners_capacity;
-    struct ki_positions positions; /* under admin alone */
-};
 
 /* -- life
  * ------------------------------------------------------------------------------------------- */
@@ -124,128 +97,10 @@ void ki_registry_destroy(struct ki_registry *registry)
     free(r);
 }
 
-static void wake_pumps(struct ki_registry *r)
-{
-    for (uint32_t i = 0; i < r->n_pumps; i++)
-        ki_pump_wake(r->pumps[i]);
-}
-
 void ki_registry_go(struct ki_registry *registry)
 {
     atomic_store_explicit(&registry->env.held, false, memory_order_release);
-    wake_pumps(registry);
-}
-
-/* -- tables
- * ------------------------------------------------------------------------------------------ */
-
-/* An array of pointers with room for one more than @n; NULL: out of memory, and nothing has
- * changed. */
-static void *grow(void *items, size_t n, size_t *capacity)
-{
-    size_t more = *capacity ? *capacity * 2 : 16;
-    void *grown;
-
-    if (n < *capacity)
-        return items;
-    grown = realloc(items, more * sizeof(void *));
-    if (grown)
-        *capacity = more;
-    return grown;
-}
-
-static size_t model_bound(const struct ki_registry *r, const char *name, const char *tenant)
-{
-    size_t lo = 0, hi = r->n_models;
-
-    while (lo < hi) {
-        size_t mid = lo + (hi - lo) / 2;
-
-        if (ki_model_compare(r->models[mid], name, tenant) < 0)
-            lo = mid + 1;
-        else
-            hi = mid;
-    }
-    return lo;
-}
-
-static struct ki_model *model_find(const struct ki_registry *r, const char *name,
-                                   const char *tenant)
-{
-    size_t at = model_bound(r, name, tenant);
-
-    if (at < r->n_models && ki_model_compare(r->models[at], name, tenant) == 0)
-        return r->models[at];
-    return NULL;
-}
-
-/* First listener not before (instance, rank). */
-static size_t listener_bound(const struct ki_registry *r, uint64_t instance, uint32_t rank)
-{
-    size_t lo = 0, hi = r->n_listeners;
-
-    while (lo < hi) {
-        size_t mid = lo + (hi - lo) / 2;
-        const struct ki_listener *l = r->listeners[mid];
-
-        if (l->instance < instance || (l->instance == instance && l->rank < rank))
-            lo = mid + 1;
-        else
-            hi = mid;
-    }
-    return lo;
-}
-
-/* The listeners of an instance are neighbours: [*ret_first, returned). */
-static size_t instance_range(const struct ki_registry *r, uint64_t instance, size_t *ret_first)
-{
-    size_t at = listener_bound(r, instance, 0);
-
-    *ret_first = at;
-    while (at < r->n_listeners && r->listeners[at]->instance == instance)
-        at++;
-    return at;
-}
-
-static struct ki_listener *listener_find(const struct ki_registry *r, uint64_t instance,
-                                         uint32_t rank)
-{
-    size_t at = listener_bound(r, instance, rank);
-
-    if (at < r->n_listeners && r->listeners[at]->instance == instance &&
-        r->listeners[at]->rank == rank)
-        return r->listeners[at];
-    return NULL;
-}
-
-struct ki_model *ki_registry_model(struct ki_registry *registry, const char *name,
-                                   const char *tenant)
-{
-    struct ki_model *model;
-
-    pthread_mutex_lock(&registry->lock);
-    model = model_find(registry, name, tenant);
-    if (model)
-        ki_model_acquire(model);
-    pthread_mutex_unlock(&registry->lock);
-    return model;
-}
-
-long ki_registry_models(struct ki_registry *registry, struct ki_model ***ret)
-{
-    struct ki_model **models;
-    size_t n;
-
-    pthread_mutex_lock(&registry->lock);
-    n = registry->n_models;
-    models = calloc(n + 1, sizeof(struct ki_model *));
-    for (size_t i = 0; models && i < n; i++)
-        models[i] = ki_model_acquire(registry->models[i]);
-    pthread_mutex_unlock(&registry->lock);
-    if (!models)
-        return -ENOMEM;
-    *ret = models;
-    return (long)n;
+    ki_registry_wake(registry);
 }
 
 /* -- registering
@@ -295,7 +150,7 @@ static int check_request(const struct ki_registry *r, const struct ki_registrati
 static int check_tables(const struct ki_registry *r, const struct ki_registration *reg,
                         const struct ki_model *model, struct kv_error *error)
 {
-    size_t first, end = instance_range(r, reg->instance, &first);
+    size_t first, end = ki_instance_range(r, reg->instance, &first);
 
     if (first < end) {
         const struct ki_model *owner = r->listeners[first]->model;
@@ -306,7 +161,7 @@ static int check_tables(const struct ki_registry *r, const struct ki_registratio
                            " is already registered for model=%.60s tenant=%.60s",
                            reg->instance, owner->name, owner->tenant);
     }
-    if (listener_find(r, reg->instance, reg->rank))
+    if (ki_listener_find(r, reg->instance, reg->rank))
         return kv_fail(error, -EEXIST, 0,
                        "instance %" PRIu64 " dp_rank %" PRIu32 " already registered", reg->instance,
                        reg->rank);
@@ -347,43 +202,6 @@ static void take_position(struct ki_registry *r, struct ki_listener *l)
         ki_stream_remember(&l->stream, position.mark.sequence);
 }
 
-/* Put both in; a reserved table can't fail. */
-static void publish(struct ki_registry *r, struct ki_listener *l, bool new_model)
-{
-    size_t at;
-
-    pthread_mutex_lock(&r->lock);
-    if (new_model) {
-        at = model_bound(r, l->model->name, l->model->tenant);
-        memmove(r->models + at + 1, r->models + at, (r->n_models - at) * sizeof(*r->models));
-        r->models[at] = ki_model_acquire(l->model);
-        r->n_models++;
-    }
-    at = listener_bound(r, l->instance, l->rank);
-    memmove(r->listeners + at + 1, r->listeners + at,
-            (r->n_listeners - at) * sizeof(*r->listeners));
-    r->listeners[at] = l;
-    r->n_listeners++;
-    pthread_mutex_unlock(&r->lock);
-}
-
-/* Under `lock`: readers look at what realloc moves. */
-static int reserve_tables(struct ki_registry *r)
-{
-    void *models, *listeners = NULL;
-
-    pthread_mutex_lock(&r->lock);
-    models = grow(r->models, r->n_models, &r->models_capacity);
-    if (models) {
-        r->models = models;
-        listeners = grow(r->listeners, r->n_listeners, &r->listeners_capacity);
-        if (listeners)
-            r->listeners = listeners;
-    }
-    pthread_mutex_unlock(&r->lock);
-    return listeners ? 0 : -ENOMEM;
-}
-
 /* A reference to @known, or a new model. */
 static int model_for(const struct ki_registration *reg, struct ki_model *known,
                      struct ki_model **ret)
@@ -397,13 +215,13 @@ static int model_for(const struct ki_registration *reg, struct ki_model *known,
 static int register_locked(struct ki_registry *r, const struct ki_registration *reg,
                            struct kv_error *error)
 {
-    struct ki_model *known = model_find(r, reg->model, reg->tenant), *model = NULL;
+    struct ki_model *known = ki_model_find(r, reg->model, reg->tenant), *model = NULL;
     struct ki_listener *l = NULL;
     int rc = check_tables(r, reg, known, error);
 
     if (rc < 0)
         return rc;
-    rc = reserve_tables(r);
+    rc = ki_tables_reserve(r);
     if (rc == 0)
         rc = model_for(reg, known, &model);
     if (rc == 0)
@@ -413,7 +231,9 @@ static int register_locked(struct ki_registry *r, const struct ki_registration *
         return kv_fail(error, rc, 0, "%s", strerror(-rc));
     }
     take_position(r, l);
-    publish(r, l, !known);
+    if (!known)
+        ki_tables_put_model(r, ki_model_acquire(model));
+    ki_tables_put_listener(r, l);
     ki_pump_add(least_loaded(r), ki_listener_acquire(l));
     return 0;
 }
@@ -439,7 +259,6 @@ int ki_registry_register(struct ki_registry *registry, const struct ki_registrat
 static void drop_model_if_empty(struct ki_registry *r, struct ki_model *model)
 {
     struct kvi_stats stats;
-    size_t at;
 
     for (size_t i = 0; i < r->n_listeners; i++)
         if (r->listeners[i]->model == model)
@@ -447,11 +266,7 @@ static void drop_model_if_empty(struct ki_registry *r, struct ki_model *model)
     kvi_get_stats(model->index, &stats);
     if (stats.holder_blocks)
         return;
-    pthread_mutex_lock(&r->lock);
-    at = model_bound(r, model->name, model->tenant);
-    memmove(r->models + at, r->models + at + 1, (r->n_models - at - 1) * sizeof(*r->models));
-    r->n_models--;
-    pthread_mutex_unlock(&r->lock);
+    ki_tables_take_model(r, model);
     ki_model_release(model);
 }
 
@@ -462,7 +277,7 @@ static void remove_ranks(struct ki_registry *r, const struct ki_listener *l)
     for (uint32_t i = 0; i < l->applier.n_ranks; i++) {
         struct kv_holder holder = {.worker = l->instance, .rank = l->applier.ranks[i]};
 
-        if (!listener_find(r, l->instance, holder.rank))
+        if (!ki_listener_find(r, l->instance, holder.rank))
             kvi_remove_holder(l->model->index, holder);
     }
 }
@@ -480,13 +295,8 @@ static void retire_range(struct ki_registry *r, size_t first, size_t end, bool w
         if (ki_listener_retire(r->listeners[i], &position))
             ki_positions_note(&r->positions, &position, false);
     for (; n; n--) {
-        struct ki_listener *l = r->listeners[first];
+        struct ki_listener *l = ki_tables_take_listener(r, first);
 
-        pthread_mutex_lock(&r->lock);
-        memmove(r->listeners + first, r->listeners + first + 1,
-                (r->n_listeners - first - 1) * sizeof(struct ki_listener *));
-        r->n_listeners--;
-        pthread_mutex_unlock(&r->lock);
         if (!whole)
             remove_ranks(r, l);
         ki_pump_wake(l->pump);
@@ -527,7 +337,7 @@ static int remove_dumped(struct ki_registry *r, uint64_t instance, const char *n
 static int unregister_locked(struct ki_registry *r, uint64_t instance, const char *name,
                              const char *tenant, const uint32_t *rank, struct kv_error *error)
 {
-    size_t first, end = instance_range(r, instance, &first);
+    size_t first, end = ki_instance_range(r, instance, &first);
     const struct ki_model *owner;
     bool whole;
 
@@ -543,10 +353,10 @@ static int unregister_locked(struct ki_registry *r, uint64_t instance, const cha
                        owner->name, owner->tenant);
     whole = !rank || end - first == 1;
     if (rank) {
-        if (!listener_find(r, instance, *rank))
+        if (!ki_listener_find(r, instance, *rank))
             return kv_fail(error, -ENOENT, 0, "instance %" PRIu64 " dp_rank %" PRIu32 " not found",
                            instance, *rank);
-        first = listener_bound(r, instance, *rank);
+        first = ki_listener_bound(r, instance, *rank);
         end = first + 1;
     }
     retire_range(r, first, end, whole);
@@ -560,250 +370,6 @@ int ki_registry_unregister(struct ki_registry *registry, uint64_t instance, cons
 
     pthread_mutex_lock(&registry->admin);
     rc = unregister_locked(registry, instance, model, tenant, rank, error);
-    pthread_mutex_unlock(&registry->admin);
-    return rc;
-}
-
-/* -- looking at listeners
- * ------------------------------------------------------------------------------- */
-
-/* A copy of the table with references, so that nobody waits for `lock` while a batch is applied. */
-static long snapshot(struct ki_registry *r, struct ki_listener ***ret)
-{
-    struct ki_listener **listeners;
-    size_t n;
-
-    pthread_mutex_lock(&r->lock);
-    n = r->n_listeners;
-    listeners = calloc(n + 1, sizeof(struct ki_listener *));
-    for (size_t i = 0; listeners && i < n; i++)
-        listeners[i] = ki_listener_acquire(r->listeners[i]);
-    pthread_mutex_unlock(&r->lock);
-    if (!listeners)
-        return -ENOMEM;
-    *ret = listeners;
-    return (long)n;
-}
-
-static void snapshot_free(struct ki_listener **listeners, long n)
-{
-    for (long i = 0; i < n; i++)
-        ki_listener_release(listeners[i]);
-    free(listeners);
-}
-
-const char *ki_listener_status_name(enum ki_listener_status status)
-{
-    static const char *const names[] = {"pending", "active", "replaying", "paused", "failed"};
-
-    return (size_t)status < KV_COUNT(names) ? names[status] : "unknown";
-}
-
-long ki_registry_workers(struct ki_registry *registry, struct ki_worker_info **ret)
-{
-    struct ki_listener **listeners;
-    struct ki_worker_info *infos;
-    long n = snapshot(registry, &listeners);
-    bool complete = true;
-
-    if (n < 0)
-        return n;
-    infos = calloc((size_t)n + 1, sizeof(*infos));
-    for (long i = 0; infos && i < n; i++) {
-        ki_listener_info(listeners[i], &infos[i]);
-        complete &= infos[i].endpoint && infos[i].model && infos[i].tenant;
-    }
-    snapshot_free(listeners, n);
-    if (!infos || !complete) {
-        if (infos)
-            ki_worker_infos_free(infos, n);
-        return -ENOMEM;
-    }
-    *ret = infos;
-    return n;
-}
-
-void ki_worker_infos_free(struct ki_worker_info *infos, long n)
-{
-    for (long i = 0; i < n; i++) {
-        free(infos[i].endpoint);
-        free(infos[i].replay_endpoint);
-        free(infos[i].model);
-        free(infos[i].tenant);
-        free(infos[i].last_error);
-    }
-    free(infos);
-}
-
-static int set_paused(struct ki_registry *r, uint64_t instance, const uint32_t *rank, bool paused)
-{
-    struct ki_listener **listeners;
-    long n = snapshot(r, &listeners);
-    int rc = -ENOENT;
-
-    if (n < 0)
-        return (int)n;
-    for (long i = 0; i < n; i++) {
-        int one;
-
-        if (listeners[i]->instance != instance || (rank && listeners[i]->rank != *rank))
-            continue;
-        one = ki_listener_set_paused(listeners[i], paused);
-        if (rc != 0)
-            rc = one;
-    }
-    snapshot_free(listeners, n);
-    wake_pumps(r);
-    return rc;
-}
-
-int ki_registry_pause(struct ki_registry *registry, uint64_t instance, const uint32_t *rank)
-{
-    return set_paused(registry, instance, rank, true);
-}
-
-int ki_registry_resume(struct ki_registry *registry, uint64_t instance, const uint32_t *rank)
-{
-    return set_paused(registry, instance, rank, false);
-}
-
-long ki_registry_watermarks(struct ki_registry *registry, const struct ki_model *model,
-                            struct ki_watermark **ret)
-{
-    struct ki_listener **listeners;
-    struct ki_watermark *items = NULL;
-    size_t n = 0, capacity = 0;
-    long n_listeners = snapshot(registry, &listeners);
-    bool ok = true;
-
-    if (n_listeners < 0)
-        return n_listeners;
-    for (long i = 0; ok && i < n_listeners; i++)
-        if (ki_listener_feeds(listeners[i], model))
-            ok = ki_listener_watermarks(listeners[i], &items, &n, &capacity);
-    snapshot_free(listeners, n_listeners);
-    if (!ok) {
-        free(items);
-        return -ENOMEM;
-    }
-    *ret = items;
-    return (long)n;
-}
-
-/* -- adopting a peer's index
- * ------------------------------------------------------------------------------ */
-
-static int check_adoptable(const struct ki_registry *r, const struct ki_model *known,
-                           uint32_t block_size, struct kv_error *error)
-{
-    struct kvi_stats stats;
-
-    if (!atomic_load_explicit(&r->env.held, memory_order_relaxed))
-        return kv_fail(error, -EBUSY, 0, "live events are being applied already");
-    if (!known)
-        return 0;
-    if (known->block_size != block_size)
-        return kv_fail(error, -EEXIST, 0,
-                       "block_size mismatch for model=%.60s tenant=%.60s: existing=%" PRIu32
-                       ", dumped=%" PRIu32,
-                       known->name, known->tenant, known->block_size, block_size);
-    kvi_get_stats(known->index, &stats);
-    if (stats.holder_blocks)
-        return kv_fail(error, -EEXIST, 0, "model=%.60s tenant=%.60s has blocks already",
-                       known->name, known->tenant);
-    return 0;
-}
-
-static const struct ki_watermark *mark_of(const struct ki_watermark *marks, size_t n,
-                                          const struct ki_listener *l)
-{
-    for (size_t i = 0; i < n; i++)
-        if (marks[i].holder.worker == l->instance && marks[i].holder.rank == l->rank)
-            return &marks[i];
-    return NULL;
-}
-
-/* The streams go on where the dump ends. They are held, so none is ahead of it. */
-static void move_listener(struct ki_listener *l, struct ki_model *model,
-                          const struct ki_watermark *mark)
-{
-    struct kv_holder holder = {.worker = l->instance, .rank = l->rank};
-    struct ki_model *old;
-
-    pthread_mutex_lock(&l->lock);
-    old = l->model;
-    l->model = ki_model_acquire(model);
-    if (mark)
-        ki_stream_seed(&l->stream, mark->sequence, mark->timestamp, mark->partial);
-    else if (kvi_holder_blocks(model->index, holder))
-        ki_stream_seed_cursorless(&l->stream);
-    pthread_mutex_unlock(&l->lock);
-    ki_model_release(old);
-}
-
-/* A rank without a registration: its only feeder's, or of a worker that may register later. */
-static void adopt_stray_mark(struct ki_registry *r, const struct ki_watermark *mark)
-{
-    size_t first, end = instance_range(r, mark->holder.worker, &first);
-
-    if (listener_find(r, mark->holder.worker, mark->holder.rank))
-        return;
-    if (end - first == 1) {
-        pthread_mutex_lock(&r->listeners[first]->lock);
-        ki_applier_note_rank(&r->listeners[first]->applier, mark->holder.rank);
-        pthread_mutex_unlock(&r->listeners[first]->lock);
-        return;
-    }
-    ki_positions_note(&r->positions, mark, true);
-}
-
-static void replace_model(struct ki_registry *r, struct ki_model *known, struct ki_model *model)
-{
-    size_t at = model_bound(r, model->name, model->tenant);
-
-    pthread_mutex_lock(&r->lock);
-    if (!known) {
-        memmove(r->models + at + 1, r->models + at, (r->n_models - at) * sizeof(*r->models));
-        r->n_models++;
-    }
-    r->models[at] = model;
-    pthread_mutex_unlock(&r->lock);
-    ki_model_release(known);
-}
-
-static int adopt_locked(struct ki_registry *r, const char *name, const char *tenant,
-                        uint32_t block_size, struct kvi_index *index,
-                        const struct ki_watermark *marks, size_t n, struct kv_error *error)
-{
-    struct ki_model *known = model_find(r, name, tenant), *model = NULL;
-    int rc = check_adoptable(r, known, block_size, error);
-
-    if (rc < 0)
-        return rc;
-    rc = reserve_tables(r);
-    if (rc == 0)
-        rc = ki_model_create(name, tenant, block_size, index, &model);
-    if (rc < 0)
-        return kv_fail(error, rc, 0, "%s", strerror(-rc));
-    for (size_t i = 0; i < r->n_listeners; i++)
-        if (r->listeners[i]->model == known)
-            move_listener(r->listeners[i], model, mark_of(marks, n, r->listeners[i]));
-    for (size_t i = 0; i < n; i++)
-        adopt_stray_mark(r, &marks[i]);
-    replace_model(r, known, model);
-    return 0;
-}
-
-int ki_registry_adopt(struct ki_registry *registry, const char *model, const char *tenant,
-                      uint32_t block_size, struct kvi_index *index,
-                      const struct ki_watermark *watermarks, size_t n, struct kv_error *error)
-{
-    int rc;
-
-    if (block_size == 0)
-        return kv_fail(error, -EINVAL, 0, "block_size must be at least 1");
-    pthread_mutex_lock(&registry->admin);
-    rc = adopt_locked(registry, model, tenant, block_size, index, watermarks, n, error);
     pthread_mutex_unlock(&registry->admin);
     return rc;
 }

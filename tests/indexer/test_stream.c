@@ -309,6 +309,21 @@ static void restart_with_lost_beginning_is_replayed(void **state)
     assert_false(s.partial);
 }
 
+/* The new process's clock is behind the old one's: the connection tells. */
+static void restart_with_the_clock_set_back(void **state)
+{
+    struct ki_batch_id id = batch(0, 5);
+    struct ki_stream s;
+
+    (void)state;
+    ki_stream_init(&s, &without_replay);
+    for (uint64_t i = 0; i <= 300; i++)
+        assert_int_equal(live(&s, 1, i), KI_STEP_APPLY);
+    assert_int_equal(ki_stream_live(&s, &id, false, SECOND), KI_STEP_DROP);
+    assert_int_equal(ki_stream_live(&s, &id, true, SECOND),
+                     KI_STEP_PURGE | KI_STEP_RESET | KI_STEP_APPLY);
+}
+
 static void restart_without_timestamps(void **state)
 {
     struct ki_stream s;
@@ -773,6 +788,7 @@ int main(void)
         cmocka_unit_test(lost_reply_is_asked_for_again),
         cmocka_unit_test(restart_is_told_from_a_duplicate),
         cmocka_unit_test(restart_with_lost_beginning_is_replayed),
+        cmocka_unit_test(restart_with_the_clock_set_back),
         cmocka_unit_test(restart_without_timestamps),
         cmocka_unit_test(restart_hidden_behind_a_reconnect),
         cmocka_unit_test(overlap_that_is_gone),

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What others see of the registry: models, workers, watermarks; and the two test hooks. */
+#include <stdlib.h>
+
+#include "indexer/tables.h"
+
+struct ki_model *ki_registry_model(struct ki_registry *registry, const char *name,
+                                   const char *tenant)
+{
+    struct ki_model *model;
+
+    pthread_mutex_lock(&registry->lock);
+    model = ki_model_find(registry, name, tenant);
+    if (model)
+        ki_model_acquire(model);
+    pthread_mutex_unlock(&registry->lock);
+    return model;
+}
+
+long ki_registry_models(struct ki_registry *registry, struct ki_model ***ret)
+{
+    struct ki_model **models;
+    size_t n;
+
+    pthread_mutex_lock(&registry->lock);
+    n = registry->n_models;
+    models = calloc(n + 1, sizeof(struct ki_model *));
+    for (size_t i = 0; models && i < n; i++)
+        models[i] = ki_model_acquire(registry->models[i]);
+    pthread_mutex_unlock(&registry->lock);
+    if (!models)
+        return -ENOMEM;
+    *ret = models;
+    return (long)n;
+}
+
+const char *ki_listener_status_name(enum ki_listener_status status)
+{
+    static const char *const names[] = {"pending", "active", "replaying", "paused", "failed"};
+
+    return (size_t)status < KV_COUNT(names) ? names[status] : "unknown";
+}
+
+long ki_registry_workers(struct ki_registry *registry, struct ki_worker_info **ret)
+{
+    struct ki_listener **listeners;
+    struct ki_worker_info *infos;
+    long n = ki_tables_snapshot(registry, &listeners);
+    bool complete = true;
+
+    if (n < 0)
+        return n;
+    infos = calloc((size_t)n + 1, sizeof(*infos));
+    for (long i = 0; infos && i < n; i++) {
+        ki_listener_info(listeners[i], &infos[i]);
+        complete &= infos[i].endpoint && infos[i].model && infos[i].tenant;
+    }
+    ki_tables_snapshot_free(listeners, n);
+    if (!infos || !complete) {
+        if (infos)
+            ki_worker_infos_free(infos, n);
+        return -ENOMEM;
+    }
+    *ret = infos;
+    return n;
+}
+
+void ki_worker_infos_free(struct ki_worker_info *infos, long n)
+{
+    for (long i = 0; i < n; i++) {
+        free(infos[i].endpoint);
+        free(infos[i].replay_endpoint);
+        free(infos[i].model);
+        free(infos[i].tenant);
+        free(infos[i].last_error);
+    }
+    free(infos);
+}
+
+static int set_paused(struct ki_registry *r, uint64_t instance, const uint32_t *rank, bool paused)
+{
+    struct ki_listener **listeners;
+    long n = ki_tables_snapshot(r, &listeners);
+    int rc = -ENOENT;
+
+    if (n < 0)
+        return (int)n;
+    for (long i = 0; i < n; i++) {
+        int one;
+
+        if (listeners[i]->instance != instance || (rank && listeners[i]->rank != *rank))
+            continue;
+        one = ki_listener_set_paused(listeners[i], paused);
+        if (rc != 0)
+            rc = one;
+    }
+    ki_tables_snapshot_free(listeners, n);
+    ki_registry_wake(r);
+    return rc;
+}
+
+int ki_registry_pause(struct ki_registry *registry, uint64_t instance, const uint32_t *rank)
+{
+    return set_paused(registry, instance, rank, true);
+}
+
+int ki_registry_resume(struct ki_registry *registry, uint64_t instance, const uint32_t *rank)
+{
+    return set_paused(registry, instance, rank, false);
+}
+
+long ki_registry_watermarks(struct ki_registry *registry, const struct ki_model *model,
+                            struct ki_watermark **ret)
+{
+    struct ki_listener **listeners;
+    struct ki_watermark *items = NULL;
+    size_t n = 0, capacity = 0;
+    long n_listeners = ki_tables_snapshot(registry, &listeners);
+    bool ok = true;
+
+    if (n_listeners < 0)
+        return n_listeners;
+    for (long i = 0; ok && i < n_listeners; i++)
+        if (ki_listener_feeds(listeners[i], model))
+            ok = ki_listener_watermarks(listeners[i], &items, &n, &capacity);
+    ki_tables_snapshot_free(listeners, n_listeners);
+    if (!ok) {
+        free(items);
+        return -ENOMEM;
+    }
+    *ret = items;
+    return (long)n;
+}

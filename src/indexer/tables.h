@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * The registry's two tables, both sorted arrays: models by (name, tenant), listeners by (instance,
+ * rank). They are small (thousands), looked up by halving, and already in the order in which they
+ * are shown.
+ *
+ * Two locks. `admin` is held through a whole change (register, unregister, adopt), which may take
+ * long, as when a worker's million blocks leave the index. `lock` is held only to look something up
+ * or to put it in or take it out, so a query never waits for a change. The tables are written under
+ * both, so either suffices for reading. Order: admin, lock, a listener's lock, a pump's.
+ */
+#ifndef KV_INDEXER_TABLES_H
+#define KV_INDEXER_TABLES_H
+
+#include "indexer/listener.h"
+#include "indexer/model.h"
+#include "indexer/positions.h"
+#include "indexer/pump.h"
+#include "indexer/registry.h"
+
+struct ki_registry {
+    struct ki_listener_env env;
+    const struct kv_arg_list *allow;
+    uint32_t max_registrations;
+    struct ki_pump **pumps;
+    uint32_t n_pumps;
+
+    pthread_mutex_t admin, lock;
+    struct ki_model **models;
+    size_t n_models, models_capacity;
+    struct ki_listener **listeners;
+    size_t n_listeners, listeners_capacity;
+    struct ki_positions positions; /* under admin alone */
+};
+
+/* -- under either lock ----------------------------------------------------------------------------
+ */
+
+/** First model not before (name, tenant); the one that is it, or NULL. */
+size_t ki_model_bound(const struct ki_registry *r, const char *name, const char *tenant);
+struct ki_model *ki_model_find(const struct ki_registry *r, const char *name, const char *tenant);
+
+/** First listener not before (instance, rank); the one that is it, or NULL. */
+size_t ki_listener_bound(const struct ki_registry *r, uint64_t instance, uint32_t rank);
+struct ki_listener *ki_listener_find(const struct ki_registry *r, uint64_t instance, uint32_t rank);
+/** The listeners of an instance are neighbours: [*ret_first, returned). */
+size_t ki_instance_range(const struct ki_registry *r, uint64_t instance, size_t *ret_first);
+
+/* -- under admin; each takes lock
+ * ------------------------------------------------------------------- */
+
+/** Room for one more of each, so that what follows can't fail. Returns 0 or -ENOMEM. */
+int ki_tables_reserve(struct ki_registry *r);
+
+/** References come and go with what is put in and taken out. */
+void ki_tables_put_model(struct ki_registry *r, struct ki_model *model);
+void ki_tables_replace_model(struct ki_registry *r, struct ki_model *model); /* of the same name */
+void ki_tables_take_model(struct ki_registry *r, const struct ki_model *model);
+void ki_tables_put_listener(struct ki_registry *r, struct ki_listener *l);
+struct ki_listener *ki_tables_take_listener(struct ki_registry *r, size_t at);
+
+/* -- under none
+ * -------------------------------------------------------------------------------------- */
+
+/**
+ * A copy of the listeners with references, so that nobody waits for `lock` while a batch is
+ * applied. Returns their number or -ENOMEM.
+ */
+long ki_tables_snapshot(struct ki_registry *r, struct ki_listener ***ret);
+void ki_tables_snapshot_free(struct ki_listener **listeners, long n);
+
+/** Every event thread looks at its listeners again. */
+void ki_registry_wake(struct ki_registry *r);
+
+#endif
