@@ -134,10 +134,11 @@ static uint32_t take_token_text(struct kv_msgpack *m)
     struct kv_str s = kv_msgpack_str(m);
     uint64_t value = 0;
 
-    for (size_t i = 0; i < s.len; i++) {
-        if (s.p[i] < '0' || s.p[i] > '9' || i > 9)
-            value = UINT64_MAX >> 8;
-        value = value * 10 + (uint64_t)(s.p[i] & 15);
+    for (size_t i = 0; i < s.len && value <= UINT32_MAX; i++) {
+        if (s.p[i] < '0' || s.p[i] > '9')
+            value = UINT64_MAX;
+        else
+            value = value * 10 + (uint64_t)(s.p[i] - '0');
     }
     if (!s.len || value > UINT32_MAX) {
         kv_msgpack_fail(m, -EPROTO, "a token that is no number");

@@ -11,7 +11,8 @@
 
 void kve_salts_init(struct kve_salts *salts, size_t limit)
 {
-    *salts = (struct kve_salts){.limit = limit, .secret = kve_secret()};
+    *salts =
+        (struct kve_salts){.limit = limit, .secret = kve_secret(), .rank_secret = kve_secret()};
 }
 
 void kve_salts_fini(struct kve_salts *salts)
@@ -21,12 +22,9 @@ void kve_salts_fini(struct kve_salts *salts)
     salts->n = salts->capacity = 0;
 }
 
-/* The high half of the product depends on all bits of both. */
 static size_t home(const struct kve_salts *salts, uint32_t rank, uint64_t hash)
 {
-    uint64_t mixed = (hash ^ ((uint64_t)rank << 32 | rank)) * salts->secret;
-
-    return (size_t)(mixed >> 32) & (salts->capacity - 1);
+    return kve_slot_of(hash * salts->secret + rank * salts->rank_secret, salts->capacity);
 }
 
 static size_t after(const struct kve_salts *salts, size_t i)

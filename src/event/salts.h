@@ -8,7 +8,7 @@
  * none.
  *
  * Open addressing, linear probing, no tombstones; 24 bytes an entry, at most 3/4 full. Where a hash
- * goes depends on a secret, so that a publisher can't choose hashes that collide.
+ * goes depends on secrets, so that a publisher can't choose hashes and ranks that collide.
  */
 #ifndef KV_EVENT_SALTS_H
 #define KV_EVENT_SALTS_H
@@ -29,9 +29,9 @@ struct kve_salt_entry {
 
 struct kve_salts {
     struct kve_salt_entry *slots;
-    size_t n, capacity; /* capacity: 0 or a power of two */
-    size_t limit;       /* of n */
-    uint64_t secret;    /* odd */
+    size_t n, capacity;           /* capacity: 0 or a power of two */
+    size_t limit;                 /* of n */
+    uint64_t secret, rank_secret; /* odd */
 };
 
 void kve_salts_init(struct kve_salts *salts, size_t limit);

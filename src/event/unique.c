@@ -62,7 +62,7 @@ static int make_room(struct kve_unique *unique, size_t n)
 static bool add(struct kve_unique *unique, uint64_t hash)
 {
     size_t mask = unique->capacity - 1;
-    size_t i = (size_t)((hash * unique->secret) >> 32) & mask;
+    size_t i = kve_slot_of(hash * unique->secret, unique->capacity);
 
     for (; unique->slots[i].mark == unique->mark; i = (i + 1) & mask) {
         if (unique->slots[i].hash == hash)

@@ -31,4 +31,15 @@ int kve_unique_check(struct kve_unique *unique, const uint64_t *parent, const ui
 /** A random odd number, so that nobody outside can choose what collides. */
 uint64_t kve_secret(void);
 
+/**
+ * Where a key, already multiplied by a secret, goes in a table of @capacity (a power of two, at
+ * least 2) slots: the top bits of the product. Only they depend on every bit of the key; with bits
+ * from further down, keys that differ in their high bits alone would all collide, whatever the
+ * secret.
+ */
+static inline size_t kve_slot_of(uint64_t product, size_t capacity)
+{
+    return (size_t)(product >> (__builtin_clzll(capacity) + 1));
+}
+
 #endif

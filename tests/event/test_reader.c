@@ -2,6 +2,10 @@
 /* The rules of the reader: what becomes of an event, and what of a batch that isn't quite one. */
 #include "event/reader_unit.h"
 
+#include "base/clock.h"
+#include "event/salts.h"
+#include "event/unique.h"
+
 /* -- batches -------------------------------------------------------------------------------------
  */
 
@@ -171,6 +175,8 @@ static void test_bad_event_is_skipped(void **state)
         {"['BlockStored', [1], nil, [1,2,3,nil], 4]", KVE_SKIP_MALFORMED},
         {"['BlockStored', [1], nil, [1,2,3,'four'], 4]", KVE_SKIP_MALFORMED},
         {"['BlockStored', [1], nil, [1,2,3,''], 4]", KVE_SKIP_MALFORMED},
+        {"['BlockStored', [1], nil, [1,2,3,'k000000000'], 4]", KVE_SKIP_MALFORMED},
+        {"['BlockStored', [1], nil, [1,2,3,'4294967296'], 4]", KVE_SKIP_MALFORMED},
         {"['BlockStored', [1], nil, [1,2,3,'99999999999'], 4]", KVE_SKIP_MALFORMED},
         {"['BlockStored', [1], nil, [[1,2],[2,3],[3,4],[4]], 4]", KVE_SKIP_MALFORMED},
         {"['BlockStored', [1], nil, [[1,2],[2,3],[3,4],5], 4]", KVE_SKIP_MALFORMED},
@@ -303,6 +309,8 @@ static void test_tokens_as_text(void **state)
     expect_block(1, local("", "", 0));
     event("['BlockStored', [1], nil, [1,'2',3,'4'], 4]");
     expect_block(1, local("", "", 0));
+    event("['BlockStored', [1], nil, ['4294967295','0','03',4], 4]");
+    expect_block(1, kve_hash_block(KVE_SEED, (uint32_t[]){UINT32_MAX, 0, 3, 4}, 4, NULL, 0));
 }
 
 static void test_too_few_tokens(void **state)
@@ -385,6 +393,39 @@ static void test_duplicates_in_large_events(void **state)
         free(hashes);
         kv_buf_fini(&bytes);
     }
+}
+
+/*
+ * Hashes and ranks chosen so that they would all fall on one slot of a careless table: 60000 of
+ * them compared with one another take seconds, spread they take milliseconds.
+ */
+static void test_chosen_hashes(void **state)
+{
+    enum { N = 60000 };
+    uint64_t *hashes = calloc(N, sizeof(*hashes)), before;
+    struct kve_unique unique;
+    struct kve_salts salts;
+
+    (void)state;
+    assert_non_null(hashes);
+    for (uint64_t i = 0; i < N; i++)
+        hashes[i] = i << 48;
+    before = kv_clock_ns_(CLOCK_THREAD_CPUTIME_ID);
+    kve_unique_init(&unique);
+    assert_int_equal(kve_unique_check(&unique, NULL, hashes, N), 1);
+    kve_unique_fini(&unique);
+    kve_salts_init(&salts, 4 * N);
+    assert_int_equal(kve_salts_reserve(&salts, 2 * N), 0);
+    for (uint32_t i = 0; i < N; i++) {
+        kve_salts_put(&salts, 0, hashes[i], 7, KV_TIER_DEVICE);
+        kve_salts_put(&salts, i + 1, ((uint64_t)i + 1) << 32 | (i + 1), 7, KV_TIER_DEVICE);
+    }
+    assert_int_equal(salts.n, 2 * N);
+    for (uint32_t i = 0; i < N; i++)
+        assert_non_null(kve_salts_find(&salts, i + 1, ((uint64_t)i + 1) << 32 | (i + 1)));
+    kve_salts_fini(&salts);
+    assert_true(kv_clock_ns_(CLOCK_THREAD_CPUTIME_ID) - before < KV_NS_PER_S);
+    free(hashes);
 }
 
 /* -- tier and locality ---------------------------------------------------------------------------
@@ -634,6 +675,7 @@ int main(void)
         T(test_too_few_tokens),
         T(test_offload_placeholder),
         T(test_duplicates_in_large_events),
+        T(test_chosen_hashes),
         T(test_media),
         T(test_locality),
         T(test_rank_of_an_event),
