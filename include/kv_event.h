@@ -140,7 +140,7 @@ KV_API void kve_reader_reset(struct kve_reader *reader);
  * Publishing: ZMQ PUB with sequence numbers, and a ROUTER that replays recent batches.
  */
 
-/** One event to publish. Pointers are borrowed for the call. */
+/** One event to publish, of at most 4 Mi hashes and tokens. Pointers are borrowed for the call. */
 struct kve_event {
     size_t size; /* sizeof(struct kve_event) */
     enum { KVE_STORED, KVE_REMOVED, KVE_CLEARED } type;
@@ -173,8 +173,8 @@ struct kve_publisher_opts {
     enum kve_replay_framing replay_framing;
     uint32_t rank;           /* data_parallel_rank of the batches */
     uint32_t buffer_batches; /* kept for replay; 0: 10000 */
-    uint32_t queue_events;   /* bound on events waiting to be sent; 0: 100000 */
-    uint32_t batch_events;   /* at most so many events a batch; 0: 256 */
+    uint32_t queue_events;   /* bound on events waiting to be sent; 0: 100000. Also 256 MiB */
+    uint32_t batch_events;   /* at most so many events a batch; 0: 256. Also 65536, and 4 MiB */
     uint32_t linger_us;      /* wait so long for a batch to fill; 0: send what is there */
     uint64_t first_sequence;
     uint64_t buffer_bytes; /* and at most so many bytes are kept for replay; 0: 256 MiB */

@@ -13,6 +13,8 @@ static const char *const media[KV_N_TIERS] = {
     [KV_TIER_EXTERNAL] = "EXTERNAL",
 };
 
+#define MAX_ITEMS (4u << 20) /* hashes or tokens: what readers take by default */
+
 int kve_event_check(const struct kve_event *event)
 {
     if (event->size < sizeof(*event) || (unsigned)event->type > KVE_CLEARED ||
@@ -20,11 +22,11 @@ int kve_event_check(const struct kve_event *event)
         return -EINVAL;
     if (event->type == KVE_CLEARED)
         return 0;
-    if (event->n_hashes > UINT32_MAX || (event->n_hashes && !event->hashes))
+    if (event->n_hashes > MAX_ITEMS || (event->n_hashes && !event->hashes))
         return -EINVAL;
     if (event->type == KVE_REMOVED || !event->n_tokens)
         return 0;
-    if (!event->tokens || !event->block_size || event->n_tokens > UINT32_MAX ||
+    if (!event->tokens || !event->block_size || event->n_tokens > MAX_ITEMS ||
         event->n_tokens % event->block_size ||
         event->n_tokens / event->block_size != event->n_hashes)
         return -EINVAL;

@@ -27,8 +27,10 @@
 #define DEFAULT_BUFFER_BYTES (UINT64_C(256) << 20)
 #define DEFAULT_QUEUE_EVENTS 100000
 #define DEFAULT_BATCH_EVENTS 256
-#define MAX_QUEUE_BYTES ((size_t)256 << 20)
-#define KEEP_BYTES ((size_t)4 << 20) /* queue memory above this is given back */
+#define MAX_BATCH_EVENTS 65536              /* what subscribers take, kve_reader_opts */
+#define MAX_BATCH_BYTES ((size_t)4 << 20)   /* subscribers refuse messages far above that */
+#define MAX_QUEUE_BYTES ((size_t)256 << 20) /* of either queue; so a record fits 32 bits */
+#define KEEP_BYTES ((size_t)4 << 20)        /* queue memory above this is given back */
 #define SEND_HWM 100000
 #define REPLAY_HWM 1000
 #define MAX_REQUEST_BYTES 4096
@@ -121,6 +123,13 @@ static const struct kve_event *event_at(const struct kve_event *events, size_t i
     return (const struct kve_event *)(const void *)((const char *)events + i * events->size);
 }
 
+static int drop(struct kve_publisher *p, size_t n)
+{
+    p->stats.dropped_events += n;
+    queue_gap(p);
+    return -EAGAIN;
+}
+
 /* All of them or none. Returns 0, -EAGAIN, -ENOMEM. */
 static int queue_events(struct kve_publisher *p, const struct kve_event *events, size_t n)
 {
@@ -128,18 +137,15 @@ static int queue_events(struct kve_publisher *p, const struct kve_event *events,
     size_t events_len = queue->events.len, lens_len = queue->lens.len;
     int rc = 0;
 
-    if (n > p->queue_events || p->n_queued > p->queue_events - n || events_len > MAX_QUEUE_BYTES) {
-        p->stats.dropped_events += n;
-        queue_gap(p);
-        return -EAGAIN;
-    }
+    if (n > p->queue_events || p->n_queued > p->queue_events - n)
+        return drop(p, n);
     for (size_t i = 0; i < n && !rc; i++)
         rc = queue_event(p, event_at(events, i));
     if (rc) {
         queue->events.len = events_len;
         queue->lens.len = lens_len;
         queue->events.error = queue->lens.error = 0;
-        return -ENOMEM;
+        return rc == -EMSGSIZE ? drop(p, n) : -ENOMEM;
     }
     if (!lens_len && p->linger_ns)
         p->oldest_ns = kv_now_ns();
@@ -216,7 +222,7 @@ static void send_batch(struct kve_publisher *p, zmq_msg_t *payload)
         zmq_msg_close(&copy);
 }
 
-/* The next batch: events up to a gap, the limit or the end. */
+/* The next batch: events up to a gap, a limit or the end. */
 static void make_batch(struct kve_publisher *p)
 {
     uint8_t head[KVE_BATCH_HEAD], tail[KVE_BATCH_TAIL];
@@ -226,7 +232,7 @@ static void make_batch(struct kve_publisher *p)
     char *to;
 
     while (end < n_records(&p->taken) && end - p->taken_record < p->batch_events &&
-           record(&p->taken, end))
+           record(&p->taken, end) && (!bytes || bytes + record(&p->taken, end) <= MAX_BATCH_BYTES))
         bytes += record(&p->taken, end++);
     head_len = kve_batch_head(head, (double)kv_wall_ns() / 1e9, (uint32_t)(end - p->taken_record));
     tail_len = kve_batch_tail(tail, p->rank);
@@ -452,9 +458,11 @@ static struct kve_publisher *allocate(const struct kve_publisher_opts *opts)
     p->encoding = KV_OPT(opts, encoding, KVE_ENCODING_MAP);
     p->rank = KV_OPT(opts, rank, 0);
     p->batch_events = KV_OPT(opts, batch_events, DEFAULT_BATCH_EVENTS);
+    p->batch_events = KV_MIN(p->batch_events, (uint32_t)MAX_BATCH_EVENTS);
     p->queue_events = KV_OPT(opts, queue_events, DEFAULT_QUEUE_EVENTS);
     p->linger_ns = (uint64_t)KV_OPT(opts, linger_us, 0) * 1000;
     p->sequence = KV_OPT(opts, first_sequence, 0);
+    p->pending.events.limit = p->taken.events.limit = MAX_QUEUE_BYTES;
     pthread_mutex_init(&p->lock, NULL);
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
