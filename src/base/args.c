@@ -289,6 +289,13 @@ static bool env_is_true(const char *text)
            strcasecmp(text, "no") != 0 && strcasecmp(text, "off") != 0 && *text;
 }
 
+/* For a service called like the program, Kubernetes puts NAME_PORT=tcp://10.0.0.1:8090 into every
+ * container: that is a link to it, not a port for it. */
+static bool is_service_link(const struct kv_arg *arg, const char *text)
+{
+    return strcmp(arg->name, "port") == 0 && strstr(text, "://");
+}
+
 static int read_environment(const struct kv_args_program *program, void *values,
                             struct kv_error *error)
 {
@@ -305,7 +312,7 @@ static int read_environment(const struct kv_args_program *program, void *values,
         for (char *p = name; *p; p++)
             *p = *p == '-' ? '_' : (char)toupper((unsigned char)*p);
         text = getenv(name);
-        if (!text || (arg->type == KV_ARG_FLAG && !env_is_true(text)))
+        if (!text || (arg->type == KV_ARG_FLAG && !env_is_true(text)) || is_service_link(arg, text))
             continue;
         rc = set_value(arg, text, values, error);
         if (rc) {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
  * Command lines, from one table per program: the same rows parse `--name value`, `--name=value` and
- * the environment (PREFIX_NAME_WITH_UNDERSCORES; the command line wins), check ranges, and print
- * --help. Sizes take 64KiB/MiB/GiB, times 250ms/5s/2m.
+ * the environment (PREFIX_NAME_WITH_UNDERSCORES; the command line wins; Kubernetes' service links
+ * PREFIX_PORT=tcp://... are passed over), check ranges, and print --help. Sizes take 64KiB/MiB/GiB,
+ * times 250ms/5s/2m.
  */
 #ifndef KV_BASE_ARGS_H
 #define KV_BASE_ARGS_H

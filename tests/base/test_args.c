@@ -114,6 +114,13 @@ static void test_environment(void **state)
     assert_int_equal(v.size, 1 << 20);
     assert_int_equal(v.allow.n, 1);
     assert_string_equal(v.allow.items[0], "cli");
+    setenv("PROG_PORT", "tcp://10.0.0.1:8090", 1); /* Kubernetes' link to a service named prog */
+    v.port = 8090;
+    assert_int_equal(PARSE(&v, NULL, &e, "--verbose"), 0);
+    assert_int_equal(v.port, 8090);
+    setenv("PROG_PORT", "8x", 1);
+    assert_int_equal(PARSE(&v, NULL, &e, "--verbose"), -EINVAL);
+    setenv("PROG_PORT", "1", 1);
     setenv("PROG_TIMEOUT", "soon", 1);
     assert_int_equal(PARSE(&v, NULL, &e, "--port=2"), -EINVAL);
     assert_string_equal(e.text,
