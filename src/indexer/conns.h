@@ -21,7 +21,8 @@ struct ki_conn {
     struct ki_conn *prev, *next;
     int fd; /* the connection's socket, not owned */
     bool loopback;
-    bool closing;                 /* shut down by the janitor; guarded by the table's lock */
+    bool linger;  /* the HTTP thread's own: the client may still be sending when it is closed */
+    bool closing; /* shut down by the janitor; guarded by the table's lock */
     _Atomic uint64_t deadline_ns; /* monotonic; 0: none */
     _Atomic uint64_t idle_since;  /* monotonic; 0: a request is in progress */
 };

@@ -1,21 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "indexer/http.h"
 
-#include <ctype.h>
 #include <inttypes.h>
 #include <microhttpd.h>
 #include <netinet/in.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
-#include <strings.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "base/json.h"
 #include "base/log.h"
 #include "base/thread.h"
+#include "indexer/framing.h"
+#include "indexer/linger.h"
 
 /*
  * The life of a request:
@@ -49,9 +48,7 @@ struct exchange {
     struct kv_buf body;
     size_t charged;  /* bytes of body counted in http->body_bytes */
     size_t received; /* bytes of the body so far, kept or not */
-    uint64_t content_length;
-    unsigned n_lengths, n_encodings, n_hosts;
-    bool bad_header, chunked, expects;
+    struct ki_framing framing;
     bool refused; /* the reply is there; what comes of the body is dropped */
     struct exchange *next;
 };
@@ -73,6 +70,7 @@ struct ki_http {
     struct MHD_Daemon *daemon;
     struct ki_http_opts opts;
     struct ki_conns *conns;
+    struct ki_linger *linger;
     atomic_bool stopping;
     atomic_size_t in_flight, body_bytes;
     _Atomic uint64_t overloaded, bad_framing;
@@ -82,36 +80,6 @@ struct ki_http {
     struct stream streams; /* ring */
     size_t n_streams;
 };
-
-/* -- replies -------------------------------------------------------------------------------------
- */
-
-void ki_reply_header(struct ki_reply *reply, const char *name, const char *value)
-{
-    if (reply->n_headers == KI_REPLY_MAX_HEADERS)
-        return;
-    reply->headers[reply->n_headers].name = name;
-    reply->headers[reply->n_headers++].value = value;
-}
-
-void ki_reply_error(struct ki_reply *reply, unsigned status, const char *fmt, ...)
-{
-    struct kv_json_writer w;
-    char text[512];
-    va_list args;
-
-    va_start(args, fmt);
-    vsnprintf(text, sizeof(text), fmt, args);
-    va_end(args);
-    reply->status = status;
-    reply->content_type = "application/json";
-    kv_buf_clear(&reply->body);
-    kv_json_writer_init(&w, &reply->body);
-    kv_json_begin_object(&w);
-    kv_json_key(&w, "error");
-    kv_json_put_str(&w, text);
-    kv_json_end_object(&w);
-}
 
 bool ki_request_param(const struct ki_request *request, const char *name, struct kv_str *ret)
 {
@@ -316,84 +284,12 @@ static enum MHD_Result send_reply(struct exchange *ex)
 /* -- the start of a request ----------------------------------------------------------------------
  */
 
-static bool is_token(const char *text, size_t len)
-{
-    static const char marks[] = "!#$%&'*+-.^_`|~";
-
-    if (len == 0)
-        return false;
-    for (size_t i = 0; i < len; i++)
-        if (!isalnum((unsigned char)text[i]) && !memchr(marks, text[i], sizeof(marks) - 1))
-            return false;
-    return true;
-}
-
-static bool is_named(const char *key, size_t len, const char *name)
-{
-    return len == strlen(name) && strncasecmp(key, name, len) == 0;
-}
-
-/* Digits only: what strtoull lets through besides (signs, blanks) is how smuggling starts. */
-static bool read_length(const char *text, size_t len, uint64_t *ret)
-{
-    uint64_t value = 0;
-
-    if (len == 0 || len > 18)
-        return false;
-    for (size_t i = 0; i < len; i++) {
-        if (text[i] < '0' || text[i] > '9')
-            return false;
-        value = value * 10 + (uint64_t)(text[i] - '0');
-    }
-    *ret = value;
-    return true;
-}
-
 static enum MHD_Result take_header(void *cls, enum MHD_ValueKind kind, const char *key,
                                    size_t key_len, const char *value, size_t value_len)
 {
-    struct exchange *ex = cls;
-
     (void)kind;
-    if (!value)
-        value = "";
-    if (!is_token(key, key_len) || strlen(value) != value_len) {
-        ex->bad_header = true;
-    } else if (is_named(key, key_len, "Content-Length")) {
-        ex->n_lengths++;
-        ex->bad_header |= !read_length(value, value_len, &ex->content_length);
-    } else if (is_named(key, key_len, "Transfer-Encoding")) {
-        ex->n_encodings++;
-        ex->chunked = true;
-        ex->bad_header |= strcasecmp(value, "chunked") != 0;
-    } else if (is_named(key, key_len, "Host")) {
-        ex->n_hosts++;
-    } else if (is_named(key, key_len, "Content-Type")) {
-        ex->request.content_type = value;
-    } else if (is_named(key, key_len, "Authorization")) {
-        ex->request.authorization = value;
-    } else if (is_named(key, key_len, "Expect")) {
-        ex->expects = true;
-    }
+    ki_framing_header(cls, key, key_len, value ? value : "", value ? value_len : 0);
     return MHD_YES;
-}
-
-/* What two HTTP implementations in a row may read differently is refused (RFC 9112 6.3). */
-static const char *framing_problem(const struct exchange *ex, const char *version)
-{
-    if (ex->bad_header)
-        return "malformed header";
-    if (ex->n_lengths > 1)
-        return "more than one Content-Length";
-    if (ex->n_encodings > 1)
-        return "more than one Transfer-Encoding";
-    if (ex->n_lengths && ex->n_encodings)
-        return "both Content-Length and Transfer-Encoding";
-    if (ex->n_encodings && strcmp(version, "HTTP/1.1") != 0)
-        return "Transfer-Encoding before HTTP/1.1";
-    if (ex->n_hosts > 1)
-        return "more than one Host";
-    return NULL;
 }
 
 static void refuse_method(struct exchange *ex, const char *allowed)
@@ -427,7 +323,7 @@ static bool find_route(struct exchange *ex)
 static bool may_go_on(struct exchange *ex, const char *version)
 {
     const struct ki_http_opts *opts = &ex->http->opts;
-    const char *problem = framing_problem(ex, version);
+    const char *problem = ki_framing_problem(&ex->framing, version);
     bool found = find_route(ex);
 
     if (problem) {
@@ -440,11 +336,11 @@ static bool may_go_on(struct exchange *ex, const char *version)
         return false;
     if (!found)
         return false;
-    if (ex->content_length > KV_MAX(ex->request.route->max_body, (size_t)DISCARD_MAX) ||
-        (ex->request.route->max_body && ex->content_length > ex->request.route->max_body)) {
+    if (ex->framing.content_length > KV_MAX(ex->request.route->max_body, (size_t)DISCARD_MAX) ||
+        (ex->request.route->max_body && ex->framing.content_length > ex->request.route->max_body)) {
         ki_reply_error(&ex->reply, HTTP_CONTENT_TOO_LARGE,
-                       "body of %" PRIu64 " bytes is over the limit of %zu", ex->content_length,
-                       ex->request.route->max_body);
+                       "body of %" PRIu64 " bytes is over the limit of %zu",
+                       ex->framing.content_length, ex->request.route->max_body);
         ex->reply.close = true;
         return false;
     }
@@ -539,18 +435,23 @@ static enum MHD_Result begin(struct ki_http *http, struct MHD_Connection *connec
     ex->request.loopback = conn->loopback;
     ex->request.started_ns = kv_now_ns();
     ex->request.native = ex;
-    MHD_get_connection_values_n(connection, MHD_HEADER_KIND, take_header, ex);
+    MHD_get_connection_values_n(connection, MHD_HEADER_KIND, take_header, &ex->framing);
+    ex->request.content_type = ex->framing.content_type;
+    ex->request.authorization = ex->framing.authorization;
     if (may_go_on(ex, version)) {
-        size_t expected = ex->chunked ? ex->request.route->max_body : ex->content_length;
+        size_t expected = ki_framing_chunked(&ex->framing) ? ex->request.route->max_body
+                                                           : ex->framing.content_length;
 
         ki_conn_busy(conn, PATIENCE_MS + expected / SLOWEST_BYTES_PER_MS);
         return MHD_YES;
     }
     ex->refused = true;
     ki_conn_busy(conn, PATIENCE_MS);
-    if (!ex->reply.close && !ex->expects && !ex->chunked && ex->content_length <= DISCARD_MAX)
+    if (!ex->reply.close && !ex->framing.expects && !ki_framing_chunked(&ex->framing) &&
+        ex->framing.content_length <= DISCARD_MAX)
         return MHD_YES;
     ex->reply.close = true;
+    conn->linger = true;
     return send_reply(ex);
 }
 
@@ -565,8 +466,8 @@ static int grow(struct exchange *ex, size_t more)
 
     if (need <= body->capacity)
         want = body->capacity;
-    else if (!ex->chunked && ex->content_length < want)
-        want = ex->content_length;
+    else if (!ki_framing_chunked(&ex->framing) && ex->framing.content_length < want)
+        want = ex->framing.content_length;
     total = want > ex->charged ? want - ex->charged : 0;
     if (total &&
         atomic_fetch_add_explicit(&ex->http->body_bytes, total, memory_order_relaxed) + total >
@@ -679,7 +580,11 @@ static void on_connection(void *cls, struct MHD_Connection *connection, void **c
         *context = ki_conns_add(http->conns, number,
                                 peer && peer->client_addr && is_loopback(peer->client_addr));
     } else if (*context) {
-        ki_conns_remove(http->conns, *context);
+        struct ki_conn *conn = *context;
+
+        if (conn->linger)
+            ki_linger_add(http->linger, conn->fd);
+        ki_conns_remove(http->conns, conn);
         *context = NULL;
     }
 }
@@ -732,6 +637,7 @@ static void free_http(struct ki_http *http)
         free_exchange(ex);
     }
     ki_conns_destroy(http->conns);
+    ki_linger_destroy(http->linger);
     pthread_mutex_destroy(&http->lock);
     free(http);
 }
@@ -750,6 +656,8 @@ int ki_http_start(int fd, const struct ki_http_opts *opts, struct ki_http **ret,
     http->streams.prev = http->streams.next = &http->streams;
     pthread_mutex_init(&http->lock, NULL);
     rc = ki_conns_create(opts->max_connections, opts->idle_timeout_ms, &http->conns);
+    if (rc == 0)
+        rc = ki_linger_create(&http->linger);
     if (rc == 0 && listen(fd, 1024) < 0)
         rc = -errno;
     if (rc == 0) {

@@ -186,6 +186,11 @@ def test_bodies_over_the_limit():
             equal(answers(sock)[0][0], 200)
         with indexer.raw(post("/query", b"", "Content-Length: 999999999", "Expect: 100-continue")) as sock:
             equal(answers(sock)[0][0], 413)
+        for size in (limit + 1, 5 * limit):  # a client that looks up only when it has sent everything
+            try:
+                equal(indexer.post("/query", b" " * size, headers=JSON).status, 413)
+            except OSError as problem:
+                check(False, f"a reset instead of an answer to {size} bytes: {problem!r}")
         equal(indexer.metrics()["kv_indexer_http_body_bytes"], 0)
     with Indexer("--max-body", "4KiB") as indexer:
         equal(indexer.post("/query", b" " * 4097, headers=JSON).status, 413)

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "indexer/framing.h"
+
+#include <ctype.h>
+#include <string.h>
+#include <strings.h>
+
+static bool is_token(const char *text, size_t len)
+{
+    static const char marks[] = "!#$%&'*+-.^_`|~";
+
+    if (len == 0)
+        return false;
+    for (size_t i = 0; i < len; i++)
+        if (!isalnum((unsigned char)text[i]) && !memchr(marks, text[i], sizeof(marks) - 1))
+            return false;
+    return true;
+}
+
+static bool is_named(const char *name, size_t len, const char *wanted)
+{
+    return len == strlen(wanted) && strncasecmp(name, wanted, len) == 0;
+}
+
+/* Digits only: signs, blanks and lists are what others may read in another way. */
+static bool read_length(const char *text, size_t len, uint64_t *ret)
+{
+    uint64_t value = 0;
+
+    if (len == 0 || len > 18)
+        return false;
+    for (size_t i = 0; i < len; i++) {
+        if (text[i] < '0' || text[i] > '9')
+            return false;
+        value = value * 10 + (uint64_t)(text[i] - '0');
+    }
+    *ret = value;
+    return true;
+}
+
+void ki_framing_header(struct ki_framing *f, const char *name, size_t name_len, const char *value,
+                       size_t value_len)
+{
+    if (!is_token(name, name_len) || strlen(value) != value_len) {
+        f->malformed = true;
+    } else if (is_named(name, name_len, "Content-Length")) {
+        f->n_lengths++;
+        f->malformed |= !read_length(value, value_len, &f->content_length);
+    } else if (is_named(name, name_len, "Transfer-Encoding")) {
+        f->n_encodings++;
+        f->malformed |= strcasecmp(value, "chunked") != 0;
+    } else if (is_named(name, name_len, "Host")) {
+        f->n_hosts++;
+    } else if (is_named(name, name_len, "Content-Type")) {
+        f->content_type = value;
+    } else if (is_named(name, name_len, "Authorization")) {
+        f->malformed |= f->authorization != NULL;
+        f->authorization = value;
+    } else if (is_named(name, name_len, "Expect")) {
+        f->expects = true;
+    }
+}
+
+const char *ki_framing_problem(const struct ki_framing *f, const char *version)
+{
+    if (f->malformed)
+        return "malformed header";
+    if (f->n_lengths > 1)
+        return "more than one Content-Length";
+    if (f->n_encodings > 1)
+        return "more than one Transfer-Encoding";
+    if (f->n_lengths && f->n_encodings)
+        return "both Content-Length and Transfer-Encoding";
+    if (f->n_encodings && strcmp(version, "HTTP/1.1") != 0)
+        return "Transfer-Encoding before HTTP/1.1";
+    if (f->n_hosts > 1)
+        return "more than one Host";
+    return NULL;
+}
