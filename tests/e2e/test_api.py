@@ -222,7 +222,7 @@ def test_a_million_tokens():
         check(len(body) < 8 << 20)
         started = time.monotonic()
         equal(indexer.post("/query", body, headers=JSON).json()["scores"], {"1": {"0": n}})
-        check(time.monotonic() - started < 2 * SLOW, "a million tokens take long")
+        check(time.monotonic() - started < 10 * SLOW, "a million tokens take long")
         packed = msgpack.packb({"token_ids": struct.pack(f"<{n}I", *tokens), "model_name": MODEL})
         equal(indexer.post("/query", packed, headers=MSGPACK).json()["scores"], {"1": {"0": n}})
         array = msgpack.packb({"token_ids": tokens, "model_name": MODEL})
