@@ -117,11 +117,11 @@ KV_API int kvi_find(struct kvi_index *index, const uint64_t *tokens_hashes, size
 /** Sizes, for metrics. */
 struct kvi_stats {
     uint64_t holders;
-    uint64_t chains;                     /* compressed nodes of the tree */
-    uint64_t blocks;                     /* distinct places in the tree */
-    uint64_t holder_blocks;              /* sum over holders of the places they hold */
-    uint64_t tier_blocks[KV_N_TIERS];    /* the same by tier (a block in two tiers counts in both) */
-    uint64_t bytes;                      /* memory in use, all of it */
+    uint64_t chains;                  /* compressed nodes of the tree */
+    uint64_t blocks;                  /* distinct places in the tree */
+    uint64_t holder_blocks;           /* sum over holders of the places they hold */
+    uint64_t tier_blocks[KV_N_TIERS]; /* the same by tier (a block in two tiers counts in both) */
+    uint64_t bytes;                   /* memory in use, all of it */
 };
 KV_API void kvi_get_stats(struct kvi_index *index, struct kvi_stats *ret);
 

@@ -2,7 +2,7 @@
 # tools/fuzz.sh SECONDS [TARGET ...]: run each libFuzzer target on its seed corpus for that long.
 # New inputs stay in build/fuzz/corpus; a crash leaves its input in build/fuzz/crashes and fails.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit 1
 seconds=${1:-60}; shift || true
 make --no-print-directory build PRESET=fuzz >&2 || { echo 'FAILED build'; exit 1; }
 mkdir -p build/fuzz/crashes

@@ -2,7 +2,7 @@
 # Every test in every build that matters; closes with `N passed, N failed`.
 # KV_TEST_BUILDS="release asan tsan" and KV_FUZZ_SECONDS=3 choose less or more.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit 1
 builds=${KV_TEST_BUILDS:-release asan tsan}
 fuzz_seconds=${KV_FUZZ_SECONDS:-3}
 passed=0 failed=0

@@ -89,42 +89,46 @@ static struct slot *new_slot(void)
     return slot;
 }
 
-static int register_thread(void)
+/* This thread's slot; NULL with *ret_error when it can't have one. */
+static struct slot *register_thread(int *ret_error)
 {
     struct slot *slot;
 
     pthread_once(&exit_once, make_key);
+    *ret_error = exit_error ? -exit_error : -ENOMEM;
     if (exit_error)
-        return -exit_error;
+        return NULL;
     slot = reuse_slot();
     if (!slot)
         slot = new_slot();
     if (!slot)
-        return -ENOMEM;
+        return NULL;
     slot->depth = 0;
     if (pthread_setspecific(exit_key, slot)) {
         release_slot(slot);
-        return -ENOMEM;
+        return NULL;
     }
     own = slot;
-    return 0;
+    return slot;
 }
 
 int kv_epoch_enter(void)
 {
+    struct slot *slot = own;
     uint64_t epoch;
 
-    if (KV_UNLIKELY(!own)) {
-        int rc = register_thread();
+    if (KV_UNLIKELY(!slot)) {
+        int rc;
 
-        if (rc)
+        slot = register_thread(&rc);
+        if (!slot)
             return rc;
     }
-    if (own->depth++)
+    if (slot->depth++)
         return 0;
     do {
         epoch = atomic_load_explicit(&global_epoch, memory_order_seq_cst);
-        atomic_store_explicit(&own->epoch, epoch, memory_order_seq_cst);
+        atomic_store_explicit(&slot->epoch, epoch, memory_order_seq_cst);
     } while (atomic_load_explicit(&global_epoch, memory_order_seq_cst) != epoch);
     return 0;
 }

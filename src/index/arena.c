@@ -8,7 +8,7 @@
 #include "base/error.h"
 
 #define EXACT 16u
-#define TRIES                                                                          \
+#define TRIES \
     4 /* runs of the size's own class that are looked at before a larger class is used \
        */
 

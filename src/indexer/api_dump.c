@@ -9,7 +9,7 @@
 #include "indexer/service.h"
 
 #define FLUSH_AT (64u << 10)
-#define EVENT_BLOCKS                                                            \
+#define EVENT_BLOCKS \
     512 /* longer chains become several events: a reader needs a bounded buffer \
          */
 

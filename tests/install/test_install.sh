@@ -2,7 +2,7 @@
 # make install below DESTDIR; then a C and a C++ program built through pkg-config and through CMake run
 # against what was installed; exported symbols are only the public ones; uninstall leaves no file.
 set -euo pipefail
-build=${KV_BUILD_DIR:?} source=${KV_SOURCE_DIR:?}
+build=${KV_BUILD_DIR:?}
 [ -z "${KV_SANITIZE:-}" ] || { echo 'skipped: sanitized libraries are not for installing'; exit 77; }
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
