@@ -116,6 +116,8 @@ enum ki_applied ki_applier_apply(struct ki_applier *a, struct kvi_index *index, 
         else if (op->type == KVE_OP_CLEAR && a->n_ranks == 1)
             result = KI_APPLIED_CLEARED;
     }
+    if (batch.skipped[KVE_SKIP_TOO_LARGE]) /* they may have been anything */
+        result = KI_APPLIED_PART;
     a->stats.batches++;
     a->stats.events += batch.n_events;
     a->stats.blocks += batch.n_blocks;

@@ -13,9 +13,10 @@
 #include "indexer/pump.h"
 #include "indexer/socket.h"
 
-/* Messages per turn: long enough to pay for the turn, short enough that no stream starves others.
- */
+/* Messages and bytes per turn: long enough to pay for the turn, short enough that no stream starves
+ * others, whatever the size of its messages. */
 #define TURN 64
+#define TURN_BYTES (1u << 20)
 #define CONNECT_RETRY_NS (5 * KV_NS_PER_S)
 /* More than any ring of batches holds: a ROUTER drops, without a word, what its peer has no room
  * for. */
@@ -421,6 +422,7 @@ static bool read_live(struct ki_listener *l, uint64_t now_ns)
         return rc == 0 || rc == -EPROTO;
     }
     id = identify(&message);
+    l->turn_bytes += message.payload.len;
     offer_live(l, &id, &e.frames[e.n - 1], is_new_connection(l, &e.frames[e.n - 2]), now_ns);
     ki_envelope_fini(&e);
     return true;
@@ -466,6 +468,8 @@ static bool read_replay(struct ki_listener *l, uint64_t now_ns)
     } else {
         steps = offer_replayed(l, &message, now_ns);
     }
+    for (size_t i = 0; i < e.n; i++)
+        l->turn_bytes += e.spans[i].len;
     ki_envelope_fini(&e);
     work_sockets(l, steps, now_ns);
     return true;
@@ -473,9 +477,12 @@ static bool read_replay(struct ki_listener *l, uint64_t now_ns)
 
 bool ki_listener_service(struct ki_listener *l, uint64_t now_ns)
 {
+    if (l->sub && (!l->started || l->holding))
+        ki_socket_work(l->sub);
     if (!l->sub || !l->started || l->detached)
         return false; /* sub_ready keeps what was noticed for later */
-    for (int i = 0; i < TURN; i++) {
+    l->turn_bytes = 0;
+    for (int i = 0; i < TURN && l->turn_bytes < TURN_BYTES; i++) {
         if (l->dealer && l->dealer_ready)
             l->dealer_ready = read_replay(l, now_ns) && l->dealer;
         else if (!l->holding && l->sub_ready)

@@ -27,8 +27,11 @@
 #include "indexer/registry.h"
 #include "indexer/stream.h"
 
-/** Messages that wait in a SUB socket before its publisher has to drop. */
-#define KI_RECEIVE_QUEUE 16384
+/**
+ * Messages that wait in a SUB socket before its publisher has to queue, then drop. libzmq counts
+ * messages, not bytes: a busy engine's are some 10 KiB, so this many are 20 MiB a stream.
+ */
+#define KI_RECEIVE_QUEUE 2048
 /** Larger messages end the connection (and show as a gap). */
 #define KI_MAX_MESSAGE (INT64_C(64) << 20)
 
@@ -64,6 +67,7 @@ struct ki_listener {
     bool sub_ready, dealer_ready; /* may have messages */
     bool detached;                /* paused: sockets are closed */
     bool holding;
+    size_t turn_bytes; /* read in this turn */
     struct ki_batch_id held_id;
     zmq_msg_t held;
     bool has_connection;

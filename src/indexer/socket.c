@@ -10,9 +10,11 @@ struct option {
 };
 
 /*
- * A publisher that is not there yet, or comes back, is found within 5 s; one that vanished without
- * a word (a network that swallows packets) is noticed within 15 s, by heartbeats over ZMTP, since
- * TCP alone would wait for hours.
+ * A publisher that is not there yet, or comes back, is found within 5 s. One that vanished without a
+ * word (a network that swallows packets) is noticed within 15 s, by TCP: heartbeats over ZMTP are
+ * what it fails to deliver. An answer to them isn't waited for: libzmq doesn't read while our queue
+ * is full, so it would cut a connection that is well, and then abort (its issue 3937) when a queue
+ * that was full outlives its connection.
  */
 static const struct option common_options[] = {
     {ZMQ_LINGER, 0},
@@ -21,9 +23,13 @@ static const struct option common_options[] = {
     {ZMQ_CONNECT_TIMEOUT, 5000},
     {ZMQ_HANDSHAKE_IVL, 10000},
     {ZMQ_HEARTBEAT_IVL, 5000},
-    {ZMQ_HEARTBEAT_TIMEOUT, 10000},
+    {ZMQ_HEARTBEAT_TIMEOUT, 24 * 3600 * 1000},
     {ZMQ_HEARTBEAT_TTL, 15000},
     {ZMQ_TCP_KEEPALIVE, 1},
+    {ZMQ_TCP_KEEPALIVE_IDLE, 5},
+    {ZMQ_TCP_KEEPALIVE_INTVL, 2},
+    {ZMQ_TCP_KEEPALIVE_CNT, 3},
+    {ZMQ_TCP_MAXRT, 10000},
 };
 
 static int set_options(void *socket, const char *endpoint, int queue, int64_t max_message)
@@ -135,6 +141,14 @@ void ki_envelope_fini(struct ki_envelope *e)
     for (size_t i = 0; i < e->n; i++)
         zmq_msg_close(&e->frames[i]);
     e->n = 0;
+}
+
+void ki_socket_work(void *socket)
+{
+    int events;
+    size_t size = sizeof(events);
+
+    (void)zmq_getsockopt(socket, ZMQ_EVENTS, &events, &size);
 }
 
 int ki_socket_request(void *socket, uint64_t start_sequence)

@@ -10,6 +10,9 @@
  */
 #define FIRST_SEQUENCE_MAX 1
 
+/* A replay may last so many time-outs altogether, however it drips. */
+#define REPLAY_TIMEOUTS 60
+
 /* After a restart, how long to look out for the old numbering going on, and how often it may. */
 #define MERGE_WATCH 256
 #define MERGE_STRIKES 4
@@ -41,6 +44,8 @@ void ki_stream_remember(struct ki_stream *s, uint64_t sequence)
 
 void ki_stream_start(struct ki_stream *s, uint64_t now_ns)
 {
+    if (s->opts.can_replay && s->partial) /* as the peer's view was: our chance to do better */
+        s->heal_at_ns = now_ns + s->opts.cooldown_ns;
     if (s->opts.can_replay && !s->has_position && !s->cursorless && s->opts.idle_ns)
         s->idle_at_ns = now_ns + s->opts.idle_ns;
 }
@@ -143,6 +148,10 @@ static unsigned request(struct ki_stream *s, uint64_t from, uint64_t now_ns)
 
 static unsigned begin(struct ki_stream *s, enum ki_replay_kind kind, uint64_t from, uint64_t now_ns)
 {
+    if (s->state == KI_STREAM_LIVE) {
+        s->replay_end_ns = now_ns + REPLAY_TIMEOUTS * s->opts.timeout_ns;
+        s->turnovers = 0;
+    }
     s->kind = kind;
     s->attempts = 1;
     s->idle_at_ns = 0;
@@ -171,6 +180,9 @@ static unsigned finish(struct ki_stream *s)
 static unsigned give_up(struct ki_stream *s, uint64_t now_ns)
 {
     s->stats.failed_replays++;
+    /* What a held batch finds missing it tells itself; without one, nobody saw the end. */
+    if (!s->holding && s->has_position)
+        s->partial = true;
     s->cooldown_to_ns = now_ns + s->opts.cooldown_ns;
     if (s->partial)
         s->heal_at_ns = s->cooldown_to_ns;
@@ -400,6 +412,10 @@ static unsigned replay_restarted(struct ki_stream *s, uint64_t now_ns)
 
     if (reached_trigger(s))
         return steps | finish(s);
+    if (++s->turnovers > s->opts.max_attempts) {
+        s->partial = true;
+        return steps | give_up(s, now_ns);
+    }
     return steps | begin(s, KI_REPLAY_START, 0, now_ns);
 }
 
@@ -458,6 +474,8 @@ unsigned ki_stream_replayed(struct ki_stream *s, const struct ki_batch_id *id, u
 
     if (s->state != KI_STREAM_REPLAYING)
         return KI_STEP_DROP;
+    if (now_ns >= s->replay_end_ns)
+        return KI_STEP_DROP | give_up(s, now_ns);
     s->deadline_ns = now_ns + s->opts.timeout_ns;
     if (s->kind == KI_REPLAY_HEAL) {
         steps = replay_heal(s, id);

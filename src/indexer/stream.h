@@ -91,7 +91,9 @@ struct ki_stream {
     bool gap_counted; /* the held batch's gap is in the statistics already */
     bool answered;    /* this request has brought a batch */
     uint32_t attempts;
-    uint64_t deadline_ns; /* of the request, or of the wait before the next; 0 when LIVE */
+    uint32_t turnovers;     /* restarts that this replay has shown */
+    uint64_t replay_end_ns; /* however it goes, it is given up then */
+    uint64_t deadline_ns;   /* of the request, or of the wait before the next; 0 when LIVE */
 
     uint64_t idle_at_ns;     /* LIVE: ask for the beginning then; 0: never */
     uint64_t heal_at_ns;     /* LIVE: try to become whole then; 0: never */

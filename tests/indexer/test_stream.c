@@ -254,6 +254,62 @@ static void early_end_is_tried_again(void **state)
     assert_false(s.partial);
 }
 
+/* Nobody saw how it ends: what has come may be a part of it. */
+static void a_replay_that_dies_is_not_whole(void **state)
+{
+    struct ki_stream s;
+
+    (void)state;
+    ki_stream_init(&s, &with_replay);
+    ki_stream_start(&s, SECOND);
+    assert_int_equal(ki_stream_tick(&s, ki_stream_deadline(&s)), KI_STEP_REQUEST);
+    assert_int_equal(replayed(&s, 0, 0), KI_STEP_APPLY);
+    assert_int_equal(replayed(&s, 0, 1), KI_STEP_APPLY);
+    while (!(ki_stream_tick(&s, ki_stream_deadline(&s)) & KI_STEP_RESUME))
+        ;
+    assert_true(s.partial);
+    /* It asks once more later. */
+    assert_int_equal(ki_stream_tick(&s, ki_stream_deadline(&s)), KI_STEP_REQUEST);
+    assert_int_equal(replayed(&s, 0, 0), KI_STEP_PURGE | KI_STEP_RESET | KI_STEP_APPLY);
+    assert_int_equal(ki_stream_replay_end(&s, SECOND), KI_STEP_RESUME);
+    assert_false(s.partial);
+}
+
+/* Answers that never get anywhere, a moment apart each: live batches don't wait for ever. */
+static void endless_replays_are_given_up(void **state)
+{
+    struct ki_batch_id id = batch(0, 1);
+    struct ki_stream s;
+    unsigned steps = 0;
+    uint64_t now = SECOND;
+    int requests = 0;
+
+    (void)state;
+    ki_stream_init(&s, &with_replay);
+    apply_up_to(&s, 0, 2);
+    assert_int_equal(live(&s, 0, 5), KI_STEP_HOLD | KI_STEP_REQUEST);
+    for (int i = 0; i < 1000000 && !(steps & KI_STEP_RESUME); i++) {
+        now += SECOND / 100;
+        steps = ki_stream_replayed(&s, &id, now);
+    }
+    assert_true(steps & KI_STEP_RESUME);
+    assert_int_equal(live(&s, 0, 5), KI_STEP_APPLY);
+    assert_true(s.partial);
+
+    /* The same number, another content each time. */
+    ki_stream_init(&s, &with_replay);
+    apply_up_to(&s, 0, 2);
+    assert_int_equal(live(&s, 0, 5), KI_STEP_HOLD | KI_STEP_REQUEST);
+    for (steps = 0; !(steps & KI_STEP_RESUME); requests += (steps & KI_STEP_REQUEST) != 0) {
+        assert_true(requests < 10);
+        id = batch(0, 0);
+        id.digest = (uint64_t)requests++;
+        steps = ki_stream_replayed(&s, &id, SECOND);
+    }
+    live(&s, 0, 5);
+    assert_true(s.partial);
+}
+
 static void lost_reply_is_asked_for_again(void **state)
 {
     struct ki_stream s;
@@ -430,6 +486,14 @@ static void after_recovery_from_a_peer(void **state)
     ki_stream_init(&s, &without_replay);
     ki_stream_seed(&s, 500, batch(0, 500).timestamp, false);
     assert_int_equal(live(&s, 1, 4), KI_STEP_PURGE | KI_STEP_RESET | KI_STEP_APPLY);
+    /* A view that was partial at the peer's gets its chance of becoming whole here. */
+    ki_stream_init(&s, &with_replay);
+    ki_stream_seed(&s, 500, batch(0, 500).timestamp, true);
+    ki_stream_start(&s, SECOND);
+    assert_int_equal(live(&s, 0, 501), KI_STEP_APPLY);
+    assert_true(s.partial);
+    assert_int_equal(ki_stream_tick(&s, ki_stream_deadline(&s)), KI_STEP_REQUEST);
+    assert_int_equal(s.request, 0);
     /* A peer that says no position: go on with what comes. */
     ki_stream_init(&s, &with_replay);
     ki_stream_seed_cursorless(&s);
@@ -785,6 +849,8 @@ int main(void)
         cmocka_unit_test(dead_replay_service_is_given_up),
         cmocka_unit_test(healing_keeps_what_it_cannot_better),
         cmocka_unit_test(early_end_is_tried_again),
+        cmocka_unit_test(a_replay_that_dies_is_not_whole),
+        cmocka_unit_test(endless_replays_are_given_up),
         cmocka_unit_test(lost_reply_is_asked_for_again),
         cmocka_unit_test(restart_is_told_from_a_duplicate),
         cmocka_unit_test(restart_with_lost_beginning_is_replayed),
