@@ -1,0 +1,385 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The prefix index at the size of a fleet: memory, lookups, writes. One JSON line per figure.
+ *
+ *     index_bench [WORKERS [BLOCKS_PER_WORKER [SHARED_PERCENT]]]      256 50000, 30 and then 0
+ *
+ * Every worker holds prompts of 64 blocks, stored a prompt a call, in random order over the fleet.
+ * The first SHARED_PERCENT of a prompt come from as many prefixes as a worker has prompts, each of
+ * them held by every worker; the rest is the worker's own.
+ *
+ * memory   bytes in use, as the index counts them and as the process grows, per (holder, block)
+ * warm     the same prompt again and again; time per call, the clock's own included (told as
+ * "clock") cold     random prompts over the whole index, none twice in a row writes   a worker
+ * drops its oldest prompt (one call, last block first) and stores a new one
+ *
+ * The yardstick: one flat hash table with an entry of 16 bytes per (holder, block), keyed by a hash
+ * of the path and the holder, doubling at 3/4. It answers for one holder only, and can't tell what
+ * is no longer reachable.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "index/table.h" /* kvi_mix */
+#include "kv_index.h"
+
+#define PROMPT 64
+#define SAMPLES 20000
+#define WRITE_NS (3 * KV_NS_PER_S)
+
+struct fleet {
+    uint32_t workers, prompts, shared; /* prompts of each; shared blocks of each prompt */
+    struct kvi_index *ix;
+    struct flat *flat;
+    uint32_t *oldest; /* per worker: its prompts are oldest .. oldest + prompts */
+    uint64_t random;
+};
+
+static uint64_t next_random(struct fleet *fleet)
+{
+    return kvi_mix(++fleet->random * UINT64_C(0x9e3779b97f4a7c15));
+}
+
+static void die(const char *what)
+{
+    fprintf(stderr, "index_bench: %s\n", what);
+    exit(1);
+}
+
+static size_t resident(void)
+{
+    unsigned long pages = 0;
+    FILE *file = fopen("/proc/self/statm", "r");
+
+    if (!file || fscanf(file, "%*u %lu", &pages) != 1)
+        die("no /proc/self/statm");
+    fclose(file);
+    return pages * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+static void make_prompt(const struct fleet *fleet, uint32_t worker, uint32_t prompt,
+                        struct kv_block *ret)
+{
+    for (uint32_t i = 0; i < PROMPT; i++) {
+        uint64_t id = i < fleet->shared
+                          ? (uint64_t)(prompt % fleet->prompts) << 8
+                          : UINT64_C(1) << 63 | (uint64_t)worker << 40 | (uint64_t)prompt << 8;
+
+        ret[i].tokens_hash = kvi_mix(id + i + 1);
+        ret[i].hash = kvi_mix(ret[i].tokens_hash + 1);
+    }
+}
+
+static void locals_of(const struct kv_block *blocks, uint64_t *ret)
+{
+    for (uint32_t i = 0; i < PROMPT; i++)
+        ret[i] = blocks[i].tokens_hash;
+}
+
+/* -- the yardstick ----------------------------------------------------------------------------- */
+
+struct flat {
+    struct flat_entry {
+        uint64_t key, hash; /* key 0: empty */
+    } * entries;
+    size_t capacity, n;
+};
+
+static uint64_t flat_key(uint64_t path, uint32_t holder)
+{
+    return kvi_mix(path ^ (uint64_t)holder << 32) | 1;
+}
+
+static struct flat_entry *flat_find(const struct flat *flat, uint64_t key)
+{
+    size_t i = key >> 20 & (flat->capacity - 1);
+
+    while (flat->entries[i].key && flat->entries[i].key != key)
+        i = (i + 1) & (flat->capacity - 1);
+    return &flat->entries[i];
+}
+
+static void flat_add(struct flat *flat, uint64_t key, uint64_t hash)
+{
+    if (flat->n * 4 >= flat->capacity * 3) {
+        struct flat old = *flat;
+
+        flat->capacity = old.capacity ? old.capacity * 2 : 1024;
+        flat->entries = calloc(flat->capacity, sizeof(*flat->entries));
+        if (!flat->entries)
+            die("no memory");
+        for (size_t i = 0; i < old.capacity; i++)
+            if (old.entries[i].key)
+                *flat_find(flat, old.entries[i].key) = old.entries[i];
+        free(old.entries);
+    }
+    flat->n++;
+    *flat_find(flat, key) = (struct flat_entry){key, hash};
+}
+
+static void flat_store(struct flat *flat, uint32_t worker, const struct kv_block *blocks)
+{
+    uint64_t path = 0;
+
+    for (uint32_t i = 0; i < PROMPT; i++) {
+        path = kvi_mix(path + blocks[i].tokens_hash);
+        flat_add(flat, flat_key(path, worker), blocks[i].hash);
+    }
+}
+
+static void flat_remove(struct flat *flat, uint32_t worker, const struct kv_block *blocks)
+{
+    uint64_t path = 0;
+
+    for (uint32_t k = 0; k < PROMPT; k++) {
+        struct flat_entry *gone, *next;
+
+        path = kvi_mix(path + blocks[k].tokens_hash);
+        gone = next = flat_find(flat, flat_key(path, worker));
+        for (;;) { /* close the gap */
+            size_t at, home;
+
+            if (++next == flat->entries + flat->capacity)
+                next = flat->entries;
+            if (!next->key)
+                break;
+            at = (size_t)(next - flat->entries);
+            home = next->key >> 20 & (flat->capacity - 1);
+            if (((at - home) & (flat->capacity - 1)) >=
+                ((at - (size_t)(gone - flat->entries)) & (flat->capacity - 1))) {
+                *gone = *next;
+                gone = next;
+            }
+        }
+        gone->key = 0;
+        flat->n--;
+    }
+}
+
+static uint32_t flat_lookup(const struct flat *flat, uint32_t worker, const uint64_t *locals)
+{
+    uint64_t path = 0;
+    uint32_t i = 0;
+
+    for (; i < PROMPT; i++) {
+        path = kvi_mix(path + locals[i]);
+        if (!flat_find(flat, flat_key(path, worker))->key)
+            break;
+    }
+    return i;
+}
+
+/* -- one operation on either ------------------------------------------------------------------- */
+
+static void store_prompt(struct fleet *fleet, uint32_t worker, uint32_t prompt)
+{
+    struct kv_block blocks[PROMPT];
+
+    make_prompt(fleet, worker, prompt, blocks);
+    if (fleet->flat)
+        flat_store(fleet->flat, worker, blocks);
+    else if (kvi_store(fleet->ix, (struct kv_holder){worker, 0}, KV_TIER_DEVICE, NULL, blocks,
+                       PROMPT, NULL))
+        die("kvi_store");
+}
+
+static void remove_prompt(struct fleet *fleet, uint32_t worker, uint32_t prompt)
+{
+    struct kv_block blocks[PROMPT];
+    uint64_t hashes[PROMPT];
+
+    make_prompt(fleet, worker, prompt, blocks);
+    for (uint32_t i = 0; i < PROMPT; i++)
+        hashes[i] = blocks[PROMPT - 1 - i].hash;
+    if (fleet->flat)
+        flat_remove(fleet->flat, worker, blocks);
+    else if (kvi_remove(fleet->ix, (struct kv_holder){worker, 0}, KV_TIER_DEVICE, hashes, PROMPT) !=
+             PROMPT)
+        die("kvi_remove");
+}
+
+/* -- figures ----------------------------------------------------------------------------------- */
+
+static void figure(const struct fleet *fleet, const char *what, const char *unit, double value,
+                   const char *more)
+{
+    printf("{\"bench\":\"index\",\"what\":\"%s\",\"%s\":%.4g,\"engine\":\"%s\",\"workers\":%u,"
+           "\"blocks_per_worker\":%u,\"shared_percent\":%u%s%s}\n",
+           what, unit, value, fleet->flat ? "flat table" : "kvindex", fleet->workers,
+           fleet->prompts * PROMPT, fleet->shared * 100 / PROMPT, more ? "," : "",
+           more ? more : "");
+    fflush(stdout);
+}
+
+static void fill(struct fleet *fleet)
+{
+    uint64_t n = (uint64_t)fleet->workers * fleet->prompts, start, blocks = n * PROMPT;
+    uint32_t *order = malloc(n * sizeof(*order));
+    size_t before;
+    char more[160];
+
+    if (!order)
+        die("no memory");
+    for (uint64_t i = 0; i < n; i++) {
+        uint64_t k = next_random(fleet) % (i + 1);
+
+        order[i] = order[k];
+        order[k] = (uint32_t)i;
+    }
+    before = resident();
+    start = kv_now_ns();
+    for (uint64_t i = 0; i < n; i++)
+        store_prompt(fleet, order[i] % fleet->workers, order[i] / fleet->workers);
+    start = kv_now_ns() - start;
+    figure(fleet, "fill", "blocks_per_s", (double)blocks * 1e9 / (double)start, NULL);
+    if (fleet->flat) {
+        figure(fleet, "memory", "bytes_per_holder_block",
+               (double)(fleet->flat->capacity * sizeof(struct flat_entry)) / (double)blocks, NULL);
+    } else {
+        struct kvi_stats stats;
+
+        kvi_get_stats(fleet->ix, &stats);
+        snprintf(more, sizeof(more),
+                 "\"holder_blocks\":%" PRIu64 ",\"blocks\":%" PRIu64 ",\"chains\":%" PRIu64
+                 ",\"bytes_per_block\":%.4g",
+                 stats.holder_blocks, stats.blocks, stats.chains,
+                 (double)stats.bytes / (double)stats.blocks);
+        figure(fleet, "memory", "bytes_per_holder_block",
+               (double)stats.bytes / (double)stats.holder_blocks, more);
+    }
+    figure(fleet, "memory_rss", "bytes_per_holder_block",
+           (double)(resident() - before) / (double)blocks, NULL);
+    free(order);
+}
+
+static int compare(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+static void percentiles(const struct fleet *fleet, const char *what, double *ns, size_t n,
+                        uint64_t clock_ns)
+{
+    char more[160];
+
+    qsort(ns, n, sizeof(*ns), compare);
+    snprintf(more, sizeof(more),
+             "\"p90_ns\":%.0f,\"p99_ns\":%.0f,\"p999_ns\":%.0f,\"clock_ns\":%" PRIu64,
+             ns[n * 9 / 10], ns[n * 99 / 100], ns[n * 999 / 1000], clock_ns);
+    figure(fleet, what, "p50_ns", ns[n / 2], more);
+}
+
+static uint64_t clock_cost(void)
+{
+    uint64_t start = kv_now_ns();
+
+    for (int i = 0; i < 1000; i++)
+        (void)kv_now_ns();
+    return (kv_now_ns() - start) / 1000;
+}
+
+/* @n of a prompt's blocks are asked for: all, or just the shared ones. */
+static void lookups(struct fleet *fleet, const char *what, bool cold, uint32_t n)
+{
+    static double ns[SAMPLES];
+    struct kvi_matches matches = {0};
+    struct kv_block blocks[PROMPT];
+    uint64_t locals[PROMPT], sum = 0;
+
+    for (size_t i = 0; i < SAMPLES; i++) {
+        uint32_t worker = cold ? (uint32_t)(next_random(fleet) % fleet->workers) : 1;
+        uint32_t prompt = cold ? (uint32_t)(next_random(fleet) % fleet->prompts) : 1;
+        uint64_t start;
+
+        make_prompt(fleet, worker, fleet->oldest[worker] + prompt, blocks);
+        locals_of(blocks, locals);
+        start = kv_now_ns();
+        if (fleet->flat)
+            sum += flat_lookup(fleet->flat, worker, locals);
+        else if (kvi_find(fleet->ix, locals, n, &matches))
+            die("kvi_find");
+        ns[i] = (double)(kv_now_ns() - start);
+        for (size_t k = 0; k < matches.n; k++)
+            sum +=
+                matches.items[k].reach[0] == n && matches.items[k].holder.worker == worker ? n : 0;
+    }
+    if (sum != (uint64_t)SAMPLES * n)
+        die("a lookup didn't find its prompt");
+    kvi_matches_fini(&matches);
+    percentiles(fleet, what, ns, SAMPLES, clock_cost());
+}
+
+/* In steady state: as many blocks go as come. */
+static void writes(struct fleet *fleet)
+{
+    uint64_t start = kv_now_ns(), n = 0, worst = 0, t0 = start, t1;
+    char more[80];
+
+    for (; t0 - start < WRITE_NS; n += 2 * PROMPT) {
+        uint32_t worker = (uint32_t)(next_random(fleet) % fleet->workers);
+        uint32_t oldest = fleet->oldest[worker]++;
+
+        remove_prompt(fleet, worker, oldest);
+        store_prompt(fleet, worker, oldest + fleet->prompts);
+        t1 = kv_now_ns();
+        worst = KV_MAX(worst, t1 - t0);
+        t0 = t1;
+    }
+    snprintf(more, sizeof(more), "\"worst_pair_us\":%.1f", (double)worst / 1e3);
+    figure(fleet, "writes", "blocks_per_s", (double)n * 1e9 / (double)(t0 - start), more);
+}
+
+static void run(uint32_t workers, uint32_t blocks, uint32_t shared_percent, bool flat)
+{
+    struct fleet fleet = {
+        .workers = workers, .prompts = blocks / PROMPT, .shared = PROMPT * shared_percent / 100};
+    struct flat table = {0};
+
+    fleet.oldest = calloc(workers, sizeof(*fleet.oldest));
+    fleet.flat = flat ? &table : NULL;
+    if (!fleet.oldest || (!flat && kvi_create(NULL, &fleet.ix)))
+        die("no memory");
+    fill(&fleet);
+    lookups(&fleet, "find_warm", false, PROMPT);
+    lookups(&fleet, "find_cold", true, PROMPT);
+    if (fleet.shared && !flat) {
+        lookups(&fleet, "find_warm_all_workers", false, fleet.shared);
+        lookups(&fleet, "find_cold_all_workers", true, fleet.shared);
+    }
+    writes(&fleet);
+    if (!flat) {
+        struct kvi_stats stats;
+
+        lookups(&fleet, "find_cold_after_writes", true, PROMPT);
+        kvi_get_stats(fleet.ix, &stats);
+        figure(&fleet, "memory_after_writes", "bytes_per_holder_block",
+               (double)stats.bytes / (double)stats.holder_blocks, NULL);
+    }
+    kvi_destroy(fleet.ix);
+    free(table.entries);
+    free(fleet.oldest);
+}
+
+int main(int argc, char **argv)
+{
+    uint32_t workers = argc > 1 ? (uint32_t)strtoul(argv[1], NULL, 10) : 256;
+    uint32_t blocks = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 50000;
+
+    if (workers < 2 || blocks < 2 * PROMPT)
+        die("at least 2 workers with 128 blocks each");
+    if (argc > 3) {
+        run(workers, blocks, (uint32_t)strtoul(argv[3], NULL, 10) % 100, false);
+        return 0;
+    }
+    run(workers, blocks, 30, false);
+    run(workers, blocks, 0, false);
+    run(workers, blocks, 30, true);
+    return 0;
+}
