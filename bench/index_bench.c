@@ -30,7 +30,8 @@
 
 #define PROMPT 64
 #define SAMPLES 20000
-#define WRITE_NS (3 * KV_NS_PER_S)
+#define WRITE_NS (200 * KV_NS_PER_MS)
+#define WINDOWS 21
 
 struct fleet {
     uint32_t workers, prompts, shared; /* prompts of each; shared blocks of each prompt */
@@ -43,6 +44,15 @@ struct fleet {
 static uint64_t next_random(struct fleet *fleet)
 {
     return kvi_mix(++fleet->random * UINT64_C(0x9e3779b97f4a7c15));
+}
+
+/* Throughput is told per second of this thread's own time: other programs may be running. */
+static uint64_t cpu_ns(void)
+{
+    struct timespec ts;
+
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ts);
+    return (uint64_t)ts.tv_sec * KV_NS_PER_S + (uint64_t)ts.tv_nsec;
 }
 
 static void die(const char *what)
@@ -232,10 +242,10 @@ static void fill(struct fleet *fleet)
         order[k] = (uint32_t)i;
     }
     before = resident();
-    start = kv_now_ns();
+    start = cpu_ns();
     for (uint64_t i = 0; i < n; i++)
         store_prompt(fleet, order[i] % fleet->workers, order[i] / fleet->workers);
-    start = kv_now_ns() - start;
+    start = cpu_ns() - start;
     figure(fleet, "fill", "blocks_per_s", (double)blocks * 1e9 / (double)start, NULL);
     if (fleet->flat) {
         figure(fleet, "memory", "bytes_per_holder_block",
@@ -316,24 +326,30 @@ static void lookups(struct fleet *fleet, const char *what, bool cold, uint32_t n
     percentiles(fleet, what, ns, SAMPLES, clock_cost());
 }
 
-/* In steady state: as many blocks go as come. */
+/* In steady state: as many blocks go as come. Other programs share caches and memory, so the best of the
+ * windows is told besides the median. */
 static void writes(struct fleet *fleet)
 {
-    uint64_t start = kv_now_ns(), n = 0, worst = 0, t0 = start, t1;
+    static double rate[WINDOWS];
     char more[80];
 
-    for (; t0 - start < WRITE_NS; n += 2 * PROMPT) {
-        uint32_t worker = (uint32_t)(next_random(fleet) % fleet->workers);
-        uint32_t oldest = fleet->oldest[worker]++;
+    for (int w = 0; w < WINDOWS; w++) {
+        uint64_t start = cpu_ns(), n = 0, spent;
 
-        remove_prompt(fleet, worker, oldest);
-        store_prompt(fleet, worker, oldest + fleet->prompts);
-        t1 = kv_now_ns();
-        worst = KV_MAX(worst, t1 - t0);
-        t0 = t1;
+        while ((spent = cpu_ns() - start) < WRITE_NS) {
+            for (int i = 0; i < 64; i++, n += 2 * PROMPT) {
+                uint32_t worker = (uint32_t)(next_random(fleet) % fleet->workers);
+                uint32_t oldest = fleet->oldest[worker]++;
+
+                remove_prompt(fleet, worker, oldest);
+                store_prompt(fleet, worker, oldest + fleet->prompts);
+            }
+        }
+        rate[w] = (double)n * 1e9 / (double)spent;
     }
-    snprintf(more, sizeof(more), "\"worst_pair_us\":%.1f", (double)worst / 1e3);
-    figure(fleet, "writes", "blocks_per_s", (double)n * 1e9 / (double)(t0 - start), more);
+    qsort(rate, WINDOWS, sizeof(rate[0]), compare);
+    snprintf(more, sizeof(more), "\"best_of_%d\":%.4g", WINDOWS, rate[WINDOWS - 1]);
+    figure(fleet, "writes", "blocks_per_s", rate[WINDOWS / 2], more);
 }
 
 static void run(uint32_t workers, uint32_t blocks, uint32_t shared_percent, bool flat)

@@ -3,10 +3,8 @@
 
 #include <errno.h>
 #include <malloc.h>
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "base/error.h"
 
@@ -24,19 +22,19 @@ int kvi_mem_failed(void)
     return atomic_load_explicit(&countdown, memory_order_relaxed) < 0;
 }
 
-static bool refused(void)
+int kvi_mem_refused(void)
 {
     long left = atomic_load_explicit(&countdown, memory_order_relaxed);
 
     if (KV_LIKELY(left <= 0))
-        return false;
+        return 0;
     left = left == 1 ? -1 : left - 1;
     atomic_store_explicit(&countdown, left, memory_order_relaxed);
     return left < 0;
 }
 
 /* One writer at a time: no read-modify-write needed. */
-static void count(struct kvi_mem *mem, uint64_t more)
+void kvi_mem_count(struct kvi_mem *mem, uint64_t more)
 {
     uint64_t now = atomic_load_explicit(&mem->bytes, memory_order_relaxed);
 
@@ -45,20 +43,20 @@ static void count(struct kvi_mem *mem, uint64_t more)
 
 void *kvi_mem_alloc(struct kvi_mem *mem, size_t size)
 {
-    void *memory = refused() ? NULL : calloc(1, size);
+    void *memory = kvi_mem_refused() ? NULL : calloc(1, size);
 
     if (memory)
-        count(mem, malloc_usable_size(memory) + CHUNK_HEADER);
+        kvi_mem_count(mem, malloc_usable_size(memory) + CHUNK_HEADER);
     return memory;
 }
 
 void *kvi_mem_alloc_lines(struct kvi_mem *mem, size_t size)
 {
-    void *memory = refused() ? NULL : aligned_alloc(64, (size + 63) & ~(size_t)63);
+    void *memory = kvi_mem_refused() ? NULL : aligned_alloc(64, (size + 63) & ~(size_t)63);
 
     if (memory) {
         memset(memory, 0, size);
-        count(mem, malloc_usable_size(memory) + CHUNK_HEADER);
+        kvi_mem_count(mem, malloc_usable_size(memory) + CHUNK_HEADER);
     }
     return memory;
 }
@@ -66,31 +64,8 @@ void *kvi_mem_alloc_lines(struct kvi_mem *mem, size_t size)
 void kvi_mem_free(struct kvi_mem *mem, void *memory)
 {
     if (memory)
-        count(mem, -(uint64_t)(malloc_usable_size(memory) + CHUNK_HEADER));
+        kvi_mem_count(mem, -(uint64_t)(malloc_usable_size(memory) + CHUNK_HEADER));
     free(memory);
-}
-
-void *kvi_mem_map(struct kvi_mem *mem, size_t size)
-{
-    char *wide, *memory;
-
-    if (refused())
-        return NULL;
-    wide = mmap(NULL, 2 * size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (wide == MAP_FAILED)
-        return NULL;
-    memory = wide + (-(uintptr_t)wide & (size - 1));
-    if (memory > wide)
-        munmap(wide, (size_t)(memory - wide));
-    munmap(memory + size, (size_t)(wide + size - memory));
-    count(mem, size);
-    return memory;
-}
-
-void kvi_mem_unmap(struct kvi_mem *mem, void *memory, size_t size)
-{
-    munmap(memory, size);
-    count(mem, -(uint64_t)size);
 }
 
 int kvi_mem_grow(struct kvi_mem *mem, void **array, size_t *capacity, size_t n, size_t item_size)

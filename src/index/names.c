@@ -242,19 +242,40 @@ uint64_t kvi_name_of(const struct kvi_index *ix, const struct kvi_holder *holder
     return i >= 0 ? ix->aliases[i].hash : *kvi_arena_engines(&ix->arena, pos);
 }
 
-void kvi_locate_prefetch(const struct kvi_index *ix, uint64_t hash)
+#define AHEAD 16 /* hashes in each of the two rounds */
+
+static uint64_t hash_at(const void *hashes, size_t stride, size_t i)
 {
-    kvi_table_prefetch(&ix->names, kvi_mix(hash));
+    return *(const uint64_t *)(const void *)((const char *)hashes + i * stride);
 }
 
-void kvi_locate_prefetch_more(const struct kvi_index *ix, uint64_t hash)
+/* The chunk has come: ask for what the search will look at next. */
+static void prefetch_hits(const struct kvi_index *ix, uint64_t hash)
 {
     struct kvi_probe probe;
-    uint32_t pos;
 
     kvi_probe_init(&probe, &ix->names, kvi_mix(hash));
-    if (kvi_probe_next(&probe, &pos))
+    if (probe.chunk->passed)
+        __builtin_prefetch(probe.chunks + kvi_chunk_after((uint32_t)(probe.chunk - probe.chunks),
+                                                          probe.tag, probe.n_chunks));
+    for (; probe.hits; probe.hits &= probe.hits - 1) {
+        uint32_t pos = probe.chunk->value[__builtin_ctz(probe.hits)];
+
         __builtin_prefetch(kvi_arena_engines(&ix->arena, pos));
+    }
+}
+
+void kvi_locate_ahead(const struct kvi_index *ix, const void *hashes, size_t stride, size_t i, size_t n)
+{
+    if (i % AHEAD)
+        return;
+    if (i == 0)
+        for (size_t k = 0; k < KV_MIN(n, (size_t)2 * AHEAD); k++)
+            kvi_table_prefetch(&ix->names, kvi_mix(hash_at(hashes, stride, k)));
+    for (size_t k = i + (size_t)2 * AHEAD; k < KV_MIN(n, i + (size_t)3 * AHEAD); k++)
+        kvi_table_prefetch(&ix->names, kvi_mix(hash_at(hashes, stride, k)));
+    for (size_t k = i ? i + AHEAD : 0; k < KV_MIN(n, i + (size_t)2 * AHEAD); k++)
+        prefetch_hits(ix, hash_at(hashes, stride, k));
 }
 
 bool kvi_name_in_table(const struct kvi_index *ix, uint64_t hash, uint32_t pos)

@@ -8,8 +8,6 @@
 #include "index/kids.h"
 #include "index/tree.h"
 
-#define WINDOW 16 /* hashes whose memory is brought close ahead of their turn */
-
 /* Take the entry away. Its blocks have been accounted for. */
 static void drop_entry(struct kvi_index *ix, struct kvi_chain *chain, _Atomic uint64_t *entry)
 {
@@ -104,19 +102,6 @@ static void drop_all(struct kvi_index *ix, struct kvi_holder *holder)
 
 /* -- by hash ----------------------------------------------------------------------------------- */
 
-static void prefetch(const struct kvi_index *ix, const uint64_t *hashes, size_t i, size_t n)
-{
-    if (i == 0)
-        for (size_t k = 0; k < KV_MIN(n, (size_t)2 * WINDOW); k++)
-            kvi_locate_prefetch(ix, hashes[k]);
-    if (i % WINDOW)
-        return;
-    for (size_t k = i + 2 * WINDOW; k < KV_MIN(n, i + (size_t)3 * WINDOW); k++)
-        kvi_locate_prefetch(ix, hashes[k]);
-    for (size_t k = i + (i ? WINDOW : 0); k < KV_MIN(n, i + (size_t)2 * WINDOW); k++)
-        kvi_locate_prefetch_more(ix, hashes[k]);
-}
-
 static bool one_tier_each(const struct kvi_holder *holder)
 {
     uint64_t sum = 0;
@@ -137,7 +122,7 @@ static int mix_entries(struct kvi_index *ix, const struct kvi_holder *holder, ui
         uint32_t mask;
         bool change;
 
-        prefetch(ix, hashes, i, n);
+        kvi_locate_ahead(ix, hashes, sizeof(hashes[0]), i, n);
         if (!kvi_locate(ix, holder, hashes[i], &place, NULL))
             continue;
         entry = kvi_who_get(place.entry);
@@ -210,7 +195,7 @@ long kvi_remove(struct kvi_index *index, struct kv_holder holder, enum kv_tier t
         }
     }
     for (size_t i = 0; who && i < n; i++) {
-        prefetch(index, hashes, i, n);
+        kvi_locate_ahead(index, hashes, sizeof(hashes[0]), i, n);
         found += remove_one(index, who, tier, hashes[i]);
     }
     kvi_unlock(index);

@@ -189,8 +189,11 @@ static int judge_names(struct kvi_store *store)
             rc = judge_known(store, piece->first + (off - piece->from), piece->chain, off,
                              off < len);
     }
-    for (size_t i = store->n_path; !rc && i < store->n; i++)
+    for (size_t i = store->n_path; !rc && i < store->n; i++) {
+        kvi_locate_ahead(store->ix, &store->blocks[store->n_path].hash, sizeof(store->blocks[0]),
+                         i - store->n_path, store->n - store->n_path);
         rc = judge_new(store, i);
+    }
     return rc;
 }
 
@@ -368,8 +371,6 @@ static int prepare(struct kvi_store *store, struct kv_holder holder, const uint6
     }
     if (store->n == 0)
         return 0;
-    for (size_t i = 0; i < store->n; i++)
-        kvi_locate_prefetch(ix, store->blocks[i].hash);
     rc = check_hashes(store, parent);
     if (!rc)
         rc = find_path(store);

@@ -6,30 +6,41 @@
 
 #include "base/error.h"
 
-#define SEG_MAX 512u /* chunks; larger segments split */
+#define SEG_MAX 1024u /* chunks: segments split at between half of it and all of it */
+#define PAGED ((size_t)8 << 10) /* larger segments are page runs */
 #define LOOK_AHEAD 4 /* chunks, when rebuilding */
 
-/* How full, in entries: grow above 90 %, rebuild to 80 %, shrink below 60 %. */
+/* How full, in entries: grow above 88 %, rebuild to about 78 %, shrink below 60 %. */
 static uint32_t full_at(uint32_t n_chunks)
 {
-    return n_chunks == 1 ? KVI_CHUNK_ENTRIES : n_chunks * KVI_CHUNK_ENTRIES * 9 / 10;
+    return n_chunks == 1 ? KVI_CHUNK_ENTRIES : n_chunks * KVI_CHUNK_ENTRIES * 88 / 100;
 }
 
 static uint32_t sparse_at(uint32_t n_chunks)
 {
-    return n_chunks == 1 ? 0 : n_chunks * KVI_CHUNK_ENTRIES * 6 / 10;
+    return n_chunks == 1 ? 0 : n_chunks * KVI_CHUNK_ENTRIES * 60 / 100;
 }
 
+/* Always odd; the head takes one line, so that large ones fill whole pages. */
 static uint32_t chunks_for(uint32_t n)
 {
-    return n * 10 / (KVI_CHUNK_ENTRIES * 8) + 1;
+    uint32_t n_chunks = (n * 100 / (KVI_CHUNK_ENTRIES * 78) + 1) | 1;
+
+    return n_chunks < PAGED / 64 ? n_chunks : n_chunks | 63;
+}
+
+/* Small ones from the heap, others as pages of their own. */
+static size_t segment_bytes(uint32_t n_chunks)
+{
+    return sizeof(struct kvi_segment) + n_chunks * sizeof(struct kvi_chunk);
 }
 
 static struct kvi_segment *segment_new(struct kvi_mem *mem, uint32_t n_chunks, uint32_t depth)
 {
-    struct kvi_segment *segment;
+    size_t bytes = segment_bytes(n_chunks);
+    struct kvi_segment *segment =
+        bytes > PAGED ? kvi_mem_map(mem, bytes) : kvi_mem_alloc_lines(mem, bytes);
 
-    segment = kvi_mem_alloc_lines(mem, sizeof(*segment) + n_chunks * sizeof(segment->chunks[0]));
     if (segment) {
         segment->n_chunks = n_chunks;
         segment->depth = depth;
@@ -37,19 +48,28 @@ static struct kvi_segment *segment_new(struct kvi_mem *mem, uint32_t n_chunks, u
     return segment;
 }
 
+static void segment_free(struct kvi_mem *mem, struct kvi_segment *segment)
+{
+    if (segment && segment_bytes(segment->n_chunks) > PAGED)
+        kvi_mem_unmap(mem, segment, segment_bytes(segment->n_chunks));
+    else
+        kvi_mem_free(mem, segment);
+}
+
 /* There must be room. */
 static void put(struct kvi_segment *segment, uint64_t mix, uint32_t value)
 {
-    struct kvi_chunk *chunk = &segment->chunks[kvi_chunk_of(mix, segment->n_chunks)];
-    uint32_t empty;
+    uint32_t c = kvi_chunk_of(mix, segment->n_chunks), empty;
+    struct kvi_chunk *chunk = &segment->chunks[c];
+    uint8_t tag = kvi_tag_of(mix);
 
     while (!(empty = kvi_chunk_match(chunk, 0))) {
         if (chunk->passed < 255)
             chunk->passed++;
-        if (++chunk == segment->chunks + segment->n_chunks)
-            chunk = segment->chunks;
+        c = kvi_chunk_after(c, tag, segment->n_chunks);
+        chunk = &segment->chunks[c];
     }
-    chunk->tag[__builtin_ctz(empty)] = kvi_tag_of(mix);
+    chunk->tag[__builtin_ctz(empty)] = tag;
     chunk->value[__builtin_ctz(empty)] = value;
     segment->n++;
 }
@@ -93,7 +113,7 @@ void kvi_table_fini(struct kvi_table *table)
         if (!segment)
             break;
         i += UINT64_C(1) << (table->depth - segment->depth);
-        kvi_mem_free(table->mem, segment);
+        segment_free(table->mem, segment);
     }
     kvi_mem_free(table->mem, table->directory);
     table->directory = NULL;
@@ -132,7 +152,7 @@ static int resize(struct kvi_table *table, uint64_t mix, uint32_t n_chunks)
         return -ENOMEM;
     pour(table, old, segment, segment, 0);
     point_at(table, mix, segment);
-    kvi_mem_free(table->mem, old);
+    segment_free(table->mem, old);
     return 0;
 }
 
@@ -196,8 +216,8 @@ static int split(struct kvi_table *table, uint64_t mix)
     low = segment_new(table->mem, chunks_for(old->n - n_high), old->depth + 1);
     high = segment_new(table->mem, chunks_for(n_high), old->depth + 1);
     if (!low || !high) {
-        kvi_mem_free(table->mem, low);
-        kvi_mem_free(table->mem, high);
+        segment_free(table->mem, low);
+        segment_free(table->mem, high);
         return -ENOMEM;
     }
     pour(table, old, low, high, bit);
@@ -205,8 +225,22 @@ static int split(struct kvi_table *table, uint64_t mix)
         table->n_deepest += 2;
     point_at(table, mix & ~bit, low);
     point_at(table, mix | bit, high);
-    kvi_mem_free(table->mem, old);
+    segment_free(table->mem, old);
     return 0;
+}
+
+/*
+ * Where a segment splits differs from one to the next, evenly over an octave. If all split at the same
+ * size they would do everything in step: grow together (and none could use the space that another one
+ * has just left), be full together, be half empty together.
+ */
+static uint32_t splits_above(uint64_t mix, uint32_t depth)
+{
+    uint64_t prefix = depth ? mix >> (64 - depth) : 0;
+    uint32_t dice = (uint32_t)kvi_mix(prefix << 6 | depth) % 256, half = SEG_MAX / 2;
+
+    /* Close to half * 2^(dice / 256). */
+    return half + half * dice / 256 * (168 * 256 + 88 * dice) / (256 * 256);
 }
 
 /* Splitting pays while keys spread; should they not (a hostile engine), segments just get larger.
@@ -221,9 +255,9 @@ static bool may_split(const struct kvi_table *table, const struct kvi_segment *s
 static int make_room(struct kvi_table *table, uint64_t mix)
 {
     const struct kvi_segment *segment = kvi_table_ref(table, mix)->segment;
-    uint32_t n_chunks = segment->n_chunks + KV_MAX(segment->n_chunks / 8, 1u);
+    uint32_t n_chunks = KV_MAX(chunks_for(segment->n), segment->n_chunks + 2);
 
-    if (n_chunks > SEG_MAX && may_split(table, segment))
+    if (n_chunks > splits_above(mix, segment->depth) && may_split(table, segment))
         return split(table, mix);
     return resize(table, mix, n_chunks);
 }
@@ -258,8 +292,8 @@ static void join(struct kvi_table *table, uint64_t mix, struct kvi_segment *segm
     if (segment->depth == table->depth)
         table->n_deepest -= 2;
     point_at(table, mix, both);
-    kvi_mem_free(table->mem, segment);
-    kvi_mem_free(table->mem, buddy);
+    segment_free(table->mem, segment);
+    segment_free(table->mem, buddy);
     if (table->n_deepest == 0 && table->depth > 0 && !set_depth(table, table->depth - 1))
         count_deepest(table);
 }
@@ -272,7 +306,7 @@ static void shrink(struct kvi_table *table, uint64_t mix)
         uint64_t other = mix ^ UINT64_C(1) << (64 - segment->depth);
         struct kvi_segment *buddy = kvi_table_ref(table, other)->segment;
 
-        if (buddy->depth == segment->depth && chunks_for(segment->n + buddy->n) <= SEG_MAX / 2) {
+        if (buddy->depth == segment->depth && chunks_for(segment->n + buddy->n) <= SEG_MAX / 3) {
             join(table, mix, segment, buddy);
             return;
         }
@@ -301,7 +335,7 @@ static int find_value(const struct kvi_segment *segment, uint64_t mix, uint32_t 
         }
         if (!chunk->passed)
             break;
-        c = c + 1 == segment->n_chunks ? 0 : c + 1;
+        c = kvi_chunk_after(c, tag, segment->n_chunks);
     }
     return -1;
 }
@@ -309,18 +343,16 @@ static int find_value(const struct kvi_segment *segment, uint64_t mix, uint32_t 
 bool kvi_table_erase(struct kvi_table *table, uint64_t mix, uint32_t value)
 {
     struct kvi_segment *segment = kvi_table_ref(table, mix)->segment;
-    struct kvi_chunk *home = &segment->chunks[kvi_chunk_of(mix, segment->n_chunks)], *chunk;
+    uint32_t c = kvi_chunk_of(mix, segment->n_chunks);
+    struct kvi_chunk *chunk;
     int i = find_value(segment, mix, value, &chunk);
 
     if (i < 0)
         return false;
+    for (; &segment->chunks[c] != chunk; c = kvi_chunk_after(c, kvi_tag_of(mix), segment->n_chunks))
+        if (segment->chunks[c].passed < 255)
+            segment->chunks[c].passed--;
     chunk->tag[i] = 0;
-    while (home != chunk) {
-        if (home->passed < 255)
-            home->passed--;
-        if (++home == segment->chunks + segment->n_chunks)
-            home = segment->chunks;
-    }
     table->n--;
     if (KV_UNLIKELY(--segment->n < sparse_at(segment->n_chunks)))
         shrink(table, mix);

@@ -340,9 +340,11 @@ bool kvi_locate(const struct kvi_index *ix, const struct kvi_holder *holder, uin
                 struct kvi_place *ret, uint32_t *n_same);
 /** What @holder, who has it, calls the place. */
 uint64_t kvi_name_of(const struct kvi_index *ix, const struct kvi_holder *holder, uint32_t pos);
-/** Bring close what kvi_locate will read, in two rounds (the second needs the first's result). */
-void kvi_locate_prefetch(const struct kvi_index *ix, uint64_t hash);
-void kvi_locate_prefetch_more(const struct kvi_index *ix, uint64_t hash);
+/**
+ * Before each of kvi_locate's calls for @n hashes, @stride bytes apart, in order: brings what they will
+ * read close, in two rounds, since where to look in the second depends on what the first brought.
+ */
+void kvi_locate_ahead(const struct kvi_index *ix, const void *hashes, size_t stride, size_t i, size_t n);
 
 bool kvi_name_in_table(const struct kvi_index *ix, uint64_t hash, uint32_t pos);
 int kvi_name_insert(struct kvi_index *ix, uint64_t hash, uint32_t pos);

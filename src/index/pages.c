@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Runs of pages. A region is 2 MiB, aligned to it; its first page keeps the books, a bit for each of its
+ * 512 pages. An index's first region is backed page by page as it is used, so that small indexes stay
+ * small; later ones are huge pages, and count in full.
+ */
+#include <string.h>
+#include <sys/mman.h>
+
+#include "base/error.h"
+#include "index/mem.h"
+
+#define PAGE_BYTES ((size_t)4096)
+#define REGION_BYTES ((size_t)2 << 20)
+#define REGION_PAGES 512u
+#define DONT_KEEP ((size_t)1 << 18) /* runs at least so long go back even while their region stays */
+
+struct kvi_region {
+    struct kvi_region *next, *prev;
+    uint32_t n_used;
+    uint32_t longest; /* no free run is longer than that */
+    uint32_t huge;
+    uint32_t n_touched; /* pages from here on were never used: they are zero */
+    uint64_t used[REGION_PAGES / 64];
+};
+
+static int page_used(const struct kvi_region *region, uint32_t i)
+{
+    return region->used[i / 64] >> (i % 64) & 1;
+}
+
+static void set_used(struct kvi_region *region, uint32_t from, uint32_t n, int used)
+{
+    for (uint32_t i = from; i < from + n; i++) {
+        if (used)
+            region->used[i / 64] |= UINT64_C(1) << (i % 64);
+        else
+            region->used[i / 64] &= ~(UINT64_C(1) << (i % 64));
+    }
+    region->n_used += used ? n : -n;
+}
+
+static void unlink_region(struct kvi_region **list, struct kvi_region *region)
+{
+    if (region->prev)
+        region->prev->next = region->next;
+    else
+        *list = region->next;
+    if (region->next)
+        region->next->prev = region->prev;
+}
+
+static void link_region(struct kvi_region **list, struct kvi_region *region)
+{
+    region->prev = NULL;
+    region->next = *list;
+    if (region->next)
+        region->next->prev = region;
+    *list = region;
+}
+
+/* Oldest first: small runs fill what large ones left over, before they break up a fresh region. */
+static void append_region(struct kvi_region **list, struct kvi_region *region)
+{
+    struct kvi_region *last = NULL;
+
+    while (*list) {
+        last = *list;
+        list = &last->next;
+    }
+    *list = region;
+    region->next = NULL;
+    region->prev = last;
+}
+
+static struct kvi_region *new_region(struct kvi_mem *mem)
+{
+    char *wide = mmap(NULL, 2 * REGION_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    struct kvi_region *region;
+    size_t before;
+
+    if (wide == MAP_FAILED)
+        return NULL;
+    before = -(uintptr_t)wide & (REGION_BYTES - 1);
+    if (before)
+        munmap(wide, before);
+    munmap(wide + before + REGION_BYTES, REGION_BYTES - before);
+    region = (struct kvi_region *)(void *)(wide + before);
+    if (mem->regions || mem->full_regions) {
+        /* The kernel may decline; then it is slower, no more. */
+        (void)madvise(region, REGION_BYTES, MADV_HUGEPAGE);
+        region->huge = 1;
+        kvi_mem_count(mem, REGION_BYTES);
+    } else {
+        kvi_mem_count(mem, PAGE_BYTES);
+    }
+    region->n_touched = 1;
+    region->longest = REGION_PAGES;
+    set_used(region, 0, 1, 1);
+    append_region(&mem->regions, region);
+    return region;
+}
+
+/* The first free run of @n pages at a multiple of @align, or 0. */
+static uint32_t find_run(struct kvi_region *region, uint32_t n, uint32_t align)
+{
+    uint32_t longest = 0, free = 0;
+
+    if (n > region->longest)
+        return 0;
+    for (uint32_t i = 0; i < REGION_PAGES; i++) {
+        if (region->used[i / 64] == ~UINT64_C(0)) {
+            free = 0;
+            i |= 63;
+            continue;
+        }
+        free = page_used(region, i) ? 0 : free + 1;
+        longest = KV_MAX(longest, free);
+        if (free >= n && (i + 1 - n) % align == 0)
+            return i + 1 - n;
+    }
+    region->longest = longest; /* of any alignment: a bound is all it has to be */
+    return 0;
+}
+
+void *kvi_mem_map(struct kvi_mem *mem, size_t size)
+{
+    uint32_t n = (uint32_t)((size + PAGE_BYTES - 1) / PAGE_BYTES), at = 0;
+    uint32_t align = (n & (n - 1)) == 0 ? n : 1;
+    struct kvi_region *region;
+    char *memory;
+
+    if (kvi_mem_refused())
+        return NULL;
+    for (region = mem->regions; region; region = region->next)
+        if ((at = find_run(region, n, align)) != 0)
+            break;
+    if (!region) {
+        region = new_region(mem);
+        if (!region)
+            return NULL;
+        at = find_run(region, n, align);
+    }
+    memory = (char *)region + at * PAGE_BYTES;
+    if (at < region->n_touched)
+        memset(memory, 0, (KV_MIN(at + n, region->n_touched) - at) * PAGE_BYTES);
+    region->n_touched = KV_MAX(region->n_touched, at + n);
+    set_used(region, at, n, 1);
+    if (!region->huge)
+        kvi_mem_count(mem, n * PAGE_BYTES);
+    if (region->n_used == REGION_PAGES) {
+        unlink_region(&mem->regions, region);
+        link_region(&mem->full_regions, region);
+    }
+    return memory;
+}
+
+void kvi_mem_unmap(struct kvi_mem *mem, void *memory, size_t size)
+{
+    struct kvi_region *region =
+        (struct kvi_region *)((uintptr_t)memory & ~(uintptr_t)(REGION_BYTES - 1));
+    uint32_t at = (uint32_t)(((uintptr_t)memory - (uintptr_t)region) / PAGE_BYTES);
+    uint32_t n = (uint32_t)((size + PAGE_BYTES - 1) / PAGE_BYTES);
+
+    if (region->n_used == REGION_PAGES) {
+        unlink_region(&mem->full_regions, region);
+        link_region(&mem->regions, region);
+    }
+    set_used(region, at, n, 0);
+    region->longest = REGION_PAGES;
+    if (!region->huge)
+        kvi_mem_count(mem, -(uint64_t)(n * PAGE_BYTES));
+    if (region->n_used == 1) {
+        kvi_mem_count(mem, -(uint64_t)(region->huge ? REGION_BYTES : PAGE_BYTES));
+        unlink_region(&mem->regions, region);
+        munmap(region, REGION_BYTES);
+    } else if (!region->huge || size >= DONT_KEEP) {
+        (void)madvise(memory, size, MADV_DONTNEED);
+    }
+}
