@@ -326,8 +326,8 @@ static void lookups(struct fleet *fleet, const char *what, bool cold, uint32_t n
     percentiles(fleet, what, ns, SAMPLES, clock_cost());
 }
 
-/* In steady state: as many blocks go as come. Other programs share caches and memory, so the best of the
- * windows is told besides the median. */
+/* In steady state: as many blocks go as come. Other programs share caches and memory, so the best
+ * of the windows is told besides the median. */
 static void writes(struct fleet *fleet)
 {
     static double rate[WINDOWS];

@@ -22,8 +22,9 @@ void *kvi_mem_alloc_lines(struct kvi_mem *mem, size_t size); /* the same, on a 6
 void kvi_mem_free(struct kvi_mem *mem, void *memory);        /* either of them; NULL is a no-op */
 
 /**
- * Whole pages of 4 KiB, aligned to @size when that is a power of two (up to 256 KiB), out of regions of
- * 2 MiB that ask for huge pages: what is looked up at random shouldn't cost a page walk each time.
+ * Whole pages of 4 KiB, aligned to @size when that is a power of two (up to 256 KiB), out of
+ * regions of 2 MiB that ask for huge pages: what is looked up at random shouldn't cost a page walk
+ * each time.
  */
 void *kvi_mem_map(struct kvi_mem *mem, size_t size); /* zeroed; NULL when there is none */
 void kvi_mem_unmap(struct kvi_mem *mem, void *memory, size_t size);
@@ -37,7 +38,8 @@ void kvi_mem_fail_at(long n);
 /** Whether that failure has happened. */
 int kvi_mem_failed(void);
 
-/* -- for mem.c and pages.c ---------------------------------------------------------------------- */
+/* -- for mem.c and pages.c ----------------------------------------------------------------------
+ */
 
 int kvi_mem_refused(void);
 void kvi_mem_count(struct kvi_mem *mem, uint64_t more);

@@ -242,7 +242,8 @@ uint64_t kvi_name_of(const struct kvi_index *ix, const struct kvi_holder *holder
     return i >= 0 ? ix->aliases[i].hash : *kvi_arena_engines(&ix->arena, pos);
 }
 
-#define AHEAD 16 /* hashes in each of the two rounds */
+#define AHEAD ((size_t)16) /* hashes of a round */
+#define FIRST ((size_t)64) /* how far the first round is ahead */
 
 static uint64_t hash_at(const void *hashes, size_t stride, size_t i)
 {
@@ -255,7 +256,7 @@ static void prefetch_hits(const struct kvi_index *ix, uint64_t hash)
     struct kvi_probe probe;
 
     kvi_probe_init(&probe, &ix->names, kvi_mix(hash));
-    if (probe.chunk->passed)
+    if (kvi_chunk_passed(probe.chunk, probe.tag))
         __builtin_prefetch(probe.chunks + kvi_chunk_after((uint32_t)(probe.chunk - probe.chunks),
                                                           probe.tag, probe.n_chunks));
     for (; probe.hits; probe.hits &= probe.hits - 1) {
@@ -265,16 +266,22 @@ static void prefetch_hits(const struct kvi_index *ix, uint64_t hash)
     }
 }
 
-void kvi_locate_ahead(const struct kvi_index *ix, const void *hashes, size_t stride, size_t i, size_t n)
+void kvi_locate_soon(const struct kvi_index *ix, const void *hashes, size_t stride, size_t n)
+{
+    for (size_t k = 0; k < KV_MIN(n, FIRST); k++)
+        kvi_table_prefetch(&ix->names, kvi_mix(hash_at(hashes, stride, k)));
+}
+
+void kvi_locate_ahead(const struct kvi_index *ix, const void *hashes, size_t stride, size_t i,
+                      size_t n)
 {
     if (i % AHEAD)
         return;
     if (i == 0)
-        for (size_t k = 0; k < KV_MIN(n, (size_t)2 * AHEAD); k++)
-            kvi_table_prefetch(&ix->names, kvi_mix(hash_at(hashes, stride, k)));
-    for (size_t k = i + (size_t)2 * AHEAD; k < KV_MIN(n, i + (size_t)3 * AHEAD); k++)
+        kvi_locate_soon(ix, hashes, stride, n);
+    for (size_t k = i + FIRST; k < KV_MIN(n, i + FIRST + AHEAD); k++)
         kvi_table_prefetch(&ix->names, kvi_mix(hash_at(hashes, stride, k)));
-    for (size_t k = i ? i + AHEAD : 0; k < KV_MIN(n, i + (size_t)2 * AHEAD); k++)
+    for (size_t k = i ? i + AHEAD : 0; k < KV_MIN(n, i + 2 * AHEAD); k++)
         prefetch_hits(ix, hash_at(hashes, stride, k));
 }
 

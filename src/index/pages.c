@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Runs of pages. A region is 2 MiB, aligned to it; its first page keeps the books, a bit for each of its
- * 512 pages. An index's first region is backed page by page as it is used, so that small indexes stay
- * small; later ones are huge pages, and count in full.
+ * Runs of pages. A region is 2 MiB, aligned to it; its first page keeps the books, a bit for each
+ * of its 512 pages. An index's first region is backed page by page as it is used, so that small
+ * indexes stay small; later ones are huge pages, and count in full.
  */
 #include <string.h>
 #include <sys/mman.h>
@@ -13,7 +13,8 @@
 #define PAGE_BYTES ((size_t)4096)
 #define REGION_BYTES ((size_t)2 << 20)
 #define REGION_PAGES 512u
-#define DONT_KEEP ((size_t)1 << 18) /* runs at least so long go back even while their region stays */
+#define DONT_KEEP \
+    ((size_t)1 << 18) /* runs at least so long go back even while their region stays */
 
 struct kvi_region {
     struct kvi_region *next, *prev;
@@ -75,7 +76,8 @@ static void append_region(struct kvi_region **list, struct kvi_region *region)
 
 static struct kvi_region *new_region(struct kvi_mem *mem)
 {
-    char *wide = mmap(NULL, 2 * REGION_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    char *wide =
+        mmap(NULL, 2 * REGION_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     struct kvi_region *region;
     size_t before;
 

@@ -185,6 +185,7 @@ long kvi_remove(struct kvi_index *index, struct kv_holder holder, enum kv_tier t
     if ((unsigned)tier >= KV_N_TIERS || n > LONG_MAX)
         return -EINVAL;
     pthread_mutex_lock(&index->lock);
+    kvi_locate_soon(index, hashes, sizeof(hashes[0]), n);
     who = kvi_holder_find(index, holder);
     if (who && !one_tier_each(who)) {
         int rc = mix_entries(index, who, 1u << tier, hashes, n, false);

@@ -359,6 +359,8 @@ static int prepare(struct kvi_store *store, struct kv_holder holder, const uint6
     struct kvi_index *ix = store->ix;
     int rc;
 
+    if (store->n)
+        kvi_locate_soon(ix, &store->blocks[0].hash, sizeof(store->blocks[0]), store->n);
     store->holder = kvi_holder_find(ix, holder);
     store->parent = &ix->root;
     if (parent) {

@@ -6,9 +6,9 @@
 
 #include "base/error.h"
 
-#define SEG_MAX 1024u /* chunks: segments split at between half of it and all of it */
+#define SEG_MAX 1024u           /* chunks: segments split at between half of it and all of it */
 #define PAGED ((size_t)8 << 10) /* larger segments are page runs */
-#define LOOK_AHEAD 4 /* chunks, when rebuilding */
+#define LOOK_AHEAD 4            /* chunks, when rebuilding */
 
 /* How full, in entries: grow above 88 %, rebuild to about 78 %, shrink below 60 %. */
 static uint32_t full_at(uint32_t n_chunks)
@@ -56,6 +56,12 @@ static void segment_free(struct kvi_mem *mem, struct kvi_segment *segment)
         kvi_mem_free(mem, segment);
 }
 
+static void count_passed(struct kvi_chunk *chunk, uint8_t tag, int more)
+{
+    if (kvi_chunk_passed(chunk, tag) < 15)
+        chunk->passed += (uint32_t)more << (tag & 7) * 4;
+}
+
 /* There must be room. */
 static void put(struct kvi_segment *segment, uint64_t mix, uint32_t value)
 {
@@ -64,8 +70,7 @@ static void put(struct kvi_segment *segment, uint64_t mix, uint32_t value)
     uint8_t tag = kvi_tag_of(mix);
 
     while (!(empty = kvi_chunk_match(chunk, 0))) {
-        if (chunk->passed < 255)
-            chunk->passed++;
+        count_passed(chunk, tag, 1);
         c = kvi_chunk_after(c, tag, segment->n_chunks);
         chunk = &segment->chunks[c];
     }
@@ -230,9 +235,9 @@ static int split(struct kvi_table *table, uint64_t mix)
 }
 
 /*
- * Where a segment splits differs from one to the next, evenly over an octave. If all split at the same
- * size they would do everything in step: grow together (and none could use the space that another one
- * has just left), be full together, be half empty together.
+ * Where a segment splits differs from one to the next, evenly over an octave. If all split at the
+ * same size they would do everything in step: grow together (and none could use the space that
+ * another one has just left), be full together, be half empty together.
  */
 static uint32_t splits_above(uint64_t mix, uint32_t depth)
 {
@@ -333,7 +338,7 @@ static int find_value(const struct kvi_segment *segment, uint64_t mix, uint32_t 
                 return i;
             }
         }
-        if (!chunk->passed)
+        if (!kvi_chunk_passed(chunk, tag))
             break;
         c = kvi_chunk_after(c, tag, segment->n_chunks);
     }
@@ -344,14 +349,14 @@ bool kvi_table_erase(struct kvi_table *table, uint64_t mix, uint32_t value)
 {
     struct kvi_segment *segment = kvi_table_ref(table, mix)->segment;
     uint32_t c = kvi_chunk_of(mix, segment->n_chunks);
+    uint8_t tag = kvi_tag_of(mix);
     struct kvi_chunk *chunk;
     int i = find_value(segment, mix, value, &chunk);
 
     if (i < 0)
         return false;
-    for (; &segment->chunks[c] != chunk; c = kvi_chunk_after(c, kvi_tag_of(mix), segment->n_chunks))
-        if (segment->chunks[c].passed < 255)
-            segment->chunks[c].passed--;
+    for (; &segment->chunks[c] != chunk; c = kvi_chunk_after(c, tag, segment->n_chunks))
+        count_passed(&segment->chunks[c], tag, -1);
     chunk->tag[i] = 0;
     table->n--;
     if (KV_UNLIKELY(--segment->n < sparse_at(segment->n_chunks)))

@@ -2,11 +2,15 @@
 /**
  * A hash table of 32-bit values that keeps no keys: about 6 bytes an entry.
  *
- * Entries live in chunks of one cache line: 12 one-byte tags, 12 values, and a count of the entries
- * that wanted this chunk and had to go on to the next (so that a search knows when to stop, and
- * removing leaves no tombstones). A value's key is asked for (mix_of) only when its segment is
- * rebuilt; searches hand out the values whose tag fits, for the caller to check. Several values may
- * share a key.
+ * Entries live in chunks of one cache line: 12 one-byte tags, 12 values, and 8 small counts. What
+ * finds its chunk full goes on by one of eight steps, chosen by the tag, and is counted under that
+ * step in each chunk it passed; so a search goes on only where something of its own kind went on
+ * before, and removing leaves no tombstones. (At a fill of 0.85 an absent key costs 1.15
+ * chunks, 1.9 after long churn; with one count and a step to the next chunk it is 2.6 and more.)
+ * Steps are powers of two and the number of chunks is odd, so every step visits every chunk.
+ *
+ * A value's key is asked for (mix_of) only when its segment is rebuilt; searches hand out the
+ * values whose tag fits, for the caller to check. Several values may share a key.
  *
  *     directory (top bits of the mixed key) -> segment { chunk, chunk, ... }
  *
@@ -32,8 +36,7 @@
 
 struct kvi_chunk {
     uint8_t tag[KVI_CHUNK_ENTRIES]; /* 0: empty */
-    uint8_t passed;                 /* entries further on that belong here; 255 sticks */
-    uint8_t reserved[3];
+    uint32_t passed;                /* 4 bits a step: entries that went on from here; 15 sticks */
     uint32_t value[KVI_CHUNK_ENTRIES];
 };
 
@@ -107,6 +110,12 @@ static inline uint32_t kvi_chunk_after(uint32_t c, uint8_t tag, uint32_t n_chunk
     return c < n_chunks ? c : c % n_chunks;
 }
 
+/** How many did; 15: nobody knows. */
+static inline uint32_t kvi_chunk_passed(const struct kvi_chunk *chunk, uint8_t tag)
+{
+    return chunk->passed >> (tag & 7) * 4 & 15;
+}
+
 static inline const struct kvi_segment_ref *kvi_table_ref(const struct kvi_table *table,
                                                           uint64_t mix)
 {
@@ -153,7 +162,7 @@ static inline void kvi_probe_init(struct kvi_probe *probe, const struct kvi_tabl
 static inline bool kvi_probe_next(struct kvi_probe *probe, uint32_t *ret)
 {
     while (!probe->hits) {
-        if (!probe->chunk->passed || !--probe->left)
+        if (!kvi_chunk_passed(probe->chunk, probe->tag) || !--probe->left)
             return false;
         probe->chunk = probe->chunks + kvi_chunk_after((uint32_t)(probe->chunk - probe->chunks),
                                                        probe->tag, probe->n_chunks);

@@ -341,10 +341,14 @@ bool kvi_locate(const struct kvi_index *ix, const struct kvi_holder *holder, uin
 /** What @holder, who has it, calls the place. */
 uint64_t kvi_name_of(const struct kvi_index *ix, const struct kvi_holder *holder, uint32_t pos);
 /**
- * Before each of kvi_locate's calls for @n hashes, @stride bytes apart, in order: brings what they will
- * read close, in two rounds, since where to look in the second depends on what the first brought.
+ * Before each of kvi_locate's calls for @n hashes, @stride bytes apart, in order: brings what they
+ * will read close, in two rounds, since where to look in the second depends on what the first
+ * brought.
  */
-void kvi_locate_ahead(const struct kvi_index *ix, const void *hashes, size_t stride, size_t i, size_t n);
+void kvi_locate_ahead(const struct kvi_index *ix, const void *hashes, size_t stride, size_t i,
+                      size_t n);
+/** The first of the two rounds, where there is other work to do in the meantime. */
+void kvi_locate_soon(const struct kvi_index *ix, const void *hashes, size_t stride, size_t n);
 
 bool kvi_name_in_table(const struct kvi_index *ix, uint64_t hash, uint32_t pos);
 int kvi_name_insert(struct kvi_index *ix, uint64_t hash, uint32_t pos);
