@@ -12,11 +12,16 @@
  * - A block is in one or more tiers of its holder. Losing its last tier removes it, and with it
  *   everything that holder has below it: what can't be reached any more is forgotten, never counted
  *   again when the gap is filled, and its memory is returned.
- * - A hash names one place per holder: stored again elsewhere, it moves (the old place is removed).
+ * - A hash names one place per holder: stored again elsewhere, it moves (the old place is removed,
+ *   unless the same call gives it another name). A place has one name per holder: the latest.
+ * - A call that names several hashes (remove, store known) does one after the other; a store is done as
+ *   a whole.
  * - Two holders may give the same place different hashes; each one's removes use its own.
  *
- * Threads. Any function may be called from any thread. Writers take one lock per call; kvi_find and
- * kvi_stats never wait for a writer and see, for each holder, a state that held during the call.
+ * Threads. Any function may be called from any thread. Writers take one lock per call. kvi_find and
+ * kvi_get_stats read beside them. kvi_find sees, for each holder and tier, a reach that was true during
+ * the call; a writer that stands still never holds it up, one that changes chains on the prompt's path
+ * meanwhile makes it look again, and after 64 times it takes the lock for one walk, so that it ends.
  *
  * Errors are negative errno values. A failing call leaves the index as it was.
  */
@@ -50,8 +55,8 @@ KV_API void kvi_destroy(struct kvi_index *index);
 /** What a store did, for the caller's counters. */
 struct kvi_stored {
     size_t added;     /* blocks that the holder didn't have in that tier */
-    size_t duplicate; /* blocks that it had: nothing changed */
-    size_t renamed;   /* blocks whose place was known under another hash of this holder */
+    size_t duplicate; /* blocks that it had; added + duplicate are all of them */
+    size_t renamed;   /* of either: the place was known under another hash of this holder */
 };
 
 /**
@@ -60,7 +65,8 @@ struct kvi_stored {
  *
  * @ret may be NULL; it is written on success only.
  * Returns 0; -ENOENT when the holder has no such parent (nothing is stored); -EINVAL when the
- * parent or a repeated hash occurs among the blocks (nothing is stored); -ENOSPC; -ENOMEM.
+ * parent, a block above it, or a repeated hash occurs among the blocks (nothing is stored), or for
+ * arguments that make no sense; -ENOSPC; -ENOMEM.
  */
 KV_API int kvi_store(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
                      const uint64_t *parent, const struct kv_block *blocks, size_t n,
@@ -80,7 +86,7 @@ KV_API long kvi_store_known(struct kvi_index *index, struct kv_holder holder, en
 KV_API long kvi_remove(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
                        const uint64_t *hashes, size_t n);
 
-/** Forget all that this one rank holds, in all tiers. The rank stays known, with no blocks. */
+/** Forget all that this one rank holds, in all tiers. A known rank stays known. Returns 0. */
 KV_API int kvi_clear(struct kvi_index *index, struct kv_holder holder);
 
 /** Forget one rank, or all ranks of a worker. Returns 0 or -ENOENT. */
@@ -93,7 +99,7 @@ struct kvi_match {
     /* Leading blocks found, cumulative: reach[t] counts a prefix whose every block lies in tier t or
      * a nearer one; so reach[0] <= reach[1] <= ... A holder is listed when reach[KV_N_TIERS-1] > 0. */
     uint32_t reach[KV_N_TIERS];
-    uint64_t blocks; /* all blocks that this holder has (any tier) */
+    uint64_t blocks; /* all blocks that this holder has (any tier), at some moment of the call */
 };
 
 /** A result buffer that calls reuse. Zero-initialise; kvi_matches_fini frees it. Thread-confined. */
@@ -108,8 +114,7 @@ KV_API void kvi_matches_fini(struct kvi_matches *matches);
 
 /**
  * Look a prompt up: @tokens_hashes are the local hashes of its @n leading full blocks.
- * Returns 0 (also with no match) or -ENOMEM. Never waits for a writer, and allocates only when
- * @matches has to grow.
+ * Returns 0 (also with no match) or -ENOMEM. Allocates only when @matches has to grow.
  */
 KV_API int kvi_find(struct kvi_index *index, const uint64_t *tokens_hashes, size_t n,
                     struct kvi_matches *matches);

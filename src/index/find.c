@@ -193,6 +193,14 @@ static uint32_t match(const struct find *find, struct kvi_run run, size_t depth)
     return i;
 }
 
+static void call_hook(const struct kvi_index *ix)
+{
+    void (*hook)(void *arg) = ix->find_hook;
+
+    if (KV_UNLIKELY(hook != NULL))
+        hook(ix->find_hook_arg);
+}
+
 /* One walk from the root. Returns 0, -ENOMEM or DISTURBED. */
 static int walk(struct find *find)
 {
@@ -230,11 +238,24 @@ static int walk(struct find *find)
         if (len < run.len)
             break;
     }
+    call_hook(find->ix);
     for (size_t i = 0; i < find->path_len; i++)
         if (atomic_load_explicit(&find->path[i].chain->version, memory_order_acquire) !=
             find->path[i].version)
             return DISTURBED;
     return 0;
+}
+
+/* Too often disturbed: stop the writer for one walk, so that every lookup ends. */
+static int walk_alone(struct find *find, struct kvi_index *index)
+{
+    int rc;
+
+    pthread_mutex_lock(&index->lock);
+    rc = walk(find);
+    atomic_fetch_add_explicit(&index->n_walks_alone, 1, memory_order_relaxed);
+    pthread_mutex_unlock(&index->lock);
+    return rc;
 }
 
 int kvi_find(struct kvi_index *index, const uint64_t *tokens_hashes, size_t n,
@@ -246,7 +267,7 @@ int kvi_find(struct kvi_index *index, const uint64_t *tokens_hashes, size_t n,
                         .matches = matches,
                         .slots = matches->scratch,
                         .path_capacity = PATH_SHORT};
-    int rc = find.slots ? 0 : grow_slots(&find, 1);
+    int rc = find.slots ? 0 : grow_slots(&find, 1), tries = 0;
 
     find.path = find.path_short;
     if (!rc && find.slots->path) {
@@ -259,7 +280,9 @@ int kvi_find(struct kvi_index *index, const uint64_t *tokens_hashes, size_t n,
         return rc;
     do /* again only after the writer has made a step on this very path */
         rc = walk(&find);
-    while (rc == DISTURBED);
+    while (rc == DISTURBED && ++tries < KVI_FIND_TRIES);
+    if (rc == DISTURBED)
+        rc = walk_alone(&find, index);
     kv_epoch_exit();
     if (rc)
         matches->n = 0;

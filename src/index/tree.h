@@ -10,13 +10,14 @@
  *
  * How the writer changes what readers see:
  * 1. One step at a time. Every change of content is one release store of one word (an entry, a
- * count, a pointer), and every such store leaves the tree in a state that may be shown.
+ *    count, a pointer), and every such store leaves the tree in a state that may be shown.
  * 2. After each step the chain's version goes up. A chain that is replaced or removed gets an odd
  *    version, its last, after the pointer to it is gone.
  * 3. What has been unlinked is retired, and freed when no reader is left that could see it.
  * Readers note a chain's version before they read it, and look again at the end: when none on their
- * path has changed, what they read was true all at once. So they never wait, and a writer that is
- * put to sleep between two steps disturbs nobody.
+ * path has changed, what they read was true all at once. So a writer that is put to sleep between
+ * two steps disturbs nobody; one that changes this very path again and again makes the reader begin
+ * anew, and after KVI_FIND_TRIES times the reader takes the lock for one walk.
  */
 #ifndef KV_INDEX_TREE_H
 #define KV_INDEX_TREE_H
@@ -37,6 +38,8 @@
 
 /** Blocks in a chain at most: bounds what a split or a move has to copy. */
 #define KVI_CHAIN_MAX 256u
+/** Walks of a lookup that the writer may disturb before it is asked to wait. */
+#define KVI_FIND_TRIES 64
 #define KVI_MAX_HOLDERS (1u << 24)
 
 /** What lies in limbo. */
@@ -185,9 +188,13 @@ struct kvi_index {
     struct kvi_dir holders; /* id -> struct kvi_holder */
     struct kvi_dir tmaps;   /* number -> struct kvi_tmap */
 
+    void (*find_hook)(void *arg); /* tests only: called before a walk is judged; else NULL */
+    void *find_hook_arg;
+
     /* What the writer counts and anybody reads; on lines of its own. */
     _Alignas(64) _Atomic uint64_t n_holders;
     _Atomic uint64_t n_chains, n_blocks, n_holder_blocks, n_tier_blocks[KV_N_TIERS];
+    _Atomic uint64_t n_walks_alone; /* lookups that had to stop the writer */
     struct kvi_mem mem;
 
     /* What the writer uses, under the lock. */

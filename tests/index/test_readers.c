@@ -265,10 +265,65 @@ static void test_short_lived_threads(void **state)
     kvi_destroy(ix[1]);
 }
 
+/* A writer that changes the path at the end of every walk: the lookup must end all the same. */
+struct nuisance {
+    struct kvi_index *ix;
+    int n_walks;
+    bool locked;
+};
+
+static void *change_path(void *arg)
+{
+    struct kvi_index *ix = arg;
+    const struct kv_block block = {1, 1};
+
+    (void)kvi_clear(ix, holder(BLINK));
+    (void)kvi_store(ix, holder(BLINK), KV_TIER_DEVICE, NULL, &block, 1, NULL);
+    return NULL;
+}
+
+static void disturb(void *arg)
+{
+    struct nuisance *nuisance = arg;
+    pthread_t thread;
+
+    nuisance->n_walks++;
+    if (nuisance->n_walks > KVI_FIND_TRIES) { /* the lookup has the lock now */
+        nuisance->locked = pthread_mutex_trylock(&nuisance->ix->lock) == EBUSY;
+        return;
+    }
+    pthread_create(&thread, NULL, change_path, nuisance->ix);
+    pthread_join(thread, NULL);
+}
+
+static void test_a_lookup_ends(void **state)
+{
+    const struct kv_block block = {1, 1};
+    struct nuisance nuisance = {0};
+    struct kvi_matches matches = {0};
+    const uint64_t hash = 1;
+    (void)state;
+
+    assert_int_equal(kvi_create(NULL, &nuisance.ix), 0);
+    for (uint64_t w = STILL; w <= BLINK; w++)
+        assert_int_equal(kvi_store(nuisance.ix, holder(w), KV_TIER_DEVICE, NULL, &block, 1, NULL),
+                         0);
+    nuisance.ix->find_hook_arg = &nuisance;
+    nuisance.ix->find_hook = disturb;
+    assert_int_equal(kvi_find(nuisance.ix, &hash, 1, &matches), 0);
+    assert_int_equal(matches.n, 2);
+    assert_int_equal(nuisance.n_walks, KVI_FIND_TRIES + 1);
+    assert_true(nuisance.locked);
+    assert_int_equal(nuisance.ix->n_walks_alone, 1);
+    kvi_matches_fini(&matches);
+    kvi_destroy(nuisance.ix);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_scripts),
+        cmocka_unit_test(test_a_lookup_ends),
         cmocka_unit_test(test_short_lived_threads),
     };
 
