@@ -118,7 +118,7 @@ static int write_model(struct ki_service *service, struct dump *d, const struct 
     rc = kvi_dump(model->index, write_run, d);
     kv_json_end_array(&d->w);
     kv_json_end_object(&d->w);
-    return rc;
+    return rc < 0 ? rc : flush(d, FLUSH_AT);
 }
 
 static int produce(void *arg, struct ki_pipe *pipe)

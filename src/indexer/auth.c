@@ -69,8 +69,14 @@ static int read_lines(FILE *f, struct tokens **tokens, struct kv_error *error)
     size_t number = 0;
     int rc = 0;
 
-    while (rc == 0 && fgets(line, sizeof(line), f))
-        rc = add_token(tokens, line, ++number, error);
+    while (rc == 0 && fgets(line, sizeof(line), f)) {
+        number++;
+        /* The rest of a long comment, or what follows a NUL, must not pass for a token. */
+        if (!strchr(line, '\n') && !feof(f))
+            rc = kv_fail(error, -EMSGSIZE, 0, "line %zu is too long or has a NUL byte", number);
+        else
+            rc = add_token(tokens, line, number, error);
+    }
     explicit_bzero(line, sizeof(line));
     if (rc < 0)
         return rc;

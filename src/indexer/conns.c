@@ -13,6 +13,7 @@ struct ki_conns {
     pthread_mutex_t lock; /* the list and the counters */
     struct ki_conn list;  /* ring */
     struct ki_conns_stats stats;
+    uint64_t n_closing;  /* of those open, shut down by the janitor */
     uint64_t high_water; /* above it, idle connections make room */
     uint64_t idle_timeout_ms;
     struct kv_wake wake;
@@ -21,11 +22,12 @@ struct ki_conns {
     atomic_bool stop;
 };
 
-static void hang_up(struct ki_conn *conn, uint64_t *counter)
+static void hang_up(struct ki_conns *conns, struct ki_conn *conn, uint64_t *counter)
 {
     if (conn->closing)
         return;
     conn->closing = true;
+    conns->n_closing++;
     (*counter)++;
     shutdown(conn->fd, SHUT_RDWR);
 }
@@ -36,7 +38,7 @@ static void expire(struct ki_conns *conns, uint64_t now)
         uint64_t deadline = atomic_load_explicit(&conn->deadline_ns, memory_order_relaxed);
 
         if (deadline && now >= deadline)
-            hang_up(conn, &conns->stats.expired);
+            hang_up(conns, conn, &conns->stats.expired);
     }
 }
 
@@ -63,18 +65,19 @@ static uint64_t nth_oldest(struct ki_conns *conns, uint64_t now, size_t n)
 /* Ages are compared roughly, so that one pass suffices whatever the number of connections. */
 static void make_room(struct ki_conns *conns, uint64_t now)
 {
-    size_t n, before;
+    uint64_t open = conns->stats.open - conns->n_closing, before;
+    size_t n;
 
-    if (conns->stats.open <= conns->high_water)
+    if (open <= conns->high_water)
         return;
-    n = (size_t)(conns->stats.open - conns->high_water + conns->high_water / 16);
+    n = (size_t)(open - conns->high_water + conns->high_water / 16);
     before = nth_oldest(conns, now, n);
     for (struct ki_conn *conn = conns->list.next; conn != &conns->list && n > 0;
          conn = conn->next) {
         uint64_t since = atomic_load_explicit(&conn->idle_since, memory_order_relaxed);
 
         if (since && since <= before && !conn->closing) {
-            hang_up(conn, &conns->stats.evicted);
+            hang_up(conns, conn, &conns->stats.evicted);
             n--;
         }
     }
@@ -167,11 +170,12 @@ void ki_conns_remove(struct ki_conns *conns, struct ki_conn *conn)
     conn->prev->next = conn->next;
     conn->next->prev = conn->prev;
     conns->stats.open--;
+    conns->n_closing -= conn->closing;
     pthread_mutex_unlock(&conns->lock);
     free(conn);
 }
 
-/* Relaxed is enough in both: the janitor may see either value, a pass early or late does no harm.
+/* Relaxed is enough in all three: the janitor may see either value, a pass early or late does no harm.
  */
 void ki_conn_busy(struct ki_conn *conn, uint64_t limit_ms)
 {
@@ -179,6 +183,12 @@ void ki_conn_busy(struct ki_conn *conn, uint64_t limit_ms)
 
     atomic_store_explicit(&conn->idle_since, 0, memory_order_relaxed);
     atomic_store_explicit(&conn->deadline_ns, deadline, memory_order_relaxed);
+}
+
+void ki_conn_limit(struct ki_conn *conn, uint64_t limit_ms)
+{
+    atomic_store_explicit(&conn->deadline_ns, kv_now_ns() + limit_ms * KV_NS_PER_MS,
+                          memory_order_relaxed);
 }
 
 void ki_conn_idle(struct ki_conns *conns, struct ki_conn *conn)

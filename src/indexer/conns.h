@@ -45,6 +45,11 @@ void ki_conns_remove(struct ki_conns *conns, struct ki_conn *conn);
 
 /** A request is in progress; what comes next must be done within @limit_ms (0: no limit). */
 void ki_conn_busy(struct ki_conn *conn, uint64_t limit_ms);
+/**
+ * The same deadline, but the connection still counts as idle: who is refused mustn't keep others
+ * out by being slow.
+ */
+void ki_conn_limit(struct ki_conn *conn, uint64_t limit_ms);
 /** The reply is out; the next request header must come within the idle timeout. */
 void ki_conn_idle(struct ki_conns *conns, struct ki_conn *conn);
 

@@ -17,6 +17,15 @@ static bool is_token(const char *text, size_t len)
     return true;
 }
 
+/* No control characters: some take a lone CR for a line's end, some a NUL for the value's. */
+static bool is_field_value(const char *text, size_t len)
+{
+    for (size_t i = 0; i < len; i++)
+        if (((unsigned char)text[i] < ' ' && text[i] != '\t') || text[i] == 0x7f)
+            return false;
+    return true;
+}
+
 static bool is_named(const char *name, size_t len, const char *wanted)
 {
     return len == strlen(wanted) && strncasecmp(name, wanted, len) == 0;
@@ -41,7 +50,7 @@ static bool read_length(const char *text, size_t len, uint64_t *ret)
 void ki_framing_header(struct ki_framing *f, const char *name, size_t name_len, const char *value,
                        size_t value_len)
 {
-    if (!is_token(name, name_len) || strlen(value) != value_len) {
+    if (!is_token(name, name_len) || !is_field_value(value, value_len)) {
         f->malformed = true;
     } else if (is_named(name, name_len, "Content-Length")) {
         f->n_lengths++;

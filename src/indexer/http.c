@@ -79,6 +79,7 @@ struct ki_http {
     size_t n_free;
     struct stream streams; /* ring */
     size_t n_streams;
+    bool no_more_streams; /* the server is about to stop */
 };
 
 bool ki_request_param(const struct ki_request *request, const char *name, struct kv_str *ret)
@@ -172,7 +173,7 @@ static int add_stream(struct ki_http *http, struct stream *stream)
     int rc = -EBUSY;
 
     pthread_mutex_lock(&http->lock);
-    if (http->n_streams < http->opts.max_streams) {
+    if (!http->no_more_streams && http->n_streams < http->opts.max_streams) {
         stream->prev = http->streams.prev;
         stream->next = &http->streams;
         stream->prev->next = stream->next->prev = stream;
@@ -248,22 +249,32 @@ static struct MHD_Response *buffer_response(struct exchange *ex)
     struct kv_buf *body = &ex->reply.body;
 
     if (body->error) { /* out of memory while writing it */
+        static char text[] = "{\"error\":\"out of memory\"}";
+
         kv_buf_fini(body);
-        ex->reply.status = MHD_HTTP_INTERNAL_SERVER_ERROR;
+        ex->reply.status = MHD_HTTP_SERVICE_UNAVAILABLE;
+        ex->reply.content_type = "application/json";
+        return MHD_create_response_from_buffer(sizeof(text) - 1, text, MHD_RESPMEM_PERSISTENT);
     }
     ki_conn_busy(ex->conn, PATIENCE_MS + body->len / SLOWEST_BYTES_PER_MS);
     return MHD_create_response_from_buffer(body->len, body->len ? body->data : "",
                                            MHD_RESPMEM_PERSISTENT);
 }
 
+/*
+ * To a HEAD with a streamed reply the library would send the chunk that ends a body, which the
+ * client takes for the start of the next reply: such a reply goes out unchunked, and closes.
+ */
 static enum MHD_Result send_reply(struct exchange *ex)
 {
     struct ki_reply *reply = &ex->reply;
     struct MHD_Response *response = NULL;
     enum MHD_Result rc;
+    bool streamed;
 
     if (reply->produce)
         response = stream_response(ex);
+    streamed = response != NULL;
     if (!response)
         response = buffer_response(ex);
     if (!response)
@@ -274,6 +285,8 @@ static enum MHD_Result send_reply(struct exchange *ex)
         MHD_add_response_header(response, reply->headers[i].name, reply->headers[i].value);
     if (reply->close || atomic_load_explicit(&ex->http->stopping, memory_order_relaxed))
         MHD_add_response_header(response, "Connection", "close");
+    if (streamed && strcmp(ex->request.method, "HEAD") == 0)
+        MHD_set_response_options(response, MHD_RF_HTTP_1_0_COMPATIBLE_STRICT, MHD_RO_END);
     rc = MHD_queue_response(ex->connection, reply->status, response);
     MHD_destroy_response(response);
     if (ex->http->opts.observe)
@@ -446,7 +459,7 @@ static enum MHD_Result begin(struct ki_http *http, struct MHD_Connection *connec
         return MHD_YES;
     }
     ex->refused = true;
-    ki_conn_busy(conn, PATIENCE_MS);
+    ki_conn_limit(conn, PATIENCE_MS);
     if (!ex->reply.close && !ex->framing.expects && !ki_framing_chunked(&ex->framing) &&
         ex->framing.content_length <= DISCARD_MAX)
         return MHD_YES;
@@ -661,8 +674,9 @@ int ki_http_start(int fd, const struct ki_http_opts *opts, struct ki_http **ret,
     if (rc == 0 && listen(fd, 1024) < 0)
         rc = -errno;
     if (rc == 0) {
+        errno = 0;
         http->daemon = start_daemon(http, fd);
-        rc = http->daemon ? 0 : -EINVAL;
+        rc = http->daemon ? 0 : errno ? -errno : -EINVAL;
     }
     if (rc < 0) {
         close(fd);
@@ -689,13 +703,17 @@ static void wait_until_idle(struct ki_http *http, uint64_t limit_ms)
         sleep_ms(5);
 }
 
-/* Streams that outlast the drain are cut off: no connection may be suspended when MHD stops. */
+/*
+ * Streams that outlast the drain are cut off and no others begin: a connection that is suspended
+ * when MHD stops makes it abort.
+ */
 static void cancel_streams(struct ki_http *http)
 {
     for (int i = 0; i < 400; i++) {
         size_t left;
 
         pthread_mutex_lock(&http->lock);
+        http->no_more_streams = true;
         for (struct stream *s = http->streams.next; s != &http->streams; s = s->next)
             ki_pipe_cancel(s->pipe);
         left = http->n_streams;

@@ -56,6 +56,7 @@ void ki_scratch_give(struct ki_service *service, struct ki_scratch *scratch)
 {
     trim(&scratch->body.token_ids);
     trim(&scratch->body.block_hashes);
+    trim(&scratch->body.unescaped);
     trim(&scratch->hashes);
     if (scratch->matches.scratch_bytes + scratch->matches.capacity * sizeof(struct kvi_match) >
         (4u << 20))

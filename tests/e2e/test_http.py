@@ -147,6 +147,33 @@ def test_ambiguous_framing_is_refused():
         equal(indexer.get("/health").status, 200)
 
 
+def test_control_characters_in_headers():
+    with ready() as indexer:
+        for value in (b"x\rContent-Length: 3", b"x\x0bz", b"x\x7f"):
+            with indexer.raw(b"GET /peers HTTP/1.1\r\nHost: x\r\nX: " + value + b"\r\n\r\n") as sock:
+                equal([a[0] for a in answers(sock, 2)], [400], repr(value))
+
+
+def test_head_of_a_dump_leaves_no_stray_bytes():
+    with ready() as indexer:
+        with indexer.raw(b"HEAD /dump HTTP/1.1\r\nHost: x\r\n\r\nGET /health HTTP/1.1\r\nHost: x\r\n\r\n") as sock:
+            data = b""
+            sock.settimeout(5 * SLOW)
+            while more := sock.recv(65536):
+                data += more
+        head, _, rest = data.partition(b"\r\n\r\n")
+        check(head.startswith(b"HTTP/1.1 200") and rest == b"", repr(data))
+
+
+def test_slow_refused_clients_keep_nobody_out():
+    """A body that never comes, of a request that is refused anyway: its connection makes room."""
+    with Indexer("--max-connections", 64) as indexer:
+        socks = [indexer.raw(b"POST /nope HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n") for _ in range(64)]
+        equal(indexer.get("/health", timeout=10 * SLOW).status, 200)
+        for sock in socks:
+            sock.close()
+
+
 def test_bodies_over_the_limit():
     with ready() as indexer:
         limit = 8 << 20

@@ -123,12 +123,29 @@ static void bad_files(void **state)
     assert_int_equal(ki_auth_create(file, false, &auth, &error), -EMSGSIZE);
 }
 
+/* Lines are read in pieces: the end of a long comment must not pass for a token. */
+static void long_comments(void **state)
+{
+    struct ki_auth *auth;
+    struct kv_error error = {0};
+    char text[4096 + 64];
+
+    (void)state;
+    memset(text, 'x', sizeof(text));
+    memcpy(text, "good\n#", 6);
+    memcpy(text + 5 + 4095, "sneaky\n", 8);
+    write_file(text);
+    assert_int_equal(ki_auth_create(file, false, &auth, &error), -EMSGSIZE);
+    assert_non_null(strstr(error.text, "line 2"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(without_anything_only_this_machine),
         cmocka_unit_test(tokens),
         cmocka_unit_test(bad_files),
+        cmocka_unit_test(long_comments),
     };
 
     return cmocka_run_group_tests(tests, make_file, remove_file);
