@@ -246,7 +246,8 @@ static int walk(struct find *find)
     return 0;
 }
 
-/* Too often disturbed: stop the writer for one walk, so that every lookup ends. */
+/* Too often disturbed: stop the writer for one walk, so that every lookup ends. Outside the epoch: the
+ * writer may be waiting for readers to leave it, and frees nothing while we have the lock. */
 static int walk_alone(struct find *find, struct kvi_index *index)
 {
     int rc;
@@ -281,9 +282,9 @@ int kvi_find(struct kvi_index *index, const uint64_t *tokens_hashes, size_t n,
     do /* again only after the writer has made a step on this very path */
         rc = walk(&find);
     while (rc == DISTURBED && ++tries < KVI_FIND_TRIES);
+    kv_epoch_exit();
     if (rc == DISTURBED)
         rc = walk_alone(&find, index);
-    kv_epoch_exit();
     if (rc)
         matches->n = 0;
     for (size_t i = 0; i < matches->n; i++)

@@ -11,7 +11,7 @@ struct rng {
     uint64_t state;
 };
 
-static uint64_t rng_next(struct rng *rng)
+static inline uint64_t rng_next(struct rng *rng)
 {
     uint64_t x = rng->state += UINT64_C(0x9e3779b97f4a7c15);
 
@@ -20,12 +20,12 @@ static uint64_t rng_next(struct rng *rng)
     return x ^ x >> 31;
 }
 
-static uint32_t rng_below(struct rng *rng, uint32_t n)
+static inline uint32_t rng_below(struct rng *rng, uint32_t n)
 {
     return (uint32_t)(rng_next(rng) % n);
 }
 
-static uint64_t test_seed(void)
+static inline uint64_t test_seed(void)
 {
     const char *text = getenv("KV_TEST_SEED");
 
@@ -33,7 +33,7 @@ static uint64_t test_seed(void)
 }
 
 /* Usual rounds, in percent; sanitizers make everything many times slower. */
-static long test_rounds(long usual)
+static inline long test_rounds(long usual)
 {
     const char *text = getenv("KV_TEST_SCALE");
     long percent = text ? strtol(text, NULL, 10) : 100;
