@@ -172,7 +172,8 @@ static int check_tables(const struct ki_registry *r, const struct ki_registratio
                        reg->model, reg->tenant, model->block_size, reg->block_size);
     if (r->n_listeners >= r->max_registrations)
         return kv_fail(error, -ENOSPC, 0,
-                       "too many registrations (the limit is %" PRIu32 "; see --max-registrations)",
+                       "too many registrations (the limit is %" PRIu32
+                       "; see --max-registrations and the descriptor limit)",
                        r->max_registrations);
     return 0;
 }

@@ -20,7 +20,8 @@
 #define MAX_STREAMS 4
 #define DRAIN_MS 5000
 #define MAX_PEM (1u << 20)
-#define FDS_PER_REGISTRATION 3
+#define FDS_PER_REGISTRATION 4 /* SUB and DEALER, each with its connection */
+#define FDS_OF_ITS_OWN 96      /* event and HTTP threads, ZMQ's, the log, peers, dumps */
 
 /* -- signals: handlers only set flags and wake the main thread -----------------------------------
  */
@@ -94,28 +95,36 @@ static void wait_for_signal(struct ki_service *service)
 /* -- limits --------------------------------------------------------------------------------------
  */
 
-/* As many descriptors as the system lets us have, and connections to fit beside the listeners. */
-static uint32_t fit_connections(const struct ki_options *options)
+/*
+ * Descriptors are shared out before the first socket opens, because a process that has run out can't
+ * even say so: some for itself, up to half of the rest for HTTP connections, what is left for
+ * listeners. Beyond its share each side refuses: connections make room, /register answers 503.
+ */
+static int share_descriptors(const struct ki_options *options, uint32_t *ret_connections,
+                             uint32_t *ret_registrations, struct kv_error *error)
 {
-    struct rlimit limit;
-    uint64_t room;
+    struct rlimit limit = {RLIM_INFINITY, RLIM_INFINITY};
+    uint64_t room, connections, registrations;
 
-    if (getrlimit(RLIMIT_NOFILE, &limit) < 0)
-        return (uint32_t)options->max_connections;
-    if (limit.rlim_cur < limit.rlim_max) {
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
         limit.rlim_cur = limit.rlim_max;
         setrlimit(RLIMIT_NOFILE, &limit);
         getrlimit(RLIMIT_NOFILE, &limit);
     }
-    room = limit.rlim_cur > 256 ? (limit.rlim_cur - 128) / 2 : 64;
-    if (room < options->max_connections)
-        kv_log_info("service", "fewer connections than asked for: the descriptor limit is low",
-                    "nofile=%" PRIu64 " connections=%" PRIu64, (uint64_t)limit.rlim_cur, room);
-    if (limit.rlim_cur < options->max_registrations * FDS_PER_REGISTRATION)
-        kv_log_debug("service",
-                     "the descriptor limit may stop registrations before their own limit",
-                     "nofile=%" PRIu64, (uint64_t)limit.rlim_cur);
-    return (uint32_t)KV_MIN(room, options->max_connections);
+    if (limit.rlim_cur < FDS_OF_ITS_OWN + 32)
+        return kv_fail(error, -EMFILE, 0,
+                       "%" PRIu64 " file descriptors are too few: allow at least %d (ulimit -n)",
+                       (uint64_t)limit.rlim_cur, FDS_OF_ITS_OWN + 32);
+    room = (uint64_t)limit.rlim_cur - FDS_OF_ITS_OWN;
+    connections = KV_MIN(room / 2, options->max_connections);
+    registrations = KV_MIN((room - connections) / FDS_PER_REGISTRATION, options->max_registrations);
+    if (connections < options->max_connections || registrations < options->max_registrations)
+        kv_log_info("service", "fewer than asked for: the descriptor limit is low",
+                    "nofile=%" PRIu64 " connections=%" PRIu64 " registrations=%" PRIu64,
+                    (uint64_t)limit.rlim_cur, connections, registrations);
+    *ret_connections = (uint32_t)connections;
+    *ret_registrations = (uint32_t)registrations;
+    return 0;
 }
 
 static char *read_pem(const char *file, struct kv_error *error)
@@ -268,7 +277,7 @@ static int start_http(struct ki_service *service, int fd, const struct ki_route 
     const struct ki_options *o = service->options;
     struct ki_http_opts opts = {
         .threads = (uint32_t)o->http_threads,
-        .max_connections = fit_connections(o),
+        .max_connections = service->max_connections,
         .idle_timeout_ms = o->idle_timeout_ms,
         .bodies_bytes = KV_MAX((size_t)BODIES_BYTES, (size_t)(4 * o->max_body)),
         .max_streams = MAX_STREAMS,
@@ -305,15 +314,16 @@ static int create_parts(struct ki_service *service, const struct ki_route *route
                         struct kv_error *error)
 {
     const struct ki_options *o = service->options;
-    const struct ki_registry_opts opts = {
+    struct ki_registry_opts opts = {
         .threads = (uint32_t)o->threads,
-        .max_registrations = (uint32_t)o->max_registrations,
         .allow = &o->allow_endpoint,
         .replay_timeout_ms = o->replay_timeout_ms,
         .start_held = true,
     };
-    int rc = ki_auth_create(o->auth_token_file, o->insecure, &service->auth, error);
+    int rc = share_descriptors(o, &service->max_connections, &opts.max_registrations, error);
 
+    if (rc == 0)
+        rc = ki_auth_create(o->auth_token_file, o->insecure, &service->auth, error);
     if (rc < 0)
         return rc;
     rc = ki_telemetry_create(routes, n_routes, &service->telemetry);

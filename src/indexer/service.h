@@ -33,6 +33,7 @@ struct ki_service {
     struct ki_peers *peers;
     struct ki_telemetry *telemetry;
     _Atomic(struct ki_http *) http; /* NULL until it has started */
+    uint32_t max_connections;       /* what the descriptor limit leaves for HTTP */
     pthread_mutex_t lock; /* scratch: a free list, never longer than there are HTTP threads */
     struct ki_scratch *scratch;
 };
