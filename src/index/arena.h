@@ -67,7 +67,7 @@ void kvi_arena_release(struct kvi_arena *arena, uint32_t keep);
 
 static inline struct kvi_page *kvi_arena_page(const struct kvi_arena *arena, uint32_t pos)
 {
-    return kvi_dir_get(&arena->pages, pos >> KVI_PAGE_SHIFT);
+    return kvi_dir_at(&arena->pages, pos >> KVI_PAGE_SHIFT);
 }
 
 static inline uint32_t kvi_slot_of(uint32_t pos)

@@ -38,6 +38,14 @@ void kvi_dir_fini(struct kvi_dir *dir);
 int kvi_dir_add(struct kvi_dir *dir, void *pointer, uint32_t limit, uint32_t *ret);
 void kvi_dir_remove(struct kvi_dir *dir, uint32_t number);
 
+/** @number is in use for as long as the caller looks. */
+static inline void *kvi_dir_at(const struct kvi_dir *dir, uint32_t number)
+{
+    const struct kvi_dir_array *array = atomic_load_explicit(&dir->array, memory_order_acquire);
+
+    return (void *)atomic_load_explicit(&array->item[number], memory_order_acquire);
+}
+
 /** NULL when @number is free: a reader then looked at something that has just gone. */
 static inline void *kvi_dir_get(const struct kvi_dir *dir, uint32_t number)
 {

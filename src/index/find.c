@@ -73,7 +73,7 @@ static int grow_slots(struct find *find, size_t n)
 static int grow_path(struct find *find)
 {
     struct slots *slots = find->slots;
-    size_t capacity = find->path_capacity * 2;
+    size_t capacity = KV_MAX(find->path_capacity, (size_t)PATH_SHORT) * 2;
     struct step *path = realloc(slots->path, capacity * sizeof(*path));
 
     if (!path)

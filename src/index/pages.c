@@ -128,7 +128,7 @@ static uint32_t find_run(struct kvi_region *region, uint32_t n, uint32_t align)
 void *kvi_mem_map(struct kvi_mem *mem, size_t size)
 {
     uint32_t n = (uint32_t)((size + PAGE_BYTES - 1) / PAGE_BYTES), at = 0;
-    uint32_t align = (n & (n - 1)) == 0 ? n : 1;
+    uint32_t align = n && (n & (n - 1)) == 0 ? n : 1;
     struct kvi_region *region;
     char *memory;
 
