@@ -15,6 +15,8 @@
 #define SLAB_CHAINS 255u
 #define LIST_INDEXED 16u /* lists larger than this have a hash index */
 
+void (*kvi_step_hook)(void);
+
 struct kvi_slab {
     struct kvi_slab *next, *prev;
     struct kvi_chain *free; /* through their parent pointers */
@@ -143,6 +145,8 @@ void kvi_chain_retire(struct kvi_index *ix, struct kvi_chain *chain)
     atomic_store_explicit(&chain->version,
                           atomic_load_explicit(&chain->version, memory_order_relaxed) | 1,
                           memory_order_release);
+    if (KV_UNLIKELY(kvi_step_hook != NULL))
+        kvi_step_hook();
     if (list)
         kvi_retire_memory(ix, &list->retired, list_bytes(list->capacity));
     kv_limbo_retire(&ix->limbo, &chain->link, KVI_KIND_CHAIN, sizeof(*chain));

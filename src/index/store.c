@@ -127,7 +127,7 @@ static int judge_move(struct kvi_store *store, struct kvi_place place)
     if (kvi_mem_grow(&store->ix->mem, (void **)&scratch->moves, &scratch->moves_capacity,
                      store->n_moves + 1, sizeof(scratch->moves[0])))
         return -ENOMEM;
-    scratch->moves[store->n_moves++] = (struct kvi_move){place.chain, place.off};
+    scratch->moves[store->n_moves++] = (struct kvi_move){place.chain, place.off, 0};
     return 0;
 }
 
@@ -319,6 +319,43 @@ static void commit_path(struct kvi_store *store)
         store->holder->n_roots++;
 }
 
+static int compare_moves(const void *a, const void *b)
+{
+    const struct kvi_move *x = a, *y = b;
+
+    return (x->depth > y->depth) - (x->depth < y->depth);
+}
+
+static void sort_moves(struct kvi_store *store)
+{
+    for (size_t i = 0; i < store->n_moves; i++) {
+        struct kvi_move *move = &store->scratch->moves[i];
+
+        move->depth = move->off;
+        for (const struct kvi_chain *c = move->chain->parent; c->parent; c = c->parent)
+            move->depth += kvi_chain_run(c).len;
+    }
+    qsort(store->scratch->moves, store->n_moves, sizeof(store->scratch->moves[0]), compare_moves);
+}
+
+/*
+ * The places that lose their names to others go. Before anything is added, for a block that the store
+ * makes reachable in a tier may be above one of them, and they must not be seen together; and the
+ * topmost first, so that nothing is seen to go by halves.
+ */
+static void commit_moves(struct kvi_store *store)
+{
+    if (store->n_moves > 1)
+        sort_moves(store);
+    for (size_t i = 0; i < store->n_moves; i++) {
+        const struct kvi_move *move = &store->scratch->moves[i];
+        _Atomic uint64_t *entry = kvi_who_find(move->chain, store->holder->id);
+
+        if (entry && kvi_entry_len(kvi_who_get(entry)) > move->off)
+            kvi_cut(store->ix, store->holder, move->chain, entry, move->off);
+    }
+}
+
 static void commit(struct kvi_store *store)
 {
     struct kvi_index *ix = store->ix;
@@ -328,6 +365,7 @@ static void commit(struct kvi_store *store)
     commit_names(store);
     if (store->split.chain)
         commit_split(store);
+    commit_moves(store);
     if (store->n_append) {
         struct kvi_run run = kvi_chain_run(store->at);
 
@@ -343,13 +381,6 @@ static void commit(struct kvi_store *store)
     kvi_count(&ix->n_holder_blocks, store->n_gained);
     kvi_count(&store->holder->blocks, store->n_gained);
     kvi_account_tier(ix, store->holder, store->tier, store->stored.added);
-    for (size_t i = 0; i < store->n_moves; i++) {
-        const struct kvi_move *move = &store->scratch->moves[i];
-        _Atomic uint64_t *entry = kvi_who_find(move->chain, store->holder->id);
-
-        if (entry && kvi_entry_len(kvi_who_get(entry)) > move->off)
-            kvi_cut(ix, store->holder, move->chain, entry, move->off);
-    }
 }
 
 /* -- the call ---------------------------------------------------------------------------------- */

@@ -25,6 +25,7 @@ enum kvi_naming {
 struct kvi_move {
     struct kvi_chain *chain;
     uint32_t off;
+    uint64_t depth; /* blocks above it; counted only when there are several */
 };
 
 /** Arrays that calls reuse. */

@@ -140,12 +140,17 @@ static inline void kvi_chain_set_run(struct kvi_chain *chain, uint32_t pos, uint
 {
     atomic_store_explicit(&chain->run, (uint64_t)pos << 32 | len, memory_order_release);
 }
+/** For tests: called after every step, as a reader that looks just then. NULL otherwise. */
+extern void (*kvi_step_hook)(void);
+
 /** Rule 2. Pairs with the readers' acquire loads of version before and after reading. */
 static inline void kvi_chain_bump(struct kvi_chain *chain)
 {
     atomic_store_explicit(&chain->version,
                           atomic_load_explicit(&chain->version, memory_order_relaxed) + 2,
                           memory_order_release);
+    if (KV_UNLIKELY(kvi_step_hook != NULL))
+        kvi_step_hook();
 }
 
 /* -- the index ----------------------------------------------------------------------------------

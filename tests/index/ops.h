@@ -31,7 +31,9 @@ struct ops {
     struct kvi_matches matches;
     struct kv_block blocks[OPS_MAX_BLOCKS];
     uint64_t hashes[OPS_MAX_BLOCKS], prompt[OPS_MAX_BLOCKS];
-    bool starve; /* try each call with its first allocation refused, its second, ... */
+    size_t prompt_len;
+    bool one_hash; /* in each call by hash */
+    bool starve;   /* try each call with its first allocation refused, its second, ... */
     long n_starved;
 };
 
@@ -144,6 +146,9 @@ static uint32_t ops_pick(struct ops *ops, const struct model_holder *h)
     uint32_t at = h && h->n ? rng_below(&ops->rng, (uint32_t)h->n) : 0;
     bool back = rng_below(&ops->rng, 2);
 
+    if (ops->one_hash)
+        n = 1;
+
     for (uint32_t i = 0; i < n; i++) {
         if (h && h->n && rng_below(&ops->rng, 10))
             ops->hashes[i] = h->blocks[(back ? at + (uint32_t)h->n * 64 - i : at + i) % h->n].name;
@@ -225,6 +230,7 @@ static const char *ops_query(struct ops *ops)
     n = KV_MIN(depth + n % 8, (uint32_t)OPS_MAX_BLOCKS);
     for (; depth < n; depth++)
         ops->prompt[depth] = ops_local(ops, depth);
+    ops->prompt_len = n;
     return model_compare_find(ops->model, ops->ix, &ops->matches, ops->prompt, n);
 }
 
@@ -245,7 +251,7 @@ struct ops_copy {
     struct kv_holder holder;
 };
 
-static int ops_copy_run(void *arg, const struct kvi_dump_run *run)
+static inline int ops_copy_run(void *arg, const struct kvi_dump_run *run)
 {
     struct ops_copy *copy = arg;
     struct kvi_stored stored;
@@ -260,7 +266,7 @@ static int ops_copy_run(void *arg, const struct kvi_dump_run *run)
 }
 
 /* Go on with a copy made from a dump. */
-static const char *ops_reload(struct ops *ops)
+static inline const char *ops_reload(struct ops *ops)
 {
     struct ops_copy copy = {0};
     const struct kv_block block = {1, 1};
