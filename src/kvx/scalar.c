@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "kvx/isa.h"
+#include "kvx_ext.h"
 
 /*
  * Write along the smaller target stride in the inner loop: stores that fill a line one after the
@@ -141,4 +142,9 @@ const struct kvx_isa *kvx_isa_get(void)
 {
     pthread_once(&once, choose);
     return &chosen;
+}
+
+const char *kvx_host_isa(void)
+{
+    return kvx_isa_get()->name;
 }
