@@ -10,7 +10,7 @@
 #define INLINE static inline __attribute__((always_inline)) SIMD
 
 /* --------------------------------------------------------------------------------------------- */
-/* Elements: load to F32 and store from it. Stores make every NaN the canonical one. */
+/* Elements: to F32, and back to what is stored. NaNs become the canonical one. */
 
 INLINE __m256 load_f32(const char *p)
 {
@@ -61,32 +61,27 @@ INLINE __m128i narrow(__m256i v)
     return _mm_packus_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
 }
 
-INLINE void store_f32(char *p, __m256 v)
+INLINE __m256i pack_f32(__m256 v)
 {
-    __m256i bits = _mm256_castps_si256(v);
-
-    bits = _mm256_blendv_epi8(bits, _mm256_set1_epi32(0x7fffffff), nans(v));
-    _mm256_storeu_si256((void *)p, bits);
+    return _mm256_blendv_epi8(_mm256_castps_si256(v), _mm256_set1_epi32(0x7fffffff), nans(v));
 }
 
-INLINE void store_f16(char *p, __m256 v)
+INLINE __m128i pack_f16(__m256 v)
 {
     __m128i half = _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m256i wide =
-        _mm256_blendv_epi8(_mm256_cvtepu16_epi32(half), _mm256_set1_epi32(0x7fff), nans(v));
 
-    _mm_storeu_si128((void *)p, narrow(wide));
+    return narrow(
+        _mm256_blendv_epi8(_mm256_cvtepu16_epi32(half), _mm256_set1_epi32(0x7fff), nans(v)));
 }
 
-INLINE void store_bf16(char *p, __m256 v)
+INLINE __m128i pack_bf16(__m256 v)
 {
     __m256i bits = _mm256_castps_si256(v);
     __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
     __m256i sum = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
-    __m256i brain = _mm256_srli_epi32(sum, 16);
 
-    brain = _mm256_blendv_epi8(brain, _mm256_set1_epi32(0x7fff), nans(v));
-    _mm_storeu_si128((void *)p, narrow(brain));
+    return narrow(
+        _mm256_blendv_epi8(_mm256_srli_epi32(sum, 16), _mm256_set1_epi32(0x7fff), nans(v)));
 }
 
 /* As kvx_f32_to_e4m3 and _e5m2, which differ in their constants only. */
@@ -100,7 +95,8 @@ static const struct fp8_constants e4m3 = {0x43e00000, 0x3c800000, 16384.0F,
                                           0x7ffff,    0x3c000000, 20};
 static const struct fp8_constants e5m2 = {0x47600000, 0x38800000, 128.0F, 0xfffff, 0x38000000, 21};
 
-INLINE void store_fp8(char *p, __m256 v, const struct fp8_constants c)
+/* In the low half. */
+INLINE __m128i pack_fp8(__m256 v, const struct fp8_constants c)
 {
     __m256i bits = _mm256_castps_si256(v);
     __m256i sign = _mm256_and_si256(_mm256_srli_epi32(bits, 24), _mm256_set1_epi32(0x80));
@@ -119,50 +115,117 @@ INLINE void store_fp8(char *p, __m256 v, const struct fp8_constants c)
     normal = _mm256_or_si256(_mm256_blendv_epi8(normal, tiny, small), sign);
     normal = _mm256_blendv_epi8(normal, _mm256_set1_epi32(0x7f), nans(v));
     words = narrow(normal);
-    _mm_storel_epi64((void *)p, _mm_packus_epi16(words, words));
+    return _mm_packus_epi16(words, words);
 }
 
-INLINE void store_e4m3(char *p, __m256 v)
+INLINE __m128i pack_e4m3(__m256 v)
 {
-    store_fp8(p, v, e4m3);
+    return pack_fp8(v, e4m3);
 }
 
-INLINE void store_e5m2(char *p, __m256 v)
+INLINE __m128i pack_e5m2(__m256 v)
 {
-    store_fp8(p, v, e5m2);
+    return pack_fp8(v, e5m2);
 }
 
 /* --------------------------------------------------------------------------------------------- */
-/* Conversions */
+/* Conversions: half a line of the target at a time, then 8 elements, then the rest */
 
-#define CONVERT(from, from_size, to, to_size)                                                    \
-    INLINE void from##_to_##to##_8(char *out, const char *in, float src_scale, float dst_scale)  \
-    {                                                                                            \
-        __m256 v = load_##from(in);                                                              \
-                                                                                                 \
-        if (src_scale != 1.0F)                                                                   \
-            v = _mm256_mul_ps(v, _mm256_set1_ps(src_scale));                                     \
-        if (dst_scale != 1.0F)                                                                   \
-            v = _mm256_div_ps(v, _mm256_set1_ps(dst_scale));                                     \
-        store_##to(out, v);                                                                      \
-    }                                                                                            \
-                                                                                                 \
-    static SIMD void from##_to_##to(void *dst, const void *src, size_t n, float src_scale,       \
-                                    float dst_scale)                                             \
-    {                                                                                            \
-        char some_in[8 * (from_size)] = {0}, some_out[8 * (to_size)];                            \
-        const char *in = src;                                                                    \
-        char *out = dst;                                                                         \
-        size_t i = 0;                                                                            \
-                                                                                                 \
-        for (; n - i >= 8; i += 8)                                                               \
-            from##_to_##to##_8(out + i * (to_size), in + i * (from_size), src_scale, dst_scale); \
-        if (i == n)                                                                              \
-            return;                                                                              \
-        memcpy(some_in, in + i * (from_size), (n - i) * (from_size));                            \
-        from##_to_##to##_8(some_out, some_in, src_scale, dst_scale);                             \
-        memcpy(out + i * (to_size), some_out, (n - i) * (to_size));                              \
+INLINE void store_half_line(char *p, __m256i v, bool past_cache)
+{
+    if (past_cache)
+        _mm256_stream_si256((void *)p, v);
+    else
+        _mm256_storeu_si256((void *)p, v);
+}
+
+INLINE __m256i join_2(__m128i a, __m128i b)
+{
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(a), b, 1);
+}
+
+INLINE __m256i join_4(__m128i a, __m128i b, __m128i c, __m128i d)
+{
+    return join_2(_mm_unpacklo_epi64(a, b), _mm_unpacklo_epi64(c, d));
+}
+
+INLINE __m256 scaled(__m256 v, float src_scale, float dst_scale)
+{
+    if (src_scale != 1.0F)
+        v = _mm256_mul_ps(v, _mm256_set1_ps(src_scale));
+    if (dst_scale != 1.0F)
+        v = _mm256_div_ps(v, _mm256_set1_ps(dst_scale));
+    return v;
+}
+
+/* Far enough ahead for memory to answer; rows that are read one after the other profit, too. */
+#define AHEAD 1024
+
+INLINE void fetch(const char *in, size_t n)
+{
+    for (size_t i = 0; i < n; i += 64)
+        _mm_prefetch(in + AHEAD + i, _MM_HINT_T0);
+}
+
+#define LINE_4(part) part(0)
+#define LINE_2(part) join_2(part(0), part(1))
+#define LINE_1(part) join_4(part(0), part(1), part(2), part(3))
+#define STORE_4(p, v) _mm256_storeu_si256((void *)(p), v)
+#define STORE_2(p, v) _mm_storeu_si128((void *)(p), v)
+#define STORE_1(p, v) _mm_storel_epi64((void *)(p), v)
+
+#define CONVERT(from, from_size, to, to_size)                                               \
+    static SIMD void from##_to_##to(void *dst, const void *src, size_t n, float s, float t, \
+                                    bool stream_it)                                         \
+    {                                                                                       \
+        enum { LINE = 32 / (to_size) };                                                     \
+        char some_in[8 * (from_size)], some_out[8 * (to_size)];                             \
+        const char *in = src;                                                               \
+        char *out = dst;                                                                    \
+        bool past_cache = stream_it && (uintptr_t)dst % 64 == 0;                            \
+                                                                                            \
+        for (; n >= LINE; n -= LINE, in += LINE * (from_size), out += 32) {                 \
+            fetch(in, LINE *(from_size));                                                   \
+            store_half_line(out, LINE_##to_size(PART_##from##_##to), past_cache);           \
+        }                                                                                   \
+        for (; n >= 8; n -= 8, in += 8 * (from_size), out += 8 * (to_size))                 \
+            STORE_##to_size(out, PART_##from##_##to(0));                                    \
+        if (n == 0)                                                                         \
+            return;                                                                         \
+        memset(some_in, 0, sizeof(some_in));                                                \
+        memcpy(some_in, in, n *(from_size));                                                \
+        in = some_in;                                                                       \
+        STORE_##to_size(some_out, PART_##from##_##to(0));                                   \
+        memcpy(out, some_out, n *(to_size));                                                \
     }
+
+/* Elements 8 * k to 8 * k + 7 of what the loop is at. */
+#define PART(from, size, to, k) pack_##to(scaled(load_##from(in + 8 * (k) * (size)), s, t))
+#define PART_f16_f16(k) PART(f16, 2, f16, k)
+#define PART_f16_bf16(k) PART(f16, 2, bf16, k)
+#define PART_f16_f32(k) PART(f16, 2, f32, k)
+#define PART_f16_e4m3(k) PART(f16, 2, e4m3, k)
+#define PART_f16_e5m2(k) PART(f16, 2, e5m2, k)
+#define PART_bf16_f16(k) PART(bf16, 2, f16, k)
+#define PART_bf16_bf16(k) PART(bf16, 2, bf16, k)
+#define PART_bf16_f32(k) PART(bf16, 2, f32, k)
+#define PART_bf16_e4m3(k) PART(bf16, 2, e4m3, k)
+#define PART_bf16_e5m2(k) PART(bf16, 2, e5m2, k)
+#define PART_f32_f16(k) PART(f32, 4, f16, k)
+#define PART_f32_bf16(k) PART(f32, 4, bf16, k)
+#define PART_f32_f32(k) PART(f32, 4, f32, k)
+#define PART_f32_e4m3(k) PART(f32, 4, e4m3, k)
+#define PART_f32_e5m2(k) PART(f32, 4, e5m2, k)
+#define PART_e4m3_f16(k) PART(e4m3, 1, f16, k)
+#define PART_e4m3_bf16(k) PART(e4m3, 1, bf16, k)
+#define PART_e4m3_f32(k) PART(e4m3, 1, f32, k)
+#define PART_e4m3_e4m3(k) PART(e4m3, 1, e4m3, k)
+#define PART_e4m3_e5m2(k) PART(e4m3, 1, e5m2, k)
+#define PART_e5m2_f16(k) PART(e5m2, 1, f16, k)
+#define PART_e5m2_bf16(k) PART(e5m2, 1, bf16, k)
+#define PART_e5m2_f32(k) PART(e5m2, 1, f32, k)
+#define PART_e5m2_e4m3(k) PART(e5m2, 1, e4m3, k)
+#define PART_e5m2_e5m2(k) PART(e5m2, 1, e5m2, k)
 
 #define CONVERT_FROM(from, size) \
     CONVERT(from, size, f16, 2)  \
@@ -197,6 +260,7 @@ static SIMD void stream(char *dst, const char *src, size_t n)
         __m256i c = _mm256_loadu_si256((const void *)(src + 64));
         __m256i d = _mm256_loadu_si256((const void *)(src + 96));
 
+        fetch(src, 128);
         _mm256_stream_si256((void *)dst, a);
         _mm256_stream_si256((void *)(dst + 32), b);
         _mm256_stream_si256((void *)(dst + 64), c);
@@ -218,14 +282,6 @@ INLINE __m256i pair(const char *low, const char *high)
     __m256i v = _mm256_castsi128_si256(_mm_loadu_si128((const void *)low));
 
     return _mm256_inserti128_si256(v, _mm_loadu_si128((const void *)high), 1);
-}
-
-INLINE void store_half_line(char *p, __m256i v, bool past_cache)
-{
-    if (past_cache)
-        _mm256_stream_si256((void *)p, v);
-    else
-        _mm256_storeu_si256((void *)p, v);
 }
 
 /* 4 rows of one unit: a whole line of the target. */

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* 16 elements at a time; the last few of a row are done with masks. */
+/*
+ * 16 elements at a time; the last few of a row go through small buffers (masked stores of bytes and
+ * words are slow on some machines that have them).
+ */
 #include "kvx/isa.h"
 
 #if defined(__x86_64__)
@@ -9,29 +12,29 @@
 #define INLINE static inline __attribute__((always_inline)) SIMD
 
 /* --------------------------------------------------------------------------------------------- */
-/* Elements: load to F32 and store from it. Stores make every NaN the canonical one. */
+/* Elements: to F32, and back to what is stored. NaNs become the canonical one. */
 
-INLINE __m512 load_f32(const char *p, __mmask16 m)
+INLINE __m512 load_f32(const char *p)
 {
-    return _mm512_maskz_loadu_ps(m, p);
+    return _mm512_loadu_ps(p);
 }
 
-INLINE __m512 load_f16(const char *p, __mmask16 m)
+INLINE __m512 load_f16(const char *p)
 {
-    return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(m, p));
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const void *)p));
 }
 
-INLINE __m512 load_bf16(const char *p, __mmask16 m)
+INLINE __m512 load_bf16(const char *p)
 {
-    __m512i wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(m, p));
+    __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)p));
 
     return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
 
 /* E4M3's bits are an F16 that is 2^8 too small; no subnormal F32 occurs on the way. */
-INLINE __m512 load_e4m3(const char *p, __mmask16 m)
+INLINE __m512 load_e4m3(const char *p)
 {
-    __m256i b = _mm256_cvtepu8_epi16(_mm_maskz_loadu_epi8(m, p));
+    __m256i b = _mm256_cvtepu8_epi16(_mm_loadu_si128((const void *)p));
     __m256i magnitude = _mm256_and_si256(b, _mm256_set1_epi16(0x7f));
     __m256i sign = _mm256_slli_epi16(_mm256_sub_epi16(b, magnitude), 8);
     __mmask16 nan = _mm256_cmpeq_epi16_mask(magnitude, _mm256_set1_epi16(0x7f));
@@ -41,9 +44,9 @@ INLINE __m512 load_e4m3(const char *p, __mmask16 m)
     return _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0F));
 }
 
-INLINE __m512 load_e5m2(const char *p, __mmask16 m)
+INLINE __m512 load_e5m2(const char *p)
 {
-    __m256i b = _mm256_cvtepu8_epi16(_mm_maskz_loadu_epi8(m, p));
+    __m256i b = _mm256_cvtepu8_epi16(_mm_loadu_si128((const void *)p));
 
     return _mm512_cvtph_ps(_mm256_slli_epi16(b, 8));
 }
@@ -53,31 +56,26 @@ INLINE __mmask16 nans(__m512 v)
     return _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
 }
 
-INLINE void store_f32(char *p, __mmask16 m, __m512 v)
+INLINE __m512i pack_f32(__m512 v)
 {
-    __m512i bits = _mm512_castps_si512(v);
-
-    bits = _mm512_mask_mov_epi32(bits, nans(v), _mm512_set1_epi32(0x7fffffff));
-    _mm512_mask_storeu_epi32(p, m, bits);
+    return _mm512_mask_mov_epi32(_mm512_castps_si512(v), nans(v), _mm512_set1_epi32(0x7fffffff));
 }
 
-INLINE void store_f16(char *p, __mmask16 m, __m512 v)
+INLINE __m256i pack_f16(__m512 v)
 {
     __m256i half = _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 
-    half = _mm256_mask_mov_epi16(half, nans(v), _mm256_set1_epi16(0x7fff));
-    _mm256_mask_storeu_epi16(p, m, half);
+    return _mm256_mask_mov_epi16(half, nans(v), _mm256_set1_epi16(0x7fff));
 }
 
-INLINE void store_bf16(char *p, __mmask16 m, __m512 v)
+INLINE __m256i pack_bf16(__m512 v)
 {
     __m512i bits = _mm512_castps_si512(v);
     __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     __m512i sum = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
     __m256i brain = _mm512_cvtepi32_epi16(_mm512_srli_epi32(sum, 16));
 
-    brain = _mm256_mask_mov_epi16(brain, nans(v), _mm256_set1_epi16(0x7fff));
-    _mm256_mask_storeu_epi16(p, m, brain);
+    return _mm256_mask_mov_epi16(brain, nans(v), _mm256_set1_epi16(0x7fff));
 }
 
 /* As kvx_f32_to_e4m3 and _e5m2, which differ in their constants only. */
@@ -91,7 +89,7 @@ static const struct fp8_constants e4m3 = {0x43e00000, 0x3c800000, 16384.0F,
                                           0x7ffff,    0x3c000000, 20};
 static const struct fp8_constants e5m2 = {0x47600000, 0x38800000, 128.0F, 0xfffff, 0x38000000, 21};
 
-INLINE void store_fp8(char *p, __mmask16 m, __m512 v, const struct fp8_constants c)
+INLINE __m128i pack_fp8(__m512 v, const struct fp8_constants c)
 {
     __m512i bits = _mm512_castps_si512(v);
     __m512i sign = _mm512_and_si512(_mm512_srli_epi32(bits, 24), _mm512_set1_epi32(0x80));
@@ -108,42 +106,118 @@ INLINE void store_fp8(char *p, __mmask16 m, __m512 v, const struct fp8_constants
     tiny = _mm512_sub_epi32(tiny, magic);
     normal = _mm512_or_si512(_mm512_mask_mov_epi32(normal, small, tiny), sign);
     normal = _mm512_mask_mov_epi32(normal, nans(v), _mm512_set1_epi32(0x7f));
-    _mm_mask_storeu_epi8(p, m, _mm512_cvtepi32_epi8(normal));
+    return _mm512_cvtepi32_epi8(normal);
 }
 
-INLINE void store_e4m3(char *p, __mmask16 m, __m512 v)
+INLINE __m128i pack_e4m3(__m512 v)
 {
-    store_fp8(p, m, v, e4m3);
+    return pack_fp8(v, e4m3);
 }
 
-INLINE void store_e5m2(char *p, __mmask16 m, __m512 v)
+INLINE __m128i pack_e5m2(__m512 v)
 {
-    store_fp8(p, m, v, e5m2);
+    return pack_fp8(v, e5m2);
 }
 
 /* --------------------------------------------------------------------------------------------- */
-/* Conversions */
+/* Conversions: a line of the target at a time, then 16 elements, then the rest */
 
-#define CONVERT(from, from_size, to, to_size)                                              \
-    static SIMD void from##_to_##to(void *dst, const void *src, size_t n, float src_scale, \
-                                    float dst_scale)                                       \
-    {                                                                                      \
-        const __m512 mul = _mm512_set1_ps(src_scale), div = _mm512_set1_ps(dst_scale);     \
-        const bool multiplies = src_scale != 1.0F, divides = dst_scale != 1.0F;            \
-        const char *in = src;                                                              \
-        char *out = dst;                                                                   \
-                                                                                           \
-        for (size_t i = 0; i < n; i += 16) {                                               \
-            __mmask16 m = n - i < 16 ? (__mmask16)((1U << (n - i)) - 1) : 0xffff;          \
-            __m512 v = load_##from(in + i * (from_size), m);                               \
-                                                                                           \
-            if (multiplies)                                                                \
-                v = _mm512_mul_ps(v, mul);                                                 \
-            if (divides)                                                                   \
-                v = _mm512_div_ps(v, div);                                                 \
-            store_##to(out + i * (to_size), m, v);                                         \
-        }                                                                                  \
+INLINE void store_line(char *p, __m512i v, bool past_cache)
+{
+    if (past_cache)
+        _mm512_stream_si512((void *)p, v);
+    else
+        _mm512_storeu_si512(p, v);
+}
+
+INLINE __m512i join_2(__m256i a, __m256i b)
+{
+    return _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1);
+}
+
+INLINE __m512i join_4(__m128i a, __m128i b, __m128i c, __m128i d)
+{
+    return join_2(_mm256_inserti128_si256(_mm256_castsi128_si256(a), b, 1),
+                  _mm256_inserti128_si256(_mm256_castsi128_si256(c), d, 1));
+}
+
+INLINE __m512 scaled(__m512 v, float src_scale, float dst_scale)
+{
+    if (src_scale != 1.0F)
+        v = _mm512_mul_ps(v, _mm512_set1_ps(src_scale));
+    if (dst_scale != 1.0F)
+        v = _mm512_div_ps(v, _mm512_set1_ps(dst_scale));
+    return v;
+}
+
+/* Far enough ahead for memory to answer; rows that are read one after the other profit, too. */
+#define AHEAD 1024
+
+INLINE void fetch(const char *in, size_t n)
+{
+    for (size_t i = 0; i < n; i += 64)
+        _mm_prefetch(in + AHEAD + i, _MM_HINT_T0);
+}
+
+#define LINE_4(part) part(0)
+#define LINE_2(part) join_2(part(0), part(1))
+#define LINE_1(part) join_4(part(0), part(1), part(2), part(3))
+#define STORE_4(p, v) _mm512_storeu_si512(p, v)
+#define STORE_2(p, v) _mm256_storeu_si256((void *)(p), v)
+#define STORE_1(p, v) _mm_storeu_si128((void *)(p), v)
+
+#define CONVERT(from, from_size, to, to_size)                                               \
+    static SIMD void from##_to_##to(void *dst, const void *src, size_t n, float s, float t, \
+                                    bool stream_it)                                         \
+    {                                                                                       \
+        enum { LINE = 64 / (to_size) };                                                     \
+        char some_in[16 * (from_size)], some_out[16 * (to_size)];                           \
+        const char *in = src;                                                               \
+        char *out = dst;                                                                    \
+        bool past_cache = stream_it && (uintptr_t)dst % 64 == 0;                            \
+                                                                                            \
+        for (; n >= LINE; n -= LINE, in += LINE * (from_size), out += 64) {                 \
+            fetch(in, LINE *(from_size));                                                   \
+            store_line(out, LINE_##to_size(PART_##from##_##to), past_cache);                \
+        }                                                                                   \
+        for (; n >= 16; n -= 16, in += 16 * (from_size), out += 16 * (to_size))             \
+            STORE_##to_size(out, PART_##from##_##to(0));                                    \
+        if (n == 0)                                                                         \
+            return;                                                                         \
+        memset(some_in, 0, sizeof(some_in));                                                \
+        memcpy(some_in, in, n *(from_size));                                                \
+        in = some_in;                                                                       \
+        STORE_##to_size(some_out, PART_##from##_##to(0));                                   \
+        memcpy(out, some_out, n *(to_size));                                                \
     }
+
+/* Elements 16 * k to 16 * k + 15 of what the loop is at. */
+#define PART(from, size, to, k) pack_##to(scaled(load_##from(in + 16 * (k) * (size)), s, t))
+#define PART_f16_f16(k) PART(f16, 2, f16, k)
+#define PART_f16_bf16(k) PART(f16, 2, bf16, k)
+#define PART_f16_f32(k) PART(f16, 2, f32, k)
+#define PART_f16_e4m3(k) PART(f16, 2, e4m3, k)
+#define PART_f16_e5m2(k) PART(f16, 2, e5m2, k)
+#define PART_bf16_f16(k) PART(bf16, 2, f16, k)
+#define PART_bf16_bf16(k) PART(bf16, 2, bf16, k)
+#define PART_bf16_f32(k) PART(bf16, 2, f32, k)
+#define PART_bf16_e4m3(k) PART(bf16, 2, e4m3, k)
+#define PART_bf16_e5m2(k) PART(bf16, 2, e5m2, k)
+#define PART_f32_f16(k) PART(f32, 4, f16, k)
+#define PART_f32_bf16(k) PART(f32, 4, bf16, k)
+#define PART_f32_f32(k) PART(f32, 4, f32, k)
+#define PART_f32_e4m3(k) PART(f32, 4, e4m3, k)
+#define PART_f32_e5m2(k) PART(f32, 4, e5m2, k)
+#define PART_e4m3_f16(k) PART(e4m3, 1, f16, k)
+#define PART_e4m3_bf16(k) PART(e4m3, 1, bf16, k)
+#define PART_e4m3_f32(k) PART(e4m3, 1, f32, k)
+#define PART_e4m3_e4m3(k) PART(e4m3, 1, e4m3, k)
+#define PART_e4m3_e5m2(k) PART(e4m3, 1, e5m2, k)
+#define PART_e5m2_f16(k) PART(e5m2, 1, f16, k)
+#define PART_e5m2_bf16(k) PART(e5m2, 1, bf16, k)
+#define PART_e5m2_f32(k) PART(e5m2, 1, f32, k)
+#define PART_e5m2_e4m3(k) PART(e5m2, 1, e4m3, k)
+#define PART_e5m2_e5m2(k) PART(e5m2, 1, e5m2, k)
 
 #define CONVERT_FROM(from, size) \
     CONVERT(from, size, f16, 2)  \
@@ -176,6 +250,7 @@ static SIMD void stream(char *dst, const char *src, size_t n)
         __m512i a = _mm512_loadu_si512(src), b = _mm512_loadu_si512(src + 64);
         __m512i c = _mm512_loadu_si512(src + 128), d = _mm512_loadu_si512(src + 192);
 
+        fetch(src, 256);
         _mm512_stream_si512((void *)dst, a);
         _mm512_stream_si512((void *)(dst + 64), b);
         _mm512_stream_si512((void *)(dst + 128), c);
@@ -193,14 +268,6 @@ static void fence(void)
 
 /* --------------------------------------------------------------------------------------------- */
 /* Transposition of 16-byte units: source rows are contiguous along c, target rows along r. */
-
-INLINE void store_line(char *p, __m512i v, bool past_cache)
-{
-    if (past_cache)
-        _mm512_stream_si512((void *)p, v);
-    else
-        _mm512_storeu_si512(p, v);
-}
 
 /* 4 rows of 4 units: whole lines in, whole lines out. */
 INLINE void transpose_4x4(char *dst, int64_t dst_row, const char *src, int64_t src_row,

@@ -13,9 +13,12 @@
 
 #include "kvx/numeric.h"
 
-/** @n elements: dst = encode(decode(src) * src_scale / dst_scale). Scales of 1 change nothing. */
+/**
+ * @n elements: dst = encode(decode(src) * src_scale / dst_scale). Scales of 1 change nothing.
+ * @stream: whole lines of the target are written past the cache where they can be.
+ */
 typedef void (*kvx_convert_fn)(void *dst, const void *src, size_t n, float src_scale,
-                               float dst_scale);
+                               float dst_scale, bool stream);
 
 /**
  * A rectangle of units, `size` contiguous bytes each: unit (u, t) of n_units x n_tokens lies at

@@ -62,7 +62,7 @@ static void move_convert(const struct kvx_mover *m, const struct kvx_tile *t)
     if (m->one_run) {
         m->convert(t->dst, t->src, (size_t)m->n_dims * t->n_tokens,
                    scale_of(t->src_scale, &side->src_scale, 0),
-                   scale_of(t->dst_scale, &side->dst_scale, 0));
+                   scale_of(t->dst_scale, &side->dst_scale, 0), m->stream);
         return;
     }
     for (uint32_t i = 0; i < n_outer; i++) {
@@ -72,7 +72,7 @@ static void move_convert(const struct kvx_mover *m, const struct kvx_tile *t)
             m->convert(t->dst + token * side->dst.token + h * side->dst.head,
                        t->src + token * side->src.token + h * side->src.head, m->n_dims,
                        scale_of(t->src_scale, &side->src_scale, h),
-                       scale_of(t->dst_scale, &side->dst_scale, h));
+                       scale_of(t->dst_scale, &side->dst_scale, h), m->stream);
         }
     }
 }
@@ -155,7 +155,7 @@ static void move_staged(const struct kvx_mover *m, const struct kvx_tile *t)
             if (m->convert) {
                 m->convert(converted, collected, (size_t)n * dims,
                            scale_of(t->src_scale, &side->src_scale, h),
-                           scale_of(t->dst_scale, &side->dst_scale, h));
+                           scale_of(t->dst_scale, &side->dst_scale, h), false);
                 out.src = converted;
             }
             out.dst = t->dst + first * side->dst.token + h * side->dst.head;
@@ -258,7 +258,7 @@ void kvx_mover_init(struct kvx_mover *mover, const struct kvx_plan *plan, int kv
     assert(mover->src_size && mover->dst_size);
     if (whole) {
         join(mover);
-        mover->head_inner = side->dst.head < side->dst.token;
+        mover->head_inner = side->src.head < side->src.token;
         mover->move = plan->convert ? move_convert : move_rows;
         if (mover->n_dims * mover->dst_size < STREAM_ROW)
             mover->stream = false;

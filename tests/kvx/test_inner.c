@@ -84,7 +84,7 @@ static void check_convert(const struct kvx_isa *isa, kvx_dtype_t from, kvx_dtype
     unsigned in_size = ref_format(from).bytes, out_size = ref_format(to).bytes;
     const float *src = s == 1.0F ? NULL : &s, *dst = t == 1.0F ? NULL : &t;
 
-    isa->convert[from][to](out, in, n, s, t);
+    isa->convert[from][to](out, in, n, s, t, n % 2);
     for (size_t i = 0; i < n; i++) {
         uint32_t expected = 0;
 
@@ -149,13 +149,14 @@ static void test_conversion_tails(void **state)
             kvx_dtype_t from = dtypes[pair % 5], to = dtypes[pair / 5];
             unsigned in_size = ref_format(from).bytes, out_size = ref_format(to).bytes;
 
-            for (size_t n = 0; n < 50; n++) {
-                char in[256], out[320], expected[320];
+            for (size_t n = 0; n < 200; n++) {
+                char in[1024], out[1024], expected[1024];
 
                 random_bytes(&d, in, sizeof(in));
                 random_bytes(&d, out, sizeof(out));
                 memcpy(expected, out, sizeof(out));
-                all[k].convert[from][to](out + 7, in + in_size, n, 1.0F, 2.0F);
+                all[k].convert[from][to](out + 7, in + in_size, n, 1.0F, 2.0F, false);
+                all[k].fence();
                 for (size_t i = 0; i < n; i++)
                     ref_move(in + (i + 1) * in_size, from, expected + 7 + i * out_size, to, false,
                              NULL, &(float){2.0F});
