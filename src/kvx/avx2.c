@@ -159,7 +159,7 @@ INLINE __m256 scaled(__m256 v, float src_scale, float dst_scale)
 }
 
 /* Far enough ahead for memory to answer; rows that are read one after the other profit, too. */
-#define AHEAD 1024
+#define AHEAD 2048
 
 INLINE void fetch(const char *in, size_t n)
 {
