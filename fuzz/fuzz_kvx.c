@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Descriptors from bytes. The descriptors of a small valid call lie in a row; the input says which of their
- * bytes to overwrite with what (or with a value that matters), and what the arrays contain. Whatever comes
- * out: no crash, no access outside the memory that the descriptors' pointers and strides describe
- * (pointers can't be made up: they are put back into the arenas), and on any error nothing is written.
+ * Descriptors from bytes. The descriptors of a small valid call lie in a row; the input says which
+ * of their bytes to overwrite with what (or with a value that matters), and what the arrays
+ * contain. Whatever comes out: no crash, no access outside the memory that the descriptors'
+ * pointers and strides describe (pointers can't be made up: they are put back into the arenas), and
+ * on any error nothing is written.
  */
 #include <stdbool.h>
 #include <stdlib.h>
@@ -85,7 +86,8 @@ static void set_call(struct call *c, struct world *w)
     c->gather.size = sizeof(c->gather);
     set_io(&c->gather.io, w, SEQS * LEN);
     c->gather.max_seq_len = LEN;
-    c->gather.seq_lens = (kvx_seq_lens_t){sizeof(c->gather.seq_lens), KVX_DTYPE_S32, SEQS, w->arrays};
+    c->gather.seq_lens =
+        (kvx_seq_lens_t){sizeof(c->gather.seq_lens), KVX_DTYPE_S32, SEQS, w->arrays};
     c->gather.block_table = (kvx_block_table_t){.size = sizeof(c->gather.block_table),
                                                 .format = KVX_BLOCK_TABLE_PACKED,
                                                 .index_dtype = KVX_DTYPE_S32,
@@ -101,7 +103,8 @@ static void set_call(struct call *c, struct world *w)
                                  .count = 3,
                                  .src_blocks = w->arrays,
                                  .dst_blocks = w->arrays + 64};
-    c->options = (kvx_options_t){.size = sizeof(c->options), .primary_blocks = 4, .secondary_blocks = 4};
+    c->options =
+        (kvx_options_t){.size = sizeof(c->options), .primary_blocks = 4, .secondary_blocks = 4};
     c->scale = (kvx_scale_desc_t){.size = sizeof(c->scale),
                                   .dtype = KVX_DTYPE_F32,
                                   .granularity = KVX_SCALE_PER_TENSOR,
@@ -111,8 +114,9 @@ static void set_call(struct call *c, struct world *w)
 /* 4 bytes each: where (2), which value, and how many bytes of it. */
 static void bend(struct call *c, const uint8_t *data, size_t n)
 {
-    static const int64_t values[] = {0, 1, -1, 2, 3, 4, 5, 8, 15, 16, 64, 255, INT32_MAX, INT32_MIN,
-                                     UINT32_MAX, INT64_MAX, INT64_MIN, (int64_t)1 << 33};
+    static const int64_t values[] = {
+        0,  1,  -1,  2,         3,         4,          5,         8,         15,
+        16, 64, 255, INT32_MAX, INT32_MIN, UINT32_MAX, INT64_MAX, INT64_MIN, (int64_t)1 << 33};
     char *bytes = (char *)c;
 
     for (; n >= 4; data += 4, n -= 4) {
@@ -131,16 +135,19 @@ static bool inside(const void *p, const struct world *w)
     return (const char *)p >= (const char *)w && (const char *)p < (const char *)(w + 1);
 }
 
-/* Real arrays with the lengths that the descriptor claims would be the caller's; a made-up one is fixed. */
+/* Real arrays with the lengths that the descriptor claims would be the caller's; a made-up one is
+ * fixed. */
 static void fix_pointer(const void **p, const struct world *w, uint64_t count, uint32_t size)
 {
     if (*p && !inside(*p, w))
         *p = w->arrays;
-    if (*p && (count > ARENA || count * size > (uint64_t)((const char *)(w + 1) - (const char *)*p)))
+    if (*p &&
+        (count > ARENA || count * size > (uint64_t)((const char *)(w + 1) - (const char *)*p)))
         *p = NULL;
 }
 
-/* A tensor that describes more memory than there is gets no data; NULL is always allowed to be refused. */
+/* A tensor that describes more memory than there is gets no data; NULL is always allowed to be
+ * refused. */
 static void fix_tensor(kvx_tensor_desc_t *t, struct world *w)
 {
     struct kvx_hull hull;

@@ -94,10 +94,11 @@ typedef struct kvx_block_copy {
 } kvx_block_copy_t;
 
 /**
- * Copy blocks of @src to blocks of @dst. The two may be the same cache when no target block is also
- * a source block of another pair (otherwise which of the two is read is not defined; on HOST memory
- * the call checks nothing of the kind). Both on HOST, or both device-accessible; otherwise
- * UNSUPPORTED. Of the options, flags and dropped count. Indices out of range: as in kvx_write_kv.
+ * Copy blocks of @src to blocks of @dst. Both on HOST, or both device-accessible; otherwise
+ * UNSUPPORTED. The two may be one cache, described alike, when no target block is a source block of
+ * another pair (or it isn't defined which of its contents is read) and the head ranges are equal or
+ * apart; caches that overlap in any other way are INVALID_ARGUMENT. Of the options, flags and
+ * dropped count. Indices out of range: as in kvx_write_kv.
  */
 KVX_API kvx_status_t kvx_copy_blocks(const kvx_cache_desc_t *src, const kvx_cache_desc_t *dst,
                                      const kvx_block_copy_t *copy, const kvx_options_t *options,

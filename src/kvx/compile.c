@@ -448,13 +448,41 @@ static kvx_status_t copy_tensor(const kvx_cache_desc_t *src, const kvx_cache_des
     return KVX_STATUS_OK;
 }
 
+static bool same_tensor(const kvx_tensor_desc_t *a, const kvx_tensor_desc_t *b)
+{
+    return a->data == b->data && a->dtype == b->dtype && a->layout == b->layout &&
+           a->ndim == b->ndim && memcmp(a->shape, b->shape, a->ndim * sizeof(a->shape[0])) == 0 &&
+           memcmp(a->stride, b->stride, a->ndim * sizeof(a->stride[0])) == 0;
+}
+
+/*
+ * Source and target have no byte in common, or are one cache, where the blocks of a pair differ.
+ * Then the heads must be the same ones or different ones: a range that overlaps itself would be
+ * copied onto itself.
+ */
+static kvx_status_t check_overlap(const kvx_cache_desc_t *src, const kvx_cache_desc_t *dst,
+                                  const kvx_block_copy_t *copy, uint32_t n_heads)
+{
+    struct kvx_hull from[2], to[2];
+    uint32_t a = copy->src_head, b = copy->dst_head;
+
+    TRY(kvx_check_cache(src, from));
+    TRY(kvx_check_cache(dst, to));
+    if (apart(from, 2, to) == KVX_STATUS_OK)
+        return KVX_STATUS_OK;
+    if (!same_tensor(&src->k, &dst->k) || !same_tensor(&src->v, &dst->v))
+        return KVX_STATUS_INVALID_ARGUMENT;
+    return a == b || (a < b ? b - a : a - b) >= n_heads ? KVX_STATUS_OK
+                                                        : KVX_STATUS_INVALID_ARGUMENT;
+}
+
 static kvx_status_t check_copy(const kvx_cache_desc_t *src, const kvx_cache_desc_t *dst,
                                const kvx_block_copy_t *copy, uint32_t n_heads)
 {
-    struct kvx_hull from[2], to[2], pairs[2];
+    struct kvx_hull unused[2], to[2], pairs[2];
     uint32_t size = kvx_index_size(copy->index_dtype);
 
-    TRY(kvx_check_cache(src, from));
+    TRY(kvx_check_cache(src, unused));
     TRY(kvx_check_cache(dst, to));
     if (!size || (copy->count && (!copy->src_blocks || !copy->dst_blocks)) ||
         src->head_dim != dst->head_dim)
@@ -468,6 +496,7 @@ static kvx_status_t check_copy(const kvx_cache_desc_t *src, const kvx_cache_desc
     TRY(kvx_array_hull(copy->src_blocks, copy->count, size, &pairs[0]));
     TRY(kvx_array_hull(copy->dst_blocks, copy->count, size, &pairs[1]));
     TRY(apart(pairs, 2, to));
+    TRY(check_overlap(src, dst, copy, n_heads));
     if (((uintptr_t)copy->src_blocks | (uintptr_t)copy->dst_blocks) % size)
         return KVX_STATUS_UNSUPPORTED;
     if (src->block_size != dst->block_size ||

@@ -22,8 +22,8 @@ static void copy_row(const struct kvx_mover *m, char *dst, const char *src, size
 {
     if (m->stream)
         m->isa->stream(dst, src, n);
-    else if (dst != src)
-        memcpy(dst, src, n);
+    else
+        memmove(dst, src, n); /* a block may be copied onto itself */
 }
 
 /* Short rows end before a prefetcher has understood them: ask for the same row one step further

@@ -197,6 +197,15 @@ static void test_copy_errors(void **state)
     COPY((bad.num_heads = 1, bad.src_head = 1, bad.dst_head = 0), OK);
     COPY((bad.num_heads = 1, bad.dst_head = UINT32_MAX), INV);
     COPY(bad.dst_blocks = s[1].k, INV);
+    b->v.data = (char *)s[0].v + 64; /* overlaps the source, but isn't it */
+    COPY((void)0, INV);
+    b->v.data = s[1].v;
+    /* inside one cache */
+    assert_int_equal(kvx_copy_blocks(a, a, &c, NULL, NULL), OK);
+    bad = c;
+    bad.num_heads = 1;
+    bad.dst_head = 1;
+    assert_int_equal(kvx_copy_blocks(a, a, &bad, NULL, NULL), OK);
     src[1] = 4;
     COPY((void)0, RANGE);
     src[1] = -1;
