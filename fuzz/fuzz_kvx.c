@@ -247,6 +247,7 @@ static kvx_status_t call_one(struct call *c, uint8_t which)
     }
 }
 
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
     static struct world world, before;
