@@ -150,12 +150,16 @@ static kvx_status_t apart(const struct kvx_hull *read, size_t n, const struct kv
 
 kvx_status_t kvx_read_options(const kvx_options_t *options, kvx_options_t *ret)
 {
+    uint32_t size;
+
     memset(ret, 0, sizeof(*ret));
     if (!options)
         return KVX_STATUS_OK;
-    if (options->size < sizeof(options->size) + sizeof(options->flags))
+    size = options->size < sizeof(*ret) ? options->size : (uint32_t)sizeof(*ret);
+    if (size < sizeof(options->size) + sizeof(options->flags))
         return KVX_STATUS_INVALID_ARGUMENT;
-    memcpy(ret, options, options->size < sizeof(*ret) ? options->size : sizeof(*ret));
+    /* whole fields only: four of 4 bytes, then all of 8 */
+    memcpy(ret, options, size & ~(size < offsetof(kvx_options_t, dropped) ? 3U : 7U));
     if (ret->flags & ~(KVX_OPTION_ZERO_PADDING | KVX_OPTION_DROP_OUT_OF_RANGE))
         return KVX_STATUS_INVALID_ARGUMENT;
     if (ret->phase > KVX_PHASE_DECODE || ret->reserved)

@@ -54,6 +54,9 @@ static void test_options(void **state)
     o = (kvx_options_t){.size = 8, .flags = KVX_OPTION_DROP_OUT_OF_RANGE, .dropped = &dropped};
     assert_int_equal(kvx_write_kv_layers(caches, writes, 1, &o, NULL), OK);
     assert_int_equal(dropped, 0);
+    for (o.size = 9; o.size < offsetof(kvx_options_t, dropped) + sizeof(o.dropped); o.size++)
+        assert_int_equal(kvx_write_kv_layers(caches, writes, 1, &o, NULL), OK);
+    assert_int_equal(dropped, 0); /* nor is half of it */
     o.size = sizeof(o);
     assert_int_equal(kvx_write_kv_layers(caches, writes, 1, &o, NULL), OK);
     assert_int_equal(dropped, 1);
