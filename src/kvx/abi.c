@@ -11,9 +11,8 @@
 
 #define PATCH 0
 
-/* A call over layers: what kvx_compile_* needs for one of them. */
+/* A call over layers, to write or (writes is NULL) to gather. */
 struct call {
-    enum kvx_op op;
     const kvx_cache_desc_t *const *caches;
     const kvx_write_desc_t *const *writes;
     const kvx_gather_desc_t *const *gathers;
@@ -23,7 +22,7 @@ struct call {
 
 static kvx_status_t compile_layer(const struct call *call, uint32_t layer, struct kvx_plan *ret)
 {
-    if (call->op == KVX_OP_WRITE)
+    if (call->writes)
         return kvx_compile_write(call->caches[layer], call->writes[layer], &call->options, ret);
     return kvx_compile_gather(call->caches[layer], call->gathers[layer], &call->options, layer,
                               ret);
@@ -44,26 +43,26 @@ static kvx_status_t run_plan(const struct kvx_plan *plan, void *stream)
     return KVX_STATUS_OK;
 }
 
-/*
- * Go through the layers, joined into as few plans as possible, and check or run each plan. A plan
- * that only continues a full one means the same tokens, which are counted already.
- */
+/* The same slots, or the same table: their tokens are counted with the plan before. */
+static bool same_tokens(const struct kvx_plan *a, const struct kvx_plan *b)
+{
+    return a->slots == b->slots && a->indices == b->indices && a->lengths == b->lengths;
+}
+
+/* Go through the layers, joined into as few plans as possible, and check or run each plan. */
 static kvx_status_t each_plan(const struct call *call, bool run, void *stream)
 {
     struct kvx_plan plan, layer;
     kvx_status_t status = compile_layer(call, 0, &plan);
 
     for (uint32_t i = 1; status == KVX_STATUS_OK && i <= call->n_layers; i++) {
-        enum kvx_merge merge = KVX_MERGE_DIFFERENT;
-
         if (i < call->n_layers) {
             status = compile_layer(call, i, &layer);
             if (status != KVX_STATUS_OK)
                 return status;
-            merge = kvx_plan_merge(&plan, &layer);
-            if (merge == KVX_MERGE_DONE)
+            if (kvx_plan_merge(&plan, &layer))
                 continue;
-            if (merge == KVX_MERGE_FULL)
+            if (same_tokens(&plan, &layer))
                 layer.dropped = NULL;
         }
         status = run ? run_plan(&plan, stream) : check_plan(&plan, &call->options);
@@ -107,8 +106,7 @@ kvx_status_t kvx_write_kv_layers(const kvx_cache_desc_t *const *caches,
                                  const kvx_write_desc_t *const *writes, uint32_t n_layers,
                                  const kvx_options_t *options, void *stream)
 {
-    struct call call = {
-        .op = KVX_OP_WRITE, .caches = caches, .writes = writes, .n_layers = n_layers};
+    struct call call = {.caches = caches, .writes = writes, .n_layers = n_layers};
 
     return each_layer(&call, options, stream);
 }
@@ -117,8 +115,7 @@ kvx_status_t kvx_gather_kv_layers(const kvx_cache_desc_t *const *caches,
                                   const kvx_gather_desc_t *const *gathers, uint32_t n_layers,
                                   const kvx_options_t *options, void *stream)
 {
-    struct call call = {
-        .op = KVX_OP_GATHER, .caches = caches, .gathers = gathers, .n_layers = n_layers};
+    struct call call = {.caches = caches, .gathers = gathers, .n_layers = n_layers};
 
     return each_layer(&call, options, stream);
 }

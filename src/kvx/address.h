@@ -49,14 +49,16 @@ KVX_HD struct kvx_divisor kvx_divisor_make(uint32_t value)
 
     d.value = value;
     d.pad = 0;
-    while (log < 32 && ((uint64_t)1 << log) < value)
-        log++;
+    d.magic = 0;
+    d.magic31 = 0;
     if ((value & (value - 1)) == 0) {
-        d.magic = 0;
-        d.magic31 = 0;
+        while (log < 31 && ((uint32_t)1 << log) < value)
+            log++;
         d.shift = log;
         return d;
     }
+    for (log = 2; log < 32 && ((uint64_t)1 << log) < value;)
+        log++;
     d.shift = log - 1;
     /* ceil(2^(63+log) / value) = 2^63 * 2^log / value in two 64-bit steps of long division */
     {

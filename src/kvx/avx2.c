@@ -14,7 +14,7 @@
 
 INLINE __m256 load_f32(const char *p)
 {
-    return _mm256_loadu_ps((const float *)p);
+    return _mm256_loadu_ps((const void *)p);
 }
 
 INLINE __m256 load_f16(const char *p)

@@ -386,26 +386,26 @@ static void same_alignment(struct kvx_map *a, struct kvx_map *b)
     b->align = align;
 }
 
-enum kvx_merge kvx_plan_merge(struct kvx_plan *plan, const struct kvx_plan *layer)
+bool kvx_plan_merge(struct kvx_plan *plan, const struct kvx_plan *layer)
 {
     struct kvx_plan a = *plan, b = *layer;
 
+    if (plan->n_layers == KVX_PLAN_LAYERS)
+        return false;
     for (int kv = 0; kv < 2; kv++) {
         same_alignment(&a.side[kv].src, &b.side[kv].src);
         same_alignment(&a.side[kv].dst, &b.side[kv].dst);
         if (!a.layer[0].src_scale[kv] != !b.layer[0].src_scale[kv] ||
             !a.layer[0].dst_scale[kv] != !b.layer[0].dst_scale[kv])
-            return KVX_MERGE_DIFFERENT;
+            return false;
     }
     b.n_layers = a.n_layers;
     b.dropped = a.dropped;
     if (memcmp(&a, &b, offsetof(struct kvx_plan, layer)) != 0)
-        return KVX_MERGE_DIFFERENT;
-    if (plan->n_layers == KVX_PLAN_LAYERS)
-        return KVX_MERGE_FULL;
+        return false;
     memcpy(plan, &a, sizeof(a));
     plan->layer[plan->n_layers++] = layer->layer[0];
-    return KVX_MERGE_DONE;
+    return true;
 }
 
 /* --------------------------------------------------------------------------------------------- */

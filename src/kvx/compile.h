@@ -8,6 +8,8 @@
 #ifndef KVX_COMPILE_H
 #define KVX_COMPILE_H
 
+#include <stdbool.h>
+
 #include "kvx/plan.h"
 #include "kvx_ext.h"
 
@@ -25,13 +27,10 @@ kvx_status_t kvx_compile_copy(const kvx_cache_desc_t *src, const kvx_cache_desc_
                               const kvx_block_copy_t *copy, const kvx_options_t *options,
                               struct kvx_plan *ret);
 
-enum kvx_merge {
-    KVX_MERGE_DONE,
-    KVX_MERGE_FULL,     /* would fit, but @plan has all the layers that it can have */
-    KVX_MERGE_DIFFERENT /* the two differ in more than base pointers */
-};
-
-/** Add the one layer of @layer to @plan; unless DONE, @plan is unchanged. */
-enum kvx_merge kvx_plan_merge(struct kvx_plan *plan, const struct kvx_plan *layer);
+/**
+ * Add the one layer of @layer to @plan if the two differ in nothing but base pointers (and the
+ * counter). False: they do, or @plan is full; it is unchanged.
+ */
+bool kvx_plan_merge(struct kvx_plan *plan, const struct kvx_plan *layer);
 
 #endif

@@ -334,6 +334,16 @@ static bool is_flat(const struct kvx_plan *p, int kv)
            !side->dst_scale.block;
 }
 
+/* Whole blocks, so that no tile is cut, where a chunk holds one. At least 1. */
+static uint64_t rows_per_chunk(const struct kvx_plan *p, uint64_t row_bytes)
+{
+    uint64_t rows = CHUNK_BYTES / (row_bytes + 1) + 1;
+
+    if (p->op != KVX_OP_COPY && rows > p->block_size.value)
+        rows = kvx_div(rows, &p->block_size) * p->block_size.value;
+    return rows ? rows : 1;
+}
+
 void kvx_host_run(const struct kvx_plan *plan)
 {
     struct job j = {.plan = plan, .n_rows = count_rows(plan)};
@@ -353,10 +363,7 @@ void kvx_host_run(const struct kvx_plan *plan)
         kvx_mover_init(&j.mover[kv], plan, kv, j.stream);
         j.flat[kv] = is_flat(plan, kv);
     }
-    j.chunk_rows = CHUNK_BYTES / row + 1;
-    if (plan->op != KVX_OP_COPY && j.chunk_rows > plan->block_size.value)
-        j.chunk_rows -=
-            j.chunk_rows % plan->block_size.value; /* whole blocks, where they're aligned */
+    j.chunk_rows = rows_per_chunk(plan, row);
     j.n_chunks = (j.n_rows + j.chunk_rows - 1) / j.chunk_rows;
     kvx_parallel(do_chunk, &j, j.n_chunks * plan->n_layers, both);
 }

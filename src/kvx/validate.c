@@ -49,6 +49,8 @@ kvx_status_t kvx_check_extent(const kvx_tensor_desc_t *tensor, bool written, str
     int64_t low, high;
 
     *ret = (struct kvx_hull){data, data};
+    if (size == 0)
+        return KVX_STATUS_INVALID_ARGUMENT;
     for (uint32_t i = 0; i < tensor->ndim; i++) {
         if (tensor->shape[i] == 0)
             return KVX_STATUS_OK;
@@ -245,7 +247,7 @@ static kvx_status_t check_pool(const kvx_cache_desc_t *cache)
     const kvx_pool_desc_t *pool = &cache->pool;
     uint32_t size = kvx_float_size(cache->k.dtype);
 
-    if (pool->size < sizeof(*pool) || !pool->bytes_per_block || !pool->primary ||
+    if (!size || pool->size < sizeof(*pool) || !pool->bytes_per_block || !pool->primary ||
         kvx_memory_class(pool->memory) < 0)
         return KVX_STATUS_INVALID_ARGUMENT;
     for (int kv = 0; kv < 2; kv++) {

@@ -155,6 +155,9 @@ static void test_layers_are_all_or_nothing(void **state)
     assert_true(l->s[0].k[1] == 0.0F);
     l->s[69].write.slots.slots = l->s[0].slots;
     l->s[0].slots[2] = 16;
+    l->s[40].cache.k.layout = l->s[40].cache.v.layout = KVX_LAYOUT_BLOCK_CUSTOM;
+    l->s[40].cache.k.stride[1] = SAMPLE_DIM; /* other strides: a plan of its own, the same slots */
+    l->s[40].cache.k.stride[2] = SAMPLE_SIZE * SAMPLE_DIM;
     o.flags = KVX_OPTION_DROP_OUT_OF_RANGE;
     assert_int_equal(kvx_write_kv_layers(l->caches, l->writes, LAYERS, &o, NULL), OK);
     assert_int_equal(dropped, 1);
