@@ -109,6 +109,8 @@ struct kvx_plan {
     struct kvx_layer layer[KVX_PLAN_LAYERS];
 };
 
+KVX_ABI_ASSERT(sizeof(struct kvx_plan) <= 4000); /* a kernel's arguments have 4 KiB */
+
 /** The cache end of a row. */
 struct kvx_place {
     int64_t block; /* index into the cache, or into pool @pool */
