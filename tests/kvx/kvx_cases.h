@@ -377,6 +377,11 @@ static inline void make_scale(struct kvx_case *c, const kvx_cache_desc_t *cache,
 /* --------------------------------------------------------------------------------------------- */
 /* Calls */
 
+static inline uint32_t common_divisor(uint32_t a, uint32_t b)
+{
+    return b ? common_divisor(b, a % b) : a;
+}
+
 /* Distinct slots in an order that has runs, jumps, blocks that follow each other, and holes. */
 static inline void make_write(struct kvx_case *c)
 {
@@ -385,7 +390,7 @@ static inline void make_write(struct kvx_case *c)
     int64_t rows[] = {n}, *slots = malloc((n + 1) * sizeof(*slots));
     uint32_t first = below(&c->dice, n_slots), step = chance(&c->dice, 60) ? 1 : 7;
 
-    while (n_slots % step == 0 && step > 1)
+    while (common_divisor(n_slots, step) != 1)
         step += 2; /* a step that is coprime visits each slot once */
     for (uint32_t i = 0; i < n; i++)
         slots[i] = (int64_t)((first + (uint64_t)i * step) % n_slots);
