@@ -7,6 +7,18 @@ builds=${KV_TEST_BUILDS:-release asan tsan}
 fuzz_seconds=${KV_FUZZ_SECONDS:-3}
 passed=0 failed=0
 broken=()
+failures=$(mktemp)
+trap 'rm -f "$failures"' EXIT
+
+# A long run's log is often cut to its end: what failed is said again there, the last 40 lines of each.
+keep_failures() { # PRESET LOG
+    awk -v preset="$1" '
+        function close_test(i) { for (i = n > 40 ? n - 40 : 0; i < n; i++) print kept[i]; n = 0; inside = 0 }
+        /^ *[0-9]+\/[0-9]+ Test +#/ { close_test(); if (/\*\*\*/) { inside = 1; print "-- " preset ": " $0; next } }
+        /^ +Start +[0-9]+: |^[0-9]+% tests passed/ { close_test() }
+        inside { kept[n++] = $0 }
+        END { close_test() }' "$2" >>"$failures"
+}
 
 for preset in $builds; do
     echo "== $preset"
@@ -21,7 +33,9 @@ for preset in $builds; do
     all=$(sed -n 's/.* tests failed out of \([0-9]*\).*/\1/p' <<<"$summary")
     [ -n "$all" ] || { broken+=("$preset ran no test"); failed=$((failed + 1)); continue; }
     failed=$((failed + bad)); passed=$((passed + all - bad))
-    [ "$bad" = 0 ] || broken+=("$preset: $bad of $all tests")
+    [ "$bad" = 0 ] && continue
+    broken+=("$preset: $bad of $all tests")
+    keep_failures "$preset" "$dir/test.log"
 done
 
 if [ "$fuzz_seconds" -gt 0 ]; then
@@ -34,6 +48,7 @@ if [ "$fuzz_seconds" -gt 0 ]; then
     done < <(tools/fuzz.sh "$fuzz_seconds" | tee /dev/stderr | sed -n 's/^\(ok\|FAILED\) \(.*\)/\1 \2/p')
 fi
 
+cat "$failures"
 [ ${#broken[@]} -eq 0 ] || printf 'failed: %s\n' "${broken[@]}"
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
