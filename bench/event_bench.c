@@ -103,8 +103,7 @@ static void make_batch(struct kv_buf *out, const struct shape *shape)
     kv_msgpack_put_u64(out, 0);
 }
 
-/* -- what is measured ----------------------------------------------------------------------------
- */
+/* -- what is measured -------------------------------------------------------------------------- */
 
 struct work {
     const struct kv_buf *payload;

@@ -61,8 +61,7 @@ static void make_prompt(size_t p, uint32_t *tokens)
         tokens[i] = (uint32_t)(next_random(&state) % VOCABULARY);
 }
 
-/* -- the server, in a child process --------------------------------------------------------------
- */
+/* -- the server, in a child process ------------------------------------------------------------ */
 
 static void serve_echo(void *arg, struct ki_request *request, struct ki_reply *reply)
 {
@@ -206,8 +205,7 @@ static double cpu_seconds(const struct server *server)
     return seconds;
 }
 
-/* -- the client ----------------------------------------------------------------------------------
- */
+/* -- the client -------------------------------------------------------------------------------- */
 
 struct request {
     struct kv_buf text; /* whole: header and body */
@@ -359,8 +357,7 @@ static struct figure run_round(const struct server *server, const struct request
                            cpu * 1e6 / (double)load.done};
 }
 
-/* -- requests ------------------------------------------------------------------------------------
- */
+/* -- requests ---------------------------------------------------------------------------------- */
 
 static void wrap(struct request *request, const char *path, const char *type,
                  const struct kv_buf *body)
@@ -442,8 +439,7 @@ static void check_answer(const struct server *server, const struct request *requ
     close(fd);
 }
 
-/* -- figures -------------------------------------------------------------------------------------
- */
+/* -- figures ----------------------------------------------------------------------------------- */
 
 static int by_value(const void *a, const void *b)
 {

@@ -54,8 +54,7 @@ static void die(const char *what)
     exit(1);
 }
 
-/* -- the load
- * ----------------------------------------------------------------------------------------- */
+/* -- the load ---------------------------------------------------------------------------------- */
 
 static void put_store(struct kv_buf *out, uint64_t hash, bool root, const uint32_t *tokens)
 {
@@ -139,8 +138,7 @@ static void load_fini(struct load *load)
     free(load->offsets);
 }
 
-/* -- the publisher
- * ------------------------------------------------------------------------------------- */
+/* -- the publisher ----------------------------------------------------------------------------- */
 
 struct publisher {
     const struct load *load;
@@ -203,8 +201,7 @@ static void publisher_close(struct publisher *p)
     zmq_ctx_term(p->zmq);
 }
 
-/* -- what is measured
- * ------------------------------------------------------------------------------------ */
+/* -- what is measured -------------------------------------------------------------------------- */
 
 static bool answers(struct ki_registry *registry, const struct load *load)
 {

@@ -46,8 +46,7 @@ static void die(const char *what)
     exit(1);
 }
 
-/* -- processes and HTTP
- * ----------------------------------------------------------------------------------- */
+/* -- processes and HTTP ------------------------------------------------------------------------ */
 
 static int free_port(void)
 {
@@ -179,8 +178,7 @@ static uint64_t memory(const struct indexer *x, const char *what)
     return kib * 1024;
 }
 
-/* -- filling the first
- * ---------------------------------------------------------------------------------------- */
+/* -- filling the first ------------------------------------------------------------------------- */
 
 static uint64_t next_random(uint64_t *state)
 {

@@ -8,8 +8,7 @@
 #define HELP_COLUMNS 80
 #define HELP_INDENT 30
 
-/* -- values -------------------------------------------------------------------------------------
- */
+/* -- values ------------------------------------------------------------------------------------ */
 
 /* Digits, then the rest of the text. Refuses overflow. */
 static int parse_digits(const char *text, uint64_t *ret, const char **rest)
@@ -158,8 +157,7 @@ static int set_value(const struct kv_arg *arg, const char *text, void *values,
     return -EINVAL;
 }
 
-/* -- unknown options ----------------------------------------------------------------------------
- */
+/* -- unknown options --------------------------------------------------------------------------- */
 
 /* Edit distance, for words of up to 31 letters; longer ones are far from everything. */
 static unsigned distance(const char *a, size_t a_len, const char *b)
@@ -219,8 +217,7 @@ static const struct kv_arg *find_arg(const struct kv_args_program *program, cons
     return NULL;
 }
 
-/* -- help ---------------------------------------------------------------------------------------
- */
+/* -- help -------------------------------------------------------------------------------------- */
 
 /* Words of @text, wrapped, the first line continuing at column @at. Newlines are kept. */
 static void print_wrapped(const char *text, int at, int indent)
@@ -280,8 +277,7 @@ static void print_help(const struct kv_args_program *program)
         printf("\n%s\n", program->footer);
 }
 
-/* -- parsing ------------------------------------------------------------------------------------
- */
+/* -- parsing ----------------------------------------------------------------------------------- */
 
 static bool env_is_true(const char *text)
 {

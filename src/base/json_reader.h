@@ -20,8 +20,7 @@ static inline uint64_t kv_json_offset_(const struct kv_json *j)
     return j->consumed + (uint64_t)(j->p - j->start);
 }
 
-/* -- pieces of text (json_text.c): pure functions over the bytes before @end ---------------------
- */
+/* -- pieces of text (json_text.c): pure functions over the bytes before @end ------------------- */
 
 /** The first byte that is more than a plain character: quote, backslash, control, not ASCII. */
 const char *kv_json_skip_plain_(const char *p, const char *end);

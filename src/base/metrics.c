@@ -280,8 +280,7 @@ void kv_metric_reset(struct kv_metric *metric)
     pthread_mutex_unlock(&metric->owner->lock);
 }
 
-/* -- exposition ---------------------------------------------------------------------------------
- */
+/* -- exposition -------------------------------------------------------------------------------- */
 
 static void put_double(struct kv_buf *out, double value)
 {

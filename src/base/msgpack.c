@@ -120,8 +120,7 @@ enum kv_msgpack_type kv_msgpack_peek(const struct kv_msgpack *m)
     return types[b - 0xc0];
 }
 
-/* -- containers ----------------------------------------------------------------------------------
- */
+/* -- containers -------------------------------------------------------------------------------- */
 
 /* @each: the least number of bytes that an element takes. */
 static uint32_t take_count(struct kv_msgpack *m, uint8_t fix, uint8_t code16, unsigned each,
@@ -161,8 +160,7 @@ uint32_t kv_msgpack_map(struct kv_msgpack *m)
     return take_count(m, 0x80, 0xde, 2, "not a map");
 }
 
-/* -- scalars -------------------------------------------------------------------------------------
- */
+/* -- scalars ----------------------------------------------------------------------------------- */
 
 /* Any integer as its 64-bit pattern; @ret_negative says whether it is to be read as signed. */
 static uint64_t take_integer(struct kv_msgpack *m, bool *ret_negative)
@@ -310,8 +308,7 @@ struct kv_str kv_msgpack_bin(struct kv_msgpack *m)
     return take_bytes(m, 0xc4, "not binary");
 }
 
-/* -- skipping ------------------------------------------------------------------------------------
- */
+/* -- skipping ---------------------------------------------------------------------------------- */
 
 /* How many bytes to pass over for the value at p, and how many values it then contains. */
 static bool span(struct kv_msgpack *m, uint64_t *ret_bytes, uint64_t *ret_values)
@@ -374,8 +371,7 @@ void kv_msgpack_skip(struct kv_msgpack *m)
     } while (due);
 }
 
-/* -- token ids -----------------------------------------------------------------------------------
- */
+/* -- token ids --------------------------------------------------------------------------------- */
 
 /*
  * Token ids mix widths of 1, 2, 3 and 5 bytes unpredictably, which costs a mispredicted branch
@@ -470,8 +466,7 @@ bool kv_msgpack_u32s(struct kv_msgpack *m, uint32_t n, uint32_t *ret)
     return true;
 }
 
-/* -- writer --------------------------------------------------------------------------------------
- */
+/* -- writer ------------------------------------------------------------------------------------ */
 
 static void put_code(struct kv_buf *out, uint8_t code)
 {

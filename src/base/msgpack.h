@@ -61,8 +61,7 @@ static inline bool kv_msgpack_failed(const struct kv_msgpack *m)
 }
 void kv_msgpack_fail(struct kv_msgpack *m, int code, const char *text);
 
-/* -- writer: appends the shortest encoding of each value -----------------------------------------
- */
+/* -- writer: appends the shortest encoding of each value --------------------------------------- */
 void kv_msgpack_put_nil(struct kv_buf *out);
 void kv_msgpack_put_bool(struct kv_buf *out, bool value);
 void kv_msgpack_put_u64(struct kv_buf *out, uint64_t value);

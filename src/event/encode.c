@@ -72,8 +72,7 @@ static uint32_t told_block_size(const struct kve_event *event)
     return event->n_tokens ? event->block_size : 0;
 }
 
-/* -- maps ----------------------------------------------------------------------------------------
- */
+/* -- maps -------------------------------------------------------------------------------------- */
 
 static void put_stored_map(struct kv_buf *out, const struct kve_event *event)
 {
@@ -123,8 +122,7 @@ static void put_removed_map(struct kv_buf *out, const struct kve_event *event)
     }
 }
 
-/* -- arrays --------------------------------------------------------------------------------------
- */
+/* -- arrays ------------------------------------------------------------------------------------ */
 
 /* One entry per block; the salt goes with the first, marked so that it can't be taken for anything
  * else. */
@@ -203,8 +201,7 @@ void kve_event_encode(struct kv_buf *out, const struct kve_event *event, enum kv
     }
 }
 
-/* -- batches -------------------------------------------------------------------------------------
- */
+/* -- batches ----------------------------------------------------------------------------------- */
 
 size_t kve_batch_head(uint8_t out[KVE_BATCH_HEAD], double timestamp, uint32_t n_events)
 {

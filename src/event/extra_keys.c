@@ -5,8 +5,7 @@
 
 #define DIGEST_DIGITS 64 /* a 256-bit digest in hex */
 
-/* -- strings -------------------------------------------------------------------------------------
- */
+/* -- strings ----------------------------------------------------------------------------------- */
 
 static int hex_digit(char c)
 {
@@ -53,8 +52,7 @@ static struct kv_str without_salt_prefix(struct kv_str s)
     return (struct kv_str){s.p + prefix, s.len - prefix};
 }
 
-/* -- salt ----------------------------------------------------------------------------------------
- */
+/* -- salt -------------------------------------------------------------------------------------- */
 
 /*
  * A bare string in the first block is the salt when it says so by its prefix; or, where a chain
@@ -93,8 +91,7 @@ struct kv_str kve_extra_salt(const struct kve_raw_event *ev)
     return ev->extra_keys.p ? salt_in_keys(ev) : (struct kv_str){"", 0};
 }
 
-/* -- identities ----------------------------------------------------------------------------------
- */
+/* -- identities -------------------------------------------------------------------------------- */
 
 void kve_extra_walk_init(struct kve_extra_walk *walk, const struct kve_raw_event *ev)
 {

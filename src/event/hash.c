@@ -26,8 +26,7 @@ uint64_t kve_seed(const char *lora, size_t lora_len, const char *salt, size_t sa
     return seed;
 }
 
-/* -- one block -----------------------------------------------------------------------------------
- */
+/* -- one block --------------------------------------------------------------------------------- */
 
 static void add_tokens(XXH3_state_t *state, const uint32_t *tokens, size_t n)
 {
@@ -112,8 +111,7 @@ uint64_t kve_hash_block(uint64_t seed, const uint32_t *tokens, size_t n, const u
     return kv_xxh64(tokens, n * sizeof(*tokens), seed);
 }
 
-/* -- all blocks of a prompt ----------------------------------------------------------------------
- */
+/* -- all blocks of a prompt -------------------------------------------------------------------- */
 
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
 /* @bytes is a constant at each call, so that the length's branches are gone after inlining. */

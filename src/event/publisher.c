@@ -89,8 +89,7 @@ static uint32_t record(const struct queue *queue, size_t i)
     return len;
 }
 
-/* -- publishing ----------------------------------------------------------------------------------
- */
+/* -- publishing -------------------------------------------------------------------------------- */
 
 static int queue_event(struct kve_publisher *p, const struct kve_event *event)
 {
@@ -203,8 +202,7 @@ void kve_publisher_get_stats(struct kve_publisher *publisher, struct kve_publish
     pthread_mutex_unlock(&publisher->lock);
 }
 
-/* -- the thread: batches -------------------------------------------------------------------------
- */
+/* -- the thread: batches ----------------------------------------------------------------------- */
 
 static void send_batch(struct kve_publisher *p, zmq_msg_t *payload)
 {
@@ -320,8 +318,7 @@ static uint64_t take_pending(struct kve_publisher *p)
     return 0;
 }
 
-/* -- the thread: waiting -------------------------------------------------------------------------
- */
+/* -- the thread: waiting ----------------------------------------------------------------------- */
 
 static void arm_timer(struct kve_publisher *p, uint64_t ns)
 {
@@ -382,8 +379,7 @@ static void *run(void *arg)
     return NULL;
 }
 
-/* -- life ----------------------------------------------------------------------------------------
- */
+/* -- life -------------------------------------------------------------------------------------- */
 
 static int zmq_failure(void)
 {

@@ -26,8 +26,7 @@ static int verdict(const struct kv_msgpack *m)
     return KV_UNLIKELY(kv_msgpack_failed(m)) ? KVE_SKIP_RC(MALFORMED) : 0;
 }
 
-/* -- values --------------------------------------------------------------------------------------
- */
+/* -- values ------------------------------------------------------------------------------------ */
 
 /*
  * An event of one block is a dozen small values, each of them nearly always in its shortest form:
@@ -125,8 +124,7 @@ static int take_hashes(struct kv_msgpack *m, struct kve_scratch *scratch, struct
     return verdict(m);
 }
 
-/* -- tokens --------------------------------------------------------------------------------------
- */
+/* -- tokens ------------------------------------------------------------------------------------ */
 
 /* A token that came as text: decimal digits. */
 static uint32_t take_token_text(struct kv_msgpack *m)
@@ -206,8 +204,7 @@ static int take_tokens(struct kv_msgpack *m, struct kve_scratch *scratch, struct
     return take_mixed_tokens(m, n, scratch->tokens) ? 0 : KVE_SKIP_RC(MALFORMED);
 }
 
-/* -- the rest of an event's fields ---------------------------------------------------------------
- */
+/* -- the rest of an event's fields ------------------------------------------------------------- */
 
 static enum kve_raw_type type_of(struct kv_str s)
 {
@@ -301,8 +298,7 @@ static void take_metadata(struct kv_msgpack *m, struct kve_raw_event *ev)
     }
 }
 
-/* -- maps ----------------------------------------------------------------------------------------
- */
+/* -- maps -------------------------------------------------------------------------------------- */
 
 enum field {
     FIELD_OTHER,
@@ -491,8 +487,7 @@ static int read_map(struct kv_msgpack *m, struct kve_scratch *scratch, struct kv
     return rc;
 }
 
-/* -- arrays --------------------------------------------------------------------------------------
- */
+/* -- arrays ------------------------------------------------------------------------------------ */
 
 /*
  * What follows the fields that every version has. The order that lasted is

@@ -64,8 +64,7 @@ const char *kve_skip_name(enum kve_skip skip)
     return (unsigned)skip < KVE_N_SKIPS ? names[skip] : "unknown";
 }
 
-/* -- life ----------------------------------------------------------------------------------------
- */
+/* -- life -------------------------------------------------------------------------------------- */
 
 int kve_reader_create(const struct kve_reader_opts *opts, struct kve_reader **ret)
 {
@@ -142,8 +141,7 @@ static const uint64_t *event_hashes(const struct kve_reader *reader)
     return reader->scratch.hashes ? reader->scratch.hashes + reader->scratch.n_hashes : NULL;
 }
 
-/* -- rules ---------------------------------------------------------------------------------------
- */
+/* -- rules ------------------------------------------------------------------------------------- */
 
 static bool str_is(struct kv_str s, const char *text)
 {
@@ -188,8 +186,7 @@ static int common_rules(struct kve_reader *reader, uint32_t rank, const struct k
     return tier < 0 ? -KVE_SKIP_RC(MEDIUM) : tier;
 }
 
-/* -- operations ----------------------------------------------------------------------------------
- */
+/* -- operations -------------------------------------------------------------------------------- */
 
 static int add_op(struct kve_reader *reader, const struct kve_op *op, size_t start)
 {
@@ -231,8 +228,7 @@ static void set_pointers(struct kve_reader *reader)
     }
 }
 
-/* -- salts ---------------------------------------------------------------------------------------
- */
+/* -- salts ------------------------------------------------------------------------------------- */
 
 /* What the event's salt adds to its seed, 0 for none; false when it can't be told. */
 static bool resolve_salt(struct kve_reader *reader, uint32_t rank, const struct kve_raw_event *ev,
@@ -268,8 +264,7 @@ static void remember_salt(struct kve_reader *reader, const struct kve_op *op,
     }
 }
 
-/* -- stored --------------------------------------------------------------------------------------
- */
+/* -- stored ------------------------------------------------------------------------------------ */
 
 /* Blocks named without their tokens: known ones are now in this tier too. */
 static int store_known(struct kve_reader *reader, const struct kve_raw_event *ev, struct kve_op *op)
@@ -392,8 +387,7 @@ static int add_stored(struct kve_reader *reader, const struct kve_raw_event *ev,
     return rc ? rc : short_of;
 }
 
-/* -- removed, cleared ----------------------------------------------------------------------------
- */
+/* -- removed, cleared -------------------------------------------------------------------------- */
 
 static int add_removed(struct kve_reader *reader, const struct kve_raw_event *ev, struct kve_op *op)
 {
@@ -416,8 +410,7 @@ static int add_cleared(struct kve_reader *reader, struct kve_op *op)
     return add_op(reader, op, 0);
 }
 
-/* -- batches -------------------------------------------------------------------------------------
- */
+/* -- batches ----------------------------------------------------------------------------------- */
 
 /* Returns 0, KVE_SKIP_RC(...), -EPROTO (not even msgpack) or -ENOMEM. */
 static int read_event(struct kve_reader *reader, struct kv_msgpack *m, uint32_t rank)

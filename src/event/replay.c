@@ -29,8 +29,7 @@ void kve_replay_fini(struct kve_replay *replay)
         zmq_msg_close(&replay->jobs[i].peer);
 }
 
-/* -- requests ------------------------------------------------------------------------------------
- */
+/* -- requests ---------------------------------------------------------------------------------- */
 
 static bool is_free(struct kve_replay_job *job)
 {
@@ -125,8 +124,7 @@ void kve_replay_receive(struct kve_replay *replay, uint64_t next_sequence)
     }
 }
 
-/* -- replies -------------------------------------------------------------------------------------
- */
+/* -- replies ----------------------------------------------------------------------------------- */
 
 /* The first frame decides whether the client can take a message; the others then always can. */
 static int send_frames(struct kve_replay *replay, struct kve_replay_job *job, const char *topic,

@@ -19,8 +19,7 @@ void kve_router_scratch_fini(struct kve_router_scratch *scratch)
     kv_buf_fini(&scratch->text);
 }
 
-/* -- reading -------------------------------------------------------------------------------------
- */
+/* -- reading ----------------------------------------------------------------------------------- */
 
 static enum kv_tier read_tier(struct kv_json *json, struct kve_router_scratch *scratch)
 {
@@ -203,8 +202,7 @@ int kve_router_event_read(struct kv_json *json, struct kve_router_scratch *scrat
     return 0;
 }
 
-/* -- writing -------------------------------------------------------------------------------------
- */
+/* -- writing ----------------------------------------------------------------------------------- */
 
 /*
  * A dump is millions of these, so the text between the numbers goes out as it is; the writer only

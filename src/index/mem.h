@@ -38,8 +38,7 @@ void kvi_mem_fail_at(long n);
 /** Whether that failure has happened. */
 int kvi_mem_failed(void);
 
-/* -- for mem.c and pages.c ----------------------------------------------------------------------
- */
+/* -- for mem.c and pages.c --------------------------------------------------------------------- */
 
 int kvi_mem_refused(void);
 void kvi_mem_count(struct kvi_mem *mem, uint64_t more);

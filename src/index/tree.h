@@ -49,8 +49,7 @@ enum kvi_kind {
     KVI_KIND_EXTENT /* the object is the header's engine word */
 };
 
-/* -- entries: one holder's part of one chain ----------------------------------------------------
- */
+/* -- entries: one holder's part of one chain --------------------------------------------------- */
 
 /*  63      62..37                          36..33  32..24  23..0
  *  valid | aux: children of this chain   |  mask |  len  | holder
@@ -102,8 +101,7 @@ struct kvi_list {
     _Atomic uint64_t entry[];
 };
 
-/* -- chains -------------------------------------------------------------------------------------
- */
+/* -- chains ------------------------------------------------------------------------------------ */
 
 enum kvi_chain_flags {
     KVI_DIRTY = 1,   /* in the index's queue of chains to settle */
@@ -153,8 +151,7 @@ static inline void kvi_chain_bump(struct kvi_chain *chain)
         kvi_step_hook();
 }
 
-/* -- the index ----------------------------------------------------------------------------------
- */
+/* -- the index --------------------------------------------------------------------------------- */
 
 struct kvi_holder {
     struct kv_retired retired;
@@ -242,8 +239,7 @@ static inline struct kvi_chain *kvi_owner(const struct kvi_index *ix, uint32_t p
                                                              kvi_arena_start(&ix->arena, pos));
 }
 
-/* -- index.c ------------------------------------------------------------------------------------
- */
+/* -- index.c ----------------------------------------------------------------------------------- */
 
 struct kvi_holder *kvi_holder_find(const struct kvi_index *ix, struct kv_holder key);
 /** Returns 0, -ENOMEM or -ENOSPC. */
@@ -253,8 +249,7 @@ void kvi_holder_drop(struct kvi_index *ix, struct kvi_holder *holder);
 /** End of a write: settle what is dirty, free what can be freed, unlock. */
 void kvi_unlock(struct kvi_index *ix);
 
-/* -- chain.c: memory of chains, who holds them --------------------------------------------------
- */
+/* -- chain.c: memory of chains, who holds them ------------------------------------------------- */
 
 struct kvi_chain *kvi_chain_new(struct kvi_index *ix);
 void kvi_chain_free(struct kvi_index *ix, struct kvi_chain *chain);    /* the struct alone */
@@ -285,8 +280,7 @@ static inline uint64_t kvi_who_get(const _Atomic uint64_t *entry)
     return atomic_load_explicit(entry, memory_order_acquire);
 }
 
-/* -- tiers.c: the tiers of an entry's blocks ----------------------------------------------------
- */
+/* -- tiers.c: the tiers of an entry's blocks --------------------------------------------------- */
 
 static inline struct kvi_tmap *kvi_tmap_at(const struct kvi_index *ix, uint64_t entry)
 {
@@ -327,8 +321,7 @@ void kvi_entry_account(struct kvi_index *ix, struct kvi_holder *holder, uint64_t
 void kvi_account_tier(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
                       uint64_t n);
 
-/* -- names.c: engine hashes to places -----------------------------------------------------------
- */
+/* -- names.c: engine hashes to places ---------------------------------------------------------- */
 
 int kvi_names_init(struct kvi_index *ix);
 void kvi_names_fini(struct kvi_index *ix);
@@ -389,8 +382,7 @@ void kvi_alias_rollback(struct kvi_index *ix, struct kvi_holder *holder, uint64_
 /** Forget @holder's names for @n places. */
 void kvi_aliases_forget(struct kvi_index *ix, struct kvi_holder *holder, uint32_t pos, uint32_t n);
 
-/* -- shape.c: splitting, joining and removing chains --------------------------------------------
- */
+/* -- shape.c: splitting, joining and removing chains ------------------------------------------- */
 
 /** Everything a split needs, allocated; kvi_split_commit can't fail. */
 struct kvi_split {
@@ -414,15 +406,13 @@ void kvi_mark_dirty(struct kvi_index *ix, struct kvi_chain *chain);
 /** Trim, remove and join what the queue holds. Never fails. */
 void kvi_settle(struct kvi_index *ix);
 
-/* -- remove.c -----------------------------------------------------------------------------------
- */
+/* -- remove.c ---------------------------------------------------------------------------------- */
 
 /** @holder keeps the first @len blocks of the chain, and so nothing below it. */
 void kvi_cut(struct kvi_index *ix, struct kvi_holder *holder, struct kvi_chain *chain,
              _Atomic uint64_t *entry, uint32_t len);
 
-/* -- for tests ----------------------------------------------------------------------------------
- */
+/* -- for tests --------------------------------------------------------------------------------- */
 
 /** Walk everything and compare it with what must hold; NULL, or what is wrong. */
 const char *kvi_check(struct kvi_index *ix);

@@ -5,8 +5,7 @@
 #include "base/json.h"
 #include "indexer/service.h"
 
-/* -- registrations -------------------------------------------------------------------------------
- */
+/* -- registrations ----------------------------------------------------------------------------- */
 
 static unsigned status_of(int rc)
 {
@@ -87,8 +86,7 @@ void ki_api_unregister(void *arg, struct ki_request *request, struct ki_reply *r
     ki_scratch_give(service, scratch);
 }
 
-/* -- workers -------------------------------------------------------------------------------------
- */
+/* -- workers ----------------------------------------------------------------------------------- */
 
 /* The status of an instance is that of its rank which needs attention most. */
 static enum ki_listener_status worst(const struct ki_worker_info *infos, long n)
@@ -194,8 +192,7 @@ void ki_api_workers(void *arg, struct ki_request *request, struct ki_reply *repl
     ki_worker_infos_free(infos, n);
 }
 
-/* -- peers ---------------------------------------------------------------------------------------
- */
+/* -- peers ------------------------------------------------------------------------------------- */
 
 static void change_peers(struct ki_service *service, struct ki_request *request,
                          struct ki_reply *reply, bool add)
@@ -250,8 +247,7 @@ void ki_api_peers(void *arg, struct ki_request *request, struct ki_reply *reply)
     ki_peers_free(urls, n);
 }
 
-/* -- listener controls, for tests ----------------------------------------------------------------
- */
+/* -- listener controls, for tests -------------------------------------------------------------- */
 
 static void control(struct ki_service *service, struct ki_request *request, struct ki_reply *reply,
                     int (*act)(struct ki_registry *, uint64_t, const uint32_t *), const char *state)

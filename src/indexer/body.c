@@ -68,8 +68,7 @@ enum ki_media ki_media_of(const char *content_type)
     return KI_MEDIA_OTHER;
 }
 
-/* -- what both formats share ---------------------------------------------------------------------
- */
+/* -- what both formats share ------------------------------------------------------------------- */
 
 static const struct field *find_field(const struct reading *r, struct kv_str key)
 {
@@ -134,8 +133,7 @@ static bool is_repeated(const struct reading *r, const struct field *field)
     return field->bit != KI_TENANT_ID && (r->body->present & field->bit);
 }
 
-/* -- JSON ----------------------------------------------------------------------------------------
- */
+/* -- JSON -------------------------------------------------------------------------------------- */
 
 static void json_string(struct reading *r, const struct field *field, struct kv_json *j)
 {
@@ -198,8 +196,7 @@ static int parse_json(struct reading *r, struct kv_str text)
     return check_required(r);
 }
 
-/* -- msgpack -------------------------------------------------------------------------------------
- */
+/* -- msgpack ----------------------------------------------------------------------------------- */
 
 /* When another type stands here that is the field's fault; when nothing does, the text's. */
 static bool expect(struct kv_msgpack *m, bool fits, const char *text)
@@ -374,8 +371,7 @@ static int parse_msgpack(struct reading *r, struct kv_str text)
     return check_required(r);
 }
 
-/* -- entry ---------------------------------------------------------------------------------------
- */
+/* -- entry ------------------------------------------------------------------------------------- */
 
 static void reset(struct ki_body *body)
 {

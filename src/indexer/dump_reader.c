@@ -96,8 +96,7 @@ static void read_mark(struct kv_json *json, struct kv_buf *marks)
         kv_json_fail(json, marks->error, "too many watermarks");
 }
 
-/* -- events ---------------------------------------------------------------------------------------
- */
+/* -- events ------------------------------------------------------------------------------------ */
 
 static int apply_event(struct ki_dump_reader *reader, struct kvi_index *index,
                        const struct kve_router_event *event)
@@ -148,8 +147,7 @@ static void read_events(struct ki_dump_reader *reader, struct kv_json *json,
     kve_router_scratch_fini(&scratch);
 }
 
-/* -- models ---------------------------------------------------------------------------------------
- */
+/* -- models ------------------------------------------------------------------------------------ */
 
 /* Dumps that say nothing else: "name:tenant", split at the last colon since names have them more
  * often. */

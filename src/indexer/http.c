@@ -96,8 +96,7 @@ bool ki_request_param(const struct ki_request *request, const char *name, struct
     return true;
 }
 
-/* -- streamed replies ----------------------------------------------------------------------------
- */
+/* -- streamed replies -------------------------------------------------------------------------- */
 
 static void park(void *arg)
 {
@@ -241,8 +240,7 @@ static struct MHD_Response *stream_response(struct exchange *ex)
     return response;
 }
 
-/* -- sending -------------------------------------------------------------------------------------
- */
+/* -- sending ----------------------------------------------------------------------------------- */
 
 static struct MHD_Response *buffer_response(struct exchange *ex)
 {
@@ -294,8 +292,7 @@ static enum MHD_Result send_reply(struct exchange *ex)
     return rc;
 }
 
-/* -- the start of a request ----------------------------------------------------------------------
- */
+/* -- the start of a request -------------------------------------------------------------------- */
 
 static enum MHD_Result take_header(void *cls, enum MHD_ValueKind kind, const char *key,
                                    size_t key_len, const char *value, size_t value_len)
@@ -468,8 +465,7 @@ static enum MHD_Result begin(struct ki_http *http, struct MHD_Connection *connec
     return send_reply(ex);
 }
 
-/* -- the body ------------------------------------------------------------------------------------
- */
+/* -- the body ---------------------------------------------------------------------------------- */
 
 static int grow(struct exchange *ex, size_t more)
 {
@@ -531,8 +527,7 @@ static enum MHD_Result finish(struct exchange *ex)
     return send_reply(ex);
 }
 
-/* -- the library's callbacks ---------------------------------------------------------------------
- */
+/* -- the library's callbacks ------------------------------------------------------------------- */
 
 static enum MHD_Result on_request(void *cls, struct MHD_Connection *connection, const char *url,
                                   const char *method, const char *version, const char *data,
@@ -613,8 +608,7 @@ static void on_log(void *cls, const char *fmt, va_list args)
     kv_log_debug("http", "libmicrohttpd", "text=%s", kv_log_quote(quoted, sizeof(quoted), text));
 }
 
-/* -- start and stop ------------------------------------------------------------------------------
- */
+/* -- start and stop ---------------------------------------------------------------------------- */
 
 static struct MHD_Daemon *start_daemon(struct ki_http *http, int fd)
 {

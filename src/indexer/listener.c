@@ -86,8 +86,7 @@ void ki_listener_release(struct ki_listener *l)
     free(l);
 }
 
-/* -- any thread
- * ------------------------------------------------------------------------------------ */
+/* -- any thread -------------------------------------------------------------------------------- */
 
 bool ki_listener_retire(struct ki_listener *l, struct ki_watermark *ret_position)
 {
@@ -206,8 +205,7 @@ bool ki_listener_watermarks(struct ki_listener *l, struct ki_watermark **items, 
     return ok;
 }
 
-/* -- telling the operator
- * ---------------------------------------------------------------------------- */
+/* -- telling the operator ---------------------------------------------------------------------- */
 
 static void report(const struct ki_listener *l, const struct ki_stream_stats *before,
                    unsigned steps)
@@ -234,8 +232,7 @@ static void report(const struct ki_listener *l, const struct ki_stream_stats *be
                     now->missed - before->missed, l->stream.request);
 }
 
-/* -- the event thread: carrying out what the stream decides
- * --------------------------------------------- */
+/* -- the event thread: carrying out what the stream decides ------------------------------------ */
 
 /* The part that touches the index. Under the lock. */
 static void write_index(struct ki_listener *l, unsigned steps, const void *payload, size_t len)
@@ -347,8 +344,7 @@ static void offer_live(struct ki_listener *l, const struct ki_batch_id *id, zmq_
         work_sockets(l, steps, now_ns);
 }
 
-/* -- the event thread: messages
- * ------------------------------------------------------------------------- */
+/* -- the event thread: messages ---------------------------------------------------------------- */
 
 /* The publisher's clock: the first element of a batch that is an array. */
 static double peek_timestamp(const void *payload, size_t len)
@@ -493,8 +489,7 @@ bool ki_listener_service(struct ki_listener *l, uint64_t now_ns)
     return true;
 }
 
-/* -- the event thread: what is due
- * ------------------------------------------------------------------------ */
+/* -- the event thread: what is due ------------------------------------------------------------- */
 
 static void drop_held(struct ki_listener *l)
 {

@@ -99,8 +99,7 @@ void ki_listener_info(struct ki_listener *l, struct ki_worker_info *ret);
 bool ki_listener_watermarks(struct ki_listener *l, struct ki_watermark **items, size_t *n,
                             size_t *capacity);
 
-/* -- the event thread ---------------------------------------------------------------------------
- */
+/* -- the event thread -------------------------------------------------------------------------- */
 
 /** Open, pause, resume, time-outs, whatever is due. Sets deadline_ns. False: gone, close it. */
 bool ki_listener_tick(struct ki_listener *l, uint64_t now_ns);

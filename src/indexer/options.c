@@ -159,8 +159,7 @@ int ki_options_parse(int argc, char **argv, struct ki_options *ret, struct kv_er
     return 0;
 }
 
-/* -- lists ---------------------------------------------------------------------------------------
- */
+/* -- lists ------------------------------------------------------------------------------------- */
 
 /* The next entry of a comma-separated list, trimmed; false at the end. *@p moves behind it. */
 static bool next_entry(const char **p, const char **ret, size_t *ret_len)

@@ -28,8 +28,7 @@ struct ki_pump {
     uint64_t deadline_ns; /* the earliest of all listeners; 0: none */
 };
 
-/* -- the thread
- * -------------------------------------------------------------------------------------- */
+/* -- the thread -------------------------------------------------------------------------------- */
 
 static void enqueue(struct ki_pump *p, struct ki_listener *l)
 {
@@ -168,8 +167,7 @@ static void *run(void *arg)
     return NULL;
 }
 
-/* -- other threads
- * ------------------------------------------------------------------------------------ */
+/* -- other threads ----------------------------------------------------------------------------- */
 
 static void pump_free(struct ki_pump *p)
 {

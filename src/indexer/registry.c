@@ -12,8 +12,7 @@
 
 #define MAX_THREADS 256
 
-/* -- life
- * ------------------------------------------------------------------------------------------- */
+/* -- life -------------------------------------------------------------------------------------- */
 
 static int open_zmq(struct ki_registry *r, uint32_t threads)
 {
@@ -103,8 +102,7 @@ void ki_registry_go(struct ki_registry *registry)
     ki_registry_wake(registry);
 }
 
-/* -- registering
- * --------------------------------------------------------------------------------------- */
+/* -- registering ------------------------------------------------------------------------------- */
 
 static int check_syntax(const char *text, const char *kind, struct kv_error *error)
 {
@@ -252,8 +250,7 @@ int ki_registry_register(struct ki_registry *registry, const struct ki_registrat
     return rc;
 }
 
-/* -- unregistering
- * --------------------------------------------------------------------------------------- */
+/* -- unregistering ----------------------------------------------------------------------------- */
 
 /* A model that nobody feeds and that has nothing to say is gone (and /query says so). What a peer's
  * dump brought stays until its workers are removed. */

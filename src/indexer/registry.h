@@ -134,8 +134,7 @@ void ki_worker_infos_free(struct ki_worker_info *infos, long n);
 int ki_registry_pause(struct ki_registry *registry, uint64_t instance, const uint32_t *rank);
 int ki_registry_resume(struct ki_registry *registry, uint64_t instance, const uint32_t *rank);
 
-/* -- snapshots for peers ------------------------------------------------------------------------
- */
+/* -- snapshots for peers ----------------------------------------------------------------------- */
 
 /** How far a rank's stream has been applied; travels with a dump (docs/formats.md). */
 struct ki_watermark {

@@ -23,8 +23,7 @@
 #define FDS_PER_REGISTRATION 4 /* SUB and DEALER, each with its connection */
 #define FDS_OF_ITS_OWN 96      /* event and HTTP threads, ZMQ's, the log, peers, dumps */
 
-/* -- signals: handlers only set flags and wake the main thread -----------------------------------
- */
+/* -- signals: handlers only set flags and wake the main thread --------------------------------- */
 
 static volatile int stop_flag;
 static volatile sig_atomic_t reload_flag;
@@ -92,8 +91,7 @@ static void wait_for_signal(struct ki_service *service)
     }
 }
 
-/* -- limits --------------------------------------------------------------------------------------
- */
+/* -- limits ------------------------------------------------------------------------------------ */
 
 /*
  * Descriptors are shared out before the first socket opens, because a process that has run out can't
@@ -149,8 +147,7 @@ static char *read_pem(const char *file, struct kv_error *error)
     return text;
 }
 
-/* -- start ---------------------------------------------------------------------------------------
- */
+/* -- start ------------------------------------------------------------------------------------- */
 
 static int register_workers(struct ki_service *service, struct kv_error *error)
 {
@@ -334,8 +331,7 @@ static int create_parts(struct ki_service *service, const struct ki_route *route
     return rc < 0 ? kv_fail(error, rc, 0, "can't start: %s", strerror(-rc)) : 0;
 }
 
-/* -- stop ----------------------------------------------------------------------------------------
- */
+/* -- stop -------------------------------------------------------------------------------------- */
 
 static void destroy_parts(struct ki_service *service)
 {

@@ -62,8 +62,7 @@ void ki_stream_mark_whole(struct ki_stream *s)
     s->heal_at_ns = 0;
 }
 
-/* -- what is known of a batch number --------------------------------------------------------------
- */
+/* -- what is known of a batch number ----------------------------------------------------------- */
 
 enum known { UNKNOWN, SAME, OTHER };
 
@@ -128,8 +127,7 @@ static void accept_gap(struct ki_stream *s, const struct ki_batch_id *id, uint64
     accept(s, id);
 }
 
-/* -- replays
- * ---------------------------------------------------------------------------------------- */
+/* -- replays ----------------------------------------------------------------------------------- */
 
 static bool may_replay(const struct ki_stream *s, uint64_t now_ns)
 {
@@ -218,8 +216,7 @@ static bool reached_trigger(const struct ki_stream *s)
     return s->has_position ? s->position + 1 >= s->trigger : s->trigger == 0;
 }
 
-/* -- restarts
- * --------------------------------------------------------------------------------------- */
+/* -- restarts ---------------------------------------------------------------------------------- */
 
 static void forget(struct ki_stream *s)
 {
@@ -240,8 +237,7 @@ static unsigned restarted(struct ki_stream *s)
     return KI_STEP_PURGE | KI_STEP_RESET;
 }
 
-/* -- live batches
- * ----------------------------------------------------------------------------------- */
+/* -- live batches ------------------------------------------------------------------------------ */
 
 static unsigned live_first(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
 {
@@ -403,8 +399,7 @@ unsigned ki_stream_live(struct ki_stream *s, const struct ki_batch_id *id, bool 
     return steps;
 }
 
-/* -- replayed batches
- * ------------------------------------------------------------------------------- */
+/* -- replayed batches -------------------------------------------------------------------------- */
 
 static unsigned replay_restarted(struct ki_stream *s, uint64_t now_ns)
 {
@@ -534,8 +529,7 @@ unsigned ki_stream_replay_end(struct ki_stream *s, uint64_t now_ns)
     return retry_later(s, now_ns);
 }
 
-/* -- time
- * ------------------------------------------------------------------------------------------- */
+/* -- time -------------------------------------------------------------------------------------- */
 
 uint64_t ki_stream_deadline(const struct ki_stream *s)
 {

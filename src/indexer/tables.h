@@ -33,8 +33,7 @@ struct ki_registry {
     struct ki_positions positions; /* under admin alone */
 };
 
-/* -- under either lock ----------------------------------------------------------------------------
- */
+/* -- under either lock ------------------------------------------------------------------------- */
 
 /** First model not before (name, tenant); the one that is it, or NULL. */
 size_t ki_model_bound(const struct ki_registry *r, const char *name, const char *tenant);
@@ -46,8 +45,7 @@ struct ki_listener *ki_listener_find(const struct ki_registry *r, uint64_t insta
 /** The listeners of an instance are neighbours: [*ret_first, returned). */
 size_t ki_instance_range(const struct ki_registry *r, uint64_t instance, size_t *ret_first);
 
-/* -- under admin; each takes lock
- * ------------------------------------------------------------------- */
+/* -- under admin; each takes lock -------------------------------------------------------------- */
 
 /** Room for one more of each, so that what follows can't fail. Returns 0 or -ENOMEM. */
 int ki_tables_reserve(struct ki_registry *r);
@@ -59,8 +57,7 @@ void ki_tables_take_model(struct ki_registry *r, const struct ki_model *model);
 void ki_tables_put_listener(struct ki_registry *r, struct ki_listener *l);
 struct ki_listener *ki_tables_take_listener(struct ki_registry *r, size_t at);
 
-/* -- under none
- * -------------------------------------------------------------------------------------- */
+/* -- under none -------------------------------------------------------------------------------- */
 
 /**
  * A copy of the listeners with references, so that nobody waits for `lock` while a batch is

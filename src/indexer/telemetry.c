@@ -100,8 +100,7 @@ void ki_telemetry_destroy(struct ki_telemetry *telemetry)
     free(telemetry);
 }
 
-/* -- requests ------------------------------------------------------------------------------------
- */
+/* -- requests ---------------------------------------------------------------------------------- */
 
 /* Label sets appear with first use, so series are made then. Two threads may both ask: same answer.
  */
@@ -153,8 +152,7 @@ void ki_telemetry_query(struct ki_telemetry *t, uint64_t blocks, uint64_t matche
     kv_series_add(t->query_matched, matched);
 }
 
-/* -- what is read when somebody asks -------------------------------------------------------------
- */
+/* -- what is read when somebody asks ----------------------------------------------------------- */
 
 static void head(struct kv_buf *out, const char *name, const char *type, const char *help)
 {

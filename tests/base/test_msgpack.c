@@ -23,8 +23,7 @@ static bool done(const struct kv_msgpack *m)
     return !kv_msgpack_failed(m) && m->p == m->end;
 }
 
-/* -- scalars -------------------------------------------------------------------------------------
- */
+/* -- scalars ----------------------------------------------------------------------------------- */
 
 static void test_integers(void **state)
 {
@@ -144,8 +143,7 @@ static void test_wrong_types(void **state)
     assert_true(kv_msgpack_failed(&m));
 }
 
-/* -- containers ----------------------------------------------------------------------------------
- */
+/* -- containers -------------------------------------------------------------------------------- */
 
 static void test_counts_are_checked(void **state)
 {
@@ -240,8 +238,7 @@ static void test_skip_every_form(void **state)
     assert_int_equal(n, 36);
 }
 
-/* -- token ids -----------------------------------------------------------------------------------
- */
+/* -- token ids --------------------------------------------------------------------------------- */
 
 static uint64_t random_state;
 
@@ -368,8 +365,7 @@ static void test_wrong_tokens(void **state)
     assert_true(kv_msgpack_failed(&m));
 }
 
-/* -- writer --------------------------------------------------------------------------------------
- */
+/* -- writer ------------------------------------------------------------------------------------ */
 
 static void test_writer_is_shortest(void **state)
 {
@@ -450,8 +446,7 @@ static void test_writer_lengths(void **state)
     free(text);
 }
 
-/* -- transcode -----------------------------------------------------------------------------------
- */
+/* -- transcode --------------------------------------------------------------------------------- */
 
 static bool transcode_value(struct kv_msgpack *m, struct kv_buf *out)
 {

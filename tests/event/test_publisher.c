@@ -18,8 +18,7 @@
 
 #define SECONDS 20 /* to wait for anything */
 
-/* -- sockets -------------------------------------------------------------------------------------
- */
+/* -- sockets ----------------------------------------------------------------------------------- */
 
 struct received {
     zmq_msg_t parts[KVE_MAX_FRAMES];
@@ -97,8 +96,7 @@ static void request_replay(void *dealer, uint64_t start)
     assert_true(zmq_send(dealer, request.frames[1].data, request.frames[1].len, 0) == 8);
 }
 
-/* -- publishers ----------------------------------------------------------------------------------
- */
+/* -- publishers -------------------------------------------------------------------------------- */
 
 static struct kve_publisher_opts default_opts(void)
 {
@@ -191,8 +189,7 @@ static uint64_t join(struct kve_publisher *publisher, void *sub, uint64_t first_
     }
 }
 
-/* -- live ----------------------------------------------------------------------------------------
- */
+/* -- live -------------------------------------------------------------------------------------- */
 
 static void check_all_kinds(struct kve_batch batch, const uint32_t *tokens)
 {
@@ -470,8 +467,7 @@ static void test_queue_bytes(void **state)
 }
 #endif
 
-/* -- replay --------------------------------------------------------------------------------------
- */
+/* -- replay ------------------------------------------------------------------------------------ */
 
 /* Reads one replay to its end. Returns the number of batches; @first is the sequence it must start
  * at. */
@@ -661,8 +657,7 @@ static void test_slow_replay_client(void **state)
     kve_publisher_destroy(publisher);
 }
 
-/* -- threads -------------------------------------------------------------------------------------
- */
+/* -- threads ----------------------------------------------------------------------------------- */
 
 enum { THREADS = 4, PER_THREAD = 2000 };
 static struct kve_publisher *shared;
@@ -722,8 +717,7 @@ static void test_many_threads(void **state)
     kve_publisher_destroy(shared);
 }
 
-/* -- errors --------------------------------------------------------------------------------------
- */
+/* -- errors ------------------------------------------------------------------------------------ */
 
 static void test_bad_options(void **state)
 {
@@ -792,8 +786,7 @@ static void test_bad_events(void **state)
     kve_publisher_destroy(publisher);
 }
 
-/* -- an engine for the Python test ---------------------------------------------------------------
- */
+/* -- an engine for the Python test ------------------------------------------------------------- */
 
 static int serve(const char *encoding, const char *framing)
 {

@@ -6,8 +6,7 @@
 #include "event/salts.h"
 #include "event/unique.h"
 
-/* -- batches -------------------------------------------------------------------------------------
- */
+/* -- batches ----------------------------------------------------------------------------------- */
 
 static void expect_rank(const char *text, bool has_rank, uint32_t rank)
 {
@@ -147,8 +146,7 @@ static void test_bombs(void **state)
     kv_buf_fini(&bytes);
 }
 
-/* -- bad events ----------------------------------------------------------------------------------
- */
+/* -- bad events -------------------------------------------------------------------------------- */
 
 /* A bad event between two good ones costs neither. */
 static void test_bad_event_is_skipped(void **state)
@@ -282,8 +280,7 @@ static void test_options(void **state)
     kve_reader_destroy(NULL);
 }
 
-/* -- tokens --------------------------------------------------------------------------------------
- */
+/* -- tokens ------------------------------------------------------------------------------------ */
 
 static void test_bigrams(void **state)
 {
@@ -428,8 +425,7 @@ static void test_chosen_hashes(void **state)
     free(hashes);
 }
 
-/* -- tier and locality ---------------------------------------------------------------------------
- */
+/* -- tier and locality ------------------------------------------------------------------------- */
 
 static void test_media(void **state)
 {
@@ -488,8 +484,7 @@ static void test_rank_of_an_event(void **state)
     assert_int_equal(batch.ops[0].rank, 0);
 }
 
-/* -- groups --------------------------------------------------------------------------------------
- */
+/* -- groups ------------------------------------------------------------------------------------ */
 
 static void test_groups_in_arrays(void **state)
 {
@@ -603,8 +598,7 @@ static void test_many_groups(void **state)
     expect_none(KVE_SKIP_GROUP);
 }
 
-/* -- everything together -------------------------------------------------------------------------
- */
+/* -- everything together ----------------------------------------------------------------------- */
 
 /* Operations keep their order and their own data, however the arrays behind them grow. */
 static void test_long_batch(void **state)

@@ -77,8 +77,7 @@ static void check_remove(const struct kve_op *op, uint64_t hash)
     assert_true(op->hashes[0] == hash);
 }
 
-/* -- arrays --------------------------------------------------------------------------------------
- */
+/* -- arrays ------------------------------------------------------------------------------------ */
 
 static void test_array_two_elements(void **state)
 {
@@ -165,8 +164,7 @@ static void test_array_cleared(void **state)
     kve_reader_destroy(reader);
 }
 
-/* -- maps ----------------------------------------------------------------------------------------
- */
+/* -- maps -------------------------------------------------------------------------------------- */
 
 static void test_map_stored(void **state)
 {
@@ -251,8 +249,7 @@ static void test_map_multimodal(void **state)
     kve_reader_destroy(reader);
 }
 
-/* -- SGLang --------------------------------------------------------------------------------------
- */
+/* -- SGLang ------------------------------------------------------------------------------------ */
 
 static void test_sglang_map(void **state)
 {
@@ -293,8 +290,7 @@ static void test_sglang_least_hash_and_empty_batch(void **state)
     kve_reader_destroy(reader);
 }
 
-/* -- a cache master: 20 keys in a map16, the type not first, nil tokens
- * ------------------------------ */
+/* -- a cache master: 20 keys in a map16, the type not first, nil tokens ------------------------ */
 
 static void test_master_map(void **state)
 {
@@ -322,8 +318,7 @@ static void test_master_map(void **state)
     kve_reader_destroy(reader);
 }
 
-/* -- for the Python test -------------------------------------------------------------------------
- */
+/* -- for the Python test ----------------------------------------------------------------------- */
 
 static void print_op(const struct kve_op *op)
 {

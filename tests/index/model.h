@@ -273,8 +273,7 @@ static void model_find(struct model *m, const struct model_holder *h, const uint
     }
 }
 
-/* -- comparing: each returns NULL or what differs -------------------------------------------------
- */
+/* -- comparing: each returns NULL or what differs ---------------------------------------------- */
 
 static char model_text[256];
 #define MODEL_DIFFERS(...) (snprintf(model_text, sizeof(model_text), __VA_ARGS__), model_text)

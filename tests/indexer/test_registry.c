@@ -23,8 +23,7 @@
 #define TENANT "default"
 #define RING 4096
 
-/* -- an engine
- * ---------------------------------------------------------------------------------------- */
+/* -- an engine --------------------------------------------------------------------------------- */
 
 struct engine {
     void *zmq, *pub, *router;
@@ -204,8 +203,7 @@ static int64_t engine_replay(struct engine *e, int timeout_ms)
     return (int64_t)start;
 }
 
-/* -- what the registry makes of it
- * ----------------------------------------------------------------------- */
+/* -- what the registry makes of it ------------------------------------------------------------- */
 
 static struct ki_registry *open_registry(bool held)
 {

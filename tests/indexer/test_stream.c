@@ -561,8 +561,7 @@ static void two_publishers_behind_one_endpoint(void **state)
     assert_in_range(purges, 1, 4);
 }
 
-/* -- a random world
- * ----------------------------------------------------------------------------------- */
+/* -- a random world ---------------------------------------------------------------------------- */
 
 static uint64_t random_state;
 
