@@ -45,7 +45,7 @@ if [ "$fuzz_seconds" -gt 0 ]; then
             ok) passed=$((passed + 1)) ;;
             *) failed=$((failed + 1)); broken+=("fuzz target $name") ;;
         esac
-    done < <(tools/fuzz.sh "$fuzz_seconds" | tee /dev/stderr | sed -n 's/^\(ok\|FAILED\) \(.*\)/\1 \2/p')
+    done < <(tools/fuzz.sh "$fuzz_seconds" | tee >(cat >&2) | sed -n 's/^\(ok\|FAILED\) \(.*\)/\1 \2/p')
 fi
 
 cat "$failures"
