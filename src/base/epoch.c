@@ -223,6 +223,12 @@ static void free_old(struct kv_limbo *limbo)
             empty_bag(limbo, &limbo->bags[i]);
 }
 
+/* What one large removal leaves. The next write, which would collect it, may never come. */
+static bool is_much(const struct kv_limbo *limbo)
+{
+    return limbo->bytes / 16 > limbo->soft;
+}
+
 void kv_limbo_collect(struct kv_limbo *limbo, int eager)
 {
     if (limbo->fresh.head)
@@ -231,7 +237,7 @@ void kv_limbo_collect(struct kv_limbo *limbo, int eager)
         if (!try_advance())
             break;
         free_old(limbo);
-        if (!eager)
+        if (!eager && !is_much(limbo))
             break;
     }
     while (limbo->bytes > limbo->hard) {

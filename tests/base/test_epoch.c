@@ -114,6 +114,21 @@ static void test_little_may_wait(void **state)
     assert_int_equal(n_freed, 1000);
 }
 
+/* Much goes at once where nobody reads: no later call may come. */
+static void test_much_does_not_wait(void **state)
+{
+    struct kv_limbo limbo;
+
+    (void)state;
+    start(&limbo, 10 * sizeof(struct object), SIZE_MAX);
+    for (uint64_t i = 0; i < 1000; i++)
+        retire(&limbo, make(i));
+    kv_limbo_collect(&limbo, 0);
+    assert_int_equal(n_freed, 1000);
+    assert_int_equal(limbo.bytes, 0);
+    kv_limbo_fini(&limbo);
+}
+
 /* -- many ------------------------------------------------------------------------------------- */
 
 enum { READERS = 3, SHELVES = 4 };
@@ -210,6 +225,7 @@ int main(void)
         cmocka_unit_test(test_freed_without_readers),
         cmocka_unit_test(test_a_reader_holds_what_it_may_see),
         cmocka_unit_test(test_little_may_wait),
+        cmocka_unit_test(test_much_does_not_wait),
         cmocka_unit_test(test_readers_beside_a_writer),
         cmocka_unit_test(test_threads_come_and_go),
     };

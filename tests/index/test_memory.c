@@ -85,6 +85,28 @@ static void test_everything_returns(void **state)
     kvi_destroy(ix);
 }
 
+/* What a large holder leaves behind goes with it, not with the next write: there may be none. */
+static void test_a_large_holder_leaves(void **state)
+{
+    struct kvi_index *ix;
+    (void)state;
+
+    for (int way = 0; way < 2; way++) {
+        assert_int_equal(kvi_create(NULL, &ix), 0);
+        store(ix, 9, 1, 0);
+        for (uint64_t i = 0; i < 8000; i++)
+            store(ix, 1, i << 16 | 2, 0);
+        assert_true(bytes(ix) > 8000 * PROMPT * 16);
+        if (way == 0)
+            assert_int_equal(kvi_remove_worker(ix, 1), 0);
+        else
+            assert_int_equal(kvi_clear(ix, holder(1)), 0);
+        assert_true(bytes(ix) < 3 << 20); /* one region of pages, small tables */
+        assert_null(kvi_check(ix));
+        kvi_destroy(ix);
+    }
+}
+
 /* Coming and going for long doesn't wear it out: no more memory than the first filling took, or little. */
 static void test_churn_is_level(void **state)
 {
@@ -136,6 +158,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_everything_returns),
+        cmocka_unit_test(test_a_large_holder_leaves),
         cmocka_unit_test(test_churn_is_level),
         cmocka_unit_test(test_splits_heal),
     };
