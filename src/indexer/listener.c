@@ -441,6 +441,7 @@ static unsigned offer_replayed(struct ki_listener *l, const struct kve_message *
             write_index(l, steps, message->payload.data, message->payload.len);
         } else {
             steps = ki_stream_replay_end(&l->stream, now_ns);
+            write_index(l, steps, NULL, 0);
         }
         report(l, &before, steps);
     }

@@ -29,6 +29,7 @@ void ki_stream_seed(struct ki_stream *s, uint64_t sequence, double timestamp, bo
     s->position = sequence;
     s->timestamp = isfinite(timestamp) && timestamp > 0 ? timestamp : 0;
     s->partial = partial;
+    s->seeded = true;
 }
 
 void ki_stream_seed_cursorless(struct ki_stream *s)
@@ -80,6 +81,11 @@ static double timestamp_of(const struct ki_batch_id *id)
     return isfinite(id->timestamp) && id->timestamp > 0 ? id->timestamp : 0;
 }
 
+static bool has_times(const struct ki_stream *s, const struct ki_batch_id *id)
+{
+    return s->timestamp != 0 && timestamp_of(id) != 0;
+}
+
 /* Whether a batch with the number of our position is the one that brought us there. */
 static bool is_position(const struct ki_stream *s, const struct ki_batch_id *id)
 {
@@ -87,7 +93,7 @@ static bool is_position(const struct ki_stream *s, const struct ki_batch_id *id)
 
     if (known != UNKNOWN)
         return known == SAME;
-    if (s->timestamp == 0 || timestamp_of(id) == 0)
+    if (!has_times(s, id))
         return true; /* can't be told: believe the number */
     return timestamp_of(id) == s->timestamp;
 }
@@ -103,7 +109,7 @@ static void accept(struct ki_stream *s, const struct ki_batch_id *id)
     s->position = id->sequence;
     if (timestamp_of(id) != 0)
         s->timestamp = timestamp_of(id);
-    s->unverified = s->cursorless = s->has_before = false;
+    s->unverified = s->cursorless = s->seeded = s->has_before = false;
     s->idle_at_ns = 0;
     if (s->watch && --s->watch == 0)
         s->strikes = 0;
@@ -223,7 +229,7 @@ static void forget(struct ki_stream *s)
     memset(s->window, 0, sizeof(s->window));
     s->has_position = false;
     s->timestamp = 0;
-    s->unverified = s->cursorless = s->partial = s->gap_counted = false;
+    s->unverified = s->cursorless = s->seeded = s->partial = s->gap_counted = false;
     s->heal_at_ns = 0;
 }
 
@@ -233,6 +239,7 @@ static unsigned restarted(struct ki_stream *s)
     s->stats.restarts++;
     s->replaced = s->position;
     s->watch = MERGE_WATCH;
+    s->has_live = false;
     forget(s);
     return KI_STEP_PURGE | KI_STEP_RESET;
 }
@@ -290,19 +297,33 @@ static unsigned live_next(struct ki_stream *s, const struct ki_batch_id *id, uin
     return KI_STEP_APPLY;
 }
 
+/*
+ * Without timestamps: a publisher counts upwards and repeats nothing, so live numbers that still rise
+ * are a backlog that a replay or a peer's dump has overtaken, however long it is. Only where they
+ * fall behind what the live socket itself has brought is it another count.
+ */
+static bool falls_back(const struct ki_stream *s, const struct ki_batch_id *id)
+{
+    if (!s->has_live || id->sequence >= s->last_live)
+        return false;
+    return id->sequence <= FIRST_SEQUENCE_MAX || s->last_live - id->sequence >= KI_STREAM_WINDOW;
+}
+
 /* A number at or below our position: seen before, or the publisher counts anew? */
 static bool is_restart(const struct ki_stream *s, const struct ki_batch_id *id)
 {
     enum known known = window_lookup(s, id);
-    double timestamp = timestamp_of(id);
 
     if (known != UNKNOWN)
         return known == OTHER;
     if (s->unverified)
         return true; /* a publisher repeats nothing to a new connection */
-    if (timestamp != 0 && s->timestamp != 0)
-        return timestamp > s->timestamp;
-    return id->sequence <= FIRST_SEQUENCE_MAX || s->position - id->sequence >= KI_STREAM_WINDOW;
+    if (has_times(s, id))
+        return timestamp_of(id) > s->timestamp;
+    /* Whosever beginning it is, what follows it is all there is to know. */
+    if (s->seeded && id->sequence == 0)
+        return true;
+    return falls_back(s, id);
 }
 
 /* The numbering from before the last "restart" goes on: there are two publishers. */
@@ -336,6 +357,8 @@ static unsigned live_decide(struct ki_stream *s, const struct ki_batch_id *id, u
         return live_merged(s, id);
     if (s->has_position && id->sequence <= s->position) {
         if (!is_restart(s, id)) {
+            if (s->seeded && !has_times(s, id) && may_replay(s, now_ns))
+                return hold(s, id) | begin(s, KI_REPLAY_VERIFY, s->position, now_ns);
             s->stats.duplicates++;
             return KI_STEP_DROP;
         }
@@ -348,13 +371,20 @@ static unsigned live_decide(struct ki_stream *s, const struct ki_batch_id *id, u
     return live_gap(s, id, now_ns);
 }
 
-/* A batch that the old process left in our socket, when a replay has shown us a newer one. */
+/*
+ * A batch that a replay has overtaken: of the old process, when the replay has shown us a newer one,
+ * or older than the publisher's ring. Without timestamps the numbers tell, as long as they rise.
+ */
 static bool is_left_behind(struct ki_stream *s, const struct ki_batch_id *id, bool reconnected)
 {
-    double timestamp = timestamp_of(id);
-
-    if (s->ahead && (reconnected || timestamp == 0 || timestamp >= s->timestamp))
+    if (!s->ahead)
+        return false;
+    if (reconnected)
         s->ahead = false;
+    else if (has_times(s, id))
+        s->ahead = timestamp_of(id) < s->timestamp;
+    else
+        s->ahead = id->sequence <= s->position && !(s->has_live && id->sequence <= s->last_live);
     return s->ahead;
 }
 
@@ -377,16 +407,11 @@ static unsigned live_while_replaying(struct ki_stream *s, const struct ki_batch_
     return hold(s, id);
 }
 
-unsigned ki_stream_live(struct ki_stream *s, const struct ki_batch_id *id, bool reconnected,
-                        uint64_t now_ns)
+static unsigned live(struct ki_stream *s, const struct ki_batch_id *id, bool reconnected,
+                     uint64_t now_ns)
 {
     unsigned steps;
 
-    if (s->has_position && reconnected) {
-        s->unverified = true;
-        s->merged = false;
-        s->strikes = s->watch = 0;
-    }
     if (is_left_behind(s, id, reconnected)) {
         s->stats.duplicates++;
         return KI_STEP_DROP;
@@ -396,6 +421,26 @@ unsigned ki_stream_live(struct ki_stream *s, const struct ki_batch_id *id, bool 
     steps = live_decide(s, id, now_ns);
     if (steps & (KI_STEP_APPLY | KI_STEP_DROP))
         s->gap_counted = false;
+    return steps;
+}
+
+unsigned ki_stream_live(struct ki_stream *s, const struct ki_batch_id *id, bool reconnected,
+                        uint64_t now_ns)
+{
+    unsigned steps;
+
+    if (reconnected)
+        s->has_live = false;
+    if (s->has_position && reconnected) {
+        s->unverified = true;
+        s->merged = false;
+        s->strikes = s->watch = 0;
+    }
+    steps = live(s, id, reconnected, now_ns);
+    if (!(steps & (KI_STEP_APPLY | KI_STEP_DROP)))
+        return steps; /* held: it will be offered again */
+    s->has_live = true;
+    s->last_live = id->sequence;
     return steps;
 }
 
@@ -492,7 +537,7 @@ unsigned ki_stream_replayed(struct ki_stream *s, const struct ki_batch_id *id, u
         if (id->sequence == s->position && s->kind == KI_REPLAY_VERIFY) {
             s->kind = KI_REPLAY_GAP;
             s->answered = true;
-            s->unverified = false;
+            s->unverified = s->seeded = false;
             if (reached_trigger(s))
                 return KI_STEP_DROP | finish(s);
         }
@@ -526,6 +571,9 @@ unsigned ki_stream_replay_end(struct ki_stream *s, uint64_t now_ns)
         return 0;
     if (!s->holding || s->ahead || s->kind == KI_REPLAY_HEAL)
         return finish(s);
+    /* Whoever publishes what we hold hasn't got to the peer's position yet: it is another process. */
+    if (s->kind == KI_REPLAY_VERIFY && s->seeded && s->trigger <= s->position)
+        return replay_restarted(s, now_ns);
     return retry_later(s, now_ns);
 }
 
@@ -568,7 +616,7 @@ void ki_stream_detach(struct ki_stream *s)
 {
     if (s->state != KI_STREAM_LIVE)
         finish(s);
-    s->gap_counted = false;
+    s->gap_counted = s->has_live = false;
     if (s->has_position)
         s->unverified = true;
 }

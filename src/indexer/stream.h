@@ -75,7 +75,12 @@ struct ki_stream {
         uint64_t sequence, digest;
     } window[KI_STREAM_WINDOW];
 
+    /* The last number that came live over this connection and was done with. */
+    bool has_live;
+    uint64_t last_live;
+
     bool partial;
+    bool seeded;     /* position is a peer's, nothing has been applied since */
     bool cursorless; /* state came from elsewhere without a position: the first batch sets it */
     bool ahead; /* a replay has taken us beyond, or to a newer process than, the live backlog */
     bool unverified; /* the connection was made anew since the last batch */
@@ -123,7 +128,8 @@ void ki_stream_start(struct ki_stream *s, uint64_t now_ns);
 /** A live batch; @reconnected: over another connection than the one before. Returns steps. */
 unsigned ki_stream_live(struct ki_stream *s, const struct ki_batch_id *id, bool reconnected,
                         uint64_t now_ns);
-/** A batch of the replay, its end marker, an answer that makes no sense (counts as its end). */
+/** A batch of the replay, its end marker (may purge too), an answer that makes no sense (counts as its
+ * end). */
 unsigned ki_stream_replayed(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns);
 unsigned ki_stream_replay_end(struct ki_stream *s, uint64_t now_ns);
 

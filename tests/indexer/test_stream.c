@@ -406,6 +406,107 @@ static void restart_without_timestamps(void **state)
     assert_int_equal(s.stats.restarts, 2);
 }
 
+static unsigned live_untimed(struct ki_stream *s, uint64_t process, uint64_t sequence)
+{
+    struct ki_batch_id id = batch(process, sequence);
+
+    id.timestamp = 0;
+    return ki_stream_live(s, &id, false, SECOND);
+}
+
+static unsigned replayed_untimed(struct ki_stream *s, uint64_t process, uint64_t sequence)
+{
+    struct ki_batch_id id = batch(process, sequence);
+
+    id.timestamp = 0;
+    return ki_stream_replayed(s, &id, SECOND);
+}
+
+/* A replay overtakes what waits in our socket, by more than the window: that is no restart. */
+static void backlog_without_timestamps(void **state)
+{
+    struct ki_stream s;
+
+    (void)state;
+    /* The ring begins behind the held batch. */
+    ki_stream_init(&s, &with_replay);
+    assert_int_equal(live_untimed(&s, 0, 100), KI_STEP_HOLD | KI_STEP_REQUEST);
+    assert_int_equal(replayed_untimed(&s, 0, 5000), KI_STEP_PURGE | KI_STEP_APPLY | KI_STEP_RESUME);
+    for (uint64_t i = 100; i <= 5000; i++)
+        assert_int_equal(live_untimed(&s, 0, i), KI_STEP_DROP);
+    assert_int_equal(live_untimed(&s, 0, 5001), KI_STEP_APPLY);
+    assert_int_equal(s.stats.restarts, 0);
+    /* A restart while the backlog is read is still one: through a proxy nothing else shows it. */
+    assert_int_equal(live_untimed(&s, 1, 3) & KI_STEP_PURGE, KI_STEP_PURGE);
+
+    /* A silent stream was asked, and speaks while the answer is still coming. */
+    ki_stream_init(&s, &with_replay);
+    ki_stream_start(&s, SECOND);
+    assert_int_equal(ki_stream_tick(&s, ki_stream_deadline(&s)), KI_STEP_REQUEST);
+    for (uint64_t i = 0; i <= 1000; i++)
+        assert_int_equal(replayed_untimed(&s, 0, i), KI_STEP_APPLY);
+    for (uint64_t i = 500; i <= 1000; i++)
+        assert_int_equal(live_untimed(&s, 0, i), KI_STEP_DROP);
+    assert_int_equal(live_untimed(&s, 0, 1001), KI_STEP_APPLY | KI_STEP_RESUME);
+    assert_int_equal(s.stats.restarts, 0);
+}
+
+/* However far: a jump ahead is a gap. */
+static void jump_ahead_is_no_restart(void **state)
+{
+    struct ki_stream s;
+
+    (void)state;
+    ki_stream_init(&s, &without_replay);
+    for (uint64_t i = 0; i <= 10; i++)
+        assert_int_equal(live_untimed(&s, 0, i), KI_STEP_APPLY);
+    assert_int_equal(live_untimed(&s, 0, UINT64_C(1) << 60), KI_STEP_APPLY);
+    assert_int_equal(s.stats.restarts, 0);
+    assert_int_equal(s.stats.gaps, 1);
+    assert_true(s.partial);
+}
+
+/* A peer's position without a time: what waits in our socket is older, or another process's. */
+static void recovered_without_timestamps(void **state)
+{
+    struct ki_stream s;
+
+    (void)state;
+    ki_stream_init(&s, &without_replay);
+    ki_stream_seed(&s, 500, 0, false);
+    for (uint64_t i = 300; i <= 500; i++)
+        assert_int_equal(live_untimed(&s, 0, i), KI_STEP_DROP);
+    assert_int_equal(live_untimed(&s, 0, 501), KI_STEP_APPLY);
+    assert_int_equal(s.stats.restarts, 0);
+    /* A beginning is a beginning. */
+    ki_stream_init(&s, &without_replay);
+    ki_stream_seed(&s, 500, 0, false);
+    assert_int_equal(live_untimed(&s, 1, 0), KI_STEP_PURGE | KI_STEP_RESET | KI_STEP_APPLY);
+    /* Whoever can be asked is asked, once. */
+    ki_stream_init(&s, &with_replay);
+    ki_stream_seed(&s, 500, 0, false);
+    assert_int_equal(live_untimed(&s, 0, 300), KI_STEP_HOLD | KI_STEP_REQUEST);
+    assert_int_equal(s.request, 500);
+    assert_int_equal(replayed_untimed(&s, 0, 500), KI_STEP_DROP | KI_STEP_RESUME);
+    for (uint64_t i = 300; i <= 500; i++)
+        assert_int_equal(live_untimed(&s, 0, i), KI_STEP_DROP);
+    assert_int_equal(live_untimed(&s, 0, 501), KI_STEP_APPLY);
+    assert_false(s.partial);
+    /* It hasn't got that far. */
+    ki_stream_init(&s, &with_replay);
+    ki_stream_seed(&s, 500, 0, false);
+    assert_int_equal(live_untimed(&s, 1, 300), KI_STEP_HOLD | KI_STEP_REQUEST);
+    assert_int_equal(ki_stream_replay_end(&s, SECOND),
+                     KI_STEP_DROP | KI_STEP_PURGE | KI_STEP_RESET | KI_STEP_REQUEST);
+    assert_int_equal(s.request, 0);
+    for (uint64_t i = 0; i < 299; i++)
+        assert_int_equal(replayed_untimed(&s, 1, i), KI_STEP_APPLY);
+    assert_int_equal(replayed_untimed(&s, 1, 299), KI_STEP_APPLY | KI_STEP_RESUME);
+    assert_int_equal(live_untimed(&s, 1, 300), KI_STEP_APPLY);
+    assert_int_equal(s.stats.restarts, 1);
+    assert_false(s.partial);
+}
+
 /* The new process has already got as far as the old one when it is heard again. */
 static void restart_hidden_behind_a_reconnect(void **state)
 {
@@ -586,7 +687,7 @@ struct world {
     /* the publisher */
     uint64_t process, next, first, ring;
     uint32_t connection;
-    bool router_alive;
+    bool router_alive, untimed;
     uint64_t router_loss; /* percent of replies */
     /* what is on its way to the subscriber */
     struct message queue[QUEUE];
@@ -656,9 +757,18 @@ static void world_do(struct world *w, unsigned steps, const struct message *m)
     world_check(w);
 }
 
-static void world_live(struct world *w, const struct message *m)
+static struct ki_batch_id world_batch(const struct world *w, const struct message *m)
 {
     struct ki_batch_id id = batch(m->process, m->sequence);
+
+    if (w->untimed)
+        id.timestamp = 0;
+    return id;
+}
+
+static void world_live(struct world *w, const struct message *m)
+{
+    struct ki_batch_id id = world_batch(w, m);
     bool reconnected = w->last_connection != m->connection;
     unsigned steps;
 
@@ -690,7 +800,7 @@ static void world_answer(struct world *w)
         start = w->request;
     for (uint64_t i = start; i < w->next; i++) {
         struct message m = {w->process, i, w->connection};
-        struct ki_batch_id id = batch(m.process, m.sequence);
+        struct ki_batch_id id = world_batch(w, &m);
 
         if (draw(100) < w->router_loss)
             continue;
@@ -743,7 +853,8 @@ static void world_restart(struct world *w)
         world_publish(w, true); /* before the subscriber is back */
 }
 
-static void world_round(bool can_replay)
+/* @untimed: nobody restarts, or the connection breaks, and nothing may look as if. */
+static void world_round(bool can_replay, bool untimed)
 {
     static struct world w;
     uint64_t loss = draw(3) ? draw(10) : 0;
@@ -751,6 +862,7 @@ static void world_round(bool can_replay)
     memset(&w, 0, sizeof(w));
     ki_stream_init(&w.s, can_replay ? &with_replay : &without_replay);
     ki_stream_start(&w.s, w.now);
+    w.untimed = untimed;
     w.ring = draw(2) ? 1000000 : 1 + draw(40);
     w.router_alive = draw(4) != 0;
     w.router_loss = draw(2) ? 0 : draw(20);
@@ -759,9 +871,9 @@ static void world_round(bool can_replay)
         if (draw(4))
             world_publish(&w, draw(100) < loss);
         /* Without replay nothing can show a restart whose numbers go on from the old ones. */
-        if (draw(can_replay ? 150 : 1000000) == 0)
+        if (!untimed && draw(can_replay ? 150 : 1000000) == 0)
             world_restart(&w);
-        if (draw(200) == 0)
+        if (!untimed && draw(200) == 0)
             w.connection++;
         if (draw(100) == 0)
             w.router_alive = !w.router_alive;
@@ -780,6 +892,8 @@ static void world_round(bool can_replay)
     assert_int_equal(w.head, w.tail);
     assert_false(w.holding);
     assert_int_equal(w.applied_last, w.next - 1);
+    if (untimed)
+        assert_int_equal(w.s.stats.restarts, 0);
     assert_true(w.mixed ? w.s.partial : w.applied_process == w.process);
     if (can_replay && w.ring == 1000000) {
         assert_true(w.any && w.contiguous);
@@ -797,7 +911,7 @@ static void random_worlds(void **state)
     random_state = seed ? strtoull(seed, NULL, 10) : 20251120;
     print_message("seed %" PRIu64 ", %" PRIu64 " rounds\n", random_state, rounds);
     for (uint64_t i = 0; i < rounds; i++)
-        world_round(i % 4 != 0);
+        world_round(i % 4 != 0, i % 5 == 0);
 }
 
 /* Nothing but noise: the machine must stay within its states and bounds. */
@@ -855,6 +969,9 @@ int main(void)
         cmocka_unit_test(restart_with_lost_beginning_is_replayed),
         cmocka_unit_test(restart_with_the_clock_set_back),
         cmocka_unit_test(restart_without_timestamps),
+        cmocka_unit_test(backlog_without_timestamps),
+        cmocka_unit_test(jump_ahead_is_no_restart),
+        cmocka_unit_test(recovered_without_timestamps),
         cmocka_unit_test(restart_hidden_behind_a_reconnect),
         cmocka_unit_test(overlap_that_is_gone),
         cmocka_unit_test(reconnect_to_the_same_process),
