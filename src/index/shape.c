@@ -291,13 +291,17 @@ static void join_cursors(struct kvi_index *ix, const struct kvi_chain *upper,
     uint32_t len = kvi_chain_run(upper).len, rest = kvi_chain_run(lower).len;
 
     for (struct kvi_cursor *c = ix->cursors; c; c = c->next) {
-        if (c->at == upper && c->after &&
-            c->order >= kvi_kids_order(first_local(ix, lower))) { /* the lower chain is done */
-            c->emitted = len + rest;
-            c->order = UINT64_MAX;
-            c->at = chain;
-            c->holder = 0;
+        if (c->at != upper || !c->after)
+            continue;
+        if (c->order <
+            kvi_kids_order(first_local(ix, lower))) { /* to come, with all its children */
+            c->after = false;
+            continue;
         }
+        c->emitted = len + rest; /* the lower chain is done */
+        c->order = UINT64_MAX;
+        c->at = chain;
+        c->holder = 0;
     }
     move_cursors(ix, upper, 0, chain, 0);
     move_cursors(ix, lower, 0, chain, (int32_t)len);

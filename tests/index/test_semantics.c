@@ -9,6 +9,7 @@
 // clang-format on
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "index/tree.h"
 
@@ -737,10 +738,23 @@ static int count_run(void *arg, const struct kvi_dump_run *run)
     return 0;
 }
 
+/* A sum over blocks: the same however the runs are cut and ordered. */
+static int sum_blocks(void *arg, const struct kvi_dump_run *run)
+{
+    uint64_t parent = run->parent ? *run->parent : 0, *sum = arg;
+
+    for (size_t i = 0; i < run->n; i++) {
+        *sum += kvi_mix(roll(parent, run->blocks[i].hash) ^ run->blocks[i].tokens_hash * 3 ^
+                        run->holder.worker << 40 ^ (uint64_t)run->tier << 60);
+        parent = run->blocks[i].hash;
+    }
+    return 0;
+}
+
 static void dump_and_restore(void **state)
 {
     struct fixture *f = *state, copy = {0};
-    uint64_t first = 0, again = 0;
+    uint64_t first = 0, again = 0, here = 0, there = 0;
 
     for (uint64_t w = 0; w < 100; w++) {
         store(f, (struct kv_holder){w, 0}, sequence(700, 100 + w, w % 9), 700);
@@ -759,6 +773,9 @@ static void dump_and_restore(void **state)
         assert_int_equal(a.blocks, b.blocks);
     }
     assert_null(kvi_check(copy.ix));
+    assert_int_equal(kvi_dump(f->ix, sum_blocks, &here), 0);
+    assert_int_equal(kvi_dump(copy.ix, sum_blocks, &there), 0);
+    assert_true(here != 0 && here == there);
     assert_int_equal(kvi_dump(f->ix, count_run, &first), 0);
     assert_int_equal(kvi_dump(f->ix, count_run, &again), 0);
     assert_int_equal(first, again);
@@ -795,6 +812,55 @@ static void a_callback_stops_the_dump(void **state)
     store(f, W1, LOCALS(1, 2, 3));
     assert_int_equal(kvi_dump(f->ix, stop, &calls), 42);
     assert_int_equal(calls, 1);
+}
+
+struct leaving {
+    struct kvi_index *ix;
+    struct kv_holder who;
+    uint64_t last; /* @who leaves when this block of its is told */
+    uint64_t told; /* blocks of W0 */
+};
+
+static int leave_at(void *arg, const struct kvi_dump_run *run)
+{
+    struct leaving *leaving = arg;
+
+    if (run->holder.worker == W0.worker)
+        leaving->told += run->n;
+    else if (run->blocks[run->n - 1].tokens_hash == leaving->last)
+        (void)kvi_remove_holder(leaving->ix, leaving->who);
+    return 0;
+}
+
+/*
+ * Two chains become one while a dump stands between them, among the upper one's children: it goes on
+ * with the lower blocks and with all of the children below. Which of them come after the fork that
+ * leaves depends on their hashes, so many forks are tried.
+ */
+static void chains_join_under_a_dump(void **state)
+{
+    struct fixture *f = *state;
+    const struct kv_holder guest = {9, 0};
+    uint64_t trunk[41], fork[31];
+
+    for (uint64_t i = 0; i < 41; i++)
+        trunk[i] = i + 1;
+    store(f, W0, trunk, 41);
+    for (uint64_t below = 0; below < 4; below++) { /* the trunk has a seam at 30, too */
+        memcpy(fork, trunk, sizeof(fork));
+        fork[30] = 5000 + below;
+        store(f, W1, fork, 31);
+    }
+    for (uint64_t last = 1000; last < 1200; last++) {
+        struct leaving leaving = {f->ix, guest, last, 0};
+
+        memcpy(fork, trunk, sizeof(fork));
+        fork[20] = last;
+        store(f, guest, fork, 21);
+        assert_int_equal(kvi_dump(f->ix, leave_at, &leaving), 0);
+        assert_int_equal(leaving.told, 41);
+        assert_int_equal(kvi_holder_blocks(f->ix, guest), 0);
+    }
 }
 
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
@@ -847,6 +913,7 @@ int main(void)
         T(dump_and_restore),
         T(duplicate_store_leaves_dump_unchanged),
         T(a_callback_stops_the_dump),
+        T(chains_join_under_a_dump),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
