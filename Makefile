@@ -36,7 +36,7 @@ coverage:
 	@tools/coverage.sh
 
 install: build
-	@cmake --install $(dir)
+	@cmake --install $(dir) $(if $(PREFIX),--prefix "$(PREFIX)")
 
 uninstall:
 	@cmake --build $(dir) --target uninstall

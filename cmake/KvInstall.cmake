@@ -12,6 +12,13 @@ install(TARGETS ${programs} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(TARGETS ${libraries} EXPORT kvasir LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(FILES ${KV_PUBLIC_HEADERS} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(DIRECTORY ${CMAKE_BINARY_DIR}/pkgconfig/ DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+# They name the prefix of the configuration; `make install PREFIX=` chooses another one later.
+install(CODE "file(GLOB pcs \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_LIBDIR}/pkgconfig/kv*.pc\")
+  foreach(pc \${pcs})
+    file(READ \"\${pc}\" text)
+    string(REGEX REPLACE \"^prefix=[^\n]*\" \"prefix=\${CMAKE_INSTALL_PREFIX}\" text \"\${text}\")
+    file(WRITE \"\${pc}\" \"\${text}\")
+  endforeach()")
 install(EXPORT kvasir NAMESPACE kvasir:: FILE kvasir-targets.cmake
         DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/kvasir)
 file(WRITE ${CMAKE_BINARY_DIR}/kvasir-config.cmake

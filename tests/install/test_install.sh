@@ -7,6 +7,16 @@ build=${KV_BUILD_DIR:?}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export DESTDIR=$work/root
+
+# Another prefix than the configured one, as `make install PREFIX=/opt/kv` has it.
+cmake --install "$build" --prefix /opt/kv >"$work/install.log"
+pc=$(dirname "$(find "$DESTDIR/opt/kv" -name kvevent.pc)")
+test "$(PKG_CONFIG_PATH=$pc pkg-config --variable=includedir kvevent)" = /opt/kv/include
+"$DESTDIR/opt/kv/bin/kvasir" --version
+cmake --build "$build" --target uninstall >"$work/uninstall.log"
+left=$(find "$DESTDIR" -type f -o -type l -o -type d -name kvasir)
+[ -z "$left" ] || { echo "left after uninstall: $left"; exit 1; }
+
 cmake --install "$build" >"$work/install.log"
 prefix=$(sed -n 's/^CMAKE_INSTALL_PREFIX:PATH=//p' "$build/CMakeCache.txt")
 root=$DESTDIR$prefix
