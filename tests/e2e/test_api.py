@@ -164,6 +164,15 @@ def test_lora_and_tenants_are_apart():
         equal(indexer.query(tokens)["scores"], {})
         equal(indexer.query(tokens, lora_name="other")["scores"], {})
         equal(indexer.query(tokens, tenant_id="b")["scores"], {"2": {"0": 16}})
+        # a cache salt is told with the first block and holds for the chain below it
+        for number, salt in ((20, "x"), (30, "y")):
+            one.send(one.stored([number, number + 1], tokens[:8], block_size=4, cache_salt=salt))
+            one.store([number + 2], tokens[8:12], parent=number + 1, block_size=4)
+        one.remove([32])
+        indexer.wait_score(tokens, 1, 12, cache_salt="x")
+        indexer.wait_score(tokens, 1, 8, cache_salt="y")
+        equal(indexer.query(tokens)["scores"], {})
+        equal(indexer.query(tokens, cache_salt="x", lora_name="adapter")["scores"], {})
 
 
 def test_tiers():
@@ -172,6 +181,11 @@ def test_tiers():
         hashes, tokens = chain(3, 4)
         engine.store(hashes[:2], tokens[:8], block_size=4)
         engine.store(hashes[2:3], tokens[8:12], parent=hashes[1], block_size=4, medium="CPU")
+        wait_until(lambda: indexer.query(tokens)["instances"].get("7", {}).get("cpu") == 12, what="blocks in two tiers")
+        local = [block["tokens_hash"] for event in indexer.dump()["m:default"]["events"] for block in event["event"]["data"]["stored"]["blocks"]]
+        reply = indexer.query_by_hash(local)
+        equal(reply["scores"], {"7": {"0": 8}})
+        equal(reply["instances"], {"7": {"longest_matched": 12, "gpu": 8, "dp": {"0": 8}, "cpu": 12, "disk": 12}})
         engine.store(hashes[3:], tokens[12:], parent=hashes[2], block_size=4, medium="DISK")
         wait_until(lambda: indexer.query(tokens)["instances"].get("7", {}).get("disk") == 16, what="blocks in all tiers")
         reply = indexer.query(tokens)

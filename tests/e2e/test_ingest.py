@@ -7,8 +7,8 @@ from streams import *
 
 
 def test_map_and_array_events():
-    for encoding in "map", "array":
-        with Indexer() as indexer, Publisher(encoding=encoding) as engine:
+    for encoding, threads in ("map", 4), ("array", 1):
+        with Indexer("--threads", threads) as indexer, Publisher(encoding=encoding) as engine:
             register(indexer, 1, engine)
             store(engine, 1, 5)
             store(engine, 1, 5, first=5)
