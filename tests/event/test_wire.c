@@ -77,6 +77,29 @@ static void check_remove(const struct kve_op *op, uint64_t hash)
     assert_true(op->hashes[0] == hash);
 }
 
+/* What all of the examples have in common: the time, one rank for all, one operation an event. */
+static void check_batch(const struct kve_batch *b, bool has_rank, const uint64_t *parent,
+                        size_t n_ops, size_t n_blocks)
+{
+    size_t n = 0;
+
+    assert_true(b->timestamp == 1757500000.25);
+    assert_int_equal(b->has_rank, has_rank);
+    assert_int_equal(b->rank, 0);
+    assert_int_equal(b->n_events, n_ops);
+    assert_int_equal(b->n_ops, n_ops);
+    assert_int_equal(b->n_blocks, n_blocks);
+    for (size_t i = 0; i < n_ops; i++) {
+        const struct kve_op *op = &b->ops[i];
+
+        assert_int_equal(op->rank, has_rank ? 0 : 9);
+        assert_int_equal(op->has_parent, op->type == KVE_OP_STORE && parent);
+        assert_true(!op->has_parent || op->parent == *parent);
+        n += op->n;
+    }
+    assert_int_equal(n, n_blocks);
+}
+
 /* -- arrays ------------------------------------------------------------------------------------ */
 
 static void test_array_two_elements(void **state)
@@ -86,13 +109,7 @@ static void test_array_two_elements(void **state)
         decode(reader, "92" TS "9196ab426c6f636b53746f72656491cfdeadbeef12345678c0940102030404c0");
 
     (void)state;
-    assert_true(batch.timestamp == 1757500000.25);
-    assert_false(batch.has_rank);
-    assert_int_equal(batch.n_events, 1);
-    assert_int_equal(batch.n_ops, 1);
-    assert_int_equal(batch.n_blocks, 1);
-    assert_int_equal(batch.ops[0].rank, 9);
-    assert_false(batch.ops[0].has_parent);
+    check_batch(&batch, false, NULL, 1, 1);
     check_store(&batch.ops[0], H, KV_TIER_DEVICE, KVE_SEED);
     kve_reader_destroy(reader);
 }
@@ -104,9 +121,7 @@ static void test_array_with_rank(void **state)
         reader, "93" TS "9196ab426c6f636b53746f72656491cfdeadbeef12345678c0940102030404c000");
 
     (void)state;
-    assert_true(batch.has_rank);
-    assert_int_equal(batch.rank, 0);
-    assert_int_equal(batch.ops[0].rank, 0);
+    check_batch(&batch, true, NULL, 1, 1);
     check_store(&batch.ops[0], H, KV_TIER_DEVICE, KVE_SEED);
     kve_reader_destroy(reader);
 }
@@ -119,7 +134,7 @@ static void test_array_with_medium(void **state)
                 "505593ac426c6f636b52656d6f76656491cfdeadbeef12345678a347505500");
 
     (void)state;
-    assert_int_equal(batch.n_ops, 2);
+    check_batch(&batch, true, NULL, 2, 2);
     check_store(&batch.ops[0], H, KV_TIER_DEVICE, KVE_SEED);
     check_remove(&batch.ops[1], H);
     kve_reader_destroy(reader);
@@ -133,6 +148,7 @@ static void test_array_digest_hash(void **state)
                 "101112131415161718191a1b1c1d1e1fa347505500");
 
     (void)state;
+    check_batch(&batch, true, NULL, 1, 1);
     check_remove(&batch.ops[0], UINT64_C(0x18191a1b1c1d1e1f));
     kve_reader_destroy(reader);
 }
@@ -145,9 +161,8 @@ static void test_array_last_form(void **state)
                 "0404c0a3475055c091c000ae66756c6c5f617474656e74696f6ec000");
 
     (void)state;
+    check_batch(&batch, true, &(uint64_t){UINT64_MAX}, 1, 1);
     check_store(&batch.ops[0], H, KV_TIER_DEVICE, KVE_SEED);
-    assert_true(batch.ops[0].has_parent);
-    assert_true(batch.ops[0].parent == UINT64_MAX);
     kve_reader_destroy(reader);
 }
 
@@ -157,10 +172,8 @@ static void test_array_cleared(void **state)
     struct kve_batch batch = decode(reader, "93" TS "9191b0416c6c426c6f636b73436c656172656400");
 
     (void)state;
-    assert_int_equal(batch.n_ops, 1);
+    check_batch(&batch, true, NULL, 1, 0);
     assert_int_equal(batch.ops[0].type, KVE_OP_CLEAR);
-    assert_int_equal(batch.ops[0].rank, 0);
-    assert_int_equal(batch.n_blocks, 0);
     kve_reader_destroy(reader);
 }
 
@@ -175,7 +188,7 @@ static void test_map_stored(void **state)
                        "b26b765f63616368655f737065635f6b696e64ae66756c6c5f617474656e74696f6e00");
 
     (void)state;
-    assert_int_equal(batch.n_ops, 1);
+    check_batch(&batch, true, NULL, 1, 1);
     check_store(&batch.ops[0], H, KV_TIER_DEVICE, KVE_SEED);
     kve_reader_destroy(reader);
 }
@@ -188,7 +201,7 @@ static void test_map_removed_and_cleared(void **state)
                 "81a474797065b0416c6c426c6f636b73436c656172656400");
 
     (void)state;
-    assert_int_equal(batch.n_ops, 2);
+    check_batch(&batch, true, NULL, 2, 1);
     check_remove(&batch.ops[0], H);
     assert_int_equal(batch.ops[1].type, KVE_OP_CLEAR);
     kve_reader_destroy(reader);
@@ -203,12 +216,11 @@ static void test_map_offload(void **state)
                 "aa626c6f636b5f73697a6500" LORA_ID_NIL "a66d656469756da3435055" LORA_NAME_NIL "00");
 
     (void)state;
-    assert_int_equal(batch.n_ops, 1);
+    check_batch(&batch, true, NULL, 1, 1);
     assert_int_equal(batch.ops[0].type, KVE_OP_STORE_KNOWN);
     assert_int_equal(batch.ops[0].tier, KV_TIER_HOST);
     assert_int_equal(batch.ops[0].n, 1);
     assert_true(batch.ops[0].hashes[0] == H);
-    assert_int_equal(batch.n_blocks, 1);
     kve_reader_destroy(reader);
 }
 
@@ -225,7 +237,7 @@ static void test_map_lora_and_salt(void **state)
     uint64_t seed = kve_seed("adapter", 7, "salt-1", 6);
 
     (void)state;
-    assert_int_equal(batch.n_ops, 1);
+    check_batch(&batch, true, NULL, 1, 2);
     assert_int_equal(batch.ops[0].n, 2);
     check_store(&batch.ops[0], H, KV_TIER_DEVICE, seed);
     assert_true(batch.ops[0].blocks[1].hash == UINT64_MAX);
@@ -244,7 +256,10 @@ static void test_map_multimodal(void **state)
     uint64_t mm = kve_seed("mmhash", 6, NULL, 0) - KVE_SEED; /* xxh3 of the id, seed 0 */
 
     (void)state;
-    assert_int_equal(batch.n_ops, 1);
+    check_batch(&batch, true, NULL, 1, 1);
+    assert_int_equal(batch.ops[0].type, KVE_OP_STORE);
+    assert_int_equal(batch.ops[0].tier, KV_TIER_DEVICE);
+    assert_true(batch.ops[0].blocks[0].hash == H);
     assert_true(batch.ops[0].blocks[0].tokens_hash == kve_hash_block(KVE_SEED, tokens, 4, &mm, 1));
     kve_reader_destroy(reader);
 }
