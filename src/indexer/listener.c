@@ -18,9 +18,6 @@
 #define TURN 64
 #define TURN_BYTES (1u << 20)
 #define CONNECT_RETRY_NS (5 * KV_NS_PER_S)
-/* More than any ring of batches holds: a ROUTER drops, without a word, what its peer has no room
- * for. */
-#define REPLAY_QUEUE 131072
 
 static struct ki_stream_opts stream_opts(const struct ki_listener_env *env, bool can_replay)
 {
@@ -280,8 +277,8 @@ static void open_replay(struct ki_listener *l)
     int rc;
 
     close_replay(l);
-    rc = ki_socket_open(l->env->zmq, ZMQ_DEALER, l->replay_endpoint, REPLAY_QUEUE, KI_MAX_MESSAGE,
-                        l->epoll_fd, KI_PUMP_DEALER(l), &l->dealer);
+    rc = ki_socket_open(l->env->zmq, ZMQ_DEALER, l->replay_endpoint, KI_REPLAY_QUEUE,
+                        KI_MAX_MESSAGE, l->epoll_fd, KI_PUMP_DEALER(l), &l->dealer);
     if (rc == 0)
         rc = ki_socket_request(l->dealer, l->stream.request);
     if (rc < 0) { /* the request's deadline will end the attempt */

@@ -32,6 +32,12 @@
  * messages, not bytes: a busy engine's are some 10 KiB, so this many are 20 MiB a stream.
  */
 #define KI_RECEIVE_QUEUE 2048
+/**
+ * The same for a replay. Few, as a ring may hold large ones: a ROUTER drops, without a word, what its
+ * peer has no room for, the hole is asked for again. More here would hardly help: a ROUTER's own
+ * queue, 1000 messages by default, is full before.
+ */
+#define KI_REPLAY_QUEUE 256
 /** Larger messages end the connection (and show as a gap). */
 #define KI_MAX_MESSAGE (INT64_C(64) << 20)
 

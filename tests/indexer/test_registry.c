@@ -9,6 +9,7 @@
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/epoll.h>
 #include <unistd.h>
 #include <zmq.h>
 
@@ -16,7 +17,9 @@
 #include "base/log.h"
 #include "base/msgpack.h"
 #include "event/frames.h"
+#include "indexer/listener.h"
 #include "indexer/registry.h"
+#include "indexer/socket.h"
 
 #define BLOCK_SIZE 4
 #define MODEL "m"
@@ -713,6 +716,71 @@ static void churn_while_events_flow(void **state)
     engine_close(&e);
 }
 
+/* Nobody reads: what a replay can pile up in our process ends at so many messages. */
+static void a_replay_piles_up_little(void **state)
+{
+    enum { LEN = 64 << 10, MOST = 80 << 20 }; /* the kernel's buffers included */
+    struct epoll_event event;
+    void *zmq = zmq_ctx_new(), *router = zmq_socket(zmq, ZMQ_ROUTER), *dealer;
+    int epoll_fd = epoll_create1(EPOLL_CLOEXEC), one = 1, timeout_ms = 500, id_len, sent;
+    char endpoint[128], id[256], request[16], *payload = calloc(1, LEN);
+
+    (void)state;
+    assert_non_null(payload);
+    zmq_setsockopt(router, ZMQ_SNDHWM, &one, sizeof(one));
+    zmq_setsockopt(router, ZMQ_ROUTER_MANDATORY, &one, sizeof(one)); /* waits instead of dropping */
+    zmq_setsockopt(router, ZMQ_SNDTIMEO, &timeout_ms, sizeof(timeout_ms));
+    bind_any(router, endpoint, sizeof(endpoint));
+    assert_int_equal(ki_socket_open(zmq, ZMQ_DEALER, endpoint, KI_REPLAY_QUEUE, KI_MAX_MESSAGE,
+                                    epoll_fd, 1, &dealer),
+                     0);
+    assert_int_equal(ki_socket_request(dealer, 0), 0);
+    id_len = zmq_recv(router, id, sizeof(id), 0);
+    assert_true(id_len > 0);
+    assert_int_equal(zmq_recv(router, request, sizeof(request), 0), 0);
+    assert_int_equal(zmq_recv(router, request, sizeof(request), 0), KVE_SEQUENCE_BYTES);
+    for (sent = 0; sent < 20000; sent++) {
+        if (zmq_send(router, id, (size_t)id_len, ZMQ_SNDMORE) < 0)
+            break;
+        assert_int_equal(zmq_send(router, payload, LEN, 0), LEN);
+    }
+    assert_in_range(sent, 2, MOST / LEN);
+    assert_int_equal(epoll_wait(epoll_fd, &event, 1, 10000), 1);
+    ki_socket_close(dealer, epoll_fd);
+    zmq_close(router);
+    zmq_ctx_term(zmq);
+    close(epoll_fd);
+    free(payload);
+}
+
+/* What didn't fit is asked for again, until nothing is missing. */
+static void a_ring_beyond_the_queue_is_replayed(void **state)
+{
+    enum { N = 4000, BLOCKS = 200 };
+    struct ki_registry *r = open_registry(false);
+    struct engine e;
+    int requests = 0;
+
+    (void)state;
+    engine_open(&e, true);
+    assert_int_equal(add(r, 1, 0, &e, true, NULL), 0);
+    engine_wait_subscriber(&e);
+    for (uint64_t i = 0; i < N; i++)
+        publish(&e, i, 0, BLOCKS, LOST);
+    publish(&e, N, 0, BLOCKS, SENT);
+    for (int i = 0; i < 200 && reach(r, N, BLOCKS, 1, 0) != BLOCKS; i++)
+        requests += engine_replay(&e, 100) >= 0;
+    wait_for(reach(r, N, BLOCKS, 1, 0) == BLOCKS);
+    for (uint64_t i = 0; i < N; i += 99)
+        assert_int_equal(reach(r, i, BLOCKS, 1, 0), BLOCKS);
+    print_message("%d requests\n", requests);
+    assert_int_equal(info_of(r, 1, 0).missed_batches, 0);
+    assert_int_equal(info_of(r, 1, 0).replayed_batches, N);
+    assert_false(info_of(r, 1, 0).partial);
+    ki_registry_destroy(r);
+    engine_close(&e);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -728,6 +796,8 @@ int main(void)
         cmocka_unit_test(held_until_go_with_a_peers_state),
         cmocka_unit_test(too_many_events_make_the_view_partial),
         cmocka_unit_test(a_full_queue_waits_in_peace),
+        cmocka_unit_test(a_replay_piles_up_little),
+        cmocka_unit_test(a_ring_beyond_the_queue_is_replayed),
         cmocka_unit_test(churn_while_events_flow),
     };
 
