@@ -47,9 +47,59 @@ static bool read_length(const char *text, size_t len, uint64_t *ret)
     return true;
 }
 
+/* A line's end at @at: CRLF, of which two NULs are left. */
+static bool is_line_end(const struct ki_framing *f, const char *at)
+{
+    return f->end - at >= 2 && at[0] == '\0' && at[1] == '\0';
+}
+
+static bool is_inside(const struct ki_framing *f, const char *at, size_t len)
+{
+    return at >= f->next && at <= f->end && len <= (size_t)(f->end - at);
+}
+
+void ki_framing_expect_whole(struct ki_framing *f, const char *start, size_t len,
+                             const char *version)
+{
+    f->next = start;
+    f->end = start + len;
+    if (!is_inside(f, version, strlen(version)) || !is_line_end(f, version + strlen(version)))
+        f->gap = true;
+    else
+        f->next = version + strlen(version) + 2;
+}
+
+/*
+ *   next                             next
+ *   │name│NUL│blanks│value│NUL│NUL│  │...        the NULs were ':', CR and LF
+ */
+static bool is_next(struct ki_framing *f, const char *name, size_t name_len, const char *value,
+                    size_t value_len)
+{
+    const char *at = name + name_len;
+
+    if (name != f->next || !is_inside(f, name, name_len + 1) || *at++ != '\0')
+        return false;
+    if (value_len == 0) { /* the library may point to a constant instead */
+        while (at < f->end && (*at == ' ' || *at == '\t'))
+            at++;
+    } else {
+        if (!is_inside(f, value, value_len) || value < at ||
+            strspn(at, " \t") != (size_t)(value - at))
+            return false;
+        at = value + value_len;
+    }
+    if (!is_line_end(f, at))
+        return false;
+    f->next = at + 2;
+    return true;
+}
+
 void ki_framing_header(struct ki_framing *f, const char *name, size_t name_len, const char *value,
                        size_t value_len)
 {
+    if (f->end && !f->gap)
+        f->gap = !is_next(f, name, name_len, value, value_len);
     if (!is_token(name, name_len) || !is_field_value(value, value_len)) {
         f->malformed = true;
     } else if (is_named(name, name_len, "Content-Length")) {
@@ -74,6 +124,8 @@ const char *ki_framing_problem(const struct ki_framing *f, const char *version)
 {
     if (f->malformed)
         return "malformed header";
+    if (f->end && (f->gap || f->end - f->next != 2 || !is_line_end(f, f->next)))
+        return "NUL, folded line or line end without CR in the header";
     if (f->n_lengths > 1)
         return "more than one Content-Length";
     if (f->n_encodings > 1)

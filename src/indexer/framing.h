@@ -16,9 +16,20 @@ struct ki_framing {
     uint64_t content_length;
     unsigned n_lengths, n_encodings, n_hosts;
     bool malformed;
+    bool gap;     /* bytes of the header are in none of its lines */
     bool expects; /* there is an Expect: the body isn't sent before an answer */
     const char *content_type, *authorization;
+    const char *next, *end; /* where the next line must begin, and the header end; NULL: unknown */
 };
+
+/**
+ * The header's bytes are still where they were received, @len of them from @start (the method), with
+ * NUL in the place of blanks and line ends; @version ends the request line. Call it before the lines
+ * are taken in: what the reader of the wire skipped or cut off then shows as a gap between them (a
+ * line that ends in a bare LF, a NUL, a folded line).
+ */
+void ki_framing_expect_whole(struct ki_framing *framing, const char *start, size_t len,
+                             const char *version);
 
 /** Take one header line in. @value is NUL-terminated. */
 void ki_framing_header(struct ki_framing *framing, const char *name, size_t name_len,

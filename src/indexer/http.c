@@ -302,6 +302,22 @@ static enum MHD_Result take_header(void *cls, enum MHD_ValueKind kind, const cha
     return MHD_YES;
 }
 
+/*
+ * Before 1.0 the library takes a bare LF for a line's end and cuts a value at a NUL, whatever its
+ * strictness. It cuts the lines in place, so that the layout of its strings shows both. From 1.0 on it
+ * refuses them itself, and moves more.
+ */
+static void watch_layout(struct exchange *ex, const char *version)
+{
+    const union MHD_ConnectionInfo *info;
+
+    if (strncmp(MHD_get_version(), "0.", 2) != 0)
+        return;
+    info = MHD_get_connection_info(ex->connection, MHD_CONNECTION_INFO_REQUEST_HEADER_SIZE);
+    if (info)
+        ki_framing_expect_whole(&ex->framing, ex->request.method, info->header_size, version);
+}
+
 static void refuse_method(struct exchange *ex, const char *allowed)
 {
     ki_reply_error(&ex->reply, MHD_HTTP_METHOD_NOT_ALLOWED, "method not allowed, use %s", allowed);
@@ -445,6 +461,7 @@ static enum MHD_Result begin(struct ki_http *http, struct MHD_Connection *connec
     ex->request.loopback = conn->loopback;
     ex->request.started_ns = kv_now_ns();
     ex->request.native = ex;
+    watch_layout(ex, version);
     MHD_get_connection_values_n(connection, MHD_HEADER_KIND, take_header, &ex->framing);
     ex->request.content_type = ex->framing.content_type;
     ex->request.authorization = ex->framing.authorization;
@@ -452,6 +469,8 @@ static enum MHD_Result begin(struct ki_http *http, struct MHD_Connection *connec
         size_t expected = ki_framing_chunked(&ex->framing) ? ex->request.route->max_body
                                                            : ex->framing.content_length;
 
+        /* The library takes a bare LF between chunks too, unseen: nothing may follow. */
+        ex->reply.close = ki_framing_chunked(&ex->framing);
         ki_conn_busy(conn, PATIENCE_MS + expected / SLOWEST_BYTES_PER_MS);
         return MHD_YES;
     }

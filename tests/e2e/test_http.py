@@ -100,8 +100,10 @@ def test_keep_alive_and_pipelining():
             equal(answers(sock)[0][0], 200)
         with indexer.raw() as sock:  # chunked, odd sizes
             chunks = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (QUERY[:1], QUERY[1:8], QUERY[8:])) + b"0\r\n\r\n"
-            sock.sendall(post("/query", chunks, "Transfer-Encoding: chunked") + b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
-            equal([status for status, _, _ in answers(sock, 2)], [200, 200])
+            sock.sendall(post("/query", chunks, "Transfer-Encoding: chunked"))
+            got = answers(sock)
+            equal([(status, body) for status, _, body in got], [(200, got[0][2])])
+            check("Connection: close" in got[0][1] and is_closed(sock), "a request may follow a chunked one")
         with indexer.raw() as sock:  # errors of short bodies leave the connection usable
             bad = post("/query", b"{", "Content-Length: 1") + post("/nope", b"{", "Content-Length: 1") + post("/health", b"{", "Content-Length: 1")
             sock.sendall(bad + request)
@@ -145,6 +147,38 @@ def test_ambiguous_framing_is_refused():
                 check(not got or got[0][0] == 400 or name == "overflowing length" and got[0][0] == 413, f"{name}: {got[0][1] if got else ''}")
                 check(is_closed(sock), f"{name}: connection stays open")
         equal(indexer.get("/health").status, 200)
+
+
+def test_line_ends_and_nuls():
+    """What the library takes for a line's or a value's end, and other servers don't."""
+    n = b"Content-Length: %d" % len(QUERY)
+    lines = [b"POST /query HTTP/1.1", b"Host: x", b"Content-Type: application/json", n, b""]
+    cases = {f"LF after line {i}": b"\r\n".join(lines[:i + 1]) + b"\n" + b"\r\n".join(lines[i + 1:] + [b""]) for i in range(len(lines) - 1)}
+    cases["LF after the header"] = b"\r\n".join(lines) + b"\n"
+    cases["LF everywhere"] = b"\n".join(lines + [b""])
+    for name, value in (("at the end", n + b"\0"), ("two", n + b"\0\0"), ("before digits", n + b"\0009"), ("and blanks", n + b"\0 \t")):
+        cases["NUL " + name] = b"\r\n".join([*lines[:3], value, b"", b""])
+    cases["folded line"] = b"\r\n".join([*lines[:3], b"X: a", b" b", n, b"", b""])
+    cases["folded length"] = b"\r\n".join([*lines[:3], b"Content-Length:", b" %d" % len(QUERY), b"", b""])
+    with ready() as indexer:
+        for name, head in cases.items():
+            with indexer.raw(head + QUERY + b"GET /workers HTTP/1.1\r\nHost: x\r\n\r\n") as sock:
+                got = answers(sock, 2)
+                check(len(got) <= 1 and all(status == 400 for status, _, _ in got), f"{name}: {got}")
+                check(is_closed(sock), f"{name}: connection stays open")
+        refused = indexer.metrics()["kv_indexer_http_bad_framing_total"]
+        check(refused > 0, "not refused by us")
+        for line in (b"X:", b"X:  \t", b"X: a b ", b"X: \ta\t", b"Cookie: a=b; c=\"d\"", b"Authorization: Bearer x", b"X: " + b"y" * 8000):
+            with indexer.raw(b"\r\n".join([*lines[:3], line, n, b"", b""]) + QUERY) as sock:
+                equal([status for status, _, _ in answers(sock)], [200], repr(line[:30]))
+        with indexer.raw(b"GET /workers?model_name=%6d&x HTTP/1.0\r\n\r\n") as sock:
+            equal(answers(sock)[0][0], 200)
+        equal(indexer.metrics()["kv_indexer_http_bad_framing_total"], refused)
+        # chunks that end in a bare LF are read, but nothing that may have been smuggled behind them is
+        with indexer.raw(post("/query", b"%x\n%s\n0\n\n" % (len(QUERY), QUERY), "Transfer-Encoding: chunked")
+                         + b"GET /workers HTTP/1.1\r\nHost: x\r\n\r\n") as sock:
+            check(len(answers(sock, 2)) <= 1, "a request behind doubtful chunks is answered")
+            check(is_closed(sock))
 
 
 def test_control_characters_in_headers():

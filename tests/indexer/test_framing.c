@@ -90,6 +90,80 @@ static void a_nul_in_a_value(void **state)
     assert_non_null(ki_framing_problem(&framing, "HTTP/1.1"));
 }
 
+/* @text as a reader leaves it that cuts at ':' and at '|' (CRLF) or '^' (a bare LF), in place. */
+static const char *judge_layout(const char *text)
+{
+    static char raw[512];
+    struct ki_framing framing = {0};
+    size_t len = 0;
+    char *at, *version;
+
+    for (const char *p = text; *p; p++) {
+        raw[len++] = strchr("|^~", *p) ? '\0' : *p; /* ~: a NUL that was sent */
+        if (*p == '|')
+            raw[len++] = '\0';
+    }
+    version = raw + 6;
+    ki_framing_expect_whole(&framing, raw, len, version);
+    for (at = version + strlen(version); at < raw + len;) {
+        char *name, *value;
+
+        while (at < raw + len && *at == '\0')
+            at++;
+        name = at;
+        at += strcspn(at, ":");
+        if (at >= raw + len || *at != ':')
+            break;
+        *at++ = '\0';
+        value = at + strspn(at, " ");
+        at = value + strlen(value);
+        ki_framing_header(&framing, name, strlen(name), value, strlen(value));
+    }
+    return ki_framing_problem(&framing, version);
+}
+
+static void gaps_between_lines(void **state)
+{
+    static const char *const good[] = {"GET / HTTP/1.1||", "GET / HTTP/1.1|Host: a||",
+                                       "GET / HTTP/1.1|Host:a|X:|Y:   b c ||"};
+    static const char *const bad[] = {"GET / HTTP/1.1^|",
+                                      "GET / HTTP/1.1|^",
+                                      "GET / HTTP/1.1^^",
+                                      "GET / HTTP/1.1^Host: a||",
+                                      "GET / HTTP/1.1|Host: a^|",
+                                      "GET / HTTP/1.1|Host: a|^",
+                                      "GET / HTTP/1.1|Host: a^X: b||",
+                                      "GET / HTTP/1.1|Host: a~|X: b||",
+                                      "GET / HTTP/1.1|Host: a~~|X: b||",
+                                      "GET / HTTP/1.1|Host: a|Content-Length: 1~2||",
+                                      "GET / HTTP/1.1|Host: a|X:~|Y: b||",
+                                      "GET / HTTP/1.1|Host: a|",
+                                      "GET / HTTP/1.1|Host: a|||"};
+
+    (void)state;
+    for (size_t i = 0; i < KV_COUNT(good); i++)
+        if (judge_layout(good[i]))
+            fail_msg("%s: %s", good[i], judge_layout(good[i]));
+    for (size_t i = 0; i < KV_COUNT(bad); i++)
+        if (!judge_layout(bad[i]))
+            fail_msg("accepted: %s", bad[i]);
+}
+
+static void a_line_that_lies_elsewhere(void **state)
+{
+    static const char raw[] = "GET\0/\0HTTP/1.1\0\0X\0a\0\0\0";
+    struct ki_framing framing = {0};
+
+    (void)state;
+    ki_framing_expect_whole(&framing, raw, sizeof(raw), raw + 6);
+    ki_framing_header(&framing, raw + 16, 1, raw + 18, 1);
+    assert_null(ki_framing_problem(&framing, "HTTP/1.1"));
+    memset(&framing, 0, sizeof(framing));
+    ki_framing_expect_whole(&framing, raw, sizeof(raw), raw + 6);
+    ki_framing_header(&framing, raw + 16, 1, "a", 1);
+    assert_non_null(ki_framing_problem(&framing, "HTTP/1.1"));
+}
+
 static void what_it_keeps(void **state)
 {
     struct ki_framing framing = {0};
@@ -113,6 +187,8 @@ int main(void)
         cmocka_unit_test(clear_requests),
         cmocka_unit_test(doubtful_requests),
         cmocka_unit_test(a_nul_in_a_value),
+        cmocka_unit_test(gaps_between_lines),
+        cmocka_unit_test(a_line_that_lies_elsewhere),
         cmocka_unit_test(what_it_keeps),
     };
 
