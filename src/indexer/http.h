@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * The HTTP seam: routes in, replies out; which library speaks the protocol is known to http.c
- * alone.
+ * The HTTP seam: routes in, replies out; which library speaks the protocol is known only to the
+ * files that include http_impl.h.
  *
  * What it takes care of, so that handlers don't: bodies are collected into reused buffers under a
  * limit per route and one for all together; ambiguous framing (two Content-Lengths, Content-Length

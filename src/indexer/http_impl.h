@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * What the files of the HTTP seam share; nobody else knows the library.
+ *
+ *   http.c           the server: its threads, connections, start and stop
+ *   http_request.c   a request until its handler has filled the reply
+ *   http_send.c      the reply on its way, from a buffer or streamed
+ */
+#ifndef KV_INDEXER_HTTP_IMPL_H
+#define KV_INDEXER_HTTP_IMPL_H
+
+#include <microhttpd.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "indexer/framing.h"
+#include "indexer/http.h"
+#include "indexer/linger.h"
+
+/* Bodies and replies may take 30 s and this rate on top. */
+#define KI_SLOWEST_BYTES_PER_MS 32
+#define KI_PATIENCE_MS 30000
+
+struct ki_exchange {
+    struct ki_http *http;
+    struct MHD_Connection *connection;
+    struct ki_conn *conn;
+    struct ki_request request;
+    struct ki_reply reply;
+    struct kv_buf body;
+    size_t charged;  /* bytes of body counted in http->body_bytes */
+    size_t received; /* bytes of the body so far, kept or not */
+    struct ki_framing framing;
+    bool refused; /* the reply is there; what comes of the body is dropped */
+    struct ki_exchange *next;
+};
+
+struct ki_stream;
+
+struct ki_http {
+    struct MHD_Daemon *daemon;
+    struct ki_http_opts opts;
+    struct ki_conns *conns;
+    struct ki_linger *linger;
+    atomic_bool stopping;
+    atomic_size_t in_flight, body_bytes;
+    _Atomic uint64_t overloaded, bad_framing;
+    pthread_mutex_t lock; /* what follows */
+    struct ki_exchange *free;
+    size_t n_free;
+    struct ki_stream *streams;
+    size_t n_streams;
+    bool no_more_streams; /* the server is about to stop */
+};
+
+/* The callbacks of the library for a request's start, pieces of its body, and end. */
+enum MHD_Result ki_http_on_request(void *cls, struct MHD_Connection *connection, const char *url,
+                                   const char *method, const char *version, const char *data,
+                                   size_t *len, void **state);
+void ki_http_on_completed(void *cls, struct MHD_Connection *connection, void **state,
+                          enum MHD_RequestTerminationCode code);
+/* Free the exchanges that are kept for reuse. */
+void ki_http_free_exchanges(struct ki_http *http);
+
+/* Queue what exchange->reply says. */
+enum MHD_Result ki_http_send(struct ki_exchange *exchange);
+/* A reply that isn't sent: its producer won't run. */
+void ki_http_drop_producer(struct ki_reply *reply);
+/*
+ * Streams that outlast the drain are cut off and no others begin: a connection that is suspended
+ * when MHD stops makes it abort.
+ */
+void ki_http_cancel_streams(struct ki_http *http);
+
+#endif

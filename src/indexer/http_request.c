@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <inttypes.h>
+
+#include "base/clock.h"
+#include "indexer/http_impl.h"
+
+/*
+ * The life of a request:
+ *
+ *   begin      its header is complete: framing, authorization, route. Refused: the reply goes out at
+ *              once and the connection closes, unless the body is so short that it is read and dropped
+ *   collect    the body, under the limits
+ *   finish     the handler fills the reply, which is sent from its buffer or streamed through a pipe
+ *   completed  the exchange goes back to the free list with its buffers
+ */
+
+#define HTTP_CONTENT_TOO_LARGE 413 /* its name differs between versions of the library */
+#define DISCARD_MAX (64u << 10)    /* a body worth reading although the request is refused */
+#define KEEP_BUFFER (256u << 10)   /* larger buffers are freed after use */
+#define KEEP_EXCHANGES 64
+#define FIRST_BODY (64u << 10)
+
+bool ki_request_param(const struct ki_request *request, const char *name, struct kv_str *ret)
+{
+    struct ki_exchange *ex = request->native;
+    const char *value;
+    size_t len;
+
+    if (MHD_lookup_connection_value_n(ex->connection, MHD_GET_ARGUMENT_KIND, name, strlen(name),
+                                      &value, &len) != MHD_YES)
+        return false;
+    ret->p = value ? value : "";
+    ret->len = value ? len : 0;
+    return true;
+}
+
+/* -- exchanges, reused ------------------------------------------------------------------------- */
+
+static struct ki_exchange *take_exchange(struct ki_http *http)
+{
+    struct ki_exchange *ex;
+    struct kv_buf body, reply;
+
+    pthread_mutex_lock(&http->lock);
+    ex = http->free;
+    if (ex) {
+        http->free = ex->next;
+        http->n_free--;
+    }
+    pthread_mutex_unlock(&http->lock);
+    if (!ex)
+        return calloc(1, sizeof(*ex));
+    body = ex->body;
+    reply = ex->reply.body;
+    memset(ex, 0, sizeof(*ex));
+    ex->body = body;
+    ex->reply.body = reply;
+    return ex;
+}
+
+static void trim(struct kv_buf *buf)
+{
+    if (buf->capacity > KEEP_BUFFER)
+        kv_buf_fini(buf);
+    else
+        kv_buf_clear(buf);
+}
+
+static void free_exchange(struct ki_exchange *ex)
+{
+    kv_buf_fini(&ex->body);
+    kv_buf_fini(&ex->reply.body);
+    free(ex);
+}
+
+static void give_back(struct ki_exchange *ex)
+{
+    struct ki_http *http = ex->http;
+    bool keep;
+
+    ki_http_drop_producer(&ex->reply);
+    atomic_fetch_sub_explicit(&http->body_bytes, ex->charged, memory_order_relaxed);
+    atomic_fetch_sub_explicit(&http->in_flight, 1, memory_order_relaxed);
+    trim(&ex->body);
+    trim(&ex->reply.body);
+    pthread_mutex_lock(&http->lock);
+    keep = http->n_free < KEEP_EXCHANGES;
+    if (keep) {
+        ex->next = http->free;
+        http->free = ex;
+        http->n_free++;
+    }
+    pthread_mutex_unlock(&http->lock);
+    if (!keep)
+        free_exchange(ex);
+}
+
+/* -- the start of a request -------------------------------------------------------------------- */
+
+static struct ki_conn *conn_of(struct MHD_Connection *connection)
+{
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+
+    return info ? info->socket_context : NULL;
+}
+
+static enum MHD_Result take_header(void *cls, enum MHD_ValueKind kind, const char *key,
+                                   size_t key_len, const char *value, size_t value_len)
+{
+    (void)kind;
+    ki_framing_header(cls, key, key_len, value ? value : "", value ? value_len : 0);
+    return MHD_YES;
+}
+
+/*
+ * Before 1.0 the library takes a bare LF for a line's end and cuts a value at a NUL, whatever its
+ * strictness. It cuts the lines in place, so that the layout of its strings shows both. From 1.0 on it
+ * refuses them itself, and moves more.
+ */
+static void watch_layout(struct ki_exchange *ex, const char *version)
+{
+    const union MHD_ConnectionInfo *info;
+
+    if (strncmp(MHD_get_version(), "0.", 2) != 0)
+        return;
+    info = MHD_get_connection_info(ex->connection, MHD_CONNECTION_INFO_REQUEST_HEADER_SIZE);
+    if (info)
+        ki_framing_expect_whole(&ex->framing, ex->request.method, info->header_size, version);
+}
+
+static void refuse_method(struct ki_exchange *ex, const char *allowed)
+{
+    ki_reply_error(&ex->reply, MHD_HTTP_METHOD_NOT_ALLOWED, "method not allowed, use %s", allowed);
+    ki_reply_header(&ex->reply, "Allow", strcmp(allowed, "GET") == 0 ? "GET, HEAD" : allowed);
+}
+
+/* Sets request.route; with none, the reply says why. A path has one method. */
+static bool find_route(struct ki_exchange *ex)
+{
+    const struct ki_http_opts *opts = &ex->http->opts;
+    const char *method = ex->request.method;
+    bool head = strcmp(method, "HEAD") == 0;
+
+    for (size_t i = 0; i < opts->n_routes; i++) {
+        const struct ki_route *route = &opts->routes[i];
+
+        if (strcmp(route->path, ex->request.path) != 0)
+            continue;
+        ex->request.route = route;
+        if (strcmp(route->method, head ? "GET" : method) == 0)
+            return true;
+        refuse_method(ex, route->method);
+        return false;
+    }
+    ki_reply_error(&ex->reply, MHD_HTTP_NOT_FOUND, "no such path");
+    return false;
+}
+
+static bool may_go_on(struct ki_exchange *ex, const char *version)
+{
+    const struct ki_http_opts *opts = &ex->http->opts;
+    const char *problem = ki_framing_problem(&ex->framing, version);
+    bool found = find_route(ex);
+
+    if (problem) {
+        atomic_fetch_add_explicit(&ex->http->bad_framing, 1, memory_order_relaxed);
+        ki_reply_error(&ex->reply, MHD_HTTP_BAD_REQUEST, "bad request: %s", problem);
+        ex->reply.close = true;
+        return false;
+    }
+    if (opts->admit && !opts->admit(opts->arg, &ex->request, &ex->reply))
+        return false;
+    if (!found)
+        return false;
+    if (ex->framing.content_length > KV_MAX(ex->request.route->max_body, (size_t)DISCARD_MAX) ||
+        (ex->request.route->max_body && ex->framing.content_length > ex->request.route->max_body)) {
+        ki_reply_error(&ex->reply, HTTP_CONTENT_TOO_LARGE,
+                       "body of %" PRIu64 " bytes is over the limit of %zu",
+                       ex->framing.content_length, ex->request.route->max_body);
+        ex->reply.close = true;
+        return false;
+    }
+    return true;
+}
+
+/* The header is complete. */
+static enum MHD_Result begin(struct ki_http *http, struct MHD_Connection *connection,
+                             const char *url, const char *method, const char *version, void **state)
+{
+    struct ki_conn *conn = conn_of(connection);
+    struct ki_exchange *ex = conn ? take_exchange(http) : NULL;
+
+    if (!ex)
+        return MHD_NO;
+    *state = ex;
+    atomic_fetch_add_explicit(&http->in_flight, 1, memory_order_relaxed);
+    ex->http = http;
+    ex->connection = connection;
+    ex->conn = conn;
+    ex->reply.status = MHD_HTTP_OK;
+    ex->reply.content_type = "application/json";
+    ex->request.method = method;
+    ex->request.path = url;
+    ex->request.loopback = conn->loopback;
+    ex->request.started_ns = kv_now_ns();
+    ex->request.native = ex;
+    watch_layout(ex, version);
+    MHD_get_connection_values_n(connection, MHD_HEADER_KIND, take_header, &ex->framing);
+    ex->request.content_type = ex->framing.content_type;
+    ex->request.authorization = ex->framing.authorization;
+    if (may_go_on(ex, version)) {
+        size_t expected = ki_framing_chunked(&ex->framing) ? ex->request.route->max_body
+                                                           : ex->framing.content_length;
+
+        /* The library takes a bare LF between chunks too, unseen: nothing may follow. */
+        ex->reply.close = ki_framing_chunked(&ex->framing);
+        ki_conn_busy(conn, KI_PATIENCE_MS + expected / KI_SLOWEST_BYTES_PER_MS);
+        return MHD_YES;
+    }
+    ex->refused = true;
+    ki_conn_limit(conn, KI_PATIENCE_MS);
+    if (!ex->reply.close && !ex->framing.expects && !ki_framing_chunked(&ex->framing) &&
+        ex->framing.content_length <= DISCARD_MAX)
+        return MHD_YES;
+    ex->reply.close = true;
+    conn->linger = true;
+    return ki_http_send(ex);
+}
+
+/* -- the body ---------------------------------------------------------------------------------- */
+
+static int grow(struct ki_exchange *ex, size_t more)
+{
+    struct kv_buf *body = &ex->body;
+    size_t need = body->len + more, want = KV_MAX(need, KV_MAX(2 * body->capacity, FIRST_BODY));
+    size_t total;
+
+    if (need <= body->capacity)
+        want = body->capacity;
+    else if (!ki_framing_chunked(&ex->framing) && ex->framing.content_length < want)
+        want = ex->framing.content_length;
+    total = want > ex->charged ? want - ex->charged : 0;
+    if (total &&
+        atomic_fetch_add_explicit(&ex->http->body_bytes, total, memory_order_relaxed) + total >
+            ex->http->opts.bodies_bytes) {
+        atomic_fetch_sub_explicit(&ex->http->body_bytes, total, memory_order_relaxed);
+        return -ENOBUFS;
+    }
+    ex->charged += total;
+    return kv_buf_reserve(body, want - body->len);
+}
+
+static enum MHD_Result collect(struct ki_exchange *ex, const char *data, size_t *len)
+{
+    size_t n = *len, limit = ex->request.route ? ex->request.route->max_body : 0;
+
+    *len = 0;
+    ex->received += n;
+    if (ex->refused || limit == 0) {
+        if (ex->received > KV_MAX(4 * limit, (size_t)DISCARD_MAX))
+            return MHD_NO; /* it doesn't end: hang up */
+    } else if (ex->received > limit) {
+        ki_reply_error(&ex->reply, HTTP_CONTENT_TOO_LARGE, "body is over the limit of %zu bytes",
+                       limit);
+        ex->refused = ex->reply.close = true;
+    } else if (grow(ex, n) < 0) {
+        atomic_fetch_add_explicit(&ex->http->overloaded, 1, memory_order_relaxed);
+        ki_reply_error(&ex->reply, MHD_HTTP_SERVICE_UNAVAILABLE,
+                       "too many large requests at a time, try again later");
+        ki_reply_header(&ex->reply, "Retry-After", "1");
+        ex->refused = ex->reply.close = true;
+    } else {
+        kv_buf_append(&ex->body, data, n);
+    }
+    if (ex->refused && ex->charged) {
+        atomic_fetch_sub_explicit(&ex->http->body_bytes, ex->charged, memory_order_relaxed);
+        ex->charged = 0;
+        kv_buf_fini(&ex->body);
+    }
+    return MHD_YES;
+}
+
+static enum MHD_Result finish(struct ki_exchange *ex)
+{
+    if (!ex->refused) {
+        ex->request.body = (struct kv_str){ex->body.len ? ex->body.data : "", ex->body.len};
+        ex->request.route->handle(ex->http->opts.arg, &ex->request, &ex->reply);
+    }
+    return ki_http_send(ex);
+}
+
+/* -- the library's callbacks ------------------------------------------------------------------- */
+
+enum MHD_Result ki_http_on_request(void *cls, struct MHD_Connection *connection, const char *url,
+                                   const char *method, const char *version, const char *data,
+                                   size_t *len, void **state)
+{
+    if (!*state)
+        return begin(cls, connection, url, method, version, state);
+    if (*len)
+        return collect(*state, data, len);
+    return finish(*state);
+}
+
+void ki_http_on_completed(void *cls, struct MHD_Connection *connection, void **state,
+                          enum MHD_RequestTerminationCode code)
+{
+    struct ki_exchange *ex = *state;
+
+    (void)cls;
+    (void)connection;
+    (void)code;
+    if (!ex)
+        return;
+    *state = NULL;
+    ki_conn_idle(ex->http->conns, ex->conn);
+    give_back(ex);
+}
+
+void ki_http_free_exchanges(struct ki_http *http)
+{
+    while (http->free) {
+        struct ki_exchange *ex = http->free;
+
+        http->free = ex->next;
+        free_exchange(ex);
+    }
+}
