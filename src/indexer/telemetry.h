@@ -28,5 +28,8 @@ void ki_telemetry_query(struct ki_telemetry *telemetry, uint64_t blocks, uint64_
 /** Append the whole exposition. */
 void ki_telemetry_render(struct ki_telemetry *telemetry, struct ki_registry *registry,
                          struct ki_http *http, struct kv_buf *out);
+/** The part of it that isn't counted by a ki_telemetry; @http may be NULL. */
+void ki_telemetry_render_state(struct ki_registry *registry, struct ki_http *http,
+                               struct kv_buf *out);
 
 #endif

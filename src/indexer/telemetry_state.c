@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The part of /metrics that nobody counts: state of streams, indexes, connections and the process. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "event/router_event.h" /* kve_tier_name */
+#include "indexer/telemetry.h"
+
+#ifndef KV_VERSION
+#define KV_VERSION "unknown"
+#endif
+
+static void head(struct kv_buf *out, const char *name, const char *type, const char *help)
+{
+    kv_buf_printf(out, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
+}
+
+static void plain(struct kv_buf *out, const char *name, const char *type, const char *help,
+                  uint64_t value)
+{
+    head(out, name, type, help);
+    kv_buf_printf(out, "%s %" PRIu64 "\n", name, value);
+}
+
+/* A label value: backslash, quote and newline are escaped. */
+static void label(struct kv_buf *out, const char *text)
+{
+    for (; *text; text++) {
+        if (*text == '\\' || *text == '"')
+            kv_buf_putc(out, '\\');
+        if (*text == '\n')
+            kv_buf_puts(out, "\\n");
+        else
+            kv_buf_putc(out, *text);
+    }
+}
+
+static void stream_labels(struct kv_buf *out, const char *name, const struct ki_worker_info *info)
+{
+    kv_buf_printf(out, "%s{model=\"", name);
+    label(out, info->model);
+    kv_buf_puts(out, "\",tenant=\"");
+    label(out, info->tenant);
+    kv_buf_printf(out, "\",instance=\"%" PRIu64 "\",dp_rank=\"%" PRIu32 "\"", info->instance,
+                  info->rank);
+}
+
+#define COUNTER(field, name, help)                                                       \
+    {                                                                                    \
+        "kv_indexer_stream_" name "_total", help, offsetof(struct ki_worker_info, field) \
+    }
+static const struct {
+    const char *name, *help;
+    size_t offset;
+} stream_counters[] = {
+    COUNTER(batches, "batches", "Batches applied"),
+    COUNTER(events, "events", "Events applied"),
+    COUNTER(blocks, "blocks", "Blocks stored and removed by events"),
+    COUNTER(bytes, "bytes", "Payload bytes of the batches applied"),
+    COUNTER(gaps, "gaps", "Gaps seen in the sequence numbers"),
+    COUNTER(missed_batches, "missed_batches", "Batches that no replay brought back"),
+    COUNTER(replays, "replays", "Replays asked for"),
+    COUNTER(failed_replays, "failed_replays", "Replays given up"),
+    COUNTER(replayed_batches, "replayed_batches", "Batches that a replay brought"),
+    COUNTER(overruns, "overruns", "Replays that came too late: the publisher's ring had moved on"),
+    COUNTER(restarts, "restarts", "Engine restarts: the blocks of the stream were forgotten"),
+    COUNTER(duplicates, "duplicates", "Batches dropped because they were applied before"),
+    COUNTER(malformed, "malformed", "Messages that could not be understood"),
+    COUNTER(orphans, "orphans", "Stored events whose parent the worker does not have"),
+    COUNTER(rejected, "rejected", "Stored events that the index refused"),
+};
+
+static void write_counters(struct kv_buf *out, const struct ki_worker_info *infos, long n)
+{
+    for (size_t c = 0; c < KV_COUNT(stream_counters); c++) {
+        head(out, stream_counters[c].name, "counter", stream_counters[c].help);
+        for (long i = 0; i < n; i++) {
+            uint64_t value;
+
+            memcpy(&value, (const char *)&infos[i] + stream_counters[c].offset, sizeof(value));
+            stream_labels(out, stream_counters[c].name, &infos[i]);
+            kv_buf_printf(out, "} %" PRIu64 "\n", value);
+        }
+    }
+}
+
+static void write_skipped(struct kv_buf *out, const struct ki_worker_info *infos, long n)
+{
+    static const char name[] = "kv_indexer_stream_skipped_events_total";
+
+    head(out, name, "counter", "Events left out, by reason");
+    for (long i = 0; i < n; i++)
+        for (int s = 0; s < KVE_N_SKIPS; s++) {
+            if (infos[i].skipped[s] == 0)
+                continue;
+            stream_labels(out, name, &infos[i]);
+            kv_buf_printf(out, ",reason=\"%s\"} %" PRIu64 "\n", kve_skip_name((enum kve_skip)s),
+                          infos[i].skipped[s]);
+        }
+}
+
+static void write_gauges(struct kv_buf *out, const struct ki_worker_info *infos, long n)
+{
+    static const char seq[] = "kv_indexer_stream_last_seq";
+    static const char age[] = "kv_indexer_stream_last_event_age_seconds";
+    static const char partial[] = "kv_indexer_stream_partial";
+    uint64_t now = kv_wall_ns();
+
+    head(out, seq, "gauge", "Sequence number of the last batch applied");
+    for (long i = 0; i < n; i++) {
+        if (!infos[i].has_sequence)
+            continue;
+        stream_labels(out, seq, &infos[i]);
+        kv_buf_printf(out, "} %" PRIu64 "\n", infos[i].last_sequence);
+    }
+    head(out, age, "gauge", "Time since the last batch was applied");
+    for (long i = 0; i < n; i++) {
+        if (!infos[i].last_event_ns)
+            continue;
+        stream_labels(out, age, &infos[i]);
+        kv_buf_printf(out, "} %.3f\n",
+                      now > infos[i].last_event_ns ? (double)(now - infos[i].last_event_ns) / 1e9
+                                                   : 0.0);
+    }
+    head(out, partial, "gauge", "1 when events are known to be missing from the view");
+    for (long i = 0; i < n; i++) {
+        stream_labels(out, partial, &infos[i]);
+        kv_buf_printf(out, "} %d\n", infos[i].partial);
+    }
+}
+
+static void write_listeners(struct kv_buf *out, const struct ki_worker_info *infos, long n)
+{
+    uint64_t by_status[KI_FAILED + 1] = {0}, instances = 0;
+
+    for (long i = 0; i < n; i++) {
+        by_status[infos[i].status]++;
+        instances += i == 0 || infos[i].instance != infos[i - 1].instance;
+    }
+    plain(out, "dynamo_kvindexer_workers", "gauge", "Number of registered worker instances",
+          instances);
+    head(out, "kv_indexer_listeners", "gauge", "Event stream listeners, by status");
+    for (int s = 0; s <= KI_FAILED; s++)
+        kv_buf_printf(out, "kv_indexer_listeners{status=\"%s\"} %" PRIu64 "\n",
+                      ki_listener_status_name((enum ki_listener_status)s), by_status[s]);
+}
+
+static void write_streams(struct kv_buf *out, struct ki_registry *registry)
+{
+    struct ki_worker_info *infos;
+    long n = ki_registry_workers(registry, &infos);
+
+    if (n < 0)
+        return;
+    write_listeners(out, infos, n);
+    if (n > 0) {
+        write_gauges(out, infos, n);
+        write_counters(out, infos, n);
+        write_skipped(out, infos, n);
+    }
+    ki_worker_infos_free(infos, n);
+}
+
+static void model_labels(struct kv_buf *out, const char *name, const struct ki_model *model)
+{
+    kv_buf_printf(out, "%s{model=\"", name);
+    label(out, model->name);
+    kv_buf_puts(out, "\",tenant=\"");
+    label(out, model->tenant);
+    kv_buf_putc(out, '"');
+}
+
+static const struct {
+    const char *name, *help;
+    size_t offset;
+} index_gauges[] = {
+    {"kv_indexer_index_blocks", "Distinct blocks in the index", offsetof(struct kvi_stats, blocks)},
+    {"kv_indexer_index_holder_blocks", "Blocks, counted once for every worker rank that holds them",
+     offsetof(struct kvi_stats, holder_blocks)},
+    {"kv_indexer_index_holders", "Worker ranks in the index", offsetof(struct kvi_stats, holders)},
+    {"kv_indexer_index_chains", "Compressed nodes of the index",
+     offsetof(struct kvi_stats, chains)},
+    {"kv_indexer_index_bytes", "Memory of the index", offsetof(struct kvi_stats, bytes)},
+};
+
+static void write_tiers(struct kv_buf *out, struct ki_model **models, const struct kvi_stats *stats,
+                        long n)
+{
+    static const char name[] = "kv_indexer_index_tier_blocks";
+
+    head(out, name, "gauge", "Blocks by storage tier, counted once for every rank that holds them");
+    for (long i = 0; i < n; i++)
+        for (int t = 0; t < KV_N_TIERS; t++) {
+            model_labels(out, name, models[i]);
+            kv_buf_printf(out, ",tier=\"%s\"} %" PRIu64 "\n", kve_tier_name((enum kv_tier)t),
+                          stats[i].tier_blocks[t]);
+        }
+}
+
+static void write_models(struct kv_buf *out, struct ki_model **models, long n)
+{
+    struct kvi_stats *stats = calloc((size_t)n, sizeof(*stats));
+
+    if (!stats)
+        return;
+    for (long i = 0; i < n; i++)
+        kvi_get_stats(models[i]->index, &stats[i]);
+    for (size_t g = 0; g < KV_COUNT(index_gauges); g++) {
+        head(out, index_gauges[g].name, "gauge", index_gauges[g].help);
+        for (long i = 0; i < n; i++) {
+            uint64_t value;
+
+            memcpy(&value, (const char *)&stats[i] + index_gauges[g].offset, sizeof(value));
+            model_labels(out, index_gauges[g].name, models[i]);
+            kv_buf_printf(out, "} %" PRIu64 "\n", value);
+        }
+    }
+    write_tiers(out, models, stats, n);
+    free(stats);
+}
+
+static void write_indexes(struct kv_buf *out, struct ki_registry *registry)
+{
+    struct ki_model **models;
+    long n = ki_registry_models(registry, &models);
+
+    if (n < 0)
+        return;
+    plain(out, "dynamo_kvindexer_models", "gauge", "Number of active model+tenant indexers",
+          (uint64_t)n);
+    if (n > 0)
+        write_models(out, models, n);
+    for (long i = 0; i < n; i++)
+        ki_model_release(models[i]);
+    free(models);
+}
+
+static void write_http(struct kv_buf *out, struct ki_http *http)
+{
+    struct ki_http_stats stats;
+
+    ki_http_get_stats(http, &stats);
+    plain(out, "kv_indexer_http_connections", "gauge", "Open HTTP connections",
+          stats.connections.open);
+    plain(out, "kv_indexer_http_accepted_total", "counter", "HTTP connections accepted",
+          stats.connections.accepted);
+    plain(out, "kv_indexer_http_expired_total", "counter",
+          "HTTP connections closed because a request or reply took too long",
+          stats.connections.expired);
+    plain(out, "kv_indexer_http_evicted_total", "counter",
+          "Idle HTTP connections closed to make room", stats.connections.evicted);
+    plain(out, "kv_indexer_http_in_flight", "gauge", "Requests being read or answered",
+          stats.in_flight);
+    plain(out, "kv_indexer_http_body_bytes", "gauge", "Memory held by request bodies",
+          stats.body_bytes);
+    plain(out, "kv_indexer_http_streams", "gauge", "Streamed replies in progress", stats.streams);
+    plain(out, "kv_indexer_http_overloaded_total", "counter",
+          "Requests refused because too many large ones were in progress", stats.overloaded);
+    plain(out, "kv_indexer_http_bad_framing_total", "counter",
+          "Requests refused because of ambiguous framing", stats.bad_framing);
+}
+
+static void write_process(struct kv_buf *out)
+{
+    unsigned long pages = 0;
+    FILE *f = fopen("/proc/self/statm", "re");
+
+    if (f && fscanf(f, "%*u %lu", &pages) == 1) // NOLINT(cert-err34-c): the kernel wrote it
+        plain(out, "process_resident_memory_bytes", "gauge", "Resident memory size in bytes",
+              pages * (uint64_t)sysconf(_SC_PAGESIZE));
+    if (f)
+        fclose(f);
+    head(out, "kv_indexer_build_info", "gauge", "Always 1; the version is the label");
+    kv_buf_printf(out, "kv_indexer_build_info{version=\"%s\"} 1\n", KV_VERSION);
+}
+
+void ki_telemetry_render_state(struct ki_registry *registry, struct ki_http *http,
+                               struct kv_buf *out)
+{
+    write_indexes(out, registry);
+    write_streams(out, registry);
+    if (http)
+        write_http(out, http);
+    write_process(out);
+}
