@@ -6,6 +6,7 @@
 #include <strings.h>
 
 #include "base/msgpack.h"
+#include "indexer/body_msgpack.h"
 
 enum type { U32, U64, BOOL, STRING, LONG_STRING, U32S, BITS64S };
 
@@ -32,8 +33,10 @@ static const struct field {
     {"url", LONG_STRING, KI_URL, offsetof(struct ki_body, url)},
 };
 
-/* One request being read. */
+/* One request being read, by one of the two readers. */
 struct reading {
+    struct kv_json *json;
+    struct kv_msgpack *msgpack;
     struct ki_body *body;
     uint32_t wanted, required;
     struct kv_error *error;
@@ -133,48 +136,93 @@ static bool is_repeated(const struct reading *r, const struct field *field)
     return field->bit != KI_TENANT_ID && (r->body->present & field->bit);
 }
 
-/* -- JSON -------------------------------------------------------------------------------------- */
+/* -- fields, in either format ------------------------------------------------------------------ */
 
-static void json_string(struct reading *r, const struct field *field, struct kv_json *j)
+static void fail(struct reading *r, const char *text)
 {
-    struct kv_str value = kv_json_str(j, &r->body->unescaped);
-    const char *problem = kv_json_failed(j) ? NULL : set_string(r, field, value);
-
-    if (problem)
-        kv_json_fail(j, -EINVAL, problem);
+    if (r->json)
+        kv_json_fail(r->json, -EINVAL, text);
+    else
+        kv_msgpack_fail(r->msgpack, -EINVAL, text);
 }
 
-static void json_value(struct reading *r, const struct field *field, struct kv_json *j)
+static bool has_failed(const struct reading *r)
+{
+    return r->json ? kv_json_failed(r->json) : kv_msgpack_failed(r->msgpack);
+}
+
+static uint64_t read_uint(struct reading *r, uint64_t max)
+{
+    return r->json ? kv_json_u64(r->json, max) : ki_msgpack_uint(r->msgpack, max);
+}
+
+static void read_string(struct reading *r, const struct field *field)
+{
+    struct kv_str value =
+        r->json ? kv_json_str(r->json, &r->body->unescaped) : ki_msgpack_str(r->msgpack);
+    const char *problem = has_failed(r) ? NULL : set_string(r, field, value);
+
+    if (problem)
+        fail(r, problem);
+}
+
+static void read_u32s(struct reading *r, struct kv_buf *ret)
+{
+    if (r->json)
+        kv_json_u32_array(r->json, ret);
+    else
+        ki_msgpack_u32s(ret, r->msgpack);
+}
+
+static void read_bits64s(struct reading *r, struct kv_buf *ret)
+{
+    if (r->json)
+        kv_json_bits64_array(r->json, ret);
+    else
+        ki_msgpack_bits64s(ret, r->msgpack);
+}
+
+/* An optional field may be null: as if it weren't there. */
+static bool skip_null(struct reading *r, const struct field *field)
+{
+    if (field->bit & r->required)
+        return false;
+    return r->json ? kv_json_null(r->json) : kv_msgpack_nil(r->msgpack);
+}
+
+static void read_value(struct reading *r, const struct field *field)
 {
     if (is_repeated(r, field)) {
-        kv_json_fail(j, -EINVAL, "given twice");
+        fail(r, "given twice");
         return;
     }
-    if (!(field->bit & r->required) && kv_json_null(j))
+    if (skip_null(r, field))
         return;
     switch (field->type) {
     case U32:
-        *(uint64_t *)at(r, field) = kv_json_u64(j, UINT32_MAX);
+        *(uint64_t *)at(r, field) = read_uint(r, UINT32_MAX);
         break;
     case U64:
-        *(uint64_t *)at(r, field) = kv_json_u64(j, UINT64_MAX);
+        *(uint64_t *)at(r, field) = read_uint(r, UINT64_MAX);
         break;
     case BOOL:
-        *(bool *)at(r, field) = kv_json_bool(j);
+        *(bool *)at(r, field) = r->json ? kv_json_bool(r->json) : ki_msgpack_bool(r->msgpack);
         break;
     case STRING:
     case LONG_STRING:
-        json_string(r, field, j);
+        read_string(r, field);
         break;
     case U32S:
-        kv_json_u32_array(j, at(r, field));
+        read_u32s(r, at(r, field));
         break;
     case BITS64S:
-        kv_json_bits64_array(j, at(r, field));
+        read_bits64s(r, at(r, field));
         break;
     }
     r->body->present |= field->bit;
 }
+
+/* -- entry ------------------------------------------------------------------------------------- */
 
 static int parse_json(struct reading *r, struct kv_str text)
 {
@@ -182,12 +230,13 @@ static int parse_json(struct reading *r, struct kv_str text)
     struct kv_json j;
     struct kv_str key;
 
+    r->json = &j;
     kv_json_init(&j, text.p, text.len);
     kv_json_object(&j);
     while (kv_json_next_key(&j, &key)) {
         field = find_field(r, key);
         if (field)
-            json_value(r, field, &j);
+            read_value(r, field);
         else
             kv_json_skip(&j);
     }
@@ -196,162 +245,15 @@ static int parse_json(struct reading *r, struct kv_str text)
     return check_required(r);
 }
 
-/* -- msgpack ----------------------------------------------------------------------------------- */
-
-/* When another type stands here that is the field's fault; when nothing does, the text's. */
-static bool expect(struct kv_msgpack *m, bool fits, const char *text)
-{
-    if (fits || kv_msgpack_failed(m))
-        return fits;
-    if (kv_msgpack_peek(m) == KV_MSGPACK_NONE)
-        kv_msgpack_skip(m); /* fails, and says why */
-    else
-        kv_msgpack_fail(m, -EINVAL, text);
-    return false;
-}
-
-static uint64_t msgpack_uint(struct kv_msgpack *m, uint64_t max)
-{
-    uint64_t value;
-
-    if (!expect(m, kv_msgpack_peek(m) == KV_MSGPACK_UINT, "expected an unsigned integer"))
-        return 0;
-    value = kv_msgpack_u64(m);
-    if (value > max)
-        kv_msgpack_fail(m, -ERANGE, "number out of range");
-    return value;
-}
-
-static void msgpack_string(struct reading *r, const struct field *field, struct kv_msgpack *m)
-{
-    const char *problem;
-    struct kv_str value;
-
-    if (!expect(m, kv_msgpack_peek(m) == KV_MSGPACK_STR, "expected a string"))
-        return;
-    value = kv_msgpack_str(m);
-    problem = kv_msgpack_failed(m) ? NULL : set_string(r, field, value);
-    if (problem)
-        kv_msgpack_fail(m, -EINVAL, problem);
-}
-
-/* Packed little-endian integers of @width bytes, as one bin. */
-static void msgpack_packed(struct kv_buf *ret, struct kv_msgpack *m, size_t width)
-{
-    struct kv_str bin = kv_msgpack_bin(m);
-
-    if (bin.len % width != 0)
-        kv_msgpack_fail(m, -EINVAL, "length of the packed integers isn't a multiple of their size");
-    else
-        kv_buf_append(ret, bin.p, bin.len);
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    for (size_t i = 0; i + width <= ret->len; i += width)
-        if (width == 4)
-            ((uint32_t *)ret->data)[i / 4] = __builtin_bswap32(((uint32_t *)ret->data)[i / 4]);
-        else
-            ((uint64_t *)ret->data)[i / 8] = __builtin_bswap64(((uint64_t *)ret->data)[i / 8]);
-#endif
-}
-
-/* Whether reading integers stopped at a whole element of another type, not at the text's end. */
-static bool is_other_type(const struct kv_msgpack *m)
-{
-    const uint8_t *at = m->start + m->error.offset;
-
-    return m->error.code == -EPROTO && at<m->end && * at> 0x7f && *at < 0xe0 &&
-           (*at < 0xcc || *at > 0xd3);
-}
-
-static void msgpack_u32s(struct kv_buf *ret, struct kv_msgpack *m)
-{
-    enum kv_msgpack_type type = kv_msgpack_peek(m);
-    uint32_t n;
-
-    if (type == KV_MSGPACK_BIN) {
-        msgpack_packed(ret, m, sizeof(uint32_t));
-        return;
-    }
-    if (!expect(m, type == KV_MSGPACK_ARRAY, "expected an array or packed integers"))
-        return;
-    n = kv_msgpack_array(m); /* at most the bytes that follow */
-    if (kv_msgpack_failed(m) || n == 0)
-        return;
-    if (kv_buf_reserve(ret, n * sizeof(uint32_t)) < 0) {
-        kv_msgpack_fail(m, -ENOMEM, "out of memory");
-        return;
-    }
-    if (kv_msgpack_u32s(m, n, (uint32_t *)(void *)(ret->data + ret->len)))
-        ret->len += n * sizeof(uint32_t);
-    else if (is_other_type(m))
-        m->error.code = -EINVAL;
-}
-
-static void msgpack_bits64s(struct kv_buf *ret, struct kv_msgpack *m)
-{
-    enum kv_msgpack_type type = kv_msgpack_peek(m);
-    uint32_t n;
-
-    if (type == KV_MSGPACK_BIN) {
-        msgpack_packed(ret, m, sizeof(uint64_t));
-        return;
-    }
-    if (!expect(m, type == KV_MSGPACK_ARRAY, "expected an array or packed integers"))
-        return;
-    n = kv_msgpack_array(m);
-    if (kv_msgpack_failed(m) || kv_buf_reserve(ret, n * sizeof(uint64_t)) < 0)
-        n = 0;
-    for (uint32_t i = 0; i < n; i++) {
-        uint64_t value;
-
-        type = kv_msgpack_peek(m);
-        if (!expect(m, type == KV_MSGPACK_UINT || type == KV_MSGPACK_INT, "expected an integer"))
-            break;
-        value = kv_msgpack_bits64(m);
-        kv_buf_append(ret, &value, sizeof(value));
-    }
-}
-
-static void msgpack_value(struct reading *r, const struct field *field, struct kv_msgpack *m)
-{
-    if (is_repeated(r, field)) {
-        kv_msgpack_fail(m, -EINVAL, "given twice");
-        return;
-    }
-    if (!(field->bit & r->required) && kv_msgpack_nil(m))
-        return;
-    switch (field->type) {
-    case U32:
-        *(uint64_t *)at(r, field) = msgpack_uint(m, UINT32_MAX);
-        break;
-    case U64:
-        *(uint64_t *)at(r, field) = msgpack_uint(m, UINT64_MAX);
-        break;
-    case BOOL:
-        if (expect(m, kv_msgpack_peek(m) == KV_MSGPACK_BOOL, "expected true or false"))
-            *(bool *)at(r, field) = kv_msgpack_bool(m);
-        break;
-    case STRING:
-    case LONG_STRING:
-        msgpack_string(r, field, m);
-        break;
-    case U32S:
-        msgpack_u32s(at(r, field), m);
-        break;
-    case BITS64S:
-        msgpack_bits64s(at(r, field), m);
-        break;
-    }
-    r->body->present |= field->bit;
-}
-
 static int parse_msgpack(struct reading *r, struct kv_str text)
 {
     const struct field *field = NULL;
     struct kv_msgpack m;
     uint32_t n = 0;
 
+    r->msgpack = &m;
     kv_msgpack_init(&m, text.p, text.len);
-    if (expect(&m, kv_msgpack_peek(&m) == KV_MSGPACK_MAP, "expected a map"))
+    if (ki_msgpack_expect(&m, kv_msgpack_peek(&m) == KV_MSGPACK_MAP, "expected a map"))
         n = kv_msgpack_map(&m);
     for (uint32_t i = 0; i < n && !kv_msgpack_failed(&m); i++) {
         field = NULL;
@@ -360,7 +262,7 @@ static int parse_msgpack(struct reading *r, struct kv_str text)
         else
             field = find_field(r, kv_msgpack_str(&m));
         if (field)
-            msgpack_value(r, field, &m);
+            read_value(r, field);
         else
             kv_msgpack_skip(&m);
     }
@@ -370,8 +272,6 @@ static int parse_msgpack(struct reading *r, struct kv_str text)
         return refuse(r, field, "msgpack", &m.error);
     return check_required(r);
 }
-
-/* -- entry ------------------------------------------------------------------------------------- */
 
 static void reset(struct ki_body *body)
 {
