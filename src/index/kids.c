@@ -1,72 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Finding, adding and removing children; looking at all of them is in kids_each.c. */
 #include "index/kids.h"
-
-#include <string.h>
+#include "index/kids_set.h"
 
 #define TABLE_MAX 1536u /* children; more become a fan */
 #define FAN_MIN 256u    /* fewer become a table again */
-#define FAN 256u
-#define TAG_TABLE ((uintptr_t)1)
-#define TAG_FAN ((uintptr_t)2)
-#define TAGS ((uintptr_t)3)
-#define GONE ((struct kvi_chain *)64) /* a slot that was used: searches go on behind it */
-
-struct kids_slot {
-    _Atomic uint64_t key;
-    struct kvi_chain *_Atomic kid; /* written last, read first */
-};
-
-struct kids_table {
-    struct kv_retired retired;
-    uint32_t capacity; /* a power of two */
-    uint32_t n;
-    uint32_t n_used; /* with those gone */
-    uint32_t reserved;
-    struct kids_slot slot[];
-};
-
-struct kids_fan {
-    struct kv_retired retired;
-    uint32_t n; /* children in all of it */
-    uint32_t reserved;
-    _Atomic uintptr_t sub[FAN];
-};
-
-static struct kids_table *as_table(uintptr_t word)
-{
-    return (struct kids_table *)(word & ~TAGS);
-}
-
-static struct kids_fan *as_fan(uintptr_t word)
-{
-    return (struct kids_fan *)(word & ~TAGS);
-}
-
-static uintptr_t load(const _Atomic uintptr_t *where)
-{
-    return atomic_load_explicit(where, memory_order_acquire);
-}
 
 static void store(_Atomic uintptr_t *where, uintptr_t word)
 {
     atomic_store_explicit(where, word, memory_order_release);
-}
-
-static struct kvi_chain *slot_kid(const struct kids_slot *slot)
-{
-    return atomic_load_explicit(&slot->kid, memory_order_acquire);
-}
-
-static uint64_t slot_key(const struct kids_slot *slot)
-{
-    return atomic_load_explicit(&slot->key, memory_order_acquire);
-}
-
-static bool slot_live(const struct kids_slot *slot)
-{
-    struct kvi_chain *kid = slot_kid(slot);
-
-    return kid && kid != GONE;
 }
 
 static size_t table_bytes(const struct kids_table *table)
@@ -74,43 +16,38 @@ static size_t table_bytes(const struct kids_table *table)
     return sizeof(*table) + table->capacity * sizeof(table->slot[0]);
 }
 
-static uint64_t key_of(const struct kvi_index *ix, const struct kvi_chain *chain)
-{
-    return *kvi_arena_locals(&ix->arena, kvi_chain_run(chain).pos);
-}
-
 static struct kids_slot *table_find(const struct kids_table *table, uint64_t mix, uint64_t key)
 {
     for (uint32_t i = (uint32_t)mix;; i++) {
         const struct kids_slot *slot = &table->slot[i & (table->capacity - 1)];
-        const struct kvi_chain *kid = slot_kid(slot);
+        const struct kvi_chain *kid = kids_slot_kid(slot);
 
         if (!kid)
             return NULL;
-        if (kid != GONE && slot_key(slot) == key)
+        if (kid != KIDS_GONE && kids_slot_key(slot) == key)
             return (struct kids_slot *)slot;
     }
 }
 
 struct kvi_chain *kvi_kids_find(const struct kvi_chain *parent, uint64_t key)
 {
-    uintptr_t word = load(&parent->kids);
+    uintptr_t word = kids_load(&parent->kids);
     const struct kids_slot *slot;
     uint64_t mix;
     int shift = 56;
 
-    if (!(word & TAGS))
+    if (!(word & KIDS_TAGS))
         return (struct kvi_chain *)word;
     mix = kvi_mix(key);
-    for (; word & TAG_FAN; shift -= 8)
-        word = load(&as_fan(word)->sub[mix >> shift & (FAN - 1)]);
-    if (!(word & TAG_TABLE))
+    for (; word & KIDS_TAG_FAN; shift -= 8)
+        word = kids_load(&kids_as_fan(word)->sub[mix >> shift & (KIDS_FAN - 1)]);
+    if (!(word & KIDS_TAG_TABLE))
         return (struct kvi_chain *)word;
-    slot = table_find(as_table(word), mix, key);
+    slot = table_find(kids_as_table(word), mix, key);
     if (slot) {
-        struct kvi_chain *kid = slot_kid(slot);
+        struct kvi_chain *kid = kids_slot_kid(slot);
 
-        return kid == GONE ? NULL : kid;
+        return kid == KIDS_GONE ? NULL : kid;
     }
     return NULL;
 }
@@ -135,9 +72,9 @@ static void table_put(struct kids_table *table, uint64_t key, struct kvi_chain *
     uint32_t i = (uint32_t)kvi_mix(key);
     struct kids_slot *slot = &table->slot[i & (table->capacity - 1)];
 
-    while (slot_live(slot))
+    while (kids_slot_live(slot))
         slot = &table->slot[++i & (table->capacity - 1)];
-    table->n_used += slot_kid(slot) != GONE;
+    table->n_used += kids_slot_kid(slot) != KIDS_GONE;
     table->n++;
     atomic_store_explicit(&slot->key, key, memory_order_release);
     atomic_store_explicit(&slot->kid, kid, memory_order_release);
@@ -146,27 +83,27 @@ static void table_put(struct kids_table *table, uint64_t key, struct kvi_chain *
 static void table_copy(struct kids_table *to, const struct kids_table *from)
 {
     for (uint32_t i = 0; i < from->capacity; i++)
-        if (slot_live(&from->slot[i]))
-            table_put(to, slot_key(&from->slot[i]), slot_kid(&from->slot[i]));
+        if (kids_slot_live(&from->slot[i]))
+            table_put(to, kids_slot_key(&from->slot[i]), kids_slot_kid(&from->slot[i]));
 }
 
 static void free_sets(struct kvi_index *ix, uintptr_t word, bool retire)
 {
     size_t bytes;
 
-    if (word & TAG_FAN) {
+    if (word & KIDS_TAG_FAN) {
         bytes = sizeof(struct kids_fan);
-        for (uint32_t i = 0; i < FAN; i++)
-            free_sets(ix, load(&as_fan(word)->sub[i]), retire);
-    } else if (word & TAG_TABLE) {
-        bytes = table_bytes(as_table(word));
+        for (uint32_t i = 0; i < KIDS_FAN; i++)
+            free_sets(ix, kids_load(&kids_as_fan(word)->sub[i]), retire);
+    } else if (word & KIDS_TAG_TABLE) {
+        bytes = table_bytes(kids_as_table(word));
     } else {
         return;
     }
     if (retire) /* both begin with their link */
-        kvi_retire_memory(ix, (struct kv_retired *)(word & ~TAGS), bytes);
+        kvi_retire_memory(ix, (struct kv_retired *)(word & ~KIDS_TAGS), bytes);
     else
-        kvi_mem_free(&ix->mem, (void *)(word & ~TAGS));
+        kvi_mem_free(&ix->mem, (void *)(word & ~KIDS_TAGS));
 }
 
 void kvi_kids_free(struct kvi_index *ix, uintptr_t kids)
@@ -176,10 +113,10 @@ void kvi_kids_free(struct kvi_index *ix, uintptr_t kids)
 
 static void put(_Atomic uintptr_t *where, uint64_t key, struct kvi_chain *kid)
 {
-    uintptr_t word = load(where);
+    uintptr_t word = kids_load(where);
 
     if (word)
-        table_put(as_table(word), key, kid);
+        table_put(kids_as_table(word), key, kid);
     else
         store(where, (uintptr_t)kid);
 }
@@ -187,34 +124,35 @@ static void put(_Atomic uintptr_t *where, uint64_t key, struct kvi_chain *kid)
 /* Spread a full table over a fan. */
 static int make_fan(struct kvi_index *ix, _Atomic uintptr_t *where, int shift)
 {
-    uintptr_t word = load(where);
-    const struct kids_table *old = as_table(word);
+    uintptr_t word = kids_load(where);
+    const struct kids_table *old = kids_as_table(word);
     struct kids_fan *fan = kvi_mem_alloc(&ix->mem, sizeof(*fan));
-    uint32_t n[FAN] = {0};
+    uint32_t n[KIDS_FAN] = {0};
 
     if (!fan)
         return -ENOMEM;
     for (uint32_t i = 0; i < old->capacity; i++)
-        if (slot_live(&old->slot[i]))
-            n[kvi_mix(slot_key(&old->slot[i])) >> shift & (FAN - 1)]++;
-    for (uint32_t i = 0; i < FAN; i++) {
+        if (kids_slot_live(&old->slot[i]))
+            n[kvi_mix(kids_slot_key(&old->slot[i])) >> shift & (KIDS_FAN - 1)]++;
+    for (uint32_t i = 0; i < KIDS_FAN; i++) {
         struct kids_table *table = n[i] > 1 ? table_new(ix, n[i] + 1) : NULL;
 
         if (n[i] > 1 && !table) {
-            free_sets(ix, (uintptr_t)fan | TAG_FAN, false);
+            free_sets(ix, (uintptr_t)fan | KIDS_TAG_FAN, false);
             return -ENOMEM;
         }
         if (table)
-            store(&fan->sub[i], (uintptr_t)table | TAG_TABLE);
+            store(&fan->sub[i], (uintptr_t)table | KIDS_TAG_TABLE);
     }
     fan->n = old->n;
     for (uint32_t i = 0; i < old->capacity; i++) {
-        uint64_t key = slot_key(&old->slot[i]);
+        uint64_t key = kids_slot_key(&old->slot[i]);
 
-        if (slot_live(&old->slot[i]))
-            put(&fan->sub[kvi_mix(key) >> shift & (FAN - 1)], key, slot_kid(&old->slot[i]));
+        if (kids_slot_live(&old->slot[i]))
+            put(&fan->sub[kvi_mix(key) >> shift & (KIDS_FAN - 1)], key,
+                kids_slot_kid(&old->slot[i]));
     }
-    store(where, (uintptr_t)fan | TAG_FAN);
+    store(where, (uintptr_t)fan | KIDS_TAG_FAN);
     free_sets(ix, word, true);
     return 0;
 }
@@ -222,7 +160,7 @@ static int make_fan(struct kvi_index *ix, _Atomic uintptr_t *where, int shift)
 /* A table with room for @n children in place of what is there. */
 static int reserve_table(struct kvi_index *ix, _Atomic uintptr_t *where, int shift, uint32_t n)
 {
-    uintptr_t word = load(where);
+    uintptr_t word = kids_load(where);
     struct kids_table *table;
 
     if (n > TABLE_MAX && shift >= 8)
@@ -230,13 +168,13 @@ static int reserve_table(struct kvi_index *ix, _Atomic uintptr_t *where, int shi
     table = table_new(ix, n);
     if (!table)
         return -ENOMEM;
-    if (word & TAG_TABLE) {
-        table_copy(table, as_table(word));
+    if (word & KIDS_TAG_TABLE) {
+        table_copy(table, kids_as_table(word));
         free_sets(ix, word, true);
     } else {
-        table_put(table, key_of(ix, (struct kvi_chain *)word), (struct kvi_chain *)word);
+        table_put(table, kids_key_of(ix, (struct kvi_chain *)word), (struct kvi_chain *)word);
     }
-    store(where, (uintptr_t)table | TAG_TABLE);
+    store(where, (uintptr_t)table | KIDS_TAG_TABLE);
     return 0;
 }
 
@@ -246,17 +184,17 @@ int kvi_kids_reserve(struct kvi_index *ix, struct kvi_chain *parent, uint64_t ke
     int shift = 56;
 
     for (;;) {
-        uintptr_t word = load(where);
+        uintptr_t word = kids_load(where);
         int rc;
 
-        for (; word & TAG_FAN; shift -= 8) {
-            where = &as_fan(word)->sub[kvi_mix(key) >> shift & (FAN - 1)];
-            word = load(where);
+        for (; word & KIDS_TAG_FAN; shift -= 8) {
+            where = &kids_as_fan(word)->sub[kvi_mix(key) >> shift & (KIDS_FAN - 1)];
+            word = kids_load(where);
         }
         if (!word)
             return 0;
-        if (word & TAG_TABLE) {
-            const struct kids_table *table = as_table(word);
+        if (word & KIDS_TAG_TABLE) {
+            const struct kids_table *table = kids_as_table(word);
 
             if ((table->n_used + 1) * 4 <= table->capacity * 3)
                 return 0;
@@ -276,11 +214,11 @@ void kvi_kids_add(struct kvi_index *ix, struct kvi_chain *parent, uint64_t key,
     uint64_t mix = kvi_mix(key);
     (void)ix;
 
-    for (int shift = 56; load(where) & TAG_FAN; shift -= 8) {
-        struct kids_fan *fan = as_fan(load(where));
+    for (int shift = 56; kids_load(where) & KIDS_TAG_FAN; shift -= 8) {
+        struct kids_fan *fan = kids_as_fan(kids_load(where));
 
         fan->n++;
-        where = &fan->sub[mix >> shift & (FAN - 1)];
+        where = &fan->sub[mix >> shift & (KIDS_FAN - 1)];
     }
     put(where, key, kid);
 }
@@ -290,10 +228,10 @@ void kvi_kids_replace(struct kvi_chain *parent, uint64_t key, struct kvi_chain *
     _Atomic uintptr_t *where = &parent->kids;
     uint64_t mix = kvi_mix(key);
 
-    for (int shift = 56; load(where) & TAG_FAN; shift -= 8)
-        where = &as_fan(load(where))->sub[mix >> shift & (FAN - 1)];
-    if (load(where) & TAG_TABLE)
-        atomic_store_explicit(&table_find(as_table(load(where)), mix, key)->kid, kid,
+    for (int shift = 56; kids_load(where) & KIDS_TAG_FAN; shift -= 8)
+        where = &kids_as_fan(kids_load(where))->sub[mix >> shift & (KIDS_FAN - 1)];
+    if (kids_load(where) & KIDS_TAG_TABLE)
+        atomic_store_explicit(&table_find(kids_as_table(kids_load(where)), mix, key)->kid, kid,
                               memory_order_release);
     else
         store(where, (uintptr_t)kid);
@@ -302,15 +240,15 @@ void kvi_kids_replace(struct kvi_chain *parent, uint64_t key, struct kvi_chain *
 /* Best effort: a set that lost most of its children becomes a smaller one. */
 static void table_shrink(struct kvi_index *ix, _Atomic uintptr_t *where)
 {
-    uintptr_t word = load(where);
-    struct kids_table *table = as_table(word), *smaller;
+    uintptr_t word = kids_load(where);
+    struct kids_table *table = kids_as_table(word), *smaller;
 
     if (table->n <= 1) {
         struct kvi_chain *kid = NULL;
 
         for (uint32_t i = 0; i < table->capacity && !kid; i++)
-            if (slot_live(&table->slot[i]))
-                kid = slot_kid(&table->slot[i]);
+            if (kids_slot_live(&table->slot[i]))
+                kid = kids_slot_kid(&table->slot[i]);
         store(where, (uintptr_t)kid);
     } else {
         if (table->capacity <= 4 || table->n * 6 > table->capacity)
@@ -319,7 +257,7 @@ static void table_shrink(struct kvi_index *ix, _Atomic uintptr_t *where)
         if (!smaller)
             return;
         table_copy(smaller, table);
-        store(where, (uintptr_t)smaller | TAG_TABLE);
+        store(where, (uintptr_t)smaller | KIDS_TAG_TABLE);
     }
     free_sets(ix, word, true);
 }
@@ -330,8 +268,8 @@ static void table_remove(struct kids_table *table, uint64_t key)
     struct kids_slot *next = slot + 1 == table->slot + table->capacity ? table->slot : slot + 1;
 
     table->n--;
-    if (slot_kid(next)) {
-        atomic_store_explicit(&slot->kid, GONE, memory_order_release);
+    if (kids_slot_kid(next)) {
+        atomic_store_explicit(&slot->kid, KIDS_GONE, memory_order_release);
     } else {
         table->n_used--;
         atomic_store_explicit(&slot->kid, NULL, memory_order_release);
@@ -340,20 +278,20 @@ static void table_remove(struct kids_table *table, uint64_t key)
 
 static void gather(uintptr_t word, struct kids_table *table, const struct kvi_index *ix)
 {
-    if (word & TAG_FAN) {
-        for (uint32_t i = 0; i < FAN; i++)
-            gather(load(&as_fan(word)->sub[i]), table, ix);
-    } else if (word & TAG_TABLE) {
-        table_copy(table, as_table(word));
+    if (word & KIDS_TAG_FAN) {
+        for (uint32_t i = 0; i < KIDS_FAN; i++)
+            gather(kids_load(&kids_as_fan(word)->sub[i]), table, ix);
+    } else if (word & KIDS_TAG_TABLE) {
+        table_copy(table, kids_as_table(word));
     } else if (word) {
-        table_put(table, key_of(ix, (struct kvi_chain *)word), (struct kvi_chain *)word);
+        table_put(table, kids_key_of(ix, (struct kvi_chain *)word), (struct kvi_chain *)word);
     }
 }
 
 static void fan_shrink(struct kvi_index *ix, _Atomic uintptr_t *where)
 {
-    uintptr_t word = load(where);
-    struct kids_fan *fan = as_fan(word);
+    uintptr_t word = kids_load(where);
+    struct kids_fan *fan = kids_as_fan(word);
     struct kids_table *table;
 
     if (fan->n > FAN_MIN)
@@ -362,7 +300,7 @@ static void fan_shrink(struct kvi_index *ix, _Atomic uintptr_t *where)
     if (!table)
         return;
     gather(word, table, ix);
-    store(where, (uintptr_t)table | TAG_TABLE);
+    store(where, (uintptr_t)table | KIDS_TAG_TABLE);
     free_sets(ix, word, true);
 }
 
@@ -372,15 +310,15 @@ void kvi_kids_remove(struct kvi_index *ix, struct kvi_chain *parent, uint64_t ke
     uint64_t mix = kvi_mix(key);
     int n_fans = 0;
 
-    for (int shift = 56; load(where) & TAG_FAN; shift -= 8) {
-        struct kids_fan *fan = as_fan(load(where));
+    for (int shift = 56; kids_load(where) & KIDS_TAG_FAN; shift -= 8) {
+        struct kids_fan *fan = kids_as_fan(kids_load(where));
 
         fans[n_fans++] = where;
         fan->n--;
-        where = &fan->sub[mix >> shift & (FAN - 1)];
+        where = &fan->sub[mix >> shift & (KIDS_FAN - 1)];
     }
-    if (load(where) & TAG_TABLE) {
-        table_remove(as_table(load(where)), key);
+    if (kids_load(where) & KIDS_TAG_TABLE) {
+        table_remove(kids_as_table(kids_load(where)), key);
         table_shrink(ix, where);
     } else {
         store(where, 0);
@@ -388,105 +326,4 @@ void kvi_kids_remove(struct kvi_index *ix, struct kvi_chain *parent, uint64_t ke
     /* Innermost first: an outer one that shrinks takes those inside along. */
     while (n_fans--)
         fan_shrink(ix, fans[n_fans]);
-}
-
-/* -- looking ----------------------------------------------------------------------------------- */
-
-struct kvi_chain *kvi_kids_only(const struct kvi_chain *parent)
-{
-    uintptr_t word = load(&parent->kids);
-
-    return word & TAGS ? NULL : (struct kvi_chain *)word;
-}
-
-uint64_t kvi_kids_count(const struct kvi_chain *parent)
-{
-    uintptr_t word = load(&parent->kids);
-
-    if (word & TAG_FAN)
-        return as_fan(word)->n;
-    return word & TAG_TABLE ? as_table(word)->n : word != 0;
-}
-
-static bool each(uintptr_t word, bool (*fn)(void *arg, struct kvi_chain *kid), void *arg)
-{
-    const struct kids_table *table;
-
-    if (word & TAG_FAN) {
-        for (uint32_t i = 0; i < FAN; i++)
-            if (!each(load(&as_fan(word)->sub[i]), fn, arg))
-                return false;
-        return true;
-    }
-    if (!(word & TAG_TABLE))
-        return !word || fn(arg, (struct kvi_chain *)word);
-    table = as_table(word);
-    for (uint32_t i = 0; i < table->capacity; i++) {
-        if (i + 8 < table->capacity && slot_live(&table->slot[i + 8]))
-            __builtin_prefetch(slot_kid(&table->slot[i + 8]));
-        if (slot_live(&table->slot[i]) && !fn(arg, slot_kid(&table->slot[i])))
-            return false;
-    }
-    return true;
-}
-
-void kvi_kids_each(const struct kvi_chain *parent, bool (*fn)(void *arg, struct kvi_chain *kid),
-                   void *arg)
-{
-    (void)each(load(&parent->kids), fn, arg);
-}
-
-static struct kvi_chain *next_in_table(const struct kids_table *table, const uint64_t *order,
-                                       uint64_t *ret_order)
-{
-    const struct kvi_chain *best = NULL;
-
-    for (uint32_t i = 0; i < table->capacity; i++) {
-        uint64_t mix;
-
-        if (!slot_live(&table->slot[i]))
-            continue;
-        mix = kvi_mix(slot_key(&table->slot[i]));
-        if ((!order || mix > *order) && (!best || mix < *ret_order)) {
-            best = slot_kid(&table->slot[i]);
-            *ret_order = mix;
-        }
-    }
-    return (struct kvi_chain *)best;
-}
-
-static struct kvi_chain *next_in(const struct kvi_index *ix, uintptr_t word, int shift,
-                                 const uint64_t *order, uint64_t *ret_order)
-{
-    struct kvi_chain *kid = NULL;
-    uint64_t mix;
-
-    if (word & TAG_FAN) {
-        for (uint32_t i = order ? *order >> shift & (FAN - 1) : 0; i < FAN && !kid; i++) {
-            kid = next_in(ix, load(&as_fan(word)->sub[i]), shift - 8, order, ret_order);
-            order = NULL; /* all keys further on are above */
-        }
-        return kid;
-    }
-    if (word & TAG_TABLE)
-        return next_in_table(as_table(word), order, ret_order);
-    if (!word)
-        return NULL;
-    kid = (struct kvi_chain *)word;
-    mix = kvi_mix(key_of(ix, kid));
-    if (order && mix <= *order)
-        return NULL;
-    *ret_order = mix;
-    return kid;
-}
-
-struct kvi_chain *kvi_kids_next(const struct kvi_index *ix, const struct kvi_chain *parent,
-                                const uint64_t *order, uint64_t *ret_order)
-{
-    uint64_t found = 0;
-    struct kvi_chain *kid = next_in(ix, load(&parent->kids), 56, order, &found);
-
-    if (kid)
-        *ret_order = found;
-    return kid;
 }

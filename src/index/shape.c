@@ -7,12 +7,12 @@
 #include <string.h>
 
 #include "index/kids.h"
-#include "index/tree.h"
+#include "index/shape.h"
 
 #define JOIN_MAX \
     (KVI_CHAIN_MAX / 2) /* so that a chain cut at the limit isn't joined and cut again */
 
-static void retire_extent(struct kvi_index *ix, uint32_t pos, uint32_t n)
+void kvi_extent_retire(struct kvi_index *ix, uint32_t pos, uint32_t n)
 {
     struct kv_retired *object = (struct kv_retired *)(void *)kvi_arena_engines(&ix->arena, pos);
 
@@ -69,11 +69,6 @@ static void take_kids(struct kvi_chain *chain, const struct kvi_chain *from)
     atomic_store_explicit(&chain->kids, atomic_load_explicit(&from->kids, memory_order_relaxed),
                           memory_order_release);
     kvi_kids_each(chain, set_parent, chain);
-}
-
-static uint64_t first_local(const struct kvi_index *ix, const struct kvi_chain *chain)
-{
-    return *kvi_arena_locals(&ix->arena, kvi_chain_run(chain).pos);
 }
 
 /* -- splitting --------------------------------------------------------------------------------- */
@@ -176,7 +171,7 @@ static void split_blocks(struct kvi_index *ix, const struct kvi_split *split)
         set_owner(ix, run.pos + at - 1, tail);
         kvi_chain_set_run(tail, run.pos + at, rest);
         tail->capacity = (uint16_t)(chain->capacity - at);
-        retire_extent(ix, run.pos - 1, at);
+        kvi_extent_retire(ix, run.pos - 1, at);
     } else {
         copy_blocks(ix, chain, split->holder, run.pos + at, fresh, rest);
         set_owner(ix, split->extent, tail);
@@ -186,7 +181,7 @@ static void split_blocks(struct kvi_index *ix, const struct kvi_split *split)
         set_owner(ix, run.pos - 1, head);
         kvi_chain_set_run(head, run.pos, at);
         head->capacity = (uint16_t)at;
-        retire_extent(ix, run.pos + at, chain->capacity - at);
+        kvi_extent_retire(ix, run.pos + at, chain->capacity - at);
     }
 }
 
@@ -205,7 +200,7 @@ static void move_cursors(struct kvi_index *ix, const struct kvi_chain *from, uin
 void kvi_split_commit(struct kvi_index *ix, struct kvi_split *split)
 {
     struct kvi_chain *chain = split->chain, *head = split->head, *tail = split->tail;
-    uint64_t key = first_local(ix, chain);
+    uint64_t key = kvi_first_local(ix, chain);
 
     split_blocks(ix, split);
     head->flags |= chain->flags;
@@ -232,7 +227,7 @@ int kvi_chain_move(struct kvi_index *ix, struct kvi_chain *chain, uint32_t capac
     set_owner(ix, extent, chain);
     kvi_chain_set_run(chain, extent + 1, run.len);
     kvi_chain_bump(chain);
-    retire_extent(ix, run.pos - 1, 1u + chain->capacity);
+    kvi_extent_retire(ix, run.pos - 1, 1u + chain->capacity);
     chain->capacity = (uint16_t)capacity;
     return 0;
 }
@@ -294,7 +289,7 @@ static void join_cursors(struct kvi_index *ix, const struct kvi_chain *upper,
         if (c->at != upper || !c->after)
             continue;
         if (c->order <
-            kvi_kids_order(first_local(ix, lower))) { /* to come, with all its children */
+            kvi_kids_order(kvi_first_local(ix, lower))) { /* to come, with all its children */
             c->after = false;
             continue;
         }
@@ -307,8 +302,7 @@ static void join_cursors(struct kvi_index *ix, const struct kvi_chain *upper,
     move_cursors(ix, lower, 0, chain, (int32_t)len);
 }
 
-/* One chain in place of @upper and its only child: returned, or @upper as it was. Best effort. */
-static struct kvi_chain *join(struct kvi_index *ix, struct kvi_chain *upper)
+struct kvi_chain *kvi_chain_join(struct kvi_index *ix, struct kvi_chain *upper)
 {
     struct kvi_chain *lower = upper->parent ? kvi_kids_only(upper) : NULL, *chain;
     struct kvi_run first = kvi_chain_run(upper), rest;
@@ -336,131 +330,14 @@ static struct kvi_chain *join(struct kvi_index *ix, struct kvi_chain *upper)
     chain->flags |= upper->flags | lower->flags;
     chain->parent = upper->parent;
     take_kids(chain, lower);
-    kvi_kids_replace(chain->parent, first_local(ix, chain), chain);
+    kvi_kids_replace(chain->parent, kvi_first_local(ix, chain), chain);
     join_cursors(ix, upper, lower, chain);
     retire_tmaps(ix, upper);
     retire_tmaps(ix, lower);
-    retire_extent(ix, first.pos - 1, 1u + upper->capacity);
-    retire_extent(ix, rest.pos - 1, 1u + lower->capacity);
+    kvi_extent_retire(ix, first.pos - 1, 1u + upper->capacity);
+    kvi_extent_retire(ix, rest.pos - 1, 1u + lower->capacity);
     kvi_chain_retire(ix, upper);
     kvi_chain_retire(ix, lower);
     kvi_count(&ix->n_chains, (uint64_t)-1);
     return chain;
-}
-
-/* -- settling ---------------------------------------------------------------------------------- */
-
-void kvi_mark_dirty(struct kvi_index *ix, struct kvi_chain *chain)
-{
-    if (chain->flags & KVI_DIRTY)
-        return;
-    chain->flags |= KVI_DIRTY;
-    chain->link.word = 0;
-    if (ix->dirty_tail)
-        ix->dirty_tail->link.word = (uintptr_t)chain;
-    else
-        ix->dirty_head = chain;
-    ix->dirty_tail = chain;
-}
-
-/* Nobody has blocks from @keep on. */
-static void trim(struct kvi_index *ix, struct kvi_chain *chain, uint32_t keep)
-{
-    struct kvi_run run = kvi_chain_run(chain);
-
-    kvi_names_erase(ix, run.pos + keep, run.len - keep);
-    kvi_chain_set_run(chain, run.pos, keep);
-    kvi_chain_bump(chain);
-    kvi_arena_cut(&ix->arena, run.pos + keep);
-    retire_extent(ix, run.pos + keep, chain->capacity - keep);
-    chain->capacity = (uint16_t)keep;
-    kvi_count(&ix->n_blocks, (uint64_t)keep - run.len);
-}
-
-static void trim_to_longest(struct kvi_index *ix, struct kvi_chain *chain)
-{
-    uint32_t n = kvi_who_count(chain), longest = 0;
-
-    for (uint32_t i = 0; i < n; i++) {
-        uint32_t len = kvi_entry_len(kvi_who_get(kvi_who_at(chain, i)));
-
-        if (len > longest) {
-            longest = len;
-            chain->n_full = 0;
-        }
-        chain->n_full += len == longest;
-    }
-    trim(ix, chain, longest);
-}
-
-static void unmix(struct kvi_index *ix, struct kvi_chain *chain)
-{
-    bool mixed = false;
-
-    for (uint32_t i = 0; i < kvi_who_count(chain); i++) {
-        kvi_entry_unmix(ix, chain, kvi_who_at(chain, i));
-        mixed = mixed || !kvi_entry_mask(kvi_who_get(kvi_who_at(chain, i)));
-    }
-    if (!mixed)
-        chain->flags &= (uint8_t)~KVI_MIXED;
-}
-
-static void remove_chain(struct kvi_index *ix, struct kvi_chain *chain)
-{
-    struct kvi_run run = kvi_chain_run(chain);
-    uint64_t key = first_local(ix, chain);
-
-    kvi_names_erase(ix, run.pos, run.len);
-    kvi_kids_remove(ix, chain->parent, key);
-    for (struct kvi_cursor *c = ix->cursors; c; c = c->next) {
-        if (c->at != chain)
-            continue;
-        c->at = chain->parent;
-        c->after = true;
-        c->order = kvi_kids_order(key);
-        c->emitted = kvi_chain_run(chain->parent).len;
-        c->holder = 0;
-    }
-    kvi_chain_retire(ix, chain);
-    retire_extent(ix, run.pos - 1, 1u + chain->capacity);
-    kvi_count(&ix->n_blocks, (uint64_t)0 - run.len);
-    kvi_count(&ix->n_chains, (uint64_t)-1);
-}
-
-static void settle_chain(struct kvi_index *ix, struct kvi_chain *chain)
-{
-    while (kvi_who_count(chain) == 0) {
-        struct kvi_chain *parent = chain->parent;
-
-        if (kvi_kids_count(chain)) /* they are in the queue, and the last one comes back here */
-            return;
-        remove_chain(ix, chain);
-        chain = parent;
-        if (!chain->parent || chain->flags & KVI_DIRTY)
-            return;
-    }
-    if (chain->n_full == 0)
-        trim_to_longest(ix, chain);
-    if (chain->flags & KVI_MIXED)
-        unmix(ix, chain);
-    kvi_who_shrink(ix, chain);
-    if (kvi_kids_only(chain->parent) == chain) {
-        struct kvi_chain *parent = chain->parent, *joint = join(ix, parent);
-
-        chain = joint != parent ? joint : chain;
-    }
-    (void)join(ix, chain);
-}
-
-void kvi_settle(struct kvi_index *ix)
-{
-    while (ix->dirty_head) {
-        struct kvi_chain *chain = ix->dirty_head;
-
-        ix->dirty_head = (struct kvi_chain *)chain->link.word;
-        if (!ix->dirty_head)
-            ix->dirty_tail = NULL;
-        chain->flags &= (uint8_t)~KVI_DIRTY;
-        settle_chain(ix, chain);
-    }
 }

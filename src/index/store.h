@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** What the steps of kvi_store share: see store.c (looking, changing) and plan.c (allocating). */
+/** What the steps of kvi_store share: see look.c, plan.c (allocating) and store.c (changing). */
 #ifndef KV_INDEX_STORE_H
 #define KV_INDEX_STORE_H
 
@@ -67,6 +67,13 @@ struct kvi_store {
     struct kvi_stored stored;
     size_t n_gained; /* places that the holder newly has */
 };
+
+/** Follow the blocks down from the parent, as far as their places exist. Returns 0, -ENOMEM, or
+ * -EINVAL when a hash is there twice, that of the parent (NULL: root) counted. */
+int kvi_store_find(struct kvi_store *store, const uint64_t *parent);
+/** Decide what becomes of each block's name, and which older places go. Returns 0, -EINVAL when one
+ * is the parent or above it, or -ENOMEM. */
+int kvi_store_judge(struct kvi_store *store);
 
 /** Allocate all that the store needs, changing nothing that can be seen. Returns 0 or -ENOMEM,
  * -ENOSPC. */

@@ -382,7 +382,7 @@ void kvi_alias_rollback(struct kvi_index *ix, struct kvi_holder *holder, uint64_
 /** Forget @holder's names for @n places. */
 void kvi_aliases_forget(struct kvi_index *ix, struct kvi_holder *holder, uint32_t pos, uint32_t n);
 
-/* -- shape.c: splitting, joining and removing chains ------------------------------------------- */
+/* -- shape.c: splitting and joining chains; settle.c ------------------------------------------- */
 
 /** Everything a split needs, allocated; kvi_split_commit can't fail. */
 struct kvi_split {

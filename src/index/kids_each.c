@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Looking at the children of a chain: all, some, or one after the other in their own order. */
+#include "index/kids.h"
+#include "index/kids_set.h"
+
+struct kvi_chain *kvi_kids_only(const struct kvi_chain *parent)
+{
+    uintptr_t word = kids_load(&parent->kids);
+
+    return word & KIDS_TAGS ? NULL : (struct kvi_chain *)word;
+}
+
+uint64_t kvi_kids_count(const struct kvi_chain *parent)
+{
+    uintptr_t word = kids_load(&parent->kids);
+
+    if (word & KIDS_TAG_FAN)
+        return kids_as_fan(word)->n;
+    return word & KIDS_TAG_TABLE ? kids_as_table(word)->n : word != 0;
+}
+
+static bool each(uintptr_t word, bool (*fn)(void *arg, struct kvi_chain *kid), void *arg)
+{
+    const struct kids_table *table;
+
+    if (word & KIDS_TAG_FAN) {
+        for (uint32_t i = 0; i < KIDS_FAN; i++)
+            if (!each(kids_load(&kids_as_fan(word)->sub[i]), fn, arg))
+                return false;
+        return true;
+    }
+    if (!(word & KIDS_TAG_TABLE))
+        return !word || fn(arg, (struct kvi_chain *)word);
+    table = kids_as_table(word);
+    for (uint32_t i = 0; i < table->capacity; i++) {
+        if (i + 8 < table->capacity && kids_slot_live(&table->slot[i + 8]))
+            __builtin_prefetch(kids_slot_kid(&table->slot[i + 8]));
+        if (kids_slot_live(&table->slot[i]) && !fn(arg, kids_slot_kid(&table->slot[i])))
+            return false;
+    }
+    return true;
+}
+
+void kvi_kids_each(const struct kvi_chain *parent, bool (*fn)(void *arg, struct kvi_chain *kid),
+                   void *arg)
+{
+    (void)each(kids_load(&parent->kids), fn, arg);
+}
+
+static struct kvi_chain *next_in_table(const struct kids_table *table, const uint64_t *order,
+                                       uint64_t *ret_order)
+{
+    const struct kvi_chain *best = NULL;
+
+    for (uint32_t i = 0; i < table->capacity; i++) {
+        uint64_t mix;
+
+        if (!kids_slot_live(&table->slot[i]))
+            continue;
+        mix = kvi_mix(kids_slot_key(&table->slot[i]));
+        if ((!order || mix > *order) && (!best || mix < *ret_order)) {
+            best = kids_slot_kid(&table->slot[i]);
+            *ret_order = mix;
+        }
+    }
+    return (struct kvi_chain *)best;
+}
+
+static struct kvi_chain *next_in(const struct kvi_index *ix, uintptr_t word, int shift,
+                                 const uint64_t *order, uint64_t *ret_order)
+{
+    struct kvi_chain *kid = NULL;
+    uint64_t mix;
+
+    if (word & KIDS_TAG_FAN) {
+        for (uint32_t i = order ? *order >> shift & (KIDS_FAN - 1) : 0; i < KIDS_FAN && !kid; i++) {
+            kid = next_in(ix, kids_load(&kids_as_fan(word)->sub[i]), shift - 8, order, ret_order);
+            order = NULL; /* all keys further on are above */
+        }
+        return kid;
+    }
+    if (word & KIDS_TAG_TABLE)
+        return next_in_table(kids_as_table(word), order, ret_order);
+    if (!word)
+        return NULL;
+    kid = (struct kvi_chain *)word;
+    mix = kvi_mix(kids_key_of(ix, kid));
+    if (order && mix <= *order)
+        return NULL;
+    *ret_order = mix;
+    return kid;
+}
+
+struct kvi_chain *kvi_kids_next(const struct kvi_index *ix, const struct kvi_chain *parent,
+                                const uint64_t *order, uint64_t *ret_order)
+{
+    uint64_t found = 0;
+    struct kvi_chain *kid = next_in(ix, kids_load(&parent->kids), 56, order, &found);
+
+    if (kid)
+        *ret_order = found;
+    return kid;
+}
