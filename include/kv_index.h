@@ -18,7 +18,8 @@
  *   a whole.
  * - Two holders may give the same place different hashes; each one's removes use its own.
  *
- * Threads. Any function may be called from any thread. Writers take one lock per call. kvi_find and
+ * Threads. Any function may be called from any thread. Writers take one lock per call (clearing lets it go
+ * in between). kvi_find and
  * kvi_get_stats read beside them. kvi_find sees, for each holder and tier, a reach that was true during
  * the call; a writer that stands still never holds it up, one that changes chains on the prompt's path
  * meanwhile makes it look again, and after 64 times it takes the lock for one walk, so that it ends.
@@ -86,10 +87,16 @@ KV_API long kvi_store_known(struct kvi_index *index, struct kv_holder holder, en
 KV_API long kvi_remove(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
                        const uint64_t *hashes, size_t n);
 
-/** Forget all that this one rank holds, in all tiers. A known rank stays known. Returns 0. */
+/**
+ * Forget all that this one rank holds, in all tiers. A known rank stays known. Returns 0.
+ *
+ * In a wide index this takes a while, and goes on in parts: other holders' writers come in between,
+ * writers of this holder wait until all of it is done. Lookups see each prompt as before the call or as
+ * after it, but one prompt may go before another; counts (of blocks, in stats) go down in steps.
+ */
 KV_API int kvi_clear(struct kvi_index *index, struct kv_holder holder);
 
-/** Forget one rank, or all ranks of a worker. Returns 0 or -ENOENT. */
+/** Forget one rank, or all ranks of a worker; the same in parts. Returns 0 or -ENOENT. */
 KV_API int kvi_remove_holder(struct kvi_index *index, struct kv_holder holder);
 KV_API int kvi_remove_worker(struct kvi_index *index, uint64_t worker);
 

@@ -182,7 +182,7 @@ const char *kvi_check(struct kvi_index *ix)
 {
     struct check check = {.ix = ix};
 
-    pthread_mutex_lock(&ix->lock);
+    kvi_lock(ix);
     walk(&check);
     if (!check.wrong)
         check_totals(&check);

@@ -206,7 +206,7 @@ int kvi_dump(struct kvi_index *index, kvi_dump_fn fn, void *arg)
     dump->ids = NULL;
     dump->ids_capacity = 0;
     dump->cursor = (struct kvi_cursor){.at = &index->root};
-    pthread_mutex_lock(&index->lock);
+    kvi_lock(index);
     dump->cursor.next = index->cursors;
     index->cursors = &dump->cursor;
     while (more && !rc) {
@@ -217,7 +217,7 @@ int kvi_dump(struct kvi_index *index, kvi_dump_fn fn, void *arg)
         pthread_mutex_unlock(&index->lock);
         for (uint32_t i = 0; i < dump->n_parts && !rc; i++)
             rc = tell_part(dump, &dump->part[i], fn, arg);
-        pthread_mutex_lock(&index->lock);
+        kvi_lock(index);
     }
     unregister(index, &dump->cursor);
     pthread_mutex_unlock(&index->lock);

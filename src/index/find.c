@@ -193,12 +193,12 @@ static uint32_t match(const struct find *find, struct kvi_run run, size_t depth)
     return i;
 }
 
-static void call_hook(const struct kvi_index *ix)
+static void call_hook(const struct kvi_index *ix, const struct kvi_chain *chain)
 {
-    void (*hook)(void *arg) = ix->find_hook;
+    void (*hook)(void *arg, const struct kvi_chain *chain) = ix->find_hook;
 
     if (KV_UNLIKELY(hook != NULL))
-        hook(ix->find_hook_arg);
+        hook(ix->find_hook_arg, chain);
 }
 
 /* One walk from the root. Returns 0, -ENOMEM or DISTURBED. */
@@ -218,8 +218,9 @@ static int walk(struct find *find)
         chain = kvi_kids_find(chain, find->hashes[depth]);
         if (!chain)
             break;
+        call_hook(find->ix, chain);
         version = atomic_load_explicit(&chain->version, memory_order_acquire);
-        if (version & 1)
+        if (version & 1) /* it stands still at what it said last, what is below it goes on */
             return DISTURBED;
         run = kvi_chain_run(chain);
         len = match(find, run, depth);
@@ -238,7 +239,7 @@ static int walk(struct find *find)
         if (len < run.len)
             break;
     }
-    call_hook(find->ix);
+    call_hook(find->ix, NULL);
     for (size_t i = 0; i < find->path_len; i++)
         if (atomic_load_explicit(&find->path[i].chain->version, memory_order_acquire) !=
             find->path[i].version)
@@ -252,7 +253,7 @@ static int walk_alone(struct find *find, struct kvi_index *index)
 {
     int rc;
 
-    pthread_mutex_lock(&index->lock);
+    kvi_lock(index);
     rc = walk(find);
     atomic_fetch_add_explicit(&index->n_walks_alone, 1, memory_order_relaxed);
     pthread_mutex_unlock(&index->lock);

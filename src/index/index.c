@@ -57,6 +57,8 @@ int kvi_create(const struct kvi_opts *opts, struct kvi_index **ret)
                           memory_order_relaxed);
     ix->max_blocks = KV_OPT(opts, max_blocks, UINT32_MAX - 1);
     pthread_mutex_init(&ix->lock, NULL);
+    pthread_mutex_init(&ix->gate, NULL);
+    pthread_cond_init(&ix->cleared, NULL);
     kv_limbo_init(&ix->limbo, SOFT_LIMBO, HARD_LIMBO, free_retired, ix);
     kvi_arena_init(&ix->arena, &ix->mem, &ix->limbo, KVI_KIND_MEMORY);
     kvi_dir_init(&ix->holders, &ix->mem, &ix->limbo, KVI_KIND_MEMORY);
@@ -102,8 +104,25 @@ void kvi_destroy(struct kvi_index *index)
     free_items(index, &index->tmaps);
     free_scratch(index);
     kvi_mem_free(&index->mem, index->scratch);
+    pthread_cond_destroy(&index->cleared);
+    pthread_mutex_destroy(&index->gate);
     pthread_mutex_destroy(&index->lock);
     free(index);
+}
+
+/* Mutexes aren't fair: who unlocks and locks at once has it again before a waiting thread woke up. So
+ * waiting threads stand at a gate, the first one holding it; who passes the gate is behind that one. */
+void kvi_lock_in_turn(struct kvi_index *ix)
+{
+    pthread_mutex_lock(&ix->gate);
+    pthread_mutex_lock(&ix->lock);
+    pthread_mutex_unlock(&ix->gate);
+}
+
+void kvi_lock(struct kvi_index *ix)
+{
+    if (pthread_mutex_trylock(&ix->lock))
+        kvi_lock_in_turn(ix);
 }
 
 void kvi_unlock(struct kvi_index *ix)
@@ -134,6 +153,15 @@ struct kvi_holder *kvi_holder_find(const struct kvi_index *ix, struct kv_holder 
             return holder;
     }
     return NULL;
+}
+
+struct kvi_holder *kvi_holder_await(struct kvi_index *ix, struct kv_holder key)
+{
+    struct kvi_holder *holder;
+
+    while ((holder = kvi_holder_find(ix, key)) != NULL && holder->clearing)
+        pthread_cond_wait(&ix->cleared, &ix->lock);
+    return holder;
 }
 
 int kvi_holder_add(struct kvi_index *ix, struct kv_holder key, struct kvi_holder **ret)
@@ -173,7 +201,7 @@ uint64_t kvi_holder_blocks(struct kvi_index *index, struct kv_holder holder)
     const struct kvi_holder *found;
     uint64_t blocks;
 
-    pthread_mutex_lock(&index->lock);
+    kvi_lock(index);
     found = kvi_holder_find(index, holder);
     blocks = found ? atomic_load_explicit(&found->blocks, memory_order_relaxed) : 0;
     pthread_mutex_unlock(&index->lock);

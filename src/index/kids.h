@@ -38,6 +38,14 @@ void kvi_kids_each(const struct kvi_chain *parent, bool (*fn)(void *arg, struct 
                    void *arg);
 
 /**
+ * The same for a part of the children: the set (of hundreds) that holds those with the order *@order,
+ * or all when they are few. Moves *@order on behind them, to 0 at the end; it stays where it is when @fn
+ * returned false. Writers may go on in between: a child that is there all the while is met.
+ */
+void kvi_kids_some(const struct kvi_chain *parent, uint64_t *order,
+                   bool (*fn)(void *arg, struct kvi_chain *kid), void *arg);
+
+/**
  * Children in a fixed order that doesn't depend on their number: the first whose order is above
  * *@order (any, when @order is NULL), or NULL.
  */

@@ -47,6 +47,20 @@ void kvi_kids_each(const struct kvi_chain *parent, bool (*fn)(void *arg, struct 
     (void)each(kids_load(&parent->kids), fn, arg);
 }
 
+void kvi_kids_some(const struct kvi_chain *parent, uint64_t *order,
+                   bool (*fn)(void *arg, struct kvi_chain *kid), void *arg)
+{
+    uintptr_t word = kids_load(&parent->kids);
+    int shift = 64; /* the set has all orders that agree with this one above the shift */
+
+    while (word & KIDS_TAG_FAN) {
+        shift -= 8;
+        word = kids_load(&kids_as_fan(word)->sub[*order >> shift & (KIDS_FAN - 1)]);
+    }
+    if (each(word, fn, arg))
+        *order = shift < 64 ? ((*order >> shift) + 1) << shift : 0;
+}
+
 static struct kvi_chain *next_in_table(const struct kids_table *table, const uint64_t *order,
                                        uint64_t *ret_order)
 {

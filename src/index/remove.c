@@ -49,23 +49,30 @@ static bool drop_kid(void *arg, struct kvi_chain *kid)
     return --drop->left > 0;
 }
 
-/* The holder leaves the children of @chain and all below them. The queue of dirty chains is also
- * the list of those whose children are still to be looked at: a chain that was in it before can't
+/* The holder leaves what is below the chains that were queued after @seen. The queue of dirty chains is
+ * also the list of those whose children are still to be looked at: a chain that was in it before can't
  * have any with this holder, for it got there by a cut. */
+static void drop_below_queued(struct drop *drop, const struct kvi_chain *seen)
+{
+    struct kvi_chain *next = seen ? (struct kvi_chain *)seen->link.word : drop->ix->dirty_head;
+
+    for (; next; next = (struct kvi_chain *)next->link.word) {
+        drop->left = next->kid_hint == KVI_AUX_MAX ? UINT64_MAX : next->kid_hint;
+        if (drop->left)
+            kvi_kids_each(next, drop_kid, drop);
+    }
+}
+
+/* The holder leaves the children of @chain and all below them. */
 static void drop_below(struct kvi_index *ix, struct kvi_holder *holder, struct kvi_chain *chain,
                        uint64_t n_kids)
 {
-    struct kvi_chain *next, *seen = ix->dirty_tail;
+    const struct kvi_chain *seen = ix->dirty_tail;
     struct drop drop = {ix, holder, n_kids};
 
     if (n_kids)
         kvi_kids_each(chain, drop_kid, &drop);
-    next = seen ? (struct kvi_chain *)seen->link.word : ix->dirty_head;
-    for (; next; next = (struct kvi_chain *)next->link.word) {
-        drop.left = next->kid_hint == KVI_AUX_MAX ? UINT64_MAX : next->kid_hint;
-        if (drop.left)
-            kvi_kids_each(next, drop_kid, &drop);
-    }
+    drop_below_queued(&drop, seen);
 }
 
 void kvi_cut(struct kvi_index *ix, struct kvi_holder *holder, struct kvi_chain *chain,
@@ -92,12 +99,6 @@ void kvi_cut(struct kvi_index *ix, struct kvi_holder *holder, struct kvi_chain *
     kvi_mark_dirty(ix, chain);
     if (was_full)
         drop_below(ix, holder, chain, n_kids == KVI_AUX_MAX ? UINT64_MAX : n_kids);
-}
-
-static void drop_all(struct kvi_index *ix, struct kvi_holder *holder)
-{
-    drop_below(ix, holder, &ix->root, holder->n_roots);
-    holder->n_roots = 0;
 }
 
 /* -- by hash ----------------------------------------------------------------------------------- */
@@ -173,90 +174,139 @@ static bool remove_one(struct kvi_index *ix, struct kvi_holder *holder, enum kv_
     return true;
 }
 
+static bool give_one(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
+                     uint64_t hash)
+{
+    struct kvi_place place;
+
+    if (!kvi_locate(ix, holder, hash, &place, NULL))
+        return false;
+    if (!(kvi_mask_at(ix, kvi_who_get(place.entry), place.off) >> tier & 1))
+        set_tier(ix, holder, place, tier, true);
+    return true;
+}
+
 /* An entry that the first pass made mixed stays so as long as it matters: it is unmixed when a
  * change of this tier made all its blocks alike, so that none is left to change, or when the call
  * ends. */
-long kvi_remove(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
-                const uint64_t *hashes, size_t n)
+static long by_hash(struct kvi_index *ix, struct kv_holder key, enum kv_tier tier,
+                    const uint64_t *hashes, size_t n, bool giving)
 {
-    struct kvi_holder *who;
+    struct kvi_holder *holder;
     long found = 0;
 
     if ((unsigned)tier >= KV_N_TIERS || n > LONG_MAX)
         return -EINVAL;
-    pthread_mutex_lock(&index->lock);
-    kvi_locate_soon(index, hashes, sizeof(hashes[0]), n);
-    who = kvi_holder_find(index, holder);
-    if (who && !one_tier_each(who)) {
-        int rc = mix_entries(index, who, 1u << tier, hashes, n, false);
-
-        if (rc) {
-            kvi_unlock(index);
-            return rc;
-        }
+    kvi_lock(ix);
+    kvi_locate_soon(ix, hashes, sizeof(hashes[0]), n);
+    holder = kvi_holder_await(ix, key);
+    if (holder && (giving || !one_tier_each(holder)))
+        found = mix_entries(ix, holder, 1u << tier, hashes, n, giving);
+    for (size_t i = 0; holder && found >= 0 && i < n; i++) {
+        kvi_locate_ahead(ix, hashes, sizeof(hashes[0]), i, n);
+        found += giving ? give_one(ix, holder, tier, hashes[i])
+                        : remove_one(ix, holder, tier, hashes[i]);
     }
-    for (size_t i = 0; who && i < n; i++) {
-        kvi_locate_ahead(index, hashes, sizeof(hashes[0]), i, n);
-        found += remove_one(index, who, tier, hashes[i]);
-    }
-    kvi_unlock(index);
+    kvi_unlock(ix);
     return found;
+}
+
+long kvi_remove(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
+                const uint64_t *hashes, size_t n)
+{
+    return by_hash(index, holder, tier, hashes, n, false);
 }
 
 long kvi_store_known(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
                      const uint64_t *hashes, size_t n)
 {
-    struct kvi_holder *who;
-    long found = 0;
-
-    if ((unsigned)tier >= KV_N_TIERS || n > LONG_MAX)
-        return -EINVAL;
-    pthread_mutex_lock(&index->lock);
-    who = kvi_holder_find(index, holder);
-    if (who) {
-        int rc = mix_entries(index, who, 1u << tier, hashes, n, true);
-
-        if (rc) {
-            kvi_unlock(index);
-            return rc;
-        }
-    }
-    for (size_t i = 0; who && i < n; i++) {
-        struct kvi_place place;
-
-        if (!kvi_locate(index, who, hashes[i], &place, NULL))
-            continue;
-        found++;
-        if (!(kvi_mask_at(index, kvi_who_get(place.entry), place.off) >> tier & 1))
-            set_tier(index, who, place, tier, true);
-    }
-    kvi_unlock(index);
-    return found;
+    return by_hash(index, holder, tier, hashes, n, true);
 }
 
 /* -- whole holders ----------------------------------------------------------------------------- */
+
+/*
+ * A holder is emptied slice by slice, and the lock is let go in between: going through the children of a
+ * wide root takes long, and others' writers shouldn't wait for it. The holder's own do (kvi_holder_await),
+ * else one could see what it stored last go, and what it stored before stay. For lookups it makes no
+ * difference: a path begins with one top-level chain, which goes with the one step that it always was.
+ */
+#define SLICE 64u /* top-level chains */
+
+static void drop_slice(struct kvi_index *ix, struct kvi_holder *holder, uint64_t *order)
+{
+    uint64_t most = KV_MIN(holder->n_roots, (uint64_t)SLICE);
+    struct drop drop = {ix, holder, most};
+
+    kvi_kids_some(&ix->root, order, drop_kid, &drop);
+    holder->n_roots -= most - drop.left;
+    drop_below_queued(&drop, NULL);
+}
+
+/* With the lock; @holder is marked as being cleared by this call. */
+static void drop_all(struct kvi_index *ix, struct kvi_holder *holder)
+{
+    uint64_t order = 0;
+
+    while (holder->n_roots) {
+        drop_slice(ix, holder, &order);
+        kvi_unlock(ix); /* settles: the queue is empty for the next slice */
+        kvi_lock_in_turn(ix);
+    }
+}
 
 int kvi_clear(struct kvi_index *index, struct kv_holder holder)
 {
     struct kvi_holder *who;
 
-    pthread_mutex_lock(&index->lock);
-    who = kvi_holder_find(index, holder);
-    if (who)
+    kvi_lock(index);
+    who = kvi_holder_await(index, holder);
+    if (who) {
+        who->clearing = &who;
         drop_all(index, who);
+        who->clearing = NULL;
+        pthread_cond_broadcast(&index->cleared);
+    }
     kvi_unlock(index);
     return 0;
+}
+
+/* Wait until no other call clears a rank of the worker, then mark them all, before the first one goes.
+ * Returns their number. */
+static size_t mark_worker(struct kvi_index *ix, uint64_t worker, const void *call)
+{
+    size_t n = 0;
+
+    for (uint32_t id = 0; id < ix->holders.n_used; id++) {
+        const struct kvi_holder *who = kvi_holder_at(ix, id);
+
+        if (!who || who->key.worker != worker || !who->clearing)
+            continue;
+        (void)kvi_holder_await(ix, who->key);
+        id = UINT32_MAX; /* from the beginning */
+    }
+    for (uint32_t id = 0; id < ix->holders.n_used; id++) {
+        struct kvi_holder *who = kvi_holder_at(ix, id);
+
+        if (!who || who->key.worker != worker)
+            continue;
+        who->clearing = call;
+        n++;
+    }
+    return n;
 }
 
 int kvi_remove_holder(struct kvi_index *index, struct kv_holder holder)
 {
     struct kvi_holder *who;
 
-    pthread_mutex_lock(&index->lock);
-    who = kvi_holder_find(index, holder);
+    kvi_lock(index);
+    who = kvi_holder_await(index, holder);
     if (who) {
+        who->clearing = &who;
         drop_all(index, who);
         kvi_holder_drop(index, who);
+        pthread_cond_broadcast(&index->cleared);
     }
     kvi_unlock(index);
     return who ? 0 : -ENOENT;
@@ -264,19 +314,22 @@ int kvi_remove_holder(struct kvi_index *index, struct kv_holder holder)
 
 int kvi_remove_worker(struct kvi_index *index, uint64_t worker)
 {
-    bool found = false;
+    struct kvi_holder *who;
+    size_t n;
 
-    pthread_mutex_lock(&index->lock);
-    for (uint32_t id = 0; id < index->holders.n_used; id++) {
-        struct kvi_holder *who = kvi_holder_at(index, id);
-
-        if (!who || who->key.worker != worker)
-            continue;
-        drop_all(index, who);
-        kvi_settle(index); /* the queue is one holder's */
-        kvi_holder_drop(index, who);
-        found = true;
+    kvi_lock(index);
+    n = mark_worker(index, worker, &n);
+    for (uint32_t id = 0; n && id < index->holders.n_used; id++) {
+        who = kvi_holder_at(index, id);
+        if (who && who->clearing == &n)
+            drop_all(index, who);
     }
+    for (uint32_t id = 0; n && id < index->holders.n_used; id++) { /* all ranks at once */
+        who = kvi_holder_at(index, id);
+        if (who && who->clearing == &n)
+            kvi_holder_drop(index, who);
+    }
+    pthread_cond_broadcast(&index->cleared);
     kvi_unlock(index);
-    return found ? 0 : -ENOENT;
+    return n ? 0 : -ENOENT;
 }

@@ -208,7 +208,7 @@ static int prepare(struct kvi_store *store, struct kv_holder holder, const uint6
 
     if (store->n)
         kvi_locate_soon(ix, &store->blocks[0].hash, sizeof(store->blocks[0]), store->n);
-    store->holder = kvi_holder_find(ix, holder);
+    store->holder = kvi_holder_await(ix, holder);
     store->parent = &ix->root;
     if (parent) {
         struct kvi_place place;
@@ -253,7 +253,7 @@ int kvi_store(struct kvi_index *index, struct kv_holder holder, enum kv_tier tie
 
     if ((unsigned)tier >= KV_N_TIERS || (n && !blocks) || n > UINT32_MAX / 2)
         return -EINVAL;
-    pthread_mutex_lock(&index->lock);
+    kvi_lock(index);
     rc = prepare(&store, holder, parent);
     if (!rc && n)
         commit(&store);

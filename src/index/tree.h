@@ -159,8 +159,9 @@ struct kvi_holder {
     uint32_t id;
     _Atomic uint64_t blocks;
     uint64_t tier_blocks[KV_N_TIERS];
-    uint64_t n_roots;   /* top-level chains it is in */
-    uint64_t n_aliases; /* see names.h */
+    uint64_t n_roots;     /* top-level chains it is in */
+    uint64_t n_aliases;   /* see names.h */
+    const void *clearing; /* the call that empties it, slice by slice; its other writers wait */
 };
 
 /** One holder's own name for a place that is known under another. */
@@ -190,7 +191,9 @@ struct kvi_index {
     struct kvi_dir holders; /* id -> struct kvi_holder */
     struct kvi_dir tmaps;   /* number -> struct kvi_tmap */
 
-    void (*find_hook)(void *arg); /* tests only: called before a walk is judged; else NULL */
+    /* Tests only, else NULL: called with the chain that a walk has found and not yet looked at, and
+     * with NULL before the walk is judged. */
+    void (*find_hook)(void *arg, const struct kvi_chain *chain);
     void *find_hook_arg;
 
     /* What the writer counts and anybody reads; on lines of its own. */
@@ -201,6 +204,8 @@ struct kvi_index {
 
     /* What the writer uses, under the lock. */
     _Alignas(64) pthread_mutex_t lock;
+    pthread_mutex_t gate;   /* who finds the lock taken waits for it holding the gate */
+    pthread_cond_t cleared; /* a holder is not being cleared any more */
     struct kv_limbo limbo;
     struct kvi_table names;      /* engine hash -> position */
     struct kvi_table holder_ids; /* worker, rank -> id */
@@ -241,7 +246,13 @@ static inline struct kvi_chain *kvi_owner(const struct kvi_index *ix, uint32_t p
 
 /* -- index.c ----------------------------------------------------------------------------------- */
 
+/** Begin a write. */
+void kvi_lock(struct kvi_index *ix);
+/** The same, behind all who are waiting for the lock now: for a call that lets others go first. */
+void kvi_lock_in_turn(struct kvi_index *ix);
 struct kvi_holder *kvi_holder_find(const struct kvi_index *ix, struct kv_holder key);
+/** The same for who is about to write: waits, without the lock, while the holder is being cleared. */
+struct kvi_holder *kvi_holder_await(struct kvi_index *ix, struct kv_holder key);
 /** Returns 0, -ENOMEM or -ENOSPC. */
 int kvi_holder_add(struct kvi_index *ix, struct kv_holder key, struct kvi_holder **ret);
 /** It holds nothing any more. */

@@ -282,11 +282,13 @@ static void *change_path(void *arg)
     return NULL;
 }
 
-static void disturb(void *arg)
+static void disturb(void *arg, const struct kvi_chain *chain)
 {
     struct nuisance *nuisance = arg;
     pthread_t thread;
 
+    if (chain)
+        return;
     nuisance->n_walks++;
     if (nuisance->n_walks > KVI_FIND_TRIES) { /* the lookup has the lock now */
         nuisance->locked = pthread_mutex_trylock(&nuisance->ix->lock) == EBUSY;
@@ -319,11 +321,68 @@ static void test_a_lookup_ends(void **state)
     kvi_destroy(nuisance.ix);
 }
 
+/*
+ * The lookup has found a chain when a writer replaces it by two (a fork) and then takes one holder away,
+ * from there and from below. What the dead chain says and what is below it now were never true together:
+ * the holder had all or nothing.
+ */
+struct replaced {
+    struct kvi_index *ix;
+    struct kv_block blocks[8];
+    bool done;
+};
+
+static void replace_chain(void *arg, const struct kvi_chain *chain)
+{
+    struct replaced *r = arg;
+    const struct kv_block fork = {100, 100};
+
+    if (!chain || r->done)
+        return;
+    r->done = true;
+    if (kvi_store(r->ix, holder(3), KV_TIER_DEVICE, &r->blocks[1].hash, &fork, 1, NULL) ||
+        kvi_clear(r->ix, holder(1)))
+        abort();
+}
+
+static void test_a_chain_dies_when_found(void **state)
+{
+    const struct kv_block beside = {200, 200};
+    struct replaced r = {0};
+    struct kvi_matches matches = {0};
+    uint64_t prompt[8];
+    (void)state;
+
+    assert_int_equal(kvi_create(NULL, &r.ix), 0);
+    for (uint32_t i = 0; i < 8; i++) {
+        r.blocks[i] = (struct kv_block){i + 1, i + 1};
+        prompt[i] = i + 1;
+    }
+    for (uint64_t w = 1; w <= 3; w++) { /* two chains: a child keeps them apart */
+        assert_int_equal(kvi_store(r.ix, holder(w), KV_TIER_DEVICE, NULL, r.blocks, 4, NULL), 0);
+        assert_int_equal(
+            kvi_store(r.ix, holder(w), KV_TIER_DEVICE, &r.blocks[3].hash, &beside, 1, NULL), 0);
+        assert_int_equal(
+            kvi_store(r.ix, holder(w), KV_TIER_DEVICE, &r.blocks[3].hash, &r.blocks[4], 4, NULL),
+            0);
+    }
+    r.ix->find_hook_arg = &r;
+    r.ix->find_hook = replace_chain;
+    assert_int_equal(kvi_find(r.ix, prompt, 8, &matches), 0);
+    assert_true(r.done);
+    for (size_t i = 0; i < matches.n; i++)
+        assert_int_equal(matches.items[i].reach[KV_TIER_DEVICE], 8);
+    assert_int_equal(matches.n, 2); /* it looked again */
+    kvi_matches_fini(&matches);
+    kvi_destroy(r.ix);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_scripts),
         cmocka_unit_test(test_a_lookup_ends),
+        cmocka_unit_test(test_a_chain_dies_when_found),
         cmocka_unit_test(test_short_lived_threads),
     };
 

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Clearing a holder of a wide index goes on in slices: others' writers come in between, its own wait. */
+// clang-format off
+#include <stdarg.h>
+#include <setjmp.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+// clang-format on
+
+#include <sched.h>
+
+#include "base/clock.h"
+#include "index/tree.h"
+#include "random.h"
+
+#define N_CHAINS 5000u /* a fan of children */
+#define DEADLINE_NS (UINT64_C(60) * 1000000000)
+
+static const struct kv_holder cleared = {1, 0}, beside = {2, 0}, other_rank = {1, 1};
+
+static struct world {
+    struct kvi_index *ix;
+    pthread_t clearing, thread;
+    void *(*writer)(void *arg); /* runs from the first step of the clear on */
+    struct kv_holder watched;
+    bool started;
+    long n_steps_before,
+        n_steps_after; /* of the clear, before and after the writer's first block was there */
+    bool waited;
+} world;
+
+static void store(struct kv_holder holder, uint64_t first, uint64_t n)
+{
+    for (uint64_t i = first; i < first + n; i++) {
+        const struct kv_block block = {i, i};
+
+        assert_int_equal(kvi_store(world.ix, holder, KV_TIER_DEVICE, NULL, &block, 1, NULL), 0);
+    }
+}
+
+static bool arrived(void)
+{
+    const struct kvi_holder *holder = kvi_holder_find(world.ix, world.watched);
+    struct kvi_place place;
+
+    return holder && kvi_locate(world.ix, holder, N_CHAINS + 1, &place, NULL);
+}
+
+/* In the middle of the clear, with its lock: let the writer begin, and come as far as the gate. */
+static void on_step(void)
+{
+    uint64_t deadline = kv_now_ns() + DEADLINE_NS;
+
+    if (!pthread_equal(pthread_self(), world.clearing))
+        return;
+    if (world.started) {
+        *(arrived() ? &world.n_steps_after : &world.n_steps_before) += 1;
+        return;
+    }
+    world.started = true;
+    if (pthread_create(&world.thread, NULL, world.writer, NULL))
+        abort();
+    while (!world.waited && kv_now_ns() < deadline) {
+        world.waited = pthread_mutex_trylock(&world.ix->gate) == EBUSY;
+        if (!world.waited)
+            pthread_mutex_unlock(&world.ix->gate);
+        sched_yield();
+    }
+}
+
+static void write_one(struct kv_holder holder, uint64_t hash)
+{
+    const struct kv_block block = {hash, hash};
+
+    if (kvi_store(world.ix, holder, KV_TIER_DEVICE, NULL, &block, 1, NULL))
+        abort();
+}
+
+static void begin(void *(*writer)(void *arg), struct kv_holder watched)
+{
+    world = (struct world){.clearing = pthread_self(), .writer = writer, .watched = watched};
+    assert_int_equal(kvi_create(NULL, &world.ix), 0);
+    store(cleared, 1, N_CHAINS);
+    store(other_rank, 1, N_CHAINS / 2);
+    store(beside, 1, N_CHAINS);
+    kvi_step_hook = on_step;
+}
+
+static void end(uint64_t n_cleared, uint64_t n_other, uint64_t n_beside)
+{
+    pthread_join(world.thread, NULL);
+    kvi_step_hook = NULL;
+    assert_true(world.waited);
+    assert_int_equal(kvi_holder_blocks(world.ix, cleared), n_cleared);
+    assert_int_equal(kvi_holder_blocks(world.ix, other_rank), n_other);
+    assert_int_equal(kvi_holder_blocks(world.ix, beside), n_beside);
+    assert_null(kvi_check(world.ix));
+    kvi_destroy(world.ix);
+}
+
+static void *write_beside(void *arg)
+{
+    write_one(beside, N_CHAINS + 1);
+    return arg;
+}
+
+static void test_others_go_on(void **state)
+{
+    (void)state;
+    begin(write_beside, beside);
+    assert_int_equal(kvi_clear(world.ix, cleared), 0);
+    assert_true(world.n_steps_before < N_CHAINS / 5); /* it came in at the first pause */
+    assert_true(world.n_steps_after > N_CHAINS / 2);
+    end(0, N_CHAINS / 2, N_CHAINS + 1);
+
+    begin(write_beside, beside);
+    assert_int_equal(kvi_remove_worker(world.ix, cleared.worker), 0);
+    assert_true(world.n_steps_before < N_CHAINS / 5); /* it came in at the first pause */
+    assert_true(world.n_steps_after > N_CHAINS / 2);
+    end(0, 0, N_CHAINS + 1);
+}
+
+/* What the holder itself stores meanwhile comes after the clear, all of it. */
+static void *write_same(void *arg)
+{
+    for (uint64_t i = 1; i <= 40; i++)
+        write_one(cleared, N_CHAINS + i);
+    return arg;
+}
+
+static void test_its_own_wait(void **state)
+{
+    (void)state;
+    begin(write_same, cleared);
+    assert_int_equal(kvi_clear(world.ix, cleared), 0);
+    assert_int_equal(world.n_steps_after, 0);
+    end(40, N_CHAINS / 2, N_CHAINS);
+
+    begin(write_same, cleared);
+    assert_int_equal(kvi_remove_holder(world.ix, cleared), 0);
+    assert_int_equal(world.n_steps_after, 0);
+    end(40, N_CHAINS / 2, N_CHAINS);
+}
+
+/* A worker goes as a whole: a rank whose turn is yet to come is as good as gone. */
+static void *write_ranks(void *arg)
+{
+    write_one(other_rank, N_CHAINS + 1);
+    write_one(cleared, N_CHAINS + 2);
+    return arg;
+}
+
+static void test_ranks_wait_together(void **state)
+{
+    (void)state;
+    begin(write_ranks, other_rank);
+    assert_int_equal(kvi_remove_worker(world.ix, cleared.worker), 0);
+    assert_int_equal(world.n_steps_after, 0);
+    end(1, 1, N_CHAINS);
+}
+
+/* Calls that clear the same holders, at once and again and again, beside one that grows and shrinks
+ * the root: none waits for ever. */
+static void *clear_all(void *arg)
+{
+    for (long i = 0, n = test_rounds(300); i < n; i++) {
+        (void)kvi_clear(world.ix, i % 2 ? cleared : other_rank);
+        (void)kvi_remove_worker(world.ix, cleared.worker);
+        write_one(i % 3 ? cleared : other_rank, 1 + (uint64_t)i % N_CHAINS);
+        (void)kvi_remove_holder(world.ix, i % 2 ? other_rank : cleared);
+    }
+    return arg;
+}
+
+static void *resize(void *arg)
+{
+    for (long i = 0, n = test_rounds(10); i < n; i++) {
+        for (uint64_t k = 1; k < 3000; k++)
+            write_one(k % 2 ? cleared : beside, k);
+        (void)kvi_clear(world.ix, beside);
+    }
+    return arg;
+}
+
+static void test_many_clear(void **state)
+{
+    void *(*const roles[])(void *) = {clear_all, clear_all, resize};
+    pthread_t threads[KV_COUNT(roles)];
+    (void)state;
+
+    world = (struct world){0};
+    assert_int_equal(kvi_create(NULL, &world.ix), 0);
+    for (size_t i = 0; i < KV_COUNT(roles); i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, roles[i], NULL), 0);
+    for (size_t i = 0; i < KV_COUNT(roles); i++)
+        pthread_join(threads[i], NULL);
+    (void)kvi_remove_worker(world.ix, cleared.worker);
+    (void)kvi_clear(world.ix, beside);
+    assert_int_equal(kvi_holder_blocks(world.ix, cleared), 0);
+    assert_null(kvi_check(world.ix));
+    kvi_destroy(world.ix);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_others_go_on),
+        cmocka_unit_test(test_its_own_wait),
+        cmocka_unit_test(test_ranks_wait_together),
+        cmocka_unit_test(test_many_clear),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
