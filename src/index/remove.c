@@ -253,6 +253,7 @@ static void drop_all(struct kvi_index *ix, struct kvi_holder *holder)
         kvi_unlock(ix); /* settles: the queue is empty for the next slice */
         kvi_lock_in_turn(ix);
     }
+    kv_limbo_collect(&ix->limbo, 1); /* what many slices left; the next write may never come */
 }
 
 int kvi_clear(struct kvi_index *index, struct kv_holder holder)
