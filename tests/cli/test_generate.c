@@ -16,13 +16,16 @@ static void make(uint64_t seed, size_t n, struct kc_trace *trace)
     assert_int_equal(trace->n_requests, n);
 }
 
-static void check_between(const char *what, double value, double low, double high)
+static void check_near(const char *what, double value, double wanted, double by)
 {
+    const double low = wanted - by, high = wanted + by;
+
     if (value < low || value > high)
         fail_msg("%s is %g, wanted %g .. %g", what, value, low, high);
 }
 
-static void check_statistics(uint64_t seed)
+/* @slack widens every range: one seed in forty is out of the narrow ones. */
+static void check_statistics(uint64_t seed, double slack)
 {
     /* blocks, what the conversation trace gives, and by how much one may differ */
     static const struct {
@@ -35,15 +38,14 @@ static void check_statistics(uint64_t seed)
 
     make(seed, KC_GENERATE_REQUESTS, &trace);
     assert_int_equal(kc_trace_measure(&trace, &stats), 0);
-    check_between("mean input", stats.mean_input, 12035 * .92, 12035 * 1.08);
-    check_between("median input", stats.median_input, 6909 * .85, 6909 * 1.15);
-    check_between("mean output", stats.mean_output, 343 * .95, 343 * 1.05);
-    check_between("span", (double)stats.span_ms, 3537e3 * .95, 3537e3 * 1.05);
-    check_between("longest input", (double)stats.max_input, 100000, 131072);
+    check_near("mean input", stats.mean_input, 12035, slack * .08 * 12035);
+    check_near("median input", stats.median_input, 6909, slack * .15 * 6909);
+    check_near("mean output", stats.mean_output, 343, slack * .05 * 343);
+    check_near("span", (double)stats.span_ms, 3537e3, slack * .05 * 3537e3);
+    assert_in_range(stats.max_input, 100000, 131072);
     for (size_t i = 0; i < KV_COUNT(hits); i++) {
         assert_int_equal(kc_hit_fraction(&trace, hits[i].blocks, KC_PLAIN_LRU, &fraction), 0);
-        check_between("hit fraction", fraction, hits[i].real - hits[i].tolerance,
-                      hits[i].real + hits[i].tolerance);
+        check_near("hit fraction", fraction, hits[i].real, slack * hits[i].tolerance);
         if (hits[i].blocks == 0)
             assert_true(fraction == stats.reuse);
     }
@@ -53,9 +55,9 @@ static void check_statistics(uint64_t seed)
 static void test_statistics(void **state)
 {
     (void)state;
-    check_statistics(1);
-    check_statistics(2);
-    check_statistics(unit_seed());
+    check_statistics(1, 1);
+    check_statistics(2, 1);
+    check_statistics(unit_seed(), 2.5);
 }
 
 static int compare_pairs(const void *a, const void *b)
