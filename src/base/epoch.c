@@ -223,6 +223,12 @@ static void free_old(struct kv_limbo *limbo)
             empty_bag(limbo, &limbo->bags[i]);
 }
 
+/* In a read section of its own a thread would wait for itself. */
+static bool is_reading(void)
+{
+    return own && own->depth > 0;
+}
+
 /* What one large removal leaves. The next write, which would collect it, may never come. */
 static bool is_much(const struct kv_limbo *limbo)
 {
@@ -240,7 +246,7 @@ void kv_limbo_collect(struct kv_limbo *limbo, int eager)
         if (!eager && !is_much(limbo))
             break;
     }
-    while (limbo->bytes > limbo->hard) {
+    while (limbo->bytes > limbo->hard && !is_reading()) {
         if (!try_advance())
             sched_yield();
         free_old(limbo);

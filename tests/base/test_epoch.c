@@ -129,6 +129,27 @@ static void test_much_does_not_wait(void **state)
     kv_limbo_fini(&limbo);
 }
 
+/* Waiting for itself to leave would never end: what is above the hard limit stays for the next time. */
+static void test_no_reader_waits_for_itself(void **state)
+{
+    struct kv_limbo limbo;
+
+    (void)state;
+    start(&limbo, 0, 10 * sizeof(struct object));
+    assert_int_equal(kv_epoch_enter(), 0);
+    for (uint64_t i = 0; i < 100; i++) {
+        retire(&limbo, make(i));
+        kv_limbo_collect(&limbo, (int)(i % 2));
+    }
+    assert_int_equal(n_freed, 0);
+    kv_epoch_exit();
+    kv_limbo_collect(&limbo, 0);
+    assert_true(limbo.bytes <= 10 * sizeof(struct object));
+    assert_true(n_freed >= 90);
+    kv_limbo_fini(&limbo);
+    assert_int_equal(n_freed, 100);
+}
+
 /* -- many ------------------------------------------------------------------------------------- */
 
 enum { READERS = 3, SHELVES = 4 };
@@ -226,6 +247,7 @@ int main(void)
         cmocka_unit_test(test_a_reader_holds_what_it_may_see),
         cmocka_unit_test(test_little_may_wait),
         cmocka_unit_test(test_much_does_not_wait),
+        cmocka_unit_test(test_no_reader_waits_for_itself),
         cmocka_unit_test(test_readers_beside_a_writer),
         cmocka_unit_test(test_threads_come_and_go),
     };
