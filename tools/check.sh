@@ -16,7 +16,7 @@ bad=0
 step() { # step NAME COMMAND...: run it quietly, show its output only when it fails
     local name=$1 log; shift
     log=$(mktemp)
-    if "$@" >"$log" 2>&1; then echo "ok      $name"; else echo "FAILED  $name"; head -n 60 "$log"; bad=$((bad + 1)); fi
+    if "$@" >"$log" 2>&1; then echo "ok      $name"; else echo "FAILED  $name"; grep -v 'warnings\? generated' "$log" | head -n 60; bad=$((bad + 1)); fi
     rm -f "$log"
 }
 

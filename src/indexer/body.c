@@ -35,8 +35,11 @@ static const struct field {
 
 /* One request being read, by one of the two readers. */
 struct reading {
-    struct kv_json *json;
-    struct kv_msgpack *msgpack;
+    bool is_json;
+    union {
+        struct kv_json json;
+        struct kv_msgpack msgpack;
+    };
     struct ki_body *body;
     uint32_t wanted, required;
     struct kv_error *error;
@@ -140,26 +143,26 @@ static bool is_repeated(const struct reading *r, const struct field *field)
 
 static void fail(struct reading *r, const char *text)
 {
-    if (r->json)
-        kv_json_fail(r->json, -EINVAL, text);
+    if (r->is_json)
+        kv_json_fail(&r->json, -EINVAL, text);
     else
-        kv_msgpack_fail(r->msgpack, -EINVAL, text);
+        kv_msgpack_fail(&r->msgpack, -EINVAL, text);
 }
 
 static bool has_failed(const struct reading *r)
 {
-    return r->json ? kv_json_failed(r->json) : kv_msgpack_failed(r->msgpack);
+    return r->is_json ? kv_json_failed(&r->json) : kv_msgpack_failed(&r->msgpack);
 }
 
 static uint64_t read_uint(struct reading *r, uint64_t max)
 {
-    return r->json ? kv_json_u64(r->json, max) : ki_msgpack_uint(r->msgpack, max);
+    return r->is_json ? kv_json_u64(&r->json, max) : ki_msgpack_uint(&r->msgpack, max);
 }
 
 static void read_string(struct reading *r, const struct field *field)
 {
     struct kv_str value =
-        r->json ? kv_json_str(r->json, &r->body->unescaped) : ki_msgpack_str(r->msgpack);
+        r->is_json ? kv_json_str(&r->json, &r->body->unescaped) : ki_msgpack_str(&r->msgpack);
     const char *problem = has_failed(r) ? NULL : set_string(r, field, value);
 
     if (problem)
@@ -168,18 +171,18 @@ static void read_string(struct reading *r, const struct field *field)
 
 static void read_u32s(struct reading *r, struct kv_buf *ret)
 {
-    if (r->json)
-        kv_json_u32_array(r->json, ret);
+    if (r->is_json)
+        kv_json_u32_array(&r->json, ret);
     else
-        ki_msgpack_u32s(ret, r->msgpack);
+        ki_msgpack_u32s(ret, &r->msgpack);
 }
 
 static void read_bits64s(struct reading *r, struct kv_buf *ret)
 {
-    if (r->json)
-        kv_json_bits64_array(r->json, ret);
+    if (r->is_json)
+        kv_json_bits64_array(&r->json, ret);
     else
-        ki_msgpack_bits64s(ret, r->msgpack);
+        ki_msgpack_bits64s(ret, &r->msgpack);
 }
 
 /* An optional field may be null: as if it weren't there. */
@@ -187,7 +190,7 @@ static bool skip_null(struct reading *r, const struct field *field)
 {
     if (field->bit & r->required)
         return false;
-    return r->json ? kv_json_null(r->json) : kv_msgpack_nil(r->msgpack);
+    return r->is_json ? kv_json_null(&r->json) : kv_msgpack_nil(&r->msgpack);
 }
 
 static void read_value(struct reading *r, const struct field *field)
@@ -206,7 +209,7 @@ static void read_value(struct reading *r, const struct field *field)
         *(uint64_t *)at(r, field) = read_uint(r, UINT64_MAX);
         break;
     case BOOL:
-        *(bool *)at(r, field) = r->json ? kv_json_bool(r->json) : ki_msgpack_bool(r->msgpack);
+        *(bool *)at(r, field) = r->is_json ? kv_json_bool(&r->json) : ki_msgpack_bool(&r->msgpack);
         break;
     case STRING:
     case LONG_STRING:
@@ -227,49 +230,47 @@ static void read_value(struct reading *r, const struct field *field)
 static int parse_json(struct reading *r, struct kv_str text)
 {
     const struct field *field = NULL;
-    struct kv_json j;
+    struct kv_json *j = &r->json;
     struct kv_str key;
 
-    r->json = &j;
-    kv_json_init(&j, text.p, text.len);
-    kv_json_object(&j);
-    while (kv_json_next_key(&j, &key)) {
+    kv_json_init(j, text.p, text.len);
+    kv_json_object(j);
+    while (kv_json_next_key(j, &key)) {
         field = find_field(r, key);
         if (field)
             read_value(r, field);
         else
-            kv_json_skip(&j);
+            kv_json_skip(j);
     }
-    if (kv_json_finish(&j) < 0)
-        return refuse(r, field, "JSON", &j.error);
+    if (kv_json_finish(j) < 0)
+        return refuse(r, field, "JSON", &j->error);
     return check_required(r);
 }
 
 static int parse_msgpack(struct reading *r, struct kv_str text)
 {
     const struct field *field = NULL;
-    struct kv_msgpack m;
+    struct kv_msgpack *m = &r->msgpack;
     uint32_t n = 0;
 
-    r->msgpack = &m;
-    kv_msgpack_init(&m, text.p, text.len);
-    if (ki_msgpack_expect(&m, kv_msgpack_peek(&m) == KV_MSGPACK_MAP, "expected a map"))
-        n = kv_msgpack_map(&m);
-    for (uint32_t i = 0; i < n && !kv_msgpack_failed(&m); i++) {
+    kv_msgpack_init(m, text.p, text.len);
+    if (ki_msgpack_expect(m, kv_msgpack_peek(m) == KV_MSGPACK_MAP, "expected a map"))
+        n = kv_msgpack_map(m);
+    for (uint32_t i = 0; i < n && !kv_msgpack_failed(m); i++) {
         field = NULL;
-        if (kv_msgpack_peek(&m) != KV_MSGPACK_STR)
-            kv_msgpack_skip(&m); /* a key of another type is a field we don't know */
+        if (kv_msgpack_peek(m) != KV_MSGPACK_STR)
+            kv_msgpack_skip(m); /* a key of another type is a field we don't know */
         else
-            field = find_field(r, kv_msgpack_str(&m));
+            field = find_field(r, kv_msgpack_str(m));
         if (field)
             read_value(r, field);
         else
-            kv_msgpack_skip(&m);
+            kv_msgpack_skip(m);
     }
-    if (!kv_msgpack_failed(&m) && m.p != m.end)
-        kv_msgpack_fail(&m, -EPROTO, "bytes after the value");
-    if (kv_msgpack_failed(&m))
-        return refuse(r, field, "msgpack", &m.error);
+    if (!kv_msgpack_failed(m) && m->p != m->end)
+        kv_msgpack_fail(m, -EPROTO, "bytes after the value");
+    if (kv_msgpack_failed(m))
+        return refuse(r, field, "msgpack", &m->error);
     return check_required(r);
 }
 
@@ -292,14 +293,17 @@ static void reset(struct ki_body *body)
 int ki_body_parse(enum ki_media media, struct kv_str text, uint32_t required, uint32_t optional,
                   struct ki_body *ret, struct kv_error *error)
 {
-    struct reading r = {
-        .body = ret, .wanted = required | optional, .required = required, .error = error};
+    struct reading r = {.is_json = media != KI_MEDIA_MSGPACK,
+                        .body = ret,
+                        .wanted = required | optional,
+                        .required = required,
+                        .error = error};
     int rc;
 
     reset(ret);
     if (kv_buf_reserve(&ret->strings, 16 * (KI_MAX_NAME + 1)) < 0)
         return kv_fail(error, -ENOMEM, 0, "out of memory");
-    rc = media == KI_MEDIA_MSGPACK ? parse_msgpack(&r, text) : parse_json(&r, text);
+    rc = r.is_json ? parse_json(&r, text) : parse_msgpack(&r, text);
     if (rc == 0 && (ret->token_ids.error || ret->block_hashes.error))
         rc = kv_fail(error, -ENOMEM, 0, "out of memory");
     return rc;
