@@ -8,6 +8,9 @@
 #include "event/unique.h"
 
 #define MIN_CAPACITY 64
+#define RANK_SLOT UINT8_MAX
+
+_Static_assert(KV_N_TIERS < 8, "RANK_SLOT is no set of tiers");
 
 void kve_salts_init(struct kve_salts *salts, size_t limit)
 {
@@ -19,7 +22,9 @@ void kve_salts_fini(struct kve_salts *salts)
 {
     free(salts->slots);
     salts->slots = NULL;
-    salts->n = salts->capacity = 0;
+    salts->n = salts->n_ranks = salts->used = salts->capacity = 0;
+    salts->generation = 0;
+    salts->cleared = false;
 }
 
 static size_t home(const struct kve_salts *salts, uint32_t rank, uint64_t hash)
@@ -32,27 +37,63 @@ static size_t after(const struct kve_salts *salts, size_t i)
     return (i + 1) & (salts->capacity - 1);
 }
 
-struct kve_salt_entry *kve_salts_find(const struct kve_salts *salts, uint32_t rank, uint64_t hash)
+/* A rank slot has the rank where others have the hash, and the number of blocks in place of a salt. */
+static bool is_rank_slot(const struct kve_salt_entry *entry)
 {
-    if (!salts->n)
-        return NULL;
-    for (size_t i = home(salts, rank, hash); salts->slots[i].tiers; i = after(salts, i)) {
-        if (salts->slots[i].hash == hash && salts->slots[i].rank == rank)
-            return &salts->slots[i];
-    }
-    return NULL;
+    return entry->tiers == RANK_SLOT;
 }
 
-static struct kve_salt_entry *free_slot(struct kve_salts *salts, uint32_t rank, uint64_t hash)
+/* The slot of a key, stale or not, or the free one that ends the search. */
+static struct kve_salt_entry *slot_of(const struct kve_salts *salts, bool is_rank, uint32_t rank,
+                                      uint64_t hash)
 {
     size_t i = home(salts, rank, hash);
 
-    while (salts->slots[i].tiers)
-        i = after(salts, i);
+    for (; salts->slots[i].tiers; i = after(salts, i)) {
+        struct kve_salt_entry *entry = &salts->slots[i];
+
+        if (entry->hash == hash && entry->rank == rank && is_rank_slot(entry) == is_rank)
+            return entry;
+    }
     return &salts->slots[i];
 }
 
-static int resize(struct kve_salts *salts, size_t capacity)
+static struct kve_salt_entry *rank_slot_of(const struct kve_salts *salts, uint32_t rank)
+{
+    return slot_of(salts, true, 0, rank);
+}
+
+/* NULL: the rank has no blocks. */
+static struct kve_salt_entry *find_rank(const struct kve_salts *salts, uint32_t rank)
+{
+    struct kve_salt_entry *slot = salts->n ? rank_slot_of(salts, rank) : NULL;
+
+    return slot && slot->tiers ? slot : NULL;
+}
+
+struct kve_salt_entry *kve_salts_find(const struct kve_salts *salts, uint32_t rank, uint64_t hash)
+{
+    const struct kve_salt_entry *of_rank = find_rank(salts, rank);
+    struct kve_salt_entry *entry;
+
+    if (!of_rank)
+        return NULL;
+    entry = slot_of(salts, false, rank, hash);
+    return entry->tiers && entry->generation == of_rank->generation ? entry : NULL;
+}
+
+static bool is_live(const struct kve_salts *salts, const struct kve_salt_entry *entry)
+{
+    const struct kve_salt_entry *of_rank;
+
+    if (is_rank_slot(entry))
+        return true;
+    of_rank = find_rank(salts, entry->rank);
+    return of_rank && of_rank->generation == entry->generation;
+}
+
+/* A table without stale slots, hence one generation for all. */
+static int rebuild(struct kve_salts *salts, size_t capacity)
 {
     struct kve_salts old = *salts;
 
@@ -62,48 +103,78 @@ static int resize(struct kve_salts *salts, size_t capacity)
         return -ENOMEM;
     }
     salts->capacity = capacity;
+    salts->used = 0;
+    salts->generation = 0;
+    salts->cleared = false;
+    salts->moves += old.capacity;
     for (size_t i = 0; i < old.capacity; i++) {
         const struct kve_salt_entry *entry = &old.slots[i];
+        struct kve_salt_entry *slot;
 
-        if (entry->tiers)
-            *free_slot(salts, entry->rank, entry->hash) = *entry;
+        if (!entry->tiers || !is_live(&old, entry))
+            continue;
+        slot = slot_of(salts, is_rank_slot(entry), entry->rank, entry->hash);
+        *slot = *entry;
+        slot->generation = 0;
+        salts->used++;
     }
     free(old.slots);
     return 0;
 }
 
+/*
+ * The blocks may bring a rank slot. A table that is built anew is at most 5/8 full, live slots and
+ * those to come, so that it is an eighth of its slots away from being built again.
+ */
 int kve_salts_reserve(struct kve_salts *salts, size_t n)
 {
-    size_t capacity = salts->capacity ? salts->capacity : MIN_CAPACITY;
+    size_t capacity = MIN_CAPACITY;
 
     if (n > salts->limit - salts->n)
         return -ENOSPC;
-    while ((salts->n + n) * 4 > capacity * 3)
+    if (salts->cleared && salts->generation < UINT16_MAX) {
+        salts->generation++;
+        salts->cleared = false;
+    }
+    if (!salts->cleared && (salts->used + n + 1) * 4 <= salts->capacity * 3)
+        return 0;
+    while ((salts->n + salts->n_ranks + n + 1) * 8 > capacity * 5)
         capacity *= 2;
-    return capacity == salts->capacity ? 0 : resize(salts, capacity);
+    return rebuild(salts, capacity);
 }
 
 void kve_salts_put(struct kve_salts *salts, uint32_t rank, uint64_t hash, uint64_t salt,
                    enum kv_tier tier)
 {
-    struct kve_salt_entry *entry = kve_salts_find(salts, rank, hash);
+    struct kve_salt_entry *of_rank = rank_slot_of(salts, rank), *entry;
+    uint16_t generation;
 
-    if (!entry) {
-        entry = free_slot(salts, rank, hash);
-        *entry = (struct kve_salt_entry){.hash = hash, .salt = salt, .rank = rank};
+    if (!of_rank->tiers) {
+        *of_rank = (struct kve_salt_entry){
+            .hash = rank, .tiers = RANK_SLOT, .generation = salts->generation};
+        salts->n_ranks++;
+        salts->used++;
+    }
+    generation = of_rank->generation;
+    entry = slot_of(salts, false, rank, hash);
+    if (!entry->tiers || entry->generation != generation) {
+        salts->used += !entry->tiers;
+        *entry = (struct kve_salt_entry){
+            .hash = hash, .salt = salt, .rank = rank, .generation = generation};
         salts->n++;
+        of_rank->salt++;
     }
     entry->tiers |= (uint8_t)(1u << tier);
     entry->ambiguous |= entry->salt != salt;
 }
 
 /*
- * Frees slot @hole and moves up what probed across it: each entry behind it, up to the next free
- * slot, whose home isn't between the hole and itself.
+ * Frees a slot and moves up what probed across it: each entry behind it, up to the next free slot,
+ * whose home isn't between the hole and itself.
  */
-static void remove_at(struct kve_salts *salts, size_t hole)
+static void free_slot(struct kve_salts *salts, const struct kve_salt_entry *slot)
 {
-    size_t mask = salts->capacity - 1;
+    size_t mask = salts->capacity - 1, hole = (size_t)(slot - salts->slots);
 
     for (size_t i = after(salts, hole); salts->slots[i].tiers; i = after(salts, i)) {
         size_t wanted = home(salts, salts->slots[i].rank, salts->slots[i].hash);
@@ -114,12 +185,21 @@ static void remove_at(struct kve_salts *salts, size_t hole)
         }
     }
     salts->slots[hole].tiers = 0;
-    salts->n--;
+    salts->used--;
+}
+
+/* Stale slots that are left have no live rank slot: they stay stale whatever comes. */
+static void free_rank_slot(struct kve_salts *salts, const struct kve_salt_entry *of_rank)
+{
+    free_slot(salts, of_rank);
+    salts->n_ranks--;
+    if (!salts->n)
+        kve_salts_fini(salts);
 }
 
 void kve_salts_remove(struct kve_salts *salts, uint32_t rank, uint64_t hash, enum kv_tier tier)
 {
-    struct kve_salt_entry *entry = kve_salts_find(salts, rank, hash);
+    struct kve_salt_entry *entry = kve_salts_find(salts, rank, hash), *of_rank;
 
     if (!entry)
         return;
@@ -127,25 +207,22 @@ void kve_salts_remove(struct kve_salts *salts, uint32_t rank, uint64_t hash, enu
     if (entry->tiers)
         return;
     entry->tiers = 1; /* in use, while it is taken out */
-    remove_at(salts, (size_t)(entry - salts->slots));
-    if (!salts->n)
-        kve_salts_fini(salts);
+    free_slot(salts, entry);
+    of_rank = rank_slot_of(salts, rank); /* it may have moved */
+    salts->n--;
+    if (--of_rank->salt == 0)
+        free_rank_slot(salts, of_rank);
 }
 
-/* What moves up into a hole may wrap around behind the scan; hence again until nothing is found. */
 void kve_salts_clear(struct kve_salts *salts, uint32_t rank)
 {
-    size_t before;
+    const struct kve_salt_entry *of_rank = find_rank(salts, rank);
 
-    do {
-        before = salts->n;
-        for (size_t i = salts->capacity; i-- > 0 && salts->n;) {
-            while (salts->slots[i].tiers && salts->slots[i].rank == rank)
-                remove_at(salts, i);
-        }
-    } while (salts->n && salts->n != before);
-    if (!salts->n)
-        kve_salts_fini(salts);
+    if (!of_rank)
+        return;
+    salts->n -= of_rank->salt;
+    salts->cleared = true;
+    free_rank_slot(salts, of_rank);
 }
 
 void kve_salts_reset(struct kve_salts *salts)

@@ -9,6 +9,16 @@
  *
  * Open addressing, linear probing, no tombstones; 24 bytes an entry, at most 3/4 full. Where a hash
  * goes depends on secrets, so that a publisher can't choose hashes and ranks that collide.
+ *
+ * A batch may hold tens of thousands of clears, so a clear looks at no block. Each rank that has
+ * blocks has one more slot, with their generation and number:
+ *
+ *     rank slot    (rank 3)          generation 7, 2 blocks
+ *     block slots  (rank 3, hash A)  generation 7   counts
+ *                  (rank 3, hash B)  generation 6   stale: from before a clear; free for B
+ *
+ * A clear frees the rank slot. Stale slots go when the table is next built anew, which happens when
+ * live and stale ones fill it: so each pays for its own removal.
  */
 #ifndef KV_EVENT_SALTS_H
 #define KV_EVENT_SALTS_H
@@ -23,21 +33,28 @@ struct kve_salt_entry {
     uint64_t hash;
     uint64_t salt; /* what the salt adds to a seed */
     uint32_t rank;
-    uint8_t tiers;  /* bit per tier that has the block; 0: the slot is free */
+    uint8_t tiers;  /* bit per tier that has the block; 0: the slot is free; all: a rank slot */
     bool ambiguous; /* stored under different salts, or with and without one */
+    uint16_t generation;
 };
 
 struct kve_salts {
     struct kve_salt_entry *slots;
-    size_t n, capacity;           /* capacity: 0 or a power of two */
+    size_t n;                     /* blocks that are remembered */
+    size_t n_ranks;               /* that have any */
+    size_t used;                  /* slots: of blocks, of ranks, stale */
+    size_t capacity;              /* 0 or a power of two */
     size_t limit;                 /* of n */
     uint64_t secret, rank_secret; /* odd */
+    size_t moves;        /* slots looked at to build the table anew, ever: its whole cost */
+    uint16_t generation; /* of the next rank slot */
+    bool cleared;        /* a rank was, so stale slots may be of this generation */
 };
 
 void kve_salts_init(struct kve_salts *salts, size_t limit);
 void kve_salts_fini(struct kve_salts *salts);
 
-/** Make room for @n more. Returns 0, -ENOSPC (over the limit), -ENOMEM. */
+/** Make room for @n more of one rank, until the next clear. Returns 0, -ENOSPC (over the limit), -ENOMEM. */
 int kve_salts_reserve(struct kve_salts *salts, size_t n);
 
 /** The block is now in @tier, under @salt. Room must have been reserved. */
@@ -50,7 +67,7 @@ struct kve_salt_entry *kve_salts_find(const struct kve_salts *salts, uint32_t ra
 /** The block left @tier; out of its last one, it is forgotten. */
 void kve_salts_remove(struct kve_salts *salts, uint32_t rank, uint64_t hash, enum kv_tier tier);
 
-/** Forget what a rank has, or everything. */
+/** Forget what a rank has (takes the same time however much that is), or everything. */
 void kve_salts_clear(struct kve_salts *salts, uint32_t rank);
 void kve_salts_reset(struct kve_salts *salts);
 
