@@ -120,6 +120,8 @@ static void write_listener(struct kv_json_writer *w, const struct ki_worker_info
     if (info->replay_endpoint)
         put_str(w, "replay_endpoint", info->replay_endpoint);
     put_str(w, "status", ki_listener_status_name(info->status));
+    kv_json_key(w, "connected");
+    kv_json_put_bool(w, info->connected);
     if (info->last_error)
         put_str(w, "last_error", info->last_error);
     if (info->has_sequence)

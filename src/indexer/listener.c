@@ -149,6 +149,7 @@ void ki_listener_info(struct ki_listener *l, struct ki_worker_info *ret)
         .model = strdup(l->model->name),
         .tenant = strdup(l->model->tenant),
         .status = status_of(l),
+        .connected = l->connected,
         .last_error = l->last_error[0] ? strdup(l->last_error) : NULL,
         .has_sequence = s->has_position,
         .last_sequence = s->position,
@@ -164,6 +165,7 @@ void ki_listener_info(struct ki_listener *l, struct ki_worker_info *ret)
         .replayed_batches = s->stats.replayed,
         .overruns = s->stats.overruns,
         .restarts = s->stats.restarts,
+        .reopened = l->reopened,
         .duplicates = s->stats.duplicates,
         .malformed = a->malformed,
         .orphans = a->orphans,
@@ -279,6 +281,8 @@ static void open_replay(struct ki_listener *l)
     close_replay(l);
     rc = ki_socket_open(l->env->zmq, ZMQ_DEALER, l->replay_endpoint, KI_REPLAY_QUEUE,
                         KI_MAX_MESSAGE, l->epoll_fd, KI_PUMP_DEALER(l), &l->dealer);
+    if (rc == 0)
+        rc = ki_socket_connect(l->dealer, l->replay_endpoint);
     if (rc == 0)
         rc = ki_socket_request(l->dealer, l->stream.request);
     if (rc < 0) { /* the request's deadline will end the attempt */
@@ -399,6 +403,18 @@ static void count_malformed(struct ki_listener *l, const char *what)
                     l->rank, l->endpoint);
 }
 
+/* What was heard of the connection becomes what /workers says. */
+static void show_link(struct ki_listener *l)
+{
+    const char *problem = l->link.problem;
+
+    pthread_mutex_lock(&l->lock);
+    l->connected = l->link.state == KI_LINK_UP;
+    if (problem || l->connected)
+        snprintf(l->last_error, sizeof(l->last_error), "%s", problem ? problem : "");
+    pthread_mutex_unlock(&l->lock);
+}
+
 /* One live message. False: there is none. */
 static bool read_live(struct ki_listener *l, uint64_t now_ns)
 {
@@ -409,6 +425,8 @@ static bool read_live(struct ki_listener *l, uint64_t now_ns)
 
     if (rc == -EAGAIN)
         return false;
+    if (ki_link_is_well(&l->link, now_ns))
+        show_link(l);
     if (rc < 0 || kve_message_parse_live(e.spans, e.n, &message) < 0) {
         count_malformed(l, "a message that is no batch was passed over");
         ki_envelope_fini(&e);
@@ -469,7 +487,21 @@ static bool read_replay(struct ki_listener *l, uint64_t now_ns)
     return true;
 }
 
-bool ki_listener_service(struct ki_listener *l, uint64_t now_ns)
+/* When a tick is wanted; 0: never. */
+static uint64_t next_deadline(const struct ki_listener *l)
+{
+    uint64_t deadline_ns = l->started ? ki_stream_deadline(&l->stream) : 0;
+
+    if (l->detached)
+        return 0;
+    if (!l->sub)
+        return l->retry_at_ns;
+    if (l->link.state != KI_LINK_LOST)
+        return deadline_ns;
+    return deadline_ns ? KV_MIN(deadline_ns, l->link.dead_at_ns) : l->link.dead_at_ns;
+}
+
+static bool read_messages(struct ki_listener *l, uint64_t now_ns)
 {
     if (l->sub && (!l->started || l->holding))
         ki_socket_work(l->sub);
@@ -487,6 +519,18 @@ bool ki_listener_service(struct ki_listener *l, uint64_t now_ns)
     return true;
 }
 
+bool ki_listener_service(struct ki_listener *l, uint64_t now_ns)
+{
+    bool more;
+
+    if (l->link_ready && ki_link_read(&l->link, now_ns))
+        show_link(l);
+    l->link_ready = false;
+    more = read_messages(l, now_ns);
+    l->deadline_ns = next_deadline(l);
+    return more;
+}
+
 /* -- the event thread: what is due ------------------------------------------------------------- */
 
 static void drop_held(struct ki_listener *l)
@@ -496,12 +540,18 @@ static void drop_held(struct ki_listener *l)
     l->holding = false;
 }
 
+static void close_sub(struct ki_listener *l)
+{
+    ki_link_close(&l->link, l->sub, l->epoll_fd);
+    ki_socket_close(l->sub, l->epoll_fd);
+    l->sub = NULL;
+    l->sub_ready = l->link_ready = false;
+}
+
 static void detach(struct ki_listener *l)
 {
     close_replay(l);
-    ki_socket_close(l->sub, l->epoll_fd);
-    l->sub = NULL;
-    l->sub_ready = false;
+    close_sub(l);
     drop_held(l);
     pthread_mutex_lock(&l->lock);
     l->connected = false;
@@ -514,16 +564,44 @@ static void attach(struct ki_listener *l, uint64_t now_ns)
     int rc = ki_socket_open(l->env->zmq, ZMQ_SUB, l->endpoint, KI_RECEIVE_QUEUE, KI_MAX_MESSAGE,
                             l->epoll_fd, KI_PUMP_SUB(l), &l->sub);
 
+    if (rc == 0)
+        rc = ki_link_open(&l->link, l->env->zmq, l->sub, l->epoll_fd, KI_PUMP_LINK(l));
+    if (rc == 0)
+        rc = ki_socket_connect(l->sub, l->endpoint);
     if (rc < 0) {
+        close_sub(l);
         fail_connect(l, rc, l->endpoint, now_ns);
         return;
     }
-    l->sub_ready = true; /* connecting may have swallowed a notice */
+    l->sub_ready = l->link_ready = true; /* connecting may have swallowed a notice */
     l->retry_at_ns = 0;
     pthread_mutex_lock(&l->lock);
-    l->connected = true;
     l->last_error[0] = '\0';
     pthread_mutex_unlock(&l->lock);
+}
+
+/*
+ * libzmq has given the connection up. What it brought is read first: closing the socket would lose
+ * it. A replay that runs goes on; what is missed meanwhile shows as a gap.
+ */
+static void reopen(struct ki_listener *l, uint64_t now_ns)
+{
+    static struct kv_log_rate rate;
+
+    if (l->sub_ready || l->holding) {
+        l->link.dead_at_ns = now_ns + l->link.delay_ns;
+        return;
+    }
+    if (kv_log_allowed(&rate, 5))
+        kv_log_warn("indexer", "the publisher broke the protocol or sent too much: connecting anew",
+                    "worker=%" PRIu64 " rank=%" PRIu32 " endpoint=%s limit=%" PRId64, l->instance,
+                    l->rank, l->endpoint, KI_MAX_MESSAGE);
+    close_sub(l);
+    ki_link_back_off(&l->link);
+    pthread_mutex_lock(&l->lock);
+    l->reopened++;
+    pthread_mutex_unlock(&l->lock);
+    attach(l, now_ns);
 }
 
 static void start(struct ki_listener *l, uint64_t now_ns)
@@ -564,22 +642,20 @@ bool ki_listener_tick(struct ki_listener *l, uint64_t now_ns)
         if (paused)
             detach(l);
     }
-    l->deadline_ns = 0;
-    if (l->detached)
-        return true;
-    if (!l->sub && now_ns >= l->retry_at_ns)
+    if (!l->detached && !l->sub && now_ns >= l->retry_at_ns)
         attach(l, now_ns);
+    else if (ki_link_is_dead(&l->link, now_ns))
+        reopen(l, now_ns);
     if (!l->sub) {
-        l->deadline_ns = l->retry_at_ns;
+        l->deadline_ns = next_deadline(l);
         return true;
     }
     /* Acquire pairs with ki_registry_go: what recovery adopted is seen by whoever sees this. */
     if (!l->started && !atomic_load_explicit(&l->env->held, memory_order_acquire))
         start(l, now_ns);
-    if (l->started) {
+    if (l->started)
         work_sockets(l, tick_stream(l, now_ns), now_ns);
-        l->deadline_ns = ki_stream_deadline(&l->stream);
-    }
+    l->deadline_ns = next_deadline(l);
     return true;
 }
 

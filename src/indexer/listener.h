@@ -24,6 +24,7 @@
 #include <zmq.h>
 
 #include "indexer/apply.h"
+#include "indexer/link.h"
 #include "indexer/registry.h"
 #include "indexer/stream.h"
 
@@ -38,7 +39,7 @@
  * queue, 1000 messages by default, is full before.
  */
 #define KI_REPLAY_QUEUE 256
-/** Larger messages end the connection (and show as a gap). */
+/** Larger messages end the connection, which is made anew (they show as a gap). */
 #define KI_MAX_MESSAGE (INT64_C(64) << 20)
 
 /** What all listeners share. */
@@ -64,14 +65,17 @@ struct ki_listener {
     struct ki_stream stream;
     struct ki_applier applier;
     uint64_t last_event_ns;
-    bool gone, paused, connected, started;
+    bool gone, paused, started;
+    bool connected; /* to a publisher, by the last that was heard */
+    uint64_t reopened;
     char last_error[120];
     /* ...to here. */
 
     /* The event thread's. */
     void *sub, *dealer;
-    bool sub_ready, dealer_ready; /* may have messages */
-    bool detached;                /* paused: sockets are closed */
+    struct ki_link link;                      /* what is known of the connection behind sub */
+    bool sub_ready, dealer_ready, link_ready; /* may have messages */
+    bool detached;                            /* paused: sockets are closed */
     bool holding;
     size_t turn_bytes; /* read in this turn */
     struct ki_batch_id held_id;
@@ -109,7 +113,7 @@ bool ki_listener_watermarks(struct ki_listener *l, struct ki_watermark **items, 
 
 /** Open, pause, resume, time-outs, whatever is due. Sets deadline_ns. False: gone, close it. */
 bool ki_listener_tick(struct ki_listener *l, uint64_t now_ns);
-/** Read and apply a bounded number of messages. True when there may be more. */
+/** Read and apply a bounded number of messages. Sets deadline_ns. True when there may be more. */
 bool ki_listener_service(struct ki_listener *l, uint64_t now_ns);
 void ki_listener_close(struct ki_listener *l);
 

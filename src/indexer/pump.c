@@ -61,7 +61,7 @@ static void tick(struct ki_pump *p, struct ki_listener *l, uint64_t now_ns)
         return;
     }
     note_deadline(p, l);
-    if (l->sub_ready || l->dealer_ready)
+    if (l->sub_ready || l->dealer_ready || l->link_ready)
         enqueue(p, l);
 }
 
@@ -112,7 +112,6 @@ static void serve(struct ki_pump *p)
         more = ki_listener_service(l, now_ns);
         if (more)
             enqueue(p, l);
-        l->deadline_ns = l->started ? ki_stream_deadline(&l->stream) : l->deadline_ns;
         note_deadline(p, l);
     }
 }
@@ -124,9 +123,11 @@ static void mark(struct ki_pump *p, const struct epoll_event *event)
 
     if (data == 0)
         return; /* the wake-up itself */
-    l = (struct ki_listener *)(uintptr_t)(data & ~UINT64_C(1));
+    l = (struct ki_listener *)(uintptr_t)(data & ~UINT64_C(3));
     if (data & 1)
         l->dealer_ready = l->dealer != NULL;
+    else if (data & 2)
+        l->link_ready = true;
     else
         l->sub_ready = true;
     enqueue(p, l);

@@ -13,9 +13,10 @@
 
 #include "indexer/listener.h"
 
-/** What an epoll event carries: the listener, and which of its sockets (its lowest bit is free). */
+/** What an epoll event carries: the listener, and which of its sockets (its lowest bits are free). */
 #define KI_PUMP_SUB(listener) ((uint64_t)(uintptr_t)(listener))
 #define KI_PUMP_DEALER(listener) ((uint64_t)(uintptr_t)(listener) | 1)
+#define KI_PUMP_LINK(listener) ((uint64_t)(uintptr_t)(listener) | 2)
 
 /** Start a thread named @name. */
 int ki_pump_create(const char *name, struct ki_pump **ret);

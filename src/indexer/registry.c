@@ -18,8 +18,9 @@ static int open_zmq(struct ki_registry *r, uint32_t threads)
 {
     /* One I/O thread moves over a GB/s; a few event threads share one. */
     int io_threads = (int)KV_MIN((threads + 3) / 4, 4);
-    /* A SUB and, while a replay runs, a DEALER each; closed ones leave a moment later. */
-    int sockets = (int)KV_MIN((uint64_t)r->max_registrations * 4 + 64, 1000000);
+    /* A SUB with the two ends of its monitor and, while a replay runs, a DEALER each; closed ones
+     * leave a moment later. */
+    int sockets = (int)KV_MIN((uint64_t)r->max_registrations * 8 + 64, 1000000);
 
     r->env.zmq = zmq_ctx_new();
     if (!r->env.zmq)

@@ -90,7 +90,7 @@ enum ki_listener_status {
     KI_ACTIVE,    /* following the stream */
     KI_REPLAYING, /* fetching missed batches; live ones wait */
     KI_PAUSED,
-    KI_FAILED /* can't connect; tried again. last_error says why */
+    KI_FAILED /* can't connect, or no longer; tried again. last_error says why */
 };
 const char *ki_listener_status_name(enum ki_listener_status status);
 
@@ -105,6 +105,7 @@ struct ki_worker_info {
     char *model;
     char *tenant;
     enum ki_listener_status status;
+    bool connected;   /* to a publisher, as far as is known */
     char *last_error; /* or NULL */
     bool has_sequence;
     uint64_t last_sequence;              /* of the last batch applied */
@@ -115,6 +116,7 @@ struct ki_worker_info {
     uint64_t replays, failed_replays;    /* asked for; given up */
     uint64_t replayed_batches, overruns; /* overruns: the publisher's ring no longer had them */
     uint64_t restarts;                   /* the engine started over: its blocks were forgotten */
+    uint64_t reopened;                   /* connections that libzmq had given up, made anew */
     uint64_t duplicates;                 /* batches dropped because they were applied before */
     uint64_t malformed;                  /* messages and payloads that can't be understood */
     uint64_t orphans;                    /* stored events whose parent this rank doesn't have */

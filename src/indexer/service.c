@@ -20,7 +20,7 @@
 #define MAX_STREAMS 4
 #define DRAIN_MS 5000
 #define MAX_PEM (1u << 20)
-#define FDS_PER_REGISTRATION 4 /* SUB and DEALER, each with its connection */
+#define FDS_PER_REGISTRATION 6 /* SUB and DEALER, each with its connection; SUB's monitor */
 #define FDS_OF_ITS_OWN 96      /* event and HTTP threads, ZMQ's, the log, peers, dumps */
 
 /* -- signals: handlers only set flags and wake the main thread --------------------------------- */

@@ -49,7 +49,7 @@ static int set_options(void *socket, const char *endpoint, int queue, int64_t ma
     return 0;
 }
 
-static int watch(void *socket, int epoll_fd, uint64_t data)
+int ki_socket_watch(void *socket, int epoll_fd, uint64_t data)
 {
     struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.u64 = data};
     size_t size = sizeof(int);
@@ -59,6 +59,11 @@ static int watch(void *socket, int epoll_fd, uint64_t data)
         epoll_ctl(epoll_fd, EPOLL_CTL_ADD, fd, &event))
         return -errno;
     return 0;
+}
+
+int ki_socket_connect(void *socket, const char *endpoint)
+{
+    return zmq_connect(socket, endpoint) ? -errno : 0;
 }
 
 int ki_socket_open(void *zmq, int type, const char *endpoint, int queue, int64_t max_message,
@@ -73,9 +78,7 @@ int ki_socket_open(void *zmq, int type, const char *endpoint, int queue, int64_t
     if (rc == 0 && type == ZMQ_SUB && zmq_setsockopt(socket, ZMQ_SUBSCRIBE, "", 0))
         rc = -errno;
     if (rc == 0)
-        rc = watch(socket, epoll_fd, data);
-    if (rc == 0 && zmq_connect(socket, endpoint))
-        rc = -errno;
+        rc = ki_socket_watch(socket, epoll_fd, data);
     if (rc < 0) {
         ki_socket_close(socket, epoll_fd);
         return rc;

@@ -17,11 +17,15 @@ struct ki_envelope {
 };
 
 /**
- * Make a connected socket and watch its descriptor on @epoll_fd, edge-triggered, with @data.
- * Returns 0 or a negative errno (-EMFILE, -EINVAL: no address to connect to).
+ * Make a socket that is going to connect to @endpoint, and watch its descriptor on @epoll_fd,
+ * edge-triggered, with @data. Returns 0 or a negative errno (-EMFILE).
  */
 int ki_socket_open(void *zmq, int type, const char *endpoint, int queue, int64_t max_message,
                    int epoll_fd, uint64_t data, void **ret);
+/** Returns 0 or a negative errno (-EINVAL: no address to connect to). */
+int ki_socket_connect(void *socket, const char *endpoint);
+/** Only that: watch the descriptor of a socket. */
+int ki_socket_watch(void *socket, int epoll_fd, uint64_t data);
 void ki_socket_close(void *socket, int epoll_fd); /* NULL is a no-op */
 
 /** Returns 0, -EAGAIN, -EPROTO (more frames than any message has; drained), another errno. */

@@ -66,6 +66,7 @@ static const struct {
     COUNTER(replayed_batches, "replayed_batches", "Batches that a replay brought"),
     COUNTER(overruns, "overruns", "Replays that came too late: the publisher's ring had moved on"),
     COUNTER(restarts, "restarts", "Engine restarts: the blocks of the stream were forgotten"),
+    COUNTER(reopened, "reopened", "Connections made anew because the publisher broke the protocol"),
     COUNTER(duplicates, "duplicates", "Batches dropped because they were applied before"),
     COUNTER(malformed, "malformed", "Messages that could not be understood"),
     COUNTER(orphans, "orphans", "Stored events whose parent the worker does not have"),

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Event streams from ZMQ to /query: gaps, replays, restarts, ranks, registrations."""
+import socket
 import struct
+import threading
 
 from kvtest import *
 from streams import *
@@ -138,6 +140,77 @@ def test_dead_replay_service():
         store(engine, 5, 2)  # at once: it isn't asked again so soon
         holds(indexer, 5, 2, timeout=1)
         equal(listener(indexer)["partial"], True)
+
+
+def test_message_over_the_limit():
+    """libzmq ends such a connection for good. It is made anew, each time, and the gap is told."""
+    with Indexer("--replay-timeout", "300ms") as indexer, Publisher(replay=None) as engine, Publisher() as other:
+        register(indexer, 1, engine)
+        register(indexer, 2, other)
+        store(engine, 1, 2)
+        store(other, 1, 2)
+        holds(indexer, 1, 2)
+        for number in 2, 3:
+            engine.send_raw(b"\xc0" * (70 << 20), keep=False)
+            engine.wait_no_subscriber(30)
+            engine.wait_subscriber(timeout=30)
+            store(engine, number, 2)
+            holds(indexer, number, 2)
+            equal(stream(indexer, "reopened_total"), number - 1)
+            equal(stream(indexer, "missed_batches_total"), number - 1)
+        state = listener(indexer)
+        equal((state["status"], state["connected"], state["partial"]), ("active", True, True))
+        check("last_error" not in state, state)
+        other.send_raw(b"\xc0" * (70 << 20), keep=False)  # with a replay service, which has not kept it
+        other.wait_no_subscriber(30)
+        store(other, 2, 2, lose=True)
+        other.wait_subscriber(timeout=30)
+        store(other, 3, 2)
+        for number in 2, 3:
+            holds(indexer, number, 2, instance=2)
+
+
+def greet_wrongly(server):
+    """ZMTP 3 with a security mechanism that nobody has, for everybody who connects."""
+    peers = []
+    while True:
+        try:
+            peer, _ = server.accept()
+            peer.sendall(b"\xff" + b"\0" * 8 + b"\x7f\3\0" + b"BOGUS".ljust(20, b"\0") + b"\0" * 32)
+            peers.append(peer)
+        except OSError:
+            if server.fileno() < 0:
+                return
+
+
+def test_what_is_known_of_connections():
+    """Nobody there, a name that is none, peers that say nothing or nonsense; and one that comes and goes."""
+    silent, wrong = socket.create_server(("127.0.0.1", 0)), socket.create_server(("127.0.0.1", 0))
+    threading.Thread(target=greet_wrongly, args=(wrong,), daemon=True).start()
+    port = free_port()
+    with Indexer() as indexer:
+        indexer.register(1, f"tcp://127.0.0.1:{port}", block_size=BS)
+        indexer.register(2, "tcp://no-such-host.invalid:5557", block_size=BS)
+        indexer.register(3, f"tcp://127.0.0.1:{silent.getsockname()[1]}", block_size=BS)
+        indexer.register(4, f"tcp://127.0.0.1:{wrong.getsockname()[1]}", block_size=BS)
+        wait_until(lambda: "no answer" in listener(indexer, 1)["last_error"], what="nobody there")
+        wait_until(lambda: "resolve" in listener(indexer, 2)["last_error"], 30, "a wrong name")
+        for instance in 1, 2:
+            equal(listener(indexer, instance)["status"], "failed")
+        equal(listener(indexer, 3)["status"], "pending", "it listens, but says nothing")
+        for instance in range(1, 5):
+            equal(listener(indexer, instance)["connected"], False)
+        wait_until(lambda: stream(indexer, "reopened_total", 4) >= 2, 30, "another try where nonsense is spoken")
+        with Publisher(endpoint=f"tcp://127.0.0.1:{port}") as engine:
+            store(engine, 1, 2)
+            wait_until(lambda: listener(indexer, 1)["connected"], 30, "a connection")
+            equal(listener(indexer, 1)["status"], "active")
+            check("last_error" not in listener(indexer, 1))
+        wait_until(lambda: listener(indexer, 1)["status"] == "failed", 30, "the end of it")
+        equal(listener(indexer, 1)["connected"], False)
+    silent.close()
+    wrong.shutdown(socket.SHUT_RDWR)
+    wrong.close()
 
 
 def test_replies_that_make_no_sense():

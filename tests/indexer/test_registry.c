@@ -734,6 +734,7 @@ static void a_replay_piles_up_little(void **state)
     assert_int_equal(ki_socket_open(zmq, ZMQ_DEALER, endpoint, KI_REPLAY_QUEUE, KI_MAX_MESSAGE,
                                     epoll_fd, 1, &dealer),
                      0);
+    assert_int_equal(ki_socket_connect(dealer, endpoint), 0);
     assert_int_equal(ki_socket_request(dealer, 0), 0);
     id_len = zmq_recv(router, id, sizeof(id), 0);
     assert_true(id_len > 0);

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * The connection behind a SUB socket, as libzmq's monitor tells of it: whether there is one, and
+ * whether libzmq goes on trying.
+ *
+ *                 handshake done                       lost
+ *       CONNECTING --------------> UP ------------------------------> LOST
+ *         |  ^  ^                                                       |
+ *         +--+  +------------------- told that it tries again ----------+
+ *        failed, tries again                                            |
+ *                                       nothing told for some time      v
+ *               (the socket must be closed and opened anew) <--------- dead
+ *
+ * libzmq ends a connection for good, without a word but for the loss itself, when its peer breaks
+ * the protocol: by a message over the limit, by not speaking ZMTP at all.
+ *
+ * Costs two descriptors and 17 KiB. Thread-confined.
+ */
+#ifndef KV_INDEXER_LINK_H
+#define KV_INDEXER_LINK_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum ki_link_state { KI_LINK_CONNECTING, KI_LINK_UP, KI_LINK_LOST };
+
+struct ki_link {
+    void *monitor; /* NULL: closed */
+    enum ki_link_state state;
+    bool tried;          /* an attempt to connect got as far as the network */
+    const char *problem; /* NULL: none yet */
+    uint64_t dead_at_ns; /* LOST: without a word until then, it is dead */
+    uint64_t delay_ns;   /* for that; grows with each death, kept when the socket is made anew */
+};
+
+/** Watch @socket, which isn't connected yet; notices come on @epoll_fd, edge-triggered, with @data.
+ * Returns 0 or a negative errno. */
+int ki_link_open(struct ki_link *link, void *zmq, void *socket, int epoll_fd, uint64_t data);
+/** Before @socket itself is closed. No-op when closed. */
+void ki_link_close(struct ki_link *link, void *socket, int epoll_fd);
+
+/** Read what there is. True when state or problem have changed. */
+bool ki_link_read(struct ki_link *link, uint64_t now_ns);
+bool ki_link_is_dead(const struct ki_link *link, uint64_t now_ns);
+/** It is dead and its socket will be made anew: the next time it takes longer. */
+void ki_link_back_off(struct ki_link *link);
+/** It has brought a message: it's well. True when state or problem have changed. */
+bool ki_link_is_well(struct ki_link *link, uint64_t now_ns);
+
+#endif
