@@ -26,7 +26,7 @@ int kc_client_create(const struct kc_client_opts *opts, struct kc_client **ret,
     if (!client)
         return kv_fail(error, -ENOMEM, 0, "out of memory");
     client->opts = *opts;
-    rc = kc_http_create(opts->url, &client->http);
+    rc = kc_http_create(opts->url, opts->token, &client->http);
     if (rc < 0) {
         free(client);
         return kv_fail(error, rc, 0,

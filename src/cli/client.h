@@ -15,6 +15,7 @@
 
 struct kc_client_opts {
     const char *url;
+    const char *token; /* bearer token; NULL: none */
     const char *model;
     uint32_t block_size;
     uint32_t n_workers;

@@ -2,6 +2,7 @@
 #include "cli/http.h"
 
 #include <curl/curl.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,7 +11,7 @@
 
 struct kc_http {
     CURL *curl;
-    struct curl_slist *json, *msgpack;
+    struct curl_slist *none, *json, *msgpack; /* headers by kind of body */
     struct kv_buf body;
     char url[512];
     char error[CURL_ERROR_SIZE];
@@ -25,17 +26,38 @@ static size_t on_data(char *data, size_t size, size_t n, void *arg)
 }
 
 /* "Expect:" empty: libcurl would otherwise ask before it sends a body above a megabyte. */
-static struct curl_slist *headers(const char *content_type)
+static struct curl_slist *headers(const char *authorization, const char *content_type)
 {
-    struct curl_slist *list = curl_slist_append(NULL, content_type), *longer;
+    const char *const lines[] = {"Expect:", authorization, content_type};
+    struct curl_slist *list = NULL, *longer;
 
-    longer = list ? curl_slist_append(list, "Expect:") : NULL;
-    if (!longer)
-        curl_slist_free_all(list);
-    return longer;
+    for (size_t i = 0; i < sizeof(lines) / sizeof(lines[0]); i++) {
+        if (!lines[i])
+            continue;
+        longer = curl_slist_append(list, lines[i]);
+        if (!longer) {
+            curl_slist_free_all(list);
+            return NULL;
+        }
+        list = longer;
+    }
+    return list;
 }
 
-int kc_http_create(const char *url, struct kc_http **ret)
+static bool set_headers(struct kc_http *http, const char *token)
+{
+    char line[512] = "Authorization: Bearer ";
+
+    if (token)
+        strncat(line, token, sizeof(line) - strlen(line) - 1);
+    http->none = headers(token ? line : NULL, NULL);
+    http->json = headers(token ? line : NULL, "Content-Type: application/json");
+    http->msgpack = headers(token ? line : NULL, "Content-Type: application/msgpack");
+    explicit_bzero(line, sizeof(line));
+    return http->none && http->json && http->msgpack;
+}
+
+int kc_http_create(const char *url, const char *token, struct kc_http **ret)
 {
     struct kc_http *http = calloc(1, sizeof(*http));
     size_t len = strlen(url);
@@ -51,9 +73,7 @@ int kc_http_create(const char *url, struct kc_http **ret)
     memcpy(http->url, url, len);
     http->body.limit = MAX_ANSWER;
     http->curl = curl_easy_init();
-    http->json = headers("Content-Type: application/json");
-    http->msgpack = headers("Content-Type: application/msgpack");
-    if (!http->curl || !http->json || !http->msgpack) {
+    if (!http->curl || !set_headers(http, token)) {
         kc_http_destroy(http);
         return -ENOMEM;
     }
@@ -74,6 +94,7 @@ void kc_http_destroy(struct kc_http *http)
     if (!http)
         return;
     curl_easy_cleanup(http->curl);
+    curl_slist_free_all(http->none);
     curl_slist_free_all(http->json);
     curl_slist_free_all(http->msgpack);
     kv_buf_fini(&http->body);
@@ -122,7 +143,7 @@ int kc_http_request(struct kc_http *http, const char *path, enum kc_body type, c
     curl_easy_setopt(http->curl, CURLOPT_URL, url);
     if (type == KC_BODY_NONE) {
         curl_easy_setopt(http->curl, CURLOPT_HTTPGET, 1L);
-        curl_easy_setopt(http->curl, CURLOPT_HTTPHEADER, NULL);
+        curl_easy_setopt(http->curl, CURLOPT_HTTPHEADER, http->none);
     } else {
         curl_easy_setopt(http->curl, CURLOPT_POST, 1L);
         curl_easy_setopt(http->curl, CURLOPT_HTTPHEADER,

@@ -10,8 +10,11 @@
 
 struct kc_http;
 
-/** @url: "http://host:port"; a slash at its end is dropped. Returns 0, -EINVAL or -ENOMEM. */
-int kc_http_create(const char *url, struct kc_http **ret);
+/**
+ * @url: "http://host:port"; a slash at its end is dropped. @token: bearer token to send, or NULL.
+ * Returns 0, -EINVAL or -ENOMEM.
+ */
+int kc_http_create(const char *url, const char *token, struct kc_http **ret);
 void kc_http_destroy(struct kc_http *http);
 const char *kc_http_url(const struct kc_http *http);
 

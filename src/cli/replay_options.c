@@ -95,6 +95,11 @@ static const struct kv_arg ARGS[] = {
      .offset = AT(url),
      .value = "URL",
      .help = "Use a running kv-indexer instead of starting one."},
+    {.name = "auth-token-file",
+     .type = KV_ARG_STR,
+     .offset = AT(auth_token_file),
+     .value = "FILE",
+     .help = "Send the first line of FILE to it as bearer token."},
     {.name = "model",
      .type = KV_ARG_STR,
      .offset = AT(model),
@@ -188,6 +193,13 @@ int kc_replay_options(int argc, char **argv, struct kc_replay_opts *ret, struct 
                        opts.block_size, KC_TRACE_BLOCK);
     if (opts.url && opts.indexer)
         return kv_fail(error, -EINVAL, 0, "--url and --indexer: one or the other");
+    if (opts.auth_token_file && !opts.url)
+        return kv_fail(error, -EINVAL, 0, "--auth-token-file needs --url");
+    if (opts.auth_token_file) {
+        rc = kc_token_read(opts.auth_token_file, opts.token, error);
+        if (rc < 0)
+            return rc;
+    }
     if (opts.lockstep && opts.clients > 1)
         return kv_fail(error, -EINVAL, 0, "--lockstep needs --clients 1");
     opts.trace = rest.n > 0 ? rest.items[0] : NULL;

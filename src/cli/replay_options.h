@@ -8,11 +8,14 @@
 
 #include "base/error.h"
 #include "cli/route.h"
+#include "cli/token.h"
 
 struct kc_replay_opts {
-    const char *trace;   /* NULL: generate one */
-    const char *indexer; /* NULL: find it */
-    const char *url;     /* NULL: start one */
+    const char *trace;            /* NULL: generate one */
+    const char *indexer;          /* NULL: find it */
+    const char *url;              /* NULL: start one */
+    const char *auth_token_file;  /* NULL: no token; only with url */
+    char token[KC_TOKEN_MAX + 1]; /* its first one, "" without */
     const char *model;
     const char *policy_name;
     enum kc_policy policy;

@@ -11,10 +11,12 @@
 #include "base/clock.h"
 #include "cli/http.h"
 #include "cli/replay.h"
+#include "cli/token.h"
 #include "cli/top.h"
 
 struct options {
     const char *url;
+    const char *auth_token_file;
     uint64_t interval_ms;
     bool once;
 };
@@ -25,6 +27,11 @@ static const struct kv_arg ARGS[] = {
      .offset = offsetof(struct options, url),
      .value = "URL",
      .help = "The kv-indexer to watch. Default: http://127.0.0.1:8090."},
+    {.name = "auth-token-file",
+     .type = KV_ARG_STR,
+     .offset = offsetof(struct options, auth_token_file),
+     .value = "FILE",
+     .help = "Send the first line of FILE to it as bearer token."},
     {.name = "interval",
      .type = KV_ARG_TIME,
      .offset = offsetof(struct options, interval_ms),
@@ -141,8 +148,11 @@ int kc_top_main(int argc, char **argv)
     const struct sigaction action = {.sa_handler = on_signal};
     struct kc_http *http = NULL;
     struct kv_error error = {0};
+    char token[KC_TOKEN_MAX + 1] = "";
     int rc = kv_args_parse(&PROGRAM, argc, argv, &options, NULL, &error);
 
+    if (rc == 0 && options.auth_token_file)
+        rc = kc_token_read(options.auth_token_file, token, &error);
     if (rc != 0) {
         if (rc < 0)
             fprintf(stderr, "kvasir top: %s\n", error.text);
@@ -150,7 +160,7 @@ int kc_top_main(int argc, char **argv)
     }
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
-    rc = kc_http_create(options.url, &http);
+    rc = kc_http_create(options.url, token[0] ? token : NULL, &http);
     if (rc < 0)
         kv_fail(&error, rc, 0, "not a usable URL: %.150s", options.url);
     else

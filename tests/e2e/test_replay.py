@@ -150,6 +150,27 @@ def test_running_indexer():
         equal(indexer.score(range(8), 900), 8, "the other model's score")
 
 
+def test_tokens():
+    """An indexer that asks for a token: replay and top send the file's first one."""
+    with tempfile.NamedTemporaryFile("w") as tokens, tempfile.NamedTemporaryFile("w") as wrong:
+        tokens.write("# ours\n\n  a-token \nanother\n")
+        tokens.flush()
+        wrong.write("x-token\n")
+        wrong.flush()
+        with Indexer("--auth-token-file", tokens.name, headers={"Authorization": "Bearer a-token"}) as indexer:
+            for extra in ["--msgpack"], []:
+                r, _, _ = replay("--requests", 60, "--url", indexer.url, "--workers", 3, "--auth-token-file", tokens.name, *extra)
+                check_report(r, 60)
+            for command in ["replay", "--requests", "5", "--quiet"], ["top", "--once"]:
+                for file, status, text in ((tokens.name, 0, ""), (wrong.name, 1, "401"), (None, 1, "401"),
+                                           ("/nonexistent/token", 2, "/nonexistent/token"), ("/dev/null", 2, "no token")):
+                    arguments = [*command, "--url", indexer.url, *(["--auth-token-file", file] if file else [])]
+                    done = subprocess.run([KVASIR, *arguments], capture_output=True, text=True, timeout=60)
+                    equal(done.returncode, status, f"{arguments}: status\n{done.stderr}")
+                    check(text in done.stderr, f"{arguments}: {done.stderr!r} does not say {text!r}")
+                    check("-token\n" not in done.stderr and "a-token" not in done.stderr, "a token in an error message")
+
+
 def test_check_hits():
     done = subprocess.run([KVASIR, "replay", "--check-hits"], capture_output=True, text=True, timeout=60)
     equal(done.returncode, 0, "status")
@@ -234,6 +255,7 @@ def test_errors_teach():
         (["--workers", "0"], 2, "workers"),
         (["--policy", "best"], 2, "policy"),
         (["--lockstep", "--clients", "2"], 2, "--clients 1"),
+        (["--auth-token-file", "/dev/null"], 2, "needs --url"),
         (["--nonsense"], 2, "nonsense"),
         (["--requests", "5", "--json", "/nonexistent/x.json"], 1, "/nonexistent/x.json"),
     ]
