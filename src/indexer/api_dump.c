@@ -4,9 +4,13 @@
  * of its own into the reply's pipe. However large the index and slow the reader, this takes one
  * buffer and one pipe; the index's lock isn't held while the pipe is full.
  */
+#include <stdlib.h>
+#include <string.h>
+
 #include "base/json.h"
 #include "event/router_event.h"
 #include "indexer/service.h"
+#include "indexer/tables.h"
 
 #define FLUSH_AT (64u << 10)
 #define EVENT_BLOCKS \
@@ -73,16 +77,99 @@ static void write_watermarks(struct dump *d, const struct ki_watermark *marks, l
         kv_json_put_double(&d->w, marks[i].timestamp);
         kv_json_key(&d->w, "partial");
         kv_json_put_bool(&d->w, marks[i].partial);
+        kv_json_key(&d->w, "stream_rank");
+        kv_json_put_u64(&d->w, marks[i].stream_rank);
         kv_json_end_object(&d->w);
     }
     kv_json_end_array(&d->w);
 }
 
-static void write_key(struct dump *d, const struct ki_model *model)
+static const struct ki_watermark *find_mark(const struct ki_watermark *marks, long n,
+                                            struct kv_holder holder)
+{
+    struct ki_watermark key = {.holder = holder};
+
+    return n ? bsearch(&key, marks, (size_t)n, sizeof(key), ki_marks_compare) : NULL;
+}
+
+/*
+ * Ranks whose blocks were forgotten at once (a restart, an unregistration) while we dumped: what
+ * stands above may be a part of them only, and no event of the stream brings the rest back.
+ */
+static int write_torn(struct ki_service *service, struct dump *d, const struct ki_model *model,
+                      const struct ki_watermark *marks, long n)
+{
+    struct ki_watermark *after;
+    long n_after = ki_registry_watermarks(service->registry, model, &after);
+
+    if (n_after < 0)
+        return (int)n_after;
+    kv_json_key(&d->w, "torn");
+    kv_json_begin_array(&d->w);
+    for (long i = 0; i < n; i++) {
+        const struct ki_watermark *now = find_mark(after, n_after, marks[i].holder);
+
+        if (now && now->generation == marks[i].generation)
+            continue;
+        kv_json_begin_object(&d->w);
+        kv_json_key(&d->w, "worker_id");
+        kv_json_put_u64(&d->w, marks[i].holder.worker);
+        kv_json_key(&d->w, "dp_rank");
+        kv_json_put_u64(&d->w, marks[i].holder.rank);
+        kv_json_end_object(&d->w);
+    }
+    kv_json_end_array(&d->w);
+    free(after);
+    return 0;
+}
+
+static int compare_model(const void *key, const void *item)
+{
+    const struct ki_model *wanted = key, *model = *(struct ki_model *const *)item;
+
+    return -ki_model_compare(model, wanted->name, wanted->tenant);
+}
+
+/*
+ * Whether another model, with a shorter name and the rest of ours in its tenant, has the same
+ * "name:tenant". It keeps the key: whoever splits at the first colon, as the original does, is right
+ * about it and wrong about us.
+ */
+static bool is_key_taken(struct ki_model *const *models, long n, const struct ki_model *model)
+{
+    struct kv_buf text = KV_BUF_INIT;
+    bool taken = false;
+
+    for (const char *p = strchr(model->name, ':'); p && !taken; p = strchr(p + 1, ':')) {
+        struct ki_model other = {.name = NULL};
+        size_t len = (size_t)(p - model->name);
+
+        kv_buf_clear(&text);
+        kv_buf_append(&text, model->name, len + 1);
+        kv_buf_puts(&text, p + 1);
+        kv_buf_putc(&text, ':');
+        kv_buf_puts(&text, model->tenant);
+        if (!kv_buf_cstr(&text))
+            break;
+        text.data[len] = '\0';
+        other.name = text.data;
+        other.tenant = text.data + len + 1;
+        taken = bsearch(&other, models, (size_t)n, sizeof(struct ki_model *), compare_model);
+    }
+    kv_buf_fini(&text);
+    return taken;
+}
+
+static void write_key(struct dump *d, const struct ki_model *model, bool escaped)
 {
     struct kv_buf key = KV_BUF_INIT;
 
-    kv_buf_puts(&key, model->name);
+    for (const char *p = model->name; *p; p++) {
+        if (escaped && *p == ':')
+            kv_buf_puts(&key, "%3A");
+        else
+            kv_buf_putc(&key, *p);
+    }
     kv_buf_putc(&key, ':');
     kv_buf_puts(&key, model->tenant);
     kv_json_key(&d->w, kv_buf_cstr(&key));
@@ -90,13 +177,14 @@ static void write_key(struct dump *d, const struct ki_model *model)
 }
 
 /* The watermarks are taken, and stand, before the events: the events are at least as new. */
-static int write_model(struct ki_service *service, struct dump *d, const struct ki_model *model)
+static int write_model(struct ki_service *service, struct dump *d, const struct ki_model *model,
+                       bool escaped)
 {
     struct ki_watermark *marks;
     long n = ki_registry_watermarks(service->registry, model, &marks);
     int rc;
 
-    write_key(d, model);
+    write_key(d, model, escaped);
     kv_json_begin_object(&d->w);
     if (n < 0) {
         kv_json_key(&d->w, "error");
@@ -111,12 +199,14 @@ static int write_model(struct ki_service *service, struct dump *d, const struct 
     kv_json_key(&d->w, "tenant_id");
     kv_json_put_str(&d->w, model->tenant);
     write_watermarks(d, marks, n);
-    free(marks);
     kv_json_key(&d->w, "events");
     kv_json_begin_array(&d->w);
     d->event_id = 0;
     rc = kvi_dump(model->index, write_run, d);
     kv_json_end_array(&d->w);
+    if (rc == 0)
+        rc = write_torn(service, d, model, marks, n);
+    free(marks);
     kv_json_end_object(&d->w);
     return rc < 0 ? rc : flush(d, FLUSH_AT);
 }
@@ -135,9 +225,10 @@ static int produce(void *arg, struct ki_pipe *pipe)
     kv_json_begin_object(&d.w);
     for (long i = 0; i < n; i++) {
         if (rc == 0)
-            rc = write_model(service, &d, models[i]);
-        ki_model_release(models[i]);
+            rc = write_model(service, &d, models[i], is_key_taken(models, n, models[i]));
     }
+    for (long i = 0; i < n; i++)
+        ki_model_release(models[i]);
     free(models);
     kv_json_end_object(&d.w);
     if (rc == 0)

@@ -4,11 +4,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/xxh.h"
 #include "event/router_event.h"
+#include "event/unique.h"
 
 /* Bounds on what one model may make us hold at a time, beside its index. */
 #define MAX_EVENT_BYTES (16u << 20)
-#define MAX_MARK_BYTES (8u << 20)
+#define MAX_MARK_BYTES (32u << 20)
 #define MAX_NAME_BYTES 65536
 
 static void model_fini(struct ki_dumped_model *m)
@@ -17,6 +19,7 @@ static void model_fini(struct ki_dumped_model *m)
     free(m->tenant);
     kvi_destroy(m->index);
     kv_buf_fini(&m->marks);
+    free(m->slots);
 }
 
 void ki_dump_reader_fini(struct ki_dump_reader *reader)
@@ -65,8 +68,70 @@ static char *read_name(struct kv_json *json)
     return name;
 }
 
-static void read_mark(struct kv_json *json, struct kv_buf *marks)
+/* -- holders: what is told of each ----------------------------------------------------------------
+ */
+
+static uint32_t *slot_of(const struct ki_dump_reader *reader, const struct ki_dumped_model *m,
+                         struct kv_holder holder)
 {
+    const struct ki_watermark *marks = (const struct ki_watermark *)m->marks.data;
+    size_t at = kv_xxh64(&holder.worker, sizeof(holder.worker), reader->secret + holder.rank);
+
+    for (;; at++) {
+        uint32_t *slot = &m->slots[at & (m->n_slots - 1)];
+
+        if (!*slot || (marks[*slot - 1].holder.worker == holder.worker &&
+                       marks[*slot - 1].holder.rank == holder.rank))
+            return slot;
+    }
+}
+
+static bool grow_slots(struct ki_dump_reader *reader, struct ki_dumped_model *m, size_t n)
+{
+    const struct ki_watermark *marks = (const struct ki_watermark *)m->marks.data;
+
+    if (2 * n < m->n_slots)
+        return true;
+    free(m->slots);
+    m->n_slots = m->n_slots ? 2 * m->n_slots : 64;
+    m->slots = calloc(m->n_slots, sizeof(*m->slots));
+    if (!m->slots)
+        return false;
+    for (size_t i = 0; i < n; i++)
+        *slot_of(reader, m, marks[i].holder) = (uint32_t)i + 1;
+    return true;
+}
+
+/* The entry of a holder, a new one when it has none yet. Valid until the next call. NULL: too many,
+ * and @json has failed. */
+static struct ki_watermark *mark_of(struct ki_dump_reader *reader, struct kv_json *json,
+                                    struct ki_dumped_model *m, struct kv_holder holder)
+{
+    struct ki_watermark fresh = {.holder = holder, .no_position = true};
+    size_t n = m->marks.len / sizeof(fresh);
+    uint32_t *slot;
+
+    if (!grow_slots(reader, m, n)) {
+        m->n_slots = 0;
+        kv_json_fail(json, -ENOMEM, "out of memory");
+        return NULL;
+    }
+    slot = slot_of(reader, m, holder);
+    if (!*slot) {
+        kv_buf_append(&m->marks, &fresh, sizeof(fresh));
+        if (m->marks.error) {
+            kv_json_fail(json, m->marks.error, "too many ranks");
+            return NULL;
+        }
+        *slot = (uint32_t)n + 1;
+    }
+    return (struct ki_watermark *)m->marks.data + (*slot - 1);
+}
+
+static void read_mark(struct ki_dump_reader *reader, struct kv_json *json,
+                      struct ki_dumped_model *m)
+{
+    struct ki_watermark *known;
     struct ki_watermark mark = {0};
     bool has_worker = false, has_sequence = false;
     struct kv_str key;
@@ -85,21 +150,49 @@ static void read_mark(struct kv_json *json, struct kv_buf *marks)
             mark.timestamp = kv_json_null(json) ? 0 : kv_json_double(json);
         } else if (kv_str_eq(key, "partial")) {
             mark.partial = kv_json_bool(json);
+        } else if (kv_str_eq(key, "stream_rank")) {
+            mark.stream_rank = (uint32_t)kv_json_u64(json, UINT32_MAX);
+            mark.has_stream = true;
         } else {
             kv_json_skip(json);
         }
     }
     if (!has_worker || !has_sequence)
         kv_json_fail(json, -EPROTO, "a watermark without worker_id or seq");
-    kv_buf_append(marks, &mark, sizeof(mark));
-    if (marks->error)
-        kv_json_fail(json, marks->error, "too many watermarks");
+    known = mark_of(reader, json, m, mark.holder);
+    if (!known)
+        return;
+    mark.torn = known->torn;
+    *known = mark;
+}
+
+static void read_torn(struct ki_dump_reader *reader, struct kv_json *json,
+                      struct ki_dumped_model *m)
+{
+    struct kv_holder holder = {0};
+    struct ki_watermark *mark;
+    struct kv_str key;
+
+    kv_json_object(json);
+    while (kv_json_next_key(json, &key)) {
+        if (kv_str_eq(key, "worker_id"))
+            holder.worker = kv_json_u64(json, UINT64_MAX);
+        else if (kv_str_eq(key, "dp_rank"))
+            holder.rank = (uint32_t)kv_json_u64(json, UINT32_MAX);
+        else
+            kv_json_skip(json);
+    }
+    if (kv_json_failed(json))
+        return;
+    mark = mark_of(reader, json, m, holder);
+    if (mark)
+        mark->torn = true;
 }
 
 /* -- events ------------------------------------------------------------------------------------ */
 
 static int apply_event(struct ki_dump_reader *reader, struct kvi_index *index,
-                       const struct kve_router_event *event)
+                       const struct kve_router_event *event, struct ki_watermark *mark)
 {
     long rc = 0;
 
@@ -119,26 +212,46 @@ static int apply_event(struct ki_dump_reader *reader, struct kvi_index *index,
     case KVE_OP_STORE_KNOWN: /* no dump has it */
         break;
     }
-    /* A dump is weakly consistent: a parent may have gone while its child was written. */
+    /* A dump is weakly consistent: a parent may have gone, or got another name, while its child was
+     * written. No live event brings the child again: this rank has to be asked for everything. */
     if (rc == -ENOENT || rc == -EINVAL) {
         reader->orphans++;
+        mark->torn = true;
         return 0;
     }
     return rc < 0 ? (int)rc : 0;
 }
 
+static bool is_too_large(const struct ki_dump_reader *reader, const struct ki_dumped_model *m)
+{
+    struct kvi_stats stats;
+
+    if (!reader->max_bytes)
+        return false;
+    kvi_get_stats(m->index, &stats);
+    return reader->done_bytes + stats.bytes > reader->max_bytes;
+}
+
 static void read_events(struct ki_dump_reader *reader, struct kv_json *json,
-                        struct kvi_index *index)
+                        struct ki_dumped_model *m)
 {
     struct kve_router_scratch scratch = {.items = {.limit = MAX_EVENT_BYTES}};
     struct kve_router_event event;
+    struct ki_watermark *mark;
     int rc;
 
     kv_json_array(json);
     while (kv_json_next_item(json)) {
         if (kve_router_event_read(json, &scratch, &event) < 0)
             break;
-        rc = apply_event(reader, index, &event);
+        mark = mark_of(reader, json, m, event.holder);
+        if (!mark)
+            break;
+        rc = apply_event(reader, m->index, &event, mark);
+        if (rc == 0 && is_too_large(reader, m)) {
+            kv_json_fail(json, -EFBIG, "it would take more memory than --recovery-memory");
+            break;
+        }
         if (rc < 0) {
             kv_json_fail(json, rc, "the index can't take more");
             break;
@@ -168,19 +281,39 @@ static void read_field(struct ki_dump_reader *reader, struct kv_json *json,
     if (kv_str_eq(key, "block_size")) {
         m->block_size = (uint32_t)kv_json_u64(json, UINT32_MAX);
     } else if (kv_str_eq(key, "events")) {
-        read_events(reader, json, m->index);
+        read_events(reader, json, m);
     } else if (kv_str_eq(key, "model_name") && !m->name) {
         m->name = read_name(json);
     } else if (kv_str_eq(key, "tenant_id") && !m->tenant) {
         m->tenant = read_name(json);
     } else if (kv_str_eq(key, "watermarks")) {
+        m->has_marks = true;
         kv_json_array(json);
         while (kv_json_next_item(json))
-            read_mark(json, &m->marks);
+            read_mark(reader, json, m);
+    } else if (kv_str_eq(key, "torn")) {
+        kv_json_array(json);
+        while (kv_json_next_item(json))
+            read_torn(reader, json, m);
     } else {
         m->failed |= kv_str_eq(key, "error");
         kv_json_skip(json);
     }
+}
+
+/* A peer that tells positions had none for these: their blocks began to come while it dumped. */
+static void judge_marks(struct ki_dump_reader *reader, struct ki_dumped_model *m)
+{
+    struct ki_watermark *marks = (struct ki_watermark *)m->marks.data;
+    struct kvi_stats stats;
+
+    for (size_t i = 0; m->has_marks && i < m->marks.len / sizeof(*marks); i++)
+        marks[i].torn |= marks[i].no_position;
+    free(m->slots);
+    m->slots = NULL;
+    m->n_slots = 0;
+    kvi_get_stats(m->index, &stats);
+    reader->done_bytes += stats.bytes;
 }
 
 static void read_model(struct ki_dump_reader *reader, struct kv_json *json, struct kv_str label)
@@ -197,6 +330,7 @@ static void read_model(struct ki_dump_reader *reader, struct kv_json *json, stru
     kv_json_object(json);
     while (kv_json_next_key(json, &key))
         read_field(reader, json, m, key);
+    judge_marks(reader, m);
     if (!kv_json_failed(json) && !m->failed && m->block_size == 0)
         kv_json_fail(json, -EPROTO, "a model without block_size");
     if (name_from_key(m, key_text) < 0)
@@ -208,8 +342,12 @@ int ki_dump_read(struct ki_dump_reader *reader, struct kv_json *json)
 {
     struct kv_str key;
 
+    reader->secret = kve_secret();
     kv_json_object(json);
-    while (kv_json_next_key(json, &key))
+    while (kv_json_next_key(json, &key)) {
         read_model(reader, json, key);
+        if (!kv_json_failed(json) && reader->max_bytes && reader->done_bytes > reader->max_bytes)
+            kv_json_fail(json, -EFBIG, "it would take more memory than --recovery-memory");
+    }
     return kv_json_finish(json);
 }

@@ -18,18 +18,25 @@ struct ki_dumped_model {
     uint32_t block_size;
     bool failed; /* the peer had an error instead */
     struct kvi_index *index;
-    struct kv_buf marks; /* struct ki_watermark */
+    struct kv_buf marks; /* struct ki_watermark, one per holder that the dump names */
+    bool has_marks;      /* the peer tells positions */
+    uint32_t *slots;     /* hash table over marks: index + 1; 0: free */
+    size_t n_slots;      /* 0 or a power of two, more than twice the marks */
 };
 
 struct ki_dump_reader {
     struct ki_dumped_model *models;
     size_t n, capacity;
     uint64_t events, blocks, orphans;
+    uint64_t max_bytes;  /* the indexes may take so much memory; 0: whatever they need */
+    uint64_t done_bytes; /* taken by the models before the current one */
+    uint64_t secret;     /* of the hash tables */
 };
 
 /**
  * Read the dump that @json (just initialised) stands before. Returns 0 or the reader's error; in
- * either case release with ki_dump_reader_fini. Zero-initialise @reader.
+ * either case release with ki_dump_reader_fini. Zero-initialise @reader, but for max_bytes; beyond
+ * that it is -EFBIG.
  */
 int ki_dump_read(struct ki_dump_reader *reader, struct kv_json *json);
 void ki_dump_reader_fini(struct ki_dump_reader *reader);

@@ -29,6 +29,11 @@ static struct ki_stream_opts stream_opts(const struct ki_listener_env *env, bool
                                    .idle_ns = 5 * KV_NS_PER_S};
 }
 
+uint64_t ki_listener_new_generation(struct ki_listener_env *env)
+{
+    return atomic_fetch_add_explicit(&env->generations, 1, memory_order_relaxed) + 1;
+}
+
 int ki_listener_create(struct ki_listener_env *env, const struct ki_registration *registration,
                        struct ki_model *model, struct ki_listener **ret)
 {
@@ -44,6 +49,7 @@ int ki_listener_create(struct ki_listener_env *env, const struct ki_registration
     l->instance = registration->instance;
     l->rank = registration->rank;
     l->epoll_fd = -1;
+    l->generation = ki_listener_new_generation(env);
     l->endpoint = strdup(registration->endpoint);
     if (!l->endpoint)
         goto fail;
@@ -85,6 +91,45 @@ void ki_listener_release(struct ki_listener *l)
 
 /* -- any thread -------------------------------------------------------------------------------- */
 
+bool ki_mark_is_of(const struct ki_watermark *mark, const struct ki_listener *l)
+{
+    return !mark->no_position && (!mark->has_stream || mark->stream_rank == l->rank);
+}
+
+void ki_listener_seed(struct ki_listener *l, const struct ki_watermark *mark)
+{
+    pthread_mutex_lock(&l->lock);
+    ki_stream_seed(&l->stream, mark->sequence, mark->timestamp, mark->partial);
+    if (mark->torn)
+        ki_stream_seed_torn(&l->stream);
+    if (mark->generation)
+        l->generation = mark->generation;
+    pthread_mutex_unlock(&l->lock);
+}
+
+void ki_listener_adopt_rank(struct ki_listener *l, const struct ki_watermark *mark)
+{
+    pthread_mutex_lock(&l->lock);
+    if (!ki_applier_note_rank(&l->applier, mark->holder.rank)) {
+        kvi_remove_holder(l->model->index, mark->holder);
+        ki_stream_mark_partial(&l->stream);
+    } else if (mark->torn) {
+        ki_stream_seed_torn(&l->stream);
+    }
+    pthread_mutex_unlock(&l->lock);
+}
+
+bool ki_listener_brings(struct ki_listener *l, uint32_t rank)
+{
+    bool brings = false;
+
+    pthread_mutex_lock(&l->lock);
+    for (uint32_t i = 0; i < l->applier.n_ranks && !brings; i++)
+        brings = l->applier.ranks[i] == rank;
+    pthread_mutex_unlock(&l->lock);
+    return brings;
+}
+
 bool ki_listener_retire(struct ki_listener *l, struct ki_watermark *ret_position)
 {
     const struct ki_stream *s = &l->stream;
@@ -93,10 +138,14 @@ bool ki_listener_retire(struct ki_listener *l, struct ki_watermark *ret_position
     pthread_mutex_lock(&l->lock);
     l->gone = true;
     known = s->has_position || s->has_before;
+    memset(ret_position, 0, sizeof(*ret_position));
     ret_position->holder = (struct kv_holder){.worker = l->instance, .rank = l->rank};
     ret_position->sequence = s->has_position ? s->position : s->before;
     ret_position->timestamp = s->has_position ? s->timestamp : 0;
     ret_position->partial = s->partial;
+    ret_position->has_stream = true;
+    ret_position->stream_rank = l->rank;
+    ret_position->generation = l->generation;
     pthread_mutex_unlock(&l->lock);
     return known;
 }
@@ -176,6 +225,21 @@ void ki_listener_info(struct ki_listener *l, struct ki_worker_info *ret)
     pthread_mutex_unlock(&l->lock);
 }
 
+bool ki_marks_reserve(struct ki_watermark **items, size_t n, size_t *capacity)
+{
+    size_t more = *capacity ? *capacity * 2 : 64;
+    struct ki_watermark *grown;
+
+    if (n < *capacity)
+        return true;
+    grown = realloc(*items, more * sizeof(*grown));
+    if (!grown)
+        return false;
+    *items = grown;
+    *capacity = more;
+    return true;
+}
+
 bool ki_listener_watermarks(struct ki_listener *l, struct ki_watermark **items, size_t *n,
                             size_t *capacity)
 {
@@ -183,21 +247,17 @@ bool ki_listener_watermarks(struct ki_listener *l, struct ki_watermark **items, 
 
     pthread_mutex_lock(&l->lock);
     for (uint32_t i = 0; l->stream.has_position && ok && i < l->applier.n_ranks; i++) {
-        if (*n == *capacity) {
-            size_t more = *capacity ? *capacity * 2 : 64;
-            struct ki_watermark *grown = realloc(*items, more * sizeof(*grown));
-
-            ok = grown != NULL;
-            if (!ok)
-                break;
-            *items = grown;
-            *capacity = more;
-        }
+        ok = ki_marks_reserve(items, *n, capacity);
+        if (!ok)
+            break;
         (*items)[(*n)++] = (struct ki_watermark){
             .holder = {.worker = l->instance, .rank = l->applier.ranks[i]},
             .sequence = l->stream.position,
             .timestamp = l->stream.timestamp,
             .partial = l->stream.partial,
+            .has_stream = true,
+            .stream_rank = l->rank,
+            .generation = l->generation,
         };
     }
     pthread_mutex_unlock(&l->lock);
@@ -236,8 +296,11 @@ static void report(const struct ki_listener *l, const struct ki_stream_stats *be
 /* The part that touches the index. Under the lock. */
 static void write_index(struct ki_listener *l, unsigned steps, const void *payload, size_t len)
 {
-    if (steps & KI_STEP_PURGE)
+    if (steps & KI_STEP_PURGE) {
+        l->generation =
+            ki_listener_new_generation(l->env); /* before: a dump sees it if it's hurt */
         ki_applier_purge(&l->applier, l->model->index);
+    }
     if (steps & KI_STEP_RESET)
         kve_reader_reset(l->applier.reader);
     if (!(steps & KI_STEP_APPLY))

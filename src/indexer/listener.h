@@ -46,7 +46,8 @@
 struct ki_listener_env {
     void *zmq;
     uint64_t replay_timeout_ms;
-    atomic_bool held; /* connect, but read nothing */
+    atomic_bool held;             /* connect, but read nothing */
+    _Atomic uint64_t generations; /* the last one given to a listener */
 };
 
 struct ki_pump;
@@ -65,6 +66,7 @@ struct ki_listener {
     struct ki_stream stream;
     struct ki_applier applier;
     uint64_t last_event_ns;
+    uint64_t generation; /* of its blocks: see ki_watermark */
     bool gone, paused, started;
     bool connected; /* to a publisher, by the last that was heard */
     uint64_t reopened;
@@ -93,11 +95,22 @@ struct ki_listener {
  * success. */
 int ki_listener_create(struct ki_listener_env *env, const struct ki_registration *registration,
                        struct ki_model *model, struct ki_listener **ret);
+/** A number that no listener has had. */
+uint64_t ki_listener_new_generation(struct ki_listener_env *env);
 struct ki_listener *ki_listener_acquire(struct ki_listener *l);
 void ki_listener_release(struct ki_listener *l);
 
 /* -- any thread -------------------------------------------------------------------------------- */
 
+/** Whether @mark tells a position in this listener's stream. */
+bool ki_mark_is_of(const struct ki_watermark *mark, const struct ki_listener *l);
+/** The index has what the stream brought up to @mark. Before it starts. */
+void ki_listener_seed(struct ki_listener *l, const struct ki_watermark *mark);
+/** Blocks of another rank, from a dump, are this stream's from now on; or forgotten, when it has too
+ * many ranks. Before it starts. */
+void ki_listener_adopt_rank(struct ki_listener *l, const struct ki_watermark *mark);
+/** Whether the stream writes @rank's blocks. */
+bool ki_listener_brings(struct ki_listener *l, uint32_t rank);
 /** Nothing of the stream enters the index any more. Returns whether there is a position. */
 bool ki_listener_retire(struct ki_listener *l, struct ki_watermark *ret_position);
 /** Returns 0 or -EALREADY. The caller wakes the pump. */
@@ -105,6 +118,8 @@ int ki_listener_set_paused(struct ki_listener *l, bool paused);
 /** Whether @model is this listener's. */
 bool ki_listener_feeds(struct ki_listener *l, const struct ki_model *model);
 void ki_listener_info(struct ki_listener *l, struct ki_worker_info *ret);
+/** Room for one more; false when out of memory. */
+bool ki_marks_reserve(struct ki_watermark **items, size_t n, size_t *capacity);
 /** One per rank that the stream writes, appended; false when out of memory. */
 bool ki_listener_watermarks(struct ki_listener *l, struct ki_watermark **items, size_t *n,
                             size_t *capacity);

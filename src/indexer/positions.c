@@ -4,105 +4,131 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/xxh.h"
+#include "event/unique.h"
+#include "indexer/apply.h"
+
+#define N_BUCKETS 16384
+
 void ki_positions_fini(struct ki_positions *p)
 {
-    free(p->items);
+    for (size_t i = 0; p->buckets && i < N_BUCKETS; i++) {
+        while (p->buckets[i]) {
+            struct ki_position *item = p->buckets[i];
+
+            p->buckets[i] = item->next;
+            free(item);
+        }
+    }
+    free(p->buckets);
     memset(p, 0, sizeof(*p));
 }
 
-static bool is_before(struct kv_holder a, struct kv_holder b)
+static bool open_table(struct ki_positions *p)
 {
-    return a.worker != b.worker ? a.worker < b.worker : a.rank < b.rank;
-}
-
-/* Index of the first item not before @holder. */
-static size_t lower_bound(const struct ki_positions *p, struct kv_holder holder)
-{
-    size_t lo = 0, hi = p->n;
-
-    while (lo < hi) {
-        size_t mid = lo + (hi - lo) / 2;
-
-        if (is_before(p->items[mid].mark.holder, holder))
-            lo = mid + 1;
-        else
-            hi = mid;
-    }
-    return lo;
-}
-
-static bool is_at(const struct ki_positions *p, size_t at, struct kv_holder holder)
-{
-    return at < p->n && !is_before(holder, p->items[at].mark.holder);
-}
-
-static void remove_at(struct ki_positions *p, size_t at)
-{
-    memmove(p->items + at, p->items + at + 1, (p->n - at - 1) * sizeof(*p->items));
-    p->n--;
-}
-
-static void forget_oldest(struct ki_positions *p)
-{
-    size_t oldest = 0;
-
-    for (size_t i = 1; i < p->n; i++)
-        if (p->items[i].noted < p->items[oldest].noted)
-            oldest = i;
-    remove_at(p, oldest);
-}
-
-static bool make_room(struct ki_positions *p)
-{
-    struct ki_position *grown;
-    size_t capacity;
-
-    if (p->n == KI_MAX_POSITIONS)
-        forget_oldest(p);
-    if (p->n < p->capacity)
+    if (p->buckets)
         return true;
-    capacity = p->capacity ? p->capacity * 2 : 64;
-    grown = realloc(p->items, capacity * sizeof(*grown));
-    if (!grown)
+    p->buckets = calloc(N_BUCKETS, sizeof(struct ki_position *));
+    if (!p->buckets)
         return false;
-    p->items = grown;
-    p->capacity = capacity;
+    TAILQ_INIT(&p->by_age);
+    p->secret = kve_secret();
     return true;
 }
 
-void ki_positions_note(struct ki_positions *p, const struct ki_watermark *mark, bool has_blocks)
+static struct ki_position **bucket_of(const struct ki_positions *p, uint64_t worker)
 {
-    size_t at = lower_bound(p, mark->holder);
+    return &p->buckets[kv_xxh64(&worker, sizeof(worker), p->secret) % N_BUCKETS];
+}
 
-    if (!is_at(p, at, mark->holder)) {
-        if (!make_room(p))
-            return;
-        at = lower_bound(p, mark->holder); /* one may have been forgotten */
-        memmove(p->items + at + 1, p->items + at, (p->n - at) * sizeof(*p->items));
-        p->n++;
+/* The link that leads to @holder's position, or to NULL at the end. */
+static struct ki_position **link_of(const struct ki_positions *p, struct kv_holder holder,
+                                    uint32_t *ret_ranks)
+{
+    struct ki_position **link = bucket_of(p, holder.worker);
+
+    for (*ret_ranks = 0; *link; link = &(*link)->next) {
+        if ((*link)->mark.holder.worker != holder.worker)
+            continue;
+        if ((*link)->mark.holder.rank == holder.rank)
+            break;
+        ++*ret_ranks;
     }
-    p->items[at] =
-        (struct ki_position){.mark = *mark, .has_blocks = has_blocks, .noted = ++p->clock};
+    return link;
 }
 
-bool ki_positions_take(struct ki_positions *p, struct kv_holder holder, struct ki_position *ret)
+static void remove_at(struct ki_positions *p, struct ki_position **link)
 {
-    size_t at = lower_bound(p, holder);
+    struct ki_position *item = *link;
 
-    if (!is_at(p, at, holder))
+    *link = item->next;
+    TAILQ_REMOVE(&p->by_age, item, age);
+    p->n--;
+    free(item);
+}
+
+bool ki_positions_note(struct ki_positions *p, const struct ki_watermark *mark, bool has_blocks)
+{
+    struct ki_position *item = open_table(p) ? calloc(1, sizeof(*item)) : NULL;
+    struct ki_position **link;
+    uint32_t ranks;
+
+    if (!item)
         return false;
-    *ret = p->items[at];
-    remove_at(p, at);
+    link = link_of(p, mark->holder, &ranks);
+    if (*link)
+        remove_at(p, link);
+    else if (ranks >= KI_MAX_RANKS) {
+        free(item);
+        return false;
+    }
+    if (p->n == KI_MAX_POSITIONS)
+        remove_at(p, link_of(p, TAILQ_FIRST(&p->by_age)->mark.holder, &ranks));
+    item->mark = *mark;
+    item->has_blocks = has_blocks;
+    link = bucket_of(p, mark->holder.worker);
+    item->next = *link;
+    *link = item;
+    TAILQ_INSERT_TAIL(&p->by_age, item, age);
+    p->n++;
     return true;
+}
+
+bool ki_positions_take(struct ki_positions *p, struct kv_holder holder, struct ki_watermark *ret,
+                       bool *ret_has_blocks)
+{
+    struct ki_position **link;
+    uint32_t ranks;
+
+    if (!p->buckets)
+        return false;
+    link = link_of(p, holder, &ranks);
+    if (!*link)
+        return false;
+    *ret = (*link)->mark;
+    *ret_has_blocks = (*link)->has_blocks;
+    remove_at(p, link);
+    return true;
+}
+
+const struct ki_position *ki_positions_next(const struct ki_positions *p, uint64_t worker,
+                                            const struct ki_position *after)
+{
+    const struct ki_position *item;
+
+    if (!p->buckets)
+        return NULL;
+    item = after ? after->next : *bucket_of(p, worker);
+    while (item && item->mark.holder.worker != worker)
+        item = item->next;
+    return item;
 }
 
 void ki_positions_blocks_left(struct ki_positions *p, uint64_t worker, const uint32_t *rank)
 {
-    size_t at = lower_bound(p, (struct kv_holder){.worker = worker, .rank = rank ? *rank : 0});
-
-    for (; at < p->n && p->items[at].mark.holder.worker == worker; at++) {
-        if (rank && p->items[at].mark.holder.rank != *rank)
-            return;
-        p->items[at].has_blocks = false;
-    }
+    if (!p->buckets)
+        return;
+    for (struct ki_position *item = *bucket_of(p, worker); item; item = item->next)
+        if (item->mark.holder.worker == worker && (!rank || item->mark.holder.rank == *rank))
+            item->has_blocks = false;
 }

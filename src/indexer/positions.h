@@ -9,6 +9,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <sys/queue.h>
 
 #include "indexer/registry.h"
 
@@ -17,22 +18,32 @@
 struct ki_position {
     struct ki_watermark mark;
     bool has_blocks; /* the index still has what the stream brought up to here (from a dump) */
-    uint64_t noted;  /* order of noting */
+    struct ki_position *next; /* of the same bucket */
+    TAILQ_ENTRY(ki_position) age;
 };
 
-/** Zero-initialise. */
+/** Zero-initialise. A hash table by worker, so that the ranks of one are together. */
 struct ki_positions {
-    struct ki_position *items; /* sorted by worker, rank */
-    size_t n, capacity;
-    uint64_t clock;
+    struct ki_position **buckets;
+    TAILQ_HEAD(ki_positions_by_age, ki_position)
+    by_age; /* oldest first; valid once there are buckets */
+    size_t n;
+    uint64_t secret; /* a peer can't choose workers that collide */
 };
 
 void ki_positions_fini(struct ki_positions *p);
-/** Replaces what was noted for that holder. Silently does nothing when out of memory: a position
- * lost costs a replay, not correctness. */
-void ki_positions_note(struct ki_positions *p, const struct ki_watermark *mark, bool has_blocks);
+/**
+ * Replaces what was noted for that holder. False when out of memory or when the worker has
+ * KI_MAX_RANKS already: such a position lost costs a replay, not correctness, unless the caller
+ * needs it to find blocks again.
+ */
+bool ki_positions_note(struct ki_positions *p, const struct ki_watermark *mark, bool has_blocks);
 /** Take a position out. False: none. */
-bool ki_positions_take(struct ki_positions *p, struct kv_holder holder, struct ki_position *ret);
+bool ki_positions_take(struct ki_positions *p, struct kv_holder holder, struct ki_watermark *ret,
+                       bool *ret_has_blocks);
+/** Walk the positions of a worker: start with NULL; NULL at the end. */
+const struct ki_position *ki_positions_next(const struct ki_positions *p, uint64_t worker,
+                                            const struct ki_position *after);
 /** The blocks of @worker (of one rank, when @rank isn't NULL) have left the index. */
 void ki_positions_blocks_left(struct ki_positions *p, uint64_t worker, const uint32_t *rank);
 

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/json.h"
@@ -99,6 +100,23 @@ static int fetch_dump(const char *peer, const struct ki_recovery_opts *opts,
     return rc;
 }
 
+static uint64_t half_of_memory(void)
+{
+    long pages = sysconf(_SC_PHYS_PAGES), size = sysconf(_SC_PAGESIZE);
+
+    return pages > 0 && size > 0 ? (uint64_t)pages * (uint64_t)size / 2 : 0;
+}
+
+static uint64_t count_torn(const struct ki_dumped_model *m)
+{
+    const struct ki_watermark *marks = (const struct ki_watermark *)m->marks.data;
+    uint64_t torn = 0;
+
+    for (size_t i = 0; i < m->marks.len / sizeof(*marks); i++)
+        torn += marks[i].torn;
+    return torn;
+}
+
 static void adopt_model(struct ki_registry *registry, struct ki_dumped_model *m,
                         struct ki_recovery_result *result)
 {
@@ -118,6 +136,7 @@ static void adopt_model(struct ki_registry *registry, struct ki_dumped_model *m,
         return;
     }
     m->index = NULL; /* the registry's now */
+    result->torn += count_torn(m);
     result->models++;
 }
 
@@ -135,13 +154,14 @@ int ki_recover(struct ki_registry *registry, const char *const *urls, size_t n,
                const struct ki_recovery_opts *opts, struct ki_recovery_result *ret)
 {
     struct ki_recovery_result result = {0};
+    uint64_t max_bytes = KV_OPT(opts, max_bytes, half_of_memory());
     uint64_t started = kv_now_ns();
     int rc = -ENOENT;
 
     curl_global_init(CURL_GLOBAL_DEFAULT);
     wait_for_joins(opts);
     for (size_t i = 0; i < n && rc < 0 && !is_stopped(opts); i++) {
-        struct ki_dump_reader reader = {0};
+        struct ki_dump_reader reader = {.max_bytes = max_bytes};
 
         rc = fetch_dump(urls[i], opts, &reader, &result.bytes);
         if (rc == 0) {

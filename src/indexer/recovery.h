@@ -24,6 +24,7 @@ struct ki_recovery_opts {
     uint32_t connect_ms;      /* 0: 5000 */
     uint32_t stall_ms;        /* give a peer up that sends nothing for so long; 0: 10000 */
     uint32_t total_ms;        /* or takes longer than this altogether; 0: 600000 */
+    uint64_t max_bytes;       /* memory that the indexes may take; 0: half of the machine's */
     const volatile int *stop; /* non-zero: give up (a signal handler's flag); NULL: none */
 };
 
@@ -31,6 +32,7 @@ struct ki_recovery_opts {
 struct ki_recovery_result {
     char peer[256]; /* its URL (cut to fit), "" when no peer served */
     uint64_t models, events, blocks;
+    uint64_t torn;           /* ranks whose dump lacks something: partial until replayed */
     uint64_t orphans;        /* events whose parent changed while the peer dumped */
     uint64_t skipped_models; /* the peer had an error for them, or the registry refused them */
     uint64_t bytes;

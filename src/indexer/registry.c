@@ -187,19 +187,75 @@ static struct ki_pump *least_loaded(struct ki_registry *r)
     return best;
 }
 
+/* A model that nobody feeds and that has nothing to say is gone (and /query says so). What a peer's
+ * dump brought stays until its workers are removed. */
+static void drop_model_if_empty(struct ki_registry *r, struct ki_model *model)
+{
+    struct kvi_stats stats;
+
+    for (size_t i = 0; i < r->n_listeners; i++)
+        if (r->listeners[i]->model == model)
+            return;
+    kvi_get_stats(model->index, &stats);
+    if (stats.holder_blocks)
+        return;
+    ki_tables_take_model(r, model);
+    ki_model_release(model);
+}
+
+/* Whether another listener of the instance brings @rank's blocks too. */
+static bool is_fed_by_sibling(const struct ki_registry *r, const struct ki_listener *l)
+{
+    size_t first, end = ki_instance_range(r, l->instance, &first);
+
+    for (; first < end; first++)
+        if (ki_listener_brings(r->listeners[first], l->rank))
+            return true;
+    return false;
+}
+
 /* Where an earlier registration, or a peer, had got to in this stream. */
 static void take_position(struct ki_registry *r, struct ki_listener *l)
 {
     struct kv_holder holder = {.worker = l->instance, .rank = l->rank};
-    struct ki_position position;
+    bool has_blocks = kvi_holder_blocks(l->model->index, holder) > 0, noted_blocks;
+    struct ki_watermark mark;
 
-    if (!ki_positions_take(&r->positions, holder, &position))
-        return;
-    if (position.has_blocks && kvi_holder_blocks(l->model->index, holder))
-        ki_stream_seed(&l->stream, position.mark.sequence, position.mark.timestamp,
-                       position.mark.partial);
-    else
-        ki_stream_remember(&l->stream, position.mark.sequence);
+    if (ki_positions_take(&r->positions, holder, &mark, &noted_blocks) && ki_mark_is_of(&mark, l)) {
+        if (noted_blocks && has_blocks) {
+            ki_listener_seed(l, &mark);
+            return;
+        }
+        ki_stream_remember(&l->stream, mark.sequence);
+    }
+    /* Blocks of which nobody knows how old they are: the stream, or its replay, brings them again. */
+    if (has_blocks && !is_fed_by_sibling(r, l))
+        kvi_remove_holder(l->model->index, holder);
+}
+
+/* Ranks that came with a peer's dump and have no stream but this one. */
+static void take_dumped_ranks(struct ki_registry *r, struct ki_listener *l)
+{
+    const struct ki_position *p = ki_positions_next(&r->positions, l->instance, NULL), *next;
+
+    for (; p; p = next) {
+        struct ki_watermark mark = p->mark;
+        bool has_blocks = p->has_blocks;
+
+        next = ki_positions_next(&r->positions, l->instance, p);
+        if (!has_blocks || (mark.has_stream ? mark.stream_rank != l->rank : !mark.no_position))
+            continue;
+        ki_positions_take(&r->positions, mark.holder, &mark, &has_blocks);
+        ki_listener_adopt_rank(l, &mark);
+    }
+}
+
+/* An instance belongs to one model: what a peer's dump had of it elsewhere nobody keeps true. */
+static void forget_elsewhere(struct ki_registry *r, uint64_t instance, const struct ki_model *model)
+{
+    for (size_t i = r->n_models; i-- > 0;)
+        if (r->models[i] != model && kvi_remove_worker(r->models[i]->index, instance) == 0)
+            drop_model_if_empty(r, r->models[i]);
 }
 
 /* A reference to @known, or a new model. */
@@ -230,7 +286,9 @@ static int register_locked(struct ki_registry *r, const struct ki_registration *
         ki_model_release(model);
         return kv_fail(error, rc, 0, "%s", strerror(-rc));
     }
+    forget_elsewhere(r, l->instance, model);
     take_position(r, l);
+    take_dumped_ranks(r, l);
     if (!known)
         ki_tables_put_model(r, ki_model_acquire(model));
     ki_tables_put_listener(r, l);
@@ -252,22 +310,6 @@ int ki_registry_register(struct ki_registry *registry, const struct ki_registrat
 }
 
 /* -- unregistering ----------------------------------------------------------------------------- */
-
-/* A model that nobody feeds and that has nothing to say is gone (and /query says so). What a peer's
- * dump brought stays until its workers are removed. */
-static void drop_model_if_empty(struct ki_registry *r, struct ki_model *model)
-{
-    struct kvi_stats stats;
-
-    for (size_t i = 0; i < r->n_listeners; i++)
-        if (r->listeners[i]->model == model)
-            return;
-    kvi_get_stats(model->index, &stats);
-    if (stats.holder_blocks)
-        return;
-    ki_tables_take_model(r, model);
-    ki_model_release(model);
-}
 
 /* Blocks of ranks that a leaving listener brought and that no other listener of the instance feeds.
  */

@@ -142,20 +142,29 @@ int ki_registry_resume(struct ki_registry *registry, uint64_t instance, const ui
 struct ki_watermark {
     struct kv_holder holder;
     uint64_t sequence;
-    double timestamp; /* of that batch, as its publisher stamped it; 0: it didn't */
-    bool partial;     /* what the stream brought is known to be incomplete */
+    double timestamp;     /* of that batch, as its publisher stamped it; 0: it didn't */
+    bool partial;         /* what the stream brought is known to be incomplete */
+    bool torn;            /* the dump may lack blocks that the stream had brought by then */
+    bool no_position;     /* the peer knows none: only holder and torn mean something */
+    bool has_stream;      /* the next is told */
+    uint32_t stream_rank; /* registered rank whose stream brings this rank's blocks */
+    uint64_t generation;  /* another one after all of the stream's blocks were forgotten at once;
+                             not in a dump */
 };
 /**
- * Watermarks of all streams that feed @model. Take them before the dump: then the dump has at least
- * what they say. free(*ret). Returns their number or -ENOMEM.
+ * Watermarks of all streams that feed @model, also of workers known only from a peer's dump. Take
+ * them before the dump: then the dump has at least what they say, of those whose generation is the
+ * same afterwards. Sorted by holder. free(*ret). Returns their number or -ENOMEM.
  */
 long ki_registry_watermarks(struct ki_registry *registry, const struct ki_model *model,
                             struct ki_watermark **ret);
 
 /**
  * Put a complete index, built from a peer's dump, in place of the model's (still empty) one, with
- * the positions at which live streams go on. The registry must still be held. Takes @index over on
- * success. -EEXIST: the model has another block size, or blocks already.
+ * the positions at which live streams go on: one watermark (a no_position one where the peer told
+ * none) for every holder in @index. The registry must still be held. Blocks of instances that are
+ * registered under another model here are left out. Takes @index over on success. -EEXIST: the
+ * model has another block size, or blocks already; -ENOMEM.
  */
 int ki_registry_adopt(struct ki_registry *registry, const char *model, const char *tenant,
                       uint32_t block_size, struct kvi_index *index,

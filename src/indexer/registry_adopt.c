@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Taking over a peer's index before the streams are let go. */
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "indexer/tables.h"
@@ -26,73 +27,126 @@ static int check_adoptable(const struct ki_registry *r, const struct ki_model *k
     return 0;
 }
 
-static const struct ki_watermark *mark_of(const struct ki_watermark *marks, size_t n,
-                                          const struct ki_listener *l)
+/* What is being adopted. */
+struct adoption {
+    struct ki_model *known, *model; /* the empty one, or NULL; the one with the peer's index */
+    struct ki_watermark *marks;     /* sorted by holder */
+    size_t n;
+};
+
+static const struct ki_watermark *mark_of(const struct adoption *a, const struct ki_listener *l)
 {
-    for (size_t i = 0; i < n; i++)
-        if (marks[i].holder.worker == l->instance && marks[i].holder.rank == l->rank)
-            return &marks[i];
-    return NULL;
+    struct ki_watermark key = {.holder = {.worker = l->instance, .rank = l->rank}};
+
+    return a->n ? bsearch(&key, a->marks, a->n, sizeof(key), ki_marks_compare) : NULL;
 }
 
 /* The streams go on where the dump ends. They are held, so none is ahead of it. */
-static void move_listener(struct ki_listener *l, struct ki_model *model,
-                          const struct ki_watermark *mark)
+static void move_listener(struct ki_listener *l, const struct adoption *a)
 {
     struct kv_holder holder = {.worker = l->instance, .rank = l->rank};
+    const struct ki_watermark *mark = mark_of(a, l);
     struct ki_model *old;
 
     pthread_mutex_lock(&l->lock);
     old = l->model;
-    l->model = ki_model_acquire(model);
-    if (mark)
-        ki_stream_seed(&l->stream, mark->sequence, mark->timestamp, mark->partial);
-    else if (kvi_holder_blocks(model->index, holder))
-        ki_stream_seed_cursorless(&l->stream);
+    l->model = ki_model_acquire(a->model);
     pthread_mutex_unlock(&l->lock);
     ki_model_release(old);
+    if (mark && ki_mark_is_of(mark, l)) {
+        ki_listener_seed(l, mark);
+    } else if (kvi_holder_blocks(a->model->index, holder)) {
+        pthread_mutex_lock(&l->lock);
+        ki_stream_seed_cursorless(&l->stream);
+        /* Torn, or the peer had these blocks from another stream, whose numbers mean nothing here. */
+        if (mark && (mark->torn || !mark->no_position))
+            ki_stream_seed_torn(&l->stream);
+        pthread_mutex_unlock(&l->lock);
+    }
 }
 
-/* A rank without a registration: its only feeder's, or of a worker that may register later. */
-static void adopt_stray_mark(struct ki_registry *r, const struct ki_watermark *mark)
+/* Who brings the blocks of a rank that isn't registered, as far as one can tell. */
+static struct ki_listener *feeder_of(const struct ki_registry *r, const struct ki_watermark *mark)
 {
     size_t first, end = ki_instance_range(r, mark->holder.worker, &first);
 
-    if (ki_listener_find(r, mark->holder.worker, mark->holder.rank))
+    if (mark->has_stream)
+        return ki_listener_find(r, mark->holder.worker, mark->stream_rank);
+    return first < end ? r->listeners[first] : NULL;
+}
+
+/* A holder of the dump that has no registration of its own here. */
+static void adopt_stray(struct ki_registry *r, const struct adoption *a,
+                        const struct ki_watermark *mark)
+{
+    bool has_blocks = kvi_holder_blocks(a->model->index, mark->holder) > 0;
+    struct ki_listener *feeder = feeder_of(r, mark);
+
+    if (!has_blocks && mark->no_position)
         return;
-    if (end - first == 1) {
-        pthread_mutex_lock(&r->listeners[first]->lock);
-        ki_applier_note_rank(&r->listeners[first]->applier, mark->holder.rank);
-        pthread_mutex_unlock(&r->listeners[first]->lock);
-        return;
+    if (feeder)
+        ki_listener_adopt_rank(feeder, mark);
+    else if (!ki_positions_note(&r->positions, mark, has_blocks))
+        kvi_remove_holder(a->model->index, mark->holder);
+}
+
+static void adopt_marks(struct ki_registry *r, const struct adoption *a)
+{
+    for (size_t i = 0; i < a->n; i++) {
+        const struct ki_watermark *mark = &a->marks[i];
+        size_t first, end = ki_instance_range(r, mark->holder.worker, &first);
+
+        if (first < end && r->listeners[first]->model != a->model)
+            kvi_remove_worker(a->model->index, mark->holder.worker); /* it feeds another model */
+        else if (!ki_listener_find(r, mark->holder.worker, mark->holder.rank))
+            adopt_stray(r, a, mark);
     }
-    ki_positions_note(&r->positions, mark, true);
+}
+
+static int copy_marks(const struct ki_watermark *marks, size_t n, struct ki_registry *r,
+                      struct ki_watermark **ret)
+{
+    struct ki_watermark *copy = malloc((n + 1) * sizeof(*copy));
+
+    if (!copy)
+        return -ENOMEM;
+    if (n)
+        memcpy(copy, marks, n * sizeof(*copy));
+    for (size_t i = 0; i < n; i++)
+        copy[i].generation = ki_listener_new_generation(&r->env);
+    qsort(copy, n, sizeof(*copy), ki_marks_compare);
+    *ret = copy;
+    return 0;
 }
 
 static int adopt_locked(struct ki_registry *r, const char *name, const char *tenant,
                         uint32_t block_size, struct kvi_index *index,
                         const struct ki_watermark *marks, size_t n, struct kv_error *error)
 {
-    struct ki_model *known = ki_model_find(r, name, tenant), *model = NULL;
-    int rc = check_adoptable(r, known, block_size, error);
+    struct adoption a = {.known = ki_model_find(r, name, tenant), .n = n};
+    int rc = check_adoptable(r, a.known, block_size, error);
 
     if (rc < 0)
         return rc;
     rc = ki_tables_reserve(r);
     if (rc == 0)
-        rc = ki_model_create(name, tenant, block_size, index, &model);
-    if (!model)
+        rc = copy_marks(marks, n, r, &a.marks);
+    if (rc == 0)
+        rc = ki_model_create(name, tenant, block_size, index, &a.model);
+    if (!a.model) {
+        free(a.marks);
         return kv_fail(error, rc, 0, "%s", strerror(-rc));
+    }
     for (size_t i = 0; i < r->n_listeners; i++)
-        if (r->listeners[i]->model == known)
-            move_listener(r->listeners[i], model, mark_of(marks, n, r->listeners[i]));
-    for (size_t i = 0; i < n; i++)
-        adopt_stray_mark(r, &marks[i]);
-    if (known)
-        ki_tables_replace_model(r, model);
+        if (a.known && r->listeners[i]->model == a.known)
+            move_listener(r->listeners[i], &a);
+    adopt_marks(r, &a);
+    if (a.known)
+        ki_tables_replace_model(r, a.model);
     else
-        ki_tables_put_model(r, model);
-    ki_model_release(known);
+        ki_tables_put_model(r, a.model);
+    ki_model_release(a.known);
+    free(a.marks);
     return 0;
 }
 

@@ -109,25 +109,65 @@ int ki_registry_resume(struct ki_registry *registry, uint64_t instance, const ui
     return set_paused(registry, instance, rank, false);
 }
 
+int ki_marks_compare(const void *a, const void *b)
+{
+    const struct kv_holder *x = &((const struct ki_watermark *)a)->holder;
+    const struct kv_holder *y = &((const struct ki_watermark *)b)->holder;
+
+    if (x->worker != y->worker)
+        return x->worker < y->worker ? -1 : 1;
+    return (x->rank > y->rank) - (x->rank < y->rank);
+}
+
+struct marks {
+    struct ki_watermark *items;
+    size_t n, capacity;
+};
+
+/* Workers that nobody follows here, with blocks from a peer's dump in this model. */
+static bool add_positions(struct ki_registry *r, const struct ki_model *model, struct marks *marks)
+{
+    const struct ki_position *p;
+    bool ok = true;
+
+    pthread_mutex_lock(&r->admin);
+    if (!r->positions.buckets)
+        goto out;
+    TAILQ_FOREACH(p, &r->positions.by_age, age)
+    {
+        if (!ok)
+            break;
+        if (!p->has_blocks || p->mark.no_position ||
+            !kvi_holder_blocks(model->index, p->mark.holder))
+            continue;
+        ok = ki_marks_reserve(&marks->items, marks->n, &marks->capacity);
+        if (ok)
+            marks->items[marks->n++] = p->mark;
+    }
+out:
+    pthread_mutex_unlock(&r->admin);
+    return ok;
+}
+
 long ki_registry_watermarks(struct ki_registry *registry, const struct ki_model *model,
                             struct ki_watermark **ret)
 {
     struct ki_listener **listeners;
-    struct ki_watermark *items = NULL;
-    size_t n = 0, capacity = 0;
-    long n_listeners = ki_tables_snapshot(registry, &listeners);
-    bool ok = true;
+    struct marks marks = {0};
+    bool ok = add_positions(registry, model, &marks); /* first: one may become a listener */
+    long n = ok ? ki_tables_snapshot(registry, &listeners) : -ENOMEM;
 
-    if (n_listeners < 0)
-        return n_listeners;
-    for (long i = 0; ok && i < n_listeners; i++)
+    for (long i = 0; ok && i < n; i++)
         if (ki_listener_feeds(listeners[i], model))
-            ok = ki_listener_watermarks(listeners[i], &items, &n, &capacity);
-    ki_tables_snapshot_free(listeners, n_listeners);
-    if (!ok) {
-        free(items);
+            ok = ki_listener_watermarks(listeners[i], &marks.items, &marks.n, &marks.capacity);
+    if (n >= 0)
+        ki_tables_snapshot_free(listeners, n);
+    if (n < 0 || !ok) {
+        free(marks.items);
         return -ENOMEM;
     }
-    *ret = items;
-    return (long)n;
+    if (marks.n)
+        qsort(marks.items, marks.n, sizeof(marks.items[0]), ki_marks_compare);
+    *ret = marks.items;
+    return (long)marks.n;
 }

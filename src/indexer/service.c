@@ -189,9 +189,10 @@ static void log_recovery(int rc, const struct ki_recovery_result *result)
         kv_log_warn("service", "no peer could serve; starting empty", NULL);
     else
         kv_log_info("service", "recovered from a peer",
-                    "peer=%s models=%" PRIu64 " events=%" PRIu64 " blocks=%" PRIu64 " seconds=%.3f",
+                    "peer=%s models=%" PRIu64 " events=%" PRIu64 " blocks=%" PRIu64
+                    " torn_ranks=%" PRIu64 " seconds=%.3f",
                     kv_log_quote(quoted, sizeof(quoted), result->peer), result->models,
-                    result->events, result->blocks, result->seconds);
+                    result->events, result->blocks, result->torn, result->seconds);
 }
 
 /* Then the event streams may be applied, whatever came of it. */
@@ -199,7 +200,8 @@ static int recover(struct ki_service *service, struct kv_error *error)
 {
     const struct ki_options *o = service->options;
     char *token = ki_auth_first_token(service->auth);
-    struct ki_recovery_opts opts = {.size = sizeof(opts), .token = token, .stop = &stop_flag};
+    struct ki_recovery_opts opts = {
+        .size = sizeof(opts), .token = token, .max_bytes = o->recovery_memory, .stop = &stop_flag};
     struct ki_recovery_result result = {0};
     char **urls = NULL;
     long n = o->peers ? ki_urls_parse(o->peers, &urls, error) : 0;

@@ -37,6 +37,11 @@ void ki_stream_seed_cursorless(struct ki_stream *s)
     s->cursorless = true;
 }
 
+void ki_stream_seed_torn(struct ki_stream *s)
+{
+    s->partial = s->torn = true;
+}
+
 void ki_stream_remember(struct ki_stream *s, uint64_t sequence)
 {
     s->has_before = true;
@@ -46,7 +51,7 @@ void ki_stream_remember(struct ki_stream *s, uint64_t sequence)
 void ki_stream_start(struct ki_stream *s, uint64_t now_ns)
 {
     if (s->opts.can_replay && s->partial) /* as the peer's view was: our chance to do better */
-        s->heal_at_ns = now_ns + s->opts.cooldown_ns;
+        s->heal_at_ns = s->torn ? now_ns : now_ns + s->opts.cooldown_ns;
     if (s->opts.can_replay && !s->has_position && !s->cursorless && s->opts.idle_ns)
         s->idle_at_ns = now_ns + s->opts.idle_ns;
 }
@@ -598,7 +603,8 @@ static unsigned tick_live(struct ki_stream *s, uint64_t now_ns)
     if (s->heal_at_ns && now_ns >= s->heal_at_ns) {
         s->heal_at_ns = 0;
         if (s->partial && !s->merged)
-            return begin(s, s->has_position ? KI_REPLAY_HEAL : KI_REPLAY_START, 0, now_ns);
+            return begin(s, s->has_position || s->cursorless ? KI_REPLAY_HEAL : KI_REPLAY_START, 0,
+                         now_ns);
     }
     return 0;
 }

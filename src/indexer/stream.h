@@ -82,6 +82,7 @@ struct ki_stream {
     bool partial;
     bool seeded;     /* position is a peer's, nothing has been applied since */
     bool cursorless; /* state came from elsewhere without a position: the first batch sets it */
+    bool torn;       /* state came from elsewhere and lacks something: become whole first */
     bool ahead; /* a replay has taken us beyond, or to a newer process than, the live backlog */
     bool unverified; /* the connection was made anew since the last batch */
     bool has_before; /* the position of an earlier registration, whose blocks are forgotten */
@@ -119,6 +120,9 @@ void ki_stream_init(struct ki_stream *s, const struct ki_stream_opts *opts);
 void ki_stream_seed(struct ki_stream *s, uint64_t sequence, double timestamp, bool partial);
 /** The same without a position: whatever comes first continues it. */
 void ki_stream_seed_cursorless(struct ki_stream *s);
+/** What came from elsewhere lacks something: partial, and as soon as reading starts everything is
+ * asked for again. Before ki_stream_start. */
+void ki_stream_seed_torn(struct ki_stream *s);
 /** An earlier registration had got this far; its blocks are gone. */
 void ki_stream_remember(struct ki_stream *s, uint64_t sequence);
 

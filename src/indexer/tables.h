@@ -66,6 +66,9 @@ struct ki_listener *ki_tables_take_listener(struct ki_registry *r, size_t at);
 long ki_tables_snapshot(struct ki_registry *r, struct ki_listener ***ret);
 void ki_tables_snapshot_free(struct ki_listener **listeners, long n);
 
+/** Order of watermarks: by holder. For qsort and bsearch. */
+int ki_marks_compare(const void *a, const void *b);
+
 /** Every event thread looks at its listeners again. */
 void ki_registry_wake(struct ki_registry *r);
 

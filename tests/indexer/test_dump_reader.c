@@ -119,6 +119,57 @@ static void an_error_entry_leaves_the_model_out(void **state)
     ki_dump_reader_fini(&reader);
 }
 
+static const struct ki_watermark *mark_at(const struct ki_dump_reader *reader, size_t model,
+                                          size_t i)
+{
+    assert_true(i < reader->models[model].marks.len / sizeof(struct ki_watermark));
+    return (const struct ki_watermark *)reader->models[model].marks.data + i;
+}
+
+/* Every holder of a dump gets one entry, whether told by positions, events or as torn. */
+static void what_is_told_of_holders(void **state)
+{
+    struct ki_dump_reader reader;
+
+    (void)state;
+    assert_int_equal(
+        read_text(
+            "{\"m:t\":{\"block_size\":4,\"events\":[" STORED(1, null, BLOCK(2, 12)) "," STORED(
+                1, null, BLOCK(3, 13)) "," STORED(2, null,
+                                                  BLOCK(2, 12)) "],"
+                                                                "\"watermarks\":[{\"worker_id\":2,"
+                                                                "\"seq\":5,\"stream_rank\":3}],"
+                                                                "\"torn\":[{\"worker_id\":2}]}}",
+            &reader),
+        0);
+    assert_int_equal(reader.models[0].marks.len, 2 * sizeof(struct ki_watermark));
+    assert_int_equal(mark_at(&reader, 0, 0)->holder.worker, 1);
+    assert_true(mark_at(&reader, 0, 0)->no_position);
+    assert_true(mark_at(&reader, 0, 0)->torn); /* others have positions: it came meanwhile */
+    assert_int_equal(mark_at(&reader, 0, 1)->sequence, 5);
+    assert_true(mark_at(&reader, 0, 1)->has_stream);
+    assert_int_equal(mark_at(&reader, 0, 1)->stream_rank, 3);
+    assert_true(mark_at(&reader, 0, 1)->torn);
+    ki_dump_reader_fini(&reader);
+}
+
+static void memory_is_bounded(void **state)
+{
+    static const char text[] =
+        "{\"m:t\":{\"block_size\":4,\"events\":[" STORED(1, null, BLOCK(2, 12)) "]}}";
+    struct ki_dump_reader reader = {.max_bytes = 1};
+    struct kv_json json;
+
+    (void)state;
+    kv_json_init(&json, text, strlen(text));
+    assert_int_equal(ki_dump_read(&reader, &json), -EFBIG);
+    ki_dump_reader_fini(&reader);
+    reader.max_bytes = 1u << 24;
+    kv_json_init(&json, text, strlen(text));
+    assert_int_equal(ki_dump_read(&reader, &json), 0);
+    ki_dump_reader_fini(&reader);
+}
+
 static void orphans_are_passed_over(void **state)
 {
     struct ki_dump_reader reader;
@@ -129,6 +180,8 @@ static void orphans_are_passed_over(void **state)
                   &reader),
         0);
     assert_int_equal(reader.orphans, 1);
+    assert_true(mark_at(&reader, 0, 0)->torn); /* its rank lacks a block: nothing else tells */
+    assert_true(mark_at(&reader, 0, 0)->no_position);
     ki_dump_reader_fini(&reader);
 }
 
@@ -171,6 +224,8 @@ int main(void)
         cmocka_unit_test(names_with_colons),
         cmocka_unit_test(watermarks_and_unknown_fields),
         cmocka_unit_test(an_error_entry_leaves_the_model_out),
+        cmocka_unit_test(what_is_told_of_holders),
+        cmocka_unit_test(memory_is_bounded),
         cmocka_unit_test(orphans_are_passed_over),
         cmocka_unit_test(what_is_no_dump),
     };
