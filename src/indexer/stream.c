@@ -52,7 +52,7 @@ void ki_stream_start(struct ki_stream *s, uint64_t now_ns)
 {
     if (s->opts.can_replay && s->partial) /* as the peer's view was: our chance to do better */
         s->heal_at_ns = s->torn ? now_ns : now_ns + s->opts.cooldown_ns;
-    if (s->opts.can_replay && !s->has_position && !s->cursorless && s->opts.idle_ns)
+    if (s->opts.can_replay && (!s->has_position || s->seeded) && !s->cursorless && s->opts.idle_ns)
         s->idle_at_ns = now_ns + s->opts.idle_ns;
 }
 
@@ -219,6 +219,15 @@ static unsigned retry_later(struct ki_stream *s, uint64_t now_ns)
     return 0;
 }
 
+/*
+ * Whether position may be another process's than what comes now: the connection is another, or the
+ * position is a peer's, and nobody saw what happened before we were connected.
+ */
+static bool must_verify(const struct ki_stream *s)
+{
+    return s->unverified || s->seeded;
+}
+
 /* All that was missed before the held batch is there. */
 static bool reached_trigger(const struct ki_stream *s)
 {
@@ -277,7 +286,7 @@ static unsigned live_first(struct ki_stream *s, const struct ki_batch_id *id, ui
 
 static unsigned live_gap(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
 {
-    bool verify = s->unverified;
+    bool verify = must_verify(s);
 
     if (!may_replay(s, now_ns)) {
         accept_gap(s, id, s->position + 1, now_ns);
@@ -292,11 +301,11 @@ static unsigned live_gap(struct ki_stream *s, const struct ki_batch_id *id, uint
 
 static unsigned live_next(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
 {
-    /* Over a new connection the next number may be another process's: ask, if there is whom to. */
-    if (s->unverified && may_replay(s, now_ns))
+    /* The next number may be another process's: ask, if there is whom to. */
+    if (must_verify(s) && may_replay(s, now_ns))
         return hold(s, id) | begin(s, KI_REPLAY_VERIFY, s->position, now_ns);
     /* Nobody answered: go on, but don't call it whole before a replay has shown that it is. */
-    if (s->unverified && s->opts.can_replay)
+    if (must_verify(s) && s->opts.can_replay)
         now_partial(s, now_ns);
     accept(s, id);
     return KI_STEP_APPLY;
@@ -364,6 +373,9 @@ static unsigned live_decide(struct ki_stream *s, const struct ki_batch_id *id, u
         if (!is_restart(s, id)) {
             if (s->seeded && !has_times(s, id) && may_replay(s, now_ns))
                 return hold(s, id) | begin(s, KI_REPLAY_VERIFY, s->position, now_ns);
+            /* Older than the position, over the connection that we have: the process is the same. */
+            if (has_times(s, id))
+                s->seeded = false;
             s->stats.duplicates++;
             return KI_STEP_DROP;
         }
@@ -401,7 +413,7 @@ static unsigned live_while_replaying(struct ki_stream *s, const struct ki_batch_
 {
     if (s->kind == KI_REPLAY_HEAL)
         return hold(s, id);
-    if (s->has_position ? id->sequence == s->position + 1 && !s->unverified : id->sequence == 0) {
+    if (s->has_position ? id->sequence == s->position + 1 && !must_verify(s) : id->sequence == 0) {
         accept(s, id);
         return KI_STEP_APPLY | finish(s);
     }
@@ -574,6 +586,9 @@ unsigned ki_stream_replay_end(struct ki_stream *s, uint64_t now_ns)
 {
     if (s->state != KI_STREAM_REPLAYING)
         return 0;
+    /* Idle, and it hasn't the peer's last batch: take what it has instead, if that is everything. */
+    if (!s->holding && s->kind == KI_REPLAY_VERIFY && s->seeded)
+        return begin(s, KI_REPLAY_HEAL, 0, now_ns);
     if (!s->holding || s->ahead || s->kind == KI_REPLAY_HEAL)
         return finish(s);
     /* Whoever publishes what we hold hasn't got to the peer's position yet: it is another process. */
@@ -599,6 +614,8 @@ static unsigned tick_live(struct ki_stream *s, uint64_t now_ns)
         s->idle_at_ns = 0;
         if (!s->has_position)
             return begin(s, KI_REPLAY_START, 0, now_ns);
+        if (s->seeded)
+            return begin(s, KI_REPLAY_VERIFY, s->position, now_ns);
     }
     if (s->heal_at_ns && now_ns >= s->heal_at_ns) {
         s->heal_at_ns = 0;

@@ -80,7 +80,7 @@ struct ki_stream {
     uint64_t last_live;
 
     bool partial;
-    bool seeded;     /* position is a peer's, nothing has been applied since */
+    bool seeded;     /* position is a peer's, and nothing has shown yet that it is this process's */
     bool cursorless; /* state came from elsewhere without a position: the first batch sets it */
     bool torn;       /* state came from elsewhere and lacks something: become whole first */
     bool ahead; /* a replay has taken us beyond, or to a newer process than, the live backlog */

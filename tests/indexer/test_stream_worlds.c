@@ -1,0 +1,356 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The stream rules in a random world of a publisher that restarts, a peer that has followed it, a
+ * network that loses and repeats, and a replay service that fails, against invariants that need no
+ * second implementation (what is applied is of one process, in order, once, and whole unless the
+ * view is called partial). Case by case: test_stream.c.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <inttypes.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "indexer/stream.h"
+
+#define SECOND UINT64_C(1000000000)
+
+static const struct ki_stream_opts with_replay = {.can_replay = true,
+                                                  .max_attempts = 3,
+                                                  .timeout_ns = SECOND,
+                                                  .retry_delay_ns = SECOND / 10,
+                                                  .cooldown_ns = 30 * SECOND,
+                                                  .idle_ns = 5 * SECOND};
+static const struct ki_stream_opts without_replay = {.max_attempts = 3};
+
+/* A batch of a process: content and time follow from both. */
+static struct ki_batch_id batch(uint64_t process, uint64_t sequence)
+{
+    return (struct ki_batch_id){.sequence = sequence,
+                                .digest = process * 1000003 + sequence * 7 + 1,
+                                .timestamp = 1e9 + (double)process * 1e5 + (double)sequence};
+}
+
+static uint64_t random_state;
+
+static uint64_t draw(uint64_t n)
+{
+    random_state ^= random_state << 13;
+    random_state ^= random_state >> 7;
+    random_state ^= random_state << 17;
+    return random_state % n;
+}
+
+#define QUEUE 4096
+
+struct message {
+    uint64_t process, sequence;
+    uint32_t connection;
+};
+
+struct world {
+    struct ki_stream s;
+    uint64_t now;
+    /* the publisher */
+    uint64_t process, next, first, ring;
+    uint32_t connection;
+    bool router_alive, untimed;
+    uint64_t router_loss; /* percent of replies */
+    /* what is on its way to the subscriber */
+    struct message queue[QUEUE];
+    size_t head, tail;
+    /* the driver */
+    uint32_t last_connection;
+    bool holding;
+    struct message held;
+    bool requested;
+    uint64_t request;
+    /* what the index would have: batches of one process, in order */
+    bool any, contiguous, mixed;
+    uint64_t applied_process, applied_first, applied_last;
+    uint64_t applied_total;
+};
+
+static void world_apply(struct world *w, const struct message *m)
+{
+    if (!w->any) {
+        w->any = w->contiguous = true;
+        w->mixed = false;
+        w->applied_process = m->process;
+        w->applied_first = m->sequence;
+    } else {
+        /*
+         * Never two processes' blocks, but for what can't be known yet: the news of a restart is
+         * still in the queue behind this batch, or nobody could be asked and the view is partial.
+         */
+        if (w->applied_process != m->process) {
+            assert_true(w->s.partial || m->connection != w->connection);
+            w->mixed = true;
+        }
+        assert_true(m->sequence > w->applied_last); /* once, and in order */
+        w->contiguous &= m->sequence == w->applied_last + 1;
+    }
+    w->applied_last = m->sequence;
+    w->applied_total++;
+}
+
+static void world_check(struct world *w)
+{
+    if (!w->any || w->s.partial)
+        return;
+    assert_true(w->contiguous); /* whole, unless called partial */
+    assert_true(w->applied_first <= 1);
+    assert_true(w->s.has_position);
+    assert_int_equal(w->s.position, w->applied_last);
+}
+
+static void world_do(struct world *w, unsigned steps, const struct message *m)
+{
+    if (steps & KI_STEP_PURGE)
+        w->any = false;
+    if (steps & KI_STEP_APPLY)
+        world_apply(w, m);
+    if (steps & KI_STEP_HOLD) {
+        assert_false(w->holding);
+        w->holding = true;
+        w->held = *m;
+    }
+    if (steps & KI_STEP_REQUEST) {
+        w->requested = true;
+        w->request = w->s.request;
+    }
+    if (steps & KI_STEP_RESUME)
+        w->requested = false;
+    world_check(w);
+}
+
+static struct ki_batch_id world_batch(const struct world *w, const struct message *m)
+{
+    struct ki_batch_id id = batch(m->process, m->sequence);
+
+    if (w->untimed)
+        id.timestamp = 0;
+    return id;
+}
+
+static void world_live(struct world *w, const struct message *m)
+{
+    struct ki_batch_id id = world_batch(w, m);
+    bool reconnected = w->last_connection != m->connection;
+    unsigned steps;
+
+    w->last_connection = m->connection;
+    steps = ki_stream_live(&w->s, &id, reconnected, w->now);
+    assert_int_equal(
+        !!(steps & KI_STEP_APPLY) + !!(steps & KI_STEP_DROP) + !!(steps & KI_STEP_HOLD), 1);
+    world_do(w, steps, m);
+}
+
+static void world_resume(struct world *w, unsigned steps)
+{
+    struct message m = w->held;
+
+    if (!(steps & KI_STEP_RESUME) || !w->holding)
+        return;
+    w->holding = false;
+    world_live(w, &m);
+}
+
+/* The whole answer to a request, as the publisher's process is now. */
+static void world_answer(struct world *w)
+{
+    uint64_t start = w->next > w->ring + w->first ? w->next - w->ring : w->first;
+    unsigned steps = 0;
+
+    w->requested = false;
+    if (start < w->request)
+        start = w->request;
+    for (uint64_t i = start; i < w->next; i++) {
+        struct message m = {w->process, i, w->connection};
+        struct ki_batch_id id = world_batch(w, &m);
+
+        if (draw(100) < w->router_loss)
+            continue;
+        steps = ki_stream_replayed(&w->s, &id, w->now);
+        world_do(w, steps, &m);
+        if (steps & (KI_STEP_RESUME | KI_STEP_REQUEST))
+            break;
+    }
+    if (!(steps & (KI_STEP_RESUME | KI_STEP_REQUEST))) {
+        steps = ki_stream_replay_end(&w->s, w->now);
+        world_do(w, steps, NULL);
+    }
+    world_resume(w, steps);
+}
+
+static void world_step(struct world *w)
+{
+    uint64_t deadline = ki_stream_deadline(&w->s);
+    unsigned steps;
+
+    w->now += SECOND / 100;
+    if (deadline && w->now >= deadline) {
+        steps = ki_stream_tick(&w->s, w->now);
+        world_do(w, steps, NULL);
+        world_resume(w, steps);
+    }
+    if (w->requested && w->router_alive)
+        world_answer(w);
+    else if (!w->holding && w->head < w->tail)
+        world_live(w, &w->queue[w->head++ % QUEUE]);
+}
+
+static void world_publish(struct world *w, bool lost)
+{
+    struct message m = {w->process, w->next++, w->connection};
+
+    if (lost || w->tail - w->head >= QUEUE - 1)
+        return;
+    w->queue[w->tail++ % QUEUE] = m;
+    if (draw(20) == 0)
+        w->queue[w->tail++ % QUEUE] = m; /* twice */
+}
+
+static void world_restart(struct world *w)
+{
+    w->process++;
+    w->connection++;
+    w->next = w->first = draw(2);
+    for (uint64_t lost = draw(4) ? 0 : draw(30); lost; lost--)
+        world_publish(w, true); /* before the subscriber is back */
+}
+
+/* A peer has followed the first process for a while; it may be gone when the stream begins. */
+static void world_recover(struct world *w, bool may_restart)
+{
+    uint64_t n = 1 + draw(30);
+
+    w->any = w->contiguous = true;
+    w->applied_first = w->first;
+    w->applied_last = w->first + n - 1;
+    w->next = w->first + n;
+    ki_stream_seed(&w->s, w->applied_last, w->untimed ? 0 : batch(0, w->applied_last).timestamp,
+                   false);
+    if (may_restart && draw(2)) {
+        world_restart(w);
+        w->last_connection = w->connection; /* the first that this stream knows */
+    }
+    for (uint64_t lost = draw(2) ? 0 : draw(60); may_restart && lost; lost--)
+        world_publish(w, true); /* while we were connecting */
+}
+
+/* @untimed: nobody restarts, or the connection breaks, and nothing may look as if. */
+static void world_round(bool can_replay, bool untimed)
+{
+    static struct world w;
+    uint64_t loss = draw(3) ? draw(10) : 0;
+
+    memset(&w, 0, sizeof(w));
+    ki_stream_init(&w.s, can_replay ? &with_replay : &without_replay);
+    w.untimed = untimed;
+    w.ring = draw(2) ? 1000000 : 1 + draw(40);
+    w.router_alive = draw(4) != 0;
+    w.router_loss = draw(2) ? 0 : draw(20);
+    w.next = w.first = draw(2);
+    if (draw(3) == 0)
+        world_recover(&w, can_replay && !untimed);
+    ki_stream_start(&w.s, w.now);
+    for (int i = 0; i < 600; i++) {
+        if (draw(4))
+            world_publish(&w, draw(100) < loss);
+        /* Without replay nothing can show a restart whose numbers go on from the old ones. */
+        if (!untimed && can_replay && draw(150) == 0)
+            world_restart(&w);
+        if (!untimed && draw(200) == 0)
+            w.connection++;
+        if (draw(100) == 0)
+            w.router_alive = !w.router_alive;
+        if (w.tail - w.head > QUEUE - 100 || draw(3))
+            world_step(&w);
+    }
+    /* Peace: what can be repaired must be. */
+    w.router_alive = true;
+    w.router_loss = 0;
+    w.ring = can_replay ? w.ring : 0;
+    for (int i = 0; i < 20000 && (w.head < w.tail || w.holding || ki_stream_deadline(&w.s)); i++)
+        world_step(&w);
+    world_publish(&w, false);
+    for (int i = 0; i < 20000 && (w.head < w.tail || w.holding || ki_stream_deadline(&w.s)); i++)
+        world_step(&w);
+    assert_int_equal(w.head, w.tail);
+    assert_false(w.holding);
+    assert_int_equal(w.applied_last, w.next - 1);
+    if (untimed)
+        assert_int_equal(w.s.stats.restarts, 0);
+    assert_true(w.mixed ? w.s.partial : w.applied_process == w.process);
+    if (can_replay && w.ring == 1000000) {
+        assert_true(w.any && w.contiguous);
+        assert_true(w.applied_first <= 1); /* a lost batch 0 can't be told from numbering from 1 */
+        assert_false(w.s.partial);
+    }
+}
+
+static void random_worlds(void **state)
+{
+    const char *seed = getenv("KV_TEST_SEED"), *scale = getenv("KV_TEST_SCALE");
+    uint64_t rounds = 4000 * (scale ? strtoull(scale, NULL, 10) : 100) / 100;
+
+    (void)state;
+    random_state = seed ? strtoull(seed, NULL, 10) : 20251120;
+    print_message("seed %" PRIu64 ", %" PRIu64 " rounds\n", random_state, rounds);
+    for (uint64_t i = 0; i < rounds; i++)
+        world_round(i % 4 != 0, i % 5 == 0);
+}
+
+/* Nothing but noise: the machine must stay within its states and bounds. */
+static void noise(void **state)
+{
+    struct ki_stream s;
+
+    (void)state;
+    random_state = 77;
+    for (int round = 0; round < 300; round++) {
+        bool holding = false;
+        uint64_t now = 0;
+
+        ki_stream_init(&s, round % 2 ? &with_replay : &without_replay);
+        for (int i = 0; i < 2000; i++) {
+            struct ki_batch_id id = {draw(4) ? draw(8) : UINT64_MAX - draw(3), draw(3),
+                                     draw(2) ? 0 : (double)draw(5)};
+            unsigned steps = 0;
+
+            now += draw(SECOND);
+            if (draw(3) == 0)
+                steps = ki_stream_replayed(&s, &id, now);
+            else if (draw(3) == 0)
+                steps = ki_stream_replay_end(&s, now);
+            else if (ki_stream_deadline(&s))
+                steps = ki_stream_tick(&s, now);
+            else if (!holding)
+                steps = ki_stream_live(&s, &id, draw(10) == 0, now);
+            holding |= (steps & KI_STEP_HOLD) != 0;
+            if (steps & KI_STEP_RESUME)
+                holding = false;
+            assert_true(s.state != KI_STREAM_LIVE || !s.holding);
+            assert_true(s.opts.can_replay || s.state == KI_STREAM_LIVE);
+            assert_int_equal(s.holding, holding);
+        }
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(random_worlds),
+        cmocka_unit_test(noise),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
