@@ -185,15 +185,6 @@ static int tell_part(const struct dump *dump, const struct part *part, kvi_dump_
     return rc;
 }
 
-static void unregister(struct kvi_index *ix, const struct kvi_cursor *cursor)
-{
-    struct kvi_cursor **at = &ix->cursors;
-
-    while (*at != cursor)
-        at = &(*at)->next;
-    *at = cursor->next;
-}
-
 int kvi_dump(struct kvi_index *index, kvi_dump_fn fn, void *arg)
 {
     struct dump *dump = malloc(sizeof(*dump));
@@ -207,8 +198,7 @@ int kvi_dump(struct kvi_index *index, kvi_dump_fn fn, void *arg)
     dump->ids_capacity = 0;
     dump->cursor = (struct kvi_cursor){.at = &index->root};
     kvi_lock(index);
-    dump->cursor.next = index->cursors;
-    index->cursors = &dump->cursor;
+    kvi_cursor_add(index, &dump->cursor);
     while (more && !rc) {
         dump->n_parts = 0;
         more = advance(dump);
@@ -219,7 +209,7 @@ int kvi_dump(struct kvi_index *index, kvi_dump_fn fn, void *arg)
             rc = tell_part(dump, &dump->part[i], fn, arg);
         kvi_lock(index);
     }
-    unregister(index, &dump->cursor);
+    kvi_cursor_remove(index, &dump->cursor);
     pthread_mutex_unlock(&index->lock);
     free(dump->ids);
     free(dump);

@@ -85,7 +85,8 @@ static int grow_path(struct find *find)
     return 0;
 }
 
-/* The item of a holder that is met for the first time. Returns 0, -ENOMEM or DISTURBED. */
+/* The item of a holder that is met for the first time. Returns 0, -ENOMEM or DISTURBED; *@ret is NULL when
+ * it is being cleared: then it isn't there already. The acquire pairs with hide() in clear.c. */
 static int add_item(struct find *find, uint32_t id, struct kvi_match **ret)
 {
     struct kvi_matches *matches = find->matches;
@@ -104,6 +105,9 @@ static int add_item(struct find *find, uint32_t id, struct kvi_match **ret)
     holder = kvi_holder_at(find->ix, id);
     if (!holder)
         return DISTURBED;
+    *ret = NULL;
+    if (atomic_load_explicit(&holder->hidden, memory_order_acquire))
+        return 0;
     find->slots->slot[id].call = find->slots->call;
     find->slots->slot[id].item = matches->n;
     item = &matches->items[matches->n++];
@@ -143,7 +147,8 @@ static int take_entry(struct find *find, uint64_t entry, uint32_t depth, uint32_
     } else {
         int rc = depth ? 0 : add_item(find, id, &item);
 
-        if (depth || rc) /* in here, but not yet in the chains above: a store that isn't done */
+        /* In here, but not yet in the chains above (a store that isn't done), or not any more. */
+        if (depth || rc || !item)
             return rc;
     }
     if (!mask) {

@@ -30,15 +30,9 @@ static void forget_blocks(struct kvi_index *ix, struct kvi_holder *holder,
         kvi_aliases_forget(ix, holder, kvi_chain_run(chain).pos + from, len - from);
 }
 
-struct drop {
-    struct kvi_index *ix;
-    struct kvi_holder *holder;
-    uint64_t left; /* children that the holder is in, not yet seen */
-};
-
-static bool drop_kid(void *arg, struct kvi_chain *kid)
+bool kvi_drop_kid(void *arg, struct kvi_chain *kid)
 {
-    struct drop *drop = arg;
+    struct kvi_drop *drop = arg;
     _Atomic uint64_t *entry = kvi_who_find(kid, drop->holder->id);
 
     if (!entry)
@@ -49,17 +43,16 @@ static bool drop_kid(void *arg, struct kvi_chain *kid)
     return --drop->left > 0;
 }
 
-/* The holder leaves what is below the chains that were queued after @seen. The queue of dirty chains is
- * also the list of those whose children are still to be looked at: a chain that was in it before can't
- * have any with this holder, for it got there by a cut. */
-static void drop_below_queued(struct drop *drop, const struct kvi_chain *seen)
+/* The queue of dirty chains is also the list of those whose children are still to be looked at: a chain
+ * that was in it before can't have any with this holder, for it got there by a cut. */
+void kvi_drop_below_queued(struct kvi_drop *drop, const struct kvi_chain *seen)
 {
     struct kvi_chain *next = seen ? (struct kvi_chain *)seen->link.word : drop->ix->dirty_head;
 
     for (; next; next = (struct kvi_chain *)next->link.word) {
         drop->left = next->kid_hint == KVI_AUX_MAX ? UINT64_MAX : next->kid_hint;
         if (drop->left)
-            kvi_kids_each(next, drop_kid, drop);
+            kvi_kids_each(next, kvi_drop_kid, drop);
     }
 }
 
@@ -68,11 +61,11 @@ static void drop_below(struct kvi_index *ix, struct kvi_holder *holder, struct k
                        uint64_t n_kids)
 {
     const struct kvi_chain *seen = ix->dirty_tail;
-    struct drop drop = {ix, holder, n_kids};
+    struct kvi_drop drop = {ix, holder, n_kids};
 
     if (n_kids)
-        kvi_kids_each(chain, drop_kid, &drop);
-    drop_below_queued(&drop, seen);
+        kvi_kids_each(chain, kvi_drop_kid, &drop);
+    kvi_drop_below_queued(&drop, seen);
 }
 
 void kvi_cut(struct kvi_index *ix, struct kvi_holder *holder, struct kvi_chain *chain,
@@ -221,116 +214,4 @@ long kvi_store_known(struct kvi_index *index, struct kv_holder holder, enum kv_t
                      const uint64_t *hashes, size_t n)
 {
     return by_hash(index, holder, tier, hashes, n, true);
-}
-
-/* -- whole holders ----------------------------------------------------------------------------- */
-
-/*
- * A holder is emptied slice by slice, and the lock is let go in between: going through the children of a
- * wide root takes long, and others' writers shouldn't wait for it. The holder's own do (kvi_holder_await),
- * else one could see what it stored last go, and what it stored before stay. For lookups it makes no
- * difference: a path begins with one top-level chain, which goes with the one step that it always was.
- */
-#define SLICE 64u /* top-level chains */
-
-static void drop_slice(struct kvi_index *ix, struct kvi_holder *holder, uint64_t *order)
-{
-    uint64_t most = KV_MIN(holder->n_roots, (uint64_t)SLICE);
-    struct drop drop = {ix, holder, most};
-
-    kvi_kids_some(&ix->root, order, drop_kid, &drop);
-    holder->n_roots -= most - drop.left;
-    drop_below_queued(&drop, NULL);
-}
-
-/* With the lock; @holder is marked as being cleared by this call. */
-static void drop_all(struct kvi_index *ix, struct kvi_holder *holder)
-{
-    uint64_t order = 0;
-
-    while (holder->n_roots) {
-        drop_slice(ix, holder, &order);
-        kvi_unlock(ix); /* settles: the queue is empty for the next slice */
-        kvi_lock_in_turn(ix);
-    }
-    kv_limbo_collect(&ix->limbo, 1); /* what many slices left; the next write may never come */
-}
-
-int kvi_clear(struct kvi_index *index, struct kv_holder holder)
-{
-    struct kvi_holder *who;
-
-    kvi_lock(index);
-    who = kvi_holder_await(index, holder);
-    if (who) {
-        who->clearing = &who;
-        drop_all(index, who);
-        who->clearing = NULL;
-        pthread_cond_broadcast(&index->cleared);
-    }
-    kvi_unlock(index);
-    return 0;
-}
-
-/* Wait until no other call clears a rank of the worker, then mark them all, before the first one goes.
- * Returns their number. */
-static size_t mark_worker(struct kvi_index *ix, uint64_t worker, const void *call)
-{
-    size_t n = 0;
-
-    for (uint32_t id = 0; id < ix->holders.n_used; id++) {
-        const struct kvi_holder *who = kvi_holder_at(ix, id);
-
-        if (!who || who->key.worker != worker || !who->clearing)
-            continue;
-        (void)kvi_holder_await(ix, who->key);
-        id = UINT32_MAX; /* from the beginning */
-    }
-    for (uint32_t id = 0; id < ix->holders.n_used; id++) {
-        struct kvi_holder *who = kvi_holder_at(ix, id);
-
-        if (!who || who->key.worker != worker)
-            continue;
-        who->clearing = call;
-        n++;
-    }
-    return n;
-}
-
-int kvi_remove_holder(struct kvi_index *index, struct kv_holder holder)
-{
-    struct kvi_holder *who;
-
-    kvi_lock(index);
-    who = kvi_holder_await(index, holder);
-    if (who) {
-        who->clearing = &who;
-        drop_all(index, who);
-        kvi_holder_drop(index, who);
-        pthread_cond_broadcast(&index->cleared);
-    }
-    kvi_unlock(index);
-    return who ? 0 : -ENOENT;
-}
-
-int kvi_remove_worker(struct kvi_index *index, uint64_t worker)
-{
-    struct kvi_holder *who;
-    size_t n;
-
-    kvi_lock(index);
-    n = mark_worker(index, worker, &n);
-    for (uint32_t id = 0; n && id < index->holders.n_used; id++) {
-        who = kvi_holder_at(index, id);
-        if (who && who->clearing == &n)
-            drop_all(index, who);
-    }
-    for (uint32_t id = 0; n && id < index->holders.n_used; id++) { /* all ranks at once */
-        who = kvi_holder_at(index, id);
-        if (who && who->clearing == &n)
-            kvi_holder_drop(index, who);
-    }
-    pthread_cond_broadcast(&index->cleared);
-    kvi_unlock(index);
-    return n ? 0 : -ENOENT;
 }

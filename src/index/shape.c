@@ -71,6 +71,21 @@ static void take_kids(struct kvi_chain *chain, const struct kvi_chain *from)
     kvi_kids_each(chain, set_parent, chain);
 }
 
+void kvi_cursor_add(struct kvi_index *ix, struct kvi_cursor *cursor)
+{
+    cursor->next = ix->cursors;
+    ix->cursors = cursor;
+}
+
+void kvi_cursor_remove(struct kvi_index *ix, const struct kvi_cursor *cursor)
+{
+    struct kvi_cursor **at = &ix->cursors;
+
+    while (*at != cursor)
+        at = &(*at)->next;
+    *at = cursor->next;
+}
+
 /* -- splitting --------------------------------------------------------------------------------- */
 
 /* Blocks from..to of @entry as an entry of their own in @chain, which has room. With @room (0: no)

@@ -162,6 +162,7 @@ struct kvi_holder {
     uint64_t n_roots;     /* top-level chains it is in */
     uint64_t n_aliases;   /* see names.h */
     const void *clearing; /* the call that empties it, slice by slice; its other writers wait */
+    _Atomic bool hidden;  /* from lookups, while a large tree of it goes from below: clear.c */
 };
 
 /** One holder's own name for a place that is known under another. */
@@ -171,7 +172,7 @@ struct kvi_alias {
     uint32_t pos;
 };
 
-/** Where a dump stands; writers that replace or remove the chain put it right (shape.c). */
+/** Where a dump, or a clear, stands; writers that replace or remove the chain put it right (shape.c). */
 struct kvi_cursor {
     struct kvi_cursor *next;
     struct kvi_chain *at;
@@ -183,6 +184,11 @@ struct kvi_cursor {
 };
 
 struct kvi_slab;
+struct kvi_index;
+
+/** While the lock is held, as for all who move it. */
+void kvi_cursor_add(struct kvi_index *ix, struct kvi_cursor *cursor);
+void kvi_cursor_remove(struct kvi_index *ix, const struct kvi_cursor *cursor);
 
 struct kvi_index {
     /* What readers use. */
@@ -422,6 +428,18 @@ void kvi_settle(struct kvi_index *ix);
 /** @holder keeps the first @len blocks of the chain, and so nothing below it. */
 void kvi_cut(struct kvi_index *ix, struct kvi_holder *holder, struct kvi_chain *chain,
              _Atomic uint64_t *entry, uint32_t len);
+
+/** A holder that leaves whole chains, and all that is below them. */
+struct kvi_drop {
+    struct kvi_index *ix;
+    struct kvi_holder *holder;
+    uint64_t left; /* children that the holder is in, not yet seen */
+};
+/** Leave the child, when the holder is in it, and queue it. The parent's count is the caller's.
+ * Returns whether any is left. */
+bool kvi_drop_kid(void *drop, struct kvi_chain *kid);
+/** Leave what is below the chains that were queued after @seen (NULL: all of them). */
+void kvi_drop_below_queued(struct kvi_drop *drop, const struct kvi_chain *seen);
 
 /* -- for tests --------------------------------------------------------------------------------- */
 

@@ -9,6 +9,7 @@
 // clang-format on
 
 #include <sched.h>
+#include <string.h>
 
 #include "base/clock.h"
 #include "index/tree.h"
@@ -28,15 +29,40 @@ static struct world {
     long n_steps_before,
         n_steps_after; /* of the clear, before and after the writer's first block was there */
     bool waited;
+    bool trunk; /* all chains hang below one */
+    struct kvi_matches matches;
 } world;
+
+static const struct kv_block trunk[] = {{900001, 900001}, {900002, 900002}, {900003, 900003}};
+
+static const uint64_t *parent(void)
+{
+    return world.trunk ? &trunk[2].hash : NULL;
+}
 
 static void store(struct kv_holder holder, uint64_t first, uint64_t n)
 {
     for (uint64_t i = first; i < first + n; i++) {
         const struct kv_block block = {i, i};
 
-        assert_int_equal(kvi_store(world.ix, holder, KV_TIER_DEVICE, NULL, &block, 1, NULL), 0);
+        assert_int_equal(kvi_store(world.ix, holder, KV_TIER_DEVICE, parent(), &block, 1, NULL), 0);
     }
+}
+
+/* With all chains below one, lookups see the holder there whole, or not at all and then never again. */
+static void look(void)
+{
+    const uint64_t path[] = {trunk[0].tokens_hash, trunk[1].tokens_hash, trunk[2].tokens_hash,
+                             N_CHAINS / 4};
+    uint32_t reach = 0;
+
+    if (kvi_find(world.ix, path, KV_COUNT(path), &world.matches))
+        abort();
+    for (size_t i = 0; i < world.matches.n; i++)
+        if (!memcmp(&world.matches.items[i].holder, &cleared, sizeof(cleared)))
+            reach = world.matches.items[i].reach[KV_TIER_DEVICE];
+    if (reach != 0)
+        abort(); /* the first step was the whole loss */
 }
 
 static bool arrived(void)
@@ -54,6 +80,8 @@ static void on_step(void)
 
     if (!pthread_equal(pthread_self(), world.clearing))
         return;
+    if (world.trunk)
+        look();
     if (world.started) {
         *(arrived() ? &world.n_steps_after : &world.n_steps_before) += 1;
         return;
@@ -73,7 +101,7 @@ static void write_one(struct kv_holder holder, uint64_t hash)
 {
     const struct kv_block block = {hash, hash};
 
-    if (kvi_store(world.ix, holder, KV_TIER_DEVICE, NULL, &block, 1, NULL))
+    if (kvi_store(world.ix, holder, KV_TIER_DEVICE, parent(), &block, 1, NULL))
         abort();
 }
 
@@ -96,6 +124,7 @@ static void end(uint64_t n_cleared, uint64_t n_other, uint64_t n_beside)
     assert_int_equal(kvi_holder_blocks(world.ix, other_rank), n_other);
     assert_int_equal(kvi_holder_blocks(world.ix, beside), n_beside);
     assert_null(kvi_check(world.ix));
+    kvi_matches_fini(&world.matches);
     kvi_destroy(world.ix);
 }
 
@@ -119,6 +148,51 @@ static void test_others_go_on(void **state)
     assert_true(world.n_steps_before < N_CHAINS / 5); /* it came in at the first pause */
     assert_true(world.n_steps_after > N_CHAINS / 2);
     end(0, 0, N_CHAINS + 1);
+}
+
+static void begin_trunk(void *(*writer)(void *arg), struct kv_holder watched)
+{
+    const struct kv_holder all[] = {cleared, other_rank, beside};
+
+    world = (struct world){.clearing = pthread_self(), .writer = writer, .watched = watched};
+    assert_int_equal(kvi_create(NULL, &world.ix), 0);
+    for (size_t i = 0; i < KV_COUNT(all); i++)
+        assert_int_equal(
+            kvi_store(world.ix, all[i], KV_TIER_DEVICE, NULL, trunk, KV_COUNT(trunk), NULL), 0);
+    world.trunk = true;
+    store(cleared, 1, N_CHAINS);
+    store(other_rank, N_CHAINS + 10, 80); /* few, in a wide set */
+    store(beside, N_CHAINS / 2, N_CHAINS / 2);
+    kvi_step_hook = on_step;
+}
+
+/* The chain where the clear stands is split by another one. */
+static void *split_trunk(void *arg)
+{
+    const struct kv_block block = {N_CHAINS + 1, N_CHAINS + 1};
+
+    if (kvi_store(world.ix, beside, KV_TIER_DEVICE, &trunk[1].hash, &block, 1, NULL))
+        abort();
+    return arg;
+}
+
+/* As real prompts are: the root has one child. */
+static void test_below_one_chain(void **state)
+{
+    void *(*const writers[])(void *arg) = {write_beside, split_trunk};
+    (void)state;
+
+    for (size_t i = 0; i < KV_COUNT(writers); i++) {
+        begin_trunk(writers[i], beside);
+        assert_int_equal(kvi_clear(world.ix, cleared), 0);
+        assert_true(world.n_steps_before < N_CHAINS / 5); /* it came in at the first pause */
+        assert_true(world.n_steps_after > N_CHAINS / 2);
+        end(0, 3 + 80, 3 + N_CHAINS / 2 + 1);
+    }
+    begin_trunk(write_beside, beside);
+    assert_int_equal(kvi_remove_worker(world.ix, cleared.worker), 0);
+    assert_true(world.n_steps_before < N_CHAINS / 5);
+    end(0, 0, 3 + N_CHAINS / 2 + 1);
 }
 
 /* What the holder itself stores meanwhile comes after the clear, all of it. */
@@ -205,9 +279,8 @@ static void test_many_clear(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_others_go_on),
-        cmocka_unit_test(test_its_own_wait),
-        cmocka_unit_test(test_ranks_wait_together),
+        cmocka_unit_test(test_others_go_on), cmocka_unit_test(test_below_one_chain),
+        cmocka_unit_test(test_its_own_wait), cmocka_unit_test(test_ranks_wait_together),
         cmocka_unit_test(test_many_clear),
     };
 
