@@ -11,20 +11,21 @@ function(kv_room)
     return()
   endif()
   add_library(kv_${R_NAME} STATIC ${R_SOURCES})
-  target_include_directories(kv_${R_NAME} PUBLIC ${CMAKE_SOURCE_DIR}/include ${CMAKE_SOURCE_DIR}/src)
+  set(root ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/..) # not CMAKE_SOURCE_DIR: src/kvx also builds alone
+  target_include_directories(kv_${R_NAME} PUBLIC ${root}/include ${root}/src)
   target_link_libraries(kv_${R_NAME} PUBLIC ${R_LINK} Threads::Threads)
   if(R_LIBRARY)
     add_library(${R_LIBRARY} SHARED $<TARGET_OBJECTS:kv_${R_NAME}>)
     target_link_libraries(${R_LIBRARY} PRIVATE ${R_LINK} Threads::Threads)
     target_include_directories(${R_LIBRARY} INTERFACE $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>
-                               $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}/include>)
+                               $<BUILD_INTERFACE:${root}/include>)
     target_link_options(${R_LIBRARY} PRIVATE -Wl,--exclude-libs,ALL)
     set_target_properties(${R_LIBRARY} PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION 0)
     set_property(GLOBAL APPEND PROPERTY KV_LIBRARIES ${R_LIBRARY})
     set(PC_NAME ${R_LIBRARY})
     set(PC_DESCRIPTION "${R_DESCRIPTION}")
     string(JOIN " " PC_REQUIRES ${R_REQUIRES})
-    configure_file(${CMAKE_SOURCE_DIR}/cmake/library.pc.in ${CMAKE_BINARY_DIR}/pkgconfig/${R_LIBRARY}.pc @ONLY)
+    configure_file(${root}/cmake/library.pc.in ${CMAKE_BINARY_DIR}/pkgconfig/${R_LIBRARY}.pc @ONLY)
   endif()
 endfunction()
 
@@ -41,7 +42,7 @@ endfunction()
 
 # Every room's static library; tests, benchmarks and fuzzers may reach into private headers.
 add_library(kv_everything INTERFACE)
-target_link_libraries(kv_everything INTERFACE kv_indexer kv_cli kv_index kv_event kv_base)
+target_link_libraries(kv_everything INTERFACE kv_indexer kv_cli kv_index kv_event kv_kvx kv_base)
 
 # kv_unit(room file.c): one cmocka program per module, run by CTest with a time limit.
 function(kv_unit room file)

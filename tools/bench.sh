@@ -5,6 +5,6 @@ cd "$(dirname "$0")/.." || exit 1
 status=0
 for bench in build/bench/*_bench; do
     echo "== $(basename "$bench")" >&2
-    "$bench" || status=1
+    "$bench" || [ $? -eq 77 ] || status=1 # 77: what it measures isn't there
 done
 exit $status

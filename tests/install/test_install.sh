@@ -27,22 +27,25 @@ done
 
 pc=$(dirname "$(find "$root" -name kvevent.pc)")
 libdir=$(dirname "$pc")
-for library in kvevent kvindex; do
+for library in kvevent kvindex kvx; do
     test -L "$libdir/lib$library.so"
     readelf -d "$libdir/lib$library.so" | grep -q "SONAME.*lib$library\.so\.0"
-    foreign=$(nm -D --defined-only "$libdir/lib$library.so" | awk '{print $3}' | grep -vE '^kv[ei]_' || true)
+    foreign=$(nm -D --defined-only "$libdir/lib$library.so" | awk '{print $3}' | grep -vE '^kv[eix]_' || true)
     [ -z "$foreign" ] || { echo "lib$library exports: $foreign"; exit 1; }
 done
 
 cat >"$work/user.c" <<'TEXT'
 #include <kv_event.h>
 #include <kv_index.h>
+#include <kvx_abi.h>
+#include <kvx_ext.h>
 #include <stdio.h>
 
 int main(void)
 {
     struct kvi_index *index = NULL;
     struct kvi_matches found = {0};
+    kvx_version_t version;
     struct kv_holder holder = {7, 0};
     uint32_t tokens[] = {0, 1, 2, 3};
     uint64_t local = kve_hash_block(KVE_SEED, tokens, 4, NULL, 0);
@@ -55,13 +58,22 @@ int main(void)
         return 2;
     kvi_matches_fini(&found);
     kvi_destroy(index);
+    if (kvx_get_version(&version) != KVX_STATUS_OK || version.abi_major != KVX_ABI_VERSION_MAJOR)
+        return 3;
     puts("works");
     return 0;
 }
 TEXT
+# libkvx exports the four functions of the ABI and those of kvx_ext.h, and needs libc alone.
+declared=$(grep -ohE 'kvx_[a-z0-9_]+\(' "$root"/include/kvx_abi.h "$root"/include/kvx_ext.h | tr -d '(' | sort -u)
+exported=$(nm -D --defined-only "$libdir/libkvx.so" | awk '{print $3}' | sort)
+[ "$declared" = "$exported" ] || { diff <(echo "$declared") <(echo "$exported"); exit 1; }
+others=$(readelf -d "$libdir/libkvx.so" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' | grep -v '^libc\.so' || true)
+[ -z "$others" ] || { echo "libkvx needs $others"; exit 1; }
+
 cp "$work/user.c" "$work/user.cc"
 export PKG_CONFIG_PATH=$pc PKG_CONFIG_SYSROOT_DIR=$DESTDIR LD_LIBRARY_PATH=$libdir
-read -ra flags <<<"$(pkg-config --cflags --libs kvevent kvindex)"
+read -ra flags <<<"$(pkg-config --cflags --libs kvevent kvindex kvx)"
 cc -std=c11 "$work/user.c" -o "$work/user-c" "${flags[@]}"
 c++ -std=c++17 "$work/user.cc" -o "$work/user-cc" "${flags[@]}"
 "$work/user-c" && "$work/user-cc"
@@ -73,7 +85,7 @@ cmake_minimum_required(VERSION 3.22)
 project(consumer C)
 find_package(kvasir 0.1 REQUIRED)
 add_executable(user user.c)
-target_link_libraries(user kvasir::kvevent kvasir::kvindex)
+target_link_libraries(user kvasir::kvevent kvasir::kvindex kvasir::kvx)
 TEXT
 DESTDIR='' cmake -S "$work/consumer" -B "$work/consumer/build" -DCMAKE_PREFIX_PATH="$root" >"$work/cmake.log"
 DESTDIR='' cmake --build "$work/consumer/build" >>"$work/cmake.log"

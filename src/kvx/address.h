@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * address.h: where an element of a paged tensor lies. Written once, for C and CUDA.
+ *
+ * Every tensor here, a cache in any layout or an IO tensor of any rank, is one linear map from
+ * (block, beam, token, head, dim) to a byte offset:
+ *
+ *     block * m.block + beam * m.beam + token * m.token + head * m.head
+ *         + (dim / pack) * m.chunk + (dim % pack) * m.elem
+ *
+ * | tensor             | block     | beam     | token     | head      | chunk     | elem      |
+ * pack |
+ * |--------------------|-----------|----------|-----------|-----------|-----------|-----------|------|
+ * | cache NHD, CUSTOM4 | stride[0] | 0        | stride[1] | stride[2] | 0         | stride[3] | D |
+ * | cache HND          | stride[0] | 0        | stride[2] | stride[1] | 0         | stride[3] | D |
+ * | HND_PACKED, CUSTOM5| stride[0] | 0        | stride[3] | stride[1] | stride[2] | stride[4] | p |
+ * | pool (KV_OFFSETS)  | bytes/blk | 0        | by layout, as above                       |      |
+ * | write input        | 0         | 0        | stride[0] | stride[1] | 0         | stride[2] | D |
+ * | gather output 3D   | M*W*tok   | M*token  | stride[0] | stride[1] | 0         | stride[2] | D |
+ * | gather output 4D   | W*beam    | stride[0]| stride[1] | stride[2] | 0         | stride[3] | D |
+ * | gather output 5D   | stride[0] | stride[1]| stride[2] | stride[3] | 0         | stride[4] | D |
+ *
+ * (strides here are in bytes; D = head_dim, M = max_seq_len, W = beam_width). "block" of a gather
+ * output is its sequence, "token" of a cache is the offset in the block.
+ */
+#ifndef KVX_ADDRESS_H
+#define KVX_ADDRESS_H
+
+#include "kvx/numeric.h"
+
+/**
+ * Division by an invariant. Exact for numerators below 2^63 (kvx_div) or 2^31 (kvx_div31), without
+ * a hardware division: for a divisor that is no power of two, with c = ceil(log2 d), the magic
+ * number ceil(2^(63+c) / d) has an error below 2^c, which is what 63-bit numerators can bear.
+ */
+struct kvx_divisor {
+    uint64_t magic;   /* 0: a power of two */
+    uint32_t magic31; /* the same for 31-bit numerators */
+    uint32_t shift;
+    uint32_t value;
+    uint32_t pad;
+};
+
+/** @value is not 0. */
+KVX_HD struct kvx_divisor kvx_divisor_make(uint32_t value)
+{
+    struct kvx_divisor d;
+    uint32_t log = 0;
+
+    d.value = value;
+    d.pad = 0;
+    d.magic = 0;
+    d.magic31 = 0;
+    if ((value & (value - 1)) == 0) {
+        while (log < 31 && ((uint32_t)1 << log) < value)
+            log++;
+        d.shift = log;
+        return d;
+    }
+    for (log = 2; log < 32 && ((uint64_t)1 << log) < value;)
+        log++;
+    d.shift = log - 1;
+    /* ceil(2^(63+log) / value) = 2^63 * 2^log / value in two 64-bit steps of long division */
+    {
+        uint64_t high = (uint64_t)1 << (log - 1); /* 2^(63+log) = high * 2^64, and high < value */
+        uint64_t quotient = 0, rest = high;
+        int i;
+
+        for (i = 0; i < 64; i++) {
+            rest <<= 1;
+            quotient <<= 1;
+            if (rest >= value) {
+                rest -= value;
+                quotient |= 1;
+            }
+        }
+        d.magic = quotient + (rest != 0);
+    }
+    d.magic31 = (uint32_t)((((uint64_t)1 << (31 + log)) + value - 1) / value);
+    return d;
+}
+
+KVX_HD uint64_t kvx_mulhi64(uint64_t a, uint64_t b)
+{
+#ifdef __CUDA_ARCH__
+    return __umul64hi(a, b);
+#else
+    __extension__ typedef unsigned __int128 wide;
+
+    return (uint64_t)((wide)a * b >> 64);
+#endif
+}
+
+KVX_HD uint64_t kvx_div(uint64_t n, const struct kvx_divisor *d)
+{
+    return (d->magic ? kvx_mulhi64(n, d->magic) : n) >> d->shift;
+}
+
+KVX_HD uint32_t kvx_div31(uint32_t n, const struct kvx_divisor *d)
+{
+    return (d->magic31 ? (uint32_t)((uint64_t)n * d->magic31 >> 32) : n) >> d->shift;
+}
+
+/** See the table above; all strides in bytes. */
+struct kvx_map {
+    int64_t block, beam, token, head, chunk, elem;
+    struct kvx_divisor pack; /* dims per chunk; head_dim where there is one chunk */
+    uint32_t run;            /* dims from a multiple of run on that are contiguous (>= 1) */
+    uint32_t align;          /* largest power of two <= 64 that divides every address of a run */
+};
+
+/** Offset of the first dim of a row. */
+KVX_HD int64_t kvx_map_row(const struct kvx_map *m, int64_t block, uint32_t beam, uint32_t token,
+                           uint32_t head)
+{
+    return block * m->block + beam * m->beam + token * m->token + head * m->head;
+}
+
+/** Offset of a dim within its row. */
+KVX_HD int64_t kvx_map_dim(const struct kvx_map *m, uint32_t dim)
+{
+    uint32_t chunk = kvx_div31(dim, &m->pack);
+
+    return chunk * m->chunk + (int64_t)(dim - chunk * m->pack.value) * m->elem;
+}
+
+/** Where scales lie: byte strides (0 where they don't depend on it); the base is in kvx_layer. */
+struct kvx_scale_map {
+    int64_t block, head;
+};
+
+KVX_HD float kvx_scale_at(const void *base, const struct kvx_scale_map *m, int64_t block,
+                          uint32_t head)
+{
+    float scale = 1.0F;
+
+    if (base)
+        memcpy(&scale, (const char *)base + block * m->block + head * m->head, sizeof(scale));
+    return scale;
+}
+
+/** Element @i of an array of S32 (@wide 0) or S64 (@wide 1). */
+KVX_HD int64_t kvx_index_at(const void *array, uint32_t wide, uint64_t i)
+{
+    return wide ? ((const int64_t *)array)[i] : (int64_t)((const int32_t *)array)[i];
+}
+
+#endif

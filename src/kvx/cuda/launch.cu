@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The backend's table: from a plan to one launch. */
+#include <cuda_runtime_api.h>
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "kvx/backend.h"
+#include "kvx/cuda/kernels.cuh"
+
+enum { MAX_DEVICES = 64, MAX_SMALL_BLOCKS = 16, N_OPS = 3 };
+
+/* What a launch has to know of a device, asked for once, before the first launch on it. */
+struct device {
+    int ready; /* written last, with release order */
+    uint32_t n_multiprocessors;
+    uint64_t cache_bytes;
+    int overlaps;                              /* programmatic launches */
+    uint32_t large_blocks[N_OPS][KVX_N_PAIRS]; /* blocks of KVX_JOB_THREADS that fit at a time */
+    uint32_t pieces_blocks[N_OPS][KVX_N_PAIRS];
+};
+
+static device devices[MAX_DEVICES];
+static pthread_mutex_t devices_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static const kvx_kernels *kernels_of(uint32_t op)
+{
+    return op == KVX_OP_WRITE    ? &kvx_write_kernels
+           : op == KVX_OP_GATHER ? &kvx_gather_kernels
+                                 : &kvx_copy_kernels;
+}
+
+/*
+ * The CUDA runtime in this library is a private copy (linked statically), so what it remembers of
+ * an error isn't what the caller's cudaGetLastError() finds.
+ */
+static kvx_status_t translate(cudaError_t error)
+{
+    switch (error) {
+    case cudaSuccess:
+        return KVX_STATUS_OK;
+    case cudaErrorNoDevice:
+    case cudaErrorInsufficientDriver:
+    case cudaErrorStubLibrary:
+    case cudaErrorNoKernelImageForDevice:
+    case cudaErrorUnsupportedPtxVersion:
+    case cudaErrorNotSupported:
+        return KVX_STATUS_UNSUPPORTED;
+    default:
+        return KVX_STATUS_INTERNAL_ERROR;
+    }
+}
+
+/* --------------------------------------------------------------------------------------------- */
+/* Devices */
+
+static cudaError_t occupancy(const void *kernel, device *d, uint32_t *ret)
+{
+    int blocks = 0;
+    cudaError_t error = cudaSuccess;
+
+    if (kernel)
+        error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, KVX_JOB_THREADS, 0);
+    *ret = (uint32_t)(blocks > 0 ? blocks : 1) * d->n_multiprocessors;
+    return error;
+}
+
+/* Also loads every kernel now, so that a captured launch never has to. */
+static cudaError_t load_kernels(device *d)
+{
+    cudaError_t error = cudaSuccess;
+
+    for (uint32_t op = 0; op < N_OPS; op++) {
+        const kvx_kernels *k = kernels_of(op);
+
+        for (uint32_t i = 0; i < KVX_N_PAIRS; i++) {
+            uint32_t unused;
+
+            if (error == cudaSuccess)
+                error = occupancy(k->large[i], d, &d->large_blocks[op][i]);
+            if (error == cudaSuccess)
+                error = occupancy(k->pieces[i], d, &d->pieces_blocks[op][i]);
+            if (error == cudaSuccess)
+                error = occupancy(k->small[i], d, &unused);
+        }
+    }
+    return error;
+}
+
+static cudaError_t ask(int id, device *d)
+{
+    int multiprocessors = 0, cache = 0, major = 0;
+    const char *overlap = getenv("KVX_CUDA_OVERLAP");
+    cudaError_t error =
+        cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, id);
+
+    if (error == cudaSuccess)
+        error = cudaDeviceGetAttribute(&cache, cudaDevAttrL2CacheSize, id);
+    if (error == cudaSuccess)
+        error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, id);
+    if (error != cudaSuccess)
+        return error;
+    d->n_multiprocessors = (uint32_t)multiprocessors;
+    d->cache_bytes = (uint64_t)cache;
+    d->overlaps = major >= 9 && !(overlap && overlap[0] == '0');
+    return load_kernels(d);
+}
+
+/* The first call on a device may come in the middle of somebody's capture, which loading must not
+ * end. */
+static cudaError_t find_device(int id, const device **ret)
+{
+    device *d = &devices[id];
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    cudaError_t error = cudaSuccess;
+
+    *ret = d;
+    if (__atomic_load_n(&d->ready, __ATOMIC_ACQUIRE)) /* pairs with the store below */
+        return cudaSuccess;
+    pthread_mutex_lock(&devices_lock);
+    if (!d->ready) {
+        error = cudaThreadExchangeStreamCaptureMode(&mode);
+        if (error == cudaSuccess) {
+            error = ask(id, d);
+            (void)cudaThreadExchangeStreamCaptureMode(&mode);
+        }
+        if (error == cudaSuccess)
+            __atomic_store_n(&d->ready, 1, __ATOMIC_RELEASE);
+    }
+    pthread_mutex_unlock(&devices_lock);
+    return error;
+}
+
+/* A stream belongs to a device, which needn't be the current one. The default streams are the
+ * latter's. */
+static cudaError_t stream_device(cudaStream_t stream, int current, int *ret)
+{
+    *ret = current;
+    if (!stream || stream == cudaStreamLegacy || stream == cudaStreamPerThread)
+        return cudaSuccess;
+#if CUDART_VERSION >= 12080
+    return cudaStreamGetDevice(stream, ret);
+#else
+    return cudaSuccess; /* the launch says if it isn't so */
+#endif
+}
+
+/* --------------------------------------------------------------------------------------------- */
+/* Launches */
+
+template <unsigned n_layers>
+static cudaError_t launch(const kvx_job *job, const kvx_plan *plan, const void *kernel,
+                          uint32_t n_blocks, bool overlap, cudaStream_t stream)
+{
+    kvx_launch<n_layers> a = {};
+    void *arguments[] = {&a};
+    cudaLaunchConfig_t config = {};
+    cudaLaunchAttribute attribute = {};
+
+    a.job = *job;
+    memcpy(a.plan, plan, offsetof(kvx_plan, layer) + plan->n_layers * sizeof(kvx_layer));
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = dim3(n_blocks);
+    config.blockDim = dim3(job->threads);
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = overlap;
+    return cudaLaunchKernelExC(&config, kernel, arguments);
+}
+
+static kvx_status_t run_on(const device *d, const kvx_plan *plan, cudaStream_t stream)
+{
+    const kvx_kernels *kernels = kernels_of(plan->op);
+    kvx_job job;
+    kvx_kind kind;
+    unsigned pair;
+    uint32_t limit;
+    bool legacy = !stream || stream == cudaStreamLegacy; /* waits for other streams: no overlap */
+
+    if (kvx_job_make(plan, d->n_multiprocessors, d->cache_bytes, &job) != 0)
+        return KVX_STATUS_UNSUPPORTED;
+    if (job.n_tiles == 0)
+        return KVX_STATUS_OK;
+    kind = kvx_job_kind(plan, &job);
+    pair = kvx_pair_index(kind.src_size, kind.dst_size);
+    limit = !kind.whole        ? d->pieces_blocks[plan->op][pair]
+            : kind.unroll == 1 ? d->n_multiprocessors * MAX_SMALL_BLOCKS
+                               : d->large_blocks[plan->op][pair];
+    limit = job.n_tiles < limit ? (uint32_t)job.n_tiles : limit;
+    kvx_job_set_blocks(&job, limit);
+    if (!kind.whole)
+        return translate(
+            launch<KVX_PLAN_LAYERS>(&job, plan, kernels->pieces[pair], limit, false, stream));
+    if (kind.unroll == 1)
+        return translate(
+            launch<1>(&job, plan, kernels->small[pair], limit, d->overlaps && !legacy, stream));
+    return translate(
+        launch<KVX_PLAN_LAYERS>(&job, plan, kernels->large[pair], limit, false, stream));
+}
+
+static kvx_status_t run(const kvx_plan *plan, void *opaque)
+{
+    cudaStream_t stream = (cudaStream_t)opaque;
+    const device *d = nullptr;
+    int current = 0, id = 0;
+    cudaError_t error = cudaGetDevice(&current);
+    kvx_status_t status;
+
+    if (error == cudaSuccess)
+        error = stream_device(stream, current, &id);
+    if (error == cudaSuccess && id >= MAX_DEVICES)
+        return KVX_STATUS_UNSUPPORTED;
+    if (error == cudaSuccess && id != current)
+        error = cudaSetDevice(id);
+    if (error == cudaSuccess)
+        error = find_device(id, &d);
+    status = error == cudaSuccess ? run_on(d, plan, stream) : translate(error);
+    if (id != current)
+        (void)cudaSetDevice(current);
+    return status;
+}
+
+static const kvx_backend backend = {sizeof(kvx_backend), KVX_BACKEND_ABI, sizeof(kvx_plan), "cuda",
+                                    run};
+
+extern "C" KVX_API const kvx_backend *kvx_backend_v1(void)
+{
+    return &backend;
+}

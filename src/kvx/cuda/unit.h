@@ -1,0 +1,354 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * unit.h: loading, converting and storing one unit (up to 16 bytes; see job.h).
+ *
+ * On a GPU these are vector instructions and the hardware's conversions, on a CPU (the emulator of
+ * the tests) plain C. Both give the bits that numeric.h defines. Arrays here are registers: they
+ * are only ever indexed by constants, once loops are unrolled.
+ */
+#ifndef KVX_CUDA_UNIT_H
+#define KVX_CUDA_UNIT_H
+
+#include <math.h>
+
+#include "kvx/cuda/job.h"
+
+#ifdef __CUDA_ARCH__
+#define KVX_UNROLL _Pragma("unroll")
+#else
+#define KVX_UNROLL
+#endif
+
+/* sm_89 is the first that converts FP8. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+#define KVX_HARDWARE_FP8 1
+#else
+#define KVX_HARDWARE_FP8 0
+#endif
+
+/* --------------------------------------------------------------------------------------------- */
+/* Memory: 16, 8, 4, 2 or 1 aligned bytes, in the low end of word[] */
+
+/** @once: what is read isn't going to be read again soon. */
+KVX_HD void kvx_load(uint32_t *word, const char *from, uint32_t bytes, uint32_t once)
+{
+#ifdef __CUDA_ARCH__
+    switch (bytes) {
+    case 16: {
+        uint4 v = once ? __ldcs((const uint4 *)from) : *(const uint4 *)from;
+
+        word[0] = v.x;
+        word[1] = v.y;
+        word[2] = v.z;
+        word[3] = v.w;
+        break;
+    }
+    case 8: {
+        uint2 v = once ? __ldcs((const uint2 *)from) : *(const uint2 *)from;
+
+        word[0] = v.x;
+        word[1] = v.y;
+        break;
+    }
+    case 4:
+        word[0] = once ? __ldcs((const unsigned int *)from) : *(const unsigned int *)from;
+        break;
+    case 2:
+        word[0] = *(const unsigned short *)from;
+        break;
+    default:
+        word[0] = *(const unsigned char *)from;
+        break;
+    }
+#else
+    (void)once;
+    if ((uintptr_t)from % bytes) /* would be a fault on a GPU */
+        __builtin_trap();
+    if (bytes < 4)
+        word[0] = 0;
+    memcpy(word, from, bytes);
+#endif
+}
+
+KVX_HD void kvx_store(char *to, const uint32_t *word, uint32_t bytes, uint32_t once)
+{
+#ifdef __CUDA_ARCH__
+    switch (bytes) {
+    case 16: {
+        uint4 v = make_uint4(word[0], word[1], word[2], word[3]);
+
+        if (once)
+            __stcs((uint4 *)to, v);
+        else
+            *(uint4 *)to = v;
+        break;
+    }
+    case 8: {
+        uint2 v = make_uint2(word[0], word[1]);
+
+        if (once)
+            __stcs((uint2 *)to, v);
+        else
+            *(uint2 *)to = v;
+        break;
+    }
+    case 4:
+        if (once)
+            __stcs((unsigned int *)to, word[0]);
+        else
+            *(unsigned int *)to = word[0];
+        break;
+    case 2:
+        *(unsigned short *)to = (unsigned short)word[0];
+        break;
+    default:
+        *(unsigned char *)to = (unsigned char)word[0];
+        break;
+    }
+#else
+    (void)once;
+    if ((uintptr_t)to % bytes)
+        __builtin_trap();
+    memcpy(to, word, bytes);
+#endif
+}
+
+/*
+ * Units in pieces of `bytes` (a constant): piece j is bytes [j * bytes, (j + 1) * bytes) of the
+ * unit. Pieces start at dim @dim, @step dims apart; there are @n of them.
+ */
+KVX_HD void kvx_load_pieces(uint32_t word[4], const char *row, const struct kvx_map *map,
+                            uint32_t dim, uint32_t step, uint32_t n, uint32_t bytes)
+{
+    KVX_UNROLL
+    for (uint32_t j = 0; j < KVX_UNIT_BYTES / bytes; j++) {
+        uint32_t piece[4] = {0, 0, 0, 0};
+        uint32_t at = j * bytes;
+
+        if (j >= n)
+            continue;
+        kvx_load(piece, row + kvx_map_dim(map, dim + j * step), bytes, 0);
+        if (bytes < 4) {
+            word[at / 4] |= piece[0] << (at % 4 * 8);
+        } else {
+            word[at / 4] = piece[0];
+            if (bytes == 8)
+                word[at / 4 + 1] = piece[1];
+        }
+    }
+}
+
+KVX_HD void kvx_store_pieces(char *row, const struct kvx_map *map, uint32_t dim, uint32_t step,
+                             uint32_t n, uint32_t bytes, const uint32_t word[4])
+{
+    KVX_UNROLL
+    for (uint32_t j = 0; j < KVX_UNIT_BYTES / bytes; j++) {
+        uint32_t at = j * bytes;
+        uint32_t piece[2] = {word[at / 4] >> (at % 4 * 8), bytes == 8 ? word[at / 4 + 1] : 0};
+
+        if (j < n)
+            kvx_store(row + kvx_map_dim(map, dim + j * step), piece, bytes, 0);
+    }
+}
+
+/* --------------------------------------------------------------------------------------------- */
+/* Values: two elements at a time, the way FP8 is converted */
+
+KVX_HD void kvx_halves_decode(kvx_dtype_t dtype, uint32_t pair, float value[2])
+{
+#ifdef __CUDA_ARCH__
+    if (dtype == KVX_DTYPE_BF16) { /* a NaN keeps its bits until it is encoded */
+        value[0] = __uint_as_float(pair << 16);
+        value[1] = __uint_as_float(pair & 0xffff0000U);
+    } else {
+        asm("{\n\t"
+            ".reg .b16 low, high;\n\t"
+            "mov.b32 {low, high}, %2;\n\t"
+            "cvt.f32.f16 %0, low;\n\t"
+            "cvt.f32.f16 %1, high;\n\t"
+            "}"
+            : "=f"(value[0]), "=f"(value[1])
+            : "r"(pair));
+    }
+#else
+    value[0] =
+        dtype == KVX_DTYPE_BF16 ? kvx_bf16_to_f32((uint16_t)pair) : kvx_f16_to_f32((uint16_t)pair);
+    value[1] = dtype == KVX_DTYPE_BF16 ? kvx_bf16_to_f32((uint16_t)(pair >> 16))
+                                       : kvx_f16_to_f32((uint16_t)(pair >> 16));
+#endif
+}
+
+KVX_HD uint32_t kvx_halves_encode(kvx_dtype_t dtype, const float value[2])
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    uint32_t pair;
+
+    if (dtype == KVX_DTYPE_BF16)
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(value[1]), "f"(value[0]));
+    else
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(value[1]), "f"(value[0]));
+    return pair;
+#else
+    if (dtype == KVX_DTYPE_BF16)
+        return kvx_f32_to_bf16(value[0]) | (uint32_t)kvx_f32_to_bf16(value[1]) << 16;
+    return kvx_f32_to_f16(value[0]) | (uint32_t)kvx_f32_to_f16(value[1]) << 16;
+#endif
+}
+
+KVX_HD void kvx_bytes_decode(kvx_dtype_t dtype, uint32_t pair, float value[2])
+{
+#if KVX_HARDWARE_FP8
+    unsigned short two = (unsigned short)pair;
+    uint32_t halves;
+
+    if (dtype == KVX_DTYPE_F8_E4M3)
+        asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(two));
+    else
+        asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(halves) : "h"(two));
+    kvx_halves_decode(KVX_DTYPE_F16, halves, value);
+#else
+    for (uint32_t i = 0; i < 2; i++) {
+        uint8_t byte = (uint8_t)(pair >> (8 * i));
+
+        value[i] = dtype == KVX_DTYPE_F8_E4M3 ? kvx_e4m3_to_f32(byte) : kvx_e5m2_to_f32(byte);
+    }
+#endif
+}
+
+KVX_HD uint32_t kvx_bytes_encode(kvx_dtype_t dtype, const float value[2])
+{
+#if KVX_HARDWARE_FP8
+    unsigned short two;
+
+    if (dtype == KVX_DTYPE_F8_E4M3)
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(two) : "f"(value[1]), "f"(value[0]));
+    else
+        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(two) : "f"(value[1]), "f"(value[0]));
+    return two;
+#else
+    if (dtype == KVX_DTYPE_F8_E4M3)
+        return kvx_f32_to_e4m3(value[0]) | (uint32_t)kvx_f32_to_e4m3(value[1]) << 8;
+    return kvx_f32_to_e5m2(value[0]) | (uint32_t)kvx_f32_to_e5m2(value[1]) << 8;
+#endif
+}
+
+/** The @n elements (4, 8 or 16; a constant) in word[], of a dtype with @size bytes (a constant). */
+KVX_HD void kvx_unit_decode(kvx_dtype_t dtype, uint32_t size, uint32_t n, const uint32_t word[4],
+                            float *value)
+{
+    KVX_UNROLL
+    for (uint32_t e = 0; e < n; e += 2) {
+        if (size == 4) {
+            value[e] = kvx_bits_float(word[e]);
+            value[e + 1] = kvx_bits_float(word[e + 1]);
+        } else if (size == 2) {
+            kvx_halves_decode(dtype, word[e / 2], value + e);
+        } else {
+            kvx_bytes_decode(dtype, word[e / 4] >> (e % 4 * 8), value + e);
+        }
+    }
+}
+
+KVX_HD void kvx_unit_encode(kvx_dtype_t dtype, uint32_t size, uint32_t n, const float *value,
+                            uint32_t word[4])
+{
+    KVX_UNROLL
+    for (uint32_t e = 0; e < n; e += 2) {
+        if (size == 4) { /* a NaN becomes the NaN */
+            word[e] = value[e] == value[e] ? kvx_float_bits(value[e]) : 0x7fffffff;
+            word[e + 1] = value[e + 1] == value[e + 1] ? kvx_float_bits(value[e + 1]) : 0x7fffffff;
+        } else if (size == 2) {
+            word[e / 2] = kvx_halves_encode(dtype, value + e);
+        } else {
+            uint32_t pair = kvx_bytes_encode(dtype, value + e);
+
+            word[e / 4] = e % 4 ? word[e / 4] | pair << 16 : pair;
+        }
+    }
+}
+
+/* --------------------------------------------------------------------------------------------- */
+/* Scales */
+
+/**
+ * Whether kvx_quotient may be used: a positive divisor well inside the range of F32. (NaN: no.)
+ */
+KVX_HD int kvx_is_plain_divisor(float d)
+{
+    return d >= 0x1p-64F && d <= 0x1p64F;
+}
+
+/**
+ * x / d for an FP8 target, from @reciprocal = 1 / d correctly rounded: a division costs four
+ * multiplications instead of a subroutine. For |x| >= 2^-100 the remainders are exact and the
+ * second correction rounds correctly (Markstein's theorem: the first leaves less than one ulp).
+ * Smaller x give a quotient below 2^-36, which any FP8 rounds to zero. Signs of zeros are right
+ * because the remainder is taken negated. If the estimate is an infinity or NaN it is the result: x
+ * was one, or the quotient is beyond what FP8 can hold.
+ */
+KVX_HD float kvx_quotient(float x, float d, float reciprocal)
+{
+    float estimate = x * reciprocal, q;
+
+    q = fmaf(-fmaf(estimate, d, -x), reciprocal, estimate);
+    q = fmaf(-fmaf(q, d, -x), reciprocal, q);
+    return fabsf(estimate) < INFINITY ? q : estimate;
+}
+
+/** value[] * *src_scale / *dst_scale; a scale that is NULL is left out. */
+KVX_HD void kvx_unit_scale(uint32_t n, float *value, const float *src_scale, const float *dst_scale)
+{
+    if (src_scale) {
+        float s = *src_scale;
+
+        KVX_UNROLL
+        for (uint32_t e = 0; e < n; e++)
+            value[e] *= s;
+    }
+    if (dst_scale) {
+        float d = *dst_scale, reciprocal = 1.0F / d;
+
+        if (kvx_is_plain_divisor(d)) {
+            KVX_UNROLL
+            for (uint32_t e = 0; e < n; e++)
+                value[e] = kvx_quotient(value[e], d, reciprocal);
+        } else {
+            KVX_UNROLL
+            for (uint32_t e = 0; e < n; e++)
+                value[e] = value[e] / d;
+        }
+    }
+}
+
+/**
+ * One unit from one type to another. The sizes are constants; the dtypes needn't be, the branches
+ * on them are taken by all threads alike. Elements beyond the unit's are zero and stay so or aren't
+ * stored.
+ */
+KVX_HD void kvx_unit_convert(kvx_dtype_t from, uint32_t src_size, kvx_dtype_t to, uint32_t dst_size,
+                             const float *src_scale, const float *dst_scale,
+                             const uint32_t source[4], uint32_t target[4])
+{
+    const uint32_t n = KVX_UNIT_BYTES / (src_size > dst_size ? src_size : dst_size);
+    float value[16];
+
+    if (src_size == 2 && from == KVX_DTYPE_BF16)
+        kvx_unit_decode(KVX_DTYPE_BF16, src_size, n, source, value);
+    else if (src_size == 2)
+        kvx_unit_decode(KVX_DTYPE_F16, src_size, n, source, value);
+    else if (from == KVX_DTYPE_F8_E4M3)
+        kvx_unit_decode(KVX_DTYPE_F8_E4M3, src_size, n, source, value);
+    else
+        kvx_unit_decode(KVX_DTYPE_F8_E5M2, src_size, n, source, value);
+    kvx_unit_scale(n, value, src_scale, dst_scale);
+    if (dst_size == 2 && to == KVX_DTYPE_BF16)
+        kvx_unit_encode(KVX_DTYPE_BF16, dst_size, n, value, target);
+    else if (dst_size == 2)
+        kvx_unit_encode(KVX_DTYPE_F16, dst_size, n, value, target);
+    else if (to == KVX_DTYPE_F8_E4M3)
+        kvx_unit_encode(KVX_DTYPE_F8_E4M3, dst_size, n, value, target);
+    else
+        kvx_unit_encode(KVX_DTYPE_F8_E5M2, dst_size, n, value, target);
+}
+
+#endif

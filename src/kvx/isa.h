@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * isa.h: the inner loops of the CPU path, once per instruction set.
+ *
+ * Each set fills a struct kvx_isa; kvx_isa_get picks the best one that the machine has, once. All
+ * give the bits that numeric.h defines. A set only replaces what it does better than scalar.c.
+ */
+#ifndef KVX_ISA_H
+#define KVX_ISA_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "kvx/numeric.h"
+
+/**
+ * @n elements: dst = encode(decode(src) * src_scale / dst_scale). Scales of 1 change nothing.
+ * @stream: whole lines of the target are written past the cache where they can be.
+ */
+typedef void (*kvx_convert_fn)(void *dst, const void *src, size_t n, float src_scale,
+                               float dst_scale, bool stream);
+
+/**
+ * A rectangle of units, `size` contiguous bytes each: unit (u, t) of n_units x n_tokens lies at
+ * u * step + t * token on either side. This is the transposition that packed layouts are.
+ */
+struct kvx_units {
+    char *dst;
+    const char *src;
+    int64_t dst_step, dst_token;
+    int64_t src_step, src_token;
+    uint32_t n_units, n_tokens;
+    uint32_t size;
+    bool stream; /* don't keep the target in the cache */
+};
+
+struct kvx_isa {
+    const char *name;
+    /** Copy bytes past the cache: full aligned lines of the target are written without reading
+     * them. */
+    void (*stream)(char *dst, const char *src, size_t n);
+    /** After streaming: order the stores before anything that follows. */
+    void (*fence)(void);
+    /** Rectangles of 16-byte units; other sizes are scalar.c's. */
+    void (*units16)(const struct kvx_units *units);
+    /** [src][dst], indexed by kvx_dtype_t; NULL where the dtypes are equal and no FP8. */
+    kvx_convert_fn convert[KVX_DTYPE_F8_E5M2 + 1][KVX_DTYPE_F8_E5M2 + 1];
+};
+
+/** Fill the whole table with portable code. */
+void kvx_isa_scalar(struct kvx_isa *isa);
+
+/** Replace what this set does better. False: not built in, or the machine doesn't have it. */
+bool kvx_isa_avx2(struct kvx_isa *isa);
+bool kvx_isa_avx512(struct kvx_isa *isa);
+bool kvx_isa_neon(struct kvx_isa *isa);
+
+/**
+ * The best set of this machine; $KVX_ISA = scalar, avx2 or avx512 asks for a lesser one (read once,
+ * for tests and measurements). Thread-safe.
+ */
+const struct kvx_isa *kvx_isa_get(void);
+
+/** Any unit size, any strides. */
+void kvx_units_scalar(const struct kvx_units *units);
+
+#endif

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * AArch64: 8 elements at a time. Copies are the C library's, which knows these machines' stores;
+ * units of 16 bytes are one register already in scalar.c.
+ */
+#include "kvx/isa.h"
+
+#if defined(__aarch64__)
+#include <arm_neon.h>
+
+#define INLINE static inline __attribute__((always_inline))
+
+struct eight {
+    float32x4_t low, high;
+};
+
+/* --------------------------------------------------------------------------------------------- */
+/* Elements: to F32, and back to what is stored. NaNs become the canonical one. */
+
+INLINE struct eight load_f32(const char *p)
+{
+    return (struct eight){vreinterpretq_f32_u8(vld1q_u8((const uint8_t *)p)),
+                          vreinterpretq_f32_u8(vld1q_u8((const uint8_t *)p + 16))};
+}
+
+INLINE struct eight from_half(uint16x8_t half)
+{
+    float16x8_t h = vreinterpretq_f16_u16(half);
+
+    return (struct eight){vcvt_f32_f16(vget_low_f16(h)), vcvt_high_f32_f16(h)};
+}
+
+INLINE uint16x8_t load_u16(const char *p)
+{
+    return vreinterpretq_u16_u8(vld1q_u8((const uint8_t *)p));
+}
+
+INLINE struct eight load_f16(const char *p)
+{
+    return from_half(load_u16(p));
+}
+
+INLINE struct eight load_bf16(const char *p)
+{
+    uint16x8_t v = load_u16(p);
+
+    return (struct eight){vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(v), 16)),
+                          vreinterpretq_f32_u32(vshll_high_n_u16(v, 16))};
+}
+
+/* E4M3's bits are an F16 that is 2^8 too small; no subnormal F32 occurs on the way. */
+INLINE struct eight load_e4m3(const char *p)
+{
+    uint16x8_t b = vmovl_u8(vld1_u8((const uint8_t *)p));
+    uint16x8_t magnitude = vandq_u16(b, vdupq_n_u16(0x7f));
+    uint16x8_t sign = vshlq_n_u16(vsubq_u16(b, magnitude), 8);
+    uint16x8_t nan = vceqq_u16(magnitude, vdupq_n_u16(0x7f));
+    uint16x8_t half = vorrq_u16(vshlq_n_u16(magnitude, 7), sign);
+    struct eight v = from_half(vbslq_u16(nan, vdupq_n_u16(0x7fff), half));
+
+    return (struct eight){vmulq_n_f32(v.low, 256.0F), vmulq_n_f32(v.high, 256.0F)};
+}
+
+INLINE struct eight load_e5m2(const char *p)
+{
+    return from_half(vshll_n_u8(vld1_u8((const uint8_t *)p), 8));
+}
+
+INLINE uint32x4_t nans(float32x4_t v)
+{
+    return vmvnq_u32(vceqq_f32(v, v));
+}
+
+INLINE uint32x4_t quiet(float32x4_t v)
+{
+    return vbslq_u32(nans(v), vdupq_n_u32(0x7fffffff), vreinterpretq_u32_f32(v));
+}
+
+INLINE void store_f32(char *p, struct eight v)
+{
+    vst1q_u8((uint8_t *)p, vreinterpretq_u8_u32(quiet(v.low)));
+    vst1q_u8((uint8_t *)p + 16, vreinterpretq_u8_u32(quiet(v.high)));
+}
+
+INLINE uint16x8_t nans_16(struct eight v)
+{
+    return vcombine_u16(vmovn_u32(nans(v.low)), vmovn_u32(nans(v.high)));
+}
+
+INLINE void store_u16(char *p, struct eight v, uint16x8_t bits)
+{
+    bits = vbslq_u16(nans_16(v), vdupq_n_u16(0x7fff), bits);
+    vst1q_u8((uint8_t *)p, vreinterpretq_u8_u16(bits));
+}
+
+INLINE void store_f16(char *p, struct eight v)
+{
+    store_u16(p, v, vreinterpretq_u16_f16(vcvt_high_f16_f32(vcvt_f16_f32(v.low), v.high)));
+}
+
+INLINE uint16x4_t round_bf16(float32x4_t v)
+{
+    uint32x4_t bits = vreinterpretq_u32_f32(v);
+    uint32x4_t odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
+
+    return vshrn_n_u32(vaddq_u32(bits, vaddq_u32(odd, vdupq_n_u32(0x7fff))), 16);
+}
+
+INLINE void store_bf16(char *p, struct eight v)
+{
+    store_u16(p, v, vcombine_u16(round_bf16(v.low), round_bf16(v.high)));
+}
+
+/* As kvx_f32_to_e4m3 and _e5m2, which differ in their constants only. */
+struct fp8_constants {
+    uint32_t max, smallest; /* F32 bits: of the largest value, of the smallest normal one */
+    float magic;            /* has the ulp that subnormal results have */
+    uint32_t half, bias;
+    int32_t shift;
+};
+static const struct fp8_constants e4m3 = {0x43e00000, 0x3c800000, 16384.0F,
+                                          0x7ffff,    0x3c000000, 20};
+static const struct fp8_constants e5m2 = {0x47600000, 0x38800000, 128.0F, 0xfffff, 0x38000000, 21};
+
+INLINE uint16x4_t round_fp8(float32x4_t v, const struct fp8_constants c)
+{
+    uint32x4_t bits = vreinterpretq_u32_f32(v), odd, normal, tiny;
+    uint32x4_t sign = vandq_u32(vshrq_n_u32(bits, 24), vdupq_n_u32(0x80));
+    uint32x4_t size = vminq_u32(vandq_u32(bits, vdupq_n_u32(0x7fffffff)), vdupq_n_u32(c.max));
+    int32x4_t right = vdupq_n_s32(-c.shift);
+    float32x4_t sum = vaddq_f32(vreinterpretq_f32_u32(size), vdupq_n_f32(c.magic));
+
+    odd = vandq_u32(vshlq_u32(size, right), vdupq_n_u32(1));
+    normal = vshlq_u32(vaddq_u32(vaddq_u32(size, vdupq_n_u32(c.half - c.bias)), odd), right);
+    tiny = vsubq_u32(vreinterpretq_u32_f32(sum), vreinterpretq_u32_f32(vdupq_n_f32(c.magic)));
+    normal = vbslq_u32(vcltq_u32(size, vdupq_n_u32(c.smallest)), tiny, normal);
+    normal = vbslq_u32(nans(v), vdupq_n_u32(0x7f), vorrq_u32(normal, sign));
+    return vmovn_u32(normal);
+}
+
+INLINE void store_e4m3(char *p, struct eight v)
+{
+    vst1_u8((uint8_t *)p, vmovn_u16(vcombine_u16(round_fp8(v.low, e4m3), round_fp8(v.high, e4m3))));
+}
+
+INLINE void store_e5m2(char *p, struct eight v)
+{
+    vst1_u8((uint8_t *)p, vmovn_u16(vcombine_u16(round_fp8(v.low, e5m2), round_fp8(v.high, e5m2))));
+}
+
+INLINE struct eight scaled(struct eight v, float s, float t)
+{
+    if (s != 1.0F)
+        v = (struct eight){vmulq_n_f32(v.low, s), vmulq_n_f32(v.high, s)};
+    if (t != 1.0F)
+        v = (struct eight){vdivq_f32(v.low, vdupq_n_f32(t)), vdivq_f32(v.high, vdupq_n_f32(t))};
+    return v;
+}
+
+/* --------------------------------------------------------------------------------------------- */
+/* Conversions */
+
+#define CONVERT(from, from_size, to, to_size)                                          \
+    static void from##_to_##to(void *dst, const void *src, size_t n, float s, float t, \
+                               bool stream_it)                                         \
+    {                                                                                  \
+        char some_in[8 * (from_size)], some_out[8 * (to_size)];                        \
+        const char *in = src;                                                          \
+        char *out = dst;                                                               \
+                                                                                       \
+        (void)stream_it;                                                               \
+        for (; n >= 8; n -= 8, in += 8 * (from_size), out += 8 * (to_size))            \
+            store_##to(out, scaled(load_##from(in), s, t));                            \
+        if (n == 0)                                                                    \
+            return;                                                                    \
+        memset(some_in, 0, sizeof(some_in));                                           \
+        memcpy(some_in, in, n *(from_size));                                           \
+        store_##to(some_out, scaled(load_##from(some_in), s, t));                      \
+        memcpy(out, some_out, n *(to_size));                                           \
+    }
+
+#define CONVERT_FROM(from, size) \
+    CONVERT(from, size, f16, 2)  \
+    CONVERT(from, size, bf16, 2) \
+    CONVERT(from, size, f32, 4)  \
+    CONVERT(from, size, e4m3, 1) \
+    CONVERT(from, size, e5m2, 1)
+
+CONVERT_FROM(f16, 2)
+CONVERT_FROM(bf16, 2)
+CONVERT_FROM(f32, 4)
+CONVERT_FROM(e4m3, 1)
+CONVERT_FROM(e5m2, 1)
+
+#define FROM(row, from)                                        \
+    do {                                                       \
+        isa->convert[row][KVX_DTYPE_F16] = from##_to_f16;      \
+        isa->convert[row][KVX_DTYPE_BF16] = from##_to_bf16;    \
+        isa->convert[row][KVX_DTYPE_F32] = from##_to_f32;      \
+        isa->convert[row][KVX_DTYPE_F8_E4M3] = from##_to_e4m3; \
+        isa->convert[row][KVX_DTYPE_F8_E5M2] = from##_to_e5m2; \
+    } while (0)
+
+bool kvx_isa_neon(struct kvx_isa *isa)
+{
+    isa->name = "neon";
+    FROM(KVX_DTYPE_F16, f16);
+    FROM(KVX_DTYPE_BF16, bf16);
+    FROM(KVX_DTYPE_F32, f32);
+    FROM(KVX_DTYPE_F8_E4M3, e4m3);
+    FROM(KVX_DTYPE_F8_E5M2, e5m2);
+    return true;
+}
+
+#else
+
+bool kvx_isa_neon(struct kvx_isa *isa)
+{
+    (void)isa;
+    return false;
+}
+
+#endif

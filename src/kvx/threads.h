@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * threads.h: a few helper threads for large host calls.
+ *
+ *     caller: kvx_parallel(fn, arg, n_chunks) ──► takes chunks until none is left, waits for
+ * helpers helper:        (asleep) ── woken ─────────► takes chunks until none is left, sleeps
+ *
+ * One job at a time: a caller that finds the helpers busy does its chunks alone, so nobody ever
+ * waits for somebody else's copy.
+ */
+#ifndef KVX_THREADS_H
+#define KVX_THREADS_H
+
+#include <stdint.h>
+
+/** Does chunk @chunk. Called from several threads at once. */
+typedef void (*kvx_chunk_fn)(void *arg, uint64_t chunk);
+
+/** Run @fn for every chunk below @n_chunks, with helpers when @bytes is large enough. */
+void kvx_parallel(kvx_chunk_fn fn, void *arg, uint64_t n_chunks, uint64_t bytes);
+
+#endif

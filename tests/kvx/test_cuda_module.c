@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * libkvx_cuda as it was built: it fits libkvx, exports nothing else, and says UNSUPPORTED where
+ * there is no GPU instead of crashing. Exits with 77 where it wasn't built; gpu-check.sh is about
+ * machines with one.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+#include <dlfcn.h>
+
+#include "kvx/backend.h"
+#include "kvx/kvx_sample.h"
+
+static char path[4096];
+
+static void test_table(void **state)
+{
+    const struct kvx_backend *backend = kvx_backend_get();
+
+    (void)state;
+    assert_non_null(backend);
+    assert_string_equal(backend->name, "cuda");
+    assert_int_equal(backend->plan_size, sizeof(struct kvx_plan));
+}
+
+/* A second CUDA runtime in a process must not meet the first. */
+static void test_exports(void **state)
+{
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+
+    (void)state;
+    assert_non_null(library);
+    assert_non_null(dlsym(library, "kvx_backend_v1"));
+    assert_null(dlsym(library, "cudaGetDevice"));
+    assert_null(dlsym(library, "cudaLaunchKernelExC"));
+    dlclose(library);
+}
+
+static void to_device(kvx_tensor_desc_t *t)
+{
+    t->memory = KVX_MEMORY_DEVICE;
+}
+
+static void test_without_gpu(void **state)
+{
+    struct sample s;
+
+    (void)state;
+    if (access("/dev/nvidiactl", F_OK) == 0 || access("/dev/dxg", F_OK) == 0)
+        skip(); /* these pointers are no device's */
+    sample_init(&s);
+    to_device(&s.cache.k);
+    to_device(&s.cache.v);
+    to_device(&s.write.io.key);
+    to_device(&s.write.io.value);
+    assert_int_equal(kvx_write_kv(&s.cache, &s.write, NULL), KVX_STATUS_UNSUPPORTED);
+    to_device(&s.gather.io.key);
+    to_device(&s.gather.io.value);
+    assert_int_equal(kvx_gather_kv(&s.cache, &s.gather, NULL), KVX_STATUS_UNSUPPORTED);
+    assert_int_equal(kvx_write_kv(&s.cache, &s.write, NULL), KVX_STATUS_UNSUPPORTED);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_table),
+        cmocka_unit_test(test_exports),
+        cmocka_unit_test(test_without_gpu),
+    };
+    const char *build = getenv("KV_BUILD_DIR");
+
+    (void)snprintf(path, sizeof(path), "%s/lib/libkvx_cuda.so.0", build ? build : "build");
+    if (access(path, R_OK) != 0) {
+        printf("skipped: %s was not built (no nvcc, or an instrumented build)\n", path);
+        return 77;
+    }
+    setenv("KVX_CUDA_LIBRARY", path, 1);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,114 @@
+#!/usr/bin/env bash
+# Everything that only a GPU can say about libkvx_cuda, in one command and under 8 minutes: builds the kvx
+# room alone (a C and a C++ compiler, CMake and the CUDA toolkit are all it takes), compares device memory
+# with the host path and its reference, captures graphs, runs threads and streams, looks with
+# compute-sanitizer, and measures. The result is one JSON file in the folder given.
+#
+#   tools/gpu-check.sh [FOLDER]      default bench/results
+#
+# KVX_GPU_BUILD: build folder (build/gpu)      KVX_GPU_ARCH: CMAKE_CUDA_ARCHITECTURES (90)
+# KVX_GPU_TOKENS: size of the benchmark        KV_TEST_SCALE: percent of the matrix (100)
+# Exit: 0 all passed, 1 something failed, 77 no GPU here.
+set -uo pipefail
+started=$SECONDS
+results=$(realpath -m "${1:-$(dirname "$0")/../bench/results}")
+cd "$(dirname "$0")/.." || exit 1
+build=${KVX_GPU_BUILD:-build/gpu}
+for folder in /usr/local/cuda/bin /opt/cuda/bin; do
+    command -v nvcc >/dev/null || { [ -x "$folder/nvcc" ] && PATH=$PATH:$folder; }
+done
+command -v nvcc >/dev/null || { echo "skipped: no nvcc" >&2; exit 77; }
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+failed=0
+: >"$work/steps"
+
+# step NAME SECONDS COMMAND...: run it with a time limit, its own or what is left, and note how it ended.
+step() {
+    local name=$1 limit=$2 left=$((470 - (SECONDS - started))) begin=$SECONDS rc verdict; shift 2
+    [ "$limit" -le "$left" ] || limit=$((left > 1 ? left : 1))
+    timeout --kill-after=10 "$limit" "$@" >"$work/$name.log" 2>&1
+    rc=$?
+    case $rc in
+        0) verdict=ok ;;
+        77) verdict=skipped ;;
+        124 | 137) verdict="out of time ($limit s)"; failed=1 ;;
+        *) verdict="failed (exit $rc)"; failed=1 ;;
+    esac
+    printf '%-24s %-10s %3d s\n' "$name" "$verdict" $((SECONDS - begin))
+    [ "$verdict" = ok ] || tail -n 25 "$work/$name.log"
+    printf '{"step":"%s","verdict":"%s","seconds":%d}\n' "$name" "$verdict" $((SECONDS - begin)) >>"$work/steps"
+    return $rc
+}
+
+say_skipped() {
+    printf '%-24s skipped: %s\n' "$1" "$2"
+    printf '{"step":"%s","verdict":"skipped: %s","seconds":0}\n' "$1" "$2" >>"$work/steps"
+}
+
+# Warnings of another compiler are no reason to stop here.
+step configure 60 cmake -S src/kvx -B "$build" -DCMAKE_BUILD_TYPE=Release -DKV_WERROR=OFF \
+    -DCMAKE_CUDA_COMPILER="$(command -v nvcc)" ${KVX_GPU_ARCH:+-DCMAKE_CUDA_ARCHITECTURES="$KVX_GPU_ARCH"} || exit 1
+step build 240 cmake --build "$build" -j "$(nproc)" || exit 1
+[ -e "$build"/lib/libkvx_cuda.so ] || { echo "libkvx_cuda was not built" >&2; exit 1; }
+"$build"/tests/gpu_streams >"$work/probe" 2>&1
+if [ $? = 77 ]; then
+    cat "$work/probe"
+    exit 77
+fi
+
+export KV_BUILD_DIR=$PWD/$build
+step host_matrix 60 env KV_TEST_SCALE=25 "$build"/tests/test-kvx-matrix
+step device_matrix 120 env KV_TEST_SCALE="${KV_TEST_SCALE:-100}" "$build"/tests/gpu_matrix
+step graphs 30 "$build"/tests/gpu_graph
+step graphs_without_overlap 30 env KVX_CUDA_OVERLAP=0 "$build"/tests/gpu_graph
+step streams 30 "$build"/tests/gpu_streams
+step bench 90 "$build"/bench/kvx_gpu_bench ${KVX_GPU_TOKENS:+"$KVX_GPU_TOKENS"}
+step bench_without_overlap 60 env KVX_CUDA_OVERLAP=0 "$build"/bench/kvx_gpu_bench 65536
+
+# Each tool on as much as fits; the time of the whole check has the last word. Allocations are exact here,
+# so that reading past an end is seen. The kernels use no shared memory: racecheck has little to find.
+sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
+sanitize() { # TOOL SCALE LIMIT
+    local left=$((460 - (SECONDS - started)))
+    if [ -z "$sanitizer" ]; then
+        say_skipped "sanitizer_$1" "no compute-sanitizer"
+    elif [ "$left" -lt 15 ]; then
+        say_skipped "sanitizer_$1" "no time left"
+    else
+        step "sanitizer_$1" $((left < $3 ? left : $3)) env KVX_GPU_EXACT=1 KV_TEST_SCALE="$2" \
+            "$sanitizer" --tool "$1" --error-exitcode 1 "$build"/tests/gpu_matrix
+        # A machine that forbids the tool says so at once; that is no fault of the code.
+        if grep -qE 'Device not supported|Unable to attach|not supported on this' "$work/sanitizer_$1.log"; then
+            echo "                         (compute-sanitizer doesn't work on this machine)"
+            failed=$((failed_before))
+        fi
+    fi
+}
+for tool in "memcheck 3 60" "initcheck 1 40" "racecheck 1 40" "synccheck 1 30"; do
+    failed_before=$failed
+    # shellcheck disable=SC2086 # three words
+    sanitize $tool
+done
+
+mkdir -p "$results"
+name=$(sed -n 's/.*"figure":"device","name":"\([^"]*\)".*/\1/p' "$work/bench.log" | head -n 1 | tr ' /' '--')
+out=$results/kvx-gpu-${name:-unknown}-$(date -u +%Y%m%d-%H%M%S).json
+lines() { grep -h '^{' "$@" 2>/dev/null | paste -sd, - | sed 's/},{/},\n    {/g'; }
+{
+    printf '{\n  "commit": "%s",\n  "date": "%s",\n' "$(git describe --always --dirty 2>/dev/null || echo unknown)" "$(date -u +%FT%TZ)"
+    printf '  "nvcc": "%s",\n' "$(nvcc --version | sed -n 's/.*release \(.*\)/\1/p')"
+    printf '  "steps": [\n    %s\n  ],\n' "$(lines "$work/steps")"
+    printf '  "matrix": "%s",\n' "$(grep -h 'failed' "$work/device_matrix.log" | sed 's/ (KV_TEST.*//' | paste -sd';' - | tr -d '"')"
+    printf '  "figures": [\n    %s\n  ],\n' "$(lines "$work/bench.log")"
+    printf '  "figures_without_overlap": [\n    %s\n  ]\n}\n' "$(lines "$work/bench_without_overlap.log" | grep -E 'decode|device')"
+} >"$out"
+echo
+{ grep -h '"of_copy"\|"us_per_launch"' "$work/bench.log"; grep -h '"us_per_launch"' "$work/bench_without_overlap.log"; } |
+    sed -E 's/.*"figure":"([^"]*)","layout":"([^"]*)".*"gb_per_s":([0-9.]*),"copy.*"of_copy":([0-9.]*).*/\1 \2: \3 GB\/s, \4 of a device copy/
+            s/.*"figure":"([^"]*)","layout":"([^"]*)".*"layers":([0-9]*).*"us_per_launch":([0-9.]*).*"overlap":([a-z]*).*/\1 \2, \3 layers: \4 us per launch (overlap: \5)/'
+echo
+echo "$out"
+echo "$((SECONDS - started)) s, $([ $failed = 0 ] && echo 'all passed' || echo 'FAILED')"
+exit $failed
