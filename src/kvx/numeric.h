@@ -205,4 +205,17 @@ KVX_HD void kvx_encode(kvx_dtype_t dtype, float value, void *to)
     }
 }
 
+/**
+ * @value * @src_scale / @dst_scale, each rounded. A scale of 1 is left out, not multiplied with: a
+ * caller's flush-to-zero mode would make zeros of the subnormals.
+ */
+KVX_HD float kvx_scaled(float value, float src_scale, float dst_scale)
+{
+    if (src_scale != 1.0F)
+        value *= src_scale;
+    if (dst_scale != 1.0F)
+        value /= dst_scale;
+    return value;
+}
+
 #endif

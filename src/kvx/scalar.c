@@ -83,17 +83,18 @@ static void fence(void)
 }
 
 /* The dtype is a constant in each instance, so the switches in decode and encode fold away. */
-#define CONVERT(name, from, from_size, to, to_size)                                          \
-    static void name(void *dst, const void *src, size_t n, float src_scale, float dst_scale, \
-                     bool stream_it)                                                         \
-    {                                                                                        \
-        const char *in = src;                                                                \
-        char *out = dst;                                                                     \
-                                                                                             \
-        (void)stream_it;                                                                     \
-        for (size_t i = 0; i < n; i++)                                                       \
-            kvx_encode(to, kvx_decode(from, in + i * (from_size)) * src_scale / dst_scale,   \
-                       out + i * (to_size));                                                 \
+#define CONVERT(name, from, from_size, to, to_size)                                              \
+    static void name(void *dst, const void *src, size_t n, float src_scale, float dst_scale,     \
+                     bool stream_it)                                                             \
+    {                                                                                            \
+        const char *in = src;                                                                    \
+        char *out = dst;                                                                         \
+                                                                                                 \
+        (void)stream_it;                                                                         \
+        for (size_t i = 0; i < n; i++)                                                           \
+            kvx_encode(to,                                                                       \
+                       kvx_scaled(kvx_decode(from, in + i * (from_size)), src_scale, dst_scale), \
+                       out + i * (to_size));                                                     \
     }
 
 #define CONVERT_FROM(tag, from, size)                                                     \

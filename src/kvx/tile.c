@@ -182,7 +182,8 @@ static void move_row_elements(const struct kvx_mover *m, const char *src, char *
         char *to = dst + kvx_map_dim(&m->side->dst, d);
 
         if (m->convert)
-            kvx_encode(m->dst_dtype, kvx_decode(m->src_dtype, from) * src_scale / dst_scale, to);
+            kvx_encode(m->dst_dtype,
+                       kvx_scaled(kvx_decode(m->src_dtype, from), src_scale, dst_scale), to);
         else
             memcpy(to, from, m->src_size);
     }

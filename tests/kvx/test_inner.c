@@ -9,6 +9,9 @@
 #include <stddef.h>
 
 #include <cmocka.h>
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
 
 #include "kvx/address.h"
 #include "kvx/isa.h"
@@ -134,6 +137,42 @@ static void test_conversions(void **state)
     }
     free(in);
     free(out);
+}
+
+/* Without scales nothing may depend on the caller's flush-to-zero mode (PyTorch can set it). */
+static void test_flush_to_zero(void **state)
+{
+#if defined(__x86_64__)
+    enum { FLUSH = 0x8040 };
+    struct dice d = {seed() | 1};
+    struct kvx_isa all[5];
+    size_t n_isas = isas(all);
+    char *in = malloc(ROOM), *out = malloc((size_t)ROOM * 4), *flushed = malloc((size_t)ROOM * 4);
+
+    (void)state;
+    assert_true(in && out && flushed);
+    for (unsigned pair = 0; pair < 25; pair++) {
+        kvx_dtype_t from = dtypes[pair % 5], to = dtypes[pair / 5];
+        size_t n = values_of(from, in, ROOM, &d), bytes = n * ref_format(to).bytes;
+
+        for (size_t k = 0; k < n_isas; k++) {
+            unsigned before = _mm_getcsr();
+
+            all[k].convert[from][to](out, in, n, 1.0F, 1.0F, false);
+            _mm_setcsr(before | FLUSH);
+            all[k].convert[from][to](flushed, in, n, 1.0F, 1.0F, false);
+            _mm_setcsr(before);
+            if (memcmp(out, flushed, bytes) != 0)
+                fail_msg("%s: dtype %d to %d differs", all[k].name, (int)from, (int)to);
+        }
+    }
+    free(in);
+    free(out);
+    free(flushed);
+#else
+    (void)state;
+    skip();
+#endif
 }
 
 /* Lengths around the vector width: right values, and nothing beside them touched. */
@@ -284,8 +323,10 @@ static void test_divisor(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_conversions),
+                                       cmocka_unit_test(test_flush_to_zero),
                                        cmocka_unit_test(test_conversion_tails),
-                                       cmocka_unit_test(test_stream), cmocka_unit_test(test_units),
+                                       cmocka_unit_test(test_stream),
+                                       cmocka_unit_test(test_units),
                                        cmocka_unit_test(test_divisor)};
 
     return cmocka_run_group_tests(tests, NULL, NULL);
