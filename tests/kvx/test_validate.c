@@ -30,17 +30,20 @@ static void test_version(void **state)
 
 /* The published numbers once more, so that editing the header's own assertions doesn't go unseen.
  */
-static void test_layout_of_structs(void **state)
-{
-    static const size_t sizes[][2] = {
-        {sizeof(kvx_version_t), 16},     {sizeof(kvx_tensor_desc_t), 112},
-        {sizeof(kvx_pool_desc_t), 32},   {sizeof(kvx_cache_desc_t), 280},
-        {sizeof(kvx_block_table_t), 64}, {sizeof(kvx_slot_mapping_t), 32},
-        {sizeof(kvx_seq_lens_t), 24},    {sizeof(kvx_kv_io_desc_t), 248},
-        {sizeof(kvx_scale_desc_t), 104}, {sizeof(kvx_write_desc_t), 512},
-        {sizeof(kvx_gather_desc_t), 352}};
-    static const int values[][2] = {{KVX_STATUS_INVALID_ARGUMENT, 1},
+static const size_t abi_sizes[][2] = {
+    {sizeof(kvx_version_t), 16},     {sizeof(kvx_tensor_desc_t), 112},
+    {sizeof(kvx_pool_desc_t), 32},   {sizeof(kvx_cache_desc_t), 280},
+    {sizeof(kvx_block_table_t), 64}, {sizeof(kvx_slot_mapping_t), 32},
+    {sizeof(kvx_seq_lens_t), 24},    {sizeof(kvx_kv_io_desc_t), 248},
+    {sizeof(kvx_scale_desc_t), 104}, {sizeof(kvx_write_desc_t), 512},
+    {sizeof(kvx_gather_desc_t), 352}};
+static const int abi_values[][2] = {{KVX_STATUS_OK, 0},
+                                    {KVX_STATUS_INVALID_ARGUMENT, 1},
+                                    {KVX_STATUS_UNSUPPORTED, 2},
+                                    {KVX_STATUS_OUT_OF_RANGE, 3},
+                                    {KVX_STATUS_INCOMPATIBLE, 4},
                                     {KVX_STATUS_INTERNAL_ERROR, 5},
+                                    {KVX_DTYPE_INVALID, 0},
                                     {KVX_DTYPE_F16, 1},
                                     {KVX_DTYPE_BF16, 2},
                                     {KVX_DTYPE_F32, 3},
@@ -51,27 +54,108 @@ static void test_layout_of_structs(void **state)
                                     {KVX_DTYPE_U32, 8},
                                     {KVX_DTYPE_U64, 9},
                                     {KVX_DTYPE_U8, 10},
+                                    {KVX_MEMORY_UNKNOWN, 0},
                                     {KVX_MEMORY_HOST, 1},
+                                    {KVX_MEMORY_DEVICE, 2},
                                     {KVX_MEMORY_UNIFIED, 3},
+                                    {KVX_LAYOUT_INVALID, 0},
                                     {KVX_LAYOUT_BLOCK_NHD, 1},
+                                    {KVX_LAYOUT_BLOCK_HND, 2},
                                     {KVX_LAYOUT_BLOCK_HND_PACKED, 3},
                                     {KVX_LAYOUT_BLOCK_CUSTOM, 15},
-                                    {KVX_MAX_TENSOR_DIMS, 5},
+                                    {KVX_BLOCK_TABLE_INVALID, 0},
                                     {KVX_BLOCK_TABLE_PACKED, 1},
                                     {KVX_BLOCK_TABLE_RAGGED, 2},
-                                    {KVX_SCALE_PER_BLOCK_HEAD, 4},
                                     {KVX_BLOCK_TABLE_KV_OFFSETS, 3},
-                                    {KVX_STATUS_OUT_OF_RANGE, 3},
-                                    {KVX_STATUS_UNSUPPORTED, 2}};
+                                    {KVX_BLOCK_TABLE_FLAG_NONE, 0},
+                                    {KVX_BLOCK_TABLE_FLAG_KVCACHEINDEX, 1},
+                                    {KVX_SCALE_NONE, 0},
+                                    {KVX_SCALE_PER_TENSOR, 1},
+                                    {KVX_SCALE_PER_BLOCK, 2},
+                                    {KVX_SCALE_PER_HEAD, 3},
+                                    {KVX_SCALE_PER_BLOCK_HEAD, 4},
+                                    {KVX_MAX_TENSOR_DIMS, 5}};
+static const size_t abi_offsets[][2] = {{offsetof(kvx_version_t, size), 0},
+                                        {offsetof(kvx_version_t, abi_major), 4},
+                                        {offsetof(kvx_version_t, abi_minor), 8},
+                                        {offsetof(kvx_version_t, abi_patch), 12},
+                                        {offsetof(kvx_tensor_desc_t, size), 0},
+                                        {offsetof(kvx_tensor_desc_t, dtype), 4},
+                                        {offsetof(kvx_tensor_desc_t, layout), 8},
+                                        {offsetof(kvx_tensor_desc_t, memory), 12},
+                                        {offsetof(kvx_tensor_desc_t, ndim), 16},
+                                        {offsetof(kvx_tensor_desc_t, shape), 24},
+                                        {offsetof(kvx_tensor_desc_t, stride), 64},
+                                        {offsetof(kvx_tensor_desc_t, data), 104},
+                                        {offsetof(kvx_pool_desc_t, size), 0},
+                                        {offsetof(kvx_pool_desc_t, memory), 4},
+                                        {offsetof(kvx_pool_desc_t, bytes_per_block), 8},
+                                        {offsetof(kvx_pool_desc_t, primary), 16},
+                                        {offsetof(kvx_pool_desc_t, secondary), 24},
+                                        {offsetof(kvx_cache_desc_t, size), 0},
+                                        {offsetof(kvx_cache_desc_t, num_blocks), 4},
+                                        {offsetof(kvx_cache_desc_t, block_size), 8},
+                                        {offsetof(kvx_cache_desc_t, num_kv_heads), 12},
+                                        {offsetof(kvx_cache_desc_t, head_dim), 16},
+                                        {offsetof(kvx_cache_desc_t, k), 24},
+                                        {offsetof(kvx_cache_desc_t, v), 136},
+                                        {offsetof(kvx_cache_desc_t, pool), 248},
+                                        {offsetof(kvx_block_table_t, size), 0},
+                                        {offsetof(kvx_block_table_t, format), 4},
+                                        {offsetof(kvx_block_table_t, index_dtype), 8},
+                                        {offsetof(kvx_block_table_t, indptr_dtype), 12},
+                                        {offsetof(kvx_block_table_t, seq_count), 16},
+                                        {offsetof(kvx_block_table_t, beam_width), 20},
+                                        {offsetof(kvx_block_table_t, max_blocks_per_seq), 24},
+                                        {offsetof(kvx_block_table_t, indices), 32},
+                                        {offsetof(kvx_block_table_t, indptr), 40},
+                                        {offsetof(kvx_block_table_t, indices_count), 48},
+                                        {offsetof(kvx_block_table_t, indptr_count), 52},
+                                        {offsetof(kvx_block_table_t, flags), 56},
+                                        {offsetof(kvx_slot_mapping_t, size), 0},
+                                        {offsetof(kvx_slot_mapping_t, dtype), 4},
+                                        {offsetof(kvx_slot_mapping_t, token_count), 8},
+                                        {offsetof(kvx_slot_mapping_t, invalid_slot), 16},
+                                        {offsetof(kvx_slot_mapping_t, slots), 24},
+                                        {offsetof(kvx_seq_lens_t, size), 0},
+                                        {offsetof(kvx_seq_lens_t, dtype), 4},
+                                        {offsetof(kvx_seq_lens_t, seq_count), 8},
+                                        {offsetof(kvx_seq_lens_t, lengths), 16},
+                                        {offsetof(kvx_kv_io_desc_t, size), 0},
+                                        {offsetof(kvx_kv_io_desc_t, key), 8},
+                                        {offsetof(kvx_kv_io_desc_t, value), 120},
+                                        {offsetof(kvx_kv_io_desc_t, num_tokens), 232},
+                                        {offsetof(kvx_kv_io_desc_t, num_kv_heads), 236},
+                                        {offsetof(kvx_kv_io_desc_t, head_dim), 240},
+                                        {offsetof(kvx_scale_desc_t, size), 0},
+                                        {offsetof(kvx_scale_desc_t, dtype), 4},
+                                        {offsetof(kvx_scale_desc_t, granularity), 8},
+                                        {offsetof(kvx_scale_desc_t, ndim), 12},
+                                        {offsetof(kvx_scale_desc_t, shape), 16},
+                                        {offsetof(kvx_scale_desc_t, stride), 56},
+                                        {offsetof(kvx_scale_desc_t, data), 96},
+                                        {offsetof(kvx_write_desc_t, size), 0},
+                                        {offsetof(kvx_write_desc_t, io), 8},
+                                        {offsetof(kvx_write_desc_t, slots), 256},
+                                        {offsetof(kvx_write_desc_t, k_scale), 288},
+                                        {offsetof(kvx_write_desc_t, v_scale), 296},
+                                        {offsetof(kvx_write_desc_t, k_scale_desc), 304},
+                                        {offsetof(kvx_write_desc_t, v_scale_desc), 408},
+                                        {offsetof(kvx_gather_desc_t, size), 0},
+                                        {offsetof(kvx_gather_desc_t, io), 8},
+                                        {offsetof(kvx_gather_desc_t, block_table), 256},
+                                        {offsetof(kvx_gather_desc_t, seq_lens), 320},
+                                        {offsetof(kvx_gather_desc_t, max_seq_len), 344}};
 
+static void test_layout_of_structs(void **state)
+{
     (void)state;
-    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++)
-        assert_int_equal(sizes[i][0], sizes[i][1]);
-    for (size_t i = 0; i < sizeof(values) / sizeof(values[0]); i++)
-        assert_int_equal(values[i][0], values[i][1]);
-    assert_int_equal(offsetof(kvx_write_desc_t, v_scale_desc), 408);
-    assert_int_equal(offsetof(kvx_gather_desc_t, max_seq_len), 344);
-    assert_int_equal(offsetof(kvx_cache_desc_t, pool), 248);
+    for (size_t i = 0; i < sizeof(abi_sizes) / sizeof(abi_sizes[0]); i++)
+        assert_int_equal(abi_sizes[i][0], abi_sizes[i][1]);
+    for (size_t i = 0; i < sizeof(abi_values) / sizeof(abi_values[0]); i++)
+        assert_int_equal(abi_values[i][0], abi_values[i][1]);
+    for (size_t i = 0; i < sizeof(abi_offsets) / sizeof(abi_offsets[0]); i++)
+        assert_int_equal(abi_offsets[i][0], abi_offsets[i][1]);
 }
 
 /* --------------------------------------------------------------------------------------------- */
