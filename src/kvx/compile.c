@@ -15,10 +15,14 @@
 /* --------------------------------------------------------------------------------------------- */
 /* Maps */
 
-/* Byte stride of dim @i; one that is never stepped along counts as 0 and can't spoil alignment. */
+/*
+ * Byte stride of dim @i; one that is never stepped along counts as 0 and can't spoil alignment. That
+ * goes for all of a tensor without tokens, whose strides nobody has checked.
+ */
 static int64_t step(const kvx_tensor_desc_t *t, uint32_t i)
 {
-    return t->shape[i] > 1 ? t->stride[i] * (int64_t)kvx_float_size(t->dtype) : 0;
+    return t->shape[0] > 0 && t->shape[i] > 1 ? t->stride[i] * (int64_t)kvx_float_size(t->dtype)
+                                              : 0;
 }
 
 static uint32_t alignment(uint64_t bits)
@@ -305,7 +309,10 @@ static kvx_status_t gather_tensor(const kvx_cache_desc_t *cache, const kvx_gathe
     return KVX_STATUS_OK;
 }
 
-/* What a gather reads: the cache, or as much of the pools as is known; and the table's arrays. */
+/*
+ * What a gather reads: the cache, or as much of the pools as is known (a pool has one block at
+ * least); and the table's arrays.
+ */
 static kvx_status_t gather_reads(const kvx_cache_desc_t *cache, const kvx_gather_desc_t *gather,
                                  const kvx_options_t *options, struct kvx_hull reads[5])
 {
@@ -313,11 +320,12 @@ static kvx_status_t gather_reads(const kvx_cache_desc_t *cache, const kvx_gather
     const kvx_pool_desc_t *pool = &cache->pool;
 
     if (table->format == KVX_BLOCK_TABLE_KV_OFFSETS) {
-        uint64_t second = pool->secondary ? options->secondary_blocks : 0;
+        uint64_t first = options->primary_blocks ? options->primary_blocks : 1;
+        uint64_t second = options->secondary_blocks ? options->secondary_blocks : 1;
 
-        TRY(kvx_array_hull(pool->primary, options->primary_blocks, pool->bytes_per_block,
-                           &reads[0]));
-        TRY(kvx_array_hull(pool->secondary, second, pool->bytes_per_block, &reads[1]));
+        TRY(kvx_array_hull(pool->primary, first, pool->bytes_per_block, &reads[0]));
+        TRY(kvx_array_hull(pool->secondary, pool->secondary ? second : 0, pool->bytes_per_block,
+                           &reads[1]));
     }
     TRY(kvx_array_hull(table->indices, table->indices_count, kvx_index_size(table->index_dtype),
                        &reads[2]));

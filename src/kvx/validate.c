@@ -7,7 +7,7 @@
 
 bool kvx_hulls_meet(const struct kvx_hull *a, const struct kvx_hull *b)
 {
-    return a->low < b->high && b->low < a->high;
+    return a->low < a->high && b->low < b->high && a->low < b->high && b->low < a->high;
 }
 
 kvx_status_t kvx_array_hull(const void *data, uint64_t count, uint32_t size, struct kvx_hull *ret)

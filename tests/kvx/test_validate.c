@@ -313,6 +313,8 @@ static void huge_dim(struct sample *s)
     X(slot_minimum, s->slots[0] = INT64_MIN, OK)                                                \
     X(slot_beyond_is_invalid, s->slots[0] = 99; s->write.slots.invalid_slot = 99, OK)           \
     X(no_tokens, make_empty(s), OK)                                                             \
+    X(no_tokens_in_cache, make_empty(s); s->write.io.key.data = s->k + 32, OK)                  \
+    X(no_tokens_wild_stride, make_empty(s); s->write.io.key.stride[1] = INT64_MAX, OK)          \
     X(input_in_cache, s->write.io.key.data = s->k + 32, INV)                                    \
     X(input_is_cache, s->write.io.value.data = s->v, INV)                                       \
     X(slots_in_cache, s->write.slots.slots = s->v, INV)                                         \
@@ -444,6 +446,12 @@ static kvx_scale_desc_t block_head(struct sample *s)
     X(offsets_pool_device, sample_offsets(s); s->cache.pool.memory = KVX_MEMORY_DEVICE, UNS)       \
     X(offsets_no_secondary, sample_offsets(s); s->cache.pool.secondary = NULL, RANGE)              \
     X(offsets_null_index, sample_offsets(s); s->indices[0] = -1, OK)                               \
+    X(offsets_out_in_pool, sample_offsets(s); s->gather.io.key.data = s->k, INV)                   \
+    X(offsets_out_in_second, sample_offsets(s); s->gather.io.value.data = s->v, INV)               \
+    X(offsets_overflow, sample_offsets(s); TABLE.seq_count = s->gather.seq_lens.seq_count = 65536; \
+      TABLE.beam_width = 32768; TABLE.indices_count = 0, INV)                                      \
+    X(max_len_overflow, s->gather.max_seq_len = 1U << 31; s->gather.io.num_tokens = 0;             \
+      s->gather.io.key.shape[0] = s->gather.io.value.shape[0] = 0, INV)                            \
     X(offsets_indptr, sample_offsets(s); TABLE.indptr = s->indptr, INV)
 
 static void rank_4(struct sample *s)
