@@ -2,8 +2,9 @@
 /**
  * kvx_ext.h: what KVX v1.1 has no words for. The same library, the same rules as kvx_abi.h.
  *
- * Every struct starts with its size, set by the caller; a larger (newer) one is accepted, fields
- * that a smaller one doesn't have are taken as zero. Zero always means the default.
+ * Every struct starts with its size, set by the caller; a larger (newer) one is accepted. Fields that
+ * a smaller kvx_options_t doesn't have are taken as zero; the others don't come smaller yet. Zero
+ * always means the default.
  */
 #ifndef KVX_EXT_H
 #define KVX_EXT_H
@@ -128,7 +129,10 @@ KVX_API uint32_t kvx_get_threads(void);
 /** The instruction set that HOST memory is moved with: "avx512", "avx2", "neon" or "scalar". */
 KVX_API const char *kvx_host_isa(void);
 
-/** Receives each line the library has to say (there are few; without newline). */
+/**
+ * Receives each line the library has to say (there are few; without newline). It must not call the
+ * library.
+ */
 typedef void (*kvx_log_fn)(void *arg, const char *line);
 
 /** Send messages to @fn; NULL: to standard error, the default. Thread-safe. */

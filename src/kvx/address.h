@@ -8,20 +8,19 @@
  *     block * m.block + beam * m.beam + token * m.token + head * m.head
  *         + (dim / pack) * m.chunk + (dim % pack) * m.elem
  *
- * | tensor             | block     | beam     | token     | head      | chunk     | elem      |
- * pack |
- * |--------------------|-----------|----------|-----------|-----------|-----------|-----------|------|
- * | cache NHD, CUSTOM4 | stride[0] | 0        | stride[1] | stride[2] | 0         | stride[3] | D |
- * | cache HND          | stride[0] | 0        | stride[2] | stride[1] | 0         | stride[3] | D |
- * | HND_PACKED, CUSTOM5| stride[0] | 0        | stride[3] | stride[1] | stride[2] | stride[4] | p |
- * | pool (KV_OFFSETS)  | bytes/blk | 0        | by layout, as above                       |      |
- * | write input        | 0         | 0        | stride[0] | stride[1] | 0         | stride[2] | D |
- * | gather output 3D   | M*W*tok   | M*token  | stride[0] | stride[1] | 0         | stride[2] | D |
- * | gather output 4D   | W*beam    | stride[0]| stride[1] | stride[2] | 0         | stride[3] | D |
- * | gather output 5D   | stride[0] | stride[1]| stride[2] | stride[3] | 0         | stride[4] | D |
+ * | tensor              | block     | beam    | token | head | chunk | elem | pack |
+ * |---------------------|-----------|---------|-------|------|-------|------|------|
+ * | cache NHD, CUSTOM4  | s0        | 0       | s1    | s2   | 0     | s3   | D    |
+ * | cache HND           | s0        | 0       | s2    | s1   | 0     | s3   | D    |
+ * | HND_PACKED, CUSTOM5 | s0        | 0       | s3    | s1   | s2    | s4   | p    |
+ * | pool (KV_OFFSETS)   | bytes/blk | 0       | by layout, as above                |
+ * | write input         | 0         | 0       | s0    | s1   | 0     | s2   | D    |
+ * | gather output 3D    | M*W*token | M*token | s0    | s1   | 0     | s2   | D    |
+ * | gather output 4D    | W*beam    | s0      | s1    | s2   | 0     | s3   | D    |
+ * | gather output 5D    | s0        | s1      | s2    | s3   | 0     | s4   | D    |
  *
- * (strides here are in bytes; D = head_dim, M = max_seq_len, W = beam_width). "block" of a gather
- * output is its sequence, "token" of a cache is the offset in the block.
+ * (s0, s1, ... are the tensor's strides, in bytes; D = head_dim, M = max_seq_len, W = beam_width).
+ * "block" of a gather output is its sequence, "token" of a cache is the offset in the block.
  */
 #ifndef KVX_ADDRESS_H
 #define KVX_ADDRESS_H

@@ -11,13 +11,11 @@
  * What a plan moves. Rows: head_dim elements of one (token, head), for K (kv = 0) and V (kv = 1),
  * in each of n_layers layers. `src` and `dst` are maps (address.h):
  *
- * | op     | src         | dst         | one row per                                  | resolved by
- * |
- * |--------|-------------|-------------|----------------------------------------------|----------------|
- * | WRITE  | IO tensor   | cache       | token of n_tokens                            |
- * kvx_slot_place | | GATHER | cache, pool | IO tensor   | (sequence, beam, position < max_seq_len)
- * | kvx_table_place| | COPY   | cache       | cache       | (pair of n_pairs, offset in the block)
- * | kvx_pair_place |
+ * | op     | src         | dst       | one row per                              | resolved by     |
+ * |--------|-------------|-----------|------------------------------------------|-----------------|
+ * | WRITE  | IO tensor   | cache     | token of n_tokens                        | kvx_slot_place  |
+ * | GATHER | cache, pool | IO tensor | (sequence, beam, position < max_seq_len) | kvx_table_place |
+ * | COPY   | cache       | cache     | (pair of n_pairs, offset in the block)   | kvx_pair_place  |
  *
  * What happens to an element: equal dtypes and !convert: its bytes are copied. Otherwise
  *     dst = encode(dst_dtype, decode(src_dtype, src) * src_scale / dst_scale)

@@ -2,8 +2,8 @@
 /**
  * threads.h: a few helper threads for large host calls.
  *
- *     caller: kvx_parallel(fn, arg, n_chunks) ──► takes chunks until none is left, waits for
- * helpers helper:        (asleep) ── woken ─────────► takes chunks until none is left, sleeps
+ *     caller: kvx_parallel ──────────► takes chunks until none is left, waits for helpers
+ *     helper: (asleep) ── woken ─────► takes chunks until none is left, sleeps
  *
  * One job at a time: a caller that finds the helpers busy does its chunks alone, so nobody ever
  * waits for somebody else's copy.

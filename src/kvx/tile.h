@@ -10,8 +10,8 @@
  *   units     equal dtypes, one side (or both alike) in chunks: a transposition of chunks
  *   convert   both rows contiguous: one conversion per row, or per token or tile where they join
  *   staged    anything else with up to STAGE_DIMS dims: rows are collected, converted and
- * distributed through two small buffers elements  what is left (enormous rows in chunks): one
- * element at a time
+ *             distributed through two small buffers
+ *   elements  what is left (enormous rows in chunks): one element at a time
  */
 #ifndef KVX_TILE_H
 #define KVX_TILE_H
