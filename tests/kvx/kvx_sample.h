@@ -23,10 +23,10 @@ enum {
 };
 
 struct sample {
-    _Alignas(64) float k[SAMPLE_BLOCKS * SAMPLE_SIZE * SAMPLE_ROW];
-    _Alignas(64) float v[SAMPLE_BLOCKS * SAMPLE_SIZE * SAMPLE_ROW];
-    _Alignas(64) float key[SAMPLE_SEQS * 2 * SAMPLE_MAX_LEN * SAMPLE_ROW];
-    _Alignas(64) float value[SAMPLE_SEQS * 2 * SAMPLE_MAX_LEN * SAMPLE_ROW];
+    float k[SAMPLE_BLOCKS * SAMPLE_SIZE * SAMPLE_ROW];
+    float v[SAMPLE_BLOCKS * SAMPLE_SIZE * SAMPLE_ROW];
+    float key[SAMPLE_SEQS * 2 * SAMPLE_MAX_LEN * SAMPLE_ROW];
+    float value[SAMPLE_SEQS * 2 * SAMPLE_MAX_LEN * SAMPLE_ROW];
     int64_t slots[SAMPLE_TOKENS];
     int32_t indices[SAMPLE_SEQS * 2 * SAMPLE_MAX_BLOCKS * 2];
     int32_t indptr[SAMPLE_SEQS + 1];
