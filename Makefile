@@ -8,7 +8,7 @@ all: build
 
 build:
 	@cmake --preset $(PRESET) >build-$(PRESET).log 2>&1 || { cat build-$(PRESET).log; rm -f build-$(PRESET).log; exit 1; }
-	@rm -f build-$(PRESET).log
+	@sed -n 's/^-- \(libkvx_cuda: .*\)/\1/p' build-$(PRESET).log; rm -f build-$(PRESET).log
 	@cmake --build $(dir) -j $(JOBS) -- --no-print-directory
 
 run: build
