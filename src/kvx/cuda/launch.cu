@@ -9,6 +9,9 @@
 
 enum { MAX_DEVICES = 64, MAX_SMALL_BLOCKS = 16, N_OPS = 3 };
 
+/* The first toolkit and driver that can capture programmatic launches. */
+enum { OVERLAP_VERSION = 12030 };
+
 /* What a launch has to know of a device, asked for once, before the first launch on it. */
 struct device {
     int ready; /* written last, with release order */
@@ -42,7 +45,10 @@ static kvx_status_t translate(cudaError_t error)
     case cudaErrorInsufficientDriver:
     case cudaErrorStubLibrary:
     case cudaErrorNoKernelImageForDevice:
+    case cudaErrorInvalidDeviceFunction: /* what asking about a kernel without an image gives */
     case cudaErrorUnsupportedPtxVersion:
+    case cudaErrorJitCompilerNotFound:
+    case cudaErrorJitCompilationDisabled:
     case cudaErrorNotSupported:
         return KVX_STATUS_UNSUPPORTED;
     default:
@@ -53,13 +59,13 @@ static kvx_status_t translate(cudaError_t error)
 /* --------------------------------------------------------------------------------------------- */
 /* Devices */
 
-static cudaError_t occupancy(const void *kernel, device *d, uint32_t *ret)
+static cudaError_t occupancy(const void *kernel, int threads, const device *d, uint32_t *ret)
 {
     int blocks = 0;
     cudaError_t error = cudaSuccess;
 
     if (kernel)
-        error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, KVX_JOB_THREADS, 0);
+        error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, 0);
     *ret = (uint32_t)(blocks > 0 ? blocks : 1) * d->n_multiprocessors;
     return error;
 }
@@ -76,11 +82,11 @@ static cudaError_t load_kernels(device *d)
             uint32_t unused;
 
             if (error == cudaSuccess)
-                error = occupancy(k->large[i], d, &d->large_blocks[op][i]);
+                error = occupancy(k->large[i], KVX_JOB_THREADS, d, &d->large_blocks[op][i]);
             if (error == cudaSuccess)
-                error = occupancy(k->pieces[i], d, &d->pieces_blocks[op][i]);
-            if (error == cudaSuccess)
-                error = occupancy(k->small[i], d, &unused);
+                error = occupancy(k->pieces[i], KVX_JOB_THREADS, d, &d->pieces_blocks[op][i]);
+            if (error == cudaSuccess) /* no more threads than its launch bounds: that may fail */
+                error = occupancy(k->small[i], KVX_JOB_SMALL_THREADS, d, &unused);
         }
     }
     return error;
@@ -88,7 +94,7 @@ static cudaError_t load_kernels(device *d)
 
 static cudaError_t ask(int id, device *d)
 {
-    int multiprocessors = 0, cache = 0, major = 0;
+    int multiprocessors = 0, cache = 0, major = 0, driver = 0;
     const char *overlap = getenv("KVX_CUDA_OVERLAP");
     cudaError_t error =
         cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, id);
@@ -97,11 +103,14 @@ static cudaError_t ask(int id, device *d)
         error = cudaDeviceGetAttribute(&cache, cudaDevAttrL2CacheSize, id);
     if (error == cudaSuccess)
         error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, id);
+    if (error == cudaSuccess)
+        error = cudaDriverGetVersion(&driver);
     if (error != cudaSuccess)
         return error;
     d->n_multiprocessors = (uint32_t)multiprocessors;
     d->cache_bytes = (uint64_t)cache;
-    d->overlaps = major >= 9 && !(overlap && overlap[0] == '0');
+    d->overlaps = major >= 9 && CUDART_VERSION >= OVERLAP_VERSION && driver >= OVERLAP_VERSION &&
+                  !(overlap && overlap[0] == '0');
     return load_kernels(d);
 }
 
@@ -134,14 +143,19 @@ static cudaError_t find_device(int id, const device **ret)
  * latter's. */
 static cudaError_t stream_device(cudaStream_t stream, int current, int *ret)
 {
+    cudaError_t error = cudaSuccess;
+
     *ret = current;
     if (!stream || stream == cudaStreamLegacy || stream == cudaStreamPerThread)
         return cudaSuccess;
 #if CUDART_VERSION >= 12080
-    return cudaStreamGetDevice(stream, ret);
-#else
-    return cudaSuccess; /* the launch says if it isn't so */
+    error = cudaStreamGetDevice(stream, ret);
+    if (error != cudaErrorCallRequiresNewerDriver)
+        return error;
+    *ret = current; /* a newer toolkit than driver, which is allowed */
 #endif
+    (void)error;
+    return cudaSuccess; /* the launch says if it isn't so */
 }
 
 /* --------------------------------------------------------------------------------------------- */
