@@ -4,7 +4,8 @@
  * yardstick is the faster of cudaMemcpyAsync and a plain 16-byte copy kernel over as many bytes,
  * measured in the same run. Blocks lie in random order, working sets are far beyond the L2 cache,
  * every figure is the median of ROUNDS measurements with events, and what was moved is compared
- * with what should have been, so that a figure can't come from doing nothing.
+ * with what should have been, so that a figure can't come from doing nothing (of decode chains,
+ * tests/gpu/gpu_graph.c does that).
  *
  *   kvx_gpu_bench [TOKENS]     default 262144: 1 GiB of bf16 K and V, 2 GiB working set
  *
