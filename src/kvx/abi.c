@@ -60,6 +60,8 @@ static kvx_status_t each_plan(const struct call *call, bool run, void *stream)
             status = compile_layer(call, i, &layer);
             if (status != KVX_STATUS_OK)
                 return status;
+            if (layer.device != plan.device) /* one of them could fail after the other was done */
+                return KVX_STATUS_UNSUPPORTED;
             if (kvx_plan_merge(&plan, &layer))
                 continue;
             if (same_tokens(&plan, &layer))

@@ -468,6 +468,25 @@ static void count_line(void *arg, const char *line)
     ++*(int *)arg;
 }
 
+/* Layers in host and in device memory: refused before the first is written. */
+static int mixed_layers(void)
+{
+    struct sample *host = malloc(sizeof(*host)), *device = malloc(sizeof(*device));
+    const kvx_cache_desc_t *caches[] = {&host->cache, &device->cache};
+    const kvx_write_desc_t *writes[] = {&host->write, &device->write};
+    int bad;
+
+    sample_init(host);
+    sample_init(device);
+    device->cache.k.memory = device->cache.v.memory = KVX_MEMORY_DEVICE;
+    device->write.io.key.memory = device->write.io.value.memory = KVX_MEMORY_DEVICE;
+    bad = kvx_write_kv_layers(caches, writes, 2, NULL, NULL) != KVX_STATUS_UNSUPPORTED;
+    bad |= host->k[0] == host->key[0];
+    free(host);
+    free(device);
+    return bad;
+}
+
 static int device_call(const char *library, const char *mode, int expected, int lines_expected)
 {
     struct sample *s = malloc(sizeof(*s));
@@ -486,6 +505,7 @@ static int device_call(const char *library, const char *mode, int expected, int 
     s->write.io.key.ndim = 1; /* told before anything is loaded or queued */
     bad |= kvx_write_kv(&s->cache, &s->write, NULL) != KVX_STATUS_INVALID_ARGUMENT;
     bad |= lines != lines_expected;
+    bad |= mixed_layers();
     free(s);
     return bad;
 }
