@@ -42,7 +42,7 @@ endfunction()
 
 # Every room's static library; tests, benchmarks and fuzzers may reach into private headers.
 add_library(kv_everything INTERFACE)
-target_link_libraries(kv_everything INTERFACE kv_indexer kv_cli kv_index kv_event kv_kvx kv_base)
+target_link_libraries(kv_everything INTERFACE kv_indexer kv_cli kv_index kv_store kv_event kv_kvx kv_base)
 
 # kv_unit(room file.c): one cmocka program per module, run by CTest with a time limit.
 function(kv_unit room file)
@@ -70,4 +70,22 @@ function(kv_script_test kind file)
   add_test(NAME ${kind}.${stem} COMMAND ${command})
   set_tests_properties(${kind}.${stem} PROPERTIES TIMEOUT 300 LABELS ${kind} SKIP_RETURN_CODE 77
                        ENVIRONMENT "KV_SOURCE_DIR=${CMAKE_SOURCE_DIR};KV_BUILD_DIR=${CMAKE_BINARY_DIR};KV_SANITIZE=${KV_SANITIZE};TSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/tests/tsan.supp")
+endfunction()
+
+# kv_plugin(NAME redis SOURCES a.c ... [LINK t ...])
+#
+# libkv_store_NAME.so, to be found by dlopen, and a static library kv_plugin_NAME for unit tests that
+# reach into it (tests/plugins/NAME).
+function(kv_plugin)
+  cmake_parse_arguments(P "" "NAME" "SOURCES;LINK" ${ARGN})
+  add_library(kv_plugin_${P_NAME} STATIC ${P_SOURCES})
+  target_include_directories(kv_plugin_${P_NAME} PUBLIC ${CMAKE_SOURCE_DIR}/include ${CMAKE_SOURCE_DIR}/src
+                             ${CMAKE_SOURCE_DIR}/plugins)
+  target_link_libraries(kv_plugin_${P_NAME} PUBLIC kv_base ${P_LINK})
+  add_library(kv_store_${P_NAME} MODULE $<TARGET_OBJECTS:kv_plugin_${P_NAME}>)
+  target_link_libraries(kv_store_${P_NAME} PRIVATE kv_base ${P_LINK})
+  target_link_options(kv_store_${P_NAME} PRIVATE
+                      -Wl,--version-script=${CMAKE_SOURCE_DIR}/plugins/exports.map -Wl,--exclude-libs,ALL)
+  set_target_properties(kv_store_${P_NAME} PROPERTIES PREFIX lib)
+  install(TARGETS kv_store_${P_NAME} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endfunction()
