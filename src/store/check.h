@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+/** What a backend returns is believed only after these. */
+#ifndef KV_STORE_CHECK_H
+#define KV_STORE_CHECK_H
+
+#include "store/store.h"
+
+/** Log that @call of the backend broke the ABI; returns -EPROTO. */
+int kvs_broken(const struct kvs_store *store, const char *call, const char *what);
+
+/** A return value that may be up to @max: itself, a negative errno, or -EPROTO with a line. */
+int kvs_check_rc(const struct kvs_store *store, const char *call, int rc, int max);
+
+/**
+ * A buffer that a backend handed out. NULL, or a phrase that says what is wrong; the caller frees
+ * *data in either case. A missing buffer for an empty value is made up for.
+ */
+const char *kvs_check_value(void **data, size_t len);
+
+/** @n keys of @hash_len bytes that may be handed to a backend. */
+bool kvs_hashes_ok(const void *hashes, size_t hash_len, size_t n);
+
+#endif

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What kv_store_ext.h offers, checked, and made from the ABI's own calls where that is possible. */
+#include <limits.h>
+
+#include "base/error.h"
+#include "store/check.h"
+
+/* -- many chunks ------------------------------------------------------------------------------- */
+
+static const uint8_t *hash_at(const void *hashes, size_t hash_len, size_t i)
+{
+    return (const uint8_t *)hashes + i * hash_len;
+}
+
+static void drop(void **values, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        free(values[i]);
+        values[i] = NULL;
+    }
+}
+
+/* The backend's own batch. @found: what it returned; the values are in ret. */
+static int check_batch(const struct kvs_store *store, int found, size_t n, void **ret,
+                       const size_t *len)
+{
+    size_t seen = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        const char *wrong = ret[i] ? kvs_check_value(&ret[i], len[i]) : NULL;
+
+        if (wrong)
+            return kvs_broken(store, "get_chunks", wrong);
+        seen += ret[i] != NULL;
+    }
+    return (size_t)found == seen ? found : kvs_broken(store, "get_chunks", "wrong count");
+}
+
+static int get_batch(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n,
+                     void **ret, size_t *ret_len)
+{
+    int rc = store->ext.get_chunks(store->backend, hashes, hash_len, n, (uint8_t **)ret, ret_len);
+
+    rc = kvs_check_rc(store, "get_chunks", rc, (int)n);
+    if (rc >= 0)
+        rc = check_batch(store, rc, n, ret, ret_len);
+    if (rc == -EPROTO) /* it succeeded, so what it left is buffers */
+        drop(ret, n);
+    return rc;
+}
+
+int kvs_get_chunks(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n,
+                   void **ret, size_t *ret_len)
+{
+    int found = 0;
+
+    if (!kvs_hashes_ok(hashes, hash_len, n) || n > INT_MAX)
+        return -EINVAL;
+    memset(ret, 0, n * sizeof(*ret));
+    memset(ret_len, 0, n * sizeof(*ret_len));
+    if (n > 0 && store->ext.get_chunks)
+        return get_batch(store, hashes, hash_len, n, ret, ret_len);
+    for (size_t i = 0; i < n; i++) {
+        int rc = kvs_get_chunk(store, hash_at(hashes, hash_len, i), hash_len, &ret[i], &ret_len[i]);
+
+        if (rc && rc != -ENOENT && rc != -EBADMSG) {
+            drop(ret, i);
+            return rc;
+        }
+        found += rc == 0;
+    }
+    return found;
+}
+
+int kvs_put_chunks(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n,
+                   const void *const *data, const size_t *len, int *ret_each)
+{
+    int result = 0;
+
+    if (!kvs_hashes_ok(hashes, hash_len, n) || n > INT_MAX)
+        return -EINVAL;
+    if (n > 0 && store->ext.put_chunks) {
+        int rc = store->ext.put_chunks(store->backend, hashes, hash_len, n,
+                                       (const uint8_t *const *)data, len, ret_each);
+
+        rc = kvs_check_rc(store, "put_chunks", rc, (int)n);
+        for (size_t i = 0; ret_each && rc >= 0 && i < n; i++)
+            ret_each[i] = kvs_check_rc(store, "put_chunks", ret_each[i], 1);
+        return KV_MIN(rc, 0);
+    }
+    for (size_t i = 0; i < n; i++) {
+        int rc = kvs_put_chunk(store, hash_at(hashes, hash_len, i), hash_len, data[i], len[i]);
+
+        if (ret_each)
+            ret_each[i] = rc;
+        if (rc < 0 && result == 0)
+            result = rc;
+    }
+    return result;
+}
+
+int kvs_exists(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n,
+               uint8_t *ret_present)
+{
+    int rc;
+
+    if (!kvs_hashes_ok(hashes, hash_len, n) || n > INT_MAX)
+        return -EINVAL;
+    if (!store->ext.exists_chunks)
+        return -ENOTSUP; /* a get would tell, at the price of all the bytes */
+    if (n == 0)
+        return 0;
+    rc = store->ext.exists_chunks(store->backend, hashes, hash_len, n, ret_present);
+    rc = kvs_check_rc(store, "exists_chunks", rc, (int)n);
+    for (size_t i = 0; rc >= 0 && i < n; i++)
+        if (ret_present[i] > 1)
+            return kvs_broken(store, "exists_chunks", "neither there nor missing");
+    return KV_MIN(rc, 0);
+}
+
+int kvs_touch(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n)
+{
+    int rc;
+
+    if (!kvs_hashes_ok(hashes, hash_len, n) || n > INT_MAX)
+        return -EINVAL;
+    if (n == 0 || !store->ext.touch_chunks)
+        return 0;
+    rc = store->ext.touch_chunks(store->backend, hashes, hash_len, n);
+    return kvs_check_rc(store, "touch_chunks", rc, (int)n);
+}
+
+int kvs_delete_chunk(struct kvs_store *store, const void *hash, size_t hash_len)
+{
+    int rc;
+
+    if (!kvs_hashes_ok(hash, hash_len, 1))
+        return -EINVAL;
+    if (!store->ext.delete_chunk)
+        return -ENOTSUP;
+    rc = kvs_check_rc(store, "delete_chunk",
+                      store->ext.delete_chunk(store->backend, hash, hash_len), 0);
+    return rc == -ENOENT ? 0 : rc;
+}
+
+/* -- listings ---------------------------------------------------------------------------------- */
+
+struct listing {
+    const struct kvs_store *store;
+    const char *call;
+    kv_store_each_fn each;
+    void *arg;
+    bool chunks;
+    int stopped; /* what each() or the check said, which the backend is to return */
+};
+
+/* An entry as this build knows it: a backend's may be shorter or longer. */
+static int check_entry(void *arg, const kv_store_entry *entry)
+{
+    struct listing *l = arg;
+    kv_store_entry known = {.len = UINT64_MAX};
+    bool ok = entry && entry->size >= offsetof(kv_store_entry, len);
+
+    if (l->stopped) /* the backend goes on although it was told to stop */
+        return l->stopped;
+    if (ok) {
+        memcpy(&known, entry, KV_MIN(entry->size, sizeof(known)) / 8 * 8);
+        known.size = sizeof(known);
+        ok = l->chunks ? known.hash && known.hash_len > 0 && known.hash_len <= KVS_HASH_MAX
+                       : known.name && *known.name;
+    }
+    l->stopped = ok ? l->each(l->arg, &known) : kvs_broken(l->store, l->call, "broken entry");
+    return l->stopped;
+}
+
+static int list(struct kvs_store *store, bool chunks, kv_store_each_fn each, void *arg)
+{
+    int (*fn)(kv_store_v1 *, kv_store_each_fn, void *) =
+        chunks ? store->ext.list_chunks : store->ext.list_manifests;
+    struct listing l = {.store = store, .each = each, .arg = arg, .chunks = chunks};
+    int rc;
+
+    if (!fn)
+        return -ENOTSUP;
+    l.call = chunks ? "list_chunks" : "list_manifests";
+    rc = fn(store->backend, check_entry, &l);
+    return l.stopped ? l.stopped : kvs_check_rc(store, l.call, rc, 0);
+}
+
+int kvs_list(struct kvs_store *store, kv_store_each_fn each, void *arg)
+{
+    return list(store, false, each, arg);
+}
+
+int kvs_list_chunks(struct kvs_store *store, kv_store_each_fn each, void *arg)
+{
+    return list(store, true, each, arg);
+}
+
+/* -- the rest ---------------------------------------------------------------------------------- */
+
+int kvs_flush(struct kvs_store *store)
+{
+    if (!store->ext.flush)
+        return 0;
+    return kvs_check_rc(store, "flush", store->ext.flush(store->backend), 0);
+}
+
+int kvs_stats(struct kvs_store *store, kv_store_stats *ret)
+{
+    kv_store_stats stats = {.size = sizeof(stats)};
+    size_t size;
+    int rc;
+
+    if (!ret || ret->size < sizeof(ret->size))
+        return -EINVAL;
+    if (!store->ext.stats)
+        return -ENOTSUP;
+    rc = kvs_check_rc(store, "stats", store->ext.stats(store->backend, &stats), 0);
+    if (rc)
+        return rc;
+    size = KV_MIN(ret->size, sizeof(stats));
+    memcpy(ret, &stats, size);
+    ret->size = size;
+    return 0;
+}

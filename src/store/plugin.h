@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+/** Plugins: found, loaded, and their tables checked before anything in them is called. */
+#ifndef KV_STORE_PLUGIN_H
+#define KV_STORE_PLUGIN_H
+
+#include "kv_store_abi.h"
+#include "kv_store_ext.h"
+
+struct kvs_plugin {
+    void *library;
+    const kv_store_vtable *table;
+    const kv_store_ext *ext; /* NULL: none */
+};
+
+/**
+ * Load the plugin of @scheme ([a-z][a-z0-9+.-]*): libkv_store_SCHEME.so, then what the scheme is an
+ * alias of. -ENOENT: found nowhere; -EPROTO: found, and no plugin. Either is logged.
+ */
+int kvs_plugin_load(const char *scheme, struct kvs_plugin *ret);
+void kvs_plugin_unload(struct kvs_plugin *plugin);
+
+/**
+ * Copy a table into the caller's, field by field as its version has them. NULL, or a fixed phrase
+ * that says what is wrong with it.
+ */
+const char *kvs_plugin_check(const kv_store_vtable *table, kv_store_vtable *ret);
+const char *kvs_plugin_check_ext(const kv_store_ext *ext, kv_store_ext *ret);
+
+#endif

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * An open store inside the room: the backend's tables as they are believed, and the checked calls
+ * that the public header doesn't have. Thread-safe as kv_store.h says.
+ */
+#ifndef KV_STORE_STORE_H
+#define KV_STORE_STORE_H
+
+#include <stdbool.h>
+
+#include "kv_store.h"
+
+/* A value longer than this is a backend's mistake, not data. */
+#define KVS_VALUE_MAX ((size_t)64 << 30)
+/* Keys beyond this are refused before a backend sees them: as hex digits they are a file name. */
+#define KVS_HASH_MAX 120
+
+struct kvs_store {
+    kv_store_v1 *backend;
+    const kv_store_vtable *table;  /* the backend's own, which may be shorter than ours */
+    const kv_store_ext *ext_table; /* likewise; NULL when it has none */
+    kv_store_vtable calls;         /* copies: what the backend doesn't have is NULL here */
+    kv_store_ext ext;
+    void *library; /* dlopen's; NULL when built in */
+    char *label;   /* the URI as logs may show it */
+};
+
+/**
+ * Open @uri with these tables, which must outlive the store; @ext may be NULL. -EPROTO when they
+ * aren't what kv_store_abi.h says; when open fails, what it left in errno if @errno_told, or -EIO.
+ */
+int kvs_open_with(const kv_store_vtable *table, const kv_store_ext *ext, const char *uri,
+                  bool errno_told, struct kvs_store **ret);
+
+/**
+ * The batch calls of kv_store_ext.h, checked; one by one where the backend has none. ret[i] is NULL
+ * where the chunk is missing or bad. Returns how many were found; on failure nothing is handed out.
+ */
+int kvs_get_chunks(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n,
+                   void **ret, size_t *ret_len);
+
+/** ret_each[i] (NULL: not wanted) is 0, 1 or negative as kvs_put_chunk's; the first failure wins. */
+int kvs_put_chunks(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n,
+                   const void *const *data, const size_t *len, int *ret_each);
+
+#endif
