@@ -72,6 +72,25 @@ int kvs_get_chunks(struct kvs_store *store, const void *hashes, size_t hash_len,
     return found;
 }
 
+/* The backend's own batch. Chunks that it doesn't speak of count as failed. */
+static int put_batch(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n,
+                     const void *const *data, const size_t *len, int *ret_each)
+{
+    int rc;
+
+    for (size_t i = 0; ret_each && i < n; i++)
+        ret_each[i] = -EIO;
+    rc = store->ext.put_chunks(store->backend, hashes, hash_len, n, (const uint8_t *const *)data,
+                               len, ret_each);
+    rc = KV_MIN(kvs_check_rc(store, "put_chunks", rc, (int)n), 0);
+    for (size_t i = 0; ret_each && i < n; i++) {
+        ret_each[i] = kvs_check_rc(store, "put_chunks", ret_each[i], 1);
+        if (ret_each[i] < 0 && rc == 0)
+            rc = ret_each[i];
+    }
+    return rc;
+}
+
 int kvs_put_chunks(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n,
                    const void *const *data, const size_t *len, int *ret_each)
 {
@@ -79,15 +98,8 @@ int kvs_put_chunks(struct kvs_store *store, const void *hashes, size_t hash_len,
 
     if (!kvs_hashes_ok(hashes, hash_len, n) || n > INT_MAX)
         return -EINVAL;
-    if (n > 0 && store->ext.put_chunks) {
-        int rc = store->ext.put_chunks(store->backend, hashes, hash_len, n,
-                                       (const uint8_t *const *)data, len, ret_each);
-
-        rc = kvs_check_rc(store, "put_chunks", rc, (int)n);
-        for (size_t i = 0; ret_each && rc >= 0 && i < n; i++)
-            ret_each[i] = kvs_check_rc(store, "put_chunks", ret_each[i], 1);
-        return KV_MIN(rc, 0);
-    }
+    if (n > 0 && store->ext.put_chunks)
+        return put_batch(store, hashes, hash_len, n, data, len, ret_each);
     for (size_t i = 0; i < n; i++) {
         int rc = kvs_put_chunk(store, hash_at(hashes, hash_len, i), hash_len, data[i], len[i]);
 
