@@ -161,13 +161,17 @@ def test_line_ends_and_nuls():
     cases["folded line"] = b"\r\n".join([*lines[:3], b"X: a", b" b", n, b"", b""])
     cases["folded length"] = b"\r\n".join([*lines[:3], b"Content-Length:", b" %d" % len(QUERY), b"", b""])
     with ready() as indexer:
+        ours = unanswered = 0
         for name, head in cases.items():
             with indexer.raw(head + QUERY + b"GET /workers HTTP/1.1\r\nHost: x\r\n\r\n") as sock:
                 got = answers(sock, 2)
                 check(len(got) <= 1 and all(status == 400 for status, _, _ in got), f"{name}: {got}")
                 check(is_closed(sock), f"{name}: connection stays open")
+                ours += sum("application/json" in fields for _, fields, _ in got)
+                unanswered += not got
         refused = indexer.metrics()["kv_indexer_http_bad_framing_total"]
-        check(refused > 0, "not refused by us")
+        # what the library refuses by itself (all of it from 1.0 on) isn't ours to count
+        check(ours <= refused <= ours + unanswered, f"{refused} counted of {ours} refused by us, {unanswered} without an answer")
         for line in (b"X:", b"X:  \t", b"X: a b ", b"X: \ta\t", b"Cookie: a=b; c=\"d\"", b"Authorization: Bearer x", b"X: " + b"y" * 8000):
             with indexer.raw(b"\r\n".join([*lines[:3], line, n, b"", b""]) + QUERY) as sock:
                 equal([status for status, _, _ in answers(sock)], [200], repr(line[:30]))
