@@ -14,7 +14,7 @@ trap 'rm -f "$failures"' EXIT
 keep_failures() { # PRESET LOG
     awk -v preset="$1" '
         function close_test(i) { for (i = n > 40 ? n - 40 : 0; i < n; i++) print kept[i]; n = 0; inside = 0 }
-        /^ *[0-9]+\/[0-9]+ Test +#/ { close_test(); if (/\*\*\*/) { inside = 1; print "-- " preset ": " $0; next } }
+        /^ *[0-9]+\/[0-9]+ Test +#/ { close_test(); if (/\*\*\*/ && !/Skipped/) { inside = 1; print "-- " preset ": " $0; next } }
         /^ +Start +[0-9]+: |^[0-9]+% tests passed/ { close_test() }
         inside { kept[n++] = $0 }
         END { close_test() }' "$2" >>"$failures"

@@ -18,7 +18,7 @@ struct ki_fetch_opts {
     const char *token;   /* bearer token, or NULL */
     const char *ca_file; /* or NULL */
     uint32_t connect_ms, stall_ms, total_ms;
-    const volatile int *stop; /* or NULL */
+    const _Atomic int *stop; /* or NULL */
 };
 
 int ki_fetch_open(const struct ki_fetch_opts *opts, struct ki_fetch **ret);

@@ -20,7 +20,7 @@
 
 static bool is_stopped(const struct ki_recovery_opts *opts)
 {
-    const volatile int *stop = KV_OPT(opts, stop, NULL);
+    const _Atomic int *stop = KV_OPT(opts, stop, NULL);
 
     return stop && *stop;
 }

@@ -25,7 +25,7 @@ struct ki_recovery_opts {
     uint32_t stall_ms;        /* give a peer up that sends nothing for so long; 0: 10000 */
     uint32_t total_ms;        /* or takes longer than this altogether; 0: 600000 */
     uint64_t max_bytes;       /* memory that the indexes may take; 0: half of the machine's */
-    const volatile int *stop; /* non-zero: give up (a signal handler's flag); NULL: none */
+    const _Atomic int *stop; /* non-zero: give up (a signal handler's flag); NULL: none */
 };
 
 /** What came of it. */

@@ -25,8 +25,9 @@
 
 /* -- signals: handlers only set flags and wake the main thread --------------------------------- */
 
-static volatile int stop_flag;
-static volatile sig_atomic_t reload_flag;
+/* Written by the handler, in whichever thread the signal finds: lock-free atomics, not sig_atomic_t. */
+static _Atomic int stop_flag;
+static _Atomic int reload_flag;
 static struct kv_wake signal_wake = {-1};
 
 static void on_signal(int number)
