@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * A kv_store plugin to start from: copy it, rename it, replace the file system by your storage.
+ *
+ *     cc -O2 -shared -fPIC -fvisibility=hidden -I include -o libkv_store_template.so \
+ *         kv_store_template.c
+ *     KV_STORE_LIBRARY_PATH=. kvasir store conformance template:///tmp/kv
+ *
+ * It keeps the whole contract with two ideas: an object is a file whose name is the key in hex
+ * digits ("c-" for chunks, "m-" for manifests), and a file gets its name only when its bytes are on
+ * the disk. So names can't collide or escape, readers see whole objects, and threads and processes
+ * need no lock. It is slow where a real backend isn't: each put waits for the disk. docs/kv-store.md
+ * says what else a good backend does.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "kv_store_abi.h"
+
+#define SCHEME "template://"
+#define KEY_MAX 120 /* bytes: twice as many hex digits still are a file name */
+
+/* Everything of one handle. Nothing here changes after open, so threads share it freely. */
+struct kv_store_v1 {
+    int folder;
+};
+
+/* Temporary names must differ between threads, and between processes. */
+static _Atomic unsigned long counter;
+
+/* One line on stderr for each failure, with no secrets in it. Returns what the call is to return. */
+static int complain(const char *what)
+{
+    int rc = -errno;
+
+    fprintf(stderr, "kv_store_template: %s: %s\n", what, strerror(-rc));
+    return rc ? rc : -EIO;
+}
+
+/* -- files ------------------------------------------------------------------------------------- */
+
+/* Any bytes become a file name of their own. 0, or -1: too long. */
+static int file_name(char kind, const void *key, size_t len, char *ret)
+{
+    const unsigned char *bytes = key;
+
+    if (len == 0 || len > KEY_MAX)
+        return -1;
+    ret += sprintf(ret, "%c-", kind);
+    for (size_t i = 0; i < len; i++)
+        ret += sprintf(ret, "%02x", bytes[i]);
+    return 0;
+}
+
+static int write_all(int fd, const uint8_t *data, size_t len)
+{
+    while (len > 0) {
+        ssize_t n = write(fd, data, len);
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return -1;
+        data += n;
+        len -= (size_t)n;
+    }
+    return 0;
+}
+
+/* A file with these bytes, on the disk, under a name of nobody's. */
+static int write_temporary(kv_store_v1 *self, const uint8_t *data, size_t len, char *name)
+{
+    int fd, failed;
+
+    sprintf(name, "t-%ld-%lu", (long)getpid(), atomic_fetch_add(&counter, 1));
+    fd = openat(self->folder, name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    if (fd < 0)
+        return -1;
+    failed = write_all(fd, data, len) || fsync(fd);
+    if (close(fd) || failed) {
+        unlinkat(self->folder, name, 0);
+        return -1;
+    }
+    return 0;
+}
+
+/* The bytes of a file, in memory from malloc, as the contract says. */
+static int read_file(kv_store_v1 *self, const char *name, uint8_t **ret, size_t *ret_len)
+{
+    int fd = openat(self->folder, name, O_RDONLY | O_CLOEXEC);
+    struct stat info;
+    size_t len = 0;
+    uint8_t *data;
+    ssize_t n = 1;
+
+    if (fd < 0)
+        return errno == ENOENT ? -ENOENT : complain("can't open an object");
+    data = fstat(fd, &info) ? NULL : malloc((size_t)info.st_size + 1); /* never malloc(0) */
+    while (data && n > 0 && len < (size_t)info.st_size) {
+        n = read(fd, data + len, (size_t)info.st_size - len);
+        if (n < 0 && errno == EINTR)
+            n = 1;
+        else if (n > 0)
+            len += (size_t)n;
+    }
+    close(fd);
+    if (!data || len != (size_t)info.st_size) {
+        free(data);
+        return complain("can't read an object");
+    }
+    *ret = data;
+    *ret_len = len;
+    return 0;
+}
+
+/* -- the contract ------------------------------------------------------------------------------ */
+
+static kv_store_v1 *template_open(const char *uri)
+{
+    const char *path = uri + strlen(SCHEME);
+    kv_store_v1 *self;
+
+    if (strncmp(uri, SCHEME, strlen(SCHEME)) != 0 || !*path) {
+        fprintf(stderr, "kv_store_template: expected " SCHEME "/PATH\n");
+        return NULL;
+    }
+    self = malloc(sizeof(*self));
+    if (!self)
+        return NULL;
+    if (mkdir(path, 0700) && errno != EEXIST)
+        complain("can't make the folder");
+    self->folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (self->folder < 0) {
+        complain("can't open the folder");
+        free(self);
+        return NULL;
+    }
+    return self;
+}
+
+static void template_close(kv_store_v1 *self)
+{
+    if (!self)
+        return;
+    close(self->folder);
+    free(self);
+}
+
+/* link() tells the first of several writers from the others: only it stored the chunk. */
+static int template_put_chunk(kv_store_v1 *self, const uint8_t *hash, size_t hash_len,
+                              const uint8_t *data, size_t data_len)
+{
+    char name[2 * KEY_MAX + 8], temporary[64];
+    int rc = 0;
+
+    if (file_name('c', hash, hash_len, name))
+        return -EINVAL;
+    if (faccessat(self->folder, name, F_OK, 0) == 0)
+        return 1;
+    if (write_temporary(self, data, data_len, temporary))
+        return complain("can't write a chunk");
+    if (linkat(self->folder, temporary, self->folder, name, 0))
+        rc = errno == EEXIST ? 1 : complain("can't name a chunk");
+    unlinkat(self->folder, temporary, 0);
+    return rc;
+}
+
+static int template_get_chunk(kv_store_v1 *self, const uint8_t *hash, size_t hash_len,
+                              uint8_t **out_data, size_t *out_len)
+{
+    char name[2 * KEY_MAX + 8];
+
+    if (file_name('c', hash, hash_len, name))
+        return -EINVAL;
+    return read_file(self, name, out_data, out_len);
+}
+
+/* The names of all chunks before it reach the disk with the manifest's. */
+static int template_put_manifest(kv_store_v1 *self, const char *manifest, const uint8_t *data,
+                                 size_t data_len)
+{
+    char name[2 * KEY_MAX + 8], temporary[64];
+
+    if (file_name('m', manifest, strlen(manifest), name))
+        return -EINVAL;
+    if (fsync(self->folder) || write_temporary(self, data, data_len, temporary))
+        return complain("can't write a manifest");
+    if (renameat(self->folder, temporary, self->folder, name)) {
+        int rc = complain("can't name a manifest");
+
+        unlinkat(self->folder, temporary, 0);
+        return rc;
+    }
+    return fsync(self->folder) ? complain("can't sync the folder") : 0;
+}
+
+static int template_get_manifest(kv_store_v1 *self, const char *manifest, uint8_t **out_data,
+                                 size_t *out_len)
+{
+    char name[2 * KEY_MAX + 8];
+
+    if (file_name('m', manifest, strlen(manifest), name))
+        return -EINVAL;
+    return read_file(self, name, out_data, out_len);
+}
+
+static int template_delete_manifest(kv_store_v1 *self, const char *manifest)
+{
+    char name[2 * KEY_MAX + 8];
+
+    if (file_name('m', manifest, strlen(manifest), name))
+        return -EINVAL;
+    if (unlinkat(self->folder, name, 0) && errno != ENOENT)
+        return complain("can't delete a manifest");
+    return 0;
+}
+
+const kv_store_vtable *kv_store_get_vtable(void)
+{
+    static const kv_store_vtable table = {
+        .version = KV_STORE_VERSION_1, /* 2 when you add prefetch_chunks */
+        .open = template_open,
+        .close = template_close,
+        .put_chunk = template_put_chunk,
+        .get_chunk = template_get_chunk,
+        .put_manifest = template_put_manifest,
+        .get_manifest = template_get_manifest,
+        .delete_manifest = template_delete_manifest,
+    };
+
+    return &table;
+}
