@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """kv-indexer as an HTTP server among hostile, slow and unlucky clients."""
+import ctypes
 import os
 import re
 import signal
@@ -530,6 +531,23 @@ def test_graceful_end():
         check(indexer.stop() < 10 * SLOW)
     indexer = ready()
     check(indexer.stop() < 4.5 * SLOW, "an idle indexer takes the whole drain time to stop")
+
+
+def test_signals_end_up_in_any_thread():
+    """Which thread runs the handler is the kernel's choice: what it sets must be seen, and not race (tsan)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with ready() as indexer:
+        pid, threads = indexer.process.pid, []
+        for tid in map(int, os.listdir(f"/proc/{pid}/task")):
+            with open(f"/proc/{pid}/task/{tid}/status", encoding="ascii") as status:
+                blocked = int(re.search(r"SigBlk:\s*(\w+)", status.read()).group(1), 16)
+            if tid != pid and not blocked & (1 << (signal.SIGTERM - 1)):
+                threads.append(tid)
+        if not threads:
+            skip("no other thread takes signals")
+        for number in (signal.SIGHUP, signal.SIGTERM):
+            equal(libc.tgkill(pid, threads[0], int(number)), 0, "tgkill")
+        equal(indexer.process.wait(20 * SLOW), 0, "exit status")
 
 
 def test_systemd_notification():
