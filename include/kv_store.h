@@ -31,14 +31,19 @@ extern "C" {
 
 struct kvs_store;
 
-/** Where the library's log lines go; NULL: stderr. @level: 0 error, 1 warning, 2 info, 3 debug. */
+/**
+ * Where the library's log lines go, all of them; NULL: errors and warnings to stderr. @level: 0
+ * error, 1 warning, 2 info, 3 debug. Call it before the library is used. Plugins write their own
+ * lines, to stderr.
+ */
 typedef void (*kvs_log_fn)(void *arg, int level, const char *line);
 KV_API void kvs_set_log(kvs_log_fn fn, void *arg);
 
 /**
  * Open @uri. A plugin is looked for in $KV_STORE_LIBRARY_PATH, then where the dynamic loader looks.
- * Refused (-EPROTO, with a line that says why): a plugin without the symbol, with a NULL or
- * incomplete table, or of an unknown version. -ENOENT: no such plugin. File store options follow a
+ * Refused (-EPROTO, with a line that says why): a plugin without the symbol, or with a NULL or
+ * incomplete table or one of version 0. -ENOENT: no such plugin. -EINVAL: no URI, or one with a
+ * password in it. -EIO: the backend refused it and said why. File store options follow a
  * path as ?limit=SIZE&zstd=LEVEL&sync=auto|files|fs (docs/kv-store.md).
  */
 KV_API int kvs_open(const char *uri, struct kvs_store **ret);

@@ -329,6 +329,9 @@ static void test_results(void **state)
     assert_int_equal(len, 0);
     assert_non_null(data);
     free(data);
+    /* And nothing, of length 0, reaches the backend as a pointer. */
+    assert_int_equal(kvs_put_chunk(store, "12345678", 8, NULL, 0), 0);
+    assert_int_equal(kvs_put_manifest(store, "name", NULL, 0), 0);
     kvs_close(store);
     /* With an extension table, negative values are errno, within reason. */
     setenv("BROKEN_EXT", "good", 1);
