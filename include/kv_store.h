@@ -198,8 +198,9 @@ typedef void (*kvs_check_fn)(void *arg, const char *check, enum kvs_verdict verd
 
 /**
  * Run every check of the specification's vendor checklist, and more, against what @uri names; it
- * writes and deletes objects whose names start with "kvs-conformance-". Returns the number of
- * failed checks, or a negative errno when the backend can't be opened at all.
+ * writes and deletes objects whose names start with "kvs-conformance-", and such as "chunks" and
+ * "../x" where there are none. @each is told each check's outcome, with a reason unless it passed.
+ * Returns the number of failed checks, or a negative errno when the backend can't be opened at all.
  */
 KV_API int kvs_conformance(const char *uri, kvs_check_fn each, void *arg);
 

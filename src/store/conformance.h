@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * The conformance kit, internal to the room. conformance.c runs the checks and has what they share;
+ * conformance_abi.c, _names.c, _threads.c and _ext.c are the checks, each a function that looks at
+ * one promise of include/kv_store_abi.h (or kv_store_ext.h) through a fresh handle.
+ *
+ * What a check opens, allocates, puts and publishes through these helpers is released and removed
+ * by the runner afterwards, so that a check may return in the middle.
+ */
+#ifndef KV_STORE_CONFORMANCE_H
+#define KV_STORE_CONFORMANCE_H
+
+#include "base/error.h"
+#include "kv_store.h"
+
+#define KVS_CONF_MAX_KEY 64
+#define KVS_CONF_PREFIX "kvs-conformance-"
+
+struct kvs_conf_key {
+    size_t len;
+    uint8_t bytes[KVS_CONF_MAX_KEY];
+};
+
+struct kvs_conf {
+    const kv_store_vtable *vt;
+    const kv_store_ext *ext; /* NULL: none */
+    const char *uri;
+    const char *library; /* file the backend is in; NULL: built in */
+    uint64_t run;        /* keys and names of this run are made of it */
+    uint64_t n_made;
+    char detail[256];
+
+    /* of the check that runs */
+    kv_store_v1 *h; /* handles[0] */
+    kv_store_v1 **handles;
+    void **blocks;
+    char **names;
+    struct kvs_conf_key *keys;
+    size_t n_handles, n_blocks, n_names, n_keys;
+};
+
+typedef enum kvs_verdict (*kvs_conf_fn)(struct kvs_conf *c);
+struct kvs_conf_check {
+    const char *name;
+    kvs_conf_fn run;
+};
+
+/** The checks, each list ended by a NULL name. */
+extern const struct kvs_conf_check KVS_CONF_ABI[], KVS_CONF_NAMES[], KVS_CONF_THREADS[],
+    KVS_CONF_EXT[];
+
+/**
+ * Run all checks, or the one named @only, against a backend; the table itself is always checked
+ * first. @library as in struct kvs_conf. Returns the number of failed checks, or -EIO when not even
+ * open works.
+ */
+int kvs_conf_run(const kv_store_vtable *vt, const kv_store_ext *ext, const char *uri,
+                 const char *library, const char *only, kvs_check_fn each, void *arg);
+
+/** Say why, and return the verdict. */
+enum kvs_verdict kvs_conf_fail(struct kvs_conf *c, const char *fmt, ...) KV_PRINTF(2, 3);
+enum kvs_verdict kvs_conf_skip(struct kvs_conf *c, const char *fmt, ...) KV_PRINTF(2, 3);
+
+/** Leave the check when a step of it did not pass. */
+#define KVS_CONF_TRY(step)                      \
+    do {                                        \
+        enum kvs_verdict kvs_verdict_ = (step); \
+        if (kvs_verdict_ != KVS_PASS)           \
+            return kvs_verdict_;                \
+    } while (0)
+
+/** Memory until the end of the check; content that only @seed decides. Never NULL. */
+uint8_t *kvs_conf_alloc(struct kvs_conf *c, size_t len);
+uint8_t *kvs_conf_data(struct kvs_conf *c, size_t len, uint64_t seed);
+void kvs_conf_fill(uint8_t *data, size_t len, uint64_t seed);
+/** A key (a name) that was never used before. */
+struct kvs_conf_key kvs_conf_key(struct kvs_conf *c, size_t len);
+const char *kvs_conf_name(struct kvs_conf *c, const char *suffix);
+/** Have the runner remove it. */
+void kvs_conf_forget_name(struct kvs_conf *c, const char *name);
+void kvs_conf_forget_key(struct kvs_conf *c, const struct kvs_conf_key *key);
+
+enum kvs_verdict kvs_conf_open(struct kvs_conf *c, kv_store_v1 **ret);
+/** Close what kvs_conf_open gave, before the end of the check; c->h, too. */
+void kvs_conf_close(struct kvs_conf *c, kv_store_v1 *handle);
+
+/** One call each, checked for what it must do. @want: what put_chunk returns; -1: 0 or 1. */
+enum kvs_verdict kvs_conf_put(struct kvs_conf *c, kv_store_v1 *h, const struct kvs_conf_key *key,
+                              const void *data, size_t len, int want);
+enum kvs_verdict kvs_conf_get(struct kvs_conf *c, kv_store_v1 *h, const struct kvs_conf_key *key,
+                              const void *data, size_t len);
+enum kvs_verdict kvs_conf_get_none(struct kvs_conf *c, kv_store_v1 *h,
+                                   const struct kvs_conf_key *key);
+enum kvs_verdict kvs_conf_publish(struct kvs_conf *c, kv_store_v1 *h, const char *name,
+                                  const void *data, size_t len);
+enum kvs_verdict kvs_conf_read(struct kvs_conf *c, kv_store_v1 *h, const char *name,
+                               const void *data, size_t len);
+enum kvs_verdict kvs_conf_read_none(struct kvs_conf *c, kv_store_v1 *h, const char *name);
+enum kvs_verdict kvs_conf_delete(struct kvs_conf *c, kv_store_v1 *h, const char *name);
+
+/**
+ * Names of the symbols that the shared object at @path defines and exports, joined by ", " into
+ * @ret, but for those a backend may. Returns their number or a negative errno.
+ */
+int kvs_conf_exports(const char *path, char *ret, size_t size);
+
+#endif

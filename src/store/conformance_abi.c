@@ -1,0 +1,514 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Checks of the seven (eight) functions, by one thread. */
+#include <dirent.h>
+#include <signal.h>
+#include <stdio.h>
+
+#include "store/conformance.h"
+
+static enum kvs_verdict check_table(struct kvs_conf *c)
+{
+    const kv_store_vtable *vt = c->vt;
+
+    if (vt->version < KV_STORE_VERSION_1)
+        return kvs_conf_fail(c, "version is %u", vt->version);
+    if (!vt->open || !vt->close || !vt->put_chunk || !vt->get_chunk || !vt->put_manifest ||
+        !vt->get_manifest || !vt->delete_manifest)
+        return kvs_conf_fail(c, "a function of version 1 is NULL");
+    return KVS_PASS;
+}
+
+static enum kvs_verdict check_version(struct kvs_conf *c)
+{
+    /* A table of version 1 may end before the field, so it isn't looked at. */
+    if (c->vt->version > KV_STORE_VERSION_2)
+        return kvs_conf_fail(c, "version is %u; 2 is the highest there is", c->vt->version);
+    if (c->vt->version == KV_STORE_VERSION_2 && !c->vt->prefetch_chunks)
+        return kvs_conf_fail(c, "version is 2, but prefetch_chunks is NULL");
+    return KVS_PASS;
+}
+
+static enum kvs_verdict check_exports(struct kvs_conf *c)
+{
+    char others[160];
+    int n;
+
+    if (!c->library)
+        return kvs_conf_skip(c, "built in: no library to look at");
+    n = kvs_conf_exports(c->library, others, sizeof(others));
+    if (n < 0)
+        return kvs_conf_skip(c, "can't read the symbols of %.150s", c->library);
+    return n == 0 ? KVS_PASS : kvs_conf_fail(c, "%d more: %s", n, others);
+}
+
+static enum kvs_verdict check_close_null(struct kvs_conf *c)
+{
+    c->vt->close(NULL); /* a crash is the only way to fail, and hard to overlook */
+    return KVS_PASS;
+}
+
+/* Descriptors that this process has open; 0 when it can't know. */
+static size_t count_fds(void)
+{
+    DIR *dir = opendir("/proc/self/fd");
+    size_t n = 0;
+
+    if (!dir)
+        return 0;
+    while (readdir(dir))
+        n++;
+    closedir(dir);
+    return n;
+}
+
+static enum kvs_verdict check_open_close(struct kvs_conf *c)
+{
+    size_t before, after;
+    kv_store_v1 *h;
+
+    for (unsigned i = 0; i < 2; i++) { /* what is opened once and kept is no leak */
+        KVS_CONF_TRY(kvs_conf_open(c, &h));
+        kvs_conf_close(c, h);
+    }
+    before = count_fds();
+    for (unsigned i = 0; i < 16; i++) {
+        KVS_CONF_TRY(kvs_conf_open(c, &h));
+        kvs_conf_close(c, h);
+    }
+    after = count_fds();
+    if (after >= before + 16)
+        return kvs_conf_fail(c, "16 times open and close left %zu descriptors", after - before);
+    return KVS_PASS;
+}
+
+static enum kvs_verdict check_signals(struct kvs_conf *c)
+{
+    static const int SIGNALS[] = {SIGPIPE, SIGINT, SIGTERM, SIGALRM, SIGUSR1, SIGCHLD};
+    struct sigaction before[KV_COUNT(SIGNALS)], after;
+    struct kvs_conf_key key = kvs_conf_key(c, 8);
+    kv_store_v1 *h;
+
+    for (size_t i = 0; i < KV_COUNT(SIGNALS); i++)
+        sigaction(SIGNALS[i], NULL, &before[i]);
+    KVS_CONF_TRY(kvs_conf_open(c, &h));
+    KVS_CONF_TRY(kvs_conf_put(c, h, &key, "x", 1, 0));
+    KVS_CONF_TRY(kvs_conf_publish(c, h, kvs_conf_name(c, ""), "m", 1));
+    for (size_t i = 0; i < KV_COUNT(SIGNALS); i++) {
+        sigaction(SIGNALS[i], NULL, &after);
+        if (after.sa_handler != before[i].sa_handler)
+            return kvs_conf_fail(c, "changed the host's handler of signal %d", SIGNALS[i]);
+    }
+    return KVS_PASS;
+}
+
+static enum kvs_verdict check_sizes(struct kvs_conf *c)
+{
+    static const size_t SIZES[] = {0,    1,    2,     7,     255,   256,           4095,
+                                   4096, 4097, 65535, 65536, 65537, (1 << 20) - 1, 16 << 20};
+    struct kvs_conf_key keys[KV_COUNT(SIZES)];
+    const char *name = kvs_conf_name(c, "");
+    uint8_t *data = kvs_conf_data(c, 16 << 20, c->run);
+    kv_store_v1 *other;
+
+    for (size_t i = 0; i < KV_COUNT(SIZES); i++) {
+        keys[i] = kvs_conf_key(c, 8);
+        KVS_CONF_TRY(kvs_conf_put(c, c->h, &keys[i], data + i, SIZES[i] - KV_MIN(SIZES[i], i), 0));
+    }
+    KVS_CONF_TRY(kvs_conf_publish(c, c->h, name, "sizes", 5));
+    KVS_CONF_TRY(kvs_conf_open(c, &other));
+    for (size_t i = 0; i < KV_COUNT(SIZES); i++) {
+        size_t len = SIZES[i] - KV_MIN(SIZES[i], i);
+
+        KVS_CONF_TRY(kvs_conf_get(c, c->h, &keys[i], data + i, len));
+        KVS_CONF_TRY(kvs_conf_get(c, other, &keys[i], data + i, len));
+    }
+    return KVS_PASS;
+}
+
+/* Zeros (what a lost write looks like), text that compresses well, noise. */
+static enum kvs_verdict check_contents(struct kvs_conf *c)
+{
+    const size_t len = 1 << 20;
+    uint8_t *data[3] = {kvs_conf_alloc(c, len), kvs_conf_alloc(c, len), kvs_conf_data(c, len, 7)};
+    struct kvs_conf_key keys[3];
+
+    for (size_t i = 0; i < len; i++)
+        data[1][i] = (uint8_t) "KV state. "[i % 10];
+    for (size_t i = 0; i < 3; i++) {
+        keys[i] = kvs_conf_key(c, 16);
+        KVS_CONF_TRY(kvs_conf_put(c, c->h, &keys[i], data[i], len, 0));
+    }
+    KVS_CONF_TRY(kvs_conf_publish(c, c->h, kvs_conf_name(c, ""), "m", 1));
+    for (size_t i = 0; i < 3; i++)
+        KVS_CONF_TRY(kvs_conf_get(c, c->h, &keys[i], data[i], len));
+    return KVS_PASS;
+}
+
+static enum kvs_verdict check_empty(struct kvs_conf *c)
+{
+    struct kvs_conf_key key = kvs_conf_key(c, 32);
+    const char *name = kvs_conf_name(c, "");
+
+    KVS_CONF_TRY(kvs_conf_put(c, c->h, &key, "", 0, 0));
+    KVS_CONF_TRY(kvs_conf_publish(c, c->h, name, "", 0));
+    KVS_CONF_TRY(kvs_conf_get(c, c->h, &key, "", 0));
+    KVS_CONF_TRY(kvs_conf_read(c, c->h, name, "", 0));
+    KVS_CONF_TRY(kvs_conf_put(c, c->h, &key, "", 0, 1));
+    return KVS_PASS;
+}
+
+static enum kvs_verdict check_duplicates(struct kvs_conf *c)
+{
+    struct kvs_conf_key key = kvs_conf_key(c, 8);
+    uint8_t *data = kvs_conf_data(c, 1000, 1);
+    kv_store_v1 *other;
+
+    KVS_CONF_TRY(kvs_conf_put(c, c->h, &key, data, 1000, 0));
+    KVS_CONF_TRY(kvs_conf_publish(c, c->h, kvs_conf_name(c, ""), "m", 1));
+    KVS_CONF_TRY(kvs_conf_put(c, c->h, &key, data, 1000, 1));
+    KVS_CONF_TRY(kvs_conf_open(c, &other));
+    KVS_CONF_TRY(kvs_conf_put(c, other, &key, data, 1000, 1));
+    KVS_CONF_TRY(kvs_conf_publish(c, other, kvs_conf_name(c, ""), "m", 1));
+    return kvs_conf_get(c, other, &key, data, 1000);
+}
+
+/* Of two puts before the manifest the second is a hit as well. */
+static enum kvs_verdict check_duplicate_buffered(struct kvs_conf *c)
+{
+    struct kvs_conf_key key = kvs_conf_key(c, 8);
+    uint8_t *data = kvs_conf_data(c, 1000, 1);
+
+    KVS_CONF_TRY(kvs_conf_put(c, c->h, &key, data, 1000, 0));
+    KVS_CONF_TRY(kvs_conf_put(c, c->h, &key, data, 1000, 1));
+    KVS_CONF_TRY(kvs_conf_publish(c, c->h, kvs_conf_name(c, ""), "m", 1));
+    return kvs_conf_get(c, c->h, &key, data, 1000);
+}
+
+static enum kvs_verdict check_immutable(struct kvs_conf *c)
+{
+    struct kvs_conf_key key = kvs_conf_key(c, 8);
+    uint8_t *first = kvs_conf_data(c, 500, 1), *second = kvs_conf_data(c, 500, 2);
+
+    KVS_CONF_TRY(kvs_conf_put(c, c->h, &key, first, 500, 0));
+    KVS_CONF_TRY(kvs_conf_publish(c, c->h, kvs_conf_name(c, ""), "m", 1));
+    c->vt->put_chunk(c->h, key.bytes, key.len, second, 500); /* a hit or refused, never stored */
+    KVS_CONF_TRY(kvs_conf_publish(c, c->h, kvs_conf_name(c, ""), "m", 1));
+    return kvs_conf_get(c, c->h, &key, first, 500);
+}
+
+/* Each get hands out memory of its own, which its owner may change, and free. */
+static enum kvs_verdict check_outputs(struct kvs_conf *c)
+{
+    struct kvs_conf_key key = kvs_conf_key(c, 8);
+    uint8_t *data = kvs_conf_data(c, 300, 1), *a = NULL, *b = NULL;
+    const char *name = kvs_conf_name(c, "");
+    size_t len;
+    int rc;
+
+    KVS_CONF_TRY(kvs_conf_put(c, c->h, &key, data, 300, 0));
+    KVS_CONF_TRY(kvs_conf_publish(c, c->h, name, data, 300));
+    for (unsigned manifest = 0; manifest < 2; manifest++) {
+        rc = manifest ? c->vt->get_manifest(c->h, name, &a, &len)
+                      : c->vt->get_chunk(c->h, key.bytes, key.len, &a, &len);
+        if (rc != 0 || !a || len != 300)
+            return kvs_conf_fail(c, "the first get returned %d", rc);
+        memset(a, 0, len);
+        rc = manifest ? c->vt->get_manifest(c->h, name, &b, &len)
+                      : c->vt->get_chunk(c->h, key.bytes, key.len, &b, &len);
+        if (rc == 0 && a == b)
+            return kvs_conf_fail(c, "two gets gave the same memory"); /* not ours to free */
+        free(a);
+        if (rc != 0 || !b || len != 300)
+            return kvs_conf_fail(c, "the second get returned %d", rc);
+        rc = memcmp(b, data, len);
+        free(b);
+        if (rc != 0)
+            return kvs_conf_fail(c, "writing to an output changed what is stored");
+    }
+    return KVS_PASS;
+}
+
+/* Inputs are borrowed for the call only, and may lie at any address. */
+static enum kvs_verdict check_inputs(struct kvs_conf *c)
+{
+    struct kvs_conf_key key = kvs_conf_key(c, 8);
+    uint8_t *good = kvs_conf_data(c, 70000, 1), *data = kvs_conf_alloc(c, 70001) + 1;
+    uint8_t *hash = kvs_conf_alloc(c, 9) + 1;
+    const char *name = kvs_conf_name(c, "");
+    char *lent = (char *)kvs_conf_alloc(c, 100) + 1;
+
+    memcpy(hash, key.bytes, key.len);
+    memcpy(data, good, 70000);
+    snprintf(lent, 99, "%s", name);
+    if (c->vt->put_chunk(c->h, hash, key.len, data, 70000) != 0)
+        return kvs_conf_fail(c, "put_chunk from odd addresses failed");
+    memset(hash, 0xee, key.len);
+    memset(data, 0xee, 70000);
+    memcpy(data, good, 50);
+    if (c->vt->put_manifest(c->h, lent, data, 50) != 0)
+        return kvs_conf_fail(c, "put_manifest from odd addresses failed");
+    memset(data, 0xee, 50);
+    memset(lent, 'e', 20);
+    KVS_CONF_TRY(kvs_conf_get(c, c->h, &key, good, 70000));
+    return kvs_conf_read(c, c->h, name, good, 50);
+}
+
+static enum kvs_verdict check_key_lengths(struct kvs_conf *c)
+{
+    static const size_t LENS[] = {8, 16, 20, 32};
+    struct kvs_conf_key key = kvs_conf_key(c, 32), keys[KV_COUNT(LENS)];
+
+    for (size_t i = 0; i < KV_COUNT(LENS); i++) { /* each a prefix of the next */
+        keys[i] = key;
+        keys[i].len = LENS[i];
+        kvs_conf_forget_key(c, &keys[i]);
+        KVS_CONF_TRY(kvs_conf_put(c, c->h, &keys[i], &LENS[i], sizeof(LENS[i]), 0));
+    }
+    KVS_CONF_TRY(kvs_conf_publish(c, c->h, kvs_conf_name(c, ""), "m", 1));
+    for (size_t i = 0; i < KV_COUNT(LENS); i++)
+        KVS_CONF_TRY(kvs_conf_get(c, c->h, &keys[i], &LENS[i], sizeof(LENS[i])));
+    key.len = 24;
+    return kvs_conf_get_none(c, c->h, &key);
+}
+
+/* Keys are bytes, not text: NUL, '/', line ends and high bytes count as any other. */
+static enum kvs_verdict check_key_bytes(struct kvs_conf *c)
+{
+    static const uint8_t BYTES[] = {0x00, 0x01, '\n', '\r', ' ', '%',
+                                    '*',  '/',  '{',  'A',  'a', 0xff};
+    struct kvs_conf_key keys[2 * KV_COUNT(BYTES)], base = kvs_conf_key(c, 8);
+
+    for (size_t i = 0; i < KV_COUNT(keys); i++) {
+        keys[i] = base;
+        keys[i].bytes[i % 2 ? 7 : 3] = BYTES[i / 2];
+        if (i % 2)
+            keys[i].bytes[3] = 0x00; /* what follows a NUL counts, too */
+        else
+            keys[i].bytes[7] = 0x5c;
+        kvs_conf_forget_key(c, &keys[i]);
+        KVS_CONF_TRY(kvs_conf_put(c, c->h, &keys[i], &i, sizeof(i), 0));
+    }
+    KVS_CONF_TRY(kvs_conf_publish(c, c->h, kvs_conf_name(c, ""), "m", 1));
+    for (size_t i = 0; i < KV_COUNT(keys); i++)
+        KVS_CONF_TRY(kvs_conf_get(c, c->h, &keys[i], &i, sizeof(i)));
+    return KVS_PASS;
+}
+
+static enum kvs_verdict check_missing_chunk(struct kvs_conf *c)
+{
+    struct kvs_conf_key key = kvs_conf_key(c, 8), wide = kvs_conf_key(c, 32);
+
+    KVS_CONF_TRY(kvs_conf_get_none(c, c->h, &key));
+    KVS_CONF_TRY(kvs_conf_get_none(c, c->h, &wide));
+    KVS_CONF_TRY(kvs_conf_put(c, c->h, &key, "late", 4, 0)); /* a miss isn't remembered */
+    KVS_CONF_TRY(kvs_conf_publish(c, c->h, kvs_conf_name(c, ""), "m", 1));
+    return kvs_conf_get(c, c->h, &key, "late", 4);
+}
+
+static enum kvs_verdict check_missing_manifest(struct kvs_conf *c)
+{
+    const char *name = kvs_conf_name(c, "");
+
+    KVS_CONF_TRY(kvs_conf_read_none(c, c->h, name));
+    KVS_CONF_TRY(kvs_conf_publish(c, c->h, name, "late", 4));
+    return kvs_conf_read(c, c->h, name, "late", 4);
+}
+
+static enum kvs_verdict check_manifest_sizes(struct kvs_conf *c)
+{
+    static const size_t SIZES[] = {1, 100, 4096, 65537, 4 << 20};
+    uint8_t *data = kvs_conf_data(c, 4 << 20, 3);
+    kv_store_v1 *other;
+
+    KVS_CONF_TRY(kvs_conf_open(c, &other));
+    for (size_t i = 0; i < KV_COUNT(SIZES); i++) {
+        const char *name = kvs_conf_name(c, "");
+
+        KVS_CONF_TRY(kvs_conf_publish(c, c->h, name, data, SIZES[i]));
+        KVS_CONF_TRY(kvs_conf_read(c, other, name, data, SIZES[i]));
+    }
+    return KVS_PASS;
+}
+
+static enum kvs_verdict check_manifest_replace(struct kvs_conf *c)
+{
+    const char *name = kvs_conf_name(c, "");
+    uint8_t *data = kvs_conf_data(c, 100000, 3);
+    kv_store_v1 *other;
+
+    KVS_CONF_TRY(kvs_conf_open(c, &other));
+    KVS_CONF_TRY(kvs_conf_publish(c, c->h, name, data, 100000));
+    KVS_CONF_TRY(kvs_conf_read(c, other, name, data, 100000));
+    KVS_CONF_TRY(kvs_conf_publish(c, c->h, name, data + 1, 10)); /* nothing of the long one stays */
+    KVS_CONF_TRY(kvs_conf_read(c, other, name, data + 1, 10));
+    KVS_CONF_TRY(kvs_conf_publish(c, other, name, data + 2, 5000)); /* and by another handle */
+    KVS_CONF_TRY(kvs_conf_read(c, other, name, data + 2, 5000));
+    return kvs_conf_read(c, c->h, name, data + 2, 5000);
+}
+
+static enum kvs_verdict check_delete(struct kvs_conf *c)
+{
+    const char *name = kvs_conf_name(c, "");
+    char *sibling = (char *)kvs_conf_alloc(c, 200);
+    kv_store_v1 *other;
+
+    snprintf(sibling, 200, "%s-sibling", name);
+    kvs_conf_forget_name(c, sibling);
+    KVS_CONF_TRY(kvs_conf_delete(c, c->h, name)); /* none there: fine */
+    KVS_CONF_TRY(kvs_conf_publish(c, c->h, name, "one", 3));
+    KVS_CONF_TRY(kvs_conf_publish(c, c->h, sibling, "two", 3));
+    KVS_CONF_TRY(kvs_conf_delete(c, c->h, name));
+    KVS_CONF_TRY(kvs_conf_read_none(c, c->h, name));
+    KVS_CONF_TRY(kvs_conf_open(c, &other));
+    KVS_CONF_TRY(kvs_conf_read_none(c, other, name));
+    KVS_CONF_TRY(kvs_conf_read(c, other, sibling, "two", 3));
+    KVS_CONF_TRY(kvs_conf_delete(c, c->h, name));
+    KVS_CONF_TRY(kvs_conf_publish(c, other, name, "again", 5));
+    return kvs_conf_read(c, c->h, name, "again", 5);
+}
+
+/* Deleting a manifest takes nothing from another one that uses the same chunk and was published
+ * after: the chunk is put again, as a saver would. */
+static enum kvs_verdict check_delete_shared(struct kvs_conf *c)
+{
+    struct kvs_conf_key key = kvs_conf_key(c, 8);
+    const char *one = kvs_conf_name(c, ""), *two = kvs_conf_name(c, "");
+
+    KVS_CONF_TRY(kvs_conf_put(c, c->h, &key, "shared", 6, 0));
+    KVS_CONF_TRY(kvs_conf_publish(c, c->h, one, "m", 1));
+    KVS_CONF_TRY(kvs_conf_put(c, c->h, &key, "shared", 6, 1));
+    KVS_CONF_TRY(kvs_conf_publish(c, c->h, two, "m", 1));
+    KVS_CONF_TRY(kvs_conf_delete(c, c->h, one));
+    return kvs_conf_get(c, c->h, &key, "shared", 6);
+}
+
+static enum kvs_verdict check_visible(struct kvs_conf *c)
+{
+    enum { N = 64 };
+    struct kvs_conf_key keys[N];
+    const char *name = kvs_conf_name(c, "");
+    kv_store_v1 *other;
+
+    KVS_CONF_TRY(kvs_conf_open(c, &other)); /* before: it must look again */
+    for (size_t i = 0; i < N; i++) {
+        keys[i] = kvs_conf_key(c, i % 2 ? 8 : 32);
+        KVS_CONF_TRY(kvs_conf_put(c, c->h, &keys[i], &i, sizeof(i), 0));
+    }
+    KVS_CONF_TRY(kvs_conf_publish(c, c->h, name, "m", 1));
+    KVS_CONF_TRY(kvs_conf_read(c, other, name, "m", 1));
+    for (size_t i = 0; i < N; i++) {
+        KVS_CONF_TRY(kvs_conf_get(c, other, &keys[i], &i, sizeof(i)));
+        KVS_CONF_TRY(kvs_conf_get(c, c->h, &keys[i], &i, sizeof(i)));
+    }
+    return KVS_PASS;
+}
+
+/* The specification leaves open whether a handle sees its own puts before the manifest; wrong
+ * bytes it may not see. */
+static enum kvs_verdict check_own_puts(struct kvs_conf *c)
+{
+    struct kvs_conf_key key = kvs_conf_key(c, 8);
+    uint8_t *data = kvs_conf_data(c, 5000, 1), *got = NULL;
+    size_t len = 0;
+    int rc;
+
+    KVS_CONF_TRY(kvs_conf_put(c, c->h, &key, data, 5000, 0));
+    rc = c->vt->get_chunk(c->h, key.bytes, key.len, &got, &len);
+    if (rc < 0)
+        return kvs_conf_skip(c, "not before put_manifest (%d); consumers may expect it", rc);
+    if (!got || len != 5000 || memcmp(got, data, len) != 0)
+        rc = -1;
+    free(got);
+    return rc == 0 ? KVS_PASS : kvs_conf_fail(c, "gave other bytes than were put");
+}
+
+static enum kvs_verdict check_many(struct kvs_conf *c)
+{
+    enum { N = 1000 };
+    struct kvs_conf_key *keys = (struct kvs_conf_key *)kvs_conf_alloc(c, N * sizeof(*keys));
+
+    for (uint64_t i = 0; i < N; i++) {
+        keys[i] = kvs_conf_key(c, 8);
+        KVS_CONF_TRY(kvs_conf_put(c, c->h, &keys[i], &i, sizeof(i), 0));
+    }
+    KVS_CONF_TRY(kvs_conf_publish(c, c->h, kvs_conf_name(c, ""), "m", 1));
+    for (uint64_t i = 0; i < N; i++)
+        KVS_CONF_TRY(kvs_conf_get(c, c->h, &keys[i], &i, sizeof(i)));
+    return KVS_PASS;
+}
+
+static enum kvs_verdict check_reopen(struct kvs_conf *c)
+{
+    struct kvs_conf_key key = kvs_conf_key(c, 8);
+    const char *name = kvs_conf_name(c, "");
+    uint8_t *data = kvs_conf_data(c, 100000, 1);
+
+    KVS_CONF_TRY(kvs_conf_put(c, c->h, &key, data, 100000, 0));
+    KVS_CONF_TRY(kvs_conf_publish(c, c->h, name, data, 99));
+    kvs_conf_close(c, c->h); /* the only handle */
+    KVS_CONF_TRY(kvs_conf_open(c, &c->h));
+    KVS_CONF_TRY(kvs_conf_read(c, c->h, name, data, 99));
+    KVS_CONF_TRY(kvs_conf_get(c, c->h, &key, data, 100000));
+    return kvs_conf_put(c, c->h, &key, data, 100000, 1);
+}
+
+/* Whatever prefetch returns, it changes nothing about what gets say. */
+static enum kvs_verdict check_prefetch(struct kvs_conf *c)
+{
+    enum { N = 20 };
+    uint8_t keys[N][32], *data = kvs_conf_data(c, 3000, 1);
+    struct kvs_conf_key key[N];
+
+    if (c->vt->version < KV_STORE_VERSION_2 || !c->vt->prefetch_chunks)
+        return kvs_conf_skip(c, "version 1");
+    for (size_t i = 0; i < N; i++) {
+        key[i] = kvs_conf_key(c, 32);
+        memcpy(keys[i], key[i].bytes, 32);
+        if (i % 2)
+            KVS_CONF_TRY(kvs_conf_put(c, c->h, &key[i], data + i, 2000 + i, 0));
+    }
+    KVS_CONF_TRY(kvs_conf_publish(c, c->h, kvs_conf_name(c, ""), "m", 1));
+    kvs_conf_close(c, c->h);
+    KVS_CONF_TRY(kvs_conf_open(c, &c->h));
+    if (c->vt->prefetch_chunks(c->h, keys[0], 32, N) > 0)
+        return kvs_conf_fail(c, "returned more than 0");
+    c->vt->prefetch_chunks(c->h, keys[0], 32, 0);
+    for (size_t round = 0; round < 2; round++) /* twice: what was fetched is given more than once */
+        for (size_t i = 0; i < N; i++)
+            KVS_CONF_TRY(i % 2 ? kvs_conf_get(c, c->h, &key[i], data + i, 2000 + i)
+                               : kvs_conf_get_none(c, c->h, &key[i]));
+    KVS_CONF_TRY(kvs_conf_put(c, c->h, &key[0], data, 10, 0)); /* it was a miss, but comes now */
+    KVS_CONF_TRY(kvs_conf_publish(c, c->h, kvs_conf_name(c, ""), "m", 1));
+    return kvs_conf_get(c, c->h, &key[0], data, 10);
+}
+
+const struct kvs_conf_check KVS_CONF_ABI[] = {
+    {"table: version 1 or more, no function NULL", check_table}, /* first: see run_check */
+    {"table: the version says what there is", check_version},
+    {"library: exports nothing but its tables", check_exports},
+    {"close: NULL is a no-op", check_close_null},
+    {"open, close: leave no descriptors open", check_open_close},
+    {"open: leaves the host's signals alone", check_signals},
+    {"chunks: 0 B to 16 MiB come back as put", check_sizes},
+    {"chunks: zeros, text and noise come back", check_contents},
+    {"chunks, manifests: empty ones exist", check_empty},
+    {"chunks: a duplicate returns 1", check_duplicates},
+    {"chunks: a buffered duplicate returns 1", check_duplicate_buffered},
+    {"chunks: never change", check_immutable},
+    {"chunks: 8- to 32-byte keys coexist", check_key_lengths},
+    {"chunks: keys are bytes, not text", check_key_bytes},
+    {"chunks: a missing one is an error", check_missing_chunk},
+    {"chunks: a handle sees its own puts", check_own_puts},
+    {"chunks: 1000 in one save", check_many},
+    {"outputs: malloc'd, the caller's own", check_outputs},
+    {"inputs: borrowed for the call only", check_inputs},
+    {"manifests: up to 4 MiB come back", check_manifest_sizes},
+    {"manifests: replaced whole, on all handles", check_manifest_replace},
+    {"manifests: a missing one is an error", check_missing_manifest},
+    {"delete: gone everywhere; missing is fine", check_delete},
+    {"delete: takes no chunk of another object", check_delete_shared},
+    {"publish: all chunks visible to others", check_visible},
+    {"publish: everything is there after re-open", check_reopen},
+    {"prefetch: a hint that changes nothing", check_prefetch},
+    {NULL, NULL},
+};

@@ -1,0 +1,335 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Checks of the optional table of kv_store_ext.h; what a backend doesn't offer is skipped. */
+#include <stdio.h>
+
+#include "store/conformance.h"
+
+/* Whether the backend's table is long enough to have @field, and has it. */
+#define HAS(c, field)                                                                         \
+    ((c)->ext && (c)->ext->size >= offsetof(kv_store_ext, field) + sizeof((c)->ext->field) && \
+     (c)->ext->field)
+#define NEED(c, field)                              \
+    do {                                            \
+        if (!HAS(c, field))                         \
+            return kvs_conf_skip(c, "not offered"); \
+    } while (0)
+
+static enum kvs_verdict check_table(struct kvs_conf *c)
+{
+    if (!c->ext)
+        return kvs_conf_skip(c, "not offered");
+    if (c->ext->size < offsetof(kv_store_ext, exists_chunks))
+        return kvs_conf_fail(c, "size is %zu", c->ext->size);
+    if (c->ext->version != KV_STORE_EXT_VERSION)
+        return kvs_conf_fail(c, "version is %u", c->ext->version);
+    return KVS_PASS;
+}
+
+/* @n keys of 16 bytes, one after the other; those with an odd index are put and published. */
+static enum kvs_verdict put_odd(struct kvs_conf *c, uint8_t (*flat)[16], size_t n, const char *name)
+{
+    for (size_t i = 0; i < n; i++) {
+        struct kvs_conf_key key = kvs_conf_key(c, 16);
+
+        memcpy(flat[i], key.bytes, 16);
+        if (i % 2)
+            KVS_CONF_TRY(kvs_conf_put(c, c->h, &key, &i, sizeof(i), 0));
+    }
+    return kvs_conf_publish(c, c->h, name, "m", 1);
+}
+
+static enum kvs_verdict check_exists(struct kvs_conf *c)
+{
+    enum { N = 10 };
+    uint8_t keys[N][16], present[N];
+    struct kvs_conf_key own;
+    int rc;
+
+    NEED(c, exists_chunks);
+    KVS_CONF_TRY(put_odd(c, keys, N, kvs_conf_name(c, "")));
+    memset(present, 7, N);
+    rc = c->ext->exists_chunks(c->h, keys[0], 16, N, present);
+    for (size_t i = 0; i < N; i++)
+        if (rc < 0 || present[i] != i % 2)
+            return kvs_conf_fail(c, "returned %d, and %u for a chunk that is %s", rc, present[i],
+                                 i % 2 ? "there" : "missing");
+    own = kvs_conf_key(c, 16);
+    KVS_CONF_TRY(kvs_conf_put(c, c->h, &own, "x", 1, 0));
+    rc = c->ext->exists_chunks(c->h, own.bytes, 16, 1, present);
+    if (rc < 0 || present[0] != 1)
+        return kvs_conf_fail(c, "buffered puts of the handle do not count");
+    return c->ext->exists_chunks(c->h, keys[0], 16, 0, present) < 0
+               ? kvs_conf_fail(c, "none: an error")
+               : KVS_PASS;
+}
+
+static enum kvs_verdict check_get_many(struct kvs_conf *c)
+{
+    enum { N = 10 };
+    uint8_t keys[N][16], *data[N] = {0};
+    size_t lens[N] = {0};
+    enum kvs_verdict verdict = KVS_PASS;
+    int rc;
+
+    NEED(c, get_chunks);
+    KVS_CONF_TRY(put_odd(c, keys, N, kvs_conf_name(c, "")));
+    rc = c->ext->get_chunks(c->h, keys[0], 16, N, data, lens);
+    if (rc != N / 2)
+        verdict = kvs_conf_fail(c, "returned %d, not the number found", rc);
+    for (size_t i = 0; i < N; i++) {
+        bool is = data[i] && lens[i] == sizeof(i) && memcmp(data[i], &i, sizeof(i)) == 0;
+
+        if (verdict == KVS_PASS && (i % 2 ? !is : data[i] != NULL))
+            verdict = kvs_conf_fail(c, "wrong for a chunk that is %s", i % 2 ? "there" : "missing");
+        free(data[i]);
+    }
+    return verdict;
+}
+
+static enum kvs_verdict check_put_many(struct kvs_conf *c)
+{
+    enum { N = 6 };
+    uint8_t keys[N][16];
+    const uint8_t *data[N];
+    size_t lens[N], values[N];
+    int each[N];
+    struct kvs_conf_key key[N];
+
+    NEED(c, put_chunks);
+    for (size_t i = 0; i < N; i++) {
+        key[i] = kvs_conf_key(c, 16);
+        memcpy(keys[i], key[i == N - 1 ? 0 : i].bytes, 16); /* the last repeats the first */
+        values[i] = i == N - 1 ? 0 : i;
+        data[i] = (const uint8_t *)&values[i];
+        lens[i] = sizeof(values[i]);
+        each[i] = 7;
+    }
+    KVS_CONF_TRY(kvs_conf_put(c, c->h, &key[2], &values[2], lens[2], 0));
+    if (c->ext->put_chunks(c->h, keys[0], 16, N, data, lens, each) < 0)
+        return kvs_conf_fail(c, "put_chunks failed");
+    for (size_t i = 0; i < N; i++)
+        if (each[i] != (i == 2 || i == N - 1))
+            return kvs_conf_fail(c, "chunk %zu: said %d, not what put_chunk would", i, each[i]);
+    if (c->ext->put_chunks(c->h, keys[0], 16, N, data, lens, NULL) < 0)
+        return kvs_conf_fail(c, "put_chunks without ret_each failed");
+    KVS_CONF_TRY(kvs_conf_publish(c, c->h, kvs_conf_name(c, ""), "m", 1));
+    for (size_t i = 0; i < N - 1; i++)
+        KVS_CONF_TRY(kvs_conf_get(c, c->h, &key[i], &values[i], lens[i]));
+    return KVS_PASS;
+}
+
+static enum kvs_verdict check_delete_chunk(struct kvs_conf *c)
+{
+    struct kvs_conf_key key, stays;
+
+    NEED(c, delete_chunk);
+    key = kvs_conf_key(c, 16);
+    stays = kvs_conf_key(c, 16);
+    KVS_CONF_TRY(kvs_conf_put(c, c->h, &key, "x", 1, 0));
+    KVS_CONF_TRY(kvs_conf_put(c, c->h, &stays, "y", 1, 0));
+    KVS_CONF_TRY(kvs_conf_publish(c, c->h, kvs_conf_name(c, ""), "m", 1));
+    for (unsigned i = 0; i < 2; i++) /* the second time there is none: fine */
+        if (c->ext->delete_chunk(c->h, key.bytes, key.len) != 0)
+            return kvs_conf_fail(c, "delete_chunk failed");
+    KVS_CONF_TRY(kvs_conf_get_none(c, c->h, &key));
+    KVS_CONF_TRY(kvs_conf_get(c, c->h, &stays, "y", 1));
+    KVS_CONF_TRY(kvs_conf_put(c, c->h, &key, "z", 1, 0));
+    KVS_CONF_TRY(kvs_conf_publish(c, c->h, kvs_conf_name(c, ""), "m", 1));
+    return kvs_conf_get(c, c->h, &key, "z", 1);
+}
+
+/* How often a listing names what we look for. */
+struct seek {
+    const char *name;
+    const struct kvs_conf_key *key;
+    uint64_t len;
+    unsigned found, wrong, stop_at, seen;
+};
+
+static int seek(void *arg, const kv_store_entry *entry)
+{
+    struct seek *s = arg;
+    bool is = s->name ? entry->name && strcmp(entry->name, s->name) == 0
+                      : entry->hash && entry->hash_len == s->key->len &&
+                            memcmp(entry->hash, s->key->bytes, s->key->len) == 0;
+
+    s->seen++;
+    if (is) {
+        s->found++;
+        s->wrong += entry->len != s->len && entry->len != UINT64_MAX;
+    }
+    s->wrong += (s->name ? entry->hash != NULL : entry->name != NULL) || entry->size == 0;
+    return s->stop_at && s->seen >= s->stop_at ? 42 : 0;
+}
+
+typedef int (*list_fn)(kv_store_v1 *self, kv_store_each_fn each, void *arg);
+
+static enum kvs_verdict check_listing(struct kvs_conf *c, list_fn list, struct seek s)
+{
+    struct seek early = s;
+    int rc = list(c->h, seek, &s);
+
+    if (rc < 0)
+        return kvs_conf_fail(c, "returned %d", rc);
+    if (s.found != 1)
+        return kvs_conf_fail(c, "named what is there %u times", s.found);
+    if (s.wrong)
+        return kvs_conf_fail(c, "told a wrong length or kind of an entry");
+    early.stop_at = 1;
+    rc = list(c->h, seek, &early);
+    if (rc != 42 || early.seen != 1)
+        return kvs_conf_fail(c, "a callback that ends the listing after 1: %u came, returned %d",
+                             early.seen, rc);
+    return KVS_PASS;
+}
+
+static enum kvs_verdict check_list_manifests(struct kvs_conf *c)
+{
+    const char *name = kvs_conf_name(c, "list me");
+    struct seek s = {.name = name, .len = 5};
+
+    NEED(c, list_manifests);
+    KVS_CONF_TRY(kvs_conf_publish(c, c->h, kvs_conf_name(c, ""), "m", 1));
+    if (c->vt->put_manifest(c->h, name, (const uint8_t *)"12345", 5) != 0) { /* a blank: refused */
+        s.name = kvs_conf_name(c, "listed");
+        KVS_CONF_TRY(kvs_conf_publish(c, c->h, s.name, "12345", 5));
+    }
+    KVS_CONF_TRY(check_listing(c, c->ext->list_manifests, s));
+    KVS_CONF_TRY(kvs_conf_delete(c, c->h, s.name));
+    c->ext->list_manifests(c->h, seek, &s);
+    return s.found == 0 ? KVS_PASS : kvs_conf_fail(c, "named one that was deleted");
+}
+
+static enum kvs_verdict check_list_chunks(struct kvs_conf *c)
+{
+    struct kvs_conf_key key = kvs_conf_key(c, 32), other = kvs_conf_key(c, 8);
+    struct seek s = {.key = &key, .len = 3};
+
+    NEED(c, list_chunks);
+    KVS_CONF_TRY(kvs_conf_put(c, c->h, &key, "abc", 3, 0));
+    KVS_CONF_TRY(kvs_conf_put(c, c->h, &other, "abc", 3, 0));
+    KVS_CONF_TRY(kvs_conf_publish(c, c->h, kvs_conf_name(c, ""), "m", 1));
+    return check_listing(c, c->ext->list_chunks, s);
+}
+
+static enum kvs_verdict check_refs(struct kvs_conf *c)
+{
+    struct kvs_conf_key fresh = kvs_conf_key(c, 16), hit = kvs_conf_key(c, 16);
+    const char *name = kvs_conf_name(c, ""), *none = kvs_conf_name(c, "");
+    struct seek first = {.key = &fresh, .len = 5}, second = {.key = &hit, .len = 3};
+    int rc;
+
+    NEED(c, list_refs);
+    KVS_CONF_TRY(kvs_conf_put(c, c->h, &hit, "hit", 3, 0));
+    KVS_CONF_TRY(kvs_conf_publish(c, c->h, kvs_conf_name(c, ""), "m", 1));
+    kvs_conf_close(c, c->h);
+    KVS_CONF_TRY(kvs_conf_open(c, &c->h));
+    KVS_CONF_TRY(kvs_conf_put(c, c->h, &fresh, "fresh", 5, 0));
+    KVS_CONF_TRY(kvs_conf_put(c, c->h, &hit, "hit", 3, 1));
+    KVS_CONF_TRY(kvs_conf_publish(c, c->h, name, "m", 1));
+    rc = c->ext->list_refs(c->h, name, seek, &first);
+    if (rc < 0 || c->ext->list_refs(c->h, name, seek, &second) < 0)
+        return kvs_conf_fail(c, "returned %d", rc);
+    if (!first.found || !second.found)
+        return kvs_conf_fail(c, "forgot a chunk that was %s", first.found ? "hit" : "put");
+    rc = c->ext->list_refs(c->h, none, seek, &first);
+    return rc == -ENOENT ? KVS_PASS : kvs_conf_fail(c, "no such manifest: returned %d", rc);
+}
+
+static enum kvs_verdict check_touch(struct kvs_conf *c)
+{
+    enum { N = 10 };
+    uint8_t keys[N][16];
+    int rc;
+
+    NEED(c, touch_chunks);
+    KVS_CONF_TRY(put_odd(c, keys, N, kvs_conf_name(c, "")));
+    rc = c->ext->touch_chunks(c->h, keys[0], 16, N);
+    return rc == N / 2 ? KVS_PASS : kvs_conf_fail(c, "returned %d, not how many are there", rc);
+}
+
+static enum kvs_verdict check_flush(struct kvs_conf *c)
+{
+    struct kvs_conf_key key = kvs_conf_key(c, 16);
+    kv_store_v1 *other;
+
+    NEED(c, flush);
+    KVS_CONF_TRY(kvs_conf_put(c, c->h, &key, "x", 1, 0));
+    if (c->ext->flush(c->h) != 0)
+        return kvs_conf_fail(c, "flush failed");
+    KVS_CONF_TRY(kvs_conf_open(c, &other));
+    return kvs_conf_get(c, other, &key, "x", 1);
+}
+
+/* The sweep of a store that others may use: only @victim is not alive. */
+static int all_but(void *arg, const uint8_t *hash, size_t hash_len)
+{
+    const struct kvs_conf_key *victim = arg;
+
+    return !(hash_len == victim->len && memcmp(hash, victim->bytes, hash_len) == 0);
+}
+
+static enum kvs_verdict check_sweep(struct kvs_conf *c)
+{
+    struct kvs_conf_key key = kvs_conf_key(c, 16), stays = kvs_conf_key(c, 16);
+    kv_store_swept swept = {.size = sizeof(swept)};
+    int rc;
+
+    NEED(c, sweep_chunks);
+    KVS_CONF_TRY(kvs_conf_put(c, c->h, &key, "xy", 2, 0));
+    KVS_CONF_TRY(kvs_conf_put(c, c->h, &stays, "z", 1, 0));
+    KVS_CONF_TRY(kvs_conf_publish(c, c->h, kvs_conf_name(c, ""), "m", 1));
+    kvs_conf_close(c, c->h); /* a live handle may protect what it put */
+    KVS_CONF_TRY(kvs_conf_open(c, &c->h));
+    rc = c->ext->sweep_chunks(c->h, 86400, all_but, &key, &swept);
+    if (rc < 0)
+        return kvs_conf_fail(c, "returned %d", rc);
+    KVS_CONF_TRY(kvs_conf_get(c, c->h, &key, "xy", 2)); /* too young */
+    kvs_conf_close(c, c->h);
+    KVS_CONF_TRY(kvs_conf_open(c, &c->h));
+    swept = (kv_store_swept){.size = sizeof(swept)};
+    rc = c->ext->sweep_chunks(c->h, 0, all_but, &key, &swept);
+    if (rc < 0 || swept.deleted != 1)
+        return kvs_conf_fail(c, "of one dead chunk: returned %d, deleted %llu", rc,
+                             (unsigned long long)swept.deleted);
+    KVS_CONF_TRY(kvs_conf_get_none(c, c->h, &key));
+    return kvs_conf_get(c, c->h, &stays, "z", 1);
+}
+
+static enum kvs_verdict check_stats(struct kvs_conf *c)
+{
+    struct kvs_conf_key key = kvs_conf_key(c, 16), none = kvs_conf_key(c, 16);
+    kv_store_stats before = {.size = sizeof(before)}, after = {.size = sizeof(after)};
+
+    NEED(c, stats);
+    if (c->ext->stats(c->h, &before) < 0)
+        return kvs_conf_fail(c, "stats failed");
+    KVS_CONF_TRY(kvs_conf_put(c, c->h, &key, "xy", 2, 0));
+    KVS_CONF_TRY(kvs_conf_publish(c, c->h, kvs_conf_name(c, ""), "m", 1));
+    KVS_CONF_TRY(kvs_conf_put(c, c->h, &key, "xy", 2, 1));
+    KVS_CONF_TRY(kvs_conf_publish(c, c->h, kvs_conf_name(c, ""), "m", 1));
+    KVS_CONF_TRY(kvs_conf_get(c, c->h, &key, "xy", 2));
+    KVS_CONF_TRY(kvs_conf_get_none(c, c->h, &none));
+    if (c->ext->stats(c->h, &after) < 0)
+        return kvs_conf_fail(c, "stats failed");
+    if (after.puts != before.puts + 1 || after.put_hits != before.put_hits + 1 ||
+        after.gets <= before.gets || after.get_misses != before.get_misses + 1)
+        return kvs_conf_fail(c, "one put, one hit, one get, one miss were counted otherwise");
+    return KVS_PASS;
+}
+
+const struct kvs_conf_check KVS_CONF_EXT[] = {
+    {"ext: table has a size and version 1", check_table},
+    {"ext: exists_chunks", check_exists},
+    {"ext: get_chunks", check_get_many},
+    {"ext: put_chunks", check_put_many},
+    {"ext: delete_chunk", check_delete_chunk},
+    {"ext: list_manifests", check_list_manifests},
+    {"ext: list_chunks", check_list_chunks},
+    {"ext: list_refs", check_refs},
+    {"ext: touch_chunks", check_touch},
+    {"ext: flush", check_flush},
+    {"ext: sweep_chunks", check_sweep},
+    {"ext: stats", check_stats},
+    {NULL, NULL},
+};
