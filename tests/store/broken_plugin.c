@@ -3,6 +3,7 @@
  * A plugin that breaks the contract, as it is told: $BROKEN_TABLE for what its symbols return, the
  * URI (broken://HOW) for what its functions do. test_plugin.c loads it.
  */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -35,7 +36,11 @@ static void close_broken(kv_store_v1 *self)
 /* -1: many backends know no other. */
 static int rc(const kv_store_v1 *self)
 {
-    return told(self, "rc7") ? 7 : told(self, "fail") ? -1 : told(self, "wild") ? -2000000000 : 0;
+    return told(self, "rc7")    ? 7
+           : told(self, "fail") ? -1
+           : told(self, "gone") ? -ENOENT
+           : told(self, "wild") ? -2000000000
+                                : 0;
 }
 
 static int put(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, const uint8_t *data,

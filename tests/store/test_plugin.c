@@ -120,8 +120,12 @@ static void test_uris(void **state)
     refused("nosuch://x", -ENOENT, "libkv_store_nosuch.so");
     refused("broken://user:geheim@host/0", -EINVAL, "password");
     assert_null(strstr(lines.last, "geheim"));
-    refused("nosuch://host/0?password=geheim", -ENOENT, "nosuch");
+    refused("broken://host/refuse?password=geheim", -EIO, "broken://host/refuse");
     assert_null(strstr(lines.last, "geheim"));
+    refused("broken://geheim@host/refuse#geheim", -EIO, "broken://***@host/refuse");
+    assert_null(strstr(lines.last, "geheim"));
+    refused("", -EINVAL, "reason=empty"); /* a line ends where it ends, after longer ones */
+    assert_string_equal(strstr(lines.last, "reason="), "reason=empty");
 }
 
 /* What the user wrote reaches the backend, to the byte. */
@@ -320,6 +324,7 @@ static void test_results(void **state)
     check_get("broken://fail", -ENOENT, 0);
     check_get("broken://wild", -ENOENT, 0);
     check_get("broken://huge", -EPROTO, 1);
+    assert_non_null(strstr(lines.last, "absurd"));
     check_get("broken://huge-null", -EPROTO, 1);
     check_get("broken://null", -EPROTO, 1);
     check_get("broken://long", -EPROTO, 1);
@@ -337,6 +342,11 @@ static void test_results(void **state)
     setenv("BROKEN_EXT", "good", 1);
     check_get("broken://fail", -EPERM, 0);
     check_get("broken://wild", -EIO, 0);
+    check_get("broken://gone", -ENOENT, 0);
+    store = opened("broken://gone");
+    assert_int_equal(kvs_put_manifest(store, "name", "x", 1), -ENOENT);
+    assert_int_equal(kvs_delete_manifest(store, "name"), 0); /* gone is what was wanted */
+    kvs_close(store);
 }
 
 /* -- what extensions return -------------------------------------------------------------------- */
