@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+/** The file store's tables. */
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "store/file_impl.h"
+
+static int put_manifest(kv_store_v1 *h, const char *name, const uint8_t *data, size_t len)
+{
+    return name ? kvs_file_publish(h, name, data, len) : -EINVAL;
+}
+
+static int prefetch(kv_store_v1 *h, const uint8_t *hashes, size_t key_len, size_t n)
+{
+    int rc = n ? kvs_file_check(h, hashes, key_len) : 0;
+
+    for (size_t i = 0; i < n && rc == 0; i++) {
+        char hex[KVS_FILE_HEX];
+        int fd;
+
+        kvs_file_hex(hex, hashes + i * key_len, key_len);
+        fd = openat(h->fan[hashes[i * key_len] >> 4], hex, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+        if (fd < 0)
+            continue;
+        posix_fadvise(fd, 0, 0, POSIX_FADV_WILLNEED);
+        close(fd);
+    }
+    return rc;
+}
+
+const kv_store_vtable *kvs_file_vtable(void)
+{
+    static const kv_store_vtable table = {
+        .version = KV_STORE_VERSION_2,
+        .open = kvs_file_open,
+        .close = kvs_file_close,
+        .put_chunk = kvs_file_put_chunk,
+        .get_chunk = kvs_file_get_chunk,
+        .put_manifest = put_manifest,
+        .get_manifest = kvs_file_get_manifest,
+        .delete_manifest = kvs_file_delete_manifest,
+        .prefetch_chunks = prefetch,
+    };
+
+    return &table;
+}
+
+static int flush(kv_store_v1 *h)
+{
+    return kvs_file_publish(h, NULL, NULL, 0);
+}
+
+const kv_store_ext *kvs_file_ext(void)
+{
+    static const kv_store_ext table = {
+        .size = sizeof(table),
+        .version = KV_STORE_EXT_VERSION,
+        .flush = flush,
+    };
+
+    return &table;
+}

@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+/** The built-in durable file store, as a backend. Its open takes a plain path (docs/kv-store.md). */
+#ifndef KV_STORE_FILE_H
+#define KV_STORE_FILE_H
+
+#include "kv_store_abi.h"
+#include "kv_store_ext.h"
+
+const kv_store_vtable *kvs_file_vtable(void);
+const kv_store_ext *kvs_file_ext(void);
+
+#endif

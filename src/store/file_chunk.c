@@ -1,0 +1,347 @@
+// SPDX-License-Identifier: Apache-2.0
+/** Putting and getting chunks: what is there is pinned, what is new goes to tmp/. */
+#include <fcntl.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "store/file_impl.h"
+
+enum { SAMPLE = 256, TRIES = 4 };
+
+int kvs_file_check(kv_store_v1 *h, const void *key, size_t len)
+{
+    if (!h || !key || len == 0 || len > KVS_FILE_KEY_MAX)
+        return -EINVAL;
+    return h->pid == getpid() ? 0 : -ECHILD;
+}
+
+void kvs_file_chunk_side_car(char ret[KVS_FILE_HEX + 8], const char *hex)
+{
+    snprintf(ret, KVS_FILE_HEX + 8, "sums/%s", hex);
+}
+
+/* -- Is it there? ------------------------------------------------------------------------------ */
+
+/* What stands in the file at @at equals @want; NULL: isn't all zero, as a lost write would be. */
+static bool sample(int fd, uint64_t at, const uint8_t *want, size_t len)
+{
+    static const uint8_t zero[SAMPLE];
+    uint8_t found[SAMPLE];
+
+    if (pread(fd, found, len, (off_t)at) != (ssize_t)len)
+        return false;
+    return want ? memcmp(found, want, len) == 0 : memcmp(found, zero, len) != 0;
+}
+
+/*
+ * Cheap, as it happens for each chunk of a warm save: sizes, owner, and samples of the bytes at the
+ * beginning, the middle and the end. Content that differs under one key fails it, too.
+ */
+static bool same_cheap(int fd, const struct kvs_file_sum *sum, const uint8_t *data, size_t len)
+{
+    bool raw = sum->encoding == KVS_FILE_RAW;
+    size_t piece = KV_MIN(sum->stored, (uint64_t)SAMPLE);
+    uint64_t at[] = {0, (sum->stored - piece) / 2, sum->stored - piece};
+
+    if (sum->len != len)
+        return false;
+    for (size_t i = 0; i < KV_COUNT(at); i++) {
+        if (piece && !sample(fd, at[i], raw ? data + at[i] : NULL, piece))
+            return false;
+    }
+    return true;
+}
+
+/* A file without our checksum that holds what is put now becomes one with it. */
+static bool adopt(kv_store_v1 *h, int fd, const char *side_car, uint64_t owner, const uint8_t *data,
+                  size_t len, uint64_t size)
+{
+    struct kvs_file_sum sum;
+    uint8_t hash[16];
+    uint8_t *have;
+    bool same;
+
+    if (size != len)
+        return false;
+    have = malloc(len ? len : 1);
+    same = have && kvs_file_read_hashed(fd, have, len, hash) == 0 && !memcmp(have, data, len);
+    free(have);
+    if (!same)
+        return false;
+    kvs_file_sum_make(&sum, owner, data, len);
+    /* Its writer may not have synced it; and when it can't be marked it is at least durable. */
+    kvs_file_store_sum(h, fd, side_car, &sum);
+    return fsync(fd) == 0;
+}
+
+static bool usable_open(kv_store_v1 *h, int fd, const struct stat *st, const char *hex,
+                        uint64_t owner, const uint8_t *data, size_t len)
+{
+    char side_car[KVS_FILE_HEX + 8];
+    struct kvs_file_sum sum;
+    int rc;
+
+    kvs_file_chunk_side_car(side_car, hex);
+    rc = kvs_file_load_sum(h, fd, side_car, &sum);
+    if (rc == -ENODATA)
+        return adopt(h, fd, side_car, owner, data, len, (uint64_t)st->st_size);
+    if (rc < 0 || sum.stored != (uint64_t)st->st_size || sum.owner != owner)
+        return false;
+    return same_cheap(fd, &sum, data, len);
+}
+
+/* The thorough look, where the cheap one had doubts: other bytes under this key may be good. */
+static bool verifies(kv_store_v1 *h, const uint8_t *key, const char *hex, uint64_t owner)
+{
+    char side_car[KVS_FILE_HEX + 8];
+    struct kvs_file_sum sum;
+    uint8_t *data;
+    struct stat st;
+    size_t len;
+    int fd = openat(h->fan[kvs_file_fan(key)], hex, O_RDONLY | O_NOFOLLOW | O_CLOEXEC), rc;
+
+    if (fd < 0)
+        return false;
+    kvs_file_chunk_side_car(side_car, hex);
+    rc = kvs_file_load_sum(h, fd, side_car, &sum);
+    close(fd);
+    if (rc < 0) /* a foreign file that differs from what is put is taken for a torn one */
+        return false;
+    rc = kvs_file_read(h, h->fan[kvs_file_fan(key)], hex, side_car, owner, &data, &len, &st);
+    if (rc == 0)
+        free(data);
+    return rc == 0;
+}
+
+/* 1: there, and usable; its fd in @ret_fd. 0: not there (any more). */
+static int look(kv_store_v1 *h, const uint8_t *key, size_t key_len, const char *hex,
+                const uint8_t *data, size_t len, int *ret_fd)
+{
+    int dir = h->fan[kvs_file_fan(key)];
+    uint64_t owner = kvs_file_owner(key, key_len, false);
+    int fd = openat(dir, hex, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+    struct stat st;
+
+    if (fd < 0)
+        return 0;
+    if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode)) {
+        if (usable_open(h, fd, &st, hex, owner, data, len) || verifies(h, key, hex, owner)) {
+            *ret_fd = fd;
+            return 1;
+        }
+        kvs_file_set_aside(h, dir, hex, &st);
+    }
+    close(fd);
+    return 0;
+}
+
+/* A second link in tmp/ keeps the chunk, whoever deletes or evicts it before we publish. */
+static int pin(kv_store_v1 *h, const uint8_t *key, const char *hex, struct kvs_file_pending *e)
+{
+    char tmp[KVS_FILE_TMP];
+
+    if (atomic_load_explicit(&h->no_links, memory_order_relaxed))
+        return 0;
+    e->tmp = atomic_fetch_add_explicit(&h->next_tmp, 1, memory_order_relaxed);
+    kvs_file_tmp_name(h, tmp, e->tmp);
+    if (linkat(h->fan[kvs_file_fan(key)], hex, h->tmp, tmp, 0) == 0) {
+        e->pinned = true;
+        return 0;
+    }
+    if (errno == EPERM || errno == ENOTSUP || errno == ENOSYS || errno == EMLINK) {
+        if (errno != EMLINK)
+            atomic_store_explicit(&h->no_links, true, memory_order_relaxed);
+        return 0;
+    }
+    return -errno;
+}
+
+static int find_hit(kv_store_v1 *h, struct kvs_file_pending *e, const uint8_t *data, size_t len)
+{
+    char hex[KVS_FILE_HEX];
+    int fd, found;
+
+    kvs_file_hex(hex, e->key, e->key_len);
+    found = look(h, e->key, e->key_len, hex, data, len, &fd);
+    if (found <= 0)
+        return found;
+    found = pin(h, e->key, hex, e);
+    if (found == 0)
+        futimens(fd, NULL); /* used now; not ours to touch: others' files stay as old as they are */
+    close(fd);
+    e->state = KVS_FILE_HIT;
+    return found == 0 ? 1 : 0; /* vanished meanwhile */
+}
+
+/* -- Put ---------------------------------------------------------------------------------------- */
+
+static bool is_pending(kv_store_v1 *h, const uint8_t *key, size_t key_len)
+{
+    struct kvs_file_pending *e;
+    bool there;
+
+    pthread_mutex_lock(&h->lock);
+    e = kvs_file_map_find(&h->map, key, key_len);
+    there = e && e->state != KVS_FILE_LOST;
+    if (there)
+        e->again = true;
+    pthread_mutex_unlock(&h->lock);
+    return there;
+}
+
+void kvs_file_pending_free(kv_store_v1 *h, struct kvs_file_pending *e)
+{
+    if (!e)
+        return;
+    if (e->fd >= 0) {
+        close(e->fd);
+        atomic_fetch_sub(&h->kept_fds, 1);
+    }
+    if (e->pinned)
+        kvs_file_drop_tmp(h, e->tmp);
+    free(e);
+}
+
+/* Into the map, unless another thread was faster. Takes @e. Returns whether it was. */
+static int insert(kv_store_v1 *h, struct kvs_file_pending *e)
+{
+    struct kvs_file_pending *old, *drop = NULL;
+    int rc;
+
+    pthread_mutex_lock(&h->lock);
+    rc = kvs_file_map_reserve(&h->map);
+    old = kvs_file_map_find(&h->map, e->key, e->key_len);
+    if (old && old->state == KVS_FILE_LOST && !old->busy) {
+        kvs_file_map_remove(&h->map, old);
+        drop = old;
+        old = NULL;
+    }
+    if (rc == 0 && !old) {
+        e->again = true;
+        kvs_file_map_add(&h->map, e);
+        e = NULL;
+    } else if (old) {
+        old->again = true;
+        rc = 1;
+    }
+    pthread_mutex_unlock(&h->lock);
+    kvs_file_pending_free(h, drop);
+    kvs_file_pending_free(h, e);
+    return rc;
+}
+
+int kvs_file_put_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len, const uint8_t *data,
+                       size_t len)
+{
+    int rc = kvs_file_check(h, key, key_len), there;
+    struct kvs_file_pending *e;
+
+    if (rc < 0 || (!data && len))
+        return rc < 0 ? rc : -EINVAL;
+    if (h->read_only)
+        return kvs_file_fail(h, EROFS, "the store can't be written", NULL);
+    if (is_pending(h, key, key_len)) {
+        KVS_FILE_ADD(h->put_hits, 1);
+        return 1;
+    }
+    e = kvs_file_pending_new(key, key_len);
+    if (!e)
+        return -ENOMEM;
+    there = find_hit(h, e, data, len);
+    if (there <= 0) {
+        e->state = KVS_FILE_PUT;
+        rc = kvs_file_write_tmp(h, kvs_file_owner(key, key_len, false), data, len, true, &e->tmp,
+                                &e->sum, &e->fd);
+        if (rc < 0) {
+            free(e);
+            return rc;
+        }
+        e->pinned = true;
+    }
+    rc = insert(h, e);
+    if (rc < 0)
+        return rc;
+    if (there > 0 || rc > 0) {
+        KVS_FILE_ADD(h->put_hits, 1);
+        return 1;
+    }
+    KVS_FILE_ADD(h->puts, 1);
+    return 0;
+}
+
+/* -- Get ---------------------------------------------------------------------------------------- */
+
+/* A pending chunk is read from tmp/; @ret_tmp is its number. */
+static bool pending_tmp(kv_store_v1 *h, const uint8_t *key, size_t key_len, uint64_t *ret_tmp)
+{
+    struct kvs_file_pending *e;
+    bool there;
+
+    pthread_mutex_lock(&h->lock);
+    e = kvs_file_map_find(&h->map, key, key_len);
+    there = e && e->pinned && e->state != KVS_FILE_LOST;
+    if (there)
+        *ret_tmp = e->tmp;
+    pthread_mutex_unlock(&h->lock);
+    return there;
+}
+
+/* The pending bytes went bad: the publication that would need them must fail. */
+static void lose(kv_store_v1 *h, const uint8_t *key, size_t key_len, uint64_t tmp)
+{
+    struct kvs_file_pending *e;
+
+    pthread_mutex_lock(&h->lock);
+    e = kvs_file_map_find(&h->map, key, key_len);
+    if (e && e->tmp == tmp)
+        e->state = KVS_FILE_LOST;
+    pthread_mutex_unlock(&h->lock);
+}
+
+static int get_once(kv_store_v1 *h, const uint8_t *key, size_t key_len, const char *hex,
+                    uint8_t **ret, size_t *ret_len)
+{
+    uint64_t owner = kvs_file_owner(key, key_len, false), n;
+    bool pending = pending_tmp(h, key, key_len, &n);
+    char tmp[KVS_FILE_TMP], side_car[KVS_FILE_HEX + 8];
+    int dir = pending ? h->tmp : h->fan[kvs_file_fan(key)], rc;
+    const char *name = pending ? tmp : hex;
+    struct stat st;
+
+    kvs_file_chunk_side_car(side_car, hex);
+    if (pending) {
+        kvs_file_tmp_name(h, tmp, n);
+        snprintf(side_car, sizeof(side_car), "tmp/%s.s", tmp);
+        if (faccessat(h->house, side_car, F_OK, 0) < 0) /* the link of a chunk that is in place */
+            kvs_file_chunk_side_car(side_car, hex);
+    }
+    rc = kvs_file_read(h, dir, name, side_car, owner, ret, ret_len, &st);
+    if (rc == -EBADMSG) {
+        if (pending)
+            lose(h, key, key_len, n);
+        kvs_file_set_aside(h, dir, name, &st);
+    }
+    return pending && rc == -ENOENT ? -EAGAIN : rc;
+}
+
+int kvs_file_get_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len, uint8_t **ret,
+                       size_t *ret_len)
+{
+    char hex[KVS_FILE_HEX];
+    int rc = kvs_file_check(h, key, key_len);
+
+    if (rc < 0 || !ret || !ret_len)
+        return rc < 0 ? rc : -EINVAL;
+    KVS_FILE_ADD(h->gets, 1);
+    kvs_file_hex(hex, key, key_len);
+    rc = -EAGAIN;
+    for (int i = 0; i < TRIES && rc == -EAGAIN; i++) /* published while we looked: again */
+        rc = get_once(h, key, key_len, hex, ret, ret_len);
+    if (rc == -EAGAIN)
+        rc = -ENOENT;
+    if (rc == -ENOENT || rc == -EBADMSG)
+        KVS_FILE_ADD(h->get_misses, 1);
+    else if (rc < 0)
+        return kvs_file_fail(h, -rc, "can't read a chunk", hex);
+    return rc;
+}

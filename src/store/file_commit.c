@@ -1,0 +1,446 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * Publication. What lies where:
+ *
+ *     DIR/NAME                  manifests                     .kvasir/tmp/ID.N    new files, pins
+ *     DIR/chunks/H/HEX          chunks, H: first hex digit    .kvasir/writers/ID  flock: lives
+ *     .kvasir/sums/             checksums without xattrs      .kvasir/bad/        did not verify
+ *
+ *     put_chunk       tmp/ID.N (its writing begins)     or, when it is there: link to tmp/ID.N
+ *     put_manifest    1 manifest to tmp/                     2 barrier: all new files are on disk
+ *                     3 link chunks into place               4 fsync the fan-out directories
+ *                     5 rename the manifest, fsync DIR       6 unlink the links in tmp/
+ *
+ * A power cut before 5 leaves the old manifest; after it, chunks were durable before the name was.
+ * Others' chunks that we hit were synced before they were linked, and step 4 makes their names
+ * durable too.
+ *
+ * Pins: whoever deletes chunks (sweep, eviction, any process) does so under a flock on the fan-out
+ * directory and only when the file has one link. From put to 6 ours have two. One that was looked
+ * at before our link was made may still go; taking the flock in 3 waits for such a deleter, and
+ * linking again then brings the chunk back.
+ *
+ * A failed fsync is never repeated on the same file: Linux may have marked the lost pages clean.
+ * Those files are written anew (what is read back for it is verified) by the next publication.
+ */
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "store/file_impl.h"
+
+struct commit {
+    struct kvs_file_pending **entries; /* busy ones: only this publication frees them */
+    int *fds;                          /* of the files to sync, and */
+    uint64_t *tmps;
+    size_t n, n_sync;
+    uint64_t bytes;
+    bool fans[KVS_FILE_FANS];
+};
+
+static void commit_fini(struct commit *c)
+{
+    free(c->entries);
+    free(c->fds);
+    free(c->tmps);
+}
+
+/* All that is pending now. */
+static int collect(kv_store_v1 *h, struct commit *c)
+{
+    int rc = 0;
+
+    *c = (struct commit){0};
+    pthread_mutex_lock(&h->lock);
+    c->entries = malloc((h->map.n + 1) * sizeof(struct kvs_file_pending *));
+    c->fds = malloc((h->map.n + 1) * sizeof(*c->fds));
+    c->tmps = malloc((h->map.n + 1) * sizeof(*c->tmps));
+    if (!c->entries || !c->fds || !c->tmps)
+        rc = -ENOMEM;
+    for (size_t i = 0; i < h->map.n_buckets && rc == 0; i++) {
+        for (struct kvs_file_pending *e = h->map.buckets[i]; e; e = e->next) {
+            e->busy = true;
+            e->again = false;
+            c->entries[c->n++] = e;
+            c->fans[kvs_file_fan(e->key)] = true;
+        }
+    }
+    pthread_mutex_unlock(&h->lock);
+    return rc;
+}
+
+/* Chunks that were lost are told about once, with this failure. */
+static int forget_lost(kv_store_v1 *h, struct commit *c)
+{
+    size_t kept = 0, n_lost;
+
+    pthread_mutex_lock(&h->lock);
+    for (size_t i = 0; i < c->n; i++) {
+        struct kvs_file_pending *e = c->entries[i];
+
+        if (e->state == KVS_FILE_LOST) {
+            kvs_file_map_remove(&h->map, e);
+            c->entries[i] = NULL;
+        }
+    }
+    for (size_t i = 0; i < c->n; i++) {
+        if (c->entries[i])
+            c->entries[kept++] = c->entries[i];
+    }
+    pthread_mutex_unlock(&h->lock);
+    n_lost = c->n - kept;
+    c->n = kept;
+    return n_lost ? kvs_file_fail(h, EIO, "chunks that were put are lost", NULL) : 0;
+}
+
+static void lose(kv_store_v1 *h, struct kvs_file_pending *e)
+{
+    pthread_mutex_lock(&h->lock);
+    e->state = KVS_FILE_LOST;
+    pthread_mutex_unlock(&h->lock);
+}
+
+/* Write a file whose sync failed once more, from what can still be read of it. */
+static int renew(kv_store_v1 *h, struct kvs_file_pending *e)
+{
+    uint64_t owner = kvs_file_owner(e->key, e->key_len, false), n, old = e->tmp;
+    char name[KVS_FILE_TMP], side_car[KVS_FILE_TMP + 8];
+    struct kvs_file_sum sum;
+    uint8_t *data;
+    struct stat st;
+    size_t len;
+    int fd = -1, rc;
+
+    kvs_file_tmp_name(h, name, old);
+    snprintf(side_car, sizeof(side_car), "tmp/%s.s", name);
+    rc = kvs_file_read(h, h->tmp, name, side_car, owner, &data, &len, &st);
+    if (rc < 0) {
+        lose(h, e);
+        return kvs_file_fail(h, EIO, "a chunk that could not be synced is lost", name);
+    }
+    rc = kvs_file_write_tmp(h, owner, data, len, true, &n, &sum, &fd);
+    free(data);
+    if (rc < 0)
+        return rc;
+    if (e->fd >= 0) {
+        close(e->fd);
+        atomic_fetch_sub(&h->kept_fds, 1);
+    }
+    pthread_mutex_lock(&h->lock);
+    e->tmp = n;
+    e->fd = fd;
+    e->sum = sum;
+    e->state = KVS_FILE_PUT;
+    pthread_mutex_unlock(&h->lock);
+    kvs_file_drop_tmp(h, old);
+    return 0;
+}
+
+static int prepare(kv_store_v1 *h, struct commit *c)
+{
+    int rc = 0;
+
+    for (size_t i = 0; i < c->n && rc == 0; i++) {
+        struct kvs_file_pending *e = c->entries[i];
+
+        if (e->state == KVS_FILE_SUSPECT)
+            rc = renew(h, e);
+        if (e->state == KVS_FILE_PUT) {
+            c->fds[c->n_sync] = e->fd;
+            c->tmps[c->n_sync++] = e->tmp;
+            c->bytes += e->sum.stored;
+        }
+    }
+    return rc;
+}
+
+/* -- Into place --------------------------------------------------------------------------------- */
+
+static bool good_in_place(kv_store_v1 *h, const struct kvs_file_pending *e, const char *hex)
+{
+    char side_car[KVS_FILE_HEX + 8];
+    struct kvs_file_sum sum;
+    struct stat st;
+    int fd = openat(h->fan[kvs_file_fan(e->key)], hex, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    bool good;
+
+    if (fd < 0)
+        return false;
+    kvs_file_chunk_side_car(side_car, hex);
+    good = fstat(fd, &st) == 0 && kvs_file_load_sum(h, fd, side_car, &sum) == 0 &&
+           sum.stored == (uint64_t)st.st_size &&
+           sum.owner == kvs_file_owner(e->key, e->key_len, false);
+    close(fd);
+    return good;
+}
+
+/* Something is there under our name: ours already, another writer's good one, or a bad one. */
+static int settle(kv_store_v1 *h, const struct kvs_file_pending *e, const char *tmp,
+                  const char *hex)
+{
+    int fan = h->fan[kvs_file_fan(e->key)];
+    char twin[KVS_FILE_TMP + 4];
+    struct stat a, b;
+
+    if (fstatat(h->tmp, tmp, &a, AT_SYMLINK_NOFOLLOW) < 0)
+        return -errno;
+    if (fstatat(fan, hex, &b, AT_SYMLINK_NOFOLLOW) < 0)
+        return errno == ENOENT ? -EAGAIN : -errno;
+    if (a.st_ino == b.st_ino)
+        return 0;
+    snprintf(twin, sizeof(twin), "%s.p", tmp);
+    if (good_in_place(h, e, hex)) { /* first come, first kept: pin theirs instead of ours */
+        if (linkat(fan, hex, h->tmp, twin, 0) < 0)
+            return errno == ENOENT ? -EAGAIN : -errno;
+        return renameat(h->tmp, twin, h->tmp, tmp) < 0 ? -errno : 0;
+    }
+    if (linkat(h->tmp, tmp, h->tmp, twin, 0) < 0)
+        return -errno;
+    return renameat(h->tmp, twin, fan, hex) < 0 ? -errno : 0;
+}
+
+static int place_linked(kv_store_v1 *h, const struct kvs_file_pending *e, const char *tmp,
+                        const char *hex)
+{
+    int rc = -EAGAIN;
+
+    for (int i = 0; i < 100 && rc == -EAGAIN; i++) {
+        if (linkat(h->tmp, tmp, h->fan[kvs_file_fan(e->key)], hex, 0) == 0)
+            return 0;
+        rc = errno == EEXIST ? settle(h, e, tmp, hex) : -errno;
+    }
+    return rc;
+}
+
+static int place(kv_store_v1 *h, struct kvs_file_pending *e)
+{
+    char tmp[KVS_FILE_TMP], hex[KVS_FILE_HEX], from[KVS_FILE_TMP + 8], to[KVS_FILE_HEX + 8];
+    int fan = h->fan[kvs_file_fan(e->key)], rc;
+
+    kvs_file_hex(hex, e->key, e->key_len);
+    if (!e->pinned) /* no hard links here: nothing kept it but its age */
+        return faccessat(fan, hex, F_OK, 0) < 0 ? -errno : 0;
+    kvs_file_tmp_name(h, tmp, e->tmp);
+    if (e->state == KVS_FILE_PUT && atomic_load_explicit(&h->side_car, memory_order_relaxed)) {
+        snprintf(from, sizeof(from), "tmp/%s.s", tmp);
+        kvs_file_chunk_side_car(to, hex);
+        if (renameat(h->house, from, h->house, to) < 0 && errno != ENOENT)
+            return -errno;
+    }
+    if (!atomic_load_explicit(&h->no_links, memory_order_relaxed)) {
+        rc = place_linked(h, e, tmp, hex);
+        if (rc != -EPERM && rc != -ENOTSUP && rc != -ENOSYS)
+            return rc;
+        atomic_store_explicit(&h->no_links, true, memory_order_relaxed);
+    }
+    if (renameat(h->tmp, tmp, fan, hex) < 0) /* gone: a failed publication got as far as this */
+        return errno == ENOENT && faccessat(fan, hex, F_OK, 0) == 0 ? 0 : -errno;
+    return 0;
+}
+
+static int place_all(kv_store_v1 *h, struct commit *c)
+{
+    for (int i = 0; i < KVS_FILE_FANS; i++) {
+        if (c->fans[i] && flock(h->fan[i], LOCK_SH) == 0)
+            flock(h->fan[i], LOCK_UN);
+    }
+    for (size_t i = 0; i < c->n; i++) {
+        char hex[KVS_FILE_HEX];
+        int rc = place(h, c->entries[i]);
+
+        if (rc == -ENOENT)
+            lose(h, c->entries[i]);
+        if (rc < 0) {
+            kvs_file_hex(hex, c->entries[i]->key, c->entries[i]->key_len);
+            return kvs_file_fail(h, -rc, "can't put a chunk into place", hex);
+        }
+    }
+    if (c->n && atomic_load_explicit(&h->side_car, memory_order_relaxed) && fsync(h->sums) < 0)
+        return kvs_file_fail(h, errno, "can't sync a directory", "sums");
+    for (int i = 0; i < KVS_FILE_FANS; i++) {
+        if (c->fans[i] && fsync(h->fan[i]) < 0)
+            return kvs_file_fail(h, errno, "can't sync a directory", "chunks");
+    }
+    return 0;
+}
+
+/* -- Done, or not ------------------------------------------------------------------------------- */
+
+/* What was put once more meanwhile stays pinned for the save that did; the rest is let go. */
+static void finish(kv_store_v1 *h, struct commit *c)
+{
+    pthread_mutex_lock(&h->lock);
+    for (size_t i = 0; i < c->n; i++) {
+        struct kvs_file_pending *e = c->entries[i];
+
+        e->busy = false;
+        if (e->again) {
+            e->state = e->state == KVS_FILE_LOST ? KVS_FILE_LOST : KVS_FILE_HIT;
+            c->entries[i] = NULL;
+        } else {
+            kvs_file_map_remove(&h->map, e);
+        }
+    }
+    pthread_mutex_unlock(&h->lock);
+    for (size_t i = 0; i < c->n; i++)
+        kvs_file_pending_free(h, c->entries[i]);
+}
+
+/* All stays pending, but for what is lost: this failure tells of it. */
+static void give_up(kv_store_v1 *h, struct commit *c, bool suspect)
+{
+    pthread_mutex_lock(&h->lock);
+    for (size_t i = 0; i < c->n; i++) {
+        struct kvs_file_pending *e = c->entries[i];
+
+        e->busy = false;
+        if (suspect && e->state == KVS_FILE_PUT)
+            e->state = KVS_FILE_SUSPECT;
+        if (e->state == KVS_FILE_LOST)
+            kvs_file_map_remove(&h->map, e);
+        else
+            c->entries[i] = NULL;
+    }
+    pthread_mutex_unlock(&h->lock);
+    for (size_t i = 0; i < c->n; i++)
+        kvs_file_pending_free(h, c->entries[i]);
+}
+
+/* -- Manifests ---------------------------------------------------------------------------------- */
+
+void kvs_file_manifest_side_car(char ret[KVS_FILE_NAME + 16], const char *file)
+{
+    snprintf(ret, KVS_FILE_NAME + 16, "sums/m-%s", file);
+}
+
+static int reveal(kv_store_v1 *h, uint64_t n, const char *file)
+{
+    char tmp[KVS_FILE_TMP], from[KVS_FILE_TMP + 8], to[KVS_FILE_NAME + 16];
+
+    kvs_file_tmp_name(h, tmp, n);
+    if (atomic_load_explicit(&h->side_car, memory_order_relaxed)) {
+        snprintf(from, sizeof(from), "tmp/%s.s", tmp);
+        kvs_file_manifest_side_car(to, file);
+        if (renameat(h->house, from, h->house, to) < 0 && errno != ENOENT)
+            return -errno;
+        if (fsync(h->sums) < 0)
+            return -errno;
+    }
+    if (renameat(h->tmp, tmp, h->root, file) < 0)
+        return -errno;
+    return fsync(h->root) < 0 ? -errno : 0;
+}
+
+/* @file: NULL without a manifest, whose tmp file is @n. *suspect: what was synced isn't safe. */
+static int carry_out(kv_store_v1 *h, struct commit *c, const char *file, uint64_t n, int fd,
+                     uint64_t len, bool *suspect)
+{
+    int rc = prepare(h, c);
+
+    if (rc < 0)
+        return rc;
+    if (file) {
+        c->fds[c->n_sync] = fd;
+        c->tmps[c->n_sync++] = n;
+        c->bytes += len;
+    }
+    rc = kvs_file_barrier(h, c->fds, c->tmps, c->n_sync, c->bytes);
+    if (rc < 0) {
+        *suspect = true;
+        return kvs_file_fail(h, -rc, "can't sync", file);
+    }
+    rc = place_all(h, c);
+    if (rc < 0 || !file)
+        return rc;
+    rc = reveal(h, n, file);
+    return rc < 0 ? kvs_file_fail(h, -rc, "can't publish a manifest", file) : 0;
+}
+
+static int publish_locked(kv_store_v1 *h, const char *file, uint64_t n, int fd, uint64_t len)
+{
+    bool suspect = false;
+    struct commit c;
+    int rc = collect(h, &c);
+
+    if (rc == 0) {
+        rc = forget_lost(h, &c);
+        if (rc == 0)
+            rc = carry_out(h, &c, file, n, fd, len, &suspect);
+        if (rc == 0)
+            finish(h, &c);
+        else
+            give_up(h, &c, suspect);
+    }
+    commit_fini(&c);
+    return rc;
+}
+
+int kvs_file_publish(kv_store_v1 *h, const char *name, const void *data, size_t len)
+{
+    char file[KVS_FILE_NAME];
+    struct kvs_file_sum sum;
+    uint64_t n = 0;
+    int rc = !h || (name && !data && len) ? -EINVAL : h->pid == getpid() ? 0 : -ECHILD, fd = -1;
+
+    if (rc == 0 && h->read_only)
+        rc = kvs_file_fail(h, EROFS, "the store can't be written", name);
+    if (rc == 0 && name) {
+        rc = kvs_file_name_encode(file, name);
+        if (rc < 0)
+            return kvs_file_fail(h, -rc, "not a name for a manifest", name);
+        rc = kvs_file_write_tmp(h, kvs_file_owner(name, strlen(name), true), data, len, false, &n,
+                                &sum, &fd);
+    }
+    if (rc < 0)
+        return rc;
+    pthread_mutex_lock(&h->commit);
+    rc = publish_locked(h, name ? file : NULL, n, fd, len);
+    pthread_mutex_unlock(&h->commit);
+    if (fd >= 0) {
+        close(fd);
+        atomic_fetch_sub(&h->kept_fds, 1);
+    }
+    if (rc < 0 && name)
+        kvs_file_drop_tmp(h, n);
+    return rc;
+}
+
+int kvs_file_get_manifest(kv_store_v1 *h, const char *name, uint8_t **ret, size_t *ret_len)
+{
+    char file[KVS_FILE_NAME], side_car[KVS_FILE_NAME + 16];
+    struct stat st;
+    int rc = !h || !ret || !ret_len ? -EINVAL : h->pid == getpid() ? 0 : -ECHILD;
+
+    if (rc == 0)
+        rc = kvs_file_name_encode(file, name);
+    if (rc < 0)
+        return rc;
+    kvs_file_manifest_side_car(side_car, file);
+    rc = kvs_file_read(h, h->root, file, side_car, kvs_file_owner(name, strlen(name), true), ret,
+                       ret_len, &st);
+    if (rc == -EBADMSG)
+        kvs_file_set_aside(h, h->root, file, &st);
+    else if (rc < 0 && rc != -ENOENT)
+        return kvs_file_fail(h, -rc, "can't read a manifest", file);
+    return rc;
+}
+
+int kvs_file_delete_manifest(kv_store_v1 *h, const char *name)
+{
+    char file[KVS_FILE_NAME], side_car[KVS_FILE_NAME + 16];
+    int rc = !h ? -EINVAL : h->pid == getpid() ? 0 : -ECHILD;
+
+    if (rc == 0)
+        rc = kvs_file_name_encode(file, name);
+    if (rc < 0)
+        return rc;
+    if (unlinkat(h->root, file, 0) < 0)
+        return errno == ENOENT ? 0 : kvs_file_fail(h, errno, "can't delete a manifest", file);
+    if (fsync(h->root) < 0)
+        return kvs_file_fail(h, errno, "can't sync a directory", NULL);
+    kvs_file_manifest_side_car(side_car, file);
+    unlinkat(h->house, side_car, 0);
+    return 0;
+}

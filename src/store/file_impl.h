@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * The parts of the file store among themselves. What lies where, and why a publication is durable
+ * and a pinned chunk can't vanish, is told once, in file_commit.c.
+ *
+ * Threads: `lock` protects the pending map and is held for no I/O. `commit` serialises what takes
+ * fan-out locks (publication, sweeping, eviction): flock belongs to this handle's descriptors, so
+ * two of its threads would not exclude each other. Order: commit before lock.
+ *
+ * A handle belongs to the process that opened it; in a forked child every call gives -ECHILD.
+ */
+#ifndef KV_STORE_FILE_IMPL_H
+#define KV_STORE_FILE_IMPL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+
+#include "base/error.h"
+#include "store/file.h"
+
+enum {
+    KVS_FILE_FANS = 16,
+    KVS_FILE_KEY_MAX = 120, /* bytes; hex must fit a file name, with room for suffixes */
+    KVS_FILE_HEX = 2 * KVS_FILE_KEY_MAX + 1,
+    KVS_FILE_NAME = 256,
+    KVS_FILE_TMP = 40,    /* writer id, '.', number */
+    KVS_FILE_BAD_MAX = 64 /* files kept in bad/; more are deleted */
+};
+
+enum kvs_file_sync { KVS_FILE_SYNC_AUTO, KVS_FILE_SYNC_FILES, KVS_FILE_SYNC_FS };
+
+struct kvs_file_opts {
+    uint64_t limit; /* bytes of chunk files; 0: none */
+    int zstd;       /* level; 0: raw */
+    enum kvs_file_sync sync;
+    bool side_car; /* checksums in files beside, as where xattrs are not supported */
+};
+
+/* -- Checksums (file_sum.c; format: docs/formats.md) ------------------------------------------- */
+
+enum { KVS_FILE_SUM_BYTES = 48, KVS_FILE_RAW = 0, KVS_FILE_ZSTD = 1 };
+
+struct kvs_file_sum {
+    uint8_t encoding;
+    uint64_t len;    /* of the content as put */
+    uint64_t stored; /* of the file */
+    uint64_t owner;  /* XXH3-64 of key or name: bytes under a wrong name don't verify */
+    uint8_t hash[16];
+};
+
+struct kvs_file_hasher;
+void kvs_file_sum_make(struct kvs_file_sum *ret, uint64_t owner, const void *data, size_t len);
+void kvs_file_sum_encode(uint8_t out[KVS_FILE_SUM_BYTES], const struct kvs_file_sum *sum);
+int kvs_file_sum_decode(struct kvs_file_sum *ret, const uint8_t in[KVS_FILE_SUM_BYTES]);
+uint64_t kvs_file_owner(const void *key, size_t len, bool manifest);
+/** Read @len bytes of @fd at its start into @buf and hash them on the way. -EBADMSG: shorter. */
+int kvs_file_read_hashed(int fd, void *buf, size_t len, uint8_t ret_hash[16]);
+void kvs_file_hash(const void *data, size_t len, uint8_t ret_hash[16]);
+
+/* -- Names (file_name.c) ---------------------------------------------------------------------- */
+
+/** The file name of manifest @name: -EINVAL (empty), -ENAMETOOLONG. */
+int kvs_file_name_encode(char ret[KVS_FILE_NAME], const char *name);
+/** The manifest's name behind a file name: -EINVAL when no name encodes to it. */
+int kvs_file_name_decode(char ret[KVS_FILE_NAME], const char *file);
+void kvs_file_hex(char ret[KVS_FILE_HEX], const uint8_t *key, size_t len);
+/** Returns the key's length, or -EINVAL when @hex isn't the canonical name of a key. */
+int kvs_file_unhex(uint8_t ret[KVS_FILE_KEY_MAX], const char *hex);
+
+/* -- Pending chunks (file_pending.c) ---------------------------------------------------------- */
+
+enum kvs_file_state {
+    KVS_FILE_PUT,     /* content in tmp/, not yet in place */
+    KVS_FILE_HIT,     /* was in place already; its link in tmp/ keeps it */
+    KVS_FILE_SUSPECT, /* PUT, but a sync failed: must be written anew before it is synced again */
+    KVS_FILE_LOST     /* can't be published: the next publication fails, once */
+};
+
+struct kvs_file_pending {
+    struct kvs_file_pending *next; /* in its bucket */
+    enum kvs_file_state state;
+    bool busy;   /* a publication works on it */
+    bool again;  /* put once more meanwhile: stays pinned */
+    bool pinned; /* has a file in tmp/ */
+    int fd;      /* of that file, kept for fsync; -1 */
+    uint64_t tmp;
+    struct kvs_file_sum sum;
+    size_t key_len;
+    uint8_t key[];
+};
+
+struct kvs_file_map {
+    struct kvs_file_pending **buckets;
+    size_t n_buckets, n;
+};
+
+int kvs_file_map_reserve(struct kvs_file_map *map);
+struct kvs_file_pending *kvs_file_map_find(const struct kvs_file_map *map, const void *key,
+                                           size_t len);
+void kvs_file_map_add(struct kvs_file_map *map, struct kvs_file_pending *entry);
+void kvs_file_map_remove(struct kvs_file_map *map, const struct kvs_file_pending *entry);
+struct kvs_file_pending *kvs_file_pending_new(const void *key, size_t len);
+
+/* -- The handle ------------------------------------------------------------------------------- */
+
+struct kv_store_v1 {
+    pid_t pid;
+    char *dir; /* for messages */
+    struct kvs_file_opts opts;
+    bool read_only;
+    _Atomic bool side_car; /* xattrs turned out not to be supported */
+    _Atomic bool no_links; /* nor hard links */
+    bool syncfs_tells;     /* syncfs reports errors here (Linux 5.8) */
+    int root, house, tmp, writers, bad, refs, sums;
+    int fan[KVS_FILE_FANS];
+    int used_fd; /* .kvasir/used: bytes of chunk files, all processes */
+    int writer_fd;
+    char writer[17];
+    _Atomic uint64_t next_tmp;
+    _Atomic int kept_fds;
+    pthread_mutex_t lock, commit;
+    struct kvs_file_map map;
+    _Atomic uint64_t puts, put_hits, gets, get_misses, bad_chunks, evicted, written, read, errors;
+};
+
+#define KVS_FILE_ADD(counter, n) \
+    atomic_fetch_add_explicit(&(counter), (uint64_t)(n), memory_order_relaxed)
+
+/** Log "@what: name=... error=..." and return -@error. */
+int kvs_file_fail(kv_store_v1 *h, int error, const char *what, const char *name);
+int kvs_file_options(const char *uri, char **ret_dir, struct kvs_file_opts *ret);
+kv_store_v1 *kvs_file_open(const char *uri);
+void kvs_file_close(kv_store_v1 *h);
+
+/* -- Files (file_io.c) ------------------------------------------------------------------------ */
+
+void kvs_file_tmp_name(const kv_store_v1 *h, char ret[KVS_FILE_TMP], uint64_t n);
+/** Write a new file in tmp/ with its checksum; @ret_fd (may be NULL) stays open for fsync. */
+int kvs_file_write_tmp(kv_store_v1 *h, uint64_t owner, const void *data, size_t len, bool pack,
+                       uint64_t *ret_n, struct kvs_file_sum *ret_sum, int *ret_fd);
+/** Unlink tmp file @n, and its side-car. */
+void kvs_file_drop_tmp(kv_store_v1 *h, uint64_t n);
+int kvs_file_write_all(int fd, const void *data, size_t len);
+/** The checksum kept for an open file. -ENODATA: none (a foreign file); -EBADMSG: nonsense. */
+int kvs_file_load_sum(kv_store_v1 *h, int fd, const char *side_car, struct kvs_file_sum *ret);
+int kvs_file_store_sum(kv_store_v1 *h, int fd, const char *side_car,
+                       const struct kvs_file_sum *sum);
+/**
+ * Read and verify. @side_car: the name of the checksum in sums/, where that is in use.
+ * -ENOENT; -EBADMSG: did not verify. @ret_ino is set also with -EBADMSG.
+ */
+int kvs_file_read(kv_store_v1 *h, int dirfd, const char *name, const char *side_car, uint64_t owner,
+                  uint8_t **ret, size_t *ret_len, struct stat *ret_st);
+/** Move what did not verify to bad/, if it is still the file of @st. */
+void kvs_file_set_aside(kv_store_v1 *h, int dirfd, const char *name, const struct stat *st);
+
+static inline int kvs_file_fan(const uint8_t *key)
+{
+    return key[0] >> 4;
+}
+
+/* -- The parts of the backend ----------------------------------------------------------------- */
+
+int kvs_file_check(kv_store_v1 *h, const void *key, size_t len); /* arguments of a chunk call */
+int kvs_file_put_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len, const uint8_t *data,
+                       size_t len);
+int kvs_file_get_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len, uint8_t **ret,
+                       size_t *ret_len);
+/** The file of a chunk's checksum below .kvasir/, where xattrs aren't supported. */
+void kvs_file_chunk_side_car(char ret[KVS_FILE_HEX + 8], const char *hex);
+void kvs_file_manifest_side_car(char ret[KVS_FILE_NAME + 16], const char *file);
+/** Close, unlink in tmp/, free. NULL is a no-op. */
+void kvs_file_pending_free(kv_store_v1 *h, struct kvs_file_pending *e);
+/** Make pending chunks durable and, unless @name is NULL, publish a manifest. */
+int kvs_file_publish(kv_store_v1 *h, const char *name, const void *data, size_t len);
+int kvs_file_get_manifest(kv_store_v1 *h, const char *name, uint8_t **ret, size_t *ret_len);
+int kvs_file_delete_manifest(kv_store_v1 *h, const char *name);
+/** Put the pending files on disk: one barrier. On failure none of them may be trusted. */
+int kvs_file_barrier(kv_store_v1 *h, const int *fds, const uint64_t *tmps, size_t n,
+                     uint64_t bytes);
+
+#endif

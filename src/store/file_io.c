@@ -1,0 +1,332 @@
+// SPDX-License-Identifier: Apache-2.0
+/** Files of the file store: written whole into tmp/, read whole and verified, set aside when bad. */
+#include <dirent.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+#include <zstd.h>
+
+#include "base/log.h"
+#include "store/file_impl.h"
+
+#define XATTR "user.kvasir.chunk"
+
+enum {
+    EARLY = 256 * 1024, /* files from this size on begin their way to the disk at once */
+    FDS_KEPT = 64       /* per handle: more are opened again for their fsync */
+};
+
+int kvs_file_fail(kv_store_v1 *h, int error, const char *what, const char *name)
+{
+    char where[512], which[512];
+
+    KVS_FILE_ADD(h->errors, 1);
+    kv_log_error("store", what, "dir=%s name=%s error=\"%s\"",
+                 kv_log_quote(where, sizeof(where), h->dir),
+                 kv_log_quote(which, sizeof(which), name ? name : ""), strerror(error));
+    return -error;
+}
+
+void kvs_file_tmp_name(const kv_store_v1 *h, char ret[KVS_FILE_TMP], uint64_t n)
+{
+    snprintf(ret, KVS_FILE_TMP, "%s.%" PRIu64, h->writer, n);
+}
+
+static void tmp_side_car(const kv_store_v1 *h, char ret[KVS_FILE_TMP + 8], uint64_t n)
+{
+    snprintf(ret, KVS_FILE_TMP + 8, "tmp/%s.%" PRIu64 ".s", h->writer, n);
+}
+
+int kvs_file_write_all(int fd, const void *data, size_t len)
+{
+    for (size_t done = 0; done < len;) {
+        ssize_t n = write(fd, (const char *)data + done, len - done);
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return n < 0 ? -errno : -EIO;
+        done += (size_t)n;
+    }
+    return 0;
+}
+
+static bool no_xattrs(int error)
+{
+    return error == ENOTSUP || error == EOPNOTSUPP || error == EPERM || error == ENOSYS;
+}
+
+static int write_side_car(kv_store_v1 *h, const char *path, const uint8_t *bytes, size_t len)
+{
+    int fd = openat(h->house, path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666), rc;
+
+    if (fd < 0)
+        return -errno;
+    rc = kvs_file_write_all(fd, bytes, len);
+    if (rc == 0 && fsync(fd) < 0) /* a slow path: these file systems are */
+        rc = -errno;
+    close(fd);
+    return rc;
+}
+
+int kvs_file_store_sum(kv_store_v1 *h, int fd, const char *side_car, const struct kvs_file_sum *sum)
+{
+    uint8_t bytes[KVS_FILE_SUM_BYTES];
+
+    kvs_file_sum_encode(bytes, sum);
+    if (!atomic_load_explicit(&h->side_car, memory_order_relaxed)) {
+        if (fsetxattr(fd, XATTR, bytes, sizeof(bytes), 0) == 0)
+            return 0;
+        if (!no_xattrs(errno))
+            return -errno;
+        atomic_store_explicit(&h->side_car, true, memory_order_relaxed);
+    }
+    return write_side_car(h, side_car, bytes, sizeof(bytes));
+}
+
+static int load_side_car(kv_store_v1 *h, const char *path, uint8_t *bytes)
+{
+    int fd = openat(h->house, path, O_RDONLY | O_CLOEXEC);
+    ssize_t n;
+
+    if (fd < 0)
+        return errno == ENOENT ? -ENODATA : -errno;
+    n = read(fd, bytes, KVS_FILE_SUM_BYTES);
+    close(fd);
+    return n == KVS_FILE_SUM_BYTES ? 0 : -EBADMSG;
+}
+
+int kvs_file_load_sum(kv_store_v1 *h, int fd, const char *side_car, struct kvs_file_sum *ret)
+{
+    uint8_t bytes[KVS_FILE_SUM_BYTES];
+    ssize_t n = fgetxattr(fd, XATTR, bytes, sizeof(bytes));
+
+    if (n < 0) {
+        if (errno != ENODATA && errno != ERANGE && !no_xattrs(errno))
+            return -errno;
+        int rc = errno == ERANGE ? -EBADMSG : load_side_car(h, side_car, bytes);
+
+        if (rc < 0)
+            return rc;
+    } else if (n != KVS_FILE_SUM_BYTES) {
+        return -EBADMSG;
+    }
+    return kvs_file_sum_decode(ret, bytes);
+}
+
+/* -- Writing ---------------------------------------------------------------------------------- */
+
+/* The content as it is to be stored: compressed where that saves an eighth. @ret_owned is freed. */
+static void pack(int level, const void *data, struct kvs_file_sum *sum, const void **ret,
+                 void **ret_owned)
+{
+    size_t cap = level ? ZSTD_compressBound(sum->len) : 0, n;
+    void *buf = cap ? malloc(cap) : NULL;
+
+    *ret = data;
+    *ret_owned = buf;
+    if (!buf)
+        return;
+    n = ZSTD_compress(buf, cap, data, sum->len, level);
+    if (ZSTD_isError(n) || n >= sum->len - sum->len / 8)
+        return;
+    sum->encoding = KVS_FILE_ZSTD;
+    sum->stored = n;
+    *ret = buf;
+}
+
+static int fill_tmp(kv_store_v1 *h, int fd, uint64_t n, const struct kvs_file_sum *sum,
+                    const void *bytes)
+{
+    char side_car[KVS_FILE_TMP + 8];
+    int rc;
+
+    tmp_side_car(h, side_car, n);
+    rc = kvs_file_store_sum(h, fd, side_car, sum);
+    if (rc == 0)
+        rc = kvs_file_write_all(fd, bytes, sum->stored);
+    if (rc == 0 && sum->stored >= EARLY)
+        sync_file_range(fd, 0, 0, SYNC_FILE_RANGE_WRITE); /* a hint */
+    return rc;
+}
+
+int kvs_file_write_tmp(kv_store_v1 *h, uint64_t owner, const void *data, size_t len, bool packed,
+                       uint64_t *ret_n, struct kvs_file_sum *ret_sum, int *ret_fd)
+{
+    uint64_t n = atomic_fetch_add_explicit(&h->next_tmp, 1, memory_order_relaxed);
+    char name[KVS_FILE_TMP];
+    const void *bytes;
+    void *owned;
+    int fd, rc;
+
+    kvs_file_tmp_name(h, name, n);
+    fd = openat(h->tmp, name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd < 0)
+        return kvs_file_fail(h, errno, "can't make a file", name);
+    kvs_file_sum_make(ret_sum, owner, data, len);
+    pack(packed ? h->opts.zstd : 0, data, ret_sum, &bytes, &owned);
+    rc = fill_tmp(h, fd, n, ret_sum, bytes);
+    free(owned);
+    if (rc == 0)
+        KVS_FILE_ADD(h->written, ret_sum->stored);
+    if (rc == 0 && ret_fd && atomic_fetch_add(&h->kept_fds, 1) < FDS_KEPT) {
+        *ret_fd = fd;
+    } else {
+        if (rc == 0 && ret_fd) {
+            atomic_fetch_sub(&h->kept_fds, 1);
+            *ret_fd = -1;
+        }
+        if (close(fd) < 0 && rc == 0 && errno != EINTR)
+            rc = -errno; /* where quotas are only told about now */
+    }
+    if (rc < 0) {
+        kvs_file_drop_tmp(h, n);
+        return kvs_file_fail(h, -rc, "can't write a file", name);
+    }
+    *ret_n = n;
+    return 0;
+}
+
+void kvs_file_drop_tmp(kv_store_v1 *h, uint64_t n)
+{
+    char name[KVS_FILE_TMP], side_car[KVS_FILE_TMP + 8];
+
+    kvs_file_tmp_name(h, name, n);
+    unlinkat(h->tmp, name, 0);
+    if (atomic_load_explicit(&h->side_car, memory_order_relaxed)) {
+        tmp_side_car(h, side_car, n);
+        unlinkat(h->house, side_car, 0);
+    }
+}
+
+/* -- Reading ---------------------------------------------------------------------------------- */
+
+static bool all_zero(const uint8_t *data, size_t len)
+{
+    return len == 0 || (data[0] == 0 && memcmp(data, data + 1, len - 1) == 0);
+}
+
+static int unpack(const struct kvs_file_sum *sum, uint8_t **data, uint8_t hash[16])
+{
+    uint8_t *buf;
+    size_t n;
+
+    if (ZSTD_getFrameContentSize(*data, sum->stored) != sum->len)
+        return -EBADMSG;
+    buf = malloc(KV_MAX(sum->len, (uint64_t)1));
+    if (!buf)
+        return -ENOMEM;
+    n = ZSTD_decompress(buf, sum->len, *data, sum->stored);
+    if (ZSTD_isError(n) || n != sum->len) {
+        free(buf);
+        return -EBADMSG;
+    }
+    kvs_file_hash(buf, n, hash);
+    free(*data);
+    *data = buf;
+    return 0;
+}
+
+static int verify(const struct kvs_file_sum *sum, uint64_t owner, uint8_t **data, uint8_t hash[16])
+{
+    int rc = sum->encoding == KVS_FILE_ZSTD ? unpack(sum, data, hash) : 0;
+
+    if (rc < 0)
+        return rc;
+    return sum->owner == owner && memcmp(hash, sum->hash, 16) == 0 ? 0 : -EBADMSG;
+}
+
+/* What others wrote carries no checksum: all that can be told is what a power cut leaves. */
+static int read_open(kv_store_v1 *h, int fd, const char *side_car, uint64_t owner, uint64_t size,
+                     uint8_t **ret, size_t *ret_len)
+{
+    struct kvs_file_sum sum;
+    int known = kvs_file_load_sum(h, fd, side_car, &sum), rc;
+    uint8_t hash[16];
+
+    if (known < 0 && known != -ENODATA)
+        return known;
+    if (known == 0 && (sum.stored != size || sum.owner != owner))
+        return -EBADMSG;
+    if (size > SIZE_MAX / 2)
+        return -EFBIG;
+    *ret = malloc(KV_MAX(size, (uint64_t)1));
+    if (!*ret)
+        return -ENOMEM;
+    rc = kvs_file_read_hashed(fd, *ret, size, hash);
+    if (rc == 0 && known == 0)
+        rc = verify(&sum, owner, ret, hash);
+    else if (rc == 0 && all_zero(*ret, size))
+        rc = -EBADMSG;
+    *ret_len = known == 0 ? sum.len : size;
+    return rc;
+}
+
+int kvs_file_read(kv_store_v1 *h, int dirfd, const char *name, const char *side_car, uint64_t owner,
+                  uint8_t **ret, size_t *ret_len, struct stat *ret_st)
+{
+    int fd = openat(dirfd, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK), rc;
+    uint8_t *data = NULL;
+    size_t len = 0;
+
+    if (fd < 0)
+        return -errno;
+    if (fstat(fd, ret_st) < 0)
+        rc = -errno;
+    else if (!S_ISREG(ret_st->st_mode))
+        rc = -ENOENT;
+    else
+        rc = read_open(h, fd, side_car, owner, (uint64_t)ret_st->st_size, &data, &len);
+    close(fd);
+    if (rc < 0) {
+        free(data);
+        return rc;
+    }
+    KVS_FILE_ADD(h->read, ret_st->st_size);
+    *ret = data;
+    *ret_len = len;
+    return 0;
+}
+
+/* -- Setting aside ---------------------------------------------------------------------------- */
+
+static int count_bad(kv_store_v1 *h)
+{
+    int fd = openat(h->bad, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), n = 0;
+    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+
+    if (!dir) {
+        if (fd >= 0)
+            close(fd);
+        return KVS_FILE_BAD_MAX;
+    }
+    while (readdir(dir))
+        n++;
+    closedir(dir);
+    return n - 2;
+}
+
+void kvs_file_set_aside(kv_store_v1 *h, int dirfd, const char *name, const struct stat *st)
+{
+    char aside[KVS_FILE_NAME + 8], where[512], which[512];
+    struct stat now;
+    int rc;
+
+    KVS_FILE_ADD(h->bad_chunks, 1);
+    kv_log_error("store", "stored bytes don't verify", "dir=%s name=%s",
+                 kv_log_quote(where, sizeof(where), h->dir),
+                 kv_log_quote(which, sizeof(which), name));
+    if (h->read_only || fstatat(dirfd, name, &now, AT_SYMLINK_NOFOLLOW) < 0 ||
+        now.st_ino != st->st_ino)
+        return; /* replaced meanwhile */
+    snprintf(aside, sizeof(aside), "%.200s.%" PRIu64, name,
+             atomic_fetch_add_explicit(&h->next_tmp, 1, memory_order_relaxed));
+    if (count_bad(h) >= KVS_FILE_BAD_MAX)
+        rc = unlinkat(dirfd, name, 0);
+    else
+        rc = renameat(dirfd, name, h->bad, aside);
+    if (rc < 0)
+        kvs_file_fail(h, errno, "can't set a bad file aside", name);
+}

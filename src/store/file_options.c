@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+/** PATH[?limit=SIZE&zstd=LEVEL&sync=auto|files|fs&sums=auto|files]. */
+#include <stdio.h>
+
+#include "base/log.h"
+#include "store/file_impl.h"
+
+/* Digits, then K, M, G or T (powers of 1024). */
+static int parse_size(const char *text, uint64_t *ret)
+{
+    static const char units[] = "KMGT";
+    char *end;
+    const char *unit;
+    int shift = 0;
+
+    errno = 0;
+    *ret = strtoull(text, &end, 10);
+    if (text[0] < '0' || text[0] > '9' || errno)
+        return -EINVAL;
+    unit = *end ? strchr(units, *end) : NULL;
+    if (unit) {
+        shift = 10 * (int)(unit - units + 1);
+        end++;
+    }
+    if (*end || *ret > UINT64_MAX >> shift)
+        return -EINVAL;
+    *ret <<= shift;
+    return 0;
+}
+
+static int parse_level(const char *text, int *ret)
+{
+    char *end;
+    long level = strtol(text, &end, 10);
+
+    if (text[0] < '0' || text[0] > '9' || *end || level > 19)
+        return -EINVAL;
+    *ret = (int)level;
+    return 0;
+}
+
+static int parse_one(const char *key, const char *value, struct kvs_file_opts *ret)
+{
+    static const char *const syncs[] = {"auto", "files", "fs"};
+
+    if (strcmp(key, "limit") == 0)
+        return parse_size(value, &ret->limit);
+    if (strcmp(key, "zstd") == 0)
+        return parse_level(value, &ret->zstd);
+    if (strcmp(key, "sums") == 0 && (!strcmp(value, "auto") || !strcmp(value, "files"))) {
+        ret->side_car = value[0] == 'f';
+        return 0;
+    }
+    if (strcmp(key, "sync") == 0) {
+        for (size_t i = 0; i < KV_COUNT(syncs); i++) {
+            if (strcmp(value, syncs[i]) == 0) {
+                ret->sync = (enum kvs_file_sync)i;
+                return 0;
+            }
+        }
+    }
+    return -EINVAL;
+}
+
+/* A '?' without a '=' behind it is part of the path. */
+int kvs_file_options(const char *uri, char **ret_dir, struct kvs_file_opts *ret)
+{
+    char *dir = strdup(uri), *mark, *save = NULL;
+
+    *ret = (struct kvs_file_opts){0};
+    if (!dir)
+        return -ENOMEM;
+    mark = strrchr(dir, '?');
+    if (mark && strchr(mark, '=')) {
+        *mark++ = '\0';
+        for (char *key = strtok_r(mark, "&", &save); key; key = strtok_r(NULL, "&", &save)) {
+            char *value = strchr(key, '=');
+
+            if (value)
+                *value++ = '\0';
+            if (!value || parse_one(key, value, ret) < 0) {
+                char quoted[128];
+
+                kv_log_error("store", "unknown option or value", "option=%s",
+                             kv_log_quote(quoted, sizeof(quoted), key));
+                free(dir);
+                return -EINVAL;
+            }
+        }
+    }
+    if (!*dir) {
+        free(dir);
+        kv_log_error("store", "a store needs a path", NULL);
+        return -EINVAL;
+    }
+    *ret_dir = dir;
+    return 0;
+}

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+/** The chunks of a handle that wait for publication, by key: a chained hash table. */
+#include "base/xxh.h"
+#include "store/file_impl.h"
+
+static size_t bucket(const struct kvs_file_map *map, const void *key, size_t len)
+{
+    return kv_xxh64(key, len, 0) & (map->n_buckets - 1);
+}
+
+int kvs_file_map_reserve(struct kvs_file_map *map)
+{
+    struct kvs_file_map larger = {.n_buckets = map->n_buckets ? 2 * map->n_buckets : 64};
+
+    if (map->n < map->n_buckets)
+        return 0;
+    larger.buckets = calloc(larger.n_buckets, sizeof(struct kvs_file_pending *));
+    if (!larger.buckets)
+        return -ENOMEM;
+    for (size_t i = 0; i < map->n_buckets; i++) {
+        for (struct kvs_file_pending *e = map->buckets[i], *next; e; e = next) {
+            next = e->next;
+            kvs_file_map_add(&larger, e);
+        }
+    }
+    free(map->buckets);
+    *map = larger;
+    return 0;
+}
+
+struct kvs_file_pending *kvs_file_map_find(const struct kvs_file_map *map, const void *key,
+                                           size_t len)
+{
+    struct kvs_file_pending *e = map->n ? map->buckets[bucket(map, key, len)] : NULL;
+
+    while (e && (e->key_len != len || memcmp(e->key, key, len) != 0))
+        e = e->next;
+    return e;
+}
+
+void kvs_file_map_add(struct kvs_file_map *map, struct kvs_file_pending *entry)
+{
+    struct kvs_file_pending **head = &map->buckets[bucket(map, entry->key, entry->key_len)];
+
+    entry->next = *head;
+    *head = entry;
+    map->n++;
+}
+
+void kvs_file_map_remove(struct kvs_file_map *map, const struct kvs_file_pending *entry)
+{
+    struct kvs_file_pending **at = &map->buckets[bucket(map, entry->key, entry->key_len)];
+
+    while (*at != entry)
+        at = &(*at)->next;
+    *at = entry->next;
+    map->n--;
+}
+
+struct kvs_file_pending *kvs_file_pending_new(const void *key, size_t len)
+{
+    struct kvs_file_pending *e = calloc(1, sizeof(*e) + len);
+
+    if (!e)
+        return NULL;
+    e->fd = -1;
+    e->key_len = len;
+    memcpy(e->key, key, len);
+    return e;
+}

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * The file store's own checksums: keys are chosen by consumers and need not be hashes of the bytes,
+ * so nothing else tells a zero-filled, shortened or misplaced file from a good one.
+ */
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "base/xxh.h"
+#include "store/file_impl.h"
+
+/* Read this much, then hash it while it is still in the second-level cache. */
+enum { PIECE = 128 * 1024 };
+
+static void put_le64(uint8_t *out, uint64_t value)
+{
+    for (int i = 0; i < 8; i++)
+        out[i] = (uint8_t)(value >> 8 * i);
+}
+
+static uint64_t get_le64(const uint8_t *in)
+{
+    uint64_t value = 0;
+
+    for (int i = 7; i >= 0; i--)
+        value = value << 8 | in[i];
+    return value;
+}
+
+static void canonical(uint8_t out[16], XXH128_hash_t hash)
+{
+    XXH128_canonical_t bytes;
+
+    XXH128_canonicalFromHash(&bytes, hash);
+    memcpy(out, bytes.digest, 16);
+}
+
+void kvs_file_hash(const void *data, size_t len, uint8_t ret_hash[16])
+{
+    canonical(ret_hash, XXH3_128bits(data, len));
+}
+
+uint64_t kvs_file_owner(const void *key, size_t len, bool manifest)
+{
+    return kv_xxh64(key, len, manifest ? 1 : 0);
+}
+
+void kvs_file_sum_make(struct kvs_file_sum *ret, uint64_t owner, const void *data, size_t len)
+{
+    *ret = (struct kvs_file_sum){.len = len, .stored = len, .owner = owner};
+    kvs_file_hash(data, len, ret->hash);
+}
+
+void kvs_file_sum_encode(uint8_t out[KVS_FILE_SUM_BYTES], const struct kvs_file_sum *sum)
+{
+    memcpy(out, "KVSC\1", 5);
+    out[5] = sum->encoding;
+    out[6] = out[7] = 0;
+    put_le64(out + 8, sum->len);
+    put_le64(out + 16, sum->stored);
+    put_le64(out + 24, sum->owner);
+    memcpy(out + 32, sum->hash, 16);
+}
+
+int kvs_file_sum_decode(struct kvs_file_sum *ret, const uint8_t in[KVS_FILE_SUM_BYTES])
+{
+    if (memcmp(in, "KVSC\1", 5) != 0 || in[5] > KVS_FILE_ZSTD || in[6] || in[7])
+        return -EBADMSG;
+    ret->encoding = in[5];
+    ret->len = get_le64(in + 8);
+    ret->stored = get_le64(in + 16);
+    ret->owner = get_le64(in + 24);
+    memcpy(ret->hash, in + 32, 16);
+    if (ret->encoding == KVS_FILE_RAW && ret->len != ret->stored)
+        return -EBADMSG;
+    return 0;
+}
+
+int kvs_file_read_hashed(int fd, void *buf, size_t len, uint8_t ret_hash[16])
+{
+    XXH3_state_t state;
+    size_t done = 0;
+
+    XXH3_INITSTATE(&state);
+    XXH3_128bits_reset(&state);
+    while (done < len) {
+        ssize_t n = pread(fd, (char *)buf + done, KV_MIN(len - done, (size_t)PIECE), (off_t)done);
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return n < 0 ? -errno : -EBADMSG;
+        XXH3_128bits_update(&state, (char *)buf + done, (size_t)n);
+        done += (size_t)n;
+    }
+    canonical(ret_hash, XXH3_128bits_digest(&state));
+    return 0;
+}
