@@ -6,9 +6,9 @@
  *         kv_store_template.c
  *     KV_STORE_LIBRARY_PATH=. kvasir store conformance template:///tmp/kv
  *
- * It keeps the whole contract with two ideas: an object is a file whose name is the key in hex
- * digits ("c-" for chunks, "m-" for manifests), and a file gets its name only when its bytes are on
- * the disk. So names can't collide or escape, readers see whole objects, and threads and processes
+ * It keeps the whole contract with two ideas: an object is a file whose name is made of the key
+ * ("c-" and hex digits for chunks, "m-" and an escaped name for manifests), and a file gets its name
+ * only when its bytes are on the disk. So names can't collide or escape, readers see whole objects, and threads and processes
  * need no lock. It is slow where a real backend isn't: each put waits for the disk. docs/kv-store.md
  * says what else a good backend does.
  */
@@ -24,7 +24,8 @@
 #include "kv_store_abi.h"
 
 #define SCHEME "template://"
-#define KEY_MAX 120 /* bytes: twice as many hex digits still are a file name */
+#define NAME_ROOM 256 /* of a file name, with its end */
+#define PLAIN "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-"
 
 /* Everything of one handle. Nothing here changes after open, so threads share it freely. */
 struct kv_store_v1 {
@@ -45,17 +46,23 @@ static int complain(const char *what)
 
 /* -- files ------------------------------------------------------------------------------------- */
 
-/* Any bytes become a file name of their own. 0, or -1: too long. */
+/* Different keys, different file names; none with a '/'. 0, or -1: too long for one. */
 static int file_name(char kind, const void *key, size_t len, char *ret)
 {
     const unsigned char *bytes = key;
+    char *end = ret + NAME_ROOM - 4;
 
-    if (len == 0 || len > KEY_MAX)
-        return -1;
     ret += sprintf(ret, "%c-", kind);
-    for (size_t i = 0; i < len; i++)
-        ret += sprintf(ret, "%02x", bytes[i]);
-    return 0;
+    for (size_t i = 0; i < len; i++) {
+        if (ret >= end)
+            return -1;
+        if (kind == 'm' && strchr(PLAIN, bytes[i]))
+            *ret++ = (char)bytes[i];
+        else
+            ret += sprintf(ret, kind == 'm' ? "%%%02x" : "%02x", bytes[i]);
+    }
+    *ret = '\0';
+    return len > 0 ? 0 : -1;
 }
 
 static int write_all(int fd, const uint8_t *data, size_t len)
@@ -156,7 +163,7 @@ static void template_close(kv_store_v1 *self)
 static int template_put_chunk(kv_store_v1 *self, const uint8_t *hash, size_t hash_len,
                               const uint8_t *data, size_t data_len)
 {
-    char name[2 * KEY_MAX + 8], temporary[64];
+    char name[NAME_ROOM], temporary[64];
     int rc = 0;
 
     if (file_name('c', hash, hash_len, name))
@@ -174,7 +181,7 @@ static int template_put_chunk(kv_store_v1 *self, const uint8_t *hash, size_t has
 static int template_get_chunk(kv_store_v1 *self, const uint8_t *hash, size_t hash_len,
                               uint8_t **out_data, size_t *out_len)
 {
-    char name[2 * KEY_MAX + 8];
+    char name[NAME_ROOM];
 
     if (file_name('c', hash, hash_len, name))
         return -EINVAL;
@@ -185,7 +192,7 @@ static int template_get_chunk(kv_store_v1 *self, const uint8_t *hash, size_t has
 static int template_put_manifest(kv_store_v1 *self, const char *manifest, const uint8_t *data,
                                  size_t data_len)
 {
-    char name[2 * KEY_MAX + 8], temporary[64];
+    char name[NAME_ROOM], temporary[64];
 
     if (file_name('m', manifest, strlen(manifest), name))
         return -EINVAL;
@@ -203,7 +210,7 @@ static int template_put_manifest(kv_store_v1 *self, const char *manifest, const 
 static int template_get_manifest(kv_store_v1 *self, const char *manifest, uint8_t **out_data,
                                  size_t *out_len)
 {
-    char name[2 * KEY_MAX + 8];
+    char name[NAME_ROOM];
 
     if (file_name('m', manifest, strlen(manifest), name))
         return -EINVAL;
@@ -212,7 +219,7 @@ static int template_get_manifest(kv_store_v1 *self, const char *manifest, uint8_
 
 static int template_delete_manifest(kv_store_v1 *self, const char *manifest)
 {
-    char name[2 * KEY_MAX + 8];
+    char name[NAME_ROOM];
 
     if (file_name('m', manifest, strlen(manifest), name))
         return -EINVAL;

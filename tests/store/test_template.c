@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The plugin to start from keeps every rule that its readers are told to keep. */
+// clang-format off
+#include <stdarg.h>
+#include <setjmp.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+// clang-format on
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kv_store.h"
+
+static void each(void *arg, const char *check, enum kvs_verdict verdict, const char *detail)
+{
+    if (verdict == KVS_PASS)
+        ++*(int *)arg;
+    if (verdict == KVS_FAIL)
+        print_error("%s: %s\n", check, detail);
+}
+
+static void test_conformance(void **state)
+{
+    const char *build = getenv("KV_BUILD_DIR");
+    char folder[] = "/tmp/kvasir-template-XXXXXX", uri[64], path[4096];
+    int passed = 0, rc;
+    (void)state;
+
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof(path), "%s/examples", build ? build : "build");
+    setenv("KV_STORE_LIBRARY_PATH", path, 1);
+    snprintf(uri, sizeof(uri), "template://%s", folder);
+    rc = kvs_conformance(uri, each, &passed);
+    snprintf(path, sizeof(path), "rm -r %s", folder);
+    assert_int_equal(system(path), 0);
+    assert_int_equal(rc, 0);
+    assert_true(passed >= 25); /* they ran, and were not left out */
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_conformance),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
