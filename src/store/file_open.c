@@ -241,6 +241,7 @@ kv_store_v1 *kvs_file_open(const char *uri)
     return h;
 fail:
     kvs_file_close(h);
+    errno = -rc; /* kvs_open hands it on */
     return NULL;
 }
 

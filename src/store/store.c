@@ -8,15 +8,9 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "store/check.h"
+#include "store/file.h"
 #include "store/plugin.h"
 #include "store/uri.h"
-
-#if __has_include("store/file.h")
-#include "store/file.h"
-#define HAVE_FILE_STORE 1
-#else
-#define HAVE_FILE_STORE 0
-#endif
 
 enum { LABEL_MAX = 512 };
 
@@ -45,7 +39,7 @@ static void read_ext(struct kvs_store *store, const kv_store_ext *ext)
 }
 
 int kvs_open_with(const kv_store_vtable *table, const kv_store_ext *ext, const char *uri,
-                  bool errno_told, struct kvs_store **ret)
+                  bool built_in, struct kvs_store **ret)
 {
     struct kvs_store *store = calloc(1, sizeof(*store));
     char label[LABEL_MAX], quoted[LABEL_MAX];
@@ -69,8 +63,9 @@ int kvs_open_with(const kv_store_vtable *table, const kv_store_ext *ext, const c
     errno = 0;
     store->backend = store->calls.open(uri);
     if (!store->backend) {
-        rc = errno_told && errno > 0 ? -errno : -EIO;
-        refuse(rc, uri, errno_told && errno > 0 ? strerror(errno) : "the backend refused it");
+        rc = built_in && errno > 0 ? -errno : -EIO;
+        if (!built_in)
+            refuse(rc, uri, "the backend refused it");
         goto fail;
     }
     *ret = store;
@@ -79,16 +74,6 @@ int kvs_open_with(const kv_store_vtable *table, const kv_store_ext *ext, const c
 fail:
     kvs_close(store);
     return rc;
-}
-
-static int open_path(const char *uri, struct kvs_store **ret)
-{
-#if HAVE_FILE_STORE
-    return kvs_open_with(kvs_file_vtable(), kvs_file_ext(), uri, true, ret);
-#else
-    (void)ret;
-    return refuse(-ENOTSUP, uri, "built without the file store");
-#endif
 }
 
 int kvs_open(const char *uri, struct kvs_store **ret)
@@ -102,7 +87,7 @@ int kvs_open(const char *uri, struct kvs_store **ret)
     if (rc)
         return refuse(rc, uri, why);
     if (parts.path)
-        return open_path(uri, ret);
+        return kvs_open_with(kvs_file_vtable(), kvs_file_ext(), uri, true, ret);
     rc = kvs_plugin_load(parts.scheme, &plugin);
     if (rc)
         return rc;

@@ -27,10 +27,11 @@ struct kvs_store {
 
 /**
  * Open @uri with these tables, which must outlive the store; @ext may be NULL. -EPROTO when they
- * aren't what kv_store_abi.h says; when open fails, what it left in errno if @errno_told, or -EIO.
+ * aren't what kv_store_abi.h says; when open fails, -EIO with a line. A @built_in backend has told
+ * why in a line of its own and in errno: that is returned.
  */
 int kvs_open_with(const kv_store_vtable *table, const kv_store_ext *ext, const char *uri,
-                  bool errno_told, struct kvs_store **ret);
+                  bool built_in, struct kvs_store **ret);
 
 /**
  * The batch calls of kv_store_ext.h, checked; one by one where the backend has none. ret[i] is NULL

@@ -193,8 +193,6 @@ def test_template():
 
 
 def test_file_store():
-    if not (SOURCE / "src" / "store" / "file.h").exists():
-        skip("built without the file store")
     with_folder("")
 
 

@@ -128,6 +128,31 @@ static void test_uris(void **state)
     assert_string_equal(strstr(lines.last, "reason="), "reason=empty");
 }
 
+/* A path needs no plugin; what is wrong with it is the system's own answer. */
+static void test_paths(void **state)
+{
+    char path[128];
+    void *data;
+    size_t len;
+    (void)state;
+
+    snprintf(path, sizeof(path), "%s/a://b?limit=1073741824", folder);
+    for (int i = 0; i < 2; i++) {
+        struct kvs_store *store = opened(path);
+
+        assert_int_equal(kvs_put_manifest(store, "name", "x", 1), 0);
+        assert_int_equal(kvs_get_manifest(store, "name", &data, &len), 0);
+        free(data);
+        kvs_close(store);
+    }
+    *strchr(path, '?') = '\0';
+    assert_int_equal(access(path, F_OK), 0);
+    assert_int_equal(lines.n, 0);
+    refused("/dev/null/store", -ENOTDIR, "/dev/null/store");
+    refused("/tmp/x?limit=much", -EINVAL, "limit");
+    refused("?limit=1", -EINVAL, "path");
+}
+
 /* What the user wrote reaches the backend, to the byte. */
 static void test_uri_unchanged(void **state)
 {
@@ -449,11 +474,17 @@ static void test_lying_extensions(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_uris),      TEST(test_uri_unchanged),
-        TEST(test_search),    TEST(test_no_plugin),
-        TEST(test_tables),    TEST(test_short_tables),
-        TEST(test_version_1), TEST(test_ext_tables),
-        TEST(test_results),   TEST(test_lying_extensions),
+        TEST(test_uris),
+        TEST(test_paths),
+        TEST(test_uri_unchanged),
+        TEST(test_search),
+        TEST(test_no_plugin),
+        TEST(test_tables),
+        TEST(test_short_tables),
+        TEST(test_version_1),
+        TEST(test_ext_tables),
+        TEST(test_results),
+        TEST(test_lying_extensions),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
