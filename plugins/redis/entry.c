@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "redis/entry.h"
+
+#include "base/error.h"
+#include "base/xxh.h"
+
+static size_t bucket_of(const struct rds_table *table, const void *hash, size_t hash_len)
+{
+    return (size_t)kv_xxh64(hash, hash_len, 0) & (table->n_buckets - 1);
+}
+
+/* Where the entry hangs, or would. */
+static struct rds_entry **find(const struct rds_table *table, const void *hash, size_t hash_len)
+{
+    struct rds_entry **at = &table->buckets[bucket_of(table, hash, hash_len)];
+
+    while (*at && ((*at)->hash_len != hash_len || memcmp((*at)->hash, hash, hash_len) != 0))
+        at = &(*at)->next;
+    return at;
+}
+
+struct rds_entry *rds_table_find(const struct rds_table *table, const void *hash, size_t hash_len)
+{
+    return table->n_buckets == 0 ? NULL : *find(table, hash, hash_len);
+}
+
+static int grow(struct rds_table *table)
+{
+    struct rds_table bigger = {NULL, KV_MAX(2 * table->n_buckets, 64), table->n};
+
+    bigger.buckets = calloc(bigger.n_buckets, sizeof(struct rds_entry *));
+    if (!bigger.buckets)
+        return -ENOMEM;
+    for (size_t i = 0; i < table->n_buckets; i++)
+        while (table->buckets[i]) {
+            struct rds_entry *entry = table->buckets[i], **to;
+
+            to = &bigger.buckets[bucket_of(&bigger, entry->hash, entry->hash_len)];
+            table->buckets[i] = entry->next;
+            entry->next = *to;
+            *to = entry;
+        }
+    free(table->buckets);
+    *table = bigger;
+    return 0;
+}
+
+struct rds_entry *rds_table_add(struct rds_table *table, const void *hash, size_t hash_len)
+{
+    struct rds_entry *entry = rds_table_find(table, hash, hash_len);
+
+    if (entry)
+        return entry;
+    if (table->n >= table->n_buckets && grow(table) < 0)
+        return NULL;
+    entry = calloc(1, sizeof(*entry) + hash_len);
+    if (!entry)
+        return NULL;
+    entry->hash_len = (uint8_t)hash_len;
+    memcpy(entry->hash, hash, hash_len);
+    *find(table, hash, hash_len) = entry;
+    table->n++;
+    return entry;
+}
+
+static void unhook(struct rds_table *table, struct rds_entry **at)
+{
+    struct rds_entry *entry = *at;
+
+    *at = entry->next;
+    table->n--;
+    free(entry->value);
+    free(entry);
+}
+
+void rds_table_remove(struct rds_table *table, const void *hash, size_t hash_len)
+{
+    struct rds_entry **at = table->n_buckets == 0 ? NULL : find(table, hash, hash_len);
+
+    if (at && *at)
+        unhook(table, at);
+}
+
+void rds_table_purge(struct rds_table *table, bool (*drop)(const struct rds_entry *entry))
+{
+    for (size_t i = 0; i < table->n_buckets; i++) {
+        struct rds_entry **at = &table->buckets[i];
+
+        while (*at)
+            if (!drop || drop(*at))
+                unhook(table, at);
+            else
+                at = &(*at)->next;
+    }
+    if (!drop) {
+        free(table->buckets);
+        memset(table, 0, sizeof(*table));
+    }
+}
+
+/* -- values ------------------------------------------------------------------------------------ */
+
+void rds_seal(char *value, size_t len, const void *name, size_t name_len)
+{
+    XXH128_canonical_t sum;
+    char *trailer = value + len;
+
+    XXH128_canonicalFromHash(&sum, XXH3_128bits_withSeed(value, len, kv_xxh64(name, name_len, 0)));
+    memcpy(trailer, RDS_MAGIC, 8);
+    for (int i = 0; i < 8; i++)
+        trailer[8 + i] = (char)((uint64_t)len >> (8 * i));
+    memcpy(trailer + 16, sum.digest, 16);
+}
+
+bool rds_verify(const char *value, size_t len, const void *name, size_t name_len)
+{
+    const unsigned char *trailer;
+    XXH128_canonical_t sum;
+    uint64_t content = 0;
+
+    if (len < RDS_TRAILER)
+        return false;
+    trailer = (const unsigned char *)value + len - RDS_TRAILER;
+    if (memcmp(trailer, RDS_MAGIC, 8) != 0)
+        return false;
+    for (int i = 0; i < 8; i++)
+        content |= (uint64_t)trailer[8 + i] << (8 * i);
+    if (content != len - RDS_TRAILER)
+        return false;
+    XXH128_canonicalFromHash(
+        &sum, XXH3_128bits_withSeed(value, (size_t)content, kv_xxh64(name, name_len, 0)));
+    return memcmp(trailer + 16, sum.digest, 16) == 0;
+}

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * What a handle remembers of chunks: those of the save in progress with their bytes, prefetched
+ * ones, and names known to be on the server. A hash table with chaining; not thread-safe.
+ */
+#ifndef KV_REDIS_ENTRY_H
+#define KV_REDIS_ENTRY_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define RDS_MAX_HASH 255
+/* Behind every stored value: 8 bytes that name the format, the length of the content (64 bits,
+ * little endian), and XXH3-128 of the content seeded with XXH3-64 of the chunk's or manifest's name
+ * (canonical). docs/formats.md. */
+#define RDS_TRAILER 32
+#define RDS_MAGIC "KVASIRv1"
+
+struct rds_entry {
+    struct rds_entry *next;
+    char *value; /* malloc'd, content and trailer; NULL: only the name is known */
+    size_t len;  /* of value */
+    bool ref;    /* of the save in progress */
+    bool known;  /* was on the server when last heard of */
+    uint8_t hash_len;
+    uint8_t hash[];
+};
+
+struct rds_table {
+    struct rds_entry **buckets;
+    size_t n_buckets, n; /* n_buckets: a power of two, or 0 */
+};
+
+struct rds_entry *rds_table_find(const struct rds_table *table, const void *hash, size_t hash_len);
+/** The entry, made when there is none; NULL: out of memory. */
+struct rds_entry *rds_table_add(struct rds_table *table, const void *hash, size_t hash_len);
+/** Remove and free the entries that @drop says; NULL: all. */
+void rds_table_purge(struct rds_table *table, bool (*drop)(const struct rds_entry *entry));
+void rds_table_remove(struct rds_table *table, const void *hash, size_t hash_len);
+
+/** Write the trailer behind @len bytes of @value. */
+void rds_seal(char *value, size_t len, const void *name, size_t name_len);
+/** Whether @value of @len bytes is what was sealed under that name. */
+bool rds_verify(const char *value, size_t len, const void *name, size_t name_len);
+
+#endif

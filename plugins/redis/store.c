@@ -1,0 +1,472 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "redis/store.h"
+
+#include "base/log.h"
+
+#define MAX_VALUE (RESP_MAX_BULK - RDS_TRAILER)
+#define MAX_NAMES ((size_t)1 << 20) /* remembered; beyond that all unneeded ones are forgotten */
+
+int rds_failed(kv_store_v1 *self, int err)
+{
+    pthread_mutex_lock(&self->lock);
+    self->stats.errors++;
+    pthread_mutex_unlock(&self->lock);
+    return err;
+}
+
+/* -- names ------------------------------------------------------------------------------------- */
+
+static size_t begin_key(const kv_store_v1 *self, char kind, char *key)
+{
+    size_t len = strlen(self->net.uri.prefix);
+
+    memcpy(key, self->net.uri.prefix, len);
+    key[len++] = kind;
+    key[len++] = ':';
+    return len;
+}
+
+size_t rds_chunk_key(const kv_store_v1 *self, const uint8_t *hash, size_t hash_len, char *key)
+{
+    static const char digits[] = "0123456789abcdef";
+    size_t len = begin_key(self, 'c', key);
+
+    for (size_t i = 0; i < hash_len; i++) {
+        key[len++] = digits[hash[i] >> 4];
+        key[len++] = digits[hash[i] & 15];
+    }
+    return len;
+}
+
+size_t rds_name_key(const kv_store_v1 *self, char kind, const char *name, char *key)
+{
+    size_t len = begin_key(self, kind, key), name_len = strlen(name);
+
+    memcpy(key + len, name, name_len);
+    return len + name_len;
+}
+
+int rds_check_hash(const uint8_t *hash, size_t hash_len)
+{
+    if (hash && hash_len >= 1 && hash_len <= RDS_MAX_HASH)
+        return 0;
+    kv_log_error("redis", "a chunk's key has 1 to 255 bytes", "len=%zu", hash_len);
+    return -EINVAL;
+}
+
+static int check_name(const char *name)
+{
+    if (name && name[0] && strlen(name) <= RDS_MAX_NAME)
+        return 0;
+    kv_log_error("redis", "a manifest's name has 1 to 1024 bytes", NULL);
+    return -EINVAL;
+}
+
+/* -- open and close ---------------------------------------------------------------------------- */
+
+static void store_close(kv_store_v1 *self)
+{
+    if (!self)
+        return;
+    rds_table_purge(&self->table, NULL);
+    free(self->refs);
+    rds_net_fini(&self->net);
+    pthread_mutex_destroy(&self->lock);
+    free(self);
+}
+
+static int ping(kv_store_v1 *self)
+{
+    struct rds_batch batch = {0};
+    int err;
+
+    rds_batch_begin(&batch, 1);
+    rds_batch_word(&batch, "PING");
+    err = rds_net_run(&self->net, &batch);
+    if (err == 0 && batch.cmds[0].reply.type != RESP_STATUS)
+        err = rds_reply_error(&batch.cmds[0].reply, "PING");
+    rds_batch_fini(&batch);
+    return err;
+}
+
+static kv_store_v1 *store_open(const char *text)
+{
+    struct kv_error error = {0};
+    struct rds_uri uri;
+    kv_store_v1 *self;
+
+    if (!text || rds_uri_parse(text, &uri, &error) < 0) {
+        kv_log_error("redis", "the URI can't be used", "reason=\"%s\"", error.text);
+        return NULL;
+    }
+    self = calloc(1, sizeof(*self));
+    if (!self)
+        return NULL;
+    pthread_mutex_init(&self->lock, NULL);
+    if (rds_net_init(&self->net, &uri, &error) < 0) {
+        kv_log_error("redis", "the store can't be opened", "reason=\"%s\"", error.text);
+        goto fail;
+    }
+    self->net.down = true; /* one try */
+    if (ping(self) < 0)
+        goto fail;
+    return self;
+fail:
+    store_close(self);
+    return NULL;
+}
+
+/* -- chunks ------------------------------------------------------------------------------------ */
+
+static bool idle_name(const struct rds_entry *entry)
+{
+    return !entry->ref && !entry->value;
+}
+
+static int push_ref(kv_store_v1 *self, struct rds_entry *entry)
+{
+    if (self->n_refs == self->refs_capacity) {
+        size_t capacity = KV_MAX(2 * self->refs_capacity, 64);
+        struct rds_entry **refs = realloc(self->refs, capacity * sizeof(struct rds_entry *));
+
+        if (!refs)
+            return -ENOMEM;
+        self->refs = refs;
+        self->refs_capacity = capacity;
+    }
+    self->refs[self->n_refs++] = entry;
+    return 0;
+}
+
+/* Returns like put_chunk; takes @value when it returns 0 or 1 and *ret_taken. */
+static int remember(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, char *value,
+                    size_t len, bool *ret_taken)
+{
+    struct rds_entry *entry;
+    int err;
+
+    if (self->n_refs > 0 && self->buffered + len > self->net.uri.buffer_bytes) {
+        err = rds_publish(self, NULL, NULL, 0);
+        if (err < 0)
+            return err;
+    }
+    if (self->table.n >= MAX_NAMES)
+        rds_table_purge(&self->table, idle_name);
+    entry = rds_table_add(&self->table, hash, hash_len);
+    if (!entry)
+        return -ENOMEM;
+    if (entry->ref)
+        return 1;
+    err = push_ref(self, entry);
+    if (err < 0)
+        return err;
+    if (entry->value) { /* prefetched */
+        self->cached -= entry->len;
+        free(entry->value);
+    }
+    entry->value = value;
+    entry->len = len;
+    entry->ref = true;
+    self->buffered += len;
+    *ret_taken = true;
+    return entry->known ? 1 : 0;
+}
+
+static bool is_ref(kv_store_v1 *self, const uint8_t *hash, size_t hash_len)
+{
+    struct rds_entry *entry;
+    bool ref;
+
+    pthread_mutex_lock(&self->lock);
+    entry = rds_table_find(&self->table, hash, hash_len);
+    ref = entry && entry->ref;
+    self->stats.put_hits += ref;
+    pthread_mutex_unlock(&self->lock);
+    return ref;
+}
+
+static int put_chunk(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, const uint8_t *data,
+                     size_t data_len)
+{
+    bool taken = false;
+    char *value;
+    int err = rds_check_hash(hash, hash_len);
+
+    if (err < 0)
+        return rds_failed(self, err);
+    if (data_len > MAX_VALUE || (!data && data_len > 0)) {
+        kv_log_error("redis", "a chunk is too large", "len=%zu limit=%zu", data_len, MAX_VALUE);
+        return rds_failed(self, -EFBIG);
+    }
+    if (is_ref(self, hash, hash_len))
+        return 1;
+    value = malloc(data_len + RDS_TRAILER);
+    if (!value)
+        return rds_failed(self, -ENOMEM);
+    if (data_len > 0)
+        memcpy(value, data, data_len);
+    rds_seal(value, data_len, hash, hash_len);
+    pthread_mutex_lock(&self->lock);
+    err = remember(self, hash, hash_len, value, data_len + RDS_TRAILER, &taken);
+    pthread_mutex_unlock(&self->lock);
+    if (!taken)
+        free(value);
+    return err < 0 ? rds_failed(self, err) : err;
+}
+
+void rds_drop_bad(kv_store_v1 *self, const char *key, size_t key_len, const char *value, size_t len)
+{
+    static const char script[] = "if redis.call('GET', KEYS[1]) == ARGV[1] then "
+                                 "return redis.call('DEL', KEYS[1]) end return 0";
+    struct rds_batch batch = {0};
+    char text[300];
+
+    kv_log_error("redis", "stored bytes don't verify", "key=%s len=%zu",
+                 kv_log_quote(text, sizeof(text), key), len);
+    pthread_mutex_lock(&self->lock);
+    self->stats.bad_chunks++;
+    if (len >= RDS_TRAILER && memcmp(value + len - RDS_TRAILER, RDS_MAGIC, 8) == 0) {
+        rds_batch_begin(&batch, 5);
+        rds_batch_word(&batch, "EVAL");
+        rds_batch_word(&batch, script);
+        rds_batch_word(&batch, "1");
+        rds_batch_key(&batch, key, key_len);
+        rds_batch_payload(&batch, value, len);
+        rds_net_run(&self->net, &batch);
+        rds_batch_fini(&batch);
+    }
+    pthread_mutex_unlock(&self->lock);
+}
+
+/* The bytes if the handle has them: 1, a copy or a prefetched value; 0: not here; -ENOMEM. */
+static int take_local(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, char **ret,
+                      size_t *ret_len)
+{
+    struct rds_entry *entry = rds_table_find(&self->table, hash, hash_len);
+
+    if (!entry || !entry->value)
+        return 0;
+    if (entry->ref) {
+        *ret = malloc(entry->len);
+        if (!*ret)
+            return -ENOMEM;
+        memcpy(*ret, entry->value, entry->len);
+    } else {
+        *ret = KV_STEAL(entry->value);
+        self->cached -= entry->len;
+    }
+    *ret_len = entry->len;
+    return 1;
+}
+
+/* The value of one key: 0, -ENOENT, or another error. */
+static int get_value(kv_store_v1 *self, const char *key, size_t key_len, char **ret,
+                     size_t *ret_len)
+{
+    struct rds_batch batch = {0};
+    struct resp_value *reply;
+    int err;
+
+    rds_batch_begin(&batch, 2);
+    rds_batch_word(&batch, "GET");
+    rds_batch_key(&batch, key, key_len);
+    err = rds_net_run(&self->net, &batch);
+    if (err == 0) {
+        reply = &batch.cmds[0].reply;
+        if (reply->type == RESP_BULK) {
+            *ret = KV_STEAL(reply->str);
+            *ret_len = reply->len;
+            self->stats.bytes_read += reply->len;
+        } else {
+            err = reply->type == RESP_NULL ? -ENOENT : rds_reply_error(reply, "GET");
+        }
+    }
+    rds_batch_fini(&batch);
+    return err;
+}
+
+static int get_chunk(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, uint8_t **out_data,
+                     size_t *out_len)
+{
+    char key[RDS_KEY_SIZE], *value = NULL;
+    size_t key_len, len = 0;
+    int err = rds_check_hash(hash, hash_len);
+
+    if (err < 0)
+        return rds_failed(self, err);
+    key_len = rds_chunk_key(self, hash, hash_len, key);
+    key[key_len] = '\0';
+    pthread_mutex_lock(&self->lock);
+    self->stats.gets++;
+    err = take_local(self, hash, hash_len, &value, &len);
+    if (err == 0) {
+        err = get_value(self, key, key_len, &value, &len);
+        self->stats.get_misses += err == -ENOENT;
+    }
+    pthread_mutex_unlock(&self->lock);
+    if (err < 0)
+        return err == -ENOENT ? err : rds_failed(self, err);
+    if (!rds_verify(value, len, hash, hash_len)) {
+        rds_drop_bad(self, key, key_len, value, len);
+        free(value);
+        return rds_failed(self, -EBADMSG);
+    }
+    *out_data = (uint8_t *)value;
+    *out_len = len - RDS_TRAILER;
+    return 0;
+}
+
+/* -- manifests --------------------------------------------------------------------------------- */
+
+static int put_manifest(kv_store_v1 *self, const char *name, const uint8_t *data, size_t data_len)
+{
+    char *value;
+    int err = check_name(name);
+
+    if (err == 0 && (data_len > MAX_VALUE || (!data && data_len > 0)))
+        err = -EFBIG;
+    if (err < 0)
+        return rds_failed(self, err);
+    value = malloc(data_len + RDS_TRAILER);
+    if (!value)
+        return rds_failed(self, -ENOMEM);
+    if (data_len > 0)
+        memcpy(value, data, data_len);
+    rds_seal(value, data_len, name, strlen(name));
+    pthread_mutex_lock(&self->lock);
+    err = rds_publish(self, name, value, data_len + RDS_TRAILER);
+    pthread_mutex_unlock(&self->lock);
+    free(value);
+    return err < 0 ? rds_failed(self, err) : 0;
+}
+
+static int get_manifest(kv_store_v1 *self, const char *name, uint8_t **out_data, size_t *out_len)
+{
+    char key[RDS_KEY_SIZE], *value = NULL;
+    size_t key_len, len = 0;
+    int err = check_name(name);
+
+    if (err < 0)
+        return rds_failed(self, err);
+    key_len = rds_name_key(self, 'm', name, key);
+    key[key_len] = '\0';
+    pthread_mutex_lock(&self->lock);
+    err = get_value(self, key, key_len, &value, &len);
+    pthread_mutex_unlock(&self->lock);
+    if (err < 0)
+        return err == -ENOENT ? err : rds_failed(self, err);
+    if (!rds_verify(value, len, name, strlen(name))) {
+        kv_log_error("redis", "a manifest's bytes don't verify", "len=%zu", len);
+        free(value);
+        return rds_failed(self, -EBADMSG);
+    }
+    *out_data = (uint8_t *)value;
+    *out_len = len - RDS_TRAILER;
+    return 0;
+}
+
+static int delete_manifest(kv_store_v1 *self, const char *name)
+{
+    struct rds_batch batch = {0};
+    char key[RDS_KEY_SIZE];
+    int err = check_name(name);
+
+    if (err < 0)
+        return rds_failed(self, err);
+    for (int i = 0; i < 2; i++) {
+        rds_batch_begin(&batch, 2);
+        rds_batch_word(&batch, "DEL");
+        rds_batch_key(&batch, key, rds_name_key(self, "mr"[i], name, key));
+    }
+    pthread_mutex_lock(&self->lock);
+    err = rds_net_run(&self->net, &batch);
+    pthread_mutex_unlock(&self->lock);
+    for (size_t i = 0; err == 0 && i < batch.n; i++)
+        if (batch.cmds[i].reply.type != RESP_INT)
+            err = rds_reply_error(&batch.cmds[i].reply, "DEL");
+    rds_batch_fini(&batch);
+    return err < 0 ? rds_failed(self, err) : 0;
+}
+
+/* -- prefetch ---------------------------------------------------------------------------------- */
+
+static bool cached_value(const struct rds_entry *entry)
+{
+    return !entry->ref && entry->value;
+}
+
+/* Keep what arrived, up to the limit; older prefetches make room first. */
+static void keep(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, struct resp_value *reply)
+{
+    struct rds_entry *entry;
+
+    if (reply->type != RESP_BULK || reply->len > self->net.uri.cache_bytes - self->cached)
+        return;
+    entry = rds_table_add(&self->table, hash, hash_len);
+    if (!entry || entry->value)
+        return;
+    entry->value = KV_STEAL(reply->str);
+    entry->len = reply->len;
+    self->cached += entry->len;
+}
+
+static int prefetch_some(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n)
+{
+    struct rds_batch batch = {0};
+    char key[RDS_KEY_SIZE];
+    int err;
+
+    for (size_t i = 0; i < n; i++) {
+        rds_batch_begin(&batch, 2);
+        rds_batch_word(&batch, "GET");
+        rds_batch_key(&batch, key, rds_chunk_key(self, hashes + i * hash_len, hash_len, key));
+    }
+    err = rds_net_run(&self->net, &batch);
+    for (size_t i = 0; err == 0 && i < n; i++) {
+        struct resp_value *reply = &batch.cmds[i].reply;
+
+        self->stats.bytes_read += reply->type == RESP_BULK ? reply->len : 0;
+        keep(self, hashes + i * hash_len, hash_len, reply);
+    }
+    rds_batch_fini(&batch);
+    return err;
+}
+
+static int prefetch_chunks(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len,
+                           size_t n_hashes)
+{
+    int err = n_hashes > 0 ? rds_check_hash(hashes, hash_len) : 0;
+
+    if (err < 0)
+        return rds_failed(self, err);
+    pthread_mutex_lock(&self->lock);
+    if (self->cached > self->net.uri.cache_bytes / 2) { /* not taken by earlier restores */
+        rds_table_purge(&self->table, cached_value);
+        self->cached = 0;
+    }
+    for (size_t i = 0; err == 0 && i < n_hashes; i += RDS_BATCH_GETS) {
+        if (self->cached >= self->net.uri.cache_bytes)
+            break; /* the rest is fetched one by one */
+        err = prefetch_some(self, hashes + i * hash_len, hash_len,
+                            KV_MIN(n_hashes - i, (size_t)RDS_BATCH_GETS));
+    }
+    pthread_mutex_unlock(&self->lock);
+    return err < 0 ? rds_failed(self, err) : 0;
+}
+
+static const kv_store_vtable table = {
+    .version = KV_STORE_VERSION_2,
+    .open = store_open,
+    .close = store_close,
+    .put_chunk = put_chunk,
+    .get_chunk = get_chunk,
+    .put_manifest = put_manifest,
+    .get_manifest = get_manifest,
+    .delete_manifest = delete_manifest,
+    .prefetch_chunks = prefetch_chunks,
+};
+
+const kv_store_vtable *kv_store_get_vtable(void)
+{
+    return &table;
+}

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * The handle, and what the two tables (store.c: vtable; ext.c: extensions) share.
+ *
+ * Puts stay in memory. put_manifest sends one script that looks for every chunk of the save and
+ * sets the manifest only when all are there: that is all of a warm save. When some are missing, a
+ * second pipeline carries them and the script again. In a cluster, whose scripts can't see all
+ * slots, and where scripts aren't allowed: a look for each chunk, then the missing ones, then the
+ * manifest, each step after all replies of the one before.
+ *
+ * One lock guards everything; hashing and copying happen outside.
+ */
+#ifndef KV_REDIS_STORE_H
+#define KV_REDIS_STORE_H
+
+#include <pthread.h>
+
+#include "kv_store_ext.h"
+#include "redis/entry.h"
+#include "redis/nodes.h"
+
+#define RDS_MAX_NAME 1024
+#define RDS_KEY_SIZE (128 + 2 + 2 * RDS_MAX_HASH + RDS_MAX_NAME)
+#define RDS_BATCH_GETS 256 /* values asked for at once */
+
+struct kv_store_v1 {
+    pthread_mutex_t lock;
+    struct rds_net net;
+    struct rds_table table;
+    struct rds_entry **refs; /* of the save in progress, in the order of their puts */
+    size_t n_refs, refs_capacity;
+    uint64_t buffered; /* bytes of values of refs */
+    uint64_t cached;   /* bytes of values of others */
+    bool broken;       /* chunks of the save in progress were refused and dropped */
+    bool no_scripts;   /* the server refused one */
+    kv_store_stats stats;
+};
+
+/** The server's key of a chunk ("c:" and hex) or a manifest ("m:"); returns its length. */
+size_t rds_chunk_key(const kv_store_v1 *self, const uint8_t *hash, size_t hash_len, char *key);
+size_t rds_name_key(const kv_store_v1 *self, char kind, const char *name, char *key);
+
+/** Arguments that can be served: 0 or -EINVAL, said in the log. */
+int rds_check_hash(const uint8_t *hash, size_t hash_len);
+
+/**
+ * Send what is missing of the save in progress, then @manifest (@name NULL: none). Locked. When the
+ * server is unreachable the save stays, for another try; -ENOSPC: it is dropped.
+ */
+int rds_publish(kv_store_v1 *self, const char *name, const char *manifest, size_t manifest_len);
+
+/**
+ * Tell that a chunk's @value is wrong. If it ends like ours and is still there it is removed, for
+ * that end is what a later put looks at; what isn't ours stays until it is put again. Locks.
+ */
+void rds_drop_bad(kv_store_v1 *self, const char *key, size_t key_len, const char *value,
+                  size_t len);
+
+/** Count a failed call, pass its error on. */
+int rds_failed(kv_store_v1 *self, int err);
+
+#endif

@@ -1,0 +1,305 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The Redis plugin against real servers: one, over TLS, over a unix socket, with a password, and a cluster."""
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+
+from redistest import *
+
+
+def sample(n, size=1000, seed=1, key_len=8):
+    source = random.Random(seed)
+    return {source.randbytes(key_len): source.randbytes(size) for _ in range(n)}
+
+
+def exercise(uri):
+    """What must hold on every kind of server."""
+    chunks, wide = sample(40), sample(3, key_len=32, seed=2)
+    with Store(uri) as store:
+        equal(set(save(store, "slot 1.bin", chunks)), {0}, "returns of new chunks")
+        equal(set(save(store, "wide", wide, b"")), {0}, "returns of wide keys")
+        equal(store.manifest("slot 1.bin"), b"manifest")
+        equal(store.manifest("wide"), b"")
+        equal(store.put(next(iter(chunks)), next(iter(chunks.values()))), 1, "a second put")
+    with Store(uri) as store:
+        for key, value in {**chunks, **wide}.items():
+            equal(store.get(key), value)
+        keys = list(chunks)
+        equal(store.get_many([*keys, b"notthere"]), [*chunks.values(), None])
+        equal(store.exists([*keys, b"notthere"]), [True] * 40 + [False])
+        equal(sorted(store.manifests()), ["slot 1.bin", "wide"])
+        equal(sorted(store.chunks()), sorted([*chunks, *wide]))
+        equal(store.refs("wide"), list(wide))
+        equal(store.touch([*keys, b"notthere"]), 40)
+        fails(store.get, b"notthere", code=2)
+        fails(store.manifest, "other", code=2)
+        store.delete("wide")
+        store.delete("wide")
+        fails(store.manifest, "wide", code=2)
+        store.delete_chunk(keys[0])
+        fails(store.get, keys[0], code=2)
+        equal(store.exists(keys[:2]), [False, True])
+        swept = store.sweep(0, live=set(keys))
+        equal((swept.deleted, swept.deleted_bytes, swept.kept, swept.errors), (3, 3000, 39, 0))
+        equal(sorted(store.chunks()), sorted(keys[1:]))
+
+
+def test_single():
+    with Server() as server:
+        exercise(server.uri + "?prefix=a*[b]:")
+        exercise(server.uri + "3?prefix=a?:")  # another database
+
+
+def test_prefixes_are_apart():
+    with Server() as server:
+        with Store(server.uri + "?prefix=a:") as one, Store(server.uri + "?prefix=*:") as two:
+            save(one, "n", {b"key": b"value"})
+            fails(two.get, b"key", code=2)
+            equal((two.chunks(), two.manifests(), one.manifests()), ([], [], ["n"]))
+
+
+def test_unix_socket():
+    with Server() as server:
+        exercise(f"redis+unix://{server.path}?db=1")
+
+
+def test_without_scripts():
+    with Server("--rename-command", "EVAL", "") as server:
+        chunks = sample(10)
+        with Store(server.uri) as store:
+            save(store, "n", chunks)
+            save(store, "m", chunks)
+            equal(store.stats().puts, 10)
+        with Store(server.uri) as store:
+            equal(store.get_many(list(chunks)), list(chunks.values()))
+            equal(store.manifest("m"), b"manifest")
+
+
+def test_password():
+    with Server(password="s3cret word") as server:
+        check("NOAUTH" in refused(server.uri))
+        os.environ["KV_STORE_REDIS_PASSWORD"] = "n0t it"
+        text = refused(server.uri)
+        check("WRONGPASS" in text and "n0t it" not in text, text)
+        os.environ["KV_STORE_REDIS_PASSWORD"] = "s3cret word"
+        try:
+            exercise(server.uri)
+            server.command("ACL", "SETUSER", "kv", "on", ">other", "~*", "+@all", "-@dangerous")
+            os.environ["KV_STORE_REDIS_PASSWORD"] = "other"
+            exercise(server.uri.replace("//", "//kv@") + "1")
+        finally:
+            del os.environ["KV_STORE_REDIS_PASSWORD"]
+
+
+def certificate(folder, name, alt):
+    key, cert = os.path.join(folder, name + ".key"), os.path.join(folder, name + ".crt")
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={name}",
+                    "-addext", f"subjectAltName={alt}", "-keyout", key, "-out", cert], check=True, capture_output=True)
+    return cert, key
+
+
+def test_tls():
+    with tempfile.TemporaryDirectory() as folder:
+        cert, key = certificate(folder, "server", "IP:127.0.0.1")
+        with Server("--tls-cert-file", cert, "--tls-key-file", key, "--tls-ca-cert-file", cert, tls=True) as server:
+            uri = server.uri.replace("redis:", "rediss:")
+            options = f"?cacert={cert}&cert={cert}&key={key}"
+            exercise(uri + options)
+            chunks = sample(5, 3_000_000)
+            with Store(uri + options) as store:
+                save(store, "large", chunks)
+                store.prefetch(list(chunks))
+                for k, v in chunks.items():
+                    equal(store.get(k), v)
+            check("TLS" in refused(uri), "an unknown certificate must be refused")
+            check("TLS" in refused(uri.replace("127.0.0.1", "localhost") + options), "another name must be refused")
+
+
+def test_round_trips():
+    chunks = sample(300, 2000)
+    with Server() as server:
+        with Store(server.uri) as store:
+            before = store.stats().round_trips
+            save(store, "n", chunks)
+            equal(store.stats().round_trips - before, 2, "round trips of a cold save")
+        with Store(server.uri) as store:
+            before = store.stats()
+            save(store, "m", chunks)
+            after = store.stats()
+            equal(after.round_trips - before.round_trips, 1, "round trips of a warm save")
+            equal((after.puts, after.put_hits, after.bytes_written), (0, 300, 0))
+            keys = list(chunks)[:200]
+            before = store.stats().round_trips
+            store.prefetch(keys)
+            for key in keys:
+                equal(store.get(key), chunks[key])
+            equal(store.stats().round_trips - before, 1, "round trips of a prefetched restore")
+
+
+def test_nothing_before_the_manifest():
+    with Server() as server, Store(server.uri) as writer, Store(server.uri) as reader:
+        writer.put(b"key", b"value")
+        equal(writer.get(b"key"), b"value")
+        fails(reader.get, b"key", code=2)
+        writer.flush()
+        equal(reader.get(b"key"), b"value")
+
+
+def test_small_buffer():
+    chunks = sample(50, 10_000)
+    with Server() as server, Store(server.uri + "?buffer=64KiB&cache=64KiB") as store:
+        save(store, "n", chunks)
+        store.prefetch(list(chunks))
+        for key, value in chunks.items():
+            equal(store.get(key), value)
+        equal(store.refs("n"), list(chunks))
+
+
+def test_evicted_in_mid_save():
+    """A chunk that went early, or that was known, is looked for again: no manifest without its chunks."""
+    with Server() as server, Store(server.uri + "?buffer=64KiB") as store:
+        save(store, "n", {b"known": b"a"})
+        server.command("FLUSHALL")
+        equal(store.put(b"known", b"a"), 1)
+        store.publish("n", b"x")
+        equal(store.get(b"known"), b"a")
+        store.put(b"early", b"e")
+        store.flush()
+        server.command("FLUSHALL")
+        fails(store.publish, "n", b"y", code=28)
+        fails(store.manifest, "n", code=2)
+        save(store, "n", {b"early": b"e"})
+        equal(store.get(b"early"), b"e")
+
+
+def test_damage():
+    """Truncated, changed, swapped or foreign values are misses, and mended by the next save."""
+    one, two = b"\x01" * 8, b"\x02" * 8
+    with Server() as server, Store(server.uri) as store:
+        save(store, "n", {one: b"first" * 100, two: b"second" * 100})
+        good, other = (server.command("GET", "c:" + k.hex()) for k in (one, two))
+        for bad in (good[:-1], good[1:], b"", b"x", other, bytes(len(good)), good[:10] + b"?" + good[11:]):
+            server.command("SET", "c:" + one.hex(), bad)
+            fails(store.get, one, code=(2, 74))
+            equal(store.get_many([one, two]), [None, b"second" * 100])
+            store.put(one, b"first" * 100)
+            store.publish("n")
+            equal(store.get(one), b"first" * 100)
+        server.command("DEL", "c:" + one.hex())
+        server.command("LPUSH", "c:" + one.hex(), "a list")
+        fails(store.get, one)
+        store.put(one, b"again")
+        store.publish("n")
+        equal(store.get(one), b"again")
+        foreign = server.command("GET", "c:" + one.hex())
+        server.command("SET", "m:n", foreign)
+        fails(store.manifest, "n", code=74)
+        equal(server.command("GET", "m:n"), foreign, "what somebody else wrote")
+
+
+def test_empty_values():
+    with Server() as server, Store(server.uri) as store:
+        save(store, "empty", {b"e": b""}, b"")
+        equal((store.get(b"e"), store.manifest("empty")), (b"", b""))
+
+
+def test_bad_arguments():
+    with Server() as server, Store(server.uri) as store:
+        fails(store.put, b"", b"x", code=22)
+        fails(store.put, b"k" * 256, b"x", code=22)
+        fails(store.publish, "", code=22)
+        fails(store.publish, "n" * 1025, code=22)
+        store.publish("n" * 1024)
+    for uri in ("redis://", "redis://host:0", "redis://user:pw@127.0.0.1", "redis://127.0.0.1/x", "redis://127.0.0.1/?password=pw",
+                "redis://127.0.0.1/?no=1", "other://127.0.0.1", "redis+unix://relative", "redis+cluster://127.0.0.1/1"):
+        text = refused(uri)
+        check(text.count("\n") == 1 and "pw" not in text, text)
+
+
+def test_sweep_spares_the_young():
+    with Server() as server, Store(server.uri) as store:
+        save(store, "n", {b"old": b"1", b"new": b"2"})
+        wait_until(lambda: server.command("OBJECT", "IDLETIME", "c:" + b"old".hex()) >= 3, 30, "an idle chunk")
+        save(store, "m", {b"new": b"2"})  # a hit is a use
+        equal(store.sweep(3).deleted, 1)
+        equal(store.chunks(), [b"new"])
+        server.command("CONFIG", "SET", "maxmemory-policy", "allkeys-lfu")
+        fails(store.sweep, 3, code=95)
+
+
+def test_many_threads():
+    """One handle, eight threads that save and restore at once."""
+    problems = []
+    with Server() as server, Store(server.uri + "?buffer=1MiB") as store:
+        def work(number):
+            try:
+                for turn in range(10):
+                    chunks = sample(20, 5000, seed=number * 100 + turn % 3)
+                    save(store, f"t{number}", chunks)
+                    store.prefetch(list(chunks))
+                    for key, value in chunks.items():
+                        equal(store.get(key), value)
+            except Exception as problem:  # told by the main thread
+                problems.append(problem)
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        equal(problems, [])
+
+
+def test_cluster():
+    with Cluster() as cluster:
+        exercise(cluster.uri)
+        exercise(cluster.uri.split(",")[0] + "/?prefix={one}:")
+        chunks = sample(200, 5000, seed=5)
+        with Store(cluster.uri) as store:
+            save(store, "n", chunks)
+            before = store.stats().round_trips
+            save(store, "m", chunks)
+            check(store.stats().round_trips - before <= 3, "a warm save: look, list, manifest")
+            check(all(s.command("DBSIZE") > 20 for s in cluster.servers), "all nodes have their share")
+            migrate(cluster, store, chunks)
+            keys = list(chunks)
+            store.prefetch(keys)
+            equal([store.get(k) for k in keys], list(chunks.values()))
+        check("redis+cluster" in refused_later(cluster.servers[0].uri, chunks))
+
+
+def migrate(cluster, store, chunks):
+    """Move a key's slot while the handle has the old map: first half-way (ASK), then for good (MOVED)."""
+    name = "c:" + next(iter(chunks)).hex()
+    slot = cluster.servers[0].command("CLUSTER", "KEYSLOT", name)
+    source = next(i for i in range(3) if 16384 * i // 3 <= slot < 16384 * (i + 1) // 3)
+    old, new = cluster.servers[source], cluster.servers[(source + 1) % 3]
+    new_id = cluster.id((source + 1) % 3)
+    equal(new.command("CLUSTER", "SETSLOT", slot, "IMPORTING", cluster.id(source)), b"OK")
+    equal(old.command("CLUSTER", "SETSLOT", slot, "MIGRATING", new_id), b"OK")
+    keys = old.command("CLUSTER", "GETKEYSINSLOT", slot, 1000)
+    check(name.encode() in keys)
+    equal(old.command("MIGRATE", "127.0.0.1", new.port, "", 0, 10000, "KEYS", *keys), b"OK")
+    equal(store.get(next(iter(chunks))), next(iter(chunks.values())))
+    save(store, "asked", chunks)
+    for server in (new, old):
+        equal(server.command("CLUSTER", "SETSLOT", slot, "NODE", new_id), b"OK")
+    equal(store.get(next(iter(chunks))), next(iter(chunks.values())))
+    save(store, "moved", chunks)
+
+
+def refused_later(uri, chunks):
+    """redis:// at a node of a cluster: the first save says what is wrong."""
+    with said() as text, Store(uri) as store:
+        for key, value in chunks.items():
+            store.put(key, value)
+        fails(store.publish, "n")
+    return text[0] if "MOVED" in text[0] else text[0].replace("CROSSSLOT", "redis+cluster")
+
+
+if __name__ == "__main__":
+    run(globals())

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+/* URIs, slots, requests on the wire, sealed values, the table of chunks. */
+#include <errno.h>
+
+#include "base/unit.h"
+#include "redis/batch.h"
+#include "redis/entry.h"
+#include "redis/uri.h"
+
+static void test_uri(void **state)
+{
+    struct rds_uri uri;
+    struct kv_error error;
+
+    (void)state;
+    assert_int_equal(
+        rds_uri_parse("redis://cache.svc:6380/3?prefix=a%3a&timeout_ms=250&buffer=1MiB", &uri,
+                      &error),
+        0);
+    assert_string_equal(uri.seeds[0].host, "cache.svc");
+    assert_int_equal(uri.seeds[0].port, 6380);
+    assert_int_equal(uri.db, 3);
+    assert_string_equal(uri.prefix, "a:");
+    assert_int_equal(uri.timeout_ms, 250);
+    assert_int_equal(uri.buffer_bytes, 1 << 20);
+    assert_false(uri.tls || uri.cluster);
+    assert_int_equal(rds_uri_parse("rediss://us%20er@[::1]", &uri, &error), 0);
+    assert_string_equal(uri.user, "us er");
+    assert_string_equal(uri.seeds[0].host, "::1");
+    assert_int_equal(uri.seeds[0].port, 6379);
+    assert_true(uri.tls);
+    assert_int_equal(rds_uri_parse("redis+cluster://a,b:7000,[::2]:7001/", &uri, &error), 0);
+    assert_int_equal(uri.n_seeds, 3);
+    assert_int_equal(uri.seeds[2].port, 7001);
+    assert_int_equal(rds_uri_parse("redis+unix:///run/my%20redis?db=2", &uri, &error), 0);
+    assert_string_equal(uri.path, "/run/my redis");
+    assert_int_equal(uri.db, 2);
+}
+
+static void test_uri_refused(void **state)
+{
+    static const char *const cases[] = {
+        "",
+        "redis:/host",
+        "http://host",
+        "redis://",
+        "redis://:6379",
+        "redis://host:0",
+        "redis://host:65536",
+        "redis://host:1x",
+        "redis://[::1",
+        "redis://[::1]x",
+        "redis://a,b",
+        "redis://user:password@host",
+        "redis://host/x",
+        "redis://host/-1",
+        "redis://host?password=x",
+        "redis://host?db",
+        "redis://host?db=x",
+        "redis://host?timeout_ms=0",
+        "redis://host?buffer=0",
+        "redis://host?what=1",
+        "redis://host?prefix=%zz",
+        "redis://host?prefix=%00",
+        "redis://ho%",
+        "redis+unix://relative",
+        "redis+unix://",
+        "redis+cluster://host/1",
+    };
+    struct rds_uri uri;
+    struct kv_error error;
+    char text[2000] = "redis://";
+
+    (void)state;
+    for (size_t i = 0; i < KV_COUNT(cases); i++) {
+        error.text[0] = '\0';
+        assert_int_equal(rds_uri_parse(cases[i], &uri, &error), -EINVAL);
+        assert_true(error.text[0] != '\0');
+    }
+    memset(text + 8, 'h', sizeof(text) - 9);
+    assert_int_equal(rds_uri_parse(text, &uri, &error), -EINVAL);
+}
+
+/* The first two from the public specification of Redis Cluster. */
+static void test_slots(void **state)
+{
+    (void)state;
+    assert_int_equal(rds_key_slot("123456789", 9), 0x31C3);
+    assert_int_equal(rds_key_slot("foo{hash_tag}", 13), rds_key_slot("hash_tag", 8));
+    assert_int_equal(rds_key_slot("{a}{b}", 6), rds_key_slot("a", 1));
+    assert_int_not_equal(rds_key_slot("{}a", 3), rds_key_slot("{}b", 3));
+    assert_int_equal(rds_key_slot("", 0), 0);
+}
+
+static void test_wire(void **state)
+{
+    static const char wanted[] = "*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$5\r\nvalue\r\n";
+    static const char asked[] =
+        "*1\r\n$6\r\nASKING\r\n*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$5\r\nvalue\r\n";
+    struct rds_batch batch = {0};
+
+    (void)state;
+    rds_batch_begin(&batch, 3);
+    rds_batch_word(&batch, "SET");
+    rds_batch_key(&batch, "k", 1);
+    rds_batch_payload(&batch, "value", 5);
+    assert_int_equal(batch.error, 0);
+    for (int asking = 0; asking < 2; asking++) {
+        const char *text = asking ? asked : wanted;
+        size_t len = strlen(text);
+
+        batch.cmds[0].asking = asking;
+        assert_int_equal(rds_batch_wire_len(&batch, 0), len);
+        for (size_t offset = 0; offset <= len; offset++) {
+            struct iovec iov[4];
+            int n = rds_batch_pieces(&batch, 0, offset, iov, 4);
+            size_t at = offset;
+
+            for (int i = 0; i < n; i++) {
+                assert_memory_equal(iov[i].iov_base, text + at, iov[i].iov_len);
+                at += iov[i].iov_len;
+            }
+            assert_int_equal(at, len);
+        }
+    }
+    rds_batch_fini(&batch);
+}
+
+static void test_seal(void **state)
+{
+    uint64_t seed = unit_seed();
+
+    (void)state;
+    for (size_t round = 0; round < unit_rounds(200); round++) {
+        size_t len = unit_below(&seed, 100), bit;
+        char *value = malloc(len + RDS_TRAILER);
+
+        assert_non_null(value);
+        for (size_t i = 0; i < len; i++)
+            value[i] = (char)unit_random(&seed);
+        rds_seal(value, len, "name", 4);
+        assert_true(rds_verify(value, len + RDS_TRAILER, "name", 4));
+        assert_false(rds_verify(value, len + RDS_TRAILER, "nama", 4));
+        for (size_t cut = 0; cut < len + RDS_TRAILER; cut++)
+            assert_false(rds_verify(value, cut, "name", 4));
+        bit = unit_below(&seed, 8 * (len + RDS_TRAILER));
+        value[bit / 8] = (char)(value[bit / 8] ^ 1 << bit % 8);
+        assert_false(rds_verify(value, len + RDS_TRAILER, "name", 4));
+        free(value);
+    }
+}
+
+static bool odd(const struct rds_entry *entry)
+{
+    return entry->hash[0] & 1;
+}
+
+static void test_table(void **state)
+{
+    struct rds_table table = {0};
+    uint8_t hash[8] = {0};
+
+    (void)state;
+    assert_null(rds_table_find(&table, hash, 8));
+    rds_table_remove(&table, hash, 8);
+    for (int i = 0; i < 256; i++) {
+        hash[0] = (uint8_t)i;
+        assert_non_null(rds_table_add(&table, hash, 8));
+        assert_ptr_equal(rds_table_add(&table, hash, 8), rds_table_find(&table, hash, 8));
+        assert_null(rds_table_find(&table, hash, 7)); /* another length, another key */
+    }
+    assert_int_equal(table.n, 256);
+    rds_table_purge(&table, odd);
+    assert_int_equal(table.n, 128);
+    hash[0] = 4;
+    rds_table_remove(&table, hash, 8);
+    assert_null(rds_table_find(&table, hash, 8));
+    hash[0] = 6;
+    assert_non_null(rds_table_find(&table, hash, 8));
+    rds_table_purge(&table, NULL);
+    assert_int_equal(table.n, 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_uri),   cmocka_unit_test(test_uri_refused),
+        cmocka_unit_test(test_slots), cmocka_unit_test(test_wire),
+        cmocka_unit_test(test_seal),  cmocka_unit_test(test_table),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
