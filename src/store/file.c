@@ -50,12 +50,55 @@ static int flush(kv_store_v1 *h)
     return kvs_file_publish(h, NULL, NULL, 0);
 }
 
+static int get_chunks(kv_store_v1 *h, const uint8_t *hashes, size_t hash_len, size_t n,
+                      uint8_t **out_data, size_t *out_len)
+{
+    int found = 0, rc = 0;
+
+    for (size_t i = 0; i < n; i++)
+        out_data[i] = NULL;
+    for (size_t i = 0; i < n && rc == 0; i++) {
+        rc = kvs_file_get_chunk(h, hashes + i * hash_len, hash_len, &out_data[i], &out_len[i]);
+        found += rc == 0;
+        if (rc == -ENOENT || rc == -EBADMSG)
+            rc = 0;
+    }
+    for (size_t i = 0; i < n && rc < 0; i++) {
+        free(out_data[i]);
+        out_data[i] = NULL;
+    }
+    return rc < 0 ? rc : found;
+}
+
+static int put_chunks(kv_store_v1 *h, const uint8_t *hashes, size_t hash_len, size_t n,
+                      const uint8_t *const *data, const size_t *data_len, int *ret_each)
+{
+    int rc = 0;
+
+    for (size_t i = 0; i < n && rc >= 0; i++) {
+        rc = kvs_file_put_chunk(h, hashes + i * hash_len, hash_len, data[i], data_len[i]);
+        if (ret_each)
+            ret_each[i] = rc;
+    }
+    return KV_MIN(rc, 0);
+}
+
 const kv_store_ext *kvs_file_ext(void)
 {
     static const kv_store_ext table = {
         .size = sizeof(table),
         .version = KV_STORE_EXT_VERSION,
+        .exists_chunks = kvs_file_exists,
+        .get_chunks = get_chunks,
+        .put_chunks = put_chunks,
+        .delete_chunk = kvs_file_delete_chunk,
+        .list_manifests = kvs_file_list_manifests,
+        .list_chunks = kvs_file_list_chunks,
+        .list_refs = kvs_file_list_refs,
+        .touch_chunks = kvs_file_touch,
         .flush = flush,
+        .sweep_chunks = kvs_file_sweep,
+        .stats = kvs_file_stats,
     };
 
     return &table;

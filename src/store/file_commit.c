@@ -20,6 +20,9 @@
  * at before our link was made may still go; taking the flock in 3 waits for such a deleter, and
  * linking again then brings the chunk back.
  *
+ * (That flock is held shared until all are in place: a deleter must not look at another's good file
+ * just before we decide to rely on it.) Manifests' renames hold one on DIR against setting aside.
+ *
  * A failed fsync is never repeated on the same file: Linux may have marked the lost pages clean.
  * Those files are written anew (what is read back for it is verified) by the next publication.
  */
@@ -36,8 +39,9 @@ struct commit {
     int *fds;                          /* of the files to sync, and */
     uint64_t *tmps;
     size_t n, n_sync;
-    uint64_t bytes;
+    uint64_t bytes, placed; /* to sync; of new chunk files */
     bool fans[KVS_FILE_FANS];
+    bool opaque; /* the manifest's format is not ours: note what it may need */
 };
 
 static void commit_fini(struct commit *c)
@@ -240,12 +244,8 @@ static int place(kv_store_v1 *h, struct kvs_file_pending *e)
     return 0;
 }
 
-static int place_all(kv_store_v1 *h, struct commit *c)
+static int place_each(kv_store_v1 *h, struct commit *c)
 {
-    for (int i = 0; i < KVS_FILE_FANS; i++) {
-        if (c->fans[i] && flock(h->fan[i], LOCK_SH) == 0)
-            flock(h->fan[i], LOCK_UN);
-    }
     for (size_t i = 0; i < c->n; i++) {
         char hex[KVS_FILE_HEX];
         int rc = place(h, c->entries[i]);
@@ -256,7 +256,30 @@ static int place_all(kv_store_v1 *h, struct commit *c)
             kvs_file_hex(hex, c->entries[i]->key, c->entries[i]->key_len);
             return kvs_file_fail(h, -rc, "can't put a chunk into place", hex);
         }
+        if (c->entries[i]->state == KVS_FILE_PUT)
+            c->placed += c->entries[i]->sum.stored;
     }
+    return 0;
+}
+
+static void lock_fans(kv_store_v1 *h, const struct commit *c, int how)
+{
+    for (int i = 0; i < KVS_FILE_FANS; i++) {
+        if (c->fans[i])
+            flock(h->fan[i], how);
+    }
+}
+
+static int place_all(kv_store_v1 *h, struct commit *c)
+{
+    int rc;
+
+    lock_fans(h, c, LOCK_SH);
+    rc = place_each(h, c);
+    lock_fans(h, c, LOCK_UN);
+    kvs_file_used_add(h, (int64_t)c->placed);
+    if (rc < 0)
+        return rc;
     if (c->n && atomic_load_explicit(&h->side_car, memory_order_relaxed) && fsync(h->sums) < 0)
         return kvs_file_fail(h, errno, "can't sync a directory", "sums");
     for (int i = 0; i < KVS_FILE_FANS; i++) {
@@ -268,15 +291,18 @@ static int place_all(kv_store_v1 *h, struct commit *c)
 
 /* -- Done, or not ------------------------------------------------------------------------------- */
 
-/* What was put once more meanwhile stays pinned for the save that did; the rest is let go. */
-static void finish(kv_store_v1 *h, struct commit *c)
+/*
+ * What was put once more meanwhile stays pinned for the save that did, and after a mere flush all
+ * does, for the manifest to come; the rest is let go.
+ */
+static void finish(kv_store_v1 *h, struct commit *c, bool keep)
 {
     pthread_mutex_lock(&h->lock);
     for (size_t i = 0; i < c->n; i++) {
         struct kvs_file_pending *e = c->entries[i];
 
         e->busy = false;
-        if (e->again) {
+        if (e->again || keep) {
             e->state = e->state == KVS_FILE_LOST ? KVS_FILE_LOST : KVS_FILE_HIT;
             c->entries[i] = NULL;
         } else {
@@ -318,6 +344,7 @@ void kvs_file_manifest_side_car(char ret[KVS_FILE_NAME + 16], const char *file)
 static int reveal(kv_store_v1 *h, uint64_t n, const char *file)
 {
     char tmp[KVS_FILE_TMP], from[KVS_FILE_TMP + 8], to[KVS_FILE_NAME + 16];
+    int rc;
 
     kvs_file_tmp_name(h, tmp, n);
     if (atomic_load_explicit(&h->side_car, memory_order_relaxed)) {
@@ -328,8 +355,11 @@ static int reveal(kv_store_v1 *h, uint64_t n, const char *file)
         if (fsync(h->sums) < 0)
             return -errno;
     }
-    if (renameat(h->tmp, tmp, h->root, file) < 0)
-        return -errno;
+    flock(h->root, LOCK_SH);
+    rc = renameat(h->tmp, tmp, h->root, file) < 0 ? -errno : 0;
+    flock(h->root, LOCK_UN);
+    if (rc < 0)
+        return rc;
     return fsync(h->root) < 0 ? -errno : 0;
 }
 
@@ -339,6 +369,8 @@ static int carry_out(kv_store_v1 *h, struct commit *c, const char *file, uint64_
 {
     int rc = prepare(h, c);
 
+    if (rc == 0 && file && c->opaque)
+        rc = kvs_file_note_refs(h, file, c->entries, c->n);
     if (rc < 0)
         return rc;
     if (file) {
@@ -351,25 +383,30 @@ static int carry_out(kv_store_v1 *h, struct commit *c, const char *file, uint64_
         *suspect = true;
         return kvs_file_fail(h, -rc, "can't sync", file);
     }
-    rc = place_all(h, c);
+    rc = kvs_file_make_room(h, c->bytes);
+    if (rc == 0)
+        rc = place_all(h, c);
     if (rc < 0 || !file)
         return rc;
     rc = reveal(h, n, file);
     return rc < 0 ? kvs_file_fail(h, -rc, "can't publish a manifest", file) : 0;
 }
 
-static int publish_locked(kv_store_v1 *h, const char *file, uint64_t n, int fd, uint64_t len)
+static int publish_locked(kv_store_v1 *h, const char *file, uint64_t n, int fd, const void *data,
+                          uint64_t len)
 {
     bool suspect = false;
     struct commit c;
     int rc = collect(h, &c);
 
+    /* What kvs_save publishes names its chunks itself (docs/formats.md). */
+    c.opaque = len < 8 || memcmp(data, "KVS-OBJ\n", 8) != 0;
     if (rc == 0) {
         rc = forget_lost(h, &c);
         if (rc == 0)
             rc = carry_out(h, &c, file, n, fd, len, &suspect);
         if (rc == 0)
-            finish(h, &c);
+            finish(h, &c, !file);
         else
             give_up(h, &c, suspect);
     }
@@ -396,7 +433,7 @@ int kvs_file_publish(kv_store_v1 *h, const char *name, const void *data, size_t 
     if (rc < 0)
         return rc;
     pthread_mutex_lock(&h->commit);
-    rc = publish_locked(h, name ? file : NULL, n, fd, len);
+    rc = publish_locked(h, name ? file : NULL, n, fd, data, len);
     pthread_mutex_unlock(&h->commit);
     if (fd >= 0) {
         close(fd);
@@ -442,5 +479,6 @@ int kvs_file_delete_manifest(kv_store_v1 *h, const char *name)
         return kvs_file_fail(h, errno, "can't sync a directory", NULL);
     kvs_file_manifest_side_car(side_car, file);
     unlinkat(h->house, side_car, 0);
+    kvs_file_forget_refs(h, file);
     return 0;
 }

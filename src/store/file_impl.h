@@ -12,6 +12,7 @@
 #ifndef KV_STORE_FILE_IMPL_H
 #define KV_STORE_FILE_IMPL_H
 
+#include <dirent.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -180,6 +181,26 @@ void kvs_file_pending_free(kv_store_v1 *h, struct kvs_file_pending *e);
 int kvs_file_publish(kv_store_v1 *h, const char *name, const void *data, size_t len);
 int kvs_file_get_manifest(kv_store_v1 *h, const char *name, uint8_t **ret, size_t *ret_len);
 int kvs_file_delete_manifest(kv_store_v1 *h, const char *name);
+/** A stream of a directory's entries, independent of others of it. */
+DIR *kvs_file_dir(int at);
+int kvs_file_list_manifests(kv_store_v1 *h, kv_store_each_fn each, void *arg);
+int kvs_file_list_chunks(kv_store_v1 *h, kv_store_each_fn each, void *arg);
+int kvs_file_exists(kv_store_v1 *h, const uint8_t *keys, size_t key_len, size_t n,
+                    uint8_t *ret_present);
+int kvs_file_touch(kv_store_v1 *h, const uint8_t *keys, size_t key_len, size_t n);
+int kvs_file_stats(kv_store_v1 *h, kv_store_stats *ret);
+int kvs_file_delete_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len);
+int kvs_file_sweep(kv_store_v1 *h, uint64_t min_age_s, kv_store_live_fn live, void *arg,
+                   kv_store_swept *ret);
+/** Bytes of chunk files came or went (all processes' count); under `commit`. */
+void kvs_file_used_add(kv_store_v1 *h, int64_t delta);
+/** Where there is a limit: evict until @coming bytes fit; under `commit`. */
+int kvs_file_make_room(kv_store_v1 *h, uint64_t coming);
+/** Note what manifest file @file may need, durably; under `commit`. */
+int kvs_file_note_refs(kv_store_v1 *h, const char *file, struct kvs_file_pending *const *entries,
+                       size_t n);
+void kvs_file_forget_refs(kv_store_v1 *h, const char *file);
+int kvs_file_list_refs(kv_store_v1 *h, const char *name, kv_store_each_fn each, void *arg);
 /** Put the pending files on disk: one barrier. On failure none of them may be trusted. */
 int kvs_file_barrier(kv_store_v1 *h, const int *fds, const uint64_t *tmps, size_t n,
                      uint64_t bytes);

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /** Files of the file store: written whole into tmp/, read whole and verified, set aside when bad. */
-#include <dirent.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <sys/file.h>
 #include <sys/xattr.h>
 #include <unistd.h>
 #include <zstd.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "store/file_impl.h"
 
@@ -15,7 +16,8 @@
 
 enum {
     EARLY = 256 * 1024, /* files from this size on begin their way to the disk at once */
-    FDS_KEPT = 64       /* per handle: more are opened again for their fsync */
+    USE_S = 60,
+    FDS_KEPT = 64 /* per handle: more are opened again for their fsync */
 };
 
 int kvs_file_fail(kv_store_v1 *h, int error, const char *what, const char *name)
@@ -264,6 +266,13 @@ static int read_open(kv_store_v1 *h, int fd, const char *side_car, uint64_t owne
     return rc;
 }
 
+/* Eviction takes what was not used for longest; once a minute is exact enough for it. */
+static void note_use(int fd, const struct stat *st)
+{
+    if ((int64_t)(kv_wall_ns() / KV_NS_PER_S) - st->st_mtime > USE_S)
+        futimens(fd, NULL);
+}
+
 int kvs_file_read(kv_store_v1 *h, int dirfd, const char *name, const char *side_car, uint64_t owner,
                   uint8_t **ret, size_t *ret_len, struct stat *ret_st)
 {
@@ -279,6 +288,8 @@ int kvs_file_read(kv_store_v1 *h, int dirfd, const char *name, const char *side_
         rc = -ENOENT;
     else
         rc = read_open(h, fd, side_car, owner, (uint64_t)ret_st->st_size, &data, &len);
+    if (rc == 0 && !h->read_only)
+        note_use(fd, ret_st);
     close(fd);
     if (rc < 0) {
         free(data);
@@ -294,34 +305,26 @@ int kvs_file_read(kv_store_v1 *h, int dirfd, const char *name, const char *side_
 
 static int count_bad(kv_store_v1 *h)
 {
-    int fd = openat(h->bad, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), n = 0;
-    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+    DIR *dir = kvs_file_dir(h->bad);
+    int n = 0;
 
-    if (!dir) {
-        if (fd >= 0)
-            close(fd);
+    if (!dir)
         return KVS_FILE_BAD_MAX;
-    }
     while (readdir(dir))
         n++;
     closedir(dir);
     return n - 2;
 }
 
-void kvs_file_set_aside(kv_store_v1 *h, int dirfd, const char *name, const struct stat *st)
+static void move_aside(kv_store_v1 *h, int dirfd, const char *name, const struct stat *st)
 {
-    char aside[KVS_FILE_NAME + 8], where[512], which[512];
+    char aside[KVS_FILE_NAME + 8];
     struct stat now;
     int rc;
 
-    KVS_FILE_ADD(h->bad_chunks, 1);
-    kv_log_error("store", "stored bytes don't verify", "dir=%s name=%s",
-                 kv_log_quote(where, sizeof(where), h->dir),
-                 kv_log_quote(which, sizeof(which), name));
-    if (h->read_only || fstatat(dirfd, name, &now, AT_SYMLINK_NOFOLLOW) < 0 ||
-        now.st_ino != st->st_ino)
+    if (fstatat(dirfd, name, &now, AT_SYMLINK_NOFOLLOW) < 0 || now.st_ino != st->st_ino)
         return; /* replaced meanwhile */
-    snprintf(aside, sizeof(aside), "%.200s.%" PRIu64, name,
+    snprintf(aside, sizeof(aside), "%.200s.%.8s.%" PRIu64, name, h->writer,
              atomic_fetch_add_explicit(&h->next_tmp, 1, memory_order_relaxed));
     if (count_bad(h) >= KVS_FILE_BAD_MAX)
         rc = unlinkat(dirfd, name, 0);
@@ -329,4 +332,23 @@ void kvs_file_set_aside(kv_store_v1 *h, int dirfd, const char *name, const struc
         rc = renameat(dirfd, name, h->bad, aside);
     if (rc < 0)
         kvs_file_fail(h, errno, "can't set a bad file aside", name);
+    else if (dirfd != h->root && dirfd != h->tmp)
+        kvs_file_used_add(h, -(int64_t)now.st_size);
+}
+
+void kvs_file_set_aside(kv_store_v1 *h, int dirfd, const char *name, const struct stat *st)
+{
+    char where[512], which[512];
+
+    KVS_FILE_ADD(h->bad_chunks, 1);
+    kv_log_error("store", "stored bytes don't verify", "dir=%s name=%s",
+                 kv_log_quote(where, sizeof(where), h->dir),
+                 kv_log_quote(which, sizeof(which), name));
+    if (h->read_only)
+        return;
+    pthread_mutex_lock(&h->commit); /* flocks are the handle's, not the thread's */
+    flock(dirfd, LOCK_EX);
+    move_aside(h, dirfd, name, st);
+    flock(dirfd, LOCK_UN);
+    pthread_mutex_unlock(&h->commit);
 }

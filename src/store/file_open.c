@@ -3,7 +3,6 @@
  * Opening: directories, and this handle's name among the writers. A writer holds a flock on
  * writers/ID as long as it lives; files tmp/ID.N whose writer's lock can be had are litter.
  */
-#include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/file.h>
@@ -152,15 +151,11 @@ static bool writer_dead(kv_store_v1 *h, const char *id)
 /* Tmp files go first, then their writer's file: a sweep that is cut short can be repeated. */
 static void sweep_dir(kv_store_v1 *h, int at, bool tmp)
 {
-    int fd = openat(at, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+    DIR *dir = kvs_file_dir(at);
     char dead[17] = "", alive[17] = "", id[17];
 
-    if (!dir) {
-        if (fd >= 0)
-            close(fd);
+    if (!dir)
         return;
-    }
     for (struct dirent *e; (e = readdir(dir));) {
         if (e->d_name[0] == '.' || (tmp && strlen(e->d_name) < 18))
             continue;

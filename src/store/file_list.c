@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+/** What is there: listings, presence, numbers. No lock is held while a callback runs. */
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "store/file_impl.h"
+
+DIR *kvs_file_dir(int at)
+{
+    int fd = openat(at, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+
+    if (!dir && fd >= 0)
+        close(fd);
+    return dir;
+}
+
+static uint64_t used_s(const struct stat *st)
+{
+    return st->st_mtime > 0 ? (uint64_t)st->st_mtime : 0;
+}
+
+int kvs_file_list_manifests(kv_store_v1 *h, kv_store_each_fn each, void *arg)
+{
+    DIR *dir = h && each && h->pid == getpid() ? kvs_file_dir(h->root) : NULL;
+    int rc = 0;
+
+    if (!dir)
+        return -EINVAL;
+    for (struct dirent *e; rc == 0 && (e = readdir(dir));) {
+        char name[KVS_FILE_NAME];
+        kv_store_entry entry = {.size = sizeof(entry), .name = name};
+        struct stat st;
+
+        if (kvs_file_name_decode(name, e->d_name) < 0 ||
+            fstatat(h->root, e->d_name, &st, AT_SYMLINK_NOFOLLOW) < 0 || !S_ISREG(st.st_mode))
+            continue;
+        entry.len = (uint64_t)st.st_size;
+        entry.used_s = used_s(&st);
+        rc = each(arg, &entry);
+    }
+    closedir(dir);
+    return rc;
+}
+
+/* The checksum of a file that is in place and has the right length. */
+static int stat_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len, const char *hex,
+                      struct stat *st, struct kvs_file_sum *ret)
+{
+    int fd = openat(h->fan[kvs_file_fan(key)], hex, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+    char side_car[KVS_FILE_HEX + 8];
+    int rc;
+
+    if (fd < 0)
+        return -errno;
+    kvs_file_chunk_side_car(side_car, hex);
+    rc = fstat(fd, st) < 0 || !S_ISREG(st->st_mode) ? -ENOENT
+                                                    : kvs_file_load_sum(h, fd, side_car, ret);
+    close(fd);
+    if (rc == -ENODATA && st->st_size > 0) { /* a foreign one */
+        *ret = (struct kvs_file_sum){.len = (uint64_t)st->st_size};
+        return 0;
+    }
+    if (rc == 0 &&
+        (ret->stored != (uint64_t)st->st_size || ret->owner != kvs_file_owner(key, key_len, false)))
+        rc = -EBADMSG;
+    return rc;
+}
+
+static int list_fan(kv_store_v1 *h, int fan, kv_store_each_fn each, void *arg)
+{
+    DIR *dir = kvs_file_dir(h->fan[fan]);
+    int rc = 0;
+
+    if (!dir)
+        return h->read_only ? 0 : -errno;
+    for (struct dirent *e; rc == 0 && (e = readdir(dir));) {
+        uint8_t key[KVS_FILE_KEY_MAX];
+        int len = kvs_file_unhex(key, e->d_name);
+        kv_store_entry entry = {.size = sizeof(entry), .hash = key, .len = UINT64_MAX};
+        struct kvs_file_sum sum;
+        struct stat st = {0};
+
+        if (len < 0 || kvs_file_fan(key) != fan)
+            continue;
+        rc = stat_chunk(h, key, (size_t)len, e->d_name, &st, &sum);
+        if (rc == 0)
+            entry.len = sum.len;
+        if (rc == -ENOENT) {
+            rc = 0;
+            continue;
+        }
+        entry.hash_len = (size_t)len;
+        entry.used_s = used_s(&st);
+        rc = each(arg, &entry);
+    }
+    closedir(dir);
+    return rc;
+}
+
+int kvs_file_list_chunks(kv_store_v1 *h, kv_store_each_fn each, void *arg)
+{
+    int rc = h && each ? 0 : -EINVAL;
+
+    if (rc == 0 && h->pid != getpid())
+        rc = -ECHILD;
+    for (int fan = 0; fan < KVS_FILE_FANS && rc == 0; fan++)
+        rc = list_fan(h, fan, each, arg);
+    return rc;
+}
+
+static bool exists(kv_store_v1 *h, const uint8_t *key, size_t key_len)
+{
+    struct kvs_file_pending *e;
+    char hex[KVS_FILE_HEX];
+    struct kvs_file_sum sum;
+    struct stat st;
+    bool pending;
+
+    pthread_mutex_lock(&h->lock);
+    e = kvs_file_map_find(&h->map, key, key_len);
+    pending = e && e->state != KVS_FILE_LOST;
+    pthread_mutex_unlock(&h->lock);
+    if (pending)
+        return true;
+    kvs_file_hex(hex, key, key_len);
+    return stat_chunk(h, key, key_len, hex, &st, &sum) == 0;
+}
+
+int kvs_file_exists(kv_store_v1 *h, const uint8_t *keys, size_t key_len, size_t n,
+                    uint8_t *ret_present)
+{
+    int rc = n ? kvs_file_check(h, keys, key_len) : 0;
+
+    for (size_t i = 0; i < n && rc == 0; i++)
+        ret_present[i] = exists(h, keys + i * key_len, key_len);
+    return rc;
+}
+
+int kvs_file_touch(kv_store_v1 *h, const uint8_t *keys, size_t key_len, size_t n)
+{
+    int rc = n ? kvs_file_check(h, keys, key_len) : 0, there = 0;
+    char hex[KVS_FILE_HEX];
+
+    if (rc == 0 && n && h->read_only)
+        return -EROFS;
+    for (size_t i = 0; i < n && rc == 0; i++) {
+        const uint8_t *key = keys + i * key_len;
+
+        kvs_file_hex(hex, key, key_len);
+        there += utimensat(h->fan[kvs_file_fan(key)], hex, NULL, AT_SYMLINK_NOFOLLOW) == 0;
+    }
+    return rc < 0 ? rc : there;
+}
+
+static int add_manifest(void *arg, const kv_store_entry *entry)
+{
+    (void)entry;
+    ++*(uint64_t *)arg;
+    return 0;
+}
+
+/* Counting takes a listing: names and sizes, no checksums. */
+static void count_fan(kv_store_v1 *h, int fan, kv_store_stats *ret)
+{
+    DIR *dir = kvs_file_dir(h->fan[fan]);
+    uint8_t key[KVS_FILE_KEY_MAX];
+    struct stat st;
+
+    if (!dir)
+        return;
+    for (struct dirent *e; (e = readdir(dir));) {
+        if (kvs_file_unhex(key, e->d_name) < 0 ||
+            fstatat(h->fan[fan], e->d_name, &st, AT_SYMLINK_NOFOLLOW) < 0)
+            continue;
+        ret->n_chunks++;
+        ret->bytes += (uint64_t)st.st_size;
+    }
+    closedir(dir);
+}
+
+int kvs_file_stats(kv_store_v1 *h, kv_store_stats *ret)
+{
+    kv_store_stats all = {.size = sizeof(all)};
+    int rc = h && ret && ret->size >= sizeof(size_t) ? 0 : -EINVAL;
+    size_t size = rc == 0 ? KV_MIN(ret->size, sizeof(all)) : 0;
+
+    if (rc == 0)
+        rc = kvs_file_list_manifests(h, add_manifest, &all.n_manifests);
+    if (rc < 0)
+        return rc;
+    for (int fan = 0; fan < KVS_FILE_FANS; fan++)
+        count_fan(h, fan, &all);
+    all.limit_bytes = h->opts.limit;
+    all.puts = atomic_load(&h->puts);
+    all.put_hits = atomic_load(&h->put_hits);
+    all.gets = atomic_load(&h->gets);
+    all.get_misses = atomic_load(&h->get_misses);
+    all.bad_chunks = atomic_load(&h->bad_chunks);
+    all.evicted = atomic_load(&h->evicted);
+    all.bytes_written = atomic_load(&h->written);
+    all.bytes_read = atomic_load(&h->read);
+    all.errors = atomic_load(&h->errors);
+    all.size = ret->size;
+    memcpy(ret, &all, size);
+    return 0;
+}

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * .kvasir/refs/NAME: the chunks put or hit by the handles that published manifest NAME, so that a
+ * collector can keep what a manifest of unknown format may need. It only grows (a union): consumers
+ * publish the same empty manifest again and again and never name a chunk in it.
+ *
+ * Records: length (1 byte, not 0), key, 4 bytes of XXH3-64 of both. A reader that finds none at a
+ * place tries one byte further on: a torn end costs only itself, and appending needs no repair.
+ */
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include "base/buf.h"
+#include "base/xxh.h"
+#include "store/file_impl.h"
+
+enum { CHECK = 4, COMPACT_FROM = 64 * 1024 };
+
+static void add_record(struct kv_buf *buf, const uint8_t *key, size_t len)
+{
+    uint8_t record[1 + KVS_FILE_KEY_MAX + CHECK];
+    uint64_t check;
+
+    record[0] = (uint8_t)len;
+    memcpy(record + 1, key, len);
+    check = kv_xxh64(record, 1 + len, 0);
+    for (int i = 0; i < CHECK; i++)
+        record[1 + len + (size_t)i] = (uint8_t)(check >> 8 * i);
+    kv_buf_append(buf, record, 1 + len + CHECK);
+}
+
+/* The length of the record at @at, or 0. */
+static size_t record_at(const uint8_t *at, size_t left)
+{
+    size_t len = at[0];
+    uint64_t check;
+
+    if (len == 0 || len > KVS_FILE_KEY_MAX || left < 1 + len + CHECK)
+        return 0;
+    check = kv_xxh64(at, 1 + len, 0);
+    for (int i = 0; i < CHECK; i++) {
+        if (at[1 + len + (size_t)i] != (uint8_t)(check >> 8 * i))
+            return 0;
+    }
+    return len;
+}
+
+static int read_all(int at, const char *file, struct kv_buf *buf)
+{
+    int fd = openat(at, file, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    char piece[16384];
+    ssize_t n;
+
+    if (fd < 0)
+        return -errno;
+    while ((n = read(fd, piece, sizeof(piece))) > 0 || (n < 0 && errno == EINTR)) {
+        if (n > 0)
+            kv_buf_append(buf, piece, (size_t)n);
+    }
+    n = n < 0 ? -errno : 0;
+    close(fd);
+    return n < 0 ? (int)n : buf->error;
+}
+
+static int each_record(const struct kv_buf *buf, kv_store_each_fn each, void *arg)
+{
+    const uint8_t *data = (const uint8_t *)buf->data;
+    int rc = 0;
+
+    for (size_t i = 0; i < buf->len && rc == 0;) {
+        size_t len = record_at(data + i, buf->len - i);
+        kv_store_entry entry = {
+            .size = sizeof(entry), .hash = data + i + 1, .hash_len = len, .len = UINT64_MAX};
+
+        if (len)
+            rc = each(arg, &entry);
+        i += len ? 1 + len + CHECK : 1;
+    }
+    return rc;
+}
+
+/* -- Compaction --------------------------------------------------------------------------------- */
+
+struct compaction {
+    kv_store_v1 *h;
+    struct kvs_file_map seen;
+    struct kv_buf out;
+};
+
+static int keep_once(void *arg, const kv_store_entry *entry)
+{
+    struct compaction *c = arg;
+    struct kvs_file_pending *e;
+    uint8_t present = 0;
+
+    if (kvs_file_map_reserve(&c->seen) < 0)
+        return -ENOMEM;
+    if (kvs_file_map_find(&c->seen, entry->hash, entry->hash_len))
+        return 0;
+    kvs_file_exists(c->h, entry->hash, entry->hash_len, 1, &present);
+    if (!present)
+        return 0; /* evicted: whoever puts it again notes it again */
+    e = kvs_file_pending_new(entry->hash, entry->hash_len);
+    if (!e)
+        return -ENOMEM;
+    kvs_file_map_add(&c->seen, e);
+    add_record(&c->out, entry->hash, entry->hash_len);
+    return c->out.error;
+}
+
+static int replace(kv_store_v1 *h, const char *file, const struct kv_buf *buf)
+{
+    char name[KVS_FILE_TMP];
+    int fd, rc;
+
+    kvs_file_tmp_name(h, name, atomic_fetch_add(&h->next_tmp, 1));
+    fd = openat(h->tmp, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd < 0)
+        return -errno;
+    rc = kvs_file_write_all(fd, buf->data, buf->len);
+    if (rc == 0 && fsync(fd) < 0)
+        rc = -errno;
+    close(fd);
+    if (rc == 0 && renameat(h->tmp, name, h->refs, file) < 0)
+        rc = -errno;
+    if (rc < 0)
+        unlinkat(h->tmp, name, 0);
+    return rc;
+}
+
+/* Failing leaves the long file, which is as good. */
+static void compact(kv_store_v1 *h, const char *file)
+{
+    struct compaction c = {.h = h, .out = KV_BUF_INIT};
+    struct kv_buf buf = KV_BUF_INIT;
+
+    if (read_all(h->refs, file, &buf) == 0 && each_record(&buf, keep_once, &c) == 0)
+        replace(h, file, &c.out);
+    for (size_t i = 0; i < c.seen.n_buckets; i++) {
+        for (struct kvs_file_pending *e = c.seen.buckets[i], *next; e; e = next) {
+            next = e->next;
+            free(e);
+        }
+    }
+    free(c.seen.buckets);
+    kv_buf_fini(&c.out);
+    kv_buf_fini(&buf);
+}
+
+/* -- Noting and listing ------------------------------------------------------------------------- */
+
+static int append(kv_store_v1 *h, const char *file, const struct kv_buf *buf)
+{
+    int fd = openat(h->refs, file, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666), rc;
+    struct stat before = {0};
+
+    if (fd < 0)
+        return -errno;
+    rc = fstat(fd, &before) < 0 ? -errno : kvs_file_write_all(fd, buf->data, buf->len);
+    if (rc == 0 && fsync(fd) < 0)
+        rc = -errno;
+    close(fd);
+    if (rc < 0)
+        return rc;
+    for (size_t mark = COMPACT_FROM; mark && mark <= (size_t)before.st_size + buf->len; mark *= 2) {
+        if (mark > (size_t)before.st_size) { /* each doubling: amortised over what was appended */
+            compact(h, file);
+            break;
+        }
+    }
+    return fsync(h->refs) < 0 ? -errno : 0;
+}
+
+int kvs_file_note_refs(kv_store_v1 *h, const char *file, struct kvs_file_pending *const *entries,
+                       size_t n)
+{
+    struct kv_buf buf = KV_BUF_INIT;
+    int rc;
+
+    for (size_t i = 0; i < n; i++)
+        add_record(&buf, entries[i]->key, entries[i]->key_len);
+    rc = buf.error;
+    if (rc == 0 && n) {
+        flock(h->refs, LOCK_EX);
+        rc = append(h, file, &buf);
+        flock(h->refs, LOCK_UN);
+    }
+    kv_buf_fini(&buf);
+    return rc < 0 ? kvs_file_fail(h, -rc, "can't note the chunks of a manifest", file) : 0;
+}
+
+void kvs_file_forget_refs(kv_store_v1 *h, const char *file)
+{
+    unlinkat(h->refs, file, 0);
+}
+
+int kvs_file_list_refs(kv_store_v1 *h, const char *name, kv_store_each_fn each, void *arg)
+{
+    struct kv_buf buf = KV_BUF_INIT;
+    char file[KVS_FILE_NAME];
+    int rc = h && name && each ? 0 : -EINVAL;
+
+    if (rc == 0 && h->pid != getpid())
+        rc = -ECHILD;
+    if (rc == 0)
+        rc = kvs_file_name_encode(file, name);
+    if (rc == 0)
+        rc = read_all(h->refs, file, &buf);
+    if (rc == 0)
+        rc = each_record(&buf, each, arg);
+    kv_buf_fini(&buf);
+    return rc;
+}

@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * Deleting chunks: on demand, by age, and for room. Each deletion happens under a flock on its
+ * fan-out directory, which publications hold shared while they link chunks into place, and spares
+ * files with more than one link: those are pinned (file_commit.c).
+ *
+ * .kvasir/used holds the bytes of all chunk files (little-endian u64), kept by every process; it is
+ * approximate after a crash and set right by each scan. Without it nobody has set a limit yet.
+ */
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/file.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "store/file_impl.h"
+
+/* -- Bytes in use ------------------------------------------------------------------------------- */
+
+static int used_open(kv_store_v1 *h, int flags)
+{
+    if (h->used_fd < 0)
+        h->used_fd = openat(h->house, "used", O_RDWR | O_CLOEXEC | flags, 0666);
+    return h->used_fd < 0 ? -errno : 0;
+}
+
+static bool used_load(kv_store_v1 *h, uint64_t *ret)
+{
+    return pread(h->used_fd, ret, sizeof(*ret), 0) == sizeof(*ret);
+}
+
+void kvs_file_used_add(kv_store_v1 *h, int64_t delta)
+{
+    uint64_t used;
+
+    if (delta == 0 || used_open(h, 0) < 0 || flock(h->used_fd, LOCK_EX) < 0)
+        return;
+    if (used_load(h, &used)) {
+        used = delta < 0 && used < (uint64_t)-delta ? 0 : used + (uint64_t)delta;
+        if (pwrite(h->used_fd, &used, sizeof(used), 0) != sizeof(used) &&
+            ftruncate(h->used_fd, 0) < 0) /* unknown would be better than wrong */
+            kvs_file_fail(h, errno, "can't note the bytes in use", "used");
+    }
+    flock(h->used_fd, LOCK_UN);
+}
+
+static void used_set(kv_store_v1 *h, uint64_t used)
+{
+    if (used_open(h, O_CREAT) == 0 && pwrite(h->used_fd, &used, sizeof(used), 0) < 0)
+        kvs_file_fail(h, errno, "can't note the bytes in use", "used");
+}
+
+/* -- One chunk ---------------------------------------------------------------------------------- */
+
+/* Unlink @hex, whose flock is held, and what belongs to it. */
+static int remove_file(kv_store_v1 *h, int fan, const char *hex)
+{
+    char side_car[KVS_FILE_HEX + 8];
+
+    if (unlinkat(h->fan[fan], hex, 0) < 0)
+        return -errno;
+    kvs_file_chunk_side_car(side_car, hex);
+    unlinkat(h->house, side_car, 0);
+    return 0;
+}
+
+static int delete_locked(kv_store_v1 *h, const uint8_t *key, size_t key_len, const char *hex)
+{
+    int fan = kvs_file_fan(key), rc = 0;
+    struct kvs_file_pending *e;
+    struct stat st;
+
+    pthread_mutex_lock(&h->lock);
+    e = kvs_file_map_find(&h->map, key, key_len);
+    if (e)
+        kvs_file_map_remove(&h->map, e);
+    pthread_mutex_unlock(&h->lock);
+    kvs_file_pending_free(h, e);
+    flock(h->fan[fan], LOCK_EX);
+    if (fstatat(h->fan[fan], hex, &st, AT_SYMLINK_NOFOLLOW) < 0)
+        rc = -errno;
+    else
+        rc = remove_file(h, fan, hex);
+    if (rc == 0)
+        kvs_file_used_add(h, -(int64_t)st.st_size);
+    flock(h->fan[fan], LOCK_UN);
+    return rc == -ENOENT ? 0 : rc;
+}
+
+int kvs_file_delete_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len)
+{
+    int rc = kvs_file_check(h, key, key_len);
+    char hex[KVS_FILE_HEX];
+
+    if (rc == 0 && h->read_only)
+        rc = -EROFS;
+    if (rc < 0)
+        return rc;
+    kvs_file_hex(hex, key, key_len);
+    pthread_mutex_lock(&h->commit);
+    rc = delete_locked(h, key, key_len, hex);
+    pthread_mutex_unlock(&h->commit);
+    return rc < 0 ? kvs_file_fail(h, -rc, "can't delete a chunk", hex) : 0;
+}
+
+/* -- By age ------------------------------------------------------------------------------------- */
+
+struct sweep {
+    kv_store_v1 *h;
+    uint64_t min_age_s;
+    kv_store_live_fn live;
+    void *arg;
+    kv_store_swept sums;
+};
+
+/* A clock that was set back makes files look new: they stay. */
+static bool old_enough(const struct stat *st, uint64_t min_age_s)
+{
+    int64_t now = (int64_t)(kv_wall_ns() / KV_NS_PER_S);
+
+    return min_age_s == 0 || (now >= st->st_mtime && (uint64_t)(now - st->st_mtime) >= min_age_s);
+}
+
+static void sweep_one(struct sweep *s, int fan, const char *hex)
+{
+    uint8_t key[KVS_FILE_KEY_MAX];
+    int len = kvs_file_unhex(key, hex), rc;
+    struct stat st;
+
+    if (len < 0 || fstatat(s->h->fan[fan], hex, &st, AT_SYMLINK_NOFOLLOW) < 0 ||
+        !S_ISREG(st.st_mode))
+        return;
+    if (st.st_nlink > 1 || !old_enough(&st, s->min_age_s) ||
+        (s->live && s->live(s->arg, key, (size_t)len))) {
+        s->sums.kept++;
+        return;
+    }
+    rc = remove_file(s->h, fan, hex);
+    if (rc == 0) {
+        s->sums.deleted++;
+        s->sums.deleted_bytes += (uint64_t)st.st_size;
+    } else {
+        s->sums.errors++;
+        kvs_file_fail(s->h, -rc, "can't delete a chunk", hex);
+    }
+}
+
+static int sweep_fan(struct sweep *s, int fan)
+{
+    DIR *dir = kvs_file_dir(s->h->fan[fan]);
+
+    if (!dir)
+        return -errno;
+    flock(s->h->fan[fan], LOCK_EX);
+    for (struct dirent *e; (e = readdir(dir));)
+        sweep_one(s, fan, e->d_name);
+    flock(s->h->fan[fan], LOCK_UN);
+    closedir(dir);
+    return 0;
+}
+
+int kvs_file_sweep(kv_store_v1 *h, uint64_t min_age_s, kv_store_live_fn live, void *arg,
+                   kv_store_swept *ret)
+{
+    struct sweep s = {h, min_age_s, live, arg, {.size = sizeof(s.sums)}};
+    int rc = h && ret && ret->size >= sizeof(size_t) ? 0 : -EINVAL;
+
+    if (rc == 0 && h->pid != getpid())
+        rc = -ECHILD;
+    if (rc == 0 && h->read_only)
+        rc = -EROFS;
+    if (rc < 0)
+        return rc;
+    pthread_mutex_lock(&h->commit);
+    for (int fan = 0; fan < KVS_FILE_FANS && rc == 0; fan++)
+        rc = sweep_fan(&s, fan);
+    kvs_file_used_add(h, -(int64_t)s.sums.deleted_bytes);
+    pthread_mutex_unlock(&h->commit);
+    s.sums.size = ret->size;
+    memcpy(ret, &s.sums, KV_MIN(ret->size, sizeof(s.sums)));
+    return rc;
+}
+
+/* -- For room ----------------------------------------------------------------------------------- */
+
+struct candidate {
+    struct timespec used;
+    uint64_t len;
+    int fan;
+    char *hex;
+};
+
+struct scan {
+    struct candidate *list;
+    size_t n, capacity;
+    uint64_t bytes; /* of all, pinned ones too */
+};
+
+static void scan_fini(struct scan *scan)
+{
+    for (size_t i = 0; i < scan->n; i++)
+        free(scan->list[i].hex);
+    free(scan->list);
+}
+
+static int scan_add(struct scan *scan, int fan, const char *hex, const struct stat *st)
+{
+    scan->bytes += (uint64_t)st->st_size;
+    if (st->st_nlink > 1)
+        return 0;
+    if (scan->n == scan->capacity) {
+        size_t capacity = scan->capacity ? 2 * scan->capacity : 256;
+        struct candidate *list = realloc(scan->list, capacity * sizeof(*list));
+
+        if (!list)
+            return -ENOMEM;
+        scan->list = list;
+        scan->capacity = capacity;
+    }
+    scan->list[scan->n] = (struct candidate){st->st_mtim, (uint64_t)st->st_size, fan, strdup(hex)};
+    if (!scan->list[scan->n].hex)
+        return -ENOMEM;
+    scan->n++;
+    return 0;
+}
+
+static int scan_fan(kv_store_v1 *h, int fan, struct scan *scan)
+{
+    DIR *dir = kvs_file_dir(h->fan[fan]);
+    uint8_t key[KVS_FILE_KEY_MAX];
+    struct stat st;
+    int rc = 0;
+
+    if (!dir)
+        return -errno;
+    for (struct dirent *e; rc == 0 && (e = readdir(dir));) {
+        if (kvs_file_unhex(key, e->d_name) > 0 &&
+            fstatat(h->fan[fan], e->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode))
+            rc = scan_add(scan, fan, e->d_name, &st);
+    }
+    closedir(dir);
+    return rc;
+}
+
+static int older(const void *a, const void *b)
+{
+    const struct candidate *x = a, *y = b;
+
+    if (x->used.tv_sec != y->used.tv_sec)
+        return x->used.tv_sec < y->used.tv_sec ? -1 : 1;
+    return (x->used.tv_nsec > y->used.tv_nsec) - (x->used.tv_nsec < y->used.tv_nsec);
+}
+
+/* Unless it was used or pinned since the scan. */
+static bool evict_one(kv_store_v1 *h, const struct candidate *c)
+{
+    struct stat st;
+    bool gone = false;
+
+    flock(h->fan[c->fan], LOCK_EX);
+    if (fstatat(h->fan[c->fan], c->hex, &st, AT_SYMLINK_NOFOLLOW) == 0 && st.st_nlink == 1 &&
+        st.st_mtim.tv_sec == c->used.tv_sec && st.st_mtim.tv_nsec == c->used.tv_nsec)
+        gone = remove_file(h, c->fan, c->hex) == 0;
+    flock(h->fan[c->fan], LOCK_UN);
+    return gone;
+}
+
+static int evict(kv_store_v1 *h, uint64_t coming)
+{
+    uint64_t target = h->opts.limit / 10 * 9, n_gone = 0;
+    struct scan scan = {0};
+    int rc = 0;
+
+    for (int fan = 0; fan < KVS_FILE_FANS && rc == 0; fan++)
+        rc = scan_fan(h, fan, &scan);
+    if (rc == 0 && scan.bytes + coming > h->opts.limit) {
+        target = coming < target ? target - coming : 0;
+        qsort(scan.list, scan.n, sizeof(*scan.list), older);
+        for (size_t i = 0; i < scan.n && scan.bytes > target; i++) {
+            if (evict_one(h, &scan.list[i])) {
+                scan.bytes -= scan.list[i].len;
+                n_gone++;
+            }
+        }
+    }
+    if (rc == 0)
+        used_set(h, scan.bytes);
+    KVS_FILE_ADD(h->evicted, n_gone);
+    scan_fini(&scan);
+    return rc;
+}
+
+int kvs_file_make_room(kv_store_v1 *h, uint64_t coming)
+{
+    uint64_t used;
+
+    if (!h->opts.limit)
+        return 0;
+    if (used_open(h, O_CREAT) == 0 && used_load(h, &used) && used + coming <= h->opts.limit)
+        return 0;
+    return evict(h, coming);
+}
