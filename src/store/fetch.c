@@ -27,25 +27,25 @@ int kvs_fetch(struct kvs_store *store, const struct kvs_chunk_ref *ref, void **r
     return 0;
 }
 
-size_t kvs_fetch_ahead(struct kvs_store *store, const struct kvs_manifest *m, size_t from,
+size_t kvs_fetch_ahead(struct kvs_store *store, const struct kvs_chunk_ref *chunks, size_t n,
                        uint64_t window)
 {
-    uint8_t keys[256 * 16], *memory = keys;
-    uint64_t bytes = m->chunks[from].len;
-    size_t n = 1;
+    uint8_t few[256 * 16], *keys = few;
+    uint64_t bytes = chunks[0].len;
+    size_t fit = 1;
 
-    while (from + n < m->n_chunks && n < MAX_AHEAD && bytes + m->chunks[from + n].len <= window)
-        bytes += m->chunks[from + n++].len;
-    if (n > 256)
-        memory = malloc(n * 16);
-    if (!memory)
-        return n; /* a hint, after all */
-    for (size_t i = 0; i < n; i++)
-        memcpy(memory + i * 16, m->chunks[from + i].key, 16);
-    kvs_prefetch(store, memory, 16, n);
-    if (memory != keys)
-        free(memory);
-    return n;
+    while (fit < n && fit < MAX_AHEAD && bytes + chunks[fit].len <= window)
+        bytes += chunks[fit++].len;
+    if (fit > sizeof(few) / 16)
+        keys = malloc(fit * 16);
+    if (!keys)
+        return fit; /* a hint, after all */
+    for (size_t i = 0; i < fit; i++)
+        memcpy(keys + i * 16, chunks[i].key, 16);
+    kvs_prefetch(store, keys, 16, fit);
+    if (keys != few)
+        free(keys);
+    return fit;
 }
 
 const char *kvs_fetch_problem(int rc)

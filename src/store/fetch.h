@@ -11,8 +11,8 @@
  */
 int kvs_fetch(struct kvs_store *store, const struct kvs_chunk_ref *ref, void **ret);
 
-/** How many chunks from @from fit into @window bytes (at least 1); they are prefetched. */
-size_t kvs_fetch_ahead(struct kvs_store *store, const struct kvs_manifest *m, size_t from,
+/** How many of @n chunks (at least 1) fit into @window bytes, at least 1; they are prefetched. */
+size_t kvs_fetch_ahead(struct kvs_store *store, const struct kvs_chunk_ref *chunks, size_t n,
                        uint64_t window);
 
 /** The log line for a chunk that could not be had. */

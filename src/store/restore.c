@@ -143,7 +143,8 @@ static int read_all(struct restoring *r, bool handing_on)
     int rc = 0;
 
     while (i < r->manifest->n_chunks && !rc) {
-        size_t end = i + kvs_fetch_ahead(r->store, r->manifest, i, window);
+        size_t end = i + kvs_fetch_ahead(r->store, &r->manifest->chunks[i],
+                                         r->manifest->n_chunks - i, window);
 
         while (i < end && !rc)
             rc = read_chunk(r, i++, handing_on);

@@ -3,15 +3,25 @@
  * Reading everything and comparing: one object, or all that the backend lists. Names are collected
  * before any is read, since a listing's callback may not call back into the backend. What can't be
  * checked, manifests that aren't this library's, is counted and left alone.
+ *
+ * Objects share chunks, so what was found is kept per key, and a chunk is read once however many
+ * need it. Keys are hashes already: their first bytes choose the slot of an open-addressed table.
  */
 #include "store/fetch.h"
 
 #include <stdio.h>
 
-enum { WINDOW = 64 << 20 };
+enum { WINDOW = 64 << 20, MAX_RUN = 1024 };
+
+struct finding {
+    struct kvs_chunk_ref chunk; /* len 0: free */
+    int rc;
+};
 
 struct verifying {
     struct kvs_store *store;
+    struct finding *findings;
+    size_t n_findings, n_slots; /* slots: a power of 2, or 0 */
     kvs_report_fn report;
     kvs_progress_fn progress;
     void *arg;
@@ -36,13 +46,63 @@ static void KV_PRINTF(2, 3) report(const struct verifying *v, const char *fmt, .
     v->report(v->arg, line);
 }
 
+/* -- what was found ---------------------------------------------------------------------------- */
+
+/* The chunk's slot, or the free one where it belongs. There is one. */
+static struct finding *slot_of(struct finding *slots, size_t n, const struct kvs_chunk_ref *chunk)
+{
+    uint64_t i;
+
+    memcpy(&i, chunk->key, sizeof(i));
+    while (slots[i & (n - 1)].chunk.len && memcmp(&slots[i & (n - 1)].chunk, chunk, sizeof(*chunk)))
+        i++;
+    return &slots[i & (n - 1)];
+}
+
+static bool make_room(struct verifying *v)
+{
+    size_t n = v->n_slots ? v->n_slots * 2 : 1024;
+    struct finding *slots;
+
+    if (v->n_findings * 4 < v->n_slots * 3)
+        return true;
+    slots = calloc(n, sizeof(*slots));
+    if (!slots)
+        return false;
+    for (size_t i = 0; i < v->n_slots; i++)
+        if (v->findings[i].chunk.len)
+            *slot_of(slots, n, &v->findings[i].chunk) = v->findings[i];
+    free(v->findings);
+    v->findings = slots;
+    v->n_slots = n;
+    return true;
+}
+
+/* Read and check a chunk, unless that was done. */
+static int look(struct verifying *v, const struct kvs_chunk_ref *chunk)
+{
+    struct finding *slot = v->n_slots ? slot_of(v->findings, v->n_slots, chunk) : NULL;
+    void *data = NULL;
+    int rc;
+
+    if (slot && slot->chunk.len)
+        return slot->rc;
+    rc = kvs_fetch(v->store, chunk, &data);
+    free(data);
+    if (rc != -ENOMEM && make_room(v)) { /* without room it is read again next time */
+        *slot_of(v->findings, v->n_slots, chunk) = (struct finding){*chunk, rc};
+        v->n_findings++;
+    }
+    return rc;
+}
+
+/* -- objects ----------------------------------------------------------------------------------- */
+
 static int verify_chunk(struct verifying *v, const char *name, const struct kvs_manifest *m,
                         size_t i)
 {
-    void *data = NULL;
-    int rc = kvs_fetch(v->store, &m->chunks[i], &data);
+    int rc = look(v, &m->chunks[i]);
 
-    free(data);
     if (rc == -ENOMEM)
         return rc;
     v->result.chunks++;
@@ -59,13 +119,25 @@ static int verify_chunk(struct verifying *v, const char *name, const struct kvs_
     return v->progress && v->progress(v->arg, v->result.bytes, 0) ? -ECANCELED : 0;
 }
 
+/* How many chunks from @i on, within reason, haven't been read yet. */
+static size_t unread(const struct verifying *v, const struct kvs_manifest *m, size_t i)
+{
+    size_t n = 0;
+
+    while (i + n < m->n_chunks && n < MAX_RUN &&
+           (!v->n_slots || !slot_of(v->findings, v->n_slots, &m->chunks[i + n])->chunk.len))
+        n++;
+    return n;
+}
+
 static int verify_chunks(struct verifying *v, const char *name, const struct kvs_manifest *m)
 {
     size_t i = 0;
     int rc = 0;
 
     while (i < m->n_chunks && !rc) {
-        size_t end = i + kvs_fetch_ahead(v->store, m, i, WINDOW);
+        size_t run = unread(v, m, i);
+        size_t end = i + (run ? kvs_fetch_ahead(v->store, &m->chunks[i], run, WINDOW) : 1);
 
         while (i < end && !rc)
             rc = verify_chunk(v, name, m, i++);
@@ -141,6 +213,7 @@ int kvs_verify(struct kvs_store *store, const char *name, kvs_report_fn report_f
     if (!store)
         return -EINVAL;
     rc = name ? verify_object(&v, name) : verify_all(&v);
+    free(v.findings);
     if (!rc && ret) {
         v.result.size = ret->size;
         memcpy(ret, &v.result, KV_MIN(ret->size, sizeof(v.result)));

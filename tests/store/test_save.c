@@ -417,6 +417,7 @@ static void test_verify(void **state)
     struct lines lines = {0};
     uint8_t data[40000];
     struct rng rng = {test_seed()};
+    uint64_t gets;
 
     for (size_t i = 0; i < sizeof(data); i++)
         data[i] = (uint8_t)rng_next(&rng);
@@ -432,7 +433,17 @@ static void test_verify(void **state)
     assert_int_equal(found.bytes, 45000);
     assert_int_equal(lines.n, 1);
     assert_non_null(strstr(lines.last, "object bad: its manifest is damaged"));
+    /* The same again under another name: a chunk is read once, and missing from both. */
+    assert_int_equal(save_bytes(store, "c", data, sizeof(data), NULL), 0);
     memory_remove(&space->chunks);
+    gets = space->stats.gets;
+    lines.n = 0;
+    assert_int_equal(kvs_delete_manifest(store, "bad"), 0);
+    assert_int_equal(kvs_delete_manifest(store, "b"), 0); /* may begin like a */
+    assert_int_equal(kvs_verify(store, NULL, note, NULL, &lines, &found), 0);
+    assert_int_equal(space->stats.gets, gets + found.chunks / 2);
+    assert_int_equal(found.missing_chunks, 2);
+    assert_int_equal(lines.n, 2);
     assert_int_equal(kvs_verify(store, "a", note, NULL, &lines, &found), 0);
     assert_int_equal(found.manifests, 1);
     assert_int_equal(found.missing_chunks, 1);
