@@ -3,7 +3,7 @@ JOBS ?= $(shell nproc)
 PRESET ?= release
 dir = $(if $(filter release,$(PRESET)),build,build/$(PRESET))
 
-.PHONY: all build run test quick bench check format fuzz coverage install uninstall clean
+.PHONY: all build run test quick bench check format fuzz fault coverage install uninstall clean
 all: build
 
 build:
@@ -31,6 +31,9 @@ format:
 
 fuzz:
 	@tools/fuzz.sh $(or $(SECONDS_EACH),60)
+
+fault: build
+	@tools/fault.sh
 
 coverage:
 	@tools/coverage.sh

@@ -7,12 +7,14 @@ build='build-essential cmake pkg-config libzmq3-dev libmicrohttpd-dev libcurl4-o
 test='clang libclang-rt-dev python3 python3-zmq python3-msgpack curl openssl procps iproute2 redis-tools'
 check='clang-format clang-tidy cppcheck shellcheck git python3'
 bench='wrk'
+fault='user-mode-linux xfsprogs btrfs-progs e2fsprogs'
 
 case "${1:-build}" in
     test) wanted="$build $test" ;;
     check | format) wanted="$build $check" ;;
     fuzz) wanted="$build clang libclang-rt-dev" ;;
     bench) wanted="$build $bench" ;;
+    fault) wanted="$build $fault" ;;
     coverage) wanted="$build gcovr" ;;
     all) wanted="$build $test $check $bench" ;;
     clean) exit 0 ;;
