@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What the parts of store_bench share: data, time, and medians of interleaved rounds. */
+#ifndef KV_BENCH_STORE_MEASURE_H
+#define KV_BENCH_STORE_MEASURE_H
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "kv_store.h"
+
+enum { ROUNDS = 9, KEY = 16 };
+
+static inline void die(const char *what, int rc)
+{
+    fprintf(stderr, "store_bench: %s: %s\n", what, strerror(rc < 0 ? -rc : errno));
+    exit(1);
+}
+
+/* Chunks that differ between themselves and between rounds, and don't compress. */
+struct load {
+    size_t n, len;
+    uint8_t *data; /* n * len */
+    uint8_t *keys; /* n * KEY */
+    uint64_t round;
+};
+
+static inline uint64_t load_mix(uint64_t x)
+{
+    x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return x ^ (x >> 31);
+}
+
+static inline void load_init(struct load *load, size_t n, size_t len)
+{
+    uint64_t state = n * 31 + len;
+
+    *load = (struct load){.n = n, .len = len, .data = malloc(n * len), .keys = malloc(n * KEY)};
+    if (!load->data || !load->keys)
+        die("memory", -ENOMEM);
+    for (size_t at = 0; at + 8 <= n * len; at += 8) {
+        state += UINT64_C(0x9e3779b97f4a7c15);
+        *(uint64_t *)(load->data + at) = load_mix(state);
+    }
+}
+
+/* New keys, and new bytes in each page: nothing of a former round can be used. */
+static inline void load_next(struct load *load)
+{
+    load->round++;
+    for (size_t at = 0; at < load->n * load->len; at += 4096)
+        memcpy(load->data + at, &load->round, sizeof(load->round));
+    for (size_t i = 0; i < load->n * KEY / 8; i++)
+        ((uint64_t *)load->keys)[i] = load_mix((load->round << 32) + i + load->len);
+}
+
+static inline void load_fini(struct load *load)
+{
+    free(load->data);
+    free(load->keys);
+}
+
+/* Puts all chunks and a manifest. Returns nanoseconds; counts what was there before. */
+static inline double load_save(struct kvs_store *store, const struct load *load, size_t *ret_hits)
+{
+    uint64_t begin = kv_now_ns();
+    int rc;
+
+    *ret_hits = 0;
+    for (size_t i = 0; i < load->n; i++) {
+        rc = kvs_put_chunk(store, load->keys + i * KEY, KEY, load->data + i * load->len, load->len);
+        if (rc < 0)
+            die("put", rc);
+        *ret_hits += rc == 1;
+    }
+    rc = kvs_put_manifest(store, "bench", load->keys, load->n * KEY);
+    if (rc < 0)
+        die("put_manifest", rc);
+    return (double)(kv_now_ns() - begin);
+}
+
+/* Prefetches and gets all chunks. Returns nanoseconds; the bytes are compared outside of them. */
+static inline double load_restore(struct kvs_store *store, const struct load *load)
+{
+    double ns = 0;
+    uint64_t begin = kv_now_ns();
+
+    (void)kvs_prefetch(store, load->keys, KEY, load->n);
+    ns += (double)(kv_now_ns() - begin);
+    for (size_t i = 0; i < load->n; i++) {
+        void *got;
+        size_t len;
+        int rc;
+
+        begin = kv_now_ns();
+        rc = kvs_get_chunk(store, load->keys + i * KEY, KEY, &got, &len);
+        ns += (double)(kv_now_ns() - begin);
+        if (rc < 0)
+            die("get", rc);
+        if (len != load->len || memcmp(got, load->data + i * load->len, len) != 0)
+            die("wrong bytes", -EBADMSG);
+        begin = kv_now_ns();
+        free(got);
+        ns += (double)(kv_now_ns() - begin);
+    }
+    return ns;
+}
+
+/* Rounds of one figure next to each other; medians, since disks and machines are noisy. */
+struct samples {
+    double of[ROUNDS];
+    int n;
+};
+
+static inline void sample(struct samples *s, double value)
+{
+    s->of[s->n++] = value;
+}
+
+static inline int samples_by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+static inline double median(struct samples *s)
+{
+    qsort(s->of, (size_t)s->n, sizeof(s->of[0]), samples_by_value);
+    return s->of[s->n / 2];
+}
+
+#endif

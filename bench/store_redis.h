@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The redis rows of store_bench: the plugin beside a client that writes the same commands to a bare
+ * socket and reads the replies, against one redis-server of our own that saves nothing to disk.
+ */
+#ifndef KV_BENCH_STORE_REDIS_H
+#define KV_BENCH_STORE_REDIS_H
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+
+#include "store_measure.h"
+
+struct redis {
+    pid_t pid;
+    int port;
+};
+
+static inline int redis_connect(int port)
+{
+    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), one = 1;
+
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    if (connect(fd, (struct sockaddr *)&to, sizeof(to)) < 0) {
+        close(fd);
+        return -1;
+    }
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+    return fd;
+}
+
+static inline int redis_free_port(void)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET};
+    socklen_t len = sizeof(at);
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    if (bind(fd, (struct sockaddr *)&at, len) < 0 ||
+        getsockname(fd, (struct sockaddr *)&at, &len) < 0)
+        die("port", 0);
+    close(fd);
+    return ntohs(at.sin_port);
+}
+
+/* -1: there is no redis-server. */
+static inline int redis_start(struct redis *redis, const char *dir)
+{
+    char port[16];
+
+    redis->port = redis_free_port();
+    snprintf(port, sizeof(port), "%d", redis->port);
+    redis->pid = fork();
+    if (redis->pid == 0) {
+        int null = open("/dev/null", O_RDWR);
+
+        dup2(null, STDOUT_FILENO);
+        execlp("redis-server", "redis-server", "--port", port, "--bind", "127.0.0.1", "--save", "",
+               "--appendonly", "no", "--dir", dir, (char *)NULL);
+        _exit(127);
+    }
+    for (int i = 0; i < 500; i++) {
+        int fd = redis_connect(redis->port);
+
+        if (fd >= 0) {
+            close(fd);
+            return 0;
+        }
+        if (waitpid(redis->pid, NULL, WNOHANG) == redis->pid)
+            return -1;
+        usleep(10000);
+    }
+    return -1;
+}
+
+static inline void redis_stop(struct redis *redis)
+{
+    kill(redis->pid, SIGKILL);
+    waitpid(redis->pid, NULL, 0);
+}
+
+static inline void redis_read(int fd, void *to, size_t len)
+{
+    for (size_t at = 0; at < len;) {
+        ssize_t n = recv(fd, (char *)to + at, len - at, 0);
+
+        if (n <= 0)
+            die("redis closed the connection", n < 0 ? -errno : -EIO);
+        at += (size_t)n;
+    }
+}
+
+static inline void redis_write(int fd, struct iovec *v, int n)
+{
+    while (n) {
+        ssize_t done = writev(fd, v, n);
+
+        if (done < 0)
+            die("writev", 0);
+        for (; n && (size_t)done >= v->iov_len; v++, n--)
+            done -= (ssize_t)v->iov_len;
+        if (n) {
+            v->iov_base = (char *)v->iov_base + done;
+            v->iov_len -= (size_t)done;
+        }
+    }
+}
+
+/* SET k v for all, then all replies. */
+static inline double redis_raw_put(int fd, const struct load *load)
+{
+    uint64_t begin = kv_now_ns();
+    char reply[5];
+
+    for (size_t i = 0; i < load->n; i++) {
+        char head[96];
+        int len = snprintf(head, sizeof(head), "*3\r\n$3\r\nSET\r\n$20\r\nraw:%016zx\r\n$%zu\r\n",
+                           i, load->len);
+        struct iovec v[] = {
+            {head, (size_t)len}, {load->data + i * load->len, load->len}, {"\r\n", 2}};
+
+        redis_write(fd, v, 3);
+    }
+    for (size_t i = 0; i < load->n; i++)
+        redis_read(fd, reply, sizeof(reply));
+    return (double)(kv_now_ns() - begin);
+}
+
+/* All GETs in one write, each value into a buffer of its own. */
+static inline double redis_raw_get(int fd, const struct load *load)
+{
+    uint64_t begin = kv_now_ns();
+    char *ask = malloc(load->n * 64), head[32];
+    size_t len = 0, head_len = (size_t)snprintf(head, sizeof(head), "$%zu\r\n", load->len);
+
+    for (size_t i = 0; i < load->n; i++)
+        len += (size_t)sprintf(ask + len, "*2\r\n$3\r\nGET\r\n$20\r\nraw:%016zx\r\n", i);
+    redis_write(fd, &(struct iovec){ask, len}, 1);
+    for (size_t i = 0; i < load->n; i++) {
+        uint8_t *value = malloc(load->len);
+
+        redis_read(fd, head, head_len);
+        redis_read(fd, value, load->len);
+        redis_read(fd, head, 2);
+        free(value);
+    }
+    free(ask);
+    return (double)(kv_now_ns() - begin);
+}
+
+static inline void redis_print(const char *figure, const struct load *load, double ours, double raw,
+                               const char *more)
+{
+    double bytes = (double)(load->n * load->len);
+
+    printf("{\"bench\":\"store\",\"figure\":\"redis: %s\",\"chunks\":%zu,\"chunk_bytes\":%zu,"
+           "\"median_of\":%d,\"gb_per_s\":%.2f,\"raw_socket_gb_per_s\":%.2f,\"of_raw\":%.2f%s}\n",
+           figure, load->n, load->len, ROUNDS, bytes / ours, bytes / raw, raw / ours, more);
+    fflush(stdout);
+}
+
+static inline uint64_t redis_trips(struct kvs_store *store)
+{
+    kv_store_stats stats = {.size = sizeof(stats)};
+
+    return kvs_stats(store, &stats) < 0 ? 0 : stats.round_trips;
+}
+
+static inline void redis_rounds(struct kvs_store *store, int fd, struct load *load)
+{
+    struct samples put = {0}, get = {0}, raw_put = {0}, raw_get = {0}, warm = {0};
+    uint64_t trips = 0, before;
+    char more[128];
+    size_t hits;
+
+    for (int round = -1; round < ROUNDS; round++) {
+        double raw_put_ns, raw_get_ns, put_ns, get_ns, warm_ns;
+
+        load_next(load);
+        raw_put_ns = redis_raw_put(fd, load);
+        put_ns = load_save(store, load, &hits);
+        raw_get_ns = redis_raw_get(fd, load);
+        get_ns = load_restore(store, load);
+        before = redis_trips(store);
+        warm_ns = load_save(store, load, &hits);
+        trips = redis_trips(store) - before;
+        for (size_t i = 0; i < load->n; i++) /* the server need not keep all rounds */
+            (void)kvs_delete_chunk(store, load->keys + i * KEY, KEY);
+        if (round < 0)
+            continue;
+        sample(&raw_put, raw_put_ns);
+        sample(&put, put_ns);
+        sample(&raw_get, raw_get_ns);
+        sample(&get, get_ns);
+        sample(&warm, warm_ns);
+    }
+    redis_print("put, one save", load, median(&put), median(&raw_put), "");
+    redis_print("get, one restore", load, median(&get), median(&raw_get), "");
+    snprintf(more, sizeof(more), ",\"ms\":%.3f,\"round_trips\":%llu", median(&warm) / 1e6,
+             (unsigned long long)trips);
+    redis_print("warm save", load, median(&warm), median(&raw_put), more);
+}
+
+/* Says why on stderr where there is no server or no plugin to measure. */
+static inline void bench_redis(const char *dir)
+{
+    struct redis redis;
+    struct kvs_store *store;
+    struct load load;
+    char uri[64];
+    int fd, rc;
+
+    if (redis_start(&redis, dir) < 0) {
+        fprintf(stderr, "store_bench: no redis-server here: its rows are left out\n");
+        return;
+    }
+    snprintf(uri, sizeof(uri), "redis://127.0.0.1:%d/0", redis.port);
+    rc = kvs_open(uri, &store);
+    if (rc < 0) {
+        fprintf(
+            stderr,
+            "store_bench: no redis plugin here ($KV_STORE_LIBRARY_PATH): its rows are left out\n");
+        redis_stop(&redis);
+        return;
+    }
+    fd = redis_connect(redis.port);
+    load_init(&load, 96, 1 << 20);
+    redis_rounds(store, fd, &load);
+    load_fini(&load);
+    close(fd);
+    kvs_close(store);
+    redis_stop(&redis);
+}
+
+#endif
