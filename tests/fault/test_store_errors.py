@@ -63,14 +63,14 @@ def test_the_first_open_of_a_directory_fails():
                 store.save(version=10, objects=2)
                 store.check(f"{what} at {call} {nth} in a new directory")
                 check(not store.litter(), f"{what} at {call} {nth}: left behind {store.litter()[:5]}")
-            nth += 1 if SCALE >= 1 else 6
+            nth += 2 if SCALE >= 1 else 6
         check(n_failed > 0 or call == "mkdir", f"no failing {call} of a first save was noticed")
 
 
 def test_interruptions_and_short_transfers_are_not_noticed():
     for call, kinds in UNNOTICED.items():
         for what in kinds:
-            n, _ = sweep(call, what, True, step=1 if SCALE >= 1 else 5)
+            n, _ = sweep(call, what, True, step=2 if SCALE >= 1 else 5)
             check(call != "write" or n > 0, f"no {what} {call} was injected")
 
 
