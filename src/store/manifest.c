@@ -27,29 +27,27 @@ void kvs_chunk_key(const void *data, size_t len, uint8_t ret[16])
 
 /* -- building ---------------------------------------------------------------------------------- */
 
-/* Room for one more element of @size bytes in an array that doubles. */
-static int grow(void *array, size_t n, size_t *capacity, size_t size)
+/* An array that doubles, with room for one more than @n elements; NULL: no memory, it stays. */
+static void *grow(void *array, size_t n, size_t *capacity, size_t size)
 {
-    void *memory, *old;
     size_t more = *capacity ? *capacity * 2 : 64;
 
     if (n < *capacity)
-        return 0;
-    memcpy(&old, array, sizeof(old));
-    memory = reallocarray(old, more, size);
-    if (!memory)
-        return -ENOMEM;
-    memcpy(array, &memory, sizeof(memory));
-    *capacity = more;
-    return 0;
+        return array;
+    array = reallocarray(array, more, size);
+    if (array)
+        *capacity = more;
+    return array;
 }
 
 int kvs_manifest_add(struct kvs_manifest *m, const uint8_t key[16], uint32_t len)
 {
-    int rc = grow(&m->chunks, m->n_chunks, &m->chunks_capacity, sizeof(*m->chunks));
+    struct kvs_chunk_ref *chunks =
+        grow(m->chunks, m->n_chunks, &m->chunks_capacity, sizeof(*chunks));
 
-    if (rc)
-        return rc;
+    if (!chunks)
+        return -ENOMEM;
+    m->chunks = chunks;
     if (m->bytes + len < m->bytes)
         return -EFBIG;
     memcpy(m->chunks[m->n_chunks].key, key, 16);
@@ -62,7 +60,7 @@ int kvs_manifest_add_weave(struct kvs_manifest *m, uint64_t offset, uint32_t row
                            uint32_t row_bytes, uint32_t piece_bytes)
 {
     struct kvs_weave *last = m->n_weaves ? &m->weaves[m->n_weaves - 1] : NULL;
-    int rc;
+    struct kvs_weave *weaves;
 
     if (last && last->rows == rows && last->row_bytes == row_bytes &&
         last->piece_bytes == piece_bytes && last->n < UINT32_MAX &&
@@ -70,10 +68,11 @@ int kvs_manifest_add_weave(struct kvs_manifest *m, uint64_t offset, uint32_t row
         last->n++;
         return 0;
     }
-    rc = grow(&m->weaves, m->n_weaves, &m->weaves_capacity, sizeof(*m->weaves));
-    if (rc)
-        return rc;
-    m->weaves[m->n_weaves++] = (struct kvs_weave){offset, rows, row_bytes, piece_bytes, 1};
+    weaves = grow(m->weaves, m->n_weaves, &m->weaves_capacity, sizeof(*weaves));
+    if (!weaves)
+        return -ENOMEM;
+    m->weaves = weaves;
+    weaves[m->n_weaves++] = (struct kvs_weave){offset, rows, row_bytes, piece_bytes, 1};
     return 0;
 }
 

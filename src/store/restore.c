@@ -95,7 +95,7 @@ static int take(struct restoring *r, const uint8_t *data, size_t len)
         uint64_t begin = w ? w->offset + (uint64_t)kvs_weave_region(w) * r->region : UINT64_MAX;
         size_t n;
 
-        if (r->offset < begin) {
+        if (!w || r->offset < begin) {
             n = (size_t)KV_MIN(begin - r->offset, (uint64_t)len);
             rc = hand_on(r, data, n);
         } else {

@@ -54,7 +54,8 @@ static struct finding *slot_of(struct finding *slots, size_t n, const struct kvs
     uint64_t i;
 
     memcpy(&i, chunk->key, sizeof(i));
-    while (slots[i & (n - 1)].chunk.len && memcmp(&slots[i & (n - 1)].chunk, chunk, sizeof(*chunk)))
+    while (slots[i & (n - 1)].chunk.len &&
+           memcmp(&slots[i & (n - 1)].chunk, chunk, sizeof(*chunk)) != 0)
         i++;
     return &slots[i & (n - 1)];
 }

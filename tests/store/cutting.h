@@ -24,7 +24,8 @@ static inline int64_t read_some(void *arg, void *buf, size_t cap)
         n = 1 + rng_below(r->rng, (uint32_t)KV_MIN(n, (size_t)100000));
     if (r->fail_at && r->at + n > r->fail_at)
         return -EIO;
-    memcpy(buf, r->data + r->at, n);
+    if (n)
+        memcpy(buf, r->data + r->at, n);
     r->at += n;
     return (int64_t)n;
 }
@@ -87,7 +88,7 @@ static inline bool cut_all(const uint8_t *data, size_t len, const struct kvs_sav
     ret->format = cutter.format;
     kvs_cutter_fini(&cutter);
     unweave(&ret->manifest, all);
-    good = good && at == len && memcmp(all, data, len) == 0;
+    good = good && at == len && (!len || memcmp(all, data, len) == 0);
     free(all);
     return good;
 }
@@ -104,7 +105,8 @@ static inline uint64_t new_bytes(const struct cutting *a, const struct cutting *
     struct kvs_chunk_ref *sorted = calloc(n + 1, sizeof(*sorted));
     uint64_t bytes = 0;
 
-    memcpy(sorted, a->manifest.chunks, n * sizeof(*sorted));
+    if (n)
+        memcpy(sorted, a->manifest.chunks, n * sizeof(*sorted));
     qsort(sorted, n, sizeof(*sorted), by_key);
     for (size_t i = 0; i < b->manifest.n_chunks; i++)
         if (!bsearch(&b->manifest.chunks[i], sorted, n, sizeof(*sorted), by_key))
