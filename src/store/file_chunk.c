@@ -321,7 +321,13 @@ static int get_once(kv_store_v1 *h, const uint8_t *key, size_t key_len, const ch
             lose(h, key, key_len, n);
         kvs_file_set_aside(h, dir, name, &st);
     }
-    return pending && rc == -ENOENT ? -EAGAIN : rc;
+    if (pending && rc == -ENOENT) { /* moved into place meanwhile, or just about */
+        kvs_file_chunk_side_car(side_car, hex);
+        rc = kvs_file_read(h, h->fan[kvs_file_fan(key)], hex, side_car, owner, ret, ret_len, &st);
+        if (rc == -ENOENT)
+            rc = -EAGAIN;
+    }
+    return rc;
 }
 
 int kvs_file_get_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len, uint8_t **ret,

@@ -8,7 +8,7 @@
  *
  *     put_chunk       tmp/ID.N (its writing begins)     or, when it is there: link to tmp/ID.N
  *     put_manifest    1 manifest to tmp/                     2 barrier: all new files are on disk
- *                     3 link chunks into place               4 fsync the fan-out directories
+ *                     3 move chunks into place               4 fsync the fan-out directories
  *                     5 rename the manifest, fsync DIR       6 unlink the links in tmp/
  *
  * A power cut before 5 leaves the old manifest; after it, chunks were durable before the name was.
@@ -16,12 +16,10 @@
  * durable too.
  *
  * Pins: whoever deletes chunks (sweep, eviction, any process) does so under a flock on the fan-out
- * directory and only when the file has one link. From put to 6 ours have two. One that was looked
- * at before our link was made may still go; taking the flock in 3 waits for such a deleter, and
- * linking again then brings the chunk back.
- *
- * (That flock is held shared until all are in place: a deleter must not look at another's good file
- * just before we decide to rely on it.) Manifests' renames hold one on DIR against setting aside.
+ * directory and only when the file has one link. Hits have two, the other one in tmp/. From 3 to 5
+ * we hold those flocks shared, so nobody deletes what we have in place; a hit that a deleter had
+ * looked at before our link was made may be gone by then, and linking it again brings it back.
+ * Manifests' renames hold a flock on DIR against setting aside.
  *
  * A failed fsync is never repeated on the same file: Linux may have marked the lost pages clean.
  * Those files are written anew (what is read back for it is verified) by the next publication.
@@ -41,11 +39,14 @@ struct commit {
     size_t n, n_sync;
     uint64_t bytes, placed; /* to sync; of new chunk files */
     bool fans[KVS_FILE_FANS];
+    int refs_fd; /* of what was noted for it, to sync; -1 */
     bool opaque; /* the manifest's format is not ours: note what it may need */
 };
 
 static void commit_fini(struct commit *c)
 {
+    if (c->refs_fd >= 0)
+        close(c->refs_fd);
     free(c->entries);
     free(c->fds);
     free(c->tmps);
@@ -56,11 +57,11 @@ static int collect(kv_store_v1 *h, struct commit *c)
 {
     int rc = 0;
 
-    *c = (struct commit){0};
+    *c = (struct commit){.refs_fd = -1};
     pthread_mutex_lock(&h->lock);
     c->entries = malloc((h->map.n + 1) * sizeof(struct kvs_file_pending *));
-    c->fds = malloc((h->map.n + 1) * sizeof(*c->fds));
-    c->tmps = malloc((h->map.n + 1) * sizeof(*c->tmps));
+    c->fds = malloc((h->map.n + 2) * sizeof(*c->fds));
+    c->tmps = malloc((h->map.n + 2) * sizeof(*c->tmps));
     if (!c->entries || !c->fds || !c->tmps)
         rc = -ENOMEM;
     for (size_t i = 0; i < h->map.n_buckets && rc == 0; i++) {
@@ -151,7 +152,7 @@ static int prepare(kv_store_v1 *h, struct commit *c)
 
         if (e->state == KVS_FILE_SUSPECT)
             rc = renew(h, e);
-        if (e->state == KVS_FILE_PUT) {
+        if (e->state == KVS_FILE_PUT && e->pinned) { /* else it is in place, and was synced */
             c->fds[c->n_sync] = e->fd;
             c->tmps[c->n_sync++] = e->tmp;
             c->bytes += e->sum.stored;
@@ -218,6 +219,25 @@ static int place_linked(kv_store_v1 *h, const struct kvs_file_pending *e, const 
     return rc;
 }
 
+/* A new chunk moves: one change to the directories instead of two. -EEXIST: look at what is there. */
+static int move_in(kv_store_v1 *h, struct kvs_file_pending *e, const char *tmp, const char *hex)
+{
+    int fan = h->fan[kvs_file_fan(e->key)];
+
+    if (renameat2(h->tmp, tmp, fan, hex, RENAME_NOREPLACE) < 0) {
+        if (errno != EINVAL && errno != ENOSYS)
+            return errno == ENOENT && faccessat(fan, hex, F_OK, 0) == 0 ? 0 : -errno;
+        if (!atomic_load_explicit(&h->no_links, memory_order_relaxed))
+            return -EEXIST; /* the file system can't: link it then */
+        if (renameat(h->tmp, tmp, fan, hex) < 0)
+            return errno == ENOENT && faccessat(fan, hex, F_OK, 0) == 0 ? 0 : -errno;
+    }
+    pthread_mutex_lock(&h->lock);
+    e->pinned = false;
+    pthread_mutex_unlock(&h->lock);
+    return 0;
+}
+
 static int place(kv_store_v1 *h, struct kvs_file_pending *e)
 {
     char tmp[KVS_FILE_TMP], hex[KVS_FILE_HEX], from[KVS_FILE_TMP + 8], to[KVS_FILE_HEX + 8];
@@ -233,15 +253,11 @@ static int place(kv_store_v1 *h, struct kvs_file_pending *e)
         if (renameat(h->house, from, h->house, to) < 0 && errno != ENOENT)
             return -errno;
     }
-    if (!atomic_load_explicit(&h->no_links, memory_order_relaxed)) {
-        rc = place_linked(h, e, tmp, hex);
-        if (rc != -EPERM && rc != -ENOTSUP && rc != -ENOSYS)
-            return rc;
-        atomic_store_explicit(&h->no_links, true, memory_order_relaxed);
-    }
-    if (renameat(h->tmp, tmp, fan, hex) < 0) /* gone: a failed publication got as far as this */
-        return errno == ENOENT && faccessat(fan, hex, F_OK, 0) == 0 ? 0 : -errno;
-    return 0;
+    if (e->state == KVS_FILE_PUT)
+        rc = move_in(h, e, tmp, hex);
+    else
+        rc = -EEXIST;
+    return rc == -EEXIST ? place_linked(h, e, tmp, hex) : rc;
 }
 
 static int place_each(kv_store_v1 *h, struct commit *c)
@@ -272,11 +288,8 @@ static void lock_fans(kv_store_v1 *h, const struct commit *c, int how)
 
 static int place_all(kv_store_v1 *h, struct commit *c)
 {
-    int rc;
+    int rc = place_each(h, c);
 
-    lock_fans(h, c, LOCK_SH);
-    rc = place_each(h, c);
-    lock_fans(h, c, LOCK_UN);
     kvs_file_used_add(h, (int64_t)c->placed);
     if (rc < 0)
         return rc;
@@ -343,15 +356,18 @@ void kvs_file_manifest_side_car(char ret[KVS_FILE_NAME + 16], const char *file)
 
 static int reveal(kv_store_v1 *h, uint64_t n, const char *file)
 {
-    char tmp[KVS_FILE_TMP], from[KVS_FILE_TMP + 8], to[KVS_FILE_NAME + 16];
+    char tmp[KVS_FILE_TMP], from[KVS_FILE_TMP + 8], to[KVS_FILE_NAME + 16], name[KVS_FILE_NAME];
     int rc;
 
     kvs_file_tmp_name(h, tmp, n);
-    if (atomic_load_explicit(&h->side_car, memory_order_relaxed)) {
-        snprintf(from, sizeof(from), "tmp/%s.s", tmp);
+    snprintf(from, sizeof(from), "tmp/%s.s", tmp);
+    if (atomic_load_explicit(&h->side_car, memory_order_relaxed) &&
+        faccessat(h->house, from, F_OK, 0) == 0) {
         kvs_file_manifest_side_car(to, file);
-        if (renameat(h->house, from, h->house, to) < 0 && errno != ENOENT)
-            return -errno;
+        kvs_file_name_decode(name, file);
+        rc = kvs_file_keep_sum(h, n, file, kvs_file_owner(name, strlen(name), true));
+        if (rc < 0 || renameat(h->house, from, h->house, to) < 0)
+            return rc < 0 ? rc : -errno;
         if (fsync(h->sums) < 0)
             return -errno;
     }
@@ -363,6 +379,29 @@ static int reveal(kv_store_v1 *h, uint64_t n, const char *file)
     return fsync(h->root) < 0 ? -errno : 0;
 }
 
+/* What stays pending after it was moved into place gets a link in tmp/ like any hit. */
+static void pin_again(kv_store_v1 *h, struct commit *c, bool keep)
+{
+    for (size_t i = 0; i < c->n; i++) {
+        struct kvs_file_pending *e = c->entries[i];
+        char tmp[KVS_FILE_TMP], hex[KVS_FILE_HEX];
+        bool wanted;
+
+        pthread_mutex_lock(&h->lock);
+        wanted = !e->pinned && (e->again || keep);
+        pthread_mutex_unlock(&h->lock);
+        if (!wanted)
+            continue;
+        kvs_file_tmp_name(h, tmp, e->tmp);
+        kvs_file_hex(hex, e->key, e->key_len);
+        if (linkat(h->fan[kvs_file_fan(e->key)], hex, h->tmp, tmp, 0) < 0)
+            continue; /* unpinned: should it vanish, the next publication says so */
+        pthread_mutex_lock(&h->lock);
+        e->pinned = true;
+        pthread_mutex_unlock(&h->lock);
+    }
+}
+
 /* @file: NULL without a manifest, whose tmp file is @n. *suspect: what was synced isn't safe. */
 static int carry_out(kv_store_v1 *h, struct commit *c, const char *file, uint64_t n, int fd,
                      uint64_t len, bool *suspect)
@@ -370,9 +409,13 @@ static int carry_out(kv_store_v1 *h, struct commit *c, const char *file, uint64_
     int rc = prepare(h, c);
 
     if (rc == 0 && file && c->opaque)
-        rc = kvs_file_note_refs(h, file, c->entries, c->n);
+        rc = kvs_file_note_refs(h, file, c->entries, c->n, &c->refs_fd);
     if (rc < 0)
         return rc;
+    if (c->refs_fd >= 0) {
+        c->fds[c->n_sync] = c->refs_fd;
+        c->tmps[c->n_sync++] = 0;
+    }
     if (file) {
         c->fds[c->n_sync] = fd;
         c->tmps[c->n_sync++] = n;
@@ -384,12 +427,19 @@ static int carry_out(kv_store_v1 *h, struct commit *c, const char *file, uint64_
         return kvs_file_fail(h, -rc, "can't sync", file);
     }
     rc = kvs_file_make_room(h, c->bytes);
-    if (rc == 0)
-        rc = place_all(h, c);
-    if (rc < 0 || !file)
+    if (rc < 0)
         return rc;
-    rc = reveal(h, n, file);
-    return rc < 0 ? kvs_file_fail(h, -rc, "can't publish a manifest", file) : 0;
+    lock_fans(h, c, LOCK_SH);
+    rc = place_all(h, c);
+    if (rc == 0 && file) {
+        rc = reveal(h, n, file);
+        if (rc < 0)
+            kvs_file_fail(h, -rc, "can't publish a manifest", file);
+    }
+    if (rc == 0)
+        pin_again(h, c, !file);
+    lock_fans(h, c, LOCK_UN);
+    return rc;
 }
 
 static int publish_locked(kv_store_v1 *h, const char *file, uint64_t n, int fd, const void *data,

@@ -151,6 +151,8 @@ int kvs_file_write_all(int fd, const void *data, size_t len);
 int kvs_file_load_sum(kv_store_v1 *h, int fd, const char *side_car, struct kvs_file_sum *ret);
 int kvs_file_store_sum(kv_store_v1 *h, int fd, const char *side_car,
                        const struct kvs_file_sum *sum);
+/** Add the checksum of the manifest in place to the side-car of tmp file @n, which replaces it. */
+int kvs_file_keep_sum(kv_store_v1 *h, uint64_t n, const char *file, uint64_t owner);
 /**
  * Read and verify. @side_car: the name of the checksum in sums/, where that is in use.
  * -ENOENT; -EBADMSG: did not verify. @ret_ino is set also with -EBADMSG.
@@ -196,9 +198,10 @@ int kvs_file_sweep(kv_store_v1 *h, uint64_t min_age_s, kv_store_live_fn live, vo
 void kvs_file_used_add(kv_store_v1 *h, int64_t delta);
 /** Where there is a limit: evict until @coming bytes fit; under `commit`. */
 int kvs_file_make_room(kv_store_v1 *h, uint64_t coming);
-/** Note what manifest file @file may need, durably; under `commit`. */
+/** Note what manifest file @file may need; @ret_fd (-1 before) is to be synced and closed. Under
+ * `commit`. */
 int kvs_file_note_refs(kv_store_v1 *h, const char *file, struct kvs_file_pending *const *entries,
-                       size_t n);
+                       size_t n, int *ret_fd);
 void kvs_file_forget_refs(kv_store_v1 *h, const char *file);
 int kvs_file_list_refs(kv_store_v1 *h, const char *name, kv_store_each_fn each, void *arg);
 /** Put the pending files on disk: one barrier. On failure none of them may be trusted. */

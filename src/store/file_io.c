@@ -88,19 +88,19 @@ int kvs_file_store_sum(kv_store_v1 *h, int fd, const char *side_car, const struc
     return write_side_car(h, side_car, bytes, sizeof(bytes));
 }
 
-static int load_side_car(kv_store_v1 *h, const char *path, uint8_t *bytes)
+static int load_side_car(kv_store_v1 *h, const char *path, int nth, uint8_t *bytes)
 {
     int fd = openat(h->house, path, O_RDONLY | O_CLOEXEC);
     ssize_t n;
 
     if (fd < 0)
         return errno == ENOENT ? -ENODATA : -errno;
-    n = read(fd, bytes, KVS_FILE_SUM_BYTES);
+    n = pread(fd, bytes, KVS_FILE_SUM_BYTES, (off_t)nth * KVS_FILE_SUM_BYTES);
     close(fd);
     return n == KVS_FILE_SUM_BYTES ? 0 : -EBADMSG;
 }
 
-int kvs_file_load_sum(kv_store_v1 *h, int fd, const char *side_car, struct kvs_file_sum *ret)
+static int load_sum(kv_store_v1 *h, int fd, const char *side_car, int nth, struct kvs_file_sum *ret)
 {
     uint8_t bytes[KVS_FILE_SUM_BYTES];
     ssize_t n = fgetxattr(fd, XATTR, bytes, sizeof(bytes));
@@ -108,7 +108,7 @@ int kvs_file_load_sum(kv_store_v1 *h, int fd, const char *side_car, struct kvs_f
     if (n < 0) {
         if (errno != ENODATA && errno != ERANGE && !no_xattrs(errno))
             return -errno;
-        int rc = errno == ERANGE ? -EBADMSG : load_side_car(h, side_car, bytes);
+        int rc = errno == ERANGE ? -EBADMSG : load_side_car(h, side_car, nth, bytes);
 
         if (rc < 0)
             return rc;
@@ -116,6 +116,41 @@ int kvs_file_load_sum(kv_store_v1 *h, int fd, const char *side_car, struct kvs_f
         return -EBADMSG;
     }
     return kvs_file_sum_decode(ret, bytes);
+}
+
+int kvs_file_load_sum(kv_store_v1 *h, int fd, const char *side_car, struct kvs_file_sum *ret)
+{
+    return load_sum(h, fd, side_car, 0, ret);
+}
+
+/*
+ * A manifest's side-car is replaced before the manifest: it names the checksum of the one that is
+ * there as well, in case the replacement never comes.
+ */
+int kvs_file_keep_sum(kv_store_v1 *h, uint64_t n, const char *file, uint64_t owner)
+{
+    char path[KVS_FILE_TMP + 8], side_car[KVS_FILE_NAME + 16];
+    uint8_t bytes[KVS_FILE_SUM_BYTES], *data;
+    struct kvs_file_sum sum;
+    struct stat st;
+    size_t len;
+    int fd, rc;
+
+    kvs_file_manifest_side_car(side_car, file);
+    if (kvs_file_read(h, h->root, file, side_car, owner, &data, &len, &st) < 0)
+        return 0; /* nothing there that could be lost */
+    kvs_file_sum_make(&sum, owner, data, len);
+    free(data);
+    kvs_file_sum_encode(bytes, &sum);
+    tmp_side_car(h, path, n);
+    fd = openat(h->house, path, O_WRONLY | O_APPEND | O_CLOEXEC);
+    if (fd < 0)
+        return -errno;
+    rc = kvs_file_write_all(fd, bytes, sizeof(bytes));
+    if (rc == 0 && fsync(fd) < 0)
+        rc = -errno;
+    close(fd);
+    return rc;
 }
 
 /* -- Writing ---------------------------------------------------------------------------------- */
@@ -241,11 +276,11 @@ static int verify(const struct kvs_file_sum *sum, uint64_t owner, uint8_t **data
 }
 
 /* What others wrote carries no checksum: all that can be told is what a power cut leaves. */
-static int read_open(kv_store_v1 *h, int fd, const char *side_car, uint64_t owner, uint64_t size,
-                     uint8_t **ret, size_t *ret_len)
+static int read_open(kv_store_v1 *h, int fd, const char *side_car, int nth, uint64_t owner,
+                     uint64_t size, uint8_t **ret, size_t *ret_len)
 {
     struct kvs_file_sum sum;
-    int known = kvs_file_load_sum(h, fd, side_car, &sum), rc;
+    int known = load_sum(h, fd, side_car, nth, &sum), rc;
     uint8_t hash[16];
 
     if (known < 0 && known != -ENODATA)
@@ -287,7 +322,12 @@ int kvs_file_read(kv_store_v1 *h, int dirfd, const char *name, const char *side_
     else if (!S_ISREG(ret_st->st_mode))
         rc = -ENOENT;
     else
-        rc = read_open(h, fd, side_car, owner, (uint64_t)ret_st->st_size, &data, &len);
+        rc = read_open(h, fd, side_car, 0, owner, (uint64_t)ret_st->st_size, &data, &len);
+    if (rc == -EBADMSG && dirfd == h->root) { /* a side-car may name a second one */
+        free(data);
+        data = NULL;
+        rc = read_open(h, fd, side_car, 1, owner, (uint64_t)ret_st->st_size, &data, &len);
+    }
     if (rc == 0 && !h->read_only)
         note_use(fd, ret_st);
     close(fd);

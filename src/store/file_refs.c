@@ -151,30 +151,40 @@ static void compact(kv_store_v1 *h, const char *file)
 
 /* -- Noting and listing ------------------------------------------------------------------------- */
 
-static int append(kv_store_v1 *h, const char *file, const struct kv_buf *buf)
+/* Each doubling is a time to compact: amortised over what was appended. */
+static bool doubled(uint64_t before, uint64_t after)
+{
+    uint64_t mark = COMPACT_FROM;
+
+    while (mark <= before)
+        mark *= 2;
+    return mark <= after;
+}
+
+/* Appended, not synced; a new file's name is. */
+static int append(kv_store_v1 *h, const char *file, const struct kv_buf *buf, int *ret_fd)
 {
     int fd = openat(h->refs, file, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666), rc;
-    struct stat before = {0};
+    struct stat st = {0};
 
     if (fd < 0)
         return -errno;
-    rc = fstat(fd, &before) < 0 ? -errno : kvs_file_write_all(fd, buf->data, buf->len);
-    if (rc == 0 && fsync(fd) < 0)
+    rc = fstat(fd, &st) < 0 ? -errno : kvs_file_write_all(fd, buf->data, buf->len);
+    if (rc == 0 && st.st_size == 0 && fsync(h->refs) < 0)
         rc = -errno;
-    close(fd);
-    if (rc < 0)
-        return rc;
-    for (size_t mark = COMPACT_FROM; mark && mark <= (size_t)before.st_size + buf->len; mark *= 2) {
-        if (mark > (size_t)before.st_size) { /* each doubling: amortised over what was appended */
-            compact(h, file);
-            break;
-        }
+    if (rc == 0 && doubled((uint64_t)st.st_size, (uint64_t)st.st_size + buf->len)) {
+        compact(h, file);
+        rc = fsync(h->refs) < 0 ? -errno : 0;
     }
-    return fsync(h->refs) < 0 ? -errno : 0;
+    if (rc < 0)
+        close(fd);
+    else
+        *ret_fd = fd;
+    return rc;
 }
 
 int kvs_file_note_refs(kv_store_v1 *h, const char *file, struct kvs_file_pending *const *entries,
-                       size_t n)
+                       size_t n, int *ret_fd)
 {
     struct kv_buf buf = KV_BUF_INIT;
     int rc;
@@ -184,7 +194,7 @@ int kvs_file_note_refs(kv_store_v1 *h, const char *file, struct kvs_file_pending
     rc = buf.error;
     if (rc == 0 && n) {
         flock(h->refs, LOCK_EX);
-        rc = append(h, file, &buf);
+        rc = append(h, file, &buf, ret_fd);
         flock(h->refs, LOCK_UN);
     }
     kv_buf_fini(&buf);

@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+/* System calls that fail: these definitions stand before libc's for the whole program. */
+#include <dlfcn.h>
+#include <sys/xattr.h>
+
+#include "store/file_unit.h"
+
+enum call { NONE, FSYNC, SYNCFS, RENAME, RENAME2, OPEN, WRITE, SETXATTR, LINK, N_CALLS };
+
+static enum call fail_call;
+static int fail_after, fail_errno, fail_seen;
+static bool short_writes;
+
+static bool fails(enum call call)
+{
+    if (call != fail_call || fail_seen++ < fail_after)
+        return false;
+    errno = fail_errno;
+    return fail_seen == fail_after + 1; /* once */
+}
+
+#define REAL(ret, name, params) ((ret(*) params)(uintptr_t)dlsym(RTLD_NEXT, #name))
+
+int fsync(int fd)
+{
+    return fails(FSYNC) ? -1 : REAL(int, fsync, (int))(fd);
+}
+
+int syncfs(int fd)
+{
+    return fails(SYNCFS) ? -1 : REAL(int, syncfs, (int))(fd);
+}
+
+int renameat(int a, const char *from, int b, const char *to)
+{
+    return fails(RENAME)
+               ? -1
+               : REAL(int, renameat, (int, const char *, int, const char *))(a, from, b, to);
+}
+
+int renameat2(int a, const char *from, int b, const char *to, unsigned flags)
+{
+    if (fails(RENAME2))
+        return -1;
+    return REAL(int, renameat2, (int, const char *, int, const char *, unsigned))(a, from, b, to,
+                                                                                  flags);
+}
+
+int linkat(int a, const char *from, int b, const char *to, int flags)
+{
+    if (fails(LINK))
+        return -1;
+    return REAL(int, linkat, (int, const char *, int, const char *, int))(a, from, b, to, flags);
+}
+
+int fsetxattr(int fd, const char *name, const void *value, size_t size, int flags)
+{
+    if (fails(SETXATTR))
+        return -1;
+    return REAL(int, fsetxattr, (int, const char *, const void *, size_t, int))(fd, name, value,
+                                                                                size, flags);
+}
+
+ssize_t write(int fd, const void *data, size_t len)
+{
+    static int interrupted;
+
+    if (fails(WRITE))
+        return -1;
+    if (short_writes && ++interrupted % 2) {
+        errno = EINTR;
+        return -1;
+    }
+    return REAL(ssize_t, write,
+                (int, const void *, size_t))(fd, data, short_writes && len > 7 ? len / 2 : len);
+}
+
+int openat(int at, const char *path, int flags, ...)
+{
+    mode_t mode = 0;
+    va_list args;
+
+    va_start(args, flags);
+    if (flags & (O_CREAT | O_TMPFILE))
+        mode = va_arg(args, mode_t);
+    va_end(args);
+    if ((flags & O_CREAT) && fails(OPEN))
+        return -1;
+    return REAL(int, openat, (int, const char *, int, ...))(at, path, flags, mode);
+}
+
+/* -- The tests ---------------------------------------------------------------------------------- */
+
+static uint8_t blob[50000];
+
+enum { CHUNKS = 8 };
+
+static int save(kv_store_v1 *h, int generation)
+{
+    char text[16];
+
+    for (uint64_t i = 0; i < CHUNKS; i++) { /* half of them are new */
+        uint64_t n = (uint64_t)generation * CHUNKS / 2 + i;
+        int rc = unit_put(h, n, blob + n % 100, 1000 + n);
+
+        if (rc < 0)
+            return rc;
+    }
+    snprintf(text, sizeof(text), "%d", generation);
+    return unit_publish(h, "object", text);
+}
+
+/* The object is one generation, complete. */
+static int whole(kv_store_v1 *h)
+{
+    uint8_t *data;
+    size_t len;
+    int generation = 0, rc = kvs_file_vtable()->get_manifest(h, "object", &data, &len);
+
+    assert_int_equal(rc, 0);
+    for (size_t i = 0; i < len; i++)
+        generation = 10 * generation + data[i] - '0';
+    free(data);
+    for (uint64_t i = 0; i < CHUNKS; i++) {
+        uint64_t n = (uint64_t)generation * CHUNKS / 2 + i;
+
+        assert_int_equal(unit_get(h, n, blob + n % 100, 1000 + n), 0);
+    }
+    return generation;
+}
+
+/*
+ * Fail the first call of a kind, the second, ... until a save needs no more of them. Whatever
+ * failed: what is published is whole, for this handle and a new one, the next save succeeds, and
+ * nothing stays behind.
+ */
+static void fail_each(enum call call, int error, const char *options)
+{
+    static int generation;
+    kv_store_v1 *h = unit_open(options), *other;
+    int rc, n_failed = 0;
+
+    assert_int_equal(save(h, ++generation), 0);
+    for (fail_after = 0; fail_after < 300; fail_after++) {
+        int before = generation, now;
+
+        fail_seen = 0;
+        fail_errno = error;
+        fail_call = call;
+        rc = save(h, ++generation);
+        fail_call = NONE;
+        n_failed += rc < 0;
+        other = unit_open(options);
+        now = whole(other);
+        assert_true(rc == 0 ? now == generation : now == generation || now == before);
+        if (rc < 0 && fail_after % 2 == 0) /* the same again, or go on with the next */
+            assert_int_equal(save(h, generation), 0);
+        else if (rc < 0)
+            assert_int_equal(save(h, ++generation), 0);
+        assert_int_equal(whole(other), generation);
+        assert_int_equal(whole(h), generation);
+        kvs_file_vtable()->close(other);
+        if (fail_seen <= fail_after)
+            break;
+    }
+    assert_true(fail_after > 0 && fail_after < 300);
+    assert_true(n_failed > 0 || call == LINK || call == RENAME2 || call == SETXATTR);
+    kvs_file_vtable()->close(h);
+    assert_int_equal(unit_count(".kvasir/tmp"), 0);
+    assert_int_equal(unit_count(".kvasir/bad"), 0);
+}
+
+static void fsync_fails(void **state)
+{
+    (void)state;
+    fail_each(FSYNC, EIO, "?sync=files");
+    fail_each(FSYNC, EIO, "?sync=files&sums=files");
+    fail_each(FSYNC, ENOSPC, "?sync=fs");
+}
+
+static void syncfs_fails(void **state)
+{
+    (void)state;
+    fail_each(SYNCFS, EIO, "?sync=fs");
+}
+
+static void no_space(void **state)
+{
+    (void)state;
+    fail_each(OPEN, ENOSPC, "");
+    fail_each(WRITE, ENOSPC, "");
+    fail_each(WRITE, EDQUOT, "?sums=files");
+    fail_each(SETXATTR, ENOSPC, "");
+}
+
+static void renames_fail(void **state)
+{
+    (void)state;
+    fail_each(RENAME, EIO, "");
+    fail_each(RENAME, ENOSPC, "?sums=files");
+    fail_each(RENAME2, EIO, "");
+    fail_each(RENAME2, EINVAL, ""); /* a file system that knows no RENAME_NOREPLACE */
+    fail_each(LINK, ENOENT, "");
+    fail_each(LINK, EPERM, ""); /* nor hard links */
+}
+
+static void short_writes_are_continued(void **state)
+{
+    kv_store_v1 *h = unit_open("");
+    (void)state;
+
+    short_writes = true;
+    assert_int_equal(save(h, 5000), 0);
+    short_writes = false;
+    assert_int_equal(whole(h), 5000);
+    kvs_file_vtable()->close(h);
+}
+
+/* After a failed sync the same file is never synced again: what can be read is written anew. */
+static void a_retry_writes_anew(void **state)
+{
+    kv_store_v1 *h = unit_open("?sync=files");
+    uint64_t before;
+    (void)state;
+
+    assert_int_equal(unit_put(h, 900000, blob, 1000), 0);
+    fail_seen = fail_after = 0;
+    fail_errno = EIO;
+    fail_call = FSYNC;
+    assert_int_equal(unit_publish(h, "r", "KVS-OBJ\n"), -EIO);
+    fail_call = NONE;
+    before = atomic_load(&h->written);
+    assert_int_equal(unit_publish(h, "r", "KVS-OBJ\n"), 0);
+    assert_int_equal(atomic_load(&h->written), before + 1000 + 8);
+    assert_int_equal(unit_get(h, 900000, blob, 1000), 0);
+    kvs_file_vtable()->close(h);
+}
+
+static int setup(void **state)
+{
+    uint64_t rng = 11;
+
+    for (size_t i = 0; i < sizeof(blob); i++)
+        blob[i] = (uint8_t)unit_random(&rng);
+    return unit_make_dir(state);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(fsync_fails),
+        cmocka_unit_test(syncfs_fails),
+        cmocka_unit_test(no_space),
+        cmocka_unit_test(renames_fail),
+        cmocka_unit_test(short_writes_are_continued),
+        cmocka_unit_test(a_retry_writes_anew),
+    };
+
+    return cmocka_run_group_tests(tests, setup, unit_rm_dir);
+}
