@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * Signed requests to one server, many at once: one thread drives a curl multi handle, everybody else
+ * hands requests over and waits, or is called back. A request is tried again, after a random pause
+ * that grows, on whatever may pass (broken connections, stalls, 408, 409, 429, 5xx, a clock that is
+ * off) until it is done or its time is up. Redirects are never followed.
+ *
+ *   s3_submit -> inbox -> waiting (until due and a connection is free) -> curl -> done
+ *                            ^------------- try again later ------------------'
+ */
+#ifndef KV_PLUGINS_S3_CLIENT_H
+#define KV_PLUGINS_S3_CLIENT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/buf.h"
+#include "s3/config.h"
+#include "s3/sign.h"
+
+#define S3_SUM_HEADER "x-amz-meta-kvasir" /* 1-LENGTH-XXH3: what an object must be */
+#define S3_MAX_BODY (UINT64_C(5) << 30)
+
+struct s3_request;
+typedef void (*s3_done_fn)(void *arg, struct s3_request *request);
+
+/** Filled by the caller, kept untouched until done; fini'd by the caller. */
+struct s3_request {
+    /* What to do. */
+    const char *method;
+    char *path;         /* owned */
+    char *query;        /* owned, canonical; NULL: none */
+    char sum[64];       /* value of S3_SUM_HEADER to send; "" for none */
+    char *copy_source;  /* owned: copy from there, metadata replaced */
+    bool if_none_match; /* only when there is none */
+    bool slow;          /* the server may think long before it says a word */
+    const void *body;   /* borrowed */
+    size_t len;
+    s3_done_fn done; /* on the client's thread, holding no lock; NULL: s3_wait */
+    void *arg;
+
+    /* What came of it. */
+    int error;     /* 0, -ENOENT 404, -EEXIST 412, -EACCES 401 403, -ENOTSUP 501, -ETIMEDOUT,
+                 * -ENOMEM, -EFBIG, -ECANCELED closed meanwhile, -EIO */
+    int status;    /* of the last answer; 0: none came */
+    char code[64]; /* of <Error> */
+    uint8_t *data; /* malloc'd, never NULL on success; the caller may take it */
+    size_t data_len;
+    char etag[96], got_sum[64];
+    int64_t modified_s; /* Last-Modified; 0: unknown */
+    int64_t server_s;   /* Date; 0: unknown */
+    uint64_t length;    /* Content-Length; UINT64_MAX: not told */
+
+    /* The client's. */
+    struct s3_client *client;
+    struct s3_request *next;
+    void *easy, *headers;
+    char sha256[S3_SHA256_HEX];
+    size_t sent, capacity;
+    uint64_t due_ns, deadline_ns; /* deadline: 0 before the first try */
+    unsigned tries;
+    bool finished, skewed, too_big, no_memory;
+};
+
+struct s3_client;
+int s3_client_create(const struct s3_config *config, struct s3_client **ret); /* borrows config */
+void s3_client_destroy(struct s3_client *client); /* what is left ends with -ECANCELED */
+
+void s3_submit(struct s3_client *client, struct s3_request *request);
+int s3_wait(struct s3_client *client, struct s3_request *request);
+int s3_run(struct s3_client *client, struct s3_request *request); /* submit and wait */
+void s3_request_fini(struct s3_request *request);
+void s3_request_reset(struct s3_request *request); /* forget the outcome: it can be run again */
+uint64_t s3_client_trips(const struct s3_client *client);
+
+#endif

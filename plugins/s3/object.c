@@ -1,0 +1,376 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "s3/object.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/xxh.h"
+
+#define MAX_PARTS 10000
+#define MAX_PAGES 1000000
+
+static char *take_text(struct kv_buf *buf)
+{
+    char *ret = buf->error ? NULL : strdup(kv_buf_cstr(buf));
+
+    kv_buf_fini(buf);
+    return ret;
+}
+
+char *s3_chunk_path(const struct s3_config *config, const uint8_t *hash, size_t hash_len)
+{
+    struct kv_buf path = KV_BUF_INIT;
+
+    kv_buf_printf(&path, "%sc/%02x/", config->base, hash[0]);
+    s3_hex(&path, hash, hash_len);
+    return take_text(&path);
+}
+
+char *s3_manifest_path(const struct s3_config *config, const char *name)
+{
+    struct kv_buf key = KV_BUF_INIT, path = KV_BUF_INIT;
+
+    if (name[0] == '.') { /* "." and ".." would mean folders to some on the way */
+        kv_buf_puts(&key, "%2E");
+        name++;
+    }
+    s3_encode(&key, name, strlen(name), 0);
+    kv_buf_printf(&path, "%sm/", config->base);
+    s3_encode(&path, kv_buf_cstr(&key), key.len, 0);
+    kv_buf_fini(&key);
+    return take_text(&path);
+}
+
+static int digit(char c)
+{
+    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+size_t s3_chunk_of_key(const char *key, uint8_t ret[S3_MAX_HASH])
+{
+    size_t len = strlen(key);
+
+    if (len < 5 || len % 2 == 0 || len - 3 > 2 * S3_MAX_HASH || key[2] != '/' ||
+        memcmp(key, key + 3, 2) != 0)
+        return 0;
+    len = (len - 3) / 2;
+    for (size_t i = 0; i < len; i++) {
+        int high = digit(key[3 + 2 * i]), low = digit(key[4 + 2 * i]);
+
+        if (high < 0 || low < 0)
+            return 0;
+        ret[i] = (uint8_t)(high * 16 + low);
+    }
+    return len;
+}
+
+bool s3_decode(char *text)
+{
+    char *to = text, hex[3] = "", *end;
+
+    for (; *text; text++) {
+        if (*text == '%') {
+            memcpy(hex, text + 1, text[1] ? 2 : 1);
+            *to = (char)strtoul(hex, &end, 16);
+            if (end != hex + 2 || *to == '\0')
+                return false;
+            text += 2;
+        } else {
+            *to = *text;
+        }
+        to++;
+    }
+    *to = '\0';
+    return true;
+}
+
+/* -- One object ------------------------------------------------------------------------------ */
+
+void s3_sum(const void *data, size_t len, char ret[64])
+{
+    XXH128_hash_t sum = XXH3_128bits(data ? data : "", len);
+
+    snprintf(ret, 64, "1-%zu-%016" PRIx64 "%016" PRIx64, len, (uint64_t)sum.high64,
+             (uint64_t)sum.low64);
+}
+
+bool s3_is_whole(const struct s3_request *request)
+{
+    char sum[64], *end;
+    uint64_t len;
+
+    if (strcmp(request->method, "HEAD") != 0) {
+        s3_sum(request->data, request->data_len, sum);
+        return strcmp(sum, request->got_sum) == 0;
+    }
+    if (strncmp(request->got_sum, "1-", 2) != 0)
+        return false;
+    len = strtoull(request->got_sum + 2, &end, 10);
+    return *end == '-' && len == request->length;
+}
+
+int s3_get(struct s3_client *client, char *path, uint8_t **ret, size_t *ret_len)
+{
+    struct s3_request request = {.method = "GET", .path = path};
+    int error = path ? 0 : -ENOMEM;
+
+    for (int i = 0; i < 2 && !error; i++) {
+        s3_request_reset(&request);
+        error = s3_run(client, &request);
+        if (error)
+            break;
+        if (s3_is_whole(&request)) {
+            *ret = KV_STEAL(request.data);
+            *ret_len = request.data_len;
+            break;
+        }
+        if (i == 1) {
+            error = -EBADMSG;
+            kv_log_error("s3", "an object's bytes are not those that were stored",
+                         "path=%s len=%zu", request.path, request.data_len);
+        }
+    }
+    s3_request_fini(&request);
+    return error;
+}
+
+int s3_delete(struct s3_client *client, char *path)
+{
+    struct s3_request request = {.method = "DELETE", .path = path};
+    int error = path ? s3_run(client, &request) : -ENOMEM;
+
+    s3_request_fini(&request);
+    return error == -ENOENT ? 0 : error;
+}
+
+int s3_renew(struct s3_client *client, const struct s3_config *config, char *path, const char *sum)
+{
+    struct s3_request request = {.method = "PUT", .path = path, .slow = true};
+    int error = path ? 0 : -ENOMEM;
+
+    /* The path of a bucket in the host's name lacks it; the source must have it. */
+    if (!error &&
+        asprintf(&request.copy_source, "%s%s%s", strcmp(config->root, "/") == 0 ? "/" : "",
+                 strcmp(config->root, "/") == 0 ? config->bucket : "", path) < 0) {
+        request.copy_source = NULL;
+        error = -ENOMEM;
+    }
+    if (!error) {
+        snprintf(request.sum, sizeof(request.sum), "%s", sum);
+        error = s3_run(client, &request);
+    }
+    s3_request_fini(&request);
+    return error;
+}
+
+/* -- Values in parts ------------------------------------------------------------------------- */
+
+static int start_parts(struct s3_client *client, const char *path, const char *sum, char *ret_id,
+                       size_t size)
+{
+    struct s3_request request = {
+        .method = "POST", .path = strdup(path), .query = strdup("uploads=")};
+    int error = request.path && request.query ? 0 : -ENOMEM;
+
+    snprintf(request.sum, sizeof(request.sum), "%s", sum);
+    if (!error)
+        error = s3_run(client, &request);
+    if (!error && s3_read_element(request.data, request.data_len, "UploadId", ret_id, size))
+        error = -EPROTO;
+    s3_request_fini(&request);
+    return error;
+}
+
+static char *part_query(size_t number, const char *id)
+{
+    struct kv_buf query = KV_BUF_INIT;
+
+    if (number)
+        kv_buf_printf(&query, "partNumber=%zu&", number);
+    kv_buf_puts(&query, "uploadId=");
+    s3_encode(&query, id, strlen(id), 0);
+    return take_text(&query);
+}
+
+static int send_parts(struct s3_client *client, const char *path, const char *id, const void *data,
+                      size_t len, size_t part, struct s3_request *parts, size_t n)
+{
+    int error = 0;
+    size_t sent = 0;
+
+    for (; sent < n && !error; sent++) {
+        struct s3_request *at = &parts[sent];
+
+        at->method = "PUT";
+        at->path = strdup(path);
+        at->query = part_query(sent + 1, id);
+        at->body = (const char *)data + sent * part;
+        at->len = KV_MIN(part, len - sent * part);
+        if (!at->path || !at->query) {
+            error = -ENOMEM;
+            break;
+        }
+        s3_submit(client, at);
+    }
+    for (size_t i = 0; i < sent; i++) {
+        int one = s3_wait(client, &parts[i]);
+
+        error = error ? error : one;
+    }
+    return error;
+}
+
+static int finish_parts(struct s3_client *client, const char *path, const char *id,
+                        const struct s3_request *parts, size_t n, bool if_none_match)
+{
+    struct s3_request request = {.method = "POST",
+                                 .path = strdup(path),
+                                 .slow = true,
+                                 .query = part_query(0, id),
+                                 .if_none_match = if_none_match};
+    struct kv_buf body = KV_BUF_INIT;
+    int error;
+
+    kv_buf_puts(&body, "<CompleteMultipartUpload>");
+    for (size_t i = 0; i < n; i++)
+        kv_buf_printf(&body, "<Part><PartNumber>%zu</PartNumber><ETag>%s</ETag></Part>", i + 1,
+                      parts[i].etag);
+    kv_buf_puts(&body, "</CompleteMultipartUpload>");
+    request.body = body.data;
+    request.len = body.len;
+    error = body.error ? body.error : request.path && request.query ? 0 : -ENOMEM;
+    if (!error)
+        error = s3_run(client, &request);
+    kv_buf_fini(&body);
+    s3_request_fini(&request);
+    return error;
+}
+
+static void abort_parts(struct s3_client *client, const char *path, const char *id)
+{
+    struct s3_request request = {
+        .method = "DELETE", .path = strdup(path), .query = part_query(0, id)};
+
+    if (request.path && request.query && s3_run(client, &request))
+        kv_log_warn("s3", "an upload could not be aborted; a lifecycle rule should", "path=%s",
+                    path);
+    s3_request_fini(&request);
+}
+
+/* A completion whose answer was lost looks like an upload that never was: the object itself tells. */
+static int is_there(struct s3_client *client, const char *path, const char *sum)
+{
+    struct s3_request request = {.method = "HEAD", .path = strdup(path)};
+    int error = request.path ? s3_run(client, &request) : -ENOMEM;
+
+    if (!error && strcmp(request.got_sum, sum) != 0)
+        error = -EIO;
+    s3_request_fini(&request);
+    return error;
+}
+
+static int put_parts(struct s3_client *client, const struct s3_config *config, const char *path,
+                     const void *data, size_t len, bool if_none_match, const char *sum)
+{
+    size_t part = KV_MAX((size_t)config->part_bytes, len / (MAX_PARTS - 1) + 1);
+    size_t n = (len + part - 1) / part;
+    struct s3_request *parts = calloc(n, sizeof(*parts));
+    char id[1024] = "";
+    int error = parts ? start_parts(client, path, sum, id, sizeof(id)) : -ENOMEM;
+
+    if (!error)
+        error = send_parts(client, path, id, data, len, part, parts, n);
+    if (!error) {
+        error = finish_parts(client, path, id, parts, n, if_none_match);
+        if (error == -ENOENT && is_there(client, path, sum) == 0)
+            error = id[0] = 0;
+    }
+    if (error && id[0])
+        abort_parts(client, path, id);
+    for (size_t i = 0; parts && i < n; i++)
+        s3_request_fini(&parts[i]);
+    free(parts);
+    return error;
+}
+
+int s3_put(struct s3_client *client, const struct s3_config *config, char *path, const void *data,
+           size_t len, bool if_none_match)
+{
+    struct s3_request request = {
+        .method = "PUT", .path = path, .if_none_match = if_none_match, .body = data, .len = len};
+    int error = -ENOMEM;
+
+    s3_sum(data, len, request.sum);
+    if (path)
+        error = len > S3_LARGE
+                    ? put_parts(client, config, path, data, len, if_none_match, request.sum)
+                    : s3_run(client, &request);
+    s3_request_fini(&request);
+    return error;
+}
+
+/* -- Listings -------------------------------------------------------------------------------- */
+
+struct listing {
+    const char *start; /* what keys begin with */
+    s3_listed_fn each;
+    void *arg;
+};
+
+static int on_listed(void *arg, const struct s3_listed *object)
+{
+    const struct listing *listing = arg;
+    struct s3_listed copy = *object;
+    size_t len = strlen(listing->start);
+
+    if (!s3_decode(copy.key) || strncmp(copy.key, listing->start, len) != 0)
+        return 0; /* not one of ours */
+    memmove(copy.key, copy.key + len, strlen(copy.key + len) + 1);
+    return listing->each(listing->arg, &copy);
+}
+
+static char *list_query(const char *start, const char *token, unsigned page)
+{
+    struct kv_buf query = KV_BUF_INIT;
+
+    if (*token) {
+        kv_buf_puts(&query, "continuation-token=");
+        s3_encode(&query, token, strlen(token), 0);
+        kv_buf_putc(&query, '&');
+    }
+    kv_buf_printf(&query, "encoding-type=url&list-type=2&max-keys=%u&prefix=", page);
+    s3_encode(&query, start, strlen(start), 0);
+    return take_text(&query);
+}
+
+int s3_list(struct s3_client *client, const struct s3_config *config, const char *folder,
+            unsigned page, s3_listed_fn each, void *arg)
+{
+    char token[1100] = "", next[1100];
+    struct listing listing = {NULL, each, arg};
+    char *start;
+    int error = 0;
+
+    if (asprintf(&start, "%s%s", config->prefix, folder) < 0)
+        return -ENOMEM;
+    listing.start = start;
+    for (unsigned i = 0; i < MAX_PAGES && !error; i++) {
+        struct s3_request request = {.method = "GET", .path = strdup(config->root)};
+
+        request.query = list_query(start, token, page);
+        error = request.path && request.query ? s3_run(client, &request) : -ENOMEM;
+        if (!error)
+            error = s3_read_listing(request.data, request.data_len, on_listed, &listing, next,
+                                    sizeof(next));
+        s3_request_fini(&request);
+        if (!error && next[0] && strcmp(next, token) == 0)
+            error = -EPROTO; /* would never end */
+        if (error || !next[0])
+            break;
+        memcpy(token, next, sizeof(token));
+    }
+    free(start);
+    return error;
+}

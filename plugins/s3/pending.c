@@ -1,0 +1,414 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "s3/pending.h"
+
+#include <pthread.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/xxh.h"
+
+#define MAX_PUTS 256
+#define MAX_PUT_BYTES (64u << 20)
+#define MAX_GETS 256
+#define MAX_GET_BYTES (256u << 20)
+#define MEMORY_SLOTS 16384
+#define SEEN_NS (600 * KV_NS_PER_S) /* far less than any sweep's age */
+
+struct transfer {
+    struct s3_pending *owner;
+    struct transfer *next;
+    uint8_t hash[S3_MAX_HASH];
+    size_t hash_len;
+    uint64_t number;
+    void *copy;
+    enum { RUNNING, READY, FAILED } state;
+    struct s3_request request;
+};
+
+/* Direct-mapped: what doesn't fit is forgotten, and asked for again. */
+struct memory {
+    XXH128_hash_t hash;
+    uint64_t since_ns;
+    enum s3_known known;
+};
+
+struct s3_pending {
+    struct s3_client *client;
+    const struct s3_config *config;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    struct transfer *puts, *gets;
+    size_t n_puts, put_bytes, n_gets, get_bytes, n_running_puts;
+    size_t usual_len; /* of what was fetched last: how many fit is guessed from it */
+    uint64_t last_number;
+    struct memory *memory;
+};
+
+static struct transfer **find(struct transfer **list, const uint8_t *hash, size_t len)
+{
+    for (; *list; list = &(*list)->next)
+        if ((*list)->hash_len == len && memcmp((*list)->hash, hash, len) == 0)
+            break;
+    return list;
+}
+
+static void free_transfer(struct transfer *transfer)
+{
+    if (!transfer)
+        return;
+    s3_request_fini(&transfer->request);
+    free(transfer->copy);
+    free(transfer);
+}
+
+static void unlink_transfer(struct transfer **list, struct transfer *transfer)
+{
+    for (; *list; list = &(*list)->next)
+        if (*list == transfer) {
+            *list = transfer->next;
+            return;
+        }
+}
+
+static struct transfer *make_transfer(struct s3_pending *pending, const char *method,
+                                      const uint8_t *hash, size_t hash_len, s3_done_fn done)
+{
+    struct transfer *transfer = calloc(1, sizeof(*transfer));
+
+    if (!transfer)
+        return NULL;
+    transfer->owner = pending;
+    memcpy(transfer->hash, hash, hash_len);
+    transfer->hash_len = hash_len;
+    transfer->request.method = method;
+    transfer->request.path = s3_chunk_path(pending->config, hash, hash_len);
+    transfer->request.done = done;
+    transfer->request.arg = transfer;
+    if (!transfer->request.path) {
+        free_transfer(transfer);
+        return NULL;
+    }
+    return transfer;
+}
+
+/* -- What was seen --------------------------------------------------------------------------- */
+
+static void note(struct s3_pending *pending, const uint8_t *hash, size_t hash_len,
+                 enum s3_known known)
+{
+    XXH128_hash_t key = XXH3_128bits(hash, hash_len);
+    struct memory *slot = &pending->memory[key.low64 % MEMORY_SLOTS];
+
+    if (known != S3_UNKNOWN || XXH128_isEqual(slot->hash, key))
+        *slot = (struct memory){key, kv_now_ns(), known};
+}
+
+void s3_pending_note(struct s3_pending *pending, const uint8_t *hash, size_t hash_len,
+                     enum s3_known known)
+{
+    pthread_mutex_lock(&pending->lock);
+    note(pending, hash, hash_len, known);
+    pthread_mutex_unlock(&pending->lock);
+}
+
+enum s3_known s3_pending_known(struct s3_pending *pending, const uint8_t *hash, size_t hash_len)
+{
+    XXH128_hash_t key = XXH3_128bits(hash, hash_len);
+    const struct memory *slot = &pending->memory[key.low64 % MEMORY_SLOTS];
+    enum s3_known known = S3_UNKNOWN;
+
+    pthread_mutex_lock(&pending->lock);
+    if (slot->known != S3_UNKNOWN && XXH128_isEqual(slot->hash, key) &&
+        (slot->known == S3_BAD || kv_now_ns() - slot->since_ns < SEEN_NS))
+        known = slot->known;
+    pthread_mutex_unlock(&pending->lock);
+    return known;
+}
+
+/* -- Puts ------------------------------------------------------------------------------------ */
+
+static void put_done(void *arg, struct s3_request *request)
+{
+    struct transfer *transfer = arg;
+    struct s3_pending *pending = transfer->owner;
+    bool stored = request->error == 0 || request->error == -EEXIST;
+
+    pthread_mutex_lock(&pending->lock);
+    pending->n_running_puts--;
+    if (stored) {
+        note(pending, transfer->hash, transfer->hash_len, S3_SEEN);
+        unlink_transfer(&pending->puts, transfer);
+        pending->n_puts--;
+        pending->put_bytes -= request->len;
+    } else {
+        transfer->state = FAILED;
+    }
+    pthread_cond_broadcast(&pending->changed);
+    pthread_mutex_unlock(&pending->lock);
+    if (stored)
+        free_transfer(transfer);
+}
+
+/* The lock is held; the client's comes after it, here and everywhere. */
+static void run_put(struct s3_pending *pending, struct transfer *transfer)
+{
+    s3_request_reset(&transfer->request);
+    transfer->state = RUNNING;
+    pending->n_running_puts++;
+    s3_submit(pending->client, &transfer->request);
+}
+
+static bool has_room(const struct s3_pending *pending, size_t len)
+{
+    return pending->n_puts < MAX_PUTS &&
+           (pending->n_puts == 0 || pending->put_bytes + len <= MAX_PUT_BYTES);
+}
+
+static int add_put(struct s3_pending *pending, struct transfer *transfer)
+{
+    struct transfer *other;
+
+    while (!has_room(pending, transfer->request.len) && pending->n_running_puts)
+        pthread_cond_wait(&pending->changed, &pending->lock);
+    other = *find(&pending->puts, transfer->hash, transfer->hash_len);
+    if (other) {
+        if (other->state == FAILED)
+            run_put(pending, other);
+        return 1;
+    }
+    if (!has_room(pending, transfer->request.len))
+        return -EIO;
+    transfer->number = ++pending->last_number;
+    transfer->next = pending->puts;
+    pending->puts = transfer;
+    pending->n_puts++;
+    pending->put_bytes += transfer->request.len;
+    run_put(pending, transfer);
+    return 0;
+}
+
+int s3_pending_put(struct s3_pending *pending, const uint8_t *hash, size_t hash_len,
+                   const void *data, size_t len, bool replace)
+{
+    struct transfer *transfer = make_transfer(pending, "PUT", hash, hash_len, put_done);
+    int ret;
+
+    if (transfer)
+        transfer->copy = malloc(len ? len : 1);
+    if (!transfer || !transfer->copy) {
+        free_transfer(transfer);
+        return -ENOMEM;
+    }
+    if (len)
+        memcpy(transfer->copy, data, len);
+    transfer->request.body = transfer->copy;
+    transfer->request.len = len;
+    transfer->request.if_none_match = !replace;
+    s3_sum(data, len, transfer->request.sum);
+    if (s3_sha256_hex(data, len, transfer->request.sha256)) { /* not with the lock held */
+        free_transfer(transfer);
+        return -EIO;
+    }
+    pthread_mutex_lock(&pending->lock);
+    ret = add_put(pending, transfer);
+    pthread_mutex_unlock(&pending->lock);
+    if (ret)
+        free_transfer(transfer);
+    return ret;
+}
+
+bool s3_pending_has(struct s3_pending *pending, const uint8_t *hash, size_t hash_len)
+{
+    struct transfer *put;
+
+    pthread_mutex_lock(&pending->lock);
+    put = *find(&pending->puts, hash, hash_len);
+    if (put && put->state == FAILED)
+        run_put(pending, put);
+    pthread_mutex_unlock(&pending->lock);
+    return put != NULL;
+}
+
+/* Whether puts up to @number still run; the error of one that failed in @ret_error. */
+static bool runs_until(const struct s3_pending *pending, uint64_t number, int *ret_error)
+{
+    bool runs = false;
+
+    *ret_error = 0;
+    for (const struct transfer *at = pending->puts; at; at = at->next)
+        if (at->number <= number && at->state == RUNNING)
+            runs = true;
+        else if (at->number <= number)
+            *ret_error = at->request.error;
+    return runs;
+}
+
+int s3_pending_flush(struct s3_pending *pending, bool retry)
+{
+    uint64_t number;
+    int error;
+
+    pthread_mutex_lock(&pending->lock);
+    number = pending->last_number;
+    for (struct transfer *at = retry ? pending->puts : NULL; at; at = at->next)
+        if (at->state == FAILED)
+            run_put(pending, at);
+    while (runs_until(pending, number, &error))
+        pthread_cond_wait(&pending->changed, &pending->lock);
+    pthread_mutex_unlock(&pending->lock);
+    return error;
+}
+
+/* -- Gets ------------------------------------------------------------------------------------ */
+
+static void drop_get(struct s3_pending *pending, struct transfer *transfer)
+{
+    unlink_transfer(&pending->gets, transfer);
+    pending->n_gets--;
+    if (transfer->state == READY)
+        pending->get_bytes -= transfer->request.data_len;
+}
+
+static void get_done(void *arg, struct s3_request *request)
+{
+    struct transfer *transfer = arg;
+    struct s3_pending *pending = transfer->owner;
+    bool keep;
+
+    pthread_mutex_lock(&pending->lock);
+    keep = request->error == 0 && pending->get_bytes + request->data_len <= MAX_GET_BYTES;
+    if (request->error == 0)
+        pending->usual_len = KV_MAX(request->data_len, (size_t)1);
+    if (keep) {
+        transfer->state = READY;
+        pending->get_bytes += request->data_len;
+    } else {
+        drop_get(pending, transfer);
+    }
+    pthread_cond_broadcast(&pending->changed);
+    pthread_mutex_unlock(&pending->lock);
+    if (!keep)
+        free_transfer(transfer);
+}
+
+/* What nobody came for makes room. */
+static void drop_ready(struct s3_pending *pending)
+{
+    struct transfer *at = pending->gets, *next;
+
+    for (; at; at = next) {
+        next = at->next;
+        if (at->state == READY) {
+            drop_get(pending, at);
+            free_transfer(at);
+        }
+    }
+}
+
+void s3_pending_fetch(struct s3_pending *pending, const uint8_t *hashes, size_t hash_len, size_t n)
+{
+    pthread_mutex_lock(&pending->lock);
+    if (pending->n_gets + n > MAX_GETS || pending->get_bytes > MAX_GET_BYTES / 2)
+        drop_ready(pending);
+    for (size_t i = 0; i < n; i++) {
+        const uint8_t *hash = hashes + i * hash_len;
+        struct transfer *transfer;
+
+        if (pending->n_gets >= MAX_GETS ||
+            (pending->n_gets + 1) * pending->usual_len > MAX_GET_BYTES)
+            break;
+        if (*find(&pending->gets, hash, hash_len) || *find(&pending->puts, hash, hash_len))
+            continue;
+        transfer = make_transfer(pending, "GET", hash, hash_len, get_done);
+        if (!transfer)
+            break;
+        transfer->next = pending->gets;
+        pending->gets = transfer;
+        pending->n_gets++;
+        s3_submit(pending->client, &transfer->request);
+    }
+    pthread_mutex_unlock(&pending->lock);
+}
+
+static int copy_put(const struct transfer *put, uint8_t **ret, size_t *ret_len)
+{
+    uint8_t *copy = malloc(put->request.len ? put->request.len : 1);
+
+    if (!copy)
+        return -ENOMEM;
+    if (put->request.len)
+        memcpy(copy, put->copy, put->request.len);
+    *ret = copy;
+    *ret_len = put->request.len;
+    return 0;
+}
+
+int s3_pending_take(struct s3_pending *pending, const uint8_t *hash, size_t hash_len, uint8_t **ret,
+                    size_t *ret_len)
+{
+    struct transfer *transfer;
+    int error = -ENOENT;
+
+    pthread_mutex_lock(&pending->lock);
+    transfer = *find(&pending->puts, hash, hash_len);
+    if (transfer) {
+        error = copy_put(transfer, ret, ret_len);
+        pthread_mutex_unlock(&pending->lock);
+        return error;
+    }
+    while ((transfer = *find(&pending->gets, hash, hash_len)) && transfer->state == RUNNING)
+        pthread_cond_wait(&pending->changed, &pending->lock);
+    if (transfer)
+        drop_get(pending, transfer);
+    pthread_mutex_unlock(&pending->lock);
+    if (transfer && s3_is_whole(&transfer->request)) { /* else the caller asks again, and tells */
+        *ret = KV_STEAL(transfer->request.data);
+        *ret_len = transfer->request.data_len;
+        error = 0;
+    }
+    free_transfer(transfer);
+    return error;
+}
+
+/* -- Life ------------------------------------------------------------------------------------ */
+
+int s3_pending_create(struct s3_client *client, const struct s3_config *config,
+                      struct s3_pending **ret)
+{
+    struct s3_pending *pending = calloc(1, sizeof(*pending));
+
+    if (!pending)
+        return -ENOMEM;
+    pending->client = client;
+    pending->config = config;
+    pending->usual_len = 1 << 20;
+    pthread_mutex_init(&pending->lock, NULL);
+    pthread_cond_init(&pending->changed, NULL);
+    pending->memory = calloc(MEMORY_SLOTS, sizeof(*pending->memory));
+    if (!pending->memory) {
+        s3_pending_destroy(pending);
+        return -ENOMEM;
+    }
+    *ret = pending;
+    return 0;
+}
+
+void s3_pending_destroy(struct s3_pending *pending)
+{
+    struct transfer *at;
+
+    if (!pending)
+        return;
+    while ((at = pending->puts)) {
+        pending->puts = at->next;
+        free_transfer(at);
+    }
+    while ((at = pending->gets)) {
+        pending->gets = at->next;
+        free_transfer(at);
+    }
+    pthread_cond_destroy(&pending->changed);
+    pthread_mutex_destroy(&pending->lock);
+    free(pending->memory);
+    free(pending);
+}
