@@ -1,0 +1,350 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A strict little S3 server for tests, and the plugin's driver (tests/plugins/store_driver.c).
+
+Every request's SigV4 signature and payload hash are computed again and compared; requests that a picky server would
+refuse are refused. Faults are scripted, one per matching request:
+
+    with S3() as s3, Store(s3.uri()) as store:
+        s3.fault("PUT /b/p/c/", "503")           # the next one whose "METHOD path" starts so
+        equal(store.ask("put", "0a0b", 100, 1), "0")
+"""
+import collections
+import datetime
+import email.utils
+import hashlib
+import hmac
+import http.server
+import os
+import re
+import socket
+import struct
+import subprocess
+import threading
+import time
+import urllib.parse
+import xml.sax.saxutils
+
+from kvtest import BUILD, check
+
+KEY, SECRET, BUCKET = "AKIDTEST", "c2VjcmV0+/x", "b"
+Item = collections.namedtuple("Item", "body meta etag modified")
+
+
+class Refused(Exception):
+    def __init__(self, status, code):
+        self.status, self.code = status, code
+
+
+def quote(text):
+    return urllib.parse.quote(text, safe="-._~")
+
+
+def canonical_query(query):
+    pairs = [part.partition("=") for part in query.split("&") if part]
+    decoded = sorted((quote(urllib.parse.unquote(name)), quote(urllib.parse.unquote(value))) for name, _, value in pairs)
+    return "&".join(f"{name}={value}" for name, value in decoded)
+
+
+def mac(key, text):
+    return hmac.new(key, text.encode(), hashlib.sha256).digest()
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = 60
+
+    def log_message(self, *_):
+        pass
+
+    def setup(self):
+        super().setup()
+        with self.s3.lock:
+            self.s3.connections.add(self.connection)
+
+    def finish(self):
+        with self.s3.lock:
+            self.s3.connections.discard(self.connection)
+        super().finish()
+
+    # -- What is checked on every request ------------------------------------------------------------
+    def verify(self, path, query, body):
+        found = re.fullmatch(r"AWS4-HMAC-SHA256 Credential=([^/]+)/(\d{8})/([^/]+)/s3/aws4_request, ?"
+                             r"SignedHeaders=([a-z0-9;-]+), ?Signature=([0-9a-f]{64})", self.headers.get("authorization", ""))
+        if not found:
+            raise Refused(403, "AccessDenied")
+        key, day, region, signed, signature = found.groups()
+        stamp, names = self.headers.get("x-amz-date", ""), signed.split(";")
+        if key != KEY or region != self.s3.region:
+            raise Refused(403, "InvalidAccessKeyId")
+        needed = {"host"} | {name.lower() for name in self.headers if name.lower().startswith("x-amz-")}
+        if names != sorted(set(names)) or not needed <= set(names) or not stamp.startswith(day):
+            raise Refused(403, "AccessDenied")
+        if len(set(map(str.lower, self.headers.keys()))) != len(self.headers.keys()):
+            raise Refused(400, "InvalidRequest")
+        if self.s3.token and self.headers.get("x-amz-security-token") != self.s3.token:
+            raise Refused(403, "InvalidToken")
+        payload = self.headers.get("x-amz-content-sha256")
+        lines = "".join(f"{name}:{' '.join(self.headers[name].split())}\n" for name in names)
+        request = "\n".join([self.command, "/".join(map(quote, map(urllib.parse.unquote, path.split("/")))),
+                             canonical_query(query), lines, signed, payload])
+        scope = f"{day}/{region}/s3/aws4_request"
+        text = f"AWS4-HMAC-SHA256\n{stamp}\n{scope}\n{hashlib.sha256(request.encode()).hexdigest()}"
+        secret = ("AWS4" + SECRET).encode()
+        for part in (day, region, "s3", "aws4_request"):
+            secret = mac(secret, part)
+        if mac(secret, text).hex() != signature:
+            raise Refused(403, "SignatureDoesNotMatch")
+        when = datetime.datetime.strptime(stamp, "%Y%m%dT%H%M%SZ").replace(tzinfo=datetime.timezone.utc).timestamp()
+        if abs(when - self.s3.now()) > 900:
+            raise Refused(403, "RequestTimeTooSkewed")
+        if hashlib.sha256(body).hexdigest() != payload:
+            raise Refused(400, "XAmzContentSHA256Mismatch")
+
+    # -- Answers -------------------------------------------------------------------------------------
+    def date_time_string(self, timestamp=None):
+        return email.utils.formatdate(self.s3.now() if timestamp is None else timestamp, usegmt=True)
+
+    def answer(self, status, body=b"", headers=(), fault=None):
+        self.send_response(status)
+        length, sent = len(body), body
+        for name, value in dict(headers).items():
+            if name.lower() == "content-length":
+                length = value
+            else:
+                self.send_header(name, value)
+        if fault == "wrong" and body:
+            sent = bytes([body[0] ^ 1]) + body[1:]
+        if fault == "cut":
+            sent = body[:len(body) // 2]
+        if fault == "cut-told":  # as if it were all
+            length = len(sent := body[:len(body) // 2])
+        if status != 204:
+            self.send_header("Content-Length", str(length))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(sent)
+        if fault == "cut":
+            self.close_connection = True
+
+    def refuse(self, status, code):
+        body = f'<?xml version="1.0"?><Error><Code>{code}</Code><Message>no &amp; no</Message></Error>'.encode()
+        self.answer(status, b"" if self.command == "HEAD" else body)
+
+    def reset(self):
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.close_connection = True
+        self.connection.close()
+        self.wfile = open(os.devnull, "wb")
+
+    def handle_one(self):
+        path, _, query = self.path.partition("?")
+        body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        fault = self.s3.take_fault(self.command, self.path)
+        if fault == "reset":
+            return self.reset()
+        if fault == "stall":
+            self.s3.stopped.wait(60)
+            return self.reset()
+        if fault in ("500", "503", "429", "403", "301", "409"):
+            codes = {"500": "InternalError", "503": "SlowDown", "409": "ConditionalRequestConflict"}
+            return self.refuse(int(fault), codes.get(fault, "Other"))
+        try:
+            self.verify(path, query, body)
+            with self.s3.lock:
+                reply = self.s3.act(self.command, urllib.parse.unquote(path), urllib.parse.parse_qs(query, keep_blank_values=True),
+                                    {name.lower(): value for name, value in self.headers.items()}, body)
+        except Refused as refused:
+            return self.refuse(refused.status, refused.code)
+        if fault == "lost":  # done, but nobody hears of it
+            return self.reset()
+        if fault == "error-200":
+            return self.answer(200, b"<Error><Code>InternalError</Code></Error>")
+        self.answer(*reply, fault=fault)
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = handle_one
+
+
+class Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def handle_error(self, *_):
+        pass
+
+
+class S3:
+    def __init__(self, conditional=True, skew=0, token=None, region="us-east-1", page=1000, port=0):
+        self.conditional, self.skew, self.token, self.region, self.page = conditional, skew, token, region, page
+        self.objects, self.uploads, self.faults, self.log, self.connections = {}, {}, [], [], set()
+        self.lock, self.stopped = threading.RLock(), threading.Event()
+        self.server = Server(("127.0.0.1", port), type("Bound", (Handler,), {"s3": self}))
+        self.port = self.server.server_address[1]
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True)
+        self.thread.start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.stopped.set()
+        self.server.shutdown()
+        self.server.server_close()
+        with self.lock:
+            for connection in self.connections:  # what is kept alive ends as well
+                try:
+                    connection.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    pass
+
+    def now(self):
+        return time.time() + self.skew
+
+    def uri(self, prefix="p", **options):
+        options = {"endpoint": f"http://127.0.0.1:{self.port}", "timeout": 20, **options}
+        return f"s3://{BUCKET}/{prefix}?" + "&".join(f"{name}={value}" for name, value in options.items())
+
+    def fault(self, start, kind, times=1):
+        """The next @times requests whose "METHOD path?query" starts with @start go wrong."""
+        with self.lock:
+            self.faults += [[start, kind] for _ in range(times)]
+
+    def take_fault(self, method, path):
+        with self.lock:
+            self.log.append(f"{method} {path}")
+            for i, (start, kind) in enumerate(self.faults):
+                if f"{method} {path}".startswith(start):
+                    del self.faults[i]
+                    return kind
+        return None
+
+    def requests(self, start=""):
+        with self.lock:
+            return [line for line in self.log if line.startswith(start)]
+
+    def keys(self, start=""):
+        with self.lock:
+            return sorted(key for key in self.objects if key.startswith(start))
+
+    # -- The API -------------------------------------------------------------------------------------
+    def act(self, method, path, query, headers, body):
+        bucket, _, key = path.lstrip("/").partition("/")
+        if bucket != BUCKET:
+            raise Refused(404, "NoSuchBucket")
+        if not key:
+            return self.list(query)
+        if "uploads" in query or "uploadId" in query:
+            return self.multipart(method, key, query, headers, body)
+        if method == "PUT":
+            return self.copy(key, headers) if "x-amz-copy-source" in headers else self.store(key, headers, body)
+        if method == "DELETE":
+            self.objects.pop(key, None)
+            return 204, b""
+        if key not in self.objects:
+            raise Refused(404, "NoSuchKey")
+        item = self.objects[key]
+        return 200, item.body, {**item.meta, "ETag": item.etag, "Content-Length": len(item.body),
+                                "Last-Modified": email.utils.formatdate(item.modified, usegmt=True)}
+
+    def store(self, key, headers, body, etag=None):
+        if self.conditional and headers.get("if-none-match") == "*" and key in self.objects:
+            raise Refused(412, "PreconditionFailed")
+        etag = etag or f'"{hashlib.md5(body).hexdigest()}"'
+        meta = {name: value for name, value in headers.items() if name.startswith("x-amz-meta-")}
+        self.objects[key] = Item(body, meta, etag, self.now())
+        return 200, b"", {"ETag": etag}
+
+    def copy(self, key, headers):
+        source = urllib.parse.unquote(headers["x-amz-copy-source"]).lstrip("/").partition("/")[2]
+        if source not in self.objects:
+            raise Refused(404, "NoSuchKey")
+        if source == key and headers.get("x-amz-metadata-directive") != "REPLACE":
+            raise Refused(400, "InvalidRequest")
+        self.store(key, {**headers, "if-none-match": ""}, self.objects[source].body)
+        return 200, b"<CopyObjectResult><ETag>x</ETag></CopyObjectResult>"
+
+    def multipart(self, method, key, query, headers, body):
+        if method == "POST" and "uploads" in query:
+            upload = f"id+/{len(self.uploads)}="
+            self.uploads[upload] = (key, headers, {})
+            return 200, f"<R><UploadId>{upload}</UploadId></R>".encode()
+        upload = query["uploadId"][0]
+        if upload not in self.uploads:
+            raise Refused(404, "NoSuchUpload")
+        _, first, parts = self.uploads[upload]
+        if method == "PUT":
+            parts[int(query["partNumber"][0])] = body
+            return 200, b"", {"ETag": f'"{hashlib.md5(body).hexdigest()}"'}
+        if method == "POST":
+            named = re.findall(r"<PartNumber>(\d+)</PartNumber><ETag>(.*?)</ETag>", body.decode())
+            if [(n, xml.sax.saxutils.unescape(tag)) for n, tag in named] != \
+                    [(str(n), f'"{hashlib.md5(parts[n]).hexdigest()}"') for n in sorted(parts)]:
+                raise Refused(400, "InvalidPart")
+            whole = b"".join(parts[n] for n in sorted(parts))
+            self.store(key, {**first, "if-none-match": headers.get("if-none-match", "")}, whole, '"multi-1"')
+            del self.uploads[upload]
+            return 200, b"<CompleteMultipartUploadResult/>"
+        del self.uploads[upload]
+        return 204, b""
+
+    def list(self, query):
+        prefix, token = query.get("prefix", [""])[0], query.get("continuation-token", [""])[0]
+        if query.get("list-type") != ["2"] or query.get("encoding-type") != ["url"]:
+            raise Refused(400, "InvalidArgument")
+        limit = min(int(query.get("max-keys", ["1000"])[0]), self.page)
+        keys = [key for key in self.keys(prefix) if "~" + key > token]
+        rows = "".join(f"<Contents><Key>{quote(key)}</Key><LastModified>"
+                       f"{datetime.datetime.utcfromtimestamp(int(self.objects[key].modified)).isoformat()}.000Z</LastModified>"
+                       f"<Size>{len(self.objects[key].body)}</Size></Contents>" for key in keys[:limit])
+        more = f"<NextContinuationToken>~{xml.sax.saxutils.escape(keys[limit - 1])}</NextContinuationToken>" if keys[limit:] else ""
+        return 200, f'<?xml version="1.0"?>\n<ListBucketResult xmlns="x">{rows}{more}</ListBucketResult>'.encode()
+
+
+def environment(**extra):
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("AWS_") and "proxy" not in name.lower()}
+    return {**clean, "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET,
+            "KV_STORE_LIBRARY_PATH": str(BUILD / "lib"), **extra}
+
+
+class Store:
+    """The driver on one URI. opened is what kvs_open returned; ask() returns the line that answers."""
+
+    def __init__(self, uri, expect=0, **env):
+        self.process = subprocess.Popen([str(BUILD / "tests" / "store-driver"), uri], stdin=subprocess.PIPE, text=True,
+                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(**env))
+        self.err = []
+        self.reader = threading.Thread(target=lambda: self.err.extend(self.process.stderr), daemon=True)
+        self.reader.start()
+        self.opened = int(self.process.stdout.readline() or -1)
+        if (self.opened == 0) != (expect == 0):
+            self.process.kill()
+            self.process.wait()
+            raise AssertionError(f"open returned {self.opened}: {self.log()}")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *_):
+        self.close(check_exit=kind is None)
+
+    def log(self):
+        return "".join(self.err)
+
+    def ask(self, *words):
+        self.process.stdin.write(" ".join(map(str, words)) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        check(line, f"{words[0]}: the driver ended: {self.log()}")
+        return line.strip()
+
+    def close(self, check_exit=True):
+        if self.process.stdin.closed:
+            return
+        self.process.stdin.close()
+        self.process.stdout.close()
+        try:
+            code = self.process.wait(120)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+        self.reader.join(10)
+        check(code == 0 or not check_exit or self.opened != 0, f"the driver returned {code}: {self.log()}")

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The s3 plugin while its server fails: errors, resets, cut and wrong bodies, stalls, death."""
+import pathlib
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "e2e"))
+from kvtest import *
+from s3_double import *
+
+
+def key(n):
+    return f"{n:032x}"
+
+
+def path(n):
+    return f"/b/p/c/{key(n)[:2]}/{key(n)}"
+
+
+PASSING = ("500", "503", "429", "409", "reset")
+
+
+def test_what_passes_is_tried_again():
+    with S3() as s3, Store(s3.uri()) as store:
+        for n, kind in enumerate(PASSING):
+            s3.fault(f"HEAD {path(n)}", kind)
+            s3.fault(f"PUT {path(n)}", kind, times=2)
+            s3.fault(f"PUT /b/p/m/m{n}", kind)
+            equal(store.ask("put", key(n), 1000, n), "0", kind)
+            equal(store.ask("publish", f"m{n}", 100, n), "0", kind)
+            s3.fault(f"GET {path(n)}", kind, times=2)
+            s3.fault(f"GET /b/p/m/m{n}", kind)
+            equal(store.ask("get", key(n), 1000, n), "0 same", kind)
+            equal(store.ask("manifest", f"m{n}", 100, n), "0 same", kind)
+            s3.fault("GET /b/?", kind)
+            equal(store.ask("list").split()[-1], "0", kind)
+            s3.fault(f"DELETE {path(n)}", kind)
+            equal(store.ask("delete", key(n)), "0", kind)
+        equal(s3.faults, [])
+        check(" errors=0 " in store.ask("stats"))
+
+
+def test_what_does_not_pass_is_told_at_once():
+    with S3() as s3, Store(s3.uri()) as store:
+        equal(store.ask("put", key(1), 10, 1), "0")
+        equal(store.ask("flush"), "0")
+        for kind, wanted in (("403", "-13 -"), ("301", "-5 -")):
+            s3.fault(f"GET {path(1)}", kind)
+            before = len(s3.requests())
+            equal(store.ask("get", key(1), 10, 1), wanted, kind)
+            equal(len(s3.requests()) - before, 1, kind)
+
+
+def test_cut_and_wrong_bodies():
+    with S3() as s3, Store(s3.uri()) as store:
+        for size in (1, 1000, 3 << 20):
+            equal(store.ask("put", key(size), size, 1), "0")
+            equal(store.ask("publish", "m", size, 1), "0")
+            for kind in ("cut", "cut-told", "wrong"):
+                s3.fault(f"GET {path(size)}", kind)
+                s3.fault("GET /b/p/m/m", kind)
+                equal(store.ask("get", key(size), size, 1), "0 same", f"{kind} once")
+                equal(store.ask("manifest", "m", size, 1), "0 same", f"{kind} once")
+                s3.fault(f"GET {path(size)}", kind)
+                equal(store.ask("prefetch", key(size)), "0")
+                equal(store.ask("get", key(size), size, 1), "0 same", f"{kind} while prefetched")
+            for kind in ("cut-told", "wrong"):
+                s3.fault(f"GET {path(size)}", kind, times=2)
+                equal(store.ask("get", key(size), size, 1), "-74 -", f"{kind} twice")
+
+
+def test_a_lost_answer_is_no_lost_chunk():
+    with S3() as s3, Store(s3.uri()) as store:
+        s3.fault(f"PUT {path(1)}", "lost")
+        equal(store.ask("put", key(1), 100, 1), "0")
+        equal(store.ask("publish", "m", 1, 1), "0", "the second try finds what the first one stored")
+        equal(store.ask("get", key(1), 100, 1), "0 same")
+
+
+def test_no_manifest_without_its_chunks():
+    with S3() as s3, Store(s3.uri(timeout=1)) as store:
+        equal(store.ask("publish", "m", 10, 1), "0")
+        s3.fault(f"PUT {path(1)}", "403", times=9)
+        equal(store.ask("put", key(1), 100, 1), "0")
+        equal(store.ask("publish", "m", 10, 2), "-13", "the chunk is refused")
+        equal(store.ask("manifest", "m", 10, 1), "0 same", "the old one stays")
+        s3.faults.clear()
+        equal(store.ask("publish", "m", 10, 2), "0", "tried once more, and stored")
+        equal(store.ask("get", key(1), 100, 1), "0 same")
+        check(f"p/c/{key(1)[:2]}/{key(1)}" in s3.keys(), s3.keys())
+
+
+def test_parts_that_fail():
+    size = 65 << 20
+    with S3() as s3, Store(s3.uri(timeout=60)) as store:
+        for kind in ("500", "reset"):
+            s3.fault(f"PUT {path(1)}?partNumber=2", kind)
+            s3.fault(f"POST {path(1)}?uploadId", "error-200" if kind == "reset" else "500")
+        s3.fault(f"POST {path(1)}?uploadId", "lost")
+        s3.fault(f"POST {path(1)}?uploads", "503")
+        ret = store.ask("put", key(1), size, 1)
+        check(ret in ("0", "1"), ret)
+        equal(store.ask("get", key(1), size, 1), "0 same")
+        s3.fault(f"PUT {path(2)}?partNumber=3", "403")
+        equal(store.ask("put", key(2), size, 2), "-13")
+        check(s3.requests(f"DELETE {path(2)}?uploadId"), "aborted")
+        equal([u for u in s3.uploads.values() if u[0] == path(2)[3:]], [])
+
+
+def test_a_stall_ends():
+    with S3() as s3, Store(s3.uri(timeout=8)) as store:
+        equal(store.ask("put", key(1), 100, 1), "0")
+        equal(store.ask("flush"), "0")
+        s3.fault(f"GET {path(1)}", "stall")
+        equal(store.ask("get", key(1), 100, 1), "0 same", "given up and tried again")
+
+
+def test_the_server_dies_and_comes_back():
+    with S3() as s3:
+        uri, port = s3.uri(timeout=2), s3.port
+        objects = s3.objects
+        store = Store(uri)
+        equal(store.ask("put", key(1), 100, 1), "0")
+        equal(store.ask("publish", "m", 10, 1), "0")
+    with store:
+        began = time.monotonic()
+        check(store.ask("get", key(1), 100, 1) != "0 same", "kept-alive connections end too")
+        check(store.ask("publish", "m", 10, 2) != "0")
+        check(time.monotonic() - began < 60 * SLOW, "it took too long to say so")
+        with S3(port=port) as s3:
+            s3.objects = objects
+            equal(store.ask("get", key(1), 100, 1), "0 same")
+            equal(store.ask("put", key(2), 100, 2), "0")
+            equal(store.ask("publish", "m", 10, 2), "0")
+            equal(store.ask("manifest", "m", 10, 2), "0 same")
+
+
+def test_closing_with_puts_under_way():
+    with S3() as s3:
+        with Store(s3.uri(timeout=4)) as store:
+            for n in range(20):
+                s3.fault(f"PUT {path(n)}", "503", times=3 if n % 2 else 1)
+                equal(store.ask("put", key(n), 50000, n), "0")
+            equal(store.ask("prefetch", *map(key, range(100, 150))), "0")
+
+
+if __name__ == "__main__":
+    run(globals())

@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What the end-to-end tests of plugins talk to: reads commands from standard input, runs them on the
+ * backend of the URI in argv[1], prints one line each: the value returned, then what there is to say.
+ * With --conformance URI it runs the conformance kit instead. A value's bytes are SIZE and SEED: made here, and compared here. Sanitizers see the plugin this way.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kv_store.h"
+
+#define MAX_WORDS 2048
+#define MAX_LINE 65536
+#define MAX_KEY 128
+
+static kv_store_v1 *store;
+static const kv_store_vtable *vtable;
+static const kv_store_ext *ext;
+static char *words[MAX_WORDS];
+static size_t n_words;
+
+static uint8_t *make_bytes(size_t len, uint64_t seed)
+{
+    uint8_t *ret = malloc(len + 8);
+
+    seed = seed * 2654435761u + 1;
+    for (size_t i = 0; i < len; i += 8) {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        memcpy(ret + i, &seed, 8);
+    }
+    return ret;
+}
+
+static size_t read_hash(const char *hex, uint8_t *ret)
+{
+    size_t len = strlen(hex) / 2;
+    unsigned byte = 0;
+
+    for (size_t i = 0; i < len && i < MAX_KEY; i++) {
+        sscanf(hex + 2 * i, "%2x", &byte);
+        ret[i] = (uint8_t)byte;
+    }
+    return len;
+}
+
+static const char *word(size_t i)
+{
+    return i < n_words ? words[i] : "";
+}
+
+static unsigned long number(size_t i)
+{
+    return strtoul(word(i), NULL, 10);
+}
+
+static bool asked(const char *what)
+{
+    return strcmp(words[0], what) == 0;
+}
+
+/* "same", "other" or "-" (nothing came) against SIZE and SEED at word @at. */
+static const char *compare(int ret, uint8_t *data, size_t len, size_t at)
+{
+    uint8_t *wanted = make_bytes(number(at), number(at + 1));
+    bool same = ret == 0 && len == number(at) && memcmp(data, wanted, len) == 0;
+
+    free(wanted);
+    if (ret == 0)
+        free(data);
+    return ret != 0 ? "-" : same ? "same" : "other";
+}
+
+static void put(bool manifest)
+{
+    uint8_t *data = make_bytes(number(2), number(3)), hash[MAX_KEY];
+    size_t len = manifest ? 0 : read_hash(word(1), hash);
+
+    printf("%d\n", manifest ? vtable->put_manifest(store, word(1), data, number(2))
+                            : vtable->put_chunk(store, hash, len, data, number(2)));
+    free(data);
+}
+
+static void get(bool manifest)
+{
+    uint8_t *data = NULL, hash[MAX_KEY];
+    size_t len = 0, hash_len = manifest ? 0 : read_hash(word(1), hash);
+    int ret = manifest ? vtable->get_manifest(store, word(1), &data, &len)
+                       : vtable->get_chunk(store, hash, hash_len, &data, &len);
+
+    printf("%d %s\n", ret, compare(ret, data, len, 2));
+}
+
+/* Every @step-th word from the first is a key, all of one length. */
+static uint8_t *read_hashes(size_t step, size_t *ret_len, size_t *ret_n)
+{
+    uint8_t *hashes = calloc(n_words + 1, MAX_KEY);
+
+    *ret_n = *ret_len = 0;
+    for (size_t i = 1; i < n_words; i += step)
+        *ret_len = read_hash(words[i], hashes + *ret_len * (*ret_n)++);
+    return hashes;
+}
+
+static void many(void)
+{
+    uint8_t present[MAX_WORDS] = {0}, *hashes;
+    size_t len, n;
+
+    hashes = read_hashes(1, &len, &n);
+    if (asked("exists")) {
+        printf("%d", ext->exists_chunks(store, hashes, len, n, present));
+        for (size_t i = 0; i < n; i++)
+            printf(" %d", present[i]);
+    } else {
+        printf("%d", asked("prefetch") ? vtable->prefetch_chunks(store, hashes, len, n)
+                     : asked("touch")  ? ext->touch_chunks(store, hashes, len, n)
+                                       : ext->delete_chunk(store, hashes, len));
+    }
+    printf("\n");
+    free(hashes);
+}
+
+/* putmany|getmany KEY SIZE SEED KEY SIZE SEED ... */
+static void many_values(void)
+{
+    static uint8_t *data[MAX_WORDS];
+    static size_t lens[MAX_WORDS];
+    static int each[MAX_WORDS];
+    size_t len, n;
+    uint8_t *hashes = read_hashes(3, &len, &n);
+    int ret;
+
+    if (asked("putmany")) {
+        for (size_t i = 0; i < n; i++) {
+            lens[i] = number(2 + 3 * i);
+            data[i] = make_bytes(lens[i], number(3 + 3 * i));
+        }
+        ret = ext->put_chunks(store, hashes, len, n, (const uint8_t *const *)data, lens, each);
+        printf("%d", ret);
+        for (size_t i = 0; i < n; i++) {
+            printf(" %d", each[i]);
+            free(data[i]);
+        }
+    } else {
+        ret = ext->get_chunks(store, hashes, len, n, data, lens);
+        printf("%d", ret);
+        for (size_t i = 0; ret >= 0 && i < n; i++)
+            printf(" %s", compare(data[i] ? 0 : -1, data[i], lens[i], 2 + 3 * i));
+    }
+    printf("\n");
+    free(hashes);
+}
+
+static int print_entry(void *arg, const kv_store_entry *entry)
+{
+    size_t *left = arg;
+
+    if (entry->name)
+        printf("%s:%" PRIu64 " ", entry->name, entry->len);
+    for (size_t i = 0; i < entry->hash_len; i++)
+        printf("%02x%s", entry->hash[i], i + 1 == entry->hash_len ? " " : "");
+    return --*left == 0 ? 7 : 0;
+}
+
+/* Keys after the age stay. */
+static int is_live(void *arg, const uint8_t *hash, size_t len)
+{
+    uint8_t wanted[MAX_KEY];
+
+    (void)arg;
+    for (size_t i = 2; i < n_words; i++)
+        if (read_hash(words[i], wanted) == len && memcmp(wanted, hash, len) == 0)
+            return 1;
+    return 0;
+}
+
+static void list(void)
+{
+    size_t left = n_words > 1 ? number(1) : SIZE_MAX;
+
+    printf("%d\n", asked("list") ? ext->list_manifests(store, print_entry, &left)
+                                 : ext->list_chunks(store, print_entry, &left));
+}
+
+static void sweep(void)
+{
+    kv_store_swept swept = {.size = sizeof(swept)};
+    int ret = ext->sweep_chunks(store, number(1), is_live, NULL, &swept);
+
+    printf("%d kept=%" PRIu64 " deleted=%" PRIu64 " errors=%" PRIu64 "\n", ret, swept.kept,
+           swept.deleted, swept.errors);
+}
+
+static void print_stats(void)
+{
+    kv_store_stats stats = {.size = sizeof(stats)};
+    int ret = ext->stats(store, &stats);
+
+    printf("%d puts=%" PRIu64 " hits=%" PRIu64 " gets=%" PRIu64 " misses=%" PRIu64 " bad=%" PRIu64
+           " errors=%" PRIu64 " trips=%" PRIu64 "\n",
+           ret, stats.puts, stats.put_hits, stats.gets, stats.get_misses, stats.bad_chunks,
+           stats.errors, stats.round_trips);
+}
+
+static void run_line(void)
+{
+    if (asked("put") || asked("publish"))
+        put(asked("publish"));
+    else if (asked("get") || asked("manifest"))
+        get(asked("manifest"));
+    else if (asked("putmany") || asked("getmany"))
+        many_values();
+    else if (asked("prefetch") || asked("touch") || asked("delete") || asked("exists"))
+        many();
+    else if (asked("list") || asked("chunks"))
+        list();
+    else if (asked("unpublish"))
+        printf("%d\n", vtable->delete_manifest(store, word(1)));
+    else if (asked("flush"))
+        printf("%d\n", ext->flush(store));
+    else if (asked("sweep"))
+        sweep();
+    else if (asked("stats"))
+        print_stats();
+    else
+        printf("what?\n");
+}
+
+static void print_check(void *arg, const char *check, enum kvs_verdict verdict, const char *detail)
+{
+    (void)arg;
+    printf("%s %s: %s\n",
+           verdict == KVS_PASS   ? "ok"
+           : verdict == KVS_FAIL ? "FAILED"
+                                 : "skipped",
+           check, detail ? detail : "");
+}
+
+int main(int argc, char **argv)
+{
+    static char line[MAX_LINE];
+    struct kvs_store *opened = NULL;
+    int error;
+
+    if (argc == 3 && strcmp(argv[1], "--conformance") == 0)
+        return kvs_conformance(argv[2], print_check, NULL) != 0;
+    error = argc == 2 ? kvs_open(argv[1], &opened) : -EINVAL;
+
+    printf("%d\n", error);
+    fflush(stdout);
+    if (error)
+        return 1;
+    store = kvs_backend(opened, &vtable, &ext);
+    while (fgets(line, sizeof(line), stdin)) {
+        n_words = 0;
+        for (char *at = strtok(line, " \n"); at && n_words < MAX_WORDS; at = strtok(NULL, " \n"))
+            words[n_words++] = at;
+        if (n_words)
+            run_line();
+        fflush(stdout);
+    }
+    kvs_close(opened);
+    return 0;
+}
