@@ -1,0 +1,301 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The Redis plugin while servers die, freeze and fill up and the network breaks.
+
+After every fault: no wrong bytes, no manifest without its chunks, and the next save succeeds.
+"""
+import contextlib
+import pathlib
+import random
+import socket
+import sys
+import threading
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "e2e"))
+from redistest import *
+
+
+def sample(n, size, seed):
+    source = random.Random(seed)
+    return {source.randbytes(8): source.randbytes(size) for _ in range(n)}
+
+
+def expect_whole(uri, saves):
+    """Each manifest that is there is one of those saved, and all of its chunks are as they were put."""
+    with Store(uri) as store:
+        for name in store.manifests():
+            chunks = saves[store.manifest(name)]
+            keys = list(chunks)
+            equal(store.get_many(keys), list(chunks.values()), f"chunks of {name}")
+
+
+def save_until_done(store, name, chunks, data):
+    def attempt():
+        try:
+            save(store, name, chunks, data)
+        except StoreError:
+            return False
+        return True
+
+    wait_until(attempt, 30, "a save that succeeds")
+
+
+def test_killed_in_mid_save():
+    """SIGKILL at odd moments while two handles save; a restart from the AOF; the same handles go on."""
+    source = random.Random(7)
+    saves, done = {}, threading.Event()
+    with Server("--appendonly", "yes", "--appendfsync", "always") as server:
+        def saver(number):
+            with Store(server.uri + "?timeout_ms=3000&buffer=256KiB") as store:
+                turn = 0
+                while not done.is_set():
+                    turn += 1
+                    data = b"%d %d" % (number, turn)
+                    saves[data] = sample(20, 30_000, seed=number * 1000 + turn % 50)
+                    try:
+                        save(store, f"n{number}", saves[data], data)
+                    except StoreError:
+                        time.sleep(0.01)  # not to spin while the server is away
+                save_until_done(store, f"n{number}", saves[data], data)
+                equal(store.manifest(f"n{number}"), data)
+
+        problems = []
+
+        def guarded(number):
+            try:
+                saver(number)
+            except Exception as problem:  # told by the main thread
+                problems.append(problem)
+
+        threads = [threading.Thread(target=guarded, args=(i,)) for i in range(2)]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in range(5):
+                time.sleep(source.uniform(0.05, 0.4))
+                server.kill()
+                server.start()
+                expect_whole(server.uri, dict(saves))
+        finally:
+            done.set()
+            for thread in threads:
+                thread.join()
+        equal(problems, [])
+        expect_whole(server.uri, saves)
+
+
+def test_restarted_empty():
+    """The server comes back without its data within the call's time: the save still has all of it."""
+    chunks = sample(50, 10_000, seed=1)
+    with Server() as server, Store(server.uri + "?timeout_ms=60000") as store:
+        save(store, "before", chunks)
+        for key, value in chunks.items():
+            store.put(key, value)
+        server.kill()
+        starter = threading.Thread(target=server.start)
+        starter.start()
+        store.publish("after", b"m")  # waits for the server
+        starter.join()
+        equal(store.manifests(), ["after"])
+        equal(store.get_many(list(chunks)), list(chunks.values()))
+
+
+def test_away():
+    """No server: one clear line, errors at once, nothing lost from the save in progress."""
+    with Server() as server, Store(server.uri + "?timeout_ms=200") as store:
+        save(store, "n", {b"old": b"1"})
+        store.put(b"new", b"2")
+        server.kill()
+        with said() as text:
+            fails(store.publish, "m", b"2")
+            fails(store.get, b"old")
+        check("can't be used" in text[0] and str(server.port) in text[0], text[0])
+        started = time.monotonic()
+        for _ in range(1000):
+            fails(store.get, b"old")
+        check(time.monotonic() - started < 20 * SLOW, "a dead server must not cost its timeout each time")
+        server.start()
+        wait_until(lambda: not publish_fails(store, "m", b"2"), 30, "the save to go through")
+        equal((store.manifest("m"), store.get(b"new")), (b"2", b"2"))
+        check("refuse" in refused(f"redis://127.0.0.1:{free_port()}/"), "what is wrong must be said")
+
+
+def publish_fails(store, name, data):
+    try:
+        store.publish(name, data)
+    except StoreError:
+        return True
+    return False
+
+
+def test_frozen():
+    with Server() as server, Store(server.uri + "?timeout_ms=500") as store:
+        save(store, "n", {b"k": b"v"})
+        store.put(b"l", b"w" * 10_000_000)
+        with server.frozen():
+            started = time.monotonic()
+            fails(store.publish, "m", b"x", code=110)
+            check(time.monotonic() - started < 10 * SLOW, "the deadline must hold")
+            fails(Store, server.uri + "?timeout_ms=300")
+        wait_until(lambda: not publish_fails(store, "m", b"x"), 30, "the save to go through")
+        equal((store.get(b"k"), store.get(b"l")), (b"v", b"w" * 10_000_000))  # no reply of a time before
+        expect_whole(server.uri, {b"manifest": {b"k": b"v"}, b"x": {b"l": b"w" * 10_000_000}})
+
+
+def test_full():
+    """maxmemory without eviction: put_manifest says so, what was there stays, and with room the next save succeeds."""
+    old, big = sample(10, 10_000, seed=1), sample(60, 1_000_000, seed=2)
+    with Server("--maxmemory", "30mb", "--maxmemory-policy", "noeviction") as server:
+        for options in ("", "?buffer=4MiB"):
+            with Store(server.uri + options) as store:
+                save(store, "old", old, b"old")
+                with said() as text:
+                    for key, value in big.items():
+                        try:
+                            store.put(key, value)
+                        except StoreError as error:
+                            equal(error.code, 28)
+                    fails(store.publish, "big", b"big", code=28)
+                check("maxmemory" in text[0], text[0])
+                fails(store.manifest, "big", code=2)
+                expect_whole(server.uri, {b"old": old})
+                server.command("CONFIG", "SET", "maxmemory", "200mb")
+                save(store, "big", big, b"big")
+                expect_whole(server.uri, {b"old": old, b"big": big})
+                server.command("FLUSHALL")
+                server.command("CONFIG", "SET", "maxmemory", "30mb")
+
+
+def test_evicting():
+    """A server that evicts: a manifest appears only when all its chunks were there with it."""
+    with Server("--maxmemory", "30mb", "--maxmemory-policy", "allkeys-lru") as server, Store(server.uri) as store:
+        small, big = sample(10, 100_000, seed=1), sample(60, 1_000_000, seed=2)
+        save(store, "small", small, b"small")
+        with said():
+            for key, value in big.items():
+                store.put(key, value)
+            fails(store.publish, "big", b"big", code=28)
+        fails(store.manifest, "big", code=2)
+        save(store, "small", small, b"small")
+        equal(store.get_many(list(small)), list(small.values()))
+
+
+def test_read_only():
+    """A replica refuses writes; reads go on."""
+    with Server() as primary, Store(primary.uri) as store:
+        save(store, "n", {b"k": b"v"})
+        with Server() as replica, Store(replica.uri) as reader:
+            replica.command("REPLICAOF", "127.0.0.1", primary.port)
+            wait_until(lambda: b"master_link_status:up" in replica.command("INFO", "replication"), 60, "the replica")
+            equal(reader.get(b"k"), b"v")
+            with said() as text:
+                reader.put(b"l", b"w")
+                fails(reader.publish, "m", code=30)
+            check("replica" in text[0], text[0])
+
+
+
+
+def test_dribble():
+    """One byte at a time is still an answer."""
+    def slowly(data, link):
+        for i in range(len(data)):
+            link["near"].sendall(data[i:i + 1])
+        return b""
+
+    chunks = sample(5, 3000, seed=3)
+    with Server() as server, Proxy(server.port, slowly) as proxy, Store(proxy.uri + "?timeout_ms=60000") as store:
+        save(store, "n", chunks)
+        store.prefetch(list(chunks))
+        equal([store.get(k) for k in chunks], list(chunks.values()))
+        equal(store.get_many(list(chunks)), list(chunks.values()))
+
+
+def test_trickle():
+    """A server that sends a byte now and then doesn't hold a call for ever."""
+    stop = threading.Event()
+
+    def trickle(data, link):
+        if link["passed"] < 100:
+            return data
+        for i in range(len(data)):
+            if stop.wait(0.05):
+                return None
+            link["near"].sendall(data[i:i + 1])
+        return b""
+
+    with Server() as server:
+        with Store(server.uri) as store:
+            save(store, "n", {b"k": b"v" * 100_000})
+        with Proxy(server.port, trickle) as proxy, Store(proxy.uri + "?timeout_ms=1000") as store:
+            for _ in range(20):
+                store.exists([b"k"])  # beyond the first 100 bytes
+                if proxy.links[-1]["passed"] >= 100:
+                    break
+            started = time.monotonic()
+            fails(store.get, b"k", code=110)
+            check(time.monotonic() - started < 20 * SLOW, "the deadline must hold")
+            stop.set()
+
+
+def test_cut():
+    """Replies cut anywhere, by a reset or a farewell: the call goes on over a new connection, or fails; never wrong bytes."""
+    source = random.Random(11)
+    chunks = sample(8, 20_000, seed=4)
+
+    def cut(data, link):
+        if not link["number"] and not link["passed"]:
+            return data  # opening has but one try
+        limit = source.randrange(1, 60_000) if link["number"] % 3 != 2 else 10**9
+        if link["passed"] + len(data) > limit:
+            with contextlib.suppress(OSError):
+                link["near"].sendall(data[:max(0, limit - link["passed"])])
+            return None
+        return data
+
+    with Server() as server, Proxy(server.port, cut) as proxy, Store(proxy.uri + "?timeout_ms=5000") as store:
+        for turn in range(30):
+            if turn % 3 == 2:  # the third line is whole
+                proxy.links[-1]["near"].shutdown(socket.SHUT_RDWR)
+            save_until_done(store, "n", chunks, b"%d" % turn)
+            for key, value in chunks.items():
+                wait_until(lambda k=key, v=value: store.get(k) == v if not missing(store, k) else False, 30, "a get")
+        expect_whole(server.uri, {b"29": chunks})
+        check(len(proxy.links) > 5, "the line was hardly ever cut")
+
+
+def missing(store, key):
+    try:
+        store.get(key)
+    except StoreError:
+        return True
+    return False
+
+
+def test_nonsense():
+    """What isn't a Redis server, or has gone mad, is refused without waiting for more."""
+    answers = [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"$-5\r\n", b"*99999999999\r\n", b"$99999999999999\r\n", b"+OK\r\n+OK\r\n",
+               b"*1\r\n" * 50, b":1\r\n", b"$3\r\nabcdef", b"x" * 100_000]
+    for answer in answers:
+        sent = []
+
+        def plan(data, link, answer=answer, sent=sent):
+            if data.startswith(b"+PONG"):
+                return data
+            sent.append(1)
+            return answer
+
+        with Server() as server:
+            with Proxy(server.port, plan) as proxy, Store(proxy.uri + "?timeout_ms=2000") as store, said() as text:
+                fails(store.get, b"key")
+                store.put(b"key", b"value")
+                fails(store.publish, "n")
+            check("reply" in text[0] or "reason" in text[0], f"nothing was said about {answer[:20]!r}")
+            equal(server.command("GET", "m:other"), None)
+            with Store(server.uri) as store:
+                save(store, "other", {b"k": b"v"})
+
+
+if __name__ == "__main__":
+    run(globals())
