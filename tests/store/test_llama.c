@@ -161,6 +161,22 @@ static void test_chunk_sizes(void **state)
     assert_true(written_grown(s, 20, &opts) <= 5);
 }
 
+/* However large the state: the window, and of what is in it only what a decision needs. */
+static void test_memory(void **state)
+{
+    struct kvs_save_opts opts = {.size = sizeof(opts), .chunk_bytes = 64 << 10, .chunk_tokens = 64};
+    struct llama_state s = model;
+    struct cutting cut;
+    size_t len;
+    (void)state;
+
+    s.n_tokens = 8000;
+    cut_state(&s, &opts, &cut, &len);
+    assert_true(len > 30u << 20);
+    assert_true(cut.window <= 8u * (64 << 10));
+    cutting_drop(&cut);
+}
+
 /* Cut short anywhere, and with any bytes changed: the object all the same, memory bounded. */
 static void test_hostile(void **state)
 {
@@ -204,6 +220,7 @@ int main(void)
         cmocka_unit_test(test_slot),
         cmocka_unit_test(test_truncated_conversation),
         cmocka_unit_test(test_chunk_sizes),
+        cmocka_unit_test(test_memory),
         cmocka_unit_test(test_hostile),
     };
 
