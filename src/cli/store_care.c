@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+/* verify, gc, stats, conformance. */
+#include <stdio.h>
+
+#include "cli/format.h"
+#include "cli/store.h"
+
+/* -- verify ------------------------------------------------------------------------------------ */
+
+struct verification {
+    struct kc_store_call *call;
+    struct kv_buf problems; /* JSON strings */
+    struct kv_json_writer list;
+};
+
+static void report_problem(void *arg, const char *line)
+{
+    struct verification *v = arg;
+
+    if (v->call->opts.json) {
+        kv_json_put_str(&v->list, line);
+        return;
+    }
+    kc_bar_finish(&v->call->bar);
+    puts(line);
+}
+
+static int verify_progress(void *arg, uint64_t done, uint64_t total)
+{
+    struct verification *v = arg;
+
+    return kc_bar_progress(&v->call->bar, done, total);
+}
+
+static int print_verified(struct verification *v, const struct kvs_verify_result *r, int status)
+{
+    struct kc_store_call *call = v->call;
+
+    if (!call->opts.json) {
+        printf("%s objects (%s opaque, %s damaged); %s chunks, %s: %s missing, %s damaged\n",
+               kc_count(r->manifests).s, kc_count(r->opaque_manifests).s,
+               kc_count(r->bad_manifests).s, kc_count(r->chunks).s, kc_bytes((double)r->bytes).s,
+               kc_count(r->missing_chunks).s, kc_count(r->bad_chunks).s);
+        return status;
+    }
+    kc_store_json_begin(call);
+    kc_store_json_u64(call, "manifests", r->manifests);
+    kc_store_json_u64(call, "opaque_manifests", r->opaque_manifests);
+    kc_store_json_u64(call, "bad_manifests", r->bad_manifests);
+    kc_store_json_u64(call, "chunks", r->chunks);
+    kc_store_json_u64(call, "missing_chunks", r->missing_chunks);
+    kc_store_json_u64(call, "bad_chunks", r->bad_chunks);
+    kc_store_json_u64(call, "bytes", r->bytes);
+    kv_json_key(&call->json, "problems");
+    kv_json_put_raw(&call->json, kv_buf_cstr(&v->problems), v->problems.len);
+    return kc_store_json_end(call, stdout, status);
+}
+
+int kc_store_verify(struct kc_store_call *call)
+{
+    struct kvs_verify_result result = {.size = sizeof(result)};
+    struct verification v = {.call = call};
+    int rc, status;
+
+    kv_json_writer_init(&v.list, &v.problems);
+    kv_json_begin_array(&v.list);
+    rc = kvs_verify(call->store, call->name, report_problem, verify_progress, &v, &result);
+    kv_json_end_array(&v.list);
+    kc_bar_finish(&call->bar);
+    status = result.bad_manifests || result.missing_chunks || result.bad_chunks ? KC_STORE_PROBLEMS
+                                                                                : KC_STORE_OK;
+    status = rc < 0 ? kc_store_fail(call, call->name ? call->name : call->uri, rc)
+                    : print_verified(&v, &result, status);
+    kv_buf_fini(&v.problems);
+    return status;
+}
+
+/* -- gc ---------------------------------------------------------------------------------------- */
+
+int kc_store_gc(struct kc_store_call *call)
+{
+    const struct kc_store_opts *o = &call->opts;
+    struct kvs_gc_opts opts = {.size = sizeof(opts),
+                               .grace_s = o->no_grace ? KVS_GC_NO_GRACE : o->grace_ms / 1000,
+                               .opaque_too = o->opaque_too,
+                               .dry_run = o->dry_run};
+    struct kvs_gc_result r = {.size = sizeof(r)};
+    int rc = kvs_gc(call->store, &opts, &r), status;
+
+    if (rc < 0)
+        return kc_store_fail(call, call->uri, rc);
+    status = r.errors ? KC_STORE_FAILED : KC_STORE_OK;
+    if (!o->json) {
+        printf("%s %s chunks, %s; %s stay", o->dry_run ? "would delete" : "deleted",
+               kc_count(r.deleted_chunks).s, kc_bytes((double)r.deleted_bytes).s,
+               kc_count(r.live_chunks).s);
+        if (r.opaque_manifests)
+            printf("; %s manifests of other programs", kc_count(r.opaque_manifests).s);
+        if (r.errors)
+            printf("; %s could not be deleted", kc_count(r.errors).s);
+        putchar('\n');
+        return status;
+    }
+    kc_store_json_begin(call);
+    kv_json_key(&call->json, "dry_run");
+    kv_json_put_bool(&call->json, o->dry_run);
+    kc_store_json_u64(call, "live_chunks", r.live_chunks);
+    kc_store_json_u64(call, "deleted_chunks", r.deleted_chunks);
+    kc_store_json_u64(call, "deleted_bytes", r.deleted_bytes);
+    kc_store_json_u64(call, "opaque_manifests", r.opaque_manifests);
+    kc_store_json_u64(call, "errors", r.errors);
+    return kc_store_json_end(call, stdout, status);
+}
+
+/* -- stats ------------------------------------------------------------------------------------- */
+
+/* A figure that a backend doesn't know without a listing is left out. */
+static void put_figure(struct kc_store_call *call, const char *key, uint64_t value, bool bytes)
+{
+    if (value == UINT64_MAX)
+        return;
+    if (call->opts.json)
+        kc_store_json_u64(call, key, value);
+    else
+        printf("%-12s %s\n", key, bytes ? kc_bytes((double)value).s : kc_count(value).s);
+}
+
+int kc_store_stats(struct kc_store_call *call)
+{
+    kv_store_stats s = {.size = sizeof(s)};
+    int rc = kvs_stats(call->store, &s);
+
+    if (rc < 0)
+        return kc_store_fail(call, call->uri, rc);
+    kc_store_json_begin(call);
+    put_figure(call, "manifests", s.n_manifests, false);
+    put_figure(call, "chunks", s.n_chunks, false);
+    put_figure(call, "bytes", s.bytes, true);
+    if (s.limit_bytes)
+        put_figure(call, "limit_bytes", s.limit_bytes, true);
+    return call->opts.json ? kc_store_json_end(call, stdout, KC_STORE_OK) : KC_STORE_OK;
+}
+
+/* -- conformance ------------------------------------------------------------------------------- */
+
+struct table {
+    struct kc_store_call *call;
+    unsigned n[3]; /* by verdict */
+};
+
+static void print_check(void *arg, const char *check, enum kvs_verdict verdict, const char *detail)
+{
+    static const char *const WORDS[] = {"pass", "FAIL", "skip"}, *const KEYS[] = {"pass", "fail",
+                                                                                  "skip"};
+    struct table *table = arg;
+    struct kc_store_call *call = table->call;
+
+    table->n[verdict]++;
+    if (!call->opts.json) {
+        printf("%s  %-52s %s\n", WORDS[verdict], check, detail);
+        fflush(stdout);
+        return;
+    }
+    kv_json_begin_object(&call->json);
+    kc_store_json_str(call, "check", check);
+    kc_store_json_str(call, "verdict", KEYS[verdict]);
+    if (*detail)
+        kc_store_json_str(call, "detail", detail);
+    kv_json_end_object(&call->json);
+}
+
+int kc_store_conformance(struct kc_store_call *call)
+{
+    struct table table = {.call = call};
+    int rc, status;
+
+    kc_store_json_begin(call);
+    kv_json_key(&call->json, "checks");
+    kv_json_begin_array(&call->json);
+    rc = kvs_conformance(call->uri, print_check, &table);
+    kv_json_end_array(&call->json);
+    if (rc < 0) {
+        kc_store_fail(call, call->uri, rc);
+        return KC_STORE_UNREACHABLE;
+    }
+    status = rc > 0 ? KC_STORE_PROBLEMS : KC_STORE_OK;
+    if (!call->opts.json) {
+        printf("\n%u passed, %u failed, %u skipped\n", table.n[KVS_PASS], table.n[KVS_FAIL],
+               table.n[KVS_SKIP]);
+        return status;
+    }
+    kc_store_json_u64(call, "passed", table.n[KVS_PASS]);
+    kc_store_json_u64(call, "failed", table.n[KVS_FAIL]);
+    kc_store_json_u64(call, "skipped", table.n[KVS_SKIP]);
+    return kc_store_json_end(call, stdout, status);
+}
