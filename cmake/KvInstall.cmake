@@ -10,6 +10,8 @@ endif()
 
 install(TARGETS ${programs} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(TARGETS ${libraries} EXPORT kvasir LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+file(GLOB pages ${CMAKE_SOURCE_DIR}/docs/man/*.[1-8])
+install(FILES ${pages} DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
 install(FILES ${KV_PUBLIC_HEADERS} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(DIRECTORY ${CMAKE_BINARY_DIR}/pkgconfig/ DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 # They name the prefix of the configuration; `make install PREFIX=` chooses another one later.

@@ -12,6 +12,7 @@ static const struct command {
     const char *help;
 } COMMANDS[] = {
     {"replay", kc_replay_main, "replay a request trace through a live kv-indexer, and check it"},
+    {"store", kc_store_main, "save, restore, check and collect objects in a kv_store backend"},
     {"top", kc_top_main, "watch a running kv-indexer: its workers, streams and index"},
 };
 

@@ -1,17 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* On a terminal one line that is redrawn; elsewhere (a log file, a pipe) a line every ten seconds.
- */
-#include <inttypes.h>
 #include <stdio.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "cli/bar.h"
 #include "cli/format.h"
 #include "cli/replay.h"
-
-#define WIDTH 24
-#define PLAIN_EVERY_NS (10 * KV_NS_PER_S)
 
 /* How far it is, 0..1: by requests or by time, whichever ends it first. */
 static double fraction(const struct kc_replay *replay, uint64_t served, double seconds)
@@ -30,13 +24,8 @@ static void draw(struct kc_replay *replay, FILE *out)
     uint64_t found = atomic_load_explicit(&replay->found_blocks, memory_order_relaxed);
     double seconds = (double)(kv_now_ns() - replay->start_ns) / 1e9;
     double done = fraction(replay, served, seconds);
-    unsigned filled = (unsigned)(done * WIDTH);
-    char bar[WIDTH + 1];
 
-    memset(bar, '.', WIDTH);
-    memset(bar, '#', filled);
-    bar[WIDTH] = '\0';
-    fprintf(out, "[%s] %3.0f %%  %s requests  %.0f/s  found %.3f", bar, done * 100,
+    fprintf(out, "%s %3.0f %%  %s requests  %.0f/s  found %.3f", kc_bar_text(done).s, done * 100,
             kc_count(served).s, (double)served / (seconds > 0 ? seconds : 1),
             asked > 0 ? (double)found / (double)asked : 0);
     if (done > 0.02 && done < 1)
@@ -46,20 +35,16 @@ static void draw(struct kc_replay *replay, FILE *out)
 void kc_progress(struct kc_replay *replay, bool final)
 {
     static uint64_t next_ns; /* only one thread draws */
-    uint64_t now_ns = kv_now_ns();
 
     if (isatty(STDERR_FILENO)) {
-        fputs("\r\033[K", stderr);
+        kc_bar_clear();
         if (!final)
             draw(replay, stderr);
         fflush(stderr);
         return;
     }
-    if (next_ns == 0)
-        next_ns = now_ns + PLAIN_EVERY_NS;
-    if (final || now_ns < next_ns)
+    if (final || !kc_bar_is_due(&next_ns))
         return;
-    next_ns = now_ns + PLAIN_EVERY_NS;
     draw(replay, stderr);
-    fputc('\n', stderr);
+    kc_bar_end();
 }

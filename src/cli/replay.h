@@ -133,8 +133,9 @@ int kc_hit_fraction(const struct kc_trace *trace, uint64_t blocks, enum kc_cache
 int kc_check_hits(const struct kc_trace *trace, const struct kc_trace_stats *stats,
                   const char *name);
 
-/** `kvasir replay`, `kvasir top`. Return an exit status. */
+/** `kvasir replay`, `kvasir store`, `kvasir top`. Return an exit status. */
 int kc_replay_main(int argc, char **argv);
+int kc_store_main(int argc, char **argv);
 int kc_top_main(int argc, char **argv);
 
 #endif

@@ -148,6 +148,14 @@ struct table {
     unsigned n[3]; /* by verdict */
 };
 
+/* Backends say in the log what they refuse, as they must, and the checks make them refuse a lot. */
+static void drop_line(void *arg, int level, const char *line)
+{
+    (void)arg;
+    (void)level;
+    (void)line;
+}
+
 static void print_check(void *arg, const char *check, enum kvs_verdict verdict, const char *detail)
 {
     static const char *const WORDS[] = {"pass", "FAIL", "skip"}, *const KEYS[] = {"pass", "fail",
@@ -155,6 +163,8 @@ static void print_check(void *arg, const char *check, enum kvs_verdict verdict, 
     struct table *table = arg;
     struct kc_store_call *call = table->call;
 
+    if (table->n[0] + table->n[1] + table->n[2] == 0) /* it was opened: what follows is told here */
+        kvs_set_log(drop_line, NULL);
     table->n[verdict]++;
     if (!call->opts.json) {
         printf("%s  %-52s %s\n", WORDS[verdict], check, detail);
@@ -178,6 +188,7 @@ int kc_store_conformance(struct kc_store_call *call)
     kv_json_key(&call->json, "checks");
     kv_json_begin_array(&call->json);
     rc = kvs_conformance(call->uri, print_check, &table);
+    kvs_set_log(NULL, NULL);
     kv_json_end_array(&call->json);
     if (rc < 0) {
         kc_store_fail(call, call->uri, rc);
