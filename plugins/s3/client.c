@@ -385,7 +385,8 @@ static void log_failure(const struct s3_request *request)
     static struct kv_log_rate rate;
     char path[200], code[80];
 
-    if (request->error == -ENOENT && strcmp(request->code, "NoSuchBucket") != 0)
+    if (request->error == 0 ||
+        (request->error == -ENOENT && strcmp(request->code, "NoSuchBucket") != 0))
         return;
     if (request->error == -EEXIST || request->error == -ECANCELED || !kv_log_allowed(&rate, 10))
         return;

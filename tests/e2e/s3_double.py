@@ -52,6 +52,7 @@ def mac(key, text):
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = 60
+    disable_nagle_algorithm = True
 
     def log_message(self, *_):
         pass

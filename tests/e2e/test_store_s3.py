@@ -36,6 +36,17 @@ def test_chunks_and_manifests():
             equal(store.ask("manifest", "name", 0, 0), "-2 -")
 
 
+def test_success_is_quiet():
+    with S3() as s3:
+        store = Store(s3.uri())
+        for n in range(3):
+            equal(store.ask("get", key(n), 10, n), "-2 -")
+            equal(store.ask("put", key(n), 10, n), "0")
+        equal(store.ask("publish", "m", 10, 1), "0")
+        store.close()
+        equal(store.log(), "")
+
+
 def test_names():
     names = ["a/b", "..", ".", "a b%2F+~é&=?#", "x" * 250, "-._~", "chunks", "c/00/00"]
     with S3() as s3, Store(s3.uri("pre fix+/é")) as store:
