@@ -1,8 +1,73 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "redis/entry.h"
 
+#include <sys/mman.h>
+
 #include "base/error.h"
 #include "base/xxh.h"
+
+#define HUGE_PAGE ((size_t)2 << 20)
+#define SLAB_SIZE (16 * HUGE_PAGE)
+
+static struct rds_slab *slab_create(size_t len)
+{
+    struct rds_slab *slab = calloc(1, sizeof(*slab));
+
+    if (!slab)
+        return NULL;
+    slab->size = KV_MAX((len + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE, SLAB_SIZE);
+    slab->base = aligned_alloc(HUGE_PAGE, slab->size);
+    if (!slab->base) {
+        free(slab);
+        return NULL;
+    }
+    madvise(slab->base, slab->size, MADV_HUGEPAGE); /* a wish */
+    return slab;
+}
+
+char *rds_arena_take(struct rds_arena *arena, size_t len, struct rds_slab **ret_slab)
+{
+    struct rds_slab *slab = arena->slabs;
+
+    if (!slab || slab->size - slab->used < len) {
+        slab = slab_create(len);
+        if (!slab)
+            return NULL;
+        slab->next = arena->slabs;
+        arena->slabs = slab;
+    }
+    slab->n_values++;
+    slab->used += len;
+    *ret_slab = slab;
+    return slab->base + slab->used - len;
+}
+
+void rds_arena_give(struct rds_arena *arena, struct rds_slab *slab)
+{
+    struct rds_slab **at = &arena->slabs;
+
+    if (--slab->n_values > 0)
+        return;
+    slab->used = 0;
+    if (slab == arena->slabs && slab->size == SLAB_SIZE)
+        return; /* for the next save */
+    while (*at != slab)
+        at = &(*at)->next;
+    *at = slab->next;
+    free(slab->base);
+    free(slab);
+}
+
+void rds_arena_fini(struct rds_arena *arena)
+{
+    while (arena->slabs) {
+        struct rds_slab *slab = arena->slabs;
+
+        arena->slabs = slab->next;
+        free(slab->base);
+        free(slab);
+    }
+}
 
 static size_t bucket_of(const struct rds_table *table, const void *hash, size_t hash_len)
 {
@@ -69,7 +134,8 @@ static void unhook(struct rds_table *table, struct rds_entry **at)
 
     *at = entry->next;
     table->n--;
-    free(entry->value);
+    if (!entry->slab)
+        free(entry->value);
     free(entry);
 }
 

@@ -17,12 +17,33 @@
 #define RDS_TRAILER 32
 #define RDS_MAGIC "KVASIRv1"
 
+/**
+ * Memory for the puts of a save: large pieces of huge pages, for a first touch of each 4 KiB costs
+ * more than copying them. A piece goes when no value lies in it any more; one is kept.
+ */
+struct rds_slab {
+    struct rds_slab *next;
+    char *base;
+    size_t size, used, n_values;
+};
+
+struct rds_arena {
+    struct rds_slab *slabs; /* the one being filled first */
+};
+
+/** Room for @len bytes, in *ret_slab; NULL: out of memory. */
+char *rds_arena_take(struct rds_arena *arena, size_t len, struct rds_slab **ret_slab);
+/** A value of @slab is no longer needed. */
+void rds_arena_give(struct rds_arena *arena, struct rds_slab *slab);
+void rds_arena_fini(struct rds_arena *arena);
+
 struct rds_entry {
     struct rds_entry *next;
-    char *value; /* malloc'd, content and trailer; NULL: only the name is known */
-    size_t len;  /* of value */
-    bool ref;    /* of the save in progress */
-    bool known;  /* was on the server when last heard of */
+    char *value;           /* content and trailer; NULL: only the name is known */
+    struct rds_slab *slab; /* where value lies; NULL: it is malloc'd */
+    size_t len;            /* of value */
+    bool ref;              /* of the save in progress */
+    bool known;            /* was on the server when last heard of */
     uint8_t hash_len;
     uint8_t hash[];
 };

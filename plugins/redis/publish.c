@@ -258,14 +258,21 @@ static bool one_slot(const kv_store_v1 *self)
     return close && close > open + 1;
 }
 
+static void drop_value(kv_store_v1 *self, struct rds_entry *entry)
+{
+    if (entry->slab)
+        rds_arena_give(&self->arena, entry->slab);
+    entry->slab = NULL;
+    entry->value = NULL;
+}
+
 /* After a manifest nothing of the save is held any more; after a flush the names are. */
 static void settle(kv_store_v1 *self, bool published)
 {
     for (size_t i = 0; i < self->n_refs; i++) {
         struct rds_entry *entry = self->refs[i];
 
-        free(entry->value);
-        entry->value = NULL;
+        drop_value(self, entry);
         entry->known = true;
         entry->ref = !published;
     }
@@ -280,8 +287,7 @@ static void forget(kv_store_v1 *self)
     for (size_t i = 0; i < self->n_refs; i++) {
         struct rds_entry *entry = self->refs[i];
 
-        free(entry->value);
-        entry->value = NULL;
+        drop_value(self, entry);
         entry->ref = entry->known = false;
     }
     self->n_refs = 0;

@@ -69,6 +69,7 @@ static void store_close(kv_store_v1 *self)
     if (!self)
         return;
     rds_table_purge(&self->table, NULL);
+    rds_arena_fini(&self->arena);
     free(self->refs);
     rds_net_fini(&self->net);
     pthread_mutex_destroy(&self->lock);
@@ -138,9 +139,9 @@ static int push_ref(kv_store_v1 *self, struct rds_entry *entry)
     return 0;
 }
 
-/* Returns like put_chunk; takes @value when it returns 0 or 1 and *ret_taken. */
+/* Returns like put_chunk; takes @value, of @slab, when it returns 0 or 1 and *ret_taken. */
 static int remember(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, char *value,
-                    size_t len, bool *ret_taken)
+                    struct rds_slab *slab, size_t len, bool *ret_taken)
 {
     struct rds_entry *entry;
     int err;
@@ -165,6 +166,7 @@ static int remember(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, cha
         free(entry->value);
     }
     entry->value = value;
+    entry->slab = slab;
     entry->len = len;
     entry->ref = true;
     self->buffered += len;
@@ -188,6 +190,7 @@ static bool is_ref(kv_store_v1 *self, const uint8_t *hash, size_t hash_len)
 static int put_chunk(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, const uint8_t *data,
                      size_t data_len)
 {
+    struct rds_slab *slab = NULL;
     bool taken = false;
     char *value;
     int err = rds_check_hash(hash, hash_len);
@@ -200,17 +203,19 @@ static int put_chunk(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, co
     }
     if (is_ref(self, hash, hash_len))
         return 1;
-    value = malloc(data_len + RDS_TRAILER);
+    pthread_mutex_lock(&self->lock);
+    value = rds_arena_take(&self->arena, data_len + RDS_TRAILER, &slab);
+    pthread_mutex_unlock(&self->lock);
     if (!value)
         return rds_failed(self, -ENOMEM);
     if (data_len > 0)
         memcpy(value, data, data_len);
     rds_seal(value, data_len, hash, hash_len);
     pthread_mutex_lock(&self->lock);
-    err = remember(self, hash, hash_len, value, data_len + RDS_TRAILER, &taken);
-    pthread_mutex_unlock(&self->lock);
+    err = remember(self, hash, hash_len, value, slab, data_len + RDS_TRAILER, &taken);
     if (!taken)
-        free(value);
+        rds_arena_give(&self->arena, slab);
+    pthread_mutex_unlock(&self->lock);
     return err < 0 ? rds_failed(self, err) : err;
 }
 

@@ -27,6 +27,7 @@ struct kv_store_v1 {
     pthread_mutex_t lock;
     struct rds_net net;
     struct rds_table table;
+    struct rds_arena arena;  /* values of refs */
     struct rds_entry **refs; /* of the save in progress, in the order of their puts */
     size_t n_refs, refs_capacity;
     uint64_t buffered; /* bytes of values of refs */

@@ -181,12 +181,40 @@ static void test_table(void **state)
     assert_int_equal(table.n, 0);
 }
 
+static void test_arena(void **state)
+{
+    struct rds_arena arena = {0};
+    struct rds_slab *slabs[100], *large = NULL;
+    char *values[100], *first;
+
+    (void)state;
+    for (int i = 0; i < 100; i++) { /* of several pieces */
+        values[i] = rds_arena_take(&arena, 1000000, &slabs[i]);
+        assert_non_null(values[i]);
+        memset(values[i], i, 1000000);
+    }
+    first = rds_arena_take(&arena, (size_t)64 << 20, &large); /* larger than a piece */
+    assert_non_null(first);
+    first[((size_t)64 << 20) - 1] = 1;
+    for (int i = 0; i < 100; i++)
+        assert_true(values[i][0] == (char)i && values[i][999999] == (char)i);
+    for (int i = 0; i < 100; i++)
+        rds_arena_give(&arena, slabs[i * 37 % 100]);
+    rds_arena_give(&arena, large);
+    assert_null(arena.slabs); /* none of the usual size was in front */
+    first = rds_arena_take(&arena, 10, &large);
+    rds_arena_give(&arena, large);
+    assert_ptr_equal(rds_arena_take(&arena, 20, &large), first); /* one is kept */
+    rds_arena_fini(&arena);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_uri),   cmocka_unit_test(test_uri_refused),
         cmocka_unit_test(test_slots), cmocka_unit_test(test_wire),
         cmocka_unit_test(test_seal),  cmocka_unit_test(test_table),
+        cmocka_unit_test(test_arena),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
