@@ -76,6 +76,22 @@ int kvs_file_sum_decode(struct kvs_file_sum *ret, const uint8_t in[KVS_FILE_SUM_
     return 0;
 }
 
+#if defined(__x86_64__) && defined(__GNUC__)
+void kvs_file_xxh3_update_avx2(void *state, const void *data, size_t len); /* file_sum_avx2.c */
+#endif
+
+/* The state is the same for all instruction sets. */
+static void update(XXH3_state_t *state, const void *data, size_t len)
+{
+#if defined(__x86_64__) && defined(__GNUC__)
+    if (__builtin_cpu_supports("avx2")) {
+        kvs_file_xxh3_update_avx2(state, data, len);
+        return;
+    }
+#endif
+    XXH3_128bits_update(state, data, len);
+}
+
 int kvs_file_read_hashed(int fd, void *buf, size_t len, uint8_t ret_hash[16])
 {
     XXH3_state_t state;
@@ -90,7 +106,7 @@ int kvs_file_read_hashed(int fd, void *buf, size_t len, uint8_t ret_hash[16])
             continue;
         if (n <= 0)
             return n < 0 ? -errno : -EBADMSG;
-        XXH3_128bits_update(&state, (char *)buf + done, (size_t)n);
+        update(&state, (char *)buf + done, (size_t)n);
         done += (size_t)n;
     }
     canonical(ret_hash, XXH3_128bits_digest(&state));

@@ -8,15 +8,16 @@
 enum call { NONE, FSYNC, SYNCFS, RENAME, RENAME2, OPEN, WRITE, SETXATTR, LINK, N_CALLS };
 
 static enum call fail_call;
-static int fail_after, fail_errno, fail_seen;
+static int fail_after, fail_errno;
+static _Atomic int fail_seen; /* syncs run on several threads */
 static bool short_writes;
 
 static bool fails(enum call call)
 {
-    if (call != fail_call || fail_seen++ < fail_after)
+    if (call != fail_call || fail_seen++ != fail_after) /* once */
         return false;
     errno = fail_errno;
-    return fail_seen == fail_after + 1; /* once */
+    return true;
 }
 
 #define REAL(ret, name, params) ((ret(*) params)(uintptr_t)dlsym(RTLD_NEXT, #name))
