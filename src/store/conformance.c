@@ -167,6 +167,8 @@ static enum kvs_verdict compare(struct kvs_conf *c, const char *call, uint8_t *g
 static enum kvs_verdict refused(struct kvs_conf *c, const char *call, int rc, uint8_t *out,
                                 size_t len, const uint8_t *before)
 {
+    if (rc == 0 && out != before)
+        free(out);
     if (rc >= 0)
         return kvs_conf_fail(c, "%s of what is not there returned %d, not an error", call, rc);
     if (out != before || len != 77)

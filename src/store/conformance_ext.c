@@ -225,7 +225,7 @@ static enum kvs_verdict check_refs(struct kvs_conf *c)
     kvs_conf_close(c, c->h);
     KVS_CONF_TRY(kvs_conf_open(c, &c->h));
     KVS_CONF_TRY(kvs_conf_put(c, c->h, &fresh, "fresh", 5, 0));
-    KVS_CONF_TRY(kvs_conf_put(c, c->h, &hit, "hit", 3, 1));
+    KVS_CONF_TRY(kvs_conf_put(c, c->h, &hit, "hit", 3, -1));
     KVS_CONF_TRY(kvs_conf_publish(c, c->h, name, "m", 1));
     rc = c->ext->list_refs(c->h, name, seek, &first);
     if (rc < 0 || c->ext->list_refs(c->h, name, seek, &second) < 0)
@@ -306,7 +306,7 @@ static enum kvs_verdict check_stats(struct kvs_conf *c)
         return kvs_conf_fail(c, "stats failed");
     KVS_CONF_TRY(kvs_conf_put(c, c->h, &key, "xy", 2, 0));
     KVS_CONF_TRY(kvs_conf_publish(c, c->h, kvs_conf_name(c, ""), "m", 1));
-    KVS_CONF_TRY(kvs_conf_put(c, c->h, &key, "xy", 2, 1));
+    KVS_CONF_TRY(kvs_conf_put(c, c->h, &key, "xy", 2, -1));
     KVS_CONF_TRY(kvs_conf_publish(c, c->h, kvs_conf_name(c, ""), "m", 1));
     KVS_CONF_TRY(kvs_conf_get(c, c->h, &key, "xy", 2));
     KVS_CONF_TRY(kvs_conf_get_none(c, c->h, &none));
