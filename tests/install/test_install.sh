@@ -24,6 +24,7 @@ root=$DESTDIR$prefix
 for program in kv-indexer kvasir; do
     "$root/bin/$program" --version
 done
+find "$root" -path '*/man1/kvasir-store.1' | grep -q .
 
 pc=$(dirname "$(find "$root" -name kvevent.pc)")
 libdir=$(dirname "$pc")
