@@ -269,9 +269,9 @@ static int scan_page(kv_store_v1 *self, int16_t node, const struct kv_buf *patte
     if (reply && (reply->type != RESP_ARRAY || reply->n != 2 || reply->items[0].type != RESP_BULK ||
                   reply->items[0].len >= cursor_size || reply->items[1].type != RESP_ARRAY))
         err = rds_reply_error(reply, "SCAN");
-    if (err == 0)
+    if (err == 0 && reply)
         memcpy(cursor, reply->items[0].str, reply->items[0].len + 1);
-    for (size_t i = 0; err == 0 && i < reply->items[1].n; i++) {
+    for (size_t i = 0; err == 0 && reply && i < reply->items[1].n; i++) {
         const struct resp_value *key = &reply->items[1].items[i];
 
         if (key->type != RESP_BULK || key->len <= skip || memchr(key->str, '\0', key->len))
@@ -381,7 +381,7 @@ static int list_refs(kv_store_v1 *self, const char *name, kv_store_each_fn each,
         rc = reply->type == RESP_NULL ? -ENOENT : rds_reply_error(reply, "GET");
     else if (reply && !rds_verify(reply->str, reply->len, name, strlen(name)))
         rc = -EBADMSG;
-    for (size_t at = 0; rc == 0 && at < reply->len - RDS_TRAILER;) {
+    for (size_t at = 0; rc == 0 && reply && at < reply->len - RDS_TRAILER;) {
         const uint8_t *hash = (const uint8_t *)reply->str + at;
         kv_store_entry entry = {
             .size = sizeof(entry), .hash = hash + 1, .hash_len = hash[0], .len = UINT64_MAX};

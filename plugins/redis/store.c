@@ -290,6 +290,20 @@ static int get_value(kv_store_v1 *self, const char *key, size_t key_len, char **
     return err;
 }
 
+/* A chunk that verified is there: a put of it is a hit. */
+static void note_known(kv_store_v1 *self, const uint8_t *hash, size_t hash_len)
+{
+    struct rds_entry *entry;
+
+    pthread_mutex_lock(&self->lock);
+    if (self->table.n >= MAX_NAMES)
+        rds_table_purge(&self->table, idle_name);
+    entry = rds_table_add(&self->table, hash, hash_len);
+    if (entry && !entry->ref)
+        entry->known = true;
+    pthread_mutex_unlock(&self->lock);
+}
+
 static int get_chunk(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, uint8_t **out_data,
                      size_t *out_len)
 {
@@ -316,6 +330,7 @@ static int get_chunk(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, ui
         free(value);
         return rds_failed(self, -EBADMSG);
     }
+    note_known(self, hash, hash_len);
     *out_data = (uint8_t *)value;
     *out_len = len - RDS_TRAILER;
     return 0;

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """The Redis plugin against real servers: one, over TLS, over a unix socket, with a password, and a cluster."""
+import ctypes as c
 import os
 import random
 import subprocess
@@ -29,6 +30,7 @@ def exercise(uri):
         for key, value in {**chunks, **wide}.items():
             equal(store.get(key), value)
         keys = list(chunks)
+        equal(store.put(keys[5], chunks[keys[5]]), 1, "a put of what was read")
         equal(store.get_many([*keys, b"notthere"]), [*chunks.values(), None])
         equal(store.exists([*keys, b"notthere"]), [True] * 40 + [False])
         equal(sorted(store.manifests()), ["slot 1.bin", "wide"])
@@ -205,6 +207,22 @@ def test_empty_values():
     with Server() as server, Store(server.uri) as store:
         save(store, "empty", {b"e": b""}, b"")
         equal((store.get(b"e"), store.manifest("empty")), (b"", b""))
+
+
+def test_conformance():
+    """The kit of libkvstore finds nothing wrong."""
+    os.environ["KV_STORE_LIBRARY_PATH"] = str(BUILD / "lib")
+    kit = c.CDLL(str(BUILD / "lib" / "libkvstore.so")).kvs_conformance
+    failed, passed = [], []
+    told = c.CFUNCTYPE(None, c.c_void_p, c.c_char_p, c.c_int, c.c_char_p)
+
+    def each(_, name, verdict, detail):
+        (failed if verdict == 1 else passed).append((name, detail))
+
+    with Server() as server, said():
+        kit(server.uri.encode(), told(each), None)
+    equal(failed, [])
+    check(len(passed) > 30, f"{len(passed)} checks")
 
 
 def test_bad_arguments():
