@@ -89,8 +89,9 @@ static int read_option(const char *name, size_t len, char **value, struct wishes
     if (IS("region"))
         return set(&ret->region, value);
     if (IS("style"))
-        return strcmp(*value, "path") && strcmp(*value, "virtual") ? -EINVAL
-                                                                   : set(&ret->style, value);
+        return strcmp(*value, "path") != 0 && strcmp(*value, "virtual") != 0
+                   ? -EINVAL
+                   : set(&ret->style, value);
     if (IS("connections"))
         return read_number(*value, 1, MAX_CONNECTIONS, &ret->connections);
     if (IS("timeout"))

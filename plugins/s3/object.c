@@ -284,8 +284,10 @@ static int put_parts(struct s3_client *client, const struct s3_config *config, c
         error = send_parts(client, path, id, data, len, part, parts, n);
     if (!error) {
         error = finish_parts(client, path, id, parts, n, if_none_match);
-        if (error == -ENOENT && is_there(client, path, sum) == 0)
-            error = id[0] = 0;
+        if (error == -ENOENT && is_there(client, path, sum) == 0) {
+            error = 0;
+            id[0] = 0;
+        }
     }
     if (error && id[0])
         abort_parts(client, path, id);

@@ -216,7 +216,7 @@ static int send_chunk(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, c
 static int put_batch(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n,
                      const uint8_t *const *data, const size_t *data_len, int *ret_each)
 {
-    int found[BATCH], error;
+    int found[BATCH] = {0}, error;
 
     error = find_batch(self, hashes, hash_len, n, true, found);
     for (size_t i = 0; i < n; i++) {

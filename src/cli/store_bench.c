@@ -237,20 +237,19 @@ int kc_store_bench(struct kc_store_call *call)
 {
     size_t rounds = call->opts.rounds ? call->opts.rounds : 3;
     struct bench *b = calloc(1, sizeof(*b));
-    int rc = b ? 0 : -ENOMEM, status;
+    int rc, status;
 
-    if (b) {
-        b->call = call;
-        b->len = call->opts.size ? call->opts.size : 96 << 20;
-        b->data = malloc(b->len);
-        rc = b->data ? 0 : -ENOMEM;
-        choose_folder(b);
-    }
+    if (!b)
+        return kc_store_fail(call, call->uri, -ENOMEM);
+    b->call = call;
+    b->len = call->opts.size ? call->opts.size : 96 << 20;
+    b->data = malloc(b->len);
+    rc = b->data ? 0 : -ENOMEM;
+    choose_folder(b);
     for (size_t i = 0; i < rounds && rc == 0; i++)
         rc = run_round(b, i);
     status = rc < 0 ? kc_store_fail(call, call->uri, rc) : report(b, rounds);
-    if (b)
-        free(b->data);
+    free(b->data);
     free(b);
     return status;
 }

@@ -82,12 +82,12 @@ static size_t make_names(struct kvs_conf *c, struct name *names)
         names[n++].text = text;
     }
     for (size_t i = 0; i < KV_COUNT(LENS); i++) { /* equal but for the length, and the last byte */
-        for (char last = 'x'; last <= 'y'; last++) {
+        for (int last = 'x'; last <= 'y'; last++) {
             char *text = (char *)kvs_conf_alloc(c, LENS[i] + 1);
 
             memset(text, 'n', LENS[i]);
             memcpy(text, base, base_len);
-            text[LENS[i] - 1] = last;
+            text[LENS[i] - 1] = (char)last;
             names[n++].text = text;
         }
     }

@@ -5,8 +5,9 @@
  * others have to write, so "auto" takes it only where little of that is about.
  */
 #include <fcntl.h>
-#include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "base/thread.h"
@@ -74,20 +75,24 @@ static int sync_files(kv_store_v1 *h, const int *fds, const uint64_t *tmps, size
     return atomic_load(&job.error);
 }
 
+static uint64_t kib_of(const char *line, const char *field)
+{
+    size_t len = strlen(field);
+
+    return strncmp(line, field, len) == 0 ? strtoull(line + len, NULL, 10) : 0;
+}
+
 /* Bytes that all the machine has not yet written. */
 static uint64_t dirty_bytes(void)
 {
     FILE *file = fopen("/proc/meminfo", "re");
-    uint64_t total = 0, kib;
+    uint64_t total = 0;
     char line[128];
 
     if (!file)
         return UINT64_MAX;
-    while (fgets(line, sizeof(line), file)) {
-        if (sscanf(line, "Dirty: %" SCNu64, &kib) == 1 ||
-            sscanf(line, "Writeback: %" SCNu64, &kib) == 1)
-            total += kib * 1024;
-    }
+    while (fgets(line, sizeof(line), file))
+        total += (kib_of(line, "Dirty:") + kib_of(line, "Writeback:")) * 1024;
     fclose(file);
     return total;
 }

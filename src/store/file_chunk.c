@@ -64,7 +64,8 @@ static bool adopt(kv_store_v1 *h, int fd, const char *side_car, uint64_t owner, 
     if (size != len)
         return false;
     have = malloc(len ? len : 1);
-    same = have && kvs_file_read_hashed(fd, have, len, hash) == 0 && !memcmp(have, data, len);
+    same = have && kvs_file_read_hashed(fd, have, len, hash) == 0 &&
+           (len == 0 || memcmp(have, data, len) == 0);
     free(have);
     if (!same)
         return false;
