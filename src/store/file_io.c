@@ -130,10 +130,10 @@ int kvs_file_load_sum(kv_store_v1 *h, int fd, const char *side_car, struct kvs_f
 int kvs_file_keep_sum(kv_store_v1 *h, uint64_t n, const char *file, uint64_t owner)
 {
     char path[KVS_FILE_TMP + 8], side_car[KVS_FILE_NAME + 16];
-    uint8_t bytes[KVS_FILE_SUM_BYTES], *data;
+    uint8_t bytes[KVS_FILE_SUM_BYTES], *data = NULL;
     struct kvs_file_sum sum;
     struct stat st;
-    size_t len;
+    size_t len = 0;
     int fd, rc;
 
     kvs_file_manifest_side_car(side_car, file);
@@ -279,7 +279,7 @@ static int verify(const struct kvs_file_sum *sum, uint64_t owner, uint8_t **data
 static int read_open(kv_store_v1 *h, int fd, const char *side_car, int nth, uint64_t owner,
                      uint64_t size, uint8_t **ret, size_t *ret_len)
 {
-    struct kvs_file_sum sum;
+    struct kvs_file_sum sum = {0};
     int known = load_sum(h, fd, side_car, nth, &sum), rc;
     uint8_t hash[16];
 

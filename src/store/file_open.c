@@ -5,6 +5,7 @@
  */
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/file.h>
 #include <sys/random.h>
 #include <sys/utsname.h>
@@ -180,10 +181,13 @@ static void sweep_dir(kv_store_v1 *h, int at, bool tmp)
 static bool syncfs_tells(void)
 {
     struct utsname name;
-    int major = 0, minor = 0;
+    long major, minor;
+    char *end;
 
-    if (uname(&name) < 0 || sscanf(name.release, "%d.%d", &major, &minor) != 2)
+    if (uname(&name) < 0)
         return false;
+    major = strtol(name.release, &end, 10);
+    minor = *end == '.' ? strtol(end + 1, NULL, 10) : 0;
     return major > 5 || (major == 5 && minor >= 8);
 }
 
