@@ -355,6 +355,7 @@ static unsigned save_all(struct world *w, unsigned s)
 
     if (w->open(w, &store) < 0)
         return N_OBJECTS;
+    usleep(w->round % 4 * 2000); /* the collection is ahead, or they are */
     for (unsigned i = 0; i < N_OBJECTS; i++) {
         unsigned number = (i * 5 + s * 3 + w->round) % N_OBJECTS;
 
@@ -409,12 +410,18 @@ static void *saver_main(void *arg)
     return NULL;
 }
 
+/* Some rounds; more of them while a busy machine let no collection come between the savers. */
+static bool go_on(size_t round, size_t rounds, uint64_t deleted)
+{
+    return round < rounds || (deleted == 0 && round < 50 * rounds);
+}
+
 static void race_threads(struct world *w, size_t rounds)
 {
     struct saver savers[N_SAVERS];
     uint64_t deleted = 0;
 
-    for (size_t round = 0; round < rounds; round++) {
+    for (size_t round = 0; go_on(round, rounds, deleted); round++) {
         start_round(w, (unsigned)round);
         atomic_store(&w->running, N_SAVERS);
         for (unsigned s = 0; s < N_SAVERS; s++) {
@@ -438,7 +445,7 @@ static void race_processes(struct world *w, size_t rounds)
 {
     uint64_t deleted = 0;
 
-    for (size_t round = 0; round < rounds; round++) {
+    for (size_t round = 0; go_on(round, rounds, deleted); round++) {
         pid_t children[N_SAVERS];
         unsigned running = N_SAVERS;
 
