@@ -123,8 +123,11 @@ static int check_greeting(struct rds_net *net, const struct rds_batch *batch)
             continue;
         if (starts(reply, "LOADING") || starts(reply, "MASTERDOWN"))
             return kv_fail(&net->error, -EAGAIN, 0, "%.100s", reply->str);
-        return kv_fail(&net->error, -EACCES, 0, "%.150s",
-                       reply->type == RESP_ERROR ? reply->str : "unexpected reply to AUTH, SELECT");
+        /* The first word only: some servers repeat the arguments, the password among them. */
+        if (reply->type == RESP_ERROR)
+            return kv_fail(&net->error, -EACCES, 0, "%.*s in reply to AUTH or SELECT",
+                           (int)KV_MIN(strcspn(reply->str, " "), (size_t)40), reply->str);
+        return kv_fail(&net->error, -EACCES, 0, "unexpected reply to AUTH, SELECT");
     }
     return 0;
 }

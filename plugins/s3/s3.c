@@ -119,7 +119,9 @@ static int judge_head(kv_store_v1 *self, struct s3_request *head, const uint8_t 
             return 0;
         }
     }
-    s3_pending_note(self->pending, hash, hash_len, error ? S3_UNKNOWN : S3_SEEN);
+    /* Seen spares the next put a look, and so the renewal: only of chunks that need none yet. */
+    if (error || renew || (head->modified_s && now_s - head->modified_s <= RENEW_S))
+        s3_pending_note(self->pending, hash, hash_len, error ? S3_UNKNOWN : S3_SEEN);
     return error == -ENOENT ? 0 : error ? error : 1;
 }
 

@@ -69,10 +69,13 @@ static bool adopt(kv_store_v1 *h, int fd, const char *side_car, uint64_t owner, 
     free(have);
     if (!same)
         return false;
+    /* Its writer may not have synced it. The mark says that it is durable, so it comes after; when it
+     * can't be marked it is at least durable. */
+    if (fsync(fd) < 0)
+        return false;
     kvs_file_sum_make(&sum, owner, data, len);
-    /* Its writer may not have synced it; and when it can't be marked it is at least durable. */
     kvs_file_store_sum(h, fd, side_car, &sum);
-    return fsync(fd) == 0;
+    return true;
 }
 
 static bool usable_open(kv_store_v1 *h, int fd, const struct stat *st, const char *hex,

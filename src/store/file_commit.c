@@ -79,23 +79,26 @@ static int collect(kv_store_v1 *h, struct commit *c)
 /* Chunks that were lost are told about once, with this failure. */
 static int forget_lost(kv_store_v1 *h, struct commit *c)
 {
-    size_t kept = 0, n_lost;
+    struct kvs_file_pending **lost = malloc((c->n + 1) * sizeof(struct kvs_file_pending *));
+    size_t kept = 0, n_lost = 0;
 
+    if (!lost)
+        return -ENOMEM;
     pthread_mutex_lock(&h->lock);
     for (size_t i = 0; i < c->n; i++) {
         struct kvs_file_pending *e = c->entries[i];
 
         if (e->state == KVS_FILE_LOST) {
             kvs_file_map_remove(&h->map, e);
-            c->entries[i] = NULL;
+            lost[n_lost++] = e;
+        } else {
+            c->entries[kept++] = e;
         }
     }
-    for (size_t i = 0; i < c->n; i++) {
-        if (c->entries[i])
-            c->entries[kept++] = c->entries[i];
-    }
     pthread_mutex_unlock(&h->lock);
-    n_lost = c->n - kept;
+    for (size_t i = 0; i < n_lost; i++)
+        kvs_file_pending_free(h, lost[i]);
+    free(lost);
     c->n = kept;
     return n_lost ? kvs_file_fail(h, EIO, "chunks that were put are lost", NULL) : 0;
 }
@@ -272,6 +275,9 @@ static int place_each(kv_store_v1 *h, struct commit *c)
             kvs_file_hex(hex, c->entries[i]->key, c->entries[i]->key_len);
             return kvs_file_fail(h, -rc, "can't put a chunk into place", hex);
         }
+        /* A sweep that marked before this publication goes by age, and the pin ends with it. */
+        kvs_file_hex(hex, c->entries[i]->key, c->entries[i]->key_len);
+        utimensat(h->fan[kvs_file_fan(c->entries[i]->key)], hex, NULL, 0);
         if (c->entries[i]->state == KVS_FILE_PUT)
             c->placed += c->entries[i]->sum.stored;
     }
@@ -507,9 +513,8 @@ int kvs_file_get_manifest(kv_store_v1 *h, const char *name, uint8_t **ret, size_
     kvs_file_manifest_side_car(side_car, file);
     rc = kvs_file_read(h, h->root, file, side_car, kvs_file_owner(name, strlen(name), true), ret,
                        ret_len, &st);
-    if (rc == -EBADMSG)
-        kvs_file_set_aside(h, h->root, file, &st);
-    else if (rc < 0 && rc != -ENOENT)
+    /* A damaged one stays where it is: collection must go on seeing that it can't be read. */
+    if (rc < 0 && rc != -ENOENT && rc != -EBADMSG)
         return kvs_file_fail(h, -rc, "can't read a manifest", file);
     return rc;
 }

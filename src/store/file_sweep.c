@@ -109,18 +109,21 @@ int kvs_file_delete_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len)
 
 struct sweep {
     kv_store_v1 *h;
-    uint64_t min_age_s;
+    int64_t
+        before_s; /* last used then or earlier: fixed when the sweep begins, however long it takes */
     kv_store_live_fn live;
     void *arg;
     kv_store_swept sums;
 };
 
 /* A clock that was set back makes files look new: they stay. */
-static bool old_enough(const struct stat *st, uint64_t min_age_s)
+static int64_t cutoff(uint64_t min_age_s)
 {
     int64_t now = (int64_t)(kv_wall_ns() / KV_NS_PER_S);
 
-    return min_age_s == 0 || (now >= st->st_mtime && (uint64_t)(now - st->st_mtime) >= min_age_s);
+    if (min_age_s == 0)
+        return INT64_MAX;
+    return min_age_s > (uint64_t)now ? -1 : now - (int64_t)min_age_s;
 }
 
 static void sweep_one(struct sweep *s, int fan, const char *hex)
@@ -132,7 +135,7 @@ static void sweep_one(struct sweep *s, int fan, const char *hex)
     if (len < 0 || fstatat(s->h->fan[fan], hex, &st, AT_SYMLINK_NOFOLLOW) < 0 ||
         !S_ISREG(st.st_mode))
         return;
-    if (st.st_nlink > 1 || !old_enough(&st, s->min_age_s) ||
+    if (st.st_nlink > 1 || st.st_mtime > s->before_s ||
         (s->live && s->live(s->arg, key, (size_t)len))) {
         s->sums.kept++;
         return;
@@ -164,7 +167,7 @@ static int sweep_fan(struct sweep *s, int fan)
 int kvs_file_sweep(kv_store_v1 *h, uint64_t min_age_s, kv_store_live_fn live, void *arg,
                    kv_store_swept *ret)
 {
-    struct sweep s = {h, min_age_s, live, arg, {.size = sizeof(s.sums)}};
+    struct sweep s = {h, cutoff(min_age_s), live, arg, {.size = sizeof(s.sums)}};
     int rc = h && ret && ret->size >= sizeof(size_t) ? 0 : -EINVAL;
 
     if (rc == 0 && h->pid != getpid())
