@@ -25,15 +25,15 @@ static const struct kv_arg SAVE_ARGS[] = {
      .type = KV_ARG_SIZE,
      .offset = AT(chunk),
      .value = "SIZE",
-     .min = 1024,
-     .max = 64 << 20,
+     .min = 4096,
+     .max = 16 << 20,
      .help = "Average chunk. Default: 1MiB."},
     {.name = "chunk-tokens",
      .type = KV_ARG_U64,
      .offset = AT(chunk_tokens),
      .value = "N",
      .min = 1,
-     .max = 1 << 20,
+     .max = 65536,
      .help = "Tokens per chunk of a llama.cpp state. Default: 256."},
     {.name = "fingerprint",
      .type = KV_ARG_STR,
@@ -203,7 +203,7 @@ int kc_store_fail(const struct kc_store_call *call, const char *what, int rc)
     else if (rc == -ENOENT)
         status = KC_STORE_NOT_FOUND;
     else if (rc == -ECONNREFUSED || rc == -ECONNRESET || rc == -ETIMEDOUT || rc == -EHOSTUNREACH ||
-             rc == -ENETUNREACH || rc == -ENOTCONN)
+             rc == -ENETUNREACH || rc == -ENOTCONN || rc == -EHOSTDOWN || rc == -EPIPE)
         status = KC_STORE_UNREACHABLE;
     else if (rc == -ECANCELED)
         status = KC_STORE_INTERRUPTED;

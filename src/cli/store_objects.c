@@ -129,9 +129,10 @@ static int open_output(const char *file, struct output *out)
     else if (asprintf(&out->tmp, "%s.kvasir-XXXXXX", file) < 0)
         out->tmp = NULL;
     else if ((out->fd = mkostemp(out->tmp, O_CLOEXEC)) >= 0) {
+        /* As open to others as the file that it replaces; saved state holds prompts. */
         mask = umask(0);
         umask(mask);
-        fchmod(out->fd, 0666 & ~mask);
+        fchmod(out->fd, stat(file, &st) == 0 ? st.st_mode & 0777 : 0666 & ~mask);
     }
     if (out->fd >= 0)
         return 0;

@@ -99,12 +99,19 @@ static int look(struct verifying *v, const struct kvs_chunk_ref *chunk)
 
 /* -- objects ----------------------------------------------------------------------------------- */
 
+/* The store is away: that says nothing about what it holds. */
+static bool is_outage(int rc)
+{
+    return rc == -ECONNREFUSED || rc == -ECONNRESET || rc == -ETIMEDOUT || rc == -EHOSTUNREACH ||
+           rc == -EHOSTDOWN || rc == -ENETUNREACH || rc == -ENOTCONN || rc == -EPIPE;
+}
+
 static int verify_chunk(struct verifying *v, const char *name, const struct kvs_manifest *m,
                         size_t i)
 {
     int rc = look(v, &m->chunks[i]);
 
-    if (rc == -ENOMEM)
+    if (rc == -ENOMEM || is_outage(rc))
         return rc;
     v->result.chunks++;
     if (rc) {
@@ -152,7 +159,7 @@ static int verify_object(struct verifying *v, const char *name)
     struct kvs_manifest *m;
     int rc = kvs_manifest_get(v->store, name, &m);
 
-    if (rc == -ENOENT || rc == -ENOMEM || rc == -EINVAL)
+    if (rc == -ENOENT || rc == -ENOMEM || rc == -EINVAL || is_outage(rc))
         return rc;
     v->result.manifests++;
     if (rc == -EMEDIUMTYPE) {
