@@ -386,7 +386,8 @@ class Proxy:
                 far = socket.create_connection(("127.0.0.1", self.target))
             except OSError:
                 continue
-            link = {"near": near, "far": far, "passed": 0, "number": len(self.links)}
+            link = {"near": near, "far": far, "passed": 0, "number": len(self.links), "pumps": 2,
+                    "lock": threading.Lock()}
             self.links.append(link)
             for source, sink, down in ((near, far, False), (far, near, True)):
                 thread = threading.Thread(target=self._pump, args=(link, source, sink, down), daemon=True)
@@ -409,7 +410,12 @@ class Proxy:
         for end in (source, sink):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
-            end.close()
+        with link["lock"]:  # who is second closes: the other one may still be reading
+            link["pumps"] -= 1
+            last = link["pumps"] == 0
+        if last:
+            source.close()
+            sink.close()
 
     def stop(self):
         self.stopping = True
