@@ -164,110 +164,11 @@ static int prepare(kv_store_v1 *h, struct commit *c)
     return rc;
 }
 
-/* -- Into place --------------------------------------------------------------------------------- */
-
-static bool good_in_place(kv_store_v1 *h, const struct kvs_file_pending *e, const char *hex)
-{
-    char side_car[KVS_FILE_HEX + 8];
-    struct kvs_file_sum sum;
-    struct stat st;
-    int fd = openat(h->fan[kvs_file_fan(e->key)], hex, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
-    bool good;
-
-    if (fd < 0)
-        return false;
-    kvs_file_chunk_side_car(side_car, hex);
-    good = fstat(fd, &st) == 0 && kvs_file_load_sum(h, fd, side_car, &sum) == 0 &&
-           sum.stored == (uint64_t)st.st_size &&
-           sum.owner == kvs_file_owner(e->key, e->key_len, false);
-    close(fd);
-    return good;
-}
-
-/* Something is there under our name: ours already, another writer's good one, or a bad one. */
-static int settle(kv_store_v1 *h, const struct kvs_file_pending *e, const char *tmp,
-                  const char *hex)
-{
-    int fan = h->fan[kvs_file_fan(e->key)];
-    char twin[KVS_FILE_TMP + 4];
-    struct stat a, b;
-
-    if (fstatat(h->tmp, tmp, &a, AT_SYMLINK_NOFOLLOW) < 0)
-        return -errno;
-    if (fstatat(fan, hex, &b, AT_SYMLINK_NOFOLLOW) < 0)
-        return errno == ENOENT ? -EAGAIN : -errno;
-    if (a.st_ino == b.st_ino)
-        return 0;
-    snprintf(twin, sizeof(twin), "%s.p", tmp);
-    if (good_in_place(h, e, hex)) { /* first come, first kept: pin theirs instead of ours */
-        if (linkat(fan, hex, h->tmp, twin, 0) < 0)
-            return errno == ENOENT ? -EAGAIN : -errno;
-        return renameat(h->tmp, twin, h->tmp, tmp) < 0 ? -errno : 0;
-    }
-    if (linkat(h->tmp, tmp, h->tmp, twin, 0) < 0)
-        return -errno;
-    return renameat(h->tmp, twin, fan, hex) < 0 ? -errno : 0;
-}
-
-static int place_linked(kv_store_v1 *h, const struct kvs_file_pending *e, const char *tmp,
-                        const char *hex)
-{
-    int rc = -EAGAIN;
-
-    for (int i = 0; i < 100 && rc == -EAGAIN; i++) {
-        if (linkat(h->tmp, tmp, h->fan[kvs_file_fan(e->key)], hex, 0) == 0)
-            return 0;
-        rc = errno == EEXIST ? settle(h, e, tmp, hex) : -errno;
-    }
-    return rc;
-}
-
-/* A new chunk moves: one change to the directories instead of two. -EEXIST: look at what is there. */
-static int move_in(kv_store_v1 *h, struct kvs_file_pending *e, const char *tmp, const char *hex)
-{
-    int fan = h->fan[kvs_file_fan(e->key)];
-
-    if (renameat2(h->tmp, tmp, fan, hex, RENAME_NOREPLACE) < 0) {
-        if (errno != EINVAL && errno != ENOSYS)
-            return errno == ENOENT && faccessat(fan, hex, F_OK, 0) == 0 ? 0 : -errno;
-        if (!atomic_load_explicit(&h->no_links, memory_order_relaxed))
-            return -EEXIST; /* the file system can't: link it then */
-        if (renameat(h->tmp, tmp, fan, hex) < 0)
-            return errno == ENOENT && faccessat(fan, hex, F_OK, 0) == 0 ? 0 : -errno;
-    }
-    pthread_mutex_lock(&h->lock);
-    e->pinned = false;
-    pthread_mutex_unlock(&h->lock);
-    return 0;
-}
-
-static int place(kv_store_v1 *h, struct kvs_file_pending *e)
-{
-    char tmp[KVS_FILE_TMP], hex[KVS_FILE_HEX], from[KVS_FILE_TMP + 8], to[KVS_FILE_HEX + 8];
-    int fan = h->fan[kvs_file_fan(e->key)], rc;
-
-    kvs_file_hex(hex, e->key, e->key_len);
-    if (!e->pinned) /* no hard links here: nothing kept it but its age */
-        return faccessat(fan, hex, F_OK, 0) < 0 ? -errno : 0;
-    kvs_file_tmp_name(h, tmp, e->tmp);
-    if (e->state == KVS_FILE_PUT && atomic_load_explicit(&h->side_car, memory_order_relaxed)) {
-        snprintf(from, sizeof(from), "tmp/%s.s", tmp);
-        kvs_file_chunk_side_car(to, hex);
-        if (renameat(h->house, from, h->house, to) < 0 && errno != ENOENT)
-            return -errno;
-    }
-    if (e->state == KVS_FILE_PUT)
-        rc = move_in(h, e, tmp, hex);
-    else
-        rc = -EEXIST;
-    return rc == -EEXIST ? place_linked(h, e, tmp, hex) : rc;
-}
-
 static int place_each(kv_store_v1 *h, struct commit *c)
 {
     for (size_t i = 0; i < c->n; i++) {
         char hex[KVS_FILE_HEX];
-        int rc = place(h, c->entries[i]);
+        int rc = kvs_file_place(h, c->entries[i]);
 
         if (rc == -ENOENT)
             lose(h, c->entries[i]);
@@ -353,37 +254,7 @@ static void give_up(kv_store_v1 *h, struct commit *c, bool suspect)
         kvs_file_pending_free(h, c->entries[i]);
 }
 
-/* -- Manifests ---------------------------------------------------------------------------------- */
-
-void kvs_file_manifest_side_car(char ret[KVS_FILE_NAME + 16], const char *file)
-{
-    snprintf(ret, KVS_FILE_NAME + 16, "sums/m-%s", file);
-}
-
-static int reveal(kv_store_v1 *h, uint64_t n, const char *file)
-{
-    char tmp[KVS_FILE_TMP], from[KVS_FILE_TMP + 8], to[KVS_FILE_NAME + 16], name[KVS_FILE_NAME];
-    int rc;
-
-    kvs_file_tmp_name(h, tmp, n);
-    snprintf(from, sizeof(from), "tmp/%s.s", tmp);
-    if (atomic_load_explicit(&h->side_car, memory_order_relaxed) &&
-        faccessat(h->house, from, F_OK, 0) == 0) {
-        kvs_file_manifest_side_car(to, file);
-        kvs_file_name_decode(name, file);
-        rc = kvs_file_keep_sum(h, n, file, kvs_file_owner(name, strlen(name), true));
-        if (rc < 0 || renameat(h->house, from, h->house, to) < 0)
-            return rc < 0 ? rc : -errno;
-        if (fsync(h->sums) < 0)
-            return -errno;
-    }
-    flock(h->root, LOCK_SH);
-    rc = renameat(h->tmp, tmp, h->root, file) < 0 ? -errno : 0;
-    flock(h->root, LOCK_UN);
-    if (rc < 0)
-        return rc;
-    return fsync(h->root) < 0 ? -errno : 0;
-}
+/* -- Publication ----------------------------------------------------------------------------------- */
 
 /* What stays pending after it was moved into place gets a link in tmp/ like any hit. */
 static void pin_again(kv_store_v1 *h, struct commit *c, bool keep)
@@ -438,7 +309,7 @@ static int carry_out(kv_store_v1 *h, struct commit *c, const char *file, uint64_
     lock_fans(h, c, LOCK_SH);
     rc = place_all(h, c);
     if (rc == 0 && file) {
-        rc = reveal(h, n, file);
+        rc = kvs_file_reveal(h, n, file);
         if (rc < 0)
             kvs_file_fail(h, -rc, "can't publish a manifest", file);
     }
@@ -498,42 +369,4 @@ int kvs_file_publish(kv_store_v1 *h, const char *name, const void *data, size_t 
     if (rc < 0 && name)
         kvs_file_drop_tmp(h, n);
     return rc;
-}
-
-int kvs_file_get_manifest(kv_store_v1 *h, const char *name, uint8_t **ret, size_t *ret_len)
-{
-    char file[KVS_FILE_NAME], side_car[KVS_FILE_NAME + 16];
-    struct stat st;
-    int rc = !h || !ret || !ret_len ? -EINVAL : h->pid == getpid() ? 0 : -ECHILD;
-
-    if (rc == 0)
-        rc = kvs_file_name_encode(file, name);
-    if (rc < 0)
-        return rc;
-    kvs_file_manifest_side_car(side_car, file);
-    rc = kvs_file_read(h, h->root, file, side_car, kvs_file_owner(name, strlen(name), true), ret,
-                       ret_len, &st);
-    /* A damaged one stays where it is: collection must go on seeing that it can't be read. */
-    if (rc < 0 && rc != -ENOENT && rc != -EBADMSG)
-        return kvs_file_fail(h, -rc, "can't read a manifest", file);
-    return rc;
-}
-
-int kvs_file_delete_manifest(kv_store_v1 *h, const char *name)
-{
-    char file[KVS_FILE_NAME], side_car[KVS_FILE_NAME + 16];
-    int rc = !h ? -EINVAL : h->pid == getpid() ? 0 : -ECHILD;
-
-    if (rc == 0)
-        rc = kvs_file_name_encode(file, name);
-    if (rc < 0)
-        return rc;
-    if (unlinkat(h->root, file, 0) < 0)
-        return errno == ENOENT ? 0 : kvs_file_fail(h, errno, "can't delete a manifest", file);
-    if (fsync(h->root) < 0)
-        return kvs_file_fail(h, errno, "can't sync a directory", NULL);
-    kvs_file_manifest_side_car(side_car, file);
-    unlinkat(h->house, side_car, 0);
-    kvs_file_forget_refs(h, file);
-    return 0;
 }

@@ -181,6 +181,10 @@ void kvs_file_manifest_side_car(char ret[KVS_FILE_NAME + 16], const char *file);
 void kvs_file_pending_free(kv_store_v1 *h, struct kvs_file_pending *e);
 /** Make pending chunks durable and, unless @name is NULL, publish a manifest. */
 int kvs_file_publish(kv_store_v1 *h, const char *name, const void *data, size_t len);
+/** Move or link a pending chunk into place, under flocks on the fan-outs; -ENOENT: it is gone. */
+int kvs_file_place(kv_store_v1 *h, struct kvs_file_pending *e);
+/** Rename tmp file @n to manifest @file, and sync its directory; under `commit`. */
+int kvs_file_reveal(kv_store_v1 *h, uint64_t n, const char *file);
 int kvs_file_get_manifest(kv_store_v1 *h, const char *name, uint8_t **ret, size_t *ret_len);
 int kvs_file_delete_manifest(kv_store_v1 *h, const char *name);
 /** A stream of a directory's entries, independent of others of it. */

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+/** Manifests in place: shown, read, deleted. What must be durable before is told in file_commit.c. */
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include "store/file_impl.h"
+
+void kvs_file_manifest_side_car(char ret[KVS_FILE_NAME + 16], const char *file)
+{
+    snprintf(ret, KVS_FILE_NAME + 16, "sums/m-%s", file);
+}
+
+int kvs_file_reveal(kv_store_v1 *h, uint64_t n, const char *file)
+{
+    char tmp[KVS_FILE_TMP], from[KVS_FILE_TMP + 8], to[KVS_FILE_NAME + 16], name[KVS_FILE_NAME];
+    int rc;
+
+    kvs_file_tmp_name(h, tmp, n);
+    snprintf(from, sizeof(from), "tmp/%s.s", tmp);
+    if (atomic_load_explicit(&h->side_car, memory_order_relaxed) &&
+        faccessat(h->house, from, F_OK, 0) == 0) {
+        kvs_file_manifest_side_car(to, file);
+        kvs_file_name_decode(name, file);
+        rc = kvs_file_keep_sum(h, n, file, kvs_file_owner(name, strlen(name), true));
+        if (rc < 0 || renameat(h->house, from, h->house, to) < 0)
+            return rc < 0 ? rc : -errno;
+        if (fsync(h->sums) < 0)
+            return -errno;
+    }
+    flock(h->root, LOCK_SH);
+    rc = renameat(h->tmp, tmp, h->root, file) < 0 ? -errno : 0;
+    flock(h->root, LOCK_UN);
+    if (rc < 0)
+        return rc;
+    return fsync(h->root) < 0 ? -errno : 0;
+}
+
+int kvs_file_get_manifest(kv_store_v1 *h, const char *name, uint8_t **ret, size_t *ret_len)
+{
+    char file[KVS_FILE_NAME], side_car[KVS_FILE_NAME + 16];
+    struct stat st;
+    int rc = !h || !ret || !ret_len ? -EINVAL : h->pid == getpid() ? 0 : -ECHILD;
+
+    if (rc == 0)
+        rc = kvs_file_name_encode(file, name);
+    if (rc < 0)
+        return rc;
+    kvs_file_manifest_side_car(side_car, file);
+    rc = kvs_file_read(h, h->root, file, side_car, kvs_file_owner(name, strlen(name), true), ret,
+                       ret_len, &st);
+    /* A damaged one stays where it is: collection must go on seeing that it can't be read. */
+    if (rc < 0 && rc != -ENOENT && rc != -EBADMSG)
+        return kvs_file_fail(h, -rc, "can't read a manifest", file);
+    return rc;
+}
+
+int kvs_file_delete_manifest(kv_store_v1 *h, const char *name)
+{
+    char file[KVS_FILE_NAME], side_car[KVS_FILE_NAME + 16];
+    int rc = !h ? -EINVAL : h->pid == getpid() ? 0 : -ECHILD;
+
+    if (rc == 0)
+        rc = kvs_file_name_encode(file, name);
+    if (rc < 0)
+        return rc;
+    if (unlinkat(h->root, file, 0) < 0)
+        return errno == ENOENT ? 0 : kvs_file_fail(h, errno, "can't delete a manifest", file);
+    if (fsync(h->root) < 0)
+        return kvs_file_fail(h, errno, "can't sync a directory", NULL);
+    kvs_file_manifest_side_car(side_car, file);
+    unlinkat(h->house, side_car, 0);
+    kvs_file_forget_refs(h, file);
+    return 0;
+}
