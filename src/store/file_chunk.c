@@ -244,6 +244,7 @@ int kvs_file_put_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len, const
         return rc < 0 ? rc : -EINVAL;
     if (h->read_only)
         return kvs_file_fail(h, EROFS, "the store can't be written", NULL);
+    kvs_file_history_thread(h);
     if (is_pending(h, key, key_len)) {
         KVS_FILE_ADD(h->put_hits, 1);
         return 1;

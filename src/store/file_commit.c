@@ -40,7 +40,8 @@ struct commit {
     uint64_t bytes, placed; /* to sync; of new chunk files */
     bool fans[KVS_FILE_FANS];
     int refs_fd; /* of what was noted for it, to sync; -1 */
-    bool opaque; /* the manifest's format is not ours: note what it may need */
+    bool opaque; /* the manifest's format is not ours: note what it may need, */
+    bool noted;  /* and that has begun */
 };
 
 static void commit_fini(struct commit *c)
@@ -279,6 +280,20 @@ static void pin_again(kv_store_v1 *h, struct commit *c, bool keep)
     }
 }
 
+static int note_refs(kv_store_v1 *h, struct commit *c, const char *file)
+{
+    struct kv_buf records = KV_BUF_INIT;
+    int rc;
+
+    for (size_t i = 0; i < c->n; i++)
+        kvs_file_add_record(&records, c->entries[i]->key, c->entries[i]->key_len);
+    kvs_file_history_records(h, &records);
+    c->noted = true;
+    rc = kvs_file_note_refs(h, file, &records, &c->refs_fd);
+    kv_buf_fini(&records);
+    return rc;
+}
+
 /* @file: NULL without a manifest, whose tmp file is @n. *suspect: what was synced isn't safe. */
 static int carry_out(kv_store_v1 *h, struct commit *c, const char *file, uint64_t n, int fd,
                      uint64_t len, bool *suspect)
@@ -286,7 +301,7 @@ static int carry_out(kv_store_v1 *h, struct commit *c, const char *file, uint64_
     int rc = prepare(h, c);
 
     if (rc == 0 && file && c->opaque)
-        rc = kvs_file_note_refs(h, file, c->entries, c->n, &c->refs_fd);
+        rc = note_refs(h, c, file);
     if (rc < 0)
         return rc;
     if (c->refs_fd >= 0) {
@@ -326,12 +341,16 @@ static int publish_locked(kv_store_v1 *h, const char *file, uint64_t n, int fd, 
     struct commit c;
     int rc = collect(h, &c);
 
-    /* What kvs_save publishes names its chunks itself (docs/formats.md). */
-    c.opaque = len < 8 || memcmp(data, "KVS-OBJ\n", 8) != 0;
+    /* What kvs_save publishes names its chunks itself (docs/formats.md); later versions may not. */
+    c.opaque = len < 10 || memcmp(data, "KVS-OBJ\n\1\0", 10) != 0;
     if (rc == 0) {
         rc = forget_lost(h, &c);
         if (rc == 0)
             rc = carry_out(h, &c, file, n, fd, len, &suspect);
+        if (c.noted)
+            kvs_file_refs_done(h, file);
+        if (rc == 0 && file)
+            kvs_file_history_add(h, c.entries, c.n, c.opaque);
         if (rc == 0)
             finish(h, &c, !file);
         else
@@ -359,6 +378,7 @@ int kvs_file_publish(kv_store_v1 *h, const char *name, const void *data, size_t 
     }
     if (rc < 0)
         return rc;
+    kvs_file_history_thread(h);
     pthread_mutex_lock(&h->commit);
     rc = publish_locked(h, name ? file : NULL, n, fd, data, len);
     pthread_mutex_unlock(&h->commit);

@@ -21,6 +21,7 @@
 #include <sys/stat.h>
 #include <sys/types.h>
 
+#include "base/buf.h"
 #include "base/error.h"
 #include "store/file.h"
 
@@ -107,6 +108,32 @@ void kvs_file_map_add(struct kvs_file_map *map, struct kvs_file_pending *entry);
 void kvs_file_map_remove(struct kvs_file_map *map, const struct kvs_file_pending *entry);
 struct kvs_file_pending *kvs_file_pending_new(const void *key, size_t len);
 
+/* -- What was published lately (file_history.c) ------------------------------------------------ */
+
+enum { KVS_FILE_BATCHES = 256 };
+
+struct kvs_file_batch {
+    struct kv_buf records; /* of one publication's chunks */
+    pid_t thread;          /* that published */
+    bool noted;            /* for some manifest of unknown format */
+};
+
+struct kvs_file_history {
+    struct kvs_file_batch batches[KVS_FILE_BATCHES]; /* a ring */
+    size_t oldest, n, bytes;
+    _Atomic pid_t user;  /* the first thread that put or published */
+    _Atomic bool shared; /* another did, too */
+};
+
+/** This thread puts or publishes. */
+void kvs_file_history_thread(kv_store_v1 *h);
+/** Append what an opaque manifest of this thread may need beyond what is pending. */
+void kvs_file_history_records(kv_store_v1 *h, struct kv_buf *ret);
+/** @entries were published; @noted: for a manifest of unknown format. */
+void kvs_file_history_add(kv_store_v1 *h, struct kvs_file_pending *const *entries, size_t n,
+                          bool noted);
+void kvs_file_history_fini(kv_store_v1 *h);
+
 /* -- The handle ------------------------------------------------------------------------------- */
 
 struct kv_store_v1 {
@@ -119,13 +146,16 @@ struct kv_store_v1 {
     bool syncfs_tells;     /* syncfs reports errors here (Linux 5.8) */
     int root, house, tmp, writers, bad, refs, sums;
     int fan[KVS_FILE_FANS];
-    int used_fd; /* .kvasir/used: bytes of chunk files, all processes */
+    bool refs_unsynced; /* a name in refs/ may be the old one after a power cut */
+    bool refs_grown;    /* by the publication under way, so far that it is to compact them */
+    int used_fd;        /* .kvasir/used: bytes of chunk files, all processes */
     int writer_fd;
     char writer[17];
     _Atomic uint64_t next_tmp;
     _Atomic int kept_fds;
     pthread_mutex_t lock, commit;
     struct kvs_file_map map;
+    struct kvs_file_history history;
     _Atomic uint64_t puts, put_hits, gets, get_misses, bad_chunks, evicted, written, read, errors;
 };
 
@@ -167,6 +197,9 @@ static inline int kvs_file_fan(const uint8_t *key)
     return key[0] >> 4;
 }
 
+/** Whether manifest @file carries a checksum of ours that fits: 1, 0, or -errno (-ENOENT). */
+int kvs_file_is_ours(kv_store_v1 *h, const char *file);
+
 /* -- The parts of the backend ----------------------------------------------------------------- */
 
 int kvs_file_check(kv_store_v1 *h, const void *key, size_t len); /* arguments of a chunk call */
@@ -202,10 +235,17 @@ int kvs_file_sweep(kv_store_v1 *h, uint64_t min_age_s, kv_store_live_fn live, vo
 void kvs_file_used_add(kv_store_v1 *h, int64_t delta);
 /** Where there is a limit: evict until @coming bytes fit; under `commit`. */
 int kvs_file_make_room(kv_store_v1 *h, uint64_t coming);
-/** Note what manifest file @file may need; @ret_fd (-1 before) is to be synced and closed. Under
- * `commit`. */
-int kvs_file_note_refs(kv_store_v1 *h, const char *file, struct kvs_file_pending *const *entries,
-                       size_t n, int *ret_fd);
+void kvs_file_add_record(struct kv_buf *buf, const uint8_t *key, size_t len);
+/**
+ * Note that manifest file @file may need what @records name; @ret_fd (-1 before) is to be synced and
+ * closed. Until kvs_file_refs_done nobody, of any process, forgets what was noted. Under `commit`.
+ */
+int kvs_file_note_refs(kv_store_v1 *h, const char *file, struct kv_buf *records, int *ret_fd);
+/** The publication that noted refs is over, one way or the other; may compact. */
+void kvs_file_refs_done(kv_store_v1 *h, const char *file);
+/** Keep publications that note refs out while one is deleted; under `commit`. */
+void kvs_file_refs_lock(kv_store_v1 *h);
+void kvs_file_refs_unlock(kv_store_v1 *h);
 void kvs_file_forget_refs(kv_store_v1 *h, const char *file);
 int kvs_file_list_refs(kv_store_v1 *h, const char *name, kv_store_each_fn each, void *arg);
 /** Put the pending files on disk: one barrier. On failure none of them may be trusted. */

@@ -123,6 +123,25 @@ int kvs_file_load_sum(kv_store_v1 *h, int fd, const char *side_car, struct kvs_f
     return load_sum(h, fd, side_car, 0, ret);
 }
 
+int kvs_file_is_ours(kv_store_v1 *h, const char *file)
+{
+    int fd = openat(h->root, file, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK), rc = 0;
+    char side_car[KVS_FILE_NAME + 16];
+    struct kvs_file_sum sum;
+    struct stat st;
+    bool fits = false;
+
+    if (fd < 0)
+        return -errno;
+    kvs_file_manifest_side_car(side_car, file);
+    if (fstat(fd, &st) < 0)
+        rc = -errno;
+    for (int nth = 0; nth < 2 && rc == 0; nth++)
+        fits |= load_sum(h, fd, side_car, nth, &sum) == 0 && sum.stored == (uint64_t)st.st_size;
+    close(fd);
+    return rc < 0 ? rc : fits;
+}
+
 /*
  * A manifest's side-car is replaced before the manifest: it names the checksum of the one that is
  * there as well, in case the replacement never comes.

@@ -56,21 +56,33 @@ int kvs_file_get_manifest(kv_store_v1 *h, const char *name, uint8_t **ret, size_
     return rc;
 }
 
+static int delete_locked(kv_store_v1 *h, const char *file)
+{
+    char side_car[KVS_FILE_NAME + 16];
+
+    if (unlinkat(h->root, file, 0) < 0)
+        return errno == ENOENT ? 0 : -errno;
+    if (fsync(h->root) < 0)
+        return -errno;
+    kvs_file_manifest_side_car(side_car, file);
+    unlinkat(h->house, side_car, 0);
+    kvs_file_forget_refs(h, file);
+    return 0;
+}
+
 int kvs_file_delete_manifest(kv_store_v1 *h, const char *name)
 {
-    char file[KVS_FILE_NAME], side_car[KVS_FILE_NAME + 16];
+    char file[KVS_FILE_NAME];
     int rc = !h ? -EINVAL : h->pid == getpid() ? 0 : -ECHILD;
 
     if (rc == 0)
         rc = kvs_file_name_encode(file, name);
     if (rc < 0)
         return rc;
-    if (unlinkat(h->root, file, 0) < 0)
-        return errno == ENOENT ? 0 : kvs_file_fail(h, errno, "can't delete a manifest", file);
-    if (fsync(h->root) < 0)
-        return kvs_file_fail(h, errno, "can't sync a directory", NULL);
-    kvs_file_manifest_side_car(side_car, file);
-    unlinkat(h->house, side_car, 0);
-    kvs_file_forget_refs(h, file);
-    return 0;
+    pthread_mutex_lock(&h->commit);
+    kvs_file_refs_lock(h); /* whoever publishes it anew notes what it needs after us, or before */
+    rc = delete_locked(h, file);
+    kvs_file_refs_unlock(h);
+    pthread_mutex_unlock(&h->commit);
+    return rc < 0 ? kvs_file_fail(h, -rc, "can't delete a manifest", file) : 0;
 }

@@ -276,6 +276,7 @@ void kvs_file_close(kv_store_v1 *h)
     if (!h)
         return;
     drop_pending(h, ours);
+    kvs_file_history_fini(h);
     if (ours && h->writer_fd >= 0)
         unlinkat(h->writers, h->writer, 0);
     int fds[] = {h->root, h->house, h->tmp,     h->writers,  h->bad,

@@ -5,7 +5,13 @@
  * publish the same empty manifest again and again and never name a chunk in it.
  *
  * Records: length (1 byte, not 0), key, 4 bytes of XXH3-64 of both. A reader that finds none at a
- * place tries one byte further on: a torn end costs only itself, and appending needs no repair.
+ * place tries one byte further on: a torn end costs only itself, and appending needs no repair. A
+ * record of length 0 says that the manifest was once another program's: nobody knows all it needs.
+ *
+ * Locks: refs/ is locked (flock) while a file of it changes; the house is locked shared from the
+ * noting until the manifest is shown, and exclusively to forget anything: a record of a chunk that
+ * isn't there may belong to a publication still under way. The house is only waited for with refs/
+ * locked, so that publications coming and going can't keep a deletion waiting for ever.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -18,33 +24,34 @@
 
 enum { CHECK = 4, COMPACT_FROM = 64 * 1024 };
 
-static void add_record(struct kv_buf *buf, const uint8_t *key, size_t len)
+void kvs_file_add_record(struct kv_buf *buf, const uint8_t *key, size_t len)
 {
     uint8_t record[1 + KVS_FILE_KEY_MAX + CHECK];
     uint64_t check;
 
     record[0] = (uint8_t)len;
-    memcpy(record + 1, key, len);
+    if (len)
+        memcpy(record + 1, key, len);
     check = kv_xxh64(record, 1 + len, 0);
     for (int i = 0; i < CHECK; i++)
         record[1 + len + (size_t)i] = (uint8_t)(check >> 8 * i);
     kv_buf_append(buf, record, 1 + len + CHECK);
 }
 
-/* The length of the record at @at, or 0. */
-static size_t record_at(const uint8_t *at, size_t left)
+/* The length of the key of the record at @at; -1: none is there. */
+static int record_at(const uint8_t *at, size_t left)
 {
     size_t len = at[0];
     uint64_t check;
 
-    if (len == 0 || len > KVS_FILE_KEY_MAX || left < 1 + len + CHECK)
-        return 0;
+    if (len > KVS_FILE_KEY_MAX || left < 1 + len + CHECK)
+        return -1;
     check = kv_xxh64(at, 1 + len, 0);
     for (int i = 0; i < CHECK; i++) {
         if (at[1 + len + (size_t)i] != (uint8_t)(check >> 8 * i))
-            return 0;
+            return -1;
     }
-    return len;
+    return (int)len;
 }
 
 static int read_all(int at, const char *file, struct kv_buf *buf)
@@ -64,27 +71,31 @@ static int read_all(int at, const char *file, struct kv_buf *buf)
     return n < 0 ? (int)n : buf->error;
 }
 
+/* -ENOENT after all of them where they are known not to be all. */
 static int each_record(const struct kv_buf *buf, kv_store_each_fn each, void *arg)
 {
     const uint8_t *data = (const uint8_t *)buf->data;
+    bool incomplete = false;
     int rc = 0;
 
     for (size_t i = 0; i < buf->len && rc == 0;) {
-        size_t len = record_at(data + i, buf->len - i);
-        kv_store_entry entry = {
-            .size = sizeof(entry), .hash = data + i + 1, .hash_len = len, .len = UINT64_MAX};
+        int len = record_at(data + i, buf->len - i);
+        kv_store_entry entry = {.size = sizeof(entry), .hash = data + i + 1, .len = UINT64_MAX};
 
-        if (len)
+        entry.hash_len = (size_t)len;
+        incomplete |= len == 0;
+        if (len > 0)
             rc = each(arg, &entry);
-        i += len ? 1 + len + CHECK : 1;
+        i += len >= 0 ? 1 + (size_t)len + CHECK : 1;
     }
-    return rc;
+    return rc == 0 && incomplete ? -ENOENT : rc;
 }
 
 /* -- Compaction --------------------------------------------------------------------------------- */
 
 struct compaction {
     kv_store_v1 *h;
+    bool alone; /* no publication is under way that noted what isn't there yet */
     struct kvs_file_map seen;
     struct kv_buf out;
 };
@@ -93,20 +104,21 @@ static int keep_once(void *arg, const kv_store_entry *entry)
 {
     struct compaction *c = arg;
     struct kvs_file_pending *e;
-    uint8_t present = 0;
+    uint8_t present = !c->alone;
 
     if (kvs_file_map_reserve(&c->seen) < 0)
         return -ENOMEM;
     if (kvs_file_map_find(&c->seen, entry->hash, entry->hash_len))
         return 0;
-    kvs_file_exists(c->h, entry->hash, entry->hash_len, 1, &present);
+    if (c->alone)
+        kvs_file_exists(c->h, entry->hash, entry->hash_len, 1, &present);
     if (!present)
         return 0; /* evicted: whoever puts it again notes it again */
     e = kvs_file_pending_new(entry->hash, entry->hash_len);
     if (!e)
         return -ENOMEM;
     kvs_file_map_add(&c->seen, e);
-    add_record(&c->out, entry->hash, entry->hash_len);
+    kvs_file_add_record(&c->out, entry->hash, entry->hash_len);
     return c->out.error;
 }
 
@@ -131,13 +143,20 @@ static int replace(kv_store_v1 *h, const char *file, const struct kv_buf *buf)
 }
 
 /* Failing leaves the long file, which is as good. */
-static void compact(kv_store_v1 *h, const char *file)
+static void compact(kv_store_v1 *h, const char *file, bool alone)
 {
-    struct compaction c = {.h = h, .out = KV_BUF_INIT};
+    struct compaction c = {.h = h, .alone = alone, .out = KV_BUF_INIT};
     struct kv_buf buf = KV_BUF_INIT;
+    int rc = read_all(h->refs, file, &buf);
 
-    if (read_all(h->refs, file, &buf) == 0 && each_record(&buf, keep_once, &c) == 0)
-        replace(h, file, &c.out);
+    if (rc == 0)
+        rc = each_record(&buf, keep_once, &c);
+    if (rc == -ENOENT && buf.len) { /* stays incomplete */
+        kvs_file_add_record(&c.out, NULL, 0);
+        rc = c.out.error;
+    }
+    if (rc == 0 && replace(h, file, &c.out) == 0)
+        h->refs_unsynced = fsync(h->refs) < 0;
     for (size_t i = 0; i < c.seen.n_buckets; i++) {
         for (struct kvs_file_pending *e = c.seen.buckets[i], *next; e; e = next) {
             next = e->next;
@@ -170,12 +189,10 @@ static int append(kv_store_v1 *h, const char *file, const struct kv_buf *buf, in
     if (fd < 0)
         return -errno;
     rc = fstat(fd, &st) < 0 ? -errno : kvs_file_write_all(fd, buf->data, buf->len);
-    if (rc == 0 && st.st_size == 0 && fsync(h->refs) < 0)
-        rc = -errno;
-    if (rc == 0 && doubled((uint64_t)st.st_size, (uint64_t)st.st_size + buf->len)) {
-        compact(h, file);
+    if (rc == 0 && (st.st_size == 0 || h->refs_unsynced))
         rc = fsync(h->refs) < 0 ? -errno : 0;
-    }
+    h->refs_unsynced &= rc < 0;
+    h->refs_grown = rc == 0 && doubled((uint64_t)st.st_size, (uint64_t)st.st_size + buf->len);
     if (rc < 0)
         close(fd);
     else
@@ -183,22 +200,47 @@ static int append(kv_store_v1 *h, const char *file, const struct kv_buf *buf, in
     return rc;
 }
 
-int kvs_file_note_refs(kv_store_v1 *h, const char *file, struct kvs_file_pending *const *entries,
-                       size_t n, int *ret_fd)
+void kvs_file_refs_lock(kv_store_v1 *h)
 {
-    struct kv_buf buf = KV_BUF_INIT;
-    int rc;
+    flock(h->refs, LOCK_EX);
+    flock(h->house, LOCK_EX);
+}
 
-    for (size_t i = 0; i < n; i++)
-        add_record(&buf, entries[i]->key, entries[i]->key_len);
-    rc = buf.error;
-    if (rc == 0 && n) {
-        flock(h->refs, LOCK_EX);
-        rc = append(h, file, &buf, ret_fd);
-        flock(h->refs, LOCK_UN);
-    }
-    kv_buf_fini(&buf);
+void kvs_file_refs_unlock(kv_store_v1 *h)
+{
+    flock(h->house, LOCK_UN);
+    flock(h->refs, LOCK_UN);
+}
+
+int kvs_file_note_refs(kv_store_v1 *h, const char *file, struct kv_buf *records, int *ret_fd)
+{
+    int rc = 0;
+
+    flock(h->refs, LOCK_EX);
+    flock(h->house, LOCK_SH);
+    if (kvs_file_is_ours(h, file) == 0)
+        kvs_file_add_record(records, NULL, 0);
+    rc = records->error;
+    if (rc == 0 && records->len)
+        rc = append(h, file, records, ret_fd);
+    flock(h->refs, LOCK_UN);
     return rc < 0 ? kvs_file_fail(h, -rc, "can't note the chunks of a manifest", file) : 0;
+}
+
+void kvs_file_refs_done(kv_store_v1 *h, const char *file)
+{
+    bool alone;
+
+    flock(h->house, LOCK_UN);
+    if (!h->refs_grown)
+        return;
+    h->refs_grown = false;
+    flock(h->refs, LOCK_EX);
+    alone = flock(h->house, LOCK_EX | LOCK_NB) == 0;
+    compact(h, file, alone);
+    if (alone)
+        flock(h->house, LOCK_UN);
+    flock(h->refs, LOCK_UN);
 }
 
 void kvs_file_forget_refs(kv_store_v1 *h, const char *file)
@@ -217,7 +259,9 @@ int kvs_file_list_refs(kv_store_v1 *h, const char *name, kv_store_each_fn each, 
     if (rc == 0)
         rc = kvs_file_name_encode(file, name);
     if (rc == 0)
-        rc = read_all(h->refs, file, &buf);
+        rc = kvs_file_is_ours(h, file); /* another program's: what was noted before says nothing */
+    if (rc >= 0)
+        rc = rc ? read_all(h->refs, file, &buf) : -ENOENT;
     if (rc == 0)
         rc = each_record(&buf, each, arg);
     kv_buf_fini(&buf);

@@ -126,6 +126,17 @@ static int mark_ref(void *arg, const kv_store_entry *entry)
     return entry->hash ? add(&gc->live, entry->hash, entry->hash_len) : 0;
 }
 
+/* Deleted since it was listed. */
+static bool is_gone(struct gc *gc, const char *name)
+{
+    struct kvs_manifest *manifest;
+    int rc = kvs_manifest_get(gc->store, name, &manifest);
+
+    if (rc == 0)
+        kvs_manifest_free(manifest);
+    return rc == -ENOENT;
+}
+
 /* A manifest of somebody else's format: what its saver put or hit, if the backend noted it. */
 static int mark_opaque(struct gc *gc, const char *name)
 {
@@ -137,6 +148,8 @@ static int mark_opaque(struct gc *gc, const char *name)
         return 0;
     rc = gc->store->ext.list_refs ? gc->store->ext.list_refs(gc->store->backend, name, mark_ref, gc)
                                   : -ENOENT;
+    if (rc == -ENOENT && is_gone(gc, name))
+        return 0;
     if (rc == -ENOENT || rc == -ENOTSUP) {
         if (!gc->blind)
             kv_log_warn("store", "nothing is deleted: what this manifest needs isn't known",

@@ -228,11 +228,11 @@ static void a_retry_writes_anew(void **state)
     fail_seen = fail_after = 0;
     fail_errno = EIO;
     fail_call = FSYNC;
-    assert_int_equal(unit_publish(h, "r", "KVS-OBJ\n"), -EIO);
+    assert_int_equal(unit_publish_own(h, "r"), -EIO);
     fail_call = NONE;
     before = atomic_load(&h->written);
-    assert_int_equal(unit_publish(h, "r", "KVS-OBJ\n"), 0);
-    assert_int_equal(atomic_load(&h->written), before + 1000 + 8);
+    assert_int_equal(unit_publish_own(h, "r"), 0);
+    assert_int_equal(atomic_load(&h->written), before + 1000 + 10);
     assert_int_equal(unit_get(h, 900000, blob, 1000), 0);
     kvs_file_vtable()->close(h);
 }
