@@ -139,42 +139,72 @@ static int look(kv_store_v1 *h, const uint8_t *key, size_t key_len, const char *
     return 0;
 }
 
-/* A second link in tmp/ keeps the chunk, whoever deletes or evicts it before we publish. */
-static int pin(kv_store_v1 *h, const uint8_t *key, const char *hex, struct kvs_file_pending *e)
+/* Refused for a file of our own: it is the file system's way, not fs.protected_hardlinks'. */
+static bool never_links(int error, int dir, const char *hex)
 {
+    struct stat st;
+
+    return error != EMLINK && fstatat(dir, hex, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
+           st.st_uid == geteuid();
+}
+
+/* The link keeps the chunk, whoever deletes or evicts it before we publish. */
+int kvs_file_pin(kv_store_v1 *h, const uint8_t *key, const char *hex, struct kvs_file_pending *e)
+{
+    int dir = h->fan[kvs_file_fan(key)];
     char tmp[KVS_FILE_TMP];
 
     if (atomic_load_explicit(&h->no_links, memory_order_relaxed))
         return 0;
     e->tmp = atomic_fetch_add_explicit(&h->next_tmp, 1, memory_order_relaxed);
     kvs_file_tmp_name(h, tmp, e->tmp);
-    if (linkat(h->fan[kvs_file_fan(key)], hex, h->tmp, tmp, 0) == 0) {
+    if (linkat(dir, hex, h->tmp, tmp, 0) == 0) {
         e->pinned = true;
         return 0;
     }
-    if (errno == EPERM || errno == ENOTSUP || errno == ENOSYS || errno == EMLINK) {
-        if (errno != EMLINK)
-            atomic_store_explicit(&h->no_links, true, memory_order_relaxed);
-        return 0;
-    }
-    return -errno;
+    if (!kvs_file_no_link(errno))
+        return -errno;
+    if (never_links(errno, dir, hex))
+        atomic_store_explicit(&h->no_links, true, memory_order_relaxed);
+    return 0;
 }
 
+/* What can be neither pinned nor made young may be deleted at any moment: a copy of it is put. */
+static int copy_hit(kv_store_v1 *h, struct kvs_file_pending *e, const char *hex)
+{
+    uint64_t owner = kvs_file_owner(e->key, e->key_len, false);
+    char side_car[KVS_FILE_HEX + 8];
+    uint8_t *data;
+    struct stat st;
+    size_t len;
+    int rc;
+
+    kvs_file_chunk_side_car(side_car, hex);
+    rc = kvs_file_read(h, h->fan[kvs_file_fan(e->key)], hex, side_car, owner, &data, &len, &st);
+    if (rc < 0)
+        return rc;
+    rc = kvs_file_write_tmp(h, owner, data, len, true, &e->tmp, &e->sum, &e->fd);
+    free(data);
+    e->pinned = e->copy = rc == 0;
+    return rc;
+}
+
+/* 1: a hit, @e is pinned, young, or holds a copy. 0: not there. */
 static int find_hit(kv_store_v1 *h, struct kvs_file_pending *e, const uint8_t *data, size_t len)
 {
     char hex[KVS_FILE_HEX];
-    int fd, found;
+    int fd, rc;
 
     kvs_file_hex(hex, e->key, e->key_len);
-    found = look(h, e->key, e->key_len, hex, data, len, &fd);
-    if (found <= 0)
-        return found;
-    found = pin(h, e->key, hex, e);
-    if (found == 0)
-        futimens(fd, NULL); /* used now; not ours to touch: others' files stay as old as they are */
+    if (!look(h, e->key, e->key_len, hex, data, len, &fd))
+        return 0;
+    rc = kvs_file_pin(h, e->key, hex, e);
+    if (rc == 0 && futimens(fd, NULL) < 0 &&
+        !e->pinned) /* used now; others' stay as old as they are */
+        rc = copy_hit(h, e, hex);
     close(fd);
-    e->state = KVS_FILE_HIT;
-    return found == 0 ? 1 : 0; /* vanished meanwhile */
+    e->state = e->copy ? KVS_FILE_PUT : KVS_FILE_HIT;
+    return rc == 0; /* else vanished meanwhile */
 }
 
 /* -- Put ---------------------------------------------------------------------------------------- */
@@ -215,9 +245,10 @@ static int insert(kv_store_v1 *h, struct kvs_file_pending *e)
     pthread_mutex_lock(&h->lock);
     rc = kvs_file_map_reserve(&h->map);
     old = kvs_file_map_find(&h->map, e->key, e->key_len);
-    if (old && old->state == KVS_FILE_LOST && !old->busy) {
+    if (rc == 0 && old && old->state == KVS_FILE_LOST) {
         kvs_file_map_remove(&h->map, old);
-        drop = old;
+        old->gone = true;
+        drop = old->busy ? NULL : old; /* else its publication frees it */
         old = NULL;
     }
     if (rc == 0 && !old) {
@@ -303,6 +334,14 @@ static void lose(kv_store_v1 *h, const uint8_t *key, size_t key_len, uint64_t tm
     pthread_mutex_unlock(&h->lock);
 }
 
+static bool is_in_place(kv_store_v1 *h, const uint8_t *key, const char *hex, const struct stat *st)
+{
+    struct stat now;
+
+    return fstatat(h->fan[kvs_file_fan(key)], hex, &now, AT_SYMLINK_NOFOLLOW) == 0 &&
+           now.st_ino == st->st_ino;
+}
+
 static int get_once(kv_store_v1 *h, const uint8_t *key, size_t key_len, const char *hex,
                     uint8_t **ret, size_t *ret_len)
 {
@@ -324,6 +363,11 @@ static int get_once(kv_store_v1 *h, const uint8_t *key, size_t key_len, const ch
     if (rc == -EBADMSG) {
         if (pending)
             lose(h, key, key_len, n);
+        if (pending && is_in_place(h, key, hex, &st)) { /* a hit: one file under two names */
+            dir = h->fan[kvs_file_fan(key)];
+            name = hex;
+            unlinkat(h->tmp, tmp, 0);
+        }
         kvs_file_set_aside(h, dir, name, &st);
     }
     if (pending && rc == -ENOENT) { /* moved into place meanwhile, or just about */

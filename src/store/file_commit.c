@@ -22,7 +22,9 @@
  * Manifests' renames hold a flock on DIR against setting aside.
  *
  * A failed fsync is never repeated on the same file: Linux may have marked the lost pages clean.
- * Those files are written anew (what is read back for it is verified) by the next publication.
+ * Those files are written anew (what is read back for it is verified) by the next publication. What
+ * can't be read back is lost, and no publication of the handle succeeds until it is put again: which
+ * of them needs it can't be told.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -77,33 +79,6 @@ static int collect(kv_store_v1 *h, struct commit *c)
     return rc;
 }
 
-/* Chunks that were lost are told about once, with this failure. */
-static int forget_lost(kv_store_v1 *h, struct commit *c)
-{
-    struct kvs_file_pending **lost = malloc((c->n + 1) * sizeof(struct kvs_file_pending *));
-    size_t kept = 0, n_lost = 0;
-
-    if (!lost)
-        return -ENOMEM;
-    pthread_mutex_lock(&h->lock);
-    for (size_t i = 0; i < c->n; i++) {
-        struct kvs_file_pending *e = c->entries[i];
-
-        if (e->state == KVS_FILE_LOST) {
-            kvs_file_map_remove(&h->map, e);
-            lost[n_lost++] = e;
-        } else {
-            c->entries[kept++] = e;
-        }
-    }
-    pthread_mutex_unlock(&h->lock);
-    for (size_t i = 0; i < n_lost; i++)
-        kvs_file_pending_free(h, lost[i]);
-    free(lost);
-    c->n = kept;
-    return n_lost ? kvs_file_fail(h, EIO, "chunks that were put are lost", NULL) : 0;
-}
-
 static void lose(kv_store_v1 *h, struct kvs_file_pending *e)
 {
     pthread_mutex_lock(&h->lock);
@@ -125,10 +100,11 @@ static int renew(kv_store_v1 *h, struct kvs_file_pending *e)
     kvs_file_tmp_name(h, name, old);
     snprintf(side_car, sizeof(side_car), "tmp/%s.s", name);
     rc = kvs_file_read(h, h->tmp, name, side_car, owner, &data, &len, &st);
-    if (rc < 0) {
+    if (rc == -ENOENT || rc == -EBADMSG || rc == -EIO)
         lose(h, e);
-        return kvs_file_fail(h, EIO, "a chunk that could not be synced is lost", name);
-    }
+    if (rc < 0)
+        return kvs_file_fail(h, rc == -EBADMSG ? EIO : -rc,
+                             "a chunk that could not be synced can't be read", name);
     rc = kvs_file_write_tmp(h, owner, data, len, true, &n, &sum, &fd);
     free(data);
     if (rc < 0)
@@ -147,6 +123,38 @@ static int renew(kv_store_v1 *h, struct kvs_file_pending *e)
     return 0;
 }
 
+/* Lost bytes that are in place after all, from another writer, do as well. */
+static int find_lost(kv_store_v1 *h, struct kvs_file_pending *e)
+{
+    uint64_t owner = kvs_file_owner(e->key, e->key_len, false);
+    struct kvs_file_pending found = {.fd = -1};
+    char hex[KVS_FILE_HEX], side_car[KVS_FILE_HEX + 8];
+    uint8_t *data;
+    struct stat st;
+    size_t len;
+    int rc;
+
+    kvs_file_hex(hex, e->key, e->key_len);
+    kvs_file_chunk_side_car(side_car, hex);
+    rc = kvs_file_pin(h, e->key, hex, &found);
+    if (rc == 0)
+        rc = kvs_file_read(h, h->fan[kvs_file_fan(e->key)], hex, side_car, owner, &data, &len, &st);
+    if (rc < 0) {
+        if (found.pinned)
+            kvs_file_drop_tmp(h, found.tmp);
+        return kvs_file_fail(h, EIO, "a chunk that was put is lost", hex);
+    }
+    free(data);
+    if (e->pinned)
+        kvs_file_drop_tmp(h, e->tmp);
+    pthread_mutex_lock(&h->lock);
+    e->tmp = found.tmp;
+    e->pinned = found.pinned;
+    e->state = KVS_FILE_HIT;
+    pthread_mutex_unlock(&h->lock);
+    return 0;
+}
+
 static int prepare(kv_store_v1 *h, struct commit *c)
 {
     int rc = 0;
@@ -156,6 +164,8 @@ static int prepare(kv_store_v1 *h, struct commit *c)
 
         if (e->state == KVS_FILE_SUSPECT)
             rc = renew(h, e);
+        if (e->state == KVS_FILE_LOST)
+            rc = find_lost(h, e);
         if (e->state == KVS_FILE_PUT && e->pinned) { /* else it is in place, and was synced */
             c->fds[c->n_sync] = e->fd;
             c->tmps[c->n_sync++] = e->tmp;
@@ -171,8 +181,10 @@ static int place_each(kv_store_v1 *h, struct commit *c)
         char hex[KVS_FILE_HEX];
         int rc = kvs_file_place(h, c->entries[i]);
 
-        if (rc == -ENOENT)
+        if (rc == -ENOENT || rc == -EBADMSG) {
             lose(h, c->entries[i]);
+            rc = -EIO;
+        }
         if (rc < 0) {
             kvs_file_hex(hex, c->entries[i]->key, c->entries[i]->key_len);
             return kvs_file_fail(h, -rc, "can't put a chunk into place", hex);
@@ -212,6 +224,26 @@ static int place_all(kv_store_v1 *h, struct commit *c)
 
 /* -- Done, or not ------------------------------------------------------------------------------- */
 
+/* Under `lock`: the publication lets go of an entry, which leaves the map unless it @stays. */
+static void let_go(kv_store_v1 *h, struct kvs_file_pending **at, bool stays)
+{
+    struct kvs_file_pending *e = *at;
+
+    e->busy = false;
+    if (e->gone)
+        return; /* to be freed */
+    if (stays)
+        *at = NULL;
+    else
+        kvs_file_map_remove(&h->map, e);
+}
+
+static void free_entries(kv_store_v1 *h, struct commit *c)
+{
+    for (size_t i = 0; i < c->n; i++)
+        kvs_file_pending_free(h, c->entries[i]);
+}
+
 /*
  * What was put once more meanwhile stays pinned for the save that did, and after a mere flush all
  * does, for the manifest to come; the rest is let go.
@@ -221,38 +253,32 @@ static void finish(kv_store_v1 *h, struct commit *c, bool keep)
     pthread_mutex_lock(&h->lock);
     for (size_t i = 0; i < c->n; i++) {
         struct kvs_file_pending *e = c->entries[i];
+        bool lost = e->state == KVS_FILE_LOST;
 
-        e->busy = false;
-        if (e->again || keep) {
-            e->state = e->state == KVS_FILE_LOST ? KVS_FILE_LOST : KVS_FILE_HIT;
-            c->entries[i] = NULL;
-        } else {
-            kvs_file_map_remove(&h->map, e);
-        }
+        if (!lost)
+            e->state = KVS_FILE_HIT;
+        let_go(h, &c->entries[i], e->again || keep || lost);
     }
     pthread_mutex_unlock(&h->lock);
-    for (size_t i = 0; i < c->n; i++)
-        kvs_file_pending_free(h, c->entries[i]);
+    free_entries(h, c);
 }
 
-/* All stays pending, but for what is lost: this failure tells of it. */
+/*
+ * All stays pending, what is lost too: nobody can tell which manifest to come needs it. Files that
+ * are in place already were synced before.
+ */
 static void give_up(kv_store_v1 *h, struct commit *c, bool suspect)
 {
     pthread_mutex_lock(&h->lock);
     for (size_t i = 0; i < c->n; i++) {
         struct kvs_file_pending *e = c->entries[i];
 
-        e->busy = false;
-        if (suspect && e->state == KVS_FILE_PUT)
+        if (suspect && e->state == KVS_FILE_PUT && e->pinned)
             e->state = KVS_FILE_SUSPECT;
-        if (e->state == KVS_FILE_LOST)
-            kvs_file_map_remove(&h->map, e);
-        else
-            c->entries[i] = NULL;
+        let_go(h, &c->entries[i], true);
     }
     pthread_mutex_unlock(&h->lock);
-    for (size_t i = 0; i < c->n; i++)
-        kvs_file_pending_free(h, c->entries[i]);
+    free_entries(h, c);
 }
 
 /* -- Publication ----------------------------------------------------------------------------------- */
@@ -266,7 +292,7 @@ static void pin_again(kv_store_v1 *h, struct commit *c, bool keep)
         bool wanted;
 
         pthread_mutex_lock(&h->lock);
-        wanted = !e->pinned && (e->again || keep);
+        wanted = !e->pinned && e->state != KVS_FILE_LOST && (e->again || keep);
         pthread_mutex_unlock(&h->lock);
         if (!wanted)
             continue;
@@ -276,8 +302,20 @@ static void pin_again(kv_store_v1 *h, struct commit *c, bool keep)
             continue; /* unpinned: should it vanish, the next publication says so */
         pthread_mutex_lock(&h->lock);
         e->pinned = true;
+        e->state = e->state == KVS_FILE_LOST ? KVS_FILE_LOST : KVS_FILE_HIT; /* it was synced */
         pthread_mutex_unlock(&h->lock);
     }
+}
+
+static bool any_lost(kv_store_v1 *h, const struct commit *c)
+{
+    bool lost = false;
+
+    pthread_mutex_lock(&h->lock);
+    for (size_t i = 0; i < c->n; i++)
+        lost |= c->entries[i]->state == KVS_FILE_LOST;
+    pthread_mutex_unlock(&h->lock);
+    return lost;
 }
 
 static int note_refs(kv_store_v1 *h, struct commit *c, const char *file)
@@ -323,13 +361,14 @@ static int carry_out(kv_store_v1 *h, struct commit *c, const char *file, uint64_
         return rc;
     lock_fans(h, c, LOCK_SH);
     rc = place_all(h, c);
+    if (rc == 0 && any_lost(h, c)) /* a reader found out while we were at it */
+        rc = kvs_file_fail(h, EIO, "a chunk that was put is lost", file);
     if (rc == 0 && file) {
         rc = kvs_file_reveal(h, n, file);
         if (rc < 0)
             kvs_file_fail(h, -rc, "can't publish a manifest", file);
     }
-    if (rc == 0)
-        pin_again(h, c, !file);
+    pin_again(h, c, !file || rc < 0);
     lock_fans(h, c, LOCK_UN);
     return rc;
 }
@@ -344,9 +383,7 @@ static int publish_locked(kv_store_v1 *h, const char *file, uint64_t n, int fd, 
     /* What kvs_save publishes names its chunks itself (docs/formats.md); later versions may not. */
     c.opaque = len < 10 || memcmp(data, "KVS-OBJ\n\1\0", 10) != 0;
     if (rc == 0) {
-        rc = forget_lost(h, &c);
-        if (rc == 0)
-            rc = carry_out(h, &c, file, n, fd, len, &suspect);
+        rc = carry_out(h, &c, file, n, fd, len, &suspect);
         if (c.noted)
             kvs_file_refs_done(h, file);
         if (rc == 0 && file)

@@ -80,7 +80,8 @@ enum kvs_file_state {
     KVS_FILE_PUT,     /* content in tmp/, not yet in place */
     KVS_FILE_HIT,     /* was in place already; its link in tmp/ keeps it */
     KVS_FILE_SUSPECT, /* PUT, but a sync failed: must be written anew before it is synced again */
-    KVS_FILE_LOST     /* can't be published: the next publication fails, once */
+    KVS_FILE_LOST     /* its bytes are gone: no publication succeeds until they are put again,
+                         found in place, or the chunk is deleted */
 };
 
 struct kvs_file_pending {
@@ -88,6 +89,8 @@ struct kvs_file_pending {
     enum kvs_file_state state;
     bool busy;   /* a publication works on it */
     bool again;  /* put once more meanwhile: stays pinned */
+    bool gone;   /* busy, lost, and put anew: no longer in the map */
+    bool copy;   /* PUT, of what is in place: it can be neither pinned nor touched */
     bool pinned; /* has a file in tmp/ */
     int fd;      /* of that file, kept for fsync; -1 */
     uint64_t tmp;
@@ -210,11 +213,22 @@ int kvs_file_get_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len, uint8
 /** The file of a chunk's checksum below .kvasir/, where xattrs aren't supported. */
 void kvs_file_chunk_side_car(char ret[KVS_FILE_HEX + 8], const char *hex);
 void kvs_file_manifest_side_car(char ret[KVS_FILE_NAME + 16], const char *file);
+/** A second link in tmp/ to the chunk in place; none where links can't be made. -ENOENT: it isn't there. */
+int kvs_file_pin(kv_store_v1 *h, const uint8_t *key, const char *hex, struct kvs_file_pending *e);
+/** Whether @error says that this file system, or this file, can't have (more) hard links. */
+static inline bool kvs_file_no_link(int error)
+{
+    return error == EPERM || error == ENOTSUP || error == EOPNOTSUPP || error == ENOSYS ||
+           error == EMLINK;
+}
 /** Close, unlink in tmp/, free. NULL is a no-op. */
 void kvs_file_pending_free(kv_store_v1 *h, struct kvs_file_pending *e);
 /** Make pending chunks durable and, unless @name is NULL, publish a manifest. */
 int kvs_file_publish(kv_store_v1 *h, const char *name, const void *data, size_t len);
-/** Move or link a pending chunk into place, under flocks on the fan-outs; -ENOENT: it is gone. */
+/**
+ * Move or link a pending chunk into place, under flocks on the fan-outs. -ENOENT, -EBADMSG: its bytes
+ * are gone. -EIO: they are known to be.
+ */
 int kvs_file_place(kv_store_v1 *h, struct kvs_file_pending *e);
 /** Rename tmp file @n to manifest @file, and sync its directory; under `commit`. */
 int kvs_file_reveal(kv_store_v1 *h, uint64_t n, const char *file);

@@ -375,14 +375,19 @@ static int count_bad(kv_store_v1 *h)
     return n - 2;
 }
 
+/* Whether it is still there: else it was replaced meanwhile, or set aside by another. */
+static bool is_same(int dirfd, const char *name, const struct stat *st)
+{
+    struct stat now;
+
+    return fstatat(dirfd, name, &now, AT_SYMLINK_NOFOLLOW) == 0 && now.st_ino == st->st_ino;
+}
+
 static void move_aside(kv_store_v1 *h, int dirfd, const char *name, const struct stat *st)
 {
     char aside[KVS_FILE_NAME + 8];
-    struct stat now;
     int rc;
 
-    if (fstatat(dirfd, name, &now, AT_SYMLINK_NOFOLLOW) < 0 || now.st_ino != st->st_ino)
-        return; /* replaced meanwhile */
     snprintf(aside, sizeof(aside), "%.200s.%.8s.%" PRIu64, name, h->writer,
              atomic_fetch_add_explicit(&h->next_tmp, 1, memory_order_relaxed));
     if (count_bad(h) >= KVS_FILE_BAD_MAX)
@@ -392,22 +397,28 @@ static void move_aside(kv_store_v1 *h, int dirfd, const char *name, const struct
     if (rc < 0)
         kvs_file_fail(h, errno, "can't set a bad file aside", name);
     else if (dirfd != h->root && dirfd != h->tmp)
-        kvs_file_used_add(h, -(int64_t)now.st_size);
+        kvs_file_used_add(h, -(int64_t)st->st_size);
 }
 
-void kvs_file_set_aside(kv_store_v1 *h, int dirfd, const char *name, const struct stat *st)
+static void set_aside_locked(kv_store_v1 *h, int dirfd, const char *name, const struct stat *st)
 {
     char where[512], which[512];
 
+    if (!is_same(dirfd, name, st))
+        return;
     KVS_FILE_ADD(h->bad_chunks, 1);
     kv_log_error("store", "stored bytes don't verify", "dir=%s name=%s",
                  kv_log_quote(where, sizeof(where), h->dir),
                  kv_log_quote(which, sizeof(which), name));
-    if (h->read_only)
-        return;
+    if (!h->read_only)
+        move_aside(h, dirfd, name, st);
+}
+
+void kvs_file_set_aside(kv_store_v1 *h, int dirfd, const char *name, const struct stat *st)
+{
     pthread_mutex_lock(&h->commit); /* flocks are the handle's, not the thread's */
     flock(dirfd, LOCK_EX);
-    move_aside(h, dirfd, name, st);
+    set_aside_locked(h, dirfd, name, st);
     flock(dirfd, LOCK_UN);
     pthread_mutex_unlock(&h->commit);
 }

@@ -24,69 +24,145 @@ static bool good_in_place(kv_store_v1 *h, const struct kvs_file_pending *e, cons
     return good;
 }
 
-/* Something is there under our name: ours already, another writer's good one, or a bad one. */
-static int settle(kv_store_v1 *h, const struct kvs_file_pending *e, const char *tmp,
-                  const char *hex)
+/* The file in tmp/ went: what is in place is all there is. */
+static void unpin(kv_store_v1 *h, struct kvs_file_pending *e)
+{
+    pthread_mutex_lock(&h->lock);
+    e->pinned = false;
+    pthread_mutex_unlock(&h->lock);
+}
+
+/* A hit's file may have gone bad since, and be out of place for that: it isn't brought back then. */
+static int is_worth(kv_store_v1 *h, const struct kvs_file_pending *e, const char *tmp,
+                    const char *hex)
+{
+    char side_car[KVS_FILE_HEX + 8];
+    uint8_t *data;
+    struct stat st;
+    size_t len;
+    int rc;
+
+    if (e->state == KVS_FILE_PUT)
+        return 0;
+    kvs_file_chunk_side_car(side_car, hex);
+    rc = kvs_file_read(h, h->tmp, tmp, side_car, kvs_file_owner(e->key, e->key_len, false), &data,
+                       &len, &st);
+    if (rc == 0)
+        free(data);
+    return rc;
+}
+
+/* First come, first kept: theirs is pinned instead of ours. Where it can't be, it is young: it came
+ * after our put; but for what we copied because it wasn't, which takes its place. */
+static int keep_theirs(kv_store_v1 *h, struct kvs_file_pending *e, const char *tmp, const char *hex)
 {
     int fan = h->fan[kvs_file_fan(e->key)];
     char twin[KVS_FILE_TMP + 4];
+
+    snprintf(twin, sizeof(twin), "%s.p", tmp);
+    if (linkat(fan, hex, h->tmp, twin, 0) == 0)
+        return renameat(h->tmp, twin, h->tmp, tmp) < 0 ? -errno : 0;
+    if (!kvs_file_no_link(errno))
+        return errno == ENOENT ? -EAGAIN : -errno;
+    if (!e->copy || renameat(h->tmp, tmp, fan, hex) < 0) /* a sticky directory: all was tried */
+        unlinkat(h->tmp, tmp, 0);
+    unpin(h, e);
+    return 0;
+}
+
+static int put_ours(kv_store_v1 *h, struct kvs_file_pending *e, const char *tmp, const char *hex)
+{
+    int fan = h->fan[kvs_file_fan(e->key)];
+    char twin[KVS_FILE_TMP + 4];
+
+    snprintf(twin, sizeof(twin), "%s.p", tmp);
+    if (linkat(h->tmp, tmp, h->tmp, twin, 0) == 0)
+        return renameat(h->tmp, twin, fan, hex) < 0 ? -errno : 0;
+    if (!kvs_file_no_link(errno) || renameat(h->tmp, tmp, fan, hex) < 0)
+        return -errno;
+    unpin(h, e);
+    return 0;
+}
+
+/* Something is there under our name: ours already, another writer's good one, or a bad one. */
+static int settle(kv_store_v1 *h, struct kvs_file_pending *e, const char *tmp, const char *hex)
+{
     struct stat a, b;
+    int rc;
 
     if (fstatat(h->tmp, tmp, &a, AT_SYMLINK_NOFOLLOW) < 0)
         return -errno;
-    if (fstatat(fan, hex, &b, AT_SYMLINK_NOFOLLOW) < 0)
+    if (fstatat(h->fan[kvs_file_fan(e->key)], hex, &b, AT_SYMLINK_NOFOLLOW) < 0)
         return errno == ENOENT ? -EAGAIN : -errno;
     if (a.st_ino == b.st_ino)
         return 0;
-    snprintf(twin, sizeof(twin), "%s.p", tmp);
-    if (good_in_place(h, e, hex)) { /* first come, first kept: pin theirs instead of ours */
-        if (linkat(fan, hex, h->tmp, twin, 0) < 0)
-            return errno == ENOENT ? -EAGAIN : -errno;
-        return renameat(h->tmp, twin, h->tmp, tmp) < 0 ? -errno : 0;
-    }
-    if (linkat(h->tmp, tmp, h->tmp, twin, 0) < 0)
-        return -errno;
-    return renameat(h->tmp, twin, fan, hex) < 0 ? -errno : 0;
+    if (good_in_place(h, e, hex))
+        return keep_theirs(h, e, tmp, hex);
+    rc = is_worth(h, e, tmp, hex);
+    return rc < 0 ? rc : put_ours(h, e, tmp, hex);
 }
 
-static int place_linked(kv_store_v1 *h, const struct kvs_file_pending *e, const char *tmp,
+/* Nothing is there under our name. -EEXIST: it came meanwhile. */
+static int link_in(kv_store_v1 *h, struct kvs_file_pending *e, const char *tmp, const char *hex)
+{
+    int rc = is_worth(h, e, tmp, hex);
+
+    if (rc < 0)
+        return rc;
+    if (linkat(h->tmp, tmp, h->fan[kvs_file_fan(e->key)], hex, 0) == 0)
+        return 0;
+    return kvs_file_no_link(errno) ? put_ours(h, e, tmp, hex) : -errno;
+}
+
+static int place_linked(kv_store_v1 *h, struct kvs_file_pending *e, const char *tmp,
                         const char *hex)
 {
     int rc = -EAGAIN;
 
     for (int i = 0; i < 100 && rc == -EAGAIN; i++) {
-        if (linkat(h->tmp, tmp, h->fan[kvs_file_fan(e->key)], hex, 0) == 0)
-            return 0;
-        rc = errno == EEXIST ? settle(h, e, tmp, hex) : -errno;
+        rc = settle(h, e, tmp, hex);
+        if (rc == -EAGAIN)
+            rc = link_in(h, e, tmp, hex);
+        if (rc == -EEXIST)
+            rc = -EAGAIN;
     }
     return rc;
 }
 
-/* A new chunk moves: one change to the directories instead of two. -EEXIST: look at what is there. */
+/* A new chunk moves: one change to the directories instead of two. -EEXIST: look at what is there,
+ * also where the file system can't tell. */
 static int move_in(kv_store_v1 *h, struct kvs_file_pending *e, const char *tmp, const char *hex)
 {
     int fan = h->fan[kvs_file_fan(e->key)];
 
     if (renameat2(h->tmp, tmp, fan, hex, RENAME_NOREPLACE) < 0) {
-        if (errno != EINVAL && errno != ENOSYS)
-            return errno == ENOENT && faccessat(fan, hex, F_OK, 0) == 0 ? 0 : -errno;
-        if (!atomic_load_explicit(&h->no_links, memory_order_relaxed))
-            return -EEXIST; /* the file system can't: link it then */
-        if (renameat(h->tmp, tmp, fan, hex) < 0)
-            return errno == ENOENT && faccessat(fan, hex, F_OK, 0) == 0 ? 0 : -errno;
+        if (errno == EINVAL || errno == ENOSYS)
+            return -EEXIST;
+        return errno == ENOENT && faccessat(fan, hex, F_OK, 0) == 0 ? 0 : -errno;
     }
-    pthread_mutex_lock(&h->lock);
-    e->pinned = false;
-    pthread_mutex_unlock(&h->lock);
+    unpin(h, e);
     return 0;
+}
+
+/* Its bytes are gone: a reader found out while the publication was at it. */
+static bool is_lost(kv_store_v1 *h, const struct kvs_file_pending *e)
+{
+    bool lost;
+
+    pthread_mutex_lock(&h->lock);
+    lost = e->state == KVS_FILE_LOST;
+    pthread_mutex_unlock(&h->lock);
+    return lost;
 }
 
 int kvs_file_place(kv_store_v1 *h, struct kvs_file_pending *e)
 {
     char tmp[KVS_FILE_TMP], hex[KVS_FILE_HEX], from[KVS_FILE_TMP + 8], to[KVS_FILE_HEX + 8];
-    int fan = h->fan[kvs_file_fan(e->key)], rc;
+    int fan = h->fan[kvs_file_fan(e->key)], rc = -EEXIST;
 
     kvs_file_hex(hex, e->key, e->key_len);
+    if (is_lost(h, e))
+        return -EIO;
     if (!e->pinned) /* no hard links here: nothing kept it but its age */
         return faccessat(fan, hex, F_OK, 0) < 0 ? -errno : 0;
     kvs_file_tmp_name(h, tmp, e->tmp);
@@ -98,7 +174,5 @@ int kvs_file_place(kv_store_v1 *h, struct kvs_file_pending *e)
     }
     if (e->state == KVS_FILE_PUT)
         rc = move_in(h, e, tmp, hex);
-    else
-        rc = -EEXIST;
     return rc == -EEXIST ? place_linked(h, e, tmp, hex) : rc;
 }
