@@ -2,6 +2,7 @@
 /** Putting and getting chunks: what is there is pinned, what is new goes to tmp/. */
 #include <fcntl.h>
 #include <stdio.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include "store/file_impl.h"
@@ -52,9 +53,25 @@ static bool same_cheap(int fd, const struct kvs_file_sum *sum, const uint8_t *da
     return true;
 }
 
+/* Unless the file is another by now: its checksum may be in the side-car that this would replace. */
+static void mark(kv_store_v1 *h, int fan, const char *hex, int fd, const struct kvs_file_sum *sum)
+{
+    char side_car[KVS_FILE_HEX + 8];
+    struct stat a, b;
+
+    kvs_file_chunk_side_car(side_car, hex);
+    pthread_mutex_lock(&h->commit);
+    flock(h->fan[fan], LOCK_EX);
+    if (fstat(fd, &a) == 0 && fstatat(h->fan[fan], hex, &b, AT_SYMLINK_NOFOLLOW) == 0 &&
+        a.st_ino == b.st_ino)
+        kvs_file_store_sum(h, fd, side_car, sum);
+    flock(h->fan[fan], LOCK_UN);
+    pthread_mutex_unlock(&h->commit);
+}
+
 /* A file without our checksum that holds what is put now becomes one with it. */
-static bool adopt(kv_store_v1 *h, int fd, const char *side_car, uint64_t owner, const uint8_t *data,
-                  size_t len, uint64_t size)
+static bool adopt(kv_store_v1 *h, int fd, int fan, const char *hex, uint64_t owner,
+                  const uint8_t *data, size_t len, uint64_t size)
 {
     struct kvs_file_sum sum;
     uint8_t hash[16];
@@ -74,11 +91,11 @@ static bool adopt(kv_store_v1 *h, int fd, const char *side_car, uint64_t owner, 
     if (fsync(fd) < 0)
         return false;
     kvs_file_sum_make(&sum, owner, data, len);
-    kvs_file_store_sum(h, fd, side_car, &sum);
+    mark(h, fan, hex, fd, &sum);
     return true;
 }
 
-static bool usable_open(kv_store_v1 *h, int fd, const struct stat *st, const char *hex,
+static bool usable_open(kv_store_v1 *h, int fd, const struct stat *st, int fan, const char *hex,
                         uint64_t owner, const uint8_t *data, size_t len)
 {
     char side_car[KVS_FILE_HEX + 8];
@@ -86,9 +103,9 @@ static bool usable_open(kv_store_v1 *h, int fd, const struct stat *st, const cha
     int rc;
 
     kvs_file_chunk_side_car(side_car, hex);
-    rc = kvs_file_load_sum(h, fd, side_car, &sum);
+    rc = kvs_file_load_sum(h, fd, side_car, owner, &sum);
     if (rc == -ENODATA)
-        return adopt(h, fd, side_car, owner, data, len, (uint64_t)st->st_size);
+        return adopt(h, fd, fan, hex, owner, data, len, (uint64_t)st->st_size);
     if (rc < 0 || sum.stored != (uint64_t)st->st_size || sum.owner != owner)
         return false;
     return same_cheap(fd, &sum, data, len);
@@ -107,7 +124,7 @@ static bool verifies(kv_store_v1 *h, const uint8_t *key, const char *hex, uint64
     if (fd < 0)
         return false;
     kvs_file_chunk_side_car(side_car, hex);
-    rc = kvs_file_load_sum(h, fd, side_car, &sum);
+    rc = kvs_file_load_sum(h, fd, side_car, owner, &sum);
     close(fd);
     if (rc < 0) /* a foreign file that differs from what is put is taken for a torn one */
         return false;
@@ -129,7 +146,8 @@ static int look(kv_store_v1 *h, const uint8_t *key, size_t key_len, const char *
     if (fd < 0)
         return 0;
     if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode)) {
-        if (usable_open(h, fd, &st, hex, owner, data, len) || verifies(h, key, hex, owner)) {
+        if (usable_open(h, fd, &st, kvs_file_fan(key), hex, owner, data, len) ||
+            verifies(h, key, hex, owner)) {
             *ret_fd = fd;
             return 1;
         }
@@ -368,7 +386,8 @@ static int get_once(kv_store_v1 *h, const uint8_t *key, size_t key_len, const ch
             name = hex;
             unlinkat(h->tmp, tmp, 0);
         }
-        kvs_file_set_aside(h, dir, name, &st);
+        if (kvs_file_set_aside(h, dir, name, &st) == -EAGAIN && !pending)
+            rc = -EAGAIN;
     }
     if (pending && rc == -ENOENT) { /* moved into place meanwhile, or just about */
         kvs_file_chunk_side_car(side_car, hex);

@@ -359,7 +359,8 @@ static int carry_out(kv_store_v1 *h, struct commit *c, const char *file, uint64_
     rc = kvs_file_make_room(h, c->bytes);
     if (rc < 0)
         return rc;
-    lock_fans(h, c, LOCK_SH);
+    /* A chunk and its side-car are two files: one publication at a time changes them. */
+    lock_fans(h, c, atomic_load_explicit(&h->side_car, memory_order_relaxed) ? LOCK_EX : LOCK_SH);
     rc = place_all(h, c);
     if (rc == 0 && any_lost(h, c)) /* a reader found out while we were at it */
         rc = kvs_file_fail(h, EIO, "a chunk that was put is lost", file);

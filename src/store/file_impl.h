@@ -45,7 +45,12 @@ struct kvs_file_opts {
 
 /* -- Checksums (file_sum.c; format: docs/formats.md) ------------------------------------------- */
 
-enum { KVS_FILE_SUM_BYTES = 48, KVS_FILE_RAW = 0, KVS_FILE_ZSTD = 1 };
+enum {
+    KVS_FILE_SUM_BYTES = 48,
+    KVS_FILE_RAW = 0,
+    KVS_FILE_ZSTD = 1,  /* one frame; read, no longer written: what it is was told outside only */
+    KVS_FILE_PACKED = 2 /* the checksum itself, then one frame */
+};
 
 struct kvs_file_sum {
     uint8_t encoding;
@@ -180,10 +185,16 @@ int kvs_file_write_tmp(kv_store_v1 *h, uint64_t owner, const void *data, size_t 
 /** Unlink tmp file @n, and its side-car. */
 void kvs_file_drop_tmp(kv_store_v1 *h, uint64_t n);
 int kvs_file_write_all(int fd, const void *data, size_t len);
-/** The checksum kept for an open file. -ENODATA: none (a foreign file); -EBADMSG: nonsense. */
-int kvs_file_load_sum(kv_store_v1 *h, int fd, const char *side_car, struct kvs_file_sum *ret);
+/**
+ * The checksum kept for an open file, of chunk @owner. -ENODATA: none (a foreign file); -EBADMSG:
+ * nonsense. Where it is in a side-car, chunk and checksum are a pair only under the flock.
+ */
+int kvs_file_load_sum(kv_store_v1 *h, int fd, const char *side_car, uint64_t owner,
+                      struct kvs_file_sum *ret);
 int kvs_file_store_sum(kv_store_v1 *h, int fd, const char *side_car,
                        const struct kvs_file_sum *sum);
+/** A flock on DIR shared by all who read a manifest with its side-car; to be closed. -1: none. */
+int kvs_file_lock_root(kv_store_v1 *h);
 /** Add the checksum of the manifest in place to the side-car of tmp file @n, which replaces it. */
 int kvs_file_keep_sum(kv_store_v1 *h, uint64_t n, const char *file, uint64_t owner);
 /**
@@ -192,8 +203,8 @@ int kvs_file_keep_sum(kv_store_v1 *h, uint64_t n, const char *file, uint64_t own
  */
 int kvs_file_read(kv_store_v1 *h, int dirfd, const char *name, const char *side_car, uint64_t owner,
                   uint8_t **ret, size_t *ret_len, struct stat *ret_st);
-/** Move what did not verify to bad/, if it is still the file of @st. */
-void kvs_file_set_aside(kv_store_v1 *h, int dirfd, const char *name, const struct stat *st);
+/** Move what did not verify to bad/. -EAGAIN: it was replaced meanwhile, or verifies after all. */
+int kvs_file_set_aside(kv_store_v1 *h, int dirfd, const char *name, const struct stat *st);
 
 static inline int kvs_file_fan(const uint8_t *key)
 {

@@ -60,7 +60,7 @@ static bool no_xattrs(int error)
     return error == ENOTSUP || error == EOPNOTSUPP || error == EPERM || error == ENOSYS;
 }
 
-static int write_side_car(kv_store_v1 *h, const char *path, const uint8_t *bytes, size_t len)
+static int write_synced(kv_store_v1 *h, const char *path, const uint8_t *bytes, size_t len)
 {
     int fd = openat(h->house, path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666), rc;
 
@@ -70,6 +70,23 @@ static int write_side_car(kv_store_v1 *h, const char *path, const uint8_t *bytes
     if (rc == 0 && fsync(fd) < 0) /* a slow path: these file systems are */
         rc = -errno;
     close(fd);
+    return rc;
+}
+
+/* In sums/ it appears whole. */
+static int write_side_car(kv_store_v1 *h, const char *path, const uint8_t *bytes)
+{
+    char tmp[KVS_FILE_TMP + 8];
+    int rc;
+
+    if (strncmp(path, "tmp/", 4) == 0)
+        return write_synced(h, path, bytes, KVS_FILE_SUM_BYTES);
+    tmp_side_car(h, tmp, atomic_fetch_add_explicit(&h->next_tmp, 1, memory_order_relaxed));
+    rc = write_synced(h, tmp, bytes, KVS_FILE_SUM_BYTES);
+    if (rc == 0 && renameat(h->house, tmp, h->house, path) < 0)
+        rc = -errno;
+    if (rc < 0)
+        unlinkat(h->house, tmp, 0);
     return rc;
 }
 
@@ -85,7 +102,9 @@ int kvs_file_store_sum(kv_store_v1 *h, int fd, const char *side_car, const struc
             return -errno;
         atomic_store_explicit(&h->side_car, true, memory_order_relaxed);
     }
-    return write_side_car(h, side_car, bytes, sizeof(bytes));
+    if (sum->encoding == KVS_FILE_PACKED)
+        return 0; /* the file has it inside */
+    return write_side_car(h, side_car, bytes);
 }
 
 static int load_side_car(kv_store_v1 *h, const char *path, int nth, uint8_t *bytes)
@@ -100,30 +119,58 @@ static int load_side_car(kv_store_v1 *h, const char *path, int nth, uint8_t *byt
     return n == KVS_FILE_SUM_BYTES ? 0 : -EBADMSG;
 }
 
-static int load_sum(kv_store_v1 *h, int fd, const char *side_car, int nth, struct kvs_file_sum *ret)
+/* -ENODATA: not one that a file begins with. -EBADMSG: of another chunk, or another length. */
+static int load_inside(int fd, uint64_t owner, struct kvs_file_sum *ret)
+{
+    uint8_t bytes[KVS_FILE_SUM_BYTES];
+    struct stat st;
+
+    if (pread(fd, bytes, sizeof(bytes), 0) != sizeof(bytes) ||
+        kvs_file_sum_decode(ret, bytes) < 0 || ret->encoding != KVS_FILE_PACKED)
+        return -ENODATA;
+    if (fstat(fd, &st) < 0 || ret->stored != (uint64_t)st.st_size || ret->owner != owner)
+        return -EBADMSG;
+    return 0;
+}
+
+static int load_sum(kv_store_v1 *h, int fd, const char *side_car, int nth, uint64_t owner,
+                    struct kvs_file_sum *ret)
 {
     uint8_t bytes[KVS_FILE_SUM_BYTES];
     ssize_t n = fgetxattr(fd, XATTR, bytes, sizeof(bytes));
+    int inside, rc;
 
-    if (n < 0) {
-        if (errno != ENODATA && errno != ERANGE && !no_xattrs(errno))
-            return -errno;
-        int rc = errno == ERANGE ? -EBADMSG : load_side_car(h, side_car, nth, bytes);
-
-        if (rc < 0)
-            return rc;
-    } else if (n != KVS_FILE_SUM_BYTES) {
+    if (n >= 0)
+        return n == KVS_FILE_SUM_BYTES ? kvs_file_sum_decode(ret, bytes) : -EBADMSG;
+    if (errno == ERANGE)
         return -EBADMSG;
-    }
-    return kvs_file_sum_decode(ret, bytes);
+    if (errno != ENODATA && !no_xattrs(errno))
+        return -errno;
+    inside = load_inside(fd, owner, ret);
+    if (inside == 0)
+        return 0;
+    rc = load_side_car(h, side_car, nth, bytes);
+    if (rc == -ENODATA)
+        return inside;
+    return rc < 0 ? rc : kvs_file_sum_decode(ret, bytes);
 }
 
-int kvs_file_load_sum(kv_store_v1 *h, int fd, const char *side_car, struct kvs_file_sum *ret)
+int kvs_file_load_sum(kv_store_v1 *h, int fd, const char *side_car, uint64_t owner,
+                      struct kvs_file_sum *ret)
 {
-    return load_sum(h, fd, side_car, 0, ret);
+    return load_sum(h, fd, side_car, 0, owner, ret);
 }
 
-int kvs_file_is_ours(kv_store_v1 *h, const char *file)
+int kvs_file_lock_root(kv_store_v1 *h)
+{
+    int fd = openat(h->root, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+    if (fd >= 0)
+        flock(fd, LOCK_SH);
+    return fd;
+}
+
+static int is_ours(kv_store_v1 *h, const char *file)
 {
     int fd = openat(h->root, file, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK), rc = 0;
     char side_car[KVS_FILE_NAME + 16];
@@ -137,9 +184,22 @@ int kvs_file_is_ours(kv_store_v1 *h, const char *file)
     if (fstat(fd, &st) < 0)
         rc = -errno;
     for (int nth = 0; nth < 2 && rc == 0; nth++)
-        fits |= load_sum(h, fd, side_car, nth, &sum) == 0 && sum.stored == (uint64_t)st.st_size;
+        fits |= load_sum(h, fd, side_car, nth, 0, &sum) == 0 && sum.stored == (uint64_t)st.st_size;
     close(fd);
     return rc < 0 ? rc : fits;
+}
+
+int kvs_file_is_ours(kv_store_v1 *h, const char *file)
+{
+    int rc = is_ours(h, file), fd;
+
+    if (rc != 0)
+        return rc;
+    fd = kvs_file_lock_root(h); /* it may be replaced just now */
+    rc = is_ours(h, file);
+    if (fd >= 0)
+        close(fd);
+    return rc;
 }
 
 /*
@@ -174,22 +234,24 @@ int kvs_file_keep_sum(kv_store_v1 *h, uint64_t n, const char *file, uint64_t own
 
 /* -- Writing ---------------------------------------------------------------------------------- */
 
-/* The content as it is to be stored: compressed where that saves an eighth. @ret_owned is freed. */
+/* The content as it is to be stored: compressed where that saves an eighth, and then behind its
+ * checksum, so that nobody takes a frame for content. @ret_owned is freed. */
 static void pack(int level, const void *data, struct kvs_file_sum *sum, const void **ret,
                  void **ret_owned)
 {
     size_t cap = level ? ZSTD_compressBound(sum->len) : 0, n;
-    void *buf = cap ? malloc(cap) : NULL;
+    uint8_t *buf = cap ? malloc(KVS_FILE_SUM_BYTES + cap) : NULL;
 
     *ret = data;
     *ret_owned = buf;
     if (!buf)
         return;
-    n = ZSTD_compress(buf, cap, data, sum->len, level);
-    if (ZSTD_isError(n) || n >= sum->len - sum->len / 8)
+    n = ZSTD_compress(buf + KVS_FILE_SUM_BYTES, cap, data, sum->len, level);
+    if (ZSTD_isError(n) || KVS_FILE_SUM_BYTES + n >= sum->len - sum->len / 8)
         return;
-    sum->encoding = KVS_FILE_ZSTD;
-    sum->stored = n;
+    sum->encoding = KVS_FILE_PACKED;
+    sum->stored = KVS_FILE_SUM_BYTES + n;
+    kvs_file_sum_encode(buf, sum);
     *ret = buf;
 }
 
@@ -266,15 +328,15 @@ static bool all_zero(const uint8_t *data, size_t len)
 
 static int unpack(const struct kvs_file_sum *sum, uint8_t **data, uint8_t hash[16])
 {
+    size_t head = sum->encoding == KVS_FILE_PACKED ? KVS_FILE_SUM_BYTES : 0, n;
     uint8_t *buf;
-    size_t n;
 
-    if (ZSTD_getFrameContentSize(*data, sum->stored) != sum->len)
+    if (ZSTD_getFrameContentSize(*data + head, sum->stored - head) != sum->len)
         return -EBADMSG;
     buf = malloc(KV_MAX(sum->len, (uint64_t)1));
     if (!buf)
         return -ENOMEM;
-    n = ZSTD_decompress(buf, sum->len, *data, sum->stored);
+    n = ZSTD_decompress(buf, sum->len, *data + head, sum->stored - head);
     if (ZSTD_isError(n) || n != sum->len) {
         free(buf);
         return -EBADMSG;
@@ -287,11 +349,19 @@ static int unpack(const struct kvs_file_sum *sum, uint8_t **data, uint8_t hash[1
 
 static int verify(const struct kvs_file_sum *sum, uint64_t owner, uint8_t **data, uint8_t hash[16])
 {
-    int rc = sum->encoding == KVS_FILE_ZSTD ? unpack(sum, data, hash) : 0;
+    int rc = sum->encoding == KVS_FILE_RAW ? 0 : unpack(sum, data, hash);
 
     if (rc < 0)
         return rc;
     return sum->owner == owner && memcmp(hash, sum->hash, 16) == 0 ? 0 : -EBADMSG;
+}
+
+/* Deleted since it was opened: its side-car went with it, and what it was can't be told any more. */
+static bool is_deleted(int fd)
+{
+    struct stat st;
+
+    return fstat(fd, &st) < 0 || st.st_nlink == 0;
 }
 
 /* What others wrote carries no checksum: all that can be told is what a power cut leaves. */
@@ -299,11 +369,13 @@ static int read_open(kv_store_v1 *h, int fd, const char *side_car, int nth, uint
                      uint64_t size, uint8_t **ret, size_t *ret_len)
 {
     struct kvs_file_sum sum = {0};
-    int known = load_sum(h, fd, side_car, nth, &sum), rc;
+    int known = load_sum(h, fd, side_car, nth, owner, &sum), rc;
     uint8_t hash[16];
 
     if (known < 0 && known != -ENODATA)
         return known;
+    if (known == -ENODATA && is_deleted(fd))
+        return -ENOENT;
     if (known == 0 && (sum.stored != size || sum.owner != owner))
         return -EBADMSG;
     if (size > SIZE_MAX / 2)
@@ -400,25 +472,48 @@ static void move_aside(kv_store_v1 *h, int dirfd, const char *name, const struct
         kvs_file_used_add(h, -(int64_t)st->st_size);
 }
 
-static void set_aside_locked(kv_store_v1 *h, int dirfd, const char *name, const struct stat *st)
+/* A side-car may have been replaced between the looks at it and at its file: not under our flock. */
+static bool is_good_chunk(kv_store_v1 *h, int dirfd, const char *name)
+{
+    char side_car[KVS_FILE_HEX + 8];
+    uint8_t key[KVS_FILE_KEY_MAX], *data;
+    int len = dirfd == h->tmp ? -1 : kvs_file_unhex(key, name);
+    struct stat st;
+    size_t n;
+
+    if (len < 0)
+        return false;
+    kvs_file_chunk_side_car(side_car, name);
+    if (kvs_file_read(h, dirfd, name, side_car, kvs_file_owner(key, (size_t)len, false), &data, &n,
+                      &st) < 0)
+        return false;
+    free(data);
+    return true;
+}
+
+static int set_aside_locked(kv_store_v1 *h, int dirfd, const char *name, const struct stat *st)
 {
     char where[512], which[512];
 
-    if (!is_same(dirfd, name, st))
-        return;
+    if (!is_same(dirfd, name, st) || is_good_chunk(h, dirfd, name))
+        return -EAGAIN;
     KVS_FILE_ADD(h->bad_chunks, 1);
     kv_log_error("store", "stored bytes don't verify", "dir=%s name=%s",
                  kv_log_quote(where, sizeof(where), h->dir),
                  kv_log_quote(which, sizeof(which), name));
     if (!h->read_only)
         move_aside(h, dirfd, name, st);
+    return 0;
 }
 
-void kvs_file_set_aside(kv_store_v1 *h, int dirfd, const char *name, const struct stat *st)
+int kvs_file_set_aside(kv_store_v1 *h, int dirfd, const char *name, const struct stat *st)
 {
+    int rc;
+
     pthread_mutex_lock(&h->commit); /* flocks are the handle's, not the thread's */
     flock(dirfd, LOCK_EX);
-    set_aside_locked(h, dirfd, name, st);
+    rc = set_aside_locked(h, dirfd, name, st);
     flock(dirfd, LOCK_UN);
     pthread_mutex_unlock(&h->commit);
+    return rc;
 }

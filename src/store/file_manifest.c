@@ -12,25 +12,36 @@ void kvs_file_manifest_side_car(char ret[KVS_FILE_NAME + 16], const char *file)
     snprintf(ret, KVS_FILE_NAME + 16, "sums/m-%s", file);
 }
 
+static int replace_side_car(kv_store_v1 *h, uint64_t n, const char *from, const char *file)
+{
+    char to[KVS_FILE_NAME + 16], name[KVS_FILE_NAME];
+    int rc;
+
+    kvs_file_manifest_side_car(to, file);
+    kvs_file_name_decode(name, file);
+    rc = kvs_file_keep_sum(h, n, file, kvs_file_owner(name, strlen(name), true));
+    if (rc < 0)
+        return rc;
+    if (renameat(h->house, from, h->house, to) < 0)
+        return -errno;
+    return fsync(h->sums) < 0 ? -errno : 0;
+}
+
 int kvs_file_reveal(kv_store_v1 *h, uint64_t n, const char *file)
 {
-    char tmp[KVS_FILE_TMP], from[KVS_FILE_TMP + 8], to[KVS_FILE_NAME + 16], name[KVS_FILE_NAME];
-    int rc;
+    char tmp[KVS_FILE_TMP], from[KVS_FILE_TMP + 8];
+    bool two;
+    int rc = 0;
 
     kvs_file_tmp_name(h, tmp, n);
     snprintf(from, sizeof(from), "tmp/%s.s", tmp);
-    if (atomic_load_explicit(&h->side_car, memory_order_relaxed) &&
-        faccessat(h->house, from, F_OK, 0) == 0) {
-        kvs_file_manifest_side_car(to, file);
-        kvs_file_name_decode(name, file);
-        rc = kvs_file_keep_sum(h, n, file, kvs_file_owner(name, strlen(name), true));
-        if (rc < 0 || renameat(h->house, from, h->house, to) < 0)
-            return rc < 0 ? rc : -errno;
-        if (fsync(h->sums) < 0)
-            return -errno;
-    }
-    flock(h->root, LOCK_SH);
-    rc = renameat(h->tmp, tmp, h->root, file) < 0 ? -errno : 0;
+    two = atomic_load_explicit(&h->side_car, memory_order_relaxed) &&
+          faccessat(h->house, from, F_OK, 0) == 0;
+    flock(h->root, two ? LOCK_EX : LOCK_SH); /* side-car and manifest change together */
+    if (two)
+        rc = replace_side_car(h, n, from, file);
+    if (rc == 0 && renameat(h->tmp, tmp, h->root, file) < 0)
+        rc = -errno;
     flock(h->root, LOCK_UN);
     if (rc < 0)
         return rc;
@@ -40,16 +51,23 @@ int kvs_file_reveal(kv_store_v1 *h, uint64_t n, const char *file)
 int kvs_file_get_manifest(kv_store_v1 *h, const char *name, uint8_t **ret, size_t *ret_len)
 {
     char file[KVS_FILE_NAME], side_car[KVS_FILE_NAME + 16];
+    uint64_t owner;
     struct stat st;
-    int rc = !h || !ret || !ret_len ? -EINVAL : h->pid == getpid() ? 0 : -ECHILD;
+    int fd, rc = !h || !ret || !ret_len ? -EINVAL : h->pid == getpid() ? 0 : -ECHILD;
 
     if (rc == 0)
         rc = kvs_file_name_encode(file, name);
     if (rc < 0)
         return rc;
     kvs_file_manifest_side_car(side_car, file);
-    rc = kvs_file_read(h, h->root, file, side_car, kvs_file_owner(name, strlen(name), true), ret,
-                       ret_len, &st);
+    owner = kvs_file_owner(name, strlen(name), true);
+    rc = kvs_file_read(h, h->root, file, side_car, owner, ret, ret_len, &st);
+    if (rc == -EBADMSG) { /* its side-car may be replaced just now */
+        fd = kvs_file_lock_root(h);
+        rc = kvs_file_read(h, h->root, file, side_car, owner, ret, ret_len, &st);
+        if (fd >= 0)
+            close(fd);
+    }
     /* A damaged one stays where it is: collection must go on seeing that it can't be read. */
     if (rc < 0 && rc != -ENOENT && rc != -EBADMSG)
         return kvs_file_fail(h, -rc, "can't read a manifest", file);
@@ -59,15 +77,20 @@ int kvs_file_get_manifest(kv_store_v1 *h, const char *name, uint8_t **ret, size_
 static int delete_locked(kv_store_v1 *h, const char *file)
 {
     char side_car[KVS_FILE_NAME + 16];
+    int rc = 0;
 
-    if (unlinkat(h->root, file, 0) < 0)
-        return errno == ENOENT ? 0 : -errno;
-    if (fsync(h->root) < 0)
-        return -errno;
     kvs_file_manifest_side_car(side_car, file);
-    unlinkat(h->house, side_car, 0);
-    kvs_file_forget_refs(h, file);
-    return 0;
+    flock(h->root, LOCK_EX);
+    if (unlinkat(h->root, file, 0) < 0)
+        rc = -errno;
+    else if (fsync(h->root) < 0)
+        rc = -errno;
+    else
+        unlinkat(h->house, side_car, 0);
+    flock(h->root, LOCK_UN);
+    if (rc == 0)
+        kvs_file_forget_refs(h, file);
+    return rc == -ENOENT ? 0 : rc;
 }
 
 int kvs_file_delete_manifest(kv_store_v1 *h, const char *name)

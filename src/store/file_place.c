@@ -9,6 +9,7 @@
 static bool good_in_place(kv_store_v1 *h, const struct kvs_file_pending *e, const char *hex)
 {
     char side_car[KVS_FILE_HEX + 8];
+    uint64_t owner = kvs_file_owner(e->key, e->key_len, false);
     struct kvs_file_sum sum;
     struct stat st;
     int fd = openat(h->fan[kvs_file_fan(e->key)], hex, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
@@ -17,9 +18,8 @@ static bool good_in_place(kv_store_v1 *h, const struct kvs_file_pending *e, cons
     if (fd < 0)
         return false;
     kvs_file_chunk_side_car(side_car, hex);
-    good = fstat(fd, &st) == 0 && kvs_file_load_sum(h, fd, side_car, &sum) == 0 &&
-           sum.stored == (uint64_t)st.st_size &&
-           sum.owner == kvs_file_owner(e->key, e->key_len, false);
+    good = fstat(fd, &st) == 0 && kvs_file_load_sum(h, fd, side_car, owner, &sum) == 0 &&
+           sum.stored == (uint64_t)st.st_size && sum.owner == owner;
     close(fd);
     return good;
 }
@@ -52,6 +52,28 @@ static int is_worth(kv_store_v1 *h, const struct kvs_file_pending *e, const char
     return rc;
 }
 
+/* The checksum goes before the file, which is a miss until then; nobody else is at this key. */
+static int move_side_car(kv_store_v1 *h, const char *tmp, const char *hex)
+{
+    char from[KVS_FILE_TMP + 8], to[KVS_FILE_HEX + 8];
+
+    if (!atomic_load_explicit(&h->side_car, memory_order_relaxed))
+        return 0;
+    snprintf(from, sizeof(from), "tmp/%s.s", tmp);
+    kvs_file_chunk_side_car(to, hex);
+    return renameat(h->house, from, h->house, to) < 0 && errno != ENOENT ? -errno : 0;
+}
+
+static void drop_side_car(kv_store_v1 *h, const char *tmp)
+{
+    char from[KVS_FILE_TMP + 8];
+
+    if (!atomic_load_explicit(&h->side_car, memory_order_relaxed))
+        return;
+    snprintf(from, sizeof(from), "tmp/%s.s", tmp);
+    unlinkat(h->house, from, 0);
+}
+
 /* First come, first kept: theirs is pinned instead of ours. Where it can't be, it is young: it came
  * after our put; but for what we copied because it wasn't, which takes its place. */
 static int keep_theirs(kv_store_v1 *h, struct kvs_file_pending *e, const char *tmp, const char *hex)
@@ -60,21 +82,27 @@ static int keep_theirs(kv_store_v1 *h, struct kvs_file_pending *e, const char *t
     char twin[KVS_FILE_TMP + 4];
 
     snprintf(twin, sizeof(twin), "%s.p", tmp);
-    if (linkat(fan, hex, h->tmp, twin, 0) == 0)
+    if (linkat(fan, hex, h->tmp, twin, 0) == 0) {
+        drop_side_car(h, tmp);
         return renameat(h->tmp, twin, h->tmp, tmp) < 0 ? -errno : 0;
+    }
     if (!kvs_file_no_link(errno))
         return errno == ENOENT ? -EAGAIN : -errno;
-    if (!e->copy || renameat(h->tmp, tmp, fan, hex) < 0) /* a sticky directory: all was tried */
+    if (!e->copy || move_side_car(h, tmp, hex) < 0 ||
+        renameat(h->tmp, tmp, fan, hex) < 0) /* a sticky directory: all was tried */
         unlinkat(h->tmp, tmp, 0);
+    drop_side_car(h, tmp);
     unpin(h, e);
     return 0;
 }
 
 static int put_ours(kv_store_v1 *h, struct kvs_file_pending *e, const char *tmp, const char *hex)
 {
-    int fan = h->fan[kvs_file_fan(e->key)];
+    int fan = h->fan[kvs_file_fan(e->key)], rc = move_side_car(h, tmp, hex);
     char twin[KVS_FILE_TMP + 4];
 
+    if (rc < 0)
+        return rc;
     snprintf(twin, sizeof(twin), "%s.p", tmp);
     if (linkat(h->tmp, tmp, h->tmp, twin, 0) == 0)
         return renameat(h->tmp, twin, fan, hex) < 0 ? -errno : 0;
@@ -107,6 +135,8 @@ static int link_in(kv_store_v1 *h, struct kvs_file_pending *e, const char *tmp, 
 {
     int rc = is_worth(h, e, tmp, hex);
 
+    if (rc == 0)
+        rc = move_side_car(h, tmp, hex);
     if (rc < 0)
         return rc;
     if (linkat(h->tmp, tmp, h->fan[kvs_file_fan(e->key)], hex, 0) == 0)
@@ -135,6 +165,8 @@ static int move_in(kv_store_v1 *h, struct kvs_file_pending *e, const char *tmp, 
 {
     int fan = h->fan[kvs_file_fan(e->key)];
 
+    if (atomic_load_explicit(&h->side_car, memory_order_relaxed))
+        return -EEXIST; /* what is there may need the side-car that is */
     if (renameat2(h->tmp, tmp, fan, hex, RENAME_NOREPLACE) < 0) {
         if (errno == EINVAL || errno == ENOSYS)
             return -EEXIST;
@@ -157,7 +189,7 @@ static bool is_lost(kv_store_v1 *h, const struct kvs_file_pending *e)
 
 int kvs_file_place(kv_store_v1 *h, struct kvs_file_pending *e)
 {
-    char tmp[KVS_FILE_TMP], hex[KVS_FILE_HEX], from[KVS_FILE_TMP + 8], to[KVS_FILE_HEX + 8];
+    char tmp[KVS_FILE_TMP], hex[KVS_FILE_HEX];
     int fan = h->fan[kvs_file_fan(e->key)], rc = -EEXIST;
 
     kvs_file_hex(hex, e->key, e->key_len);
@@ -166,12 +198,6 @@ int kvs_file_place(kv_store_v1 *h, struct kvs_file_pending *e)
     if (!e->pinned) /* no hard links here: nothing kept it but its age */
         return faccessat(fan, hex, F_OK, 0) < 0 ? -errno : 0;
     kvs_file_tmp_name(h, tmp, e->tmp);
-    if (e->state == KVS_FILE_PUT && atomic_load_explicit(&h->side_car, memory_order_relaxed)) {
-        snprintf(from, sizeof(from), "tmp/%s.s", tmp);
-        kvs_file_chunk_side_car(to, hex);
-        if (renameat(h->house, from, h->house, to) < 0 && errno != ENOENT)
-            return -errno;
-    }
     if (e->state == KVS_FILE_PUT)
         rc = move_in(h, e, tmp, hex);
     return rc == -EEXIST ? place_linked(h, e, tmp, hex) : rc;

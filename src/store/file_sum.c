@@ -64,7 +64,7 @@ void kvs_file_sum_encode(uint8_t out[KVS_FILE_SUM_BYTES], const struct kvs_file_
 
 int kvs_file_sum_decode(struct kvs_file_sum *ret, const uint8_t in[KVS_FILE_SUM_BYTES])
 {
-    if (memcmp(in, "KVSC\1", 5) != 0 || in[5] > KVS_FILE_ZSTD || in[6] || in[7])
+    if (memcmp(in, "KVSC\1", 5) != 0 || in[5] > KVS_FILE_PACKED || in[6] || in[7])
         return -EBADMSG;
     ret->encoding = in[5];
     ret->len = get_le64(in + 8);
@@ -72,6 +72,8 @@ int kvs_file_sum_decode(struct kvs_file_sum *ret, const uint8_t in[KVS_FILE_SUM_
     ret->owner = get_le64(in + 24);
     memcpy(ret->hash, in + 32, 16);
     if (ret->encoding == KVS_FILE_RAW && ret->len != ret->stored)
+        return -EBADMSG;
+    if (ret->encoding == KVS_FILE_PACKED && ret->stored < KVS_FILE_SUM_BYTES)
         return -EBADMSG;
     return 0;
 }
