@@ -5,27 +5,41 @@
 #include "base/log.h"
 #include "store/file_impl.h"
 
-/* Digits, then K, M, G or T (powers of 1024). */
+/* Digits, then a unit; K, M, G and T alone are powers of 1024, too. */
 static int parse_size(const char *text, uint64_t *ret)
 {
-    static const char units[] = "KMGT";
+    static const struct {
+        char name[4];
+        uint64_t factor;
+    } units[] = {{"", 1},
+                 {"B", 1},
+                 {"K", UINT64_C(1) << 10},
+                 {"M", UINT64_C(1) << 20},
+                 {"G", UINT64_C(1) << 30},
+                 {"T", UINT64_C(1) << 40},
+                 {"KiB", UINT64_C(1) << 10},
+                 {"MiB", UINT64_C(1) << 20},
+                 {"GiB", UINT64_C(1) << 30},
+                 {"TiB", UINT64_C(1) << 40},
+                 {"KB", UINT64_C(1000)},
+                 {"kB", UINT64_C(1000)},
+                 {"MB", UINT64_C(1000000)},
+                 {"GB", UINT64_C(1000000000)},
+                 {"TB", UINT64_C(1000000000000)}};
     char *end;
-    const char *unit;
-    int shift = 0;
+    uint64_t number;
 
     errno = 0;
-    *ret = strtoull(text, &end, 10);
+    number = strtoull(text, &end, 10);
     if (text[0] < '0' || text[0] > '9' || errno)
         return -EINVAL;
-    unit = *end ? strchr(units, *end) : NULL;
-    if (unit) {
-        shift = 10 * (int)(unit - units + 1);
-        end++;
+    for (size_t i = 0; i < KV_COUNT(units); i++) {
+        if (strcmp(end, units[i].name) == 0 && number <= UINT64_MAX / units[i].factor) {
+            *ret = number * units[i].factor;
+            return 0;
+        }
     }
-    if (*end || *ret > UINT64_MAX >> shift)
-        return -EINVAL;
-    *ret <<= shift;
-    return 0;
+    return -EINVAL;
 }
 
 static int parse_level(const char *text, int *ret)

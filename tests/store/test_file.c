@@ -329,12 +329,21 @@ static void options(void **state)
     static const char *const bad[] = {"?limit=x",
                                       "?limit=-1",
                                       "?limit=1Q",
+                                      "?limit=1Gi",
+                                      "?limit=17179869184GiB",
                                       "?zstd=20",
                                       "?sync=no",
                                       "?a=b",
                                       "?limit=",
                                       "?zstd=1&"
                                       "x=1"};
+    static const struct {
+        const char *text;
+        uint64_t bytes;
+    } sizes[] = {
+        {"7", 7},          {"7B", 7},          {"3K", 3 << 10}, {"3KiB", 3 << 10},
+        {"5MiB", 5 << 20}, {"1GiB", 1 << 30},  {"1G", 1 << 30}, {"2TiB", UINT64_C(2) << 40},
+        {"5MB", 5000000},  {"1GB", 1000000000}};
     kv_store_v1 *h;
     char uri[256];
     (void)state;
@@ -351,6 +360,14 @@ static void options(void **state)
     assert_int_equal(h->opts.zstd, 3);
     assert_int_equal(h->opts.sync, KVS_FILE_SYNC_FS);
     kvs_file_vtable()->close(h);
+    for (size_t i = 0; i < KV_COUNT(sizes); i++) {
+        char option[32];
+
+        snprintf(option, sizeof(option), "?limit=%s", sizes[i].text);
+        h = unit_open(option);
+        assert_int_equal(h->opts.limit, sizes[i].bytes);
+        kvs_file_vtable()->close(h);
+    }
     h = unit_open("/deep/er/wh?t/");
     assert_int_equal(unit_put(h, 1, "x", 1), 0);
     assert_int_equal(unit_publish(h, "m", "x"), 0);
