@@ -43,6 +43,7 @@ def test_killed_at_every_file_call():
 
 def test_killed_at_every_file_call_with_options():
     kill_at_every_call("?zstd=1&sync=fs", 3 if SCALE >= 1 else 17)
+    kill_at_every_call("?sums=files", 3 if SCALE >= 1 else 17)
 
 
 def start(store, writer, version, log):
