@@ -47,6 +47,18 @@ struct kvx_isa {
     kvx_convert_fn convert[KVX_DTYPE_F8_E5M2 + 1][KVX_DTYPE_F8_E5M2 + 1];
 };
 
+/** What kvx_f32_to_e4m3 and kvx_f32_to_e5m2 differ in; their vector forms are one function. */
+struct kvx_fp8 {
+    uint32_t max, smallest; /* F32 bits: of the largest value, of the smallest normal one */
+    float magic;            /* has the ulp that subnormal results have */
+    uint32_t half, bias;
+    uint32_t shift;
+};
+static const struct kvx_fp8 kvx_fp8_e4m3 = {0x43e00000, 0x3c800000, 16384.0F,
+                                            0x7ffff,    0x3c000000, 20};
+static const struct kvx_fp8 kvx_fp8_e5m2 = {0x47600000, 0x38800000, 128.0F,
+                                            0xfffff,    0x38000000, 21};
+
 /** Fill the whole table with portable code. */
 void kvx_isa_scalar(struct kvx_isa *isa);
 

@@ -8,7 +8,10 @@
 #if defined(__aarch64__)
 #include <arm_neon.h>
 
+#define SIMD /* every AArch64 has it */
 #define INLINE static inline __attribute__((always_inline))
+
+enum { VECTOR = 16, STEP = 8 };
 
 struct eight {
     float32x4_t low, high;
@@ -111,23 +114,12 @@ INLINE void store_bf16(char *p, struct eight v)
     store_u16(p, v, vcombine_u16(round_bf16(v.low), round_bf16(v.high)));
 }
 
-/* As kvx_f32_to_e4m3 and _e5m2, which differ in their constants only. */
-struct fp8_constants {
-    uint32_t max, smallest; /* F32 bits: of the largest value, of the smallest normal one */
-    float magic;            /* has the ulp that subnormal results have */
-    uint32_t half, bias;
-    int32_t shift;
-};
-static const struct fp8_constants e4m3 = {0x43e00000, 0x3c800000, 16384.0F,
-                                          0x7ffff,    0x3c000000, 20};
-static const struct fp8_constants e5m2 = {0x47600000, 0x38800000, 128.0F, 0xfffff, 0x38000000, 21};
-
-INLINE uint16x4_t round_fp8(float32x4_t v, const struct fp8_constants c)
+INLINE uint16x4_t round_fp8(float32x4_t v, const struct kvx_fp8 c)
 {
     uint32x4_t bits = vreinterpretq_u32_f32(v), odd, normal, tiny;
     uint32x4_t sign = vandq_u32(vshrq_n_u32(bits, 24), vdupq_n_u32(0x80));
     uint32x4_t size = vminq_u32(vandq_u32(bits, vdupq_n_u32(0x7fffffff)), vdupq_n_u32(c.max));
-    int32x4_t right = vdupq_n_s32(-c.shift);
+    int32x4_t right = vdupq_n_s32(-(int32_t)c.shift);
     float32x4_t sum = vaddq_f32(vreinterpretq_f32_u32(size), vdupq_n_f32(c.magic));
 
     odd = vandq_u32(vshlq_u32(size, right), vdupq_n_u32(1));
@@ -140,12 +132,14 @@ INLINE uint16x4_t round_fp8(float32x4_t v, const struct fp8_constants c)
 
 INLINE void store_e4m3(char *p, struct eight v)
 {
-    vst1_u8((uint8_t *)p, vmovn_u16(vcombine_u16(round_fp8(v.low, e4m3), round_fp8(v.high, e4m3))));
+    vst1_u8((uint8_t *)p, vmovn_u16(vcombine_u16(round_fp8(v.low, kvx_fp8_e4m3),
+                                                 round_fp8(v.high, kvx_fp8_e4m3))));
 }
 
 INLINE void store_e5m2(char *p, struct eight v)
 {
-    vst1_u8((uint8_t *)p, vmovn_u16(vcombine_u16(round_fp8(v.low, e5m2), round_fp8(v.high, e5m2))));
+    vst1_u8((uint8_t *)p, vmovn_u16(vcombine_u16(round_fp8(v.low, kvx_fp8_e5m2),
+                                                 round_fp8(v.high, kvx_fp8_e5m2))));
 }
 
 INLINE struct eight scaled(struct eight v, float s, float t)
@@ -157,58 +151,15 @@ INLINE struct eight scaled(struct eight v, float s, float t)
     return v;
 }
 
-/* --------------------------------------------------------------------------------------------- */
-/* Conversions */
+#define STORE(p, to, size, v) store_##to(p, v)
+#define LINES(from, from_size, to, to_size) (void)past_cache
 
-#define CONVERT(from, from_size, to, to_size)                                          \
-    static void from##_to_##to(void *dst, const void *src, size_t n, float s, float t, \
-                               bool stream_it)                                         \
-    {                                                                                  \
-        char some_in[8 * (from_size)], some_out[8 * (to_size)];                        \
-        const char *in = src;                                                          \
-        char *out = dst;                                                               \
-                                                                                       \
-        (void)stream_it;                                                               \
-        for (; n >= 8; n -= 8, in += 8 * (from_size), out += 8 * (to_size))            \
-            store_##to(out, scaled(load_##from(in), s, t));                            \
-        if (n == 0)                                                                    \
-            return;                                                                    \
-        memset(some_in, 0, sizeof(some_in));                                           \
-        memcpy(some_in, in, n *(from_size));                                           \
-        store_##to(some_out, scaled(load_##from(some_in), s, t));                      \
-        memcpy(out, some_out, n *(to_size));                                           \
-    }
-
-#define CONVERT_FROM(from, size) \
-    CONVERT(from, size, f16, 2)  \
-    CONVERT(from, size, bf16, 2) \
-    CONVERT(from, size, f32, 4)  \
-    CONVERT(from, size, e4m3, 1) \
-    CONVERT(from, size, e5m2, 1)
-
-CONVERT_FROM(f16, 2)
-CONVERT_FROM(bf16, 2)
-CONVERT_FROM(f32, 4)
-CONVERT_FROM(e4m3, 1)
-CONVERT_FROM(e5m2, 1)
-
-#define FROM(row, from)                                        \
-    do {                                                       \
-        isa->convert[row][KVX_DTYPE_F16] = from##_to_f16;      \
-        isa->convert[row][KVX_DTYPE_BF16] = from##_to_bf16;    \
-        isa->convert[row][KVX_DTYPE_F32] = from##_to_f32;      \
-        isa->convert[row][KVX_DTYPE_F8_E4M3] = from##_to_e4m3; \
-        isa->convert[row][KVX_DTYPE_F8_E5M2] = from##_to_e5m2; \
-    } while (0)
+#include "kvx/simd.h"
 
 bool kvx_isa_neon(struct kvx_isa *isa)
 {
     isa->name = "neon";
-    FROM(KVX_DTYPE_F16, f16);
-    FROM(KVX_DTYPE_BF16, bf16);
-    FROM(KVX_DTYPE_F32, f32);
-    FROM(KVX_DTYPE_F8_E4M3, e4m3);
-    FROM(KVX_DTYPE_F8_E5M2, e5m2);
+    convert_with_these(isa);
     return true;
 }
 
