@@ -240,6 +240,20 @@ static int add(struct ki_registry *r, uint64_t instance, uint32_t rank, const st
     return ki_registry_register(r, &reg, error);
 }
 
+/* An engine, and @r following it as instance 1: whatever is published from now on arrives. */
+static void follow(struct ki_registry *r, struct engine *e, bool with_topic, bool with_replay)
+{
+    engine_open(e, with_topic);
+    assert_int_equal(add(r, 1, 0, e, with_replay, NULL), 0);
+    engine_wait_subscriber(e);
+}
+
+static void end(struct ki_registry *r, struct engine *e)
+{
+    ki_registry_destroy(r);
+    engine_close(e);
+}
+
 static uint32_t reach(struct ki_registry *r, uint64_t prompt, uint64_t n, uint64_t instance,
                       uint32_t rank)
 {
@@ -298,9 +312,7 @@ static void events_become_answers(void **state)
     struct engine e;
 
     (void)state;
-    engine_open(&e, true);
-    assert_int_equal(add(r, 1, 0, &e, false, NULL), 0);
-    engine_wait_subscriber(&e);
+    follow(r, &e, true, false);
     publish(&e, 7, 0, 10, SENT);
     publish(&e, 7, 10, 5, SENT);
     wait_for(reach(r, 7, 20, 1, 0) == 15);
@@ -310,8 +322,7 @@ static void events_become_answers(void **state)
     assert_false(info_of(r, 1, 0).partial);
     publish_cleared(&e);
     wait_for(reach(r, 7, 20, 1, 0) == 0);
-    ki_registry_destroy(r);
-    engine_close(&e);
+    end(r, &e);
 }
 
 static void gaps_are_replayed_in_both_framings(void **state)
@@ -321,9 +332,7 @@ static void gaps_are_replayed_in_both_framings(void **state)
         struct ki_registry *r = open_registry(false);
         struct engine e;
 
-        engine_open(&e, with_topic);
-        assert_int_equal(add(r, 1, 0, &e, true, NULL), 0);
-        engine_wait_subscriber(&e);
+        follow(r, &e, with_topic, true);
         publish(&e, 7, 0, 2, SENT);
         publish(&e, 7, 2, 2, LOST);
         publish(&e, 7, 4, 2, LOST);
@@ -336,8 +345,7 @@ static void gaps_are_replayed_in_both_framings(void **state)
         assert_int_equal(info_of(r, 1, 0).batches, 5); /* none twice */
         assert_int_equal(info_of(r, 1, 0).missed_batches, 0);
         assert_false(info_of(r, 1, 0).partial);
-        ki_registry_destroy(r);
-        engine_close(&e);
+        end(r, &e);
     }
 }
 
@@ -347,9 +355,7 @@ static void a_dead_replay_service_does_not_stop_the_stream(void **state)
     struct engine e;
 
     (void)state;
-    engine_open(&e, true);
-    assert_int_equal(add(r, 1, 0, &e, true, NULL), 0);
-    engine_wait_subscriber(&e);
+    follow(r, &e, true, true);
     publish(&e, 7, 0, 2, SENT);
     publish(&e, 8, 0, 2, LOST);
     publish(&e, 9, 0, 2, SENT);
@@ -358,8 +364,7 @@ static void a_dead_replay_service_does_not_stop_the_stream(void **state)
     assert_int_equal(info_of(r, 1, 0).missed_batches, 1);
     assert_int_equal(info_of(r, 1, 0).failed_replays, 1);
     assert_int_equal(info_of(r, 1, 0).replays, 3);
-    ki_registry_destroy(r);
-    engine_close(&e);
+    end(r, &e);
 }
 
 static void initial_gap(void **state)
@@ -382,8 +387,7 @@ static void initial_gap(void **state)
     wait_for(info_of(r, 2, 0).batches == 1);
     assert_int_equal(info_of(r, 2, 0).orphans, 1);
     assert_true(info_of(r, 2, 0).partial);
-    ki_registry_destroy(r);
-    engine_close(&e);
+    end(r, &e);
 }
 
 /* The same engine, its numbering and its cache new. */
@@ -393,9 +397,7 @@ static void a_restart_forgets(void **state)
     struct engine e;
 
     (void)state;
-    engine_open(&e, false);
-    assert_int_equal(add(r, 1, 0, &e, true, NULL), 0);
-    engine_wait_subscriber(&e);
+    follow(r, &e, false, true);
     for (uint64_t i = 0; i < 20; i++)
         publish_rank(&e, 100 + i, 0, 2, i % 2 ? 3 : -1, SENT);
     wait_for(reach(r, 119, 2, 1, 3) == 2);
@@ -410,8 +412,7 @@ static void a_restart_forgets(void **state)
     assert_int_equal(reach(r, 119, 2, 1, 3), 0);
     assert_int_equal(info_of(r, 1, 0).restarts, 1);
     assert_false(info_of(r, 1, 0).partial);
-    ki_registry_destroy(r);
-    engine_close(&e);
+    end(r, &e);
 }
 
 static void unregistering_forgets_and_remembers_the_position(void **state)
@@ -421,9 +422,7 @@ static void unregistering_forgets_and_remembers_the_position(void **state)
     struct engine e;
 
     (void)state;
-    engine_open(&e, false);
-    assert_int_equal(add(r, 1, 0, &e, true, NULL), 0);
-    engine_wait_subscriber(&e);
+    follow(r, &e, false, true);
     publish(&e, 7, 0, 4, SENT);
     publish_rank(&e, 8, 0, 4, 5, SENT); /* a rank nobody registered */
     wait_for(reach(r, 8, 4, 1, 5) == 4);
@@ -440,8 +439,7 @@ static void unregistering_forgets_and_remembers_the_position(void **state)
     assert_int_equal(engine_replay(&e, 10000), 0); /* its blocks are gone: from the beginning */
     wait_for(reach(r, 7, 8, 1, 0) == 8);
     assert_int_equal(reach(r, 8, 4, 1, 5), 4);
-    ki_registry_destroy(r);
-    engine_close(&e);
+    end(r, &e);
 }
 
 static void refusals(void **state)
@@ -507,9 +505,7 @@ static void a_full_queue_waits_in_peace(void **state)
     struct engine e;
 
     (void)state;
-    engine_open(&e, true);
-    assert_int_equal(add(r, 1, 0, &e, false, NULL), 0);
-    engine_wait_subscriber(&e);
+    follow(r, &e, true, false);
     for (uint64_t i = 0; i < RING; i++) /* twice what the queue takes */
         publish(&e, 1000 + i, 0, 1, SENT);
     pause_ms(17000);
@@ -517,8 +513,7 @@ static void a_full_queue_waits_in_peace(void **state)
     wait_for(info_of(r, 1, 0).batches == RING);
     assert_int_equal(reach(r, 1000, 1, 1, 0), 1);
     assert_false(info_of(r, 1, 0).partial);
-    ki_registry_destroy(r);
-    engine_close(&e);
+    end(r, &e);
 }
 
 /* What lies beyond the reader's bounds is lost, and the view says so. */
@@ -529,9 +524,7 @@ static void too_many_events_make_the_view_partial(void **state)
     struct kv_buf batch;
 
     (void)state;
-    engine_open(&e, true);
-    assert_int_equal(add(r, 1, 0, &e, false, NULL), 0);
-    engine_wait_subscriber(&e);
+    follow(r, &e, true, false);
     batch = batch_head(&e);
     kv_msgpack_put_array(&batch, 1000000);
     for (int i = 0; i < 1000000; i++) {
@@ -544,8 +537,7 @@ static void too_many_events_make_the_view_partial(void **state)
     wait_for(reach(r, 7, 2, 1, 0) == 2);
     assert_int_equal(info_of(r, 1, 0).skipped[KVE_SKIP_TOO_LARGE], 1000000 - 65536);
     assert_true(info_of(r, 1, 0).partial);
-    ki_registry_destroy(r);
-    engine_close(&e);
+    end(r, &e);
 }
 
 static void pausing_loses_and_replay_brings_back(void **state)
@@ -554,9 +546,7 @@ static void pausing_loses_and_replay_brings_back(void **state)
     struct engine e;
 
     (void)state;
-    engine_open(&e, true);
-    assert_int_equal(add(r, 1, 0, &e, true, NULL), 0);
-    engine_wait_subscriber(&e);
+    follow(r, &e, true, true);
     publish(&e, 7, 0, 2, SENT);
     wait_for(reach(r, 7, 2, 1, 0) == 2);
     assert_int_equal(ki_registry_pause(r, 9, NULL), -ENOENT);
@@ -572,8 +562,7 @@ static void pausing_loses_and_replay_brings_back(void **state)
     wait_for(reach(r, 7, 6, 1, 0) == 6);
     assert_false(info_of(r, 1, 0).partial);
     assert_int_equal(info_of(r, 1, 0).restarts, 0);
-    ki_registry_destroy(r);
-    engine_close(&e);
+    end(r, &e);
 }
 
 static void noise_is_counted_and_passed_over(void **state)
@@ -583,9 +572,7 @@ static void noise_is_counted_and_passed_over(void **state)
     struct engine e;
 
     (void)state;
-    engine_open(&e, true);
-    assert_int_equal(add(r, 1, 0, &e, false, NULL), 0);
-    engine_wait_subscriber(&e);
+    follow(r, &e, true, false);
     publish(&e, 7, 0, 2, SENT);
     zmq_send(e.pub, "one frame", 9, 0);
     zmq_send(e.pub, "", 0, ZMQ_SNDMORE);
@@ -600,8 +587,7 @@ static void noise_is_counted_and_passed_over(void **state)
     assert_int_equal(info_of(r, 1, 0).malformed, 4);
     assert_int_equal(info_of(r, 1, 0).gaps, 0);
     assert_true(info_of(r, 1, 0).partial);
-    ki_registry_destroy(r);
-    engine_close(&e);
+    end(r, &e);
 }
 
 static void held_until_go_with_a_peers_state(void **state)
@@ -617,9 +603,7 @@ static void held_until_go_with_a_peers_state(void **state)
     struct engine e;
 
     (void)state;
-    engine_open(&e, true);
-    assert_int_equal(add(r, 1, 0, &e, false, NULL), 0);
-    engine_wait_subscriber(&e);
+    follow(r, &e, true, false);
     publish(&e, 7, 0, 1, SENT);
     publish(&e, 7, 1, 1, SENT); /* what the peer has seen too */
     publish(&e, 7, 2, 2, SENT);
@@ -649,8 +633,7 @@ static void held_until_go_with_a_peers_state(void **state)
     assert_int_equal(kvi_create(NULL, &index), 0);
     assert_int_equal(ki_registry_adopt(r, "n", TENANT, 4, index, NULL, 0, &error), -EBUSY);
     kvi_destroy(index);
-    ki_registry_destroy(r);
-    engine_close(&e);
+    end(r, &e);
 }
 
 /* Registrations come and go while events flow and others look on: for the thread sanitizer. */
@@ -700,9 +683,7 @@ static void churn_while_events_flow(void **state)
     pthread_t threads[2];
 
     (void)state;
-    engine_open(&e, true);
-    assert_int_equal(add(c.r, 1, 0, &e, false, NULL), 0);
-    engine_wait_subscriber(&e);
+    follow(c.r, &e, true, false);
     pthread_create(&threads[0], NULL, look_on, &c);
     pthread_create(&threads[1], NULL, come_and_go, &c);
     for (uint64_t i = 0; i < 600; i++) {
@@ -720,8 +701,7 @@ static void churn_while_events_flow(void **state)
         ki_registry_unregister(c.r, i, MODEL, NULL, NULL, NULL);
         assert_int_equal(reach(c.r, 1599, 2, i, 0), 0); /* nothing arrives after it left */
     }
-    ki_registry_destroy(c.r);
-    engine_close(&e);
+    end(c.r, &e);
 }
 
 /* Nobody reads: what a replay can pile up in our process ends at so many messages. */
@@ -771,9 +751,7 @@ static void a_ring_beyond_the_queue_is_replayed(void **state)
     int requests = 0;
 
     (void)state;
-    engine_open(&e, true);
-    assert_int_equal(add(r, 1, 0, &e, true, NULL), 0);
-    engine_wait_subscriber(&e);
+    follow(r, &e, true, true);
     for (uint64_t i = 0; i < N; i++)
         publish(&e, i, 0, BLOCKS, LOST);
     publish(&e, N, 0, BLOCKS, SENT);
@@ -786,8 +764,7 @@ static void a_ring_beyond_the_queue_is_replayed(void **state)
     assert_int_equal(info_of(r, 1, 0).missed_batches, 0);
     assert_int_equal(info_of(r, 1, 0).replayed_batches, N);
     assert_false(info_of(r, 1, 0).partial);
-    ki_registry_destroy(r);
-    engine_close(&e);
+    end(r, &e);
 }
 
 int main(void)

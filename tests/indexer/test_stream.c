@@ -10,25 +10,7 @@
 #include <inttypes.h>
 #include <stdbool.h>
 
-#include "indexer/stream.h"
-
-#define SECOND UINT64_C(1000000000)
-
-static const struct ki_stream_opts with_replay = {.can_replay = true,
-                                                  .max_attempts = 3,
-                                                  .timeout_ns = SECOND,
-                                                  .retry_delay_ns = SECOND / 10,
-                                                  .cooldown_ns = 30 * SECOND,
-                                                  .idle_ns = 5 * SECOND};
-static const struct ki_stream_opts without_replay = {.max_attempts = 3};
-
-/* A batch of a process: content and time follow from both. */
-static struct ki_batch_id batch(uint64_t process, uint64_t sequence)
-{
-    return (struct ki_batch_id){.sequence = sequence,
-                                .digest = process * 1000003 + sequence * 7 + 1,
-                                .timestamp = 1e9 + (double)process * 1e5 + (double)sequence};
-}
+#include "indexer/streams.h"
 
 static unsigned live(struct ki_stream *s, uint64_t process, uint64_t sequence)
 {
@@ -51,10 +33,34 @@ static unsigned replayed(struct ki_stream *s, uint64_t process, uint64_t sequenc
     return ki_stream_replayed(s, &id, SECOND);
 }
 
-static void apply_up_to(struct ki_stream *s, uint64_t process, uint64_t last)
+/* A stream that has got as far as @last of process 0. */
+static void init_at(struct ki_stream *s, const struct ki_stream_opts *opts, uint64_t last)
 {
+    ki_stream_init(s, opts);
     for (uint64_t i = 0; i <= last; i++)
-        assert_int_equal(live(s, process, i), KI_STEP_APPLY);
+        assert_int_equal(live(s, 0, i), KI_STEP_APPLY);
+}
+
+/* A stream that goes on from a peer's position: @last of process 0. */
+static void init_recovered(struct ki_stream *s, const struct ki_stream_opts *opts, uint64_t last)
+{
+    ki_stream_init(s, opts);
+    ki_stream_seed(s, last, batch(0, last).timestamp, false);
+}
+
+/* It has asked for the batch @known of process 0, and gets process 1's: all of that is replayed, up to
+ * the @held one. */
+static void is_replaced(struct ki_stream *s, uint64_t known, uint64_t held)
+{
+    assert_int_equal(s->request, known);
+    assert_int_equal(replayed(s, 1, known),
+                     KI_STEP_DROP | KI_STEP_PURGE | KI_STEP_RESET | KI_STEP_REQUEST);
+    assert_int_equal(s->request, 0);
+    for (uint64_t i = 0; i + 1 < held; i++)
+        assert_int_equal(replayed(s, 1, i), KI_STEP_APPLY);
+    assert_int_equal(replayed(s, 1, held - 1), KI_STEP_APPLY | KI_STEP_RESUME);
+    assert_int_equal(live(s, 1, held), KI_STEP_APPLY);
+    assert_false(s->partial);
 }
 
 static void in_order_is_applied(void **state)
@@ -62,8 +68,7 @@ static void in_order_is_applied(void **state)
     struct ki_stream s;
 
     (void)state;
-    ki_stream_init(&s, &with_replay);
-    apply_up_to(&s, 0, 10);
+    init_at(&s, &with_replay, 10);
     assert_int_equal(s.position, 10);
     assert_false(s.partial);
     assert_int_equal(s.stats.gaps + s.stats.missed + s.stats.restarts, 0);
@@ -102,8 +107,7 @@ static void gap_without_replay_is_counted(void **state)
     struct ki_stream s;
 
     (void)state;
-    ki_stream_init(&s, &without_replay);
-    apply_up_to(&s, 0, 2);
+    init_at(&s, &without_replay, 2);
     assert_int_equal(live(&s, 0, 6), KI_STEP_APPLY);
     assert_int_equal(s.stats.gaps, 1);
     assert_int_equal(s.stats.missed, 3);
@@ -115,8 +119,7 @@ static void gap_is_replayed(void **state)
     struct ki_stream s;
 
     (void)state;
-    ki_stream_init(&s, &with_replay);
-    apply_up_to(&s, 0, 2);
+    init_at(&s, &with_replay, 2);
     assert_int_equal(live(&s, 0, 5), KI_STEP_HOLD | KI_STEP_REQUEST);
     assert_int_equal(s.request, 3);
     assert_int_equal(replayed(&s, 0, 3), KI_STEP_APPLY);
@@ -156,8 +159,7 @@ static void overrun_forgets_and_goes_on(void **state)
     struct ki_stream s;
 
     (void)state;
-    ki_stream_init(&s, &with_replay);
-    apply_up_to(&s, 0, 2);
+    init_at(&s, &with_replay, 2);
     assert_int_equal(live(&s, 0, 20), KI_STEP_HOLD | KI_STEP_REQUEST);
     assert_int_equal(replayed(&s, 0, 18), KI_STEP_PURGE | KI_STEP_APPLY);
     assert_int_equal(replayed(&s, 0, 19), KI_STEP_APPLY | KI_STEP_RESUME);
@@ -175,8 +177,7 @@ static void dead_replay_service_is_given_up(void **state)
     int requests = 1;
 
     (void)state;
-    ki_stream_init(&s, &with_replay);
-    apply_up_to(&s, 0, 2);
+    init_at(&s, &with_replay, 2);
     assert_int_equal(live(&s, 0, 5), KI_STEP_HOLD | KI_STEP_REQUEST);
     while (!(steps & KI_STEP_RESUME)) {
         now = ki_stream_deadline(&s);
@@ -212,8 +213,7 @@ static void healing_keeps_what_it_cannot_better(void **state)
     uint64_t now;
 
     (void)state;
-    ki_stream_init(&s, &with_replay);
-    apply_up_to(&s, 0, 2);
+    init_at(&s, &with_replay, 2);
     live(&s, 0, 5);
     while (!(ki_stream_tick(&s, ki_stream_deadline(&s)) & KI_STEP_RESUME))
         ;
@@ -232,8 +232,7 @@ static void early_end_is_tried_again(void **state)
     struct ki_stream s;
 
     (void)state;
-    ki_stream_init(&s, &with_replay);
-    apply_up_to(&s, 0, 2);
+    init_at(&s, &with_replay, 2);
     live(&s, 0, 5);
     assert_int_equal(replayed(&s, 0, 3), KI_STEP_APPLY);
     assert_int_equal(ki_stream_replay_end(&s, SECOND), 0);
@@ -277,8 +276,7 @@ static void endless_replays_are_given_up(void **state)
     int requests = 0;
 
     (void)state;
-    ki_stream_init(&s, &with_replay);
-    apply_up_to(&s, 0, 2);
+    init_at(&s, &with_replay, 2);
     assert_int_equal(live(&s, 0, 5), KI_STEP_HOLD | KI_STEP_REQUEST);
     for (int i = 0; i < 1000000 && !(steps & KI_STEP_RESUME); i++) {
         now += SECOND / 100;
@@ -289,8 +287,7 @@ static void endless_replays_are_given_up(void **state)
     assert_true(s.partial);
 
     /* The same number, another content each time. */
-    ki_stream_init(&s, &with_replay);
-    apply_up_to(&s, 0, 2);
+    init_at(&s, &with_replay, 2);
     assert_int_equal(live(&s, 0, 5), KI_STEP_HOLD | KI_STEP_REQUEST);
     for (steps = 0; !(steps & KI_STEP_RESUME); requests += (steps & KI_STEP_REQUEST) != 0) {
         assert_true(requests < 10);
@@ -307,8 +304,7 @@ static void lost_reply_is_asked_for_again(void **state)
     struct ki_stream s;
 
     (void)state;
-    ki_stream_init(&s, &with_replay);
-    apply_up_to(&s, 0, 2);
+    init_at(&s, &with_replay, 2);
     live(&s, 0, 9);
     assert_int_equal(replayed(&s, 0, 3), KI_STEP_APPLY);
     assert_int_equal(replayed(&s, 0, 5), KI_STEP_DROP | KI_STEP_REQUEST);
@@ -325,8 +321,7 @@ static void restart_is_told_from_a_duplicate(void **state)
     struct ki_stream s;
 
     (void)state;
-    ki_stream_init(&s, &without_replay);
-    apply_up_to(&s, 0, 300);
+    init_at(&s, &without_replay, 300);
     assert_int_equal(live(&s, 0, 300), KI_STEP_DROP);
     assert_int_equal(live(&s, 0, 200), KI_STEP_DROP);
     assert_int_equal(live(&s, 0, 0), KI_STEP_DROP); /* out of the window, and older */
@@ -345,8 +340,7 @@ static void restart_with_lost_beginning_is_replayed(void **state)
     struct ki_stream s;
 
     (void)state;
-    ki_stream_init(&s, &with_replay);
-    apply_up_to(&s, 0, 100);
+    init_at(&s, &with_replay, 100);
     assert_int_equal(live(&s, 1, 3),
                      KI_STEP_PURGE | KI_STEP_RESET | KI_STEP_HOLD | KI_STEP_REQUEST);
     assert_int_equal(s.request, 0);
@@ -506,18 +500,9 @@ static void restart_hidden_behind_a_reconnect(void **state)
 
     (void)state;
     for (uint64_t sequence = 11; sequence <= 13; sequence += 2) {
-        ki_stream_init(&s, &with_replay);
-        apply_up_to(&s, 0, 10);
+        init_at(&s, &with_replay, 10);
         assert_int_equal(live_new_connection(&s, 1, sequence), KI_STEP_HOLD | KI_STEP_REQUEST);
-        assert_int_equal(s.request, 10);
-        assert_int_equal(replayed(&s, 1, 10),
-                         KI_STEP_DROP | KI_STEP_PURGE | KI_STEP_RESET | KI_STEP_REQUEST);
-        assert_int_equal(s.request, 0);
-        for (uint64_t i = 0; i + 1 < sequence; i++)
-            assert_int_equal(replayed(&s, 1, i), KI_STEP_APPLY);
-        assert_int_equal(replayed(&s, 1, sequence - 1), KI_STEP_APPLY | KI_STEP_RESUME);
-        assert_int_equal(live(&s, 1, sequence), KI_STEP_APPLY);
-        assert_false(s.partial);
+        is_replaced(&s, 10, sequence);
         assert_int_equal(s.stats.restarts, 1);
     }
 }
@@ -528,8 +513,7 @@ static void overlap_that_is_gone(void **state)
     struct ki_stream s;
 
     (void)state;
-    ki_stream_init(&s, &with_replay);
-    apply_up_to(&s, 0, 10);
+    init_at(&s, &with_replay, 10);
     assert_int_equal(live_new_connection(&s, 0, 14), KI_STEP_HOLD | KI_STEP_REQUEST);
     for (uint64_t i = 11; i < 13; i++)
         assert_int_equal(replayed(&s, 0, i), KI_STEP_APPLY);
@@ -544,8 +528,7 @@ static void reconnect_to_the_same_process(void **state)
     struct ki_stream s;
 
     (void)state;
-    ki_stream_init(&s, &with_replay);
-    apply_up_to(&s, 0, 10);
+    init_at(&s, &with_replay, 10);
     assert_int_equal(live_new_connection(&s, 0, 11), KI_STEP_HOLD | KI_STEP_REQUEST);
     assert_int_equal(replayed(&s, 0, 10), KI_STEP_DROP | KI_STEP_RESUME);
     assert_int_equal(live(&s, 0, 11), KI_STEP_APPLY);
@@ -564,15 +547,13 @@ static void after_recovery_from_a_peer(void **state)
 
     (void)state;
     /* The backlog of the socket begins before the peer's position and goes on beyond it. */
-    ki_stream_init(&s, &with_replay);
-    ki_stream_seed(&s, 500, batch(0, 500).timestamp, false);
+    init_recovered(&s, &with_replay, 500);
     for (uint64_t i = 300; i <= 500; i++)
         assert_int_equal(live(&s, 0, i), KI_STEP_DROP);
     assert_int_equal(live(&s, 0, 501), KI_STEP_APPLY);
     assert_false(s.partial);
     /* Only what is missing is replayed. */
-    ki_stream_init(&s, &with_replay);
-    ki_stream_seed(&s, 500, batch(0, 500).timestamp, false);
+    init_recovered(&s, &with_replay, 500);
     assert_int_equal(live(&s, 0, 503), KI_STEP_HOLD | KI_STEP_REQUEST);
     assert_int_equal(s.request, 500);
     assert_int_equal(replayed(&s, 0, 500), KI_STEP_DROP);
@@ -581,8 +562,7 @@ static void after_recovery_from_a_peer(void **state)
     assert_int_equal(live(&s, 0, 503), KI_STEP_APPLY);
     assert_false(s.partial);
     /* The engine restarted since. */
-    ki_stream_init(&s, &without_replay);
-    ki_stream_seed(&s, 500, batch(0, 500).timestamp, false);
+    init_recovered(&s, &without_replay, 500);
     assert_int_equal(live(&s, 1, 4), KI_STEP_PURGE | KI_STEP_RESET | KI_STEP_APPLY);
     /* A view that was partial at the peer's gets its chance of becoming whole here. */
     ki_stream_init(&s, &with_replay);
@@ -609,23 +589,13 @@ static void restart_hidden_behind_a_recovery(void **state)
 
     (void)state;
     for (uint64_t sequence = 11; sequence <= 13; sequence += 2) {
-        ki_stream_init(&s, &with_replay);
-        ki_stream_seed(&s, 10, batch(0, 10).timestamp, false);
+        init_recovered(&s, &with_replay, 10);
         ki_stream_start(&s, SECOND);
         assert_int_equal(live(&s, 1, sequence), KI_STEP_HOLD | KI_STEP_REQUEST);
-        assert_int_equal(s.request, 10);
-        assert_int_equal(replayed(&s, 1, 10),
-                         KI_STEP_DROP | KI_STEP_PURGE | KI_STEP_RESET | KI_STEP_REQUEST);
-        assert_int_equal(s.request, 0);
-        for (uint64_t i = 0; i + 1 < sequence; i++)
-            assert_int_equal(replayed(&s, 1, i), KI_STEP_APPLY);
-        assert_int_equal(replayed(&s, 1, sequence - 1), KI_STEP_APPLY | KI_STEP_RESUME);
-        assert_int_equal(live(&s, 1, sequence), KI_STEP_APPLY);
-        assert_false(s.partial);
+        is_replaced(&s, 10, sequence);
     }
     /* Nobody answers: not called whole. */
-    ki_stream_init(&s, &with_replay);
-    ki_stream_seed(&s, 10, batch(0, 10).timestamp, false);
+    init_recovered(&s, &with_replay, 10);
     s.cooldown_to_ns = 2 * SECOND;
     assert_int_equal(live(&s, 1, 11), KI_STEP_APPLY);
     assert_true(s.partial);
@@ -638,8 +608,7 @@ static void silence_after_a_recovery(void **state)
 
     (void)state;
     for (uint64_t process = 0; process < 2; process++) {
-        ki_stream_init(&s, &with_replay);
-        ki_stream_seed(&s, 10, batch(0, 10).timestamp, false);
+        init_recovered(&s, &with_replay, 10);
         ki_stream_start(&s, SECOND);
         assert_int_equal(ki_stream_deadline(&s), 6 * SECOND);
         assert_int_equal(ki_stream_tick(&s, 6 * SECOND), KI_STEP_REQUEST);
@@ -661,24 +630,21 @@ static void silence_after_a_recovery(void **state)
         assert_int_equal(ki_stream_deadline(&s), 0);
     }
     /* A live batch while it is asked waits for the answer. */
-    ki_stream_init(&s, &with_replay);
-    ki_stream_seed(&s, 10, batch(0, 10).timestamp, false);
+    init_recovered(&s, &with_replay, 10);
     ki_stream_start(&s, SECOND);
     assert_int_equal(ki_stream_tick(&s, 6 * SECOND), KI_STEP_REQUEST);
     assert_int_equal(live(&s, 0, 11), KI_STEP_HOLD);
     assert_int_equal(replayed(&s, 0, 10), KI_STEP_DROP | KI_STEP_RESUME);
     assert_int_equal(live(&s, 0, 11), KI_STEP_APPLY);
     /* It keeps nothing from the beginning: what we have stays. */
-    ki_stream_init(&s, &with_replay);
-    ki_stream_seed(&s, 10, batch(0, 10).timestamp, false);
+    init_recovered(&s, &with_replay, 10);
     ki_stream_start(&s, SECOND);
     assert_int_equal(ki_stream_tick(&s, 6 * SECOND), KI_STEP_REQUEST);
     assert_int_equal(ki_stream_replay_end(&s, SECOND), KI_STEP_REQUEST);
     assert_int_equal(ki_stream_replay_end(&s, SECOND), KI_STEP_RESUME);
     assert_int_equal(s.position, 10);
     /* The socket's backlog, older than the position, shows whose it is: nothing to ask. */
-    ki_stream_init(&s, &with_replay);
-    ki_stream_seed(&s, 10, batch(0, 10).timestamp, false);
+    init_recovered(&s, &with_replay, 10);
     ki_stream_start(&s, SECOND);
     assert_int_equal(live(&s, 0, 9), KI_STEP_DROP);
     assert_int_equal(ki_stream_tick(&s, 6 * SECOND), 0);
@@ -733,8 +699,7 @@ static void two_publishers_behind_one_endpoint(void **state)
     uint64_t purges = 0;
 
     (void)state;
-    ki_stream_init(&s, &without_replay);
-    apply_up_to(&s, 0, 100);
+    init_at(&s, &without_replay, 100);
     for (uint64_t i = 1; i <= 200; i++) {
         purges += (live(&s, 1, 4 + i) & KI_STEP_PURGE) != 0;
         purges += (live(&s, 0, 100 + i) & KI_STEP_PURGE) != 0;
