@@ -184,19 +184,28 @@ static void drop_all(struct kvi_index *ix, struct kvi_holder *holder)
     kv_limbo_collect(&ix->limbo, 1); /* what many slices left; the next write may never come */
 }
 
-int kvi_clear(struct kvi_index *index, struct kv_holder holder)
+/* Drops all that @key holds and, with @leave, the holder itself. False: it is unknown. */
+static bool clear_holder(struct kvi_index *ix, struct kv_holder key, bool leave)
 {
     struct kvi_holder *who;
 
-    kvi_lock(index);
-    who = kvi_holder_await(index, holder);
+    kvi_lock(ix);
+    who = kvi_holder_await(ix, key);
     if (who) {
         who->clearing = &who;
-        drop_all(index, who);
+        drop_all(ix, who);
         who->clearing = NULL;
-        pthread_cond_broadcast(&index->cleared);
+        if (leave)
+            kvi_holder_drop(ix, who);
+        pthread_cond_broadcast(&ix->cleared);
     }
-    kvi_unlock(index);
+    kvi_unlock(ix);
+    return who != NULL;
+}
+
+int kvi_clear(struct kvi_index *index, struct kv_holder holder)
+{
+    (void)clear_holder(index, holder, false);
     return 0;
 }
 
@@ -227,18 +236,7 @@ static size_t mark_worker(struct kvi_index *ix, uint64_t worker, const void *cal
 
 int kvi_remove_holder(struct kvi_index *index, struct kv_holder holder)
 {
-    struct kvi_holder *who;
-
-    kvi_lock(index);
-    who = kvi_holder_await(index, holder);
-    if (who) {
-        who->clearing = &who;
-        drop_all(index, who);
-        kvi_holder_drop(index, who);
-        pthread_cond_broadcast(&index->cleared);
-    }
-    kvi_unlock(index);
-    return who ? 0 : -ENOENT;
+    return clear_holder(index, holder, true) ? 0 : -ENOENT;
 }
 
 int kvi_remove_worker(struct kvi_index *index, uint64_t worker)

@@ -285,4 +285,42 @@ static inline const char *ops_reload(struct ops *ops)
     return copy.wrong;
 }
 
+/* -- playing ----------------------------------------------------------------------------------- */
+
+static struct ops *ops_new(const struct ops_profile *profile)
+{
+    struct ops *ops = calloc(1, sizeof(*ops));
+
+    assert_non_null(ops);
+    ops->profile = profile;
+    ops->rng.state = test_seed();
+    return ops;
+}
+
+/* An index and a model that are empty. */
+static void ops_begin(struct ops *ops)
+{
+    kvi_destroy(ops->ix);
+    if (ops->model)
+        model_free(ops->model);
+    ops->model = model_new();
+    assert_int_equal(kvi_create(NULL, &ops->ix), 0);
+}
+
+/* After the @i-th operation: fails the test where something is @wrong. */
+static void ops_judge(const struct ops *ops, long i, const char *wrong)
+{
+    if (wrong)
+        fail_msg("%s, operation %ld, seed %" PRIu64 ": %s", ops->profile->name, i, test_seed(),
+                 wrong);
+}
+
+static void ops_free(struct ops *ops)
+{
+    kvi_matches_fini(&ops->matches);
+    kvi_destroy(ops->ix);
+    model_free(ops->model);
+    free(ops);
+}
+
 #endif

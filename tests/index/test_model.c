@@ -13,33 +13,23 @@
 static void play(const struct ops_profile *profile, long rounds, int check_every,
                  long restart_every)
 {
-    struct ops *ops = calloc(1, sizeof(*ops));
-    uint64_t seed = test_seed();
-    const char *wrong = NULL;
+    struct ops *ops = ops_new(profile);
 
-    ops->profile = profile;
-    ops->rng.state = seed;
-    print_message("%s: %ld operations, KV_TEST_SEED=%" PRIu64 "\n", profile->name, rounds, seed);
-    for (long i = 0; i < rounds && !wrong; i++) {
-        if (i % restart_every == 0) {
-            kvi_destroy(ops->ix);
-            if (ops->model)
-                model_free(ops->model);
-            ops->model = model_new();
-            assert_int_equal(kvi_create(NULL, &ops->ix), 0);
-        }
+    print_message("%s: %ld operations, KV_TEST_SEED=%" PRIu64 "\n", profile->name, rounds,
+                  test_seed());
+    for (long i = 0; i < rounds; i++) {
+        const char *wrong;
+
+        if (i % restart_every == 0)
+            ops_begin(ops);
         wrong = ops_one(ops);
         if (!wrong && i % (check_every * 25L) == 0)
             wrong = ops_reload(ops);
         if (!wrong && (i % check_every == 0 || i == rounds - 1))
             wrong = ops_check(ops);
-        if (wrong)
-            fail_msg("%s, operation %ld, seed %" PRIu64 ": %s", profile->name, i, seed, wrong);
+        ops_judge(ops, i, wrong);
     }
-    kvi_matches_fini(&ops->matches);
-    kvi_destroy(ops->ix);
-    model_free(ops->model);
-    free(ops);
+    ops_free(ops);
 }
 
 /* A handful of hashes and places: everything collides with everything. */

@@ -12,28 +12,20 @@
 
 static void play(const struct ops_profile *profile, long rounds)
 {
-    struct ops *ops = calloc(1, sizeof(*ops));
-    const char *wrong = NULL;
+    struct ops *ops = ops_new(profile);
 
-    ops->profile = profile;
-    ops->rng.state = test_seed();
-    ops->model = model_new();
     ops->starve = true;
-    assert_int_equal(kvi_create(NULL, &ops->ix), 0);
-    for (long i = 0; i < rounds && !wrong; i++) {
-        wrong = ops_one(ops);
+    ops_begin(ops);
+    for (long i = 0; i < rounds; i++) {
+        const char *wrong = ops_one(ops);
+
         if (!wrong && i % 50 == 0)
             wrong = i % 1000 ? ops_check(ops) : ops_reload(ops);
-        if (wrong)
-            fail_msg("%s, operation %ld, seed %" PRIu64 ": %s", profile->name, i, test_seed(),
-                     wrong);
+        ops_judge(ops, i, wrong);
     }
     print_message("%s: %ld operations, %ld failures\n", profile->name, rounds, ops->n_starved);
     assert_true(ops->n_starved > rounds / 20);
-    kvi_matches_fini(&ops->matches);
-    kvi_destroy(ops->ix);
-    model_free(ops->model);
-    free(ops);
+    ops_free(ops);
 }
 
 static void test_colliding(void **state)

@@ -105,22 +105,16 @@ static const char *judge(uint32_t before[PROMPTS][HOLDERS][KV_N_TIERS],
 static void play(const struct ops_profile *profile, long rounds)
 {
     static uint32_t before[PROMPTS][HOLDERS][KV_N_TIERS], after[PROMPTS][HOLDERS][KV_N_TIERS];
-    struct ops *ops = calloc(1, sizeof(*ops));
-    const char *wrong = NULL;
+    struct ops *ops = ops_new(profile);
 
-    ops->profile = profile;
-    ops->rng.state = test_seed();
     ops->one_hash = true; /* a call with several does one after the other */
     look.ops = ops;
     look.n_looks = 0;
-    for (long i = 0; i < rounds && !wrong; i++) {
-        if (i % 2000 == 0) {
-            kvi_destroy(ops->ix);
-            if (ops->model)
-                model_free(ops->model);
-            ops->model = model_new();
-            assert_int_equal(kvi_create(NULL, &ops->ix), 0);
-        }
+    for (long i = 0; i < rounds; i++) {
+        const char *wrong;
+
+        if (i % 2000 == 0)
+            ops_begin(ops);
         choose_prompts(ops);
         model_answers(before);
         memset(look.seen, 0, sizeof(look.seen));
@@ -130,17 +124,12 @@ static void play(const struct ops_profile *profile, long rounds)
         model_answers(after);
         if (!wrong)
             wrong = judge(before, after);
-        if (wrong)
-            fail_msg("%s, operation %ld, seed %" PRIu64 ": %s", profile->name, i, test_seed(),
-                     wrong);
+        ops_judge(ops, i, wrong);
     }
     print_message("%s: %ld operations, looked at %ld times\n", profile->name, rounds, look.n_looks);
     assert_true(look.n_looks > rounds);
     kvi_matches_fini(&look.matches);
-    kvi_matches_fini(&ops->matches);
-    kvi_destroy(ops->ix);
-    model_free(ops->model);
-    free(ops);
+    ops_free(ops);
 }
 
 static void test_colliding(void **state)
