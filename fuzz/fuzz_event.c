@@ -3,18 +3,10 @@
  * The event reader, on two payloads one after the other, so that what it remembers is exercised
  * too. Whatever comes, a batch's numbers agree with one another and all its memory can be read.
  */
-#include <stdlib.h>
 #include <string.h>
 
 #include "kv_event.h"
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-#define REQUIRE(condition) \
-    do {                   \
-        if (!(condition))  \
-            abort();       \
-    } while (0)
+#include "require.h"
 
 static uint64_t sum; /* keeps the reading of results alive */
 

@@ -1,16 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* RouterEvent JSON: what is read can be written, and what is written is read as the same. */
-#include <stdlib.h>
 
 #include "event/router_event.h"
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-#define REQUIRE(condition) \
-    do {                   \
-        if (!(condition))  \
-            abort();       \
-    } while (0)
+#include "require.h"
 
 static void write_event(struct kv_buf *out, const struct kve_router_event *event)
 {

@@ -61,34 +61,45 @@ static void test_exposition(void **state)
     kv_metrics_destroy(metrics);
 }
 
+static void set_lag(struct kv_metric *lags, int worker, double value)
+{
+    char name[32];
+    const char *labels[] = {name};
+
+    snprintf(name, sizeof(name), "%d", worker);
+    kv_series_set(kv_metric_get(lags, labels), value);
+}
+
+static const char *rendered(struct kv_metrics *metrics, struct kv_buf *out)
+{
+    kv_buf_clear(out);
+    kv_metrics_render(metrics, out);
+    return kv_buf_cstr(out);
+}
+
 static void test_reset_and_bound(void **state)
 {
     struct kv_metrics *metrics;
     struct kv_buf out = KV_BUF_INIT;
     struct kv_metric *g;
-    char name[32];
-    const char *value[] = {name};
+    const char *text;
 
     (void)state;
     assert_int_equal(kv_metrics_create(&metrics), 0);
     g = kv_metrics_add(metrics, &lag);
-    for (int i = 0; i < KV_METRIC_MAX_SERIES + 10; i++) {
-        snprintf(name, sizeof(name), "%d", i);
-        kv_series_set(kv_metric_get(g, value), i);
-    }
-    kv_metrics_render(metrics, &out);
-    assert_non_null(strstr(kv_buf_cstr(&out), "x_lag{worker=\"4095\"} 4095\n"));
-    assert_null(strstr(kv_buf_cstr(&out), "x_lag{worker=\"4096\"}"));
-    assert_non_null(strstr(kv_buf_cstr(&out), "x_lag{worker=\"other\"} 4105\n"));
+    for (int i = 0; i < KV_METRIC_MAX_SERIES + 10; i++)
+        set_lag(g, i, i);
+    text = rendered(metrics, &out);
+    assert_non_null(strstr(text, "x_lag{worker=\"4095\"} 4095\n"));
+    assert_null(strstr(text, "x_lag{worker=\"4096\"}"));
+    assert_non_null(strstr(text, "x_lag{worker=\"other\"} 4105\n"));
 
     kv_metric_reset(g);
-    snprintf(name, sizeof(name), "7");
-    kv_series_set(kv_metric_get(g, value), 1);
-    kv_buf_clear(&out);
-    kv_metrics_render(metrics, &out);
-    assert_non_null(strstr(kv_buf_cstr(&out), "x_lag{worker=\"7\"} 1\n"));
-    assert_null(strstr(kv_buf_cstr(&out), "worker=\"8\""));
-    assert_null(strstr(kv_buf_cstr(&out), "worker=\"other\""));
+    set_lag(g, 7, 1);
+    text = rendered(metrics, &out);
+    assert_non_null(strstr(text, "x_lag{worker=\"7\"} 1\n"));
+    assert_null(strstr(text, "worker=\"8\""));
+    assert_null(strstr(text, "worker=\"other\""));
     kv_buf_fini(&out);
     kv_metrics_destroy(metrics);
 }
@@ -99,30 +110,25 @@ static void test_churn(void **state)
     struct kv_metrics *metrics;
     struct kv_buf out = KV_BUF_INIT;
     struct kv_metric *g;
-    char name[32];
-    const char *value[] = {name};
 
     (void)state;
     assert_int_equal(kv_metrics_create(&metrics), 0);
     g = kv_metrics_add(metrics, &lag);
     for (int scrape = 0; scrape < 300; scrape++) {
+        char last[32];
+
         kv_metric_reset(g);
         for (int i = 0; i < 100; i++) {
-            snprintf(name, sizeof(name), "%d", scrape * 50 + i);
-            kv_series_set(kv_metric_get(g, value), i);
-            kv_series_set(kv_metric_get(g, value), i + 1); /* the same one */
+            set_lag(g, scrape * 50 + i, i);
+            set_lag(g, scrape * 50 + i, i + 1); /* the same one */
         }
-        kv_buf_clear(&out);
-        kv_metrics_render(metrics, &out);
-        snprintf(name, sizeof(name), "{worker=\"%d\"} 100\n", scrape * 50 + 99);
-        assert_non_null(strstr(kv_buf_cstr(&out), name));
+        snprintf(last, sizeof(last), "{worker=\"%d\"} 100\n", scrape * 50 + 99);
+        assert_non_null(strstr(rendered(metrics, &out), last));
         assert_null(strstr(kv_buf_cstr(&out), "other"));
     }
     assert_true(out.len < 100 * 32);
     kv_metric_reset(g);
-    kv_buf_clear(&out);
-    kv_metrics_render(metrics, &out);
-    assert_string_equal(kv_buf_cstr(&out), "");
+    assert_string_equal(rendered(metrics, &out), "");
     kv_buf_fini(&out);
     kv_metrics_destroy(metrics);
 }

@@ -6,7 +6,7 @@
  */
 #include "base/unit.h"
 
-#include "base/msgpack.h"
+#include "base/msgpack_copy.h"
 
 #define BYTES(...) ((const uint8_t[]){__VA_ARGS__}), sizeof((const uint8_t[]){__VA_ARGS__})
 
@@ -448,55 +448,6 @@ static void test_writer_lengths(void **state)
 
 /* -- transcode --------------------------------------------------------------------------------- */
 
-static bool transcode_value(struct kv_msgpack *m, struct kv_buf *out)
-{
-    uint32_t n = 0;
-    struct kv_str s;
-
-    switch (kv_msgpack_peek(m)) {
-    case KV_MSGPACK_NIL:
-        kv_msgpack_nil(m);
-        kv_msgpack_put_nil(out);
-        break;
-    case KV_MSGPACK_BOOL:
-        kv_msgpack_put_bool(out, kv_msgpack_bool(m));
-        break;
-    case KV_MSGPACK_UINT:
-        kv_msgpack_put_u64(out, kv_msgpack_u64(m));
-        break;
-    case KV_MSGPACK_INT:
-        kv_msgpack_put_i64(out, kv_msgpack_i64(m));
-        break;
-    case KV_MSGPACK_FLOAT:
-        kv_msgpack_put_double(out, kv_msgpack_double(m));
-        break;
-    case KV_MSGPACK_STR:
-        s = kv_msgpack_str(m);
-        kv_msgpack_put_strn(out, s.p, s.len);
-        break;
-    case KV_MSGPACK_BIN:
-        s = kv_msgpack_bin(m);
-        kv_msgpack_put_bin(out, s.p, s.len);
-        break;
-    case KV_MSGPACK_ARRAY:
-        n = kv_msgpack_array(m);
-        kv_msgpack_put_array(out, n);
-        break;
-    case KV_MSGPACK_MAP:
-        n = kv_msgpack_map(m);
-        kv_msgpack_put_map(out, n);
-        n *= 2;
-        break;
-    default:
-        return false;
-    }
-    for (; n && !kv_msgpack_failed(m); n--) {
-        if (!transcode_value(m, out))
-            return false;
-    }
-    return !kv_msgpack_failed(m) && !out->error;
-}
-
 static int transcode(void)
 {
     struct kv_buf in = KV_BUF_INIT, out = KV_BUF_INIT;
@@ -509,7 +460,7 @@ static int transcode(void)
         kv_buf_append(&in, chunk, got);
     kv_msgpack_init(&m, in.data, in.len);
     while (good && m.p < m.end)
-        good = transcode_value(&m, &out);
+        good = msgpack_copy(&m, &out) && !out.error;
     if (good)
         good = fwrite(out.data, 1, out.len, stdout) == out.len;
     kv_buf_fini(&in);
