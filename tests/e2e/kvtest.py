@@ -43,7 +43,7 @@ except ImportError:
     sys.exit(77)
 
 __all__ = ["BUILD", "SOURCE", "SANITIZED", "SLOW", "MODEL", "Indexer", "Publisher", "Reply", "check", "equal", "free_port",
-           "http_request", "run", "skip", "wait_until", "msgpack", "zmq"]
+           "http_request", "is_closed", "make_certificate", "run", "skip", "wait_until", "msgpack", "zmq"]
 
 
 class Skip(Exception):
@@ -85,6 +85,29 @@ def wait_until(predicate, timeout=10, what="condition", interval=0.02):
         if time.monotonic() > deadline:
             raise AssertionError(f"timed out waiting for {what}" + (f" ({error!r})" if error else ""))
         time.sleep(interval)
+
+
+def is_closed(sock, timeout=10):
+    """Whether the server closes the connection (after what it may still send)."""
+    sock.settimeout(timeout * SLOW)
+    try:
+        while sock.recv(65536):
+            pass
+        return True
+    except ConnectionResetError:
+        return True
+    except socket.timeout:
+        return False
+
+
+def make_certificate(folder):
+    """A certificate of this machine and its key, as PEM files: their paths."""
+    cert, key = os.path.join(folder, "cert.pem"), os.path.join(folder, "key.pem")
+    done = subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, "-days", "2", "-subj",
+                           "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"], capture_output=True, check=False)
+    if done.returncode != 0:
+        skip("openssl makes no certificate here")
+    return cert, key
 
 
 class Reply:

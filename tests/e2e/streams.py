@@ -29,6 +29,11 @@ def store(engine, number, blocks, first=0, **kw):
     return engine.store(names(number, blocks, first), tokens, parent=parent, block_size=BS, **kw)
 
 
+def store_all(engine, numbers, blocks):
+    for number in numbers:
+        store(engine, number, blocks)
+
+
 def stream(indexer, name, instance=1, rank=0):
     """A counter or gauge of one stream, e.g. stream(indexer, "gaps_total")."""
     for key, value in indexer.metrics().items():
@@ -47,6 +52,11 @@ def listener(indexer, instance=1, rank=0):
 
 def holds(indexer, number, blocks, instance=1, rank=0, timeout=15):
     indexer.wait_score(prompt(number, blocks), instance, blocks * BS, rank, timeout)
+
+
+def holds_all(indexer, numbers, blocks, instance=1):
+    for number in numbers:
+        holds(indexer, number, blocks, instance)
 
 
 def blocks_of(dump, model=f"{MODEL}:default"):

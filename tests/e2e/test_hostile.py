@@ -6,7 +6,6 @@ import resource
 import socket
 import ssl
 import struct
-import subprocess
 import tempfile
 import threading
 import time
@@ -18,18 +17,6 @@ NOWHERE = "tcp://127.0.0.1:1"  # nobody publishes there
 HELLO = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
-def is_closed(sock, timeout):
-    sock.settimeout(timeout * SLOW)
-    try:
-        while sock.recv(65536):
-            pass
-        return True
-    except ConnectionResetError:
-        return True
-    except socket.timeout:
-        return False
-
-
 def client_hello():
     """The first flight of a TLS client."""
     into, out = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -38,15 +25,6 @@ def client_hello():
     except ssl.SSLWantReadError:
         pass
     return out.read()
-
-
-def certificate(folder):
-    cert, key = os.path.join(folder, "cert.pem"), os.path.join(folder, "key.pem")
-    done = subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, "-days", "2", "-subj",
-                           "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"], capture_output=True, check=False)
-    if done.returncode != 0:
-        skip("openssl makes no certificate here")
-    return cert, key
 
 
 def test_handshakes():
@@ -64,7 +42,7 @@ def test_handshakes():
         "handshake of 16 MiB": b"\x16\x03\x01\0\x04\x01\xff\xff\xff" + b"\x16\x03\x01\x40\0" + b"x" * 16384,
     }
     with tempfile.TemporaryDirectory() as folder:
-        cert, key = certificate(folder)
+        cert, key = make_certificate(folder)
         context = ssl.create_default_context(cafile=cert)
         with Indexer("--tls-cert", cert, "--tls-key", key, "--idle-timeout", "2s", context=context) as indexer:
             for _ in range(5):

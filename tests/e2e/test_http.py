@@ -47,19 +47,6 @@ def answers(sock, n=1, timeout=10):
     return found
 
 
-def is_closed(sock, timeout=10):
-    """Whether the server closes the connection (after what it may still send)."""
-    sock.settimeout(timeout * SLOW)
-    try:
-        while sock.recv(65536):
-            pass
-        return True
-    except ConnectionResetError:
-        return True
-    except socket.timeout:
-        return False
-
-
 def post(path, body, *extra):
     head = [f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json", *extra]
     return ("\r\n".join(head) + "\r\n\r\n").encode() + body
@@ -442,15 +429,6 @@ def test_other_machines_are_refused():
                 reply = http_request(url, "GET", "/workers", headers={"Authorization": "Bearer secret-token"})
                 equal(reply.status, with_token, f"{args} with a token")
                 equal(indexer.get("/workers").status, 200, "from this machine")
-
-
-def make_certificate(folder):
-    cert, key = os.path.join(folder, "cert.pem"), os.path.join(folder, "key.pem")
-    done = subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, "-days", "2", "-subj",
-                           "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"], capture_output=True, check=False)
-    if done.returncode != 0:
-        skip("openssl makes no certificate here")
-    return cert, key
 
 
 def test_tls():

@@ -103,11 +103,9 @@ def test_numbering_from_one():
 def test_silent_engine_is_asked():
     """What an idle engine has cached is known before it says anything."""
     with Indexer() as indexer, Publisher() as engine:
-        for number in range(1, 20):
-            store(engine, number, 2)
+        store_all(engine, range(1, 20), 2)
         register(indexer, 1, engine)
-        for number in range(1, 20):
-            holds(indexer, number, 2)
+        holds_all(indexer, range(1, 20), 2)
 
 
 def test_overrun_of_the_ring():
@@ -240,20 +238,17 @@ def test_replies_that_make_no_sense():
 def test_restart_forgets_what_the_old_process_had():
     with Indexer() as indexer, Publisher() as engine:
         register(indexer, 1, engine)
-        for number in range(1, 30):
-            store(engine, number, 2)
+        store_all(engine, range(1, 30), 2)
         holds(indexer, 29, 2)
         engine.restart()
-        for number in range(101, 111):
-            store(engine, number, 2)
+        store_all(engine, range(101, 111), 2)
         holds(indexer, 110, 2)
         for number in range(1, 30):
             equal(indexer.score(prompt(number, 2), 1), 0)
         engine.restart()
         for number in range(201, 206):
             store(engine, number, 2, lose=number < 204)  # the first three lost to slow joining
-        for number in range(201, 206):
-            holds(indexer, number, 2)
+        holds_all(indexer, range(201, 206), 2)
         equal(indexer.score(prompt(101, 2), 1), 0)
         equal(stream(indexer, "restarts_total"), 2)
         equal(listener(indexer)["partial"], False)
@@ -325,8 +320,7 @@ def test_position_survives_registering_again():
     with Indexer() as indexer, Publisher() as engine, Publisher(replay=None) as bare:
         for instance, publisher in (1, engine), (2, bare):
             register(indexer, instance, publisher)
-            for number in range(1, 6):
-                store(publisher, number, 2)
+            store_all(publisher, range(1, 6), 2)
             holds(indexer, 5, 2, instance=instance)
             indexer.unregister(instance)
             left(publisher)
@@ -335,8 +329,7 @@ def test_position_survives_registering_again():
             register(indexer, instance, publisher)
             store(publisher, 9, 2)
             holds(indexer, 9, 2, instance=instance)
-        for number in range(1, 10):
-            holds(indexer, number, 2, instance=1)
+        holds_all(indexer, range(1, 10), 2, instance=1)
         equal(stream(indexer, "missed_batches_total", 2), 3, "counted from the old position")
         equal(listener(indexer, 1)["partial"], False)
         equal(listener(indexer, 2)["partial"], True)
@@ -390,8 +383,7 @@ def test_messages_wait_for_a_moment():
     """A listener that is behind loses nothing: more at once than it can have applied meanwhile."""
     with Indexer() as indexer, Publisher() as engine:
         register(indexer, 1, engine)
-        for number in range(1, 3001):
-            store(engine, number, 2)
+        store_all(engine, range(1, 3001), 2)
         holds(indexer, 3000, 2)
         equal(stream(indexer, "gaps_total"), 0)
         equal(stream(indexer, "batches_total"), 3000)
@@ -405,14 +397,12 @@ def test_pause_and_resume_replays_what_was_missed():
         holds(indexer, 1, 2)
         equal(indexer.post("/test/pause_listener", {"instance_id": 1}).status, 200)
         wait_until(lambda: listener(indexer)["status"] == "paused", what="paused")
-        for number in range(2, 12):
-            store(engine, number, 2)
+        store_all(engine, range(2, 12), 2)
         equal(indexer.post("/test/resume_listener", {"instance_id": 1}).status, 200)
         wait_until(lambda: listener(indexer)["status"] == "active", what="active")
         time.sleep(0.5 * SLOW)
         store(engine, 12, 2)
-        for number in range(1, 13):
-            holds(indexer, number, 2)
+        holds_all(indexer, range(1, 13), 2)
         equal(listener(indexer)["partial"], False)
         equal(stream(indexer, "restarts_total"), 0)
 

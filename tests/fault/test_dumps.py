@@ -50,12 +50,10 @@ def test_a_torn_dump_is_made_whole_by_a_replay():
     for change in lose_parents, lose_blocks, lose_position:
         with Publisher() as engine, Indexer() as a:
             register(a, 1, engine)
-            for number in range(1, 11):
-                store(engine, number, 3)
+            store_all(engine, range(1, 11), 3)
             holds(a, 10, 3)
             with dump_peer(a, change) as peer, Indexer(*started_with(engine), "--peers", peer.url) as b:
-                for number in range(1, 11):
-                    holds(b, number, 3)
+                holds_all(b, range(1, 11), 3)
                 store(engine, 11, 3)
                 holds(b, 11, 3)
                 holds(a, 11, 3)
@@ -67,8 +65,7 @@ def test_a_torn_dump_without_replay_is_partial():
     for change in lose_parents, lose_blocks, lose_position:
         with Publisher(replay=None) as engine, Indexer(*started_with(engine, replay=False)) as a:
             engine.wait_subscriber()
-            for number in range(1, 11):
-                store(engine, number, 3)
+            store_all(engine, range(1, 11), 3)
             holds(a, 10, 3)
             with dump_peer(a, change) as peer, Indexer(*started_with(engine, replay=False), "--peers", peer.url) as b:
                 store(engine, 11, 3)
@@ -82,18 +79,15 @@ def test_positions_go_on_through_an_indexer_that_does_not_follow():
     """A follows, B only has A's dump, C recovers from B: C replays what is missing, not everything."""
     with Publisher() as engine, Indexer() as a:
         register(a, 1, engine)
-        for number in range(1, 21):
-            store(engine, number, 2)
+        store_all(engine, range(1, 21), 2)
         holds(a, 20, 2)
         with Indexer("--peers", a.url) as b:
             holds(b, 20, 2)
-            for number in range(21, 26):
-                store(engine, number, 2)
+            store_all(engine, range(21, 26), 2)
             with Indexer(*started_with(engine), "--peers", b.url) as c:
                 engine.wait_subscriber(2)
                 store(engine, 26, 2)
-                for number in range(1, 27):
-                    holds(c, number, 2)
+                holds_all(c, range(1, 27), 2)
                 equal(stream(c, "replayed_batches_total"), 5)
                 equal(listener(c)["partial"], False)
             # once it is unregistered, nothing of it is told any more
@@ -138,15 +132,13 @@ def test_restarts_that_were_missed_before_registering():
             with Indexer("--peers", a.url) as b:
                 holds(b, 3, 2)
                 engine.restart()
-                for number in range(11, 11 + batches):
-                    store(engine, number, 2)
+                store_all(engine, range(11, 11 + batches), 2)
                 register(b, 1, engine)
                 if batches % 2:  # else B has to ask although it hears nothing
                     engine.wait_subscriber(2)
                     store(engine, 20, 2)
                     holds(b, 20, 2)
-                for number in range(11, 11 + batches):
-                    holds(b, number, 2)
+                holds_all(b, range(11, 11 + batches), 2)
                 for number in 1, 2, 3:
                     equal(b.score(prompt(number, 2), 1), 0, f"batch {number} of the old process, {batches} of the new")
                 equal(listener(b)["partial"], False)

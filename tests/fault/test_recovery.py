@@ -90,8 +90,7 @@ def test_an_engine_that_restarted_meanwhile():
     """The peer's dump is of the old process; the first live batch shows the new one."""
     with Publisher(replay=None) as engine, Indexer(*workers([engine])) as a:
         engine.wait_subscriber()
-        for number in range(1, 50):
-            store(engine, number, 2)
+        store_all(engine, range(1, 50), 2)
         holds(a, 49, 2)
         with Indexer(*workers([engine]), "--peers", a.url) as b:
             holds(b, 49, 2)
@@ -107,18 +106,15 @@ def test_only_what_is_missing_is_replayed():
     """A worker that registers after recovery goes on from the peer's position."""
     with Publisher() as engine, Indexer() as a:
         register(a, 1, engine)
-        for number in range(1, 21):
-            store(engine, number, 2)
+        store_all(engine, range(1, 21), 2)
         holds(a, 20, 2)
         with Indexer("--peers", a.url) as b:
             holds(b, 20, 2)
-            for number in range(21, 26):
-                store(engine, number, 2)
+            store_all(engine, range(21, 26), 2)
             b.register(1, engine, block_size=BS)
             time.sleep(0.3 * SLOW)
             store(engine, 26, 2)
-            for number in range(1, 27):
-                holds(b, number, 2)
+            holds_all(b, range(1, 27), 2)
             equal(stream(b, "replayed_batches_total"), 5)
             equal(stream(b, "batches_total"), 6)
             equal(listener(b)["partial"], False)

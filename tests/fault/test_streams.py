@@ -19,8 +19,7 @@ def follow(indexer, instance, at_least, timeout=30):
 
 def check_contents(indexer, instance, first, last):
     """Prompts first..last, and none before."""
-    for number in range(first, last + 1):
-        holds(indexer, number, 2, instance=instance)
+    holds_all(indexer, range(first, last + 1), 2, instance=instance)
 
 
 def test_kill_9_of_the_engine():
