@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every test in every build that matters; closes with `N passed, N failed`.
+# Every test in every build that matters; closes with what was left out and why, what failed, and `N passed, N failed`.
 # KV_TEST_BUILDS="release asan tsan" and KV_FUZZ_SECONDS=3 choose less or more.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
@@ -7,8 +7,8 @@ builds=${KV_TEST_BUILDS:-release asan tsan}
 fuzz_seconds=${KV_FUZZ_SECONDS:-3}
 passed=0 failed=0
 broken=()
-failures=$(mktemp)
-trap 'rm -f "$failures"' EXIT
+failures=$(mktemp) skips=$(mktemp)
+trap 'rm -f "$failures" "$skips"' EXIT
 
 # A long run's log is often cut to its end: what failed is said again there, the last 40 lines of each.
 keep_failures() { # PRESET LOG
@@ -18,6 +18,19 @@ keep_failures() { # PRESET LOG
         /^ +Start +[0-9]+: |^[0-9]+% tests passed/ { close_test() }
         inside { kept[n++] = $0 }
         END { close_test() }' "$2" >>"$failures"
+}
+
+# CTest shows the output of failed tests only: what was left out of the others, and why.
+list_skips() { # PRESET LOG FULL-LOG
+    awk -v preset="$1" '
+        function say(test, text) { print preset ": " test ": " text; told[test] = 1 }
+        FNR == NR { if (/\*\*\*Skipped/) silent[$4]; next }
+        /^[0-9]+\/[0-9]+ Test: / { test = $3 }
+        /^\[ RUN / { reason = 0 }
+        /^\[=====/ { reason = 1 } # what follows the last test repeats the names
+        /^skipped( [a-z0-9_]+)?: / { say(test, $0); reason = 1 }
+        /^\[  SKIPPED \] [a-z]/ { if (!reason) say(test, $NF " was skipped, it does not say why"); reason = 1 }
+        END { for (test in silent) if (!(test in told)) say(test, "skipped, it does not say why") }' "$2" "$3" >>"$skips"
 }
 
 for preset in $builds; do
@@ -33,6 +46,7 @@ for preset in $builds; do
     all=$(sed -n 's/.* tests failed out of \([0-9]*\).*/\1/p' <<<"$summary")
     [ -n "$all" ] || { broken+=("$preset ran no test"); failed=$((failed + 1)); continue; }
     failed=$((failed + bad)); passed=$((passed + all - bad))
+    list_skips "$preset" "$dir/test.log" "$dir/Testing/Temporary/LastTest.log"
     [ "$bad" = 0 ] && continue
     broken+=("$preset: $bad of $all tests")
     keep_failures "$preset" "$dir/test.log"
@@ -48,7 +62,7 @@ if [ "$fuzz_seconds" -gt 0 ]; then
     done < <(tools/fuzz.sh "$fuzz_seconds" | tee >(cat >&2) | sed -n 's/^\(ok\|FAILED\) \(.*\)/\1 \2/p')
 fi
 
-cat "$failures"
+cat "$skips" "$failures"
 [ ${#broken[@]} -eq 0 ] || printf 'failed: %s\n' "${broken[@]}"
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

@@ -8,6 +8,7 @@
 
 #include "base/unit.h"
 #include "cli/replay.h"
+#include "skip.h"
 
 static bool find_trace(const char *name, char *path, size_t size)
 {
@@ -34,10 +35,8 @@ static void check(const char *name, const double *expected)
     char path[4096];
     double fraction;
 
-    if (!find_trace(name, path, sizeof(path))) {
-        print_message("no %s: skipped\n", name);
-        skip();
-    }
+    if (!find_trace(name, path, sizeof(path)))
+        skip_because("no %s: tools/get-traces.sh downloads it", name);
     if (kc_trace_read(path, &trace, &error) < 0)
         fail_msg("%s", error.text);
     assert_int_equal(kc_trace_measure(&trace, &stats), 0);

@@ -15,6 +15,7 @@
 
 #include "kvx/backend.h"
 #include "kvx/kvx_sample.h"
+#include "skip.h"
 
 static char path[4096];
 
@@ -52,7 +53,7 @@ static void test_without_gpu(void **state)
 
     (void)state;
     if (access("/dev/nvidiactl", F_OK) == 0 || access("/dev/dxg", F_OK) == 0)
-        skip(); /* these pointers are no device's */
+        skip_because("there is a GPU, and these pointers are none of its");
     sample_init(&s);
     to_device(&s.cache.k);
     to_device(&s.cache.v);

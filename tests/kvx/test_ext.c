@@ -15,6 +15,7 @@
 
 #include "kvx/kvx_reference.h"
 #include "kvx/kvx_sample.h"
+#include "skip.h"
 
 enum { OK = KVX_STATUS_OK, INV = KVX_STATUS_INVALID_ARGUMENT, UNS = KVX_STATUS_UNSUPPORTED };
 enum { RANGE = KVX_STATUS_OUT_OF_RANGE };
@@ -530,7 +531,7 @@ static void test_backends(void **state)
     (void)state;
     in_a_child("/nonexistent/libkvx_cuda.so", "", UNS, 1);
     if (!build)
-        skip();
+        skip_because("KV_BUILD_DIR isn't set");
     snprintf(model, sizeof(model), "%s/tests/libkvx_model.so", build);
     snprintf(other, sizeof(other), "%s/lib/libkvx.so", build); /* a library, but no backend */
     in_a_child(model, "", OK, 0);
@@ -680,7 +681,7 @@ static void test_fork(void **state)
 
     (void)state;
 #if defined(__SANITIZE_THREAD__)
-    skip(); /* it lets no child of a process with threads start some */
+    skip_because("the thread sanitizer lets no child of a process with threads start some");
 #endif
     assert_int_equal(many_callers(), 0);
     kvx_set_threads(3, 1);
@@ -748,7 +749,7 @@ static void test_unload(void **state)
 
     (void)state;
     if (!build)
-        skip();
+        skip_because("KV_BUILD_DIR isn't set");
     snprintf(path, sizeof(path), "%s/lib/libkvx.so", build);
     for (int round = 0; round < 3; round++) {
         void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
