@@ -6,7 +6,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "e2e"))
 from kvtest import *
 from streams import *
-from test_recovery import Peer, event, reply, chunks
+from test_recovery import Peer, event, recovered_and_behind, reply, chunks
 
 
 def started_with(*engines, replay=True, ranks=None):
@@ -77,22 +77,16 @@ def test_a_torn_dump_without_replay_is_partial():
 
 def test_positions_go_on_through_an_indexer_that_does_not_follow():
     """A follows, B only has A's dump, C recovers from B: C replays what is missing, not everything."""
-    with Publisher() as engine, Indexer() as a:
-        register(a, 1, engine)
-        store_all(engine, range(1, 21), 2)
-        holds(a, 20, 2)
-        with Indexer("--peers", a.url) as b:
-            holds(b, 20, 2)
-            store_all(engine, range(21, 26), 2)
-            with Indexer(*started_with(engine), "--peers", b.url) as c:
-                engine.wait_subscriber(2)
-                store(engine, 26, 2)
-                holds_all(c, range(1, 27), 2)
-                equal(stream(c, "replayed_batches_total"), 5)
-                equal(listener(c)["partial"], False)
-            # once it is unregistered, nothing of it is told any more
-            b.unregister(1)
-            equal(b.dump(), {})
+    with recovered_and_behind() as (engine, b):
+        with Indexer(*started_with(engine), "--peers", b.url) as c:
+            engine.wait_subscriber(2)
+            store(engine, 26, 2)
+            holds_all(c, range(1, 27), 2)
+            equal(stream(c, "replayed_batches_total"), 5)
+            equal(listener(c)["partial"], False)
+        # once it is unregistered, nothing of it is told any more
+        b.unregister(1)
+        equal(b.dump(), {})
 
 
 def test_ranks_that_nobody_registered_go_with_their_stream():

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recovery from peers: under load, from old and bad peers, with names that have colons, with tokens."""
+import contextlib
 import http.server
 import pathlib
 import socket
@@ -102,8 +103,9 @@ def test_an_engine_that_restarted_meanwhile():
                 equal(stream(indexer, "restarts_total"), 1)
 
 
-def test_only_what_is_missing_is_replayed():
-    """A worker that registers after recovery goes on from the peer's position."""
+@contextlib.contextmanager
+def recovered_and_behind():
+    """An engine, and an indexer that has a peer's dump of it (prompts 1 to 20), follows nobody and lacks 21 to 25."""
     with Publisher() as engine, Indexer() as a:
         register(a, 1, engine)
         store_all(engine, range(1, 21), 2)
@@ -111,16 +113,22 @@ def test_only_what_is_missing_is_replayed():
         with Indexer("--peers", a.url) as b:
             holds(b, 20, 2)
             store_all(engine, range(21, 26), 2)
-            b.register(1, engine, block_size=BS)
-            time.sleep(0.3 * SLOW)
-            store(engine, 26, 2)
-            holds_all(b, range(1, 27), 2)
-            equal(stream(b, "replayed_batches_total"), 5)
-            equal(stream(b, "batches_total"), 6)
-            equal(listener(b)["partial"], False)
-            # What came with the dump goes with the instance.
-            b.unregister(1)
-            b.query(prompt(1, 2), expect=404)
+            yield engine, b
+
+
+def test_only_what_is_missing_is_replayed():
+    """A worker that registers after recovery goes on from the peer's position."""
+    with recovered_and_behind() as (engine, b):
+        b.register(1, engine, block_size=BS)
+        time.sleep(0.3 * SLOW)
+        store(engine, 26, 2)
+        holds_all(b, range(1, 27), 2)
+        equal(stream(b, "replayed_batches_total"), 5)
+        equal(stream(b, "batches_total"), 6)
+        equal(listener(b)["partial"], False)
+        # What came with the dump goes with the instance.
+        b.unregister(1)
+        b.query(prompt(1, 2), expect=404)
 
 
 def test_names_with_colons_and_empty_models():

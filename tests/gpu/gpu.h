@@ -28,13 +28,6 @@
         }                                                                           \
     } while (0)
 
-static inline uint64_t gpu_number(const char *name, uint64_t otherwise)
-{
-    const char *text = getenv(name);
-
-    return text && *text ? strtoull(text, NULL, 0) : otherwise;
-}
-
 /** Ends the program with "skipped" when there is no device to run on. */
 static inline void gpu_need(void)
 {
@@ -143,7 +136,7 @@ static inline struct kvx_place_hooks gpu_hooks(kvx_memory_type_t memory, int pin
     }
     gpu_memory.memory = memory;
     gpu_memory.pinned = pinned;
-    gpu_memory.exact = (int)gpu_number("KVX_GPU_EXACT", 0);
+    gpu_memory.exact = (int)case_setting("KVX_GPU_EXACT", 0);
     if (!gpu_memory.stream)
         GPU(cudaStreamCreateWithFlags(&gpu_memory.stream, cudaStreamNonBlocking));
     return (struct kvx_place_hooks){memory, gpu_memory.stream, gpu_put, gpu_get, gpu_drop};

@@ -11,7 +11,7 @@
 
 static uint64_t run(const char *name, struct kvx_place_hooks hooks, uint32_t scale)
 {
-    struct kvx_matrix m = {.seed = gpu_number("KV_TEST_SEED", (uint64_t)time(NULL) * 2654435761U),
+    struct kvx_matrix m = {.seed = case_setting("KV_TEST_SEED", (uint64_t)time(NULL) * 2654435761U),
                            .scale = scale};
 
     matrix_run(&m, &hooks);
@@ -154,7 +154,7 @@ static uint64_t run_layers(const struct kvx_place_hooks *hooks)
 
 int main(void)
 {
-    uint32_t scale = (uint32_t)gpu_number("KV_TEST_SCALE", 100);
+    uint32_t scale = (uint32_t)case_setting("KV_TEST_SCALE", 100);
     struct kvx_place_hooks hooks;
     uint64_t bad = 0;
 

@@ -16,6 +16,14 @@
 
 #include "kvx/kvx_reference.h"
 
+/** A number that the environment gives: KV_TEST_SEED, KV_TEST_SCALE. */
+static inline uint64_t case_setting(const char *name, uint64_t otherwise)
+{
+    const char *text = getenv(name);
+
+    return text && *text ? strtoull(text, NULL, 0) : otherwise;
+}
+
 /* --------------------------------------------------------------------------------------------- */
 /* Random numbers (xorshift64*) */
 

@@ -23,16 +23,9 @@
 #define SCALE 50
 #endif
 
-static uint64_t number(const char *name, uint64_t otherwise)
-{
-    const char *text = getenv(name);
-
-    return text && *text ? strtoull(text, NULL, 0) : otherwise;
-}
-
 static uint64_t seed(void)
 {
-    return number("KV_TEST_SEED", (uint64_t)getpid() * 2654435761U + 1);
+    return case_setting("KV_TEST_SEED", (uint64_t)getpid() * 2654435761U + 1);
 }
 
 /* --------------------------------------------------------------------------------------------- */
@@ -53,7 +46,7 @@ static void test_layers(void **state)
 static void test_matrix(void **state)
 {
     struct kvx_matrix m = {.seed = seed(),
-                           .scale = (uint32_t)number("KV_TEST_SCALE", 100) * SCALE / 100 + 1};
+                           .scale = (uint32_t)case_setting("KV_TEST_SCALE", 100) * SCALE / 100 + 1};
 
     (void)state;
     assert_non_null(kvx_backend_get());
@@ -302,7 +295,7 @@ static void test_quotients(void **state)
 {
     static const float special[] = {1.0F, 3.0F, 0x1p-64F, 0x1p64F, 0x1.fffffep0F, 0x1.fffffep-64F};
     struct dice dice = {seed() | 1};
-    uint32_t rounds = (uint32_t)(200 * number("KV_TEST_SCALE", 100) * SCALE / 10000) + 7;
+    uint32_t rounds = (uint32_t)(200 * case_setting("KV_TEST_SCALE", 100) * SCALE / 10000) + 7;
 
     (void)state;
     for (uint32_t round = 0; round < rounds; round++) {

@@ -14,13 +14,6 @@
 #define SCALE 100
 #endif
 
-static uint64_t number(const char *name, uint64_t otherwise)
-{
-    const char *text = getenv(name);
-
-    return text && *text ? strtoull(text, NULL, 0) : otherwise;
-}
-
 static int run_all(const char *what, const struct kvx_place_hooks *hooks, uint64_t seed,
                    uint32_t scale)
 {
@@ -69,8 +62,8 @@ static int run_device(uint64_t seed, uint32_t scale)
 int main(void)
 {
     static const char *const isas[] = {"", "avx2", "scalar"};
-    uint64_t seed = number("KV_TEST_SEED", (uint64_t)getpid() * 2654435761U + 1);
-    uint32_t scale = (uint32_t)number("KV_TEST_SCALE", 100) * SCALE / 100;
+    uint64_t seed = case_setting("KV_TEST_SEED", (uint64_t)getpid() * 2654435761U + 1);
+    uint32_t scale = (uint32_t)case_setting("KV_TEST_SCALE", 100) * SCALE / 100;
     int bad = 0;
 
     for (unsigned i = 0; i < 4; i++) {
