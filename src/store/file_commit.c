@@ -129,7 +129,7 @@ static int find_lost(kv_store_v1 *h, struct kvs_file_pending *e)
     uint64_t owner = kvs_file_owner(e->key, e->key_len, false);
     struct kvs_file_pending found = {.fd = -1};
     char hex[KVS_FILE_HEX], side_car[KVS_FILE_HEX + 8];
-    uint8_t *data;
+    uint8_t *data = NULL;
     struct stat st;
     size_t len;
     int rc;

@@ -229,8 +229,7 @@ int kvs_file_pin(kv_store_v1 *h, const uint8_t *key, const char *hex, struct kvs
 /** Whether @error says that this file system, or this file, can't have (more) hard links. */
 static inline bool kvs_file_no_link(int error)
 {
-    return error == EPERM || error == ENOTSUP || error == EOPNOTSUPP || error == ENOSYS ||
-           error == EMLINK;
+    return error == EPERM || error == ENOTSUP || error == ENOSYS || error == EMLINK;
 }
 /** Close, unlink in tmp/, free. NULL is a no-op. */
 void kvs_file_pending_free(kv_store_v1 *h, struct kvs_file_pending *e);

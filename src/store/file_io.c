@@ -476,7 +476,7 @@ static void move_aside(kv_store_v1 *h, int dirfd, const char *name, const struct
 static bool is_good_chunk(kv_store_v1 *h, int dirfd, const char *name)
 {
     char side_car[KVS_FILE_HEX + 8];
-    uint8_t key[KVS_FILE_KEY_MAX], *data;
+    uint8_t key[KVS_FILE_KEY_MAX], *data = NULL;
     int len = dirfd == h->tmp ? -1 : kvs_file_unhex(key, name);
     struct stat st;
     size_t n;

@@ -178,11 +178,26 @@ static void *read_it(void *arg)
     return (void *)(intptr_t)unit_get(busy, busy_n, blob, 100000);
 }
 
+static bool is_lost(void)
+{
+    const struct kvs_file_pending *e;
+    uint8_t key[8];
+    bool lost;
+
+    unit_key(key, busy_n);
+    pthread_mutex_lock(&busy->lock);
+    e = kvs_file_map_find(&busy->map, key, sizeof(key));
+    lost = e && e->state == KVS_FILE_LOST;
+    pthread_mutex_unlock(&busy->lock);
+    return lost;
+}
+
 static void lose_it(void)
 {
     damage_pending();
     assert_int_equal(pthread_create(&reader, NULL, read_it, NULL), 0);
-    usleep(100000); /* it notices, and waits for the publication to set the file aside */
+    while (!is_lost()) /* it notices, and waits for the publication to set the file aside */
+        usleep(1000);
     if (put_again)
         assert_int_equal(unit_put(busy, busy_n, blob, 100000), 0);
 }
