@@ -115,8 +115,9 @@ struct kvs_result {
 };
 
 /**
- * Save an object read from @read under @name. Memory is bounded by a few chunks, however large the
- * object. When it returns 0 the object can be restored, also (file store) after a power cut; else
+ * Save an object read from @read under @name. Memory is bounded by a few chunks, and 32 MiB with a
+ * plugin that takes many at once, however large the object. A name that can't be (empty, or refused
+ * by a backend with extensions) is -EINVAL or -ENAMETOOLONG before anything is read. When it returns 0 the object can be restored, also (file store) after a power cut; else
  * what was under the name before is still there.
  */
 KV_API int kvs_save(struct kvs_store *store, const char *name, kvs_read_fn read, void *arg,
@@ -125,14 +126,18 @@ KV_API int kvs_save(struct kvs_store *store, const char *name, kvs_read_fn read,
 struct kvs_restore_opts {
     size_t size;
     const char *fingerprint; /* -ESTALE when the object has another one; NULL: any */
-    uint32_t window_bytes;   /* prefetched and held at once; 0: 64 MiB */
+    uint32_t window_bytes;   /* asked for, and held, at once; 0: 64 MiB */
     bool verify_first;       /* every chunk is read and verified before @write sees the first byte:
                               * reads all twice, but a restore then fails before it began */
     kvs_progress_fn progress;
     void *progress_arg;
 };
 
-/** Give the object under @name to @write, each chunk verified (XXH3-128, length) before. */
+/**
+ * Give the object under @name to @write, each chunk verified (XXH3-128, length) before. Progress is
+ * told first with 0 bytes done, once the object was found. Of a backend with neither prefetch nor
+ * get_chunks, chunks are asked for one by one.
+ */
 KV_API int kvs_restore(struct kvs_store *store, const char *name, kvs_write_fn write, void *arg,
                        const struct kvs_restore_opts *opts, struct kvs_result *ret);
 
@@ -166,15 +171,27 @@ struct kvs_verify_result {
 /** One problem found, in words; NULL to only count. */
 typedef void (*kvs_report_fn)(void *arg, const char *line);
 
-/** Read and check one object (@name), or all of the store (NULL). 0 also when problems were found. */
+/**
+ * Read and check one object (@name), or all of the store (NULL). 0 also when problems were found.
+ * -ECANCELED when @progress gave up; @ret has what was checked until then. In the lines, names are
+ * quoted where they hold anything that a terminal should not see.
+ */
 KV_API int kvs_verify(struct kvs_store *store, const char *name, kvs_report_fn report,
                       kvs_progress_fn progress, void *arg, struct kvs_verify_result *ret);
+
+/** What collection is at: reading manifests (counted), then looking at chunks (counted). */
+enum kvs_gc_phase { KVS_GC_MARK, KVS_GC_SWEEP };
+/** @total 0: unknown. Non-zero: give up. Called with the backend's locks held: no calls into it. */
+typedef int (*kvs_gc_progress_fn)(void *arg, enum kvs_gc_phase phase, uint64_t done,
+                                  uint64_t total);
 
 struct kvs_gc_opts {
     size_t size;
     uint64_t grace_s; /* chunks used within it stay; 0: 86400. KVS_GC_NO_GRACE: none */
     bool opaque_too;  /* also what only manifests of unknown format may need */
     bool dry_run;
+    kvs_gc_progress_fn progress;
+    void *progress_arg;
 };
 #define KVS_GC_NO_GRACE UINT64_MAX
 
@@ -185,14 +202,20 @@ struct kvs_gc_result {
 
 /**
  * Delete chunks that no manifest needs. A manifest that can't be read stops it (-EBADMSG) rather
- * than count as empty; what an opaque manifest may need stays unless @opaque_too.
+ * than count as empty; what an opaque manifest may need stays unless @opaque_too. -ECANCELED when
+ * progress gave up: nothing that is needed went, and @ret counts what did go until then.
  */
 KV_API int kvs_gc(struct kvs_store *store, const struct kvs_gc_opts *opts,
                   struct kvs_gc_result *ret);
 
 /* -- Conformance ----------------------------------------------------------------------------- */
 
-enum kvs_verdict { KVS_PASS, KVS_FAIL, KVS_SKIP };
+enum kvs_verdict {
+    KVS_PASS,
+    KVS_FAIL,  /* against the specification, or against kv_store_ext.h where that is offered */
+    KVS_SKIP,  /* doesn't apply */
+    KVS_ADVICE /* the specification allows it, but consumers fare better without */
+};
 typedef void (*kvs_check_fn)(void *arg, const char *check, enum kvs_verdict verdict,
                              const char *detail);
 
@@ -200,7 +223,8 @@ typedef void (*kvs_check_fn)(void *arg, const char *check, enum kvs_verdict verd
  * Run every check of the specification's vendor checklist, and more, against what @uri names; it
  * writes and deletes objects whose names start with "kvs-conformance-", and such as "chunks" and
  * "../x" where there are none. @each is told each check's outcome, with a reason unless it passed.
- * Returns the number of failed checks, or a negative errno when the backend can't be opened at all.
+ * Returns the number of failed checks (advice is no failure), or a negative errno when the backend
+ * can't be opened at all.
  */
 KV_API int kvs_conformance(const char *uri, kvs_check_fn each, void *arg);
 

@@ -32,7 +32,8 @@ typedef struct kv_store_v1 kv_store_v1;
 /**
  * What a backend can do. All functions but open and close may be called from several threads at
  * once on one handle. Input pointers are borrowed for the call. Outputs are allocated by the
- * backend with malloc and freed by the consumer with free; they are set on success only.
+ * backend with malloc and freed by the consumer with free. On failure the consumer doesn't look at
+ * them; set them on success only all the same, for the sake of consumers that do.
  */
 typedef struct {
     uint32_t version; /* highest version implemented: 1, or 2 with prefetch_chunks */

@@ -66,8 +66,11 @@ typedef struct {
                          uint8_t *ret_present);
 
     /**
-     * Many chunks in one go. out_data[i] is malloc'd by the backend, or NULL where the chunk is
-     * missing or did not verify. Returns how many were found; on failure nothing is handed out.
+     * Many chunks in one go, which may name one more than once. Returns how many were found, which
+     * is how many of out_data[0, n) are not NULL then: each a malloc'd buffer of its own, of
+     * out_len[i] bytes, that belongs to the consumer; NULL where the chunk is missing or did not
+     * verify. A negative return hands out nothing: what is left in out_data is not looked at, and
+     * what the backend had allocated it has freed. The consumer sets all of out_data to NULL first.
      */
     int (*get_chunks)(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n,
                       uint8_t **out_data, size_t *out_len);

@@ -71,6 +71,12 @@ static void puts_line(struct line *line, const char *text)
     put(line, text, strlen(text));
 }
 
+/* U+0080 to U+009F, which terminals obey as they do escape sequences. */
+static bool is_c1(const char *text, int len)
+{
+    return len == 2 && (unsigned char)text[0] == 0xC2 && (unsigned char)text[1] < 0xA0;
+}
+
 /* @text between quotes: the escapes of JSON serve logfmt too. Invalid UTF-8 becomes U+FFFD. */
 static void put_quoted(struct line *line, const char *text, size_t len)
 {
@@ -92,6 +98,9 @@ static void put_quoted(struct line *line, const char *text, size_t len)
         } else if (c < 0x20 || c == 0x7F) {
             snprintf(escape, sizeof(escape), "\\u%04x", c);
             put(line, escape, 6);
+        } else if (is_c1(text, n)) {
+            snprintf(escape, sizeof(escape), "\\u%04x", (unsigned char)text[1]);
+            put(line, escape, 6);
         } else {
             put(line, text, (size_t)n);
         }
@@ -110,7 +119,7 @@ static bool needs_quotes(const char *text, size_t len)
         unsigned char c = (unsigned char)*text;
         int n = kv_utf8_sequence(text, end);
 
-        if (n <= 0 || c <= ' ' || c == '"' || c == '\\' || c == '=' || c == 0x7F)
+        if (n <= 0 || c <= ' ' || c == '"' || c == '\\' || c == '=' || c == 0x7F || is_c1(text, n))
             return true;
         text += n;
     }

@@ -20,31 +20,79 @@ static void drop(void **values, size_t n)
     }
 }
 
-/* The backend's own batch. @found: what it returned; the values are in ret. */
+static int by_address(const void *a, const void *b)
+{
+    uintptr_t x = (uintptr_t) * (void *const *)a, y = (uintptr_t) * (void *const *)b;
+
+    return (x > y) - (x < y);
+}
+
+static bool has_twins(void *const *values, size_t n)
+{
+    void **sorted = calloc(n, sizeof(*sorted));
+    bool found = !sorted; /* then it is looked for the slow way */
+    size_t m = 0;
+
+    for (size_t i = 0; sorted && i < n; i++)
+        if (values[i])
+            sorted[m++] = values[i];
+    if (m > 1)
+        qsort(sorted, m, sizeof(*sorted), by_address);
+    for (size_t i = 1; i < m && !found; i++)
+        found = sorted[i] == sorted[i - 1];
+    free(sorted);
+    return found;
+}
+
+/* One buffer for two chunks can be freed but once: the second of them becomes NULL. Returns whether
+ * there were such. */
+static bool drop_twins(void **values, size_t n)
+{
+    bool found = false;
+
+    if (!has_twins(values, n))
+        return false;
+    for (size_t i = 0; i < n; i++)
+        for (size_t j = i + 1; values[i] && j < n; j++)
+            if (values[j] == values[i]) {
+                values[j] = NULL;
+                found = true;
+            }
+    return found;
+}
+
+/* The backend's own batch succeeded, so that what it left in @ret is ours, whatever is wrong with it.
+ * @found: what it returned. */
 static int check_batch(const struct kvs_store *store, int found, size_t n, void **ret,
                        const size_t *len)
 {
+    const char *wrong = NULL;
+    bool twins = drop_twins(ret, n);
     size_t seen = 0;
 
-    for (size_t i = 0; i < n; i++) {
-        const char *wrong = ret[i] ? kvs_check_value(&ret[i], len[i]) : NULL;
-
-        if (wrong)
-            return kvs_broken(store, "get_chunks", wrong);
+    for (size_t i = 0; i < n && !wrong; i++) {
+        wrong = ret[i] ? kvs_check_value(&ret[i], len[i]) : NULL;
         seen += ret[i] != NULL;
     }
-    return (size_t)found == seen ? found : kvs_broken(store, "get_chunks", "wrong count");
+    if (twins)
+        wrong = "one buffer for two chunks";
+    else if (!wrong && (size_t)found != seen)
+        wrong = "wrong count";
+    return wrong ? kvs_broken(store, "get_chunks", wrong) : found;
 }
 
 static int get_batch(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n,
                      void **ret, size_t *ret_len)
 {
-    int rc = store->ext.get_chunks(store->backend, hashes, hash_len, n, (uint8_t **)ret, ret_len);
+    int rc, found = store->ext.get_chunks(store->backend, hashes, hash_len, n, (uint8_t **)ret,
+                                          ret_len);
 
-    rc = kvs_check_rc(store, "get_chunks", rc, (int)n);
-    if (rc >= 0)
-        rc = check_batch(store, rc, n, ret, ret_len);
-    if (rc == -EPROTO) /* it succeeded, so what it left is buffers */
+    if (found < 0) { /* what it left is its own, freed perhaps: not even to be looked at */
+        memset(ret, 0, n * sizeof(*ret));
+        return kvs_check_rc(store, "get_chunks", found, 0);
+    }
+    rc = check_batch(store, found, n, ret, ret_len);
+    if (rc < 0)
         drop(ret, n);
     return rc;
 }

@@ -4,19 +4,16 @@
 #include <stdio.h>
 
 #include "base/log.h"
+#include "store/store.h"
 
-/* Keys of one prefetch at most: a bound on its request, whatever the chunks' size. */
+/* Keys of one request at most: a bound on it, whatever the chunks' size. */
 enum { MAX_AHEAD = 4096 };
 
-int kvs_fetch(struct kvs_store *store, const struct kvs_chunk_ref *ref, void **ret)
+/* Takes @data, which is what @ref names or is freed. */
+static int check(const struct kvs_chunk_ref *ref, void *data, size_t len, void **ret)
 {
     uint8_t key[16];
-    void *data = NULL;
-    size_t len = 0;
-    int rc = kvs_get_chunk(store, ref->key, sizeof(ref->key), &data, &len);
 
-    if (rc)
-        return rc < 0 ? rc : -EPROTO;
     if (len == ref->len)
         kvs_chunk_key(data, len, key);
     if (len != ref->len || memcmp(key, ref->key, sizeof(key)) != 0) {
@@ -27,25 +24,107 @@ int kvs_fetch(struct kvs_store *store, const struct kvs_chunk_ref *ref, void **r
     return 0;
 }
 
-size_t kvs_fetch_ahead(struct kvs_store *store, const struct kvs_chunk_ref *chunks, size_t n,
-                       uint64_t window)
+int kvs_fetch(struct kvs_store *store, const struct kvs_chunk_ref *ref, void **ret)
 {
-    uint8_t few[256 * 16], *keys = few;
+    void *data = NULL;
+    size_t len = 0;
+    int rc = kvs_get_chunk(store, ref->key, sizeof(ref->key), &data, &len);
+
+    if (rc)
+        return rc < 0 ? rc : -EPROTO;
+    return check(ref, data, len, ret);
+}
+
+/* -- windows ----------------------------------------------------------------------------------- */
+
+static void drop(struct kvs_window *w)
+{
+    for (size_t i = 0; w->data && i < w->n; i++)
+        free(w->data[i]);
+    free(KV_STEAL(w->data));
+    free(KV_STEAL(w->len));
+    w->n = 0;
+}
+
+/* All of the window by get_chunks. Failing is left to the takes, which say why, unless asking again
+ * is of no use. */
+static int hold(struct kvs_window *w, struct kvs_store *store, const uint8_t *keys)
+{
+    int rc;
+
+    w->data = calloc(w->n, sizeof(*w->data));
+    w->len = calloc(w->n, sizeof(*w->len));
+    rc = w->data && w->len ? kvs_get_chunks(store, keys, 16, w->n, w->data, w->len) : -ENOMEM;
+    if (rc >= 0)
+        return 0;
+    free(KV_STEAL(w->data));
+    free(KV_STEAL(w->len));
+    return rc == -EPROTO || kvs_is_outage(rc) ? rc : 0;
+}
+
+static int ask(struct kvs_window *w, struct kvs_store *store)
+{
+    bool ahead = store->calls.prefetch_chunks, batch = store->ext.get_chunks && w->n > 1;
+    uint8_t *keys = ahead || batch ? malloc(w->n * 16) : NULL;
+    int rc = 0;
+
+    if (!keys)
+        return 0; /* one by one, then */
+    for (size_t i = 0; i < w->n; i++)
+        memcpy(keys + i * 16, w->chunks[i].key, 16);
+    if ((!ahead || kvs_prefetch(store, keys, 16, w->n) < 0) && batch)
+        rc = hold(w, store, keys);
+    free(keys);
+    return rc;
+}
+
+int kvs_window_begin(struct kvs_window *w, struct kvs_store *store,
+                     const struct kvs_chunk_ref *chunks, size_t n, uint64_t max_bytes)
+{
     uint64_t bytes = chunks[0].len;
     size_t fit = 1;
+    int rc;
 
-    while (fit < n && fit < MAX_AHEAD && bytes + chunks[fit].len <= window)
+    while (fit < n && fit < MAX_AHEAD && bytes + chunks[fit].len <= max_bytes)
         bytes += chunks[fit++].len;
-    if (fit > sizeof(few) / 16)
-        keys = malloc(fit * 16);
-    if (!keys)
-        return fit; /* a hint, after all */
-    for (size_t i = 0; i < fit; i++)
-        memcpy(keys + i * 16, chunks[i].key, 16);
-    kvs_prefetch(store, keys, 16, fit);
-    if (keys != few)
-        free(keys);
-    return fit;
+    drop(w);
+    w->chunks = chunks;
+    w->n = fit;
+    rc = ask(w, store);
+    return rc < 0 ? rc : (int)fit;
+}
+
+int kvs_window_take(struct kvs_window *w, struct kvs_store *store, size_t i, void **ret)
+{
+    void *data = w->data ? KV_STEAL(w->data[i]) : NULL;
+
+    return data ? check(&w->chunks[i], data, w->len[i], ret) : kvs_fetch(store, &w->chunks[i], ret);
+}
+
+void kvs_window_fini(struct kvs_window *w)
+{
+    drop(w);
+}
+
+/* -- what went wrong --------------------------------------------------------------------------- */
+
+int kvs_second_opinion(struct kvs_store *store, const char *name, int rc)
+{
+    void *manifest;
+    size_t len;
+
+    if (rc != -ENOENT || store->ext_table)
+        return rc;
+    if (kvs_get_manifest(store, name, &manifest, &len) != 0)
+        return -EIO;
+    free(manifest);
+    return rc;
+}
+
+bool kvs_is_outage(int rc)
+{
+    return rc == -ECONNREFUSED || rc == -ECONNRESET || rc == -ETIMEDOUT || rc == -EHOSTUNREACH ||
+           rc == -EHOSTDOWN || rc == -ENETUNREACH || rc == -ENOTCONN || rc == -EPIPE;
 }
 
 const char *kvs_fetch_problem(int rc)

@@ -38,6 +38,10 @@ struct gc {
     size_t n_names;
     bool opaque_too, dry_run;
     bool blind; /* a manifest may need anything: nothing may go */
+    bool canceled;
+    kvs_gc_progress_fn progress;
+    void *progress_arg;
+    uint64_t n_weighed, n_chunks; /* of the sweep; 0: nobody knows how many there are */
     uint64_t grace_s, start_ns;
     struct kvs_gc_result result;
 
@@ -92,11 +96,26 @@ static int add(struct marks *marks, const uint8_t *hash, size_t hash_len)
     return 0;
 }
 
+static bool is_marked(const struct gc *gc, const uint8_t *hash, size_t hash_len)
+{
+    return gc->live.n > 0 && slot_of(&gc->live, mark_of(hash, hash_len))->low64 != 0;
+}
+
+/* Whether to go on: 0 or -ECANCELED, which sticks. */
+static int tell(struct gc *gc, enum kvs_gc_phase phase, uint64_t done, uint64_t total)
+{
+    if (!gc->canceled && gc->progress)
+        gc->canceled = gc->progress(gc->progress_arg, phase, done, total) != 0;
+    return gc->canceled ? -ECANCELED : 0;
+}
+
+/* The backend's sweep can't be ended early, but whatever is alive stays: after ^C, everything. */
 static int is_live(void *arg, const uint8_t *hash, size_t hash_len)
 {
-    const struct gc *gc = arg;
+    struct gc *gc = arg;
 
-    return gc->live.n > 0 && slot_of(&gc->live, mark_of(hash, hash_len))->low64 != 0;
+    return tell(gc, KVS_GC_SWEEP, ++gc->n_weighed, gc->n_chunks) != 0 ||
+           is_marked(gc, hash, hash_len);
 }
 
 /* -- Mark -------------------------------------------------------------------------------------- */
@@ -189,8 +208,11 @@ static int mark(struct gc *gc)
 {
     int rc = kvs_list(gc->store, note_name, gc);
 
-    for (size_t i = 0; i < gc->n_names && rc >= 0; i++)
+    for (size_t i = 0; i < gc->n_names && rc >= 0; i++) {
         rc = mark_manifest(gc, gc->names[i]);
+        if (rc >= 0)
+            rc = tell(gc, KVS_GC_MARK, i + 1, gc->n_names);
+    }
     return KV_MIN(rc, 0);
 }
 
@@ -243,7 +265,9 @@ static int weigh(void *arg, const kv_store_entry *entry)
 
     if (!entry->hash)
         return 0;
-    if (is_live(gc, entry->hash, entry->hash_len) || is_young(gc, entry->used_s)) {
+    if (tell(gc, KVS_GC_SWEEP, ++gc->n_weighed, gc->n_chunks))
+        return -ECANCELED;
+    if (is_marked(gc, entry->hash, entry->hash_len) || is_young(gc, entry->used_s)) {
         gc->result.live_chunks++;
         return 0;
     }
@@ -267,6 +291,9 @@ static int sweep_by_list(struct gc *gc)
 
         memcpy(&len, gc->dead + at, sizeof(len));
         at += sizeof(uint64_t) + 1;
+        rc = tell(gc, KVS_GC_SWEEP, gc->n_weighed, gc->n_chunks);
+        if (rc)
+            break;
         if (kvs_delete_chunk(gc->store, gc->dead + at, hash_len) < 0) {
             gc->result.errors++;
         } else {
@@ -278,6 +305,16 @@ static int sweep_by_list(struct gc *gc)
     return KV_MIN(rc, 0);
 }
 
+/* Against what the sweep's progress can be told. */
+static uint64_t count_chunks(const struct gc *gc)
+{
+    kv_store_stats stats = {.size = sizeof(stats)};
+
+    return gc->progress && kvs_stats(gc->store, &stats) == 0 && stats.n_chunks != UINT64_MAX
+               ? stats.n_chunks
+               : 0;
+}
+
 static int sweep(struct gc *gc)
 {
     kv_store_swept swept = {.size = sizeof(swept)};
@@ -285,6 +322,9 @@ static int sweep(struct gc *gc)
 
     if (gc->blind)
         return 0;
+    if (!gc->dry_run && !gc->store->ext.sweep_chunks && !gc->store->ext.delete_chunk)
+        return -ENOTSUP;
+    gc->n_chunks = count_chunks(gc);
     if (gc->dry_run || !gc->store->ext.sweep_chunks)
         return sweep_by_list(gc);
     rc = gc->store->ext.sweep_chunks(gc->store->backend, min_age_s(gc), is_live, gc, &swept);
@@ -292,7 +332,7 @@ static int sweep(struct gc *gc)
     gc->result.deleted_chunks = swept.deleted;
     gc->result.deleted_bytes = swept.deleted_bytes;
     gc->result.errors = swept.errors;
-    return KV_MIN(rc, 0);
+    return rc < 0 ? rc : gc->canceled ? -ECANCELED : 0;
 }
 
 int kvs_gc(struct kvs_store *store, const struct kvs_gc_opts *opts, struct kvs_gc_result *ret)
@@ -302,12 +342,14 @@ int kvs_gc(struct kvs_store *store, const struct kvs_gc_opts *opts, struct kvs_g
                     .opaque_too = KV_OPT(opts, opaque_too, false),
                     .dry_run = KV_OPT(opts, dry_run, false),
                     .grace_s = grace_s == KVS_GC_NO_GRACE ? 0 : grace_s,
+                    .progress = KV_OPT(opts, progress, NULL),
+                    .progress_arg = KV_OPT(opts, progress_arg, NULL),
                     .start_ns = kv_now_ns()};
     int rc = mark(&gc);
 
     if (rc == 0)
         rc = sweep(&gc);
-    if (rc == 0 && ret) {
+    if ((rc == 0 || rc == -ECANCELED) && ret) {
         gc.result.size = ret->size;
         memcpy(ret, &gc.result, KV_MIN(ret->size, sizeof(gc.result)));
     }

@@ -14,6 +14,7 @@ struct restoring {
     const char *name;
     const struct kvs_restore_opts *opts;
     struct kvs_manifest *manifest;
+    struct kvs_window window;
     kvs_write_fn write;
     void *arg;
     uint64_t offset; /* of the object, handed on or gathered */
@@ -120,13 +121,15 @@ static int tell(struct restoring *r, uint32_t len)
                                                                                         : 0;
 }
 
-static int read_chunk(struct restoring *r, size_t i, bool handing_on)
+/* Chunk @i, which is the @at-th of the window. */
+static int read_chunk(struct restoring *r, size_t i, size_t at, bool handing_on)
 {
     const struct kvs_chunk_ref *ref = &r->manifest->chunks[i];
     void *data;
-    int rc = kvs_fetch(r->store, ref, &data);
+    int rc = kvs_window_take(&r->window, r->store, at, &data);
 
     if (rc) {
+        rc = kvs_second_opinion(r->store, r->name, rc);
         kvs_fetch_failed(r->name, i, ref, rc);
         return rc;
     }
@@ -143,11 +146,16 @@ static int read_all(struct restoring *r, bool handing_on)
     int rc = 0;
 
     while (i < r->manifest->n_chunks && !rc) {
-        size_t end = i + kvs_fetch_ahead(r->store, &r->manifest->chunks[i],
-                                         r->manifest->n_chunks - i, window);
+        size_t begin = i;
+        int n = kvs_window_begin(&r->window, r->store, &r->manifest->chunks[i],
+                                 r->manifest->n_chunks - i, window);
 
-        while (i < end && !rc)
-            rc = read_chunk(r, i++, handing_on);
+        if (n < 0) {
+            kvs_fetch_failed(r->name, i, &r->manifest->chunks[i], n);
+            return n;
+        }
+        for (; i < begin + (size_t)n && !rc; i++)
+            rc = read_chunk(r, i, i - begin, handing_on);
     }
     return rc;
 }
@@ -193,12 +201,15 @@ int kvs_restore(struct kvs_store *store, const char *name, kvs_write_fn write, v
         return rc;
     r.total = verify_first ? r.manifest->bytes * 2 : r.manifest->bytes;
     rc = check_fingerprint(&r);
+    if (!rc)
+        rc = tell(&r, 0); /* found: what fails from here on fails for another reason */
     if (!rc && verify_first)
         rc = read_all(&r, false);
     if (!rc)
         rc = read_all(&r, true);
     if (!rc)
         result_of(r.manifest, ret);
+    kvs_window_fini(&r.window);
     free(r.woven);
     free(r.plain);
     kvs_manifest_free(r.manifest);

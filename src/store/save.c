@@ -3,10 +3,25 @@
  * Saving an object: cut, name each chunk by its bytes, put it, and publish the manifest last, so
  * that a reader sees the object whole or not at all. One chunk is in memory at a time besides the
  * window it is cut from; the manifest, 20 bytes per chunk, is held to the end.
+ *
+ * Where the backend takes many puts in one go (put_chunks) it gets up to BATCH_CHUNKS of them and
+ * BATCH_BYTES at once, since then it can ask for all of them in one round trip. Those bytes are
+ * copied, for the cutter's window moves on; larger chunks go alone.
  */
 #include "base/clock.h"
 #include "base/log.h"
 #include "store/cut.h"
+#include "store/store.h"
+
+enum { BATCH_CHUNKS = 256, BATCH_BYTES = 32 << 20 };
+
+/* Chunks cut and not yet put: the last n of the manifest. */
+struct batch {
+    uint8_t *bytes; /* grows to BATCH_BYTES */
+    size_t len, room, n;
+    uint8_t keys[BATCH_CHUNKS][16];
+    size_t lens[BATCH_CHUNKS];
+};
 
 struct saving {
     struct kvs_store *store;
@@ -14,55 +29,161 @@ struct saving {
     const struct kvs_save_opts *opts;
     struct kvs_cutter cutter;
     struct kvs_manifest manifest;
+    struct batch *batch; /* NULL: chunks are put one by one */
     struct kvs_result result;
 };
 
-static int refuse(const struct saving *save, int rc, const char *what)
+static int refuse_at(const struct saving *save, size_t chunk, int rc, const char *what)
 {
     char name[256];
 
     kv_log_error("store", what, "object=%s chunk=%zu error=%d",
-                 kv_log_quote(name, sizeof(name), save->name), save->manifest.n_chunks, -rc);
+                 kv_log_quote(name, sizeof(name), save->name), chunk, -rc);
     return rc;
 }
 
-static int put(struct saving *save, const uint8_t *data, size_t len)
+static int refuse(const struct saving *save, int rc, const char *what)
 {
-    uint8_t key[16];
-    int rc;
+    return refuse_at(save, save->manifest.n_chunks, rc, what);
+}
 
-    kvs_chunk_key(data, len, key);
-    rc = kvs_put_chunk(save->store, key, sizeof(key), data, len);
+/* The put of chunk @i was answered with @rc. */
+static int note_put(struct saving *save, size_t i, int rc)
+{
     if (rc < 0)
-        return refuse(save, rc, "a chunk can't be stored");
+        return refuse_at(save, i, rc, "a chunk can't be stored");
     if (rc == 0) {
         save->result.new_chunks++;
-        save->result.new_bytes += len;
+        save->result.new_bytes += save->manifest.chunks[i].len;
     }
-    return kvs_manifest_add(&save->manifest, key, (uint32_t)len);
+    return 0;
+}
+
+/* -- many at once ------------------------------------------------------------------------------ */
+
+static int put_one_by_one(struct saving *save, const uint8_t *const *data)
+{
+    const struct batch *b = save->batch;
+    size_t first = save->manifest.n_chunks - b->n;
+    int rc = 0;
+
+    for (size_t i = 0; i < b->n && !rc; i++)
+        rc = note_put(save, first + i,
+                      kvs_put_chunk(save->store, b->keys[i], 16, data[i], b->lens[i]));
+    return rc;
+}
+
+static int put_batch(struct saving *save)
+{
+    struct batch *b = save->batch;
+    size_t first = save->manifest.n_chunks - b->n, at = 0;
+    const uint8_t *data[BATCH_CHUNKS];
+    int each[BATCH_CHUNKS], rc;
+
+    for (size_t i = 0; i < b->n; at += b->lens[i++])
+        data[i] = b->bytes + at;
+    if (b->n < 2)
+        return put_one_by_one(save, data);
+    rc = kvs_put_chunks(save->store, b->keys, 16, b->n, (const void *const *)data, b->lens, each);
+    if (rc == -ENOTSUP) /* it thought better of it */
+        return put_one_by_one(save, data);
+    for (size_t i = 0; i < b->n; i++)
+        if (rc < 0 && each[i] < 0)
+            return note_put(save, first + i, rc);
+        else if (rc >= 0)
+            note_put(save, first + i, each[i]);
+    return rc < 0 ? note_put(save, first, rc) : 0;
+}
+
+static int flush(struct saving *save)
+{
+    int rc = save->batch && save->batch->n ? put_batch(save) : 0;
+
+    if (save->batch)
+        save->batch->n = save->batch->len = 0;
+    return rc;
+}
+
+/* Room for @len bytes more; the batch is empty, or they fit below its limit. */
+static int make_room(struct batch *b, size_t len)
+{
+    size_t room = KV_MAX(b->len + len, KV_MIN(2 * b->room, (size_t)BATCH_BYTES));
+    uint8_t *bytes;
+
+    if (b->len + len <= b->room)
+        return 0;
+    bytes = realloc(b->bytes, room);
+    if (!bytes)
+        return -ENOMEM;
+    b->bytes = bytes;
+    b->room = room;
+    return 0;
+}
+
+/* Chunk @i, the manifest's last, goes with the next batch. */
+static int gather(struct saving *save, const uint8_t *data, size_t len)
+{
+    struct batch *b = save->batch;
+    int rc = make_room(b, len);
+
+    if (rc)
+        return rc;
+    memcpy(b->bytes + b->len, data, len);
+    memcpy(b->keys[b->n], save->manifest.chunks[save->manifest.n_chunks - 1].key, 16);
+    b->lens[b->n++] = len;
+    b->len += len;
+    return 0;
+}
+
+/* -- all of it --------------------------------------------------------------------------------- */
+
+static int put(struct saving *save, const uint8_t *data, size_t len)
+{
+    const struct batch *b = save->batch;
+    uint8_t key[16];
+    int rc = 0;
+
+    kvs_chunk_key(data, len, key);
+    if (b && (b->n == BATCH_CHUNKS || b->len + len > BATCH_BYTES))
+        rc = flush(save);
+    if (!rc)
+        rc = kvs_manifest_add(&save->manifest, key, (uint32_t)len);
+    if (rc)
+        return rc;
+    if (b && len <= BATCH_BYTES)
+        return gather(save, data, len);
+    return note_put(save, save->manifest.n_chunks - 1,
+                    kvs_put_chunk(save->store, key, sizeof(key), data, len));
+}
+
+/* What is put, not what is cut. After each chunk all the same, so that ^C doesn't wait for more. */
+static int tell_progress(const struct saving *save)
+{
+    kvs_progress_fn progress = KV_OPT(save->opts, progress, NULL);
+    uint64_t done = save->manifest.bytes - (save->batch ? save->batch->len : 0);
+
+    return progress && progress(KV_OPT(save->opts, progress_arg, NULL), done,
+                                KV_OPT(save->opts, total_bytes, 0))
+               ? -ECANCELED
+               : 0;
 }
 
 static int put_all(struct saving *save)
 {
-    kvs_progress_fn progress = KV_OPT(save->opts, progress, NULL);
-    void *arg = KV_OPT(save->opts, progress_arg, NULL);
-    uint64_t total = KV_OPT(save->opts, total_bytes, 0);
+    int rc = 1, told = 0;
 
-    for (;;) {
+    while (rc > 0 && !told) {
         const uint8_t *data;
         size_t len;
-        int rc = kvs_cutter_next(&save->cutter, &save->manifest, &data, &len);
 
+        rc = kvs_cutter_next(&save->cutter, &save->manifest, &data, &len);
         if (rc < 0)
             return refuse(save, rc, "the object can't be read");
-        if (rc == 0)
-            return 0;
-        rc = put(save, data, len);
-        if (rc)
-            return rc;
-        if (progress && progress(arg, save->manifest.bytes, total))
-            return -ECANCELED;
+        told = rc ? put(save, data, len) : flush(save);
+        if (!told)
+            told = tell_progress(save);
     }
+    return told;
 }
 
 static int publish(struct saving *save)
@@ -98,6 +219,24 @@ static void tell(const struct saving *save, struct kvs_result *ret)
     memcpy(ret, &result, KV_MIN(ret->size, sizeof(result)));
 }
 
+/*
+ * Whether the backend would take the name, before it gets gigabytes for nothing. Only one with
+ * extensions tells a bad name from one that isn't there; the others say so at the end.
+ */
+static int check_name(const struct saving *save)
+{
+    void *old = NULL;
+    size_t len;
+    int rc = *save->name ? 0 : -EINVAL;
+
+    if (!rc && save->store->ext_table)
+        rc = kvs_get_manifest(save->store, save->name, &old, &len);
+    free(old);
+    return rc == -EINVAL || rc == -ENAMETOOLONG || rc == -EILSEQ
+               ? refuse(save, rc, "this can't be the name of an object")
+               : 0;
+}
+
 int kvs_save(struct kvs_store *store, const char *name, kvs_read_fn read, void *arg,
              const struct kvs_save_opts *opts, struct kvs_result *ret)
 {
@@ -108,6 +247,10 @@ int kvs_save(struct kvs_store *store, const char *name, kvs_read_fn read, void *
     if (!store || !name || !read ||
         (fingerprint && strnlen(fingerprint, KVS_FINGERPRINT_MAX + 1) > KVS_FINGERPRINT_MAX))
         return -EINVAL;
+    rc = check_name(&save);
+    if (rc)
+        return rc;
+    save.batch = store->batches ? calloc(1, sizeof(*save.batch)) : NULL; /* it goes without, too */
     rc = kvs_cutter_init(&save.cutter, opts, read, arg);
     if (rc)
         refuse(&save, rc, "the object can't be read, or the options are out of range");
@@ -118,6 +261,9 @@ int kvs_save(struct kvs_store *store, const char *name, kvs_read_fn read, void *
     if (!rc)
         tell(&save, ret);
     kvs_cutter_fini(&save.cutter);
+    if (save.batch)
+        free(save.batch->bytes);
+    free(save.batch);
     free(save.manifest.fingerprint);
     free(save.manifest.chunks);
     free(save.manifest.weaves);

@@ -60,6 +60,7 @@ int kvs_open_with(const kv_store_vtable *table, const kv_store_ext *ext, const c
         goto fail;
     store->table = table;
     read_ext(store, ext);
+    store->batches = store->ext.put_chunks && !built_in; /* files are put one by one anyway */
     errno = 0;
     store->backend = store->calls.open(uri);
     if (!store->backend) {

@@ -21,6 +21,7 @@ struct kvs_store {
     const kv_store_ext *ext_table; /* likewise; NULL when it has none */
     kv_store_vtable calls;         /* copies: what the backend doesn't have is NULL here */
     kv_store_ext ext;
+    bool batches;  /* puts go in batches: it has them, and they save it something */
     void *library; /* dlopen's; NULL when built in */
     char *label;   /* the URI as logs may show it */
 };

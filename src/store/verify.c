@@ -11,7 +11,10 @@
 
 #include <stdio.h>
 
-enum { WINDOW = 64 << 20, MAX_RUN = 1024 };
+#include "base/log.h"
+
+/* A name of a file, every byte of it escaped. */
+enum { WINDOW = 64 << 20, MAX_RUN = 1024, QUOTED_MAX = 1600 };
 
 struct finding {
     struct kvs_chunk_ref chunk; /* len 0: free */
@@ -25,6 +28,9 @@ struct verifying {
     kvs_report_fn report;
     kvs_progress_fn progress;
     void *arg;
+    bool single; /* one object, whose size is known: */
+    uint64_t total;
+    struct kvs_window window;
     struct kvs_verify_result result;
 };
 
@@ -35,7 +41,7 @@ struct names {
 
 static void KV_PRINTF(2, 3) report(const struct verifying *v, const char *fmt, ...)
 {
-    char line[512];
+    char line[QUOTED_MAX + 200];
     va_list args;
 
     if (!v->report)
@@ -79,8 +85,8 @@ static bool make_room(struct verifying *v)
     return true;
 }
 
-/* Read and check a chunk, unless that was done. */
-static int look(struct verifying *v, const struct kvs_chunk_ref *chunk)
+/* Read and check a chunk, the @at-th of the window, unless that was done. */
+static int look(struct verifying *v, const struct kvs_chunk_ref *chunk, size_t at)
 {
     struct finding *slot = v->n_slots ? slot_of(v->findings, v->n_slots, chunk) : NULL;
     void *data = NULL;
@@ -88,7 +94,7 @@ static int look(struct verifying *v, const struct kvs_chunk_ref *chunk)
 
     if (slot && slot->chunk.len)
         return slot->rc;
-    rc = kvs_fetch(v->store, chunk, &data);
+    rc = kvs_window_take(&v->window, v->store, at, &data);
     free(data);
     if (rc != -ENOMEM && make_room(v)) { /* without room it is read again next time */
         *slot_of(v->findings, v->n_slots, chunk) = (struct finding){*chunk, rc};
@@ -99,32 +105,33 @@ static int look(struct verifying *v, const struct kvs_chunk_ref *chunk)
 
 /* -- objects ----------------------------------------------------------------------------------- */
 
-/* The store is away: that says nothing about what it holds. */
-static bool is_outage(int rc)
+/* Every so often, also where there is nothing to read: whether to go on. */
+static int tell(const struct verifying *v)
 {
-    return rc == -ECONNREFUSED || rc == -ECONNRESET || rc == -ETIMEDOUT || rc == -EHOSTUNREACH ||
-           rc == -EHOSTDOWN || rc == -ENETUNREACH || rc == -ENOTCONN || rc == -EPIPE;
+    return v->progress && v->progress(v->arg, v->result.bytes, v->total) ? -ECANCELED : 0;
 }
 
 static int verify_chunk(struct verifying *v, const char *name, const struct kvs_manifest *m,
-                        size_t i)
+                        size_t i, size_t at)
 {
-    int rc = look(v, &m->chunks[i]);
+    char quoted[QUOTED_MAX];
+    int rc = look(v, &m->chunks[i], at);
 
-    if (rc == -ENOMEM || is_outage(rc))
-        return rc;
+    if (rc == -ENOMEM || kvs_is_outage(rc) || kvs_second_opinion(v->store, name, rc) != rc)
+        return rc == -ENOENT ? -EIO : rc;
     v->result.chunks++;
     if (rc) {
         if (rc == -ENOENT)
             v->result.missing_chunks++;
         else
             v->result.bad_chunks++;
-        report(v, "object %s: chunk %zu of %zu is %s (%s)", name, i, m->n_chunks,
-               kvs_fetch_problem(rc), strerror(-rc));
+        report(v, "object %s: chunk %zu of %zu is %s (%s)",
+               kv_log_quote(quoted, sizeof(quoted), name), i, m->n_chunks, kvs_fetch_problem(rc),
+               strerror(-rc));
     } else {
         v->result.bytes += m->chunks[i].len;
     }
-    return v->progress && v->progress(v->arg, v->result.bytes, 0) ? -ECANCELED : 0;
+    return tell(v);
 }
 
 /* How many chunks from @i on, within reason, haven't been read yet. */
@@ -144,11 +151,13 @@ static int verify_chunks(struct verifying *v, const char *name, const struct kvs
     int rc = 0;
 
     while (i < m->n_chunks && !rc) {
-        size_t run = unread(v, m, i);
-        size_t end = i + (run ? kvs_fetch_ahead(v->store, &m->chunks[i], run, WINDOW) : 1);
+        size_t begin = i, run = unread(v, m, i);
+        int n = run ? kvs_window_begin(&v->window, v->store, &m->chunks[i], run, WINDOW) : 1;
 
-        while (i < end && !rc)
-            rc = verify_chunk(v, name, m, i++);
+        if (n < 0)
+            return n;
+        for (; i < begin + (size_t)n && !rc; i++)
+            rc = verify_chunk(v, name, m, i, i - begin);
     }
     return rc;
 }
@@ -156,10 +165,11 @@ static int verify_chunks(struct verifying *v, const char *name, const struct kvs
 /* 0 when it was checked, whatever was found; -ENOENT when there is none. */
 static int verify_object(struct verifying *v, const char *name)
 {
+    char quoted[QUOTED_MAX];
     struct kvs_manifest *m;
     int rc = kvs_manifest_get(v->store, name, &m);
 
-    if (rc == -ENOENT || rc == -ENOMEM || rc == -EINVAL || is_outage(rc))
+    if (rc == -ENOENT || rc == -ENOMEM || rc == -EINVAL || kvs_is_outage(rc))
         return rc;
     v->result.manifests++;
     if (rc == -EMEDIUMTYPE) {
@@ -168,9 +178,12 @@ static int verify_object(struct verifying *v, const char *name)
     }
     if (rc) {
         v->result.bad_manifests++;
-        report(v, "object %s: its manifest is %s (%s)", name, kvs_fetch_problem(rc), strerror(-rc));
+        report(v, "object %s: its manifest is %s (%s)", kv_log_quote(quoted, sizeof(quoted), name),
+               kvs_fetch_problem(rc), strerror(-rc));
         return 0;
     }
+    if (v->single)
+        v->total = m->bytes;
     rc = verify_chunks(v, name, m);
     kvs_manifest_free(m);
     return rc;
@@ -205,6 +218,8 @@ static int verify_all(struct verifying *v)
         rc = verify_object(v, names.at[i]);
         if (rc == -ENOENT)
             rc = 0; /* deleted since it was listed */
+        if (rc == 0)
+            rc = tell(v);
     }
     for (size_t i = 0; i < names.n; i++)
         free(names.at[i]);
@@ -220,9 +235,11 @@ int kvs_verify(struct kvs_store *store, const char *name, kvs_report_fn report_f
 
     if (!store)
         return -EINVAL;
+    v.single = name;
     rc = name ? verify_object(&v, name) : verify_all(&v);
+    kvs_window_fini(&v.window);
     free(v.findings);
-    if (!rc && ret) {
+    if ((!rc || rc == -ECANCELED) && ret) {
         v.result.size = ret->size;
         memcpy(ret, &v.result, KV_MIN(ret->size, sizeof(v.result)));
     }

@@ -133,6 +133,90 @@ static struct kvs_store *with_garbage(size_t *dead)
     return store;
 }
 
+struct watched {
+    enum kvs_gc_phase phase;
+    uint64_t done, total;
+    unsigned calls, stop_in_mark, stop_in_sweep; /* at this call of the phase; 0: never */
+};
+
+static int watch(void *arg, enum kvs_gc_phase phase, uint64_t done, uint64_t total)
+{
+    struct watched *w = arg;
+    bool next = phase != w->phase;
+
+    assert_true(phase >= w->phase && (next || done >= w->done));
+    assert_true(total == 0 || done <= total);
+    w->phase = phase;
+    w->done = done;
+    w->total = total;
+    w->calls = next ? 1 : w->calls + 1;
+    return phase == KVS_GC_MARK ? w->calls == w->stop_in_mark : w->calls == w->stop_in_sweep;
+}
+
+/* Stopped in the middle, a collection has deleted some of what nobody needs, has said how much, and
+ * the next one does the rest; by the backend's own sweep and by listing. */
+static void test_gives_up(void **state)
+{
+    kv_store_ext by_list = *memory_ext();
+    (void)state;
+
+    by_list.sweep_chunks = NULL;
+    for (int own = 0; own < 2; own++) {
+        struct kvs_gc_result r = {.size = sizeof(r)};
+        struct watched w = {.stop_in_mark = 1};
+        struct kvs_gc_opts opts = {.size = sizeof(opts), .progress = watch, .progress_arg = &w};
+        size_t dead, all;
+        struct kvs_store *store = with_garbage(&dead);
+
+        if (!own) {
+            kvs_close(store);
+            assert_int_equal(kvs_open_with(memory_vtable(), &by_list, URI, false, &store), 0);
+        }
+        all = n_chunks(store);
+        assert_int_equal(kvs_gc(store, &opts, &r), -ECANCELED);
+        assert_int_equal(r.deleted_chunks, 0);
+        assert_int_equal(n_chunks(store), all);
+        w = (struct watched){.stop_in_sweep = (unsigned)all - (own ? 1 : 0)};
+        if (!own) /* the listing is done by then: it deletes */
+            w.stop_in_sweep += 2;
+        assert_int_equal(kvs_gc(store, &opts, &r), -ECANCELED);
+        assert_int_equal(n_chunks(store), all - r.deleted_chunks);
+        assert_true(r.deleted_chunks < dead);
+        if (!own)
+            assert_int_equal(r.deleted_chunks, 1);
+        assert_int_equal(check(store, "stays", 1), 0);
+        w = (struct watched){0};
+        assert_int_equal(kvs_gc(store, &opts, &r), 0);
+        assert_int_equal(w.phase, KVS_GC_SWEEP);
+        assert_true(w.done > 0 && w.total > 0);
+        assert_int_equal(n_chunks(store), all - dead);
+        assert_int_equal(check(store, "stays", 1), 0);
+        kvs_close(store);
+    }
+    memory_forget_all();
+}
+
+/* A backend that can't delete says so, rather than that each chunk failed. */
+static void test_nothing_to_delete_with(void **state)
+{
+    kv_store_ext ext = *memory_ext();
+    struct kvs_gc_opts dry = {.size = sizeof(dry), .dry_run = true};
+    struct kvs_gc_result r = {.size = sizeof(r)};
+    struct kvs_store *store;
+    size_t dead;
+    (void)state;
+
+    kvs_close(with_garbage(&dead));
+    ext.sweep_chunks = NULL;
+    ext.delete_chunk = NULL;
+    assert_int_equal(kvs_open_with(memory_vtable(), &ext, URI, false, &store), 0);
+    assert_int_equal(kvs_gc(store, NULL, NULL), -ENOTSUP);
+    assert_int_equal(kvs_gc(store, &dry, &r), 0);
+    assert_int_equal(r.deleted_chunks, dead);
+    kvs_close(store);
+    memory_forget_all();
+}
+
 static void test_dead_go_live_stay(void **state)
 {
     size_t dead, before;
@@ -564,6 +648,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_dead_go_live_stay),
+        cmocka_unit_test(test_gives_up),
+        cmocka_unit_test(test_nothing_to_delete_with),
         cmocka_unit_test(test_young_ones_stay),
         cmocka_unit_test(test_a_hit_refreshes),
         cmocka_unit_test(test_a_damaged_manifest_stops_it),

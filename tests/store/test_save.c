@@ -269,6 +269,36 @@ static void test_failed_saves(void **state)
     assert_int_equal(kvs_restore(store, "new", take, &(struct taken){0}, NULL, NULL), -ENOENT);
 }
 
+static int long_names_refused(kv_store_v1 *self, const char *name, uint8_t **ret, size_t *len)
+{
+    return strlen(name) > 100 ? -ENAMETOOLONG : memory_get_manifest(self, name, ret, len);
+}
+
+/* A name that can't be is refused before anything of the object is read or stored. */
+static void test_refused_names(void **state)
+{
+    kv_store_vtable table = *memory_vtable();
+    struct reading reading = {.data = (const uint8_t *)"hello", .len = 5};
+    struct kvs_store *store = *state, *picky;
+    char name[200];
+
+    assert_int_equal(kvs_save(store, "", read_some, &reading, &small, NULL), -EINVAL);
+    assert_int_equal(reading.at, 0);
+    assert_int_equal(log_lines.n, 1);
+    memset(name, 'n', sizeof(name));
+    name[sizeof(name) - 1] = '\0';
+    table.get_manifest = long_names_refused;
+    assert_int_equal(kvs_open_with(&table, memory_ext(), URI, false, &picky), 0);
+    assert_int_equal(kvs_save(picky, name, read_some, &reading, &small, NULL), -ENAMETOOLONG);
+    assert_int_equal(reading.at, 0);
+    assert_int_equal(log_lines.n, 2);
+    assert_null(memory_space(URI)->chunks);
+    kvs_close(picky);
+    memory_space(URI)->fail_gets = -EIO; /* says nothing about the name */
+    assert_int_equal(kvs_save(store, "a", read_some, &reading, &small, NULL), 0);
+    memory_space(URI)->fail_gets = 0;
+}
+
 static void test_fingerprint(void **state)
 {
     struct kvs_restore_opts opts = {.size = sizeof(opts), .fingerprint = "other"};
@@ -452,6 +482,115 @@ static void test_verify(void **state)
     assert_int_equal(kvs_verify(store, "none", note, NULL, &lines, &found), -ENOENT);
 }
 
+static int count_progress(void *arg, uint64_t done, uint64_t total)
+{
+    uint64_t *calls = arg;
+
+    assert_int_equal(total, 40000);
+    assert_true(done <= total);
+    return ++*calls > 3;
+}
+
+static int stop_progress(void *arg, uint64_t done, uint64_t total)
+{
+    (void)done, (void)total;
+    return ++((struct lines *)arg)->n > 4;
+}
+
+/* Progress is told against the size of the one object; giving up keeps what was found. */
+static void test_verify_gives_up(void **state)
+{
+    struct kvs_verify_result found = {.size = sizeof(found)};
+    struct kvs_store *store = *state;
+    struct lines lines = {0};
+    uint8_t data[40000];
+    struct rng rng = {test_seed()};
+    uint64_t calls = 0;
+
+    for (size_t i = 0; i < sizeof(data); i++)
+        data[i] = (uint8_t)rng_next(&rng);
+    assert_int_equal(save_bytes(store, "a", data, sizeof(data), NULL), 0);
+    assert_int_equal(kvs_verify(store, "a", NULL, count_progress, &calls, &found), -ECANCELED);
+    assert_int_equal(found.chunks, 4);
+    assert_true(found.bytes > 0 && found.bytes < 40000);
+    for (char name[2] = "b"; *name < 'k'; ++*name) /* where there is nothing to read, too */
+        assert_int_equal(kvs_put_manifest(store, name, "opaque", 6), 0);
+    assert_int_equal(kvs_delete_manifest(store, "a"), 0);
+    assert_int_equal(kvs_verify(store, NULL, NULL, stop_progress, &lines, &found), -ECANCELED);
+    assert_int_equal(found.opaque_manifests, 5);
+}
+
+/* Names come from whoever can save; a terminal must not obey them. */
+static void test_verify_names(void **state)
+{
+    static const char evil[] = "\x1b[2J\xc2\x9b"
+                               "31m\nobject good: all is well";
+    struct kvs_verify_result found = {.size = sizeof(found)};
+    struct kvs_store *store = *state;
+    struct lines lines = {0};
+
+    assert_int_equal(kvs_put_manifest(store, evil, "KVS-OBJ\n", 8), 0);
+    assert_int_equal(kvs_verify(store, NULL, note, NULL, &lines, &found), 0);
+    assert_int_equal(found.bad_manifests, 1);
+    assert_int_equal(lines.n, 1);
+    assert_non_null(strstr(lines.last, "object \"\\u001b[2J\\u009b31m\\nobject good"));
+    for (const char *p = lines.last; *p; p++)
+        assert_true((unsigned char)*p >= ' ' && *p != 0x7f);
+    assert_int_equal(save_bytes(store, evil, "x", 1, NULL), 0);
+    memory_remove(&memory_space(URI)->chunks);
+    assert_int_equal(kvs_verify(store, NULL, note, NULL, &lines, &found), 0);
+    assert_int_equal(lines.n, 2);
+    assert_null(strchr(lines.last, '\x1b'));
+}
+
+static bool gone;
+static uint64_t goes_after = 3; /* gets */
+
+static int get_until_gone(kv_store_v1 *self, const char *name, uint8_t **ret, size_t *len)
+{
+    return gone ? -1 : memory_get_manifest(self, name, ret, len);
+}
+
+static int goes_away(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, uint8_t **ret,
+                     size_t *len)
+{
+    if (!gone && memory_space(URI)->stats.gets > goes_after)
+        gone = true;
+    return gone ? -1 : memory_get_chunk(self, hash, hash_len, ret, len);
+}
+
+/* Without extensions a failure looks like a miss; but an outage is no damage. */
+static void test_outage_without_extensions(void **state)
+{
+    kv_store_vtable table = *memory_vtable();
+    struct kvs_verify_result found = {.size = sizeof(found)};
+    struct taken t = {0};
+    struct kvs_store *store;
+    uint8_t data[40000];
+    struct rng rng = {test_seed()};
+    (void)state;
+
+    for (size_t i = 0; i < sizeof(data); i++)
+        data[i] = (uint8_t)rng_next(&rng);
+    table.get_chunk = goes_away;
+    table.get_manifest = get_until_gone;
+    assert_int_equal(kvs_open_with(&table, NULL, URI, false, &store), 0);
+    assert_int_equal(save_bytes(store, "a", data, sizeof(data), NULL), 0);
+    assert_int_equal(kvs_verify(store, "a", NULL, NULL, NULL, &found), -EIO);
+    memory_space(URI)->stats.gets = 0;
+    gone = false;
+    assert_int_equal(kvs_restore(store, "a", take, &t, NULL, NULL), -EIO);
+    memory_space(URI)->stats.gets = 0;
+    gone = false;
+    goes_after = UINT64_MAX;
+    memory_remove(&memory_space(URI)->chunks); /* and a chunk that is missing is missing */
+    assert_int_equal(kvs_restore(store, "a", take, &t, NULL, NULL), -ENOENT);
+    assert_int_equal(kvs_verify(store, "a", NULL, NULL, NULL, &found), 0);
+    assert_int_equal(found.missing_chunks, 1);
+    kv_buf_fini(&t.bytes);
+    kvs_close(store);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -463,6 +602,10 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_lying_backends, open_store, close_store),
         cmocka_unit_test_setup_teardown(test_damaged_manifest, open_store, close_store),
         cmocka_unit_test_setup_teardown(test_verify, open_store, close_store),
+        cmocka_unit_test_setup_teardown(test_refused_names, open_store, close_store),
+        cmocka_unit_test_setup_teardown(test_verify_gives_up, open_store, close_store),
+        cmocka_unit_test_setup_teardown(test_verify_names, open_store, close_store),
+        cmocka_unit_test_setup_teardown(test_outage_without_extensions, open_store, close_store),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
