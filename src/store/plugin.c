@@ -88,7 +88,10 @@ static int find(const char *name, void **ret, char *why, size_t why_size)
         return 0;
     reason = dlerror();
     snprintf(why, why_size, "%s", reason ? reason : "not found");
-    return -ENOENT;
+    /* The loader's words are all there is: of a library that lacks another one they name that. */
+    return reason && strncmp(reason, file, strlen(file)) != 0
+               ? refuse(-EPROTO, "can't load a plugin", file, reason)
+               : -ENOENT;
 }
 
 /* What serves a scheme that has no library of its own name; false: nothing. */

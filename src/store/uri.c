@@ -30,17 +30,40 @@ static const char *after_scheme(const char *uri)
     return sep && *uri != '/' && *uri != '.' ? sep + 3 : NULL;
 }
 
-/* The '@' that ends the user part of an authority, or NULL. */
-static const char *user_end(const char *authority)
-{
-    size_t len = strcspn(authority, "/?#");
+/*
+ * Where user and password end, told by how people write them rather than by RFC 3986: a password
+ * may hold '/', '?', '#' and '@' although it must not.
+ *
+ *     user@host/path            the user ends at the '@' of the authority
+ *     user:pass/w@rd@host       "user:" and an '@' anywhere behind: at the last one
+ *     host:6379/a@b             a port and a path, or a password that begins with digits?
+ */
+struct secret {
+    const char *at;   /* the '@' that ends it; NULL: there is none */
+    bool password;    /* there surely is one */
+    bool hides_query; /* a '?' or '#' lies before the '@': of the query, or of the password? */
+};
 
-    return memrchr(authority, '@', len);
+static struct secret find_secret(const char *rest)
+{
+    size_t authority = strcspn(rest, "/?#");
+    const char *at = memrchr(rest, '@', authority), *last = strrchr(rest, '@');
+    const char *bracket = *rest == '[' ? strchr(rest, ']') : NULL;
+    const char *name = bracket && bracket < rest + authority ? bracket : rest;
+    const char *colon = name + strcspn(name, ":/?#@");
+    size_t port;
+
+    if (!last || *colon != ':')
+        return (struct secret){.at = at};
+    port = strspn(colon + 1, "0123456789");
+    return (struct secret){.at = last,
+                           .password = at || colon + 1 + port < rest + authority,
+                           .hides_query = rest + strcspn(rest, "?#") < last};
 }
 
 int kvs_uri_parse(const char *uri, struct kvs_uri *ret, const char **ret_why)
 {
-    const char *rest, *at;
+    const char *rest;
     struct kvs_uri out = {0};
     size_t len;
 
@@ -60,8 +83,7 @@ int kvs_uri_parse(const char *uri, struct kvs_uri *ret, const char **ret_why)
         if (len >= sizeof(out.scheme))
             return reject(ret_why, "too long");
         memcpy(out.scheme, uri, len);
-        at = user_end(rest);
-        if (at && memchr(rest, ':', (size_t)(at - rest)))
+        if (find_secret(rest).password)
             return reject(ret_why, "password in the URI");
     }
     *ret = out;
@@ -70,14 +92,19 @@ int kvs_uri_parse(const char *uri, struct kvs_uri *ret, const char **ret_why)
 
 const char *kvs_uri_redact(const char *uri, char *buf, size_t size)
 {
-    const char *rest = after_scheme(uri);
-    const char *at = rest ? user_end(rest) : NULL;
-    const char *shown = at ? at + 1 : rest;
+    const char *rest = after_scheme(uri), *shown;
+    struct secret secret;
 
-    if (rest)
-        snprintf(buf, size, "%.*s%s%.*s", (int)KV_MIN(rest - uri, URI_MAX), uri, at ? "***@" : "",
-                 (int)KV_MIN(strcspn(shown, "?#"), URI_MAX), shown);
-    else
+    if (!rest) {
         snprintf(buf, size, "%s", uri);
+        return buf;
+    }
+    secret = find_secret(rest);
+    shown = secret.hides_query ? "" : secret.at ? secret.at + 1 : rest;
+    snprintf(buf, size, "%.*s%s%.*s", (int)KV_MIN(rest - uri, URI_MAX), uri,
+             secret.hides_query ? "***"
+             : secret.at        ? "***@"
+                                : "",
+             (int)KV_MIN(strcspn(shown, "?#"), (size_t)URI_MAX), shown);
     return buf;
 }

@@ -19,7 +19,10 @@ struct kvs_uri {
  */
 int kvs_uri_parse(const char *uri, struct kvs_uri *ret, const char **ret_why);
 
-/** @uri for people: without user, password and query, cut to @size. Returns @buf. */
+/**
+ * @uri for people: without user, password and query, cut to @size. Returns @buf. What may be a
+ * password is hidden also where it needn't be one: "***@" may stand for a host, port and path.
+ */
 const char *kvs_uri_redact(const char *uri, char *buf, size_t size);
 
 #endif

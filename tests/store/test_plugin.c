@@ -124,6 +124,20 @@ static void test_uris(void **state)
     assert_null(strstr(lines.last, "geheim"));
     refused("broken://geheim@host/refuse#geheim", -EIO, "broken://***@host/refuse");
     assert_null(strstr(lines.last, "geheim"));
+    /* Passwords as people choose them. */
+    refused("broken://user:gehe/im@host/0", -EINVAL, "password");
+    assert_null(strstr(lines.last, "gehe"));
+    assert_null(strstr(lines.last, "im@"));
+    refused("broken://user:gehe?im@host/0", -EINVAL, "password");
+    assert_null(strstr(lines.last, "gehe"));
+    refused("broken://user:gehe#im@host", -EINVAL, "password");
+    assert_null(strstr(lines.last, "gehe"));
+    refused("broken://user:ge@he/im@host/0", -EINVAL, "store=broken://***@host/0");
+    refused("broken://:12/geheim@host/refuse", -EIO, "store=broken://***@host/refuse");
+    refused("broken://[::1]:6379/refuse", -EIO, "store=broken://[::1]:6379/refuse");
+    refused("broken://host:1/refuse?a=geheim@b", -EIO, "store=broken://***");
+    assert_null(strstr(lines.last, "geheim"));
+    refused("broken://host/re@fuse/refuse", -EIO, "store=broken://host/re@fuse/refuse");
     refused("", -EINVAL, "reason=empty"); /* a line ends where it ends, after longer ones */
     assert_string_equal(strstr(lines.last, "reason="), "reason=empty");
 }
@@ -201,6 +215,25 @@ static void test_search(void **state)
     kvs_close(opened("redis+cluster://x"));
     kvs_close(opened("rediss+cluster://x"));
     assert_int_equal(lines.n, 2);
+}
+
+/* What lies where the loader looks is refused as what lies in the folder, not taken for missing. */
+static void test_broken_in_the_loaders_path(void **state)
+{
+    char path[4200];
+    FILE *file;
+    (void)state;
+
+    snprintf(path, sizeof(path), "%s/libkv_store_ruin.so", plugins); /* in this program's RPATH */
+    file = fopen(path, "w");
+    assert_non_null(file);
+    fputs("not a library", file);
+    fclose(file);
+    setenv("KV_STORE_LIBRARY_PATH", "/nonexistent", 1);
+    refused("ruin://x", -EPROTO, "libkv_store_ruin.so");
+    refused("ruin+tls://x", -EPROTO, "libkv_store_ruin.so");
+    unlink(path);
+    refused("ruin://x", -ENOENT, "libkv_store_ruin.so");
 }
 
 static void test_no_plugin(void **state)
@@ -478,6 +511,7 @@ int main(void)
         TEST(test_paths),
         TEST(test_uri_unchanged),
         TEST(test_search),
+        TEST(test_broken_in_the_loaders_path),
         TEST(test_no_plugin),
         TEST(test_tables),
         TEST(test_short_tables),
