@@ -29,6 +29,7 @@ struct kvs_conf {
     uint64_t run;        /* keys and names of this run are made of it */
     uint64_t n_made;
     char detail[256];
+    char advice[256]; /* "": none */
 
     /* of the check that runs */
     kv_store_v1 *h; /* handles[0] */
@@ -59,6 +60,8 @@ int kvs_conf_run(const kv_store_vtable *vt, const kv_store_ext *ext, const char 
 
 /** Say why, and return the verdict. */
 enum kvs_verdict kvs_conf_fail(struct kvs_conf *c, const char *fmt, ...) KV_PRINTF(2, 3);
+/** Note what the specification allows but some consumers trip over; returns KVS_PASS, to go on. */
+enum kvs_verdict kvs_conf_advise(struct kvs_conf *c, const char *fmt, ...) KV_PRINTF(2, 3);
 enum kvs_verdict kvs_conf_skip(struct kvs_conf *c, const char *fmt, ...) KV_PRINTF(2, 3);
 
 /** Leave the check when a step of it did not pass. */
