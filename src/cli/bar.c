@@ -57,6 +57,16 @@ void kc_bar_clear(void)
     fflush(stderr);
 }
 
+static struct kc_text amount(const struct kc_bar *bar, double n)
+{
+    struct kc_text text;
+
+    if (!bar->unit)
+        return kc_bytes(n);
+    snprintf(text.s, sizeof(text.s), "%.16s %.24s", kc_scaled(n).s, bar->unit);
+    return text;
+}
+
 int kc_bar_progress(void *arg, uint64_t done, uint64_t total)
 {
     struct kc_bar *bar = arg;
@@ -76,7 +86,7 @@ int kc_bar_progress(void *arg, uint64_t done, uint64_t total)
                 100.0 * (double)done / (double)total);
     else
         fprintf(stderr, "%s  ", bar->label);
-    fprintf(stderr, "%s  %s/s", kc_bytes((double)done).s, kc_bytes(rate).s);
+    fprintf(stderr, "%s  %s/s", amount(bar, (double)done).s, amount(bar, rate).s);
     if (total > done && rate > 0 && done > total / 50)
         fprintf(stderr, "  %s left", kc_span((double)(total - done) / rate).s);
     kc_bar_end();

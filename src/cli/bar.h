@@ -23,9 +23,10 @@ void kc_bar_end(void);
 /** Take the line off the terminal. */
 void kc_bar_clear(void);
 
-/** Bytes of a save, restore or verification. Used by one thread. */
+/** Bytes of a save, restore or verification, or a number of things. Used by one thread. */
 struct kc_bar {
     const char *label; /* "saving" */
+    const char *unit;  /* "chunks"; NULL: bytes */
     bool quiet;
     bool drawn;
     uint64_t start_ns, next_ns;

@@ -42,9 +42,12 @@ struct kc_store_call {
     const char *command; /* "save" */
     struct kc_store_opts opts;
     const char *uri, *name, *file; /* what the command takes of them; else NULL */
+    char label[512];               /* the URI without its secrets */
+    bool data_on_stdout;           /* so that reports go to standard error */
     struct kvs_store *store;       /* NULL for conformance, which opens it itself */
     struct kc_bar bar;
     struct kv_buf out; /* JSON */
+    bool printed;      /* all of it */
     struct kv_json_writer json;
 };
 
@@ -60,8 +63,24 @@ int kc_store_stats(struct kc_store_call *call);
 int kc_store_conformance(struct kc_store_call *call);
 int kc_store_bench(struct kc_store_call *call);
 
-/** Say on standard error that @what failed with @rc; returns the exit status for it. */
-int kc_store_fail(const struct kc_store_call *call, const char *what, int rc);
+/**
+ * Say on standard error that @what (a name, a label) failed with @rc, with --json also in an object
+ * of its own; returns the exit status for it.
+ */
+int kc_store_fail(struct kc_store_call *call, const char *what, int rc);
+/** The same of a file of the user's: what is missing there is no missing object. */
+int kc_store_fail_file(struct kc_store_call *call, const char *file, int rc);
+/** The same in words. Returns @status. */
+int kc_store_fail_as(struct kc_store_call *call, const char *text, int status);
+
+/** That the store can't be opened, and why; returns the exit status. */
+int kc_store_fail_open(struct kc_store_call *call, int rc);
+
+/** @text as a terminal may see it: control characters and what isn't UTF-8 become \xNN. */
+void kc_store_put_text(FILE *f, const char *text);
+
+/** Whether the backend tells why it fails; one without extensions tells nothing but that it did. */
+bool kc_store_tells(const struct kc_store_call *call);
 
 /** The JSON object that --json prints: begin it, put members with these, end it (prints). */
 void kc_store_json_begin(struct kc_store_call *call);

@@ -62,11 +62,15 @@ static int save(struct bench *b, double *ret)
 {
     struct kvs_save_opts opts = {.size = sizeof(opts),
                                  .format = KVS_FORMAT_BYTES,
-                                 .chunk_bytes = (uint32_t)b->call->opts.chunk};
+                                 .chunk_bytes = (uint32_t)b->call->opts.chunk,
+                                 .total_bytes = b->len,
+                                 .progress = kc_bar_progress,
+                                 .progress_arg = &b->call->bar};
     struct kvs_result result = {.size = sizeof(result)};
     uint64_t start_ns = kv_now_ns();
     int rc;
 
+    b->call->bar.start_ns = 0;
     b->at = 0;
     rc = kvs_save(b->call->store, b->name, read_data, b, &opts, &result);
     *ret = (double)(kv_now_ns() - start_ns) / 1e9;
@@ -76,11 +80,14 @@ static int save(struct bench *b, double *ret)
 
 static int restore(struct bench *b, double *ret)
 {
+    struct kvs_restore_opts opts = {
+        .size = sizeof(opts), .progress = kc_bar_progress, .progress_arg = &b->call->bar};
     uint64_t start_ns = kv_now_ns();
     int rc;
 
+    b->call->bar.start_ns = 0;
     b->at = 0;
-    rc = kvs_restore(b->call->store, b->name, compare_data, b, NULL, NULL);
+    rc = kvs_restore(b->call->store, b->name, compare_data, b, &opts, NULL);
     *ret = (double)(kv_now_ns() - start_ns) / 1e9;
     return rc;
 }
@@ -240,7 +247,7 @@ int kc_store_bench(struct kc_store_call *call)
     int rc, status;
 
     if (!b)
-        return kc_store_fail(call, call->uri, -ENOMEM);
+        return kc_store_fail(call, call->label, -ENOMEM);
     b->call = call;
     b->len = call->opts.size ? call->opts.size : 96 << 20;
     b->data = malloc(b->len);
@@ -248,7 +255,8 @@ int kc_store_bench(struct kc_store_call *call)
     choose_folder(b);
     for (size_t i = 0; i < rounds && rc == 0; i++)
         rc = run_round(b, i);
-    status = rc < 0 ? kc_store_fail(call, call->uri, rc) : report(b, rounds);
+    kc_bar_finish(&call->bar);
+    status = rc < 0 ? kc_store_fail(call, call->label, rc) : report(b, rounds);
     free(b->data);
     free(b);
     return status;

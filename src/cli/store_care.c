@@ -22,7 +22,8 @@ static void report_problem(void *arg, const char *line)
         return;
     }
     kc_bar_finish(&v->call->bar);
-    puts(line);
+    kc_store_put_text(stdout, line);
+    putchar('\n');
 }
 
 static int verify_progress(void *arg, uint64_t done, uint64_t total)
@@ -30,6 +31,12 @@ static int verify_progress(void *arg, uint64_t done, uint64_t total)
     struct verification *v = arg;
 
     return kc_bar_progress(&v->call->bar, done, total);
+}
+
+static void put_interrupted(struct kc_store_call *call)
+{
+    kv_json_key(&call->json, "interrupted");
+    kv_json_put_bool(&call->json, true);
 }
 
 static int print_verified(struct verification *v, const struct kvs_verify_result *r, int status)
@@ -51,6 +58,8 @@ static int print_verified(struct verification *v, const struct kvs_verify_result
     kc_store_json_u64(call, "missing_chunks", r->missing_chunks);
     kc_store_json_u64(call, "bad_chunks", r->bad_chunks);
     kc_store_json_u64(call, "bytes", r->bytes);
+    if (status == KC_STORE_INTERRUPTED)
+        put_interrupted(call);
     kv_json_key(&call->json, "problems");
     kv_json_put_raw(&call->json, kv_buf_cstr(&v->problems), v->problems.len);
     return kc_store_json_end(call, stdout, status);
@@ -69,13 +78,56 @@ int kc_store_verify(struct kc_store_call *call)
     kc_bar_finish(&call->bar);
     status = result.bad_manifests || result.missing_chunks || result.bad_chunks ? KC_STORE_PROBLEMS
                                                                                 : KC_STORE_OK;
-    status = rc < 0 ? kc_store_fail(call, call->name ? call->name : call->uri, rc)
-                    : print_verified(&v, &result, status);
+    if (rc == -ECANCELED)
+        fprintf(stderr, "kvasir store verify: interrupted; this is what was checked until then\n");
+    status = rc < 0 && rc != -ECANCELED
+                 ? kc_store_fail(call, call->name ? call->name : call->label, rc)
+                 : print_verified(&v, &result, rc < 0 ? KC_STORE_INTERRUPTED : status);
     kv_buf_fini(&v.problems);
     return status;
 }
 
 /* -- gc ---------------------------------------------------------------------------------------- */
+
+static int gc_progress(void *arg, enum kvs_gc_phase phase, uint64_t done, uint64_t total)
+{
+    struct kc_bar *bar = arg;
+    const char *unit = phase == KVS_GC_MARK ? "objects" : "chunks";
+
+    if (bar->unit != unit) {
+        bar->unit = unit;
+        bar->start_ns = 0;
+    }
+    return kc_bar_progress(bar, done, total);
+}
+
+static int print_collected(struct kc_store_call *call, const struct kvs_gc_result *r, int status)
+{
+    bool dry_run = call->opts.dry_run;
+
+    if (!call->opts.json) {
+        printf("%s %s chunks, %s; %s stay", dry_run ? "would delete" : "deleted",
+               kc_count(r->deleted_chunks).s, kc_bytes((double)r->deleted_bytes).s,
+               kc_count(r->live_chunks).s);
+        if (r->opaque_manifests)
+            printf("; %s manifests of other programs", kc_count(r->opaque_manifests).s);
+        if (r->errors)
+            printf("; %s could not be deleted", kc_count(r->errors).s);
+        putchar('\n');
+        return status;
+    }
+    kc_store_json_begin(call);
+    kv_json_key(&call->json, "dry_run");
+    kv_json_put_bool(&call->json, dry_run);
+    kc_store_json_u64(call, "live_chunks", r->live_chunks);
+    kc_store_json_u64(call, "deleted_chunks", r->deleted_chunks);
+    kc_store_json_u64(call, "deleted_bytes", r->deleted_bytes);
+    kc_store_json_u64(call, "opaque_manifests", r->opaque_manifests);
+    kc_store_json_u64(call, "errors", r->errors);
+    if (status == KC_STORE_INTERRUPTED)
+        put_interrupted(call);
+    return kc_store_json_end(call, stdout, status);
+}
 
 int kc_store_gc(struct kc_store_call *call)
 {
@@ -83,33 +135,21 @@ int kc_store_gc(struct kc_store_call *call)
     struct kvs_gc_opts opts = {.size = sizeof(opts),
                                .grace_s = o->no_grace ? KVS_GC_NO_GRACE : o->grace_ms / 1000,
                                .opaque_too = o->opaque_too,
-                               .dry_run = o->dry_run};
+                               .dry_run = o->dry_run,
+                               .progress = gc_progress,
+                               .progress_arg = &call->bar};
     struct kvs_gc_result r = {.size = sizeof(r)};
-    int rc = kvs_gc(call->store, &opts, &r), status;
+    int rc = kvs_gc(call->store, &opts, &r);
 
+    kc_bar_finish(&call->bar);
+    if (rc < 0 && rc != -ECANCELED)
+        return kc_store_fail(call, call->label, rc);
     if (rc < 0)
-        return kc_store_fail(call, call->uri, rc);
-    status = r.errors ? KC_STORE_FAILED : KC_STORE_OK;
-    if (!o->json) {
-        printf("%s %s chunks, %s; %s stay", o->dry_run ? "would delete" : "deleted",
-               kc_count(r.deleted_chunks).s, kc_bytes((double)r.deleted_bytes).s,
-               kc_count(r.live_chunks).s);
-        if (r.opaque_manifests)
-            printf("; %s manifests of other programs", kc_count(r.opaque_manifests).s);
-        if (r.errors)
-            printf("; %s could not be deleted", kc_count(r.errors).s);
-        putchar('\n');
-        return status;
-    }
-    kc_store_json_begin(call);
-    kv_json_key(&call->json, "dry_run");
-    kv_json_put_bool(&call->json, o->dry_run);
-    kc_store_json_u64(call, "live_chunks", r.live_chunks);
-    kc_store_json_u64(call, "deleted_chunks", r.deleted_chunks);
-    kc_store_json_u64(call, "deleted_bytes", r.deleted_bytes);
-    kc_store_json_u64(call, "opaque_manifests", r.opaque_manifests);
-    kc_store_json_u64(call, "errors", r.errors);
-    return kc_store_json_end(call, stdout, status);
+        fprintf(stderr, "kvasir store gc: interrupted; what is needed is all there\n");
+    return print_collected(call, &r,
+                           rc < 0     ? KC_STORE_INTERRUPTED
+                           : r.errors ? KC_STORE_FAILED
+                                      : KC_STORE_OK);
 }
 
 /* -- stats ------------------------------------------------------------------------------------- */
@@ -131,7 +171,7 @@ int kc_store_stats(struct kc_store_call *call)
     int rc = kvs_stats(call->store, &s);
 
     if (rc < 0)
-        return kc_store_fail(call, call->uri, rc);
+        return kc_store_fail(call, call->label, rc);
     kc_store_json_begin(call);
     put_figure(call, "manifests", s.n_manifests, false);
     put_figure(call, "chunks", s.n_chunks, false);
@@ -145,7 +185,7 @@ int kc_store_stats(struct kc_store_call *call)
 
 struct table {
     struct kc_store_call *call;
-    unsigned n[3]; /* by verdict */
+    unsigned n[4]; /* by verdict */
 };
 
 /* Backends say in the log what they refuse, as they must, and the checks make them refuse a lot. */
@@ -156,52 +196,70 @@ static void drop_line(void *arg, int level, const char *line)
     (void)line;
 }
 
+static int print_sums(struct table *table, int status)
+{
+    struct kc_store_call *call = table->call;
+
+    if (!call->opts.json) {
+        printf("\n%u passed, %u failed, %u advised, %u skipped\n", table->n[KVS_PASS],
+               table->n[KVS_FAIL], table->n[KVS_ADVICE], table->n[KVS_SKIP]);
+        return status;
+    }
+    kv_json_end_array(&call->json);
+    kc_store_json_u64(call, "passed", table->n[KVS_PASS]);
+    kc_store_json_u64(call, "failed", table->n[KVS_FAIL]);
+    kc_store_json_u64(call, "advised", table->n[KVS_ADVICE]);
+    kc_store_json_u64(call, "skipped", table->n[KVS_SKIP]);
+    if (status == KC_STORE_INTERRUPTED)
+        put_interrupted(call);
+    return kc_store_json_end(call, stdout, status);
+}
+
+/* After a check, which has removed what it made: ^C ends the program here. */
+static void stop(struct table *table)
+{
+    fprintf(stderr, "kvasir store conformance: interrupted\n");
+    exit(print_sums(table, KC_STORE_INTERRUPTED));
+}
+
 static void print_check(void *arg, const char *check, enum kvs_verdict verdict, const char *detail)
 {
-    static const char *const WORDS[] = {"pass", "FAIL", "skip"}, *const KEYS[] = {"pass", "fail",
-                                                                                  "skip"};
+    static const char *const WORDS[] = {"pass", "FAIL", "skip", "note"};
+    static const char *const KEYS[] = {"pass", "fail", "skip", "advice"};
     struct table *table = arg;
     struct kc_store_call *call = table->call;
 
-    if (table->n[0] + table->n[1] + table->n[2] == 0) /* it was opened: what follows is told here */
-        kvs_set_log(drop_line, NULL);
+    if (table->n[0] + table->n[1] + table->n[2] + table->n[3] == 0)
+        kvs_set_log(drop_line, NULL); /* it was opened: what follows is told here */
     table->n[verdict]++;
-    if (!call->opts.json) {
-        printf("%s  %-52s %s\n", WORDS[verdict], check, detail);
+    if (call->opts.json) {
+        kv_json_begin_object(&call->json);
+        kc_store_json_str(call, "check", check);
+        kc_store_json_str(call, "verdict", KEYS[verdict]);
+        if (*detail)
+            kc_store_json_str(call, "detail", detail);
+        kv_json_end_object(&call->json);
+    } else {
+        printf(*detail ? "%s  %-52s " : "%s  %s", WORDS[verdict], check);
+        kc_store_put_text(stdout, detail);
+        putchar('\n');
         fflush(stdout);
-        return;
     }
-    kv_json_begin_object(&call->json);
-    kc_store_json_str(call, "check", check);
-    kc_store_json_str(call, "verdict", KEYS[verdict]);
-    if (*detail)
-        kc_store_json_str(call, "detail", detail);
-    kv_json_end_object(&call->json);
+    if (kc_bar_interrupted())
+        stop(table);
 }
 
 int kc_store_conformance(struct kc_store_call *call)
 {
     struct table table = {.call = call};
-    int rc, status;
+    int rc;
 
     kc_store_json_begin(call);
     kv_json_key(&call->json, "checks");
     kv_json_begin_array(&call->json);
     rc = kvs_conformance(call->uri, print_check, &table);
     kvs_set_log(NULL, NULL);
-    kv_json_end_array(&call->json);
-    if (rc < 0) {
-        kc_store_fail(call, call->uri, rc);
-        return KC_STORE_UNREACHABLE;
-    }
-    status = rc > 0 ? KC_STORE_PROBLEMS : KC_STORE_OK;
-    if (!call->opts.json) {
-        printf("\n%u passed, %u failed, %u skipped\n", table.n[KVS_PASS], table.n[KVS_FAIL],
-               table.n[KVS_SKIP]);
-        return status;
-    }
-    kc_store_json_u64(call, "passed", table.n[KVS_PASS]);
-    kc_store_json_u64(call, "failed", table.n[KVS_FAIL]);
-    kc_store_json_u64(call, "skipped", table.n[KVS_SKIP]);
-    return kc_store_json_end(call, stdout, status);
+    if (rc < 0)
+        return kc_store_fail_open(call, rc);
+    return print_sums(&table, rc > 0 ? KC_STORE_PROBLEMS : KC_STORE_OK);
 }

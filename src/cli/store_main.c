@@ -2,8 +2,10 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/utf8.h"
 #include "cli/replay.h"
 #include "cli/store.h"
+#include "store/uri.h"
 
 #define AT(field) offsetof(struct kc_store_opts, field)
 
@@ -141,7 +143,8 @@ static const struct command {
     {"restore", kc_store_restore, "URI NAME FILE", 2, 2, RESTORE_ARGS, KV_COUNT(RESTORE_ARGS),
      "write what is under a name to a file",
      "Writes the object under NAME to FILE (- is standard output). Every chunk is verified before\n"
-     "it is written. FILE appears when all of it is there, or not at all."},
+     "it is written. FILE appears when all of it is there, or not at all; symbolic links, pipes\n"
+     "and devices are written to."},
     {"ls", kc_store_ls, "URI", 0, 0, LS_ARGS, KV_COUNT(LS_ARGS), "list the objects",
      "Lists the objects with their sizes. \"opaque\" ones were saved by other programs."},
     {"show", kc_store_show, "URI NAME", 1, 1, SHOW_ARGS, KV_COUNT(SHOW_ARGS),
@@ -163,7 +166,7 @@ static const struct command {
     {"conformance", kc_store_conformance, "URI", 0, 0, NULL, 0, "check a backend, or a plugin",
      "Runs the vendor checklist of kv_store_v1, and more, against the backend that URI names:\n"
      "its library is found in $KV_STORE_LIBRARY_PATH or where the dynamic loader looks. It\n"
-     "writes and deletes objects of its own. Status 1 when a check fails."},
+     "writes and deletes objects of its own. Status 1 when a check fails; a note is advice."},
 };
 
 static const char FOOTER[] =
@@ -186,27 +189,115 @@ static void usage(FILE *out)
             FOOTER);
 }
 
-int kc_store_fail(const struct kc_store_call *call, const char *what, int rc)
-{
-    int status = KC_STORE_FAILED;
+/* -- telling ----------------------------------------------------------------------------------- */
 
-    fprintf(stderr, "kvasir store %s: %s: %s\n", call->command, what,
-            rc == -ENOTSUP       ? "this backend can't"
-            : rc == -EMEDIUMTYPE ? "not an object of this program's"
-            : rc == -ESTALE      ? "saved with another fingerprint"
-            : rc == -EBADMSG     ? "damaged"
-            : rc == -ENOENT      ? "no such object"
-            : rc == -ECANCELED   ? "interrupted"
-                                 : strerror(-rc));
+void kc_store_put_text(FILE *f, const char *text)
+{
+    const char *end = text + strlen(text);
+
+    while (text < end) {
+        unsigned char c = (unsigned char)*text;
+        int n = kv_utf8_sequence(text, end);
+        bool control = c < 0x20 || c == 0x7f || (n == 2 && c == 0xc2 && (text[1] & 0xe0) == 0x80);
+
+        if (n <= 0)
+            n = 1;
+        else if (!control) {
+            fwrite(text, 1, (size_t)n, f);
+            text += n;
+            continue;
+        }
+        for (; n > 0; n--)
+            fprintf(f, "\\x%02x", (unsigned char)*text++);
+    }
+}
+
+bool kc_store_tells(const struct kc_store_call *call)
+{
+    const kv_store_ext *ext = NULL;
+
+    if (call->store)
+        kvs_backend(call->store, NULL, &ext);
+    return ext || !call->store;
+}
+
+static bool is_outage(int rc)
+{
+    return rc == -ECONNREFUSED || rc == -ECONNRESET || rc == -ETIMEDOUT || rc == -EHOSTUNREACH ||
+           rc == -ENETUNREACH || rc == -ENOTCONN || rc == -EHOSTDOWN || rc == -EPIPE;
+}
+
+static const char *words(const struct kc_store_call *call, int rc)
+{
+    switch (-rc) {
+    case ENOTSUP:
+        return strcmp(call->command, "stats") == 0
+                   ? "the backend doesn't offer this: it has no stats"
+               : strcmp(call->command, "gc") == 0
+                   ? "the backend doesn't offer this: it can't list its objects and delete chunks"
+                   : "the backend doesn't offer this: it can't list its objects";
+    case EMEDIUMTYPE:
+        return "not an object of this program's";
+    case ESTALE:
+        return "saved with another fingerprint";
+    case EBADMSG:
+        return "damaged";
+    case ENOENT:
+        return kc_store_tells(call) ? "no such object"
+                                    : "no such object, or the backend failed (it doesn't tell)";
+    case EIO:
+        return kc_store_tells(call) ? strerror(EIO) : "the backend failed (it doesn't tell why)";
+    case EPROTO:
+        return "the plugin broke its contract";
+    case ECANCELED:
+        return "interrupted";
+    default:
+        return strerror(-rc);
+    }
+}
+
+/* Scripts that asked for JSON get some in any case. */
+static void tell(struct kc_store_call *call, const char *what, const char *why)
+{
+    FILE *f = call->data_on_stdout ? stderr : stdout;
+
+    fprintf(stderr, "kvasir store %s: ", call->command);
+    if (what) {
+        kc_store_put_text(stderr, what);
+        fputs(": ", stderr);
+    }
+    fprintf(stderr, "%s\n", why);
+    if (!call->opts.json || call->printed)
+        return;
+    call->printed = true;
+    kv_buf_fini(&call->out);
+    kc_store_json_begin(call);
+    kc_store_json_str(call, "error", why);
+    kv_json_end_object(&call->json);
+    fprintf(f, "%s\n", kv_buf_cstr(&call->out));
+}
+
+int kc_store_fail(struct kc_store_call *call, const char *what, int rc)
+{
+    tell(call, what, words(call, rc));
     if (rc == -EBADMSG || rc == -ESTALE)
-        status = KC_STORE_PROBLEMS;
-    else if (rc == -ENOENT)
-        status = KC_STORE_NOT_FOUND;
-    else if (rc == -ECONNREFUSED || rc == -ECONNRESET || rc == -ETIMEDOUT || rc == -EHOSTUNREACH ||
-             rc == -ENETUNREACH || rc == -ENOTCONN || rc == -EHOSTDOWN || rc == -EPIPE)
-        status = KC_STORE_UNREACHABLE;
-    else if (rc == -ECANCELED)
-        status = KC_STORE_INTERRUPTED;
+        return KC_STORE_PROBLEMS;
+    if (rc == -ENOENT)
+        return KC_STORE_NOT_FOUND;
+    if (is_outage(rc))
+        return KC_STORE_UNREACHABLE;
+    return rc == -ECANCELED ? KC_STORE_INTERRUPTED : KC_STORE_FAILED;
+}
+
+int kc_store_fail_file(struct kc_store_call *call, const char *file, int rc)
+{
+    tell(call, file, rc == -ECANCELED ? "interrupted" : strerror(-rc));
+    return rc == -ECANCELED ? KC_STORE_INTERRUPTED : KC_STORE_FAILED;
+}
+
+int kc_store_fail_as(struct kc_store_call *call, const char *text, int status)
+{
+    tell(call, NULL, text);
     return status;
 }
 
@@ -240,6 +331,7 @@ int kc_store_json_end(struct kc_store_call *call, FILE *f, int status)
 {
     kv_json_end_object(&call->json);
     kv_buf_putc(&call->out, '\n');
+    call->printed = true;
     if (call->out.error || fwrite(call->out.data, 1, call->out.len, f) != call->out.len ||
         fflush(f) != 0)
         return kc_store_fail(call, "writing JSON", call->out.error ? call->out.error : -EIO);
@@ -270,15 +362,34 @@ static int parse(const struct command *command, int argc, char **argv, struct kc
     return kv_args_parse(&program, argc, argv, &call->opts, rest, error);
 }
 
+/* The library's own line says what exactly; this one says what to do, if anything is. */
+int kc_store_fail_open(struct kc_store_call *call, int rc)
+{
+    const char *sep = strstr(call->uri, "://");
+    bool plugin = sep && *call->uri != '/' && *call->uri != '.';
+    char text[400];
+
+    if (rc == -ENOENT && plugin)
+        snprintf(text, sizeof(text),
+                 "no plugin libkv_store_%.*s.so, neither in $KV_STORE_LIBRARY_PATH nor where the "
+                 "loader looks",
+                 (int)KV_MIN(sep - call->uri, 64), call->uri);
+    else
+        snprintf(text, sizeof(text), "can't open the store: %s",
+                 rc == -EPROTO          ? "its plugin can't be used"
+                 : rc == -EINVAL        ? "its URI can't be used"
+                 : rc == -EIO && plugin ? "its plugin refused it"
+                                        : strerror(-rc));
+    return kc_store_fail_as(call, text, KC_STORE_UNREACHABLE);
+}
+
 static int run(const struct command *command, struct kc_store_call *call)
 {
     int rc = command->run == kc_store_conformance ? 0 : kvs_open(call->uri, &call->store);
     int status;
 
-    if (rc < 0) {
-        kc_store_fail(call, "can't open the store", rc);
-        return KC_STORE_UNREACHABLE;
-    }
+    if (rc < 0)
+        return kc_store_fail_open(call, rc);
     kc_bar_catch_signals();
     status = command->run(call);
     if (fflush(stdout) != 0 && status == KC_STORE_OK)
@@ -304,6 +415,7 @@ static int start(const struct command *command, int argc, char **argv)
     call.uri = rest.items[0];
     call.name = rest.n > 1 ? rest.items[1] : NULL;
     call.file = rest.n > 2 ? rest.items[2] : NULL;
+    kvs_uri_redact(call.uri, call.label, sizeof(call.label));
     status = run(command, &call);
     kv_buf_fini(&call.out);
     return status;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* save, restore, ls, show, rm. */
+/* save, ls, show, rm. */
 #include <fcntl.h>
 #include <inttypes.h>
 #include <sys/stat.h>
@@ -43,10 +43,11 @@ static enum kvs_format format_of(const char *name)
 static int print_saved(struct kc_store_call *call, const struct kvs_result *r, double seconds)
 {
     if (!call->opts.json) {
-        printf("%s: %s in %s chunks (%s), %s new in %s chunks; %s\n", call->name,
-               kc_bytes((double)r->bytes).s, kc_count(r->n_chunks).s,
-               kc_store_format_name(r->format), kc_bytes((double)r->new_bytes).s,
-               kc_count(r->new_chunks).s, kc_duration((uint64_t)(seconds * 1e9)).s);
+        kc_store_put_text(stdout, call->name);
+        printf(": %s in %s chunks (%s), %s new in %s chunks; %s\n", kc_bytes((double)r->bytes).s,
+               kc_count(r->n_chunks).s, kc_store_format_name(r->format),
+               kc_bytes((double)r->new_bytes).s, kc_count(r->new_chunks).s,
+               kc_duration((uint64_t)(seconds * 1e9)).s);
         return KC_STORE_OK;
     }
     kc_store_json_begin(call);
@@ -75,157 +76,18 @@ int kc_store_save(struct kc_store_call *call)
     int fd = open_input(call->file, &opts.total_bytes), rc;
 
     if (fd < 0) {
-        kc_store_fail(call, call->file, fd);
-        return KC_STORE_FAILED; /* a missing file is no missing object */
+        return kc_store_fail_file(call, call->file, fd);
     }
     rc = kvs_save(call->store, call->name, read_fd, &fd, &opts, &result);
     close(fd);
     kc_bar_finish(&call->bar);
+    if (rc == -EINVAL && !*call->name)
+        return kc_store_fail_as(call, "a name can't be empty", KC_STORE_FAILED);
     if (rc < 0) {
         rc = kc_store_fail(call, call->name, rc);
         return rc == KC_STORE_NOT_FOUND ? KC_STORE_FAILED : rc;
     }
     return print_saved(call, &result, (double)(kv_now_ns() - start_ns) / 1e9);
-}
-
-/* -- restore ----------------------------------------------------------------------------------- */
-
-/* Where restored bytes go: a file beside the one that is wanted, which then takes its place; or
- * straight into what isn't a file (a pipe, a device). */
-struct output {
-    int fd;
-    char *tmp; /* NULL: straight */
-    const char *file;
-};
-
-static int write_fd(void *arg, const void *data, size_t len)
-{
-    const struct output *out = arg;
-    const char *p = data;
-
-    while (len > 0) {
-        ssize_t n = write(out->fd, p, len);
-
-        if (n < 0 && errno == EINTR && !kc_bar_interrupted())
-            continue;
-        if (n < 0)
-            return errno == EINTR ? -ECANCELED : -errno;
-        p += n;
-        len -= (size_t)n;
-    }
-    return 0;
-}
-
-static int open_output(const char *file, struct output *out)
-{
-    struct stat st;
-    mode_t mask;
-
-    *out = (struct output){.fd = -1, .file = file};
-    if (strcmp(file, "-") == 0)
-        out->fd = dup(STDOUT_FILENO);
-    else if (stat(file, &st) == 0 && !S_ISREG(st.st_mode))
-        out->fd = open(file, O_WRONLY | O_CLOEXEC);
-    else if (asprintf(&out->tmp, "%s.kvasir-XXXXXX", file) < 0)
-        out->tmp = NULL;
-    else if ((out->fd = mkostemp(out->tmp, O_CLOEXEC)) >= 0) {
-        /* As open to others as the file that it replaces; saved state holds prompts. */
-        mask = umask(0);
-        umask(mask);
-        fchmod(out->fd, stat(file, &st) == 0 ? st.st_mode & 0777 : 0666 & ~mask);
-    }
-    if (out->fd >= 0)
-        return 0;
-    free(KV_STEAL(out->tmp));
-    return errno ? -errno : -EIO;
-}
-
-/* The directory entry is durable as well, when that can be had. */
-static void sync_folder(const char *file)
-{
-    char *folder = strdup(file), *slash = folder ? strrchr(folder, '/') : NULL;
-    int fd;
-
-    if (slash)
-        slash[slash == folder] = '\0';
-    fd = open(slash ? folder : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd >= 0) {
-        fsync(fd);
-        close(fd);
-    }
-    free(folder);
-}
-
-/* @rc: how the restore went; what went wrong is thrown away. */
-static int close_output(struct output *out, int rc)
-{
-    if (rc == 0 && out->tmp && fsync(out->fd) != 0)
-        rc = -errno;
-    if (close(out->fd) != 0 && rc == 0)
-        rc = -errno;
-    if (out->tmp && rc == 0 && rename(out->tmp, out->file) != 0)
-        rc = -errno;
-    if (out->tmp && rc != 0)
-        unlink(out->tmp);
-    else if (out->tmp)
-        sync_folder(out->file);
-    free(KV_STEAL(out->tmp));
-    return rc;
-}
-
-/* No such object, or one that lacks a chunk? Both are -ENOENT. */
-static int fail_restore(struct kc_store_call *call, int rc)
-{
-    void *manifest;
-    size_t len;
-
-    if (rc == -ENOENT && kvs_get_manifest(call->store, call->name, &manifest, &len) == 0) {
-        free(manifest);
-        rc = -EBADMSG;
-    }
-    return kc_store_fail(call, call->name, rc);
-}
-
-int kc_store_restore(struct kc_store_call *call)
-{
-    struct kvs_restore_opts opts = {.size = sizeof(opts),
-                                    .fingerprint = call->opts.fingerprint,
-                                    .verify_first = call->opts.verify_first,
-                                    .progress = kc_bar_progress,
-                                    .progress_arg = &call->bar};
-    struct kvs_result result = {.size = sizeof(result)};
-    uint64_t start_ns = kv_now_ns();
-    struct output out;
-    FILE *report = strcmp(call->file, "-") == 0 ? stderr : stdout;
-    int rc = open_output(call->file, &out), written;
-    double seconds;
-
-    if (rc < 0) {
-        kc_store_fail(call, call->file, rc);
-        return KC_STORE_FAILED;
-    }
-    rc = kvs_restore(call->store, call->name, write_fd, &out, &opts, &result);
-    written = close_output(&out, rc);
-    kc_bar_finish(&call->bar);
-    if (rc < 0)
-        return fail_restore(call, rc);
-    if (written < 0) {
-        kc_store_fail(call, call->file, written);
-        return KC_STORE_FAILED;
-    }
-    seconds = (double)(kv_now_ns() - start_ns) / 1e9;
-    if (!call->opts.json) {
-        if (report == stdout)
-            printf("%s: %s from %s chunks, all verified; %s\n", call->name,
-                   kc_bytes((double)result.bytes).s, kc_count(result.n_chunks).s,
-                   kc_duration((uint64_t)(seconds * 1e9)).s);
-        return KC_STORE_OK;
-    }
-    kc_store_json_begin(call);
-    kc_store_json_u64(call, "bytes", result.bytes);
-    kc_store_json_u64(call, "chunks", result.n_chunks);
-    kc_store_json_double(call, "seconds", seconds);
-    return kc_store_json_end(call, report, KC_STORE_OK);
 }
 
 /* -- ls ---------------------------------------------------------------------------------------- */
@@ -267,14 +129,9 @@ static struct kc_text day(uint64_t seconds)
     return text;
 }
 
-/* A name may hold anything; a terminal must not. */
 static void print_name(const char *name)
 {
-    for (; *name; name++)
-        if ((unsigned char)*name < 0x20 || *name == 0x7f)
-            printf("\\x%02x", (unsigned char)*name);
-        else
-            putchar(*name);
+    kc_store_put_text(stdout, name);
     putchar('\n');
 }
 
@@ -317,6 +174,10 @@ static int list_one(struct kc_store_call *call, const char *name)
     struct kvs_manifest *m = NULL;
     int rc = call->opts.names ? 0 : kvs_manifest_get(call->store, name, &m);
 
+    if (kc_bar_interrupted()) {
+        kvs_manifest_free(m);
+        return -ECANCELED;
+    }
     if (rc == -ENOENT) /* removed since */
         return 0;
     if (rc < 0 && rc != -EMEDIUMTYPE && rc != -EBADMSG)
@@ -349,7 +210,7 @@ int kc_store_ls(struct kc_store_call *call)
         free(l.names[i]);
     free(l.names);
     if (rc < 0)
-        return kc_store_fail(call, call->uri, rc);
+        return kc_store_fail(call, call->label, rc);
     return call->opts.json ? kc_store_json_end(call, stdout, status) : status;
 }
 
@@ -425,18 +286,22 @@ int kc_store_show(struct kc_store_call *call)
     return status;
 }
 
+/*
+ * A damaged object can be removed, so that it isn't enough that its manifest can't be read. A
+ * backend without extensions doesn't say why it can't be: there it is removed in any case.
+ */
 int kc_store_rm(struct kc_store_call *call)
 {
-    void *manifest;
+    bool tells = kc_store_tells(call);
+    void *manifest = NULL;
     size_t len;
-    int rc = kvs_get_manifest(call->store, call->name, &manifest, &len);
+    int rc = kvs_get_manifest(call->store, call->name, &manifest, &len), removed = 0;
 
-    if (rc == 0)
-        free(manifest);
-    if (rc == 0 || rc == -EBADMSG) /* a damaged one can be removed */
-        rc = kvs_delete_manifest(call->store, call->name);
-    if (rc < 0)
-        return kc_store_fail(call, call->name, rc);
+    free(manifest);
+    if (rc == 0 || rc == -EBADMSG || !tells)
+        removed = kvs_delete_manifest(call->store, call->name);
+    if (removed < 0 || (rc < 0 && rc != -EBADMSG))
+        return kc_store_fail(call, call->name, removed < 0 ? removed : rc);
     if (!call->opts.json)
         return KC_STORE_OK;
     kc_store_json_begin(call);
