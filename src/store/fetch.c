@@ -12,7 +12,7 @@ enum { MAX_AHEAD = 4096 };
 /* Takes @data, which is what @ref names or is freed. */
 static int check(const struct kvs_chunk_ref *ref, void *data, size_t len, void **ret)
 {
-    uint8_t key[16];
+    uint8_t key[16] = {0};
 
     if (len == ref->len)
         kvs_chunk_key(data, len, key);
