@@ -236,9 +236,10 @@ static void print_check(void *arg, const char *check, enum kvs_verdict verdict, 
 {
     (void)arg;
     printf("%s %s: %s\n",
-           verdict == KVS_PASS   ? "ok"
-           : verdict == KVS_FAIL ? "FAILED"
-                                 : "skipped",
+           verdict == KVS_PASS     ? "ok"
+           : verdict == KVS_FAIL   ? "FAILED"
+           : verdict == KVS_ADVICE ? "advised"
+                                   : "skipped",
            check, detail ? detail : "");
 }
 
