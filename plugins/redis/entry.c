@@ -166,34 +166,85 @@ void rds_table_purge(struct rds_table *table, bool (*drop)(const struct rds_entr
 
 /* -- values ------------------------------------------------------------------------------------ */
 
-void rds_seal(char *value, size_t len, const void *name, size_t name_len)
+static void put_trailer(char *trailer, const char *magic, const char *content, size_t len,
+                        uint64_t seed)
 {
     XXH128_canonical_t sum;
-    char *trailer = value + len;
 
-    XXH128_canonicalFromHash(&sum, XXH3_128bits_withSeed(value, len, kv_xxh64(name, name_len, 0)));
-    memcpy(trailer, RDS_MAGIC, 8);
+    XXH128_canonicalFromHash(&sum, XXH3_128bits_withSeed(content, len, seed));
+    memcpy(trailer, magic, 8);
     for (int i = 0; i < 8; i++)
         trailer[8 + i] = (char)((uint64_t)len >> (8 * i));
     memcpy(trailer + 16, sum.digest, 16);
 }
 
-bool rds_verify(const char *value, size_t len, const void *name, size_t name_len)
+void rds_seal(char *value, size_t len, const void *name, size_t name_len)
+{
+    put_trailer(value + len, RDS_MAGIC, value, len, kv_xxh64(name, name_len, 0));
+}
+
+void rds_seal_chunk(char *value, size_t len, const void *hash, size_t hash_len)
+{
+    memset(value + len, '0', RDS_STAMP);
+    put_trailer(value + len + RDS_STAMP, RDS_CHUNK_MAGIC, value, len, kv_xxh64(hash, hash_len, 0));
+}
+
+void rds_stamp(char *value, size_t len, uint64_t now_s)
+{
+    static const char digits[] = "0123456789abcdef";
+
+    for (int i = 0; i < RDS_STAMP; i++)
+        value[len - RDS_CHUNK_TRAILER + (size_t)i] =
+            digits[now_s >> (4 * (RDS_STAMP - 1 - i)) & 15];
+}
+
+bool rds_ends_like_ours(const char *value, size_t len)
+{
+    return len >= RDS_CHUNK_TRAILER && memcmp(value + len - RDS_TRAILER, RDS_CHUNK_MAGIC, 8) == 0;
+}
+
+bool rds_stamp_of(const char *tail, size_t len, uint64_t *ret_s)
+{
+    uint64_t seconds = 0;
+
+    if (!rds_ends_like_ours(tail, len))
+        return false;
+    tail += len - RDS_CHUNK_TRAILER;
+    for (int i = 0; i < RDS_STAMP; i++) {
+        int digit = tail[i] >= '0' && tail[i] <= '9'   ? tail[i] - '0'
+                    : tail[i] >= 'a' && tail[i] <= 'f' ? tail[i] - 'a' + 10
+                                                       : -1;
+
+        if (digit < 0)
+            return false;
+        seconds = seconds << 4 | (uint64_t)digit;
+    }
+    *ret_s = seconds;
+    return true;
+}
+
+bool rds_verify(const char *value, size_t len, const void *name, size_t name_len, size_t *ret_len)
 {
     const unsigned char *trailer;
     XXH128_canonical_t sum;
     uint64_t content = 0;
+    size_t behind = RDS_TRAILER;
 
     if (len < RDS_TRAILER)
         return false;
     trailer = (const unsigned char *)value + len - RDS_TRAILER;
-    if (memcmp(trailer, RDS_MAGIC, 8) != 0)
+    if (memcmp(trailer, RDS_CHUNK_MAGIC, 8) == 0)
+        behind = RDS_CHUNK_TRAILER;
+    else if (memcmp(trailer, RDS_MAGIC, 8) != 0)
         return false;
     for (int i = 0; i < 8; i++)
         content |= (uint64_t)trailer[8 + i] << (8 * i);
-    if (content != len - RDS_TRAILER)
+    if (len < behind || content != len - behind)
         return false;
     XXH128_canonicalFromHash(
         &sum, XXH3_128bits_withSeed(value, (size_t)content, kv_xxh64(name, name_len, 0)));
-    return memcmp(trailer + 16, sum.digest, 16) == 0;
+    if (memcmp(trailer + 16, sum.digest, 16) != 0)
+        return false;
+    *ret_len = (size_t)content;
+    return true;
 }

@@ -13,9 +13,13 @@
 #define RDS_MAX_HASH 255
 /* Behind every stored value: 8 bytes that name the format, the length of the content (64 bits,
  * little endian), and XXH3-128 of the content seeded with XXH3-64 of the chunk's or manifest's name
- * (canonical). docs/formats.md. */
+ * (canonical). Before that, in a chunk: when it was last used, 8 hexadecimal digits of seconds since
+ * 1970 by the server's clock, which the server rewrites in place. docs/formats.md. */
 #define RDS_TRAILER 32
-#define RDS_MAGIC "KVASIRv1"
+#define RDS_MAGIC "KVASIRv1" /* manifests; chunks of former writers, without a stamp */
+#define RDS_STAMP 8
+#define RDS_CHUNK_TRAILER (RDS_STAMP + RDS_TRAILER)
+#define RDS_CHUNK_MAGIC "KVASIRv2"
 
 /**
  * Memory for the puts of a save: large pieces of huge pages, for a first touch of each 4 KiB costs
@@ -60,9 +64,18 @@ struct rds_entry *rds_table_add(struct rds_table *table, const void *hash, size_
 void rds_table_purge(struct rds_table *table, bool (*drop)(const struct rds_entry *entry));
 void rds_table_remove(struct rds_table *table, const void *hash, size_t hash_len);
 
-/** Write the trailer behind @len bytes of @value. */
+/** Write the trailer of a manifest, RDS_TRAILER bytes, behind @len bytes of @value. */
 void rds_seal(char *value, size_t len, const void *name, size_t name_len);
-/** Whether @value of @len bytes is what was sealed under that name. */
-bool rds_verify(const char *value, size_t len, const void *name, size_t name_len);
+/** That of a chunk, RDS_CHUNK_TRAILER bytes, not stamped yet. */
+void rds_seal_chunk(char *value, size_t len, const void *hash, size_t hash_len);
+/** Say in a sealed chunk, @len bytes with its trailer, that it was used at @now_s. */
+void rds_stamp(char *value, size_t len, uint64_t now_s);
+/** Whether @value of @len bytes is what was sealed under that name; then also its content's length. */
+bool rds_verify(const char *value, size_t len, const void *name, size_t name_len, size_t *ret_len);
+/** Whether what ends like @tail (at least its last RDS_CHUNK_TRAILER bytes) is a chunk's value with a stamp, and which. */
+bool rds_stamp_of(const char *tail, size_t len, uint64_t *ret_s);
+
+/** Whether a save would take it for present: its last RDS_CHUNK_TRAILER bytes are those of a chunk. */
+bool rds_ends_like_ours(const char *value, size_t len);
 
 #endif

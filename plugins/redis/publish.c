@@ -1,74 +1,63 @@
 // SPDX-License-Identifier: Apache-2.0
 /* From buffered puts to a manifest that readers may trust. */
 #include "base/log.h"
+#include "redis/scripts.h"
 #include "redis/store.h"
 
 #define MAX_ATTEMPTS 3 /* a server that evicts may take back what was just sent */
 
-/*
- * KEYS: chunks, then (maybe) the manifest and its list of chunks; ARGV: how many chunks, the
- * manifest's value, the list's. Returns which chunks (from 1) have no value that ends as ours do;
- * sets the manifest when there are none. GETRANGE also counts as a use for LRU.
- */
-static const char script[] =
-    "local missing, n = {}, tonumber(ARGV[1]) "
-    "for i = 1, n do "
-    "local tail = redis.pcall('GETRANGE', KEYS[i], -32, -1) "
-    "if type(tail) ~= 'string' or string.sub(tail, 1, 8) ~= '" RDS_MAGIC "' then "
-    "missing[#missing + 1] = i end end "
-    "if #missing == 0 and #KEYS > n then "
-    "redis.call('SET', KEYS[n + 2], ARGV[2]) redis.call('SET', KEYS[n + 1], ARGV[3]) end "
-    "return missing";
+/* Without scripts a chunk whose stamp is older than this is sent again, which stamps it. */
+#define STALE_S 3600
+#define NAMES_EACH 1000 /* in one command */
+
+/* How manifests begin that name their chunks themselves (docs/formats.md). */
+static const char own_format[8] = {'K', 'V', 'S', '-', 'O', 'B', 'J', '\n'};
 
 struct save {
     kv_store_v1 *self;
     const char *name; /* NULL: no manifest */
     const char *manifest;
     size_t manifest_len;
-    struct kv_buf list; /* the chunks' names, for list_refs */
-    bool *missing;      /* of refs, by number */
-    bool script;        /* else step by step */
+    bool opaque;    /* its format isn't ours: note what it may need */
+    bool *missing;  /* of refs, by number */
+    bool script;    /* else step by step */
+    uint64_t now_s; /* by the server's clock */
 };
-
-static int chunk_list(struct save *save)
-{
-    kv_store_v1 *self = save->self;
-
-    for (size_t i = 0; i < self->n_refs; i++) {
-        kv_buf_putc(&save->list, (char)self->refs[i]->hash_len);
-        kv_buf_append(&save->list, self->refs[i]->hash, self->refs[i]->hash_len);
-    }
-    if (kv_buf_reserve(&save->list, RDS_TRAILER) < 0)
-        return save->list.error;
-    rds_seal(save->list.data, save->list.len, save->name, strlen(save->name));
-    save->list.len += RDS_TRAILER;
-    return 0;
-}
 
 /* -- commands ---------------------------------------------------------------------------------- */
 
 static void add_script(struct save *save, struct rds_batch *batch)
 {
     kv_store_v1 *self = save->self;
-    size_t n = self->n_refs, more = save->name ? 2 : 0;
+    size_t n = self->n_refs, more = save->name ? 1 + (size_t)save->opaque : 0;
     char key[RDS_KEY_SIZE];
 
-    rds_batch_begin(batch, 3 + n + more + 1 + more);
+    rds_batch_begin(batch, 3 + n + more + 2 + (save->name ? 1 : 0));
     rds_batch_word(batch, "EVAL");
-    rds_batch_word(batch, script);
+    rds_batch_word(batch, RDS_LUA_PUBLISH);
     rds_batch_number(batch, (int64_t)(n + more));
     for (size_t i = 0; i < n; i++)
         rds_batch_key(batch, key,
                       rds_chunk_key(self, self->refs[i]->hash, self->refs[i]->hash_len, key));
-    if (save->name) {
+    if (save->name)
         rds_batch_key(batch, key, rds_name_key(self, 'm', save->name, key));
-        rds_batch_key(batch, key, rds_name_key(self, 'r', save->name, key));
-    }
+    if (save->name && save->opaque)
+        rds_batch_key(batch, key, rds_name_key(self, 'u', save->name, key));
     rds_batch_number(batch, (int64_t)n);
-    if (save->name) {
-        rds_batch_arg(batch, save->list.data, save->list.len);
+    rds_batch_number(batch, (int64_t)strlen(self->net.uri.prefix) + 3);
+    if (save->name)
         rds_batch_payload(batch, save->manifest, save->manifest_len);
-    }
+}
+
+void rds_add_use(kv_store_v1 *self, struct rds_batch *batch, const uint8_t *hash, size_t hash_len)
+{
+    char key[RDS_KEY_SIZE];
+
+    rds_batch_begin(batch, 4);
+    rds_batch_word(batch, "EVAL");
+    rds_batch_word(batch, RDS_LUA_USE_ONE);
+    rds_batch_word(batch, "1");
+    rds_batch_key(batch, key, rds_chunk_key(self, hash, hash_len, key));
 }
 
 static void add_set(struct rds_batch *batch, const char *key, size_t key_len, const void *value,
@@ -95,6 +84,7 @@ static int add_missing(struct save *save, struct rds_batch *batch)
                          NULL);
             return -ENOSPC;
         }
+        rds_stamp(entry->value, entry->len, save->now_s);
         add_set(batch, key, rds_chunk_key(self, entry->hash, entry->hash_len, key), entry->value,
                 entry->len);
     }
@@ -119,27 +109,45 @@ static int check_sets(struct save *save, const struct rds_batch *batch, size_t n
     return 0;
 }
 
+/* Both are told as text. */
+int rds_read_time(const struct resp_value *reply, int64_t *ret_us)
+{
+    if (reply->type != RESP_ARRAY || reply->n != 2 || reply->items[0].type != RESP_BULK ||
+        reply->items[1].type != RESP_BULK || reply->items[0].len > 12 || reply->items[1].len > 6)
+        return rds_reply_error(reply, "TIME");
+    *ret_us =
+        strtoll(reply->items[0].str, NULL, 10) * 1000000 + strtoll(reply->items[1].str, NULL, 10);
+    return 0;
+}
+
+bool rds_no_script(const struct resp_value *reply)
+{
+    return reply->type == RESP_ERROR && (strncmp(reply->str, "NOPERM", 6) == 0 ||
+                                         strncmp(reply->str, "ERR unknown command", 19) == 0);
+}
+
 /* Returns how many chunks are missing. */
 static int64_t read_script(struct save *save, const struct resp_value *reply)
 {
     kv_store_v1 *self = save->self;
 
     memset(save->missing, 0, self->n_refs);
-    if (reply->type == RESP_ERROR && (strncmp(reply->str, "NOPERM", 6) == 0 ||
-                                      strncmp(reply->str, "ERR unknown command", 19) == 0)) {
+    if (rds_no_script(reply)) {
         self->no_scripts = true;
         save->script = false;
         return -EAGAIN;
     }
-    if (reply->type != RESP_ARRAY)
+    if (reply->type != RESP_ARRAY || reply->n < 1 || reply->items[0].type != RESP_INT ||
+        reply->items[0].num < 0)
         return rds_reply_error(reply, "EVAL");
-    for (size_t i = 0; i < reply->n; i++) {
+    save->now_s = (uint64_t)reply->items[0].num;
+    for (size_t i = 1; i < reply->n; i++) {
         if (reply->items[i].type != RESP_INT || reply->items[i].num < 1 ||
             (uint64_t)reply->items[i].num > self->n_refs)
             return rds_reply_error(reply, "EVAL");
         save->missing[reply->items[i].num - 1] = true;
     }
-    return (int64_t)reply->n;
+    return (int64_t)reply->n - 1;
 }
 
 /* -- all at once ------------------------------------------------------------------------------- */
@@ -175,31 +183,77 @@ static int by_script(struct save *save)
 
 /* -- step by step ------------------------------------------------------------------------------ */
 
+/* By a script for each chunk, which also stamps it. */
+static int ask_each(struct save *save, struct rds_batch *batch)
+{
+    kv_store_v1 *self = save->self;
+    int err;
+
+    for (size_t i = 0; i < self->n_refs; i++)
+        rds_add_use(self, batch, self->refs[i]->hash, self->refs[i]->hash_len);
+    err = rds_net_run(&self->net, batch);
+    for (size_t i = 0; err == 0 && i < self->n_refs; i++) {
+        const struct resp_value *reply = &batch->cmds[i].reply;
+
+        if (rds_no_script(reply)) {
+            self->no_scripts = true;
+            return -EAGAIN;
+        }
+        if (reply->type != RESP_INT)
+            return rds_reply_error(reply, "EVAL");
+        save->missing[i] = reply->num < 0;
+        save->now_s = KV_MAX(save->now_s, (uint64_t)(reply->num < 0 ? -reply->num : reply->num));
+    }
+    return err;
+}
+
+/* Looked at only: what was stamped long ago counts as missing. */
+static int look_at_each(struct save *save, struct rds_batch *batch)
+{
+    kv_store_v1 *self = save->self;
+    char key[RDS_KEY_SIZE];
+    int64_t now_us = 0;
+    int err;
+
+    for (size_t i = 0; i < self->n_refs; i++) {
+        rds_batch_begin(batch, 4);
+        rds_batch_word(batch, "GETRANGE");
+        rds_batch_key(batch, key,
+                      rds_chunk_key(self, self->refs[i]->hash, self->refs[i]->hash_len, key));
+        rds_batch_number(batch, -RDS_CHUNK_TRAILER);
+        rds_batch_number(batch, -1);
+    }
+    rds_batch_begin(batch, 1);
+    rds_batch_word(batch, "TIME");
+    err = rds_net_run(&self->net, batch);
+    if (err == 0)
+        err = rds_read_time(&batch->cmds[self->n_refs].reply, &now_us);
+    save->now_s = (uint64_t)now_us / 1000000;
+    for (size_t i = 0; err == 0 && i < self->n_refs; i++) {
+        const struct resp_value *reply = &batch->cmds[i].reply;
+        uint64_t stamp_s = 0;
+
+        if (reply->type == RESP_ERROR && strncmp(reply->str, "WRONGTYPE", 9) != 0)
+            return rds_reply_error(reply, "GETRANGE");
+        save->missing[i] = reply->type != RESP_BULK ||
+                           !rds_stamp_of(reply->str, reply->len, &stamp_s) ||
+                           (self->refs[i]->value && stamp_s + STALE_S < save->now_s);
+    }
+    return err;
+}
+
 static int find_missing(struct save *save)
 {
     kv_store_v1 *self = save->self;
     struct rds_batch batch = {0};
-    char key[RDS_KEY_SIZE];
-    int err;
+    int err = self->no_scripts ? -EAGAIN : ask_each(save, &batch);
 
-    for (size_t i = 0; i < self->n_refs; i++) {
-        rds_batch_begin(&batch, 4);
-        rds_batch_word(&batch, "GETRANGE");
-        rds_batch_key(&batch, key,
-                      rds_chunk_key(self, self->refs[i]->hash, self->refs[i]->hash_len, key));
-        rds_batch_number(&batch, -RDS_TRAILER);
-        rds_batch_number(&batch, -1);
+    if (err == -EAGAIN && self->no_scripts) {
+        rds_batch_fini(&batch);
+        err = look_at_each(save, &batch);
     }
-    err = rds_net_run(&self->net, &batch);
-    for (size_t i = 0; err == 0 && i < self->n_refs; i++) {
-        const struct resp_value *reply = &batch.cmds[i].reply;
-
-        if (reply->type == RESP_ERROR && strncmp(reply->str, "WRONGTYPE", 9) != 0)
-            err = rds_reply_error(reply, "GETRANGE");
-        save->missing[i] = reply->type != RESP_BULK || reply->len != RDS_TRAILER ||
-                           memcmp(reply->str, RDS_MAGIC, 8) != 0;
+    for (size_t i = 0; err == 0 && i < self->n_refs; i++)
         self->stats.put_hits += !save->missing[i];
-    }
     rds_batch_fini(&batch);
     return err;
 }
@@ -217,22 +271,52 @@ static int send_missing(struct save *save)
     return err;
 }
 
+/* The chunks' names, to those that former publications noted. The empty one says that there were any. */
+static void add_names(struct save *save, struct rds_batch *batch)
+{
+    kv_store_v1 *self = save->self;
+    size_t skip = strlen(self->net.uri.prefix) + 2, done = 0;
+    char key[RDS_KEY_SIZE];
+
+    do {
+        size_t n = KV_MIN(self->n_refs - done, (size_t)NAMES_EACH);
+
+        rds_batch_begin(batch, 3 + n);
+        rds_batch_word(batch, "SADD");
+        rds_batch_key(batch, key, rds_name_key(self, 'u', save->name, key));
+        rds_batch_arg(batch, "", 0);
+        for (size_t i = done; i < done + n; i++) {
+            size_t len = rds_chunk_key(self, self->refs[i]->hash, self->refs[i]->hash_len, key);
+
+            rds_batch_arg(batch, key + skip, len - skip);
+        }
+        done += n;
+    } while (done < self->n_refs);
+}
+
+/* The names first: with old names and a new manifest, chunks would count as not needed. */
 static int set_manifest(struct save *save)
 {
     struct rds_batch batch = {0};
     char key[RDS_KEY_SIZE];
     int err = 0;
 
-    /* The list first: with an old list and a new manifest, chunks would count as not needed. */
-    for (int i = 0; err == 0 && i < 2; i++) {
-        add_set(&batch, key, rds_name_key(save->self, i == 0 ? 'r' : 'm', save->name, key),
-                i == 0 ? save->list.data : save->manifest,
-                i == 0 ? save->list.len : save->manifest_len);
+    if (save->opaque) {
+        add_names(save, &batch);
         err = rds_net_run(&save->self->net, &batch);
-        if (err == 0 && batch.cmds[0].reply.type != RESP_STATUS)
-            err = rds_reply_error(&batch.cmds[0].reply, "SET");
+        for (size_t i = 0; err == 0 && i < batch.n; i++)
+            if (batch.cmds[i].reply.type != RESP_INT)
+                err = rds_reply_error(&batch.cmds[i].reply, "SADD");
         rds_batch_fini(&batch);
     }
+    if (err < 0)
+        return err;
+    add_set(&batch, key, rds_name_key(save->self, 'm', save->name, key), save->manifest,
+            save->manifest_len);
+    err = rds_net_run(&save->self->net, &batch);
+    if (err == 0 && batch.cmds[0].reply.type != RESP_STATUS)
+        err = rds_reply_error(&batch.cmds[0].reply, "SET");
+    rds_batch_fini(&batch);
     return err;
 }
 
@@ -250,12 +334,12 @@ static int by_steps(struct save *save)
 /* -- the save ---------------------------------------------------------------------------------- */
 
 /* A script sees one node: all keys must lie there. */
-static bool one_slot(const kv_store_v1 *self)
+bool rds_one_node(const kv_store_v1 *self)
 {
     const char *open = strchr(self->net.uri.prefix, '{');
     const char *close = open ? strchr(open + 1, '}') : NULL;
 
-    return close && close > open + 1;
+    return !self->net.uri.cluster || (close && close > open + 1);
 }
 
 static void drop_value(kv_store_v1 *self, struct rds_entry *entry)
@@ -305,9 +389,11 @@ int rds_publish(kv_store_v1 *self, const char *name, const char *manifest, size_
         return -ENOSPC;
     }
     save.manifest_len = manifest_len;
+    save.opaque = name && (manifest_len < sizeof(own_format) ||
+                           memcmp(manifest, own_format, sizeof(own_format)) != 0);
     save.missing = calloc(self->n_refs + 1, sizeof(*save.missing));
-    save.script = !self->no_scripts && (!self->net.uri.cluster || one_slot(self));
-    if (!save.missing || (name && chunk_list(&save) < 0))
+    save.script = !self->no_scripts && rds_one_node(self);
+    if (!save.missing)
         err = -ENOMEM;
     if (err == 0 && save.script)
         err = by_script(&save);
@@ -321,6 +407,5 @@ int rds_publish(kv_store_v1 *self, const char *name, const char *manifest, size_
         self->broken = !name;
     }
     free(save.missing);
-    kv_buf_fini(&save.list);
     return err;
 }

@@ -3,8 +3,7 @@
 
 #include "base/log.h"
 
-#define MAX_VALUE (RESP_MAX_BULK - RDS_TRAILER)
-#define MAX_NAMES ((size_t)1 << 20) /* remembered; beyond that all unneeded ones are forgotten */
+#define MAX_VALUE (RESP_MAX_BULK - RDS_CHUNK_TRAILER)
 
 int rds_failed(kv_store_v1 *self, int err)
 {
@@ -119,7 +118,7 @@ fail:
 
 /* -- chunks ------------------------------------------------------------------------------------ */
 
-static bool idle_name(const struct rds_entry *entry)
+bool rds_idle_name(const struct rds_entry *entry)
 {
     return !entry->ref && !entry->value;
 }
@@ -151,8 +150,8 @@ static int remember(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, cha
         if (err < 0)
             return err;
     }
-    if (self->table.n >= MAX_NAMES)
-        rds_table_purge(&self->table, idle_name);
+    if (self->table.n >= RDS_MAX_NAMES)
+        rds_table_purge(&self->table, rds_idle_name);
     entry = rds_table_add(&self->table, hash, hash_len);
     if (!entry)
         return -ENOMEM;
@@ -204,136 +203,19 @@ static int put_chunk(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, co
     if (is_ref(self, hash, hash_len))
         return 1;
     pthread_mutex_lock(&self->lock);
-    value = rds_arena_take(&self->arena, data_len + RDS_TRAILER, &slab);
+    value = rds_arena_take(&self->arena, data_len + RDS_CHUNK_TRAILER, &slab);
     pthread_mutex_unlock(&self->lock);
     if (!value)
         return rds_failed(self, -ENOMEM);
     if (data_len > 0)
         memcpy(value, data, data_len);
-    rds_seal(value, data_len, hash, hash_len);
+    rds_seal_chunk(value, data_len, hash, hash_len);
     pthread_mutex_lock(&self->lock);
-    err = remember(self, hash, hash_len, value, slab, data_len + RDS_TRAILER, &taken);
+    err = remember(self, hash, hash_len, value, slab, data_len + RDS_CHUNK_TRAILER, &taken);
     if (!taken)
         rds_arena_give(&self->arena, slab);
     pthread_mutex_unlock(&self->lock);
     return err < 0 ? rds_failed(self, err) : err;
-}
-
-void rds_drop_bad(kv_store_v1 *self, const char *key, size_t key_len, const char *value, size_t len)
-{
-    static const char script[] = "if redis.call('GET', KEYS[1]) == ARGV[1] then "
-                                 "return redis.call('DEL', KEYS[1]) end return 0";
-    struct rds_batch batch = {0};
-    char text[300];
-
-    kv_log_error("redis", "stored bytes don't verify", "key=%s len=%zu",
-                 kv_log_quote(text, sizeof(text), key), len);
-    pthread_mutex_lock(&self->lock);
-    self->stats.bad_chunks++;
-    if (len >= RDS_TRAILER && memcmp(value + len - RDS_TRAILER, RDS_MAGIC, 8) == 0) {
-        rds_batch_begin(&batch, 5);
-        rds_batch_word(&batch, "EVAL");
-        rds_batch_word(&batch, script);
-        rds_batch_word(&batch, "1");
-        rds_batch_key(&batch, key, key_len);
-        rds_batch_payload(&batch, value, len);
-        rds_net_run(&self->net, &batch);
-        rds_batch_fini(&batch);
-    }
-    pthread_mutex_unlock(&self->lock);
-}
-
-/* The bytes if the handle has them: 1, a copy or a prefetched value; 0: not here; -ENOMEM. */
-static int take_local(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, char **ret,
-                      size_t *ret_len)
-{
-    struct rds_entry *entry = rds_table_find(&self->table, hash, hash_len);
-
-    if (!entry || !entry->value)
-        return 0;
-    if (entry->ref) {
-        *ret = malloc(entry->len);
-        if (!*ret)
-            return -ENOMEM;
-        memcpy(*ret, entry->value, entry->len);
-    } else {
-        *ret = KV_STEAL(entry->value);
-        self->cached -= entry->len;
-    }
-    *ret_len = entry->len;
-    return 1;
-}
-
-/* The value of one key: 0, -ENOENT, or another error. */
-static int get_value(kv_store_v1 *self, const char *key, size_t key_len, char **ret,
-                     size_t *ret_len)
-{
-    struct rds_batch batch = {0};
-    struct resp_value *reply;
-    int err;
-
-    rds_batch_begin(&batch, 2);
-    rds_batch_word(&batch, "GET");
-    rds_batch_key(&batch, key, key_len);
-    err = rds_net_run(&self->net, &batch);
-    if (err == 0) {
-        reply = &batch.cmds[0].reply;
-        if (reply->type == RESP_BULK) {
-            *ret = KV_STEAL(reply->str);
-            *ret_len = reply->len;
-            self->stats.bytes_read += reply->len;
-        } else {
-            err = reply->type == RESP_NULL ? -ENOENT : rds_reply_error(reply, "GET");
-        }
-    }
-    rds_batch_fini(&batch);
-    return err;
-}
-
-/* A chunk that verified is there: a put of it is a hit. */
-static void note_known(kv_store_v1 *self, const uint8_t *hash, size_t hash_len)
-{
-    struct rds_entry *entry;
-
-    pthread_mutex_lock(&self->lock);
-    if (self->table.n >= MAX_NAMES)
-        rds_table_purge(&self->table, idle_name);
-    entry = rds_table_add(&self->table, hash, hash_len);
-    if (entry && !entry->ref)
-        entry->known = true;
-    pthread_mutex_unlock(&self->lock);
-}
-
-static int get_chunk(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, uint8_t **out_data,
-                     size_t *out_len)
-{
-    char key[RDS_KEY_SIZE], *value = NULL;
-    size_t key_len, len = 0;
-    int err = rds_check_hash(hash, hash_len);
-
-    if (err < 0)
-        return rds_failed(self, err);
-    key_len = rds_chunk_key(self, hash, hash_len, key);
-    key[key_len] = '\0';
-    pthread_mutex_lock(&self->lock);
-    self->stats.gets++;
-    err = take_local(self, hash, hash_len, &value, &len);
-    if (err == 0) {
-        err = get_value(self, key, key_len, &value, &len);
-        self->stats.get_misses += err == -ENOENT;
-    }
-    pthread_mutex_unlock(&self->lock);
-    if (err < 0)
-        return err == -ENOENT ? err : rds_failed(self, err);
-    if (!rds_verify(value, len, hash, hash_len)) {
-        rds_drop_bad(self, key, key_len, value, len);
-        free(value);
-        return rds_failed(self, -EBADMSG);
-    }
-    note_known(self, hash, hash_len);
-    *out_data = (uint8_t *)value;
-    *out_len = len - RDS_TRAILER;
-    return 0;
 }
 
 /* -- manifests --------------------------------------------------------------------------------- */
@@ -363,7 +245,7 @@ static int put_manifest(kv_store_v1 *self, const char *name, const uint8_t *data
 static int get_manifest(kv_store_v1 *self, const char *name, uint8_t **out_data, size_t *out_len)
 {
     char key[RDS_KEY_SIZE], *value = NULL;
-    size_t key_len, len = 0;
+    size_t key_len, len = 0, content = 0;
     int err = check_name(name);
 
     if (err < 0)
@@ -371,104 +253,58 @@ static int get_manifest(kv_store_v1 *self, const char *name, uint8_t **out_data,
     key_len = rds_name_key(self, 'm', name, key);
     key[key_len] = '\0';
     pthread_mutex_lock(&self->lock);
-    err = get_value(self, key, key_len, &value, &len);
+    err = rds_get_value(self, key, key_len, &value, &len);
     pthread_mutex_unlock(&self->lock);
     if (err < 0)
         return err == -ENOENT ? err : rds_failed(self, err);
-    if (!rds_verify(value, len, name, strlen(name))) {
+    if (!rds_verify(value, len, name, strlen(name), &content)) {
         kv_log_error("redis", "a manifest's bytes don't verify", "len=%zu", len);
         free(value);
         return rds_failed(self, -EBADMSG);
     }
     *out_data = (uint8_t *)value;
-    *out_len = len - RDS_TRAILER;
+    *out_len = content;
     return 0;
 }
 
-static int delete_manifest(kv_store_v1 *self, const char *name)
-{
-    struct rds_batch batch = {0};
-    char key[RDS_KEY_SIZE];
-    int err = check_name(name);
-
-    if (err < 0)
-        return rds_failed(self, err);
-    for (int i = 0; i < 2; i++) {
-        rds_batch_begin(&batch, 2);
-        rds_batch_word(&batch, "DEL");
-        rds_batch_key(&batch, key, rds_name_key(self, "mr"[i], name, key));
-    }
-    pthread_mutex_lock(&self->lock);
-    err = rds_net_run(&self->net, &batch);
-    pthread_mutex_unlock(&self->lock);
-    for (size_t i = 0; err == 0 && i < batch.n; i++)
-        if (batch.cmds[i].reply.type != RESP_INT)
-            err = rds_reply_error(&batch.cmds[i].reply, "DEL");
-    rds_batch_fini(&batch);
-    return err < 0 ? rds_failed(self, err) : 0;
-}
-
-/* -- prefetch ---------------------------------------------------------------------------------- */
-
-static bool cached_value(const struct rds_entry *entry)
-{
-    return !entry->ref && entry->value;
-}
-
-/* Keep what arrived, up to the limit; older prefetches make room first. */
-static void keep(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, struct resp_value *reply)
-{
-    struct rds_entry *entry;
-
-    if (reply->type != RESP_BULK || reply->len > self->net.uri.cache_bytes - self->cached)
-        return;
-    entry = rds_table_add(&self->table, hash, hash_len);
-    if (!entry || entry->value)
-        return;
-    entry->value = KV_STEAL(reply->str);
-    entry->len = reply->len;
-    self->cached += entry->len;
-}
-
-static int prefetch_some(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n)
+/* @kinds: of the keys under that name. */
+static int delete_keys(kv_store_v1 *self, const char *kinds, const char *name)
 {
     struct rds_batch batch = {0};
     char key[RDS_KEY_SIZE];
     int err;
 
-    for (size_t i = 0; i < n; i++) {
-        rds_batch_begin(&batch, 2);
-        rds_batch_word(&batch, "GET");
-        rds_batch_key(&batch, key, rds_chunk_key(self, hashes + i * hash_len, hash_len, key));
-    }
+    rds_batch_begin(&batch, 1 + strlen(kinds));
+    rds_batch_word(&batch, "DEL");
+    for (; *kinds; kinds++)
+        rds_batch_key(&batch, key, rds_name_key(self, *kinds, name, key));
     err = rds_net_run(&self->net, &batch);
-    for (size_t i = 0; err == 0 && i < n; i++) {
-        struct resp_value *reply = &batch.cmds[i].reply;
-
-        self->stats.bytes_read += reply->type == RESP_BULK ? reply->len : 0;
-        keep(self, hashes + i * hash_len, hash_len, reply);
-    }
+    if (err == 0 && batch.cmds[0].reply.type != RESP_INT)
+        err = rds_reply_error(&batch.cmds[0].reply, "DEL");
     rds_batch_fini(&batch);
     return err;
 }
 
-static int prefetch_chunks(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len,
-                           size_t n_hashes)
+/*
+ * The manifest and what was noted for it. At once, so that no publication comes in between and is
+ * left with a part of its notes; on several nodes the manifest goes last, for one without notes
+ * keeps a collection from deleting anything.
+ */
+static int delete_manifest(kv_store_v1 *self, const char *name)
 {
-    int err = n_hashes > 0 ? rds_check_hash(hashes, hash_len) : 0;
+    int err = check_name(name);
 
     if (err < 0)
         return rds_failed(self, err);
     pthread_mutex_lock(&self->lock);
-    if (self->cached > self->net.uri.cache_bytes / 2) { /* not taken by earlier restores */
-        rds_table_purge(&self->table, cached_value);
-        self->cached = 0;
-    }
-    for (size_t i = 0; err == 0 && i < n_hashes; i += RDS_BATCH_GETS) {
-        if (self->cached >= self->net.uri.cache_bytes)
-            break; /* the rest is fetched one by one */
-        err = prefetch_some(self, hashes + i * hash_len, hash_len,
-                            KV_MIN(n_hashes - i, (size_t)RDS_BATCH_GETS));
+    if (rds_one_node(self)) {
+        err = delete_keys(self, "urm", name);
+    } else {
+        err = delete_keys(self, "u", name);
+        if (err == 0)
+            err = delete_keys(self, "r", name);
+        if (err == 0)
+            err = delete_keys(self, "m", name);
     }
     pthread_mutex_unlock(&self->lock);
     return err < 0 ? rds_failed(self, err) : 0;
@@ -479,11 +315,11 @@ static const kv_store_vtable table = {
     .open = store_open,
     .close = store_close,
     .put_chunk = put_chunk,
-    .get_chunk = get_chunk,
+    .get_chunk = rds_get_chunk,
     .put_manifest = put_manifest,
     .get_manifest = get_manifest,
     .delete_manifest = delete_manifest,
-    .prefetch_chunks = prefetch_chunks,
+    .prefetch_chunks = rds_prefetch_chunks,
 };
 
 const kv_store_vtable *kv_store_get_vtable(void)

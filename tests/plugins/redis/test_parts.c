@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /* URIs, slots, requests on the wire, sealed values, the table of chunks. */
 #include <errno.h>
+#include <stdio.h>
 
 #include "base/unit.h"
 #include "redis/batch.h"
 #include "redis/entry.h"
+#include "redis/scan.h"
 #include "redis/uri.h"
 
 static void test_uri(void **state)
@@ -132,22 +134,108 @@ static void test_seal(void **state)
 
     (void)state;
     for (size_t round = 0; round < unit_rounds(200); round++) {
-        size_t len = unit_below(&seed, 100), bit;
-        char *value = malloc(len + RDS_TRAILER);
+        bool chunk = round % 2 == 0;
+        size_t len = unit_below(&seed, 100), all = len + (chunk ? RDS_CHUNK_TRAILER : RDS_TRAILER);
+        size_t got = 0, bit, stamp;
+        char *value = malloc(all);
 
         assert_non_null(value);
         for (size_t i = 0; i < len; i++)
             value[i] = (char)unit_random(&seed);
-        rds_seal(value, len, "name", 4);
-        assert_true(rds_verify(value, len + RDS_TRAILER, "name", 4));
-        assert_false(rds_verify(value, len + RDS_TRAILER, "nama", 4));
-        for (size_t cut = 0; cut < len + RDS_TRAILER; cut++)
-            assert_false(rds_verify(value, cut, "name", 4));
-        bit = unit_below(&seed, 8 * (len + RDS_TRAILER));
+        if (chunk)
+            rds_seal_chunk(value, len, "name", 4);
+        else
+            rds_seal(value, len, "name", 4);
+        assert_true(rds_verify(value, all, "name", 4, &got));
+        assert_int_equal(got, len);
+        assert_false(rds_verify(value, all, "nama", 4, &got));
+        for (size_t cut = 0; cut < all; cut++)
+            assert_false(rds_verify(value, cut, "name", 4, &got));
+        bit = unit_below(&seed, 8 * all);
         value[bit / 8] = (char)(value[bit / 8] ^ 1 << bit % 8);
-        assert_false(rds_verify(value, len + RDS_TRAILER, "name", 4));
+        stamp = bit / 8 - len; /* which says when, not what */
+        assert_true(rds_verify(value, all, "name", 4, &got) == (chunk && stamp < RDS_STAMP));
         free(value);
     }
+}
+
+static void test_stamp(void **state)
+{
+    char value[3 + RDS_CHUNK_TRAILER];
+    uint64_t seconds = 1;
+    size_t got;
+
+    (void)state;
+    memcpy(value, "abc", 3);
+    rds_seal(value, 3, "k", 1);
+    assert_false(rds_ends_like_ours(value, 3 + RDS_TRAILER)); /* of a former writer */
+    rds_seal_chunk(value, 3, "k", 1);
+    assert_true(rds_stamp_of(value, sizeof(value), &seconds));
+    assert_int_equal(seconds, 0);
+    rds_stamp(value, sizeof(value), 0x6553f1a0);
+    assert_memory_equal(value + 3, "6553f1a0", 8);
+    assert_true(rds_stamp_of(value + 3, RDS_CHUNK_TRAILER, &seconds)); /* the end is enough */
+    assert_int_equal(seconds, 0x6553f1a0);
+    assert_true(rds_verify(value, sizeof(value), "k", 1, &got));
+    assert_false(rds_stamp_of(value + 4, RDS_CHUNK_TRAILER - 1, &seconds));
+    value[5] = 'G';
+    assert_false(rds_stamp_of(value, sizeof(value), &seconds));
+}
+
+static int scan_all(uint64_t (*next)(uint64_t), uint64_t *ret_pages)
+{
+    struct rds_scan scan;
+    char cursor[32];
+    uint64_t at = 0;
+    int rc;
+
+    rds_scan_begin(&scan);
+    do {
+        at = next(at);
+        snprintf(cursor, sizeof(cursor), "%llu", (unsigned long long)at);
+        rc = rds_scan_next(&scan, cursor);
+        if (rc == 0)
+            assert_string_equal(scan.cursor, cursor);
+    } while (rc == 0);
+    *ret_pages = scan.n_pages;
+    return rc;
+}
+
+static uint64_t to_an_end(uint64_t at)
+{
+    return (at + 1) % 5000;
+}
+
+static uint64_t around(uint64_t at)
+{
+    return at >= 1700 ? 701 : at + 1;
+}
+
+static uint64_t nowhere(uint64_t at)
+{
+    return at + 1;
+}
+
+/* The listing of a server that means ill ends, too. */
+static void test_scan(void **state)
+{
+    struct rds_scan scan;
+    uint64_t pages;
+
+    (void)state;
+    assert_int_equal(scan_all(to_an_end, &pages), 1);
+    assert_int_equal(pages, 4999);
+    assert_int_equal(scan_all(around, &pages), -EPROTO);
+    assert_true(pages < 3 * 1700);
+    assert_int_equal(scan_all(nowhere, &pages), -E2BIG);
+    assert_int_equal(pages, RDS_MAX_PAGES);
+    rds_scan_begin(&scan);
+    scan.deadline_ns = 1;
+    assert_int_equal(rds_scan_next(&scan, "1"), -ETIMEDOUT);
+    rds_scan_begin(&scan);
+    assert_int_equal(rds_scan_next(&scan, ""), -EPROTO);
+    assert_int_equal(rds_scan_next(&scan, "123456789012345678901234"), -EPROTO);
+    assert_int_equal(rds_scan_next(&scan, "0"), 1);
 }
 
 static bool odd(const struct rds_entry *entry)
@@ -214,7 +302,8 @@ int main(void)
         cmocka_unit_test(test_uri),   cmocka_unit_test(test_uri_refused),
         cmocka_unit_test(test_slots), cmocka_unit_test(test_wire),
         cmocka_unit_test(test_seal),  cmocka_unit_test(test_table),
-        cmocka_unit_test(test_arena),
+        cmocka_unit_test(test_arena), cmocka_unit_test(test_stamp),
+        cmocka_unit_test(test_scan),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Chunks from the server, from what was prefetched, and from the save in progress. */
+#include "base/log.h"
+#include "redis/scripts.h"
+#include "redis/store.h"
+
+void rds_drop_bad(kv_store_v1 *self, const char *key, size_t key_len, const char *value, size_t len)
+{
+    struct rds_batch batch = {0};
+    char text[300];
+
+    kv_log_error("redis", "stored bytes don't verify", "key=%s len=%zu",
+                 kv_log_quote(text, sizeof(text), key), len);
+    pthread_mutex_lock(&self->lock);
+    self->stats.bad_chunks++;
+    if (rds_ends_like_ours(value, len)) {
+        rds_batch_begin(&batch, 5);
+        rds_batch_word(&batch, "EVAL");
+        rds_batch_word(&batch, RDS_LUA_DROP);
+        rds_batch_word(&batch, "1");
+        rds_batch_key(&batch, key, key_len);
+        rds_batch_payload(&batch, value, len);
+        rds_net_run(&self->net, &batch);
+        rds_batch_fini(&batch);
+    }
+    pthread_mutex_unlock(&self->lock);
+}
+
+/* The bytes if the handle has them: 1, a copy or a prefetched value; 0: not here; -ENOMEM. */
+static int take_local(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, char **ret,
+                      size_t *ret_len)
+{
+    struct rds_entry *entry = rds_table_find(&self->table, hash, hash_len);
+
+    if (!entry || !entry->value)
+        return 0;
+    if (entry->ref) {
+        *ret = malloc(entry->len);
+        if (!*ret)
+            return -ENOMEM;
+        memcpy(*ret, entry->value, entry->len);
+    } else {
+        *ret = KV_STEAL(entry->value);
+        self->cached -= entry->len;
+    }
+    *ret_len = entry->len;
+    return 1;
+}
+
+/* The value of one key: 0, -ENOENT, or another error. */
+int rds_get_value(kv_store_v1 *self, const char *key, size_t key_len, char **ret, size_t *ret_len)
+{
+    struct rds_batch batch = {0};
+    struct resp_value *reply;
+    int err;
+
+    rds_batch_begin(&batch, 2);
+    rds_batch_word(&batch, "GET");
+    rds_batch_key(&batch, key, key_len);
+    err = rds_net_run(&self->net, &batch);
+    if (err == 0) {
+        reply = &batch.cmds[0].reply;
+        if (reply->type == RESP_BULK) {
+            *ret = KV_STEAL(reply->str);
+            *ret_len = reply->len;
+            self->stats.bytes_read += reply->len;
+        } else {
+            err = reply->type == RESP_NULL ? -ENOENT : rds_reply_error(reply, "GET");
+        }
+    }
+    rds_batch_fini(&batch);
+    return err;
+}
+
+/* A chunk that verified is there: a put of it is a hit. */
+static void note_known(kv_store_v1 *self, const uint8_t *hash, size_t hash_len)
+{
+    struct rds_entry *entry;
+
+    pthread_mutex_lock(&self->lock);
+    if (self->table.n >= RDS_MAX_NAMES)
+        rds_table_purge(&self->table, rds_idle_name);
+    entry = rds_table_add(&self->table, hash, hash_len);
+    if (entry && !entry->ref)
+        entry->known = true;
+    pthread_mutex_unlock(&self->lock);
+}
+
+int rds_get_chunk(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, uint8_t **out_data,
+                  size_t *out_len)
+{
+    char key[RDS_KEY_SIZE], *value = NULL;
+    size_t key_len, len = 0, content = 0;
+    int err = rds_check_hash(hash, hash_len);
+
+    if (err < 0)
+        return rds_failed(self, err);
+    key_len = rds_chunk_key(self, hash, hash_len, key);
+    key[key_len] = '\0';
+    pthread_mutex_lock(&self->lock);
+    self->stats.gets++;
+    err = take_local(self, hash, hash_len, &value, &len);
+    if (err == 0) {
+        err = rds_get_value(self, key, key_len, &value, &len);
+        self->stats.get_misses += err == -ENOENT;
+    }
+    pthread_mutex_unlock(&self->lock);
+    if (err < 0)
+        return err == -ENOENT ? err : rds_failed(self, err);
+    if (!rds_verify(value, len, hash, hash_len, &content)) {
+        rds_drop_bad(self, key, key_len, value, len);
+        free(value);
+        return rds_failed(self, -EBADMSG);
+    }
+    note_known(self, hash, hash_len);
+    *out_data = (uint8_t *)value;
+    *out_len = content;
+    return 0;
+}
+
+/* -- prefetch ---------------------------------------------------------------------------------- */
+
+static bool cached_value(const struct rds_entry *entry)
+{
+    return !entry->ref && entry->value;
+}
+
+/* Keep what arrived, up to the limit; older prefetches make room first. */
+static void keep(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, struct resp_value *reply)
+{
+    struct rds_entry *entry;
+
+    if (reply->type != RESP_BULK || reply->len > self->net.uri.cache_bytes - self->cached)
+        return;
+    entry = rds_table_add(&self->table, hash, hash_len);
+    if (!entry || entry->value)
+        return;
+    entry->value = KV_STEAL(reply->str);
+    entry->len = reply->len;
+    self->cached += entry->len;
+}
+
+static int prefetch_some(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n)
+{
+    struct rds_batch batch = {0};
+    char key[RDS_KEY_SIZE];
+    int err;
+
+    for (size_t i = 0; i < n; i++) {
+        rds_batch_begin(&batch, 2);
+        rds_batch_word(&batch, "GET");
+        rds_batch_key(&batch, key, rds_chunk_key(self, hashes + i * hash_len, hash_len, key));
+    }
+    err = rds_net_run(&self->net, &batch);
+    for (size_t i = 0; err == 0 && i < n; i++) {
+        struct resp_value *reply = &batch.cmds[i].reply;
+
+        self->stats.bytes_read += reply->type == RESP_BULK ? reply->len : 0;
+        keep(self, hashes + i * hash_len, hash_len, reply);
+    }
+    rds_batch_fini(&batch);
+    return err;
+}
+
+int rds_prefetch_chunks(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n_hashes)
+{
+    int err = n_hashes > 0 ? rds_check_hash(hashes, hash_len) : 0;
+
+    if (err < 0)
+        return rds_failed(self, err);
+    pthread_mutex_lock(&self->lock);
+    if (self->cached > self->net.uri.cache_bytes / 2) { /* not taken by earlier restores */
+        rds_table_purge(&self->table, cached_value);
+        self->cached = 0;
+    }
+    for (size_t i = 0; err == 0 && i < n_hashes; i += RDS_BATCH_GETS) {
+        if (self->cached >= self->net.uri.cache_bytes)
+            break; /* the rest is fetched one by one */
+        err = prefetch_some(self, hashes + i * hash_len, hash_len,
+                            KV_MIN(n_hashes - i, (size_t)RDS_BATCH_GETS));
+    }
+    pthread_mutex_unlock(&self->lock);
+    return err < 0 ? rds_failed(self, err) : 0;
+}

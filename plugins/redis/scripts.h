@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * What the server does itself, in its own language, since it must happen in one step.
+ *
+ * USE: is there a value under KEY that ends as ours do? Then it was used now. The stamp is what
+ * sweeps go by, and only ever grows: fail-overs and the server's own idea of idleness (which stands
+ * still while a child saves to disk, and begins anew on a replica) don't matter to it.
+ */
+#ifndef KV_REDIS_SCRIPTS_H
+#define KV_REDIS_SCRIPTS_H
+
+#include "redis/entry.h"
+
+/* Before Redis 5 a script that asks for the time may write only after this. */
+#define RDS_LUA_NOW                                                    \
+    "if redis.replicate_commands then redis.replicate_commands() end " \
+    "local now = tonumber(redis.call('TIME')[1]) "
+
+#define RDS_LUA_USE                                                                            \
+    RDS_LUA_NOW                                                                                \
+    "local function use(key) "                                                                 \
+    "local tail = redis.pcall('GETRANGE', key, -40, -1) "                                      \
+    "if type(tail) ~= 'string' or #tail < 40 or string.sub(tail, 9, 16) ~= '" RDS_CHUNK_MAGIC  \
+    "' then return false end "                                                                 \
+    "if (tonumber(string.sub(tail, 1, 8), 16) or 0) < now then "                               \
+    "redis.call('SETRANGE', key, redis.call('STRLEN', key) - 40, string.format('%08x', now)) " \
+    "end return true end "
+
+/*
+ * KEYS: chunks, then (maybe) the manifest, and (if its format isn't known) the set of what it may
+ * need; ARGV: how many chunks, where in their keys the hex begins, the manifest's value. Returns
+ * the time and which chunks (from 1) aren't there; sets the manifest when all are.
+ */
+#define RDS_LUA_PUBLISH                                                       \
+    RDS_LUA_USE                                                               \
+    "local reply, n, names = {now}, tonumber(ARGV[1]), {''} "                 \
+    "for i = 1, n do if not use(KEYS[i]) then reply[#reply + 1] = i end end " \
+    "if #reply > 1 or #KEYS == n then return reply end "                      \
+    "if #KEYS > n + 1 then for i = 0, n do "                                  \
+    "if i > 0 then names[#names + 1] = string.sub(KEYS[i], ARGV[2]) end "     \
+    "if #names == 1000 or i == n then "                                       \
+    "redis.call('SADD', KEYS[n + 2], unpack(names)) names = {} end end end "  \
+    "redis.call('SET', KEYS[n + 1], ARGV[3]) return reply"
+
+/* One chunk: the time, negative when it isn't there. */
+#define RDS_LUA_USE_ONE RDS_LUA_USE "return use(KEYS[1]) and now or -now"
+
+/*
+ * Delete KEYS[1] unless it was used at ARGV[1] or later (negative: whenever it was). A value of a
+ * former writer doesn't say when: its age begins here. Of what isn't ours nobody knows. Returns the
+ * bytes of its content, -1: it was gone, -2: it stays.
+ */
+#define RDS_LUA_SWEEP                                                                        \
+    RDS_LUA_NOW                                                                              \
+    "local tail = redis.pcall('GETRANGE', KEYS[1], -40, -1) "                                \
+    "if type(tail) ~= 'string' then return -2 end "                                          \
+    "if tail == '' then return -1 end "                                                      \
+    "local magic, cutoff, behind = string.sub(tail, -32, -25), tonumber(ARGV[1]), 0 "        \
+    "if magic == '" RDS_CHUNK_MAGIC "' then behind = 40 "                                    \
+    "elseif magic == '" RDS_MAGIC "' then behind = 32 end "                                  \
+    "if cutoff >= 0 and behind == 32 then "                                                  \
+    "local value = redis.call('GET', KEYS[1]) "                                              \
+    "redis.call('SET', KEYS[1], string.sub(value, 1, -33) .. string.format('%08x', now) .. " \
+    "'" RDS_CHUNK_MAGIC "' .. string.sub(value, -24)) return -2 end "                        \
+    "if cutoff >= 0 and (behind == 0 or "                                                    \
+    "(tonumber(string.sub(tail, 1, 8), 16) or 0) >= cutoff) then return -2 end "             \
+    "local len = redis.call('STRLEN', KEYS[1]) - behind "                                    \
+    "redis.call('DEL', KEYS[1]) return len < 0 and 0 or len"
+
+/* Delete KEYS[1] if it still holds ARGV[1]; the stamp may have changed. */
+#define RDS_LUA_DROP                                                         \
+    "local is, was = redis.call('GET', KEYS[1]), ARGV[1] "                   \
+    "if is and #is == #was and string.sub(is, -32) == string.sub(was, -32) " \
+    "and string.sub(is, 1, -41) == string.sub(was, 1, -41) then "            \
+    "return redis.call('DEL', KEYS[1]) end return 0"
+
+#endif
