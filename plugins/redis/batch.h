@@ -33,6 +33,7 @@ struct rds_batch {
     struct kv_buf text;
     struct rds_cmd *cmds;
     size_t n, capacity;
+    uint64_t *room; /* bytes that payloads of replies may take; NULL: any. Others are skipped */
     int error;
 };
 

@@ -140,10 +140,13 @@ static void keep(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, struct
     self->cached += entry->len;
 }
 
+/* Returns 1 when there was no more room. */
 static int prefetch_some(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n)
 {
-    struct rds_batch batch = {0};
+    uint64_t room = self->net.uri.cache_bytes - self->cached;
+    struct rds_batch batch = {.room = &room};
     char key[RDS_KEY_SIZE];
+    bool skipped = false;
     int err;
 
     for (size_t i = 0; i < n; i++) {
@@ -155,30 +158,43 @@ static int prefetch_some(kv_store_v1 *self, const uint8_t *hashes, size_t hash_l
     for (size_t i = 0; err == 0 && i < n; i++) {
         struct resp_value *reply = &batch.cmds[i].reply;
 
-        self->stats.bytes_read += reply->type == RESP_BULK ? reply->len : 0;
+        skipped |= reply->type == RESP_SKIPPED;
+        if (reply->type != RESP_BULK && reply->type != RESP_SKIPPED)
+            continue;
+        self->stats.bytes_read += reply->len;
+        self->usual_len = reply->len;
         keep(self, hashes + i * hash_len, hash_len, reply);
     }
     rds_batch_fini(&batch);
-    return err;
+    return err < 0 ? err : skipped;
 }
 
-int rds_prefetch_chunks(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n_hashes)
+/* How many to ask for at once: what wouldn't fit comes over the wire for nothing. */
+static size_t window(const kv_store_v1 *self)
 {
-    int err = n_hashes > 0 ? rds_check_hash(hashes, hash_len) : 0;
+    uint64_t room = self->net.uri.cache_bytes - self->cached;
+    uint64_t fit = self->usual_len > 0 ? room / self->usual_len : RDS_BATCH_GETS;
 
-    if (err < 0)
-        return rds_failed(self, err);
+    return (size_t)KV_MIN(fit, (uint64_t)RDS_BATCH_GETS);
+}
+
+int rds_prefetch_chunks(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n)
+{
+    int rc = n > 0 ? rds_check_hash(hashes, hash_len) : 0;
+
+    if (rc < 0)
+        return rds_failed(self, rc);
     pthread_mutex_lock(&self->lock);
     if (self->cached > self->net.uri.cache_bytes / 2) { /* not taken by earlier restores */
         rds_table_purge(&self->table, cached_value);
         self->cached = 0;
     }
-    for (size_t i = 0; err == 0 && i < n_hashes; i += RDS_BATCH_GETS) {
-        if (self->cached >= self->net.uri.cache_bytes)
+    for (size_t done = 0, some; rc == 0 && done < n; done += some) {
+        some = KV_MIN(n - done, window(self));
+        if (some == 0)
             break; /* the rest is fetched one by one */
-        err = prefetch_some(self, hashes + i * hash_len, hash_len,
-                            KV_MIN(n_hashes - i, (size_t)RDS_BATCH_GETS));
+        rc = prefetch_some(self, hashes + done * hash_len, hash_len, some);
     }
     pthread_mutex_unlock(&self->lock);
-    return err < 0 ? rds_failed(self, err) : 0;
+    return rc < 0 ? rds_failed(self, rc) : 0;
 }

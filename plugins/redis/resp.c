@@ -102,6 +102,14 @@ static int begin_bulk(struct resp_parser *p, struct resp_value *value, int64_t l
         return 0; /* RESP_NULL */
     if (len < 0 || (uint64_t)len > RESP_MAX_BULK)
         return -EPROTO;
+    if (p->room && (uint64_t)len > *p->room) {
+        value->type = RESP_SKIPPED;
+        value->len = (size_t)len;
+        p->skip = (size_t)len + 2;
+        return 0;
+    }
+    if (p->room)
+        *p->room -= (uint64_t)len;
     value->str = malloc((size_t)len + 2); /* the line's end arrives with it */
     if (!value->str)
         return -ENOMEM;
@@ -151,7 +159,7 @@ static int parse_line(struct resp_parser *p, const char *line, size_t len, struc
     } else {
         err = -EPROTO;
     }
-    return err < 0 || p->bulk ? err : finish(p, ret);
+    return err < 0 || p->bulk || p->skip > 0 ? err : finish(p, ret);
 }
 
 /* Take bytes up to the end of a line; parse it when it is there. */
@@ -175,6 +183,19 @@ static int feed_line(struct resp_parser *p, const char *data, size_t len, size_t
     return parse_line(p, p->line, line_len - 2, ret);
 }
 
+/* A payload that nobody takes: its end is checked all the same. */
+static int pass_over(struct resp_parser *p, const char *data, size_t len, size_t *used,
+                     struct resp_value *ret)
+{
+    size_t take = p->skip > 2 ? KV_MIN(p->skip - 2, len) : 1;
+
+    if (p->skip <= 2 && *data != "\r\n"[2 - p->skip])
+        return -EPROTO;
+    *used += take;
+    p->skip -= take;
+    return p->skip > 0 ? 0 : finish(p, ret);
+}
+
 int resp_feed(struct resp_parser *p, const char *data, size_t len, size_t *ret_used,
               struct resp_value *ret)
 {
@@ -189,6 +210,8 @@ int resp_feed(struct resp_parser *p, const char *data, size_t len, size_t *ret_u
             memcpy(to, data + *ret_used, take);
             *ret_used += take;
             rc = resp_filled(p, take, ret);
+        } else if (p->skip > 0) {
+            rc = pass_over(p, data + *ret_used, len - *ret_used, ret_used, ret);
         } else {
             rc = feed_line(p, data + *ret_used, len - *ret_used, ret_used, ret);
         }

@@ -16,7 +16,15 @@
 #define RESP_MAX_BULK ((size_t)512 << 20) /* the server's own limit, unless reconfigured */
 #define RESP_MAX_ITEMS ((size_t)1 << 20)  /* of all arrays of one reply */
 
-enum resp_type { RESP_NULL, RESP_STATUS, RESP_ERROR, RESP_INT, RESP_BULK, RESP_ARRAY };
+enum resp_type {
+    RESP_NULL,
+    RESP_STATUS,
+    RESP_ERROR,
+    RESP_INT,
+    RESP_BULK,
+    RESP_ARRAY,
+    RESP_SKIPPED /* a payload there was no room for: only its len is known */
+};
 
 struct resp_value {
     enum resp_type type;
@@ -39,6 +47,8 @@ struct resp_parser {
     size_t n_items;
     struct resp_value *bulk; /* whose payload is arriving, or NULL */
     size_t bulk_got;         /* of its len + 2 bytes */
+    size_t skip;             /* bytes of a payload, with its line's end, still to be passed over */
+    uint64_t *room; /* the user's: what payloads may take; NULL: any. Unset by each reply */
     size_t line_len;
     char line[RESP_MAX_LINE];
 };

@@ -166,7 +166,7 @@ static int remember(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, cha
     }
     entry->value = value;
     entry->slab = slab;
-    entry->len = len;
+    entry->len = self->usual_len = len;
     entry->ref = true;
     self->buffered += len;
     *ret_taken = true;

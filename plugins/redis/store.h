@@ -33,10 +33,11 @@ struct kv_store_v1 {
     struct rds_arena arena;  /* values of refs */
     struct rds_entry **refs; /* of the save in progress, in the order of their puts */
     size_t n_refs, refs_capacity;
-    uint64_t buffered; /* bytes of values of refs */
-    uint64_t cached;   /* bytes of values of others */
-    bool broken;       /* chunks of the save in progress were refused and dropped */
-    bool no_scripts;   /* the server refused one */
+    uint64_t buffered;  /* bytes of values of refs */
+    uint64_t cached;    /* bytes of values of others; at most the option "cache" */
+    uint64_t usual_len; /* of the last value that was put or prefetched */
+    bool broken;        /* chunks of the save in progress were refused and dropped */
+    bool no_scripts;    /* the server refused one */
     kv_store_stats stats;
 };
 

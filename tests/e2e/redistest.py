@@ -321,30 +321,42 @@ class Server:
 
 
 class Cluster:
-    """Three masters that share the slots."""
+    """Three masters that share the slots; maybe a replica of each: server i + 3 is that of server i."""
 
-    def __init__(self):
+    def __init__(self, replicas=False, node_timeout=15000):
         self.servers = []
         try:
-            while len(self.servers) < 3:
+            while len(self.servers) < (6 if replicas else 3):
                 port = free_port()
                 if port < 55000:  # the bus is at port + 10000
-                    self.servers.append(Server("--cluster-enabled", "yes", "--cluster-node-timeout", "15000", port=port))
+                    self.servers.append(Server("--cluster-enabled", "yes", "--cluster-node-timeout", node_timeout, port=port))
             self._join()
         except BaseException:
             self.stop()
             raise
 
+    @staticmethod
+    def range_of(i):
+        return 16384 * i // 3, 16384 * (i + 1) // 3
+
     def _join(self):
         first = self.servers[0]
         for i, server in enumerate(self.servers):
             server.command("CLUSTER", "SET-CONFIG-EPOCH", i + 1)
-            lo, hi = 16384 * i // 3, 16384 * (i + 1) // 3
-            equal(server.command("CLUSTER", "ADDSLOTS", *range(lo, hi)), b"OK", "ADDSLOTS")
+            if i < 3:
+                equal(server.command("CLUSTER", "ADDSLOTS", *range(*self.range_of(i))), b"OK", "ADDSLOTS")
             server.command("CLUSTER", "MEET", "127.0.0.1", first.port)
         for server in self.servers:
-            wait_until(lambda: b"cluster_state:ok" in server.command("CLUSTER", "INFO") and
-                       b"cluster_known_nodes:3" in server.command("CLUSTER", "INFO"), 60, "the cluster")
+            self.settled(server)
+        for i, replica in enumerate(self.servers[3:]):
+            wait_until(lambda r=replica, i=i: r.command("CLUSTER", "REPLICATE", self.id(i)) == b"OK", 60, "a replica")
+        for replica in self.servers[3:]:
+            wait_until(lambda r=replica: b"master_link_status:up" in r.command("INFO", "replication"), 60, "a replica's link")
+
+    def settled(self, server):
+        known = b"cluster_known_nodes:%d" % len(self.servers)
+        wait_until(lambda: b"cluster_state:ok" in server.command("CLUSTER", "INFO") and
+                   known in server.command("CLUSTER", "INFO"), 60, "the cluster")
 
     @property
     def uri(self):

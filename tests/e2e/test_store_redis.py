@@ -99,6 +99,21 @@ def test_password():
             del os.environ["KV_STORE_REDIS_PASSWORD"]
 
 
+def test_secrets_are_copied():
+    """The environment may change while a handle lives: a reconnect uses the password that opening did."""
+    variable = c.create_string_buffer(b"KV_STORE_REDIS_PASSWORD=s3cret")
+    with Server(password="s3cret") as server:
+        LIBC.putenv(variable)
+        try:
+            with Store(server.uri) as store:
+                c.memset(c.addressof(variable) + len(variable) - 7, ord("x"), 6)
+                save(store, "n", {b"k": b"v"})
+                server.command("CLIENT", "KILL", "TYPE", "normal")
+                equal(store.get(b"k"), b"v")
+        finally:
+            LIBC.unsetenv(b"KV_STORE_REDIS_PASSWORD")
+
+
 def certificate(folder, name, alt):
     key, cert = os.path.join(folder, name + ".key"), os.path.join(folder, name + ".crt")
     subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={name}",
@@ -161,6 +176,40 @@ def test_small_buffer():
         for key, value in chunks.items():
             equal(store.get(key), value)
         equal(sorted(store.refs("n")), sorted(chunks))
+
+
+def peak_above_now():
+    """Forgets the peak of this process's memory; returns what tells by how many bytes it rose since."""
+    def read(name):
+        with open("/proc/self/status", encoding="ascii") as file:
+            return next(int(line.split()[1]) << 10 for line in file if line.startswith(name))
+
+    with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+        file.write("5")
+    before = read("VmRSS")
+    return lambda: read("VmHWM") - before
+
+
+def test_prefetch_is_bounded():
+    """However much is asked for, a handle holds no more than the option `cache` says; the rest comes one by one."""
+    if SANITIZED:
+        raise Skip("sanitizers hold freed memory")
+    chunks = sample(160, 1 << 20)
+    with Server() as server:
+        with Store(server.uri + "?buffer=4MiB") as store:
+            save(store, "n", chunks)
+        for sizes_known in (False, True):
+            with Store(server.uri + "?cache=8MiB") as store:
+                if sizes_known:
+                    store.prefetch(list(chunks)[:1])
+                before, peak = store.stats().bytes_read, peak_above_now()
+                store.prefetch(list(chunks))
+                check(peak() < 24 << 20, f"{peak() >> 20} MiB for a cache of 8")
+                if sizes_known:
+                    check(store.stats().bytes_read - before < 9 << 20, "more was fetched than can be kept")
+                before = store.stats().round_trips
+                equal(all(store.get(k) == v for k, v in chunks.items()), True, "values")
+                check(store.stats().round_trips - before <= 154, "of 8 MiB nothing was kept")
 
 
 def test_evicted_in_mid_save():

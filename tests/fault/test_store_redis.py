@@ -7,6 +7,7 @@ After every fault: no wrong bytes, no manifest without its chunks, and the next 
 import contextlib
 import pathlib
 import random
+import signal
 import socket
 import sys
 import threading
@@ -295,6 +296,152 @@ def test_nonsense():
             equal(server.command("GET", "m:other"), None)
             with Store(server.uri) as store:
                 save(store, "other", {b"k": b"v"})
+
+
+def test_endless_listing():
+    """Cursors that come again: a listing, and with it a collection, ends with an error."""
+    for cursors in ([b"7"], [b"1", b"2", b"3"]):
+        turn = [0]
+
+        def plan(data, link, cursors=cursors, turn=turn):
+            if not data.startswith(b"*2\r\n$"):
+                return data
+            turn[0] += 1
+            check(turn[0] < 1000, "it goes on")
+            cursor = cursors[turn[0] % len(cursors)]
+            return b"*2\r\n$%d\r\n%s\r\n*0\r\n" % (len(cursor), cursor)
+
+        with Server() as server, Proxy(server.port, plan) as proxy, Store(proxy.uri + "?timeout_ms=2000") as store:
+            save(store, "n", {b"k": b"v"})
+            with said() as text:
+                for listing in (store.chunks, store.manifests, lambda: store.refs("n"), lambda: store.sweep(0)):
+                    fails(listing, code=71)
+            check("doesn't end" in text[0], text[0])
+            check(turn[0] < 50, f"{turn[0]} pages")
+
+
+@contextlib.contextmanager
+def silent(n):
+    """Ports that take connections and never say a word."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in range(n)]
+
+
+def test_many_dead_nodes():
+    """A cluster's dead nodes share the time a call may take; one that lives is found behind them."""
+    with silent(12) as ports:
+        addresses = ",".join(f"127.0.0.1:{port}" for port in ports)
+        started = time.monotonic()
+        check("reason" in refused(f"redis+cluster://{addresses}/?timeout_ms=1000"))
+        check(time.monotonic() - started < 2 * SLOW, f"took {time.monotonic() - started:.1f} s, not 1")
+        with Cluster() as cluster:
+            started = time.monotonic()
+            with Store(f"redis+cluster://{addresses},127.0.0.1:{cluster.servers[0].port}/?timeout_ms=1500") as store:
+                check(time.monotonic() - started < 2 * SLOW, f"took {time.monotonic() - started:.1f} s")
+                save(store, "n", sample(20, 100, seed=1))
+                for server in cluster.servers[1:]:
+                    server.process.send_signal(signal.SIGSTOP)
+                for _ in range(2):  # connected, and no longer so
+                    started = time.monotonic()
+                    fails(store.chunks)
+                    check(time.monotonic() - started < 4 * SLOW, f"took {time.monotonic() - started:.1f} s, not 1.5")
+                for server in cluster.servers[1:]:
+                    server.process.send_signal(signal.SIGCONT)
+                wait_until(lambda: not publish_fails(store, "m", b"x"), 60, "a save")
+                equal(len(store.chunks()), 20)
+
+
+def test_map_with_holes():
+    """Slots that nobody has when the map is asked for: the call waits for them, a later one asks again, and
+    nothing is listed in part."""
+    chunks = sample(60, 100, seed=1)
+    with Cluster() as cluster:
+        low, high = cluster.range_of(2)
+        for server in reversed(cluster.servers):  # its owner first
+            equal(server.command("CONFIG", "SET", "cluster-require-full-coverage", "no"), b"OK")
+            equal(server.command("CLUSTER", "DELSLOTSRANGE", low, high - 1), b"OK")
+        time.sleep(1)
+        with Store(cluster.uri + "?timeout_ms=1000") as store:
+            for key, value in chunks.items():
+                store.put(key, value)
+            fails(store.publish, "n", b"n")
+            fails(store.chunks)
+            fails(lambda: store.sweep(0))
+            giver = threading.Timer(1, lambda: cluster.servers[2].command("CLUSTER", "ADDSLOTSRANGE", low, high - 1))
+            with Store(cluster.uri + "?timeout_ms=30000") as patient:
+                giver.start()
+                save(patient, "m", chunks, b"m")
+                giver.join()
+                wait_until(lambda: not publish_fails(store, "n", b"n"), 30, "the handle that failed before")
+            equal(sorted(store.manifests()), ["m", "n"])
+            expect_whole(cluster.uri, {b"m": chunks, b"n": chunks})
+
+
+def promoted(server):
+    return b"role:master" in server.command("INFO", "replication")
+
+
+def never_wrong(uri, saves):
+    """Replication isn't waited for: after a fail-over without farewell chunks may be gone. But none is another's."""
+    with Store(uri) as store:
+        for name in store.manifests():
+            chunks = saves[store.manifest(name)]
+            for value, wanted in zip(store.get_many(list(chunks)), chunks.values()):
+                check(value in (None, wanted), f"wrong bytes in {name}")
+
+
+def test_failover():
+    """Replicas take over in the middle of saves, first at their masters' leave, then since one is killed: the same handles go on,
+    and what they save afterwards is whole."""
+    saves, done, problems = {}, threading.Event(), []
+    with Cluster(replicas=True, node_timeout=1000) as cluster:
+        first = ",".join(cluster.uri.split(",")[:2]) + "/?timeout_ms=30000&buffer=256KiB"
+        turns = [0, 0]
+
+        def saver(number):
+            try:
+                with Store(first) as store:
+                    while True:
+                        last = done.is_set()
+                        turns[number] += 1
+                        data = b"%d %d" % (number, turns[number])
+                        saves[data] = sample(20, 30_000, seed=number * 1000 + turns[number] % 50)
+                        save_until_done(store, f"n{number}", saves[data], data)
+                        if last:
+                            return
+            except Exception as problem:  # told by the main thread
+                problems.append(problem)
+
+        def some_more():
+            wanted = [n + 3 for n in turns]
+            wait_until(lambda: problems or all(n >= w for n, w in zip(turns, wanted)), 60, "saves after a fail-over")
+
+        threads = [threading.Thread(target=saver, args=(i,)) for i in range(2)]
+        for thread in threads:
+            thread.start()
+        try:
+            some_more()
+            for i in (0, 1):
+                replica = cluster.servers[i + 3]
+                wait_until(lambda r=replica: r.command("CLUSTER", "FAILOVER") == b"OK", 30, "a fail-over to begin")
+                wait_until(lambda r=replica: promoted(r), 30, "a fail-over")
+                some_more()
+                expect_whole(cluster.servers[3].uri.replace("redis:", "redis+cluster:"), saves)
+            cluster.servers[2].kill()
+            wait_until(lambda: promoted(cluster.servers[5]), 60, "a fail-over")
+            some_more()
+        finally:
+            done.set()
+            for thread in threads:
+                thread.join()
+        equal(problems, [])
+        uri = cluster.servers[5].uri.replace("redis:", "redis+cluster:") + "?timeout_ms=30000"
+        never_wrong(uri, saves)
+        with Store(uri) as store:
+            for number in range(2):
+                data = b"%d %d" % (number, turns[number])
+                equal(store.manifest(f"n{number}"), data)
+                equal(store.get_many(list(saves[data])), list(saves[data].values()), "the last save")
 
 
 if __name__ == "__main__":

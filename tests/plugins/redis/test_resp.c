@@ -2,6 +2,7 @@
 
 #include <errno.h>
 
+#include "base/error.h"
 #include "base/unit.h"
 #include "redis/resp.h"
 
@@ -145,12 +146,53 @@ static void test_long_line(void **state)
     free(text);
 }
 
+/* What there is no room for is passed over: its length is told, what follows is understood. */
+static void test_room(void **state)
+{
+    static const char text[] = "*4\r\n$3\r\nabc\r\n$6\r\nde\r\nfg\r\n$2\r\nhi\r\n:1\r\n";
+    static const enum resp_type kinds[] = {RESP_BULK, RESP_SKIPPED, RESP_BULK, RESP_INT};
+    static const size_t lens[] = {3, 6, 2, 0};
+
+    (void)state;
+    for (size_t step = 1; step < sizeof(text); step++) {
+        struct resp_value v = {0};
+        struct resp_parser *parser = malloc(sizeof(*parser));
+        uint64_t room = 5;
+        size_t at = 0, used;
+        int rc = 0;
+
+        assert_non_null(parser);
+        resp_init(parser);
+        parser->room = &room;
+        for (; rc == 0 && at < sizeof(text) - 1; at += used) {
+            size_t take = KV_MIN(step, sizeof(text) - 1 - at);
+            char *piece = copy(text + at, take);
+
+            rc = resp_feed(parser, piece, take, &used, &v);
+            free(piece);
+        }
+        assert_int_equal(rc, 1);
+        assert_int_equal(at, sizeof(text) - 1);
+        assert_int_equal(room, 0);
+        for (size_t i = 0; i < 4; i++) {
+            assert_int_equal(v.items[i].type, kinds[i]);
+            assert_int_equal(v.items[i].len, lens[i]);
+        }
+        resp_value_fini(&v);
+        resp_init(parser);
+        room = 0;
+        parser->room = &room;
+        assert_int_equal(resp_feed(parser, "$1\r\nab\n", 8, &used, &v), -EPROTO);
+        resp_fini(parser);
+        free(parser);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_kinds),
-        cmocka_unit_test(test_direct),
-        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_room),      cmocka_unit_test(test_kinds),
+        cmocka_unit_test(test_direct),    cmocka_unit_test(test_refused),
         cmocka_unit_test(test_long_line),
     };
 
