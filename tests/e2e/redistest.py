@@ -20,6 +20,7 @@ from kvtest import *
 
 # The package redis-tools has the server's program under another name, and no service that starts by itself.
 SERVER = shutil.which("redis-server") or shutil.which("valkey-server") or shutil.which("redis-check-rdb")
+VALKEY = shutil.which("valkey-server") or shutil.which("valkey-check-rdb")  # Debian 13 and later
 if not SERVER:
     print("skipped: redis-server is needed (Debian: redis-tools)")
     sys.exit(77)
@@ -245,10 +246,10 @@ def save(store, name, chunks, data=b"manifest"):
 class Server:
     """A redis-server of its own, in a temporary folder, on a free port of 127.0.0.1."""
 
-    def __init__(self, *args, port=None, tls=False, wait=True, password=None):
+    def __init__(self, *args, port=None, tls=False, wait=True, password=None, program=SERVER):
         self.folder = tempfile.TemporaryDirectory(prefix="kvredis")
         self.path = os.path.join(self.folder.name, "socket")
-        self.port, self.password = port or free_port(), password
+        self.port, self.password, self.program = port or free_port(), password, program
         self.args = ["--bind", "127.0.0.1", "--dir", self.folder.name, "--unixsocket", self.path, "--save", "", *map(str, args)]
         self.args += ["--port", "0" if tls else str(self.port)] + (["--tls-port", str(self.port)] if tls else [])
         self.args += ["--requirepass", password] if password else []
@@ -258,7 +259,7 @@ class Server:
     def start(self, wait=True):
         log = open(os.path.join(self.folder.name, "log"), "ab")
         with log:
-            self.process = subprocess.Popen(["redis-server", *self.args], executable=SERVER, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            self.process = subprocess.Popen(["redis-server", *self.args], executable=self.program, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         if wait:
             try:
                 wait_until(lambda: self.command("PING") == b"PONG", 20, "redis-server")
