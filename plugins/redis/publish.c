@@ -18,7 +18,9 @@ struct save {
     const char *name; /* NULL: no manifest */
     const char *manifest;
     size_t manifest_len;
-    bool opaque;    /* its format isn't ours: note what it may need */
+    bool opaque;        /* its format isn't ours: note what it may need */
+    struct kv_buf more; /* keys that it may need besides */
+    size_t n_more;
     bool *missing;  /* of refs, by number */
     bool script;    /* else step by step */
     uint64_t now_s; /* by the server's clock */
@@ -26,13 +28,38 @@ struct save {
 
 /* -- commands ---------------------------------------------------------------------------------- */
 
+/* What the handle published before and this manifest may need. */
+static int find_more(struct save *save)
+{
+    if (!save->opaque)
+        return 0;
+    rds_history_needed(&save->self->history, &save->more);
+    for (size_t at = 0; at < save->more.len; at += 1 + (unsigned char)save->more.data[at])
+        save->n_more++;
+    return save->more.error;
+}
+
+static void add_more(struct save *save, struct rds_batch *batch)
+{
+    char key[RDS_KEY_SIZE];
+    size_t skip = strlen(save->self->net.uri.prefix) + 2;
+
+    for (size_t at = 0; at < save->more.len;) {
+        const uint8_t *hash = (const uint8_t *)save->more.data + at;
+        size_t len = rds_chunk_key(save->self, hash + 1, hash[0], key);
+
+        rds_batch_arg(batch, key + skip, len - skip);
+        at += 1 + (size_t)hash[0];
+    }
+}
+
 static void add_script(struct save *save, struct rds_batch *batch)
 {
     kv_store_v1 *self = save->self;
     size_t n = self->n_refs, more = save->name ? 1 + (size_t)save->opaque : 0;
     char key[RDS_KEY_SIZE];
 
-    rds_batch_begin(batch, 3 + n + more + 2 + (save->name ? 1 : 0));
+    rds_batch_begin(batch, 3 + n + more + 2 + save->n_more + (save->name ? 1 : 0));
     rds_batch_word(batch, "EVAL");
     rds_batch_word(batch, RDS_LUA_PUBLISH);
     rds_batch_number(batch, (int64_t)(n + more));
@@ -45,6 +72,7 @@ static void add_script(struct save *save, struct rds_batch *batch)
         rds_batch_key(batch, key, rds_name_key(self, 'u', save->name, key));
     rds_batch_number(batch, (int64_t)n);
     rds_batch_number(batch, (int64_t)strlen(self->net.uri.prefix) + 3);
+    add_more(save, batch);
     if (save->name)
         rds_batch_payload(batch, save->manifest, save->manifest_len);
 }
@@ -271,27 +299,33 @@ static int send_missing(struct save *save)
     return err;
 }
 
-/* The chunks' names, to those that former publications noted. The empty one says that there were any. */
+static void begin_names(struct save *save, struct rds_batch *batch, size_t n)
+{
+    char key[RDS_KEY_SIZE];
+
+    rds_batch_begin(batch, 2 + n);
+    rds_batch_word(batch, "SADD");
+    rds_batch_key(batch, key, rds_name_key(save->self, 'u', save->name, key));
+}
+
+/* To those that former publications noted. The empty one says that there were any. */
 static void add_names(struct save *save, struct rds_batch *batch)
 {
     kv_store_v1 *self = save->self;
-    size_t skip = strlen(self->net.uri.prefix) + 2, done = 0;
+    size_t skip = strlen(self->net.uri.prefix) + 2;
     char key[RDS_KEY_SIZE];
 
-    do {
-        size_t n = KV_MIN(self->n_refs - done, (size_t)NAMES_EACH);
+    begin_names(save, batch, 1 + save->n_more);
+    rds_batch_arg(batch, "", 0);
+    add_more(save, batch);
+    for (size_t i = 0; i < self->n_refs; i++) {
+        const struct rds_entry *entry = self->refs[i];
+        size_t len = rds_chunk_key(self, entry->hash, entry->hash_len, key);
 
-        rds_batch_begin(batch, 3 + n);
-        rds_batch_word(batch, "SADD");
-        rds_batch_key(batch, key, rds_name_key(self, 'u', save->name, key));
-        rds_batch_arg(batch, "", 0);
-        for (size_t i = done; i < done + n; i++) {
-            size_t len = rds_chunk_key(self, self->refs[i]->hash, self->refs[i]->hash_len, key);
-
-            rds_batch_arg(batch, key + skip, len - skip);
-        }
-        done += n;
-    } while (done < self->n_refs);
+        if (i % NAMES_EACH == 0)
+            begin_names(save, batch, KV_MIN(self->n_refs - i, (size_t)NAMES_EACH));
+        rds_batch_arg(batch, key + skip, len - skip);
+    }
 }
 
 /* The names first: with old names and a new manifest, chunks would count as not needed. */
@@ -393,7 +427,7 @@ int rds_publish(kv_store_v1 *self, const char *name, const char *manifest, size_
                            memcmp(manifest, own_format, sizeof(own_format)) != 0);
     save.missing = calloc(self->n_refs + 1, sizeof(*save.missing));
     save.script = !self->no_scripts && rds_one_node(self);
-    if (!save.missing)
+    if (!save.missing || find_more(&save) < 0)
         err = -ENOMEM;
     if (err == 0 && save.script)
         err = by_script(&save);
@@ -401,11 +435,14 @@ int rds_publish(kv_store_v1 *self, const char *name, const char *manifest, size_
         (err == 0 || err == -EAGAIN)) /* the script was refused just now, or never asked */
         err = by_steps(&save);
     if (err == 0) {
+        if (name)
+            rds_history_note(&self->history, self->refs, self->n_refs, save.opaque);
         settle(self, name != NULL);
     } else if (err == -ENOSPC) {
         forget(self);
         self->broken = !name;
     }
     free(save.missing);
+    kv_buf_fini(&save.more);
     return err;
 }

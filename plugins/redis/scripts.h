@@ -28,19 +28,22 @@
 
 /*
  * KEYS: chunks, then (maybe) the manifest, and (if its format isn't known) the set of what it may
- * need; ARGV: how many chunks, where in their keys the hex begins, the manifest's value. Returns
- * the time and which chunks (from 1) aren't there; sets the manifest when all are.
+ * need; ARGV: how many chunks, where in their keys the hex begins, hex of others that it may need,
+ * and last the manifest's value. Returns the time and which chunks (from 1) aren't there; sets the
+ * manifest when all are.
  */
-#define RDS_LUA_PUBLISH                                                       \
-    RDS_LUA_USE                                                               \
-    "local reply, n, names = {now}, tonumber(ARGV[1]), {''} "                 \
-    "for i = 1, n do if not use(KEYS[i]) then reply[#reply + 1] = i end end " \
-    "if #reply > 1 or #KEYS == n then return reply end "                      \
-    "if #KEYS > n + 1 then for i = 0, n do "                                  \
-    "if i > 0 then names[#names + 1] = string.sub(KEYS[i], ARGV[2]) end "     \
-    "if #names == 1000 or i == n then "                                       \
-    "redis.call('SADD', KEYS[n + 2], unpack(names)) names = {} end end end "  \
-    "redis.call('SET', KEYS[n + 1], ARGV[3]) return reply"
+#define RDS_LUA_PUBLISH                                                                         \
+    RDS_LUA_USE                                                                                 \
+    "local reply, n, names = {now}, tonumber(ARGV[1]), {''} "                                   \
+    "for i = 1, n do if not use(KEYS[i]) then reply[#reply + 1] = i end end "                   \
+    "if #reply > 1 or #KEYS == n then return reply end "                                        \
+    "local function need(name) names[#names + 1] = name "                                       \
+    "if #names == 1000 then redis.call('SADD', KEYS[n + 2], unpack(names)) names = {} end end " \
+    "if #KEYS > n + 1 then "                                                                    \
+    "for i = 1, n do need(string.sub(KEYS[i], ARGV[2])) end "                                   \
+    "for i = 3, #ARGV - 1 do need(ARGV[i]) end "                                                \
+    "if #names > 0 then redis.call('SADD', KEYS[n + 2], unpack(names)) end end "                \
+    "redis.call('SET', KEYS[n + 1], ARGV[#ARGV]) return reply"
 
 /* One chunk: the time, negative when it isn't there. */
 #define RDS_LUA_USE_ONE RDS_LUA_USE "return use(KEYS[1]) and now or -now"

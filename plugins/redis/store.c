@@ -69,6 +69,7 @@ static void store_close(kv_store_v1 *self)
         return;
     rds_table_purge(&self->table, NULL);
     rds_arena_fini(&self->arena);
+    rds_history_fini(&self->history);
     free(self->refs);
     rds_net_fini(&self->net);
     pthread_mutex_destroy(&self->lock);

@@ -18,6 +18,7 @@
 
 #include "kv_store_ext.h"
 #include "redis/entry.h"
+#include "redis/history.h"
 #include "redis/nodes.h"
 
 #define RDS_MAX_NAME 1024
@@ -38,6 +39,7 @@ struct kv_store_v1 {
     uint64_t usual_len; /* of the last value that was put or prefetched */
     bool broken;        /* chunks of the save in progress were refused and dropped */
     bool no_scripts;    /* the server refused one */
+    struct rds_history history;
     kv_store_stats stats;
 };
 

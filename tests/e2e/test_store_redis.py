@@ -324,6 +324,37 @@ def test_one_sentinel_by_steps():
                 equal(store.refs("none"), [])
 
 
+def in_a_thread(function, *args):
+    """To its end; nothing runs beside it."""
+    thread = threading.Thread(target=function, args=args)
+    thread.start()
+    thread.join()
+
+
+def test_taken_by_another_publication():
+    """A publication takes what was put for another manifest on its handle; the later manifest still counts as needing it."""
+    mine, more, of_snapshot = (sample(3, seed=i, key_len=32) for i in (1, 2, 3))
+    with Cluster() as cluster, Server() as server:
+        for uri in (server.uri, cluster.uri):
+            with Store(uri) as store:
+                save(store, "sentinel", {}, b"")
+                for key, value in mine.items():
+                    store.put(key, value)
+                save(store, "snapshot", of_snapshot, b"KVS-OBJ\n as if it were one")
+                fails(store.refs, "snapshot", code=2)
+                save(store, "sentinel", {}, b"")
+                check(set(mine) <= set(store.refs("sentinel")), "taken by a snapshot")
+                for key, value in more.items():
+                    store.put(key, value)
+                in_a_thread(store.publish, "other", b"")
+                store.publish("sentinel", b"")
+                check({*mine, *more} <= set(store.refs("sentinel")), "taken by another thread's manifest")
+            with Store(uri) as store:
+                for turn in range(3):
+                    save(store, f"apart{turn}", sample(2, seed=10 + turn), b"")
+                    equal(sorted(store.refs(f"apart{turn}")), sorted(sample(2, seed=10 + turn)), "one thread's manifests")
+
+
 def test_noted_by_a_former_writer():
     """Its list is of the last publication only: what the ones before needed isn't known, so nothing goes."""
     chunks = sample(3)
