@@ -102,6 +102,8 @@ static int set_number(const struct kv_arg *arg, const char *text, uint64_t *valu
     static const char *const forms[] = {[KV_ARG_U64] = "a number",
                                         [KV_ARG_SIZE] = "a size such as 64MiB",
                                         [KV_ARG_TIME] = "a time such as 250ms, 5s or 2m"};
+    static const char *const units[] = {
+        [KV_ARG_U64] = "", [KV_ARG_SIZE] = " bytes", [KV_ARG_TIME] = " ms"};
     uint64_t number;
     int rc = arg->type == KV_ARG_U64    ? kv_parse_u64(text, &number)
              : arg->type == KV_ARG_SIZE ? kv_parse_size(text, &number)
@@ -110,9 +112,12 @@ static int set_number(const struct kv_arg *arg, const char *text, uint64_t *valu
     if (rc)
         return kv_fail(error, -EINVAL, 0, "--%s: `%.60s` is not %s", arg->name, text,
                        forms[arg->type]);
+    if (number < arg->min && !arg->max)
+        return kv_fail(error, -EINVAL, 0, "--%s: %s is less than %" PRIu64 "%s", arg->name, text,
+                       arg->min, units[arg->type]);
     if (number < arg->min || (arg->max && number > arg->max))
-        return kv_fail(error, -EINVAL, 0, "--%s: %s is outside %" PRIu64 "..%" PRIu64, arg->name,
-                       text, arg->min, arg->max ? arg->max : UINT64_MAX);
+        return kv_fail(error, -EINVAL, 0, "--%s: %s is outside %" PRIu64 "..%" PRIu64 "%s",
+                       arg->name, text, arg->min, arg->max, units[arg->type]);
     *value = number;
     return 0;
 }

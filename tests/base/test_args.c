@@ -24,6 +24,7 @@ static const struct kv_arg rows[] = {
     {ROW("port", KV_ARG_U64, port), .value = "PORT", .max = 65535, .help = "Listen here."},
     {ROW("max-body", KV_ARG_SIZE, size), .value = "SIZE", .min = 1024, .help = "Limit."},
     {ROW("timeout", KV_ARG_TIME, time), .value = "TIME", .help = "Give up after."},
+    {ROW("pause", KV_ARG_TIME, time), .value = "TIME", .min = 5, .max = 500, .help = "Rest."},
     {ROW("secret", KV_ARG_STR, name), .hidden = true, .help = "x"},
 };
 static const struct kv_args_program program = {"prog", "[OPTION ...]", "Does things.", "The end.",
@@ -83,6 +84,8 @@ static void test_errors_teach(void **state)
         {"--port", "99999999999999999999", "--port: `99999999999999999999` is not a number"},
         {"--max-body", "64MB", "--max-body: `64MB` is not a size such as 64MiB"},
         {"--max-body", "16777216TiB", "--max-body: `16777216TiB` is not a size such as 64MiB"},
+        {"--max-body", "12", "--max-body: 12 is less than 1024 bytes"},
+        {"--pause", "1s", "--pause: 1s is outside 5..500 ms"},
         {"--log-level", "inf", "--log-level: `inf` is not one of warn|info"},
         {"--verbose=1", NULL, "--verbose takes no value"},
         {"stray", NULL, "unexpected argument `stray`"},
