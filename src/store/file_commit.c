@@ -123,6 +123,20 @@ static int renew(kv_store_v1 *h, struct kvs_file_pending *e)
     return 0;
 }
 
+/* A checksum of ours says that they were synced as well. */
+static bool is_marked(kv_store_v1 *h, const struct kvs_file_pending *e, const char *hex,
+                      const char *side_car)
+{
+    uint64_t owner = kvs_file_owner(e->key, e->key_len, false);
+    int fd = openat(h->fan[kvs_file_fan(e->key)], hex, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    struct kvs_file_sum sum;
+    bool marked = fd >= 0 && kvs_file_load_sum(h, fd, side_car, owner, &sum) == 0;
+
+    if (fd >= 0)
+        close(fd);
+    return marked;
+}
+
 /* Lost bytes that are in place after all, from another writer, do as well. */
 static int find_lost(kv_store_v1 *h, struct kvs_file_pending *e)
 {
@@ -137,6 +151,8 @@ static int find_lost(kv_store_v1 *h, struct kvs_file_pending *e)
     kvs_file_hex(hex, e->key, e->key_len);
     kvs_file_chunk_side_car(side_car, hex);
     rc = kvs_file_pin(h, e->key, hex, &found);
+    if (rc == 0 && !is_marked(h, e, hex, side_car))
+        rc = -ENOENT;
     if (rc == 0)
         rc = kvs_file_read(h, h->fan[kvs_file_fan(e->key)], hex, side_car, owner, &data, &len, &st);
     if (rc < 0) {
