@@ -4,15 +4,10 @@
 #include <pthread.h>
 #include <string.h>
 
-#include "base/clock.h"
-#include "base/xxh.h"
-
 #define MAX_PUTS 256
 #define MAX_PUT_BYTES (64u << 20)
 #define MAX_GETS 256
 #define MAX_GET_BYTES (256u << 20)
-#define MEMORY_SLOTS 16384
-#define SEEN_NS (600 * KV_NS_PER_S) /* far less than any sweep's age */
 
 struct transfer {
     struct s3_pending *owner;
@@ -25,13 +20,6 @@ struct transfer {
     struct s3_request request;
 };
 
-/* Direct-mapped: what doesn't fit is forgotten, and asked for again. */
-struct memory {
-    XXH128_hash_t hash;
-    uint64_t since_ns;
-    enum s3_known known;
-};
-
 struct s3_pending {
     struct s3_client *client;
     const struct s3_config *config;
@@ -41,7 +29,7 @@ struct s3_pending {
     size_t n_puts, put_bytes, n_gets, get_bytes, n_running_puts;
     size_t usual_len; /* of what was fetched last: how many fit is guessed from it */
     uint64_t last_number;
-    struct memory *memory;
+    struct s3_seen *seen;
 };
 
 static struct transfer **find(struct transfer **list, const uint8_t *hash, size_t len)
@@ -91,40 +79,6 @@ static struct transfer *make_transfer(struct s3_pending *pending, const char *me
     return transfer;
 }
 
-/* -- What was seen --------------------------------------------------------------------------- */
-
-static void note(struct s3_pending *pending, const uint8_t *hash, size_t hash_len,
-                 enum s3_known known)
-{
-    XXH128_hash_t key = XXH3_128bits(hash, hash_len);
-    struct memory *slot = &pending->memory[key.low64 % MEMORY_SLOTS];
-
-    if (known != S3_UNKNOWN || XXH128_isEqual(slot->hash, key))
-        *slot = (struct memory){key, kv_now_ns(), known};
-}
-
-void s3_pending_note(struct s3_pending *pending, const uint8_t *hash, size_t hash_len,
-                     enum s3_known known)
-{
-    pthread_mutex_lock(&pending->lock);
-    note(pending, hash, hash_len, known);
-    pthread_mutex_unlock(&pending->lock);
-}
-
-enum s3_known s3_pending_known(struct s3_pending *pending, const uint8_t *hash, size_t hash_len)
-{
-    XXH128_hash_t key = XXH3_128bits(hash, hash_len);
-    const struct memory *slot = &pending->memory[key.low64 % MEMORY_SLOTS];
-    enum s3_known known = S3_UNKNOWN;
-
-    pthread_mutex_lock(&pending->lock);
-    if (slot->known != S3_UNKNOWN && XXH128_isEqual(slot->hash, key) &&
-        (slot->known == S3_BAD || kv_now_ns() - slot->since_ns < SEEN_NS))
-        known = slot->known;
-    pthread_mutex_unlock(&pending->lock);
-    return known;
-}
-
 /* -- Puts ------------------------------------------------------------------------------------ */
 
 static void put_done(void *arg, struct s3_request *request)
@@ -136,7 +90,7 @@ static void put_done(void *arg, struct s3_request *request)
     pthread_mutex_lock(&pending->lock);
     pending->n_running_puts--;
     if (stored) {
-        note(pending, transfer->hash, transfer->hash_len, S3_SEEN);
+        s3_seen_note(pending->seen, transfer->hash, transfer->hash_len, S3_SEEN);
         unlink_transfer(&pending->puts, transfer);
         pending->n_puts--;
         pending->put_bytes -= request->len;
@@ -373,7 +327,7 @@ int s3_pending_take(struct s3_pending *pending, const uint8_t *hash, size_t hash
 /* -- Life ------------------------------------------------------------------------------------ */
 
 int s3_pending_create(struct s3_client *client, const struct s3_config *config,
-                      struct s3_pending **ret)
+                      struct s3_seen *seen, struct s3_pending **ret)
 {
     struct s3_pending *pending = calloc(1, sizeof(*pending));
 
@@ -381,14 +335,10 @@ int s3_pending_create(struct s3_client *client, const struct s3_config *config,
         return -ENOMEM;
     pending->client = client;
     pending->config = config;
+    pending->seen = seen;
     pending->usual_len = 1 << 20;
     pthread_mutex_init(&pending->lock, NULL);
     pthread_cond_init(&pending->changed, NULL);
-    pending->memory = calloc(MEMORY_SLOTS, sizeof(*pending->memory));
-    if (!pending->memory) {
-        s3_pending_destroy(pending);
-        return -ENOMEM;
-    }
     *ret = pending;
     return 0;
 }
@@ -409,6 +359,5 @@ void s3_pending_destroy(struct s3_pending *pending)
     }
     pthread_cond_destroy(&pending->changed);
     pthread_mutex_destroy(&pending->lock);
-    free(pending->memory);
     free(pending);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * What a handle has under way: puts that wait to be stored, gets that wait to be asked for, and a
- * small memory of which chunks were seen in the bucket lately. All bounded.
+ * What a handle has under way: puts that wait to be stored, gets that wait to be asked for.
+ * Both bounded.
  *
  *   put_chunk copies into a put and goes on; put_manifest waits for all puts begun before it. A put
  *   that failed stays, with its bytes, and is tried again by each put_manifest: none succeeds while
@@ -13,10 +13,12 @@
 #define KV_PLUGINS_S3_PENDING_H
 
 #include "s3/object.h"
+#include "s3/seen.h"
 
 struct s3_pending;
+/** Borrows all three; what was stored is noted in @seen. */
 int s3_pending_create(struct s3_client *client, const struct s3_config *config,
-                      struct s3_pending **ret);
+                      struct s3_seen *seen, struct s3_pending **ret);
 void s3_pending_destroy(struct s3_pending *pending); /* after the client */
 
 /** Larger values are put by the caller itself. */
@@ -39,11 +41,5 @@ void s3_pending_fetch(struct s3_pending *pending, const uint8_t *hashes, size_t 
 /** A chunk that is under way in either direction, verified; -ENOENT: it is not. */
 int s3_pending_take(struct s3_pending *pending, const uint8_t *hash, size_t hash_len, uint8_t **ret,
                     size_t *ret_len);
-
-/** What is known of a chunk in the bucket. */
-enum s3_known { S3_UNKNOWN, S3_SEEN, S3_BAD };
-void s3_pending_note(struct s3_pending *pending, const uint8_t *hash, size_t hash_len,
-                     enum s3_known known);
-enum s3_known s3_pending_known(struct s3_pending *pending, const uint8_t *hash, size_t hash_len);
 
 #endif

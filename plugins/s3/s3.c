@@ -5,48 +5,16 @@
  * for it. Chunks found there that are older than RENEW_S are copied to themselves: a sweep goes by
  * age, and must not take what a save under way counts on.
  */
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "kv_store_abi.h"
-#include "kv_store_ext.h"
-#include "s3/object.h"
-#include "s3/pending.h"
+#include "s3/store.h"
 
 #define RENEW_S (6 * 3600)
 #define BATCH 256u   /* requests handed to the client at once */
 #define MAX_NAME 250 /* of manifests; three times that and a prefix stay below S3's 1024 */
-#define PAGE 1000
-
-enum counter { PUTS, PUT_HITS, GETS, MISSES, BAD, WRITTEN, READ, ERRORS, N_COUNTERS };
-
-struct kv_store_v1 {
-    struct s3_config config;
-    struct s3_client *client;
-    struct s3_pending *pending;
-    _Atomic uint64_t counters[N_COUNTERS];
-};
-
-static void count(kv_store_v1 *self, enum counter counter, uint64_t n)
-{
-    atomic_fetch_add_explicit(&self->counters[counter], n, memory_order_relaxed);
-}
-
-static int failed(kv_store_v1 *self, int error)
-{
-    if (error < 0 && error != -ENOENT)
-        count(self, ERRORS, 1);
-    return error;
-}
-
-static bool bad_hash(const void *hash, size_t len)
-{
-    return !hash || len == 0 || len > S3_MAX_HASH;
-}
 
 /* -- Life ------------------------------------------------------------------------------------ */
 
@@ -58,6 +26,7 @@ static void s3_close(kv_store_v1 *self)
         s3_pending_flush(self->pending, false);
     s3_client_destroy(self->client);
     s3_pending_destroy(self->pending);
+    s3_seen_destroy(self->seen);
     s3_config_fini(&self->config);
     free(self);
 }
@@ -84,9 +53,10 @@ static kv_store_v1 *s3_open(const char *uri)
         free(self);
         return NULL;
     }
-    error = s3_client_create(&self->config, &self->client);
+    self->seen = s3_seen_create();
+    error = self->seen ? s3_client_create(&self->config, &self->client) : -ENOMEM;
     if (!error)
-        error = s3_pending_create(self->client, &self->config, &self->pending);
+        error = s3_pending_create(self->client, &self->config, self->seen, &self->pending);
     if (!error) /* wrong keys, bucket, region, endpoint and clock show now, not in the first save */
         error = s3_list(self->client, &self->config, "", 1, on_probe, NULL);
     if (error < 0) {
@@ -108,20 +78,20 @@ static int judge_head(kv_store_v1 *self, struct s3_request *head, const uint8_t 
     int error = head->error;
 
     if (!error && !s3_is_whole(head)) {
-        s3_pending_note(self->pending, hash, hash_len, S3_BAD);
+        s3_seen_note(self->seen, hash, hash_len, S3_BAD);
         return 0;
     }
     if (!error && renew && head->modified_s && now_s - head->modified_s > RENEW_S) {
         error = s3_renew(self->client, &self->config, s3_chunk_path(&self->config, hash, hash_len),
                          head->got_sum);
         if (error == -ENOTSUP) { /* no copies here: sent again, which renews as well */
-            s3_pending_note(self->pending, hash, hash_len, S3_BAD);
+            s3_seen_note(self->seen, hash, hash_len, S3_BAD);
             return 0;
         }
     }
     /* Seen spares the next put a look, and so the renewal: only of chunks that need none yet. */
     if (error || renew || (head->modified_s && now_s - head->modified_s <= RENEW_S))
-        s3_pending_note(self->pending, hash, hash_len, error ? S3_UNKNOWN : S3_SEEN);
+        s3_seen_note(self->seen, hash, hash_len, error ? S3_UNKNOWN : S3_SEEN);
     return error == -ENOENT ? 0 : error ? error : 1;
 }
 
@@ -136,7 +106,7 @@ static int find_batch(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len,
         return -ENOMEM;
     for (size_t i = 0; i < n; i++) {
         const uint8_t *hash = hashes + i * hash_len;
-        enum s3_known known = s3_pending_known(self->pending, hash, hash_len);
+        enum s3_known known = s3_seen_find(self->seen, hash, hash_len);
 
         ret[i] = known == S3_SEEN || s3_pending_has(self->pending, hash, hash_len);
         if (ret[i] || known == S3_BAD)
@@ -167,7 +137,7 @@ static int s3_exists_chunks(kv_store_v1 *self, const uint8_t *hashes, size_t has
 {
     int found[BATCH], error = 0;
 
-    if (n && (bad_hash(hashes, hash_len) || !ret_present))
+    if (n && (s3_bad_hash(hashes, hash_len) || !ret_present))
         return -EINVAL;
     for (size_t at = 0; at < n && !error; at += BATCH) {
         size_t some = KV_MIN(BATCH, n - at);
@@ -176,18 +146,18 @@ static int s3_exists_chunks(kv_store_v1 *self, const uint8_t *hashes, size_t has
         for (size_t i = 0; i < some && !error; i++)
             ret_present[at + i] = found[i] == 1;
     }
-    return failed(self, error);
+    return s3_failed(self, error);
 }
 
 static int s3_touch_chunks(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n)
 {
     int found[BATCH], error = 0, there = 0;
 
-    if (n && bad_hash(hashes, hash_len))
+    if (n && s3_bad_hash(hashes, hash_len))
         return -EINVAL;
     for (size_t i = 0; i < n; i++) /* "seen" is no answer: the age is wanted */
-        if (s3_pending_known(self->pending, hashes + i * hash_len, hash_len) == S3_SEEN)
-            s3_pending_note(self->pending, hashes + i * hash_len, hash_len, S3_UNKNOWN);
+        if (s3_seen_find(self->seen, hashes + i * hash_len, hash_len) == S3_SEEN)
+            s3_seen_note(self->seen, hashes + i * hash_len, hash_len, S3_UNKNOWN);
     for (size_t at = 0; at < n && !error; at += BATCH) {
         size_t some = KV_MIN(BATCH, n - at);
 
@@ -195,7 +165,7 @@ static int s3_touch_chunks(kv_store_v1 *self, const uint8_t *hashes, size_t hash
         for (size_t i = 0; i < some && !error; i++)
             there += found[i] == 1;
     }
-    return error ? failed(self, error) : there;
+    return error ? s3_failed(self, error) : there;
 }
 
 /* -- Chunks ---------------------------------------------------------------------------------- */
@@ -203,7 +173,7 @@ static int s3_touch_chunks(kv_store_v1 *self, const uint8_t *hashes, size_t hash
 static int send_chunk(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, const uint8_t *data,
                       size_t len)
 {
-    bool replace = s3_pending_known(self->pending, hash, hash_len) == S3_BAD;
+    bool replace = s3_seen_find(self->seen, hash, hash_len) == S3_BAD;
     int ret;
 
     if (len <= S3_BUFFERED)
@@ -211,7 +181,7 @@ static int send_chunk(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, c
     ret = s3_put(self->client, &self->config, s3_chunk_path(&self->config, hash, hash_len), data,
                  len, !replace);
     if (ret == 0 || ret == -EEXIST)
-        s3_pending_note(self->pending, hash, hash_len, S3_SEEN);
+        s3_seen_note(self->seen, hash, hash_len, S3_SEEN);
     return ret == -EEXIST ? 1 : ret;
 }
 
@@ -225,11 +195,11 @@ static int put_batch(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, 
         if (found[i] == 0)
             found[i] = send_chunk(self, hashes + i * hash_len, hash_len, data[i], data_len[i]);
         if (found[i] == 0)
-            count(self, WRITTEN, data_len[i]);
+            s3_count(self, WRITTEN, data_len[i]);
         if (found[i] >= 0)
-            count(self, found[i] ? PUT_HITS : PUTS, 1);
+            s3_count(self, found[i] ? PUT_HITS : PUTS, 1);
         else
-            error = failed(self, found[i]);
+            error = s3_failed(self, found[i]);
         if (ret_each)
             ret_each[i] = found[i];
     }
@@ -241,7 +211,7 @@ static int s3_put_chunks(kv_store_v1 *self, const uint8_t *hashes, size_t hash_l
 {
     int error = 0;
 
-    if (n && (bad_hash(hashes, hash_len) || !data || !data_len))
+    if (n && (s3_bad_hash(hashes, hash_len) || !data || !data_len))
         return -EINVAL;
     for (size_t i = 0; i < n; i++)
         if ((!data[i] && data_len[i]) || data_len[i] > S3_MAX_BODY)
@@ -269,31 +239,31 @@ static int s3_get_chunk(kv_store_v1 *self, const uint8_t *hash, size_t hash_len,
 {
     int error;
 
-    if (bad_hash(hash, hash_len) || !out_data || !out_len)
+    if (s3_bad_hash(hash, hash_len) || !out_data || !out_len)
         return -EINVAL;
-    count(self, GETS, 1);
+    s3_count(self, GETS, 1);
     error = s3_pending_take(self->pending, hash, hash_len, out_data, out_len);
     if (error == -ENOENT)
         error =
             s3_get(self->client, s3_chunk_path(&self->config, hash, hash_len), out_data, out_len);
     if (!error)
-        count(self, READ, *out_len);
+        s3_count(self, READ, *out_len);
     if (error == -ENOENT)
-        count(self, MISSES, 1);
+        s3_count(self, MISSES, 1);
     if (error == -EBADMSG) { /* the next put of it on this handle replaces it */
-        count(self, BAD, 1);
-        s3_pending_note(self->pending, hash, hash_len, S3_BAD);
+        s3_count(self, BAD, 1);
+        s3_seen_note(self->seen, hash, hash_len, S3_BAD);
     } else if (error == -ENOENT) {
-        s3_pending_note(self->pending, hash, hash_len, S3_UNKNOWN);
+        s3_seen_note(self->seen, hash, hash_len, S3_UNKNOWN);
     }
-    return failed(self, error);
+    return s3_failed(self, error);
 }
 
 static int s3_prefetch_chunks(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n)
 {
     if (n == 0)
         return 0;
-    if (bad_hash(hashes, hash_len))
+    if (s3_bad_hash(hashes, hash_len))
         return -EINVAL;
     s3_pending_fetch(self->pending, hashes, hash_len, n);
     return 0;
@@ -305,7 +275,7 @@ static int s3_get_chunks(kv_store_v1 *self, const uint8_t *hashes, size_t hash_l
     int found = 0, error = 0;
     size_t ahead = 0;
 
-    if (n && (bad_hash(hashes, hash_len) || !out_data || !out_len || n > INT32_MAX))
+    if (n && (s3_bad_hash(hashes, hash_len) || !out_data || !out_len || n > INT32_MAX))
         return -EINVAL;
     for (size_t i = 0; i < n; i++) {
         if (i == ahead) { /* half a prefetch's room at a time, so that it goes on meanwhile */
@@ -328,18 +298,18 @@ static int s3_get_chunks(kv_store_v1 *self, const uint8_t *hashes, size_t hash_l
     return found;
 }
 
-static int s3_delete_chunk(kv_store_v1 *self, const uint8_t *hash, size_t hash_len)
+int s3_delete_chunk(kv_store_v1 *self, const uint8_t *hash, size_t hash_len)
 {
     uint8_t *data;
     size_t len;
 
-    if (bad_hash(hash, hash_len))
+    if (s3_bad_hash(hash, hash_len))
         return -EINVAL;
     s3_pending_flush(self->pending, false);
     if (s3_pending_take(self->pending, hash, hash_len, &data, &len) == 0)
         free(data); /* fetched before it went */
-    s3_pending_note(self->pending, hash, hash_len, S3_UNKNOWN);
-    return failed(self, s3_delete(self->client, s3_chunk_path(&self->config, hash, hash_len)));
+    s3_seen_note(self->seen, hash, hash_len, S3_UNKNOWN);
+    return s3_failed(self, s3_delete(self->client, s3_chunk_path(&self->config, hash, hash_len)));
 }
 
 /* -- Manifests ------------------------------------------------------------------------------- */
@@ -351,7 +321,7 @@ static bool bad_name(const char *name)
 
 static int s3_flush(kv_store_v1 *self)
 {
-    return failed(self, s3_pending_flush(self->pending, true));
+    return s3_failed(self, s3_pending_flush(self->pending, true));
 }
 
 static int s3_put_manifest(kv_store_v1 *self, const char *name, const uint8_t *data,
@@ -367,154 +337,25 @@ static int s3_put_manifest(kv_store_v1 *self, const char *name, const uint8_t *d
     else
         error = s3_put(self->client, &self->config, s3_manifest_path(&self->config, name), data,
                        data_len, false);
-    return failed(self, error);
+    return s3_failed(self, error);
 }
 
 static int s3_get_manifest(kv_store_v1 *self, const char *name, uint8_t **out_data, size_t *out_len)
 {
     if (bad_name(name) || !out_data || !out_len)
         return -EINVAL;
-    return failed(self,
-                  s3_get(self->client, s3_manifest_path(&self->config, name), out_data, out_len));
+    return s3_failed(
+        self, s3_get(self->client, s3_manifest_path(&self->config, name), out_data, out_len));
 }
 
 static int s3_delete_manifest(kv_store_v1 *self, const char *name)
 {
     if (bad_name(name))
         return -EINVAL;
-    return failed(self, s3_delete(self->client, s3_manifest_path(&self->config, name)));
+    return s3_failed(self, s3_delete(self->client, s3_manifest_path(&self->config, name)));
 }
 
-/* -- Listings and sweeping ------------------------------------------------------------------- */
-
-struct listing {
-    kv_store_each_fn each;
-    void *arg;
-    bool stopped; /* by the caller, whose value is then the answer */
-};
-
-static int on_manifest(void *arg, const struct s3_listed *object)
-{
-    struct listing *listing = arg;
-    struct s3_listed copy = *object;
-    kv_store_entry entry = {.size = sizeof(entry),
-                            .name = copy.key,
-                            .len = object->len,
-                            .used_s = (uint64_t)object->modified_s};
-    int ret;
-
-    if (!s3_decode(copy.key))
-        return 0;
-    ret = listing->each(listing->arg, &entry);
-    listing->stopped = ret != 0;
-    return ret;
-}
-
-static int on_chunk(void *arg, const struct s3_listed *object)
-{
-    struct listing *listing = arg;
-    uint8_t hash[S3_MAX_HASH];
-    kv_store_entry entry = {.size = sizeof(entry),
-                            .hash = hash,
-                            .hash_len = s3_chunk_of_key(object->key, hash),
-                            .len = object->len,
-                            .used_s = (uint64_t)object->modified_s};
-    int ret;
-
-    if (entry.hash_len == 0)
-        return 0;
-    ret = listing->each(listing->arg, &entry);
-    listing->stopped = ret != 0;
-    return ret;
-}
-
-static int list(kv_store_v1 *self, const char *folder, s3_listed_fn on, kv_store_each_fn each,
-                void *arg)
-{
-    struct listing listing = {each, arg, false};
-    int ret;
-
-    if (!each)
-        return -EINVAL;
-    s3_pending_flush(self->pending, false);
-    ret = s3_list(self->client, &self->config, folder, PAGE, on, &listing);
-    return listing.stopped ? ret : failed(self, ret);
-}
-
-static int s3_list_manifests(kv_store_v1 *self, kv_store_each_fn each, void *arg)
-{
-    return list(self, "m/", on_manifest, each, arg);
-}
-
-static int s3_list_chunks(kv_store_v1 *self, kv_store_each_fn each, void *arg)
-{
-    return list(self, "c/", on_chunk, each, arg);
-}
-
-struct sweep {
-    kv_store_v1 *self;
-    kv_store_live_fn live;
-    void *arg;
-    uint64_t before_s;
-    kv_store_swept swept;
-};
-
-/* The age is asked again right before: a save may have renewed the chunk since it was listed. */
-static int sweep_one(struct sweep *sweep, const kv_store_entry *entry)
-{
-    kv_store_v1 *self = sweep->self;
-    struct s3_request head = {.method = "HEAD"};
-    int error;
-
-    head.path = s3_chunk_path(&self->config, entry->hash, entry->hash_len);
-    error = head.path ? s3_run(self->client, &head) : -ENOMEM;
-    if (!error && (!head.modified_s || (uint64_t)head.modified_s >= sweep->before_s)) {
-        s3_request_fini(&head);
-        return 0;
-    }
-    s3_request_fini(&head);
-    if (!error)
-        error = s3_delete_chunk(self, entry->hash, entry->hash_len);
-    return error ? error : 1;
-}
-
-static int on_sweep(void *arg, const kv_store_entry *entry)
-{
-    struct sweep *sweep = arg;
-    int ret = 0;
-
-    if (entry->used_s && entry->used_s < sweep->before_s &&
-        !sweep->live(sweep->arg, entry->hash, entry->hash_len))
-        ret = sweep_one(sweep, entry);
-    if (ret < 0) {
-        sweep->swept.errors += ret != -ENOENT;
-    } else if (ret == 0) {
-        sweep->swept.kept++;
-    } else {
-        sweep->swept.deleted++;
-        sweep->swept.deleted_bytes += entry->len == UINT64_MAX ? 0 : entry->len;
-    }
-    return 0;
-}
-
-static int s3_sweep_chunks(kv_store_v1 *self, uint64_t min_age_s, kv_store_live_fn live, void *arg,
-                           kv_store_swept *ret)
-{
-    uint64_t now_s = kv_wall_ns() / KV_NS_PER_S + 1; /* times have whole seconds */
-    struct sweep sweep = {self,
-                          live,
-                          arg,
-                          min_age_s < now_s ? now_s - min_age_s : 0,
-                          {.size = sizeof(kv_store_swept)}};
-    int error;
-
-    if (!live || !ret || ret->size < sizeof(size_t))
-        return -EINVAL;
-    error = s3_list_chunks(self, on_sweep, &sweep);
-    sweep.swept.size = KV_MIN(ret->size, sizeof(sweep.swept));
-    memcpy(ret, &sweep.swept, sweep.swept.size);
-    return error;
-}
+/* -- Figures and tables ------------------------------------------------------------------------ */
 
 static int s3_stats(kv_store_v1 *self, kv_store_stats *ret)
 {
