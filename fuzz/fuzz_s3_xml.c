@@ -17,7 +17,7 @@ static int on_object(void *arg, const struct s3_listed *object)
     if (!memchr(object->key, '\0', sizeof(object->key)) || !object->key[0] ||
         object->modified_s < 0)
         abort();
-    if (s3_decode(copy.key) &&
+    if (s3_decode(copy.key, false) &&
         (strlen(copy.key) > strlen(object->key) || s3_chunk_of_key(copy.key, hash) > S3_MAX_HASH))
         abort();
     return 0;

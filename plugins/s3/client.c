@@ -16,6 +16,7 @@
 #define EMPTY_SHA256 "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 #define FIRST_PAUSE_MS 50
 #define MAX_PAUSE_MS 5000
+#define EARNS_A_SECOND (1u << 20) /* bytes */
 
 struct s3_client {
     const struct s3_config *config;
@@ -33,7 +34,10 @@ struct s3_client {
     unsigned n_active;
     uint64_t random;
     int64_t skew_s; /* the server's clock minus ours */
+    bool told_long;
+    bool unconditional; /* the server refuses If-None-Match: who puts has looked before */
     _Atomic uint64_t trips;
+    _Atomic int64_t offset_s; /* the same as skew_s, but always known and never used to sign */
 };
 
 static pthread_once_t curl_once = PTHREAD_ONCE_INIT;
@@ -66,6 +70,8 @@ static int begin_try(struct s3_client *client, struct s3_request *request)
     if (request->deadline_ns == 0)
         request->deadline_ns = kv_now_ns() + client->config->timeout_ms * KV_NS_PER_MS;
     request->tries++;
+    if (client->unconditional)
+        request->if_none_match = false;
     error = s3_exchange_begin(client->config, client->skew_s, request);
     if (error)
         return error;
@@ -82,7 +88,7 @@ static int begin_try(struct s3_client *client, struct s3_request *request)
 
 /* -- The thread ------------------------------------------------------------------------------ */
 
-static void log_failure(const struct s3_request *request)
+static void log_failure(struct s3_client *client, const struct s3_request *request)
 {
     static struct kv_log_rate rate;
     char path[200], code[80];
@@ -92,6 +98,15 @@ static void log_failure(const struct s3_request *request)
         return;
     if (request->error == -EEXIST || request->error == -ECANCELED || !kv_log_allowed(&rate, 10))
         return;
+    if (request->too_big) {
+        if (!client->told_long)
+            kv_log_error("s3", "an answer is longer than it may be; said once",
+                         "method=%s path=%s limit=%" PRIu64, request->method,
+                         kv_log_quote(path, sizeof(path), request->path),
+                         request->max_body ? request->max_body : S3_MAX_ANSWER);
+        client->told_long = true;
+        return;
+    }
     kv_log_error("s3",
                  request->status / 100 == 3 ? "redirected: wrong region or endpoint"
                                             : "request failed",
@@ -104,7 +119,7 @@ static void finish(struct s3_client *client, struct s3_request *request)
 {
     s3_done_fn done = request->done;
 
-    log_failure(request);
+    log_failure(client, request);
     if (request->error == 0 && !request->data) { /* empty is not missing */
         request->data = malloc(1);
         request->error = request->data ? 0 : -ENOMEM;
@@ -151,10 +166,18 @@ static void settle(struct s3_client *client, struct s3_request *request, CURLcod
     uint64_t now = kv_now_ns();
 
     end_try(client, request);
+    if (request->server_s)
+        atomic_store_explicit(&client->offset_s,
+                              request->server_s - (int64_t)(kv_wall_ns() / KV_NS_PER_S),
+                              memory_order_relaxed);
     if (verdict == S3_SKEWED)
         correct_clock(client, request);
+    if (verdict == S3_PLAIN)
+        client->unconditional = true;
     if (verdict != S3_FINAL) {
-        request->due_ns = now + (verdict == S3_SKEWED ? 0 : pause_ns(client, request->tries));
+        request->due_ns = now;
+        if (verdict == S3_AGAIN)
+            request->due_ns += KV_MAX(pause_ns(client, request->tries), request->pause_ns);
         if (request->due_ns < request->deadline_ns) {
             kv_log_debug("s3", "trying again", "method=%s status=%d tries=%u", request->method,
                          request->status, request->tries);
@@ -163,6 +186,36 @@ static void settle(struct s3_client *client, struct s3_request *request, CURLcod
         }
     }
     finish(client, request);
+}
+
+/* When a try must be over. What moves earns more time, far less than a drip would need. */
+static uint64_t end_of_time(const struct s3_request *request)
+{
+    return request->deadline_ns +
+           (request->data_len + request->sent) * KV_NS_PER_S / EARNS_A_SECOND;
+}
+
+/* End tries whose time is up; returns how long to sleep at most, in ms. */
+static int expire(struct s3_client *client, int sleep_ms)
+{
+    struct s3_request *request, *next;
+    uint64_t now = kv_now_ns();
+
+    for (request = client->active; request; request = next) {
+        uint64_t end = end_of_time(request);
+
+        next = request->next;
+        if (end > now) {
+            sleep_ms = (int)KV_MIN((int64_t)sleep_ms, kv_ms_until(end, now));
+            continue;
+        }
+        end_try(client, request);
+        request->status = 0;
+        request->error = -ETIMEDOUT;
+        snprintf(request->code, sizeof(request->code), "time is up");
+        finish(client, request);
+    }
+    return sleep_ms;
 }
 
 static void fail_all(struct s3_client *client)
@@ -247,6 +300,7 @@ static void *drive(void *arg)
                 settle(client, (struct s3_request *)(void *)request, code);
                 sleep_ms = 0;
             }
+        sleep_ms = expire(client, sleep_ms);
         curl_multi_poll(client->multi, NULL, 0, sleep_ms, NULL);
     }
     while (client->active || client->waiting) {
@@ -360,4 +414,9 @@ void s3_request_fini(struct s3_request *request)
 uint64_t s3_client_trips(const struct s3_client *client)
 {
     return atomic_load_explicit(&client->trips, memory_order_relaxed);
+}
+
+int64_t s3_client_offset_s(const struct s3_client *client)
+{
+    return atomic_load_explicit(&client->offset_s, memory_order_relaxed);
 }

@@ -2,8 +2,10 @@
 /**
  * Signed requests to one server, many at once: one thread drives a curl multi handle, everybody else
  * hands requests over and waits, or is called back. A request is tried again, after a random pause
- * that grows, on whatever may pass (broken connections, stalls, 408, 409, 429, 5xx, a clock that is
- * off) until it is done or its time is up. Redirects are never followed.
+ * that grows (and as long as Retry-After says), on whatever may pass (broken connections, stalls,
+ * 408, 409, 429, 5xx, a clock that is off) until it is done or its time is up: the configured time
+ * from its first try, and a second more for each MiB that the try under way has moved, so that a
+ * long value may take long and a drip may not. Redirects are never followed.
  *
  *   s3_submit -> inbox -> waiting (until due and a connection is free) -> curl -> done
  *                            ^------------- try again later ------------------'
@@ -19,8 +21,10 @@
 #include "s3/config.h"
 #include "s3/sign.h"
 
-#define S3_SUM_HEADER "x-amz-meta-kvasir" /* 1-LENGTH-XXH3: what an object must be */
-#define S3_MAX_BODY (UINT64_C(5) << 30)
+#define S3_SUM_HEADER "x-amz-meta-kvasir"   /* 1-LENGTH-XXH3: what an object must be */
+#define S3_MAX_BODY (UINT64_C(5) << 30)     /* of an object */
+#define S3_MAX_LISTING (UINT64_C(16) << 20) /* of a page: 1000 keys take 4 MiB at most */
+#define S3_MAX_ANSWER (UINT64_C(1) << 20)   /* of everything else */
 
 struct s3_request;
 typedef void (*s3_done_fn)(void *arg, struct s3_request *request);
@@ -35,6 +39,7 @@ struct s3_request {
     char *copy_source;  /* owned: copy from there, metadata replaced */
     bool if_none_match; /* only when there is none */
     bool slow;          /* the server may think long before it says a word */
+    uint64_t max_body;  /* a longer answer is -EFBIG; 0: S3_MAX_ANSWER */
     const void *body;   /* borrowed */
     size_t len;
     s3_done_fn done; /* on the client's thread, holding no lock; NULL: s3_wait */
@@ -50,6 +55,7 @@ struct s3_request {
     char etag[96], got_sum[64];
     int64_t modified_s; /* Last-Modified; 0: unknown */
     int64_t server_s;   /* Date; 0: unknown */
+    uint64_t pause_ns;  /* Retry-After; 0: it doesn't say */
     uint64_t length;    /* Content-Length; UINT64_MAX: not told */
 
     /* The client's. */
@@ -59,8 +65,9 @@ struct s3_request {
     char sha256[S3_SHA256_HEX];
     size_t sent, capacity;
     uint64_t due_ns, deadline_ns; /* deadline: 0 before the first try */
+    int64_t signed_s, retry_at_s;
     unsigned tries;
-    bool finished, skewed, too_big, no_memory;
+    bool finished, skewed, too_big, cut, no_memory;
 };
 
 struct s3_client;
@@ -73,5 +80,7 @@ int s3_run(struct s3_client *client, struct s3_request *request); /* submit and 
 void s3_request_fini(struct s3_request *request);
 void s3_request_reset(struct s3_request *request); /* forget the outcome: it can be run again */
 uint64_t s3_client_trips(const struct s3_client *client);
+/** The server's clock minus ours, in seconds, as of its last answer; 0 before there was one. */
+int64_t s3_client_offset_s(const struct s3_client *client);
 
 #endif

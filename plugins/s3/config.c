@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <unistd.h>
 
 #include "base/buf.h"
 #include "s3/sign.h"
@@ -18,7 +19,7 @@
 
 /* What the user said, before it is put together. */
 struct wishes {
-    char *endpoint, *region, *style;
+    char *endpoint, *region, *style, *cacert;
     unsigned long connections, seconds, part_mib;
 };
 
@@ -88,6 +89,8 @@ static int read_option(const char *name, size_t len, char **value, struct wishes
         return set(&ret->endpoint, value);
     if (IS("region"))
         return set(&ret->region, value);
+    if (IS("cacert"))
+        return **value ? set(&ret->cacert, value) : -EINVAL;
     if (IS("style"))
         return strcmp(*value, "path") != 0 && strcmp(*value, "virtual") != 0
                    ? -EINVAL
@@ -117,7 +120,8 @@ static int read_options(const char *query, struct wishes *ret, struct kv_error *
         if (failed)
             return kv_fail(error, -EINVAL, 0,
                            "option \"%.*s\": known are endpoint=URL, region=NAME, "
-                           "style=path|virtual, connections=1-256, timeout=SECONDS, part=5-1024",
+                           "style=path|virtual, connections=1-256, timeout=SECONDS, part=5-1024, "
+                           "cacert=FILE",
                            (int)KV_MIN(name_len, 40), query);
         query += len + (query[len] == '&');
     }
@@ -224,6 +228,22 @@ static int place(const struct wishes *wishes, struct s3_config *ret, struct kv_e
     return ret->endpoint && ret->root && ret->base ? 0 : kv_fail(error, -ENOMEM, 0, "no memory");
 }
 
+static int take_authorities(struct wishes *wishes, struct s3_config *ret, struct kv_error *error)
+{
+    const char *given = environment("AWS_CA_BUNDLE", NULL, NULL);
+
+    ret->cacert = KV_STEAL(wishes->cacert);
+    if (!ret->cacert && given) {
+        ret->cacert = strdup(given);
+        if (!ret->cacert)
+            return kv_fail(error, -ENOMEM, 0, "no memory");
+    }
+    if (ret->cacert && access(ret->cacert, R_OK) < 0)
+        return kv_fail(error, -EINVAL, 0, "authorities in %.200s: %s", ret->cacert,
+                       strerror(errno));
+    return 0;
+}
+
 static int take_keys(struct s3_config *ret, struct kv_error *error)
 {
     const char *access_key = getenv("AWS_ACCESS_KEY_ID");
@@ -274,6 +294,8 @@ int s3_config_read(const char *uri, struct s3_config *ret, struct kv_error *erro
         failed = place(&wishes, ret, error);
     if (!failed)
         failed = take_keys(ret, error);
+    if (!failed)
+        failed = take_authorities(&wishes, ret, error);
     ret->connections = (unsigned)wishes.connections;
     ret->timeout_ms = wishes.seconds * 1000;
     ret->stall_ms = KV_MAX(ret->timeout_ms / 4, 1000u);
@@ -281,6 +303,7 @@ int s3_config_read(const char *uri, struct s3_config *ret, struct kv_error *erro
     free(wishes.endpoint);
     free(wishes.region);
     free(wishes.style);
+    free(wishes.cacert);
     if (failed)
         s3_config_fini(ret);
     return failed;
@@ -300,5 +323,6 @@ void s3_config_fini(struct s3_config *config)
     free(config->access_key);
     free(config->secret_key);
     free(config->token);
+    free(config->cacert);
     memset(config, 0, sizeof(*config));
 }

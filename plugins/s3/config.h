@@ -20,6 +20,7 @@ struct s3_config {
     char *base;     /* root + encoded prefix */
     char *region;
     char *access_key, *secret_key, *token; /* token may be NULL */
+    char *cacert;                          /* PEM file of authorities; NULL: the system's */
     unsigned connections;                  /* at once */
     uint64_t timeout_ms;                   /* for one operation, tries included */
     uint64_t stall_ms;                     /* without a byte: one try is given up */

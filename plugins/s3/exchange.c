@@ -3,6 +3,7 @@
 
 #include <curl/curl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
@@ -10,9 +11,15 @@
 #include "s3/xml.h"
 
 #define MAX_ERROR_BODY 65536
+#define MUCH_SKEW_S 300                /* servers bear 900 */
 #define MAX_TRUSTED_LENGTH (64u << 20) /* more than this is allocated as it comes */
 
 /* -- What curl calls ------------------------------------------------------------------------- */
+
+static uint64_t max_body(const struct s3_request *request)
+{
+    return request->max_body ? request->max_body : S3_MAX_ANSWER;
+}
 
 static size_t on_body(char *data, size_t size, size_t n, void *arg)
 {
@@ -21,10 +28,9 @@ static size_t on_body(char *data, size_t size, size_t n, void *arg)
     long status = 0;
 
     curl_easy_getinfo(request->easy, CURLINFO_RESPONSE_CODE, &status);
-    if (status >= 300 && want > MAX_ERROR_BODY)
-        return len;
-    if (want > S3_MAX_BODY) {
-        request->too_big = true;
+    if (status >= 300 ? want > MAX_ERROR_BODY : want > max_body(request)) {
+        request->cut = status >= 300; /* what it says is known by now */
+        request->too_big = !request->cut;
         return 0;
     }
     if (want > request->capacity) {
@@ -72,10 +78,23 @@ void s3_exchange_forget(struct s3_request *request)
 {
     request->status = 0;
     request->code[0] = request->etag[0] = request->got_sum[0] = '\0';
-    request->modified_s = request->server_s = 0;
+    request->modified_s = request->server_s = request->retry_at_s = 0;
+    request->pause_ns = 0;
     request->length = UINT64_MAX;
     request->data_len = 0;
-    request->too_big = request->no_memory = false;
+    request->too_big = request->cut = request->no_memory = false;
+}
+
+/* Seconds, or a date by the server's clock, whose own header may come later. */
+static void read_retry_after(struct s3_request *request, const char *value)
+{
+    char *end;
+    unsigned long seconds = strtoul(value, &end, 10);
+
+    if (*value >= '0' && *value <= '9' && !*end)
+        request->pause_ns = KV_MIN(seconds, 86400UL) * KV_NS_PER_S;
+    else
+        request->retry_at_s = KV_MAX((int64_t)curl_getdate(value, NULL), 0);
 }
 
 static size_t on_header(char *data, size_t size, size_t n, void *arg)
@@ -106,6 +125,8 @@ static size_t on_header(char *data, size_t size, size_t n, void *arg)
         request->server_s = KV_MAX((int64_t)curl_getdate(value, NULL), 0);
     else if (strcasecmp(line, "content-length") == 0 && *value >= '0' && *value <= '9')
         request->length = strtoull(value, NULL, 10);
+    else if (strcasecmp(line, "retry-after") == 0)
+        read_retry_after(request, value);
     return len;
 }
 
@@ -136,7 +157,8 @@ static int make_headers(const struct s3_config *config, int64_t skew_s, struct s
     size_t n = 0;
     int error = 0;
 
-    s3_stamp((time_t)((int64_t)(kv_wall_ns() / KV_NS_PER_S) + skew_s), stamp);
+    request->signed_s = (int64_t)(kv_wall_ns() / KV_NS_PER_S) + skew_s;
+    s3_stamp((time_t)request->signed_s, stamp);
     headers[n++] = (struct s3_header){"host", config->host};
     if (request->if_none_match)
         headers[n++] = (struct s3_header){"if-none-match", "*"};
@@ -186,12 +208,12 @@ static void set_options(const struct s3_config *config, struct s3_request *reque
     curl_easy_setopt(easy, CURLOPT_BUFFERSIZE, 256L << 10);
     curl_easy_setopt(easy, CURLOPT_UPLOAD_BUFFERSIZE, 256L << 10);
     curl_easy_setopt(easy, CURLOPT_CONNECTTIMEOUT_MS, (long)config->stall_ms);
-    if (request->slow) {
-        curl_easy_setopt(easy, CURLOPT_TIMEOUT_MS, (long)config->timeout_ms);
-    } else {
+    if (!request->slow) {
         curl_easy_setopt(easy, CURLOPT_LOW_SPEED_LIMIT, 1024L);
         curl_easy_setopt(easy, CURLOPT_LOW_SPEED_TIME, KV_MAX(stall_s, 1L));
     }
+    if (config->cacert)
+        curl_easy_setopt(easy, CURLOPT_CAINFO, config->cacert);
     curl_easy_setopt(easy, CURLOPT_HTTPHEADER, request->headers);
     curl_easy_setopt(easy, CURLOPT_HEADERFUNCTION, on_header);
     curl_easy_setopt(easy, CURLOPT_HEADERDATA, request);
@@ -265,6 +287,17 @@ static bool may_pass(CURLcode code)
     }
 }
 
+/* What a HEAD is refused for nobody says; then the date does. */
+static bool blames_clock(const struct s3_request *request)
+{
+    if (!request->server_s)
+        return false;
+    if (strcmp(request->code, "RequestTimeTooSkewed") == 0)
+        return true;
+    return request->status == 403 && strcmp(request->method, "HEAD") == 0 &&
+           llabs(request->server_s - request->signed_s) > MUCH_SKEW_S;
+}
+
 static enum s3_verdict judge_status(struct s3_request *request)
 {
     static const struct {
@@ -274,10 +307,13 @@ static enum s3_verdict judge_status(struct s3_request *request)
                  {403, -EACCES, S3_FINAL},    {501, -ENOTSUP, S3_FINAL}, {413, -EFBIG, S3_FINAL},
                  {408, -ETIMEDOUT, S3_AGAIN}, {409, -EIO, S3_AGAIN},     {429, -EBUSY, S3_AGAIN}};
 
-    if (strcmp(request->code, "RequestTimeTooSkewed") == 0 && !request->skewed &&
-        request->server_s) {
+    if (blames_clock(request) && !request->skewed) { /* once: then it isn't the clock */
         request->error = -EACCES;
-        return S3_SKEWED; /* once: then it isn't the clock */
+        return S3_SKEWED;
+    }
+    if (request->status == 501 && request->if_none_match) {
+        request->error = -ENOTSUP;
+        return S3_PLAIN;
     }
     for (size_t i = 0; i < KV_COUNT(table); i++)
         if (table[i].status == request->status) {
@@ -295,7 +331,12 @@ enum s3_verdict s3_exchange_judge(struct s3_request *request, int curl_code)
     long status = 0;
 
     curl_easy_getinfo(request->easy, CURLINFO_RESPONSE_CODE, &status);
+    if (request->cut && status >= 300)
+        code = CURLE_OK;
     request->status = code == CURLE_OK ? (int)status : 0;
+    if (request->retry_at_s > request->server_s && request->server_s)
+        request->pause_ns =
+            (uint64_t)KV_MIN(request->retry_at_s - request->server_s, INT64_C(86400)) * KV_NS_PER_S;
     if (code != CURLE_OK) {
         request->error = request->too_big                   ? -EFBIG
                          : request->no_memory               ? -ENOMEM

@@ -10,8 +10,9 @@
 
 enum s3_verdict {
     S3_FINAL,
-    S3_AGAIN, /* it may pass */
-    S3_SKEWED /* at once again, by the server's clock */
+    S3_AGAIN,  /* it may pass */
+    S3_SKEWED, /* at once again, by the server's clock */
+    S3_PLAIN   /* at once again, without if_none_match, which this server refuses */
 };
 
 /** Make request->easy, signed for our clock plus @skew_s, ready for a multi handle. -ENOMEM, -EIO. */

@@ -28,18 +28,48 @@ char *s3_chunk_path(const struct s3_config *config, const uint8_t *hash, size_t 
     return take_text(&path);
 }
 
+/* A manifest's name as it stands in keys. */
+static void put_name(struct kv_buf *ret, const char *name)
+{
+    if (name[0] == '.') { /* "." and ".." would mean folders to some on the way */
+        kv_buf_puts(ret, "%2E");
+        name++;
+    }
+    s3_encode(ret, name, strlen(name), 0);
+}
+
 char *s3_manifest_path(const struct s3_config *config, const char *name)
 {
     struct kv_buf key = KV_BUF_INIT, path = KV_BUF_INIT;
 
-    if (name[0] == '.') { /* "." and ".." would mean folders to some on the way */
-        kv_buf_puts(&key, "%2E");
-        name++;
-    }
-    s3_encode(&key, name, strlen(name), 0);
+    put_name(&key, name);
     kv_buf_printf(&path, "%sm/", config->base);
     s3_encode(&path, kv_buf_cstr(&key), key.len, 0);
     kv_buf_fini(&key);
+    return take_text(&path);
+}
+
+char *s3_refs_folder(const char *name)
+{
+    struct kv_buf folder = KV_BUF_INIT;
+
+    kv_buf_puts(&folder, "r/");
+    put_name(&folder, name);
+    kv_buf_putc(&folder, '/');
+    return take_text(&folder);
+}
+
+char *s3_refs_path(const struct s3_config *config, const char *name, const char *id)
+{
+    char *folder = s3_refs_folder(name);
+    struct kv_buf path = KV_BUF_INIT;
+
+    if (!folder)
+        return NULL;
+    kv_buf_puts(&path, config->base);
+    s3_encode(&path, folder, strlen(folder), 1);
+    s3_encode(&path, id, strlen(id), 0);
+    free(folder);
     return take_text(&path);
 }
 
@@ -66,24 +96,19 @@ size_t s3_chunk_of_key(const char *key, uint8_t ret[S3_MAX_HASH])
     return len;
 }
 
-bool s3_decode(char *text)
+bool s3_name_of_key(char *key)
 {
-    char *to = text, hex[3] = "", *end;
+    struct kv_buf again = KV_BUF_INIT;
+    char *was = strdup(key);
+    bool same = was && s3_decode(key, false) && *key;
 
-    for (; *text; text++) {
-        if (*text == '%') {
-            memcpy(hex, text + 1, text[1] ? 2 : 1);
-            *to = (char)strtoul(hex, &end, 16);
-            if (end != hex + 2 || *to == '\0')
-                return false;
-            text += 2;
-        } else {
-            *to = *text;
-        }
-        to++;
+    if (same) {
+        put_name(&again, key);
+        same = !again.error && strcmp(kv_buf_cstr(&again), was) == 0;
     }
-    *to = '\0';
-    return true;
+    kv_buf_fini(&again);
+    free(was);
+    return same;
 }
 
 /* -- One object ------------------------------------------------------------------------------ */
@@ -113,7 +138,7 @@ bool s3_is_whole(const struct s3_request *request)
 
 int s3_get(struct s3_client *client, char *path, uint8_t **ret, size_t *ret_len)
 {
-    struct s3_request request = {.method = "GET", .path = path};
+    struct s3_request request = {.method = "GET", .path = path, .max_body = S3_MAX_BODY};
     int error = path ? 0 : -ENOMEM;
 
     for (int i = 0; i < 2 && !error; i++) {
@@ -327,8 +352,8 @@ static int on_listed(void *arg, const struct s3_listed *object)
     struct s3_listed copy = *object;
     size_t len = strlen(listing->start);
 
-    if (!s3_decode(copy.key) || strncmp(copy.key, listing->start, len) != 0)
-        return 0; /* not one of ours */
+    if (strncmp(copy.key, listing->start, len) != 0)
+        return -EPROTO; /* nobody asked for it: the server, or our decoding, can't be trusted */
     memmove(copy.key, copy.key + len, strlen(copy.key + len) + 1);
     return listing->each(listing->arg, &copy);
 }
@@ -359,7 +384,8 @@ int s3_list(struct s3_client *client, const struct s3_config *config, const char
         return -ENOMEM;
     listing.start = start;
     for (unsigned i = 0; i < MAX_PAGES && !error; i++) {
-        struct s3_request request = {.method = "GET", .path = strdup(config->root)};
+        struct s3_request request = {
+            .method = "GET", .path = strdup(config->root), .max_body = S3_MAX_LISTING};
 
         request.query = list_query(start, token, page);
         error = request.path && request.query ? s3_run(client, &request) : -ENOMEM;
@@ -374,5 +400,22 @@ int s3_list(struct s3_client *client, const struct s3_config *config, const char
         memcpy(token, next, sizeof(token));
     }
     free(start);
+    return error;
+}
+
+int s3_server_time(struct s3_client *client, const struct s3_config *config, int64_t *ret)
+{
+    struct s3_request request = {
+        .method = "GET", .path = strdup(config->root), .max_body = S3_MAX_LISTING};
+    int error = -ENOMEM;
+
+    request.query = list_query(config->prefix, "", 1);
+    if (request.path && request.query)
+        error = s3_run(client, &request);
+    if (!error && !request.server_s)
+        error = -ENOTSUP;
+    if (!error)
+        *ret = request.server_s;
+    s3_request_fini(&request);
     return error;
 }

@@ -276,6 +276,7 @@ void s3_pending_fetch(struct s3_pending *pending, const uint8_t *hashes, size_t 
         transfer = make_transfer(pending, "GET", hash, hash_len, get_done);
         if (!transfer)
             break;
+        transfer->request.max_body = S3_MAX_BODY;
         transfer->next = pending->gets;
         pending->gets = transfer;
         pending->n_gets++;

@@ -13,8 +13,7 @@
 #include "s3/store.h"
 
 #define RENEW_S (6 * 3600)
-#define BATCH 256u   /* requests handed to the client at once */
-#define MAX_NAME 250 /* of manifests; three times that and a prefix stay below S3's 1024 */
+#define BATCH 256u /* requests handed to the client at once */
 
 /* -- Life ------------------------------------------------------------------------------------ */
 
@@ -27,6 +26,7 @@ static void s3_close(kv_store_v1 *self)
     s3_client_destroy(self->client);
     s3_pending_destroy(self->pending);
     s3_seen_destroy(self->seen);
+    s3_refs_destroy(self->refs);
     s3_config_fini(&self->config);
     free(self);
 }
@@ -57,6 +57,10 @@ static kv_store_v1 *s3_open(const char *uri)
     error = self->seen ? s3_client_create(&self->config, &self->client) : -ENOMEM;
     if (!error)
         error = s3_pending_create(self->client, &self->config, self->seen, &self->pending);
+    if (!error) {
+        self->refs = s3_refs_create(self->client, &self->config);
+        error = self->refs ? 0 : -ENOMEM;
+    }
     if (!error) /* wrong keys, bucket, region, endpoint and clock show now, not in the first save */
         error = s3_list(self->client, &self->config, "", 1, on_probe, NULL);
     if (error < 0) {
@@ -74,7 +78,7 @@ static kv_store_v1 *s3_open(const char *uri)
 static int judge_head(kv_store_v1 *self, struct s3_request *head, const uint8_t *hash,
                       size_t hash_len, bool renew)
 {
-    int64_t now_s = (int64_t)(kv_wall_ns() / KV_NS_PER_S);
+    int64_t now_s = head->server_s ? head->server_s : s3_now_s(self); /* whose clock set the age */
     int error = head->error;
 
     if (!error && !s3_is_whole(head)) {
@@ -196,9 +200,10 @@ static int put_batch(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, 
             found[i] = send_chunk(self, hashes + i * hash_len, hash_len, data[i], data_len[i]);
         if (found[i] == 0)
             s3_count(self, WRITTEN, data_len[i]);
-        if (found[i] >= 0)
+        if (found[i] >= 0) {
             s3_count(self, found[i] ? PUT_HITS : PUTS, 1);
-        else
+            s3_refs_add(self->refs, hashes + i * hash_len, hash_len);
+        } else
             error = s3_failed(self, found[i]);
         if (ret_each)
             ret_each[i] = found[i];
@@ -314,35 +319,39 @@ int s3_delete_chunk(kv_store_v1 *self, const uint8_t *hash, size_t hash_len)
 
 /* -- Manifests ------------------------------------------------------------------------------- */
 
-static bool bad_name(const char *name)
-{
-    return !name || !*name || strlen(name) > MAX_NAME;
-}
-
 static int s3_flush(kv_store_v1 *self)
 {
     return s3_failed(self, s3_pending_flush(self->pending, true));
 }
 
+/* Chunks and notes first, all at once; then the manifest. */
 static int s3_put_manifest(kv_store_v1 *self, const char *name, const uint8_t *data,
                            size_t data_len)
 {
+    struct s3_noting noting;
+    bool opaque;
     int error;
 
-    if (bad_name(name) || (!data && data_len))
+    if (s3_bad_name(name) || (!data && data_len))
         return -EINVAL;
+    /* What kvs_save publishes names its chunks itself (docs/formats.md). */
+    opaque = data_len < 8 || memcmp(data, "KVS-OBJ\n", 8) != 0;
+    s3_refs_begin(self->refs, name, opaque, &noting);
     error = s3_pending_flush(self->pending, true);
     if (error)
         kv_log_error("s3", "chunks are missing: the manifest is not published", "error=%d", -error);
     else
+        error = s3_refs_wait(self->refs, &noting);
+    if (!error)
         error = s3_put(self->client, &self->config, s3_manifest_path(&self->config, name), data,
                        data_len, false);
+    s3_refs_end(self->refs, &noting, !error);
     return s3_failed(self, error);
 }
 
 static int s3_get_manifest(kv_store_v1 *self, const char *name, uint8_t **out_data, size_t *out_len)
 {
-    if (bad_name(name) || !out_data || !out_len)
+    if (s3_bad_name(name) || !out_data || !out_len)
         return -EINVAL;
     return s3_failed(
         self, s3_get(self->client, s3_manifest_path(&self->config, name), out_data, out_len));
@@ -350,9 +359,14 @@ static int s3_get_manifest(kv_store_v1 *self, const char *name, uint8_t **out_da
 
 static int s3_delete_manifest(kv_store_v1 *self, const char *name)
 {
-    if (bad_name(name))
+    int error;
+
+    if (s3_bad_name(name))
         return -EINVAL;
-    return s3_failed(self, s3_delete(self->client, s3_manifest_path(&self->config, name)));
+    error = s3_delete(self->client, s3_manifest_path(&self->config, name));
+    if (!error)
+        error = s3_refs_forget(self->refs, name);
+    return s3_failed(self, error);
 }
 
 /* -- Figures and tables ------------------------------------------------------------------------ */
@@ -401,6 +415,7 @@ const kv_store_ext *kv_store_get_ext(void)
                                        .delete_chunk = s3_delete_chunk,
                                        .list_manifests = s3_list_manifests,
                                        .list_chunks = s3_list_chunks,
+                                       .list_refs = s3_list_refs,
                                        .touch_chunks = s3_touch_chunks,
                                        .flush = s3_flush,
                                        .sweep_chunks = s3_sweep_chunks,

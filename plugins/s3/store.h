@@ -4,11 +4,14 @@
 #define KV_PLUGINS_S3_STORE_H
 
 #include <stdatomic.h>
+#include <string.h>
 
+#include "base/clock.h"
 #include "kv_store_abi.h"
 #include "kv_store_ext.h"
 #include "s3/object.h"
 #include "s3/pending.h"
+#include "s3/refs.h"
 #include "s3/seen.h"
 
 enum s3_counter { PUTS, PUT_HITS, GETS, MISSES, BAD, WRITTEN, READ, ERRORS, N_COUNTERS };
@@ -18,6 +21,7 @@ struct kv_store_v1 {
     struct s3_client *client;
     struct s3_seen *seen;
     struct s3_pending *pending;
+    struct s3_refs *refs;
     _Atomic uint64_t counters[N_COUNTERS];
 };
 
@@ -39,9 +43,24 @@ static inline bool s3_bad_hash(const void *hash, size_t len)
     return !hash || len == 0 || len > S3_MAX_HASH;
 }
 
+#define S3_MAX_NAME \
+    250 /* of manifests; three times that, a prefix and an id stay below S3's 1024 */
+
+static inline bool s3_bad_name(const char *name)
+{
+    return !name || !*name || strlen(name) > S3_MAX_NAME;
+}
+
+/** The time by the server's clock, as far as its answers told. */
+static inline int64_t s3_now_s(const kv_store_v1 *self)
+{
+    return (int64_t)(kv_wall_ns() / KV_NS_PER_S) + s3_client_offset_s(self->client);
+}
+
 /* sweep.c and s3.c: of kv_store_ext.h. */
 int s3_list_manifests(kv_store_v1 *self, kv_store_each_fn each, void *arg);
 int s3_list_chunks(kv_store_v1 *self, kv_store_each_fn each, void *arg);
+int s3_list_refs(kv_store_v1 *self, const char *name, kv_store_each_fn each, void *arg);
 int s3_sweep_chunks(kv_store_v1 *self, uint64_t min_age_s, kv_store_live_fn live, void *arg,
                     kv_store_swept *ret);
 int s3_delete_chunk(kv_store_v1 *self, const uint8_t *hash, size_t hash_len);

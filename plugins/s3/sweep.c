@@ -1,19 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Listings, and sweeping on top of them. */
+#include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
+#include "base/log.h"
 #include "s3/store.h"
-
-#define PAGE 1000
 
 /* -- Listings -------------------------------------------------------------------------------- */
 
 struct listing {
+    kv_store_v1 *self;
     kv_store_each_fn each;
     void *arg;
     bool stopped; /* by the caller, whose value is then the answer */
 };
+
+/* The server's clock said when; callers compare with their own. */
+static uint64_t by_our_clock(kv_store_v1 *self, int64_t modified_s)
+{
+    int64_t offset_s = s3_client_offset_s(self->client);
+
+    if (llabs(offset_s) <= 2) /* whole seconds tell no more */
+        offset_s = 0;
+    return modified_s > offset_s ? (uint64_t)(modified_s - offset_s) : 0;
+}
 
 static int on_manifest(void *arg, const struct s3_listed *object)
 {
@@ -22,10 +32,10 @@ static int on_manifest(void *arg, const struct s3_listed *object)
     kv_store_entry entry = {.size = sizeof(entry),
                             .name = copy.key,
                             .len = object->len,
-                            .used_s = (uint64_t)object->modified_s};
+                            .used_s = by_our_clock(listing->self, object->modified_s)};
     int ret;
 
-    if (!s3_decode(copy.key))
+    if (!s3_name_of_key(copy.key))
         return 0;
     ret = listing->each(listing->arg, &entry);
     listing->stopped = ret != 0;
@@ -40,7 +50,7 @@ static int on_chunk(void *arg, const struct s3_listed *object)
                             .hash = hash,
                             .hash_len = s3_chunk_of_key(object->key, hash),
                             .len = object->len,
-                            .used_s = (uint64_t)object->modified_s};
+                            .used_s = by_our_clock(listing->self, object->modified_s)};
     int ret;
 
     if (entry.hash_len == 0)
@@ -53,13 +63,13 @@ static int on_chunk(void *arg, const struct s3_listed *object)
 static int list(kv_store_v1 *self, const char *folder, s3_listed_fn on, kv_store_each_fn each,
                 void *arg)
 {
-    struct listing listing = {each, arg, false};
+    struct listing listing = {self, each, arg, false};
     int ret;
 
     if (!each)
         return -EINVAL;
     s3_pending_flush(self->pending, false);
-    ret = s3_list(self->client, &self->config, folder, PAGE, on, &listing);
+    ret = s3_list(self->client, &self->config, folder, S3_PAGE, on, &listing);
     return listing.stopped ? ret : s3_failed(self, ret);
 }
 
@@ -73,69 +83,97 @@ int s3_list_chunks(kv_store_v1 *self, kv_store_each_fn each, void *arg)
     return list(self, "c/", on_chunk, each, arg);
 }
 
+int s3_list_refs(kv_store_v1 *self, const char *name, kv_store_each_fn each, void *arg)
+{
+    if (s3_bad_name(name) || !each)
+        return -EINVAL;
+    return s3_refs_list(self->refs, name, each, arg);
+}
+
 /* -- Sweeping -------------------------------------------------------------------------------- */
 
 struct sweep {
     kv_store_v1 *self;
     kv_store_live_fn live;
     void *arg;
-    uint64_t before_s;
+    int64_t before_s; /* what was modified before may go */
     kv_store_swept swept;
 };
 
 /* The age is asked again right before: a save may have renewed the chunk since it was listed. */
-static int sweep_one(struct sweep *sweep, const kv_store_entry *entry)
+static int sweep_one(struct sweep *sweep, const uint8_t *hash, size_t hash_len)
 {
     kv_store_v1 *self = sweep->self;
     struct s3_request head = {.method = "HEAD"};
     int error;
 
-    head.path = s3_chunk_path(&self->config, entry->hash, entry->hash_len);
+    head.path = s3_chunk_path(&self->config, hash, hash_len);
     error = head.path ? s3_run(self->client, &head) : -ENOMEM;
-    if (!error && (!head.modified_s || (uint64_t)head.modified_s >= sweep->before_s)) {
+    if (!error && (!head.modified_s || head.modified_s >= sweep->before_s)) {
         s3_request_fini(&head);
         return 0;
     }
     s3_request_fini(&head);
     if (!error)
-        error = s3_delete_chunk(self, entry->hash, entry->hash_len);
+        error = s3_delete_chunk(self, hash, hash_len);
     return error ? error : 1;
 }
 
-static int on_sweep(void *arg, const kv_store_entry *entry)
+static int on_sweep(void *arg, const struct s3_listed *object)
 {
     struct sweep *sweep = arg;
+    uint8_t hash[S3_MAX_HASH];
+    size_t hash_len = s3_chunk_of_key(object->key, hash);
     int ret = 0;
 
-    if (entry->used_s && entry->used_s < sweep->before_s &&
-        !sweep->live(sweep->arg, entry->hash, entry->hash_len))
-        ret = sweep_one(sweep, entry);
+    if (hash_len == 0)
+        return 0;
+    if (object->modified_s && object->modified_s < sweep->before_s &&
+        !sweep->live(sweep->arg, hash, hash_len))
+        ret = sweep_one(sweep, hash, hash_len);
     if (ret < 0) {
         sweep->swept.errors += ret != -ENOENT;
     } else if (ret == 0) {
         sweep->swept.kept++;
     } else {
         sweep->swept.deleted++;
-        sweep->swept.deleted_bytes += entry->len == UINT64_MAX ? 0 : entry->len;
+        sweep->swept.deleted_bytes += object->len == UINT64_MAX ? 0 : object->len;
     }
     return 0;
+}
+
+/* All ages are the server's, so the moment that they are compared with is too, and it is asked for
+ * once: what is put while the sweep goes on is young however long that takes. */
+static int set_cutoff(kv_store_v1 *self, uint64_t min_age_s, int64_t *ret)
+{
+    int64_t now_s;
+    int error;
+
+    *ret = min_age_s ? 0 : INT64_MAX;
+    if (min_age_s == 0)
+        return 0;
+    error = s3_server_time(self->client, &self->config, &now_s);
+    if (error == -ENOTSUP)
+        kv_log_error("s3", "nothing is deleted: the server doesn't tell the time", NULL);
+    if (!error && (uint64_t)now_s > min_age_s)
+        *ret = now_s - (int64_t)min_age_s;
+    return error;
 }
 
 int s3_sweep_chunks(kv_store_v1 *self, uint64_t min_age_s, kv_store_live_fn live, void *arg,
                     kv_store_swept *ret)
 {
-    uint64_t now_s = kv_wall_ns() / KV_NS_PER_S + 1; /* times have whole seconds */
-    struct sweep sweep = {self,
-                          live,
-                          arg,
-                          min_age_s < now_s ? now_s - min_age_s : 0,
-                          {.size = sizeof(kv_store_swept)}};
+    struct sweep sweep = {self, live, arg, 0, {.size = sizeof(kv_store_swept)}};
     int error;
 
     if (!live || !ret || ret->size < sizeof(size_t))
         return -EINVAL;
-    error = s3_list_chunks(self, on_sweep, &sweep);
+    error = set_cutoff(self, min_age_s, &sweep.before_s);
+    if (!error) {
+        s3_pending_flush(self->pending, false);
+        error = s3_list(self->client, &self->config, "c/", S3_PAGE, on_sweep, &sweep);
+    }
     sweep.swept.size = KV_MIN(ret->size, sizeof(sweep.swept));
     memcpy(ret, &sweep.swept, sweep.swept.size);
-    return error;
+    return s3_failed(self, error);
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "s3/xml.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -162,17 +163,30 @@ int s3_xml_next(struct s3_xml *xml, struct s3_xml_event *ret)
     }
 }
 
-/* One entity at @p (which is '&'); returns its length, 0 when it isn't one we know. */
-static size_t decode_entity(const char *p, size_t len, char *ret)
+/* @code as UTF-8; the number of bytes. */
+static size_t put_utf8(unsigned long code, char ret[4])
+{
+    static const unsigned char first[] = {0, 0, 0xc0, 0xe0, 0xf0};
+    size_t n = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
+
+    for (size_t i = n - 1; i > 0; i--, code >>= 6)
+        ret[i] = (char)(0x80 | (code & 0x3f));
+    ret[0] = (char)((n == 1 ? 0 : first[n]) | code);
+    return n;
+}
+
+/* One entity at @p (which is '&'), decoded; returns its length, 0 when it isn't one we know. */
+static size_t decode_entity(const char *p, size_t len, char ret[4], size_t *ret_len)
 {
     static const struct {
         const char *text;
         char c;
     } known[] = {{"&amp;", '&'}, {"&lt;", '<'}, {"&gt;", '>'}, {"&quot;", '"'}, {"&apos;", '\''}};
-    const char *end = memchr(p, ';', len < 10 ? len : 10);
+    const char *end = memchr(p, ';', len < 12 ? len : 12);
     unsigned long code;
     char *stop;
 
+    *ret_len = 1;
     for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++)
         if (len >= strlen(known[i].text) && memcmp(p, known[i].text, strlen(known[i].text)) == 0) {
             *ret = known[i].c;
@@ -181,9 +195,9 @@ static size_t decode_entity(const char *p, size_t len, char *ret)
     if (!end || end - p < 3 || p[1] != '#')
         return 0;
     code = p[2] == 'x' ? strtoul(p + 3, &stop, 16) : strtoul(p + 2, &stop, 10);
-    if (stop != end || code == 0 || code > 127) /* we ask for percent-encoded keys: ASCII only */
+    if (stop != end || code == 0 || code > 0x10ffff || (code >= 0xd800 && code < 0xe000))
         return 0;
-    *ret = (char)code;
+    *ret_len = put_utf8(code, ret);
     return (size_t)(end - p) + 1;
 }
 
@@ -193,20 +207,19 @@ static int add_text(const struct s3_xml_event *event, char *ret, size_t size)
     size_t at = strlen(ret);
 
     for (size_t i = 0; i < event->len;) {
-        size_t step = 1;
+        char bytes[4] = {event->p[i]};
+        size_t step = 1, n = 1;
 
-        if (at + 1 >= size)
-            return -ENOSPC;
         if (event->p[i] == '&' && !event->cdata)
-            step = decode_entity(event->p + i, event->len - i, ret + at);
-        else
-            ret[at] = event->p[i];
-        if (step == 0 || ret[at] == '\0') {
-            ret[at] = '\0';
+            step = decode_entity(event->p + i, event->len - i, bytes, &n);
+        if (step == 0 || bytes[0] == '\0')
             return -EPROTO;
-        }
+        if (at + n >= size)
+            return -ENOSPC;
+        memcpy(ret + at, bytes, n);
+        at += n;
+        ret[at] = '\0';
         i += step;
-        ret[++at] = '\0';
     }
     return 0;
 }
@@ -273,6 +286,26 @@ int64_t s3_read_time(const char *text)
     return when > 0 ? when : 0;
 }
 
+bool s3_decode(char *text, bool plus)
+{
+    char *to = text, hex[3] = "";
+
+    for (; *text; text++, to++) {
+        *to = plus && *text == '+' ? ' ' : *text;
+        if (*text != '%')
+            continue;
+        if (!isxdigit((unsigned char)text[1]) || !isxdigit((unsigned char)text[2]))
+            return false;
+        memcpy(hex, text + 1, 2);
+        *to = (char)strtoul(hex, NULL, 16);
+        if (*to == '\0')
+            return false;
+        text += 2;
+    }
+    *to = '\0';
+    return true;
+}
+
 static int take_object(struct s3_xml *xml, struct s3_listed *ret)
 {
     size_t depth = xml->depth;
@@ -302,30 +335,75 @@ static int take_object(struct s3_xml *xml, struct s3_listed *ret)
     return error ? error : ret->key[0] ? 0 : -EPROTO;
 }
 
+/* What a page says of itself. */
+struct page {
+    bool told, more, encoded;
+    char *next; /* the caller's */
+    size_t next_size;
+};
+
+static int take_fact(struct s3_xml *xml, const struct s3_xml_event *event, struct page *page)
+{
+    char text[16];
+    int error = 0;
+
+    if (is(event, "NextContinuationToken"))
+        return take_content(xml, page->next, page->next_size);
+    if (is(event, "IsTruncated")) {
+        error = take_content(xml, text, sizeof(text));
+        page->told = true;
+        page->more = !error && strcmp(text, "true") == 0;
+        if (!error && !page->more && strcmp(text, "false") != 0)
+            error = -EPROTO;
+    } else if (is(event, "EncodingType")) {
+        error = take_content(xml, text, sizeof(text));
+        page->encoded = !error && strcmp(text, "url") == 0;
+    }
+    return error;
+}
+
+static int take_page(const void *data, size_t len, struct page *page)
+{
+    struct s3_xml_event event;
+    struct s3_xml xml;
+    int error;
+
+    s3_xml_init(&xml, data, len);
+    if (s3_xml_next(&xml, &event) || event.kind != S3_XML_OPEN || !is(&event, "ListBucketResult"))
+        return -EPROTO;
+    while ((error = s3_xml_next(&xml, &event)) == 0 && event.kind != S3_XML_END) {
+        if (event.kind == S3_XML_OPEN && xml.depth == 2)
+            error = take_fact(&xml, &event, page);
+        if (error)
+            return error;
+    }
+    if (!error && (!page->told || (page->more && !page->next[0])))
+        error = -EPROTO;
+    if (!page->more)
+        page->next[0] = '\0';
+    return error;
+}
+
 int s3_read_listing(const void *data, size_t len, s3_listed_fn each, void *arg, char *ret_next,
                     size_t next_size)
 {
+    struct page page = {.next = ret_next, .next_size = next_size};
     struct s3_xml_event event;
     struct s3_listed object;
     struct s3_xml xml;
     int error;
 
     ret_next[0] = '\0';
+    error = take_page(data, len, &page);
     s3_xml_init(&xml, data, len);
-    if (s3_xml_next(&xml, &event) || event.kind != S3_XML_OPEN || !is(&event, "ListBucketResult"))
-        return -EPROTO;
-    while ((error = s3_xml_next(&xml, &event)) == 0 && event.kind != S3_XML_END) {
-        if (event.kind != S3_XML_OPEN)
+    while (!error && (error = s3_xml_next(&xml, &event)) == 0 && event.kind != S3_XML_END) {
+        if (event.kind != S3_XML_OPEN || xml.depth != 2 || !is(&event, "Contents"))
             continue;
-        if (is(&event, "NextContinuationToken")) {
-            error = take_content(&xml, ret_next, next_size);
-        } else if (is(&event, "Contents")) {
-            error = take_object(&xml, &object);
-            if (!error)
-                error = each(arg, &object);
-        }
-        if (error)
-            return error;
+        error = take_object(&xml, &object);
+        if (!error && page.encoded && !s3_decode(object.key, true))
+            error = -EPROTO;
+        if (!error)
+            error = each(arg, &object);
     }
     return error;
 }

@@ -39,18 +39,24 @@ int s3_xml_next(struct s3_xml *xml, struct s3_xml_event *ret);
 
 /** One object of a listing. */
 struct s3_listed {
-    char key[2200]; /* percent-encoded when the listing was asked so */
+    char key[3200]; /* as it is in the bucket; room for 1024 bytes percent-encoded */
     uint64_t len;
     int64_t modified_s; /* 0: unknown */
 };
 typedef int (*s3_listed_fn)(void *arg, const struct s3_listed *object);
 
 /**
- * Read a ListObjectsV2 answer. @ret_next gets the continuation token, "" on the last page.
- * Returns what @each returned when not 0, -EPROTO for what is no such answer.
+ * Read a ListObjectsV2 answer that was asked for with encoding-type=url. The page is checked whole
+ * before @each gets its objects. @ret_next gets the continuation token, "" on the last page: what
+ * IsTruncated says counts, and a page that doesn't say whether it is the last is refused, since
+ * whoever sweeps would take a part for all. Returns what @each returned when not 0, -EPROTO for what
+ * is no such answer, -ENOSPC for a token or key beyond all bounds.
  */
 int s3_read_listing(const void *data, size_t len, s3_listed_fn each, void *arg, char *ret_next,
                     size_t next_size);
+
+/** Decode %XX in place, and + as a space when @plus; false when it is malformed or has a NUL. */
+bool s3_decode(char *text, bool plus);
 
 /** The text of the first element @name (anywhere). 0, -ENOENT, -EPROTO, -ENOSPC. */
 int s3_read_element(const void *data, size_t len, const char *name, char *ret, size_t size);

@@ -17,6 +17,7 @@ import http.server
 import os
 import re
 import socket
+import ssl
 import struct
 import subprocess
 import threading
@@ -96,7 +97,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if mac(secret, text).hex() != signature:
             raise Refused(403, "SignatureDoesNotMatch")
         when = datetime.datetime.strptime(stamp, "%Y%m%dT%H%M%SZ").replace(tzinfo=datetime.timezone.utc).timestamp()
-        if abs(when - self.s3.now()) > 900:
+        if self.s3.strict_clock and abs(when - self.s3.now()) > 900:
             raise Refused(403, "RequestTimeTooSkewed")
         if hashlib.sha256(body).hexdigest() != payload:
             raise Refused(400, "XAmzContentSHA256Mismatch")
@@ -106,7 +107,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         return email.utils.formatdate(self.s3.now() if timestamp is None else timestamp, usegmt=True)
 
     def answer(self, status, body=b"", headers=(), fault=None):
-        self.send_response(status)
+        self.send_response_only(status)
+        if self.s3.dated:
+            self.send_header("Date", self.date_time_string())
         length, sent = len(body), body
         for name, value in dict(headers).items():
             if name.lower() == "content-length":
@@ -123,13 +126,32 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(length))
         self.end_headers()
         if self.command != "HEAD":
+            if (fault or "").startswith("drip:"):
+                return self.drip(sent, *map(float, fault.split(":")[1:]))
             self.wfile.write(sent)
         if fault == "cut":
             self.close_connection = True
 
-    def refuse(self, status, code):
+    def refuse(self, status, code, headers=()):
         body = f'<?xml version="1.0"?><Error><Code>{code}</Code><Message>no &amp; no</Message></Error>'.encode()
-        self.answer(status, b"" if self.command == "HEAD" else body)
+        self.answer(status, b"" if self.command == "HEAD" else body, headers)
+
+    def drip(self, data, pause, step=1):
+        for at in range(0, len(data), int(step)):
+            self.wfile.write(data[at:at + int(step)])
+            if self.s3.stopped.wait(pause):
+                break
+        self.close_connection = True
+
+    def flood(self, status):
+        self.send_response(status)
+        self.send_header("Content-Length", str(1 << 40))
+        self.end_headers()
+        self.s3.flooded = 0
+        self.close_connection = True
+        while self.s3.flooded < 1 << 30 and not self.s3.stopped.is_set():
+            self.wfile.write(b"x" * 65536)
+            self.s3.flooded += 65536
 
     def reset(self):
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -139,20 +161,26 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def handle_one(self):
         path, _, query = self.path.partition("?")
+        self.virtual = self.headers.get("host", "").startswith(BUCKET + ".")
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
         fault = self.s3.take_fault(self.command, self.path)
+        kind, _, detail = (fault or "").partition(":")
         if fault == "reset":
             return self.reset()
         if fault == "stall":
             self.s3.stopped.wait(60)
             return self.reset()
-        if fault in ("500", "503", "429", "403", "301", "409"):
+        if kind == "drip-head":
+            return self.drip(b"HTTP/1.1 200 OK\r\nx-slow: " + b"a" * 10000000, float(detail))
+        if kind in ("500", "503", "429", "403", "301", "409"):  # after ":" comes what Retry-After says
             codes = {"500": "InternalError", "503": "SlowDown", "409": "ConditionalRequestConflict"}
-            return self.refuse(int(fault), codes.get(fault, "Other"))
+            return self.refuse(int(kind), codes.get(kind, "Other"), {"Retry-After": detail} if detail else {})
+        if kind == "long":  # an answer that goes on and on
+            return self.flood(int(detail))
         try:
             self.verify(path, query, body)
             with self.s3.lock:
-                reply = self.s3.act(self.command, urllib.parse.unquote(path), urllib.parse.parse_qs(query, keep_blank_values=True),
+                reply = self.s3.act(self.command, ("/" + BUCKET if self.virtual else "") + urllib.parse.unquote(path), urllib.parse.parse_qs(query, keep_blank_values=True),
                                     {name.lower(): value for name, value in self.headers.items()}, body)
         except Refused as refused:
             return self.refuse(refused.status, refused.code)
@@ -168,17 +196,35 @@ class Handler(http.server.BaseHTTPRequestHandler):
 class Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
+    tls = None
+
+    def finish_request(self, request, client_address):  # on the connection's own thread: handshakes hold up nobody
+        if self.tls:
+            request = self.tls.wrap_socket(request, server_side=True)
+        super().finish_request(request, client_address)
 
     def handle_error(self, *_):
         pass
 
 
 class S3:
-    def __init__(self, conditional=True, skew=0, token=None, region="us-east-1", page=1000, port=0):
+    """@conditional: True, False (If-None-Match is ignored) or "refused" (501, as Swift does).
+    @encoding of listed keys: plus, percent, none, numbers. @strict_clock=False: any signing time will do.
+    @tls: (certificate, key) files. What comes for BUCKET.HOST is told from its Host header."""
+
+    def __init__(self, conditional=True, skew=0, token=None, region="us-east-1", page=1000, port=0, encoding="plus",
+                 strict_clock=True, tls=None):
         self.conditional, self.skew, self.token, self.region, self.page = conditional, skew, token, region, page
+        self.encoding, self.listing_fault, self.strict_clock, self.dated = encoding, None, strict_clock, True
+        self.scheme = "https" if tls else "http"
         self.objects, self.uploads, self.faults, self.log, self.connections = {}, {}, [], [], set()
+        self.times, self.flooded, self.tick, self.ticks_from = [], 0, 0, 0
         self.lock, self.stopped = threading.RLock(), threading.Event()
         self.server = Server(("127.0.0.1", port), type("Bound", (Handler,), {"s3": self}))
+        if tls:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*tls)
+            self.server.tls = context
         self.port = self.server.server_address[1]
         self.thread = threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True)
         self.thread.start()
@@ -198,10 +244,14 @@ class S3:
                     pass
 
     def now(self):
-        return time.time() + self.skew
+        return time.time() + self.skew + self.tick * max(0, len(self.log) - self.ticks_from)
 
-    def uri(self, prefix="p", **options):
-        options = {"endpoint": f"http://127.0.0.1:{self.port}", "timeout": 20, **options}
+    def tick_from_now(self, seconds):
+        """Each request from here on makes the server's clock jump."""
+        self.tick, self.ticks_from = seconds, len(self.log)
+
+    def uri(self, prefix="p", host="127.0.0.1", **options):
+        options = {"endpoint": f"{self.scheme}://{host}:{self.port}", "timeout": 20, **options}
         return f"s3://{BUCKET}/{prefix}?" + "&".join(f"{name}={value}" for name, value in options.items())
 
     def fault(self, start, kind, times=1):
@@ -212,6 +262,7 @@ class S3:
     def take_fault(self, method, path):
         with self.lock:
             self.log.append(f"{method} {path}")
+            self.times.append(time.monotonic())
             for i, (start, kind) in enumerate(self.faults):
                 if f"{method} {path}".startswith(start):
                     del self.faults[i]
@@ -221,6 +272,18 @@ class S3:
     def requests(self, start=""):
         with self.lock:
             return [line for line in self.log if line.startswith(start)]
+
+    def gaps(self, start):
+        """Seconds between the requests that start so."""
+        with self.lock:
+            at = [when for line, when in zip(self.log, self.times) if line.startswith(start)]
+        return [b - a for a, b in zip(at, at[1:])]
+
+    def age(self, seconds, start=""):
+        """As if what is stored had been stored so much earlier."""
+        with self.lock:
+            for key in self.keys(start):
+                self.objects[key] = self.objects[key]._replace(modified=self.objects[key].modified - seconds)
 
     def keys(self, start=""):
         with self.lock:
@@ -247,6 +310,8 @@ class S3:
                                 "Last-Modified": email.utils.formatdate(item.modified, usegmt=True)}
 
     def store(self, key, headers, body, etag=None):
+        if self.conditional == "refused" and "if-none-match" in headers:
+            raise Refused(501, "NotImplemented")
         if self.conditional and headers.get("if-none-match") == "*" and key in self.objects:
             raise Refused(412, "PreconditionFailed")
         etag = etag or f'"{hashlib.md5(body).hexdigest()}"'
@@ -260,7 +325,7 @@ class S3:
             raise Refused(404, "NoSuchKey")
         if source == key and headers.get("x-amz-metadata-directive") != "REPLACE":
             raise Refused(400, "InvalidRequest")
-        self.store(key, {**headers, "if-none-match": ""}, self.objects[source].body)
+        self.store(key, {n: v for n, v in headers.items() if n != "if-none-match"}, self.objects[source].body)
         return 200, b"<CopyObjectResult><ETag>x</ETag></CopyObjectResult>"
 
     def multipart(self, method, key, query, headers, body):
@@ -281,7 +346,7 @@ class S3:
                     [(str(n), f'"{hashlib.md5(parts[n]).hexdigest()}"') for n in sorted(parts)]:
                 raise Refused(400, "InvalidPart")
             whole = b"".join(parts[n] for n in sorted(parts))
-            self.store(key, {**first, "if-none-match": headers.get("if-none-match", "")}, whole, '"multi-1"')
+            self.store(key, {**first, **{n: v for n, v in headers.items() if n == "if-none-match"}}, whole, '"multi-1"')
             del self.uploads[upload]
             return 200, b"<CompleteMultipartUploadResult/>"
         del self.uploads[upload]
@@ -291,13 +356,27 @@ class S3:
         prefix, token = query.get("prefix", [""])[0], query.get("continuation-token", [""])[0]
         if query.get("list-type") != ["2"] or query.get("encoding-type") != ["url"]:
             raise Refused(400, "InvalidArgument")
+        # "plus" is how Amazon does it, "percent" others do, "none" is a server that doesn't know the option.
+        encode = {"plus": lambda key: urllib.parse.quote_plus(key, safe="/-._~*"), "percent": quote,
+                  "none": xml.sax.saxutils.escape, "numbers": lambda key: "".join(f"&#{ord(c)};" for c in key)}[self.encoding]
         limit = min(int(query.get("max-keys", ["1000"])[0]), self.page)
         keys = [key for key in self.keys(prefix) if "~" + key > token]
-        rows = "".join(f"<Contents><Key>{quote(key)}</Key><LastModified>"
+        rows = "".join(f"<Contents><Key>{encode(key)}</Key><LastModified>"
                        f"{datetime.datetime.utcfromtimestamp(int(self.objects[key].modified)).isoformat()}.000Z</LastModified>"
                        f"<Size>{len(self.objects[key].body)}</Size></Contents>" for key in keys[:limit])
-        more = f"<NextContinuationToken>~{xml.sax.saxutils.escape(keys[limit - 1])}</NextContinuationToken>" if keys[limit:] else ""
-        return 200, f'<?xml version="1.0"?>\n<ListBucketResult xmlns="x">{rows}{more}</ListBucketResult>'.encode()
+        cut = bool(keys[limit:])
+        more = f"<NextContinuationToken>~{xml.sax.saxutils.escape(keys[limit - 1])}</NextContinuationToken>" if cut else ""
+        if self.listing_fault == "no token":
+            more = ""
+        if self.listing_fault == "token at the end" and not cut:
+            more = "<NextContinuationToken>again</NextContinuationToken>"
+        head = "" if self.listing_fault == "no truth" else f"<IsTruncated>{str(cut).lower()}</IsTruncated>"
+        if self.encoding in ("plus", "percent"):
+            head += "<EncodingType>url</EncodingType>"
+        if self.listing_fault == "long":
+            head += " " * (17 << 20)
+        return 200, (f'<?xml version="1.0" encoding="UTF-8"?>\n<ListBucketResult xmlns="x"><Prefix>{encode(prefix)}</Prefix>'
+                     f"{rows}{more}{head}</ListBucketResult>").encode()
 
 
 def environment(**extra):

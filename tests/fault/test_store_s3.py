@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The s3 plugin while its server fails: errors, resets, cut and wrong bodies, stalls, death."""
+import email.utils
 import pathlib
 import sys
 import time
@@ -113,6 +114,92 @@ def test_a_stall_ends():
         equal(store.ask("flush"), "0")
         s3.fault(f"GET {path(1)}", "stall")
         equal(store.ask("get", key(1), 100, 1), "0 same", "given up and tried again")
+
+
+def test_a_drip_ends():
+    with S3() as s3, Store(s3.uri(timeout=4)) as store:
+        for n, size in ((1, 100), (2, 3 << 20)):
+            equal(store.ask("put", key(n), size, n), "0")
+        equal(store.ask("publish", "m", 10, 1), "0")
+        for n, size, kind in ((1, 100, "drip:0.9"), (2, 3 << 20, "drip:0.05:8192"), (1, 100, "drip-head:0.02")):
+            s3.fault(f"GET {path(n)}", kind, times=20)
+            began = time.monotonic()
+            equal(store.ask("get", key(n), size, n), "-110 -", kind)
+            took = time.monotonic() - began
+            check(took < 7 * SLOW, f"{kind}: {took} s of 4")
+            s3.faults.clear()
+        equal(store.ask("get", key(2), 3 << 20, 2), "0 same")
+
+
+def test_slow_but_steady_is_no_failure():
+    size = 6 << 20
+    with S3() as s3, Store(s3.uri(timeout=2)) as store:  # 2 s, and one more for each MiB that came
+        equal(store.ask("put", key(1), size, 1), "0")
+        equal(store.ask("flush"), "0")
+        s3.fault(f"GET {path(1)}", f"drip:0.06:{128 << 10}")
+        began = time.monotonic()
+        equal(store.ask("get", key(1), size, 1), "0 same")
+        check(time.monotonic() - began > 2.5, "the test was no test")
+        equal(len(s3.requests(f"GET {path(1)}")), 1)
+
+
+def test_answers_have_limits():
+    with S3() as s3, Store(s3.uri(timeout=8)) as store:
+        equal(store.ask("put", key(1), 100, 1), "0")
+        equal(store.ask("flush"), "0")
+        for command, request, kind, wanted in ((("delete", key(1)), f"DELETE {path(1)}", "long:200", "-27"),
+                                               (("list",), "GET /b/?", "long:200", "-27"),
+                                               (("get", key(1), 100, 1), f"GET {path(1)}", "long:403", "-13 -"),
+                                               (("publish", "m", 10, 1), "PUT /b/p/m/m", "long:200", "-27")):
+            s3.fault(request, kind)
+            before = len(s3.requests(request))
+            equal(store.ask(*command), wanted, request)
+            equal(len(s3.requests(request)) - before, 1, f"{request}: not asked again")
+            check(s3.flooded < 64 << 20, f"{request}: {s3.flooded} bytes were taken")
+        store.close()
+        equal(store.log().count("longer than it may be"), 1, store.log())
+
+
+def test_pauses_grow_and_differ():
+    seen = []
+    for _ in range(2):
+        with S3() as s3, Store(s3.uri(timeout=30)) as store:
+            s3.fault(f"GET {path(1)}", "503", times=6)
+            equal(store.ask("get", key(1), 1, 1), "-2 -")
+            gaps = s3.gaps(f"GET {path(1)}")
+            equal(len(gaps), 6)
+            for n, gap in enumerate(gaps):  # between a quarter and all of 50 ms, 100 ms, 200 ms, ...
+                check(0.05 * 2**n / 4 <= gap < 0.05 * 2**n + 1 * SLOW, gaps)
+            seen.append([round(gap, 2) for gap in gaps[3:]])
+    check(seen[0] != seen[1], f"no jitter: {seen}")
+
+
+def test_retry_after_is_heeded():
+    with S3() as s3, Store(s3.uri(timeout=8)) as store:
+        s3.fault(f"GET {path(1)}", "503:2")
+        equal(store.ask("get", key(1), 1, 1), "-2 -")
+        check(2 <= s3.gaps(f"GET {path(1)}")[0] < 4 * SLOW, s3.gaps(f"GET {path(1)}"))
+        s3.fault(f"GET {path(2)}", "429:" + email.utils.formatdate(s3.now() + 3, usegmt=True))
+        equal(store.ask("get", key(2), 1, 1), "-2 -")
+        check(1.9 <= s3.gaps(f"GET {path(2)}")[0] < 5 * SLOW, s3.gaps(f"GET {path(2)}"))
+        s3.fault(f"GET {path(3)}", "503:1000")
+        began = time.monotonic()
+        equal(store.ask("get", key(3), 1, 1), "-5 -", "longer than we may wait: told at once")
+        check(time.monotonic() - began < 2 * SLOW)
+        s3.fault(f"GET {path(4)}", "503:nonsense")
+        equal(store.ask("get", key(4), 1, 1), "-2 -")
+        check(s3.gaps(f"GET {path(4)}")[0] < 1.5 * SLOW)
+
+
+def test_notes_come_before_the_manifest():
+    with S3() as s3, Store(s3.uri(timeout=1)) as store:
+        equal(store.ask("publish", "m", 10, 1), "0")
+        s3.fault("PUT /b/p/r/", "403")
+        equal(store.ask("put", key(1), 100, 1), "0")
+        equal(store.ask("publish", "m", 10, 2), "-13", "what it may need could not be noted")
+        equal(store.ask("manifest", "m", 10, 1), "0 same", "the old one stays")
+        equal(store.ask("publish", "m", 10, 2), "0")
+        equal(store.ask("refs", "m").split(), [key(1), "0"])
 
 
 def test_the_server_dies_and_comes_back():

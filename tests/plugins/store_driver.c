@@ -188,6 +188,13 @@ static void list(void)
                                  : ext->list_chunks(store, print_entry, &left));
 }
 
+static void list_refs(void)
+{
+    size_t left = SIZE_MAX;
+
+    printf("%d\n", ext->list_refs(store, word(1), print_entry, &left));
+}
+
 static void sweep(void)
 {
     kv_store_swept swept = {.size = sizeof(swept)};
@@ -220,6 +227,8 @@ static void run_line(void)
         many();
     else if (asked("list") || asked("chunks"))
         list();
+    else if (asked("refs"))
+        list_refs();
     else if (asked("unpublish"))
         printf("%d\n", vtable->delete_manifest(store, word(1)));
     else if (asked("flush"))

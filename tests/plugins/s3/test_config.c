@@ -6,8 +6,9 @@
 
 static void set_keys(void)
 {
-    static const char *const others[] = {"AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_REGION",
-                                         "AWS_DEFAULT_REGION", "AWS_SESSION_TOKEN"};
+    static const char *const others[] = {"AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL",
+                                         "AWS_REGION",          "AWS_DEFAULT_REGION",
+                                         "AWS_SESSION_TOKEN",   "AWS_CA_BUNDLE"};
 
     for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
         unsetenv(others[i]);
@@ -70,6 +71,8 @@ static void refusals(void **state)
                                       "s3://b?style=other",
                                       "s3://b?connections=0",
                                       "s3://b?connections=257",
+                                      "s3://b?cacert=",
+                                      "s3://b?cacert=/nowhere/ca.pem",
                                       "s3://b?timeout=x",
                                       "s3://b?part=4",
                                       "s3://b?secret=1",
@@ -113,12 +116,35 @@ static void keys_are_needed(void **state)
     s3_config_fini(&config);
 }
 
+static void authorities(void **state)
+{
+    struct kv_error why = {0};
+    struct s3_config config;
+
+    (void)state;
+    set_keys();
+    assert_int_equal(s3_config_read("s3://b", &config, &why), 0);
+    assert_null(config.cacert);
+    s3_config_fini(&config);
+    setenv("AWS_CA_BUNDLE", "/dev/null", 1);
+    assert_int_equal(s3_config_read("s3://b", &config, &why), 0);
+    assert_string_equal(config.cacert, "/dev/null");
+    s3_config_fini(&config);
+    assert_int_equal(s3_config_read("s3://b?cacert=%2Fdev/zero", &config, &why), 0);
+    assert_string_equal(config.cacert, "/dev/zero");
+    s3_config_fini(&config);
+    setenv("AWS_CA_BUNDLE", "/nowhere/ca.pem", 1);
+    assert_int_equal(s3_config_read("s3://b", &config, &why), -EINVAL);
+    assert_non_null(strstr(why.text, "/nowhere/ca.pem"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(places),
         cmocka_unit_test(refusals),
         cmocka_unit_test(keys_are_needed),
+        cmocka_unit_test(authorities),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

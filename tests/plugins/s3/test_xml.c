@@ -37,7 +37,8 @@ static const char page[] =
     "<?xml version=\"1.0\"?>\n<ListBucketResult xmlns=\"u\"><Prefix>p/&amp;</Prefix>"
     "<Contents><Key>p/c/a&lt;b</Key><LastModified>2026-01-02T03:04:05.678Z</LastModified>"
     "<Size>42</Size><Owner><Name>n</Name></Owner></Contents><Contents>"
-    "<Size>7</Size><Key><![CDATA[x<y]]></Key></Contents><CommonPrefixes/>"
+    "<Size>7</Size><Key><![CDATA[x<y+%41]]></Key></Contents><CommonPrefixes/>"
+    "<IsTruncated>true</IsTruncated>"
     "<NextContinuationToken>a&#43;b=</NextContinuationToken></ListBucketResult>";
 
 static void a_listing(void **state)
@@ -52,7 +53,7 @@ static void a_listing(void **state)
     assert_string_equal(seen.objects[0].key, "p/c/a<b");
     assert_int_equal(seen.objects[0].len, 42);
     assert_int_equal(seen.objects[0].modified_s, 1767323045);
-    assert_string_equal(seen.objects[1].key, "x<y");
+    assert_string_equal(seen.objects[1].key, "x<y+%41");
     assert_int_equal(seen.objects[1].modified_s, 0);
     seen = (struct seen){.stop = 9};
     assert_int_equal(read_list(page, strlen(page), &seen, next), 9);
@@ -68,12 +69,74 @@ static void every_cut_is_noticed(void **state)
         struct seen seen = {.n = 0};
 
         assert_int_equal(read_list(page, len, &seen, next), -EPROTO);
+        assert_int_equal(seen.n, 0); /* all or nothing */
+    }
+}
+
+#define IN(text) "<ListBucketResult>" text "</ListBucketResult>"
+#define LAST "<IsTruncated>false</IsTruncated>"
+#define TOKEN "<NextContinuationToken>t</NextContinuationToken>"
+
+/* How keys are written depends on what the page says, wherever in it. */
+static void keys_as_they_are(void **state)
+{
+    static const struct {
+        const char *text, *key;
+    } cases[] = {
+        {IN("<Contents><Key>a+b%2B%25&amp;%3C</Key></Contents>" LAST), "a+b%2B%25&%3C"},
+        {IN("<Contents><Key>a+b%2B%25&amp;%3c</Key></Contents>" LAST
+            "<EncodingType>url</EncodingType>"),
+         "a b+%&<"},
+        {IN("<EncodingType>url</EncodingType><Contents><Key>%C3%A9%20</Key></Contents>" LAST),
+         "\xc3\xa9 "},
+        {IN("<Contents><Key>&#233;&#x65E5;&#x1F600;&#43;</Key></Contents>" LAST),
+         "\xc3\xa9\xe6\x97\xa5\xf0\x9f\x98\x80+"},
+    };
+    char next[32];
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct seen seen = {.n = 0};
+
+        assert_int_equal(read_list(cases[i].text, strlen(cases[i].text), &seen, next), 0);
+        assert_int_equal(seen.n, 1);
+        assert_string_equal(seen.objects[0].key, cases[i].key);
+    }
+}
+
+static void where_a_listing_ends(void **state)
+{
+    static const struct {
+        const char *text, *next;
+        int ret;
+    } cases[] = {
+        {IN(LAST), "", 0},
+        {IN(LAST TOKEN), "", 0},
+        {IN("<IsTruncated>true</IsTruncated>" TOKEN), "t", 0},
+        {IN(LAST "<Contents><Key>k</Key>" TOKEN "</Contents>"), "", 0},
+        {IN("<IsTruncated>true</IsTruncated>"), NULL, -EPROTO}, /* version 1's answer */
+        {IN(TOKEN), NULL, -EPROTO},
+        {IN(""), NULL, -EPROTO},
+        {IN("<IsTruncated>maybe</IsTruncated>"), NULL, -EPROTO},
+        {IN("<x>" LAST "</x>"), NULL, -EPROTO},
+    };
+    char next[32];
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct seen seen = {.n = 0};
+        int ret = read_list(cases[i].text, strlen(cases[i].text), &seen, next);
+
+        if (ret != cases[i].ret)
+            print_error("%s: %d\n", cases[i].text, ret);
+        assert_int_equal(ret, cases[i].ret);
+        if (cases[i].next)
+            assert_string_equal(next, cases[i].next);
     }
 }
 
 static void what_is_no_listing(void **state)
 {
-#define IN(text) "<ListBucketResult>" text "</ListBucketResult>"
     static const char *const bad[] = {
         "x",
         "<a/>",
@@ -83,16 +146,21 @@ static void what_is_no_listing(void **state)
         "<ListBucketResult/><ListBucketResult/>",
         "<ListBucketResult><!--",
         "</a>",
-        IN("<Contents><Size>1</Size></Contents>"),
-        IN("<Contents><Key>a&nbsp;</Key></Contents>"),
-        IN("<Contents><Key>a&#0;</Key></Contents>"),
+        IN("<Contents><Size>1</Size></Contents>" LAST),
+        IN("<Contents><Key>a&nbsp;</Key></Contents>" LAST),
+        IN("<Contents><Key>a&#0;</Key></Contents>" LAST),
+        IN(LAST "<EncodingType>url</EncodingType><Contents><Key>a%</Key></Contents>"),
+        IN(LAST "<EncodingType>url</EncodingType><Contents><Key>a%2</Key></Contents>"),
+        IN(LAST "<EncodingType>url</EncodingType><Contents><Key>a%00b</Key></Contents>"),
+        IN(LAST "<EncodingType>url</EncodingType><Contents><Key>a% 1</Key></Contents>"),
+        IN("<Contents><Key>a&#xd800;</Key></Contents>" LAST),
+        IN("<Contents><Key>a&#1114112;</Key></Contents>" LAST),
         IN("<a b='>"),
         IN("<!ENTITY x>"),
-        IN("<Contents><Key>a</Key><Size>-x</Size></Contents>"),
+        IN("<Contents><Key>a</Key><Size>-x</Size></Contents>" LAST),
         IN("<a><a><a><a><a><a><a><a><a><a><a><a><a><a><a><a></a></a></a></a></a></a></a></a></a>"
            "</a></a></a></a></a></a></a>"),
         IN("<NextContinuationToken>00000000000000000000000000000000</NextContinuationToken>")};
-#undef IN
     char next[32];
 
     (void)state;
@@ -127,7 +195,9 @@ static void errors_and_elements(void **state)
 
 static void keys(void **state)
 {
-    char good[] = "a%2Fb%25", cut[] = "a%2", bad[] = "a%zz";
+    static const char *const strange[] = {"a%2",  "a%zz", "a+b", "a b", "a%2fb",
+                                          "a%41", ".a",   "",    "a/b"};
+    char good[] = "a%2Fb%25", dot[] = "%2E.%2B", key[16];
     uint8_t hash[S3_MAX_HASH];
 
     (void)state;
@@ -137,10 +207,14 @@ static void keys(void **state)
     assert_int_equal(s3_chunk_of_key("0a/0af", hash), 0);
     assert_int_equal(s3_chunk_of_key("0a/0AFF", hash), 0);
     assert_int_equal(s3_chunk_of_key("0a/", hash), 0);
-    assert_true(s3_decode(good));
+    assert_true(s3_name_of_key(good));
     assert_string_equal(good, "a/b%");
-    assert_false(s3_decode(cut));
-    assert_false(s3_decode(bad));
+    assert_true(s3_name_of_key(dot));
+    assert_string_equal(dot, "..+");
+    for (size_t i = 0; i < sizeof(strange) / sizeof(strange[0]); i++) { /* we write none so */
+        snprintf(key, sizeof(key), "%s", strange[i]);
+        assert_false(s3_name_of_key(key));
+    }
 }
 
 int main(void)
@@ -148,6 +222,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_listing),
         cmocka_unit_test(every_cut_is_noticed),
+        cmocka_unit_test(keys_as_they_are),
+        cmocka_unit_test(where_a_listing_ends),
         cmocka_unit_test(what_is_no_listing),
         cmocka_unit_test(errors_and_elements),
         cmocka_unit_test(keys),

@@ -1,0 +1,368 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "s3/refs.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "base/clock.h"
+#include "base/xxh.h"
+
+#define MAX_KEYS_BYTES (48u << 20) /* of one publication: three million chunks */
+#define SEGMENT_BYTES (1u << 20)
+#define SEGMENTS 64 /* names whose last object is remembered */
+
+/* -- A set of keys ------------------------------------------------------------------------------ */
+
+/* Records as in the object; an open-addressed table of their places finds them again. */
+struct s3_ref_keys {
+    struct kv_buf records;
+    uint32_t *slots; /* place + 1; 0: free */
+    size_t n, capacity;
+    bool overflow; /* some are not in here */
+};
+
+static void keys_free(struct s3_ref_keys *keys)
+{
+    if (!keys)
+        return;
+    kv_buf_fini(&keys->records);
+    free(keys->slots);
+    free(keys);
+}
+
+/* The slot of the record at @record, or the free one where it belongs. */
+static uint32_t *slot_of(const struct s3_ref_keys *keys, const uint8_t *record)
+{
+    size_t len = 1 + (size_t)record[0];
+    size_t i = XXH3_64bits(record, len) & (keys->capacity - 1);
+
+    while (keys->slots[i] && memcmp(keys->records.data + keys->slots[i] - 1, record, len) != 0)
+        i = (i + 1) & (keys->capacity - 1);
+    return &keys->slots[i];
+}
+
+static int grow(struct s3_ref_keys *keys)
+{
+    size_t capacity = keys->capacity ? 2 * keys->capacity : 64;
+    uint32_t *slots = calloc(capacity, sizeof(*slots));
+
+    if (!slots)
+        return -ENOMEM;
+    free(keys->slots);
+    keys->slots = slots;
+    keys->capacity = capacity;
+    for (size_t at = 0; at < keys->records.len; at += 1 + (size_t)(uint8_t)keys->records.data[at])
+        *slot_of(keys, (const uint8_t *)keys->records.data + at) = (uint32_t)at + 1;
+    return 0;
+}
+
+static void keys_add(struct s3_ref_keys *keys, const uint8_t *record)
+{
+    size_t len = 1 + (size_t)record[0], at = keys->records.len;
+    uint32_t *slot;
+
+    if (keys->overflow)
+        return;
+    if (at + len > MAX_KEYS_BYTES || (2 * keys->n >= keys->capacity && grow(keys)) ||
+        kv_buf_reserve(&keys->records, len)) {
+        keys->overflow = true;
+        return;
+    }
+    slot = slot_of(keys, record);
+    if (*slot)
+        return;
+    kv_buf_append(&keys->records, record, len);
+    *slot = (uint32_t)at + 1;
+    keys->n++;
+}
+
+static void keys_merge(struct s3_ref_keys *keys, const struct s3_ref_keys *more)
+{
+    const uint8_t *records = (const uint8_t *)more->records.data;
+
+    for (size_t at = 0; at < more->records.len; at += 1 + (size_t)records[at])
+        keys_add(keys, records + at);
+    keys->overflow |= more->overflow;
+}
+
+/* -- What was noted since, and what was stored last --------------------------------------------- */
+
+struct s3_ref_segment {
+    XXH128_hash_t name;
+    uint64_t number;
+    struct s3_ref_keys *keys;
+};
+
+struct s3_refs {
+    struct s3_client *client;
+    const struct s3_config *config;
+    uint64_t handle[2]; /* random: no two handles write the same object */
+    pthread_mutex_t lock;
+    struct s3_ref_keys *since; /* NULL: nothing yet */
+    bool lost;                 /* there was no memory for it */
+    uint64_t last_number;
+    struct s3_ref_segment *segments[SEGMENTS]; /* direct-mapped; out of it while being stored */
+};
+
+static void segment_free(struct s3_ref_segment *segment)
+{
+    if (segment)
+        keys_free(segment->keys);
+    free(segment);
+}
+
+struct s3_refs *s3_refs_create(struct s3_client *client, const struct s3_config *config)
+{
+    struct s3_refs *refs = calloc(1, sizeof(*refs));
+
+    if (!refs)
+        return NULL;
+    refs->client = client;
+    refs->config = config;
+    if (getrandom(refs->handle, sizeof(refs->handle), 0) != sizeof(refs->handle)) {
+        refs->handle[0] = kv_wall_ns();
+        refs->handle[1] = (uint64_t)(uintptr_t)refs;
+    }
+    pthread_mutex_init(&refs->lock, NULL);
+    return refs;
+}
+
+void s3_refs_destroy(struct s3_refs *refs)
+{
+    if (!refs)
+        return;
+    for (size_t i = 0; i < SEGMENTS; i++)
+        segment_free(refs->segments[i]);
+    keys_free(refs->since);
+    pthread_mutex_destroy(&refs->lock);
+    free(refs);
+}
+
+static struct s3_ref_keys *since(struct s3_refs *refs)
+{
+    if (!refs->since)
+        refs->since = calloc(1, sizeof(*refs->since));
+    if (!refs->since)
+        refs->lost = true;
+    return refs->since;
+}
+
+void s3_refs_add(struct s3_refs *refs, const uint8_t *hash, size_t hash_len)
+{
+    uint8_t record[1 + S3_MAX_HASH];
+    struct s3_ref_keys *keys;
+
+    record[0] = (uint8_t)hash_len;
+    memcpy(record + 1, hash, hash_len);
+    pthread_mutex_lock(&refs->lock);
+    keys = since(refs);
+    if (keys)
+        keys_add(keys, record);
+    pthread_mutex_unlock(&refs->lock);
+}
+
+/* -- A publication ------------------------------------------------------------------------------ */
+
+static XXH128_hash_t hash_name(const char *name)
+{
+    return XXH3_128bits(name, strlen(name));
+}
+
+/* Out of the table: nobody else writes this object until it is back. */
+static struct s3_ref_segment *take_segment(struct s3_refs *refs, const char *name)
+{
+    XXH128_hash_t hash = hash_name(name);
+    struct s3_ref_segment **slot = &refs->segments[hash.low64 % SEGMENTS];
+
+    return *slot && XXH128_isEqual((*slot)->name, hash) ? KV_STEAL(*slot) : NULL;
+}
+
+static struct s3_ref_segment *make_segment(const char *name, uint64_t number)
+{
+    struct s3_ref_segment *segment = calloc(1, sizeof(*segment));
+
+    if (segment)
+        segment->keys = calloc(1, sizeof(*segment->keys));
+    if (!segment || !segment->keys) {
+        segment_free(segment);
+        return NULL;
+    }
+    segment->name = hash_name(name);
+    segment->number = number;
+    return segment;
+}
+
+static int send_segment(struct s3_refs *refs, const char *name, struct s3_noting *noting)
+{
+    struct s3_ref_keys *keys = noting->segment->keys;
+    char id[80];
+
+    if (keys->overflow)
+        kv_buf_putc(&keys->records, '\0');
+    if (keys->records.error)
+        return -ENOMEM;
+    snprintf(id, sizeof(id), "%016llx%016llx-%llu", (unsigned long long)refs->handle[0],
+             (unsigned long long)refs->handle[1], (unsigned long long)noting->segment->number);
+    noting->request = (struct s3_request){.method = "PUT",
+                                          .path = s3_refs_path(refs->config, name, id),
+                                          .body = keys->records.data,
+                                          .len = keys->records.len};
+    if (!noting->request.path)
+        return -ENOMEM;
+    s3_sum(keys->records.data, keys->records.len, noting->request.sum);
+    s3_submit(refs->client, &noting->request);
+    noting->sent = true;
+    return 0;
+}
+
+void s3_refs_begin(struct s3_refs *refs, const char *name, bool opaque, struct s3_noting *ret)
+{
+    struct s3_ref_segment *segment = NULL;
+    uint64_t number;
+    bool lost;
+
+    *ret = (struct s3_noting){0};
+    pthread_mutex_lock(&refs->lock);
+    ret->taken = KV_STEAL(refs->since);
+    lost = KV_STEAL(refs->lost);
+    if (opaque)
+        segment = take_segment(refs, name);
+    number = ++refs->last_number;
+    pthread_mutex_unlock(&refs->lock);
+    if (!opaque || (!segment && !ret->taken && !lost))
+        return;
+    if (segment && ret->taken &&
+        segment->keys->records.len + ret->taken->records.len > SEGMENT_BYTES) {
+        segment_free(segment); /* stored, and full */
+        segment = NULL;
+    }
+    if (!segment)
+        segment = make_segment(name, number);
+    ret->segment = segment;
+    if (!segment) {
+        ret->error = -ENOMEM;
+        return;
+    }
+    if (ret->taken)
+        keys_merge(segment->keys, ret->taken);
+    segment->keys->overflow |= lost;
+    ret->error = send_segment(refs, name, ret);
+}
+
+int s3_refs_wait(struct s3_refs *refs, struct s3_noting *noting)
+{
+    if (noting->sent) {
+        noting->error = s3_wait(refs->client, &noting->request);
+        s3_request_fini(&noting->request);
+        noting->sent = false;
+    }
+    return noting->error;
+}
+
+void s3_refs_end(struct s3_refs *refs, struct s3_noting *noting, bool published)
+{
+    struct s3_ref_segment *old = NULL, *segment = noting->segment;
+
+    s3_refs_wait(refs, noting);
+    pthread_mutex_lock(&refs->lock);
+    if (!published && noting->taken && since(refs))
+        keys_merge(refs->since, noting->taken);
+    if (!published && segment && segment->keys->overflow)
+        refs->lost = true;
+    if (published && segment && !segment->keys->overflow) {
+        struct s3_ref_segment **slot = &refs->segments[segment->name.low64 % SEGMENTS];
+
+        old = *slot;
+        *slot = KV_STEAL(segment);
+    }
+    pthread_mutex_unlock(&refs->lock);
+    segment_free(old);
+    segment_free(segment); /* after a failure nobody knows what the object has: another is begun */
+    keys_free(noting->taken);
+    *noting = (struct s3_noting){0};
+}
+
+/* -- Reading and forgetting --------------------------------------------------------------------- */
+
+struct walk {
+    struct s3_refs *refs;
+    const char *name;
+    kv_store_each_fn each;
+    void *arg;
+    size_t n; /* objects found */
+};
+
+static int read_notes(struct walk *walk, const uint8_t *data, size_t len)
+{
+    int rc = 0;
+
+    for (size_t at = 0; at < len && rc == 0;) {
+        kv_store_entry entry = {
+            .size = sizeof(entry), .hash = data + at + 1, .hash_len = data[at], .len = UINT64_MAX};
+
+        at += 1 + entry.hash_len;
+        if (entry.hash_len == 0)
+            rc = -ENOENT; /* more than was noted */
+        else
+            rc =
+                at > len || entry.hash_len > S3_MAX_HASH ? -EBADMSG : walk->each(walk->arg, &entry);
+    }
+    return rc;
+}
+
+static int on_notes(void *arg, const struct s3_listed *object)
+{
+    struct walk *walk = arg;
+    uint8_t *data;
+    size_t len;
+    int rc = s3_get(walk->refs->client, s3_refs_path(walk->refs->config, walk->name, object->key),
+                    &data, &len);
+
+    if (rc == -ENOENT) /* deleted since it was listed, and so was the manifest */
+        return 0;
+    walk->n++;
+    if (rc)
+        return rc;
+    rc = read_notes(walk, data, len);
+    free(data);
+    return rc;
+}
+
+static int walk_notes(struct walk *walk, s3_listed_fn on)
+{
+    char *folder = s3_refs_folder(walk->name);
+    int rc = folder ? s3_list(walk->refs->client, walk->refs->config, folder, S3_PAGE, on, walk)
+                    : -ENOMEM;
+
+    free(folder);
+    return rc;
+}
+
+int s3_refs_list(struct s3_refs *refs, const char *name, kv_store_each_fn each, void *arg)
+{
+    struct walk walk = {refs, name, each, arg, 0};
+    int rc = walk_notes(&walk, on_notes);
+
+    return rc == 0 && walk.n == 0 ? -ENOENT : rc;
+}
+
+static int on_forget(void *arg, const struct s3_listed *object)
+{
+    struct walk *walk = arg;
+
+    return s3_delete(walk->refs->client, s3_refs_path(walk->refs->config, walk->name, object->key));
+}
+
+int s3_refs_forget(struct s3_refs *refs, const char *name)
+{
+    struct walk walk = {.refs = refs, .name = name};
+    struct s3_ref_segment *segment;
+
+    pthread_mutex_lock(&refs->lock);
+    segment = take_segment(refs, name);
+    pthread_mutex_unlock(&refs->lock);
+    segment_free(segment);
+    return walk_notes(&walk, on_forget);
+}

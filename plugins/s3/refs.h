@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * What a manifest of unknown format may need: the chunks that were put or hit on the handle since
+ * the publication before, noted beside the manifest so that a collector can keep them. S3 can't
+ * append, and handles must not overwrite each other's notes, so each handle writes objects of its own
+ *
+ *     PREFIX/r/NAME/HANDLE-N     the notes about manifest NAME are the union of all of them
+ *
+ * and writes the last one again, with more in it, until that has a MiB. They only grow, since
+ * consumers publish the same empty manifest again and again; they go with the manifest.
+ *
+ * Body: for each chunk the length of its key (1 byte, not 0) and the key. A 0 says that there was
+ * more than could be noted: such notes are none. Thread-safe.
+ */
+#ifndef KV_PLUGINS_S3_REFS_H
+#define KV_PLUGINS_S3_REFS_H
+
+#include "kv_store_ext.h"
+#include "s3/object.h"
+
+struct s3_refs;
+struct s3_refs *s3_refs_create(struct s3_client *client, const struct s3_config *config);
+void s3_refs_destroy(struct s3_refs *refs);
+
+/** A chunk was put or hit. Always counts: without memory, what is noted counts as not whole. */
+void s3_refs_add(struct s3_refs *refs, const uint8_t *hash, size_t hash_len);
+
+/** One publication, from s3_refs_begin to s3_refs_end; the caller's memory. */
+struct s3_noting {
+    struct s3_ref_segment *segment; /* NULL: nothing to note */
+    struct s3_ref_keys *taken;
+    struct s3_request request;
+    bool sent;
+    int error;
+};
+
+/** Begin to store the notes for @name; not @opaque: its manifest tells itself, nothing is stored. */
+void s3_refs_begin(struct s3_refs *refs, const char *name, bool opaque, struct s3_noting *ret);
+/** Wait until they are stored: only then may the manifest be. */
+int s3_refs_wait(struct s3_refs *refs, struct s3_noting *noting);
+/** @published: the manifest is; otherwise the next publication notes the same chunks. */
+void s3_refs_end(struct s3_refs *refs, struct s3_noting *noting, bool published);
+
+/** As in kv_store_ext.h. -EBADMSG: notes that are damaged. */
+int s3_refs_list(struct s3_refs *refs, const char *name, kv_store_each_fn each, void *arg);
+/** The manifest is deleted: so are its notes. */
+int s3_refs_forget(struct s3_refs *refs, const char *name);
+
+#endif
