@@ -11,6 +11,9 @@
 
 #define MAX_KEYS_BYTES (48u << 20) /* of one publication: three million chunks */
 #define SEGMENT_BYTES (1u << 20)
+#define PAST 256
+#define PAST_ANYWAY 16
+#define PAST_BYTES (4u << 20)
 #define SEGMENTS 64 /* names whose last object is remembered */
 
 /* -- A set of keys ------------------------------------------------------------------------------ */
@@ -95,6 +98,18 @@ struct s3_ref_segment {
     struct s3_ref_keys *keys;
 };
 
+/*
+ * What publications took. Threads that share a handle take each other's chunks, and a snapshot takes
+ * those of a manifest that comes later and can't name them. So a manifest gets all that was noted
+ * since the same thread's one before; on a handle that several threads share, what the last few
+ * took anyway.
+ */
+struct past {
+    struct s3_ref_keys *keys; /* owned; NULL: none */
+    pthread_t thread;
+    bool opaque;
+};
+
 struct s3_refs {
     struct s3_client *client;
     const struct s3_config *config;
@@ -102,6 +117,10 @@ struct s3_refs {
     pthread_mutex_t lock;
     struct s3_ref_keys *since; /* NULL: nothing yet */
     bool lost;                 /* there was no memory for it */
+    bool used, shared;         /* by a thread; by another as well */
+    pthread_t first;
+    struct past past[PAST]; /* a ring: the last n_past end before next_past */
+    size_t next_past, n_past, past_bytes;
     uint64_t last_number;
     struct s3_ref_segment *segments[SEGMENTS]; /* direct-mapped; out of it while being stored */
 };
@@ -135,6 +154,8 @@ void s3_refs_destroy(struct s3_refs *refs)
         return;
     for (size_t i = 0; i < SEGMENTS; i++)
         segment_free(refs->segments[i]);
+    for (size_t i = 0; i < PAST; i++)
+        keys_free(refs->past[i].keys);
     keys_free(refs->since);
     pthread_mutex_destroy(&refs->lock);
     free(refs);
@@ -149,6 +170,14 @@ static struct s3_ref_keys *since(struct s3_refs *refs)
     return refs->since;
 }
 
+static void note_thread(struct s3_refs *refs)
+{
+    if (!refs->used)
+        refs->first = pthread_self();
+    refs->shared |= refs->used && !pthread_equal(refs->first, pthread_self());
+    refs->used = true;
+}
+
 void s3_refs_add(struct s3_refs *refs, const uint8_t *hash, size_t hash_len)
 {
     uint8_t record[1 + S3_MAX_HASH];
@@ -157,10 +186,53 @@ void s3_refs_add(struct s3_refs *refs, const uint8_t *hash, size_t hash_len)
     record[0] = (uint8_t)hash_len;
     memcpy(record + 1, hash, hash_len);
     pthread_mutex_lock(&refs->lock);
+    note_thread(refs);
     keys = since(refs);
     if (keys)
         keys_add(keys, record);
     pthread_mutex_unlock(&refs->lock);
+}
+
+/* -- The past ----------------------------------------------------------------------------------- */
+
+static void drop_oldest(struct s3_refs *refs)
+{
+    struct past *past = &refs->past[(refs->next_past + PAST - refs->n_past) % PAST];
+
+    refs->past_bytes -= past->keys ? past->keys->records.len : 0;
+    keys_free(past->keys);
+    past->keys = NULL;
+    refs->n_past--;
+}
+
+static void remember(struct s3_refs *refs, struct s3_ref_keys *keys, bool opaque)
+{
+    struct past *past = &refs->past[refs->next_past];
+
+    if (refs->n_past == PAST)
+        drop_oldest(refs);
+    *past = (struct past){keys, pthread_self(), opaque};
+    refs->next_past = (refs->next_past + 1) % PAST;
+    refs->n_past++;
+    refs->past_bytes += keys ? keys->records.len : 0;
+    while (refs->past_bytes > PAST_BYTES && refs->n_past > 1)
+        drop_oldest(refs);
+}
+
+/* What others took that the manifest of this thread may need. */
+static void recall(struct s3_refs *refs, struct s3_ref_keys *ret)
+{
+    bool met = false;
+
+    for (size_t i = 1; i <= refs->n_past; i++) {
+        const struct past *past = &refs->past[(refs->next_past + PAST - i) % PAST];
+
+        met |= past->opaque && pthread_equal(past->thread, pthread_self());
+        if (met && (!refs->shared || i > PAST_ANYWAY))
+            break;
+        if (past->keys)
+            keys_merge(ret, past->keys);
+    }
 }
 
 /* -- A publication ------------------------------------------------------------------------------ */
@@ -217,38 +289,47 @@ static int send_segment(struct s3_refs *refs, const char *name, struct s3_noting
     return 0;
 }
 
-void s3_refs_begin(struct s3_refs *refs, const char *name, bool opaque, struct s3_noting *ret)
+/* @wanted into @segment (taken over), or a new one where there is none or it is full; sent. */
+static int note(struct s3_refs *refs, const char *name, uint64_t number,
+                struct s3_ref_segment *segment, const struct s3_ref_keys *wanted,
+                struct s3_noting *ret)
 {
-    struct s3_ref_segment *segment = NULL;
-    uint64_t number;
-    bool lost;
-
-    *ret = (struct s3_noting){0};
-    pthread_mutex_lock(&refs->lock);
-    ret->taken = KV_STEAL(refs->since);
-    lost = KV_STEAL(refs->lost);
-    if (opaque)
-        segment = take_segment(refs, name);
-    number = ++refs->last_number;
-    pthread_mutex_unlock(&refs->lock);
-    if (!opaque || (!segment && !ret->taken && !lost))
-        return;
-    if (segment && ret->taken &&
-        segment->keys->records.len + ret->taken->records.len > SEGMENT_BYTES) {
-        segment_free(segment); /* stored, and full */
+    if (segment && segment->keys->records.len + wanted->records.len > SEGMENT_BYTES) {
+        segment_free(segment); /* it is stored */
         segment = NULL;
     }
     if (!segment)
         segment = make_segment(name, number);
     ret->segment = segment;
-    if (!segment) {
-        ret->error = -ENOMEM;
-        return;
+    if (!segment)
+        return -ENOMEM;
+    keys_merge(segment->keys, wanted);
+    return send_segment(refs, name, ret);
+}
+
+void s3_refs_begin(struct s3_refs *refs, const char *name, bool opaque, struct s3_noting *ret)
+{
+    struct s3_ref_segment *segment = NULL;
+    struct s3_ref_keys wanted = {.records = KV_BUF_INIT};
+    uint64_t number;
+
+    *ret = (struct s3_noting){.opaque = opaque};
+    pthread_mutex_lock(&refs->lock);
+    note_thread(refs);
+    ret->taken = KV_STEAL(refs->since);
+    wanted.overflow = KV_STEAL(refs->lost);
+    if (opaque) {
+        if (ret->taken)
+            keys_merge(&wanted, ret->taken);
+        recall(refs, &wanted);
+        segment = take_segment(refs, name);
     }
-    if (ret->taken)
-        keys_merge(segment->keys, ret->taken);
-    segment->keys->overflow |= lost;
-    ret->error = send_segment(refs, name, ret);
+    number = ++refs->last_number;
+    pthread_mutex_unlock(&refs->lock);
+    if (opaque && (segment || wanted.n || wanted.overflow))
+        ret->error = note(refs, name, number, segment, &wanted, ret);
+    free(wanted.slots);
+    kv_buf_fini(&wanted.records);
 }
 
 int s3_refs_wait(struct s3_refs *refs, struct s3_noting *noting)
@@ -271,6 +352,8 @@ void s3_refs_end(struct s3_refs *refs, struct s3_noting *noting, bool published)
         keys_merge(refs->since, noting->taken);
     if (!published && segment && segment->keys->overflow)
         refs->lost = true;
+    if (published)
+        remember(refs, KV_STEAL(noting->taken), noting->opaque);
     if (published && segment && !segment->keys->overflow) {
         struct s3_ref_segment **slot = &refs->segments[segment->name.low64 % SEGMENTS];
 

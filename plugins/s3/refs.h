@@ -9,6 +9,9 @@
  * and writes the last one again, with more in it, until that has a MiB. They only grow, since
  * consumers publish the same empty manifest again and again; they go with the manifest.
  *
+ * Threads that share a handle may take what another's manifest needs; snapshots on it too: the
+ * handle remembers the last publications, and notes more rather than too little.
+ *
  * Body: for each chunk the length of its key (1 byte, not 0) and the key. A 0 says that there was
  * more than could be noted: such notes are none. Thread-safe.
  */
@@ -30,7 +33,7 @@ struct s3_noting {
     struct s3_ref_segment *segment; /* NULL: nothing to note */
     struct s3_ref_keys *taken;
     struct s3_request request;
-    bool sent;
+    bool sent, opaque;
     int error;
 };
 

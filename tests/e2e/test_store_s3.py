@@ -428,6 +428,27 @@ def test_gc_deletes_nothing_when_it_cannot_know():
         equal(there(s3), [1, 2])
 
 
+def test_a_snapshot_takes_nothing_from_an_opaque_manifest():
+    with S3() as s3, Store(s3.uri()) as store:
+        equal(store.ask("put", key(1), 10, 1), "0")
+        equal(store.ask("publish", "first", 10, 1), "0")
+        equal(store.ask("put", key(2), 10, 2), "0")
+        equal(store.ask("snapshot", "ours"), "0")
+        equal(store.ask("put", key(3), 10, 3), "0")
+        equal(store.ask("publish", "theirs", 10, 1), "0")
+        equal(store.ask("refs", "ours"), "-2")
+        equal(sorted(store.ask("refs", "theirs").split()[:-1]), sorted([key(2), key(3)]), "and nothing of the first")
+
+
+def test_threads_that_share_a_handle():
+    with S3() as s3, Store(s3.uri()) as store:
+        equal(store.ask("put", key(1), 10, 1), "0")
+        equal(store.ask("thread", "publish", "other", 10, 1), "0", "between another's put and its manifest")
+        equal(store.ask("put", key(2), 10, 2), "0")
+        equal(store.ask("publish", "m", 10, 1), "0")
+        check({key(1), key(2)} <= set(store.ask("refs", "m").split()), "taken by the other, needed here")
+
+
 def test_snapshots_need_no_notes():
     with S3() as s3:
         for n in range(2):

@@ -6,6 +6,7 @@
  */
 #include <errno.h>
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -215,9 +216,39 @@ static void print_stats(void)
            stats.errors, stats.round_trips);
 }
 
+/* A manifest that begins as a snapshot's does: all that a backend looks at. */
+static void put_snapshot(void)
+{
+    static const char text[] = "KVS-OBJ\n and more";
+
+    printf("%d\n", vtable->put_manifest(store, word(1), (const uint8_t *)text, strlen(text)));
+}
+
+static void run_line(void);
+
+/* The rest of the line, by a thread of its own. */
+static void *run_rest(void *arg)
+{
+    memmove(words, words + 1, --n_words * sizeof(words[0]));
+    run_line();
+    return arg;
+}
+
+static void run_in_thread(void)
+{
+    pthread_t thread;
+
+    if (pthread_create(&thread, NULL, run_rest, NULL) == 0)
+        pthread_join(thread, NULL);
+}
+
 static void run_line(void)
 {
-    if (asked("put") || asked("publish"))
+    if (asked("thread"))
+        run_in_thread();
+    else if (asked("snapshot"))
+        put_snapshot();
+    else if (asked("put") || asked("publish"))
         put(asked("publish"));
     else if (asked("get") || asked("manifest"))
         get(asked("manifest"));
