@@ -25,7 +25,7 @@ def test_chunks_and_manifests():
             equal(store.ask("put", key(3, 8), 1000, 3), "0")
             equal(store.ask("put", key(3, 32), 1000, 4), "0", "keys of other lengths are other keys")
             equal(store.ask("publish", "name", 10, 5), "0")
-            equal(s3.keys(), sorted(["p/m/name"] + [f"p/c/{k[:2]}/{k}" for k in (key(1), key(2), key(3, 8), key(3, 32))]))
+            equal([k for k in s3.keys() if not k.startswith("p/r/name/")], sorted(["p/m/name"] + [f"p/c/{k[:2]}/{k}" for k in (key(1), key(2), key(3, 8), key(3, 32))]))
         with Store(s3.uri()) as store:
             for k, size, seed in ((key(1), 100, 1), (key(2), 0, 2), (key(3, 8), 1000, 3), (key(3, 32), 1000, 4)):
                 equal(store.ask("get", k, size, seed), "0 same", k)
