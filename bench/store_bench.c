@@ -3,10 +3,17 @@
  * How fast objects are kept and come back, each figure beside a yardstick of the same run: durable
  * saves beside one sequential write and fdatasync of the same bytes (what the disk can do) and a
  * loop that syncs each file (what is usually done); restores beside memcpy and beside read alone.
- * Rounds of all kinds alternate, so that the disk's moods hit all of them; medians are printed.
+ *
+ * Disks have moods that last longer than a save. So each save has its yardstick in the same round,
+ * one directly after the other and every other round the other way round; what is printed of a
+ * ratio is the median of the rounds' own ratios, with the least and the greatest.
+ *
+ * Nothing is deleted before the end: for five seconds ext4 walks around inodes that were freed, and
+ * blocks are discarded behind whoever syncs next. So it needs 6 GiB of disk.
  *
  * Works in $KV_BENCH_DIR, else $TMPDIR, else the current directory: on tmpfs nothing is durable and
- * the figures of saves mean nothing; the file system's type is in each line.
+ * the figures of saves mean nothing; the file system's type is in each line. Arguments choose among
+ * "saves", "restores", "llama" and "redis".
  */
 #include <dirent.h>
 #include <ftw.h>
@@ -18,6 +25,12 @@
 #include "store_llama.h"
 #include "store_measure.h"
 #include "store_redis.h"
+
+enum {
+    WARM_SAVES = 3,      /* of a round; one more goes first, unmeasured */
+    EACH_ROUNDS = 3,     /* every so many rounds the file-by-file loop has its turn: it is slow */
+    PAUSE_US = 50 * 1000 /* after a sync, for what the disk does after it said that it is done */
+};
 
 static char dir[PATH_MAX - 128];
 
@@ -84,15 +97,23 @@ static void write_all(int fd, const uint8_t *data, size_t len)
 
 /* -- Yardsticks ---------------------------------------------------------------------------------- */
 
-/* One file, one barrier. */
+/* Nothing is left to write of what was measured before. */
+static void settle(void)
+{
+    sync();
+    usleep(PAUSE_US);
+}
+
+/* One new file, one barrier. */
 static double raw_sequential(const struct load *load)
 {
-    char path[PATH_MAX];
+    char path[PATH_MAX], name[64];
     uint64_t begin;
     double ns;
     int fd;
 
-    path_in(path, "raw");
+    snprintf(name, sizeof(name), "raw-%zu-%llu", load->n, (unsigned long long)load->round);
+    path_in(path, name);
     begin = kv_now_ns();
     fd = create(path);
     for (size_t i = 0; i < load->n; i++)
@@ -101,14 +122,10 @@ static double raw_sequential(const struct load *load)
         die("fdatasync", 0);
     ns = (double)(kv_now_ns() - begin);
     close(fd);
-    unlink(path);
     return ns;
 }
 
-/*
- * A file each, each made durable before the next. They are deleted at the very end: for five seconds
- * ext4 walks around inodes that were just freed, and everybody's next files would pay for it.
- */
+/* A file each, each made durable before the next. */
 static double file_each(const struct load *load)
 {
     char path[PATH_MAX], tmp[PATH_MAX], name[64], tmp_name[72];
@@ -192,65 +209,115 @@ static void head(const char *figure, const struct load *load)
 {
     printf("{\"bench\":\"store\",\"figure\":\"%s\",\"chunks\":%zu,\"chunk_bytes\":%zu,"
            "\"median_of\":%d",
-           figure, load->n, load->len, ROUNDS);
+           figure, load->n, load->len, FILE_ROUNDS);
 }
 
-static void print_saves(const char *options, const struct load *load, double cold, double warm,
-                        double raw, double each)
+static void print_ratio(const char *name, struct samples *ratio)
+{
+    double middle = median(ratio);
+
+    printf(",\"%s\":%.3f,\"%s_min\":%.3f,\"%s_max\":%.3f", name, middle, name, ratio->of[0], name,
+           ratio->of[ratio->n - 1]);
+}
+
+struct saves {
+    struct samples cold, warm, raw, each, x_raw, of_cold, each_x_raw;
+};
+
+static void print_saves(const char *options, const struct load *load, struct saves *s)
 {
     head("file: durable cold save", load);
-    printf(
-        ",\"fs\":\"%s\",\"options\":\"%s\",\"ms\":%.2f,\"raw_sequential_ms\":%.2f,\"x_raw\":%.2f,"
-        "\"fsync_each_ms\":%.2f,\"fsync_each_x_raw\":%.2f}\n",
-        fs_type(), options, cold / 1e6, raw / 1e6, cold / raw, each / 1e6, each / raw);
+    printf(",\"fs\":\"%s\",\"options\":\"%s\",\"ms\":%.2f,\"raw_sequential_ms\":%.2f", fs_type(),
+           options, median(&s->cold) / 1e6, median(&s->raw) / 1e6);
+    print_ratio("x_raw", &s->x_raw);
+    printf(",\"fsync_each_ms\":%.2f", median(&s->each) / 1e6);
+    print_ratio("fsync_each_x_raw", &s->each_x_raw);
+    puts("}");
     head("file: warm save", load);
-    printf(",\"fs\":\"%s\",\"options\":\"%s\",\"ms\":%.2f,\"cold_ms\":%.2f,\"of_cold\":%.4f}\n",
-           fs_type(), options, warm / 1e6, cold / 1e6, warm / cold);
+    printf(",\"fs\":\"%s\",\"options\":\"%s\",\"ms\":%.2f", fs_type(), options,
+           median(&s->warm) / 1e6);
+    print_ratio("of_cold", &s->of_cold);
+    puts("}");
     fflush(stdout);
+}
+
+/* Saves of what is there, on one handle: the median of some. */
+static double warm_saves(const struct load *load, const char *options)
+{
+    struct kvs_store *store = open_store("kv", options);
+    struct samples ns = {0};
+
+    for (int i = -1; i < WARM_SAVES; i++) {
+        size_t hits;
+        double one;
+
+        settle();
+        one = load_save(store, load, &hits);
+        if (hits != load->n)
+            die("a warm save wrote chunks", -EIO);
+        if (i >= 0)
+            sample(&ns, one);
+    }
+    kvs_close(store);
+    return median(&ns);
+}
+
+static double cold_save(const struct load *load, const char *options)
+{
+    struct kvs_store *store = open_store("kv", options);
+    size_t hits;
+    double ns;
+
+    settle();
+    ns = load_save(store, load, &hits);
+    kvs_close(store);
+    if (hits)
+        die("a cold save found chunks", -EIO);
+    return ns;
 }
 
 /* The store's directories are there already, as they are in a store in use. */
 static void bench_saves(size_t n, size_t len, const char *options)
 {
-    struct samples cold = {0}, warm = {0}, raw = {0}, each = {0};
+    struct saves s = {0};
     struct load load;
-    size_t hits;
 
     load_init(&load, n, len);
-    for (int round = -1; round < ROUNDS; round++) { /* the first warms up */
-        struct kvs_store *store = open_store("kv", options);
-        double cold_ns, raw_ns, each_ns, warm_ns;
+    for (int round = -1; round < FILE_ROUNDS; round++) { /* the first warms up */
+        double cold = 0, raw = 0, warm;
 
         load_next(&load);
-        sync();
-        raw_ns = raw_sequential(&load);
-        sync();
-        cold_ns = load_save(store, &load, &hits);
-        kvs_close(store);
-        sync();
-        store = open_store("kv", options);
-        warm_ns = load_save(store, &load, &hits);
-        kvs_close(store);
-        if (hits != n)
-            die("a warm save wrote chunks", -EIO);
-        sync();
-        each_ns = file_each(&load);
-        if (round >= 0) {
-            sample(&raw, raw_ns);
-            sample(&cold, cold_ns);
-            sample(&warm, warm_ns);
-            sample(&each, each_ns);
+        for (int turn = 0; turn < 2; turn++) {
+            if ((round + turn) % 2) {
+                cold = cold_save(&load, options);
+            } else {
+                settle();
+                raw = raw_sequential(&load);
+            }
+        }
+        warm = warm_saves(&load, options);
+        if (round < 0)
+            continue;
+        sample(&s.raw, raw);
+        sample(&s.cold, cold);
+        sample(&s.warm, warm);
+        sample(&s.x_raw, cold / raw);
+        sample(&s.of_cold, warm / cold);
+        if (round % EACH_ROUNDS == 0) {
+            settle();
+            sample(&s.each, file_each(&load));
+            sample(&s.each_x_raw, s.each.of[s.each.n - 1] / raw);
         }
     }
-    print_saves(options, &load, median(&cold), median(&warm), median(&raw), median(&each));
+    print_saves(options, &load, &s);
     load_fini(&load);
 }
 
 static void bench_restore(size_t n, size_t len, const char *options)
 {
-    struct samples ours = {0}, copied = {0}, fresh = {0}, read = {0};
+    struct samples ours = {0}, copied = {0}, fresh = {0}, read = {0}, of_memcpy = {0};
     struct kvs_store *store = open_store("kv-restore", options);
-    char path[PATH_MAX];
+    char path[PATH_MAX], name[64];
     struct load load;
     size_t hits;
     int fd;
@@ -258,12 +325,13 @@ static void bench_restore(size_t n, size_t len, const char *options)
     load_init(&load, n, len);
     load_next(&load);
     load_save(store, &load, &hits);
-    path_in(path, "raw-read");
+    snprintf(name, sizeof(name), "raw-read-%zu", n);
+    path_in(path, name);
     fd = create(path);
     write_all(fd, load.data, n * len);
     close(fd);
     fd = open(path, O_RDONLY | O_CLOEXEC);
-    for (int round = -1; round < ROUNDS; round++) {
+    for (int round = -1; round < FILE_ROUNDS; round++) {
         double ours_ns = load_restore(store, &load), copied_ns = copy_all(&load, false);
         double fresh_ns = copy_all(&load, true), read_ns = read_all(&load, fd);
 
@@ -273,18 +341,19 @@ static void bench_restore(size_t n, size_t len, const char *options)
         sample(&copied, copied_ns);
         sample(&fresh, fresh_ns);
         sample(&read, read_ns);
+        sample(&of_memcpy, copied_ns / ours_ns);
     }
     close(fd);
     kvs_close(store);
-    unlink(path);
     {
-        double bytes = (double)(n * len), o = bytes / median(&ours), c = bytes / median(&copied);
+        double bytes = (double)(n * len);
 
         head("file: restore from page cache, verified", &load);
-        printf(",\"fs\":\"%s\",\"options\":\"%s\",\"gb_per_s\":%.2f,\"memcpy_gb_per_s\":%.2f,"
-               "\"of_memcpy\":%.2f,\"memcpy_to_new_buffers_gb_per_s\":%.2f,"
-               "\"read_alone_gb_per_s\":%.2f}\n",
-               fs_type(), options, o, c, o / c, bytes / median(&fresh), bytes / median(&read));
+        printf(",\"fs\":\"%s\",\"options\":\"%s\",\"gb_per_s\":%.2f,\"memcpy_gb_per_s\":%.2f",
+               fs_type(), options, bytes / median(&ours), bytes / median(&copied));
+        print_ratio("of_memcpy", &of_memcpy);
+        printf(",\"memcpy_to_new_buffers_gb_per_s\":%.2f,\"read_alone_gb_per_s\":%.2f}\n",
+               bytes / median(&fresh), bytes / median(&read));
     }
     fflush(stdout);
     load_fini(&load);
@@ -312,27 +381,38 @@ static void quiet(void *arg, int level, const char *line)
         fprintf(stderr, "store_bench: %s\n", line);
 }
 
-int main(void)
+static bool wanted(char **args, const char *what)
+{
+    bool any = args[1] != NULL, found = false;
+
+    for (char **arg = args + 1; any && *arg; arg++)
+        found |= strcmp(*arg, what) == 0;
+    return !any || found;
+}
+
+int main(int argc, char **argv)
 {
     const char *where = getenv("KV_BENCH_DIR");
 
+    (void)argc;
     if (!where)
         where = getenv("TMPDIR");
     snprintf(dir, sizeof(dir), "%s/kvs-bench-XXXXXX", where ? where : ".");
     if (!mkdtemp(dir))
         die(dir, 0);
     kvs_set_log(quiet, NULL);
-    if (getenv("KV_BENCH_ONLY_REDIS")) {
-        bench_redis(dir);
-        remove_tree(dir);
-        return 0;
+    if (wanted(argv, "saves")) {
+        bench_saves(96, 1 << 20, "");
+        bench_saves(1000, 64 << 10, "");
     }
-    bench_saves(96, 1 << 20, "");
-    bench_saves(1000, 64 << 10, "");
-    bench_restore(96, 1 << 20, "");
-    bench_restore(1000, 64 << 10, "");
-    bench_growth(8440);
-    bench_redis(dir);
+    if (wanted(argv, "restores")) {
+        bench_restore(96, 1 << 20, "");
+        bench_restore(1000, 64 << 10, "");
+    }
+    if (wanted(argv, "llama"))
+        bench_growth(8440);
+    if (wanted(argv, "redis"))
+        bench_redis(dir);
     remove_tree(dir);
     return 0;
 }

@@ -15,7 +15,7 @@
 #include "base/clock.h"
 #include "kv_store.h"
 
-enum { ROUNDS = 9, KEY = 16 };
+enum { ROUNDS = 9, FILE_ROUNDS = 15, ROUNDS_MAX = 15, KEY = 16 };
 
 static inline void die(const char *what, int rc)
 {
@@ -115,7 +115,7 @@ static inline double load_restore(struct kvs_store *store, const struct load *lo
 
 /* Rounds of one figure next to each other; medians, since disks and machines are noisy. */
 struct samples {
-    double of[ROUNDS];
+    double of[ROUNDS_MAX];
     int n;
 };
 
