@@ -106,11 +106,14 @@ static bool whole_fs(kv_store_v1 *h, size_t n, uint64_t bytes)
     return n > FEW && dirty_bytes() <= bytes + OTHERS;
 }
 
-int kvs_file_barrier(kv_store_v1 *h, const int *fds, const uint64_t *tmps, size_t n, uint64_t bytes)
+int kvs_file_barrier(kv_store_v1 *h, const int *fds, const uint64_t *tmps, size_t n, uint64_t bytes,
+                     bool *ret_whole)
 {
+    *ret_whole = false;
     if (n == 0)
         return 0;
-    if (!whole_fs(h, n, bytes))
+    *ret_whole = whole_fs(h, n, bytes);
+    if (!*ret_whole)
         return sync_files(h, fds, tmps, n);
     return syncfs(h->root) < 0 ? -errno : 0;
 }

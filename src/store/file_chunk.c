@@ -136,7 +136,7 @@ static bool verifies(kv_store_v1 *h, const uint8_t *key, const char *hex, uint64
 
 /* 1: there, and usable; its fd in @ret_fd. 0: not there (any more). */
 static int look(kv_store_v1 *h, const uint8_t *key, size_t key_len, const char *hex,
-                const uint8_t *data, size_t len, int *ret_fd)
+                const uint8_t *data, size_t len, int *ret_fd, struct stat *ret_st)
 {
     int dir = h->fan[kvs_file_fan(key)];
     uint64_t owner = kvs_file_owner(key, key_len, false);
@@ -149,6 +149,7 @@ static int look(kv_store_v1 *h, const uint8_t *key, size_t key_len, const char *
         if (usable_open(h, fd, &st, kvs_file_fan(key), hex, owner, data, len) ||
             verifies(h, key, hex, owner)) {
             *ret_fd = fd;
+            *ret_st = st;
             return 1;
         }
         kvs_file_set_aside(h, dir, hex, &st);
@@ -210,17 +211,25 @@ static int copy_hit(kv_store_v1 *h, struct kvs_file_pending *e, const char *hex)
 /* 1: a hit, @e is pinned, young, or holds a copy. 0: not there. */
 static int find_hit(kv_store_v1 *h, struct kvs_file_pending *e, const uint8_t *data, size_t len)
 {
+    int fan = h->fan[kvs_file_fan(e->key)], fd, rc;
     char hex[KVS_FILE_HEX];
-    int fd, rc;
+    struct stat st;
 
     kvs_file_hex(hex, e->key, e->key_len);
-    if (!look(h, e->key, e->key_len, hex, data, len, &fd))
+    if (fstatat(fan, hex, &st, AT_SYMLINK_NOFOLLOW) < 0)
         return 0;
+    e->seen = kvs_file_see(&st, data, len);
+    e->known = S_ISREG(st.st_mode) && kvs_file_known(h, e->key, e->key_len, &e->seen);
+    if (!e->known) {
+        if (!look(h, e->key, e->key_len, hex, data, len, &fd, &st))
+            return 0;
+        close(fd);
+        e->seen = kvs_file_see(&st, data, len);
+    }
     rc = kvs_file_pin(h, e->key, hex, e);
-    if (rc == 0 && futimens(fd, NULL) < 0 &&
-        !e->pinned) /* used now; others' stay as old as they are */
+    /* Used now: a pin says so until the publication does. Others' files stay as old as they are. */
+    if (rc == 0 && !e->pinned && utimensat(fan, hex, NULL, AT_SYMLINK_NOFOLLOW) < 0)
         rc = copy_hit(h, e, hex);
-    close(fd);
     e->state = e->copy ? KVS_FILE_PUT : KVS_FILE_HIT;
     return rc == 0; /* else vanished meanwhile */
 }

@@ -39,11 +39,13 @@ struct commit {
     int *fds;                          /* of the files to sync, and */
     uint64_t *tmps;
     size_t n, n_sync;
-    uint64_t bytes, placed; /* to sync; of new chunk files */
-    bool fans[KVS_FILE_FANS];
-    int refs_fd; /* of what was noted for it, to sync; -1 */
-    bool opaque; /* the manifest's format is not ours: note what it may need, */
-    bool noted;  /* and that has begun */
+    uint64_t bytes, placed;        /* to sync; of new chunk files */
+    bool fans[KVS_FILE_FANS];      /* there are chunks in it, and */
+    bool sync_fans[KVS_FILE_FANS]; /* names that may not be durable */
+    bool whole_fs;                 /* syncs go to the file system as a whole */
+    int refs_fd;                   /* of what was noted for it, to sync; -1 */
+    bool opaque;                   /* the manifest's format is not ours: note what it may need, */
+    bool noted;                    /* and that has begun */
 };
 
 static void commit_fini(struct commit *c)
@@ -194,22 +196,21 @@ static int prepare(kv_store_v1 *h, struct commit *c)
 static int place_each(kv_store_v1 *h, struct commit *c)
 {
     for (size_t i = 0; i < c->n; i++) {
+        struct kvs_file_pending *e = c->entries[i];
         char hex[KVS_FILE_HEX];
-        int rc = kvs_file_place(h, c->entries[i]);
+        int rc = kvs_file_place(h, e);
 
+        kvs_file_hex(hex, e->key, e->key_len);
         if (rc == -ENOENT || rc == -EBADMSG) {
-            lose(h, c->entries[i]);
+            lose(h, e);
             rc = -EIO;
         }
-        if (rc < 0) {
-            kvs_file_hex(hex, c->entries[i]->key, c->entries[i]->key_len);
+        if (rc < 0)
             return kvs_file_fail(h, -rc, "can't put a chunk into place", hex);
-        }
-        /* A sweep that marked before this publication goes by age, and the pin ends with it. */
-        kvs_file_hex(hex, c->entries[i]->key, c->entries[i]->key_len);
-        utimensat(h->fan[kvs_file_fan(c->entries[i]->key)], hex, NULL, 0);
-        if (c->entries[i]->state == KVS_FILE_PUT)
-            c->placed += c->entries[i]->sum.stored;
+        if (!e->known || !e->same)
+            c->sync_fans[kvs_file_fan(e->key)] = true;
+        if (e->state == KVS_FILE_PUT)
+            c->placed += e->sum.stored;
     }
     return 0;
 }
@@ -229,10 +230,15 @@ static int place_all(kv_store_v1 *h, struct commit *c)
     kvs_file_used_add(h, (int64_t)c->placed);
     if (rc < 0)
         return rc;
+    if (c->whole_fs) {
+        if (c->n && syncfs(h->root) < 0)
+            return kvs_file_fail(h, errno, "can't sync directories", "chunks");
+        return 0;
+    }
     if (c->n && atomic_load_explicit(&h->side_car, memory_order_relaxed) && fsync(h->sums) < 0)
         return kvs_file_fail(h, errno, "can't sync a directory", "sums");
     for (int i = 0; i < KVS_FILE_FANS; i++) {
-        if (c->fans[i] && fsync(h->fan[i]) < 0)
+        if (c->sync_fans[i] && fsync(h->fan[i]) < 0)
             return kvs_file_fail(h, errno, "can't sync a directory", "chunks");
     }
     return 0;
@@ -273,6 +279,8 @@ static void finish(kv_store_v1 *h, struct commit *c, bool keep)
 
         if (!lost)
             e->state = KVS_FILE_HIT;
+        if (!lost && e->same)
+            kvs_file_remember(h, e->key, e->key_len, &e->seen);
         let_go(h, &c->entries[i], e->again || keep || lost);
     }
     pthread_mutex_unlock(&h->lock);
@@ -367,7 +375,7 @@ static int carry_out(kv_store_v1 *h, struct commit *c, const char *file, uint64_
         c->tmps[c->n_sync++] = n;
         c->bytes += len;
     }
-    rc = kvs_file_barrier(h, c->fds, c->tmps, c->n_sync, c->bytes);
+    rc = kvs_file_barrier(h, c->fds, c->tmps, c->n_sync, c->bytes, &c->whole_fs);
     if (rc < 0) {
         *suspect = true;
         return kvs_file_fail(h, -rc, "can't sync", file);

@@ -89,15 +89,26 @@ enum kvs_file_state {
                          found in place, or the chunk is deleted */
 };
 
+/* -- What was seen of a chunk in place (file_known.c) ------------------------------------------ */
+
+struct kvs_file_seen {
+    uint64_t ino, size; /* of the file */
+    struct timespec mtime;
+    uint64_t len, taste; /* of the content put: its length, and a hash of samples */
+};
+
 struct kvs_file_pending {
     struct kvs_file_pending *next; /* in its bucket */
     enum kvs_file_state state;
-    bool busy;   /* a publication works on it */
-    bool again;  /* put once more meanwhile: stays pinned */
-    bool gone;   /* busy, lost, and put anew: no longer in the map */
-    bool copy;   /* PUT, of what is in place: it can be neither pinned nor touched */
-    bool pinned; /* has a file in tmp/ */
-    int fd;      /* of that file, kept for fsync; -1 */
+    bool known;                /* a hit that this handle knew, name and all */
+    bool same;                 /* a hit that is in place as it was seen */
+    struct kvs_file_seen seen; /* of a hit; else zero */
+    bool busy;                 /* a publication works on it */
+    bool again;                /* put once more meanwhile: stays pinned */
+    bool gone;                 /* busy, lost, and put anew: no longer in the map */
+    bool copy;                 /* PUT, of what is in place: it can be neither pinned nor touched */
+    bool pinned;               /* has a file in tmp/ */
+    int fd;                    /* of that file, kept for fsync; -1 */
     uint64_t tmp;
     struct kvs_file_sum sum;
     size_t key_len;
@@ -142,6 +153,18 @@ void kvs_file_history_add(kv_store_v1 *h, struct kvs_file_pending *const *entrie
                           bool noted);
 void kvs_file_history_fini(kv_store_v1 *h);
 
+struct kvs_file_known;
+struct kvs_file_seen kvs_file_see(const struct stat *st, const uint8_t *data, size_t len);
+/** The same file, with nothing written to it. */
+bool kvs_file_unchanged(const struct kvs_file_seen *a, const struct kvs_file_seen *b);
+/** Whether the chunk in place is as this handle left it, and holds what is put, to all that samples
+ * tell. Any thread. */
+bool kvs_file_known(kv_store_v1 *h, const uint8_t *key, size_t key_len,
+                    const struct kvs_file_seen *now);
+/** The chunk is verified and durable under its name. With `lock` held. */
+void kvs_file_remember(kv_store_v1 *h, const uint8_t *key, size_t key_len,
+                       const struct kvs_file_seen *seen);
+
 /* -- The handle ------------------------------------------------------------------------------- */
 
 struct kv_store_v1 {
@@ -164,6 +187,8 @@ struct kv_store_v1 {
     pthread_mutex_t lock, commit;
     struct kvs_file_map map;
     struct kvs_file_history history;
+
+    struct kvs_file_known *known; /* NULL before the first */
     _Atomic uint64_t puts, put_hits, gets, get_misses, bad_chunks, evicted, written, read, errors;
 };
 
@@ -236,8 +261,8 @@ void kvs_file_pending_free(kv_store_v1 *h, struct kvs_file_pending *e);
 /** Make pending chunks durable and, unless @name is NULL, publish a manifest. */
 int kvs_file_publish(kv_store_v1 *h, const char *name, const void *data, size_t len);
 /**
- * Move or link a pending chunk into place, under flocks on the fan-outs. -ENOENT, -EBADMSG: its bytes
- * are gone. -EIO: they are known to be.
+ * Move or link a pending chunk into place and note its use, under flocks on the fan-outs. -ENOENT,
+ * -EBADMSG: its bytes are gone. -EIO: they are known to be.
  */
 int kvs_file_place(kv_store_v1 *h, struct kvs_file_pending *e);
 /** Rename tmp file @n to manifest @file, and sync its directory; under `commit`. */
@@ -272,8 +297,9 @@ void kvs_file_refs_lock(kv_store_v1 *h);
 void kvs_file_refs_unlock(kv_store_v1 *h);
 void kvs_file_forget_refs(kv_store_v1 *h, const char *file);
 int kvs_file_list_refs(kv_store_v1 *h, const char *name, kv_store_each_fn each, void *arg);
-/** Put the pending files on disk: one barrier. On failure none of them may be trusted. */
-int kvs_file_barrier(kv_store_v1 *h, const int *fds, const uint64_t *tmps, size_t n,
-                     uint64_t bytes);
+/** Put the pending files on disk: one barrier. On failure none of them may be trusted. @ret_whole:
+ * it was a syncfs. */
+int kvs_file_barrier(kv_store_v1 *h, const int *fds, const uint64_t *tmps, size_t n, uint64_t bytes,
+                     bool *ret_whole);
 
 #endif

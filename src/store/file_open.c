@@ -267,6 +267,7 @@ static void drop_pending(kv_store_v1 *h, bool ours)
         }
     }
     free(h->map.buckets);
+    free(h->known);
 }
 
 void kvs_file_close(kv_store_v1 *h)

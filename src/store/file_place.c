@@ -149,6 +149,9 @@ static int place_linked(kv_store_v1 *h, struct kvs_file_pending *e, const char *
 {
     int rc = -EAGAIN;
 
+    /* What comes back must not look as if it had never been gone: see file_known.c. */
+    if (e->state == KVS_FILE_HIT)
+        utimensat(h->tmp, tmp, NULL, AT_SYMLINK_NOFOLLOW);
     for (int i = 0; i < 100 && rc == -EAGAIN; i++) {
         rc = settle(h, e, tmp, hex);
         if (rc == -EAGAIN)
@@ -187,12 +190,25 @@ static bool is_lost(kv_store_v1 *h, const struct kvs_file_pending *e)
     return lost;
 }
 
-int kvs_file_place(kv_store_v1 *h, struct kvs_file_pending *e)
+/* The file that was hit is still in place. *same: and as it was then. */
+static bool still_there(const kv_store_v1 *h, const struct kvs_file_pending *e, const char *hex,
+                        bool *same)
 {
-    char tmp[KVS_FILE_TMP], hex[KVS_FILE_HEX];
-    int fan = h->fan[kvs_file_fan(e->key)], rc = -EEXIST;
+    struct kvs_file_seen now;
+    struct stat st;
 
-    kvs_file_hex(hex, e->key, e->key_len);
+    if (!e->seen.ino || fstatat(h->fan[kvs_file_fan(e->key)], hex, &st, AT_SYMLINK_NOFOLLOW) < 0)
+        return false;
+    now = kvs_file_see(&st, NULL, 0);
+    *same = kvs_file_unchanged(&now, &e->seen);
+    return now.ino == e->seen.ino;
+}
+
+static int place(kv_store_v1 *h, struct kvs_file_pending *e, const char *hex)
+{
+    char tmp[KVS_FILE_TMP];
+    int fan = h->fan[kvs_file_fan(e->key)], rc;
+
     if (is_lost(h, e))
         return -EIO;
     if (!e->pinned) /* no hard links here: nothing kept it but its age */
@@ -200,5 +216,38 @@ int kvs_file_place(kv_store_v1 *h, struct kvs_file_pending *e)
     kvs_file_tmp_name(h, tmp, e->tmp);
     if (e->state == KVS_FILE_PUT)
         rc = move_in(h, e, tmp, hex);
+    else
+        rc = still_there(h, e, hex, &e->same) ? 0 : -EEXIST;
     return rc == -EEXIST ? place_linked(h, e, tmp, hex) : rc;
+}
+
+/*
+ * A sweep that marked before this publication goes by age, and the pin ends with it. What is to be
+ * remembered gets a time that we know, unless it isn't ours to give.
+ */
+static void note_use(const kv_store_v1 *h, struct kvs_file_pending *e, const char *hex)
+{
+    int fan = h->fan[kvs_file_fan(e->key)];
+    struct timespec times[2];
+
+    if (e->same && clock_gettime(CLOCK_REALTIME, &times[0]) == 0) {
+        times[1] = times[0];
+        e->seen.mtime = times[0];
+        e->same = utimensat(fan, hex, times, AT_SYMLINK_NOFOLLOW) == 0;
+    }
+    if (!e->same)
+        utimensat(fan, hex, NULL, 0);
+}
+
+int kvs_file_place(kv_store_v1 *h, struct kvs_file_pending *e)
+{
+    char hex[KVS_FILE_HEX];
+    int rc;
+
+    e->same = false;
+    kvs_file_hex(hex, e->key, e->key_len);
+    rc = place(h, e, hex);
+    if (rc == 0)
+        note_use(h, e, hex);
+    return rc;
 }

@@ -160,13 +160,14 @@ static void damage_file(enum damage how, const char *path, const char *other)
     close(fd);
 }
 
-/* Never wrong bytes; set aside; and the next put repairs, also when no get came first. */
+/* Never wrong bytes; set aside; and the next put repairs, also when no get came first, and when the
+ * handle had seen the chunk whole. */
 static void damage_is_a_miss(void **state)
 {
-    const char *options[] = {"", "?sums=files"};
+    const char *options[] = {"", "?sums=files", ""};
     (void)state;
 
-    for (uint64_t i = 0; i < 2 * N_DAMAGES; i++) {
+    for (uint64_t i = 0; i < KV_COUNT(options) * N_DAMAGES; i++) {
         enum damage how = (enum damage)(i % N_DAMAGES);
         kv_store_v1 *h = unit_open(options[i / N_DAMAGES]);
         char path[512], other[512];
@@ -174,6 +175,11 @@ static void damage_is_a_miss(void **state)
         assert_int_equal(unit_put(h, 100 + 2 * i, blob, 100000), 0);
         assert_int_equal(unit_put(h, 101 + 2 * i, blob + 1, 100000), 0);
         assert_int_equal(unit_publish(h, "m", "x"), 0);
+        if (i / N_DAMAGES == 2) {
+            assert_int_equal(unit_put(h, 100 + 2 * i, blob, 100000), 1);
+            assert_int_equal(unit_put(h, 101 + 2 * i, blob + 1, 100000), 1);
+            assert_int_equal(unit_publish(h, "m", "x"), 0);
+        }
         unit_path(path, 100 + 2 * i);
         unit_path(other, 101 + 2 * i);
         damage_file(how, path, other);
@@ -255,6 +261,36 @@ static void first_put_stays(void **state)
     assert_int_equal(unit_get(b, 600, blob, 1000), 0);
     kvs_file_vtable()->close(a);
     kvs_file_vtable()->close(b);
+    assert_int_equal(unit_count(".kvasir/tmp"), 0);
+}
+
+/* What a handle knows of a chunk is no reason to keep other bytes, nor to take others for the same. */
+static void known_chunks_stay_what_they_are(void **state)
+{
+    kv_store_v1 *h = unit_open(""), *other = unit_open("");
+    char path[512];
+    (void)state;
+
+    for (int round = 0; round < 3; round++) {
+        assert_int_equal(unit_put(h, 750, blob, 1000), round > 0);
+        assert_int_equal(unit_put(h, 751, blob, 0), round > 0);
+        assert_int_equal(unit_publish(h, "m", "x"), 0);
+    }
+    for (int round = 0; round < 2; round++) {
+        assert_int_equal(unit_put(h, 750, blob + 1, 1000), 1); /* other bytes, another length */
+        assert_int_equal(unit_put(h, 751, blob, 10), 1);
+        assert_int_equal(unit_publish(h, "m", "x"), 0);
+        assert_int_equal(unit_get(h, 750, blob, 1000), 0);
+        assert_int_equal(unit_get(h, 751, blob, 0), 0);
+    }
+    unit_path(path, 750);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(unit_put(h, 750, blob + 1, 1000), 0); /* gone: now others are the first */
+    assert_int_equal(unit_publish(h, "m", "x"), 0);
+    assert_int_equal(unit_get(other, 750, blob + 1, 1000), 0);
+    assert_int_equal(unit_put(h, 750, blob, 1000), 1);
+    kvs_file_vtable()->close(h);
+    kvs_file_vtable()->close(other);
     assert_int_equal(unit_count(".kvasir/tmp"), 0);
 }
 
@@ -415,6 +451,7 @@ int main(void)
         cmocka_unit_test(bad_manifest),
         cmocka_unit_test(foreign_files),
         cmocka_unit_test(first_put_stays),
+        cmocka_unit_test(known_chunks_stay_what_they_are),
         cmocka_unit_test(hits_are_pinned),
         cmocka_unit_test(dead_writers_are_swept),
         cmocka_unit_test(a_child_leaves_the_handle_alone),

@@ -163,7 +163,7 @@ static void sweeps_what_is_old_and_free(void **state)
     assert_int_equal(unit_publish(h, "m", "x"), 0);
     for (uint64_t i = 0; i < 5; i++)
         age(i, 1000);
-    assert_int_equal(unit_put(other, 0, blob, 1000), 1); /* makes it new, and pins it */
+    assert_int_equal(unit_put(other, 0, blob, 1000), 1); /* pins it: new when it is published */
     age(0, 1000);                                        /* the pin alone must do */
     age(1, -5000); /* from the future: the clock was set back */
     unit_key(key, 2);

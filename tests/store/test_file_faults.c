@@ -237,6 +237,61 @@ static void a_retry_writes_anew(void **state)
     kvs_file_vtable()->close(h);
 }
 
+/* How often a publication that succeeds calls @call. */
+static int n_calls(kv_store_v1 *h, enum call call)
+{
+    fail_seen = 0;
+    fail_after = 1 << 30;
+    fail_call = call;
+    assert_int_equal(unit_publish_own(h, "counted"), 0);
+    fail_call = NONE;
+    return fail_seen;
+}
+
+/*
+ * A chunk's name is made durable by whoever publishes something that needs it, unless this handle
+ * did so before and nothing happened to the name since.
+ */
+static void names_are_synced_once(void **state)
+{
+    kv_store_v1 *h = unit_open("?sync=files"), *other = unit_open("");
+    char path[512];
+    (void)state;
+
+    unit_path(path, 910000);
+    assert_int_equal(unit_put(other, 910000, blob, 1000), 0);
+    assert_int_equal(unit_publish(other, "o", "x"), 0);
+    assert_int_equal(unit_put(h, 910000, blob, 1000), 1);
+    assert_int_equal(n_calls(h, FSYNC), 3); /* manifest, its directory, the chunk's */
+    assert_int_equal(unit_put(h, 910000, blob, 1000), 1);
+    assert_int_equal(n_calls(h, FSYNC), 2);
+    assert_int_equal(unit_put(h, 910000, blob, 1000), 1);
+    assert_int_equal(unlink(path), 0); /* it comes back by the pin */
+    assert_int_equal(n_calls(h, FSYNC), 3);
+    assert_int_equal(unit_put(h, 910000, blob, 1000), 1);
+    assert_int_equal(n_calls(h, FSYNC), 3); /* that was another name */
+    assert_int_equal(unit_put(h, 910000, blob, 1000), 1);
+    assert_int_equal(n_calls(h, FSYNC), 2);
+    assert_int_equal(unit_put(other, 910000, blob, 1000), 1);
+    assert_int_equal(unit_publish(other, "o", "x"), 0); /* changes the time of last use */
+    assert_int_equal(unit_put(h, 910000, blob, 1000), 1);
+    assert_int_equal(n_calls(h, FSYNC), 3);
+    assert_int_equal(unit_put(h, 910000, blob, 1000), 1);
+    kvs_file_vtable()->close(h); /* a publication that fails teaches nothing */
+    h = unit_open("?sync=files");
+    assert_int_equal(unit_put(h, 910000, blob, 1000), 1);
+    fail_seen = 0;
+    fail_after = 1; /* the chunk's directory */
+    fail_errno = EIO;
+    fail_call = FSYNC;
+    assert_int_equal(unit_publish_own(h, "counted"), -EIO);
+    assert_int_equal(n_calls(h, FSYNC), 3);
+    assert_int_equal(unit_put(h, 910000, blob, 1000), 1);
+    assert_int_equal(n_calls(h, FSYNC), 2);
+    kvs_file_vtable()->close(h);
+    kvs_file_vtable()->close(other);
+}
+
 static int setup(void **state)
 {
     uint64_t rng = 11;
@@ -255,6 +310,7 @@ int main(void)
         cmocka_unit_test(renames_fail),
         cmocka_unit_test(short_writes_are_continued),
         cmocka_unit_test(a_retry_writes_anew),
+        cmocka_unit_test(names_are_synced_once),
     };
 
     return cmocka_run_group_tests(tests, setup, unit_rm_dir);
