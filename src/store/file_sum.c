@@ -8,6 +8,7 @@
 
 #include "base/xxh.h"
 #include "store/file_impl.h"
+#include "store/hash.h"
 
 /* Read this much, then hash it while it is still in the second-level cache. */
 enum { PIECE = 128 * 1024 };
@@ -27,17 +28,9 @@ static uint64_t get_le64(const uint8_t *in)
     return value;
 }
 
-static void canonical(uint8_t out[16], XXH128_hash_t hash)
-{
-    XXH128_canonical_t bytes;
-
-    XXH128_canonicalFromHash(&bytes, hash);
-    memcpy(out, bytes.digest, 16);
-}
-
 void kvs_file_hash(const void *data, size_t len, uint8_t ret_hash[16])
 {
-    canonical(ret_hash, XXH3_128bits(data, len));
+    kvs_hash(data, len, ret_hash);
 }
 
 uint64_t kvs_file_owner(const void *key, size_t len, bool manifest)
@@ -78,22 +71,6 @@ int kvs_file_sum_decode(struct kvs_file_sum *ret, const uint8_t in[KVS_FILE_SUM_
     return 0;
 }
 
-#if defined(__x86_64__) && defined(__GNUC__)
-void kvs_file_xxh3_update_avx2(void *state, const void *data, size_t len); /* file_sum_avx2.c */
-#endif
-
-/* The state is the same for all instruction sets. */
-static void update(XXH3_state_t *state, const void *data, size_t len)
-{
-#if defined(__x86_64__) && defined(__GNUC__)
-    if (__builtin_cpu_supports("avx2")) {
-        kvs_file_xxh3_update_avx2(state, data, len);
-        return;
-    }
-#endif
-    XXH3_128bits_update(state, data, len);
-}
-
 int kvs_file_read_hashed(int fd, void *buf, size_t len, uint8_t ret_hash[16])
 {
     XXH3_state_t state;
@@ -108,9 +85,9 @@ int kvs_file_read_hashed(int fd, void *buf, size_t len, uint8_t ret_hash[16])
             continue;
         if (n <= 0)
             return n < 0 ? -errno : -EBADMSG;
-        update(&state, (char *)buf + done, (size_t)n);
+        kvs_hash_update(&state, (char *)buf + done, (size_t)n);
         done += (size_t)n;
     }
-    canonical(ret_hash, XXH3_128bits_digest(&state));
+    kvs_hash_done(&state, ret_hash);
     return 0;
 }

@@ -11,7 +11,7 @@
  */
 #include "store/manifest.h"
 
-#include "base/xxh.h"
+#include "store/hash.h"
 
 static const char magic[8] = {'K', 'V', 'S', '-', 'O', 'B', 'J', '\n'};
 
@@ -19,10 +19,7 @@ enum { HEADER = 48, CHUNK = 20, WEAVE = 24, SUM = 16 };
 
 void kvs_chunk_key(const void *data, size_t len, uint8_t ret[16])
 {
-    XXH128_canonical_t canonical;
-
-    XXH128_canonicalFromHash(&canonical, XXH3_128bits(data, len));
-    memcpy(ret, canonical.digest, sizeof(canonical.digest));
+    kvs_hash(data, len, ret);
 }
 
 /* -- building ---------------------------------------------------------------------------------- */

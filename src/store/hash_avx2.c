@@ -2,7 +2,7 @@
 /**
  * XXH3-128 with AVX2: hashing while reading must not cost more than the reading. The packaged
  * header decides at compile time, and packages are built for machines without it; so it is compiled
- * twice, and file_sum.c asks the machine.
+ * twice, and hash.c asks the machine.
  */
 #if defined(__x86_64__) && defined(__GNUC__)
 #if defined(__clang__)
@@ -15,11 +15,17 @@
 #define XXH_VECTOR 2 /* XXH_AVX2 */
 #include "base/xxh.h"
 
-void kvs_file_xxh3_update_avx2(void *state, const void *data, size_t len);
+void kvs_hash_update_avx2(void *state, const void *data, size_t len);
+void kvs_hash_avx2(const void *data, size_t len, void *ret);
 
-void kvs_file_xxh3_update_avx2(void *state, const void *data, size_t len)
+void kvs_hash_update_avx2(void *state, const void *data, size_t len)
 {
     XXH3_128bits_update((XXH3_state_t *)state, data, len);
+}
+
+void kvs_hash_avx2(const void *data, size_t len, void *ret)
+{
+    *(XXH128_hash_t *)ret = XXH3_128bits(data, len);
 }
 #if defined(__clang__)
 #pragma clang attribute pop
