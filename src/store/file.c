@@ -1,31 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /** The file store's tables. */
-#include <fcntl.h>
-#include <unistd.h>
-
 #include "store/file_impl.h"
 
 static int put_manifest(kv_store_v1 *h, const char *name, const uint8_t *data, size_t len)
 {
     return name ? kvs_file_publish(h, name, data, len) : -EINVAL;
-}
-
-static int prefetch(kv_store_v1 *h, const uint8_t *hashes, size_t key_len, size_t n)
-{
-    int rc = n ? kvs_file_check(h, hashes, key_len) : 0;
-
-    for (size_t i = 0; i < n && rc == 0; i++) {
-        char hex[KVS_FILE_HEX];
-        int fd;
-
-        kvs_file_hex(hex, hashes + i * key_len, key_len);
-        fd = openat(h->fan[hashes[i * key_len] >> 4], hex, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
-        if (fd < 0)
-            continue;
-        posix_fadvise(fd, 0, 0, POSIX_FADV_WILLNEED);
-        close(fd);
-    }
-    return rc;
 }
 
 const kv_store_vtable *kvs_file_vtable(void)
@@ -39,7 +18,7 @@ const kv_store_vtable *kvs_file_vtable(void)
         .put_manifest = put_manifest,
         .get_manifest = kvs_file_get_manifest,
         .delete_manifest = kvs_file_delete_manifest,
-        .prefetch_chunks = prefetch,
+        .prefetch_chunks = kvs_file_prefetch,
     };
 
     return &table;

@@ -134,9 +134,9 @@ static bool verifies(kv_store_v1 *h, const uint8_t *key, const char *hex, uint64
     return rc == 0;
 }
 
-/* 1: there, and usable; its fd in @ret_fd. 0: not there (any more). */
+/* 1: there, and usable. 0: not there (any more). */
 static int look(kv_store_v1 *h, const uint8_t *key, size_t key_len, const char *hex,
-                const uint8_t *data, size_t len, int *ret_fd, struct stat *ret_st)
+                const uint8_t *data, size_t len, struct stat *ret_st)
 {
     int dir = h->fan[kvs_file_fan(key)];
     uint64_t owner = kvs_file_owner(key, key_len, false);
@@ -148,7 +148,7 @@ static int look(kv_store_v1 *h, const uint8_t *key, size_t key_len, const char *
     if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode)) {
         if (usable_open(h, fd, &st, kvs_file_fan(key), hex, owner, data, len) ||
             verifies(h, key, hex, owner)) {
-            *ret_fd = fd;
+            close(fd);
             *ret_st = st;
             return 1;
         }
@@ -211,7 +211,7 @@ static int copy_hit(kv_store_v1 *h, struct kvs_file_pending *e, const char *hex)
 /* 1: a hit, @e is pinned, young, or holds a copy. 0: not there. */
 static int find_hit(kv_store_v1 *h, struct kvs_file_pending *e, const uint8_t *data, size_t len)
 {
-    int fan = h->fan[kvs_file_fan(e->key)], fd, rc;
+    int fan = h->fan[kvs_file_fan(e->key)], rc;
     char hex[KVS_FILE_HEX];
     struct stat st;
 
@@ -221,9 +221,8 @@ static int find_hit(kv_store_v1 *h, struct kvs_file_pending *e, const uint8_t *d
     e->seen = kvs_file_see(&st, data, len);
     e->known = S_ISREG(st.st_mode) && kvs_file_known(h, e->key, e->key_len, &e->seen);
     if (!e->known) {
-        if (!look(h, e->key, e->key_len, hex, data, len, &fd, &st))
+        if (!look(h, e->key, e->key_len, hex, data, len, &st))
             return 0;
-        close(fd);
         e->seen = kvs_file_see(&st, data, len);
     }
     rc = kvs_file_pin(h, e->key, hex, e);
@@ -410,16 +409,19 @@ static int get_once(kv_store_v1 *h, const uint8_t *key, size_t key_len, const ch
 int kvs_file_get_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len, uint8_t **ret,
                        size_t *ret_len)
 {
+    struct kvs_file_ahead_get ahead;
     char hex[KVS_FILE_HEX];
     int rc = kvs_file_check(h, key, key_len);
 
     if (rc < 0 || !ret || !ret_len)
         return rc < 0 ? rc : -EINVAL;
     KVS_FILE_ADD(h->gets, 1);
+    kvs_file_ahead_begin(h, &ahead, key, key_len);
     kvs_file_hex(hex, key, key_len);
     rc = -EAGAIN;
     for (int i = 0; i < TRIES && rc == -EAGAIN; i++) /* published while we looked: again */
         rc = get_once(h, key, key_len, hex, ret, ret_len);
+    kvs_file_ahead_end(h, &ahead, rc == 0 ? *ret_len : 0);
     if (rc == -EAGAIN)
         rc = -ENOENT;
     if (rc == -ENOENT || rc == -EBADMSG)

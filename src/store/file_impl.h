@@ -165,6 +165,20 @@ bool kvs_file_known(kv_store_v1 *h, const uint8_t *key, size_t key_len,
 void kvs_file_remember(kv_store_v1 *h, const uint8_t *key, size_t key_len,
                        const struct kvs_file_seen *seen);
 
+/* -- Reading ahead (file_ahead.c) -------------------------------------------------------------- */
+
+struct kvs_file_ahead;
+struct kvs_file_ahead_get {
+    uint64_t begin_ns; /* 0: was not prefetched */
+    int stream;
+};
+int kvs_file_prefetch(kv_store_v1 *h, const uint8_t *keys, size_t key_len, size_t n);
+/** Around a get: when it was slow, what comes next is announced to the kernel. */
+void kvs_file_ahead_begin(kv_store_v1 *h, struct kvs_file_ahead_get *ret, const uint8_t *key,
+                          size_t key_len);
+void kvs_file_ahead_end(kv_store_v1 *h, const struct kvs_file_ahead_get *get, size_t len);
+void kvs_file_ahead_free(struct kvs_file_ahead *a);
+
 /* -- The handle ------------------------------------------------------------------------------- */
 
 struct kv_store_v1 {
@@ -189,6 +203,7 @@ struct kv_store_v1 {
     struct kvs_file_history history;
 
     struct kvs_file_known *known; /* NULL before the first */
+    struct kvs_file_ahead *ahead; /* likewise */
     _Atomic uint64_t puts, put_hits, gets, get_misses, bad_chunks, evicted, written, read, errors;
 };
 

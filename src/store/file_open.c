@@ -268,6 +268,7 @@ static void drop_pending(kv_store_v1 *h, bool ours)
     }
     free(h->map.buckets);
     free(h->known);
+    kvs_file_ahead_free(h->ahead);
 }
 
 void kvs_file_close(kv_store_v1 *h)

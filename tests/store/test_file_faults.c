@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <sys/xattr.h>
 
+#include "base/clock.h"
 #include "store/file_unit.h"
 
 enum call { NONE, FSYNC, SYNCFS, RENAME, RENAME2, OPEN, WRITE, SETXATTR, LINK, N_CALLS };
@@ -11,6 +12,7 @@ static enum call fail_call;
 static int fail_after, fail_errno;
 static _Atomic int fail_seen; /* syncs run on several threads */
 static bool short_writes;
+static _Atomic int n_opens;
 
 static bool fails(enum call call)
 {
@@ -85,6 +87,7 @@ int openat(int at, const char *path, int flags, ...)
     if (flags & (O_CREAT | O_TMPFILE))
         mode = va_arg(args, mode_t);
     va_end(args);
+    n_opens++;
     if ((flags & O_CREAT) && fails(OPEN))
         return -1;
     return REAL(int, openat, (int, const char *, int, ...))(at, path, flags, mode);
@@ -292,6 +295,60 @@ static void names_are_synced_once(void **state)
     kvs_file_vtable()->close(other);
 }
 
+/* A get of chunk @n after a prefetch, which took @ns. */
+static void get_in(kv_store_v1 *h, uint64_t n, uint64_t ns)
+{
+    struct kvs_file_ahead_get get;
+    uint8_t key[8];
+
+    unit_key(key, n);
+    kvs_file_ahead_begin(h, &get, key, 8);
+    if (get.begin_ns)
+        get.begin_ns = kv_now_ns() - ns;
+    kvs_file_ahead_end(h, &get, 1000);
+}
+
+/* Announcing is for disks: of what is in memory only the first few are, of a slow store all, in time. */
+static void announces_as_it_goes(void **state)
+{
+    enum { FROM = 920000, N = 200, AHEAD = 32 };
+    kv_store_v1 *h = unit_open("");
+    uint8_t keys[N][8];
+    int before;
+    (void)state;
+
+    for (uint64_t i = 0; i < N; i++) {
+        unit_key(keys[i], FROM + i);
+        assert_int_equal(unit_put(h, FROM + i, blob, 1000), 0);
+    }
+    assert_int_equal(unit_publish_own(h, "ahead"), 0);
+    before = n_opens;
+    assert_int_equal(kvs_file_vtable()->prefetch_chunks(h, keys[0], 8, N), 0);
+    assert_int_equal(n_opens - before, AHEAD);
+    get_in(h, FROM, 0);
+    assert_int_equal(n_opens - before, AHEAD);
+    get_in(h, FROM + 1, UINT64_C(1000000000));
+    assert_int_equal(n_opens - before, AHEAD + 2);
+    get_in(h, FROM + 40, UINT64_C(1000000000)); /* some were not wanted after all */
+    assert_int_equal(n_opens - before, 2 * AHEAD + 2);
+    get_in(h, FROM + 40, UINT64_C(1000000000)); /* once more: nobody announced it */
+    get_in(h, 1, UINT64_C(1000000000));
+    assert_int_equal(n_opens - before, 2 * AHEAD + 2);
+    for (uint64_t i = 41; i < N; i++)
+        get_in(h, FROM + i, UINT64_C(1000000000));
+    assert_int_equal(n_opens - before, N - 41 + AHEAD + 2);
+    for (int round = 0; round < 50; round++) /* more than are noted, and never fetched */
+        assert_int_equal(kvs_file_vtable()->prefetch_chunks(h, keys[0], 8, N - 1), 0);
+    assert_int_equal(kvs_file_vtable()->prefetch_chunks(h, keys[N / 2], 8, N / 2), 0);
+    before = n_opens;
+    for (uint64_t i = 0; i < N / 2; i++) {
+        get_in(h, FROM + N / 2 + i, UINT64_C(1000000000));
+        assert_int_equal(unit_get(h, FROM, blob, 1000), 0); /* another's */
+    }
+    assert_true(n_opens - before >= N / 2 - AHEAD + N / 2);
+    kvs_file_vtable()->close(h);
+}
+
 static int setup(void **state)
 {
     uint64_t rng = 11;
@@ -311,6 +368,7 @@ int main(void)
         cmocka_unit_test(short_writes_are_continued),
         cmocka_unit_test(a_retry_writes_anew),
         cmocka_unit_test(names_are_synced_once),
+        cmocka_unit_test(announces_as_it_goes),
     };
 
     return cmocka_run_group_tests(tests, setup, unit_rm_dir);
