@@ -206,6 +206,12 @@ KV_API void kve_publisher_destroy(struct kve_publisher *publisher);
 KV_API int kve_publisher_publish(struct kve_publisher *publisher, const struct kve_event *events,
                                  size_t n);
 
+/**
+ * @n events were lost before they came here: a sequence number is spent on them, as on those that the
+ * queue has no room for, and they count as dropped. Thread-safe. Returns 0 or -EINVAL.
+ */
+KV_API int kve_publisher_lost(struct kve_publisher *publisher, uint64_t n);
+
 /** Wait until all queued events were handed to ZMQ. Returns 0 or -ETIMEDOUT. */
 KV_API int kve_publisher_flush(struct kve_publisher *publisher, uint32_t timeout_ms);
 

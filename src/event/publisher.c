@@ -175,6 +175,22 @@ int kve_publisher_publish(struct kve_publisher *publisher, const struct kve_even
     return rc;
 }
 
+int kve_publisher_lost(struct kve_publisher *publisher, uint64_t n)
+{
+    bool wake;
+
+    if (!publisher || !n)
+        return publisher ? 0 : -EINVAL;
+    pthread_mutex_lock(&publisher->lock);
+    drop(publisher, n);
+    wake = publisher->sleeping;
+    publisher->sleeping = false;
+    pthread_mutex_unlock(&publisher->lock);
+    if (wake)
+        kv_wake_signal(&publisher->wake);
+    return 0;
+}
+
 int kve_publisher_flush(struct kve_publisher *publisher, uint32_t timeout_ms)
 {
     uint64_t deadline = kv_now_ns() + timeout_ms * KV_NS_PER_MS, target;
