@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * kvbm.h: the block manager. A guide is in docs/kvbm.md, a whole engine loop in examples/kvbm_minimal.c.
+ *
+ *   kvbm_tokens.h   tokens to blocks to sequence hashes: what a block is called
+ *   kvbm_layout.h   storages and layouts: where its bytes are
+ *   kvbm_pool.h     registry, pools and handles: who holds it, who finds it, what goes when room is needed
+ *   kvbm_events.h   what comes and goes, told to callbacks, rings and kv-indexer
+ */
+#ifndef KVBM_H
+#define KVBM_H
+
+#include "kvbm_events.h"
+#include "kvbm_layout.h"
+#include "kvbm_pool.h"
+#include "kvbm_tokens.h"
+
+#endif

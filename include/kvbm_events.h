@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * kvbm_events.h: what comes into and goes out of the tiers, told to whoever wants to know.
+ *
+ * A registry writes each change into a bounded queue, in the order in which it happened, while it holds its
+ * lock; one thread takes them out, in batches by size and time, and hands each batch to every sink: a
+ * callback, a ring to poll, the ZMQ publisher of kv_event.h in the format that engines speak (so that
+ * kv-indexer follows a block manager).
+ *
+ * There are two kinds of change, and each carries what consolidates them over tiers: stored in a tier (first:
+ * in none before) and removed from a tier (last: now in none).
+ */
+#ifndef KVBM_EVENTS_H
+#define KVBM_EVENTS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kv_event.h"
+#include "kv_types.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum kvbm_event_type { KVBM_EVENT_STORED = 1, KVBM_EVENT_REMOVED = 2, KVBM_EVENT_CLEARED = 3 };
+
+/** One change. Pointers live during the callback (a ring's: until the next drain). */
+struct kvbm_event {
+    enum kvbm_event_type type;
+    enum kv_tier tier;
+    bool first; /* STORED: the key was registered in no tier before */
+    bool last;  /* REMOVED: it is in no tier now */
+    uint32_t group;
+    uint32_t key_len;
+    const void *key;
+    const void *parent; /* STORED: NULL at a sequence's start */
+    uint32_t position;  /* in blocks */
+    uint32_t n_tokens;  /* STORED: block_size, or 0 when they weren't given */
+    const uint32_t *tokens;
+    uint64_t sequence; /* of this manager, from 0, without gaps but for dropped ones */
+    uint64_t time_ns;  /* since the epoch, when the registry wrote it */
+};
+
+struct kvbm_events;
+
+struct kvbm_events_opts {
+    size_t size;
+    uint32_t max_batch; /* events; 0: 1024 */
+    uint32_t window_us; /* wait so long for a batch to fill; 0: 10,000 */
+    uint64_t
+        queue_bytes; /* bound on what waits to be taken out; 0: 16 MiB. Beyond: dropped and counted */
+};
+
+KV_API int kvbm_events_create(const struct kvbm_events_opts *opts, struct kvbm_events **ret);
+/** Hand out what waits, stop, close the sinks. Registries that use it go first. NULL is a no-op. */
+KV_API void kvbm_events_destroy(struct kvbm_events *events);
+
+/** Which changes a sink gets. */
+enum kvbm_event_scope {
+    KVBM_EVENTS_PER_TIER,    /* all */
+    KVBM_EVENTS_CONSOLIDATED /* STORED that are first, REMOVED that are last */
+};
+
+/**
+ * fn(arg, events, n, lost) gets every batch, on the manager's thread, one at a time. @lost: events dropped
+ * right before this batch because the queue was full. At most 16 sinks. Returns an id >= 0 or an error.
+ */
+typedef void (*kvbm_event_fn)(void *arg, const struct kvbm_event *events, size_t n, uint64_t lost);
+KV_API int kvbm_events_add_callback(struct kvbm_events *events, enum kvbm_event_scope scope,
+                                    kvbm_event_fn fn, void *arg);
+
+/** A ring of the latest events, at most @bytes of them (0: 1 MiB), to poll from one thread. */
+struct kvbm_event_ring;
+KV_API int kvbm_events_add_ring(struct kvbm_events *events, enum kvbm_event_scope scope,
+                                uint64_t bytes, struct kvbm_event_ring **ret);
+/** Take up to @max events out; @lost (may be NULL): how many were overwritten since the last time. Returns the number. */
+KV_API long kvbm_event_ring_drain(struct kvbm_event_ring *ring, struct kvbm_event *ret, size_t max,
+                                  uint64_t *lost);
+
+struct kvbm_zmq_opts {
+    size_t size;
+    const struct kve_publisher_opts *publisher; /* required; endpoint, replay, topic, rank... */
+    enum kvbm_event_scope scope;
+    uint32_t block_size;                /* required: tokens per block, as the events say */
+    const char *lora_name, *cache_salt; /* NULL: none; of all events */
+};
+/**
+ * Publish in the engines' format. A key of 8 bytes is its number in this machine's order, a longer one the
+ * big-endian number of its last 8 bytes. Consecutive stored blocks of one chain become one event, as do
+ * consecutive removals from one tier. Lost events leave a sequence gap, as kve_publisher's do.
+ * The publisher is the manager's; @ret_endpoint (may be NULL) lives as long.
+ */
+KV_API int kvbm_events_add_zmq(struct kvbm_events *events, const struct kvbm_zmq_opts *opts,
+                               struct kve_publisher **ret);
+
+/** Take a sink out; when this returns it isn't running and won't again. Returns 0, -ENOENT, -EDEADLK (from its own callback). */
+KV_API int kvbm_events_remove_sink(struct kvbm_events *events, int id);
+
+/** Wait until all that was written before has been handed to every sink. Returns 0 or -ETIMEDOUT. */
+KV_API int kvbm_events_flush(struct kvbm_events *events, uint32_t timeout_ms);
+
+struct kvbm_events_stats {
+    uint64_t written, dropped, batches;
+    uint64_t queued_bytes;
+};
+KV_API void kvbm_events_get_stats(struct kvbm_events *events, struct kvbm_events_stats *ret);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
