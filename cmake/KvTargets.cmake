@@ -42,7 +42,7 @@ endfunction()
 
 # Every room's static library; tests, benchmarks and fuzzers may reach into private headers.
 add_library(kv_everything INTERFACE)
-target_link_libraries(kv_everything INTERFACE kv_indexer kv_cli kv_index kv_store kv_event kv_kvx kv_base)
+target_link_libraries(kv_everything INTERFACE kv_indexer kv_cli kv_bm kv_index kv_store kv_event kv_kvx kv_base)
 
 # kv_unit(room file.c): one cmocka program per module, run by CTest with a time limit.
 function(kv_unit room file)

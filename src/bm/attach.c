@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Values that other parts tie to keys, and who is told of uses. */
+#include <errno.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "registry.h"
+
+#define BATCH 16
+
+/* ---- types ---- */
+
+int kvbm_attachment_type(struct kvbm_registry *r, const char *name, bool multiple,
+                         void (*destroy)(void *value), uint32_t *ret)
+{
+    int err = 0;
+    uint32_t i;
+
+    if (!r || !name || !*name || strlen(name) >= sizeof(r->types[0].name) || !ret)
+        return -EINVAL;
+    kvbm_lock(r);
+    for (i = 0; i < r->n_types && strcmp(r->types[i].name, name) != 0; i++)
+        ;
+    if (i < r->n_types && r->types[i].multiple != multiple) {
+        err = -EEXIST;
+    } else if (i == KVBM_MAX_TYPES) {
+        err = -ENOSPC;
+    } else if (i == r->n_types) {
+        strcpy(r->types[i].name, name);
+        r->types[i].multiple = multiple;
+        r->types[i].destroy = destroy;
+        r->n_types++;
+    }
+    kvbm_unlock(r);
+    if (err == 0)
+        *ret = i;
+    return err;
+}
+
+int kvbm_registry_on_touch(struct kvbm_registry *r, kvbm_touch_fn fn, void *arg)
+{
+    uint32_t n;
+    int err = 0;
+
+    if (!r || !fn)
+        return -EINVAL;
+    kvbm_lock(r);
+    n = atomic_load_explicit(&r->n_touch, memory_order_relaxed); /* only written with the lock */
+    if (n == KVBM_MAX_TOUCH) {
+        err = -ENOSPC;
+    } else {
+        r->touch[n].fn = fn;
+        r->touch[n].arg = arg;
+        atomic_store_explicit(&r->n_touch, n + 1, memory_order_release); /* pairs with touched() */
+    }
+    kvbm_unlock(r);
+    return err;
+}
+
+/* ---- values ---- */
+
+/* The entry of a key that is registered somewhere; the lock is held. */
+static struct kvbm_entry *registered(struct kvbm_registry *r, uint32_t group, const void *key)
+{
+    uint32_t i = r->table ? kvbm_find(r, group, key, kvbm_tag(r, group, key)) : 0;
+
+    return i && kvbm_entry(r, i)->tiers ? kvbm_entry(r, i) : NULL;
+}
+
+static uint32_t node_new(struct kvbm_registry *r)
+{
+    uint32_t i = r->free_attachment, capacity;
+    struct kvbm_attachment *all;
+
+    if (i) {
+        r->free_attachment = r->attachments[i].next;
+        return i;
+    }
+    if (r->n_attachments + 1 >= r->max_attachments) {
+        capacity = r->max_attachments ? r->max_attachments * 2 : 64;
+        all =
+            capacity > r->max_attachments ? realloc(r->attachments, capacity * sizeof(*all)) : NULL;
+        if (!all)
+            return 0;
+        r->attachments = all;
+        r->max_attachments = capacity;
+    }
+    return ++r->n_attachments;
+}
+
+static int attach(struct kvbm_registry *r, struct kvbm_entry *e, uint32_t type, void *value)
+{
+    uint32_t *at = &e->link, i;
+
+    for (; *at; at = &r->attachments[*at].next) {
+        if (r->attachments[*at].type == type && !r->types[type].multiple)
+            return -EEXIST;
+    }
+    i = node_new(r);
+    if (!i)
+        return -ENOMEM;
+    r->attachments[i] = (struct kvbm_attachment){0, type, value};
+    for (at = &e->link; *at; at = &r->attachments[*at].next)
+        ; /* again: the nodes may have moved */
+    *at = i;
+    return 0;
+}
+
+int kvbm_attach(struct kvbm_registry *r, uint32_t group, const void *key, uint32_t type,
+                void *value)
+{
+    struct kvbm_entry *e;
+    int err;
+
+    if (!r || !key || group >= KVBM_MAX_GROUPS)
+        return -EINVAL;
+    kvbm_lock(r);
+    e = registered(r, group, key);
+    err = type >= r->n_types ? -EINVAL : !e ? -ENOENT : attach(r, e, type, value);
+    kvbm_unlock(r);
+    return err;
+}
+
+long kvbm_attachments(struct kvbm_registry *r, uint32_t group, const void *key, uint32_t type,
+                      void **ret, size_t cap)
+{
+    struct kvbm_entry *e;
+    long n = 0;
+
+    if (!r || !key || group >= KVBM_MAX_GROUPS || (cap && !ret))
+        return -EINVAL;
+    kvbm_lock(r);
+    e = registered(r, group, key);
+    if (type >= r->n_types)
+        n = -EINVAL;
+    else if (!e)
+        n = -ENOENT;
+    for (uint32_t i = n == 0 ? e->link : 0; i; i = r->attachments[i].next) {
+        if (r->attachments[i].type != type)
+            continue;
+        if ((size_t)n < cap)
+            ret[n] = r->attachments[i].value;
+        n++;
+    }
+    kvbm_unlock(r);
+    return n;
+}
+
+/* ---- the end of a key ---- */
+
+void kvbm_detach_all(struct kvbm_registry *r, struct kvbm_entry *e)
+{
+    uint32_t last = e->link;
+
+    while (r->attachments[last].next)
+        last = r->attachments[last].next;
+    r->attachments[last].next = r->dead;
+    r->dead = e->link;
+    e->link = 0;
+}
+
+void kvbm_destroy_dead(struct kvbm_registry *r, uint32_t dead)
+{
+    struct {
+        void (*destroy)(void *value);
+        void *value;
+    } batch[BATCH];
+
+    for (;;) {
+        size_t n = 0;
+
+        for (uint32_t next; dead && n < BATCH; dead = next, n++) {
+            struct kvbm_attachment *one = &r->attachments[dead];
+
+            next = one->next;
+            batch[n].destroy = r->types[one->type].destroy;
+            batch[n].value = one->value;
+            one->next = r->free_attachment;
+            r->free_attachment = dead;
+        }
+        pthread_mutex_unlock(&r->lock);
+        for (size_t i = 0; i < n; i++) {
+            if (batch[i].destroy)
+                batch[i].destroy(batch[i].value);
+        }
+        if (!dead)
+            return;
+        kvbm_lock(r); /* the rest of the list is ours; the nodes' array may have moved */
+    }
+}

@@ -1,0 +1,378 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The event manager: registries fill one buffer, its thread empties the other, and they change places.
+ *
+ *   registries ──► filling (bounded) ⇄ draining ──► batches ──► sink, sink, ...
+ *
+ * A registry only ever appends, under a lock that the thread holds for the exchange alone; what doesn't fit
+ * is counted, and told to the sinks in front of the batch that follows the gap.
+ */
+#include "events.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/thread.h"
+#include "event_record.h"
+
+#define MAX_SINKS 16
+#define FIRST_BYTES ((size_t)64 << 10)
+
+struct buffer {
+    uint8_t *data;
+    size_t len, capacity;
+    size_t n;
+    uint64_t lost;     /* dropped right before its first event */
+    uint64_t since_ns; /* when its first event was written */
+};
+
+struct sink {
+    int id; /* 0: none */
+    enum kvbm_event_scope scope;
+    kvbm_event_fn fn;
+    void (*close)(void *arg);
+    void *arg;
+    uint64_t lost; /* not told yet: nothing of what followed was in its scope */
+};
+
+struct kvbm_events {
+    uint32_t max_batch;
+    uint64_t window_ns;
+    size_t queue_bytes;
+
+    pthread_mutex_t lock;
+    pthread_cond_t work; /* there is something to hand out, or to do */
+    pthread_cond_t idle; /* the thread has handed out what it had */
+    struct buffer filling;
+    uint64_t sequence; /* of the next event */
+    uint64_t lost;     /* behind filling */
+    bool hurry;        /* somebody flushes */
+    bool stop;
+    struct kvbm_events_stats stats;
+    uint64_t delivered; /* events written up to here have been handed out */
+
+    struct buffer draining; /* the thread's */
+    struct kvbm_event *batch, *scoped;
+    pthread_mutex_t sinks_lock; /* held while sinks run */
+    struct sink sinks[MAX_SINKS];
+    int next_id;
+    pthread_t thread;
+    bool started;
+};
+
+/* ---- writing, inside the registry's lock ---- */
+
+void kvbm_events_begin(struct kvbm_events *events)
+{
+    pthread_mutex_lock(&events->lock);
+}
+
+static bool make_room(struct buffer *buffer, size_t bytes, size_t limit)
+{
+    size_t capacity = KV_MAX(buffer->capacity, FIRST_BYTES);
+    uint8_t *data;
+
+    if (buffer->len + bytes <= buffer->capacity)
+        return true;
+    while (capacity < buffer->len + bytes)
+        capacity *= 2;
+    capacity = KV_MIN(capacity, limit);
+    if (buffer->len + bytes > capacity)
+        return false;
+    data = realloc(buffer->data, capacity);
+    if (!data)
+        return false;
+    buffer->data = data;
+    buffer->capacity = capacity;
+    return true;
+}
+
+void kvbm_events_put(struct kvbm_events *events, const struct kvbm_event *event)
+{
+    struct buffer *filling = &events->filling;
+    struct kvbm_event stamped = *event;
+    size_t bytes = kvbm_record_bytes(event);
+
+    events->stats.written++;
+    stamped.sequence = events->sequence++;
+    /* behind a gap nothing is written until the thread has taken what is in front of it */
+    if (events->lost || !make_room(filling, bytes, events->queue_bytes)) {
+        events->lost++;
+        events->stats.dropped++;
+        return;
+    }
+    if (!filling->n)
+        filling->since_ns = kv_now_ns();
+    stamped.time_ns = kv_wall_ns();
+    kvbm_record_put(filling->data + filling->len, &stamped);
+    filling->len += bytes;
+    filling->n++;
+}
+
+void kvbm_events_end(struct kvbm_events *events)
+{
+    size_t n = events->filling.n;
+
+    /* The thread sleeps while there is nothing, and through the window while there is little. */
+    if (n)
+        pthread_cond_signal(&events->work);
+    pthread_mutex_unlock(&events->lock);
+}
+
+/* ---- handing out ---- */
+
+static void deliver_to(struct kvbm_events *events, struct sink *sink,
+                       const struct kvbm_event *batch, size_t n)
+{
+    size_t kept = 0;
+
+    if (sink->scope == KVBM_EVENTS_CONSOLIDATED) {
+        for (size_t i = 0; i < n; i++) {
+            if (batch[i].first || batch[i].last || batch[i].type == KVBM_EVENT_CLEARED)
+                events->scoped[kept++] = batch[i];
+        }
+        batch = events->scoped;
+        n = kept;
+    }
+    if (!n)
+        return;
+    sink->fn(sink->arg, batch, n, sink->lost);
+    sink->lost = 0;
+}
+
+static void deliver(struct kvbm_events *events, size_t n, uint64_t lost)
+{
+    pthread_mutex_lock(&events->sinks_lock);
+    for (size_t i = 0; i < MAX_SINKS; i++) {
+        struct sink *sink = &events->sinks[i];
+
+        if (!sink->id)
+            continue;
+        sink->lost += lost;
+        deliver_to(events, sink, events->batch, n);
+    }
+    pthread_mutex_unlock(&events->sinks_lock);
+}
+
+static uint64_t drain(struct kvbm_events *events)
+{
+    struct buffer *buffer = &events->draining;
+    uint64_t batches = 0;
+    size_t at = 0;
+
+    while (at < buffer->len) {
+        size_t n = 0;
+
+        for (; n < events->max_batch && at < buffer->len; n++)
+            at += kvbm_record_get(buffer->data + at, &events->batch[n]);
+        deliver(events, n, buffer->lost);
+        buffer->lost = 0;
+        batches++;
+    }
+    buffer->len = buffer->n = 0;
+    return batches;
+}
+
+/* Wait until a batch is full, its window is over, or it can't grow. The lock is held. */
+static void wait_for_batch(struct kvbm_events *events)
+{
+    while (!events->stop && !events->filling.n && !events->hurry)
+        pthread_cond_wait(&events->work, &events->lock);
+    while (!events->stop && !events->hurry && !events->lost &&
+           events->filling.n < events->max_batch) {
+        uint64_t due = events->filling.since_ns + events->window_ns;
+        struct timespec at = {(time_t)(due / KV_NS_PER_S), (long)(due % KV_NS_PER_S)};
+
+        if (pthread_cond_timedwait(&events->work, &events->lock, &at) == ETIMEDOUT)
+            return;
+    }
+}
+
+static void exchange(struct kvbm_events *events)
+{
+    struct buffer full = events->filling;
+
+    events->filling = events->draining;
+    events->filling.lost = events->lost;
+    events->lost = 0;
+    events->draining = full;
+}
+
+static void *run(void *arg)
+{
+    struct kvbm_events *events = arg;
+
+    pthread_mutex_lock(&events->lock);
+    while (!events->stop || events->filling.n) {
+        uint64_t up_to, batches;
+
+        wait_for_batch(events);
+        up_to = events->sequence;
+        exchange(events);
+        pthread_mutex_unlock(&events->lock);
+        batches = drain(events);
+        pthread_mutex_lock(&events->lock);
+        events->stats.batches += batches;
+        events->delivered = up_to;
+        events->hurry = false;
+        pthread_cond_broadcast(&events->idle);
+    }
+    pthread_mutex_unlock(&events->lock);
+    return NULL;
+}
+
+/* ---- making and unmaking ---- */
+
+int kvbm_events_create(const struct kvbm_events_opts *opts, struct kvbm_events **ret)
+{
+    struct kvbm_events *events;
+    pthread_condattr_t attr;
+    int err = -ENOMEM;
+
+    if (!ret)
+        return -EINVAL;
+    events = calloc(1, sizeof(*events));
+    if (!events)
+        return -ENOMEM;
+    events->max_batch = KV_OPT(opts, max_batch, 1024);
+    events->window_ns = KV_OPT(opts, window_us, 10000) * UINT64_C(1000);
+    events->queue_bytes = KV_OPT(opts, queue_bytes, (uint64_t)16 << 20);
+    pthread_mutex_init(&events->lock, NULL);
+    pthread_mutex_init(&events->sinks_lock, NULL);
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&events->work, &attr);
+    pthread_cond_init(&events->idle, &attr);
+    pthread_condattr_destroy(&attr);
+    events->batch = calloc(events->max_batch, sizeof(*events->batch));
+    events->scoped = calloc(events->max_batch, sizeof(*events->scoped));
+    if (!events->batch || !events->scoped)
+        goto fail;
+    err = kv_thread_start(&events->thread, "kvbm-events", run, events);
+    if (err < 0)
+        goto fail;
+    events->started = true;
+    *ret = events;
+    return 0;
+
+fail:
+    kvbm_events_destroy(events);
+    return err;
+}
+
+static void stop(struct kvbm_events *events)
+{
+    pthread_mutex_lock(&events->lock);
+    events->stop = true;
+    pthread_cond_signal(&events->work);
+    pthread_mutex_unlock(&events->lock);
+    pthread_join(events->thread, NULL);
+}
+
+void kvbm_events_destroy(struct kvbm_events *events)
+{
+    if (!events)
+        return;
+    if (events->started)
+        stop(events);
+    for (size_t i = 0; i < MAX_SINKS; i++) {
+        if (events->sinks[i].id && events->sinks[i].close)
+            events->sinks[i].close(events->sinks[i].arg);
+    }
+    pthread_cond_destroy(&events->work);
+    pthread_cond_destroy(&events->idle);
+    pthread_mutex_destroy(&events->lock);
+    pthread_mutex_destroy(&events->sinks_lock);
+    free(events->filling.data);
+    free(events->draining.data);
+    free(events->batch);
+    free(events->scoped);
+    free(events);
+}
+
+/* ---- sinks ---- */
+
+int kvbm_events_add_sink(struct kvbm_events *events, enum kvbm_event_scope scope, kvbm_event_fn fn,
+                         void (*close)(void *arg), void *arg)
+{
+    int id = -ENOSPC;
+
+    if (!events || !fn || (unsigned)scope > KVBM_EVENTS_CONSOLIDATED)
+        return -EINVAL;
+    pthread_mutex_lock(&events->sinks_lock);
+    for (size_t i = 0; i < MAX_SINKS && id < 0; i++) {
+        if (events->sinks[i].id)
+            continue;
+        id = ++events->next_id;
+        events->sinks[i] =
+            (struct sink){.id = id, .scope = scope, .fn = fn, .close = close, .arg = arg};
+    }
+    pthread_mutex_unlock(&events->sinks_lock);
+    return id;
+}
+
+int kvbm_events_add_callback(struct kvbm_events *events, enum kvbm_event_scope scope,
+                             kvbm_event_fn fn, void *arg)
+{
+    return kvbm_events_add_sink(events, scope, fn, NULL, arg);
+}
+
+int kvbm_events_remove_sink(struct kvbm_events *events, int id)
+{
+    struct sink gone = {0};
+
+    if (!events || id <= 0)
+        return -EINVAL;
+    if (pthread_equal(pthread_self(), events->thread))
+        return -EDEADLK;
+    pthread_mutex_lock(&events->sinks_lock);
+    for (size_t i = 0; i < MAX_SINKS; i++) {
+        if (events->sinks[i].id != id)
+            continue;
+        gone = events->sinks[i];
+        events->sinks[i] = (struct sink){0};
+    }
+    pthread_mutex_unlock(&events->sinks_lock);
+    if (gone.close)
+        gone.close(gone.arg);
+    return gone.id ? 0 : -ENOENT;
+}
+
+/* ---- waiting, looking ---- */
+
+int kvbm_events_flush(struct kvbm_events *events, uint32_t timeout_ms)
+{
+    uint64_t due = kv_now_ns() + timeout_ms * KV_NS_PER_MS;
+    struct timespec at = {(time_t)(due / KV_NS_PER_S), (long)(due % KV_NS_PER_S)};
+    uint64_t up_to;
+    int err = 0;
+
+    if (pthread_equal(pthread_self(), events->thread))
+        return -EDEADLK;
+    pthread_mutex_lock(&events->lock);
+    up_to = events->sequence;
+    while (events->delivered < up_to && err == 0) {
+        events->hurry = true;
+        pthread_cond_signal(&events->work);
+        err =
+            pthread_cond_timedwait(&events->idle, &events->lock, &at) == ETIMEDOUT ? -ETIMEDOUT : 0;
+    }
+    if (events->delivered >= up_to)
+        err = 0;
+    pthread_mutex_unlock(&events->lock);
+    return err;
+}
+
+void kvbm_events_get_stats(struct kvbm_events *events, struct kvbm_events_stats *ret)
+{
+    pthread_mutex_lock(&events->lock);
+    *ret = events->stats;
+    ret->queued_bytes = events->filling.len;
+    pthread_mutex_unlock(&events->lock);
+}

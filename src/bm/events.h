@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+/** What the registry writes to: between begin and end the queue is this thread's. Never waits for sinks. */
+#ifndef KVBM_BM_EVENTS_H
+#define KVBM_BM_EVENTS_H
+
+#include "kvbm_events.h"
+
+void kvbm_events_begin(struct kvbm_events *events);
+/** Copied; dropped and counted when the queue is full. sequence and time_ns are filled in. */
+void kvbm_events_put(struct kvbm_events *events, const struct kvbm_event *event);
+void kvbm_events_end(struct kvbm_events *events);
+
+/** A sink of the library's own: close(@arg) is called once, when it is removed or the manager goes. */
+int kvbm_events_add_sink(struct kvbm_events *events, enum kvbm_event_scope scope, kvbm_event_fn fn,
+                         void (*close)(void *arg), void *arg);
+
+#endif

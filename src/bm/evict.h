@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Which inactive block goes first. One structure for all policies: lists of slots, in the order
+ *
+ *     priority 0 ............ 100, in each: level 0 ...... n_levels - 1, in each: first in, first out
+ *
+ * and bitmaps that find the first list that isn't empty. What a policy decides is the level:
+ *
+ *   LRU      one level
+ *   LFU      four, by how often the key was used (sketch.h)
+ *   lineage  4096, by when the block became inactive: level = age class, a ring of time that moves on
+ *            (so that a parent, whose turn comes when its last child has gone, gets the place of its own
+ *            age); only leaves are in lists at all
+ *
+ * Each operation takes constant time: two bitmap steps and a list link.
+ */
+#ifndef KVBM_BM_EVICT_H
+#define KVBM_BM_EVICT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kvbm_pool.h"
+
+struct kvbm_list {
+    uint32_t head, tail;
+};
+
+struct kvbm_evict {
+    enum kvbm_eviction policy;
+    uint32_t n_levels;       /* 1, 4, 4096 */
+    uint32_t n_words;        /* of a priority's bitmap */
+    struct kvbm_list *lists; /* [KVBM_PRIORITY_MAX + 1][n_levels] */
+    uint64_t *words;         /* [..][n_words], a bit per list that isn't empty */
+    uint64_t *summary;       /* [..], a bit per word that isn't 0 */
+    uint64_t priorities[2];  /* a bit per summary that isn't 0 */
+    size_t lists_mapped, words_mapped, summary_mapped;
+    uint8_t thresholds[3];
+    uint64_t tick; /* releases so far */
+    /* lineage: */
+    uint32_t shift;     /* an age class is 2^shift ticks */
+    uint64_t base;      /* the oldest age class that has a list of its own */
+    uint32_t *children; /* by entry: how many of its children are inactive */
+    size_t children_mapped, max_entries;
+};
+
+struct kvbm_pool;
+
+int kvbm_evict_init(struct kvbm_evict *evict, const struct kvbm_pool_opts *opts);
+void kvbm_evict_fini(struct kvbm_evict *evict);
+/** The registry's entries have become more. */
+int kvbm_evict_grow(struct kvbm_evict *evict, size_t max_entries);
+
+/** Slot @i has become inactive, or was touched: it is the latest now. */
+void kvbm_evict_insert(struct kvbm_pool *pool, uint32_t i);
+/** It isn't inactive any more. */
+void kvbm_evict_remove(struct kvbm_pool *pool, uint32_t i);
+/** Remove and return the first; there is one. */
+uint32_t kvbm_evict_pop(struct kvbm_pool *pool);
+/** Its priority has changed. */
+void kvbm_evict_prioritise(struct kvbm_pool *pool, uint32_t i, uint8_t priority);
+
+#endif

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Handles on registered blocks: counted ones, and weak ones. */
+#include <errno.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "pool.h"
+
+/* Lock the pool of an immutable handle; the slot's number, or an error without the lock. */
+static int64_t lock_handle(const struct kvbm_handle *handle)
+{
+    int64_t i;
+
+    if (!handle->pool)
+        return -EINVAL;
+    kvbm_lock(handle->pool->registry);
+    i = kvbm_slot_of(handle->pool, handle);
+    if (i > 0 && handle->pool->slots[i].state != KVBM_REGISTERED)
+        i = -EBADFD;
+    if (i < 0)
+        kvbm_unlock(handle->pool->registry);
+    return i;
+}
+
+int kvbm_immutable_clone(const struct kvbm_immutable *block, struct kvbm_immutable *ret)
+{
+    int64_t i = block && ret ? lock_handle(&block->handle) : -EINVAL;
+
+    if (i < 0)
+        return (int)i;
+    block->handle.pool->slots[i].refs++;
+    *ret = *block;
+    kvbm_unlock(block->handle.pool->registry);
+    return 0;
+}
+
+static int check_all(struct kvbm_pool *pool, const struct kvbm_immutable *blocks, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        int64_t slot = kvbm_slot_of(pool, &blocks[i].handle);
+
+        if (slot < 0)
+            return (int)slot;
+        if (pool->slots[slot].state != KVBM_REGISTERED)
+            return -EBADFD;
+    }
+    return 0;
+}
+
+int kvbm_pool_release(struct kvbm_pool *pool, struct kvbm_immutable *blocks, size_t n)
+{
+    int err;
+
+    if (!pool || (n && !blocks))
+        return -EINVAL;
+    kvbm_lock(pool->registry);
+    err = check_all(pool, blocks, n);
+    for (size_t i = n; err == 0 && i-- > 0;) {
+        int64_t slot = kvbm_slot_of(pool, &blocks[i].handle);
+
+        if (slot > 0) /* else a copy in this array released it */
+            kvbm_slot_put(pool, (uint32_t)slot);
+    }
+    kvbm_unlock(pool->registry);
+    if (err == 0 && n)
+        memset(blocks, 0, n * sizeof(*blocks));
+    return err;
+}
+
+int kvbm_immutable_release(struct kvbm_immutable *block)
+{
+    if (!block || !block->handle.pool)
+        return 0;
+    return kvbm_pool_release(block->handle.pool, block, 1);
+}
+
+int kvbm_immutable_try_return(struct kvbm_immutable *block)
+{
+    int64_t i = block ? lock_handle(&block->handle) : -EINVAL;
+    struct kvbm_pool *pool;
+    int err = -EBUSY;
+
+    if (i < 0)
+        return (int)i;
+    pool = block->handle.pool;
+    if (pool->slots[i].refs == 1) {
+        kvbm_slot_put(pool, (uint32_t)i);
+        block->handle = (struct kvbm_handle){0};
+        err = 0;
+    }
+    kvbm_unlock(pool->registry);
+    return err;
+}
+
+/* ---- weak ---- */
+
+static uint32_t primary_of(const struct kvbm_pool *pool, uint32_t i)
+{
+    return pool->slots[i].flags & SLOT_DUPLICATE ? pool->slots[i].prev : i;
+}
+
+int kvbm_immutable_downgrade(const struct kvbm_immutable *block, struct kvbm_weak *ret)
+{
+    int64_t i = block && ret ? lock_handle(&block->handle) : -EINVAL;
+    struct kvbm_pool *pool;
+    uint32_t primary;
+
+    if (i < 0)
+        return (int)i;
+    pool = block->handle.pool;
+    primary = primary_of(pool, (uint32_t)i);
+    ret->handle = (struct kvbm_handle){pool, primary - 1, pool->slots[primary].life};
+    kvbm_unlock(pool->registry);
+    return 0;
+}
+
+int kvbm_weak_upgrade(const struct kvbm_weak *block, struct kvbm_immutable *ret)
+{
+    void *caller = __builtin_return_address(0);
+    struct kvbm_pool *pool = block ? block->handle.pool : NULL;
+    struct kvbm_slot *slot;
+    int err = -ESTALE;
+
+    if (!pool || !ret || block->handle.block >= pool->n_blocks)
+        return -EINVAL;
+    kvbm_lock(pool->registry);
+    slot = &pool->slots[block->handle.block + 1];
+    if (slot->state == KVBM_REGISTERED && slot->life == block->handle.generation &&
+        !(slot->flags & SLOT_DUPLICATE)) {
+        if (slot->refs)
+            slot->refs++;
+        else
+            kvbm_slot_revive(pool, block->handle.block + 1);
+        kvbm_track(pool, block->handle.block + 1, caller);
+        ret->handle = kvbm_handle_of(pool, block->handle.block + 1);
+        err = 0;
+    }
+    kvbm_unlock(pool->registry);
+    return err;
+}
+
+int kvbm_immutable_info(const struct kvbm_immutable *block, struct kvbm_block_info *ret)
+{
+    int64_t i = block && ret ? lock_handle(&block->handle) : -EINVAL;
+    const struct kvbm_entry *e;
+    struct kvbm_pool *pool;
+    uint32_t primary;
+
+    if (i < 0)
+        return (int)i;
+    pool = block->handle.pool;
+    primary = primary_of(pool, (uint32_t)i);
+    e = kvbm_slot_entry(pool, &pool->slots[i]);
+    *ret = (struct kvbm_block_info){
+        .block = block->handle.block,
+        .primary = primary - 1,
+        .duplicate = primary != i,
+        .group = e->group,
+        .position = e->position,
+        .tiers = e->tiers,
+        .priority = pool->slots[primary].priority,
+        .handles = pool->slots[i].refs,
+    };
+    memcpy(ret->key, e->key, pool->registry->key_len);
+    kvbm_unlock(pool->registry);
+    return 0;
+}
+
+int kvbm_pool_view(const struct kvbm_pool *pool, uint32_t block, uint32_t layer, uint32_t outer,
+                   struct kvbm_view *ret)
+{
+    if (!pool || !ret)
+        return -EINVAL;
+    if (!pool->layout)
+        return -ENOTSUP;
+    if (block >= pool->n_blocks)
+        return -ERANGE;
+    return kvbm_layout_region(pool->layout, block, layer, outer, ret);
+}

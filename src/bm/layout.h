@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+/** Inside of a layout: its arithmetic, and where its storages begin. */
+#ifndef KVBM_BM_LAYOUT_H
+#define KVBM_BM_LAYOUT_H
+
+#include "kvbm_layout.h"
+
+/** What of a storage the arithmetic needs: all that is known of one of another process. */
+struct kvbm_place {
+    uint64_t addr; /* aligned up already: where block 0 begins */
+    uint64_t storage_addr, storage_bytes;
+    uint64_t device_id;
+    enum kvbm_storage_kind kind;
+    struct kvbm_storage *storage; /* NULL when deserialised */
+};
+
+struct kvbm_layout {
+    struct kvbm_layout_config config;
+    struct kvbm_layout_shape shape;
+    bool owns_storages;
+    uint32_t n;
+    struct kvbm_place places[];
+};
+
+/** A layout of @n places without addresses; shape and config filled in. */
+int kvbm_layout_new(const struct kvbm_layout_config *config, struct kvbm_layout **ret);
+
+/** The config in today's form: defaults filled in, what an older caller doesn't have zeroed. */
+int kvbm_layout_config_read(const struct kvbm_layout_config *config,
+                            struct kvbm_layout_config *ret);
+
+uint32_t kvbm_dtype_bytes(kvx_dtype_t dtype); /* 0: no element type */
+
+#endif

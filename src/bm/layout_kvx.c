@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Layouts as KVX caches and back: what kernels and engines call the same memory. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "layout.h"
+
+/* ---- to KVX ---- */
+
+static kvx_memory_type_t memory_of(enum kvbm_storage_kind kind)
+{
+    switch (kind) {
+    case KVBM_STORAGE_SYSTEM:
+    case KVBM_STORAGE_PINNED:
+        return KVX_MEMORY_HOST;
+    case KVBM_STORAGE_DEVICE:
+        return KVX_MEMORY_DEVICE;
+    default:
+        return KVX_MEMORY_UNKNOWN;
+    }
+}
+
+static kvx_tensor_desc_t tensor(const struct kvbm_layout *layout, uint32_t layer, uint32_t outer)
+{
+    const struct kvbm_layout_config *c = &layout->config;
+    const struct kvbm_layout_shape *s = &layout->shape;
+    const struct kvbm_place *place = &layout->places[layout->n == 1 ? 0 : layer];
+    int64_t heads = c->num_heads, dim = c->inner_dim / c->num_heads, page = c->page_size;
+    bool hnd = c->order == KVBM_ORDER_HND;
+
+    return (kvx_tensor_desc_t){
+        .size = sizeof(kvx_tensor_desc_t),
+        .dtype = c->dtype,
+        .layout = hnd ? KVX_LAYOUT_BLOCK_HND : KVX_LAYOUT_BLOCK_NHD,
+        .memory = memory_of(place->kind),
+        .ndim = 4,
+        .shape = {(int64_t)c->num_blocks, hnd ? heads : page, hnd ? page : heads, dim},
+        .stride = {(int64_t)(s->block_stride / c->dtype_width_bytes),
+                   hnd ? page * dim : heads * dim, dim, 1},
+        .data =
+            (void *)(uintptr_t)(place->addr + layer * s->layer_stride + outer * s->outer_stride),
+    };
+}
+
+int kvbm_layout_to_kvx(const struct kvbm_layout *layout, uint32_t layer, kvx_cache_desc_t *ret)
+{
+    const struct kvbm_layout_config *c;
+
+    if (!layout || !ret)
+        return -EINVAL;
+    c = &layout->config;
+    if (!c->num_heads || !c->dtype || memory_of(layout->places[0].kind) == KVX_MEMORY_UNKNOWN)
+        return -EINVAL;
+    if (layer >= c->num_layers)
+        return -ERANGE;
+    if (c->num_blocks > UINT32_MAX || layout->shape.block_stride % c->dtype_width_bytes)
+        return -ENOTSUP;
+    *ret = (kvx_cache_desc_t){
+        .size = sizeof(*ret),
+        .num_blocks = (uint32_t)c->num_blocks,
+        .block_size = c->page_size,
+        .num_kv_heads = c->num_heads,
+        .head_dim = c->inner_dim / c->num_heads,
+        .k = tensor(layout, layer, 0),
+        .v = tensor(layout, layer, c->outer_dim - 1),
+    };
+    return 0;
+}
+
+/* ---- from KVX ---- */
+
+static uint64_t addr_of(const kvx_tensor_desc_t *t)
+{
+    return (uint64_t)(uintptr_t)t->data;
+}
+
+/* NHD or HND with regions in one piece. */
+static bool packed(const kvx_cache_desc_t *cache, const kvx_tensor_desc_t *t)
+{
+    int64_t dim = cache->head_dim;
+    int64_t inner = t->layout == KVX_LAYOUT_BLOCK_HND ? cache->block_size : cache->num_kv_heads;
+
+    return (t->layout == KVX_LAYOUT_BLOCK_NHD || t->layout == KVX_LAYOUT_BLOCK_HND) &&
+           t->ndim == 4 && t->stride[3] == 1 && t->stride[2] == dim &&
+           t->stride[1] == inner * dim && t->stride[0] > 0;
+}
+
+static bool alike(const kvx_tensor_desc_t *a, const kvx_tensor_desc_t *b)
+{
+    return a->dtype == b->dtype && a->layout == b->layout && a->memory == b->memory &&
+           a->ndim == b->ndim && !memcmp(a->stride, b->stride, sizeof(a->stride[0]) * 4) &&
+           !memcmp(a->shape, b->shape, sizeof(a->shape[0]) * 4);
+}
+
+static int check_layers(const kvx_cache_desc_t *const *layers, uint32_t n)
+{
+    const kvx_cache_desc_t *first = layers[0];
+
+    for (uint32_t i = 0; i < n; i++) {
+        const kvx_cache_desc_t *cache = layers[i];
+
+        if (!cache || kvx_validate_cache_desc(cache) != KVX_STATUS_OK)
+            return -EINVAL;
+        if (!packed(cache, &cache->k) || !packed(cache, &cache->v))
+            return -ENOTSUP;
+        if (!alike(&cache->k, &cache->v) || !alike(&cache->k, &first->k) ||
+            cache->num_blocks != first->num_blocks || cache->block_size != first->block_size ||
+            cache->num_kv_heads != first->num_kv_heads || cache->head_dim != first->head_dim)
+            return -EINVAL;
+        if (addr_of(&cache->v) - addr_of(&cache->k) != addr_of(&first->v) - addr_of(&first->k))
+            return -EINVAL;
+    }
+    return 0;
+}
+
+/* The least alignment that makes @stride of @natural; 0 when none does. */
+static uint64_t alignment_of(uint64_t natural, uint64_t stride)
+{
+    for (uint64_t a = 1; a && a <= stride; a *= 2) {
+        if ((natural + a - 1) / a * a == stride)
+            return a;
+    }
+    return 0;
+}
+
+/* Layers in one block, one behind the other: K and V of a layer, then the next layer. */
+static bool fully_contiguous(const kvx_cache_desc_t *const *layers, uint32_t n,
+                             uint64_t layer_stride)
+{
+    for (uint32_t i = 1; i < n; i++) {
+        if (addr_of(&layers[i]->k) - addr_of(&layers[i - 1]->k) != layer_stride)
+            return false;
+    }
+    return n > 1;
+}
+
+static int config_of(const kvx_cache_desc_t *const *layers, uint32_t n,
+                     struct kvbm_layout_config *c)
+{
+    const kvx_cache_desc_t *first = layers[0];
+    uint64_t between = addr_of(&first->v) - addr_of(&first->k), region, stride, alignment;
+
+    *c = (struct kvbm_layout_config){
+        .size = sizeof(*c),
+        .num_blocks = first->num_blocks,
+        .num_layers = n,
+        .outer_dim = between ? 2 : 1,
+        .page_size = first->block_size,
+        .inner_dim = first->num_kv_heads * first->head_dim,
+        .dtype_width_bytes = kvbm_dtype_bytes(first->k.dtype),
+        .num_heads = first->num_kv_heads,
+        .dtype = first->k.dtype,
+        .order = first->k.layout == KVX_LAYOUT_BLOCK_HND ? KVBM_ORDER_HND : KVBM_ORDER_NHD,
+    };
+    region = (uint64_t)c->page_size * c->inner_dim * c->dtype_width_bytes;
+    stride = (uint64_t)first->k.stride[0] * c->dtype_width_bytes;
+    if ((!between || between == region) && fully_contiguous(layers, n, region * c->outer_dim)) {
+        c->kind = KVBM_FULLY_CONTIGUOUS;
+        alignment = alignment_of(region * c->outer_dim * n, stride);
+    } else if (!between || between == region) {
+        c->kind = KVBM_LAYER_SEPARATE_BLOCK_CONTIGUOUS;
+        alignment = alignment_of(region * c->outer_dim, stride);
+    } else if (between == stride * first->num_blocks) {
+        c->kind = KVBM_LAYER_SEPARATE_OUTER_CONTIGUOUS;
+        alignment = alignment_of(region, stride);
+    } else {
+        return -ENOTSUP;
+    }
+    if (!alignment || alignment > UINT32_MAX)
+        return -ENOTSUP;
+    c->alignment = (uint32_t)alignment;
+    return 0;
+}
+
+/* An engine's memory as the storage of layer @i; its first block begins where the storage begins. */
+static int adopt(struct kvbm_layout *layout, uint32_t i, const kvx_cache_desc_t *cache)
+{
+    struct kvbm_storage_opts opts = {
+        .size = sizeof(opts),
+        .kind = KVBM_STORAGE_EXTERNAL,
+        .bytes = layout->shape.data_bytes,
+        .memory = cache->k.data,
+        .of = cache->k.memory == KVX_MEMORY_DEVICE ? KVBM_STORAGE_DEVICE : KVBM_STORAGE_SYSTEM,
+    };
+    struct kvbm_place *place = &layout->places[i];
+    int err;
+
+    if (addr_of(&cache->k) % layout->config.alignment)
+        return -ENOTSUP; /* blocks are aligned to each other, but not in memory */
+    err = kvbm_storage_create(&opts, &place->storage);
+    if (err < 0)
+        return err;
+    *place = (struct kvbm_place){
+        .addr = addr_of(&cache->k),
+        .storage_addr = addr_of(&cache->k),
+        .storage_bytes = opts.bytes,
+        .device_id = kvbm_storage_device_id(place->storage),
+        .kind = kvbm_storage_kind(place->storage),
+        .storage = place->storage,
+    };
+    return 0;
+}
+
+int kvbm_layout_from_kvx(const kvx_cache_desc_t *const *layers, uint32_t num_layers,
+                         struct kvbm_layout **ret)
+{
+    struct kvbm_layout_config config;
+    struct kvbm_layout *layout = NULL;
+    int err = layers && num_layers && ret ? check_layers(layers, num_layers) : -EINVAL;
+
+    if (err == 0)
+        err = config_of(layers, num_layers, &config);
+    if (err == 0)
+        err = kvbm_layout_new(&config, &layout);
+    if (err < 0)
+        return err;
+    layout->owns_storages = true;
+    for (uint32_t i = 0; err == 0 && i < layout->n; i++)
+        err = adopt(layout, i, layers[i]);
+    if (err < 0) {
+        kvbm_layout_destroy(layout);
+        return err;
+    }
+    *ret = layout;
+    return 0;
+}

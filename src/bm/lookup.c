@@ -1,0 +1,348 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Finding blocks by their keys, holding what is found. */
+#include "lookup.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "base/error.h"
+
+void kvbm_hash_keys(const struct kvbm_registry *r, uint32_t group, const uint8_t *keys, size_t n,
+                    uint32_t *tags)
+{
+    for (size_t i = 0; i < n; i++) {
+        tags[i] = kvbm_tag(r, group, keys + i * r->key_len);
+        kvbm_prefetch_home(r, tags[i]);
+    }
+    for (size_t i = 0; i < n; i++)
+        __builtin_prefetch(kvbm_entry(r, kvbm_guess(r, tags[i])));
+}
+
+void kvbm_find_slots(const struct kvbm_pool *pool, uint32_t group, const uint8_t *keys, size_t n,
+                     uint32_t *ret)
+{
+    const struct kvbm_registry *r = pool->registry;
+    uint32_t tags[KVBM_LOOKUP];
+
+    kvbm_hash_keys(r, group, keys, n, tags);
+    for (size_t i = 0; i < n; i++) {
+        uint32_t entry = kvbm_find(r, group, keys + i * r->key_len, tags[i]);
+
+        ret[i] = entry ? kvbm_entry(r, entry)->slot[pool->tier] : 0;
+        __builtin_prefetch(&pool->slots[ret[i]], 1);
+    }
+}
+
+static bool serves(const struct kvbm_pool *pool, uint32_t group, const void *keys, size_t n)
+{
+    return pool && group < KVBM_MAX_GROUPS && pool->groups >> group & 1 && (keys || !n);
+}
+
+/* One more handle on a registered block. */
+static void hold(struct kvbm_pool *pool, uint32_t i)
+{
+    if (pool->slots[i].refs)
+        pool->slots[i].refs++;
+    else
+        kvbm_slot_revive(pool, i);
+}
+
+static void use(struct kvbm_pool *pool, uint32_t i)
+{
+    if (pool->sketch.words)
+        kvbm_sketch_use(&pool->sketch, kvbm_slot_entry(pool, &pool->slots[i])->tag);
+}
+
+/* Tell the callbacks, without the lock. */
+static void touched(struct kvbm_pool *pool, uint32_t group, const void *keys, size_t n)
+{
+    struct kvbm_registry *r = pool->registry;
+    uint32_t n_touch = atomic_load_explicit(&r->n_touch, memory_order_acquire); /* on_touch */
+
+    for (uint32_t i = 0; n && i < n_touch; i++)
+        r->touch[i].fn(r->touch[i].arg, pool->tier, group, keys, n);
+}
+
+/*
+ * Do something with each key's slot (0: not found), until it says stop. Returns how many keys that were.
+ * Inlined, so that each caller gets a loop of its own.
+ */
+typedef bool (*visit_fn)(struct kvbm_pool *pool, uint32_t slot, size_t i, void *arg);
+
+static inline __attribute__((always_inline)) size_t
+visit(struct kvbm_pool *pool, uint32_t group, const void *keys, size_t n, visit_fn fn, void *arg)
+{
+    const uint8_t *key = keys;
+    uint32_t slots[KVBM_LOOKUP];
+
+    for (size_t done = 0, some; done < n; done += some) {
+        some = KV_MIN(n - done, (size_t)KVBM_LOOKUP);
+        kvbm_find_slots(pool, group, key + done * pool->registry->key_len, some, slots);
+        for (size_t i = 0; i < some; i++) {
+            if (!fn(pool, slots[i], done + i, arg))
+                return done + i;
+        }
+    }
+    return n;
+}
+
+/* ---- match ---- */
+
+struct match {
+    struct kvbm_immutable *ret;
+    void *caller;
+    bool touch;
+    size_t found;
+};
+
+static void take(struct kvbm_pool *pool, uint32_t slot, size_t i, struct match *match)
+{
+    hold(pool, slot);
+    if (match->touch)
+        use(pool, slot);
+    kvbm_track(pool, slot, match->caller);
+    match->ret[i].handle = kvbm_handle_of(pool, slot);
+    match->found++;
+}
+
+static bool match_prefix(struct kvbm_pool *pool, uint32_t slot, size_t i, void *arg)
+{
+    if (slot)
+        take(pool, slot, i, arg);
+    return slot != 0;
+}
+
+static bool match_any(struct kvbm_pool *pool, uint32_t slot, size_t i, void *arg)
+{
+    struct match *match = arg;
+
+    if (slot)
+        take(pool, slot, i, match);
+    else
+        match->ret[i].handle = (struct kvbm_handle){0};
+    return true;
+}
+
+long kvbm_pool_match(struct kvbm_pool *pool, uint32_t group, const void *keys, size_t n,
+                     unsigned flags, struct kvbm_immutable *ret)
+{
+    struct match match = {ret, __builtin_return_address(0), !(flags & KVBM_MATCH_NO_TOUCH), 0};
+
+    if (!serves(pool, group, keys, n) || (n && !ret) || flags & ~KVBM_MATCH_NO_TOUCH)
+        return -EINVAL;
+    kvbm_lock(pool->registry);
+    visit(pool, group, keys, n, match_prefix, &match);
+    pool->stats.match_hashes_requested += n;
+    pool->stats.match_blocks_returned += match.found;
+    kvbm_unlock(pool->registry);
+    if (match.touch)
+        touched(pool, group, keys, match.found);
+    return (long)match.found;
+}
+
+long kvbm_pool_match_scattered(struct kvbm_pool *pool, uint32_t group, const void *keys, size_t n,
+                               unsigned flags, struct kvbm_immutable *ret)
+{
+    struct match match = {ret, __builtin_return_address(0), !(flags & KVBM_MATCH_NO_TOUCH), 0};
+    const uint8_t *key = keys;
+
+    if (!serves(pool, group, keys, n) || (n && !ret) || flags & ~KVBM_MATCH_NO_TOUCH)
+        return -EINVAL;
+    kvbm_lock(pool->registry);
+    visit(pool, group, keys, n, match_any, &match);
+    pool->stats.scan_hashes_requested += n;
+    pool->stats.scan_blocks_returned += match.found;
+    kvbm_unlock(pool->registry);
+    for (size_t i = 0; match.touch && i < n; i++) {
+        if (ret[i].handle.pool)
+            touched(pool, group, key + i * pool->registry->key_len, 1);
+    }
+    return (long)match.found;
+}
+
+static bool is_there(struct kvbm_pool *pool, uint32_t slot, size_t i, void *arg)
+{
+    (void)pool, (void)i, (void)arg;
+    return slot != 0;
+}
+
+long kvbm_pool_probe(struct kvbm_pool *pool, uint32_t group, const void *keys, size_t n)
+{
+    size_t found;
+
+    if (!serves(pool, group, keys, n))
+        return -EINVAL;
+    kvbm_lock(pool->registry);
+    found = visit(pool, group, keys, n, is_there, NULL);
+    kvbm_unlock(pool->registry);
+    return (long)found;
+}
+
+/* ---- touch, retain ---- */
+
+/* Like a release: of several, the last goes first, so that a leaf stays older than its parent. */
+static void renew(struct kvbm_pool *pool, uint32_t group, const void *keys, size_t n)
+{
+    const uint8_t *key = keys;
+    uint32_t slots[KVBM_LOOKUP];
+
+    for (size_t left = n, some; left > 0; left -= some) {
+        some = KV_MIN(left, (size_t)KVBM_LOOKUP);
+        kvbm_find_slots(pool, group, key + (left - some) * pool->registry->key_len, some, slots);
+        for (size_t i = some; i-- > 0;) {
+            use(pool, slots[i]);
+            if (pool->slots[slots[i]].refs)
+                continue;
+            kvbm_evict_remove(pool, slots[i]);
+            kvbm_evict_insert(pool, slots[i]);
+        }
+    }
+}
+
+long kvbm_pool_touch(struct kvbm_pool *pool, uint32_t group, const void *keys, size_t n)
+{
+    size_t found;
+
+    if (!serves(pool, group, keys, n))
+        return -EINVAL;
+    kvbm_lock(pool->registry);
+    found = visit(pool, group, keys, n, is_there, NULL);
+    renew(pool, group, keys, found);
+    kvbm_unlock(pool->registry);
+    touched(pool, group, keys, found);
+    return (long)found;
+}
+
+struct retain {
+    uint8_t priority;
+    uint32_t until; /* 0: for ever */
+    size_t found;
+    int err;
+};
+
+static bool retain_one(struct kvbm_pool *pool, uint32_t i, size_t at, void *arg)
+{
+    struct retain *retain = arg;
+    struct kvbm_slot *slot = &pool->slots[i];
+
+    (void)at;
+    if (!i)
+        return true;
+    if (retain->until) {
+        retain->err = kvbm_retain_reserve(pool);
+        if (retain->err < 0)
+            return false;
+    }
+    retain->found++;
+    kvbm_evict_prioritise(pool, i, retain->priority);
+    slot->flags &= (uint8_t)~SLOT_RETAINED;
+    if (retain->until) {
+        slot->flags |= SLOT_RETAINED;
+        slot->retained = retain->until;
+        kvbm_retain_add(pool, i, retain->until);
+    }
+    return true;
+}
+
+long kvbm_pool_retain(struct kvbm_pool *pool, uint32_t group, const void *keys, size_t n,
+                      uint32_t priority, uint64_t ttl_ms)
+{
+    struct retain retain = {(uint8_t)priority, 0, 0, 0};
+
+    if (!serves(pool, group, keys, n) || priority > KVBM_PRIORITY_MAX)
+        return -EINVAL;
+    kvbm_lock(pool->registry);
+    if (ttl_ms)
+        retain.until = kvbm_retain_when(pool, ttl_ms);
+    visit(pool, group, keys, n, retain_one, &retain);
+    kvbm_unlock(pool->registry);
+    return retain.err < 0 ? retain.err : (long)retain.found;
+}
+
+/* ---- forgetting ---- */
+
+static bool reset_one(struct kvbm_pool *pool, uint32_t slot, size_t i, void *arg)
+{
+    struct kvbm_reset_result *result = arg;
+
+    (void)i;
+    if (!slot) {
+        result->not_found++;
+    } else if (pool->slots[slot].refs) {
+        result->held++;
+    } else if (pool->slots[slot].flags & SLOT_INACTIVE) {
+        kvbm_evict_remove(pool, slot);
+        pool->n_inactive--;
+        kvbm_slot_forget(pool, slot);
+        result->reset++;
+    } else {
+        result->not_found++; /* the same key again: gone a moment ago */
+    }
+    return true;
+}
+
+int kvbm_pool_reset_keys(struct kvbm_pool *pool, uint32_t group, const void *keys, size_t n,
+                         struct kvbm_reset_result *ret)
+{
+    struct kvbm_reset_result result = {0};
+
+    if (!serves(pool, group, keys, n))
+        return -EINVAL;
+    kvbm_lock(pool->registry);
+    visit(pool, group, keys, n, reset_one, &result);
+    kvbm_unlock(pool->registry);
+    if (ret)
+        *ret = result;
+    return 0;
+}
+
+long kvbm_pool_reset_inactive(struct kvbm_pool *pool)
+{
+    size_t n;
+
+    if (!pool)
+        return -EINVAL;
+    kvbm_lock(pool->registry);
+    n = kvbm_forget_inactive(pool);
+    kvbm_unlock(pool->registry);
+    return (long)n;
+}
+
+int kvbm_pool_reset(struct kvbm_pool *pool)
+{
+    int err = 0;
+
+    if (!pool)
+        return -EINVAL;
+    kvbm_lock(pool->registry);
+    if (pool->n_mutable || pool->n_immutable)
+        err = -EBUSY;
+    else
+        kvbm_forget_inactive(pool);
+    kvbm_unlock(pool->registry);
+    return err;
+}
+
+int kvbm_registry_locate(struct kvbm_registry *r, uint32_t group, const void *keys, size_t n,
+                         uint8_t *ret)
+{
+    const uint8_t *key = keys;
+    uint32_t tags[KVBM_LOOKUP];
+
+    if (!r || group >= KVBM_MAX_GROUPS || (n && (!keys || !ret)))
+        return -EINVAL;
+    kvbm_lock(r);
+    for (size_t i = 0; i < n && r->pools; i++) {
+        uint32_t entry;
+
+        if (i % KVBM_LOOKUP == 0)
+            kvbm_hash_keys(r, group, key + i * r->key_len, KV_MIN(n - i, (size_t)KVBM_LOOKUP),
+                           tags);
+        entry = kvbm_find(r, group, key + i * r->key_len, tags[i % KVBM_LOOKUP]);
+        ret[i] = entry ? kvbm_entry(r, entry)->tiers : 0;
+    }
+    if (!r->pools && n)
+        memset(ret, 0, n);
+    kvbm_unlock(r);
+    return 0;
+}

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+/** Large zeroed arrays: reserved at once, given pages as they are touched, huge ones where there are any. */
+#ifndef KVBM_BM_MEMORY_H
+#define KVBM_BM_MEMORY_H
+
+#include <stddef.h>
+#include <sys/mman.h>
+
+/** NULL when out of address space. *@mapped is what kvbm_unmap wants to know. */
+static inline void *kvbm_map(size_t bytes, size_t *mapped)
+{
+    size_t len = (bytes + 4095) & ~(size_t)4095;
+    void *memory =
+        mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+    if (memory == MAP_FAILED)
+        return NULL;
+    if (len >= 4u << 20) /* random access all over it: misses of the TLB are half the cost */
+        madvise(memory, len, MADV_HUGEPAGE);
+    *mapped = len;
+    return memory;
+}
+
+static inline void kvbm_unmap(void *memory, size_t mapped)
+{
+    if (memory)
+        munmap(memory, mapped);
+}
+
+#endif

@@ -1,0 +1,417 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Pools: making and unmaking them, and the moves of a slot between free, held and inactive. */
+#include "pool.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "events.h"
+
+static const char *const tier_names[KV_N_TIERS] = {"device", "host", "disk", "external"};
+
+const char *kvbm_state_name(enum kvbm_state state)
+{
+    static const char *const names[] = {"reset", "partial", "complete", "registered"};
+
+    return (size_t)state < KV_COUNT(names) ? names[state] : "unknown";
+}
+
+/* ---- making and unmaking ---- */
+
+static bool power_of_two(uint32_t n)
+{
+    return n && !(n & (n - 1));
+}
+
+static bool thresholds_ascend(const uint8_t t[3])
+{
+    if (!t[0] && !t[1] && !t[2])
+        return true;
+    return t[0] && t[0] < t[1] && t[1] < t[2] && t[2] <= KVBM_SKETCH_MAX;
+}
+
+static const char *what_is_wrong(const struct kvbm_pool_opts *opts)
+{
+    if (opts->tier < 0 || opts->tier >= KV_N_TIERS)
+        return "no such tier";
+    if (!opts->n_blocks || opts->n_blocks > INT32_MAX)
+        return "n_blocks must be 1 to 2^31 - 1";
+    if (!power_of_two(opts->block_size) || opts->block_size > KVBM_MAX_BLOCK_SIZE)
+        return "block_size must be a power of two, 1 to 1024";
+    if ((unsigned)opts->eviction > KVBM_EVICT_LINEAGE)
+        return "no such eviction policy";
+    if (!thresholds_ascend(opts->lfu_thresholds))
+        return "lfu_thresholds must ascend, 1 to 15";
+    if (opts->name && strlen(opts->name) >= sizeof(((struct kvbm_pool *)0)->name))
+        return "the name is longer than 31 bytes";
+    if (opts->layout && kvbm_layout_config(opts->layout)->num_blocks < opts->n_blocks)
+        return "the layout has fewer blocks";
+    return NULL;
+}
+
+static bool groups_taken(const struct kvbm_registry *r, enum kv_tier tier, uint64_t groups)
+{
+    for (; groups; groups &= groups - 1) {
+        if (r->pool[tier][__builtin_ctzll(groups)])
+            return true;
+    }
+    return false;
+}
+
+static int map_all(struct kvbm_pool *pool, const struct kvbm_pool_opts *opts)
+{
+    size_t n = (size_t)opts->n_blocks + 1;
+
+    pool->slots = kvbm_map(n * sizeof(*pool->slots), &pool->slots_mapped);
+    pool->free = kvbm_map(n * sizeof(*pool->free), &pool->free_mapped);
+    if (!pool->slots || !pool->free || kvbm_evict_init(&pool->evict, opts) < 0)
+        return -ENOMEM;
+    if (pool->evict.policy == KVBM_EVICT_LFU && kvbm_sketch_init(&pool->sketch, opts->n_blocks) < 0)
+        return -ENOMEM;
+#ifdef NDEBUG
+    if (!opts->track_handles)
+        return 0;
+#endif
+    pool->acquired = kvbm_map(n * sizeof(*pool->acquired), &pool->acquired_mapped);
+    return pool->acquired ? 0 : -ENOMEM;
+}
+
+static void pool_free(struct kvbm_pool *pool)
+{
+    kvbm_unmap(pool->slots, pool->slots_mapped);
+    kvbm_unmap(pool->free, pool->free_mapped);
+    kvbm_unmap(pool->acquired, pool->acquired_mapped);
+    kvbm_evict_fini(&pool->evict);
+    kvbm_sketch_fini(&pool->sketch);
+    kvbm_retain_fini(&pool->retained);
+    kvbm_slab_fini(&pool->tokens);
+    free(pool);
+}
+
+/* With the lock. Lineage pools count children by entry, and the entries are about to become more. */
+static int join(struct kvbm_registry *r, struct kvbm_pool *pool)
+{
+    uint64_t entries = 2 * (r->n_blocks + pool->n_blocks) + 2;
+    int err;
+
+    if (groups_taken(r, pool->tier, pool->groups))
+        return -EEXIST;
+    if (kvbm_evict_grow(&pool->evict, entries) < 0)
+        return -ENOMEM;
+    for (struct kvbm_pool *p = r->pools; p; p = p->next) {
+        if (kvbm_evict_grow(&p->evict, entries) < 0)
+            return -ENOMEM;
+    }
+    err = kvbm_registry_grow(r, pool->n_blocks);
+    if (err < 0)
+        return err;
+    for (uint64_t left = pool->groups; left; left &= left - 1)
+        r->pool[pool->tier][__builtin_ctzll(left)] = pool;
+    pool->next = r->pools;
+    r->pools = pool;
+    return 0;
+}
+
+int kvbm_pool_create(struct kvbm_registry *r, const struct kvbm_pool_opts *opts,
+                     struct kvbm_pool **ret)
+{
+    struct kvbm_pool_opts o = {0};
+    struct kvbm_pool *pool;
+    const char *wrong;
+    int err;
+
+    if (!r || !opts || !ret || opts->size < offsetof(struct kvbm_pool_opts, eviction))
+        return -EINVAL;
+    memcpy(&o, opts, KV_MIN(opts->size, sizeof(o)));
+    wrong = what_is_wrong(&o);
+    if (wrong) {
+        kv_log_warn("kvbm", "no pool", "reason=\"%s\"", wrong);
+        return -EINVAL;
+    }
+    pool = calloc(1, sizeof(*pool));
+    if (!pool)
+        return -ENOMEM;
+    snprintf(pool->name, sizeof(pool->name), "%s", o.name ? o.name : tier_names[o.tier]);
+    pool->registry = r;
+    pool->tier = o.tier;
+    pool->groups = o.groups ? o.groups : UINT64_MAX;
+    pool->n_blocks = o.n_blocks;
+    pool->block_size = o.block_size;
+    pool->tokens.n_words = KVBM_START_WORDS + o.block_size;
+    pool->reject_duplicates = o.reject_duplicates;
+    pool->reset_on_release = o.reset_on_release;
+    pool->layout = o.layout;
+    pool->created_ns = kv_now_ns();
+    err = map_all(pool, &o);
+    if (err == 0) {
+        kvbm_pool_start(pool);
+        kvbm_lock(r);
+        err = join(r, pool);
+        kvbm_unlock(r);
+    }
+    if (err < 0) {
+        pool_free(pool);
+        return err;
+    }
+    *ret = pool;
+    return 0;
+}
+
+/* All blocks free, in order. */
+void kvbm_pool_start(struct kvbm_pool *pool)
+{
+    for (uint32_t i = 1; i <= pool->n_blocks; i++) {
+        pool->slots[i].priority = KVBM_PRIORITY_DEFAULT;
+        pool->free[i - 1] = i;
+    }
+    pool->free_head = 0;
+    pool->n_free = pool->n_blocks;
+}
+
+static void report_leak(const struct kvbm_pool *pool, uint32_t i)
+{
+    const struct kvbm_slot *slot = &pool->slots[i];
+    Dl_info from = {0};
+
+    if (!pool->acquired || !dladdr(pool->acquired[i], &from) || !from.dli_fname) {
+        kv_log_warn("kvbm", "a block is still held", "pool=%s block=%u state=%s handles=%u",
+                    pool->name, i - 1, kvbm_state_name(slot->state), slot->refs);
+        return;
+    }
+    kv_log_warn("kvbm", "a block is still held",
+                "pool=%s block=%u state=%s handles=%u acquired=%s(%s+0x%zx)", pool->name, i - 1,
+                kvbm_state_name(slot->state), slot->refs, from.dli_fname,
+                from.dli_sname ? from.dli_sname : "",
+                (size_t)((char *)pool->acquired[i] -
+                         (char *)(from.dli_saddr ? from.dli_saddr : from.dli_fbase)));
+}
+
+/* The first few one by one: a pool has millions of blocks. */
+static void report_leaks(const struct kvbm_pool *pool)
+{
+    uint32_t told = 0;
+
+    kv_log_warn("kvbm", "pool not destroyed: blocks are held",
+                "pool=%s mutable=%" PRIu64 " immutable=%" PRIu64, pool->name, pool->n_mutable,
+                pool->n_immutable);
+    for (uint32_t i = 1; i <= pool->n_blocks && told < 100; i++) {
+        if (!pool->slots[i].refs)
+            continue;
+        report_leak(pool, i);
+        told++;
+    }
+}
+
+int kvbm_pool_destroy(struct kvbm_pool *pool)
+{
+    struct kvbm_registry *r;
+    struct kvbm_pool **at;
+
+    if (!pool)
+        return 0;
+    r = pool->registry;
+    kvbm_lock(r);
+    if (pool->n_mutable || pool->n_immutable) {
+        report_leaks(pool);
+        kvbm_unlock(r);
+        return -EBUSY;
+    }
+    kvbm_forget_inactive(pool);
+    for (uint64_t left = pool->groups; left; left &= left - 1)
+        r->pool[pool->tier][__builtin_ctzll(left)] = NULL;
+    for (at = &r->pools; *at != pool; at = &(*at)->next)
+        ;
+    *at = pool->next;
+    r->n_blocks -= pool->n_blocks;
+    kvbm_unlock(r);
+    pool_free(pool);
+    return 0;
+}
+
+/* ---- the moves of a slot ---- */
+
+int64_t kvbm_slot_of(struct kvbm_pool *pool, const struct kvbm_handle *handle)
+{
+    const struct kvbm_slot *slot;
+
+    if (!handle->pool)
+        return -EINVAL;
+    if (handle->pool != pool)
+        return -EXDEV;
+    if (handle->block >= pool->n_blocks)
+        return -ERANGE;
+    slot = &pool->slots[handle->block + 1];
+    if (!slot->refs || slot->generation != handle->generation) {
+        pool->stats.stale_handles++;
+        return -ESTALE;
+    }
+    return (int64_t)handle->block + 1;
+}
+
+void kvbm_slot_free(struct kvbm_pool *pool, uint32_t i)
+{
+    struct kvbm_slot *slot = &pool->slots[i];
+    uint64_t at = (uint64_t)pool->free_head + pool->n_free;
+
+    kvbm_slab_put(&pool->tokens, slot->tokens);
+    slot->tokens = 0;
+    slot->entry = 0;
+    slot->refs = 0;
+    slot->generation++;
+    slot->n_tokens = 0;
+    slot->state = KVBM_RESET;
+    slot->flags = 0;
+    slot->priority = KVBM_PRIORITY_DEFAULT;
+    pool->free[at < pool->n_blocks ? at : at - pool->n_blocks] = i;
+    pool->n_free++;
+}
+
+static void publish_removed(struct kvbm_pool *pool, const struct kvbm_entry *e)
+{
+    struct kvbm_registry *r = pool->registry;
+    struct kvbm_event event = {
+        .type = KVBM_EVENT_REMOVED,
+        .tier = pool->tier,
+        .last = !e->tiers,
+        .group = e->group,
+        .key_len = r->key_len,
+        .key = e->key,
+        .position = e->position,
+    };
+
+    kvbm_publish(r, &event);
+}
+
+/* The key goes; the slot is nobody's yet. */
+static void unregister(struct kvbm_pool *pool, struct kvbm_slot *slot)
+{
+    struct kvbm_registry *r = pool->registry;
+    struct kvbm_entry *e = kvbm_entry(r, slot->entry);
+
+    e->slot[pool->tier] = 0;
+    e->tiers &= (uint8_t) ~(1u << pool->tier);
+    if (r->events)
+        publish_removed(pool, e);
+    if (!e->tiers && e->link)
+        kvbm_detach_all(r, e);
+    kvbm_entry_put(r, slot->entry);
+    slot->entry = 0;
+    slot->life++;
+}
+
+void kvbm_slot_forget(struct kvbm_pool *pool, uint32_t i)
+{
+    unregister(pool, &pool->slots[i]);
+    kvbm_slot_free(pool, i);
+}
+
+void kvbm_slot_revive(struct kvbm_pool *pool, uint32_t i)
+{
+    kvbm_evict_remove(pool, i);
+    pool->n_inactive--;
+    pool->n_immutable++;
+    pool->slots[i].refs = 1;
+}
+
+static void duplicate_gone(struct kvbm_pool *pool, uint32_t i)
+{
+    struct kvbm_slot *slot = &pool->slots[i];
+    uint32_t primary = slot->prev;
+
+    kvbm_entry_put(pool->registry, slot->entry);
+    kvbm_slot_free(pool, i);
+    kvbm_slot_put(pool, primary);
+}
+
+void kvbm_slot_put(struct kvbm_pool *pool, uint32_t i)
+{
+    struct kvbm_slot *slot = &pool->slots[i];
+
+    if (--slot->refs > 0)
+        return;
+    pool->n_immutable--;
+    if (slot->flags & SLOT_DUPLICATE) {
+        duplicate_gone(pool, i);
+    } else if (pool->reset_on_release) {
+        kvbm_slot_forget(pool, i);
+    } else {
+        slot->generation++;
+        pool->n_inactive++;
+        kvbm_evict_insert(pool, i);
+    }
+}
+
+/*
+ * In three passes, so that the cache misses of several blocks overlap: slots, then entries, then where
+ * the table has them.
+ */
+void kvbm_evict_blocks(struct kvbm_pool *pool, uint32_t *ret, size_t n)
+{
+    struct kvbm_registry *r = pool->registry;
+
+    kvbm_retain_expire(pool);
+    for (size_t i = 0; i < n; i++) {
+        ret[i] = kvbm_evict_pop(pool);
+        __builtin_prefetch(kvbm_slot_entry(pool, &pool->slots[ret[i]]), 1);
+    }
+    for (size_t i = 0; i < n; i++)
+        kvbm_prefetch_home(r, kvbm_slot_entry(pool, &pool->slots[ret[i]])->tag);
+    for (size_t i = 0; i < n; i++) {
+        unregister(pool, &pool->slots[ret[i]]);
+        pool->slots[ret[i]].flags = 0;
+        pool->slots[ret[i]].priority = KVBM_PRIORITY_DEFAULT;
+        pool->slots[ret[i]].state = KVBM_RESET;
+    }
+    pool->n_inactive -= n;
+    pool->stats.evictions += n;
+}
+
+size_t kvbm_forget_inactive(struct kvbm_pool *pool)
+{
+    size_t n = pool->n_inactive;
+
+    for (size_t i = 0; i < n; i++)
+        kvbm_slot_forget(pool, kvbm_evict_pop(pool));
+    pool->n_inactive = 0;
+    return n;
+}
+
+/* ---- arrays of handles ---- */
+
+static void unclaim(struct kvbm_pool *pool, const struct kvbm_handle *handles, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        pool->slots[handles[i].block + 1].flags &= (uint8_t)~SLOT_CLAIMED;
+}
+
+int kvbm_claim(struct kvbm_pool *pool, const struct kvbm_handle *handles, size_t n,
+               enum kvbm_state least, enum kvbm_state most)
+{
+    for (size_t i = 0; i < n; i++) {
+        int64_t slot = kvbm_slot_of(pool, &handles[i]);
+        int err = slot < 0 ? (int)slot : 0;
+
+        if (slot > 0) {
+            struct kvbm_slot *s = &pool->slots[slot];
+
+            if (s->flags & SLOT_CLAIMED)
+                err = -EINVAL;
+            else if (s->state < least || s->state > most)
+                err = -EBADFD;
+            else
+                s->flags |= SLOT_CLAIMED;
+        }
+        if (err < 0) {
+            unclaim(pool, handles, i);
+            return err;
+        }
+    }
+    unclaim(pool, handles, n);
+    return 0;
+}

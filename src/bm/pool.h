@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * A pool: its blocks' slots, the free ones, the inactive ones in the order of their eviction.
+ *
+ *   free:     ring of slot numbers, first in first out
+ *   mutable:  refs 1, state Reset, Partial or Complete (which names an entry)
+ *   active:   Registered, refs > 0; a duplicate holds one of its primary's refs
+ *   inactive: Registered, refs 0; in one of the policy's lists (evict.h)
+ *
+ * All of it is guarded by the registry's lock.
+ */
+#ifndef KVBM_BM_POOL_H
+#define KVBM_BM_POOL_H
+
+#include "base/error.h"
+#include "evict.h"
+#include "registry.h"
+#include "retain.h"
+#include "sketch.h"
+#include "slab.h"
+
+/* Flags of slots. */
+#define SLOT_DUPLICATE 1u
+#define SLOT_RETAINED 2u /* its priority ends at .retained */
+#define SLOT_INACTIVE 4u
+#define SLOT_LISTED 8u   /* in one of evict's lists: lineage lists leaves only */
+#define SLOT_CLAIMED 16u /* seen in the array of handles that is being checked */
+
+struct kvbm_slot {
+    uint32_t entry;      /* Complete, Registered */
+    uint32_t refs;       /* strong handles, and duplicates of it */
+    uint32_t generation; /* of strong handles: changes with the state and at the last release */
+    uint32_t life;       /* of weak handles: changes when the block stops being registered */
+    uint32_t prev;       /* inactive: neighbours in the list; a duplicate: prev is its primary */
+    uint32_t next;
+    uint32_t tokens;   /* buffer of Partial and Complete, 0: none */
+    uint32_t retained; /* seconds since the pool's creation at which its priority ends */
+    uint64_t tick;     /* when it became inactive */
+    uint16_t n_tokens; /* Partial */
+    uint8_t state;
+    uint8_t flags;
+    uint8_t priority;
+    uint8_t level; /* evict.h */
+    uint16_t unused;
+};
+_Static_assert(sizeof(struct kvbm_slot) == 48, "128 bytes a block, all told");
+
+/** What a Partial block needs to know besides its tokens: in front of them in its buffer. */
+struct kvbm_start {
+    uint64_t salt_hash;
+    uint64_t parent;
+    uint32_t chain;
+    uint32_t position;
+    uint32_t group;
+    uint32_t has_parent;
+};
+#define KVBM_START_WORDS (sizeof(struct kvbm_start) / 4)
+
+struct kvbm_pool {
+    struct kvbm_registry *registry;
+    struct kvbm_pool *next; /* of the registry */
+    char name[32];
+    enum kv_tier tier;
+    uint64_t groups;
+    uint32_t n_blocks;
+    uint32_t block_size;
+    bool reject_duplicates, reset_on_release;
+    const struct kvbm_layout *layout;
+
+    struct kvbm_slot *slots; /* [n_blocks + 1] */
+    size_t slots_mapped;
+    uint32_t *free; /* ring */
+    size_t free_mapped;
+    uint32_t free_head, n_free;
+    uint64_t n_inactive, n_mutable, n_immutable;
+
+    struct kvbm_evict evict;
+    struct kvbm_sketch sketch; /* LFU */
+    struct kvbm_retained retained;
+    struct kvbm_slab tokens;
+    uint64_t created_ns;
+    struct kvbm_pool_stats stats; /* counters; gauges are filled in on demand */
+    void **acquired; /* [n_blocks + 1] who acquired it last, when handles are tracked */
+    size_t acquired_mapped;
+};
+
+static inline struct kvbm_entry *kvbm_slot_entry(const struct kvbm_pool *pool,
+                                                 const struct kvbm_slot *slot)
+{
+    return kvbm_entry(pool->registry, slot->entry);
+}
+
+/** The tokens of a slot that has a buffer. */
+static inline uint32_t *kvbm_slot_tokens(const struct kvbm_pool *pool, const struct kvbm_slot *slot)
+{
+    return kvbm_slab_at(&pool->tokens, slot->tokens) + KVBM_START_WORDS;
+}
+
+static inline void kvbm_track(struct kvbm_pool *pool, uint32_t i, void *caller)
+{
+    if (KV_UNLIKELY(pool->acquired != NULL))
+        pool->acquired[i] = caller;
+}
+
+/** All blocks free, in order of their numbers. */
+void kvbm_pool_start(struct kvbm_pool *pool);
+
+/** The slot number of a strong handle, or -ESTALE, -EXDEV, -EINVAL (zeroed), -ERANGE. */
+int64_t kvbm_slot_of(struct kvbm_pool *pool, const struct kvbm_handle *handle);
+
+static inline struct kvbm_handle kvbm_handle_of(struct kvbm_pool *pool, uint32_t i)
+{
+    return (struct kvbm_handle){pool, i - 1, pool->slots[i].generation};
+}
+
+/** To the free ring: whatever it was named has been let go. */
+void kvbm_slot_free(struct kvbm_pool *pool, uint32_t i);
+
+/** An inactive block gets a first handle. */
+void kvbm_slot_revive(struct kvbm_pool *pool, uint32_t i);
+
+/** One strong reference less; the last one makes it inactive or free. */
+void kvbm_slot_put(struct kvbm_pool *pool, uint32_t i);
+
+/** A registered primary without handles, in no list, is forgotten: published, unnamed, free. */
+void kvbm_slot_forget(struct kvbm_pool *pool, uint32_t i);
+
+/** Take @n inactive blocks, the policy's choice; there are that many. */
+void kvbm_evict_blocks(struct kvbm_pool *pool, uint32_t *ret, size_t n);
+
+/** Forget all inactive ones. Returns how many. */
+size_t kvbm_forget_inactive(struct kvbm_pool *pool);
+
+/**
+ * Check handles that are about to be consumed: each block's only one, each once in the array, in a state
+ * from @least to @most. Returns 0 or what is wrong with the first bad one; changes nothing.
+ */
+int kvbm_claim(struct kvbm_pool *pool, const struct kvbm_handle *handles, size_t n,
+               enum kvbm_state least, enum kvbm_state most);
+
+/** Slot @i, mutable, becomes Complete as this key. The pool is locked. */
+int kvbm_stage(struct kvbm_pool *pool, uint32_t i, uint32_t group, const void *key,
+               const void *parent, uint32_t position);
+
+#endif

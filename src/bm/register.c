@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Blocks get their keys (Complete), and are found by them (Registered). */
+#include <errno.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "lookup.h"
+#include "pool.h"
+
+/* ---- to Complete ---- */
+
+/*
+ * An entry keeps the position under which it was first mentioned; who says otherwise is refused. So a
+ * parent is always one position before its child, and no block is its own ancestor.
+ */
+static uint32_t intern_at(struct kvbm_registry *r, uint32_t group, const void *key, uint32_t tag,
+                          uint32_t position)
+{
+    uint32_t i = kvbm_intern(r, group, key, tag);
+    struct kvbm_entry *e = kvbm_entry(r, i);
+
+    if (!e->n_slots && !e->n_children)
+        e->position = position;
+    return e->position == position ? i : 0;
+}
+
+/* Slot @i names the key, which follows entry @parent. Room for an entry was reserved. */
+static int name_slot(struct kvbm_pool *pool, uint32_t i, uint32_t group, const void *key,
+                     uint32_t tag, uint32_t parent, uint32_t position)
+{
+    uint32_t entry = intern_at(pool->registry, group, key, tag, position);
+
+    if (!entry)
+        return -EEXIST;
+    kvbm_entry_get(pool->registry, entry, parent, position);
+    pool->slots[i].entry = entry;
+    return 0;
+}
+
+static void becomes_complete(struct kvbm_pool *pool, uint32_t i)
+{
+    pool->slots[i].state = KVBM_COMPLETE;
+    pool->slots[i].n_tokens = 0;
+    pool->slots[i].generation++;
+    pool->stats.stagings++;
+}
+
+int kvbm_stage(struct kvbm_pool *pool, uint32_t i, uint32_t group, const void *key,
+               const void *parent, uint32_t position)
+{
+    struct kvbm_registry *r = pool->registry;
+    uint32_t above = 0;
+    int err = kvbm_reserve(r, 2);
+
+    if (err < 0)
+        return err;
+    if (parent) {
+        above = intern_at(r, group, parent, kvbm_tag(r, group, parent), position - 1);
+        if (!above)
+            return -EEXIST;
+    }
+    err = name_slot(pool, i, group, key, kvbm_tag(r, group, key), above, position);
+    if (err < 0)
+        kvbm_entry_drop_unnamed(r, above);
+    else
+        becomes_complete(pool, i);
+    return err;
+}
+
+static int check_chain(const struct kvbm_pool *pool, size_t n, const struct kvbm_chain *chain)
+{
+    if (!chain || chain->size < offsetof(struct kvbm_chain, tokens) || (n && !chain->keys))
+        return -EINVAL;
+    if (chain->group >= KVBM_MAX_GROUPS || !(pool->groups >> chain->group & 1))
+        return -EINVAL;
+    if (!chain->parent != !chain->position || n > UINT32_MAX - chain->position)
+        return -EINVAL;
+    return 0;
+}
+
+/* Name all slots, or none. */
+static int name_chain(struct kvbm_pool *pool, const struct kvbm_handle *handles, size_t n,
+                      const struct kvbm_chain *chain)
+{
+    struct kvbm_registry *r = pool->registry;
+    const uint8_t *keys = chain->keys;
+    uint32_t above = 0, tags[KVBM_LOOKUP];
+    size_t done = 0;
+    int err = 0;
+
+    if (chain->parent) {
+        above = intern_at(r, chain->group, chain->parent, kvbm_tag(r, chain->group, chain->parent),
+                          chain->position - 1);
+        if (!above)
+            return -EEXIST;
+    }
+    for (; done < n && err == 0; done += err == 0) {
+        const uint8_t *key = keys + done * r->key_len;
+
+        if (done % KVBM_LOOKUP == 0)
+            kvbm_hash_keys(r, chain->group, key, KV_MIN(n - done, (size_t)KVBM_LOOKUP), tags);
+        err = name_slot(pool, handles[done].block + 1, chain->group, key, tags[done % KVBM_LOOKUP],
+                        above, chain->position + (uint32_t)done);
+        if (err == 0)
+            above = pool->slots[handles[done].block + 1].entry;
+    }
+    if (err < 0 && done == 0)
+        kvbm_entry_drop_unnamed(r, above);
+    while (err < 0 && done > 0) {
+        struct kvbm_slot *slot = &pool->slots[handles[--done].block + 1];
+
+        kvbm_entry_put(r, slot->entry);
+        slot->entry = 0;
+    }
+    return err;
+}
+
+static void keep_tokens(struct kvbm_pool *pool, uint32_t i, const uint32_t *tokens)
+{
+    struct kvbm_slot *slot = &pool->slots[i];
+
+    slot->tokens = kvbm_slab_get(&pool->tokens);
+    memcpy(kvbm_slot_tokens(pool, slot), tokens, pool->block_size * sizeof(*tokens));
+}
+
+static int complete_locked(struct kvbm_pool *pool, const struct kvbm_handle *handles, size_t n,
+                           const struct kvbm_chain *chain, const uint32_t *tokens)
+{
+    int err = kvbm_claim(pool, handles, n, KVBM_RESET, KVBM_RESET);
+
+    if (err == 0)
+        err = kvbm_reserve(pool->registry, n + 1);
+    if (err == 0 && tokens)
+        err = kvbm_slab_reserve(&pool->tokens, n);
+    if (err == 0)
+        err = name_chain(pool, handles, n, chain);
+    for (size_t i = 0; err == 0 && i < n; i++) {
+        becomes_complete(pool, handles[i].block + 1);
+        if (tokens)
+            keep_tokens(pool, handles[i].block + 1, tokens + i * pool->block_size);
+    }
+    return err;
+}
+
+int kvbm_pool_complete(struct kvbm_pool *pool, struct kvbm_mutable *blocks, size_t n,
+                       const struct kvbm_chain *chain, struct kvbm_complete *ret)
+{
+    int err;
+
+    if (!pool || (n && (!blocks || !ret)))
+        return -EINVAL;
+    err = check_chain(pool, n, chain);
+    if (err < 0 || !n)
+        return err;
+    kvbm_lock(pool->registry);
+    err = complete_locked(pool, &blocks->handle, n, chain, KV_OPT(chain, tokens, NULL));
+    for (size_t i = 0; err == 0 && i < n; i++) {
+        ret[i].handle = kvbm_handle_of(pool, blocks[i].handle.block + 1);
+        blocks[i].handle = (struct kvbm_handle){0};
+    }
+    kvbm_unlock(pool->registry);
+    return err;
+}
+
+/* ---- to Registered ---- */
+
+static void publish_stored(struct kvbm_pool *pool, const struct kvbm_slot *slot)
+{
+    struct kvbm_registry *r = pool->registry;
+    const struct kvbm_entry *e = kvbm_slot_entry(pool, slot);
+    struct kvbm_event event = {
+        .type = KVBM_EVENT_STORED,
+        .tier = pool->tier,
+        .first = !(e->tiers & ~(1u << pool->tier)),
+        .group = e->group,
+        .key_len = r->key_len,
+        .key = e->key,
+        .parent = e->parent ? kvbm_entry(r, e->parent)->key : NULL,
+        .position = e->position,
+        .n_tokens = slot->tokens ? pool->block_size : 0,
+        .tokens = slot->tokens ? kvbm_slot_tokens(pool, slot) : NULL,
+    };
+
+    kvbm_publish(r, &event);
+}
+
+static void drop_tokens(struct kvbm_pool *pool, struct kvbm_slot *slot)
+{
+    kvbm_slab_put(&pool->tokens, slot->tokens);
+    slot->tokens = 0;
+}
+
+static void becomes_registered(struct kvbm_pool *pool, struct kvbm_slot *slot)
+{
+    drop_tokens(pool, slot);
+    slot->state = KVBM_REGISTERED;
+    slot->generation++;
+    pool->n_mutable--;
+    pool->n_immutable++;
+}
+
+static uint32_t register_first(struct kvbm_pool *pool, uint32_t i)
+{
+    struct kvbm_slot *slot = &pool->slots[i];
+    struct kvbm_entry *e = kvbm_slot_entry(pool, slot);
+
+    e->slot[pool->tier] = i;
+    e->tiers |= (uint8_t)(1u << pool->tier);
+    if (pool->registry->events)
+        publish_stored(pool, slot);
+    becomes_registered(pool, slot);
+    pool->stats.registrations++;
+    return i;
+}
+
+static uint32_t register_again(struct kvbm_pool *pool, uint32_t i, uint32_t primary)
+{
+    struct kvbm_slot *slot = &pool->slots[i];
+
+    if (pool->slots[primary].refs)
+        pool->slots[primary].refs++;
+    else
+        kvbm_slot_revive(pool, primary);
+    pool->stats.registration_dedup++;
+    if (pool->reject_duplicates) {
+        kvbm_entry_put(pool->registry, slot->entry);
+        kvbm_slot_free(pool, i);
+        pool->n_mutable--;
+        return primary;
+    }
+    becomes_registered(pool, slot);
+    slot->flags |= SLOT_DUPLICATE;
+    slot->prev = primary;
+    pool->stats.duplicate_blocks++;
+    return i;
+}
+
+static uint32_t register_one(struct kvbm_pool *pool, uint32_t i)
+{
+    const struct kvbm_entry *e = kvbm_slot_entry(pool, &pool->slots[i]);
+    uint32_t primary = e->slot[pool->tier];
+
+    if (pool->sketch.words)
+        kvbm_sketch_use(&pool->sketch, e->tag);
+    return primary ? register_again(pool, i, primary) : register_first(pool, i);
+}
+
+int kvbm_pool_register(struct kvbm_pool *pool, struct kvbm_complete *blocks, size_t n,
+                       struct kvbm_immutable *ret)
+{
+    void *caller = __builtin_return_address(0);
+    int err;
+
+    if (!pool || !n || !blocks || !ret)
+        return -EINVAL;
+    kvbm_lock(pool->registry);
+    err = kvbm_claim(pool, &blocks->handle, n, KVBM_COMPLETE, KVBM_COMPLETE);
+    for (size_t i = 0; err == 0 && i < n; i++) {
+        uint32_t slot = register_one(pool, blocks[i].handle.block + 1);
+
+        kvbm_track(pool, slot, caller);
+        ret[i].handle = kvbm_handle_of(pool, slot);
+        blocks[i].handle = (struct kvbm_handle){0};
+    }
+    kvbm_unlock(pool->registry);
+    return err;
+}

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The registry: each key once, with the block that holds it in each tier.
+ *
+ *   table: open addressing                 entries: one a key, 44 bytes + the key
+ *   ┌──────┬───────┐                       ┌───────────────────────────────────────────┐
+ *   │ tag  │ entry ├──────────────────────►│ parent ─► entry of the block before       │
+ *   ├──────┼───────┤                       │ slot[tier]: block of the pool that serves │
+ *   │  …   │   …   │                       │   (tier, group), 0: not in that tier      │
+ *   └──────┴───────┘                       │ n_slots, n_children: who names it         │
+ *                                          └───────────────────────────────────────────┘
+ *
+ * An entry exists as long as a slot names it (staged, registered, duplicate) or it is the direct parent of
+ * such an entry: then it is a ghost, known by its key only, and its own parent is forgotten, so that there
+ * are never more than two entries a block. What lookups see is tiers: a ghost has none.
+ *
+ * All numbers of slots and entries start at 1, so that zeroed memory says "none".
+ */
+#ifndef KVBM_BM_REGISTRY_H
+#define KVBM_BM_REGISTRY_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "base/xxh.h"
+#include "kvbm_events.h"
+#include "kvbm_pool.h"
+#include "kvbm_tokens.h"
+
+struct kvbm_entry {
+    uint32_t n_slots;    /* blocks of any pool that name it: staged, registered, duplicates */
+    uint32_t n_children; /* entries with blocks whose parent it is */
+    uint32_t parent;
+    uint32_t slot[KV_N_TIERS];
+    uint32_t position;
+    uint32_t link; /* attachments; of a free entry, the next free one */
+    uint32_t tag;  /* upper half of the key's hash; its top bits are the home in the table */
+    uint8_t group;
+    uint8_t tiers; /* bit per tier with a slot */
+    uint16_t unused;
+    uint8_t key[]; /* key_len, padded to 4 */
+};
+
+struct kvbm_cell {
+    uint32_t tag;
+    uint32_t entry; /* 0: empty */
+};
+
+/** A value tied to a key (attach.c). */
+struct kvbm_attachment {
+    uint32_t next;
+    uint32_t type;
+    void *value;
+};
+
+#define KVBM_MAX_TYPES 64
+#define KVBM_MAX_TOUCH 8
+#define KVBM_MAX_POOLS (KV_N_TIERS * KVBM_MAX_GROUPS)
+
+struct kvbm_registry {
+    pthread_mutex_t lock;
+    uint32_t key_len;
+    uint32_t entry_bytes;
+    struct kvbm_events *events;
+    bool publishing; /* events is open for writing */
+    uint64_t seed;   /* of key hashes, so that nobody can choose collisions */
+
+    uint8_t *entries;        /* [n_entries + 1] * entry_bytes, reserved for 2 * n_blocks */
+    uint32_t max_entries;    /* reserved */
+    uint32_t n_entries;      /* ever used */
+    uint32_t live_entries;   /* in the table */
+    uint32_t free_entry;     /* list */
+    struct kvbm_cell *table; /* 2^table_bits cells */
+    uint32_t table_bits;
+    size_t entries_mapped, table_mapped;
+
+    struct kvbm_pool *pool[KV_N_TIERS][KVBM_MAX_GROUPS];
+    struct kvbm_pool *pools; /* all of them */
+    uint64_t n_blocks;       /* of all pools */
+
+    struct kvbm_attachment *attachments; /* [n_attachments], 0 unused */
+    uint32_t n_attachments, max_attachments, free_attachment;
+    uint32_t dead; /* attachments whose destroy is to be called once the lock is let go */
+    struct {
+        char name[64];
+        bool multiple;
+        void (*destroy)(void *value);
+    } types[KVBM_MAX_TYPES];
+    uint32_t n_types;
+    struct {
+        kvbm_touch_fn fn;
+        void *arg;
+    } touch[KVBM_MAX_TOUCH];
+    _Atomic uint32_t n_touch; /* entries of touch below it don't change */
+};
+
+static inline struct kvbm_entry *kvbm_entry(const struct kvbm_registry *r, uint32_t i)
+{
+    return (struct kvbm_entry *)(r->entries + (size_t)i * r->entry_bytes);
+}
+
+static inline void kvbm_lock(struct kvbm_registry *r)
+{
+    pthread_mutex_lock(&r->lock);
+}
+
+/** Write an event; the queue stays this thread's until the lock is let go. */
+void kvbm_publish(struct kvbm_registry *r, const struct kvbm_event *event);
+
+/** Call destroy for a list of attachments. The lock is held before and not after. */
+void kvbm_destroy_dead(struct kvbm_registry *r, uint32_t dead);
+
+/** Let the lock go, then destroy what lost its key meanwhile. */
+void kvbm_unlock(struct kvbm_registry *r);
+
+/** Hash of a key: the table's tag. */
+static inline uint32_t kvbm_tag(const struct kvbm_registry *r, uint32_t group, const void *key)
+{
+    return (uint32_t)(kv_xxh64(key, r->key_len, r->seed + group) >> 32);
+}
+
+static inline uint32_t kvbm_home(const struct kvbm_registry *r, uint32_t tag)
+{
+    return tag >> (32 - r->table_bits);
+}
+
+static inline void kvbm_prefetch_home(const struct kvbm_registry *r, uint32_t tag)
+{
+    __builtin_prefetch(&r->table[kvbm_home(r, tag)]);
+}
+
+/** First entry on the probe path of @tag whose tag is the same, 0 if none: to prefetch, not to trust. */
+uint32_t kvbm_guess(const struct kvbm_registry *r, uint32_t tag);
+
+/** The entry of a key, 0 when there is none. */
+uint32_t kvbm_find(const struct kvbm_registry *r, uint32_t group, const void *key, uint32_t tag);
+
+/** Make room for @n more entries, so that kvbm_intern doesn't fail. Returns 0 or -ENOMEM. */
+int kvbm_reserve(struct kvbm_registry *r, size_t n);
+
+/** The entry of a key, made if need be. Needs kvbm_reserve. */
+uint32_t kvbm_intern(struct kvbm_registry *r, uint32_t group, const void *key, uint32_t tag);
+
+/**
+ * One more block names entry @i. It comes after entry @parent (0: first of a sequence), at @position: of
+ * several blocks that say so the first is believed.
+ */
+void kvbm_entry_get(struct kvbm_registry *r, uint32_t i, uint32_t parent, uint32_t position);
+
+/** Free entry @i (0: none) if nothing names it: it was interned in vain. */
+void kvbm_entry_drop_unnamed(struct kvbm_registry *r, uint32_t i);
+
+/** One less. Entries that nothing names are freed. */
+void kvbm_entry_put(struct kvbm_registry *r, uint32_t i);
+
+/** Room for the entries of @n_blocks more blocks. */
+int kvbm_registry_grow(struct kvbm_registry *r, uint64_t n_blocks);
+
+/** Attachments of an entry that is in no tier any more: to be destroyed (attach.c). */
+void kvbm_detach_all(struct kvbm_registry *r, struct kvbm_entry *e);
+
+#endif

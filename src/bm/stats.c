@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What a pool has done and holds: as a struct, as Prometheus text, as a dump for people. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/buf.h"
+#include "base/error.h"
+#include "pool.h"
+
+static uint64_t metadata_bytes(const struct kvbm_pool *pool)
+{
+    const struct kvbm_registry *r = pool->registry;
+    uint64_t per_entry = r->entry_bytes + (pool->evict.children ? sizeof(uint32_t) : 0);
+    uint64_t table = sizeof(struct kvbm_cell) << r->table_bits;
+
+    return (uint64_t)pool->n_blocks * (sizeof(struct kvbm_slot) + sizeof(uint32_t)) +
+           (uint64_t)pool->sketch.n_lines * 64 +
+           (pool->acquired ? pool->n_blocks * sizeof(void *) : 0) +
+           (table + r->n_entries * per_entry) * pool->n_blocks / KV_MAX(r->n_blocks, UINT64_C(1));
+}
+
+static struct kvbm_pool_stats stats_of(const struct kvbm_pool *pool)
+{
+    struct kvbm_pool_stats stats = pool->stats;
+
+    stats.total_blocks = pool->n_blocks;
+    stats.reset_pool_size = pool->n_free;
+    stats.inflight_mutable = pool->n_mutable;
+    stats.inflight_immutable = pool->n_immutable;
+    stats.inactive_pool_size = pool->n_inactive;
+    stats.metadata_bytes = metadata_bytes(pool);
+    return stats;
+}
+
+void kvbm_pool_get_stats(struct kvbm_pool *pool, struct kvbm_pool_stats *ret)
+{
+    kvbm_lock(pool->registry);
+    *ret = stats_of(pool);
+    kvbm_unlock(pool->registry);
+}
+
+/* ---- Prometheus ---- */
+
+static const struct {
+    const char *name;
+    const char *type;
+    const char *help;
+    size_t offset;
+} families[] = {
+#define COUNTER(field, help)                                                              \
+    {                                                                                     \
+        "kvbm_" #field "_total", "counter", help, offsetof(struct kvbm_pool_stats, field) \
+    }
+#define GAUGE(field, help)                                                     \
+    {                                                                          \
+        "kvbm_" #field, "gauge", help, offsetof(struct kvbm_pool_stats, field) \
+    }
+    COUNTER(allocations, "Blocks allocated."),
+    COUNTER(allocations_from_reset, "Blocks allocated that held nothing."),
+    COUNTER(allocation_failures, "Allocations refused for want of blocks."),
+    COUNTER(evictions, "Registered blocks that gave way to an allocation."),
+    COUNTER(registrations, "Keys registered that this pool did not have."),
+    COUNTER(duplicate_blocks, "Blocks kept as duplicates of a registered one."),
+    COUNTER(registration_dedup, "Registrations of keys that this pool had."),
+    COUNTER(stagings, "Blocks completed."),
+    COUNTER(match_hashes_requested, "Keys asked for by prefix."),
+    COUNTER(match_blocks_returned, "Blocks found by prefix."),
+    COUNTER(scan_hashes_requested, "Keys asked for one by one."),
+    COUNTER(scan_blocks_returned, "Blocks found one by one."),
+    COUNTER(stale_handles, "Handles refused because they had been released."),
+    GAUGE(total_blocks, "Blocks of the pool."),
+    GAUGE(inflight_mutable, "Blocks held by mutable and complete handles."),
+    GAUGE(inflight_immutable, "Registered blocks that somebody holds."),
+    GAUGE(reset_pool_size, "Blocks that hold nothing."),
+    GAUGE(inactive_pool_size, "Registered blocks that nobody holds."),
+    GAUGE(metadata_bytes, "Memory of the pool's bookkeeping."),
+#undef COUNTER
+#undef GAUGE
+};
+
+static void put_label(struct kv_buf *out, const char *name)
+{
+    for (; *name; name++) {
+        if (*name == '\\' || *name == '"')
+            kv_buf_printf(out, "\\%c", *name);
+        else if (*name == '\n')
+            kv_buf_printf(out, "\\n");
+        else
+            kv_buf_printf(out, "%c", *name);
+    }
+}
+
+static void render(const struct kvbm_registry *r, struct kv_buf *out)
+{
+    for (size_t f = 0; f < KV_COUNT(families); f++) {
+        kv_buf_printf(out, "# HELP %s %s\n# TYPE %s %s\n", families[f].name, families[f].help,
+                      families[f].name, families[f].type);
+        for (const struct kvbm_pool *pool = r->pools; pool; pool = pool->next) {
+            struct kvbm_pool_stats stats = stats_of(pool);
+            uint64_t value;
+
+            memcpy(&value, (const char *)&stats + families[f].offset, sizeof(value));
+            kv_buf_printf(out, "%s{pool=\"", families[f].name);
+            put_label(out, pool->name);
+            kv_buf_printf(out, "\"} %" PRIu64 "\n", value);
+        }
+    }
+}
+
+long kvbm_registry_metrics(struct kvbm_registry *r, char *to, size_t cap)
+{
+    struct kv_buf out = {0};
+    long len;
+
+    if (!r || (cap && !to))
+        return -EINVAL;
+    kvbm_lock(r);
+    render(r, &out);
+    kvbm_unlock(r);
+    len = out.error ? out.error : (long)out.len;
+    if (len >= 0 && cap) {
+        size_t n = KV_MIN((size_t)len, cap - 1);
+
+        memcpy(to, out.data, n);
+        to[n] = 0;
+    }
+    kv_buf_fini(&out);
+    return len;
+}
+
+/* ---- for people ---- */
+
+static void dump_block(const struct kvbm_pool *pool, uint32_t i, FILE *to)
+{
+    const struct kvbm_slot *slot = &pool->slots[i];
+    const struct kvbm_entry *e;
+
+    fprintf(to, "%8u  %-10s", i - 1,
+            slot->flags & SLOT_INACTIVE    ? "inactive"
+            : slot->flags & SLOT_DUPLICATE ? "duplicate"
+                                           : kvbm_state_name(slot->state));
+    if (slot->refs)
+        fprintf(to, "  %u handle%s", slot->refs, slot->refs == 1 ? "" : "s");
+    if (slot->state == KVBM_PARTIAL)
+        fprintf(to, "  %u of %u tokens", slot->n_tokens, pool->block_size);
+    if (slot->entry) {
+        e = kvbm_slot_entry(pool, slot);
+        fprintf(to, "  key ");
+        for (uint32_t b = pool->registry->key_len; b-- > 0;) /* as a number reads */
+            fprintf(to, "%02x",
+                    pool->registry->key_len == 8 ? e->key[b]
+                                                 : e->key[pool->registry->key_len - 1 - b]);
+        fprintf(to, "  group %u  position %u", e->group, e->position);
+        if (slot->priority != KVBM_PRIORITY_DEFAULT)
+            fprintf(to, "  priority %u", slot->priority);
+    }
+    fputc('\n', to);
+}
+
+int kvbm_pool_dump(struct kvbm_pool *pool, FILE *to, size_t max_blocks)
+{
+    static const char *const policies[] = {"LRU", "LFU", "lineage"};
+    size_t shown = 0;
+
+    if (!pool || !to)
+        return -EINVAL;
+    kvbm_lock(pool->registry);
+    fprintf(to,
+            "pool %s: %u blocks of %u tokens, %s eviction\n"
+            "  free %u, mutable %" PRIu64 ", immutable %" PRIu64 ", inactive %" PRIu64
+            ", metadata %.1f bytes a block\n",
+            pool->name, pool->n_blocks, pool->block_size, policies[pool->evict.policy],
+            pool->n_free, pool->n_mutable, pool->n_immutable, pool->n_inactive,
+            (double)metadata_bytes(pool) / pool->n_blocks);
+    for (uint32_t i = 1; i <= pool->n_blocks && shown < max_blocks; i++) {
+        if (!pool->slots[i].refs && pool->slots[i].state == KVBM_RESET)
+            continue;
+        dump_block(pool, i, to);
+        shown++;
+    }
+    kvbm_unlock(pool->registry);
+    return ferror(to) ? -EIO : 0;
+}

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * A file as a storage: its blocks are reserved when it is made, so that a full disk is noticed then and
+ * not when a block is written.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "storage.h"
+
+#define DIRECT_ALIGNMENT 4096
+
+/* ---- making the file ---- */
+
+static const char *directory_of(const struct kvbm_storage_opts *opts)
+{
+    const char *names[] = {opts->directory, getenv("KVBM_DISK_DIR"), getenv("TMPDIR"), "/tmp"};
+
+    for (size_t i = 0;; i++) {
+        if (names[i] && *names[i])
+            return names[i];
+    }
+}
+
+/* A file without a name, or one that loses it at once. */
+static int open_nameless(const char *directory)
+{
+    char path[4096];
+    int fd = open(directory, O_RDWR | O_TMPFILE | O_CLOEXEC, 0600);
+
+    if (fd >= 0 || (errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL))
+        return fd < 0 ? -errno : fd;
+    if (snprintf(path, sizeof(path), "%s/kvbm-XXXXXX", directory) >= (int)sizeof(path))
+        return -ENAMETOOLONG;
+    fd = mkostemp(path, O_CLOEXEC);
+    if (fd < 0)
+        return -errno;
+    unlink(path);
+    return fd;
+}
+
+static int open_file(const struct kvbm_storage_opts *opts)
+{
+    int fd;
+
+    if (!opts->path)
+        return open_nameless(directory_of(opts));
+    fd = open(opts->path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    return fd < 0 ? -errno : fd;
+}
+
+/* Reserve the file's blocks; those that it has keep what is in them. */
+static int reserve(int fd, uint64_t bytes)
+{
+    struct stat st;
+
+    if (fallocate(fd, 0, 0, (off_t)bytes) == 0)
+        return 0;
+    if (errno != EOPNOTSUPP && errno != ENOSYS)
+        return -errno;
+    if (fstat(fd, &st) < 0 || ((uint64_t)st.st_size < bytes && ftruncate(fd, (off_t)bytes) < 0))
+        return -errno;
+    kv_log_info("kvbm", "the file system can't reserve blocks: a full disk shows in writes", NULL);
+    return 0;
+}
+
+static bool go_direct(int fd)
+{
+    int flags = fcntl(fd, F_GETFL);
+
+    if (flags >= 0 && fcntl(fd, F_SETFL, flags | O_DIRECT) == 0)
+        return true;
+    kv_log_info("kvbm", "the file system has no direct I/O: through the page cache", "errno=%d",
+                errno);
+    return false;
+}
+
+static int disk_open(struct kvbm_storage *storage, const struct kvbm_storage_opts *opts)
+{
+    int err;
+
+    if (opts->path && !opts->keep) {
+        storage->path = strdup(opts->path);
+        if (!storage->path)
+            return -ENOMEM;
+    }
+    storage->fd = open_file(opts);
+    err = storage->fd < 0 ? storage->fd : reserve(storage->fd, opts->bytes);
+    if (err < 0) {
+        if (storage->fd >= 0)
+            close(storage->fd);
+        free(storage->path);
+        storage->path = NULL;
+        return err;
+    }
+    storage->direct = opts->direct && go_direct(storage->fd);
+    return 0;
+}
+
+static void disk_close(struct kvbm_storage *storage)
+{
+    close(storage->fd);
+    if (storage->path)
+        unlink(storage->path);
+}
+
+/* ---- copies: whole pages through an aligned buffer when I/O is direct ---- */
+
+static int transfer(int fd, bool writing, void *memory, size_t len, uint64_t offset)
+{
+    char *at = memory;
+
+    while (len) {
+        ssize_t n =
+            writing ? pwrite(fd, at, len, (off_t)offset) : pread(fd, at, len, (off_t)offset);
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return -errno;
+        if (n == 0 && writing)
+            return -EIO;
+        if (n == 0) { /* beyond the end of a file whose last page isn't whole */
+            memset(at, 0, len);
+            return 0;
+        }
+        at += n;
+        offset += (uint64_t)n;
+        len -= (size_t)n;
+    }
+    return 0;
+}
+
+/* The pages around a range, read; with @from, changed and written. */
+static int bounce(const struct kvbm_storage *storage, uint64_t offset, void *to, const void *from,
+                  size_t len)
+{
+    uint64_t first = offset / DIRECT_ALIGNMENT * DIRECT_ALIGNMENT;
+    size_t whole =
+        (offset + len - first + DIRECT_ALIGNMENT - 1) / DIRECT_ALIGNMENT * DIRECT_ALIGNMENT;
+    void *pages;
+    int err;
+
+    if (posix_memalign(&pages, DIRECT_ALIGNMENT, whole) != 0)
+        return -ENOMEM;
+    err = transfer(storage->fd, false, pages, whole, first);
+    if (err == 0 && to)
+        memcpy(to, (char *)pages + (offset - first), len);
+    if (err == 0 && from) {
+        memcpy((char *)pages + (offset - first), from, len);
+        err = transfer(storage->fd, true, pages, whole, first);
+    }
+    free(pages);
+    return err;
+}
+
+static int disk_read(const struct kvbm_storage *storage, uint64_t offset, void *to, size_t len)
+{
+    return storage->direct ? bounce(storage, offset, to, NULL, len)
+                           : transfer(storage->fd, false, to, len, offset);
+}
+
+static int disk_write(struct kvbm_storage *storage, uint64_t offset, const void *from, size_t len)
+{
+    return storage->direct ? bounce(storage, offset, NULL, from, len)
+                           : transfer(storage->fd, true, (void *)(uintptr_t)from, len, offset);
+}
+
+const struct kvbm_storage_ops kvbm_storage_disk = {
+    .open = disk_open,
+    .close = disk_close,
+    .read = disk_read,
+    .write = disk_write,
+};
