@@ -91,7 +91,7 @@ KV_API int kvbm_storage_create(const struct kvbm_storage_opts *opts, struct kvbm
 /** Release registrations, last registered first, then the memory. NULL is a no-op. */
 KV_API void kvbm_storage_destroy(struct kvbm_storage *storage);
 
-KV_API enum kvbm_storage_kind kvbm_storage_kind(const struct kvbm_storage *storage);
+KV_API enum kvbm_storage_kind kvbm_storage_get_kind(const struct kvbm_storage *storage);
 KV_API uint64_t kvbm_storage_bytes(const struct kvbm_storage *storage);
 /** Its address: of memory; 0 for a file; some number for NULL. */
 KV_API uint64_t kvbm_storage_addr(const struct kvbm_storage *storage);
@@ -205,8 +205,8 @@ KV_API int kvbm_layout_allocate(const struct kvbm_layout_config *config,
                                 const struct kvbm_allocator *allocator, struct kvbm_layout **ret);
 KV_API void kvbm_layout_destroy(struct kvbm_layout *layout); /* NULL is a no-op */
 
-KV_API const struct kvbm_layout_config *kvbm_layout_config(const struct kvbm_layout *layout);
-KV_API const struct kvbm_layout_shape *kvbm_layout_shape(const struct kvbm_layout *layout);
+KV_API const struct kvbm_layout_config *kvbm_layout_get_config(const struct kvbm_layout *layout);
+KV_API const struct kvbm_layout_shape *kvbm_layout_get_shape(const struct kvbm_layout *layout);
 /** Storage of a layer (the only one when fully contiguous). NULL: no such layer, or deserialised. */
 KV_API struct kvbm_storage *kvbm_layout_storage(const struct kvbm_layout *layout, uint32_t layer);
 

@@ -81,11 +81,11 @@ KV_API size_t kvbm_hash_tokens(const uint32_t *tokens, size_t n, uint32_t block_
  * bits], low = sequence hash; the mode is the least that holds the position. Sorts by position within a
  * mode. @position < 2^31, else -EINVAL.
  */
-struct kvbm_positional_hash {
+struct kvbm_hash128 {
     uint64_t high, low;
 };
 KV_API int kvbm_positional_hash(uint64_t sequence_hash, uint64_t block_hash, uint64_t position,
-                                struct kvbm_positional_hash *ret);
+                                struct kvbm_hash128 *ret);
 
 /* ---------------------------------------------------------------------------------------------
  * Sequences.

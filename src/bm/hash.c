@@ -102,7 +102,7 @@ uint64_t kvbm_block_hash_mm(uint64_t salt_hash, const uint32_t *tokens, size_t n
 /* ---- positional ---- */
 
 int kvbm_positional_hash(uint64_t sequence_hash, uint64_t block_hash, uint64_t position,
-                         struct kvbm_positional_hash *ret)
+                         struct kvbm_hash128 *ret)
 {
     static const uint8_t widths[4] = {8, 16, 24, 31};
     uint32_t mode = 0;

@@ -264,7 +264,7 @@ static int place(struct kvbm_layout *layout, uint32_t i, struct kvbm_storage *st
     if (!storage)
         return -EINVAL;
     p->storage = storage;
-    p->kind = kvbm_storage_kind(storage);
+    p->kind = kvbm_storage_get_kind(storage);
     p->device_id = kvbm_storage_device_id(storage);
     p->storage_addr = kvbm_storage_addr(storage);
     p->storage_bytes = kvbm_storage_bytes(storage);
@@ -334,12 +334,12 @@ void kvbm_layout_destroy(struct kvbm_layout *layout)
     free(layout);
 }
 
-const struct kvbm_layout_config *kvbm_layout_config(const struct kvbm_layout *layout)
+const struct kvbm_layout_config *kvbm_layout_get_config(const struct kvbm_layout *layout)
 {
     return &layout->config;
 }
 
-const struct kvbm_layout_shape *kvbm_layout_shape(const struct kvbm_layout *layout)
+const struct kvbm_layout_shape *kvbm_layout_get_shape(const struct kvbm_layout *layout)
 {
     return &layout->shape;
 }

@@ -198,7 +198,7 @@ static int adopt(struct kvbm_layout *layout, uint32_t i, const kvx_cache_desc_t 
         .storage_addr = addr_of(&cache->k),
         .storage_bytes = opts.bytes,
         .device_id = kvbm_storage_device_id(place->storage),
-        .kind = kvbm_storage_kind(place->storage),
+        .kind = kvbm_storage_get_kind(place->storage),
         .storage = place->storage,
     };
     return 0;

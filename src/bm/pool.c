@@ -50,7 +50,7 @@ static const char *what_is_wrong(const struct kvbm_pool_opts *opts)
         return "lfu_thresholds must ascend, 1 to 15";
     if (opts->name && strlen(opts->name) >= sizeof(((struct kvbm_pool *)0)->name))
         return "the name is longer than 31 bytes";
-    if (opts->layout && kvbm_layout_config(opts->layout)->num_blocks < opts->n_blocks)
+    if (opts->layout && kvbm_layout_get_config(opts->layout)->num_blocks < opts->n_blocks)
         return "the layout has fewer blocks";
     return NULL;
 }

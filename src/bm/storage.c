@@ -134,7 +134,7 @@ void kvbm_storage_destroy(struct kvbm_storage *storage)
 
 /* ---- looking ---- */
 
-enum kvbm_storage_kind kvbm_storage_kind(const struct kvbm_storage *storage)
+enum kvbm_storage_kind kvbm_storage_get_kind(const struct kvbm_storage *storage)
 {
     return storage->kind;
 }
