@@ -97,7 +97,7 @@ static void pool_free(struct kvbm_pool *pool)
 /* With the lock. Lineage pools count children by entry, and the entries are about to become more. */
 static int join(struct kvbm_registry *r, struct kvbm_pool *pool)
 {
-    uint64_t entries = 2 * (r->n_blocks + pool->n_blocks) + 2;
+    uint64_t entries = kvbm_entries_for(r, pool->n_blocks);
     int err;
 
     if (groups_taken(r, pool->tier, pool->groups))

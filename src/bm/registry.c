@@ -141,13 +141,19 @@ static uint32_t bits_for(uint64_t n)
     return bits;
 }
 
+uint64_t kvbm_entries_for(const struct kvbm_registry *r, uint64_t n_blocks)
+{
+    /* Numbers that were given out once stay in use, also when a pool has gone. */
+    return KV_MAX(2 * (r->n_blocks + n_blocks) + 1, (uint64_t)r->max_entries);
+}
+
 /*
  * The table starts with room for one entry a block and a third more; ghosts beyond that make it grow
  * when they come.
  */
 int kvbm_registry_grow(struct kvbm_registry *r, uint64_t n_blocks)
 {
-    uint64_t blocks = r->n_blocks + n_blocks, entries = 2 * blocks + 1;
+    uint64_t blocks = r->n_blocks + n_blocks, entries = kvbm_entries_for(r, n_blocks);
     uint32_t bits = bits_for(blocks + blocks / 3);
     size_t mapped = 0;
     uint8_t *memory;

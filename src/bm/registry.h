@@ -153,6 +153,9 @@ void kvbm_entry_drop_unnamed(struct kvbm_registry *r, uint32_t i);
 /** One less. Entries that nothing names are freed. */
 void kvbm_entry_put(struct kvbm_registry *r, uint32_t i);
 
+/** Numbers of entries that there may be with @n_blocks more blocks. */
+uint64_t kvbm_entries_for(const struct kvbm_registry *r, uint64_t n_blocks);
+
 /** Room for the entries of @n_blocks more blocks. */
 int kvbm_registry_grow(struct kvbm_registry *r, uint64_t n_blocks);
 
