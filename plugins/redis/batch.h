@@ -26,6 +26,7 @@ struct rds_cmd {
     bool asking;   /* in a cluster: preceded by ASKING */
     bool asked;    /* the reply to that has arrived */
     bool done;     /* the reply is here */
+    uint64_t line; /* the connection that it came over; no two have one number */
     struct resp_value reply;
 };
 

@@ -86,15 +86,19 @@ static int take_page(kv_store_v1 *self, struct rds_batch *batch, struct rds_scan
     for (size_t i = 0; i < keys->n; i++) {
         const struct resp_value *key = &keys->items[i];
 
-        if (key->type != RESP_BULK || key->len < skip || memchr(key->str, '\0', key->len))
+        if (key->type != RESP_BULK || key->len < skip || key->len >= RDS_KEY_SIZE ||
+            memchr(key->str, '\0', key->len))
             continue; /* somebody else's */
         kv_buf_append(&names->text, key->str + skip, key->len - skip + 1);
         if (++names->n > MAX_LISTED)
             return -E2BIG;
     }
-    rc = rds_scan_next(scan, reply->items[0].str);
+    rc = rds_scan_next(scan, reply->items[0].str, batch->cmds[0].line);
     if (rc < 0)
-        kv_log_error("redis", "a listing doesn't end: the server's cursors make no sense",
+        kv_log_error("redis",
+                     rc == -ECONNRESET
+                         ? "a listing can't be had: the connection is lost again and again"
+                         : "a listing doesn't end: the server's cursors make no sense",
                      "pages=%llu", (unsigned long long)scan->n_pages);
     return rc;
 }

@@ -184,5 +184,7 @@ int rds_connect_node(struct rds_net *net, struct rds_node *node, uint64_t deadli
         err = greet(net, node, deadline_ns);
     if (err < 0)
         rds_conn_close(&node->conn);
+    else
+        node->line = ++net->n_lines;
     return err;
 }

@@ -24,6 +24,7 @@
 struct rds_node {
     struct rds_address at;
     struct rds_conn conn;
+    uint64_t line; /* the number of the connection, from 1 */
     size_t *queue; /* commands of this round, by number */
     size_t n_queue, queue_capacity;
     size_t n_sent, sent_offset; /* whole commands; bytes of the next one */
@@ -44,7 +45,7 @@ struct rds_net {
     uint64_t retry_ns; /* not before, when down */
     uint64_t pause_ns;
     struct kv_error error; /* the last problem, in words */
-    uint64_t round_trips, sent, received;
+    uint64_t round_trips, sent, received, n_lines;
 };
 
 int rds_net_init(struct rds_net *net, const struct rds_uri *uri, struct kv_error *error);

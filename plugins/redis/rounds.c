@@ -129,6 +129,7 @@ static int pull(struct rds_net *net, struct rds_node *node, struct rds_batch *ba
             continue;
         }
         cmd->reply = reply;
+        cmd->line = node->line;
         node->n_got++;
         rc = settle(net, node, cmd);
         if (rc < 0)

@@ -320,6 +320,33 @@ def test_endless_listing():
             check(turn[0] < 50, f"{turn[0]} pages")
 
 
+def test_restarted_in_mid_listing():
+    """Cursors mean nothing to the process that comes after: a listing that goes on with them would pass over names."""
+    names = {f"name{i:05}" for i in range(20_000)}
+    keys = sorted(i.to_bytes(8, "big") for i in range(20_000))
+    with Server("--appendonly", "yes", "--appendfsync", "no") as server:
+        for start in range(0, 20_000, 1000):
+            server.command("MSET", *(word for i in range(start, start + 1000) for word in (f"m:name{i:05}", "x")))
+            server.command("SADD", "u:n", "", *(k.hex() for k in keys[start:start + 1000]))
+        for listing, wanted in ((Store.manifests, sorted(names)), (lambda s: s.refs("n"), keys)):
+            restarts = [0]
+
+            def plan(data, link, restarts=restarts):
+                if link["passed"] < 150_000 or restarts[0] == 1:
+                    return data
+                restarts[0] += 1
+                server.kill()
+                server.start()
+                return None
+
+            with Proxy(server.port, plan) as proxy, Store(proxy.uri) as store:
+                wait_until(lambda: b"loading:0" in server.command("INFO", "persistence"), 20, "the server")
+                found = listing(store)
+                equal(restarts[0], 1, "restarts")
+                equal(len(set(found)), len(wanted), "names found")
+                equal(sorted(found), wanted)
+
+
 @contextlib.contextmanager
 def silent(n):
     """Ports that take connections and never say a word."""

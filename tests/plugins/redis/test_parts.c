@@ -193,7 +193,7 @@ static int scan_all(uint64_t (*next)(uint64_t), uint64_t *ret_pages)
     do {
         at = next(at);
         snprintf(cursor, sizeof(cursor), "%llu", (unsigned long long)at);
-        rc = rds_scan_next(&scan, cursor);
+        rc = rds_scan_next(&scan, cursor, 1);
         if (rc == 0)
             assert_string_equal(scan.cursor, cursor);
     } while (rc == 0);
@@ -231,11 +231,31 @@ static void test_scan(void **state)
     assert_int_equal(pages, RDS_MAX_PAGES);
     rds_scan_begin(&scan);
     scan.deadline_ns = 1;
-    assert_int_equal(rds_scan_next(&scan, "1"), -ETIMEDOUT);
+    assert_int_equal(rds_scan_next(&scan, "1", 1), -ETIMEDOUT);
     rds_scan_begin(&scan);
-    assert_int_equal(rds_scan_next(&scan, ""), -EPROTO);
-    assert_int_equal(rds_scan_next(&scan, "123456789012345678901234"), -EPROTO);
-    assert_int_equal(rds_scan_next(&scan, "0"), 1);
+    assert_int_equal(rds_scan_next(&scan, "", 1), -EPROTO);
+    assert_int_equal(rds_scan_next(&scan, "123456789012345678901234", 1), -EPROTO);
+    assert_int_equal(rds_scan_next(&scan, "0", 1), 1);
+}
+
+/* Over another connection a cursor means another place, and an end is none. */
+static void test_scan_begins_again(void **state)
+{
+    struct rds_scan scan;
+
+    (void)state;
+    rds_scan_begin(&scan);
+    assert_int_equal(rds_scan_next(&scan, "5", 7), 0);
+    assert_int_equal(rds_scan_next(&scan, "6", 7), 0);
+    assert_int_equal(rds_scan_next(&scan, "0", 8), 0);
+    assert_string_equal(scan.cursor, "0");
+    assert_int_equal(rds_scan_next(&scan, "5", 8), 0); /* seen before: that counts no more */
+    assert_string_equal(scan.cursor, "5");
+    assert_int_equal(rds_scan_next(&scan, "0", 8), 1);
+    rds_scan_begin(&scan);
+    for (uint64_t line = 1; line <= RDS_MAX_BEGINNINGS; line++)
+        assert_int_equal(rds_scan_next(&scan, "5", line), 0);
+    assert_int_equal(rds_scan_next(&scan, "5", RDS_MAX_BEGINNINGS + 1), -ECONNRESET);
 }
 
 static bool odd(const struct rds_entry *entry)
@@ -303,7 +323,7 @@ int main(void)
         cmocka_unit_test(test_slots), cmocka_unit_test(test_wire),
         cmocka_unit_test(test_seal),  cmocka_unit_test(test_table),
         cmocka_unit_test(test_arena), cmocka_unit_test(test_stamp),
-        cmocka_unit_test(test_scan),
+        cmocka_unit_test(test_scan),  cmocka_unit_test(test_scan_begins_again),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
