@@ -372,10 +372,12 @@ static char *list_query(const char *start, const char *token, unsigned page)
     return take_text(&query);
 }
 
+/* Tokens that come again are found by Brent's method: one is noted, ever more seldom. */
 int s3_list(struct s3_client *client, const struct s3_config *config, const char *folder,
             unsigned page, s3_listed_fn each, void *arg)
 {
-    char token[1100] = "", next[1100];
+    char token[1100] = "", next[1100] = "", noted[1100] = "";
+    unsigned note_at = 1, n_pages = 0;
     struct listing listing = {NULL, each, arg};
     char *start;
     int error = 0;
@@ -383,7 +385,7 @@ int s3_list(struct s3_client *client, const struct s3_config *config, const char
     if (asprintf(&start, "%s%s", config->prefix, folder) < 0)
         return -ENOMEM;
     listing.start = start;
-    for (unsigned i = 0; i < MAX_PAGES && !error; i++) {
+    do {
         struct s3_request request = {
             .method = "GET", .path = strdup(config->root), .max_body = S3_MAX_LISTING};
 
@@ -393,12 +395,16 @@ int s3_list(struct s3_client *client, const struct s3_config *config, const char
             error = s3_read_listing(request.data, request.data_len, on_listed, &listing, next,
                                     sizeof(next));
         s3_request_fini(&request);
-        if (!error && next[0] && strcmp(next, token) == 0)
+        if (!error && next[0] && strcmp(next, noted) == 0)
             error = -EPROTO; /* would never end */
-        if (error || !next[0])
-            break;
         memcpy(token, next, sizeof(token));
-    }
+        if (++n_pages == note_at) {
+            memcpy(noted, next, sizeof(noted));
+            note_at *= 2;
+        }
+        if (!error && next[0] && n_pages == MAX_PAGES)
+            error = -E2BIG; /* a part must not pass for all */
+    } while (!error && next[0]);
     free(start);
     return error;
 }

@@ -14,7 +14,8 @@
 #define PAST 256
 #define PAST_ANYWAY 16
 #define PAST_BYTES (4u << 20)
-#define SEGMENTS 64 /* names whose last object is remembered */
+#define MAX_SEGMENTS 1024 /* names whose last object is remembered, the latest ones */
+#define MAX_SEGMENTS_BYTES (64u << 20)
 
 /* -- A set of keys ------------------------------------------------------------------------------ */
 
@@ -35,13 +36,18 @@ static void keys_free(struct s3_ref_keys *keys)
     free(keys);
 }
 
+/* A record that begins with another length may be shorter: there is less of it to compare. */
+static bool is_same(const char *a, const uint8_t *b)
+{
+    return (uint8_t)*a == *b && memcmp(a + 1, b + 1, *b) == 0;
+}
+
 /* The slot of the record at @record, or the free one where it belongs. */
 static uint32_t *slot_of(const struct s3_ref_keys *keys, const uint8_t *record)
 {
-    size_t len = 1 + (size_t)record[0];
-    size_t i = XXH3_64bits(record, len) & (keys->capacity - 1);
+    size_t i = XXH3_64bits(record, 1 + (size_t)record[0]) & (keys->capacity - 1);
 
-    while (keys->slots[i] && memcmp(keys->records.data + keys->slots[i] - 1, record, len) != 0)
+    while (keys->slots[i] && !is_same(keys->records.data + keys->slots[i] - 1, record))
         i = (i + 1) & (keys->capacity - 1);
     return &keys->slots[i];
 }
@@ -90,9 +96,27 @@ static void keys_merge(struct s3_ref_keys *keys, const struct s3_ref_keys *more)
     keys->overflow |= more->overflow;
 }
 
+/* Bytes of what is in @keys and not in @in. */
+static size_t fresh_bytes(const struct s3_ref_keys *keys, const struct s3_ref_keys *in)
+{
+    const uint8_t *records = (const uint8_t *)keys->records.data;
+    size_t fresh = 0;
+
+    for (size_t at = 0; at < keys->records.len; at += 1 + (size_t)records[at])
+        if (in->capacity == 0 || *slot_of(in, records + at) == 0)
+            fresh += 1 + (size_t)records[at];
+    return fresh;
+}
+
+static size_t bytes_of(const struct s3_ref_keys *keys)
+{
+    return keys->records.capacity + keys->capacity * sizeof(*keys->slots);
+}
+
 /* -- What was noted since, and what was stored last --------------------------------------------- */
 
 struct s3_ref_segment {
+    struct s3_ref_segment *next;
     XXH128_hash_t name;
     uint64_t number;
     struct s3_ref_keys *keys;
@@ -122,14 +146,20 @@ struct s3_refs {
     struct past past[PAST]; /* a ring: the last n_past end before next_past */
     size_t next_past, n_past, past_bytes;
     uint64_t last_number;
-    struct s3_ref_segment *segments[SEGMENTS]; /* direct-mapped; out of it while being stored */
+    struct s3_ref_segment *segments; /* the latest first; out of it while being stored */
+    size_t n_segments, segments_bytes;
 };
 
+/* With those behind it. */
 static void segment_free(struct s3_ref_segment *segment)
 {
-    if (segment)
+    while (segment) {
+        struct s3_ref_segment *next = segment->next;
+
         keys_free(segment->keys);
-    free(segment);
+        free(segment);
+        segment = next;
+    }
 }
 
 struct s3_refs *s3_refs_create(struct s3_client *client, const struct s3_config *config)
@@ -152,8 +182,7 @@ void s3_refs_destroy(struct s3_refs *refs)
 {
     if (!refs)
         return;
-    for (size_t i = 0; i < SEGMENTS; i++)
-        segment_free(refs->segments[i]);
+    segment_free(refs->segments);
     for (size_t i = 0; i < PAST; i++)
         keys_free(refs->past[i].keys);
     keys_free(refs->since);
@@ -242,13 +271,47 @@ static XXH128_hash_t hash_name(const char *name)
     return XXH3_128bits(name, strlen(name));
 }
 
-/* Out of the table: nobody else writes this object until it is back. */
-static struct s3_ref_segment *take_segment(struct s3_refs *refs, const char *name)
+static struct s3_ref_segment *unlink_segment(struct s3_refs *refs, struct s3_ref_segment **at)
 {
-    XXH128_hash_t hash = hash_name(name);
-    struct s3_ref_segment **slot = &refs->segments[hash.low64 % SEGMENTS];
+    struct s3_ref_segment *segment = *at;
 
-    return *slot && XXH128_isEqual((*slot)->name, hash) ? KV_STEAL(*slot) : NULL;
+    if (!segment)
+        return NULL;
+    *at = KV_STEAL(segment->next);
+    refs->n_segments--;
+    refs->segments_bytes -= bytes_of(segment->keys);
+    return segment;
+}
+
+/* Out of the list: nobody else writes this object until it is back. */
+static struct s3_ref_segment *take_segment(struct s3_refs *refs, XXH128_hash_t name)
+{
+    struct s3_ref_segment **at = &refs->segments;
+
+    while (*at && !XXH128_isEqual((*at)->name, name))
+        at = &(*at)->next;
+    return unlink_segment(refs, at);
+}
+
+/* Back, as the latest; threads that publish one name at once have an object each. What is to be
+ * freed is returned, a list: the oldest ones when there are too many. */
+static struct s3_ref_segment *give_segment(struct s3_refs *refs, struct s3_ref_segment *segment)
+{
+    struct s3_ref_segment *out = NULL, **at, *oldest;
+
+    segment->next = refs->segments;
+    refs->segments = segment;
+    refs->n_segments++;
+    refs->segments_bytes += bytes_of(segment->keys);
+    while (refs->n_segments > 1 &&
+           (refs->n_segments > MAX_SEGMENTS || refs->segments_bytes > MAX_SEGMENTS_BYTES)) {
+        for (at = &refs->segments; (*at)->next; at = &(*at)->next)
+            ;
+        oldest = unlink_segment(refs, at);
+        oldest->next = out;
+        out = oldest;
+    }
+    return out;
 }
 
 static struct s3_ref_segment *make_segment(const char *name, uint64_t number)
@@ -294,7 +357,12 @@ static int note(struct s3_refs *refs, const char *name, uint64_t number,
                 struct s3_ref_segment *segment, const struct s3_ref_keys *wanted,
                 struct s3_noting *ret)
 {
-    if (segment && segment->keys->records.len + wanted->records.len > SEGMENT_BYTES) {
+    size_t fresh;
+
+    /* What is in it already takes no room: else publications of many chunks, always the same, would
+     * each begin another. */
+    fresh = segment ? fresh_bytes(wanted, segment->keys) : 0;
+    if (fresh > 0 && segment->keys->records.len + fresh > SEGMENT_BYTES) {
         segment_free(segment); /* it is stored */
         segment = NULL;
     }
@@ -322,7 +390,7 @@ void s3_refs_begin(struct s3_refs *refs, const char *name, bool opaque, struct s
         if (ret->taken)
             keys_merge(&wanted, ret->taken);
         recall(refs, &wanted);
-        segment = take_segment(refs, name);
+        segment = take_segment(refs, hash_name(name));
     }
     number = ++refs->last_number;
     pthread_mutex_unlock(&refs->lock);
@@ -354,12 +422,8 @@ void s3_refs_end(struct s3_refs *refs, struct s3_noting *noting, bool published)
         refs->lost = true;
     if (published)
         remember(refs, KV_STEAL(noting->taken), noting->opaque);
-    if (published && segment && !segment->keys->overflow) {
-        struct s3_ref_segment **slot = &refs->segments[segment->name.low64 % SEGMENTS];
-
-        old = *slot;
-        *slot = KV_STEAL(segment);
-    }
+    if (published && segment && !segment->keys->overflow)
+        old = give_segment(refs, KV_STEAL(segment));
     pthread_mutex_unlock(&refs->lock);
     segment_free(old);
     segment_free(segment); /* after a failure nobody knows what the object has: another is begun */
@@ -441,11 +505,14 @@ static int on_forget(void *arg, const struct s3_listed *object)
 int s3_refs_forget(struct s3_refs *refs, const char *name)
 {
     struct walk walk = {.refs = refs, .name = name};
-    struct s3_ref_segment *segment;
+    struct s3_ref_segment *segment, *gone = NULL;
 
     pthread_mutex_lock(&refs->lock);
-    segment = take_segment(refs, name);
+    while ((segment = take_segment(refs, hash_name(name)))) {
+        segment->next = gone;
+        gone = segment;
+    }
     pthread_mutex_unlock(&refs->lock);
-    segment_free(segment);
+    segment_free(gone);
     return walk_notes(&walk, on_forget);
 }

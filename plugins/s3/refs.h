@@ -6,7 +6,8 @@
  *
  *     PREFIX/r/NAME/HANDLE-N     the notes about manifest NAME are the union of all of them
  *
- * and writes the last one again, with more in it, until that has a MiB. They only grow, since
+ * and writes the last one again, with more in it, until that has a MiB. It does so for the names it
+ * published lately (1024 of them, 64 MiB): another object is begun for others. They only grow, since
  * consumers publish the same empty manifest again and again; they go with the manifest.
  *
  * Threads that share a handle may take what another's manifest needs; snapshots on it too: the

@@ -370,6 +370,8 @@ class S3:
             more = ""
         if self.listing_fault == "token at the end" and not cut:
             more = "<NextContinuationToken>again</NextContinuationToken>"
+        if self.listing_fault == "circle":  # three pages that follow each other
+            cut, more = True, f"<NextContinuationToken>{len(self.log) % 3}</NextContinuationToken>"
         head = "" if self.listing_fault == "no truth" else f"<IsTruncated>{str(cut).lower()}</IsTruncated>"
         if self.encoding in ("plus", "percent"):
             head += "<EncodingType>url</EncodingType>"

@@ -96,6 +96,9 @@ def test_listings_that_are_not_whole():
         equal(len(s3.requests()) - before, 3)
         s3.listing_fault = "long"
         equal(store.ask("list").split()[-1], "-27")
+        s3.listing_fault, before = "circle", len(s3.requests())
+        equal(store.ask("list").split()[-1], "-71", "it would never end")
+        check(len(s3.requests()) - before < 12, "it was soon noticed")
 
 
 def test_batches_take_few_waits():
@@ -459,6 +462,45 @@ def test_snapshots_need_no_notes():
         s3.age(864000)
         gc(s3)
         check(len(s3.keys("p/c/")) > 0, "a manifest of ours names its chunks")
+
+
+def test_notes_do_not_grow_with_publications():
+    """Sentinels put again and again, by one handle: an object of notes for each, however many names there are."""
+    names, rounds = [f"sentinel{i}" for i in range(24)], 6
+    with S3() as s3, Store(s3.uri()) as store:
+        for turn in range(rounds):
+            for i, name in enumerate(names):
+                equal(store.ask("put", key(i), 10, i), "1" if turn else "0")
+                equal(store.ask("publish", name, 0, 0), "0")
+        equal(len(s3.keys("p/r/")), len(names))
+        equal(store.ask("refs", names[5]).split(), [key(5), "0"])
+
+
+def test_notes_of_two_threads_do_not_grow():
+    """Two that put one sentinel at the same moments, again and again, need an object each."""
+    with S3() as s3, Store(s3.uri()) as store:
+        for n in range(1, 6):
+            equal(store.ask("publishbytwo", "m", 100, key(n)), "0 0")
+        check(len(s3.keys("p/r/m/")) <= 2, f"{len(s3.keys('p/r/m/'))} objects of notes")
+        check(key(1) in store.ask("refs", "m"))
+        equal(store.ask("unpublish", "m"), "0")
+        equal(s3.keys("p/r/"), [])
+        equal(store.ask("put", key(9), 10, 1), "0")
+        equal(store.ask("publish", "m", 0, 0), "0")
+        check(key(9) in store.ask("refs", "m"))
+
+
+def test_notes_of_many_chunks_do_not_grow():
+    """More than half of what an object of notes holds, the same in each publication."""
+    keys = [f"{n:04x}".rjust(240, "a") for n in range(4500)]
+    with S3() as s3, Store(s3.uri()) as store:
+        s3.objects.update({f"p/c/aa/{k}": Item(b"", {"x-amz-meta-kvasir": "1-0-0"}, "x", s3.now()) for k in keys})
+        for _ in range(4):
+            for at in range(0, len(keys), 250):
+                check(" 0" not in store.ask("putmany", *(w for k in keys[at:at + 250] for w in (k, 0, 0)))[1:], "hits")
+            equal(store.ask("publish", "m", 0, 0), "0")
+        equal(len(s3.keys("p/r/")), 1)
+        check(sorted(store.ask("refs", "m").split()[:-1]) == sorted(keys), "other keys")
 
 
 def test_conformance():

@@ -242,10 +242,39 @@ static void run_in_thread(void)
         pthread_join(thread, NULL);
 }
 
+static void *publish_often(void *arg)
+{
+    uint8_t hash[MAX_KEY];
+    size_t len = read_hash(word(3), hash);
+
+    for (unsigned long i = 0; i < number(2); i++)
+        if (vtable->put_chunk(store, hash, len, hash, len) < 0 ||
+            vtable->put_manifest(store, word(1), hash, 0) < 0)
+            *(int *)arg = -1;
+    return NULL;
+}
+
+/* publishbytwo NAME TIMES KEY: two threads at once, each puts the chunk and the manifest. */
+static void publish_by_two(void)
+{
+    pthread_t thread;
+    int mine = 0, its = 0;
+
+    if (pthread_create(&thread, NULL, publish_often, &its) != 0)
+        its = -1;
+    else {
+        publish_often(&mine);
+        pthread_join(thread, NULL);
+    }
+    printf("%d %d\n", mine, its);
+}
+
 static void run_line(void)
 {
     if (asked("thread"))
         run_in_thread();
+    else if (asked("publishbytwo"))
+        publish_by_two();
     else if (asked("snapshot"))
         put_snapshot();
     else if (asked("put") || asked("publish"))
