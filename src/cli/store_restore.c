@@ -117,6 +117,19 @@ static int open_beside(struct output *out)
     return 0;
 }
 
+/* One that was passed to this program. What it opened itself, the store's files among it, is closed
+ * on exec; what came through one can't be. */
+static int take_descriptor(int own)
+{
+    int flags = fcntl(own, F_GETFD);
+
+    if (flags >= 0 && (flags & FD_CLOEXEC)) {
+        errno = EBADF;
+        return -1;
+    }
+    return flags < 0 ? -1 : fcntl(own, F_DUPFD_CLOEXEC, 0);
+}
+
 static void free_output(struct output *out)
 {
     free(KV_STEAL(out->tmp));
@@ -134,7 +147,7 @@ static int open_output(const char *file, struct output *out)
     if (rc == 0 && own < 0 && (stat(out->file, &st) != 0 || S_ISREG(st.st_mode)))
         rc = open_beside(out);
     else if (rc == 0)
-        out->fd = own >= 0 ? dup(own) : open(out->file, O_WRONLY | O_CLOEXEC);
+        out->fd = own >= 0 ? take_descriptor(own) : open(out->file, O_WRONLY | O_CLOEXEC);
     if (rc == 0 && out->fd < 0)
         rc = errno == EINTR ? -ECANCELED : -errno;
     if (rc < 0)

@@ -133,6 +133,19 @@ def test_descriptors_and_pipes():
         check(got == [data, data], "through a link to the pipe")
 
 
+def test_descriptors_that_nobody_passed():
+    """What the tool has open itself (the store's files) is not written to."""
+    with World() as w:
+        data = w.save("chat", 300_000)
+        for number in range(3, 24):
+            done = w.run("restore", "chat", f"/dev/fd/{number}", status=FAILED)
+            check(b"descriptor" in done.stderr, done.stderr)
+        with (w.path / "log").open("wb") as f:
+            w.run("restore", "chat", f"/dev/fd/{f.fileno()}", pass_fds=[f.fileno()])
+        check((w.path / "log").read_bytes() == data, "one that was passed")
+        w.run("verify")
+
+
 # -- names ---------------------------------------------------------------------------------------------------------
 
 
