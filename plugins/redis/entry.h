@@ -48,6 +48,7 @@ struct rds_entry {
     size_t len;            /* of value */
     bool ref;              /* of the save in progress */
     bool known;            /* was on the server when last heard of */
+    bool bad;              /* is damaged there and can't be removed: to be sent again */
     uint8_t hash_len;
     uint8_t hash[];
 };

@@ -95,10 +95,8 @@ static int get_chunks(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len,
         for (size_t i = 0; err == 0 && i < some; i++) {
             const uint8_t *hash = hashes + (done + i) * hash_len;
             struct resp_value *reply = &batch.cmds[i].reply;
-            char key[RDS_KEY_SIZE];
-            size_t key_len = rds_chunk_key(self, hash, hash_len, key), content = 0;
+            size_t content = 0;
 
-            key[key_len] = '\0';
             out_data[done + i] = NULL;
             out_len[done + i] = 0;
             if (reply->type == RESP_BULK &&
@@ -107,7 +105,7 @@ static int get_chunks(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len,
                 out_data[done + i] = (uint8_t *)KV_STEAL(reply->str);
                 found++;
             } else if (reply->type == RESP_BULK) {
-                rds_drop_bad(self, key, key_len, reply->str, reply->len);
+                rds_drop_bad(self, hash, hash_len, reply->str, reply->len);
             } else if (rds_get_chunk(self, hash, hash_len, &out_data[done + i],
                                      &out_len[done + i]) == 0) {
                 found++; /* of the save in progress */

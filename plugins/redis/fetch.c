@@ -4,25 +4,44 @@
 #include "redis/scripts.h"
 #include "redis/store.h"
 
-void rds_drop_bad(kv_store_v1 *self, const char *key, size_t key_len, const char *value, size_t len)
+static void remove_bad(kv_store_v1 *self, const char *key, size_t key_len, struct rds_entry *entry,
+                       const char *value, size_t len)
 {
     struct rds_batch batch = {0};
-    char text[300];
 
+    rds_batch_begin(&batch, 5);
+    rds_batch_word(&batch, "EVAL");
+    rds_batch_word(&batch, RDS_LUA_DROP);
+    rds_batch_word(&batch, "1");
+    rds_batch_key(&batch, key, key_len);
+    rds_batch_payload(&batch, value, len);
+    if (rds_net_run(&self->net, &batch) == 0 && rds_no_script(&batch.cmds[0].reply)) {
+        self->no_scripts = true;
+        if (entry)
+            entry->bad = true;
+    }
+    rds_batch_fini(&batch);
+}
+
+void rds_drop_bad(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, const char *value,
+                  size_t len)
+{
+    char key[RDS_KEY_SIZE], text[300];
+    size_t key_len = rds_chunk_key(self, hash, hash_len, key);
+    struct rds_entry *entry;
+
+    key[key_len] = '\0';
     kv_log_error("redis", "stored bytes don't verify", "key=%s len=%zu",
                  kv_log_quote(text, sizeof(text), key), len);
     pthread_mutex_lock(&self->lock);
     self->stats.bad_chunks++;
-    if (rds_ends_like_ours(value, len)) {
-        rds_batch_begin(&batch, 5);
-        rds_batch_word(&batch, "EVAL");
-        rds_batch_word(&batch, RDS_LUA_DROP);
-        rds_batch_word(&batch, "1");
-        rds_batch_key(&batch, key, key_len);
-        rds_batch_payload(&batch, value, len);
-        rds_net_run(&self->net, &batch);
-        rds_batch_fini(&batch);
-    }
+    if (self->table.n >= RDS_MAX_NAMES)
+        rds_table_purge(&self->table, rds_idle_name);
+    entry = rds_table_add(&self->table, hash, hash_len);
+    if (entry)
+        entry->known = false;
+    if (rds_ends_like_ours(value, len))
+        remove_bad(self, key, key_len, entry, value, len);
     pthread_mutex_unlock(&self->lock);
 }
 
@@ -96,7 +115,6 @@ int rds_get_chunk(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, uint8
     if (err < 0)
         return rds_failed(self, err);
     key_len = rds_chunk_key(self, hash, hash_len, key);
-    key[key_len] = '\0';
     pthread_mutex_lock(&self->lock);
     self->stats.gets++;
     err = take_local(self, hash, hash_len, &value, &len);
@@ -108,7 +126,7 @@ int rds_get_chunk(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, uint8
     if (err < 0)
         return err == -ENOENT ? err : rds_failed(self, err);
     if (!rds_verify(value, len, hash, hash_len, &content)) {
-        rds_drop_bad(self, key, key_len, value, len);
+        rds_drop_bad(self, hash, hash_len, value, len);
         free(value);
         return rds_failed(self, -EBADMSG);
     }

@@ -264,6 +264,7 @@ static int look_at_each(struct save *save, struct rds_batch *batch)
         if (reply->type == RESP_ERROR && strncmp(reply->str, "WRONGTYPE", 9) != 0)
             return rds_reply_error(reply, "GETRANGE");
         save->missing[i] = reply->type != RESP_BULK ||
+                           (self->refs[i]->bad && self->refs[i]->value) ||
                            !rds_stamp_of(reply->str, reply->len, &stamp_s) ||
                            (self->refs[i]->value && stamp_s + STALE_S < save->now_s);
     }
@@ -392,6 +393,7 @@ static void settle(kv_store_v1 *self, bool published)
 
         drop_value(self, entry);
         entry->known = true;
+        entry->bad = false;
         entry->ref = !published;
     }
     self->buffered = 0;

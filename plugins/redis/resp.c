@@ -84,8 +84,12 @@ static int parse_number(const char *text, size_t len, int64_t *ret)
     return 0;
 }
 
-static int begin_text(struct resp_value *value, enum resp_type type, const char *text, size_t len)
+static int begin_text(struct resp_parser *p, struct resp_value *value, enum resp_type type,
+                      const char *text, size_t len)
 {
+    if (len > RESP_MAX_BULK - p->n_bytes)
+        return -EPROTO;
+    p->n_bytes += len;
     value->str = malloc(len + 1);
     if (!value->str)
         return -ENOMEM;
@@ -100,7 +104,7 @@ static int begin_bulk(struct resp_parser *p, struct resp_value *value, int64_t l
 {
     if (len == -1)
         return 0; /* RESP_NULL */
-    if (len < 0 || (uint64_t)len > RESP_MAX_BULK)
+    if (len < 0 || (uint64_t)len > RESP_MAX_BULK - p->n_bytes)
         return -EPROTO;
     if (p->room && (uint64_t)len > *p->room) {
         value->type = RESP_SKIPPED;
@@ -108,6 +112,7 @@ static int begin_bulk(struct resp_parser *p, struct resp_value *value, int64_t l
         p->skip = (size_t)len + 2;
         return 0;
     }
+    p->n_bytes += (size_t)len;
     if (p->room)
         *p->room -= (uint64_t)len;
     value->str = malloc((size_t)len + 2); /* the line's end arrives with it */
@@ -143,7 +148,7 @@ static int parse_line(struct resp_parser *p, const char *line, size_t len, struc
     if (len == 0)
         return -EPROTO;
     if (*line == '+' || *line == '-') {
-        err = begin_text(value, *line == '+' ? RESP_STATUS : RESP_ERROR, line + 1, len - 1);
+        err = begin_text(p, value, *line == '+' ? RESP_STATUS : RESP_ERROR, line + 1, len - 1);
         return err < 0 ? err : finish(p, ret);
     }
     err = parse_number(line + 1, len - 1, &num);

@@ -13,8 +13,9 @@
 
 #define RESP_MAX_DEPTH 4
 #define RESP_MAX_LINE 4096
-#define RESP_MAX_BULK ((size_t)512 << 20) /* the server's own limit, unless reconfigured */
-#define RESP_MAX_ITEMS ((size_t)1 << 20)  /* of all arrays of one reply */
+/* The server's own limit, unless reconfigured. Of one payload, and of all texts of one reply. */
+#define RESP_MAX_BULK ((size_t)512 << 20)
+#define RESP_MAX_ITEMS ((size_t)1 << 20) /* of all arrays of one reply */
 
 enum resp_type {
     RESP_NULL,
@@ -44,7 +45,7 @@ struct resp_parser {
     struct resp_value root;
     struct resp_frame stack[RESP_MAX_DEPTH];
     unsigned depth;
-    size_t n_items;
+    size_t n_items, n_bytes; /* of the reply until here */
     struct resp_value *bulk; /* whose payload is arriving, or NULL */
     size_t bulk_got;         /* of its len + 2 bytes */
     size_t skip;             /* bytes of a payload, with its line's end, still to be passed over */

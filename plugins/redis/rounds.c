@@ -90,7 +90,8 @@ static int push(struct rds_node *node, const struct rds_batch *batch)
 /* What a reply is to the command: its answer, a redirection, or "not now". */
 static int settle(struct rds_net *net, struct rds_node *node, struct rds_cmd *cmd)
 {
-    static const char *const later[] = {"LOADING", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN"};
+    static const char *const later[] = {"LOADING", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN",
+                                        "BUSY "};
     int err = 0;
 
     if (net->uri.cluster && !cmd->fixed &&

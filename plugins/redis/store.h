@@ -96,9 +96,10 @@ int rds_sweep_chunks(kv_store_v1 *self, uint64_t min_age_s, kv_store_live_fn liv
 
 /**
  * Tell that a chunk's @value is wrong. If it ends like ours and is still there it is removed, for
- * that end is what a later put looks at; what isn't ours stays until it is put again. Locks.
+ * that end is what a later put looks at; without scripts this handle's next save sends it again.
+ * What isn't ours stays until it is put again. Locks.
  */
-void rds_drop_bad(kv_store_v1 *self, const char *key, size_t key_len, const char *value,
+void rds_drop_bad(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, const char *value,
                   size_t len);
 
 /** Count a failed call, pass its error on. */

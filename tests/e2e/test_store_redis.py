@@ -97,6 +97,17 @@ def test_without_scripts():
             equal(store.manifest("m"), b"manifest")
 
 
+def test_damage_without_scripts():
+    """What a handle found damaged its next save replaces, though nothing can be deleted by condition."""
+    with Server("--rename-command", "EVAL", "") as server, Store(server.uri) as store:
+        for read in (lambda: fails(store.get, b"key", code=74), lambda: equal(store.get_many([b"key"]), [None])):
+            save(store, "n", {b"key": b"value" * 20})
+            server.command("SETRANGE", "c:" + b"key".hex(), 3, "?")
+            read()
+            equal(save(store, "m", {b"key": b"value" * 20}), [0], "a put of what is damaged")
+            equal(store.get(b"key"), b"value" * 20)
+
+
 def test_password():
     with Server(password="s3cret word") as server:
         check("NOAUTH" in refused(server.uri))

@@ -320,6 +320,21 @@ def test_endless_listing():
             check(turn[0] < 50, f"{turn[0]} pages")
 
 
+def test_busy():
+    """Somebody else's script that takes long: the server says BUSY to all until it has ended."""
+    with Server("--busy-reply-threshold", 50) as server, Store(server.uri) as store:
+        endless = threading.Thread(target=server.command, args=("EVAL", "while true do end", 0), daemon=True)
+        endless.start()
+        wait_until(lambda: server.command("PING").startswith(b"-BUSY"), 20, "a busy server")
+        killer = threading.Timer(0.5, server.command, ("SCRIPT", "KILL"))
+        killer.daemon = True
+        killer.start()
+        save(store, "n", {b"key": b"value"})
+        equal(store.get(b"key"), b"value")
+        killer.join()
+        endless.join()
+
+
 def test_restarted_in_mid_listing():
     """Cursors mean nothing to the process that comes after: a listing that goes on with them would pass over names."""
     names = {f"name{i:05}" for i in range(20_000)}

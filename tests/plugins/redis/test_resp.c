@@ -107,6 +107,8 @@ static void test_refused(void **state)
                                         "*-2\r\n",
                                         "*1048577\r\n",
                                         "*2\r\n*600000\r\n*0\r\n",
+                                        "*2\r\n$1\r\na\r\n$536870912\r\n",
+                                        "*2\r\n+a\r\n$536870912\r\n",
                                         "*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n",
                                         ":9999999999999999999\r\n",
                                         "HTTP/1.1 400 Bad Request\r\n",
