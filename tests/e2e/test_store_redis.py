@@ -565,6 +565,28 @@ def migrate(cluster, store, chunks):
     save(store, "moved", chunks)
 
 
+def test_listing_while_a_slot_moves():
+    """A manifest that goes from a node that is yet to be asked to one that was: still listed."""
+    names = [f"n{i}" for i in range(30)]
+    with Cluster() as cluster, Store(cluster.uri) as store:
+        for name in names:
+            store.publish(name, b"KVS-OBJ\n as if it were one")
+        first, second, third = cluster.servers  # in the order of their slots, and of the listing
+        slot = max(first.command("CLUSTER", "KEYSLOT", f"m:{name}") for name in names)
+        check(slot >= cluster.range_of(2)[0], "of the third")
+        second.command("CLIENT", "PAUSE", 3000)
+        found = []
+        listing = threading.Thread(target=lambda: found.extend(store.manifests()))
+        listing.start()
+        time.sleep(1)
+        equal(first.command("CLUSTER", "SETSLOT", slot, "IMPORTING", cluster.id(2)), b"OK")
+        equal(third.command("CLUSTER", "SETSLOT", slot, "MIGRATING", cluster.id(0)), b"OK")
+        keys = third.command("CLUSTER", "GETKEYSINSLOT", slot, 100)
+        equal(third.command("MIGRATE", "127.0.0.1", first.port, "", 0, 10000, "KEYS", *keys), b"OK")
+        listing.join()
+        equal(sorted(found), sorted(names))
+
+
 def refused_later(uri, chunks):
     """redis:// at a node of a cluster: the first save says what is wrong."""
     with said() as text, Store(uri) as store:
