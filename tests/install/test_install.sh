@@ -28,19 +28,56 @@ find "$root" -path '*/man1/kvasir-store.1' | grep -q .
 
 pc=$(dirname "$(find "$root" -name kvevent.pc)")
 libdir=$(dirname "$pc")
-for library in kvevent kvindex kvx; do
+for library in kvevent kvindex kvx kvbm; do
     test -L "$libdir/lib$library.so"
     readelf -d "$libdir/lib$library.so" | grep -q "SONAME.*lib$library\.so\.0"
-    foreign=$(nm -D --defined-only "$libdir/lib$library.so" | awk '{print $3}' | grep -vE '^kv[eix]_' || true)
+    foreign=$(nm -D --defined-only "$libdir/lib$library.so" | awk '{print $3}' | grep -vE '^kv([eix]|bm)_' || true)
     [ -z "$foreign" ] || { echo "lib$library exports: $foreign"; exit 1; }
 done
 
 cat >"$work/user.c" <<'TEXT'
+#include <errno.h>
 #include <kv_event.h>
 #include <kv_index.h>
+#include <kvbm.h>
 #include <kvx_abi.h>
 #include <kvx_ext.h>
 #include <stdio.h>
+
+/* A block goes round, and its events come out of the ring. */
+static int block_manager(void)
+{
+    struct kvbm_events *events = NULL;
+    struct kvbm_event_ring *ring = NULL;
+    struct kvbm_registry *registry = NULL;
+    struct kvbm_pool *pool = NULL;
+    struct kvbm_registry_opts registry_opts = {sizeof(registry_opts), 0, NULL};
+    struct kvbm_pool_opts pool_opts = {sizeof(pool_opts), "four", KV_TIER_HOST, 0, 4, 4};
+    struct kvbm_mutable fresh;
+    struct kvbm_complete full;
+    struct kvbm_event event;
+    uint32_t tokens[] = {0, 1, 2, 3};
+    uint64_t key = kvbm_block_hash(0, tokens, 4);
+    struct kvbm_chain chain = {sizeof(chain), 0, &key, NULL, 0, tokens};
+    int ok;
+
+    if (kvbm_events_create(NULL, &events) != 0 || kvbm_events_add_ring(events, KVBM_EVENTS_PER_TIER, 0, &ring) < 0)
+        return 0;
+    registry_opts.events = events;
+    if (kvbm_registry_create(&registry_opts, &registry) != 0 || kvbm_pool_create(registry, &pool_opts, &pool) != 0)
+        return 0;
+    {
+        KVBM_AUTO(immutable) struct kvbm_immutable block = {{NULL, 0, 0}};
+
+        ok = kvbm_pool_allocate(pool, 1, &fresh, NULL) == 0 && kvbm_pool_complete(pool, &fresh, 1, &chain, &full) == 0 &&
+             kvbm_pool_register(pool, &full, 1, &block) == 0 && kvbm_pool_destroy(pool) == -EBUSY;
+    }
+    ok = ok && kvbm_events_flush(events, 10000) == 0 && kvbm_event_ring_drain(ring, &event, 1, NULL) == 1 &&
+         event.type == KVBM_EVENT_STORED && event.n_tokens == 4;
+    ok = ok && kvbm_pool_destroy(pool) == 0 && kvbm_registry_destroy(registry) == 0;
+    kvbm_events_destroy(events);
+    return ok;
+}
 
 int main(void)
 {
@@ -61,6 +98,8 @@ int main(void)
     kvi_destroy(index);
     if (kvx_get_version(&version) != KVX_STATUS_OK || version.abi_major != KVX_ABI_VERSION_MAJOR)
         return 3;
+    if (!block_manager())
+        return 4;
     puts("works");
     return 0;
 }
@@ -69,12 +108,17 @@ TEXT
 declared=$(grep -ohE 'kvx_[a-z0-9_]+\(' "$root"/include/kvx_abi.h "$root"/include/kvx_ext.h | tr -d '(' | sort -u)
 exported=$(nm -D --defined-only "$libdir/libkvx.so" | awk '{print $3}' | sort)
 [ "$declared" = "$exported" ] || { diff <(echo "$declared") <(echo "$exported"); exit 1; }
+# And libkvbm those of its five headers.
+declared=$(sed '/^#/d;/^ *\*/d;/^\/\*/d' "$root"/include/kvbm*.h | tr '\n' ' ' | grep -oE 'KV_API [^;]*;' |
+    grep -oE 'kvbm_[a-z0-9_]+\(' | tr -d '(' | sort -u)
+exported=$(nm -D --defined-only "$libdir/libkvbm.so" | awk '{print $3}' | sort)
+[ "$declared" = "$exported" ] || { diff <(echo "$declared") <(echo "$exported"); exit 1; }
 others=$(readelf -d "$libdir/libkvx.so" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' | grep -v '^libc\.so' || true)
 [ -z "$others" ] || { echo "libkvx needs $others"; exit 1; }
 
 cp "$work/user.c" "$work/user.cc"
 export PKG_CONFIG_PATH=$pc PKG_CONFIG_SYSROOT_DIR=$DESTDIR LD_LIBRARY_PATH=$libdir
-read -ra flags <<<"$(pkg-config --cflags --libs kvevent kvindex kvx)"
+read -ra flags <<<"$(pkg-config --cflags --libs kvevent kvindex kvx kvbm)"
 cc -std=c11 "$work/user.c" -o "$work/user-c" "${flags[@]}"
 c++ -std=c++17 "$work/user.cc" -o "$work/user-cc" "${flags[@]}"
 "$work/user-c" && "$work/user-cc"
@@ -86,7 +130,7 @@ cmake_minimum_required(VERSION 3.22)
 project(consumer C)
 find_package(kvasir 0.1 REQUIRED)
 add_executable(user user.c)
-target_link_libraries(user kvasir::kvevent kvasir::kvindex kvasir::kvx)
+target_link_libraries(user kvasir::kvevent kvasir::kvindex kvasir::kvx kvasir::kvbm)
 TEXT
 DESTDIR='' cmake -S "$work/consumer" -B "$work/consumer/build" -DCMAKE_PREFIX_PATH="$root" >"$work/cmake.log"
 DESTDIR='' cmake --build "$work/consumer/build" >>"$work/cmake.log"
