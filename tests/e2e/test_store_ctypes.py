@@ -10,7 +10,6 @@ import ctypes
 import hashlib
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import threading
@@ -196,25 +195,8 @@ def test_file_store():
     with_folder("")
 
 
-def preload_sanitizer():
-    """A sanitized library needs its runtime first in the process, which is Python's here."""
-    if os.environ.get("KV_SANITIZE", "").startswith("thread"):
-        print("skipped: Python can't run under the thread sanitizer")
-        sys.exit(77)
-    if not SANITIZED or os.environ.get("LD_PRELOAD"):
-        return
-    needs = subprocess.run(["ldd", BUILD / "lib" / "libkvstore.so"], capture_output=True, text=True, check=True).stdout
-    runtimes = [line.split("=>")[1].split()[0] for line in needs.splitlines() if "asan" in line or "ubsan" in line]
-    if not runtimes:
-        print("skipped: the sanitizer's runtime is not a library of its own")
-        sys.exit(77)
-    environment = dict(os.environ, LD_PRELOAD=":".join(runtimes),
-                       ASAN_OPTIONS=os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0")  # Python's own
-    os.execve(sys.executable, [sys.executable, "-B", *sys.argv], environment)
-
-
 if __name__ == "__main__":
-    preload_sanitizer()
+    preload_sanitizer("libkvstore.so")
     if len(sys.argv) > 1:
         for argument in sys.argv[1:]:
             check_uri(argument)
