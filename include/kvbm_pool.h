@@ -23,8 +23,9 @@
  * Handles are values: a mutable or complete one is the only one of its block, immutable ones are counted
  * (clone), weak ones hold nothing. They carry a generation, so that a handle used after its release is
  * told (-ESTALE) and one of another pool too (-EXDEV). A function that consumes handles zeroes them; a
- * failing one leaves them, and their blocks, as they were. Releasing a zeroed handle is a no-op.
- * (What a generation can't tell: a copied immutable handle released twice while others hold the block.)
+ * failing one leaves them, and their blocks, as they were. Releasing a zeroed handle is a no-op, in an
+ * array too. (What a generation can't tell: a copied immutable handle released once too often, while
+ * others hold the block.)
  *
  * Threads. Any function from any thread. All pools of a registry share one lock, taken once per call (per
  * batch, not per block) for a time in proportion to the batch. Callbacks run without it, except where
@@ -118,7 +119,7 @@ struct kvbm_pool_opts {
     const char *name; /* label in logs and metrics, up to 31 bytes; NULL: the tier's name */
     enum kv_tier tier;
     uint64_t groups;     /* bit g: serves group g; 0: all. No two pools of one tier share one */
-    uint32_t n_blocks;   /* required, 1 to 2^31 - 1 */
+    uint32_t n_blocks;   /* required, 1 to 2^31 - 2, of all pools of a registry together */
     uint32_t block_size; /* required: tokens per block, a power of two, 1 to 1024 */
     enum kvbm_eviction eviction;
     uint8_t lfu_thresholds[3]; /* uses that make a block warm, hot, very hot: ascending, 1 to 15;
@@ -131,12 +132,13 @@ struct kvbm_pool_opts {
     bool track_handles; /* remember who acquired last; a debug build (no NDEBUG) always does */
 };
 
-/** Returns 0; -EINVAL; -EEXIST: that tier has a pool for one of the groups; -ENOMEM. */
+/** Returns 0; -EINVAL (the log says why); -EEXIST: that tier has a pool for one of the groups; -ENOMEM. */
 KV_API int kvbm_pool_create(struct kvbm_registry *registry, const struct kvbm_pool_opts *opts,
                             struct kvbm_pool **ret);
 /**
  * Forget all blocks (removals are published) and free the pool. -EBUSY while handles are held: nothing
- * is done, and each of their blocks is logged, with where it was acquired if that is tracked.
+ * is done, and the first hundred of their blocks are logged, with where each was acquired if that is
+ * tracked. NULL is fine.
  */
 KV_API int kvbm_pool_destroy(struct kvbm_pool *pool);
 
@@ -181,7 +183,7 @@ KV_API int kvbm_pool_allocate(struct kvbm_pool *pool, size_t n, struct kvbm_muta
 /** Back to the free blocks, first in first out. Returns 0 or an error of the handle. */
 KV_API int kvbm_mutable_release(struct kvbm_mutable *block);
 KV_API int kvbm_complete_release(struct kvbm_complete *block);
-/** @n blocks of one pool, one lock. All or (a bad handle) none. */
+/** @n blocks of one pool, one lock. All or (a bad handle, -EINVAL: the same one twice) none. */
 KV_API int kvbm_pool_release_mutable(struct kvbm_pool *pool, struct kvbm_mutable *blocks, size_t n);
 KV_API int kvbm_pool_release_complete(struct kvbm_pool *pool, struct kvbm_complete *blocks,
                                       size_t n);
@@ -208,7 +210,7 @@ KV_API long kvbm_mutable_add_tokens(const struct kvbm_mutable *block, const uint
                                     size_t n);
 /** Partial. Take the last @n off. Returns 0 or -ENODATA (there are fewer). */
 KV_API int kvbm_mutable_pop_tokens(const struct kvbm_mutable *block, size_t n);
-/** Partial and full to Complete; consumes @block. Returns 0 or -ENODATA (not full). */
+/** Partial and full to Complete; consumes @block. Returns 0, -ENODATA (not full), -EEXIST (as complete). */
 KV_API int kvbm_mutable_commit(struct kvbm_mutable *block, struct kvbm_complete *ret);
 /** Partial back to Reset. A Reset block stays so. */
 KV_API int kvbm_mutable_reset(const struct kvbm_mutable *block);
@@ -238,7 +240,8 @@ struct kvbm_chain {
 
 /**
  * Reset to Complete for @n blocks that now hold @chain; consumes @blocks. All or none.
- * -EEXIST: a key twice in the chain, or its parent.
+ * -EEXIST: a key twice in the chain, or its parent in it, or one that the registry knows at another
+ * position. (A key that it knows behind another parent stays there.) -EINVAL: a handle twice.
  */
 KV_API int kvbm_pool_complete(struct kvbm_pool *pool, struct kvbm_mutable *blocks, size_t n,
                               const struct kvbm_chain *chain, struct kvbm_complete *ret);
@@ -247,7 +250,7 @@ KV_API int kvbm_pool_complete(struct kvbm_pool *pool, struct kvbm_mutable *block
  * Complete to Registered, in order; consumes @blocks, all or none. A key that is registered in this pool
  * already (active or inactive): the block becomes a duplicate that keeps the first one alive, or, with
  * reject_duplicates, goes back and the first one is returned. Stored events are published for those that
- * are first in this tier. -EINVAL for n = 0.
+ * are first in this tier. -EINVAL for n = 0, and for a handle twice.
  */
 KV_API int kvbm_pool_register(struct kvbm_pool *pool, struct kvbm_complete *blocks, size_t n,
                               struct kvbm_immutable *ret);
@@ -258,6 +261,7 @@ KV_API int kvbm_immutable_clone(const struct kvbm_immutable *block, struct kvbm_
 /**
  * The last one of a block makes it inactive (of a duplicate: free). Of several, the last of the array goes
  * first: given in the order of their sequence, a leaf is released before its parent and evicted before it.
+ * All or (a bad handle) none; -ESTALE also when a handle is in the array more often than it was acquired.
  */
 KV_API int kvbm_immutable_release(struct kvbm_immutable *block);
 KV_API int kvbm_pool_release(struct kvbm_pool *pool, struct kvbm_immutable *blocks, size_t n);
@@ -275,8 +279,8 @@ struct kvbm_block_info {
     uint32_t group;
     uint32_t position;
     uint8_t key[KVBM_MAX_KEY];
-    uint8_t tiers; /* bit per tier in which the key is registered */
-    uint8_t priority;
+    uint8_t tiers;    /* bit per tier in which the key is registered */
+    uint8_t priority; /* of the primary */
     uint32_t handles; /* strong ones, of this block */
 };
 KV_API int kvbm_immutable_info(const struct kvbm_immutable *block, struct kvbm_block_info *ret);
@@ -302,7 +306,8 @@ KV_API long kvbm_pool_touch(struct kvbm_pool *pool, uint32_t group, const void *
 
 /**
  * Keep @keys (those registered) at @priority, 0 to KVBM_PRIORITY_MAX; after @ttl_ms (0: for ever) back at
- * the default. A block that is reset forgets it. Returns how many keys there were.
+ * the default. A block that is reset forgets it. Among the inactive blocks of its new priority a block
+ * comes last, as if released now (with lineage: in the place of its age). Returns how many keys there were.
  */
 KV_API long kvbm_pool_retain(struct kvbm_pool *pool, uint32_t group, const void *keys, size_t n,
                              uint32_t priority, uint64_t ttl_ms);
@@ -357,8 +362,8 @@ KV_API int kvbm_pool_dump(struct kvbm_pool *pool, FILE *to, size_t max_blocks);
 
 /**
  * Check what must hold (total = free + mutable + immutable + inactive, each key at most one primary a tier,
- * lists and table sound). Takes time in proportion to the pool. Returns 0, or -EUCLEAN with the fault in
- * the log.
+ * counts, lists and table sound). Takes time in proportion to the pools, with the lock. Returns 0,
+ * -EUCLEAN with the fault in the log, or -ENOMEM.
  */
 KV_API int kvbm_registry_check(struct kvbm_registry *registry);
 

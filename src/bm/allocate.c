@@ -86,10 +86,12 @@ static int release(struct kvbm_pool *pool, struct kvbm_handle *handles, size_t n
     if (!pool || (n && !handles))
         return -EINVAL;
     kvbm_lock(pool->registry);
-    err = kvbm_claim(pool, handles, n, least, most);
+    err = kvbm_claim(pool, handles, n, least, most, true);
     if (err == 0) {
-        for (size_t i = 0; i < n; i++)
-            give_back(pool, handles[i].block + 1);
+        for (size_t i = 0; i < n; i++) {
+            if (handles[i].pool)
+                give_back(pool, handles[i].block + 1);
+        }
     }
     kvbm_unlock(pool->registry);
     if (err == 0 && n)

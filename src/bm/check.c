@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* What must hold between calls, checked from scratch. */
 #include <errno.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -62,46 +64,99 @@ static int check_slot(const struct kvbm_pool *pool, uint32_t i, struct counts *c
     return 0;
 }
 
+/* Lists are found by the bits, so what a bit doesn't name is missing in the count. */
+static int check_list(const struct kvbm_pool *pool, uint32_t priority, uint32_t level, uint64_t *n,
+                      uint64_t listed)
+{
+    const struct kvbm_list *list =
+        &pool->evict.lists[(size_t)priority * pool->evict.n_levels + level];
+    uint32_t before = 0;
+
+    MUST(list->head && list->tail);
+    for (uint32_t i = list->head; i; before = i, i = pool->slots[i].next) {
+        MUST(pool->slots[i].prev == before);
+        MUST(pool->slots[i].flags & SLOT_LISTED);
+        MUST(pool->slots[i].priority == priority);
+        MUST(++*n <= listed);
+    }
+    MUST(list->tail == before);
+    return 0;
+}
+
 static int check_lists(const struct kvbm_pool *pool, uint64_t listed)
 {
     const struct kvbm_evict *evict = &pool->evict;
     uint64_t n = 0;
 
     for (uint32_t priority = 0; priority <= KVBM_PRIORITY_MAX; priority++) {
-        for (uint32_t level = 0; level < evict->n_levels; level++) {
-            const struct kvbm_list *list =
-                &evict->lists[(size_t)priority * evict->n_levels + level];
-            uint64_t word = evict->words[(size_t)priority * evict->n_words + level / 64];
-            uint32_t before = 0;
+        const uint64_t *words = &evict->words[(size_t)priority * evict->n_words];
+        uint64_t any = evict->priorities[priority / 64] >> (priority % 64) & 1;
 
-            MUST(!list->head == !list->tail);
-            MUST((word >> (level % 64) & 1) == (list->head != 0));
-            for (uint32_t i = list->head; i; before = i, i = pool->slots[i].next) {
-                MUST(pool->slots[i].prev == before);
-                MUST(pool->slots[i].flags & SLOT_LISTED);
-                MUST(pool->slots[i].priority == priority);
-                MUST(++n <= listed);
+        MUST(any == (evict->summary[priority] != 0));
+        for (uint32_t w = 0; w < evict->n_words; w++) {
+            MUST((evict->summary[priority] >> w & 1) == (words[w] != 0));
+            for (uint64_t left = words[w]; left; left &= left - 1) {
+                uint32_t level = w * 64 + (uint32_t)__builtin_ctzll(left);
+
+                MUST(level < evict->n_levels);
+                if (check_list(pool, priority, level, &n, listed) < 0)
+                    return -EUCLEAN;
             }
-            MUST(list->tail == before);
         }
     }
     MUST(n == listed);
     return 0;
 }
 
-/* Lineage: a block is listed exactly when it is inactive and none of its children in the pool is. */
-static int check_leaves(const struct kvbm_pool *pool)
+/* Each free block is once in the ring, and a primary knows how many duplicates lean on it. */
+static int check_counts(const struct kvbm_pool *pool, uint32_t *tally)
 {
+    memset(tally, 0, ((size_t)pool->n_blocks + 1) * sizeof(*tally));
+    for (uint32_t i = 0; i < pool->n_free; i++) {
+        uint32_t slot = pool->free[(pool->free_head + (uint64_t)i) % pool->n_blocks];
+
+        MUST(!pool->slots[slot].refs && pool->slots[slot].state == KVBM_RESET);
+        MUST(!tally[slot]++);
+    }
+    memset(tally, 0, ((size_t)pool->n_blocks + 1) * sizeof(*tally));
+    for (uint32_t i = 1; i <= pool->n_blocks; i++) {
+        if (pool->slots[i].flags & SLOT_DUPLICATE)
+            tally[pool->slots[i].prev]++;
+    }
     for (uint32_t i = 1; i <= pool->n_blocks; i++) {
         const struct kvbm_slot *slot = &pool->slots[i];
 
-        if (slot->flags & SLOT_INACTIVE)
-            MUST(!(slot->flags & SLOT_LISTED) == (pool->evict.children[slot->entry] > 0));
+        MUST(slot->flags & SLOT_LISTED || slot->next == tally[i]);
+        MUST(slot->refs >= tally[i]);
     }
     return 0;
 }
 
-static int check_pool(const struct kvbm_pool *pool)
+/*
+ * Lineage: each entry counts its inactive children in the pool; a block is listed exactly when it is inactive
+ * and has none.
+ */
+static int check_leaves(const struct kvbm_pool *pool, uint32_t *tally)
+{
+    const struct kvbm_registry *r = pool->registry;
+
+    memset(tally, 0, ((size_t)r->n_entries + 1) * sizeof(*tally));
+    for (uint32_t i = 1; i <= pool->n_blocks; i++) {
+        if (pool->slots[i].flags & SLOT_INACTIVE)
+            tally[kvbm_slot_entry(pool, &pool->slots[i])->parent]++;
+    }
+    for (uint32_t i = 1; i <= r->n_entries; i++)
+        MUST(tally[i] == pool->evict.children[i]);
+    for (uint32_t i = 1; i <= pool->n_blocks; i++) {
+        const struct kvbm_slot *slot = &pool->slots[i];
+
+        if (slot->flags & SLOT_INACTIVE)
+            MUST(!(slot->flags & SLOT_LISTED) == (tally[slot->entry] > 0));
+    }
+    return 0;
+}
+
+static int check_pool(const struct kvbm_pool *pool, uint32_t *tally)
 {
     struct counts counts = {0};
 
@@ -116,17 +171,14 @@ static int check_pool(const struct kvbm_pool *pool)
     MUST(counts.immutable == pool->n_immutable);
     MUST(counts.inactive == pool->n_inactive);
     MUST(counts.free + counts.mutable + counts.immutable + counts.inactive == pool->n_blocks);
-    for (uint32_t i = 0; i < pool->n_free; i++) {
-        uint32_t slot = pool->free[(pool->free_head + (uint64_t)i) % pool->n_blocks];
-
-        MUST(!pool->slots[slot].refs && pool->slots[slot].state == KVBM_RESET);
-    }
-    if (pool->evict.policy == KVBM_EVICT_LINEAGE && check_leaves(pool) < 0)
+    if (check_counts(pool, tally) < 0)
+        return -EUCLEAN;
+    if (pool->evict.policy == KVBM_EVICT_LINEAGE && check_leaves(pool, tally) < 0)
         return -EUCLEAN;
     return check_lists(pool, counts.listed);
 }
 
-/* Each cell names an entry that is found where it is, and each entry is named as often as it says. */
+/* Each cell names an entry that is found where it is. */
 static int check_table(const struct kvbm_registry *r)
 {
     uint64_t n = 0;
@@ -137,6 +189,7 @@ static int check_table(const struct kvbm_registry *r)
         if (!r->table[i].entry)
             continue;
         n++;
+        MUST(r->table[i].entry <= r->n_entries);
         e = kvbm_entry(r, r->table[i].entry);
         MUST(e->tag == r->table[i].tag);
         MUST(kvbm_find(r, e->group, e->key, e->tag) == r->table[i].entry);
@@ -147,7 +200,42 @@ static int check_table(const struct kvbm_registry *r)
             MUST((e->tiers >> tier & 1) == (e->slot[tier] != 0));
     }
     MUST(n == r->live_entries);
+    MUST(r->n_entries <= r->max_entries);
     return 0;
+}
+
+/* Each entry is named as often as it says, by blocks and by children. */
+static int check_names(const struct kvbm_registry *r, uint32_t *slots, uint32_t *children)
+{
+    for (const struct kvbm_pool *pool = r->pools; pool; pool = pool->next) {
+        for (uint32_t i = 1; i <= pool->n_blocks; i++)
+            slots[pool->slots[i].entry]++;
+    }
+    for (size_t i = 0; r->table && i < (size_t)1 << r->table_bits; i++) {
+        if (r->table[i].entry)
+            children[kvbm_entry(r, r->table[i].entry)->parent]++;
+    }
+    for (size_t i = 0; r->table && i < (size_t)1 << r->table_bits; i++) {
+        uint32_t entry = r->table[i].entry;
+
+        MUST(!entry || kvbm_entry(r, entry)->n_slots == slots[entry]);
+        MUST(!entry || kvbm_entry(r, entry)->n_children == children[entry]);
+    }
+    return 0;
+}
+
+static int check_all(const struct kvbm_registry *r)
+{
+    size_t n = (size_t)KV_MAX((uint64_t)r->n_entries, r->n_blocks) + 1;
+    uint32_t *tally = calloc(2 * n, sizeof(*tally));
+    int err = tally ? check_table(r) : -ENOMEM;
+
+    if (err == 0)
+        err = check_names(r, tally, tally + n);
+    for (const struct kvbm_pool *pool = r->pools; err == 0 && pool; pool = pool->next)
+        err = check_pool(pool, tally);
+    free(tally);
+    return err;
 }
 
 int kvbm_registry_check(struct kvbm_registry *r)
@@ -157,9 +245,7 @@ int kvbm_registry_check(struct kvbm_registry *r)
     if (!r)
         return -EINVAL;
     kvbm_lock(r);
-    err = check_table(r);
-    for (const struct kvbm_pool *pool = r->pools; err == 0 && pool; pool = pool->next)
-        err = check_pool(pool);
+    err = check_all(r);
     kvbm_unlock(r);
     return err;
 }

@@ -128,6 +128,7 @@ static void list_remove(struct kvbm_pool *pool, uint32_t i)
         list->tail = slot->prev;
     if (!list->head)
         unmark(&pool->evict, slot->priority, level);
+    slot->next = 0;
     slot->flags &= (uint8_t)~SLOT_LISTED;
 }
 

@@ -22,7 +22,7 @@ static int lock_block(const struct kvbm_handle *handle, enum kvbm_state least, e
     if (!pool)
         return -EINVAL;
     kvbm_lock(pool->registry);
-    err = kvbm_claim(pool, handle, 1, least, most);
+    err = kvbm_claim(pool, handle, 1, least, most, false);
     if (err < 0) {
         kvbm_unlock(pool->registry);
         return err;

@@ -24,27 +24,43 @@ static int64_t lock_handle(const struct kvbm_handle *handle)
 
 int kvbm_immutable_clone(const struct kvbm_immutable *block, struct kvbm_immutable *ret)
 {
+    void *caller = __builtin_return_address(0);
     int64_t i = block && ret ? lock_handle(&block->handle) : -EINVAL;
 
     if (i < 0)
         return (int)i;
     block->handle.pool->slots[i].refs++;
+    kvbm_track(block->handle.pool, (uint32_t)i, caller);
     *ret = *block;
     kvbm_unlock(block->handle.pool->registry);
     return 0;
 }
 
+/*
+ * Each handle takes its reference off for a while, so that one that is in the array more often than it was
+ * acquired is told.
+ */
 static int check_all(struct kvbm_pool *pool, const struct kvbm_immutable *blocks, size_t n)
 {
-    for (size_t i = 0; i < n; i++) {
-        int64_t slot = kvbm_slot_of(pool, &blocks[i].handle);
+    size_t i = 0;
+    int err = 0;
 
-        if (slot < 0)
-            return (int)slot;
-        if (pool->slots[slot].state != KVBM_REGISTERED)
-            return -EBADFD;
+    for (; i < n; i++) {
+        int64_t slot = blocks[i].handle.pool ? kvbm_slot_of(pool, &blocks[i].handle) : 0;
+
+        err = slot < 0 ? (int)slot : 0;
+        if (slot > 0 && pool->slots[slot].state != KVBM_REGISTERED)
+            err = -EBADFD;
+        if (err < 0)
+            break;
+        if (slot > 0)
+            pool->slots[slot].refs--;
     }
-    return 0;
+    while (i-- > 0) {
+        if (blocks[i].handle.pool)
+            pool->slots[blocks[i].handle.block + 1].refs++;
+    }
+    return err;
 }
 
 int kvbm_pool_release(struct kvbm_pool *pool, struct kvbm_immutable *blocks, size_t n)
@@ -56,10 +72,8 @@ int kvbm_pool_release(struct kvbm_pool *pool, struct kvbm_immutable *blocks, siz
     kvbm_lock(pool->registry);
     err = check_all(pool, blocks, n);
     for (size_t i = n; err == 0 && i-- > 0;) {
-        int64_t slot = kvbm_slot_of(pool, &blocks[i].handle);
-
-        if (slot > 0) /* else a copy in this array released it */
-            kvbm_slot_put(pool, (uint32_t)slot);
+        if (blocks[i].handle.pool)
+            kvbm_slot_put(pool, blocks[i].handle.block + 1);
     }
     kvbm_unlock(pool->registry);
     if (err == 0 && n)
@@ -121,8 +135,10 @@ int kvbm_weak_upgrade(const struct kvbm_weak *block, struct kvbm_immutable *ret)
     struct kvbm_slot *slot;
     int err = -ESTALE;
 
-    if (!pool || !ret || block->handle.block >= pool->n_blocks)
+    if (!pool || !ret)
         return -EINVAL;
+    if (block->handle.block >= pool->n_blocks)
+        return -ERANGE;
     kvbm_lock(pool->registry);
     slot = &pool->slots[block->handle.block + 1];
     if (slot->state == KVBM_REGISTERED && slot->life == block->handle.generation &&
@@ -149,6 +165,7 @@ int kvbm_immutable_info(const struct kvbm_immutable *block, struct kvbm_block_in
     if (i < 0)
         return (int)i;
     pool = block->handle.pool;
+    kvbm_retain_expire(pool);
     primary = primary_of(pool, (uint32_t)i);
     e = kvbm_slot_entry(pool, &pool->slots[i]);
     *ret = (struct kvbm_block_info){
@@ -159,7 +176,7 @@ int kvbm_immutable_info(const struct kvbm_immutable *block, struct kvbm_block_in
         .position = e->position,
         .tiers = e->tiers,
         .priority = pool->slots[primary].priority,
-        .handles = pool->slots[i].refs,
+        .handles = pool->slots[i].refs - pool->slots[i].next,
     };
     memcpy(ret->key, e->key, pool->registry->key_len);
     kvbm_unlock(pool->registry);

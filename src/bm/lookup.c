@@ -217,7 +217,6 @@ struct retain {
     uint8_t priority;
     uint32_t until; /* 0: for ever */
     size_t found;
-    int err;
 };
 
 static bool retain_one(struct kvbm_pool *pool, uint32_t i, size_t at, void *arg)
@@ -228,15 +227,11 @@ static bool retain_one(struct kvbm_pool *pool, uint32_t i, size_t at, void *arg)
     (void)at;
     if (!i)
         return true;
-    if (retain->until) {
-        retain->err = kvbm_retain_reserve(pool);
-        if (retain->err < 0)
-            return false;
-    }
     retain->found++;
     kvbm_evict_prioritise(pool, i, retain->priority);
-    slot->flags &= (uint8_t)~SLOT_RETAINED;
-    if (retain->until) {
+    if (!retain->until) {
+        slot->flags &= (uint8_t)~SLOT_RETAINED;
+    } else if (!(slot->flags & SLOT_RETAINED) || slot->retained != retain->until) {
         slot->flags |= SLOT_RETAINED;
         slot->retained = retain->until;
         kvbm_retain_add(pool, i, retain->until);
@@ -247,16 +242,20 @@ static bool retain_one(struct kvbm_pool *pool, uint32_t i, size_t at, void *arg)
 long kvbm_pool_retain(struct kvbm_pool *pool, uint32_t group, const void *keys, size_t n,
                       uint32_t priority, uint64_t ttl_ms)
 {
-    struct retain retain = {(uint8_t)priority, 0, 0, 0};
+    struct retain retain = {(uint8_t)priority, 0, 0};
+    int err = 0;
 
     if (!serves(pool, group, keys, n) || priority > KVBM_PRIORITY_MAX)
         return -EINVAL;
     kvbm_lock(pool->registry);
-    if (ttl_ms)
+    if (ttl_ms) {
         retain.until = kvbm_retain_when(pool, ttl_ms);
-    visit(pool, group, keys, n, retain_one, &retain);
+        err = kvbm_retain_reserve(pool, KV_MIN(n, (size_t)(pool->n_inactive + pool->n_immutable)));
+    }
+    if (err == 0)
+        visit(pool, group, keys, n, retain_one, &retain);
     kvbm_unlock(pool->registry);
-    return retain.err < 0 ? retain.err : (long)retain.found;
+    return err < 0 ? err : (long)retain.found;
 }
 
 /* ---- forgetting ---- */

@@ -40,8 +40,8 @@ static const char *what_is_wrong(const struct kvbm_pool_opts *opts)
 {
     if (opts->tier < 0 || opts->tier >= KV_N_TIERS)
         return "no such tier";
-    if (!opts->n_blocks || opts->n_blocks > INT32_MAX)
-        return "n_blocks must be 1 to 2^31 - 1";
+    if (!opts->n_blocks || opts->n_blocks >= INT32_MAX)
+        return "n_blocks must be 1 to 2^31 - 2";
     if (!power_of_two(opts->block_size) || opts->block_size > KVBM_MAX_BLOCK_SIZE)
         return "block_size must be a power of two, 1 to 1024";
     if ((unsigned)opts->eviction > KVBM_EVICT_LINEAGE)
@@ -247,7 +247,7 @@ int64_t kvbm_slot_of(struct kvbm_pool *pool, const struct kvbm_handle *handle)
     if (handle->block >= pool->n_blocks)
         return -ERANGE;
     slot = &pool->slots[handle->block + 1];
-    if (!slot->refs || slot->generation != handle->generation) {
+    if (slot->refs <= slot->next || slot->generation != handle->generation) {
         pool->stats.stale_handles++;
         return -ESTALE;
     }
@@ -326,6 +326,7 @@ static void duplicate_gone(struct kvbm_pool *pool, uint32_t i)
 
     kvbm_entry_put(pool->registry, slot->entry);
     kvbm_slot_free(pool, i);
+    pool->slots[primary].next--;
     kvbm_slot_put(pool, primary);
 }
 
@@ -391,10 +392,10 @@ static void unclaim(struct kvbm_pool *pool, const struct kvbm_handle *handles, s
 }
 
 int kvbm_claim(struct kvbm_pool *pool, const struct kvbm_handle *handles, size_t n,
-               enum kvbm_state least, enum kvbm_state most)
+               enum kvbm_state least, enum kvbm_state most, bool holes)
 {
     for (size_t i = 0; i < n; i++) {
-        int64_t slot = kvbm_slot_of(pool, &handles[i]);
+        int64_t slot = holes && !handles[i].pool ? 0 : kvbm_slot_of(pool, &handles[i]);
         int err = slot < 0 ? (int)slot : 0;
 
         if (slot > 0) {

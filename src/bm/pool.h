@@ -32,9 +32,9 @@ struct kvbm_slot {
     uint32_t generation; /* of strong handles: changes with the state and at the last release */
     uint32_t life;       /* of weak handles: changes when the block stops being registered */
     uint32_t prev;       /* inactive: neighbours in the list; a duplicate: prev is its primary */
-    uint32_t next;
+    uint32_t next;     /* likewise; of an active primary: how many duplicates lean on it; else 0 */
     uint32_t tokens;   /* buffer of Partial and Complete, 0: none */
-    uint32_t retained; /* seconds since the pool's creation at which its priority ends */
+    uint32_t retained; /* 10 ms since the pool's creation at which its priority ends */
     uint64_t tick;     /* when it became inactive */
     uint16_t n_tokens; /* Partial */
     uint8_t state;
@@ -132,11 +132,12 @@ void kvbm_evict_blocks(struct kvbm_pool *pool, uint32_t *ret, size_t n);
 size_t kvbm_forget_inactive(struct kvbm_pool *pool);
 
 /**
- * Check handles that are about to be consumed: each block's only one, each once in the array, in a state
- * from @least to @most. Returns 0 or what is wrong with the first bad one; changes nothing.
+ * Check handles that are about to be consumed: each once in the array, in a state from @least to @most;
+ * zeroed ones only where @holes are fine. Returns 0 or what is wrong with the first bad one; changes
+ * nothing.
  */
 int kvbm_claim(struct kvbm_pool *pool, const struct kvbm_handle *handles, size_t n,
-               enum kvbm_state least, enum kvbm_state most);
+               enum kvbm_state least, enum kvbm_state most, bool holes);
 
 /** Slot @i, mutable, becomes Complete as this key. The pool is locked. */
 int kvbm_stage(struct kvbm_pool *pool, uint32_t i, uint32_t group, const void *key,

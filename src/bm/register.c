@@ -37,6 +37,29 @@ static int name_slot(struct kvbm_pool *pool, uint32_t i, uint32_t group, const v
     return 0;
 }
 
+/*
+ * The first slot of a chain, which follows the key @parent (NULL: none). That has an entry if the slot's key
+ * has none yet or is a ghost; a key that is known already keeps the parent it was first named with.
+ */
+static int name_first(struct kvbm_pool *pool, uint32_t i, uint32_t group, const void *key,
+                      uint32_t tag, const void *parent, uint32_t position)
+{
+    struct kvbm_registry *r = pool->registry;
+    uint32_t above;
+    int err;
+
+    if (!parent)
+        return name_slot(pool, i, group, key, tag, 0, position);
+    above = intern_at(r, group, parent, kvbm_tag(r, group, parent), position - 1);
+    if (!above)
+        return -EEXIST;
+    kvbm_entry(r, above)->n_children++; /* so that it has its position: the key can't be it */
+    err = name_slot(pool, i, group, key, tag, above, position);
+    kvbm_entry(r, above)->n_children--;
+    kvbm_entry_drop_unnamed(r, above);
+    return err;
+}
+
 static void becomes_complete(struct kvbm_pool *pool, uint32_t i)
 {
     pool->slots[i].state = KVBM_COMPLETE;
@@ -49,20 +72,11 @@ int kvbm_stage(struct kvbm_pool *pool, uint32_t i, uint32_t group, const void *k
                const void *parent, uint32_t position)
 {
     struct kvbm_registry *r = pool->registry;
-    uint32_t above = 0;
     int err = kvbm_reserve(r, 2);
 
-    if (err < 0)
-        return err;
-    if (parent) {
-        above = intern_at(r, group, parent, kvbm_tag(r, group, parent), position - 1);
-        if (!above)
-            return -EEXIST;
-    }
-    err = name_slot(pool, i, group, key, kvbm_tag(r, group, key), above, position);
-    if (err < 0)
-        kvbm_entry_drop_unnamed(r, above);
-    else
+    if (err == 0)
+        err = name_first(pool, i, group, key, kvbm_tag(r, group, key), parent, position);
+    if (err == 0)
         becomes_complete(pool, i);
     return err;
 }
@@ -88,24 +102,19 @@ static int name_chain(struct kvbm_pool *pool, const struct kvbm_handle *handles,
     size_t done = 0;
     int err = 0;
 
-    if (chain->parent) {
-        above = intern_at(r, chain->group, chain->parent, kvbm_tag(r, chain->group, chain->parent),
-                          chain->position - 1);
-        if (!above)
-            return -EEXIST;
-    }
     for (; done < n && err == 0; done += err == 0) {
         const uint8_t *key = keys + done * r->key_len;
+        uint32_t i = handles[done].block + 1;
 
         if (done % KVBM_LOOKUP == 0)
             kvbm_hash_keys(r, chain->group, key, KV_MIN(n - done, (size_t)KVBM_LOOKUP), tags);
-        err = name_slot(pool, handles[done].block + 1, chain->group, key, tags[done % KVBM_LOOKUP],
-                        above, chain->position + (uint32_t)done);
-        if (err == 0)
-            above = pool->slots[handles[done].block + 1].entry;
+        if (done == 0)
+            err = name_first(pool, i, chain->group, key, tags[0], chain->parent, chain->position);
+        else
+            err = name_slot(pool, i, chain->group, key, tags[done % KVBM_LOOKUP], above,
+                            chain->position + (uint32_t)done);
+        above = pool->slots[i].entry;
     }
-    if (err < 0 && done == 0)
-        kvbm_entry_drop_unnamed(r, above);
     while (err < 0 && done > 0) {
         struct kvbm_slot *slot = &pool->slots[handles[--done].block + 1];
 
@@ -126,7 +135,7 @@ static void keep_tokens(struct kvbm_pool *pool, uint32_t i, const uint32_t *toke
 static int complete_locked(struct kvbm_pool *pool, const struct kvbm_handle *handles, size_t n,
                            const struct kvbm_chain *chain, const uint32_t *tokens)
 {
-    int err = kvbm_claim(pool, handles, n, KVBM_RESET, KVBM_RESET);
+    int err = kvbm_claim(pool, handles, n, KVBM_RESET, KVBM_RESET, false);
 
     if (err == 0)
         err = kvbm_reserve(pool->registry, n + 1);
@@ -231,6 +240,7 @@ static uint32_t register_again(struct kvbm_pool *pool, uint32_t i, uint32_t prim
     becomes_registered(pool, slot);
     slot->flags |= SLOT_DUPLICATE;
     slot->prev = primary;
+    pool->slots[primary].next++;
     pool->stats.duplicate_blocks++;
     return i;
 }
@@ -254,7 +264,7 @@ int kvbm_pool_register(struct kvbm_pool *pool, struct kvbm_complete *blocks, siz
     if (!pool || !n || !blocks || !ret)
         return -EINVAL;
     kvbm_lock(pool->registry);
-    err = kvbm_claim(pool, &blocks->handle, n, KVBM_COMPLETE, KVBM_COMPLETE);
+    err = kvbm_claim(pool, &blocks->handle, n, KVBM_COMPLETE, KVBM_COMPLETE, false);
     for (size_t i = 0; err == 0 && i < n; i++) {
         uint32_t slot = register_one(pool, blocks[i].handle.block + 1);
 

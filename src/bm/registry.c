@@ -113,14 +113,14 @@ static void table_remove(struct kvbm_registry *r, uint32_t tag, uint32_t entry)
 static int table_resize(struct kvbm_registry *r, uint32_t bits)
 {
     size_t n = (size_t)1 << bits, old_n = r->table ? (size_t)1 << r->table_bits : 0;
-    struct kvbm_cell *old = r->table;
+    struct kvbm_cell *old = r->table, *table;
     size_t old_mapped = r->table_mapped;
-    struct kvbm_cell *table = kvbm_map(n * sizeof(*table), &r->table_mapped);
 
-    if (!table) {
-        r->table_mapped = old_mapped;
+    if (bits > 32) /* the tag has no more */
         return -ENOMEM;
-    }
+    table = kvbm_map(n * sizeof(*table), &r->table_mapped);
+    if (!table)
+        return -ENOMEM;
     r->table = table;
     r->table_bits = bits;
     for (size_t i = 0; i < old_n; i++) {
@@ -162,15 +162,17 @@ int kvbm_registry_grow(struct kvbm_registry *r, uint64_t n_blocks)
         return -EINVAL;
     if (bits > r->table_bits && table_resize(r, bits) < 0)
         return -ENOMEM;
-    memory = kvbm_map((entries + 1) * r->entry_bytes, &mapped);
-    if (!memory)
-        return -ENOMEM;
-    if (r->entries)
-        memcpy(memory, r->entries, ((size_t)r->n_entries + 1) * r->entry_bytes);
-    kvbm_unmap(r->entries, r->entries_mapped);
-    r->entries = memory;
-    r->entries_mapped = mapped;
-    r->max_entries = (uint32_t)entries;
+    if (entries > r->max_entries) {
+        memory = kvbm_map((entries + 1) * r->entry_bytes, &mapped);
+        if (!memory)
+            return -ENOMEM;
+        if (r->entries)
+            memcpy(memory, r->entries, ((size_t)r->n_entries + 1) * r->entry_bytes);
+        kvbm_unmap(r->entries, r->entries_mapped);
+        r->entries = memory;
+        r->entries_mapped = mapped;
+        r->max_entries = (uint32_t)entries;
+    }
     r->n_blocks = blocks;
     return 0;
 }
@@ -202,10 +204,11 @@ uint32_t kvbm_find(const struct kvbm_registry *r, uint32_t group, const void *ke
 int kvbm_reserve(struct kvbm_registry *r, size_t n)
 {
     uint64_t full = (uint64_t)r->live_entries + n;
+    uint32_t bits = r->table_bits;
 
-    if (full <= (UINT64_C(7) << r->table_bits) / 8)
+    if (KV_LIKELY(full <= (UINT64_C(7) << bits) / 8))
         return 0;
-    return table_resize(r, r->table_bits + 1);
+    return table_resize(r, KV_MAX(bits_for(full), bits + 1));
 }
 
 static uint32_t entry_new(struct kvbm_registry *r)

@@ -153,10 +153,10 @@ void kvbm_entry_drop_unnamed(struct kvbm_registry *r, uint32_t i);
 /** One less. Entries that nothing names are freed. */
 void kvbm_entry_put(struct kvbm_registry *r, uint32_t i);
 
-/** Numbers of entries that there may be with @n_blocks more blocks. */
+/** How many entries there may be with @n_blocks more blocks; never fewer than there may be now. */
 uint64_t kvbm_entries_for(const struct kvbm_registry *r, uint64_t n_blocks);
 
-/** Room for the entries of @n_blocks more blocks. */
+/** Room for the entries of @n_blocks more blocks. Returns 0, -EINVAL (more than can be numbered), -ENOMEM. */
 int kvbm_registry_grow(struct kvbm_registry *r, uint64_t n_blocks);
 
 /** Attachments of an entry that is in no tier any more: to be destroyed (attach.c). */

@@ -54,18 +54,18 @@ static void drop_stale(struct kvbm_pool *pool)
         sift_down(all->heap, kept, i);
 }
 
-int kvbm_retain_reserve(struct kvbm_pool *pool)
+int kvbm_retain_reserve(struct kvbm_pool *pool, size_t n)
 {
     struct kvbm_retained *all = &pool->retained;
     size_t capacity;
     void *heap;
 
-    if (all->n < all->capacity)
+    if (n <= all->capacity - all->n)
         return 0;
     drop_stale(pool);
-    if (all->n < all->capacity / 2)
+    capacity = KV_MAX(2 * (all->n + n), (size_t)64); /* half of it free, so that this is rare */
+    if (capacity <= all->capacity)
         return 0;
-    capacity = all->capacity ? all->capacity * 2 : 64;
     heap = realloc(all->heap, capacity * sizeof(*all->heap));
     if (!heap)
         return -ENOMEM;

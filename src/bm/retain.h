@@ -22,8 +22,8 @@ struct kvbm_retained {
     size_t n, capacity;
 };
 
-/** Room for one more; stale ones make room first. Returns 0 or -ENOMEM. */
-int kvbm_retain_reserve(struct kvbm_pool *pool);
+/** Room for @n more; stale ones make room first. Returns 0 or -ENOMEM. */
+int kvbm_retain_reserve(struct kvbm_pool *pool, size_t n);
 void kvbm_retain_add(struct kvbm_pool *pool, uint32_t slot, uint32_t when);
 /** The end of @ttl_ms from now, at least one unit away, never 0. */
 uint32_t kvbm_retain_when(const struct kvbm_pool *pool, uint64_t ttl_ms);
