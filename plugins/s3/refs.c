@@ -303,11 +303,13 @@ static struct s3_ref_segment *give_segment(struct s3_refs *refs, struct s3_ref_s
     refs->segments = segment;
     refs->n_segments++;
     refs->segments_bytes += bytes_of(segment->keys);
-    while (refs->n_segments > 1 &&
+    while (segment->next &&
            (refs->n_segments > MAX_SEGMENTS || refs->segments_bytes > MAX_SEGMENTS_BYTES)) {
-        for (at = &refs->segments; (*at)->next; at = &(*at)->next)
+        for (at = &segment->next; (*at)->next; at = &(*at)->next)
             ;
         oldest = unlink_segment(refs, at);
+        if (!oldest)
+            break;
         oldest->next = out;
         out = oldest;
     }
