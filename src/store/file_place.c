@@ -74,17 +74,30 @@ static void drop_side_car(kv_store_v1 *h, const char *tmp)
     unlinkat(h->house, from, 0);
 }
 
+/* Where it can't, the twin goes: it would be in the way of the next try. */
+static int rename_twin(kv_store_v1 *h, const char *twin, int at, const char *to)
+{
+    int rc = renameat(h->tmp, twin, at, to) < 0 ? -errno : 0;
+
+    if (rc < 0)
+        unlinkat(h->tmp, twin, 0);
+    return rc;
+}
+
 /* First come, first kept: theirs is pinned instead of ours. Where it can't be, it is young: it came
  * after our put; but for what we copied because it wasn't, which takes its place. */
 static int keep_theirs(kv_store_v1 *h, struct kvs_file_pending *e, const char *tmp, const char *hex)
 {
     int fan = h->fan[kvs_file_fan(e->key)];
     char twin[KVS_FILE_TMP + 4];
+    int rc;
 
     snprintf(twin, sizeof(twin), "%s.p", tmp);
     if (linkat(fan, hex, h->tmp, twin, 0) == 0) {
-        drop_side_car(h, tmp);
-        return renameat(h->tmp, twin, h->tmp, tmp) < 0 ? -errno : 0;
+        rc = rename_twin(h, twin, h->tmp, tmp);
+        if (rc == 0)
+            drop_side_car(h, tmp);
+        return rc;
     }
     if (!kvs_file_no_link(errno))
         return errno == ENOENT ? -EAGAIN : -errno;
@@ -105,7 +118,7 @@ static int put_ours(kv_store_v1 *h, struct kvs_file_pending *e, const char *tmp,
         return rc;
     snprintf(twin, sizeof(twin), "%s.p", tmp);
     if (linkat(h->tmp, tmp, h->tmp, twin, 0) == 0)
-        return renameat(h->tmp, twin, fan, hex) < 0 ? -errno : 0;
+        return rename_twin(h, twin, fan, hex);
     if (!kvs_file_no_link(errno) || renameat(h->tmp, tmp, fan, hex) < 0)
         return -errno;
     unpin(h, e);

@@ -371,6 +371,32 @@ static void two_users(void **state)
     assert_int_equal(unit_count(".kvasir/tmp"), 0);
 }
 
+/* A rename that fails while a chunk is settled leaves nothing behind that is in the way of the next. */
+static void a_failed_settling_is_repeated(void **state)
+{
+    (void)state;
+
+    for (uint64_t n = 60; n < 62; n++) {
+        kv_store_v1 *h = unit_open(""), *other = unit_open("");
+        char path[512];
+
+        assert_int_equal(unit_put(h, n, blob, 100000), 0);
+        assert_int_equal(unit_put(other, n, blob, 100000), 0);
+        assert_int_equal(unit_publish(other, "other", "x"), 0);
+        unit_path(path, n);
+        if (n == 61) /* ours takes its place, else theirs stays */
+            assert_int_equal(truncate(path, 5), 0);
+        rename_error_once = ENOSPC;
+        assert_int_equal(unit_publish_own(h, "m"), -ENOSPC);
+        assert_int_equal(rename_error_once, 0);
+        assert_int_equal(unit_publish_own(h, "m"), 0);
+        assert_int_equal(unit_get(other, n, blob, 100000), 0);
+        assert_int_equal(unit_count(".kvasir/tmp"), 0);
+        kvs_file_vtable()->close(h);
+        kvs_file_vtable()->close(other);
+    }
+}
+
 static int setup(void **state)
 {
     uint64_t rng = 13;
@@ -392,6 +418,7 @@ int main(void)
         cmocka_unit_test(a_bad_hit_is_not_brought_back),
         cmocka_unit_test(no_hard_links),
         cmocka_unit_test(two_users),
+        cmocka_unit_test(a_failed_settling_is_repeated),
     };
 
     return cmocka_run_group_tests(tests, setup, unit_rm_dir);
