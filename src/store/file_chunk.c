@@ -61,7 +61,7 @@ static void mark(kv_store_v1 *h, int fan, const char *hex, int fd, const struct 
 
     kvs_file_chunk_side_car(side_car, hex);
     pthread_mutex_lock(&h->commit);
-    flock(h->fan[fan], LOCK_EX);
+    kvs_file_lock(h->fan[fan], LOCK_EX);
     if (fstat(fd, &a) == 0 && fstatat(h->fan[fan], hex, &b, AT_SYMLINK_NOFOLLOW) == 0 &&
         a.st_ino == b.st_ino)
         kvs_file_store_sum(h, fd, side_car, sum);

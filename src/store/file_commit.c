@@ -219,7 +219,7 @@ static void lock_fans(kv_store_v1 *h, const struct commit *c, int how)
 {
     for (int i = 0; i < KVS_FILE_FANS; i++) {
         if (c->fans[i])
-            flock(h->fan[i], how);
+            kvs_file_lock(h->fan[i], how);
     }
 }
 

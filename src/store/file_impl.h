@@ -219,6 +219,11 @@ void kvs_file_close(kv_store_v1 *h);
 /* -- Files (file_io.c) ------------------------------------------------------------------------ */
 
 void kvs_file_tmp_name(const kv_store_v1 *h, char ret[KVS_FILE_TMP], uint64_t n);
+/**
+ * A flock (LOCK_SH, LOCK_EX, or LOCK_UN), waited for whatever signals come: a host's handlers may be
+ * without SA_RESTART. Negative errno where there are none; callers then do without.
+ */
+int kvs_file_lock(int fd, int how);
 /** Write a new file in tmp/ with its checksum; @ret_fd (may be NULL) stays open for fsync. */
 int kvs_file_write_tmp(kv_store_v1 *h, uint64_t owner, const void *data, size_t len, bool pack,
                        uint64_t *ret_n, struct kvs_file_sum *ret_sum, int *ret_fd);

@@ -55,6 +55,16 @@ int kvs_file_write_all(int fd, const void *data, size_t len)
     return 0;
 }
 
+int kvs_file_lock(int fd, int how)
+{
+    int rc;
+
+    do
+        rc = flock(fd, how) < 0 ? -errno : 0;
+    while (rc == -EINTR);
+    return rc;
+}
+
 static bool no_xattrs(int error)
 {
     return error == ENOTSUP || error == EOPNOTSUPP || error == EPERM || error == ENOSYS;
@@ -166,7 +176,7 @@ int kvs_file_lock_root(kv_store_v1 *h)
     int fd = openat(h->root, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 
     if (fd >= 0)
-        flock(fd, LOCK_SH);
+        kvs_file_lock(fd, LOCK_SH);
     return fd;
 }
 
@@ -511,7 +521,7 @@ int kvs_file_set_aside(kv_store_v1 *h, int dirfd, const char *name, const struct
     int rc;
 
     pthread_mutex_lock(&h->commit); /* flocks are the handle's, not the thread's */
-    flock(dirfd, LOCK_EX);
+    kvs_file_lock(dirfd, LOCK_EX);
     rc = set_aside_locked(h, dirfd, name, st);
     flock(dirfd, LOCK_UN);
     pthread_mutex_unlock(&h->commit);

@@ -37,7 +37,7 @@ int kvs_file_reveal(kv_store_v1 *h, uint64_t n, const char *file)
     snprintf(from, sizeof(from), "tmp/%s.s", tmp);
     two = atomic_load_explicit(&h->side_car, memory_order_relaxed) &&
           faccessat(h->house, from, F_OK, 0) == 0;
-    flock(h->root, two ? LOCK_EX : LOCK_SH); /* side-car and manifest change together */
+    kvs_file_lock(h->root, two ? LOCK_EX : LOCK_SH); /* side-car and manifest change together */
     if (two)
         rc = replace_side_car(h, n, from, file);
     if (rc == 0 && renameat(h->tmp, tmp, h->root, file) < 0)
@@ -80,7 +80,7 @@ static int delete_locked(kv_store_v1 *h, const char *file)
     int rc = 0;
 
     kvs_file_manifest_side_car(side_car, file);
-    flock(h->root, LOCK_EX);
+    kvs_file_lock(h->root, LOCK_EX);
     if (unlinkat(h->root, file, 0) < 0)
         rc = -errno;
     else if (fsync(h->root) < 0)

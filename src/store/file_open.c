@@ -119,7 +119,7 @@ static int try_writer(kv_store_v1 *h)
     h->writer_fd = openat(h->writers, h->writer, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (h->writer_fd < 0)
         return errno == EEXIST ? -EAGAIN : -errno;
-    flock(h->writer_fd, LOCK_EX); /* where it isn't supported nobody can sweep us either */
+    kvs_file_lock(h->writer_fd, LOCK_EX); /* where it isn't supported nobody can sweep us either */
     if (fstat(h->writer_fd, &st) == 0 && st.st_nlink > 0)
         return 0;
     close(h->writer_fd); /* swept between its making and its locking */

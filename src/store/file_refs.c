@@ -202,8 +202,8 @@ static int append(kv_store_v1 *h, const char *file, const struct kv_buf *buf, in
 
 void kvs_file_refs_lock(kv_store_v1 *h)
 {
-    flock(h->refs, LOCK_EX);
-    flock(h->house, LOCK_EX);
+    kvs_file_lock(h->refs, LOCK_EX);
+    kvs_file_lock(h->house, LOCK_EX);
 }
 
 void kvs_file_refs_unlock(kv_store_v1 *h)
@@ -216,8 +216,8 @@ int kvs_file_note_refs(kv_store_v1 *h, const char *file, struct kv_buf *records,
 {
     int rc = 0;
 
-    flock(h->refs, LOCK_EX);
-    flock(h->house, LOCK_SH);
+    kvs_file_lock(h->refs, LOCK_EX);
+    kvs_file_lock(h->house, LOCK_SH);
     if (kvs_file_is_ours(h, file) == 0)
         kvs_file_add_record(records, NULL, 0);
     rc = records->error;
@@ -235,7 +235,7 @@ void kvs_file_refs_done(kv_store_v1 *h, const char *file)
     if (!h->refs_grown)
         return;
     h->refs_grown = false;
-    flock(h->refs, LOCK_EX);
+    kvs_file_lock(h->refs, LOCK_EX);
     alone = flock(h->house, LOCK_EX | LOCK_NB) == 0;
     compact(h, file, alone);
     if (alone)

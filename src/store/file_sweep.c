@@ -35,7 +35,7 @@ void kvs_file_used_add(kv_store_v1 *h, int64_t delta)
 {
     uint64_t used;
 
-    if (delta == 0 || used_open(h, 0) < 0 || flock(h->used_fd, LOCK_EX) < 0)
+    if (delta == 0 || used_open(h, 0) < 0 || kvs_file_lock(h->used_fd, LOCK_EX) < 0)
         return;
     if (used_load(h, &used)) {
         used = delta < 0 && used < (uint64_t)-delta ? 0 : used + (uint64_t)delta;
@@ -78,7 +78,7 @@ static int delete_locked(kv_store_v1 *h, const uint8_t *key, size_t key_len, con
         kvs_file_map_remove(&h->map, e);
     pthread_mutex_unlock(&h->lock);
     kvs_file_pending_free(h, e);
-    flock(h->fan[fan], LOCK_EX);
+    kvs_file_lock(h->fan[fan], LOCK_EX);
     if (fstatat(h->fan[fan], hex, &st, AT_SYMLINK_NOFOLLOW) < 0)
         rc = -errno;
     else
@@ -156,7 +156,7 @@ static int sweep_fan(struct sweep *s, int fan)
 
     if (!dir)
         return -errno;
-    flock(s->h->fan[fan], LOCK_EX);
+    kvs_file_lock(s->h->fan[fan], LOCK_EX);
     for (struct dirent *e; (e = readdir(dir));)
         sweep_one(s, fan, e->d_name);
     flock(s->h->fan[fan], LOCK_UN);
@@ -262,7 +262,7 @@ static bool evict_one(kv_store_v1 *h, const struct candidate *c)
     struct stat st;
     bool gone = false;
 
-    flock(h->fan[c->fan], LOCK_EX);
+    kvs_file_lock(h->fan[c->fan], LOCK_EX);
     if (fstatat(h->fan[c->fan], c->hex, &st, AT_SYMLINK_NOFOLLOW) == 0 && st.st_nlink == 1 &&
         st.st_mtim.tv_sec == c->used.tv_sec && st.st_mtim.tv_nsec == c->used.tv_nsec)
         gone = remove_file(h, c->fan, c->hex) == 0;
