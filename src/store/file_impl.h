@@ -248,8 +248,14 @@ int kvs_file_keep_sum(kv_store_v1 *h, uint64_t n, const char *file, uint64_t own
  */
 int kvs_file_read(kv_store_v1 *h, int dirfd, const char *name, const char *side_car, uint64_t owner,
                   uint8_t **ret, size_t *ret_len, struct stat *ret_st);
-/** Move what did not verify to bad/. -EAGAIN: it was replaced meanwhile, or verifies after all. */
+/** Move what did not verify to bad/. -EAGAIN: it was replaced meanwhile, or may be good after all. */
 int kvs_file_set_aside(kv_store_v1 *h, int dirfd, const char *name, const struct stat *st);
+
+/** Whether @rc tells of this process, or the machine, and nothing of the file that was looked at. */
+static inline bool kvs_file_passing(int rc)
+{
+    return rc == -EMFILE || rc == -ENFILE || rc == -ENOMEM;
+}
 
 static inline int kvs_file_fan(const uint8_t *key)
 {

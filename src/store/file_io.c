@@ -226,8 +226,9 @@ int kvs_file_keep_sum(kv_store_v1 *h, uint64_t n, const char *file, uint64_t own
     int fd, rc;
 
     kvs_file_manifest_side_car(side_car, file);
-    if (kvs_file_read(h, h->root, file, side_car, owner, &data, &len, &st) < 0)
-        return 0; /* nothing there that could be lost */
+    rc = kvs_file_read(h, h->root, file, side_car, owner, &data, &len, &st);
+    if (rc < 0)
+        return kvs_file_passing(rc) ? rc : 0; /* nothing there that could be lost */
     kvs_file_sum_make(&sum, owner, data, len);
     free(data);
     kvs_file_sum_encode(bytes, &sum);
@@ -482,30 +483,31 @@ static void move_aside(kv_store_v1 *h, int dirfd, const char *name, const struct
         kvs_file_used_add(h, -(int64_t)st->st_size);
 }
 
-/* A side-car may have been replaced between the looks at it and at its file: not under our flock. */
-static bool is_good_chunk(kv_store_v1 *h, int dirfd, const char *name)
+/* A side-car may have been replaced between the looks at it and at its file: not under our flock. And
+ * what can't be looked at now may be good. */
+static bool may_be_good(kv_store_v1 *h, int dirfd, const char *name)
 {
     char side_car[KVS_FILE_HEX + 8];
     uint8_t key[KVS_FILE_KEY_MAX], *data = NULL;
     int len = dirfd == h->tmp ? -1 : kvs_file_unhex(key, name);
     struct stat st;
     size_t n;
+    int rc;
 
     if (len < 0)
         return false;
     kvs_file_chunk_side_car(side_car, name);
-    if (kvs_file_read(h, dirfd, name, side_car, kvs_file_owner(key, (size_t)len, false), &data, &n,
-                      &st) < 0)
-        return false;
+    rc = kvs_file_read(h, dirfd, name, side_car, kvs_file_owner(key, (size_t)len, false), &data, &n,
+                       &st);
     free(data);
-    return true;
+    return rc == 0 || kvs_file_passing(rc);
 }
 
 static int set_aside_locked(kv_store_v1 *h, int dirfd, const char *name, const struct stat *st)
 {
     char where[512], which[512];
 
-    if (!is_same(dirfd, name, st) || is_good_chunk(h, dirfd, name))
+    if (!is_same(dirfd, name, st) || may_be_good(h, dirfd, name))
         return -EAGAIN;
     KVS_FILE_ADD(h->bad_chunks, 1);
     kv_log_error("store", "stored bytes don't verify", "dir=%s name=%s",

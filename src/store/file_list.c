@@ -110,22 +110,25 @@ int kvs_file_list_chunks(kv_store_v1 *h, kv_store_each_fn each, void *arg)
     return rc;
 }
 
-static bool exists(kv_store_v1 *h, const uint8_t *key, size_t key_len)
+/* 1, 0, or negative when that can't be told now. */
+static int exists(kv_store_v1 *h, const uint8_t *key, size_t key_len)
 {
     struct kvs_file_pending *e;
     char hex[KVS_FILE_HEX];
     struct kvs_file_sum sum;
     struct stat st;
     bool pending;
+    int rc;
 
     pthread_mutex_lock(&h->lock);
     e = kvs_file_map_find(&h->map, key, key_len);
     pending = e && e->state != KVS_FILE_LOST;
     pthread_mutex_unlock(&h->lock);
     if (pending)
-        return true;
+        return 1;
     kvs_file_hex(hex, key, key_len);
-    return stat_chunk(h, key, key_len, hex, &st, &sum) == 0;
+    rc = stat_chunk(h, key, key_len, hex, &st, &sum);
+    return kvs_file_passing(rc) ? rc : rc == 0;
 }
 
 int kvs_file_exists(kv_store_v1 *h, const uint8_t *keys, size_t key_len, size_t n,
@@ -133,9 +136,12 @@ int kvs_file_exists(kv_store_v1 *h, const uint8_t *keys, size_t key_len, size_t 
 {
     int rc = n ? kvs_file_check(h, keys, key_len) : 0;
 
-    for (size_t i = 0; i < n && rc == 0; i++)
-        ret_present[i] = exists(h, keys + i * key_len, key_len);
-    return rc;
+    for (size_t i = 0; i < n && rc >= 0; i++) {
+        rc = exists(h, keys + i * key_len, key_len);
+        if (rc >= 0)
+            ret_present[i] = (uint8_t)rc;
+    }
+    return KV_MIN(rc, 0);
 }
 
 int kvs_file_touch(kv_store_v1 *h, const uint8_t *keys, size_t key_len, size_t n)

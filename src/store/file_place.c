@@ -6,22 +6,25 @@
 
 #include "store/file_impl.h"
 
-static bool good_in_place(kv_store_v1 *h, const struct kvs_file_pending *e, const char *hex)
+/* 1, 0, or negative when that can't be told now. */
+static int good_in_place(kv_store_v1 *h, const struct kvs_file_pending *e, const char *hex)
 {
     char side_car[KVS_FILE_HEX + 8];
     uint64_t owner = kvs_file_owner(e->key, e->key_len, false);
     struct kvs_file_sum sum;
     struct stat st;
     int fd = openat(h->fan[kvs_file_fan(e->key)], hex, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
-    bool good;
+    int rc;
 
     if (fd < 0)
-        return false;
+        return kvs_file_passing(-errno) ? -errno : 0;
     kvs_file_chunk_side_car(side_car, hex);
-    good = fstat(fd, &st) == 0 && kvs_file_load_sum(h, fd, side_car, owner, &sum) == 0 &&
-           sum.stored == (uint64_t)st.st_size && sum.owner == owner;
+    rc = kvs_file_load_sum(h, fd, side_car, owner, &sum);
+    if (!kvs_file_passing(rc))
+        rc = rc == 0 && fstat(fd, &st) == 0 && sum.stored == (uint64_t)st.st_size &&
+             sum.owner == owner;
     close(fd);
-    return good;
+    return rc;
 }
 
 /* The file in tmp/ went: what is in place is all there is. */
@@ -137,8 +140,9 @@ static int settle(kv_store_v1 *h, struct kvs_file_pending *e, const char *tmp, c
         return errno == ENOENT ? -EAGAIN : -errno;
     if (a.st_ino == b.st_ino)
         return 0;
-    if (good_in_place(h, e, hex))
-        return keep_theirs(h, e, tmp, hex);
+    rc = good_in_place(h, e, hex);
+    if (rc != 0)
+        return rc < 0 ? rc : keep_theirs(h, e, tmp, hex);
     rc = is_worth(h, e, tmp, hex);
     return rc < 0 ? rc : put_ours(h, e, tmp, hex);
 }

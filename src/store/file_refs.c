@@ -105,13 +105,16 @@ static int keep_once(void *arg, const kv_store_entry *entry)
     struct compaction *c = arg;
     struct kvs_file_pending *e;
     uint8_t present = !c->alone;
+    int rc = 0;
 
     if (kvs_file_map_reserve(&c->seen) < 0)
         return -ENOMEM;
     if (kvs_file_map_find(&c->seen, entry->hash, entry->hash_len))
         return 0;
     if (c->alone)
-        kvs_file_exists(c->h, entry->hash, entry->hash_len, 1, &present);
+        rc = kvs_file_exists(c->h, entry->hash, entry->hash_len, 1, &present);
+    if (rc < 0)
+        return rc;
     if (!present)
         return 0; /* evicted: whoever puts it again notes it again */
     e = kvs_file_pending_new(entry->hash, entry->hash_len);

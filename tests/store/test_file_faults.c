@@ -6,17 +6,23 @@
 #include "base/clock.h"
 #include "store/file_unit.h"
 
-enum call { NONE, FSYNC, SYNCFS, RENAME, RENAME2, OPEN, WRITE, SETXATTR, LINK, N_CALLS };
+enum call { NONE, FSYNC, SYNCFS, RENAME, RENAME2, OPEN, OPEN_ANY, WRITE, SETXATTR, LINK, N_CALLS };
 
 static enum call fail_call;
 static int fail_after, fail_errno;
+static int fail_times = 1;    /* one after the other */
 static _Atomic int fail_seen; /* syncs run on several threads */
 static bool short_writes;
 static _Atomic int n_opens;
 
 static bool fails(enum call call)
 {
-    if (call != fail_call || fail_seen++ != fail_after) /* once */
+    int nth;
+
+    if (call != fail_call)
+        return false;
+    nth = fail_seen++;
+    if (nth < fail_after || nth >= fail_after + fail_times)
         return false;
     errno = fail_errno;
     return true;
@@ -88,7 +94,7 @@ int openat(int at, const char *path, int flags, ...)
         mode = va_arg(args, mode_t);
     va_end(args);
     n_opens++;
-    if ((flags & O_CREAT) && fails(OPEN))
+    if (((flags & O_CREAT) && fails(OPEN)) || fails(OPEN_ANY))
         return -1;
     return REAL(int, openat, (int, const char *, int, ...))(at, path, flags, mode);
 }
@@ -195,6 +201,16 @@ static void no_space(void **state)
     fail_each(WRITE, ENOSPC, "");
     fail_each(WRITE, EDQUOT, "?sums=files");
     fail_each(SETXATTR, ENOSPC, "");
+}
+
+/* No descriptor left says nothing about the file that was to be opened. */
+static void no_descriptors(void **state)
+{
+    (void)state;
+    fail_each(OPEN_ANY, ENFILE, "");
+    fail_times = 3; /* looking at a chunk once more, and again, does not help */
+    fail_each(OPEN_ANY, EMFILE, "?sums=files");
+    fail_times = 1;
 }
 
 static void renames_fail(void **state)
@@ -364,6 +380,7 @@ int main(void)
         cmocka_unit_test(fsync_fails),
         cmocka_unit_test(syncfs_fails),
         cmocka_unit_test(no_space),
+        cmocka_unit_test(no_descriptors),
         cmocka_unit_test(renames_fail),
         cmocka_unit_test(short_writes_are_continued),
         cmocka_unit_test(a_retry_writes_anew),

@@ -34,6 +34,26 @@ int renameat(int a, const char *from, int b, const char *to)
     return REAL(int, renameat, (int, const char *, int, const char *))(a, from, b, to);
 }
 
+static char unopenable[KVS_FILE_HEX];
+static int n_refused;
+
+int openat(int at, const char *path, int flags, ...)
+{
+    mode_t mode = 0;
+    va_list args;
+
+    va_start(args, flags);
+    if (flags & (O_CREAT | O_TMPFILE))
+        mode = va_arg(args, mode_t);
+    va_end(args);
+    if (*unopenable && strcmp(path, unopenable) == 0) {
+        n_refused++;
+        errno = EMFILE;
+        return -1;
+    }
+    return REAL(int, openat, (int, const char *, int, ...))(at, path, flags, mode);
+}
+
 struct wanted {
     uint64_t n;
     int found;
@@ -116,6 +136,24 @@ static void compaction_forgets_what_is_gone(void **state)
     fill(60);
     assert_int_equal(noted(first, "many", 5001), 0);
     assert_true(noted(first, "many", 1100) > 0);
+    kvs_file_vtable()->close(first);
+}
+
+/* What can't be looked at for want of descriptors isn't gone. */
+static void compaction_without_descriptors(void **state)
+{
+    uint8_t key[8];
+    (void)state;
+
+    first = unit_open("");
+    assert_int_equal(unit_put(first, 5002, blob, 100), 0);
+    assert_int_equal(unit_publish(first, "many", ""), 0);
+    unit_key(key, 5002);
+    kvs_file_hex(unopenable, key, 8);
+    fill(60);
+    *unopenable = '\0';
+    assert_true(n_refused > 0); /* it was compacted, or tried */
+    assert_true(noted(first, "many", 5002) > 0);
     kvs_file_vtable()->close(first);
 }
 
@@ -259,6 +297,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(compaction_spares_what_others_publish),
         cmocka_unit_test(compaction_forgets_what_is_gone),
+        cmocka_unit_test(compaction_without_descriptors),
         cmocka_unit_test(deletion_beside_publication),
         cmocka_unit_test(threads_share_a_handle),
         cmocka_unit_test(snapshots_claim_nothing),
