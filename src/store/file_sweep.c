@@ -280,7 +280,8 @@ static int evict(kv_store_v1 *h, uint64_t coming)
         rc = scan_fan(h, fan, &scan);
     if (rc == 0 && scan.bytes + coming > h->opts.limit) {
         target = coming < target ? target - coming : 0;
-        qsort(scan.list, scan.n, sizeof(*scan.list), older);
+        if (scan.n)
+            qsort(scan.list, scan.n, sizeof(*scan.list), older);
         for (size_t i = 0; i < scan.n && scan.bytes > target; i++) {
             if (evict_one(h, &scan.list[i])) {
                 scan.bytes -= scan.list[i].len;
