@@ -116,7 +116,9 @@ struct kvbm_pool;
 
 struct kvbm_pool_opts {
     size_t size;
-    const char *name; /* label in logs and metrics, up to 31 bytes; NULL: the tier's name */
+    /* Label in logs and metrics: UTF-8, up to 31 bytes, different from the registry's other pools'. NULL: the
+     * tier's name; of a pool that doesn't serve all groups with the first of them, "device-g2". */
+    const char *name;
     enum kv_tier tier;
     uint64_t groups;     /* bit g: serves group g; 0: all. No two pools of one tier share one */
     uint32_t n_blocks;   /* required, 1 to 2^31 - 2, of all pools of a registry together */
@@ -132,13 +134,14 @@ struct kvbm_pool_opts {
     bool track_handles; /* remember who acquired last; a debug build (no NDEBUG) always does */
 };
 
-/** Returns 0; -EINVAL (the log says why); -EEXIST: that tier has a pool for one of the groups; -ENOMEM. */
+/** Returns 0; -EINVAL (the log says what is wrong); -EEXIST: that tier has a pool for one of the groups, or
+ * the registry one of that name; -ENOMEM. */
 KV_API int kvbm_pool_create(struct kvbm_registry *registry, const struct kvbm_pool_opts *opts,
                             struct kvbm_pool **ret);
 /**
  * Forget all blocks (removals are published) and free the pool. -EBUSY while handles are held: nothing
- * is done, and the first hundred of their blocks are logged, with where each was acquired if that is
- * tracked. NULL is fine.
+ * is done, and their blocks (the first 100) are logged, with where they were acquired last if that is tracked:
+ * file(function+offset), for addr2line. NULL is a no-op. No other call may be on its way.
  */
 KV_API int kvbm_pool_destroy(struct kvbm_pool *pool);
 
@@ -357,7 +360,12 @@ KV_API void kvbm_pool_get_stats(struct kvbm_pool *pool, struct kvbm_pool_stats *
  */
 KV_API long kvbm_registry_metrics(struct kvbm_registry *registry, char *to, size_t cap);
 
-/** For people: a summary and up to @max_blocks blocks (state, handles, key, priority), a line each. */
+/**
+ * For people: a summary, and the first @max_blocks blocks that aren't free, a line each (state, handles, key,
+ * priority, who acquired it last if that is tracked). The text may change from version to version. Blocks are
+ * read a few at a time and written without the lock: a dump doesn't stop the pool, and isn't of one moment.
+ * Returns 0 or -EIO.
+ */
 KV_API int kvbm_pool_dump(struct kvbm_pool *pool, FILE *to, size_t max_blocks);
 
 /**

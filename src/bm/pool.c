@@ -2,18 +2,22 @@
 /* Pools: making and unmaking them, and the moves of a slot between free, held and inactive. */
 #include "pool.h"
 
-#include <dlfcn.h>
 #include <errno.h>
-#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/utf8.h"
 #include "events.h"
 
 static const char *const tier_names[KV_N_TIERS] = {"device", "host", "disk", "external"};
+
+const char *kvbm_tier_name(enum kv_tier tier)
+{
+    return (size_t)tier < KV_N_TIERS ? tier_names[tier] : "unknown";
+}
 
 const char *kvbm_state_name(enum kvbm_state state)
 {
@@ -27,6 +31,20 @@ const char *kvbm_state_name(enum kvbm_state state)
 static bool power_of_two(uint32_t n)
 {
     return n && !(n & (n - 1));
+}
+
+static bool is_utf8(const char *text)
+{
+    const char *end = text + strlen(text);
+
+    while (text < end) {
+        int n = kv_utf8_sequence(text, end);
+
+        if (n <= 0)
+            return false;
+        text += n;
+    }
+    return true;
 }
 
 static bool thresholds_ascend(const uint8_t t[3])
@@ -50,9 +68,35 @@ static const char *what_is_wrong(const struct kvbm_pool_opts *opts)
         return "lfu_thresholds must ascend, 1 to 15";
     if (opts->name && strlen(opts->name) >= sizeof(((struct kvbm_pool *)0)->name))
         return "the name is longer than 31 bytes";
+    if (opts->name && !is_utf8(opts->name))
+        return "the name isn't UTF-8";
     if (opts->layout && kvbm_layout_get_config(opts->layout)->num_blocks < opts->n_blocks)
         return "the layout has fewer blocks";
     return NULL;
+}
+
+/*
+ * What the pool is called in logs and metrics. Those of one registry differ, else their metrics would be one
+ * series: unless told otherwise it is the tier, with its first group if it doesn't serve all.
+ */
+static void name_pool(struct kvbm_pool *pool, const char *name)
+{
+    if (name && *name)
+        snprintf(pool->name, sizeof(pool->name), "%s", name);
+    else if (pool->groups == UINT64_MAX)
+        snprintf(pool->name, sizeof(pool->name), "%s", tier_names[pool->tier]);
+    else
+        snprintf(pool->name, sizeof(pool->name), "%s-g%d", tier_names[pool->tier],
+                 __builtin_ctzll(pool->groups));
+}
+
+static bool name_taken(const struct kvbm_registry *r, const char *name)
+{
+    for (const struct kvbm_pool *p = r->pools; p; p = p->next) {
+        if (!strcmp(p->name, name))
+            return true;
+    }
+    return false;
 }
 
 static bool groups_taken(const struct kvbm_registry *r, enum kv_tier tier, uint64_t groups)
@@ -100,7 +144,7 @@ static int join(struct kvbm_registry *r, struct kvbm_pool *pool)
     uint64_t entries = kvbm_entries_for(r, pool->n_blocks);
     int err;
 
-    if (groups_taken(r, pool->tier, pool->groups))
+    if (groups_taken(r, pool->tier, pool->groups) || name_taken(r, pool->name))
         return -EEXIST;
     if (kvbm_evict_grow(&pool->evict, entries) < 0)
         return -ENOMEM;
@@ -137,10 +181,10 @@ int kvbm_pool_create(struct kvbm_registry *r, const struct kvbm_pool_opts *opts,
     pool = calloc(1, sizeof(*pool));
     if (!pool)
         return -ENOMEM;
-    snprintf(pool->name, sizeof(pool->name), "%s", o.name ? o.name : tier_names[o.tier]);
     pool->registry = r;
     pool->tier = o.tier;
     pool->groups = o.groups ? o.groups : UINT64_MAX;
+    name_pool(pool, o.name);
     pool->n_blocks = o.n_blocks;
     pool->block_size = o.block_size;
     pool->tokens.n_words = KVBM_START_WORDS + o.block_size;
@@ -174,40 +218,6 @@ void kvbm_pool_start(struct kvbm_pool *pool)
     pool->n_free = pool->n_blocks;
 }
 
-static void report_leak(const struct kvbm_pool *pool, uint32_t i)
-{
-    const struct kvbm_slot *slot = &pool->slots[i];
-    Dl_info from = {0};
-
-    if (!pool->acquired || !dladdr(pool->acquired[i], &from) || !from.dli_fname) {
-        kv_log_warn("kvbm", "a block is still held", "pool=%s block=%u state=%s handles=%u",
-                    pool->name, i - 1, kvbm_state_name(slot->state), slot->refs);
-        return;
-    }
-    kv_log_warn("kvbm", "a block is still held",
-                "pool=%s block=%u state=%s handles=%u acquired=%s(%s+0x%zx)", pool->name, i - 1,
-                kvbm_state_name(slot->state), slot->refs, from.dli_fname,
-                from.dli_sname ? from.dli_sname : "",
-                (size_t)((char *)pool->acquired[i] -
-                         (char *)(from.dli_saddr ? from.dli_saddr : from.dli_fbase)));
-}
-
-/* The first few one by one: a pool has millions of blocks. */
-static void report_leaks(const struct kvbm_pool *pool)
-{
-    uint32_t told = 0;
-
-    kv_log_warn("kvbm", "pool not destroyed: blocks are held",
-                "pool=%s mutable=%" PRIu64 " immutable=%" PRIu64, pool->name, pool->n_mutable,
-                pool->n_immutable);
-    for (uint32_t i = 1; i <= pool->n_blocks && told < 100; i++) {
-        if (!pool->slots[i].refs)
-            continue;
-        report_leak(pool, i);
-        told++;
-    }
-}
-
 int kvbm_pool_destroy(struct kvbm_pool *pool)
 {
     struct kvbm_registry *r;
@@ -218,8 +228,10 @@ int kvbm_pool_destroy(struct kvbm_pool *pool)
     r = pool->registry;
     kvbm_lock(r);
     if (pool->n_mutable || pool->n_immutable) {
-        report_leaks(pool);
+        uint64_t mutable = pool->n_mutable, immutable = pool->n_immutable;
+
         kvbm_unlock(r);
+        kvbm_report_leaks(pool, mutable, immutable);
         return -EBUSY;
     }
     kvbm_forget_inactive(pool);

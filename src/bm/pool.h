@@ -102,6 +102,12 @@ static inline void kvbm_track(struct kvbm_pool *pool, uint32_t i, void *caller)
         pool->acquired[i] = caller;
 }
 
+/** "device", "host", "disk", "external". */
+const char *kvbm_tier_name(enum kv_tier tier);
+
+/** Log that these are held, and the first 100 of them one by one. Takes the lock (dump.c). */
+void kvbm_report_leaks(struct kvbm_pool *pool, uint64_t mutable, uint64_t immutable);
+
 /** All blocks free, in order of their numbers. */
 void kvbm_pool_start(struct kvbm_pool *pool);
 

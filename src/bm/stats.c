@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a pool has done and holds: as a struct, as Prometheus text, as a dump for people. */
+/* What a pool has done and holds: as a struct and as Prometheus text. (For people: dump.c.) */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -128,58 +128,4 @@ long kvbm_registry_metrics(struct kvbm_registry *r, char *to, size_t cap)
     }
     kv_buf_fini(&out);
     return len;
-}
-
-/* ---- for people ---- */
-
-static void dump_block(const struct kvbm_pool *pool, uint32_t i, FILE *to)
-{
-    const struct kvbm_slot *slot = &pool->slots[i];
-    const struct kvbm_entry *e;
-
-    fprintf(to, "%8u  %-10s", i - 1,
-            slot->flags & SLOT_INACTIVE    ? "inactive"
-            : slot->flags & SLOT_DUPLICATE ? "duplicate"
-                                           : kvbm_state_name(slot->state));
-    if (slot->refs)
-        fprintf(to, "  %u handle%s", slot->refs, slot->refs == 1 ? "" : "s");
-    if (slot->state == KVBM_PARTIAL)
-        fprintf(to, "  %u of %u tokens", slot->n_tokens, pool->block_size);
-    if (slot->entry) {
-        e = kvbm_slot_entry(pool, slot);
-        fprintf(to, "  key ");
-        for (uint32_t b = pool->registry->key_len; b-- > 0;) /* as a number reads */
-            fprintf(to, "%02x",
-                    pool->registry->key_len == 8 ? e->key[b]
-                                                 : e->key[pool->registry->key_len - 1 - b]);
-        fprintf(to, "  group %u  position %u", e->group, e->position);
-        if (slot->priority != KVBM_PRIORITY_DEFAULT)
-            fprintf(to, "  priority %u", slot->priority);
-    }
-    fputc('\n', to);
-}
-
-int kvbm_pool_dump(struct kvbm_pool *pool, FILE *to, size_t max_blocks)
-{
-    static const char *const policies[] = {"LRU", "LFU", "lineage"};
-    size_t shown = 0;
-
-    if (!pool || !to)
-        return -EINVAL;
-    kvbm_lock(pool->registry);
-    fprintf(to,
-            "pool %s: %u blocks of %u tokens, %s eviction\n"
-            "  free %u, mutable %" PRIu64 ", immutable %" PRIu64 ", inactive %" PRIu64
-            ", metadata %.1f bytes a block\n",
-            pool->name, pool->n_blocks, pool->block_size, policies[pool->evict.policy],
-            pool->n_free, pool->n_mutable, pool->n_immutable, pool->n_inactive,
-            (double)metadata_bytes(pool) / pool->n_blocks);
-    for (uint32_t i = 1; i <= pool->n_blocks && shown < max_blocks; i++) {
-        if (!pool->slots[i].refs && pool->slots[i].state == KVBM_RESET)
-            continue;
-        dump_block(pool, i, to);
-        shown++;
-    }
-    kvbm_unlock(pool->registry);
-    return ferror(to) ? -EIO : 0;
 }
