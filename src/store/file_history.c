@@ -70,8 +70,11 @@ void kvs_file_history_records(kv_store_v1 *h, struct kv_buf *ret)
     for (size_t i = 0; i < history->n; i++) {
         struct kvs_file_batch *b = batch_at(history, i);
 
-        if (!b->noted || (shared && (i >= since || history->n - i <= LATELY)))
-            kv_buf_append(ret, b->records.data, b->records.len);
+        if (b->noted && !(shared && (i >= since || history->n - i <= LATELY)))
+            continue;
+        kv_buf_append(ret, b->records.data, b->records.len);
+        if (b->records.error) /* memory ran out: a note that isn't whole would be worse than none */
+            ret->error = b->records.error;
     }
 }
 
