@@ -52,6 +52,13 @@ function(kv_unit room file)
   add_executable(${target} ${file})
   target_link_libraries(${target} PRIVATE kv_everything PkgConfig::CMOCKA)
   target_include_directories(${target} PRIVATE ${CMAKE_SOURCE_DIR}/tests)
+  file(STRINGS ${file} starved REGEX "^#include \"starve\\.h\"")
+  if(starved) # its allocations go through starve.c
+    target_sources(${target} PRIVATE ${CMAKE_SOURCE_DIR}/tests/starve.c)
+    foreach(name malloc calloc realloc reallocarray strdup posix_memalign mmap)
+      target_link_options(${target} PRIVATE -Wl,--wrap=${name})
+    endforeach()
+  endif()
   set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   add_test(NAME ${room}.${stem} COMMAND ${target})
   set_tests_properties(${room}.${stem} PROPERTIES TIMEOUT 300 LABELS unit
