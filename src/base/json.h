@@ -134,7 +134,8 @@ int kv_json_finish(struct kv_json *j);
  * Appends to a kv_buf; commas and quoting are its business, structure is the caller's (asserted in
  * debug builds). Between any two calls the caller may take out->data away and kv_buf_clear it, so
  * that a document of any size is written in bounded memory; the buffer's error is seen at the end.
- * Strings that aren't UTF-8 get U+FFFD in place of each bad byte.
+ * Strings that aren't UTF-8 get U+FFFD in place of each bad byte; of the rest only what must be is
+ * escaped, in the short form where there is one (others hash such text, and must agree).
  */
 struct kv_json_writer {
     struct kv_buf *out;

@@ -67,6 +67,12 @@ static void put_escape(struct kv_buf *out, unsigned char c)
     case '\\':
         text[1] = (char)c;
         break;
+    case '\b':
+        text[1] = 'b';
+        break;
+    case '\f':
+        text[1] = 'f';
+        break;
     case '\n':
         text[1] = 'n';
         break;

@@ -40,13 +40,13 @@ static void writes_everything(void **state)
     kv_json_put_str(&w, "");
     kv_json_end_array(&w);
     kv_json_key(&w, "t\"ext");
-    kv_json_put_str(&w, "a\"\\\n\r\t\x01\x1f\x7f\xC3\xA9/");
+    kv_json_put_str(&w, "a\"\\\b\f\n\r\t\x01\x1f\x7f\xC3\xA9/");
     kv_json_end_object(&w);
     assert_string_equal(
         kv_buf_cstr(&out),
         "{\"scores\":{\"18446744073709551615\":{\"0\":32,\"1\":-9223372036854775808}},"
         "\"list\":[[],{},true,false,null,0.1,-1e+300,null,null,[1],\"\"],"
-        "\"t\\\"ext\":\"a\\\"\\\\\\n\\r\\t\\u0001\\u001f\x7f\xC3\xA9/\"}");
+        "\"t\\\"ext\":\"a\\\"\\\\\\b\\f\\n\\r\\t\\u0001\\u001f\x7f\xC3\xA9/\"}");
     assert_true(model_accepts(out.data, out.len));
     kv_buf_fini(&out);
 }
