@@ -57,7 +57,7 @@ struct kvbm_mm_run {
 /**
  * Hash of the block at sequence position @first (in tokens) into which multimodal runs reach. Each token
  * becomes a frame of 13 bytes, [0, token le32, 0 le64] or, in a run, [1, offset in run le32, run hash
- * le64]; without any run in the block it is kvbm_block_hash. @runs ascend and don't overlap.
+ * le64]; without a run's token in the block it is kvbm_block_hash. @runs ascend and don't overlap.
  */
 KV_API uint64_t kvbm_block_hash_mm(uint64_t salt_hash, const uint32_t *tokens, size_t n,
                                    uint64_t first, const struct kvbm_mm_run *runs, size_t n_runs);
@@ -118,7 +118,10 @@ KV_API void kvbm_sequence_destroy(struct kvbm_sequence *sequence); /* NULL is a 
 /** Add one token. Returns 1 when it filled a block, else 0; -ENOSPC over max_tokens, -ENOMEM. */
 KV_API int kvbm_sequence_append(struct kvbm_sequence *sequence, uint32_t token);
 
-/** Add @n tokens, all or none. Returns the number of blocks they filled, -ENOSPC, -ENOMEM. */
+/**
+ * Add @n tokens, none of them the sequence's own, all or none. Returns the number of blocks they filled;
+ * -EINVAL (no tokens), -ENOSPC over max_tokens, -ENOMEM.
+ */
 KV_API long kvbm_sequence_extend(struct kvbm_sequence *sequence, const uint32_t *tokens, size_t n);
 
 /** Take the last token off; @ret may be NULL. Returns 0 or -ENODATA (empty). */
@@ -143,7 +146,8 @@ KV_API const uint32_t *kvbm_sequence_tail(const struct kvbm_sequence *sequence, 
 KV_API int kvbm_sequence_block(const struct kvbm_sequence *sequence, size_t i,
                                struct kvbm_token_block *ret);
 
-/** Tokens [start, start + n), valid until the sequence is changed. NULL when they aren't all there. */
+/** Tokens [start, start + n), valid until the sequence is changed. NULL when they aren't all there
+ * (n 0 behind the last one are). */
 KV_API const uint32_t *kvbm_sequence_tokens(const struct kvbm_sequence *sequence, size_t start,
                                             size_t n);
 

@@ -70,15 +70,21 @@ static void frame(uint8_t *to, uint8_t kind, uint32_t number, uint64_t hash)
     memcpy(to + 5, &hash, sizeof(hash));
 }
 
+/* Whether no position from @at on is in it; a run of no tokens has none. */
+static inline bool over(const struct kvbm_mm_run *run, uint64_t at)
+{
+    return !run->n || (at >= run->start && at - run->start >= run->n);
+}
+
 uint64_t kvbm_block_hash_mm(uint64_t salt_hash, const uint32_t *tokens, size_t n, uint64_t first,
                             const struct kvbm_mm_run *runs, size_t n_runs)
 {
     uint8_t frames[FRAMES * FRAME];
     XXH3_state_t state;
 
-    for (; n_runs && runs->start + runs->n <= first; n_runs--)
+    for (; n_runs && over(runs, first); n_runs--)
         runs++;
-    if (!n_runs || runs->start >= first + n)
+    if (!n_runs || (runs->start > first && runs->start - first >= n))
         return kvbm_block_hash(salt_hash, tokens, n);
     XXH3_INITSTATE(&state);
     XXH3_64bits_reset_withSeed(&state, salt_hash);
@@ -87,7 +93,7 @@ uint64_t kvbm_block_hash_mm(uint64_t salt_hash, const uint32_t *tokens, size_t n
         for (size_t i = 0; i < some; i++) {
             uint64_t at = first + done + i;
 
-            for (; n_runs && runs->start + runs->n <= at; n_runs--)
+            for (; n_runs && over(runs, at); n_runs--)
                 runs++;
             if (n_runs && at >= runs->start)
                 frame(frames + i * FRAME, 1, (uint32_t)(at - runs->start), runs->hash);

@@ -58,6 +58,8 @@ void kvbm_sequence_destroy(struct kvbm_sequence *s)
 
 /* ---- growing ---- */
 
+static const uint32_t no_tokens[1]; /* where an array would begin that hasn't been needed yet */
+
 static int grow_array(void *array, size_t n, size_t size)
 {
     void *old, *new;
@@ -76,6 +78,8 @@ static int reserve(struct kvbm_sequence *s, size_t len)
 
     if (len <= s->capacity)
         return 0;
+    if (len > SIZE_MAX / 2)
+        return -ENOMEM;
     while (capacity < len)
         capacity *= 2;
     if (grow_array(&s->tokens, capacity, sizeof(*s->tokens)) < 0 ||
@@ -163,7 +167,7 @@ size_t kvbm_sequence_n_blocks(const struct kvbm_sequence *s)
 const uint32_t *kvbm_sequence_tail(const struct kvbm_sequence *s, size_t *n)
 {
     *n = s->len - s->n_blocks * s->block_size;
-    return s->tokens + s->n_blocks * s->block_size;
+    return s->tokens ? s->tokens + s->n_blocks * s->block_size : no_tokens;
 }
 
 int kvbm_sequence_block(const struct kvbm_sequence *s, size_t i, struct kvbm_token_block *ret)
@@ -182,7 +186,9 @@ int kvbm_sequence_block(const struct kvbm_sequence *s, size_t i, struct kvbm_tok
 
 const uint32_t *kvbm_sequence_tokens(const struct kvbm_sequence *s, size_t start, size_t n)
 {
-    return start <= s->len && n <= s->len - start ? s->tokens + start : NULL;
+    if (start > s->len || n > s->len - start)
+        return NULL;
+    return s->tokens ? s->tokens + start : no_tokens;
 }
 
 const uint64_t *kvbm_sequence_hashes(const struct kvbm_sequence *s)
