@@ -136,6 +136,8 @@ KV_API struct kvbm_allocator kvbm_allocator_of(const struct kvbm_storage_opts *o
  * Layouts.
  */
 
+#define KVBM_MAX_LAYERS 65536
+
 enum kvbm_layout_kind {
     KVBM_FULLY_CONTIGUOUS = 1,
     KVBM_LAYER_SEPARATE = 2, /* which of the two below: told from tensor_shape */
@@ -158,7 +160,7 @@ struct kvbm_layout_config {
     size_t size;
     enum kvbm_layout_kind kind;  /* required */
     uint64_t num_blocks;         /* >= 1 */
-    uint32_t num_layers;         /* >= 1 */
+    uint32_t num_layers;         /* 1 to KVBM_MAX_LAYERS */
     uint32_t outer_dim;          /* 1 or 2 */
     uint32_t page_size;          /* tokens per block: a power of two */
     uint32_t inner_dim;          /* elements per token: num_heads * head_dim */
@@ -169,9 +171,11 @@ struct kvbm_layout_config {
     enum kvbm_block_order order; /* HND needs num_heads */
     /**
      * LAYER_SEPARATE: the first two extents of the engine's tensor of a layer, to tell
-     * [blocks, outer, ...] (shape[0] >= num_blocks) from [outer, blocks, ...] (shape[1] >= num_blocks).
-     * With one of the two kinds given, a shape that says the other is refused: both are equally large,
-     * and to mistake them would corrupt silently. 0, 0: not known.
+     * [blocks, outer, ...] (shape[0] >= num_blocks) from [outer, blocks, ...] (shape[1] == num_blocks:
+     * V begins behind all of the tensor's blocks). What is neither, or could be both, is refused, and
+     * with one of the two kinds given a shape that says the other: both are equally large, and to
+     * mistake them would corrupt silently. With outer_dim 1 [blocks, page, ...] is the former, too.
+     * 0, 0: not known.
      */
     uint64_t tensor_shape[2];
 };

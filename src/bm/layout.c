@@ -2,7 +2,6 @@
 /* The arithmetic of layouts (formulas: kvbm_layout.h) and their views. */
 #include "layout.h"
 
-#include <ctype.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <string.h>
@@ -26,6 +25,11 @@ const char *kvbm_layout_kind_name(enum kvbm_layout_kind kind)
     return kind > 0 && (size_t)kind < KV_COUNT(kind_names) ? kind_names[kind] : "unknown";
 }
 
+static char lower(char c) /* in any locale */
+{
+    return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
+}
+
 /* Equal but for case, '_' and '-'. */
 static bool same_name(const char *a, const char *b)
 {
@@ -34,7 +38,7 @@ static bool same_name(const char *a, const char *b)
             a++;
         while (*b == '_' || *b == '-')
             b++;
-        if (tolower((unsigned char)*a) != tolower((unsigned char)*b))
+        if (lower(*a) != lower(*b))
             return false;
         if (!*a)
             return true;
@@ -108,6 +112,8 @@ static int check_extents(const struct kvbm_layout_config *c)
 {
     if (!c->num_blocks || !c->num_layers || !c->inner_dim)
         return refuse("num_blocks, num_layers and inner_dim must be 1 or more");
+    if (c->num_layers > KVBM_MAX_LAYERS)
+        return refuse("more than 65536 layers");
     if (c->outer_dim < 1 || c->outer_dim > 2)
         return refuse("outer_dim must be 1 or 2");
     if (!power_of_two(c->page_size))
@@ -117,7 +123,27 @@ static int check_extents(const struct kvbm_layout_config *c)
     return 0;
 }
 
-/* Which of the two layer-separate kinds, from the extents of an engine's tensor. */
+/*
+ * Which of the two layer-separate kinds an engine's tensor is, 0 for neither. K and V must be one of the
+ * extents (anything else that is 2 or more lies elsewhere), and where all K come first, V begins behind
+ * every block that the tensor has, whether the layout uses it or not.
+ */
+static enum kvbm_layout_kind kind_of_shape(const struct kvbm_layout_config *c)
+{
+    const uint64_t *shape = c->tensor_shape;
+    bool block = shape[0] >= c->num_blocks && (c->outer_dim == 1 || shape[1] == c->outer_dim);
+    bool outer = shape[0] == c->outer_dim &&
+                 (c->outer_dim == 1 ? shape[1] >= c->num_blocks : shape[1] == c->num_blocks);
+
+    if (block && outer && c->kind != KVBM_LAYER_SEPARATE)
+        return c->kind;
+    if (block && outer && c->outer_dim > 1)
+        return 0; /* [2, 2, ...] */
+    return block   ? KVBM_LAYER_SEPARATE_BLOCK_CONTIGUOUS
+           : outer ? KVBM_LAYER_SEPARATE_OUTER_CONTIGUOUS
+                   : 0;
+}
+
 static int resolve_kind(struct kvbm_layout_config *c)
 {
     enum kvbm_layout_kind said = 0;
@@ -127,12 +153,9 @@ static int resolve_kind(struct kvbm_layout_config *c)
     if (c->kind == KVBM_FULLY_CONTIGUOUS)
         return 0;
     if (c->tensor_shape[0] || c->tensor_shape[1]) {
-        if (c->tensor_shape[0] >= c->num_blocks)
-            said = KVBM_LAYER_SEPARATE_BLOCK_CONTIGUOUS;
-        else if (c->tensor_shape[1] >= c->num_blocks)
-            said = KVBM_LAYER_SEPARATE_OUTER_CONTIGUOUS;
-        else
-            return refuse("tensor_shape has no extent for num_blocks");
+        said = kind_of_shape(c);
+        if (!said)
+            return refuse("tensor_shape is neither [num_blocks, outer_dim] nor the reverse");
     }
     if (c->kind == KVBM_LAYER_SEPARATE && !said)
         return refuse("layer_separate needs tensor_shape, or say which of the two");
@@ -305,8 +328,10 @@ int kvbm_layout_allocate(const struct kvbm_layout_config *config,
                          const struct kvbm_allocator *allocator, struct kvbm_layout **ret)
 {
     struct kvbm_layout *layout;
-    int err = allocator && allocator->allocate && ret ? kvbm_layout_new(config, &layout) : -EINVAL;
+    int err = -EINVAL;
 
+    if (ret && allocator && allocator->size >= sizeof(*allocator) && allocator->allocate)
+        err = kvbm_layout_new(config, &layout);
     if (err < 0)
         return err;
     layout->owns_storages = true;
@@ -317,9 +342,9 @@ int kvbm_layout_allocate(const struct kvbm_layout_config *config,
         if (err == 0)
             err = place(layout, i, storage);
     }
-    if (err < 0) {
+    if (err != 0) {
         kvbm_layout_destroy(layout);
-        return err;
+        return err < 0 ? err : -EINVAL; /* the allocator is somebody else's */
     }
     *ret = layout;
     return 0;

@@ -276,6 +276,8 @@ static int allocate_like(void *arg, uint64_t bytes, struct kvbm_storage **ret)
 {
     struct kvbm_storage_opts opts = {0};
 
+    if (!arg)
+        return -EINVAL;
     memcpy(&opts, arg, KV_MIN(((const struct kvbm_storage_opts *)arg)->size, sizeof(opts)));
     opts.size = sizeof(opts);
     opts.bytes = bytes;
