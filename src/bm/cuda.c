@@ -28,6 +28,7 @@ static struct {
     result_t (*free)(devptr_t addr);
     result_t (*host_register)(void *memory, size_t len, unsigned flags);
     result_t (*host_unregister)(void *memory);
+    result_t (*sync)(void *stream);
     result_t (*memset8)(devptr_t addr, unsigned char value, size_t len);
     result_t (*to_device)(devptr_t to, const void *from, size_t len);
     result_t (*to_host)(void *to, devptr_t from, size_t len);
@@ -46,6 +47,7 @@ static const struct {
     {"cuMemFree_v2", &cuda.free},
     {"cuMemHostRegister_v2", &cuda.host_register},
     {"cuMemHostUnregister", &cuda.host_unregister},
+    {"cuStreamSynchronize", &cuda.sync},
     {"cuMemsetD8_v2", &cuda.memset8},
     {"cuMemcpyHtoD_v2", &cuda.to_device},
     {"cuMemcpyDtoH_v2", &cuda.to_host},
@@ -140,14 +142,27 @@ int kvbm_cuda_unpin(void *memory)
     return check("cuMemHostUnregister", cuda.host_unregister(memory));
 }
 
+/*
+ * A memset, and a copy from memory that isn't locked, may return before the GPU's memory has changed; other
+ * streams than the default one would not wait for it.
+ */
+static int settle(void)
+{
+    return check("cuStreamSynchronize", cuda.sync(NULL));
+}
+
 int kvbm_cuda_zero(uint64_t addr, size_t len)
 {
-    return check("cuMemsetD8", cuda.memset8(addr, 0, len));
+    int err = check("cuMemsetD8", cuda.memset8(addr, 0, len));
+
+    return err < 0 ? err : settle();
 }
 
 int kvbm_cuda_to_device(uint64_t to, const void *from, size_t len)
 {
-    return check("cuMemcpyHtoD", cuda.to_device(to, from, len));
+    int err = check("cuMemcpyHtoD", cuda.to_device(to, from, len));
+
+    return err < 0 ? err : settle();
 }
 
 int kvbm_cuda_to_host(void *to, uint64_t from, size_t len)

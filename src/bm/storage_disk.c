@@ -8,6 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -46,29 +48,54 @@ static int open_nameless(const char *directory)
     return fd;
 }
 
-static int open_file(const struct kvbm_storage_opts *opts)
+/* *@made: it is new. A file in use by another storage is refused: they would write over each other. */
+static int open_named(const char *path, bool *made)
 {
-    int fd;
+    int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    struct stat st;
 
-    if (!opts->path)
-        return open_nameless(directory_of(opts));
-    fd = open(opts->path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    return fd < 0 ? -errno : fd;
+    *made = fd >= 0;
+    if (fd < 0 && errno == EEXIST)
+        fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (fd < 0)
+        return -errno;
+    /* without a name: its storage removed it between our open and our lock */
+    if ((flock(fd, LOCK_EX | LOCK_NB) < 0 && errno == EWOULDBLOCK) ||
+        (fstat(fd, &st) == 0 && !st.st_nlink)) {
+        close(fd);
+        return -EBUSY;
+    }
+    return fd;
 }
 
 /* Reserve the file's blocks; those that it has keep what is in them. */
-static int reserve(int fd, uint64_t bytes)
+static int allocate(int fd, uint64_t bytes, uint64_t now)
 {
-    struct stat st;
-
     if (fallocate(fd, 0, 0, (off_t)bytes) == 0)
         return 0;
     if (errno != EOPNOTSUPP && errno != ENOSYS)
         return -errno;
-    if (fstat(fd, &st) < 0 || ((uint64_t)st.st_size < bytes && ftruncate(fd, (off_t)bytes) < 0))
+    if (now < bytes && ftruncate(fd, (off_t)bytes) < 0)
         return -errno;
     kv_log_info("kvbm", "the file system can't reserve blocks: a full disk shows in writes", NULL);
     return 0;
+}
+
+/* The same, or the file is as it was. */
+static int reserve(int fd, uint64_t bytes)
+{
+    struct rlimit limit;
+    struct stat st;
+    int err;
+
+    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && bytes > limit.rlim_cur)
+        return -EFBIG; /* and not the signal that comes with it */
+    if (fstat(fd, &st) < 0)
+        return -errno;
+    err = allocate(fd, bytes, (uint64_t)st.st_size);
+    if (err < 0 && S_ISREG(st.st_mode) && ftruncate(fd, st.st_size) < 0)
+        kv_log_warn("kvbm", "a file stays larger than it was", "errno=%d", errno);
+    return err;
 }
 
 static bool go_direct(int fd)
@@ -84,16 +111,22 @@ static bool go_direct(int fd)
 
 static int disk_open(struct kvbm_storage *storage, const struct kvbm_storage_opts *opts)
 {
+    uint64_t bytes = opts->bytes;
+    bool made = false;
     int err;
 
+    if (opts->direct) /* which takes whole pages, the last one, too */
+        bytes = (bytes + DIRECT_ALIGNMENT - 1) / DIRECT_ALIGNMENT * DIRECT_ALIGNMENT;
     if (opts->path && !opts->keep) {
         storage->path = strdup(opts->path);
         if (!storage->path)
             return -ENOMEM;
     }
-    storage->fd = open_file(opts);
-    err = storage->fd < 0 ? storage->fd : reserve(storage->fd, opts->bytes);
+    storage->fd = opts->path ? open_named(opts->path, &made) : open_nameless(directory_of(opts));
+    err = storage->fd < 0 ? storage->fd : reserve(storage->fd, bytes);
     if (err < 0) {
+        if (made)
+            unlink(opts->path);
         if (storage->fd >= 0)
             close(storage->fd);
         free(storage->path);
@@ -106,9 +139,9 @@ static int disk_open(struct kvbm_storage *storage, const struct kvbm_storage_opt
 
 static void disk_close(struct kvbm_storage *storage)
 {
-    close(storage->fd);
     if (storage->path)
-        unlink(storage->path);
+        unlink(storage->path); /* while it is ours: behind close() another storage may have it */
+    close(storage->fd);
 }
 
 /* ---- copies: whole pages through an aligned buffer when I/O is direct ---- */

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Memory of this process: mapped, perhaps on a NUMA node, perhaps touched by several threads. */
 #include <errno.h>
+#include <inttypes.h>
 #include <linux/mempolicy.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/sysinfo.h>
@@ -59,12 +61,21 @@ void kvbm_first_touch(void *memory, size_t len, uint32_t n_threads)
 
 /* ---- NUMA: one system call, not worth a library ---- */
 
+/* Where the kernel doesn't say there is one node, the first. */
+static bool node_exists(uint32_t node)
+{
+    char path[64];
+
+    snprintf(path, sizeof(path), "/sys/devices/system/node/node%" PRIu32, node);
+    return node == 0 || access(path, F_OK) == 0;
+}
+
 int kvbm_bind_to_node(void *memory, size_t len, uint32_t node)
 {
     unsigned long nodes[16] = {0};
     size_t bits = sizeof(nodes) * 8;
 
-    if (node >= bits)
+    if (node >= bits || !node_exists(node))
         return -ENODEV;
     nodes[node / (sizeof(long) * 8)] |= 1ul << (node % (sizeof(long) * 8));
     if (syscall(SYS_mbind, memory, len, MPOL_BIND, nodes, bits, 0) == 0)
