@@ -17,7 +17,6 @@
 #define HEAD_BYTES 104
 #define PLACE_BYTES 40
 #define SUM_BYTES 8
-#define MAX_STORAGES 65536 /* layers */
 
 /* ---- writing ---- */
 
@@ -73,8 +72,6 @@ long kvbm_layout_serialise(const struct kvbm_layout *layout, void *to, size_t ca
     size_t len = HEAD_BYTES + (size_t)layout->n * PLACE_BYTES + SUM_BYTES;
     uint8_t *at = to;
 
-    if (layout->n > MAX_STORAGES)
-        return -EOVERFLOW;
     if (needed)
         *needed = len;
     if (!to || cap < len)
@@ -111,14 +108,16 @@ static int check_frame(const uint8_t *data, size_t len)
     const uint8_t *at = data + 8, *end;
     uint32_t version, said;
 
-    if (len < HEAD_BYTES + PLACE_BYTES + SUM_BYTES || memcmp(data, MAGIC, 8) != 0)
+    if (len < 16 || memcmp(data, MAGIC, 8) != 0)
         return -EPROTO;
     version = get32(&at);
     said = get32(&at);
-    if (version > VERSION)
+    if (version > VERSION) /* of which we know no more than this */
         return -EPROTONOSUPPORT;
+    if (version != VERSION || said != len || len < HEAD_BYTES + PLACE_BYTES + SUM_BYTES)
+        return -EPROTO;
     end = data + len - SUM_BYTES;
-    if (version != VERSION || said != len || kv_xxh64(data, len - SUM_BYTES, 0) != get64(&end))
+    if (kv_xxh64(data, len - SUM_BYTES, 0) != get64(&end))
         return -EPROTO;
     return 0;
 }
@@ -150,17 +149,24 @@ static bool same_strides(const struct kvbm_layout_shape *s, const uint8_t **at)
     return s->block_stride == get64(at) && same;
 }
 
-/* The storage is where it says, and holds what the layout needs. */
+/* The storage is one that kvbm_layout_create would take for the layout. */
 static bool get_place(const struct kvbm_layout *layout, struct kvbm_place *p, const uint8_t **at)
 {
+    const struct kvbm_place *first = &layout->places[0];
+    uint64_t alignment = layout->config.alignment;
+
     p->storage_addr = get64(at);
     p->storage_bytes = get64(at);
     p->addr = get64(at);
     p->device_id = get64(at);
     p->kind = get32(at);
-    if (get32(at) || p->kind < KVBM_STORAGE_SYSTEM || p->kind > KVBM_STORAGE_NULL)
+    if (get32(at) || p->kind < KVBM_STORAGE_SYSTEM || p->kind > KVBM_STORAGE_NULL ||
+        p->kind == KVBM_STORAGE_EXTERNAL) /* which says what it is */
         return false;
-    if (p->addr % layout->config.alignment || p->addr < p->storage_addr)
+    if (p->kind != first->kind ||
+        (p->kind != KVBM_STORAGE_DISK && p->device_id != first->device_id))
+        return false;
+    if (p->addr % alignment || p->addr < p->storage_addr || p->addr - p->storage_addr >= alignment)
         return false;
     if (p->storage_bytes > UINT64_MAX - p->storage_addr)
         return false;
@@ -183,8 +189,8 @@ int kvbm_layout_deserialise(const void *data, size_t len, struct kvbm_layout **r
     /* before anything is allocated for them */
     if ((config.kind == KVBM_FULLY_CONTIGUOUS ? 1 : (uint64_t)config.num_layers) * PLACE_BYTES !=
             len - HEAD_BYTES - SUM_BYTES ||
-        config.kind == KVBM_LAYER_SEPARATE)
-        return -EPROTO;
+        config.kind == KVBM_LAYER_SEPARATE || !config.dtype_width_bytes || !config.alignment)
+        return -EPROTO; /* defaults are for callers, not for what is written down */
     err = kvbm_layout_new(&config, &layout);
     if (err < 0)
         return err == -ENOMEM ? err : -EPROTO;
