@@ -238,16 +238,19 @@ KV_API int kvbm_layout_block(const struct kvbm_layout *layout, uint64_t block,
 
 /**
  * A layer as a KVX cache, which is what engines' kernels and kvx_copy_blocks take: K is outer 0, V
- * outer 1 (outer_dim 1: both are outer 0). The layout must know num_heads and dtype and lie in memory.
- * Returns 0, -EINVAL, -ERANGE, -ENOTSUP (strides that don't fit the descriptor).
+ * outer 1 (outer_dim 1: both are outer 0). The layout must know num_heads and dtype and lie in memory
+ * of this process. Returns 0, -EINVAL (it doesn't), -ERANGE (no such layer), -ENOTSUP (what KVX has no
+ * caches of: strides that don't fit the descriptor, integers, elements not aligned to their width).
  */
 KV_API int kvbm_layout_to_kvx(const struct kvbm_layout *layout, uint32_t layer,
                               kvx_cache_desc_t *ret);
 
 /**
  * The config of a layout over the tensors of an engine, described layer by layer as KVX caches, with
- * their storages (EXTERNAL, created here, owned by the layout). -EINVAL when they differ in more than
- * their addresses; -ENOTSUP for strides that are no layout of ours.
+ * their storages (EXTERNAL, created here, owned by the layout). UNIFIED memory counts as the host's;
+ * of DEVICE memory KVX doesn't say which device, and 0 is assumed. -EINVAL when they differ in more than
+ * their addresses; -ENOTSUP for strides that are no layout of ours, and blocks not aligned as they are
+ * to each other.
  */
 KV_API int kvbm_layout_from_kvx(const kvx_cache_desc_t *const *layers, uint32_t num_layers,
                                 struct kvbm_layout **ret);

@@ -48,18 +48,20 @@ static kvx_tensor_desc_t tensor(const struct kvbm_layout *layout, uint32_t layer
 int kvbm_layout_to_kvx(const struct kvbm_layout *layout, uint32_t layer, kvx_cache_desc_t *ret)
 {
     const struct kvbm_layout_config *c;
+    kvx_cache_desc_t cache;
 
     if (!layout || !ret)
         return -EINVAL;
     c = &layout->config;
-    if (!c->num_heads || !c->dtype || memory_of(layout->places[0].kind) == KVX_MEMORY_UNKNOWN)
+    if (!c->num_heads || !c->dtype || memory_of(layout->places[0].kind) == KVX_MEMORY_UNKNOWN ||
+        !layout->places[0].storage)
         return -EINVAL;
     if (layer >= c->num_layers)
         return -ERANGE;
     if (c->num_blocks > UINT32_MAX || layout->shape.block_stride % c->dtype_width_bytes)
         return -ENOTSUP;
-    *ret = (kvx_cache_desc_t){
-        .size = sizeof(*ret),
+    cache = (kvx_cache_desc_t){
+        .size = sizeof(cache),
         .num_blocks = (uint32_t)c->num_blocks,
         .block_size = c->page_size,
         .num_kv_heads = c->num_heads,
@@ -67,6 +69,9 @@ int kvbm_layout_to_kvx(const struct kvbm_layout *layout, uint32_t layer, kvx_cac
         .k = tensor(layout, layer, 0),
         .v = tensor(layout, layer, c->outer_dim - 1),
     };
+    if (kvx_validate_cache_desc(&cache) != KVX_STATUS_OK) /* integers, or not where they may lie */
+        return -ENOTSUP;
+    *ret = cache;
     return 0;
 }
 
@@ -102,8 +107,10 @@ static int check_layers(const kvx_cache_desc_t *const *layers, uint32_t n)
     for (uint32_t i = 0; i < n; i++) {
         const kvx_cache_desc_t *cache = layers[i];
 
-        if (!cache || kvx_validate_cache_desc(cache) != KVX_STATUS_OK)
-            return -EINVAL;
+        kvx_status_t status = kvx_validate_cache_desc(cache);
+
+        if (status != KVX_STATUS_OK)
+            return status == KVX_STATUS_UNSUPPORTED ? -ENOTSUP : -EINVAL;
         if (!packed(cache, &cache->k) || !packed(cache, &cache->v))
             return -ENOTSUP;
         if (!alike(&cache->k, &cache->v) || !alike(&cache->k, &first->k) ||
@@ -127,8 +134,7 @@ static uint64_t alignment_of(uint64_t natural, uint64_t stride)
 }
 
 /* Layers in one block, one behind the other: K and V of a layer, then the next layer. */
-static bool fully_contiguous(const kvx_cache_desc_t *const *layers, uint32_t n,
-                             uint64_t layer_stride)
+static bool in_one_block(const kvx_cache_desc_t *const *layers, uint32_t n, uint64_t layer_stride)
 {
     for (uint32_t i = 1; i < n; i++) {
         if (addr_of(&layers[i]->k) - addr_of(&layers[i - 1]->k) != layer_stride)
@@ -137,17 +143,52 @@ static bool fully_contiguous(const kvx_cache_desc_t *const *layers, uint32_t n,
     return n > 1;
 }
 
+/*
+ * The first kind that has such strides. With one block only, several have: then it doesn't matter which.
+ * Sets kind and alignment.
+ */
+static int find_kind(const kvx_cache_desc_t *const *layers, uint32_t n,
+                     struct kvbm_layout_config *c)
+{
+    uint64_t between = addr_of(&layers[0]->v) - addr_of(&layers[0]->k);
+    uint64_t region = (uint64_t)c->page_size * c->inner_dim * c->dtype_width_bytes;
+    uint64_t stride = (uint64_t)layers[0]->k.stride[0] * c->dtype_width_bytes;
+    uint64_t layer = region * c->outer_dim;
+    bool together = !between || between == region;
+    const struct {
+        enum kvbm_layout_kind kind;
+        bool fits;
+        uint64_t natural; /* bytes of what block_stride steps over */
+    } kinds[] = {
+        {KVBM_FULLY_CONTIGUOUS, together && in_one_block(layers, n, layer), layer * n},
+        {KVBM_LAYER_SEPARATE_BLOCK_CONTIGUOUS, together, layer},
+        {KVBM_LAYER_SEPARATE_OUTER_CONTIGUOUS, between == stride * c->num_blocks, region},
+    };
+
+    for (size_t i = 0; i < KV_COUNT(kinds); i++) {
+        uint64_t alignment = kinds[i].fits ? alignment_of(kinds[i].natural, stride) : 0;
+
+        if (!alignment || alignment > UINT32_MAX)
+            continue;
+        c->kind = kinds[i].kind;
+        c->alignment = (uint32_t)alignment;
+        return 0;
+    }
+    return -ENOTSUP;
+}
+
 static int config_of(const kvx_cache_desc_t *const *layers, uint32_t n,
                      struct kvbm_layout_config *c)
 {
     const kvx_cache_desc_t *first = layers[0];
-    uint64_t between = addr_of(&first->v) - addr_of(&first->k), region, stride, alignment;
 
+    if ((uint64_t)first->num_kv_heads * first->head_dim > UINT32_MAX)
+        return -ENOTSUP;
     *c = (struct kvbm_layout_config){
         .size = sizeof(*c),
         .num_blocks = first->num_blocks,
         .num_layers = n,
-        .outer_dim = between ? 2 : 1,
+        .outer_dim = addr_of(&first->v) == addr_of(&first->k) ? 1 : 2,
         .page_size = first->block_size,
         .inner_dim = first->num_kv_heads * first->head_dim,
         .dtype_width_bytes = kvbm_dtype_bytes(first->k.dtype),
@@ -155,24 +196,7 @@ static int config_of(const kvx_cache_desc_t *const *layers, uint32_t n,
         .dtype = first->k.dtype,
         .order = first->k.layout == KVX_LAYOUT_BLOCK_HND ? KVBM_ORDER_HND : KVBM_ORDER_NHD,
     };
-    region = (uint64_t)c->page_size * c->inner_dim * c->dtype_width_bytes;
-    stride = (uint64_t)first->k.stride[0] * c->dtype_width_bytes;
-    if ((!between || between == region) && fully_contiguous(layers, n, region * c->outer_dim)) {
-        c->kind = KVBM_FULLY_CONTIGUOUS;
-        alignment = alignment_of(region * c->outer_dim * n, stride);
-    } else if (!between || between == region) {
-        c->kind = KVBM_LAYER_SEPARATE_BLOCK_CONTIGUOUS;
-        alignment = alignment_of(region * c->outer_dim, stride);
-    } else if (between == stride * first->num_blocks) {
-        c->kind = KVBM_LAYER_SEPARATE_OUTER_CONTIGUOUS;
-        alignment = alignment_of(region, stride);
-    } else {
-        return -ENOTSUP;
-    }
-    if (!alignment || alignment > UINT32_MAX)
-        return -ENOTSUP;
-    c->alignment = (uint32_t)alignment;
-    return 0;
+    return find_kind(layers, n, c);
 }
 
 /* An engine's memory as the storage of layer @i; its first block begins where the storage begins. */
