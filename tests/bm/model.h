@@ -1,0 +1,365 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * A registry with its pools as simply as it can be said: blocks in arrays, everything else found by looking at
+ * all of them. Keys are small numbers; so are blocks, from 0.
+ */
+#ifndef KV_TEST_BM_MODEL_H
+#define KV_TEST_BM_MODEL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "bm/sketch.h"
+#include "kvbm_events.h"
+#include "kvbm_pool.h"
+
+#define M_KEYS 48
+#define M_POOLS 2
+#define M_BLOCKS 20
+#define M_EVENTS 65536
+#define M_AGES 4096 /* releases that lineage tells apart, in pools as small as these */
+
+enum m_state { M_FREE, M_MUTABLE, M_COMPLETE, M_REGISTERED };
+
+struct m_block {
+    enum m_state state;
+    int key;
+    uint32_t refs;
+    int primary; /* of a duplicate, else -1 */
+    uint32_t priority;
+    uint32_t level;
+    uint64_t tick;  /* release, counted by its pool */
+    uint64_t order; /* release or change of priority */
+    uint64_t life;  /* of a primary: which registration this is */
+};
+
+struct m_pool {
+    enum kvbm_eviction policy;
+    bool reject, reset_on_release;
+    int n_blocks;
+    struct m_block blocks[M_BLOCKS];
+    int free[M_BLOCKS], n_free;
+    uint64_t tick;
+    struct kvbm_sketch sketch;
+    uint64_t evictions, registrations, duplicates;
+};
+
+struct m_key {
+    int parent; /* -1: none; as it was first named */
+    uint32_t position;
+    uint32_t tag;
+};
+
+struct m_event {
+    enum kvbm_event_type type;
+    int tier, key;
+    bool end; /* first or last */
+};
+
+struct model {
+    struct m_pool pools[M_POOLS]; /* pool i is of tier i */
+    struct m_key keys[M_KEYS];
+    uint64_t order, lives;
+    struct m_event events[M_EVENTS];
+    size_t n_events;
+};
+
+static inline void m_init(struct model *m, const struct kvbm_pool_opts *opts)
+{
+    memset(m, 0, sizeof(*m));
+    for (int p = 0; p < M_POOLS; p++) {
+        struct m_pool *pool = &m->pools[p];
+
+        pool->policy = opts[p].eviction;
+        pool->reject = opts[p].reject_duplicates;
+        pool->reset_on_release = opts[p].reset_on_release;
+        pool->n_blocks = (int)opts[p].n_blocks;
+        for (int i = 0; i < pool->n_blocks; i++) {
+            pool->blocks[i] =
+                (struct m_block){.primary = -1, .priority = KVBM_PRIORITY_DEFAULT, .key = -1};
+            pool->free[pool->n_free++] = i;
+        }
+        kvbm_sketch_init(&pool->sketch, opts[p].n_blocks);
+    }
+}
+
+static inline void m_fini(struct model *m)
+{
+    for (int p = 0; p < M_POOLS; p++)
+        kvbm_sketch_fini(&m->pools[p].sketch);
+}
+
+/* ---- what is what ---- */
+
+static inline bool m_named(const struct model *m, int key)
+{
+    for (int p = 0; p < M_POOLS; p++) {
+        for (int i = 0; i < m->pools[p].n_blocks; i++) {
+            if (m->pools[p].blocks[i].state >= M_COMPLETE && m->pools[p].blocks[i].key == key)
+                return true;
+        }
+    }
+    return false;
+}
+
+static inline bool m_known(const struct model *m, int key)
+{
+    for (int k = 0; k < M_KEYS; k++) {
+        if (m->keys[k].parent == key && m_named(m, k))
+            return true;
+    }
+    return m_named(m, key);
+}
+
+/* The block found under a key, -1 when there is none. */
+static inline int m_find(const struct m_pool *pool, int key)
+{
+    for (int i = 0; i < pool->n_blocks; i++) {
+        const struct m_block *b = &pool->blocks[i];
+
+        if (b->state == M_REGISTERED && b->key == key && b->primary < 0)
+            return i;
+    }
+    return -1;
+}
+
+static inline uint8_t m_tiers(const struct model *m, int key)
+{
+    uint8_t tiers = 0;
+
+    for (int p = 0; p < M_POOLS; p++)
+        tiers |= (uint8_t)((m_find(&m->pools[p], key) >= 0) << p);
+    return tiers;
+}
+
+static inline int m_leaners(const struct m_pool *pool, int i)
+{
+    int n = 0;
+
+    for (int j = 0; j < pool->n_blocks; j++)
+        n += pool->blocks[j].state == M_REGISTERED && pool->blocks[j].primary == i;
+    return n;
+}
+
+static inline bool m_inactive(const struct m_pool *pool, int i)
+{
+    const struct m_block *b = &pool->blocks[i];
+
+    return b->state == M_REGISTERED && b->primary < 0 && !b->refs && !m_leaners(pool, i);
+}
+
+static inline bool m_leaf(const struct model *m, const struct m_pool *pool, int i)
+{
+    for (int j = 0; j < pool->n_blocks; j++) {
+        if (m_inactive(pool, j) && m->keys[pool->blocks[j].key].parent == pool->blocks[i].key)
+            return false;
+    }
+    return true;
+}
+
+static inline int m_count(const struct m_pool *pool, enum m_state state)
+{
+    int n = 0;
+
+    for (int i = 0; i < pool->n_blocks; i++)
+        n += pool->blocks[i].state == state;
+    return n;
+}
+
+static inline int m_n_inactive(const struct m_pool *pool)
+{
+    int n = 0;
+
+    for (int i = 0; i < pool->n_blocks; i++)
+        n += m_inactive(pool, i);
+    return n;
+}
+
+/* ---- moves ---- */
+
+static inline void m_tell(struct model *m, enum kvbm_event_type type, int tier, int key, bool end)
+{
+    if (m->n_events < M_EVENTS)
+        m->events[m->n_events++] = (struct m_event){type, tier, key, end};
+}
+
+static inline void m_free(struct m_pool *pool, int i)
+{
+    pool->blocks[i] = (struct m_block){.primary = -1, .priority = KVBM_PRIORITY_DEFAULT, .key = -1};
+    pool->free[pool->n_free++] = i;
+}
+
+/* A primary without holders loses its key. */
+static inline void m_unregister(struct model *m, int p, int i)
+{
+    struct m_block *b = &m->pools[p].blocks[i];
+    int key = b->key;
+
+    *b = (struct m_block){.primary = -1, .priority = KVBM_PRIORITY_DEFAULT, .key = -1};
+    m_tell(m, KVBM_EVENT_REMOVED, p, key, !m_tiers(m, key));
+}
+
+static inline void m_forget(struct model *m, int p, int i)
+{
+    m_unregister(m, p, i);
+    m_free(&m->pools[p], i);
+}
+
+/* Block @i is the latest of the inactive ones. */
+static inline void m_latest(struct model *m, struct m_pool *pool, int i)
+{
+    static const uint32_t thresholds[3] = {3, 8, 15};
+    struct m_block *b = &pool->blocks[i];
+    uint32_t count = kvbm_sketch_count(&pool->sketch, m->keys[b->key].tag);
+
+    b->tick = ++pool->tick;
+    b->order = ++m->order;
+    b->level = 0;
+    for (int t = 0; t < 3; t++)
+        b->level += pool->policy == KVBM_EVICT_LFU && count >= thresholds[t];
+}
+
+static inline void m_lost_one(struct model *m, int p, int i)
+{
+    struct m_pool *pool = &m->pools[p];
+
+    if (!m_inactive(pool, i))
+        return;
+    if (pool->reset_on_release)
+        m_forget(m, p, i);
+    else
+        m_latest(m, pool, i);
+}
+
+static inline void m_release(struct model *m, int p, int i)
+{
+    struct m_pool *pool = &m->pools[p];
+    int primary = pool->blocks[i].primary;
+
+    pool->blocks[i].refs--;
+    if (primary < 0) {
+        m_lost_one(m, p, i);
+    } else if (!pool->blocks[i].refs) {
+        m_free(pool, i);
+        m_lost_one(m, p, primary);
+    }
+}
+
+static inline void m_use(struct model *m, struct m_pool *pool, int key)
+{
+    if (pool->policy == KVBM_EVICT_LFU)
+        kvbm_sketch_use(&pool->sketch, m->keys[key].tag);
+}
+
+/* Whether inactive block @a goes before @b (both leaves, with lineage); equal ages are equal. */
+static inline bool m_before(const struct m_pool *pool, const struct m_block *a,
+                            const struct m_block *b)
+{
+    uint64_t oldest = pool->tick >= M_AGES ? pool->tick - M_AGES + 1 : 0;
+
+    if (a->priority != b->priority)
+        return a->priority < b->priority;
+    if (pool->policy == KVBM_EVICT_LINEAGE)
+        return (a->tick > oldest ? a->tick : oldest) < (b->tick > oldest ? b->tick : oldest);
+    return a->level != b->level ? a->level < b->level : a->order < b->order;
+}
+
+/* May an allocation return block @i now? Then it has. */
+static inline bool m_take(struct model *m, int p, int i)
+{
+    struct m_pool *pool = &m->pools[p];
+
+    if (i < 0 || i >= pool->n_blocks)
+        return false;
+    if (pool->n_free) {
+        if (pool->free[0] != i)
+            return false;
+        memmove(pool->free, pool->free + 1, (size_t)--pool->n_free * sizeof(*pool->free));
+    } else {
+        if (!m_inactive(pool, i) || (pool->policy == KVBM_EVICT_LINEAGE && !m_leaf(m, pool, i)))
+            return false;
+        for (int j = 0; j < pool->n_blocks; j++) {
+            if (m_inactive(pool, j) && m_before(pool, &pool->blocks[j], &pool->blocks[i]) &&
+                (pool->policy != KVBM_EVICT_LINEAGE || m_leaf(m, pool, j)))
+                return false;
+        }
+        m_unregister(m, p, i);
+        pool->evictions++;
+    }
+    pool->blocks[i].state = M_MUTABLE;
+    pool->blocks[i].refs = 1;
+    return true;
+}
+
+/* Blocks get the keys of a chain; all or none. */
+static inline int m_complete(struct model *m, int p, const int *blocks, const int *keys, int n,
+                             int parent, uint32_t position)
+{
+    struct m_pool *pool = &m->pools[p];
+    int err = 0, i;
+
+    if (parent >= 0 && m_known(m, parent) && m->keys[parent].position != position - 1)
+        return -EEXIST;
+    if (parent >= 0 && keys[0] == parent)
+        return -EEXIST;
+    if (parent >= 0 && !m_known(m, parent))
+        m->keys[parent].position = position - 1;
+    for (i = 0; i < n && err == 0; i += err == 0) {
+        int key = keys[i], above = i ? keys[i - 1] : parent;
+
+        if (m_known(m, key) && m->keys[key].position != position + (uint32_t)i) {
+            err = -EEXIST;
+            continue;
+        }
+        if (!m_named(m, key)) {
+            m->keys[key].parent = above;
+            m->keys[key].position = position + (uint32_t)i;
+        }
+        pool->blocks[blocks[i]].key = key;
+        pool->blocks[blocks[i]].state = M_COMPLETE;
+    }
+    while (err < 0 && i-- > 0) {
+        pool->blocks[blocks[i]].key = -1;
+        pool->blocks[blocks[i]].state = M_MUTABLE;
+    }
+    return err;
+}
+
+/* The block that the caller holds in the end. */
+static inline int m_register(struct model *m, int p, int i)
+{
+    struct m_pool *pool = &m->pools[p];
+    int key = pool->blocks[i].key, primary = m_find(pool, key);
+
+    m_use(m, pool, key);
+    if (primary < 0) {
+        m_tell(m, KVBM_EVENT_STORED, p, key, !m_tiers(m, key));
+        pool->blocks[i].state = M_REGISTERED;
+        pool->blocks[i].life = ++m->lives;
+        pool->registrations++;
+        return i;
+    }
+    if (pool->reject) {
+        m_free(pool, i);
+        pool->blocks[primary].refs++;
+        return primary;
+    }
+    pool->blocks[i].state = M_REGISTERED;
+    pool->blocks[i].primary = primary;
+    pool->duplicates++;
+    return i;
+}
+
+static inline void m_retain(struct model *m, int p, int key, uint32_t priority)
+{
+    int i = m_find(&m->pools[p], key);
+
+    if (i < 0)
+        return;
+    m->pools[p].blocks[i].priority = priority;
+    m->pools[p].blocks[i].order = ++m->order;
+}
+
+#endif
