@@ -60,21 +60,11 @@ void kvbm_sequence_destroy(struct kvbm_sequence *s)
 
 static const uint32_t no_tokens[1]; /* where an array would begin that hasn't been needed yet */
 
-static int grow_array(void *array, size_t n, size_t size)
-{
-    void *old, *new;
-
-    memcpy(&old, array, sizeof(old));
-    new = reallocarray(old, n, size);
-    if (!new)
-        return -ENOMEM;
-    memcpy(array, &new, sizeof(new));
-    return 0;
-}
-
 static int reserve(struct kvbm_sequence *s, size_t len)
 {
     size_t capacity = s->capacity ? s->capacity : (size_t)s->block_size * 8;
+    uint64_t *block_hashes, *hashes;
+    uint32_t *tokens;
 
     if (len <= s->capacity)
         return 0;
@@ -82,10 +72,14 @@ static int reserve(struct kvbm_sequence *s, size_t len)
         return -ENOMEM;
     while (capacity < len)
         capacity *= 2;
-    if (grow_array(&s->tokens, capacity, sizeof(*s->tokens)) < 0 ||
-        grow_array(&s->block_hashes, capacity / s->block_size, sizeof(*s->block_hashes)) < 0 ||
-        grow_array(&s->hashes, capacity / s->block_size, sizeof(*s->hashes)) < 0)
-        return -ENOMEM; /* what has grown may stay so */
+    tokens = reallocarray(s->tokens, capacity, sizeof(*tokens));
+    s->tokens = tokens ? tokens : s->tokens; /* what has grown may stay so */
+    block_hashes = reallocarray(s->block_hashes, capacity / s->block_size, sizeof(*block_hashes));
+    s->block_hashes = block_hashes ? block_hashes : s->block_hashes;
+    hashes = reallocarray(s->hashes, capacity / s->block_size, sizeof(*hashes));
+    s->hashes = hashes ? hashes : s->hashes;
+    if (!tokens || !block_hashes || !hashes)
+        return -ENOMEM;
     s->capacity = capacity;
     return 0;
 }
