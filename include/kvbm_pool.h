@@ -54,7 +54,7 @@ extern "C" {
  */
 
 #define KVBM_MAX_KEY 64
-#define KVBM_MAX_GROUPS 64
+#define KVBM_MAX_GROUPS 64 /* groups are 0 to 63 */
 
 struct kvbm_events; /* kvbm_events.h */
 struct kvbm_registry;
@@ -65,23 +65,26 @@ struct kvbm_registry_opts {
     struct kvbm_events *events; /* told what comes and goes; outlives the registry. NULL: nobody */
 };
 
+/** @opts may be NULL: all defaults. Returns 0, -EINVAL (key_len), -ENOMEM. */
 KV_API int kvbm_registry_create(const struct kvbm_registry_opts *opts, struct kvbm_registry **ret);
 /** Returns 0; -EBUSY while it has pools (nothing is freed then). NULL is fine. */
 KV_API int kvbm_registry_destroy(struct kvbm_registry *registry);
 
-/** Which tiers hold each key: ret[i] gets bit (1 << tier) of every tier where keys[i] is registered. */
+/** Which tiers hold each key: ret[i] gets bit (1 << tier) of every tier where keys[i] is registered,
+ * 0: in none. Holds nothing: by the time this returns it may have changed. */
 KV_API int kvbm_registry_locate(struct kvbm_registry *registry, uint32_t group, const void *keys,
                                 size_t n, uint8_t *ret);
 
 /**
  * Attachments: values of other parts of a program, tied to a key as long as it is registered anywhere. A
  * type has at most one value a key (unique) or any number (multiple). destroy (may be NULL) is called
- * without the lock when the key is gone from its last tier, or the registry. Names up to 63 bytes.
+ * without the lock, by the thread whose call took the key out of its last tier. Names up to 63 bytes.
  * Returns 0 and the type (the same one for the same name and kind), -EEXIST (other kind), -ENOSPC (64).
  */
 KV_API int kvbm_attachment_type(struct kvbm_registry *registry, const char *name, bool multiple,
                                 void (*destroy)(void *value), uint32_t *ret);
-/** Returns 0; -ENOENT when the key isn't registered; -EEXIST when a unique one has a value. */
+/** Returns 0: @value is the registry's now, until destroy; else the caller's: -ENOENT when the key isn't
+ * registered, -EEXIST when a unique one has a value, -EINVAL for a type that isn't. */
 KV_API int kvbm_attach(struct kvbm_registry *registry, uint32_t group, const void *key,
                        uint32_t type, void *value);
 /**
@@ -91,7 +94,11 @@ KV_API int kvbm_attach(struct kvbm_registry *registry, uint32_t group, const voi
 KV_API long kvbm_attachments(struct kvbm_registry *registry, uint32_t group, const void *key,
                              uint32_t type, void **ret, size_t cap);
 
-/** Called without the lock after keys were used (match with touch, touch). At most 8 callbacks. */
+/**
+ * Called without the lock, by the thread that used keys (match and match_scattered without
+ * KVBM_MATCH_NO_TOUCH, touch), so by several at once. @keys live during the call, packed. May call any function
+ * here. At most 8 callbacks (-ENOSPC); they stay as long as the registry.
+ */
 typedef void (*kvbm_touch_fn)(void *arg, enum kv_tier tier, uint32_t group, const void *keys,
                               size_t n);
 KV_API int kvbm_registry_on_touch(struct kvbm_registry *registry, kvbm_touch_fn fn, void *arg);
@@ -126,11 +133,12 @@ struct kvbm_pool_opts {
     enum kvbm_eviction eviction;
     uint8_t lfu_thresholds[3]; /* uses that make a block warm, hot, very hot: ascending, 1 to 15;
                                   zeros: 3, 8, 15 */
-    bool
-        reject_duplicates; /* a second block of a key: give it back, take the first (default: keep both) */
+    /* A second block of a key: false, both are kept; true, it becomes free and register returns the first,
+     * which has another number. */
+    bool reject_duplicates;
     bool reset_on_release; /* forget blocks at their last release: no inactive ones */
-    const struct kvbm_layout
-        *layout;        /* for kvbm_pool_view; >= n_blocks, outlives the pool; or NULL */
+    /* For kvbm_pool_view: of at least n_blocks, outlives the pool. NULL: the engine knows where blocks are. */
+    const struct kvbm_layout *layout;
     bool track_handles; /* remember who acquired last; a debug build (no NDEBUG) always does */
 };
 
@@ -146,6 +154,7 @@ KV_API int kvbm_pool_create(struct kvbm_registry *registry, const struct kvbm_po
 KV_API int kvbm_pool_destroy(struct kvbm_pool *pool);
 
 enum kvbm_state { KVBM_RESET, KVBM_PARTIAL, KVBM_COMPLETE, KVBM_REGISTERED };
+/** "reset", "partial", "complete", "registered"; else "unknown". */
 KV_API const char *kvbm_state_name(enum kvbm_state state);
 
 /** What every handle is. A caller may read block: the number of the block whose bytes it may use. */
@@ -203,7 +212,7 @@ struct kvbm_block_start {
     uint32_t position;      /* in blocks; 0 exactly when there is no parent */
 };
 
-/** Reset to Partial. @start may be NULL: a first block, salt hash 0. */
+/** Reset to Partial. @start may be NULL: a first block, group 0, salt hash 0. Also -ENOTSUP (key_len). */
 KV_API int kvbm_mutable_init_sequence(const struct kvbm_mutable *block,
                                       const struct kvbm_block_start *start);
 /** Partial. Returns 0 or -ENOSPC (full). */
@@ -220,7 +229,10 @@ KV_API int kvbm_mutable_reset(const struct kvbm_mutable *block);
 /** Complete back to Reset; consumes @block. */
 KV_API int kvbm_complete_reset(struct kvbm_complete *block, struct kvbm_mutable *ret);
 
-/** State and fill of a block. tokens: of Partial and Complete, copied out up to @cap. */
+/**
+ * State and fill of a block. Its tokens (of Partial, of Complete where they were given) are copied to @tokens, at
+ * most @cap; @tokens may be NULL.
+ */
 struct kvbm_fill {
     enum kvbm_state state;
     uint32_t len;       /* Partial: tokens in it; Complete: block_size; else 0 */
@@ -238,7 +250,7 @@ struct kvbm_chain {
     const void *keys;       /* n * key_len */
     const void *parent;     /* key of the block before the first; NULL: the sequence starts here */
     uint32_t position;      /* of the first block, in blocks; 0 exactly when there is no parent */
-    const uint32_t *tokens; /* n * block_size, for events; NULL: events go without */
+    const uint32_t *tokens; /* n * block_size, copied, for events; NULL: events go without */
 };
 
 /**
@@ -260,6 +272,7 @@ KV_API int kvbm_pool_register(struct kvbm_pool *pool, struct kvbm_complete *bloc
 
 /* Immutable handles. */
 
+/** One more handle on the same block, to be released on its own. (A copy made with = is no second one.) */
 KV_API int kvbm_immutable_clone(const struct kvbm_immutable *block, struct kvbm_immutable *ret);
 /**
  * The last one of a block makes it inactive (of a duplicate: free). Of several, the last of the array goes
@@ -271,8 +284,10 @@ KV_API int kvbm_pool_release(struct kvbm_pool *pool, struct kvbm_immutable *bloc
 /** Release only if this is the block's last handle and no duplicate leans on it; else -EBUSY. */
 KV_API int kvbm_immutable_try_return(struct kvbm_immutable *block);
 
+/** Remember the block (of a duplicate: its primary) without holding it; @block stays held. */
 KV_API int kvbm_immutable_downgrade(const struct kvbm_immutable *block, struct kvbm_weak *ret);
-/** A new handle if the block is still registered (active or inactive) as what it was; else -ESTALE. */
+/** A new handle if the block is still registered (active or inactive) as what it was; else -ESTALE, for good:
+ * also when the key has come back. Counts no use. */
 KV_API int kvbm_weak_upgrade(const struct kvbm_weak *block, struct kvbm_immutable *ret);
 
 struct kvbm_block_info {
@@ -284,8 +299,9 @@ struct kvbm_block_info {
     uint8_t key[KVBM_MAX_KEY];
     uint8_t tiers;    /* bit per tier in which the key is registered */
     uint8_t priority; /* of the primary */
-    uint32_t handles; /* strong ones, of this block */
+    uint32_t handles; /* strong ones, of this block itself */
 };
+/** What a held block is, at this moment. */
 KV_API int kvbm_immutable_info(const struct kvbm_immutable *block, struct kvbm_block_info *ret);
 
 /* Lookup. What is found is held: it can't be evicted until it is released. */
@@ -322,15 +338,19 @@ struct kvbm_reset_result {
     size_t not_found;
     size_t held; /* registered, but somebody holds it: left alone */
 };
-/** Forget the inactive ones of @keys: they become free blocks. */
+/** Forget the inactive ones of @keys: they become free blocks. @ret (may be NULL) counts the keys; a key whose
+ * duplicate is held is held. Returns 0 or -EINVAL. */
 KV_API int kvbm_pool_reset_keys(struct kvbm_pool *pool, uint32_t group, const void *keys, size_t n,
                                 struct kvbm_reset_result *ret);
 /** Forget all inactive blocks. Returns how many. */
 KV_API long kvbm_pool_reset_inactive(struct kvbm_pool *pool);
-/** Forget everything; -EBUSY while any handle is held. */
+/** Forget everything, or, while any handle is held, nothing: -EBUSY. */
 KV_API int kvbm_pool_reset(struct kvbm_pool *pool);
 
-/** Where the bytes of (block, layer, outer) are. -ENOTSUP without a layout; a handle of any kind will do. */
+/**
+ * Where the bytes of (block, layer, outer) are: block is a handle's, of any kind, which should be held as long as
+ * the bytes are used. Takes no lock. Returns 0, -ERANGE, -ENOTSUP without a layout.
+ */
 KV_API int kvbm_pool_view(const struct kvbm_pool *pool, uint32_t block, uint32_t layer,
                           uint32_t outer, struct kvbm_view *ret);
 
@@ -352,11 +372,13 @@ struct kvbm_pool_stats {
     uint64_t inactive_pool_size;
     uint64_t metadata_bytes; /* of the pool, and its share of the registry */
 };
+/** All of one moment. */
 KV_API void kvbm_pool_get_stats(struct kvbm_pool *pool, struct kvbm_pool_stats *ret);
 
 /**
  * All pools of a registry as Prometheus text 0.0.4, label pool. Writes at most @cap bytes, always ended by a
- * NUL when cap > 0; returns the length it takes without it.
+ * NUL when cap > 0; returns the length it takes without it (so call again with more when that is >= @cap), or
+ * -ENOMEM. Texts of several registries can't be put behind one another: they repeat the headings.
  */
 KV_API long kvbm_registry_metrics(struct kvbm_registry *registry, char *to, size_t cap);
 
