@@ -406,14 +406,50 @@ static void test_dump(void **state)
     close_world(&world);
 }
 
+/* A terminal that needs the pool itself before it takes a line: with the lock held it would never return. */
+static ssize_t write_slowly(void *arg, const char *data, size_t len)
+{
+    struct kvbm_mutable block;
+
+    (void)data;
+    if (kvbm_pool_allocate(arg, 1, &block, NULL) < 0 || kvbm_mutable_release(&block) < 0)
+        return -1;
+    return (ssize_t)len;
+}
+
+static void test_a_dump_stops_nobody(void **state)
+{
+    struct world world = open_world((struct kvbm_pool_opts){.n_blocks = 100});
+    cookie_io_functions_t io = {.write = write_slowly};
+    struct kvbm_immutable held[90];
+    uint64_t many[90];
+    FILE *to;
+
+    (void)state;
+    for (size_t i = 0; i < KV_COUNT(many); i++)
+        many[i] = i + 1;
+    put(world.pool, many, KV_COUNT(many), held);
+    to = fopencookie(world.pool, "w", io);
+    assert_non_null(to);
+    setvbuf(to, NULL, _IONBF, 0);
+    assert_int_equal(kvbm_pool_dump(world.pool, to, SIZE_MAX), 0);
+    fclose(to);
+    assert_int_equal(kvbm_pool_release(world.pool, held, KV_COUNT(many)), 0);
+    close_world(&world);
+}
+
 /* ---- leaks ---- */
 
 static char lines[160][1024];
 static size_t n_lines;
+static struct kvbm_pool *logged; /* asked while a line is taken: the lock isn't held */
 
 static void record(void *arg, enum kv_log_level level, const char *line, size_t len)
 {
+    struct kvbm_pool_stats stats;
+
     (void)arg;
+    kvbm_pool_get_stats(logged, &stats);
     assert_int_equal(level, KV_LOG_WARN);
     assert_true(n_lines < KV_COUNT(lines));
     snprintf(lines[n_lines++], sizeof(lines[0]), "%.*s", (int)len, line);
@@ -422,6 +458,7 @@ static void record(void *arg, enum kv_log_level level, const char *line, size_t 
 static void try_destroy(struct kvbm_pool *pool)
 {
     n_lines = 0;
+    logged = pool;
     kv_log_set_sink(record, NULL);
     assert_int_equal(kvbm_pool_destroy(pool), -EBUSY);
     kv_log_set_sink(NULL, NULL);
@@ -531,10 +568,15 @@ static void test_many_leaks(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_counters),        cmocka_unit_test(test_rejected_duplicates),
-        cmocka_unit_test(test_metrics),         cmocka_unit_test(test_metrics_cut_short),
-        cmocka_unit_test(test_names_differ),    cmocka_unit_test(test_dump),
-        cmocka_unit_test(test_leaks_are_named), cmocka_unit_test(test_many_leaks),
+        cmocka_unit_test(test_counters),
+        cmocka_unit_test(test_rejected_duplicates),
+        cmocka_unit_test(test_metrics),
+        cmocka_unit_test(test_metrics_cut_short),
+        cmocka_unit_test(test_names_differ),
+        cmocka_unit_test(test_dump),
+        cmocka_unit_test(test_a_dump_stops_nobody),
+        cmocka_unit_test(test_leaks_are_named),
+        cmocka_unit_test(test_many_leaks),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
