@@ -267,7 +267,7 @@ int kvbm_layout_new(const struct kvbm_layout_config *config, struct kvbm_layout 
 
     if (err == 0)
         err = compute(&c, &s);
-    if (err < 0)
+    if (err != 0)
         return err;
     layout = calloc(1, sizeof(*layout) + s.n_storages * sizeof(layout->places[0]));
     if (!layout)
