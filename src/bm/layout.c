@@ -310,7 +310,7 @@ int kvbm_layout_create(const struct kvbm_layout_config *config,
     struct kvbm_layout *layout;
     int err = storages && ret ? kvbm_layout_new(config, &layout) : -EINVAL;
 
-    if (err < 0)
+    if (err != 0)
         return err;
     if (n != layout->n)
         err = refuse("another number of storages than layers");
@@ -332,7 +332,7 @@ int kvbm_layout_allocate(const struct kvbm_layout_config *config,
 
     if (ret && allocator && allocator->size >= sizeof(*allocator) && allocator->allocate)
         err = kvbm_layout_new(config, &layout);
-    if (err < 0)
+    if (err != 0)
         return err;
     layout->owns_storages = true;
     for (uint32_t i = 0; err == 0 && i < layout->n; i++) {

@@ -239,7 +239,7 @@ int kvbm_layout_from_kvx(const kvx_cache_desc_t *const *layers, uint32_t num_lay
         err = config_of(layers, num_layers, &config);
     if (err == 0)
         err = kvbm_layout_new(&config, &layout);
-    if (err < 0)
+    if (err != 0)
         return err;
     layout->owns_storages = true;
     for (uint32_t i = 0; err == 0 && i < layout->n; i++)

@@ -182,7 +182,7 @@ int kvbm_layout_deserialise(const void *data, size_t len, struct kvbm_layout **r
     bool sound;
     int err = data && ret ? check_frame(data, len) : -EINVAL;
 
-    if (err < 0)
+    if (err != 0)
         return err;
     at += 16;
     config = get_config(&at);
