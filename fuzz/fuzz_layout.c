@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "base/xxh.h"
 #include "kvbm_layout.h"
 #include "require.h"
@@ -107,6 +108,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     uint8_t *copy;
     uint64_t sum;
 
+    kv_log_set_level(KV_LOG_ERROR); /* each refusal gives its reason */
     if (!size)
         return 0;
     if (data[0] % 2 == 0) {
