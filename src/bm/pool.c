@@ -187,7 +187,8 @@ int kvbm_pool_create(struct kvbm_registry *r, const struct kvbm_pool_opts *opts,
     name_pool(pool, o.name);
     pool->n_blocks = o.n_blocks;
     pool->block_size = o.block_size;
-    pool->tokens.n_words = KVBM_START_WORDS + o.block_size;
+    pool->tokens.n_words =
+        KVBM_START_WORDS + (o.block_size + 1) / 2 * 2; /* starts lie at 8 bytes */
     pool->reject_duplicates = o.reject_duplicates;
     pool->reset_on_release = o.reset_on_release;
     pool->layout = o.layout;
@@ -346,8 +347,12 @@ void kvbm_slot_put(struct kvbm_pool *pool, uint32_t i)
 {
     struct kvbm_slot *slot = &pool->slots[i];
 
-    if (--slot->refs > 0)
+    if (--slot->refs > slot->next)
         return;
+    if (slot->refs) { /* duplicates alone keep it: whoever finds it gets handles of another generation */
+        slot->generation++;
+        return;
+    }
     pool->n_immutable--;
     if (slot->flags & SLOT_DUPLICATE) {
         duplicate_gone(pool, i);

@@ -565,6 +565,27 @@ static void test_fill(void **state)
     bm_close(&bm);
 }
 
+/* Blocks of one token: what is kept of each still lies where its numbers may (the sanitizer says so). */
+static void test_small_blocks(void **state)
+{
+    struct kvbm_block_start start = {.size = sizeof(start), .salt_hash = 1337};
+    struct kvbm_mutable blocks[3];
+    struct kvbm_complete complete[3];
+    struct bm bm;
+    (void)state;
+
+    bm_open(&bm, &(struct kvbm_pool_opts){.block_size = 1});
+    assert_int_equal(kvbm_pool_allocate(bm.pool, 3, blocks, NULL), 0);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(kvbm_mutable_init_sequence(&blocks[i], &start), 0);
+        assert_int_equal(kvbm_mutable_add_tokens(&blocks[i], tokens + i, 2), 1);
+    }
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(kvbm_mutable_commit(&blocks[i], &complete[i]), 0);
+    assert_int_equal(kvbm_pool_release_complete(bm.pool, complete, 3), 0);
+    bm_close(&bm);
+}
+
 static void test_bad_starts(void **state)
 {
     uint64_t parent = 5;
@@ -638,11 +659,11 @@ static void test_auto(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_table),  cmocka_unit_test(test_bad_handles),
-        cmocka_unit_test(test_arrays), cmocka_unit_test(test_stale_after_reuse),
-        cmocka_unit_test(test_holes),  cmocka_unit_test(test_hashes),
-        cmocka_unit_test(test_fill),   cmocka_unit_test(test_bad_starts),
-        cmocka_unit_test(test_auto),
+        cmocka_unit_test(test_table),        cmocka_unit_test(test_bad_handles),
+        cmocka_unit_test(test_arrays),       cmocka_unit_test(test_stale_after_reuse),
+        cmocka_unit_test(test_holes),        cmocka_unit_test(test_hashes),
+        cmocka_unit_test(test_small_blocks), cmocka_unit_test(test_fill),
+        cmocka_unit_test(test_bad_starts),   cmocka_unit_test(test_auto),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

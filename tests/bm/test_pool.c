@@ -337,6 +337,9 @@ static void test_stale_under_duplicate(void **state)
     assert_int_equal(kvbm_immutable_clone(&copy, &out), -ESTALE);
     assert_int_equal(kvbm_immutable_downgrade(&copy, &weak), -ESTALE);
     assert_int_equal(kvbm_registry_check(bm.registry), 0);
+    assert_int_equal(match(bm.pool, keys, 1, &out), 1); /* somebody else's doesn't make it good */
+    assert_int_equal(kvbm_immutable_release(&copy), -ESTALE);
+    assert_int_equal(kvbm_immutable_release(&out), 0);
     assert_int_equal(kvbm_immutable_release(&second), 0);
     assert_int_equal(bm_stats(bm.pool).inactive_pool_size, 1);
     bm_close(&bm);

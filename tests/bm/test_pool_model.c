@@ -40,13 +40,15 @@ enum kind {
     RESET_INACTIVE,
     LOCATE,
     INFO,
+    STALE,
     N_KINDS
 };
 static const char *const kind_names[N_KINDS] = {
-    "allocate", "complete", "register",   "unstage", "give_back", "match",
-    "scatter",  "release",  "clone",      "try",     "weaken",    "upgrade",
-    "touch",    "retain",   "reset_keys", "reset",   "locate",    "info"};
-static const uint8_t weights[N_KINDS] = {14, 16, 16, 2, 3, 12, 5, 18, 4, 3, 3, 4, 5, 4, 3, 1, 2, 3};
+    "allocate",   "complete", "register", "unstage", "give_back", "match", "scatter",
+    "release",    "clone",    "try",      "weaken",  "upgrade",   "touch", "retain",
+    "reset_keys", "reset",    "locate",   "info",    "stale"};
+static const uint8_t weights[N_KINDS] = {14, 16, 16, 2, 3, 12, 5, 18, 4, 3,
+                                         3,  4,  5,  4, 3, 1,  2, 3,  3};
 
 struct op {
     uint8_t kind, pool;
@@ -69,6 +71,8 @@ struct run {
     struct kvbm_pool *pools[M_POOLS];
     struct model model;
     struct list mutable, complete, immutable, weak;
+    struct list gone; /* immutable handles after the last of their kind */
+    uint64_t n_stale[M_POOLS];
     char wrong[200];
 };
 
@@ -318,6 +322,29 @@ static bool scattered(struct run *run, const struct op *op)
     return true;
 }
 
+/* If that was the block's last handle, none like it opens the block ever again. */
+static void forget_handle(struct run *run, const struct op *op, struct kvbm_handle handle)
+{
+    if (run->model.pools[op->pool].blocks[handle.block].refs)
+        return;
+    if (run->gone.n == MAX_HELD)
+        run->gone.n = 0;
+    push(&run->gone, handle, op->pool, 0);
+}
+
+static bool stale(struct run *run, const struct op *op)
+{
+    struct kvbm_immutable block, out;
+    (void)op;
+
+    for (int i = 0; i < run->gone.n; i++) {
+        block.handle = run->gone.all[i].handle;
+        MUST(kvbm_immutable_clone(&block, &out) == -ESTALE);
+        run->n_stale[run->gone.all[i].pool]++;
+    }
+    return true;
+}
+
 static bool release(struct run *run, const struct op *op)
 {
     struct kvbm_immutable blocks[MAX_CHAIN];
@@ -327,8 +354,10 @@ static bool release(struct run *run, const struct op *op)
     for (int i = 0; i < n; i++)
         blocks[i].handle = held[i].handle;
     MUST(kvbm_pool_release(run->pools[op->pool], blocks, (size_t)n) == 0);
-    for (int i = n; i-- > 0;)
+    for (int i = n; i-- > 0;) {
         m_release(&run->model, op->pool, (int)held[i].handle.block);
+        forget_handle(run, op, held[i].handle);
+    }
     return true;
 }
 
@@ -550,9 +579,9 @@ static bool info(struct run *run, const struct op *op)
 }
 
 static bool (*const ops[N_KINDS])(struct run *run, const struct op *op) = {
-    allocate,  complete, register_some, unstage,        give_back, match,
-    scattered, release,  clone_one,     try_return,     weaken,    upgrade,
-    touch,     retain,   reset_keys,    reset_inactive, locate,    info};
+    allocate,   complete,       register_some, unstage, give_back, match, scattered,
+    release,    clone_one,      try_return,    weaken,  upgrade,   touch, retain,
+    reset_keys, reset_inactive, locate,        info,    stale};
 
 /* ---- judging ---- */
 
@@ -571,7 +600,7 @@ static bool same_counts(struct run *run, int p)
     MUST(is.evictions == pool->evictions);
     MUST(is.registrations == pool->registrations);
     MUST(is.duplicate_blocks == pool->duplicates);
-    MUST(is.stale_handles == 0);
+    MUST(is.stale_handles == run->n_stale[p]);
     return true;
 }
 
