@@ -95,6 +95,8 @@ int kvbm_events_add_ring(struct kvbm_events *events, enum kvbm_event_scope scope
 
     if (!events || !ret)
         return -EINVAL;
+    if (bytes > SIZE_MAX / 2)
+        return -ENOMEM;
     ring = calloc(1, sizeof(*ring));
     if (!ring)
         return -ENOMEM;

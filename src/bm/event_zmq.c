@@ -2,9 +2,12 @@
 /*
  * Events in the engines' format: what is stored one behind the other in one chain becomes one event, and so
  * do removals from one tier.
+ *
+ * Where events are lost, removals may be among them, and who follows would believe in blocks that are gone.
+ * So a loss is told as a cleared cache, then as a gap: what follows knows too little from there on, never
+ * too much, and knows that.
  */
 #include <errno.h>
-#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,9 +15,15 @@
 #include "base/log.h"
 #include "events.h"
 
+#define MAX_EVENT (4u << 20) /* tokens and hashes, see struct kve_event */
+#define MEND_MS 1000         /* wait so long for room to tell a loss */
+
 struct zmq_sink {
     struct kve_publisher *publisher;
+    enum kvbm_event_scope scope;
     uint32_t block_size;
+    uint64_t lost;     /* not told yet */
+    bool told_foreign; /* blocks of another size were met */
     char *lora_name, *cache_salt;
     uint64_t *hashes; /* of the event that is being put together */
     uint32_t *tokens;
@@ -44,7 +53,18 @@ static bool follows(const struct kvbm_event *a, const struct kvbm_event *b)
     if (a->type != KVBM_EVENT_STORED)
         return true;
     return b->parent && a->key_len == b->key_len && !memcmp(a->key, b->parent, a->key_len) &&
-           !a->n_tokens == !b->n_tokens;
+           a->n_tokens == b->n_tokens;
+}
+
+/* How many of the events at @run go into one. */
+static size_t run_length(const struct zmq_sink *sink, const struct kvbm_event *run, size_t n)
+{
+    size_t len = 1;
+
+    n = KV_MIN(n, MAX_EVENT / sink->block_size);
+    while (len < n && follows(&run[len - 1], &run[len]))
+        len++;
+    return len;
 }
 
 static int reserve(struct zmq_sink *sink, size_t n)
@@ -71,10 +91,9 @@ static int publish_run(struct zmq_sink *sink, const struct kvbm_event *run, size
     uint64_t parent = run->parent ? hash_of(run->parent, run->key_len) : 0;
     struct kve_event event = {
         .size = sizeof(event),
-        .type = run->type == KVBM_EVENT_STORED    ? KVE_STORED
-                : run->type == KVBM_EVENT_REMOVED ? KVE_REMOVED
-                                                  : KVE_CLEARED,
-        .tier = run->tier,
+        .type = run->type == KVBM_EVENT_STORED ? KVE_STORED : KVE_REMOVED,
+        /* consolidated, a block is somewhere: it may leave another tier than it came to first */
+        .tier = sink->scope == KVBM_EVENTS_PER_TIER ? run->tier : KV_TIER_DEVICE,
         .hashes = sink->hashes,
         .n_hashes = n,
         .parent = run->parent ? &parent : NULL,
@@ -95,27 +114,50 @@ static int publish_run(struct zmq_sink *sink, const struct kvbm_event *run, size
     return kve_publisher_publish(sink->publisher, &event, 1);
 }
 
+/* Tell what was lost. Waits for room, as after this nothing may come for a long time. */
+static int mend(struct zmq_sink *sink)
+{
+    struct kve_event cleared = {.size = sizeof(cleared), .type = KVE_CLEARED, .group = -1};
+    int err;
+
+    if (!sink->lost)
+        return 0;
+    kve_publisher_flush(sink->publisher, MEND_MS);
+    err = kve_publisher_publish(sink->publisher, &cleared, 1);
+    if (err < 0)
+        return err;
+    kve_publisher_lost(sink->publisher, sink->lost);
+    sink->lost = 0;
+    return 0;
+}
+
+/* Stored blocks of another size than the events say: of a pool that isn't for these followers. */
+static bool is_foreign(struct zmq_sink *sink, const struct kvbm_event *event)
+{
+    if (!event->n_tokens || event->n_tokens == sink->block_size)
+        return false;
+    if (!sink->told_foreign)
+        kv_log_warn("kvbm", "blocks of another size aren't published",
+                    "group=%u block_size=%u published=%u", event->group, event->n_tokens,
+                    sink->block_size);
+    sink->told_foreign = true;
+    return true;
+}
+
 static void publish(void *arg, const struct kvbm_event *events, size_t n, uint64_t lost)
 {
     struct zmq_sink *sink = arg;
-    size_t len;
+    bool ready = reserve(sink, n) == 0;
 
-    if (lost)
-        kve_publisher_lost(sink->publisher, lost);
-    if (reserve(sink, n) < 0) {
-        kve_publisher_lost(sink->publisher, n);
-        return;
-    }
-    for (size_t i = 0; i < n; i += len) {
-        len = 1;
-        while (i + len < n && follows(&events[i + len - 1], &events[i + len]))
-            len++;
-        if (events[i].n_tokens && events[i].n_tokens != sink->block_size) {
-            kve_publisher_lost(sink->publisher, len); /* a pool with another block size */
+    sink->lost += lost;
+    for (size_t i = 0, len; i < n; i += len) {
+        len = run_length(sink, events + i, n - i);
+        if (is_foreign(sink, events + i))
             continue;
-        }
-        publish_run(sink, events + i, len); /* what it can't take it counts, and leaves a gap for */
+        if (!ready || mend(sink) < 0 || publish_run(sink, events + i, len) < 0)
+            sink->lost += len;
     }
+    mend(sink);
 }
 
 static void zmq_free(void *arg)
@@ -143,20 +185,20 @@ int kvbm_events_add_zmq(struct kvbm_events *events, const struct kvbm_zmq_opts *
     struct zmq_sink *sink;
     int err;
 
-    if (!events || !publisher || !KV_OPT(opts, block_size, 0))
+    if (!events || !publisher || !KV_OPT(opts, block_size, 0) || opts->block_size > MAX_EVENT)
         return -EINVAL;
     sink = calloc(1, sizeof(*sink));
     if (!sink)
         return -ENOMEM;
     sink->block_size = opts->block_size;
+    sink->scope = KV_OPT(opts, scope, KVBM_EVENTS_PER_TIER);
     err = copy_name(KV_OPT(opts, lora_name, NULL), &sink->lora_name);
     if (err == 0)
         err = copy_name(KV_OPT(opts, cache_salt, NULL), &sink->cache_salt);
     if (err == 0)
         err = kve_publisher_create(publisher, &sink->publisher);
     if (err == 0)
-        err = kvbm_events_add_sink(events, KV_OPT(opts, scope, KVBM_EVENTS_PER_TIER), publish,
-                                   zmq_free, sink);
+        err = kvbm_events_add_sink(events, sink->scope, publish, zmq_free, sink);
     if (err < 0)
         zmq_free(sink);
     else if (ret)

@@ -5,23 +5,23 @@
  *   registries ──► filling (bounded) ⇄ draining ──► batches ──► sink, sink, ...
  *
  * A registry only ever appends, under a lock that the thread holds for the exchange alone; what doesn't fit
- * is counted, and told to the sinks in front of the batch that follows the gap.
+ * is counted, and told to the sinks in front of the batch that follows the gap, or alone when nothing
+ * follows within the window.
  */
 #include "events.h"
 
 #include <errno.h>
-#include <inttypes.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/log.h"
 #include "base/thread.h"
 #include "event_record.h"
 
 #define MAX_SINKS 16
+#define MAX_BATCH 65536u
 #define FIRST_BYTES ((size_t)64 << 10)
 
 struct buffer {
@@ -29,7 +29,7 @@ struct buffer {
     size_t len, capacity;
     size_t n;
     uint64_t lost;     /* dropped right before its first event */
-    uint64_t since_ns; /* when its first event was written */
+    uint64_t since_ns; /* when its first event was written, or the gap before it known */
 };
 
 struct sink {
@@ -38,7 +38,6 @@ struct sink {
     kvbm_event_fn fn;
     void (*close)(void *arg);
     void *arg;
-    uint64_t lost; /* not told yet: nothing of what followed was in its scope */
 };
 
 struct kvbm_events {
@@ -52,8 +51,11 @@ struct kvbm_events {
     struct buffer filling;
     uint64_t sequence; /* of the next event */
     uint64_t lost;     /* behind filling */
-    bool hurry;        /* somebody flushes */
+    uint64_t wall_ns;  /* of what is being written */
+    bool was_pending, was_due; /* before it */
+    bool hurry;                /* somebody flushes */
     bool stop;
+    uint32_t users; /* registries */
     struct kvbm_events_stats stats;
     uint64_t delivered; /* events written up to here have been handed out */
 
@@ -63,14 +65,28 @@ struct kvbm_events {
     struct sink sinks[MAX_SINKS];
     int next_id;
     pthread_t thread;
-    bool started;
 };
 
 /* ---- writing, inside the registry's lock ---- */
 
+/* Is there anything to tell? */
+static bool is_pending(const struct kvbm_events *events)
+{
+    return events->filling.n || events->filling.lost || events->lost;
+}
+
+/* Without waiting for more? */
+static bool is_due(const struct kvbm_events *events)
+{
+    return events->filling.n >= events->max_batch || events->lost;
+}
+
 void kvbm_events_begin(struct kvbm_events *events)
 {
     pthread_mutex_lock(&events->lock);
+    events->was_pending = is_pending(events);
+    events->was_due = is_due(events);
+    events->wall_ns = kv_wall_ns();
 }
 
 static bool make_room(struct buffer *buffer, size_t bytes, size_t limit)
@@ -107,55 +123,47 @@ void kvbm_events_put(struct kvbm_events *events, const struct kvbm_event *event)
         events->stats.dropped++;
         return;
     }
-    if (!filling->n)
+    if (!filling->n && !filling->lost)
         filling->since_ns = kv_now_ns();
-    stamped.time_ns = kv_wall_ns();
+    stamped.time_ns = events->wall_ns;
     kvbm_record_put(filling->data + filling->len, &stamped);
     filling->len += bytes;
     filling->n++;
 }
 
+/* The thread is woken when there is something, and when there is a batch; not in between. */
 void kvbm_events_end(struct kvbm_events *events)
 {
-    size_t n = events->filling.n;
-
-    /* The thread sleeps while there is nothing, and through the window while there is little. */
-    if (n)
+    if (is_pending(events) != events->was_pending || is_due(events) != events->was_due)
         pthread_cond_signal(&events->work);
     pthread_mutex_unlock(&events->lock);
 }
 
 /* ---- handing out ---- */
 
-static void deliver_to(struct kvbm_events *events, struct sink *sink,
-                       const struct kvbm_event *batch, size_t n)
+static void deliver_to(struct kvbm_events *events, const struct sink *sink, size_t n, uint64_t lost)
 {
+    const struct kvbm_event *batch = events->batch;
     size_t kept = 0;
 
     if (sink->scope == KVBM_EVENTS_CONSOLIDATED) {
         for (size_t i = 0; i < n; i++) {
-            if (batch[i].first || batch[i].last || batch[i].type == KVBM_EVENT_CLEARED)
+            if (batch[i].first || batch[i].last)
                 events->scoped[kept++] = batch[i];
         }
         batch = events->scoped;
         n = kept;
     }
-    if (!n)
-        return;
-    sink->fn(sink->arg, batch, n, sink->lost);
-    sink->lost = 0;
+    if (n || lost)
+        sink->fn(sink->arg, batch, n, lost);
 }
 
 static void deliver(struct kvbm_events *events, size_t n, uint64_t lost)
 {
     pthread_mutex_lock(&events->sinks_lock);
     for (size_t i = 0; i < MAX_SINKS; i++) {
-        struct sink *sink = &events->sinks[i];
-
-        if (!sink->id)
-            continue;
-        sink->lost += lost;
-        deliver_to(events, sink, events->batch, n);
+        if (events->sinks[i].id)
+            deliver_to(events, &events->sinks[i], n, lost);
     }
     pthread_mutex_unlock(&events->sinks_lock);
 }
@@ -166,6 +174,8 @@ static uint64_t drain(struct kvbm_events *events)
     uint64_t batches = 0;
     size_t at = 0;
 
+    if (!buffer->n && buffer->lost)
+        deliver(events, 0, buffer->lost);
     while (at < buffer->len) {
         size_t n = 0;
 
@@ -176,16 +186,16 @@ static uint64_t drain(struct kvbm_events *events)
         batches++;
     }
     buffer->len = buffer->n = 0;
+    buffer->lost = 0;
     return batches;
 }
 
 /* Wait until a batch is full, its window is over, or it can't grow. The lock is held. */
 static void wait_for_batch(struct kvbm_events *events)
 {
-    while (!events->stop && !events->filling.n && !events->hurry)
+    while (!events->stop && !events->hurry && !is_pending(events))
         pthread_cond_wait(&events->work, &events->lock);
-    while (!events->stop && !events->hurry && !events->lost &&
-           events->filling.n < events->max_batch) {
+    while (!events->stop && !events->hurry && !is_due(events)) {
         uint64_t due = events->filling.since_ns + events->window_ns;
         struct timespec at = {(time_t)(due / KV_NS_PER_S), (long)(due % KV_NS_PER_S)};
 
@@ -194,14 +204,19 @@ static void wait_for_batch(struct kvbm_events *events)
     }
 }
 
-static void exchange(struct kvbm_events *events)
+/* Take what was written. Returns up to which event: those lost behind it are told with the next. */
+static uint64_t exchange(struct kvbm_events *events)
 {
+    uint64_t up_to = events->sequence - events->lost;
     struct buffer full = events->filling;
 
     events->filling = events->draining;
     events->filling.lost = events->lost;
+    if (events->lost)
+        events->filling.since_ns = kv_now_ns();
     events->lost = 0;
     events->draining = full;
+    return up_to;
 }
 
 static void *run(void *arg)
@@ -209,12 +224,11 @@ static void *run(void *arg)
     struct kvbm_events *events = arg;
 
     pthread_mutex_lock(&events->lock);
-    while (!events->stop || events->filling.n) {
+    while (!events->stop || is_pending(events)) {
         uint64_t up_to, batches;
 
         wait_for_batch(events);
-        up_to = events->sequence;
-        exchange(events);
+        up_to = exchange(events);
         pthread_mutex_unlock(&events->lock);
         batches = drain(events);
         pthread_mutex_lock(&events->lock);
@@ -229,6 +243,19 @@ static void *run(void *arg)
 
 /* ---- making and unmaking ---- */
 
+static void events_free(struct kvbm_events *events)
+{
+    pthread_cond_destroy(&events->work);
+    pthread_cond_destroy(&events->idle);
+    pthread_mutex_destroy(&events->lock);
+    pthread_mutex_destroy(&events->sinks_lock);
+    free(events->filling.data);
+    free(events->draining.data);
+    free(events->batch);
+    free(events->scoped);
+    free(events);
+}
+
 int kvbm_events_create(const struct kvbm_events_opts *opts, struct kvbm_events **ret)
 {
     struct kvbm_events *events;
@@ -240,7 +267,7 @@ int kvbm_events_create(const struct kvbm_events_opts *opts, struct kvbm_events *
     events = calloc(1, sizeof(*events));
     if (!events)
         return -ENOMEM;
-    events->max_batch = KV_OPT(opts, max_batch, 1024);
+    events->max_batch = KV_MIN(KV_OPT(opts, max_batch, 1024), MAX_BATCH);
     events->window_ns = KV_OPT(opts, window_us, 10000) * UINT64_C(1000);
     events->queue_bytes = KV_OPT(opts, queue_bytes, (uint64_t)16 << 20);
     pthread_mutex_init(&events->lock, NULL);
@@ -257,43 +284,48 @@ int kvbm_events_create(const struct kvbm_events_opts *opts, struct kvbm_events *
     err = kv_thread_start(&events->thread, "kvbm-events", run, events);
     if (err < 0)
         goto fail;
-    events->started = true;
     *ret = events;
     return 0;
 
 fail:
-    kvbm_events_destroy(events);
+    events_free(events);
     return err;
 }
 
-static void stop(struct kvbm_events *events)
+static bool is_mine(const struct kvbm_events *events)
 {
-    pthread_mutex_lock(&events->lock);
-    events->stop = true;
-    pthread_cond_signal(&events->work);
-    pthread_mutex_unlock(&events->lock);
-    pthread_join(events->thread, NULL);
+    return pthread_equal(pthread_self(), events->thread);
 }
 
-void kvbm_events_destroy(struct kvbm_events *events)
+int kvbm_events_destroy(struct kvbm_events *events)
 {
+    bool used;
+
     if (!events)
-        return;
-    if (events->started)
-        stop(events);
+        return 0;
+    if (is_mine(events))
+        return -EDEADLK;
+    pthread_mutex_lock(&events->lock);
+    used = events->users > 0;
+    events->stop = !used;
+    pthread_cond_signal(&events->work);
+    pthread_mutex_unlock(&events->lock);
+    if (used)
+        return -EBUSY;
+    pthread_join(events->thread, NULL);
     for (size_t i = 0; i < MAX_SINKS; i++) {
         if (events->sinks[i].id && events->sinks[i].close)
             events->sinks[i].close(events->sinks[i].arg);
     }
-    pthread_cond_destroy(&events->work);
-    pthread_cond_destroy(&events->idle);
-    pthread_mutex_destroy(&events->lock);
-    pthread_mutex_destroy(&events->sinks_lock);
-    free(events->filling.data);
-    free(events->draining.data);
-    free(events->batch);
-    free(events->scoped);
-    free(events);
+    events_free(events);
+    return 0;
+}
+
+void kvbm_events_use(struct kvbm_events *events, bool use)
+{
+    pthread_mutex_lock(&events->lock);
+    events->users += use ? 1u : -1u;
+    pthread_mutex_unlock(&events->lock);
 }
 
 /* ---- sinks ---- */
@@ -305,6 +337,8 @@ int kvbm_events_add_sink(struct kvbm_events *events, enum kvbm_event_scope scope
 
     if (!events || !fn || (unsigned)scope > KVBM_EVENTS_CONSOLIDATED)
         return -EINVAL;
+    if (is_mine(events))
+        return -EDEADLK;
     pthread_mutex_lock(&events->sinks_lock);
     for (size_t i = 0; i < MAX_SINKS && id < 0; i++) {
         if (events->sinks[i].id)
@@ -329,7 +363,7 @@ int kvbm_events_remove_sink(struct kvbm_events *events, int id)
 
     if (!events || id <= 0)
         return -EINVAL;
-    if (pthread_equal(pthread_self(), events->thread))
+    if (is_mine(events))
         return -EDEADLK;
     pthread_mutex_lock(&events->sinks_lock);
     for (size_t i = 0; i < MAX_SINKS; i++) {
@@ -353,7 +387,9 @@ int kvbm_events_flush(struct kvbm_events *events, uint32_t timeout_ms)
     uint64_t up_to;
     int err = 0;
 
-    if (pthread_equal(pthread_self(), events->thread))
+    if (!events)
+        return -EINVAL;
+    if (is_mine(events))
         return -EDEADLK;
     pthread_mutex_lock(&events->lock);
     up_to = events->sequence;

@@ -10,6 +10,9 @@ void kvbm_events_begin(struct kvbm_events *events);
 void kvbm_events_put(struct kvbm_events *events, const struct kvbm_event *event);
 void kvbm_events_end(struct kvbm_events *events);
 
+/** A registry begins or ends to use it: it isn't destroyed meanwhile. */
+void kvbm_events_use(struct kvbm_events *events, bool use);
+
 /** A sink of the library's own: close(@arg) is called once, when it is removed or the manager goes. */
 int kvbm_events_add_sink(struct kvbm_events *events, enum kvbm_event_scope scope, kvbm_event_fn fn,
                          void (*close)(void *arg), void *arg);

@@ -32,6 +32,8 @@ int kvbm_registry_create(const struct kvbm_registry_opts *opts, struct kvbm_regi
     pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_ADAPTIVE_NP); /* held for a microsecond */
     pthread_mutex_init(&r->lock, &attr);
     pthread_mutexattr_destroy(&attr);
+    if (r->events)
+        kvbm_events_use(r->events, true);
     *ret = r;
     return 0;
 }
@@ -72,6 +74,8 @@ int kvbm_registry_destroy(struct kvbm_registry *r)
     kvbm_unmap(r->entries, r->entries_mapped);
     kvbm_unmap(r->table, r->table_mapped);
     free(r->attachments);
+    if (r->events)
+        kvbm_events_use(r->events, false);
     free(r);
     return 0;
 }
