@@ -49,9 +49,9 @@ struct kvbm_events {
     pthread_cond_t work; /* there is something to hand out, or to do */
     pthread_cond_t idle; /* the thread has handed out what it had */
     struct buffer filling;
-    uint64_t sequence; /* of the next event */
-    uint64_t lost;     /* behind filling */
-    uint64_t wall_ns;  /* of what is being written */
+    uint64_t sequence;         /* of the next event */
+    uint64_t lost;             /* behind filling */
+    uint64_t wall_ns;          /* of what is being written */
     bool was_pending, was_due; /* before it */
     bool hurry;                /* somebody flushes */
     bool stop;
