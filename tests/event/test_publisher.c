@@ -10,6 +10,7 @@
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <unistd.h>
 #include <zmq.h>
 
 #include "base/clock.h"
@@ -438,6 +439,48 @@ static void test_drop_is_a_gap(void **state)
     kve_publisher_destroy(publisher);
 }
 
+/* Told of events that were lost before they came, it leaves a gap as for its own. */
+static void test_lost_is_a_gap(void **state)
+{
+    struct kve_publisher_opts opts = default_opts();
+    struct kve_reader *reader = make_reader();
+    struct kve_publisher_stats stats;
+    struct kve_publisher *publisher;
+    struct kve_message message;
+    struct received received;
+    uint64_t heard;
+    void *sub;
+
+    (void)state;
+    publisher = make_publisher(&opts);
+    sub = open_socket(ZMQ_SUB, kve_publisher_endpoint(publisher), false);
+    heard = join(publisher, sub, 0);
+    assert_int_equal(kve_publisher_lost(publisher, 0), 0); /* nothing: no gap */
+    for (uint64_t round = 0; round < 4; round++) {
+        publish_batch(publisher, 10 + round);
+        receive_live(sub, &received, &message);
+        assert_true(message.sequence == heard + (round ? 2 : 1));
+        assert_true(first_hash(reader, message.payload) == 10 + round);
+        heard = message.sequence;
+        release(&received);
+        assert_int_equal(kve_publisher_lost(publisher, 5), 0);
+        if (round == 1)
+            usleep(50 * 1000); /* the thread has seen it, and waits for what follows */
+    }
+    /* in one queue with what is around it, one after the other: one number */
+    assert_int_equal(kve_publisher_flush(publisher, SECONDS * 1000), 0);
+    publish_batch(publisher, 20);
+    receive_live(sub, &received, &message);
+    assert_true(message.sequence == heard + 2);
+    release(&received);
+    kve_publisher_get_stats(publisher, &stats);
+    assert_true(stats.dropped_events == 20);
+    assert_int_equal(kve_publisher_lost(NULL, 1), -EINVAL);
+    close_socket(sub);
+    kve_reader_destroy(reader);
+    kve_publisher_destroy(publisher);
+}
+
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* takes 256 MiB */
 /* The queue is bounded in bytes too, within one call and for what follows. */
 static void test_queue_bytes(void **state)
@@ -855,6 +898,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_batch_limit_and_linger),
         cmocka_unit_test(test_batch_bytes),
         cmocka_unit_test(test_drop_is_a_gap),
+        cmocka_unit_test(test_lost_is_a_gap),
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
         cmocka_unit_test(test_queue_bytes),
 #endif
