@@ -564,13 +564,14 @@ static void test_destroy_drains(void **state)
 
     (void)state;
     listen(events, KVBM_EVENTS_PER_TIER, &recorders[0]);
-    hold_up(events, &recorders[0], 0);
-    put(events, 1, 3);
-    pthread_mutex_unlock(&recorders[0].gate);
+    put(events, 0, 3);
+    hold_up(events, &recorders[0], 3); /* a full batch */
     put(events, 4, 3);
+    pthread_mutex_unlock(&recorders[0].gate);
+    put(events, 7, 3);
     assert_int_equal(kvbm_events_destroy(events), 0);
-    assert_int_equal(recorders[0].n_told, 7);
-    for (size_t i = 0; i < 7; i++)
+    assert_int_equal(recorders[0].n_told, 10);
+    for (size_t i = 0; i < 10; i++)
         assert_int_equal(told_key(&recorders[0], i), i);
 }
 
