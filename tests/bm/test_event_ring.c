@@ -145,8 +145,8 @@ static void random_ring(uint64_t *random)
 {
     enum { MOST = 400 };
     uint64_t capacity = 64 + unit_below(random, 3000) / 8 * 8, lost, all_lost = 0, next = 0;
-    uint32_t sizes[MOST];
-    size_t bytes[MOST], drained_to = 0, biggest = 0, taken = 0;
+    uint32_t sizes[MOST] = {0};
+    size_t bytes[MOST] = {0}, drained_to = 0, biggest = 0, taken = 0;
 
     open_ring(capacity, KVBM_EVENTS_PER_TIER);
     for (size_t n = 0; n < MOST;) {
