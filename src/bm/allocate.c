@@ -13,7 +13,7 @@ static size_t take_free(struct kvbm_pool *pool, uint32_t *ret, size_t n)
     n = KV_MIN(n, pool->n_free);
     for (size_t i = 0; i < n; i++) {
         ret[i] = pool->free[pool->free_head];
-        __builtin_prefetch(&pool->slots[ret[i]], 1);
+        kvbm_prefetch_slot(pool, ret[i]);
         pool->free_head = pool->free_head + 1 == pool->n_blocks ? 0 : pool->free_head + 1;
     }
     pool->n_free -= (uint32_t)n;

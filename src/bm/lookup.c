@@ -15,7 +15,7 @@ void kvbm_hash_keys(const struct kvbm_registry *r, uint32_t group, const uint8_t
         kvbm_prefetch_home(r, tags[i]);
     }
     for (size_t i = 0; i < n; i++)
-        __builtin_prefetch(kvbm_entry(r, kvbm_guess(r, tags[i])));
+        kvbm_prefetch_entry(r, kvbm_guess(r, tags[i]));
 }
 
 void kvbm_find_slots(const struct kvbm_pool *pool, uint32_t group, const uint8_t *keys, size_t n,
@@ -29,7 +29,7 @@ void kvbm_find_slots(const struct kvbm_pool *pool, uint32_t group, const uint8_t
         uint32_t entry = kvbm_find(r, group, keys + i * r->key_len, tags[i]);
 
         ret[i] = entry ? kvbm_entry(r, entry)->slot[pool->tier] : 0;
-        __builtin_prefetch(&pool->slots[ret[i]], 1);
+        kvbm_prefetch_slot(pool, ret[i]);
     }
 }
 

@@ -376,7 +376,7 @@ void kvbm_evict_blocks(struct kvbm_pool *pool, uint32_t *ret, size_t n)
     kvbm_retain_expire(pool);
     for (size_t i = 0; i < n; i++) {
         ret[i] = kvbm_evict_pop(pool);
-        __builtin_prefetch(kvbm_slot_entry(pool, &pool->slots[ret[i]]), 1);
+        kvbm_prefetch_entry(r, pool->slots[ret[i]].entry);
     }
     for (size_t i = 0; i < n; i++)
         kvbm_prefetch_home(r, kvbm_slot_entry(pool, &pool->slots[ret[i]])->tag);

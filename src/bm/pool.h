@@ -90,6 +90,11 @@ static inline struct kvbm_entry *kvbm_slot_entry(const struct kvbm_pool *pool,
     return kvbm_entry(pool->registry, slot->entry);
 }
 
+static inline void kvbm_prefetch_slot(const struct kvbm_pool *pool, uint32_t i)
+{
+    kvbm_prefetch(&pool->slots[i], sizeof(struct kvbm_slot));
+}
+
 /** The tokens of a slot that has a buffer. */
 static inline uint32_t *kvbm_slot_tokens(const struct kvbm_pool *pool, const struct kvbm_slot *slot)
 {
