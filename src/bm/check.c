@@ -50,7 +50,10 @@ static int check_slot(const struct kvbm_pool *pool, uint32_t i, struct counts *c
     MUST(!(slot->flags & SLOT_LISTED) || slot->flags & SLOT_INACTIVE);
     MUST((slot->entry != 0) == (slot->state >= KVBM_COMPLETE));
     MUST(slot->state != KVBM_PARTIAL || slot->tokens);
-    MUST(slot->state != KVBM_REGISTERED || !slot->tokens);
+    if (slot->flags & SLOT_INACTIVE)
+        MUST(slot->ahead <= pool->n_blocks);
+    else
+        MUST((slot->state != KVBM_RESET && slot->state != KVBM_REGISTERED) || !slot->tokens);
     counts->listed += slot->flags & SLOT_LISTED ? 1 : 0;
     if (slot->state == KVBM_REGISTERED) {
         counts->immutable += slot->refs > 0;

@@ -218,6 +218,16 @@ static void child_went(struct kvbm_pool *pool, uint32_t parent)
 
 /* ---- what the pool calls ---- */
 
+/* Slot @i is what the one that came KVBM_AHEAD before has ahead of it. */
+static void remember(struct kvbm_pool *pool, uint32_t i)
+{
+    uint32_t *latest = &pool->evict.latest[pool->evict.tick % KVBM_AHEAD];
+
+    if (pool->slots[*latest].flags & SLOT_INACTIVE)
+        pool->slots[*latest].ahead = i;
+    *latest = i;
+}
+
 static uint8_t lfu_level(const struct kvbm_pool *pool, const struct kvbm_slot *slot)
 {
     uint32_t count = kvbm_sketch_count(&pool->sketch, kvbm_slot_entry(pool, slot)->tag);
@@ -233,6 +243,7 @@ void kvbm_evict_insert(struct kvbm_pool *pool, uint32_t i)
 
     slot->tick = ++pool->evict.tick;
     slot->flags |= SLOT_INACTIVE;
+    remember(pool, i);
     if (pool->evict.policy == KVBM_EVICT_LFU)
         slot->level = lfu_level(pool, slot);
     if (pool->evict.policy != KVBM_EVICT_LINEAGE) {
@@ -255,6 +266,7 @@ void kvbm_evict_remove(struct kvbm_pool *pool, uint32_t i)
     if (slot->flags & SLOT_LISTED)
         list_remove(pool, i);
     slot->flags &= (uint8_t)~SLOT_INACTIVE;
+    slot->ahead = 0;
     if (pool->evict.policy != KVBM_EVICT_LINEAGE)
         return;
     parent = kvbm_slot_entry(pool, slot)->parent;
@@ -269,6 +281,7 @@ uint32_t kvbm_evict_pop(struct kvbm_pool *pool)
                                              : 64 + (uint32_t)__builtin_ctzll(evict->priorities[1]);
     uint32_t i = list_of(evict, priority, first_level(evict, priority))->head;
 
+    kvbm_prefetch_slot(pool, pool->slots[i].ahead);
     kvbm_evict_remove(pool, i);
     return i;
 }

@@ -13,6 +13,10 @@
  *            age); only leaves are in lists at all
  *
  * Each operation takes constant time: two bitmap steps and a list link.
+ *
+ * A list's blocks lie anywhere in memory, and following its links is one cache miss after the other. So an
+ * inactive slot also remembers which one came KVBM_AHEAD releases later (ahead): when it is evicted, that
+ * one is fetched. A hint: it may have left meanwhile, or be in another list.
  */
 #ifndef KVBM_BM_EVICT_H
 #define KVBM_BM_EVICT_H
@@ -22,6 +26,8 @@
 #include <stdint.h>
 
 #include "kvbm_pool.h"
+
+#define KVBM_AHEAD 32
 
 struct kvbm_list {
     uint32_t head, tail;
@@ -37,7 +43,8 @@ struct kvbm_evict {
     uint64_t priorities[2];  /* a bit per summary that isn't 0 */
     size_t lists_mapped, words_mapped, summary_mapped;
     uint8_t thresholds[3];
-    uint64_t tick; /* releases so far */
+    uint64_t tick;               /* releases so far */
+    uint32_t latest[KVBM_AHEAD]; /* who came last, a ring of ticks */
     /* lineage: */
     uint32_t shift;     /* an age class is 2^shift ticks */
     uint64_t base;      /* the oldest age class that has a list of its own */

@@ -32,8 +32,11 @@ struct kvbm_slot {
     uint32_t generation; /* of strong handles: changes with the state and at the last release */
     uint32_t life;       /* of weak handles: changes when the block stops being registered */
     uint32_t prev;       /* inactive: neighbours in the list; a duplicate: prev is its primary */
-    uint32_t next;     /* likewise; of an active primary: how many duplicates lean on it; else 0 */
-    uint32_t tokens;   /* buffer of Partial and Complete, 0: none */
+    uint32_t next; /* likewise; of an active primary: how many duplicates lean on it; else 0 */
+    union {
+        uint32_t tokens; /* buffer of Partial and Complete, 0: none */
+        uint32_t ahead;  /* inactive: became so some releases later (evict.h); 0: unknown */
+    };
     uint32_t retained; /* 10 ms since the pool's creation at which its priority ends */
     uint64_t tick;     /* when it became inactive */
     uint16_t n_tokens; /* Partial */
