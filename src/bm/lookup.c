@@ -7,28 +7,49 @@
 
 #include "base/error.h"
 
-void kvbm_hash_keys(const struct kvbm_registry *r, uint32_t group, const uint8_t *keys, size_t n,
-                    uint32_t *tags)
+/* @entries: guesses (registry.h), good as long as the table isn't changed. */
+static void look_up(const struct kvbm_registry *r, uint32_t group, const uint8_t *keys, size_t n,
+                    uint32_t *tags, uint32_t *entries)
 {
     for (size_t i = 0; i < n; i++) {
         tags[i] = kvbm_tag(r, group, keys + i * r->key_len);
         kvbm_prefetch_home(r, tags[i]);
     }
-    for (size_t i = 0; i < n; i++)
-        kvbm_prefetch_entry(r, kvbm_guess(r, tags[i]));
+    for (size_t i = 0; i < n; i++) {
+        entries[i] = kvbm_guess(r, tags[i]);
+        kvbm_prefetch_entry(r, entries[i]);
+    }
+}
+
+void kvbm_hash_keys(const struct kvbm_registry *r, uint32_t group, const uint8_t *keys, size_t n,
+                    uint32_t *tags)
+{
+    uint32_t entries[KVBM_LOOKUP];
+
+    look_up(r, group, keys, n, tags, entries);
+}
+
+void kvbm_find_entries(const struct kvbm_registry *r, uint32_t group, const uint8_t *keys, size_t n,
+                       uint32_t *ret)
+{
+    uint32_t tags[KVBM_LOOKUP];
+
+    look_up(r, group, keys, n, tags, ret);
+    for (size_t i = 0; i < n; i++) {
+        const uint8_t *key = keys + i * r->key_len;
+
+        if (ret[i] && !kvbm_is_key(r, ret[i], group, key))
+            ret[i] = kvbm_find(r, group, key, tags[i]);
+    }
 }
 
 void kvbm_find_slots(const struct kvbm_pool *pool, uint32_t group, const uint8_t *keys, size_t n,
                      uint32_t *ret)
 {
-    const struct kvbm_registry *r = pool->registry;
-    uint32_t tags[KVBM_LOOKUP];
-
-    kvbm_hash_keys(r, group, keys, n, tags);
+    kvbm_find_entries(pool->registry, group, keys, n, ret);
     for (size_t i = 0; i < n; i++) {
-        uint32_t entry = kvbm_find(r, group, keys + i * r->key_len, tags[i]);
-
-        ret[i] = entry ? kvbm_entry(r, entry)->slot[pool->tier] : 0;
+        if (ret[i])
+            ret[i] = kvbm_entry(pool->registry, ret[i])->slot[pool->tier];
         kvbm_prefetch_slot(pool, ret[i]);
     }
 }
@@ -63,6 +84,13 @@ static void touched(struct kvbm_pool *pool, uint32_t group, const void *keys, si
         r->touch[i].fn(r->touch[i].arg, pool->tier, group, keys, n);
 }
 
+/* Taking an inactive slot out of its list writes to the ones next to it. */
+static void fetch_neighbours(const struct kvbm_pool *pool, uint32_t i)
+{
+    __builtin_prefetch(&pool->slots[pool->slots[i].prev], 1);
+    __builtin_prefetch(&pool->slots[pool->slots[i].next], 1);
+}
+
 /*
  * Do something with each key's slot (0: not found), until it says stop. Returns how many keys that were.
  * Inlined, so that each caller gets a loop of its own.
@@ -79,6 +107,7 @@ visit(struct kvbm_pool *pool, uint32_t group, const void *keys, size_t n, visit_
         some = KV_MIN(n - done, (size_t)KVBM_LOOKUP);
         kvbm_find_slots(pool, group, key + done * pool->registry->key_len, some, slots);
         for (size_t i = 0; i < some; i++) {
+            fetch_neighbours(pool, slots[KV_MIN(i + 8, some - 1)]);
             if (!fn(pool, slots[i], done + i, arg))
                 return done + i;
         }
@@ -326,19 +355,16 @@ int kvbm_registry_locate(struct kvbm_registry *r, uint32_t group, const void *ke
                          uint8_t *ret)
 {
     const uint8_t *key = keys;
-    uint32_t tags[KVBM_LOOKUP];
+    uint32_t entries[KVBM_LOOKUP];
 
     if (!r || group >= KVBM_MAX_GROUPS || (n && (!keys || !ret)))
         return -EINVAL;
     kvbm_lock(r);
-    for (size_t i = 0; i < n && r->pools; i++) {
-        uint32_t entry;
-
-        if (i % KVBM_LOOKUP == 0)
-            kvbm_hash_keys(r, group, key + i * r->key_len, KV_MIN(n - i, (size_t)KVBM_LOOKUP),
-                           tags);
-        entry = kvbm_find(r, group, key + i * r->key_len, tags[i % KVBM_LOOKUP]);
-        ret[i] = entry ? kvbm_entry(r, entry)->tiers : 0;
+    for (size_t done = 0, some; done < n && r->pools; done += some) {
+        some = KV_MIN(n - done, (size_t)KVBM_LOOKUP);
+        kvbm_find_entries(r, group, key + done * r->key_len, some, entries);
+        for (size_t i = 0; i < some; i++)
+            ret[done + i] = entries[i] ? kvbm_entry(r, entries[i])->tiers : 0;
     }
     if (!r->pools && n)
         memset(ret, 0, n);

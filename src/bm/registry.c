@@ -82,17 +82,12 @@ int kvbm_registry_destroy(struct kvbm_registry *r)
 
 /* ---- the table ---- */
 
-static inline uint32_t mask(const struct kvbm_registry *r)
-{
-    return (uint32_t)((UINT64_C(1) << r->table_bits) - 1);
-}
-
 static void table_insert(struct kvbm_registry *r, uint32_t tag, uint32_t entry)
 {
     uint32_t at = kvbm_home(r, tag);
 
     while (r->table[at].entry)
-        at = (at + 1) & mask(r);
+        at = (at + 1) & kvbm_mask(r);
     r->table[at] = (struct kvbm_cell){tag, entry};
 }
 
@@ -102,11 +97,11 @@ static void table_remove(struct kvbm_registry *r, uint32_t tag, uint32_t entry)
     uint32_t gap = kvbm_home(r, tag), at;
 
     while (r->table[gap].entry != entry)
-        gap = (gap + 1) & mask(r);
-    for (at = (gap + 1) & mask(r); r->table[at].entry; at = (at + 1) & mask(r)) {
+        gap = (gap + 1) & kvbm_mask(r);
+    for (at = (gap + 1) & kvbm_mask(r); r->table[at].entry; at = (at + 1) & kvbm_mask(r)) {
         uint32_t home = kvbm_home(r, r->table[at].tag);
 
-        if (((at - home) & mask(r)) < ((at - gap) & mask(r)))
+        if (((at - home) & kvbm_mask(r)) < ((at - gap) & kvbm_mask(r)))
             continue; /* its home lies behind the gap */
         r->table[gap] = r->table[at];
         gap = at;
@@ -181,23 +176,10 @@ int kvbm_registry_grow(struct kvbm_registry *r, uint64_t n_blocks)
     return 0;
 }
 
-uint32_t kvbm_guess(const struct kvbm_registry *r, uint32_t tag)
-{
-    for (uint32_t at = kvbm_home(r, tag);; at = (at + 1) & mask(r)) {
-        if (!r->table[at].entry || r->table[at].tag == tag)
-            return r->table[at].entry;
-    }
-}
-
 uint32_t kvbm_find(const struct kvbm_registry *r, uint32_t group, const void *key, uint32_t tag)
 {
-    for (uint32_t at = kvbm_home(r, tag); r->table[at].entry; at = (at + 1) & mask(r)) {
-        const struct kvbm_entry *e;
-
-        if (r->table[at].tag != tag)
-            continue;
-        e = kvbm_entry(r, r->table[at].entry);
-        if (e->group == group && !memcmp(e->key, key, r->key_len))
+    for (uint32_t at = kvbm_home(r, tag); r->table[at].entry; at = (at + 1) & kvbm_mask(r)) {
+        if (r->table[at].tag == tag && kvbm_is_key(r, r->table[at].entry, group, key))
             return r->table[at].entry;
     }
     return 0;

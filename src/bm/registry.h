@@ -21,6 +21,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <string.h>
 
 #include "base/xxh.h"
 #include "kvbm_events.h"
@@ -113,10 +114,30 @@ void kvbm_destroy_dead(struct kvbm_registry *r, uint32_t dead);
 /** Let the lock go, then destroy what lost its key meanwhile. */
 void kvbm_unlock(struct kvbm_registry *r);
 
-/** Hash of a key: the table's tag. */
+/** Hash of a key: the table's tag. Keys of 8 bytes are the usual ones. */
 static inline uint32_t kvbm_tag(const struct kvbm_registry *r, uint32_t group, const void *key)
 {
-    return (uint32_t)(kv_xxh64(key, r->key_len, r->seed + group) >> 32);
+    uint64_t seed = r->seed + group;
+
+    return (
+        uint32_t)((r->key_len == 8 ? kv_xxh64(key, 8, seed) : kv_xxh64(key, r->key_len, seed)) >>
+                  32);
+}
+
+static inline bool kvbm_is_key(const struct kvbm_registry *r, uint32_t entry, uint32_t group,
+                               const void *key)
+{
+    const struct kvbm_entry *e = kvbm_entry(r, entry);
+
+    if (e->group != group)
+        return false;
+    return r->key_len == 8 ? !memcmp(e->key, key, 8) : !memcmp(e->key, key, r->key_len);
+}
+
+/** Of the table, as a number of a cell. */
+static inline uint32_t kvbm_mask(const struct kvbm_registry *r)
+{
+    return (uint32_t)((UINT64_C(1) << r->table_bits) - 1);
 }
 
 static inline uint32_t kvbm_home(const struct kvbm_registry *r, uint32_t tag)
@@ -141,8 +162,17 @@ static inline void kvbm_prefetch_entry(const struct kvbm_registry *r, uint32_t i
     kvbm_prefetch(kvbm_entry(r, i), r->entry_bytes);
 }
 
-/** First entry on the probe path of @tag whose tag is the same, 0 if none: to prefetch, not to trust. */
-uint32_t kvbm_guess(const struct kvbm_registry *r, uint32_t tag);
+/**
+ * First entry on the probe path of @tag whose tag is the same: most likely that of the key, to be fetched.
+ * 0: there is none, the key is not in the table.
+ */
+static inline uint32_t kvbm_guess(const struct kvbm_registry *r, uint32_t tag)
+{
+    for (uint32_t at = kvbm_home(r, tag);; at = (at + 1) & kvbm_mask(r)) {
+        if (!r->table[at].entry || r->table[at].tag == tag)
+            return r->table[at].entry;
+    }
+}
 
 /** The entry of a key, 0 when there is none. */
 uint32_t kvbm_find(const struct kvbm_registry *r, uint32_t group, const void *key, uint32_t tag);
