@@ -404,8 +404,10 @@ size_t kvbm_forget_inactive(struct kvbm_pool *pool)
 
 static void unclaim(struct kvbm_pool *pool, const struct kvbm_handle *handles, size_t n)
 {
-    for (size_t i = 0; i < n; i++)
-        pool->slots[handles[i].block + 1].flags &= (uint8_t)~SLOT_CLAIMED;
+    for (size_t i = 0; i < n; i++) {
+        if (handles[i].pool) /* a hole's number may be anything */
+            pool->slots[handles[i].block + 1].flags &= (uint8_t)~SLOT_CLAIMED;
+    }
 }
 
 int kvbm_claim(struct kvbm_pool *pool, const struct kvbm_handle *handles, size_t n,

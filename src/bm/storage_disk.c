@@ -125,7 +125,7 @@ static int disk_open(struct kvbm_storage *storage, const struct kvbm_storage_opt
     storage->fd = opts->path ? open_named(opts->path, &made) : open_nameless(directory_of(opts));
     err = storage->fd < 0 ? storage->fd : reserve(storage->fd, bytes);
     if (err < 0) {
-        if (made)
+        if (made && err != -EBUSY) /* then it is another storage's, which was faster */
             unlink(opts->path);
         if (storage->fd >= 0)
             close(storage->fd);
@@ -158,12 +158,8 @@ static int transfer(int fd, bool writing, void *memory, size_t len, uint64_t off
             continue;
         if (n < 0)
             return -errno;
-        if (n == 0 && writing)
+        if (n == 0) /* all of it was reserved: somebody has cut it */
             return -EIO;
-        if (n == 0) { /* beyond the end of a file whose last page isn't whole */
-            memset(at, 0, len);
-            return 0;
-        }
         at += n;
         offset += (uint64_t)n;
         len -= (size_t)n;

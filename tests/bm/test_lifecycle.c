@@ -475,6 +475,8 @@ static void test_holes(void **state)
     assert_int_equal(kvbm_pool_release_mutable(bm.pool, blocks, 3), 0);
     assert_int_equal(bm_complete_at(bm.pool, 0, NULL, 0, keys, 1, &complete[2]), 0);
     assert_int_equal(kvbm_pool_release_complete(bm.pool, complete, 3), 0);
+    blocks[0].handle.block = 0x7fffff00; /* a hole is a hole, whatever else is in it */
+    assert_int_equal(kvbm_pool_release_mutable(bm.pool, blocks, 3), 0);
     assert_int_equal(bm_stats(bm.pool).reset_pool_size, 5);
     bm_close(&bm);
 }

@@ -389,16 +389,24 @@ def saving_to_disk(server):
     wait_until(lambda: b"rdb_bgsave_in_progress:1" in server.command("INFO", "persistence"), 20, "the child")
 
 
+def age_between(old, fresh):
+    """An age in seconds that what was last used at @old has and what was at @fresh hasn't, however long it took since."""
+    now = time.monotonic()
+    return int(((now - old) + (now - fresh)) / 2)
+
+
 def test_sweep_while_saving_to_disk():
     old, hit = sample(3, seed=1), sample(3, seed=2)
     with Server() as server, Store(server.uri) as store:
         save(store, "n", {**old, **hit})
-        time.sleep(3.1)
+        saved = time.monotonic()
+        time.sleep(4.1)
         saving_to_disk(server)
+        used = time.monotonic()
         with Store(server.uri) as other:
             save(other, "m", {k: hit[k] for k in list(hit)[:2]})
             equal(other.touch(list(hit)[2:]), 1)
-        swept = store.sweep(2)
+        swept = store.sweep(age_between(saved, used))
         equal((swept.deleted, swept.kept, swept.errors), (3, 3, 0))
         equal(sorted(store.chunks()), sorted(hit))
 
@@ -409,15 +417,17 @@ def test_sweep_after_failover():
     with Server() as primary, Server() as replica:
         with Store(primary.uri) as store:
             save(store, "n", old)
+            saved = time.monotonic()
             time.sleep(4.1)
             replica.command("REPLICAOF", "127.0.0.1", primary.port)
             wait_until(lambda: b"master_link_status:up" in replica.command("INFO", "replication"), 60, "the replica")
+            used = time.monotonic()
             save(store, "m", fresh)
             equal(primary.command("WAIT", 1, 10000), 1)
         primary.kill()
         equal(replica.command("REPLICAOF", "NO", "ONE"), b"OK")
         with Store(replica.uri) as store:
-            swept = store.sweep(2)
+            swept = store.sweep(age_between(saved, used))
             equal((swept.deleted, swept.kept), (3, 2))
             equal(sorted(store.chunks()), sorted(fresh))
 
