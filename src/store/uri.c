@@ -35,6 +35,7 @@ static const char *after_scheme(const char *uri)
  * may hold '/', '?', '#' and '@' although it must not.
  *
  *     user@host/path            the user ends at the '@' of the authority
+ *     us@er:pass@host           a ':' before that '@': at the last one anywhere
  *     user:pass/w@rd@host       "user:" and an '@' anywhere behind: at the last one
  *     host:6379/a@b             a port and a path, or a password that begins with digits?
  */
@@ -48,16 +49,17 @@ static struct secret find_secret(const char *rest)
 {
     size_t authority = strcspn(rest, "/?#");
     const char *at = memrchr(rest, '@', authority), *last = strrchr(rest, '@');
-    const char *bracket = *rest == '[' ? strchr(rest, ']') : NULL;
-    const char *name = bracket && bracket < rest + authority ? bracket : rest;
+    const char *host = at ? at + 1 : rest;
+    const char *bracket = *host == '[' ? strchr(host, ']') : NULL;
+    const char *name = bracket && bracket < rest + authority ? bracket : host;
     const char *colon = name + strcspn(name, ":/?#@");
-    size_t port;
+    bool inside = at && memchr(rest, ':', (size_t)(at - rest)), port;
 
-    if (!last || *colon != ':')
+    if (!last || (!inside && *colon != ':'))
         return (struct secret){.at = at};
-    port = strspn(colon + 1, "0123456789");
+    port = *colon == ':' && colon + 1 + strspn(colon + 1, "0123456789") >= rest + authority;
     return (struct secret){.at = last,
-                           .password = at || colon + 1 + port < rest + authority,
+                           .password = inside || (!port && last > colon),
                            .hides_query = rest + strcspn(rest, "?#") < last};
 }
 

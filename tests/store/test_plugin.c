@@ -133,6 +133,9 @@ static void test_uris(void **state)
     refused("broken://user:gehe#im@host", -EINVAL, "password");
     assert_null(strstr(lines.last, "gehe"));
     refused("broken://user:ge@he/im@host/0", -EINVAL, "store=broken://***@host/0");
+    refused("broken://us@er:geheim@host/0", -EINVAL, "store=broken://***@host/0");
+    refused("broken://us@er:geh/eim@host/0", -EINVAL, "store=broken://***@host/0");
+    refused("broken://[us:]@:geheim@host/0", -EINVAL, "store=broken://***@host/0");
     refused("broken://:12/geheim@host/refuse", -EIO, "store=broken://***@host/refuse");
     refused("broken://[::1]:6379/refuse", -EIO, "store=broken://[::1]:6379/refuse");
     refused("broken://host:1/refuse?a=geheim@b", -EIO, "store=broken://***");
