@@ -17,14 +17,15 @@ struct kvi_tmap *kvi_tmap_new(struct kvi_index *ix, uint32_t capacity, uint32_t 
 
     if (!tmap)
         return NULL;
-    if (kvi_dir_add(&ix->tmaps, tmap, KVI_AUX_MAX, &tmap->number)) {
-        kvi_mem_free(&ix->mem, tmap);
-        return NULL;
-    }
+    /* Before it has a number: a reader may still hold an entry with the number's last bearer. */
     tmap->capacity = (uint32_t)tmap_words(capacity) * 16;
     for (size_t i = 0; i < tmap_words(capacity); i++)
         atomic_store_explicit(&tmap->word[i], UINT64_C(0x1111111111111111) * mask,
                               memory_order_release);
+    if (kvi_dir_add(&ix->tmaps, tmap, KVI_AUX_MAX, &tmap->number)) {
+        kvi_mem_free(&ix->mem, tmap);
+        return NULL;
+    }
     return tmap;
 }
 
