@@ -6,6 +6,7 @@
  *   kvbm_layout.h   storages and layouts: where its bytes are
  *   kvbm_pool.h     registry, pools and handles: who holds it, who finds it, what goes when room is needed
  *   kvbm_events.h   what comes and goes, told to callbacks, rings and kv-indexer
+ *   kvbm_transfer.h copies between layouts: memory, files, GPUs, in the background
  */
 #ifndef KVBM_H
 #define KVBM_H
@@ -14,5 +15,6 @@
 #include "kvbm_layout.h"
 #include "kvbm_pool.h"
 #include "kvbm_tokens.h"
+#include "kvbm_transfer.h"
 
 #endif

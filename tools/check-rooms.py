@@ -4,11 +4,12 @@ import pathlib
 import re
 import sys
 
-ORDER = ["base", "kvx", "event", "store", "index", "bm", "indexer", "advisor", "cli"]
+ORDER = ["base", "kvx", "event", "store", "index", "bm", "tier", "indexer", "advisor", "cli"]
 ALONE = {"kvx": {"kvx"}}  # depends on nothing, not even base
 PUBLIC = {"kv_types.h": "base", "kv_event.h": "event", "kv_index.h": "index", "kv_store.h": "store",
           "kv_store_abi.h": "store", "kv_store_ext.h": "store", "kvbm.h": "bm",
-          "kvbm_tokens.h": "bm", "kvbm_layout.h": "bm", "kvbm_pool.h": "bm", "kvbm_events.h": "bm", "kvx_abi.h": "kvx", "kvx_ext.h": "kvx"}
+          "kvbm_tokens.h": "bm", "kvbm_layout.h": "bm", "kvbm_pool.h": "bm", "kvbm_events.h": "bm",
+          "kvbm_transfer.h": "tier", "kvx_abi.h": "kvx", "kvx_ext.h": "kvx"}
 
 root = pathlib.Path(__file__).resolve().parent.parent
 bad = 0

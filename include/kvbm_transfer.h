@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * kvbm_transfer.h: copy blocks from one layout to another, in the background.
+ *
+ * A transfer is a job: pairs of blocks (or of ranges of their layers and heads) of two layouts. An engine
+ * holds a bounded number of them and runs them with the executor that fits the two storages:
+ *
+ *   memory → memory     threads; bytes as they are, or through kvx_copy_blocks where order, dtype or heads
+ *                       differ
+ *   memory ↔ file       io_uring (O_DIRECT where the storage is), or threads where that isn't allowed
+ *   device ↔ anything   CUDA streams, one for each direction (module opened on first use)
+ *
+ * Order: onboarding jobs before offloading ones, then the higher priority, then the older. Pieces that lie
+ * next to each other on both sides are copied as one. Nothing of a job is read before its ready event.
+ *
+ * Threads: any function from any thread; done callbacks come from the engine's threads, one job at a time
+ * each, and may submit. Errors are negative errno values.
+ */
+#ifndef KVBM_TRANSFER_H
+#define KVBM_TRANSFER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kv_types.h"
+#include "kvbm_layout.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct kvbm_engine;
+
+enum kvbm_io {
+    KVBM_IO_AUTO,   /* io_uring, or threads where the kernel refuses it (said once in the log) */
+    KVBM_IO_URING,  /* -ENOTSUP where it is refused */
+    KVBM_IO_THREADS /* pread and pwrite */
+};
+
+struct kvbm_engine_opts {
+    size_t size;
+    uint32_t n_threads;  /* that copy memory; 0: as many as there are cores, at most 8 */
+    uint32_t max_jobs;   /* queued and running; 0: 1024 */
+    uint32_t max_blocks; /* of all jobs together; 0: 65,536 */
+    enum kvbm_io io;
+    uint32_t io_depth; /* requests to the kernel at once; 0: 64 */
+};
+
+/** @opts may be NULL. Returns 0, -EINVAL, -ENOMEM, -EAGAIN (no threads), -ENOTSUP. */
+KV_API int kvbm_engine_create(const struct kvbm_engine_opts *opts, struct kvbm_engine **ret);
+/** Cancel what waits, finish what runs, tell everybody, stop. NULL is a no-op. Not from a callback. */
+KV_API void kvbm_engine_destroy(struct kvbm_engine *engine);
+
+enum kvbm_flow {
+    KVBM_OFFLOAD, /* to a slower tier */
+    KVBM_ONBOARD  /* somebody waits for it */
+};
+
+/** How a job ended. */
+struct kvbm_done {
+    uint64_t id, tag;
+    int status;       /* 0: all blocks; -ECANCELED, -ETIMEDOUT; else the first block's error */
+    uint32_t n;       /* blocks asked for */
+    uint32_t n_ok;    /* of which are whole on the other side */
+    uint64_t bytes;   /* moved */
+    uint64_t wait_ns; /* from submit to the first byte */
+    uint64_t run_ns;  /* from there to the end */
+};
+
+typedef void (*kvbm_done_fn)(void *arg, const struct kvbm_done *done);
+
+struct kvbm_transfer {
+    size_t size;
+    const struct kvbm_layout *src, *dst; /* required; outlive the job, and so do their bytes */
+    const uint32_t *src_blocks;          /* [n], copied by submit */
+    const uint32_t *dst_blocks;          /* [n], each once, copied by submit */
+    uint32_t n;
+    uint32_t first_layer, n_layers; /* 0 layers: all from the first on */
+    uint32_t src_head, dst_head;    /* first head, of layouts with num_heads */
+    uint32_t n_heads;               /* 0: all, which then are equally many */
+    enum kvbm_flow flow;
+    int32_t priority;     /* higher ones first */
+    uint64_t deadline_ns; /* monotonic; what hasn't begun by then isn't done any more. 0: none */
+    int ready_fd; /* not read before this descriptor is readable (an eventfd); 0 or -1: at once */
+    void *
+        ready_event; /* a CUDA event (cudaEvent_t) of the source's device that must have happened; NULL: none */
+    uint8_t
+        *ok; /* [(n + 7) / 8], bit i: block i is whole; the caller's until done. NULL: not told */
+    kvbm_done_fn done; /* NULL: kvbm_engine_poll tells */
+    void *arg;
+    uint64_t tag; /* for the caller */
+};
+
+/**
+ * Queue a job. Returns its id > 0; -EAGAIN when max_jobs or max_blocks are reached (nothing waits);
+ * -EINVAL (layouts of different blocks, block ids or layers out of range, a target twice);
+ * -ENOTSUP (the pair, or without CUDA); -ENOMEM; -ESHUTDOWN.
+ */
+KV_API int64_t kvbm_engine_submit(struct kvbm_engine *engine, const struct kvbm_transfer *transfer);
+
+/** Blocks not begun are left out; it is done once no byte of it moves any more. Returns 0 or -ENOENT. */
+KV_API int kvbm_engine_cancel(struct kvbm_engine *engine, uint64_t id);
+
+/** Jobs without a callback that ended, oldest first. They count for max_jobs until they are taken. */
+KV_API long kvbm_engine_poll(struct kvbm_engine *engine, struct kvbm_done *ret, size_t max);
+/** Readable while there are such. The engine's. */
+KV_API int kvbm_engine_fd(struct kvbm_engine *engine);
+/** Wait for a job without a callback and take it. Returns 0, -ETIMEDOUT, -ENOENT. */
+KV_API int kvbm_engine_wait(struct kvbm_engine *engine, uint64_t id, uint32_t timeout_ms,
+                            struct kvbm_done *ret);
+
+struct kvbm_engine_stats {
+    uint64_t submitted, refused, done, failed, cancelled, late; /* jobs */
+    uint64_t blocks, bytes, pieces;                             /* moved; pieces after joining */
+    uint64_t jobs_now, blocks_now;                              /* queued and running */
+};
+KV_API void kvbm_engine_get_stats(struct kvbm_engine *engine, struct kvbm_engine_stats *ret);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

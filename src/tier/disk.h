@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * The disk tier's bytes: slots of one size in a file per volume, and an index beside it that survives
+ * SIGKILL and power cuts (docs/formats.md, "Disk tier").
+ *
+ *   <directory>/kvbm-<name>.slots   header (4096 bytes), then slots of slot_bytes, at multiples of 4096
+ *   <directory>/kvbm-<name>.index   header (4096 bytes), then a record per slot
+ *
+ * Slot i lies in volume i % n_volumes. A write is: the old record made invalid, the bytes, a barrier, the new
+ * record (key, length, XXH3-128 of the bytes, number of the commit), a barrier. Writers that come at the
+ * same time share the barriers. So a record that is there says the truth about bytes that are there, and what
+ * doesn't verify nevertheless (-EBADMSG) is a miss whose slot may be used again.
+ *
+ * Which slot holds what, and which goes next, the tier's pool decides (kvbm_pool.h).
+ *
+ * Threads: any. done callbacks come from the store's own thread, in the order of completion.
+ */
+#ifndef KVBM_TIER_DISK_H
+#define KVBM_TIER_DISK_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kvbm_pool.h"
+#include "kvbm_transfer.h"
+
+#define KVBM_MAX_VOLUMES 16
+
+struct kvbm_disk;
+
+struct kvbm_disk_opts {
+    size_t size;
+    const char *const *directories; /* volumes; must exist */
+    uint32_t n_directories;         /* 1 to KVBM_MAX_VOLUMES */
+    const char *name;               /* part of the file names; NULL: "cache" */
+    const char *
+        fingerprint; /* of the model and the block layout; files of another are emptied. NULL: "" */
+    uint32_t key_len;
+    uint64_t slot_bytes; /* of a block; the file has it rounded up to 4096 */
+    uint32_t n_slots;    /* of all volumes together */
+    enum kvbm_io io;
+    uint32_t io_depth;
+    bool buffered;  /* no O_DIRECT */
+    bool volatile_; /* no barriers: after a power cut blocks may be missing, never wrong */
+};
+
+/**
+ * Open or create. The files are locked (-EBUSY: another process has them). What is there is taken over when
+ * fingerprint, key_len and slot_bytes are the same; n_slots may differ (a file grows, or records beyond
+ * are dropped). -ENOSPC when the volumes have no room for n_slots.
+ */
+int kvbm_disk_open(const struct kvbm_disk_opts *opts, struct kvbm_disk **ret);
+/** Waits for what runs. NULL is a no-op. */
+void kvbm_disk_close(struct kvbm_disk *disk);
+
+/** What was committed and is there after opening, oldest commit first. Borrowed for the call. */
+struct kvbm_disk_record {
+    uint32_t slot;
+    uint32_t group;
+    uint32_t position;
+    uint64_t commit;
+    uint64_t len;
+    const void *key;
+    const void *parent; /* NULL: the first of its sequence */
+};
+/** Returns how many, or what @each returned (non-zero ends it). */
+long kvbm_disk_each(struct kvbm_disk *disk,
+                    int (*each)(void *arg, const struct kvbm_disk_record *record), void *arg);
+
+/** One block to read or write. The caller's until done, its buffer and keys too. */
+struct kvbm_disk_io {
+    uint32_t slot;
+    uint32_t group;
+    uint32_t position;  /* write */
+    const void *key;    /* read: what must be there, else -ENOENT */
+    const void *parent; /* write; NULL: none */
+    void *data;         /* at a multiple of 4096, else a copy is made */
+    uint64_t len;       /* 1 to slot_bytes; read: must be the length written, else -EBADMSG */
+    int status; /* 0; -EBADMSG did not verify; -ENOENT; -EIO; -ENOSPC; -ECANCELED; -ETIMEDOUT */
+};
+
+struct kvbm_disk_batch {
+    bool write;
+    enum kvbm_flow flow;  /* onboarding before offloading */
+    uint64_t deadline_ns; /* what hasn't begun by then: -ETIMEDOUT. 0: none */
+    struct kvbm_disk_io *ios;
+    uint32_t n;
+    void (*done)(struct kvbm_disk_batch *batch);
+    void *arg;
+    struct kvbm_disk_batch *next_; /* the store's */
+};
+
+/** Queue a batch. Returns 0; -EAGAIN when too much waits already; -ESHUTDOWN. */
+int kvbm_disk_submit(struct kvbm_disk *disk, struct kvbm_disk_batch *batch);
+/** What hasn't begun ends with -ECANCELED; done is called as always. */
+void kvbm_disk_cancel(struct kvbm_disk *disk, struct kvbm_disk_batch *batch);
+
+/** The slots' records are made invalid, durably. For keys that were reset. Blocks. */
+int kvbm_disk_forget(struct kvbm_disk *disk, const uint32_t *slots, size_t n);
+
+struct kvbm_disk_stats {
+    uint64_t reads, writes, bytes_read, bytes_written;
+    uint64_t bad;                   /* did not verify */
+    uint64_t failed;                /* for another reason */
+    uint64_t barriers;              /* of data and index */
+    uint64_t queued;                /* batches now */
+    uint32_t volumes, volumes_down; /* down: too many errors, no longer used until reopened */
+};
+void kvbm_disk_get_stats(struct kvbm_disk *disk, struct kvbm_disk_stats *ret);
+/** The volume of this slot is in use. */
+bool kvbm_disk_usable(struct kvbm_disk *disk, uint32_t slot);
+
+#endif
