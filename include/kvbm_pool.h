@@ -270,6 +270,16 @@ KV_API int kvbm_pool_complete(struct kvbm_pool *pool, struct kvbm_mutable *block
 KV_API int kvbm_pool_register(struct kvbm_pool *pool, struct kvbm_complete *blocks, size_t n,
                               struct kvbm_immutable *ret);
 
+/**
+ * Reset to Registered for @n blocks that now hold the same bytes as the registered blocks @like of any pools
+ * of the registry: what moving between tiers ends with. Each gets the key, parent and position of its like and its
+ * retention priority (not the time when that ends); else as complete and register, without tokens in the events.
+ * Consumes @blocks, all or none; @like stay held. -EXDEV: a like of another registry; -EINVAL also when the
+ * pool doesn't serve a like's group.
+ */
+KV_API int kvbm_pool_adopt(struct kvbm_pool *pool, struct kvbm_mutable *blocks, size_t n,
+                           const struct kvbm_immutable *like, struct kvbm_immutable *ret);
+
 /* Immutable handles. */
 
 /** One more handle on the same block, to be released on its own. (A copy made with = is no second one.) */
@@ -297,6 +307,8 @@ struct kvbm_block_info {
     uint32_t group;
     uint32_t position;
     uint8_t key[KVBM_MAX_KEY];
+    uint8_t parent[KVBM_MAX_KEY]; /* key of the block before, when has_parent */
+    bool has_parent;  /* and it is known: neither the first, nor a ghost's child any more */
     uint8_t tiers;    /* bit per tier in which the key is registered */
     uint8_t priority; /* of the primary */
     uint32_t handles; /* strong ones, of this block itself */

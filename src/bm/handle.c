@@ -179,6 +179,9 @@ int kvbm_immutable_info(const struct kvbm_immutable *block, struct kvbm_block_in
         .handles = pool->slots[i].refs - pool->slots[i].next,
     };
     memcpy(ret->key, e->key, pool->registry->key_len);
+    ret->has_parent = e->parent != 0;
+    if (e->parent)
+        memcpy(ret->parent, kvbm_entry(pool->registry, e->parent)->key, pool->registry->key_len);
     kvbm_unlock(pool->registry);
     return 0;
 }

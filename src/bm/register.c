@@ -275,3 +275,64 @@ int kvbm_pool_register(struct kvbm_pool *pool, struct kvbm_complete *blocks, siz
     kvbm_unlock(pool->registry);
     return err;
 }
+
+/* ---- from one tier to another ---- */
+
+static int check_like(const struct kvbm_pool *pool, const struct kvbm_immutable *like)
+{
+    struct kvbm_pool *from = like->handle.pool;
+    int64_t i;
+
+    if (from && from->registry != pool->registry)
+        return -EXDEV;
+    i = from ? kvbm_slot_of(from, &like->handle) : -EINVAL;
+    if (i < 0)
+        return (int)i;
+    if (from->slots[i].state != KVBM_REGISTERED)
+        return -EBADFD;
+    return pool->groups >> kvbm_slot_entry(from, &from->slots[i])->group & 1 ? 0 : -EINVAL;
+}
+
+static uint32_t adopt_one(struct kvbm_pool *pool, uint32_t i, const struct kvbm_immutable *like)
+{
+    const struct kvbm_pool *from = like->handle.pool;
+    const struct kvbm_slot *source = &from->slots[like->handle.block + 1];
+    uint8_t priority =
+        source->flags & SLOT_DUPLICATE ? from->slots[source->prev].priority : source->priority;
+    uint32_t primary;
+
+    kvbm_entry_get(pool->registry, source->entry, 0,
+                   0); /* it has one already: parent and position stay */
+    pool->slots[i].entry = source->entry;
+    becomes_complete(pool, i);
+    primary = register_one(pool, i);
+    if (pool->slots[primary].priority == KVBM_PRIORITY_DEFAULT)
+        pool->slots[primary].priority = priority;
+    return primary;
+}
+
+int kvbm_pool_adopt(struct kvbm_pool *pool, struct kvbm_mutable *blocks, size_t n,
+                    const struct kvbm_immutable *like, struct kvbm_immutable *ret)
+{
+    void *caller = __builtin_return_address(0);
+    int err = 0;
+
+    if (!pool || (n && (!blocks || !like || !ret)))
+        return -EINVAL;
+    if (!n)
+        return 0;
+    kvbm_lock(pool->registry);
+    for (size_t i = 0; err == 0 && i < n; i++)
+        err = check_like(pool, &like[i]);
+    if (err == 0)
+        err = kvbm_claim(pool, &blocks->handle, n, KVBM_RESET, KVBM_RESET, false);
+    for (size_t i = 0; err == 0 && i < n; i++) {
+        uint32_t slot = adopt_one(pool, blocks[i].handle.block + 1, &like[i]);
+
+        kvbm_track(pool, slot, caller);
+        ret[i].handle = kvbm_handle_of(pool, slot);
+        blocks[i].handle = (struct kvbm_handle){0};
+    }
+    kvbm_unlock(pool->registry);
+    return err;
+}
