@@ -17,7 +17,7 @@
     } while (0)
 
 struct counts {
-    uint64_t free, mutable, immutable, inactive, listed;
+    uint64_t free, mutable, immutable, inactive, listed, retained;
 };
 
 static int check_registered(const struct kvbm_pool *pool, uint32_t i)
@@ -55,6 +55,12 @@ static int check_slot(const struct kvbm_pool *pool, uint32_t i, struct counts *c
     else
         MUST((slot->state != KVBM_RESET && slot->state != KVBM_REGISTERED) || !slot->tokens);
     counts->listed += slot->flags & SLOT_LISTED ? 1 : 0;
+    if (slot->flags & SLOT_RETAINED) {
+        MUST(slot->state == KVBM_REGISTERED && !(slot->flags & SLOT_DUPLICATE));
+        MUST(slot->retained < pool->retained.n);
+        MUST(pool->retained.heap[slot->retained].slot == i);
+        counts->retained++;
+    }
     if (slot->state == KVBM_REGISTERED) {
         counts->immutable += slot->refs > 0;
         counts->inactive += slot->refs == 0;
@@ -159,6 +165,17 @@ static int check_leaves(const struct kvbm_pool *pool, uint32_t *tally)
     return 0;
 }
 
+/* That its entries are the slots' was seen there. */
+static int check_retained(const struct kvbm_pool *pool, uint64_t retained)
+{
+    const struct kvbm_retained *all = &pool->retained;
+
+    MUST(retained == all->n);
+    for (size_t i = 1; i < all->n; i++)
+        MUST(all->heap[(i - 1) / KVBM_RETAIN_CHILDREN].when_ns <= all->heap[i].when_ns);
+    return 0;
+}
+
 static int check_pool(const struct kvbm_pool *pool, uint32_t *tally)
 {
     struct counts counts = {0};
@@ -174,7 +191,7 @@ static int check_pool(const struct kvbm_pool *pool, uint32_t *tally)
     MUST(counts.immutable == pool->n_immutable);
     MUST(counts.inactive == pool->n_inactive);
     MUST(counts.free + counts.mutable + counts.immutable + counts.inactive == pool->n_blocks);
-    if (check_counts(pool, tally) < 0)
+    if (check_counts(pool, tally) < 0 || check_retained(pool, counts.retained) < 0)
         return -EUCLEAN;
     if (pool->evict.policy == KVBM_EVICT_LINEAGE && check_leaves(pool, tally) < 0)
         return -EUCLEAN;

@@ -20,13 +20,13 @@
 #define LOOKED_AT 16384     /* blocks looked at with the lock held */
 #define MOST_LEAKS 100      /* lines in the log */
 #define WHERE_LEN 320       /* of where_text: a path and a name */
-#define RETAINED_UNIT_MS 10 /* of slot->retained */
 
 /* A block as it was. */
 struct row {
     struct kvbm_slot slot;
     uint32_t block;
     uint32_t position;
+    uint64_t retained_ns; /* until then; 0: its priority doesn't end */
     uint8_t group;
     uint8_t tiers;
     uint8_t key[KVBM_MAX_KEY];
@@ -48,6 +48,7 @@ static void copy_row(const struct kvbm_pool *pool, uint32_t i, struct row *ret)
     *ret = (struct row){.slot = pool->slots[i], .block = i - 1};
     if (pool->acquired && ret->slot.refs)
         ret->acquired = pool->acquired[i];
+    ret->retained_ns = kvbm_retain_end(pool, i);
     if (ret->slot.entry) {
         const struct kvbm_entry *e = kvbm_slot_entry(pool, &ret->slot);
 
@@ -206,15 +207,16 @@ static void print_summary(struct kvbm_pool *pool, FILE *to, uint64_t *used)
             (double)s.metadata_bytes / pool->n_blocks, s.stale_handles);
 }
 
-static void print_priority(const struct kvbm_pool *pool, const struct kvbm_slot *slot, FILE *to)
+static void print_priority(const struct row *row, FILE *to)
 {
-    uint64_t now = (kv_now_ns() - pool->created_ns) / KV_NS_PER_MS;
-    uint64_t end = (uint64_t)slot->retained * RETAINED_UNIT_MS;
+    uint64_t now = kv_now_ns(), end = row->retained_ns;
 
-    if (slot->priority != KVBM_PRIORITY_DEFAULT || slot->flags & SLOT_RETAINED)
-        fprintf(to, "  priority %u", slot->priority);
-    if (slot->flags & SLOT_RETAINED)
-        fprintf(to, " for %.1f s more", end > now ? (double)(end - now) / 1000 : 0.0);
+    if (end && end <= now) /* not carried out yet, but over */
+        return;
+    if (end || row->slot.priority != KVBM_PRIORITY_DEFAULT)
+        fprintf(to, "  priority %u", row->slot.priority);
+    if (end)
+        fprintf(to, " for %.1f s more", (double)(end - now) / (double)KV_NS_PER_S);
 }
 
 static void print_row(const struct kvbm_pool *pool, const struct row *row, FILE *to)
@@ -231,7 +233,7 @@ static void print_row(const struct kvbm_pool *pool, const struct row *row, FILE 
         fprintf(to, "  of block %u", row->slot.prev - 1);
     else if (row->slot.refs && row->slot.next)
         fprintf(to, "  %u duplicates", row->slot.next);
-    print_priority(pool, &row->slot, to);
+    print_priority(row, to);
     for (unsigned tier = 0; row->slot.state == KVBM_REGISTERED && tier < KV_N_TIERS; tier++) {
         if (others >> tier & 1)
             fprintf(to, "  also in %s", kvbm_tier_name(tier));

@@ -165,8 +165,8 @@ int kvbm_immutable_info(const struct kvbm_immutable *block, struct kvbm_block_in
     if (i < 0)
         return (int)i;
     pool = block->handle.pool;
-    kvbm_retain_expire(pool);
     primary = primary_of(pool, (uint32_t)i);
+    kvbm_retain_expire_one(pool, primary);
     e = kvbm_slot_entry(pool, &pool->slots[i]);
     *ret = (struct kvbm_block_info){
         .block = block->handle.block,

@@ -244,27 +244,23 @@ long kvbm_pool_touch(struct kvbm_pool *pool, uint32_t group, const void *keys, s
 
 struct retain {
     uint8_t priority;
-    uint32_t until; /* 0: for ever */
+    uint64_t until_ns; /* 0: for ever */
     size_t found;
 };
 
 static bool retain_one(struct kvbm_pool *pool, uint32_t i, size_t at, void *arg)
 {
     struct retain *retain = arg;
-    struct kvbm_slot *slot = &pool->slots[i];
 
     (void)at;
     if (!i)
         return true;
     retain->found++;
     kvbm_evict_prioritise(pool, i, retain->priority);
-    if (!retain->until) {
-        slot->flags &= (uint8_t)~SLOT_RETAINED;
-    } else if (!(slot->flags & SLOT_RETAINED) || slot->retained != retain->until) {
-        slot->flags |= SLOT_RETAINED;
-        slot->retained = retain->until;
-        kvbm_retain_add(pool, i, retain->until);
-    }
+    if (retain->until_ns)
+        kvbm_retain_set(pool, i, retain->until_ns);
+    else
+        kvbm_retain_drop(pool, i);
     return true;
 }
 
@@ -278,7 +274,7 @@ long kvbm_pool_retain(struct kvbm_pool *pool, uint32_t group, const void *keys, 
         return -EINVAL;
     kvbm_lock(pool->registry);
     if (ttl_ms) {
-        retain.until = kvbm_retain_when(pool, ttl_ms);
+        retain.until_ns = kvbm_retain_until(ttl_ms);
         err = kvbm_retain_reserve(pool, KV_MIN(n, (size_t)(pool->n_inactive + pool->n_immutable)));
     }
     if (err == 0)

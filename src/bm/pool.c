@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/utf8.h"
@@ -192,7 +191,6 @@ int kvbm_pool_create(struct kvbm_registry *r, const struct kvbm_pool_opts *opts,
     pool->reject_duplicates = o.reject_duplicates;
     pool->reset_on_release = o.reset_on_release;
     pool->layout = o.layout;
-    pool->created_ns = kv_now_ns();
     err = map_all(pool, &o);
     if (err == 0) {
         kvbm_pool_start(pool);
@@ -302,8 +300,9 @@ static void publish_removed(struct kvbm_pool *pool, const struct kvbm_entry *e)
 }
 
 /* The key goes; the slot is nobody's yet. */
-static void unregister(struct kvbm_pool *pool, struct kvbm_slot *slot)
+static void unregister(struct kvbm_pool *pool, uint32_t i)
 {
+    struct kvbm_slot *slot = &pool->slots[i];
     struct kvbm_registry *r = pool->registry;
     struct kvbm_entry *e = kvbm_entry(r, slot->entry);
 
@@ -314,13 +313,14 @@ static void unregister(struct kvbm_pool *pool, struct kvbm_slot *slot)
     if (!e->tiers && e->link)
         kvbm_detach_all(r, e);
     kvbm_entry_put(r, slot->entry);
+    kvbm_retain_drop(pool, i);
     slot->entry = 0;
     slot->life++;
 }
 
 void kvbm_slot_forget(struct kvbm_pool *pool, uint32_t i)
 {
-    unregister(pool, &pool->slots[i]);
+    unregister(pool, i);
     kvbm_slot_free(pool, i);
 }
 
@@ -373,7 +373,8 @@ void kvbm_evict_blocks(struct kvbm_pool *pool, uint32_t *ret, size_t n)
 {
     struct kvbm_registry *r = pool->registry;
 
-    kvbm_retain_expire(pool);
+    if (n)
+        kvbm_retain_expire(pool, n + KVBM_RETAIN_MORE);
     for (size_t i = 0; i < n; i++) {
         ret[i] = kvbm_evict_pop(pool);
         kvbm_prefetch_entry(r, pool->slots[ret[i]].entry);
@@ -381,7 +382,7 @@ void kvbm_evict_blocks(struct kvbm_pool *pool, uint32_t *ret, size_t n)
     for (size_t i = 0; i < n; i++)
         kvbm_prefetch_home(r, kvbm_slot_entry(pool, &pool->slots[ret[i]])->tag);
     for (size_t i = 0; i < n; i++) {
-        unregister(pool, &pool->slots[ret[i]]);
+        unregister(pool, ret[i]);
         pool->slots[ret[i]].flags = 0;
         pool->slots[ret[i]].priority = KVBM_PRIORITY_DEFAULT;
         pool->slots[ret[i]].state = KVBM_RESET;

@@ -21,7 +21,7 @@
 
 /* Flags of slots. */
 #define SLOT_DUPLICATE 1u
-#define SLOT_RETAINED 2u /* its priority ends at .retained */
+#define SLOT_RETAINED 2u /* its priority ends: .retained (retain.h) */
 #define SLOT_INACTIVE 4u
 #define SLOT_LISTED 8u   /* in one of evict's lists: lineage lists leaves only */
 #define SLOT_CLAIMED 16u /* seen in the array of handles that is being checked */
@@ -37,7 +37,7 @@ struct kvbm_slot {
         uint32_t tokens; /* buffer of Partial and Complete, 0: none */
         uint32_t ahead;  /* inactive: became so some releases later (evict.h); 0: unknown */
     };
-    uint32_t retained; /* 10 ms since the pool's creation at which its priority ends */
+    uint32_t retained; /* place in the heap of priorities that end */
     uint64_t tick;     /* when it became inactive */
     uint16_t n_tokens; /* Partial */
     uint8_t state;
@@ -81,7 +81,6 @@ struct kvbm_pool {
     struct kvbm_sketch sketch; /* LFU */
     struct kvbm_retained retained;
     struct kvbm_slab tokens;
-    uint64_t created_ns;
     struct kvbm_pool_stats stats; /* counters; gauges are filled in on demand */
     void **acquired; /* [n_blocks + 1] who acquired it last, when handles are tracked */
     size_t acquired_mapped;

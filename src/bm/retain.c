@@ -8,64 +8,52 @@
 #include "base/error.h"
 #include "pool.h"
 
-#define UNIT_NS (10 * KV_NS_PER_MS)
+#define CHILDREN ((size_t)KVBM_RETAIN_CHILDREN)
+#define NEVER_MS (((uint64_t)1 << 63) / KV_NS_PER_MS)
 
-static bool stale(const struct kvbm_pool *pool, const struct kvbm_retained_one *one)
+static void put(struct kvbm_pool *pool, size_t at, struct kvbm_retained_one one)
 {
-    const struct kvbm_slot *slot = &pool->slots[one->slot];
-
-    return slot->life != one->life || !(slot->flags & SLOT_RETAINED) || slot->retained != one->when;
+    pool->retained.heap[at] = one;
+    pool->slots[one.slot].retained = (uint32_t)at;
 }
 
-static void sift_up(struct kvbm_retained_one *heap, size_t i)
+static size_t first_child(const struct kvbm_retained *all, size_t at)
 {
-    struct kvbm_retained_one one = heap[i];
+    size_t first = at * CHILDREN + 1, best = first;
 
-    for (; i > 0 && heap[(i - 1) / 2].when > one.when; i = (i - 1) / 2)
-        heap[i] = heap[(i - 1) / 2];
-    heap[i] = one;
-}
-
-static void sift_down(struct kvbm_retained_one *heap, size_t n, size_t i)
-{
-    struct kvbm_retained_one one = heap[i];
-
-    for (size_t child; (child = 2 * i + 1) < n; i = child) {
-        if (child + 1 < n && heap[child + 1].when < heap[child].when)
-            child++;
-        if (heap[child].when >= one.when)
-            break;
-        heap[i] = heap[child];
+    for (size_t i = first + 1; i < all->n && i < first + CHILDREN; i++) {
+        if (all->heap[i].when_ns < all->heap[best].when_ns)
+            best = i;
     }
-    heap[i] = one;
+    return best;
 }
 
-static void drop_stale(struct kvbm_pool *pool)
+/* What belongs at @at or above or below it, with those there in order among themselves. */
+static void sift(struct kvbm_pool *pool, size_t at, struct kvbm_retained_one one)
 {
     struct kvbm_retained *all = &pool->retained;
-    size_t kept = 0;
+    size_t child, above;
 
-    for (size_t i = 0; i < all->n; i++) {
-        if (!stale(pool, &all->heap[i]))
-            all->heap[kept++] = all->heap[i];
+    for (; at > 0 && all->heap[above = (at - 1) / CHILDREN].when_ns > one.when_ns; at = above)
+        put(pool, at, all->heap[above]);
+    for (; at * CHILDREN + 1 < all->n; at = child) {
+        child = first_child(all, at);
+        if (all->heap[child].when_ns >= one.when_ns)
+            break;
+        put(pool, at, all->heap[child]);
     }
-    all->n = kept;
-    for (size_t i = kept / 2; i-- > 0;)
-        sift_down(all->heap, kept, i);
+    put(pool, at, one);
 }
 
 int kvbm_retain_reserve(struct kvbm_pool *pool, size_t n)
 {
     struct kvbm_retained *all = &pool->retained;
-    size_t capacity;
+    size_t capacity = KV_MIN(all->n + n, (size_t)pool->n_blocks);
     void *heap;
 
-    if (n <= all->capacity - all->n)
-        return 0;
-    drop_stale(pool);
-    capacity = KV_MAX(2 * (all->n + n), (size_t)64); /* half of it free, so that this is rare */
     if (capacity <= all->capacity)
         return 0;
+    capacity = KV_MAX(capacity + capacity / 2, (size_t)16);
     heap = realloc(all->heap, capacity * sizeof(*all->heap));
     if (!heap)
         return -ENOMEM;
@@ -74,42 +62,63 @@ int kvbm_retain_reserve(struct kvbm_pool *pool, size_t n)
     return 0;
 }
 
-void kvbm_retain_add(struct kvbm_pool *pool, uint32_t slot, uint32_t when)
+uint64_t kvbm_retain_until(uint64_t ttl_ms)
+{
+    return ttl_ms > NEVER_MS ? UINT64_MAX : kv_now_ns() + ttl_ms * KV_NS_PER_MS;
+}
+
+void kvbm_retain_set(struct kvbm_pool *pool, uint32_t i, uint64_t when_ns)
+{
+    struct kvbm_slot *slot = &pool->slots[i];
+    size_t at = slot->flags & SLOT_RETAINED ? slot->retained : pool->retained.n++;
+
+    slot->flags |= SLOT_RETAINED;
+    sift(pool, at, (struct kvbm_retained_one){when_ns, i});
+}
+
+void kvbm_retain_drop(struct kvbm_pool *pool, uint32_t i)
 {
     struct kvbm_retained *all = &pool->retained;
+    struct kvbm_slot *slot = &pool->slots[i];
 
-    all->heap[all->n++] = (struct kvbm_retained_one){when, slot, pool->slots[slot].life};
-    sift_up(all->heap, all->n - 1);
+    if (!(slot->flags & SLOT_RETAINED))
+        return;
+    slot->flags &= (uint8_t)~SLOT_RETAINED;
+    if (slot->retained != --all->n)
+        sift(pool, slot->retained, all->heap[all->n]);
 }
 
-uint32_t kvbm_retain_when(const struct kvbm_pool *pool, uint64_t ttl_ms)
+static void end(struct kvbm_pool *pool, uint32_t i)
 {
-    uint64_t now = kv_now_ns() - pool->created_ns;
-    uint64_t ttl = KV_MIN(ttl_ms, (uint64_t)UINT32_MAX * 10) * KV_NS_PER_MS;
-    uint64_t when = (now + ttl + UNIT_NS - 1) / UNIT_NS;
-
-    return when < UINT32_MAX ? (uint32_t)KV_MAX(when, UINT64_C(1)) : UINT32_MAX;
+    kvbm_retain_drop(pool, i);
+    kvbm_evict_prioritise(pool, i, KVBM_PRIORITY_DEFAULT);
 }
 
-void kvbm_retain_expire(struct kvbm_pool *pool)
+void kvbm_retain_expire(struct kvbm_pool *pool, size_t max)
 {
     struct kvbm_retained *all = &pool->retained;
     uint64_t now;
 
     if (!all->n)
         return;
-    now = (kv_now_ns() - pool->created_ns) / UNIT_NS;
-    while (all->n && all->heap[0].when <= now) {
-        struct kvbm_retained_one one = all->heap[0];
+    now = kv_now_ns();
+    for (; max > 0 && all->n && all->heap[0].when_ns <= now; max--)
+        end(pool, all->heap[0].slot);
+}
 
-        all->heap[0] = all->heap[--all->n];
-        if (all->n)
-            sift_down(all->heap, all->n, 0);
-        if (stale(pool, &one))
-            continue;
-        pool->slots[one.slot].flags &= (uint8_t)~SLOT_RETAINED;
-        kvbm_evict_prioritise(pool, one.slot, KVBM_PRIORITY_DEFAULT);
-    }
+void kvbm_retain_expire_one(struct kvbm_pool *pool, uint32_t i)
+{
+    uint64_t when = kvbm_retain_end(pool, i);
+
+    if (when && when <= kv_now_ns())
+        end(pool, i);
+}
+
+uint64_t kvbm_retain_end(const struct kvbm_pool *pool, uint32_t i)
+{
+    const struct kvbm_slot *slot = &pool->slots[i];
+
+    return slot->flags & SLOT_RETAINED ? pool->retained.heap[slot->retained].when_ns : 0;
 }
 
 void kvbm_retain_fini(struct kvbm_retained *retained)
