@@ -88,21 +88,56 @@ static uint32_t node_new(struct kvbm_registry *r)
     return ++r->n_attachments;
 }
 
+static void node_free(struct kvbm_registry *r, uint32_t i)
+{
+    r->attachments[i].next = r->free_attachment;
+    r->free_attachment = i;
+}
+
+/* The node of a type that the entry has values of, else 0. */
+static uint32_t type_of(const struct kvbm_registry *r, const struct kvbm_entry *e, uint32_t type)
+{
+    uint32_t i = e->link;
+
+    while (i && r->attachments[i].type != type)
+        i = r->attachments[i].next;
+    return i;
+}
+
+/* A value behind the others of its type, whose node is @of. */
+static void append(struct kvbm_registry *r, uint32_t of, uint32_t i, void *value)
+{
+    struct kvbm_attachment *list = &r->attachments[of], *one = &r->attachments[i];
+    uint32_t last = list->last;
+
+    *one = (struct kvbm_attachment){.next = i, .type = list->type, .value = value};
+    if (last) {
+        one->next = r->attachments[last].next;
+        r->attachments[last].next = i;
+    }
+    list->last = i;
+    list->n_values++;
+}
+
 static int attach(struct kvbm_registry *r, struct kvbm_entry *e, uint32_t type, void *value)
 {
-    uint32_t *at = &e->link, i;
+    uint32_t of = type_of(r, e, type), i;
 
-    for (; *at; at = &r->attachments[*at].next) {
-        if (r->attachments[*at].type == type && !r->types[type].multiple)
-            return -EEXIST;
-    }
+    if (of && !r->types[type].multiple)
+        return -EEXIST;
     i = node_new(r);
     if (!i)
         return -ENOMEM;
-    r->attachments[i] = (struct kvbm_attachment){0, type, value};
-    for (at = &e->link; *at; at = &r->attachments[*at].next)
-        ; /* again: the nodes may have moved */
-    *at = i;
+    if (!of) {
+        of = node_new(r);
+        if (!of) {
+            node_free(r, i);
+            return -ENOMEM;
+        }
+        r->attachments[of] = (struct kvbm_attachment){.next = e->link, .type = type};
+        e->link = of;
+    }
+    append(r, of, i, value);
     return 0;
 }
 
@@ -121,10 +156,25 @@ int kvbm_attach(struct kvbm_registry *r, uint32_t group, const void *key, uint32
     return err;
 }
 
+/* The values of a type's node, at most @cap. Returns how many there are. */
+static long copy_values(const struct kvbm_registry *r, uint32_t of, void **ret, size_t cap)
+{
+    const struct kvbm_attachment *list = &r->attachments[of], *one;
+    size_t n = KV_MIN((size_t)list->n_values, cap);
+
+    one = &r->attachments[list->last];
+    for (size_t i = 0; i < n; i++) {
+        one = &r->attachments[one->next];
+        ret[i] = one->value;
+    }
+    return list->n_values;
+}
+
 long kvbm_attachments(struct kvbm_registry *r, uint32_t group, const void *key, uint32_t type,
                       void **ret, size_t cap)
 {
     struct kvbm_entry *e;
+    uint32_t of;
     long n = 0;
 
     if (!r || !key || group >= KVBM_MAX_GROUPS || (cap && !ret))
@@ -135,13 +185,9 @@ long kvbm_attachments(struct kvbm_registry *r, uint32_t group, const void *key, 
         n = -EINVAL;
     else if (!e)
         n = -ENOENT;
-    for (uint32_t i = n == 0 ? e->link : 0; i; i = r->attachments[i].next) {
-        if (r->attachments[i].type != type)
-            continue;
-        if ((size_t)n < cap)
-            ret[n] = r->attachments[i].value;
-        n++;
-    }
+    of = n == 0 ? type_of(r, e, type) : 0;
+    if (of)
+        n = copy_values(r, of, ret, cap);
     kvbm_unlock(r);
     return n;
 }
@@ -159,6 +205,22 @@ void kvbm_detach_all(struct kvbm_registry *r, struct kvbm_entry *e)
     e->link = 0;
 }
 
+/* Take the oldest value out of the first type of a list, and the type when it was its last. */
+static void *take_value(struct kvbm_registry *r, uint32_t *dead)
+{
+    struct kvbm_attachment *list = &r->attachments[*dead];
+    uint32_t oldest = r->attachments[list->last].next, next = list->next;
+    void *value = r->attachments[oldest].value;
+
+    r->attachments[list->last].next = r->attachments[oldest].next;
+    node_free(r, oldest);
+    if (--list->n_values == 0) {
+        node_free(r, *dead);
+        *dead = next;
+    }
+    return value;
+}
+
 void kvbm_destroy_dead(struct kvbm_registry *r, uint32_t dead)
 {
     struct {
@@ -169,14 +231,9 @@ void kvbm_destroy_dead(struct kvbm_registry *r, uint32_t dead)
     for (;;) {
         size_t n = 0;
 
-        for (uint32_t next; dead && n < BATCH; dead = next, n++) {
-            struct kvbm_attachment *one = &r->attachments[dead];
-
-            next = one->next;
-            batch[n].destroy = r->types[one->type].destroy;
-            batch[n].value = one->value;
-            one->next = r->free_attachment;
-            r->free_attachment = dead;
+        for (; dead && n < BATCH; n++) {
+            batch[n].destroy = r->types[r->attachments[dead].type].destroy;
+            batch[n].value = take_value(r, &dead);
         }
         pthread_mutex_unlock(&r->lock);
         for (size_t i = 0; i < n; i++) {

@@ -47,11 +47,25 @@ struct kvbm_cell {
     uint32_t entry; /* 0: empty */
 };
 
-/** A value tied to a key (attach.c). */
+/*
+ * What is tied to a key (attach.c): a list of the types that it has values of, and of each a ring of values.
+ *
+ *   entry.link ──► type ──next──► type            one node a type, at most KVBM_MAX_TYPES
+ *                   │ last
+ *                   ▼
+ *        ┌──next── newest ◄──next── ... ◄──next── oldest
+ *        └────────────────────────────────────────►┘
+ */
 struct kvbm_attachment {
     uint32_t next;
     uint32_t type;
-    void *value;
+    union {
+        void *value;
+        struct {
+            uint32_t last;
+            uint32_t n_values;
+        };
+    };
 };
 
 #define KVBM_MAX_TYPES 64
@@ -81,7 +95,7 @@ struct kvbm_registry {
 
     struct kvbm_attachment *attachments; /* [n_attachments], 0 unused */
     uint32_t n_attachments, max_attachments, free_attachment;
-    uint32_t dead; /* attachments whose destroy is to be called once the lock is let go */
+    uint32_t dead; /* types with values whose destroy is to be called once the lock is let go */
     struct {
         char name[64];
         bool multiple;
@@ -108,7 +122,7 @@ static inline void kvbm_lock(struct kvbm_registry *r)
 /** Write an event; the queue stays this thread's until the lock is let go. */
 void kvbm_publish(struct kvbm_registry *r, const struct kvbm_event *event);
 
-/** Call destroy for a list of attachments. The lock is held before and not after. */
+/** Call destroy for the values of a list of types. The lock is held before and not after. */
 void kvbm_destroy_dead(struct kvbm_registry *r, uint32_t dead);
 
 /** Let the lock go, then destroy what lost its key meanwhile. */
