@@ -95,7 +95,7 @@ struct kvbm_zmq_opts {
     const struct kve_publisher_opts *publisher; /* required; endpoint, replay, topic, rank... */
     enum kvbm_event_scope scope;
     uint32_t block_size;                /* required: tokens per block, as the events say */
-    const char *lora_name, *cache_salt; /* NULL: none; of all events */
+    const char *lora_name, *cache_salt; /* UTF-8; NULL: none; of all events */
 };
 /**
  * Publish in the engines' format. A key of 8 bytes is its number in this machine's order, another one the
@@ -105,7 +105,8 @@ struct kvbm_zmq_opts {
  * publisher's) followers are told that the cache was cleared, and see a sequence gap: from then on they
  * know less than there is, not more.
  * @ret (may be NULL) gets the publisher, to ask for its endpoints and numbers: it is the sink's and goes with it.
- * Returns an id as kvbm_events_add_callback, or an error of kve_publisher_create.
+ * Returns an id as kvbm_events_add_callback, -EINVAL also for names that aren't UTF-8, or an error of
+ * kve_publisher_create.
  */
 KV_API int kvbm_events_add_zmq(struct kvbm_events *events, const struct kvbm_zmq_opts *opts,
                                struct kve_publisher **ret);

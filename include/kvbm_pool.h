@@ -137,7 +137,8 @@ struct kvbm_pool_opts {
      * which has another number. */
     bool reject_duplicates;
     bool reset_on_release; /* forget blocks at their last release: no inactive ones */
-    /* For kvbm_pool_view: of at least n_blocks, outlives the pool. NULL: the engine knows where blocks are. */
+    /* For kvbm_pool_view: of at least n_blocks, page_size is block_size, outlives the pool. NULL: the engine knows
+     * where blocks are. */
     const struct kvbm_layout *layout;
     bool track_handles; /* remember who acquired last; a debug build (no NDEBUG) always does */
 };

@@ -3,7 +3,9 @@
 #ifndef KV_BASE_UTF8_H
 #define KV_BASE_UTF8_H
 
+#include <stdbool.h>
 #include <stddef.h>
+#include <string.h>
 
 /**
  * The length of the sequence at @p: 1 to 4, 0 when it is invalid, or -1 when it is the valid
@@ -40,6 +42,17 @@ static inline int kv_utf8_sequence(const char *p, const char *end)
             return 0;
     }
     return len;
+}
+
+/** Whether all of @text is such sequences. */
+static inline bool kv_utf8_valid(const char *text)
+{
+    const char *end = text + strlen(text);
+    int n = 1;
+
+    for (; text < end && n > 0; text += n)
+        n = kv_utf8_sequence(text, end);
+    return n > 0;
 }
 
 /** Encode @code (a scalar value) into @out, room for 4. Returns the number of bytes. */

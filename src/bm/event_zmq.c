@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/utf8.h"
 #include "events.h"
 
 #define MAX_EVENT (4u << 20) /* tokens and hashes, see struct kve_event */
@@ -172,6 +173,12 @@ static void zmq_free(void *arg)
     free(sink);
 }
 
+/* What followers can read: msgpack's strings are UTF-8. */
+static bool is_text(const char *name)
+{
+    return !name || kv_utf8_valid(name);
+}
+
 static int copy_name(const char *name, char **ret)
 {
     *ret = name ? strdup(name) : NULL;
@@ -186,6 +193,8 @@ int kvbm_events_add_zmq(struct kvbm_events *events, const struct kvbm_zmq_opts *
     int err;
 
     if (!events || !publisher || !KV_OPT(opts, block_size, 0) || opts->block_size > MAX_EVENT)
+        return -EINVAL;
+    if (!is_text(KV_OPT(opts, lora_name, NULL)) || !is_text(KV_OPT(opts, cache_salt, NULL)))
         return -EINVAL;
     sink = calloc(1, sizeof(*sink));
     if (!sink)

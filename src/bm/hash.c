@@ -127,27 +127,13 @@ int kvbm_positional_hash(uint64_t sequence_hash, uint64_t block_hash, uint64_t p
 
 /* ---- salts as JSON ---- */
 
-static bool is_utf8(const char *text)
-{
-    const char *end = text + strlen(text);
-
-    while (text < end) {
-        int n = kv_utf8_sequence(text, end);
-
-        if (n <= 0)
-            return false;
-        text += n;
-    }
-    return true;
-}
-
 int kvbm_salt_hash_json(const char *salt, const char *lora_name, uint64_t *ret)
 {
     struct kv_buf out = KV_BUF_INIT;
     struct kv_json_writer json;
     int err;
 
-    if (!ret || (salt && !is_utf8(salt)) || (lora_name && !is_utf8(lora_name)))
+    if (!ret || (salt && !kv_utf8_valid(salt)) || (lora_name && !kv_utf8_valid(lora_name)))
         return -EINVAL;
     kv_json_writer_init(&json, &out);
     kv_json_begin_object(&json);

@@ -32,20 +32,6 @@ static bool power_of_two(uint32_t n)
     return n && !(n & (n - 1));
 }
 
-static bool is_utf8(const char *text)
-{
-    const char *end = text + strlen(text);
-
-    while (text < end) {
-        int n = kv_utf8_sequence(text, end);
-
-        if (n <= 0)
-            return false;
-        text += n;
-    }
-    return true;
-}
-
 static bool thresholds_ascend(const uint8_t t[3])
 {
     if (!t[0] && !t[1] && !t[2])
@@ -67,10 +53,12 @@ static const char *what_is_wrong(const struct kvbm_pool_opts *opts)
         return "lfu_thresholds must ascend, 1 to 15";
     if (opts->name && strlen(opts->name) >= sizeof(((struct kvbm_pool *)0)->name))
         return "the name is longer than 31 bytes";
-    if (opts->name && !is_utf8(opts->name))
+    if (opts->name && !kv_utf8_valid(opts->name))
         return "the name isn't UTF-8";
     if (opts->layout && kvbm_layout_get_config(opts->layout)->num_blocks < opts->n_blocks)
         return "the layout has fewer blocks";
+    if (opts->layout && kvbm_layout_get_config(opts->layout)->page_size != opts->block_size)
+        return "block_size isn't the layout's page_size";
     return NULL;
 }
 

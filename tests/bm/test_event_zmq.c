@@ -451,10 +451,17 @@ static void test_options(void **state)
     opts.publisher = &publisher;
     assert_int_equal(kvbm_events_add_zmq(NULL, &opts, NULL), -EINVAL);
     assert_int_equal(kvbm_events_add_zmq(events, NULL, NULL), -EINVAL);
+    opts.lora_name = "caf\xe9"; /* Latin-1 */
+    assert_int_equal(kvbm_events_add_zmq(events, &opts, NULL), -EINVAL);
+    opts.lora_name = "caf\xc3\xa9";
+    opts.cache_salt = "cut short \xe2\x82";
+    assert_int_equal(kvbm_events_add_zmq(events, &opts, NULL), -EINVAL);
+    opts.cache_salt = "\xe2\x82\xac";
+    assert_true(kvbm_events_add_zmq(events, &opts, NULL) > 0);
     publisher.endpoint = "nonsense";
     assert_true(kvbm_events_add_zmq(events, &opts, NULL) < 0);
     publisher.endpoint = "tcp://127.0.0.1:*";
-    for (int i = 0; i < 16; i++)
+    for (int i = 0; i < 15; i++)
         assert_true(kvbm_events_add_callback(events, 0, bm_record, NULL) > 0);
     assert_int_equal(kvbm_events_add_zmq(events, &opts, NULL), -ENOSPC);
     assert_int_equal(kvbm_events_destroy(events), 0);

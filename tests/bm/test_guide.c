@@ -199,6 +199,8 @@ static void test_view_of_tensors(void **state)
                                         .inner_dim = 8,
                                         .dtype_width_bytes = 4,
                                         .tensor_shape = {2, 4}};
+    struct kvbm_pool_opts opts = {.size = sizeof(opts), .tier = KV_TIER_HOST, .n_blocks = 4};
+    struct kvbm_pool *none = NULL;
     struct kvbm_layout *layout;
     struct kvbm_view view;
     struct bm bm;
@@ -214,6 +216,11 @@ static void test_view_of_tensors(void **state)
     }
     assert_int_equal(kvbm_layout_create(&config, storages, 2, &layout), 0);
     bm_open(&bm, &(struct kvbm_pool_opts){.n_blocks = 4, .layout = layout});
+    opts.layout = layout;
+    for (opts.block_size = 1; opts.block_size <= 1024; opts.block_size *= 2) {
+        if (opts.block_size != BM_BLOCK) /* its blocks hold other tokens than the layout's */
+            assert_int_equal(kvbm_pool_create(bm.registry, &opts, &none), -EINVAL);
+    }
     for (uint32_t i = 0; i < 2 * 2 * 4; i++) {
         assert_int_equal(kvbm_pool_view(bm.pool, i % 4, i / 8, i / 4 % 2, &view), 0);
         assert_int_equal(view.addr, (uintptr_t)layer[i / 8][i / 4 % 2][i % 4]);
