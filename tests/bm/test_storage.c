@@ -16,10 +16,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/syscall.h>
 #include <sys/sysinfo.h>
 #include <unistd.h>
 
@@ -418,6 +420,65 @@ static void test_disk_file_in_use(void **state)
     kvbm_storage_destroy(second);
 }
 
+/* What happens between a storage's open of its file and its lock; set for the next lock. */
+static void (*before_lock)(void);
+static struct kvbm_storage_opts meanwhile_opts;
+static struct kvbm_storage *meanwhile;
+
+/* Instead of the C library's: the storage's calls are in this program. */
+int flock(int fd, int operation)
+{
+    void (*before)(void) = before_lock;
+
+    before_lock = NULL;
+    if (before)
+        before();
+    return (int)syscall(SYS_flock, fd, operation);
+}
+
+static void another_locks(void)
+{
+    meanwhile = create(&meanwhile_opts);
+}
+
+static void another_ends(void)
+{
+    kvbm_storage_destroy(meanwhile);
+}
+
+/* Who made the file, but was second to lock it, leaves it to the first. */
+static void test_disk_second_to_lock(void **state)
+{
+    struct kvbm_storage_opts opts = options(KVBM_STORAGE_DISK, 10000);
+    (void)state;
+
+    opts.path = in_folder("cache");
+    meanwhile_opts = opts;
+    before_lock = another_locks;
+    refused(&opts, -EBUSY);
+    assert_null(before_lock);
+    assert_int_equal(file_bytes(opts.path), 10000); /* there, under its name */
+    refused(&opts, -EBUSY);
+    assert_int_equal(kvbm_storage_write(meanwhile, 9000, "hello", 5), 0);
+    kvbm_storage_destroy(meanwhile);
+    assert_int_equal(n_files(), 0);
+}
+
+/* Who opened a file that its storage removes before the lock is had has no file: nobody else would see it. */
+static void test_disk_removed_before_lock(void **state)
+{
+    struct kvbm_storage_opts opts = options(KVBM_STORAGE_DISK, 10000);
+    (void)state;
+
+    opts.path = in_folder("cache");
+    meanwhile = create(&opts);
+    before_lock = another_ends;
+    refused(&opts, -EBUSY);
+    assert_null(before_lock);
+    assert_int_equal(n_files(), 0);
+    kvbm_storage_destroy(create(&opts));
+}
+
 static void test_disk_errors(void **state)
 {
     struct kvbm_storage_opts opts = options(KVBM_STORAGE_DISK, 10000);
@@ -723,6 +784,8 @@ int main(void)
         in_own_folder(test_disk_keep),
         in_own_folder(test_disk_cut_short),
         in_own_folder(test_disk_file_in_use),
+        in_own_folder(test_disk_second_to_lock),
+        in_own_folder(test_disk_removed_before_lock),
         in_own_folder(test_disk_errors),
         in_own_folder(test_disk_file_limit),
         cmocka_unit_test(test_disk_full),
