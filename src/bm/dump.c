@@ -16,10 +16,10 @@
 #include "base/log.h"
 #include "pool.h"
 
-#define PIECE 32            /* blocks told at once */
-#define LOOKED_AT 16384     /* blocks looked at with the lock held */
-#define MOST_LEAKS 100      /* lines in the log */
-#define WHERE_LEN 320       /* of where_text: a path and a name */
+#define PIECE 32        /* blocks told at once */
+#define LOOKED_AT 16384 /* blocks looked at with the lock held */
+#define MOST_LEAKS 100  /* lines in the log */
+#define WHERE_LEN 320   /* of where_text: a path and a name */
 
 /* A block as it was. */
 struct row {

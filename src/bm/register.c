@@ -295,12 +295,14 @@ static int check_like(const struct kvbm_pool *pool, const struct kvbm_immutable 
 
 static uint32_t adopt_one(struct kvbm_pool *pool, uint32_t i, const struct kvbm_immutable *like)
 {
-    const struct kvbm_pool *from = like->handle.pool;
-    const struct kvbm_slot *source = &from->slots[like->handle.block + 1];
-    uint8_t priority =
-        source->flags & SLOT_DUPLICATE ? from->slots[source->prev].priority : source->priority;
-    uint32_t primary;
+    struct kvbm_pool *from = like->handle.pool;
+    uint32_t block = like->handle.block + 1;
+    const struct kvbm_slot *source = &from->slots[block];
+    uint32_t first = source->flags & SLOT_DUPLICATE ? source->prev : block, primary;
+    uint8_t priority;
 
+    kvbm_retain_expire_one(from, first); /* what is over isn't handed on, for ever */
+    priority = from->slots[first].priority;
     kvbm_entry_get(pool->registry, source->entry, 0,
                    0); /* it has one already: parent and position stay */
     pool->slots[i].entry = source->entry;

@@ -208,12 +208,42 @@ static void test_random(void **state)
     bm_close(&bm);
 }
 
+/* A block of another tier takes over a priority, but none whose end has come. */
+static void test_adopted(void **state)
+{
+    struct kvbm_mutable fresh[2];
+    struct kvbm_immutable held[2], ours[2];
+    struct kvbm_block_info info;
+    struct kvbm_pool *host;
+    struct bm bm;
+    (void)state;
+
+    open_it(&bm, NULL);
+    host = bm_pool(&bm, &(struct kvbm_pool_opts){.tier = KV_TIER_HOST});
+    bm_put(bm.pool, (uint64_t[]){1, 2}, 2, held);
+    retain(&bm, 1, 80, 1000);
+    retain(&bm, 2, 70, 5000000);
+    ahead_ns = 2 * KV_NS_PER_S;
+    assert_int_equal(kvbm_pool_allocate(host, 2, fresh, NULL), 0);
+    assert_int_equal(kvbm_pool_adopt(host, fresh, 2, held, ours), 0);
+    assert_int_equal(kvbm_immutable_info(&ours[0], &info), 0);
+    assert_int_equal(info.priority, KVBM_PRIORITY_DEFAULT);
+    assert_int_equal(kvbm_immutable_info(&ours[1], &info), 0);
+    assert_int_equal(info.priority, 70);
+    assert_int_equal(kvbm_pool_release(bm.pool, held, 2), 0);
+    assert_int_equal(kvbm_pool_release(host, ours, 2), 0);
+    assert_int_equal(kvbm_registry_check(bm.registry), 0);
+    assert_int_equal(kvbm_pool_destroy(host), 0);
+    bm_close(&bm);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_years),
         cmocka_unit_test(test_share),
         cmocka_unit_test(test_random),
+        cmocka_unit_test(test_adopted),
     };
 
     print_message("KV_TEST_SEED=%llu\n", (unsigned long long)test_seed());
