@@ -9,7 +9,7 @@
 
 #define N_PRIORITIES (KVBM_PRIORITY_MAX + 1)
 #define APART __attribute__((noinline)) /* so that the usual way needs few registers */
-#define LINEAGE_LEVELS 4096 /* 64 words of 64: the summary is one word */
+#define LINEAGE_LEVELS 4096             /* 64 words of 64: the summary is one word */
 
 int kvbm_evict_init(struct kvbm_evict *evict, const struct kvbm_pool_opts *opts)
 {
@@ -232,6 +232,33 @@ static void child_went(struct kvbm_pool *pool, uint32_t parent)
         list_push(pool, i); /* a leaf again, in the place of its age */
 }
 
+/* Block @i is evicted: go on to the ancestors that come soon. */
+static void chase(struct kvbm_pool *pool, uint32_t i)
+{
+    struct kvbm_registry *r = pool->registry;
+    struct kvbm_evict *evict = &pool->evict;
+    const struct kvbm_entry *e = kvbm_slot_entry(pool, &pool->slots[i]);
+
+    kvbm_prefetch_slot(pool,
+                       pool->slots[i].next); /* another leaf: when this one's chain has ended */
+    if (pool->slots[i].entry != evict->expected || !evict->n_chased) {
+        evict->chased = e->parent;
+        evict->n_chased = 0;
+    } else {
+        evict->n_chased--;
+    }
+    evict->expected = e->parent;
+    for (unsigned step = 0; step < 2 && evict->chased && evict->n_chased < KVBM_CHASE; step++) {
+        e = kvbm_entry(r, evict->chased);
+        kvbm_prefetch_slot(pool, e->slot[pool->tier]);
+        kvbm_prefetch_home(r, e->tag);
+        __builtin_prefetch(&evict->children[e->parent], 1);
+        kvbm_prefetch_entry(r, e->parent);
+        evict->chased = e->parent;
+        evict->n_chased++;
+    }
+}
+
 /* ---- what the pool calls ---- */
 
 /* Slot @i is what the one that came KVBM_AHEAD before has ahead of it. */
@@ -356,6 +383,7 @@ void kvbm_evict_pop(struct kvbm_pool *pool, uint32_t *ret, size_t n)
 
         if (pool->evict.policy == KVBM_EVICT_LINEAGE) {
             ret[done] = pool->slots[at].next;
+            chase(pool, ret[done]);
             lineage_remove(pool, ret[done]);
             some = 1;
         } else {

@@ -19,6 +19,9 @@
  * A list's blocks lie anywhere in memory, and following its links is one cache miss after the other. So an
  * inactive slot also remembers which one came KVBM_AHEAD releases later (ahead): when it is evicted, that
  * one is fetched. A hint: it may have left meanwhile, or be in another list.
+ *
+ * With lineage what follows a block is mostly its parent, whenever that was released; so it goes on ahead from
+ * parent to parent, one of them each time a block is evicted, and fetches all that evicting them will touch.
  */
 #ifndef KVBM_BM_EVICT_H
 #define KVBM_BM_EVICT_H
@@ -30,15 +33,16 @@
 #include "kvbm_pool.h"
 
 #define KVBM_AHEAD 32
+#define KVBM_CHASE 8 /* generations */
 
 struct kvbm_evict {
     enum kvbm_eviction policy;
-    uint32_t n_levels;       /* 1, 4, 4096 */
-    uint32_t n_words;        /* of a priority's bitmap */
-    uint32_t ends;           /* slot of the first list's end: [KVBM_PRIORITY_MAX + 1][n_levels] */
-    uint64_t *words;         /* [..][n_words], a bit per list that isn't empty */
-    uint64_t *summary;       /* [..], a bit per word that isn't 0 */
-    uint64_t priorities[2];  /* a bit per summary that isn't 0 */
+    uint32_t n_levels;      /* 1, 4, 4096 */
+    uint32_t n_words;       /* of a priority's bitmap */
+    uint32_t ends;          /* slot of the first list's end: [KVBM_PRIORITY_MAX + 1][n_levels] */
+    uint64_t *words;        /* [..][n_words], a bit per list that isn't empty */
+    uint64_t *summary;      /* [..], a bit per word that isn't 0 */
+    uint64_t priorities[2]; /* a bit per summary that isn't 0 */
     size_t words_mapped, summary_mapped;
     uint8_t thresholds[3];
     uint64_t tick;               /* releases so far */
@@ -48,6 +52,10 @@ struct kvbm_evict {
     uint64_t base;      /* the oldest age class that has a list of its own */
     uint32_t *children; /* by entry: how many of its children are inactive */
     size_t children_mapped, max_entries;
+    uint32_t expected; /* entry: parent of the one that was evicted last */
+    uint32_t
+        chased; /* entry: an ancestor of it that is being fetched, n_chased generations above */
+    uint32_t n_chased;
 };
 
 struct kvbm_pool;

@@ -343,12 +343,10 @@ void kvbm_slot_put(struct kvbm_pool *pool, uint32_t i)
  * In three passes, so that the cache misses of several blocks overlap: slots, then entries, then where
  * the table has them.
  */
-void kvbm_evict_blocks(struct kvbm_pool *pool, uint32_t *ret, size_t n)
+static void evict_some(struct kvbm_pool *pool, uint32_t *ret, size_t n)
 {
     struct kvbm_registry *r = pool->registry;
 
-    if (n)
-        kvbm_retain_expire(pool, n + KVBM_RETAIN_MORE);
     kvbm_evict_pop(pool, ret, n);
     for (size_t i = 0; i < n; i++)
         kvbm_prefetch_entry(r, pool->slots[ret[i]].entry);
@@ -360,6 +358,17 @@ void kvbm_evict_blocks(struct kvbm_pool *pool, uint32_t *ret, size_t n)
         pool->slots[ret[i]].priority = KVBM_PRIORITY_DEFAULT;
         pool->slots[ret[i]].state = KVBM_RESET;
     }
+}
+
+void kvbm_evict_blocks(struct kvbm_pool *pool, uint32_t *ret, size_t n)
+{
+    /* Lineage has fetched all of it already, and waits for one entry after the other; in between there is time. */
+    size_t some = pool->evict.policy == KVBM_EVICT_LINEAGE ? 1 : n;
+
+    if (n)
+        kvbm_retain_expire(pool, n + KVBM_RETAIN_MORE);
+    for (size_t done = 0; done < n; done += some)
+        evict_some(pool, ret + done, some);
     pool->n_inactive -= n;
     pool->stats.evictions += n;
 }

@@ -13,8 +13,8 @@
  * An entry keeps the position under which it was first mentioned; who says otherwise is refused. So a
  * parent is always one position before its child, and no block is its own ancestor.
  */
-static inline uint32_t intern_at(struct kvbm_registry *r, uint32_t group, const void *key, uint32_t tag,
-                          uint32_t position)
+static inline uint32_t intern_at(struct kvbm_registry *r, uint32_t group, const void *key,
+                                 uint32_t tag, uint32_t position)
 {
     uint32_t i = kvbm_intern(r, group, key, tag);
     struct kvbm_entry *e = kvbm_entry(r, i);
@@ -26,7 +26,7 @@ static inline uint32_t intern_at(struct kvbm_registry *r, uint32_t group, const 
 
 /* Slot @i names the key, which follows entry @parent. Room for an entry was reserved. */
 static inline int name_slot(struct kvbm_pool *pool, uint32_t i, uint32_t group, const void *key,
-                     uint32_t tag, uint32_t parent, uint32_t position)
+                            uint32_t tag, uint32_t parent, uint32_t position)
 {
     uint32_t entry = intern_at(pool->registry, group, key, tag, position);
 
