@@ -8,13 +8,20 @@
  *   memory → memory     threads; bytes as they are, or through kvx_copy_blocks where order, dtype or heads
  *                       differ
  *   memory ↔ file       io_uring (O_DIRECT where the storage is), or threads where that isn't allowed
- *   device ↔ anything   CUDA streams, one for each direction (module opened on first use)
+ *   device ↔ memory,    CUDA streams, one for each direction (the driver is opened on first use); converted
+ *   device ↔ device     by libkvx_cuda, which wants the host's side pinned
+ *
+ * Files and devices meet in host memory (-ENOTSUP). Two layouts without memory (KVBM_STORAGE_NULL): a dry run.
  *
  * Order: onboarding jobs before offloading ones, then the higher priority, then the older. Pieces that lie
  * next to each other on both sides are copied as one. Nothing of a job is read before its ready event.
  *
+ * A job is done in chunks of some 2 MiB: several threads share a large one, and a more urgent one waits for chunks.
+ *
  * Threads: any function from any thread; done callbacks come from the engine's threads, one job at a time
- * each, and may submit. Errors are negative errno values.
+ * each, and may submit, cancel and poll, not wait or destroy. While one runs, its thread copies nothing. A child after
+ * fork() has none of the threads: submit is -ESHUTDOWN there, destroy leaves everything alone. Errors are negative
+ * errno values.
  */
 #ifndef KVBM_TRANSFER_H
 #define KVBM_TRANSFER_H
@@ -47,7 +54,8 @@ struct kvbm_engine_opts {
     uint32_t io_depth; /* requests to the kernel at once; 0: 64 */
 };
 
-/** @opts may be NULL. Returns 0, -EINVAL, -ENOMEM, -EAGAIN (no threads), -ENOTSUP. */
+/** @opts may be NULL. Returns 0, -EINVAL (also: over 256 threads, 2^20 jobs, depth 4096), -ENOMEM, -EAGAIN (no
+ * threads), -EMFILE, -ENOTSUP. */
 KV_API int kvbm_engine_create(const struct kvbm_engine_opts *opts, struct kvbm_engine **ret);
 /** Cancel what waits, finish what runs, tell everybody, stop. NULL is a no-op. Not from a callback. */
 KV_API void kvbm_engine_destroy(struct kvbm_engine *engine);
@@ -60,10 +68,11 @@ enum kvbm_flow {
 /** How a job ended. */
 struct kvbm_done {
     uint64_t id, tag;
-    int status;       /* 0: all blocks; -ECANCELED, -ETIMEDOUT; else the first block's error */
-    uint32_t n;       /* blocks asked for */
-    uint32_t n_ok;    /* of which are whole on the other side */
-    uint64_t bytes;   /* moved */
+    int status;     /* 0: all blocks; -ECANCELED, -ETIMEDOUT; -EPIPE: ready_fd was hung up; else the
+                         first block's error */
+    uint32_t n;     /* blocks asked for */
+    uint32_t n_ok;  /* of which are whole on the other side */
+    uint64_t bytes; /* moved */
     uint64_t wait_ns; /* from submit to the first byte */
     uint64_t run_ns;  /* from there to the end */
 };
@@ -72,19 +81,24 @@ typedef void (*kvbm_done_fn)(void *arg, const struct kvbm_done *done);
 
 struct kvbm_transfer {
     size_t size;
-    const struct kvbm_layout *src, *dst; /* required; outlive the job, and so do their bytes */
-    const uint32_t *src_blocks;          /* [n], copied by submit */
-    const uint32_t *dst_blocks;          /* [n], each once, copied by submit */
-    uint32_t n;
+    /* Required; outlive the job, and so do their bytes, which don't overlap. In one and the same layout no target may
+     * be a source, too. What a layout doesn't know (num_heads, dtype), it has like the other. */
+    const struct kvbm_layout *src, *dst;
+    const uint32_t *src_blocks;     /* [n], copied by submit */
+    const uint32_t *dst_blocks;     /* [n], each once, copied by submit */
+    uint32_t n;                     /* 1 or more */
     uint32_t first_layer, n_layers; /* 0 layers: all from the first on */
     uint32_t src_head, dst_head;    /* first head, of layouts with num_heads */
     uint32_t n_heads;               /* 0: all, which then are equally many */
     enum kvbm_flow flow;
     int32_t priority;     /* higher ones first */
     uint64_t deadline_ns; /* monotonic; what hasn't begun by then isn't done any more. 0: none */
-    int ready_fd; /* not read before this descriptor is readable (an eventfd); 0 or -1: at once */
-    void *
-        ready_event; /* a CUDA event (cudaEvent_t) of the source's device that must have happened; NULL: none */
+    /* Not read before this descriptor is readable (an eventfd; the engine keeps a duplicate and doesn't read it);
+     * 0 or -1: at once. */
+    int ready_fd;
+    /* A CUDA event (cudaEvent_t) of the source's device that must have happened, recorded before submit, asked for
+     * every 50 us to 1 ms; NULL: none. */
+    void *ready_event;
     uint8_t
         *ok; /* [(n + 7) / 8], bit i: block i is whole; the caller's until done. NULL: not told */
     kvbm_done_fn done; /* NULL: kvbm_engine_poll tells */
@@ -94,8 +108,9 @@ struct kvbm_transfer {
 
 /**
  * Queue a job. Returns its id > 0; -EAGAIN when max_jobs or max_blocks are reached (nothing waits);
- * -EINVAL (layouts of different blocks, block ids or layers out of range, a target twice);
- * -ENOTSUP (the pair, or without CUDA); -ENOMEM; -ESHUTDOWN.
+ * -EINVAL (layouts of different blocks, block ids or layers out of range, a target twice); -EBADF (ready_fd);
+ * -ENOTSUP (the pair, a conversion that KVX has no words for, or without CUDA); -ENOMEM; -ESHUTDOWN. One
+ * allocation, whatever n is. On failure done isn't called; ok may have been cleared.
  */
 KV_API int64_t kvbm_engine_submit(struct kvbm_engine *engine, const struct kvbm_transfer *transfer);
 
@@ -106,7 +121,8 @@ KV_API int kvbm_engine_cancel(struct kvbm_engine *engine, uint64_t id);
 KV_API long kvbm_engine_poll(struct kvbm_engine *engine, struct kvbm_done *ret, size_t max);
 /** Readable while there are such. The engine's. */
 KV_API int kvbm_engine_fd(struct kvbm_engine *engine);
-/** Wait for a job without a callback and take it. Returns 0, -ETIMEDOUT, -ENOENT. */
+/** Wait for a job without a callback and take it; @ret may be NULL. Returns 0, -ETIMEDOUT (0 ms: it hasn't ended),
+ * -ENOENT (also when it was polled away meanwhile). */
 KV_API int kvbm_engine_wait(struct kvbm_engine *engine, uint64_t id, uint32_t timeout_ms,
                             struct kvbm_done *ret);
 
