@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: Apache-2.0
+/* A volume's two files: found, locked, made or taken over; and the index read into memory. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "disk_impl.h"
+
+enum { CHUNK = 1 << 20 }; /* of the index, read at once */
+
+uint8_t *kvbm_disk_record_at(const struct kvbm_disk *disk, uint32_t slot)
+{
+    const struct kvbm_disk_volume *volume = kvbm_disk_volume_of(disk, slot);
+
+    return volume->image + (size_t)(slot / disk->n_volumes) * volume->header.record_bytes;
+}
+
+/* ---- files ---- */
+
+static int open_file(int directory, const char *name, const char *kind)
+{
+    char path[300];
+    struct stat st = {.st_nlink = 1};
+    int fd;
+
+    if (snprintf(path, sizeof(path), "kvbm-%s.%s", name, kind) >= (int)sizeof(path))
+        return -ENAMETOOLONG;
+    fd = openat(directory, path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (fd < 0)
+        return -errno;
+    if (flock(fd, LOCK_EX | LOCK_NB) < 0 || fstat(fd, &st) < 0 || !st.st_nlink) {
+        int err = errno == EWOULDBLOCK || !st.st_nlink ? -EBUSY : -errno;
+
+        close(fd);
+        return err;
+    }
+    if (!S_ISREG(st.st_mode)) {
+        close(fd);
+        return -EINVAL;
+    }
+    return fd;
+}
+
+static int open_files(struct kvbm_disk_volume *volume, const char *directory, const char *name)
+{
+    volume->directory_fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (volume->directory_fd < 0)
+        return -errno;
+    volume->index_fd = open_file(volume->directory_fd, name, "index");
+    if (volume->index_fd < 0)
+        return volume->index_fd;
+    volume->slots_fd = open_file(volume->directory_fd, name, "slots");
+    return volume->slots_fd < 0 ? volume->slots_fd : 0;
+}
+
+/* As many bytes as there are; less only at the file's end. */
+static long read_all(int fd, void *memory, size_t len, uint64_t offset)
+{
+    size_t got = 0;
+
+    while (got < len) {
+        ssize_t n = pread(fd, (char *)memory + got, len - got, (off_t)(offset + got));
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return -errno;
+        if (n == 0)
+            break;
+        got += (size_t)n;
+    }
+    return (long)got;
+}
+
+static int write_all(int fd, const void *memory, size_t len, uint64_t offset)
+{
+    while (len) {
+        ssize_t n = pwrite(fd, memory, len, (off_t)offset);
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return n < 0 ? -errno : -EIO;
+        memory = (const char *)memory + n;
+        offset += (uint64_t)n;
+        len -= (size_t)n;
+    }
+    return 0;
+}
+
+/* ---- headers ---- */
+
+/* Its headers are there, say the same, and are what was asked for (but for the uuid). */
+static bool is_ours(const struct kvbm_disk_volume *volume, uint8_t uuid[16])
+{
+    const struct kvbm_disk_header *want = &volume->header;
+    uint8_t page[KVBM_DISK_PAGE];
+    struct kvbm_disk_header found[2];
+
+    for (int i = 0; i < 2; i++) {
+        int fd = i == KVBM_DISK_SLOTS ? volume->slots_fd : volume->index_fd;
+
+        if (read_all(fd, page, sizeof(page), 0) != (long)sizeof(page) ||
+            kvbm_disk_header_read(page, (enum kvbm_disk_file)i, &found[i]) < 0)
+            return false;
+        if (found[i].key_len != want->key_len || found[i].slot_bytes != want->slot_bytes ||
+            memcmp(found[i].fingerprint, want->fingerprint, 16) != 0 ||
+            found[i].volume != want->volume || found[i].of != want->of)
+            return false;
+    }
+    memcpy(uuid, found[0].uuid, 16);
+    return memcmp(found[0].uuid, found[1].uuid, 16) == 0;
+}
+
+static bool is_empty(const struct kvbm_disk_volume *volume)
+{
+    struct stat index, slots;
+
+    return fstat(volume->index_fd, &index) == 0 && fstat(volume->slots_fd, &slots) == 0 &&
+           !index.st_size && !slots.st_size;
+}
+
+/* Nothing is there: the index goes first, so that no record outlives the header it belongs to. */
+static int make_empty(struct kvbm_disk_volume *volume)
+{
+    if (ftruncate(volume->index_fd, 0) < 0 || fdatasync(volume->index_fd) < 0 ||
+        ftruncate(volume->slots_fd, 0) < 0)
+        return -errno;
+    return 0;
+}
+
+static int write_headers(struct kvbm_disk_volume *volume)
+{
+    uint8_t page[KVBM_DISK_PAGE];
+    int err;
+
+    kvbm_disk_header_write(&volume->header, KVBM_DISK_SLOTS, page);
+    err = write_all(volume->slots_fd, page, sizeof(page), 0);
+    if (err == 0 && fsync(volume->slots_fd) < 0)
+        err = -errno;
+    kvbm_disk_header_write(&volume->header, KVBM_DISK_INDEX, page);
+    if (err == 0)
+        err = write_all(volume->index_fd, page, sizeof(page), 0);
+    if (err == 0 && (fsync(volume->index_fd) < 0 || fsync(volume->directory_fd) < 0))
+        err = -errno;
+    return err;
+}
+
+/* ---- room ---- */
+
+static int reserve(int fd, uint64_t bytes)
+{
+    struct rlimit limit;
+    struct stat st;
+    int err = 0;
+
+    if (fstat(fd, &st) < 0)
+        return -errno;
+    if ((uint64_t)st.st_size > bytes)
+        return ftruncate(fd, (off_t)bytes) < 0 ? -errno : 0;
+    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && bytes > limit.rlim_cur)
+        return -EFBIG; /* and not the signal that comes with it */
+    while (fallocate(fd, 0, 0, (off_t)bytes) < 0 && (err = -errno) == -EINTR)
+        err = 0;
+    if (err == -EOPNOTSUPP || err == -ENOSYS) {
+        kv_log_info("kvbm", "the file system can't reserve blocks: a full disk shows in writes",
+                    NULL);
+        return ftruncate(fd, (off_t)bytes) < 0 ? -errno : 0;
+    }
+    if (err < 0 && ftruncate(fd, st.st_size) < 0)
+        kv_log_warn("kvbm", "a file stays larger than it was", "errno=%d", errno);
+    return err;
+}
+
+static int reserve_both(struct kvbm_disk_volume *volume)
+{
+    uint64_t index = KVBM_DISK_PAGE + (uint64_t)volume->n_slots * volume->header.record_bytes;
+    int err = reserve(volume->index_fd, index);
+
+    if (err < 0)
+        return err;
+    return reserve(volume->slots_fd, KVBM_DISK_PAGE + volume->n_slots * volume->disk->stride);
+}
+
+static void go_direct(struct kvbm_disk_volume *volume)
+{
+    int flags = fcntl(volume->slots_fd, F_GETFL);
+
+    volume->direct = flags >= 0 && fcntl(volume->slots_fd, F_SETFL, flags | O_DIRECT) == 0;
+    if (!volume->direct)
+        kv_log_info("kvbm", "the file system has no direct I/O: through the page cache", "errno=%d",
+                    errno);
+}
+
+/* ---- the index ---- */
+
+/* What can be read; a bad place costs its own page. */
+static void read_image(struct kvbm_disk_volume *volume, size_t bytes)
+{
+    for (size_t at = 0; at < bytes; at += CHUNK) {
+        size_t len = KV_MIN(bytes - at, CHUNK);
+
+        if (read_all(volume->index_fd, volume->image + at, len, KVBM_DISK_PAGE + at) >= 0)
+            continue;
+        kv_log_warn("kvbm", "a part of a disk tier's index can't be read", "volume=%u offset=%zu",
+                    volume->header.volume, at);
+        for (size_t page = 0; page < len; page += KVBM_DISK_PAGE) {
+            size_t rest = KV_MIN(len - page, KVBM_DISK_PAGE);
+
+            if (read_all(volume->index_fd, volume->image + at + page, rest,
+                         KVBM_DISK_PAGE + at + page) < 0)
+                memset(volume->image + at + page, 0, rest);
+        }
+    }
+}
+
+static int load(struct kvbm_disk_volume *volume)
+{
+    struct kvbm_disk *disk = volume->disk;
+    uint32_t record_bytes = volume->header.record_bytes;
+    size_t bytes = (size_t)volume->n_slots * record_bytes;
+    struct kvbm_disk_entry entry;
+
+    volume->image = calloc(1, bytes ? bytes : 1);
+    volume->busy = calloc(1, volume->n_slots + 1);
+    if (!volume->image || !volume->busy)
+        return -ENOMEM;
+    read_image(volume, bytes);
+    for (uint32_t i = 0; i < volume->n_slots; i++) {
+        uint8_t *record = volume->image + (size_t)i * record_bytes;
+
+        if (!kvbm_disk_record_read(&volume->header, i * disk->n_volumes + volume->header.volume,
+                                   record, &entry))
+            memset(record, 0, record_bytes);
+        else if (entry.commit >= disk->commit)
+            disk->commit = entry.commit;
+    }
+    return 0;
+}
+
+/* ---- all volumes ---- */
+
+static void prepare(struct kvbm_disk *disk, const struct kvbm_disk_opts *opts, uint32_t number)
+{
+    struct kvbm_disk_volume *volume = &disk->volumes[number];
+    const char *fingerprint = KV_OPT(opts, fingerprint, "");
+
+    volume->disk = disk;
+    volume->directory_fd = volume->slots_fd = volume->index_fd = -1;
+    volume->n_slots = (disk->n_slots - number + disk->n_volumes - 1) / disk->n_volumes;
+    volume->header =
+        (struct kvbm_disk_header){.key_len = opts->key_len,
+                                  .record_bytes = kvbm_disk_record_bytes(opts->key_len),
+                                  .slot_bytes = opts->slot_bytes,
+                                  .volume = number,
+                                  .of = disk->n_volumes};
+    kvbm_disk_sum(fingerprint, strlen(fingerprint), volume->header.fingerprint);
+}
+
+/* The files agree on a uuid: that of the first volume that can be taken over. Others are emptied. */
+static int agree(struct kvbm_disk *disk, bool *fresh)
+{
+    uint8_t uuid[KVBM_MAX_VOLUMES][16], chosen[16];
+    bool have = false;
+
+    for (uint32_t i = 0; i < disk->n_volumes; i++) {
+        fresh[i] = !is_ours(&disk->volumes[i], uuid[i]);
+        if (!fresh[i] && !have)
+            memcpy(chosen, uuid[i], 16);
+        have |= !fresh[i];
+    }
+    if (!have && getrandom(chosen, sizeof(chosen), 0) != (ssize_t)sizeof(chosen))
+        return -EIO;
+    for (uint32_t i = 0; i < disk->n_volumes; i++) {
+        fresh[i] |= !fresh[i] && memcmp(uuid[i], chosen, 16) != 0;
+        if (fresh[i] && !is_empty(&disk->volumes[i]))
+            kv_log_warn("kvbm", "a disk tier's files are another's or damaged: emptied",
+                        "volume=%u", i);
+        memcpy(disk->volumes[i].header.uuid, chosen, 16);
+    }
+    return 0;
+}
+
+static int open_volume(struct kvbm_disk_volume *volume, bool fresh, bool buffered)
+{
+    int err = fresh ? make_empty(volume) : 0;
+
+    if (err == 0)
+        err = reserve_both(volume);
+    if (err == 0 && fresh)
+        err = write_headers(volume);
+    if (err == 0)
+        err = load(volume);
+    if (err == 0 && !buffered)
+        go_direct(volume);
+    return err;
+}
+
+int kvbm_disk_volumes_open(struct kvbm_disk *disk, const struct kvbm_disk_opts *opts)
+{
+    bool fresh[KVBM_MAX_VOLUMES];
+    int err = 0;
+
+    disk->volumes = calloc(disk->n_volumes, sizeof(disk->volumes[0]));
+    if (!disk->volumes)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < disk->n_volumes; i++)
+        prepare(disk, opts, i);
+    for (uint32_t i = 0; i < disk->n_volumes && err == 0; i++)
+        err = open_files(&disk->volumes[i], opts->directories[i], KV_OPT(opts, name, "cache"));
+    if (err == 0)
+        err = agree(disk, fresh);
+    for (uint32_t i = 0; i < disk->n_volumes && err == 0; i++)
+        err = open_volume(&disk->volumes[i], fresh[i], KV_OPT(opts, buffered, false));
+    return err;
+}
+
+void kvbm_disk_volumes_close(struct kvbm_disk *disk)
+{
+    for (uint32_t i = 0; disk->volumes && i < disk->n_volumes; i++) {
+        struct kvbm_disk_volume *volume = &disk->volumes[i];
+
+        free(volume->image);
+        free(volume->busy);
+        if (volume->slots_fd >= 0)
+            close(volume->slots_fd);
+        if (volume->index_fd >= 0)
+            close(volume->index_fd);
+        if (volume->directory_fd >= 0)
+            close(volume->directory_fd);
+    }
+    free(disk->volumes);
+}
