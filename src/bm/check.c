@@ -50,15 +50,15 @@ static int check_slot(const struct kvbm_pool *pool, uint32_t i, struct counts *c
     MUST(!(slot->flags & SLOT_LISTED) || slot->flags & SLOT_INACTIVE);
     MUST((slot->entry != 0) == (slot->state >= KVBM_COMPLETE));
     MUST(slot->state != KVBM_PARTIAL || slot->tokens);
-    if (slot->flags & SLOT_INACTIVE)
-        MUST(slot->ahead <= pool->n_blocks);
-    else
+    if (!(slot->flags & SLOT_INACTIVE))
         MUST((slot->state != KVBM_RESET && slot->state != KVBM_REGISTERED) || !slot->tokens);
+    else if (pool->evict.policy != KVBM_EVICT_LINEAGE)
+        MUST(slot->ahead <= pool->n_blocks);
     counts->listed += slot->flags & SLOT_LISTED ? 1 : 0;
     if (slot->flags & SLOT_RETAINED) {
         MUST(slot->state == KVBM_REGISTERED && !(slot->flags & SLOT_DUPLICATE));
-        MUST(slot->retained < pool->retained.n);
-        MUST(pool->retained.heap[slot->retained].slot == i);
+        MUST(pool->retained.place[i] < pool->retained.n);
+        MUST(pool->retained.heap[pool->retained.place[i]].slot == i);
         counts->retained++;
     }
     if (slot->state == KVBM_REGISTERED) {
@@ -77,18 +77,17 @@ static int check_slot(const struct kvbm_pool *pool, uint32_t i, struct counts *c
 static int check_list(const struct kvbm_pool *pool, uint32_t priority, uint32_t level, uint64_t *n,
                       uint64_t listed)
 {
-    const struct kvbm_list *list =
-        &pool->evict.lists[(size_t)priority * pool->evict.n_levels + level];
-    uint32_t before = 0;
+    uint32_t end = pool->evict.ends + priority * pool->evict.n_levels + level, before = end;
 
-    MUST(list->head && list->tail);
-    for (uint32_t i = list->head; i; before = i, i = pool->slots[i].next) {
+    MUST(pool->slots[end].next && pool->slots[end].next != end);
+    for (uint32_t i = pool->slots[end].next; i != end; before = i, i = pool->slots[i].next) {
+        MUST(i > 0 && i <= pool->n_blocks);
         MUST(pool->slots[i].prev == before);
         MUST(pool->slots[i].flags & SLOT_LISTED);
         MUST(pool->slots[i].priority == priority);
         MUST(++*n <= listed);
     }
-    MUST(list->tail == before);
+    MUST(pool->slots[end].prev == before);
     return 0;
 }
 

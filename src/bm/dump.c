@@ -27,6 +27,7 @@ struct row {
     uint32_t block;
     uint32_t position;
     uint64_t retained_ns; /* until then; 0: its priority doesn't end */
+    uint32_t n_tokens;    /* Partial */
     uint8_t group;
     uint8_t tiers;
     uint8_t key[KVBM_MAX_KEY];
@@ -49,6 +50,8 @@ static void copy_row(const struct kvbm_pool *pool, uint32_t i, struct row *ret)
     if (pool->acquired && ret->slot.refs)
         ret->acquired = pool->acquired[i];
     ret->retained_ns = kvbm_retain_end(pool, i);
+    if (ret->slot.state == KVBM_PARTIAL)
+        ret->n_tokens = kvbm_slot_start(pool, &ret->slot)->n_tokens;
     if (ret->slot.entry) {
         const struct kvbm_entry *e = kvbm_slot_entry(pool, &ret->slot);
 
@@ -228,7 +231,7 @@ static void print_row(const struct kvbm_pool *pool, const struct row *row, FILE 
     if (row->slot.entry)
         fprintf(to, "  %5u  %8u  %s", row->group, row->position, key_text(pool, row, key));
     if (row->slot.state == KVBM_PARTIAL)
-        fprintf(to, "  %u of %u tokens", row->slot.n_tokens, pool->block_size);
+        fprintf(to, "  %u of %u tokens", row->n_tokens, pool->block_size);
     if (row->slot.flags & SLOT_DUPLICATE)
         fprintf(to, "  of block %u", row->slot.prev - 1);
     else if (row->slot.refs && row->slot.next)

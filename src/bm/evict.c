@@ -8,7 +8,8 @@
 #include "pool.h"
 
 #define N_PRIORITIES (KVBM_PRIORITY_MAX + 1)
-#define LINEAGE_LEVELS 4096 /* 64 words of 64: the summary is one word */
+#define APART __attribute__((noinline)) /* so that the usual way needs few registers */
+#define LINEAGE_LEVELS 4096             /* 64 words of 64: the summary is one word */
 
 int kvbm_evict_init(struct kvbm_evict *evict, const struct kvbm_pool_opts *opts)
 {
@@ -23,16 +24,19 @@ int kvbm_evict_init(struct kvbm_evict *evict, const struct kvbm_pool_opts *opts)
     /* The ring of ages spans four pools' worth of releases, so that a class is 1/1024 of a pool. */
     while ((uint64_t)LINEAGE_LEVELS << evict->shift < (uint64_t)opts->n_blocks * 4)
         evict->shift++;
-    evict->lists = kvbm_map((size_t)N_PRIORITIES * evict->n_levels * sizeof(*evict->lists),
-                            &evict->lists_mapped);
+    evict->ends = opts->n_blocks + 1;
     evict->words = kvbm_map((size_t)N_PRIORITIES * evict->n_words * 8, &evict->words_mapped);
     evict->summary = kvbm_map((size_t)N_PRIORITIES * 8, &evict->summary_mapped);
-    return evict->lists && evict->words && evict->summary ? 0 : -ENOMEM;
+    return evict->words && evict->summary ? 0 : -ENOMEM;
+}
+
+size_t kvbm_evict_ends(const struct kvbm_evict *evict)
+{
+    return (size_t)N_PRIORITIES * evict->n_levels;
 }
 
 void kvbm_evict_fini(struct kvbm_evict *evict)
 {
-    kvbm_unmap(evict->lists, evict->lists_mapped);
     kvbm_unmap(evict->words, evict->words_mapped);
     kvbm_unmap(evict->summary, evict->summary_mapped);
     kvbm_unmap(evict->children, evict->children_mapped);
@@ -59,12 +63,12 @@ int kvbm_evict_grow(struct kvbm_evict *evict, size_t max_entries)
 
 /* ---- lists and bitmaps ---- */
 
-static struct kvbm_list *list_of(struct kvbm_evict *evict, uint32_t priority, uint32_t level)
+static uint32_t end_of(const struct kvbm_evict *evict, uint32_t priority, uint32_t level)
 {
-    return &evict->lists[(size_t)priority * evict->n_levels + level];
+    return evict->ends + priority * evict->n_levels + level;
 }
 
-static void mark(struct kvbm_evict *evict, uint32_t priority, uint32_t level)
+static APART void mark(struct kvbm_evict *evict, uint32_t priority, uint32_t level)
 {
     evict->words[(size_t)priority * evict->n_words + level / 64] |= UINT64_C(1) << (level % 64);
     evict->summary[priority] |= UINT64_C(1) << (level / 64);
@@ -83,53 +87,65 @@ static void unmark(struct kvbm_evict *evict, uint32_t priority, uint32_t level)
         evict->priorities[priority / 64] &= ~(UINT64_C(1) << (priority % 64));
 }
 
-/* The level of a slot's list. What merge_oldest does moves lists, not the slots in them: so it is computed. */
+/* The level of the list that a slot is to be in. */
 static uint32_t level_of(const struct kvbm_evict *evict, const struct kvbm_slot *slot)
 {
-    uint64_t age;
+    uint32_t base = (uint32_t)evict->base;
 
     if (evict->policy != KVBM_EVICT_LINEAGE)
         return slot->level;
-    age = slot->tick >> evict->shift;
-    return (uint32_t)(KV_MAX(age, evict->base) % LINEAGE_LEVELS);
+    /* Ages go round: what is behind the oldest class is older still. */
+    return ((int32_t)(slot->age - base) > 0 ? slot->age : base) % LINEAGE_LEVELS;
 }
 
-static void list_push(struct kvbm_pool *pool, uint32_t i)
+/* The first one of an empty list. */
+static APART void list_started(struct kvbm_pool *pool, uint32_t at, uint32_t i)
+{
+    struct kvbm_evict *evict = &pool->evict;
+
+    pool->slots[at].prev = pool->slots[at].next = i;
+    mark(evict, (at - evict->ends) / evict->n_levels, (at - evict->ends) % evict->n_levels);
+}
+
+static inline void list_push(struct kvbm_pool *pool, uint32_t i)
 {
     struct kvbm_slot *slot = &pool->slots[i];
     uint32_t level = level_of(&pool->evict, slot);
-    struct kvbm_list *list = list_of(&pool->evict, slot->priority, level);
+    uint32_t at = end_of(&pool->evict, slot->priority, level);
+    struct kvbm_slot *end = &pool->slots[at];
 
     slot->flags |= SLOT_LISTED;
-    slot->prev = list->tail;
-    slot->next = 0;
-    if (list->tail) {
-        pool->slots[list->tail].next = i;
-    } else {
-        list->head = i;
-        mark(&pool->evict, slot->priority, level);
+    slot->next = at;
+    if (KV_UNLIKELY(!end->prev)) {
+        slot->prev = at;
+        list_started(pool, at, i);
+        return;
     }
-    list->tail = i;
+    slot->prev = end->prev;
+    pool->slots[end->prev].next = i;
+    end->prev = i;
 }
 
-static void list_remove(struct kvbm_pool *pool, uint32_t i)
+/* Nothing but its end is left of a list. */
+static APART void list_emptied(struct kvbm_pool *pool, uint32_t at)
+{
+    struct kvbm_evict *evict = &pool->evict;
+
+    pool->slots[at].prev = pool->slots[at].next = 0;
+    unmark(evict, (at - evict->ends) / evict->n_levels, (at - evict->ends) % evict->n_levels);
+}
+
+static inline void list_remove(struct kvbm_pool *pool, uint32_t i)
 {
     struct kvbm_slot *slot = &pool->slots[i];
-    uint32_t level = level_of(&pool->evict, slot);
-    struct kvbm_list *list = list_of(&pool->evict, slot->priority, level);
+    uint32_t prev = slot->prev, next = slot->next;
 
-    if (slot->prev)
-        pool->slots[slot->prev].next = slot->next;
-    else
-        list->head = slot->next;
-    if (slot->next)
-        pool->slots[slot->next].prev = slot->prev;
-    else
-        list->tail = slot->prev;
-    if (!list->head)
-        unmark(&pool->evict, slot->priority, level);
+    pool->slots[prev].next = next;
+    pool->slots[next].prev = prev;
     slot->next = 0;
     slot->flags &= (uint8_t)~SLOT_LISTED;
+    if (KV_UNLIKELY(prev == next))
+        list_emptied(pool, next);
 }
 
 /* First list of a priority that isn't empty, from the oldest age class on and around; there is one. */
@@ -156,21 +172,21 @@ static uint32_t first_level(const struct kvbm_evict *evict, uint32_t priority)
 static void merge_oldest(struct kvbm_pool *pool, uint32_t priority)
 {
     struct kvbm_evict *evict = &pool->evict;
-    uint32_t from = (uint32_t)(evict->base % LINEAGE_LEVELS);
-    uint32_t to = (uint32_t)((evict->base + 1) % LINEAGE_LEVELS);
-    struct kvbm_list *old = list_of(evict, priority, from), *next = list_of(evict, priority, to);
+    struct kvbm_slot *slots = pool->slots;
+    uint32_t from = end_of(evict, priority, (uint32_t)(evict->base % LINEAGE_LEVELS));
+    uint32_t level = (uint32_t)((evict->base + 1) % LINEAGE_LEVELS);
+    uint32_t to = end_of(evict, priority, level), first = slots[from].next, last = slots[from].prev;
 
-    if (!old->head)
+    if (!first)
         return;
-    pool->slots[old->tail].next = next->head;
-    if (next->head)
-        pool->slots[next->head].prev = old->tail;
-    else
-        next->tail = old->tail;
-    next->head = old->head;
-    *old = (struct kvbm_list){0, 0};
-    unmark(evict, priority, from);
-    mark(evict, priority, to);
+    if (!slots[to].next)
+        slots[to].next = slots[to].prev = to;
+    slots[last].next = slots[to].next;
+    slots[slots[to].next].prev = last;
+    slots[to].next = first;
+    slots[first].prev = to;
+    list_emptied(pool, from);
+    mark(evict, priority, level);
 }
 
 static void move_on(struct kvbm_pool *pool)
@@ -216,6 +232,33 @@ static void child_went(struct kvbm_pool *pool, uint32_t parent)
         list_push(pool, i); /* a leaf again, in the place of its age */
 }
 
+/* Block @i is evicted: go on to the ancestors that come soon. */
+static void chase(struct kvbm_pool *pool, uint32_t i)
+{
+    struct kvbm_registry *r = pool->registry;
+    struct kvbm_evict *evict = &pool->evict;
+    const struct kvbm_entry *e = kvbm_slot_entry(pool, &pool->slots[i]);
+
+    kvbm_prefetch_slot(pool,
+                       pool->slots[i].next); /* another leaf: when this one's chain has ended */
+    if (pool->slots[i].entry != evict->expected || !evict->n_chased) {
+        evict->chased = e->parent;
+        evict->n_chased = 0;
+    } else {
+        evict->n_chased--;
+    }
+    evict->expected = e->parent;
+    for (unsigned step = 0; step < 2 && evict->chased && evict->n_chased < KVBM_CHASE; step++) {
+        e = kvbm_entry(r, evict->chased);
+        kvbm_prefetch_slot(pool, e->slot[pool->tier]);
+        kvbm_prefetch_home(r, e->tag);
+        __builtin_prefetch(&evict->children[e->parent], 1);
+        kvbm_prefetch_entry(r, e->parent);
+        evict->chased = e->parent;
+        evict->n_chased++;
+    }
+}
+
 /* ---- what the pool calls ---- */
 
 /* Slot @i is what the one that came KVBM_AHEAD before has ahead of it. */
@@ -236,54 +279,117 @@ static uint8_t lfu_level(const struct kvbm_pool *pool, const struct kvbm_slot *s
     return (uint8_t)((count >= t[0]) + (count >= t[1]) + (count >= t[2]));
 }
 
-void kvbm_evict_insert(struct kvbm_pool *pool, uint32_t i)
+static inline void lru_insert(struct kvbm_pool *pool, uint32_t i)
+{
+    remember(pool, i);
+    list_push(pool, i);
+}
+
+static APART void lfu_insert(struct kvbm_pool *pool, uint32_t i)
+{
+    pool->slots[i].level = lfu_level(pool, &pool->slots[i]);
+    lru_insert(pool, i);
+}
+
+static APART void lineage_insert(struct kvbm_pool *pool, uint32_t i)
 {
     struct kvbm_slot *slot = &pool->slots[i];
-    uint32_t parent;
+    uint32_t parent = kvbm_slot_entry(pool, slot)->parent;
 
-    slot->tick = ++pool->evict.tick;
-    slot->flags |= SLOT_INACTIVE;
-    remember(pool, i);
-    if (pool->evict.policy == KVBM_EVICT_LFU)
-        slot->level = lfu_level(pool, slot);
-    if (pool->evict.policy != KVBM_EVICT_LINEAGE) {
-        list_push(pool, i);
-        return;
-    }
+    slot->age = (uint32_t)(pool->evict.tick >> pool->evict.shift);
     move_on(pool);
     if (!pool->evict.children[slot->entry])
         list_push(pool, i);
-    parent = kvbm_slot_entry(pool, slot)->parent;
     if (parent)
         child_came(pool, parent);
+}
+
+static APART void lineage_remove(struct kvbm_pool *pool, uint32_t i)
+{
+    struct kvbm_slot *slot = &pool->slots[i];
+    uint32_t parent = kvbm_slot_entry(pool, slot)->parent;
+
+    if (slot->flags & SLOT_LISTED)
+        list_remove(pool, i);
+    slot->age = 0;
+    slot->flags &= (uint8_t)~SLOT_INACTIVE;
+    if (parent)
+        child_went(pool, parent);
+}
+
+void kvbm_evict_insert(struct kvbm_pool *pool, uint32_t i)
+{
+    struct kvbm_slot *slot = &pool->slots[i];
+
+    pool->evict.tick++;
+    slot->flags |= SLOT_INACTIVE;
+    if (pool->evict.policy == KVBM_EVICT_LRU)
+        lru_insert(pool, i);
+    else if (pool->evict.policy == KVBM_EVICT_LFU)
+        lfu_insert(pool, i);
+    else
+        lineage_insert(pool, i);
 }
 
 void kvbm_evict_remove(struct kvbm_pool *pool, uint32_t i)
 {
     struct kvbm_slot *slot = &pool->slots[i];
-    uint32_t parent;
 
-    if (slot->flags & SLOT_LISTED)
-        list_remove(pool, i);
-    slot->flags &= (uint8_t)~SLOT_INACTIVE;
-    slot->ahead = 0;
-    if (pool->evict.policy != KVBM_EVICT_LINEAGE)
+    if (pool->evict.policy == KVBM_EVICT_LINEAGE) {
+        lineage_remove(pool, i);
         return;
-    parent = kvbm_slot_entry(pool, slot)->parent;
-    if (parent)
-        child_went(pool, parent);
+    }
+    slot->ahead = 0;
+    slot->flags &= (uint8_t)~SLOT_INACTIVE;
+    list_remove(pool, i);
 }
 
-uint32_t kvbm_evict_pop(struct kvbm_pool *pool)
+/* The end of the first list; one isn't empty. */
+static uint32_t first_list(const struct kvbm_evict *evict)
 {
-    struct kvbm_evict *evict = &pool->evict;
     uint32_t priority = evict->priorities[0] ? (uint32_t)__builtin_ctzll(evict->priorities[0])
                                              : 64 + (uint32_t)__builtin_ctzll(evict->priorities[1]);
-    uint32_t i = list_of(evict, priority, first_level(evict, priority))->head;
 
-    kvbm_prefetch_slot(pool, pool->slots[i].ahead);
-    kvbm_evict_remove(pool, i);
-    return i;
+    return end_of(evict, priority, first_level(evict, priority));
+}
+
+/* Remove up to @n from the front of one list. */
+static size_t list_pop(struct kvbm_pool *pool, uint32_t at, uint32_t *ret, size_t n)
+{
+    uint32_t i = pool->slots[at].next;
+    size_t done = 0;
+
+    while (done < n && i != at) {
+        struct kvbm_slot *slot = &pool->slots[i];
+
+        kvbm_prefetch_slot(pool, slot->ahead);
+        ret[done++] = i;
+        i = slot->next;
+        slot->next = 0;
+        slot->ahead = 0;
+        slot->flags &= (uint8_t) ~(SLOT_LISTED | SLOT_INACTIVE);
+    }
+    pool->slots[at].next = i;
+    pool->slots[i].prev = at;
+    if (i == at)
+        list_emptied(pool, at);
+    return done;
+}
+
+void kvbm_evict_pop(struct kvbm_pool *pool, uint32_t *ret, size_t n)
+{
+    for (size_t done = 0, some; done < n; done += some) {
+        uint32_t at = first_list(&pool->evict);
+
+        if (pool->evict.policy == KVBM_EVICT_LINEAGE) {
+            ret[done] = pool->slots[at].next;
+            chase(pool, ret[done]);
+            lineage_remove(pool, ret[done]);
+            some = 1;
+        } else {
+            some = list_pop(pool, at, ret + done, n - done);
+        }
+    }
 }
 
 void kvbm_evict_prioritise(struct kvbm_pool *pool, uint32_t i, uint8_t priority)

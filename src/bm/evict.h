@@ -12,11 +12,16 @@
  *            (so that a parent, whose turn comes when its last child has gone, gets the place of its own
  *            age); only leaves are in lists at all
  *
- * Each operation takes constant time: two bitmap steps and a list link.
+ * Each operation takes constant time: two bitmap steps and a list link. A list is a ring through its end, a
+ * slot behind those of the blocks (next: the first, prev: the last, both 0: empty), so that who leaves it
+ * needn't know which one it is in.
  *
  * A list's blocks lie anywhere in memory, and following its links is one cache miss after the other. So an
  * inactive slot also remembers which one came KVBM_AHEAD releases later (ahead): when it is evicted, that
  * one is fetched. A hint: it may have left meanwhile, or be in another list.
+ *
+ * With lineage what follows a block is mostly its parent, whenever that was released; so it goes on ahead from
+ * parent to parent, one of them each time a block is evicted, and fetches all that evicting them will touch.
  */
 #ifndef KVBM_BM_EVICT_H
 #define KVBM_BM_EVICT_H
@@ -28,20 +33,17 @@
 #include "kvbm_pool.h"
 
 #define KVBM_AHEAD 32
-
-struct kvbm_list {
-    uint32_t head, tail;
-};
+#define KVBM_CHASE 8 /* generations */
 
 struct kvbm_evict {
     enum kvbm_eviction policy;
-    uint32_t n_levels;       /* 1, 4, 4096 */
-    uint32_t n_words;        /* of a priority's bitmap */
-    struct kvbm_list *lists; /* [KVBM_PRIORITY_MAX + 1][n_levels] */
-    uint64_t *words;         /* [..][n_words], a bit per list that isn't empty */
-    uint64_t *summary;       /* [..], a bit per word that isn't 0 */
-    uint64_t priorities[2];  /* a bit per summary that isn't 0 */
-    size_t lists_mapped, words_mapped, summary_mapped;
+    uint32_t n_levels;      /* 1, 4, 4096 */
+    uint32_t n_words;       /* of a priority's bitmap */
+    uint32_t ends;          /* slot of the first list's end: [KVBM_PRIORITY_MAX + 1][n_levels] */
+    uint64_t *words;        /* [..][n_words], a bit per list that isn't empty */
+    uint64_t *summary;      /* [..], a bit per word that isn't 0 */
+    uint64_t priorities[2]; /* a bit per summary that isn't 0 */
+    size_t words_mapped, summary_mapped;
     uint8_t thresholds[3];
     uint64_t tick;               /* releases so far */
     uint32_t latest[KVBM_AHEAD]; /* who came last, a ring of ticks */
@@ -50,11 +52,17 @@ struct kvbm_evict {
     uint64_t base;      /* the oldest age class that has a list of its own */
     uint32_t *children; /* by entry: how many of its children are inactive */
     size_t children_mapped, max_entries;
+    uint32_t expected; /* entry: parent of the one that was evicted last */
+    uint32_t
+        chased; /* entry: an ancestor of it that is being fetched, n_chased generations above */
+    uint32_t n_chased;
 };
 
 struct kvbm_pool;
 
 int kvbm_evict_init(struct kvbm_evict *evict, const struct kvbm_pool_opts *opts);
+/** How many lists there are: slots to add for their ends. */
+size_t kvbm_evict_ends(const struct kvbm_evict *evict);
 void kvbm_evict_fini(struct kvbm_evict *evict);
 /** The registry's entries have become more. */
 int kvbm_evict_grow(struct kvbm_evict *evict, size_t max_entries);
@@ -63,8 +71,8 @@ int kvbm_evict_grow(struct kvbm_evict *evict, size_t max_entries);
 void kvbm_evict_insert(struct kvbm_pool *pool, uint32_t i);
 /** It isn't inactive any more. */
 void kvbm_evict_remove(struct kvbm_pool *pool, uint32_t i);
-/** Remove and return the first; there is one. */
-uint32_t kvbm_evict_pop(struct kvbm_pool *pool);
+/** Remove the first @n, in order; there are that many. */
+void kvbm_evict_pop(struct kvbm_pool *pool, uint32_t *ret, size_t n);
 /** Its priority has changed. */
 void kvbm_evict_prioritise(struct kvbm_pool *pool, uint32_t i, uint8_t priority);
 

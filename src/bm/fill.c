@@ -7,11 +7,6 @@
 #include "kvbm_tokens.h"
 #include "pool.h"
 
-static struct kvbm_start *start_of(const struct kvbm_pool *pool, const struct kvbm_slot *slot)
-{
-    return (struct kvbm_start *)kvbm_slab_at(&pool->tokens, slot->tokens);
-}
-
 /* Lock the pool of a mutable block that is in state @least to @most. On success the lock is held. */
 static int lock_block(const struct kvbm_handle *handle, enum kvbm_state least, enum kvbm_state most,
                       struct kvbm_slot **ret)
@@ -27,6 +22,7 @@ static int lock_block(const struct kvbm_handle *handle, enum kvbm_state least, e
         kvbm_unlock(pool->registry);
         return err;
     }
+    kvbm_unclaim(pool, handle, 1);
     *ret = &pool->slots[handle->block + 1];
     return 0;
 }
@@ -60,9 +56,8 @@ int kvbm_mutable_init_sequence(const struct kvbm_mutable *block,
     err = kvbm_slab_reserve(&pool->tokens, 1);
     if (err == 0) {
         slot->tokens = kvbm_slab_get(&pool->tokens);
-        slot->n_tokens = 0;
         slot->state = KVBM_PARTIAL;
-        *start_of(pool, slot) = (struct kvbm_start){
+        *kvbm_slot_start(pool, slot) = (struct kvbm_start){
             .salt_hash = KV_OPT(start, salt_hash, 0),
             .parent = parent ? *parent : 0,
             .chain = KV_OPT(start, chain, 0),
@@ -79,16 +74,18 @@ long kvbm_mutable_add_tokens(const struct kvbm_mutable *block, const uint32_t *t
 {
     struct kvbm_pool *pool = block ? block->handle.pool : NULL;
     struct kvbm_slot *slot;
+    uint32_t *n_tokens;
     int err = n && !tokens ? -EINVAL : 0;
 
     if (err == 0)
         err = lock_block(block ? &block->handle : NULL, KVBM_PARTIAL, KVBM_PARTIAL, &slot);
     if (err < 0)
         return err;
-    n = KV_MIN(n, (size_t)pool->block_size - slot->n_tokens);
+    n_tokens = &kvbm_slot_start(pool, slot)->n_tokens;
+    n = KV_MIN(n, (size_t)(pool->block_size - *n_tokens));
     if (n)
-        memcpy(kvbm_slot_tokens(pool, slot) + slot->n_tokens, tokens, n * sizeof(*tokens));
-    slot->n_tokens = (uint16_t)(slot->n_tokens + n);
+        memcpy(kvbm_slot_tokens(pool, slot) + *n_tokens, tokens, n * sizeof(*tokens));
+    *n_tokens += (uint32_t)n;
     kvbm_unlock(pool->registry);
     return (long)n;
 }
@@ -103,14 +100,16 @@ int kvbm_mutable_add_token(const struct kvbm_mutable *block, uint32_t token)
 int kvbm_mutable_pop_tokens(const struct kvbm_mutable *block, size_t n)
 {
     struct kvbm_slot *slot;
+    uint32_t *n_tokens;
     int err = lock_block(block ? &block->handle : NULL, KVBM_PARTIAL, KVBM_PARTIAL, &slot);
 
     if (err < 0)
         return err;
-    if (n > slot->n_tokens)
+    n_tokens = &kvbm_slot_start(block->handle.pool, slot)->n_tokens;
+    if (n > *n_tokens)
         err = -ENODATA;
     else
-        slot->n_tokens = (uint16_t)(slot->n_tokens - n);
+        *n_tokens -= (uint32_t)n;
     kvbm_unlock(block->handle.pool->registry);
     return err;
 }
@@ -119,7 +118,6 @@ static void empty(struct kvbm_pool *pool, struct kvbm_slot *slot)
 {
     kvbm_slab_put(&pool->tokens, slot->tokens);
     slot->tokens = 0;
-    slot->n_tokens = 0;
     slot->state = KVBM_RESET;
 }
 
@@ -165,10 +163,10 @@ int kvbm_mutable_commit(struct kvbm_mutable *block, struct kvbm_complete *ret)
         err = lock_block(block ? &block->handle : NULL, KVBM_PARTIAL, KVBM_PARTIAL, &slot);
     if (err < 0)
         return err;
-    if (slot->n_tokens < pool->block_size) {
+    if (kvbm_slot_start(pool, slot)->n_tokens < pool->block_size) {
         err = -ENODATA;
     } else {
-        const struct kvbm_start *start = start_of(pool, slot);
+        const struct kvbm_start *start = kvbm_slot_start(pool, slot);
         const uint64_t *parent = start->has_parent ? &start->parent : NULL;
         uint64_t hash =
             kvbm_block_hash(start->salt_hash, kvbm_slot_tokens(pool, slot), pool->block_size);
@@ -197,8 +195,8 @@ static int fill(const struct kvbm_handle *handle, enum kvbm_state least, enum kv
         return err;
     *ret = (struct kvbm_fill){.state = slot->state};
     if (slot->state == KVBM_PARTIAL) {
-        ret->len = slot->n_tokens;
-        ret->remaining = handle->pool->block_size - slot->n_tokens;
+        ret->len = kvbm_slot_start(handle->pool, slot)->n_tokens;
+        ret->remaining = handle->pool->block_size - (uint32_t)ret->len;
     } else if (slot->state == KVBM_COMPLETE) {
         ret->len = handle->pool->block_size;
     }

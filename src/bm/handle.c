@@ -37,8 +37,8 @@ int kvbm_immutable_clone(const struct kvbm_immutable *block, struct kvbm_immutab
 }
 
 /*
- * Each handle takes its reference off for a while, so that one that is in the array more often than it was
- * acquired is told.
+ * Of an array that names a block more than once. Each handle takes its reference off for a while, so that one
+ * that is in the array more often than it was acquired is told.
  */
 static int check_all(struct kvbm_pool *pool, const struct kvbm_immutable *blocks, size_t n)
 {
@@ -70,10 +70,14 @@ int kvbm_pool_release(struct kvbm_pool *pool, struct kvbm_immutable *blocks, siz
     if (!pool || (n && !blocks))
         return -EINVAL;
     kvbm_lock(pool->registry);
-    err = check_all(pool, blocks, n);
+    err = kvbm_claim(pool, n ? &blocks->handle : NULL, n, KVBM_REGISTERED, KVBM_REGISTERED, true);
+    if (err == -EINVAL) /* a block twice: that is fine if it was acquired as often */
+        err = check_all(pool, blocks, n);
     for (size_t i = n; err == 0 && i-- > 0;) {
-        if (blocks[i].handle.pool)
-            kvbm_slot_put(pool, blocks[i].handle.block + 1);
+        if (!blocks[i].handle.pool)
+            continue;
+        pool->slots[blocks[i].handle.block + 1].flags &= (uint8_t)~SLOT_CLAIMED;
+        kvbm_slot_put(pool, blocks[i].handle.block + 1);
     }
     kvbm_unlock(pool->registry);
     if (err == 0 && n)

@@ -6,8 +6,11 @@
 #include <stddef.h>
 #include <sys/mman.h>
 
-/** NULL when out of address space. *@mapped is what kvbm_unmap wants to know. */
-static inline void *kvbm_map(size_t bytes, size_t *mapped)
+/**
+ * NULL when out of address space. *@mapped is what kvbm_unmap wants to know. Of the @bytes, the first @dense
+ * will all be used, the rest here and there.
+ */
+static inline void *kvbm_map_dense(size_t bytes, size_t dense, size_t *mapped)
 {
     size_t len = (bytes + 4095) & ~(size_t)4095;
     void *memory =
@@ -15,10 +18,16 @@ static inline void *kvbm_map(size_t bytes, size_t *mapped)
 
     if (memory == MAP_FAILED)
         return NULL;
-    if (len >= 4u << 20) /* random access all over it: misses of the TLB are half the cost */
-        madvise(memory, len, MADV_HUGEPAGE);
+    dense = (dense + 4095) & ~(size_t)4095;
+    if (dense >= 4u << 20) /* random access all over it: misses of the TLB are half the cost */
+        madvise(memory, dense, MADV_HUGEPAGE);
     *mapped = len;
     return memory;
+}
+
+static inline void *kvbm_map(size_t bytes, size_t *mapped)
+{
+    return kvbm_map_dense(bytes, bytes, mapped);
 }
 
 static inline void kvbm_unmap(void *memory, size_t mapped)

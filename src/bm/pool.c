@@ -97,11 +97,15 @@ static bool groups_taken(const struct kvbm_registry *r, enum kv_tier tier, uint6
 
 static int map_all(struct kvbm_pool *pool, const struct kvbm_pool_opts *opts)
 {
-    size_t n = (size_t)opts->n_blocks + 1;
+    size_t n = (size_t)opts->n_blocks + 1, ends;
 
-    pool->slots = kvbm_map(n * sizeof(*pool->slots), &pool->slots_mapped);
+    if (kvbm_evict_init(&pool->evict, opts) < 0)
+        return -ENOMEM;
+    ends = kvbm_evict_ends(&pool->evict);
+    pool->slots = kvbm_map_dense((n + ends) * sizeof(*pool->slots), n * sizeof(*pool->slots),
+                                 &pool->slots_mapped);
     pool->free = kvbm_map(n * sizeof(*pool->free), &pool->free_mapped);
-    if (!pool->slots || !pool->free || kvbm_evict_init(&pool->evict, opts) < 0)
+    if (!pool->slots || !pool->free)
         return -ENOMEM;
     if (pool->evict.policy == KVBM_EVICT_LFU && kvbm_sketch_init(&pool->sketch, opts->n_blocks) < 0)
         return -ENOMEM;
@@ -235,24 +239,6 @@ int kvbm_pool_destroy(struct kvbm_pool *pool)
 
 /* ---- the moves of a slot ---- */
 
-int64_t kvbm_slot_of(struct kvbm_pool *pool, const struct kvbm_handle *handle)
-{
-    const struct kvbm_slot *slot;
-
-    if (!handle->pool)
-        return -EINVAL;
-    if (handle->pool != pool)
-        return -EXDEV;
-    if (handle->block >= pool->n_blocks)
-        return -ERANGE;
-    slot = &pool->slots[handle->block + 1];
-    if (slot->refs <= slot->next || slot->generation != handle->generation) {
-        pool->stats.stale_handles++;
-        return -ESTALE;
-    }
-    return (int64_t)handle->block + 1;
-}
-
 void kvbm_slot_free(struct kvbm_pool *pool, uint32_t i)
 {
     struct kvbm_slot *slot = &pool->slots[i];
@@ -263,7 +249,6 @@ void kvbm_slot_free(struct kvbm_pool *pool, uint32_t i)
     slot->entry = 0;
     slot->refs = 0;
     slot->generation++;
-    slot->n_tokens = 0;
     slot->state = KVBM_RESET;
     slot->flags = 0;
     slot->priority = KVBM_PRIORITY_DEFAULT;
@@ -301,7 +286,8 @@ static void unregister(struct kvbm_pool *pool, uint32_t i)
     if (!e->tiers && e->link)
         kvbm_detach_all(r, e);
     kvbm_entry_put(r, slot->entry);
-    kvbm_retain_drop(pool, i);
+    if (KV_UNLIKELY(slot->flags & SLOT_RETAINED))
+        kvbm_retain_drop(pool, i);
     slot->entry = 0;
     slot->life++;
 }
@@ -357,16 +343,13 @@ void kvbm_slot_put(struct kvbm_pool *pool, uint32_t i)
  * In three passes, so that the cache misses of several blocks overlap: slots, then entries, then where
  * the table has them.
  */
-void kvbm_evict_blocks(struct kvbm_pool *pool, uint32_t *ret, size_t n)
+static void evict_some(struct kvbm_pool *pool, uint32_t *ret, size_t n)
 {
     struct kvbm_registry *r = pool->registry;
 
-    if (n)
-        kvbm_retain_expire(pool, n + KVBM_RETAIN_MORE);
-    for (size_t i = 0; i < n; i++) {
-        ret[i] = kvbm_evict_pop(pool);
+    kvbm_evict_pop(pool, ret, n);
+    for (size_t i = 0; i < n; i++)
         kvbm_prefetch_entry(r, pool->slots[ret[i]].entry);
-    }
     for (size_t i = 0; i < n; i++)
         kvbm_prefetch_home(r, kvbm_slot_entry(pool, &pool->slots[ret[i]])->tag);
     for (size_t i = 0; i < n; i++) {
@@ -375,6 +358,17 @@ void kvbm_evict_blocks(struct kvbm_pool *pool, uint32_t *ret, size_t n)
         pool->slots[ret[i]].priority = KVBM_PRIORITY_DEFAULT;
         pool->slots[ret[i]].state = KVBM_RESET;
     }
+}
+
+void kvbm_evict_blocks(struct kvbm_pool *pool, uint32_t *ret, size_t n)
+{
+    /* Lineage has fetched all of it already, and waits for one entry after the other; in between there is time. */
+    size_t some = pool->evict.policy == KVBM_EVICT_LINEAGE ? 1 : n;
+
+    if (n)
+        kvbm_retain_expire(pool, n + KVBM_RETAIN_MORE);
+    for (size_t done = 0; done < n; done += some)
+        evict_some(pool, ret + done, some);
     pool->n_inactive -= n;
     pool->stats.evictions += n;
 }
@@ -383,15 +377,19 @@ size_t kvbm_forget_inactive(struct kvbm_pool *pool)
 {
     size_t n = pool->n_inactive;
 
-    for (size_t i = 0; i < n; i++)
-        kvbm_slot_forget(pool, kvbm_evict_pop(pool));
+    for (size_t i = 0; i < n; i++) {
+        uint32_t first;
+
+        kvbm_evict_pop(pool, &first, 1);
+        kvbm_slot_forget(pool, first);
+    }
     pool->n_inactive = 0;
     return n;
 }
 
 /* ---- arrays of handles ---- */
 
-static void unclaim(struct kvbm_pool *pool, const struct kvbm_handle *handles, size_t n)
+void kvbm_unclaim(struct kvbm_pool *pool, const struct kvbm_handle *handles, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         if (handles[i].pool) /* a hole's number may be anything */
@@ -417,10 +415,9 @@ int kvbm_claim(struct kvbm_pool *pool, const struct kvbm_handle *handles, size_t
                 s->flags |= SLOT_CLAIMED;
         }
         if (err < 0) {
-            unclaim(pool, handles, i);
+            kvbm_unclaim(pool, handles, i);
             return err;
         }
     }
-    unclaim(pool, handles, n);
     return 0;
 }

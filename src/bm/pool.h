@@ -12,6 +12,8 @@
 #ifndef KVBM_BM_POOL_H
 #define KVBM_BM_POOL_H
 
+#include <errno.h>
+
 #include "base/error.h"
 #include "evict.h"
 #include "registry.h"
@@ -21,32 +23,33 @@
 
 /* Flags of slots. */
 #define SLOT_DUPLICATE 1u
-#define SLOT_RETAINED 2u /* its priority ends: .retained (retain.h) */
+#define SLOT_RETAINED 2u /* its priority ends (retain.h) */
 #define SLOT_INACTIVE 4u
 #define SLOT_LISTED 8u   /* in one of evict's lists: lineage lists leaves only */
 #define SLOT_CLAIMED 16u /* seen in the array of handles that is being checked */
 
+/*
+ * Blocks lie in memory as they come, so that what a call costs is the cache lines it waits for: a slot is half
+ * a line, and never in two.
+ */
 struct kvbm_slot {
     uint32_t entry;      /* Complete, Registered */
     uint32_t refs;       /* strong handles, and duplicates of it */
     uint32_t generation; /* of strong handles: changes with the state and at the last release */
     uint32_t life;       /* of weak handles: changes when the block stops being registered */
-    uint32_t prev;       /* inactive: neighbours in the list; a duplicate: prev is its primary */
+    uint32_t prev;       /* listed: neighbours in the list; a duplicate: prev is its primary */
     uint32_t next; /* likewise; of an active primary: how many duplicates lean on it; else 0 */
     union {
         uint32_t tokens; /* buffer of Partial and Complete, 0: none */
         uint32_t ahead;  /* inactive: became so some releases later (evict.h); 0: unknown */
+        uint32_t age;    /* inactive, lineage: its age class (evict.h) */
     };
-    uint32_t retained; /* place in the heap of priorities that end */
-    uint64_t tick;     /* when it became inactive */
-    uint16_t n_tokens; /* Partial */
     uint8_t state;
     uint8_t flags;
     uint8_t priority;
     uint8_t level; /* evict.h */
-    uint16_t unused;
 };
-_Static_assert(sizeof(struct kvbm_slot) == 48, "128 bytes a block, all told");
+_Static_assert(sizeof(struct kvbm_slot) == 32, "half a cache line");
 
 /** What a Partial block needs to know besides its tokens: in front of them in its buffer. */
 struct kvbm_start {
@@ -56,6 +59,7 @@ struct kvbm_start {
     uint32_t position;
     uint32_t group;
     uint32_t has_parent;
+    uint32_t n_tokens; /* so far */
 };
 #define KVBM_START_WORDS (sizeof(struct kvbm_start) / 4)
 
@@ -70,7 +74,7 @@ struct kvbm_pool {
     bool reject_duplicates, reset_on_release;
     const struct kvbm_layout *layout;
 
-    struct kvbm_slot *slots; /* [n_blocks + 1] */
+    struct kvbm_slot *slots; /* [n_blocks + 1], and behind them the ends of evict's lists */
     size_t slots_mapped;
     uint32_t *free; /* ring */
     size_t free_mapped;
@@ -94,7 +98,14 @@ static inline struct kvbm_entry *kvbm_slot_entry(const struct kvbm_pool *pool,
 
 static inline void kvbm_prefetch_slot(const struct kvbm_pool *pool, uint32_t i)
 {
-    kvbm_prefetch(&pool->slots[i], sizeof(struct kvbm_slot));
+    __builtin_prefetch(&pool->slots[i], 1);
+}
+
+/** The start of a Partial slot. */
+static inline struct kvbm_start *kvbm_slot_start(const struct kvbm_pool *pool,
+                                                 const struct kvbm_slot *slot)
+{
+    return (struct kvbm_start *)kvbm_slab_at(&pool->tokens, slot->tokens);
 }
 
 /** The tokens of a slot that has a buffer. */
@@ -119,7 +130,23 @@ void kvbm_report_leaks(struct kvbm_pool *pool, uint64_t mutable, uint64_t immuta
 void kvbm_pool_start(struct kvbm_pool *pool);
 
 /** The slot number of a strong handle, or -ESTALE, -EXDEV, -EINVAL (zeroed), -ERANGE. */
-int64_t kvbm_slot_of(struct kvbm_pool *pool, const struct kvbm_handle *handle);
+static inline int64_t kvbm_slot_of(struct kvbm_pool *pool, const struct kvbm_handle *handle)
+{
+    const struct kvbm_slot *slot;
+
+    if (!handle->pool)
+        return -EINVAL;
+    if (handle->pool != pool)
+        return -EXDEV;
+    if (handle->block >= pool->n_blocks)
+        return -ERANGE;
+    slot = &pool->slots[handle->block + 1];
+    if (slot->refs <= slot->next || slot->generation != handle->generation) {
+        pool->stats.stale_handles++;
+        return -ESTALE;
+    }
+    return (int64_t)handle->block + 1;
+}
 
 static inline struct kvbm_handle kvbm_handle_of(struct kvbm_pool *pool, uint32_t i)
 {
@@ -146,11 +173,13 @@ size_t kvbm_forget_inactive(struct kvbm_pool *pool);
 
 /**
  * Check handles that are about to be consumed: each once in the array, in a state from @least to @most;
- * zeroed ones only where @holes are fine. Returns 0 or what is wrong with the first bad one; changes
- * nothing.
+ * zeroed ones only where @holes are fine. Returns 0 or what is wrong with the first bad one; then nothing has
+ * changed. Else their slots have SLOT_CLAIMED, which whoever consumes them takes off (so that it isn't a
+ * walk of its own), or kvbm_unclaim.
  */
 int kvbm_claim(struct kvbm_pool *pool, const struct kvbm_handle *handles, size_t n,
                enum kvbm_state least, enum kvbm_state most, bool holes);
+void kvbm_unclaim(struct kvbm_pool *pool, const struct kvbm_handle *handles, size_t n);
 
 /** Slot @i, mutable, becomes Complete as this key. The pool is locked. */
 int kvbm_stage(struct kvbm_pool *pool, uint32_t i, uint32_t group, const void *key,

@@ -13,8 +13,8 @@
  * An entry keeps the position under which it was first mentioned; who says otherwise is refused. So a
  * parent is always one position before its child, and no block is its own ancestor.
  */
-static uint32_t intern_at(struct kvbm_registry *r, uint32_t group, const void *key, uint32_t tag,
-                          uint32_t position)
+static inline uint32_t intern_at(struct kvbm_registry *r, uint32_t group, const void *key,
+                                 uint32_t tag, uint32_t position)
 {
     uint32_t i = kvbm_intern(r, group, key, tag);
     struct kvbm_entry *e = kvbm_entry(r, i);
@@ -25,8 +25,8 @@ static uint32_t intern_at(struct kvbm_registry *r, uint32_t group, const void *k
 }
 
 /* Slot @i names the key, which follows entry @parent. Room for an entry was reserved. */
-static int name_slot(struct kvbm_pool *pool, uint32_t i, uint32_t group, const void *key,
-                     uint32_t tag, uint32_t parent, uint32_t position)
+static inline int name_slot(struct kvbm_pool *pool, uint32_t i, uint32_t group, const void *key,
+                            uint32_t tag, uint32_t parent, uint32_t position)
 {
     uint32_t entry = intern_at(pool->registry, group, key, tag, position);
 
@@ -63,7 +63,7 @@ static int name_first(struct kvbm_pool *pool, uint32_t i, uint32_t group, const 
 static void becomes_complete(struct kvbm_pool *pool, uint32_t i)
 {
     pool->slots[i].state = KVBM_COMPLETE;
-    pool->slots[i].n_tokens = 0;
+    pool->slots[i].flags &= (uint8_t)~SLOT_CLAIMED;
     pool->slots[i].generation++;
     pool->stats.stagings++;
 }
@@ -137,8 +137,9 @@ static int complete_locked(struct kvbm_pool *pool, const struct kvbm_handle *han
 {
     int err = kvbm_claim(pool, handles, n, KVBM_RESET, KVBM_RESET, false);
 
-    if (err == 0)
-        err = kvbm_reserve(pool->registry, n + 1);
+    if (err < 0)
+        return err;
+    err = kvbm_reserve(pool->registry, n + 1);
     if (err == 0 && tokens)
         err = kvbm_slab_reserve(&pool->tokens, n);
     if (err == 0)
@@ -148,6 +149,8 @@ static int complete_locked(struct kvbm_pool *pool, const struct kvbm_handle *han
         if (tokens)
             keep_tokens(pool, handles[i].block + 1, tokens + i * pool->block_size);
     }
+    if (err < 0)
+        kvbm_unclaim(pool, handles, n);
     return err;
 }
 
@@ -203,6 +206,7 @@ static void becomes_registered(struct kvbm_pool *pool, struct kvbm_slot *slot)
 {
     drop_tokens(pool, slot);
     slot->state = KVBM_REGISTERED;
+    slot->flags &= (uint8_t)~SLOT_CLAIMED;
     slot->generation++;
     pool->n_mutable--;
     pool->n_immutable++;

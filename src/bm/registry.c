@@ -25,6 +25,7 @@ int kvbm_registry_create(const struct kvbm_registry_opts *opts, struct kvbm_regi
         return -ENOMEM;
     r->key_len = key_len;
     r->entry_bytes = (uint32_t)(sizeof(struct kvbm_entry) + (key_len + 3) / 4 * 4);
+    r->entry_bytes = KV_MAX(r->entry_bytes, (uint32_t)KVBM_LINE);
     r->events = KV_OPT(opts, events, NULL);
     if (getrandom(&r->seed, sizeof(r->seed), GRND_NONBLOCK) < 0)
         r->seed = (uint64_t)(uintptr_t)r;
@@ -82,12 +83,25 @@ int kvbm_registry_destroy(struct kvbm_registry *r)
 
 /* ---- the table ---- */
 
+/* The cell that names a key, or the empty one where it is to be named. */
+static inline __attribute__((always_inline)) struct kvbm_cell *
+table_find(const struct kvbm_registry *r, uint32_t group, const void *key, uint32_t tag)
+{
+    uint32_t at = kvbm_home(r, tag);
+
+    for (; r->table[at].entry; at = (at + 1) & r->table_mask) {
+        if (r->table[at].tag == tag && kvbm_is_key(r, r->table[at].entry, group, key))
+            break;
+    }
+    return &r->table[at];
+}
+
 static void table_insert(struct kvbm_registry *r, uint32_t tag, uint32_t entry)
 {
     uint32_t at = kvbm_home(r, tag);
 
     while (r->table[at].entry)
-        at = (at + 1) & kvbm_mask(r);
+        at = (at + 1) & r->table_mask;
     r->table[at] = (struct kvbm_cell){tag, entry};
 }
 
@@ -97,11 +111,11 @@ static void table_remove(struct kvbm_registry *r, uint32_t tag, uint32_t entry)
     uint32_t gap = kvbm_home(r, tag), at;
 
     while (r->table[gap].entry != entry)
-        gap = (gap + 1) & kvbm_mask(r);
-    for (at = (gap + 1) & kvbm_mask(r); r->table[at].entry; at = (at + 1) & kvbm_mask(r)) {
+        gap = (gap + 1) & r->table_mask;
+    for (at = (gap + 1) & r->table_mask; r->table[at].entry; at = (at + 1) & r->table_mask) {
         uint32_t home = kvbm_home(r, r->table[at].tag);
 
-        if (((at - home) & kvbm_mask(r)) < ((at - gap) & kvbm_mask(r)))
+        if (((at - home) & r->table_mask) < ((at - gap) & r->table_mask))
             continue; /* its home lies behind the gap */
         r->table[gap] = r->table[at];
         gap = at;
@@ -122,6 +136,8 @@ static int table_resize(struct kvbm_registry *r, uint32_t bits)
         return -ENOMEM;
     r->table = table;
     r->table_bits = bits;
+    r->table_mask = (uint32_t)(n - 1);
+    r->table_shift = 32 - bits;
     for (size_t i = 0; i < old_n; i++) {
         if (old[i].entry)
             table_insert(r, old[i].tag, old[i].entry);
@@ -178,11 +194,7 @@ int kvbm_registry_grow(struct kvbm_registry *r, uint64_t n_blocks)
 
 uint32_t kvbm_find(const struct kvbm_registry *r, uint32_t group, const void *key, uint32_t tag)
 {
-    for (uint32_t at = kvbm_home(r, tag); r->table[at].entry; at = (at + 1) & kvbm_mask(r)) {
-        if (r->table[at].tag == tag && kvbm_is_key(r, r->table[at].entry, group, key))
-            return r->table[at].entry;
-    }
-    return 0;
+    return table_find(r, group, key, tag)->entry;
 }
 
 /* ---- entries ---- */
@@ -210,20 +222,22 @@ static uint32_t entry_new(struct kvbm_registry *r)
 
 uint32_t kvbm_intern(struct kvbm_registry *r, uint32_t group, const void *key, uint32_t tag)
 {
-    uint32_t i = kvbm_find(r, group, key, tag);
+    struct kvbm_cell *cell = table_find(r, group, key, tag);
     struct kvbm_entry *e;
 
-    if (!i) {
-        i = entry_new(r);
-        e = kvbm_entry(r, i);
-        memset(e, 0, sizeof(*e));
+    if (cell->entry)
+        return cell->entry;
+    *cell = (struct kvbm_cell){tag, entry_new(r)};
+    r->live_entries++;
+    e = kvbm_entry(r, cell->entry);
+    memset(e, 0, sizeof(*e));
+    if (r->key_len == 8)
+        memcpy(e->key, key, 8);
+    else
         memcpy(e->key, key, r->key_len);
-        e->tag = tag;
-        e->group = (uint8_t)group;
-        table_insert(r, tag, i);
-        r->live_entries++;
-    }
-    return i;
+    e->tag = tag;
+    e->group = (uint8_t)group;
+    return cell->entry;
 }
 
 static void entry_free(struct kvbm_registry *r, uint32_t i)
@@ -240,18 +254,6 @@ void kvbm_entry_drop_unnamed(struct kvbm_registry *r, uint32_t i)
 {
     if (i && !kvbm_entry(r, i)->n_slots && !kvbm_entry(r, i)->n_children)
         entry_free(r, i);
-}
-
-void kvbm_entry_get(struct kvbm_registry *r, uint32_t i, uint32_t parent, uint32_t position)
-{
-    struct kvbm_entry *e = kvbm_entry(r, i);
-
-    if (e->n_slots++ > 0)
-        return;
-    e->parent = parent;
-    e->position = position;
-    if (parent)
-        kvbm_entry(r, parent)->n_children++;
 }
 
 void kvbm_entry_put(struct kvbm_registry *r, uint32_t i)

@@ -2,7 +2,7 @@
 /*
  * The registry: each key once, with the block that holds it in each tier.
  *
- *   table: open addressing                 entries: one a key, 44 bytes + the key
+ *   table: open addressing                 entries: one a key, 64 bytes or more
  *   ┌──────┬───────┐                       ┌───────────────────────────────────────────┐
  *   │ tag  │ entry ├──────────────────────►│ parent ─► entry of the block before       │
  *   ├──────┼───────┤                       │ slot[tier]: block of the pool that serves │
@@ -39,8 +39,10 @@ struct kvbm_entry {
     uint8_t group;
     uint8_t tiers; /* bit per tier with a slot */
     uint16_t unused;
-    uint8_t key[]; /* key_len, padded to 4 */
+    uint8_t key[]; /* key_len */
 };
+
+#define KVBM_LINE 64 /* of the cache: an entry with a key of up to 20 bytes has one of its own */
 
 struct kvbm_cell {
     uint32_t tag;
@@ -86,7 +88,7 @@ struct kvbm_registry {
     uint32_t live_entries;   /* in the table */
     uint32_t free_entry;     /* list */
     struct kvbm_cell *table; /* 2^table_bits cells */
-    uint32_t table_bits;
+    uint32_t table_bits, table_mask, table_shift; /* of a tag, to its home */
     size_t entries_mapped, table_mapped;
 
     struct kvbm_pool *pool[KV_N_TIERS][KVBM_MAX_GROUPS];
@@ -148,15 +150,9 @@ static inline bool kvbm_is_key(const struct kvbm_registry *r, uint32_t entry, ui
     return r->key_len == 8 ? !memcmp(e->key, key, 8) : !memcmp(e->key, key, r->key_len);
 }
 
-/** Of the table, as a number of a cell. */
-static inline uint32_t kvbm_mask(const struct kvbm_registry *r)
-{
-    return (uint32_t)((UINT64_C(1) << r->table_bits) - 1);
-}
-
 static inline uint32_t kvbm_home(const struct kvbm_registry *r, uint32_t tag)
 {
-    return tag >> (32 - r->table_bits);
+    return tag >> r->table_shift;
 }
 
 static inline void kvbm_prefetch_home(const struct kvbm_registry *r, uint32_t tag)
@@ -164,16 +160,13 @@ static inline void kvbm_prefetch_home(const struct kvbm_registry *r, uint32_t ta
     __builtin_prefetch(&r->table[kvbm_home(r, tag)]);
 }
 
-/* What is smaller than a cache line lies in two as often as not: fetch its first byte and its last. */
-static inline void kvbm_prefetch(const void *what, size_t len)
-{
-    __builtin_prefetch(what, 1);
-    __builtin_prefetch((const char *)what + len - 1, 1);
-}
-
 static inline void kvbm_prefetch_entry(const struct kvbm_registry *r, uint32_t i)
 {
-    kvbm_prefetch(kvbm_entry(r, i), r->entry_bytes);
+    const uint8_t *e = r->entries + (size_t)i * r->entry_bytes;
+
+    __builtin_prefetch(e, 1);
+    if (r->entry_bytes > KVBM_LINE)
+        __builtin_prefetch(e + r->entry_bytes - 1, 1);
 }
 
 /**
@@ -182,7 +175,7 @@ static inline void kvbm_prefetch_entry(const struct kvbm_registry *r, uint32_t i
  */
 static inline uint32_t kvbm_guess(const struct kvbm_registry *r, uint32_t tag)
 {
-    for (uint32_t at = kvbm_home(r, tag);; at = (at + 1) & kvbm_mask(r)) {
+    for (uint32_t at = kvbm_home(r, tag);; at = (at + 1) & r->table_mask) {
         if (!r->table[at].entry || r->table[at].tag == tag)
             return r->table[at].entry;
     }
@@ -201,7 +194,18 @@ uint32_t kvbm_intern(struct kvbm_registry *r, uint32_t group, const void *key, u
  * One more block names entry @i. It comes after entry @parent (0: first of a sequence), at @position: of
  * several blocks that say so the first is believed.
  */
-void kvbm_entry_get(struct kvbm_registry *r, uint32_t i, uint32_t parent, uint32_t position);
+static inline void kvbm_entry_get(struct kvbm_registry *r, uint32_t i, uint32_t parent,
+                                  uint32_t position)
+{
+    struct kvbm_entry *e = kvbm_entry(r, i);
+
+    if (e->n_slots++ > 0)
+        return;
+    e->parent = parent;
+    e->position = position;
+    if (parent)
+        kvbm_entry(r, parent)->n_children++;
+}
 
 /** Free entry @i (0: none) if nothing names it: it was interned in vain. */
 void kvbm_entry_drop_unnamed(struct kvbm_registry *r, uint32_t i);

@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "memory.h"
 #include "pool.h"
 
 #define CHILDREN ((size_t)KVBM_RETAIN_CHILDREN)
@@ -14,7 +15,7 @@
 static void put(struct kvbm_pool *pool, size_t at, struct kvbm_retained_one one)
 {
     pool->retained.heap[at] = one;
-    pool->slots[one.slot].retained = (uint32_t)at;
+    pool->retained.place[one.slot] = (uint32_t)at;
 }
 
 static size_t first_child(const struct kvbm_retained *all, size_t at)
@@ -51,6 +52,11 @@ int kvbm_retain_reserve(struct kvbm_pool *pool, size_t n)
     size_t capacity = KV_MIN(all->n + n, (size_t)pool->n_blocks);
     void *heap;
 
+    if (!all->place)
+        all->place =
+            kvbm_map(((size_t)pool->n_blocks + 1) * sizeof(*all->place), &all->place_mapped);
+    if (!all->place)
+        return -ENOMEM;
     if (capacity <= all->capacity)
         return 0;
     capacity = KV_MAX(capacity + capacity / 2, (size_t)16);
@@ -70,7 +76,7 @@ uint64_t kvbm_retain_until(uint64_t ttl_ms)
 void kvbm_retain_set(struct kvbm_pool *pool, uint32_t i, uint64_t when_ns)
 {
     struct kvbm_slot *slot = &pool->slots[i];
-    size_t at = slot->flags & SLOT_RETAINED ? slot->retained : pool->retained.n++;
+    size_t at = slot->flags & SLOT_RETAINED ? pool->retained.place[i] : pool->retained.n++;
 
     slot->flags |= SLOT_RETAINED;
     sift(pool, at, (struct kvbm_retained_one){when_ns, i});
@@ -84,8 +90,8 @@ void kvbm_retain_drop(struct kvbm_pool *pool, uint32_t i)
     if (!(slot->flags & SLOT_RETAINED))
         return;
     slot->flags &= (uint8_t)~SLOT_RETAINED;
-    if (slot->retained != --all->n)
-        sift(pool, slot->retained, all->heap[all->n]);
+    if (all->place[i] != --all->n)
+        sift(pool, all->place[i], all->heap[all->n]);
 }
 
 static void end(struct kvbm_pool *pool, uint32_t i)
@@ -118,10 +124,11 @@ uint64_t kvbm_retain_end(const struct kvbm_pool *pool, uint32_t i)
 {
     const struct kvbm_slot *slot = &pool->slots[i];
 
-    return slot->flags & SLOT_RETAINED ? pool->retained.heap[slot->retained].when_ns : 0;
+    return slot->flags & SLOT_RETAINED ? pool->retained.heap[pool->retained.place[i]].when_ns : 0;
 }
 
 void kvbm_retain_fini(struct kvbm_retained *retained)
 {
     free(retained->heap);
+    kvbm_unmap(retained->place, retained->place_mapped);
 }

@@ -28,6 +28,9 @@ struct kvbm_retained_one {
 struct kvbm_retained {
     struct kvbm_retained_one *heap;
     size_t n, capacity;
+    uint32_t *
+        place; /* [n_blocks + 1] in the heap, of slots with SLOT_RETAINED; NULL: there never were any */
+    size_t place_mapped;
 };
 
 /** Room for @n more. Returns 0 or -ENOMEM. */

@@ -18,6 +18,7 @@ static uint64_t metadata_bytes(const struct kvbm_pool *pool)
     return (uint64_t)pool->n_blocks * (sizeof(struct kvbm_slot) + sizeof(uint32_t)) +
            (uint64_t)pool->sketch.n_lines * 64 +
            (pool->acquired ? pool->n_blocks * sizeof(void *) : 0) +
+           (pool->retained.place ? pool->n_blocks * sizeof(uint32_t) : 0) +
            (table + r->n_entries * per_entry) * pool->n_blocks / KV_MAX(r->n_blocks, UINT64_C(1));
 }
 

@@ -430,6 +430,28 @@ static void test_lineage_ages_out(void **state)
     bm_close(&bm);
 }
 
+/* Age classes are counted in 32 bits: what is older than where they go round is older still. */
+static void test_lineage_ages_round(void **state)
+{
+    struct bm bm;
+    (void)state;
+
+    for (uint64_t before = 0; before < 12; before++) {
+        open_lineage(&bm, 8);
+        bm.pool->evict.tick = (UINT64_C(1) << 32) - before;
+        bm.pool->evict.base = bm.pool->evict.tick - 4000;
+        leave_at(bm.pool, 'A', 0, 0);
+        leave_at(bm.pool, 'X', 0, 0);
+        leave_at(bm.pool, 'B', 'A', 1);
+        leave_at(bm.pool, 'Y', 'X', 1);
+        for (uint64_t i = 0; i < 200; i++) /* the ring moves on, over the older ones */
+            leave_at(bm.pool, 'Z', 0, 0);
+        assert_int_equal(kvbm_registry_check(bm.registry), 0);
+        expect_order(&bm, (uint64_t[]){'B', 'A', 'Y', 'X', 'Z'}, 5);
+        bm_close(&bm);
+    }
+}
+
 /* Blocks of every age class, taken out from the middle while the ring of classes turns. */
 static void test_lineage_ring(void **state)
 {
@@ -468,7 +490,7 @@ int main(void)
         cmocka_unit_test(test_lineage_leaves), cmocka_unit_test(test_lineage_ages),
         cmocka_unit_test(test_lineage_ghosts), cmocka_unit_test(test_lineage_others),
         cmocka_unit_test(test_lineage_long),   cmocka_unit_test(test_lineage_ages_out),
-        cmocka_unit_test(test_lineage_ring),
+        cmocka_unit_test(test_lineage_ring),   cmocka_unit_test(test_lineage_ages_round),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
