@@ -197,21 +197,39 @@ static int check_pool(const struct kvbm_pool *pool, uint32_t *tally)
     return check_lists(pool, counts.listed);
 }
 
+/* Of both tables, as one row of cells. */
+static size_t n_cells(const struct kvbm_registry *r)
+{
+    return (r->table ? (size_t)1 << r->table_bits : 0) +
+           (r->old.cells ? (size_t)1 << r->old.bits : 0);
+}
+
+static struct kvbm_cell cell_at(const struct kvbm_registry *r, size_t i)
+{
+    size_t size = (size_t)1 << r->table_bits;
+    struct kvbm_cell cell = i < size ? r->table[i] : r->old.cells[i - size];
+
+    if (i >= size && cell.entry == KVBM_GONE)
+        cell.entry = 0;
+    return cell;
+}
+
 /* Each cell names an entry that is found where it is. */
 static int check_table(const struct kvbm_registry *r)
 {
     uint64_t n = 0;
 
-    for (size_t i = 0; r->table && i < (size_t)1 << r->table_bits; i++) {
+    for (size_t i = 0; i < n_cells(r); i++) {
+        struct kvbm_cell cell = cell_at(r, i);
         const struct kvbm_entry *e;
 
-        if (!r->table[i].entry)
+        if (!cell.entry)
             continue;
         n++;
-        MUST(r->table[i].entry <= r->n_entries);
-        e = kvbm_entry(r, r->table[i].entry);
-        MUST(e->tag == r->table[i].tag);
-        MUST(kvbm_find(r, e->group, e->key, e->tag) == r->table[i].entry);
+        MUST(cell.entry <= r->n_entries);
+        e = kvbm_entry(r, cell.entry);
+        MUST(e->tag == cell.tag);
+        MUST(kvbm_find(r, e->group, e->key, e->tag) == cell.entry);
         MUST(e->n_slots || e->n_children);
         MUST(e->n_slots || (!e->tiers && !e->parent && !e->link));
         MUST(!e->parent || kvbm_entry(r, e->parent)->position + 1 == e->position);
@@ -230,12 +248,14 @@ static int check_names(const struct kvbm_registry *r, uint32_t *slots, uint32_t 
         for (uint32_t i = 1; i <= pool->n_blocks; i++)
             slots[pool->slots[i].entry]++;
     }
-    for (size_t i = 0; r->table && i < (size_t)1 << r->table_bits; i++) {
-        if (r->table[i].entry)
-            children[kvbm_entry(r, r->table[i].entry)->parent]++;
+    for (size_t i = 0; i < n_cells(r); i++) {
+        uint32_t entry = cell_at(r, i).entry;
+
+        if (entry)
+            children[kvbm_entry(r, entry)->parent]++;
     }
-    for (size_t i = 0; r->table && i < (size_t)1 << r->table_bits; i++) {
-        uint32_t entry = r->table[i].entry;
+    for (size_t i = 0; i < n_cells(r); i++) {
+        uint32_t entry = cell_at(r, i).entry;
 
         MUST(!entry || kvbm_entry(r, entry)->n_slots == slots[entry]);
         MUST(!entry || kvbm_entry(r, entry)->n_children == children[entry]);

@@ -11,6 +11,7 @@
 #include "memory.h"
 
 #define MIN_TABLE_BITS 10
+#define UNMAP_BYTES ((size_t)1 << 20)
 
 int kvbm_registry_create(const struct kvbm_registry_opts *opts, struct kvbm_registry **ret)
 {
@@ -74,6 +75,7 @@ int kvbm_registry_destroy(struct kvbm_registry *r)
     pthread_mutex_destroy(&r->lock);
     kvbm_unmap(r->entries, r->entries_mapped);
     kvbm_unmap(r->table, r->table_mapped);
+    kvbm_unmap(r->old.memory, r->old.mapped);
     free(r->attachments);
     if (r->events)
         kvbm_events_use(r->events, false);
@@ -105,13 +107,105 @@ static void table_insert(struct kvbm_registry *r, uint32_t tag, uint32_t entry)
     r->table[at] = (struct kvbm_cell){tag, entry};
 }
 
+/* ---- the old table, while there is one ---- */
+
+static uint32_t old_next(const struct kvbm_registry *r, uint32_t at)
+{
+    return (at + 1) & (uint32_t)((UINT64_C(1) << r->old.bits) - 1);
+}
+
+/* The first cell from @at on with this tag; else an empty one. */
+static uint32_t old_tagged(const struct kvbm_registry *r, uint32_t at, uint32_t tag)
+{
+    const struct kvbm_cell *cells = r->old.cells;
+
+    while (cells[at].entry && (cells[at].entry == KVBM_GONE || cells[at].tag != tag))
+        at = old_next(r, at);
+    return at;
+}
+
+uint32_t kvbm_guess_old(const struct kvbm_registry *r, uint32_t tag)
+{
+    return r->old.cells[old_tagged(r, tag >> (32 - r->old.bits), tag)].entry;
+}
+
+static uint32_t old_find(const struct kvbm_registry *r, uint32_t group, const void *key,
+                         uint32_t tag)
+{
+    uint32_t at = old_tagged(r, tag >> (32 - r->old.bits), tag);
+
+    while (r->old.cells[at].entry && !kvbm_is_key(r, r->old.cells[at].entry, group, key))
+        at = old_tagged(r, old_next(r, at), tag);
+    return r->old.cells[at].entry;
+}
+
+static void old_remove(struct kvbm_registry *r, uint32_t tag, uint32_t entry)
+{
+    uint32_t at = tag >> (32 - r->old.bits);
+
+    while (r->old.cells[at].entry != entry)
+        at = old_next(r, at);
+    r->old.cells[at].entry = KVBM_GONE;
+}
+
+/* Move up to @n cells, which are neighbours in the new table, too. */
+static void move_cells(struct kvbm_registry *r, size_t n)
+{
+    struct kvbm_old_table *old = &r->old;
+    size_t size = (size_t)1 << old->bits, end = n < size - old->at ? old->at + n : size;
+
+    for (; old->at < end; old->at++) {
+        struct kvbm_cell *cell = &old->cells[old->at];
+
+        if (!cell->entry)
+            continue;
+        if (cell->entry != KVBM_GONE)
+            table_insert(r, cell->tag, cell->entry);
+        cell->entry = KVBM_GONE;
+    }
+    if (end == size)
+        old->cells = NULL;
+}
+
+/* Give up to @len bytes of its memory back, when all cells have moved. */
+static void unmap_some(struct kvbm_registry *r, size_t len)
+{
+    len = KV_MIN(len, r->old.mapped);
+    kvbm_unmap(r->old.memory, len);
+    r->old.memory += len;
+    r->old.mapped -= len;
+}
+
+static void finish_old(struct kvbm_registry *r)
+{
+    if (r->old.cells)
+        move_cells(r, SIZE_MAX);
+    unmap_some(r, SIZE_MAX);
+}
+
+/* The share of a call that adds up to @n entries. */
+static void work_on_old(struct kvbm_registry *r, size_t n)
+{
+    if (r->old.cells)
+        move_cells(r, 4 * n + 64);
+    else
+        unmap_some(r, UNMAP_BYTES);
+}
+
+/* ---- both ---- */
+
 /* Close the gap: whatever probed past it moves up, so that no marker of deletion is needed. */
 static void table_remove(struct kvbm_registry *r, uint32_t tag, uint32_t entry)
 {
     uint32_t gap = kvbm_home(r, tag), at;
 
-    while (r->table[gap].entry != entry)
+    while (r->table[gap].entry != entry) {
+        if (!r->table[gap].entry) {
+            old_remove(r, tag, entry);
+            return;
+        }
         gap = (gap + 1) & r->table_mask;
+    }
     for (at = (gap + 1) & r->table_mask; r->table[at].entry; at = (at + 1) & r->table_mask) {
         uint32_t home = kvbm_home(r, r->table[at].tag);
 
@@ -123,26 +217,27 @@ static void table_remove(struct kvbm_registry *r, uint32_t tag, uint32_t entry)
     r->table[gap].entry = 0;
 }
 
+/* A larger table; what is in the one before moves later. */
 static int table_resize(struct kvbm_registry *r, uint32_t bits)
 {
-    size_t n = (size_t)1 << bits, old_n = r->table ? (size_t)1 << r->table_bits : 0;
-    struct kvbm_cell *old = r->table, *table;
-    size_t old_mapped = r->table_mapped;
+    struct kvbm_cell *table;
+    size_t mapped;
 
     if (bits > 32) /* the tag has no more */
         return -ENOMEM;
-    table = kvbm_map(n * sizeof(*table), &r->table_mapped);
+    table = kvbm_map(sizeof(*table) << bits, &mapped);
     if (!table)
         return -ENOMEM;
+    finish_old(r); /* another one: pools were added, or many entries at once */
+    r->old = (struct kvbm_old_table){.cells = r->table,
+                                     .bits = r->table_bits,
+                                     .memory = (char *)r->table,
+                                     .mapped = r->table_mapped};
     r->table = table;
     r->table_bits = bits;
-    r->table_mask = (uint32_t)(n - 1);
+    r->table_mask = (uint32_t)((UINT64_C(1) << bits) - 1);
     r->table_shift = 32 - bits;
-    for (size_t i = 0; i < old_n; i++) {
-        if (old[i].entry)
-            table_insert(r, old[i].tag, old[i].entry);
-    }
-    kvbm_unmap(old, old_mapped);
+    r->table_mapped = mapped;
     return 0;
 }
 
@@ -194,7 +289,9 @@ int kvbm_registry_grow(struct kvbm_registry *r, uint64_t n_blocks)
 
 uint32_t kvbm_find(const struct kvbm_registry *r, uint32_t group, const void *key, uint32_t tag)
 {
-    return table_find(r, group, key, tag)->entry;
+    uint32_t i = table_find(r, group, key, tag)->entry;
+
+    return KV_UNLIKELY(!i && r->old.cells) ? old_find(r, group, key, tag) : i;
 }
 
 /* ---- entries ---- */
@@ -204,9 +301,16 @@ int kvbm_reserve(struct kvbm_registry *r, size_t n)
     uint64_t full = (uint64_t)r->live_entries + n;
     uint32_t bits = r->table_bits;
 
+    int err;
+
+    if (KV_UNLIKELY(r->old.mapped))
+        work_on_old(r, n);
     if (KV_LIKELY(full <= (UINT64_C(7) << bits) / 8))
         return 0;
-    return table_resize(r, KV_MAX(bits_for(full), bits + 1));
+    err = table_resize(r, KV_MAX(bits_for(full), bits + 1));
+    if (err == 0)
+        work_on_old(r, n);
+    return err;
 }
 
 static uint32_t entry_new(struct kvbm_registry *r)
@@ -227,6 +331,12 @@ uint32_t kvbm_intern(struct kvbm_registry *r, uint32_t group, const void *key, u
 
     if (cell->entry)
         return cell->entry;
+    if (KV_UNLIKELY(r->old.cells != NULL)) {
+        uint32_t old = old_find(r, group, key, tag);
+
+        if (old)
+            return old;
+    }
     *cell = (struct kvbm_cell){tag, entry_new(r)};
     r->live_entries++;
     e = kvbm_entry(r, cell->entry);

@@ -15,6 +15,11 @@
  * are never more than two entries a block. What lookups see is tiers: a ghost has none.
  *
  * All numbers of slots and entries start at 1, so that zeroed memory says "none".
+ *
+ * A table that has become too small isn't copied in one go: it is the old one from then on, and each call that
+ * adds entries moves a few of its cells, 4 per entry and 64 more, so that it is empty long before the new one is
+ * full. Until then what isn't found in the new one may be in the old one; a cell that was moved, or whose entry
+ * was freed, is GONE there: nothing is added to the old one, so nothing needs closing up.
  */
 #ifndef KVBM_BM_REGISTRY_H
 #define KVBM_BM_REGISTRY_H
@@ -23,6 +28,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#include "base/error.h"
 #include "base/xxh.h"
 #include "kvbm_events.h"
 #include "kvbm_pool.h"
@@ -47,6 +53,17 @@ struct kvbm_entry {
 struct kvbm_cell {
     uint32_t tag;
     uint32_t entry; /* 0: empty */
+};
+
+#define KVBM_GONE UINT32_MAX /* instead of an entry, in the old table */
+
+/* The table that cells are moved out of. */
+struct kvbm_old_table {
+    struct kvbm_cell *cells; /* NULL: all have moved */
+    uint32_t bits;
+    size_t at;    /* the next cell to move */
+    char *memory; /* what is still mapped of it: given back in pieces, too */
+    size_t mapped;
 };
 
 /*
@@ -89,6 +106,7 @@ struct kvbm_registry {
     uint32_t free_entry;     /* list */
     struct kvbm_cell *table; /* 2^table_bits cells */
     uint32_t table_bits, table_mask, table_shift; /* of a tag, to its home */
+    struct kvbm_old_table old;
     size_t entries_mapped, table_mapped;
 
     struct kvbm_pool *pool[KV_N_TIERS][KVBM_MAX_GROUPS];
@@ -169,16 +187,20 @@ static inline void kvbm_prefetch_entry(const struct kvbm_registry *r, uint32_t i
         __builtin_prefetch(e + r->entry_bytes - 1, 1);
 }
 
+/** kvbm_guess in the old table, which there is. */
+uint32_t kvbm_guess_old(const struct kvbm_registry *r, uint32_t tag);
+
 /**
  * First entry on the probe path of @tag whose tag is the same: most likely that of the key, to be fetched.
  * 0: there is none, the key is not in the table.
  */
 static inline uint32_t kvbm_guess(const struct kvbm_registry *r, uint32_t tag)
 {
-    for (uint32_t at = kvbm_home(r, tag);; at = (at + 1) & r->table_mask) {
-        if (!r->table[at].entry || r->table[at].tag == tag)
+    for (uint32_t at = kvbm_home(r, tag); r->table[at].entry; at = (at + 1) & r->table_mask) {
+        if (r->table[at].tag == tag)
             return r->table[at].entry;
     }
+    return KV_UNLIKELY(r->old.cells != NULL) ? kvbm_guess_old(r, tag) : 0;
 }
 
 /** The entry of a key, 0 when there is none. */
