@@ -385,15 +385,26 @@ struct kvbm_pool_stats {
     uint64_t inactive_pool_size;
     uint64_t metadata_bytes; /* of the pool, and its share of the registry */
 };
-/** All of one moment. */
+/** All of one moment. With a NULL nothing is done. */
 KV_API void kvbm_pool_get_stats(struct kvbm_pool *pool, struct kvbm_pool_stats *ret);
 
 /**
  * All pools of a registry as Prometheus text 0.0.4, label pool. Writes at most @cap bytes, always ended by a
  * NUL when cap > 0; returns the length it takes without it (so call again with more when that is >= @cap), or
- * -ENOMEM. Texts of several registries can't be put behind one another: they repeat the headings.
+ * -ENOMEM. Texts of several registries can't be put behind one another (they repeat the headings): kvbm_metrics.
  */
 KV_API long kvbm_registry_metrics(struct kvbm_registry *registry, char *to, size_t cap);
+
+struct kvbm_named_registry {
+    struct kvbm_registry *registry;
+    const char *name; /* UTF-8, no two the same */
+};
+/**
+ * The same of @n registries in one text, with a label registry in front of pool: for a process that has several.
+ * Their locks are taken one after the other. -EINVAL also for a name that isn't one.
+ */
+KV_API long kvbm_metrics(const struct kvbm_named_registry *registries, size_t n, char *to,
+                         size_t cap);
 
 /**
  * For people: a summary, and the first @max_blocks blocks that aren't free, a line each (state, handles, key,

@@ -7,6 +7,7 @@
 
 #include "base/buf.h"
 #include "base/error.h"
+#include "base/utf8.h"
 #include "pool.h"
 
 static uint64_t metadata_bytes(const struct kvbm_pool *pool)
@@ -37,6 +38,8 @@ static struct kvbm_pool_stats stats_of(const struct kvbm_pool *pool)
 
 void kvbm_pool_get_stats(struct kvbm_pool *pool, struct kvbm_pool_stats *ret)
 {
+    if (!pool || !ret)
+        return;
     kvbm_lock(pool->registry);
     *ret = stats_of(pool);
     kvbm_unlock(pool->registry);
@@ -81,46 +84,69 @@ static const struct {
 #undef GAUGE
 };
 
-static void put_label(struct kv_buf *out, const char *name)
+/* A pool of a registry: what it says of itself, at one moment for all of a registry. */
+struct row {
+    const char *registry; /* NULL: there is only one, without a name */
+    char pool[sizeof(((struct kvbm_pool *)0)->name)];
+    struct kvbm_pool_stats stats;
+};
+
+static void put_rows(struct kv_buf *rows, struct kvbm_registry *r, const char *name)
 {
-    for (; *name; name++) {
-        if (*name == '\\' || *name == '"')
-            kv_buf_printf(out, "\\%c", *name);
-        else if (*name == '\n')
-            kv_buf_printf(out, "\\n");
-        else
-            kv_buf_printf(out, "%c", *name);
+    kvbm_lock(r);
+    for (const struct kvbm_pool *pool = r->pools; pool; pool = pool->next) {
+        struct row row = {.registry = name, .stats = stats_of(pool)};
+
+        memcpy(row.pool, pool->name, sizeof(row.pool));
+        kv_buf_append(rows, &row, sizeof(row));
     }
+    kvbm_unlock(r);
 }
 
-static void render(const struct kvbm_registry *r, struct kv_buf *out)
+static void put_label(struct kv_buf *out, const char *label, const char *value)
+{
+    kv_buf_printf(out, "%s=\"", label);
+    for (; *value; value++) {
+        if (*value == '\\' || *value == '"')
+            kv_buf_printf(out, "\\%c", *value);
+        else if (*value == '\n')
+            kv_buf_puts(out, "\\n");
+        else
+            kv_buf_putc(out, *value);
+    }
+    kv_buf_putc(out, '"');
+}
+
+static void render(const struct row *rows, size_t n, struct kv_buf *out)
 {
     for (size_t f = 0; f < KV_COUNT(families); f++) {
         kv_buf_printf(out, "# HELP %s %s\n# TYPE %s %s\n", families[f].name, families[f].help,
                       families[f].name, families[f].type);
-        for (const struct kvbm_pool *pool = r->pools; pool; pool = pool->next) {
-            struct kvbm_pool_stats stats = stats_of(pool);
+        for (size_t i = 0; i < n; i++) {
             uint64_t value;
 
-            memcpy(&value, (const char *)&stats + families[f].offset, sizeof(value));
-            kv_buf_printf(out, "%s{pool=\"", families[f].name);
-            put_label(out, pool->name);
-            kv_buf_printf(out, "\"} %" PRIu64 "\n", value);
+            memcpy(&value, (const char *)&rows[i].stats + families[f].offset, sizeof(value));
+            kv_buf_printf(out, "%s{", families[f].name);
+            if (rows[i].registry) {
+                put_label(out, "registry", rows[i].registry);
+                kv_buf_putc(out, ',');
+            }
+            put_label(out, "pool", rows[i].pool);
+            kv_buf_printf(out, "} %" PRIu64 "\n", value);
         }
     }
 }
 
-long kvbm_registry_metrics(struct kvbm_registry *r, char *to, size_t cap)
+/* As much of the text of these rows as there is room for; its length. */
+static long render_to(const struct kv_buf *rows, char *to, size_t cap)
 {
     struct kv_buf out = {0};
-    long len;
+    long len = rows->error;
 
-    if (!r || (cap && !to))
-        return -EINVAL;
-    kvbm_lock(r);
-    render(r, &out);
-    kvbm_unlock(r);
-    len = out.error ? out.error : (long)out.len;
+    if (len == 0) {
+        render((const struct row *)(const void *)rows->data, rows->len / sizeof(struct row), &out);
+        len = out.error ? out.error : (long)out.len;
+    }
     if (len >= 0 && cap) {
         size_t n = KV_MIN((size_t)len, cap - 1);
 
@@ -128,5 +154,46 @@ long kvbm_registry_metrics(struct kvbm_registry *r, char *to, size_t cap)
         to[n] = 0;
     }
     kv_buf_fini(&out);
+    return len;
+}
+
+long kvbm_registry_metrics(struct kvbm_registry *r, char *to, size_t cap)
+{
+    struct kv_buf rows = {0};
+    long len;
+
+    if (!r || (cap && !to))
+        return -EINVAL;
+    put_rows(&rows, r, NULL);
+    len = render_to(&rows, to, cap);
+    kv_buf_fini(&rows);
+    return len;
+}
+
+/* Two of one name would be one series with two values. */
+static bool all_named(const struct kvbm_named_registry *all, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (!all[i].registry || !all[i].name || !kv_utf8_valid(all[i].name))
+            return false;
+        for (size_t k = 0; k < i; k++) {
+            if (!strcmp(all[i].name, all[k].name))
+                return false;
+        }
+    }
+    return true;
+}
+
+long kvbm_metrics(const struct kvbm_named_registry *registries, size_t n, char *to, size_t cap)
+{
+    struct kv_buf rows = {0};
+    long len;
+
+    if ((n && !registries) || (cap && !to) || !all_named(registries, n))
+        return -EINVAL;
+    for (size_t i = 0; i < n; i++)
+        put_rows(&rows, registries[i].registry, registries[i].name);
+    len = render_to(&rows, to, cap);
+    kv_buf_fini(&rows);
     return len;
 }

@@ -309,6 +309,66 @@ static void test_metrics_cut_short(void **state)
     close_world(&world);
 }
 
+static double value_in(const char *text, const char *name, const char *registry, const char *pool)
+{
+    struct kc_prom prom;
+    struct kc_sample sample;
+    char label[64], other[64];
+
+    kc_prom_init(&prom, text, strlen(text));
+    while (kc_prom_next(&prom, &sample)) {
+        if (sample.name.len == strlen(name) && !memcmp(sample.name.p, name, sample.name.len) &&
+            kc_sample_label(&sample, "pool", label, sizeof(label)) && !strcmp(label, pool) &&
+            kc_sample_label(&sample, "registry", other, sizeof(other)) && !strcmp(other, registry))
+            return sample.value;
+    }
+    return -1;
+}
+
+/* One text for all registries of a process: each heading once, each series once. */
+static void test_metrics_of_several(void **state)
+{
+    struct world worlds[3];
+    struct kvbm_named_registry all[3] = {
+        {.name = "model-a"}, {.name = "b \"quoted\\\"\n"}, {.name = ""}};
+    char text[32768], one[16384], cut[100];
+    struct kvbm_mutable blocks[3];
+    long len;
+    (void)state;
+
+    for (size_t i = 0; i < 3; i++) {
+        worlds[i] = open_world((struct kvbm_pool_opts){.n_blocks = 10 + (uint32_t)i});
+        all[i].registry = worlds[i].registry;
+        assert_int_equal(kvbm_pool_allocate(worlds[i].pool, i, blocks, NULL), 0);
+        assert_int_equal(kvbm_pool_release_mutable(worlds[i].pool, blocks, i), 0);
+    }
+    len = kvbm_metrics(all, 3, text, sizeof(text));
+    assert_int_equal(len, strlen(text));
+    assert_int_equal(kvbm_metrics(all, 3, NULL, 0), len);
+    assert_true(kvbm_registry_metrics(all[0].registry, one, sizeof(one)) < (long)sizeof(one));
+    assert_int_equal(check_format(text), 3 * check_format(one));
+    for (size_t i = 0; i < 3; i++) {
+        assert_true(value_in(text, "kvbm_total_blocks", all[i].name, "device") == 10.0 + (double)i);
+        assert_true(value_in(text, "kvbm_allocations_total", all[i].name, "device") == (double)i);
+    }
+    memset(cut, 'x', sizeof(cut));
+    assert_int_equal(kvbm_metrics(all, 3, cut, 60), len);
+    assert_int_equal(strlen(cut), 59);
+    assert_memory_equal(cut, text, 59);
+    assert_true(kvbm_metrics(NULL, 0, text, sizeof(text)) > 0);
+    assert_int_equal(check_format(text), 0);
+    assert_int_equal(kvbm_metrics(NULL, 1, text, sizeof(text)), -EINVAL);
+    assert_int_equal(kvbm_metrics(all, 3, NULL, 1), -EINVAL);
+    all[1].name = "not \xff";
+    assert_int_equal(kvbm_metrics(all, 3, text, sizeof(text)), -EINVAL);
+    all[1].name = NULL;
+    assert_int_equal(kvbm_metrics(all, 3, text, sizeof(text)), -EINVAL);
+    all[1].name = "model-a";
+    assert_int_equal(kvbm_metrics(all, 3, text, sizeof(text)), -EINVAL);
+    for (size_t i = 0; i < 3; i++)
+        close_world(&worlds[i]);
+}
+
 /* Two pools under one label would be one series with two values. */
 static void test_names_differ(void **state)
 {
@@ -572,6 +632,7 @@ int main(void)
         cmocka_unit_test(test_rejected_duplicates),
         cmocka_unit_test(test_metrics),
         cmocka_unit_test(test_metrics_cut_short),
+        cmocka_unit_test(test_metrics_of_several),
         cmocka_unit_test(test_names_differ),
         cmocka_unit_test(test_dump),
         cmocka_unit_test(test_a_dump_stops_nobody),
