@@ -8,7 +8,7 @@
  * kv-indexer follows a block manager).
  *
  * There are two kinds of change, and each carries what consolidates them over tiers: stored in a tier (first:
- * in none before) and removed from a tier (last: now in none).
+ * in none before) and removed from a tier (last: now in none). A NULL where there must be something is -EINVAL.
  */
 #ifndef KVBM_EVENTS_H
 #define KVBM_EVENTS_H
@@ -128,6 +128,7 @@ struct kvbm_events_stats {
     uint64_t batches;          /* handed out */
     uint64_t queued_bytes;     /* waiting to be taken out */
 };
+/** With a NULL nothing is done. */
 KV_API void kvbm_events_get_stats(struct kvbm_events *events, struct kvbm_events_stats *ret);
 
 #ifdef __cplusplus

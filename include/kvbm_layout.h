@@ -27,7 +27,8 @@
  *
  * A storage must hold data bytes from its aligned address on: data bytes + alignment - 1 always do.
  *
- * Errors are negative errno values, and the reason goes to the log; a failing call changes nothing.
+ * Errors are negative errno values, and the reason goes to the log; a failing call changes nothing. A NULL
+ * where there must be something is -EINVAL, or, where no error can be returned, 0 or NULL and nothing done.
  */
 #ifndef KVBM_LAYOUT_H
 #define KVBM_LAYOUT_H

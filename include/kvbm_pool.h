@@ -31,7 +31,7 @@
  * batch, not per block) for a time in proportion to the batch. Callbacks run without it, except where
  * said. Nothing waits, nothing spins: what can't be had is an error at once.
  *
- * Errors, besides those named: -EINVAL arguments that make no sense; -EBADFD the block is in another
+ * Errors, besides those named: -EINVAL arguments that make no sense, NULL among them; -EBADFD the block is in another
  * state than the operation needs; -ESTALE; -EXDEV; -ERANGE an index that isn't; -ENOMEM.
  */
 #ifndef KVBM_POOL_H

@@ -14,7 +14,8 @@
  * older one); the two agree when the salt hash is 0. A sequence hash stands for the whole prefix up to
  * and with its block, and is what blocks are registered under.
  *
- * Errors are negative errno values; a failing call changes nothing.
+ * Errors are negative errno values; a failing call changes nothing. A NULL where there must be something is
+ * -EINVAL, or, where no error can be returned, 0 or NULL and nothing done.
  */
 #ifndef KVBM_TOKENS_H
 #define KVBM_TOKENS_H

@@ -101,12 +101,12 @@ static int release(struct kvbm_pool *pool, struct kvbm_handle *handles, size_t n
 
 int kvbm_pool_release_mutable(struct kvbm_pool *pool, struct kvbm_mutable *blocks, size_t n)
 {
-    return release(pool, n ? &blocks->handle : NULL, n, KVBM_RESET, KVBM_PARTIAL);
+    return release(pool, n && blocks ? &blocks->handle : NULL, n, KVBM_RESET, KVBM_PARTIAL);
 }
 
 int kvbm_pool_release_complete(struct kvbm_pool *pool, struct kvbm_complete *blocks, size_t n)
 {
-    return release(pool, n ? &blocks->handle : NULL, n, KVBM_COMPLETE, KVBM_COMPLETE);
+    return release(pool, n && blocks ? &blocks->handle : NULL, n, KVBM_COMPLETE, KVBM_COMPLETE);
 }
 
 int kvbm_mutable_release(struct kvbm_mutable *block)

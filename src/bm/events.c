@@ -407,6 +407,8 @@ int kvbm_events_flush(struct kvbm_events *events, uint32_t timeout_ms)
 
 void kvbm_events_get_stats(struct kvbm_events *events, struct kvbm_events_stats *ret)
 {
+    if (!events || !ret)
+        return;
     pthread_mutex_lock(&events->lock);
     *ret = events->stats;
     ret->queued_bytes = events->filling.len;

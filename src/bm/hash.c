@@ -15,12 +15,12 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
 
 uint64_t kvbm_salt_hash(const void *salt, size_t len)
 {
-    return kv_xxh64(len ? salt : "", len, 0);
+    return kv_xxh64(len && salt ? salt : "", salt ? len : 0, 0);
 }
 
 uint64_t kvbm_block_hash(uint64_t salt_hash, const uint32_t *tokens, size_t n)
 {
-    return kv_xxh64(tokens, n * sizeof(*tokens), salt_hash);
+    return tokens || !n ? kv_xxh64(tokens, n * sizeof(*tokens), salt_hash) : 0;
 }
 
 static inline uint64_t chain(uint64_t parent, uint64_t block_hash, uint64_t seed)
@@ -44,7 +44,7 @@ size_t kvbm_hash_tokens(const uint32_t *tokens, size_t n, uint32_t block_size, u
     uint64_t seed = chain_seed == KVBM_CHAIN_SEED_SALT ? salt_hash : 0;
     uint64_t above = parent ? *parent : 0;
     bool first = !parent;
-    size_t n_blocks = block_size ? n / block_size : 0;
+    size_t n_blocks = block_size && tokens ? n / block_size : 0;
 
     for (size_t i = 0; i < n_blocks; i++, first = false) {
         uint64_t hash = kvbm_block_hash(salt_hash, tokens + i * block_size, block_size);
@@ -82,6 +82,8 @@ uint64_t kvbm_block_hash_mm(uint64_t salt_hash, const uint32_t *tokens, size_t n
     uint8_t frames[FRAMES * FRAME];
     XXH3_state_t state;
 
+    if (!tokens || !runs)
+        n_runs = 0;
     for (; n_runs && over(runs, first); n_runs--)
         runs++;
     if (!n_runs || (runs->start > first && runs->start - first >= n))

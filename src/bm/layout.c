@@ -361,17 +361,17 @@ void kvbm_layout_destroy(struct kvbm_layout *layout)
 
 const struct kvbm_layout_config *kvbm_layout_get_config(const struct kvbm_layout *layout)
 {
-    return &layout->config;
+    return layout ? &layout->config : NULL;
 }
 
 const struct kvbm_layout_shape *kvbm_layout_get_shape(const struct kvbm_layout *layout)
 {
-    return &layout->shape;
+    return layout ? &layout->shape : NULL;
 }
 
 struct kvbm_storage *kvbm_layout_storage(const struct kvbm_layout *layout, uint32_t layer)
 {
-    if (layer >= layout->config.num_layers)
+    if (!layout || layer >= layout->config.num_layers)
         return NULL;
     return layout->places[layout->n == 1 ? 0 : layer].storage;
 }
@@ -411,12 +411,16 @@ static int view(const struct kvbm_layout *layout, uint64_t block, uint32_t layer
 int kvbm_layout_region(const struct kvbm_layout *layout, uint64_t block, uint32_t layer,
                        uint32_t outer, struct kvbm_view *ret)
 {
+    if (!layout || !ret)
+        return -EINVAL;
     return view(layout, block, layer, outer, layout->shape.region_bytes, ret);
 }
 
 int kvbm_layout_layer(const struct kvbm_layout *layout, uint64_t block, uint32_t layer,
                       struct kvbm_view *ret)
 {
+    if (!layout || !ret)
+        return -EINVAL;
     if (layout->config.outer_dim > 1 && layout->shape.outer_stride != layout->shape.region_bytes)
         return -ENOTSUP;
     return view(layout, block, layer, 0, layout->shape.region_bytes * layout->config.outer_dim,
@@ -425,6 +429,8 @@ int kvbm_layout_layer(const struct kvbm_layout *layout, uint64_t block, uint32_t
 
 int kvbm_layout_block(const struct kvbm_layout *layout, uint64_t block, struct kvbm_view *ret)
 {
+    if (!layout || !ret)
+        return -EINVAL;
     if (layout->n > 1)
         return -ENOTSUP;
     if (layout->config.outer_dim > 1 && layout->shape.outer_stride != layout->shape.region_bytes)

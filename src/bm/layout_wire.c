@@ -69,9 +69,11 @@ static uint8_t *put_place(uint8_t *to, const struct kvbm_place *place)
 
 long kvbm_layout_serialise(const struct kvbm_layout *layout, void *to, size_t cap, size_t *needed)
 {
-    size_t len = HEAD_BYTES + (size_t)layout->n * PLACE_BYTES + SUM_BYTES;
+    size_t len = layout ? HEAD_BYTES + (size_t)layout->n * PLACE_BYTES + SUM_BYTES : 0;
     uint8_t *at = to;
 
+    if (!layout)
+        return -EINVAL;
     if (needed)
         *needed = len;
     if (!to || cap < len)

@@ -98,10 +98,10 @@ static size_t hash_full_blocks(struct kvbm_sequence *s)
 
 long kvbm_sequence_extend(struct kvbm_sequence *s, const uint32_t *tokens, size_t n)
 {
+    if (!s || (n && !tokens))
+        return -EINVAL;
     if (!n)
         return 0;
-    if (!tokens)
-        return -EINVAL;
     if (n > s->max_tokens - s->len)
         return -ENOSPC;
     if (reserve(s, s->len + n) < 0)
@@ -120,6 +120,8 @@ int kvbm_sequence_append(struct kvbm_sequence *s, uint32_t token)
 
 int kvbm_sequence_truncate(struct kvbm_sequence *s, size_t len)
 {
+    if (!s)
+        return -EINVAL;
     if (len > s->len)
         return -ERANGE;
     s->len = len;
@@ -129,11 +131,15 @@ int kvbm_sequence_truncate(struct kvbm_sequence *s, size_t len)
 
 int kvbm_sequence_unwind(struct kvbm_sequence *s, size_t n)
 {
+    if (!s)
+        return -EINVAL;
     return n > s->len ? -ERANGE : kvbm_sequence_truncate(s, s->len - n);
 }
 
 int kvbm_sequence_pop(struct kvbm_sequence *s, uint32_t *ret)
 {
+    if (!s)
+        return -EINVAL;
     if (!s->len)
         return -ENODATA;
     if (ret)
@@ -150,22 +156,27 @@ void kvbm_sequence_clear(struct kvbm_sequence *s)
 
 size_t kvbm_sequence_len(const struct kvbm_sequence *s)
 {
-    return s->len;
+    return s ? s->len : 0;
 }
 
 size_t kvbm_sequence_n_blocks(const struct kvbm_sequence *s)
 {
-    return s->n_blocks;
+    return s ? s->n_blocks : 0;
 }
 
 const uint32_t *kvbm_sequence_tail(const struct kvbm_sequence *s, size_t *n)
 {
-    *n = s->len - s->n_blocks * s->block_size;
+    if (n)
+        *n = s ? s->len - s->n_blocks * s->block_size : 0;
+    if (!s || !n)
+        return NULL;
     return s->tokens ? s->tokens + s->n_blocks * s->block_size : no_tokens;
 }
 
 int kvbm_sequence_block(const struct kvbm_sequence *s, size_t i, struct kvbm_token_block *ret)
 {
+    if (!s || !ret)
+        return -EINVAL;
     if (i >= s->n_blocks)
         return -ERANGE;
     *ret = (struct kvbm_token_block){
@@ -180,12 +191,12 @@ int kvbm_sequence_block(const struct kvbm_sequence *s, size_t i, struct kvbm_tok
 
 const uint32_t *kvbm_sequence_tokens(const struct kvbm_sequence *s, size_t start, size_t n)
 {
-    if (start > s->len || n > s->len - start)
+    if (!s || start > s->len || n > s->len - start)
         return NULL;
     return s->tokens ? s->tokens + start : no_tokens;
 }
 
 const uint64_t *kvbm_sequence_hashes(const struct kvbm_sequence *s)
 {
-    return s->hashes;
+    return s ? s->hashes : NULL;
 }

@@ -136,27 +136,30 @@ void kvbm_storage_destroy(struct kvbm_storage *storage)
 
 enum kvbm_storage_kind kvbm_storage_get_kind(const struct kvbm_storage *storage)
 {
-    return storage->kind;
+    return storage ? storage->kind : 0;
 }
 
 uint64_t kvbm_storage_bytes(const struct kvbm_storage *storage)
 {
-    return storage->bytes;
+    return storage ? storage->bytes : 0;
 }
 
 uint64_t kvbm_storage_addr(const struct kvbm_storage *storage)
 {
-    return storage->addr;
+    return storage ? storage->addr : 0;
 }
 
 uint64_t kvbm_storage_device_id(const struct kvbm_storage *storage)
 {
+    if (!storage)
+        return 0;
     return storage->kind == KVBM_STORAGE_DISK ? (uint64_t)storage->fd : storage->device_id;
 }
 
 void *kvbm_storage_host_memory(const struct kvbm_storage *storage)
 {
-    bool host = storage->kind == KVBM_STORAGE_SYSTEM || storage->kind == KVBM_STORAGE_PINNED;
+    bool host =
+        storage && (storage->kind == KVBM_STORAGE_SYSTEM || storage->kind == KVBM_STORAGE_PINNED);
 
     return host ? (void *)(uintptr_t)storage->addr : NULL;
 }
