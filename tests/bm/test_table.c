@@ -129,7 +129,7 @@ static void test_random(void **state)
     struct rng rng = {test_seed()};
     (void)state;
 
-    for (long round = test_rounds(20); round > 0; round--) {
+    for (long round = test_rounds(8); round > 0; round--) {
         uint32_t bits, forwards = 2 + rng_below(&rng, 10);
         long left_to_do = 40000, looks = 40;
 
