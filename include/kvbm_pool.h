@@ -144,7 +144,8 @@ struct kvbm_pool_opts {
 };
 
 /** Returns 0; -EINVAL (the log says what is wrong); -EEXIST: that tier has a pool for one of the groups, or
- * the registry one of that name; -ENOMEM. */
+ * the registry one of that name; -ENOMEM: also when its bookkeeping takes more than the machine, or the cgroup, has
+ * left. */
 KV_API int kvbm_pool_create(struct kvbm_registry *registry, const struct kvbm_pool_opts *opts,
                             struct kvbm_pool **ret);
 /**

@@ -3,7 +3,9 @@
 #ifndef KVBM_BM_MEMORY_H
 #define KVBM_BM_MEMORY_H
 
+#include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <sys/mman.h>
 
 /**
@@ -35,5 +37,18 @@ static inline void kvbm_unmap(void *memory, size_t mapped)
     if (memory)
         munmap(memory, mapped);
 }
+
+/**
+ * Bytes that this process could touch now without a visit of the out-of-memory killer: the least of what the
+ * machine has available (and swap), and of what its cgroup and those above leave it, versions 1 and 2. What
+ * can't be read limits nothing. @root: where /proc and /sys are, "" but in tests.
+ */
+uint64_t kvbm_memory_available(const char *root);
+
+/**
+ * Whether @bytes can be had, @what for; if not, the log says so. What is little is never refused: to ask
+ * costs more. Nothing is reserved by it: who comes at the same time is told the same.
+ */
+bool kvbm_memory_is_there(uint64_t bytes, const char *what);
 
 #endif

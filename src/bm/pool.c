@@ -95,10 +95,27 @@ static bool groups_taken(const struct kvbm_registry *r, enum kv_tier tier, uint6
     return false;
 }
 
+/*
+ * What a pool of this kind touches sooner or later: all of its own arrays, an entry a block, the table. (Those of
+ * parents that were never registered come on top, if they come.)
+ */
+static uint64_t bytes_of(const struct kvbm_pool *pool, const struct kvbm_pool_opts *opts)
+{
+    uint64_t each = sizeof(struct kvbm_slot) + sizeof(uint32_t) + pool->registry->entry_bytes +
+                    2 * sizeof(struct kvbm_cell);
+
+    each += opts->eviction == KVBM_EVICT_LFU ? 8 : 0;
+    each += opts->eviction == KVBM_EVICT_LINEAGE ? sizeof(uint32_t) : 0;
+    each += opts->track_handles ? sizeof(void *) : 0;
+    return each * opts->n_blocks;
+}
+
 static int map_all(struct kvbm_pool *pool, const struct kvbm_pool_opts *opts)
 {
     size_t n = (size_t)opts->n_blocks + 1, ends;
 
+    if (!kvbm_memory_is_there(bytes_of(pool, opts), pool->name))
+        return -ENOMEM;
     if (kvbm_evict_init(&pool->evict, opts) < 0)
         return -ENOMEM;
     ends = kvbm_evict_ends(&pool->evict);

@@ -8,12 +8,12 @@
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
-#include <sys/sysinfo.h>
 #include <unistd.h>
 
 #include "base/error.h"
 #include "base/log.h"
 #include "base/thread.h"
+#include "memory.h"
 #include "storage.h"
 
 #define HUGE_PAGE ((size_t)2 << 20)
@@ -104,20 +104,11 @@ static char *map_aligned(size_t len, size_t alignment)
     return memory + before;
 }
 
-/* More than the machine has would be granted now and be its death when it is touched. */
-static bool more_than_there_is(size_t len)
-{
-    struct sysinfo info;
-
-    return sysinfo(&info) == 0 &&
-           len / info.mem_unit > (uint64_t)info.totalram + (uint64_t)info.totalswap;
-}
-
 static int system_open(struct kvbm_storage *storage, const struct kvbm_storage_opts *opts)
 {
     size_t page = opts->huge_pages ? HUGE_PAGE : (size_t)sysconf(_SC_PAGESIZE);
     size_t len = (opts->bytes + page - 1) / page * page;
-    char *memory = more_than_there_is(len) ? NULL : map_aligned(len, page);
+    char *memory = kvbm_memory_is_there(len, "a storage") ? map_aligned(len, page) : NULL;
     int err = 0;
 
     if (!memory)

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+/* How much memory there is to be had: the kernel grants any amount and kills when it is touched. */
+#include "memory.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/log.h"
+
+#define LITTLE ((uint64_t)16 << 20)
+#define PATH 4096
+
+/* ---- files of numbers ---- */
+
+/* The number in a file, UINT64_MAX for "max" and for what can't be read. */
+static uint64_t read_number(const char *path)
+{
+    uint64_t number = UINT64_MAX;
+    FILE *file = fopen(path, "re");
+
+    if (!file)
+        return UINT64_MAX;
+    if (fscanf(file, "%" SCNu64, &number) != 1)
+        number = UINT64_MAX;
+    fclose(file);
+    return number;
+}
+
+/* The sum of the numbers behind these words, each at the beginning of a line; -1: there are none. */
+static int64_t read_words(const char *path, const char *const *words, size_t n)
+{
+    char line[256], word[64];
+    int64_t sum = -1;
+    uint64_t number;
+    FILE *file = fopen(path, "re");
+
+    if (!file)
+        return -1;
+    while (fgets(line, sizeof(line), file)) {
+        if (sscanf(line, "%63[^: ]%*[: ]%" SCNu64, word, &number) != 2)
+            continue;
+        for (size_t i = 0; i < n; i++) {
+            if (!strcmp(word, words[i]))
+                sum = KV_MAX(sum, 0) + (int64_t)KV_MIN(number, (uint64_t)INT64_MAX / 4);
+        }
+    }
+    fclose(file);
+    return sum;
+}
+
+static uint64_t machine(const char *root)
+{
+    static const char *const words[] = {"MemAvailable", "SwapFree"};
+    char path[PATH];
+    int64_t kib;
+
+    snprintf(path, sizeof(path), "%s/proc/meminfo", root);
+    if (read_words(path, words, 1) < 0) /* swap alone says nothing */
+        return UINT64_MAX;
+    kib = read_words(path, words, KV_COUNT(words));
+    return kib > INT64_MAX / 1024 ? UINT64_MAX : (uint64_t)kib * 1024;
+}
+
+/* ---- cgroups ---- */
+
+/* Of either version, which name the same things differently. */
+struct version {
+    const char *mounted, *limit, *usage;
+    const char
+        *caches[2]; /* of memory.stat: file pages, which give way; of all groups below, too */
+};
+static const struct version v1 = {"/sys/fs/cgroup/memory",
+                                  "memory.limit_in_bytes",
+                                  "memory.usage_in_bytes",
+                                  {"total_inactive_file", "total_active_file"}};
+static const struct version v2 = {
+    "/sys/fs/cgroup", "memory.max", "memory.current", {"inactive_file", "active_file"}};
+
+static uint64_t group_left(const char *root, const struct version *v, const char *group)
+{
+    char path[PATH];
+    uint64_t limit, usage;
+    int64_t cache;
+
+    snprintf(path, sizeof(path), "%s%s%s/%s", root, v->mounted, group, v->limit);
+    limit = read_number(path);
+    if (limit == UINT64_MAX)
+        return UINT64_MAX;
+    snprintf(path, sizeof(path), "%s%s%s/%s", root, v->mounted, group, v->usage);
+    usage = read_number(path);
+    if (usage == UINT64_MAX)
+        return UINT64_MAX;
+    snprintf(path, sizeof(path), "%s%s%s/memory.stat", root, v->mounted, group);
+    cache = read_words(path, v->caches, KV_COUNT(v->caches));
+    usage -= cache > 0 ? KV_MIN((uint64_t)cache, usage) : 0;
+    return limit > usage ? limit - usage : 0;
+}
+
+/*
+ * The least of a group and all above it; @group is cut on the way. In a container its own path may not be there:
+ * then it is the root of what is mounted.
+ */
+static uint64_t groups_left(const char *root, const struct version *v, char *group)
+{
+    uint64_t least = group_left(root, v, ""), left;
+    char *slash;
+
+    while ((slash = strrchr(group, '/')) != NULL) {
+        left = group_left(root, v, group);
+        least = KV_MIN(least, left);
+        *slash = 0;
+    }
+    return least;
+}
+
+/* The group in a line of /proc/self/cgroup, if it is one that limits memory: "0::/a/b", "4:cpu,memory:/a". */
+static char *group_of(char *line, const struct version **v)
+{
+    char *controllers = strchr(line, ':'),
+         *group = controllers ? strchr(controllers + 1, ':') : NULL;
+
+    if (!group)
+        return NULL;
+    *group++ = 0;
+    group[strcspn(group, "\n")] = 0;
+    controllers++;
+    if (!*controllers) {
+        *v = &v2;
+        return group;
+    }
+    for (char *save, *one = strtok_r(controllers, ",", &save); one;
+         one = strtok_r(NULL, ",", &save)) {
+        if (!strcmp(one, "memory")) {
+            *v = &v1;
+            return group;
+        }
+    }
+    return NULL;
+}
+
+static uint64_t cgroups(const char *root)
+{
+    char line[PATH], path[PATH];
+    uint64_t least = UINT64_MAX;
+    FILE *file;
+
+    snprintf(path, sizeof(path), "%s/proc/self/cgroup", root);
+    file = fopen(path, "re");
+    if (!file)
+        return UINT64_MAX;
+    while (fgets(line, sizeof(line), file)) {
+        const struct version *v = NULL;
+        char *group = group_of(line, &v);
+
+        uint64_t left = group ? groups_left(root, v, group) : UINT64_MAX;
+
+        least = KV_MIN(least, left);
+    }
+    fclose(file);
+    return least;
+}
+
+uint64_t kvbm_memory_available(const char *root)
+{
+    uint64_t here = machine(root), group = cgroups(root);
+
+    return KV_MIN(here, group);
+}
+
+bool kvbm_memory_is_there(uint64_t bytes, const char *what)
+{
+    uint64_t available;
+    char quoted[128];
+
+    if (bytes <= LITTLE)
+        return true;
+    available = kvbm_memory_available("");
+    if (bytes <= available)
+        return true;
+    kv_log_warn("kvbm", "more memory than there is", "for=%s bytes=%" PRIu64 " available=%" PRIu64,
+                kv_log_quote(quoted, sizeof(quoted), what), bytes, available);
+    return false;
+}
