@@ -127,6 +127,10 @@ def test_collection_in_a_storm_of_kills():
     print(f"        KV_TEST_SEED={SEED}")
     for options, seconds in (("", 7), ("?sums=files&zstd=1", 4)):
         with Store(options=options) as store:
+            waste = store.state.parent / "waste"  # so that there surely is something to collect, however slow the machine
+            waste.write_bytes(random.Random(SEED).randbytes(100000))
+            for command in (["save", store.uri, "waste", str(waste)], ["rm", store.uri, "waste"]):
+                subprocess.run([KVASIR, "store", *command, "--quiet"], check=True, timeout=60 * SLOW, stdout=subprocess.DEVNULL)
             storm = Storm(store, max(2, seconds * SCALE) * (2 if SANITIZED else 1), SEED)
             storm.rage([(storm.saver, 0), (storm.saver, 1), (storm.opaque_saver, 0), (storm.opaque_saver, 1), (storm.collector, 0),
                         (storm.collector, 1)])
