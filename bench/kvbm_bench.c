@@ -16,6 +16,7 @@
  * evict     allocate 16 from a full pool, in between other calls; and one after another ("drain")
  * memory    what the pool says, and what the process grows by
  * hash      tokens to block and sequence hashes
+ * latency   one cache miss, of as much memory as a pool's bookkeeping: what all of the above wait for
  *
  * Per block and, but for threads, of the thread's own time: other programs may be running. Each the median of windows; the yardstick (kvbm_naive.h) does the same in the same run.
  */
@@ -24,6 +25,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -674,6 +676,46 @@ static void bench_hash(void)
     free(hashes);
 }
 
+/* ---- latency ---- */
+
+struct line {
+    struct line *next;
+    char rest[56];
+};
+
+/* Once around all lines, in random order, each naming the next: nothing overlaps. */
+static void bench_latency(uint32_t n_blocks)
+{
+    size_t n = (size_t)n_blocks * 2, len = n * sizeof(struct line), per = n / WINDOWS;
+    struct line *lines =
+        mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    struct line *at = lines;
+    double each[WINDOWS];
+
+    must(lines != MAP_FAILED && per, "no memory");
+    madvise(lines, len, MADV_HUGEPAGE);
+    for (size_t i = 0; i < n; i++)
+        lines[i].next = &lines[i];
+    for (size_t i = n - 1, j; i > 0; i--) { /* one cycle through all (Sattolo) */
+        struct line *next = lines[i].next;
+
+        j = mix(i) % i;
+        lines[i].next = lines[j].next;
+        lines[j].next = next;
+    }
+    for (size_t w = 0; w < WINDOWS; w++) {
+        uint64_t begin = cpu_ns();
+
+        for (size_t i = 0; i < per; i++)
+            at = at->next;
+        each[w] = (double)(cpu_ns() - begin) / (double)per;
+    }
+    printf("{\"figure\":\"kvbm_latency\",\"mib\":%zu,\"clock\":\"thread\",\"windows\":%d,"
+           "\"ns\":%.1f,\"at\":%d}\n",
+           len >> 20, WINDOWS, median(each, WINDOWS), at == lines);
+    munmap(lines, len);
+}
+
 int main(int argc, char **argv)
 {
     const char *figure = argc > 1 ? argv[1] : "all";
@@ -696,6 +738,8 @@ int main(int argc, char **argv)
         bench_evict(n_blocks);
     if (all || !strcmp(figure, "memory"))
         bench_memory(n);
+    if (all || !strcmp(figure, "latency"))
+        bench_latency(n);
     if (all || !strcmp(figure, "hash"))
         bench_hash();
     return 0;
