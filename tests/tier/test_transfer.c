@@ -34,6 +34,19 @@ static struct kvbm_storage_opts system_memory(void)
                                       .kind = KVBM_STORAGE_SYSTEM};
 }
 
+static struct kvbm_layout_config plain(void)
+{
+    return (struct kvbm_layout_config){.size = sizeof(struct kvbm_layout_config),
+                                       .kind = KVBM_FULLY_CONTIGUOUS,
+                                       .num_blocks = 8,
+                                       .num_layers = 3,
+                                       .outer_dim = 2,
+                                       .page_size = 4,
+                                       .inner_dim = 24,
+                                       .num_heads = 4,
+                                       .dtype = KVX_DTYPE_F16};
+}
+
 static void test_every_pair(void **state)
 {
     struct kvbm_storage_opts memory = system_memory();
@@ -62,6 +75,114 @@ static void test_every_pair(void **state)
         kvbm_layout_destroy(b);
     }
     assert_int_equal(done, rounds);
+    kvbm_engine_destroy(engine);
+}
+
+/* The same with a file on one side: pages of O_DIRECT that are shared with what isn't to change, and pieces that aren't. */
+static void test_files(void **state)
+{
+    struct kvbm_engine_opts opts = {.size = sizeof(opts), .n_threads = 1, .io_depth = 3};
+    struct kvbm_storage_opts memory = system_memory(),
+                             file = {.size = sizeof(file), .kind = KVBM_STORAGE_DISK};
+    struct kvbm_engine *engines[2];
+    struct rng rng = {test_seed()};
+    long refused = 0, rounds = test_rounds(400);
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        opts.io = i ? KVBM_IO_THREADS : KVBM_IO_AUTO;
+        assert_int_equal(kvbm_engine_create(&opts, &engines[i]), 0);
+    }
+    for (long i = 0; i < rounds; i++) {
+        struct kvbm_transfer t = {.flow = rng_below(&rng, 2)};
+        bool to_file = rng_below(&rng, 2), converts;
+        struct kvbm_layout_config c[2];
+        uint32_t src[64], dst[64];
+        struct kvbm_layout *a, *b;
+        int rc;
+
+        unit_configs(&rng, c);
+        c[0].alignment = rng_below(&rng, 2) ? 4096 : c[0].alignment;
+        c[1].alignment = rng_below(&rng, 2) ? 4096 : c[1].alignment;
+        file.direct = rng_below(&rng, 2);
+        a = unit_layout(&c[0], to_file ? &memory : &file);
+        b = unit_layout(&c[1], to_file ? &file : &memory);
+        t.src = a;
+        t.dst = b;
+        unit_ranges(&rng, &t, src, dst);
+        rc = unit_round(engines[i % 2], &t, &rng);
+        converts =
+            c[0].dtype != c[1].dtype || c[0].order != c[1].order || c[0].order == KVBM_ORDER_NHD;
+        assert_true(rc == 0 || (rc == -ENOTSUP && to_file && t.n_heads && converts));
+        refused += rc < 0;
+        kvbm_layout_destroy(a);
+        kvbm_layout_destroy(b);
+    }
+    assert_true(refused < rounds / 2);
+    kvbm_engine_destroy(engines[0]);
+    kvbm_engine_destroy(engines[1]);
+}
+
+/* A file that was cut: what is beyond its end is missing, and said to be; the rest comes. */
+static void test_cut_file(void **state)
+{
+    struct kvbm_layout_config c = plain();
+    struct kvbm_storage_opts memory = system_memory(),
+                             file = {.size = sizeof(file), .kind = KVBM_STORAGE_DISK};
+    struct kvbm_engine *engine = engine_of(1);
+    struct kvbm_layout *a, *b;
+    uint32_t ids[64];
+    struct rng rng = {test_seed()};
+    uint8_t ok[8];
+
+    (void)state;
+    c.num_blocks = 64;
+    c.alignment = 4096;
+    for (uint32_t i = 0; i < 64; i++)
+        ids[i] = 63 - i; /* each a piece of its own */
+    for (int direct = 0; direct < 2; direct++) {
+        struct kvbm_transfer t = {
+            .size = sizeof(t), .src_blocks = ids, .dst_blocks = ids, .n = 64, .ok = ok};
+        struct bytes from, want, got;
+        struct kvbm_done done;
+        bool lost[64];
+        int64_t id;
+
+        file.direct = direct;
+        a = unit_layout(&c, &file);
+        b = unit_layout(&c, &memory);
+        unit_fill(a, &rng, false);
+        unit_fill(b, &rng, false);
+        from = unit_snapshot(a);
+        want = unit_snapshot(b);
+        t.src = a;
+        t.dst = b;
+        for (int i = 0; i < 64; i++)
+            lost[i] = ids[i] >= 40;
+        unit_apply(&t, &from, &want, lost);
+        assert_int_equal(ftruncate((int)kvbm_storage_device_id(kvbm_layout_storage(a, 0)),
+                                   (off_t)(40 * kvbm_layout_get_shape(a)->block_stride)),
+                         0);
+        id = kvbm_engine_submit(engine, &t);
+        assert_true(id > 0);
+        assert_int_equal(kvbm_engine_wait(engine, (uint64_t)id, 60000, &done), 0);
+        assert_int_equal(done.status, -EIO);
+        assert_int_equal(done.n_ok, 40);
+        got = unit_snapshot(b);
+        for (uint32_t i = 0; i < 64; i++) {
+            size_t at = (size_t)(ids[i] * kvbm_layout_get_shape(b)->block_stride);
+
+            assert_int_equal(ok[i / 8] >> i % 8 & 1, !lost[i]);
+            if (!lost[i])
+                assert_memory_equal(got.at + at, want.at + at,
+                                    kvbm_layout_get_shape(b)->natural_block_bytes);
+        }
+        free(from.at);
+        free(want.at);
+        free(got.at);
+        kvbm_layout_destroy(a);
+        kvbm_layout_destroy(b);
+    }
     kvbm_engine_destroy(engine);
 }
 
@@ -202,19 +323,6 @@ static void test_joining(void **state)
 
 /* ---- what is refused ---- */
 
-static struct kvbm_layout_config plain(void)
-{
-    return (struct kvbm_layout_config){.size = sizeof(struct kvbm_layout_config),
-                                       .kind = KVBM_FULLY_CONTIGUOUS,
-                                       .num_blocks = 8,
-                                       .num_layers = 3,
-                                       .outer_dim = 2,
-                                       .page_size = 4,
-                                       .inner_dim = 24,
-                                       .num_heads = 4,
-                                       .dtype = KVX_DTYPE_F16};
-}
-
 static void refuses(struct kvbm_engine *engine, const struct kvbm_transfer *t, int err)
 {
     assert_int_equal(kvbm_engine_submit(engine, t), err);
@@ -341,7 +449,8 @@ static void test_copy(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_pair), cmocka_unit_test(test_large_and_many),
+        cmocka_unit_test(test_every_pair), cmocka_unit_test(test_files),
+        cmocka_unit_test(test_cut_file),   cmocka_unit_test(test_large_and_many),
         cmocka_unit_test(test_joining),    cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_within_one), cmocka_unit_test(test_copy),
     };
