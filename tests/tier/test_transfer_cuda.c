@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The engine's CUDA lanes on an emulated driver (emulated_cuda.c, emulated_backend.c): what is put on which stream and
+ * waited for, the arithmetic of pieces and launches, failures. What a real GPU does: tests/gpu/gpu_transfer.c.
+ */
+// clang-format off
+#include <stdarg.h>
+#include <setjmp.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+// clang-format on
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "transfer_unit.h"
+
+static void (*faults)(int copy, int event, int us);
+static int (*copies)(void);
+static int (*alive)(void);
+static void (*happen)(void *event);
+static int (*event_create)(void **ret, unsigned flags);
+static int (*event_record)(void *event, void *stream);
+static int (*event_destroy)(void *event);
+
+static struct kvbm_storage_opts device = {.size = sizeof(device), .kind = KVBM_STORAGE_DEVICE};
+static struct kvbm_storage_opts other_device = {
+    .size = sizeof(device), .kind = KVBM_STORAGE_DEVICE, .device_id = 1};
+static struct kvbm_storage_opts pinned = {.size = sizeof(pinned), .kind = KVBM_STORAGE_PINNED};
+static struct kvbm_storage_opts plain = {.size = sizeof(plain), .kind = KVBM_STORAGE_SYSTEM};
+
+static void find(void *library, const char *name, void *slot)
+{
+    void *symbol = dlsym(library, name);
+
+    assert_non_null(symbol);
+    memcpy(slot, &symbol, sizeof(symbol));
+}
+
+static int set_up(void **state)
+{
+    void *library = dlopen("libcuda.so.1", RTLD_NOW);
+    const char *folder = getenv("KV_BUILD_DIR");
+    char path[4096];
+
+    (void)state;
+    assert_non_null(library);
+    find(library, "emulated_cuda_faults", &faults);
+    find(library, "emulated_cuda_copies", &copies);
+    find(library, "emulated_cuda_alive", &alive);
+    find(library, "emulated_cuda_happen", &happen);
+    find(library, "cuEventCreate", &event_create);
+    find(library, "cuEventRecord", &event_record);
+    find(library, "cuEventDestroy_v2", &event_destroy);
+    snprintf(path, sizeof(path), "%s/tests/libkvx_emulated.so", folder ? folder : "build");
+    setenv("KVX_CUDA_LIBRARY", path, 1);
+    return 0;
+}
+
+static struct kvbm_engine *engine_of(void)
+{
+    struct kvbm_engine_opts opts = {.size = sizeof(opts), .n_threads = 1};
+    struct kvbm_engine *engine = NULL;
+
+    assert_int_equal(kvbm_engine_create(&opts, &engine), 0);
+    return engine;
+}
+
+static void test_every_pair(void **state)
+{
+    struct kvbm_storage_opts *pairs[][2] = {{&device, &pinned}, {&pinned, &device},
+                                            {&device, &device}, {&device, &plain},
+                                            {&plain, &device},  {&device, &other_device}};
+    struct kvbm_engine *engine = engine_of();
+    struct rng rng = {test_seed()};
+    long refused = 0, rounds = test_rounds(600);
+
+    (void)state;
+    faults(0, 0, 20);
+    for (long i = 0; i < rounds; i++) {
+        struct kvbm_transfer t = {.flow = rng_below(&rng, 2)};
+        size_t pair = rng_below(&rng, KV_COUNT(pairs));
+        bool unpinned = pairs[pair][0] == &plain || pairs[pair][1] == &plain;
+        struct kvbm_layout_config c[2];
+        uint32_t src[64], dst[64];
+        struct kvbm_layout *a, *b;
+        int rc;
+
+        unit_configs(&rng, c);
+        a = unit_layout(&c[0], pairs[pair][0]);
+        b = unit_layout(&c[1], pairs[pair][1]);
+        t.src = a;
+        t.dst = b;
+        unit_ranges(&rng, &t, src, dst);
+        rc = unit_round(engine, &t, &rng);
+        assert_true(rc == 0 || (rc == -ENOTSUP && unpinned));
+        refused += rc < 0;
+        kvbm_layout_destroy(a);
+        kvbm_layout_destroy(b);
+    }
+    assert_true(refused < rounds / 2);
+    kvbm_engine_destroy(engine);
+    assert_int_equal(alive(), 0);
+}
+
+/* Whole blocks by copy engines, a call for neighbours; small pieces by kernels; a chunk's worth a launch. */
+static void test_who_copies(void **state)
+{
+    struct kvbm_layout_config c = {.size = sizeof(c),
+                                   .kind = KVBM_FULLY_CONTIGUOUS,
+                                   .num_blocks = 32,
+                                   .num_layers = 4,
+                                   .outer_dim = 2,
+                                   .page_size = 16,
+                                   .inner_dim = 1024};
+    uint32_t ids[32];
+    struct kvbm_engine *engine = engine_of();
+    struct kvbm_layout *whole = unit_layout(&c, &device), *host = unit_layout(&c, &pinned), *layers,
+                       *unpinned = unit_layout(&c, &plain);
+    struct kvbm_transfer t = {
+        .size = sizeof(t), .dst = host, .src_blocks = ids, .dst_blocks = ids, .n = 32};
+    struct kvbm_done done;
+
+    (void)state;
+    c.kind = KVBM_LAYER_SEPARATE_BLOCK_CONTIGUOUS;
+    layers = unit_layout(&c, &device);
+    for (uint32_t i = 0; i < 32; i++)
+        ids[i] = i;
+    copies();
+    for (int i = 0; i < 3; i++) {
+        t.src = i == 0 ? whole : layers;
+        t.dst = i == 2 ? unpinned : host;
+        assert_int_equal(
+            kvbm_engine_wait(engine, (uint64_t)kvbm_engine_submit(engine, &t), 60000, &done), 0);
+        assert_int_equal(done.status, 0);
+        /* 256 KiB a block, 2 MiB a chunk; a kernel; 64 KiB a layer, and no kernel reaches the memory */
+        assert_int_equal(copies(), i == 0 ? 4 : i == 1 ? 0 : 32 * 4);
+    }
+    kvbm_engine_destroy(engine);
+    kvbm_layout_destroy(whole);
+    kvbm_layout_destroy(host);
+    kvbm_layout_destroy(unpinned);
+    kvbm_layout_destroy(layers);
+}
+
+/* A copy or a record that fails takes its chunk's blocks with it, no others, and nothing hangs. */
+static void test_failures(void **state)
+{
+    struct kvbm_layout_config c = {.size = sizeof(c),
+                                   .kind = KVBM_FULLY_CONTIGUOUS,
+                                   .num_blocks = 20,
+                                   .num_layers = 4,
+                                   .outer_dim = 2,
+                                   .page_size = 16,
+                                   .inner_dim = 8192};
+    struct kvbm_engine *engine = engine_of();
+    struct kvbm_layout *src = unit_layout(&c, &device), *dst = unit_layout(&c, &pinned);
+    uint32_t ids[20];
+    uint8_t ok[3];
+    struct kvbm_transfer t = {.size = sizeof(t),
+                              .src = src,
+                              .dst = dst,
+                              .src_blocks = ids,
+                              .dst_blocks = ids,
+                              .n = 20,
+                              .ok = ok};
+    struct rng rng = {test_seed()};
+
+    (void)state;
+    for (uint32_t i = 0; i < 20; i++)
+        ids[i] = i;
+    for (int copy = 0; copy < 2; copy++) {
+        struct bytes from, got;
+        struct kvbm_done done;
+        uint32_t lost = 0;
+        size_t block = (size_t)kvbm_layout_get_shape(src)->natural_block_bytes;
+
+        unit_fill(src, &rng, false);
+        unit_fill(dst, &rng, false);
+        faults(copy ? 7 : 0, copy ? 0 : 5, 100);
+        assert_int_equal(
+            kvbm_engine_wait(engine, (uint64_t)kvbm_engine_submit(engine, &t), 60000, &done), 0);
+        assert_int_equal(done.status, -EIO);
+        from = unit_snapshot(src);
+        got = unit_snapshot(dst);
+        for (uint32_t i = 0; i < 20; i++) {
+            if (ok[i / 8] >> i % 8 & 1)
+                assert_memory_equal(from.at + i * block, got.at + i * block, block);
+            else
+                lost++;
+        }
+        assert_int_equal(lost, 1);
+        assert_int_equal(done.n_ok, 19);
+        free(from.at);
+        free(got.at);
+        faults(0, 0, 0);
+    }
+    kvbm_engine_destroy(engine);
+    kvbm_layout_destroy(src);
+    kvbm_layout_destroy(dst);
+    assert_int_equal(alive(), 0);
+}
+
+/* Nothing is read before the event; what waits for one can be given up; others aren't kept waiting. */
+static void test_events(void **state)
+{
+    struct kvbm_layout_config c = {.size = sizeof(c),
+                                   .kind = KVBM_FULLY_CONTIGUOUS,
+                                   .num_blocks = 4,
+                                   .num_layers = 2,
+                                   .outer_dim = 2,
+                                   .page_size = 16,
+                                   .inner_dim = 64};
+    struct kvbm_engine *engine = engine_of();
+    struct kvbm_layout *src = unit_layout(&c, &device), *dst = unit_layout(&c, &pinned);
+    const uint32_t a = 0, b = 1;
+    struct kvbm_transfer t = {.size = sizeof(t),
+                              .src = src,
+                              .dst = dst,
+                              .src_blocks = &a,
+                              .dst_blocks = &a,
+                              .n = 1},
+                         next = t;
+    unsigned char *to = kvbm_storage_host_memory(kvbm_layout_storage(dst, 0));
+    struct kvbm_done done;
+    int64_t first, late, given_up;
+    void *event;
+
+    (void)state;
+    next.src_blocks = next.dst_blocks = &b;
+    assert_int_equal(event_create(&event, 0), 0);
+    assert_int_equal(event_record(event, NULL), 0);
+    memset(to, 0, 16);
+    t.ready_event = event;
+    first = kvbm_engine_submit(engine, &t);
+    given_up = kvbm_engine_submit(engine, &t);
+    t.deadline_ns = kv_now_ns() + 5 * KV_NS_PER_MS;
+    late = kvbm_engine_submit(engine, &t);
+    assert_true(first > 0 && given_up > 0 && late > 0);
+    assert_int_equal(
+        kvbm_engine_wait(engine, (uint64_t)kvbm_engine_submit(engine, &next), 60000, &done), 0);
+    assert_int_equal(kvbm_engine_wait(engine, (uint64_t)late, 60000, &done), 0);
+    assert_int_equal(done.status, -ETIMEDOUT);
+    assert_int_equal(kvbm_engine_cancel(engine, (uint64_t)given_up), 0);
+    assert_int_equal(kvbm_engine_wait(engine, (uint64_t)given_up, 60000, &done), 0);
+    assert_int_equal(done.status, -ECANCELED);
+    assert_int_equal(kvbm_engine_wait(engine, (uint64_t)first, 20, &done), -ETIMEDOUT);
+    assert_int_equal(to[0], 0);
+    memset((void *)(uintptr_t)kvbm_storage_addr(kvbm_layout_storage(src, 0)), 0x42, 16);
+    happen(event);
+    assert_int_equal(kvbm_engine_wait(engine, (uint64_t)first, 60000, &done), 0);
+    assert_int_equal(done.status, 0);
+    assert_int_equal(to[0], 0x42);
+    assert_int_equal(event_record(event, NULL), 0); /* and one that is never going to happen */
+    t.deadline_ns = 0;
+    assert_true(kvbm_engine_submit(engine, &t) > 0);
+    kvbm_engine_destroy(engine);
+    event_destroy(event);
+    kvbm_layout_destroy(src);
+    kvbm_layout_destroy(dst);
+    assert_int_equal(alive(), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_pair),
+        cmocka_unit_test(test_who_copies),
+        cmocka_unit_test(test_failures),
+        cmocka_unit_test(test_events),
+    };
+
+    return cmocka_run_group_tests(tests, set_up, NULL);
+}
