@@ -66,6 +66,7 @@ step graphs 30 "$build"/tests/gpu_graph
 step graphs_without_overlap 30 env KVX_CUDA_OVERLAP=0 "$build"/tests/gpu_graph
 step streams 30 "$build"/tests/gpu_streams
 step storages 60 "$build"/tests/gpu_storage
+step transfers 90 env KV_TEST_SCALE="${KV_TEST_SCALE:-100}" "$build"/tests/gpu_transfer
 step bench 90 "$build"/bench/kvx_gpu_bench ${KVX_GPU_TOKENS:+"$KVX_GPU_TOKENS"}
 step bench_without_overlap 60 env KVX_CUDA_OVERLAP=0 "$build"/bench/kvx_gpu_bench 65536
 

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The transfer engine on a GPU: every pair of layouts between device and pinned memory, device and device, device and
+ * pageable memory, compared element by element; a stream of the caller's and its event; both directions at once.
+ */
+#include <errno.h>
+#include <stdint.h>
+
+#include "gpu.h"
+#include "tier/transfer_unit.h"
+
+static struct kvbm_storage_opts device = {.size = sizeof(device), .kind = KVBM_STORAGE_DEVICE};
+static struct kvbm_storage_opts pinned = {.size = sizeof(pinned), .kind = KVBM_STORAGE_PINNED};
+static struct kvbm_storage_opts plain = {.size = sizeof(plain), .kind = KVBM_STORAGE_SYSTEM};
+
+static void check_matrix(struct kvbm_engine *engine)
+{
+    struct kvbm_storage_opts *pairs[][2] = {{&device, &pinned},
+                                            {&pinned, &device},
+                                            {&device, &device},
+                                            {&device, &plain},
+                                            {&plain, &device}};
+    struct rng rng = {test_seed()};
+    long moved[5] = {0}, refused = 0, rounds = test_rounds(1500);
+
+    for (long i = 0; i < rounds; i++) {
+        struct kvbm_transfer t = {.flow = rng_below(&rng, 2)};
+        uint32_t pair = rng_below(&rng, 5), src[64], dst[64];
+        struct kvbm_layout_config c[2];
+        struct kvbm_layout *a, *b;
+        int rc;
+
+        unit_configs(&rng, c);
+        a = unit_layout(&c[0], pairs[pair][0]);
+        b = unit_layout(&c[1], pairs[pair][1]);
+        t.src = a;
+        t.dst = b;
+        unit_ranges(&rng, &t, src, dst);
+        rc = unit_round(engine, &t, &rng);
+        MUST(rc == 0 || (rc == -ENOTSUP && pair > 2)); /* a GPU doesn't convert pageable memory */
+        moved[pair] += rc == 0;
+        refused += rc != 0;
+        kvbm_layout_destroy(a);
+        kvbm_layout_destroy(b);
+    }
+    for (int pair = 0; pair < 5; pair++)
+        MUST(moved[pair] > 0 || rounds < 100);
+    printf("transfers: %ld pairs of layouts, %ld refused: ok\n", rounds, refused);
+}
+
+static struct kvbm_layout *blocks_of(struct kvbm_storage_opts *like, enum kvbm_layout_kind kind)
+{
+    struct kvbm_layout_config c = {.size = sizeof(c),
+                                   .kind = kind,
+                                   .num_blocks = 64,
+                                   .num_layers = 32,
+                                   .outer_dim = 2,
+                                   .page_size = 16,
+                                   .inner_dim = 1024};
+
+    return unit_layout(&c, like);
+}
+
+/* What a stream of the caller's writes late is what is read, and what it writes again after that isn't. */
+static void check_event(struct kvbm_engine *engine)
+{
+    struct kvbm_layout *src = blocks_of(&device, KVBM_FULLY_CONTIGUOUS),
+                       *dst = blocks_of(&pinned, KVBM_FULLY_CONTIGUOUS);
+    size_t len = (size_t)kvbm_layout_get_shape(src)->data_bytes;
+    char *from = (char *)(uintptr_t)kvbm_storage_addr(kvbm_layout_storage(src, 0));
+    unsigned char *to = kvbm_storage_host_memory(kvbm_layout_storage(dst, 0));
+    uint32_t ids[64];
+    struct kvbm_transfer t = {
+        .size = sizeof(t), .src = src, .dst = dst, .src_blocks = ids, .dst_blocks = ids, .n = 64};
+    cudaStream_t stream;
+    cudaEvent_t event;
+
+    for (uint32_t i = 0; i < 64; i++)
+        ids[i] = i;
+    GPU(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    GPU(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    for (int round = 1; round <= 20; round++) {
+        struct kvbm_done done;
+        int64_t id;
+
+        for (int i = 0; i < 200; i++) /* keeps the stream busy for a while */
+            GPU(cudaMemsetAsync(from, 0xEE, len, stream));
+        GPU(cudaMemsetAsync(from, round, len, stream));
+        GPU(cudaEventRecord(event, stream));
+        t.ready_event = event;
+        id = kvbm_engine_submit(engine, &t);
+        MUST(id > 0);
+        MUST(kvbm_engine_wait(engine, (uint64_t)id, 60000, &done) == 0 && done.status == 0);
+        for (size_t i = 0; i < len; i += 4093)
+            MUST(to[i] == round);
+    }
+    GPU(cudaEventDestroy(event));
+    GPU(cudaStreamDestroy(stream));
+    kvbm_layout_destroy(src);
+    kvbm_layout_destroy(dst);
+    printf("transfers wait for events: ok\n");
+}
+
+/* Scattered layers of many blocks to whole blocks and back, both directions at once. */
+static void check_both_directions(struct kvbm_engine *engine)
+{
+    struct kvbm_layout *cache = blocks_of(&device, KVBM_LAYER_SEPARATE_OUTER_CONTIGUOUS),
+                       *host = blocks_of(&pinned, KVBM_FULLY_CONTIGUOUS),
+                       *back = blocks_of(&pinned, KVBM_FULLY_CONTIGUOUS);
+    uint32_t low[32], high[32];
+    struct rng rng = {test_seed()};
+    struct kvbm_transfer out = {.size = sizeof(out),
+                                .src = cache,
+                                .dst = back,
+                                .src_blocks = low,
+                                .dst_blocks = low,
+                                .n = 32},
+                         in = {.size = sizeof(in),
+                               .src = host,
+                               .dst = cache,
+                               .src_blocks = high,
+                               .dst_blocks = high,
+                               .n = 32,
+                               .flow = KVBM_ONBOARD};
+    struct bytes from, to, want_out, want_in;
+
+    for (uint32_t i = 0; i < 32; i++) {
+        low[i] = (i * 5) % 32;
+        high[i] = 32 + (i * 7) % 32;
+    }
+    unit_fill(cache, &rng, false);
+    unit_fill(host, &rng, false);
+    from = unit_snapshot(cache);
+    to = unit_snapshot(host);
+    want_in = unit_snapshot(cache);
+    want_out = unit_snapshot(back);
+    unit_apply(&out, &from, &want_out, NULL);
+    unit_apply(&in, &to, &want_in, NULL);
+    for (int round = 0; round < 5; round++) {
+        struct kvbm_done done;
+        int64_t a = kvbm_engine_submit(engine, &out), b = kvbm_engine_submit(engine, &in);
+        struct bytes got;
+
+        MUST(a > 0 && b > 0);
+        MUST(kvbm_engine_wait(engine, (uint64_t)a, 60000, &done) == 0 && done.status == 0);
+        MUST(kvbm_engine_wait(engine, (uint64_t)b, 60000, &done) == 0 && done.status == 0);
+        got = unit_snapshot(back);
+        MUST(memcmp(got.at, want_out.at, got.len) == 0);
+        free(got.at);
+        got = unit_snapshot(cache);
+        MUST(memcmp(got.at, want_in.at, got.len) == 0);
+        free(got.at);
+    }
+    free(from.at), free(to.at), free(want_in.at), free(want_out.at);
+    kvbm_layout_destroy(cache);
+    kvbm_layout_destroy(host);
+    kvbm_layout_destroy(back);
+    printf("transfers in both directions: ok\n");
+}
+
+int main(void)
+{
+    struct kvbm_engine_opts opts = {.size = sizeof(opts), .n_threads = 2};
+    struct kvbm_engine *engine = NULL;
+
+    gpu_need();
+    GPU(cudaSetDevice(0));
+    MUST(kvbm_engine_create(&opts, &engine) == 0);
+    check_event(engine);
+    check_both_directions(engine);
+    check_matrix(engine);
+    kvbm_engine_destroy(engine);
+    GPU(cudaDeviceSynchronize());
+    return 0;
+}
