@@ -46,7 +46,8 @@ struct kvbm_disk_opts {
 };
 
 /**
- * Open or create. The files are locked (-EBUSY: another process has them). What is there is taken over when
+ * Open or create. The files are locked (-EBUSY: another has them, and
+ * still after a second, in which the kernel lets go of a killed process's). What is there is taken over when
  * fingerprint, key_len and slot_bytes are the same; n_slots may differ (a file grows, or records beyond
  * are dropped). -ENOSPC when the volumes have no room for n_slots.
  */

@@ -9,13 +9,18 @@
 #include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/error.h"
 #include "base/log.h"
 #include "disk_impl.h"
 
-enum { CHUNK = 1 << 20 }; /* of the index, read at once */
+enum {
+    CHUNK = 1 << 20, /* of the index, read at once */
+    LOCK_TRIES = 100,
+    LOCK_PAUSE_NS = 10000000
+};
 
 uint8_t *kvbm_disk_record_at(const struct kvbm_disk *disk, uint32_t slot)
 {
@@ -26,26 +31,40 @@ uint8_t *kvbm_disk_record_at(const struct kvbm_disk *disk, uint32_t slot)
 
 /* ---- files ---- */
 
+/* A process that was killed may still hold it for a moment: the kernel ends what its ring had begun. */
+static int lock(int fd)
+{
+    for (int tries = 0; flock(fd, LOCK_EX | LOCK_NB) < 0; tries++) {
+        if (errno != EWOULDBLOCK && errno != EINTR)
+            return -errno;
+        if (tries == LOCK_TRIES)
+            return -EBUSY;
+        nanosleep(&(struct timespec){.tv_nsec = LOCK_PAUSE_NS}, NULL);
+    }
+    return 0;
+}
+
 static int open_file(int directory, const char *name, const char *kind)
 {
     char path[300];
-    struct stat st = {.st_nlink = 1};
-    int fd;
+    struct stat st;
+    int fd, err;
 
     if (snprintf(path, sizeof(path), "kvbm-%s.%s", name, kind) >= (int)sizeof(path))
         return -ENAMETOOLONG;
     fd = openat(directory, path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     if (fd < 0)
         return -errno;
-    if (flock(fd, LOCK_EX | LOCK_NB) < 0 || fstat(fd, &st) < 0 || !st.st_nlink) {
-        int err = errno == EWOULDBLOCK || !st.st_nlink ? -EBUSY : -errno;
-
+    err = lock(fd);
+    if (err == 0 && fstat(fd, &st) < 0)
+        err = -errno;
+    if (err == 0 && !S_ISREG(st.st_mode))
+        err = -EINVAL;
+    if (err == 0 && !st.st_nlink) /* somebody removed it between our open and our lock */
+        err = -EBUSY;
+    if (err < 0) {
         close(fd);
         return err;
-    }
-    if (!S_ISREG(st.st_mode)) {
-        close(fd);
-        return -EINVAL;
     }
     return fd;
 }
@@ -99,23 +118,30 @@ static int write_all(int fd, const void *memory, size_t len, uint64_t offset)
 
 /* ---- headers ---- */
 
-/* Its headers are there, say the same, and are what was asked for (but for the uuid). */
-static bool is_ours(const struct kvbm_disk_volume *volume, uint8_t uuid[16])
+static bool is_like(const struct kvbm_disk_header *found, const struct kvbm_disk_header *want)
 {
-    const struct kvbm_disk_header *want = &volume->header;
+    return found->key_len == want->key_len && found->slot_bytes == want->slot_bytes &&
+           memcmp(found->fingerprint, want->fingerprint, 16) == 0 &&
+           found->volume == want->volume && found->of == want->of;
+}
+
+/* Returns 1: its headers are there, say the same, and are what was asked for (but for the uuid); 0: no. What
+ * can't be read is an error: files aren't emptied because a cable is loose. */
+static int is_ours(const struct kvbm_disk_volume *volume, uint8_t uuid[16])
+{
+    const int fds[] = {[KVBM_DISK_SLOTS] = volume->slots_fd, [KVBM_DISK_INDEX] = volume->index_fd};
     uint8_t page[KVBM_DISK_PAGE];
     struct kvbm_disk_header found[2];
 
     for (int i = 0; i < 2; i++) {
-        int fd = i == KVBM_DISK_SLOTS ? volume->slots_fd : volume->index_fd;
+        long len = read_all(fds[i], page, sizeof(page), 0);
 
-        if (read_all(fd, page, sizeof(page), 0) != (long)sizeof(page) ||
-            kvbm_disk_header_read(page, (enum kvbm_disk_file)i, &found[i]) < 0)
-            return false;
-        if (found[i].key_len != want->key_len || found[i].slot_bytes != want->slot_bytes ||
-            memcmp(found[i].fingerprint, want->fingerprint, 16) != 0 ||
-            found[i].volume != want->volume || found[i].of != want->of)
-            return false;
+        if (len < 0)
+            return (int)len;
+        if (len < (long)sizeof(page) ||
+            kvbm_disk_header_read(page, (enum kvbm_disk_file)i, &found[i]) < 0 ||
+            !is_like(&found[i], &volume->header))
+            return 0;
     }
     memcpy(uuid, found[0].uuid, 16);
     return memcmp(found[0].uuid, found[1].uuid, 16) == 0;
@@ -273,7 +299,11 @@ static int agree(struct kvbm_disk *disk, bool *fresh)
     bool have = false;
 
     for (uint32_t i = 0; i < disk->n_volumes; i++) {
-        fresh[i] = !is_ours(&disk->volumes[i], uuid[i]);
+        int ours = is_ours(&disk->volumes[i], uuid[i]);
+
+        if (ours < 0)
+            return ours;
+        fresh[i] = !ours;
         if (!fresh[i] && !have)
             memcpy(chosen, uuid[i], 16);
         have |= !fresh[i];
