@@ -2,15 +2,17 @@
 # Power cuts, for real: a user-mode-linux guest writes to a file store on ext4, xfs and btrfs until the
 # guest, with everything in its page cache, is killed; a second boot mounts the disk and checks that all
 # that was acknowledged is there, byte-exact, that nothing visible is half, and that the next save works.
-# One control per file system has the store's barriers taken away: it must lose something, or the whole
-# proves nothing. KV_FAULT_ROUNDS=5, KV_FAULT_FS="ext4 xfs btrfs" and KV_TEST_SEED choose.
+# The same for the block manager's disk tier. One control per file system and of each has the barriers taken
+# away: it must lose something, or the whole proves nothing.
+# KV_FAULT_ROUNDS=5, KV_FAULT_FS="ext4 xfs btrfs", KV_FAULT_OF="store disk" and KV_TEST_SEED choose.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 rounds=${KV_FAULT_ROUNDS:-5}
 systems=${KV_FAULT_FS:-ext4 xfs btrfs}
 RANDOM=${KV_TEST_SEED:-$$}
 build=$PWD/build
-client=$build/tests/store_client shim=$build/tests/fault_shim.so
+of=${KV_FAULT_OF:-store disk}
+client=$build/tests/store_client disk=$build/tests/disk_client shim=$build/tests/fault_shim.so
 uml=$(command -v linux.uml || command -v linux) || { echo 'fault.sh: user-mode-linux is needed (tools/setup.sh fault)' >&2; exit 1; }
 work=$(mktemp -d "$build/fault-XXXXXX")
 guest=
@@ -77,7 +79,54 @@ one() {
     [ "$(tr -d '\r' <"$work/checked" | grep -c '^OK')" = 2 ] && [ "$(grep -c '^ACK 4' "$work/checked")" = 5 ]
 }
 
-for system in $systems; do
+# disk_one FS OPTIONS PRELOAD: likewise, of a disk tier. A slot is lost when its last line is an ACK and it isn't there.
+disk_one() {
+    local after=$((RANDOM % 5000 + 300)) acked
+    rm -f "$work/disk"; truncate -s 1G "$work/disk"
+    "mkfs.$1" "$work/disk" >"$work/mkfs" 2>&1 || { cat "$work/mkfs" >&2; return 2; }
+    echo "export $3 $2; mkdir -p /mnt/disk/t; $disk write /mnt/disk/t 600 1 0 4" >"$work/job"
+    boot "$1" "$work/written"
+    if ! wait_for '^ACK' "$work/written" 60; then
+        cut_power; echo "BAD nothing was written"; tail -n 20 "$work/written" >&2; return 2
+    fi
+    sleep "$((after / 1000)).$(printf %03d $((after % 1000)))"
+    cut_power
+    tr -d '\r' <"$work/written" | grep -E '^(BEGIN|ACK|ERR)' >"$work/state"
+    acked=$(grep -c '^ACK' "$work/state")
+    {
+        echo "export KV_NOTHING= $2; mkdir -p /mnt/disk/t; $disk check /mnt/disk/t 600 $work/state; $disk write /mnt/disk/t 600 1000000 5 1"
+    } >"$work/job"
+    boot "$1" "$work/checked"
+    wait_for '^DONE' "$work/checked" 120 || echo "BAD the second boot did not end" >>"$work/checked"
+    cut_power
+    echo "$1 disk tier $2: cut after $after ms, $acked blocks acknowledged; $(tr -d '\r' <"$work/checked" | grep -E '^(OK|FAILED)' | paste -sd';')"
+    [ "$(tr -d '\r' <"$work/checked" | grep -c '^OK')" = 1 ] && [ "$(grep -c '^ACK' "$work/checked")" = 30 ]
+}
+
+skipped="LD_PRELOAD=$shim KVF_DIR=/mnt/disk KVF_CALL=sync KVF_NTH=1 KVF_MORE=1 KVF_DO=skip KVD_IO=threads"
+for system in $(case $of in *disk*) echo "$systems" ;; esac); do
+    lost=0
+    for ((try = 0; try < 3 && !lost; try++)); do
+        disk_one "$system" '' "$skipped" >"$work/control"
+        [ $? = 1 ] && lost=1
+    done
+    if [ "$lost" = 1 ]; then
+        echo "ok     control $(cat "$work/control")"; passed=$((passed + 1))
+    else
+        echo "FAILED control: barriers taken away, and nothing lost: $(cat "$work/control")"; failed=$((failed + 1))
+    fi
+    for ((round = 0; round < rounds; round++)); do
+        options=; [ $((round % 3)) = 1 ] && options=KVD_IO=threads; [ $((round % 3)) = 2 ] && options=KVD_BUFFERED=1
+        if disk_one "$system" "$options" KV_NOTHING= >"$work/result"; then
+            echo "ok     $(cat "$work/result")"; passed=$((passed + 1))
+        else
+            echo "FAILED $(cat "$work/result")"; failed=$((failed + 1))
+            tr -d '\r' <"$work/checked" | tail -n 25
+        fi
+    done
+done
+
+for system in $(case $of in *store*) echo "$systems" ;; esac); do
     lost=0
     for ((try = 0; try < 3 && !lost; try++)); do # without barriers: this must be noticed
         one "$system" '' "LD_PRELOAD=$shim KVF_DIR=/mnt/disk KVF_CALL=sync KVF_NTH=1 KVF_MORE=1 KVF_DO=skip" >"$work/control"
