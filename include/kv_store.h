@@ -67,6 +67,20 @@ KV_API int kvs_get_manifest(struct kvs_store *store, const char *name, void **re
 KV_API int kvs_delete_manifest(struct kvs_store *store, const char *name);
 KV_API int kvs_prefetch(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n);
 
+/**
+ * Many chunks in one go where the backend has such calls, else one by one. Keys of @hash_len bytes
+ * follow each other, and may come more than once; @n is at most INT_MAX.
+ *
+ * kvs_get_chunks: ret[i] is malloc'd, the caller's, of ret_len[i] bytes; NULL where the chunk is missing or
+ * did not verify. Returns how many were found; on failure nothing is handed out.
+ * kvs_put_chunks: ret_each[i] (@ret_each NULL: not wanted) is what kvs_put_chunk would return. Returns
+ * 0, or the first failure; what comes after that may or may not have been stored, as ret_each says.
+ */
+KV_API int kvs_get_chunks(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n,
+                          void **ret, size_t *ret_len);
+KV_API int kvs_put_chunks(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n,
+                          const void *const *data, const size_t *len, int *ret_each);
+
 /** Extensions; -ENOTSUP when the backend lacks them and they can't be made from the rest. */
 KV_API int kvs_exists(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n,
                       uint8_t *ret_present);

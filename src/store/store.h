@@ -34,15 +34,4 @@ struct kvs_store {
 int kvs_open_with(const kv_store_vtable *table, const kv_store_ext *ext, const char *uri,
                   bool built_in, struct kvs_store **ret);
 
-/**
- * The batch calls of kv_store_ext.h, checked; one by one where the backend has none. ret[i] is NULL
- * where the chunk is missing or bad. Returns how many were found; on failure nothing is handed out.
- */
-int kvs_get_chunks(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n,
-                   void **ret, size_t *ret_len);
-
-/** ret_each[i] (NULL: not wanted) is 0, 1 or negative as kvs_put_chunk's; the first failure wins. */
-int kvs_put_chunks(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n,
-                   const void *const *data, const size_t *len, int *ret_each);
-
 #endif
