@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * What the tests tell shaky_plugin.c: shaky://PATH is the file store in PATH, which hangs, fails, is slow or
+ * lies as they like. The test finds the struct with dlsym("shaky") in the library it has loaded.
+ */
+#ifndef TESTS_TIER_SHAKY_H
+#define TESTS_TIER_SHAKY_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+
+struct shaky {
+    /* what to do; all are read at each call */
+    _Atomic bool hang, hang_puts, hang_open; /* until it becomes false */
+    _Atomic bool refuse_open;
+    _Atomic int fail_rc;      /* returned by every call but open; 0: none */
+    _Atomic int fail_puts_rc; /* likewise by puts */
+    _Atomic int delay_us;
+    _Atomic int
+        lie; /* gets: 1 a bit is wrong, 2 the last byte is missing, 3 somebody else's value */
+    _Atomic int
+        ext; /* at open: 0 all, 1 none, 2 without batches and exists, 3 the ABI's version 1 alone */
+
+    /* what happened */
+    _Atomic int opens, closes, inside, gets, get_batches, puts, put_batches, exists, prefetches,
+        publications, deletes, touches;
+};
+
+#endif

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The file store behind a bad line; see shaky.h. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "kv_store_abi.h"
+#include "kv_store_ext.h"
+#include "store/file.h"
+#include "tier/shaky.h"
+
+__attribute__((visibility("default"))) struct shaky shaky;
+
+static int begin(_Atomic int *calls, const _Atomic bool *more)
+{
+    atomic_fetch_add(calls, 1);
+    atomic_fetch_add(&shaky.inside, 1);
+    if (shaky.delay_us)
+        usleep((unsigned)shaky.delay_us);
+    while (shaky.hang || (more && *more))
+        usleep(1000);
+    return shaky.fail_rc;
+}
+
+static int end(int rc)
+{
+    atomic_fetch_sub(&shaky.inside, 1);
+    return rc;
+}
+
+static kv_store_v1 *open_shaky(const char *uri)
+{
+    atomic_fetch_add(&shaky.opens, 1);
+    while (shaky.hang_open)
+        usleep(1000);
+    return shaky.refuse_open ? NULL : kvs_file_vtable()->open(uri + strlen("shaky://"));
+}
+
+static void close_shaky(kv_store_v1 *self)
+{
+    kvs_file_vtable()->close(self);
+    atomic_fetch_add(&shaky.closes, 1);
+}
+
+static void lie(uint8_t *data, size_t *len)
+{
+    static uint8_t other[1 << 20];
+    static size_t other_len;
+
+    if (shaky.lie == 1 && *len)
+        data[*len / 2] ^= 4;
+    if (shaky.lie == 2 && *len)
+        --*len;
+    if (shaky.lie == 3 && other_len == *len) /* the first one that was got */
+        memcpy(data, other, *len);
+    if (shaky.lie == 3 && !other_len && *len <= sizeof(other)) {
+        memcpy(other, data, *len);
+        other_len = *len;
+    }
+}
+
+static int get_one(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, uint8_t **ret,
+                   size_t *len)
+{
+    int rc = begin(&shaky.gets, NULL);
+
+    if (rc == 0)
+        rc = kvs_file_vtable()->get_chunk(self, hash, hash_len, ret, len);
+    if (rc == 0)
+        lie(*ret, len);
+    return end(rc);
+}
+
+static int get_many(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n,
+                    uint8_t **ret, size_t *len)
+{
+    int rc = begin(&shaky.get_batches, NULL);
+
+    if (rc == 0)
+        rc = kvs_file_ext()->get_chunks(self, hashes, hash_len, n, ret, len);
+    for (size_t i = 0; i < n && rc > 0; i++)
+        if (ret[i])
+            lie(ret[i], &len[i]);
+    return end(rc);
+}
+
+static int put_one(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, const uint8_t *data,
+                   size_t len)
+{
+    int rc = begin(&shaky.puts, &shaky.hang_puts);
+
+    rc = rc ? rc : shaky.fail_puts_rc;
+    return end(rc ? rc : kvs_file_vtable()->put_chunk(self, hash, hash_len, data, len));
+}
+
+static int put_many(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n,
+                    const uint8_t *const *data, const size_t *len, int *ret_each)
+{
+    int rc = begin(&shaky.put_batches, &shaky.hang_puts);
+
+    rc = rc ? rc : shaky.fail_puts_rc;
+    return end(rc ? rc
+                  : kvs_file_ext()->put_chunks(self, hashes, hash_len, n, data, len, ret_each));
+}
+
+static int exists(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n, uint8_t *ret)
+{
+    int rc = begin(&shaky.exists, NULL);
+
+    return end(rc ? rc : kvs_file_ext()->exists_chunks(self, hashes, hash_len, n, ret));
+}
+
+static int prefetch(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n)
+{
+    int rc = begin(&shaky.prefetches, NULL);
+
+    return end(rc ? rc : kvs_file_vtable()->prefetch_chunks(self, hashes, hash_len, n));
+}
+
+static int publish(kv_store_v1 *self, const char *name, const uint8_t *data, size_t len)
+{
+    int rc = begin(&shaky.publications, &shaky.hang_puts);
+
+    return end(rc ? rc : kvs_file_vtable()->put_manifest(self, name, data, len));
+}
+
+static int delete_one(kv_store_v1 *self, const uint8_t *hash, size_t hash_len)
+{
+    int rc = begin(&shaky.deletes, NULL);
+
+    return end(rc ? rc : kvs_file_ext()->delete_chunk(self, hash, hash_len));
+}
+
+static int touch(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n)
+{
+    int rc = begin(&shaky.touches, NULL);
+
+    return end(rc ? rc : kvs_file_ext()->touch_chunks(self, hashes, hash_len, n));
+}
+
+const kv_store_vtable *kv_store_get_vtable(void)
+{
+    static kv_store_vtable table;
+
+    table = *kvs_file_vtable();
+    table.version = shaky.ext == 3 ? 1 : 2;
+    table.open = open_shaky;
+    table.close = close_shaky;
+    table.get_chunk = get_one;
+    table.put_chunk = put_one;
+    table.put_manifest = publish;
+    table.prefetch_chunks = shaky.ext == 3 ? NULL : prefetch;
+    return &table;
+}
+
+const kv_store_ext *kv_store_get_ext(void)
+{
+    static kv_store_ext table;
+
+    if (shaky.ext == 1 || shaky.ext == 3)
+        return NULL;
+    table = *kvs_file_ext();
+    table.get_chunks = shaky.ext == 2 ? NULL : get_many;
+    table.put_chunks = shaky.ext == 2 ? NULL : put_many;
+    table.exists_chunks = shaky.ext == 2 ? NULL : exists;
+    table.delete_chunk = delete_one;
+    table.touch_chunks = touch;
+    return &table;
+}
