@@ -23,6 +23,8 @@ add_compile_definitions(_GNU_SOURCE)
 
 # NDEBUG only for benchmarks' sake would hide our own bugs: asserts stay on except in Release.
 set(CMAKE_C_FLAGS_RELEASE "-O2 -g -DNDEBUG")
+set(CMAKE_C_FLAGS_RELWITHDEBINFO "-O2 -g") # what the sanitizers and fuzzers build
+set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O2 -g")
 if(CMAKE_BUILD_TYPE STREQUAL "Release" AND NOT KV_SANITIZE)
   add_compile_options(-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2 -fstack-protector-strong)
   add_link_options(-Wl,-z,relro,-z,now)

@@ -263,28 +263,76 @@ static int check_names(const struct kvbm_registry *r, uint32_t *slots, uint32_t 
     return 0;
 }
 
-static int check_all(const struct kvbm_registry *r)
+/* Entries or blocks, the more of them: as much room as a tally of one or the other takes. */
+static size_t tally_len(const struct kvbm_registry *r)
 {
-    size_t n = (size_t)KV_MAX((uint64_t)r->n_entries, r->n_blocks) + 1;
-    uint32_t *tally = calloc(2 * n, sizeof(*tally));
-    int err = tally ? check_table(r) : -ENOMEM;
+    return (size_t)KV_MAX((uint64_t)r->n_entries, r->n_blocks) + 1;
+}
 
+/* @tally: two of them. */
+static int check_all(const struct kvbm_registry *r, uint32_t *tally)
+{
+    size_t n = tally_len(r);
+    int err = check_table(r);
+
+    memset(tally, 0, 2 * n * sizeof(*tally));
     if (err == 0)
         err = check_names(r, tally, tally + n);
     for (const struct kvbm_pool *pool = r->pools; err == 0 && pool; pool = pool->next)
         err = check_pool(pool, tally);
-    free(tally);
     return err;
 }
 
 int kvbm_registry_check(struct kvbm_registry *r)
 {
+    uint32_t *tally;
     int err;
 
     if (!r)
         return -EINVAL;
     kvbm_lock(r);
-    err = check_all(r);
+    tally = calloc(2 * tally_len(r), sizeof(*tally));
+    err = tally ? check_all(r, tally) : -ENOMEM;
+    free(tally);
     kvbm_unlock(r);
     return err;
 }
+
+#ifdef KVBM_CHECKED
+static int check_sums(const struct kvbm_registry *r)
+{
+    uint64_t blocks = 0;
+
+    for (const struct kvbm_pool *pool = r->pools; pool; pool = pool->next) {
+        MUST(pool->n_free + pool->n_mutable + pool->n_immutable + pool->n_inactive ==
+             pool->n_blocks);
+        MUST((pool->evict.priorities[0] || pool->evict.priorities[1]) == (pool->n_inactive > 0));
+        blocks += pool->n_blocks;
+    }
+    MUST(blocks == r->n_blocks);
+    MUST(r->live_entries <= r->n_entries && r->n_entries <= r->max_entries);
+    return 0;
+}
+
+/* What was told as stored and not as removed is what is there. */
+static int check_told(const struct kvbm_registry *r)
+{
+    int64_t there = 0;
+
+    for (size_t i = 0; i < n_cells(r); i++) {
+        uint32_t entry = cell_at(r, i).entry;
+
+        there += entry ? __builtin_popcount(kvbm_entry(r, entry)->tiers) : 0;
+    }
+    MUST(!r->events || there == r->told);
+    return 0;
+}
+
+void kvbm_check_call(struct kvbm_registry *r)
+{
+    bool all = ++r->calls % KVBM_CHECK_EVERY == 0 && tally_len(r) <= KVBM_CHECK_ENTRIES + 1;
+
+    if (check_sums(r) < 0 || (all && (check_all(r, r->tally) < 0 || check_told(r) < 0)))
+        abort();
+}
+#endif

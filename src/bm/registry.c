@@ -45,6 +45,9 @@ void kvbm_publish(struct kvbm_registry *r, const struct kvbm_event *event)
     if (!r->publishing)
         kvbm_events_begin(r->events);
     r->publishing = true;
+#ifdef KVBM_CHECKED
+    r->told += event->type == KVBM_EVENT_STORED ? 1 : -1;
+#endif
     kvbm_events_put(r->events, event);
 }
 
@@ -52,6 +55,9 @@ void kvbm_unlock(struct kvbm_registry *r)
 {
     uint32_t dead = r->dead;
 
+#ifdef KVBM_CHECKED
+    kvbm_check_call(r);
+#endif
     if (r->publishing)
         kvbm_events_end(r->events);
     r->publishing = false;

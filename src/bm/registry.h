@@ -87,6 +87,16 @@ struct kvbm_attachment {
     };
 };
 
+/*
+ * A build without NDEBUG checks at the end of every call what it can in constant time, and every so often
+ * everything, in registries small enough for that; a fault is logged, and the process aborted.
+ */
+#ifndef NDEBUG
+#define KVBM_CHECKED 1
+#define KVBM_CHECK_EVERY 64     /* calls */
+#define KVBM_CHECK_ENTRIES 1024 /* and blocks, at most */
+#endif
+
 #define KVBM_MAX_TYPES 64
 #define KVBM_MAX_TOUCH 8
 #define KVBM_MAX_POOLS (KV_N_TIERS * KVBM_MAX_GROUPS)
@@ -127,6 +137,12 @@ struct kvbm_registry {
         void *arg;
     } touch[KVBM_MAX_TOUCH];
     _Atomic uint32_t n_touch; /* entries of touch below it don't change */
+#ifdef KVBM_CHECKED
+    uint64_t calls;
+    int64_t told; /* blocks stored less blocks removed, of what was published */
+    uint32_t
+        tally[2 * (KVBM_CHECK_ENTRIES + 1)]; /* a check at the end of a call allocates nothing */
+#endif
 };
 
 static inline struct kvbm_entry *kvbm_entry(const struct kvbm_registry *r, uint32_t i)
@@ -145,7 +161,12 @@ void kvbm_publish(struct kvbm_registry *r, const struct kvbm_event *event);
 /** Call destroy for the values of a list of types. The lock is held before and not after. */
 void kvbm_destroy_dead(struct kvbm_registry *r, uint32_t dead);
 
-/** Let the lock go, then destroy what lost its key meanwhile. */
+#ifdef KVBM_CHECKED
+/** The end of a call, the lock is held: abort if what must hold doesn't (check.c). */
+void kvbm_check_call(struct kvbm_registry *r);
+#endif
+
+/** Let the lock go, then destroy what lost its key meanwhile. Every call ends here. */
 void kvbm_unlock(struct kvbm_registry *r);
 
 /** Hash of a key: the table's tag. Keys of 8 bytes are the usual ones. */
