@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
  * A registry with its pools as simply as it can be said: blocks in arrays, everything else found by looking at
- * all of them. Keys are small numbers; so are blocks, from 0.
+ * all of them. Keys are small numbers, M_GROUP of them to a group; so are blocks, from 0. Time is given.
  */
 #ifndef KV_TEST_BM_MODEL_H
 #define KV_TEST_BM_MODEL_H
@@ -15,8 +15,10 @@
 #include "kvbm_events.h"
 #include "kvbm_pool.h"
 
-#define M_KEYS 48
-#define M_POOLS 2
+#define M_GROUPS 2
+#define M_GROUP 32
+#define M_KEYS (M_GROUPS * M_GROUP)
+#define M_POOLS 3
 #define M_BLOCKS 20
 #define M_EVENTS 65536
 #define M_AGES 4096 /* releases that lineage tells apart, in pools as small as these */
@@ -33,11 +35,18 @@ struct m_block {
     uint64_t tick;  /* release, counted by its pool */
     uint64_t order; /* release or change of priority */
     uint64_t life;  /* of a primary: which registration this is */
+    uint64_t until; /* end of its priority, in the pool's units of 10 ms; 0: none */
+    int fill;       /* mutable: tokens in it, -1: Reset */
+    int filling;    /* the key they are to give */
+    uint32_t position;
+    bool tokens; /* complete: to be told when it is registered */
 };
 
 struct m_pool {
     enum kvbm_eviction policy;
     bool reject, reset_on_release;
+    enum kv_tier tier;
+    uint64_t groups;
     int n_blocks;
     struct m_block blocks[M_BLOCKS];
     int free[M_BLOCKS], n_free;
@@ -54,31 +63,42 @@ struct m_key {
 
 struct m_event {
     enum kvbm_event_type type;
-    int tier, key;
+    int tier, key, parent;
+    uint32_t position;
     bool end; /* first or last */
+    bool tokens;
 };
 
 struct model {
-    struct m_pool pools[M_POOLS]; /* pool i is of tier i */
+    struct m_pool pools[M_POOLS];
+    int n_pools;
     struct m_key keys[M_KEYS];
     uint64_t order, lives;
     struct m_event events[M_EVENTS];
     size_t n_events;
 };
 
-static inline void m_init(struct model *m, const struct kvbm_pool_opts *opts)
+static inline struct m_block m_blank(void)
+{
+    return (struct m_block){
+        .primary = -1, .priority = KVBM_PRIORITY_DEFAULT, .key = -1, .fill = -1, .filling = -1};
+}
+
+static inline void m_init(struct model *m, const struct kvbm_pool_opts *opts, int n_pools)
 {
     memset(m, 0, sizeof(*m));
-    for (int p = 0; p < M_POOLS; p++) {
+    m->n_pools = n_pools;
+    for (int p = 0; p < n_pools; p++) {
         struct m_pool *pool = &m->pools[p];
 
         pool->policy = opts[p].eviction;
         pool->reject = opts[p].reject_duplicates;
         pool->reset_on_release = opts[p].reset_on_release;
+        pool->tier = opts[p].tier;
+        pool->groups = opts[p].groups ? opts[p].groups : UINT64_MAX;
         pool->n_blocks = (int)opts[p].n_blocks;
         for (int i = 0; i < pool->n_blocks; i++) {
-            pool->blocks[i] =
-                (struct m_block){.primary = -1, .priority = KVBM_PRIORITY_DEFAULT, .key = -1};
+            pool->blocks[i] = m_blank();
             pool->free[pool->n_free++] = i;
         }
         kvbm_sketch_init(&pool->sketch, opts[p].n_blocks);
@@ -87,15 +107,25 @@ static inline void m_init(struct model *m, const struct kvbm_pool_opts *opts)
 
 static inline void m_fini(struct model *m)
 {
-    for (int p = 0; p < M_POOLS; p++)
+    for (int p = 0; p < m->n_pools; p++)
         kvbm_sketch_fini(&m->pools[p].sketch);
 }
 
 /* ---- what is what ---- */
 
+static inline int m_group(int key)
+{
+    return key / M_GROUP;
+}
+
+static inline bool m_serves(const struct m_pool *pool, int key)
+{
+    return pool->groups >> m_group(key) & 1;
+}
+
 static inline bool m_named(const struct model *m, int key)
 {
-    for (int p = 0; p < M_POOLS; p++) {
+    for (int p = 0; p < m->n_pools; p++) {
         for (int i = 0; i < m->pools[p].n_blocks; i++) {
             if (m->pools[p].blocks[i].state >= M_COMPLETE && m->pools[p].blocks[i].key == key)
                 return true;
@@ -129,8 +159,8 @@ static inline uint8_t m_tiers(const struct model *m, int key)
 {
     uint8_t tiers = 0;
 
-    for (int p = 0; p < M_POOLS; p++)
-        tiers |= (uint8_t)((m_find(&m->pools[p], key) >= 0) << p);
+    for (int p = 0; p < m->n_pools; p++)
+        tiers |= (uint8_t)((m_find(&m->pools[p], key) >= 0) << m->pools[p].tier);
     return tiers;
 }
 
@@ -179,15 +209,22 @@ static inline int m_n_inactive(const struct m_pool *pool)
 
 /* ---- moves ---- */
 
-static inline void m_tell(struct model *m, enum kvbm_event_type type, int tier, int key, bool end)
+static inline void m_tell(struct model *m, enum kvbm_event_type type, int p, int key, bool end,
+                          bool tokens)
 {
+    const struct m_key *k = &m->keys[key];
+
     if (m->n_events < M_EVENTS)
-        m->events[m->n_events++] = (struct m_event){type, tier, key, end};
+        m->events[m->n_events++] =
+            (struct m_event){type,        m->pools[p].tier,
+                             key,         type == KVBM_EVENT_STORED ? k->parent : -1,
+                             k->position, end,
+                             tokens};
 }
 
 static inline void m_free(struct m_pool *pool, int i)
 {
-    pool->blocks[i] = (struct m_block){.primary = -1, .priority = KVBM_PRIORITY_DEFAULT, .key = -1};
+    pool->blocks[i] = m_blank();
     pool->free[pool->n_free++] = i;
 }
 
@@ -197,8 +234,8 @@ static inline void m_unregister(struct model *m, int p, int i)
     struct m_block *b = &m->pools[p].blocks[i];
     int key = b->key;
 
-    *b = (struct m_block){.primary = -1, .priority = KVBM_PRIORITY_DEFAULT, .key = -1};
-    m_tell(m, KVBM_EVENT_REMOVED, p, key, !m_tiers(m, key));
+    *b = m_blank();
+    m_tell(m, KVBM_EVENT_REMOVED, p, key, !m_tiers(m, key), false);
 }
 
 static inline void m_forget(struct model *m, int p, int i)
@@ -335,7 +372,7 @@ static inline int m_register(struct model *m, int p, int i)
 
     m_use(m, pool, key);
     if (primary < 0) {
-        m_tell(m, KVBM_EVENT_STORED, p, key, !m_tiers(m, key));
+        m_tell(m, KVBM_EVENT_STORED, p, key, !m_tiers(m, key), pool->blocks[i].tokens);
         pool->blocks[i].state = M_REGISTERED;
         pool->blocks[i].life = ++m->lives;
         pool->registrations++;
@@ -352,13 +389,41 @@ static inline int m_register(struct model *m, int p, int i)
     return i;
 }
 
-static inline void m_retain(struct model *m, int p, int key, uint32_t priority)
+/* Priorities that end by now; those that end together are the latest in any order. */
+static inline void m_expire(struct model *m, int p, uint64_t now)
+{
+    struct m_pool *pool = &m->pools[p];
+
+    for (;;) {
+        uint64_t next = now + 1;
+
+        for (int i = 0; i < pool->n_blocks; i++) {
+            if (pool->blocks[i].until && pool->blocks[i].until < next)
+                next = pool->blocks[i].until;
+        }
+        if (next > now)
+            return;
+        m->order++;
+        for (int i = 0; i < pool->n_blocks; i++) {
+            struct m_block *b = &pool->blocks[i];
+
+            if (b->until != next)
+                continue;
+            b->until = 0;
+            b->priority = KVBM_PRIORITY_DEFAULT;
+            b->order = m->order;
+        }
+    }
+}
+
+static inline void m_retain(struct model *m, int p, int key, uint32_t priority, uint64_t until)
 {
     int i = m_find(&m->pools[p], key);
 
     if (i < 0)
         return;
     m->pools[p].blocks[i].priority = priority;
+    m->pools[p].blocks[i].until = until;
     m->pools[p].blocks[i].order = ++m->order;
 }
 

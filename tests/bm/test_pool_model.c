@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Random operations on two pools of a registry, done to the model, too. Each operation says all of itself in
- * a few numbers, so that a list that fails can be cut down to the few that matter, and is printed.
+ * Random operations on the pools of a registry, done to the model, too. Each operation says all of itself in
+ * a few numbers, so that a list that fails can be cut down to the few that matter, and is printed. Keys are of
+ * several lengths, in two groups; the clock stands still but for an operation that moves it.
  */
 // clang-format off
 #include <stdarg.h>
@@ -12,7 +13,9 @@
 // clang-format on
 
 #include <stdio.h>
+#include <time.h>
 
+#include "base/clock.h"
 #include "bm.h"
 #include "bm/pool.h"
 #include "index/random.h"
@@ -24,6 +27,7 @@
 enum kind {
     ALLOCATE,
     COMPLETE,
+    FILL, /* token by token: begun, added to, taken from, committed */
     REGISTER,
     UNSTAGE, /* complete blocks back: released or reset */
     GIVE_BACK,
@@ -41,14 +45,15 @@ enum kind {
     LOCATE,
     INFO,
     STALE,
+    CLOCK,
     N_KINDS
 };
 static const char *const kind_names[N_KINDS] = {
-    "allocate",   "complete", "register", "unstage", "give_back", "match", "scatter",
-    "release",    "clone",    "try",      "weaken",  "upgrade",   "touch", "retain",
-    "reset_keys", "reset",    "locate",   "info",    "stale"};
-static const uint8_t weights[N_KINDS] = {14, 16, 16, 2, 3, 12, 5, 18, 4, 3,
-                                         3,  4,  5,  4, 3, 1,  2, 3,  3};
+    "allocate", "complete",   "fill",  "register", "unstage", "give_back", "match",
+    "scatter",  "release",    "clone", "try",      "weaken",  "upgrade",   "touch",
+    "retain",   "reset_keys", "reset", "locate",   "info",    "stale",     "clock"};
+static const uint8_t weights[N_KINDS] = {14, 16, 16, 16, 2, 3, 12, 5, 18, 4, 3,
+                                         3,  4,  5,  5,  3, 1, 2,  3, 3,  3};
 
 struct op {
     uint8_t kind, pool;
@@ -66,10 +71,28 @@ struct list {
     int n;
 };
 
+/* What was told, in the model's words. */
+struct told {
+    struct m_event *all;
+    size_t n;
+};
+
+/* What a list is played on. */
+struct setup {
+    const char *name;
+    uint32_t key_len;
+    bool hashed; /* keys are what the tokens give, so that blocks can be filled with them */
+    size_t n_ops;
+    struct kvbm_pool_opts pools[M_POOLS]; /* until one without blocks */
+};
+
 struct run {
     struct bm bm;
+    const struct setup *setup;
+    uint8_t names[M_KEYS][KVBM_MAX_KEY];
     struct kvbm_pool *pools[M_POOLS];
     struct model model;
+    struct told told;
     struct list mutable, complete, immutable, weak;
     struct list gone; /* immutable handles after the last of their kind */
     uint64_t n_stale[M_POOLS];
@@ -81,15 +104,36 @@ struct run {
     if (!(condition))   \
     return WRONG("line %d: %s", __LINE__, #condition)
 
-static uint64_t name_of(int key)
+/* ---- a clock that stands still, for this thread ---- */
+
+static _Thread_local uint64_t fake_ns;
+
+// NOLINTBEGIN
+int __real_clock_gettime(clockid_t clock, struct timespec *ret);
+int __wrap_clock_gettime(clockid_t clock, struct timespec *ret);
+int __wrap_clock_gettime(clockid_t clock, struct timespec *ret)
 {
-    return 0x1000 + (uint64_t)key;
+    if (!fake_ns || clock != CLOCK_MONOTONIC)
+        return __real_clock_gettime(clock, ret);
+    *ret = (struct timespec){(time_t)(fake_ns / KV_NS_PER_S), (long)(fake_ns % KV_NS_PER_S)};
+    return 0;
+}
+// NOLINTEND
+
+/* In the pool's units. */
+static uint64_t now_of(const struct run *run, int p)
+{
+    return (fake_ns - run->pools[p]->created_ns) / (10 * KV_NS_PER_MS);
 }
 
-/* A forest that is the same every time: most keys continue a chain, some branch off. */
+/* ---- keys ---- */
+
+/* A forest that is the same every time, in each group: most keys continue a chain, some branch off. */
 static int parent_of(int key)
 {
-    return key % 16 == 0 ? -1 : key % 5 == 0 ? key - 3 : key - 1;
+    int local = key % M_GROUP;
+
+    return local % 16 == 0 ? -1 : local % 5 == 0 ? key - 3 : key - 1;
 }
 
 static uint32_t depth_of(int key)
@@ -108,10 +152,78 @@ static int path_to(int last, int n, int *ret)
     return MAX_CHAIN - i;
 }
 
-static void names_of(const int *keys, int n, uint64_t *ret)
+/* Packed, and not aligned. */
+struct names {
+    uint8_t bytes[1 + M_GROUP * KVBM_MAX_KEY];
+};
+
+static const void *names_of(const struct run *run, const int *keys, int n, struct names *ret)
 {
+    uint32_t len = run->setup->key_len;
+
+    memset(ret, 0, sizeof(*ret));
     for (int i = 0; i < n; i++)
-        ret[i] = name_of(keys[i]);
+        memcpy(ret->bytes + 1 + (size_t)i * len, run->names[keys[i]], len);
+    return ret->bytes + 1;
+}
+
+/* The same in both groups. */
+static void tokens_of(int key, uint32_t *ret)
+{
+    for (uint32_t i = 0; i < BM_BLOCK; i++)
+        ret[i] = (uint32_t)(key % M_GROUP) * 100 + i;
+}
+
+enum { SALT = 1337 };
+
+static void name_keys(struct run *run)
+{
+    uint32_t len = run->setup->key_len;
+
+    for (int key = 0; key < M_KEYS; key++) {
+        uint32_t tokens[BM_BLOCK];
+        uint64_t parent, hash;
+
+        if (!run->setup->hashed) { /* all alike but for the end */
+            memset(run->names[key], 0xab, len);
+            run->names[key][len - 1] = (uint8_t)(key % M_GROUP);
+            continue;
+        }
+        tokens_of(key, tokens);
+        if (parent_of(key) >= 0)
+            memcpy(&parent, run->names[parent_of(key)], 8);
+        hash =
+            kvbm_sequence_hash(parent_of(key) >= 0 ? &parent : NULL,
+                               kvbm_block_hash(SALT, tokens, BM_BLOCK), SALT, KVBM_CHAIN_SEED_SALT);
+        memcpy(run->names[key], &hash, 8);
+    }
+}
+
+static uint32_t group_of(const struct op *op)
+{
+    return (uint32_t)m_group((int)op->what);
+}
+
+static bool is_served(const struct run *run, const struct op *op)
+{
+    return m_serves(&run->model.pools[op->pool], (int)op->what);
+}
+
+/* A pool that doesn't serve the group of an operation's key refuses it, whatever it is. */
+static bool refused(struct run *run, const struct op *op)
+{
+    struct kvbm_pool *pool = run->pools[op->pool];
+    const void *key = run->names[op->what];
+    struct kvbm_reset_result result;
+    struct kvbm_immutable out;
+
+    MUST(kvbm_pool_match(pool, group_of(op), key, 1, 0, &out) == -EINVAL);
+    MUST(kvbm_pool_match_scattered(pool, group_of(op), key, 1, 0, &out) == -EINVAL);
+    MUST(kvbm_pool_probe(pool, group_of(op), key, 1) == -EINVAL);
+    MUST(kvbm_pool_touch(pool, group_of(op), key, 1) == -EINVAL);
+    MUST(kvbm_pool_retain(pool, group_of(op), key, 1, 50, 0) == -EINVAL);
+    MUST(kvbm_pool_reset_keys(pool, group_of(op), key, 1, &result) == -EINVAL);
+    return true;
 }
 
 static void push(struct list *list, struct kvbm_handle handle, int pool, uint64_t life)
@@ -157,6 +269,7 @@ static bool allocate(struct run *run, const struct op *op)
         return true;
     }
     MUST(rc == 0);
+    m_expire(&run->model, op->pool, now_of(run, op->pool));
     for (size_t i = 0; i < n; i++) {
         if (!m_take(&run->model, op->pool, (int)blocks[i].handle.block))
             return WRONG("block %u was not the one to take", blocks[i].handle.block);
@@ -165,15 +278,29 @@ static bool allocate(struct run *run, const struct op *op)
     return true;
 }
 
+/* What kvbm_pool_complete is to say of blocks, and does to them. */
+static int complete_model(struct run *run, const struct op *op, const int *blocks, const int *keys,
+                          int n, int parent, uint32_t position)
+{
+    if (!is_served(run, op))
+        return -EINVAL;
+    for (int i = 0; i < n; i++) {
+        if (run->model.pools[op->pool].blocks[blocks[i]].fill >= 0)
+            return -EBADFD;
+    }
+    return m_complete(&run->model, op->pool, blocks, keys, n, parent, position);
+}
+
 static bool complete(struct run *run, const struct op *op)
 {
     struct held held[MAX_CHAIN];
     int keys[MAX_CHAIN], blocks[MAX_CHAIN], n = path_to((int)op->what, (int)op->n, keys), rc, want;
-    uint64_t names[MAX_CHAIN] = {0}, above;
+    uint32_t tokens[MAX_CHAIN * BM_BLOCK];
     struct kvbm_mutable in[MAX_CHAIN];
     struct kvbm_complete out[MAX_CHAIN];
+    struct names names;
     int parent;
-    struct kvbm_chain chain = {.size = sizeof(chain), .keys = names};
+    struct kvbm_chain chain = {.size = sizeof(chain), .group = group_of(op)};
 
     n = pull(&run->mutable, op->pool, n, op->how, held);
     if (!n)
@@ -181,24 +308,151 @@ static bool complete(struct run *run, const struct op *op)
     parent = parent_of(keys[0]);
     chain.position = depth_of(keys[0]);
     if (op->how % 10 == 0) { /* somebody is confused */
-        parent = (int)(op->how / 10 % M_KEYS);
+        parent = m_group((int)op->what) * M_GROUP + (int)(op->how / 10 % M_GROUP);
         chain.position = op->how % 20 ? depth_of(parent) + 1 : 1 + op->how / 1000 % 4;
+    } else if (op->how % 10 == 5) {
+        keys[n - 1] = keys[0];
     }
-    above = name_of(parent);
-    chain.parent = parent < 0 ? NULL : &above;
-    names_of(keys, n, names);
+    chain.parent = parent < 0 ? NULL : run->names[parent];
+    chain.keys = names_of(run, keys, n, &names);
     for (int i = 0; i < n; i++) {
         in[i].handle = held[i].handle;
         blocks[i] = (int)held[i].handle.block;
+        tokens_of(keys[i], tokens + i * BM_BLOCK);
     }
+    chain.tokens = op->how / 10 % 2 ? tokens : NULL;
     rc = kvbm_pool_complete(run->pools[op->pool], in, (size_t)n, &chain, out);
-    want = m_complete(&run->model, op->pool, blocks, keys, n, parent, chain.position);
-    for (int i = 0; i < n; i++)
+    want = complete_model(run, op, blocks, keys, n, parent, chain.position);
+    for (int i = 0; i < n; i++) {
         push(rc < 0 ? &run->mutable : &run->complete, rc < 0 ? in[i].handle : out[i].handle,
              op->pool, 0);
+        run->model.pools[op->pool].blocks[blocks[i]].tokens = chain.tokens != NULL;
+    }
     if (rc != want)
         return WRONG("complete: %d, not %d", rc, want);
     return true;
+}
+
+/* ---- token by token ---- */
+
+static bool start(struct run *run, const struct op *op, const struct kvbm_mutable *block,
+                  struct m_block *b)
+{
+    struct kvbm_block_start start = {.size = sizeof(start),
+                                     .group = group_of(op),
+                                     .salt_hash = SALT,
+                                     .chain = KVBM_CHAIN_SEED_SALT};
+    uint64_t parent = 0;
+
+    if (parent_of((int)op->what) >= 0) {
+        memcpy(&parent, run->names[parent_of((int)op->what)], 8);
+        start.parent = &parent;
+        start.position = depth_of((int)op->what) + (op->how % 10 == 0); /* or thinks so */
+    }
+    if (!run->setup->hashed || !is_served(run, op)) {
+        MUST(kvbm_mutable_init_sequence(block, &start) == (run->setup->key_len != 8 ? -ENOTSUP
+                                                           : is_served(run, op)     ? 0
+                                                                                    : -EINVAL));
+        MUST(!is_served(run, op) || run->setup->key_len != 8 || kvbm_mutable_reset(block) == 0);
+        return true;
+    }
+    MUST(kvbm_mutable_init_sequence(block, &start) == 0);
+    b->fill = 0;
+    b->filling = (int)op->what;
+    b->position = start.position;
+    return true;
+}
+
+static bool add(struct run *run, const struct op *op, const struct kvbm_mutable *block,
+                struct m_block *b)
+{
+    uint32_t tokens[BM_BLOCK + MAX_CHAIN] = {0};
+    int some = KV_MIN((int)op->n, BM_BLOCK - b->fill);
+
+    tokens_of(b->filling, tokens);
+    if (op->n == 1) {
+        MUST(kvbm_mutable_add_token(block, tokens[b->fill]) == (some ? 0 : -ENOSPC));
+    } else {
+        MUST(kvbm_mutable_add_tokens(block, tokens + b->fill, op->n) == some);
+    }
+    b->fill += some;
+    return true;
+}
+
+static bool take_off(struct run *run, const struct op *op, const struct kvbm_mutable *block,
+                     struct m_block *b)
+{
+    bool enough = b->fill >= (int)op->n;
+
+    MUST(kvbm_mutable_pop_tokens(block, op->n) == (enough ? 0 : -ENODATA));
+    b->fill -= enough ? (int)op->n : 0;
+    return true;
+}
+
+/* In state Partial: does it hold what it was given? */
+static bool same_fill(struct run *run, const struct kvbm_mutable *block, const struct m_block *b)
+{
+    uint32_t tokens[BM_BLOCK], want[BM_BLOCK];
+    struct kvbm_fill is;
+
+    MUST(kvbm_mutable_fill(block, &is, tokens, BM_BLOCK) == 0);
+    MUST(is.state == (b->fill < 0 ? KVBM_RESET : KVBM_PARTIAL));
+    MUST(is.len == (uint32_t)KV_MAX(b->fill, 0));
+    MUST(is.remaining == (b->fill < 0 ? 0 : BM_BLOCK - is.len));
+    if (b->fill > 0) {
+        tokens_of(b->filling, want);
+        MUST(!memcmp(tokens, want, is.len * sizeof(*want)));
+    }
+    return true;
+}
+
+static bool commit(struct run *run, const struct op *op, struct kvbm_mutable *block,
+                   struct m_block *b)
+{
+    int n = (int)block->handle.block, key = b->filling, want = -ENODATA, rc;
+    struct kvbm_complete out;
+
+    rc = kvbm_mutable_commit(block, &out);
+    if (b->fill == BM_BLOCK)
+        want = m_complete(&run->model, op->pool, &n, &key, 1, parent_of(key), b->position);
+    if (rc != want)
+        return WRONG("commit: %d, not %d", rc, want);
+    if (rc < 0)
+        return true;
+    MUST(!block->handle.pool);
+    b->fill = -1;
+    b->tokens = true;
+    push(&run->complete, out.handle, op->pool, 0);
+    return true;
+}
+
+static bool fill(struct run *run, const struct op *op)
+{
+    struct kvbm_mutable block;
+    struct m_block *b;
+    struct held held;
+    bool ok;
+
+    if (!pull(&run->mutable, op->pool, 1, op->how, &held))
+        return true;
+    block.handle = held.handle;
+    b = &run->model.pools[op->pool].blocks[held.handle.block];
+    if (b->fill < 0) {
+        ok = start(run, op, &block, b);
+    } else if (op->how % 16 == 1) {
+        ok = kvbm_mutable_reset(&block) == 0;
+        b->fill = -1;
+    } else if (op->how % 8 == 2) {
+        ok = take_off(run, op, &block, b);
+    } else if (b->fill == BM_BLOCK || op->how % 8 == 3) {
+        ok = commit(run, op, &block, b);
+    } else {
+        ok = add(run, op, &block, b);
+    }
+    if (!block.handle.pool)
+        return ok;
+    push(&run->mutable, block.handle, op->pool, 0);
+    return ok && same_fill(run, &block, b);
 }
 
 static bool register_some(struct run *run, const struct op *op)
@@ -239,8 +493,9 @@ static bool unstage(struct run *run, const struct op *op)
         m_free(pool, (int)held.handle.block);
     } else {
         MUST(kvbm_complete_reset(&block, &back) == 0);
+        pool->blocks[held.handle.block] = m_blank();
         pool->blocks[held.handle.block].state = M_MUTABLE;
-        pool->blocks[held.handle.block].key = -1;
+        pool->blocks[held.handle.block].refs = 1;
         push(&run->mutable, back.handle, op->pool, 0);
     }
     return true;
@@ -280,15 +535,18 @@ static bool match(struct run *run, const struct op *op)
     int keys[MAX_CHAIN], n = path_to((int)op->what, (int)op->n, keys), there = 0;
     const struct m_pool *pool = &run->model.pools[op->pool];
     struct kvbm_immutable out[MAX_CHAIN];
-    uint64_t names[MAX_CHAIN] = {0};
+    struct names buffer;
+    const void *names = names_of(run, keys, n, &buffer);
 
+    if (!is_served(run, op))
+        return refused(run, op);
     if (run->immutable.n + n > MAX_HELD)
         return true;
-    names_of(keys, n, names);
     while (there < n && m_find(pool, keys[there]) >= 0)
         there++;
-    MUST(kvbm_pool_probe(run->pools[op->pool], 0, names, (size_t)n) == there);
-    MUST(kvbm_pool_match(run->pools[op->pool], 0, names, (size_t)n, op->how % 2, out) == there);
+    MUST(kvbm_pool_probe(run->pools[op->pool], group_of(op), names, (size_t)n) == there);
+    MUST(kvbm_pool_match(run->pools[op->pool], group_of(op), names, (size_t)n, op->how % 2, out) ==
+         there);
     for (int i = 0; i < there; i++) {
         if (!found(run, op, keys[i], out[i].handle, op->how % 2 == 0))
             return false;
@@ -298,17 +556,20 @@ static bool match(struct run *run, const struct op *op)
 
 static bool scattered(struct run *run, const struct op *op)
 {
+    int keys[MAX_CHAIN], base = m_group((int)op->what) * M_GROUP;
     struct kvbm_immutable out[MAX_CHAIN];
-    uint64_t names[MAX_CHAIN] = {0};
-    int keys[MAX_CHAIN];
+    struct names names;
     long n = 0, rc;
 
+    if (!is_served(run, op))
+        return refused(run, op);
     if (run->immutable.n + MAX_CHAIN > MAX_HELD)
         return true;
     for (uint32_t i = 0; i < op->n; i++)
-        keys[i] = (int)((op->what + i * op->how % 7) % M_KEYS);
-    names_of(keys, (int)op->n, names);
-    rc = kvbm_pool_match_scattered(run->pools[op->pool], 0, names, op->n, op->how % 2, out);
+        keys[i] = base + (int)((op->what + i * op->how % 7) % M_GROUP);
+    rc =
+        kvbm_pool_match_scattered(run->pools[op->pool], group_of(op),
+                                  names_of(run, keys, (int)op->n, &names), op->n, op->how % 2, out);
     for (uint32_t i = 0; i < op->n; i++) {
         if (m_find(&run->model.pools[op->pool], keys[i]) < 0) {
             MUST(!out[i].handle.pool);
@@ -450,12 +711,14 @@ static bool touch(struct run *run, const struct op *op)
 {
     int keys[MAX_CHAIN], n = path_to((int)op->what, (int)op->n, keys), there = 0;
     struct m_pool *pool = &run->model.pools[op->pool];
-    uint64_t names[MAX_CHAIN] = {0};
+    struct names names;
 
-    names_of(keys, n, names);
+    if (!is_served(run, op))
+        return refused(run, op);
     while (there < n && m_find(pool, keys[there]) >= 0)
         there++;
-    MUST(kvbm_pool_touch(run->pools[op->pool], 0, names, (size_t)n) == there);
+    MUST(kvbm_pool_touch(run->pools[op->pool], group_of(op), names_of(run, keys, n, &names),
+                         (size_t)n) == there);
     for (int i = there; i-- > 0;) {
         int block = m_find(pool, keys[i]);
 
@@ -471,16 +734,28 @@ static bool retain(struct run *run, const struct op *op)
     static const uint32_t priorities[] = {0, 34, 35, 35, 35, 36, 63, 64, 100};
     int keys[MAX_CHAIN], n = path_to((int)op->what, (int)op->n, keys), there = 0;
     uint32_t priority = priorities[op->how % KV_COUNT(priorities)];
-    uint64_t names[MAX_CHAIN] = {0};
+    uint64_t ttl_ms = op->how % 3 == 0   ? 0
+                      : op->how % 3 == 1 ? 3600000 + op->how % 50 * 10
+                                         : 1 + op->how / 3 % 1000;
+    uint64_t since = fake_ns - run->pools[op->pool]->created_ns, unit = 10 * KV_NS_PER_MS;
+    uint64_t until = ttl_ms ? (since + ttl_ms * KV_NS_PER_MS + unit - 1) / unit : 0;
+    struct names names;
 
-    names_of(keys, n, names);
+    if (!is_served(run, op))
+        return refused(run, op);
     for (int i = 0; i < n; i++)
         there += m_find(&run->model.pools[op->pool], keys[i]) >= 0;
-    /* an end that this test doesn't live to see */
-    MUST(kvbm_pool_retain(run->pools[op->pool], 0, names, (size_t)n, priority,
-                          op->how % 3 ? 0 : 3600000 + op->how % 50 * 10) == there);
+    MUST(kvbm_pool_retain(run->pools[op->pool], group_of(op), names_of(run, keys, n, &names),
+                          (size_t)n, priority, ttl_ms) == there);
     for (int i = 0; i < n; i++)
-        m_retain(&run->model, op->pool, keys[i], priority);
+        m_retain(&run->model, op->pool, keys[i], priority, until);
+    return true;
+}
+
+static bool move_clock(struct run *run, const struct op *op)
+{
+    (void)run;
+    fake_ns += (op->how % 7 ? op->how % 300 : op->how % 4000) * KV_NS_PER_MS + op->what;
     return true;
 }
 
@@ -489,12 +764,14 @@ static bool reset_keys(struct run *run, const struct op *op)
     int keys[MAX_CHAIN], n = path_to((int)op->what, (int)op->n, keys);
     struct m_pool *pool = &run->model.pools[op->pool];
     struct kvbm_reset_result is, want = {0};
-    uint64_t names[MAX_CHAIN] = {0};
+    struct names names;
 
+    if (!is_served(run, op))
+        return refused(run, op);
     if (op->how % 4 == 0)
         keys[n - 1] = keys[0];
-    names_of(keys, n, names);
-    MUST(kvbm_pool_reset_keys(run->pools[op->pool], 0, names, (size_t)n, &is) == 0);
+    MUST(kvbm_pool_reset_keys(run->pools[op->pool], group_of(op), names_of(run, keys, n, &names),
+                              (size_t)n, &is) == 0);
     for (int i = 0; i < n; i++) {
         int block = m_find(pool, keys[i]);
 
@@ -540,15 +817,16 @@ static bool reset_inactive(struct run *run, const struct op *op)
 
 static bool locate(struct run *run, const struct op *op)
 {
-    uint64_t names[M_KEYS];
-    uint8_t tiers[M_KEYS];
-    (void)op;
+    int keys[M_GROUP], base = m_group((int)op->what) * M_GROUP;
+    uint8_t tiers[M_GROUP];
+    struct names names;
 
-    for (int i = 0; i < M_KEYS; i++)
-        names[i] = name_of(i);
-    MUST(kvbm_registry_locate(run->bm.registry, 0, names, M_KEYS, tiers) == 0);
-    for (int i = 0; i < M_KEYS; i++)
-        MUST(tiers[i] == m_tiers(&run->model, i));
+    for (int i = 0; i < M_GROUP; i++)
+        keys[i] = base + i;
+    MUST(kvbm_registry_locate(run->bm.registry, group_of(op), names_of(run, keys, M_GROUP, &names),
+                              M_GROUP, tiers) == 0);
+    for (int i = 0; i < M_GROUP; i++)
+        MUST(tiers[i] == m_tiers(&run->model, base + i));
     return true;
 }
 
@@ -559,7 +837,6 @@ static bool info(struct run *run, const struct op *op)
     struct kvbm_immutable block;
     struct kvbm_block_info is;
     struct held held;
-    uint64_t key;
 
     if (!pull(&run->immutable, op->pool, 1, op->how, &held))
         return true;
@@ -567,8 +844,9 @@ static bool info(struct run *run, const struct op *op)
     block.handle = held.handle;
     b = &pool->blocks[held.handle.block];
     MUST(kvbm_immutable_info(&block, &is) == 0);
-    memcpy(&key, is.key, 8);
-    MUST(key == name_of(b->key));
+    m_expire(&run->model, op->pool, now_of(run, op->pool));
+    MUST(!memcmp(is.key, run->names[b->key], run->setup->key_len));
+    MUST(is.group == (uint32_t)m_group(b->key));
     MUST(is.handles == b->refs);
     MUST(is.duplicate == (b->primary >= 0));
     MUST(is.primary == (b->primary >= 0 ? (uint32_t)b->primary : held.handle.block));
@@ -579,9 +857,9 @@ static bool info(struct run *run, const struct op *op)
 }
 
 static bool (*const ops[N_KINDS])(struct run *run, const struct op *op) = {
-    allocate,   complete,       register_some, unstage, give_back, match, scattered,
-    release,    clone_one,      try_return,    weaken,  upgrade,   touch, retain,
-    reset_keys, reset_inactive, locate,        info,    stale};
+    allocate,  complete,   fill,           register_some, unstage, give_back, match,
+    scattered, release,    clone_one,      try_return,    weaken,  upgrade,   touch,
+    retain,    reset_keys, reset_inactive, locate,        info,    stale,     move_clock};
 
 /* ---- judging ---- */
 
@@ -604,18 +882,21 @@ static bool same_counts(struct run *run, int p)
     return true;
 }
 
+static bool same_event(const struct m_event *a, const struct m_event *b)
+{
+    return a->type == b->type && a->tier == b->tier && a->key == b->key && a->parent == b->parent &&
+           a->position == b->position && a->end == b->end && a->tokens == b->tokens;
+}
+
 static bool same_events(struct run *run)
 {
     const struct model *m = &run->model;
 
-    if (bm_told(&run->bm) != m->n_events)
-        return WRONG("%zu events, not %zu", run->bm.n_told, m->n_events);
+    MUST(kvbm_events_flush(run->bm.events, 60000) == 0);
+    if (run->told.n != m->n_events)
+        return WRONG("%zu events, not %zu", run->told.n, m->n_events);
     for (size_t i = 0; i < m->n_events; i++) {
-        const struct kvbm_event *e = &run->bm.told[i];
-
-        if (e->type != m->events[i].type || (int)e->tier != m->events[i].tier ||
-            bm_told_key(&run->bm, i) != name_of(m->events[i].key) ||
-            (e->first || e->last) != m->events[i].end || e->sequence != i)
+        if (!same_event(&run->told.all[i], &m->events[i]))
             return WRONG("event %zu is another", i);
     }
     return true;
@@ -623,7 +904,7 @@ static bool same_events(struct run *run)
 
 static bool judge(struct run *run)
 {
-    for (int p = 0; p < M_POOLS; p++) {
+    for (int p = 0; p < run->model.n_pools; p++) {
         if (!same_counts(run, p))
             return false;
     }
@@ -634,65 +915,115 @@ static bool judge(struct run *run)
 /* All handles go, then all blocks; what was stored is removed. */
 static bool wind_up(struct run *run)
 {
-    struct list *lists[] = {&run->mutable, &run->complete, &run->immutable};
     int balance = 0;
 
-    for (int p = 0; p < M_POOLS; p++) {
-        for (struct op op = {.pool = (uint8_t)p, .n = MAX_CHAIN}; run->mutable.n; op.pool ^= 1)
-            give_back(run, &op);
-        for (struct op op = {.pool = (uint8_t)p, .n = 1}; run->complete.n; op.pool ^= 1)
-            unstage(run, &op);
-        for (struct op op = {.pool = (uint8_t)p, .n = MAX_CHAIN}; run->immutable.n; op.pool ^= 1)
-            release(run, &op);
-        MUST(reset_inactive(run, &(struct op){.pool = (uint8_t)p}));
+    for (int p = 0; p < run->model.n_pools; p++) {
+        struct op op = {.pool = (uint8_t)p, .n = 1};
+
+        for (int i = 0; i < MAX_HELD + MAX_CHAIN; i++)
+            MUST(give_back(run, &op) && unstage(run, &op) && release(run, &op));
+        MUST(reset_inactive(run, &op));
     }
-    for (size_t i = 0; i < KV_COUNT(lists); i++)
-        MUST(!lists[i]->n);
+    MUST(!run->mutable.n && !run->complete.n && !run->immutable.n);
     if (!judge(run) || !same_events(run))
         return false;
-    for (size_t i = 0; i < run->bm.n_told; i++)
-        balance += run->bm.told[i].type == KVBM_EVENT_STORED ? 1 : -1;
+    for (size_t i = 0; i < run->told.n; i++)
+        balance += run->told.all[i].type == KVBM_EVENT_STORED ? 1 : -1;
     MUST(balance == 0 && run->bm.registry->live_entries == 0);
     return true;
 }
 
 /* ---- playing ---- */
 
-static struct run *begin(const struct kvbm_pool_opts *opts)
+/* Which key is called that? */
+static int key_of(const struct run *run, uint32_t group, const void *name)
 {
+    for (int i = 0; name && i < M_GROUP; i++) {
+        if (!memcmp(run->names[i], name, run->setup->key_len))
+            return (int)group * M_GROUP + i;
+    }
+    return -1;
+}
+
+/* On the event manager's thread. */
+static void record(void *arg, const struct kvbm_event *events, size_t n, uint64_t lost)
+{
+    struct run *run = arg;
+    struct told *told = &run->told;
+
+    assert_int_equal(lost, 0);
+    told->all = realloc(told->all, (told->n + n) * sizeof(*told->all));
+    assert_non_null(told->all);
+    for (size_t i = 0; i < n; i++) {
+        const struct kvbm_event *e = &events[i];
+        int key = key_of(run, e->group, e->key);
+        uint32_t tokens[BM_BLOCK];
+
+        tokens_of(key, tokens);
+        assert_int_equal(e->key_len, run->setup->key_len);
+        assert_int_equal(e->sequence, told->n);
+        assert_true(!e->tokens || !memcmp(e->tokens, tokens, sizeof(tokens)));
+        assert_true((e->n_tokens == BM_BLOCK) == (e->tokens != NULL));
+        told->all[told->n++] = (struct m_event){.type = e->type,
+                                                .tier = (int)e->tier,
+                                                .key = key,
+                                                .parent = key_of(run, e->group, e->parent),
+                                                .position = e->position,
+                                                .end = e->first || e->last,
+                                                .tokens = e->tokens != NULL};
+    }
+}
+
+static struct run *begin(const struct setup *setup)
+{
+    struct kvbm_registry_opts opts = {.size = sizeof(opts), .key_len = setup->key_len};
     struct run *run = calloc(1, sizeof(*run));
+    int n = 0;
 
     assert_non_null(run);
-    bm_open(&run->bm, &opts[0]);
+    run->setup = setup;
+    name_keys(run);
+    fake_ns = 0;
+    fake_ns = kv_now_ns() + 3600 * KV_NS_PER_S; /* windows don't end, and time limits aren't over */
+    assert_int_equal(kvbm_events_create(NULL, &run->bm.events), 0);
+    assert_true(kvbm_events_add_callback(run->bm.events, KVBM_EVENTS_PER_TIER, record, run) >= 0);
+    opts.events = run->bm.events;
+    assert_int_equal(kvbm_registry_create(&opts, &run->bm.registry), 0);
     run->bm.registry->seed = 42; /* the same tags every time: the counts of uses depend on them */
-    run->pools[0] = run->bm.pool;
-    run->pools[1] = bm_pool(&run->bm, &opts[1]);
-    m_init(&run->model, opts);
-    for (int i = 0; i < M_KEYS; i++) {
-        uint64_t name[KVBM_MAX_KEY / 8] = {name_of(i)}; /* as long as a key may be */
-
-        run->model.keys[i] = (struct m_key){-1, 0, kvbm_tag(run->bm.registry, 0, name)};
-    }
+    for (; n < M_POOLS && setup->pools[n].n_blocks; n++)
+        run->pools[n] = bm_pool(&run->bm, &setup->pools[n]);
+    m_init(&run->model, setup->pools, n);
+    for (int i = 0; i < M_KEYS; i++)
+        run->model.keys[i] =
+            (struct m_key){-1, 0, kvbm_tag(run->bm.registry, (uint32_t)m_group(i), run->names[i])};
     return run;
 }
 
 static void end(struct run *run)
 {
-    assert_int_equal(kvbm_pool_destroy(run->pools[1]), 0);
-    bm_close(&run->bm);
+    for (int p = 0; p < run->model.n_pools; p++)
+        assert_int_equal(kvbm_pool_destroy(run->pools[p]), 0);
+    assert_int_equal(kvbm_registry_destroy(run->bm.registry), 0);
+    kvbm_events_destroy(run->bm.events);
+    fake_ns = 0;
     m_fini(&run->model);
+    free(run->told.all);
     free(run);
 }
 
 /* Play a list; the number of the operation that went wrong, or -1. A broken world is left behind. */
-static long play(const struct kvbm_pool_opts *opts, const struct op *list, size_t n, char *wrong)
+static long play(const struct setup *setup, const struct op *list, size_t n, char *wrong)
 {
-    struct run *run = begin(opts);
+    struct run *run = begin(setup);
     size_t i = 0;
     bool ok = true;
 
-    for (; i < n && ok; i++)
-        ok = ops[list[i].kind](run, &list[i]) && judge(run) && (i % 97 || same_events(run));
+    for (; i < n && ok; i++) {
+        struct op op = list[i];
+
+        op.pool = (uint8_t)(op.pool % run->model.n_pools);
+        ok = ops[op.kind](run, &op) && judge(run) && (i % 97 || same_events(run));
+    }
     if (ok && wind_up(run)) {
         end(run);
         return -1;
@@ -703,7 +1034,7 @@ static long play(const struct kvbm_pool_opts *opts, const struct op *list, size_
 
 static struct op random_op(struct rng *rng)
 {
-    struct op op = {.pool = (uint8_t)rng_below(rng, M_POOLS),
+    struct op op = {.pool = (uint8_t)rng_below(rng, 6), /* of 2 or of 3 */
                     .n = rng_below(rng, MAX_CHAIN) + 1,
                     .what = rng_below(rng, M_KEYS),
                     .how = rng_below(rng, 1u << 20)};
@@ -718,7 +1049,7 @@ static struct op random_op(struct rng *rng)
 }
 
 /* Leave out what the failure doesn't need: halves, quarters, ... single operations. */
-static size_t shrink(const struct kvbm_pool_opts *opts, struct op *list, size_t n, char *wrong)
+static size_t shrink(const struct setup *setup, struct op *list, size_t n, char *wrong)
 {
     struct op *fewer = malloc(n * sizeof(*fewer));
 
@@ -726,36 +1057,37 @@ static size_t shrink(const struct kvbm_pool_opts *opts, struct op *list, size_t 
         for (size_t at = 0; at + chunk <= n;) {
             memcpy(fewer, list, at * sizeof(*list));
             memcpy(fewer + at, list + at + chunk, (n - at - chunk) * sizeof(*list));
-            if (play(opts, fewer, n - chunk, wrong) >= 0)
+            if (play(setup, fewer, n - chunk, wrong) >= 0)
                 memcpy(list, fewer, (n -= chunk) * sizeof(*list));
             else
                 at += chunk;
         }
     }
     free(fewer);
-    play(opts, list, n, wrong);
+    play(setup, list, n, wrong);
     return n;
 }
 
-static void play_random(const char *name, const struct kvbm_pool_opts *opts, size_t n)
+static void play_random(const struct setup *setup)
 {
-    struct rng rng = {test_seed() ^ n};
+    size_t n = setup->n_ops;
+    struct rng rng = {test_seed() ^ n ^ setup->key_len << 20};
     struct op *list = malloc(n * sizeof(*list));
-    long rounds = test_rounds(20);
+    long rounds = test_rounds(12);
     char wrong[200] = "";
 
-    print_message("%s: KV_TEST_SEED=%llu, %ld lists of %zu\n", name,
+    print_message("%s: KV_TEST_SEED=%llu, %ld lists of %zu\n", setup->name,
                   (unsigned long long)test_seed(), rounds, n);
     for (long round = 0; round < rounds; round++) {
         long bad;
 
         for (size_t i = 0; i < n; i++)
             list[i] = random_op(&rng);
-        bad = play(opts, list, n, wrong);
+        bad = play(setup, list, n, wrong);
         if (bad < 0)
             continue;
         print_message("list %ld, operation %ld: %s\n", round, bad, wrong);
-        n = shrink(opts, list, KV_MIN(n, (size_t)bad + 1), wrong);
+        n = shrink(setup, list, KV_MIN(n, (size_t)bad + 1), wrong);
         for (size_t i = 0; i < n; i++)
             print_message("    {%s, %u, %u, %u, %u}\n", kind_names[list[i].kind], list[i].pool,
                           list[i].n, list[i].what, list[i].how);
@@ -767,53 +1099,84 @@ static void play_random(const char *name, const struct kvbm_pool_opts *opts, siz
 static void test_lru(void **state)
 {
     (void)state;
-    play_random("lru, lru",
-                (struct kvbm_pool_opts[]){{.n_blocks = 12}, {.tier = KV_TIER_HOST, .n_blocks = 20}},
-                1500);
+    play_random(&(struct setup){
+        "lru, lru", 4, false, 1500, {{.n_blocks = 12}, {.tier = KV_TIER_HOST, .n_blocks = 20}}});
 }
 
 static void test_lfu(void **state)
 {
     (void)state;
-    play_random("lfu, lru that rejects",
-                (struct kvbm_pool_opts[]){
-                    {.n_blocks = 14, .eviction = KVBM_EVICT_LFU},
-                    {.tier = KV_TIER_HOST, .n_blocks = 10, .reject_duplicates = true}},
-                1500);
+    play_random(
+        &(struct setup){"lfu, lru that rejects, filled by tokens",
+                        8,
+                        true,
+                        1500,
+                        {{.n_blocks = 14, .eviction = KVBM_EVICT_LFU},
+                         {.tier = KV_TIER_HOST, .n_blocks = 10, .reject_duplicates = true}}});
 }
 
 static void test_lineage(void **state)
 {
     (void)state;
-    play_random("lineage, lineage that rejects",
-                (struct kvbm_pool_opts[]){{.n_blocks = 16, .eviction = KVBM_EVICT_LINEAGE},
-                                          {.tier = KV_TIER_HOST,
-                                           .n_blocks = 9,
-                                           .eviction = KVBM_EVICT_LINEAGE,
-                                           .reject_duplicates = true}},
-                1500);
+    play_random(&(struct setup){"lineage, lineage that rejects",
+                                16,
+                                false,
+                                1500,
+                                {{.n_blocks = 16, .eviction = KVBM_EVICT_LINEAGE},
+                                 {.tier = KV_TIER_HOST,
+                                  .n_blocks = 9,
+                                  .eviction = KVBM_EVICT_LINEAGE,
+                                  .reject_duplicates = true}}});
 }
 
 /* More releases than there are age classes. */
 static void test_lineage_long(void **state)
 {
     (void)state;
-    play_random("lineage, nothing inactive",
-                (struct kvbm_pool_opts[]){{.n_blocks = 20, .eviction = KVBM_EVICT_LINEAGE},
-                                          {.tier = KV_TIER_HOST,
-                                           .n_blocks = 9,
-                                           .eviction = KVBM_EVICT_LINEAGE,
-                                           .reset_on_release = true}},
-                12000);
+    play_random(&(struct setup){"lineage, nothing inactive",
+                                32,
+                                false,
+                                12000,
+                                {{.n_blocks = 20, .eviction = KVBM_EVICT_LINEAGE},
+                                 {.tier = KV_TIER_HOST,
+                                  .n_blocks = 9,
+                                  .eviction = KVBM_EVICT_LINEAGE,
+                                  .reset_on_release = true}}});
+}
+
+/* Two groups apart in the first tier, together in the second. */
+static void test_groups(void **state)
+{
+    (void)state;
+    play_random(&(struct setup){
+        "a pool for each group, lfu for both",
+        64,
+        false,
+        1500,
+        {{.n_blocks = 14, .groups = 1, .eviction = KVBM_EVICT_LINEAGE},
+         {.n_blocks = 9, .groups = 2, .reject_duplicates = true},
+         {.tier = KV_TIER_DISK, .n_blocks = 20, .groups = 3, .eviction = KVBM_EVICT_LFU}}});
+}
+
+static void test_three_tiers(void **state)
+{
+    (void)state;
+    play_random(&(struct setup){
+        "three tiers, filled by tokens",
+        8,
+        true,
+        1500,
+        {{.n_blocks = 20, .eviction = KVBM_EVICT_LINEAGE},
+         {.tier = KV_TIER_HOST, .n_blocks = 12, .groups = 2, .eviction = KVBM_EVICT_LFU},
+         {.tier = KV_TIER_EXTERNAL, .n_blocks = 8, .reset_on_release = true}}});
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lru),
-        cmocka_unit_test(test_lfu),
-        cmocka_unit_test(test_lineage),
-        cmocka_unit_test(test_lineage_long),
+        cmocka_unit_test(test_lru),     cmocka_unit_test(test_lfu),
+        cmocka_unit_test(test_lineage), cmocka_unit_test(test_lineage_long),
+        cmocka_unit_test(test_groups),  cmocka_unit_test(test_three_tiers),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
