@@ -299,6 +299,51 @@ static void test_lineage_ages(void **state)
     bm_close(&bm);
 }
 
+/* A trunk that splits, and splits again: what branches share goes when the last branch has gone. */
+static void leave_tree(struct bm *bm)
+{
+    leave_at(bm->pool, 1, 0, 0);
+    leave_at(bm->pool, 2, 1, 1);
+    leave_at(bm->pool, 3, 2, 2);
+    leave_at(bm->pool, 4, 3, 3);
+    leave_at(bm->pool, 30, 2, 2); /* from 2 */
+    leave_at(bm->pool, 40, 3, 3); /* from 3 */
+    leave_at(bm->pool, 41, 3, 3);
+}
+
+static void test_lineage_splits(void **state)
+{
+    const uint64_t trunk[] = {1, 2, 3}, branch[] = {1, 2, 30};
+    struct kvbm_immutable held[2];
+    struct bm bm;
+    (void)state;
+
+    open_lineage(&bm, 8);
+    leave_tree(&bm);
+    expect_order(&bm, (uint64_t[]){4, 30, 40, 41, 3, 2, 1}, 7);
+
+    /* one branch is held: the trunk below it doesn't wait for it, its own parent is found as long as it is there */
+    leave_tree(&bm);
+    assert_int_equal(kvbm_pool_match(bm.pool, 0, (uint64_t[]){30, 41}, 2, 0, held), 2);
+    expect_order(&bm, (uint64_t[]){4, 40, 3}, 3);
+    assert_int_equal(kvbm_pool_probe(bm.pool, 0, trunk, 3), 2);
+    assert_int_equal(kvbm_pool_probe(bm.pool, 0, branch, 3), 3);
+    /* released, 30 is a leaf again, and 2 is none; 41 has a ghost for a parent, which comes back between */
+    assert_int_equal(kvbm_pool_release(bm.pool, held, 2), 0); /* 41, then 30 */
+    assert_int_equal(kvbm_registry_check(bm.registry), 0);
+    leave_at(bm.pool, 3, 2, 2);
+    expect_order(&bm, (uint64_t[]){41, 30, 3, 2, 1}, 5);
+
+    /* a branch grows anew from the middle while the other is evicted */
+    leave_tree(&bm);
+    expect_order(&bm, (uint64_t[]){4, 30}, 2);
+    leave_at(bm.pool, 30, 2, 2);
+    leave_at(bm.pool, 31, 30, 3);
+    expect_order(&bm, (uint64_t[]){40, 41, 3, 31, 30, 2, 1}, 7);
+    assert_int_equal(bm.registry->live_entries, 0);
+    bm_close(&bm);
+}
+
 static void test_lineage_ghosts(void **state)
 {
     struct kvbm_immutable held;
@@ -491,6 +536,7 @@ int main(void)
         cmocka_unit_test(test_lineage_ghosts), cmocka_unit_test(test_lineage_others),
         cmocka_unit_test(test_lineage_long),   cmocka_unit_test(test_lineage_ages_out),
         cmocka_unit_test(test_lineage_ring),   cmocka_unit_test(test_lineage_ages_round),
+        cmocka_unit_test(test_lineage_splits),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1096,6 +1096,37 @@ static void play_random(const struct setup *setup)
     free(list);
 }
 
+/* A priority ends with the unit of 10 ms in which its time is over, not before and not later. */
+static void test_end_of_a_priority(void **state)
+{
+    const struct setup setup = {"", 8, false, 0, {{.n_blocks = 4}}};
+    struct run *run = begin(&setup);
+    struct kvbm_immutable block;
+    struct kvbm_block_info info;
+    uint64_t key = 5, started = fake_ns;
+    (void)state;
+
+    bm_put(run->pools[0], &key, 1, &block);
+    for (uint64_t ttl = 1; ttl <= 200; ttl += 7) {
+        uint64_t begun = fake_ns, end_ns;
+
+        assert_int_equal(kvbm_pool_retain(run->pools[0], 0, &key, 1, 90, ttl), 1);
+        end_ns = started + (begun - started + ttl * KV_NS_PER_MS + 10 * KV_NS_PER_MS - 1) /
+                               (10 * KV_NS_PER_MS) * (10 * KV_NS_PER_MS);
+        fake_ns = end_ns - 1;
+        assert_int_equal(kvbm_immutable_info(&block, &info), 0);
+        assert_int_equal(info.priority, 90);
+        fake_ns = end_ns;
+        assert_int_equal(kvbm_immutable_info(&block, &info), 0);
+        assert_int_equal(info.priority, KVBM_PRIORITY_DEFAULT);
+        fake_ns += ttl * 12345;
+    }
+    assert_int_equal(kvbm_immutable_release(&block), 0);
+    assert_int_equal(kvbm_pool_reset(run->pools[0]), 0);
+    assert_int_equal(kvbm_events_flush(run->bm.events, 60000), 0);
+    end(run);
+}
+
 static void test_lru(void **state)
 {
     (void)state;
@@ -1174,9 +1205,13 @@ static void test_three_tiers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lru),     cmocka_unit_test(test_lfu),
-        cmocka_unit_test(test_lineage), cmocka_unit_test(test_lineage_long),
-        cmocka_unit_test(test_groups),  cmocka_unit_test(test_three_tiers),
+        cmocka_unit_test(test_lru),
+        cmocka_unit_test(test_lfu),
+        cmocka_unit_test(test_lineage),
+        cmocka_unit_test(test_lineage_long),
+        cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_three_tiers),
+        cmocka_unit_test(test_end_of_a_priority),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
