@@ -497,6 +497,24 @@ static void test_lineage_ages_round(void **state)
     }
 }
 
+/* Classes span four pools' worth of releases: three later, two blocks of different classes still are. */
+static void test_lineage_span(void **state)
+{
+    enum { MANY = 2048 };
+    struct bm bm;
+    (void)state;
+
+    open_lineage(&bm, MANY);
+    leave_at(bm.pool, 1, 0, 0);
+    leave_at(bm.pool, 2, 1, 1);
+    leave_at(bm.pool, 3, 0, 0);
+    leave_at(bm.pool, 4, 0, 0);
+    for (uint64_t i = 0; i < 3 * MANY; i++)
+        assert_int_equal(kvbm_pool_touch(bm.pool, 0, &(uint64_t){4}, 1), 1);
+    expect_order(&bm, (uint64_t[]){2, 1, 3, 4}, 4); /* 1 comes when 2 has gone, to its own place */
+    bm_close(&bm);
+}
+
 /* Blocks of every age class, taken out from the middle while the ring of classes turns. */
 static void test_lineage_ring(void **state)
 {
@@ -535,8 +553,8 @@ int main(void)
         cmocka_unit_test(test_lineage_leaves), cmocka_unit_test(test_lineage_ages),
         cmocka_unit_test(test_lineage_ghosts), cmocka_unit_test(test_lineage_others),
         cmocka_unit_test(test_lineage_long),   cmocka_unit_test(test_lineage_ages_out),
-        cmocka_unit_test(test_lineage_ring),   cmocka_unit_test(test_lineage_ages_round),
-        cmocka_unit_test(test_lineage_splits),
+        cmocka_unit_test(test_lineage_ring),   cmocka_unit_test(test_lineage_splits),
+        cmocka_unit_test(test_lineage_span),   cmocka_unit_test(test_lineage_ages_round),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

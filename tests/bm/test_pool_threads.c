@@ -29,6 +29,8 @@ static struct world {
     uint64_t bytes[2][BLOCKS]; /* what the blocks hold: written by who has it mutable alone */
     _Atomic uint32_t destroyed, attached;
     uint32_t type;
+    uint8_t somewhere[KEYS]; /* by the consolidated events */
+    size_t n_consolidated;
     long rounds;
     _Atomic(const char *) wrong;
 } w;
@@ -177,6 +179,37 @@ static void judge_events(void)
         assert_false(there[0][i] || there[1][i]);
 }
 
+/* On the manager's thread: of each key, first seen, gone from all, first seen, ... whatever the tiers. */
+static void follow(void *arg, const struct kvbm_event *events, size_t n, uint64_t lost)
+{
+    (void)arg;
+    MUST(lost == 0);
+    for (size_t i = 0; i < n; i++) {
+        uint64_t key;
+
+        memcpy(&key, events[i].key, 8);
+        MUST(key >= 1000 && key < 1000 + KEYS);
+        MUST(events[i].type == KVBM_EVENT_STORED ? events[i].first : events[i].last);
+        MUST(w.somewhere[key - 1000] == (events[i].type == KVBM_EVENT_REMOVED));
+        w.somewhere[key - 1000] = events[i].type == KVBM_EVENT_STORED;
+        w.n_consolidated++;
+    }
+}
+
+/* When all has gone: it was told as many times that a key is somewhere as that it is nowhere. */
+static void judge_consolidated(void)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < w.bm.n_told; i++)
+        n += w.bm.told[i].first || w.bm.told[i].last;
+    assert_int_equal(w.n_consolidated, n);
+    for (size_t i = 0; i < KEYS; i++)
+        assert_int_equal(w.somewhere[i], 0);
+    if (w.wrong)
+        fail_msg("%s", w.wrong);
+}
+
 static void play(const struct kvbm_pool_opts *device, const struct kvbm_pool_opts *host)
 {
     pthread_t threads[THREADS];
@@ -184,6 +217,7 @@ static void play(const struct kvbm_pool_opts *device, const struct kvbm_pool_opt
     memset(&w, 0, sizeof(w));
     w.rounds = test_rounds(20000);
     bm_open(&w.bm, device);
+    assert_true(kvbm_events_add_callback(w.bm.events, KVBM_EVENTS_CONSOLIDATED, follow, NULL) > 0);
     w.pools[0] = w.bm.pool;
     w.pools[1] = bm_pool(&w.bm, host);
     assert_int_equal(kvbm_attachment_type(w.bm.registry, "t", false, destroyed, &w.type), 0);
@@ -204,6 +238,7 @@ static void play(const struct kvbm_pool_opts *device, const struct kvbm_pool_opt
     assert_true(w.attached > 0);
     assert_int_equal(w.attached, w.destroyed);
     judge_events();
+    judge_consolidated();
     assert_int_equal(kvbm_pool_destroy(w.pools[1]), 0);
     bm_close(&w.bm);
 }
@@ -224,6 +259,92 @@ static void test_lineage(void **state)
                                   .n_blocks = BLOCKS,
                                   .eviction = KVBM_EVICT_LINEAGE,
                                   .reject_duplicates = true});
+}
+
+/*
+ * All at the same moment: each thread has a chain of the same keys ready, registers it, and drops it while others
+ * look for it. However they meet, a key is stored once and removed once.
+ */
+static struct {
+    pthread_barrier_t barrier;
+    uint32_t primary[THREADS][CHAIN];
+    bool reject;
+} at_once;
+
+static void register_at_once(size_t who, const uint64_t *keys)
+{
+    struct kvbm_complete complete[CHAIN];
+    struct kvbm_immutable held[CHAIN], found[CHAIN];
+    struct kvbm_block_info info;
+    long n;
+
+    MUST(bm_complete_at(w.pools[0], 0, NULL, 0, keys, CHAIN, complete) == 0);
+    pthread_barrier_wait(&at_once.barrier);
+    MUST(kvbm_pool_register(w.pools[0], complete, CHAIN, held) == 0);
+    for (size_t i = 0; i < CHAIN; i++) {
+        MUST(kvbm_immutable_info(&held[i], &info) == 0);
+        MUST(!at_once.reject || !info.duplicate);
+        at_once.primary[who][i] = info.primary;
+    }
+    pthread_barrier_wait(&at_once.barrier);
+    MUST(kvbm_pool_release(w.pools[0], held, CHAIN) == 0);
+    n = kvbm_pool_match(w.pools[0], 0, keys, CHAIN, 0, found); /* others drop theirs meanwhile */
+    MUST(n == CHAIN);
+    for (size_t i = 0; i < CHAIN; i++)
+        MUST(found[i].handle.block == at_once.primary[0][i]);
+    MUST(kvbm_pool_release(w.pools[0], found, CHAIN) == 0);
+}
+
+static void *at_once_thread(void *arg)
+{
+    size_t who = (size_t)(uintptr_t)arg;
+
+    for (long i = 0; i < w.rounds; i++) {
+        uint64_t keys[CHAIN];
+
+        keys_of((uint32_t)(i % (KEYS / CHAIN)), keys);
+        register_at_once(who, keys);
+        if (w.wrong)
+            abort(); /* the others wait for this one */
+        pthread_barrier_wait(&at_once.barrier);
+        if (who == 0 && kvbm_pool_reset(w.pools[0]) < 0)
+            abort();
+        pthread_barrier_wait(&at_once.barrier);
+    }
+    return NULL;
+}
+
+static void all_at_once(bool reject)
+{
+    struct kvbm_pool_opts opts = {.n_blocks = THREADS * CHAIN, .reject_duplicates = reject};
+    pthread_t threads[THREADS];
+    struct kvbm_pool_stats stats;
+
+    memset(&w, 0, sizeof(w));
+    w.rounds = test_rounds(3000);
+    at_once.reject = reject;
+    bm_open(&w.bm, &opts);
+    w.pools[0] = w.bm.pool;
+    pthread_barrier_init(&at_once.barrier, NULL, THREADS);
+    for (uintptr_t i = 0; i < THREADS; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, at_once_thread, (void *)i), 0);
+    for (int i = 0; i < THREADS; i++)
+        pthread_join(threads[i], NULL);
+    pthread_barrier_destroy(&at_once.barrier);
+    stats = bm_stats(w.pools[0]);
+    assert_int_equal(stats.registrations, w.rounds * CHAIN);
+    assert_int_equal(stats.registration_dedup, w.rounds * CHAIN * (THREADS - 1));
+    assert_int_equal(stats.duplicate_blocks, reject ? 0 : w.rounds * CHAIN * (THREADS - 1));
+    judge_events();
+    assert_int_equal(w.bm.n_told, 2 * w.rounds * CHAIN);
+    bm_close(&w.bm);
+}
+
+static void test_all_at_once(void **state)
+{
+    (void)state;
+    all_at_once(false);
+    all_at_once(true);
 }
 
 /* Pools come and go beside others that work: the entries move. */
@@ -271,6 +392,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_lru_lfu),
         cmocka_unit_test(test_lineage),
+        cmocka_unit_test(test_all_at_once),
         cmocka_unit_test(test_pools_come_and_go),
     };
 
