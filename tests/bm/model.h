@@ -19,7 +19,7 @@
 #define M_GROUP 32
 #define M_KEYS (M_GROUPS * M_GROUP)
 #define M_POOLS 3
-#define M_BLOCKS 20
+#define M_BLOCKS 17 /* ends that the eviction of one block carries out, see retain.h */
 #define M_EVENTS 65536
 #define M_AGES 4096 /* releases that lineage tells apart, in pools as small as these */
 
@@ -35,7 +35,7 @@ struct m_block {
     uint64_t tick;  /* release, counted by its pool */
     uint64_t order; /* release or change of priority */
     uint64_t life;  /* of a primary: which registration this is */
-    uint64_t until; /* end of its priority, in the pool's units of 10 ms; 0: none */
+    uint64_t until; /* end of its priority, 0: none */
     int fill;       /* mutable: tokens in it, -1: Reset */
     int filling;    /* the key they are to give */
     uint32_t position;
@@ -414,6 +414,18 @@ static inline void m_expire(struct model *m, int p, uint64_t now)
             b->order = m->order;
         }
     }
+}
+
+/* The same for block @i alone. */
+static inline void m_expire_one(struct model *m, int p, int i, uint64_t now)
+{
+    struct m_block *b = &m->pools[p].blocks[i];
+
+    if (!b->until || b->until > now)
+        return;
+    b->until = 0;
+    b->priority = KVBM_PRIORITY_DEFAULT;
+    b->order = ++m->order;
 }
 
 static inline void m_retain(struct model *m, int p, int key, uint32_t priority, uint64_t until)

@@ -12,244 +12,8 @@
 #include <cmocka.h>
 // clang-format on
 
-#include <stdio.h>
-#include <time.h>
-
-#include "base/clock.h"
-#include "bm.h"
-#include "bm/pool.h"
 #include "index/random.h"
-#include "model.h"
-
-#define MAX_HELD 40
-#define MAX_CHAIN 6
-
-enum kind {
-    ALLOCATE,
-    COMPLETE,
-    FILL, /* token by token: begun, added to, taken from, committed */
-    REGISTER,
-    UNSTAGE, /* complete blocks back: released or reset */
-    GIVE_BACK,
-    MATCH,
-    SCATTERED,
-    RELEASE,
-    CLONE,
-    TRY_RETURN,
-    WEAKEN,
-    UPGRADE,
-    TOUCH,
-    RETAIN,
-    RESET_KEYS,
-    RESET_INACTIVE,
-    LOCATE,
-    INFO,
-    STALE,
-    CLOCK,
-    N_KINDS
-};
-static const char *const kind_names[N_KINDS] = {
-    "allocate", "complete",   "fill",  "register", "unstage", "give_back", "match",
-    "scatter",  "release",    "clone", "try",      "weaken",  "upgrade",   "touch",
-    "retain",   "reset_keys", "reset", "locate",   "info",    "stale",     "clock"};
-static const uint8_t weights[N_KINDS] = {14, 16, 16, 16, 2, 3, 12, 5, 18, 4, 3,
-                                         3,  4,  5,  5,  3, 1, 2,  3, 3,  3};
-
-struct op {
-    uint8_t kind, pool;
-    uint32_t n, what, how;
-};
-
-struct held {
-    struct kvbm_handle handle;
-    int pool;
-    uint64_t life; /* weak */
-};
-
-struct list {
-    struct held all[MAX_HELD + MAX_CHAIN + 1];
-    int n;
-};
-
-/* What was told, in the model's words. */
-struct told {
-    struct m_event *all;
-    size_t n;
-};
-
-/* What a list is played on. */
-struct setup {
-    const char *name;
-    uint32_t key_len;
-    bool hashed; /* keys are what the tokens give, so that blocks can be filled with them */
-    size_t n_ops;
-    struct kvbm_pool_opts pools[M_POOLS]; /* until one without blocks */
-};
-
-struct run {
-    struct bm bm;
-    const struct setup *setup;
-    uint8_t names[M_KEYS][KVBM_MAX_KEY];
-    struct kvbm_pool *pools[M_POOLS];
-    struct model model;
-    struct told told;
-    struct list mutable, complete, immutable, weak;
-    struct list gone; /* immutable handles after the last of their kind */
-    uint64_t n_stale[M_POOLS];
-    char wrong[200];
-};
-
-#define WRONG(...) (snprintf(run->wrong, sizeof(run->wrong), __VA_ARGS__), false)
-#define MUST(condition) \
-    if (!(condition))   \
-    return WRONG("line %d: %s", __LINE__, #condition)
-
-/* ---- a clock that stands still, for this thread ---- */
-
-static _Thread_local uint64_t fake_ns;
-
-// NOLINTBEGIN
-int __real_clock_gettime(clockid_t clock, struct timespec *ret);
-int __wrap_clock_gettime(clockid_t clock, struct timespec *ret);
-int __wrap_clock_gettime(clockid_t clock, struct timespec *ret)
-{
-    if (!fake_ns || clock != CLOCK_MONOTONIC)
-        return __real_clock_gettime(clock, ret);
-    *ret = (struct timespec){(time_t)(fake_ns / KV_NS_PER_S), (long)(fake_ns % KV_NS_PER_S)};
-    return 0;
-}
-// NOLINTEND
-
-/* In the pool's units. */
-static uint64_t now_of(const struct run *run, int p)
-{
-    return (fake_ns - run->pools[p]->created_ns) / (10 * KV_NS_PER_MS);
-}
-
-/* ---- keys ---- */
-
-/* A forest that is the same every time, in each group: most keys continue a chain, some branch off. */
-static int parent_of(int key)
-{
-    int local = key % M_GROUP;
-
-    return local % 16 == 0 ? -1 : local % 5 == 0 ? key - 3 : key - 1;
-}
-
-static uint32_t depth_of(int key)
-{
-    return parent_of(key) < 0 ? 0 : depth_of(parent_of(key)) + 1;
-}
-
-/* @n keys (fewer at a sequence's start) that end with @last. */
-static int path_to(int last, int n, int *ret)
-{
-    int keys[MAX_CHAIN], i = MAX_CHAIN;
-
-    for (int k = last; k >= 0 && i > 0 && MAX_CHAIN - i < n; k = parent_of(k))
-        keys[--i] = k;
-    memcpy(ret, keys + i, (size_t)(MAX_CHAIN - i) * sizeof(*ret));
-    return MAX_CHAIN - i;
-}
-
-/* Packed, and not aligned. */
-struct names {
-    uint8_t bytes[1 + M_GROUP * KVBM_MAX_KEY];
-};
-
-static const void *names_of(const struct run *run, const int *keys, int n, struct names *ret)
-{
-    uint32_t len = run->setup->key_len;
-
-    memset(ret, 0, sizeof(*ret));
-    for (int i = 0; i < n; i++)
-        memcpy(ret->bytes + 1 + (size_t)i * len, run->names[keys[i]], len);
-    return ret->bytes + 1;
-}
-
-/* The same in both groups. */
-static void tokens_of(int key, uint32_t *ret)
-{
-    for (uint32_t i = 0; i < BM_BLOCK; i++)
-        ret[i] = (uint32_t)(key % M_GROUP) * 100 + i;
-}
-
-enum { SALT = 1337 };
-
-static void name_keys(struct run *run)
-{
-    uint32_t len = run->setup->key_len;
-
-    for (int key = 0; key < M_KEYS; key++) {
-        uint32_t tokens[BM_BLOCK];
-        uint64_t parent, hash;
-
-        if (!run->setup->hashed) { /* all alike but for the end */
-            memset(run->names[key], 0xab, len);
-            run->names[key][len - 1] = (uint8_t)(key % M_GROUP);
-            continue;
-        }
-        tokens_of(key, tokens);
-        if (parent_of(key) >= 0)
-            memcpy(&parent, run->names[parent_of(key)], 8);
-        hash =
-            kvbm_sequence_hash(parent_of(key) >= 0 ? &parent : NULL,
-                               kvbm_block_hash(SALT, tokens, BM_BLOCK), SALT, KVBM_CHAIN_SEED_SALT);
-        memcpy(run->names[key], &hash, 8);
-    }
-}
-
-static uint32_t group_of(const struct op *op)
-{
-    return (uint32_t)m_group((int)op->what);
-}
-
-static bool is_served(const struct run *run, const struct op *op)
-{
-    return m_serves(&run->model.pools[op->pool], (int)op->what);
-}
-
-/* A pool that doesn't serve the group of an operation's key refuses it, whatever it is. */
-static bool refused(struct run *run, const struct op *op)
-{
-    struct kvbm_pool *pool = run->pools[op->pool];
-    const void *key = run->names[op->what];
-    struct kvbm_reset_result result;
-    struct kvbm_immutable out;
-
-    MUST(kvbm_pool_match(pool, group_of(op), key, 1, 0, &out) == -EINVAL);
-    MUST(kvbm_pool_match_scattered(pool, group_of(op), key, 1, 0, &out) == -EINVAL);
-    MUST(kvbm_pool_probe(pool, group_of(op), key, 1) == -EINVAL);
-    MUST(kvbm_pool_touch(pool, group_of(op), key, 1) == -EINVAL);
-    MUST(kvbm_pool_retain(pool, group_of(op), key, 1, 50, 0) == -EINVAL);
-    MUST(kvbm_pool_reset_keys(pool, group_of(op), key, 1, &result) == -EINVAL);
-    return true;
-}
-
-static void push(struct list *list, struct kvbm_handle handle, int pool, uint64_t life)
-{
-    list->all[list->n++] = (struct held){handle, pool, life};
-}
-
-/* Move up to @n handles of a pool out of a list, from a place that @how says. */
-static int pull(struct list *list, int pool, int n, uint32_t how, struct held *ret)
-{
-    int taken = 0;
-
-    for (int i = 0; i < list->n && taken < n;) {
-        int at = (int)((how + (uint32_t)i) % (uint32_t)list->n);
-
-        if (list->all[at].pool != pool) {
-            i++;
-            continue;
-        }
-        ret[taken++] = list->all[at];
-        memmove(&list->all[at], &list->all[at + 1],
-                (size_t)(--list->n - at) * sizeof(list->all[0]));
-        i = 0;
-    }
-    return taken;
-}
+#include "model_run.h"
 
 /* ---- operations ---- */
 
@@ -269,7 +33,8 @@ static bool allocate(struct run *run, const struct op *op)
         return true;
     }
     MUST(rc == 0);
-    m_expire(&run->model, op->pool, now_of(run, op->pool));
+    if (n > (size_t)pool->n_free)
+        m_expire(&run->model, op->pool, fake_ns);
     for (size_t i = 0; i < n; i++) {
         if (!m_take(&run->model, op->pool, (int)blocks[i].handle.block))
             return WRONG("block %u was not the one to take", blocks[i].handle.block);
@@ -737,8 +502,7 @@ static bool retain(struct run *run, const struct op *op)
     uint64_t ttl_ms = op->how % 3 == 0   ? 0
                       : op->how % 3 == 1 ? 3600000 + op->how % 50 * 10
                                          : 1 + op->how / 3 % 1000;
-    uint64_t since = fake_ns - run->pools[op->pool]->created_ns, unit = 10 * KV_NS_PER_MS;
-    uint64_t until = ttl_ms ? (since + ttl_ms * KV_NS_PER_MS + unit - 1) / unit : 0;
+    uint64_t until = ttl_ms ? fake_ns + ttl_ms * KV_NS_PER_MS : 0;
     struct names names;
 
     if (!is_served(run, op))
@@ -754,8 +518,15 @@ static bool retain(struct run *run, const struct op *op)
 
 static bool move_clock(struct run *run, const struct op *op)
 {
-    (void)run;
-    fake_ns += (op->how % 7 ? op->how % 300 : op->how % 4000) * KV_NS_PER_MS + op->what;
+    const struct m_pool *pool = &run->model.pools[op->pool];
+
+    for (int i = 0; op->how % 3 == 0 && i < pool->n_blocks; i++) {
+        if (pool->blocks[i].until > fake_ns) {
+            fake_ns = pool->blocks[i].until; /* the very moment */
+            return true;
+        }
+    }
+    fake_ns += (op->how % 7 ? op->how % 300 : op->how % 4000) * KV_NS_PER_MS;
     return true;
 }
 
@@ -844,7 +615,8 @@ static bool info(struct run *run, const struct op *op)
     block.handle = held.handle;
     b = &pool->blocks[held.handle.block];
     MUST(kvbm_immutable_info(&block, &is) == 0);
-    m_expire(&run->model, op->pool, now_of(run, op->pool));
+    m_expire_one(&run->model, op->pool, b->primary >= 0 ? b->primary : (int)held.handle.block,
+                 fake_ns);
     MUST(!memcmp(is.key, run->names[b->key], run->setup->key_len));
     MUST(is.group == (uint32_t)m_group(b->key));
     MUST(is.handles == b->refs);
@@ -856,10 +628,72 @@ static bool info(struct run *run, const struct op *op)
     return true;
 }
 
+/* What kvbm_pool_adopt is to say of blocks that take over from held ones of pool @from, and does to them. */
+static int adopt_model(struct run *run, const struct op *op, int from, struct held *fresh,
+                       const struct held *like, int n)
+{
+    struct m_pool *pool = &run->model.pools[op->pool], *source = &run->model.pools[from];
+
+    for (int i = 0; i < n; i++) {
+        if (!m_serves(pool, source->blocks[like[i].handle.block].key))
+            return -EINVAL;
+    }
+    for (int i = 0; i < n; i++) {
+        if (pool->blocks[fresh[i].handle.block].fill >= 0)
+            return -EBADFD;
+    }
+    for (int i = 0; i < n; i++) {
+        int first = (int)like[i].handle.block, block = (int)fresh[i].handle.block;
+        uint32_t priority;
+
+        if (source->blocks[first].primary >= 0)
+            first = source->blocks[first].primary;
+        m_expire_one(&run->model, from, first, fake_ns);
+        priority = source->blocks[first].priority;
+        pool->blocks[block].key = source->blocks[first].key;
+        pool->blocks[block].state = M_COMPLETE;
+        pool->blocks[block].tokens = false;
+        block = m_register(&run->model, op->pool, block);
+        if (pool->blocks[block].priority == KVBM_PRIORITY_DEFAULT)
+            pool->blocks[block].priority = priority;
+        fresh[i].handle.block = (uint32_t)block;
+    }
+    return 0;
+}
+
+static bool adopt(struct run *run, const struct op *op)
+{
+    int from = (int)(op->how / 16 % (uint32_t)run->model.n_pools), n, n_like, rc, want;
+    struct held fresh[MAX_CHAIN], like[MAX_CHAIN];
+    struct kvbm_mutable in[MAX_CHAIN];
+    struct kvbm_immutable source[MAX_CHAIN], out[MAX_CHAIN];
+
+    if (run->immutable.n + MAX_CHAIN > MAX_HELD)
+        return true;
+    n_like = pull(&run->immutable, from, (int)op->n, op->how, like);
+    for (int i = 0; i < n_like; i++) {
+        push(&run->immutable, like[i].handle, from, 0);
+        source[i].handle = like[i].handle;
+    }
+    n = pull(&run->mutable, op->pool, n_like, op->how, fresh);
+    for (int i = 0; i < n; i++)
+        in[i].handle = fresh[i].handle;
+    rc = kvbm_pool_adopt(run->pools[op->pool], in, (size_t)n, source, out);
+    want = adopt_model(run, op, from, fresh, like, n);
+    if (rc != want)
+        return WRONG("adopt: %d, not %d", rc, want);
+    for (int i = 0; i < n; i++) {
+        MUST(rc < 0 || out[i].handle.block == fresh[i].handle.block);
+        push(rc < 0 ? &run->mutable : &run->immutable, rc < 0 ? in[i].handle : out[i].handle,
+             op->pool, 0);
+    }
+    return true;
+}
+
 static bool (*const ops[N_KINDS])(struct run *run, const struct op *op) = {
-    allocate,  complete,   fill,           register_some, unstage, give_back, match,
-    scattered, release,    clone_one,      try_return,    weaken,  upgrade,   touch,
-    retain,    reset_keys, reset_inactive, locate,        info,    stale,     move_clock};
+    allocate,       complete,  fill,       register_some, unstage,    give_back, match,  scattered,
+    release,        clone_one, try_return, weaken,        upgrade,    touch,     retain, reset_keys,
+    reset_inactive, locate,    info,       stale,         move_clock, adopt};
 
 /* ---- judging ---- */
 
@@ -934,82 +768,6 @@ static bool wind_up(struct run *run)
 }
 
 /* ---- playing ---- */
-
-/* Which key is called that? */
-static int key_of(const struct run *run, uint32_t group, const void *name)
-{
-    for (int i = 0; name && i < M_GROUP; i++) {
-        if (!memcmp(run->names[i], name, run->setup->key_len))
-            return (int)group * M_GROUP + i;
-    }
-    return -1;
-}
-
-/* On the event manager's thread. */
-static void record(void *arg, const struct kvbm_event *events, size_t n, uint64_t lost)
-{
-    struct run *run = arg;
-    struct told *told = &run->told;
-
-    assert_int_equal(lost, 0);
-    told->all = realloc(told->all, (told->n + n) * sizeof(*told->all));
-    assert_non_null(told->all);
-    for (size_t i = 0; i < n; i++) {
-        const struct kvbm_event *e = &events[i];
-        int key = key_of(run, e->group, e->key);
-        uint32_t tokens[BM_BLOCK];
-
-        tokens_of(key, tokens);
-        assert_int_equal(e->key_len, run->setup->key_len);
-        assert_int_equal(e->sequence, told->n);
-        assert_true(!e->tokens || !memcmp(e->tokens, tokens, sizeof(tokens)));
-        assert_true((e->n_tokens == BM_BLOCK) == (e->tokens != NULL));
-        told->all[told->n++] = (struct m_event){.type = e->type,
-                                                .tier = (int)e->tier,
-                                                .key = key,
-                                                .parent = key_of(run, e->group, e->parent),
-                                                .position = e->position,
-                                                .end = e->first || e->last,
-                                                .tokens = e->tokens != NULL};
-    }
-}
-
-static struct run *begin(const struct setup *setup)
-{
-    struct kvbm_registry_opts opts = {.size = sizeof(opts), .key_len = setup->key_len};
-    struct run *run = calloc(1, sizeof(*run));
-    int n = 0;
-
-    assert_non_null(run);
-    run->setup = setup;
-    name_keys(run);
-    fake_ns = 0;
-    fake_ns = kv_now_ns() + 3600 * KV_NS_PER_S; /* windows don't end, and time limits aren't over */
-    assert_int_equal(kvbm_events_create(NULL, &run->bm.events), 0);
-    assert_true(kvbm_events_add_callback(run->bm.events, KVBM_EVENTS_PER_TIER, record, run) >= 0);
-    opts.events = run->bm.events;
-    assert_int_equal(kvbm_registry_create(&opts, &run->bm.registry), 0);
-    run->bm.registry->seed = 42; /* the same tags every time: the counts of uses depend on them */
-    for (; n < M_POOLS && setup->pools[n].n_blocks; n++)
-        run->pools[n] = bm_pool(&run->bm, &setup->pools[n]);
-    m_init(&run->model, setup->pools, n);
-    for (int i = 0; i < M_KEYS; i++)
-        run->model.keys[i] =
-            (struct m_key){-1, 0, kvbm_tag(run->bm.registry, (uint32_t)m_group(i), run->names[i])};
-    return run;
-}
-
-static void end(struct run *run)
-{
-    for (int p = 0; p < run->model.n_pools; p++)
-        assert_int_equal(kvbm_pool_destroy(run->pools[p]), 0);
-    assert_int_equal(kvbm_registry_destroy(run->bm.registry), 0);
-    kvbm_events_destroy(run->bm.events);
-    fake_ns = 0;
-    m_fini(&run->model);
-    free(run->told.all);
-    free(run);
-}
 
 /* Play a list; the number of the operation that went wrong, or -1. A broken world is left behind. */
 static long play(const struct setup *setup, const struct op *list, size_t n, char *wrong)
@@ -1096,42 +854,14 @@ static void play_random(const struct setup *setup)
     free(list);
 }
 
-/* A priority ends with the unit of 10 ms in which its time is over, not before and not later. */
-static void test_end_of_a_priority(void **state)
-{
-    const struct setup setup = {"", 8, false, 0, {{.n_blocks = 4}}};
-    struct run *run = begin(&setup);
-    struct kvbm_immutable block;
-    struct kvbm_block_info info;
-    uint64_t key = 5, started = fake_ns;
-    (void)state;
-
-    bm_put(run->pools[0], &key, 1, &block);
-    for (uint64_t ttl = 1; ttl <= 200; ttl += 7) {
-        uint64_t begun = fake_ns, end_ns;
-
-        assert_int_equal(kvbm_pool_retain(run->pools[0], 0, &key, 1, 90, ttl), 1);
-        end_ns = started + (begun - started + ttl * KV_NS_PER_MS + 10 * KV_NS_PER_MS - 1) /
-                               (10 * KV_NS_PER_MS) * (10 * KV_NS_PER_MS);
-        fake_ns = end_ns - 1;
-        assert_int_equal(kvbm_immutable_info(&block, &info), 0);
-        assert_int_equal(info.priority, 90);
-        fake_ns = end_ns;
-        assert_int_equal(kvbm_immutable_info(&block, &info), 0);
-        assert_int_equal(info.priority, KVBM_PRIORITY_DEFAULT);
-        fake_ns += ttl * 12345;
-    }
-    assert_int_equal(kvbm_immutable_release(&block), 0);
-    assert_int_equal(kvbm_pool_reset(run->pools[0]), 0);
-    assert_int_equal(kvbm_events_flush(run->bm.events, 60000), 0);
-    end(run);
-}
-
 static void test_lru(void **state)
 {
     (void)state;
-    play_random(&(struct setup){
-        "lru, lru", 4, false, 1500, {{.n_blocks = 12}, {.tier = KV_TIER_HOST, .n_blocks = 20}}});
+    play_random(&(struct setup){"lru, lru",
+                                4,
+                                false,
+                                1500,
+                                {{.n_blocks = 12}, {.tier = KV_TIER_HOST, .n_blocks = M_BLOCKS}}});
 }
 
 static void test_lfu(void **state)
@@ -1168,7 +898,7 @@ static void test_lineage_long(void **state)
                                 32,
                                 false,
                                 12000,
-                                {{.n_blocks = 20, .eviction = KVBM_EVICT_LINEAGE},
+                                {{.n_blocks = M_BLOCKS, .eviction = KVBM_EVICT_LINEAGE},
                                  {.tier = KV_TIER_HOST,
                                   .n_blocks = 9,
                                   .eviction = KVBM_EVICT_LINEAGE,
@@ -1186,7 +916,7 @@ static void test_groups(void **state)
         1500,
         {{.n_blocks = 14, .groups = 1, .eviction = KVBM_EVICT_LINEAGE},
          {.n_blocks = 9, .groups = 2, .reject_duplicates = true},
-         {.tier = KV_TIER_DISK, .n_blocks = 20, .groups = 3, .eviction = KVBM_EVICT_LFU}}});
+         {.tier = KV_TIER_DISK, .n_blocks = M_BLOCKS, .groups = 3, .eviction = KVBM_EVICT_LFU}}});
 }
 
 static void test_three_tiers(void **state)
@@ -1197,7 +927,7 @@ static void test_three_tiers(void **state)
         8,
         true,
         1500,
-        {{.n_blocks = 20, .eviction = KVBM_EVICT_LINEAGE},
+        {{.n_blocks = M_BLOCKS, .eviction = KVBM_EVICT_LINEAGE},
          {.tier = KV_TIER_HOST, .n_blocks = 12, .groups = 2, .eviction = KVBM_EVICT_LFU},
          {.tier = KV_TIER_EXTERNAL, .n_blocks = 8, .reset_on_release = true}}});
 }
@@ -1205,13 +935,9 @@ static void test_three_tiers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lru),
-        cmocka_unit_test(test_lfu),
-        cmocka_unit_test(test_lineage),
-        cmocka_unit_test(test_lineage_long),
-        cmocka_unit_test(test_groups),
-        cmocka_unit_test(test_three_tiers),
-        cmocka_unit_test(test_end_of_a_priority),
+        cmocka_unit_test(test_lru),     cmocka_unit_test(test_lfu),
+        cmocka_unit_test(test_lineage), cmocka_unit_test(test_lineage_long),
+        cmocka_unit_test(test_groups),  cmocka_unit_test(test_three_tiers),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
