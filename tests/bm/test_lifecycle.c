@@ -298,6 +298,12 @@ static const struct op {
 static const enum kvbm_state seen_as[N_STATES] = {KVBM_RESET,   KVBM_PARTIAL,  KVBM_PARTIAL,
                                                   KVBM_PARTIAL, KVBM_COMPLETE, KVBM_REGISTERED};
 
+/* Mutable, complete, immutable. */
+static int kind_of(int state)
+{
+    return seen_as[state] <= KVBM_PARTIAL ? KVBM_PARTIAL : (int)seen_as[state];
+}
+
 static void judge(struct kvbm_pool *pool, const struct op *op, int state)
 {
     struct kvbm_handle handle = make(pool, state), before = handle;
@@ -320,6 +326,8 @@ static void judge(struct kvbm_pool *pool, const struct op *op, int state)
         is = look_at(handle);
         assert_int_equal(is.state, 0);
         assert_int_equal(is.fill.state, seen_as[op->after[state]]);
+        if (kind_of(op->after[state]) != kind_of(state)) /* a copy of what was consumed */
+            assert_int_equal(look_at(before).state, -ESTALE);
     }
     unmake(pool, handle);
 }
