@@ -418,7 +418,8 @@ KV_API int kvbm_pool_dump(struct kvbm_pool *pool, FILE *to, size_t max_blocks);
 /**
  * Check what must hold (total = free + mutable + immutable + inactive, each key at most one primary a tier,
  * counts, lists and table sound). Takes time in proportion to the pools, with the lock. Returns 0,
- * -EUCLEAN with the fault in the log, or -ENOMEM.
+ * -EUCLEAN with the fault in the log, or -ENOMEM. (A library built without NDEBUG checks itself, and aborts:
+ * what it can in constant time at the end of every call, everything now and then.)
  */
 KV_API int kvbm_registry_check(struct kvbm_registry *registry);
 
