@@ -197,7 +197,7 @@ int tier_lane_open(struct kvbm_engine *engine, const struct tier_job *job)
     pthread_mutex_lock(&engine->open_lock);
     if ((lane == TIER_FILE || lane == TIER_FILE_LATER) && !engine->file)
         err = tier_file_open(engine, &engine->file);
-    if ((lane == TIER_OUT || lane == TIER_IN) && !engine->cuda)
+    if (lane == TIER_OUT || lane == TIER_IN)
         err = tier_cuda_open(engine, &job->plan, &engine->cuda);
     pthread_mutex_unlock(&engine->open_lock);
     if (err == 0 && job->ready_event)

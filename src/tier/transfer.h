@@ -233,6 +233,7 @@ void tier_rearm(struct kvbm_engine *engine);
 
 int tier_file_open(struct kvbm_engine *engine, struct tier_file **ret);
 void tier_file_close(struct tier_file *file); /* nothing is in flight; NULL is a no-op */
+/** Open it if it isn't; -ENOTSUP also for a device that there can't be. */
 int tier_cuda_open(struct kvbm_engine *engine, const struct tier_plan *plan,
                    struct tier_cuda **ret);
 void tier_cuda_close(struct tier_cuda *cuda);

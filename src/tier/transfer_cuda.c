@@ -349,8 +349,13 @@ int tier_cuda_open(struct kvbm_engine *engine, const struct tier_plan *plan, str
 {
     uint32_t device = device_of(plan);
     struct tier_cuda *c;
-    int err = device < MAX_DEVICES ? enter(device) : -ENOTSUP;
+    int err;
 
+    if (device >= MAX_DEVICES)
+        return -ENOTSUP;
+    if (*ret)
+        return 0;
+    err = enter(device);
     if (err < 0)
         return err;
     c = calloc(1, sizeof(*c));

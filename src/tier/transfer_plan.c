@@ -86,14 +86,19 @@ static int check_heads(const struct kvbm_transfer *t, struct tier_plan *p)
 
 /* ---- which lane ---- */
 
-static bool gpu_reaches(const struct kvbm_layout *layout)
-{
-    return layout->places[0].kind != KVBM_STORAGE_SYSTEM;
-}
-
 static bool host(enum kvbm_storage_kind kind)
 {
     return kind == KVBM_STORAGE_SYSTEM || kind == KVBM_STORAGE_PINNED;
+}
+
+/* Whether a kernel can address both sides: not pageable memory, and of two GPUs' only its own. */
+static bool one_gpu_reaches(const struct tier_plan *p)
+{
+    const struct kvbm_place *s = &p->src->places[0], *d = &p->dst->places[0];
+
+    if (s->kind == KVBM_STORAGE_SYSTEM || d->kind == KVBM_STORAGE_SYSTEM)
+        return false;
+    return s->kind != d->kind || s->device_id == d->device_id;
 }
 
 static int find_lane(enum kvbm_flow flow, struct tier_plan *p)
@@ -179,8 +184,8 @@ static void choose_kernel(struct tier_plan *p)
     kvx_cache_desc_t src, dst;
 
     if (!on_device(p) || (p->grain != TIER_LAYER && p->grain != TIER_REGION) ||
-        piece >= KERNEL_BYTES || !gpu_reaches(p->src) || !gpu_reaches(p->dst) ||
-        p->src->config.num_blocks > INT32_MAX || p->dst->config.num_blocks > INT32_MAX)
+        piece >= KERNEL_BYTES || !one_gpu_reaches(p) || p->src->config.num_blocks > INT32_MAX ||
+        p->dst->config.num_blocks > INT32_MAX)
         return;
     p->kernel = tier_plan_caches(p, p->first_layer, &src, &dst) == 0;
 }
@@ -438,9 +443,8 @@ int tier_plan_caches(const struct tier_plan *p, uint32_t layer, kvx_cache_desc_t
 
     tier_plan_side(p, false, layer, &s);
     tier_plan_side(p, true, layer, &d);
-    if ((p->lane == TIER_OUT || p->lane == TIER_IN) &&
-        (s.memory == KVX_MEMORY_HOST || d.memory == KVX_MEMORY_HOST))
-        return refuse(-ENOTSUP, "a GPU converts to and from pinned memory");
+    if ((p->lane == TIER_OUT || p->lane == TIER_IN) && !one_gpu_reaches(p))
+        return refuse(-ENOTSUP, "a GPU converts its own memory and pinned memory");
     err = tier_side_cache(&s, src);
     return err < 0 ? err : tier_side_cache(&d, dst);
 }
