@@ -13,7 +13,7 @@
  *
  * Which slot holds what, and which goes next, the tier's pool decides (kvbm_pool.h).
  *
- * Threads: any. done callbacks come from the store's own thread, in the order of completion.
+ * Threads: any. done callbacks come from the store's own thread, in the order of completion, and may submit.
  */
 #ifndef KVBM_TIER_DISK_H
 #define KVBM_TIER_DISK_H
@@ -37,7 +37,7 @@ struct kvbm_disk_opts {
     const char *
         fingerprint; /* of the model and the block layout; files of another are emptied. NULL: "" */
     uint32_t key_len;
-    uint64_t slot_bytes; /* of a block; the file has it rounded up to 4096 */
+    uint64_t slot_bytes; /* of a block, at most 1 GiB; the file has it rounded up to 4096 */
     uint32_t n_slots;    /* of all volumes together */
     enum kvbm_io io;
     uint32_t io_depth;
@@ -52,7 +52,8 @@ struct kvbm_disk_opts {
  * are dropped). -ENOSPC when the volumes have no room for n_slots.
  */
 int kvbm_disk_open(const struct kvbm_disk_opts *opts, struct kvbm_disk **ret);
-/** Waits for what runs. NULL is a no-op. */
+/** Waits for what was submitted. NULL is a no-op. A child after fork() may call only this, which frees memory and
+ * descriptors there; while it keeps these, the files stay locked. */
 void kvbm_disk_close(struct kvbm_disk *disk);
 
 /** What was committed and is there after opening, oldest commit first. Borrowed for the call. */
@@ -76,9 +77,10 @@ struct kvbm_disk_io {
     uint32_t position;  /* write */
     const void *key;    /* read: what must be there, else -ENOENT */
     const void *parent; /* write; NULL: none */
-    void *data;         /* at a multiple of 4096, else a copy is made */
+    void *data;         /* it and len multiples of 4096, else a copy is made */
     uint64_t len;       /* 1 to slot_bytes; read: must be the length written, else -EBADMSG */
-    int status; /* 0; -EBADMSG did not verify; -ENOENT; -EIO; -ENOSPC; -ECANCELED; -ETIMEDOUT */
+    int status; /* 0; -EBADMSG did not verify; -ENOENT; -EIO; -ENOSPC; -ECANCELED; -ETIMEDOUT; -ENOMEM;
+                 * -EBUSY: the slot is being written. A failed write leaves an empty slot */
 };
 
 struct kvbm_disk_batch {
@@ -92,12 +94,14 @@ struct kvbm_disk_batch {
     struct kvbm_disk_batch *next_; /* the store's */
 };
 
-/** Queue a batch. Returns 0; -EAGAIN when too much waits already; -ESHUTDOWN. */
+/** Queue a batch, of which no slot is written twice. Returns 0; -EAGAIN when too much waits already (65,536 blocks);
+ * -EINVAL; -ENOMEM; -ESHUTDOWN (closing, or a child after fork()). done isn't called then. */
 int kvbm_disk_submit(struct kvbm_disk *disk, struct kvbm_disk_batch *batch);
 /** What hasn't begun ends with -ECANCELED; done is called as always. */
 void kvbm_disk_cancel(struct kvbm_disk *disk, struct kvbm_disk_batch *batch);
 
-/** The slots' records are made invalid, durably. For keys that were reset. Blocks. */
+/** The slots' records are made invalid, durably. For keys that were reset. Blocks; not from a done
+ * callback. -EBUSY: one is being written (the others are forgotten all the same). */
 int kvbm_disk_forget(struct kvbm_disk *disk, const uint32_t *slots, size_t n);
 
 struct kvbm_disk_stats {

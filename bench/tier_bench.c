@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * How fast blocks move between tiers, each figure beside a yardstick of the same run. Works below $KV_BENCH_DIR, else
+ * $TMPDIR, else the current directory. Arguments choose among "disk"; none: all.
+ */
+#include <fcntl.h>
+#include <limits.h>
+
+#include "tier_disk.h"
+#include "tier_measure.h"
+
+static bool chosen(int argc, char **argv, const char *name)
+{
+    for (int i = 1; i < argc; i++)
+        if (strcmp(argv[i], name) == 0)
+            return true;
+    return argc < 2;
+}
+
+int main(int argc, char **argv)
+{
+    const char *base = getenv("KV_BENCH_DIR");
+    char dir[PATH_MAX];
+
+    if (!base)
+        base = getenv("TMPDIR") ? getenv("TMPDIR") : ".";
+    snprintf(dir, sizeof(dir), "%s/tier_bench-XXXXXX", base);
+    if (!mkdtemp(dir))
+        tier_die(dir, 0);
+    if (chosen(argc, argv, "disk"))
+        tier_bench_disk(dir);
+    rmdir(dir);
+    return 0;
+}
