@@ -672,6 +672,37 @@ static void test_starved(void **state)
     kvbm_engine_destroy(w.engine);
 }
 
+/* The first job of a file opens the lanes for it: half-opened ones are taken down, and the next job tries again. */
+static void test_starved_file(void **state)
+{
+    struct kvbm_engine_opts opts = {
+        .size = sizeof(opts), .n_threads = 1, .io = KVBM_IO_THREADS, .io_depth = 2};
+    struct kvbm_storage_opts disk = {.size = sizeof(disk), .kind = KVBM_STORAGE_DISK};
+    struct kvbm_layout *file = unit_layout(kvbm_layout_get_config(w.src), &disk);
+    struct kvbm_transfer t = one(0, 3);
+    bool happened = true;
+    long refused = 0;
+
+    (void)state;
+    t.dst = file;
+    for (long n = 1; happened; n++) {
+        int64_t id;
+
+        assert_int_equal(kvbm_engine_create(&opts, &w.engine), 0);
+        starve_at(n);
+        id = kvbm_engine_submit(w.engine, &t);
+        happened = starved();
+        starve_at(0);
+        assert_true(id > 0 ||
+                    (happened && id == -ENOMEM)); /* the executor can do with fewer threads */
+        refused += id < 0;
+        ends(id > 0 ? id : submit(t), 0, 3);
+        kvbm_engine_destroy(w.engine);
+    }
+    assert_true(refused > 6);
+    kvbm_layout_destroy(file);
+}
+
 static void test_options(void **state)
 {
     struct kvbm_engine_opts opts = {.size = sizeof(opts), .n_threads = 100000};
@@ -704,6 +735,7 @@ int main(void)
         cmocka_unit_test(test_destroy_while_busy),
         cmocka_unit_test(test_fork),
         cmocka_unit_test(test_starved),
+        cmocka_unit_test(test_starved_file),
         cmocka_unit_test(test_options),
     };
 
