@@ -580,7 +580,12 @@ static void test_destroy_while_busy(void **state)
         t.ready_fd = ready;
         id = submit(t);
         assert_int_equal(pthread_create(&waiter, NULL, wait_for, (void *)(uintptr_t)id), 0);
-        usleep(500);
+        for (bool inside = false; !inside;
+             usleep(100)) { /* else it would come to a destroyed engine */
+            pthread_mutex_lock(&w.engine->lock);
+            inside = w.engine->n_waiters > 0;
+            pthread_mutex_unlock(&w.engine->lock);
+        }
         t.done = tell;
         t.deadline_ns = kv_now_ns() + rng_below(&rng, 3) * KV_NS_PER_MS;
         assert_true(submit(t) > 0);
