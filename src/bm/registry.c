@@ -276,12 +276,16 @@ int kvbm_registry_grow(struct kvbm_registry *r, uint64_t n_blocks)
 
     if (entries >= UINT32_MAX || bits > 32)
         return -EINVAL;
-    if (bits > r->table_bits && table_resize(r, bits) < 0)
-        return -ENOMEM;
+    if (bits > r->table_bits) {
+        if (table_resize(r, bits) < 0)
+            return -ENOMEM;
+        kvbm_populate(r->table, r->table_mapped);
+    }
     if (entries > r->max_entries) {
         memory = kvbm_map((entries + 1) * r->entry_bytes, &mapped);
         if (!memory)
             return -ENOMEM;
+        kvbm_populate(memory, (blocks + 1) * r->entry_bytes);
         if (r->entries)
             memcpy(memory, r->entries, ((size_t)r->n_entries + 1) * r->entry_bytes);
         kvbm_unmap(r->entries, r->entries_mapped);
