@@ -7,12 +7,14 @@
  *   kvbm_pool.h     registry, pools and handles: who holds it, who finds it, what goes when room is needed
  *   kvbm_events.h   what comes and goes, told to callbacks, rings and kv-indexer
  *   kvbm_transfer.h copies between layouts: memory, files, GPUs, in the background
+ *   kvbm_manager.h  tiers: host, disk and object store behind one handle (docs/kvbm-tiers.md)
  */
 #ifndef KVBM_H
 #define KVBM_H
 
 #include "kvbm_events.h"
 #include "kvbm_layout.h"
+#include "kvbm_manager.h"
 #include "kvbm_pool.h"
 #include "kvbm_tokens.h"
 #include "kvbm_transfer.h"

@@ -9,7 +9,7 @@ ALONE = {"kvx": {"kvx"}}  # depends on nothing, not even base
 PUBLIC = {"kv_types.h": "base", "kv_event.h": "event", "kv_index.h": "index", "kv_store.h": "store",
           "kv_store_abi.h": "store", "kv_store_ext.h": "store", "kvbm.h": "bm",
           "kvbm_tokens.h": "bm", "kvbm_layout.h": "bm", "kvbm_pool.h": "bm", "kvbm_events.h": "bm",
-          "kvbm_transfer.h": "tier", "kvx_abi.h": "kvx", "kvx_ext.h": "kvx"}
+          "kvbm_transfer.h": "tier", "kvbm_manager.h": "tier", "kvx_abi.h": "kvx", "kvx_ext.h": "kvx"}
 
 root = pathlib.Path(__file__).resolve().parent.parent
 bad = 0

@@ -1,0 +1,444 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Jobs: copies between the host blocks of a pin and the blocks of a cache. */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "tier/manager.h"
+
+/* ---- the end ---- */
+
+static void unlink_job(struct kvbm_manager *m, struct kvbm_job_ *job)
+{
+    struct kvbm_job_ **at = &m->jobs;
+
+    while (*at != job)
+        at = &(*at)->next;
+    *at = job->next;
+    m->n_jobs--;
+    job->cache->n_jobs--;
+}
+
+static void release_sources(struct kvbm_job_ *job)
+{
+    for (uint32_t i = job->pin->n; i-- > 0;)
+        kvbm_pool_release(job->cache->pool, &job->sources[i], 1);
+    free(job->sources);
+}
+
+static void finish(struct kvbm_job_ *job)
+{
+    struct kvbm_manager *m = job->pin->manager;
+
+    unlink_job(m, job);
+    m->stats.jobs++;
+    m->stats.jobs_cancelled += job->done.status == -ECANCELED;
+    m->stats.jobs_failed += job->done.status < 0 && job->done.status != -ECANCELED;
+    if (job->sources) {
+        release_sources(job);
+        m->down[KV_TIER_HOST].in_flight--;
+        kvbm_pin_put(job->pin);
+        free(job);
+    } else {
+        kvbm_pin_put(job->pin);
+        job->next = NULL;
+        *m->done_tail = job;
+        m->done_tail = &job->next;
+        m->n_done++;
+        kv_wake_signal(&m->done_wake);
+    }
+    pthread_cond_broadcast(&m->changed);
+}
+
+void kvbm_job_through(struct kvbm_job_ *job, bool arrived)
+{
+    if (!arrived && job->done.status == 0)
+        job->done.status = -EREMOTEIO;
+    if (--job->n_through == 0 && job->copied)
+        finish(job);
+}
+
+static void set_bit(uint8_t *bits, uint32_t i)
+{
+    bits[i / 8] |= (uint8_t)(1u << (i % 8));
+}
+
+/* What was copied, by pair, becomes what is there, by key. */
+static void tell_ok(struct kvbm_job_ *job)
+{
+    struct kvbm_pin *pin = job->pin;
+
+    for (uint32_t i = 0; job->user_ok && i < pin->n; i++) {
+        bool there =
+            pin->store ? pin->items[i].state >= ITEM_STAGED : job->ok[i / 8] >> (i % 8) & 1;
+
+        job->user_ok[i / 8] &= (uint8_t) ~(1u << (i % 8));
+        if (there)
+            set_bit(job->user_ok, i);
+    }
+}
+
+static void job_over(struct kvbm_manager *m, struct kvbm_note *note)
+{
+    struct kvbm_job_ *job = (struct kvbm_job_ *)note;
+
+    m->running--;
+    if (job->pin->store) {
+        job->pin->n_copying--;
+        kvbm_pin_commit_locked(job->pin, job->ok, NULL); /* nothing is: blocks are given back */
+    }
+    tell_ok(job);
+    finish(job);
+    kvbm_offload_pump(m);
+}
+
+/* Without a copy. The mover does it: whoever calls this may be on his way through lists. */
+static void over(struct kvbm_job_ *job, int status)
+{
+    struct kvbm_manager *m = job->pin->manager;
+
+    job->done.status = status;
+    memset(job->ok, 0, (job->pin->n + 7) / 8);
+    m->running++;
+    job->note.run = job_over;
+    job->note.next = NULL;
+    *m->inbox_tail = &job->note;
+    m->inbox_tail = &job->note.next;
+    pthread_cond_signal(&m->work);
+}
+
+/* ---- the copy ---- */
+
+static void spread_ok(struct kvbm_job_ *job)
+{
+    uint8_t *by_key = job->ok + (job->pin->n + 7) / 8;
+
+    memset(by_key, 0, (job->pin->n + 7) / 8);
+    for (uint32_t k = 0; k < job->n_pairs; k++) {
+        if (job->ok[k / 8] >> (k % 8) & 1)
+            set_bit(by_key, job->index[k]);
+    }
+    memcpy(job->ok, by_key, (job->pin->n + 7) / 8);
+}
+
+static void copied(struct kvbm_manager *m, struct kvbm_note *note)
+{
+    struct kvbm_job_ *job = (struct kvbm_job_ *)note;
+    struct kvbm_pin *pin = job->pin;
+    struct kvbm_tier_stats *stats = &m->stats.cache;
+    uint64_t bytes = job->done.n_ok * m->block_bytes;
+
+    m->running--;
+    job->engine_id = 0;
+    spread_ok(job);
+    job->done.bytes = bytes;
+    if (pin->store) {
+        stats->blocks_out += job->done.n_ok;
+        stats->bytes_out += bytes;
+        pin->n_copying--;
+        kvbm_pin_commit_locked(pin, job->ok, m->opts.object_write_through ? job : NULL);
+    } else {
+        stats->blocks_in += job->done.n_ok;
+        stats->bytes_in += bytes;
+        m->stats.host.blocks_out += job->done.n_ok;
+        m->stats.host.bytes_out += bytes;
+    }
+    tell_ok(job);
+    job->copied = true;
+    if (!job->n_through)
+        finish(job);
+    kvbm_job_retry(m);
+    kvbm_offload_pump(m);
+}
+
+static void engine_done(void *arg, const struct kvbm_done *done)
+{
+    struct kvbm_job_ *job = arg;
+
+    job->done.status = done->status;
+    job->done.n_ok = done->n_ok;
+    job->done.wait_ns = kv_now_ns() - job->submit_ns - done->run_ns;
+    job->done.run_ns = done->run_ns;
+    kvbm_note(job->pin->manager, &job->note, copied);
+}
+
+static void collect(struct kvbm_job_ *job)
+{
+    const struct kvbm_pin *pin = job->pin;
+
+    job->n_pairs = 0;
+    job->done.n = 0;
+    for (uint32_t i = 0; i < pin->n; i++) {
+        const struct kvbm_item *item = &pin->items[i];
+        bool mine = pin->store ? item->state == ITEM_RESERVED
+                               : item->state == ITEM_HELD || item->state == ITEM_STAGED;
+
+        if (job->blocks[i] == UINT32_MAX)
+            continue;
+        job->done.n += mine || !pin->store;
+        if (!mine)
+            continue;
+        job->host[job->n_pairs] = item->host.block;
+        job->other[job->n_pairs] = job->blocks[i];
+        job->index[job->n_pairs++] = i;
+    }
+}
+
+static struct kvbm_transfer transfer_of(struct kvbm_job_ *job)
+{
+    const struct kvbm_cache *cache = job->cache;
+    bool store = job->pin->store;
+    const struct kvbm_layout *host = job->pin->manager->layout;
+
+    return (struct kvbm_transfer){
+        .size = sizeof(struct kvbm_transfer),
+        .src = store ? cache->layout : host,
+        .dst = store ? host : cache->layout,
+        .src_blocks = store ? job->other : job->host,
+        .dst_blocks = store ? job->host : job->other,
+        .n = job->n_pairs,
+        .first_layer = job->first_layer,
+        .n_layers = job->n_layers,
+        .src_head = store ? 0 : cache->first_head,
+        .dst_head = store ? cache->first_head : 0,
+        .n_heads = cache->n_heads,
+        .flow = store ? KVBM_OFFLOAD : KVBM_ONBOARD,
+        .priority = job->priority,
+        .deadline_ns = job->deadline_ns,
+        .ready_fd = job->ready_fd,
+        .ready_event = job->ready_event,
+        .ok = job->ok,
+        .done = engine_done,
+        .arg = job,
+    };
+}
+
+void kvbm_job_start(struct kvbm_job_ *job)
+{
+    struct kvbm_manager *m = job->pin->manager;
+    struct kvbm_transfer transfer;
+    int64_t id;
+
+    collect(job);
+    if (job->cancelled || !job->n_pairs) {
+        over(job, job->cancelled ? -ECANCELED : job->done.n ? -ENOENT : 0);
+        return;
+    }
+    transfer = transfer_of(job);
+    m->running++;
+    id = kvbm_engine_submit(m->engine, &transfer);
+    if (id > 0) {
+        job->engine_id = (uint64_t)id;
+        return;
+    }
+    m->running--;
+    if (id == -EAGAIN) {
+        job->next_wait = m->stalled;
+        m->stalled = job;
+    } else {
+        over(job, (int)id);
+    }
+}
+
+void kvbm_job_retry(struct kvbm_manager *m)
+{
+    struct kvbm_job_ *job = m->stalled, *next;
+
+    m->stalled = NULL;
+    for (; job; job = next) {
+        next = job->next_wait;
+        kvbm_job_start(job);
+    }
+}
+
+/* ---- callers ---- */
+
+static struct kvbm_job_ *job_new(const struct kvbm_job *in)
+{
+    struct kvbm_pin *pin = in->pin;
+    size_t bits = (pin->n + 7) / 8;
+    struct kvbm_job_ *job =
+        calloc(1, sizeof(*job) + (size_t)pin->n * 4 * sizeof(uint32_t) + 2 * bits);
+
+    if (!job)
+        return NULL;
+    job->pin = pin;
+    job->cache = in->cache;
+    job->submit_ns = kv_now_ns();
+    job->done = (struct kvbm_done){.tag = in->tag};
+    job->first_layer = in->first_layer;
+    job->n_layers = in->n_layers;
+    job->priority = in->priority;
+    job->deadline_ns = in->deadline_ns;
+    job->ready_fd = in->ready_fd;
+    job->ready_event = in->ready_event;
+    job->user_ok = in->ok;
+    job->blocks = (uint32_t *)(job + 1);
+    job->host = job->blocks + pin->n;
+    job->other = job->host + pin->n;
+    job->index = job->other + pin->n;
+    job->ok = (uint8_t *)(job->index + pin->n);
+    if (pin->n)
+        memcpy(job->blocks, in->blocks, pin->n * sizeof(uint32_t));
+    return job;
+}
+
+int64_t kvbm_job_submit(struct kvbm_manager *m, const struct kvbm_job *in,
+                        struct kvbm_immutable *sources)
+{
+    struct kvbm_job_ *job;
+
+    if (m->stopping)
+        return -ESHUTDOWN;
+    if (m->n_jobs + m->n_done >= m->opts.max_jobs)
+        return -EAGAIN;
+    if (in->pin->store && in->pin->n_copying)
+        return -EBUSY;
+    job = job_new(in);
+    if (!job)
+        return -ENOMEM;
+    job->sources = sources;
+    job->done.id = ++m->next_id;
+    job->next = m->jobs;
+    m->jobs = job;
+    m->n_jobs++;
+    in->cache->n_jobs++;
+    in->pin->refs++;
+    in->pin->n_copying += in->pin->store;
+    if (!in->pin->store && !in->pin->settled) {
+        job->next_wait = in->pin->jobs;
+        in->pin->jobs = job;
+        job->waits = true;
+    } else {
+        kvbm_job_start(job);
+    }
+    return (int64_t)job->done.id;
+}
+
+int64_t kvbm_manager_submit(struct kvbm_manager *m, const struct kvbm_job *in)
+{
+    struct kvbm_job job = {0};
+    int64_t id = kvbm_manager_usable(m);
+
+    if (id < 0)
+        return id;
+    if (!in || in->size < offsetof(struct kvbm_job, first_layer))
+        return -EINVAL;
+    memcpy(&job, in, KV_MIN(in->size, sizeof(job)));
+    if (!job.pin || !job.cache || job.pin->manager != m || job.cache->manager != m ||
+        (job.pin->n && !job.blocks) || (job.pin->store && (job.first_layer || job.n_layers)))
+        return -EINVAL;
+    kvbm_manager_enter(m);
+    id = kvbm_job_submit(m, &job, NULL);
+    kvbm_manager_leave(m);
+    return id;
+}
+
+static void take_waiting(struct kvbm_job_ **list, struct kvbm_job_ *job)
+{
+    while (*list && *list != job)
+        list = &(*list)->next_wait;
+    if (*list)
+        *list = job->next_wait;
+}
+
+int kvbm_manager_cancel(struct kvbm_manager *m, uint64_t id)
+{
+    struct kvbm_job_ *job;
+    uint64_t copy = 0;
+    int rc = kvbm_manager_usable(m);
+
+    if (rc < 0)
+        return rc;
+    kvbm_manager_enter(m);
+    for (job = m->jobs; job && job->done.id != id;)
+        job = job->next;
+    if (!job || job->copied) {
+        rc = -ENOENT;
+    } else if (!job->cancelled) {
+        job->cancelled = true;
+        copy = job->engine_id;
+        if (job->waits) {
+            take_waiting(&job->pin->jobs, job);
+            job->waits = false;
+            over(job, -ECANCELED);
+        }
+    }
+    kvbm_manager_leave(m);
+    if (copy)
+        kvbm_engine_cancel(m->engine, copy); /* it may have ended meanwhile */
+    return rc;
+}
+
+/* Out of the list of those that are done: @id, or (0) the first. */
+static struct kvbm_job_ *take_done(struct kvbm_manager *m, uint64_t id)
+{
+    struct kvbm_job_ **at = &m->done, *job;
+
+    while (*at && id && (*at)->done.id != id)
+        at = &(*at)->next;
+    job = *at;
+    if (!job)
+        return NULL;
+    *at = job->next;
+    if (!*at)
+        m->done_tail = at;
+    if (--m->n_done == 0)
+        kv_wake_clear(&m->done_wake);
+    return job;
+}
+
+long kvbm_manager_poll(struct kvbm_manager *m, struct kvbm_done *ret, size_t max)
+{
+    long rc = max && !ret ? -EINVAL : kvbm_manager_usable(m);
+    struct kvbm_job_ *job;
+
+    if (rc < 0)
+        return rc;
+    kvbm_manager_enter(m);
+    while ((size_t)rc < max && (job = take_done(m, 0)) != NULL) {
+        ret[rc++] = job->done;
+        free(job);
+    }
+    kvbm_manager_leave(m);
+    return rc;
+}
+
+int kvbm_manager_fd(struct kvbm_manager *m)
+{
+    int rc = kvbm_manager_usable(m);
+
+    return rc < 0 ? rc : m->done_wake.fd;
+}
+
+static bool is_running(const struct kvbm_manager *m, uint64_t id)
+{
+    for (const struct kvbm_job_ *job = m->jobs; job; job = job->next) {
+        if (job->done.id == id)
+            return true;
+    }
+    return false;
+}
+
+int kvbm_manager_wait(struct kvbm_manager *m, uint64_t id, uint32_t timeout_ms,
+                      struct kvbm_done *ret)
+{
+    uint64_t deadline = kv_now_ns() + timeout_ms * KV_NS_PER_MS;
+    struct timespec until = {(time_t)(deadline / KV_NS_PER_S), (long)(deadline % KV_NS_PER_S)};
+    struct kvbm_job_ *job = NULL;
+    int rc = id ? kvbm_manager_usable(m) : -EINVAL;
+
+    if (rc < 0)
+        return rc;
+    kvbm_manager_enter(m);
+    while (rc == 0 && (job = take_done(m, id)) == NULL) {
+        if (!is_running(m, id))
+            rc = -ENOENT;
+        else
+            rc = -pthread_cond_timedwait(&m->changed, &m->lock, &until);
+    }
+    if (job && ret)
+        *ret = job->done;
+    kvbm_manager_leave(m);
+    free(job);
+    return job ? 0 : rc;
+}

@@ -1,0 +1,334 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What the manager's parts share.
+ *
+ *   pin.c      what callers hold: items, one a key, each with a host block or without
+ *   fetch.c    disk and object blocks come into host blocks of a pin
+ *   job.c      copies between host blocks of a pin and a cache
+ *   offload.c  blocks go down: queues of weak references, moves of some blocks at a time
+ *   where.c    which tier has what, asking the object store
+ *
+ * One lock guards all of it. The executors (engine, disk, object) call back from threads of their own: what
+ * ended is written into the inbox, and one thread, the mover, takes it out and goes on with the next step.
+ * Order of locks: the manager's, then the registry's or an executor's.
+ */
+#ifndef KVBM_TIER_MANAGER_H
+#define KVBM_TIER_MANAGER_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/thread.h"
+#include "base/xxh.h"
+#include "bm/pool.h"
+#include "kvbm_manager.h"
+#include "tier/disk.h"
+#include "tier/object.h"
+#include "tier/set.h"
+
+#define KVBM_BATCH 32 /* blocks of one fetch or move */
+#define KVBM_ABSENT 4096
+#define KVBM_ABSENT_NS (2 * KV_NS_PER_S) /* so long "isn't there" of the object store is believed */
+
+/** Something ended: the mover calls run, with the lock. */
+struct kvbm_note {
+    struct kvbm_note *next;
+    void (*run)(struct kvbm_manager *m, struct kvbm_note *note);
+};
+
+enum kvbm_item_state {
+    ITEM_MISS,
+    ITEM_BUSY,     /* to be had, but there was no host block or queue */
+    ITEM_WAITS,    /* somebody else brings it */
+    ITEM_FETCHED,  /* its host block is being filled from below */
+    ITEM_RESERVED, /* store: its host block is the caller's to fill */
+    ITEM_STAGED,   /* a host block with its bytes that isn't registered: no host tier */
+    ITEM_HELD      /* a registered host block */
+};
+
+struct kvbm_item {
+    uint8_t state;
+    uint8_t tried; /* bit per tier that didn't have it after all */
+    bool found;    /* counted as a hit */
+    struct kvbm_handle host;
+    struct kvbm_handle source; /* of the disk pool, while it is read */
+};
+
+struct kvbm_pin {
+    struct kvbm_manager *manager;
+    struct kvbm_pin *prev, *next;
+    bool store, released, settled;
+    uint32_t refs;      /* the caller's, fetches', jobs', offload entries' */
+    uint32_t n_fetches; /* of the refs */
+    uint32_t n_copying; /* store jobs that write into its blocks */
+    uint32_t n_fetched, n_waits;
+    uint32_t
+        object_window; /* blocks of the window that is being got; object_missed: something wasn't there */
+    bool object_missed, no_fetch;
+    int32_t priority;
+    uint64_t deadline_ns;
+    uint32_t group, position, n;
+    bool has_parent;
+    uint8_t *keys;          /* [n], behind the parent's */
+    struct kvbm_job_ *jobs; /* that wait for it to settle */
+    struct kvbm_fetch *fetches;
+    struct kvbm_item items[];
+};
+
+/** Blocks of one pin that come from one tier in one batch. */
+struct kvbm_fetch {
+    struct kvbm_note note; /* first */
+    struct kvbm_pin *pin;
+    struct kvbm_fetch *next; /* of the pin */
+    enum kv_tier tier;
+    uint64_t start_ns;
+    uint32_t n;
+    uint32_t index[KVBM_BATCH];
+    union {
+        struct kvbm_disk_batch disk;
+        struct kvbm_object_batch object;
+    };
+    union {
+        struct kvbm_disk_io disk_ios[KVBM_BATCH];
+        struct kvbm_object_io object_ios[KVBM_BATCH];
+    };
+};
+
+struct kvbm_job_ {
+    struct kvbm_note note;       /* first */
+    struct kvbm_job_ *next;      /* of the manager's */
+    struct kvbm_job_ *next_wait; /* of the pin's, or of the stalled ones */
+    struct kvbm_pin *pin;
+    struct kvbm_cache *cache;
+    struct kvbm_done done;
+    uint64_t engine_id; /* of the copy; 0: not begun */
+    uint64_t submit_ns;
+    bool cancelled, copied, waits; /* waits: for its pin, in the pin's list */
+    struct kvbm_immutable
+        *sources; /* [n] of the cache's pool, held: the job is offload's own, not polled */
+    uint32_t first_layer, n_layers;
+    int32_t priority;
+    uint64_t deadline_ns;
+    int ready_fd;
+    void *ready_event;
+    uint8_t *user_ok;
+    uint32_t n_pairs;
+    uint32_t n_through; /* of its blocks, those that aren't in the object store yet */
+    uint32_t *blocks;   /* [n] the cache's; then the pairs: src, dst, index */
+    uint32_t *host, *other, *index;
+    uint8_t *ok; /* by pair */
+};
+
+struct kvbm_cache {
+    struct kvbm_manager *manager;
+    struct kvbm_cache *next;
+    const struct kvbm_layout *layout;
+    struct kvbm_pool *pool;
+    uint32_t first_head, n_heads;
+    uint32_t n_jobs; /* and entries that wait to be offloaded */
+};
+
+/** A block that waits to go down. */
+struct kvbm_down {
+    int32_t priority;
+    uint64_t number; /* the older one first */
+    struct kvbm_weak weak;
+    struct kvbm_cache *cache; /* of the source, when that is a cache */
+    struct kvbm_pin *pin;     /* a staged one: its bytes are item index of it */
+    uint32_t index;
+    struct kvbm_job_ *through; /* waits for it */
+};
+
+struct kvbm_queue {
+    struct kvbm_down *heap;
+    uint32_t n, capacity;
+    uint32_t in_flight, max_in_flight; /* moves */
+    bool stalled;                      /* the executor's queue was full; try when something ended */
+};
+
+/** Blocks on their way down, into one tier. */
+struct kvbm_move {
+    struct kvbm_note note; /* first */
+    struct kvbm_manager *manager;
+    struct kvbm_move *next; /* of the manager's */
+    enum kv_tier to;
+    uint32_t n;
+    uint64_t start_ns;
+    struct kvbm_down from[KVBM_BATCH];
+    struct kvbm_immutable like[KVBM_BATCH];
+    struct kvbm_mutable target[KVBM_BATCH];
+    struct kvbm_block_info info[KVBM_BATCH];
+    union {
+        struct kvbm_disk_batch disk;
+        struct kvbm_object_batch object;
+    };
+    union {
+        struct kvbm_disk_io disk_ios[KVBM_BATCH];
+        struct kvbm_object_io object_ios[KVBM_BATCH];
+    };
+};
+
+/** The question which keys the object store has. */
+struct kvbm_ask {
+    struct kvbm_note note; /* first */
+    struct kvbm_manager *manager;
+    struct kvbm_object_batch batch;
+    struct kvbm_object_io ios[KVBM_BATCH];
+    uint32_t group, position, n;
+    bool has_parent;
+    uint8_t keys[(KVBM_BATCH + 1) * KVBM_MAX_KEY]; /* the parent's, theirs */
+};
+
+struct kvbm_manager {
+    pthread_mutex_t lock;
+    pthread_cond_t work, changed; /* the mover waits for work, callers for changes */
+    pthread_t mover;
+    bool mover_runs, mover_ends, stopping;
+    uint32_t forks; /* how many there had been when it was made */
+
+    struct kvbm_manager_opts opts;
+    char *strings; /* its */
+    uint32_t key_len;
+    struct kvbm_registry *registry;
+    struct kvbm_pool *host, *disk, *object; /* object: only who is there */
+    struct kvbm_layout *layout;             /* of host blocks */
+    uint64_t host_base, block_bytes, stride;
+    struct kvbm_engine *engine;
+    struct kvbm_disk *disk_store;
+    struct kvbm_object *object_store;
+
+    struct kvbm_cache *caches;
+    struct kvbm_pin *pins;
+    uint32_t n_pins, n_jobs, n_done;
+    uint64_t next_id, next_number;
+    struct kvbm_job_ *jobs;              /* not done */
+    struct kvbm_job_ *stalled;           /* of these, those that the engine had no room for */
+    struct kvbm_job_ *done, **done_tail; /* to be polled */
+    struct kv_wake done_wake;
+    struct kvbm_set pending; /* hashes of keys that come into the host tier, or are being stored */
+    struct kvbm_set asked;   /* whose presence the object store is being asked for */
+    struct {
+        uint64_t hash, until_ns;
+    } absent[KVBM_ABSENT];
+    struct kvbm_queue down[KV_N_TIERS];
+    struct kvbm_move *moves;
+    uint32_t move_blocks; /* of one move: all of them hold a fraction of the host tier only */
+    struct kvbm_sketch offers[KV_N_TIERS]; /* frequency policies */
+    struct kvbm_note *inbox, **inbox_tail;
+    uint32_t running;                /* batches and copies that will be noted in the inbox */
+    struct kvbm_mutable *quarantine; /* disk blocks of volumes that are down */
+    uint32_t n_quarantine;
+    struct kvbm_manager_stats stats;
+};
+
+static inline void kvbm_manager_enter(struct kvbm_manager *m)
+{
+    pthread_mutex_lock(&m->lock);
+}
+
+static inline void kvbm_manager_leave(struct kvbm_manager *m)
+{
+    pthread_mutex_unlock(&m->lock);
+}
+
+/** 0, -EINVAL (NULL), -ECHILD (a fork's child). */
+int kvbm_manager_usable(const struct kvbm_manager *m);
+
+/** From an executor's thread, without the lock. */
+void kvbm_note(struct kvbm_manager *m, struct kvbm_note *note,
+               void (*run)(struct kvbm_manager *m, struct kvbm_note *note));
+
+static inline bool kvbm_staging(const struct kvbm_manager *m)
+{
+    return !m->opts.host_bytes;
+}
+
+static inline void *kvbm_host_address(const struct kvbm_manager *m, uint32_t block)
+{
+    return (void *)(uintptr_t)(m->host_base +
+                               block * m->stride); // NOLINT(performance-no-int-to-ptr)
+}
+
+static inline uint64_t kvbm_key_hash(const struct kvbm_manager *m, uint32_t group, const void *key)
+{
+    return kv_xxh64(key, m->key_len, group + 1);
+}
+
+static inline uint8_t *kvbm_pin_key(const struct kvbm_pin *pin, uint32_t i)
+{
+    return pin->keys + (size_t)i * pin->manager->key_len;
+}
+
+static inline uint64_t kvbm_pin_hash(const struct kvbm_pin *pin, uint32_t i)
+{
+    return kvbm_key_hash(pin->manager, pin->group, kvbm_pin_key(pin, i));
+}
+
+static inline struct kvbm_chain kvbm_pin_chain(const struct kvbm_pin *pin, uint32_t i)
+{
+    return (struct kvbm_chain){
+        .size = sizeof(struct kvbm_chain),
+        .group = pin->group,
+        .keys = kvbm_pin_key(pin, i),
+        .parent = i || pin->has_parent ? kvbm_pin_key(pin, i) - pin->manager->key_len : NULL,
+        .position = pin->position + i};
+}
+
+static inline struct kvbm_tier_stats *kvbm_stats_of(struct kvbm_manager *m, enum kv_tier tier)
+{
+    return tier == KV_TIER_DEVICE ? &m->stats.cache
+           : tier == KV_TIER_HOST ? &m->stats.host
+           : tier == KV_TIER_DISK ? &m->stats.disk
+                                  : &m->stats.object;
+}
+
+/** Register the host blocks of items [i, i + n), all in @from with their bytes, as what they are. Those that
+ * can't be (another position was said before) are given back and MISS. Returns how many are HELD. */
+uint32_t kvbm_pin_register(struct kvbm_pin *pin, uint32_t i, uint32_t n);
+
+/* pin.c */
+int kvbm_pin_new(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n, bool store,
+                 struct kvbm_pin **ret);
+void kvbm_pin_put(struct kvbm_pin *pin);
+void kvbm_pin_look(struct kvbm_pin *pin); /* items that WAIT look again */
+void kvbm_pin_settle(struct kvbm_pin *pin);
+long kvbm_pin_reserve(struct kvbm_pin *pin);
+/** The number of @n blocks to be had in @pool, at most @n, written to ret. */
+uint32_t kvbm_take_blocks(struct kvbm_pool *pool, struct kvbm_mutable *ret, uint32_t n);
+long kvbm_pin_commit_locked(struct kvbm_pin *pin, const uint8_t *ok, struct kvbm_job_ *through);
+
+/* fetch.c */
+void kvbm_fetch_start(struct kvbm_pin *pin);
+void kvbm_fetch_cancel(struct kvbm_pin *pin);
+
+/* job.c */
+void kvbm_job_start(struct kvbm_job_ *job);
+/** One of its blocks has arrived in the object store, or was given up. */
+void kvbm_job_through(struct kvbm_job_ *job, bool arrived);
+/** A job whose pin's blocks come from @sources (the job's from here on, may be NULL). Its id or an error. */
+int64_t kvbm_job_submit(struct kvbm_manager *m, const struct kvbm_job *job,
+                        struct kvbm_immutable *sources);
+/** Those that the engine had no room for. */
+void kvbm_job_retry(struct kvbm_manager *m);
+
+/* offload.c */
+/** Whether a block that isn't there may go into a tier. Counts an offer. */
+bool kvbm_policy_passes(struct kvbm_manager *m, enum kv_tier tier, uint64_t hash,
+                        uint32_t priority);
+/** What has just come into the host tier goes on down, by policy. */
+void kvbm_offload_item(struct kvbm_pin *pin, uint32_t i, struct kvbm_job_ *through);
+void kvbm_offload_pump(struct kvbm_manager *m);
+void kvbm_offload_drop_all(struct kvbm_manager *m);
+int kvbm_queue_push(struct kvbm_manager *m, enum kv_tier to, struct kvbm_down down);
+bool kvbm_offload_idle(const struct kvbm_manager *m);
+
+/* where.c */
+/** The object store has (or hasn't: @sure, or for the moment) this key. */
+void kvbm_object_present(struct kvbm_manager *m, const struct kvbm_chain *chain);
+void kvbm_object_absent(struct kvbm_manager *m, uint32_t group, const void *key, bool sure);
+bool kvbm_object_known_absent(const struct kvbm_manager *m, uint64_t hash);
+
+#endif

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+/* A manager's options from a file and the environment: one table of keys. */
+#include <ctype.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/args.h"
+#include "base/buf.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "kvbm_manager.h"
+
+#define MAX_FILE 65536
+
+enum kind { SIZE, U32, BOOL, TEXT, POLICY, EVICTION, IO };
+
+static const struct key {
+    const char *name;
+    enum kind kind;
+    size_t offset;
+} keys[] = {
+#define KEY(kind, field)                                        \
+    {                                                           \
+#field, kind, offsetof(struct kvbm_manager_opts, field) \
+    }
+#define POLICY_KEYS(tier)                                                                          \
+    {#tier "_policy", POLICY, offsetof(struct kvbm_manager_opts, tier##_policy.policy)},           \
+        {#tier "_threshold", U32, offsetof(struct kvbm_manager_opts, tier##_policy.threshold)},    \
+    {                                                                                              \
+#tier "_min_priority", U32, offsetof(struct kvbm_manager_opts, tier##_policy.min_priority) \
+    }
+    KEY(TEXT, fingerprint),      KEY(SIZE, host_bytes),
+    KEY(U32, staging_blocks),    KEY(EVICTION, host_eviction),
+    KEY(BOOL, host_pinned),      KEY(BOOL, huge_pages),
+    POLICY_KEYS(host),           KEY(TEXT, disk),
+    KEY(SIZE, disk_bytes),       KEY(EVICTION, disk_eviction),
+    POLICY_KEYS(disk),           KEY(BOOL, disk_buffered),
+    KEY(BOOL, disk_volatile),    KEY(TEXT, object),
+    KEY(U32, object_blocks),     KEY(BOOL, object_write_through),
+    KEY(U32, object_timeout_ms), POLICY_KEYS(object),
+    KEY(U32, copy_threads),      KEY(IO, io),
+    KEY(U32, io_depth),          KEY(U32, max_offload),
+    KEY(U32, max_jobs),
+#undef KEY
+#undef POLICY_KEYS
+};
+
+static const char *const words[][8] = {
+    [POLICY] = {"default", "presence", "frequency", "never"},
+    [EVICTION] = {"lru", "lfu", "lineage"},
+    [IO] = {"auto", "uring", "threads"},
+};
+
+static int parse_word(enum kind kind, const char *text, uint32_t *ret)
+{
+    for (uint32_t i = 0; words[kind][i]; i++) {
+        if (!strcasecmp(text, words[kind][i])) {
+            *ret = i;
+            return 0;
+        }
+    }
+    return -EINVAL;
+}
+
+static int parse_bool(const char *text, bool *ret)
+{
+    static const char *const yes[] = {"1", "true", "yes", "on"}, *const no[] = {"0", "false", "no",
+                                                                                "off"};
+
+    for (size_t i = 0; i < KV_COUNT(yes); i++) {
+        if (!strcasecmp(text, yes[i]) || !strcasecmp(text, no[i])) {
+            *ret = !strcasecmp(text, yes[i]);
+            return 0;
+        }
+    }
+    return -EINVAL;
+}
+
+static int set_number(const struct key *key, const char *text, void *field)
+{
+    uint64_t number;
+    uint32_t small;
+    int rc;
+
+    if (key->kind == SIZE) {
+        rc = kv_parse_size(text, &number);
+        if (rc == 0)
+            memcpy(field, &number, sizeof(number));
+        return rc;
+    }
+    if (key->kind == U32) {
+        rc = kv_parse_u64(text, &number);
+        if (rc == 0 && number > UINT32_MAX)
+            rc = -EINVAL;
+        small = (uint32_t)number;
+    } else {
+        rc = parse_word(key->kind, text, &small);
+    }
+    if (rc == 0)
+        memcpy(field, &small, sizeof(small));
+    return rc;
+}
+
+static int set(struct kvbm_manager_opts *opts, const struct key *key, const char *text)
+{
+    void *field = (char *)opts + key->offset;
+
+    if (key->kind == TEXT) {
+        memcpy(field, &text, sizeof(text));
+        return 0;
+    }
+    return key->kind == BOOL ? parse_bool(text, field) : set_number(key, text, field);
+}
+
+static char *trimmed(char *text)
+{
+    size_t len;
+
+    text += strspn(text, " \t");
+    len = strlen(text);
+    while (len && strchr(" \t\r", text[len - 1]))
+        text[--len] = '\0';
+    return text;
+}
+
+static const struct key *key_of(const char *name)
+{
+    for (size_t i = 0; i < KV_COUNT(keys); i++) {
+        if (!strcmp(keys[i].name, name))
+            return &keys[i];
+    }
+    return NULL;
+}
+
+/* "key = value", a comment, or nothing. */
+static int set_line(struct kvbm_manager_opts *opts, char *line, unsigned number)
+{
+    char *value, *name = trimmed(line);
+    const struct key *key;
+    int rc = -EINVAL;
+
+    if (!*name || *name == '#')
+        return 0;
+    value = strchr(name, '=');
+    if (value) {
+        *value++ = '\0';
+        key = key_of(trimmed(name));
+        rc = key ? set(opts, key, trimmed(value)) : -EINVAL;
+    }
+    if (rc < 0)
+        kv_log_error("kvbm", "configuration: no such key, or not a value of it", "line=%u", number);
+    return rc;
+}
+
+static int set_lines(struct kvbm_manager_opts *opts, char *text)
+{
+    unsigned number = 0;
+    char *line;
+    int rc = 0;
+
+    while (rc == 0 && (line = strsep(&text, "\n")) != NULL)
+        rc = set_line(opts, line, ++number);
+    return rc;
+}
+
+static int set_environment(struct kvbm_manager_opts *opts, char *text)
+{
+    for (size_t i = 0; i < KV_COUNT(keys); i++) {
+        char name[64] = "KVBM_";
+        const char *value;
+        size_t n = strlen(name);
+
+        for (const char *c = keys[i].name; *c; c++)
+            name[n++] = (char)toupper((unsigned char)*c);
+        name[n] = '\0';
+        value = getenv(name);
+        if (!value)
+            continue;
+        value = strcpy(text, value); /* there is room: need() counted it */
+        text += strlen(value) + 1;
+        if (set(opts, &keys[i], value) < 0) {
+            kv_log_error("kvbm", "configuration: not a value of the variable", "name=%s", name);
+            return -EINVAL;
+        }
+    }
+    return 0;
+}
+
+static size_t need_of_environment(void)
+{
+    size_t need = 1;
+
+    for (char **at = environ; *at; at++)
+        need += strncmp(*at, "KVBM_", 5) ? 0 : strlen(*at) + 1;
+    return need;
+}
+
+static int read_file(const char *path, struct kv_buf *to)
+{
+    FILE *file = fopen(path, "re");
+    char chunk[4096];
+    size_t n;
+    int rc = file ? 0 : -errno;
+
+    while (file && (n = fread(chunk, 1, sizeof(chunk), file)) > 0)
+        kv_buf_append(to, chunk, n);
+    if (file && ferror(file))
+        rc = -EIO;
+    if (file)
+        fclose(file);
+    return rc < 0 ? rc : to->error;
+}
+
+int kvbm_manager_configure(struct kvbm_manager_opts *opts, const char *file, char **ret_strings)
+{
+    struct kv_buf text = {.limit = MAX_FILE};
+    struct kvbm_manager_opts out = {0};
+    char *strings = NULL;
+    int rc;
+
+    if (!opts || !ret_strings || opts->size < sizeof(*opts))
+        return -EINVAL;
+    out = *opts;
+    rc = file ? read_file(file, &text) : 0;
+    if (rc == 0 && memchr(text.data ? text.data : "", '\0', text.len))
+        rc = -EINVAL;
+    if (rc == 0) {
+        strings = malloc(text.len + 1 + need_of_environment());
+        rc = strings ? 0 : -ENOMEM;
+    }
+    if (rc == 0) {
+        memcpy(strings, kv_buf_cstr(&text), text.len + 1);
+        rc = set_lines(&out, strings);
+    }
+    if (rc == 0)
+        rc = set_environment(&out, strings + text.len + 1);
+    kv_buf_fini(&text);
+    if (rc < 0) {
+        free(strings);
+        return rc;
+    }
+    *opts = out;
+    *ret_strings = strings;
+    return 0;
+}

@@ -1,0 +1,592 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Blocks go down a tier. What waits is a weak reference in a bounded heap (the higher priority first, then the
+ * older); it becomes a held block when its move begins, and is dropped when it has gone by then. Without a
+ * host tier what waits is a staging buffer, held by its pin.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "base/log.h"
+#include "tier/manager.h"
+
+/* ---- policies ---- */
+
+static const struct kvbm_tier_policy *policy_of(const struct kvbm_manager *m, enum kv_tier tier)
+{
+    return tier == KV_TIER_HOST   ? &m->opts.host_policy
+           : tier == KV_TIER_DISK ? &m->opts.disk_policy
+                                  : &m->opts.object_policy;
+}
+
+bool kvbm_policy_passes(struct kvbm_manager *m, enum kv_tier tier, uint64_t hash, uint32_t priority)
+{
+    const struct kvbm_tier_policy *policy = policy_of(m, tier);
+    bool passes = policy->policy != KVBM_POLICY_NEVER && priority >= policy->min_priority;
+
+    if (passes && policy->policy == KVBM_POLICY_FREQUENCY) {
+        kvbm_sketch_use(&m->offers[tier], (uint32_t)(hash >> 32));
+        passes = kvbm_sketch_count(&m->offers[tier], (uint32_t)(hash >> 32)) >= policy->threshold;
+    }
+    kvbm_stats_of(m, tier)->filtered += !passes;
+    return passes;
+}
+
+/* ---- the heap ---- */
+
+static bool before(const struct kvbm_down *a, const struct kvbm_down *b)
+{
+    return a->priority != b->priority ? a->priority > b->priority : a->number < b->number;
+}
+
+static void sift_up(struct kvbm_down *heap, uint32_t i)
+{
+    struct kvbm_down down = heap[i];
+
+    for (; i && before(&down, &heap[(i - 1) / 2]); i = (i - 1) / 2)
+        heap[i] = heap[(i - 1) / 2];
+    heap[i] = down;
+}
+
+static struct kvbm_down pop(struct kvbm_queue *q)
+{
+    struct kvbm_down first = q->heap[0], last = q->heap[--q->n];
+    uint32_t i = 0;
+
+    for (uint32_t kid; (kid = 2 * i + 1) < q->n; i = kid) {
+        kid += kid + 1 < q->n && before(&q->heap[kid + 1], &q->heap[kid]);
+        if (!before(&q->heap[kid], &last))
+            break;
+        q->heap[i] = q->heap[kid];
+    }
+    q->heap[i] = last;
+    return first;
+}
+
+static int queue_grow(struct kvbm_manager *m, struct kvbm_queue *q)
+{
+    uint32_t capacity = KV_MIN(KV_MAX(q->capacity * 2, 256u), m->opts.max_offload);
+    struct kvbm_down *heap;
+
+    if (q->n >= m->opts.max_offload)
+        return -ENOSPC;
+    heap = realloc(q->heap, capacity * sizeof(*heap));
+    if (!heap)
+        return -ENOMEM;
+    q->heap = heap;
+    q->capacity = capacity;
+    return 0;
+}
+
+/* It isn't kept, or it is. What it held or was waited for by is told. */
+static void down_ended(struct kvbm_manager *m, struct kvbm_down *down, bool arrived)
+{
+    if (down->through)
+        kvbm_job_through(down->through, arrived);
+    if (down->cache)
+        down->cache->n_jobs--;
+    if (down->pin)
+        kvbm_pin_put(down->pin);
+    (void)m;
+}
+
+int kvbm_queue_push(struct kvbm_manager *m, enum kv_tier to, struct kvbm_down down)
+{
+    struct kvbm_queue *q = &m->down[to];
+    int rc = q->n == q->capacity ? queue_grow(m, q) : 0;
+
+    if (!down.number)
+        down.number = ++m->next_number;
+    if (rc < 0) {
+        kvbm_stats_of(m, to)->dropped++;
+        down_ended(m, &down, false);
+        return rc;
+    }
+    q->heap[q->n] = down;
+    sift_up(q->heap, q->n++);
+    return 0;
+}
+
+/* ---- what goes down ---- */
+
+void kvbm_offload_item(struct kvbm_pin *pin, uint32_t i, struct kvbm_job_ *through)
+{
+    struct kvbm_manager *m = pin->manager;
+    struct kvbm_item *item = &pin->items[i];
+    struct kvbm_block_info info = {.priority = KVBM_PRIORITY_DEFAULT};
+
+    if (item->state == ITEM_HELD)
+        kvbm_immutable_info((struct kvbm_immutable *)&item->host, &info);
+    else if (item->state == ITEM_STAGED)
+        kvbm_registry_locate(m->registry, pin->group, kvbm_pin_key(pin, i), 1, &info.tiers);
+    else
+        return;
+    for (enum kv_tier to = KV_TIER_DISK; to <= KV_TIER_EXTERNAL; to++) {
+        struct kvbm_down down = {.priority = info.priority};
+
+        if (!(to == KV_TIER_DISK ? m->disk : m->object) || info.tiers >> to & 1 ||
+            !kvbm_policy_passes(m, to, kvbm_pin_hash(pin, i), info.priority))
+            continue;
+        if (item->state == ITEM_HELD) {
+            kvbm_immutable_downgrade((struct kvbm_immutable *)&item->host, &down.weak);
+        } else {
+            down.pin = pin;
+            down.index = i;
+            pin->refs++;
+        }
+        if (to == KV_TIER_EXTERNAL && through) {
+            down.through = through;
+            through->n_through++;
+        }
+        kvbm_queue_push(m, to, down);
+    }
+}
+
+long kvbm_manager_offload(struct kvbm_cache *cache, const struct kvbm_immutable *blocks, size_t n,
+                          int32_t priority)
+{
+    struct kvbm_manager *m = cache ? cache->manager : NULL;
+    long queued = cache ? kvbm_manager_usable(m) : -EINVAL;
+
+    if (queued < 0)
+        return queued;
+    if (!cache->pool || (n && !blocks))
+        return -EINVAL;
+    kvbm_manager_enter(m);
+    for (size_t i = 0; i < n; i++) {
+        struct kvbm_down down = {.priority = priority, .cache = cache};
+
+        if (blocks[i].handle.pool != cache->pool ||
+            kvbm_immutable_downgrade(&blocks[i], &down.weak) < 0)
+            continue;
+        cache->n_jobs++;
+        queued += kvbm_queue_push(m, KV_TIER_HOST, down) == 0;
+    }
+    kvbm_offload_pump(m);
+    kvbm_manager_leave(m);
+    return queued;
+}
+
+/* ---- to disk and object store ---- */
+
+static struct kvbm_pool *pool_of(const struct kvbm_manager *m, enum kv_tier tier)
+{
+    return tier == KV_TIER_DISK ? m->disk : m->object;
+}
+
+/* The entry becomes number move->n of the move, its block held; false: it isn't moved. */
+static bool hold_down(struct kvbm_manager *m, struct kvbm_move *move, struct kvbm_down *down)
+{
+    struct kvbm_block_info *info = &move->info[move->n];
+    struct kvbm_immutable *like = &move->like[move->n];
+    bool there = false;
+
+    *like = (struct kvbm_immutable){0};
+    if (down->pin) {
+        *info = (struct kvbm_block_info){.block = down->pin->items[down->index].host.block,
+                                         .group = down->pin->group,
+                                         .position = down->pin->position + down->index};
+        info->has_parent = down->index || down->pin->has_parent;
+        memcpy(info->key, kvbm_pin_key(down->pin, down->index), m->key_len);
+        if (info->has_parent)
+            memcpy(info->parent, kvbm_pin_key(down->pin, down->index) - m->key_len, m->key_len);
+        kvbm_registry_locate(m->registry, info->group, info->key, 1, &info->tiers);
+    } else if (kvbm_weak_upgrade(&down->weak, like) < 0 || kvbm_immutable_info(like, info) < 0) {
+        kvbm_stats_of(m, move->to)->dropped++;
+        down_ended(m, down, false);
+        return false;
+    }
+    there = info->tiers >> move->to & 1;
+    if (there) {
+        kvbm_immutable_release(like);
+        down_ended(m, down, true);
+        return false;
+    }
+    move->from[move->n++] = *down;
+    return true;
+}
+
+static void quarantine(struct kvbm_manager *m, struct kvbm_mutable block)
+{
+    struct kvbm_mutable *more =
+        realloc(m->quarantine, (m->n_quarantine + 1) * sizeof(*m->quarantine));
+
+    if (!more) { /* it comes up again, then */
+        kvbm_mutable_release(&block);
+        return;
+    }
+    m->quarantine = more;
+    m->quarantine[m->n_quarantine++] = block;
+}
+
+/* A block of the target, on a volume that works. */
+static bool take_target(struct kvbm_manager *m, enum kv_tier to, struct kvbm_mutable *ret)
+{
+    while (kvbm_take_blocks(pool_of(m, to), ret, 1) == 1) {
+        if (to != KV_TIER_DISK || kvbm_disk_usable(m->disk_store, ret->handle.block))
+            return true;
+        quarantine(m, *ret);
+    }
+    return false;
+}
+
+static void give_up(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k)
+{
+    kvbm_immutable_release(&move->like[k]);
+    down_ended(m, &move->from[k], false);
+}
+
+static void take_targets(struct kvbm_manager *m, struct kvbm_move *move)
+{
+    uint32_t n = 0;
+
+    for (uint32_t k = 0; k < move->n; k++) {
+        struct kvbm_mutable target;
+
+        if (!take_target(m, move->to, &target)) {
+            kvbm_stats_of(m, move->to)->dropped++;
+            give_up(m, move, k);
+            continue;
+        }
+        move->from[n] = move->from[k];
+        move->like[n] = move->like[k];
+        move->info[n] = move->info[k];
+        move->target[n++] = target;
+    }
+    move->n = n;
+}
+
+static void move_done(struct kvbm_manager *m, struct kvbm_note *note);
+
+static void disk_done(struct kvbm_disk_batch *batch)
+{
+    struct kvbm_move *move = batch->arg;
+
+    kvbm_note(move->manager, &move->note, move_done);
+}
+
+static void object_done(struct kvbm_object_batch *batch)
+{
+    struct kvbm_move *move = batch->arg;
+
+    kvbm_note(move->manager, &move->note, move_done);
+}
+
+static int submit(struct kvbm_manager *m, struct kvbm_move *move)
+{
+    for (uint32_t k = 0; k < move->n; k++) {
+        const struct kvbm_block_info *info = &move->info[k];
+        void *data = kvbm_host_address(m, info->block);
+
+        if (move->to == KV_TIER_DISK)
+            move->disk_ios[k] =
+                (struct kvbm_disk_io){.slot = move->target[k].handle.block,
+                                      .group = info->group,
+                                      .position = info->position,
+                                      .key = info->key,
+                                      .parent = info->has_parent ? info->parent : NULL,
+                                      .data = data,
+                                      .len = m->stride};
+        else
+            move->object_ios[k] =
+                (struct kvbm_object_io){.group = info->group, .key = info->key, .data = data};
+    }
+    if (move->to == KV_TIER_DISK) {
+        move->disk = (struct kvbm_disk_batch){
+            .write = true, .ios = move->disk_ios, .n = move->n, .done = disk_done, .arg = move};
+        return kvbm_disk_submit(m->disk_store, &move->disk);
+    }
+    move->object = (struct kvbm_object_batch){.op = KVBM_OBJECT_PUT,
+                                              .ios = move->object_ios,
+                                              .n = move->n,
+                                              .done = object_done,
+                                              .arg = move};
+    return kvbm_object_submit(m->object_store, &move->object);
+}
+
+/* The target has its bytes: it becomes what its like is. */
+static void becomes_findable(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k)
+{
+    struct kvbm_pool *pool = pool_of(m, move->to);
+    struct kvbm_block_info *info = &move->info[k];
+    struct kvbm_chain chain = {.size = sizeof(chain),
+                               .group = info->group,
+                               .keys = info->key,
+                               .parent = info->has_parent ? info->parent : NULL,
+                               .position = info->position};
+    struct kvbm_complete complete;
+    struct kvbm_immutable held = {0};
+    int rc;
+
+    if (move->like[k].handle.pool) {
+        rc = kvbm_pool_adopt(pool, &move->target[k], 1, &move->like[k], &held);
+    } else {
+        rc = kvbm_pool_complete(pool, &move->target[k], 1, &chain, &complete);
+        if (rc == 0)
+            rc = kvbm_pool_register(pool, &complete, 1, &held);
+    }
+    if (rc < 0) {
+        kvbm_mutable_release(&move->target[k]);
+        kvbm_stats_of(m, move->to)->failed++;
+    }
+    kvbm_immutable_release(&held);
+}
+
+static void one_ended(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k, int status)
+{
+    struct kvbm_tier_stats *stats = kvbm_stats_of(m, move->to);
+
+    if (status == 0) {
+        becomes_findable(m, move, k);
+        stats->blocks_in++;
+        stats->bytes_in += m->block_bytes;
+    } else {
+        if (move->to == KV_TIER_DISK &&
+            !kvbm_disk_usable(m->disk_store, move->target[k].handle.block))
+            quarantine(m, move->target[k]);
+        else
+            kvbm_mutable_release(&move->target[k]);
+        stats->failed += status != -ECANCELED;
+        stats->dropped++;
+    }
+    kvbm_immutable_release(&move->like[k]);
+    down_ended(m, &move->from[k], status == 0);
+}
+
+static void move_done(struct kvbm_manager *m, struct kvbm_note *note)
+{
+    struct kvbm_move *move = (struct kvbm_move *)note, **at = &m->moves;
+
+    m->running--;
+    m->down[move->to].in_flight--;
+    while (*at != move)
+        at = &(*at)->next;
+    *at = move->next;
+    for (uint32_t k = move->n; k-- > 0;) /* leaves first: they are released before their parents */
+        one_ended(m, move, k,
+                  move->to == KV_TIER_DISK ? move->disk_ios[k].status : move->object_ios[k].status);
+    free(move);
+    kvbm_offload_pump(m);
+    pthread_cond_broadcast(&m->changed);
+}
+
+static void launch(struct kvbm_manager *m, struct kvbm_move *move)
+{
+    struct kvbm_queue *q = &m->down[move->to];
+    int rc = submit(m, move);
+
+    if (rc == 0) {
+        q->in_flight++;
+        m->running++;
+        move->next = m->moves;
+        m->moves = move;
+        return;
+    }
+    q->stalled = rc == -EAGAIN;
+    for (uint32_t k = 0; k < move->n; k++) {
+        kvbm_mutable_release(&move->target[k]);
+        kvbm_immutable_release(&move->like[k]);
+        if (rc == -EAGAIN) { /* later */
+            kvbm_queue_push(m, move->to, move->from[k]);
+        } else {
+            kvbm_stats_of(m, move->to)->dropped++;
+            down_ended(m, &move->from[k], false);
+        }
+    }
+    free(move);
+}
+
+static void move_some(struct kvbm_manager *m, enum kv_tier to)
+{
+    struct kvbm_queue *q = &m->down[to];
+    struct kvbm_move *move = calloc(1, sizeof(*move));
+
+    if (!move) {
+        q->stalled = true;
+        return;
+    }
+    move->manager = m;
+    move->to = to;
+    while (q->n && move->n < m->move_blocks) {
+        struct kvbm_down down = pop(q);
+
+        hold_down(m, move, &down);
+    }
+    take_targets(m, move);
+    if (move->n)
+        launch(m, move);
+    else
+        free(move);
+}
+
+/* ---- from a cache to the host tier ---- */
+
+struct run {
+    struct kvbm_cache *cache;
+    uint32_t n, group, position;
+    bool has_parent;
+    struct kvbm_immutable sources[KVBM_BATCH];
+    uint32_t blocks[KVBM_BATCH];
+    uint8_t keys[(KVBM_BATCH + 1) * KVBM_MAX_KEY]; /* the parent's, theirs */
+};
+
+/* Whether a block comes right behind the run's last. */
+static bool continues(const struct kvbm_manager *m, const struct run *run,
+                      const struct kvbm_down *down, const struct kvbm_block_info *info)
+{
+    return down->cache == run->cache && info->group == run->group && info->has_parent &&
+           info->position == run->position + run->n &&
+           !memcmp(info->parent, run->keys + (size_t)run->n * m->key_len, m->key_len);
+}
+
+static void add_to_run(const struct kvbm_manager *m, struct run *run,
+                       const struct kvbm_immutable *block, const struct kvbm_block_info *info)
+{
+    if (run->n == 0) {
+        run->group = info->group;
+        run->position = info->position;
+        run->has_parent = info->has_parent;
+        memcpy(run->keys, info->parent, m->key_len);
+    }
+    run->sources[run->n] = *block;
+    run->blocks[run->n++] = info->block;
+    memcpy(run->keys + (size_t)run->n * m->key_len, info->key, m->key_len);
+}
+
+/* The first of the queue, and what follows it in its sequence, as long as that is next in the queue, too. */
+static void gather_run(struct kvbm_manager *m, struct run *run)
+{
+    struct kvbm_queue *q = &m->down[KV_TIER_HOST];
+
+    while (q->n && run->n < m->move_blocks) {
+        struct kvbm_down down = pop(q);
+        struct kvbm_block_info info;
+        struct kvbm_immutable block;
+
+        if (kvbm_weak_upgrade(&down.weak, &block) < 0) {
+            m->stats.host.dropped++;
+            down_ended(m, &down, false);
+            continue;
+        }
+        kvbm_immutable_info(&block, &info);
+        if (info.tiers >> KV_TIER_HOST & 1) {
+            kvbm_immutable_release(&block);
+            down_ended(m, &down, true);
+        } else if (run->n && !continues(m, run, &down, &info)) {
+            kvbm_immutable_release(&block);
+            kvbm_queue_push(m, KV_TIER_HOST, down);
+            return;
+        } else {
+            run->cache = down.cache;
+            add_to_run(m, run, &block, &info);
+            down_ended(m, &down, true); /* the job counts from here on */
+        }
+    }
+}
+
+/* A store like anybody's, whose job holds the blocks it reads. */
+static int store_run(struct kvbm_manager *m, struct run *run)
+{
+    struct kvbm_chain chain = {.size = sizeof(chain),
+                               .group = run->group,
+                               .keys = run->keys + m->key_len,
+                               .parent = run->has_parent ? run->keys : NULL,
+                               .position = run->position};
+    struct kvbm_job job = {.size = sizeof(job), .cache = run->cache, .blocks = run->blocks};
+    struct kvbm_immutable *sources = malloc(run->n * sizeof(*sources));
+    struct kvbm_pin *pin = NULL;
+    int64_t rc = sources ? 0 : -ENOMEM;
+
+    if (rc == 0)
+        rc = kvbm_pin_new(m, &chain, run->n, true, &pin);
+    if (rc == 0) {
+        pin->released = true;
+        memcpy(sources, run->sources, run->n * sizeof(*sources));
+        kvbm_pin_reserve(pin);
+        job.pin = pin;
+        rc = kvbm_job_submit(m, &job, sources);
+        kvbm_pin_put(pin); /* the job has it */
+    }
+    if (rc < 0)
+        free(sources);
+    return rc < 0 ? (int)rc : 0;
+}
+
+static void store_some(struct kvbm_manager *m)
+{
+    struct run run = {0};
+
+    gather_run(m, &run);
+    if (!run.n)
+        return;
+    if (store_run(m, &run) < 0) {
+        m->stats.host.dropped += run.n;
+        for (uint32_t k = run.n; k-- > 0;)
+            kvbm_immutable_release(&run.sources[k]);
+    } else {
+        m->down[KV_TIER_HOST].in_flight++;
+    }
+}
+
+/* ---- the pump ---- */
+
+static bool may_move(const struct kvbm_manager *m, enum kv_tier to)
+{
+    const struct kvbm_queue *q = &m->down[to];
+
+    if (!q->n || q->stalled || q->in_flight >= q->max_in_flight)
+        return false;
+    return to != KV_TIER_HOST || m->n_jobs + m->n_done < m->opts.max_jobs;
+}
+
+void kvbm_offload_pump(struct kvbm_manager *m)
+{
+    while (may_move(m, KV_TIER_HOST))
+        store_some(m);
+    while (may_move(m, KV_TIER_DISK))
+        move_some(m, KV_TIER_DISK);
+    while (may_move(m, KV_TIER_EXTERNAL))
+        move_some(m, KV_TIER_EXTERNAL);
+}
+
+bool kvbm_offload_idle(const struct kvbm_manager *m)
+{
+    for (enum kv_tier to = KV_TIER_HOST; to < KV_N_TIERS; to++) {
+        if (m->down[to].n || m->down[to].in_flight)
+            return false;
+    }
+    return true;
+}
+
+void kvbm_offload_drop_all(struct kvbm_manager *m)
+{
+    for (enum kv_tier to = KV_TIER_HOST; to < KV_N_TIERS; to++) {
+        while (m->down[to].n) {
+            struct kvbm_down down = pop(&m->down[to]);
+
+            kvbm_stats_of(m, to)->dropped++;
+            down_ended(m, &down, false);
+        }
+    }
+    for (struct kvbm_move *move = m->moves; move; move = move->next) {
+        if (move->to == KV_TIER_DISK)
+            kvbm_disk_cancel(m->disk_store, &move->disk);
+        else
+            kvbm_object_cancel(m->object_store, &move->object);
+    }
+}
+
+int kvbm_manager_drain(struct kvbm_manager *m, uint32_t timeout_ms)
+{
+    uint64_t deadline = kv_now_ns() + timeout_ms * KV_NS_PER_MS;
+    struct timespec until = {(time_t)(deadline / KV_NS_PER_S), (long)(deadline % KV_NS_PER_S)};
+    int rc = kvbm_manager_usable(m);
+
+    if (rc < 0)
+        return rc;
+    kvbm_manager_enter(m);
+    while (rc == 0 && !kvbm_offload_idle(m))
+        rc = -pthread_cond_timedwait(&m->changed, &m->lock, &until);
+    kvbm_manager_leave(m);
+    return rc;
+}

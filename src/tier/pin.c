@@ -1,0 +1,467 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Pins: what is held in the host tier, found or fetched (load) or reserved (store). */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "tier/manager.h"
+
+#define MAX_KEYS (1u << 20)
+#define LOOK 64 /* keys looked up at a time */
+
+int kvbm_pin_new(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n, bool store,
+                 struct kvbm_pin **ret)
+{
+    size_t items = sizeof(struct kvbm_pin) + n * sizeof(struct kvbm_item);
+    struct kvbm_pin *pin;
+
+    if (!chain || chain->size < offsetof(struct kvbm_chain, tokens) || (n && !chain->keys) ||
+        n > MAX_KEYS || chain->group >= KVBM_MAX_GROUPS || !chain->parent != !chain->position ||
+        n > UINT32_MAX - chain->position)
+        return -EINVAL;
+    if (kvbm_set_reserve(&m->pending, n) < 0)
+        return -ENOMEM;
+    pin = calloc(1, items + (n + 1) * m->key_len);
+    if (!pin)
+        return -ENOMEM;
+    pin->manager = m;
+    pin->store = store;
+    pin->refs = 1;
+    pin->group = chain->group;
+    pin->position = chain->position;
+    pin->n = (uint32_t)n;
+    pin->has_parent = chain->parent != NULL;
+    pin->keys = (uint8_t *)pin + items + m->key_len;
+    if (chain->parent)
+        memcpy(pin->keys - m->key_len, chain->parent, m->key_len);
+    if (n)
+        memcpy(pin->keys, chain->keys, n * m->key_len);
+    pin->next = m->pins;
+    if (pin->next)
+        pin->next->prev = pin;
+    m->pins = pin;
+    m->n_pins++;
+    *ret = pin;
+    return 0;
+}
+
+static void let_go(struct kvbm_pin *pin, uint32_t i)
+{
+    struct kvbm_item *item = &pin->items[i];
+
+    if (item->state == ITEM_HELD)
+        kvbm_pool_release(pin->manager->host, (struct kvbm_immutable *)&item->host, 1);
+    else if (item->state == ITEM_RESERVED || item->state == ITEM_STAGED)
+        kvbm_pool_release_mutable(pin->manager->host, (struct kvbm_mutable *)&item->host, 1);
+    if (item->state == ITEM_RESERVED)
+        kvbm_set_drop(&pin->manager->pending, kvbm_pin_hash(pin, i));
+    item->state = ITEM_MISS;
+}
+
+/* From the last to the first, so that leaves are older than their parents. */
+void kvbm_pin_put(struct kvbm_pin *pin)
+{
+    struct kvbm_manager *m = pin->manager;
+    bool reserved = false;
+
+    if (--pin->refs > 0)
+        return;
+    for (uint32_t i = pin->n; i-- > 0;) {
+        reserved |= pin->items[i].state == ITEM_RESERVED;
+        let_go(pin, i);
+    }
+    if (pin->prev)
+        pin->prev->next = pin->next;
+    else
+        m->pins = pin->next;
+    if (pin->next)
+        pin->next->prev = pin->prev;
+    m->n_pins--;
+    free(pin);
+    for (struct kvbm_pin *other = m->pins; reserved && other; other = other->next)
+        kvbm_pin_look(other);
+    pthread_cond_broadcast(&m->changed);
+}
+
+uint32_t kvbm_take_blocks(struct kvbm_pool *pool, struct kvbm_mutable *ret, uint32_t n)
+{
+    struct kvbm_shortage shortage;
+
+    for (int tries = 0; n && tries < 3; tries++) { /* others take blocks meanwhile */
+        int err = kvbm_pool_allocate(pool, n, ret, &shortage);
+
+        if (err == 0)
+            return n;
+        if (err != -ENOSPC)
+            return 0;
+        n = (uint32_t)KV_MIN((size_t)n, shortage.available);
+    }
+    return 0;
+}
+
+/* ---- load ---- */
+
+static void hold_found(struct kvbm_pin *pin)
+{
+    struct kvbm_immutable held[LOOK];
+
+    if (kvbm_staging(pin->manager))
+        return;
+    for (uint32_t done = 0, some; done < pin->n; done += some) {
+        some = KV_MIN(pin->n - done, (uint32_t)LOOK);
+        kvbm_pool_match_scattered(pin->manager->host, pin->group, kvbm_pin_key(pin, done), some,
+                                  pin->store ? KVBM_MATCH_NO_TOUCH : 0, held);
+        for (uint32_t i = 0; i < some; i++) {
+            if (!held[i].handle.pool)
+                continue;
+            pin->items[done + i].host = held[i].handle;
+            pin->items[done + i].state = ITEM_HELD;
+            pin->manager->stats.host.hits += !pin->store;
+            pin->items[done + i].found = true;
+        }
+    }
+}
+
+/* Look again for those that somebody else brought, and fetch what still isn't there. */
+void kvbm_pin_look(struct kvbm_pin *pin)
+{
+    struct kvbm_manager *m = pin->manager;
+    bool missed = false;
+
+    if (pin->store || !pin->n_waits)
+        return;
+    for (uint32_t i = 0; i < pin->n; i++) {
+        struct kvbm_item *item = &pin->items[i];
+        struct kvbm_immutable held;
+
+        if (item->state != ITEM_WAITS || kvbm_set_has(&m->pending, kvbm_pin_hash(pin, i)))
+            continue;
+        pin->n_waits--;
+        if (!kvbm_staging(m) &&
+            kvbm_pool_match(m->host, pin->group, kvbm_pin_key(pin, i), 1, 0, &held) == 1) {
+            item->host = held.handle;
+            item->state = ITEM_HELD;
+        } else {
+            item->state = ITEM_MISS;
+            missed = true;
+        }
+    }
+    if (missed && !pin->released)
+        kvbm_fetch_start(pin);
+    kvbm_pin_settle(pin);
+}
+
+/* When nothing is on its way any more, the jobs begin. */
+void kvbm_pin_settle(struct kvbm_pin *pin)
+{
+    struct kvbm_job_ *job;
+
+    if (pin->n_fetched || pin->n_waits)
+        return;
+    for (uint32_t i = 0; !pin->store && !pin->settled && i < pin->n; i++)
+        pin->manager->stats.host.misses += !pin->items[i].found;
+    pin->settled = true;
+    while ((job = pin->jobs) != NULL) {
+        pin->jobs = job->next_wait;
+        job->waits = false;
+        kvbm_job_start(job);
+    }
+    pthread_cond_broadcast(&pin->manager->changed);
+}
+
+static uint8_t where(const struct kvbm_pin *pin, const struct kvbm_item *item)
+{
+    switch (item->state) {
+    case ITEM_MISS:
+        return KVBM_MISS;
+    case ITEM_BUSY:
+        return KVBM_BUSY;
+    case ITEM_STAGED:
+    case ITEM_HELD:
+        return KVBM_READY;
+    default:
+        (void)pin;
+        return KVBM_PENDING;
+    }
+}
+
+static long prefix_of(const struct kvbm_pin *pin, bool ready)
+{
+    uint32_t n = 0;
+
+    for (; n < pin->n; n++) {
+        uint8_t at = where(pin, &pin->items[n]);
+
+        if (at != KVBM_READY && (ready || at != KVBM_PENDING))
+            break;
+    }
+    return n;
+}
+
+long kvbm_manager_prepare_load(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n,
+                               const struct kvbm_pin_opts *opts, struct kvbm_pin **ret)
+{
+    struct kvbm_pin *pin;
+    long rc = ret ? kvbm_manager_usable(m) : -EINVAL;
+
+    if (rc < 0)
+        return rc;
+    kvbm_manager_enter(m);
+    rc = m->stopping ? -ESHUTDOWN : kvbm_pin_new(m, chain, n, false, &pin);
+    if (rc == 0) {
+        pin->priority = KV_OPT(opts, priority, 0);
+        pin->deadline_ns = KV_OPT(opts, deadline_ns, 0);
+        pin->no_fetch = KV_OPT(opts, no_fetch, false);
+        hold_found(pin);
+        if (!pin->no_fetch)
+            kvbm_fetch_start(pin);
+        kvbm_pin_settle(pin);
+        rc = prefix_of(pin, false);
+        *ret = pin;
+    }
+    kvbm_manager_leave(m);
+    return rc;
+}
+
+/* ---- store ---- */
+
+/* What is there already is held, what others bring is left to them; the rest wants a block. */
+static bool wants_block(struct kvbm_pin *pin, uint32_t i, uint8_t tiers)
+{
+    struct kvbm_manager *m = pin->manager;
+    uint64_t hash = kvbm_pin_hash(pin, i);
+    bool there = kvbm_staging(m) ? (!m->disk || tiers >> KV_TIER_DISK & 1) &&
+                                       (!m->object || tiers >> KV_TIER_EXTERNAL & 1)
+                                 : pin->items[i].state == ITEM_HELD;
+
+    if (there || pin->items[i].state == ITEM_HELD)
+        return false;
+    if (kvbm_set_has(&m->pending, hash)) {
+        pin->items[i].state = ITEM_WAITS;
+        return false;
+    }
+    return kvbm_policy_passes(m, KV_TIER_HOST, hash, KVBM_PRIORITY_DEFAULT);
+}
+
+static uint32_t reserve(struct kvbm_pin *pin, const uint32_t *index, uint32_t n)
+{
+    struct kvbm_mutable blocks[LOOK];
+    uint32_t got = kvbm_take_blocks(pin->manager->host, blocks, n);
+
+    for (uint32_t i = 0; i < n; i++) {
+        struct kvbm_item *item = &pin->items[index[i]];
+
+        item->state = i < got ? ITEM_RESERVED : ITEM_BUSY;
+        if (i >= got)
+            continue;
+        item->host = blocks[i].handle;
+        kvbm_set_add(&pin->manager->pending, kvbm_pin_hash(pin, index[i]));
+    }
+    pin->manager->stats.host.dropped += n - got;
+    return got;
+}
+
+long kvbm_pin_reserve(struct kvbm_pin *pin)
+{
+    uint32_t index[LOOK], n = 0;
+    uint8_t tiers[LOOK];
+    long reserved = 0;
+
+    hold_found(pin);
+    for (uint32_t i = 0; i < pin->n; i++) {
+        if (i % LOOK == 0)
+            kvbm_registry_locate(pin->manager->registry, pin->group, kvbm_pin_key(pin, i),
+                                 KV_MIN(pin->n - i, (uint32_t)LOOK), tiers);
+        if (wants_block(pin, i, tiers[i % LOOK]))
+            index[n++] = i;
+        if (n == LOOK || (n && i + 1 == pin->n)) {
+            reserved += reserve(pin, index, n);
+            n = 0;
+        }
+    }
+    return n ? reserved + reserve(pin, index, n) : reserved;
+}
+
+long kvbm_manager_prepare_store(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n,
+                                struct kvbm_pin **ret)
+{
+    struct kvbm_pin *pin;
+    long rc = ret ? kvbm_manager_usable(m) : -EINVAL;
+
+    if (rc < 0)
+        return rc;
+    kvbm_manager_enter(m);
+    rc = m->stopping ? -ESHUTDOWN : kvbm_pin_new(m, chain, n, true, &pin);
+    if (rc == 0) {
+        rc = kvbm_pin_reserve(pin);
+        *ret = pin;
+    }
+    kvbm_manager_leave(m);
+    return rc;
+}
+
+/* A run of blocks with their bytes becomes findable: all at once, or, when that is refused, one by one. */
+static uint32_t register_run(struct kvbm_pin *pin, uint32_t i, uint32_t n)
+{
+    struct kvbm_pool *host = pin->manager->host;
+    struct kvbm_chain chain = kvbm_pin_chain(pin, i);
+    struct kvbm_mutable blocks[LOOK];
+    struct kvbm_complete complete[LOOK];
+    struct kvbm_immutable held[LOOK];
+
+    for (uint32_t k = 0; k < n; k++)
+        blocks[k].handle = pin->items[i + k].host;
+    if (kvbm_pool_complete(host, blocks, n, &chain, complete) < 0)
+        return 0;
+    kvbm_pool_register(host, complete, n, held);
+    for (uint32_t k = 0; k < n; k++) {
+        pin->items[i + k].host = held[k].handle;
+        pin->items[i + k].state = ITEM_HELD;
+    }
+    return n;
+}
+
+uint32_t kvbm_pin_register(struct kvbm_pin *pin, uint32_t i, uint32_t n)
+{
+    uint32_t held = 0;
+
+    for (uint32_t done = 0, some; done < n; done += some) {
+        some = KV_MIN(n - done, (uint32_t)LOOK);
+        if (register_run(pin, i + done, some) == some) {
+            held += some;
+            continue;
+        }
+        for (uint32_t k = i + done; k < i + done + some; k++) {
+            struct kvbm_item *item = &pin->items[k];
+
+            if (register_run(pin, k, 1) == 1) {
+                held++;
+                continue;
+            }
+            kvbm_pool_release_mutable(pin->manager->host, (struct kvbm_mutable *)&item->host, 1);
+            item->state = ITEM_MISS;
+            pin->manager->stats.host.failed++;
+        }
+    }
+    return held;
+}
+
+/* Reserved items [i, i + n) hold their bytes. */
+static long commit_run(struct kvbm_pin *pin, uint32_t i, uint32_t n, struct kvbm_job_ *through)
+{
+    struct kvbm_manager *m = pin->manager;
+    uint32_t held = n;
+
+    for (uint32_t k = i; k < i + n; k++)
+        kvbm_set_drop(&m->pending, kvbm_pin_hash(pin, k));
+    if (kvbm_staging(m)) {
+        for (uint32_t k = i; k < i + n; k++)
+            pin->items[k].state = ITEM_STAGED;
+    } else {
+        held = kvbm_pin_register(pin, i, n);
+    }
+    m->stats.host.blocks_in += held;
+    m->stats.host.bytes_in += held * m->block_bytes;
+    for (uint32_t k = i; k < i + n; k++)
+        kvbm_offload_item(pin, k, through);
+    return held;
+}
+
+long kvbm_pin_commit_locked(struct kvbm_pin *pin, const uint8_t *ok, struct kvbm_job_ *through)
+{
+    struct kvbm_manager *m = pin->manager;
+    long held = 0;
+    uint32_t n;
+
+    for (uint32_t i = 0; i < pin->n; i += n) {
+        for (n = 0; i + n < pin->n && pin->items[i + n].state == ITEM_RESERVED &&
+                    (!ok || ok[(i + n) / 8] >> ((i + n) % 8) & 1);)
+            n++;
+        if (n) {
+            held += commit_run(pin, i, n, through);
+        } else {
+            if (pin->items[i].state == ITEM_RESERVED)
+                let_go(pin, i);
+            n = 1;
+        }
+    }
+    for (struct kvbm_pin *other = m->pins; other; other = other->next)
+        kvbm_pin_look(other);
+    kvbm_offload_pump(m);
+    return held;
+}
+
+long kvbm_pin_commit(struct kvbm_pin *pin, const uint8_t *ok)
+{
+    long rc = pin ? kvbm_manager_usable(pin->manager) : -EINVAL;
+
+    if (rc < 0 || !pin->store)
+        return rc < 0 ? rc : -EINVAL;
+    kvbm_manager_enter(pin->manager);
+    rc = pin->n_copying ? -EBUSY : kvbm_pin_commit_locked(pin, ok, NULL);
+    kvbm_manager_leave(pin->manager);
+    return rc;
+}
+
+/* ---- looking at it ---- */
+
+long kvbm_pin_state(struct kvbm_pin *pin, uint8_t *ret)
+{
+    long rc = pin ? kvbm_manager_usable(pin->manager) : -EINVAL;
+
+    if (rc < 0)
+        return rc;
+    kvbm_manager_enter(pin->manager);
+    for (uint32_t i = 0; ret && i < pin->n; i++)
+        ret[i] = where(pin, &pin->items[i]);
+    rc = prefix_of(pin, true);
+    kvbm_manager_leave(pin->manager);
+    return rc;
+}
+
+long kvbm_pin_blocks(struct kvbm_pin *pin, uint32_t *ret)
+{
+    long rc = pin && ret ? kvbm_manager_usable(pin->manager) : -EINVAL, n = 0;
+
+    if (rc < 0)
+        return rc;
+    kvbm_manager_enter(pin->manager);
+    for (uint32_t i = 0; i < pin->n; i++) {
+        uint8_t state = pin->items[i].state;
+        bool mine =
+            pin->store ? state == ITEM_RESERVED : state == ITEM_HELD || state == ITEM_STAGED;
+
+        ret[i] = mine ? pin->items[i].host.block : UINT32_MAX;
+        n += mine;
+    }
+    kvbm_manager_leave(pin->manager);
+    return n;
+}
+
+int kvbm_pin_wait(struct kvbm_pin *pin, uint32_t timeout_ms)
+{
+    uint64_t deadline = kv_now_ns() + timeout_ms * KV_NS_PER_MS;
+    struct timespec until = {(time_t)(deadline / KV_NS_PER_S), (long)(deadline % KV_NS_PER_S)};
+    int rc = pin ? kvbm_manager_usable(pin->manager) : -EINVAL;
+
+    if (rc < 0)
+        return rc;
+    kvbm_manager_enter(pin->manager);
+    while (rc == 0 && (pin->n_fetched || pin->n_waits))
+        rc = -pthread_cond_timedwait(&pin->manager->changed, &pin->manager->lock, &until);
+    kvbm_manager_leave(pin->manager);
+    return rc;
+}
+
+void kvbm_pin_release(struct kvbm_pin *pin)
+{
+    struct kvbm_manager *m = pin ? pin->manager : NULL;
+
+    if (!pin || kvbm_manager_usable(m) < 0)
+        return;
+    kvbm_manager_enter(m);
+    pin->released = true;
+    if (pin->refs == 1 + pin->n_fetches) /* no job */
+        kvbm_fetch_cancel(pin);
+    kvbm_pin_put(pin);
+    kvbm_manager_leave(m);
+}

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Random operations on a manager of all tiers beside a naive model, which knows what was stored. Whatever is
+ * loaded has the bytes of its key; nothing is found that wasn't stored; and where the tiers have room for all,
+ * nothing that was stored is lost: neither by eviction above, nor by a restart.
+ */
+// clang-format off
+#include <stdarg.h>
+#include <setjmp.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+// clang-format on
+
+#include "index/random.h"
+#include "manager_world.h"
+
+#define CHAINS 12u
+#define LENGTH 24u
+
+struct model {
+    struct world w;
+    struct rng random;
+    uint32_t stored[CHAINS]; /* blocks [0, stored) were, at some time */
+    bool keeps_all;          /* the lowest tier has room for all of them */
+    bool restarts;           /* and outlives the manager */
+    struct kvbm_pin *pins[4];
+};
+
+static uint32_t pick(struct model *model, uint32_t n)
+{
+    return rng_below(&model->random, n);
+}
+
+static uint64_t first_of(uint32_t chain)
+{
+    return (uint64_t)(chain + 1) * 1000;
+}
+
+static void settle(struct model *model)
+{
+    assert_int_equal(kvbm_manager_drain(model->w.m, 60000), 0);
+}
+
+static void do_store(struct model *model)
+{
+    uint32_t chain = pick(model, CHAINS), n = 1 + pick(model, LENGTH);
+
+    world_store(&model->w, first_of(chain), n);
+    if (model->keeps_all)
+        settle(model); /* or the queue may lose some to eviction */
+    model->stored[chain] = model->stored[chain] > n ? model->stored[chain] : n;
+}
+
+static void do_load(struct model *model)
+{
+    uint32_t chain = pick(model, CHAINS), n = 1 + pick(model, LENGTH);
+    long got = world_load(&model->w, first_of(chain), n);
+
+    assert_true(got <= (long)model->stored[chain]);
+    if (model->keeps_all && !model->pins[0] && !model->pins[1] && !model->pins[2] &&
+        !model->pins[3])
+        assert_int_equal(got, model->stored[chain] < n ? model->stored[chain] : n);
+}
+
+static void do_lookup(struct model *model)
+{
+    uint32_t chain = pick(model, CHAINS), i = pick(model, LENGTH);
+    uint8_t at = world_where(&model->w, first_of(chain), i);
+
+    if (i >= model->stored[chain])
+        assert_true(at == KVBM_MISS || at == KVBM_PENDING); /* asked for */
+}
+
+static void do_pin(struct model *model)
+{
+    uint32_t slot = pick(model, 4), chain = pick(model, CHAINS);
+    uint64_t keys[LENGTH];
+    struct kvbm_chain what = world_chain(keys);
+
+    kvbm_pin_release(model->pins[slot]);
+    model->pins[slot] = NULL;
+    if (pick(model, 2))
+        return;
+    world_keys(first_of(chain), keys, LENGTH);
+    assert_true(kvbm_manager_prepare_load(model->w.m, &what, 1 + pick(model, LENGTH), NULL,
+                                          &model->pins[slot]) >= 0);
+}
+
+static void do_cancel(struct model *model)
+{
+    uint32_t chain = pick(model, CHAINS), n = 1 + pick(model, LENGTH), blocks[LENGTH];
+    uint64_t keys[LENGTH];
+    struct kvbm_chain what = world_chain(keys);
+    struct kvbm_job job = {.size = sizeof(job), .cache = model->w.cache, .blocks = blocks};
+    struct kvbm_done done;
+    int64_t id;
+
+    world_keys(first_of(chain), keys, n);
+    for (uint32_t i = 0; i < n; i++)
+        blocks[i] = i;
+    assert_true(kvbm_manager_prepare_load(model->w.m, &what, n, NULL, &job.pin) >= 0);
+    id = kvbm_manager_submit(model->w.m, &job);
+    assert_true(id > 0);
+    kvbm_manager_cancel(model->w.m, (uint64_t)id);
+    kvbm_pin_release(job.pin);
+    assert_int_equal(kvbm_manager_wait(model->w.m, (uint64_t)id, 30000, &done), 0);
+    assert_true(done.status == 0 || done.status == -ECANCELED || done.status == -ENOENT);
+}
+
+static void let_pins_go(struct model *model)
+{
+    for (int i = 0; i < 4; i++) {
+        kvbm_pin_release(model->pins[i]);
+        model->pins[i] = NULL;
+    }
+}
+
+static void do_forget_host(struct model *model)
+{
+    struct kvbm_pool *host = kvbm_manager_pool(model->w.m, KV_TIER_HOST);
+
+    if (!host)
+        return;
+    let_pins_go(model);
+    settle(model);
+    kvbm_pool_reset_inactive(host);
+    if (!model->w.opts.disk && !model->w.opts.object)
+        memset(model->stored, 0, sizeof(model->stored));
+}
+
+static void do_restart(struct model *model)
+{
+    if (!model->restarts)
+        return;
+    let_pins_go(model);
+    settle(model);
+    world_stop(&model->w);
+    world_start(&model->w);
+    world_attach(&model->w, false);
+}
+
+static void run(struct model *model, long steps)
+{
+    static void (*const ops[])(struct model *) = {do_store, do_store,  do_store, do_load,  do_load,
+                                                  do_load,  do_lookup, do_pin,   do_cancel};
+
+    world_start(&model->w);
+    world_attach(&model->w, false);
+    steps = test_rounds(steps);
+    for (long i = 0; i < steps; i++) {
+        if (pick(model, 40) == 0)
+            do_forget_host(model);
+        else if (pick(model, 60) == 0)
+            do_restart(model);
+        else
+            ops[pick(model, sizeof(ops) / sizeof(*ops))](model);
+        if (i % 16 == 0)
+            assert_int_equal(kvbm_registry_check(kvbm_manager_registry(model->w.m)), 0);
+    }
+    let_pins_go(model);
+    world_fini(&model->w);
+}
+
+static void start(struct model *model, uint32_t host_blocks)
+{
+    memset(model, 0, sizeof(*model));
+    model->random.state = test_seed();
+    world_init(&model->w, host_blocks);
+}
+
+static void test_host_only(void **state)
+{
+    struct model model;
+
+    (void)state;
+    start(&model, 100);
+    run(&model, 300);
+}
+
+static void test_disk_keeps_all(void **state)
+{
+    struct model model;
+
+    (void)state;
+    start(&model, 60);
+    model.w.opts.disk = model.w.disk;
+    model.w.opts.disk_bytes = (uint64_t)CHAINS * LENGTH * HOST_STRIDE;
+    model.keeps_all = model.restarts = true;
+    run(&model, 300);
+}
+
+static void test_disk_loses_some(void **state)
+{
+    struct model model;
+
+    (void)state;
+    start(&model, 40);
+    model.w.opts.disk = model.w.disk;
+    model.w.opts.disk_bytes = (uint64_t)80 * HOST_STRIDE;
+    model.w.opts.disk_eviction = KVBM_EVICT_LINEAGE;
+    model.restarts = true;
+    run(&model, 300);
+}
+
+static void test_bypass(void **state)
+{
+    struct model model;
+
+    (void)state;
+    start(&model, 0);
+    model.w.opts.staging_blocks = 96; /* more than pins hold */
+    model.w.opts.disk = model.w.disk;
+    model.w.opts.disk_bytes = (uint64_t)CHAINS * LENGTH * HOST_STRIDE;
+    model.restarts = true;
+    run(&model, 300);
+}
+
+static void test_object_keeps_all(void **state)
+{
+    struct model model;
+
+    (void)state;
+    start(&model, 60);
+    model.w.opts.disk = model.w.disk;
+    model.w.opts.disk_bytes = (uint64_t)60 * HOST_STRIDE;
+    model.w.opts.object = model.w.object;
+    model.keeps_all = model.restarts = true;
+    run(&model, 200);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_host_only),        cmocka_unit_test(test_disk_keeps_all),
+        cmocka_unit_test(test_disk_loses_some),  cmocka_unit_test(test_bypass),
+        cmocka_unit_test(test_object_keeps_all),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
