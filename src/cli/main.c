@@ -11,6 +11,8 @@ static const struct command {
     int (*run)(int argc, char **argv);
     const char *help;
 } COMMANDS[] = {
+    {"bench", kc_bench_main,
+     "move blocks through the tiers of a block manager and back, and time it"},
     {"replay", kc_replay_main, "replay a request trace through a live kv-indexer, and check it"},
     {"store", kc_store_main, "save, restore, check and collect objects in a kv_store backend"},
     {"top", kc_top_main, "watch a running kv-indexer: its workers, streams and index"},

@@ -136,6 +136,7 @@ int kc_check_hits(const struct kc_trace *trace, const struct kc_trace_stats *sta
 /** `kvasir replay`, `kvasir store`, `kvasir top`. Return an exit status. */
 int kc_replay_main(int argc, char **argv);
 int kc_store_main(int argc, char **argv);
+int kc_bench_main(int argc, char **argv);
 int kc_top_main(int argc, char **argv);
 
 #endif

@@ -1,0 +1,404 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * `kvasir bench tiers`: blocks go from a cache in memory through the tiers of a block manager and come back,
+ * beside what memcpy does with the same bytes. Every block that comes back is compared.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "base/args.h"
+#include "base/buf.h"
+#include "base/clock.h"
+#include "base/json.h"
+#include "base/xxh.h"
+#include "cli/format.h"
+#include "cli/replay.h"
+#include "kvbm.h"
+
+#define LAYERS 32u
+#define PAGE 16u
+#define CHAIN 16u /* blocks of a request */
+#define WAIT_MS 600000
+
+struct options {
+    const char *config, *disk, *object, *order;
+    uint64_t block, blocks, host, disk_bytes;
+    bool json;
+};
+
+static const struct kv_arg ARGS[] = {
+    {.name = "config",
+     .type = KV_ARG_STR,
+     .offset = offsetof(struct options, config),
+     .value = "FILE",
+     .help = "Options of the tiers, as kvbm_manager_configure takes them. What follows wins."},
+    {.name = "host",
+     .type = KV_ARG_SIZE,
+     .offset = offsetof(struct options, host),
+     .value = "SIZE",
+     .help = "Host tier. Default: 1.25 times what is moved."},
+    {.name = "disk",
+     .type = KV_ARG_STR,
+     .offset = offsetof(struct options, disk),
+     .value = "DIR[:DIR...]",
+     .help = "Disk tier: a directory per volume. Its files (kvbm-cache.*) are left there."},
+    {.name = "disk-bytes",
+     .type = KV_ARG_SIZE,
+     .offset = offsetof(struct options, disk_bytes),
+     .value = "SIZE",
+     .help = "Its size. Default: 1.25 times what is moved."},
+    {.name = "object",
+     .type = KV_ARG_STR,
+     .offset = offsetof(struct options, object),
+     .value = "URI",
+     .help = "Object tier: any kv_store URI. What is put there stays."},
+    {.name = "block",
+     .type = KV_ARG_SIZE,
+     .offset = offsetof(struct options, block),
+     .value = "SIZE",
+     .min = 16384,
+     .max = 64 << 20,
+     .help = "Bytes of a block: a multiple of 16KiB. Default: 2MiB."},
+    {.name = "blocks",
+     .type = KV_ARG_U64,
+     .offset = offsetof(struct options, blocks),
+     .value = "N",
+     .min = 16,
+     .max = 1 << 20,
+     .help = "How many are moved. Default: 128."},
+    {.name = "order",
+     .type = KV_ARG_CHOICE,
+     .offset = offsetof(struct options, order),
+     .value = "nhd|hnd",
+     .choices = "nhd|hnd",
+     .help = "Of the cache; the host tier is nhd, so hnd converts. Default: nhd."},
+    {.name = "json",
+     .type = KV_ARG_FLAG,
+     .offset = offsetof(struct options, json),
+     .help = "One JSON object."},
+};
+
+static const struct kv_args_program PROGRAM = {
+    .name = "kvasir bench tiers",
+    .usage = "[--disk DIR] [--object URI] [OPTION ...]",
+    .summary =
+        "Moves blocks from a cache in memory to the host tier, the disk and the object store, and\n"
+        "back, and says how fast that was.",
+    .footer = "Exit status: 0; 1 when a block came back with other bytes, or not at all; 2 usage; "
+              "5 else.",
+    .args = ARGS,
+    .n_args = KV_COUNT(ARGS),
+};
+
+struct figure {
+    const char *name, *words;
+    double seconds;
+    uint64_t bytes;
+};
+
+struct bench {
+    struct options opts;
+    struct kvbm_layout_config block;
+    struct kvbm_manager_opts tiers;
+    struct kvbm_manager *manager;
+    struct kvbm_layout *layout;
+    struct kvbm_cache *cache;
+    uint32_t n;
+    uint64_t *keys, *sums;
+    uint32_t *numbers;
+    uint8_t *ok;
+    uint64_t wrong;
+    struct figure figures[16];
+    size_t n_figures;
+};
+
+/* ---- blocks ---- */
+
+static void *block_at(const struct bench *b, uint32_t i)
+{
+    struct kvbm_view view;
+
+    kvbm_layout_block(b->layout, i, &view);
+    return (void *)(uintptr_t)view.addr; // NOLINT(performance-no-int-to-ptr)
+}
+
+static void fill(struct bench *b)
+{
+    uint64_t state = kv_wall_ns() | 1;
+
+    for (uint32_t i = 0; i < b->n; i++) {
+        uint64_t *words = block_at(b, i);
+
+        for (size_t k = 0; k < b->opts.block / 8; k++) {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            words[k] = state;
+        }
+        b->sums[i] = kv_xxh64(words, b->opts.block, 0);
+        b->keys[i] = state;
+        b->numbers[i] = i;
+    }
+}
+
+static void check(struct bench *b)
+{
+    for (uint32_t i = 0; i < b->n; i++) {
+        b->wrong += !(b->ok[i / 8] >> (i % 8) & 1) ||
+                    kv_xxh64(block_at(b, i), b->opts.block, 0) != b->sums[i];
+        memset(block_at(b, i), 0, b->opts.block);
+    }
+}
+
+static void note(struct bench *b, const char *name, const char *words, uint64_t start_ns)
+{
+    b->figures[b->n_figures++] =
+        (struct figure){name, words, (double)(kv_now_ns() - start_ns) / 1e9, b->n * b->opts.block};
+}
+
+/* ---- moving ---- */
+
+static int begin(struct bench *b, uint32_t at, bool store, int64_t *ret)
+{
+    uint32_t n = KV_MIN(b->n - at, CHAIN);
+    struct kvbm_chain chain = {.size = sizeof(chain), .keys = b->keys + at};
+    struct kvbm_job job = {
+        .size = sizeof(job), .cache = b->cache, .blocks = b->numbers + at, .ok = b->ok + at / 8};
+    long rc = store ? kvbm_manager_prepare_store(b->manager, &chain, n, &job.pin)
+                    : kvbm_manager_prepare_load(b->manager, &chain, n, NULL, &job.pin);
+
+    if (rc < 0)
+        return (int)rc;
+    *ret = kvbm_manager_submit(b->manager, &job);
+    kvbm_pin_release(job.pin);
+    return *ret < 0 ? (int)*ret : 0;
+}
+
+/* All blocks, requests of CHAIN at once. */
+static int move_all(struct bench *b, bool store)
+{
+    uint32_t n = (b->n + CHAIN - 1) / CHAIN;
+    int64_t *ids = calloc(n, sizeof(*ids));
+    int rc = ids ? 0 : -ENOMEM;
+
+    for (uint32_t i = 0; rc == 0 && i < n; i++) {
+        rc = begin(b, i * CHAIN, store, &ids[i]);
+        if (i >= 64 && rc == 0) /* not more at a time than a server would have */
+            rc = kvbm_manager_wait(b->manager, (uint64_t)ids[i - 64], WAIT_MS, NULL);
+    }
+    for (uint32_t i = n > 64 ? n - 64 : 0; rc == 0 && i < n; i++)
+        rc = kvbm_manager_wait(b->manager, (uint64_t)ids[i], WAIT_MS, NULL);
+    free(ids);
+    return rc;
+}
+
+static int load(struct bench *b, const char *name, const char *words)
+{
+    uint64_t start_ns = kv_now_ns();
+    int rc = move_all(b, false);
+
+    note(b, name, words, start_ns);
+    check(b);
+    return rc;
+}
+
+static void forget(struct bench *b, enum kv_tier tier)
+{
+    if (kvbm_manager_pool(b->manager, tier))
+        kvbm_pool_reset_inactive(kvbm_manager_pool(b->manager, tier));
+}
+
+static void yardstick(struct bench *b)
+{
+    char *to = malloc(b->opts.block * b->n);
+    uint64_t start_ns;
+
+    if (!to)
+        return;
+    memset(to, 1, b->opts.block * b->n);
+    start_ns = kv_now_ns();
+    for (uint32_t i = 0; i < b->n; i++)
+        memcpy(to + i * b->opts.block, block_at(b, i), b->opts.block);
+    note(b, "memcpy", "memcpy, one thread", start_ns);
+    free(to);
+}
+
+static int run(struct bench *b)
+{
+    uint64_t start_ns;
+    int rc;
+
+    fill(b);
+    yardstick(b);
+    start_ns = kv_now_ns();
+    rc = move_all(b, true);
+    note(b, "store", "cache to host", start_ns);
+    if (rc == 0 && (b->tiers.disk || b->tiers.object)) {
+        rc = kvbm_manager_drain(b->manager, WAIT_MS);
+        note(b, "down", "cache to the tiers below, durable", start_ns);
+    }
+    for (uint32_t i = 0; i < b->n; i++)
+        memset(block_at(b, i), 0, b->opts.block);
+    if (rc == 0 && b->tiers.host_bytes)
+        rc = load(b, "load", "host to cache");
+    if (rc == 0 && b->tiers.disk) {
+        forget(b, KV_TIER_HOST);
+        rc = load(b, "load_disk", "disk to cache");
+    }
+    if (rc == 0 && b->tiers.object) {
+        forget(b, KV_TIER_HOST);
+        forget(b, KV_TIER_DISK);
+        rc = load(b, "load_object", "object store to cache");
+    }
+    return rc;
+}
+
+/* ---- around it ---- */
+
+static int set_up(struct bench *b, char **strings)
+{
+    uint32_t inner = (uint32_t)(b->opts.block / (LAYERS * 2 * PAGE * 2));
+    const struct kvbm_storage_opts storage = {
+        .size = sizeof(storage), .kind = KVBM_STORAGE_SYSTEM, .huge_pages = true, .bytes = 1};
+    const struct kvbm_allocator allocator = kvbm_allocator_of(&storage);
+    struct kvbm_cache_opts cache = {.size = sizeof(cache)};
+    int rc;
+
+    b->block = (struct kvbm_layout_config){.size = sizeof(b->block),
+                                           .kind = KVBM_FULLY_CONTIGUOUS,
+                                           .num_blocks = b->n,
+                                           .num_layers = LAYERS,
+                                           .outer_dim = 2,
+                                           .page_size = PAGE,
+                                           .inner_dim = inner,
+                                           .dtype_width_bytes = 2,
+                                           .num_heads = inner % 128 ? 1 : inner / 128,
+                                           .dtype = KVX_DTYPE_BF16};
+    b->tiers = (struct kvbm_manager_opts){
+        .size = sizeof(b->tiers), .fingerprint = "kvasir bench tiers", .huge_pages = true};
+    rc = kvbm_manager_configure(&b->tiers, b->opts.config, strings);
+    if (rc < 0)
+        return rc;
+    b->tiers.block = &b->block;
+    b->tiers.disk = b->opts.disk ? b->opts.disk : b->tiers.disk;
+    b->tiers.object = b->opts.object ? b->opts.object : b->tiers.object;
+    if (b->opts.host || !b->tiers.host_bytes)
+        b->tiers.host_bytes = b->opts.host ? b->opts.host : (b->n + b->n / 4) * b->opts.block;
+    if (b->opts.disk_bytes || !b->tiers.disk_bytes)
+        b->tiers.disk_bytes =
+            b->opts.disk_bytes ? b->opts.disk_bytes : (b->n + b->n / 4) * b->opts.block;
+    rc = kvbm_manager_create(&b->tiers, &b->manager);
+    if (rc == 0 && b->opts.order && !strcmp(b->opts.order, "hnd"))
+        b->block.order = KVBM_ORDER_HND;
+    if (rc == 0)
+        rc = kvbm_layout_allocate(&b->block, &allocator, &b->layout);
+    cache.layout = b->layout;
+    return rc < 0 ? rc : kvbm_manager_attach(b->manager, &cache, &b->cache);
+}
+
+static void print_json(const struct bench *b)
+{
+    struct kv_json_writer json;
+    struct kv_buf out = {0};
+
+    kv_json_writer_init(&json, &out);
+    kv_json_begin_object(&json);
+    kv_json_key(&json, "block_bytes");
+    kv_json_put_u64(&json, b->opts.block);
+    kv_json_key(&json, "blocks");
+    kv_json_put_u64(&json, b->n);
+    kv_json_key(&json, "wrong");
+    kv_json_put_u64(&json, b->wrong);
+    for (size_t i = 0; i < b->n_figures; i++) {
+        kv_json_key(&json, b->figures[i].name);
+        kv_json_begin_object(&json);
+        kv_json_key(&json, "seconds");
+        kv_json_put_double(&json, b->figures[i].seconds);
+        kv_json_key(&json, "gb_per_s");
+        kv_json_put_double(&json, (double)b->figures[i].bytes / b->figures[i].seconds / 1e9);
+        kv_json_end_object(&json);
+    }
+    kv_json_end_object(&json);
+    printf("%s\n", kv_buf_cstr(&out));
+    kv_buf_fini(&out);
+}
+
+static void print(const struct bench *b)
+{
+    printf("%" PRIu32 " blocks of %s:\n\n", b->n, kc_bytes((double)b->opts.block).s);
+    for (size_t i = 0; i < b->n_figures; i++) {
+        const struct figure *f = &b->figures[i];
+
+        printf("  %-34s %8s  %10s/s", f->words, kc_duration((uint64_t)(f->seconds * 1e9)).s,
+               kc_bytes((double)f->bytes / f->seconds).s);
+        if (i)
+            printf("  %.2f times memcpy's time", f->seconds / b->figures[0].seconds);
+        putchar('\n');
+    }
+    if (b->wrong)
+        printf("\n%" PRIu64 " blocks did not come back as they were.\n", b->wrong);
+}
+
+static void tear_down(struct bench *b)
+{
+    if (b->cache)
+        kvbm_manager_detach(b->cache);
+    kvbm_manager_destroy(b->manager, WAIT_MS);
+    kvbm_layout_destroy(b->layout);
+    free(b->keys);
+    free(b->sums);
+    free(b->numbers);
+    free(b->ok);
+}
+
+static int bench(struct bench *b)
+{
+    char *strings = NULL;
+    int rc;
+
+    b->opts.block = b->opts.block ? b->opts.block : 2 << 20;
+    b->n = (uint32_t)(b->opts.blocks ? (b->opts.blocks + CHAIN - 1) / CHAIN * CHAIN : 128);
+    b->keys = calloc(b->n, sizeof(*b->keys));
+    b->sums = calloc(b->n, sizeof(*b->sums));
+    b->numbers = calloc(b->n, sizeof(*b->numbers));
+    b->ok = calloc(b->n / 8 + 1, 1);
+    rc = b->keys && b->sums && b->numbers && b->ok ? set_up(b, &strings) : -ENOMEM;
+    if (rc == 0)
+        rc = run(b);
+    if (rc < 0)
+        fprintf(stderr, "kvasir bench tiers: %s\n", strerror(-rc));
+    else if (b->opts.json)
+        print_json(b);
+    else
+        print(b);
+    tear_down(b);
+    free(strings);
+    return rc < 0 ? 5 : b->wrong ? 1 : 0;
+}
+
+int kc_bench_main(int argc, char **argv)
+{
+    struct bench b = {0};
+    struct kv_error error = {0};
+    int rc;
+
+    if (argc < 2 || strcmp(argv[1], "tiers") != 0) {
+        bool help = argc >= 2 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"));
+
+        fputs("usage: kvasir bench tiers [OPTION ...]\n\n  tiers   blocks through the tiers of a "
+              "block manager and back\n",
+              help ? stdout : stderr);
+        return help ? 0 : 2;
+    }
+    rc = kv_args_parse(&PROGRAM, argc - 1, argv + 1, &b.opts, NULL, &error);
+    if (rc == 0 && b.opts.block % 16384) {
+        rc = -EINVAL;
+        snprintf(error.text, sizeof(error.text), "--block must be a multiple of 16KiB");
+    }
+    if (rc < 0) {
+        fprintf(stderr, "kvasir bench tiers: %s\n", error.text);
+        return 2;
+    }
+    return rc ? 0 : bench(&b);
+}
