@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * How fast blocks move between tiers, each figure beside a yardstick of the same run. Works below $KV_BENCH_DIR, else
- * $TMPDIR, else the current directory. Arguments choose among "disk"; none: all.
+ * $TMPDIR, else the current directory. Arguments choose among "copy", "manager", "disk", "onboard"; none: all.
  */
 #include <fcntl.h>
 #include <limits.h>
 
+#include "tier_copy.h"
 #include "tier_disk.h"
+#include "tier_manager.h"
 #include "tier_measure.h"
 
 static bool chosen(int argc, char **argv, const char *name)
@@ -27,8 +29,14 @@ int main(int argc, char **argv)
     snprintf(dir, sizeof(dir), "%s/tier_bench-XXXXXX", base);
     if (!mkdtemp(dir))
         tier_die(dir, 0);
+    if (chosen(argc, argv, "copy"))
+        tier_copy_bench();
+    if (chosen(argc, argv, "manager"))
+        tier_bench_manager();
     if (chosen(argc, argv, "disk"))
         tier_bench_disk(dir);
+    if (chosen(argc, argv, "onboard"))
+        tier_bench_onboard(dir);
     rmdir(dir);
     return 0;
 }
