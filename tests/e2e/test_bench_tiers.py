@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`kvasir bench tiers`: what it moves comes back, and what it says can be read by people and programs."""
+import json
+import subprocess
+import tempfile
+
+from kvtest import *
+
+KVASIR = str(BUILD / "bin" / "kvasir")
+SMALL = ["--block", "16KiB", "--blocks", "48"]
+
+
+def bench(*options):
+    return subprocess.run([KVASIR, "bench", *options], capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_all_tiers():
+    with tempfile.TemporaryDirectory() as directory:
+        done = bench("tiers", *SMALL, "--disk", directory, "--object", directory + "/object", "--json")
+        equal(done.returncode, 0, done.stderr)
+        figures = json.loads(done.stdout)
+        equal((figures["blocks"], figures["block_bytes"], figures["wrong"]), (48, 16384, 0))
+        for name in ("memcpy", "store", "down", "load", "load_disk", "load_object"):
+            check(figures[name]["seconds"] > 0 and figures[name]["gb_per_s"] > 0, name)
+
+
+def test_converting_for_people():
+    done = bench("tiers", *SMALL, "--order", "hnd")
+    equal((done.returncode, done.stderr), (0, ""))
+    check("48 blocks of 16.0 KiB" in done.stdout and "host to cache" in done.stdout, done.stdout)
+    check("did not come back" not in done.stdout, done.stdout)
+
+
+def test_configuration():
+    with tempfile.TemporaryDirectory() as directory:
+        path = directory + "/tiers.conf"
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(f"disk = {directory}\ndisk_bytes = 4MiB\nio = threads\n")
+        done = bench("tiers", *SMALL, "--config", path, "--json")
+        equal(done.returncode, 0, done.stderr)
+        check("load_disk" in json.loads(done.stdout), done.stdout)
+        with open(path, "a", encoding="utf-8") as file:
+            file.write("nosuch = 1\n")
+        equal(bench("tiers", *SMALL, "--config", path).returncode, 5)
+
+
+def test_refused():
+    for options in (("nosuch",), (), ("tiers", "--block", "1000"), ("tiers", "--nosuch"), ("tiers", "--blocks", "3")):
+        done = bench(*options)
+        equal((done.returncode, done.stdout), (2, ""), options)
+        check(done.stderr, options)
+    equal(bench("--help").returncode, 0)
+    equal(bench("tiers", "--help").returncode, 0)
+    equal(bench("tiers", *SMALL, "--disk", "/nonexistent").returncode, 5)
+
+
+if __name__ == "__main__":
+    run(globals())
