@@ -111,7 +111,9 @@ KV_API int kvbm_manager_configure(struct kvbm_manager_opts *opts, const char *fi
 KV_API int kvbm_manager_create(const struct kvbm_manager_opts *opts, struct kvbm_manager **ret);
 /**
  * Finish what runs (at most @timeout_ms: the rest is cancelled), let offloading go on as long as that
- * allows, close the tiers. -EBUSY while pins or handles are held: nothing is done then. NULL is a no-op.
+ * allows, close the tiers. -EBUSY while pins are held or pools of the caller's are there: nothing is done then;
+ * or handles of the manager's pools: then jobs have ended, and what didn't go down in time won't, but the
+ * manager goes on. NULL is a no-op.
  */
 KV_API int kvbm_manager_destroy(struct kvbm_manager *manager, uint32_t timeout_ms);
 
@@ -132,8 +134,10 @@ struct kvbm_cache_opts {
         *layout; /* required (kvbm_layout_from_kvx, or made); outlives the cache */
     struct kvbm_pool
         *pool; /* of the manager's registry, over that layout; NULL: the engine numbers blocks */
-    uint32_t first_head; /* its heads within the host tier's blocks, when those have more */
-    uint32_t n_heads;    /* 0: all */
+    /* Its heads within the host tier's blocks, when those have more: a store job copies its part then and commits
+     * nothing. Once all parts are there, kvbm_pin_commit does. */
+    uint32_t first_head;
+    uint32_t n_heads; /* 0: all */
 };
 /** Returns 0; -EINVAL: blocks that can't be converted into the host tier's. */
 KV_API int kvbm_manager_attach(struct kvbm_manager *manager, const struct kvbm_cache_opts *opts,
@@ -201,7 +205,8 @@ KV_API long kvbm_pin_blocks(struct kvbm_pin *pin, uint32_t *ret);
 /** Wait until nothing is PENDING. Returns 0 or -ETIMEDOUT. */
 KV_API int kvbm_pin_wait(struct kvbm_pin *pin, uint32_t timeout_ms);
 /** The reserved blocks hold what their keys say: those with bit i of @ok (NULL: all). The others are given
- * back. They are findable when this returns, and go on to the tiers below. Returns how many. */
+ * back. They are findable when this returns, and go on to the tiers below. Returns how many; -EBUSY while a
+ * store job has the pin, -EINVAL for one of prepare_load. */
 KV_API long kvbm_pin_commit(struct kvbm_pin *pin, const uint8_t *ok);
 /** Let go; fetches that only this pin wanted are cancelled, jobs go on. NULL is a no-op. */
 KV_API void kvbm_pin_release(struct kvbm_pin *pin);
@@ -225,7 +230,8 @@ struct kvbm_job {
 };
 
 /** Queue the copy; a load begins when its pin has nothing PENDING. The job holds the pin. Returns its id > 0;
- * -EAGAIN (max_jobs), -EINVAL, -ENOTSUP, -ENOMEM. */
+ * -EAGAIN (max_jobs), -EBUSY (another store job has the pin), -EINVAL, -ENOMEM, -ESHUTDOWN (being destroyed).
+ * What the copy itself is refused for (-ENOTSUP, -EINVAL: block numbers) is the job's status. */
 KV_API int64_t kvbm_manager_submit(struct kvbm_manager *manager, const struct kvbm_job *job);
 /** Copies not begun are left out. Returns 0 or -ENOENT. */
 KV_API int kvbm_manager_cancel(struct kvbm_manager *manager, uint64_t id);
@@ -242,7 +248,7 @@ KV_API int kvbm_manager_wait(struct kvbm_manager *manager, uint64_t id, uint32_t
 /**
  * Queue registered blocks of a cache's pool to go down, higher @priority first, then older. The queue holds
  * weak references: what is evicted meanwhile was not kept. Returns how many were queued (the rest is
- * dropped, counted); -EINVAL without a pool.
+ * dropped, counted); -EINVAL without a pool; -ENOTSUP for a cache of some of the heads.
  */
 KV_API long kvbm_manager_offload(struct kvbm_cache *cache, const struct kvbm_immutable *blocks,
                                  size_t n, int32_t priority);

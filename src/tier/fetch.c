@@ -124,12 +124,11 @@ static void source_released(struct kvbm_pin *pin, struct kvbm_item *item)
     item->source = (struct kvbm_handle){0};
 }
 
-/* Its bytes are in its host block. */
-static void arrived(struct kvbm_pin *pin, uint32_t i, enum kv_tier tier)
+/* Its bytes are in its host block. False: they can't be what the caller says, and it is MISS. */
+static bool becomes_held(struct kvbm_pin *pin, uint32_t i)
 {
     struct kvbm_manager *m = pin->manager;
     struct kvbm_item *item = &pin->items[i];
-    struct kvbm_chain chain = kvbm_pin_chain(pin, i);
 
     if (kvbm_staging(m)) {
         item->state = ITEM_STAGED;
@@ -144,6 +143,22 @@ static void arrived(struct kvbm_pin *pin, uint32_t i, enum kv_tier tier)
         kvbm_pin_register(pin, i, 1);
     }
     source_released(pin, item);
+    return item->state != ITEM_MISS;
+}
+
+static void arrived(struct kvbm_pin *pin, uint32_t i, enum kv_tier tier)
+{
+    struct kvbm_manager *m = pin->manager;
+    struct kvbm_item *item = &pin->items[i];
+    struct kvbm_chain chain = kvbm_pin_chain(pin, i);
+
+    kvbm_stats_of(m, tier)->blocks_out++;
+    kvbm_stats_of(m, tier)->bytes_out += m->block_bytes;
+    item->tried |= (uint8_t)(1u << tier);
+    if (!becomes_held(pin, i)) { /* not again: it would be got and refused for ever */
+        pin->object_missed |= tier == KV_TIER_EXTERNAL;
+        return;
+    }
     if (tier == KV_TIER_EXTERNAL) {
         kvbm_object_present(m, &chain);
         if (item->state == ITEM_HELD)
@@ -153,8 +168,6 @@ static void arrived(struct kvbm_pin *pin, uint32_t i, enum kv_tier tier)
     m->stats.host.blocks_in++;
     m->stats.host.bytes_in += m->block_bytes;
     kvbm_stats_of(m, tier)->hits++;
-    kvbm_stats_of(m, tier)->blocks_out++;
-    kvbm_stats_of(m, tier)->bytes_out += m->block_bytes;
 }
 
 static void not_there(struct kvbm_pin *pin, uint32_t i, enum kv_tier tier, int why)
@@ -188,6 +201,7 @@ static void count_latency(struct kvbm_manager *m, const struct kvbm_fetch *fetch
     while (bucket < 23 && us >> bucket)
         bucket++;
     kvbm_stats_of(m, fetch->tier)->latency_us[bucket]++;
+    kvbm_stats_of(m, fetch->tier)->latency_sum_us += us;
 }
 
 static void end(struct kvbm_fetch *fetch, int all)
@@ -335,7 +349,7 @@ static void from_object(struct kvbm_pin *pin)
 
 void kvbm_fetch_start(struct kvbm_pin *pin)
 {
-    if (pin->no_fetch || pin->store)
+    if (pin->no_fetch || pin->store || pin->manager->mover_ends)
         return;
     for (uint32_t i = 0; i < pin->n; i++) {
         if (pin->items[i].state == ITEM_MISS)

@@ -43,8 +43,9 @@ static void finish(struct kvbm_job_ *job)
         job->next = NULL;
         *m->done_tail = job;
         m->done_tail = &job->next;
-        m->n_done++;
-        kv_wake_signal(&m->done_wake);
+        m->n_done += !job->own;
+        if (!job->own)
+            kv_wake_signal(&m->done_wake);
     }
     pthread_cond_broadcast(&m->changed);
 }
@@ -62,14 +63,22 @@ static void set_bit(uint8_t *bits, uint32_t i)
     bits[i / 8] |= (uint8_t)(1u << (i % 8));
 }
 
+/* What was copied (@through is told of its way down) is whole, but for other caches' heads. */
+static void commit(struct kvbm_job_ *job, struct kvbm_job_ *through)
+{
+    job->pin->n_copying--;
+    if (!job->cache->partial)
+        kvbm_pin_commit_locked(job->pin, job->ok, through);
+}
+
 /* What was copied, by pair, becomes what is there, by key. */
 static void tell_ok(struct kvbm_job_ *job)
 {
     struct kvbm_pin *pin = job->pin;
 
     for (uint32_t i = 0; job->user_ok && i < pin->n; i++) {
-        bool there =
-            pin->store ? pin->items[i].state >= ITEM_STAGED : job->ok[i / 8] >> (i % 8) & 1;
+        bool there = pin->store && !job->cache->partial ? pin->items[i].state >= ITEM_STAGED
+                                                        : job->ok[i / 8] >> (i % 8) & 1;
 
         job->user_ok[i / 8] &= (uint8_t) ~(1u << (i % 8));
         if (there)
@@ -82,10 +91,8 @@ static void job_over(struct kvbm_manager *m, struct kvbm_note *note)
     struct kvbm_job_ *job = (struct kvbm_job_ *)note;
 
     m->running--;
-    if (job->pin->store) {
-        job->pin->n_copying--;
-        kvbm_pin_commit_locked(job->pin, job->ok, NULL); /* nothing is: blocks are given back */
-    }
+    if (job->pin->store)
+        commit(job, NULL); /* nothing was: blocks are given back */
     tell_ok(job);
     finish(job);
     kvbm_offload_pump(m);
@@ -134,8 +141,7 @@ static void copied(struct kvbm_manager *m, struct kvbm_note *note)
     if (pin->store) {
         stats->blocks_out += job->done.n_ok;
         stats->bytes_out += bytes;
-        pin->n_copying--;
-        kvbm_pin_commit_locked(pin, job->ok, m->opts.object_write_through ? job : NULL);
+        commit(job, m->opts.object_write_through ? job : NULL);
     } else {
         stats->blocks_in += job->done.n_ok;
         stats->bytes_in += bytes;
@@ -234,6 +240,7 @@ void kvbm_job_start(struct kvbm_job_ *job)
     if (id == -EAGAIN) {
         job->next_wait = m->stalled;
         m->stalled = job;
+        pthread_cond_signal(&m->work); /* so that the mover waits for a moment only */
     } else {
         over(job, (int)id);
     }
@@ -283,7 +290,7 @@ static struct kvbm_job_ *job_new(const struct kvbm_job *in)
 }
 
 int64_t kvbm_job_submit(struct kvbm_manager *m, const struct kvbm_job *in,
-                        struct kvbm_immutable *sources)
+                        struct kvbm_immutable *sources, bool own)
 {
     struct kvbm_job_ *job;
 
@@ -297,6 +304,7 @@ int64_t kvbm_job_submit(struct kvbm_manager *m, const struct kvbm_job *in,
     if (!job)
         return -ENOMEM;
     job->sources = sources;
+    job->own = own;
     job->done.id = ++m->next_id;
     job->next = m->jobs;
     m->jobs = job;
@@ -328,7 +336,7 @@ int64_t kvbm_manager_submit(struct kvbm_manager *m, const struct kvbm_job *in)
         (job.pin->n && !job.blocks) || (job.pin->store && (job.first_layer || job.n_layers)))
         return -EINVAL;
     kvbm_manager_enter(m);
-    id = kvbm_job_submit(m, &job, NULL);
+    id = kvbm_job_submit(m, &job, NULL, false);
     kvbm_manager_leave(m);
     return id;
 }
@@ -369,12 +377,12 @@ int kvbm_manager_cancel(struct kvbm_manager *m, uint64_t id)
     return rc;
 }
 
-/* Out of the list of those that are done: @id, or (0) the first. */
+/* Out of the list of those that are done: @id, or (0) the first that isn't our own. */
 static struct kvbm_job_ *take_done(struct kvbm_manager *m, uint64_t id)
 {
     struct kvbm_job_ **at = &m->done, *job;
 
-    while (*at && id && (*at)->done.id != id)
+    while (*at && (id ? (*at)->done.id != id : (*at)->own))
         at = &(*at)->next;
     job = *at;
     if (!job)
@@ -382,7 +390,7 @@ static struct kvbm_job_ *take_done(struct kvbm_manager *m, uint64_t id)
     *at = job->next;
     if (!*at)
         m->done_tail = at;
-    if (--m->n_done == 0)
+    if (!job->own && --m->n_done == 0)
         kv_wake_clear(&m->done_wake);
     return job;
 }
@@ -399,6 +407,8 @@ long kvbm_manager_poll(struct kvbm_manager *m, struct kvbm_done *ret, size_t max
         ret[rc++] = job->done;
         free(job);
     }
+    if (rc) /* there may be room for a job of offload's */
+        kvbm_offload_pump(m);
     kvbm_manager_leave(m);
     return rc;
 }
@@ -438,6 +448,8 @@ int kvbm_manager_wait(struct kvbm_manager *m, uint64_t id, uint32_t timeout_ms,
     }
     if (job && ret)
         *ret = job->done;
+    if (job)
+        kvbm_offload_pump(m);
     kvbm_manager_leave(m);
     free(job);
     return job ? 0 : rc;

@@ -88,7 +88,7 @@ static void *mover(void *arg)
     struct kvbm_manager *m = arg;
 
     kvbm_manager_enter(m);
-    while (!m->mover_ends || m->inbox || m->running) {
+    while (!m->mover_ends || m->inbox || m->running || m->stalled) {
         struct kvbm_note *note = m->inbox, *next;
 
         if (!note) {
@@ -336,6 +336,7 @@ static int open_all(struct kvbm_manager *m)
     const struct kvbm_engine_opts engine = {.size = sizeof(engine),
                                             .n_threads = m->opts.copy_threads,
                                             .max_jobs = m->opts.max_jobs,
+                                            .max_blocks = KVBM_MAX_PIN, /* no job is too large */
                                             .io = m->opts.io,
                                             .io_depth = m->opts.io_depth};
     int rc = kvbm_registry_create(&registry, &m->registry);
@@ -524,10 +525,15 @@ int kvbm_manager_destroy(struct kvbm_manager *m, uint32_t timeout_ms)
     }
     wind_down(m, deadline);
     kvbm_manager_leave(m);
-    pthread_join(m->mover, NULL);
+    if (m->mover_runs)
+        pthread_join(m->mover, NULL);
+    m->mover_runs = false;
     if (is_held(m->host, 0) || is_held(m->disk, m->n_quarantine) || is_held(m->object, 0)) {
+        kvbm_manager_enter(m);
         m->mover_ends = m->stopping = false;
         rc = kv_thread_start(&m->mover, "kvbm-mover", mover, m);
+        m->mover_runs = rc == 0;
+        kvbm_manager_leave(m);
         return rc < 0 ? rc : -EBUSY;
     }
     while (m->caches)
@@ -578,7 +584,7 @@ static const char *what_differs(const struct kvbm_layout_config *host,
     if (cache->inner_dim / cache->num_heads != host->inner_dim / host->num_heads)
         return "head_dim differs";
     if (n_heads > cache->num_heads ||
-        first_head + (n_heads ? n_heads : cache->num_heads) > host->num_heads)
+        (uint64_t)first_head + (n_heads ? n_heads : cache->num_heads) > host->num_heads)
         return "heads beyond the host tier's";
     return NULL;
 }
@@ -605,6 +611,8 @@ int kvbm_manager_attach(struct kvbm_manager *m, const struct kvbm_cache_opts *op
     if (!cache->n_heads && kvbm_layout_get_config(opts->layout)->num_heads !=
                                kvbm_layout_get_config(m->layout)->num_heads)
         cache->n_heads = kvbm_layout_get_config(opts->layout)->num_heads;
+    cache->partial =
+        cache->n_heads && cache->n_heads != kvbm_layout_get_config(m->layout)->num_heads;
     wrong = what_differs(kvbm_layout_get_config(m->layout), kvbm_layout_get_config(cache->layout),
                          cache->n_heads, cache->first_head);
     if (!wrong && cache->pool && cache->pool->registry != m->registry)

@@ -29,6 +29,7 @@
 #include "tier/object.h"
 #include "tier/set.h"
 
+#define KVBM_MAX_PIN (1u << 20) /* keys */
 #define KVBM_BATCH 32 /* blocks of one fetch or move */
 #define KVBM_ABSENT 4096
 #define KVBM_ABSENT_NS (2 * KV_NS_PER_S) /* so long "isn't there" of the object store is believed */
@@ -107,6 +108,7 @@ struct kvbm_job_ {
     uint64_t engine_id; /* of the copy; 0: not begun */
     uint64_t submit_ns;
     bool cancelled, copied, waits; /* waits: for its pin, in the pin's list */
+    bool own;                      /* waited for by us: poll doesn't tell of it */
     struct kvbm_immutable
         *sources; /* [n] of the cache's pool, held: the job is offload's own, not polled */
     uint32_t first_layer, n_layers;
@@ -128,6 +130,7 @@ struct kvbm_cache {
     const struct kvbm_layout *layout;
     struct kvbm_pool *pool;
     uint32_t first_head, n_heads;
+    bool partial; /* some of the heads: a store through it doesn't make blocks whole */
     uint32_t n_jobs; /* and entries that wait to be offloaded */
 };
 
@@ -308,9 +311,10 @@ void kvbm_fetch_cancel(struct kvbm_pin *pin);
 void kvbm_job_start(struct kvbm_job_ *job);
 /** One of its blocks has arrived in the object store, or was given up. */
 void kvbm_job_through(struct kvbm_job_ *job, bool arrived);
-/** A job whose pin's blocks come from @sources (the job's from here on, may be NULL). Its id or an error. */
+/** A job whose pin's blocks come from @sources (the job's from here on, may be NULL). @own: only kvbm_manager_wait
+ * takes it. Its id or an error. */
 int64_t kvbm_job_submit(struct kvbm_manager *m, const struct kvbm_job *job,
-                        struct kvbm_immutable *sources);
+                        struct kvbm_immutable *sources, bool own);
 /** Those that the engine had no room for. */
 void kvbm_job_retry(struct kvbm_manager *m);
 
@@ -326,9 +330,11 @@ int kvbm_queue_push(struct kvbm_manager *m, enum kv_tier to, struct kvbm_down do
 bool kvbm_offload_idle(const struct kvbm_manager *m);
 
 /* where.c */
-/** The object store has (or hasn't: @sure, or for the moment) this key. */
-void kvbm_object_present(struct kvbm_manager *m, const struct kvbm_chain *chain);
+/** The object store has (or hasn't: @sure, or for the moment) this key. False: it can't be remembered. */
+bool kvbm_object_present(struct kvbm_manager *m, const struct kvbm_chain *chain);
 void kvbm_object_absent(struct kvbm_manager *m, uint32_t group, const void *key, bool sure);
+/** It has come there: what was said of its absence is over. */
+void kvbm_object_not_absent(struct kvbm_manager *m, uint32_t group, const void *key);
 bool kvbm_object_known_absent(const struct kvbm_manager *m, uint64_t hash);
 
 #endif

@@ -93,7 +93,7 @@ static void down_ended(struct kvbm_manager *m, struct kvbm_down *down, bool arri
 int kvbm_queue_push(struct kvbm_manager *m, enum kv_tier to, struct kvbm_down down)
 {
     struct kvbm_queue *q = &m->down[to];
-    int rc = q->n == q->capacity ? queue_grow(m, q) : 0;
+    int rc = m->mover_ends ? -ESHUTDOWN : q->n == q->capacity ? queue_grow(m, q) : 0;
 
     if (!down.number)
         down.number = ++m->next_number;
@@ -152,6 +152,8 @@ long kvbm_manager_offload(struct kvbm_cache *cache, const struct kvbm_immutable 
         return queued;
     if (!cache->pool || (n && !blocks))
         return -EINVAL;
+    if (cache->partial)
+        return -ENOTSUP;
     kvbm_manager_enter(m);
     for (size_t i = 0; i < n; i++) {
         struct kvbm_down down = {.priority = priority, .cache = cache};
@@ -330,6 +332,8 @@ static void becomes_findable(struct kvbm_manager *m, struct kvbm_move *move, uin
         kvbm_stats_of(m, move->to)->failed++;
     }
     kvbm_immutable_release(&held);
+    if (move->to == KV_TIER_EXTERNAL)
+        kvbm_object_not_absent(m, info->group, info->key);
 }
 
 static void one_ended(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k, int status)
@@ -370,6 +374,14 @@ static void move_done(struct kvbm_manager *m, struct kvbm_note *note)
     pthread_cond_broadcast(&m->changed);
 }
 
+/* The mover tries again when something ends or a moment has passed, and has to know that. */
+static void stall(struct kvbm_manager *m, struct kvbm_queue *q, bool stalled)
+{
+    q->stalled = stalled;
+    if (stalled)
+        pthread_cond_signal(&m->work);
+}
+
 static void launch(struct kvbm_manager *m, struct kvbm_move *move)
 {
     struct kvbm_queue *q = &m->down[move->to];
@@ -382,7 +394,7 @@ static void launch(struct kvbm_manager *m, struct kvbm_move *move)
         m->moves = move;
         return;
     }
-    q->stalled = rc == -EAGAIN;
+    stall(m, q, rc == -EAGAIN);
     for (uint32_t k = 0; k < move->n; k++) {
         kvbm_mutable_release(&move->target[k]);
         kvbm_immutable_release(&move->like[k]);
@@ -402,7 +414,7 @@ static void move_some(struct kvbm_manager *m, enum kv_tier to)
     struct kvbm_move *move = calloc(1, sizeof(*move));
 
     if (!move) {
-        q->stalled = true;
+        stall(m, q, true);
         return;
     }
     move->manager = m;
@@ -504,7 +516,7 @@ static int store_run(struct kvbm_manager *m, struct run *run)
         memcpy(sources, run->sources, run->n * sizeof(*sources));
         kvbm_pin_reserve(pin);
         job.pin = pin;
-        rc = kvbm_job_submit(m, &job, sources);
+        rc = kvbm_job_submit(m, &job, sources, false);
         kvbm_pin_put(pin); /* the job has it */
     }
     if (rc < 0)
@@ -539,14 +551,17 @@ static bool may_move(const struct kvbm_manager *m, enum kv_tier to)
     return to != KV_TIER_HOST || m->n_jobs + m->n_done < m->opts.max_jobs;
 }
 
+/* The host's queue comes last: what is dropped from the others ends jobs, which it may have waited for. */
 void kvbm_offload_pump(struct kvbm_manager *m)
 {
-    while (may_move(m, KV_TIER_HOST))
-        store_some(m);
     while (may_move(m, KV_TIER_DISK))
         move_some(m, KV_TIER_DISK);
     while (may_move(m, KV_TIER_EXTERNAL))
         move_some(m, KV_TIER_EXTERNAL);
+    while (may_move(m, KV_TIER_HOST))
+        store_some(m);
+    if (kvbm_offload_idle(m)) /* by dropping, perhaps: nothing else tells drain */
+        pthread_cond_broadcast(&m->changed);
 }
 
 bool kvbm_offload_idle(const struct kvbm_manager *m)

@@ -46,9 +46,12 @@ static int load(struct onboard *o)
                                  .blocks = o->blocks,
                                  .deadline_ns = o->deadline_ns,
                                  .ok = o->ok};
-    int64_t id = kvbm_manager_submit(m, &job);
+    int64_t id;
     int rc;
 
+    kvbm_manager_enter(m);
+    id = kvbm_job_submit(m, &job, NULL, true);
+    kvbm_manager_leave(m);
     if (id < 0)
         return (int)id;
     rc = kvbm_manager_wait(m, (uint64_t)id, ms_left(o), NULL);

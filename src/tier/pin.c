@@ -5,7 +5,6 @@
 
 #include "tier/manager.h"
 
-#define MAX_KEYS (1u << 20)
 #define LOOK 64 /* keys looked up at a time */
 
 int kvbm_pin_new(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n, bool store,
@@ -15,7 +14,7 @@ int kvbm_pin_new(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t 
     struct kvbm_pin *pin;
 
     if (!chain || chain->size < offsetof(struct kvbm_chain, tokens) || (n && !chain->keys) ||
-        n > MAX_KEYS || chain->group >= KVBM_MAX_GROUPS || !chain->parent != !chain->position ||
+        n > KVBM_MAX_PIN || chain->group >= KVBM_MAX_GROUPS || !chain->parent != !chain->position ||
         n > UINT32_MAX - chain->position)
         return -EINVAL;
     if (kvbm_set_reserve(&m->pending, n) < 0)
@@ -140,12 +139,14 @@ void kvbm_pin_look(struct kvbm_pin *pin)
             kvbm_pool_match(m->host, pin->group, kvbm_pin_key(pin, i), 1, 0, &held) == 1) {
             item->host = held.handle;
             item->state = ITEM_HELD;
+            item->found = true;
+            m->stats.host.hits++;
         } else {
             item->state = ITEM_MISS;
             missed = true;
         }
     }
-    if (missed && !pin->released)
+    if (missed && (!pin->released || pin->jobs))
         kvbm_fetch_start(pin);
     kvbm_pin_settle(pin);
 }

@@ -28,21 +28,32 @@ void kvbm_object_absent(struct kvbm_manager *m, uint32_t group, const void *key,
     m->absent[hash % KVBM_ABSENT].until_ns = kv_now_ns() + KVBM_ABSENT_NS;
 }
 
-void kvbm_object_present(struct kvbm_manager *m, const struct kvbm_chain *chain)
+void kvbm_object_not_absent(struct kvbm_manager *m, uint32_t group, const void *key)
+{
+    uint64_t hash = kvbm_key_hash(m, group, key);
+
+    if (m->absent[hash % KVBM_ABSENT].hash == hash)
+        m->absent[hash % KVBM_ABSENT].until_ns = 0;
+}
+
+bool kvbm_object_present(struct kvbm_manager *m, const struct kvbm_chain *chain)
 {
     struct kvbm_mutable block;
     struct kvbm_complete complete;
     struct kvbm_immutable held;
 
-    if (kvbm_pool_touch(m->object, chain->group, chain->keys, 1) == 1 ||
-        kvbm_take_blocks(m->object, &block, 1) == 0)
-        return;
+    kvbm_object_not_absent(m, chain->group, chain->keys);
+    if (kvbm_pool_touch(m->object, chain->group, chain->keys, 1) == 1)
+        return true;
+    if (kvbm_take_blocks(m->object, &block, 1) == 0)
+        return false;
     if (kvbm_pool_complete(m->object, &block, 1, chain, &complete) < 0) {
         kvbm_mutable_release(&block); /* its position was said to be another: not remembered */
-        return;
+        return false;
     }
     kvbm_pool_register(m->object, &complete, 1, &held);
     kvbm_immutable_release(&held);
+    return true;
 }
 
 /* ---- asking ---- */
@@ -61,9 +72,8 @@ static void asked(struct kvbm_manager *m, struct kvbm_note *note)
                                    .position = ask->position + i};
 
         kvbm_set_drop(&m->asked, kvbm_key_hash(m, ask->group, key));
-        if (ask->ios[i].status == 0)
-            kvbm_object_present(m, &chain);
-        else /* not there, or not to be had: for a moment it is a miss */
+        /* Not there, not to be had, or not remembered: for a moment it is a miss, not asked for for ever. */
+        if (ask->ios[i].status || !kvbm_object_present(m, &chain))
             kvbm_object_absent(m, ask->group, key, ask->ios[i].status == -ENOENT);
     }
     free(ask);

@@ -1,0 +1,393 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What callers do at the edges: keys at other positions, pins let go early, jobs nobody polls, parts of heads. */
+// clang-format off
+#include <stdarg.h>
+#include <setjmp.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+// clang-format on
+
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "manager_world.h"
+
+static void forget_host(struct world *w)
+{
+    assert_int_equal(kvbm_manager_drain(w->m, 30000), 0);
+    kvbm_pool_reset_inactive(kvbm_manager_pool(w->m, KV_TIER_HOST));
+}
+
+static uint8_t where_in_the_end(struct world *w, uint64_t first, uint32_t i)
+{
+    uint8_t at;
+
+    for (int tries = 0; (at = world_where(w, first, i)) == KVBM_PENDING && tries < 500; tries++)
+        usleep(10000);
+    return at;
+}
+
+/* ---- a key at another position than it was stored with: a miss, not an endless fetch ---- */
+
+static void test_fetched_at_another_position(void **state)
+{
+    uint64_t keys[2] = {1001, 1001}; /* it is the second of its sequence; and here it is twice */
+    struct kvbm_chain chain = world_chain(keys);
+    struct kvbm_pin *pin;
+    uint8_t at[2];
+    struct world w;
+
+    (void)state;
+    world_init(&w, 12);
+    w.opts.object = w.object;
+    world_start(&w);
+    world_attach(&w, false);
+    assert_int_equal(world_store(&w, 1000, 4), 4);
+    forget_host(&w);
+    assert_true(kvbm_manager_prepare_load(w.m, &chain, 2, NULL, &pin) >= 0);
+    assert_int_equal(kvbm_pin_wait(pin, 10000), 0);
+    assert_int_equal(kvbm_pin_state(pin, at), 0);
+    assert_int_equal(at[0], KVBM_MISS);
+    kvbm_pin_release(pin);
+    assert_int_equal(world_stats(&w).host.blocks_in, 4);
+    assert_int_equal(world_load(&w, 1000, 4), 4);
+    world_fini(&w);
+}
+
+/* The object store says yes, but that can't be remembered: the caller isn't told to ask again for ever. */
+static void test_asked_at_another_position(void **state)
+{
+    uint64_t key = 1001;
+    struct kvbm_chain chain = world_chain(&key);
+    struct kvbm_mutable block;
+    struct kvbm_complete complete;
+    struct kvbm_immutable held;
+    struct world w;
+
+    (void)state;
+    world_init(&w, 12);
+    w.opts.object = w.object;
+    world_start(&w);
+    world_attach(&w, false);
+    assert_int_equal(world_store(&w, 1000, 4), 4);
+    assert_int_equal(kvbm_manager_drain(w.m, 30000), 0);
+    world_stop(&w);
+    world_start(&w);
+    world_attach(&w, true);
+    assert_int_equal(kvbm_pool_allocate(w.pool, 1, &block, NULL), 0);
+    assert_int_equal(kvbm_pool_complete(w.pool, &block, 1, &chain, &complete), 0);
+    assert_int_equal(kvbm_pool_register(w.pool, &complete, 1, &held), 0);
+    assert_int_equal(where_in_the_end(&w, 1000, 0), KVBM_REMOTE);
+    assert_int_equal(where_in_the_end(&w, 1000, 1), KVBM_MISS);
+    kvbm_immutable_release(&held);
+    world_fini(&w);
+}
+
+/* "Isn't there" is believed for a moment, but not when the block has come there since. */
+static void test_stored_after_a_miss(void **state)
+{
+    struct world w;
+
+    (void)state;
+    world_init(&w, 12);
+    w.opts.object = w.object;
+    world_start(&w);
+    world_attach(&w, false);
+    assert_int_equal(where_in_the_end(&w, 1000, 3), KVBM_MISS);
+    assert_int_equal(world_store(&w, 1000, 4), 4);
+    forget_host(&w);
+    assert_int_equal(world_where(&w, 1000, 3), KVBM_REMOTE);
+    assert_int_equal(world_load(&w, 1000, 4), 4);
+    world_fini(&w);
+}
+
+/* ---- a job whose pin was let go, and whose blocks somebody else didn't bring, fetches them itself ---- */
+
+static void test_waits_for_nothing(void **state)
+{
+    uint64_t keys[4];
+    uint32_t blocks[4] = {0, 1, 2, 3};
+    struct kvbm_chain chain = world_chain(keys);
+    struct kvbm_job job = {.size = sizeof(job), .blocks = blocks};
+    struct kvbm_pin *store;
+    struct kvbm_done done;
+    struct world w;
+    int64_t id;
+
+    (void)state;
+    world_init(&w, 12);
+    w.opts.disk = w.disk;
+    w.opts.disk_bytes = 100u * HOST_STRIDE;
+    world_start(&w);
+    world_attach(&w, false);
+    world_keys(1000, keys, 4);
+    assert_int_equal(world_store(&w, 1000, 4), 4);
+    forget_host(&w);
+    assert_int_equal(kvbm_manager_prepare_store(w.m, &chain, 4, &store), 4);
+    assert_int_equal(kvbm_manager_prepare_load(w.m, &chain, 4, NULL, &job.pin), 4);
+    job.cache = w.cache;
+    id = kvbm_manager_submit(w.m, &job);
+    assert_true(id > 0);
+    kvbm_pin_release(job.pin);
+    world_wipe(&w);
+    kvbm_pin_release(store); /* nothing was written */
+    assert_int_equal(kvbm_manager_wait(w.m, (uint64_t)id, 30000, &done), 0);
+    assert_int_equal(done.status, 0);
+    assert_int_equal(done.n_ok, 4);
+    for (uint32_t i = 0; i < 4; i++)
+        assert_true(world_holds(&w, i, keys[i]));
+    world_fini(&w);
+}
+
+/* ---- jobs ---- */
+
+static void registered(struct world *w, uint64_t *keys, uint32_t n, struct kvbm_immutable *held)
+{
+    struct kvbm_chain chain = world_chain(keys);
+    struct kvbm_mutable blocks[CACHE_BLOCKS];
+    struct kvbm_complete complete[CACHE_BLOCKS];
+
+    assert_int_equal(kvbm_pool_allocate(w->pool, n, blocks, NULL), 0);
+    for (uint32_t i = 0; i < n; i++)
+        world_fill(w, blocks[i].handle.block, keys[i]);
+    assert_int_equal(kvbm_pool_complete(w->pool, blocks, n, &chain, complete), 0);
+    assert_int_equal(kvbm_pool_register(w->pool, complete, n, held), 0);
+}
+
+/* Jobs that haven't been polled leave offloading no room; it goes on once they are. */
+static void test_offload_after_poll(void **state)
+{
+    uint64_t keys[4], more[4];
+    uint32_t blocks[4] = {8, 9, 10, 11};
+    struct kvbm_chain chain = world_chain(more);
+    struct kvbm_job job = {.size = sizeof(job), .blocks = blocks};
+    struct kvbm_immutable held[4];
+    struct kvbm_done done;
+
+    (void)state;
+    for (int way = 0; way < 2; way++) {
+        struct pollfd ready = {.events = POLLIN};
+        struct world w;
+        int64_t id;
+
+        world_init(&w, 32);
+        w.opts.max_jobs = 1;
+        world_start(&w);
+        world_attach(&w, true);
+        world_keys(100, keys, 4);
+        world_keys(200, more, 4);
+        registered(&w, keys, 4, held);
+        assert_int_equal(kvbm_manager_prepare_store(w.m, &chain, 4, &job.pin), 4);
+        job.cache = w.cache;
+        id = kvbm_manager_submit(w.m, &job);
+        assert_true(id > 0);
+        kvbm_pin_release(job.pin);
+        ready.fd = kvbm_manager_fd(w.m);
+        assert_int_equal(poll(&ready, 1, 30000), 1);
+        assert_int_equal(kvbm_manager_offload(w.cache, held, 4, 0), 4);
+        assert_int_equal(kvbm_manager_drain(w.m, 20), -ETIMEDOUT);
+        if (way == 0)
+            assert_int_equal(kvbm_manager_poll(w.m, &done, 1), 1);
+        else
+            assert_int_equal(kvbm_manager_wait(w.m, (uint64_t)id, 0, &done), 0);
+        assert_int_equal(kvbm_manager_drain(w.m, 10000), 0);
+        assert_int_equal(world_where(&w, 100, 3), KVBM_READY);
+        assert_int_equal(kvbm_pool_release(w.pool, held, 4), 0);
+        world_fini(&w);
+    }
+}
+
+struct poller {
+    struct world *w;
+    _Atomic bool stop;
+    _Atomic long polled;
+};
+
+static void *poll_all(void *arg)
+{
+    struct poller *poller = arg;
+    struct kvbm_done done[8];
+
+    while (!poller->stop)
+        poller->polled += kvbm_manager_poll(poller->w->m, done, 8);
+    return NULL;
+}
+
+/* An engine's thread polls while others onboard: what they wait for isn't taken from them. */
+static void test_onboard_beside_poll(void **state)
+{
+    uint64_t keys[8];
+    struct kvbm_chain chain = world_chain(keys);
+    struct kvbm_immutable held[8];
+    struct poller poller = {0};
+    struct world w;
+    pthread_t thread;
+
+    (void)state;
+    world_init(&w, 32);
+    world_start(&w);
+    world_attach(&w, true);
+    world_keys(100, keys, 8);
+    registered(&w, keys, 8, held);
+    assert_int_equal(kvbm_manager_offload(w.cache, held, 8, 0), 8);
+    assert_int_equal(kvbm_manager_drain(w.m, 30000), 0);
+    assert_int_equal(kvbm_pool_release(w.pool, held, 8), 0);
+    poller.w = &w;
+    assert_int_equal(pthread_create(&thread, NULL, poll_all, &poller), 0);
+    for (int i = 0; i < 300; i++) {
+        assert_int_equal(kvbm_pool_reset_inactive(w.pool), 8);
+        world_wipe(&w);
+        assert_int_equal(kvbm_manager_onboard(w.cache, &chain, 8, 30000, held), 8);
+        for (int k = 0; k < 8; k++)
+            assert_true(world_holds(&w, held[k].handle.block, keys[k]));
+        assert_int_equal(kvbm_pool_release(w.pool, held, 8), 0);
+    }
+    poller.stop = true;
+    pthread_join(thread, NULL);
+    assert_int_equal(poller.polled, 0);
+    world_fini(&w);
+}
+
+/* More blocks than the copy engine takes at a time by default. */
+static void test_large_job(void **state)
+{
+    enum { N = 65536 + 100 };
+    const struct kvbm_storage_opts storage = {
+        .size = sizeof(storage), .kind = KVBM_STORAGE_SYSTEM, .bytes = 1};
+    const struct kvbm_allocator allocator = kvbm_allocator_of(&storage);
+    struct kvbm_layout_config config = {.size = sizeof(config),
+                                        .kind = KVBM_FULLY_CONTIGUOUS,
+                                        .num_blocks = N,
+                                        .num_layers = 1,
+                                        .outer_dim = 1,
+                                        .page_size = 1,
+                                        .inner_dim = 8,
+                                        .dtype_width_bytes = 1};
+    struct kvbm_manager_opts opts = {
+        .size = sizeof(opts), .block = &config, .host_bytes = UINT64_C(4096) * N};
+    struct kvbm_cache_opts cache_opts = {.size = sizeof(cache_opts)};
+    uint64_t *keys = malloc(N * sizeof(*keys));
+    uint32_t *blocks = malloc(N * sizeof(*blocks));
+    struct kvbm_chain chain = world_chain(keys);
+    struct kvbm_job job = {.size = sizeof(job), .blocks = blocks};
+    struct kvbm_layout *layout;
+    struct kvbm_manager *m;
+    struct kvbm_done done;
+    int64_t id;
+
+    (void)state;
+    assert_int_equal(kvbm_layout_allocate(&config, &allocator, &layout), 0);
+    assert_int_equal(kvbm_manager_create(&opts, &m), 0);
+    cache_opts.layout = layout;
+    assert_int_equal(kvbm_manager_attach(m, &cache_opts, &job.cache), 0);
+    for (uint32_t i = 0; i < N; i++) {
+        keys[i] = i + 1;
+        blocks[i] = i;
+    }
+    assert_int_equal(kvbm_manager_prepare_store(m, &chain, N, &job.pin), N);
+    id = kvbm_manager_submit(m, &job);
+    assert_true(id > 0);
+    kvbm_pin_release(job.pin);
+    assert_int_equal(kvbm_manager_wait(m, (uint64_t)id, 60000, &done), 0);
+    assert_int_equal(done.n_ok, N);
+    assert_int_equal(kvbm_manager_destroy(m, 10000), 0);
+    kvbm_layout_destroy(layout);
+    free(keys);
+    free(blocks);
+}
+
+/* ---- caches of some of the heads ---- */
+
+static struct kvbm_layout *half_layout(const struct world *w)
+{
+    const struct kvbm_storage_opts storage = {
+        .size = sizeof(storage), .kind = KVBM_STORAGE_SYSTEM, .bytes = 1};
+    const struct kvbm_allocator allocator = kvbm_allocator_of(&storage);
+    struct kvbm_layout_config config = w->block;
+    struct kvbm_layout *layout;
+
+    config.num_heads = HEADS / 2;
+    config.inner_dim = HEADS / 2 * HEAD_DIM;
+    assert_int_equal(kvbm_layout_allocate(&config, &allocator, &layout), 0);
+    return layout;
+}
+
+/* What head @first on has of block 0 of a whole cache with the key. */
+static void fill_half(const struct kvbm_layout *layout, uint32_t first, uint64_t key)
+{
+    const uint32_t half = HEADS / 2 * HEAD_DIM;
+
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        for (uint32_t outer = 0; outer < 2; outer++) {
+            uint16_t *at = world_region(layout, 0, layer, outer);
+
+            for (uint32_t t = 0; t < PAGE; t++)
+                for (uint32_t i = 0; i < half; i++)
+                    at[t * half + i] = world_element(key, layer, outer,
+                                                     t * HEADS * HEAD_DIM + first * HEAD_DIM + i);
+        }
+    }
+}
+
+/* A block that has some of its heads isn't found before it has them all. */
+static void test_some_heads(void **state)
+{
+    struct kvbm_cache_opts opts = {.size = sizeof(opts), .n_heads = HEADS / 2};
+    uint64_t key = 100;
+    uint32_t block = 0;
+    struct kvbm_chain chain = world_chain(&key);
+    struct kvbm_job job = {.size = sizeof(job), .blocks = &block};
+    struct kvbm_layout *half;
+    struct kvbm_cache *cache;
+    struct kvbm_done done;
+    struct world w;
+
+    (void)state;
+    world_init(&w, 4);
+    world_start(&w);
+    world_attach(&w, false);
+    opts.layout = half = half_layout(&w);
+    opts.first_head = UINT32_MAX;
+    assert_int_equal(kvbm_manager_attach(w.m, &opts, &cache), -EINVAL);
+    assert_int_equal(kvbm_manager_prepare_store(w.m, &chain, 1, &job.pin), 1);
+    for (uint32_t first = 0; first < HEADS; first += HEADS / 2) {
+        int64_t id;
+        uint8_t ok = 0;
+
+        opts.first_head = first;
+        assert_int_equal(kvbm_manager_attach(w.m, &opts, &cache), 0);
+        fill_half(half, first, key);
+        job.cache = cache;
+        job.ok = &ok;
+        id = kvbm_manager_submit(w.m, &job);
+        assert_true(id > 0);
+        assert_int_equal(kvbm_manager_wait(w.m, (uint64_t)id, 30000, &done), 0);
+        assert_int_equal(done.n_ok, 1);
+        assert_int_equal(ok, 1);
+        assert_int_equal(world_where(&w, key, 0), KVBM_PENDING);
+        assert_int_equal(kvbm_manager_detach(cache), 0);
+    }
+    assert_int_equal(kvbm_pin_commit(job.pin, NULL), 1);
+    kvbm_pin_release(job.pin);
+    assert_int_equal(world_load(&w, key, 1), 1); /* and compares every byte */
+    kvbm_layout_destroy(half);
+    world_fini(&w);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_fetched_at_another_position),
+        cmocka_unit_test(test_asked_at_another_position),
+        cmocka_unit_test(test_stored_after_a_miss),
+        cmocka_unit_test(test_waits_for_nothing),
+        cmocka_unit_test(test_offload_after_poll),
+        cmocka_unit_test(test_onboard_beside_poll),
+        cmocka_unit_test(test_large_job),
+        cmocka_unit_test(test_some_heads),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
