@@ -18,7 +18,8 @@ static bool left_to_others(struct kvbm_pin *pin, uint32_t i)
     if (!kvbm_set_has(&pin->manager->pending, kvbm_pin_hash(pin, i)))
         return false;
     pin->items[i].state = ITEM_WAITS;
-    pin->n_waits++;
+    if (!pin->n_waits++ && pin->deadline_ns)
+        pthread_cond_signal(&pin->manager->work); /* the mover watches the deadline */
     return true;
 }
 

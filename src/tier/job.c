@@ -257,6 +257,32 @@ void kvbm_job_retry(struct kvbm_manager *m)
     }
 }
 
+static void take_waiting(struct kvbm_job_ **list, struct kvbm_job_ *job)
+{
+    while (*list && *list != job)
+        list = &(*list)->next_wait;
+    if (*list)
+        *list = job->next_wait;
+}
+
+uint64_t kvbm_job_late(struct kvbm_manager *m)
+{
+    uint64_t now = kv_now_ns(), next = UINT64_MAX;
+
+    for (struct kvbm_job_ *job = m->jobs; job; job = job->next) {
+        if (!job->waits || !job->deadline_ns)
+            continue;
+        if (job->deadline_ns > now) {
+            next = KV_MIN(next, job->deadline_ns);
+            continue;
+        }
+        take_waiting(&job->pin->jobs, job);
+        job->waits = false;
+        over(job, -ETIMEDOUT);
+    }
+    return next;
+}
+
 /* ---- callers ---- */
 
 static struct kvbm_job_ *job_new(const struct kvbm_job *in)
@@ -316,6 +342,8 @@ int64_t kvbm_job_submit(struct kvbm_manager *m, const struct kvbm_job *in,
         job->next_wait = in->pin->jobs;
         in->pin->jobs = job;
         job->waits = true;
+        if (job->deadline_ns)
+            pthread_cond_signal(&m->work); /* the mover watches it */
     } else {
         kvbm_job_start(job);
     }
@@ -339,14 +367,6 @@ int64_t kvbm_manager_submit(struct kvbm_manager *m, const struct kvbm_job *in)
     id = kvbm_job_submit(m, &job, NULL, false);
     kvbm_manager_leave(m);
     return id;
-}
-
-static void take_waiting(struct kvbm_job_ **list, struct kvbm_job_ *job)
-{
-    while (*list && *list != job)
-        list = &(*list)->next_wait;
-    if (*list)
-        *list = job->next_wait;
 }
 
 int kvbm_manager_cancel(struct kvbm_manager *m, uint64_t id)

@@ -72,15 +72,21 @@ static void try_again(struct kvbm_manager *m)
 
 static void wait_for_work(struct kvbm_manager *m)
 {
-    uint64_t deadline = kv_now_ns() + RETRY_NS;
-    struct timespec until = {(time_t)(deadline / KV_NS_PER_S), (long)(deadline % KV_NS_PER_S)};
+    bool again = stalled(m);
+    uint64_t deadline = KV_MIN(kvbm_pin_late(m), kvbm_job_late(m));
+    struct timespec until;
 
-    if (stalled(m)) {
-        if (pthread_cond_timedwait(&m->work, &m->lock, &until) == ETIMEDOUT)
-            try_again(m);
-    } else {
+    if (m->inbox) /* of those that were late */
+        return;
+    if (again)
+        deadline = KV_MIN(deadline, kv_now_ns() + RETRY_NS);
+    if (deadline == UINT64_MAX) {
         pthread_cond_wait(&m->work, &m->lock);
+        return;
     }
+    until = (struct timespec){(time_t)(deadline / KV_NS_PER_S), (long)(deadline % KV_NS_PER_S)};
+    if (pthread_cond_timedwait(&m->work, &m->lock, &until) == ETIMEDOUT && again)
+        try_again(m);
 }
 
 static void *mover(void *arg)

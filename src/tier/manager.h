@@ -30,7 +30,7 @@
 #include "tier/set.h"
 
 #define KVBM_MAX_PIN (1u << 20) /* keys */
-#define KVBM_BATCH 32 /* blocks of one fetch or move */
+#define KVBM_BATCH 32           /* blocks of one fetch or move */
 #define KVBM_ABSENT 4096
 #define KVBM_ABSENT_NS (2 * KV_NS_PER_S) /* so long "isn't there" of the object store is believed */
 
@@ -130,7 +130,7 @@ struct kvbm_cache {
     const struct kvbm_layout *layout;
     struct kvbm_pool *pool;
     uint32_t first_head, n_heads;
-    bool partial; /* some of the heads: a store through it doesn't make blocks whole */
+    bool partial;    /* some of the heads: a store through it doesn't make blocks whole */
     uint32_t n_jobs; /* and entries that wait to be offloaded */
 };
 
@@ -298,6 +298,8 @@ int kvbm_pin_new(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t 
 void kvbm_pin_put(struct kvbm_pin *pin);
 void kvbm_pin_look(struct kvbm_pin *pin); /* items that WAIT look again */
 void kvbm_pin_settle(struct kvbm_pin *pin);
+/** Those whose deadline has passed wait for others no longer. Returns the next deadline, or UINT64_MAX. */
+uint64_t kvbm_pin_late(struct kvbm_manager *m);
 long kvbm_pin_reserve(struct kvbm_pin *pin);
 /** The number of @n blocks to be had in @pool, at most @n, written to ret. */
 uint32_t kvbm_take_blocks(struct kvbm_pool *pool, struct kvbm_mutable *ret, uint32_t n);
@@ -315,6 +317,8 @@ void kvbm_job_through(struct kvbm_job_ *job, bool arrived);
  * takes it. Its id or an error. */
 int64_t kvbm_job_submit(struct kvbm_manager *m, const struct kvbm_job *job,
                         struct kvbm_immutable *sources, bool own);
+/** Those that wait for their pins at their deadline end. Returns the next deadline, or UINT64_MAX. */
+uint64_t kvbm_job_late(struct kvbm_manager *m);
 /** Those that the engine had no room for. */
 void kvbm_job_retry(struct kvbm_manager *m);
 

@@ -169,6 +169,27 @@ void kvbm_pin_settle(struct kvbm_pin *pin)
     pthread_cond_broadcast(&pin->manager->changed);
 }
 
+uint64_t kvbm_pin_late(struct kvbm_manager *m)
+{
+    uint64_t now = kv_now_ns(), next = UINT64_MAX;
+
+    for (struct kvbm_pin *pin = m->pins; pin; pin = pin->next) {
+        if (!pin->n_waits || !pin->deadline_ns)
+            continue;
+        if (pin->deadline_ns > now) {
+            next = KV_MIN(next, pin->deadline_ns);
+            continue;
+        }
+        for (uint32_t i = 0; i < pin->n; i++) {
+            if (pin->items[i].state == ITEM_WAITS)
+                pin->items[i].state = ITEM_MISS;
+        }
+        pin->n_waits = 0;
+        kvbm_pin_settle(pin);
+    }
+    return next;
+}
+
 static uint8_t where(const struct kvbm_pin *pin, const struct kvbm_item *item)
 {
     switch (item->state) {

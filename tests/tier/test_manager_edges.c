@@ -12,6 +12,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "base/clock.h"
 #include "manager_world.h"
 
 static void forget_host(struct world *w)
@@ -138,6 +139,48 @@ static void test_waits_for_nothing(void **state)
     assert_int_equal(done.n_ok, 4);
     for (uint32_t i = 0; i < 4; i++)
         assert_true(world_holds(&w, i, keys[i]));
+    world_fini(&w);
+}
+
+/* What others reserved and never write keeps nobody beyond his deadline: the pin's, or the job's. */
+static void test_deadline_of_waiting(void **state)
+{
+    uint64_t keys[4];
+    uint32_t blocks[4] = {0, 1, 2, 3};
+    struct kvbm_chain chain = world_chain(keys);
+    struct kvbm_pin *store;
+    struct world w;
+
+    (void)state;
+    world_init(&w, 12);
+    world_start(&w);
+    world_attach(&w, false);
+    world_keys(1000, keys, 4);
+    assert_int_equal(world_store(&w, 1000, 2), 2);
+    assert_int_equal(kvbm_manager_prepare_store(w.m, &chain, 4, &store), 2);
+    for (int way = 0; way < 2; way++) {
+        uint64_t deadline = kv_now_ns() + 50 * KV_NS_PER_MS;
+        struct kvbm_pin_opts opts = {.size = sizeof(opts), .deadline_ns = way ? 0 : deadline};
+        struct kvbm_job job = {.size = sizeof(job),
+                               .cache = w.cache,
+                               .blocks = blocks,
+                               .deadline_ns = way ? deadline : 0};
+        struct kvbm_done done;
+        int64_t id;
+
+        world_wipe(&w);
+        assert_int_equal(kvbm_manager_prepare_load(w.m, &chain, 4, &opts, &job.pin), 4);
+        usleep(way ? 0 : 10000); /* the mover sleeps */
+        id = kvbm_manager_submit(w.m, &job);
+        assert_true(id > 0);
+        assert_int_equal(kvbm_manager_wait(w.m, (uint64_t)id, 10000, &done), 0);
+        assert_true(kv_now_ns() >= deadline);
+        assert_int_equal(done.status, way ? -ETIMEDOUT : 0);
+        assert_int_equal(done.n_ok, way ? 0 : 2); /* what is there is there */
+        assert_int_equal(world_holds(&w, 1, keys[1]), !way);
+        kvbm_pin_release(job.pin);
+    }
+    kvbm_pin_release(store);
     world_fini(&w);
 }
 
@@ -383,6 +426,7 @@ int main(void)
         cmocka_unit_test(test_asked_at_another_position),
         cmocka_unit_test(test_stored_after_a_miss),
         cmocka_unit_test(test_waits_for_nothing),
+        cmocka_unit_test(test_deadline_of_waiting),
         cmocka_unit_test(test_offload_after_poll),
         cmocka_unit_test(test_onboard_beside_poll),
         cmocka_unit_test(test_large_job),
