@@ -113,7 +113,7 @@ void kvbm_offload_item(struct kvbm_pin *pin, uint32_t i, struct kvbm_job_ *throu
 {
     struct kvbm_manager *m = pin->manager;
     struct kvbm_item *item = &pin->items[i];
-    struct kvbm_block_info info = {.priority = KVBM_PRIORITY_DEFAULT};
+    struct kvbm_block_info info = {.priority = pin->retain};
 
     if (item->state == ITEM_HELD)
         kvbm_immutable_info((struct kvbm_immutable *)&item->host, &info);
@@ -437,6 +437,7 @@ struct run {
     struct kvbm_cache *cache;
     uint32_t n, group, position;
     bool has_parent;
+    uint8_t priority;
     struct kvbm_immutable sources[KVBM_BATCH];
     uint32_t blocks[KVBM_BATCH];
     uint8_t keys[(KVBM_BATCH + 1) * KVBM_MAX_KEY]; /* the parent's, theirs */
@@ -447,7 +448,7 @@ static bool continues(const struct kvbm_manager *m, const struct run *run,
                       const struct kvbm_down *down, const struct kvbm_block_info *info)
 {
     return down->cache == run->cache && info->group == run->group && info->has_parent &&
-           info->position == run->position + run->n &&
+           info->priority == run->priority && info->position == run->position + run->n &&
            !memcmp(info->parent, run->keys + (size_t)run->n * m->key_len, m->key_len);
 }
 
@@ -458,6 +459,7 @@ static void add_to_run(const struct kvbm_manager *m, struct run *run,
         run->group = info->group;
         run->position = info->position;
         run->has_parent = info->has_parent;
+        run->priority = info->priority;
         memcpy(run->keys, info->parent, m->key_len);
     }
     run->sources[run->n] = *block;
@@ -513,6 +515,7 @@ static int store_run(struct kvbm_manager *m, struct run *run)
         rc = kvbm_pin_new(m, &chain, run->n, true, &pin);
     if (rc == 0) {
         pin->released = true;
+        pin->retain = run->priority;
         memcpy(sources, run->sources, run->n * sizeof(*sources));
         kvbm_pin_reserve(pin);
         job.pin = pin;

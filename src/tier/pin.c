@@ -24,6 +24,7 @@ int kvbm_pin_new(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t 
         return -ENOMEM;
     pin->manager = m;
     pin->store = store;
+    pin->retain = KVBM_PRIORITY_DEFAULT;
     pin->refs = 1;
     pin->group = chain->group;
     pin->position = chain->position;
@@ -261,7 +262,7 @@ static bool wants_block(struct kvbm_pin *pin, uint32_t i, uint8_t tiers)
         pin->items[i].state = ITEM_WAITS;
         return false;
     }
-    return kvbm_policy_passes(m, KV_TIER_HOST, hash, KVBM_PRIORITY_DEFAULT);
+    return kvbm_policy_passes(m, KV_TIER_HOST, hash, pin->retain);
 }
 
 static uint32_t reserve(struct kvbm_pin *pin, const uint32_t *index, uint32_t n)
@@ -380,6 +381,8 @@ static long commit_run(struct kvbm_pin *pin, uint32_t i, uint32_t n, struct kvbm
             pin->items[k].state = ITEM_STAGED;
     } else {
         held = kvbm_pin_register(pin, i, n);
+        if (pin->retain != KVBM_PRIORITY_DEFAULT)
+            kvbm_pool_retain(m->host, pin->group, kvbm_pin_key(pin, i), n, pin->retain, 0);
     }
     m->stats.host.blocks_in += held;
     m->stats.host.bytes_in += held * m->block_bytes;

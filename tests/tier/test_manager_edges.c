@@ -242,6 +242,35 @@ static void test_offload_after_poll(void **state)
     }
 }
 
+/* What is retained in the cache's pool passes, and stays so on its way down. */
+static void test_priorities_go_down(void **state)
+{
+    uint64_t keys[8];
+    struct kvbm_immutable held[8];
+    struct world w;
+
+    (void)state;
+    world_init(&w, 32);
+    w.opts.disk = w.disk;
+    w.opts.disk_bytes = 100u * HOST_STRIDE;
+    w.opts.host_policy.min_priority = w.opts.disk_policy.min_priority = 60;
+    world_start(&w);
+    world_attach(&w, true);
+    world_keys(100, keys, 8);
+    registered(&w, keys, 8, held);
+    assert_int_equal(kvbm_pool_retain(w.pool, 0, keys, 4, 80, 0), 4);
+    assert_int_equal(kvbm_manager_offload(w.cache, held, 8, 0), 8);
+    assert_int_equal(kvbm_manager_drain(w.m, 30000), 0);
+    assert_int_equal(kvbm_pool_release(w.pool, held, 8), 0);
+    assert_int_equal(world_where(&w, 100, 3), KVBM_READY);
+    assert_int_equal(world_where(&w, 100, 4), KVBM_MISS);
+    assert_int_equal(world_stats(&w).host.filtered, 4);
+    forget_host(&w);
+    assert_int_equal(world_where(&w, 100, 3), KVBM_ON_DISK);
+    assert_int_equal(world_load(&w, 100, 8), 4);
+    world_fini(&w);
+}
+
 struct poller {
     struct world *w;
     _Atomic bool stop;
@@ -428,6 +457,7 @@ int main(void)
         cmocka_unit_test(test_waits_for_nothing),
         cmocka_unit_test(test_deadline_of_waiting),
         cmocka_unit_test(test_offload_after_poll),
+        cmocka_unit_test(test_priorities_go_down),
         cmocka_unit_test(test_onboard_beside_poll),
         cmocka_unit_test(test_large_job),
         cmocka_unit_test(test_some_heads),
