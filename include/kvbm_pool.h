@@ -151,7 +151,8 @@ KV_API int kvbm_pool_create(struct kvbm_registry *registry, const struct kvbm_po
 /**
  * Forget all blocks (removals are published) and free the pool. -EBUSY while handles are held: nothing
  * is done, and their blocks (the first 100) are logged, with where they were acquired last if that is tracked:
- * file(function+offset), for addr2line. NULL is a no-op. No other call may be on its way.
+ * file(function+offset), for addr2line. NULL is a no-op. No other call may be on its way, and weak handles of the pool,
+ * which hold nothing, may not be used any more.
  */
 KV_API int kvbm_pool_destroy(struct kvbm_pool *pool);
 
@@ -274,8 +275,9 @@ KV_API int kvbm_pool_register(struct kvbm_pool *pool, struct kvbm_complete *bloc
 
 /**
  * Reset to Registered for @n blocks that now hold the same bytes as the registered blocks @like of any pools
- * of the registry: what moving between tiers ends with. Each gets the key, parent and position of its like and its
- * retention priority (not the time when that ends); else as complete and register, without tokens in the events.
+ * of the registry: what moving between tiers ends with. Each gets the key, parent and position of its like, and the
+ * key, unless it has one here already, the like's retention priority (not the time when that ends); else as complete
+ * and register, without tokens in the events.
  * Consumes @blocks, all or none; @like stay held. -EXDEV: a like of another registry; -EINVAL also when the
  * pool doesn't serve a like's group.
  */

@@ -112,11 +112,6 @@ int kvbm_immutable_try_return(struct kvbm_immutable *block)
 
 /* ---- weak ---- */
 
-static uint32_t primary_of(const struct kvbm_pool *pool, uint32_t i)
-{
-    return pool->slots[i].flags & SLOT_DUPLICATE ? pool->slots[i].prev : i;
-}
-
 int kvbm_immutable_downgrade(const struct kvbm_immutable *block, struct kvbm_weak *ret)
 {
     int64_t i = block && ret ? lock_handle(&block->handle) : -EINVAL;
@@ -126,7 +121,7 @@ int kvbm_immutable_downgrade(const struct kvbm_immutable *block, struct kvbm_wea
     if (i < 0)
         return (int)i;
     pool = block->handle.pool;
-    primary = primary_of(pool, (uint32_t)i);
+    primary = kvbm_primary_of(pool, (uint32_t)i);
     ret->handle = (struct kvbm_handle){pool, primary - 1, pool->slots[primary].life};
     kvbm_unlock(pool->registry);
     return 0;
@@ -169,7 +164,7 @@ int kvbm_immutable_info(const struct kvbm_immutable *block, struct kvbm_block_in
     if (i < 0)
         return (int)i;
     pool = block->handle.pool;
-    primary = primary_of(pool, (uint32_t)i);
+    primary = kvbm_primary_of(pool, (uint32_t)i);
     kvbm_retain_expire_one(pool, primary);
     e = kvbm_slot_entry(pool, &pool->slots[i]);
     *ret = (struct kvbm_block_info){

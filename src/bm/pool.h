@@ -96,6 +96,12 @@ static inline struct kvbm_entry *kvbm_slot_entry(const struct kvbm_pool *pool,
     return kvbm_entry(pool->registry, slot->entry);
 }
 
+/** The block that is found under the key of slot @i, which is registered. */
+static inline uint32_t kvbm_primary_of(const struct kvbm_pool *pool, uint32_t i)
+{
+    return pool->slots[i].flags & SLOT_DUPLICATE ? pool->slots[i].prev : i;
+}
+
 static inline void kvbm_prefetch_slot(const struct kvbm_pool *pool, uint32_t i)
 {
     __builtin_prefetch(&pool->slots[i], 1);

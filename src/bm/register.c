@@ -297,24 +297,29 @@ static int check_like(const struct kvbm_pool *pool, const struct kvbm_immutable 
     return pool->groups >> kvbm_slot_entry(from, &from->slots[i])->group & 1 ? 0 : -EINVAL;
 }
 
+/* The priority of slot @i's key. What is over isn't handed on, for ever, and stands in nobody's way. */
+static uint8_t *priority_of(struct kvbm_pool *pool, uint32_t i)
+{
+    uint32_t primary = kvbm_primary_of(pool, i);
+
+    kvbm_retain_expire_one(pool, primary);
+    return &pool->slots[primary].priority;
+}
+
 static uint32_t adopt_one(struct kvbm_pool *pool, uint32_t i, const struct kvbm_immutable *like)
 {
     struct kvbm_pool *from = like->handle.pool;
-    uint32_t block = like->handle.block + 1;
-    const struct kvbm_slot *source = &from->slots[block];
-    uint32_t first = source->flags & SLOT_DUPLICATE ? source->prev : block, primary;
-    uint8_t priority;
+    uint32_t source = like->handle.block + 1, entry = from->slots[source].entry, slot;
+    uint8_t *priority;
 
-    kvbm_retain_expire_one(from, first); /* what is over isn't handed on, for ever */
-    priority = from->slots[first].priority;
-    kvbm_entry_get(pool->registry, source->entry, 0,
-                   0); /* it has one already: parent and position stay */
-    pool->slots[i].entry = source->entry;
+    kvbm_entry_get(pool->registry, entry, 0, 0); /* it has one already: parent and position stay */
+    pool->slots[i].entry = entry;
     becomes_complete(pool, i);
-    primary = register_one(pool, i);
-    if (pool->slots[primary].priority == KVBM_PRIORITY_DEFAULT)
-        pool->slots[primary].priority = priority;
-    return primary;
+    slot = register_one(pool, i);
+    priority = priority_of(pool, slot); /* held, so in no list */
+    if (*priority == KVBM_PRIORITY_DEFAULT)
+        *priority = *priority_of(from, source);
+    return slot;
 }
 
 int kvbm_pool_adopt(struct kvbm_pool *pool, struct kvbm_mutable *blocks, size_t n,

@@ -9,6 +9,7 @@
 // clang-format on
 
 #include <errno.h>
+#include <time.h>
 
 #include "bm.h"
 
@@ -100,6 +101,61 @@ static void test_again(void **state)
     }
 }
 
+/* The key's priority is the first block's, whichever is handed in. */
+static void test_priority_again(void **state)
+{
+    for (int reject = 0; reject < 2; reject++) {
+        struct kvbm_immutable device, first, second;
+        struct kvbm_block_info info;
+        struct kvbm_mutable block;
+        struct two two;
+
+        (void)state;
+        open_two(&two, reject);
+        bm_put(two.bm.pool, keys, 1, &device);
+        assert_int_equal(kvbm_pool_allocate(two.host, 1, &block, NULL), 0);
+        assert_int_equal(kvbm_pool_adopt(two.host, &block, 1, &device, &first), 0);
+        assert_int_equal(kvbm_pool_retain(two.bm.pool, 0, keys, 1, 80, 0), 1);
+        assert_int_equal(kvbm_pool_allocate(two.host, 1, &block, NULL), 0);
+        assert_int_equal(kvbm_pool_adopt(two.host, &block, 1, &device, &second), 0);
+        assert_int_equal(kvbm_immutable_info(&second, &info), 0);
+        assert_int_equal(info.duplicate, !reject);
+        assert_int_equal(info.priority, 80);
+        assert_int_equal(kvbm_immutable_info(&first, &info), 0);
+        assert_int_equal(info.priority, 80);
+        assert_int_equal(kvbm_immutable_release(&first), 0);
+        assert_int_equal(kvbm_immutable_release(&second), 0);
+        assert_int_equal(kvbm_immutable_release(&device), 0);
+        close_two(&two);
+    }
+}
+
+/* One that the first block has, but that is over, doesn't keep the like's away. */
+static void test_priority_over(void **state)
+{
+    const struct timespec a_while = {.tv_nsec = 5000000};
+    struct kvbm_immutable device, first, second;
+    struct kvbm_block_info info;
+    struct kvbm_mutable block;
+    struct two two;
+
+    (void)state;
+    open_two(&two, true);
+    bm_put(two.bm.pool, keys, 1, &device);
+    assert_int_equal(kvbm_pool_retain(two.bm.pool, 0, keys, 1, 80, 0), 1);
+    bm_put(two.host, keys, 1, &first);
+    assert_int_equal(kvbm_pool_retain(two.host, 0, keys, 1, 90, 1), 1);
+    nanosleep(&a_while, NULL);
+    assert_int_equal(kvbm_pool_allocate(two.host, 1, &block, NULL), 0);
+    assert_int_equal(kvbm_pool_adopt(two.host, &block, 1, &device, &second), 0);
+    assert_int_equal(kvbm_immutable_info(&second, &info), 0);
+    assert_int_equal(info.priority, 80);
+    assert_int_equal(kvbm_immutable_release(&first), 0);
+    assert_int_equal(kvbm_immutable_release(&second), 0);
+    assert_int_equal(kvbm_immutable_release(&device), 0);
+    close_two(&two);
+}
+
 /* All or none: nothing has changed after a refusal. */
 static void test_refused(void **state)
 {
@@ -152,8 +208,8 @@ static void test_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_identity),
-        cmocka_unit_test(test_again),
+        cmocka_unit_test(test_identity),       cmocka_unit_test(test_again),
+        cmocka_unit_test(test_priority_again), cmocka_unit_test(test_priority_over),
         cmocka_unit_test(test_refused),
     };
 

@@ -628,6 +628,17 @@ static bool info(struct run *run, const struct op *op)
     return true;
 }
 
+/* The priority of block @i's key, when one that is over has ended. */
+static uint32_t *priority_of(struct run *run, int p, int i)
+{
+    struct m_pool *pool = &run->model.pools[p];
+
+    if (pool->blocks[i].primary >= 0)
+        i = pool->blocks[i].primary;
+    m_expire_one(&run->model, p, i, fake_ns);
+    return &pool->blocks[i].priority;
+}
+
 /* What kvbm_pool_adopt is to say of blocks that take over from held ones of pool @from, and does to them. */
 static int adopt_model(struct run *run, const struct op *op, int from, struct held *fresh,
                        const struct held *like, int n)
@@ -644,18 +655,15 @@ static int adopt_model(struct run *run, const struct op *op, int from, struct he
     }
     for (int i = 0; i < n; i++) {
         int first = (int)like[i].handle.block, block = (int)fresh[i].handle.block;
-        uint32_t priority;
+        uint32_t *priority;
 
-        if (source->blocks[first].primary >= 0)
-            first = source->blocks[first].primary;
-        m_expire_one(&run->model, from, first, fake_ns);
-        priority = source->blocks[first].priority;
         pool->blocks[block].key = source->blocks[first].key;
         pool->blocks[block].state = M_COMPLETE;
         pool->blocks[block].tokens = false;
         block = m_register(&run->model, op->pool, block);
-        if (pool->blocks[block].priority == KVBM_PRIORITY_DEFAULT)
-            pool->blocks[block].priority = priority;
+        priority = priority_of(run, op->pool, block);
+        if (*priority == KVBM_PRIORITY_DEFAULT)
+            *priority = *priority_of(run, from, first);
         fresh[i].handle.block = (uint32_t)block;
     }
     return 0;
