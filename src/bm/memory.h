@@ -36,11 +36,14 @@ static inline void *kvbm_map(size_t bytes, size_t *mapped)
 #define MADV_POPULATE_WRITE 23
 #endif
 
-/* Touch it now, where nobody waits: a huge page that is touched first under the lock stops all for milliseconds. A
- * kernel that can't (before 5.14) leaves it to those who come. */
+/**
+ * Touch it now, without a lock: a huge page that is touched first under the lock stops all for milliseconds. Changes no
+ * byte of it, nor of what may lie there by now. A kernel that can't (before 5.14) leaves it to those who come.
+ */
 static inline void kvbm_populate(void *memory, size_t bytes)
 {
-    madvise(memory, (bytes + 4095) & ~(size_t)4095, MADV_POPULATE_WRITE);
+    if (bytes)
+        madvise(memory, (bytes + 4095) & ~(size_t)4095, MADV_POPULATE_WRITE);
 }
 
 static inline void kvbm_unmap(void *memory, size_t mapped)

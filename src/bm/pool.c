@@ -147,7 +147,7 @@ static void pool_free(struct kvbm_pool *pool)
 }
 
 /* With the lock. Lineage pools count children by entry, and the entries are about to become more. */
-static int join(struct kvbm_registry *r, struct kvbm_pool *pool)
+static int join(struct kvbm_registry *r, struct kvbm_pool *pool, struct kvbm_span fresh[2])
 {
     uint64_t entries = kvbm_entries_for(r, pool->n_blocks);
     int err;
@@ -160,7 +160,7 @@ static int join(struct kvbm_registry *r, struct kvbm_pool *pool)
         if (kvbm_evict_grow(&p->evict, entries) < 0)
             return -ENOMEM;
     }
-    err = kvbm_registry_grow(r, pool->n_blocks);
+    err = kvbm_registry_grow(r, pool->n_blocks, fresh);
     if (err < 0)
         return err;
     for (uint64_t left = pool->groups; left; left &= left - 1)
@@ -174,6 +174,7 @@ int kvbm_pool_create(struct kvbm_registry *r, const struct kvbm_pool_opts *opts,
                      struct kvbm_pool **ret)
 {
     struct kvbm_pool_opts o = {0};
+    struct kvbm_span fresh[2] = {{0}};
     struct kvbm_pool *pool;
     const char *wrong;
     int err;
@@ -204,8 +205,10 @@ int kvbm_pool_create(struct kvbm_registry *r, const struct kvbm_pool_opts *opts,
     if (err == 0) {
         kvbm_pool_start(pool);
         kvbm_lock(r);
-        err = join(r, pool);
+        err = join(r, pool, fresh);
         kvbm_unlock(r);
+        kvbm_populate(fresh[0].at, fresh[0].bytes);
+        kvbm_populate(fresh[1].at, fresh[1].bytes);
     }
     if (err < 0) {
         pool_free(pool);

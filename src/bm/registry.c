@@ -267,7 +267,7 @@ uint64_t kvbm_entries_for(const struct kvbm_registry *r, uint64_t n_blocks)
  * The table starts with room for one entry a block and a third more; ghosts beyond that make it grow
  * when they come.
  */
-int kvbm_registry_grow(struct kvbm_registry *r, uint64_t n_blocks)
+int kvbm_registry_grow(struct kvbm_registry *r, uint64_t n_blocks, struct kvbm_span fresh[2])
 {
     uint64_t blocks = r->n_blocks + n_blocks, entries = kvbm_entries_for(r, n_blocks);
     uint32_t bits = bits_for(blocks + blocks / 3);
@@ -279,13 +279,13 @@ int kvbm_registry_grow(struct kvbm_registry *r, uint64_t n_blocks)
     if (bits > r->table_bits) {
         if (table_resize(r, bits) < 0)
             return -ENOMEM;
-        kvbm_populate(r->table, r->table_mapped);
+        fresh[0] = (struct kvbm_span){r->table, r->table_mapped};
     }
     if (entries > r->max_entries) {
         memory = kvbm_map((entries + 1) * r->entry_bytes, &mapped);
         if (!memory)
             return -ENOMEM;
-        kvbm_populate(memory, (blocks + 1) * r->entry_bytes);
+        fresh[1] = (struct kvbm_span){memory, (blocks + 1) * r->entry_bytes};
         if (r->entries)
             memcpy(memory, r->entries, ((size_t)r->n_entries + 1) * r->entry_bytes);
         kvbm_unmap(r->entries, r->entries_mapped);

@@ -259,8 +259,16 @@ void kvbm_entry_put(struct kvbm_registry *r, uint32_t i);
 /** How many entries there may be with @n_blocks more blocks; never fewer than there may be now. */
 uint64_t kvbm_entries_for(const struct kvbm_registry *r, uint64_t n_blocks);
 
-/** Room for the entries of @n_blocks more blocks. Returns 0, -EINVAL (more than can be numbered), -ENOMEM. */
-int kvbm_registry_grow(struct kvbm_registry *r, uint64_t n_blocks);
+struct kvbm_span {
+    void *at;
+    size_t bytes;
+};
+
+/**
+ * Room for the entries of @n_blocks more blocks. @fresh: memory that is new and will be used, to be touched
+ * (kvbm_populate) once the lock is let go. Returns 0, -EINVAL (more than can be numbered), -ENOMEM.
+ */
+int kvbm_registry_grow(struct kvbm_registry *r, uint64_t n_blocks, struct kvbm_span fresh[2]);
 
 /** Attachments of an entry that is in no tier any more: to be destroyed (attach.c). */
 void kvbm_detach_all(struct kvbm_registry *r, struct kvbm_entry *e);

@@ -8,7 +8,11 @@
 #include <cmocka.h>
 // clang-format on
 
+#include <dlfcn.h>
+#include <pthread.h>
+
 #include "bm.h"
+#include "bm/memory.h"
 #include "bm/registry.h"
 #include "index/random.h"
 
@@ -200,12 +204,46 @@ static void test_ends_meanwhile(void **state)
     close_it(&w);
 }
 
+static struct kvbm_registry *watched; /* whose lock is free while memory is touched */
+static size_t touched_bytes;
+
+/* Instead of the C library's: it looks at the lock, then does it. */
+int madvise(void *memory, size_t len, int advice)
+{
+    int (*real)(void *, size_t, int) = (int (*)(void *, size_t, int))dlsym(RTLD_NEXT, "madvise");
+
+    if (watched && advice == MADV_POPULATE_WRITE) {
+        assert_int_equal(pthread_mutex_trylock(&watched->lock), 0);
+        pthread_mutex_unlock(&watched->lock);
+        touched_bytes += len;
+    }
+    return real(memory, len, advice);
+}
+
+/* A pool that joins later doesn't stop those that are at work for as long as its memory takes to be touched. */
+static void test_touched_without_lock(void **state)
+{
+    const struct kvbm_pool_opts more = {.tier = KV_TIER_HOST, .n_blocks = 40000};
+    struct kvbm_pool *host;
+    struct bm bm;
+    (void)state;
+
+    bm_open(&bm, NULL);
+    watched = bm.registry;
+    host = bm_pool(&bm, &more);
+    watched = NULL;
+    assert_true(touched_bytes >= (size_t)more.n_blocks * (KVBM_LINE + sizeof(struct kvbm_cell)));
+    assert_int_equal(kvbm_pool_destroy(host), 0);
+    bm_close(&bm);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_random),
         cmocka_unit_test(test_twice),
         cmocka_unit_test(test_ends_meanwhile),
+        cmocka_unit_test(test_touched_without_lock),
     };
 
     print_message("KV_TEST_SEED=%llu\n", (unsigned long long)test_seed());
