@@ -2,8 +2,10 @@
 /* How much memory there is to be had: the kernel grants any amount and kills when it is touched. */
 #include "memory.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/error.h"
@@ -14,15 +16,26 @@
 
 /* ---- files of numbers ---- */
 
+/* The number that a text begins with; false: it begins with none, or one too large. */
+static bool number_in(const char *text, uint64_t *ret)
+{
+    char *end;
+
+    errno = 0;
+    *ret = strtoull(text, &end, 10);
+    return end != text && !errno && !strchr(text, '-');
+}
+
 /* The number in a file, UINT64_MAX for "max" and for what can't be read. */
 static uint64_t read_number(const char *path)
 {
     uint64_t number = UINT64_MAX;
     FILE *file = fopen(path, "re");
+    char line[64];
 
     if (!file)
         return UINT64_MAX;
-    if (fscanf(file, "%" SCNu64, &number) != 1)
+    if (!fgets(line, sizeof(line), file) || !number_in(line, &number))
         number = UINT64_MAX;
     fclose(file);
     return number;
@@ -31,7 +44,7 @@ static uint64_t read_number(const char *path)
 /* The sum of the numbers behind these words, each at the beginning of a line; -1: there are none. */
 static int64_t read_words(const char *path, const char *const *words, size_t n)
 {
-    char line[256], word[64];
+    char line[256];
     int64_t sum = -1;
     uint64_t number;
     FILE *file = fopen(path, "re");
@@ -39,10 +52,12 @@ static int64_t read_words(const char *path, const char *const *words, size_t n)
     if (!file)
         return -1;
     while (fgets(line, sizeof(line), file)) {
-        if (sscanf(line, "%63[^: ]%*[: ]%" SCNu64, word, &number) != 2)
+        size_t len = strcspn(line, ": ");
+
+        if (!number_in(line + len + strspn(line + len, ": "), &number))
             continue;
         for (size_t i = 0; i < n; i++) {
-            if (!strcmp(word, words[i]))
+            if (strlen(words[i]) == len && !memcmp(line, words[i], len))
                 sum = KV_MAX(sum, 0) + (int64_t)KV_MIN(number, (uint64_t)INT64_MAX / 4);
         }
     }

@@ -150,7 +150,8 @@ static long render_to(const struct kv_buf *rows, char *to, size_t cap)
     if (len >= 0 && cap) {
         size_t n = KV_MIN((size_t)len, cap - 1);
 
-        memcpy(to, out.data, n);
+        if (out.data)
+            memcpy(to, out.data, n);
         to[n] = 0;
     }
     kv_buf_fini(&out);
