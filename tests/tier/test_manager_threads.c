@@ -98,8 +98,13 @@ static void run(struct world *w)
         assert_int_equal(workers[i].wrong, 0);
         loaded += workers[i].loaded;
     }
-    assert_true(loaded > 0);
     assert_int_equal(kvbm_manager_drain(w->m, 60000), 0);
+    if (w->opts
+            .host_bytes) /* else a short run may find nothing: blocks are there once they are on the disk */
+        assert_true(loaded > 0);
+    assert_int_equal(world_store(w, 90000, 4), 4); /* and it works after all that */
+    assert_int_equal(kvbm_manager_drain(w->m, 60000), 0);
+    assert_int_equal(world_load(w, 90000, 4), 4);
     world_fini(w);
 }
 
