@@ -174,7 +174,6 @@ struct kvbm_pin;
 
 struct kvbm_pin_opts {
     size_t size;
-    int32_t priority;     /* among the fetches, higher first */
     uint64_t deadline_ns; /* monotonic, of fetching; 0: none */
     bool no_fetch;        /* only what the host tier has */
 };

@@ -70,7 +70,6 @@ struct kvbm_pin {
         object_window; /* blocks of the window that is being got; object_missed: something wasn't there */
     bool object_missed, no_fetch;
     uint8_t retain; /* store: retention priority of its blocks */
-    int32_t priority;
     uint64_t deadline_ns;
     uint32_t group, position, n;
     bool has_parent;

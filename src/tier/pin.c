@@ -231,7 +231,6 @@ long kvbm_manager_prepare_load(struct kvbm_manager *m, const struct kvbm_chain *
     kvbm_manager_enter(m);
     rc = m->stopping ? -ESHUTDOWN : kvbm_pin_new(m, chain, n, false, &pin);
     if (rc == 0) {
-        pin->priority = KV_OPT(opts, priority, 0);
         pin->deadline_ns = KV_OPT(opts, deadline_ns, 0);
         pin->no_fetch = KV_OPT(opts, no_fetch, false);
         hold_found(pin);
