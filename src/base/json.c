@@ -277,7 +277,7 @@ static bool string(struct kv_json *j, struct kv_str *ret, bool *ret_escapes)
 
 bool kv_json_next_key(struct kv_json *j, struct kv_str *key)
 {
-    bool escapes;
+    bool escapes = false;
     uint64_t at;
 
     if (!next(j, '}'))
