@@ -138,7 +138,8 @@ static int parse_line(struct kc_trace *trace, const char *line, size_t len, stru
     rc = kc_trace_add(trace, &request, &room);
     if (rc < 0)
         return kv_fail(error, rc, 0, rc == -ENOMEM ? "out of memory" : "the trace is too long");
-    memcpy(room, ids->data, request.n * sizeof(*room));
+    if (request.n > 0) /* without ids there is no buffer */
+        memcpy(room, ids->data, request.n * sizeof(*room));
     return 0;
 }
 

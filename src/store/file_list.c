@@ -79,7 +79,7 @@ static int list_fan(kv_store_v1 *h, int fan, kv_store_each_fn each, void *arg)
         uint8_t key[KVS_FILE_KEY_MAX];
         int len = kvs_file_unhex(key, e->d_name);
         kv_store_entry entry = {.size = sizeof(entry), .hash = key, .len = UINT64_MAX};
-        struct kvs_file_sum sum;
+        struct kvs_file_sum sum = {0};
         struct stat st = {0};
 
         if (len < 0 || kvs_file_fan(key) != fan)
