@@ -188,6 +188,19 @@ KV_API long kvbm_manager_prepare_load(struct kvbm_manager *manager, const struct
                                       struct kvbm_pin **ret);
 
 /**
+ * The same for blocks that the caller holds already: @blocks are handles of the manager's pools (kvbm_manager_pool),
+ * those of several tiers mixed, in any order, of one group. Key i of the pin is block i's. It comes from the
+ * nearest tier that has it, be that above the handle's; one that is lost after all stops nothing behind
+ * it. The pin holds the blocks until it and its jobs have ended, so @blocks may be released at once. Returns as
+ * kvbm_manager_prepare_load; -EXDEV: a handle of another pool than the manager's; -ESTALE; -EINVAL: a zeroed one,
+ * several groups. Nothing is held then.
+ */
+KV_API long kvbm_manager_prepare_load_blocks(struct kvbm_manager *manager,
+                                             const struct kvbm_immutable *blocks, size_t n,
+                                             const struct kvbm_pin_opts *opts,
+                                             struct kvbm_pin **ret);
+
+/**
  * Reserve host blocks for those of @chain that no reserved or registered host block has. Returns how many
  * those are; where there is no room the rest is left out (counted as dropped). They become findable by
  * kvbm_pin_commit or by the end of a store job.
@@ -254,10 +267,21 @@ KV_API long kvbm_manager_offload(struct kvbm_cache *cache, const struct kvbm_imm
 
 /**
  * Bring the prefix of @chain into the cache's pool, from any tier, and wait for it, at most @timeout_ms. ret[i] for
- * i < the returned length are handles on registered blocks. -EINVAL without a pool. Blocks the calling thread.
+ * i < the returned length are handles on registered blocks. What isn't in the host tier after three quarters of the
+ * time is done without. -EINVAL without a pool. Blocks the calling thread.
  */
 KV_API long kvbm_manager_onboard(struct kvbm_cache *cache, const struct kvbm_chain *chain, size_t n,
                                  uint32_t timeout_ms, struct kvbm_immutable *ret);
+
+/**
+ * The same for blocks that are held: handles of the manager's pools, as kvbm_manager_prepare_load_blocks takes them, or
+ * of the cache's own. All come in one batch. ret[i] is a handle on block i in the cache's pool, or zeroed: it did
+ * not arrive in time, there was no room, or its bytes were lost. Returns how many arrived, or, when none did, what stood in
+ * the way of all (-ENOSPC, -ETIMEDOUT ...); -EXDEV, -ESTALE, -EINVAL as there. @blocks stay held. Blocks the calling thread.
+ */
+KV_API long kvbm_manager_onboard_blocks(struct kvbm_cache *cache,
+                                        const struct kvbm_immutable *blocks, size_t n,
+                                        uint32_t timeout_ms, struct kvbm_immutable *ret);
 
 /** Wait until nothing waits to go down (tests, shutdown). Returns 0 or -ETIMEDOUT. */
 KV_API int kvbm_manager_drain(struct kvbm_manager *manager, uint32_t timeout_ms);

@@ -133,11 +133,12 @@ static bool becomes_held(struct kvbm_pin *pin, uint32_t i)
 
     if (kvbm_staging(m)) {
         item->state = ITEM_STAGED;
-    } else if (item->source.pool) {
+    } else if (item->source.pool || pin->likes) {
         struct kvbm_immutable held;
 
         kvbm_pool_adopt(m->host, (struct kvbm_mutable *)&item->host, 1,
-                        (struct kvbm_immutable *)&item->source, &held);
+                        pin->likes ? &pin->likes[i] : (struct kvbm_immutable *)&item->source,
+                        &held);
         item->host = held.handle;
         item->state = ITEM_HELD;
     } else {
@@ -161,7 +162,7 @@ static void arrived(struct kvbm_pin *pin, uint32_t i, enum kv_tier tier)
         return;
     }
     if (tier == KV_TIER_EXTERNAL) {
-        kvbm_object_present(m, &chain);
+        kvbm_object_present(m, &chain, pin->likes ? &pin->likes[i] : NULL);
         if (item->state == ITEM_HELD)
             kvbm_offload_item(pin, i, NULL);
     }
@@ -188,7 +189,7 @@ static void not_there(struct kvbm_pin *pin, uint32_t i, enum kv_tier tier, int w
         if (why == -EBADMSG || why == -ENOENT || why == -EIO)
             kvbm_pool_reset_keys(m->disk, pin->group, kvbm_pin_key(pin, i), 1, NULL);
     } else {
-        pin->object_missed = true;
+        pin->object_missed |= !pin->likes; /* handles aren't a prefix: the others are of use */
         if (why == -ENOENT || why == -EBADMSG)
             kvbm_object_absent(m, pin->group, kvbm_pin_key(pin, i), true);
     }
@@ -332,7 +333,7 @@ static void from_object(struct kvbm_pin *pin)
 
     for (int i = 0; i < WINDOW && !pin->object_missed; i++) {
         n = pick(pin, KV_TIER_EXTERNAL, &at, index, keys);
-        for (uint32_t k = 0; k < n; k++) {
+        for (uint32_t k = 0; k < n && !pin->likes; k++) {
             uint64_t hash =
                 kvbm_key_hash(pin->manager, pin->group, keys + k * pin->manager->key_len);
 

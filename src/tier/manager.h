@@ -76,6 +76,7 @@ struct kvbm_pin {
     uint8_t *keys;          /* [n], behind the parent's */
     struct kvbm_job_ *jobs; /* that wait for it to settle */
     struct kvbm_fetch *fetches;
+    struct kvbm_immutable *likes; /* [n] of prepare_load_blocks: what was given, held; else NULL */
     struct kvbm_item items[];
 };
 
@@ -296,6 +297,8 @@ uint32_t kvbm_pin_register(struct kvbm_pin *pin, uint32_t i, uint32_t n);
 int kvbm_pin_new(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n, bool store,
                  struct kvbm_pin **ret);
 void kvbm_pin_put(struct kvbm_pin *pin);
+/** A new pin begins to load. Returns as kvbm_manager_prepare_load. */
+long kvbm_pin_load(struct kvbm_pin *pin, const struct kvbm_pin_opts *opts);
 void kvbm_pin_look(struct kvbm_pin *pin); /* items that WAIT look again */
 void kvbm_pin_settle(struct kvbm_pin *pin);
 /** Those whose deadline has passed wait for others no longer. Returns the next deadline, or UINT64_MAX. */
@@ -334,8 +337,10 @@ int kvbm_queue_push(struct kvbm_manager *m, enum kv_tier to, struct kvbm_down do
 bool kvbm_offload_idle(const struct kvbm_manager *m);
 
 /* where.c */
-/** The object store has (or hasn't: @sure, or for the moment) this key. False: it can't be remembered. */
-bool kvbm_object_present(struct kvbm_manager *m, const struct kvbm_chain *chain);
+/** The object store has (or hasn't: @sure, or for the moment) this key, which is @like's, if that isn't NULL. False:
+ * it can't be remembered. */
+bool kvbm_object_present(struct kvbm_manager *m, const struct kvbm_chain *chain,
+                         const struct kvbm_immutable *like);
 void kvbm_object_absent(struct kvbm_manager *m, uint32_t group, const void *key, bool sure);
 /** It has come there: what was said of its absence is over. */
 void kvbm_object_not_absent(struct kvbm_manager *m, uint32_t group, const void *key);

@@ -57,6 +57,13 @@ static void let_go(struct kvbm_pin *pin, uint32_t i)
     item->state = ITEM_MISS;
 }
 
+static void let_likes_go(struct kvbm_pin *pin)
+{
+    for (uint32_t i = pin->n; pin->likes && i-- > 0;)
+        kvbm_immutable_release(&pin->likes[i]);
+    free(pin->likes);
+}
+
 /* From the last to the first, so that leaves are older than their parents. */
 void kvbm_pin_put(struct kvbm_pin *pin)
 {
@@ -69,6 +76,7 @@ void kvbm_pin_put(struct kvbm_pin *pin)
         reserved |= pin->items[i].state == ITEM_RESERVED;
         let_go(pin, i);
     }
+    let_likes_go(pin);
     if (pin->prev)
         pin->prev->next = pin->next;
     else
@@ -220,6 +228,17 @@ static long prefix_of(const struct kvbm_pin *pin, bool ready)
     return n;
 }
 
+long kvbm_pin_load(struct kvbm_pin *pin, const struct kvbm_pin_opts *opts)
+{
+    pin->deadline_ns = KV_OPT(opts, deadline_ns, 0);
+    pin->no_fetch = KV_OPT(opts, no_fetch, false);
+    hold_found(pin);
+    if (!pin->no_fetch)
+        kvbm_fetch_start(pin);
+    kvbm_pin_settle(pin);
+    return prefix_of(pin, false);
+}
+
 long kvbm_manager_prepare_load(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n,
                                const struct kvbm_pin_opts *opts, struct kvbm_pin **ret)
 {
@@ -231,13 +250,7 @@ long kvbm_manager_prepare_load(struct kvbm_manager *m, const struct kvbm_chain *
     kvbm_manager_enter(m);
     rc = m->stopping ? -ESHUTDOWN : kvbm_pin_new(m, chain, n, false, &pin);
     if (rc == 0) {
-        pin->deadline_ns = KV_OPT(opts, deadline_ns, 0);
-        pin->no_fetch = KV_OPT(opts, no_fetch, false);
-        hold_found(pin);
-        if (!pin->no_fetch)
-            kvbm_fetch_start(pin);
-        kvbm_pin_settle(pin);
-        rc = prefix_of(pin, false);
+        rc = kvbm_pin_load(pin, opts);
         *ret = pin;
     }
     kvbm_manager_leave(m);

@@ -36,22 +36,30 @@ void kvbm_object_not_absent(struct kvbm_manager *m, uint32_t group, const void *
         m->absent[hash % KVBM_ABSENT].until_ns = 0;
 }
 
-bool kvbm_object_present(struct kvbm_manager *m, const struct kvbm_chain *chain)
+bool kvbm_object_present(struct kvbm_manager *m, const struct kvbm_chain *chain,
+                         const struct kvbm_immutable *like)
 {
     struct kvbm_mutable block;
     struct kvbm_complete complete;
     struct kvbm_immutable held;
+    int rc;
 
     kvbm_object_not_absent(m, chain->group, chain->keys);
     if (kvbm_pool_touch(m->object, chain->group, chain->keys, 1) == 1)
         return true;
     if (kvbm_take_blocks(m->object, &block, 1) == 0)
         return false;
-    if (kvbm_pool_complete(m->object, &block, 1, chain, &complete) < 0) {
+    if (like) {
+        rc = kvbm_pool_adopt(m->object, &block, 1, like, &held);
+    } else {
+        rc = kvbm_pool_complete(m->object, &block, 1, chain, &complete);
+        if (rc == 0)
+            rc = kvbm_pool_register(m->object, &complete, 1, &held);
+    }
+    if (rc < 0) {
         kvbm_mutable_release(&block); /* its position was said to be another: not remembered */
         return false;
     }
-    kvbm_pool_register(m->object, &complete, 1, &held);
     kvbm_immutable_release(&held);
     return true;
 }
@@ -73,7 +81,7 @@ static void asked(struct kvbm_manager *m, struct kvbm_note *note)
 
         kvbm_set_drop(&m->asked, kvbm_key_hash(m, ask->group, key));
         /* Not there, not to be had, or not remembered: for a moment it is a miss, not asked for for ever. */
-        if (ask->ios[i].status || !kvbm_object_present(m, &chain))
+        if (ask->ios[i].status || !kvbm_object_present(m, &chain, NULL))
             kvbm_object_absent(m, ask->group, key, ask->ios[i].status == -ENOENT);
     }
     free(ask);
