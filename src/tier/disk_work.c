@@ -123,7 +123,10 @@ static void read_done(struct kvbm_disk *disk, struct kvbm_disk_op *op)
     uint8_t sum[16];
 
     disk->n_reading--;
-    judge(kvbm_disk_volume_of(disk, op->io->slot), status);
+    if (op->req.ended) /* somebody cut the file: of the device that says nothing */
+        status = -EBADMSG;
+    else
+        judge(kvbm_disk_volume_of(disk, op->io->slot), status);
     if (status == 0) {
         kvbm_disk_sum(data, op->io->len, sum);
         if (memcmp(sum, op->sum, sizeof(sum)) != 0)

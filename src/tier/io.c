@@ -109,7 +109,8 @@ bool kvbm_aio_result(struct kvbm_aio_req *req, long result, bool *pause)
     }
     req->moved_ += (uint64_t)result;
     req->tries_ = 0;
-    req->status = result == 0 && req->moved_ < req->len ? -EIO : 0; /* the file's end */
+    req->ended = result == 0 && req->moved_ < req->len;
+    req->status = req->ended ? -EIO : 0;
     return result == 0 || req->moved_ >= req->len;
 }
 

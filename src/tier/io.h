@@ -55,6 +55,7 @@ struct kvbm_aio_req {
     uint64_t len; /* up to 1 GiB */
     uint64_t offset;
     int status; /* when done: 0: all of it; -EIO also for a file that ends before */
+    bool ended; /* when done: it was the file's end, not the device */
     void (*done)(struct kvbm_aio_req *req);
     void *arg;                 /* the caller's */
     struct kvbm_aio_req *next; /* the list handed to submit; afterwards the executor's */

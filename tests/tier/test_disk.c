@@ -450,6 +450,31 @@ static void test_truncated(void **state)
     assert_int_equal(n_good(&opts), 0);
 }
 
+/* While it is open: what was there is bad, the device isn't, and the slots are used again. */
+static void test_truncated_while_open(void **state)
+{
+    struct kvbm_disk_opts opts = disk_opts(1, 20);
+    struct kvbm_disk_stats stats;
+    struct kvbm_disk *disk;
+    uint8_t *data = disk_pages(opts.slot_bytes);
+
+    (void)state;
+    fill_disk(&opts);
+    disk = disk_open(&opts);
+    assert_int_equal(truncate(file_of(0, "slots"), 4096), 0);
+    for (uint32_t i = 0; i < 20; i++)
+        assert_int_equal(disk_read(disk, i, i + 100, data, 4096), -EBADMSG);
+    kvbm_disk_get_stats(disk, &stats);
+    assert_int_equal(stats.volumes_down, 0);
+    assert_int_equal(stats.bad, 20);
+    for (uint32_t i = 0; i < 20; i++)
+        assert_int_equal(disk_write(disk, i, i + 200, data, 4096), 0);
+    for (uint32_t i = 0; i < 20; i++)
+        assert_int_equal(disk_read(disk, i, i + 200, data, 4096), 0);
+    kvbm_disk_close(disk);
+    free(data);
+}
+
 static void test_removed(void **state)
 {
     struct kvbm_disk_opts opts = disk_opts(2, 20);
@@ -712,6 +737,7 @@ int main(void)
         TEST(test_another_model),
         TEST(test_damage),
         TEST(test_truncated),
+        TEST(test_truncated_while_open),
         TEST(test_removed),
         TEST(test_records_out_of_place),
         TEST(test_cancel_and_deadlines),
