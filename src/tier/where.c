@@ -205,6 +205,17 @@ long kvbm_manager_lookup(struct kvbm_manager *m, const struct kvbm_chain *chain,
     return prefix;
 }
 
+/* Those behind a gap, too: a tier may have lost the first of a sequence and have the rest. */
+static long touch(const struct kvbm_manager *m, struct kvbm_pool *pool, uint32_t group,
+                  const uint8_t *keys, size_t n)
+{
+    long prefix = kvbm_pool_touch(pool, group, keys, n);
+
+    for (size_t i = (size_t)prefix + 1; prefix >= 0 && i < n; i++)
+        i += (size_t)kvbm_pool_touch(pool, group, keys + i * m->key_len, n - i);
+    return prefix;
+}
+
 long kvbm_manager_touch(struct kvbm_manager *m, uint32_t group, const void *keys, size_t n)
 {
     struct kvbm_pool *const pools[] = {m ? m->host : NULL, m ? m->disk : NULL,
@@ -212,7 +223,7 @@ long kvbm_manager_touch(struct kvbm_manager *m, uint32_t group, const void *keys
     long longest = kvbm_manager_usable(m);
 
     for (size_t i = 0; longest >= 0 && i < KV_COUNT(pools); i++) {
-        long found = pools[i] ? kvbm_pool_touch(pools[i], group, keys, n) : 0;
+        long found = pools[i] ? touch(m, pools[i], group, keys, n) : 0;
 
         longest = found < 0 ? found : KV_MAX(longest, found);
     }

@@ -30,6 +30,31 @@ static uint8_t where_in_the_end(struct world *w, uint64_t first, uint32_t i)
     return at;
 }
 
+/* ---- each key is used, also those behind one that isn't there ---- */
+
+static void test_touch_behind_a_gap(void **state)
+{
+    uint64_t keys[4];
+    struct world w;
+
+    (void)state;
+    world_init(&w, 12);
+    world_start(&w);
+    world_attach(&w, false);
+    assert_int_equal(world_store(&w, 100, 4), 4);
+    assert_int_equal(world_store(&w, 200, 6), 6);
+    world_keys(100, keys, 4);
+    assert_int_equal(
+        kvbm_pool_reset_keys(kvbm_manager_pool(w.m, KV_TIER_HOST), 0, &keys[1], 1, NULL), 0);
+    assert_int_equal(kvbm_manager_touch(w.m, 0, keys, 4), 1);
+    assert_int_equal(world_store(&w, 300, 6),
+                     6); /* three are free, three of 200.. are the oldest */
+    assert_int_equal(world_where(&w, 100, 0), KVBM_READY);
+    assert_int_equal(world_where(&w, 100, 2), KVBM_READY);
+    assert_int_equal(world_where(&w, 100, 3), KVBM_READY);
+    world_fini(&w);
+}
+
 /* ---- a key at another position than it was stored with: a miss, not an endless fetch ---- */
 
 static void test_fetched_at_another_position(void **state)
@@ -451,6 +476,7 @@ static void test_some_heads(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_touch_behind_a_gap),
         cmocka_unit_test(test_fetched_at_another_position),
         cmocka_unit_test(test_asked_at_another_position),
         cmocka_unit_test(test_stored_after_a_miss),
