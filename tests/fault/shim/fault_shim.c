@@ -11,6 +11,8 @@
  *               skip (a sync that only says so); kill (SIGKILL before the call) or kill-after
  *   KVF_MORE    set: all later ones too
  *   KVF_REPORT  a file that gets one line when it happened
+ *   KVF_SWITCH  a file that is read at each such call and says what becomes of it from then on, instead of the
+ *               four above: "read EIO", "write ENOSPC", "any slow:200" (milliseconds). Not there or empty: nothing
  *   KVF_CLOCK   N:SECONDS: wall-clock time jumps by that much at its Nth reading
  *
  * Own calls go by syscall(): they must not be counted.
@@ -40,7 +42,7 @@
 enum verdict { GO_ON, FAIL, HALF, SKIP, KILL_AFTER };
 
 static struct {
-    const char *dir, *call, *what, *report;
+    const char *dir, *call, *what, *report, *switch_;
     long nth;
     bool more;
     int error;
@@ -72,9 +74,12 @@ __attribute__((constructor)) static void read_plan(void)
     plan.report = getenv("KVF_REPORT");
     plan.more = getenv("KVF_MORE") != NULL;
     plan.nth = nth ? atol(nth) : 0;
+    plan.switch_ = getenv("KVF_SWITCH");
     plan.error = plan.what ? error_of(plan.what) : 0;
     if (!plan.dir || !plan.call || !plan.what)
         plan.nth = 0;
+    if (plan.switch_ && plan.dir)
+        plan.nth = 1;
     if (clock_plan) {
         plan.clock_nth = strtol(clock_plan, (char **)&clock_plan, 10);
         plan.clock_jump_s = *clock_plan == ':' ? atol(clock_plan + 1) : 0;
@@ -116,10 +121,37 @@ static bool fd_below(int fd)
     return below(path);
 }
 
+/* As the switch says at this moment. */
+static enum verdict ask_switch(const char *call)
+{
+    char text[64], kind[16], what[16];
+    long fd = syscall(SYS_openat, AT_FDCWD, plan.switch_, O_RDONLY), len;
+
+    if (fd < 0)
+        return GO_ON;
+    len = syscall(SYS_read, fd, text, sizeof(text) - 1);
+    syscall(SYS_close, fd);
+    text[len > 0 ? len : 0] = 0;
+    if (sscanf(text, "%15s %15s", kind, what) != 2 || (strcmp(kind, "any") && strcmp(kind, call)))
+        return GO_ON;
+    if (!strncmp(what, "slow:", 5)) {
+        const long ms = atol(what + 5);
+        const struct timespec pause = {ms / 1000, ms % 1000 * 1000000};
+
+        nanosleep(&pause, NULL);
+        return GO_ON;
+    }
+    errno = error_of(what);
+    return FAIL;
+}
+
 /* What becomes of one call on a file that counts. */
 static enum verdict decide(const char *call)
 {
     long number;
+
+    if (plan.switch_)
+        return ask_switch(call);
 
     if (strcmp(plan.call, "any") && strcmp(plan.call, call))
         return GO_ON;
