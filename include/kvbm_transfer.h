@@ -45,6 +45,13 @@ enum kvbm_io {
     KVBM_IO_THREADS /* pread and pwrite */
 };
 
+/** Who moves what lies in pieces of less than 256 KiB between a GPU and pinned memory; larger ones: copy engines. */
+enum kvbm_gpu_copy {
+    KVBM_GPU_AUTO, /* libkvx_cuda's kernel, on the multiprocessors; without it as the next */
+    KVBM_GPU_ENGINES, /* copy engines, many pieces a call; with a driver before CUDA 12.8 as the next */
+    KVBM_GPU_SINGLE /* copy engines, a call each */
+};
+
 struct kvbm_engine_opts {
     size_t size;
     uint32_t n_threads;  /* that copy memory; 0: as many as there are cores, at most 8 */
@@ -52,6 +59,7 @@ struct kvbm_engine_opts {
     uint32_t max_blocks; /* of all jobs together; 0: 65,536 */
     enum kvbm_io io;
     uint32_t io_depth; /* requests to the kernel at once; 0: 64 */
+    enum kvbm_gpu_copy gpu_copy;
 };
 
 /** @opts may be NULL. Returns 0, -EINVAL (also: over 256 threads, 2^20 jobs, depth 4096), -ENOMEM, -EAGAIN (no

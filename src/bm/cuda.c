@@ -6,13 +6,16 @@
 #include <pthread.h>
 #include <stdbool.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "base/error.h"
 #include "base/log.h"
 
 #define CUDA_OUT_OF_MEMORY 2
 #define MAX_DEVICES 64
-#define PIN_PORTABLE 1 /* CU_MEMHOSTREGISTER_PORTABLE: for every context */
+#define PIN_FLAGS \
+    3u /* CU_MEMHOSTREGISTER_PORTABLE | _DEVICEMAP: for every context, and for kernels */
+#define CAPTURE_RELAXED 2 /* CU_STREAM_CAPTURE_MODE_RELAXED */
 
 typedef int result_t;      /* CUresult */
 typedef void *context_t;   /* CUcontext */
@@ -21,6 +24,9 @@ typedef uint64_t devptr_t; /* CUdeviceptr */
 static struct {
     result_t (*init)(unsigned flags);
     result_t (*device_get)(int *device, int ordinal);
+    result_t (*device_count)(int *ret);
+    result_t (*context_state)(int device, unsigned *flags, int *active);
+    result_t (*capture_mode)(int *exchange);
     result_t (*retain)(context_t *ret, int device);
     result_t (*push)(context_t context);
     result_t (*pop)(context_t *ret);
@@ -40,6 +46,9 @@ static const struct {
 } symbols[] = {
     {"cuInit", &cuda.init},
     {"cuDeviceGet", &cuda.device_get},
+    {"cuDeviceGetCount", &cuda.device_count},
+    {"cuDevicePrimaryCtxGetState", &cuda.context_state},
+    {"cuThreadExchangeStreamCaptureMode", &cuda.capture_mode},
     {"cuDevicePrimaryCtxRetain", &cuda.retain},
     {"cuCtxPushCurrent_v2", &cuda.push},
     {"cuCtxPopCurrent_v2", &cuda.pop},
@@ -104,15 +113,82 @@ static int context_of(uint32_t device, context_t *ret)
     return err;
 }
 
-int kvbm_cuda_enter(uint32_t device)
+/*
+ * While any thread captures a graph in the default mode, another thread's waiting and asking makes that capture fail:
+ * threads of ours must say that they have nothing to do with it. Only between enter and leave, because the thread may
+ * be the caller's.
+ */
+static _Thread_local int entered, mode_before;
+
+static int begin_relaxed(void)
+{
+    int mode = CAPTURE_RELAXED, err = 0;
+
+    if (!entered)
+        err = check("cuThreadExchangeStreamCaptureMode", cuda.capture_mode(&mode));
+    if (err < 0)
+        return err;
+    if (!entered++)
+        mode_before = mode;
+    return 0;
+}
+
+static void end_relaxed(void)
+{
+    if (!--entered)
+        cuda.capture_mode(&mode_before);
+}
+
+static bool usable(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    context_t context;
 
     pthread_once(&once, load);
-    if (!available || context_of(device, &context) < 0)
+    return available;
+}
+
+int kvbm_cuda_enter(uint32_t device)
+{
+    context_t context;
+    int err;
+
+    if (!usable() || context_of(device, &context) < 0)
         return -ENODEV;
-    return check("cuCtxPushCurrent", cuda.push(context));
+    err = begin_relaxed();
+    if (err < 0)
+        return err;
+    err = check("cuCtxPushCurrent", cuda.push(context));
+    if (err < 0)
+        end_relaxed();
+    return err;
+}
+
+static bool in_use(uint32_t device)
+{
+    unsigned flags;
+    int ordinal, active = 0;
+
+    return cuda.device_get(&ordinal, (int)device) == 0 &&
+           cuda.context_state(ordinal, &flags, &active) == 0 && active;
+}
+
+int kvbm_cuda_enter_any(uint32_t device, uint32_t *ret)
+{
+    int n = 0;
+
+    if (!usable())
+        return -ENODEV;
+    if (cuda.device_count(&n) == 0 && device < (uint32_t)n && !in_use(device)) {
+        for (uint32_t i = 0; i < (uint32_t)n; i++) {
+            if (!in_use(i))
+                continue;
+            device = i;
+            break;
+        }
+    }
+    if (ret)
+        *ret = device;
+    return kvbm_cuda_enter(device);
 }
 
 void kvbm_cuda_leave(void)
@@ -120,6 +196,7 @@ void kvbm_cuda_leave(void)
     context_t context;
 
     cuda.pop(&context);
+    end_relaxed();
 }
 
 int kvbm_cuda_alloc(size_t len, uint64_t *ret)
@@ -132,9 +209,17 @@ int kvbm_cuda_free(uint64_t addr)
     return check("cuMemFree", cuda.free(addr));
 }
 
+/*
+ * Not for children: fork() would have to copy every locked page at once, and where a kernel doesn't, the parent would
+ * write to another page than the GPU reads.
+ */
 int kvbm_cuda_pin(void *memory, size_t len)
 {
-    return check("cuMemHostRegister", cuda.host_register(memory, len, PIN_PORTABLE));
+    int err = check("cuMemHostRegister", cuda.host_register(memory, len, PIN_FLAGS));
+
+    if (err == 0 && madvise(memory, len, MADV_DONTFORK) < 0)
+        kv_log_info("kvbm", "a fork will copy pinned memory", "errno=%d", errno);
+    return err;
 }
 
 int kvbm_cuda_unpin(void *memory)

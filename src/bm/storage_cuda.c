@@ -14,9 +14,10 @@
 static int pinned_open(struct kvbm_storage *storage, const struct kvbm_storage_opts *opts)
 {
     struct kvbm_storage_opts system = *opts;
-    int err = kvbm_cuda_enter(opts->device_id); /* before gigabytes are touched in vain */
+    uint32_t device;
+    int err = kvbm_cuda_enter_any(opts->device_id, &device);
 
-    if (err < 0)
+    if (err < 0) /* before gigabytes are touched in vain */
         return err;
     if (!system.touch_threads)
         system.touch_threads = (uint32_t)KV_MAX(sysconf(_SC_NPROCESSORS_ONLN), 1L);
@@ -28,7 +29,7 @@ static int pinned_open(struct kvbm_storage *storage, const struct kvbm_storage_o
     }
     kvbm_cuda_leave();
     storage->device_id = 0; /* host memory: every device's */
-    storage->pinned_by = opts->device_id;
+    storage->pinned_by = device;
     return err;
 }
 

@@ -126,7 +126,7 @@ static void look_for_events(struct kvbm_engine *engine)
     bool any = false;
 
     for (struct tier_job *job = engine->events.first; job; job = next) {
-        int rc = tier_cuda_happened(job->ready_event, (uint32_t)job->plan.src->places[0].device_id);
+        int rc = tier_cuda_happened(job->ready_event, &job->plan);
 
         next = job->next;
         if (rc == 0)
@@ -201,8 +201,7 @@ int tier_lane_open(struct kvbm_engine *engine, const struct tier_job *job)
         err = tier_cuda_open(engine, &job->plan, &engine->cuda);
     pthread_mutex_unlock(&engine->open_lock);
     if (err == 0 && job->ready_event)
-        err = KV_MIN(
-            tier_cuda_happened(job->ready_event, (uint32_t)job->plan.src->places[0].device_id), 0);
+        err = KV_MIN(tier_cuda_happened(job->ready_event, &job->plan), 0);
     return err;
 }
 
@@ -287,8 +286,10 @@ static int read_opts(const struct kvbm_engine_opts *opts, struct kvbm_engine *en
     engine->max_blocks = KV_OPT(opts, max_blocks, DEFAULT_BLOCKS);
     engine->io = KV_OPT(opts, io, KVBM_IO_AUTO);
     engine->io_depth = KV_OPT(opts, io_depth, DEFAULT_DEPTH);
+    engine->gpu_copy = KV_OPT(opts, gpu_copy, KVBM_GPU_AUTO);
     if (engine->n_threads > MAX_THREADS || engine->max_jobs > MAX_JOBS ||
-        (unsigned)engine->io > KVBM_IO_THREADS || engine->io_depth > 4096)
+        (unsigned)engine->io > KVBM_IO_THREADS || engine->io_depth > 4096 ||
+        (unsigned)engine->gpu_copy > KVBM_GPU_SINGLE)
         return -EINVAL;
     return 0;
 }

@@ -52,7 +52,8 @@ struct tier_plan {
     uint32_t first_layer, n_layers;
     uint32_t src_head, dst_head, n_heads; /* 0 heads: all */
     bool bits;                            /* elements are copied as they are */
-    bool kernel;                 /* pieces too small for copy engines, which KVX can move */
+    bool reached; /* one GPU addresses both sides: no pageable memory, no other GPU's */
+    bool kernel;  /* pieces too small for copy engines, which KVX can move */
     uint64_t src_skip, dst_skip; /* from a region's begin to the heads wanted */
     uint64_t region_bytes;       /* of the heads wanted, as the target has them */
     /* a chunk: */
@@ -172,6 +173,7 @@ struct kvbm_engine {
     uint32_t max_jobs, max_blocks, n_threads;
     enum kvbm_io io;
     uint32_t io_depth;
+    enum kvbm_gpu_copy gpu_copy;
     pthread_mutex_t lock;
     pthread_cond_t work[TIER_LANES]; /* there may be something to do */
     pthread_cond_t told;             /* a job ended, or a waiter left */
@@ -237,8 +239,8 @@ void tier_file_close(struct tier_file *file); /* nothing is in flight; NULL is a
 int tier_cuda_open(struct kvbm_engine *engine, const struct tier_plan *plan,
                    struct tier_cuda **ret);
 void tier_cuda_close(struct tier_cuda *cuda);
-/** Whether a CUDA event has happened: 1, 0, or an error. */
-int tier_cuda_happened(void *event, uint32_t device);
+/** Whether the CUDA event that a job waits for has happened: 1, 0, or an error. */
+int tier_cuda_happened(void *event, const struct tier_plan *plan);
 
 /** memcpy; past the cache where it is large. */
 void tier_copy(void *to, const void *from, size_t len);

@@ -7,101 +7,57 @@
  *        ▲                                                                        │
  *        └──────────────── sleep until the oldest one's event happened ◄──────────┘
  *
- * Large pieces go to the copy engines. Each call costs some microseconds, so pieces of less than KERNEL_BYTES are
+ * Large pieces go to the copy engines, several in a call (transfer_cuda_copy.c). Pieces of less than KERNEL_BYTES are
  * moved by libkvx_cuda's kernel, a layer of many blocks a launch, which host memory must be pinned for.
  *
  * CUDA is found when the first job wants it, through the driver's library as in bm/cuda.h.
  */
-#include <dlfcn.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
 #include "base/error.h"
-#include "base/log.h"
 #include "bm/cuda.h"
-#include "transfer.h"
+#include "transfer_cuda.h"
 
-#define DEPTH 4
+#ifndef TIER_CUDA_DEPTH /* benchmarks try others */
+#define TIER_CUDA_DEPTH 4
+#endif
+enum { DEPTH = TIER_CUDA_DEPTH };
 #define NUMBERS_EACH ((size_t)TIER_CHUNK_PAIRS * 2)
 #define MAX_DEVICES 64
 
 #define STREAM_NON_BLOCKING 1u /* CU_STREAM_NON_BLOCKING: waits for no default stream */
 #define EVENT_FLAGS 3u         /* CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING */
-#define CUDA_OUT_OF_MEMORY 2
 #define CUDA_NOT_READY 600
 
-typedef int result_t; /* CUresult */
-
-static struct {
-    result_t (*stream_create)(void **ret, unsigned flags);
-    result_t (*stream_destroy)(void *stream);
-    result_t (*stream_sync)(void *stream);
-    result_t (*copy)(uint64_t to, uint64_t from, size_t len, void *stream);
-    result_t (*event_create)(void **ret, unsigned flags);
-    result_t (*event_destroy)(void *event);
-    result_t (*event_record)(void *event, void *stream);
-    result_t (*event_query)(void *event);
-    result_t (*event_sync)(void *event);
-} cuda;
-
-static const struct {
-    const char *name;
-    void *slot;
-} symbols[] = {
-    {"cuStreamCreate", &cuda.stream_create},    {"cuStreamDestroy_v2", &cuda.stream_destroy},
-    {"cuStreamSynchronize", &cuda.stream_sync}, {"cuMemcpyAsync", &cuda.copy},
-    {"cuEventCreate", &cuda.event_create},      {"cuEventDestroy_v2", &cuda.event_destroy},
-    {"cuEventRecord", &cuda.event_record},      {"cuEventQuery", &cuda.event_query},
-    {"cuEventSynchronize", &cuda.event_sync},
-};
-
-static bool available; /* written once */
-
-static void load(void)
-{
-    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-
-    for (size_t i = 0; library && i < KV_COUNT(symbols); i++) {
-        void *symbol = dlsym(library, symbols[i].name);
-
-        if (!symbol) {
-            kv_log_warn("kvbm", "the CUDA driver is too old", "missing=%s", symbols[i].name);
-            return;
-        }
-        memcpy(symbols[i].slot, &symbol, sizeof(symbol));
-    }
-    available = library != NULL; /* it stays loaded, as in bm/cuda.c */
-}
+#define cuda tier_cuda_calls
+#define check tier_cuda_check
 
 /* Make a device current: 0, -ENOTSUP. */
 static int enter(uint32_t device)
 {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-
-    pthread_once(&once, load);
-    return available && kvbm_cuda_enter(device) == 0 ? 0 : -ENOTSUP;
+    return tier_cuda_usable() && kvbm_cuda_enter(device) == 0 ? 0 : -ENOTSUP;
 }
 
-static int check(const char *call, result_t code)
+/* Whose memory it is about; the first one's where it is nobody's (and device_id may be a file's descriptor). */
+static uint32_t device_of(const struct tier_plan *p)
 {
-    static struct kv_log_rate rate;
+    const struct kvbm_place *s = &p->src->places[0], *d = &p->dst->places[0];
+    const struct kvbm_place *place = d->kind == KVBM_STORAGE_DEVICE ? d : s;
 
-    if (code == 0)
-        return 0;
-    if (kv_log_allowed(&rate, 5))
-        kv_log_warn("kvbm", "CUDA call failed", "call=%s code=%d", call, code);
-    return code == CUDA_OUT_OF_MEMORY ? -ENOMEM : -EIO;
+    return place->kind == KVBM_STORAGE_DEVICE ? (uint32_t)place->device_id : 0;
 }
 
-int tier_cuda_happened(void *event, uint32_t device)
+/* Events can be asked for in any context; a job between host memories must not make one for it. */
+int tier_cuda_happened(void *event, const struct tier_plan *plan)
 {
-    int err = enter(device);
-    result_t code;
+    tier_cuda_result code;
+    int err;
 
-    if (err < 0)
-        return err;
+    if (!tier_cuda_usable() || kvbm_cuda_enter_any(device_of(plan), NULL) < 0)
+        return -ENOTSUP;
     code = cuda.event_query(event);
     kvbm_cuda_leave();
     if (code == CUDA_NOT_READY)
@@ -124,6 +80,7 @@ struct lane {
     enum tier_lane lane;
     pthread_t thread;
     bool runs, stop;
+    bool single;       /* no batches of copies */
     uint32_t *numbers; /* pinned, a part for each place in the ring */
     void *streams[MAX_DEVICES];
     struct flight flights[MAX_DEVICES][DEPTH]; /* events belong to a device */
@@ -139,14 +96,6 @@ struct tier_cuda {
     uint32_t pinned_by;
     bool pinned;
 };
-
-static uint32_t device_of(const struct tier_plan *p)
-{
-    const struct kvbm_place *place =
-        p->dst->places[0].kind == KVBM_STORAGE_DEVICE ? &p->dst->places[0] : &p->src->places[0];
-
-    return (uint32_t)place->device_id;
-}
 
 /* Events and stream of a device, made when it is first used. The device is current. */
 static int prepare(struct lane *lane, uint32_t device)
@@ -166,20 +115,6 @@ static int prepare(struct lane *lane, uint32_t device)
 }
 
 /* ---- what is put on a stream ---- */
-
-static int copy_pieces(struct tier_chunk *chunk, void *stream)
-{
-    struct tier_walk walk;
-    struct tier_piece piece;
-    int err = 0;
-
-    tier_walk_begin(&walk, chunk, 0);
-    while (err == 0 && tier_walk_next(&walk, &piece)) {
-        err = check("cuMemcpyAsync", cuda.copy(piece.dst, piece.src, (size_t)piece.len, stream));
-        chunk->pieces++;
-    }
-    return err;
-}
 
 /* The ids must be where the GPU can read them, until it has. */
 static int convert(struct flight *flight, void *stream)
@@ -211,10 +146,11 @@ static int put(struct lane *lane, struct flight *flight)
     if (plan->grain == TIER_CONVERT) {
         err = convert(flight, stream);
     } else {
-        err = plan->kernel ? convert(flight, stream) : -ENOTSUP;
+        err = plan->kernel && lane->engine->gpu_copy == KVBM_GPU_AUTO ? convert(flight, stream)
+                                                                      : -ENOTSUP;
         if (err == -ENOTSUP) { /* no libkvx_cuda: slower, and the same bytes */
             flight->chunk.pieces = 0;
-            err = copy_pieces(&flight->chunk, stream);
+            err = tier_cuda_copy_pieces(&flight->chunk, stream, &lane->single);
         }
     }
     rc = check("cuEventRecord", cuda.event_record(flight->event, stream));
@@ -365,6 +301,7 @@ int tier_cuda_open(struct kvbm_engine *engine, const struct tier_plan *plan, str
         struct lane *lane = &c->lanes[i];
 
         lane->engine = engine;
+        lane->single = engine->gpu_copy == KVBM_GPU_SINGLE;
         lane->lane = i ? TIER_IN : TIER_OUT;
         lane->numbers = c->numbers + NUMBERS_EACH * DEPTH * (size_t)i;
         err =

@@ -117,6 +117,7 @@ static int find_lane(enum kvbm_flow flow, struct tier_plan *p)
         return refuse(-ENOTSUP, "files are copied to and from host memory");
     else
         p->lane = d == KVBM_STORAGE_DEVICE ? TIER_IN : TIER_OUT;
+    p->reached = (p->lane == TIER_IN || p->lane == TIER_OUT) && one_gpu_reaches(p);
     return 0;
 }
 
@@ -184,7 +185,7 @@ static void choose_kernel(struct tier_plan *p)
     kvx_cache_desc_t src, dst;
 
     if (!on_device(p) || (p->grain != TIER_LAYER && p->grain != TIER_REGION) ||
-        piece >= KERNEL_BYTES || !one_gpu_reaches(p) || p->src->config.num_blocks > INT32_MAX ||
+        piece >= KERNEL_BYTES || !p->reached || p->src->config.num_blocks > INT32_MAX ||
         p->dst->config.num_blocks > INT32_MAX)
         return;
     p->kernel = tier_plan_caches(p, p->first_layer, &src, &dst) == 0;
@@ -443,7 +444,7 @@ int tier_plan_caches(const struct tier_plan *p, uint32_t layer, kvx_cache_desc_t
 
     tier_plan_side(p, false, layer, &s);
     tier_plan_side(p, true, layer, &d);
-    if ((p->lane == TIER_OUT || p->lane == TIER_IN) && !one_gpu_reaches(p))
+    if ((p->lane == TIER_OUT || p->lane == TIER_IN) && !p->reached)
         return refuse(-ENOTSUP, "a GPU converts its own memory and pinned memory");
     err = tier_side_cache(&s, src);
     return err < 0 ? err : tier_side_cache(&d, dst);

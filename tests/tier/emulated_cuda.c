@@ -2,9 +2,11 @@
 /*
  * libcuda.so.1 without a GPU: the calls that libkvbm makes, on memory of this process. Streams are threads that do
  * what was put on them later, in order and with pauses, so that who doesn't wait for an event reads too early. Device
- * memory is filled with rubbish first. Faults on demand, by the functions at the end.
+ * memory is filled with rubbish first. What a real driver refuses is refused: handles of another context than the
+ * current one, flags that don't do what is meant, waiting beside a capture. Faults on demand, by the functions at the
+ * end.
  *
- * ABI: the driver API's public symbols.
+ * ABI: the driver API's public symbols. EMULATED_CUDA: of which version.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -16,12 +18,21 @@
 #include <unistd.h>
 
 #define EXPORT __attribute__((visibility("default")))
+#define NO_DEVICE 101
+#define BAD_CONTEXT 201
+#define BAD_HANDLE 400
 #define NOT_READY 600
+#define CAPTURING 900
 #define UNKNOWN 999
+#define CAPTURE_RELAXED 2
+#ifndef EMULATED_CUDA
+#define EMULATED_CUDA 13
+#endif
 
-enum { QUEUE = 4096 };
+enum { QUEUE = 4096, DEVICES = 2, NESTED = 4 };
 
 struct event {
+    void *context; /* NULL: the test's own */
     pthread_mutex_t lock;
     pthread_cond_t changed;
     uint64_t recorded, happened;
@@ -35,6 +46,7 @@ struct op {
 };
 
 struct stream {
+    void *context;
     pthread_mutex_t lock;
     pthread_cond_t changed;
     pthread_t thread;
@@ -44,7 +56,23 @@ struct stream {
 };
 
 static _Atomic int fail_copies, fail_events, delay_us, copies, streams_alive, events_alive;
-static _Thread_local int depth; /* contexts pushed: who calls without one is wrong */
+static _Atomic int fail_batch_with, batches, capturing, broken, retained[DEVICES];
+static _Thread_local void *current[NESTED]; /* contexts pushed: who calls without one is wrong */
+static _Thread_local int depth, capture_mode;
+
+/* What may not be called while anybody captures, except by threads that said that it isn't about them. */
+static bool allowed(void)
+{
+    if (!capturing || capture_mode == CAPTURE_RELAXED)
+        return true;
+    broken++;
+    return false;
+}
+
+static bool here(const void *context)
+{
+    return depth > 0 && current[depth - 1] == context;
+}
 
 static void run_op(const struct op *op)
 {
@@ -103,27 +131,53 @@ EXPORT int cuInit(unsigned flags)
 EXPORT int cuDeviceGet(int *device, int ordinal)
 {
     *device = ordinal;
-    return ordinal < 2 ? 0 : 101;
+    return ordinal < DEVICES ? 0 : NO_DEVICE;
+}
+
+EXPORT int cuDeviceGetCount(int *ret)
+{
+    *ret = DEVICES;
+    return 0;
 }
 
 EXPORT int cuDevicePrimaryCtxRetain(void **ret, int device)
 {
-    static int contexts[2];
+    static int contexts[DEVICES];
 
     *ret = &contexts[device];
+    retained[device]++;
+    return 0;
+}
+
+EXPORT int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active)
+{
+    *flags = 0;
+    *active = retained[device] > 0;
+    return 0;
+}
+
+EXPORT int cuThreadExchangeStreamCaptureMode(int *mode)
+{
+    int before = capture_mode;
+
+    capture_mode = *mode;
+    *mode = before;
     return 0;
 }
 
 EXPORT int cuCtxPushCurrent_v2(void *context)
 {
-    depth++;
-    return context ? 0 : UNKNOWN;
+    if (!context || depth == NESTED)
+        return BAD_CONTEXT;
+    current[depth++] = context;
+    return 0;
 }
 
 EXPORT int cuCtxPopCurrent_v2(void **ret)
 {
-    *ret = NULL;
-    depth--;
+    if (!ret || !depth)
+        return BAD_CONTEXT;
+    *ret = current[--depth];
     return 0;
 }
 
@@ -134,23 +188,28 @@ EXPORT int cuMemAlloc_v2(uint64_t *ret, size_t len)
     if (memory)
         memset(memory, 0xEE, len);
     *ret = (uintptr_t)memory;
-    return memory && depth ? 0 : 2;
+    return !memory ? 2 : !depth ? BAD_CONTEXT : allowed() ? 0 : CAPTURING;
 }
 
 EXPORT int cuMemFree_v2(uint64_t addr)
 {
     free((void *)(uintptr_t)addr);
-    return 0;
+    return allowed() ? 0 : CAPTURING;
 }
 
+/* Portable, because other contexts copy it, and mapped, because kernels read and write it. */
 EXPORT int cuMemHostRegister_v2(void *memory, size_t len, unsigned flags)
 {
-    return memory && len && flags == 1 ? 0 : UNKNOWN;
+    if (!allowed())
+        return CAPTURING;
+    return memory && len && flags == 3 && depth ? 0 : UNKNOWN;
 }
 
 EXPORT int cuMemHostUnregister(void *memory)
 {
-    return memory ? 0 : UNKNOWN;
+    if (!allowed())
+        return CAPTURING;
+    return memory && depth ? 0 : UNKNOWN;
 }
 
 EXPORT int cuMemsetD8_v2(uint64_t addr, unsigned char value, size_t len)
@@ -179,6 +238,7 @@ EXPORT int cuStreamCreate(void **ret, unsigned flags)
         return UNKNOWN;
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->changed, NULL);
+    s->context = current[depth - 1];
     pthread_create(&s->thread, NULL, stream_thread, s);
     streams_alive++;
     *ret = s;
@@ -203,6 +263,8 @@ EXPORT int cuStreamSynchronize(void *stream)
 {
     struct stream *s = stream;
 
+    if (!depth || !allowed())
+        return depth ? CAPTURING : BAD_CONTEXT;
     if (!s)
         return 0;
     pthread_mutex_lock(&s->lock);
@@ -214,14 +276,59 @@ EXPORT int cuStreamSynchronize(void *stream)
 
 EXPORT int cuMemcpyAsync(uint64_t to, uint64_t from, size_t len, void *stream)
 {
+    struct stream *s = stream;
+
     copies++;
     if (fail_copies && --fail_copies == 0)
         return UNKNOWN;
-    if (!depth)
-        return UNKNOWN;
-    put(stream, (struct op){.to = to, .from = from, .len = len});
+    if (!depth || !here(s->context))
+        return BAD_CONTEXT;
+    put(s, (struct op){.to = to, .from = from, .len = len});
     return 0;
 }
+
+#if EMULATED_CUDA >= 12
+struct attributes {
+    int order, from_type, from_id, to_type, to_id;
+    unsigned flags;
+};
+
+/* In no order; a failing one stops in the middle. */
+static int batch(const uint64_t *to, const uint64_t *from, const size_t *len, size_t n,
+                 const struct attributes *a, const size_t *first, size_t n_attributes, void *stream)
+{
+    struct stream *s = stream;
+    size_t end = fail_batch_with ? n / 2 : n;
+
+    batches++;
+    if (!s || !n || n_attributes != 1 || *first != 0 || a->order != 1 || a->flags)
+        return 1;
+    if (!here(s->context))
+        return BAD_CONTEXT;
+    for (size_t i = end; i-- > 0;)
+        put(s, (struct op){.to = to[i], .from = from[i], .len = len[i]});
+    return atomic_exchange(&fail_batch_with, 0);
+}
+
+EXPORT int cuMemcpyBatchAsync(const uint64_t *to, const uint64_t *from, const size_t *len, size_t n,
+                              const struct attributes *a, const size_t *first, size_t n_attributes,
+                              size_t *failed, void *stream)
+{
+    int code = batch(to, from, len, n, a, first, n_attributes, stream);
+
+    *failed = n / 2;
+    return EMULATED_CUDA > 12 ? UNKNOWN : code; /* for old programs; we are to call the other */
+}
+#endif
+
+#if EMULATED_CUDA >= 13
+EXPORT int cuMemcpyBatchAsync_v2(const uint64_t *to, const uint64_t *from, const size_t *len,
+                                 size_t n, const struct attributes *a, const size_t *first,
+                                 size_t n_attributes, void *stream)
+{
+    return batch(to, from, len, n, a, first, n_attributes, stream);
+}
+#endif
 
 EXPORT int cuEventCreate(void **ret, unsigned flags)
 {
@@ -230,6 +337,7 @@ EXPORT int cuEventCreate(void **ret, unsigned flags)
     (void)flags;
     if (!event)
         return 2;
+    event->context = depth ? current[depth - 1] : NULL;
     pthread_mutex_init(&event->lock, NULL);
     pthread_cond_init(&event->changed, NULL);
     events_alive++;
@@ -247,15 +355,18 @@ EXPORT int cuEventDestroy_v2(void *event)
 EXPORT int cuEventRecord(void *event, void *stream)
 {
     struct event *e = event;
+    struct stream *s = stream;
     uint64_t number;
 
     if (fail_events && --fail_events == 0)
         return UNKNOWN;
+    if (s && (s->context != e->context || !here(s->context)))
+        return BAD_HANDLE;
     pthread_mutex_lock(&e->lock);
     number = ++e->recorded;
     pthread_mutex_unlock(&e->lock);
-    if (stream) /* else it happens when the test says so */
-        put(stream, (struct op){.event = e, .number = number});
+    if (s) /* else it happens when the test says so */
+        put(s, (struct op){.event = e, .number = number});
     return 0;
 }
 
@@ -264,6 +375,8 @@ EXPORT int cuEventQuery(void *event)
     struct event *e = event;
     bool happened;
 
+    if (!depth || !allowed())
+        return depth ? CAPTURING : BAD_CONTEXT;
     pthread_mutex_lock(&e->lock);
     happened = e->happened == e->recorded;
     pthread_mutex_unlock(&e->lock);
@@ -274,6 +387,8 @@ EXPORT int cuEventSynchronize(void *event)
 {
     struct event *e = event;
 
+    if (!depth || !allowed())
+        return depth ? CAPTURING : BAD_CONTEXT;
     pthread_mutex_lock(&e->lock);
     while (e->happened != e->recorded)
         pthread_cond_wait(&e->changed, &e->lock);
@@ -296,6 +411,34 @@ EXPORT int emulated_cuda_copies(void);
 int emulated_cuda_copies(void)
 {
     return atomic_exchange(&copies, 0);
+}
+
+EXPORT int emulated_cuda_batches(void);
+int emulated_cuda_batches(void)
+{
+    return atomic_exchange(&batches, 0);
+}
+
+/** The next batch queues its first half and returns this. */
+EXPORT void emulated_cuda_fail_batch(int code);
+void emulated_cuda_fail_batch(int code)
+{
+    fail_batch_with = code;
+}
+
+/** Somebody captures a graph, from now on or no more. Returns how often others have broken it. */
+EXPORT int emulated_cuda_capture(int on);
+int emulated_cuda_capture(int on)
+{
+    capturing = on;
+    return atomic_exchange(&broken, 0);
+}
+
+/** How often a device's context was asked for. */
+EXPORT int emulated_cuda_contexts(int device);
+int emulated_cuda_contexts(int device)
+{
+    return retained[device];
 }
 
 /** Streams and events that nobody destroyed. */

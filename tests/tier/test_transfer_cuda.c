@@ -12,6 +12,8 @@
 // clang-format on
 
 #include <dlfcn.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -20,11 +22,17 @@
 
 static void (*faults)(int copy, int event, int us);
 static int (*copies)(void);
+static int (*batches)(void);
+static void (*fail_batch)(int code);
+static int (*capture)(int on);
+static int (*contexts)(int device);
 static int (*alive)(void);
 static void (*happen)(void *event);
 static int (*event_create)(void **ret, unsigned flags);
 static int (*event_record)(void *event, void *stream);
 static int (*event_destroy)(void *event);
+static int (*retain)(void **ret, int device);
+static bool batching; /* whether this driver copies in batches */
 
 static struct kvbm_storage_opts device = {.size = sizeof(device), .kind = KVBM_STORAGE_DEVICE};
 static struct kvbm_storage_opts other_device = {
@@ -40,33 +48,110 @@ static void find(void *library, const char *name, void *slot)
     memcpy(slot, &symbol, sizeof(symbol));
 }
 
+/* The driver that is loaded first is the one that libkvbm gets when it asks for libcuda.so.1. */
+static void *open_driver(const char *folder)
+{
+    const char *version = getenv("EMULATED_CUDA");
+    char path[4096];
+
+    batching = !version || atoi(version) >= 12;
+    if (!version)
+        return dlopen("libcuda.so.1", RTLD_NOW);
+    snprintf(path, sizeof(path), "%s/tests/cuda%s/libcuda.so.1", folder, version);
+    return dlopen(path, RTLD_NOW);
+}
+
 static int set_up(void **state)
 {
-    void *library = dlopen("libcuda.so.1", RTLD_NOW);
-    const char *folder = getenv("KV_BUILD_DIR");
+    const char *folder = getenv("KV_BUILD_DIR") ? getenv("KV_BUILD_DIR") : "build";
+    void *library = open_driver(folder);
     char path[4096];
 
     (void)state;
     assert_non_null(library);
     find(library, "emulated_cuda_faults", &faults);
     find(library, "emulated_cuda_copies", &copies);
+    find(library, "emulated_cuda_batches", &batches);
+    find(library, "emulated_cuda_fail_batch", &fail_batch);
+    find(library, "emulated_cuda_capture", &capture);
+    find(library, "emulated_cuda_contexts", &contexts);
+    find(library, "cuDevicePrimaryCtxRetain", &retain);
     find(library, "emulated_cuda_alive", &alive);
     find(library, "emulated_cuda_happen", &happen);
     find(library, "cuEventCreate", &event_create);
     find(library, "cuEventRecord", &event_record);
     find(library, "cuEventDestroy_v2", &event_destroy);
-    snprintf(path, sizeof(path), "%s/tests/libkvx_emulated.so", folder ? folder : "build");
+    snprintf(path, sizeof(path), "%s/tests/libkvx_emulated.so", folder);
     setenv("KVX_CUDA_LIBRARY", path, 1);
     return 0;
 }
 
-static struct kvbm_engine *engine_of(void)
+static struct kvbm_engine *engine_with(enum kvbm_gpu_copy how)
 {
-    struct kvbm_engine_opts opts = {.size = sizeof(opts), .n_threads = 1};
+    struct kvbm_engine_opts opts = {.size = sizeof(opts), .n_threads = 1, .gpu_copy = how};
     struct kvbm_engine *engine = NULL;
 
     assert_int_equal(kvbm_engine_create(&opts, &engine), 0);
     return engine;
+}
+
+static struct kvbm_engine *engine_of(void)
+{
+    return engine_with(KVBM_GPU_AUTO);
+}
+
+static int wait_for(struct kvbm_engine *engine, const struct kvbm_transfer *t,
+                    struct kvbm_done *ret)
+{
+    int64_t id = kvbm_engine_submit(engine, t);
+
+    assert_true(id > 0);
+    assert_int_equal(kvbm_engine_wait(engine, (uint64_t)id, 60000, ret), 0);
+    return ret->status;
+}
+
+/*
+ * A process that works on GPU 1 gets no context on GPU 0, which would take memory of another's: not for pinned memory,
+ * and not for asking for events. First of all tests, since contexts are kept.
+ */
+static void test_other_gpus_are_left_alone(void **state)
+{
+    struct kvbm_layout_config c = {.size = sizeof(c),
+                                   .kind = KVBM_FULLY_CONTIGUOUS,
+                                   .num_blocks = 2,
+                                   .num_layers = 1,
+                                   .outer_dim = 1,
+                                   .page_size = 1,
+                                   .inner_dim = 64};
+    struct kvbm_storage_opts file = {.size = sizeof(file), .kind = KVBM_STORAGE_DISK};
+    struct kvbm_engine *engine = engine_of();
+    struct kvbm_layout *to, *from, *disk;
+    const uint32_t a = 0;
+    struct kvbm_transfer t = {
+        .size = sizeof(t), .src_blocks = &a, .dst_blocks = &a, .n = 1, .flow = KVBM_ONBOARD};
+    struct kvbm_done done;
+    void *context, *event;
+
+    (void)state;
+    assert_int_equal(retain(&context, 1), 0); /* the application's */
+    from = unit_layout(&c, &pinned);
+    to = unit_layout(&c, &other_device);
+    disk = unit_layout(&c, &file);
+    assert_int_equal(event_create(&event, 0), 0);
+    t.ready_event = event;
+    for (int i = 0; i < 3; i++) { /* to the GPU, to a file, from it */
+        t.src = i == 2 ? disk : from;
+        t.dst = i == 0 ? to : i == 1 ? disk : from;
+        assert_int_equal(wait_for(engine, &t, &done), 0);
+    }
+    assert_int_equal(contexts(0), 0);
+    assert_true(contexts(1) > 1);
+    event_destroy(event);
+    kvbm_engine_destroy(engine);
+    kvbm_layout_destroy(from);
+    kvbm_layout_destroy(to);
+    kvbm_layout_destroy(disk);
+    assert_int_equal(alive(), 0);
 }
 
 static void test_every_pair(void **state)
@@ -74,13 +159,16 @@ static void test_every_pair(void **state)
     struct kvbm_storage_opts *pairs[][2] = {{&device, &pinned}, {&pinned, &device},
                                             {&device, &device}, {&device, &plain},
                                             {&plain, &device},  {&device, &other_device}};
-    struct kvbm_engine *engine = engine_of();
+    struct kvbm_engine *engines[] = {engine_with(KVBM_GPU_AUTO), engine_with(KVBM_GPU_ENGINES),
+                                     engine_with(KVBM_GPU_SINGLE)};
     struct rng rng = {test_seed()};
-    long refused = 0, rounds = test_rounds(600);
+    long refused = 0, rounds = test_rounds(900);
 
     (void)state;
     faults(0, 0, 20);
+    batches();
     for (long i = 0; i < rounds; i++) {
+        struct kvbm_engine *engine = engines[i % 3];
         struct kvbm_transfer t = {.flow = rng_below(&rng, 2)};
         size_t pair = rng_below(&rng, KV_COUNT(pairs));
         bool apart = pairs[pair][0] == &plain || pairs[pair][1] == &plain ||
@@ -103,7 +191,10 @@ static void test_every_pair(void **state)
         kvbm_layout_destroy(b);
     }
     assert_true(refused < rounds / 2);
-    kvbm_engine_destroy(engine);
+    assert_int_equal(batches() > 0, batching);
+    faults(0, 0, 0);
+    for (int i = 0; i < 3; i++)
+        kvbm_engine_destroy(engines[i]);
     assert_int_equal(alive(), 0);
 }
 
@@ -184,6 +275,169 @@ static void test_who_copies(void **state)
     kvbm_layout_destroy(host);
     kvbm_layout_destroy(unpinned);
     kvbm_layout_destroy(layers);
+}
+
+/* Layers that lie apart on the GPU, in whole blocks here: 64 KiB pieces, a chunk's worth a call. */
+static void test_batches(void **state)
+{
+    struct kvbm_layout_config c = {.size = sizeof(c),
+                                   .kind = KVBM_LAYER_SEPARATE_BLOCK_CONTIGUOUS,
+                                   .num_blocks = 32,
+                                   .num_layers = 4,
+                                   .outer_dim = 2,
+                                   .page_size = 16,
+                                   .inner_dim = 1024};
+    struct kvbm_layout *layers = unit_layout(&c, &device), *host, *unpinned, *far;
+    uint32_t ids[32];
+    struct kvbm_transfer t = {.size = sizeof(t), .src_blocks = ids, .dst_blocks = ids, .n = 32};
+    struct kvbm_done done;
+
+    (void)state;
+    c.kind = KVBM_FULLY_CONTIGUOUS;
+    host = unit_layout(&c, &pinned);
+    unpinned = unit_layout(&c, &plain);
+    far = unit_layout(&c, &other_device);
+    for (uint32_t i = 0; i < 32; i++)
+        ids[i] = i;
+    batches(), copies();
+    for (int i = 0; i < 4; i++) {
+        bool one_call = batching && i == 0; /* memory that moves, and other GPUs': piece by piece */
+        struct kvbm_engine *engine = engine_with(i == 3 ? KVBM_GPU_SINGLE : KVBM_GPU_ENGINES);
+
+        t.src = layers;
+        t.dst = i == 1 ? unpinned : i == 2 ? far : host;
+        assert_int_equal(wait_for(engine, &t, &done), 0);
+        assert_int_equal(batches(), one_call ? 4 : 0);
+        assert_int_equal(copies(), one_call ? 0 : 32 * 4);
+        kvbm_engine_destroy(engine);
+    }
+    kvbm_layout_destroy(layers);
+    kvbm_layout_destroy(host);
+    kvbm_layout_destroy(unpinned);
+    kvbm_layout_destroy(far);
+}
+
+/* Scattered blocks of 256 KiB, eight a call. A driver without batches can't fail in one. */
+static void check_batch_that_fails(int code, bool refused)
+{
+    struct kvbm_layout_config c = {.size = sizeof(c),
+                                   .kind = KVBM_FULLY_CONTIGUOUS,
+                                   .num_blocks = 32,
+                                   .num_layers = 4,
+                                   .outer_dim = 2,
+                                   .page_size = 16,
+                                   .inner_dim = 1024};
+    struct kvbm_layout *src = unit_layout(&c, &device), *dst = unit_layout(&c, &pinned);
+    struct kvbm_engine *engine = engine_of();
+    uint32_t from_ids[32], to_ids[32], lost = 0;
+    uint8_t ok[4];
+    struct kvbm_transfer t = {.size = sizeof(t),
+                              .src = src,
+                              .dst = dst,
+                              .src_blocks = from_ids,
+                              .dst_blocks = to_ids,
+                              .n = 32,
+                              .ok = ok};
+    size_t block = (size_t)kvbm_layout_get_shape(src)->natural_block_bytes;
+    struct rng rng = {test_seed()};
+    struct kvbm_done done;
+    struct bytes from, got;
+
+    for (uint32_t i = 0; i < 32; i++) {
+        from_ids[i] = i * 7 % 32;
+        to_ids[i] = i * 5 % 32;
+    }
+    unit_fill(src, &rng, false);
+    unit_fill(dst, &rng, false);
+    batches(), copies();
+    fail_batch(code);
+    assert_int_equal(wait_for(engine, &t, &done), refused ? 0 : -EIO);
+    assert_int_equal(batches(), !batching ? 0 : refused ? 1 : 4);
+    assert_int_equal(copies(), refused ? 32 : 0);
+    from = unit_snapshot(src);
+    got = unit_snapshot(dst);
+    for (uint32_t i = 0; i < 32; i++) {
+        if (ok[i / 8] >> i % 8 & 1)
+            assert_memory_equal(from.at + from_ids[i] * block, got.at + to_ids[i] * block, block);
+        else
+            lost++;
+    }
+    assert_int_equal(lost, refused ? 0 : 8);
+    assert_int_equal(done.n_ok, 32 - lost);
+    free(from.at);
+    free(got.at);
+    kvbm_engine_destroy(engine);
+    kvbm_layout_destroy(src);
+    kvbm_layout_destroy(dst);
+}
+
+/* A driver that gives a batch up in the middle: as one that has none where it says so, else the chunk is lost. */
+static void test_batches_fail(void **state)
+{
+    (void)state;
+    faults(0, 0, 50);
+    check_batch_that_fails(1, true);   /* CUDA_ERROR_INVALID_VALUE */
+    check_batch_that_fails(801, true); /* CUDA_ERROR_NOT_SUPPORTED */
+    check_batch_that_fails(700, !batching);
+    faults(0, 0, 0);
+    fail_batch(0);
+    assert_int_equal(alive(), 0);
+}
+
+/* While another thread captures a graph, everything that waits or allocates would break that capture. */
+static void test_capture_elsewhere(void **state)
+{
+    struct kvbm_layout_config c = {.size = sizeof(c),
+                                   .kind = KVBM_FULLY_CONTIGUOUS,
+                                   .num_blocks = 4,
+                                   .num_layers = 2,
+                                   .outer_dim = 2,
+                                   .page_size = 16,
+                                   .inner_dim = 64};
+    const uint32_t ids[] = {0, 2, 3};
+    struct kvbm_transfer t = {.size = sizeof(t), .src_blocks = ids, .dst_blocks = ids, .n = 3};
+    struct kvbm_layout *src, *dst;
+    struct kvbm_engine *engine;
+    struct rng rng = {test_seed()};
+    void *event;
+
+    (void)state;
+    capture(1);
+    src = unit_layout(&c, &device);
+    dst = unit_layout(&c, &pinned);
+    t.src = src;
+    t.dst = dst;
+    engine = engine_of();
+    assert_int_equal(event_create(&event, 0), 0);
+    t.ready_event = event;
+    assert_int_equal(unit_round(engine, &t, &rng), 0);
+    kvbm_engine_destroy(engine);
+    event_destroy(event);
+    kvbm_layout_destroy(src);
+    kvbm_layout_destroy(dst);
+    assert_int_equal(capture(0), 0);
+    assert_int_equal(alive(), 0);
+}
+
+/* Locked pages stay behind: a child that has none of them costs its parent no copy. */
+static void test_children_have_no_pinned_memory(void **state)
+{
+    struct kvbm_storage_opts opts = pinned;
+    struct kvbm_storage *storage = NULL;
+    unsigned char in_core;
+    int status = -1;
+    pid_t child;
+
+    (void)state;
+    opts.bytes = 4096;
+    assert_int_equal(kvbm_storage_create(&opts, &storage), 0);
+    child = fork();
+    if (child == 0)
+        _exit(mincore(kvbm_storage_host_memory(storage), 4096, &in_core) == 0 || errno != ENOMEM);
+    assert_true(child > 0 && waitpid(child, &status, 0) == child);
+    assert_int_equal(status, 0);
+    assert_int_equal(mincore(kvbm_storage_host_memory(storage), 4096, &in_core), 0);
+    kvbm_storage_destroy(storage);
 }
 
 /* A copy or a record that fails takes its chunk's blocks with it, no others, and nothing hangs. */
@@ -307,9 +561,16 @@ static void test_events(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_pair), cmocka_unit_test(test_no_such_device),
-        cmocka_unit_test(test_who_copies), cmocka_unit_test(test_failures),
+        cmocka_unit_test(test_other_gpus_are_left_alone), /* the first */
+        cmocka_unit_test(test_every_pair),
+        cmocka_unit_test(test_no_such_device),
+        cmocka_unit_test(test_who_copies),
+        cmocka_unit_test(test_batches),
+        cmocka_unit_test(test_batches_fail),
+        cmocka_unit_test(test_failures),
         cmocka_unit_test(test_events),
+        cmocka_unit_test(test_capture_elsewhere),
+        cmocka_unit_test(test_children_have_no_pinned_memory),
     };
 
     return cmocka_run_group_tests(tests, set_up, NULL);
