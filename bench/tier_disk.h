@@ -2,8 +2,8 @@
 /*
  * The disk tier beside fio. Every round: fio writes and reads a file in place (io_uring, O_DIRECT, the same block size,
  * depth, bytes, and random order), and the tier does the same with its slots, checksums and barriers
- * included; one directly after the other, every other round the other way round. The ratio is the
- * median of the rounds' own.
+ * included, with memory that is registered with io_uring and without; one directly after the other, in a turning order.
+ * The ratio is the median of the rounds' own; CPU time is all of ours, the kernel's for us too.
  *
  * Included by tier_bench.c only.
  */
@@ -11,6 +11,7 @@
 #define KV_BENCH_TIER_DISK_H
 
 #include <semaphore.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -26,7 +27,8 @@ enum {
 #define DISK_BYTES (UINT64_C(2) << 30)
 
 struct disk_load {
-    struct kvbm_disk *disk;
+    struct kvbm_disk *disk; /* the one that is measured now */
+    double cpu_ns;          /* of the last pass */
     const char *dir;
     uint64_t block;
     uint32_t n_blocks;
@@ -38,6 +40,15 @@ struct disk_load {
 static void disk_done(struct kvbm_disk_batch *batch)
 {
     sem_post(batch->arg);
+}
+
+static double disk_cpu_ns(void)
+{
+    struct rusage usage;
+
+    getrusage(RUSAGE_SELF, &usage);
+    return (double)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1e9 +
+           (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) * 1e3;
 }
 
 /* All blocks, in an order of chance, by batches. Returns bytes per second. */
@@ -60,6 +71,7 @@ static double disk_pass(struct disk_load *load, bool writing)
         load->order[i] = load->order[j];
         load->order[j] = swap;
     }
+    load->cpu_ns = -disk_cpu_ns();
     begin = kv_now_ns();
     while (at < load->n_blocks || n) {
         struct kvbm_disk_batch *batch = &batches[at / each];
@@ -87,6 +99,7 @@ static double disk_pass(struct disk_load *load, bool writing)
         n++;
     }
     ns = (double)(kv_now_ns() - begin);
+    load->cpu_ns += disk_cpu_ns();
     for (uint32_t i = 0; i < load->n_blocks; i++)
         if (ios[i].status < 0)
             tier_die(writing ? "write" : "read", ios[i].status);
@@ -122,50 +135,75 @@ static double disk_fio(const struct disk_load *load, bool writing)
     return found;
 }
 
-static void disk_print(const char *what, const struct disk_load *load, struct tier_samples s[3],
-                       const struct kvbm_disk_stats *stats)
-{
-    double ratio = tier_median(&s[2]);
+/* Of one way (registered memory or not) and direction, by round. */
+struct disk_row {
+    struct tier_samples own, fio, ratio, cpu_us;
+};
 
-    printf("{\"bench\": \"tier.disk.%s\", \"block_bytes\": %llu, \"depth\": %d, \"bytes\": %llu, "
-           "\"mb_per_s\": %.0f, \"fio_mb_per_s\": %.0f, \"ratio\": %.2f, \"ratio_min\": %.2f, "
-           "\"ratio_max\": %.2f, \"rounds\": %d, \"blocks_per_commit\": %.1f}\n",
-           what, (unsigned long long)load->block, DISK_DEPTH, (unsigned long long)DISK_BYTES,
-           tier_median(&s[0]) / 1e6, tier_median(&s[1]) / 1e6, ratio, s[2].of[0],
-           s[2].of[s[2].n - 1], s[2].n,
-           stats->barriers ? 2.0 * (double)stats->writes / (double)stats->barriers : 0.0);
+static void disk_print(const char *what, const struct disk_load *load, struct disk_row *row,
+                       struct kvbm_disk *disk)
+{
+    double ratio = tier_median(&row->ratio);
+    struct kvbm_disk_stats stats;
+
+    kvbm_disk_get_stats(disk, &stats);
+    printf(
+        "{\"bench\": \"tier.disk.%s\", \"registered\": %s, \"block_bytes\": %llu, \"depth\": %d, "
+        "\"bytes\": %llu, \"mb_per_s\": %.0f, \"fio_mb_per_s\": %.0f, \"ratio\": %.2f, "
+        "\"ratio_min\": %.2f, \"ratio_max\": %.2f, \"rounds\": %d, \"cpu_us_per_block\": %.1f, "
+        "\"blocks_per_commit\": %.1f}\n",
+        what, stats.registered_bytes ? "true" : "false", (unsigned long long)load->block,
+        DISK_DEPTH, (unsigned long long)DISK_BYTES, tier_median(&row->own) / 1e6,
+        tier_median(&row->fio) / 1e6, ratio, row->ratio.of[0], row->ratio.of[row->ratio.n - 1],
+        row->ratio.n, tier_median(&row->cpu_us),
+        stats.barriers ? 2.0 * (double)stats.writes / (double)stats.barriers : 0.0);
     fflush(stdout);
 }
 
-static void disk_rounds(struct disk_load *load)
+/* fio, the tier, the tier with registered memory; the order turns from round to round. */
+static void disk_round(struct disk_load *load, struct kvbm_disk *disks[2], struct disk_row rows[2],
+                       bool writing, int round)
 {
-    struct tier_samples writes[3] = {0}, reads[3] = {0};
-    struct kvbm_disk_stats stats;
+    double own[2] = {0}, fio = 0;
 
-    disk_pass(load, true); /* files are made and overwritten: the first time is another thing */
+    for (int turn = 0; turn < 3; turn++) {
+        int who = (turn + round) % 3;
+
+        if (who == 2) {
+            fio = disk_fio(load, writing);
+            continue;
+        }
+        load->disk = disks[who];
+        own[who] = disk_pass(load, writing);
+        tier_sample(&rows[who].cpu_us, load->cpu_ns / load->n_blocks / 1e3);
+    }
+    for (int i = 0; i < 2; i++) {
+        tier_sample(&rows[i].own, own[i]);
+        tier_sample(&rows[i].fio, fio);
+        tier_sample(&rows[i].ratio, own[i] / fio);
+    }
+}
+
+static void disk_rounds(struct disk_load *load, struct kvbm_disk *disks[2])
+{
+    struct disk_row rows[2][2] = {0}; /* by writing, registered */
+
+    for (int i = 0; i < 2;
+         i++) { /* files are made and overwritten: the first time is another thing */
+        load->disk = disks[i];
+        disk_pass(load, true);
+    }
     if (disk_fio(load, true) == 0) {
         printf("{\"bench\": \"tier.disk\", \"skipped\": \"there is no fio\"}\n");
         return;
     }
-    for (int round = 0; round < DISK_ROUNDS; round++) {
-        for (int writing = 1; writing >= 0; writing--) {
-            struct tier_samples *s = writing ? writes : reads;
-            double own = 0, fio = 0;
-
-            for (int turn = 0; turn < 2; turn++) {
-                if ((turn + round) % 2)
-                    own = disk_pass(load, writing);
-                else
-                    fio = disk_fio(load, writing);
-            }
-            tier_sample(&s[0], own);
-            tier_sample(&s[1], fio);
-            tier_sample(&s[2], own / fio);
-        }
+    for (int round = 0; round < DISK_ROUNDS; round++)
+        for (int writing = 1; writing >= 0; writing--)
+            disk_round(load, disks, rows[writing], writing, round);
+    for (int i = 0; i < 2; i++) {
+        disk_print("write", load, &rows[1][i], disks[i]);
+        disk_print("read", load, &rows[0][i], disks[i]);
     }
-    kvbm_disk_get_stats(load->disk, &stats);
-    disk_print("write", load, writes, &stats);
-    disk_print("read", load, reads, &stats);
 }
 
 static void disk_blocks(const char *dir, uint64_t block)
@@ -180,10 +218,9 @@ static void disk_blocks(const char *dir, uint64_t block)
                                   .n_slots = load.n_blocks,
                                   .io_depth = DISK_DEPTH};
     size_t memory = (size_t)load.n_blocks / 32 * DISK_BATCHES * block;
-    int rc = kvbm_disk_open(&opts, &load.disk);
+    struct kvbm_disk *disks[2];
+    int rc;
 
-    if (rc < 0)
-        tier_die("open", rc);
     load.keys = calloc(load.n_blocks, sizeof(load.keys[0]));
     load.order = calloc(load.n_blocks, sizeof(load.order[0]));
     if (!load.keys || !load.order || posix_memalign((void **)&load.memory, 4096, memory) != 0)
@@ -194,8 +231,17 @@ static void disk_blocks(const char *dir, uint64_t block)
     }
     for (size_t i = 0; i < memory / 8; i++)
         ((uint64_t *)load.memory)[i] = (uint64_t)random() << 32 ^ (uint64_t)random();
-    disk_rounds(&load);
-    kvbm_disk_close(load.disk);
+    rc = kvbm_disk_open(&opts, &disks[0]);
+    opts.name = "registered";
+    opts.memory = load.memory;
+    opts.memory_bytes = memory;
+    if (rc == 0)
+        rc = kvbm_disk_open(&opts, &disks[1]);
+    if (rc < 0)
+        tier_die("open", rc);
+    disk_rounds(&load, disks);
+    kvbm_disk_close(disks[0]);
+    kvbm_disk_close(disks[1]);
     free(load.keys);
     free(load.order);
     free(load.memory);
@@ -265,7 +311,8 @@ static void disk_reopen(const char *dir)
 
 static void disk_clean(const char *dir)
 {
-    static const char *const names[] = {"fio", "kvbm-cache.slots", "kvbm-cache.index"};
+    static const char *const names[] = {"fio", "kvbm-cache.slots", "kvbm-cache.index",
+                                        "kvbm-registered.slots", "kvbm-registered.index"};
     char path[4096];
 
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {

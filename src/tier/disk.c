@@ -426,9 +426,14 @@ long kvbm_disk_each(struct kvbm_disk *disk,
 
 void kvbm_disk_get_stats(struct kvbm_disk *disk, struct kvbm_disk_stats *ret)
 {
+    struct kvbm_aio_stats aio;
+
     pthread_mutex_lock(&disk->lock);
     *ret = disk->stats;
     pthread_mutex_unlock(&disk->lock);
+    kvbm_aio_get_stats(disk->aio, &aio);
+    ret->registered_bytes = aio.registered_bytes;
+    ret->fixed = aio.fixed;
     ret->volumes = disk->n_volumes;
     ret->volumes_down = 0;
     for (uint32_t i = 0; i < disk->n_volumes; i++)
@@ -459,8 +464,11 @@ static int check_opts(const struct kvbm_disk_opts *opts)
 
 static int open_parts(struct kvbm_disk *disk, const struct kvbm_disk_opts *opts)
 {
-    struct kvbm_aio_opts aio = {
-        .size = sizeof(aio), .io = KV_OPT(opts, io, KVBM_IO_AUTO), .depth = disk->depth};
+    struct kvbm_aio_opts aio = {.size = sizeof(aio),
+                                .io = KV_OPT(opts, io, KVBM_IO_AUTO),
+                                .depth = disk->depth,
+                                .memory = KV_OPT(opts, memory, NULL),
+                                .memory_bytes = KV_OPT(opts, memory_bytes, 0)};
     int err = kvbm_disk_volumes_open(disk, opts);
 
     if (err == 0)

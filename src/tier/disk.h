@@ -43,6 +43,9 @@ struct kvbm_disk_opts {
     uint32_t io_depth;
     bool buffered;  /* no O_DIRECT */
     bool volatile_; /* no barriers: after a power cut blocks may be missing, never wrong */
+    void *
+        memory; /* to be registered with io_uring: where most blocks lie, until close. NULL: none */
+    uint64_t memory_bytes;
 };
 
 /**
@@ -111,6 +114,8 @@ struct kvbm_disk_stats {
     uint64_t barriers;              /* of data and index */
     uint64_t queued;                /* batches now */
     uint32_t volumes, volumes_down; /* down: too many errors, no longer used until reopened */
+    uint64_t registered_bytes;      /* of memory, with io_uring; 0: none, or the kernel wouldn't */
+    uint64_t fixed;                 /* reads and writes that used it */
 };
 void kvbm_disk_get_stats(struct kvbm_disk *disk, struct kvbm_disk_stats *ret);
 /** The volume of this slot is in use. */

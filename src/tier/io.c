@@ -198,6 +198,8 @@ int kvbm_aio_create(const struct kvbm_aio_opts *opts, struct kvbm_aio **ret)
     aio->process = getpid();
     aio->depth = depth;
     aio->n_threads = n_threads;
+    aio->memory = KV_OPT(opts, memory, NULL);
+    aio->memory_bytes = aio->memory ? KV_OPT(opts, memory_bytes, 0) : 0;
     err = start(aio, io);
     if (err < 0) {
         pthread_mutex_destroy(&aio->lock);
@@ -226,4 +228,11 @@ void kvbm_aio_destroy(struct kvbm_aio *aio)
 enum kvbm_io kvbm_aio_kind(const struct kvbm_aio *aio)
 {
     return aio->engine->kind;
+}
+
+void kvbm_aio_get_stats(struct kvbm_aio *aio, struct kvbm_aio_stats *ret)
+{
+    pthread_mutex_lock(&aio->lock);
+    *ret = aio->stats;
+    pthread_mutex_unlock(&aio->lock);
 }

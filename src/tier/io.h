@@ -11,6 +11,9 @@
  * Short transfers are continued, EINTR and EAGAIN tried again. A request that has been submitted can't be taken
  * back: memory is the kernel's until done.
  *
+ * With io_uring, memory given at creation is pinned once and used by READ_FIXED and WRITE_FIXED instead of being
+ * pinned by each request. Where the kernel won't (RLIMIT_MEMLOCK, say), requests are as any other.
+ *
  * Threads: any. done callbacks come from the executor's threads (one with io_uring, several otherwise), hold no
  * lock, may submit, and should be short. A child after fork() has no such threads: its submits end at once
  * with -ESHUTDOWN, in the caller's thread, and its destroy frees what it can.
@@ -31,6 +34,9 @@ struct kvbm_aio_opts {
     enum kvbm_io io;
     uint32_t depth;     /* requests with the kernel at once, at most 4096; 0: 64 */
     uint32_t n_threads; /* of KVBM_IO_THREADS, at most depth; 0: depth, but no more than 32 */
+    void *
+        memory; /* to be registered: where most requests' data lie. Mapped until destroy; NULL: none */
+    uint64_t memory_bytes;
 };
 
 /** @opts may be NULL. Returns 0; -EINVAL; -ENOMEM; -EAGAIN (no threads); -ENOTSUP (KVBM_IO_URING refused). */
@@ -39,6 +45,12 @@ int kvbm_aio_create(const struct kvbm_aio_opts *opts, struct kvbm_aio **ret);
 void kvbm_aio_destroy(struct kvbm_aio *aio);
 /** What AUTO has become: KVBM_IO_URING or KVBM_IO_THREADS. */
 enum kvbm_io kvbm_aio_kind(const struct kvbm_aio *aio);
+
+struct kvbm_aio_stats {
+    uint64_t registered_bytes; /* of the memory given; 0: none, or the kernel wouldn't */
+    uint64_t fixed;            /* reads and writes handed in that use it */
+};
+void kvbm_aio_get_stats(struct kvbm_aio *aio, struct kvbm_aio_stats *ret);
 
 enum kvbm_aio_op {
     KVBM_AIO_READ,

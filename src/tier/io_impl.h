@@ -34,6 +34,9 @@ struct kvbm_aio {
     uint64_t read_seen_ns; /* when the last urgent read began or ended */
     uint32_t turns;
     bool stop;
+    uint8_t *memory; /* to be registered, constant */
+    uint64_t memory_bytes;
+    struct kvbm_aio_stats stats; /* registered_bytes: constant after start */
 };
 
 void kvbm_aio_append(struct kvbm_aio_queue *queue, struct kvbm_aio_req *req);

@@ -5,10 +5,14 @@
  * queued meanwhile.
  *
  * No more than depth requests and the poll are with the kernel, and the completion ring has twice the room:
- * it can't overflow. Buffers and files aren't registered: the memory is the callers', who come and go, and
- * pinning a block's pages is little beside moving them (not measured).
+ * it can't overflow.
+ *
+ * The memory that aio was given is registered as buffers of a gigabyte, the most that one may have: what lies within
+ * one goes by READ_FIXED and WRITE_FIXED. Files aren't registered: a look-up a request is nothing, and the ring's
+ * own references would hold the files' locks until the kernel has taken it apart, some time after its end.
  */
 #include <errno.h>
+#include <inttypes.h>
 #include <liburing.h>
 #include <poll.h>
 #include <semaphore.h>
@@ -21,6 +25,8 @@
 #include "io_impl.h"
 
 enum { BATCH = 64 }; /* completions looked at before anything new is handed in */
+#define BUFFER_BYTES (UINT64_C(1) << 30)
+#define MAX_BUFFERS (UINT64_C(1) << 14) /* the kernel's limit */
 
 struct ring {
     struct io_uring ring;
@@ -50,14 +56,31 @@ static struct kvbm_aio_req *shift(struct kvbm_aio_queue *queue)
 
 /* ---- handing in ---- */
 
-static void prepare(struct io_uring_sqe *sqe, struct kvbm_aio_req *req)
+/* The registered buffer in which all of what is left of it lies, or -1. */
+static int buffer_of(const struct kvbm_aio *aio, const struct kvbm_aio_req *req)
+{
+    uint64_t offset = (uintptr_t)req->data + req->moved_ - (uintptr_t)aio->memory; /* below: huge */
+    uint64_t len = req->len - req->moved_, end = aio->stats.registered_bytes;
+
+    if (req->op == KVBM_AIO_SYNC || !len || offset >= end || len > end - offset ||
+        offset / BUFFER_BYTES != (offset + len - 1) / BUFFER_BYTES)
+        return -1;
+    return (int)(offset / BUFFER_BYTES);
+}
+
+static void prepare(const struct kvbm_aio *aio, struct io_uring_sqe *sqe, struct kvbm_aio_req *req)
 {
     char *at = (char *)req->data + req->moved_;
     unsigned len = (unsigned)(req->len - req->moved_);
     uint64_t offset = req->offset + req->moved_;
+    int buffer = buffer_of(aio, req);
 
     if (req->op == KVBM_AIO_SYNC)
         io_uring_prep_fsync(sqe, req->fd, IORING_FSYNC_DATASYNC);
+    else if (buffer >= 0 && req->op == KVBM_AIO_READ)
+        io_uring_prep_read_fixed(sqe, req->fd, at, len, offset, buffer);
+    else if (buffer >= 0)
+        io_uring_prep_write_fixed(sqe, req->fd, at, len, offset, buffer);
     else if (req->op == KVBM_AIO_READ)
         io_uring_prep_read(sqe, req->fd, at, len, offset);
     else
@@ -89,8 +112,10 @@ static bool collect(struct kvbm_aio *aio, struct kvbm_aio_queue *ret)
         own->again = (struct kvbm_aio_queue){0};
     }
     pthread_mutex_lock(&aio->lock);
-    while ((req = kvbm_aio_take(aio)))
+    while ((req = kvbm_aio_take(aio))) {
+        aio->stats.fixed += buffer_of(aio, req) >= 0;
         kvbm_aio_append(ret, req);
+    }
     more = !aio->stop || aio->in_flight;
     own->asleep = true;
     pthread_mutex_unlock(&aio->lock);
@@ -203,7 +228,7 @@ static void submit(struct kvbm_aio *aio, struct kvbm_aio_queue *queue)
             kvbm_aio_append(&own->again, req);
             continue;
         }
-        prepare(sqe, req);
+        prepare(aio, sqe, req);
     }
 }
 
@@ -225,6 +250,29 @@ static void run_broken(struct kvbm_aio *aio, struct kvbm_aio_queue *queue)
     kv_wake_clear(&own->wake);
 }
 
+/* All of aio's memory, or nothing. */
+static void register_memory(struct kvbm_aio *aio, struct ring *own)
+{
+    uint64_t n = (aio->memory_bytes + BUFFER_BYTES - 1) / BUFFER_BYTES;
+    struct iovec *buffers = n && n <= MAX_BUFFERS ? calloc(n, sizeof(*buffers)) : NULL;
+    int err = -ENOMEM;
+
+    if (!n)
+        return;
+    for (uint64_t i = 0; buffers && i < n; i++)
+        buffers[i] =
+            (struct iovec){.iov_base = aio->memory + i * BUFFER_BYTES,
+                           .iov_len = KV_MIN(aio->memory_bytes - i * BUFFER_BYTES, BUFFER_BYTES)};
+    if (buffers)
+        err = io_uring_register_buffers(&own->ring, buffers, (unsigned)n);
+    free(buffers);
+    if (err < 0)
+        kv_log_warn("kvbm", "io_uring won't register the blocks' memory (RLIMIT_MEMLOCK?): slower",
+                    "bytes=%" PRIu64 " errno=%d", aio->memory_bytes, -err);
+    else
+        aio->stats.registered_bytes = aio->memory_bytes;
+}
+
 static int open_ring(struct kvbm_aio *aio, struct ring *own)
 {
     static const int needed[] = {IORING_OP_READ, IORING_OP_WRITE, IORING_OP_FSYNC,
@@ -236,8 +284,8 @@ static int open_ring(struct kvbm_aio *aio, struct ring *own)
 
     if (err == -EINVAL) /* before Linux 6.1 */
         err = io_uring_queue_init(entries, &own->ring, 0);
-    if (err < 0)
-        return err == -ENOMEM ? err : -ENOTSUP;
+    if (err < 0) /* also -ENOMEM: some kernels count the ring as locked memory (RLIMIT_MEMLOCK) */
+        return -ENOTSUP;
     probe = io_uring_get_probe_ring(&own->ring);
     for (size_t i = 0; i < KV_COUNT(needed) && err == 0; i++)
         err = probe && io_uring_opcode_supported(probe, needed[i]) ? 0 : -ENOTSUP;
@@ -266,6 +314,8 @@ static void *work(void *arg)
     struct kvbm_aio_queue queue;
 
     own->start_error = open_ring(aio, own); /* here: a ring is its one thread's */
+    if (own->start_error == 0)
+        register_memory(aio, own);
     sem_post(&own->started);
     if (own->start_error < 0)
         return NULL;

@@ -8,11 +8,14 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/audit.h>
+#include <linux/capability.h>
 #include <linux/filter.h>
+#include <linux/io_uring.h>
 #include <linux/seccomp.h>
 #include <pthread.h>
 #include <semaphore.h>
 #include <stdatomic.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -160,6 +163,140 @@ static void test_random_work(void **state)
     random_work(KVBM_IO_THREADS, false);
     random_work(KVBM_IO_URING, true);
     random_work(KVBM_IO_URING, false);
+}
+
+/* ---- registered memory ---- */
+
+enum { REGION_PAGES = 300, AROUND = 8 }; /* pages before and behind that aren't registered */
+
+static struct kvbm_aio *create_registered(uint8_t *memory)
+{
+    struct kvbm_aio_opts opts = {.size = sizeof(opts),
+                                 .io = KVBM_IO_URING,
+                                 .depth = 8,
+                                 .memory = memory + (size_t)AROUND * PAGE,
+                                 .memory_bytes = (uint64_t)REGION_PAGES * PAGE};
+    struct kvbm_aio *aio = NULL;
+    int rc = kvbm_aio_create(&opts, &aio);
+
+    if (rc == -ENOTSUP)
+        skip_because("io_uring is refused here");
+    assert_int_equal(rc, 0);
+    return aio;
+}
+
+static struct kvbm_aio_stats stats_of(struct kvbm_aio *aio)
+{
+    struct kvbm_aio_stats stats;
+
+    kvbm_aio_get_stats(aio, &stats);
+    return stats;
+}
+
+static bool is_inside(uint64_t page, uint64_t n)
+{
+    return page >= AROUND && page + n <= AROUND + REGION_PAGES;
+}
+
+/* Pieces inside, outside and across the ends of what is registered: all the same bytes, and only the first are
+ * counted. */
+static void test_registered(void **state)
+{
+    enum { PAGES = REGION_PAGES + 2 * AROUND };
+    uint64_t random = unit_seed(), fixed = 0;
+    uint8_t *memory = pages(PAGES), *model = pages(FILE_PAGES);
+    struct kvbm_aio *aio = create_registered(memory);
+    int fd = open_file(true);
+
+    (void)state;
+    assert_int_equal(ftruncate(fd, (off_t)FILE_PAGES * PAGE), 0);
+    if (!stats_of(aio).registered_bytes)
+        skip_because("no memory can be registered here (RLIMIT_MEMLOCK)");
+    assert_int_equal(stats_of(aio).registered_bytes, (uint64_t)REGION_PAGES * PAGE);
+    for (size_t round = unit_rounds(2000); round > 0; round--) {
+        uint64_t n = 1 + unit_below(&random, 2 * AROUND), at = unit_below(&random, PAGES - n + 1);
+        uint64_t offset = unit_below(&random, FILE_PAGES - n + 1) * PAGE;
+        bool writing = unit_below(&random, 2);
+        uint8_t *data = memory + at * PAGE;
+
+        for (size_t i = 0; i < n * PAGE; i += 8)
+            *(uint64_t *)(data + i) = unit_random(&random);
+        if (writing)
+            memcpy(model + offset, data, n * PAGE);
+        assert_int_equal(
+            one(aio, (struct kvbm_aio_req){.op = writing ? KVBM_AIO_WRITE : KVBM_AIO_READ,
+                                           .fd = fd,
+                                           .data = data,
+                                           .len = n * PAGE,
+                                           .offset = offset}),
+            0);
+        assert_memory_equal(data, model + offset, n * PAGE);
+        fixed += is_inside(at, n);
+        assert_int_equal(stats_of(aio).fixed, fixed);
+    }
+    assert_true(fixed > 0);
+    kvbm_aio_destroy(aio);
+    close(fd);
+    free(model);
+    free(memory);
+}
+
+/* Two gigabytes of addresses, of one and the same few megabytes. */
+static uint8_t *map_over_and_over(uint64_t bytes)
+{
+    const uint64_t each = UINT64_C(32) << 20;
+    uint8_t *memory =
+        mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    int fd = memfd_create("registered", MFD_CLOEXEC);
+
+    assert_ptr_not_equal(memory, MAP_FAILED);
+    assert_int_equal(ftruncate(fd, (off_t)each), 0);
+    for (uint64_t at = 0; at < bytes; at += each)
+        assert_ptr_not_equal(mmap(memory + at, KV_MIN(each, bytes - at), PROT_READ | PROT_WRITE,
+                                  MAP_SHARED | MAP_FIXED, fd, 0),
+                             MAP_FAILED);
+    close(fd);
+    return memory;
+}
+
+/* More than the gigabyte that one registered buffer may have: several. */
+static void test_registered_large(void **state)
+{
+    const uint64_t piece = UINT64_C(1) << 30, at[] = {0, piece - PAGE, piece, 2 * piece};
+    uint64_t bytes = 2 * piece + 2 * (uint64_t)PAGE;
+    uint8_t *memory = map_over_and_over(bytes);
+    struct kvbm_aio_opts opts = {.size = sizeof(opts),
+                                 .io = KVBM_IO_URING,
+                                 .depth = 8,
+                                 .memory = memory,
+                                 .memory_bytes = bytes};
+    struct kvbm_aio *aio = NULL;
+    int fd = open_file(false), rc = kvbm_aio_create(&opts, &aio);
+
+    (void)state;
+    if (rc == -ENOTSUP)
+        skip_because("io_uring is refused here");
+    assert_int_equal(rc, 0);
+    if (!stats_of(aio).registered_bytes)
+        skip_because("two gigabytes can't be registered here (RLIMIT_MEMLOCK)");
+    for (size_t i = 0; i < KV_COUNT(at); i++) {
+        uint64_t before = stats_of(aio).fixed;
+        struct kvbm_aio_req req = {
+            .op = KVBM_AIO_WRITE, .fd = fd, .data = memory + at[i], .len = 2L * PAGE};
+
+        memset(req.data, 'a' + (int)i, req.len);
+        assert_int_equal(one(aio, req), 0);
+        memset(req.data, 0, req.len);
+        req.op = KVBM_AIO_READ;
+        assert_int_equal(one(aio, req), 0);
+        for (size_t k = 0; k < req.len; k++)
+            assert_int_equal(((char *)req.data)[k], 'a' + (int)i);
+        /* across the end of a buffer: as any other memory */
+        assert_int_equal(stats_of(aio).fixed - before, i == 1 ? 0 : 2);
+    }
+    kvbm_aio_destroy(aio);
+    munmap(memory, bytes);
+    close(fd);
 }
 
 /* ---- errors ---- */
@@ -391,6 +528,15 @@ static void test_many_threads(void **state)
 
 /* ---- a kernel that refuses ---- */
 
+static void install(struct sock_filter *code, unsigned short n)
+{
+    struct sock_fprog program = {.len = n, .filter = code};
+
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 ||
+        syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) != 0)
+        _exit(77);
+}
+
 /* From here on this process has no such system call. */
 static void forbid(long call)
 {
@@ -400,11 +546,23 @@ static void forbid(long call)
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
     };
-    struct sock_fprog program = {.len = KV_COUNT(code), .filter = code};
 
-    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 ||
-        syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) != 0)
-        _exit(77);
+    install(code, KV_COUNT(code));
+}
+
+/* The same of those calls whose second argument is this. */
+static void forbid_of(long call, uint32_t argument)
+{
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)call, 0, 3),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[1])),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, argument, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+
+    install(code, KV_COUNT(code));
 }
 
 static unsigned lines;
@@ -496,6 +654,93 @@ static void test_closed_later(void **state)
     assert_int_equal(in_child(closing), 0);
 }
 
+/* Memory that can't be registered is used as any other, and the log says so. */
+static int without_registering(void (*refuse)(void))
+{
+    uint8_t *memory = pages(REGION_PAGES + 2L * AROUND), *data = memory + (size_t)AROUND * PAGE;
+    struct kvbm_aio *aio;
+    int fd = open_file(false);
+    bool good;
+
+    kv_log_set_sink(count_lines, NULL);
+    refuse();
+    aio = create_registered(memory);
+    memset(data, 'x', PAGE);
+    good =
+        one(aio,
+            (struct kvbm_aio_req){.op = KVBM_AIO_WRITE, .fd = fd, .data = data, .len = PAGE}) == 0;
+    memset(data, 0, PAGE);
+    good = good && one(aio, (struct kvbm_aio_req){
+                                .op = KVBM_AIO_READ, .fd = fd, .data = data, .len = PAGE}) == 0;
+    if (!good || data[0] != 'x' || data[PAGE - 1] != 'x')
+        return 1;
+    if (stats_of(aio).registered_bytes || stats_of(aio).fixed)
+        return 2;
+    kvbm_aio_destroy(aio);
+    return lines == 1 ? 0 : 3;
+}
+
+/* So much may be locked, even by root. */
+static void limit_locked(rlim_t bytes)
+{
+    const struct rlimit limit = {.rlim_cur = bytes, .rlim_max = bytes};
+    struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
+    struct __user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3];
+
+    if (setrlimit(RLIMIT_MEMLOCK, &limit) < 0 || syscall(SYS_capget, &head, data) < 0)
+        _exit(77);
+    data[0].effective &= ~(1u << CAP_IPC_LOCK);
+    data[0].permitted &= ~(1u << CAP_IPC_LOCK);
+    if (syscall(SYS_capset, &head, data) < 0)
+        _exit(77);
+}
+
+static void room_for_the_ring(void)
+{
+    limit_locked(128L * PAGE); /* and not for the region */
+}
+
+static int registering_too_much(void)
+{
+    return without_registering(room_for_the_ring);
+}
+
+/* Some kernels count the ring itself as locked memory: threads, then. */
+static int no_room_for_the_ring(void)
+{
+    struct kvbm_aio *aio = NULL;
+
+    limit_locked(0);
+    kv_log_set_sink(count_lines, NULL);
+    if (kvbm_aio_create(NULL, &aio) != 0)
+        return 1;
+    if (kvbm_aio_kind(aio) == KVBM_IO_THREADS && lines != 1)
+        return 2;
+    if (!writes_and_reads(aio))
+        return 3;
+    kvbm_aio_destroy(aio);
+    return 0;
+}
+
+static void forbid_registering(void)
+{
+    forbid_of(SYS_io_uring_register, IORING_REGISTER_BUFFERS);
+}
+
+static int registering_forbidden(void)
+{
+    return without_registering(forbid_registering);
+}
+
+static void test_not_registered(void **state)
+{
+    (void)state;
+    kvbm_aio_destroy(create(KVBM_IO_URING, 4)); /* or skip */
+    assert_int_equal(in_child(no_room_for_the_ring), 0);
+    assert_int_equal(in_child(registering_too_much), 0);
+    assert_int_equal(in_child(registering_forbidden), 0);
+}
+
 /* ---- fork ---- */
 
 static struct kvbm_aio *inherited;
@@ -537,6 +782,8 @@ int main(void)
         cmocka_unit_test(test_refuses_nonsense), cmocka_unit_test(test_order),
         cmocka_unit_test(test_many_threads),     cmocka_unit_test(test_refused),
         cmocka_unit_test(test_closed_later),     cmocka_unit_test(test_fork),
+        cmocka_unit_test(test_registered),       cmocka_unit_test(test_registered_large),
+        cmocka_unit_test(test_not_registered),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
