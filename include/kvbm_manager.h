@@ -92,6 +92,8 @@ struct kvbm_manager_opts {
     uint32_t io_depth;    /* 0: 64 */
     uint32_t max_offload; /* blocks that wait to go down; 0: 16,384. Beyond: dropped and counted */
     uint32_t max_jobs;    /* 0: 1024 */
+    bool
+        io_registered; /* lock the host tier's memory and register it with io_uring, for the disk tier */
 };
 
 /**
@@ -309,6 +311,7 @@ struct kvbm_manager_stats {
     uint64_t jobs, jobs_failed, jobs_cancelled, pins_now, jobs_now;
     bool object_down; /* its breaker is open */
     uint32_t volumes_down;
+    uint64_t registered_bytes; /* io_registered; 0: no, or the kernel wouldn't */
 };
 /** -EINVAL for a struct without a size. */
 KV_API int kvbm_manager_get_stats(struct kvbm_manager *manager, struct kvbm_manager_stats *ret);

@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 
 #include "base/log.h"
 #include "bm/registry.h"
@@ -193,6 +194,7 @@ static int open_host(struct kvbm_manager *m)
         n + 1; /* so that the last one has its padding, too: whole blocks are read and written */
     m->block_bytes = shape.natural_block_bytes;
     m->stride = shape.block_stride;
+    m->host_blocks = n;
     const struct kvbm_storage_opts storage = {
         .size = sizeof(storage),
         .kind = m->opts.host_pinned ? KVBM_STORAGE_PINNED : KVBM_STORAGE_SYSTEM,
@@ -269,6 +271,21 @@ static int reload_disk(struct kvbm_manager *m, uint32_t n)
     return rc < 0 ? rc : found < 0 ? (int)found : 0;
 }
 
+/*
+ * Pages that are pinned for the kernel are copied at fork, all at once: a child would take as much memory again, and
+ * seconds. It may not use the manager anyway, so it gets none of them.
+ */
+static void keep_from_children(struct kvbm_manager *m)
+{
+    struct kvbm_disk_stats stats;
+
+    kvbm_disk_get_stats(m->disk_store, &stats);
+    if (stats.registered_bytes &&
+        madvise(kvbm_host_address(m, 0), stats.registered_bytes, MADV_DONTFORK) < 0)
+        kv_log_warn("kvbm", "registered memory stays with children: each fork copies it",
+                    "errno=%d", errno);
+}
+
 static int open_disk(struct kvbm_manager *m)
 {
     uint64_t n = m->opts.disk_bytes / m->stride;
@@ -286,6 +303,10 @@ static int open_disk(struct kvbm_manager *m)
                                   .volatile_ = m->opts.disk_volatile};
     int rc = list ? 0 : -ENOMEM;
 
+    if (m->opts.io_registered) {
+        opts.memory = kvbm_host_address(m, 0);
+        opts.memory_bytes = m->host_blocks * m->stride;
+    }
     fingerprint(m, text, sizeof(text));
     while (rc == 0 && (name = strsep(&at, ":")) != NULL) {
         if (*name && opts.n_directories > KVBM_MAX_VOLUMES - 1)
@@ -297,6 +318,8 @@ static int open_disk(struct kvbm_manager *m)
         rc = pool_create(m, KV_TIER_DISK, n, m->opts.disk_eviction, &m->disk);
     if (rc == 0)
         rc = kvbm_disk_open(&opts, &m->disk_store);
+    if (rc == 0)
+        keep_from_children(m);
     if (rc == 0)
         rc = reload_disk(m, (uint32_t)n);
     free(list);

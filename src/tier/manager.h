@@ -200,6 +200,7 @@ struct kvbm_manager {
     struct kvbm_pool *host, *disk, *object; /* object: only who is there */
     struct kvbm_layout *layout;             /* of host blocks */
     uint64_t host_base, block_bytes, stride;
+    uint64_t host_blocks; /* of the host tier, or staging */
     struct kvbm_engine *engine;
     struct kvbm_disk *disk_store;
     struct kvbm_object *object_store;

@@ -43,7 +43,7 @@ static const struct key {
     KEY(U32, object_timeout_ms), POLICY_KEYS(object),
     KEY(U32, copy_threads),      KEY(IO, io),
     KEY(U32, io_depth),          KEY(U32, max_offload),
-    KEY(U32, max_jobs),
+    KEY(U32, max_jobs),          KEY(BOOL, io_registered),
 #undef KEY
 #undef POLICY_KEYS
 };

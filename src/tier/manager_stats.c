@@ -40,6 +40,7 @@ static struct kvbm_manager_stats stats_of(struct kvbm_manager *m)
     if (m->disk_store) {
         kvbm_disk_get_stats(m->disk_store, &disk);
         stats.volumes_down = disk.volumes_down;
+        stats.registered_bytes = disk.registered_bytes;
     }
     return stats;
 }
@@ -163,6 +164,8 @@ static void render(const struct kvbm_manager *m, const struct kvbm_manager_stats
             stats->object_down);
     put_one(out, "kvbm_disk_volumes_down", "gauge", "Volumes no longer used after too many errors.",
             stats->volumes_down);
+    put_one(out, "kvbm_disk_registered_bytes", "gauge", "Memory registered with io_uring.",
+            stats->registered_bytes);
 }
 
 long kvbm_manager_metrics(struct kvbm_manager *m, char *to, size_t cap)

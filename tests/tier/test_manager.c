@@ -10,9 +10,11 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 
 #include "manager_world.h"
+#include "skip.h"
 
 /* ---- each tier ---- */
 
@@ -73,6 +75,62 @@ static void test_disk(void **state)
         assert_int_equal(world_load(&w, first, 10), 10);
     }
     world_fini(&w);
+}
+
+/* Whether a child has this page of ours. */
+static bool child_has(const void *page)
+{
+    unsigned char in_memory;
+    pid_t child = fork();
+    int status;
+
+    if (child == 0) /* its manager is of no use, and no harm */
+        _exit(mincore((void *)(uintptr_t)page, 4096, &in_memory) == 0);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    return WEXITSTATUS(status);
+}
+
+/* The host tier's memory, or the staging buffers, registered with io_uring; a child gets none of it. */
+static void registered(uint32_t host_blocks)
+{
+    struct kvbm_view view;
+    struct world w;
+
+    world_init(&w, host_blocks);
+    with_disk(&w, 100);
+    world_start(&w);
+    assert_int_equal(world_stats(&w).registered_bytes, 0);
+    assert_int_equal(kvbm_layout_block(kvbm_manager_host_layout(w.m), 0, &view), 0);
+    assert_true(child_has((const void *)(uintptr_t)view.addr)); // NOLINT(performance-no-int-to-ptr)
+    world_stop(&w);
+
+    w.opts.io_registered = true;
+    world_start(&w);
+    world_attach(&w, false);
+    if (!world_stats(&w).registered_bytes) {
+        world_fini(&w);
+        skip_because("no io_uring here, or it registers no memory (RLIMIT_MEMLOCK)");
+    }
+    assert_int_equal(world_stats(&w).registered_bytes,
+                     (uint64_t)(host_blocks ? host_blocks : 64) * HOST_STRIDE);
+    assert_int_equal(kvbm_layout_block(kvbm_manager_host_layout(w.m), 0, &view), 0);
+    assert_false(
+        child_has((const void *)(uintptr_t)view.addr)); // NOLINT(performance-no-int-to-ptr)
+    for (uint64_t first = 1000; first < 6000; first += 1000) {
+        assert_int_equal(world_store(&w, first, 10), 10);
+        assert_int_equal(kvbm_manager_drain(w.m, 30000), 0);
+    }
+    for (uint64_t first = 1000; first < 6000; first += 1000)
+        assert_int_equal(world_load(&w, first, 10), 10);
+    world_fini(&w);
+}
+
+static void test_registered(void **state)
+{
+    (void)state;
+    registered(12);
+    registered(0);
 }
 
 /* Without a host tier. */
@@ -601,7 +659,7 @@ static void test_configure(void **state)
     static const char good[] =
         "# tiers\nhost_bytes = 2GiB\n disk=/a:/b \ndisk_bytes = 64MiB\n"
         "host_eviction = lineage\ndisk_policy = frequency\ndisk_threshold = 3\n"
-        "huge_pages = yes\n\nio = threads\n";
+        "huge_pages = yes\n\nio = threads\nio_registered = yes\n";
     int fd = mkstemp(path);
 
     (void)state;
@@ -616,6 +674,7 @@ static void test_configure(void **state)
     assert_int_equal(opts.disk_policy.threshold, 3);
     assert_true(opts.huge_pages);
     assert_int_equal(opts.io, KVBM_IO_THREADS);
+    assert_true(opts.io_registered);
     assert_int_equal(opts.io_depth, 7);
     free(strings);
     setenv("KVBM_DISK_BYTES", "much", 1);
@@ -658,6 +717,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_host),
         cmocka_unit_test(test_disk),
+        cmocka_unit_test(test_registered),
         cmocka_unit_test(test_bypass),
         cmocka_unit_test(test_object),
         cmocka_unit_test(test_write_through),
