@@ -237,7 +237,7 @@ struct kvbm_job {
     uint32_t first_layer, n_layers; /* load: these only; 0: all */
     int32_t priority;
     uint64_t deadline_ns;
-    int ready_fd;      /* store: nothing is read before it is readable; 0 or -1: at once */
+    int ready_fd; /* store: nothing is read before it is readable; duplicated. 0 or -1: at once */
     void *ready_event; /* store: a CUDA event */
     uint8_t *ok; /* [(n + 7) / 8] bit i: key i's bytes are there; the caller's until done. NULL */
     uint64_t tag;

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Jobs: copies between the host blocks of a pin and the blocks of a cache. */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "tier/manager.h"
 
@@ -98,6 +100,28 @@ static void job_over(struct kvbm_manager *m, struct kvbm_note *note)
     kvbm_offload_pump(m);
 }
 
+/* The engine has none of its own while it has no room for the job, and the caller's is his when submit returns. */
+static int keep_fd(struct kvbm_job_ *job)
+{
+    int own = job->ready_fd > 0 && !job->own_fd ? fcntl(job->ready_fd, F_DUPFD_CLOEXEC, 3) : 0;
+
+    if (own < 0)
+        return -errno;
+    if (own) {
+        job->ready_fd = own;
+        job->own_fd = true;
+    }
+    return 0;
+}
+
+static void drop_fd(struct kvbm_job_ *job)
+{
+    if (job->own_fd)
+        close(job->ready_fd);
+    job->own_fd = false;
+    job->ready_fd = -1;
+}
+
 /* Without a copy. The mover does it: whoever calls this may be on his way through lists. */
 static void over(struct kvbm_job_ *job, int status)
 {
@@ -105,6 +129,7 @@ static void over(struct kvbm_job_ *job, int status)
 
     job->done.status = status;
     memset(job->ok, 0, (job->pin->n + 7) / 8);
+    drop_fd(job);
     m->running++;
     job->note.run = job_over;
     job->note.next = NULL;
@@ -223,6 +248,7 @@ void kvbm_job_start(struct kvbm_job_ *job)
     struct kvbm_manager *m = job->pin->manager;
     struct kvbm_transfer transfer;
     int64_t id;
+    int rc;
 
     collect(job);
     if (job->cancelled || !job->n_pairs) {
@@ -234,15 +260,17 @@ void kvbm_job_start(struct kvbm_job_ *job)
     id = kvbm_engine_submit(m->engine, &transfer);
     if (id > 0) {
         job->engine_id = (uint64_t)id;
+        drop_fd(job);
         return;
     }
     m->running--;
-    if (id == -EAGAIN) {
+    rc = id == -EAGAIN ? keep_fd(job) : (int)id;
+    if (rc == 0) {
         job->next_wait = m->stalled;
         m->stalled = job;
         pthread_cond_signal(&m->work); /* so that the mover waits for a moment only */
     } else {
-        over(job, (int)id);
+        over(job, rc);
     }
 }
 

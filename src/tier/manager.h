@@ -116,6 +116,7 @@ struct kvbm_job_ {
     int32_t priority;
     uint64_t deadline_ns;
     int ready_fd;
+    bool own_fd; /* ready_fd is ours: the engine had no room, and the caller may have closed his */
     void *ready_event;
     uint8_t *user_ok;
     uint32_t n_pairs;

@@ -11,6 +11,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/eventfd.h>
 
 #include "base/clock.h"
 #include "manager_world.h"
@@ -395,6 +396,74 @@ static void test_large_job(void **state)
     free(blocks);
 }
 
+/* ---- a source that isn't ready while the engine is full ---- */
+
+/* The descriptor is the caller's again once submit has returned, even if the job can't begin before others have ended:
+ * another one of its number, which is readable, says nothing about these bytes. */
+static void test_ready_fd_closed_while_stalled(void **state)
+{
+    enum { MANY = 1 << 20 };
+    uint64_t key = 500, *keys = malloc(MANY * sizeof(*keys));
+    uint32_t *blocks = malloc(MANY * sizeof(*blocks)), source = 0;
+    const struct kvbm_storage_opts storage = {
+        .size = sizeof(storage), .kind = KVBM_STORAGE_SYSTEM, .bytes = 1};
+    const struct kvbm_allocator allocator = kvbm_allocator_of(&storage);
+    struct kvbm_cache_opts opts = {.size = sizeof(opts)};
+    struct kvbm_chain chain = world_chain(keys), one = world_chain(&key);
+    struct kvbm_job load = {.size = sizeof(load), .blocks = blocks};
+    struct kvbm_job store = {.size = sizeof(store), .blocks = &source};
+    int ready, mine, other;
+    struct kvbm_layout *layout;
+    struct kvbm_done done;
+    int64_t large, id;
+    struct world w;
+
+    (void)state;
+    world_init(&w, 8);
+    w.block.num_layers = w.block.outer_dim = w.block.page_size = w.block.num_heads = 1;
+    w.block.inner_dim = 32;
+    w.block.num_blocks = MANY;
+    w.opts.copy_threads = 1;
+    assert_int_equal(kvbm_layout_allocate(&w.block, &allocator, &layout), 0);
+    world_start(&w);
+    opts.layout = layout;
+    assert_int_equal(kvbm_manager_attach(w.m, &opts, &w.cache), 0);
+    store.cache = load.cache = w.cache;
+    assert_int_equal(kvbm_manager_prepare_store(w.m, &one, 1, &store.pin), 1);
+    id = kvbm_manager_submit(w.m, &store);
+    kvbm_pin_release(store.pin);
+    assert_int_equal(kvbm_manager_wait(w.m, (uint64_t)id, 30000, &done), 0);
+    for (uint32_t i = 0; i < MANY; i++) {
+        keys[i] = key;
+        blocks[i] = i;
+    }
+    assert_int_equal(kvbm_manager_prepare_load(w.m, &chain, MANY, NULL, &load.pin), MANY);
+    key = 600;
+    assert_int_equal(kvbm_manager_prepare_store(w.m, &one, 1, &store.pin), 1);
+    ready = eventfd(0, EFD_CLOEXEC);
+    mine = dup(ready);
+    store.ready_fd = ready;
+    large = kvbm_manager_submit(w.m, &load); /* as many blocks as the engine takes */
+    id = kvbm_manager_submit(w.m, &store);
+    close(ready);
+    other = eventfd(1, EFD_CLOEXEC);
+    assert_true(large > 0 && id > 0 && other == ready);
+    kvbm_pin_release(load.pin);
+    kvbm_pin_release(store.pin);
+    assert_int_equal(kvbm_manager_wait(w.m, (uint64_t)large, 60000, &done), 0);
+    assert_int_equal(done.n_ok, MANY);
+    assert_int_equal(kvbm_manager_wait(w.m, (uint64_t)id, 100, &done), -ETIMEDOUT);
+    assert_int_equal(eventfd_write(mine, 1), 0);
+    assert_int_equal(kvbm_manager_wait(w.m, (uint64_t)id, 30000, &done), 0);
+    assert_int_equal(done.status, 0);
+    close(mine);
+    close(other);
+    world_fini(&w);
+    kvbm_layout_destroy(layout);
+    free(blocks);
+    free(keys);
+}
+
 /* ---- caches of some of the heads ---- */
 
 static struct kvbm_layout *half_layout(const struct world *w)
@@ -486,6 +555,7 @@ int main(void)
         cmocka_unit_test(test_priorities_go_down),
         cmocka_unit_test(test_onboard_beside_poll),
         cmocka_unit_test(test_large_job),
+        cmocka_unit_test(test_ready_fd_closed_while_stalled),
         cmocka_unit_test(test_some_heads),
     };
 
