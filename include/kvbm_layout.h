@@ -86,8 +86,8 @@ struct kvbm_storage_opts {
  * Memory comes zeroed, a new file reads as zeros and has its blocks reserved (fallocate; where a file
  * system can't, the file is sparse and that is logged). A file has one storage at a time, so layouts of
  * several storages want one allocator each or nameless files. On failure a file is as it was.
- * Returns 0; -EINVAL; -ENOMEM (more than the machine, or the cgroup, has left), -ENOSPC, -EFBIG (never a crash: nothing is
- * over-committed knowingly); -ENODEV without CUDA, the device or the NUMA node; -EBUSY (the file is
+ * Returns 0; -EINVAL; -ENOMEM (more than the machine, the cgroup, or the NUMA node has left), -ENOSPC, -EFBIG
+ * (never a crash: nothing is over-committed knowingly); -ENODEV without CUDA, the device or the NUMA node; -EBUSY (the file is
  * another storage's, of any process); -EIO and others.
  */
 KV_API int kvbm_storage_create(const struct kvbm_storage_opts *opts, struct kvbm_storage **ret);

@@ -41,6 +41,16 @@ static uint64_t read_number(const char *path)
     return number;
 }
 
+/* What a line says, without the "Node 0 " in front of it that files of nodes have. */
+static const char *after_node(const char *line)
+{
+    const char *at = line;
+
+    if (!strncmp(line, "Node ", 5))
+        at = line + 5 + strspn(line + 5, "0123456789");
+    return *at == ' ' ? at + 1 : line;
+}
+
 /* The sum of the numbers behind these words, each at the beginning of a line; -1: there are none. */
 static int64_t read_words(const char *path, const char *const *words, size_t n)
 {
@@ -52,13 +62,14 @@ static int64_t read_words(const char *path, const char *const *words, size_t n)
     if (!file)
         return -1;
     while (fgets(line, sizeof(line), file)) {
-        size_t len = strcspn(line, ": ");
+        const char *word = after_node(line);
+        size_t len = strcspn(word, ": ");
 
-        if (!number_in(line + len + strspn(line + len, ": "), &number))
+        if (!number_in(word + len + strspn(word + len, ": "), &number))
             continue;
         for (size_t i = 0; i < n; i++) {
-            if (strlen(words[i]) == len && !memcmp(line, words[i], len))
-                sum = KV_MAX(sum, 0) + (int64_t)KV_MIN(number, (uint64_t)INT64_MAX / 4);
+            if (strlen(words[i]) == len && !memcmp(word, words[i], len))
+                sum = KV_MAX(sum, 0) + (int64_t)KV_MIN(number, (uint64_t)INT64_MAX / 8);
         }
     }
     fclose(file);
@@ -184,17 +195,41 @@ uint64_t kvbm_memory_available(const char *root)
     return KV_MIN(here, group);
 }
 
-bool kvbm_memory_is_there(uint64_t bytes, const char *what)
+uint64_t kvbm_node_available(const char *root, uint32_t node)
 {
-    uint64_t available;
+    static const char *const words[] = {"MemFree", "Active(file)", "Inactive(file)",
+                                        "SReclaimable"};
+    static const char *const swap[] = {"SwapFree"};
+    int64_t kib, more;
+    char path[PATH];
+
+    snprintf(path, sizeof(path), "%s/sys/devices/system/node/node%" PRIu32 "/meminfo", root, node);
+    kib = read_words(path, words, KV_COUNT(words));
+    if (kib < 0)
+        return UINT64_MAX;
+    snprintf(path, sizeof(path), "%s/proc/meminfo", root);
+    more = read_words(path, swap, KV_COUNT(swap));
+    kib += KV_MAX(more, (int64_t)0);
+    return kib > INT64_MAX / 1024 ? UINT64_MAX : (uint64_t)kib * 1024;
+}
+
+static bool is_enough(uint64_t bytes, uint64_t available, const char *what)
+{
     char quoted[128];
 
-    if (bytes <= LITTLE)
-        return true;
-    available = kvbm_memory_available("");
     if (bytes <= available)
         return true;
     kv_log_warn("kvbm", "more memory than there is", "for=%s bytes=%" PRIu64 " available=%" PRIu64,
                 kv_log_quote(quoted, sizeof(quoted), what), bytes, available);
     return false;
+}
+
+bool kvbm_memory_is_there(uint64_t bytes, const char *what)
+{
+    return bytes <= LITTLE || is_enough(bytes, kvbm_memory_available(""), what);
+}
+
+bool kvbm_node_has(uint64_t bytes, uint32_t node, const char *what)
+{
+    return bytes <= LITTLE || is_enough(bytes, kvbm_node_available("", node), what);
 }

@@ -60,9 +60,17 @@ static inline void kvbm_unmap(void *memory, size_t mapped)
 uint64_t kvbm_memory_available(const char *root);
 
 /**
+ * The same of what is bound to a NUMA node: free there, or file pages and caches that give way, and swap. The
+ * kernel tells no better estimate of a node. UINT64_MAX when it tells nothing.
+ */
+uint64_t kvbm_node_available(const char *root, uint32_t node);
+
+/**
  * Whether @bytes can be had, @what for; if not, the log says so. What is little is never refused: to ask
  * costs more. Nothing is reserved by it: who comes at the same time is told the same.
  */
 bool kvbm_memory_is_there(uint64_t bytes, const char *what);
+/** The same on a node. */
+bool kvbm_node_has(uint64_t bytes, uint32_t node, const char *what);
 
 #endif

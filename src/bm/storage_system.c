@@ -108,9 +108,12 @@ static int system_open(struct kvbm_storage *storage, const struct kvbm_storage_o
 {
     size_t page = opts->huge_pages ? HUGE_PAGE : (size_t)sysconf(_SC_PAGESIZE);
     size_t len = (opts->bytes + page - 1) / page * page;
-    char *memory = kvbm_memory_is_there(len, "a storage") ? map_aligned(len, page) : NULL;
+    char *memory = NULL;
     int err = 0;
 
+    if (kvbm_memory_is_there(len, "a storage") &&
+        (!opts->use_numa || kvbm_node_has(len, opts->numa_node, "a storage on its node")))
+        memory = map_aligned(len, page);
     if (!memory)
         return -ENOMEM;
     if (opts->huge_pages && madvise(memory, len, MADV_HUGEPAGE) < 0)

@@ -9,6 +9,7 @@
 // clang-format on
 
 #include <errno.h>
+#include <fcntl.h>
 #include <ftw.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -135,6 +136,68 @@ static void test_container(void **state)
     assert_int_equal(kvbm_memory_available(root), 21 * GIB);
 }
 
+static const char *const small_node = "Node 0 MemTotal:       16777216 kB\n"
+                                      "Node 0 MemFree:           16384 kB\n"
+                                      "Node 0 MemUsed:        16760832 kB\n"
+                                      "Node 0 Active:            99999 kB\n"
+                                      "Node 0 Active(anon):      99999 kB\n"
+                                      "Node 0 Active(file):      16384 kB\n"
+                                      "Node 0 Inactive(file):     8192 kB\n"
+                                      "Node 0 FilePages:        999999 kB\n"
+                                      "Node 0 SReclaimable:       8192 kB\n";
+
+/* What is free on a node and what gives way there; a process bound to it may be swapped out, too. */
+static void test_node(void **state)
+{
+    (void)state;
+    assert_int_equal(kvbm_node_available(root, 0), UINT64_MAX);
+    put("sys/devices/system/node/node0/meminfo", small_node);
+    put("sys/devices/system/node/node12/meminfo", "Node 12 MemFree: 2097152 kB\n");
+    assert_int_equal(kvbm_node_available(root, 0), 48 << 20);
+    assert_int_equal(kvbm_node_available(root, 12), 2 * GIB);
+    assert_int_equal(kvbm_node_available(root, 1), UINT64_MAX);
+    put_machine();
+    assert_int_equal(kvbm_node_available(root, 0), GIB + (48 << 20));
+    put("sys/devices/system/node/node1/meminfo", "Node\nNode 1\nNode 1 \nNode 1 : 7\n");
+    assert_int_equal(kvbm_node_available(root, 1), UINT64_MAX);
+}
+
+/* Instead of the C library's: machines whose first node is nearly full are rare. */
+FILE *fopen(const char *path, const char *mode)
+{
+    bool writes = *mode == 'w';
+    char fake[128];
+    int fd;
+
+    snprintf(fake, sizeof(fake), "%s%s", root, path);
+    if (!writes && *path == '/' && access(fake, R_OK) == 0)
+        path = fake;
+    fd = open(path, writes ? O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC : O_RDONLY | O_CLOEXEC, 0600);
+    return fd < 0 ? NULL : fdopen(fd, writes ? "w" : "r");
+}
+
+/* Bound to a node, memory that only others have would end the process just as well. */
+static void test_node_refuses(void **state)
+{
+    struct kvbm_storage_opts opts = {.size = sizeof(opts),
+                                     .kind = KVBM_STORAGE_SYSTEM,
+                                     .bytes = (uint64_t)100 << 20,
+                                     .use_numa = true};
+    struct kvbm_storage *storage;
+    (void)state;
+
+    put("sys/devices/system/node/node0/meminfo", small_node);
+    put("proc/meminfo", "MemAvailable: 20971520 kB\nSwapFree: 0 kB\n");
+    assert_int_equal(kvbm_storage_create(&opts, &storage), -ENOMEM);
+    opts.use_numa = false;
+    assert_int_equal(kvbm_storage_create(&opts, &storage), 0);
+    kvbm_storage_destroy(storage);
+    opts.use_numa = true;
+    opts.bytes = (uint64_t)40 << 20;
+    assert_int_equal(kvbm_storage_create(&opts, &storage), 0);
+    kvbm_storage_destroy(storage);
+}
+
 /* In a child that the alarm ends, should it begin to fill memory. Returns its exit status, -1 when it was killed. */
 static int in_child(int (*call)(void))
 {
@@ -193,10 +256,8 @@ static void test_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        in_own_root(test_machine),
-        in_own_root(test_v2),
-        in_own_root(test_container),
-        cmocka_unit_test(test_refused),
+        in_own_root(test_machine), in_own_root(test_v2),           in_own_root(test_container),
+        in_own_root(test_node),    in_own_root(test_node_refuses), cmocka_unit_test(test_refused),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
