@@ -279,7 +279,7 @@ KV_API int kvbm_pool_register(struct kvbm_pool *pool, struct kvbm_complete *bloc
  * key, unless it has one here already, the like's retention priority (not the time when that ends); else as complete
  * and register, without tokens in the events.
  * Consumes @blocks, all or none; @like stay held. -EXDEV: a like of another registry; -EINVAL also when the
- * pool doesn't serve a like's group.
+ * pool doesn't serve a like's group, or has blocks of another size.
  */
 KV_API int kvbm_pool_adopt(struct kvbm_pool *pool, struct kvbm_mutable *blocks, size_t n,
                            const struct kvbm_immutable *like, struct kvbm_immutable *ret);

@@ -294,6 +294,8 @@ static int check_like(const struct kvbm_pool *pool, const struct kvbm_immutable 
         return (int)i;
     if (from->slots[i].state != KVBM_REGISTERED)
         return -EBADFD;
+    if (from->block_size != pool->block_size)
+        return -EINVAL;
     return pool->groups >> kvbm_slot_entry(from, &from->slots[i])->group & 1 ? 0 : -EINVAL;
 }
 

@@ -196,6 +196,12 @@ static void test_refused(void **state)
     assert_int_equal(kvbm_pool_adopt(disk, blocks, 1, device, ret),
                      -EINVAL); /* group 0 isn't served */
     assert_int_equal(kvbm_pool_release_mutable(disk, blocks, 1), 0);
+    assert_int_equal(kvbm_pool_destroy(disk), 0);
+    disk = bm_pool(&two.bm, &(struct kvbm_pool_opts){.tier = KV_TIER_DISK, .block_size = 8});
+    assert_int_equal(kvbm_pool_allocate(disk, 1, blocks, NULL), 0);
+    assert_int_equal(kvbm_pool_adopt(disk, blocks, 1, device, ret),
+                     -EINVAL); /* blocks of another size can't hold the same */
+    assert_int_equal(kvbm_pool_release_mutable(disk, blocks, 1), 0);
     assert_int_equal(kvbm_pool_probe(two.host, 0, keys, 2), 0);
     assert_int_equal(kvbm_registry_check(two.bm.registry), 0);
     assert_int_equal(kvbm_pool_release(two.bm.pool, device, 2), 0);
