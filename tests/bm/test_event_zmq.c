@@ -260,6 +260,42 @@ static void test_no_chain(void **state)
     close_tiers(&t);
 }
 
+/* Blocks of one chain with and without tokens: an event has them for all its blocks or for none. */
+static void test_tokens_of_some(void **state)
+{
+    static const uint64_t five[] = {301, 302, 303, 304, 305};
+    struct tiers t;
+
+    (void)state;
+    open_wire(NULL, NULL, 0);
+    open_tiers(&t, 8);
+    for (uint32_t i = 0; i < 5; i++) {
+        bool with = i != 0 && i != 3;
+        struct kvbm_chain chain = {.size = sizeof(chain),
+                                   .keys = &five[i],
+                                   .parent = i ? &five[i - 1] : NULL,
+                                   .position = i,
+                                   .tokens = with ? tokens : NULL};
+
+        leave(t.bm.pool, &chain, 1);
+    }
+    read_all();
+    assert_true(wire.n_ops >= 4);
+    for (size_t i = 0, block = 0; i < wire.n_ops; i++) {
+        bool known = block == 0 || block == 3;
+
+        assert_int_equal(wire.ops[i].type, known ? KVE_OP_STORE_KNOWN : KVE_OP_STORE);
+        for (size_t k = 0; k < wire.ops[i].n; k++, block++) {
+            assert_true(wire.ops[i].hashes[k] == five[block]);
+            assert_int_equal(block == 0 || block == 3, known);
+            if (!known)
+                assert_true(wire.ops[i].tokens_hashes[k] == local(0));
+        }
+        assert_true(i + 1 < wire.n_ops || block == 5);
+    }
+    close_tiers(&t);
+}
+
 /* Names of a model's adapter and salt, of all events. */
 static void test_names(void **state)
 {
@@ -405,7 +441,13 @@ static void test_lost_in_the_queue(void **state)
     expect_loss_before(wire.n_ops - 1);
     assert_true(wire.ops[wire.n_ops - 1].hashes[0] == 200);
     kve_publisher_get_stats(wire.publisher, &stats);
-    assert_true(stats.dropped_events > 80 && stats.dropped_events < 100);
+    assert_int_equal(stats.dropped_events, 90); /* ten of 48 bytes fit */
+    put(300, 50);
+    read_all();
+    put(400, 17);
+    read_all();
+    kve_publisher_get_stats(wire.publisher, &stats);
+    assert_int_equal(stats.dropped_events, 90 + 40 + 7); /* each loss is told once */
     assert_int_equal(kvbm_events_destroy(wire.events), 0);
 }
 
@@ -472,6 +514,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_chains),
         cmocka_unit_test(test_no_chain),
+        cmocka_unit_test(test_tokens_of_some),
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_long_keys),
         cmocka_unit_test(test_groups_and_sizes),

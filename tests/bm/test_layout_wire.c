@@ -8,10 +8,15 @@
 #include <cmocka.h>
 // clang-format on
 
+#include <errno.h>
 #include <stdlib.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "base/xxh.h"
 #include "layout_unit.h"
+#include "skip.h"
 #include "starve.h"
 
 #define CAP 4096
@@ -124,6 +129,103 @@ static void test_unaligned(void **state)
     free(memory);
 }
 
+/* Every region of a layout says where it is. */
+static uint64_t region_says(uint64_t block, uint32_t layer, uint32_t outer)
+{
+    return block * 1000000 + layer * 1000 + outer;
+}
+
+static void fill_regions(const struct kvbm_layout *layout)
+{
+    const struct kvbm_layout_config *c = kvbm_layout_get_config(layout);
+    struct kvbm_view view;
+
+    for (uint64_t block = 0; block < c->num_blocks; block++) {
+        for (uint32_t i = 0; i < c->num_layers * c->outer_dim; i++) {
+            uint64_t says = region_says(block, i / c->outer_dim, i % c->outer_dim);
+
+            assert_int_equal(
+                kvbm_layout_region(layout, block, i / c->outer_dim, i % c->outer_dim, &view), 0);
+            memcpy((void *)(uintptr_t)view.addr, &says, sizeof(says));
+        }
+    }
+}
+
+/* A process with a layout of its own: writes it down to @out, and waits for @in to close. */
+static void be_the_owner(const struct kvbm_layout_config *config, int out, int in)
+{
+    struct kvbm_layout *layout = allocate(config, KVBM_STORAGE_SYSTEM);
+    uint8_t bytes[CAP];
+    size_t len = write_down(layout, bytes);
+
+    fill_regions(layout);
+    assert_int_equal(write(out, bytes, len), len);
+    close(out);
+    assert_int_equal(read(in, bytes, 1), 0);
+    kvbm_layout_destroy(layout);
+}
+
+/* What another process has written down leads into its memory: that is where each region's bytes are. */
+static void read_of_other(const struct kvbm_layout_config *config)
+{
+    int there[2], back[2], status;
+    struct kvbm_layout *layout = NULL;
+    struct kvbm_view view;
+    uint8_t bytes[CAP];
+    size_t len = 0;
+    ssize_t n;
+    pid_t pid;
+
+    assert_true(pipe(there) == 0 && pipe(back) == 0);
+    pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        close(there[0]);
+        close(back[1]);
+        be_the_owner(config, there[1], back[0]);
+        _exit(0);
+    }
+    close(there[1]);
+    close(back[0]);
+    while ((n = read(there[0], bytes + len, CAP - len)) > 0)
+        len += (size_t)n;
+    assert_int_equal(kvbm_layout_deserialise(bytes, len, &layout), 0);
+    for (uint64_t block = 0; block < config->num_blocks; block++) {
+        for (uint32_t i = 0; i < config->num_layers * config->outer_dim; i++) {
+            uint32_t layer = i / config->outer_dim, outer = i % config->outer_dim;
+            uint64_t says = 0;
+            struct iovec here = {&says, sizeof(says)}, far;
+
+            assert_int_equal(kvbm_layout_region(layout, block, layer, outer, &view), 0);
+            far = (struct iovec){(void *)(uintptr_t)view.addr, sizeof(says)};
+            assert_int_equal(process_vm_readv(pid, &here, 1, &far, 1, 0), sizeof(says));
+            assert_int_equal(says, region_says(block, layer, outer));
+        }
+    }
+    close(there[0]);
+    close(back[1]);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+    kvbm_layout_destroy(layout);
+}
+
+static void test_other_process(void **state)
+{
+    static const enum kvbm_layout_kind kinds[] = {KVBM_FULLY_CONTIGUOUS,
+                                                  KVBM_LAYER_SEPARATE_OUTER_CONTIGUOUS,
+                                                  KVBM_LAYER_SEPARATE_BLOCK_CONTIGUOUS};
+    struct iovec none = {NULL, 0};
+    (void)state;
+
+    if (process_vm_readv(getppid(), &none, 1, &none, 1, 0) < 0 && errno == ENOSYS)
+        skip_because("no process_vm_readv");
+    for (size_t i = 0; i < KV_COUNT(kinds); i++) {
+        struct kvbm_layout_config c = known_config(kinds[i]);
+
+        read_of_other(&c);
+    }
+}
+
 /* ---- the bytes of docs/formats.md ---- */
 
 static void test_exact_bytes(void **state)
@@ -156,7 +258,8 @@ static void test_exact_bytes(void **state)
                                      .bytes = 0x10000,
                                      .memory = (void *)0x12340003};
     struct kvbm_storage *storage;
-    struct kvbm_layout *layout;
+    struct kvbm_layout *layout, *back = NULL;
+    struct kvbm_view view;
     uint8_t bytes[CAP], sum[8];
     (void)state;
 
@@ -170,6 +273,11 @@ static void test_exact_bytes(void **state)
     assert_memory_equal(bytes, head, sizeof(head));
     put(sum, kv_xxh64(head, sizeof(head), 0), 8);
     assert_memory_equal(bytes + sizeof(head), sum, 8);
+    assert_int_equal(kvbm_layout_deserialise(bytes, sizeof(head) + 8, &back), 0);
+    assert_int_equal(kvbm_layout_region(back, 6, 4, 1, &view), 0);
+    assert_true(view.addr == 0x12340100 + 6 * 2304 + 4 * 448 + 224);
+    assert_true(view.kind == KVBM_STORAGE_DEVICE && view.device_id == 5 && view.len == 224);
+    kvbm_layout_destroy(back);
     kvbm_layout_destroy(layout);
     kvbm_storage_destroy(storage);
 }
@@ -345,10 +453,11 @@ static void test_starved(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip),     cmocka_unit_test(test_unaligned),
-        cmocka_unit_test(test_exact_bytes),    cmocka_unit_test(test_room),
-        cmocka_unit_test(test_damage),         cmocka_unit_test(test_versions),
-        cmocka_unit_test(test_contradictions), cmocka_unit_test(test_starved),
+        cmocka_unit_test(test_round_trip),    cmocka_unit_test(test_unaligned),
+        cmocka_unit_test(test_other_process), cmocka_unit_test(test_exact_bytes),
+        cmocka_unit_test(test_room),          cmocka_unit_test(test_damage),
+        cmocka_unit_test(test_versions),      cmocka_unit_test(test_contradictions),
+        cmocka_unit_test(test_starved),
     };
 
     print_message("KV_TEST_SEED=%llu\n", (unsigned long long)test_seed());

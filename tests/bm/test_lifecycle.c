@@ -9,6 +9,7 @@
 // clang-format on
 
 #include "bm.h"
+#include "bm/pool.h"
 
 /* ---- a block in each state ---- */
 
@@ -172,7 +173,7 @@ static long fill_complete(struct kvbm_pool *pool, struct kvbm_handle *h)
     return kvbm_complete_fill(&block, &ret, NULL, 0);
 }
 
-static long clone(struct kvbm_pool *pool, struct kvbm_handle *h)
+static long clone_it(struct kvbm_pool *pool, struct kvbm_handle *h)
 {
     struct kvbm_immutable block = {*h}, ret = {0};
     long rc = kvbm_immutable_clone(&block, &ret);
@@ -282,7 +283,7 @@ static const struct op {
     {"reset_complete", reset_complete, {X, X, X, X, 0, X}, {0, 0, 0, 0, RESET, 0}, 0, 0},
     {"fill", fill, {0, 0, 0, 0, X, X}, {RESET, EMPTY, PART, FULL, 0, 0}, 0, 0},
     {"fill_complete", fill_complete, {X, X, X, X, 0, X}, {0, 0, 0, 0, COMPLETE, 0}, 0, 0},
-    {"clone", clone, {X, X, X, X, X, 0}, {0, 0, 0, 0, 0, REGISTERED}, 0, 0},
+    {"clone", clone_it, {X, X, X, X, X, 0}, {0, 0, 0, 0, 0, REGISTERED}, 0, 0},
     {"downgrade", downgrade, {X, X, X, X, X, 0}, {0, 0, 0, 0, 0, REGISTERED}, 0, 0},
     {"info", info, {X, X, X, X, X, 0}, {0, 0, 0, 0, 0, REGISTERED}, 0, 0},
     {"try_return", try_return, {X, X, X, X, X, 0}, {0, 0, 0, 0, 0, -1}, 0, 0},
@@ -404,6 +405,59 @@ static void test_stale_after_reuse(void **state)
         for (int t = 0; t <= s; t++)
             assert_int_equal(look_at(old[t]).state, -ESTALE);
         assert_int_equal(kvbm_mutable_release(&block), 0);
+    }
+    bm_close(&bm);
+}
+
+/* Generations go round; what was handed out before that is told from what came behind it all the same. */
+static void test_generations_go_round(void **state)
+{
+    struct bm bm;
+    (void)state;
+
+    bm_open(&bm, &(struct kvbm_pool_opts){.n_blocks = 1});
+    for (uint32_t before = 0; before < 8; before++) {
+        for (int s = 0; s < N_STATES; s++) {
+            struct kvbm_handle old[N_STATES], next;
+            struct kvbm_mutable block;
+
+            bm.pool->slots[1].generation = UINT32_MAX - before;
+            for (int t = 0; t <= s; t++) {
+                old[t] = make(bm.pool, t);
+                unmake(bm.pool, old[t]);
+            }
+            assert_int_equal(kvbm_pool_allocate(bm.pool, 1, &block, NULL), 0);
+            next = block.handle;
+            for (int t = 0; t <= s; t++)
+                assert_int_equal(look_at(old[t]).state, -ESTALE);
+            assert_int_equal(look_at(next).state, 0);
+            assert_int_equal(kvbm_mutable_release(&block), 0);
+            assert_int_equal(look_at(next).state, -ESTALE);
+        }
+    }
+    bm_close(&bm);
+}
+
+/* And so do the lives that weak handles remember. */
+static void test_lives_go_round(void **state)
+{
+    struct kvbm_immutable held;
+    struct kvbm_weak weak[4];
+    uint64_t key = 5;
+    struct bm bm;
+    (void)state;
+
+    bm_open(&bm, &(struct kvbm_pool_opts){.n_blocks = 1});
+    bm.pool->slots[1].life = UINT32_MAX - 1;
+    for (int i = 0; i < 4; i++) {
+        bm_put(bm.pool, &key, 1, &held);
+        assert_int_equal(kvbm_immutable_downgrade(&held, &weak[i]), 0);
+        assert_int_equal(kvbm_immutable_release(&held), 0);
+        for (int k = 0; k < i; k++) /* the same key in the same block, and not what they were */
+            assert_int_equal(kvbm_weak_upgrade(&weak[k], &held), -ESTALE);
+        assert_int_equal(kvbm_weak_upgrade(&weak[i], &held), 0);
+        assert_int_equal(kvbm_immutable_release(&held), 0);
+        assert_int_equal(kvbm_pool_reset(bm.pool), 0);
     }
     bm_close(&bm);
 }
@@ -669,11 +723,18 @@ static void test_auto(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_table),        cmocka_unit_test(test_bad_handles),
-        cmocka_unit_test(test_arrays),       cmocka_unit_test(test_stale_after_reuse),
-        cmocka_unit_test(test_holes),        cmocka_unit_test(test_hashes),
-        cmocka_unit_test(test_small_blocks), cmocka_unit_test(test_fill),
-        cmocka_unit_test(test_bad_starts),   cmocka_unit_test(test_auto),
+        cmocka_unit_test(test_table),
+        cmocka_unit_test(test_bad_handles),
+        cmocka_unit_test(test_arrays),
+        cmocka_unit_test(test_stale_after_reuse),
+        cmocka_unit_test(test_holes),
+        cmocka_unit_test(test_hashes),
+        cmocka_unit_test(test_small_blocks),
+        cmocka_unit_test(test_fill),
+        cmocka_unit_test(test_bad_starts),
+        cmocka_unit_test(test_auto),
+        cmocka_unit_test(test_generations_go_round),
+        cmocka_unit_test(test_lives_go_round),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -276,6 +276,33 @@ static void test_touch_chain(void **state)
     bm_close(&bm);
 }
 
+/* Also when they are looked up in several goes: first to go is the last key, then the one before it, and so on. */
+static void test_touch_long_chain(void **state)
+{
+    enum { LONG = 200 };
+    struct kvbm_immutable held[LONG];
+    uint64_t chain[LONG];
+    struct bm bm;
+    (void)state;
+
+    for (uint64_t i = 0; i < LONG; i++)
+        chain[i] = 5000 + i;
+    bm_open(&bm, &(struct kvbm_pool_opts){.n_blocks = LONG + 1});
+    bm_put(bm.pool, chain, LONG, held);
+    for (size_t i = 0; i < LONG; i++) /* the wrong way round: the first would go first */
+        assert_int_equal(kvbm_immutable_release(&held[i]), 0);
+    bm_leave(bm.pool, 77);
+    assert_int_equal(kvbm_pool_touch(bm.pool, 0, chain, LONG), LONG);
+    bm_churn(bm.pool, 1);
+    assert_false(bm_has(bm.pool, 77));
+    for (size_t left = LONG; left-- > 0;) {
+        bm_churn(bm.pool, LONG + 1 - left);
+        assert_int_equal(prefix(bm.pool, chain, LONG), left);
+        assert_int_equal(bm_stats(bm.pool).inactive_pool_size, left);
+    }
+    bm_close(&bm);
+}
+
 /* ---- duplicates ---- */
 
 static void test_duplicates(void **state)
@@ -897,6 +924,7 @@ int main(void)
         cmocka_unit_test(test_match_repeated),
         cmocka_unit_test(test_touch),
         cmocka_unit_test(test_touch_chain),
+        cmocka_unit_test(test_touch_long_chain),
         cmocka_unit_test(test_duplicates),
         cmocka_unit_test(test_stale_under_duplicate),
         cmocka_unit_test(test_duplicate_revives),

@@ -13,6 +13,7 @@
 // clang-format on
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 
 #include "bm.h"
@@ -22,13 +23,16 @@
 #define KEYS 24
 #define BLOCKS 16
 #define CHAIN 4
+/* Each thread has a chain, and the first blocks of two chains live on by their duplicates. */
+#define MOST_BLOCKS ((THREADS + 2) * CHAIN)
 
 static struct world {
     struct bm bm;
     struct kvbm_pool *pools[2];
-    uint64_t bytes[2][BLOCKS]; /* what the blocks hold: written by who has it mutable alone */
+    uint64_t bytes[2][MOST_BLOCKS]; /* what the blocks hold: written by who has it mutable alone */
     _Atomic uint32_t destroyed, attached;
     uint32_t type;
+    bool lets_others;        /* who holds blocks lets other threads go first */
     uint8_t somewhere[KEYS]; /* by the consolidated events */
     size_t n_consolidated;
     long rounds;
@@ -79,6 +83,8 @@ static void produce(int p, const uint64_t *keys, size_t n)
         MUST(w.bytes[p][held[i].handle.block] == keys[i]);
     if (kvbm_attach(w.bm.registry, 0, &keys[0], w.type, &w) == 0)
         atomic_fetch_add_explicit(&w.attached, 1, memory_order_relaxed);
+    if (w.lets_others)
+        sched_yield();
     MUST(kvbm_pool_release(w.pools[p], held, n) == 0);
 }
 
@@ -347,6 +353,65 @@ static void test_all_at_once(void **state)
     all_at_once(true);
 }
 
+/*
+ * Blocks that are forgotten at their last release: each drop may be the last one while others look the key up or
+ * register it again. Whoever comes too late finds nothing and stores it anew, behind the removal.
+ */
+static void *drop_last(void *arg)
+{
+    struct rng rng = {test_seed() + (uint64_t)(uintptr_t)arg};
+
+    for (long i = 0; i < w.rounds && !atomic_load(&w.wrong); i++) {
+        size_t n = 1 + rng_below(&rng, CHAIN);
+        uint64_t keys[CHAIN];
+
+        keys_of(rng_below(&rng, 2), keys);
+        if (rng_below(&rng, 2))
+            produce(0, keys, n);
+        else
+            consume(0, keys, n);
+    }
+    return NULL;
+}
+
+static void last_reference(bool reject)
+{
+    struct kvbm_pool_opts opts = {
+        .n_blocks = MOST_BLOCKS, .reset_on_release = true, .reject_duplicates = reject};
+    pthread_t threads[THREADS];
+    struct kvbm_pool_stats stats;
+
+    memset(&w, 0, sizeof(w));
+    w.rounds = test_rounds(20000);
+    w.lets_others = true;
+    bm_open(&w.bm, &opts);
+    assert_true(kvbm_events_add_callback(w.bm.events, KVBM_EVENTS_CONSOLIDATED, follow, NULL) > 0);
+    w.pools[0] = w.bm.pool;
+    assert_int_equal(kvbm_attachment_type(w.bm.registry, "t", false, destroyed, &w.type), 0);
+    for (uintptr_t i = 0; i < THREADS; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, drop_last, (void *)i), 0);
+    for (int i = 0; i < THREADS; i++)
+        pthread_join(threads[i], NULL);
+    if (w.wrong)
+        fail_msg("%s", w.wrong);
+    stats = bm_stats(w.bm.pool);
+    assert_int_equal(stats.reset_pool_size, opts.n_blocks); /* nothing stays behind */
+    assert_int_equal(stats.evictions + stats.allocation_failures + stats.stale_handles, 0);
+    judge_events();
+    judge_consolidated();
+    assert_int_equal(w.bm.n_told, 2 * stats.registrations);
+    assert_true(stats.registrations > 0 && stats.registrations < stats.stagings);
+    assert_int_equal(w.attached, w.destroyed);
+    bm_close(&w.bm);
+}
+
+static void test_last_reference(void **state)
+{
+    (void)state;
+    last_reference(false);
+    last_reference(true);
+}
+
 /* Pools come and go beside others that work: the entries move. */
 static void *come_and_go(void *arg)
 {
@@ -390,9 +455,8 @@ static void test_pools_come_and_go(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lru_lfu),
-        cmocka_unit_test(test_lineage),
-        cmocka_unit_test(test_all_at_once),
+        cmocka_unit_test(test_lru_lfu),           cmocka_unit_test(test_lineage),
+        cmocka_unit_test(test_all_at_once),       cmocka_unit_test(test_last_reference),
         cmocka_unit_test(test_pools_come_and_go),
     };
 

@@ -607,6 +607,31 @@ static void test_leaks_are_named(void **state)
     close_world(&world);
 }
 
+/* A debug build knows who it was without being asked; another says that nobody looked. */
+static void test_leaks_of_debug_builds(void **state)
+{
+    struct world world = open_world((struct kvbm_pool_opts){.name = "p"});
+    struct kvbm_mutable fresh;
+    char *text;
+
+    (void)state;
+    by_allocate(world.pool, &fresh);
+    try_destroy(world.pool);
+    assert_int_equal(n_lines, 2);
+    text = dump(world.pool, 1);
+#ifdef NDEBUG
+    assert_non_null(
+        strstr(lines[1], "pool=p block=0 state=reset handles=1 key=- acquired=untracked"));
+    assert_null(strstr(text, "acquired"));
+#else
+    check_leak(1, 0, "state=reset handles=1 key=-", (const void *)by_allocate);
+    assert_non_null(strstr(text, "acquired at "));
+#endif
+    free(text);
+    assert_int_equal(kvbm_mutable_release(&fresh), 0);
+    close_world(&world);
+}
+
 static void test_many_leaks(void **state)
 {
     struct world world = open_world((struct kvbm_pool_opts){.n_blocks = 40000});
@@ -637,6 +662,7 @@ int main(void)
         cmocka_unit_test(test_dump),
         cmocka_unit_test(test_a_dump_stops_nobody),
         cmocka_unit_test(test_leaks_are_named),
+        cmocka_unit_test(test_leaks_of_debug_builds),
         cmocka_unit_test(test_many_leaks),
     };
 

@@ -11,6 +11,8 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -18,16 +20,19 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <sys/sysinfo.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/error.h"
 #include "bm/storage.h"
 #include "index/random.h"
+#include "kvbm.h"
 #include "skip.h"
 #include "starve.h"
 
@@ -258,6 +263,82 @@ static void test_numa(void **state)
     for (size_t i = 0; i < KV_COUNT(absent); i++) {
         opts.numa_node = absent[i];
         refused(&opts, -ENODEV);
+    }
+}
+
+/* A system call that fails, of madvise only for one advice. */
+struct forbidden {
+    int call;
+    int advice; /* 0: whatever it is called with */
+    int error;
+};
+
+/* In this process, for ever. Returns 0 or -errno. */
+static int forbid(const struct forbidden *one)
+{
+    struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)one->call, 0, 3),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[2])),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)one->advice, 0, one->advice ? 1 : 0),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (uint32_t)one->error),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {.len = KV_COUNT(filter), .filter = filter};
+
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 ||
+        prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) < 0)
+        return -errno;
+    return 0;
+}
+
+/* A storage and a pool that want what the kernel refuses: without it they work all the same. */
+static void live_without(void)
+{
+    struct kvbm_storage_opts opts = options(KVBM_STORAGE_SYSTEM, 5 * MIB);
+    struct kvbm_pool_opts pool_opts = {
+        .size = sizeof(pool_opts), .n_blocks = 200000, .block_size = 16};
+    struct kvbm_storage *storage;
+    struct kvbm_registry *registry;
+    struct kvbm_pool *pool;
+
+    opts.huge_pages = opts.use_numa = true;
+    opts.touch_threads = 2;
+    storage = create(&opts);
+    check_contents(storage);
+    kvbm_storage_destroy(storage);
+    assert_int_equal(kvbm_registry_create(NULL, &registry), 0);
+    assert_int_equal(kvbm_pool_create(registry, &pool_opts, &pool), 0);
+    assert_int_equal(kvbm_registry_check(registry), 0);
+    assert_int_equal(kvbm_pool_destroy(pool), 0);
+    assert_int_equal(kvbm_registry_destroy(registry), 0);
+}
+
+/* Sandboxes forbid mbind, kernels are built without NUMA or huge pages, old ones can't populate. */
+static void test_refusing_kernels(void **state)
+{
+    static const struct forbidden kernels[] = {{SYS_mbind, 0, EPERM},
+                                               {SYS_mbind, 0, ENOSYS},
+                                               {SYS_madvise, MADV_HUGEPAGE, EINVAL},
+                                               {SYS_madvise, 23, EINVAL} /* POPULATE_WRITE */};
+    (void)state;
+
+    for (size_t i = 0; i < KV_COUNT(kernels); i++) {
+        pid_t pid = fork();
+        int status;
+
+        assert_true(pid >= 0);
+        if (pid == 0) {
+            if (forbid(&kernels[i]) < 0)
+                _exit(77);
+            live_without();
+            _exit(0);
+        }
+        assert_int_equal(waitpid(pid, &status, 0), pid);
+        assert_true(WIFEXITED(status));
+        if (WEXITSTATUS(status) == 77)
+            skip_because("no seccomp filters to play another kernel with");
+        assert_int_equal(WEXITSTATUS(status), 0);
     }
 }
 
@@ -675,6 +756,51 @@ static void test_registrations(void **state)
     assert_string_equal(released, "bbdca"); /* last registered first */
 }
 
+static int n_alive;
+
+/* What an RDMA registration would want: its memory, or its file. */
+static void use_storage(void *arg)
+{
+    const struct kvbm_storage *storage = arg;
+    char byte = 1;
+
+    n_alive += kvbm_storage_read(storage, kvbm_storage_bytes(storage) - 1, &byte, 1) == 0 && !byte;
+}
+
+/* Registrations go while what they were for is still there, also those of a layout's storages. */
+static void test_registrations_go_first(void **state)
+{
+    static const enum kvbm_storage_kind kinds[] = {KVBM_STORAGE_SYSTEM, KVBM_STORAGE_DISK};
+    struct kvbm_layout_config config = {.size = sizeof(config),
+                                        .kind = KVBM_LAYER_SEPARATE_BLOCK_CONTIGUOUS,
+                                        .num_blocks = 4,
+                                        .num_layers = 3,
+                                        .outer_dim = 2,
+                                        .page_size = 16,
+                                        .inner_dim = 64};
+    (void)state;
+
+    n_alive = 0;
+    for (size_t i = 0; i < KV_COUNT(kinds); i++) {
+        struct kvbm_storage_opts opts = options(kinds[i], 2 * MIB);
+        struct kvbm_storage *storage = create(&opts);
+        struct kvbm_allocator allocator = kvbm_allocator_of(&opts);
+        struct kvbm_layout *layout;
+
+        assert_int_equal(kvbm_storage_register(storage, "a", use_storage, storage), 0);
+        assert_int_equal(kvbm_storage_register(storage, "b", use_storage, storage), 0);
+        kvbm_storage_destroy(storage);
+        assert_int_equal(n_alive, 5 * i + 2);
+        assert_int_equal(kvbm_layout_allocate(&config, &allocator, &layout), 0);
+        for (uint32_t layer = 0; layer < 3; layer++) {
+            storage = kvbm_layout_storage(layout, layer);
+            assert_int_equal(kvbm_storage_register(storage, "a", use_storage, storage), 0);
+        }
+        kvbm_layout_destroy(layout);
+        assert_int_equal(n_alive, 5 * i + 5);
+    }
+}
+
 static _Atomic int n_released;
 
 static void count(void *arg)
@@ -778,6 +904,7 @@ int main(void)
         cmocka_unit_test(test_first_touch),
         cmocka_unit_test(test_huge_pages),
         cmocka_unit_test(test_numa),
+        cmocka_unit_test(test_refusing_kernels),
         cmocka_unit_test(test_too_much_memory),
         in_own_folder(test_disk_nameless),
         in_own_folder(test_disk_directories),
@@ -793,6 +920,7 @@ int main(void)
         cmocka_unit_test(test_null),
         cmocka_unit_test(test_gpu),
         cmocka_unit_test(test_registrations),
+        cmocka_unit_test(test_registrations_go_first),
         cmocka_unit_test(test_registrations_threads),
         in_own_folder(test_starved),
     };
