@@ -4,16 +4,19 @@
  * line by line, each is answered by lines that end with one of a dot:
  *
  *   run SEED STEPS   random steps on two tiers: match, fill, register, hold, release, evict
+ *   threads SEED STEPS   the same, by several threads at once
  *   flush            all that was written is handed to ZMQ; says how much was dropped
  *   prompts          "DEVICE ANY TOKEN..." of each prompt: its prefix in the device's pool, and in any
  *   keys             "KEY TIERS" of each block that is somewhere
  *   mark N           register a prompt of its own; "TOKEN..."
  *   reset            forget everything
  *
- * Policies that evict parents before children: "lfu", and "priority" (LRU with random priorities).
+ * Policies that evict parents before children: "lfu", and "priority" (LRU with random priorities). "reject": LRU, and
+ * no duplicates.
  */
 #include <errno.h>
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,7 +25,7 @@
 #include "base/unit.h"
 #include "kvbm.h"
 
-enum { BLOCK = 4, PROMPTS = 48, DEPTH = 8, HOLDS = 6, TOKENS = DEPTH * BLOCK };
+enum { BLOCK = 4, PROMPTS = 48, DEPTH = 8, HOLDS = 6, TOKENS = DEPTH * BLOCK, THREADS = 3 };
 
 struct prompt {
     uint32_t tokens[TOKENS];
@@ -125,11 +128,12 @@ static bool take(struct kvbm_pool *pool, const struct prompt *prompt, size_t n, 
     return true;
 }
 
-static void step(uint64_t *random)
+/* @holds: [n_holds], of nobody else. */
+static void step(uint64_t *random, struct hold *holds, size_t n_holds)
 {
     struct kvbm_pool *pool = engine.pools[unit_below(random, 10) < 3];
     const struct prompt *prompt = &engine.prompts[unit_below(random, PROMPTS)];
-    struct hold *hold = &engine.holds[unit_below(random, HOLDS)];
+    struct hold *hold = &holds[unit_below(random, n_holds)];
     size_t n = 1 + unit_below(random, DEPTH);
 
     if (hold->n)
@@ -148,7 +152,40 @@ static void run_steps(uint64_t seed, size_t n)
     uint64_t random = seed * 2 + 1;
 
     for (size_t i = 0; i < n; i++)
-        step(&random);
+        step(&random, engine.holds, HOLDS);
+    must(kvbm_registry_check(engine.registry) == 0, "check");
+}
+
+struct worker {
+    pthread_t thread;
+    struct hold *holds;
+    uint64_t random;
+    size_t n_steps;
+};
+
+static void *work(void *arg)
+{
+    struct worker *worker = arg;
+
+    for (size_t i = 0; i < worker->n_steps; i++)
+        step(&worker->random, worker->holds, HOLDS / THREADS);
+    return NULL;
+}
+
+static void run_threads(uint64_t seed, size_t n)
+{
+    struct worker workers[THREADS];
+
+    for (size_t i = 0; i < THREADS; i++) {
+        struct worker *worker = &workers[i];
+
+        *worker = (struct worker){.holds = &engine.holds[i * (HOLDS / THREADS)],
+                                  .random = (seed * THREADS + i) * 2 + 1,
+                                  .n_steps = n};
+        must(pthread_create(&worker->thread, NULL, work, worker) == 0, "thread");
+    }
+    for (size_t i = 0; i < THREADS; i++)
+        pthread_join(workers[i].thread, NULL);
     must(kvbm_registry_check(engine.registry) == 0, "check");
 }
 
@@ -251,6 +288,8 @@ static void obey(const char *line)
 
     if (strncmp(line, "run", 3) == 0)
         run_steps(seed, rest ? strtoul(rest, NULL, 10) : 0);
+    else if (strncmp(line, "threads", 7) == 0)
+        run_threads(seed, rest ? strtoul(rest, NULL, 10) : 0);
     else if (strncmp(line, "flush", 5) == 0)
         flush();
     else if (strncmp(line, "prompts", 7) == 0)
@@ -282,6 +321,7 @@ static void start(char **argv)
                     : strcmp(argv[1], "lfu") == 0   ? KVBM_EVICT_LFU
                                                     : KVBM_EVICT_LRU;
     engine.priorities = strcmp(argv[1], "priority") == 0;
+    pool.reject_duplicates = strcmp(argv[1], "reject") == 0;
     must(kvbm_events_create(&events, &engine.events) == 0, "events");
     must(kvbm_events_add_zmq(engine.events, &zmq, &engine.publisher) > 0, "sink");
     registry.events = engine.events;

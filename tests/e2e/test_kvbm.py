@@ -42,6 +42,9 @@ class Engine:
     def run(self, seed, steps=STEPS):
         self.ask(f"run {seed} {steps}")
 
+    def run_threads(self, seed, steps=STEPS):
+        self.ask(f"threads {seed} {steps}")
+
     def flush(self):
         """events written, dropped, batches sent"""
         return list(map(int, self.ask("flush")[0].split()))
@@ -138,18 +141,19 @@ def compare(indexer, engine, exact=True):
     if exact:
         equal(got, wanted, "prefixes (device, any)")
         equal(sorted(dumped(indexer)), sorted(engine.keys()), "blocks in the dump")
+    equal(sorted(dumped(indexer) - engine.keys()), [], "blocks in the dump that aren't there")
     for g, w in zip(got, wanted):
         check(g[0] <= w[0] and g[1] <= w[1], f"more than there is: {g} of {w}")
     return got, wanted
 
 
-def follow_policy(policy, scope="tiers", replay=True, exact=True, rounds=8):
+def follow_policy(policy, scope="tiers", replay=True, exact=True, rounds=8, threads=False):
     less = 0
     with Engine(policy, scope, replay) as engine, Indexer() as indexer:
         follow(indexer, engine)
         wait_seen(indexer, engine)
         for i in range(rounds):
-            engine.run(SEED + i)
+            (engine.run_threads if threads else engine.run)(SEED + i)
             got, wanted = compare(indexer, engine, exact)
             less += sum(g != w for g, w in zip(got, wanted))
         check(any(w != (0, 0) for w in wanted), "nothing was there to be found")
@@ -175,6 +179,14 @@ def test_without_replay():
 
 def test_consolidated():
     follow_policy("lru", "consolidated")
+
+
+def test_threads():
+    """Several threads that register, find and drop the same prompts: what happened first is told first."""
+    follow_policy("lru", threads=True)
+    follow_policy("lineage", threads=True)
+    follow_policy("reject", threads=True)
+    follow_policy("lru", "consolidated", threads=True)
 
 
 def test_parents_before_children():
