@@ -101,9 +101,9 @@ struct kvbm_zmq_opts {
  * Publish in the engines' format. A key of 8 bytes is its number in this machine's order, another one the
  * big-endian number of its (last 8) bytes. Consecutive stored blocks of one chain become one event, as do
  * consecutive removals from one tier. Consolidated events have one medium for all tiers, the device's.
- * Stored blocks of another size than block_size are left out. After a loss (of this manager's queue or of the
- * publisher's) followers are told that the cache was cleared, and see a sequence gap: from then on they
- * know less than there is, not more.
+ * Stored blocks of another size than block_size, which their tokens tell, are left out. After a loss (of this
+ * manager's queue or of the publisher's) followers are told that the cache was cleared, and see a sequence gap: from
+ * then on they know less than there is, not more.
  * @ret (may be NULL) gets the publisher, to ask for its endpoints and numbers: it is the sink's and goes with it.
  * Returns an id as kvbm_events_add_callback, -EINVAL also for names that aren't UTF-8, or an error of
  * kve_publisher_create.
