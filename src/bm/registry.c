@@ -274,8 +274,10 @@ int kvbm_registry_grow(struct kvbm_registry *r, uint64_t n_blocks, struct kvbm_s
     size_t mapped = 0;
     uint8_t *memory;
 
-    if (entries >= UINT32_MAX || bits > 32)
+    if (entries >= UINT32_MAX || bits > 32) {
+        kv_log_warn("kvbm", "no pool", "reason=\"more blocks than a registry can number\"");
         return -EINVAL;
+    }
     if (bits > r->table_bits) {
         if (table_resize(r, bits) < 0)
             return -ENOMEM;
