@@ -180,12 +180,17 @@ static void behind(void *arg, const struct kvbm_event *batch, size_t n, uint64_t
     starve_at(0);
 }
 
-/* @n stored blocks that are no chain. */
-static void put(uint64_t key, size_t n)
+/* @n stored blocks, each the next one's parent or all without one. */
+static void put(uint64_t key, size_t n, bool chain)
 {
+    uint64_t parent = 0;
+
     kvbm_events_begin(events);
-    for (size_t i = 0; i < n; i++, key++) {
-        struct kvbm_event event = {.type = KVBM_EVENT_STORED, .key_len = 8, .key = &key};
+    for (size_t i = 0; i < n; i++, parent = key++) {
+        struct kvbm_event event = {.type = KVBM_EVENT_STORED,
+                                   .key_len = 8,
+                                   .key = &key,
+                                   .parent = chain && i ? &parent : NULL};
 
         kvbm_events_put(events, &event);
     }
@@ -220,12 +225,12 @@ static void test_publishing(void **state)
         for (long n = 1;; n++) {
             was = published();
             atomic_store(&hunger.at, n);
-            put(1, size);
+            put(1, size, false);
             atomic_store(&hunger.at, 0);
             if (!atomic_load(&hunger.happened))
                 break;
             refused++;
-            put(5000, 1); /* what couldn't be told then is told now */
+            put(5000, 1, false); /* what couldn't be told then is told now */
             is = published();
             assert_true(is.dropped_events > was.dropped_events);
             /* all of the batch is either lost or published; besides it a clear, and the one behind */
@@ -240,12 +245,70 @@ static void test_publishing(void **state)
     assert_int_equal(kvbm_events_destroy(events), 0);
 }
 
+/* A chain is one event to the publisher: lost, it counts for all its blocks. */
+static void test_publishing_chains(void **state)
+{
+    const uint64_t blocks = 300;
+    struct kve_publisher_stats was, is;
+    long refused = 0;
+    (void)state;
+
+    assert_int_equal(make_events(), 0);
+    assert_true(kvbm_events_add_callback(events, 0, before, NULL) > 0);
+    assert_true(make_zmq() > 0);
+    assert_true(kvbm_events_add_callback(events, 0, behind, NULL) > 0);
+    for (long n = 1;; n++, refused++) {
+        was = published();
+        atomic_store(&hunger.at, n);
+        put(1, blocks, true);
+        atomic_store(&hunger.at, 0);
+        if (!atomic_load(&hunger.happened))
+            break;
+        put(5000, 1, false);
+        is = published();
+        assert_int_equal(is.dropped_events - was.dropped_events, blocks);
+        assert_int_equal(is.events - was.events, 2); /* a clear, and the one behind */
+    }
+    is = published();
+    assert_int_equal(is.dropped_events, was.dropped_events);
+    assert_int_equal(is.events - was.events, 1);
+    assert_true(refused >= 2);
+    assert_int_equal(kvbm_events_destroy(events), 0);
+}
+
+/* Losses that can't be told yet add up. */
+static void test_publishing_losses(void **state)
+{
+    struct kvbm_events_opts opts = {.size = sizeof(opts), .queue_bytes = 1}; /* room for none */
+    struct kve_publisher_stats stats;
+    (void)state;
+
+    assert_int_equal(kvbm_events_create(&opts, &events), 0);
+    assert_true(kvbm_events_add_callback(events, 0, before, NULL) > 0);
+    assert_true(make_zmq() > 0);
+    assert_true(kvbm_events_add_callback(events, 0, behind, NULL) > 0);
+    atomic_store(&hunger.at, 1);
+    put(1, 7, false);
+    assert_true(atomic_load(&hunger.happened));
+    stats = published();
+    assert_int_equal(stats.events, 0);
+    assert_int_equal(stats.dropped_events, 0);
+    atomic_store(&hunger.at, 0);
+    put(1, 5, false);
+    stats = published();
+    assert_int_equal(stats.events, 1); /* the clear */
+    assert_int_equal(stats.dropped_events, 12);
+    assert_int_equal(kvbm_events_destroy(events), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_making),
         cmocka_unit_test(test_writing),
         cmocka_unit_test(test_publishing),
+        cmocka_unit_test(test_publishing_chains),
+        cmocka_unit_test(test_publishing_losses),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
