@@ -276,7 +276,7 @@ KV_API int kvbm_pool_register(struct kvbm_pool *pool, struct kvbm_complete *bloc
 /**
  * Reset to Registered for @n blocks that now hold the same bytes as the registered blocks @like of any pools
  * of the registry: what moving between tiers ends with. Each gets the key, parent and position of its like, and the
- * key, unless it has one here already, the like's retention priority (not the time when that ends); else as complete
+ * key, unless it has one here already, the like's retention priority and the time when that ends; else as complete
  * and register, without tokens in the events.
  * Consumes @blocks, all or none; @like stay held. -EXDEV: a like of another registry; -EINVAL also when the
  * pool doesn't serve a like's group, or has blocks of another size.

@@ -299,29 +299,55 @@ static int check_like(const struct kvbm_pool *pool, const struct kvbm_immutable 
     return pool->groups >> kvbm_slot_entry(from, &from->slots[i])->group & 1 ? 0 : -EINVAL;
 }
 
-/* The priority of slot @i's key. What is over isn't handed on, for ever, and stands in nobody's way. */
-static uint8_t *priority_of(struct kvbm_pool *pool, uint32_t i)
+/* The block that has the priority of slot @i's key. A priority that is over isn't handed on and in nobody's way. */
+static uint32_t prioritised(struct kvbm_pool *pool, uint32_t i)
 {
     uint32_t primary = kvbm_primary_of(pool, i);
 
     kvbm_retain_expire_one(pool, primary);
-    return &pool->slots[primary].priority;
+    return primary;
+}
+
+/* Slot @i's key gets the priority, and its end, that the key of @from's slot @source has, unless it has one. */
+static void adopt_priority(struct kvbm_pool *pool, uint32_t i, struct kvbm_pool *from,
+                           uint32_t source)
+{
+    uint64_t end;
+
+    i = prioritised(pool, i); /* held, so in no list */
+    source = prioritised(from, source);
+    if (pool->slots[i].priority != KVBM_PRIORITY_DEFAULT ||
+        from->slots[source].priority == KVBM_PRIORITY_DEFAULT)
+        return;
+    end = kvbm_retain_end(from, source);
+    pool->slots[i].priority = from->slots[source].priority;
+    if (end)
+        kvbm_retain_set(pool, i, end);
+    else
+        kvbm_retain_drop(pool, i);
 }
 
 static uint32_t adopt_one(struct kvbm_pool *pool, uint32_t i, const struct kvbm_immutable *like)
 {
     struct kvbm_pool *from = like->handle.pool;
     uint32_t source = like->handle.block + 1, entry = from->slots[source].entry, slot;
-    uint8_t *priority;
 
     kvbm_entry_get(pool->registry, entry, 0, 0); /* it has one already: parent and position stay */
     pool->slots[i].entry = entry;
     becomes_complete(pool, i);
     slot = register_one(pool, i);
-    priority = priority_of(pool, slot); /* held, so in no list */
-    if (*priority == KVBM_PRIORITY_DEFAULT)
-        *priority = *priority_of(from, source);
+    adopt_priority(pool, slot, from, source);
     return slot;
+}
+
+/* Room for the ends of priorities that come with @n blocks, if there are any. */
+static int reserve_ends(struct kvbm_pool *pool, const struct kvbm_immutable *like, size_t n)
+{
+    bool any = false;
+
+    for (size_t i = 0; i < n && !any; i++)
+        any = like[i].handle.pool->retained.n > 0;
+    return any ? kvbm_retain_reserve(pool, n) : 0;
 }
 
 int kvbm_pool_adopt(struct kvbm_pool *pool, struct kvbm_mutable *blocks, size_t n,
@@ -337,6 +363,8 @@ int kvbm_pool_adopt(struct kvbm_pool *pool, struct kvbm_mutable *blocks, size_t 
     kvbm_lock(pool->registry);
     for (size_t i = 0; err == 0 && i < n; i++)
         err = check_like(pool, &like[i]);
+    if (err == 0)
+        err = reserve_ends(pool, like, n);
     if (err == 0)
         err = kvbm_claim(pool, &blocks->handle, n, KVBM_RESET, KVBM_RESET, false);
     for (size_t i = 0; err == 0 && i < n; i++) {

@@ -628,15 +628,15 @@ static bool info(struct run *run, const struct op *op)
     return true;
 }
 
-/* The priority of block @i's key, when one that is over has ended. */
-static uint32_t *priority_of(struct run *run, int p, int i)
+/* The block that has the priority of block @i's key, when one that is over has ended. */
+static struct m_block *prioritised(struct run *run, int p, int i)
 {
     struct m_pool *pool = &run->model.pools[p];
 
     if (pool->blocks[i].primary >= 0)
         i = pool->blocks[i].primary;
     m_expire_one(&run->model, p, i, fake_ns);
-    return &pool->blocks[i].priority;
+    return &pool->blocks[i];
 }
 
 /* What kvbm_pool_adopt is to say of blocks that take over from held ones of pool @from, and does to them. */
@@ -655,15 +655,18 @@ static int adopt_model(struct run *run, const struct op *op, int from, struct he
     }
     for (int i = 0; i < n; i++) {
         int first = (int)like[i].handle.block, block = (int)fresh[i].handle.block;
-        uint32_t *priority;
+        struct m_block *ours, *theirs;
 
         pool->blocks[block].key = source->blocks[first].key;
         pool->blocks[block].state = M_COMPLETE;
         pool->blocks[block].tokens = false;
         block = m_register(&run->model, op->pool, block);
-        priority = priority_of(run, op->pool, block);
-        if (*priority == KVBM_PRIORITY_DEFAULT)
-            *priority = *priority_of(run, from, first);
+        ours = prioritised(run, op->pool, block);
+        theirs = prioritised(run, from, first);
+        if (ours->priority == KVBM_PRIORITY_DEFAULT && theirs->priority != KVBM_PRIORITY_DEFAULT) {
+            ours->priority = theirs->priority;
+            ours->until = theirs->until;
+        }
         fresh[i].handle.block = (uint32_t)block;
     }
     return 0;

@@ -21,7 +21,7 @@ static struct {
     uint32_t tokens[N];
     struct kvbm_mutable mutable[N];
     struct kvbm_complete complete[N];
-    struct kvbm_immutable held[N];
+    struct kvbm_immutable held[N], adopted[N];
     size_t at;
     uint32_t type;
 } w;
@@ -102,6 +102,11 @@ static long retain(void)
     return kvbm_pool_retain(w.pool, 0, w.keys, N, 80, 100000);
 }
 
+static long adopt(void)
+{
+    return kvbm_pool_adopt(w.second, w.mutable, N, w.held, w.adopted);
+}
+
 static long new_type(void)
 {
     return kvbm_attachment_type(w.registry, "test", true, NULL, &w.type);
@@ -173,6 +178,12 @@ static void run(enum kvbm_eviction eviction)
     assert_int_equal(starve(retain), 2); /* the heap, and each block's end */
     assert_int_equal(kvbm_immutable_info(&w.held[N - 1], &info), 0);
     assert_int_equal(info.priority, 80);
+    w.opts.n_blocks = N;
+    assert_int_equal(kvbm_pool_create(w.registry, &w.opts, &w.second), 0);
+    assert_int_equal(kvbm_pool_allocate(w.second, N, w.mutable, NULL), 0);
+    assert_int_equal(starve(adopt), 2); /* the same there */
+    assert_int_equal(kvbm_pool_release(w.second, w.adopted, N), 0);
+    assert_int_equal(kvbm_pool_destroy(w.second), 0);
     starve(new_type);
     for (n = 0, w.at = 0; w.at < N; w.at++)
         n += starve(attach);

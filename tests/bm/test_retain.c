@@ -208,30 +208,48 @@ static void test_random(void **state)
     bm_close(&bm);
 }
 
-/* A block of another tier takes over a priority, but none whose end has come. */
+static uint32_t priority_held(const struct kvbm_immutable *held)
+{
+    struct kvbm_block_info info;
+
+    assert_int_equal(kvbm_immutable_info(held, &info), 0);
+    return info.priority;
+}
+
+/* A block of another tier takes over a priority and its end, but none whose end has come. */
 static void test_adopted(void **state)
 {
-    struct kvbm_mutable fresh[2];
-    struct kvbm_immutable held[2], ours[2];
-    struct kvbm_block_info info;
+    struct kvbm_mutable fresh[4];
+    struct kvbm_immutable held[4], ours[4], first;
     struct kvbm_pool *host;
     struct bm bm;
     (void)state;
 
     open_it(&bm, NULL);
     host = bm_pool(&bm, &(struct kvbm_pool_opts){.tier = KV_TIER_HOST});
-    bm_put(bm.pool, (uint64_t[]){1, 2}, 2, held);
+    bm_put(bm.pool, (uint64_t[]){1, 2, 3, 4}, 4, held);
+    bm_put_at(host, 0, &(uint64_t){3}, 3, &(uint64_t){4}, 1, &first);
+    assert_int_equal(kvbm_pool_retain(host, 0, &(uint64_t){4}, 1, 35, 3000), 1); /* says nothing */
     retain(&bm, 1, 80, 1000);
     retain(&bm, 2, 70, 5000000);
+    retain(&bm, 3, 60, 0);
+    retain(&bm, 4, 50, 0);
     ahead_ns = 2 * KV_NS_PER_S;
-    assert_int_equal(kvbm_pool_allocate(host, 2, fresh, NULL), 0);
-    assert_int_equal(kvbm_pool_adopt(host, fresh, 2, held, ours), 0);
-    assert_int_equal(kvbm_immutable_info(&ours[0], &info), 0);
-    assert_int_equal(info.priority, KVBM_PRIORITY_DEFAULT);
-    assert_int_equal(kvbm_immutable_info(&ours[1], &info), 0);
-    assert_int_equal(info.priority, 70);
-    assert_int_equal(kvbm_pool_release(bm.pool, held, 2), 0);
-    assert_int_equal(kvbm_pool_release(host, ours, 2), 0);
+    assert_int_equal(kvbm_pool_allocate(host, 4, fresh, NULL), 0);
+    assert_int_equal(kvbm_pool_adopt(host, fresh, 4, held, ours), 0);
+    assert_int_equal(priority_held(&ours[0]), KVBM_PRIORITY_DEFAULT);
+    assert_int_equal(priority_held(&ours[1]), 70);
+    ahead_ns += 4900 * KV_NS_PER_S;
+    assert_int_equal(priority_held(&ours[1]), 70); /* the rest of its time, not all of it again */
+    ahead_ns += 200 * KV_NS_PER_S;
+    assert_int_equal(priority_held(&held[1]), KVBM_PRIORITY_DEFAULT);
+    assert_int_equal(priority_held(&ours[1]), KVBM_PRIORITY_DEFAULT);
+    assert_int_equal(priority_held(&ours[2]), 60); /* for ever, as there */
+    assert_int_equal(priority_held(&ours[3]), 50); /* without the end that the default had here */
+    assert_int_equal(kvbm_registry_check(bm.registry), 0);
+    assert_int_equal(kvbm_pool_release(bm.pool, held, 4), 0);
+    assert_int_equal(kvbm_pool_release(host, ours, 4), 0);
+    assert_int_equal(kvbm_immutable_release(&first), 0);
     assert_int_equal(kvbm_registry_check(bm.registry), 0);
     assert_int_equal(kvbm_pool_destroy(host), 0);
     bm_close(&bm);
