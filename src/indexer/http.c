@@ -30,6 +30,19 @@ static bool is_loopback(const struct sockaddr *address)
     return false;
 }
 
+/*
+ * Once it stops, whoever comes is hung up on. (MHD_quiesce_daemon would give up the socket, but its epoll threads
+ * may take that out of their sets at the same moment, and then libmicrohttpd ends the process.)
+ */
+static enum MHD_Result on_accept(void *cls, const struct sockaddr *address, socklen_t len)
+{
+    struct ki_http *http = cls;
+
+    (void)address;
+    (void)len;
+    return atomic_load_explicit(&http->stopping, memory_order_relaxed) ? MHD_NO : MHD_YES;
+}
+
 static void on_connection(void *cls, struct MHD_Connection *connection, void **context,
                           enum MHD_ConnectionNotificationCode code)
 {
@@ -83,8 +96,8 @@ static struct MHD_Daemon *start_daemon(struct ki_http *http, int fd)
     }
     items[n] = (struct MHD_OptionItem){MHD_OPTION_END, 0, NULL};
     return MHD_start_daemon(
-        flags, 0, NULL, NULL, ki_http_on_request, http, MHD_OPTION_EXTERNAL_LOGGER, on_log, NULL,
-        MHD_OPTION_LISTEN_SOCKET, fd, MHD_OPTION_CONNECTION_LIMIT, opts->max_connections,
+        flags, 0, on_accept, http, ki_http_on_request, http, MHD_OPTION_EXTERNAL_LOGGER, on_log,
+        NULL, MHD_OPTION_LISTEN_SOCKET, fd, MHD_OPTION_CONNECTION_LIMIT, opts->max_connections,
         MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)(opts->idle_timeout_ms / 1000),
         MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_MEMORY, MHD_OPTION_NOTIFY_COMPLETED,
         ki_http_on_completed, NULL, MHD_OPTION_NOTIFY_CONNECTION, on_connection, http,
@@ -145,19 +158,12 @@ static void wait_until_idle(struct ki_http *http, uint64_t limit_ms)
 
 void ki_http_stop(struct ki_http *http, uint64_t drain_ms)
 {
-    int fd;
-
     if (!http)
         return;
     atomic_store_explicit(&http->stopping, true, memory_order_relaxed);
-    fd = MHD_quiesce_daemon(http->daemon);
-    if (fd >= 0)
-        shutdown(fd, SHUT_RDWR); /* refuse; its threads may still look at the number */
     wait_until_idle(http, drain_ms);
     ki_http_cancel_streams(http);
-    MHD_stop_daemon(http->daemon);
-    if (fd >= 0)
-        close(fd);
+    MHD_stop_daemon(http->daemon); /* closes the listening socket, too */
     free_http(http);
 }
 

@@ -108,8 +108,7 @@ int ki_http_bind(const char *host, uint16_t port, int *ret_fd, uint16_t *ret_por
 int ki_http_start(int fd, const struct ki_http_opts *opts, struct ki_http **ret,
                   struct kv_error *error);
 
-/** Stop accepting, let requests in progress finish for @drain_ms at most, close. NULL is a no-op.
- */
+/** Hang up on new connections, let requests in progress finish for @drain_ms at most, close. NULL is a no-op. */
 void ki_http_stop(struct ki_http *http, uint64_t drain_ms);
 
 struct ki_http_stats {

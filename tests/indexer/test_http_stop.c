@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The HTTP server's end: what is being answered is finished, nobody new is served, and no moment takes the process down. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <arpa/inet.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "indexer/http.h"
+
+static const char get[] = "GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n";
+
+struct server {
+    struct ki_http *http;
+    uint16_t port;
+    uint32_t slow_ms;
+    _Atomic uint32_t begun;
+};
+
+static void sleep_ms(uint32_t ms)
+{
+    nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L}, NULL);
+}
+
+static void slow(void *arg, struct ki_request *request, struct ki_reply *reply)
+{
+    struct server *server = arg;
+
+    (void)request;
+    (void)reply;
+    atomic_fetch_add(&server->begun, 1);
+    sleep_ms(server->slow_ms);
+}
+
+static void start(struct server *server, uint32_t threads)
+{
+    static const struct ki_route routes[] = {{.method = "GET", .path = "/slow", .handle = slow}};
+    const struct ki_http_opts opts = {.threads = threads,
+                                      .max_connections = 64,
+                                      .idle_timeout_ms = 10000,
+                                      .bodies_bytes = 1 << 20,
+                                      .max_streams = 1,
+                                      .routes = routes,
+                                      .n_routes = 1,
+                                      .arg = server};
+    struct kv_error error = {0};
+    int fd;
+
+    atomic_store(&server->begun, 0);
+    assert_int_equal(ki_http_bind("127.0.0.1", 0, &fd, &server->port, &error), 0);
+    assert_int_equal(ki_http_start(fd, &opts, &server->http, &error), 0);
+}
+
+/* A connection to @port that gives up after 5 s, or -1. */
+static int connect_to(uint16_t port)
+{
+    const struct sockaddr_in to = {
+        .sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    const struct timeval limit = {.tv_sec = 5};
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+    if (fd < 0)
+        return -1;
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+    if (connect(fd, (const struct sockaddr *)&to, sizeof(to)) == 0)
+        return fd;
+    close(fd);
+    return -1;
+}
+
+/* What @fd says until it ends. */
+static size_t read_all(int fd, char *to, size_t cap)
+{
+    size_t n = 0;
+
+    for (ssize_t got; n + 1 < cap && (got = recv(fd, to + n, cap - n - 1, 0)) > 0;)
+        n += (size_t)got;
+    to[n] = '\0';
+    return n;
+}
+
+static size_t ask(uint16_t port, char *to, size_t cap)
+{
+    int fd = connect_to(port);
+    size_t n = 0;
+
+    to[0] = '\0';
+    if (fd < 0)
+        return 0;
+    if (send(fd, get, sizeof(get) - 1, MSG_NOSIGNAL) > 0)
+        n = read_all(fd, to, cap);
+    close(fd);
+    return n;
+}
+
+struct client {
+    uint16_t port;
+    char reply[1024];
+    _Atomic bool enough;
+};
+
+static void *ask_once(void *arg)
+{
+    struct client *client = arg;
+
+    ask(client->port, client->reply, sizeof(client->reply));
+    return NULL;
+}
+
+static void test_finishes_what_it_has_begun(void **state)
+{
+    struct server server = {.slow_ms = 300};
+    struct client client = {0};
+    pthread_t thread;
+
+    (void)state;
+    start(&server, 2);
+    client.port = server.port;
+    assert_int_equal(pthread_create(&thread, NULL, ask_once, &client), 0);
+    while (!atomic_load(&server.begun))
+        sleep_ms(1);
+    ki_http_stop(server.http, 5000);
+    pthread_join(thread, NULL);
+    assert_non_null(strstr(client.reply, "200 OK"));
+    assert_non_null(strstr(client.reply, "Connection: close"));
+}
+
+static void *stop(void *arg)
+{
+    ki_http_stop(arg, 5000);
+    return NULL;
+}
+
+static void test_serves_nobody_new(void **state)
+{
+    struct server server = {.slow_ms = 500};
+    struct client client = {0};
+    pthread_t asks, stops;
+    uint32_t begun;
+    char reply[1024];
+
+    (void)state;
+    start(&server, 4);
+    client.port = server.port;
+    assert_int_equal(pthread_create(&asks, NULL, ask_once, &client), 0);
+    while (!atomic_load(&server.begun))
+        sleep_ms(1);
+    assert_int_equal(pthread_create(&stops, NULL, stop, server.http), 0);
+    sleep_ms(100); /* it waits for the slow one now */
+    begun = atomic_load(&server.begun);
+    assert_int_equal(ask(server.port, reply, sizeof(reply)), 0);
+    assert_int_equal(atomic_load(&server.begun), begun);
+    pthread_join(stops, NULL);
+    pthread_join(asks, NULL);
+    assert_non_null(strstr(client.reply, "200 OK"));
+    assert_int_equal(connect_to(server.port), -1);
+}
+
+static void *connect_on_and_on(void *arg)
+{
+    struct client *client = arg;
+
+    while (!atomic_load(&client->enough)) {
+        int fd = connect_to(client->port);
+
+        if (fd >= 0)
+            close(fd);
+    }
+    return NULL;
+}
+
+/* libmicrohttpd's quiesce races with its epoll threads and ends the process; seen once, and too rare to be seen here. */
+static void test_under_a_storm_of_connections(void **state)
+{
+    uint64_t deadline = kv_now_ns() + 4000 * KV_NS_PER_MS;
+
+    (void)state;
+    for (int round = 0; round < 400 && kv_now_ns() < deadline; round++) {
+        struct server server = {0};
+        struct client client = {0};
+        pthread_t threads[2];
+
+        start(&server, 1 + (uint32_t)round % 4);
+        client.port = server.port;
+        for (int i = 0; i < 2; i++)
+            assert_int_equal(pthread_create(&threads[i], NULL, connect_on_and_on, &client), 0);
+        sleep_ms((uint32_t)round % 7);
+        ki_http_stop(server.http, 10);
+        atomic_store(&client.enough, true);
+        for (int i = 0; i < 2; i++)
+            pthread_join(threads[i], NULL);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_finishes_what_it_has_begun),
+        cmocka_unit_test(test_serves_nobody_new),
+        cmocka_unit_test(test_under_a_storm_of_connections),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
