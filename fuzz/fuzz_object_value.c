@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Values of the object tier as a store may hand them out. The first byte is the key's length, the second chooses (bit 0: the
+ * block's length is what is left, else another), four are the group, three say which bit of a good value is flipped; the rest is
+ * the value. What is believed is exactly what would have been put; nothing else is, not by a bit.
+ */
+#include <string.h>
+
+#include "require.h"
+#include "tier/object_impl.h"
+
+enum { HEAD = 9 };
+
+struct asked {
+    struct kvbm_object_format format;
+    uint32_t group;
+    uint8_t key[KVBM_MAX_KEY];
+};
+
+/* In memory of just that size, so that a byte too many is seen. */
+static const void *unseal(const struct asked *a, const uint8_t *value, size_t len, uint8_t *memory)
+{
+    memcpy(memory, value, len);
+    return kvbm_object_unseal(&a->format, a->group, a->key, memory, len);
+}
+
+/* As it was found. */
+static void take(const struct asked *a, const uint8_t *value, size_t len)
+{
+    uint8_t *memory = malloc(len ? len : 1), *again;
+    const void *block = memory ? unseal(a, value, len, memory) : NULL;
+
+    if (block) {
+        REQUIRE(block == memory + KVBM_OBJECT_HEADER);
+        REQUIRE(len == kvbm_object_value_bytes(&a->format));
+        again = malloc(len);
+        REQUIRE(again);
+        kvbm_object_seal(&a->format, a->group, a->key, block, again);
+        REQUIRE(memcmp(again, value, len) == 0);
+        free(again);
+    }
+    free(memory);
+}
+
+/* Somebody else's, or asked for by somebody else: not this block's. */
+static void take_elsewhere(const struct asked *a, const uint8_t *good, size_t len, uint8_t *memory)
+{
+    struct asked other = *a;
+
+    other.group++;
+    REQUIRE(!unseal(&other, good, len, memory));
+    other = *a;
+    other.key[a->format.key_len - 1] ^= 1;
+    REQUIRE(!unseal(&other, good, len, memory));
+    other = *a;
+    other.format.fingerprint[0] ^= 1;
+    REQUIRE(!unseal(&other, good, len, memory));
+    other = *a;
+    other.format.block_bytes++;
+    REQUIRE(!unseal(&other, good, len, memory));
+    REQUIRE(!unseal(a, good, len - 1, memory));
+}
+
+/* The value of this block, and that with one other bit. */
+static void take_good(const struct asked *a, const uint8_t *block, uint32_t flip)
+{
+    size_t len = kvbm_object_value_bytes(&a->format);
+    uint8_t *good = malloc(len), *memory = malloc(len);
+    const void *found;
+
+    REQUIRE(good && memory);
+    kvbm_object_seal(&a->format, a->group, a->key, block, good);
+    found = unseal(a, good, len, memory);
+    REQUIRE(found && memcmp(found, block, a->format.block_bytes) == 0);
+    take_elsewhere(a, good, len, memory);
+    good[flip / 8 % len] ^= (uint8_t)(1u << flip % 8);
+    REQUIRE(!unseal(a, good, len, memory));
+    free(good);
+    free(memory);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct asked a = {.group = 0};
+    const uint8_t *value = data + HEAD;
+    size_t len = size - HEAD;
+    uint32_t flip;
+
+    if (size < HEAD + 1)
+        return 0;
+    memcpy(&a.group, data + 2, sizeof(a.group));
+    a.group %= KVBM_MAX_GROUPS;
+    flip = data[6] | (uint32_t)data[7] << 8 | (uint32_t)data[8] << 16;
+    for (size_t i = 0; i < sizeof(a.key);
+         i++) /* what a value that is meant to be found has there */
+        a.key[i] = len > 64 + i ? value[64 + i] : (uint8_t)i;
+    kvbm_object_format_init(&a.format, "model", 4 + data[0] % (KVBM_MAX_KEY - 3),
+                            (data[1] & 1) && len > KVBM_OBJECT_HEADER ? len - KVBM_OBJECT_HEADER
+                                                                      : len);
+    take(&a, value, len);
+    if (a.format.block_bytes <= len)
+        take_good(&a, value + len - a.format.block_bytes, flip);
+    return 0;
+}
