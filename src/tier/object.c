@@ -225,6 +225,21 @@ void kvbm_object_cancel(struct kvbm_object *o, struct kvbm_object_batch *batch)
     pthread_mutex_unlock(&o->lock);
 }
 
+void kvbm_object_cancel_all(struct kvbm_object *o)
+{
+    if (!o || o->pid != getpid())
+        return;
+    pthread_mutex_lock(&o->lock);
+    end_queued(o, -ECANCELED, true);
+    for (struct kvbm_object_worker *w = o->workers; w; w = w->next) {
+        if (w->batch && w->in_call)
+            kvbm_object_worker_lose(w, -ECANCELED);
+        else if (w->batch)
+            w->cancelled = true; /* it ends before its next call */
+    }
+    pthread_mutex_unlock(&o->lock);
+}
+
 void kvbm_object_get_stats(struct kvbm_object *o, struct kvbm_object_stats *ret)
 {
     memset(ret, 0, sizeof(*ret));
@@ -409,12 +424,18 @@ static void leave_behind(struct kvbm_object *o)
 
 void kvbm_object_close(struct kvbm_object *o)
 {
-    uint64_t until = kv_now_ns();
+    if (o)
+        kvbm_object_close_by(o, kv_now_ns() + o->timeout_ns);
+}
+
+void kvbm_object_close_by(struct kvbm_object *o, uint64_t deadline_ns)
+{
+    uint64_t until;
 
     if (!o || o->pid != getpid())
         return;
     pthread_mutex_lock(&o->lock);
-    until += o->timeout_ns;
+    until = KV_MIN(deadline_ns, kv_now_ns() + o->timeout_ns);
     o->closing = true;
     end_queued(o, -ECANCELED, true);
     for (struct kvbm_object_worker *w = o->workers; w; w = w->next)

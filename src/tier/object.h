@@ -60,6 +60,8 @@ int kvbm_object_open(const struct kvbm_object_opts *opts, struct kvbm_object **r
  * backend then is left behind with its memory, and logged. NULL is a no-op.
  */
 void kvbm_object_close(struct kvbm_object *object);
+/** The same, but waits until then (monotonic) at most. */
+void kvbm_object_close_by(struct kvbm_object *object, uint64_t deadline_ns);
 
 enum kvbm_object_op { KVBM_OBJECT_EXISTS, KVBM_OBJECT_GET, KVBM_OBJECT_PUT };
 
@@ -98,6 +100,11 @@ int kvbm_object_submit(struct kvbm_object *object, struct kvbm_object_batch *bat
  * is under way is not waited for while there are threads to spare. A batch that has ended is left alone.
  */
 void kvbm_object_cancel(struct kvbm_object *object, struct kvbm_object_batch *batch);
+/**
+ * End all batches soon, with -ECANCELED. No call is waited for: while all threads hang, and as many in their places,
+ * submit is -EHOSTDOWN.
+ */
+void kvbm_object_cancel_all(struct kvbm_object *object);
 
 struct kvbm_object_stats {
     uint64_t gets, hits;    /* blocks asked for and answered; of these, there and whole */

@@ -432,6 +432,35 @@ static void test_cancel_in_a_call(void **state)
     kvbm_object_close(o);
 }
 
+/* Whatever hangs, those that replaced others too: all batches end, and close waits no longer than it is told. */
+static void test_cancel_all(void **state)
+{
+    struct kvbm_object_opts opts = default_opts(shaky_uri);
+    struct job *jobs[12];
+    struct kvbm_object *o;
+    uint64_t begin_ns;
+    (void)state;
+
+    opts.n_threads = 2;
+    o = open_with(&opts);
+    expect(o, KVBM_OBJECT_PUT, 0, 1, 0);
+    shaky->hang = true;
+    begin_ns = kv_now_ns();
+    for (int round = 0; round < 2; round++) { /* two threads, two in their place */
+        for (size_t i = 0; i < KV_COUNT(jobs); i++)
+            jobs[i] = submit(o, (enum kvbm_object_op)(i % 3), i, 1, 0);
+        EXPECT_SOON(shaky->inside == 2 * (round + 1));
+        kvbm_object_cancel_all(o);
+        for (size_t i = 0; i < KV_COUNT(jobs); i++)
+            ends(jobs[i], -ECANCELED);
+        assert_int_equal(stats_of(o).left_behind, 2 * (round + 1));
+    }
+    kvbm_object_close_by(o, kv_now_ns() + 50 * KV_NS_PER_MS);
+    assert_true(kv_now_ns() - begin_ns < 5 * KV_NS_PER_S); /* and not the ten of timeout_ms */
+    shaky->hang = false;
+    EXPECT_SOON(shaky->inside == 0 && shaky->opens == shaky->closes);
+}
+
 /* What was done keeps its status, what wasn't is cancelled; without threads to spare after the call. */
 static void test_cancel_between_calls(void **state)
 {
@@ -664,6 +693,7 @@ int main(void)
         cmocka_unit_test_setup(test_breaker, fresh_folder),
         cmocka_unit_test_setup(test_half_open, fresh_folder),
         cmocka_unit_test_setup(test_full_is_no_outage, fresh_folder),
+        cmocka_unit_test_setup(test_cancel_all, fresh_folder),
         cmocka_unit_test_setup(test_cancel_in_a_call, fresh_folder),
         cmocka_unit_test_setup(test_cancel_between_calls, fresh_folder),
         cmocka_unit_test_setup(test_cancel_when_done, fresh_folder),
