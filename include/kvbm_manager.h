@@ -113,7 +113,8 @@ KV_API int kvbm_manager_configure(struct kvbm_manager_opts *opts, const char *fi
 KV_API int kvbm_manager_create(const struct kvbm_manager_opts *opts, struct kvbm_manager **ret);
 /**
  * Finish what runs (at most @timeout_ms: the rest is cancelled), let offloading go on as long as that
- * allows, close the tiers. -EBUSY while pins are held or pools of the caller's are there: nothing is done then;
+ * allows, close the tiers. A call into an object store that hangs is waited for a second more at most, then left
+ * behind with its thread and its own memory. -EBUSY while pins are held or pools of the caller's are there: nothing is done then;
  * or handles of the manager's pools: then jobs have ended, and what didn't go down in time won't, but the
  * manager goes on. NULL is a no-op.
  */

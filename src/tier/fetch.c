@@ -195,6 +195,13 @@ static void not_there(struct kvbm_pin *pin, uint32_t i, enum kv_tier tier, int w
     }
 }
 
+/* It wasn't there when the store looked, and has come since. */
+static void look_again(struct kvbm_pin *pin, uint32_t i)
+{
+    kvbm_pool_release_mutable(pin->manager->host, (struct kvbm_mutable *)&pin->items[i].host, 1);
+    pin->items[i].state = ITEM_MISS;
+}
+
 static void count_latency(struct kvbm_manager *m, const struct kvbm_fetch *fetch)
 {
     uint64_t us = (kv_now_ns() - fetch->start_ns) / 1000;
@@ -219,6 +226,8 @@ static void end(struct kvbm_fetch *fetch, int all)
         pin->n_fetched--;
         if (status == 0)
             arrived(pin, i, fetch->tier);
+        else if (fetch->overtaken >> k & 1 && status == -ENOENT)
+            look_again(pin, i);
         else
             not_there(pin, i, fetch->tier, status);
     }

@@ -12,6 +12,8 @@
 
 #define ALIGN 4096u
 #define RETRY_NS (10 * KV_NS_PER_MS)
+#define LET_GO_NS \
+    KV_NS_PER_S /* for calls into an object store that hang, before they are left behind */
 
 /* ---- forks ---- */
 
@@ -409,11 +411,12 @@ static int copy_strings(struct kvbm_manager *m)
     return at ? 0 : -ENOMEM;
 }
 
-static void manager_free(struct kvbm_manager *m)
+/* What hangs in the object store is waited for until then. */
+static void manager_free(struct kvbm_manager *m, uint64_t deadline)
 {
     kvbm_engine_destroy(m->engine);
     kvbm_disk_close(m->disk_store);
-    kvbm_object_close(m->object_store);
+    kvbm_object_close_by(m->object_store, deadline);
     for (uint32_t i = 0; i < m->n_quarantine; i++)
         kvbm_mutable_release(&m->quarantine[i]);
     kvbm_pool_destroy(m->object);
@@ -484,7 +487,7 @@ int kvbm_manager_create(const struct kvbm_manager_opts *opts, struct kvbm_manage
         rc = open_all(m);
     m->opts.block = NULL; /* the caller's */
     if (rc < 0) {
-        manager_free(m);
+        manager_free(m, kv_now_ns() + LET_GO_NS);
         return rc;
     }
     *ret = m;
@@ -526,9 +529,10 @@ static void wind_down(struct kvbm_manager *m, uint64_t deadline)
     int rc = 0;
 
     m->stopping = true;
-    while (rc == 0 && (m->n_jobs || m->running || !kvbm_offload_idle(m)))
+    while (rc == 0 && (m->n_jobs || m->running > m->n_asks || !kvbm_offload_idle(m)))
         rc = pthread_cond_timedwait(&m->changed, &m->lock, &until);
     kvbm_offload_drop_all(m);
+    kvbm_object_cancel_all(m->object_store); /* questions, too: nobody hears the answers */
     for (struct kvbm_pin *pin = m->pins; pin; pin = pin->next)
         kvbm_fetch_cancel(pin);
     for (struct kvbm_job_ *job = m->jobs; job; job = job->next) {
@@ -567,7 +571,7 @@ int kvbm_manager_destroy(struct kvbm_manager *m, uint32_t timeout_ms)
     }
     while (m->caches)
         kvbm_manager_detach(m->caches);
-    manager_free(m);
+    manager_free(m, KV_MAX(deadline, kv_now_ns() + LET_GO_NS));
     return 0;
 }
 

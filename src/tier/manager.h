@@ -88,6 +88,7 @@ struct kvbm_fetch {
     enum kv_tier tier;
     uint64_t start_ns;
     uint32_t n;
+    uint32_t overtaken; /* as of an ask */
     uint32_t index[KVBM_BATCH];
     union {
         struct kvbm_disk_batch disk;
@@ -180,6 +181,9 @@ struct kvbm_move {
 struct kvbm_ask {
     struct kvbm_note note; /* first */
     struct kvbm_manager *manager;
+    struct kvbm_ask *next; /* of the manager's */
+    uint32_t
+        overtaken; /* bit per key that was put since: it has come there, whatever the answer is */
     struct kvbm_object_batch batch;
     struct kvbm_object_io ios[KVBM_BATCH];
     uint32_t group, position, n;
@@ -216,6 +220,8 @@ struct kvbm_manager {
     struct kv_wake done_wake;
     struct kvbm_set pending; /* hashes of keys that come into the host tier, or are being stored */
     struct kvbm_set asked;   /* whose presence the object store is being asked for */
+    struct kvbm_ask *asks;
+    uint32_t n_asks; /* of running */
     struct {
         uint64_t hash, until_ns;
     } absent[KVBM_ABSENT];
@@ -346,6 +352,8 @@ bool kvbm_object_present(struct kvbm_manager *m, const struct kvbm_chain *chain,
 void kvbm_object_absent(struct kvbm_manager *m, uint32_t group, const void *key, bool sure);
 /** It has come there: what was said of its absence is over. */
 void kvbm_object_not_absent(struct kvbm_manager *m, uint32_t group, const void *key);
+/** It was put: what is being asked or got at the moment may have looked before, and its "isn't there" is void. */
+void kvbm_object_put(struct kvbm_manager *m, uint32_t group, const void *key);
 bool kvbm_object_known_absent(const struct kvbm_manager *m, uint64_t hash);
 
 #endif

@@ -333,7 +333,7 @@ static void becomes_findable(struct kvbm_manager *m, struct kvbm_move *move, uin
     }
     kvbm_immutable_release(&held);
     if (move->to == KV_TIER_EXTERNAL)
-        kvbm_object_not_absent(m, info->group, info->key);
+        kvbm_object_put(m, info->group, info->key);
 }
 
 static void one_ended(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k, int status)

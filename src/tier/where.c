@@ -36,6 +36,32 @@ void kvbm_object_not_absent(struct kvbm_manager *m, uint32_t group, const void *
         m->absent[hash % KVBM_ABSENT].until_ns = 0;
 }
 
+static void overtake_fetches(struct kvbm_pin *pin, uint32_t group, const void *key)
+{
+    for (struct kvbm_fetch *fetch = pin->group == group ? pin->fetches : NULL; fetch;
+         fetch = fetch->next) {
+        for (uint32_t k = 0; k < fetch->n; k++)
+            if (!memcmp(kvbm_pin_key(pin, fetch->index[k]), key, pin->manager->key_len))
+                fetch->overtaken |= 1u << k;
+    }
+}
+
+void kvbm_object_put(struct kvbm_manager *m, uint32_t group, const void *key)
+{
+    uint64_t hash = kvbm_key_hash(m, group, key);
+
+    kvbm_object_not_absent(m, group, key);
+    for (struct kvbm_ask *ask = kvbm_set_has(&m->asked, hash) ? m->asks : NULL; ask;
+         ask = ask->next) {
+        for (uint32_t i = 0; i < ask->n && ask->group == group; i++)
+            if (!memcmp(ask->keys + (size_t)(i + 1) * m->key_len, key, m->key_len))
+                ask->overtaken |= 1u << i;
+    }
+    for (struct kvbm_pin *pin = kvbm_set_has(&m->pending, hash) ? m->pins : NULL; pin;
+         pin = pin->next)
+        overtake_fetches(pin, group, key);
+}
+
 bool kvbm_object_present(struct kvbm_manager *m, const struct kvbm_chain *chain,
                          const struct kvbm_immutable *like)
 {
@@ -68,9 +94,13 @@ bool kvbm_object_present(struct kvbm_manager *m, const struct kvbm_chain *chain,
 
 static void asked(struct kvbm_manager *m, struct kvbm_note *note)
 {
-    struct kvbm_ask *ask = (struct kvbm_ask *)note;
+    struct kvbm_ask *ask = (struct kvbm_ask *)note, **at = &m->asks;
 
     m->running--;
+    m->n_asks--;
+    while (*at != ask)
+        at = &(*at)->next;
+    *at = ask->next;
     for (uint32_t i = 0; i < ask->n; i++) {
         uint8_t *key = ask->keys + (size_t)(i + 1) * m->key_len;
         struct kvbm_chain chain = {.size = sizeof(chain),
@@ -81,6 +111,8 @@ static void asked(struct kvbm_manager *m, struct kvbm_note *note)
 
         kvbm_set_drop(&m->asked, kvbm_key_hash(m, ask->group, key));
         /* Not there, not to be had, or not remembered: for a moment it is a miss, not asked for for ever. */
+        if (ask->overtaken >> i & 1)
+            continue;
         if (ask->ios[i].status || !kvbm_object_present(m, &chain, NULL))
             kvbm_object_absent(m, ask->group, key, ask->ios[i].status == -ENOENT);
     }
@@ -128,6 +160,9 @@ static bool ask(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t i
     }
     for (uint32_t k = 0; k < n; k++)
         kvbm_set_add(&m->asked, kvbm_key_hash(m, chain->group, keys + (i + k) * m->key_len));
+    q->next = m->asks;
+    m->asks = q;
+    m->n_asks++;
     m->running++;
     return true;
 }

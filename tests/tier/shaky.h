@@ -12,6 +12,7 @@
 struct shaky {
     /* what to do; all are read at each call */
     _Atomic bool hang, hang_puts, hang_open; /* until it becomes false */
+    _Atomic bool hang_answers; /* gets and exists have looked, and don't say what they saw */
     _Atomic bool refuse_open;
     _Atomic int fail_rc;      /* returned by every call but open; 0: none */
     _Atomic int fail_puts_rc; /* likewise by puts */

@@ -23,6 +23,13 @@ static int begin(_Atomic int *calls, const _Atomic bool *more)
     return shaky.fail_rc;
 }
 
+static int answer(int rc)
+{
+    while (shaky.hang_answers)
+        usleep(1000);
+    return rc;
+}
+
 static int end(int rc)
 {
     atomic_fetch_sub(&shaky.inside, 1);
@@ -69,7 +76,7 @@ static int get_one(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, uint
         rc = kvs_file_vtable()->get_chunk(self, hash, hash_len, ret, len);
     if (rc == 0)
         lie(*ret, len);
-    return end(rc);
+    return end(answer(rc));
 }
 
 static int get_many(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n,
@@ -82,7 +89,7 @@ static int get_many(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, s
     for (size_t i = 0; i < n && rc > 0; i++)
         if (ret[i])
             lie(ret[i], &len[i]);
-    return end(rc);
+    return end(answer(rc));
 }
 
 static int put_one(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, const uint8_t *data,
@@ -108,7 +115,7 @@ static int exists(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, siz
 {
     int rc = begin(&shaky.exists, NULL);
 
-    return end(rc ? rc : kvs_file_ext()->exists_chunks(self, hashes, hash_len, n, ret));
+    return end(answer(rc ? rc : kvs_file_ext()->exists_chunks(self, hashes, hash_len, n, ret)));
 }
 
 static int prefetch(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n)

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The manager over an object store that hangs, or answers late. */
+// clang-format off
+#include "base/unit.h"
+// clang-format on
+
+#include <dlfcn.h>
+
+#include "base/clock.h"
+#include "manager_world.h"
+#include "tier/shaky.h"
+
+static struct shaky *shaky;
+
+static void find_shaky(void)
+{
+    const char *build = getenv("KV_BUILD_DIR");
+    char path[4096];
+    void *library;
+
+    snprintf(path, sizeof(path), "%s/tests/plugins", build ? build : "build");
+    setenv("KV_STORE_LIBRARY_PATH", path, 1);
+    snprintf(path, sizeof(path), "%s/tests/plugins/libkv_store_shaky.so", build ? build : "build");
+    library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    shaky = library ? dlsym(library, "shaky") : NULL;
+    if (!shaky) {
+        fprintf(stderr, "%s\n", dlerror());
+        exit(1);
+    }
+}
+
+#define EXPECT_SOON(condition)                            \
+    do {                                                  \
+        uint64_t until_ = kv_now_ns() + 20 * KV_NS_PER_S; \
+        while (!(condition) && kv_now_ns() < until_)      \
+            usleep(500);                                  \
+        assert_true(condition);                           \
+    } while (0)
+
+/* A manager with a shaky store, which has nothing yet. */
+static void start(struct world *w, uint32_t host_blocks)
+{
+    char uri[sizeof(w->object)];
+
+    memset(shaky, 0, sizeof(*shaky));
+    world_init(w, host_blocks);
+    snprintf(uri, sizeof(uri), "shaky://%s/object", w->dir);
+    memcpy(w->object, uri, sizeof(uri));
+    w->opts.object = w->object;
+    world_start(w);
+    world_attach(w, false);
+}
+
+/* ---- an end while the store hangs ---- */
+
+static int64_t load_in_background(struct world *w, uint64_t first, uint32_t n)
+{
+    uint64_t keys[CACHE_BLOCKS];
+    uint32_t blocks[CACHE_BLOCKS];
+    struct kvbm_chain chain = world_chain(keys);
+    struct kvbm_job job = {.size = sizeof(job), .cache = w->cache, .blocks = blocks};
+    int64_t id;
+
+    world_keys(first, keys, n);
+    for (uint32_t i = 0; i < n; i++)
+        blocks[i] = i;
+    assert_true(kvbm_manager_prepare_load(w->m, &chain, n, NULL, &job.pin) >= 0);
+    id = kvbm_manager_submit(w->m, &job);
+    assert_true(id > 0);
+    kvbm_pin_release(job.pin);
+    return id;
+}
+
+/* @calls: how many calls of each kind hang. */
+static void end_while_it_hangs(int calls)
+{
+    struct world w;
+    uint64_t begin;
+
+    start(&w, 32);
+    shaky->hang = true;
+    for (int i = 0; i < calls; i++) { /* asks, gets, puts */
+        assert_int_equal(world_where(&w, 10000 + 100 * (uint64_t)i, 3), KVBM_PENDING);
+        if (i > 0)
+            load_in_background(&w, 20000 + 100 * (uint64_t)i, 2);
+        if (i > 1)
+            assert_int_equal(world_store(&w, 30000 + 100 * (uint64_t)i, 1), 1);
+    }
+    EXPECT_SOON(shaky->inside >= (calls < 4 ? calls : 4));
+    begin = kv_now_ns();
+    assert_int_equal(kvbm_manager_destroy(w.m, 500), 0);
+    /* 500 ms for what runs, some to let go; not object_timeout_ms, which is ten seconds */
+    assert_true(kv_now_ns() - begin < 5 * KV_NS_PER_S);
+    w.m = NULL;
+    w.cache = NULL; /* went with it */
+    shaky->hang = false;
+    EXPECT_SOON(shaky->inside == 0 && shaky->opens == shaky->closes);
+    usleep(20000); /* those threads are detached: their last instructions */
+    world_fini(&w);
+}
+
+static void test_end_while_asked(void **state)
+{
+    (void)state;
+    end_while_it_hangs(1);
+}
+
+/* More than there are threads, those that replace others too. */
+static void test_end_while_all_hang(void **state)
+{
+    (void)state;
+    end_while_it_hangs(12);
+}
+
+/* ---- "isn't there", which was true when it was seen ---- */
+
+static void forget_host(struct world *w)
+{
+    assert_int_equal(kvbm_manager_drain(w->m, 30000), 0);
+    kvbm_pool_reset_inactive(kvbm_manager_pool(w->m, KV_TIER_HOST));
+}
+
+static void test_asked_before_it_came(void **state)
+{
+    struct world w;
+
+    (void)state;
+    start(&w, 32);
+    shaky->hang_answers = true;
+    assert_int_equal(world_where(&w, 1000, 7), KVBM_PENDING);
+    EXPECT_SOON(shaky->exists == 1 && shaky->inside == 1);
+    usleep(50000); /* it has looked */
+    assert_int_equal(world_store(&w, 1000, 4), 4);
+    forget_host(&w);
+    assert_int_equal(world_where(&w, 1000, 3), KVBM_REMOTE);
+    shaky->hang_answers = false;
+    EXPECT_SOON(world_where(&w, 1000, 7) ==
+                KVBM_MISS); /* the answer has come; those weren't stored */
+    for (uint32_t i = 0; i < 4; i++)
+        assert_int_equal(world_where(&w, 1000, i), KVBM_REMOTE);
+    assert_int_equal(world_load(&w, 1000, 8), 4);
+    world_fini(&w);
+}
+
+/* Without a host tier a block that was stored can be asked for before the store has it. */
+static void test_got_before_it_came(void **state)
+{
+    struct kvbm_done done;
+    struct world w;
+    int64_t id;
+
+    (void)state;
+    start(&w, 0);
+    shaky->hang_puts = true;
+    assert_int_equal(world_store(&w, 1000, 4), 4);
+    EXPECT_SOON(shaky->put_batches + shaky->puts > 0);
+    shaky->hang_answers = true;
+    id = load_in_background(&w, 1000, 4);
+    EXPECT_SOON(shaky->get_batches + shaky->gets > 0);
+    usleep(50000);
+    shaky->hang_puts = false;
+    assert_int_equal(kvbm_manager_drain(w.m, 30000), 0);
+    shaky->hang_answers = false;
+    assert_int_equal(kvbm_manager_wait(w.m, (uint64_t)id, 30000, &done), 0);
+    assert_int_equal(done.n_ok, 4); /* it was looked for again */
+    for (uint32_t i = 0; i < 4; i++)
+        assert_int_equal(world_where(&w, 1000, i), KVBM_REMOTE);
+    assert_int_equal(world_load(&w, 1000, 4), 4);
+    world_fini(&w);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_end_while_asked),
+        cmocka_unit_test(test_end_while_all_hang),
+        cmocka_unit_test(test_asked_before_it_came),
+        cmocka_unit_test(test_got_before_it_came),
+    };
+
+    find_shaky();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
