@@ -335,9 +335,18 @@ static int open_volume(struct kvbm_disk_volume *volume, bool fresh, bool buffere
     return err;
 }
 
+/* What new files have taken is given back: other volumes may have no room, and the tier isn't opened. */
+static void give_back(struct kvbm_disk *disk, const bool *fresh, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (fresh[i] && make_empty(&disk->volumes[i]) < 0)
+            kv_log_warn("kvbm", "a new file keeps its room", "volume=%u", i);
+}
+
 int kvbm_disk_volumes_open(struct kvbm_disk *disk, const struct kvbm_disk_opts *opts)
 {
     bool fresh[KVBM_MAX_VOLUMES];
+    uint32_t n = 0;
     int err = 0;
 
     disk->volumes = calloc(disk->n_volumes, sizeof(disk->volumes[0]));
@@ -349,8 +358,12 @@ int kvbm_disk_volumes_open(struct kvbm_disk *disk, const struct kvbm_disk_opts *
         err = open_files(&disk->volumes[i], opts->directories[i], KV_OPT(opts, name, "cache"));
     if (err == 0)
         err = agree(disk, fresh);
-    for (uint32_t i = 0; i < disk->n_volumes && err == 0; i++)
-        err = open_volume(&disk->volumes[i], fresh[i], KV_OPT(opts, buffered, false));
+    while (n < disk->n_volumes && err == 0) {
+        err = open_volume(&disk->volumes[n], fresh[n], KV_OPT(opts, buffered, false));
+        n++;
+    }
+    if (err < 0)
+        give_back(disk, fresh, n);
     return err;
 }
 
