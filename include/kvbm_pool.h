@@ -316,6 +316,7 @@ struct kvbm_block_info {
     uint8_t tiers;    /* bit per tier in which the key is registered */
     uint8_t priority; /* of the primary */
     uint32_t handles; /* strong ones, of this block itself */
+    uint64_t priority_until_ns; /* when the priority ends, by CLOCK_MONOTONIC; 0: never */
 };
 /** What a held block is, at this moment. */
 KV_API int kvbm_immutable_info(const struct kvbm_immutable *block, struct kvbm_block_info *ret);

@@ -175,6 +175,7 @@ int kvbm_immutable_info(const struct kvbm_immutable *block, struct kvbm_block_in
         .position = e->position,
         .tiers = e->tiers,
         .priority = pool->slots[primary].priority,
+        .priority_until_ns = kvbm_retain_end(pool, primary),
         .handles = pool->slots[i].refs - pool->slots[i].next,
     };
     memcpy(ret->key, e->key, pool->registry->key_len);

@@ -69,7 +69,8 @@ struct kvbm_pin {
     uint32_t
         object_window; /* blocks of the window that is being got; object_missed: something wasn't there */
     bool object_missed, no_fetch;
-    uint8_t retain; /* store: retention priority of its blocks */
+    uint8_t retain;           /* store: retention priority of its blocks */
+    uint64_t retain_until_ns; /* and its end, 0: none */
     uint64_t deadline_ns;
     uint32_t group, position, n;
     bool has_parent;

@@ -438,6 +438,7 @@ struct run {
     uint32_t n, group, position;
     bool has_parent;
     uint8_t priority;
+    uint64_t priority_until_ns;
     struct kvbm_immutable sources[KVBM_BATCH];
     uint32_t blocks[KVBM_BATCH];
     uint8_t keys[(KVBM_BATCH + 1) * KVBM_MAX_KEY]; /* the parent's, theirs */
@@ -448,7 +449,8 @@ static bool continues(const struct kvbm_manager *m, const struct run *run,
                       const struct kvbm_down *down, const struct kvbm_block_info *info)
 {
     return down->cache == run->cache && info->group == run->group && info->has_parent &&
-           info->priority == run->priority && info->position == run->position + run->n &&
+           info->priority == run->priority && info->priority_until_ns == run->priority_until_ns &&
+           info->position == run->position + run->n &&
            !memcmp(info->parent, run->keys + (size_t)run->n * m->key_len, m->key_len);
 }
 
@@ -460,6 +462,7 @@ static void add_to_run(const struct kvbm_manager *m, struct run *run,
         run->position = info->position;
         run->has_parent = info->has_parent;
         run->priority = info->priority;
+        run->priority_until_ns = info->priority_until_ns;
         memcpy(run->keys, info->parent, m->key_len);
     }
     run->sources[run->n] = *block;
@@ -516,6 +519,7 @@ static int store_run(struct kvbm_manager *m, struct run *run)
     if (rc == 0) {
         pin->released = true;
         pin->retain = run->priority;
+        pin->retain_until_ns = run->priority_until_ns;
         memcpy(sources, run->sources, run->n * sizeof(*sources));
         kvbm_pin_reserve(pin);
         job.pin = pin;

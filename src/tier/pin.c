@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "base/clock.h"
 #include "tier/manager.h"
 
 #define LOOK 64 /* keys looked up at a time */
@@ -380,6 +381,17 @@ uint32_t kvbm_pin_register(struct kvbm_pin *pin, uint32_t i, uint32_t n)
     return held;
 }
 
+/* Items [i, i + n) stay on the host as long as where they come from. */
+static void retain_run(struct kvbm_pin *pin, uint32_t i, uint32_t n)
+{
+    uint64_t now = kv_now_ns(), until = pin->retain_until_ns;
+    uint64_t ttl_ms = until > now ? (until - now) / KV_NS_PER_MS + 1 : 0;
+
+    if (pin->retain != KVBM_PRIORITY_DEFAULT && (!until || ttl_ms))
+        kvbm_pool_retain(pin->manager->host, pin->group, kvbm_pin_key(pin, i), n, pin->retain,
+                         ttl_ms);
+}
+
 /* Reserved items [i, i + n) hold their bytes. */
 static long commit_run(struct kvbm_pin *pin, uint32_t i, uint32_t n, struct kvbm_job_ *through)
 {
@@ -393,8 +405,7 @@ static long commit_run(struct kvbm_pin *pin, uint32_t i, uint32_t n, struct kvbm
             pin->items[k].state = ITEM_STAGED;
     } else {
         held = kvbm_pin_register(pin, i, n);
-        if (pin->retain != KVBM_PRIORITY_DEFAULT)
-            kvbm_pool_retain(m->host, pin->group, kvbm_pin_key(pin, i), n, pin->retain, 0);
+        retain_run(pin, i, n);
     }
     m->stats.host.blocks_in += held;
     m->stats.host.bytes_in += held * m->block_bytes;

@@ -221,6 +221,7 @@ static void test_adopted(void **state)
 {
     struct kvbm_mutable fresh[4];
     struct kvbm_immutable held[4], ours[4], first;
+    struct kvbm_block_info info;
     struct kvbm_pool *host;
     struct bm bm;
     (void)state;
@@ -239,6 +240,11 @@ static void test_adopted(void **state)
     assert_int_equal(kvbm_pool_adopt(host, fresh, 4, held, ours), 0);
     assert_int_equal(priority_held(&ours[0]), KVBM_PRIORITY_DEFAULT);
     assert_int_equal(priority_held(&ours[1]), 70);
+    assert_int_equal(kvbm_immutable_info(&ours[1], &info), 0);
+    assert_true(info.priority_until_ns > kv_now_ns() + 4990 * KV_NS_PER_S);
+    assert_true(info.priority_until_ns < kv_now_ns() + 5000 * KV_NS_PER_S);
+    assert_int_equal(kvbm_immutable_info(&ours[2], &info), 0);
+    assert_int_equal(info.priority_until_ns, 0);
     ahead_ns += 4900 * KV_NS_PER_S;
     assert_int_equal(priority_held(&ours[1]), 70); /* the rest of its time, not all of it again */
     ahead_ns += 200 * KV_NS_PER_S;

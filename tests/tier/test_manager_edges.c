@@ -297,6 +297,46 @@ static void test_priorities_go_down(void **state)
     world_fini(&w);
 }
 
+static uint32_t host_priority(struct world *w, const uint64_t *key)
+{
+    struct kvbm_block_info info;
+    struct kvbm_immutable held;
+
+    assert_int_equal(kvbm_pool_match(kvbm_manager_pool(w->m, KV_TIER_HOST), 0, key, 1,
+                                     KVBM_MATCH_NO_TOUCH, &held),
+                     1);
+    assert_int_equal(kvbm_immutable_info(&held, &info), 0);
+    assert_int_equal(kvbm_immutable_release(&held), 0);
+    return info.priority;
+}
+
+/* And what is retained for a while isn't retained for ever down there. */
+static void test_priorities_end_down_there(void **state)
+{
+    const uint64_t ttl_ms = 1000;
+    struct kvbm_immutable held[8];
+    uint64_t keys[8], end;
+    struct world w;
+
+    (void)state;
+    world_init(&w, 32);
+    world_start(&w);
+    world_attach(&w, true);
+    world_keys(100, keys, 8);
+    registered(&w, keys, 8, held);
+    assert_int_equal(kvbm_pool_retain(w.pool, 0, keys, 3, 80, ttl_ms), 3);
+    assert_int_equal(kvbm_pool_retain(w.pool, 0, keys + 3, 3, 80, 0), 3);
+    end = kv_now_ns() + (ttl_ms + 2) * KV_NS_PER_MS; /* ends are rounded up, once on the way */
+    assert_int_equal(kvbm_manager_offload(w.cache, held, 8, 0), 8);
+    assert_int_equal(kvbm_manager_drain(w.m, 30000), 0);
+    while (kv_now_ns() < end)
+        usleep(1000);
+    for (size_t i = 0; i < 8; i++)
+        assert_int_equal(host_priority(&w, &keys[i]), i >= 3 && i < 6 ? 80 : KVBM_PRIORITY_DEFAULT);
+    assert_int_equal(kvbm_pool_release(w.pool, held, 8), 0);
+    world_fini(&w);
+}
+
 struct poller {
     struct world *w;
     _Atomic bool stop;
@@ -553,6 +593,7 @@ int main(void)
         cmocka_unit_test(test_deadline_of_waiting),
         cmocka_unit_test(test_offload_after_poll),
         cmocka_unit_test(test_priorities_go_down),
+        cmocka_unit_test(test_priorities_end_down_there),
         cmocka_unit_test(test_onboard_beside_poll),
         cmocka_unit_test(test_large_job),
         cmocka_unit_test(test_ready_fd_closed_while_stalled),
