@@ -2,7 +2,8 @@
 /*
  * Several threads store, load, pin and cancel the same chains through small tiers, so that everything is
  * evicted and fetched all the time. Whatever is said to be there has its bytes. Meant for thread sanitizer
- * as much as for itself.
+ * as much as for itself. Then producers and consumers: ever new sequences are stored, several loads at a time are
+ * in flight behind them, while both evict what the others read.
  */
 // clang-format off
 #include <stdarg.h>
@@ -13,7 +14,9 @@
 // clang-format on
 
 #include <pthread.h>
+#include <stdatomic.h>
 
+#include "base/xxh.h"
 #include "index/random.h"
 #include "manager_world.h"
 
@@ -143,12 +146,171 @@ static void test_bypass(void **state)
     run(&w);
 }
 
+/* ---- producers and consumers ---- */
+
+#define PRODUCERS 3u
+#define CONSUMERS 3u
+#define IN_FLIGHT 4u /* loads of a consumer */
+#define PART 4u      /* blocks of a job */
+#define RECENT 40u   /* sequences that consumers ask for */
+
+struct market {
+    struct world w;
+    _Atomic uint64_t produced, to_do, loaded, wrong, lost_jobs;
+    _Atomic uint64_t sums[RECENT * PART]; /* of block i of sequence s: at s % RECENT * PART + i */
+};
+
+struct trader {
+    struct market *market;
+    struct rng random;
+    uint32_t base; /* its blocks of the cache */
+    pthread_t thread;
+};
+
+static uint64_t sum_of(const struct world *w, uint32_t block)
+{
+    struct kvbm_view view;
+
+    assert_int_equal(kvbm_layout_block(w->layout, block, &view), 0);
+    return kv_xxh64((const void *)(uintptr_t)view.addr, // NOLINT(performance-no-int-to-ptr)
+                    BLOCK_BYTES, 1);
+}
+
+static int64_t trade(struct trader *trader, uint64_t sequence, uint32_t base, bool store,
+                     uint8_t *ok)
+{
+    struct market *market = trader->market;
+    uint64_t keys[PART];
+    uint32_t blocks[PART];
+    struct kvbm_chain chain = world_chain(keys);
+    struct kvbm_job job = {
+        .size = sizeof(job), .cache = market->w.cache, .blocks = blocks, .ok = ok};
+    int64_t id;
+    long rc;
+
+    world_keys(sequence * 1000, keys, PART);
+    for (uint32_t i = 0; i < PART; i++) {
+        blocks[i] = base + i;
+        world_fill(&market->w, blocks[i], store ? keys[i] : 0);
+        if (store)
+            atomic_store(&market->sums[sequence % RECENT * PART + i],
+                         sum_of(&market->w, blocks[i]));
+    }
+    rc = store ? kvbm_manager_prepare_store(market->w.m, &chain, PART, &job.pin)
+               : kvbm_manager_prepare_load(market->w.m, &chain, PART, NULL, &job.pin);
+    assert_true(rc >= 0);
+    id = kvbm_manager_submit(market->w.m, &job);
+    assert_true(id > 0);
+    kvbm_pin_release(job.pin);
+    return id;
+}
+
+static void *produce(void *arg)
+{
+    struct trader *trader = arg;
+    struct market *market = trader->market;
+    struct kvbm_done done;
+    uint64_t sequence;
+
+    while ((sequence = atomic_fetch_add(&market->produced, 1)) < market->to_do) {
+        int64_t id = trade(trader, sequence + 1, trader->base, true, NULL);
+
+        assert_int_equal(kvbm_manager_wait(market->w.m, (uint64_t)id, 60000, &done), 0);
+        market->lost_jobs += done.status != 0 && done.status != -ENOENT;
+        if (sequence % 4 == 0) /* or little would ever get to the disk before it is evicted */
+            kvbm_manager_drain(market->w.m, 20);
+    }
+    return NULL;
+}
+
+/* The bytes by the rule they were made by, and, unless the sequence's place has a newer one's, by the checksum that
+ * the producer took before the store. */
+static void take(struct trader *trader, uint64_t sequence, uint32_t base, uint8_t ok)
+{
+    struct market *market = trader->market;
+
+    for (uint32_t i = 0; i < PART; i++) {
+        uint64_t sum = atomic_load(&market->sums[sequence % RECENT * PART + i]);
+        bool newer = atomic_load(&market->produced) >= sequence + RECENT - PRODUCERS;
+
+        if (!(ok >> i & 1))
+            continue;
+        market->loaded++;
+        market->wrong += !world_holds(&market->w, base + i, sequence * 1000 + i);
+        market->wrong += !newer && sum != sum_of(&market->w, base + i);
+    }
+}
+
+static void *consume(void *arg)
+{
+    struct trader *trader = arg;
+    struct market *market = trader->market;
+    uint64_t sequences[IN_FLIGHT], now;
+    int64_t ids[IN_FLIGHT];
+    uint8_t ok[IN_FLIGHT];
+    struct kvbm_done done;
+
+    while ((now = atomic_load(&market->produced)) < market->to_do) {
+        for (uint32_t k = 0; k < IN_FLIGHT; k++) {
+            uint64_t ago = rng_below(&trader->random, RECENT);
+
+            ok[k] = 0;
+            sequences[k] = now > ago ? now - ago : 1;
+            ids[k] = trade(trader, sequences[k], trader->base + k * PART, false, &ok[k]);
+        }
+        for (uint32_t k = 0; k < IN_FLIGHT; k++) {
+            assert_int_equal(kvbm_manager_wait(market->w.m, (uint64_t)ids[k], 60000, &done), 0);
+            take(trader, sequences[k], trader->base + k * PART, ok[k]);
+        }
+    }
+    return NULL;
+}
+
+static void test_producers_and_consumers(void **state)
+{
+    static struct market market;
+    struct trader traders[PRODUCERS + CONSUMERS];
+    struct kvbm_manager_stats stats;
+
+    (void)state;
+    memset(&market, 0, sizeof(market));
+    world_init(&market.w, 64);
+    market.w.opts.disk = market.w.disk;
+    market.w.opts.disk_bytes = (uint64_t)100 * HOST_STRIDE; /* less than consumers ask for */
+    market.w.opts.disk_volatile = true;
+    world_start(&market.w);
+    world_attach(&market.w, false);
+    market.to_do = (uint64_t)test_rounds(3000);
+    for (uint32_t i = 0; i < PRODUCERS + CONSUMERS; i++) {
+        traders[i] = (struct trader){
+            .market = &market,
+            .random = {test_seed() + i},
+            .base = i < PRODUCERS ? i * PART : (PRODUCERS + (i - PRODUCERS) * IN_FLIGHT) * PART};
+        assert_int_equal(pthread_create(&traders[i].thread, NULL, i < PRODUCERS ? produce : consume,
+                                        &traders[i]),
+                         0);
+    }
+    for (uint32_t i = 0; i < PRODUCERS + CONSUMERS; i++)
+        pthread_join(traders[i].thread, NULL);
+    assert_int_equal(kvbm_manager_drain(market.w.m, 60000), 0);
+    stats = world_stats(&market.w);
+    print_message("%d loaded, %d of them from the disk\n", (int)market.loaded,
+                  (int)stats.disk.blocks_out);
+    assert_int_equal(market.wrong, 0);
+    assert_int_equal(market.lost_jobs, 0);
+    assert_true(market.loaded > 0);
+    assert_int_equal(stats.jobs_now, 0);
+    assert_int_equal(stats.pins_now, 0);
+    world_fini(&market.w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_host_and_disk),
         cmocka_unit_test(test_all),
         cmocka_unit_test(test_bypass),
+        cmocka_unit_test(test_producers_and_consumers),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
