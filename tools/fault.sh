@@ -2,17 +2,17 @@
 # Power cuts, for real: a user-mode-linux guest writes to a file store on ext4, xfs and btrfs until the
 # guest, with everything in its page cache, is killed; a second boot mounts the disk and checks that all
 # that was acknowledged is there, byte-exact, that nothing visible is half, and that the next save works.
-# The same for the block manager's disk tier. One control per file system and of each has the barriers taken
+# The same for the block manager's disk tier, alone and under a manager. One control per file system and of each has the barriers taken
 # away: it must lose something, or the whole proves nothing.
-# KV_FAULT_ROUNDS=5, KV_FAULT_FS="ext4 xfs btrfs", KV_FAULT_OF="store disk" and KV_TEST_SEED choose.
+# KV_FAULT_ROUNDS=5, KV_FAULT_FS="ext4 xfs btrfs", KV_FAULT_OF="store disk manager" and KV_TEST_SEED choose.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 rounds=${KV_FAULT_ROUNDS:-5}
 systems=${KV_FAULT_FS:-ext4 xfs btrfs}
 RANDOM=${KV_TEST_SEED:-$$}
 build=$PWD/build
-of=${KV_FAULT_OF:-store disk}
-client=$build/tests/store_client disk=$build/tests/disk_client shim=$build/tests/fault_shim.so
+of=${KV_FAULT_OF:-store disk manager}
+client=$build/tests/store_client disk=$build/tests/disk_client manager=$build/tests/manager_client shim=$build/tests/fault_shim.so
 uml=$(command -v linux.uml || command -v linux) || { echo 'fault.sh: user-mode-linux is needed (tools/setup.sh fault)' >&2; exit 1; }
 work=$(mktemp -d "$build/fault-XXXXXX")
 guest=
@@ -103,33 +103,37 @@ disk_one() {
     [ "$(tr -d '\r' <"$work/checked" | grep -c '^OK')" = 1 ] && [ "$(grep -c '^ACK' "$work/checked")" = 30 ]
 }
 
-skipped="LD_PRELOAD=$shim KVF_DIR=/mnt/disk KVF_CALL=sync KVF_NTH=1 KVF_MORE=1 KVF_DO=skip KVD_IO=threads"
-for system in $(case $of in *disk*) echo "$systems" ;; esac); do
-    lost=0
-    for ((try = 0; try < 3 && !lost; try++)); do
-        disk_one "$system" '' "$skipped" >"$work/control"
-        [ $? = 1 ] && lost=1
-    done
-    if [ "$lost" = 1 ]; then
-        echo "ok     control $(cat "$work/control")"; passed=$((passed + 1))
-    else
-        echo "FAILED control: barriers taken away, and nothing lost: $(cat "$work/control")"; failed=$((failed + 1))
+# manager_one FS OPTIONS PRELOAD: likewise, of the disk tier of a manager that has room there for all. What it said to be on the disk
+# (ON thread sequence block) must be served (HAVE sequence block), and all bytes be right.
+manager_one() {
+    local after=$((RANDOM % 5000 + 300)) said lost
+    local tiers='KVBM_HOST_BYTES=192KiB KVBM_DISK=/mnt/disk/t KVBM_DISK_BYTES=3MiB'
+    rm -f "$work/disk"; truncate -s 1G "$work/disk"
+    "mkfs.$1" "$work/disk" >"$work/mkfs" 2>&1 || { cat "$work/mkfs" >&2; return 2; }
+    echo "export $3 $2 $tiers; mkdir -p /mnt/disk/t; $manager write 40 4 $RANDOM" >"$work/job"
+    boot "$1" "$work/written"
+    if ! wait_for '^ON' "$work/written" 60; then
+        cut_power; echo "BAD nothing was written"; tail -n 20 "$work/written" >&2; return 2
     fi
-    for ((round = 0; round < rounds; round++)); do
-        options=; [ $((round % 3)) = 1 ] && options=KVD_IO=threads; [ $((round % 3)) = 2 ] && options=KVD_BUFFERED=1
-        if disk_one "$system" "$options" KV_NOTHING= >"$work/result"; then
-            echo "ok     $(cat "$work/result")"; passed=$((passed + 1))
-        else
-            echo "FAILED $(cat "$work/result")"; failed=$((failed + 1))
-            tr -d '\r' <"$work/checked" | tail -n 25
-        fi
-    done
-done
+    sleep "$((after / 1000)).$(printf %03d $((after % 1000)))"
+    cut_power
+    tr -d '\r' <"$work/written" | sed -nE '$!s/^ON [0-9]+ ([0-9]+ [0-9]+)$/\1/p' | sort -u >"$work/state"
+    said=$(wc -l <"$work/state")
+    echo "export KV_NOTHING= $2 $tiers; mkdir -p /mnt/disk/t; $manager check 40" >"$work/job"
+    boot "$1" "$work/checked"
+    wait_for '^DONE' "$work/checked" 120 || echo "BAD the second boot did not end" >>"$work/checked"
+    cut_power
+    lost=$(tr -d '\r' <"$work/checked" | sed -n 's/^HAVE //p' | sort -u | comm -23 "$work/state" - | wc -l)
+    echo "$1 manager $2: cut after $after ms, $said blocks said to be on the disk, $lost lost; $(tr -d '\r' <"$work/checked" | grep -E '^(OK|FAILED)')"
+    grep -q '^OK .* wrong=0 ' "$work/checked" && ! grep -q '^WRONG' "$work/written" || return 2
+    [ "$said" -gt 0 ] && [ "$lost" = 0 ]
+}
 
-for system in $(case $of in *store*) echo "$systems" ;; esac); do
-    lost=0
-    for ((try = 0; try < 3 && !lost; try++)); do # without barriers: this must be noticed
-        one "$system" '' "LD_PRELOAD=$shim KVF_DIR=/mnt/disk KVF_CALL=sync KVF_NTH=1 KVF_MORE=1 KVF_DO=skip" >"$work/control"
+# rounds_of ONE SYSTEM CONTROL: cuts of one kind on a file system, first without its barriers.
+rounds_of() {
+    local lost=0 options
+    for ((try = 0; try < 3 && !lost; try++)); do
+        "$1" "$2" '' "$3" >"$work/control"
         [ $? = 1 ] && lost=1
     done
     if [ "$lost" = 1 ]; then
@@ -138,14 +142,21 @@ for system in $(case $of in *store*) echo "$systems" ;; esac); do
         echo "FAILED control: barriers taken away, and nothing lost: $(cat "$work/control")"; failed=$((failed + 1))
     fi
     for ((round = 0; round < rounds; round++)); do
-        options=; [ $((round % 3)) = 1 ] && options='?sync=fs'; [ $((round % 3)) = 2 ] && options='?sync=files'
-        if one "$system" "$options" KV_NOTHING= >"$work/result"; then
+        options=${more[$((round % ${#more[@]}))]}
+        if "$1" "$2" "$options" KV_NOTHING= >"$work/result"; then
             echo "ok     $(cat "$work/result")"; passed=$((passed + 1))
         else
             echo "FAILED $(cat "$work/result")"; failed=$((failed + 1))
             tr -d '\r' <"$work/checked" | tail -n 25
         fi
     done
+}
+
+skipped="LD_PRELOAD=$shim KVF_DIR=/mnt/disk KVF_CALL=sync KVF_NTH=1 KVF_MORE=1 KVF_DO=skip"
+for system in $systems; do
+    case $of in *disk*) more=('' KVD_IO=threads KVD_BUFFERED=1); rounds_of disk_one "$system" "$skipped KVD_IO=threads" ;; esac
+    case $of in *manager*) more=('' KVBM_IO=threads KVBM_DISK_BUFFERED=yes); rounds_of manager_one "$system" "$skipped KVBM_IO=threads" ;; esac
+    case $of in *store*) more=('' '?sync=fs' '?sync=files'); rounds_of one "$system" "$skipped" ;; esac
 done
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ] && [ "$passed" -gt 0 ]
