@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "pool.h"
+#include "moves.h"
 
 #define CHUNK 64 /* blocks whose cache misses overlap */
 

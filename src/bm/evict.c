@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "memory.h"
-#include "pool.h"
+#include "moves.h"
 
 #define N_PRIORITIES (KVBM_PRIORITY_MAX + 1)
 #define APART __attribute__((noinline)) /* so that the usual way needs few registers */
@@ -63,11 +63,6 @@ int kvbm_evict_grow(struct kvbm_evict *evict, size_t max_entries)
 
 /* ---- lists and bitmaps ---- */
 
-static uint32_t end_of(const struct kvbm_evict *evict, uint32_t priority, uint32_t level)
-{
-    return evict->ends + priority * evict->n_levels + level;
-}
-
 static APART void mark(struct kvbm_evict *evict, uint32_t priority, uint32_t level)
 {
     evict->words[(size_t)priority * evict->n_words + level / 64] |= UINT64_C(1) << (level % 64);
@@ -98,8 +93,7 @@ static uint32_t level_of(const struct kvbm_evict *evict, const struct kvbm_slot 
     return ((int32_t)(slot->age - base) > 0 ? slot->age : base) % LINEAGE_LEVELS;
 }
 
-/* The first one of an empty list. */
-static APART void list_started(struct kvbm_pool *pool, uint32_t at, uint32_t i)
+void kvbm_list_started(struct kvbm_pool *pool, uint32_t at, uint32_t i)
 {
     struct kvbm_evict *evict = &pool->evict;
 
@@ -107,27 +101,7 @@ static APART void list_started(struct kvbm_pool *pool, uint32_t at, uint32_t i)
     mark(evict, (at - evict->ends) / evict->n_levels, (at - evict->ends) % evict->n_levels);
 }
 
-static inline void list_push(struct kvbm_pool *pool, uint32_t i)
-{
-    struct kvbm_slot *slot = &pool->slots[i];
-    uint32_t level = level_of(&pool->evict, slot);
-    uint32_t at = end_of(&pool->evict, slot->priority, level);
-    struct kvbm_slot *end = &pool->slots[at];
-
-    slot->flags |= SLOT_LISTED;
-    slot->next = at;
-    if (KV_UNLIKELY(!end->prev)) {
-        slot->prev = at;
-        list_started(pool, at, i);
-        return;
-    }
-    slot->prev = end->prev;
-    pool->slots[end->prev].next = i;
-    end->prev = i;
-}
-
-/* Nothing but its end is left of a list. */
-static APART void list_emptied(struct kvbm_pool *pool, uint32_t at)
+void kvbm_list_emptied(struct kvbm_pool *pool, uint32_t at)
 {
     struct kvbm_evict *evict = &pool->evict;
 
@@ -135,17 +109,9 @@ static APART void list_emptied(struct kvbm_pool *pool, uint32_t at)
     unmark(evict, (at - evict->ends) / evict->n_levels, (at - evict->ends) % evict->n_levels);
 }
 
-static inline void list_remove(struct kvbm_pool *pool, uint32_t i)
+static void list_push(struct kvbm_pool *pool, uint32_t i)
 {
-    struct kvbm_slot *slot = &pool->slots[i];
-    uint32_t prev = slot->prev, next = slot->next;
-
-    pool->slots[prev].next = next;
-    pool->slots[next].prev = prev;
-    slot->next = 0;
-    slot->flags &= (uint8_t)~SLOT_LISTED;
-    if (KV_UNLIKELY(prev == next))
-        list_emptied(pool, next);
+    kvbm_list_push(pool, i, level_of(&pool->evict, &pool->slots[i]));
 }
 
 /* First list of a priority that isn't empty, from the oldest age class on and around; there is one. */
@@ -173,9 +139,10 @@ static void merge_oldest(struct kvbm_pool *pool, uint32_t priority)
 {
     struct kvbm_evict *evict = &pool->evict;
     struct kvbm_slot *slots = pool->slots;
-    uint32_t from = end_of(evict, priority, (uint32_t)(evict->base % LINEAGE_LEVELS));
+    uint32_t from = kvbm_list_end(evict, priority, (uint32_t)(evict->base % LINEAGE_LEVELS));
     uint32_t level = (uint32_t)((evict->base + 1) % LINEAGE_LEVELS);
-    uint32_t to = end_of(evict, priority, level), first = slots[from].next, last = slots[from].prev;
+    uint32_t to = kvbm_list_end(evict, priority, level), first = slots[from].next,
+             last = slots[from].prev;
 
     if (!first)
         return;
@@ -185,7 +152,7 @@ static void merge_oldest(struct kvbm_pool *pool, uint32_t priority)
     slots[slots[to].next].prev = last;
     slots[to].next = first;
     slots[first].prev = to;
-    list_emptied(pool, from);
+    kvbm_list_emptied(pool, from);
     mark(evict, priority, level);
 }
 
@@ -218,7 +185,7 @@ static void child_came(struct kvbm_pool *pool, uint32_t parent)
         return;
     i = inactive_parent(pool, parent);
     if (i)
-        list_remove(pool, i); /* no leaf any more */
+        kvbm_list_remove(pool, i); /* no leaf any more */
 }
 
 static void child_went(struct kvbm_pool *pool, uint32_t parent)
@@ -261,16 +228,6 @@ static void chase(struct kvbm_pool *pool, uint32_t i)
 
 /* ---- what the pool calls ---- */
 
-/* Slot @i is what the one that came KVBM_AHEAD before has ahead of it. */
-static void remember(struct kvbm_pool *pool, uint32_t i)
-{
-    uint32_t *latest = &pool->evict.latest[pool->evict.tick % KVBM_AHEAD];
-
-    if (pool->slots[*latest].flags & SLOT_INACTIVE)
-        pool->slots[*latest].ahead = i;
-    *latest = i;
-}
-
 static uint8_t lfu_level(const struct kvbm_pool *pool, const struct kvbm_slot *slot)
 {
     uint32_t count = kvbm_sketch_count(&pool->sketch, kvbm_slot_entry(pool, slot)->tag);
@@ -279,19 +236,7 @@ static uint8_t lfu_level(const struct kvbm_pool *pool, const struct kvbm_slot *s
     return (uint8_t)((count >= t[0]) + (count >= t[1]) + (count >= t[2]));
 }
 
-static inline void lru_insert(struct kvbm_pool *pool, uint32_t i)
-{
-    remember(pool, i);
-    list_push(pool, i);
-}
-
-static APART void lfu_insert(struct kvbm_pool *pool, uint32_t i)
-{
-    pool->slots[i].level = lfu_level(pool, &pool->slots[i]);
-    lru_insert(pool, i);
-}
-
-static APART void lineage_insert(struct kvbm_pool *pool, uint32_t i)
+static void lineage_insert(struct kvbm_pool *pool, uint32_t i)
 {
     struct kvbm_slot *slot = &pool->slots[i];
     uint32_t parent = kvbm_slot_entry(pool, slot)->parent;
@@ -304,44 +249,32 @@ static APART void lineage_insert(struct kvbm_pool *pool, uint32_t i)
         child_came(pool, parent);
 }
 
-static APART void lineage_remove(struct kvbm_pool *pool, uint32_t i)
+void kvbm_lineage_remove(struct kvbm_pool *pool, uint32_t i)
 {
     struct kvbm_slot *slot = &pool->slots[i];
     uint32_t parent = kvbm_slot_entry(pool, slot)->parent;
 
     if (slot->flags & SLOT_LISTED)
-        list_remove(pool, i);
+        kvbm_list_remove(pool, i);
     slot->age = 0;
     slot->flags &= (uint8_t)~SLOT_INACTIVE;
     if (parent)
         child_went(pool, parent);
 }
 
-void kvbm_evict_insert(struct kvbm_pool *pool, uint32_t i)
+void kvbm_evict_insert_ranked(struct kvbm_pool *pool, uint32_t i)
 {
     struct kvbm_slot *slot = &pool->slots[i];
 
     pool->evict.tick++;
     slot->flags |= SLOT_INACTIVE;
-    if (pool->evict.policy == KVBM_EVICT_LRU)
-        lru_insert(pool, i);
-    else if (pool->evict.policy == KVBM_EVICT_LFU)
-        lfu_insert(pool, i);
-    else
-        lineage_insert(pool, i);
-}
-
-void kvbm_evict_remove(struct kvbm_pool *pool, uint32_t i)
-{
-    struct kvbm_slot *slot = &pool->slots[i];
-
     if (pool->evict.policy == KVBM_EVICT_LINEAGE) {
-        lineage_remove(pool, i);
+        lineage_insert(pool, i);
         return;
     }
-    slot->ahead = 0;
-    slot->flags &= (uint8_t)~SLOT_INACTIVE;
-    list_remove(pool, i);
+    slot->level = lfu_level(pool, slot);
+    kvbm_remember(pool, i);
+    kvbm_list_push(pool, i, slot->level);
 }
 
 /* The end of the first list; one isn't empty. */
@@ -350,7 +283,7 @@ static uint32_t first_list(const struct kvbm_evict *evict)
     uint32_t priority = evict->priorities[0] ? (uint32_t)__builtin_ctzll(evict->priorities[0])
                                              : 64 + (uint32_t)__builtin_ctzll(evict->priorities[1]);
 
-    return end_of(evict, priority, first_level(evict, priority));
+    return kvbm_list_end(evict, priority, first_level(evict, priority));
 }
 
 /* Remove up to @n from the front of one list. */
@@ -372,7 +305,7 @@ static size_t list_pop(struct kvbm_pool *pool, uint32_t at, uint32_t *ret, size_
     pool->slots[at].next = i;
     pool->slots[i].prev = at;
     if (i == at)
-        list_emptied(pool, at);
+        kvbm_list_emptied(pool, at);
     return done;
 }
 
@@ -384,12 +317,37 @@ void kvbm_evict_pop(struct kvbm_pool *pool, uint32_t *ret, size_t n)
         if (pool->evict.policy == KVBM_EVICT_LINEAGE) {
             ret[done] = pool->slots[at].next;
             chase(pool, ret[done]);
-            lineage_remove(pool, ret[done]);
+            kvbm_lineage_remove(pool, ret[done]);
             some = 1;
         } else {
             some = list_pop(pool, at, ret + done, n - done);
         }
     }
+}
+
+/*
+ * The slots of the next few are there: they were fetched from KVBM_AHEAD before them. Of as many as were evicted now
+ * the entries are there, too, fetched by the call before.
+ */
+void kvbm_evict_fetch(const struct kvbm_pool *pool, size_t n)
+{
+    const struct kvbm_registry *r = pool->registry;
+    const struct kvbm_slot *slots = pool->slots;
+    uint32_t at, i;
+
+    if (pool->evict.policy == KVBM_EVICT_LINEAGE) /* chase has done it */
+        return;
+    at = first_list(&pool->evict);
+    i = slots[at].next;
+    n = n < KVBM_AHEAD / 2 ? n : KVBM_AHEAD / 2;
+    for (size_t k = 0; k < n && i != at; k++, i = slots[i].next) {
+        const struct kvbm_entry *e = kvbm_entry(r, slots[i].entry);
+
+        kvbm_prefetch_home(r, e->tag);
+        kvbm_prefetch_entry(r, e->parent);
+    }
+    for (size_t k = 0; k < n && i != at; k++, i = slots[i].next)
+        kvbm_prefetch_entry(r, slots[i].entry);
 }
 
 void kvbm_evict_prioritise(struct kvbm_pool *pool, uint32_t i, uint8_t priority)
@@ -398,7 +356,7 @@ void kvbm_evict_prioritise(struct kvbm_pool *pool, uint32_t i, uint8_t priority)
     bool listed = slot->flags & SLOT_LISTED;
 
     if (listed)
-        list_remove(pool, i);
+        kvbm_list_remove(pool, i);
     slot->priority = priority;
     if (listed)
         list_push(pool, i);

@@ -18,7 +18,8 @@
  *
  * A list's blocks lie anywhere in memory, and following its links is one cache miss after the other. So an
  * inactive slot also remembers which one came KVBM_AHEAD releases later (ahead): when it is evicted, that
- * one is fetched. A hint: it may have left meanwhile, or be in another list.
+ * one is fetched. A hint: it may have left meanwhile, or be in another list. And who evicts looks at the next ones,
+ * whose slots are there by then, and fetches their entries, and those entries' places in the table.
  *
  * With lineage what follows a block is mostly its parent, whenever that was released; so it goes on ahead from
  * parent to parent, one of them each time a block is evicted, and fetches all that evicting them will touch.
@@ -60,6 +61,18 @@ struct kvbm_evict {
 
 struct kvbm_pool;
 
+/** The end of a list. */
+static inline uint32_t kvbm_list_end(const struct kvbm_evict *evict, uint32_t priority,
+                                     uint32_t level)
+{
+    return evict->ends + priority * evict->n_levels + level;
+}
+
+/** Slot @i is the first one of a list that was empty. */
+void kvbm_list_started(struct kvbm_pool *pool, uint32_t at, uint32_t i);
+/** Nothing but its end is left of a list. */
+void kvbm_list_emptied(struct kvbm_pool *pool, uint32_t at);
+
 int kvbm_evict_init(struct kvbm_evict *evict, const struct kvbm_pool_opts *opts);
 /** How many lists there are: slots to add for their ends. */
 size_t kvbm_evict_ends(const struct kvbm_evict *evict);
@@ -67,12 +80,14 @@ void kvbm_evict_fini(struct kvbm_evict *evict);
 /** The registry's entries have become more. */
 int kvbm_evict_grow(struct kvbm_evict *evict, size_t max_entries);
 
-/** Slot @i has become inactive, or was touched: it is the latest now. */
-void kvbm_evict_insert(struct kvbm_pool *pool, uint32_t i);
-/** It isn't inactive any more. */
-void kvbm_evict_remove(struct kvbm_pool *pool, uint32_t i);
+/** kvbm_evict_insert (moves.h) with a policy that has levels. */
+void kvbm_evict_insert_ranked(struct kvbm_pool *pool, uint32_t i);
+/** kvbm_evict_remove (moves.h) with lineage. */
+void kvbm_lineage_remove(struct kvbm_pool *pool, uint32_t i);
 /** Remove the first @n, in order; there are that many. */
 void kvbm_evict_pop(struct kvbm_pool *pool, uint32_t *ret, size_t n);
+/** Fetch what evicting the next ones will touch; there are some. */
+void kvbm_evict_fetch(const struct kvbm_pool *pool, size_t n);
 /** Its priority has changed. */
 void kvbm_evict_prioritise(struct kvbm_pool *pool, uint32_t i, uint8_t priority);
 

@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "kvbm_tokens.h"
-#include "pool.h"
+#include "moves.h"
 
 /* Lock the pool of a mutable block that is in state @least to @most. On success the lock is held. */
 static int lock_block(const struct kvbm_handle *handle, enum kvbm_state least, enum kvbm_state most,

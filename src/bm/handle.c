@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "pool.h"
+#include "moves.h"
 
 /* Lock the pool of an immutable handle; the slot's number, or an error without the lock. */
 static int64_t lock_handle(const struct kvbm_handle *handle)

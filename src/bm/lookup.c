@@ -6,52 +6,101 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "moves.h"
 
-/* @entries: guesses (registry.h), good as long as the table isn't changed. */
-static void look_up(const struct kvbm_registry *r, uint32_t group, const uint8_t *keys, size_t n,
-                    uint32_t *tags, uint32_t *entries)
+/* ---- step by step, of several keys each: what a step needs was fetched by the one before ---- */
+
+/* Inlined, so that there is a loop of its own for the usual length of keys. */
+static inline __attribute__((always_inline)) void hash(const struct kvbm_registry *r, uint64_t seed,
+                                                       size_t len, const uint8_t *keys, size_t n,
+                                                       uint32_t *tags)
 {
+    const struct kvbm_cell *table = r->table;
+    uint32_t shift = r->table_shift, mask = r->table_mask;
+
     for (size_t i = 0; i < n; i++) {
-        tags[i] = kvbm_tag(r, group, keys + i * r->key_len);
-        kvbm_prefetch_home(r, tags[i]);
-    }
-    for (size_t i = 0; i < n; i++) {
-        entries[i] = kvbm_guess(r, tags[i]);
-        kvbm_prefetch_entry(r, entries[i]);
+        uint32_t tag = kvbm_tag_of(keys + i * len, len, seed);
+
+        tags[i] = tag;
+        __builtin_prefetch(&table[tag >> shift], 1);
+        __builtin_prefetch(&table[((tag >> shift) + KVBM_PROBE) & mask], 1);
     }
 }
 
 void kvbm_hash_keys(const struct kvbm_registry *r, uint32_t group, const uint8_t *keys, size_t n,
                     uint32_t *tags)
 {
-    uint32_t entries[KVBM_LOOKUP];
-
-    look_up(r, group, keys, n, tags, entries);
+    if (r->key_len == 8)
+        hash(r, r->seed + group, 8, keys, n, tags);
+    else
+        hash(r, r->seed + group, r->key_len, keys, n, tags);
 }
+
+/* Instead of tags, guesses (registry.h), good as long as nothing is added to the table. */
+static void guess_entries(const struct kvbm_registry *r, uint32_t *tags, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        tags[i] = kvbm_guess(r, tags[i]);
+        kvbm_prefetch_entry(r, tags[i]);
+    }
+}
+
+void kvbm_fetch_entries(const struct kvbm_registry *r, const uint32_t *tags, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        kvbm_prefetch_entry(r, kvbm_guess(r, tags[i]));
+}
+
+/* What is guessed wrong is looked up. */
+static inline uint32_t check_guess(const struct kvbm_registry *r, uint32_t group,
+                                   const uint8_t *key, uint32_t entry)
+{
+    if (KV_UNLIKELY(entry && !kvbm_is_key(r, entry, group, key)))
+        return kvbm_find(r, group, key, kvbm_tag(r, group, key));
+    return entry;
+}
+
+/* Instead of guesses, slots, 0 when the key isn't registered in @pool (nor has entry 0 any). */
+static void slots_of(const struct kvbm_pool *pool, uint32_t group, const uint8_t *keys, size_t n,
+                     uint32_t *guesses)
+{
+    const struct kvbm_registry *r = pool->registry;
+    enum kv_tier tier = pool->tier;
+
+    for (size_t i = 0; i < n; i++) {
+        uint32_t entry = check_guess(r, group, keys + i * r->key_len, guesses[i]);
+
+        guesses[i] = kvbm_entry(r, entry)->slot[tier];
+        kvbm_prefetch_slot(pool, guesses[i]);
+    }
+}
+
+/* Taking an inactive slot out of its list writes to the ones next to it. */
+static void fetch_neighbours(const struct kvbm_pool *pool, const uint32_t *slots, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        kvbm_prefetch_slot(pool, pool->slots[slots[i]].prev);
+        kvbm_prefetch_slot(pool, pool->slots[slots[i]].next);
+    }
+}
+
+/* ---- all steps ---- */
 
 void kvbm_find_entries(const struct kvbm_registry *r, uint32_t group, const uint8_t *keys, size_t n,
                        uint32_t *ret)
 {
-    uint32_t tags[KVBM_LOOKUP];
-
-    look_up(r, group, keys, n, tags, ret);
-    for (size_t i = 0; i < n; i++) {
-        const uint8_t *key = keys + i * r->key_len;
-
-        if (ret[i] && !kvbm_is_key(r, ret[i], group, key))
-            ret[i] = kvbm_find(r, group, key, tags[i]);
-    }
+    kvbm_hash_keys(r, group, keys, n, ret);
+    guess_entries(r, ret, n);
+    for (size_t i = 0; i < n; i++)
+        ret[i] = check_guess(r, group, keys + i * r->key_len, ret[i]);
 }
 
 void kvbm_find_slots(const struct kvbm_pool *pool, uint32_t group, const uint8_t *keys, size_t n,
                      uint32_t *ret)
 {
-    kvbm_find_entries(pool->registry, group, keys, n, ret);
-    for (size_t i = 0; i < n; i++) {
-        if (ret[i])
-            ret[i] = kvbm_entry(pool->registry, ret[i])->slot[pool->tier];
-        kvbm_prefetch_slot(pool, ret[i]);
-    }
+    kvbm_hash_keys(pool->registry, group, keys, n, ret);
+    guess_entries(pool->registry, ret, n);
+    slots_of(pool, group, keys, n, ret);
 }
 
 static bool serves(const struct kvbm_pool *pool, uint32_t group, const void *keys, size_t n)
@@ -84,33 +133,81 @@ static void touched(struct kvbm_pool *pool, uint32_t group, const void *keys, si
         r->touch[i].fn(r->touch[i].arg, pool->tier, group, keys, n);
 }
 
-/* Taking an inactive slot out of its list writes to the ones next to it. */
-static void fetch_neighbours(const struct kvbm_pool *pool, uint32_t i)
+/*
+ * Many keys: the steps work on one group of keys after the other, each step one group behind the one before, so that
+ * memory is never idle.
+ *
+ *     groups of keys:   0    1    2    3    4    5 ...
+ *                     visit  |    |    |   hash
+ *                     neighbours  |  guess
+ *                               slots
+ */
+#define STEP 16
+#define STEPS 5
+
+struct steps {
+    const struct kvbm_pool *pool;
+    const uint8_t *keys;
+    size_t n;
+    uint32_t group;
+    uint32_t work[STEPS][STEP]; /* tags, guesses, slots of the groups on their way */
+};
+
+/* How many keys group @g has: 0 behind the last, and before the first. */
+static inline size_t group_len(const struct steps *s, size_t g)
 {
-    __builtin_prefetch(&pool->slots[pool->slots[i].prev], 1);
-    __builtin_prefetch(&pool->slots[pool->slots[i].next], 1);
+    size_t begin = g * STEP;
+
+    return g < SIZE_MAX / STEP && begin < s->n ? KV_MIN(s->n - begin, (size_t)STEP) : 0;
+}
+
+/* All steps but the visit: on group @g, and on those before it. */
+static void step(struct steps *s, size_t g)
+{
+    const struct kvbm_registry *r = s->pool->registry;
+    size_t n = group_len(s, g);
+
+    if (n)
+        kvbm_hash_keys(r, s->group, s->keys + g * STEP * r->key_len, n, s->work[g % STEPS]);
+    n = g < 1 ? 0 : group_len(s, g - 1);
+    if (n)
+        guess_entries(r, s->work[(g - 1) % STEPS], n);
+    n = g < 2 ? 0 : group_len(s, g - 2);
+    if (n)
+        slots_of(s->pool, s->group, s->keys + (g - 2) * STEP * r->key_len, n,
+                 s->work[(g - 2) % STEPS]);
+    n = g < 3 ? 0 : group_len(s, g - 3);
+    if (n)
+        fetch_neighbours(s->pool, s->work[(g - 3) % STEPS], n);
 }
 
 /*
  * Do something with each key's slot (0: not found), until it says stop. Returns how many keys that were.
- * Inlined, so that each caller gets a loop of its own.
+ * Inlined, so that each caller gets a loop of its own. It may forget keys, but add none.
  */
 typedef bool (*visit_fn)(struct kvbm_pool *pool, uint32_t slot, size_t i, void *arg);
 
 static inline __attribute__((always_inline)) size_t
 visit(struct kvbm_pool *pool, uint32_t group, const void *keys, size_t n, visit_fn fn, void *arg)
 {
-    const uint8_t *key = keys;
-    uint32_t slots[KVBM_LOOKUP];
+    struct steps steps;
+    size_t done = 0;
 
-    for (size_t done = 0, some; done < n; done += some) {
-        some = KV_MIN(n - done, (size_t)KVBM_LOOKUP);
-        kvbm_find_slots(pool, group, key + done * pool->registry->key_len, some, slots);
+    steps.pool = pool;
+    steps.keys = keys;
+    steps.n = n;
+    steps.group = group;
+    for (size_t g = 0; done < n; g++) {
+        const uint32_t *slots = steps.work[(g + 1) % STEPS];
+        size_t some;
+
+        step(&steps, g);
+        some = g < STEPS - 1 ? 0 : group_len(&steps, g - (STEPS - 1));
         for (size_t i = 0; i < some; i++) {
-            fetch_neighbours(pool, slots[KV_MIN(i + 8, some - 1)]);
             if (!fn(pool, slots[i], done + i, arg))
                 return done + i;
         }
+        done += some;
     }
     return n;
 }

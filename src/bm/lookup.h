@@ -7,9 +7,12 @@
 
 #define KVBM_LOOKUP 64 /* keys at a time */
 
-/** Hash @n keys and fetch what a lookup of them will touch in the table and the entries. */
+/** Hash @n keys and fetch their places in the table. */
 void kvbm_hash_keys(const struct kvbm_registry *r, uint32_t group, const uint8_t *keys, size_t n,
                     uint32_t *tags);
+
+/** Fetch the entries that there seem to be of hashed keys. */
+void kvbm_fetch_entries(const struct kvbm_registry *r, const uint32_t *tags, size_t n);
 
 /** ret[i]: entry of keys[i], 0 when there is none. */
 void kvbm_find_entries(const struct kvbm_registry *r, uint32_t group, const uint8_t *keys, size_t n,

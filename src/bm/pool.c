@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/utf8.h"
 #include "events.h"
+#include "moves.h"
 
 static const char *const tier_names[KV_N_TIERS] = {"device", "host", "disk", "external"};
 
@@ -318,14 +319,6 @@ void kvbm_slot_forget(struct kvbm_pool *pool, uint32_t i)
     kvbm_slot_free(pool, i);
 }
 
-void kvbm_slot_revive(struct kvbm_pool *pool, uint32_t i)
-{
-    kvbm_evict_remove(pool, i);
-    pool->n_inactive--;
-    pool->n_immutable++;
-    pool->slots[i].refs = 1;
-}
-
 static void duplicate_gone(struct kvbm_pool *pool, uint32_t i)
 {
     struct kvbm_slot *slot = &pool->slots[i];
@@ -337,7 +330,7 @@ static void duplicate_gone(struct kvbm_pool *pool, uint32_t i)
     kvbm_slot_put(pool, primary);
 }
 
-void kvbm_slot_put(struct kvbm_pool *pool, uint32_t i)
+void kvbm_slot_put_other(struct kvbm_pool *pool, uint32_t i)
 {
     struct kvbm_slot *slot = &pool->slots[i];
 
@@ -360,23 +353,29 @@ void kvbm_slot_put(struct kvbm_pool *pool, uint32_t i)
 }
 
 /*
- * In three passes, so that the cache misses of several blocks overlap: slots, then entries, then where
- * the table has them.
+ * In several passes, so that the cache misses of several blocks overlap: slots, then entries, then where the table
+ * has them. What the call before has fetched already (kvbm_evict_fetch) is there by now. A parent without a block
+ * goes with its last child.
  */
 static void evict_some(struct kvbm_pool *pool, uint32_t *ret, size_t n)
 {
     struct kvbm_registry *r = pool->registry;
+    struct kvbm_slot *slots = pool->slots;
 
     kvbm_evict_pop(pool, ret, n);
-    for (size_t i = 0; i < n; i++)
-        kvbm_prefetch_entry(r, pool->slots[ret[i]].entry);
-    for (size_t i = 0; i < n; i++)
-        kvbm_prefetch_home(r, kvbm_slot_entry(pool, &pool->slots[ret[i]])->tag);
     for (size_t i = 0; i < n; i++) {
+        const struct kvbm_entry *e = kvbm_entry(r, slots[ret[i]].entry);
+
+        kvbm_prefetch_home(r, e->tag);
+        kvbm_prefetch_home(r, kvbm_entry(r, e->parent)->tag);
+    }
+    for (size_t i = 0; i < n; i++) {
+        struct kvbm_slot *slot = &slots[ret[i]];
+
         unregister(pool, ret[i]);
-        pool->slots[ret[i]].flags = 0;
-        pool->slots[ret[i]].priority = KVBM_PRIORITY_DEFAULT;
-        pool->slots[ret[i]].state = KVBM_RESET;
+        slot->flags = 0;
+        slot->priority = KVBM_PRIORITY_DEFAULT;
+        slot->state = KVBM_RESET;
     }
 }
 
@@ -391,6 +390,8 @@ void kvbm_evict_blocks(struct kvbm_pool *pool, uint32_t *ret, size_t n)
         evict_some(pool, ret + done, some);
     pool->n_inactive -= n;
     pool->stats.evictions += n;
+    if (n && pool->n_inactive)
+        kvbm_evict_fetch(pool, n);
 }
 
 size_t kvbm_forget_inactive(struct kvbm_pool *pool)
@@ -417,27 +418,14 @@ void kvbm_unclaim(struct kvbm_pool *pool, const struct kvbm_handle *handles, siz
     }
 }
 
-int kvbm_claim(struct kvbm_pool *pool, const struct kvbm_handle *handles, size_t n,
-               enum kvbm_state least, enum kvbm_state most, bool holes)
+int kvbm_claim_refused(struct kvbm_pool *pool, const struct kvbm_handle *handle, bool holes)
 {
-    for (size_t i = 0; i < n; i++) {
-        int64_t slot = holes && !handles[i].pool ? 0 : kvbm_slot_of(pool, &handles[i]);
-        int err = slot < 0 ? (int)slot : 0;
+    int64_t i;
 
-        if (slot > 0) {
-            struct kvbm_slot *s = &pool->slots[slot];
-
-            if (s->flags & SLOT_CLAIMED)
-                err = -EINVAL;
-            else if (s->state < least || s->state > most)
-                err = -EBADFD;
-            else
-                s->flags |= SLOT_CLAIMED;
-        }
-        if (err < 0) {
-            kvbm_unclaim(pool, handles, i);
-            return err;
-        }
-    }
-    return 0;
+    if (holes && !handle->pool)
+        return 0;
+    i = kvbm_slot_of(pool, handle);
+    if (i < 0)
+        return (int)i;
+    return pool->slots[i].flags & SLOT_CLAIMED ? -EINVAL : -EBADFD;
 }

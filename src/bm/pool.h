@@ -162,11 +162,8 @@ static inline struct kvbm_handle kvbm_handle_of(struct kvbm_pool *pool, uint32_t
 /** To the free ring: whatever it was named has been let go. */
 void kvbm_slot_free(struct kvbm_pool *pool, uint32_t i);
 
-/** An inactive block gets a first handle. */
-void kvbm_slot_revive(struct kvbm_pool *pool, uint32_t i);
-
-/** One strong reference less; the last one makes it inactive or free. */
-void kvbm_slot_put(struct kvbm_pool *pool, uint32_t i);
+/** kvbm_slot_put (moves.h), of any slot. */
+void kvbm_slot_put_other(struct kvbm_pool *pool, uint32_t i);
 
 /** A registered primary without handles, in no list, is forgotten: published, unnamed, free. */
 void kvbm_slot_forget(struct kvbm_pool *pool, uint32_t i);
@@ -177,14 +174,9 @@ void kvbm_evict_blocks(struct kvbm_pool *pool, uint32_t *ret, size_t n);
 /** Forget all inactive ones. Returns how many. */
 size_t kvbm_forget_inactive(struct kvbm_pool *pool);
 
-/**
- * Check handles that are about to be consumed: each once in the array, in a state from @least to @most;
- * zeroed ones only where @holes are fine. Returns 0 or what is wrong with the first bad one; then nothing has
- * changed. Else their slots have SLOT_CLAIMED, which whoever consumes them takes off (so that it isn't a
- * walk of its own), or kvbm_unclaim.
- */
-int kvbm_claim(struct kvbm_pool *pool, const struct kvbm_handle *handles, size_t n,
-               enum kvbm_state least, enum kvbm_state most, bool holes);
+/** What is wrong with a handle that kvbm_claim (moves.h) doesn't take; 0: it is a hole, which may be. */
+int kvbm_claim_refused(struct kvbm_pool *pool, const struct kvbm_handle *handle, bool holes);
+/** Take SLOT_CLAIMED off again. */
 void kvbm_unclaim(struct kvbm_pool *pool, const struct kvbm_handle *handles, size_t n);
 
 /** Slot @i, mutable, becomes Complete as this key. The pool is locked. */

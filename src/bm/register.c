@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "lookup.h"
-#include "pool.h"
+#include "moves.h"
 
 /* ---- to Complete ---- */
 
@@ -92,13 +92,25 @@ static int check_chain(const struct kvbm_pool *pool, size_t n, const struct kvbm
     return 0;
 }
 
-/* Name all slots, or none. */
+/* Hash the keys from @at on, as many as are looked up at a time, and fetch what naming slots by them touches. */
+static void hash_some(const struct kvbm_registry *r, const struct kvbm_chain *chain, size_t n,
+                      size_t at, uint32_t *tags)
+{
+    const uint8_t *keys = chain->keys;
+
+    if (at == 0 && chain->parent)
+        kvbm_prefetch_home(r, kvbm_tag(r, chain->group, chain->parent));
+    kvbm_hash_keys(r, chain->group, keys + at * r->key_len, KV_MIN(n - at, (size_t)KVBM_LOOKUP),
+                   tags);
+}
+
+/* Name all slots, or none. @tags: of the first keys. */
 static int name_chain(struct kvbm_pool *pool, const struct kvbm_handle *handles, size_t n,
-                      const struct kvbm_chain *chain)
+                      const struct kvbm_chain *chain, uint32_t *tags)
 {
     struct kvbm_registry *r = pool->registry;
     const uint8_t *keys = chain->keys;
-    uint32_t above = 0, tags[KVBM_LOOKUP];
+    uint32_t above = 0;
     size_t done = 0;
     int err = 0;
 
@@ -106,8 +118,11 @@ static int name_chain(struct kvbm_pool *pool, const struct kvbm_handle *handles,
         const uint8_t *key = keys + done * r->key_len;
         uint32_t i = handles[done].block + 1;
 
-        if (done % KVBM_LOOKUP == 0)
-            kvbm_hash_keys(r, chain->group, key, KV_MIN(n - done, (size_t)KVBM_LOOKUP), tags);
+        if (done % KVBM_LOOKUP == 0) {
+            if (done)
+                hash_some(r, chain, n, done, tags);
+            kvbm_fetch_entries(r, tags, KV_MIN(n - done, (size_t)KVBM_LOOKUP));
+        }
         if (done == 0)
             err = name_first(pool, i, chain->group, key, tags[0], chain->parent, chain->position);
         else
@@ -132,18 +147,22 @@ static void keep_tokens(struct kvbm_pool *pool, uint32_t i, const uint32_t *toke
     memcpy(kvbm_slot_tokens(pool, slot), tokens, pool->block_size * sizeof(*tokens));
 }
 
+/* The table's memory is on its way while the handles are checked. */
 static int complete_locked(struct kvbm_pool *pool, const struct kvbm_handle *handles, size_t n,
                            const struct kvbm_chain *chain, const uint32_t *tokens)
 {
-    int err = kvbm_claim(pool, handles, n, KVBM_RESET, KVBM_RESET, false);
+    uint32_t tags[KVBM_LOOKUP];
+    int err;
 
+    hash_some(pool->registry, chain, n, 0, tags);
+    err = kvbm_claim(pool, handles, n, KVBM_RESET, KVBM_RESET, false);
     if (err < 0)
         return err;
     err = kvbm_reserve(pool->registry, n + 1);
     if (err == 0 && tokens)
         err = kvbm_slab_reserve(&pool->tokens, n);
     if (err == 0)
-        err = name_chain(pool, handles, n, chain);
+        err = name_chain(pool, handles, n, chain, tags);
     for (size_t i = 0; err == 0 && i < n; i++) {
         becomes_complete(pool, handles[i].block + 1);
         if (tokens)

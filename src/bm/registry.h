@@ -55,6 +55,9 @@ struct kvbm_cell {
     uint32_t entry; /* 0: empty */
 };
 
+/* A probe takes some cells from the home on, which may lie in the next line: as far as this they are fetched. */
+#define KVBM_PROBE 5
+
 #define KVBM_GONE UINT32_MAX /* instead of an entry, in the old table */
 
 /* The table that cells are moved out of. */
@@ -169,14 +172,17 @@ void kvbm_check_call(struct kvbm_registry *r);
 /** Let the lock go, then destroy what lost its key meanwhile. Every call ends here. */
 void kvbm_unlock(struct kvbm_registry *r);
 
+static inline uint32_t kvbm_tag_of(const void *key, size_t len, uint64_t seed)
+{
+    return (uint32_t)(kv_xxh64(key, len, seed) >> 32);
+}
+
 /** Hash of a key: the table's tag. Keys of 8 bytes are the usual ones. */
 static inline uint32_t kvbm_tag(const struct kvbm_registry *r, uint32_t group, const void *key)
 {
     uint64_t seed = r->seed + group;
 
-    return (
-        uint32_t)((r->key_len == 8 ? kv_xxh64(key, 8, seed) : kv_xxh64(key, r->key_len, seed)) >>
-                  32);
+    return r->key_len == 8 ? kvbm_tag_of(key, 8, seed) : kvbm_tag_of(key, r->key_len, seed);
 }
 
 static inline bool kvbm_is_key(const struct kvbm_registry *r, uint32_t entry, uint32_t group,
@@ -196,7 +202,10 @@ static inline uint32_t kvbm_home(const struct kvbm_registry *r, uint32_t tag)
 
 static inline void kvbm_prefetch_home(const struct kvbm_registry *r, uint32_t tag)
 {
-    __builtin_prefetch(&r->table[kvbm_home(r, tag)]);
+    uint32_t home = kvbm_home(r, tag);
+
+    __builtin_prefetch(&r->table[home], 1);
+    __builtin_prefetch(&r->table[(home + KVBM_PROBE) & r->table_mask], 1);
 }
 
 static inline void kvbm_prefetch_entry(const struct kvbm_registry *r, uint32_t i)
@@ -217,9 +226,11 @@ uint32_t kvbm_guess_old(const struct kvbm_registry *r, uint32_t tag);
  */
 static inline uint32_t kvbm_guess(const struct kvbm_registry *r, uint32_t tag)
 {
-    for (uint32_t at = kvbm_home(r, tag); r->table[at].entry; at = (at + 1) & r->table_mask) {
-        if (r->table[at].tag == tag)
-            return r->table[at].entry;
+    const struct kvbm_cell *table = r->table;
+
+    for (uint32_t at = kvbm_home(r, tag); table[at].entry; at = (at + 1) & r->table_mask) {
+        if (KV_LIKELY(table[at].tag == tag))
+            return table[at].entry;
     }
     return KV_UNLIKELY(r->old.cells != NULL) ? kvbm_guess_old(r, tag) : 0;
 }

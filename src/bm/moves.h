@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The moves of a slot that calls make by the dozen, inlined where it is an ordinary one: a handle that is checked, a
+ * first reference that comes, a last one that goes, with LRU. What is rarer is a call away (pool.c, evict.c).
+ */
+#ifndef KVBM_BM_MOVES_H
+#define KVBM_BM_MOVES_H
+
+#include "pool.h"
+
+/* ---- lists of inactive slots (evict.h) ---- */
+
+static inline void kvbm_list_push(struct kvbm_pool *pool, uint32_t i, uint32_t level)
+{
+    struct kvbm_slot *slots = pool->slots, *slot = &slots[i];
+    uint32_t at = kvbm_list_end(&pool->evict, slot->priority, level), last = slots[at].prev;
+
+    slot->flags |= SLOT_LISTED;
+    slot->next = at;
+    if (KV_UNLIKELY(!last)) {
+        slot->prev = at;
+        kvbm_list_started(pool, at, i);
+        return;
+    }
+    slot->prev = last;
+    slots[last].next = i;
+    slots[at].prev = i;
+}
+
+static inline void kvbm_list_remove(struct kvbm_pool *pool, uint32_t i)
+{
+    struct kvbm_slot *slots = pool->slots, *slot = &slots[i];
+    uint32_t prev = slot->prev, next = slot->next;
+
+    slots[prev].next = next;
+    slots[next].prev = prev;
+    slot->next = 0;
+    slot->flags &= (uint8_t)~SLOT_LISTED;
+    if (KV_UNLIKELY(prev == next))
+        kvbm_list_emptied(pool, next);
+}
+
+/* Slot @i is what the one that came KVBM_AHEAD before has ahead of it. */
+static inline void kvbm_remember(struct kvbm_pool *pool, uint32_t i)
+{
+    uint32_t *latest = &pool->evict.latest[pool->evict.tick % KVBM_AHEAD];
+    struct kvbm_slot *before = &pool->slots[*latest];
+
+    *latest = i;
+    if (before->flags & SLOT_INACTIVE)
+        before->ahead = i;
+}
+
+/** Slot @i has become inactive, or was touched: it is the latest now. */
+static inline void kvbm_evict_insert(struct kvbm_pool *pool, uint32_t i)
+{
+    if (KV_UNLIKELY(pool->evict.policy != KVBM_EVICT_LRU)) {
+        kvbm_evict_insert_ranked(pool, i);
+        return;
+    }
+    pool->evict.tick++;
+    pool->slots[i].flags |= SLOT_INACTIVE;
+    kvbm_remember(pool, i);
+    kvbm_list_push(pool, i, 0);
+}
+
+/** It isn't inactive any more. */
+static inline void kvbm_evict_remove(struct kvbm_pool *pool, uint32_t i)
+{
+    struct kvbm_slot *slot = &pool->slots[i];
+
+    if (KV_UNLIKELY(pool->evict.policy == KVBM_EVICT_LINEAGE)) {
+        kvbm_lineage_remove(pool, i);
+        return;
+    }
+    slot->ahead = 0;
+    slot->flags &= (uint8_t)~SLOT_INACTIVE;
+    kvbm_list_remove(pool, i);
+}
+
+/* ---- references ---- */
+
+/** An inactive block gets a first handle. */
+static inline void kvbm_slot_revive(struct kvbm_pool *pool, uint32_t i)
+{
+    kvbm_evict_remove(pool, i);
+    pool->n_inactive--;
+    pool->n_immutable++;
+    pool->slots[i].refs = 1;
+}
+
+/** One strong reference less; the last one makes it inactive or free. */
+static inline void kvbm_slot_put(struct kvbm_pool *pool, uint32_t i)
+{
+    struct kvbm_slot *slot = &pool->slots[i];
+
+    if (slot->refs != 1 || slot->flags & SLOT_DUPLICATE || pool->reset_on_release) {
+        kvbm_slot_put_other(pool, i);
+        return;
+    }
+    slot->refs = 0;
+    slot->generation++;
+    pool->n_immutable--;
+    pool->n_inactive++;
+    kvbm_evict_insert(pool, i);
+}
+
+/* ---- arrays of handles ---- */
+
+/**
+ * Check handles that are about to be consumed: each once in the array, in a state from @least to @most;
+ * zeroed ones only where @holes are fine. Returns 0 or what is wrong with the first bad one; then nothing has
+ * changed. Else their slots have SLOT_CLAIMED, which whoever consumes them takes off (so that it isn't a
+ * walk of its own), or kvbm_unclaim.
+ */
+static inline int kvbm_claim(struct kvbm_pool *pool, const struct kvbm_handle *handles, size_t n,
+                             enum kvbm_state least, enum kvbm_state most, bool holes)
+{
+    for (size_t i = 0; i < n; i++) {
+        const struct kvbm_handle *h = &handles[i];
+        struct kvbm_slot *slot;
+        int err;
+
+        if (KV_LIKELY(h->pool == pool && h->block < pool->n_blocks)) {
+            slot = &pool->slots[h->block + 1];
+            if (KV_LIKELY(slot->generation == h->generation && slot->refs > slot->next &&
+                          !(slot->flags & SLOT_CLAIMED) && slot->state >= least &&
+                          slot->state <= most)) {
+                slot->flags |= SLOT_CLAIMED;
+                continue;
+            }
+        }
+        err = kvbm_claim_refused(pool, h, holes);
+        if (err < 0) {
+            kvbm_unclaim(pool, handles, i);
+            return err;
+        }
+    }
+    return 0;
+}
+
+#endif
