@@ -201,13 +201,19 @@ static int check_pool(const struct kvbm_pool *pool, uint32_t *tally)
 static size_t n_cells(const struct kvbm_registry *r)
 {
     return (r->table ? (size_t)1 << r->table_bits : 0) +
-           (r->old.cells ? (size_t)1 << r->old.bits : 0);
+           (r->old.buckets ? (size_t)1 << r->old.bits : 0);
 }
 
-static struct kvbm_cell cell_at(const struct kvbm_registry *r, size_t i)
+struct cell {
+    uint32_t tag, entry;
+};
+
+static struct cell cell_at(const struct kvbm_registry *r, size_t i)
 {
-    size_t size = (size_t)1 << r->table_bits;
-    struct kvbm_cell cell = i < size ? r->table[i] : r->old.cells[i - size];
+    size_t size = (size_t)1 << r->table_bits, at = i < size ? i : i - size;
+    const struct kvbm_bucket *buckets = i < size ? r->table : r->old.buckets;
+    const struct kvbm_bucket *bucket = &buckets[at / KVBM_BUCKET];
+    struct cell cell = {bucket->tag[at % KVBM_BUCKET], bucket->entry[at % KVBM_BUCKET]};
 
     if (i >= size && cell.entry == KVBM_GONE)
         cell.entry = 0;
@@ -220,7 +226,7 @@ static int check_table(const struct kvbm_registry *r)
     uint64_t n = 0;
 
     for (size_t i = 0; i < n_cells(r); i++) {
-        struct kvbm_cell cell = cell_at(r, i);
+        struct cell cell = cell_at(r, i);
         const struct kvbm_entry *e;
 
         if (!cell.entry)

@@ -15,15 +15,14 @@ static inline __attribute__((always_inline)) void hash(const struct kvbm_registr
                                                        size_t len, const uint8_t *keys, size_t n,
                                                        uint32_t *tags)
 {
-    const struct kvbm_cell *table = r->table;
-    uint32_t shift = r->table_shift, mask = r->table_mask;
+    const struct kvbm_bucket *table = r->table;
+    uint32_t shift = r->table_shift;
 
     for (size_t i = 0; i < n; i++) {
         uint32_t tag = kvbm_tag_of(keys + i * len, len, seed);
 
         tags[i] = tag;
         __builtin_prefetch(&table[tag >> shift], 1);
-        __builtin_prefetch(&table[((tag >> shift) + KVBM_PROBE) & mask], 1);
     }
 }
 
@@ -142,7 +141,7 @@ static void touched(struct kvbm_pool *pool, uint32_t group, const void *keys, si
  *                     neighbours  |  guess
  *                               slots
  */
-#define STEP 16
+#define STEP 8
 #define STEPS 5
 
 struct steps {

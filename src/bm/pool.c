@@ -103,7 +103,7 @@ static bool groups_taken(const struct kvbm_registry *r, enum kv_tier tier, uint6
 static uint64_t bytes_of(const struct kvbm_pool *pool, const struct kvbm_pool_opts *opts)
 {
     uint64_t each = sizeof(struct kvbm_slot) + sizeof(uint32_t) + pool->registry->entry_bytes +
-                    2 * sizeof(struct kvbm_cell);
+                    2 * sizeof(struct kvbm_bucket) / KVBM_BUCKET;
 
     each += opts->eviction == KVBM_EVICT_LFU ? 8 : 0;
     each += opts->eviction == KVBM_EVICT_LINEAGE ? sizeof(uint32_t) : 0;

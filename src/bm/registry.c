@@ -11,6 +11,7 @@
 #include "memory.h"
 
 #define MIN_TABLE_BITS 10
+#define APART __attribute__((noinline)) /* so that the usual way needs few registers */
 #define UNMAP_BYTES ((size_t)1 << 20)
 
 int kvbm_registry_create(const struct kvbm_registry_opts *opts, struct kvbm_registry **ret)
@@ -91,86 +92,116 @@ int kvbm_registry_destroy(struct kvbm_registry *r)
 
 /* ---- the table ---- */
 
-/* The cell that names a key, or the empty one where it is to be named. */
-static inline __attribute__((always_inline)) struct kvbm_cell *
-table_find(const struct kvbm_registry *r, uint32_t group, const void *key, uint32_t tag)
+static uint32_t next_home(const struct kvbm_registry *r, uint32_t at)
 {
-    uint32_t at = kvbm_home(r, tag);
+    return (at + 1) & r->table_mask;
+}
 
-    for (; r->table[at].entry; at = (at + 1) & r->table_mask) {
-        if (r->table[at].tag == tag && kvbm_is_key(r, r->table[at].entry, group, key))
-            break;
+/* The entry of a key, or 0; *where: then the bucket with room for it. */
+static inline __attribute__((always_inline)) uint32_t table_find(const struct kvbm_registry *r,
+                                                                 uint32_t group, const void *key,
+                                                                 uint32_t tag,
+                                                                 struct kvbm_bucket **where)
+{
+    for (uint32_t at = kvbm_home(r, tag);; at = next_home(r, at)) {
+        struct kvbm_bucket *bucket = &r->table[at];
+
+        for (uint32_t hits = kvbm_bucket_match(bucket->tag, tag); hits; hits &= hits - 1) {
+            uint32_t entry = bucket->entry[__builtin_ctz(hits)];
+
+            if (entry && kvbm_is_key(r, entry, group, key))
+                return entry;
+        }
+        *where = bucket;
+        if (KV_LIKELY(kvbm_bucket_empty(bucket)))
+            return 0;
     }
-    return &r->table[at];
+}
+
+/* Into a bucket that has room. */
+static inline void bucket_put(struct kvbm_bucket *bucket, uint32_t tag, uint32_t entry)
+{
+    uint32_t i = (uint32_t)__builtin_ctz(kvbm_bucket_empty(bucket));
+
+    bucket->tag[i] = tag;
+    bucket->entry[i] = entry;
 }
 
 static void table_insert(struct kvbm_registry *r, uint32_t tag, uint32_t entry)
 {
     uint32_t at = kvbm_home(r, tag);
 
-    while (r->table[at].entry)
-        at = (at + 1) & r->table_mask;
-    r->table[at] = (struct kvbm_cell){tag, entry};
+    while (!kvbm_bucket_empty(&r->table[at]))
+        at = next_home(r, at);
+    bucket_put(&r->table[at], tag, entry);
 }
 
 /* ---- the old table, while there is one ---- */
 
-static uint32_t old_next(const struct kvbm_registry *r, uint32_t at)
+static uint32_t old_home(const struct kvbm_registry *r, uint32_t tag)
 {
-    return (at + 1) & (uint32_t)((UINT64_C(1) << r->old.bits) - 1);
+    return tag >> (32 - r->old.bits + KVBM_BUCKET_BITS);
 }
 
-/* The first cell from @at on with this tag; else an empty one. */
-static uint32_t old_tagged(const struct kvbm_registry *r, uint32_t at, uint32_t tag)
+static const struct kvbm_bucket *old_next(const struct kvbm_registry *r,
+                                          const struct kvbm_bucket *bucket)
 {
-    const struct kvbm_cell *cells = r->old.cells;
+    const struct kvbm_bucket *end =
+        r->old.buckets + ((size_t)1 << (r->old.bits - KVBM_BUCKET_BITS));
 
-    while (cells[at].entry && (cells[at].entry == KVBM_GONE || cells[at].tag != tag))
-        at = old_next(r, at);
-    return at;
+    return bucket + 1 == end ? r->old.buckets : bucket + 1;
+}
+
+/* The entry with this tag and, unless it is NULL, this key. */
+static uint32_t old_find(const struct kvbm_registry *r, uint32_t group, const void *key,
+                         uint32_t tag)
+{
+    for (const struct kvbm_bucket *b = &r->old.buckets[old_home(r, tag)];; b = old_next(r, b)) {
+        for (uint32_t hits = kvbm_bucket_match(b->tag, tag); hits; hits &= hits - 1) {
+            uint32_t entry = b->entry[__builtin_ctz(hits)];
+
+            if (entry && entry != KVBM_GONE && (!key || kvbm_is_key(r, entry, group, key)))
+                return entry;
+        }
+        if (kvbm_bucket_empty(b))
+            return 0;
+    }
 }
 
 uint32_t kvbm_guess_old(const struct kvbm_registry *r, uint32_t tag)
 {
-    return r->old.cells[old_tagged(r, tag >> (32 - r->old.bits), tag)].entry;
-}
-
-static uint32_t old_find(const struct kvbm_registry *r, uint32_t group, const void *key,
-                         uint32_t tag)
-{
-    uint32_t at = old_tagged(r, tag >> (32 - r->old.bits), tag);
-
-    while (r->old.cells[at].entry && !kvbm_is_key(r, r->old.cells[at].entry, group, key))
-        at = old_tagged(r, old_next(r, at), tag);
-    return r->old.cells[at].entry;
+    return old_find(r, 0, NULL, tag);
 }
 
 static void old_remove(struct kvbm_registry *r, uint32_t tag, uint32_t entry)
 {
-    uint32_t at = tag >> (32 - r->old.bits);
+    const struct kvbm_bucket *b = &r->old.buckets[old_home(r, tag)];
+    uint32_t hits;
 
-    while (r->old.cells[at].entry != entry)
-        at = old_next(r, at);
-    r->old.cells[at].entry = KVBM_GONE;
+    while (!(hits = kvbm_bucket_match(b->entry, entry)))
+        b = old_next(r, b);
+    r->old.buckets[b - r->old.buckets].entry[__builtin_ctz(hits)] = KVBM_GONE;
 }
 
-/* Move up to @n cells, which are neighbours in the new table, too. */
+/* Move up to @n cells, in whole buckets, which are neighbours in the new table, too. */
 static void move_cells(struct kvbm_registry *r, size_t n)
 {
     struct kvbm_old_table *old = &r->old;
     size_t size = (size_t)1 << old->bits, end = n < size - old->at ? old->at + n : size;
 
-    for (; old->at < end; old->at++) {
-        struct kvbm_cell *cell = &old->cells[old->at];
+    for (; old->at + KVBM_BUCKET <= end; old->at += KVBM_BUCKET) {
+        struct kvbm_bucket *bucket = &old->buckets[old->at / KVBM_BUCKET];
 
-        if (!cell->entry)
-            continue;
-        if (cell->entry != KVBM_GONE)
-            table_insert(r, cell->tag, cell->entry);
-        cell->entry = KVBM_GONE;
+        for (uint32_t i = 0; i < KVBM_BUCKET; i++) {
+            if (!bucket->entry[i])
+                continue;
+            if (bucket->entry[i] != KVBM_GONE)
+                table_insert(r, bucket->tag[i], bucket->entry[i]);
+            bucket->entry[i] = KVBM_GONE;
+        }
     }
     if (end == size)
-        old->cells = NULL;
+        old->buckets = NULL;
 }
 
 /* Give up to @len bytes of its memory back, when all cells have moved. */
@@ -184,7 +215,7 @@ static void unmap_some(struct kvbm_registry *r, size_t len)
 
 static void finish_old(struct kvbm_registry *r)
 {
-    if (r->old.cells)
+    if (r->old.buckets)
         move_cells(r, SIZE_MAX);
     unmap_some(r, SIZE_MAX);
 }
@@ -192,7 +223,7 @@ static void finish_old(struct kvbm_registry *r)
 /* The share of a call that adds up to @n entries. */
 static void work_on_old(struct kvbm_registry *r, size_t n)
 {
-    if (r->old.cells)
+    if (r->old.buckets)
         move_cells(r, 4 * n + 64);
     else
         unmap_some(r, UNMAP_BYTES);
@@ -200,49 +231,78 @@ static void work_on_old(struct kvbm_registry *r, size_t n)
 
 /* ---- both ---- */
 
-/* Close the gap: whatever probed past it moves up, so that no marker of deletion is needed. */
+/* Out of bucket @at, one that may move up to bucket @gap: its home doesn't lie behind that. */
+static bool take_passer(struct kvbm_registry *r, uint32_t at, uint32_t gap)
+{
+    struct kvbm_bucket *bucket = &r->table[at];
+
+    for (uint32_t i = 0; i < KVBM_BUCKET; i++) {
+        uint32_t home = kvbm_home(r, bucket->tag[i]);
+
+        if (!bucket->entry[i] || ((at - home) & r->table_mask) < ((at - gap) & r->table_mask))
+            continue;
+        bucket_put(&r->table[gap], bucket->tag[i], bucket->entry[i]);
+        bucket->entry[i] = 0;
+        return true;
+    }
+    return false;
+}
+
+/*
+ * Bucket @gap was full and isn't any more: whoever passed it moves up, so that no marker of deletion is needed. They
+ * are in the ones behind it, up to the first that isn't full.
+ */
+static APART void close_gap(struct kvbm_registry *r, uint32_t gap)
+{
+    bool full = true;
+
+    for (uint32_t at = next_home(r, gap); full; at = next_home(r, at)) {
+        full = !kvbm_bucket_empty(&r->table[at]);
+        if (take_passer(r, at, gap))
+            gap = at;
+    }
+}
+
 static void table_remove(struct kvbm_registry *r, uint32_t tag, uint32_t entry)
 {
-    uint32_t gap = kvbm_home(r, tag), at;
+    uint32_t at = kvbm_home(r, tag), hits;
+    bool full;
 
-    while (r->table[gap].entry != entry) {
-        if (!r->table[gap].entry) {
+    for (;; at = next_home(r, at)) {
+        hits = kvbm_bucket_match(r->table[at].entry, entry);
+        full = !kvbm_bucket_empty(&r->table[at]);
+        if (KV_LIKELY(hits))
+            break;
+        if (!full) {
             old_remove(r, tag, entry);
             return;
         }
-        gap = (gap + 1) & r->table_mask;
     }
-    for (at = (gap + 1) & r->table_mask; r->table[at].entry; at = (at + 1) & r->table_mask) {
-        uint32_t home = kvbm_home(r, r->table[at].tag);
-
-        if (((at - home) & r->table_mask) < ((at - gap) & r->table_mask))
-            continue; /* its home lies behind the gap */
-        r->table[gap] = r->table[at];
-        gap = at;
-    }
-    r->table[gap].entry = 0;
+    r->table[at].entry[__builtin_ctz(hits)] = 0;
+    if (KV_UNLIKELY(full))
+        close_gap(r, at);
 }
 
 /* A larger table; what is in the one before moves later. */
 static int table_resize(struct kvbm_registry *r, uint32_t bits)
 {
-    struct kvbm_cell *table;
+    struct kvbm_bucket *table;
     size_t mapped;
 
     if (bits > 32) /* the tag has no more */
         return -ENOMEM;
-    table = kvbm_map(sizeof(*table) << bits, &mapped);
+    table = kvbm_map(sizeof(*table) << (bits - KVBM_BUCKET_BITS), &mapped);
     if (!table)
         return -ENOMEM;
     finish_old(r); /* another one: pools were added, or many entries at once */
-    r->old = (struct kvbm_old_table){.cells = r->table,
+    r->old = (struct kvbm_old_table){.buckets = r->table,
                                      .bits = r->table_bits,
                                      .memory = (char *)r->table,
                                      .mapped = r->table_mapped};
     r->table = table;
     r->table_bits = bits;
-    r->table_mask = (uint32_t)((UINT64_C(1) << bits) - 1);
-    r->table_shift = 32 - bits;
+    r->table_shift = 32 - bits + KVBM_BUCKET_BITS;
+    r->table_mask = UINT32_MAX >> r->table_shift;
     r->table_mapped = mapped;
     return 0;
 }
@@ -301,9 +361,10 @@ int kvbm_registry_grow(struct kvbm_registry *r, uint64_t n_blocks, struct kvbm_s
 
 uint32_t kvbm_find(const struct kvbm_registry *r, uint32_t group, const void *key, uint32_t tag)
 {
-    uint32_t i = table_find(r, group, key, tag)->entry;
+    struct kvbm_bucket *where;
+    uint32_t i = table_find(r, group, key, tag, &where);
 
-    return KV_UNLIKELY(!i && r->old.cells) ? old_find(r, group, key, tag) : i;
+    return KV_UNLIKELY(!i && r->old.buckets) ? old_find(r, group, key, tag) : i;
 }
 
 /* ---- entries ---- */
@@ -338,20 +399,18 @@ static uint32_t entry_new(struct kvbm_registry *r)
 
 uint32_t kvbm_intern(struct kvbm_registry *r, uint32_t group, const void *key, uint32_t tag)
 {
-    struct kvbm_cell *cell = table_find(r, group, key, tag);
+    struct kvbm_bucket *where;
+    uint32_t i = table_find(r, group, key, tag, &where);
     struct kvbm_entry *e;
 
-    if (cell->entry)
-        return cell->entry;
-    if (KV_UNLIKELY(r->old.cells != NULL)) {
-        uint32_t old = old_find(r, group, key, tag);
-
-        if (old)
-            return old;
-    }
-    *cell = (struct kvbm_cell){tag, entry_new(r)};
+    if (KV_UNLIKELY(!i && r->old.buckets))
+        i = old_find(r, group, key, tag);
+    if (i)
+        return i;
+    i = entry_new(r);
+    bucket_put(where, tag, i);
     r->live_entries++;
-    e = kvbm_entry(r, cell->entry);
+    e = kvbm_entry(r, i);
     memset(e, 0, sizeof(*e));
     if (r->key_len == 8)
         memcpy(e->key, key, 8);
@@ -359,7 +418,7 @@ uint32_t kvbm_intern(struct kvbm_registry *r, uint32_t group, const void *key, u
         memcpy(e->key, key, r->key_len);
     e->tag = tag;
     e->group = (uint8_t)group;
-    return cell->entry;
+    return i;
 }
 
 static void entry_free(struct kvbm_registry *r, uint32_t i)

@@ -2,7 +2,7 @@
 /*
  * The registry: each key once, with the block that holds it in each tier.
  *
- *   table: open addressing                 entries: one a key, 64 bytes or more
+ *   table (table.h)                        entries: one a key, 64 bytes or more
  *   ┌──────┬───────┐                       ┌───────────────────────────────────────────┐
  *   │ tag  │ entry ├──────────────────────►│ parent ─► entry of the block before       │
  *   ├──────┼───────┤                       │ slot[tier]: block of the pool that serves │
@@ -16,7 +16,7 @@
  *
  * All numbers of slots and entries start at 1, so that zeroed memory says "none".
  *
- * A table that has become too small isn't copied in one go: it is the old one from then on, and each call that
+ * A table (table.h) that has become too small isn't copied in one go: it is the old one from then on, and each call that
  * adds entries moves a few of its cells, 4 per entry and 64 more, so that it is empty long before the new one is
  * full. Until then what isn't found in the new one may be in the old one; a cell that was moved, or whose entry
  * was freed, is GONE there: nothing is added to the old one, so nothing needs closing up.
@@ -33,6 +33,7 @@
 #include "kvbm_events.h"
 #include "kvbm_pool.h"
 #include "kvbm_tokens.h"
+#include "table.h"
 
 struct kvbm_entry {
     uint32_t n_slots;    /* blocks of any pool that name it: staged, registered, duplicates */
@@ -50,21 +51,13 @@ struct kvbm_entry {
 
 #define KVBM_LINE 64 /* of the cache: an entry with a key of up to 20 bytes has one of its own */
 
-struct kvbm_cell {
-    uint32_t tag;
-    uint32_t entry; /* 0: empty */
-};
-
-/* A probe takes some cells from the home on, which may lie in the next line: as far as this they are fetched. */
-#define KVBM_PROBE 5
-
 #define KVBM_GONE UINT32_MAX /* instead of an entry, in the old table */
 
 /* The table that cells are moved out of. */
 struct kvbm_old_table {
-    struct kvbm_cell *cells; /* NULL: all have moved */
+    struct kvbm_bucket *buckets; /* NULL: all have moved */
     uint32_t bits;
-    size_t at;    /* the next cell to move */
+    size_t at;    /* the next cell to move: a bucket's first */
     char *memory; /* what is still mapped of it: given back in pieces, too */
     size_t mapped;
 };
@@ -112,13 +105,13 @@ struct kvbm_registry {
     bool publishing; /* events is open for writing */
     uint64_t seed;   /* of key hashes, so that nobody can choose collisions */
 
-    uint8_t *entries;        /* [n_entries + 1] * entry_bytes, reserved for 2 * n_blocks */
-    uint32_t max_entries;    /* reserved */
-    uint32_t n_entries;      /* ever used */
-    uint32_t live_entries;   /* in the table */
-    uint32_t free_entry;     /* list */
-    struct kvbm_cell *table; /* 2^table_bits cells */
-    uint32_t table_bits, table_mask, table_shift; /* of a tag, to its home */
+    uint8_t *entries;          /* [n_entries + 1] * entry_bytes, reserved for 2 * n_blocks */
+    uint32_t max_entries;      /* reserved */
+    uint32_t n_entries;        /* ever used */
+    uint32_t live_entries;     /* in the table */
+    uint32_t free_entry;       /* list */
+    struct kvbm_bucket *table; /* 2^table_bits cells */
+    uint32_t table_bits, table_mask, table_shift; /* of buckets' numbers; of a tag, to its home */
     struct kvbm_old_table old;
     size_t entries_mapped, table_mapped;
 
@@ -202,10 +195,7 @@ static inline uint32_t kvbm_home(const struct kvbm_registry *r, uint32_t tag)
 
 static inline void kvbm_prefetch_home(const struct kvbm_registry *r, uint32_t tag)
 {
-    uint32_t home = kvbm_home(r, tag);
-
-    __builtin_prefetch(&r->table[home], 1);
-    __builtin_prefetch(&r->table[(home + KVBM_PROBE) & r->table_mask], 1);
+    __builtin_prefetch(&r->table[kvbm_home(r, tag)], 1);
 }
 
 static inline void kvbm_prefetch_entry(const struct kvbm_registry *r, uint32_t i)
@@ -221,18 +211,24 @@ static inline void kvbm_prefetch_entry(const struct kvbm_registry *r, uint32_t i
 uint32_t kvbm_guess_old(const struct kvbm_registry *r, uint32_t tag);
 
 /**
- * First entry on the probe path of @tag whose tag is the same: most likely that of the key, to be fetched.
+ * First entry on the way of @tag whose tag is the same: most likely that of the key, to be fetched.
  * 0: there is none, the key is not in the table.
  */
 static inline uint32_t kvbm_guess(const struct kvbm_registry *r, uint32_t tag)
 {
-    const struct kvbm_cell *table = r->table;
+    for (uint32_t at = kvbm_home(r, tag);; at = (at + 1) & r->table_mask) {
+        const struct kvbm_bucket *bucket = &r->table[at];
 
-    for (uint32_t at = kvbm_home(r, tag); table[at].entry; at = (at + 1) & r->table_mask) {
-        if (KV_LIKELY(table[at].tag == tag))
-            return table[at].entry;
+        for (uint32_t hits = kvbm_bucket_match(bucket->tag, tag); hits; hits &= hits - 1) {
+            uint32_t entry = bucket->entry[__builtin_ctz(hits)];
+
+            if (KV_LIKELY(entry))
+                return entry;
+        }
+        if (KV_LIKELY(kvbm_bucket_empty(bucket)))
+            break;
     }
-    return KV_UNLIKELY(r->old.cells != NULL) ? kvbm_guess_old(r, tag) : 0;
+    return KV_UNLIKELY(r->old.buckets != NULL) ? kvbm_guess_old(r, tag) : 0;
 }
 
 /** The entry of a key, 0 when there is none. */

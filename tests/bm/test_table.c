@@ -35,7 +35,7 @@ struct world {
 /* Cells that haven't moved. */
 static size_t left(const struct kvbm_registry *r)
 {
-    return r->old.cells ? ((size_t)1 << r->old.bits) - r->old.at : 0;
+    return r->old.buckets ? ((size_t)1 << r->old.bits) - r->old.at : 0;
 }
 
 static void stage(struct world *w, uint64_t key)
@@ -143,7 +143,7 @@ static void test_random(void **state)
         while (left_to_do-- > 0 &&
                (w.bm.registry->table_bits == bits || w.bm.registry->old.mapped)) {
             step(&w, rng_below(&rng, KEYS), !rng_below(&rng, forwards));
-            if (!w.bm.registry->old.cells)
+            if (!w.bm.registry->old.buckets)
                 continue;
             w.n_grown++;
             look(&w, rng_below(&rng, KEYS));
@@ -153,7 +153,7 @@ static void test_random(void **state)
         look_at_all(&w);
         if (forwards > 4) { /* enough come, and it is done before the next time */
             assert_int_equal(w.bm.registry->table_bits, bits + 1);
-            assert_null(w.bm.registry->old.cells);
+            assert_null(w.bm.registry->old.buckets);
             assert_int_equal(w.bm.registry->old.mapped, 0);
             assert_true(w.n_grown > 50);
         }
@@ -174,7 +174,7 @@ static void test_twice(void **state)
     bits = w.bm.registry->table_bits;
     for (; w.bm.registry->table_bits == bits; key++)
         stage(&w, key);
-    assert_non_null(w.bm.registry->old.cells);
+    assert_non_null(w.bm.registry->old.buckets);
     host = bm_pool(&w.bm, &(struct kvbm_pool_opts){.tier = KV_TIER_HOST, .n_blocks = 40000});
     assert_true(w.bm.registry->table_bits > bits + 1);
     assert_int_equal(w.bm.registry->old.bits, bits + 1);
@@ -200,8 +200,32 @@ static void test_ends_meanwhile(void **state)
         stage(&w, key);
         step(&w, key, false);
     }
-    assert_non_null(w.bm.registry->old.cells);
+    assert_non_null(w.bm.registry->old.buckets);
     close_it(&w);
+}
+
+/* What a bucket's cells are compared with at once, one by one. */
+static void test_bucket(void **state)
+{
+    struct rng rng = {test_seed()};
+    struct kvbm_bucket bucket;
+    (void)state;
+
+    for (long round = test_rounds(10000); round > 0; round--) {
+        uint32_t value = rng_below(&rng, 4) - 1, found, empty;
+
+        for (uint32_t i = 0; i < KVBM_BUCKET; i++) {
+            bucket.tag[i] = rng_below(&rng, 4) - 1;
+            bucket.entry[i] = rng_below(&rng, 3);
+        }
+        found = kvbm_bucket_match(bucket.tag, value);
+        empty = kvbm_bucket_empty(&bucket);
+        for (uint32_t i = 0; i < KVBM_BUCKET; i++) {
+            assert_int_equal(found >> i & 1, bucket.tag[i] == value);
+            assert_int_equal(empty >> i & 1, bucket.entry[i] == 0);
+        }
+        assert_int_equal((found | empty) >> KVBM_BUCKET, 0);
+    }
 }
 
 static struct kvbm_registry *watched; /* whose lock is free while memory is touched */
@@ -232,7 +256,8 @@ static void test_touched_without_lock(void **state)
     watched = bm.registry;
     host = bm_pool(&bm, &more);
     watched = NULL;
-    assert_true(touched_bytes >= (size_t)more.n_blocks * (KVBM_LINE + sizeof(struct kvbm_cell)));
+    assert_true(touched_bytes >=
+                (size_t)more.n_blocks * (KVBM_LINE + sizeof(struct kvbm_bucket) / KVBM_BUCKET));
     assert_int_equal(kvbm_pool_destroy(host), 0);
     bm_close(&bm);
 }
@@ -240,6 +265,7 @@ static void test_touched_without_lock(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_bucket),
         cmocka_unit_test(test_random),
         cmocka_unit_test(test_twice),
         cmocka_unit_test(test_ends_meanwhile),
