@@ -20,6 +20,7 @@ int kvbm_evict_init(struct kvbm_evict *evict, const struct kvbm_pool_opts *opts)
     evict->n_levels = opts->eviction == KVBM_EVICT_LRU   ? 1
                       : opts->eviction == KVBM_EVICT_LFU ? 4
                                                          : LINEAGE_LEVELS;
+    evict->level_bits = (uint32_t)__builtin_ctz(evict->n_levels);
     evict->n_words = (evict->n_levels + 63) / 64;
     /* The ring of ages spans four pools' worth of releases, so that a class is 1/1024 of a pool. */
     while ((uint64_t)LINEAGE_LEVELS << evict->shift < (uint64_t)opts->n_blocks * 4)
@@ -98,7 +99,8 @@ void kvbm_list_started(struct kvbm_pool *pool, uint32_t at, uint32_t i)
     struct kvbm_evict *evict = &pool->evict;
 
     pool->slots[at].prev = pool->slots[at].next = i;
-    mark(evict, (at - evict->ends) / evict->n_levels, (at - evict->ends) % evict->n_levels);
+    at -= evict->ends;
+    mark(evict, at >> evict->level_bits, at & (evict->n_levels - 1));
 }
 
 void kvbm_list_emptied(struct kvbm_pool *pool, uint32_t at)
@@ -106,7 +108,8 @@ void kvbm_list_emptied(struct kvbm_pool *pool, uint32_t at)
     struct kvbm_evict *evict = &pool->evict;
 
     pool->slots[at].prev = pool->slots[at].next = 0;
-    unmark(evict, (at - evict->ends) / evict->n_levels, (at - evict->ends) % evict->n_levels);
+    at -= evict->ends;
+    unmark(evict, at >> evict->level_bits, at & (evict->n_levels - 1));
 }
 
 static void list_push(struct kvbm_pool *pool, uint32_t i)
@@ -118,7 +121,8 @@ static void list_push(struct kvbm_pool *pool, uint32_t i)
 static uint32_t first_level(const struct kvbm_evict *evict, uint32_t priority)
 {
     const uint64_t *words = &evict->words[(size_t)priority * evict->n_words];
-    uint32_t start = (uint32_t)(evict->base % evict->n_levels), w = start / 64, turn = (w + 1) % 64;
+    uint32_t start = (uint32_t)evict->base & (evict->n_levels - 1), w = start / 64;
+    uint32_t turn = (w + 1) % 64;
     uint64_t later = words[w] & UINT64_MAX << (start % 64);
     uint64_t others = evict->summary[priority] & ~(UINT64_C(1) << w);
 
@@ -199,6 +203,18 @@ static void child_went(struct kvbm_pool *pool, uint32_t parent)
         list_push(pool, i); /* a leaf again, in the place of its age */
 }
 
+/*
+ * Each generation is known only when the one below is there. But keys that came together mostly have entries in a
+ * row, so the one some generations on is fetched by its place. @entry, whose parent's is next to it, or isn't.
+ */
+static inline void chase_neighbours(const struct kvbm_registry *r, uint32_t entry, uint32_t parent)
+{
+    uint32_t there = entry + (parent - entry) * KVBM_CHASE; /* up or down */
+
+    if (parent - entry + 1 <= 2 && there <= r->n_entries)
+        kvbm_prefetch_entry(r, there);
+}
+
 /* Block @i is evicted: go on to the ancestors that come soon. */
 static void chase(struct kvbm_pool *pool, uint32_t i)
 {
@@ -221,6 +237,7 @@ static void chase(struct kvbm_pool *pool, uint32_t i)
         kvbm_prefetch_home(r, e->tag);
         __builtin_prefetch(&evict->children[e->parent], 1);
         kvbm_prefetch_entry(r, e->parent);
+        chase_neighbours(r, evict->chased, e->parent);
         evict->chased = e->parent;
         evict->n_chased++;
     }

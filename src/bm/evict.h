@@ -39,6 +39,7 @@
 struct kvbm_evict {
     enum kvbm_eviction policy;
     uint32_t n_levels;      /* 1, 4, 4096 */
+    uint32_t level_bits;    /* 2^level_bits of them */
     uint32_t n_words;       /* of a priority's bitmap */
     uint32_t ends;          /* slot of the first list's end: [KVBM_PRIORITY_MAX + 1][n_levels] */
     uint64_t *words;        /* [..][n_words], a bit per list that isn't empty */

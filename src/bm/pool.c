@@ -363,7 +363,7 @@ static void evict_some(struct kvbm_pool *pool, uint32_t *ret, size_t n)
     struct kvbm_slot *slots = pool->slots;
 
     kvbm_evict_pop(pool, ret, n);
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; n > 1 && i < n; i++) {
         const struct kvbm_entry *e = kvbm_entry(r, slots[ret[i]].entry);
 
         kvbm_prefetch_home(r, e->tag);

@@ -189,9 +189,10 @@ static void move_child(void)
 
 static void lose_cell(void)
 {
-    uint32_t at = kvbm_home(w.bm.registry, entry_of(HELD)->tag);
+    uint32_t tag = entry_of(HELD)->tag;
+    struct kvbm_bucket *home = &w.bm.registry->table[kvbm_home(w.bm.registry, tag)];
 
-    w.bm.registry->table[at].entry = 0;
+    home->entry[__builtin_ctz(kvbm_bucket_match(home->tag, tag))] = 0;
 }
 
 static void count_entry(void)
