@@ -283,15 +283,17 @@ KVX_HD int kvx_is_plain_divisor(float d)
  * multiplications instead of a subroutine. For |x| >= 2^-100 the remainders are exact and the
  * second correction rounds correctly (Markstein's theorem: the first leaves less than one ulp).
  * Smaller x give a quotient below 2^-36, which any FP8 rounds to zero. Signs of zeros are right
- * because the remainder is taken negated. If the estimate is an infinity or NaN it is the result: x
+ * because the remainder is then +0 and is multiplied by something negative: adding -0 changes
+ * nothing. (Not by negating the remainder: gcc 12 moves that into the fmaf, where hardware has it,
+ * and a remainder of zero comes out with the other sign.) If the estimate is an infinity or NaN it is the result: x
  * was one, or the quotient is beyond what FP8 can hold.
  */
 KVX_HD float kvx_quotient(float x, float d, float reciprocal)
 {
-    float estimate = x * reciprocal, q;
+    float estimate = x * reciprocal, negated = -reciprocal, q;
 
-    q = fmaf(-fmaf(estimate, d, -x), reciprocal, estimate);
-    q = fmaf(-fmaf(q, d, -x), reciprocal, q);
+    q = fmaf(fmaf(estimate, d, -x), negated, estimate);
+    q = fmaf(fmaf(q, d, -x), negated, q);
     return fabsf(estimate) < INFINITY ? q : estimate;
 }
 
