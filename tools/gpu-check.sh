@@ -1,24 +1,27 @@
 #!/usr/bin/env bash
-# Everything that only a GPU can say about libkvx_cuda, in one command and under 8 minutes: builds the kvx
-# room alone (a C and a C++ compiler, CMake and the CUDA toolkit are all it takes), compares device memory
-# with the host path and its reference, captures graphs, runs threads and streams, looks with
-# compute-sanitizer, and measures. The result is one JSON file in the folder given.
+# Everything that only a GPU can say about libkvx_cuda and the tiers' GPU lanes, in one command and under 8 minutes:
+# builds the kvx room alone (a C and a C++ compiler, CMake and the CUDA toolkit are all it takes), compares device memory
+# with the host path and its reference, captures graphs, runs threads and streams, storages and transfers, looks with
+# compute-sanitizer, and measures. The result is one JSON file in the folder given, and beside it a log of what failed.
 #
 #   tools/gpu-check.sh [FOLDER]      default bench/results
 #
 # KVX_GPU_BUILD: build folder (build/gpu)      KVX_GPU_ARCH: CMAKE_CUDA_ARCHITECTURES (90)
-# KVX_GPU_TOKENS: size of the benchmark        KV_TEST_SCALE: percent of the matrix (100)
+# KVX_GPU_TOKENS: size of the benchmark        KV_TEST_SCALE: percent of the matrices (100)
+# KVBM_GPU_MIB: size of the transfers' (1024)  KVX_GPU_ONLY: "STEP STEP": these, besides building
+# KVX_GPU_DRY=1: on an emulated GPU, without toolkit and driver: tries the programs and this script, says nothing else
 # Exit: 0 all passed, 1 something failed, 77 no GPU here.
 set -uo pipefail
+dry=${KVX_GPU_DRY:-0}
 started=$SECONDS
 results=$(realpath -m "${1:-$(dirname "$0")/../bench/results}")
 cd "$(dirname "$0")/.." || exit 1
-build=$(realpath -m "${KVX_GPU_BUILD:-build/gpu}")
+build=$(realpath -m "${KVX_GPU_BUILD:-build/gpu$([ "$dry" = 0 ] || echo -dry)}")
 for folder in "${CUDA_HOME:-/usr/local/cuda}/bin" "${CUDA_PATH:-/opt/cuda}/bin" /usr/local/cuda/bin /opt/cuda/bin \
     /usr/local/cuda-*/bin; do
     command -v nvcc >/dev/null || { [ -x "$folder/nvcc" ] && PATH=$PATH:$folder; }
 done
-command -v nvcc >/dev/null || { echo "skipped: no nvcc" >&2; exit 77; }
+[ "$dry" != 0 ] || command -v nvcc >/dev/null || { echo "skipped: no nvcc" >&2; exit 77; }
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -28,6 +31,7 @@ failed=0
 # step NAME SECONDS COMMAND...: run it with a time limit, its own or what is left, and note how it ended.
 step() {
     local name=$1 limit=$2 left=$((470 - (SECONDS - started))) begin=$SECONDS rc verdict; shift 2
+    case " configure build ${KVX_GPU_ONLY:-$name} " in *" $name "*) ;; *) return 0 ;; esac
     [ "$limit" -le "$left" ] || limit=$((left > 1 ? left : 1))
     timeout --kill-after=10 "$limit" "$@" >"$work/$name.log" 2>&1
     rc=$?
@@ -49,9 +53,10 @@ say_skipped() {
 }
 
 # Warnings of another compiler are no reason to stop here.
-step configure 60 cmake -S src/kvx -B "$build" -DCMAKE_BUILD_TYPE=Release -DKV_WERROR=OFF \
-    -DCMAKE_CUDA_COMPILER="$(command -v nvcc)" ${KVX_GPU_ARCH:+-DCMAKE_CUDA_ARCHITECTURES="$KVX_GPU_ARCH"} || exit 1
-step build 240 cmake --build "$build" -j "$(nproc)" || exit 1
+how=(-DCMAKE_CUDA_COMPILER="$(command -v nvcc)" ${KVX_GPU_ARCH:+-DCMAKE_CUDA_ARCHITECTURES="$KVX_GPU_ARCH"})
+[ "$dry" = 0 ] || how=(-DKVX_CUDA=OFF -DKVX_GPU_DRY=ON)
+step configure 60 cmake -S src/kvx -B "$build" -DCMAKE_BUILD_TYPE=Release -DKV_WERROR=OFF "${how[@]}" || exit 1
+step build $((dry ? 400 : 240)) cmake --build "$build" -j "$(nproc)" || exit 1
 [ -e "$build"/lib/libkvx_cuda.so ] || { echo "libkvx_cuda was not built" >&2; exit 1; }
 timeout --kill-after=10 30 "$build"/tests/gpu_streams >"$work/probe" 2>&1 # a broken driver may hang
 if [ $? = 77 ]; then
@@ -65,53 +70,78 @@ step device_matrix 120 env KV_TEST_SCALE="${KV_TEST_SCALE:-100}" "$build"/tests/
 step graphs 30 "$build"/tests/gpu_graph
 step graphs_without_overlap 30 env KVX_CUDA_OVERLAP=0 "$build"/tests/gpu_graph
 step streams 30 "$build"/tests/gpu_streams
-step storages 60 "$build"/tests/gpu_storage
-step transfers 90 env KV_TEST_SCALE="${KV_TEST_SCALE:-100}" "$build"/tests/gpu_transfer
-step bench 90 "$build"/bench/kvx_gpu_bench ${KVX_GPU_TOKENS:+"$KVX_GPU_TOKENS"}
-step bench_without_overlap 60 env KVX_CUDA_OVERLAP=0 "$build"/bench/kvx_gpu_bench 65536
+step storages 60 env KV_TEST_SCALE="${KV_TEST_SCALE:-100}" "$build"/tests/gpu_storage
+for what in events both capture matrix; do
+    step transfer_$what 60 env KV_TEST_SCALE="${KV_TEST_SCALE:-100}" "$build"/tests/gpu_transfer $what
+done
+step tiers 90 env KVBM_GPU_MIB="${KVBM_GPU_MIB:-1024}" "$build"/bench/gpu_tier_bench
+step tiers_deep 60 env KVBM_GPU_MIB="${KVBM_GPU_MIB:-512}" "$build"/bench/gpu_tier_bench_deep
+if [ "$dry" = 0 ]; then
+    step bench 90 "$build"/bench/kvx_gpu_bench ${KVX_GPU_TOKENS:+"$KVX_GPU_TOKENS"}
+    step bench_without_overlap 60 env KVX_CUDA_OVERLAP=0 "$build"/bench/kvx_gpu_bench 65536
+else
+    say_skipped bench "kernels don't run on an emulated GPU"
+fi
 
 # Each tool on as much as fits; the time of the whole check has the last word. Allocations are exact here,
 # so that reading past an end is seen. The kernels use no shared memory: racecheck has little to find.
-sanitizer=$(PATH=$PATH:$(dirname "$(command -v nvcc)"):/usr/local/cuda/bin; command -v compute-sanitizer)
-sanitize() { # TOOL SCALE LIMIT
-    local left=$((460 - (SECONDS - started)))
+sanitizer=
+[ "$dry" != 0 ] || sanitizer=$(PATH=$PATH:$(dirname "$(command -v nvcc)"):/usr/local/cuda/bin; command -v compute-sanitizer)
+sanitize() { # TOOL SCALE LIMIT PROGRAM...
+    local tool=$1 scale=$2 limit=$3 left=$((460 - (SECONDS - started))) failed_before=$failed name rc; shift 3
+    name=sanitizer_${tool}_${1#gpu_}
     if [ -z "$sanitizer" ]; then
-        say_skipped "sanitizer_$1" "no compute-sanitizer"
+        say_skipped "$name" "no compute-sanitizer"
+        return
     elif [ "$left" -lt 15 ]; then
-        say_skipped "sanitizer_$1" "no time left"
-    else
-        step "sanitizer_$1" $((left < $3 ? left : $3)) env KVX_GPU_EXACT=1 KV_TEST_SCALE="$2" \
-            "$sanitizer" --tool "$1" --error-exitcode 1 "$build"/tests/gpu_matrix
-        # A machine that forbids the tool says so at once; that is no fault of the code.
-        if grep -qE 'Device not supported|Unable to attach|not supported on this' "$work/sanitizer_$1.log"; then
-            echo "                         (compute-sanitizer doesn't work on this machine)"
-            failed=$((failed_before))
-            sed -i '$s/"verdict":"[^"]*"/"verdict":"skipped: does not work on this machine"/' "$work/steps"
-        fi
+        say_skipped "$name" "no time left"
+        return
+    fi
+    step "$name" $((left < limit ? left : limit)) env KVX_GPU_EXACT=1 KV_TEST_SCALE="$scale" \
+        "$sanitizer" --tool "$tool" --error-exitcode 1 "$build/tests/$1" "${@:2}"
+    rc=$?
+    # A machine that forbids the tool says so at once; that is no fault of the code, and neither is a slow tool.
+    if [ -e "$work/$name.log" ] && grep -qE 'Device not supported|Unable to attach|not supported on this' "$work/$name.log"; then
+        echo "                         (compute-sanitizer doesn't work on this machine)"
+        failed=$failed_before
+        sed -i '$s/"verdict":"[^"]*"/"verdict":"skipped: does not work on this machine"/' "$work/steps"
+    elif [ $rc = 124 ] || [ $rc = 137 ]; then
+        failed=$failed_before
     fi
 }
-for tool in "memcheck 3 60" "initcheck 1 40" "racecheck 1 40" "synccheck 1 30"; do
-    failed_before=$failed
-    # shellcheck disable=SC2086 # three words
-    sanitize $tool
-done
+sanitize memcheck 3 60 gpu_matrix
+sanitize memcheck 3 60 gpu_transfer matrix both
+sanitize initcheck 1 40 gpu_matrix
+sanitize racecheck 1 40 gpu_matrix
+sanitize synccheck 1 30 gpu_matrix
 
 mkdir -p "$results"
-name=$(sed -n 's/.*"figure":"device","name":"\([^"]*\)".*/\1/p' "$work/bench.log" | head -n 1 | tr ' /' '--')
+name=$(sed -n 's/.*"figure":"device","name":"\([^"]*\)".*/\1/p' "$work/bench.log" 2>/dev/null | head -n 1 | tr ' /' '--')
+[ "$dry" = 0 ] || name=dry
 out=$results/kvx-gpu-${name:-unknown}-$(date -u +%Y%m%d-%H%M%S).json
 lines() { # [FILE...]: JSON lines as the elements of a list; from a pipe without files
     grep -h '^{' "$@" 2>/dev/null | paste -sd, - | sed 's/},{/},\n    {/g'
 }
 {
     printf '{\n  "commit": "%s",\n  "date": "%s",\n' "$(git describe --always --dirty 2>/dev/null || echo unknown)" "$(date -u +%FT%TZ)"
-    printf '  "nvcc": "%s",\n' "$(nvcc --version | sed -n 's/.*release \(.*\)/\1/p')"
+    printf '  "nvcc": "%s",\n' "$(nvcc --version 2>/dev/null | sed -n 's/.*release \(.*\)/\1/p')"
     printf '  "steps": [\n    %s\n  ],\n' "$(lines "$work/steps")"
-    printf '  "matrix": "%s",\n' "$(grep -h 'failed' "$work/device_matrix.log" | sed 's/ (KV_TEST.*//' | paste -sd';' - | tr -d '"')"
+    printf '  "matrix": "%s",\n' "$(grep -hs 'failed' "$work/device_matrix.log" | sed 's/ (KV_TEST.*//' | paste -sd';' - | tr -d '"')"
     printf '  "figures": [\n    %s\n  ],\n' "$(lines "$work/bench.log")"
+    printf '  "tiers": [\n    %s\n  ],\n' "$(lines "$work/tiers.log")"
+    printf '  "tiers_with_8_chunks_in_flight": [\n    %s\n  ],\n' "$(lines "$work/tiers_deep.log")"
     printf '  "figures_without_overlap": [\n    %s\n  ]\n}\n' "$(grep -hE '"figure":"(decode|device)' "$work/bench_without_overlap.log" 2>/dev/null | lines)"
 } >"$out"
+if [ $failed != 0 ]; then
+    for log in "$work"/*.log; do
+        printf '==== %s\n' "$(basename "$log" .log)"
+        tail -n 200 "$log"
+    done >"${out%.json}.log"
+fi
 echo
-{ grep -h '"of_copy"\|"us_per_launch"' "$work/bench.log"; grep -h '"us_per_launch"' "$work/bench_without_overlap.log"; } |
+sed -n 's/^{"bench":"tier_gpu","figure":"\([^"]*\)","direction":"\([^"]*\)","by":"\([^"]*\)".*"gb_per_s":\([0-9.]*\),"copy.*"of_copy":\([0-9.]*\).*/\1, \2 (\3): \4 GB\/s, \5 of one copy/p
+        s/^{"bench":"tier_gpu","figure":"\([^"]*\)","by":"\([^"]*\)","us":\([0-9.]*\),"p99_us":\([0-9.]*\).*/\1 (\2): \3 us, p99 \4/p' "$work/tiers.log" 2>/dev/null
+{ grep -hs '"of_copy"\|"us_per_launch"' "$work/bench.log"; grep -hs '"us_per_launch"' "$work/bench_without_overlap.log"; } |
     sed -E 's/.*"figure":"([^"]*)","layout":"([^"]*)".*"gb_per_s":([0-9.]*),"copy.*"of_copy":([0-9.]*).*/\1 \2: \3 GB\/s, \4 of a device copy/
             s/.*"figure":"([^"]*)","layout":"([^"]*)".*"layers":([0-9]*).*"us_per_launch":([0-9.]*).*"overlap":([a-z]*).*/\1 \2, \3 layers: \4 us per launch (overlap: \5)/'
 echo

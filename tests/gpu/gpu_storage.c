@@ -9,7 +9,7 @@
 #include "gpu.h"
 #include "kvbm_layout.h"
 
-enum { BYTES = (8 << 20) + 12345, ROUNDS = 50 };
+enum { BYTES = (8 << 20) + 12345, ROUNDS = 50 }; /* rounds: KV_TEST_SCALE percent of them */
 
 static struct kvbm_storage_opts options(enum kvbm_storage_kind kind, uint64_t bytes)
 {
@@ -61,12 +61,13 @@ static void check_other_streams(void)
 {
     struct kvbm_storage_opts opts = options(KVBM_STORAGE_DEVICE, (uint64_t)64 << 20);
     unsigned char *got = NULL, mark[512];
+    int rounds = (int)(ROUNDS * case_setting("KV_TEST_SCALE", 100) / 100) + 1;
     cudaStream_t other;
     void *dirty;
 
     GPU(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
     GPU(cudaHostAlloc((void **)&got, (size_t)opts.bytes, 0));
-    for (int i = 0; i < ROUNDS; i++) {
+    for (int i = 0; i < rounds; i++) {
         struct kvbm_storage *storage;
 
         GPU(cudaMalloc(&dirty, (size_t)opts.bytes));

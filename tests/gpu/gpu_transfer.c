@@ -1,20 +1,50 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The transfer engine on a GPU: every pair of layouts between device and pinned memory, device and device, device and
- * pageable memory, compared element by element; a stream of the caller's and its event; both directions at once.
+ * pageable memory, compared element by element; a stream of the caller's and its event; both directions at once; beside
+ * a capture.
  */
 #include <errno.h>
 #include <stdint.h>
 
 #include "gpu.h"
+#include "tier/transfer_cuda.h"
 #include "tier/transfer_unit.h"
+
+/* What libkvbm believes of the driver's types, beside the toolkit's header. */
+#ifndef EMULATED_CUDA_RUNTIME_API_H
+#include <cuda.h>
+#if CUDA_VERSION >= 12080
+_Static_assert(sizeof(struct tier_cuda_attributes) == sizeof(CUmemcpyAttributes), "attributes");
+_Static_assert(offsetof(struct tier_cuda_attributes, flags) == offsetof(CUmemcpyAttributes, flags),
+               "flags");
+_Static_assert(CU_MEMCPY_SRC_ACCESS_ORDER_STREAM == 1, "order");
+#endif
+_Static_assert(sizeof(CUdeviceptr) == 8 && CUDA_ERROR_NOT_READY == 600 &&
+                   CUDA_ERROR_NOT_SUPPORTED == 801 && CU_STREAM_CAPTURE_MODE_RELAXED == 2 &&
+                   (CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP) == 3 &&
+                   (CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING) == 3,
+               "numbers");
+#endif
 
 static struct kvbm_storage_opts device = {.size = sizeof(device), .kind = KVBM_STORAGE_DEVICE};
 static struct kvbm_storage_opts pinned = {.size = sizeof(pinned), .kind = KVBM_STORAGE_PINNED};
 static struct kvbm_storage_opts plain = {.size = sizeof(plain), .kind = KVBM_STORAGE_SYSTEM};
 
-static void check_matrix(struct kvbm_engine *engine)
+static struct kvbm_engine *engine_of(enum kvbm_gpu_copy how)
 {
+    struct kvbm_engine_opts opts = {.size = sizeof(opts), .n_threads = 2, .gpu_copy = how};
+    struct kvbm_engine *engine = NULL;
+
+    MUST(kvbm_engine_create(&opts, &engine) == 0);
+    return engine;
+}
+
+/* Whoever copies: the kernel, the copy engines with many pieces a call or one. */
+static void check_matrix(void)
+{
+    struct kvbm_engine *engines[] = {engine_of(KVBM_GPU_AUTO), engine_of(KVBM_GPU_ENGINES),
+                                     engine_of(KVBM_GPU_SINGLE)};
     struct kvbm_storage_opts *pairs[][2] = {{&device, &pinned},
                                             {&pinned, &device},
                                             {&device, &device},
@@ -36,7 +66,7 @@ static void check_matrix(struct kvbm_engine *engine)
         t.src = a;
         t.dst = b;
         unit_ranges(&rng, &t, src, dst);
-        rc = unit_round(engine, &t, &rng);
+        rc = unit_round(engines[i % 3], &t, &rng);
         MUST(rc == 0 || (rc == -ENOTSUP && pair > 2)); /* a GPU doesn't convert pageable memory */
         moved[pair] += rc == 0;
         refused += rc != 0;
@@ -45,6 +75,8 @@ static void check_matrix(struct kvbm_engine *engine)
     }
     for (int pair = 0; pair < 5; pair++)
         MUST(moved[pair] > 0 || rounds < 100);
+    for (int i = 0; i < 3; i++)
+        kvbm_engine_destroy(engines[i]);
     printf("transfers: %ld pairs of layouts, %ld refused: ok\n", rounds, refused);
 }
 
@@ -69,6 +101,7 @@ static void check_event(struct kvbm_engine *engine)
     size_t len = (size_t)kvbm_layout_get_shape(src)->data_bytes;
     char *from = (char *)(uintptr_t)kvbm_storage_addr(kvbm_layout_storage(src, 0));
     unsigned char *to = kvbm_storage_host_memory(kvbm_layout_storage(dst, 0));
+    int rounds = (int)test_rounds(20) + 1, memsets = (int)test_rounds(200) + 1;
     uint32_t ids[64];
     struct kvbm_transfer t = {
         .size = sizeof(t), .src = src, .dst = dst, .src_blocks = ids, .dst_blocks = ids, .n = 64};
@@ -79,11 +112,11 @@ static void check_event(struct kvbm_engine *engine)
         ids[i] = i;
     GPU(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     GPU(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
-    for (int round = 1; round <= 20; round++) {
+    for (int round = 1; round <= rounds; round++) {
         struct kvbm_done done;
         int64_t id;
 
-        for (int i = 0; i < 200; i++) /* keeps the stream busy for a while */
+        for (int i = 0; i < memsets; i++) /* keeps the stream busy for a while */
             GPU(cudaMemsetAsync(from, 0xEE, len, stream));
         GPU(cudaMemsetAsync(from, round, len, stream));
         GPU(cudaEventRecord(event, stream));
@@ -99,6 +132,46 @@ static void check_event(struct kvbm_engine *engine)
     kvbm_layout_destroy(src);
     kvbm_layout_destroy(dst);
     printf("transfers wait for events: ok\n");
+}
+
+/* A graph of the strictest kind is captured while an engine starts, waits for events, copies and ends. */
+static void check_capture(void)
+{
+    cudaStream_t stream;
+    cudaEvent_t event;
+    cudaGraph_t graph;
+    struct kvbm_engine *engine;
+    struct kvbm_layout *src, *dst;
+    uint32_t ids[] = {3, 0, 7};
+    struct kvbm_transfer t = {.size = sizeof(t), .src_blocks = ids, .dst_blocks = ids, .n = 3};
+    struct kvbm_done done;
+    int64_t id;
+
+    GPU(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    GPU(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    GPU(cudaEventRecord(event, stream));
+    GPU(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    src = blocks_of(&device, KVBM_LAYER_SEPARATE_BLOCK_CONTIGUOUS);
+    dst = blocks_of(&pinned, KVBM_FULLY_CONTIGUOUS);
+    engine = engine_of(KVBM_GPU_AUTO);
+    t.src = src;
+    t.dst = dst;
+    t.ready_event = event;
+    for (int i = 0; i < 2; i++) {
+        id = kvbm_engine_submit(engine, &t);
+        MUST(id > 0);
+        MUST(kvbm_engine_wait(engine, (uint64_t)id, 60000, &done) == 0 && done.status == 0);
+        t.src = dst;
+        t.dst = src;
+    }
+    kvbm_engine_destroy(engine);
+    kvbm_layout_destroy(src);
+    kvbm_layout_destroy(dst);
+    GPU(cudaStreamEndCapture(stream, &graph));
+    GPU(cudaGraphDestroy(graph));
+    GPU(cudaEventDestroy(event));
+    GPU(cudaStreamDestroy(stream));
+    printf("transfers beside a capture: ok\n");
 }
 
 /* Scattered layers of many blocks to whole blocks and back, both directions at once. */
@@ -158,18 +231,31 @@ static void check_both_directions(struct kvbm_engine *engine)
     printf("transfers in both directions: ok\n");
 }
 
-int main(void)
+static bool chosen(int argc, char **argv, const char *name)
 {
-    struct kvbm_engine_opts opts = {.size = sizeof(opts), .n_threads = 2};
-    struct kvbm_engine *engine = NULL;
+    for (int i = 1; i < argc; i++)
+        if (strcmp(argv[i], name) == 0)
+            return true;
+    return argc < 2;
+}
+
+/* Arguments choose among "events", "both", "matrix", "capture"; none: all. */
+int main(int argc, char **argv)
+{
+    struct kvbm_engine *engine;
 
     gpu_need();
     GPU(cudaSetDevice(0));
-    MUST(kvbm_engine_create(&opts, &engine) == 0);
-    check_event(engine);
-    check_both_directions(engine);
-    check_matrix(engine);
+    engine = engine_of(KVBM_GPU_AUTO);
+    if (chosen(argc, argv, "events"))
+        check_event(engine);
+    if (chosen(argc, argv, "both"))
+        check_both_directions(engine);
     kvbm_engine_destroy(engine);
+    if (chosen(argc, argv, "matrix"))
+        check_matrix();
+    if (chosen(argc, argv, "capture"))
+        check_capture();
     GPU(cudaDeviceSynchronize());
     return 0;
 }

@@ -74,6 +74,58 @@ static bool here(const void *context)
     return depth > 0 && current[depth - 1] == context;
 }
 
+/* What the driver knows of memory: its own, and what was locked. Others' may only be copied alone. */
+enum { RANGES = 4096, LOCKED = 1, OWN = 2 };
+static struct range {
+    uint64_t at;
+    size_t len;
+    int kind;
+} ranges[RANGES];
+static pthread_mutex_t ranges_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static bool remember(uint64_t at, size_t len, int kind)
+{
+    bool kept = false;
+
+    pthread_mutex_lock(&ranges_lock);
+    for (int i = 0; i < RANGES && !kept; i++) {
+        if (ranges[i].kind)
+            continue;
+        ranges[i] = (struct range){at, len, kind};
+        kept = true;
+    }
+    pthread_mutex_unlock(&ranges_lock);
+    return kept;
+}
+
+static bool forget(uint64_t at, int kind)
+{
+    bool found = false;
+
+    pthread_mutex_lock(&ranges_lock);
+    for (int i = 0; i < RANGES && !found; i++) {
+        if (ranges[i].kind != kind || ranges[i].at != at)
+            continue;
+        ranges[i].kind = 0;
+        found = true;
+    }
+    pthread_mutex_unlock(&ranges_lock);
+    return found;
+}
+
+static int kind_of(uint64_t at, size_t len)
+{
+    int kind = 0;
+
+    pthread_mutex_lock(&ranges_lock);
+    for (int i = 0; i < RANGES && !kind; i++) {
+        if (ranges[i].kind && at >= ranges[i].at && at + len <= ranges[i].at + ranges[i].len)
+            kind = ranges[i].kind;
+    }
+    pthread_mutex_unlock(&ranges_lock);
+    return kind;
+}
+
 static void run_op(const struct op *op)
 {
     if (!op->event) {
@@ -183,18 +235,24 @@ EXPORT int cuCtxPopCurrent_v2(void **ret)
 
 EXPORT int cuMemAlloc_v2(uint64_t *ret, size_t len)
 {
-    void *memory = malloc(len);
+    void *memory;
 
-    if (memory)
-        memset(memory, 0xEE, len);
+    if (!depth || !allowed())
+        return depth ? CAPTURING : BAD_CONTEXT;
+    memory = malloc(len);
+    if (!memory)
+        return 2;
+    memset(memory, 0xEE, len);
     *ret = (uintptr_t)memory;
-    return !memory ? 2 : !depth ? BAD_CONTEXT : allowed() ? 0 : CAPTURING;
+    return remember(*ret, len, OWN) ? 0 : UNKNOWN;
 }
 
 EXPORT int cuMemFree_v2(uint64_t addr)
 {
+    if (!allowed() || !forget(addr, OWN))
+        return allowed() ? 1 : CAPTURING;
     free((void *)(uintptr_t)addr);
-    return allowed() ? 0 : CAPTURING;
+    return 0;
 }
 
 /* Portable, because other contexts copy it, and mapped, because kernels read and write it. */
@@ -202,14 +260,16 @@ EXPORT int cuMemHostRegister_v2(void *memory, size_t len, unsigned flags)
 {
     if (!allowed())
         return CAPTURING;
-    return memory && len && flags == 3 && depth ? 0 : UNKNOWN;
+    return memory && len && flags == 3 && depth && remember((uintptr_t)memory, len, LOCKED)
+               ? 0
+               : UNKNOWN;
 }
 
 EXPORT int cuMemHostUnregister(void *memory)
 {
     if (!allowed())
         return CAPTURING;
-    return memory && depth ? 0 : UNKNOWN;
+    return depth && forget((uintptr_t)memory, LOCKED) ? 0 : UNKNOWN;
 }
 
 EXPORT int cuMemsetD8_v2(uint64_t addr, unsigned char value, size_t len)
@@ -305,6 +365,10 @@ static int batch(const uint64_t *to, const uint64_t *from, const size_t *len, si
         return 1;
     if (!here(s->context))
         return BAD_CONTEXT;
+    for (size_t i = 0; i < n; i++) {
+        if (!kind_of(to[i], len[i]) || !kind_of(from[i], len[i]))
+            return 1;
+    }
     for (size_t i = end; i-- > 0;)
         put(s, (struct op){.to = to[i], .from = from[i], .len = len[i]});
     return atomic_exchange(&fail_batch_with, 0);
@@ -441,11 +505,22 @@ int emulated_cuda_contexts(int device)
     return retained[device];
 }
 
-/** Streams and events that nobody destroyed. */
+/** 2: memory of the driver's, 1: locked, 0: the driver doesn't know it. */
+EXPORT int emulated_cuda_kind(uint64_t addr);
+int emulated_cuda_kind(uint64_t addr)
+{
+    return kind_of(addr, 1);
+}
+
+/** Streams, events and memory that nobody gave back. */
 EXPORT int emulated_cuda_alive(void);
 int emulated_cuda_alive(void)
 {
-    return streams_alive + events_alive;
+    int n = streams_alive + events_alive;
+
+    for (int i = 0; i < RANGES; i++)
+        n += ranges[i].kind != 0;
+    return n;
 }
 
 /** An event that was recorded without a stream happens. */

@@ -1,0 +1,390 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Blocks of 2 MiB (16 tokens, 32 layers, K and V of 64 KiB a layer) between a GPU and pinned memory, by the transfer
+ * engine, beside cuMemcpyAsync of as many bytes in the same run, in turns: all bytes in one call. One JSON line per
+ * figure; everything is compared after it went there and back. Needs no CUDA toolkit, only a driver: exit 77 without.
+ *
+ *   block          a block in one piece on either side, scattered blocks
+ *   both           out and in at the same time; beside two streams with a copy each
+ *   layers         a storage per layer on the GPU, as engines have: scattered pieces of 64 KiB, one block in pinned
+ *                  memory; by who copies (kvbm_gpu_copy)
+ *   outers         the same with K and V apart: pieces of 32 KiB
+ *   heads          the same with heads first in pinned memory: converted on the way
+ *   one_block      how long a job of one block takes
+ *   urgent         the same while a large job goes the other way, and while one goes the same way
+ *
+ * KVBM_GPU_MIB: how much is moved (1024).
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "bm/cuda.h"
+#include "kvbm_transfer.h"
+#include "tier/transfer_cuda.h"
+
+enum { ROUNDS = 9, LATENCIES = 200 };
+#define BLOCK ((size_t)2 << 20)
+
+static uint32_t n_blocks;
+static uint32_t *in_order, *scattered, *elsewhere;
+static void *streams[2], *events[2];
+static int wrong;
+
+static void must(int rc, const char *what)
+{
+    if (rc >= 0)
+        return;
+    fprintf(stderr, "tier_gpu_bench: %s: %s\n", what, strerror(-rc));
+    exit(1);
+}
+
+static void cu(tier_cuda_result code, const char *what)
+{
+    if (code == 0)
+        return;
+    fprintf(stderr, "tier_gpu_bench: %s: CUDA error %d\n", what, code);
+    exit(1);
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+static double quantile(double *values, size_t n, double q)
+{
+    qsort(values, n, sizeof(*values), by_value);
+    return values[KV_MIN((size_t)(q * (double)n), n - 1)];
+}
+
+/* ---- memory ---- */
+
+static struct kvbm_layout *layout_of(enum kvbm_storage_kind memory, enum kvbm_layout_kind kind,
+                                     enum kvbm_block_order order)
+{
+    struct kvbm_storage_opts opts = {.size = sizeof(opts), .kind = memory, .huge_pages = true};
+    struct kvbm_allocator allocator = kvbm_allocator_of(&opts);
+    struct kvbm_layout_config c = {.size = sizeof(c),
+                                   .kind = kind,
+                                   .num_blocks = n_blocks,
+                                   .num_layers = 32,
+                                   .outer_dim = 2,
+                                   .page_size = 16,
+                                   .num_heads = 8,
+                                   .inner_dim = 1024,
+                                   .dtype = KVX_DTYPE_BF16,
+                                   .alignment = 4096,
+                                   .order = order};
+    struct kvbm_layout *layout = NULL;
+
+    must(kvbm_layout_allocate(&c, &allocator, &layout), "memory");
+    return layout;
+}
+
+static char *bytes_of(const struct kvbm_layout *layout)
+{
+    return kvbm_storage_host_memory(kvbm_layout_storage(layout, 0));
+}
+
+static uint64_t address_of(const struct kvbm_layout *layout)
+{
+    struct kvbm_view view;
+
+    must(kvbm_layout_region(layout, 0, 0, 0, &view), "no address");
+    return view.addr;
+}
+
+static void fill(struct kvbm_layout *layout)
+{
+    uint64_t *words = (uint64_t *)(void *)bytes_of(layout), x = 88172645463325252u;
+    size_t n = (size_t)kvbm_storage_bytes(kvbm_layout_storage(layout, 0)) / 8;
+
+    for (size_t i = 0; i < n; i++) {
+        x ^= x << 13, x ^= x >> 7, x ^= x << 17;
+        words[i] = x;
+    }
+}
+
+/* ---- the two ways ---- */
+
+static struct kvbm_engine *engine_of(enum kvbm_gpu_copy how)
+{
+    struct kvbm_engine_opts opts = {.size = sizeof(opts), .n_threads = 1, .gpu_copy = how};
+    struct kvbm_engine *engine = NULL;
+
+    must(kvbm_engine_create(&opts, &engine), "no engine");
+    return engine;
+}
+
+static uint64_t submit(struct kvbm_engine *engine, const struct kvbm_layout *src,
+                       const struct kvbm_layout *dst, uint32_t n, const uint32_t *from,
+                       const uint32_t *to)
+{
+    struct kvbm_transfer t = {
+        .size = sizeof(t), .src = src, .dst = dst, .src_blocks = from, .dst_blocks = to, .n = n};
+    int64_t id = kvbm_engine_submit(engine, &t);
+
+    must((int)KV_MIN(id, 0), "not submitted");
+    return (uint64_t)id;
+}
+
+static void finish(struct kvbm_engine *engine, uint64_t id)
+{
+    struct kvbm_done done;
+
+    must(kvbm_engine_wait(engine, id, 60000, &done), "doesn't end");
+    must(done.status, "failed");
+}
+
+static double by_engine(struct kvbm_engine *engine, const struct kvbm_layout *src,
+                        const struct kvbm_layout *dst, const uint32_t *from, const uint32_t *to)
+{
+    uint64_t begin = kv_now_ns();
+
+    finish(engine, submit(engine, src, dst, n_blocks, from, to));
+    return (double)(kv_now_ns() - begin);
+}
+
+/* Copies of @each bytes, all that there are; a second pair at the same time. The device is current. */
+static double by_driver(const uint64_t *from, const uint64_t *to, int n, size_t each)
+{
+    uint64_t begin = kv_now_ns();
+
+    for (int i = 0; i < n; i++) {
+        for (size_t at = 0; at < n_blocks * BLOCK; at += each)
+            cu(tier_cuda_calls.copy(to[i] + at, from[i] + at, each, streams[i]), "copy");
+        cu(tier_cuda_calls.event_record(events[i], streams[i]), "event");
+    }
+    for (int i = 0; i < n; i++)
+        cu(tier_cuda_calls.event_sync(events[i]), "wait");
+    return (double)(kv_now_ns() - begin);
+}
+
+/* ---- figures ---- */
+
+static const char *const names[] = {"auto", "engines", "single"};
+
+/* That takes longer than what is measured: the first and the last round. */
+static bool compared(int round)
+{
+    return round == 0 || round == ROUNDS - 1;
+}
+
+static void compare(const struct kvbm_layout *host, const struct kvbm_layout *back,
+                    const char *figure)
+{
+    if (memcmp(bytes_of(host), bytes_of(back), n_blocks * BLOCK) == 0)
+        return;
+    fprintf(stderr, "tier_gpu_bench: %s: other bytes came back\n", figure);
+    wrong = 1;
+}
+
+static void report(const char *figure, const char *direction, const char *by, double bytes,
+                   double *ns, double *copy_ns, double *copies_ns)
+{
+    double t = quantile(ns, ROUNDS, 0.5), copy = quantile(copy_ns, ROUNDS, 0.5);
+
+    printf("{\"bench\":\"tier_gpu\",\"figure\":\"%s\",\"direction\":\"%s\",\"by\":\"%s\",\"bytes\":"
+           "%.0f,"
+           "\"gb_per_s\":%.2f,\"copy_gb_per_s\":%.2f,\"of_copy\":%.3f",
+           figure, direction, by, bytes, bytes / t, bytes / copy, copy / t);
+    if (copies_ns)
+        printf(",\"of_copies_of_2mib\":%.3f", quantile(copies_ns, ROUNDS, 0.5) / t);
+    printf(",\"median_of\":%d,\"correct\":%s}\n", ROUNDS, wrong ? "false" : "true");
+    fflush(stdout);
+}
+
+/* There from @host and back to @back; on the GPU the blocks lie at other places. */
+static void there_and_back(const char *figure, struct kvbm_engine *engine, const char *by,
+                           enum kvbm_layout_kind kind, const struct kvbm_layout *whole,
+                           const struct kvbm_layout *host, const struct kvbm_layout *back,
+                           enum kvbm_block_order order)
+{
+    struct kvbm_layout *cache = layout_of(KVBM_STORAGE_DEVICE, kind, order);
+    uint64_t gpu = address_of(whole), cpu = address_of(back);
+    double in[ROUNDS], out[ROUNDS], copy_in[ROUNDS], copy_out[ROUNDS], many_in[ROUNDS],
+        many_out[ROUNDS], bytes = (double)n_blocks * (double)BLOCK;
+
+    by_engine(engine, host, cache, in_order,
+              scattered); /* warm: lanes are opened, kernels loaded */
+    for (int i = 0; i < ROUNDS; i++) {
+        copy_in[i] = by_driver(&cpu, &gpu, 1, n_blocks * BLOCK);
+        many_in[i] = by_driver(&cpu, &gpu, 1, BLOCK);
+        in[i] = by_engine(engine, host, cache, in_order, scattered);
+        copy_out[i] = by_driver(&gpu, &cpu, 1, n_blocks * BLOCK);
+        many_out[i] = by_driver(&gpu, &cpu, 1, BLOCK);
+        if (compared(i))
+            memset(bytes_of(back), 0, n_blocks * BLOCK);
+        out[i] = by_engine(engine, cache, back, scattered, in_order);
+        if (compared(i))
+            compare(host, back, figure);
+    }
+    report(figure, "in", by, bytes, in, copy_in, many_in);
+    report(figure, "out", by, bytes, out, copy_out, many_out);
+    kvbm_layout_destroy(cache);
+}
+
+static void both(struct kvbm_engine *engine, const struct kvbm_layout *whole,
+                 const struct kvbm_layout *host, const struct kvbm_layout *back)
+{
+    struct kvbm_layout *other =
+        layout_of(KVBM_STORAGE_DEVICE, KVBM_FULLY_CONTIGUOUS, KVBM_ORDER_NHD);
+    uint64_t from[2] = {address_of(whole), address_of(host)},
+             to[2] = {address_of(back), address_of(other)};
+    double ns[ROUNDS], copy_ns[ROUNDS], many_ns[ROUNDS];
+
+    by_engine(engine, host, whole, in_order, scattered);
+    for (int i = 0; i < ROUNDS; i++) {
+        uint64_t begin, out, in;
+
+        copy_ns[i] = by_driver(from, to, 2, n_blocks * BLOCK);
+        many_ns[i] = by_driver(from, to, 2, BLOCK);
+        if (compared(i))
+            memset(bytes_of(back), 0, n_blocks * BLOCK);
+        begin = kv_now_ns();
+        out = submit(engine, whole, back, n_blocks, scattered, in_order);
+        in = submit(engine, host, other, n_blocks, in_order, elsewhere);
+        finish(engine, out);
+        finish(engine, in);
+        ns[i] = (double)(kv_now_ns() - begin);
+        if (compared(i))
+            compare(host, back, "both");
+    }
+    memset(bytes_of(back), 0, n_blocks * BLOCK);
+    by_engine(engine, other, back, elsewhere, in_order);
+    compare(host, back, "both, in");
+    report("both", "out and in", "auto", 2.0 * n_blocks * (double)BLOCK, ns, copy_ns, many_ns);
+    kvbm_layout_destroy(other);
+}
+
+/* ---- waiting ---- */
+
+static void latency(const char *figure, struct kvbm_engine *engine, const char *by,
+                    const struct kvbm_layout *src, const struct kvbm_layout *dst,
+                    const struct kvbm_layout *busy_src, const struct kvbm_layout *busy_dst)
+{
+    struct kvbm_transfer t = {.size = sizeof(t),
+                              .src = src,
+                              .dst = dst,
+                              .src_blocks = in_order,
+                              .dst_blocks = in_order,
+                              .n = 1,
+                              .flow = KVBM_ONBOARD};
+    double us[LATENCIES];
+    uint64_t busy = 0;
+
+    for (int i = 0; i < LATENCIES; i++) {
+        struct kvbm_done done;
+        uint64_t begin;
+        int64_t id;
+
+        if (busy_src && (!busy || kvbm_engine_wait(engine, busy, 0, &done) != -ETIMEDOUT))
+            busy = submit(engine, busy_src, busy_dst, n_blocks, scattered, in_order);
+        begin = kv_now_ns();
+        id = kvbm_engine_submit(engine, &t);
+        must((int)KV_MIN(id, 0), "not submitted");
+        finish(engine, (uint64_t)id);
+        us[i] = (double)(kv_now_ns() - begin) / 1e3;
+    }
+    if (busy)
+        finish(engine, busy);
+    printf("{\"bench\":\"tier_gpu\",\"figure\":\"%s\",\"by\":\"%s\",\"us\":%.1f,\"p99_us\":%.1f}\n",
+           figure, by, quantile(us, LATENCIES, 0.5), quantile(us, LATENCIES, 0.99));
+    fflush(stdout);
+}
+
+static void run(const struct kvbm_layout *whole, struct kvbm_layout *host,
+                const struct kvbm_layout *back)
+{
+    struct kvbm_layout *layers =
+        layout_of(KVBM_STORAGE_DEVICE, KVBM_LAYER_SEPARATE_BLOCK_CONTIGUOUS, KVBM_ORDER_NHD);
+
+    for (int how = KVBM_GPU_AUTO; how <= (int)KVBM_GPU_SINGLE; how++) {
+        struct kvbm_engine *engine = engine_of((enum kvbm_gpu_copy)how);
+
+        if (how == KVBM_GPU_AUTO) {
+            there_and_back("block", engine, names[how], KVBM_FULLY_CONTIGUOUS, whole, host, back,
+                           KVBM_ORDER_NHD);
+            both(engine, whole, host, back);
+            there_and_back("heads", engine, names[how], KVBM_LAYER_SEPARATE_OUTER_CONTIGUOUS, whole,
+                           host, back, KVBM_ORDER_HND);
+            latency("one_block", engine, "whole", host, whole, NULL, NULL);
+            latency("urgent", engine, "other way busy", host, whole, whole, back);
+            latency("urgent", engine, "same way busy", host, layers, host, whole);
+        }
+        there_and_back("layers", engine, names[how], KVBM_LAYER_SEPARATE_BLOCK_CONTIGUOUS, whole,
+                       host, back, KVBM_ORDER_NHD);
+        there_and_back("outers", engine, names[how], KVBM_LAYER_SEPARATE_OUTER_CONTIGUOUS, whole,
+                       host, back, KVBM_ORDER_NHD);
+        latency("one_block", engine, names[how], host, layers, NULL, NULL);
+        kvbm_engine_destroy(engine);
+    }
+    kvbm_layout_destroy(layers);
+}
+
+static void shuffle(uint32_t *ids, uint64_t seed)
+{
+    for (uint32_t i = 0; i < n_blocks; i++)
+        ids[i] = i;
+    for (uint32_t i = n_blocks; i > 1; i--) {
+        uint32_t swap = ids[i - 1], at;
+
+        seed = seed * 6364136223846793005u + 1442695040888963407u;
+        at = (uint32_t)((seed >> 33) % i);
+        ids[i - 1] = ids[at];
+        ids[at] = swap;
+    }
+}
+
+int main(void)
+{
+    const char *mib = getenv("KVBM_GPU_MIB");
+    struct kvbm_layout *whole, *host, *back;
+
+    n_blocks = (uint32_t)(mib ? strtoul(mib, NULL, 10) : 1024) / 2;
+    if (n_blocks > ((size_t)1 << 40) / BLOCK) {
+        fprintf(stderr, "KVBM_GPU_MIB: more than a TiB\n");
+        return 2;
+    }
+    if (!n_blocks || !tier_cuda_usable() || kvbm_cuda_enter(0) < 0) {
+        printf("skipped: no CUDA device\n");
+        return 77;
+    }
+    printf("{\"bench\":\"tier_gpu\",\"figure\":\"driver\",\"batches\":\"%s\"}\n",
+           tier_cuda_calls.batch      ? "13.0"
+           : tier_cuda_calls.batch_12 ? "12.8"
+                                      : "none");
+    in_order = calloc(n_blocks, sizeof(*in_order));
+    scattered = calloc(n_blocks, sizeof(*scattered));
+    elsewhere = calloc(n_blocks, sizeof(*elsewhere));
+    if (!in_order || !scattered || !elsewhere)
+        must(-ENOMEM, "numbers");
+    for (uint32_t i = 0; i < n_blocks; i++)
+        in_order[i] = i;
+    shuffle(scattered, 1);
+    shuffle(elsewhere, 2);
+    for (int i = 0; i < 2; i++) {
+        cu(tier_cuda_calls.stream_create(&streams[i], 1), "stream");
+        cu(tier_cuda_calls.event_create(&events[i], 3), "event");
+    }
+    whole = layout_of(KVBM_STORAGE_DEVICE, KVBM_FULLY_CONTIGUOUS, KVBM_ORDER_NHD);
+    host = layout_of(KVBM_STORAGE_PINNED, KVBM_FULLY_CONTIGUOUS, KVBM_ORDER_NHD);
+    back = layout_of(KVBM_STORAGE_PINNED, KVBM_FULLY_CONTIGUOUS, KVBM_ORDER_NHD);
+    fill(host);
+    run(whole, host, back);
+    kvbm_layout_destroy(whole);
+    kvbm_layout_destroy(host);
+    kvbm_layout_destroy(back);
+    for (int i = 0; i < 2; i++) {
+        cu(tier_cuda_calls.event_destroy(events[i]), "event");
+        cu(tier_cuda_calls.stream_destroy(streams[i]), "stream");
+    }
+    kvbm_cuda_leave();
+    return wrong;
+}
