@@ -94,6 +94,7 @@ struct kvbm_manager_opts {
     uint32_t max_jobs;    /* 0: 1024 */
     bool
         io_registered; /* lock the host tier's memory and register it with io_uring, for the disk tier */
+    enum kvbm_gpu_copy gpu_copy; /* who moves small pieces to and from a GPU */
 };
 
 /**

@@ -369,7 +369,8 @@ static int open_all(struct kvbm_manager *m)
                                             .max_jobs = m->opts.max_jobs,
                                             .max_blocks = KVBM_MAX_PIN, /* no job is too large */
                                             .io = m->opts.io,
-                                            .io_depth = m->opts.io_depth};
+                                            .io_depth = m->opts.io_depth,
+                                            .gpu_copy = m->opts.gpu_copy};
     int rc = kvbm_registry_create(&registry, &m->registry);
 
     if (rc == 0)

@@ -15,7 +15,7 @@
 
 #define MAX_FILE 65536
 
-enum kind { SIZE, U32, BOOL, TEXT, POLICY, EVICTION, IO };
+enum kind { SIZE, U32, BOOL, TEXT, POLICY, EVICTION, IO, GPU_COPY };
 
 static const struct key {
     const char *name;
@@ -44,6 +44,7 @@ static const struct key {
     KEY(U32, copy_threads),      KEY(IO, io),
     KEY(U32, io_depth),          KEY(U32, max_offload),
     KEY(U32, max_jobs),          KEY(BOOL, io_registered),
+    KEY(GPU_COPY, gpu_copy),
 #undef KEY
 #undef POLICY_KEYS
 };
@@ -52,6 +53,7 @@ static const char *const words[][8] = {
     [POLICY] = {"default", "presence", "frequency", "never"},
     [EVICTION] = {"lru", "lfu", "lineage"},
     [IO] = {"auto", "uring", "threads"},
+    [GPU_COPY] = {"auto", "engines", "single"},
 };
 
 static int parse_word(enum kind kind, const char *text, uint32_t *ret)

@@ -659,7 +659,8 @@ static void test_configure(void **state)
     static const char good[] =
         "# tiers\nhost_bytes = 2GiB\n disk=/a:/b \ndisk_bytes = 64MiB\n"
         "host_eviction = lineage\ndisk_policy = frequency\ndisk_threshold = 3\n"
-        "huge_pages = yes\n\nio = threads\nio_registered = yes\n";
+        "huge_pages = yes\n\nio = threads\nio_registered = yes\n"
+        "gpu_copy = engines\n";
     int fd = mkstemp(path);
 
     (void)state;
@@ -675,6 +676,7 @@ static void test_configure(void **state)
     assert_true(opts.huge_pages);
     assert_int_equal(opts.io, KVBM_IO_THREADS);
     assert_true(opts.io_registered);
+    assert_int_equal(opts.gpu_copy, KVBM_GPU_ENGINES);
     assert_int_equal(opts.io_depth, 7);
     free(strings);
     setenv("KVBM_DISK_BYTES", "much", 1);
