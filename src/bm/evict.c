@@ -117,6 +117,37 @@ static void list_push(struct kvbm_pool *pool, uint32_t i)
     kvbm_list_push(pool, i, level_of(&pool->evict, &pool->slots[i]));
 }
 
+/* Which of the list's slots a block comes behind that goes first but for those of which this was said before. */
+static uint32_t behind_front(const struct kvbm_pool *pool, uint32_t at)
+{
+    const struct kvbm_slot *slots = pool->slots, *front = &slots[pool->evict.front];
+    uint32_t i = at;
+
+    if (front->flags & SLOT_LISTED && front->flags & SLOT_LEAVING &&
+        kvbm_list_end(&pool->evict, front->priority, level_of(&pool->evict, front)) == at)
+        return pool->evict.front;
+    while (slots[i].next != at && slots[slots[i].next].flags & SLOT_LEAVING)
+        i = slots[i].next;
+    return i;
+}
+
+static void list_unshift(struct kvbm_pool *pool, uint32_t i)
+{
+    struct kvbm_slot *slots = pool->slots, *slot = &slots[i];
+    uint32_t at = kvbm_list_end(&pool->evict, slot->priority, level_of(&pool->evict, slot)), before;
+
+    if (!slots[at].prev) {
+        list_push(pool, i);
+        return;
+    }
+    before = behind_front(pool, at);
+    slot->flags |= SLOT_LISTED;
+    slot->prev = before;
+    slot->next = slots[before].next;
+    slots[slot->next].prev = i;
+    slots[before].next = i;
+}
+
 /* First list of a priority that isn't empty, from the oldest age class on and around; there is one. */
 static uint32_t first_level(const struct kvbm_evict *evict, uint32_t priority)
 {
@@ -377,4 +408,95 @@ void kvbm_evict_prioritise(struct kvbm_pool *pool, uint32_t i, uint8_t priority)
     slot->priority = priority;
     if (listed)
         list_push(pool, i);
+}
+
+void kvbm_evict_first(struct kvbm_pool *pool, uint32_t i, uint8_t level)
+{
+    struct kvbm_slot *slot = &pool->slots[i];
+    bool listed = slot->flags & SLOT_LISTED;
+
+    if (listed)
+        kvbm_list_remove(pool, i);
+    slot->level = level;
+    if (pool->evict.policy == KVBM_EVICT_LINEAGE)
+        slot->age = (uint32_t)pool->evict.base;
+    if (listed)
+        list_unshift(pool, i);
+    pool->evict.front = i;
+}
+
+/* ---- looking ahead ---- */
+
+struct walk {
+    size_t left;
+    bool (*visit)(struct kvbm_pool *pool, uint32_t i, void *arg);
+    void *arg;
+};
+
+static bool step(struct kvbm_pool *pool, struct walk *walk, uint32_t i)
+{
+    return walk->left && walk->left-- && walk->visit(pool, i, walk->arg);
+}
+
+/* Slot @i, and with lineage those that become leaves when it goes. */
+static bool walk_slot(struct kvbm_pool *pool, struct walk *walk, uint32_t i)
+{
+    bool more = step(pool, walk, i);
+    uint32_t parent;
+
+    if (pool->evict.policy != KVBM_EVICT_LINEAGE)
+        return more;
+    for (parent = kvbm_slot_entry(pool, &pool->slots[i])->parent;
+         more && parent && pool->evict.children[parent] == 1;
+         parent = kvbm_entry(pool->registry, parent)->parent) {
+        i = inactive_parent(pool, parent);
+        if (!i)
+            break;
+        more = step(pool, walk, i);
+    }
+    return more;
+}
+
+static bool walk_list(struct kvbm_pool *pool, struct walk *walk, uint32_t at)
+{
+    bool more = true;
+
+    for (uint32_t i = pool->slots[at].next; more && i != at; i = pool->slots[i].next) {
+        kvbm_prefetch_slot(pool, pool->slots[i].ahead);
+        more = walk_slot(pool, walk, i);
+    }
+    return more;
+}
+
+/* The lists of a priority, from the oldest age class on and around. */
+static bool walk_priority(struct kvbm_pool *pool, struct walk *walk, uint32_t priority)
+{
+    const struct kvbm_evict *evict = &pool->evict;
+    const uint64_t *words = &evict->words[(size_t)priority * evict->n_words];
+    uint32_t start = (uint32_t)(evict->base % evict->n_levels);
+    uint64_t later = UINT64_MAX << (start % 64);
+    bool more = true;
+
+    for (uint32_t k = 0; more && k <= evict->n_words; k++) {
+        uint32_t w = (start / 64 + k) % evict->n_words;
+        uint64_t bits = words[w] & (k == 0 ? later : k == evict->n_words ? ~later : UINT64_MAX);
+
+        for (; more && bits; bits &= bits - 1)
+            more =
+                walk_list(pool, walk,
+                          kvbm_list_end(evict, priority, w * 64 + (uint32_t)__builtin_ctzll(bits)));
+    }
+    return more;
+}
+
+void kvbm_evict_walk(struct kvbm_pool *pool, size_t n,
+                     bool (*visit)(struct kvbm_pool *pool, uint32_t i, void *arg), void *arg)
+{
+    struct walk walk = {n, visit, arg};
+    bool more = true;
+
+    for (uint32_t w = 0; w < 2; w++) {
+        for (uint64_t bits = pool->evict.priorities[w]; more && bits; bits &= bits - 1)
+            more = walk_priority(pool, &walk, w * 64 + (uint32_t)__builtin_ctzll(bits));
+    }
 }

@@ -48,6 +48,7 @@ struct kvbm_evict {
     size_t words_mapped, summary_mapped;
     uint8_t thresholds[3];
     uint64_t tick;               /* releases so far */
+    uint32_t front;              /* slot that kvbm_evict_first put in its place last */
     uint32_t latest[KVBM_AHEAD]; /* who came last, a ring of ticks */
     /* lineage: */
     uint32_t shift;     /* an age class is 2^shift ticks */
@@ -91,5 +92,16 @@ void kvbm_evict_pop(struct kvbm_pool *pool, uint32_t *ret, size_t n);
 void kvbm_evict_fetch(const struct kvbm_pool *pool, size_t n);
 /** Its priority has changed. */
 void kvbm_evict_prioritise(struct kvbm_pool *pool, uint32_t i, uint8_t priority);
+/**
+ * Slot @i, inactive, goes first among those of its priority (LFU: and of @level, which it had), but for those of which this was
+ * said before: behind the last of them.
+ */
+void kvbm_evict_first(struct kvbm_pool *pool, uint32_t i, uint8_t level);
+/**
+ * Visit @n inactive slots in the order in which they would be evicted, until @visit says stop. With lineage that is nearly the order:
+ * a leaf, then the ancestors that it alone holds back, then the next leaf.
+ */
+void kvbm_evict_walk(struct kvbm_pool *pool, size_t n,
+                     bool (*visit)(struct kvbm_pool *pool, uint32_t i, void *arg), void *arg);
 
 #endif

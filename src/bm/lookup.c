@@ -114,6 +114,7 @@ static void hold(struct kvbm_pool *pool, uint32_t i)
         pool->slots[i].refs++;
     else
         kvbm_slot_revive(pool, i);
+    pool->slots[i].flags &= (uint8_t)~SLOT_LEAVING;
 }
 
 static void use(struct kvbm_pool *pool, uint32_t i)
@@ -316,6 +317,7 @@ static void renew(struct kvbm_pool *pool, uint32_t group, const void *keys, size
         kvbm_find_slots(pool, group, key + (left - some) * pool->registry->key_len, some, slots);
         for (size_t i = some; i-- > 0;) {
             use(pool, slots[i]);
+            pool->slots[slots[i]].flags &= (uint8_t)~SLOT_LEAVING;
             if (pool->slots[slots[i]].refs)
                 continue;
             kvbm_evict_remove(pool, slots[i]);

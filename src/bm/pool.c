@@ -352,6 +352,12 @@ void kvbm_slot_put_other(struct kvbm_pool *pool, uint32_t i)
     }
 }
 
+static void count_lost(struct kvbm_pool *pool, const struct kvbm_slot *slot)
+{
+    pool->n_lost +=
+        !(slot->flags & SLOT_LEAVING) && !(kvbm_slot_entry(pool, slot)->tiers & pool->watched);
+}
+
 /*
  * In several passes, so that the cache misses of several blocks overlap: slots, then entries, then where the table
  * has them. What the call before has fetched already (kvbm_evict_fetch) is there by now. A parent without a block
@@ -372,6 +378,8 @@ static void evict_some(struct kvbm_pool *pool, uint32_t *ret, size_t n)
     for (size_t i = 0; i < n; i++) {
         struct kvbm_slot *slot = &slots[ret[i]];
 
+        if (KV_UNLIKELY(pool->watched))
+            count_lost(pool, slot);
         unregister(pool, ret[i]);
         slot->flags = 0;
         slot->priority = KVBM_PRIORITY_DEFAULT;

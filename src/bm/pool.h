@@ -27,6 +27,7 @@
 #define SLOT_INACTIVE 4u
 #define SLOT_LISTED 8u   /* in one of evict's lists: lineage lists leaves only */
 #define SLOT_CLAIMED 16u /* seen in the array of handles that is being checked */
+#define SLOT_LEAVING 32u /* kvbm_pool_leaving told of it, and nobody has asked for it since */
 
 /*
  * Blocks lie in memory as they come, so that what a call costs is the cache lines it waits for: a slot is half
@@ -86,6 +87,8 @@ struct kvbm_pool {
     struct kvbm_retained retained;
     struct kvbm_slab tokens;
     struct kvbm_pool_stats stats; /* counters; gauges are filled in on demand */
+    uint8_t watched;              /* kvbm_pool_watch: bits of tiers */
+    uint64_t n_lost;              /* evicted without a word, and no tier of those has them */
     void **acquired; /* [n_blocks + 1] who acquired it last, when handles are tracked */
     size_t acquired_mapped;
 };
@@ -170,6 +173,27 @@ void kvbm_slot_forget(struct kvbm_pool *pool, uint32_t i);
 
 /** Take @n inactive blocks, the policy's choice; there are that many. */
 void kvbm_evict_blocks(struct kvbm_pool *pool, uint32_t *ret, size_t n);
+
+/*
+ * For who keeps what is about to be evicted (leave.c).
+ */
+
+/** Count as lost from here on what is evicted that kvbm_pool_leaving didn't tell of and no tier of @tiers has. */
+void kvbm_pool_watch(struct kvbm_pool *pool, uint8_t tiers);
+/**
+ * What the next @n allocations would evict (free blocks come first; with lineage: nearly) and no watched tier has: weak
+ * handles, in that order, at most @max. Each is told of once, until it is matched or touched, or given back with
+ * kvbm_pool_release_oldest for another time. Looks only when there have been n / 4 allocations since the last
+ * look, *@since of the pool's then (0: looks). Counts no use. Returns how many.
+ */
+size_t kvbm_pool_leaving(struct kvbm_pool *pool, size_t n, uint64_t *since, struct kvbm_weak *ret,
+                         size_t max);
+/**
+ * As kvbm_immutable_release for one that was leaving: unless somebody has asked for it meanwhile it is the first to be
+ * evicted of its kind, as if it hadn't been held. @again: tell of it again.
+ */
+void kvbm_pool_release_oldest(struct kvbm_immutable *block, bool again);
+uint64_t kvbm_pool_lost(struct kvbm_pool *pool);
 
 /** Forget all inactive ones. Returns how many. */
 size_t kvbm_forget_inactive(struct kvbm_pool *pool);
