@@ -81,9 +81,11 @@ struct kvbm_manager_opts {
     bool disk_buffered; /* no O_DIRECT */
     bool disk_volatile; /* no barriers: a power cut loses blocks (never makes wrong ones) */
 
-    const char *object;         /* kv_store URI. NULL: no object tier */
-    uint32_t object_blocks;     /* how many of its keys are remembered as being there; 0: 100,000 */
-    bool object_write_through;  /* a store job ends when its blocks are in the object store, too */
+    const char *object;        /* kv_store URI. NULL: no object tier */
+    uint32_t object_blocks;    /* how many of its keys are remembered as being there; 0: 100,000 */
+    bool object_write_through; /* a store job ends when its blocks are in the object store, too */
+    bool
+        object_when_evicted; /* blocks go there only when they are about to leave the last tier above */
     uint32_t object_timeout_ms; /* 0: 10,000 */
     struct kvbm_tier_policy object_policy;
 

@@ -135,6 +135,8 @@ static const char *what_is_wrong(const struct kvbm_manager_opts *o)
     if (o->host_policy.threshold > KVBM_SKETCH_MAX || o->disk_policy.threshold > KVBM_SKETCH_MAX ||
         o->object_policy.threshold > KVBM_SKETCH_MAX)
         return "a threshold must be 1 to 15";
+    if (o->object_when_evicted && (o->object_write_through || (!o->host_bytes && !o->disk)))
+        return "object_when_evicted needs a host or disk tier, and no object_write_through";
     return NULL;
 }
 
@@ -385,6 +387,8 @@ static int open_all(struct kvbm_manager *m)
         rc = open_disk(m);
     if (rc == 0 && m->opts.object)
         rc = open_object(m);
+    if (rc == 0 && m->opts.object && m->opts.object_when_evicted)
+        rc = kvbm_write_back_open(m);
     if (rc == 0)
         rc = kv_thread_start(&m->mover, "kvbm-mover", mover, m);
     m->mover_runs = rc == 0;
@@ -435,6 +439,7 @@ static void manager_free(struct kvbm_manager *m, uint64_t deadline)
     }
     kv_wake_close(&m->done_wake);
     free(m->quarantine);
+    free(m->leaving);
     free(m->pending.cells);
     free(m->asked.cells);
     free(m->strings);
@@ -530,6 +535,7 @@ static void wind_down(struct kvbm_manager *m, uint64_t deadline)
     int rc = 0;
 
     m->stopping = true;
+    kvbm_write_back_all(m);
     while (rc == 0 && (m->n_jobs || m->running > m->n_asks || !kvbm_offload_idle(m)))
         rc = pthread_cond_timedwait(&m->changed, &m->lock, &until);
     kvbm_offload_drop_all(m);

@@ -6,6 +6,7 @@
  *   fetch.c    disk and object blocks come into host blocks of a pin
  *   job.c      copies between host blocks of a pin and a cache
  *   offload.c  blocks go down: queues of weak references, moves of some blocks at a time
+ *   write_back.c  blocks go to the object store when they are about to be evicted
  *   where.c    which tier has what, asking the object store
  *
  * One lock guards all of it. The executors (engine, disk, object) call back from threads of their own: what
@@ -164,9 +165,14 @@ struct kvbm_move {
     enum kv_tier to;
     uint32_t n;
     uint64_t start_ns;
+    bool leaving; /* of blocks that are about to be evicted (write_back.c) */
+    bool
+        from_disk; /* of these, those that the disk has: they come into host blocks (bounce) first */
+    bool reading;  /* that is under way */
     struct kvbm_down from[KVBM_BATCH];
     struct kvbm_immutable like[KVBM_BATCH];
     struct kvbm_mutable target[KVBM_BATCH];
+    struct kvbm_mutable bounce[KVBM_BATCH];
     struct kvbm_block_info info[KVBM_BATCH];
     union {
         struct kvbm_disk_batch disk;
@@ -228,6 +234,9 @@ struct kvbm_manager {
     } absent[KVBM_ABSENT];
     struct kvbm_queue down[KV_N_TIERS];
     struct kvbm_move *moves;
+    struct kvbm_weak *leaving; /* [max_leaving] write_back.c's */
+    uint32_t max_leaving;
+    uint64_t looked[KV_N_TIERS]; /* kvbm_pool_leaving's since */
     uint32_t move_blocks; /* of one move: all of them hold a fraction of the host tier only */
     struct kvbm_sketch offers[KV_N_TIERS]; /* frequency policies */
     struct kvbm_note *inbox, **inbox_tail;
@@ -344,6 +353,15 @@ void kvbm_offload_pump(struct kvbm_manager *m);
 void kvbm_offload_drop_all(struct kvbm_manager *m);
 int kvbm_queue_push(struct kvbm_manager *m, enum kv_tier to, struct kvbm_down down);
 bool kvbm_offload_idle(const struct kvbm_manager *m);
+
+/* write_back.c */
+int kvbm_write_back_open(struct kvbm_manager *m);
+/** What is about to leave the host tier or the disk is queued for the object store. */
+void kvbm_write_back(struct kvbm_manager *m);
+/** So is all that the host tier alone has: nothing is above or below it when the manager is gone. */
+void kvbm_write_back_all(struct kvbm_manager *m);
+/** Blocks that were evicted before anybody thought of them. */
+uint64_t kvbm_write_back_lost(const struct kvbm_manager *m);
 
 /* where.c */
 /** The object store has (or hasn't: @sure, or for the moment) this key, which is @like's, if that isn't NULL. False:

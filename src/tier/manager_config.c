@@ -44,7 +44,7 @@ static const struct key {
     KEY(U32, copy_threads),      KEY(IO, io),
     KEY(U32, io_depth),          KEY(U32, max_offload),
     KEY(U32, max_jobs),          KEY(BOOL, io_registered),
-    KEY(GPU_COPY, gpu_copy),
+    KEY(GPU_COPY, gpu_copy),     KEY(BOOL, object_when_evicted),
 #undef KEY
 #undef POLICY_KEYS
 };

@@ -31,6 +31,7 @@ static struct kvbm_manager_stats stats_of(struct kvbm_manager *m)
     fill_pool(&stats.disk, m->disk, m->block_bytes, &m->down[KV_TIER_DISK]);
     fill_pool(&stats.object, m->object, m->block_bytes, &m->down[KV_TIER_EXTERNAL]);
     stats.cache.block_bytes = m->block_bytes;
+    stats.object.dropped += kvbm_write_back_lost(m);
     stats.pins_now = m->n_pins;
     stats.jobs_now = m->n_jobs;
     if (m->object_store) {

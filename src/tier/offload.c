@@ -125,6 +125,7 @@ void kvbm_offload_item(struct kvbm_pin *pin, uint32_t i, struct kvbm_job_ *throu
         struct kvbm_down down = {.priority = info.priority};
 
         if (!(to == KV_TIER_DISK ? m->disk : m->object) || info.tiers >> to & 1 ||
+            (to == KV_TIER_EXTERNAL && m->leaving) /* not before it is evicted */ ||
             !kvbm_policy_passes(m, to, kvbm_pin_hash(pin, i), info.priority))
             continue;
         if (item->state == ITEM_HELD) {
@@ -176,6 +177,24 @@ static struct kvbm_pool *pool_of(const struct kvbm_manager *m, enum kv_tier tier
     return tier == KV_TIER_DISK ? m->disk : m->object;
 }
 
+/* @again: what was leaving may be told of once more. */
+static void like_released(const struct kvbm_move *move, struct kvbm_immutable *like, bool again)
+{
+    if (move->leaving)
+        kvbm_pool_release_oldest(like, again);
+    else
+        kvbm_immutable_release(like);
+}
+
+/* Blocks that leave were asked about when they came in for nothing but the object store. */
+static bool may_leave(struct kvbm_manager *m, const struct kvbm_move *move,
+                      const struct kvbm_block_info *info)
+{
+    return !move->leaving ||
+           kvbm_policy_passes(m, KV_TIER_EXTERNAL, kvbm_key_hash(m, info->group, info->key),
+                              info->priority);
+}
+
 /* The entry becomes number move->n of the move, its block held; false: it isn't moved. */
 static bool hold_down(struct kvbm_manager *m, struct kvbm_move *move, struct kvbm_down *down)
 {
@@ -199,9 +218,9 @@ static bool hold_down(struct kvbm_manager *m, struct kvbm_move *move, struct kvb
         return false;
     }
     there = info->tiers >> move->to & 1;
-    if (there) {
-        kvbm_immutable_release(like);
-        down_ended(m, down, true);
+    if (there || !may_leave(m, move, info)) {
+        like_released(move, like, false);
+        down_ended(m, down, there);
         return false;
     }
     move->from[move->n++] = *down;
@@ -234,8 +253,19 @@ static bool take_target(struct kvbm_manager *m, enum kv_tier to, struct kvbm_mut
 
 static void give_up(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k)
 {
-    kvbm_immutable_release(&move->like[k]);
+    like_released(move, &move->like[k], true);
     down_ended(m, &move->from[k], false);
+}
+
+/* Number @k becomes number @n, and @n one more: the others are left behind. */
+static void keep(struct kvbm_move *move, uint32_t k, uint32_t *n)
+{
+    move->from[*n] = move->from[k];
+    move->like[*n] = move->like[k];
+    move->info[*n] = move->info[k];
+    move->target[*n] = move->target[k];
+    move->bounce[*n] = move->bounce[k];
+    ++*n;
 }
 
 static void take_targets(struct kvbm_manager *m, struct kvbm_move *move)
@@ -250,10 +280,8 @@ static void take_targets(struct kvbm_manager *m, struct kvbm_move *move)
             give_up(m, move, k);
             continue;
         }
-        move->from[n] = move->from[k];
-        move->like[n] = move->like[k];
-        move->info[n] = move->info[k];
-        move->target[n++] = target;
+        move->target[k] = target;
+        keep(move, k, &n);
     }
     move->n = n;
 }
@@ -274,11 +302,29 @@ static void object_done(struct kvbm_object_batch *batch)
     kvbm_note(move->manager, &move->note, move_done);
 }
 
+/* From the disk into the bounce blocks. */
+static int submit_read(struct kvbm_manager *m, struct kvbm_move *move)
+{
+    for (uint32_t k = 0; k < move->n; k++)
+        move->disk_ios[k] =
+            (struct kvbm_disk_io){.slot = move->info[k].block,
+                                  .group = move->info[k].group,
+                                  .key = move->info[k].key,
+                                  .data = kvbm_host_address(m, move->bounce[k].handle.block),
+                                  .len = m->stride};
+    move->disk = (struct kvbm_disk_batch){
+        .ios = move->disk_ios, .n = move->n, .done = disk_done, .arg = move};
+    return kvbm_disk_submit(m->disk_store, &move->disk);
+}
+
 static int submit(struct kvbm_manager *m, struct kvbm_move *move)
 {
+    if (move->reading)
+        return submit_read(m, move);
     for (uint32_t k = 0; k < move->n; k++) {
         const struct kvbm_block_info *info = &move->info[k];
-        void *data = kvbm_host_address(m, info->block);
+        void *data =
+            kvbm_host_address(m, move->from_disk ? move->bounce[k].handle.block : info->block);
 
         if (move->to == KV_TIER_DISK)
             move->disk_ios[k] =
@@ -351,10 +397,42 @@ static void one_ended(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k
         else
             kvbm_mutable_release(&move->target[k]);
         stats->failed += status != -ECANCELED;
-        stats->dropped++;
+        stats->dropped += !move->leaving; /* it is where it was, and will be told of again */
     }
-    kvbm_immutable_release(&move->like[k]);
+    kvbm_mutable_release(&move->bounce[k]);
+    like_released(move, &move->like[k], status != 0);
     down_ended(m, &move->from[k], status == 0);
+}
+
+static void launch(struct kvbm_manager *m, struct kvbm_move *move);
+
+/* The bytes have come up from the disk: those that did go on to the object store. */
+static void go_on(struct kvbm_manager *m, struct kvbm_move *move)
+{
+    uint32_t n = 0;
+
+    move->reading = false;
+    for (uint32_t k = 0; k < move->n; k++) {
+        int status = m->mover_ends ? -ECANCELED : move->disk_ios[k].status;
+
+        if (status == 0) {
+            m->stats.disk.blocks_out++;
+            m->stats.disk.bytes_out += m->block_bytes;
+            keep(move, k, &n);
+            continue;
+        }
+        m->stats.disk.bad += status == -EBADMSG;
+        kvbm_mutable_release(&move->target[k]);
+        kvbm_mutable_release(&move->bounce[k]);
+        kvbm_stats_of(m, move->to)->dropped++;
+        like_released(move, &move->like[k], false);
+        down_ended(m, &move->from[k], false);
+    }
+    move->n = n;
+    if (n)
+        launch(m, move);
+    else
+        free(move);
 }
 
 static void move_done(struct kvbm_manager *m, struct kvbm_note *note)
@@ -366,9 +444,18 @@ static void move_done(struct kvbm_manager *m, struct kvbm_note *note)
     while (*at != move)
         at = &(*at)->next;
     *at = move->next;
-    for (uint32_t k = move->n; k-- > 0;) /* leaves first: they are released before their parents */
+    if (move->reading) {
+        go_on(m, move);
+        kvbm_offload_pump(m);
+        return;
+    }
+    /* Leaves first: they are released before their parents. What leaves keeps its order. */
+    for (uint32_t i = 0; i < move->n; i++) {
+        uint32_t k = move->leaving ? i : move->n - 1 - i;
+
         one_ended(m, move, k,
                   move->to == KV_TIER_DISK ? move->disk_ios[k].status : move->object_ios[k].status);
+    }
     free(move);
     kvbm_offload_pump(m);
     pthread_cond_broadcast(&m->changed);
@@ -397,7 +484,8 @@ static void launch(struct kvbm_manager *m, struct kvbm_move *move)
     stall(m, q, rc == -EAGAIN);
     for (uint32_t k = 0; k < move->n; k++) {
         kvbm_mutable_release(&move->target[k]);
-        kvbm_immutable_release(&move->like[k]);
+        kvbm_mutable_release(&move->bounce[k]);
+        like_released(move, &move->like[k], false);
         if (rc == -EAGAIN) { /* later */
             kvbm_queue_push(m, move->to, move->from[k]);
         } else {
@@ -406,6 +494,30 @@ static void launch(struct kvbm_manager *m, struct kvbm_move *move)
         }
     }
     free(move);
+}
+
+/* Host blocks for what is on the disk. What there are none for waits. */
+static void take_bounces(struct kvbm_manager *m, struct kvbm_move *move)
+{
+    uint32_t got = kvbm_take_blocks(m->host, move->bounce, move->n);
+
+    stall(m, &m->down[move->to], got < move->n);
+    for (uint32_t k = got; k < move->n; k++) {
+        kvbm_mutable_release(&move->target[k]);
+        like_released(move, &move->like[k], false);
+        kvbm_queue_push(m, move->to, move->from[k]);
+    }
+    move->n = got;
+}
+
+/* A move of blocks that leave is of one tier's. */
+static bool fits(struct kvbm_manager *m, struct kvbm_move *move, const struct kvbm_down *down)
+{
+    bool from_disk = move->leaving && down->weak.handle.pool == m->disk;
+
+    if (move->n == 0)
+        move->from_disk = move->reading = from_disk;
+    return move->from_disk == from_disk;
 }
 
 static void move_some(struct kvbm_manager *m, enum kv_tier to)
@@ -419,12 +531,15 @@ static void move_some(struct kvbm_manager *m, enum kv_tier to)
     }
     move->manager = m;
     move->to = to;
-    while (q->n && move->n < m->move_blocks) {
+    move->leaving = m->leaving && to == KV_TIER_EXTERNAL;
+    while (q->n && move->n < m->move_blocks && fits(m, move, &q->heap[0])) {
         struct kvbm_down down = pop(q);
 
         hold_down(m, move, &down);
     }
     take_targets(m, move);
+    if (move->from_disk && move->n)
+        take_bounces(m, move);
     if (move->n)
         launch(m, move);
     else
@@ -561,6 +676,7 @@ static bool may_move(const struct kvbm_manager *m, enum kv_tier to)
 /* The host's queue comes last: what is dropped from the others ends jobs, which it may have waited for. */
 void kvbm_offload_pump(struct kvbm_manager *m)
 {
+    kvbm_write_back(m);
     while (may_move(m, KV_TIER_DISK))
         move_some(m, KV_TIER_DISK);
     while (may_move(m, KV_TIER_EXTERNAL))
@@ -591,7 +707,7 @@ void kvbm_offload_drop_all(struct kvbm_manager *m)
         }
     }
     for (struct kvbm_move *move = m->moves; move; move = move->next) {
-        if (move->to == KV_TIER_DISK)
+        if (move->to == KV_TIER_DISK || move->reading)
             kvbm_disk_cancel(m->disk_store, &move->disk);
         else
             kvbm_object_cancel(m->object_store, &move->object);

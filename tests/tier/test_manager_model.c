@@ -229,12 +229,31 @@ static void test_object_keeps_all(void **state)
     run(&model, 200);
 }
 
+static void test_object_when_evicted(void **state)
+{
+    for (int disk = 0; disk < 2; disk++) {
+        struct model model;
+
+        (void)state;
+        start(&model, 60);
+        if (disk) {
+            model.w.opts.disk = model.w.disk;
+            model.w.opts.disk_bytes = (uint64_t)60 * HOST_STRIDE;
+            model.w.opts.host_eviction = KVBM_EVICT_LINEAGE;
+        }
+        model.w.opts.object = model.w.object;
+        model.w.opts.object_when_evicted = true;
+        model.restarts = true;
+        run(&model, 150);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_host_only),        cmocka_unit_test(test_disk_keeps_all),
         cmocka_unit_test(test_disk_loses_some),  cmocka_unit_test(test_bypass),
-        cmocka_unit_test(test_object_keeps_all),
+        cmocka_unit_test(test_object_keeps_all), cmocka_unit_test(test_object_when_evicted),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
