@@ -33,7 +33,7 @@ class Manager:
         if disk:
             self.env.update(KVBM_DISK=":".join(map(str, self.dirs)), KVBM_DISK_BYTES=str(disk * STRIDE))
         if object_:
-            self.env.update(KVBM_OBJECT=object_, KVBM_OBJECT_TIMEOUT_MS="2000")
+            self.env.update(KVBM_OBJECT=object_, KVBM_OBJECT_TIMEOUT_MS="60000")
         self.env.update(more)
         self.log = open(self.root / "log", "ab")
         self.process = subprocess.Popen([str(CLIENT), "talk"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,
@@ -56,7 +56,9 @@ class Manager:
         return self.answer()
 
     def store(self, first, n):
-        """All of them are stored, and go down as far as they can: some at a time, so that none is evicted before."""
+        """All of them are stored, and go down as far as they can: some at a time, with nothing else on its way, so that none is
+        evicted before."""
+        self.down()
         for some in range(first, first + n, 4):
             count = min(4, first + n - some)
             equal(self.ask("store", some, count, 0)["ok"], count * LENGTH, "stored")
