@@ -19,7 +19,8 @@ enum { ROUNDS = 9, FILE_ROUNDS = 15, ROUNDS_MAX = 15, KEY = 16 };
 
 static inline void die(const char *what, int rc)
 {
-    fprintf(stderr, "store_bench: %s: %s\n", what, strerror(rc < 0 ? -rc : errno));
+    fprintf(stderr, "%s: %s: %s\n", program_invocation_short_name, what,
+            strerror(rc < 0 ? -rc : errno));
     exit(1);
 }
 

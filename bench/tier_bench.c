@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * How fast blocks move between tiers, each figure beside a yardstick of the same run. Works below $KV_BENCH_DIR, else
- * $TMPDIR, else the current directory. Arguments choose among "copy", "manager", "disk", "onboard"; none: all.
+ * $TMPDIR, else the current directory. Arguments choose among "copy", "manager", "disk", "onboard", "object"; none: all.
  */
 #include <fcntl.h>
 #include <limits.h>
@@ -10,6 +10,7 @@
 #include "tier_disk.h"
 #include "tier_manager.h"
 #include "tier_measure.h"
+#include "tier_object.h"
 
 static bool chosen(int argc, char **argv, const char *name)
 {
@@ -37,6 +38,8 @@ int main(int argc, char **argv)
         tier_bench_disk(dir);
     if (chosen(argc, argv, "onboard"))
         tier_bench_onboard(dir);
+    if (chosen(argc, argv, "object"))
+        tier_bench_object(dir);
     rmdir(dir);
     return 0;
 }
