@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/xxh.h"
+#include "store/hash.h"
 
 enum {
     VERSION = 1,
@@ -67,10 +68,7 @@ static uint64_t get64(const uint8_t *at)
 
 void kvbm_disk_sum(const void *data, size_t len, uint8_t ret[16])
 {
-    XXH128_canonical_t canonical;
-
-    XXH128_canonicalFromHash(&canonical, XXH3_128bits(data, len));
-    memcpy(ret, canonical.digest, 16);
+    kvs_hash(data, len, ret);
 }
 
 uint32_t kvbm_disk_record_bytes(uint32_t key_len)

@@ -19,7 +19,8 @@
  * the bytes, and another thread takes its place. At most n_threads are replaced so; when all hang,
  * calls fail at once (-EHOSTDOWN) until one comes back.
  *
- * Memory: n_threads times 16 MiB (or a block, if that is more), and as much for threads left behind.
+ * Memory: n_threads times 16 MiB (or a block, if that is more) for puts, as much for gets, and as much for threads left
+ * behind.
  *
  * Threads: any; done callbacks come from the tier's own threads, hold none of its locks, may submit, and must not
  * block or close. After fork() the tier is of no use in the child: submit is -ECHILD there, close does nothing.

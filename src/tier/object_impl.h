@@ -122,6 +122,8 @@ struct kvbm_object_worker {
     int trouble;    /* of the batch: the first result that counts for the breaker */
     uint8_t *value; /* values to put */
     size_t value_bytes;
+    void
+        *kept; /* of the values got last, that at the highest address: see drop in object_calls.c */
     uint8_t keys[KVBM_OBJECT_SLICE][KVBM_OBJECT_CHUNK_KEY];
     void *data[KVBM_OBJECT_SLICE];
     size_t len[KVBM_OBJECT_SLICE];

@@ -7,7 +7,7 @@
  *
  * All of the header but the checksum follows from what is asked for: a reader makes it anew and compares.
  */
-#include "base/xxh.h"
+#include "store/hash.h"
 #include "tier/object_impl.h"
 
 enum { VERSION = 1, SUM = 48, KEY = 64 };
@@ -77,9 +77,9 @@ static void sum(const uint8_t header[KVBM_OBJECT_HEADER], const void *block, siz
 
     XXH3_INITSTATE(&state);
     XXH3_128bits_reset(&state);
-    XXH3_128bits_update(&state, header, KVBM_OBJECT_HEADER);
-    XXH3_128bits_update(&state, block, len);
-    put_hash(ret, XXH3_128bits_digest(&state));
+    kvs_hash_update(&state, header, KVBM_OBJECT_HEADER);
+    kvs_hash_update(&state, block, len);
+    kvs_hash_done(&state, ret);
 }
 
 void kvbm_object_seal(const struct kvbm_object_format *f, uint32_t group, const void *key,

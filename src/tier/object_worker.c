@@ -287,8 +287,10 @@ static void *work(void *arg)
 
 void kvbm_object_worker_free(struct kvbm_object_worker *w)
 {
-    if (w)
+    if (w) {
         free(w->value);
+        free(w->kept);
+    }
     free(w);
 }
 

@@ -3,8 +3,11 @@
 #include "tier/object_unit.h"
 
 #include <fcntl.h>
+#include <malloc.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 
+#include "skip.h"
 #include "starve.h"
 
 /* -- round trips ----------------------------------------------------------------------------------- */
@@ -512,6 +515,43 @@ static void test_fork(void **state)
     job_free(job);
 }
 
+/* A worker's memory for what it gets isn't taken from the kernel, cleared, page by page, for each batch anew. */
+static void test_pages_are_kept(void **state)
+{
+    enum { N = 32, BYTES = 256 << 10, GETS = 10 };
+    struct kvbm_object_opts opts = default_opts(folder);
+    struct rusage before = {0}, after;
+    struct kvbm_object *o;
+    struct job *put, *get;
+
+    (void)state;
+#if !defined(__GLIBC__) || defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    skip_because("another allocator, other habits");
+#else
+    mallopt(M_MMAP_THRESHOLD, 1 << 20); /* as it is where larger values haven't been freed before */
+    mallopt(M_TRIM_THRESHOLD, 1 << 19);
+#endif
+    put = job_new(KVBM_OBJECT_PUT, 0, N, BYTES);
+    get = job_new(KVBM_OBJECT_GET, 0, N, BYTES);
+    opts.block_bytes = BYTES;
+    opts.n_threads = 1;
+    o = open_with(&opts);
+    assert_int_equal(kvbm_object_submit(o, &put->batch), 0);
+    job_wait(put);
+    for (int i = 0; i < 3 + GETS; i++) {
+        if (i == 3) /* the allocator has learnt by then how large they are */
+            getrusage(RUSAGE_SELF, &before);
+        get->done = 0;
+        assert_int_equal(kvbm_object_submit(o, &get->batch), 0);
+        job_wait(get);
+    }
+    getrusage(RUSAGE_SELF, &after);
+    assert_true(after.ru_minflt - before.ru_minflt < GETS * N * (BYTES / 4096) / 3);
+    kvbm_object_close(o);
+    job_free(put);
+    job_free(get);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -527,6 +567,7 @@ int main(void)
         cmocka_unit_test_setup(test_open_starved, fresh_folder),
         cmocka_unit_test_setup(test_worker_starved, fresh_folder),
         cmocka_unit_test_setup(test_fork, fresh_folder),
+        cmocka_unit_test_setup(test_pages_are_kept, fresh_folder),
     };
 
     find_shaky();
