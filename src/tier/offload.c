@@ -115,6 +115,8 @@ void kvbm_offload_item(struct kvbm_pin *pin, uint32_t i, struct kvbm_job_ *throu
     struct kvbm_item *item = &pin->items[i];
     struct kvbm_block_info info = {.priority = pin->retain};
 
+    if (!m->disk && (!m->object || m->leaving)) /* nowhere, or not now */
+        return;
     if (item->state == ITEM_HELD)
         kvbm_immutable_info((struct kvbm_immutable *)&item->host, &info);
     else if (item->state == ITEM_STAGED)

@@ -65,7 +65,25 @@ static void let_likes_go(struct kvbm_pin *pin)
     free(pin->likes);
 }
 
-/* From the last to the first, so that leaves are older than their parents. */
+/* The held ones, from the last to the first, so that leaves are older than their parents. */
+static void let_held_go(struct kvbm_pin *pin)
+{
+    struct kvbm_immutable held[LOOK];
+
+    for (uint32_t end = pin->n, start; end > 0; end = start) {
+        uint32_t n = 0;
+
+        start = end > LOOK ? end - LOOK : 0;
+        for (uint32_t i = start; i < end; i++) {
+            if (pin->items[i].state != ITEM_HELD)
+                continue;
+            held[n++].handle = pin->items[i].host;
+            pin->items[i].state = ITEM_MISS;
+        }
+        kvbm_pool_release(pin->manager->host, held, n);
+    }
+}
+
 void kvbm_pin_put(struct kvbm_pin *pin)
 {
     struct kvbm_manager *m = pin->manager;
@@ -73,6 +91,7 @@ void kvbm_pin_put(struct kvbm_pin *pin)
 
     if (--pin->refs > 0)
         return;
+    let_held_go(pin);
     for (uint32_t i = pin->n; i-- > 0;) {
         reserved |= pin->items[i].state == ITEM_RESERVED;
         let_go(pin, i);
