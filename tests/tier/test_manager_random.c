@@ -500,7 +500,7 @@ static void celebrate(struct party *party)
     world_stop(&party->w);
 }
 
-static void run(uint32_t host_blocks, bool disk, bool object, bool through)
+static void run(uint32_t host_blocks, bool disk, bool object, bool through, bool when_evicted)
 {
     static struct party party;
     const struct kvbm_storage_opts storage = {
@@ -524,6 +524,7 @@ static void run(uint32_t host_blocks, bool disk, bool object, bool through)
         party.w.opts.object_timeout_ms = 200;
         party.w.opts.object_blocks = 32;
         party.w.opts.object_write_through = through;
+        party.w.opts.object_when_evicted = when_evicted;
     }
     for (uint32_t i = 0; i < THREADS; i++) {
         struct thread *t = &party.threads[i];
@@ -549,41 +550,45 @@ static void run(uint32_t host_blocks, bool disk, bool object, bool through)
 static void test_host(void **state)
 {
     (void)state;
-    run(32, false, false, false);
+    run(32, false, false, false, false);
 }
 
 static void test_host_and_disk(void **state)
 {
     (void)state;
-    run(32, true, false, false);
+    run(32, true, false, false, false);
 }
 
 static void test_all_tiers(void **state)
 {
     (void)state;
-    run(32, true, true, false);
+    run(32, true, true, false, false);
 }
 
 static void test_object_through(void **state)
 {
     (void)state;
-    run(32, false, true, true);
+    run(32, false, true, true, false);
+}
+
+static void test_when_evicted(void **state)
+{
+    (void)state;
+    run(32, true, true, false, true);
 }
 
 static void test_without_a_host_tier(void **state)
 {
     (void)state;
-    run(0, true, true, false);
+    run(0, true, true, false, false);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_host),
-        cmocka_unit_test(test_host_and_disk),
-        cmocka_unit_test(test_all_tiers),
-        cmocka_unit_test(test_object_through),
-        cmocka_unit_test(test_without_a_host_tier),
+        cmocka_unit_test(test_host),         cmocka_unit_test(test_host_and_disk),
+        cmocka_unit_test(test_all_tiers),    cmocka_unit_test(test_object_through),
+        cmocka_unit_test(test_when_evicted), cmocka_unit_test(test_without_a_host_tier),
     };
 
     find_shaky();
