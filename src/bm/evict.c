@@ -374,12 +374,11 @@ void kvbm_evict_pop(struct kvbm_pool *pool, uint32_t *ret, size_t n)
 }
 
 /*
- * The slots of the next few are there: they were fetched from KVBM_AHEAD before them. Of as many as were evicted now
- * the entries are there, too, fetched by the call before.
+ * The slots of as many as were evicted now are there, fetched from those before them. No further: a block that was
+ * released twice in between has the next ones half as far ahead.
  */
 void kvbm_evict_fetch(const struct kvbm_pool *pool, size_t n)
 {
-    const struct kvbm_registry *r = pool->registry;
     const struct kvbm_slot *slots = pool->slots;
     uint32_t at, i;
 
@@ -388,14 +387,8 @@ void kvbm_evict_fetch(const struct kvbm_pool *pool, size_t n)
     at = first_list(&pool->evict);
     i = slots[at].next;
     n = n < KVBM_AHEAD / 2 ? n : KVBM_AHEAD / 2;
-    for (size_t k = 0; k < n && i != at; k++, i = slots[i].next) {
-        const struct kvbm_entry *e = kvbm_entry(r, slots[i].entry);
-
-        kvbm_prefetch_home(r, e->tag);
-        kvbm_prefetch_entry(r, e->parent);
-    }
     for (size_t k = 0; k < n && i != at; k++, i = slots[i].next)
-        kvbm_prefetch_entry(r, slots[i].entry);
+        kvbm_prefetch_entry(pool->registry, slots[i].entry);
 }
 
 void kvbm_evict_prioritise(struct kvbm_pool *pool, uint32_t i, uint8_t priority)

@@ -19,7 +19,7 @@
  * A list's blocks lie anywhere in memory, and following its links is one cache miss after the other. So an
  * inactive slot also remembers which one came KVBM_AHEAD releases later (ahead): when it is evicted, that
  * one is fetched. A hint: it may have left meanwhile, or be in another list. And who evicts looks at the next ones,
- * whose slots are there by then, and fetches their entries, and those entries' places in the table.
+ * whose slots are there by then, and fetches their entries.
  *
  * With lineage what follows a block is mostly its parent, whenever that was released; so it goes on ahead from
  * parent to parent, one of them each time a block is evicted, and fetches all that evicting them will touch.

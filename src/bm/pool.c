@@ -373,7 +373,7 @@ static void evict_some(struct kvbm_pool *pool, uint32_t *ret, size_t n)
         const struct kvbm_entry *e = kvbm_entry(r, slots[ret[i]].entry);
 
         kvbm_prefetch_home(r, e->tag);
-        kvbm_prefetch_home(r, kvbm_entry(r, e->parent)->tag);
+        kvbm_prefetch_entry(r, e->parent);
     }
     for (size_t i = 0; i < n; i++) {
         struct kvbm_slot *slot = &slots[ret[i]];
