@@ -226,7 +226,7 @@ KV_API int kvbm_pin_wait(struct kvbm_pin *pin, uint32_t timeout_ms);
  * back. They are findable when this returns, and go on to the tiers below. Returns how many; -EBUSY while a
  * store job has the pin, -EINVAL for one of prepare_load. */
 KV_API long kvbm_pin_commit(struct kvbm_pin *pin, const uint8_t *ok);
-/** Let go; fetches that only this pin wanted are cancelled, jobs go on. NULL is a no-op. */
+/** Let go; fetches that only this pin wanted are cancelled, once no job waits for them. Jobs go on. NULL is a no-op. */
 KV_API void kvbm_pin_release(struct kvbm_pin *pin);
 
 /* ---- jobs ---- */

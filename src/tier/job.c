@@ -293,6 +293,18 @@ static void take_waiting(struct kvbm_job_ **list, struct kvbm_job_ *job)
         *list = job->next_wait;
 }
 
+/* It waits for its pin no longer. What only it wanted of a pin that was let go isn't fetched any more. */
+static void give_up(struct kvbm_job_ *job, int status)
+{
+    struct kvbm_pin *pin = job->pin;
+
+    take_waiting(&pin->jobs, job);
+    job->waits = false;
+    over(job, status);
+    if (pin->released && pin->refs == 1 + pin->n_fetches)
+        kvbm_fetch_cancel(pin);
+}
+
 uint64_t kvbm_job_late(struct kvbm_manager *m)
 {
     uint64_t now = kv_now_ns(), next = UINT64_MAX;
@@ -304,9 +316,7 @@ uint64_t kvbm_job_late(struct kvbm_manager *m)
             next = KV_MIN(next, job->deadline_ns);
             continue;
         }
-        take_waiting(&job->pin->jobs, job);
-        job->waits = false;
-        over(job, -ETIMEDOUT);
+        give_up(job, -ETIMEDOUT);
     }
     return next;
 }
@@ -413,11 +423,8 @@ int kvbm_manager_cancel(struct kvbm_manager *m, uint64_t id)
     } else if (!job->cancelled) {
         job->cancelled = true;
         copy = job->engine_id;
-        if (job->waits) {
-            take_waiting(&job->pin->jobs, job);
-            job->waits = false;
-            over(job, -ECANCELED);
-        }
+        if (job->waits)
+            give_up(job, -ECANCELED);
     }
     kvbm_manager_leave(m);
     if (copy)

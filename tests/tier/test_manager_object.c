@@ -169,12 +169,37 @@ static void test_got_before_it_came(void **state)
     world_fini(&w);
 }
 
+/* A cancelled job whose pin was let go takes the fetches with it that only it wanted. */
+static void test_cancel_ends_fetches(void **state)
+{
+    struct world w;
+    struct kvbm_done done;
+    uint64_t begin;
+    int64_t id;
+
+    (void)state;
+    start(&w, 32);
+    assert_int_equal(world_store(&w, 1000, 20), 20);
+    assert_int_equal(kvbm_manager_drain(w.m, 30000), 0);
+    kvbm_pool_reset_inactive(kvbm_manager_pool(w.m, KV_TIER_HOST));
+    shaky->hang = true;
+    id = load_in_background(&w, 1000, 20);
+    EXPECT_SOON(shaky->inside > 0);
+    begin = kv_now_ns();
+    assert_int_equal(kvbm_manager_cancel(w.m, (uint64_t)id), 0);
+    assert_int_equal(kvbm_manager_wait(w.m, (uint64_t)id, 30000, &done), 0);
+    assert_int_equal(done.status, -ECANCELED);
+    EXPECT_SOON(world_stats(&w).pins_now == 0);
+    assert_true(kv_now_ns() - begin < 5 * KV_NS_PER_S); /* not only at the store's deadline, 10 s */
+    shaky->hang = false;
+    world_fini(&w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_end_while_asked),
-        cmocka_unit_test(test_end_while_all_hang),
-        cmocka_unit_test(test_asked_before_it_came),
+        cmocka_unit_test(test_cancel_ends_fetches), cmocka_unit_test(test_end_while_asked),
+        cmocka_unit_test(test_end_while_all_hang),  cmocka_unit_test(test_asked_before_it_came),
         cmocka_unit_test(test_got_before_it_came),
     };
 
