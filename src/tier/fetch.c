@@ -136,11 +136,16 @@ static bool becomes_held(struct kvbm_pin *pin, uint32_t i)
     } else if (item->source.pool || pin->likes) {
         struct kvbm_immutable held;
 
-        kvbm_pool_adopt(m->host, (struct kvbm_mutable *)&item->host, 1,
-                        pin->likes ? &pin->likes[i] : (struct kvbm_immutable *)&item->source,
-                        &held);
-        item->host = held.handle;
-        item->state = ITEM_HELD;
+        if (kvbm_pool_adopt(m->host, (struct kvbm_mutable *)&item->host, 1,
+                            pin->likes ? &pin->likes[i] : (struct kvbm_immutable *)&item->source,
+                            &held) == 0) {
+            item->host = held.handle;
+            item->state = ITEM_HELD;
+        } else {
+            kvbm_pool_release_mutable(m->host, (struct kvbm_mutable *)&item->host, 1);
+            item->state = ITEM_MISS;
+            m->stats.host.failed++;
+        }
     } else {
         kvbm_pin_register(pin, i, 1);
     }
@@ -199,6 +204,7 @@ static void not_there(struct kvbm_pin *pin, uint32_t i, enum kv_tier tier, int w
 static void look_again(struct kvbm_pin *pin, uint32_t i)
 {
     kvbm_pool_release_mutable(pin->manager->host, (struct kvbm_mutable *)&pin->items[i].host, 1);
+    source_released(pin, &pin->items[i]);
     pin->items[i].state = ITEM_MISS;
 }
 
@@ -289,7 +295,8 @@ static void launch(struct kvbm_fetch *fetch)
 static void fetch_some(struct kvbm_pin *pin, enum kv_tier tier, const uint32_t *index, uint32_t n)
 {
     struct kvbm_mutable blocks[KVBM_BATCH];
-    uint32_t got = kvbm_take_blocks(pin->manager->host, blocks, n);
+    bool room = kvbm_set_reserve(&pin->manager->pending, n) == 0;
+    uint32_t got = room ? kvbm_take_blocks(pin->manager->host, blocks, n) : 0;
     struct kvbm_fetch *fetch = got ? fetch_new(pin, tier) : NULL;
 
     if (!fetch) {

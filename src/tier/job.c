@@ -32,6 +32,8 @@ static void finish(struct kvbm_job_ *job)
     struct kvbm_manager *m = job->pin->manager;
 
     unlink_job(m, job);
+    if (job->pin->released && job->pin->refs == 1 + job->pin->n_fetches)
+        kvbm_fetch_cancel(job->pin); /* nobody else wants it */
     m->stats.jobs++;
     m->stats.jobs_cancelled += job->done.status == -ECANCELED;
     m->stats.jobs_failed += job->done.status < 0 && job->done.status != -ECANCELED;
@@ -301,8 +303,6 @@ static void give_up(struct kvbm_job_ *job, int status)
     take_waiting(&pin->jobs, job);
     job->waits = false;
     over(job, status);
-    if (pin->released && pin->refs == 1 + pin->n_fetches)
-        kvbm_fetch_cancel(pin);
 }
 
 uint64_t kvbm_job_late(struct kvbm_manager *m)
@@ -376,7 +376,7 @@ int64_t kvbm_job_submit(struct kvbm_manager *m, const struct kvbm_job *in,
     in->cache->n_jobs++;
     in->pin->refs++;
     in->pin->n_copying += in->pin->store;
-    if (!in->pin->store && !in->pin->settled) {
+    if (!in->pin->store && !in->pin->settled && !own) {
         job->next_wait = in->pin->jobs;
         in->pin->jobs = job;
         job->waits = true;

@@ -75,8 +75,8 @@ static void try_again(struct kvbm_manager *m)
 
 static void wait_for_work(struct kvbm_manager *m)
 {
-    bool again = stalled(m);
     uint64_t deadline = KV_MIN(kvbm_pin_late(m), kvbm_job_late(m));
+    bool again = stalled(m); /* also what these have begun */
     struct timespec until;
 
     if (m->inbox) /* of those that were late */
@@ -532,12 +532,16 @@ static bool is_held(struct kvbm_pool *pool, uint64_t ours)
 static void wind_down(struct kvbm_manager *m, uint64_t deadline)
 {
     struct timespec until = {(time_t)(deadline / KV_NS_PER_S), (long)(deadline % KV_NS_PER_S)};
+    uint64_t before = 0;
     int rc = 0;
 
     m->stopping = true;
-    kvbm_write_back_all(m);
-    while (rc == 0 && (m->n_jobs || m->running > m->n_asks || !kvbm_offload_idle(m)))
-        rc = pthread_cond_timedwait(&m->changed, &m->lock, &until);
+    for (int round = 0; rc == 0 && (round < 2 || m->stats.object.blocks_in != before); round++) {
+        before = m->stats.object.blocks_in;
+        kvbm_write_back_all(m);
+        while (rc == 0 && (m->n_jobs || m->running > m->n_asks || !kvbm_offload_idle(m)))
+            rc = pthread_cond_timedwait(&m->changed, &m->lock, &until);
+    }
     kvbm_offload_drop_all(m);
     kvbm_object_cancel_all(m->object_store); /* questions, too: nobody hears the answers */
     for (struct kvbm_pin *pin = m->pins; pin; pin = pin->next)

@@ -487,11 +487,11 @@ static void launch(struct kvbm_manager *m, struct kvbm_move *move)
     for (uint32_t k = 0; k < move->n; k++) {
         kvbm_mutable_release(&move->target[k]);
         kvbm_mutable_release(&move->bounce[k]);
-        like_released(move, &move->like[k], false);
+        like_released(move, &move->like[k], rc != -EAGAIN);
         if (rc == -EAGAIN) { /* later */
             kvbm_queue_push(m, move->to, move->from[k]);
         } else {
-            kvbm_stats_of(m, move->to)->dropped++;
+            kvbm_stats_of(m, move->to)->dropped += !move->leaving; /* those will be told of again */
             down_ended(m, &move->from[k], false);
         }
     }

@@ -9,6 +9,7 @@
 // clang-format on
 
 #include <dlfcn.h>
+#include <sys/wait.h>
 
 #include "base/clock.h"
 #include "manager_world.h"
@@ -397,6 +398,130 @@ static void test_options(void **state)
     world_fini(&w);
 }
 
+/* ---- the end ---- */
+
+/* A store job that is under way when the end begins. */
+static void test_destroy_writes_what_is_under_way(void **state)
+{
+    uint64_t keys[8], one = 1;
+    uint32_t blocks[8];
+    struct kvbm_chain chain = world_chain(keys);
+    struct kvbm_job job = {.size = sizeof(job), .blocks = blocks};
+    struct world w;
+    int fds[2];
+
+    (void)state;
+    begin(&w, 64, 0);
+    assert_int_equal(pipe(fds), 0);
+    job.cache = w.cache;
+    job.ready_fd = fds[0];
+    world_keys(1000, keys, 8);
+    for (uint32_t i = 0; i < 8; i++) {
+        blocks[i] = i;
+        world_fill(&w, i, keys[i]);
+    }
+    assert_int_equal(kvbm_manager_prepare_store(w.m, &chain, 8, &job.pin), 8);
+    assert_true(kvbm_manager_submit(w.m, &job) > 0);
+    kvbm_pin_release(job.pin);
+    if (fork() == 0) {
+        usleep(300000);
+        _exit(write(fds[1], &one, sizeof(one)) != sizeof(one));
+    }
+    assert_int_equal(kvbm_manager_destroy(w.m, 20000), 0);
+    wait(NULL);
+    close(fds[0]);
+    close(fds[1]);
+    w.m = NULL;
+    w.cache = NULL;
+    world_start(&w);
+    world_attach(&w, false);
+    assert_int_equal(world_load(&w, 1000, 8), 8);
+    world_fini(&w);
+}
+
+/* More blocks than the queue takes at a time. */
+static void test_destroy_writes_many(void **state)
+{
+    struct world w;
+
+    (void)state;
+    tiers(&w, 256, 0);
+    w.opts.max_offload = 32;
+    world_start(&w);
+    world_attach(&w, false);
+    store_some(&w, 1, 20);
+    assert_true(world_stats(&w).object.blocks_in < 100);
+    world_stop(&w);
+    world_start(&w);
+    world_attach(&w, false);
+    all_there(&w, 1, 20);
+    world_fini(&w);
+}
+
+static void ask_until(struct world *w, bool down)
+{
+    for (int i = 0; i < 300 && world_stats(w).object_down != down; i++) {
+        world_where(w, 800000 + 100 * (uint64_t)i, 0); /* asks */
+        usleep(50000);
+    }
+    assert_int_equal(world_stats(w).object_down, down);
+}
+
+/* What was about to leave while the store was down, and didn't. */
+static void test_told_of_in_an_outage(void **state)
+{
+    struct world w;
+
+    (void)state;
+    shaky_world(&w, 256, 0);
+    shaky->fail_rc = -5;
+    ask_until(&w, true);
+    store_some(&w, 1, 32);
+    assert_int_equal(world_stats(&w).object.blocks_in, 0);
+    assert_int_equal(world_stats(&w).host.used, 256);
+    shaky->fail_rc = 0;
+    sleep(1); /* the breaker */
+    ask_until(&w, false);
+    world_stop(&w);
+    world_start(&w);
+    world_attach(&w, false);
+    all_there(&w, 1, 32);
+    world_fini(&w);
+}
+
+/* A fetch that nobody wants any more ends, although the store hangs. */
+static void test_cancel_then_release(void **state)
+{
+    uint64_t keys[8];
+    uint32_t blocks[8];
+    struct kvbm_chain chain = world_chain(keys);
+    struct kvbm_job job = {.size = sizeof(job), .blocks = blocks};
+    struct kvbm_done done;
+    struct world w;
+    int64_t id;
+
+    (void)state;
+    shaky_world(&w, 64, 0);
+    store_some(&w, 1, 20);
+    shaky->hang = true;
+    job.cache = w.cache;
+    world_keys(1000, keys, 8);
+    for (uint32_t i = 0; i < 8; i++)
+        blocks[i] = i;
+    assert_int_equal(kvbm_manager_prepare_load(w.m, &chain, 8, NULL, &job.pin), 8);
+    id = kvbm_manager_submit(w.m, &job);
+    assert_true(id > 0);
+    assert_int_equal(kvbm_manager_cancel(w.m, (uint64_t)id), 0);
+    kvbm_pin_release(job.pin);
+    assert_int_equal(kvbm_manager_wait(w.m, (uint64_t)id, 10000, &done), 0);
+    assert_int_equal(done.status, -ECANCELED);
+    for (int i = 0; i < 1000 && world_stats(&w).pins_now; i++)
+        usleep(5000); /* the store would hang for 20 s */
+    assert_int_equal(world_stats(&w).pins_now, 0);
+    shaky->hang = false;
+    world_fini(&w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -414,6 +539,10 @@ int main(void)
         cmocka_unit_test(test_hanging_store_behind_a_disk),
         cmocka_unit_test(test_tried_again),
         cmocka_unit_test(test_destroy_of_a_hanging_store),
+        cmocka_unit_test(test_destroy_writes_what_is_under_way),
+        cmocka_unit_test(test_destroy_writes_many),
+        cmocka_unit_test(test_told_of_in_an_outage),
+        cmocka_unit_test(test_cancel_then_release),
         cmocka_unit_test(test_options),
     };
     const char *build = getenv("KV_BUILD_DIR");
