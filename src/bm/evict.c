@@ -123,10 +123,10 @@ static uint32_t behind_front(const struct kvbm_pool *pool, uint32_t at)
     const struct kvbm_slot *slots = pool->slots, *front = &slots[pool->evict.front];
     uint32_t i = at;
 
-    if (front->flags & SLOT_LISTED && front->flags & SLOT_LEAVING &&
+    if (front->flags & SLOT_FIRST &&
         kvbm_list_end(&pool->evict, front->priority, level_of(&pool->evict, front)) == at)
         return pool->evict.front;
-    while (slots[i].next != at && slots[slots[i].next].flags & SLOT_LEAVING)
+    while (slots[i].next != at && slots[slots[i].next].flags & SLOT_FIRST)
         i = slots[i].next;
     return i;
 }
@@ -348,7 +348,7 @@ static size_t list_pop(struct kvbm_pool *pool, uint32_t at, uint32_t *ret, size_
         i = slot->next;
         slot->next = 0;
         slot->ahead = 0;
-        slot->flags &= (uint8_t) ~(SLOT_LISTED | SLOT_INACTIVE);
+        slot->flags &= (uint8_t) ~(SLOT_LISTED | SLOT_INACTIVE | SLOT_FIRST);
     }
     pool->slots[at].next = i;
     pool->slots[i].prev = at;
@@ -413,8 +413,10 @@ void kvbm_evict_first(struct kvbm_pool *pool, uint32_t i, uint8_t level)
     slot->level = level;
     if (pool->evict.policy == KVBM_EVICT_LINEAGE)
         slot->age = (uint32_t)pool->evict.base;
-    if (listed)
+    if (listed) {
         list_unshift(pool, i);
+        slot->flags |= SLOT_FIRST;
+    }
     pool->evict.front = i;
 }
 

@@ -371,8 +371,8 @@ long kvbm_pool_retain(struct kvbm_pool *pool, uint32_t group, const void *keys, 
     if (!serves(pool, group, keys, n) || priority > KVBM_PRIORITY_MAX)
         return -EINVAL;
     kvbm_lock(pool->registry);
-    if (ttl_ms) {
-        retain.until_ns = kvbm_retain_until(ttl_ms);
+    retain.until_ns = kvbm_retain_until(ttl_ms);
+    if (retain.until_ns) {
         err = kvbm_retain_reserve(pool, KV_MIN(n, (size_t)(pool->n_inactive + pool->n_immutable)));
     }
     if (err == 0)

@@ -35,7 +35,7 @@ static inline void kvbm_list_remove(struct kvbm_pool *pool, uint32_t i)
     slots[prev].next = next;
     slots[next].prev = prev;
     slot->next = 0;
-    slot->flags &= (uint8_t)~SLOT_LISTED;
+    slot->flags &= (uint8_t) ~(SLOT_LISTED | SLOT_FIRST);
     if (KV_UNLIKELY(prev == next))
         kvbm_list_emptied(pool, next);
 }

@@ -28,6 +28,7 @@
 #define SLOT_LISTED 8u   /* in one of evict's lists: lineage lists leaves only */
 #define SLOT_CLAIMED 16u /* seen in the array of handles that is being checked */
 #define SLOT_LEAVING 32u /* kvbm_pool_leaving told of it, and nobody has asked for it since */
+#define SLOT_FIRST 64u   /* kvbm_evict_first put it where it is in its list */
 
 /*
  * Blocks lie in memory as they come, so that what a call costs is the cache lines it waits for: a slot is half

@@ -70,7 +70,7 @@ int kvbm_retain_reserve(struct kvbm_pool *pool, size_t n)
 
 uint64_t kvbm_retain_until(uint64_t ttl_ms)
 {
-    return ttl_ms > NEVER_MS ? UINT64_MAX : kv_now_ns() + ttl_ms * KV_NS_PER_MS;
+    return !ttl_ms || ttl_ms > NEVER_MS ? 0 : kv_now_ns() + ttl_ms * KV_NS_PER_MS;
 }
 
 void kvbm_retain_set(struct kvbm_pool *pool, uint32_t i, uint64_t when_ns)

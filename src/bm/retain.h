@@ -35,7 +35,7 @@ struct kvbm_retained {
 
 /** Room for @n more. Returns 0 or -ENOMEM. */
 int kvbm_retain_reserve(struct kvbm_pool *pool, size_t n);
-/** The end of @ttl_ms from now; more than 2^63 ns is never. */
+/** The end of @ttl_ms from now; 0, never: of 0, and of more than 2^63 ns. */
 uint64_t kvbm_retain_until(uint64_t ttl_ms);
 /** Slot @i keeps its priority up to then. There is room. */
 void kvbm_retain_set(struct kvbm_pool *pool, uint32_t i, uint64_t when_ns);

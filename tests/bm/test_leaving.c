@@ -274,12 +274,77 @@ static void test_lineage_sequences(void **state)
     bm_close(&bm);
 }
 
+static void offload_one(struct kvbm_pool *pool, uint64_t expect)
+{
+    uint64_t keys[1];
+
+    assert_int_equal(told(pool, 16, keys, 1), 1);
+    assert_int_equal(keys[0], expect);
+}
+
+/* The first to go is registered again, or retained, and goes to the end: those told of next are first all the same. */
+static void test_first_goes_to_the_end(void **state)
+{
+    (void)state;
+    for (int how = 0; how < 3; how++) {
+        const struct kvbm_pool_opts opts = {.n_blocks = 16};
+        struct bm bm;
+
+        bm_open(&bm, &opts);
+        kvbm_pool_watch(bm.pool, DISK);
+        fill(&bm, 100, 15);
+        offload_one(bm.pool, 100);
+        if (how == 0)
+            bm_leave(bm.pool, 100); /* a duplicate, released */
+        else if (how == 1)
+            assert_int_equal(kvbm_pool_retain(bm.pool, 0, &(uint64_t){100}, 1, 35, 0), 1);
+        for (uint64_t key = 101; key <= 103; key++)
+            offload_one(bm.pool, key);
+        bm_churn(bm.pool, 4); /* one is free, three go */
+        for (uint64_t key = 101; key <= 103; key++)
+            assert_int_equal(bm_has(bm.pool, key), how == 2 && key == 103);
+        for (uint64_t key = 104; key < 115; key++)
+            assert_true(bm_has(bm.pool, key));
+        bm_close(&bm);
+    }
+}
+
+/* One of those told of comes back before the others' turn has come. */
+static void test_first_of_those_told_of(void **state)
+{
+    (void)state;
+    for (int policy = KVBM_EVICT_LRU; policy <= KVBM_EVICT_LFU; policy++) {
+        const struct kvbm_pool_opts opts = {.n_blocks = 16, .eviction = (enum kvbm_eviction)policy};
+        struct kvbm_immutable held;
+        struct kvbm_weak weak[8];
+        uint64_t since = 0;
+        struct bm bm;
+
+        bm_open(&bm, &opts);
+        kvbm_pool_watch(bm.pool, DISK);
+        fill(&bm, 100, 16);
+        assert_int_equal(kvbm_pool_leaving(bm.pool, 4, &since, weak, 8), 4);
+        assert_int_equal(kvbm_weak_upgrade(&weak[0], &held), 0);
+        kvbm_pool_release_oldest(&held, false);
+        bm_churn(bm.pool, 1);
+        assert_false(bm_has(bm.pool, 100));
+        for (uint64_t key = 101; key < 116; key++)
+            assert_true(bm_has(bm.pool, key));
+        bm_close(&bm);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_told_once),           cmocka_unit_test(test_since),
-        cmocka_unit_test(test_place_is_kept),       cmocka_unit_test(test_order),
-        cmocka_unit_test(test_elsewhere_and_again), cmocka_unit_test(test_random),
+        cmocka_unit_test(test_first_goes_to_the_end),
+        cmocka_unit_test(test_first_of_those_told_of),
+        cmocka_unit_test(test_told_once),
+        cmocka_unit_test(test_since),
+        cmocka_unit_test(test_place_is_kept),
+        cmocka_unit_test(test_order),
+        cmocka_unit_test(test_elsewhere_and_again),
+        cmocka_unit_test(test_random),
         cmocka_unit_test(test_lineage_sequences),
     };
 

@@ -234,7 +234,7 @@ static void test_adopted(void **state)
     retain(&bm, 1, 80, 1000);
     retain(&bm, 2, 70, 5000000);
     retain(&bm, 3, 60, 0);
-    retain(&bm, 4, 50, 0);
+    retain(&bm, 4, 50, UINT64_MAX); /* longer than can be said */
     ahead_ns = 2 * KV_NS_PER_S;
     assert_int_equal(kvbm_pool_allocate(host, 4, fresh, NULL), 0);
     assert_int_equal(kvbm_pool_adopt(host, fresh, 4, held, ours), 0);
@@ -244,6 +244,8 @@ static void test_adopted(void **state)
     assert_true(info.priority_until_ns > kv_now_ns() + 4990 * KV_NS_PER_S);
     assert_true(info.priority_until_ns < kv_now_ns() + 5000 * KV_NS_PER_S);
     assert_int_equal(kvbm_immutable_info(&ours[2], &info), 0);
+    assert_int_equal(info.priority_until_ns, 0);
+    assert_int_equal(kvbm_immutable_info(&held[3], &info), 0);
     assert_int_equal(info.priority_until_ns, 0);
     ahead_ns += 4900 * KV_NS_PER_S;
     assert_int_equal(priority_held(&ours[1]), 70); /* the rest of its time, not all of it again */
