@@ -536,6 +536,7 @@ static void wind_down(struct kvbm_manager *m, uint64_t deadline)
     int rc = 0;
 
     m->stopping = true;
+    /* Again for what was under way at first, and for what the queue had no room for, as long as that gets on. */
     for (int round = 0; rc == 0 && (round < 2 || m->stats.object.blocks_in != before); round++) {
         before = m->stats.object.blocks_in;
         kvbm_write_back_all(m);

@@ -25,7 +25,7 @@ def check_gpu(folder, **settings):
 
 def test_dry_run():
     if SANITIZED:
-        skip("it has a build of its own, which is the same")
+        skip("it makes a build of its own, without sanitizers: release has run it")
     with tempfile.TemporaryDirectory() as folder:
         done = check_gpu(folder, KVX_GPU_DRY="1")
         check(done.returncode == 0, done.stdout)
@@ -46,7 +46,7 @@ def test_dry_run():
 def test_failures_are_kept():
     """A step that fails is named, its output is in the log beside the result, and the exit code says so."""
     if SANITIZED:
-        skip("it has a build of its own, which is the same")
+        skip("it makes a build of its own, without sanitizers: release has run it")
     with tempfile.TemporaryDirectory() as folder:
         done = check_gpu(folder, KVX_GPU_DRY="1", KVX_GPU_ONLY="tiers streams", KVBM_GPU_MIB="99999999")
         check(done.returncode == 1, done.stdout)

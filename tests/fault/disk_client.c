@@ -18,10 +18,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <termios.h>
 #include <unistd.h>
 
 #include "base/error.h"
+#include "say.h"
 #include "tier/disk.h"
 
 enum { BYTES = 20000, BATCH = 6, MAX_SLOTS = 4096, MAX_THREADS = 16 };
@@ -49,21 +49,6 @@ static void fill(uint8_t *data, uint64_t key)
         x = x * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
         data[i] = (uint8_t)(x >> 56);
     }
-}
-
-/* Whole, and where a console's buffer would be lost with its machine, out of it. */
-static void say(const char *text, size_t len)
-{
-    while (len) {
-        ssize_t n = write(1, text, len);
-
-        if (n < 0)
-            exit(2);
-        text += n;
-        len -= (size_t)n;
-    }
-    if (isatty(1))
-        tcdrain(1);
 }
 
 static int open_disk(char *list, const char *slots)

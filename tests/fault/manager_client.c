@@ -29,6 +29,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "kvbm_manager.h"
+#include "say.h"
 
 enum { LENGTH = 8, MAX_THREADS = 16, LAYERS = 3, PAGE = 8, INNER = 64, MAX_TIMES = 200000 };
 enum { WORDS = LAYERS * 2 * PAGE * INNER / 4 }; /* of eight bytes, in a block of 16-bit elements */
@@ -70,19 +71,6 @@ static bool holds(uint32_t block, uint64_t key)
 static uint32_t pick(uint64_t *random, uint64_t n)
 {
     return (uint32_t)(mix(*random += UINT64_C(0x9e3779b97f4a7c15)) % n);
-}
-
-/* Whole, in one piece. */
-static void say(const char *text, size_t len)
-{
-    while (len) {
-        ssize_t n = write(1, text, len);
-
-        if (n < 0)
-            exit(2);
-        text += n;
-        len -= (size_t)n;
-    }
 }
 
 /* ---- the manager ---- */

@@ -4,30 +4,9 @@
 #include "base/unit.h"
 // clang-format on
 
-#include <dlfcn.h>
-
 #include "base/clock.h"
+#include "manager_shaky.h"
 #include "manager_world.h"
-#include "tier/shaky.h"
-
-static struct shaky *shaky;
-
-static void find_shaky(void)
-{
-    const char *build = getenv("KV_BUILD_DIR");
-    char path[4096];
-    void *library;
-
-    snprintf(path, sizeof(path), "%s/tests/plugins", build ? build : "build");
-    setenv("KV_STORE_LIBRARY_PATH", path, 1);
-    snprintf(path, sizeof(path), "%s/tests/plugins/libkv_store_shaky.so", build ? build : "build");
-    library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    shaky = library ? dlsym(library, "shaky") : NULL;
-    if (!shaky) {
-        fprintf(stderr, "%s\n", dlerror());
-        exit(1);
-    }
-}
 
 #define EXPECT_SOON(condition)                            \
     do {                                                  \

@@ -1,21 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /* object_when_evicted: blocks go to the object store when they are about to leave the last tier above it. */
 // clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "base/unit.h"
 // clang-format on
 
-#include <dlfcn.h>
 #include <sys/wait.h>
 
 #include "base/clock.h"
+#include "manager_shaky.h"
 #include "manager_world.h"
-#include "tier/shaky.h"
-
-static struct shaky *shaky;
 
 static void tiers(struct world *w, uint32_t host_blocks, uint32_t disk_blocks)
 {
@@ -545,18 +538,7 @@ int main(void)
         cmocka_unit_test(test_cancel_then_release),
         cmocka_unit_test(test_options),
     };
-    const char *build = getenv("KV_BUILD_DIR");
-    char path[300];
-    void *library;
 
-    snprintf(path, sizeof(path), "%s/tests/plugins", build ? build : "build");
-    setenv("KV_STORE_LIBRARY_PATH", path, 1);
-    snprintf(path, sizeof(path), "%s/tests/plugins/libkv_store_shaky.so", build ? build : "build");
-    library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    shaky = library ? dlsym(library, "shaky") : NULL;
-    if (!shaky) {
-        fprintf(stderr, "%s: %s\n", path, dlerror());
-        return 1;
-    }
+    find_shaky();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
