@@ -133,11 +133,7 @@ static void over(struct kvbm_job_ *job, int status)
     memset(job->ok, 0, (job->pin->n + 7) / 8);
     drop_fd(job);
     m->running++;
-    job->note.run = job_over;
-    job->note.next = NULL;
-    *m->inbox_tail = &job->note;
-    m->inbox_tail = &job->note.next;
-    pthread_cond_signal(&m->work);
+    kvbm_note_later(m, &job->note, job_over);
 }
 
 /* ---- the copy ---- */

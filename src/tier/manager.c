@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Making and unmaking a manager, its mover, caches. */
+/* Making and unmaking a manager, caches. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -11,7 +11,6 @@
 #include "tier/manager.h"
 
 #define ALIGN 4096u
-#define RETRY_NS (10 * KV_NS_PER_MS)
 #define LET_GO_NS \
     KV_NS_PER_S /* for calls into an object store that hang, before they are left behind */
 
@@ -34,87 +33,6 @@ int kvbm_manager_usable(const struct kvbm_manager *m)
     if (!m)
         return -EINVAL;
     return m->forks == atomic_load(&forks) ? 0 : -ECHILD;
-}
-
-/* ---- the mover ---- */
-
-static void append(struct kvbm_manager *m, struct kvbm_note *note)
-{
-    note->next = NULL;
-    *m->inbox_tail = note;
-    m->inbox_tail = &note->next;
-}
-
-void kvbm_note(struct kvbm_manager *m, struct kvbm_note *note,
-               void (*run)(struct kvbm_manager *m, struct kvbm_note *note))
-{
-    note->run = run;
-    kvbm_manager_enter(m);
-    append(m, note);
-    pthread_cond_signal(&m->work);
-    kvbm_manager_leave(m);
-}
-
-static bool stalled(const struct kvbm_manager *m)
-{
-    for (enum kv_tier to = KV_TIER_HOST; to < KV_N_TIERS; to++) {
-        if (m->down[to].stalled)
-            return true;
-    }
-    return m->stalled != NULL;
-}
-
-/* What was refused for want of room is tried again: something has ended, or a moment has passed. */
-static void try_again(struct kvbm_manager *m)
-{
-    for (enum kv_tier to = KV_TIER_HOST; to < KV_N_TIERS; to++)
-        m->down[to].stalled = false;
-    kvbm_job_retry(m);
-    kvbm_offload_pump(m);
-}
-
-static void wait_for_work(struct kvbm_manager *m)
-{
-    uint64_t deadline = KV_MIN(kvbm_pin_late(m), kvbm_job_late(m));
-    bool again = stalled(m); /* also what these have begun */
-    struct timespec until;
-
-    if (m->inbox) /* of those that were late */
-        return;
-    if (again)
-        deadline = KV_MIN(deadline, kv_now_ns() + RETRY_NS);
-    if (deadline == UINT64_MAX) {
-        pthread_cond_wait(&m->work, &m->lock);
-        return;
-    }
-    until = (struct timespec){(time_t)(deadline / KV_NS_PER_S), (long)(deadline % KV_NS_PER_S)};
-    if (pthread_cond_timedwait(&m->work, &m->lock, &until) == ETIMEDOUT && again)
-        try_again(m);
-}
-
-static void *mover(void *arg)
-{
-    struct kvbm_manager *m = arg;
-
-    kvbm_manager_enter(m);
-    while (!m->mover_ends || m->inbox || m->running || m->stalled) {
-        struct kvbm_note *note = m->inbox, *next;
-
-        if (!note) {
-            wait_for_work(m);
-            continue;
-        }
-        m->inbox = NULL;
-        m->inbox_tail = &m->inbox;
-        for (; note; note = next) {
-            next = note->next; /* it is freed */
-            note->run(m, note);
-        }
-        if (stalled(m))
-            try_again(m);
-    }
-    kvbm_manager_leave(m);
-    return NULL;
 }
 
 /* ---- options ---- */
@@ -389,10 +307,7 @@ static int open_all(struct kvbm_manager *m)
         rc = open_object(m);
     if (rc == 0 && m->opts.object && m->opts.object_when_evicted)
         rc = kvbm_write_back_open(m);
-    if (rc == 0)
-        rc = kv_thread_start(&m->mover, "kvbm-mover", mover, m);
-    m->mover_runs = rc == 0;
-    return rc;
+    return rc < 0 ? rc : kvbm_mover_start(m);
 }
 
 /* ---- making and unmaking ---- */
@@ -552,8 +467,7 @@ static void wind_down(struct kvbm_manager *m, uint64_t deadline)
         if (job->engine_id)
             kvbm_engine_cancel(m->engine, job->engine_id);
     }
-    m->mover_ends = true;
-    pthread_cond_signal(&m->work);
+    kvbm_mover_end(m);
 }
 
 int kvbm_manager_destroy(struct kvbm_manager *m, uint32_t timeout_ms)
@@ -570,14 +484,11 @@ int kvbm_manager_destroy(struct kvbm_manager *m, uint32_t timeout_ms)
     }
     wind_down(m, deadline);
     kvbm_manager_leave(m);
-    if (m->mover_runs)
-        pthread_join(m->mover, NULL);
-    m->mover_runs = false;
+    kvbm_mover_join(m);
     if (is_held(m->host, 0) || is_held(m->disk, m->n_quarantine) || is_held(m->object, 0)) {
         kvbm_manager_enter(m);
-        m->mover_ends = m->stopping = false;
-        rc = kv_thread_start(&m->mover, "kvbm-mover", mover, m);
-        m->mover_runs = rc == 0;
+        m->stopping = false;
+        rc = kvbm_mover_start(m);
         kvbm_manager_leave(m);
         return rc < 0 ? rc : -EBUSY;
     }

@@ -8,6 +8,7 @@
  *   offload.c  blocks go down: queues of weak references, moves of some blocks at a time
  *   write_back.c  blocks go to the object store when they are about to be evicted
  *   where.c    which tier has what, asking the object store
+ *   mover.c    the thread that goes on with what has ended
  *
  * One lock guards all of it. The executors (engine, disk, object) call back from threads of their own: what
  * ended is written into the inbox, and one thread, the mover, takes it out and goes on with the next step.
@@ -262,6 +263,9 @@ int kvbm_manager_usable(const struct kvbm_manager *m);
 /** From an executor's thread, without the lock. */
 void kvbm_note(struct kvbm_manager *m, struct kvbm_note *note,
                void (*run)(struct kvbm_manager *m, struct kvbm_note *note));
+/** With the lock: the mover runs it. */
+void kvbm_note_later(struct kvbm_manager *m, struct kvbm_note *note,
+                     void (*run)(struct kvbm_manager *m, struct kvbm_note *note));
 
 static inline bool kvbm_staging(const struct kvbm_manager *m)
 {
@@ -310,6 +314,12 @@ static inline struct kvbm_tier_stats *kvbm_stats_of(struct kvbm_manager *m, enum
 /** Register the host blocks of items [i, i + n), all in @from with their bytes, as what they are. Those that
  * can't be (another position was said before) are given back and MISS. Returns how many are HELD. */
 uint32_t kvbm_pin_register(struct kvbm_pin *pin, uint32_t i, uint32_t n);
+
+/* mover.c; with the lock, or before anybody else has the manager, but for join */
+int kvbm_mover_start(struct kvbm_manager *m);
+/** It ends when nothing is under way any more. */
+void kvbm_mover_end(struct kvbm_manager *m);
+void kvbm_mover_join(struct kvbm_manager *m);
 
 /* pin.c */
 int kvbm_pin_new(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n, bool store,

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The mover: the thread that goes on with what has ended, tries again what was refused, and looks after deadlines. */
+#include <errno.h>
+
+#include "tier/manager.h"
+
+#define RETRY_NS (10 * KV_NS_PER_MS)
+
+void kvbm_note_later(struct kvbm_manager *m, struct kvbm_note *note,
+                     void (*run)(struct kvbm_manager *m, struct kvbm_note *note))
+{
+    note->run = run;
+    note->next = NULL;
+    *m->inbox_tail = note;
+    m->inbox_tail = &note->next;
+    pthread_cond_signal(&m->work);
+}
+
+void kvbm_note(struct kvbm_manager *m, struct kvbm_note *note,
+               void (*run)(struct kvbm_manager *m, struct kvbm_note *note))
+{
+    kvbm_manager_enter(m);
+    kvbm_note_later(m, note, run);
+    kvbm_manager_leave(m);
+}
+
+static bool stalled(const struct kvbm_manager *m)
+{
+    for (enum kv_tier to = KV_TIER_HOST; to < KV_N_TIERS; to++) {
+        if (m->down[to].stalled)
+            return true;
+    }
+    return m->stalled != NULL;
+}
+
+/* What was refused for want of room is tried again: something has ended, or a moment has passed. */
+static void try_again(struct kvbm_manager *m)
+{
+    for (enum kv_tier to = KV_TIER_HOST; to < KV_N_TIERS; to++)
+        m->down[to].stalled = false;
+    kvbm_job_retry(m);
+    kvbm_offload_pump(m);
+}
+
+static void wait_for_work(struct kvbm_manager *m)
+{
+    uint64_t deadline = KV_MIN(kvbm_pin_late(m), kvbm_job_late(m));
+    bool again = stalled(m); /* also what these have begun */
+    struct timespec until;
+
+    if (m->inbox) /* of those that were late */
+        return;
+    if (again)
+        deadline = KV_MIN(deadline, kv_now_ns() + RETRY_NS);
+    if (deadline == UINT64_MAX) {
+        pthread_cond_wait(&m->work, &m->lock);
+        return;
+    }
+    until = (struct timespec){(time_t)(deadline / KV_NS_PER_S), (long)(deadline % KV_NS_PER_S)};
+    if (pthread_cond_timedwait(&m->work, &m->lock, &until) == ETIMEDOUT && again)
+        try_again(m);
+}
+
+static void *mover(void *arg)
+{
+    struct kvbm_manager *m = arg;
+
+    kvbm_manager_enter(m);
+    while (!m->mover_ends || m->inbox || m->running || m->stalled) {
+        struct kvbm_note *note = m->inbox, *next;
+
+        if (!note) {
+            wait_for_work(m);
+            continue;
+        }
+        m->inbox = NULL;
+        m->inbox_tail = &m->inbox;
+        for (; note; note = next) {
+            next = note->next; /* it is freed */
+            note->run(m, note);
+        }
+        if (stalled(m))
+            try_again(m);
+    }
+    kvbm_manager_leave(m);
+    return NULL;
+}
+
+int kvbm_mover_start(struct kvbm_manager *m)
+{
+    int rc;
+
+    m->mover_ends = false;
+    rc = kv_thread_start(&m->mover, "kvbm-mover", mover, m);
+    m->mover_runs = rc == 0;
+    return rc;
+}
+
+void kvbm_mover_end(struct kvbm_manager *m)
+{
+    m->mover_ends = true;
+    pthread_cond_signal(&m->work);
+}
+
+void kvbm_mover_join(struct kvbm_manager *m)
+{
+    if (m->mover_runs)
+        pthread_join(m->mover, NULL);
+    m->mover_runs = false;
+}
