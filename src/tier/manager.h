@@ -7,7 +7,8 @@
  *   job.c      copies between host blocks of a pin and a cache
  *   offload.c  blocks go down: queues of weak references, moves of some blocks at a time
  *   write_back.c  blocks go to the object store when they are about to be evicted
- *   where.c    which tier has what, asking the object store
+ *   presence.c which keys the object store has, as far as is known, and asking it
+ *   where.c    which tier has what
  *   mover.c    the thread that goes on with what has ended
  *
  * One lock guards all of it. The executors (engine, disk, object) call back from threads of their own: what
@@ -373,7 +374,7 @@ void kvbm_write_back_all(struct kvbm_manager *m);
 /** Blocks that were evicted before anybody thought of them. */
 uint64_t kvbm_write_back_lost(const struct kvbm_manager *m);
 
-/* where.c */
+/* presence.c */
 /** The object store has (or hasn't: @sure, or for the moment) this key, which is @like's, if that isn't NULL. False:
  * it can't be remembered. */
 bool kvbm_object_present(struct kvbm_manager *m, const struct kvbm_chain *chain,
@@ -384,5 +385,7 @@ void kvbm_object_not_absent(struct kvbm_manager *m, uint32_t group, const void *
 /** It was put: what is being asked or got at the moment may have looked before, and its "isn't there" is void. */
 void kvbm_object_put(struct kvbm_manager *m, uint32_t group, const void *key);
 bool kvbm_object_known_absent(const struct kvbm_manager *m, uint64_t hash);
+/** Keys [i, i + n) of the chain are asked for. False: not now. */
+bool kvbm_object_ask(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t i, uint32_t n);
 
 #endif
