@@ -3,6 +3,7 @@
  * What the manager's parts share.
  *
  *   pin.c      what callers hold: items, one a key, each with a host block or without
+ *   pin_store.c  those of stores: reserved, then findable
  *   fetch.c    disk and object blocks come into host blocks of a pin
  *   job.c      copies between host blocks of a pin and a cache
  *   offload.c  blocks go down: queues of weak references, moves of some blocks at a time
@@ -312,10 +313,6 @@ static inline struct kvbm_tier_stats *kvbm_stats_of(struct kvbm_manager *m, enum
                                   : &m->stats.object;
 }
 
-/** Register the host blocks of items [i, i + n), all in @from with their bytes, as what they are. Those that
- * can't be (another position was said before) are given back and MISS. Returns how many are HELD. */
-uint32_t kvbm_pin_register(struct kvbm_pin *pin, uint32_t i, uint32_t n);
-
 /* mover.c; with the lock, or before anybody else has the manager, but for join */
 int kvbm_mover_start(struct kvbm_manager *m);
 /** It ends when nothing is under way any more. */
@@ -326,15 +323,24 @@ void kvbm_mover_join(struct kvbm_manager *m);
 int kvbm_pin_new(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n, bool store,
                  struct kvbm_pin **ret);
 void kvbm_pin_put(struct kvbm_pin *pin);
+/** Its host block, held or reserved, goes back: it is MISS. */
+void kvbm_pin_let_go(struct kvbm_pin *pin, uint32_t i);
+/** Those that the host tier has are held. */
+void kvbm_pin_hold(struct kvbm_pin *pin);
 /** A new pin begins to load. Returns as kvbm_manager_prepare_load. */
 long kvbm_pin_load(struct kvbm_pin *pin, const struct kvbm_pin_opts *opts);
 void kvbm_pin_look(struct kvbm_pin *pin); /* items that WAIT look again */
 void kvbm_pin_settle(struct kvbm_pin *pin);
 /** Those whose deadline has passed wait for others no longer. Returns the next deadline, or UINT64_MAX. */
 uint64_t kvbm_pin_late(struct kvbm_manager *m);
-long kvbm_pin_reserve(struct kvbm_pin *pin);
 /** The number of @n blocks to be had in @pool, at most @n, written to ret. */
 uint32_t kvbm_take_blocks(struct kvbm_pool *pool, struct kvbm_mutable *ret, uint32_t n);
+
+/* pin_store.c */
+long kvbm_pin_reserve(struct kvbm_pin *pin);
+/** Register the host blocks of items [i, i + n), all in @from with their bytes, as what they are. Those that
+ * can't be (another position was said before) are given back and MISS. Returns how many are HELD. */
+uint32_t kvbm_pin_register(struct kvbm_pin *pin, uint32_t i, uint32_t n);
 long kvbm_pin_commit_locked(struct kvbm_pin *pin, const uint8_t *ok, struct kvbm_job_ *through);
 
 /* fetch.c */

@@ -164,7 +164,7 @@ struct kvbm_object {
     } touched[KVBM_OBJECT_TOUCHED];
 };
 
-/* object.c; all with the lock held */
+/* object_batch.c; all with the lock held */
 
 /** Statuses as the caller sees them, counted: blocks without a result get @rc. */
 void kvbm_object_settle(struct kvbm_object *o, struct kvbm_object_batch *batch, int rc);
@@ -176,7 +176,12 @@ void kvbm_object_end(struct kvbm_object *o, struct kvbm_object_batch *batch, int
 void kvbm_object_tell(struct kvbm_object *o, bool probe, int rc);
 struct kvbm_object_batch *kvbm_object_pop(struct kvbm_object_list *list);
 bool kvbm_object_unqueue(struct kvbm_object_list *list, const struct kvbm_object_batch *batch);
-/** Gives up a reference, and the lock. */
+/** What waits in the queues ends with @rc, with or without the breaker's probe. */
+void kvbm_object_end_queued(struct kvbm_object *o, int rc, bool probes_too);
+
+/* object.c */
+
+/** Gives up a reference, and the lock, which is held. */
 void kvbm_object_unref_unlock(struct kvbm_object *o);
 
 /* object_worker.c */
