@@ -69,6 +69,8 @@ struct kvbm_manager_opts {
 
     uint64_t host_bytes;     /* host tier; 0: none, only staging buffers */
     uint32_t staging_blocks; /* without a host tier; 0: 64 */
+    /* KVBM_EVICT_LRU (the default) is of leaves here, as KVBM_EVICT_LINEAGE: a prompt's end goes before its beginning,
+     * in whatever order its blocks came into a tier and were let go. LFU doesn't see to that. */
     enum kvbm_eviction host_eviction;
     bool host_pinned; /* page-locked, for the GPU: needs CUDA */
     bool huge_pages;

@@ -66,8 +66,20 @@ static void set_policy(struct kvbm_tier_policy *policy)
         policy->threshold = 2;
 }
 
+/*
+ * The blocks of a prompt come into a tier and are let go in any order: in moves that overtake each other, in an index that
+ * is read again, one by one as they are fetched. So that its end goes before its beginning, LRU is one of leaves.
+ */
+static void set_eviction(enum kvbm_eviction *eviction)
+{
+    if (*eviction == KVBM_EVICT_LRU)
+        *eviction = KVBM_EVICT_LINEAGE;
+}
+
 static void set_defaults(struct kvbm_manager_opts *o)
 {
+    set_eviction(&o->host_eviction);
+    set_eviction(&o->disk_eviction);
     o->key_len = o->key_len ? o->key_len : 8;
     o->staging_blocks = o->staging_blocks ? o->staging_blocks : 64;
     o->object_blocks = o->object_blocks ? o->object_blocks : 100000;
