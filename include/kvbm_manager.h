@@ -64,7 +64,7 @@ struct kvbm_manager_opts {
     const char
         *fingerprint; /* model, revision, parallel rank: what makes equal keys equal bytes. Required
                               * with a disk or object tier. */
-    uint32_t key_len; /* 0: 8 */
+    uint32_t key_len; /* bytes, 4 to 64; 0: 8 */
     struct kvbm_events *events; /* outlives the manager. NULL: nobody is told */
 
     uint64_t host_bytes;     /* host tier; 0: none, only staging buffers */
@@ -76,7 +76,8 @@ struct kvbm_manager_opts {
     bool huge_pages;
     struct kvbm_tier_policy host_policy;
 
-    const char *disk; /* directories, one per volume, separated by ':'. NULL: no disk tier */
+    const char *
+        disk; /* directories, one per volume, separated by ':' (no name has one). NULL: no disk tier */
     uint64_t disk_bytes;
     enum kvbm_eviction disk_eviction;
     struct kvbm_tier_policy disk_policy;
@@ -143,7 +144,8 @@ struct kvbm_cache_opts {
     struct kvbm_pool
         *pool; /* of the manager's registry, over that layout; NULL: the engine numbers blocks */
     /* Its heads within the host tier's blocks, when those have more: a store job copies its part then and commits
-     * nothing. Once all parts are there, kvbm_pin_commit does. */
+     * nothing. Once all parts are there, kvbm_pin_commit does, of the blocks that are in every part's ok: a part that
+     * failed, or was never stored, leaves what was in the host block before. */
     uint32_t first_head;
     uint32_t n_heads; /* 0: all */
 };
@@ -177,7 +179,7 @@ KV_API long kvbm_manager_touch(struct kvbm_manager *manager, uint32_t group, con
 
 /* ---- pins ---- */
 
-/** Blocks held in the host tier: found and fetched ones (load), or reserved ones (store). */
+/** Blocks held in the host tier: found and fetched ones (load), or reserved ones (store). Of at most 2^20 keys (-EINVAL). */
 struct kvbm_pin;
 
 struct kvbm_pin_opts {
@@ -240,7 +242,8 @@ struct kvbm_job {
     struct kvbm_cache *cache; /* required */
     const uint32_t
         *blocks; /* [n of the pin] the cache's blocks of its keys, copied; UINT32_MAX: leave out */
-    uint32_t first_layer, n_layers; /* load: these only; 0: all */
+    uint32_t first_layer,
+        n_layers; /* load: these only, 0 layers: all from the first on; store: 0, 0 */
     int32_t priority;
     uint64_t deadline_ns;
     int ready_fd; /* store: nothing is read before it is readable; duplicated. 0 or -1: at once */
@@ -255,7 +258,11 @@ struct kvbm_job {
 KV_API int64_t kvbm_manager_submit(struct kvbm_manager *manager, const struct kvbm_job *job);
 /** Copies not begun are left out. Returns 0 or -ENOENT. */
 KV_API int kvbm_manager_cancel(struct kvbm_manager *manager, uint64_t id);
-/** Jobs that ended, oldest first; n_ok of struct kvbm_done counts blocks. */
+/**
+ * Jobs that ended, oldest first. Of struct kvbm_done, n counts the blocks of the job that weren't left out (of a store: those
+ * reserved), n_ok those copied. A load that finds only some of its keys has status 0 and n_ok < n, one that finds none
+ * -ENOENT: the job's ok says which there are, as it does when something failed.
+ */
 KV_API long kvbm_manager_poll(struct kvbm_manager *manager, struct kvbm_done *ret, size_t max);
 /** Readable while there are such. The manager's. */
 KV_API int kvbm_manager_fd(struct kvbm_manager *manager);
