@@ -162,14 +162,16 @@ enum kvbm_where {
     KVBM_READY,   /* in the host tier */
     KVBM_ON_DISK, /* to be fetched */
     KVBM_REMOTE,  /* in the object store, as far as is known */
-    KVBM_PENDING, /* on its way to the host tier: ask again */
+    KVBM_PENDING, /* on its way to the host tier, or not known yet: ask again */
     KVBM_BUSY     /* to be had, but not now (no buffer, a queue is full): ask again */
 };
 
 /**
  * ret[i] (may be NULL) says where key i of @chain is; holds and fetches nothing. Returns the length of the prefix
- * that isn't MISS. With an object tier, keys whose presence isn't known are asked for in the background
- * and are PENDING until the answer is there (at most the first 256 of a call; those behind are MISS).
+ * that isn't MISS. With an object tier, keys whose presence isn't known are asked for in the background (the
+ * first 256 of a call; those behind by later calls) and are PENDING until the answer is there. When the store
+ * doesn't answer for two seconds (object_timeout_ms, if that is less) they are MISS, and at once
+ * while its breaker is open.
  */
 KV_API long kvbm_manager_lookup(struct kvbm_manager *manager, const struct kvbm_chain *chain,
                                 size_t n, uint8_t *ret);
@@ -325,6 +327,9 @@ struct kvbm_manager_stats {
     bool object_down; /* its breaker is open */
     uint32_t volumes_down;
     uint64_t registered_bytes; /* io_registered; 0: no, or the kernel wouldn't */
+    uint64_t
+        object_unanswered; /* keys that are a MISS of lookup's because the object store was not asked
+                                 * (its breaker is open) or did not answer (in time) */
 };
 /** -EINVAL for a struct without a size. */
 KV_API int kvbm_manager_get_stats(struct kvbm_manager *manager, struct kvbm_manager_stats *ret);

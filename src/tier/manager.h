@@ -35,8 +35,8 @@
 
 #define KVBM_MAX_PIN (1u << 20) /* keys */
 #define KVBM_BATCH 32           /* blocks of one fetch or move */
-#define KVBM_ABSENT 4096
-#define KVBM_ABSENT_NS (2 * KV_NS_PER_S) /* so long "isn't there" of the object store is believed */
+#define KVBM_DOUBTS 1024        /* sets of KVBM_DOUBT_WAYS */
+#define KVBM_DOUBT_WAYS 8
 
 /** Something ended: the mover calls run, with the lock. */
 struct kvbm_note {
@@ -201,6 +201,13 @@ struct kvbm_ask {
     uint8_t keys[(KVBM_BATCH + 1) * KVBM_MAX_KEY]; /* the parent's, theirs */
 };
 
+/** A key that the object store isn't known to have (presence.c). */
+struct kvbm_doubt {
+    uint64_t hash;
+    uint64_t since_ns; /* nobody knows, since then; 0: it isn't there */
+    uint64_t until_ns; /* so long that is believed, or it isn't asked for again; 0: no entry */
+};
+
 struct kvbm_manager {
     pthread_mutex_t lock;
     pthread_cond_t work, changed; /* the mover waits for work, callers for changes */
@@ -232,9 +239,7 @@ struct kvbm_manager {
     struct kvbm_set asked;   /* whose presence the object store is being asked for */
     struct kvbm_ask *asks;
     uint32_t n_asks; /* of running */
-    struct {
-        uint64_t hash, until_ns;
-    } absent[KVBM_ABSENT];
+    struct kvbm_doubt doubts[KVBM_DOUBTS][KVBM_DOUBT_WAYS];
     struct kvbm_queue down[KV_N_TIERS];
     struct kvbm_move *moves;
     struct kvbm_weak *leaving; /* [max_leaving] write_back.c's */
@@ -381,6 +386,11 @@ void kvbm_write_back_all(struct kvbm_manager *m);
 uint64_t kvbm_write_back_lost(const struct kvbm_manager *m);
 
 /* presence.c */
+enum kvbm_presence {
+    KVBM_PRESENCE_UNKNOWN, /* to be asked for */
+    KVBM_PRESENCE_ASKED,   /* there will be an answer, or another question */
+    KVBM_PRESENCE_ABSENT /* it isn't there; or nobody could say in time, which is the same to a scheduler */
+};
 /** The object store has (or hasn't: @sure, or for the moment) this key, which is @like's, if that isn't NULL. False:
  * it can't be remembered. */
 bool kvbm_object_present(struct kvbm_manager *m, const struct kvbm_chain *chain,
@@ -390,8 +400,11 @@ void kvbm_object_absent(struct kvbm_manager *m, uint32_t group, const void *key,
 void kvbm_object_not_absent(struct kvbm_manager *m, uint32_t group, const void *key);
 /** It was put: what is being asked or got at the moment may have looked before, and its "isn't there" is void. */
 void kvbm_object_put(struct kvbm_manager *m, uint32_t group, const void *key);
-bool kvbm_object_known_absent(const struct kvbm_manager *m, uint64_t hash);
-/** Keys [i, i + n) of the chain are asked for. False: not now. */
-bool kvbm_object_ask(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t i, uint32_t n);
+/** Of a key that the object store isn't known to have. */
+enum kvbm_presence kvbm_object_presence(const struct kvbm_manager *m, uint64_t hash);
+/** Keys [i, i + n) of the chain are asked for; bit k of @unknown: nobody knows of key i + k. Returns 0; -EHOSTDOWN: the
+ * store is away; -EAGAIN, -ENOMEM...: not now, they are to be asked for again. */
+int kvbm_object_ask(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t i, uint32_t n,
+                    uint32_t unknown);
 
 #endif

@@ -163,6 +163,9 @@ static void render(const struct kvbm_manager *m, const struct kvbm_manager_stats
     put_one(out, "kvbm_pins", "gauge", "Pins that are held.", stats->pins_now);
     put_one(out, "kvbm_object_down", "gauge", "1: calls to the object store fail and are withheld.",
             stats->object_down);
+    put_one(out, "kvbm_object_unanswered_total", "counter",
+            "Keys that were a miss because the object store could not be asked or did not answer.",
+            stats->object_unanswered);
     put_one(out, "kvbm_disk_volumes_down", "gauge", "Volumes no longer used after too many errors.",
             stats->volumes_down);
     put_one(out, "kvbm_disk_registered_bytes", "gauge", "Memory registered with io_uring.",

@@ -87,7 +87,7 @@ struct kvbm_object_batch {
     void *arg;
     struct kvbm_object_batch *next_; /* the tier's, like the rest */
     uint64_t until_;
-    bool probe_;
+    bool probe_; /* once submitted: the one that goes to see whether the store is back */
 };
 
 /**

@@ -1,36 +1,143 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * What is known of the object store, of which nobody knows but itself: the keys that were put or found there are kept
- * as blocks of a pool without bytes, those that were not there for a moment in a small table, and the rest is
- * asked for in the background.
+ * as blocks of a pool without bytes, and the rest is asked for in the background. What came of that is in a
+ * table of doubts, in sets, the oldest of which goes first:
+ *
+ *   (none) ── asked ──> being asked ── not there ────────────────────────────> absent, for two seconds
+ *                        ^       │
+ *                        │       ├── no answer (failed, queue full) ──> waits a moment ──┐
+ *                        └───────│──────────────────────────────────────────────────────┘
+ *                                └── no answer, and the first question is two seconds old ──> absent
+ *
+ * "Not yet" is told for two seconds at most, or for the time of one batch if that is less, whatever the store does: a
+ * question that hangs goes on behind it, and its answer counts when it comes. With the breaker open nobody is
+ * asked, and nobody waits for the one that is let through to see. What was a miss for want of an
+ * answer is counted.
  */
 #include <errno.h>
 #include <stdlib.h>
 
 #include "tier/manager.h"
 
-bool kvbm_object_known_absent(const struct kvbm_manager *m, uint64_t hash)
+#define ABSENT_NS (2 * KV_NS_PER_S) /* so long "isn't there" is believed */
+#define PATIENCE_NS (2 * KV_NS_PER_S)
+#define BEING_ASKED UINT64_MAX
+
+/* ---- doubts ---- */
+
+/* So long after the first question a key is neither there nor not. */
+static uint64_t patience_ns(const struct kvbm_manager *m)
 {
-    return m->absent[hash % KVBM_ABSENT].hash == hash &&
-           m->absent[hash % KVBM_ABSENT].until_ns > kv_now_ns();
+    return KV_MIN(PATIENCE_NS, m->opts.object_timeout_ms * KV_NS_PER_MS);
 }
+
+static const struct kvbm_doubt *look_up(const struct kvbm_manager *m, uint64_t hash)
+{
+    const struct kvbm_doubt *set = m->doubts[hash % KVBM_DOUBTS];
+
+    for (int i = 0; i < KVBM_DOUBT_WAYS; i++) {
+        if (set[i].hash == hash && set[i].until_ns)
+            return &set[i];
+    }
+    return NULL;
+}
+
+static struct kvbm_doubt *find(struct kvbm_manager *m, uint64_t hash)
+{
+    return (struct kvbm_doubt *)look_up(m, hash);
+}
+
+static uint64_t made_ns(const struct kvbm_doubt *doubt)
+{
+    return !doubt->until_ns ? 0 : doubt->since_ns ? doubt->since_ns : doubt->until_ns - ABSENT_NS;
+}
+
+/* That of the key, or the oldest of its set, emptied. */
+static struct kvbm_doubt *find_or_make(struct kvbm_manager *m, uint64_t hash)
+{
+    struct kvbm_doubt *set = m->doubts[hash % KVBM_DOUBTS], *oldest = find(m, hash);
+
+    if (oldest)
+        return oldest;
+    oldest = set;
+    for (int i = 1; i < KVBM_DOUBT_WAYS; i++) {
+        if (made_ns(&set[i]) < made_ns(oldest))
+            oldest = &set[i];
+    }
+    *oldest = (struct kvbm_doubt){.hash = hash};
+    return oldest;
+}
+
+static void is_absent(struct kvbm_doubt *doubt)
+{
+    doubt->since_ns = 0;
+    doubt->until_ns = kv_now_ns() + ABSENT_NS;
+}
+
+enum kvbm_presence kvbm_object_presence(const struct kvbm_manager *m, uint64_t hash)
+{
+    const struct kvbm_doubt *doubt = look_up(m, hash);
+    bool asked = kvbm_set_has(&m->asked, hash);
+    uint64_t now = kv_now_ns();
+
+    if (doubt && !doubt->since_ns && now < doubt->until_ns)
+        return KVBM_PRESENCE_ABSENT;
+    if (doubt && doubt->since_ns && asked)
+        return now - doubt->since_ns < patience_ns(m) ? KVBM_PRESENCE_ASKED : KVBM_PRESENCE_ABSENT;
+    if (asked ||
+        (doubt && doubt->since_ns && doubt->until_ns != BEING_ASKED && now < doubt->until_ns))
+        return KVBM_PRESENCE_ASKED;
+    return KVBM_PRESENCE_UNKNOWN;
+}
+
+/* It is being asked for; what was asked for lately in vain is in doubt since then. */
+static struct kvbm_doubt *begin_doubt(struct kvbm_manager *m, uint64_t hash)
+{
+    struct kvbm_doubt *doubt = find_or_make(m, hash);
+    uint64_t now = kv_now_ns();
+
+    if (!doubt->since_ns || now > doubt->until_ns + 5 * PATIENCE_NS)
+        doubt->since_ns = now;
+    doubt->until_ns = BEING_ASKED;
+    return doubt;
+}
+
+/* The question whether it is there ended with @rc. */
+static void unanswered(struct kvbm_manager *m, uint64_t hash, int rc)
+{
+    struct kvbm_doubt *doubt = find(m, hash);
+    uint64_t patience = patience_ns(m), pause = patience / 20;
+
+    if (!doubt || !doubt->since_ns) /* it came there meanwhile, or was in another tier */
+        return;
+    if (rc != -EHOSTDOWN && kv_now_ns() + pause - doubt->since_ns < patience) {
+        doubt->until_ns = kv_now_ns() + pause;
+        return;
+    }
+    m->stats.object_unanswered++;
+    if (rc ==
+        -EHOSTDOWN) /* it costs nothing to try again, and as soon as the store is back it is worth it */
+        doubt->until_ns = 0;
+    else
+        is_absent(doubt);
+}
+
+/* ---- what is known ---- */
 
 void kvbm_object_absent(struct kvbm_manager *m, uint32_t group, const void *key, bool sure)
 {
-    uint64_t hash = kvbm_key_hash(m, group, key);
-
     if (sure)
         kvbm_pool_reset_keys(m->object, group, key, 1, NULL);
-    m->absent[hash % KVBM_ABSENT].hash = hash;
-    m->absent[hash % KVBM_ABSENT].until_ns = kv_now_ns() + KVBM_ABSENT_NS;
+    is_absent(find_or_make(m, kvbm_key_hash(m, group, key)));
 }
 
 void kvbm_object_not_absent(struct kvbm_manager *m, uint32_t group, const void *key)
 {
-    uint64_t hash = kvbm_key_hash(m, group, key);
+    struct kvbm_doubt *doubt = find(m, kvbm_key_hash(m, group, key));
 
-    if (m->absent[hash % KVBM_ABSENT].hash == hash)
-        m->absent[hash % KVBM_ABSENT].until_ns = 0;
+    if (doubt)
+        doubt->until_ns = 0;
 }
 
 static void overtake_fetches(struct kvbm_pin *pin, uint32_t group, const void *key)
@@ -89,6 +196,22 @@ bool kvbm_object_present(struct kvbm_manager *m, const struct kvbm_chain *chain,
 
 /* ---- asking ---- */
 
+static void answered(struct kvbm_manager *m, const struct kvbm_ask *ask, uint32_t i)
+{
+    const uint8_t *key = ask->keys + (size_t)(i + 1) * m->key_len;
+    struct kvbm_chain chain = {.size = sizeof(chain),
+                               .group = ask->group,
+                               .keys = key,
+                               .parent = i || ask->has_parent ? key - m->key_len : NULL,
+                               .position = ask->position + i};
+    int status = ask->ios[i].status;
+
+    if (status && status != -ENOENT)
+        unanswered(m, kvbm_key_hash(m, ask->group, key), status);
+    else if (status || !kvbm_object_present(m, &chain, NULL)) /* nor for what can't be remembered */
+        kvbm_object_absent(m, ask->group, key, status == -ENOENT);
+}
+
 static void asked(struct kvbm_manager *m, struct kvbm_note *note)
 {
     struct kvbm_ask *ask = (struct kvbm_ask *)note, **at = &m->asks;
@@ -99,19 +222,11 @@ static void asked(struct kvbm_manager *m, struct kvbm_note *note)
         at = &(*at)->next;
     *at = ask->next;
     for (uint32_t i = 0; i < ask->n; i++) {
-        uint8_t *key = ask->keys + (size_t)(i + 1) * m->key_len;
-        struct kvbm_chain chain = {.size = sizeof(chain),
-                                   .group = ask->group,
-                                   .keys = key,
-                                   .parent = i || ask->has_parent ? key - m->key_len : NULL,
-                                   .position = ask->position + i};
+        const uint8_t *key = ask->keys + (size_t)(i + 1) * m->key_len;
 
         kvbm_set_drop(&m->asked, kvbm_key_hash(m, ask->group, key));
-        /* Not there, not to be had, or not remembered: for a moment it is a miss, not asked for for ever. */
-        if (ask->overtaken >> i & 1)
-            continue;
-        if (ask->ios[i].status || !kvbm_object_present(m, &chain, NULL))
-            kvbm_object_absent(m, ask->group, key, ask->ios[i].status == -ENOENT);
+        if (!(ask->overtaken >> i & 1))
+            answered(m, ask, i);
     }
     free(ask);
     pthread_cond_broadcast(&m->changed);
@@ -124,14 +239,16 @@ static void ask_done(struct kvbm_object_batch *batch)
     kvbm_note(ask->manager, &ask->note, asked);
 }
 
-bool kvbm_object_ask(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t i, uint32_t n)
+/* NULL: no memory. */
+static struct kvbm_ask *ask_new(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t i,
+                                uint32_t n)
 {
     const uint8_t *keys = chain->keys;
     struct kvbm_ask *q = calloc(1, sizeof(*q));
 
     if (!q || kvbm_set_reserve(&m->asked, n) < 0) {
         free(q);
-        return false;
+        return NULL;
     }
     q->manager = m;
     q->group = chain->group;
@@ -150,15 +267,34 @@ bool kvbm_object_ask(struct kvbm_manager *m, const struct kvbm_chain *chain, siz
                                           .n = n,
                                           .done = ask_done,
                                           .arg = q};
-    if (kvbm_object_submit(m->object_store, &q->batch) < 0) {
-        free(q);
-        return false;
+    return q;
+}
+
+int kvbm_object_ask(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t i, uint32_t n,
+                    uint32_t unknown)
+{
+    struct kvbm_ask *q = ask_new(m, chain, i, n);
+    int rc = q ? kvbm_object_submit(m->object_store, &q->batch) : -ENOMEM;
+
+    for (uint32_t k = 0; k < n; k++) {
+        const uint8_t *key = (const uint8_t *)chain->keys + (i + k) * m->key_len;
+        uint64_t hash = kvbm_key_hash(m, chain->group, key);
+        struct kvbm_doubt *doubt = unknown >> k & 1 ? begin_doubt(m, hash) : NULL;
+
+        if (rc == 0)
+            kvbm_set_add(&m->asked, hash);
+        else if (doubt)
+            unanswered(m, hash, rc);
+        if (doubt && rc == 0 && q->batch.probe_) /* it goes to see whether the store is back */
+            doubt->since_ns = 1;
     }
-    for (uint32_t k = 0; k < n; k++)
-        kvbm_set_add(&m->asked, kvbm_key_hash(m, chain->group, keys + (i + k) * m->key_len));
+    if (rc < 0) {
+        free(q);
+        return rc;
+    }
     q->next = m->asks;
     m->asks = q;
     m->n_asks++;
     m->running++;
-    return true;
+    return 0;
 }

@@ -7,8 +7,12 @@
 #define LOOK 64
 #define MAX_ASKED 256 /* keys of one call */
 
-static uint8_t where(const struct kvbm_manager *m, uint64_t hash, uint8_t tiers)
+/* @tiers: bit per tier that has it. Of the object store: as far as is known, which for @unknown is nothing. */
+static uint8_t where(const struct kvbm_manager *m, uint64_t hash, uint8_t tiers, bool *unknown)
 {
+    enum kvbm_presence presence;
+
+    *unknown = false;
     if (tiers >> KV_TIER_HOST & 1)
         return KVBM_READY;
     if (kvbm_set_has(&m->pending, hash))
@@ -17,33 +21,37 @@ static uint8_t where(const struct kvbm_manager *m, uint64_t hash, uint8_t tiers)
         return KVBM_ON_DISK;
     if (tiers >> KV_TIER_EXTERNAL & 1)
         return KVBM_REMOTE;
-    return kvbm_set_has(&m->asked, hash) ? KVBM_PENDING : KVBM_MISS;
+    if (!m->object_store || m->stopping)
+        return KVBM_MISS;
+    presence = kvbm_object_presence(m, hash);
+    *unknown = presence == KVBM_PRESENCE_UNKNOWN;
+    return presence == KVBM_PRESENCE_ABSENT ? KVBM_MISS : KVBM_PENDING;
 }
 
-static bool to_be_asked(const struct kvbm_manager *m, uint64_t hash, uint8_t at)
-{
-    return m->object_store && at == KVBM_MISS && !kvbm_object_known_absent(m, hash);
-}
-
-/* What isn't known of [i, i + n) is asked for: all from the first such on, since they come as a sequence. */
+/* What isn't known of [i, i + LOOK) is asked for, and what is between: they come as a sequence. Returns for how
+ * many; when the store is away, 0. */
 static uint32_t ask_unknown(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t i,
-                            uint8_t *at, uint32_t n)
+                            uint8_t *at, uint64_t unknown)
 {
-    const uint8_t *keys = chain->keys;
-    uint32_t first = 0, last, some;
+    uint32_t first = (uint32_t)__builtin_ctzll(unknown);
+    uint32_t end = LOOK - (uint32_t)__builtin_clzll(unknown), some;
+    int rc = 0;
 
-    while (
-        first < n &&
-        !to_be_asked(m, kvbm_key_hash(m, chain->group, keys + (i + first) * m->key_len), at[first]))
-        first++;
-    for (last = first; last < n; last += some) {
-        some = KV_MIN(n - last, (uint32_t)KVBM_BATCH);
-        if (!kvbm_object_ask(m, chain, i + last, some))
-            break;
-        for (uint32_t k = last; k < last + some; k++)
-            at[k] = at[k] == KVBM_MISS ? KVBM_PENDING : at[k];
+    for (uint32_t done = first; done < end; done += some) {
+        uint64_t bits = unknown >> done;
+
+        some = KV_MIN(end - done, (uint32_t)KVBM_BATCH);
+        rc = kvbm_object_ask(m, chain, i + done, some, (uint32_t)bits);
+        for (uint32_t k = 0; k < some; k++) {
+            const uint8_t *key = (const uint8_t *)chain->keys + (i + done + k) * m->key_len;
+
+            if (bits >> k & 1 &&
+                (rc == -EHOSTDOWN || kvbm_object_presence(m, kvbm_key_hash(m, chain->group, key)) ==
+                                         KVBM_PRESENCE_ABSENT))
+                at[done + k] = KVBM_MISS;
+        }
     }
-    return last - first;
+    return rc == -EHOSTDOWN ? 0 : end - first;
 }
 
 long kvbm_manager_lookup(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n,
@@ -62,13 +70,18 @@ long kvbm_manager_lookup(struct kvbm_manager *m, const struct kvbm_chain *chain,
     kvbm_manager_enter(m);
     for (size_t i = 0; i < n; i += some) {
         const uint8_t *key = keys + i * m->key_len;
+        uint64_t unknown = 0;
 
         some = (uint32_t)KV_MIN(n - i, (size_t)LOOK);
         kvbm_registry_locate(m->registry, chain->group, key, some, at);
-        for (uint32_t k = 0; k < some; k++)
-            at[k] = where(m, kvbm_key_hash(m, chain->group, key + k * m->key_len), at[k]);
-        if (asked_for < MAX_ASKED && m->object_store && !m->stopping)
-            asked_for += ask_unknown(m, chain, i, at, some);
+        for (uint32_t k = 0; k < some; k++) {
+            bool one;
+
+            at[k] = where(m, kvbm_key_hash(m, chain->group, key + k * m->key_len), at[k], &one);
+            unknown |= (uint64_t)one << k;
+        }
+        if (unknown && asked_for < MAX_ASKED)
+            asked_for += ask_unknown(m, chain, i, at, unknown);
         for (uint32_t k = 0; k < some && prefix == (long)(i + k); k++)
             prefix += at[k] != KVBM_MISS;
         if (ret)

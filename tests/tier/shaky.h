@@ -12,10 +12,13 @@
 struct shaky {
     /* what to do; all are read at each call */
     _Atomic bool hang, hang_puts, hang_open; /* until it becomes false */
+    _Atomic bool hang_exists;
     _Atomic bool hang_answers; /* gets and exists have looked, and don't say what they saw */
     _Atomic bool refuse_open;
-    _Atomic int fail_rc;      /* returned by every call but open; 0: none */
-    _Atomic int fail_puts_rc; /* likewise by puts */
+    _Atomic int fail_rc;        /* returned by every call but open; 0: none */
+    _Atomic int fail_puts_rc;   /* likewise by puts */
+    _Atomic int fail_exists_rc; /* likewise by exists, so many times more: */
+    _Atomic int fail_exists_n;
     _Atomic int delay_us;
     _Atomic int
         lie; /* gets: 1 a bit is wrong, 2 the last byte is missing, 3 somebody else's value */

@@ -113,8 +113,10 @@ static int put_many(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, s
 
 static int exists(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n, uint8_t *ret)
 {
-    int rc = begin(&shaky.exists, NULL);
+    int rc = begin(&shaky.exists, &shaky.hang_exists);
 
+    if (rc == 0 && shaky.fail_exists_n > 0 && atomic_fetch_sub(&shaky.fail_exists_n, 1) > 0)
+        rc = shaky.fail_exists_rc;
     return end(answer(rc ? rc : kvs_file_ext()->exists_chunks(self, hashes, hash_len, n, ret)));
 }
 

@@ -4,31 +4,7 @@
 #include "base/unit.h"
 // clang-format on
 
-#include "base/clock.h"
 #include "manager_shaky.h"
-#include "manager_world.h"
-
-#define EXPECT_SOON(condition)                            \
-    do {                                                  \
-        uint64_t until_ = kv_now_ns() + 20 * KV_NS_PER_S; \
-        while (!(condition) && kv_now_ns() < until_)      \
-            usleep(500);                                  \
-        assert_true(condition);                           \
-    } while (0)
-
-/* A manager with a shaky store, which has nothing yet. */
-static void start(struct world *w, uint32_t host_blocks)
-{
-    char uri[sizeof(w->object)];
-
-    memset(shaky, 0, sizeof(*shaky));
-    world_init(w, host_blocks);
-    snprintf(uri, sizeof(uri), "shaky://%s/object", w->dir);
-    memcpy(w->object, uri, sizeof(uri));
-    w->opts.object = w->object;
-    world_start(w);
-    world_attach(w, false);
-}
 
 /* ---- an end while the store hangs ---- */
 
@@ -56,7 +32,7 @@ static void end_while_it_hangs(int calls)
     struct world w;
     uint64_t begin;
 
-    start(&w, 32);
+    shaky_start(&w, 32);
     shaky->hang = true;
     for (int i = 0; i < calls; i++) { /* asks, gets, puts */
         assert_int_equal(world_where(&w, 10000 + 100 * (uint64_t)i, 3), KVBM_PENDING);
@@ -104,7 +80,7 @@ static void test_asked_before_it_came(void **state)
     struct world w;
 
     (void)state;
-    start(&w, 32);
+    shaky_start(&w, 32);
     shaky->hang_answers = true;
     assert_int_equal(world_where(&w, 1000, 7), KVBM_PENDING);
     EXPECT_SOON(shaky->exists == 1 && shaky->inside == 1);
@@ -129,7 +105,7 @@ static void test_got_before_it_came(void **state)
     int64_t id;
 
     (void)state;
-    start(&w, 0);
+    shaky_start(&w, 0);
     shaky->hang_puts = true;
     assert_int_equal(world_store(&w, 1000, 4), 4);
     EXPECT_SOON(shaky->put_batches + shaky->puts > 0);
@@ -157,7 +133,7 @@ static void test_cancel_ends_fetches(void **state)
     int64_t id;
 
     (void)state;
-    start(&w, 32);
+    shaky_start(&w, 32);
     assert_int_equal(world_store(&w, 1000, 20), 20);
     assert_int_equal(kvbm_manager_drain(w.m, 30000), 0);
     kvbm_pool_reset_inactive(kvbm_manager_pool(w.m, KV_TIER_HOST));

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What a lookup says of keys that only the object store could know, while that is slow, fails, hangs and is away:
+ * "not yet" as long as asking again makes sense, "nobody has it" soon when it doesn't. */
+// clang-format off
+#include "base/unit.h"
+// clang-format on
+
+#define CACHE_BLOCKS 512u
+#include "manager_shaky.h"
+
+#define PATIENCE_NS (2 * KV_NS_PER_S) /* kvbm_manager_lookup's */
+#define SLACK_NS (5 * KV_NS_PER_S)    /* of a busy machine */
+
+struct told {
+    long prefix;
+    uint32_t n[KVBM_BUSY + 1]; /* by state */
+};
+
+static struct told look(struct world *w, uint64_t first, uint32_t n)
+{
+    uint64_t keys[CACHE_BLOCKS];
+    uint8_t at[CACHE_BLOCKS];
+    struct kvbm_chain chain = world_chain(keys);
+    struct told told = {0};
+
+    world_keys(first, keys, n);
+    told.prefix = kvbm_manager_lookup(w->m, &chain, n, at);
+    assert_true(told.prefix >= 0);
+    for (uint32_t i = 0; i < n; i++)
+        told.n[at[i]]++;
+    return told;
+}
+
+static bool all(struct world *w, uint64_t first, uint32_t n, enum kvbm_where state)
+{
+    return look(w, first, n).n[state] == n;
+}
+
+static uint64_t unanswered(struct world *w)
+{
+    return world_stats(w).object_unanswered;
+}
+
+/* The store has blocks 1000 to 1000 + @n, and nobody knows. */
+static void stored_and_forgotten(struct world *w, uint32_t n, uint32_t timeout_ms)
+{
+    shaky_start(w, 64);
+    for (uint32_t done = 0, some; done < n; done += some) {
+        some = n - done < 32 ? n - done : 32;
+        assert_int_equal(world_store(w, 1000 + done, some), some);
+        assert_int_equal(kvbm_manager_drain(w->m, 30000), 0); /* before the next ones evict them */
+    }
+    world_stop(w);
+    w->opts.object_timeout_ms = timeout_ms;
+    world_start(w);
+    world_attach(w, false);
+    shaky->exists = 0;
+}
+
+/* -- a question that fails ------------------------------------------------------------------------- */
+
+/* One that fails says nothing of the key: it is asked for again, and isn't a miss meanwhile. */
+static void test_one_fails(void **state)
+{
+    struct world w;
+
+    (void)state;
+    stored_and_forgotten(&w, 4, 0);
+    shaky->fail_exists_rc = -ECONNRESET;
+    shaky->fail_exists_n = 2;
+    for (uint64_t until = kv_now_ns() + 20 * KV_NS_PER_S; !all(&w, 1000, 4, KVBM_REMOTE);) {
+        assert_int_equal(look(&w, 1000, 4).n[KVBM_MISS], 0);
+        assert_true(kv_now_ns() < until);
+        usleep(500);
+    }
+    assert_int_equal(shaky->exists, 3);
+    assert_int_equal(unanswered(&w), 0);
+    world_fini(&w);
+}
+
+/* All fail, with what isn't an outage: soon a miss, counted, with few questions; and asked for again later. */
+static void test_all_fail(void **state)
+{
+    struct world w;
+    uint64_t begin;
+
+    (void)state;
+    stored_and_forgotten(&w, 4, 0);
+    shaky->fail_exists_rc = -ENOMEM;
+    shaky->fail_exists_n = 1 << 30;
+    begin = kv_now_ns();
+    assert_true(all(&w, 1000, 4, KVBM_PENDING));
+    while (!all(&w, 1000, 4, KVBM_MISS)) {
+        assert_true(kv_now_ns() - begin < PATIENCE_NS + SLACK_NS);
+        usleep(500);
+    }
+    assert_true(kv_now_ns() - begin > KV_NS_PER_S);
+    assert_true(shaky->exists < 60);
+    assert_int_equal(unanswered(&w), 4);
+    assert_false(world_stats(&w).object_down);
+    shaky->fail_exists_n = 0;
+    EXPECT_SOON(all(&w, 1000, 4, KVBM_REMOTE));
+    assert_int_equal(world_load(&w, 1000, 4), 4);
+    world_fini(&w);
+}
+
+/* -- one that hangs -------------------------------------------------------------------------------- */
+
+/* Long before its own deadline it is a miss, for loads too; the answer counts when it comes. */
+static void test_hangs(void **state)
+{
+    struct world w;
+    uint64_t begin;
+
+    (void)state;
+    stored_and_forgotten(&w, 4, 60000);
+    shaky->hang_exists = true;
+    begin = kv_now_ns();
+    assert_true(all(&w, 1000, 4, KVBM_PENDING));
+    while (!all(&w, 1000, 4, KVBM_MISS)) {
+        assert_true(kv_now_ns() - begin < PATIENCE_NS + SLACK_NS);
+        usleep(500);
+    }
+    assert_true(kv_now_ns() - begin > KV_NS_PER_S);
+    assert_int_equal(world_load(&w, 1000, 4), 0); /* nor does it wait */
+    assert_int_equal(shaky->gets + shaky->get_batches, 0);
+    assert_int_equal(shaky->exists, 1);
+    shaky->hang_exists = false;
+    EXPECT_SOON(all(&w, 1000, 4, KVBM_REMOTE));
+    assert_int_equal(world_load(&w, 1000, 4), 4);
+    assert_int_equal(shaky->exists, 1);
+    world_fini(&w);
+}
+
+/* With less time for a batch than that, it is a miss after that. */
+static void test_short_timeout(void **state)
+{
+    struct world w;
+    uint64_t begin;
+
+    (void)state;
+    stored_and_forgotten(&w, 4, 100);
+    shaky->hang_exists = true;
+    begin = kv_now_ns();
+    EXPECT_SOON(all(&w, 1000, 4, KVBM_MISS));
+    assert_true(kv_now_ns() - begin < PATIENCE_NS);
+    EXPECT_SOON(unanswered(&w) == 4);
+    shaky->hang_exists = false;
+    EXPECT_SOON(all(&w, 1000, 4, KVBM_REMOTE));
+    world_fini(&w);
+}
+
+/* More questions than can wait: the others aren't known either. */
+static void test_queue_is_full(void **state)
+{
+    struct world w;
+    uint64_t key = 100000;
+
+    (void)state;
+    stored_and_forgotten(&w, 4, 60000);
+    shaky->hang_exists = true;
+    for (int i = 0; i < 40; i++, key += 256) /* 8 questions each, of 256 that may wait */
+        assert_true(all(&w, key, 256, KVBM_PENDING));
+    assert_true(all(&w, 1000, 4, KVBM_PENDING));
+    shaky->hang_exists = false;
+    EXPECT_SOON(all(&w, 1000, 4, KVBM_REMOTE));
+    world_fini(&w);
+}
+
+/* -- one that isn't asked -------------------------------------------------------------------------- */
+
+static void test_breaker_is_open(void **state)
+{
+    struct world w;
+    uint64_t before;
+    int asked;
+
+    (void)state;
+    stored_and_forgotten(&w, 4, 0);
+    shaky->fail_rc = -ECONNRESET;
+    for (uint64_t key = 100000; !world_stats(&w).object_down; key += 100, usleep(2000)) {
+        assert_true(look(&w, key, 4).prefix >= 0);
+        assert_true(key < 200000);
+    }
+    before = unanswered(&w);
+    asked = shaky->exists;
+    for (int i = 0; i < 100; i++) /* the one that is let through to see isn't waited for either */
+        assert_true(all(&w, 1000, 4, KVBM_MISS));
+    assert_true(unanswered(&w) >= before + 4 * 98);
+    assert_true(shaky->exists <= asked + 1);
+    assert_int_equal(look(&w, 1000, 512).n[KVBM_PENDING], 0);
+    shaky->fail_rc = 0;
+    EXPECT_SOON(look(&w, 1000, 4).n[KVBM_PENDING] == 0 && all(&w, 1000, 4, KVBM_REMOTE));
+    assert_int_equal(world_load(&w, 1000, 4), 4);
+    world_fini(&w);
+}
+
+/* -- many keys ------------------------------------------------------------------------------------- */
+
+/* More keys than one call asks for aren't known yet; the next call asks for more. */
+static void test_long_prompt(void **state)
+{
+    struct world w;
+    struct told told;
+
+    (void)state;
+    stored_and_forgotten(&w, 500, 0);
+    told = look(&w, 1000, 512);
+    assert_int_equal(told.n[KVBM_PENDING], 512);
+    assert_int_equal(told.prefix, 512);
+    EXPECT_SOON(look(&w, 1000, 512).n[KVBM_REMOTE] == 500);
+    EXPECT_SOON(look(&w, 1000, 512).n[KVBM_PENDING] == 0);
+    assert_int_equal(look(&w, 1000, 512).prefix, 500);
+    assert_int_equal(shaky->exists, 16);
+    world_fini(&w);
+}
+
+/* What isn't there is remembered of all keys of a prompt, and of some prompts: a call that never ends to ask would let
+ * its caller wait for ever. */
+static void test_absence_is_remembered(void **state)
+{
+    struct world w;
+
+    (void)state;
+    stored_and_forgotten(&w, 1, 0);
+    for (uint64_t prompt = 0; prompt < 8; prompt++) {
+        uint64_t begin = kv_now_ns();
+        int calls = 0;
+
+        while (look(&w, 1000000 * (prompt + 1), 256).n[KVBM_PENDING]) {
+            calls++;
+            assert_true(kv_now_ns() - begin < KV_NS_PER_S + SLACK_NS);
+            usleep(1000);
+        }
+        assert_true(calls > 0);
+    }
+    assert_int_equal(shaky->exists, 8 * 8);
+    world_fini(&w);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_one_fails),     cmocka_unit_test(test_all_fail),
+        cmocka_unit_test(test_hangs),         cmocka_unit_test(test_short_timeout),
+        cmocka_unit_test(test_queue_is_full), cmocka_unit_test(test_breaker_is_open),
+        cmocka_unit_test(test_long_prompt),   cmocka_unit_test(test_absence_is_remembered),
+    };
+
+    find_shaky();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
