@@ -268,7 +268,7 @@ KV_API int kvbm_manager_cancel(struct kvbm_manager *manager, uint64_t id);
 KV_API long kvbm_manager_poll(struct kvbm_manager *manager, struct kvbm_done *ret, size_t max);
 /** Readable while there are such. The manager's. */
 KV_API int kvbm_manager_fd(struct kvbm_manager *manager);
-/** Wait for one and take it. Returns 0, -ETIMEDOUT, -ENOENT. */
+/** Wait for one and take it; the calling thread copies along, from memory to memory. Returns 0, -ETIMEDOUT, -ENOENT. */
 KV_API int kvbm_manager_wait(struct kvbm_manager *manager, uint64_t id, uint32_t timeout_ms,
                              struct kvbm_done *ret);
 

@@ -129,7 +129,8 @@ KV_API int kvbm_engine_cancel(struct kvbm_engine *engine, uint64_t id);
 KV_API long kvbm_engine_poll(struct kvbm_engine *engine, struct kvbm_done *ret, size_t max);
 /** Readable while there are such. The engine's. */
 KV_API int kvbm_engine_fd(struct kvbm_engine *engine);
-/** Wait for a job without a callback and take it; @ret may be NULL. Returns 0, -ETIMEDOUT (0 ms: it hasn't ended),
+/** Wait for a job without a callback and take it; @ret may be NULL. The calling thread copies along, from memory to
+ * memory, and so may be a chunk late. Returns 0, -ETIMEDOUT (0 ms: it hasn't ended),
  * -ENOENT (also when it was polled away meanwhile). */
 KV_API int kvbm_engine_wait(struct kvbm_engine *engine, uint64_t id, uint32_t timeout_ms,
                             struct kvbm_done *ret);

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "tier/manager.h"
+#include "tier/transfer.h"
 
 /* ---- the end ---- */
 
@@ -403,6 +404,15 @@ int64_t kvbm_manager_submit(struct kvbm_manager *m, const struct kvbm_job *in)
     return id;
 }
 
+static struct kvbm_job_ *find_job(const struct kvbm_manager *m, uint64_t id)
+{
+    struct kvbm_job_ *job = m->jobs;
+
+    while (job && job->done.id != id)
+        job = job->next;
+    return job;
+}
+
 int kvbm_manager_cancel(struct kvbm_manager *m, uint64_t id)
 {
     struct kvbm_job_ *job;
@@ -412,8 +422,7 @@ int kvbm_manager_cancel(struct kvbm_manager *m, uint64_t id)
     if (rc < 0)
         return rc;
     kvbm_manager_enter(m);
-    for (job = m->jobs; job && job->done.id != id;)
-        job = job->next;
+    job = find_job(m, id);
     if (!job || job->copied) {
         rc = -ENOENT;
     } else if (!job->cancelled) {
@@ -471,30 +480,35 @@ int kvbm_manager_fd(struct kvbm_manager *m)
     return rc < 0 ? rc : m->done_wake.fd;
 }
 
-static bool is_running(const struct kvbm_manager *m, uint64_t id)
+/* Take part in a copy that waits for a thread. False: there is none, or that was done before (*@helped). */
+static bool help(struct kvbm_manager *m, const struct kvbm_job_ *job, uint64_t deadline,
+                 uint64_t *helped)
 {
-    for (const struct kvbm_job_ *job = m->jobs; job; job = job->next) {
-        if (job->done.id == id)
-            return true;
-    }
-    return false;
+    if (!job->engine_id || job->engine_id == *helped)
+        return false;
+    *helped = job->engine_id;
+    kvbm_manager_leave(m);
+    tier_help(m->engine, *helped, deadline);
+    kvbm_manager_enter(m);
+    return true;
 }
 
 int kvbm_manager_wait(struct kvbm_manager *m, uint64_t id, uint32_t timeout_ms,
                       struct kvbm_done *ret)
 {
-    uint64_t deadline = kv_now_ns() + timeout_ms * KV_NS_PER_MS;
+    uint64_t deadline = kv_now_ns() + timeout_ms * KV_NS_PER_MS, helped = 0;
     struct timespec until = {(time_t)(deadline / KV_NS_PER_S), (long)(deadline % KV_NS_PER_S)};
-    struct kvbm_job_ *job = NULL;
+    struct kvbm_job_ *job = NULL, *running;
     int rc = id ? kvbm_manager_usable(m) : -EINVAL;
 
     if (rc < 0)
         return rc;
     kvbm_manager_enter(m);
     while (rc == 0 && (job = take_done(m, id)) == NULL) {
-        if (!is_running(m, id))
+        running = find_job(m, id);
+        if (!running)
             rc = -ENOENT;
-        else
+        else if (!help(m, running, deadline, &helped))
             rc = -pthread_cond_timedwait(&m->changed, &m->lock, &until);
     }
     if (job && ret)

@@ -10,10 +10,11 @@
  *   write_back.c  blocks go to the object store when they are about to be evicted
  *   presence.c which keys the object store has, as far as is known, and asking it
  *   where.c    which tier has what
- *   mover.c    the thread that goes on with what has ended
+ *   mover.c    what has ended goes on; deadlines
  *
- * One lock guards all of it. The executors (engine, disk, object) call back from threads of their own: what
- * ended is written into the inbox, and one thread, the mover, takes it out and goes on with the next step.
+ * One lock guards all of it. The executors (engine, disk, object) call back from threads of their own, and those go
+ * on with the next step: a thread that had to be woken for it would often take longer than the step. Nothing under
+ * the lock waits for an executor.
  * Order of locks: the manager's, then the registry's or an executor's.
  */
 #ifndef KVBM_TIER_MANAGER_H
@@ -38,7 +39,7 @@
 #define KVBM_DOUBTS 1024        /* sets of KVBM_DOUBT_WAYS */
 #define KVBM_DOUBT_WAYS 8
 
-/** Something ended: the mover calls run, with the lock. */
+/** Something ended: run is called, with the lock. */
 struct kvbm_note {
     struct kvbm_note *next;
     void (*run)(struct kvbm_manager *m, struct kvbm_note *note);
@@ -267,7 +268,7 @@ static inline void kvbm_manager_leave(struct kvbm_manager *m)
 /** 0, -EINVAL (NULL), -ECHILD (a fork's child). */
 int kvbm_manager_usable(const struct kvbm_manager *m);
 
-/** From an executor's thread, without the lock. */
+/** From an executor's thread, without the lock: @run is called here. The note is gone when this returns. */
 void kvbm_note(struct kvbm_manager *m, struct kvbm_note *note,
                void (*run)(struct kvbm_manager *m, struct kvbm_note *note));
 /** With the lock: the mover runs it. */

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The mover: the thread that goes on with what has ended, tries again what was refused, and looks after deadlines. */
+/* What has ended goes on: at once, in the thread that says so. The mover tries again what was refused, looks after
+ * deadlines, and does what can't be done where it comes up. */
 #include <errno.h>
 
 #include "tier/manager.h"
@@ -14,14 +15,6 @@ void kvbm_note_later(struct kvbm_manager *m, struct kvbm_note *note,
     *m->inbox_tail = note;
     m->inbox_tail = &note->next;
     pthread_cond_signal(&m->work);
-}
-
-void kvbm_note(struct kvbm_manager *m, struct kvbm_note *note,
-               void (*run)(struct kvbm_manager *m, struct kvbm_note *note))
-{
-    kvbm_manager_enter(m);
-    kvbm_note_later(m, note, run);
-    kvbm_manager_leave(m);
 }
 
 static bool stalled(const struct kvbm_manager *m)
@@ -40,6 +33,18 @@ static void try_again(struct kvbm_manager *m)
         m->down[to].stalled = false;
     kvbm_job_retry(m);
     kvbm_offload_pump(m);
+}
+
+void kvbm_note(struct kvbm_manager *m, struct kvbm_note *note,
+               void (*run)(struct kvbm_manager *m, struct kvbm_note *note))
+{
+    kvbm_manager_enter(m);
+    run(m, note);
+    if (stalled(m))
+        try_again(m);
+    if (stalled(m) || m->mover_ends)
+        pthread_cond_signal(&m->work);
+    kvbm_manager_leave(m);
 }
 
 static void wait_for_work(struct kvbm_manager *m)

@@ -10,7 +10,7 @@
  *
  * A lane is a queue with those who work on it:
  *
- *   TIER_MEMORY                  n_threads threads, which also call done callbacks
+ *   TIER_MEMORY                  n_threads threads, which also call done callbacks; and whoever waits for a job
  *   TIER_FILE, TIER_FILE_LATER   a thread each, which hand requests to an I/O executor (io.h): onboarding, and
  *                                offloading, which so never stands in its way
  *   TIER_OUT, TIER_IN            a thread and a stream each: from device memory; and to it
@@ -204,7 +204,9 @@ struct kvbm_engine {
 };
 
 /* With the lock: */
+/** The next chunk of the most urgent job of a lane; of one job. False: there is none. */
 bool tier_take(struct kvbm_engine *engine, enum tier_lane lane, struct tier_chunk *ret);
+bool tier_take_of(struct kvbm_engine *engine, struct tier_job *job, struct tier_chunk *ret);
 /** Pairs [first, first + n) of a chunk in flight aren't whole on the other side. */
 void tier_fail_pairs(struct tier_job *job, uint32_t first, uint32_t n, int err);
 void tier_chunk_done(struct kvbm_engine *engine, const struct tier_chunk *chunk);
@@ -214,6 +216,8 @@ void tier_ready(struct kvbm_engine *engine, struct tier_job *job);
 struct tier_job *tier_find(struct kvbm_engine *engine, uint64_t id);
 /** Call one callback; false: there is none to call. The lock is left meanwhile. */
 bool tier_call_one(struct kvbm_engine *engine);
+/** Call that of a job that has just ended. The lock is left meanwhile. */
+void tier_call(struct kvbm_engine *engine, struct tier_job *job);
 void tier_list_add(struct tier_list *list, struct tier_job *job);
 void tier_list_remove(struct tier_list *list, struct tier_job **at);
 
@@ -222,6 +226,13 @@ int tier_heap_init(struct tier_heap *heap, size_t max);
 /* ---- the threads (transfer.c, transfer_memory.c, transfer_file.c, transfer_cuda.c) ---- */
 
 void *tier_memory_thread(void *engine);
+/**
+ * The calling thread, which waits for a job, copies of it what nobody has taken yet, and calls its callback when that
+ * was the last: on an idle machine a sleeping thread wakes later than a small job takes. Nothing is begun after
+ * @until_ns.
+ */
+void tier_help(struct kvbm_engine *engine, uint64_t id, uint64_t until_ns);
+void tier_help_locked(struct kvbm_engine *engine, uint64_t id, uint64_t until_ns);
 
 /** Make sure that somebody works on the job's lane, and its event can be asked. 0, -ENOTSUP, -ENOMEM, -EAGAIN. */
 int tier_lane_open(struct kvbm_engine *engine, const struct tier_job *job);

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* From memory to memory. These threads also call the callbacks of all jobs. */
+/* From memory to memory: by the engine's threads, which also call the callbacks of all jobs, and by those who wait. */
 #include <string.h>
 #if defined(__x86_64__)
 #include <emmintrin.h>
 #endif
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "transfer.h"
 
@@ -89,6 +90,15 @@ static void run(struct tier_chunk *chunk)
     }
 }
 
+/* With the lock, left meanwhile. */
+static void do_chunk(struct kvbm_engine *engine, struct tier_chunk *chunk)
+{
+    pthread_mutex_unlock(&engine->lock);
+    run(chunk);
+    pthread_mutex_lock(&engine->lock);
+    tier_chunk_done(engine, chunk);
+}
+
 void *tier_memory_thread(void *arg)
 {
     struct kvbm_engine *engine = arg;
@@ -99,10 +109,7 @@ void *tier_memory_thread(void *arg)
         if (tier_call_one(engine))
             continue;
         if (tier_take(engine, TIER_MEMORY, &chunk)) {
-            pthread_mutex_unlock(&engine->lock);
-            run(&chunk);
-            pthread_mutex_lock(&engine->lock);
-            tier_chunk_done(engine, &chunk);
+            do_chunk(engine, &chunk);
             continue;
         }
         if (engine->stopping && !engine->n_live && !engine->calls.first)
@@ -111,4 +118,24 @@ void *tier_memory_thread(void *arg)
     }
     pthread_mutex_unlock(&engine->lock);
     return NULL;
+}
+
+void tier_help_locked(struct kvbm_engine *engine, uint64_t id, uint64_t until_ns)
+{
+    struct tier_job *job;
+    struct tier_chunk chunk;
+
+    while ((job = tier_find(engine, id)) && job->plan.lane == TIER_MEMORY &&
+           kv_now_ns() < until_ns && tier_take_of(engine, job, &chunk)) {
+        do_chunk(engine, &chunk);
+        if (job->state == TIER_ENDED && job->done)
+            tier_call(engine, job);
+    }
+}
+
+void tier_help(struct kvbm_engine *engine, uint64_t id, uint64_t until_ns)
+{
+    pthread_mutex_lock(&engine->lock);
+    tier_help_locked(engine, id, until_ns);
+    pthread_mutex_unlock(&engine->lock);
 }

@@ -113,6 +113,13 @@ void tier_list_remove(struct tier_list *list, struct tier_job **at)
 
 /* ---- the end of a job ---- */
 
+/* A callback waits for the threads that call them. */
+static void wake_callers(struct kvbm_engine *engine)
+{
+    if (engine->calls.first)
+        pthread_cond_signal(&engine->work[TIER_MEMORY]);
+}
+
 static void count(struct kvbm_engine_stats *stats, const struct kvbm_done *done)
 {
     if (done->status == 0)
@@ -146,7 +153,6 @@ static void end(struct kvbm_engine *engine, struct tier_job *job)
     engine->n_live--;
     if (job->done) {
         tier_list_add(&engine->calls, job);
-        pthread_cond_signal(&engine->work[TIER_MEMORY]);
     } else {
         if (!engine->ended.first)
             kv_wake_signal(&engine->polled);
@@ -167,24 +173,35 @@ static void forget(struct kvbm_engine *engine, struct tier_job *job)
     free(job);
 }
 
-bool tier_call_one(struct kvbm_engine *engine)
+static void call(struct kvbm_engine *engine, struct tier_job **at)
 {
-    struct tier_job *job = engine->calls.first;
-    struct kvbm_done done;
-    kvbm_done_fn fn;
-    void *arg;
+    struct tier_job *job = *at;
+    struct kvbm_done done = job->result;
+    kvbm_done_fn fn = job->done;
+    void *arg = job->arg;
 
-    if (!job)
-        return false;
-    tier_list_remove(&engine->calls, &engine->calls.first);
-    done = job->result;
-    fn = job->done;
-    arg = job->arg;
+    tier_list_remove(&engine->calls, at);
     forget(engine, job); /* first: the callback may submit another */
     pthread_mutex_unlock(&engine->lock);
     fn(arg, &done);
     pthread_mutex_lock(&engine->lock);
+}
+
+bool tier_call_one(struct kvbm_engine *engine)
+{
+    if (!engine->calls.first)
+        return false;
+    call(engine, &engine->calls.first);
     return true;
+}
+
+void tier_call(struct kvbm_engine *engine, struct tier_job *job)
+{
+    struct tier_job **at = &engine->calls.first;
+
+    while (*at != job)
+        at = &(*at)->next;
+    call(engine, at);
 }
 
 /* ---- work ---- */
@@ -214,8 +231,10 @@ void tier_stop(struct kvbm_engine *engine, struct tier_job *job, int status)
     heap_remove(&engine->deadlines, job, earlier, deadline_at);
     job->state = TIER_RUNNING;
     job->status = status;
-    if (!job->n_flying)
-        end(engine, job);
+    if (job->n_flying)
+        return;
+    end(engine, job);
+    wake_callers(engine);
 }
 
 static void cut_chunk(struct tier_job *job, struct tier_chunk *ret)
@@ -231,28 +250,33 @@ static void cut_chunk(struct tier_job *job, struct tier_chunk *ret)
     ret->n_layers = KV_MIN(p->layers, p->first_layer + p->n_layers - ret->first_layer);
 }
 
+bool tier_take_of(struct kvbm_engine *engine, struct tier_job *job, struct tier_chunk *ret)
+{
+    uint64_t now = job->deadline_ns || !job->started_ns ? kv_now_ns() : 0;
+
+    if (job->state != TIER_QUEUED)
+        return false;
+    if (job->deadline_ns && now >= job->deadline_ns) {
+        tier_stop(engine, job, -ETIMEDOUT);
+        return false;
+    }
+    if (!job->started_ns)
+        job->started_ns = now;
+    cut_chunk(job, ret);
+    job->n_flying++;
+    if (job->next_chunk == job->plan.n_chunks) {
+        heap_remove(&engine->queue[job->plan.lane], job, more_urgent, queue_at);
+        heap_remove(&engine->deadlines, job, earlier, deadline_at);
+        job->state = TIER_RUNNING;
+    }
+    return true;
+}
+
 bool tier_take(struct kvbm_engine *engine, enum tier_lane lane, struct tier_chunk *ret)
 {
-    struct tier_heap *heap = &engine->queue[lane];
-
-    while (heap->n) {
-        struct tier_job *job = heap->jobs[1];
-        uint64_t now = job->deadline_ns || !job->started_ns ? kv_now_ns() : 0;
-
-        if (job->deadline_ns && now >= job->deadline_ns) {
-            tier_stop(engine, job, -ETIMEDOUT);
-            continue;
-        }
-        if (!job->started_ns)
-            job->started_ns = now;
-        cut_chunk(job, ret);
-        job->n_flying++;
-        if (job->next_chunk == job->plan.n_chunks) {
-            heap_remove(heap, job, more_urgent, queue_at);
-            heap_remove(&engine->deadlines, job, earlier, deadline_at);
-            job->state = TIER_RUNNING;
-        }
-        return true;
+    while (engine->queue[lane].n) {
+        if (tier_take_of(engine, engine->queue[lane].jobs[1], ret))
+            return true;
     }
     return false;
 }
@@ -286,8 +310,11 @@ void tier_chunk_done(struct kvbm_engine *engine, const struct tier_chunk *chunk)
     }
     engine->stats.pieces += chunk->pieces;
     job->n_flying--;
-    if (!job->n_flying && job->state == TIER_RUNNING)
-        end(engine, job);
+    if (job->n_flying || job->state != TIER_RUNNING)
+        return;
+    end(engine, job);
+    if (job->plan.lane != TIER_MEMORY) /* whose threads look themselves */
+        wake_callers(engine);
 }
 
 /* ---- ids ---- */
@@ -515,6 +542,7 @@ int kvbm_engine_wait(struct kvbm_engine *engine, uint64_t id, uint32_t timeout_m
         return -ENOENT;
     pthread_mutex_lock(&engine->lock);
     engine->n_waiters++;
+    tier_help_locked(engine, id, until);
     while ((err = try_take(engine, id, &done)) == -EAGAIN && rc == 0)
         rc = pthread_cond_timedwait(&engine->told, &engine->lock, &ts);
     engine->n_waiters--;

@@ -332,12 +332,33 @@ static void test_poll_and_descriptor(void **state)
     assert_int_equal(kvbm_engine_wait(w.engine, UINT64_MAX, 0, done), -ENOENT);
     assert_int_equal(kvbm_engine_cancel(w.engine, (uint64_t)ids[4]), -ENOENT);
     assert_int_equal(kvbm_engine_cancel(w.engine, 0), -ENOENT);
-    close_gate();
-    ids[0] = submit(one(0, 1));
-    assert_int_equal(kvbm_engine_wait(w.engine, (uint64_t)ids[0], 20, done), -ETIMEDOUT);
-    open_gate();
-    ends(ids[0], 0, 1);
     kvbm_engine_destroy(w.engine);
+}
+
+/* Whoever waits copies along; not for nothing, and not what isn't ready. */
+static void test_waiting_helps(void **state)
+{
+    int ready = eventfd(0, EFD_CLOEXEC);
+    struct kvbm_transfer t = one(0, 8);
+    struct kvbm_done done;
+    int64_t id;
+
+    (void)state;
+    open_engine((struct kvbm_engine_opts){.n_threads = 1});
+    close_gate();
+    id = submit(one(0, 8));
+    assert_true(id > 0);
+    assert_int_equal(kvbm_engine_wait(w.engine, (uint64_t)id, 0, &done), -ETIMEDOUT);
+    ends(id, 0, 8);
+    t.ready_fd = ready;
+    id = submit(t);
+    assert_true(id > 0);
+    assert_int_equal(kvbm_engine_wait(w.engine, (uint64_t)id, 20, &done), -ETIMEDOUT);
+    assert_int_equal(eventfd_write(ready, 1), 0);
+    open_gate();
+    ends(id, 0, 8);
+    kvbm_engine_destroy(w.engine);
+    close(ready);
 }
 
 /* ---- cancel ---- */
@@ -732,6 +753,7 @@ int main(void)
         cmocka_unit_test(test_overtaking),
         cmocka_unit_test(test_bounds),
         cmocka_unit_test(test_poll_and_descriptor),
+        cmocka_unit_test(test_waiting_helps),
         cmocka_unit_test(test_cancel_before),
         cmocka_unit_test(test_cancel_under_way),
         cmocka_unit_test(test_deadline_storm),
