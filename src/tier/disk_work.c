@@ -23,7 +23,8 @@
 
 enum {
     COMMIT_AT = 256, /* blocks written */
-    DOWN_AFTER = 8   /* errors in a row */
+    DOWN_AFTER = 8,  /* errors in a row */
+    AHEAD = 4        /* a part of the depth */
 };
 
 static bool is_write(const struct kvbm_disk_op *op)
@@ -386,11 +387,17 @@ static void leave_out(struct kvbm_disk *disk, struct kvbm_disk_op *op, int statu
     kvbm_disk_finish(disk, op, status);
 }
 
+/*
+ * A few more are begun than the executor gives to the device: when one ends, it has the next at hand, and the device
+ * needn't wait until this thread has woken.
+ */
 static void begin_some(struct kvbm_disk *disk, struct kvbm_disk_list lists[2],
                        const uint32_t *running, uint64_t now)
 {
+    uint32_t most = disk->depth + disk->depth / AHEAD + 1;
+
     for (int flow = KVBM_ONBOARD; flow >= KVBM_OFFLOAD; flow--) {
-        while (*running < disk->depth && lists[flow].first) {
+        while (*running < most && lists[flow].first) {
             struct kvbm_disk_op *op = kvbm_disk_shift(&lists[flow]);
             int status = why_not(disk, op, now);
 
