@@ -381,6 +381,8 @@ bool kvbm_offload_idle(const struct kvbm_manager *m);
 int kvbm_write_back_open(struct kvbm_manager *m);
 /** What is about to leave the host tier or the disk is queued for the object store. */
 void kvbm_write_back(struct kvbm_manager *m);
+/** What leaves @pool is looked at when more has been allocated, and not at once: some of it couldn't be read. */
+void kvbm_write_back_later(struct kvbm_manager *m, struct kvbm_pool *pool);
 /** So is all that the host tier alone has: nothing is above or below it when the manager is gone. */
 void kvbm_write_back_all(struct kvbm_manager *m);
 /** Blocks that were evicted before anybody thought of them. */

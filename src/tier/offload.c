@@ -408,6 +408,26 @@ static void one_ended(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k
 
 static void launch(struct kvbm_manager *m, struct kvbm_move *move);
 
+/*
+ * It can't be read. A record that lies, or a volume that is left alone, won't be better for another attempt; else there is one
+ * at the next look at what leaves, so that what can't be read at all is tried a few times before it has gone.
+ */
+static void not_read(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k, int status)
+{
+    bool lies = status == -EBADMSG || status == -ENOENT;
+    bool again = !lies && kvbm_disk_usable(m->disk_store, move->info[k].block);
+
+    m->stats.disk.bad += status == -EBADMSG;
+    m->stats.disk.failed += !lies && status != -ECANCELED;
+    kvbm_stats_of(m, move->to)->dropped += !again;
+    if (again)
+        kvbm_write_back_later(m, m->disk);
+    kvbm_mutable_release(&move->target[k]);
+    kvbm_mutable_release(&move->bounce[k]);
+    like_released(move, &move->like[k], again);
+    down_ended(m, &move->from[k], false);
+}
+
 /* The bytes have come up from the disk: those that did go on to the object store. */
 static void go_on(struct kvbm_manager *m, struct kvbm_move *move)
 {
@@ -423,12 +443,7 @@ static void go_on(struct kvbm_manager *m, struct kvbm_move *move)
             keep(move, k, &n);
             continue;
         }
-        m->stats.disk.bad += status == -EBADMSG;
-        kvbm_mutable_release(&move->target[k]);
-        kvbm_mutable_release(&move->bounce[k]);
-        kvbm_stats_of(m, move->to)->dropped++;
-        like_released(move, &move->like[k], false);
-        down_ended(m, &move->from[k], false);
+        not_read(m, move, k, status);
     }
     move->n = n;
     if (n)

@@ -69,6 +69,16 @@ void kvbm_write_back(struct kvbm_manager *m)
         queue_leaving(m, m->disk, ahead_of(m->disk));
 }
 
+void kvbm_write_back_later(struct kvbm_manager *m, struct kvbm_pool *pool)
+{
+    struct kvbm_pool_stats stats;
+
+    if (m->looked[pool->tier])
+        return;
+    kvbm_pool_get_stats(pool, &stats);
+    m->looked[pool->tier] = stats.allocations;
+}
+
 void kvbm_write_back_all(struct kvbm_manager *m)
 {
     if (!m->leaving || !host_of(m))

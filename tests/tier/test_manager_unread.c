@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+/* object_when_evicted: blocks that the disk can't read when they are about to leave it. */
+// clang-format off
+#include "base/unit.h"
+// clang-format on
+
+#include <dlfcn.h>
+#include <stdatomic.h>
+
+#include "manager_world.h"
+
+/* ---- a disk that can't read: the next so many blocks, or always the first so many slots ---- */
+
+static _Atomic int fail_next, fail_slots, n_failed;
+
+static bool fails(size_t len, off_t at)
+{
+    if (len < HOST_STRIDE || at < 4096)
+        return false;
+    if (at < 4096 + (off_t)atomic_load(&fail_slots) * (off_t)HOST_STRIDE) {
+        atomic_fetch_add(&n_failed, 1);
+        return true;
+    }
+    if (atomic_load(&fail_next) <= 0 || atomic_fetch_sub(&fail_next, 1) <= 0)
+        return false;
+    atomic_fetch_add(&n_failed, 1);
+    return true;
+}
+
+ssize_t pread(int fd, void *to, size_t len, off_t at)
+{
+    ssize_t (*real)(int, void *, size_t, off_t) =
+        (ssize_t(*)(int, void *, size_t, off_t))(uintptr_t)dlsym(RTLD_NEXT, "pread");
+
+    if (fails(len, at)) {
+        errno = EIO;
+        return -1;
+    }
+    return real(fd, to, len, at);
+}
+
+static void begin(struct world *w)
+{
+    fail_next = fail_slots = n_failed = 0;
+    world_init(w, 24);
+    w->opts.disk = w->disk;
+    w->opts.disk_bytes = 64u * HOST_STRIDE;
+    w->opts.disk_volatile = true;
+    w->opts.io = KVBM_IO_THREADS;
+    w->opts.object = w->object;
+    w->opts.object_when_evicted = true;
+    world_start(w);
+    world_attach(w, false);
+}
+
+/* Sequences of 8 blocks, from 1000, 2000 ... on. */
+static void store_some(struct world *w, uint64_t from, uint64_t n)
+{
+    for (uint64_t i = from; i < from + n; i++) {
+        assert_int_equal(world_store(w, 1000 * i, 8), 8);
+        assert_int_equal(kvbm_manager_drain(w->m, 30000), 0);
+    }
+}
+
+static long loaded(struct world *w, uint64_t from, uint64_t n)
+{
+    long sum = 0;
+
+    for (uint64_t i = from; i < from + n; i++) {
+        sum += world_load(w, 1000 * i, 8);
+        assert_int_equal(kvbm_manager_drain(w->m, 30000), 0);
+    }
+    return sum;
+}
+
+/* It is told of again, and goes then. */
+static void test_once(void **state)
+{
+    struct world w;
+
+    (void)state;
+    begin(&w);
+    store_some(&w, 1, 6);
+    fail_next = 5;
+    store_some(&w, 7, 14);
+    assert_int_equal(n_failed, 5);
+    assert_int_equal(world_stats(&w).object.dropped, 0);
+    assert_int_equal(world_stats(&w).disk.failed, 5);
+    assert_int_equal(world_stats(&w).volumes_down, 0);
+    assert_int_equal(loaded(&w, 1, 20), 160);
+    world_fini(&w);
+}
+
+/* Some blocks can't be read at all: a few attempts, then they have gone, and are counted. The others go. */
+static void test_never(void **state)
+{
+    uint64_t stored = 6;
+    struct world w;
+
+    (void)state;
+    begin(&w);
+    store_some(&w, 1, stored); /* in the order of the slots */
+    fail_slots = 3;
+    while (world_where(&w, 1000, 0) == KVBM_ON_DISK) {
+        assert_true(stored < 14);
+        store_some(&w, ++stored, 1);
+    }
+    assert_in_range(n_failed, 6, 3 * 12);
+    assert_int_equal(world_stats(&w).object.dropped, 3);
+    fail_slots = 0;
+    store_some(&w, stored + 1, 20 - stored);
+    assert_int_equal(world_stats(&w).object.dropped, 3);
+    assert_int_equal(world_load(&w, 1000, 8), 0);
+    assert_int_equal(loaded(&w, 2, 19), 19 * 8);
+    world_fini(&w);
+}
+
+/* A volume that is given up is asked for nothing more, and nothing is told of for ever. */
+static void test_volume_down(void **state)
+{
+    struct world w;
+
+    (void)state;
+    begin(&w);
+    store_some(&w, 1, 6);
+    kvbm_pool_reset_inactive(kvbm_manager_pool(w.m, KV_TIER_HOST));
+    fail_slots = 64;
+    assert_int_equal(world_load(&w, 3000, 8), 0);
+    assert_int_equal(n_failed, 8);
+    assert_int_equal(world_stats(&w).volumes_down, 1);
+    store_some(&w, 7, 10);
+    assert_int_equal(n_failed, 8);
+    assert_true(world_stats(&w).object.dropped < 200);
+    world_fini(&w);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_once),
+        cmocka_unit_test(test_never),
+        cmocka_unit_test(test_volume_down),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
