@@ -6,6 +6,7 @@
  *   pin_store.c  those of stores: reserved, then findable
  *   fetch.c    disk and object blocks come into host blocks of a pin
  *   job.c      copies between host blocks of a pin and a cache
+ *   job_calls.c  what connectors do with them: submit, cancel, poll, wait
  *   offload.c  blocks go down: queues of weak references, moves of some blocks at a time
  *   write_back.c  blocks go to the object store when they are about to be evicted
  *   presence.c which keys the object store has, as far as is known, and asking it
@@ -355,9 +356,11 @@ void kvbm_fetch_cancel(struct kvbm_pin *pin);
 
 /* job.c */
 void kvbm_job_start(struct kvbm_job_ *job);
+/** It waits for its pin no longer. What only it wanted of a pin that was let go isn't fetched any more. */
+void kvbm_job_give_up(struct kvbm_job_ *job, int status);
 /** One of its blocks has arrived in the object store, or was given up. */
 void kvbm_job_through(struct kvbm_job_ *job, bool arrived);
-/** A job whose pin's blocks come from @sources (the job's from here on, may be NULL). @own: only kvbm_manager_wait
+/** job_calls.c: a job whose pin's blocks come from @sources (the job's from here on, may be NULL). @own: only kvbm_manager_wait
  * takes it. Its id or an error. */
 int64_t kvbm_job_submit(struct kvbm_manager *m, const struct kvbm_job *job,
                         struct kvbm_immutable *sources, bool own);

@@ -124,7 +124,7 @@ int tier_convert_caches(const struct tier_plan *plan, const kvx_cache_desc_t *sr
                         const kvx_cache_desc_t *dst, const uint32_t *src_blocks,
                         const uint32_t *dst_blocks, uint32_t n, void *stream);
 
-/* ---- jobs (transfer_queue.c) ---- */
+/* ---- jobs (transfer_queue.c; transfer_calls.c: what callers do with them) ---- */
 
 enum tier_state {
     TIER_WAITING, /* for its source to be ready */
@@ -212,7 +212,12 @@ void tier_fail_pairs(struct tier_job *job, uint32_t first, uint32_t n, int err);
 void tier_chunk_done(struct kvbm_engine *engine, const struct tier_chunk *chunk);
 void tier_stop(struct kvbm_engine *engine, struct tier_job *job, int status);
 void tier_ready(struct kvbm_engine *engine, struct tier_job *job);
-/** The job of this id that hasn't ended, or NULL. */
+/** Its deadline is watched. */
+void tier_expect(struct kvbm_engine *engine, struct tier_job *job);
+/** It has been told of: free it and its place. */
+void tier_forget(struct kvbm_engine *engine, struct tier_job *job);
+/** The job of this id, or NULL; that hasn't ended. */
+struct tier_job *tier_job_of(struct kvbm_engine *engine, uint64_t id);
 struct tier_job *tier_find(struct kvbm_engine *engine, uint64_t id);
 /** Call one callback; false: there is none to call. The lock is left meanwhile. */
 bool tier_call_one(struct kvbm_engine *engine);
