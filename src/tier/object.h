@@ -12,7 +12,8 @@
  * time stays.
  *
  * A breaker opens after so many failures in a row: while it is open, calls fail at once (-EHOSTDOWN), and one
- * is let through from time to time, over a new handle of the store, to see whether it is back. A full or read-only
+ * is let through from time to time, over a new handle of the store, to see whether it is back. Puts (of flow
+ * KVBM_OFFLOAD) that come while that one is under way wait for it, up to their deadlines, and fail with it. A full or read-only
  * store, and blocks that aren't there, are no failures in this sense.
  *
  * A call that hangs in a backend beyond its batch's deadline is left behind with its thread and copies of
@@ -51,7 +52,7 @@ struct kvbm_object_opts {
 };
 
 /**
- * Opens the store, in the background when it is slow (a second) or away: until then -EHOSTDOWN. -EINVAL for
+ * Opens the store, in the background when it is slow (a second) or away: until then -EHOSTDOWN, puts wait. -EINVAL for
  * options or a URI that can't be; what kvs_open says of a plugin or directory that can't be used; -ENOMEM,
  * -EAGAIN (no threads).
  */

@@ -85,10 +85,16 @@ void kvbm_object_settle(struct kvbm_object *o, struct kvbm_object_batch *batch, 
     }
 }
 
+void kvbm_object_release(struct kvbm_object *o)
+{
+    kvbm_breaker_release(&o->breaker);
+    pthread_cond_signal(&o->work);
+}
+
 void kvbm_object_end(struct kvbm_object *o, struct kvbm_object_batch *batch, int rc)
 {
     if (batch->probe_)
-        kvbm_breaker_release(&o->breaker); /* it never got to the store */
+        kvbm_object_release(o);
     kvbm_object_settle(o, batch, rc);
     kvbm_object_ended(o, batch);
 }
@@ -116,6 +122,7 @@ void kvbm_object_end_queued(struct kvbm_object *o, int rc, bool probes_too)
 
 void kvbm_object_tell(struct kvbm_object *o, bool probe, int rc)
 {
+    bool was_open = o->breaker.open;
     bool opened = kvbm_breaker_tell(&o->breaker, rc == 0, probe, kv_now_ns());
     bool down = o->breaker.open && (opened || probe);
 
@@ -126,8 +133,10 @@ void kvbm_object_tell(struct kvbm_object *o, bool probe, int rc)
     if (!o->breaker.open && o->said_down)
         kv_log_warn("kvbm", "the object tier's store is back", "store=%s", o->label);
     o->said_down = o->breaker.open && (o->said_down || down);
-    if (opened)
+    if (down)
         kvbm_object_end_queued(o, -EHOSTDOWN, false);
+    if (!o->breaker.open && was_open)
+        pthread_cond_broadcast(&o->work); /* puts have waited for this */
     /* The next one is to try a new handle; whoever uses this one closes it. */
     if (down && o->handle && o->handle->refs > 1) {
         o->handle->refs--;
@@ -149,7 +158,8 @@ static bool batch_ok(const struct kvbm_object_batch *b)
     return true;
 }
 
-/* 0: it may be queued. */
+/* 0: it may be queued. Puts wait for one that has gone to see whether the store is back, which may take a while
+ * when that is being opened anew: they would be dropped just before. */
 static int admit(struct kvbm_object *o, struct kvbm_object_batch *batch, uint64_t now_ns)
 {
     enum kvbm_gate gate;
@@ -162,6 +172,8 @@ static int admit(struct kvbm_object *o, struct kvbm_object_batch *batch, uint64_
         return -EAGAIN;
     gate = kvbm_breaker_ask(&o->breaker, now_ns);
     batch->probe_ = gate == KVBM_GATE_PROBE;
+    if (gate == KVBM_GATE_REFUSE && batch->op == KVBM_OBJECT_PUT && batch->flow == KVBM_OFFLOAD)
+        return o->breaker.probing ? 0 : -EHOSTDOWN;
     return gate == KVBM_GATE_REFUSE ? -EHOSTDOWN : 0;
 }
 

@@ -111,6 +111,7 @@ struct kvbm_object_worker {
     /* under the tier's lock */
     struct kvbm_object_batch *batch; /* NULL: none, or it was ended under it */
     bool opener;                     /* opens the store before anything else */
+    bool opens;                      /* is the one that opens it now */
     bool in_call, lost, gone, detached, offloading, cancelled;
     bool called;            /* the store was asked for this batch */
     uint64_t until;         /* when the call counts as hanging */
@@ -154,7 +155,7 @@ struct kvbm_object {
     uint64_t watch_ns; /* when the watcher looks next */
     struct kvbm_breaker breaker;
     struct kvbm_object_handle *handle;
-    bool opening, closing, said_down;
+    bool opening, opening_hangs, closing, said_down;
     int open_rc;   /* of the last time; -EINPROGRESS before */
     uint32_t refs; /* threads, and the owner */
     struct kvbm_object_stats stats;
@@ -174,6 +175,8 @@ void kvbm_object_ended(struct kvbm_object *o, struct kvbm_object_batch *batch);
 void kvbm_object_end(struct kvbm_object *o, struct kvbm_object_batch *batch, int rc);
 /** Tells the breaker; what waits fails when it opens. @rc 0: the store works. */
 void kvbm_object_tell(struct kvbm_object *o, bool probe, int rc);
+/** The probe never got to the store: another may go. */
+void kvbm_object_release(struct kvbm_object *o);
 struct kvbm_object_batch *kvbm_object_pop(struct kvbm_object_list *list);
 bool kvbm_object_unqueue(struct kvbm_object_list *list, const struct kvbm_object_batch *batch);
 /** What waits in the queues ends with @rc, with or without the breaker's probe. */

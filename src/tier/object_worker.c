@@ -63,6 +63,7 @@ static void install(struct kvbm_object_worker *w, struct kvbm_object_handle *h)
     }
 }
 
+/* Of one that has claimed it. Those who come later get this one, too, and those who wait for it go on. */
 static int open_handle(struct kvbm_object_worker *w)
 {
     struct kvbm_object_handle *h = calloc(1, sizeof(*h));
@@ -77,9 +78,10 @@ static int open_handle(struct kvbm_object_worker *w)
     }
     w->opened = rc;
     pthread_mutex_lock(&o->lock);
-    o->opening = false;
+    w->opens = o->opening = o->opening_hangs = false;
     if (rc == 0)
-        install(w, KV_STEAL(h)); /* also for those who come later */
+        install(w, KV_STEAL(h));
+    pthread_cond_broadcast(&o->work);
     pthread_mutex_unlock(&o->lock);
     free(h);
     if (!wanted)
@@ -87,21 +89,20 @@ static int open_handle(struct kvbm_object_worker *w)
     return entered && rc < 0 ? -EHOSTDOWN : rc;
 }
 
-static int get_handle(struct kvbm_object_worker *w)
+/* With the lock held. 0: the worker has a handle, or is to open one (opens). */
+static int claim_handle(struct kvbm_object_worker *w)
 {
     struct kvbm_object *o = w->object;
-    int rc = 0;
 
-    pthread_mutex_lock(&o->lock);
     w->handle = o->handle;
-    if (w->handle)
+    if (w->handle) {
         w->handle->refs++;
-    else if (o->opening)
-        rc = -EHOSTDOWN; /* one is enough to hang in it */
-    else
-        o->opening = true;
-    pthread_mutex_unlock(&o->lock);
-    return w->handle || rc < 0 ? rc : open_handle(w);
+        return 0;
+    }
+    if (o->opening)
+        return -EHOSTDOWN; /* one is enough to hang in it */
+    w->opens = o->opening = true;
+    return 0;
 }
 
 static void put_handle(struct kvbm_object_worker *w)
@@ -141,6 +142,7 @@ void kvbm_object_worker_lose(struct kvbm_object_worker *w, int rc)
 
     let_go(w);
     w->lost = true;
+    o->opening_hangs |= w->opens;
     w->cancelled = false;
     o->n_able--;
     atomic_store_explicit(&w->abandoned, true, memory_order_relaxed);
@@ -170,7 +172,7 @@ static bool finish(struct kvbm_object_worker *w, int rc)
         if (w->called)
             kvbm_object_tell(o, batch->probe_, w->trouble);
         else if (batch->probe_)
-            kvbm_breaker_release(&o->breaker);
+            kvbm_object_release(o);
     }
     pthread_mutex_unlock(&o->lock);
     if (batch)
@@ -190,9 +192,11 @@ static void serve(struct kvbm_object_worker *w, struct kvbm_object_batch *batch)
     w->cancelled = w->called = false;
     w->trouble = 0;
     w->hits.n = w->bad.n = 0;
+    rc = claim_handle(w);
     pthread_mutex_unlock(&o->lock);
 
-    rc = get_handle(w);
+    if (rc == 0 && !w->handle)
+        rc = open_handle(w);
     if (rc == 0)
         rc = kvbm_object_run(w, batch);
     if (finish(w, rc) && w->handle)
@@ -204,10 +208,11 @@ static void serve(struct kvbm_object_worker *w, struct kvbm_object_batch *batch)
 static void open_first(struct kvbm_object_worker *w)
 {
     struct kvbm_object *o = w->object;
-    int rc;
+    int rc = claim_handle(w);
 
     pthread_mutex_unlock(&o->lock);
-    rc = get_handle(w);
+    if (rc == 0)
+        rc = open_handle(w);
     put_handle(w);
     pthread_mutex_lock(&o->lock);
     if (!w->lost)
@@ -217,11 +222,38 @@ static void open_first(struct kvbm_object_worker *w)
     pthread_cond_broadcast(&o->idle);
 }
 
+/*
+ * While the breaker is open: the one that goes to see. When that one gave up before it had seen anything, a put that has
+ * waited for it goes instead.
+ */
+static struct kvbm_object_batch *take_probe(struct kvbm_object *o)
+{
+    struct kvbm_object_batch *batch;
+
+    for (int flow = KVBM_ONBOARD; flow >= KVBM_OFFLOAD; flow--) {
+        for (batch = o->queue[flow].head; batch; batch = batch->next_) {
+            if (batch->probe_ && kvbm_object_unqueue(&o->queue[flow], batch))
+                return batch;
+        }
+    }
+    if (!o->queue[KVBM_OFFLOAD].head ||
+        kvbm_breaker_ask(&o->breaker, kv_now_ns()) != KVBM_GATE_PROBE)
+        return NULL;
+    batch = kvbm_object_pop(&o->queue[KVBM_OFFLOAD]);
+    batch->probe_ = true;
+    return batch;
+}
+
 /* Offloading leaves one thread for those who wait. */
 static struct kvbm_object_batch *take(struct kvbm_object *o)
 {
-    struct kvbm_object_batch *batch = kvbm_object_pop(&o->queue[KVBM_ONBOARD]);
+    struct kvbm_object_batch *batch;
 
+    if (o->breaker.open)
+        return take_probe(o);
+    if (o->opening && !o->opening_hangs && !o->handle)
+        return NULL; /* soon */
+    batch = kvbm_object_pop(&o->queue[KVBM_ONBOARD]);
     if (!batch && o->n_offloading < KV_MAX(o->n_threads - 1, 1))
         batch = kvbm_object_pop(&o->queue[KVBM_OFFLOAD]);
     return batch;

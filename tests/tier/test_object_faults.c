@@ -380,6 +380,145 @@ static void test_half_open(void **state)
     kvbm_object_close(o);
 }
 
+/* The breaker is open, and the one that goes to see is in the store's open. Returns that one. */
+static struct job *reopening(struct kvbm_object *o)
+{
+    struct job *probe = job_new(KVBM_OBJECT_GET, 0, 1, BLOCK);
+    int opens = shaky->opens;
+
+    expect(o, KVBM_OBJECT_PUT, 0, 1, 0);
+    shaky->fail_rc = -ECONNRESET;
+    assert_int_equal(try_once(o), -ECONNRESET);
+    assert_true(stats_of(o).open);
+    shaky->fail_rc = 0;
+    shaky->hang_open = true;
+    EXPECT_SOON(kvbm_object_submit(o, &probe->batch) == 0);
+    EXPECT_SOON(shaky->opens == opens + 1);
+    return probe;
+}
+
+static struct kvbm_object *open_nervous(void)
+{
+    struct kvbm_object_opts opts = default_opts(shaky_uri);
+
+    opts.breaker_failures = 1;
+    opts.breaker_reopen_ms = 50;
+    opts.max_queue = 4;
+    return open_with(&opts);
+}
+
+/* What is to be kept waits for the store that is coming back; who wants something isn't kept waiting. */
+static void test_puts_wait_for_reopening(void **state)
+{
+    struct kvbm_object *o = open_nervous();
+    struct job *probe = reopening(o), *put[4], *more = job_new(KVBM_OBJECT_PUT, 50, 1, BLOCK);
+    (void)state;
+
+    for (uint64_t i = 0; i < 4; i++)
+        put[i] = submit(o, KVBM_OBJECT_PUT, 10 + i, 1, 0);
+    assert_int_equal(kvbm_object_submit(o, &more->batch), -EAGAIN);
+    assert_int_equal(try_once(o), -EAGAIN);
+    kvbm_object_cancel(o, &put[1]->batch);
+    ends(put[1], -ECANCELED);
+    assert_int_equal(try_once(o), -EHOSTDOWN);
+    put[1] = submit(o, KVBM_OBJECT_PUT, 11, 1, 30);
+    ends(put[1], -ETIMEDOUT);
+    usleep(20000);
+    assert_int_equal(stats_of(o).queued, 3);
+    shaky->hang_open = false;
+    ends(put[0], 0);
+    ends(put[2], 0);
+    ends(put[3], 0);
+    ends(probe, 0);
+    assert_int_equal(stats_of(o).opened, 1);
+    expect(o, KVBM_OBJECT_GET, 12, 2, 0);
+    job_free(more);
+    kvbm_object_close(o);
+}
+
+static void test_reopening_fails(void **state)
+{
+    struct kvbm_object *o = open_nervous();
+    struct job *probe = reopening(o), *put[2];
+    (void)state;
+
+    put[0] = submit(o, KVBM_OBJECT_PUT, 10, 1, 0);
+    put[1] = submit(o, KVBM_OBJECT_PUT, 11, 1, 0);
+    shaky->refuse_open = true;
+    shaky->hang_open = false;
+    ends(put[0], -EHOSTDOWN);
+    ends(put[1], -EHOSTDOWN);
+    ends(probe, -EHOSTDOWN);
+    shaky->refuse_open = false;
+    EXPECT_SOON(try_once(o) == 0);
+    kvbm_object_close(o);
+}
+
+/* When the one that went to see gives up before it has seen anything, one of those that wait goes. */
+static void test_reopening_is_cancelled(void **state)
+{
+    struct kvbm_object *o = open_nervous();
+    struct job *probe = job_new(KVBM_OBJECT_GET, 0, 1, BLOCK), *put[2];
+    (void)state;
+
+    expect(o, KVBM_OBJECT_PUT, 0, 1, 0);
+    shaky->fail_rc = -ECONNRESET;
+    assert_int_equal(try_once(o), -ECONNRESET);
+    shaky->fail_rc = 0;
+    shaky->hang = true;
+    EXPECT_SOON(kvbm_object_submit(o, &probe->batch) == 0);
+    EXPECT_SOON(shaky->inside == 1);
+    put[0] = submit(o, KVBM_OBJECT_PUT, 10, 1, 0);
+    put[1] = submit(o, KVBM_OBJECT_PUT, 11, 1, 0);
+    kvbm_object_cancel(o, &probe->batch);
+    ends(probe, -ECANCELED);
+    EXPECT_SOON(shaky->inside == 2);
+    usleep(20000);
+    assert_int_equal(shaky->inside, 2); /* one of them alone */
+    assert_int_equal(stats_of(o).queued, 1);
+    shaky->hang = false;
+    ends(put[0], 0);
+    ends(put[1], 0);
+    assert_false(stats_of(o).open);
+    kvbm_object_close(o);
+}
+
+/* The breaker has closed, because one that began before came back, while the store is still being opened. */
+static void test_opening_behind_a_closed_breaker(void **state)
+{
+    struct kvbm_object_opts opts = default_opts(shaky_uri);
+    struct kvbm_object *o;
+    struct job *slow, *probe, *put, *get;
+    (void)state;
+
+    opts.breaker_failures = 1;
+    opts.breaker_reopen_ms = 50;
+    o = open_with(&opts);
+    shaky->hang_puts = true;
+    slow = submit(o, KVBM_OBJECT_PUT, 20, 1, 0);
+    EXPECT_SOON(shaky->inside == 1);
+    shaky->fail_rc = -ECONNRESET;
+    assert_int_equal(try_once(o), -ECONNRESET);
+    shaky->fail_rc = 0;
+    shaky->hang_open = true;
+    probe = job_new(KVBM_OBJECT_GET, 0, 1, BLOCK);
+    EXPECT_SOON(kvbm_object_submit(o, &probe->batch) == 0);
+    EXPECT_SOON(shaky->opens == 2);
+    shaky->hang_puts = false;
+    ends(slow, 0);
+    assert_false(stats_of(o).open);
+    put = submit(o, KVBM_OBJECT_PUT, 10, 1, 0);
+    get = submit(o, KVBM_OBJECT_GET, 20, 1, 0);
+    usleep(20000);
+    assert_int_equal(stats_of(o).queued, 2);
+    shaky->hang_open = false;
+    ends(get, 0);
+    ends(put, 0);
+    ends(probe, -ENOENT);
+    assert_int_equal(shaky->opens, 2);
+    kvbm_object_close(o);
+}
+
 /* A store that is full, or refuses to be written, is there nevertheless. */
 static void test_full_is_no_outage(void **state)
 {
@@ -692,6 +831,10 @@ int main(void)
         cmocka_unit_test_setup(test_deadline_storm, fresh_folder),
         cmocka_unit_test_setup(test_breaker, fresh_folder),
         cmocka_unit_test_setup(test_half_open, fresh_folder),
+        cmocka_unit_test_setup(test_puts_wait_for_reopening, fresh_folder),
+        cmocka_unit_test_setup(test_reopening_fails, fresh_folder),
+        cmocka_unit_test_setup(test_reopening_is_cancelled, fresh_folder),
+        cmocka_unit_test_setup(test_opening_behind_a_closed_breaker, fresh_folder),
         cmocka_unit_test_setup(test_full_is_no_outage, fresh_folder),
         cmocka_unit_test_setup(test_cancel_all, fresh_folder),
         cmocka_unit_test_setup(test_cancel_in_a_call, fresh_folder),
