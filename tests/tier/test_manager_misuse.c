@@ -294,6 +294,131 @@ static void test_rivals(void **state)
     world_fini(&w);
 }
 
+/* As many jobs as were asked for, waiting, running or not told of yet; whoever has more is to come again. */
+static void test_too_many_jobs(void **state)
+{
+    uint64_t keys[3];
+    const uint32_t blocks[3] = {0, 1, 2};
+    int gate = eventfd(0, EFD_CLOEXEC);
+    struct kvbm_pin *pins[3];
+    struct kvbm_done done[3];
+    struct world w;
+    int64_t ids[2];
+
+    (void)state;
+    world_init(&w, 12);
+    w.opts.max_jobs = 2;
+    world_start(&w);
+    world_attach(&w, false);
+    world_keys(100, keys, 3);
+    for (uint32_t i = 0; i < 3; i++) {
+        const struct kvbm_chain chain = world_chain(&keys[i]);
+
+        world_fill(&w, i, keys[i]);
+        assert_int_equal(kvbm_manager_prepare_store(w.m, &chain, 1, &pins[i]), 1);
+    }
+    for (uint32_t i = 0; i < 2; i++)
+        assert_true((ids[i] = submit(&w, pins[i], &blocks[i], NULL, gate)) > 0);
+    assert_int_equal(submit(&w, pins[2], &blocks[2], NULL, -1), -EAGAIN);
+    assert_int_equal(eventfd_write(gate, 1), 0);
+    assert_int_equal(ended(&w, ids[0]).n_ok, 1);
+    while (world_where(&w, keys[1], 0) != KVBM_READY)
+        usleep(1000);
+    assert_int_equal(ended(&w, submit(&w, pins[2], &blocks[2], NULL, -1)).n_ok, 1);
+    assert_int_equal(kvbm_manager_poll(w.m, done, 3), 1);
+    assert_int_equal(done[0].id, ids[1]);
+    for (uint32_t i = 0; i < 3; i++) {
+        kvbm_pin_release(pins[i]);
+        assert_int_equal(world_load(&w, keys[i], 1), 1);
+    }
+    close(gate);
+    world_fini(&w);
+}
+
+/* Six jobs that become ready at once: the order in which they are copied. */
+static void order_of_six(struct world *w, const int32_t *priorities, uint64_t first,
+                         uint32_t *order)
+{
+    int gate = eventfd(0, EFD_CLOEXEC);
+    const uint32_t block = 0;
+    struct kvbm_done done[6];
+
+    for (uint32_t i = 0; i < 6; i++) {
+        const uint64_t key = first + i;
+        const struct kvbm_chain chain = world_chain(&key);
+        struct kvbm_job job = {.size = sizeof(job),
+                               .cache = w->cache,
+                               .blocks = &block,
+                               .priority = priorities[i],
+                               .ready_fd = gate,
+                               .tag = i};
+
+        assert_int_equal(kvbm_manager_prepare_store(w->m, &chain, 1, &job.pin), 1);
+        assert_true(kvbm_manager_submit(w->m, &job) > 0);
+        kvbm_pin_release(job.pin);
+    }
+    assert_int_equal(eventfd_write(gate, 1), 0);
+    for (uint32_t n = 0; n < 6;) {
+        long some = kvbm_manager_poll(w->m, &done[n], 6 - n);
+
+        assert_true(some >= 0);
+        for (; some > 0; some--, n++)
+            order[n] = (uint32_t)done[n].tag;
+        usleep(1000);
+    }
+    close(gate);
+}
+
+/* Higher priorities first, the older first among equals. The kernel may tell of some descriptors a moment before others, so that
+ * one round in very many has another order. */
+static void test_order_of_jobs(void **state)
+{
+    static const int32_t priorities[6] = {1, 5, -2, 1, 5, 0};
+    static const uint32_t want[6] = {1, 4, 0, 3, 5, 2};
+    uint32_t order[6], right = 0;
+    struct world w;
+
+    (void)state;
+    world_init(&w, 12);
+    w.opts.copy_threads = 1;
+    world_start(&w);
+    world_attach(&w, false);
+    for (uint64_t round = 0; round < 10; round++) {
+        order_of_six(&w, priorities, 100 * (round + 1), order);
+        right += memcmp(order, want, sizeof(want)) == 0;
+    }
+    assert_in_range(right, 5, 10);
+    world_fini(&w);
+}
+
+/* Who wants what the host tier has, and nothing else, gets that at once, and nothing is read. */
+static void test_no_fetch(void **state)
+{
+    const struct kvbm_pin_opts opts = {.size = sizeof(opts), .no_fetch = true};
+    uint64_t keys[6];
+    struct kvbm_chain chain = world_chain(keys);
+    struct kvbm_pin *pin;
+    struct world w;
+
+    (void)state;
+    world_init(&w, 12);
+    disk_of(&w, 20);
+    world_start(&w);
+    world_attach(&w, false);
+    world_keys(100, keys, 6);
+    assert_int_equal(world_store(&w, 100, 6), 6);
+    assert_int_equal(kvbm_manager_drain(w.m, 30000), 0);
+    assert_int_equal(
+        kvbm_pool_reset_keys(kvbm_manager_pool(w.m, KV_TIER_HOST), 0, keys + 4, 2, NULL), 0);
+    assert_int_equal(kvbm_manager_prepare_load(w.m, &chain, 6, &opts, &pin), 4);
+    assert_int_equal(kvbm_pin_wait(pin, 0), 0);
+    assert_int_equal(kvbm_pin_state(pin, NULL), 4);
+    kvbm_pin_release(pin);
+    assert_int_equal(world_stats(&w).disk.blocks_out, 0);
+    assert_int_equal(world_load(&w, 100, 6), 6);
+    world_fini(&w);
+}
+
 /* ---- at the wrong time ---- */
 
 static void test_while_jobs_run(void **state)
@@ -590,6 +715,9 @@ int main(void)
         cmocka_unit_test(test_key_twice_in_a_store),
         cmocka_unit_test(test_block_twice_in_a_job),
         cmocka_unit_test(test_rivals),
+        cmocka_unit_test(test_too_many_jobs),
+        cmocka_unit_test(test_order_of_jobs),
+        cmocka_unit_test(test_no_fetch),
         cmocka_unit_test(test_while_jobs_run),
         cmocka_unit_test(test_ready_descriptors),
         cmocka_unit_test(test_smallest),
