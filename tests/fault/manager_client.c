@@ -13,6 +13,7 @@
  *       does what its input says, and answers each line with one:
  *       store|load FIRST N MS    sequences [FIRST, FIRST + N), each job has that long
  *       where FIRST N            how many of their blocks are where
+ *       prompt_store|prompt_load|prompt_where SEQUENCE   as these, of one sequence of 128 blocks
  *       forget                   what is in the host tier goes down and is forgotten there
  *       traffic FIRST N MS       two threads store ever new sequences, two load these, for so long
  *       drain MS, stats
@@ -31,7 +32,15 @@
 #include "kvbm_manager.h"
 #include "say.h"
 
-enum { LENGTH = 8, MAX_THREADS = 16, LAYERS = 3, PAGE = 8, INNER = 64, MAX_TIMES = 200000 };
+enum {
+    LENGTH = 8,
+    PROMPT = 128,
+    MAX_THREADS = 16,
+    LAYERS = 3,
+    PAGE = 8,
+    INNER = 64,
+    MAX_TIMES = 200000
+};
 enum { WORDS = LAYERS * 2 * PAGE * INNER / 4 }; /* of eight bytes, in a block of 16-bit elements */
 
 static struct kvbm_manager *manager;
@@ -317,6 +326,60 @@ static void where(uint64_t first, uint64_t n)
            counts[KVBM_READY], counts[KVBM_MISS], on_disk, remote);
 }
 
+static void prompt_where(struct kvbm_chain *chain)
+{
+    uint32_t counts[KVBM_BUSY + 1] = {0};
+    uint8_t at[PROMPT];
+    long prefix = kvbm_manager_lookup(manager, chain, PROMPT, at);
+
+    for (uint32_t i = 0; i < PROMPT; i++)
+        counts[at[i]]++;
+    printf("prefix=%ld pending=%u remote=%u miss=%u\n", prefix, counts[KVBM_PENDING],
+           counts[KVBM_REMOTE], counts[KVBM_MISS]);
+}
+
+/* One job of a whole prompt. */
+static void prompt_move(struct kvbm_chain *chain, const uint64_t *keys, bool store)
+{
+    uint8_t ok[PROMPT / 8] = {0};
+    uint32_t blocks[PROMPT], n_ok = 0, wrong = 0;
+    struct kvbm_job job = {.size = sizeof(job), .cache = cache, .blocks = blocks, .ok = ok};
+    struct kvbm_done done = {0};
+    long prefix;
+    int64_t id;
+
+    for (uint32_t i = 0; i < PROMPT; i++) {
+        blocks[i] = i;
+        fill(i, store ? keys[i] : 0);
+    }
+    prefix = store ? kvbm_manager_prepare_store(manager, chain, PROMPT, &job.pin)
+                   : kvbm_manager_prepare_load(manager, chain, PROMPT, NULL, &job.pin);
+    id = prefix < 0 ? prefix : kvbm_manager_submit(manager, &job);
+    if (id < 0 || kvbm_manager_wait(manager, (uint64_t)id, 60000, &done) < 0)
+        abort();
+    kvbm_pin_release(job.pin);
+    for (uint32_t i = 0; i < PROMPT; i++) {
+        bool there = ok[i / 8] >> (i % 8) & 1;
+
+        n_ok += there;
+        wrong += there && !holds(i, keys[i]);
+    }
+    printf("prefix=%ld ok=%u wrong=%u\n", prefix, n_ok, wrong);
+}
+
+static void prompt(const char *what, uint64_t sequence)
+{
+    uint64_t keys[PROMPT];
+    struct kvbm_chain chain = {.size = sizeof(chain), .keys = keys};
+
+    for (uint64_t i = 0; i < PROMPT; i++)
+        keys[i] = sequence * 1000 + i;
+    if (!strcmp(what, "where"))
+        prompt_where(&chain);
+    else
+        prompt_move(&chain, keys, !strcmp(what, "store"));
+}
+
 struct traffic {
     pthread_t thread;
     uint64_t first, n, until_ns, random, wrong, ok, missing;
@@ -426,6 +489,8 @@ static void obey(const char *line)
         return;
     if (!strcmp(word, "store") || !strcmp(word, "load"))
         move_many(*word == 's', a, b, c);
+    else if (!strncmp(word, "prompt_", 7))
+        prompt(word + 7, a);
     else if (!strcmp(word, "where"))
         where(a, b);
     else if (!strcmp(word, "traffic"))

@@ -44,7 +44,7 @@ static uint64_t unanswered(struct world *w)
 /* The store has blocks 1000 to 1000 + @n, and nobody knows. */
 static void stored_and_forgotten(struct world *w, uint32_t n, uint32_t timeout_ms)
 {
-    shaky_start(w, 64);
+    shaky_start(w, 160);
     for (uint32_t done = 0, some; done < n; done += some) {
         some = n - done < 32 ? n - done : 32;
         assert_int_equal(world_store(w, 1000 + done, some), some);
@@ -238,13 +238,97 @@ static void test_absence_is_remembered(void **state)
     world_fini(&w);
 }
 
+/* -- how often the store is called ----------------------------------------------------------------- */
+
+#define PROMPT 128u
+
+static void nothing_was_called(void)
+{
+    shaky->exists = shaky->prefetches = 0;
+    shaky->gets = shaky->get_batches = 0;
+}
+
+/* Four questions about a prompt's 128 blocks, and four calls to get them; those at the same time. */
+static void test_calls_of_a_prompt(void **state)
+{
+    struct world w;
+    uint64_t keys[PROMPT];
+    struct kvbm_chain chain = world_chain(keys);
+    struct kvbm_pin *pin;
+
+    (void)state;
+    stored_and_forgotten(&w, PROMPT, 0);
+    nothing_was_called();
+    shaky->hang = true;
+    assert_int_equal(look(&w, 1000, PROMPT).n[KVBM_PENDING], PROMPT);
+    EXPECT_SOON(shaky->inside == 4);
+    assert_int_equal(look(&w, 1000, PROMPT).n[KVBM_PENDING], PROMPT);
+    shaky->hang = false;
+    EXPECT_SOON(all(&w, 1000, PROMPT, KVBM_REMOTE));
+    assert_int_equal(shaky->exists, 4);
+    EXPECT_SOON(shaky->inside == 0);
+    shaky->hang = true;
+    world_keys(1000, keys, PROMPT);
+    assert_int_equal(kvbm_manager_prepare_load(w.m, &chain, PROMPT, NULL, &pin), PROMPT);
+    EXPECT_SOON(shaky->inside == 4);
+    shaky->hang = false;
+    assert_int_equal(kvbm_pin_wait(pin, 30000), 0);
+    assert_int_equal(kvbm_pin_state(pin, NULL), PROMPT);
+    kvbm_pin_release(pin);
+    assert_int_equal(shaky->get_batches, 4);
+    assert_int_equal(shaky->exists, 4);
+    assert_int_equal(shaky->gets, 0);
+    assert_int_equal(world_load(&w, 1000, PROMPT), PROMPT); /* and compares every byte */
+    world_fini(&w);
+}
+
+/* Loaded without having been asked for: no questions. */
+static void test_calls_of_a_load(void **state)
+{
+    struct world w;
+
+    (void)state;
+    stored_and_forgotten(&w, PROMPT, 0);
+    nothing_was_called();
+    assert_int_equal(world_load(&w, 1000, PROMPT), PROMPT);
+    assert_int_equal(shaky->get_batches, 4);
+    assert_int_equal(shaky->exists + shaky->gets, 0);
+    world_fini(&w);
+}
+
+/* A backend without calls for many is told what will be wanted before it is got one by one. */
+static void test_calls_without_batches(void **state)
+{
+    struct world w;
+
+    (void)state;
+    stored_and_forgotten(&w, PROMPT, 0);
+    world_stop(&w);
+    shaky->ext = 2;
+    world_start(&w);
+    world_attach(&w, false);
+    nothing_was_called();
+    assert_int_equal(world_load(&w, 1000, PROMPT), PROMPT);
+    assert_int_equal(shaky->prefetches, 4);
+    assert_int_equal(shaky->gets, PROMPT);
+    assert_int_equal(shaky->get_batches + shaky->exists, 0);
+    world_fini(&w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_one_fails),     cmocka_unit_test(test_all_fail),
-        cmocka_unit_test(test_hangs),         cmocka_unit_test(test_short_timeout),
-        cmocka_unit_test(test_queue_is_full), cmocka_unit_test(test_breaker_is_open),
-        cmocka_unit_test(test_long_prompt),   cmocka_unit_test(test_absence_is_remembered),
+        cmocka_unit_test(test_one_fails),
+        cmocka_unit_test(test_all_fail),
+        cmocka_unit_test(test_hangs),
+        cmocka_unit_test(test_short_timeout),
+        cmocka_unit_test(test_queue_is_full),
+        cmocka_unit_test(test_breaker_is_open),
+        cmocka_unit_test(test_calls_of_a_prompt),
+        cmocka_unit_test(test_calls_of_a_load),
+        cmocka_unit_test(test_calls_without_batches),
+        cmocka_unit_test(test_long_prompt),
+        cmocka_unit_test(test_absence_is_remembered),
     };
 
     find_shaky();
