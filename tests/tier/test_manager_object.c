@@ -144,18 +144,73 @@ static void test_cancel_ends_fetches(void **state)
     assert_int_equal(kvbm_manager_cancel(w.m, (uint64_t)id), 0);
     assert_int_equal(kvbm_manager_wait(w.m, (uint64_t)id, 30000, &done), 0);
     assert_int_equal(done.status, -ECANCELED);
+    assert_int_equal(world_stats(&w).jobs_cancelled, 1);
     EXPECT_SOON(world_stats(&w).pins_now == 0);
     assert_true(kv_now_ns() - begin < 5 * KV_NS_PER_S); /* not only at the store's deadline, 10 s */
     shaky->hang = false;
     world_fini(&w);
 }
 
+/* A pin's deadline is its fetches', too: what hasn't come by then is done without, and what has is of use. */
+static void test_deadline_of_a_fetch(void **state)
+{
+    uint64_t keys[20], begin;
+    struct kvbm_chain chain = world_chain(keys);
+    struct kvbm_pin_opts opts = {.size = sizeof(opts)};
+    struct kvbm_pin *pin;
+    struct world w;
+
+    (void)state;
+    shaky_start(&w, 32);
+    world_keys(1000, keys, 20);
+    assert_int_equal(world_store(&w, 1000, 20), 20);
+    assert_int_equal(kvbm_manager_drain(w.m, 30000), 0);
+    assert_int_equal(
+        kvbm_pool_reset_keys(kvbm_manager_pool(w.m, KV_TIER_HOST), 0, keys + 7, 13, NULL), 0);
+    shaky->hang = true;
+    begin = kv_now_ns();
+    opts.deadline_ns = begin + 100 * KV_NS_PER_MS;
+    assert_int_equal(kvbm_manager_prepare_load(w.m, &chain, 20, &opts, &pin), 20);
+    assert_int_equal(kvbm_pin_wait(pin, 30000), 0);
+    assert_in_range(kv_now_ns() - begin, 100 * KV_NS_PER_MS,
+                    5 * KV_NS_PER_S); /* not the store's, 10 s */
+    assert_int_equal(kvbm_pin_state(pin, NULL), 7);
+    kvbm_pin_release(pin);
+    shaky->hang = false;
+    EXPECT_SOON(shaky->inside == 0);
+    world_fini(&w);
+}
+
+/* What is behind a miss is of no use to a prompt: once a batch has missed, no more are got. */
+static void test_nothing_behind_a_miss(void **state)
+{
+    enum { BATCH = 32, WINDOW = 4, LONG = BATCH * WINDOW * 3 };
+    uint64_t keys[LONG];
+    struct kvbm_chain chain = world_chain(keys);
+    struct kvbm_pin *pin;
+    struct world w;
+
+    (void)state;
+    shaky_start(&w, LONG);
+    world_keys(1000, keys, LONG);
+    assert_int_equal(world_store(&w, 1000, 8), 8);
+    assert_int_equal(kvbm_manager_drain(w.m, 30000), 0);
+    kvbm_pool_reset_inactive(kvbm_manager_pool(w.m, KV_TIER_HOST));
+    assert_true(kvbm_manager_prepare_load(w.m, &chain, LONG, NULL, &pin) > 0);
+    assert_int_equal(kvbm_pin_wait(pin, 30000), 0);
+    assert_int_equal(kvbm_pin_state(pin, NULL), 8);
+    assert_in_range(world_stats(&w).object.misses, 1, BATCH * WINDOW);
+    kvbm_pin_release(pin);
+    world_fini(&w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_cancel_ends_fetches), cmocka_unit_test(test_end_while_asked),
-        cmocka_unit_test(test_end_while_all_hang),  cmocka_unit_test(test_asked_before_it_came),
-        cmocka_unit_test(test_got_before_it_came),
+        cmocka_unit_test(test_cancel_ends_fetches),   cmocka_unit_test(test_end_while_asked),
+        cmocka_unit_test(test_end_while_all_hang),    cmocka_unit_test(test_asked_before_it_came),
+        cmocka_unit_test(test_got_before_it_came),    cmocka_unit_test(test_deadline_of_a_fetch),
+        cmocka_unit_test(test_nothing_behind_a_miss),
     };
 
     find_shaky();

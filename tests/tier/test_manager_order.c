@@ -307,6 +307,52 @@ static void test_target_is_full(void **state)
     world_fini(&w);
 }
 
+/* Each tier evicts as it was told to: of four blocks used alike but for one that was used often, long ago. */
+static void evicted_by(enum kvbm_eviction host, enum kvbm_eviction disk, bool host_keeps,
+                       bool disk_keeps)
+{
+    struct kvbm_pool *pools[2];
+    uint64_t keys[4];
+    struct world w;
+
+    world_init(&w, 4);
+    w.opts.disk = w.disk;
+    w.opts.disk_bytes = 4u * HOST_STRIDE;
+    w.opts.host_eviction = host;
+    w.opts.disk_eviction = disk;
+    world_start(&w);
+    world_attach(&w, false);
+    pools[0] = kvbm_manager_pool(w.m, KV_TIER_HOST);
+    pools[1] = kvbm_manager_pool(w.m, KV_TIER_DISK);
+    for (uint32_t i = 0; i < 4; i++) { /* each a sequence of its own */
+        keys[i] = 100 * (i + 1);
+        assert_int_equal(world_store(&w, keys[i], 1), 1);
+        assert_int_equal(kvbm_manager_drain(w.m, 30000), 0);
+    }
+    for (int i = 0; i < 8; i++)
+        assert_int_equal(kvbm_manager_touch(w.m, 0, &keys[0], 1), 1);
+    for (int i = 1; i < 4; i++)
+        assert_int_equal(kvbm_manager_touch(w.m, 0, &keys[i], 1), 1);
+    assert_int_equal(world_store(&w, 900, 1), 1);
+    assert_int_equal(kvbm_manager_drain(w.m, 30000), 0);
+    for (int i = 0; i < 2; i++) {
+        struct kvbm_immutable held;
+        long found = kvbm_pool_match(pools[i], 0, &keys[0], 1, KVBM_MATCH_NO_TOUCH, &held);
+
+        assert_int_equal(found, i ? disk_keeps : host_keeps);
+        if (found)
+            kvbm_immutable_release(&held);
+    }
+    world_fini(&w);
+}
+
+static void test_evictions(void **state)
+{
+    (void)state;
+    evicted_by(KVBM_EVICT_LRU, KVBM_EVICT_LFU, false, true);
+    evicted_by(KVBM_EVICT_LFU, KVBM_EVICT_LRU, true, false);
+}
+
 /* ---- numbers ---- */
 
 static void expect_line(struct world *w, const char *line)
@@ -452,6 +498,7 @@ int main(void)
         cmocka_unit_test_teardown(test_evicted_while_waiting, restore),
         cmocka_unit_test(test_queue_is_full),
         cmocka_unit_test(test_target_is_full),
+        cmocka_unit_test(test_evictions),
         cmocka_unit_test_teardown(test_numbers, restore),
         cmocka_unit_test(test_every_key),
     };
