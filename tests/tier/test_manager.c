@@ -336,6 +336,7 @@ static void test_offload_and_onboard(void **state)
     struct kvbm_mutable blocks[12];
     struct kvbm_complete complete[12];
     struct kvbm_immutable held[12];
+    struct pollfd ready;
     struct world w;
 
     (void)state;
@@ -358,6 +359,8 @@ static void test_offload_and_onboard(void **state)
     assert_int_equal(kvbm_manager_onboard(w.cache, &chain, 12, 30000, held), 10);
     for (int i = 0; i < 10; i++)
         assert_true(world_holds(&w, held[i].handle.block, keys[i]));
+    ready = (struct pollfd){.fd = kvbm_manager_fd(w.m), .events = POLLIN};
+    assert_int_equal(poll(&ready, 1, 0), 0); /* there is nothing to be polled */
     assert_int_equal(kvbm_pool_release(w.pool, held, 10), 0);
     /* From the disk, half of it being in the cache. */
     assert_int_equal(kvbm_pool_reset_keys(w.pool, 0, keys + 5, 5, NULL), 0);
