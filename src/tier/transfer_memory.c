@@ -112,7 +112,9 @@ void *tier_memory_thread(void *arg)
             do_chunk(engine, &chunk);
             continue;
         }
-        if (engine->stopping && !engine->n_live && !engine->calls.first)
+        if (engine->calls.first) /* tier_take has ended one that was late */
+            continue;
+        if (engine->stopping && !engine->n_live)
             break;
         pthread_cond_wait(&engine->work[TIER_MEMORY], &engine->lock);
     }

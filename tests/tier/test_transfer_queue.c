@@ -746,6 +746,23 @@ static void test_options(void **state)
     kvbm_engine_destroy(w.engine);
 }
 
+/* Its only thread finds out itself that a job is late, and calls its callback: nobody would wake it for that. */
+static void test_late_alone(void **state)
+{
+    (void)state;
+    open_engine((struct kvbm_engine_opts){.n_threads = 1});
+    for (uint32_t i = 0; i < 300; i++) {
+        struct kvbm_transfer t = one(0, 1);
+
+        t.done = tell;
+        t.deadline_ns = 1; /* who watches deadlines may come later than it */
+        assert_true(submit(t) > 0);
+        wait_told(i + 1);
+        assert_int_equal(w.told[i].status, -ETIMEDOUT);
+    }
+    kvbm_engine_destroy(w.engine);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -757,6 +774,7 @@ int main(void)
         cmocka_unit_test(test_cancel_before),
         cmocka_unit_test(test_cancel_under_way),
         cmocka_unit_test(test_deadline_storm),
+        cmocka_unit_test(test_late_alone),
         cmocka_unit_test(test_ready_descriptor),
         cmocka_unit_test(test_callbacks_submit),
         cmocka_unit_test(test_destroy_while_busy),
