@@ -122,7 +122,7 @@ class Reply:
         return f"<{self.status} {self.body[:300]!r}>"
 
 
-def http_request(url, method, path, body=None, headers=None, timeout=30, connection=None, context=None):
+def http_request(url, method, path, body=None, headers=None, timeout=30 * SLOW, connection=None, context=None):
     """One request. @body: bytes as they are; anything else is sent as JSON."""
     parts = urllib.parse.urlsplit(url)
     headers = dict(headers or {})
@@ -183,7 +183,7 @@ class Indexer:
     def request(self, method, path, body=None, headers=None, **kw):
         return http_request(self.url, method, path, body, {**self.headers, **(headers or {})}, context=self.context, **kw)
 
-    def connect(self, timeout=30):
+    def connect(self, timeout=30 * SLOW):
         """A keep-alive connection for request(connection=...)."""
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
 
