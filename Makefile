@@ -18,7 +18,7 @@ test:
 	@tools/test.sh
 
 quick: build
-	@ctest --test-dir $(dir) --output-on-failure -j $(JOBS) -L unit
+	@ctest --test-dir $(dir) --output-on-failure -j $$((4 * $(JOBS))) -L unit # see KV_CORE
 
 bench: build
 	@tools/bench.sh

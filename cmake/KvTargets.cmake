@@ -44,6 +44,10 @@ endfunction()
 add_library(kv_everything INTERFACE)
 target_link_libraries(kv_everything INTERFACE kv_indexer kv_cli kv_bm kv_index kv_store kv_event kv_kvx kv_base)
 
+# CTest's slots are quarters of a core (ctest -j 8 is for two): a test takes a core, unless it mostly waits
+# (tests/CMakeLists.txt).
+set(KV_CORE PROCESSORS 4)
+
 # kv_unit(room file.c): one cmocka program per module, run by CTest with a time limit.
 function(kv_unit room file)
   get_filename_component(stem ${file} NAME_WE)
@@ -61,7 +65,7 @@ function(kv_unit room file)
   endif()
   set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   add_test(NAME ${room}.${stem} COMMAND ${target})
-  set_tests_properties(${room}.${stem} PROPERTIES TIMEOUT 300 LABELS unit
+  set_tests_properties(${room}.${stem} PROPERTIES TIMEOUT 300 LABELS unit ${KV_CORE}
                        ENVIRONMENT "KV_SOURCE_DIR=${CMAKE_SOURCE_DIR};KV_BUILD_DIR=${CMAKE_BINARY_DIR};TSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/tests/tsan.supp")
 endfunction()
 
@@ -75,7 +79,7 @@ function(kv_script_test kind file)
     set(command bash ${file})
   endif()
   add_test(NAME ${kind}.${stem} COMMAND ${command})
-  set_tests_properties(${kind}.${stem} PROPERTIES TIMEOUT 300 LABELS ${kind} SKIP_RETURN_CODE 77
+  set_tests_properties(${kind}.${stem} PROPERTIES TIMEOUT 300 LABELS ${kind} ${KV_CORE} SKIP_RETURN_CODE 77
                        ENVIRONMENT "KV_SOURCE_DIR=${CMAKE_SOURCE_DIR};KV_BUILD_DIR=${CMAKE_BINARY_DIR};KV_SANITIZE=${KV_SANITIZE};TSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/tests/tsan.supp")
 endfunction()
 
