@@ -10,6 +10,7 @@
 #define HEALTHY_MS 5000 /* a running indexer answers within */
 #define FOLLOW_MS 20000 /* until it must follow every worker */
 #define AWAY_MS 60000   /* how long it may be away during the run */
+#define ALIVE_MS 200    /* how often one of our own is looked after meanwhile */
 
 static void pause_ms(long ms)
 {
@@ -115,6 +116,22 @@ static int wait_until_followed(struct kc_replay *replay, struct kc_client *clien
     return rc == -ENOMEM ? kv_fail(error, rc, 0, "out of memory") : rc;
 }
 
+/* Our own child hangs up a moment before it can be waited for: that it lives is asked again and again. */
+static int wait_until_there(struct kc_replay *replay, struct kc_client *client,
+                            uint64_t deadline_ns, struct kv_error *error)
+{
+    int rc;
+
+    do {
+        uint64_t until_ns = kv_now_ns() + ALIVE_MS * KV_NS_PER_MS;
+
+        if (replay->child && !kc_child_alive(replay->child, error))
+            return -ECHILD;
+        rc = kc_client_wait_healthy(client, KV_MIN(until_ns, deadline_ns), &replay->stop, error);
+    } while (rc == -ETIMEDOUT && kv_now_ns() < deadline_ns);
+    return rc;
+}
+
 int kc_replay_connect(struct kc_replay *replay, struct kc_client **ret, struct kv_error *error)
 {
     int rc = 0;
@@ -133,8 +150,7 @@ int kc_replay_connect(struct kc_replay *replay, struct kc_client **ret, struct k
     };
     rc = kc_client_create(&replay->client, ret, error);
     if (rc == 0)
-        rc = kc_client_wait_healthy(*ret, kv_now_ns() + HEALTHY_MS * KV_NS_PER_MS, &replay->stop,
-                                    error);
+        rc = wait_until_there(replay, *ret, kv_now_ns() + HEALTHY_MS * KV_NS_PER_MS, error);
     if (rc == 0)
         rc = register_all(replay, *ret, error);
     if (rc == 0)
@@ -168,10 +184,7 @@ static int bring_back(struct kc_replay *replay, struct kc_client *client, uint64
 
     pthread_mutex_lock(&replay->recovery);
     if (replay->generation == generation) {
-        if (replay->child && !kc_child_alive(replay->child, error))
-            rc = -ECHILD;
-        if (rc == 0)
-            rc = kc_client_wait_healthy(client, deadline_ns, &replay->stop, error);
+        rc = wait_until_there(replay, client, deadline_ns, error);
         if (rc == 0)
             rc = register_all(replay, client, error);
         replay->generation += rc == 0;

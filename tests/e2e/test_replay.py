@@ -250,6 +250,28 @@ def test_its_indexer_dies():
     check("signal 9" in err, err)
 
 
+def test_its_indexer_ends_late():
+    """One that hangs up and ends only later, as a process does while the kernel tears it down."""
+    with tempfile.TemporaryDirectory() as folder:
+        late = pathlib.Path(folder) / "kv-indexer"
+        late.write_text(f'#!/bin/sh\n"{BUILD}/bin/kv-indexer" "$@"\nsleep 2\nexit 7\n')
+        late.chmod(0o755)
+        process = subprocess.Popen([KVASIR, "replay", "--quiet", "--rate", "5", "--indexer", str(late)], stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, text=True)
+        child, indexer = [], []
+        try:
+            wait_until(lambda: child.extend(children_of(process.pid)) or child, what="its kv-indexer")
+            wait_until(lambda: indexer.extend(children_of(child[0])) or indexer, what="the real one")
+            time.sleep(1.5 * SLOW)
+            os.kill(indexer[0], signal.SIGKILL)
+            out, err = process.communicate(timeout=40)
+        finally:
+            process.kill()
+            process.wait()
+        equal(process.returncode, 1, f"status\n{out}\n{err}")
+        check("status 7" in err, err)
+
+
 def test_errors_teach():
     cases = [
         (["/nonexistent/trace.jsonl"], 1, "/nonexistent/trace.jsonl"),
