@@ -59,7 +59,7 @@ def test_gap_without_replay_is_told():
         equal(indexer.score(prompt(2, 2), 1), 0)
         equal(stream(indexer, "missed_batches_total"), 1)
         equal(listener(indexer)["partial"], True)
-        check(any("missing" in line for line in indexer.log), "no warning in the log")
+        wait_until(lambda: any("missing" in line for line in indexer.log), what="a warning in the log")
         engine.clear()  # an empty cache is known completely
         wait_until(lambda: not listener(indexer)["partial"], what="whole again")
 

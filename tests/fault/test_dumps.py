@@ -222,7 +222,7 @@ def test_a_dump_without_end_is_given_up():
             {f"{MODEL}:default": {"block_size": BS, "events": [event(8, [1], [11])]}}).encode())) as good:
         with Indexer("--peers", f"{bad.url},{good.url}", "--recovery-memory", "8MiB", timeout=60) as indexer:
             equal(indexer.query_by_hash([11])["scores"], {"8": {"0": BS}})
-            check(any("--recovery-memory" in line for line in indexer.log), "\n".join(indexer.log))
+            wait_until(lambda: any("--recovery-memory" in line for line in indexer.log), what="a line in the log")
 
 
 def test_watermarks_in_the_worst_order():

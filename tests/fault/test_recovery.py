@@ -71,7 +71,7 @@ def test_two_replicas_recover_from_one_another_under_load():
         check(len(one) > 1000, "too little happened")
         equal(len(one ^ other), 0, "blocks that only one of them has")
         for indexer in a, b:
-            check(any("recovered from a peer" in line for line in indexer.log), "\n".join(indexer.log))
+            wait_until(lambda: any("recovered from a peer" in line for line in indexer.log), what="a line in the log")
             for i in range(len(engines)):
                 equal(listener(indexer, i + 1)["partial"], False)
                 equal(stream(indexer, "gaps_total", i + 1), 0)
