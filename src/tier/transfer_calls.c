@@ -217,9 +217,12 @@ int kvbm_engine_wait(struct kvbm_engine *engine, uint64_t id, uint32_t timeout_m
         return -ENOENT;
     pthread_mutex_lock(&engine->lock);
     engine->n_waiters++;
-    tier_help_locked(engine, id, until);
-    while ((err = try_take(engine, id, &done)) == -EAGAIN && rc == 0)
-        rc = pthread_cond_timedwait(&engine->told, &engine->lock, &ts);
+    err = try_take(engine, id, &done);
+    if (err == -EAGAIN) { /* not of one that has a callback, which would be called here */
+        tier_help_locked(engine, id, until);
+        while ((err = try_take(engine, id, &done)) == -EAGAIN && rc == 0)
+            rc = pthread_cond_timedwait(&engine->told, &engine->lock, &ts);
+    }
     engine->n_waiters--;
     if (engine->stopping && !engine->n_waiters)
         pthread_cond_broadcast(&engine->told);
