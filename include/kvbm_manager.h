@@ -188,6 +188,9 @@ struct kvbm_pin_opts {
     size_t size;
     uint64_t deadline_ns; /* monotonic, of fetching; 0: none */
     bool no_fetch;        /* only what the host tier has */
+    int32_t
+        priority; /* of fetching: the higher first, then the older. A load job with a higher one raises it for what
+                       * hasn't been asked of the tier below yet */
 };
 
 /**

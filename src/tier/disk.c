@@ -51,6 +51,27 @@ struct kvbm_disk_op *kvbm_disk_shift(struct kvbm_disk_list *list)
     return op;
 }
 
+/*
+ * Behind the last one that isn't of less priority, which is at @hint or behind it, if that isn't NULL: an op of the same
+ * batch that has just been put there.
+ */
+static void push_in_order(struct kvbm_disk_list *list, struct kvbm_disk_op *op,
+                          struct kvbm_disk_op *hint)
+{
+    int32_t priority = op->work->batch->priority;
+    struct kvbm_disk_op **at = hint ? &hint->next : &list->first;
+
+    if (list->last && list->last->work->batch->priority >= priority)
+        at = &list->last->next;
+    while (*at && (*at)->work->batch->priority >= priority)
+        at = &(*at)->next;
+    op->next = *at;
+    *at = op;
+    if (!op->next)
+        list->last = op;
+    list->n++;
+}
+
 static void append(struct kvbm_disk_list *list, struct kvbm_disk_list *more)
 {
     if (!more->first)
@@ -216,14 +237,19 @@ static void take_ended(struct kvbm_disk *disk, struct kvbm_aio_req *ended)
 
 static void take_arrived(struct kvbm_disk *disk, struct kvbm_disk_list *arrived)
 {
-    struct kvbm_disk_op *op;
+    struct kvbm_disk_op *op, *last = NULL;
 
     while ((op = kvbm_disk_shift(arrived))) {
-        struct kvbm_disk_list *lists =
-            op->work->kind == KVBM_DISK_READ ? disk->reads : disk->writes;
+        bool reads = op->work->kind == KVBM_DISK_READ;
+        struct kvbm_disk_list *list =
+            &(reads ? disk->reads : disk->writes)[op->work->batch->flow == KVBM_ONBOARD];
 
         disk->deadlines |= op->work->deadline_ns != 0;
-        kvbm_disk_push(&lists[op->work->batch->flow == KVBM_ONBOARD], op);
+        if (reads)
+            push_in_order(list, op, last && last->work == op->work ? last : NULL);
+        else
+            kvbm_disk_push(list, op);
+        last = op;
     }
 }
 

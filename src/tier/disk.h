@@ -88,7 +88,9 @@ struct kvbm_disk_io {
 
 struct kvbm_disk_batch {
     bool write;
-    enum kvbm_flow flow;  /* onboarding before offloading */
+    enum kvbm_flow flow; /* onboarding before offloading */
+    int32_t
+        priority; /* of reads of one flow that haven't begun: the higher first, then the older */
     uint64_t deadline_ns; /* what hasn't begun by then: -ETIMEDOUT. 0: none */
     struct kvbm_disk_io *ios;
     uint32_t n;

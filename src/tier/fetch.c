@@ -99,6 +99,7 @@ static int submit(struct kvbm_fetch *fetch)
 
     if (fetch->tier == KV_TIER_DISK) {
         fetch->disk = (struct kvbm_disk_batch){.flow = KVBM_ONBOARD,
+                                               .priority = pin->priority,
                                                .deadline_ns = pin->deadline_ns,
                                                .ios = fetch->disk_ios,
                                                .n = fetch->n,
@@ -108,6 +109,7 @@ static int submit(struct kvbm_fetch *fetch)
     }
     fetch->object = (struct kvbm_object_batch){.op = KVBM_OBJECT_GET,
                                                .flow = KVBM_ONBOARD,
+                                               .priority = pin->priority,
                                                .deadline_ns = pin->deadline_ns,
                                                .ios = fetch->object_ios,
                                                .n = fetch->n,

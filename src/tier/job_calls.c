@@ -59,6 +59,7 @@ int64_t kvbm_job_submit(struct kvbm_manager *m, const struct kvbm_job *in,
     in->cache->n_jobs++;
     in->pin->refs++;
     in->pin->n_copying += in->pin->store;
+    in->pin->priority = KV_MAX(in->pin->priority, in->priority);
     if (!in->pin->store && !in->pin->settled && !own) {
         job->next_wait = in->pin->jobs;
         in->pin->jobs = job;

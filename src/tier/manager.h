@@ -78,6 +78,7 @@ struct kvbm_pin {
     uint8_t retain;           /* store: retention priority of its blocks */
     uint64_t retain_until_ns; /* and its end, 0: none */
     uint64_t deadline_ns;
+    int32_t priority; /* of its fetches */
     uint32_t group, position, n;
     bool has_parent;
     uint8_t *keys;          /* [n], behind the parent's */

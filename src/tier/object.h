@@ -81,6 +81,7 @@ struct kvbm_object_io {
 struct kvbm_object_batch {
     enum kvbm_object_op op;
     enum kvbm_flow flow;  /* onboarding before offloading, which leaves one thread free for it */
+    int32_t priority;     /* of those of one flow that wait: the higher first, then the older */
     uint64_t deadline_ns; /* monotonic; 0: timeout_ms from now */
     struct kvbm_object_io *ios;
     uint32_t n;

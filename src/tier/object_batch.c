@@ -19,6 +19,22 @@ static void push(struct kvbm_object_list *list, struct kvbm_object_batch *batch)
     list->n++;
 }
 
+/* Behind the last one that isn't of less priority. */
+static void push_in_order(struct kvbm_object_list *list, struct kvbm_object_batch *batch)
+{
+    struct kvbm_object_batch **at = &list->head;
+
+    if (list->tail && list->tail->priority >= batch->priority)
+        at = &list->tail->next_;
+    while (*at && (*at)->priority >= batch->priority)
+        at = &(*at)->next_;
+    batch->next_ = *at;
+    *at = batch;
+    if (!batch->next_)
+        list->tail = batch;
+    list->n++;
+}
+
 struct kvbm_object_batch *kvbm_object_pop(struct kvbm_object_list *list)
 {
     struct kvbm_object_batch *batch = list->head;
@@ -194,7 +210,7 @@ int kvbm_object_submit(struct kvbm_object *o, struct kvbm_object_batch *batch)
         o->stats.refused++;
     } else {
         batch->until_ = batch->deadline_ns ? batch->deadline_ns : now_ns + o->timeout_ns;
-        push(&o->queue[batch->flow], batch);
+        push_in_order(&o->queue[batch->flow], batch);
         pthread_cond_signal(&o->work);
         if (batch->until_ < o->watch_ns)
             pthread_cond_signal(&o->watch);

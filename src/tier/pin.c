@@ -253,6 +253,7 @@ long kvbm_pin_load(struct kvbm_pin *pin, const struct kvbm_pin_opts *opts)
 {
     pin->deadline_ns = KV_OPT(opts, deadline_ns, 0);
     pin->no_fetch = KV_OPT(opts, no_fetch, false);
+    pin->priority = KV_OPT(opts, priority, 0);
     kvbm_pin_hold(pin);
     if (!pin->no_fetch)
         kvbm_fetch_start(pin);

@@ -13,6 +13,7 @@ struct shaky {
     /* what to do; all are read at each call */
     _Atomic bool hang, hang_puts, hang_open; /* until it becomes false */
     _Atomic bool hang_exists;
+    _Atomic int pass;          /* so many calls don't hang, while others do */
     _Atomic bool hang_answers; /* gets and exists have looked, and don't say what they saw */
     _Atomic bool refuse_open;
     _Atomic int fail_rc;        /* returned by every call but open; 0: none */
@@ -26,6 +27,7 @@ struct shaky {
         ext; /* at open: 0 all, 1 none, 2 without batches and exists, 3 the ABI's version 1 alone */
 
     /* what happened */
+    _Atomic int last_get; /* how many the last call for several gets wanted */
     _Atomic int opens, closes, inside, gets, get_batches, puts, put_batches, exists, prefetches,
         publications, deletes, touches;
 };

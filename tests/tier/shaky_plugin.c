@@ -12,13 +12,22 @@
 
 __attribute__((visibility("default"))) struct shaky shaky;
 
+static bool may_pass(void)
+{
+    int left = shaky.pass;
+
+    while (left > 0 && !atomic_compare_exchange_weak(&shaky.pass, &left, left - 1))
+        ;
+    return left > 0;
+}
+
 static int begin(_Atomic int *calls, const _Atomic bool *more)
 {
     atomic_fetch_add(calls, 1);
     atomic_fetch_add(&shaky.inside, 1);
     if (shaky.delay_us)
         usleep((unsigned)shaky.delay_us);
-    while (shaky.hang || (more && *more))
+    while ((shaky.hang || (more && *more)) && !may_pass())
         usleep(1000);
     return shaky.fail_rc;
 }
@@ -82,7 +91,10 @@ static int get_one(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, uint
 static int get_many(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n,
                     uint8_t **ret, size_t *len)
 {
-    int rc = begin(&shaky.get_batches, NULL);
+    int rc;
+
+    shaky.last_get = (int)n;
+    rc = begin(&shaky.get_batches, NULL);
 
     if (rc == 0)
         rc = kvs_file_ext()->get_chunks(self, hashes, hash_len, n, ret, len);

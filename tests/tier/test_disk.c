@@ -564,6 +564,83 @@ static void test_cancel_and_deadlines(void **state)
 }
 
 /* Closing waits for what runs, and -EAGAIN is told when too much does. */
+enum { QUEUED = 60 };
+
+struct queued {
+    struct kvbm_disk *disk;
+    struct kvbm_disk_batch first, batches[4];
+    struct kvbm_disk_io ios[4][QUEUED];
+    _Atomic int ended, order[4];
+    sem_t sem;
+};
+
+static void queued_done(struct kvbm_disk_batch *batch)
+{
+    struct queued *q = batch->arg;
+
+    q->order[batch - q->batches] = ++q->ended;
+    sem_post(&q->sem);
+}
+
+/* In the store's thread, which begins none of them before all are there. */
+static void queue_all(struct kvbm_disk_batch *batch)
+{
+    struct queued *q = batch->arg;
+
+    for (int i = 0; i < 4; i++) {
+        if (kvbm_disk_submit(q->disk, &q->batches[i]) < 0)
+            abort();
+    }
+    sem_post(&q->sem);
+}
+
+static void test_priorities(void **state)
+{
+    static const int32_t priorities[] = {0, 4, -1, 4};
+    static const int order[] = {3, 1, 4, 2};
+    struct kvbm_disk_opts opts = disk_opts(1, 4);
+    struct queued *q = calloc(1, sizeof(*q));
+    uint8_t *data = disk_pages(5ul * 8192);
+    uint64_t key = 1;
+    (void)state;
+
+    opts.io_depth = 1;
+    q->disk = disk_open(&opts);
+    sem_init(&q->sem, 0, 0);
+    assert_int_equal(disk_write(q->disk, 0, key, data, 8192), 0);
+    for (int i = 0; i < 4; i++) {
+        for (int k = 0; k < QUEUED; k++)
+            q->ios[i][k] = (struct kvbm_disk_io){
+                .slot = 0, .group = 1, .key = &key, .data = data + 8192 * i, .len = 8192};
+        q->batches[i] = (struct kvbm_disk_batch){.flow = KVBM_ONBOARD,
+                                                 .priority = priorities[i],
+                                                 .ios = q->ios[i],
+                                                 .n = QUEUED,
+                                                 .done = queued_done,
+                                                 .arg = q};
+    }
+    q->first = (struct kvbm_disk_batch){
+        .flow = KVBM_ONBOARD,
+        .ios =
+            &(struct kvbm_disk_io){
+                .slot = 0, .group = 1, .key = &key, .data = data + 4ul * 8192, .len = 8192},
+        .n = 1,
+        .done = queue_all,
+        .arg = q};
+    assert_int_equal(kvbm_disk_submit(q->disk, &q->first), 0);
+    for (int i = 0; i < 5; i++)
+        disk_await(&q->sem);
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(q->order[i], order[i]);
+        for (int k = 0; k < QUEUED; k++)
+            assert_int_equal(q->ios[i][k].status, 0);
+    }
+    kvbm_disk_close(q->disk);
+    sem_destroy(&q->sem);
+    free(data);
+    free(q);
+}
+
 static void test_full_queue_and_close(void **state)
 {
     enum { N = 40000 };
@@ -741,6 +818,7 @@ int main(void)
         TEST(test_removed),
         TEST(test_records_out_of_place),
         TEST(test_cancel_and_deadlines),
+        TEST(test_priorities),
         TEST(test_full_queue_and_close),
         TEST(test_barriers_are_shared),
         TEST(test_many_threads),

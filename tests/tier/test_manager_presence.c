@@ -315,6 +315,70 @@ static void test_calls_without_batches(void **state)
     world_fini(&w);
 }
 
+/* -- whose blocks come first ----------------------------------------------------------------------- */
+
+static struct kvbm_pin *pin_of(struct world *w, uint64_t first, uint32_t n, int32_t priority)
+{
+    uint64_t keys[PROMPT];
+    struct kvbm_chain chain = world_chain(keys);
+    struct kvbm_pin_opts opts = {.size = sizeof(opts), .priority = priority};
+    struct kvbm_pin *pin = NULL;
+
+    world_keys(first, keys, n);
+    assert_int_equal(kvbm_manager_prepare_load(w->m, &chain, n, &opts, &pin), n);
+    return pin;
+}
+
+/* One more call may come back: the next one begins, which wants @n blocks. */
+static void next_call_wants(int n)
+{
+    int calls = shaky->get_batches;
+
+    shaky->pass = 1;
+    EXPECT_SOON(shaky->get_batches == calls + 1);
+    assert_int_equal(shaky->last_get, n);
+}
+
+/* All threads are busy for others; what waits goes by the pins' priorities, and those of jobs that wait for pins. */
+static void test_urgent_pins_first(void **state)
+{
+    uint32_t blocks[40];
+    struct kvbm_job job = {.size = sizeof(job), .blocks = blocks, .priority = 9};
+    struct kvbm_pin *pins[5];
+    struct kvbm_done done;
+    struct world w;
+    int64_t id;
+
+    (void)state;
+    stored_and_forgotten(&w, 1, 0);
+    nothing_was_called();
+    shaky->hang = true;
+    pins[0] = pin_of(&w, 100000, PROMPT, 0); /* nobody has any of these */
+    EXPECT_SOON(shaky->inside == 4);
+    pins[1] = pin_of(&w, 200000, 1, 0);
+    pins[2] = pin_of(&w, 300000, 2, -1);
+    pins[3] = pin_of(&w, 400000, 3, 5);
+    pins[4] = pin_of(&w, 500000, 4, 0);
+    job.pin = pins[4]; /* too late for what has been asked for */
+    job.cache = w.cache;
+    for (uint32_t i = 0; i < 4; i++)
+        blocks[i] = i;
+    id = kvbm_manager_submit(w.m, &job);
+    assert_true(id > 0);
+    next_call_wants(3);
+    next_call_wants(1);
+    next_call_wants(4);
+    next_call_wants(2);
+    shaky->hang = false;
+    for (int i = 0; i < 5; i++) {
+        assert_int_equal(kvbm_pin_wait(pins[i], 30000), 0);
+        kvbm_pin_release(pins[i]);
+    }
+    assert_int_equal(kvbm_manager_wait(w.m, (uint64_t)id, 30000, &done), 0);
+    assert_int_equal(done.n_ok, 0);
+    world_fini(&w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -327,6 +391,7 @@ int main(void)
         cmocka_unit_test(test_calls_of_a_prompt),
         cmocka_unit_test(test_calls_of_a_load),
         cmocka_unit_test(test_calls_without_batches),
+        cmocka_unit_test(test_urgent_pins_first),
         cmocka_unit_test(test_long_prompt),
         cmocka_unit_test(test_absence_is_remembered),
     };

@@ -63,6 +63,41 @@ static void test_onboarding_first(void **state)
     kvbm_object_close(o);
 }
 
+/* Within that the higher priority, then the older. */
+static void test_priorities(void **state)
+{
+    static const int32_t priorities[] = {0, -3, 7, 0, 7, INT32_MIN, 2, -3};
+    static const int sequence[] = {2, 4, 6, 0, 3, 1, 7, 5};
+    struct kvbm_object_opts opts = default_opts(shaky_uri);
+    struct job *held, *jobs[KV_COUNT(priorities)], *put;
+    struct kvbm_object *o;
+    (void)state;
+
+    opts.n_threads = 1;
+    o = open_with(&opts);
+    shaky->hang = true;
+    held = submit(o, KVBM_OBJECT_EXISTS, 0, 1, 0);
+    EXPECT_SOON(shaky->inside == 1);
+    put = job_new(KVBM_OBJECT_PUT, 90, 1, BLOCK);
+    put->batch.priority = INT32_MAX;
+    assert_int_equal(kvbm_object_submit(o, &put->batch), 0);
+    for (size_t i = 0; i < KV_COUNT(jobs); i++) {
+        jobs[i] = job_new(KVBM_OBJECT_GET, 10 * i, 1, BLOCK);
+        jobs[i]->batch.priority = priorities[i];
+        assert_int_equal(kvbm_object_submit(o, &jobs[i]->batch), 0);
+    }
+    shaky->hang = false;
+    job_wait(put);
+    for (size_t i = 0; i + 1 < KV_COUNT(jobs); i++)
+        assert_true(jobs[sequence[i]]->order < jobs[sequence[i + 1]]->order);
+    assert_true(jobs[5]->order < put->order); /* whatever its priority */
+    for (size_t i = 0; i < KV_COUNT(jobs); i++)
+        ends(jobs[i], -ENOENT);
+    ends(held, -ENOENT);
+    ends(put, 0);
+    kvbm_object_close(o);
+}
+
 /* However many offload to a store that takes nothing, one thread is there for those who wait. */
 static void test_thread_for_onboarding(void **state)
 {
@@ -822,6 +857,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(test_onboarding_first, fresh_folder),
+        cmocka_unit_test_setup(test_priorities, fresh_folder),
         cmocka_unit_test_setup(test_thread_for_onboarding, fresh_folder),
         cmocka_unit_test_setup(test_number_of_threads, fresh_folder),
         cmocka_unit_test_setup(test_queue_is_bounded, fresh_folder),
