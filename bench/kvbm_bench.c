@@ -611,7 +611,7 @@ static void bench_memory(uint32_t n_blocks)
 {
     for (unsigned p = 0; p < KV_COUNT(policies); p++) {
         size_t before = resident();
-        struct kvbm_pool_stats stats;
+        struct kvbm_pool_stats stats = {.size = sizeof(stats)};
         struct source source;
         struct chunk c;
         struct bench b;

@@ -124,12 +124,13 @@ KV_API int kvbm_events_remove_sink(struct kvbm_events *events, int id);
 KV_API int kvbm_events_flush(struct kvbm_events *events, uint32_t timeout_ms);
 
 struct kvbm_events_stats {
+    size_t size;               /* the caller's */
     uint64_t written, dropped; /* events; dropped ones were written, too */
     uint64_t batches;          /* handed out */
     uint64_t queued_bytes;     /* waiting to be taken out */
 };
-/** With a NULL nothing is done. */
-KV_API void kvbm_events_get_stats(struct kvbm_events *events, struct kvbm_events_stats *ret);
+/** Returns 0; -EINVAL for a NULL, and for a struct without its size. */
+KV_API int kvbm_events_get_stats(struct kvbm_events *events, struct kvbm_events_stats *ret);
 
 #ifdef __cplusplus
 }

@@ -21,7 +21,8 @@
  * Threads: any function from any thread; none waits for I/O but those that say so. After fork() a child may
  * not use its parent's manager: calls return -ECHILD (destroy does nothing); create one after the fork.
  * Touch callbacks and attachments' destroy functions (kvbm_pool.h) run inside and must not call the manager.
- * Structs are plain data that begin with their size; nothing calls back into the engine.
+ * Structs are plain data that begin with their size (one of an older, smaller version does: what it lacks is at its
+ * default, or isn't written; so does a newer, larger one); those without never change. Nothing calls back into the engine.
  */
 #ifndef KVBM_MANAGER_H
 #define KVBM_MANAGER_H
@@ -105,7 +106,8 @@ struct kvbm_manager_opts {
 /**
  * Fill @opts from "key = value" lines of @file (NULL: none; # begins a comment), then from environment
  * variables KVBM_<KEY>, which win: host_bytes, disk, disk_bytes, object... (docs/kvbm-tiers.md lists them;
- * sizes as 10GiB). What neither names stays as it was. Strings point into *@ret_strings, to be freed with
+ * sizes as 10GiB). What neither names stays as it was; a key of the file for which @opts, of an older version, is too
+ * small is one that isn't known, such a variable is left alone. Strings point into *@ret_strings, to be freed with
  * free() once the manager is created. Returns 0; -EINVAL (the log names the line or variable); -ENOENT, -EIO,
  * -ENOMEM: nothing is changed then.
  */

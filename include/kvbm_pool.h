@@ -305,6 +305,7 @@ KV_API int kvbm_immutable_downgrade(const struct kvbm_immutable *block, struct k
 KV_API int kvbm_weak_upgrade(const struct kvbm_weak *block, struct kvbm_immutable *ret);
 
 struct kvbm_block_info {
+    size_t size;      /* the caller's */
     uint32_t block;   /* number in its pool: where the bytes are */
     uint32_t primary; /* the block found under the key; another one for a duplicate */
     bool duplicate;
@@ -318,7 +319,7 @@ struct kvbm_block_info {
     uint32_t handles; /* strong ones, of this block itself */
     uint64_t priority_until_ns; /* when the priority ends, by CLOCK_MONOTONIC; 0: never */
 };
-/** What a held block is, at this moment. */
+/** What a held block is, at this moment. -EINVAL also for a struct without its size. */
 KV_API int kvbm_immutable_info(const struct kvbm_immutable *block, struct kvbm_block_info *ret);
 
 /* Lookup. What is found is held: it can't be evicted until it is released. */
@@ -377,6 +378,7 @@ KV_API int kvbm_pool_view(const struct kvbm_pool *pool, uint32_t block, uint32_t
 
 /** Counters since creation, and what is there now. Names in Prometheus: kvbm_<field>[_total]. */
 struct kvbm_pool_stats {
+    size_t size; /* the caller's */
     uint64_t allocations, allocations_from_reset, evictions;
     uint64_t registrations, duplicate_blocks, registration_dedup, stagings;
     uint64_t match_hashes_requested, match_blocks_returned;
@@ -389,8 +391,8 @@ struct kvbm_pool_stats {
     uint64_t inactive_pool_size;
     uint64_t metadata_bytes; /* of the pool, and its share of the registry */
 };
-/** All of one moment. With a NULL nothing is done. */
-KV_API void kvbm_pool_get_stats(struct kvbm_pool *pool, struct kvbm_pool_stats *ret);
+/** All of one moment. Returns 0; -EINVAL also for a struct without its size: nothing is done then. */
+KV_API int kvbm_pool_get_stats(struct kvbm_pool *pool, struct kvbm_pool_stats *ret);
 
 /**
  * All pools of a registry as Prometheus text 0.0.4, label pool. Writes at most @cap bytes, always ended by a

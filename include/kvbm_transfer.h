@@ -136,11 +136,13 @@ KV_API int kvbm_engine_wait(struct kvbm_engine *engine, uint64_t id, uint32_t ti
                             struct kvbm_done *ret);
 
 struct kvbm_engine_stats {
+    size_t size;                                                /* the caller's */
     uint64_t submitted, refused, done, failed, cancelled, late; /* jobs */
     uint64_t blocks, bytes, pieces;                             /* moved; pieces after joining */
     uint64_t jobs_now, blocks_now;                              /* queued and running */
 };
-KV_API void kvbm_engine_get_stats(struct kvbm_engine *engine, struct kvbm_engine_stats *ret);
+/** Returns 0; -EINVAL for a NULL, and for a struct without its size; -ECHILD in a fork's child. */
+KV_API int kvbm_engine_get_stats(struct kvbm_engine *engine, struct kvbm_engine_stats *ret);
 
 #ifdef __cplusplus
 }

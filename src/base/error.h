@@ -15,6 +15,7 @@
 
 #include <errno.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -66,5 +67,23 @@ static inline void kv_autofree(void *variable)
              (opts)->field                                                                   \
          ? (opts)->field                                                                     \
          : (fallback))
+
+/**
+ * The same for what is told: KV_GIVE writes @from, a struct of today, into a caller's as far as that reaches, and no
+ * further. His size stays; what a newer one has that the library doesn't know keeps its value.
+ */
+#define KV_GIVE(to, from)                                                        \
+    memcpy((char *)(to) + sizeof(size_t), (const char *)(from) + sizeof(size_t), \
+           KV_MIN((to)->size, sizeof(*(from))) - sizeof(size_t))
+
+/** Whether there is a struct that says how large it is, at the least that it has a size. */
+static inline bool kv_has_size(const void *to)
+{
+    size_t size = 0;
+
+    if (to)
+        memcpy(&size, to, sizeof(size));
+    return size >= sizeof(size);
+}
 
 #endif

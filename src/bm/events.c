@@ -405,12 +405,16 @@ int kvbm_events_flush(struct kvbm_events *events, uint32_t timeout_ms)
     return err;
 }
 
-void kvbm_events_get_stats(struct kvbm_events *events, struct kvbm_events_stats *ret)
+int kvbm_events_get_stats(struct kvbm_events *events, struct kvbm_events_stats *ret)
 {
-    if (!events || !ret)
-        return;
+    struct kvbm_events_stats stats;
+
+    if (!events || !kv_has_size(ret))
+        return -EINVAL;
     pthread_mutex_lock(&events->lock);
-    *ret = events->stats;
-    ret->queued_bytes = events->filling.len;
+    stats = events->stats;
+    stats.queued_bytes = events->filling.len;
     pthread_mutex_unlock(&events->lock);
+    KV_GIVE(ret, &stats);
+    return 0;
 }

@@ -156,8 +156,9 @@ int kvbm_weak_upgrade(const struct kvbm_weak *block, struct kvbm_immutable *ret)
 
 int kvbm_immutable_info(const struct kvbm_immutable *block, struct kvbm_block_info *ret)
 {
-    int64_t i = block && ret ? lock_handle(&block->handle) : -EINVAL;
+    int64_t i = block && kv_has_size(ret) ? lock_handle(&block->handle) : -EINVAL;
     const struct kvbm_entry *e;
+    struct kvbm_block_info info;
     struct kvbm_pool *pool;
     uint32_t primary;
 
@@ -167,7 +168,7 @@ int kvbm_immutable_info(const struct kvbm_immutable *block, struct kvbm_block_in
     primary = kvbm_primary_of(pool, (uint32_t)i);
     kvbm_retain_expire_one(pool, primary);
     e = kvbm_slot_entry(pool, &pool->slots[i]);
-    *ret = (struct kvbm_block_info){
+    info = (struct kvbm_block_info){
         .block = block->handle.block,
         .primary = primary - 1,
         .duplicate = primary != i,
@@ -178,11 +179,12 @@ int kvbm_immutable_info(const struct kvbm_immutable *block, struct kvbm_block_in
         .priority_until_ns = kvbm_retain_end(pool, primary),
         .handles = pool->slots[i].refs - pool->slots[i].next,
     };
-    memcpy(ret->key, e->key, pool->registry->key_len);
-    ret->has_parent = e->parent != 0;
+    memcpy(info.key, e->key, pool->registry->key_len);
+    info.has_parent = e->parent != 0;
     if (e->parent)
-        memcpy(ret->parent, kvbm_entry(pool->registry, e->parent)->key, pool->registry->key_len);
+        memcpy(info.parent, kvbm_entry(pool->registry, e->parent)->key, pool->registry->key_len);
     kvbm_unlock(pool->registry);
+    KV_GIVE(ret, &info);
     return 0;
 }
 

@@ -330,7 +330,9 @@ int kvbm_layout_allocate(const struct kvbm_layout_config *config,
     struct kvbm_layout *layout;
     int err = -EINVAL;
 
-    if (ret && allocator && allocator->size >= sizeof(*allocator) && allocator->allocate)
+    if (ret && allocator &&
+        allocator->size >= offsetof(struct kvbm_allocator, arg) + sizeof(void *) &&
+        allocator->allocate)
         err = kvbm_layout_new(config, &layout);
     if (err != 0)
         return err;

@@ -36,13 +36,17 @@ static struct kvbm_pool_stats stats_of(const struct kvbm_pool *pool)
     return stats;
 }
 
-void kvbm_pool_get_stats(struct kvbm_pool *pool, struct kvbm_pool_stats *ret)
+int kvbm_pool_get_stats(struct kvbm_pool *pool, struct kvbm_pool_stats *ret)
 {
-    if (!pool || !ret)
-        return;
+    struct kvbm_pool_stats stats;
+
+    if (!pool || !kv_has_size(ret))
+        return -EINVAL;
     kvbm_lock(pool->registry);
-    *ret = stats_of(pool);
+    stats = stats_of(pool);
     kvbm_unlock(pool->registry);
+    KV_GIVE(ret, &stats);
+    return 0;
 }
 
 /* ---- Prometheus ---- */

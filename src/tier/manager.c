@@ -447,7 +447,7 @@ static bool in_use(struct kvbm_manager *m)
 
 static bool is_held(struct kvbm_pool *pool, uint64_t ours)
 {
-    struct kvbm_pool_stats stats;
+    struct kvbm_pool_stats stats = {.size = sizeof(stats)};
 
     if (!pool)
         return false;

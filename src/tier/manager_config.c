@@ -56,6 +56,15 @@ static const char *const words[][8] = {
     [GPU_COPY] = {"auto", "engines", "single"},
 };
 
+/* Of its field. */
+static size_t size_of(const struct key *key)
+{
+    return key->kind == SIZE   ? sizeof(uint64_t)
+           : key->kind == TEXT ? sizeof(char *)
+           : key->kind == BOOL ? sizeof(bool)
+                               : sizeof(uint32_t);
+}
+
 static int parse_word(enum kind kind, const char *text, uint32_t *ret)
 {
     for (uint32_t i = 0; words[kind][i]; i++) {
@@ -106,10 +115,13 @@ static int set_number(const struct key *key, const char *text, void *field)
     return rc;
 }
 
+/* -EINVAL also for what the caller's struct, of an older version, has no room for. */
 static int set(struct kvbm_manager_opts *opts, const struct key *key, const char *text)
 {
     void *field = (char *)opts + key->offset;
 
+    if (key->offset + size_of(key) > opts->size)
+        return -EINVAL;
     if (key->kind == TEXT) {
         memcpy(field, &text, sizeof(text));
         return 0;
@@ -181,6 +193,11 @@ static int set_environment(struct kvbm_manager_opts *opts, char *text)
         value = getenv(name);
         if (!value)
             continue;
+        if (keys[i].offset + size_of(&keys[i]) > opts->size) { /* an older library didn't know it */
+            kv_log_warn("kvbm", "configuration: variable ignored, the program is too old for it",
+                        "name=%s", name);
+            continue;
+        }
         value = strcpy(text, value); /* there is room: need() counted it */
         text += strlen(value) + 1;
         if (set(opts, &keys[i], value) < 0) {
@@ -223,9 +240,9 @@ int kvbm_manager_configure(struct kvbm_manager_opts *opts, const char *file, cha
     char *strings = NULL;
     int rc;
 
-    if (!opts || !ret_strings || opts->size < sizeof(*opts))
+    if (!ret_strings || !kv_has_size(opts))
         return -EINVAL;
-    out = *opts;
+    memcpy(&out, opts, KV_MIN(opts->size, sizeof(out)));
     rc = file ? read_file(file, &text) : 0;
     if (rc == 0 && memchr(text.data ? text.data : "", '\0', text.len))
         rc = -EINVAL;
@@ -244,7 +261,7 @@ int kvbm_manager_configure(struct kvbm_manager_opts *opts, const char *file, cha
         free(strings);
         return rc;
     }
-    *opts = out;
+    KV_GIVE(opts, &out);
     *ret_strings = strings;
     return 0;
 }

@@ -9,7 +9,7 @@
 static void fill_pool(struct kvbm_tier_stats *stats, struct kvbm_pool *pool, uint64_t block_bytes,
                       const struct kvbm_queue *queue)
 {
-    struct kvbm_pool_stats now;
+    struct kvbm_pool_stats now = {.size = sizeof(now)};
 
     stats->queued = queue->n;
     stats->block_bytes = block_bytes;
@@ -48,7 +48,7 @@ static struct kvbm_manager_stats stats_of(struct kvbm_manager *m)
 
 int kvbm_manager_get_stats(struct kvbm_manager *m, struct kvbm_manager_stats *ret)
 {
-    int rc = ret && ret->size >= sizeof(size_t) ? kvbm_manager_usable(m) : -EINVAL;
+    int rc = kv_has_size(ret) ? kvbm_manager_usable(m) : -EINVAL;
     struct kvbm_manager_stats stats;
 
     if (rc < 0)
@@ -56,8 +56,7 @@ int kvbm_manager_get_stats(struct kvbm_manager *m, struct kvbm_manager_stats *re
     kvbm_manager_enter(m);
     stats = stats_of(m);
     kvbm_manager_leave(m);
-    stats.size = ret->size;
-    memcpy(ret, &stats, KV_MIN(ret->size, sizeof(stats)));
+    KV_GIVE(ret, &stats);
     return 0;
 }
 

@@ -113,7 +113,7 @@ void kvbm_offload_item(struct kvbm_pin *pin, uint32_t i, struct kvbm_job_ *throu
 {
     struct kvbm_manager *m = pin->manager;
     struct kvbm_item *item = &pin->items[i];
-    struct kvbm_block_info info = {.priority = pin->retain};
+    struct kvbm_block_info info = {.size = sizeof(info), .priority = pin->retain};
 
     if (!m->disk && (!m->object || m->leaving)) /* nowhere, or not now */
         return;
@@ -205,6 +205,7 @@ static bool hold_down(struct kvbm_manager *m, struct kvbm_move *move, struct kvb
     bool there = false;
 
     *like = (struct kvbm_immutable){0};
+    info->size = sizeof(*info);
     if (down->pin) {
         *info = (struct kvbm_block_info){.block = down->pin->items[down->index].host.block,
                                          .group = down->pin->group,
@@ -609,7 +610,7 @@ static void gather_run(struct kvbm_manager *m, struct run *run)
 
     while (q->n && run->n < m->move_blocks) {
         struct kvbm_down down = pop(q);
-        struct kvbm_block_info info;
+        struct kvbm_block_info info = {.size = sizeof(info)};
         struct kvbm_immutable block;
 
         if (kvbm_weak_upgrade(&down.weak, &block) < 0) {

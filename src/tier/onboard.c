@@ -228,7 +228,7 @@ static bool is_ours(const struct kvbm_manager *m, const struct kvbm_pool *pool,
 static int given_take(const struct kvbm_manager *m, struct given *given, size_t i,
                       const struct kvbm_immutable *block, const struct kvbm_pool *also)
 {
-    struct kvbm_block_info info;
+    struct kvbm_block_info info = {.size = sizeof(info)};
     int rc = !block->handle.pool ? -EINVAL
              : !is_ours(m, block->handle.pool, also)
                  ? -EXDEV

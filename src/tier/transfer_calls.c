@@ -232,12 +232,17 @@ int kvbm_engine_wait(struct kvbm_engine *engine, uint64_t id, uint32_t timeout_m
     return err == -EAGAIN ? -ETIMEDOUT : err;
 }
 
-void kvbm_engine_get_stats(struct kvbm_engine *engine, struct kvbm_engine_stats *ret)
+int kvbm_engine_get_stats(struct kvbm_engine *engine, struct kvbm_engine_stats *ret)
 {
-    *ret = (struct kvbm_engine_stats){0};
-    if (!engine || forked(engine))
-        return;
+    struct kvbm_engine_stats stats;
+
+    if (!engine || !kv_has_size(ret))
+        return -EINVAL;
+    if (forked(engine))
+        return -ECHILD;
     pthread_mutex_lock(&engine->lock);
-    *ret = engine->stats;
+    stats = engine->stats;
     pthread_mutex_unlock(&engine->lock);
+    KV_GIVE(ret, &stats);
+    return 0;
 }

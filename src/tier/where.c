@@ -57,19 +57,18 @@ static uint32_t ask_unknown(struct kvbm_manager *m, const struct kvbm_chain *cha
 long kvbm_manager_lookup(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n,
                          uint8_t *ret)
 {
-    const uint8_t *keys = chain ? chain->keys : NULL;
     uint32_t asked_for = 0, some;
     long prefix = 0, rc = kvbm_manager_usable(m);
     uint8_t at[LOOK];
 
     if (rc < 0)
         return rc;
-    if (!chain || chain->size < offsetof(struct kvbm_chain, tokens) || (n && !keys) ||
+    if (!chain || chain->size < offsetof(struct kvbm_chain, tokens) || (n && !chain->keys) ||
         chain->group >= KVBM_MAX_GROUPS || !chain->parent != !chain->position)
         return -EINVAL;
     kvbm_manager_enter(m);
     for (size_t i = 0; i < n; i += some) {
-        const uint8_t *key = keys + i * m->key_len;
+        const uint8_t *key = (const uint8_t *)chain->keys + i * m->key_len;
         uint64_t unknown = 0;
 
         some = (uint32_t)KV_MIN(n - i, (size_t)LOOK);

@@ -119,7 +119,7 @@ static inline void bm_close(struct bm *bm)
 
 static inline struct kvbm_pool_stats bm_stats(struct kvbm_pool *pool)
 {
-    struct kvbm_pool_stats stats;
+    struct kvbm_pool_stats stats = {.size = sizeof(stats)};
 
     kvbm_pool_get_stats(pool, &stats);
     assert_int_equal(stats.total_blocks, stats.reset_pool_size + stats.inflight_mutable +

@@ -39,7 +39,7 @@ static const uint64_t keys[3] = {11, 12, 13};
 static void test_identity(void **state)
 {
     struct kvbm_immutable device[3], host[3];
-    struct kvbm_block_info info;
+    struct kvbm_block_info info = {.size = sizeof(info)};
     struct kvbm_mutable blocks[3];
     struct two two;
     uint64_t key;
@@ -106,7 +106,7 @@ static void test_priority_again(void **state)
 {
     for (int reject = 0; reject < 2; reject++) {
         struct kvbm_immutable device, first, second;
-        struct kvbm_block_info info;
+        struct kvbm_block_info info = {.size = sizeof(info)};
         struct kvbm_mutable block;
         struct two two;
 
@@ -135,7 +135,7 @@ static void test_priority_over(void **state)
 {
     const struct timespec a_while = {.tv_nsec = 5000000};
     struct kvbm_immutable device, first, second;
-    struct kvbm_block_info info;
+    struct kvbm_block_info info = {.size = sizeof(info)};
     struct kvbm_mutable block;
     struct two two;
 

@@ -154,7 +154,7 @@ static void test_last_tier(void **state)
 static void test_many(void **state)
 {
     static int values[120];
-    struct kvbm_pool_stats stats;
+    struct kvbm_pool_stats stats = {.size = sizeof(stats)};
     bool once[KV_COUNT(values)] = {false};
     struct bm bm;
     (void)state;

@@ -134,7 +134,7 @@ static void flush(struct kvbm_events *events)
 
 static struct kvbm_events_stats stats_of(struct kvbm_events *events)
 {
-    struct kvbm_events_stats stats;
+    struct kvbm_events_stats stats = {.size = sizeof(stats)};
 
     kvbm_events_get_stats(events, &stats);
     return stats;
@@ -391,7 +391,7 @@ static void test_lost(void **state)
     struct kvbm_event one = {.key_len = 8};
     size_t bytes = kvbm_record_bytes(&one);
     struct kvbm_events *events = make(1000, 1000, 10 * bytes);
-    struct kvbm_events_stats stats;
+    struct kvbm_events_stats stats = {.size = sizeof(stats)};
 
     (void)state;
     listen(events, KVBM_EVENTS_PER_TIER, &recorders[0]);

@@ -117,7 +117,7 @@ static void hear(void *arg, const struct kvbm_event *batch, size_t n, uint64_t l
 static void test_writing(void **state)
 {
     struct kvbm_registry_opts opts = {.size = sizeof(opts)};
-    struct kvbm_events_stats stats;
+    struct kvbm_events_stats stats = {.size = sizeof(stats)};
     uint64_t refused = 0, written = 0;
     struct bm bm = {0};
     (void)state;

@@ -16,7 +16,7 @@
 
 static uint64_t key_of(const struct kvbm_immutable *block)
 {
-    struct kvbm_block_info info;
+    struct kvbm_block_info info = {.size = sizeof(info)};
     uint64_t key;
 
     assert_int_equal(kvbm_immutable_info(block, &info), 0);

@@ -64,7 +64,7 @@ static struct look look_at(struct kvbm_handle handle)
     struct kvbm_immutable immutable = {handle};
     struct kvbm_complete complete = {handle};
     struct kvbm_mutable block = {handle};
-    struct kvbm_block_info info;
+    struct kvbm_block_info info = {.size = sizeof(info)};
     struct look look;
 
     memset(&look, 0, sizeof(look));
@@ -194,7 +194,7 @@ static long downgrade(struct kvbm_pool *pool, struct kvbm_handle *h)
 static long info(struct kvbm_pool *pool, struct kvbm_handle *h)
 {
     struct kvbm_immutable block = {*h};
-    struct kvbm_block_info ret;
+    struct kvbm_block_info ret = {.size = sizeof(ret)};
     (void)pool;
     return kvbm_immutable_info(&block, &ret);
 }
@@ -547,7 +547,7 @@ static void test_holes(void **state)
 
 static uint64_t key_of(const struct kvbm_immutable *block)
 {
-    struct kvbm_block_info info;
+    struct kvbm_block_info info = {.size = sizeof(info)};
     uint64_t key;
 
     assert_int_equal(kvbm_immutable_info(block, &info), 0);

@@ -81,7 +81,7 @@ static void test_shortage(void **state)
 static void test_fifo(void **state)
 {
     struct kvbm_mutable a[3], b[5];
-    struct kvbm_pool_stats before, after;
+    struct kvbm_pool_stats before = {.size = sizeof(before)}, after = before;
     struct bm bm;
     (void)state;
 
@@ -109,7 +109,7 @@ static void test_capacity(void **state)
     struct kvbm_complete staged[8];
     struct kvbm_immutable held[8];
     struct kvbm_mutable blocks[16];
-    struct kvbm_pool_stats stats;
+    struct kvbm_pool_stats stats = {.size = sizeof(stats)};
     uint64_t many[32];
     struct bm bm;
     (void)state;
@@ -227,7 +227,7 @@ static void test_match_return(void **state)
 static void test_match_repeated(void **state)
 {
     uint64_t same[3] = {keys[0], keys[0], keys[0]};
-    struct kvbm_block_info info;
+    struct kvbm_block_info info = {.size = sizeof(info)};
     struct kvbm_immutable held[3];
     struct bm bm;
     (void)state;
@@ -308,7 +308,7 @@ static void test_touch_long_chain(void **state)
 static void test_duplicates(void **state)
 {
     struct kvbm_immutable first, second, clone;
-    struct kvbm_block_info info;
+    struct kvbm_block_info info = {.size = sizeof(info)};
     struct kvbm_mutable all[6];
     struct bm bm;
     (void)state;
@@ -375,7 +375,7 @@ static void test_stale_under_duplicate(void **state)
 static void test_duplicate_revives(void **state)
 {
     struct kvbm_immutable second;
-    struct kvbm_block_info info;
+    struct kvbm_block_info info = {.size = sizeof(info)};
     struct bm bm;
     (void)state;
 
@@ -565,7 +565,7 @@ static void test_revive(void **state)
 
 static uint8_t priority_of(struct kvbm_pool *pool, uint64_t key)
 {
-    struct kvbm_block_info info;
+    struct kvbm_block_info info = {.size = sizeof(info)};
     struct kvbm_immutable held;
 
     assert_int_equal(match(pool, &key, 1, &held), 1);
@@ -725,7 +725,7 @@ static void test_ghosts(void **state)
 static void test_tiers(void **state)
 {
     struct kvbm_pool *host;
-    struct kvbm_block_info info;
+    struct kvbm_block_info info = {.size = sizeof(info)};
     struct kvbm_immutable held;
     uint8_t where[3];
     struct bm bm;
@@ -891,7 +891,7 @@ static void test_key_lengths(void **state)
         struct kvbm_mutable blocks[4];
         struct kvbm_complete staged[4];
         struct kvbm_immutable held[4];
-        struct kvbm_block_info info;
+        struct kvbm_block_info info = {.size = sizeof(info)};
 
         for (size_t i = 0; i < 4; i++)
             packed[(i + 1) * lengths[l] - 1] = (uint8_t)(i + 1); /* only their last bytes differ */

@@ -606,7 +606,7 @@ static bool info(struct run *run, const struct op *op)
     const struct m_pool *pool = &run->model.pools[op->pool];
     const struct m_block *b;
     struct kvbm_immutable block;
-    struct kvbm_block_info is;
+    struct kvbm_block_info is = {.size = sizeof(is)};
     struct held held;
 
     if (!pull(&run->immutable, op->pool, 1, op->how, &held))
@@ -711,7 +711,7 @@ static bool (*const ops[N_KINDS])(struct run *run, const struct op *op) = {
 static bool same_counts(struct run *run, int p)
 {
     const struct m_pool *pool = &run->model.pools[p];
-    struct kvbm_pool_stats is;
+    struct kvbm_pool_stats is = {.size = sizeof(is)};
     int inactive = m_n_inactive(pool),
         mutable = m_count(pool, M_MUTABLE) + m_count(pool, M_COMPLETE);
 

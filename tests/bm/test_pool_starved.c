@@ -28,7 +28,7 @@ static struct {
 
 static void same(const struct kvbm_pool_stats *before)
 {
-    struct kvbm_pool_stats now;
+    struct kvbm_pool_stats now = {.size = sizeof(now)};
 
     assert_int_equal(kvbm_registry_check(w.registry), 0);
     if (!w.pool)
@@ -41,7 +41,7 @@ static void same(const struct kvbm_pool_stats *before)
 /* Do it, with the first allocation refused, the second, ... Returns how many there are. */
 static long starve(long (*call)(void))
 {
-    struct kvbm_pool_stats before = {0};
+    struct kvbm_pool_stats before = {.size = sizeof(before)};
     long n, rc;
 
     if (w.pool)
@@ -131,7 +131,7 @@ static long check(void)
 
 static void run(enum kvbm_eviction eviction)
 {
-    struct kvbm_block_info info;
+    struct kvbm_block_info info = {.size = sizeof(info)};
     long n = 0;
 
     w.pool = w.second = NULL;

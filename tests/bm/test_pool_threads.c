@@ -281,7 +281,7 @@ static void register_at_once(size_t who, const uint64_t *keys)
 {
     struct kvbm_complete complete[CHAIN];
     struct kvbm_immutable held[CHAIN], found[CHAIN];
-    struct kvbm_block_info info;
+    struct kvbm_block_info info = {.size = sizeof(info)};
     long n;
 
     MUST(bm_complete_at(w.pools[0], 0, NULL, 0, keys, CHAIN, complete) == 0);
@@ -324,7 +324,7 @@ static void all_at_once(bool reject)
 {
     struct kvbm_pool_opts opts = {.n_blocks = THREADS * CHAIN, .reject_duplicates = reject};
     pthread_t threads[THREADS];
-    struct kvbm_pool_stats stats;
+    struct kvbm_pool_stats stats = {.size = sizeof(stats)};
 
     memset(&w, 0, sizeof(w));
     w.rounds = test_rounds(3000);
@@ -379,7 +379,7 @@ static void last_reference(bool reject)
     struct kvbm_pool_opts opts = {
         .n_blocks = MOST_BLOCKS, .reset_on_release = true, .reject_duplicates = reject};
     pthread_t threads[THREADS];
-    struct kvbm_pool_stats stats;
+    struct kvbm_pool_stats stats = {.size = sizeof(stats)};
 
     memset(&w, 0, sizeof(w));
     w.rounds = test_rounds(20000);

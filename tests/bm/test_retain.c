@@ -52,7 +52,7 @@ static void retain(struct bm *bm, uint64_t key, uint32_t priority, uint64_t ttl_
 
 static uint32_t priority_of(struct bm *bm, uint64_t key)
 {
-    struct kvbm_block_info info;
+    struct kvbm_block_info info = {.size = sizeof(info)};
     struct kvbm_immutable held;
 
     assert_int_equal(kvbm_pool_match(bm->pool, 0, &key, 1, KVBM_MATCH_NO_TOUCH, &held), 1);
@@ -210,7 +210,7 @@ static void test_random(void **state)
 
 static uint32_t priority_held(const struct kvbm_immutable *held)
 {
-    struct kvbm_block_info info;
+    struct kvbm_block_info info = {.size = sizeof(info)};
 
     assert_int_equal(kvbm_immutable_info(held, &info), 0);
     return info.priority;
@@ -221,7 +221,7 @@ static void test_adopted(void **state)
 {
     struct kvbm_mutable fresh[4];
     struct kvbm_immutable held[4], ours[4], first;
-    struct kvbm_block_info info;
+    struct kvbm_block_info info = {.size = sizeof(info)};
     struct kvbm_pool *host;
     struct bm bm;
     (void)state;

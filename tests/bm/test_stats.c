@@ -119,7 +119,7 @@ static void test_counters(void **state)
     struct kvbm_mutable partial;
     struct kvbm_complete staged;
     struct kvbm_immutable held[6];
-    struct kvbm_pool_stats s;
+    struct kvbm_pool_stats s = {.size = sizeof(s)};
 
     (void)state;
     kvbm_pool_get_stats(world.pool, &s);
@@ -154,7 +154,7 @@ static void test_rejected_duplicates(void **state)
 {
     struct world world = open_world((struct kvbm_pool_opts){.reject_duplicates = true});
     struct kvbm_immutable held[2];
-    struct kvbm_pool_stats s;
+    struct kvbm_pool_stats s = {.size = sizeof(s)};
 
     (void)state;
     put(world.pool, keys, 1, &held[0]);
@@ -506,7 +506,7 @@ static struct kvbm_pool *logged; /* asked while a line is taken: the lock isn't 
 
 static void record(void *arg, enum kv_log_level level, const char *line, size_t len)
 {
-    struct kvbm_pool_stats stats;
+    struct kvbm_pool_stats stats = {.size = sizeof(stats)};
 
     (void)arg;
     kvbm_pool_get_stats(logged, &stats);

@@ -299,7 +299,7 @@ static void test_priorities_go_down(void **state)
 
 static uint32_t host_priority(struct world *w, const uint64_t *key)
 {
-    struct kvbm_block_info info;
+    struct kvbm_block_info info = {.size = sizeof(info)};
     struct kvbm_immutable held;
 
     assert_int_equal(kvbm_pool_match(kvbm_manager_pool(w->m, KV_TIER_HOST), 0, key, 1,

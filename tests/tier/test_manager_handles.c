@@ -79,7 +79,7 @@ static void let_go(struct kvbm_immutable *held, size_t n)
 
 static void nothing_held(struct kvbm_pool *pool)
 {
-    struct kvbm_pool_stats stats;
+    struct kvbm_pool_stats stats = {.size = sizeof(stats)};
 
     kvbm_pool_get_stats(pool, &stats);
     assert_int_equal(stats.inflight_immutable, 0);
@@ -135,7 +135,7 @@ static void test_pin_of_mixed_tiers(void **state)
 /* What comes up is what it was: its place in its sequence, too. */
 static void test_place_is_kept(void **state)
 {
-    struct kvbm_block_info info;
+    struct kvbm_block_info info = {.size = sizeof(info)};
     struct kvbm_immutable held[2];
     struct kvbm_pin *pin;
     struct world w;
@@ -167,7 +167,7 @@ static void test_place_is_kept(void **state)
 static void onboard_mixed(uint32_t host_blocks)
 {
     struct kvbm_immutable held[MIXED + 1], got[MIXED + 1];
-    struct kvbm_block_info info;
+    struct kvbm_block_info info = {.size = sizeof(info)};
     struct world w;
 
     all_tiers(&w, host_blocks);

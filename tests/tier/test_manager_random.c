@@ -341,7 +341,7 @@ static void do_onboard(struct thread *t)
 {
     struct world *w = &t->party->w;
     struct kvbm_immutable blocks[LENGTH];
-    struct kvbm_block_info info;
+    struct kvbm_block_info info = {.size = sizeof(info)};
     struct some what;
     long n;
 
@@ -463,7 +463,7 @@ static void wait_for_jobs(struct party *party)
 static void no_handles(struct party *party, enum kv_tier tier)
 {
     struct kvbm_pool *pool = kvbm_manager_pool(party->w.m, tier);
-    struct kvbm_pool_stats stats = {0};
+    struct kvbm_pool_stats stats = {.size = sizeof(stats)};
 
     if (!pool)
         return;

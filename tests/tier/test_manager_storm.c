@@ -323,7 +323,7 @@ static void nothing_left(struct storm *storm)
 {
     struct kvbm_manager_stats stats = world_stats(&storm->w);
     struct kvbm_pool *host = kvbm_manager_pool(storm->w.m, KV_TIER_HOST);
-    struct kvbm_pool_stats pool = {0};
+    struct kvbm_pool_stats pool = {.size = sizeof(pool)};
 
     assert_int_equal(stats.pins_now, 0);
     assert_int_equal(stats.jobs_now, 0);

@@ -266,7 +266,7 @@ static uint64_t pieces_of(const struct kvbm_layout *src, const struct kvbm_layou
                               .n = n,
                               .n_layers = n_layers};
     int64_t id = kvbm_engine_submit(engine, &t);
-    struct kvbm_engine_stats stats;
+    struct kvbm_engine_stats stats = {.size = sizeof(stats)};
     struct kvbm_done done;
 
     assert_true(id > 0);
@@ -343,7 +343,7 @@ static void test_refusals(void **state)
                                .dst_blocks = two,
                                .n = 2},
                          t;
-    struct kvbm_engine_stats stats;
+    struct kvbm_engine_stats stats = {.size = sizeof(stats)};
     struct kvbm_layout_config other_configs[6];
 
     (void)state;

@@ -147,7 +147,7 @@ static void pause_ms(uint32_t ms)
 
 static struct kvbm_engine_stats stats(void)
 {
-    struct kvbm_engine_stats s;
+    struct kvbm_engine_stats s = {.size = sizeof(s)};
 
     kvbm_engine_get_stats(w.engine, &s);
     return s;
@@ -670,7 +670,7 @@ static void test_fork(void **state)
 static void test_starved(void **state)
 {
     struct kvbm_engine_opts opts = {.size = sizeof(opts), .n_threads = 2, .max_jobs = 8};
-    struct kvbm_engine_stats before;
+    struct kvbm_engine_stats before = {.size = sizeof(before)};
     struct kvbm_transfer t = one(0, 200);
     long n;
     int64_t rc;
@@ -689,7 +689,7 @@ static void test_starved(void **state)
     assert_true(n > 10);
     before = stats();
     for (n = 1;; n++) {
-        struct kvbm_engine_stats now;
+        struct kvbm_engine_stats now = {.size = sizeof(now)};
 
         starve_at(n);
         rc = kvbm_engine_submit(w.engine, &t);

@@ -96,7 +96,7 @@ static void *produce(void *arg)
     for (long round = 0; round < p->rounds; round++) {
         unsigned char mark = (unsigned char)(1 + round % 250);
         uint64_t number = 1;
-        struct kvbm_engine_stats stats;
+        struct kvbm_engine_stats stats = {.size = sizeof(stats)};
         uint8_t ok[EACH / 8];
         struct kvbm_transfer t = {.size = sizeof(t),
                                   .src = src,
@@ -157,7 +157,7 @@ static void test_producers(void **state)
                                    .inner_dim = 64};
     struct producer producers[PRODUCERS];
     pthread_t threads[PRODUCERS];
-    struct kvbm_engine_stats stats;
+    struct kvbm_engine_stats stats = {.size = sizeof(stats)};
 
     (void)state;
     src = unit_layout(&c, &memory);
