@@ -121,10 +121,14 @@ KV_API int kvbm_manager_configure(struct kvbm_manager_opts *opts, const char *fi
 KV_API int kvbm_manager_create(const struct kvbm_manager_opts *opts, struct kvbm_manager **ret);
 /**
  * Finish what runs (at most @timeout_ms: the rest is cancelled), let offloading go on as long as that
- * allows, close the tiers. A call into an object store that hangs is waited for a second more at most, then left
- * behind with its thread and its own memory. -EBUSY while pins are held or pools of the caller's are there: nothing is done then;
- * or handles of the manager's pools: then jobs have ended, and what didn't go down in time won't, but the
- * manager goes on. NULL is a no-op.
+ * allows, close the tiers; what can't be cancelled gets a second more at most. Returns 0: it is gone. Else it is there, whole, and
+ * goes on:
+ *   -EBUSY      pins or handles of its pools are held, or pools of the caller's are there: nothing was done
+ *   -ETIMEDOUT  a disk, or a GPU, hasn't answered a request, which can't be taken back: the host tier's memory, and
+ *               that of the caches, is still theirs. Jobs were cancelled, and what waited to go down was dropped.
+ *               Destroy it again later, or never, and then free none of the caches' memory either
+ * An object store that hangs is no reason: its call is left behind with its thread and its own memory. No other call may be on
+ * its way when it returns 0. NULL is a no-op.
  */
 KV_API int kvbm_manager_destroy(struct kvbm_manager *manager, uint32_t timeout_ms);
 

@@ -65,7 +65,15 @@ struct kvbm_engine_opts {
 /** @opts may be NULL. Returns 0, -EINVAL (also: over 256 threads, 2^20 jobs, depth 4096), -ENOMEM, -EAGAIN (no
  * threads), -EMFILE, -ENOTSUP. */
 KV_API int kvbm_engine_create(const struct kvbm_engine_opts *opts, struct kvbm_engine **ret);
-/** Cancel what waits, finish what runs, tell everybody, stop. NULL is a no-op. Not from a callback. */
+/**
+ * What destroy begins with, for at most so long: nothing more is taken (-ESHUTDOWN), what waits is cancelled, what runs
+ * finishes. Returns 0: no byte moves any more, and destroy won't wait for a disk or a GPU. -ETIMEDOUT: one of them
+ * hasn't answered; what it has can't be taken back, and the bytes of its jobs' layouts are still its own. Stop again later, or leave
+ * the engine and that memory for ever. -ECHILD in a fork's child. NULL is a no-op.
+ */
+KV_API int kvbm_engine_stop(struct kvbm_engine *engine, uint32_t timeout_ms);
+/** Cancel what waits, finish what runs, however long that takes (kvbm_engine_stop), tell everybody, stop. NULL is a no-op. Not
+ * from a callback. */
 KV_API void kvbm_engine_destroy(struct kvbm_engine *engine);
 
 enum kvbm_flow {

@@ -230,6 +230,22 @@ void kvbm_pool_start(struct kvbm_pool *pool)
     pool->n_free = pool->n_blocks;
 }
 
+uint64_t kvbm_pool_handles(struct kvbm_pool *pool)
+{
+    uint64_t n;
+
+    kvbm_lock(pool->registry);
+    n = pool->n_mutable;
+    for (uint32_t i = 1; pool->n_immutable && i <= pool->n_blocks; i++) {
+        const struct kvbm_slot *slot = &pool->slots[i];
+
+        if (slot->state == KVBM_REGISTERED && slot->refs)
+            n += slot->refs - slot->next; /* duplicates that lean on it */
+    }
+    kvbm_unlock(pool->registry);
+    return n;
+}
+
 int kvbm_pool_destroy(struct kvbm_pool *pool)
 {
     struct kvbm_registry *r;

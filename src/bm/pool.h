@@ -136,6 +136,9 @@ const char *kvbm_tier_name(enum kv_tier tier);
 /** Log that these are held, and the first 100 of them one by one. Takes the lock (dump.c). */
 void kvbm_report_leaks(struct kvbm_pool *pool, uint64_t mutable, uint64_t immutable);
 
+/** How many mutable, complete and immutable handles there are. Takes the lock, and looks at every block when there are any. */
+uint64_t kvbm_pool_handles(struct kvbm_pool *pool);
+
 /** All blocks free, in order of their numbers. */
 void kvbm_pool_start(struct kvbm_pool *pool);
 

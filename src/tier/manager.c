@@ -427,6 +427,62 @@ int kvbm_manager_create(const struct kvbm_manager_opts *opts, struct kvbm_manage
     return 0;
 }
 
+/* ---- who has what ---- */
+
+static uint64_t of_pin(const struct kvbm_pin *pin, const struct kvbm_pool *pool)
+{
+    uint64_t n = 0;
+
+    for (uint32_t i = 0; i < pin->n; i++) {
+        const struct kvbm_item *item = &pin->items[i];
+
+        n += item->state >= ITEM_FETCHED && item->host.pool == pool;
+        n += item->source.pool == pool;
+        n += pin->likes && pin->likes[i].handle.pool == pool;
+    }
+    return n;
+}
+
+static uint64_t of_move(const struct kvbm_move *move, const struct kvbm_pool *pool)
+{
+    uint64_t n = 0;
+
+    for (uint32_t k = 0; k < move->n; k++)
+        n += (uint64_t)(move->like[k].handle.pool == pool) + (move->target[k].handle.pool == pool) +
+             (move->bounce[k].handle.pool == pool);
+    return n;
+}
+
+/* Whether there are handles on the pool that aren't our own. */
+static bool is_held(const struct kvbm_manager *m, struct kvbm_pool *pool)
+{
+    uint64_t n = pool ? kvbm_pool_handles(pool) : 0, own = pool == m->disk ? m->n_quarantine : 0;
+
+    if (!n)
+        return false;
+    for (const struct kvbm_pin *pin = m->pins; pin; pin = pin->next)
+        own += of_pin(pin, pool);
+    for (const struct kvbm_move *move = m->moves; move; move = move->next)
+        own += of_move(move, pool);
+    if (n > own)
+        kv_log_warn("kvbm", "manager not destroyed: blocks of a pool are held",
+                    "pool=%s handles=%" PRIu64, pool->name, n - own);
+    return n > own;
+}
+
+static bool has_pools(struct kvbm_manager *m)
+{
+    const struct kvbm_pool *pool;
+
+    kvbm_lock(m->registry);
+    for (pool = m->registry->pools; pool; pool = pool->next) {
+        if (pool != m->host && pool != m->disk && pool != m->object)
+            break;
+    }
+    kvbm_unlock(m->registry);
+    return pool != NULL;
+}
+
 /* Pins and handles of the caller's, pools of his in our registry. */
 static bool in_use(struct kvbm_manager *m)
 {
@@ -434,31 +490,14 @@ static bool in_use(struct kvbm_manager *m)
         if (!pin->released)
             return true;
     }
-    kvbm_lock(m->registry);
-    for (const struct kvbm_pool *pool = m->registry->pools; pool; pool = pool->next) {
-        if (pool != m->host && pool != m->disk && pool != m->object) {
-            kvbm_unlock(m->registry);
-            return true;
-        }
-    }
-    kvbm_unlock(m->registry);
-    return false;
+    return has_pools(m) || is_held(m, m->host) || is_held(m, m->disk) || is_held(m, m->object);
 }
 
-static bool is_held(struct kvbm_pool *pool, uint64_t ours)
-{
-    struct kvbm_pool_stats stats = {.size = sizeof(stats)};
-
-    if (!pool)
-        return false;
-    kvbm_pool_get_stats(pool, &stats);
-    return stats.inflight_immutable || stats.inflight_mutable > ours;
-}
+/* ---- the end ---- */
 
 /* Until the deadline things go on, then they are cut short. */
 static void wind_down(struct kvbm_manager *m, uint64_t deadline)
 {
-    struct timespec until = {(time_t)(deadline / KV_NS_PER_S), (long)(deadline % KV_NS_PER_S)};
     uint64_t before = 0;
     int rc = 0;
 
@@ -468,7 +507,7 @@ static void wind_down(struct kvbm_manager *m, uint64_t deadline)
         before = m->stats.object.blocks_in;
         kvbm_write_back_all(m);
         while (rc == 0 && (m->n_jobs || m->running > m->n_asks || !kvbm_offload_idle(m)))
-            rc = pthread_cond_timedwait(&m->changed, &m->lock, &until);
+            rc = kvbm_manager_wait_change(m, deadline);
     }
     kvbm_offload_drop_all(m);
     kvbm_object_cancel_all(m->object_store); /* questions, too: nobody hears the answers */
@@ -479,31 +518,41 @@ static void wind_down(struct kvbm_manager *m, uint64_t deadline)
         if (job->engine_id)
             kvbm_engine_cancel(m->engine, job->engine_id);
     }
-    kvbm_mover_end(m);
+}
+
+/*
+ * What is with a disk or a GPU can't be taken back, and its memory is theirs until they answer. One that doesn't in time
+ * keeps the manager: nothing of it may be freed.
+ */
+static int stop(struct kvbm_manager *m, uint64_t deadline)
+{
+    int rc = in_use(m) ? -EBUSY : 0;
+
+    if (rc < 0)
+        return rc;
+    wind_down(m, deadline);
+    rc = kvbm_mover_end(m, KV_MAX(deadline, kv_now_ns() + LET_GO_NS));
+    if (rc < 0)
+        kv_log_error("kvbm", "manager not destroyed: a disk or a GPU doesn't answer",
+                     "waiting=%" PRIu32, m->running);
+    else if (in_use(m)) /* of a call that was on its way */
+        rc = kvbm_mover_start(m) < 0 ? -EAGAIN : -EBUSY;
+    m->stopping = rc == 0;
+    return rc;
 }
 
 int kvbm_manager_destroy(struct kvbm_manager *m, uint32_t timeout_ms)
 {
     uint64_t deadline = kv_now_ns() + timeout_ms * KV_NS_PER_MS;
-    int rc = 0;
+    int rc;
 
     if (!m || kvbm_manager_usable(m) < 0)
         return 0;
     kvbm_manager_enter(m);
-    if (in_use(m)) {
-        kvbm_manager_leave(m);
-        return -EBUSY;
-    }
-    wind_down(m, deadline);
+    rc = stop(m, deadline);
     kvbm_manager_leave(m);
-    kvbm_mover_join(m);
-    if (is_held(m->host, 0) || is_held(m->disk, m->n_quarantine) || is_held(m->object, 0)) {
-        kvbm_manager_enter(m);
-        m->stopping = false;
-        rc = kvbm_mover_start(m);
-        kvbm_manager_leave(m);
-        return rc < 0 ? rc : -EBUSY;
-    }
+    if (rc < 0)
+        return rc;
     while (m->caches)
         kvbm_manager_detach(m->caches);
     manager_free(m, KV_MAX(deadline, kv_now_ns() + LET_GO_NS));

@@ -215,7 +215,7 @@ struct kvbm_manager {
     pthread_mutex_t lock;
     pthread_cond_t work, changed; /* the mover waits for work, callers for changes */
     pthread_t mover;
-    bool mover_runs, mover_ends, stopping;
+    bool mover_runs, mover_ends, mover_left, stopping; /* left: and only needs to be joined */
     uint32_t forks; /* how many there had been when it was made */
 
     struct kvbm_manager_opts opts;
@@ -321,11 +321,12 @@ static inline struct kvbm_tier_stats *kvbm_stats_of(struct kvbm_manager *m, enum
                                   : &m->stats.object;
 }
 
-/* mover.c; with the lock, or before anybody else has the manager, but for join */
+/* mover.c; with the lock, or before anybody else has the manager */
 int kvbm_mover_start(struct kvbm_manager *m);
-/** It ends when nothing is under way any more. */
-void kvbm_mover_end(struct kvbm_manager *m);
-void kvbm_mover_join(struct kvbm_manager *m);
+/** End it once nothing is under way any more, which is waited for; -ETIMEDOUT: it goes on. */
+int kvbm_mover_end(struct kvbm_manager *m, uint64_t deadline_ns);
+/** Until something of what changed is for: 0 or -ETIMEDOUT. */
+int kvbm_manager_wait_change(struct kvbm_manager *m, uint64_t deadline_ns);
 
 /* pin.c */
 int kvbm_pin_new(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n, bool store,

@@ -87,29 +87,44 @@ static void *mover(void *arg)
         if (stalled(m))
             try_again(m);
     }
+    m->mover_left = true;
+    pthread_cond_broadcast(&m->changed);
     kvbm_manager_leave(m);
     return NULL;
+}
+
+int kvbm_manager_wait_change(struct kvbm_manager *m, uint64_t deadline_ns)
+{
+    struct timespec until = {(time_t)(deadline_ns / KV_NS_PER_S),
+                             (long)(deadline_ns % KV_NS_PER_S)};
+
+    return -pthread_cond_timedwait(&m->changed, &m->lock, &until);
 }
 
 int kvbm_mover_start(struct kvbm_manager *m)
 {
     int rc;
 
-    m->mover_ends = false;
+    m->mover_ends = m->mover_left = false;
     rc = kv_thread_start(&m->mover, "kvbm-mover", mover, m);
     m->mover_runs = rc == 0;
     return rc;
 }
 
-void kvbm_mover_end(struct kvbm_manager *m)
+int kvbm_mover_end(struct kvbm_manager *m, uint64_t deadline)
 {
+    int rc = 0;
+
     m->mover_ends = true;
     pthread_cond_signal(&m->work);
-}
-
-void kvbm_mover_join(struct kvbm_manager *m)
-{
-    if (m->mover_runs)
+    while (rc == 0 && m->mover_runs && !m->mover_left)
+        rc = kvbm_manager_wait_change(m, deadline);
+    if (m->mover_runs && !m->mover_left) {
+        m->mover_ends = false;
+        return rc;
+    }
+    if (m->mover_runs) /* it has given the lock back, and only returns */
         pthread_join(m->mover, NULL);
     m->mover_runs = false;
+    return 0;
 }

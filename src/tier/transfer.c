@@ -404,6 +404,26 @@ static void release(struct kvbm_engine *engine)
     free(engine);
 }
 
+int kvbm_engine_stop(struct kvbm_engine *engine, uint32_t timeout_ms)
+{
+    uint64_t until = kv_now_ns() + timeout_ms * KV_NS_PER_MS;
+    const struct timespec ts = {.tv_sec = (time_t)(until / KV_NS_PER_S),
+                                .tv_nsec = (long)(until % KV_NS_PER_S)};
+    int rc = 0;
+
+    if (!engine)
+        return 0;
+    if (engine->owner != getpid())
+        return -ECHILD;
+    stop_jobs(engine);
+    pthread_mutex_lock(&engine->lock);
+    while (engine->n_live && rc == 0)
+        rc = pthread_cond_timedwait(&engine->told, &engine->lock, &ts);
+    rc = engine->n_live ? -ETIMEDOUT : 0;
+    pthread_mutex_unlock(&engine->lock);
+    return rc;
+}
+
 void kvbm_engine_destroy(struct kvbm_engine *engine)
 {
     if (!engine)

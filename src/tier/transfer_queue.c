@@ -159,6 +159,7 @@ static void end(struct kvbm_engine *engine, struct tier_job *job)
     if (engine->stopping && !engine->n_live) { /* the last one: all threads may go */
         for (int lane = 0; lane < TIER_LANES; lane++)
             pthread_cond_broadcast(&engine->work[lane]);
+        pthread_cond_broadcast(&engine->told);
     }
 }
 
