@@ -2,6 +2,10 @@
 /*
  * What the manager's parts share.
  *
+ *   manager.c  a manager's options, making it
+ *   manager_tiers.c  what it is made of
+ *   manager_end.c  who still has something of it, taking it apart
+ *   cache.c    caches that are attached
  *   pin.c      what callers hold: items, one a key, each with a host block or without
  *   pin_store.c  those of stores: reserved, then findable
  *   fetch.c    disk and object blocks come into host blocks of a pin
@@ -35,9 +39,10 @@
 #include "tier/object.h"
 #include "tier/set.h"
 
-#define KVBM_MAX_PIN (1u << 20) /* keys */
-#define KVBM_BATCH 32           /* blocks of one fetch or move */
-#define KVBM_DOUBTS 1024        /* sets of KVBM_DOUBT_WAYS */
+#define KVBM_MAX_PIN (1u << 20)    /* keys */
+#define KVBM_BATCH 32              /* blocks of one fetch or move */
+#define KVBM_LET_GO_NS KV_NS_PER_S /* for what hangs when a manager ends, behind its time */
+#define KVBM_DOUBTS 1024           /* sets of KVBM_DOUBT_WAYS */
 #define KVBM_DOUBT_WAYS 8
 
 /** Something ended: run is called, with the lock. */
@@ -320,6 +325,12 @@ static inline struct kvbm_tier_stats *kvbm_stats_of(struct kvbm_manager *m, enum
            : tier == KV_TIER_DISK ? &m->stats.disk
                                   : &m->stats.object;
 }
+
+/* manager_tiers.c: all that the options say, and the mover. On failure kvbm_manager_free takes what there is. */
+int kvbm_tiers_open(struct kvbm_manager *m);
+
+/* manager_end.c: nothing runs any more; what hangs in the object store is waited for until @deadline_ns. */
+void kvbm_manager_free(struct kvbm_manager *m, uint64_t deadline_ns);
 
 /* mover.c; with the lock, or before anybody else has the manager */
 int kvbm_mover_start(struct kvbm_manager *m);
