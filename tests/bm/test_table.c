@@ -15,6 +15,7 @@
 #include "bm/memory.h"
 #include "bm/registry.h"
 #include "index/random.h"
+#include "skip.h"
 
 #define N 2600    /* blocks; the table has room for 4/3 keys each, so that parents make it grow */
 #define KEYS 6000 /* to choose from */
@@ -170,6 +171,9 @@ static void test_twice(void **state)
     uint64_t key = 0;
     (void)state;
 
+#if defined(__SANITIZE_THREAD__)
+    skip_because("one thread's work, at ten times the address sanitizer's price: asan has run it");
+#endif
     open_it(&w);
     bits = w.bm.registry->table_bits;
     for (; w.bm.registry->table_bits == bits; key++)

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "index/tree.h"
+#include "skip.h"
 
 #define N_MAX 1100
 
@@ -707,6 +708,9 @@ static void very_deep(void **state)
     uint64_t parent = 0, first = 2;
     struct kvi_stats stats;
 
+#if defined(__SANITIZE_THREAD__)
+    skip_because("one thread's work, at ten times the address sanitizer's price: asan has run it");
+#endif
     for (uint64_t i = 0; i < n; i++) { /* a fork at each block keeps the chains short */
         pair[0] = (struct kv_block){2 * i + 2, 1};
         pair[1] = (struct kv_block){2 * i + 3, 2};

@@ -10,6 +10,7 @@
 
 #include "cutting.h"
 #include "llama_state.h"
+#include "skip.h"
 
 /* A small model's shape: 2 KiB of K and V per token and layer are what 8B models have. */
 static const struct llama_state model = {
@@ -62,6 +63,9 @@ static void test_growth(void **state)
     struct llama_state s = model;
     (void)state;
 
+#if defined(__SANITIZE_THREAD__)
+    skip_because("one thread's work, at ten times the address sanitizer's price: asan has run it");
+#endif
     for (uint32_t n = 1980; n < 2044; n += 21) { /* before, in and behind a range's end */
         s.n_tokens = n;
         s.k_row = s.v_row = 512;
