@@ -127,49 +127,50 @@ int kvbm_immutable_downgrade(const struct kvbm_immutable *block, struct kvbm_wea
     return 0;
 }
 
+/* The block of a weak handle whose number is in range, held once more, if it is what it was. */
+static bool upgrade(struct kvbm_pool *pool, const struct kvbm_weak *block, void *caller,
+                    struct kvbm_immutable *ret)
+{
+    uint32_t i = block->handle.block + 1;
+    struct kvbm_slot *slot = &pool->slots[i];
+
+    if (slot->state != KVBM_REGISTERED || slot->life != block->handle.generation ||
+        slot->flags & SLOT_DUPLICATE)
+        return false;
+    if (slot->refs)
+        slot->refs++;
+    else
+        kvbm_slot_revive(pool, i);
+    kvbm_track(pool, i, caller);
+    ret->handle = kvbm_handle_of(pool, i);
+    return true;
+}
+
 int kvbm_weak_upgrade(const struct kvbm_weak *block, struct kvbm_immutable *ret)
 {
     void *caller = __builtin_return_address(0);
     struct kvbm_pool *pool = block ? block->handle.pool : NULL;
-    struct kvbm_slot *slot;
-    int err = -ESTALE;
+    bool held;
 
     if (!pool || !ret)
         return -EINVAL;
     if (block->handle.block >= pool->n_blocks)
         return -ERANGE;
     kvbm_lock(pool->registry);
-    slot = &pool->slots[block->handle.block + 1];
-    if (slot->state == KVBM_REGISTERED && slot->life == block->handle.generation &&
-        !(slot->flags & SLOT_DUPLICATE)) {
-        if (slot->refs)
-            slot->refs++;
-        else
-            kvbm_slot_revive(pool, block->handle.block + 1);
-        kvbm_track(pool, block->handle.block + 1, caller);
-        ret->handle = kvbm_handle_of(pool, block->handle.block + 1);
-        err = 0;
-    }
+    held = upgrade(pool, block, caller, ret);
     kvbm_unlock(pool->registry);
-    return err;
+    return held ? 0 : -ESTALE;
 }
 
-int kvbm_immutable_info(const struct kvbm_immutable *block, struct kvbm_block_info *ret)
+/* What slot @i, which is held, is. */
+static void tell(struct kvbm_pool *pool, uint32_t i, struct kvbm_block_info *ret)
 {
-    int64_t i = block && kv_has_size(ret) ? lock_handle(&block->handle) : -EINVAL;
-    const struct kvbm_entry *e;
-    struct kvbm_block_info info;
-    struct kvbm_pool *pool;
-    uint32_t primary;
+    uint32_t primary = kvbm_primary_of(pool, i);
+    const struct kvbm_entry *e = kvbm_slot_entry(pool, &pool->slots[i]);
 
-    if (i < 0)
-        return (int)i;
-    pool = block->handle.pool;
-    primary = kvbm_primary_of(pool, (uint32_t)i);
     kvbm_retain_expire_one(pool, primary);
-    e = kvbm_slot_entry(pool, &pool->slots[i]);
-    info = (struct kvbm_block_info){
-        .block = block->handle.block,
+    *ret = (struct kvbm_block_info){
+        .block = i - 1,
         .primary = primary - 1,
         .duplicate = primary != i,
         .group = e->group,
@@ -179,13 +180,58 @@ int kvbm_immutable_info(const struct kvbm_immutable *block, struct kvbm_block_in
         .priority_until_ns = kvbm_retain_end(pool, primary),
         .handles = pool->slots[i].refs - pool->slots[i].next,
     };
-    memcpy(info.key, e->key, pool->registry->key_len);
-    info.has_parent = e->parent != 0;
+    memcpy(ret->key, e->key, pool->registry->key_len);
+    ret->has_parent = e->parent != 0;
     if (e->parent)
-        memcpy(info.parent, kvbm_entry(pool->registry, e->parent)->key, pool->registry->key_len);
-    kvbm_unlock(pool->registry);
+        memcpy(ret->parent, kvbm_entry(pool->registry, e->parent)->key, pool->registry->key_len);
+}
+
+int kvbm_immutable_info(const struct kvbm_immutable *block, struct kvbm_block_info *ret)
+{
+    int64_t i = block && kv_has_size(ret) ? lock_handle(&block->handle) : -EINVAL;
+    struct kvbm_block_info info;
+
+    if (i < 0)
+        return (int)i;
+    tell(block->handle.pool, (uint32_t)i, &info);
+    kvbm_unlock(block->handle.pool->registry);
     KV_GIVE(ret, &info);
     return 0;
+}
+
+/* ---- many at once ---- */
+
+void kvbm_pool_upgrade(struct kvbm_pool *pool, const struct kvbm_weak *blocks, size_t n,
+                       struct kvbm_immutable *ret, struct kvbm_block_info *info)
+{
+    void *caller = __builtin_return_address(0);
+
+    kvbm_lock(pool->registry);
+    for (size_t k = 0; k < n; k++) {
+        ret[k] = (struct kvbm_immutable){0};
+        if (blocks[k].handle.pool == pool && blocks[k].handle.block < pool->n_blocks &&
+            upgrade(pool, &blocks[k], caller, &ret[k]))
+            tell(pool, blocks[k].handle.block + 1, &info[k]);
+    }
+    kvbm_unlock(pool->registry);
+}
+
+void kvbm_pool_downgrade(struct kvbm_pool *pool, const struct kvbm_immutable *blocks, size_t n,
+                         struct kvbm_weak *ret, struct kvbm_block_info *info)
+{
+    kvbm_lock(pool->registry);
+    for (size_t k = 0; k < n; k++) {
+        int64_t i = blocks[k].handle.pool ? kvbm_slot_of(pool, &blocks[k].handle) : 0;
+        uint32_t primary;
+
+        ret[k] = (struct kvbm_weak){0};
+        if (i <= 0 || pool->slots[i].state != KVBM_REGISTERED)
+            continue;
+        primary = kvbm_primary_of(pool, (uint32_t)i);
+        ret[k].handle = (struct kvbm_handle){pool, primary - 1, pool->slots[primary].life};
+        tell(pool, (uint32_t)i, &info[k]);
+    }
+    kvbm_unlock(pool->registry);
 }
 
 int kvbm_pool_view(const struct kvbm_pool *pool, uint32_t block, uint32_t layer, uint32_t outer,

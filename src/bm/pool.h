@@ -179,6 +179,19 @@ void kvbm_slot_forget(struct kvbm_pool *pool, uint32_t i);
 void kvbm_evict_blocks(struct kvbm_pool *pool, uint32_t *ret, size_t n);
 
 /*
+ * For who moves many blocks at a time (handle.c). One lock for all, and what is wrong with one is no other's concern.
+ */
+
+/** As kvbm_weak_upgrade and then kvbm_immutable_info of each: ret[i] is zeroed, and info[i] as it was, where the block
+ * has gone, or the handle is zeroed or another pool's. */
+void kvbm_pool_upgrade(struct kvbm_pool *pool, const struct kvbm_weak *blocks, size_t n,
+                       struct kvbm_immutable *ret, struct kvbm_block_info *info);
+/** As kvbm_immutable_downgrade and kvbm_immutable_info of each: ret[i] is zeroed, and info[i] as it was, where the
+ * handle is zeroed or not the pool's (any more). */
+void kvbm_pool_downgrade(struct kvbm_pool *pool, const struct kvbm_immutable *blocks, size_t n,
+                         struct kvbm_weak *ret, struct kvbm_block_info *info);
+
+/*
  * For who keeps what is about to be evicted (leave.c).
  */
 

@@ -171,7 +171,7 @@ static void arrived(struct kvbm_pin *pin, uint32_t i, enum kv_tier tier)
     if (tier == KV_TIER_EXTERNAL) {
         kvbm_object_present(m, &chain, pin->likes ? &pin->likes[i] : NULL);
         if (item->state == ITEM_HELD)
-            kvbm_offload_item(pin, i, NULL);
+            kvbm_offload_items(pin, i, 1, NULL);
     }
     item->found = true;
     m->stats.host.blocks_in++;

@@ -386,8 +386,8 @@ void kvbm_job_retry(struct kvbm_manager *m);
 /** Whether a block that isn't there may go into a tier. Counts an offer. */
 bool kvbm_policy_passes(struct kvbm_manager *m, enum kv_tier tier, uint64_t hash,
                         uint32_t priority);
-/** What has just come into the host tier goes on down, by policy. */
-void kvbm_offload_item(struct kvbm_pin *pin, uint32_t i, struct kvbm_job_ *through);
+/** Of items [i, i + n), which have just come into the host tier, those that have go on down, by policy. */
+void kvbm_offload_items(struct kvbm_pin *pin, uint32_t i, uint32_t n, struct kvbm_job_ *through);
 void kvbm_offload_pump(struct kvbm_manager *m);
 void kvbm_offload_drop_all(struct kvbm_manager *m);
 int kvbm_queue_push(struct kvbm_manager *m, enum kv_tier to, struct kvbm_down down);

@@ -109,30 +109,19 @@ int kvbm_queue_push(struct kvbm_manager *m, enum kv_tier to, struct kvbm_down do
 
 /* ---- what goes down ---- */
 
-void kvbm_offload_item(struct kvbm_pin *pin, uint32_t i, struct kvbm_job_ *through)
+static void offer(struct kvbm_pin *pin, uint32_t i, struct kvbm_job_ *through,
+                  const struct kvbm_weak *weak, const struct kvbm_block_info *info)
 {
     struct kvbm_manager *m = pin->manager;
-    struct kvbm_item *item = &pin->items[i];
-    struct kvbm_block_info info = {.size = sizeof(info), .priority = pin->retain};
 
-    if (!m->disk && (!m->object || m->leaving)) /* nowhere, or not now */
-        return;
-    if (item->state == ITEM_HELD)
-        kvbm_immutable_info((struct kvbm_immutable *)&item->host, &info);
-    else if (item->state == ITEM_STAGED)
-        kvbm_registry_locate(m->registry, pin->group, kvbm_pin_key(pin, i), 1, &info.tiers);
-    else
-        return;
     for (enum kv_tier to = KV_TIER_DISK; to <= KV_TIER_EXTERNAL; to++) {
-        struct kvbm_down down = {.priority = info.priority};
+        struct kvbm_down down = {.priority = info->priority, .weak = *weak};
 
-        if (!(to == KV_TIER_DISK ? m->disk : m->object) || info.tiers >> to & 1 ||
+        if (!(to == KV_TIER_DISK ? m->disk : m->object) || info->tiers >> to & 1 ||
             (to == KV_TIER_EXTERNAL && m->leaving) /* not before it is evicted */ ||
-            !kvbm_policy_passes(m, to, kvbm_pin_hash(pin, i), info.priority))
+            !kvbm_policy_passes(m, to, kvbm_pin_hash(pin, i), info->priority))
             continue;
-        if (item->state == ITEM_HELD) {
-            kvbm_immutable_downgrade((struct kvbm_immutable *)&item->host, &down.weak);
-        } else {
+        if (!weak->handle.pool) { /* staged */
             down.pin = pin;
             down.index = i;
             pin->refs++;
@@ -142,6 +131,44 @@ void kvbm_offload_item(struct kvbm_pin *pin, uint32_t i, struct kvbm_job_ *throu
             through->n_through++;
         }
         kvbm_queue_push(m, to, down);
+    }
+}
+
+static void offer_some(struct kvbm_pin *pin, uint32_t i, uint32_t n, struct kvbm_job_ *through)
+{
+    struct kvbm_manager *m = pin->manager;
+    struct kvbm_immutable held[KVBM_BATCH] = {0};
+    struct kvbm_block_info info[KVBM_BATCH];
+    struct kvbm_weak weak[KVBM_BATCH] = {0};
+    uint8_t tiers[KVBM_BATCH];
+
+    if (kvbm_staging(m)) {
+        kvbm_registry_locate(m->registry, pin->group, kvbm_pin_key(pin, i), n, tiers);
+    } else {
+        for (uint32_t k = 0; k < n; k++) {
+            if (pin->items[i + k].state == ITEM_HELD)
+                held[k].handle = pin->items[i + k].host;
+        }
+        kvbm_pool_downgrade(m->host, held, n, weak, info);
+    }
+    for (uint32_t k = 0; k < n; k++) {
+        if (pin->items[i + k].state == ITEM_STAGED)
+            info[k] = (struct kvbm_block_info){.priority = pin->retain, .tiers = tiers[k]};
+        else if (!weak[k].handle.pool)
+            continue;
+        offer(pin, i + k, through, &weak[k], &info[k]);
+    }
+}
+
+void kvbm_offload_items(struct kvbm_pin *pin, uint32_t i, uint32_t n, struct kvbm_job_ *through)
+{
+    const struct kvbm_manager *m = pin->manager;
+
+    if (!m->disk && (!m->object || m->leaving)) /* nowhere, or not now */
+        return;
+    for (uint32_t done = 0, some; done < n; done += some) {
+        some = KV_MIN(n - done, (uint32_t)KVBM_BATCH);
+        offer_some(pin, i + done, some, through);
     }
 }
 
@@ -188,6 +215,15 @@ static void like_released(const struct kvbm_move *move, struct kvbm_immutable *l
         kvbm_immutable_release(like);
 }
 
+/* The last first; one that can't be is no other's concern. */
+static void release_all(struct kvbm_pool *pool, struct kvbm_immutable *blocks, uint32_t n)
+{
+    if (kvbm_pool_release(pool, blocks, n) == 0)
+        return;
+    for (uint32_t k = n; k-- > 0;)
+        kvbm_immutable_release(&blocks[k]);
+}
+
 /* Blocks that leave were asked about when they came in for nothing but the object store. */
 static bool may_leave(struct kvbm_manager *m, const struct kvbm_move *move,
                       const struct kvbm_block_info *info)
@@ -197,37 +233,42 @@ static bool may_leave(struct kvbm_manager *m, const struct kvbm_move *move,
                               info->priority);
 }
 
-/* The entry becomes number move->n of the move, its block held; false: it isn't moved. */
-static bool hold_down(struct kvbm_manager *m, struct kvbm_move *move, struct kvbm_down *down)
+/* What a staged block is, of which the registry knows nothing. */
+static void tell_staged(struct kvbm_manager *m, const struct kvbm_down *down,
+                        struct kvbm_block_info *info)
 {
-    struct kvbm_block_info *info = &move->info[move->n];
-    struct kvbm_immutable *like = &move->like[move->n];
-    bool there = false;
+    const struct kvbm_pin *pin = down->pin;
 
-    *like = (struct kvbm_immutable){0};
-    info->size = sizeof(*info);
-    if (down->pin) {
-        *info = (struct kvbm_block_info){.block = down->pin->items[down->index].host.block,
-                                         .group = down->pin->group,
-                                         .position = down->pin->position + down->index};
-        info->has_parent = down->index || down->pin->has_parent;
-        memcpy(info->key, kvbm_pin_key(down->pin, down->index), m->key_len);
-        if (info->has_parent)
-            memcpy(info->parent, kvbm_pin_key(down->pin, down->index) - m->key_len, m->key_len);
-        kvbm_registry_locate(m->registry, info->group, info->key, 1, &info->tiers);
-    } else if (kvbm_weak_upgrade(&down->weak, like) < 0 || kvbm_immutable_info(like, info) < 0) {
+    *info = (struct kvbm_block_info){.block = pin->items[down->index].host.block,
+                                     .group = pin->group,
+                                     .position = pin->position + down->index};
+    info->has_parent = down->index || pin->has_parent;
+    memcpy(info->key, kvbm_pin_key(pin, down->index), m->key_len);
+    if (info->has_parent)
+        memcpy(info->parent, kvbm_pin_key(pin, down->index) - m->key_len, m->key_len);
+    kvbm_registry_locate(m->registry, info->group, info->key, 1, &info->tiers);
+}
+
+/* Number @k, which is held if it is there. False: it isn't moved. */
+static bool moves(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k)
+{
+    struct kvbm_block_info *info = &move->info[k];
+    struct kvbm_immutable *like = &move->like[k];
+    bool there;
+
+    if (move->from[k].pin) {
+        tell_staged(m, &move->from[k], info);
+    } else if (!like->handle.pool) {
         kvbm_stats_of(m, move->to)->dropped++;
-        down_ended(m, down, false);
+        down_ended(m, &move->from[k], false);
         return false;
     }
     there = info->tiers >> move->to & 1;
-    if (there || !may_leave(m, move, info)) {
-        like_released(move, like, false);
-        down_ended(m, down, there);
-        return false;
-    }
-    move->from[move->n++] = *down;
-    return true;
+    if (!there && may_leave(m, move, info))
+        return true;
+    like_released(move, like, false);
+    down_ended(m, &move->from[k], there);
+    return false;
 }
 
 static void quarantine(struct kvbm_manager *m, struct kvbm_mutable block)
@@ -243,15 +284,21 @@ static void quarantine(struct kvbm_manager *m, struct kvbm_mutable block)
     m->quarantine[m->n_quarantine++] = block;
 }
 
-/* A block of the target, on a volume that works. */
-static bool take_target(struct kvbm_manager *m, enum kv_tier to, struct kvbm_mutable *ret)
+/* Up to @n blocks of the target, on volumes that work. */
+static uint32_t take_usable(struct kvbm_manager *m, enum kv_tier to, struct kvbm_mutable *ret,
+                            uint32_t n)
 {
-    while (kvbm_take_blocks(pool_of(m, to), ret, 1) == 1) {
-        if (to != KV_TIER_DISK || kvbm_disk_usable(m->disk_store, ret->handle.block))
-            return true;
-        quarantine(m, *ret);
+    uint32_t usable = 0, got;
+
+    while (usable < n && (got = kvbm_take_blocks(pool_of(m, to), ret + usable, n - usable)) > 0) {
+        for (uint32_t k = usable, end = usable + got; k < end; k++) {
+            if (to != KV_TIER_DISK || kvbm_disk_usable(m->disk_store, ret[k].handle.block))
+                ret[usable++] = ret[k];
+            else
+                quarantine(m, ret[k]);
+        }
     }
-    return false;
+    return usable;
 }
 
 static void give_up(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k)
@@ -273,20 +320,13 @@ static void keep(struct kvbm_move *move, uint32_t k, uint32_t *n)
 
 static void take_targets(struct kvbm_manager *m, struct kvbm_move *move)
 {
-    uint32_t n = 0;
+    uint32_t got = take_usable(m, move->to, move->target, move->n);
 
-    for (uint32_t k = 0; k < move->n; k++) {
-        struct kvbm_mutable target;
-
-        if (!take_target(m, move->to, &target)) {
-            kvbm_stats_of(m, move->to)->dropped++;
-            give_up(m, move, k);
-            continue;
-        }
-        move->target[k] = target;
-        keep(move, k, &n);
+    for (uint32_t k = got; k < move->n; k++) {
+        kvbm_stats_of(m, move->to)->dropped++;
+        give_up(m, move, k);
     }
-    move->n = n;
+    move->n = got;
 }
 
 static void move_done(struct kvbm_manager *m, struct kvbm_note *note);
@@ -355,8 +395,9 @@ static int submit(struct kvbm_manager *m, struct kvbm_move *move)
     return kvbm_object_submit(m->object_store, &move->object);
 }
 
-/* The target has its bytes: it becomes what its like is. */
-static void becomes_findable(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k)
+/* The target has its bytes: it becomes what its like is, or the staged block. */
+static int becomes_findable(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k,
+                            struct kvbm_immutable *held)
 {
     struct kvbm_pool *pool = pool_of(m, move->to);
     struct kvbm_block_info *info = &move->info[k];
@@ -366,31 +407,46 @@ static void becomes_findable(struct kvbm_manager *m, struct kvbm_move *move, uin
                                .parent = info->has_parent ? info->parent : NULL,
                                .position = info->position};
     struct kvbm_complete complete;
-    struct kvbm_immutable held = {0};
     int rc;
 
-    if (move->like[k].handle.pool) {
-        rc = kvbm_pool_adopt(pool, &move->target[k], 1, &move->like[k], &held);
-    } else {
-        rc = kvbm_pool_complete(pool, &move->target[k], 1, &chain, &complete);
-        if (rc == 0)
-            rc = kvbm_pool_register(pool, &complete, 1, &held);
-    }
-    if (rc < 0) {
-        kvbm_mutable_release(&move->target[k]);
-        kvbm_stats_of(m, move->to)->failed++;
-    }
-    kvbm_immutable_release(&held);
-    if (move->to == KV_TIER_EXTERNAL)
-        kvbm_object_put(m, info->group, info->key);
+    if (move->like[k].handle.pool)
+        return kvbm_pool_adopt(pool, &move->target[k], 1, &move->like[k], held);
+    rc = kvbm_pool_complete(pool, &move->target[k], 1, &chain, &complete);
+    return rc < 0 ? rc : kvbm_pool_register(pool, &complete, 1, held);
 }
 
-static void one_ended(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k, int status)
+static int status_of(const struct kvbm_move *move, uint32_t k)
+{
+    return move->to == KV_TIER_DISK ? move->disk_ios[k].status : move->object_ios[k].status;
+}
+
+/* Those that have arrived: all at once, which is the rule, or each by itself. Their targets are zeroed then. */
+static void become_findable(struct kvbm_manager *m, struct kvbm_move *move)
+{
+    struct kvbm_immutable held[KVBM_BATCH] = {0};
+    bool all = true;
+
+    for (uint32_t k = 0; k < move->n && all; k++)
+        all = status_of(move, k) == 0 && move->like[k].handle.pool;
+    all =
+        all && kvbm_pool_adopt(pool_of(m, move->to), move->target, move->n, move->like, held) == 0;
+    for (uint32_t k = 0; k < move->n && !all; k++) {
+        if (status_of(move, k) == 0 && becomes_findable(m, move, k, &held[k]) < 0) {
+            kvbm_mutable_release(&move->target[k]);
+            kvbm_stats_of(m, move->to)->failed++;
+        }
+    }
+    release_all(pool_of(m, move->to), held, move->n);
+}
+
+static void one_ended(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k)
 {
     struct kvbm_tier_stats *stats = kvbm_stats_of(m, move->to);
+    int status = status_of(move, k);
 
     if (status == 0) {
-        becomes_findable(m, move, k);
+        if (move->to == KV_TIER_EXTERNAL)
+            kvbm_object_put(m, move->info[k].group, move->info[k].key);
         stats->blocks_in++;
         stats->bytes_in += m->block_bytes;
     } else {
@@ -402,9 +458,21 @@ static void one_ended(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k
         stats->failed += status != -ECANCELED;
         stats->dropped += !move->leaving; /* it is where it was, and will be told of again */
     }
-    kvbm_mutable_release(&move->bounce[k]);
-    like_released(move, &move->like[k], status != 0);
+    if (move->leaving)
+        like_released(move, &move->like[k], status != 0);
     down_ended(m, &move->from[k], status == 0);
+}
+
+/* Leaves first: they are released before their parents. What leaves keeps its order. */
+static void all_ended(struct kvbm_manager *m, struct kvbm_move *move)
+{
+    become_findable(m, move);
+    if (move->from_disk)
+        kvbm_pool_release_mutable(m->host, move->bounce, move->n);
+    if (!move->leaving)
+        release_all(m->host, move->like, move->n);
+    for (uint32_t i = 0; i < move->n; i++)
+        one_ended(m, move, move->leaving ? i : move->n - 1 - i);
 }
 
 static void launch(struct kvbm_manager *m, struct kvbm_move *move);
@@ -467,13 +535,7 @@ static void move_done(struct kvbm_manager *m, struct kvbm_note *note)
         kvbm_offload_pump(m);
         return;
     }
-    /* Leaves first: they are released before their parents. What leaves keeps its order. */
-    for (uint32_t i = 0; i < move->n; i++) {
-        uint32_t k = move->leaving ? i : move->n - 1 - i;
-
-        one_ended(m, move, k,
-                  move->to == KV_TIER_DISK ? move->disk_ios[k].status : move->object_ios[k].status);
-    }
+    all_ended(m, move);
     free(move);
     kvbm_offload_pump(m);
     pthread_cond_broadcast(&m->changed);
@@ -528,14 +590,34 @@ static void take_bounces(struct kvbm_manager *m, struct kvbm_move *move)
     move->n = got;
 }
 
-/* A move of blocks that leave is of one tier's. */
-static bool fits(struct kvbm_manager *m, struct kvbm_move *move, const struct kvbm_down *down)
+/* As number @k: a move of blocks that leave is of one tier's. */
+static bool fits(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k,
+                 const struct kvbm_down *down)
 {
     bool from_disk = move->leaving && down->weak.handle.pool == m->disk;
 
-    if (move->n == 0)
+    if (k == 0)
         move->from_disk = move->reading = from_disk;
     return move->from_disk == from_disk;
+}
+
+/* As many of the queue's first as there is room for; those that are there still stay in the move, held. */
+static void hold_some(struct kvbm_manager *m, struct kvbm_move *move)
+{
+    struct kvbm_queue *q = &m->down[move->to];
+    struct kvbm_weak weak[KVBM_BATCH] = {0};
+    uint32_t first = move->n, end = first;
+
+    for (; q->n && end < m->move_blocks && fits(m, move, end, &q->heap[0]); end++) {
+        move->from[end] = pop(q);
+        weak[end] = move->from[end].weak;
+    }
+    kvbm_pool_upgrade(move->from_disk ? m->disk : m->host, weak + first, end - first,
+                      move->like + first, move->info + first);
+    for (uint32_t k = first; k < end; k++) {
+        if (moves(m, move, k))
+            keep(move, k, &move->n);
+    }
 }
 
 static void move_some(struct kvbm_manager *m, enum kv_tier to)
@@ -550,11 +632,8 @@ static void move_some(struct kvbm_manager *m, enum kv_tier to)
     move->manager = m;
     move->to = to;
     move->leaving = m->leaving && to == KV_TIER_EXTERNAL;
-    while (q->n && move->n < m->move_blocks && fits(m, move, &q->heap[0])) {
-        struct kvbm_down down = pop(q);
-
-        hold_down(m, move, &down);
-    }
+    while (q->n && move->n < m->move_blocks && fits(m, move, move->n, &q->heap[0]))
+        hold_some(m, move);
     take_targets(m, move);
     if (move->from_disk && move->n)
         take_bounces(m, move);

@@ -156,8 +156,7 @@ static long commit_run(struct kvbm_pin *pin, uint32_t i, uint32_t n, struct kvbm
     }
     m->stats.host.blocks_in += held;
     m->stats.host.bytes_in += held * m->block_bytes;
-    for (uint32_t k = i; k < i + n; k++)
-        kvbm_offload_item(pin, k, through);
+    kvbm_offload_items(pin, i, n, through);
     return held;
 }
 
