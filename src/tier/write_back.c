@@ -71,7 +71,7 @@ void kvbm_write_back(struct kvbm_manager *m)
 
 void kvbm_write_back_later(struct kvbm_manager *m, struct kvbm_pool *pool)
 {
-    struct kvbm_pool_stats stats;
+    struct kvbm_pool_stats stats = {.size = sizeof(stats)};
 
     if (m->looked[pool->tier])
         return;
