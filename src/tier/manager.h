@@ -11,7 +11,10 @@
  *   fetch.c    disk and object blocks come into host blocks of a pin
  *   job.c      copies between host blocks of a pin and a cache
  *   job_calls.c  what connectors do with them: submit, cancel, poll, wait
- *   offload.c  blocks go down: queues of weak references, moves of some blocks at a time
+ *   offload.c  blocks go down: what is offered, and what begins when
+ *   down_queue.c  what waits for that: policies, heaps of weak references
+ *   offload_store.c  from a cache's pool into the host tier
+ *   move.c, move_io.c  to disk and object store, some blocks at a time: how they begin, how they end
  *   write_back.c  blocks go to the object store when they are about to be evicted
  *   presence.c which keys the object store has, as far as is known, and asking it
  *   where.c    which tier has what
@@ -358,6 +361,11 @@ uint32_t kvbm_take_blocks(struct kvbm_pool *pool, struct kvbm_mutable *ret, uint
 
 /* pin_store.c */
 long kvbm_pin_reserve(struct kvbm_pin *pin);
+static inline struct kvbm_pool *kvbm_target_of(const struct kvbm_manager *m, enum kv_tier tier)
+{
+    return tier == KV_TIER_DISK ? m->disk : m->object;
+}
+
 /** Register the host blocks of items [i, i + n), all in @from with their bytes, as what they are. Those that
  * can't be (another position was said before) are given back and MISS. Returns how many are HELD. */
 uint32_t kvbm_pin_register(struct kvbm_pin *pin, uint32_t i, uint32_t n);
@@ -382,15 +390,41 @@ uint64_t kvbm_job_late(struct kvbm_manager *m);
 /** Those that the engine had no room for. */
 void kvbm_job_retry(struct kvbm_manager *m);
 
-/* offload.c */
+/* down_queue.c */
 /** Whether a block that isn't there may go into a tier. Counts an offer. */
 bool kvbm_policy_passes(struct kvbm_manager *m, enum kv_tier tier, uint64_t hash,
                         uint32_t priority);
+/** Dropped, and what waits for it told, when the queue is full or the manager ends: an error then. */
+int kvbm_queue_push(struct kvbm_manager *m, enum kv_tier to, struct kvbm_down down);
+struct kvbm_down kvbm_queue_pop(struct kvbm_queue *q);
+/** It has arrived in its tier, or won't: what it held is let go, what waits for it is told. */
+void kvbm_down_ended(struct kvbm_manager *m, struct kvbm_down *down, bool arrived);
+/** The mover tries again when something ends or a moment has passed, and has to know that. */
+void kvbm_queue_stall(struct kvbm_manager *m, struct kvbm_queue *q, bool stalled);
+
+/* offload_store.c */
+/** The first of the queue, and what follows it, into the host tier. */
+void kvbm_offload_store(struct kvbm_manager *m);
+
+/* move.c */
+/** A move of the first of a queue. */
+void kvbm_move_some(struct kvbm_manager *m, enum kv_tier to);
+/** Number @k becomes number @n, and @n one more: the others are left behind. */
+void kvbm_move_keep(struct kvbm_move *move, uint32_t k, uint32_t *n);
+/** A block of a disk volume that is left alone: taken out of the pool. */
+void kvbm_quarantine(struct kvbm_manager *m, struct kvbm_mutable block);
+
+/* move_io.c */
+/** On its way, or, when the executor has no room or refuses, back in the queue or dropped. The move's from here on. */
+void kvbm_move_launch(struct kvbm_manager *m, struct kvbm_move *move);
+/** @again: what was leaving may be told of once more. */
+void kvbm_move_release(const struct kvbm_move *move, struct kvbm_immutable *like, bool again);
+
+/* offload.c */
 /** Of items [i, i + n), which have just come into the host tier, those that have go on down, by policy. */
 void kvbm_offload_items(struct kvbm_pin *pin, uint32_t i, uint32_t n, struct kvbm_job_ *through);
 void kvbm_offload_pump(struct kvbm_manager *m);
 void kvbm_offload_drop_all(struct kvbm_manager *m);
-int kvbm_queue_push(struct kvbm_manager *m, enum kv_tier to, struct kvbm_down down);
 bool kvbm_offload_idle(const struct kvbm_manager *m);
 
 /* write_back.c */
