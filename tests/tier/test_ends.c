@@ -192,8 +192,8 @@ static int64_t begin_store(struct world *w, uint64_t first, int fd)
     return id;
 }
 
-/* As world_load, but it isn't waited for. */
-static int64_t begin_load(struct world *w, uint64_t first)
+/* As world_load, into blocks from @to on, but it isn't waited for. */
+static int64_t begin_load(struct world *w, uint64_t first, uint32_t to)
 {
     static uint32_t blocks[N];
     uint64_t keys[N];
@@ -203,7 +203,7 @@ static int64_t begin_load(struct world *w, uint64_t first)
 
     world_keys(first, keys, N);
     for (uint32_t i = 0; i < N; i++)
-        blocks[i] = i;
+        blocks[i] = to + i;
     assert_int_equal(kvbm_manager_prepare_load(w->m, &chain, N, NULL, &job.pin), N);
     id = kvbm_manager_submit(w->m, &job);
     assert_true(id > 0);
@@ -327,9 +327,9 @@ static void test_own(void **state)
 
         start(&w, round % 2 ? KVBM_IO_THREADS : KVBM_IO_AUTO);
         only_on_disk(&w, 100);
-        begin_load(&w, 100);
+        begin_load(&w, 100, 0);
         begin_store(&w, 200, -1);
-        begin_load(&w, 100);
+        begin_load(&w, 100, 2 * N);
         gone(&w);
     }
 }
@@ -384,7 +384,7 @@ static void test_hung_reads(void **state)
         assert_int_equal(world_store(&w, 200, 2), 2);
         assert_int_equal(kvbm_manager_drain(w.m, 30000), 0);
         shut(both[i]);
-        load = begin_load(&w, 100);
+        load = begin_load(&w, 100, 0);
         wait_for_hung(both[i]);
         refuses_to_go(&w);
         assert_int_equal(world_load(&w, 200, 2), 2); /* of the host tier */
@@ -437,7 +437,7 @@ static void test_hung_and_held(void **state)
     only_on_disk(&w, stored_key);
     hold_twice(kvbm_manager_pool(w.m, KV_TIER_DISK), &hold);
     shut(KVBM_IO_THREADS);
-    load = begin_load(&w, stored_key);
+    load = begin_load(&w, stored_key, 0);
     wait_for_hung(KVBM_IO_THREADS);
     assert_int_equal(kvbm_manager_destroy(w.m, 20000), -EBUSY);
     let_go(&hold);
