@@ -175,9 +175,9 @@ enum kvbm_where {
 /**
  * ret[i] (may be NULL) says where key i of @chain is; holds and fetches nothing. Returns the length of the prefix
  * that isn't MISS. With an object tier, keys whose presence isn't known are asked for in the background (the
- * first 256 of a call; those behind by later calls) and are PENDING until the answer is there. When the store
- * doesn't answer for two seconds (object_timeout_ms, if that is less) they are MISS, and at once
- * while its breaker is open.
+ * first 256 of a call; those behind by later calls; none behind a MISS, which they are then, too) and are PENDING
+ * until the answer is there. When the store doesn't answer for two seconds (object_timeout_ms, if that is less) they
+ * are MISS, and at once while its breaker is open, or while some ten thousands of other keys are in doubt.
  */
 KV_API long kvbm_manager_lookup(struct kvbm_manager *manager, const struct kvbm_chain *chain,
                                 size_t n, uint8_t *ret);
@@ -194,6 +194,7 @@ struct kvbm_pin_opts {
     size_t size;
     uint64_t deadline_ns; /* monotonic, of fetching; 0: none */
     bool no_fetch;        /* only what the host tier has */
+    uint32_t reserved;    /* 0 */
     int32_t
         priority; /* of fetching: the higher first, then the older. A load job with a higher one raises it for what
                        * hasn't been asked of the tier below yet */

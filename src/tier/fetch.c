@@ -355,8 +355,7 @@ static void from_object(struct kvbm_pin *pin)
             uint64_t hash =
                 kvbm_key_hash(pin->manager, pin->group, keys + k * pin->manager->key_len);
 
-            if (kvbm_object_presence(pin->manager, hash) ==
-                KVBM_PRESENCE_ABSENT) { /* what is behind it is of no use */
+            if (kvbm_object_known_absent(pin->manager, hash)) { /* what is behind it is of no use */
                 pin->object_missed = true;
                 n = k;
             }

@@ -45,7 +45,7 @@
 #define KVBM_MAX_PIN (1u << 20)    /* keys */
 #define KVBM_BATCH 32              /* blocks of one fetch or move */
 #define KVBM_LET_GO_NS KV_NS_PER_S /* for what hangs when a manager ends, behind its time */
-#define KVBM_DOUBTS 1024           /* sets of KVBM_DOUBT_WAYS */
+#define KVBM_DOUBTS 8192           /* sets of KVBM_DOUBT_WAYS: 1.5 MiB */
 #define KVBM_DOUBT_WAYS 8
 
 /** Something ended: run is called, with the lock. */
@@ -453,6 +453,8 @@ void kvbm_object_absent(struct kvbm_manager *m, uint32_t group, const void *key,
 void kvbm_object_not_absent(struct kvbm_manager *m, uint32_t group, const void *key);
 /** It was put: what is being asked or got at the moment may have looked before, and its "isn't there" is void. */
 void kvbm_object_put(struct kvbm_manager *m, uint32_t group, const void *key);
+/** It was asked lately: it hasn't got the key, or doesn't answer. */
+bool kvbm_object_known_absent(const struct kvbm_manager *m, uint64_t hash);
 /** Of a key that the object store isn't known to have. */
 enum kvbm_presence kvbm_object_presence(const struct kvbm_manager *m, uint64_t hash);
 /** Keys [i, i + n) of the chain are asked for; bit k of @unknown: nobody knows of key i + k. Returns 0; -EHOSTDOWN: the

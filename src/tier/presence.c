@@ -2,7 +2,7 @@
 /*
  * What is known of the object store, of which nobody knows but itself: the keys that were put or found there are kept
  * as blocks of a pool without bytes, and the rest is asked for in the background. What came of that is in a
- * table of doubts, in sets, the oldest of which goes first:
+ * table of doubts, in sets:
  *
  *   (none) ── asked ──> being asked ── not there ────────────────────────────> absent, for two seconds
  *                        ^       │
@@ -13,7 +13,8 @@
  * "Not yet" is told for two seconds at most, or for the time of one batch if that is less, whatever the store does: a
  * question that hangs goes on behind it, and its answer counts when it comes. With the breaker open nobody is
  * asked, and nobody waits for the one that is let through to see. What was a miss for want of an
- * answer is counted.
+ * answer is counted. So is a key that finds its set full of doubts that still hold: to forget one of these would be to
+ * ask for it again, and tell "not yet" of it from the beginning.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -48,25 +49,29 @@ static struct kvbm_doubt *find(struct kvbm_manager *m, uint64_t hash)
     return (struct kvbm_doubt *)look_up(m, hash);
 }
 
-static uint64_t made_ns(const struct kvbm_doubt *doubt)
+static bool is_over(const struct kvbm_doubt *doubt, uint64_t now)
 {
-    return !doubt->until_ns ? 0 : doubt->since_ns ? doubt->since_ns : doubt->until_ns - ABSENT_NS;
+    if (!doubt->until_ns)
+        return true;
+    if (doubt->until_ns == BEING_ASKED)
+        return false;
+    /* Whoever waits asks again after the pause. */
+    return now >= doubt->until_ns + (doubt->since_ns ? PATIENCE_NS : 0);
 }
 
-/* That of the key, or the oldest of its set, emptied. */
+/* That of the key, or an empty one; NULL: there is no room. */
 static struct kvbm_doubt *find_or_make(struct kvbm_manager *m, uint64_t hash)
 {
-    struct kvbm_doubt *set = m->doubts[hash % KVBM_DOUBTS], *oldest = find(m, hash);
+    struct kvbm_doubt *set = m->doubts[hash % KVBM_DOUBTS], *doubt = find(m, hash);
+    uint64_t now = kv_now_ns();
 
-    if (oldest)
-        return oldest;
-    oldest = set;
-    for (int i = 1; i < KVBM_DOUBT_WAYS; i++) {
-        if (made_ns(&set[i]) < made_ns(oldest))
-            oldest = &set[i];
+    for (int i = 0; !doubt && i < KVBM_DOUBT_WAYS; i++) {
+        if (!is_over(&set[i], now))
+            continue;
+        doubt = &set[i];
+        *doubt = (struct kvbm_doubt){.hash = hash};
     }
-    *oldest = (struct kvbm_doubt){.hash = hash};
-    return oldest;
+    return doubt;
 }
 
 static void is_absent(struct kvbm_doubt *doubt)
@@ -75,29 +80,43 @@ static void is_absent(struct kvbm_doubt *doubt)
     doubt->until_ns = kv_now_ns() + ABSENT_NS;
 }
 
+bool kvbm_object_known_absent(const struct kvbm_manager *m, uint64_t hash)
+{
+    const struct kvbm_doubt *doubt = look_up(m, hash);
+    uint64_t now = doubt ? kv_now_ns() : 0;
+
+    if (!doubt)
+        return false;
+    if (!doubt->since_ns)
+        return now < doubt->until_ns;
+    return kvbm_set_has(&m->asked, hash) && now - doubt->since_ns >= patience_ns(m);
+}
+
 enum kvbm_presence kvbm_object_presence(const struct kvbm_manager *m, uint64_t hash)
 {
     const struct kvbm_doubt *doubt = look_up(m, hash);
     bool asked = kvbm_set_has(&m->asked, hash);
-    uint64_t now = kv_now_ns();
 
-    if (doubt && !doubt->since_ns && now < doubt->until_ns)
+    /* Asked for without a doubt: there was no room for one, and how long ago that was nobody knows. */
+    if (kvbm_object_known_absent(m, hash) || (asked && !doubt))
         return KVBM_PRESENCE_ABSENT;
-    if (doubt && doubt->since_ns && asked)
-        return now - doubt->since_ns < patience_ns(m) ? KVBM_PRESENCE_ASKED : KVBM_PRESENCE_ABSENT;
-    if (asked ||
-        (doubt && doubt->since_ns && doubt->until_ns != BEING_ASKED && now < doubt->until_ns))
+    if (asked || (doubt && doubt->since_ns && doubt->until_ns != BEING_ASKED &&
+                  kv_now_ns() < doubt->until_ns))
         return KVBM_PRESENCE_ASKED;
     return KVBM_PRESENCE_UNKNOWN;
 }
 
-/* It is being asked for; what was asked for lately in vain is in doubt since then. */
+/* It is being asked for; what was asked for lately in vain is in doubt since then. NULL: there is no room. */
 static struct kvbm_doubt *begin_doubt(struct kvbm_manager *m, uint64_t hash)
 {
     struct kvbm_doubt *doubt = find_or_make(m, hash);
     uint64_t now = kv_now_ns();
 
-    if (!doubt->since_ns || now > doubt->until_ns + 5 * PATIENCE_NS)
+    if (!doubt) {
+        m->stats.object_unanswered++;
+        return NULL;
+    }
+    if (!doubt->since_ns || (doubt->until_ns != BEING_ASKED && is_over(doubt, now)))
         doubt->since_ns = now;
     doubt->until_ns = BEING_ASKED;
     return doubt;
@@ -127,9 +146,13 @@ static void unanswered(struct kvbm_manager *m, uint64_t hash, int rc)
 
 void kvbm_object_absent(struct kvbm_manager *m, uint32_t group, const void *key, bool sure)
 {
+    struct kvbm_doubt *doubt;
+
     if (sure)
         kvbm_pool_reset_keys(m->object, group, key, 1, NULL);
-    is_absent(find_or_make(m, kvbm_key_hash(m, group, key)));
+    doubt = find_or_make(m, kvbm_key_hash(m, group, key));
+    if (doubt) /* else it is asked for again */
+        is_absent(doubt);
 }
 
 void kvbm_object_not_absent(struct kvbm_manager *m, uint32_t group, const void *key)

@@ -45,18 +45,32 @@ static uint32_t ask_unknown(struct kvbm_manager *m, const struct kvbm_chain *cha
         for (uint32_t k = 0; k < some; k++) {
             const uint8_t *key = (const uint8_t *)chain->keys + (i + done + k) * m->key_len;
 
+            /* Not to be asked now, or nothing can be noted of it: not "not yet" for ever. */
             if (bits >> k & 1 &&
-                (rc == -EHOSTDOWN || kvbm_object_presence(m, kvbm_key_hash(m, chain->group, key)) ==
-                                         KVBM_PRESENCE_ABSENT))
+                kvbm_object_presence(m, kvbm_key_hash(m, chain->group, key)) != KVBM_PRESENCE_ASKED)
                 at[done + k] = KVBM_MISS;
         }
     }
     return rc == -EHOSTDOWN ? 0 : end - first;
 }
 
+/* What nobody knows of behind a key that nobody has isn't asked for: a prompt has no use for it. */
+static uint64_t before_the_gap(uint8_t at[LOOK], uint32_t n, uint64_t unknown, bool *missed)
+{
+    for (uint32_t k = 0; k < n; k++) {
+        if (unknown >> k & 1 && *missed) {
+            at[k] = KVBM_MISS;
+            unknown &= ~(UINT64_C(1) << k);
+        }
+        *missed |= at[k] == KVBM_MISS;
+    }
+    return unknown;
+}
+
 long kvbm_manager_lookup(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n,
                          uint8_t *ret)
 {
+    bool missed = false;
     uint32_t asked_for = 0, some;
     long prefix = 0, rc = kvbm_manager_usable(m);
     uint8_t at[LOOK];
@@ -79,6 +93,7 @@ long kvbm_manager_lookup(struct kvbm_manager *m, const struct kvbm_chain *chain,
             at[k] = where(m, kvbm_key_hash(m, chain->group, key + k * m->key_len), at[k], &one);
             unknown |= (uint64_t)one << k;
         }
+        unknown = before_the_gap(at, some, unknown, &missed);
         if (unknown && asked_for < MAX_ASKED)
             asked_for += ask_unknown(m, chain, i, at, unknown);
         for (uint32_t k = 0; k < some && prefix == (long)(i + k); k++)

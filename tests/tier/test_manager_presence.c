@@ -383,6 +383,57 @@ static void test_urgent_pins_first(void **state)
     world_fini(&w);
 }
 
+/* More keys in doubt than are remembered, at the same time. */
+static void test_many_prompts_hang(void **state)
+{
+    enum { PROMPTS = 300 };
+    struct world w;
+    uint64_t begin;
+    int left = PROMPTS;
+
+    (void)state;
+    stored_and_forgotten(&w, 4, 60000);
+    shaky->hang_exists = true;
+    begin = kv_now_ns();
+    while (left && kv_now_ns() - begin < PATIENCE_NS + SLACK_NS) {
+        left = 0;
+        for (int i = 0; i < PROMPTS; i++)
+            left += look(&w, 100000 + 256 * (uint64_t)i, 256).prefix > 0;
+        usleep(5000);
+    }
+    shaky->hang_exists = false;
+    world_fini(&w);
+    assert_int_equal(left, 0);
+}
+
+/* A store that answers at once, and hasn't any of it: each of many prompts that wait beside each other is told so soon. */
+static void test_many_prompts_cold(void **state)
+{
+    enum { PROMPTS = 600 };
+    bool waits[PROMPTS];
+    struct world w;
+    uint64_t begin;
+    int left = PROMPTS, calls;
+
+    (void)state;
+    stored_and_forgotten(&w, 4, 0);
+    for (int i = 0; i < PROMPTS; i++)
+        waits[i] = true;
+    begin = kv_now_ns();
+    while (left && kv_now_ns() - begin < PATIENCE_NS + SLACK_NS) {
+        left = 0;
+        for (int i = 0; i < PROMPTS; i++) {
+            waits[i] = waits[i] && look(&w, 1000000 + 256 * (uint64_t)i, 256).prefix > 0;
+            left += waits[i];
+        }
+        usleep(20000);
+    }
+    calls = shaky->exists;
+    world_fini(&w);
+    assert_int_equal(left, 0);
+    assert_true(calls <= PROMPTS * 256 / 32); /* nobody asks twice */
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -391,6 +442,8 @@ int main(void)
         cmocka_unit_test(test_hangs),
         cmocka_unit_test(test_short_timeout),
         cmocka_unit_test(test_queue_is_full),
+        cmocka_unit_test(test_many_prompts_hang),
+        cmocka_unit_test(test_many_prompts_cold),
         cmocka_unit_test(test_breaker_is_open),
         cmocka_unit_test(test_calls_of_a_prompt),
         cmocka_unit_test(test_calls_of_a_load),
