@@ -64,7 +64,7 @@ struct kvbm_manager_opts {
     const struct kvbm_layout_config *block;
     const char
         *fingerprint; /* model, revision, parallel rank: what makes equal keys equal bytes. Required
-                              * with a disk or object tier. */
+                              * with a disk or object tier; at most 3800 bytes. */
     uint32_t key_len; /* bytes, 4 to 64; 0: 8 */
     struct kvbm_events *events; /* outlives the manager. NULL: nobody is told */
 

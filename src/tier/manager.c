@@ -6,6 +6,8 @@
 #include "base/log.h"
 #include "tier/manager.h"
 
+#define MAX_FINGERPRINT 3800 /* manager_tiers.c says the layout behind it, in 4096 */
+
 /* ---- forks ---- */
 
 static _Atomic uint32_t forks;
@@ -35,6 +37,8 @@ static const char *what_is_wrong(const struct kvbm_manager_opts *o)
         return "no block layout";
     if ((o->disk || o->object) && (!o->fingerprint || !*o->fingerprint))
         return "a disk or object tier needs a fingerprint of the model";
+    if (o->fingerprint && strnlen(o->fingerprint, MAX_FINGERPRINT + 1) > MAX_FINGERPRINT)
+        return "a fingerprint has at most 3800 bytes";
     if (o->disk && !o->disk_bytes)
         return "a disk tier needs a size";
     if (!o->host_bytes && !o->disk && !o->object)

@@ -142,7 +142,7 @@ static int open_disk(struct kvbm_manager *m)
 {
     uint64_t n = m->opts.disk_bytes / m->stride;
     const char *directories[KVBM_MAX_VOLUMES + 1];
-    char *list = strdup(m->opts.disk), *at = list, *name, text[1024];
+    char *list = strdup(m->opts.disk), *at = list, *name, text[4096];
     struct kvbm_disk_opts opts = {.size = sizeof(opts),
                                   .directories = directories,
                                   .fingerprint = text,
@@ -180,7 +180,7 @@ static int open_disk(struct kvbm_manager *m)
 
 static int open_object(struct kvbm_manager *m)
 {
-    char text[1024];
+    char text[4096];
     const struct kvbm_object_opts opts = {.size = sizeof(opts),
                                           .uri = m->opts.object,
                                           .fingerprint = text,

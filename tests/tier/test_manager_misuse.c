@@ -48,7 +48,46 @@ static struct kvbm_done ended(struct world *w, int64_t id)
     return done;
 }
 
-/* ---- keys ---- */
+/* ---- names ---- */
+
+/* However long a fingerprint is, its end counts: what another model has stored is no use to this one. */
+static void test_long_fingerprints(void **state)
+{
+    static char text[3801];
+    static char too_long[sizeof(text) + 1];
+    struct kvbm_manager *none = NULL;
+
+    (void)state;
+    for (int below = 0; below < 2; below++) {
+        struct world w;
+
+        memset(text, 'f', sizeof(text) - 1);
+        memset(too_long, 'f', sizeof(text));
+        world_init(&w, 12);
+        if (below == 0)
+            disk_of(&w, 20);
+        else
+            w.opts.object = w.object;
+        w.opts.fingerprint = text;
+        for (int model = 0; model < 3; model++) {
+            text[sizeof(text) - 2] = model == 1 ? 'B' : 'A';
+            world_start(&w);
+            world_attach(&w, false);
+            if (model == 0)
+                assert_int_equal(world_store(&w, 100, 5), 5);
+            assert_int_equal(kvbm_manager_drain(w.m, 30000), 0);
+            if (model == 1)
+                assert_int_equal(world_load(&w, 100, 5), 0);
+            else if (below == 1 || model == 0) /* the disk was emptied for the other one */
+                assert_int_equal(world_load(&w, 100, 5), 5);
+            world_stop(&w);
+        }
+        w.opts.fingerprint = too_long;
+        assert_int_equal(kvbm_manager_create(&w.opts, &none), -EINVAL);
+        assert_null(none);
+        world_fini(&w);
+    }
+}
 
 /* The longest keys, which differ in their last byte alone. */
 static void test_long_keys(void **state)
@@ -710,6 +749,7 @@ static void test_children(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_long_fingerprints),
         cmocka_unit_test(test_long_keys),
         cmocka_unit_test(test_no_keys_and_all),
         cmocka_unit_test(test_key_twice_in_a_store),
