@@ -262,6 +262,8 @@ void kvbm_job_start(struct kvbm_job_ *job)
         return;
     }
     m->running--;
+    if (id == -EAGAIN && job->deadline_ns && job->deadline_ns <= kv_now_ns())
+        id = -ETIMEDOUT; /* the engine doesn't know of it yet */
     rc = id == -EAGAIN ? keep_fd(job) : (int)id;
     if (rc == 0) {
         job->next_wait = m->stalled;

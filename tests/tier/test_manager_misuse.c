@@ -15,6 +15,7 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
+#include "base/clock.h"
 #include "manager_world.h"
 
 #define MAX_PIN (1u << 20)
@@ -528,6 +529,64 @@ static void test_ready_descriptors(void **state)
     world_fini(&w);
 }
 
+/* A deadline holds for a job, too, that the engine has no room for: it isn't there to watch it. */
+static void test_deadline_without_room(void **state)
+{
+    uint64_t key = 500, *keys = malloc(MAX_PIN * sizeof(*keys));
+    uint32_t *blocks = malloc(MAX_PIN * sizeof(*blocks));
+    const struct kvbm_storage_opts storage = {
+        .size = sizeof(storage), .kind = KVBM_STORAGE_SYSTEM, .bytes = 1};
+    const struct kvbm_allocator allocator = kvbm_allocator_of(&storage);
+    struct kvbm_cache_opts opts = {.size = sizeof(opts)};
+    struct kvbm_chain chain = world_chain(keys), one = world_chain(&key);
+    struct kvbm_job job = {.size = sizeof(job)};
+    int gate = eventfd(0, EFD_CLOEXEC);
+    struct kvbm_layout *layout;
+    struct kvbm_pin *large, *small;
+    struct kvbm_done done;
+    int64_t first, late;
+    struct world w;
+
+    (void)state;
+    assert_true(keys && blocks);
+    world_init(&w, 8);
+    w.block.num_layers = w.block.outer_dim = w.block.page_size = w.block.num_heads = 1;
+    w.block.inner_dim = 32;
+    w.block.num_blocks = MAX_PIN;
+    assert_int_equal(kvbm_layout_allocate(&w.block, &allocator, &layout), 0);
+    world_start(&w);
+    opts.layout = layout;
+    assert_int_equal(kvbm_manager_attach(w.m, &opts, &w.cache), 0);
+    for (uint32_t i = 0; i < MAX_PIN; i++) {
+        keys[i] = key;
+        blocks[i] = i;
+    }
+    assert_int_equal(kvbm_manager_prepare_store(w.m, &one, 1, &small), 1);
+    ended(&w, submit(&w, small, blocks, NULL, -1));
+    kvbm_pin_release(small);
+    assert_int_equal(kvbm_manager_prepare_load(w.m, &chain, MAX_PIN, NULL, &large), MAX_PIN);
+    assert_int_equal(kvbm_manager_prepare_load(w.m, &one, 1, NULL, &small), 1);
+    first = submit(&w, large, blocks, NULL, gate); /* as many blocks as the engine takes */
+    job = (struct kvbm_job){.size = sizeof(job),
+                            .pin = small,
+                            .cache = w.cache,
+                            .blocks = blocks,
+                            .deadline_ns = kv_now_ns() + 50 * KV_NS_PER_MS};
+    late = kvbm_manager_submit(w.m, &job);
+    assert_true(first > 0 && late > 0);
+    assert_int_equal(kvbm_manager_wait(w.m, (uint64_t)late, 5000, &done), 0);
+    assert_int_equal(done.status, -ETIMEDOUT);
+    kvbm_pin_release(large);
+    kvbm_pin_release(small);
+    assert_int_equal(kvbm_manager_cancel(w.m, (uint64_t)first), 0);
+    assert_int_equal(ended(&w, first).status, -ECANCELED);
+    close(gate);
+    world_fini(&w);
+    kvbm_layout_destroy(layout);
+    free(blocks);
+    free(keys);
+}
+
 /* ---- the smallest of everything ---- */
 
 static void smallest(uint32_t host, uint32_t staging, uint32_t disk, uint32_t object)
@@ -760,6 +819,7 @@ int main(void)
         cmocka_unit_test(test_no_fetch),
         cmocka_unit_test(test_while_jobs_run),
         cmocka_unit_test(test_ready_descriptors),
+        cmocka_unit_test(test_deadline_without_room),
         cmocka_unit_test(test_smallest),
         cmocka_unit_test(test_directories),
         cmocka_unit_test(test_shared_object_store),
