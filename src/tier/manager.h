@@ -61,7 +61,8 @@ enum kvbm_item_state {
     ITEM_FETCHED,  /* its host block is being filled from below */
     ITEM_RESERVED, /* store: its host block is the caller's to fill */
     ITEM_STAGED,   /* a host block with its bytes that isn't registered: no host tier */
-    ITEM_HELD      /* a registered host block */
+    ITEM_HELD,     /* a registered host block */
+    ITEM_BELOW     /* store, without a host tier: the tiers below have it already */
 };
 
 struct kvbm_item {

@@ -229,6 +229,7 @@ static uint8_t where(const struct kvbm_pin *pin, const struct kvbm_item *item)
         return KVBM_BUSY;
     case ITEM_STAGED:
     case ITEM_HELD:
+    case ITEM_BELOW:
         return KVBM_READY;
     default:
         (void)pin;

@@ -16,8 +16,10 @@ static bool wants_block(struct kvbm_pin *pin, uint32_t i, uint8_t tiers)
                                        (!m->object || tiers >> KV_TIER_EXTERNAL & 1)
                                  : pin->items[i].state == ITEM_HELD;
 
-    if (there || pin->items[i].state == ITEM_HELD)
+    if (there || pin->items[i].state == ITEM_HELD) {
+        pin->items[i].state = kvbm_staging(m) ? ITEM_BELOW : ITEM_HELD;
         return false;
+    }
     if (kvbm_set_has(&m->pending, hash)) {
         pin->items[i].state = ITEM_WAITS;
         return false;

@@ -228,6 +228,36 @@ static void test_key_twice_in_a_store(void **state)
     }
 }
 
+/* What is below already needn't be stored, and is there, for a pin and for a job's bitmap: also without a host tier. */
+static void test_stored_already(void **state)
+{
+    const uint32_t blocks[4] = {0, 1, 2, 3};
+    uint64_t keys[4];
+    struct kvbm_chain chain = world_chain(keys);
+    struct kvbm_pin *pin;
+    struct world w;
+
+    (void)state;
+    world_keys(100, keys, 4);
+    for (int below = 0; below < 2; below++) {
+        uint8_t at[4], ok = 0;
+
+        world_init(&w, below ? 0 : 12);
+        disk_of(&w, 20);
+        world_start(&w);
+        world_attach(&w, false);
+        assert_int_equal(world_store(&w, 100, 3), 3);
+        assert_int_equal(kvbm_manager_drain(w.m, 30000), 0);
+        assert_int_equal(kvbm_manager_prepare_store(w.m, &chain, 4, &pin), 1);
+        assert_int_equal(kvbm_pin_state(pin, at), 3);
+        assert_int_equal(at[3], KVBM_PENDING);
+        assert_int_equal(ended(&w, submit(&w, pin, blocks, &ok, -1)).n_ok, 1);
+        assert_int_equal(ok, 0xf);
+        kvbm_pin_release(pin);
+        world_fini(&w);
+    }
+}
+
 /* A block twice: as a source it is read twice, as a target it is refused, and nothing is written. */
 static void test_block_twice_in_a_job(void **state)
 {
@@ -812,6 +842,7 @@ int main(void)
         cmocka_unit_test(test_long_keys),
         cmocka_unit_test(test_no_keys_and_all),
         cmocka_unit_test(test_key_twice_in_a_store),
+        cmocka_unit_test(test_stored_already),
         cmocka_unit_test(test_block_twice_in_a_job),
         cmocka_unit_test(test_rivals),
         cmocka_unit_test(test_too_many_jobs),
