@@ -124,7 +124,7 @@ struct kvbm_transfer {
 
 /**
  * Queue a job. Returns its id > 0; -EAGAIN when max_jobs or max_blocks are reached (nothing waits);
- * -EINVAL (layouts of different blocks, block ids or layers out of range, a target twice); -EBADF (ready_fd);
+ * -EINVAL (layouts of different blocks, block ids or layers out of range, a target twice, more than max_blocks); -EBADF (ready_fd);
  * -ENOTSUP (the pair, a conversion that KVX has no words for, or without CUDA); -ENOMEM; -ESHUTDOWN. One
  * allocation, whatever n is. On failure done isn't called; ok may have been cleared.
  */

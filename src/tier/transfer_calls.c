@@ -75,6 +75,8 @@ static int admit(struct kvbm_engine *engine, const struct kvbm_transfer *t)
 {
     if (engine->stopping)
         return -ESHUTDOWN;
+    if (t->n > engine->max_blocks)
+        return -EINVAL; /* not even once all others have ended */
     if (!engine->n_free || t->n > engine->max_blocks - engine->stats.blocks_now) {
         engine->stats.refused++;
         return -EAGAIN;
