@@ -367,6 +367,16 @@ int kvbm_disk_volumes_open(struct kvbm_disk *disk, const struct kvbm_disk_opts *
     return err;
 }
 
+/* A child after fork() has the file open, too: the lock would be there as long as the child is. */
+static void close_locked(const struct kvbm_disk *disk, int fd)
+{
+    if (fd < 0)
+        return;
+    if (getpid() == disk->process)
+        flock(fd, LOCK_UN);
+    close(fd);
+}
+
 void kvbm_disk_volumes_close(struct kvbm_disk *disk)
 {
     for (uint32_t i = 0; disk->volumes && i < disk->n_volumes; i++) {
@@ -374,10 +384,8 @@ void kvbm_disk_volumes_close(struct kvbm_disk *disk)
 
         free(volume->image);
         free(volume->busy);
-        if (volume->slots_fd >= 0)
-            close(volume->slots_fd);
-        if (volume->index_fd >= 0)
-            close(volume->index_fd);
+        close_locked(disk, volume->slots_fd);
+        close_locked(disk, volume->index_fd);
         if (volume->directory_fd >= 0)
             close(volume->directory_fd);
     }

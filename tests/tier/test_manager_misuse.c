@@ -10,6 +10,7 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <sys/eventfd.h>
 #include <sys/stat.h>
@@ -835,6 +836,35 @@ static void test_children(void **state)
     world_fini(&w);
 }
 
+/* Directories are free again once their manager is gone, whatever children of its process go on. */
+static void test_child_that_stays(void **state)
+{
+    struct world w;
+    pid_t child;
+    int status;
+
+    (void)state;
+    world_init(&w, 12);
+    disk_of(&w, 20);
+    world_start(&w);
+    world_attach(&w, false);
+    assert_int_equal(world_store(&w, 100, 4), 4);
+    assert_int_equal(kvbm_manager_drain(w.m, 30000), 0);
+    child = fork();
+    if (child == 0) {
+        alarm(60);
+        pause();
+        _exit(0);
+    }
+    world_stop(&w);
+    world_start(&w); /* or -EBUSY */
+    world_attach(&w, false);
+    assert_int_equal(world_load(&w, 100, 4), 4);
+    kill(child, SIGKILL);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    world_fini(&w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -855,6 +885,7 @@ int main(void)
         cmocka_unit_test(test_directories),
         cmocka_unit_test(test_shared_object_store),
         cmocka_unit_test(test_children),
+        cmocka_unit_test(test_child_that_stays),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
