@@ -152,8 +152,12 @@ static void one_ended(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k
         stats->failed += status != -ECANCELED;
         stats->dropped += !move->leaving; /* it is where it was, and will be told of again */
     }
-    if (move->leaving)
+    if (move->leaving) {
+        if (status !=
+            0) /* not before something is evicted: a store without room would be asked all the time */
+            kvbm_write_back_later(m, move->from_disk ? m->disk : m->host);
         kvbm_move_release(move, &move->like[k], status != 0);
+    }
     kvbm_down_ended(m, &move->from[k], status == 0);
 }
 

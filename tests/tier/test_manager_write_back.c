@@ -338,6 +338,32 @@ static void test_tried_again(void **state)
     world_fini(&w);
 }
 
+/* A store that has no room is no outage: it isn't tried again and again while nothing happens. */
+static void test_full_store(void **state)
+{
+    struct world w;
+    int puts;
+
+    (void)state;
+    shaky_world(&w, 64, 0);
+    world_stop(&w);
+    w.opts.max_offload = 4;
+    world_start(&w);
+    world_attach(&w, false);
+    shaky->fail_puts_rc = -ENOSPC;
+    for (uint64_t i = 1; i <= 8; i++)
+        assert_int_equal(world_store(&w, 1000 * i, 8), 8);
+    usleep(300000);
+    puts = shaky->puts + shaky->put_batches;
+    usleep(500000);
+    assert_true(shaky->puts + shaky->put_batches <= puts + 4);
+    shaky->fail_puts_rc = 0;
+    store_some(&w, 9, 8);
+    all_there(&w, 9, 8);
+    assert_true(world_stats(&w).object.blocks_in >= 32);
+    world_fini(&w);
+}
+
 /* The manager's end waits as long as it was told to. */
 static void test_destroy_of_a_hanging_store(void **state)
 {
@@ -531,6 +557,7 @@ int main(void)
         cmocka_unit_test(test_hanging_store),
         cmocka_unit_test(test_hanging_store_behind_a_disk),
         cmocka_unit_test(test_tried_again),
+        cmocka_unit_test(test_full_store),
         cmocka_unit_test(test_destroy_of_a_hanging_store),
         cmocka_unit_test(test_destroy_writes_what_is_under_way),
         cmocka_unit_test(test_destroy_writes_many),
