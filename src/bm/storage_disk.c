@@ -9,12 +9,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/room.h"
 #include "storage.h"
 
 #define DIRECT_ALIGNMENT 4096
@@ -68,36 +68,6 @@ static int open_named(const char *path, bool *made)
     return fd;
 }
 
-/* Reserve the file's blocks; those that it has keep what is in them. */
-static int allocate(int fd, uint64_t bytes, uint64_t now)
-{
-    if (fallocate(fd, 0, 0, (off_t)bytes) == 0)
-        return 0;
-    if (errno != EOPNOTSUPP && errno != ENOSYS)
-        return -errno;
-    if (now < bytes && ftruncate(fd, (off_t)bytes) < 0)
-        return -errno;
-    kv_log_info("kvbm", "the file system can't reserve blocks: a full disk shows in writes", NULL);
-    return 0;
-}
-
-/* The same, or the file is as it was. */
-static int reserve(int fd, uint64_t bytes)
-{
-    struct rlimit limit;
-    struct stat st;
-    int err;
-
-    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && bytes > limit.rlim_cur)
-        return -EFBIG; /* and not the signal that comes with it */
-    if (fstat(fd, &st) < 0)
-        return -errno;
-    err = allocate(fd, bytes, (uint64_t)st.st_size);
-    if (err < 0 && S_ISREG(st.st_mode) && ftruncate(fd, st.st_size) < 0)
-        kv_log_warn("kvbm", "a file stays larger than it was", "errno=%d", errno);
-    return err;
-}
-
 static bool go_direct(int fd)
 {
     int flags = fcntl(fd, F_GETFL);
@@ -123,7 +93,7 @@ static int disk_open(struct kvbm_storage *storage, const struct kvbm_storage_opt
             return -ENOMEM;
     }
     storage->fd = opts->path ? open_named(opts->path, &made) : open_nameless(directory_of(opts));
-    err = storage->fd < 0 ? storage->fd : reserve(storage->fd, bytes);
+    err = storage->fd < 0 ? storage->fd : kv_room_reserve(storage->fd, bytes, "kvbm");
     if (err < 0) {
         if (made && err != -EBUSY) /* then it is another storage's, which was faster */
             unlink(opts->path);

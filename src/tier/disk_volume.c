@@ -7,13 +7,13 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/random.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/room.h"
 #include "disk_impl.h"
 
 enum {
@@ -183,38 +183,35 @@ static int write_headers(struct kvbm_disk_volume *volume)
 
 /* ---- room ---- */
 
+/* As large as it is to be: what is more was another configuration's. */
 static int reserve(int fd, uint64_t bytes)
 {
-    struct rlimit limit;
     struct stat st;
-    int err = 0;
 
     if (fstat(fd, &st) < 0)
         return -errno;
     if ((uint64_t)st.st_size > bytes)
         return ftruncate(fd, (off_t)bytes) < 0 ? -errno : 0;
-    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && bytes > limit.rlim_cur)
-        return -EFBIG; /* and not the signal that comes with it */
-    while (fallocate(fd, 0, 0, (off_t)bytes) < 0 && (err = -errno) == -EINTR)
-        err = 0;
-    if (err == -EOPNOTSUPP || err == -ENOSYS) {
-        kv_log_info("kvbm", "the file system can't reserve blocks: a full disk shows in writes",
-                    NULL);
-        return ftruncate(fd, (off_t)bytes) < 0 ? -errno : 0;
-    }
-    if (err < 0 && ftruncate(fd, st.st_size) < 0)
-        kv_log_warn("kvbm", "a file stays larger than it was", "errno=%d", errno);
-    return err;
+    return kv_room_reserve(fd, bytes, "kvbm");
+}
+
+static uint64_t still_wanted(int fd, uint64_t bytes)
+{
+    uint64_t had = kv_room_had(fd);
+
+    return bytes > had ? bytes - had : 0;
 }
 
 static int reserve_both(struct kvbm_disk_volume *volume)
 {
     uint64_t index = KVBM_DISK_PAGE + (uint64_t)volume->n_slots * volume->header.record_bytes;
-    int err = reserve(volume->index_fd, index);
+    uint64_t slots = KVBM_DISK_PAGE + volume->n_slots * volume->disk->stride;
+    int err = kv_room_for(volume->slots_fd, still_wanted(volume->index_fd, index) +
+                                                still_wanted(volume->slots_fd, slots));
 
-    if (err < 0)
-        return err;
-    return reserve(volume->slots_fd, KVBM_DISK_PAGE + volume->n_slots * volume->disk->stride);
+    if (err == 0)
+        err = reserve(volume->index_fd, index);
+    return err < 0 ? err : reserve(volume->slots_fd, slots);
 }
 
 static void go_direct(struct kvbm_disk_volume *volume)

@@ -294,7 +294,7 @@ static void test_no_room(void **state)
     large.n_slots = INT32_MAX;
     large.slot_bytes = 1 << 20; /* 2 PiB: emptied, since slots are of another size; then refused */
     large.name = "large";
-    assert_true(kvbm_disk_open(&large, &disk) < 0);
+    assert_int_equal(kvbm_disk_open(&large, &disk), -ENOSPC);
     disk = disk_open(&opts);
     assert_int_equal(disk_read(disk, 15, 7, data, 100), 0);
     kvbm_disk_close(disk);

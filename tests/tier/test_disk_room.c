@@ -98,6 +98,26 @@ static void test_reserved(void **state)
     kvbm_disk_close(disk);
 }
 
+/* More than the disk has: refused before anything is taken, or everybody else on it would find it full meanwhile. */
+static void test_too_large(void **state)
+{
+    struct kvbm_disk_opts small = disk_opts(1, 16), large = disk_opts(1, INT32_MAX);
+    struct kvbm_disk *disk = disk_open(&small);
+    char data[100];
+
+    (void)state;
+    assert_int_equal(disk_write(disk, 15, 7, memset(data, 'x', 100), 100), 0);
+    kvbm_disk_close(disk);
+    refuse.called = 0;
+    large.name = "large";
+    large.slot_bytes = 1 << 30; /* 2 EiB, and hundreds of gigabytes of records */
+    assert_int_equal(kvbm_disk_open(&large, &disk), -ENOSPC);
+    assert_int_equal(refuse.called, 0);
+    disk = disk_open(&small);
+    assert_int_equal(disk_read(disk, 15, 7, data, 100), 0);
+    kvbm_disk_close(disk);
+}
+
 static unsigned lines;
 
 static void count_lines(void *arg, enum kv_log_level level, const char *line, size_t len)
@@ -223,8 +243,9 @@ int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, disk_setup, disk_teardown)
     const struct CMUnitTest tests[] = {
-        TEST(test_reserved),        TEST(test_cannot_reserve),  TEST(test_interrupted),
-        TEST(test_no_room_for_new), TEST(test_no_room_to_grow), TEST(test_small_tmpfs),
+        TEST(test_reserved),    TEST(test_too_large),       TEST(test_cannot_reserve),
+        TEST(test_interrupted), TEST(test_no_room_for_new), TEST(test_no_room_to_grow),
+        TEST(test_small_tmpfs),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
