@@ -127,8 +127,8 @@ KV_API int kvbm_manager_create(const struct kvbm_manager_opts *opts, struct kvbm
  *   -ETIMEDOUT  a disk, or a GPU, hasn't answered a request, which can't be taken back: the host tier's memory, and
  *               that of the caches, is still theirs. Jobs were cancelled, and what waited to go down was dropped.
  *               Destroy it again later, or never, and then free none of the caches' memory either
- * An object store that hangs is no reason: its call is left behind with its thread and its own memory. No other call may be on
- * its way when it returns 0. NULL is a no-op.
+ * An object store that hangs is no reason: its call is left behind with its thread and its own memory. Threads in
+ * kvbm_manager_wait and kvbm_manager_drain have their answers by then; no other call may be on its way. NULL is a no-op.
  */
 KV_API int kvbm_manager_destroy(struct kvbm_manager *manager, uint32_t timeout_ms);
 

@@ -184,25 +184,25 @@ int kvbm_manager_wait(struct kvbm_manager *m, uint64_t id, uint32_t timeout_ms,
                       struct kvbm_done *ret)
 {
     uint64_t deadline = kv_now_ns() + timeout_ms * KV_NS_PER_MS, helped = 0;
-    struct timespec until = {(time_t)(deadline / KV_NS_PER_S), (long)(deadline % KV_NS_PER_S)};
     struct kvbm_job_ *job = NULL, *running;
     int rc = id ? kvbm_manager_usable(m) : -EINVAL;
 
     if (rc < 0)
         return rc;
     kvbm_manager_enter(m);
+    m->n_waiters++;
     while (rc == 0 && (job = take_done(m, id)) == NULL) {
         running = find_job(m, id);
         if (!running)
             rc = -ENOENT;
         else if (!help(m, running, deadline, &helped))
-            rc = -pthread_cond_timedwait(&m->changed, &m->lock, &until);
+            rc = kvbm_manager_wait_change(m, deadline);
     }
     if (job && ret)
         *ret = job->done;
     if (job)
         kvbm_offload_pump(m);
-    kvbm_manager_leave(m);
+    kvbm_waiter_leaves(m);
     free(job);
     return job ? 0 : rc;
 }

@@ -242,6 +242,7 @@ struct kvbm_manager {
     struct kvbm_cache *caches;
     struct kvbm_pin *pins;
     uint32_t n_pins, n_jobs, n_done;
+    uint32_t n_waiters; /* threads in kvbm_manager_wait and kvbm_manager_drain */
     uint64_t next_id, next_number;
     struct kvbm_job_ *jobs;              /* not done */
     struct kvbm_job_ *stalled;           /* of these, those that the engine had no room for */
@@ -342,6 +343,8 @@ int kvbm_mover_start(struct kvbm_manager *m);
 int kvbm_mover_end(struct kvbm_manager *m, uint64_t deadline_ns);
 /** Until something of what changed is for: 0 or -ETIMEDOUT. */
 int kvbm_manager_wait_change(struct kvbm_manager *m, uint64_t deadline_ns);
+/** One of n_waiters has what it waited for. The lock is left, and the manager may be gone then. */
+void kvbm_waiter_leaves(struct kvbm_manager *m);
 
 /* pin.c */
 int kvbm_pin_new(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n, bool store,

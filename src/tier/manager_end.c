@@ -163,6 +163,9 @@ int kvbm_manager_destroy(struct kvbm_manager *m, uint32_t timeout_ms)
         return 0;
     kvbm_manager_enter(m);
     rc = stop(m, deadline);
+    /* For jobs, which have ended, or for offloading, of which there is none: they go. */
+    while (rc == 0 && m->n_waiters)
+        pthread_cond_wait(&m->changed, &m->lock);
     kvbm_manager_leave(m);
     if (rc < 0)
         return rc;

@@ -101,6 +101,13 @@ int kvbm_manager_wait_change(struct kvbm_manager *m, uint64_t deadline_ns)
     return -pthread_cond_timedwait(&m->changed, &m->lock, &until);
 }
 
+void kvbm_waiter_leaves(struct kvbm_manager *m)
+{
+    if (!--m->n_waiters && m->mover_ends)
+        pthread_cond_broadcast(&m->changed);
+    kvbm_manager_leave(m);
+}
+
 int kvbm_mover_start(struct kvbm_manager *m)
 {
     int rc;

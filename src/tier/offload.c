@@ -128,14 +128,14 @@ void kvbm_offload_drop_all(struct kvbm_manager *m)
 int kvbm_manager_drain(struct kvbm_manager *m, uint32_t timeout_ms)
 {
     uint64_t deadline = kv_now_ns() + timeout_ms * KV_NS_PER_MS;
-    struct timespec until = {(time_t)(deadline / KV_NS_PER_S), (long)(deadline % KV_NS_PER_S)};
     int rc = kvbm_manager_usable(m);
 
     if (rc < 0)
         return rc;
     kvbm_manager_enter(m);
+    m->n_waiters++;
     while (rc == 0 && !kvbm_offload_idle(m))
-        rc = -pthread_cond_timedwait(&m->changed, &m->lock, &until);
-    kvbm_manager_leave(m);
+        rc = kvbm_manager_wait_change(m, deadline);
+    kvbm_waiter_leaves(m);
     return rc;
 }

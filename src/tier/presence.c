@@ -65,13 +65,15 @@ static struct kvbm_doubt *find_or_make(struct kvbm_manager *m, uint64_t hash)
     struct kvbm_doubt *set = m->doubts[hash % KVBM_DOUBTS], *doubt = find(m, hash);
     uint64_t now = kv_now_ns();
 
-    for (int i = 0; !doubt && i < KVBM_DOUBT_WAYS; i++) {
+    if (doubt)
+        return doubt;
+    for (int i = 0; i < KVBM_DOUBT_WAYS; i++) {
         if (!is_over(&set[i], now))
             continue;
-        doubt = &set[i];
-        *doubt = (struct kvbm_doubt){.hash = hash};
+        set[i] = (struct kvbm_doubt){.hash = hash};
+        return &set[i];
     }
-    return doubt;
+    return NULL;
 }
 
 static void is_absent(struct kvbm_doubt *doubt)

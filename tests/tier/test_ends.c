@@ -19,6 +19,7 @@
 #include "kvbm.h"
 #include "manager_world.h"
 #include "skip.h"
+#include "tier/manager.h"
 
 #define N 8u
 
@@ -355,6 +356,71 @@ static void test_detach(void **state)
     close(ready);
 }
 
+#define WAITERS 64
+
+struct waiter {
+    struct world *w;
+    uint64_t id; /* 0: until nothing goes down */
+    int rc;
+    struct kvbm_done done;
+};
+
+static uint32_t n_waiters(struct kvbm_manager *m)
+{
+    uint32_t n;
+
+    kvbm_manager_enter(m);
+    n = m->n_waiters;
+    kvbm_manager_leave(m);
+    return n;
+}
+
+static void *wait_for(void *arg)
+{
+    struct waiter *waiter = arg;
+
+    waiter->rc = waiter->id ? kvbm_manager_wait(waiter->w->m, waiter->id, 60000, &waiter->done)
+                            : kvbm_manager_drain(waiter->w->m, 60000);
+    return NULL;
+}
+
+/* Whoever waits for a job that the end cancels hears of it, and the manager is there until then. */
+static void test_waited_for(void **state)
+{
+    int ready = eventfd(0, EFD_CLOEXEC);
+    struct waiter waiters[WAITERS];
+    pthread_t threads[WAITERS];
+    struct world w;
+
+    (void)state;
+    for (int round = 0; round < 5; round++) {
+        world_init(&w, WAITERS * N);
+        world_start(&w);
+        world_attach(&w, false);
+        for (int i = 0; i < WAITERS; i++) {
+            waiters[i] = (struct waiter){.w = &w};
+            if (i % 4)
+                waiters[i].id = (uint64_t)begin_store(&w, 100 * ((uint64_t)i + 1), ready);
+            assert_int_equal(pthread_create(&threads[i], NULL, wait_for, &waiters[i]), 0);
+        }
+        for (int i = 0; i < WAITERS; i += 4) /* nothing to wait for */
+            pthread_join(threads[i], NULL);
+        while (n_waiters(w.m) < WAITERS / 4 * 3)
+            usleep(100);
+        w.cache = NULL; /* goes with it */
+        assert_int_equal(kvbm_manager_destroy(w.m, 0), 0);
+        w.m = NULL;
+        for (int i = 0; i < WAITERS; i++) {
+            if (i % 4)
+                pthread_join(threads[i], NULL);
+            assert_int_equal(waiters[i].rc, 0);
+            assert_int_equal(waiters[i].done.status, i % 4 ? -ECANCELED : 0);
+        }
+        world_fini(&w);
+    }
+    close(ready);
+}
+
 /* ---- a disk that doesn't answer ---- */
 
 static const enum kvbm_io both[] = {KVBM_IO_THREADS, KVBM_IO_URING};
@@ -517,6 +583,7 @@ int main(void)
         cmocka_unit_test(test_held),
         cmocka_unit_test(test_own),
         cmocka_unit_test(test_detach),
+        cmocka_unit_test(test_waited_for),
         cmocka_unit_test_teardown(test_hung_reads, open_gate),
         cmocka_unit_test_teardown(test_hung_writes, open_gate),
         cmocka_unit_test_teardown(test_hung_and_held, open_gate),
