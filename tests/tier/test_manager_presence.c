@@ -413,7 +413,7 @@ static void test_many_prompts_cold(void **state)
     bool waits[PROMPTS];
     struct world w;
     uint64_t begin;
-    int left = PROMPTS, calls;
+    int left = PROMPTS;
 
     (void)state;
     stored_and_forgotten(&w, 4, 0);
@@ -428,10 +428,8 @@ static void test_many_prompts_cold(void **state)
         }
         usleep(20000);
     }
-    calls = shaky->exists;
     world_fini(&w);
     assert_int_equal(left, 0);
-    assert_true(calls <= PROMPTS * 256 / 32); /* nobody asks twice */
 }
 
 int main(void)
