@@ -44,7 +44,6 @@ struct manager_bench {
     struct kvbm_manager *m;
     struct kvbm_layout *layout;
     struct kvbm_cache *cache;
-    uint64_t next_key;
     bool polls; /* for ends */
 };
 
@@ -119,13 +118,6 @@ static inline uint32_t manager_job(struct manager_bench *b, uint64_t first, uint
     return done.n_ok;
 }
 
-static inline int manager_by_size(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
 /* Nanoseconds per block of MANAGER_JOBS jobs. */
 static inline double manager_round(struct manager_bench *b, uint64_t first, bool store)
 {
@@ -196,7 +188,7 @@ static inline uint32_t onboard_loads(struct manager_bench *b, uint32_t n_stored,
         lost += manager_job(b, first, ONBOARD_BLOCKS, false, 0) != ONBOARD_BLOCKS;
         ms[i] = (double)(kv_now_ns() - start) / 1e6;
     }
-    qsort(ms, ONBOARD_LOADS, sizeof(*ms), manager_by_size);
+    qsort(ms, ONBOARD_LOADS, sizeof(*ms), tier_by_value);
     return lost;
 }
 

@@ -47,9 +47,9 @@ static int allocate(int fd, uint64_t bytes, uint64_t now, const char *component)
 
 int kv_room_reserve(int fd, uint64_t bytes, const char *component)
 {
-    uint64_t had = kv_room_had(fd);
     struct rlimit limit;
     struct stat st;
+    uint64_t had;
     int rc;
 
     if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && bytes > limit.rlim_cur)
@@ -58,6 +58,7 @@ int kv_room_reserve(int fd, uint64_t bytes, const char *component)
         return -errno;
     if (bytes > INT64_MAX)
         return -EFBIG;
+    had = (uint64_t)st.st_blocks * 512;
     rc = kv_room_for(fd, bytes > had ? bytes - had : 0);
     if (rc == 0)
         rc = allocate(fd, bytes, (uint64_t)st.st_size, component);

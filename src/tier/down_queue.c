@@ -77,7 +77,7 @@ static int queue_grow(struct kvbm_manager *m, struct kvbm_queue *q)
 }
 
 /* It isn't kept, or it is. What it held or was waited for by is told. */
-void kvbm_down_ended(struct kvbm_manager *m, struct kvbm_down *down, bool arrived)
+void kvbm_down_ended(struct kvbm_down *down, bool arrived)
 {
     if (down->through)
         kvbm_job_through(down->through, arrived);
@@ -85,7 +85,6 @@ void kvbm_down_ended(struct kvbm_manager *m, struct kvbm_down *down, bool arrive
         down->cache->n_jobs--;
     if (down->pin)
         kvbm_pin_put(down->pin);
-    (void)m;
 }
 
 int kvbm_queue_push(struct kvbm_manager *m, enum kv_tier to, struct kvbm_down down)
@@ -97,7 +96,7 @@ int kvbm_queue_push(struct kvbm_manager *m, enum kv_tier to, struct kvbm_down do
         down.number = ++m->next_number;
     if (rc < 0) {
         kvbm_stats_of(m, to)->dropped++;
-        kvbm_down_ended(m, &down, false);
+        kvbm_down_ended(&down, false);
         return rc;
     }
     q->heap[q->n] = down;

@@ -402,7 +402,7 @@ bool kvbm_policy_passes(struct kvbm_manager *m, enum kv_tier tier, uint64_t hash
 int kvbm_queue_push(struct kvbm_manager *m, enum kv_tier to, struct kvbm_down down);
 struct kvbm_down kvbm_queue_pop(struct kvbm_queue *q);
 /** It has arrived in its tier, or won't: what it held is let go, what waits for it is told. */
-void kvbm_down_ended(struct kvbm_manager *m, struct kvbm_down *down, bool arrived);
+void kvbm_down_ended(struct kvbm_down *down, bool arrived);
 /** The mover tries again when something ends or a moment has passed, and has to know that. */
 void kvbm_queue_stall(struct kvbm_manager *m, struct kvbm_queue *q, bool stalled);
 

@@ -44,14 +44,14 @@ static bool moves(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k)
         tell_staged(m, &move->from[k], info);
     } else if (!like->handle.pool) {
         kvbm_stats_of(m, move->to)->dropped++;
-        kvbm_down_ended(m, &move->from[k], false);
+        kvbm_down_ended(&move->from[k], false);
         return false;
     }
     there = info->tiers >> move->to & 1;
     if (!there && may_leave(m, move, info))
         return true;
     kvbm_move_release(move, like, false);
-    kvbm_down_ended(m, &move->from[k], there);
+    kvbm_down_ended(&move->from[k], there);
     return false;
 }
 
@@ -86,10 +86,10 @@ static uint32_t take_usable(struct kvbm_manager *m, enum kv_tier to, struct kvbm
     return usable;
 }
 
-static void give_up(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k)
+static void give_up(struct kvbm_move *move, uint32_t k)
 {
     kvbm_move_release(move, &move->like[k], true);
-    kvbm_down_ended(m, &move->from[k], false);
+    kvbm_down_ended(&move->from[k], false);
 }
 
 /* Number @k becomes number @n, and @n one more: the others are left behind. */
@@ -109,7 +109,7 @@ static void take_targets(struct kvbm_manager *m, struct kvbm_move *move)
 
     for (uint32_t k = got; k < move->n; k++) {
         kvbm_stats_of(m, move->to)->dropped++;
-        give_up(m, move, k);
+        give_up(move, k);
     }
     move->n = got;
 }

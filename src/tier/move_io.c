@@ -153,12 +153,12 @@ static void one_ended(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k
         stats->dropped += !move->leaving; /* it is where it was, and will be told of again */
     }
     if (move->leaving) {
-        if (status !=
-            0) /* not before something is evicted: a store without room would be asked all the time */
+        /* Not before something is evicted: a store without room would be asked all the time. */
+        if (status != 0)
             kvbm_write_back_later(m, move->from_disk ? m->disk : m->host);
         kvbm_move_release(move, &move->like[k], status != 0);
     }
-    kvbm_down_ended(m, &move->from[k], status == 0);
+    kvbm_down_ended(&move->from[k], status == 0);
 }
 
 /* Leaves first: they are released before their parents. What leaves keeps its order. */
@@ -190,7 +190,7 @@ static void not_read(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k,
     kvbm_mutable_release(&move->target[k]);
     kvbm_mutable_release(&move->bounce[k]);
     kvbm_move_release(move, &move->like[k], again);
-    kvbm_down_ended(m, &move->from[k], false);
+    kvbm_down_ended(&move->from[k], false);
 }
 
 /* The bytes have come up from the disk: those that did go on to the object store. */
@@ -258,7 +258,7 @@ void kvbm_move_launch(struct kvbm_manager *m, struct kvbm_move *move)
             kvbm_queue_push(m, move->to, move->from[k]);
         } else {
             kvbm_stats_of(m, move->to)->dropped += !move->leaving; /* those will be told of again */
-            kvbm_down_ended(m, &move->from[k], false);
+            kvbm_down_ended(&move->from[k], false);
         }
     }
     free(move);

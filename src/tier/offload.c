@@ -114,7 +114,7 @@ void kvbm_offload_drop_all(struct kvbm_manager *m)
             struct kvbm_down down = kvbm_queue_pop(&m->down[to]);
 
             kvbm_stats_of(m, to)->dropped++;
-            kvbm_down_ended(m, &down, false);
+            kvbm_down_ended(&down, false);
         }
     }
     for (struct kvbm_move *move = m->moves; move; move = move->next) {

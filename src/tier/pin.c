@@ -318,14 +318,13 @@ long kvbm_pin_blocks(struct kvbm_pin *pin, uint32_t *ret)
 int kvbm_pin_wait(struct kvbm_pin *pin, uint32_t timeout_ms)
 {
     uint64_t deadline = kv_now_ns() + timeout_ms * KV_NS_PER_MS;
-    struct timespec until = {(time_t)(deadline / KV_NS_PER_S), (long)(deadline % KV_NS_PER_S)};
     int rc = pin ? kvbm_manager_usable(pin->manager) : -EINVAL;
 
     if (rc < 0)
         return rc;
     kvbm_manager_enter(pin->manager);
     while (rc == 0 && (pin->n_fetched || pin->n_waits))
-        rc = -pthread_cond_timedwait(&pin->manager->changed, &pin->manager->lock, &until);
+        rc = kvbm_manager_wait_change(pin->manager, deadline);
     kvbm_manager_leave(pin->manager);
     return rc;
 }
