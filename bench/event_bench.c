@@ -53,7 +53,7 @@ static void put_fields(struct kv_buf *out, const struct shape *shape, unsigned w
         kv_msgpack_put_str(out, names[which]);
 }
 
-/* What vLLM publishes: eleven fields by name, or twelve by position. */
+/* Write a stored event as vLLM does: eleven fields by name, or twelve by position. */
 static void put_event(struct kv_buf *out, const struct shape *shape)
 {
     bool map = shape->encoding == KVE_ENCODING_MAP;

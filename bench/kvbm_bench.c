@@ -96,7 +96,7 @@ static double median(double *values, size_t n)
     return values[n / 2];
 }
 
-/* What the clock costs, to be taken off what is timed with it. */
+/* Nanoseconds that reading the clock takes; subtract them from each timed window. */
 static double clock_cost(void)
 {
     double each[WINDOWS];
@@ -311,7 +311,7 @@ static void fill(struct bench *b)
     b->n_prompts++;
 }
 
-/* What comes after the prompts of fill. */
+/* Prompts that follow those of fill. */
 static void source_more(struct source *s, const struct bench *b, uint64_t stream)
 {
     uint64_t first = (stream + 1) << 32 | b->n_prompts;

@@ -119,7 +119,7 @@ static double yardstick(uint64_t bytes, uint32_t n_threads)
 }
 
 /* --------------------------------------------------------------------------------------------- */
-/* What is measured */
+/* The figures */
 
 struct figure {
     const char *name;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the parts of store_bench share: data, time, and medians of interleaved rounds. */
+/* Helpers that the parts of store_bench share: data, time, and medians of interleaved rounds. */
 #ifndef KV_BENCH_STORE_MEASURE_H
 #define KV_BENCH_STORE_MEASURE_H
 

@@ -170,7 +170,7 @@ static double by_driver(const uint64_t *from, const uint64_t *to, int n, size_t 
 
 static const char *const names[] = {"auto", "engines", "single"};
 
-/* That takes longer than what is measured: the first and the last round. */
+/* Compare bytes in the first and the last round only: comparing takes longer than the transfer. */
 static bool compared(int round)
 {
     return round == 0 || round == ROUNDS - 1;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the parts of tier_bench share: where they work, and medians of interleaved rounds. */
+/* Helpers that the parts of tier_bench share: where they work, and medians of interleaved rounds. */
 #ifndef KV_BENCH_TIER_MEASURE_H
 #define KV_BENCH_TIER_MEASURE_H
 

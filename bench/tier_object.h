@@ -117,7 +117,7 @@ static void object_turns(struct object_bench *b, enum kvbm_object_op op, int rou
     tier_sample(&row->raw_cpu, cpu[1] / OBJECT_BLOCKS / 1e3);
 }
 
-/* So that neither the disk nor the server holds all rounds. */
+/* Delete a round's objects, so that the disk and the server hold one round at a time. */
 static void object_forget(struct object_bench *b)
 {
     for (size_t i = 0; i < OBJECT_BLOCKS; i++) {

@@ -5,7 +5,7 @@
  *     publish_events                                            a short run on free ports
  *     publish_events tcp://127.0.0.1:5557 tcp://127.0.0.1:5558 60     for a minute, on these
  *
- * It "serves" prompts out of a few conversations: a block that isn't cached is computed and
+ * The program "serves" prompts out of a few conversations: a block that isn't cached is computed and
  * announced as stored; the oldest conversation makes room when the cache is full.
  */
 #include <kv_event.h>

@@ -7,7 +7,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* What was read must be written back as something that reads the same. */
+/* A manifest that was read must be written back as one that reads the same. */
 static void check(const uint8_t *data, size_t size)
 {
     struct kvs_manifest *m, *again;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Request bodies as the handlers read them. The first byte chooses the format and the endpoint.
- * What is accepted has every required field, and means the same when written again as msgpack.
+ * An accepted body has every required field, and means the same when written again as msgpack.
  */
 #include "base/msgpack.h"
 #include "indexer/body.h"

@@ -81,7 +81,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     size_t used, used_other;
     int rc = check(data, size, UINT64_MAX, &used);
 
-    /* What is wrong with a payload's end is seen a byte earlier when it is skipped. */
+    /* Skipping sees a wrong end of a payload one byte earlier than reading does. */
     if ((check(data, size, size > 0 ? data[size - 1] % 8 : 0, &used_other) == 1) != (rc == 1) ||
         (rc == 1 && used != used_other))
         abort();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What an S3 server answers: events lie within the body and nest; strings end within their room. */
+/* Answers of an S3 server: events lie within the body and nest; strings end within their room. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** What fuzz targets need that state more than "it doesn't crash". */
+/** Support for fuzz targets that state more than "it doesn't crash". */
 #ifndef KV_FUZZ_REQUIRE_H
 #define KV_FUZZ_REQUIRE_H
 
@@ -9,7 +9,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/** What must hold of every input; the fuzzer keeps the one of which it doesn't. */
+/** State what must hold for every input; the fuzzer keeps an input that breaks it. */
 #define REQUIRE(condition) \
     do {                   \
         if (!(condition))  \

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * kvx_ext.h: what KVX v1.1 has no words for. The same library, the same rules as kvx_abi.h.
+ * kvx_ext.h: extensions of libkvx beyond KVX v1.1. The rules of kvx_abi.h hold here too.
  *
- * Every struct starts with its size, set by the caller; a larger (newer) one is accepted. Fields that
- * a smaller kvx_options_t doesn't have are taken as zero; the others don't come smaller yet. Zero
+ * Every struct starts with its size, set by the caller. A larger (newer) struct is accepted. Fields
+ * that a smaller kvx_options_t lacks count as zero; every other struct must have its full size. Zero
  * always means the default.
  */
 #ifndef KVX_EXT_H
@@ -19,16 +19,16 @@ extern "C" {
  * Write and gather with options, for many layers at once.
  */
 
-/** What the call is part of. A hint: it may change speed, never results. */
+/** Phase of inference that a call belongs to. A hint: it may change speed, never results. */
 typedef enum kvx_phase {
     KVX_PHASE_AUTO = 0,
     KVX_PHASE_PREFILL = 1, /* many consecutive tokens; don't keep them in caches */
     KVX_PHASE_DECODE = 2   /* few tokens, read again soon */
 } kvx_phase_t;
 
-/** gather: rows beyond a sequence's length, and of null blocks, become zero bits. */
+/** gather: fill rows beyond a sequence's length, and rows of null blocks, with zero bits. */
 #define KVX_OPTION_ZERO_PADDING (UINT32_C(1) << 0)
-/** HOST memory behaves like device memory: indices out of range are left out (and counted). */
+/** HOST calls leave out indices out of range and count them, as calls on device memory do. */
 #define KVX_OPTION_DROP_OUT_OF_RANGE (UINT32_C(1) << 1)
 
 typedef struct kvx_options {
@@ -61,7 +61,9 @@ KVX_API kvx_status_t kvx_write_kv_layers(const kvx_cache_desc_t *const *caches,
                                          const kvx_write_desc_t *const *writes, uint32_t n_layers,
                                          const kvx_options_t *options, void *stream);
 
-/** kvx_gather_kv for @n_layers caches: gathers[i] is filled from caches[i]. As kvx_write_kv_layers.
+/**
+ * kvx_gather_kv for @n_layers caches in one call: gathers[i] is filled from caches[i]. All are
+ * checked before the first is filled. @options may be NULL. n_layers = 0 is OK.
  */
 KVX_API kvx_status_t kvx_gather_kv_layers(const kvx_cache_desc_t *const *caches,
                                           const kvx_gather_desc_t *const *gathers,
@@ -123,22 +125,19 @@ KVX_API kvx_status_t kvx_copy_blocks(const kvx_cache_desc_t *src, const kvx_cach
  */
 KVX_API kvx_status_t kvx_set_threads(uint32_t n_threads, uint64_t min_bytes);
 
-/** The number set. */
+/** Number of threads that kvx_set_threads allowed; 1 by default. Thread-safe. */
 KVX_API uint32_t kvx_get_threads(void);
 
-/** The instruction set that HOST memory is moved with: "avx512", "avx2", "neon" or "scalar". */
+/** Name of the instruction set that moves HOST memory: "avx512", "avx2", "neon" or "scalar". */
 KVX_API const char *kvx_host_isa(void);
 
-/**
- * Receives each line the library has to say (there are few; without newline). It must not call the
- * library.
- */
+/** Receives each log line of the library, without newline. The function must not call the library. */
 typedef void (*kvx_log_fn)(void *arg, const char *line);
 
-/** Send messages to @fn; NULL: to standard error, the default. Thread-safe. */
+/** Send log lines to @fn; NULL sends them to standard error, the default. Thread-safe. */
 KVX_API void kvx_set_log(kvx_log_fn fn, void *arg);
 
-/** "OK", "INVALID_ARGUMENT", ... or "UNKNOWN". */
+/** Name of @status: "OK", "INVALID_ARGUMENT", ...; "UNKNOWN" for any other number. */
 KVX_API const char *kvx_status_name(kvx_status_t status);
 
 /* ---------------------------------------------------------------------------------------------
@@ -203,7 +202,7 @@ typedef struct kvx_trtllm_pools {
     void *secondary;           /* NULL: none */
 } kvx_trtllm_pools_t;
 
-/** Describe such pools, for gathers through a KV_OFFSETS table. @ret is written on OK only. */
+/** Describe @pools as a cache, for gathers through a KV_OFFSETS table. Writes @ret on OK only. */
 KVX_API kvx_status_t kvx_cache_from_trtllm(const kvx_trtllm_pools_t *pools, kvx_cache_desc_t *ret);
 
 /**

@@ -27,6 +27,8 @@ else
 fi
 step rooms tools/check-rooms.py
 step public-tree tools/check-tree.py
+step prose tools/check-prose.py --strict
+tools/check-prose.py | tail -n 1 # rooms that are still to be rewritten; warns, never fails
 step shellcheck shellcheck "${scripts[@]}"
 step cppcheck cppcheck --quiet --error-exitcode=1 --inline-suppr --std=c11 -j "$(nproc)" -Iinclude -Isrc \
     --enable=warning,portability --suppress=missingIncludeSystem --suppress=unknownMacro "${units[@]}"

@@ -6,7 +6,7 @@
  *         kv_store_template.c
  *     KV_STORE_LIBRARY_PATH=. kvasir store conformance template:///tmp/kv
  *
- * It keeps the whole contract with two ideas: an object is a file whose name is made of the key
+ * The backend keeps the whole contract with two ideas: an object is a file whose name is made of the key
  * ("c-" and hex digits for chunks, "m-" and an escaped name for manifests), and a file gets its name
  * only when its bytes are on the disk. So names can't collide or escape, readers see whole objects, and threads and processes
  * need no lock. It is slow where a real backend isn't: each put waits for the disk. docs/kv-store.md

@@ -310,8 +310,8 @@ static kvx_status_t gather_tensor(const kvx_cache_desc_t *cache, const kvx_gathe
 }
 
 /*
- * What a gather reads: the cache, or as much of the pools as is known (a pool has one block at
- * least); and the table's arrays.
+ * Hulls of the memory that a gather reads: the cache, or as much of the pools as is known (a pool
+ * has one block at least), and the table's arrays.
  */
 static kvx_status_t gather_reads(const kvx_cache_desc_t *cache, const kvx_gather_desc_t *gather,
                                  const kvx_options_t *options, struct kvx_hull reads[5])

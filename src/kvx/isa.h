@@ -47,7 +47,7 @@ struct kvx_isa {
     kvx_convert_fn convert[KVX_DTYPE_F8_E5M2 + 1][KVX_DTYPE_F8_E5M2 + 1];
 };
 
-/** What kvx_f32_to_e4m3 and kvx_f32_to_e5m2 differ in; their vector forms are one function. */
+/** Constants in which kvx_f32_to_e4m3 and kvx_f32_to_e5m2 differ; one vector function serves both. */
 struct kvx_fp8 {
     uint32_t max, smallest; /* F32 bits: of the largest value, of the smallest normal one */
     float magic;            /* has the ulp that subnormal results have */

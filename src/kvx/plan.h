@@ -8,8 +8,8 @@
  * functions (below) decide on both sides which row goes where, so what the CPU tests cover is what
  * runs on the GPU.
  *
- * What a plan moves. Rows: head_dim elements of one (token, head), for K (kv = 0) and V (kv = 1),
- * in each of n_layers layers. `src` and `dst` are maps (address.h):
+ * A plan moves rows: head_dim elements of one (token, head), for K (kv = 0) and V (kv = 1), in each
+ * of n_layers layers. `src` and `dst` are maps (address.h):
  *
  * | op     | src         | dst       | one row per                              | resolved by     |
  * |--------|-------------|-----------|------------------------------------------|-----------------|
@@ -17,13 +17,13 @@
  * | GATHER | cache, pool | IO tensor | (sequence, beam, position < max_seq_len) | kvx_table_place |
  * | COPY   | cache       | cache     | (pair of n_pairs, offset in the block)   | kvx_pair_place  |
  *
- * What happens to an element: equal dtypes and !convert: its bytes are copied. Otherwise
+ * Elements of equal dtypes are copied byte for byte when convert is 0. Otherwise
  *     dst = encode(dst_dtype, decode(src_dtype, src) * src_scale / dst_scale)
  * in F32, in this order, each operation rounded; a scale whose base pointer is NULL is left out.
  * Only FP8 cache sides ever have a scale. Scales are indexed by the block id and head of their own
  * side.
  *
- * What a resolving function answers for a row:
+ * Answers of a resolving function for a row:
  *   KVX_ROW_MOVE  move it
  *   KVX_ROW_NONE  nothing to move (negative or invalid slot, padding, null block): leave dst alone,
  *                 except that a GATHER with zero_padding stores zero bits
@@ -217,10 +217,9 @@ KVX_HD enum kvx_row kvx_pair_place(const struct kvx_plan *p, uint32_t i, int64_t
 }
 
 /**
- * What *dropped counts: a token once, however many layers and heads it has; a token of a KV_OFFSETS
- * gather whose K index or V index (or both) is bad once; a pair of blocks once. So: a row that was
- * answered DROP counts when this is true and its layer and head are 0. WRITE and COPY: kv must be
- * 0.
+ * Tell whether a row answered with DROP counts in *dropped (ask for layer 0 and head 0 only). A token
+ * counts once, however many layers and heads it has. A token of a KV_OFFSETS gather counts once when
+ * its K index, its V index or both are bad. A pair of blocks counts once. WRITE and COPY: @kv is 0.
  */
 KVX_HD int kvx_table_drop_counts(const struct kvx_plan *p, uint32_t kv, uint32_t s, uint32_t w,
                                  uint32_t pos, uint64_t start)

@@ -496,7 +496,7 @@ static void expect(const char *what, const char *call, int status, int expected)
                  kvx_status_name((kvx_status_t)expected));
 }
 
-/* What a failed call may not touch: everything. */
+/* Compare everything after a failed call: it may not touch a byte. */
 static void call_and_compare(const struct bend *bend, bool gather, int expected)
 {
     struct sample *s = malloc(sizeof(*s)), *before = malloc(sizeof(*s));

@@ -41,7 +41,7 @@ enum {
     KVX_JOB_SMALL_THREADS = 128 /* for small ones: spread over more multiprocessors */
 };
 
-/** What the generated code is specialised for; the rest are numbers in the job. */
+/** Compile-time constants of a kernel; everything else is a number in the job. */
 struct kvx_kind {
     uint32_t op;                 /* enum kvx_op */
     uint32_t src_size, dst_size; /* bytes per element when converting; 0: copy bits */
@@ -235,7 +235,7 @@ static inline void kvx_job_set_blocks(struct kvx_job *job, uint32_t n_blocks)
     job->blocks = kvx_divisor_make(n_blocks);
 }
 
-/** What code @job needs. */
+/** The kernel specialisation that runs @job. */
 static inline struct kvx_kind kvx_job_kind(const struct kvx_plan *p, const struct kvx_job *job)
 {
     struct kvx_kind kind = {p->op, 0, 0, job->whole, job->unroll};

@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(KVX_JOB_SMALL_THREADS)
                     threadIdx.x);
 }
 
-/** What has units in pieces: any layout, stride and alignment. */
+/** Move units in pieces: any layout, stride and alignment. */
 template <kvx_op op, unsigned src_size, unsigned dst_size>
 __global__ void __launch_bounds__(KVX_JOB_THREADS, 3)
     kvx_move_pieces(const __grid_constant__ kvx_launch<KVX_PLAN_LAYERS> a)

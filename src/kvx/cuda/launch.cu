@@ -12,7 +12,7 @@ enum { MAX_DEVICES = 64, MAX_SMALL_BLOCKS = 16, N_OPS = 3 };
 /* The first toolkit and driver that can capture programmatic launches. */
 enum { OVERLAP_VERSION = 12030 };
 
-/* What a launch has to know of a device, asked for once, before the first launch on it. */
+/* Facts about one device that a launch needs, asked for once, before the first launch on it. */
 struct device {
     int ready; /* written last, with release order */
     uint32_t n_multiprocessors;

@@ -253,7 +253,7 @@ KVX_HD const float *kvx_scale_of(const char *base, const struct kvx_scale_map *m
     return base ? (const float *)(base + block * map->block + head * map->head) : NULL;
 }
 
-/** What a thread keeps of a unit between the phases. */
+/** State of one unit that a thread keeps between the load phase and the store phase. */
 struct kvx_in_flight {
     struct kvx_located at;
     uint32_t word[4];
