@@ -3,54 +3,30 @@
  * /query over keep-alive HTTP: requests per second of the real handlers on a filled index, next to
  * two yardsticks on the same HTTP seam in the same process and run: `echo` sends the body back,
  * `sink` reads it and sends a reply as short as /query's. Closed loop: one client thread,
- * CONNECTIONS connections, each with one request out. Rounds of all servers are interleaved;
+ * HTTP_CONNECTIONS connections, each with one request out. Rounds of all servers are interleaved;
  * figures are medians of the rounds. Server CPU time per request is the figure to trust on a busy
  * machine.
  *
  * Usage: http_bench [ROUNDS [MS_PER_ROUND]]
  */
-#include <arpa/inet.h>
-#include <netinet/tcp.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdio.h>
-#include <sys/epoll.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
-#include "base/clock.h"
-#include "base/json.h"
 #include "base/log.h"
 #include "base/msgpack.h"
+#include "http_load.h"
 #include "indexer/service.h"
 #include "kv_event.h"
 
-#define CONNECTIONS 8
 #define PROMPTS 64
 #define HOLDERS_PER_PROMPT 4
 #define BLOCK 16
 #define MAX_TOKENS 8192
 #define VOCABULARY 150000
 #define MAX_ROUNDS 101
-
-static void require(bool ok, const char *what)
-{
-    if (ok)
-        return;
-    fprintf(stderr, "http_bench: %s failed (%s)\n", what, strerror(errno));
-    exit(1);
-}
-
-static uint64_t next_random(uint64_t *state)
-{
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    return *state;
-}
 
 /* Prompt @p; the same in the server's index and the client's requests. */
 static void make_prompt(size_t p, uint32_t *tokens)
@@ -115,7 +91,7 @@ static struct ki_http *start_server(struct ki_service *service, uint16_t *ret_po
     const struct ki_registration worker = {.instance = 1,
                                            .block_size = BLOCK,
                                            .endpoint = "ipc:///nonexistent/kv-bench",
-                                           .model = "bench-model",
+                                           .model = BENCH_MODEL,
                                            .tenant = "default"};
     const struct ki_http_opts opts = {
         .threads = 2,
@@ -205,192 +181,14 @@ static double cpu_seconds(const struct server *server)
     return seconds;
 }
 
-/* -- the client -------------------------------------------------------------------------------- */
-
-struct request {
-    struct kv_buf text; /* whole: header and body */
-};
-
-struct connection {
-    int fd;
-    const struct request *request;
-    size_t sent;
-    char *reply;
-    size_t got, expected; /* expected 0: the header isn't complete */
-    size_t next;          /* prompt */
-};
-
-struct load {
-    const struct server *server;
-    const struct request *requests; /* PROMPTS of them */
-    int epoll;
-    struct connection connections[CONNECTIONS];
-    uint64_t done;
-};
-
-#define REPLY_MAX (1u << 20)
-
-static int connect_to(uint16_t port)
-{
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(port)};
-    int fd = socket(AF_INET, SOCK_STREAM, 0), on = 1;
-
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    require(connect(fd, (struct sockaddr *)&address, sizeof(address)) == 0, "connect");
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-    return fd;
-}
-
-static void send_more(struct load *load, struct connection *c)
-{
-    struct epoll_event event = {.data.ptr = c, .events = EPOLLIN};
-    ssize_t n = send(c->fd, c->request->text.data + c->sent, c->request->text.len - c->sent,
-                     MSG_DONTWAIT | MSG_NOSIGNAL);
-
-    require(n > 0 || errno == EAGAIN, "send");
-    if (n > 0)
-        c->sent += (size_t)n;
-    if (c->sent < c->request->text.len)
-        event.events |= EPOLLOUT;
-    epoll_ctl(load->epoll, EPOLL_CTL_MOD, c->fd, &event);
-}
-
-static void next_request(struct load *load, struct connection *c)
-{
-    c->request = &load->requests[c->next++ % PROMPTS];
-    c->sent = c->got = c->expected = 0;
-    send_more(load, c);
-}
-
-static void check_reply(struct connection *c)
-{
-    const char *end, *length;
-
-    if (c->expected)
-        return;
-    c->reply[c->got] = '\0';
-    end = strstr(c->reply, "\r\n\r\n");
-    if (!end)
-        return;
-    require(strncmp(c->reply, "HTTP/1.1 200", 12) == 0, c->reply);
-    length = strcasestr(c->reply, "Content-Length:");
-    require(length != NULL, "Content-Length");
-    c->expected = (size_t)(end + 4 - c->reply) + strtoul(length + 15, NULL, 10);
-}
-
-static void receive(struct load *load, struct connection *c)
-{
-    ssize_t n = recv(c->fd, c->reply + c->got, REPLY_MAX - c->got - 1, MSG_DONTWAIT);
-
-    if (n < 0 && errno == EAGAIN)
-        return;
-    require(n > 0, "recv");
-    c->got += (size_t)n;
-    check_reply(c);
-    if (c->expected && c->got >= c->expected) {
-        load->done++;
-        next_request(load, c);
-    }
-}
-
-static void open_load(struct load *load, const struct server *server)
-{
-    memset(load, 0, sizeof(*load));
-    load->server = server;
-    load->epoll = epoll_create1(0);
-    for (size_t i = 0; i < CONNECTIONS; i++) {
-        struct connection *c = &load->connections[i];
-        struct epoll_event event = {.data.ptr = c};
-
-        c->fd = connect_to(server->port);
-        c->reply = malloc(REPLY_MAX);
-        c->next = i * PROMPTS / CONNECTIONS;
-        require(c->reply != NULL, "malloc");
-        epoll_ctl(load->epoll, EPOLL_CTL_ADD, c->fd, &event);
-    }
-}
-
-static void close_load(struct load *load)
-{
-    for (size_t i = 0; i < CONNECTIONS; i++) {
-        close(load->connections[i].fd);
-        free(load->connections[i].reply);
-    }
-    close(load->epoll);
-}
-
-struct figure {
-    double per_second, cpu_us;
-};
-
-/* One round: as many requests as fit into @ms, on fresh connections. */
-static struct figure run_round(const struct server *server, const struct request *requests,
-                               uint64_t ms)
-{
-    struct epoll_event events[CONNECTIONS];
-    uint64_t started, now;
-    struct load load;
-    double cpu;
-
-    open_load(&load, server);
-    load.requests = requests;
-    cpu = cpu_seconds(server);
-    started = now = kv_now_ns();
-    for (size_t i = 0; i < CONNECTIONS; i++)
-        next_request(&load, &load.connections[i]);
-    while (now < started + ms * KV_NS_PER_MS) {
-        int n = epoll_wait(load.epoll, events, CONNECTIONS, 1000);
-
-        require(n > 0, "the server answers");
-        for (int i = 0; i < n; i++) {
-            if (events[i].events & EPOLLOUT)
-                send_more(&load, events[i].data.ptr);
-            if (events[i].events & EPOLLIN)
-                receive(&load, events[i].data.ptr);
-        }
-        now = kv_now_ns();
-    }
-    cpu = cpu_seconds(server) - cpu;
-    close_load(&load);
-    require(load.done > 0, "a reply in a round");
-    return (struct figure){(double)load.done * 1e9 / (double)(now - started),
-                           cpu * 1e6 / (double)load.done};
-}
-
 /* -- requests ---------------------------------------------------------------------------------- */
-
-static void wrap(struct request *request, const char *path, const char *type,
-                 const struct kv_buf *body)
-{
-    kv_buf_clear(&request->text);
-    kv_buf_printf(&request->text,
-                  "POST %s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: %s\r\n"
-                  "Content-Length: %zu\r\n\r\n",
-                  path, type, body->len);
-    kv_buf_append(&request->text, body->data, body->len);
-}
-
-static void write_json(struct kv_buf *body, const uint32_t *tokens, size_t n)
-{
-    struct kv_json_writer w;
-
-    kv_json_writer_init(&w, body);
-    kv_json_begin_object(&w);
-    kv_json_key(&w, "model_name");
-    kv_json_put_str(&w, "bench-model");
-    kv_json_key(&w, "token_ids");
-    kv_json_begin_array(&w);
-    for (size_t i = 0; i < n; i++)
-        kv_json_put_u64(&w, tokens[i]);
-    kv_json_end_array(&w);
-    kv_json_end_object(&w);
-}
 
 static void write_msgpack(struct kv_buf *body, const uint32_t *tokens, size_t n)
 {
+    kv_buf_clear(body);
     kv_msgpack_put_map(body, 2);
     kv_msgpack_put_str(body, "model_name");
-    kv_msgpack_put_str(body, "bench-model");
+    kv_msgpack_put_str(body, BENCH_MODEL);
     kv_msgpack_put_str(body, "token_ids");
     kv_msgpack_put_bin(body, tokens, n * sizeof(*tokens));
 }
@@ -405,14 +203,13 @@ static void make_requests(struct request requests[N_SERVERS][PROMPTS], size_t n,
 
     for (size_t p = 0; p < PROMPTS; p++) {
         make_prompt(p, tokens);
-        kv_buf_clear(&body);
         if (packed)
             write_msgpack(&body, tokens, n);
         else
-            write_json(&body, tokens, n);
+            write_query(&body, BENCH_MODEL, tokens, n);
         for (int s = 0; s < N_SERVERS; s++)
-            wrap(&requests[s][p], paths[s], packed ? "application/msgpack" : "application/json",
-                 &body);
+            request_make(&requests[s][p], paths[s],
+                         packed ? "application/msgpack" : "application/json", &body);
     }
     kv_buf_fini(&body);
 }
@@ -420,23 +217,13 @@ static void make_requests(struct request requests[N_SERVERS][PROMPTS], size_t n,
 /* The answer must be right before its speed means anything. */
 static void check_answer(const struct server *server, const struct request *request, size_t n)
 {
-    int fd = connect_to(server->port);
-    char reply[4096], wanted[32];
-    size_t sent = 0;
-    ssize_t got;
+    struct kv_buf reply = KV_BUF_INIT;
+    char wanted[32];
 
-    while (sent < request->text.len) {
-        ssize_t k = send(fd, request->text.data + sent, request->text.len - sent, MSG_NOSIGNAL);
-
-        require(k > 0, "send");
-        sent += (size_t)k;
-    }
-    got = recv(fd, reply, sizeof(reply) - 1, 0);
-    require(got > 0, "recv");
-    reply[got] = '\0';
+    require(http_ask(server->port, request, &reply) == 200, "the query");
     snprintf(wanted, sizeof(wanted), "{\"0\":%zu}", n / BLOCK * BLOCK);
-    require(strstr(reply, wanted) != NULL, reply);
-    close(fd);
+    require(strstr(kv_buf_cstr(&reply), wanted) != NULL, reply.data);
+    kv_buf_fini(&reply);
 }
 
 /* -- figures ----------------------------------------------------------------------------------- */
@@ -465,10 +252,11 @@ static void run_case(const struct server *server, const char *name, size_t n, bo
     check_answer(server, &requests[QUERY][3], n);
     for (size_t i = 0; i < rounds; i++)
         for (int s = 0; s < N_SERVERS; s++) {
-            struct figure figure = run_round(server, requests[s], ms);
+            double before = cpu_seconds(server), seconds;
+            uint64_t n_done = http_load(server->port, requests[s], PROMPTS, ms, 0, &seconds);
 
-            rate[s][i] = figure.per_second;
-            cpu[s][i] = figure.cpu_us;
+            rate[s][i] = (double)n_done / seconds;
+            cpu[s][i] = (cpu_seconds(server) - before) * 1e6 / (double)n_done;
         }
     for (int s = 0; s < N_SERVERS; s++) {
         r[s] = median(rate[s], rounds);
@@ -478,9 +266,9 @@ static void run_case(const struct server *server, const char *name, size_t n, bo
            "\"connections\":%d,\"rounds\":%zu,\"query_per_s\":%.0f,\"echo_per_s\":%.0f,"
            "\"sink_per_s\":%.0f,\"of_echo\":%.3f,\"of_sink\":%.3f,\"query_cpu_us\":%.1f,"
            "\"echo_cpu_us\":%.1f,\"sink_cpu_us\":%.1f,\"cpu_of_echo\":%.3f,\"cpu_of_sink\":%.3f}\n",
-           name, n, requests[QUERY][0].text.len, CONNECTIONS, rounds, r[QUERY], r[ECHO], r[SINK],
-           r[QUERY] / r[ECHO], r[QUERY] / r[SINK], c[QUERY], c[ECHO], c[SINK], c[ECHO] / c[QUERY],
-           c[SINK] / c[QUERY]);
+           name, n, requests[QUERY][0].text.len, HTTP_CONNECTIONS, rounds, r[QUERY], r[ECHO],
+           r[SINK], r[QUERY] / r[ECHO], r[QUERY] / r[SINK], c[QUERY], c[ECHO], c[SINK],
+           c[ECHO] / c[QUERY], c[SINK] / c[QUERY]);
     fflush(stdout);
     for (int s = 0; s < N_SERVERS; s++)
         for (size_t p = 0; p < PROMPTS; p++)

@@ -11,20 +11,12 @@
  */
 #include <dirent.h>
 #include <inttypes.h>
-#include <pthread.h>
-#include <stdio.h>
-#include <string.h>
-#include <zmq.h>
 
-#include "base/buf.h"
-#include "base/clock.h"
-#include "base/msgpack.h"
-#include "event/frames.h"
 #include "indexer/registry.h"
 #include "kv_event.h"
+#include "publish_load.h"
 
 enum {
-    BLOCK_TOKENS = 16,
     EVENT_BLOCKS = 8,
     BATCH_EVENTS = 16,
     PROMPT_EVENTS = 4, /* a prompt of 512 tokens: 4 events, each below the one before */
@@ -34,19 +26,10 @@ enum {
 static const size_t batch_blocks = (size_t)BATCH_EVENTS * EVENT_BLOCKS;
 
 struct load {
-    struct kv_buf payloads;
-    size_t *offsets; /* BATCHES + 1 */
+    struct batches batches;
     uint64_t blocks;
     uint64_t last[PROMPT_EVENTS * EVENT_BLOCKS]; /* local hashes of the last prompt */
 };
-
-static uint64_t next_random(uint64_t *state)
-{
-    *state ^= *state >> 12;
-    *state ^= *state << 25;
-    *state ^= *state >> 27;
-    return *state * UINT64_C(2685821657736338717);
-}
 
 static void die(const char *what)
 {
@@ -56,149 +39,42 @@ static void die(const char *what)
 
 /* -- the load ---------------------------------------------------------------------------------- */
 
-static void put_store(struct kv_buf *out, uint64_t hash, bool root, const uint32_t *tokens)
+static uint64_t next_random(uint64_t *state)
 {
-    kv_msgpack_put_map(out, 8);
-    kv_msgpack_put_str(out, "type");
-    kv_msgpack_put_str(out, "BlockStored");
-    kv_msgpack_put_str(out, "block_hashes");
-    kv_msgpack_put_array(out, EVENT_BLOCKS);
-    for (uint64_t i = 0; i < EVENT_BLOCKS; i++)
-        kv_msgpack_put_u64(out, (hash + i) * UINT64_C(0x9e3779b97f4a7c15));
-    kv_msgpack_put_str(out, "parent_block_hash");
-    if (root)
-        kv_msgpack_put_nil(out);
-    else
-        kv_msgpack_put_u64(out, (hash - 1) * UINT64_C(0x9e3779b97f4a7c15));
-    kv_msgpack_put_str(out, "token_ids");
-    kv_msgpack_put_array(out, EVENT_BLOCKS * BLOCK_TOKENS);
-    for (size_t i = 0; i < (size_t)EVENT_BLOCKS * BLOCK_TOKENS; i++)
-        kv_msgpack_put_u64(out, tokens[i]);
-    kv_msgpack_put_str(out, "block_size");
-    kv_msgpack_put_u64(out, BLOCK_TOKENS);
-    kv_msgpack_put_str(out, "lora_id");
-    kv_msgpack_put_nil(out);
-    kv_msgpack_put_str(out, "medium");
-    kv_msgpack_put_str(out, "GPU");
-    kv_msgpack_put_str(out, "lora_name");
-    kv_msgpack_put_nil(out);
-}
-
-static void put_remove(struct kv_buf *out, uint64_t hash)
-{
-    kv_msgpack_put_map(out, 3);
-    kv_msgpack_put_str(out, "type");
-    kv_msgpack_put_str(out, "BlockRemoved");
-    kv_msgpack_put_str(out, "block_hashes");
-    kv_msgpack_put_array(out, EVENT_BLOCKS);
-    for (uint64_t i = 0; i < EVENT_BLOCKS; i++)
-        kv_msgpack_put_u64(out, (hash + i) * UINT64_C(0x9e3779b97f4a7c15));
-    kv_msgpack_put_str(out, "medium");
-    kv_msgpack_put_str(out, "GPU");
+    *state ^= *state >> 12;
+    *state ^= *state << 25;
+    *state ^= *state >> 27;
+    return *state * UINT64_C(2685821657736338717);
 }
 
 /* With @cache_events, a store is accompanied by the removal of the event stored so many before. */
 static void make_load(struct load *load, uint64_t cache_events)
 {
     uint32_t prompt[PROMPT_EVENTS * EVENT_BLOCKS * BLOCK_TOKENS];
+    struct kv_buf *out = &load->batches.payloads;
     uint64_t state = 88172645463325252, n_events = 0;
 
     memset(load, 0, sizeof(*load));
-    load->offsets = calloc(BATCHES + 1, sizeof(*load->offsets));
-    if (!load->offsets)
-        die("out of memory");
+    batches_init(&load->batches, BATCHES);
     for (size_t b = 0; b < BATCHES; b++) {
-        kv_msgpack_put_array(&load->payloads, 3);
-        kv_msgpack_put_double(&load->payloads, 1757500000.25 + (double)b);
-        kv_msgpack_put_array(&load->payloads, cache_events ? 2 * BATCH_EVENTS : BATCH_EVENTS);
+        batch_begin(&load->batches, cache_events ? 2 * BATCH_EVENTS : BATCH_EVENTS);
         for (size_t e = 0; e < BATCH_EVENTS; e++, n_events++) {
             size_t part = n_events % PROMPT_EVENTS;
 
             for (size_t i = 0; part == 0 && i < KV_COUNT(prompt); i++)
                 prompt[i] = (uint32_t)(next_random(&state) % 200000);
-            put_store(&load->payloads, 1 + n_events * EVENT_BLOCKS, part == 0,
+            put_store(out, 1 + n_events * EVENT_BLOCKS, EVENT_BLOCKS, part == 0,
                       prompt + part * EVENT_BLOCKS * BLOCK_TOKENS);
             if (cache_events)
-                put_remove(&load->payloads, n_events < cache_events
-                                                ? UINT64_C(1) << 50
-                                                : 1 + (n_events - cache_events) * EVENT_BLOCKS);
+                put_remove(out,
+                           n_events < cache_events ? UINT64_C(1) << 50
+                                                   : 1 + (n_events - cache_events) * EVENT_BLOCKS,
+                           EVENT_BLOCKS);
         }
-        kv_msgpack_put_nil(&load->payloads);
-        load->offsets[b + 1] = load->payloads.len;
+        batch_end(&load->batches);
     }
-    if (load->payloads.error)
-        die("out of memory");
     load->blocks = BATCHES * batch_blocks;
     kve_hash_tokens(KVE_SEED, prompt, KV_COUNT(prompt), BLOCK_TOKENS, false, load->last);
-}
-
-static void load_fini(struct load *load)
-{
-    kv_buf_fini(&load->payloads);
-    free(load->offsets);
-}
-
-/* -- the publisher ----------------------------------------------------------------------------- */
-
-struct publisher {
-    const struct load *load;
-    void *zmq, *socket;
-    char endpoint[128];
-    pthread_t thread;
-    uint64_t started_ns;
-};
-
-static void publisher_open(struct publisher *p, const struct load *load, const char *where)
-{
-    size_t size = sizeof(p->endpoint);
-    int none = 0;
-
-    memset(p, 0, sizeof(*p));
-    p->load = load;
-    p->zmq = zmq_ctx_new();
-    p->socket = zmq_socket(p->zmq, ZMQ_XPUB);
-    zmq_setsockopt(p->socket, ZMQ_SNDHWM, &none, sizeof(none)); /* nothing may be dropped */
-    zmq_setsockopt(p->socket, ZMQ_LINGER, &none, sizeof(none));
-    if (zmq_bind(p->socket, where) ||
-        zmq_getsockopt(p->socket, ZMQ_LAST_ENDPOINT, p->endpoint, &size))
-        die("can't bind");
-}
-
-static void *publish(void *arg)
-{
-    struct publisher *p = arg;
-    uint8_t seq[KVE_SEQUENCE_BYTES];
-
-    p->started_ns = kv_now_ns();
-    for (size_t b = 0; b < BATCHES; b++) {
-        zmq_msg_t payload;
-
-        kve_sequence_put(seq, b);
-        /* No copy: the publisher's share of the machine should be small. */
-        zmq_msg_init_data(&payload, p->load->payloads.data + p->load->offsets[b],
-                          p->load->offsets[b + 1] - p->load->offsets[b], NULL, NULL);
-        if (zmq_send(p->socket, "", 0, ZMQ_SNDMORE) < 0 ||
-            zmq_send(p->socket, seq, sizeof(seq), ZMQ_SNDMORE) < 0 ||
-            zmq_msg_send(&payload, p->socket, 0) < 0)
-            die("can't send");
-    }
-    return NULL;
-}
-
-static void publisher_start(struct publisher *p)
-{
-    char byte;
-
-    if (zmq_recv(p->socket, &byte, 1, 0) != 1)
-        die("no subscription");
-    pthread_create(&p->thread, NULL, publish, p);
-}
-
-static void publisher_close(struct publisher *p)
-{
-    pthread_join(p->thread, NULL);
-    zmq_close(p->socket);
-    zmq_ctx_term(p->zmq);
 }
 
 /* -- what is measured -------------------------------------------------------------------------- */
@@ -266,18 +142,21 @@ static double indexed(const struct load *load, const char *where, double *ret_pe
     struct ki_registry *registry;
     struct publisher p;
     struct kv_error error;
+    void *zmq = zmq_ctx_new();
     uint64_t took_ns;
 
-    publisher_open(&p, load, where);
+    publisher_open(&p, zmq, where);
     reg.endpoint = p.endpoint;
     if (ki_registry_create(&opts, &registry) < 0 ||
         ki_registry_register(registry, &reg, &error) < 0)
         die("can't register");
-    publisher_start(&p);
+    publisher_await(&p, 1);
+    publisher_start(&p, &load->batches);
     while (!answers(registry, load))
         nanosleep(&(struct timespec){.tv_nsec = 500000}, NULL);
     took_ns = kv_now_ns() - p.started_ns;
     publisher_close(&p);
+    zmq_ctx_term(zmq);
     nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL); /* its counters follow its writes */
     check_worker(registry);
     *ret_per_cpu_s = (double)load->blocks * KV_NS_PER_S / ((double)event_thread_ns() + 1);
@@ -292,12 +171,13 @@ static double thrown_away(const struct load *load, const char *where)
     int queue = 16384;
     uint64_t took_ns;
 
-    publisher_open(&p, load, where);
+    publisher_open(&p, zmq, where);
     zmq_setsockopt(socket, ZMQ_RCVHWM, &queue, sizeof(queue));
     zmq_setsockopt(socket, ZMQ_SUBSCRIBE, "", 0);
     if (zmq_connect(socket, p.endpoint))
         die("can't connect");
-    publisher_start(&p);
+    publisher_await(&p, 1);
+    publisher_start(&p, &load->batches);
     for (size_t i = 0; i < (size_t)3 * BATCHES; i++) {
         zmq_msg_t frame;
 
@@ -338,8 +218,8 @@ static void measure(const char *name, const struct load *load, const char *where
            ",\"block_tokens\":%d,\"rounds\":%d,\"transport\":\"%.6s\"}\n",
            name, ours[ROUNDS / 2], ours[ROUNDS - 1], cpu[ROUNDS / 2], yardstick[ROUNDS / 2],
            ours[ROUNDS / 2] / yardstick[ROUNDS / 2],
-           (double)load->payloads.len / (double)load->blocks, load->blocks, BLOCK_TOKENS, ROUNDS,
-           where);
+           (double)load->batches.payloads.len / (double)load->blocks, load->blocks, BLOCK_TOKENS,
+           ROUNDS, where);
     fflush(stdout);
 }
 
@@ -349,10 +229,10 @@ int main(void)
 
     make_load(&load, 0);
     measure("zmq_to_queryable", &load, "tcp://127.0.0.1:*");
-    load_fini(&load);
+    batches_fini(&load.batches);
     /* A full cache of 100 thousand blocks: each store pushes as many blocks out. */
     make_load(&load, 100000 / EVENT_BLOCKS);
     measure("zmq_to_queryable_full_cache", &load, "tcp://127.0.0.1:*");
-    load_fini(&load);
+    batches_fini(&load.batches);
     return 0;
 }

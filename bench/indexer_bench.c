@@ -1,0 +1,603 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Several indexers side by side, each a process of its own that speaks the HTTP interface of
+ * kv-indexer and Dynamo: the same client, the same publishers, the same requests, in turns.
+ *
+ *   indexer_bench [-r ROUNDS] [-m MS] [-n SCALE%] [-f FIGURES] [NAME=COMMAND | NAME=URL,PID]...
+ *
+ * COMMAND runs in a shell, with {port} replaced by a free port; URL is an indexer that runs already.
+ * Without any: the kv-indexer beside this program. The last one is what the others are compared
+ * with. FIGURES: some of query,ingest,single,memory. Example:
+ *
+ *   indexer_bench kvasir='build/bin/kv-indexer --port {port}' \
+ *                 dynamo='python -m dynamo.indexer --port {port}'
+ *
+ *   query    /query over 8 keep-alive connections, 512 and 8192 ids, 4 and 64 holders a prompt
+ *   ingest   4 publishers, batches of 16 events of 8 blocks, all prompts different: from the first
+ *            batch until /query shows the last prompt of each
+ *   single   the same with one event of one block a batch
+ *   memory   resident bytes a holder-block, 30 % of the prompts held by all 4 workers: when the last
+ *            block has just become visible, the peak until then, and 25 s later
+ *
+ * Values are medians of the rounds; `ratio` and `cpu_ratio` medians of the rounds' own ratios, above
+ * 1 when better than the last indexer. CPU is that of the whole process, kernel included.
+ */
+#include <inttypes.h>
+#include <limits.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+
+#include "http_load.h"
+#include "publish_load.h"
+
+enum {
+    MAX_INDEXERS = 8,
+    MAX_ROUNDS = 101,
+    WORKERS = 64, /* of the queries */
+    PROMPTS = 32,
+    PROMPT_TOKENS = 8192,
+    PUBLISHERS = 4, /* of the events */
+    EVENT_BLOCKS = 8,
+    BATCH_EVENTS = 16,
+    CHAIN_BLOCKS = 32, /* a prompt of the events */
+    PATIENCE_S = 120,
+    SETTLE_S = 25,
+};
+
+struct indexer {
+    char name[32];
+    const char *command; /* NULL: it runs already */
+    pid_t pid;
+    uint16_t port;
+    clockid_t clock; /* its CPU time */
+};
+
+static struct indexer indexers[MAX_INDEXERS];
+static size_t n_indexers, rounds = 5, scale = 100;
+static uint64_t round_ms = 1000;
+static void *zmq;
+
+/* -- processes --------------------------------------------------------------------------------- */
+
+static uint16_t free_port(void)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof(address);
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+    require(fd >= 0 && bind(fd, (struct sockaddr *)&address, len) == 0 &&
+                getsockname(fd, (struct sockaddr *)&address, &len) == 0,
+            "a free port");
+    close(fd);
+    return ntohs(address.sin_port);
+}
+
+static void run_command(const struct indexer *x)
+{
+    struct kv_buf text = KV_BUF_INIT;
+    const char *at = strstr(x->command, "{port}");
+
+    require(at != NULL, "{port} in a command");
+    kv_buf_printf(&text, "exec %.*s%u%s >/dev/null 2>&1", (int)(at - x->command), x->command,
+                  x->port, at + strlen("{port}"));
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    execl("/bin/sh", "sh", "-c", kv_buf_cstr(&text), NULL);
+    _exit(127);
+}
+
+static void wait_ready(const struct indexer *x)
+{
+    uint64_t until = kv_now_ns() + PATIENCE_S * KV_NS_PER_S;
+    struct request request = {.text = KV_BUF_INIT};
+    struct kv_buf reply = KV_BUF_INIT;
+
+    kv_buf_puts(&request.text, "GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n");
+    while (http_ask(x->port, &request, &reply) != 200) {
+        require(kv_now_ns() < until && (!x->command || waitpid(x->pid, NULL, WNOHANG) == 0),
+                "the start of an indexer");
+        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+    }
+    kv_buf_fini(&request.text);
+    kv_buf_fini(&reply);
+}
+
+static void start(struct indexer *x)
+{
+    if (x->command) {
+        x->port = free_port();
+        x->pid = fork();
+        require(x->pid >= 0, "fork");
+        if (x->pid == 0)
+            run_command(x);
+    }
+    wait_ready(x);
+    require(clock_getcpuclockid(x->pid, &x->clock) == 0, "the CPU clock of an indexer");
+}
+
+static void stop(struct indexer *x)
+{
+    if (!x->command)
+        return;
+    kill(x->pid, SIGTERM);
+    for (int i = 0; waitpid(x->pid, NULL, WNOHANG) == 0; i++) {
+        if (i == 1000)
+            kill(x->pid, SIGKILL);
+        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+    }
+}
+
+static double cpu_us(const struct indexer *x)
+{
+    struct timespec ts;
+
+    require(clock_gettime(x->clock, &ts) == 0, "the CPU time of an indexer");
+    return (double)ts.tv_sec * 1e6 + (double)ts.tv_nsec / 1e3;
+}
+
+/* A line of /proc/PID/status ("VmRSS:", "VmHWM:"), in bytes. */
+static double memory_of(const struct indexer *x, const char *line)
+{
+    char path[64], text[256];
+    double bytes = 0;
+    FILE *file;
+
+    snprintf(path, sizeof(path), "/proc/%d/status", (int)x->pid);
+    file = fopen(path, "r");
+    require(file != NULL, path);
+    while (fgets(text, sizeof(text), file))
+        if (strncmp(text, line, strlen(line)) == 0)
+            bytes = strtod(text + strlen(line), NULL) * 1024;
+    fclose(file);
+    return bytes;
+}
+
+/* -- HTTP -------------------------------------------------------------------------------------- */
+
+static void change_worker(const struct indexer *x, const char *path, uint64_t worker,
+                          const char *model, const char *endpoint)
+{
+    struct kv_buf body = KV_BUF_INIT, reply = KV_BUF_INIT;
+    struct request request = {.text = KV_BUF_INIT};
+    int status;
+
+    kv_buf_printf(&body, "{\"instance_id\":%" PRIu64 ",\"model_name\":\"%s\"", worker, model);
+    if (endpoint)
+        kv_buf_printf(&body, ",\"block_size\":%d,\"endpoint\":\"%s\"", BLOCK_TOKENS, endpoint);
+    kv_buf_puts(&body, "}");
+    request_make(&request, path, "application/json", &body);
+    status = http_ask(x->port, &request, &reply);
+    require(status == 200 || status == 201, kv_buf_cstr(&reply));
+    kv_buf_fini(&body);
+    kv_buf_fini(&reply);
+    kv_buf_fini(&request.text);
+}
+
+/* How many workers have a score of @tokens at rank 0. */
+static size_t count_scores(struct kv_buf *reply, size_t tokens)
+{
+    const char *p = strstr(kv_buf_cstr(reply), "\"scores\":");
+    char wanted[32];
+    size_t n = 0;
+    int depth = 0;
+
+    require(p != NULL, "scores in a reply");
+    snprintf(wanted, sizeof(wanted), "{\"0\":%zu}", tokens);
+    p += strlen("\"scores\":");
+    do {
+        n += strncmp(p, wanted, strlen(wanted)) == 0;
+        depth += (*p == '{') - (*p == '}');
+    } while (*p++ && depth > 0);
+    return n;
+}
+
+static size_t holders_of(const struct indexer *x, const struct request *request, size_t tokens)
+{
+    struct kv_buf reply = KV_BUF_INIT;
+    int status = http_ask(x->port, request, &reply);
+    size_t n = status == 200 ? count_scores(&reply, tokens) : 0;
+
+    require(status == 200 || status == 404, kv_buf_cstr(&reply));
+    kv_buf_fini(&reply);
+    return n;
+}
+
+static void await_holders(const struct indexer *x, const struct request *request, size_t tokens,
+                          size_t n)
+{
+    uint64_t until = kv_now_ns() + PATIENCE_S * KV_NS_PER_S;
+
+    while (holders_of(x, request, tokens) != n) {
+        require(kv_now_ns() < until, "what was published is visible");
+        nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
+    }
+}
+
+/* -- figures ----------------------------------------------------------------------------------- */
+
+struct figure {
+    double rate[MAX_INDEXERS][MAX_ROUNDS], cpu[MAX_INDEXERS][MAX_ROUNDS];
+};
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+static double median(const double *values)
+{
+    double sorted[MAX_ROUNDS];
+
+    memcpy(sorted, values, rounds * sizeof(*values));
+    qsort(sorted, rounds, sizeof(*sorted), by_value);
+    return sorted[rounds / 2];
+}
+
+static double median_ratio(const double *a, const double *b)
+{
+    double ratio[MAX_ROUNDS];
+
+    for (size_t i = 0; i < rounds; i++)
+        ratio[i] = a[i] / b[i];
+    return median(ratio);
+}
+
+/* @conditions: more members of the line, or "". */
+static void print_figure(const struct figure *f, const char *name, const char *conditions,
+                         const char *what)
+{
+    size_t last = n_indexers - 1;
+
+    for (size_t x = 0; x < n_indexers; x++) {
+        printf("{\"bench\":\"indexer\",\"figure\":\"%s\"%s,\"indexer\":\"%s\",\"%s_per_s\":%.0f,"
+               "\"server_cpu_us\":%.2f,\"rounds\":%zu",
+               name, conditions, indexers[x].name, what, median(f->rate[x]), median(f->cpu[x]),
+               rounds);
+        if (x != last)
+            printf(",\"of\":\"%s\",\"ratio\":%.2f,\"cpu_ratio\":%.2f", indexers[last].name,
+                   median_ratio(f->rate[x], f->rate[last]), median_ratio(f->cpu[last], f->cpu[x]));
+        printf("}\n");
+    }
+    fflush(stdout);
+}
+
+/* -- queries ----------------------------------------------------------------------------------- */
+
+/* Prompts below PROMPTS are held by 4 workers, the same number of others by all. */
+static const size_t n_holders[2] = {4, WORKERS};
+
+static bool holds(size_t worker, size_t prompt)
+{
+    return prompt >= PROMPTS || (worker + WORKERS - prompt) % WORKERS % 16 == 0;
+}
+
+static void make_prompt(uint64_t number, uint32_t *tokens, size_t n)
+{
+    uint64_t state = (number + 1) * UINT64_C(0x9e3779b97f4a7c15);
+
+    for (size_t i = 0; i < n; i++)
+        tokens[i] = (uint32_t)(next_random(&state) % 200000);
+}
+
+static void make_worker(size_t worker, struct batches *ret)
+{
+    static uint32_t tokens[PROMPT_TOKENS];
+
+    batches_init(ret, 2 * PROMPTS);
+    for (size_t p = 0; p < 2 * (size_t)PROMPTS; p++) {
+        if (!holds(worker, p))
+            continue;
+        make_prompt(p, tokens, PROMPT_TOKENS);
+        batch_begin(ret, 1);
+        put_store(&ret->payloads, 1 + p * PROMPT_TOKENS, PROMPT_TOKENS / BLOCK_TOKENS, true,
+                  tokens);
+        batch_end(ret);
+    }
+}
+
+static void make_queries(struct request *ret, size_t first, size_t n_tokens)
+{
+    static uint32_t tokens[PROMPT_TOKENS];
+    struct kv_buf body = KV_BUF_INIT;
+
+    for (size_t p = 0; p < PROMPTS; p++) {
+        make_prompt(first + p, tokens, PROMPT_TOKENS);
+        write_query(&body, BENCH_MODEL, tokens, n_tokens);
+        request_make(&ret[p], "/query", "application/json", &body);
+    }
+    kv_buf_fini(&body);
+}
+
+/* Every answer must be right before its speed means anything. */
+static void query_case(size_t n_tokens, int holders)
+{
+    static struct request requests[PROMPTS];
+    static struct figure f;
+    char conditions[128];
+
+    make_queries(requests, holders ? PROMPTS : 0, n_tokens);
+    for (size_t x = 0; x < n_indexers; x++)
+        for (size_t p = 0; p < PROMPTS; p++)
+            await_holders(&indexers[x], &requests[p], n_tokens, n_holders[holders]);
+    for (size_t i = 0; i < rounds; i++)
+        for (size_t k = 0; k < n_indexers; k++) {
+            size_t x = (i + k) % n_indexers;
+            double before = cpu_us(&indexers[x]), seconds;
+            uint64_t done =
+                http_load(indexers[x].port, requests, PROMPTS, round_ms, 1000000, &seconds);
+
+            f.rate[x][i] = (double)done / seconds;
+            f.cpu[x][i] = (cpu_us(&indexers[x]) - before) / (double)done;
+        }
+    snprintf(conditions, sizeof(conditions),
+             ",\"tokens\":%zu,\"holders\":%zu,\"body_bytes\":%zu,\"connections\":%d", n_tokens,
+             n_holders[holders], requests[0].text.len, HTTP_CONNECTIONS);
+    print_figure(&f, "query", conditions, "requests");
+}
+
+static void queries(void)
+{
+    static struct publisher publishers[WORKERS];
+    static struct batches batches[WORKERS];
+
+    for (size_t x = 0; x < n_indexers; x++)
+        start(&indexers[x]);
+    for (size_t w = 0; w < WORKERS; w++) {
+        make_worker(w, &batches[w]);
+        publisher_open(&publishers[w], zmq, "tcp://127.0.0.1:*");
+        for (size_t x = 0; x < n_indexers; x++)
+            change_worker(&indexers[x], "/register", w, BENCH_MODEL, publishers[w].endpoint);
+    }
+    for (size_t w = 0; w < WORKERS; w++) {
+        publisher_await(&publishers[w], n_indexers);
+        publisher_start(&publishers[w], &batches[w]);
+    }
+    for (int holders = 0; holders < 2; holders++) {
+        query_case(512, holders);
+        query_case(PROMPT_TOKENS, holders);
+    }
+    for (size_t x = 0; x < n_indexers; x++) {
+        for (size_t w = 0; w < WORKERS && !indexers[x].command; w++)
+            change_worker(&indexers[x], "/unregister", w, BENCH_MODEL, NULL);
+        stop(&indexers[x]);
+    }
+    for (size_t w = 0; w < WORKERS; w++) {
+        publisher_close(&publishers[w]);
+        batches_fini(&batches[w]);
+    }
+}
+
+/* -- events ------------------------------------------------------------------------------------ */
+
+struct events {
+    uint32_t event_blocks, batch_events;
+    size_t n_batches; /* per publisher */
+    size_t shared;    /* of 10 prompts, how many all publishers have */
+};
+
+/* Prompts of CHAIN_BLOCKS, cut into events. *ret_last: its last prompt. */
+static void make_events(const struct events *e, size_t publisher, struct batches *ret,
+                        uint64_t *ret_last)
+{
+    uint32_t tokens[CHAIN_BLOCKS * BLOCK_TOKENS];
+    uint64_t n_prompts = e->n_batches * e->batch_events * e->event_blocks / CHAIN_BLOCKS;
+    uint64_t block = 0, id = 0;
+
+    batches_init(ret, e->n_batches);
+    for (size_t b = 0; b < e->n_batches; b++) {
+        batch_begin(ret, e->batch_events);
+        for (uint32_t i = 0; i < e->batch_events; i++, block += e->event_blocks) {
+            uint64_t prompt = block / CHAIN_BLOCKS, at = block % CHAIN_BLOCKS;
+
+            if (at == 0) {
+                id = prompt; /* what all have; never the last */
+                if (prompt % 10 >= e->shared || prompt + 1 == n_prompts)
+                    id |= (publisher + 1) << 40;
+                make_prompt(1000 + id, tokens, KV_COUNT(tokens));
+            }
+            put_store(&ret->payloads, 1 + id * CHAIN_BLOCKS + at, e->event_blocks, at == 0,
+                      tokens + at * BLOCK_TOKENS);
+        }
+        batch_end(ret);
+    }
+    *ret_last = id;
+}
+
+struct feed {
+    struct batches batches[PUBLISHERS];
+    struct request last[PUBLISHERS];
+    double blocks; /* of all publishers */
+};
+
+static void make_feed(const struct events *e, struct feed *ret)
+{
+    uint32_t tokens[CHAIN_BLOCKS * BLOCK_TOKENS];
+    struct kv_buf body = KV_BUF_INIT;
+
+    memset(ret, 0, sizeof(*ret));
+    for (size_t p = 0; p < PUBLISHERS; p++) {
+        uint64_t last;
+
+        make_events(e, p, &ret->batches[p], &last);
+        make_prompt(1000 + last, tokens, KV_COUNT(tokens));
+        write_query(&body, BENCH_MODEL, tokens, KV_COUNT(tokens));
+        request_make(&ret->last[p], "/query", "application/json", &body);
+    }
+    ret->blocks = (double)PUBLISHERS * (double)e->n_batches * e->batch_events * e->event_blocks;
+    kv_buf_fini(&body);
+}
+
+static void feed_fini(struct feed *feed)
+{
+    for (size_t p = 0; p < PUBLISHERS; p++) {
+        batches_fini(&feed->batches[p]);
+        kv_buf_fini(&feed->last[p].text);
+    }
+}
+
+/* Publish everything and wait until it can be found. Returns the seconds it took. */
+static double burst(const struct indexer *x, const struct feed *feed)
+{
+    struct publisher publishers[PUBLISHERS];
+    uint64_t started = UINT64_MAX, ended;
+
+    for (size_t p = 0; p < PUBLISHERS; p++) {
+        publisher_open(&publishers[p], zmq, "tcp://127.0.0.1:*");
+        change_worker(x, "/register", p, BENCH_MODEL, publishers[p].endpoint);
+    }
+    for (size_t p = 0; p < PUBLISHERS; p++)
+        publisher_await(&publishers[p], 1);
+    nanosleep(&(struct timespec){.tv_nsec = 200000000}, NULL); /* what registering set off */
+    for (size_t p = 0; p < PUBLISHERS; p++)
+        publisher_start(&publishers[p], &feed->batches[p]);
+    for (size_t p = 0; p < PUBLISHERS; p++)
+        await_holders(x, &feed->last[p], CHAIN_BLOCKS * BLOCK_TOKENS, 1);
+    ended = kv_now_ns();
+    for (size_t p = 0; p < PUBLISHERS; p++) {
+        started = KV_MIN(started, publishers[p].started_ns);
+        publisher_close(&publishers[p]);
+    }
+    return (double)(ended - started) / 1e9;
+}
+
+static void forget(const struct indexer *x)
+{
+    for (size_t p = 0; p < PUBLISHERS && !x->command; p++)
+        change_worker(x, "/unregister", p, BENCH_MODEL, NULL);
+}
+
+static void ingest(const char *name, const struct events *e)
+{
+    static struct figure f;
+    struct feed feed;
+    char conditions[128];
+
+    make_feed(e, &feed);
+    for (size_t i = 0; i < rounds; i++)
+        for (size_t k = 0; k < n_indexers; k++) {
+            size_t x = (i + k) % n_indexers;
+            double before, seconds;
+
+            start(&indexers[x]);
+            before = cpu_us(&indexers[x]);
+            seconds = burst(&indexers[x], &feed);
+            f.cpu[x][i] = (cpu_us(&indexers[x]) - before) / feed.blocks;
+            f.rate[x][i] = feed.blocks / seconds;
+            forget(&indexers[x]);
+            stop(&indexers[x]);
+        }
+    snprintf(conditions, sizeof(conditions),
+             ",\"publishers\":%d,\"event_blocks\":%u,\"batch_events\":%u,\"blocks\":%.0f",
+             PUBLISHERS, e->event_blocks, e->batch_events, feed.blocks);
+    print_figure(&f, name, conditions, "blocks");
+    feed_fini(&feed);
+}
+
+static void memory(const struct events *e)
+{
+    struct feed feed;
+
+    make_feed(e, &feed);
+    for (size_t i = 0; i < n_indexers; i++) {
+        struct indexer *x = &indexers[i];
+        double before, after, peak, settled;
+
+        start(x);
+        before = memory_of(x, "VmRSS:");
+        burst(x, &feed);
+        after = memory_of(x, "VmRSS:") - before;
+        peak = memory_of(x, "VmHWM:") - before;
+        nanosleep(&(struct timespec){.tv_sec = SETTLE_S}, NULL);
+        settled = memory_of(x, "VmRSS:") - before;
+        printf("{\"bench\":\"indexer\",\"figure\":\"memory\",\"indexer\":\"%s\","
+               "\"holder_blocks\":%.0f,\"shared\":0.3,\"empty_mib\":%.1f,\"settled_bytes\":%.1f,"
+               "\"after_burst_bytes\":%.1f,\"peak_bytes\":%.1f,\"after_burst_of_settled\":%.2f,"
+               "\"peak_of_settled\":%.2f}\n",
+               x->name, feed.blocks, before / 1048576, settled / feed.blocks, after / feed.blocks,
+               peak / feed.blocks, after / settled, peak / settled);
+        fflush(stdout);
+        forget(x);
+        stop(x);
+    }
+    feed_fini(&feed);
+}
+
+/* -- the command line -------------------------------------------------------------------------- */
+
+/* NAME=COMMAND or NAME=http://127.0.0.1:PORT,PID */
+static void add_indexer(const char *text)
+{
+    struct indexer *x = &indexers[n_indexers];
+    const char *equals = strchr(text, '=');
+    int pid;
+
+    require(n_indexers < MAX_INDEXERS && equals, "NAME=COMMAND or NAME=URL,PID");
+    n_indexers++;
+    snprintf(x->name, sizeof(x->name), "%.*s", (int)(equals - text), text);
+    if (sscanf(equals + 1, "http://127.0.0.1:%hu,%d", &x->port, &pid) == 2)
+        x->pid = pid;
+    else
+        x->command = equals + 1;
+}
+
+/* The kv-indexer of this build: build/bench/../bin/kv-indexer. */
+static void add_our_own(void)
+{
+    static char text[PATH_MAX + 128];
+    char program[PATH_MAX], *slash;
+    ssize_t len = readlink("/proc/self/exe", program, sizeof(program) - 1);
+
+    program[len > 0 ? len : 0] = '\0';
+    for (int i = 0; i < 2; i++)
+        if ((slash = strrchr(program, '/')) != NULL)
+            *slash = '\0';
+    snprintf(text, sizeof(text),
+             "kvasir=%s/bin/kv-indexer --host 127.0.0.1 --port {port} --log-level warn", program);
+    add_indexer(text);
+}
+
+int main(int argc, char **argv)
+{
+    struct events e = {.event_blocks = EVENT_BLOCKS, .batch_events = BATCH_EVENTS};
+    const char *figures = "query,ingest,single,memory";
+    int option;
+
+    while ((option = getopt(argc, argv, "r:m:n:f:")) != -1) {
+        if (option == 'r')
+            rounds = KV_MIN(strtoul(optarg, NULL, 10), (unsigned long)MAX_ROUNDS);
+        else if (option == 'm')
+            round_ms = strtoul(optarg, NULL, 10);
+        else if (option == 'n')
+            scale = strtoul(optarg, NULL, 10);
+        else if (option == 'f')
+            figures = optarg;
+        else
+            return 2;
+    }
+    require(rounds > 0 && round_ms > 0 && scale > 0, "ROUNDS, MS and SCALE above 0");
+    for (int i = optind; i < argc; i++)
+        add_indexer(argv[i]);
+    if (n_indexers == 0)
+        add_our_own();
+    zmq = zmq_ctx_new();
+    if (strstr(figures, "query"))
+        queries();
+    if (strstr(figures, "ingest")) {
+        e.n_batches = 4096 * scale / 100;
+        ingest("ingest", &e);
+    }
+    if (strstr(figures, "single")) {
+        struct events one = {1, 1, 1600 * scale / 100 * CHAIN_BLOCKS, 0};
+
+        ingest("ingest_single", &one);
+    }
+    if (strstr(figures, "memory")) {
+        e.n_batches = 8192 * scale / 100;
+        e.shared = 3;
+        memory(&e);
+    }
+    zmq_ctx_term(zmq);
+    return 0;
+}
