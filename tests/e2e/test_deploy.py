@@ -1,0 +1,73 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""deploy/: every metric that the alerts and the dashboard name exists; promtool and systemd accept the files."""
+import json
+import re
+import shutil
+import subprocess
+import tempfile
+
+from kvtest import *
+
+DEPLOY = SOURCE / "deploy"
+RULES = DEPLOY / "prometheus" / "kv-indexer.rules.yml"
+DASHBOARD = DEPLOY / "grafana" / "kv-indexer.json"
+UNIT = DEPLOY / "systemd" / "kv-indexer.service"
+NAME = re.compile(r"\b(?:kv_indexer|dynamo_kvindexer|process)_[a-z0-9_]+")
+
+
+def exported():
+    """Names and label values of a kv-indexer that has followed an engine and answered a hit and a miss."""
+    with Indexer() as indexer, Publisher() as engine:
+        indexer.register(1, engine, block_size=4)
+        engine.store([101, 102], tokens=range(8), block_size=4)
+        indexer.wait_score(range(8), 1, 8)
+        indexer.query(range(100, 108))
+        equal(indexer.post("/query", {"model_name": MODEL}).status, 422, "a query without tokens") # makes an error count
+        text = indexer.get("/metrics").body.decode()
+    # A histogram's samples have suffixes; a counter that has not counted yet has its HELP line.
+    names = set(NAME.findall(text))
+    return names, text
+
+
+def test_every_metric_exists():
+    names, text = exported()
+    for path in (RULES, DASHBOARD):
+        for name in sorted(set(NAME.findall(path.read_text()))):
+            check(name in names, f"{path.name}: there is no metric {name}")
+    for value in ('result="hit"', 'result="miss"', 'endpoint="/query"', 'status="failed"'):
+        check(value in text, f"no sample has {value}")
+
+
+def test_dashboard_is_whole():
+    board = json.loads(DASHBOARD.read_text())
+    ids = [panel["id"] for panel in board["panels"]]
+    equal(len(ids), len(set(ids)), "panels with an id of their own")
+    for panel in board["panels"]:
+        check(panel["title"] and panel["targets"], f"panel {panel['id']} shows nothing")
+
+
+def test_promtool_accepts_the_rules():
+    tool = shutil.which("promtool")
+    if not tool:
+        skip("promtool (Debian: prometheus) is not installed")
+    done = subprocess.run([tool, "check", "rules", str(RULES)], capture_output=True, text=True, check=False)
+    check(done.returncode == 0, done.stdout + done.stderr)
+
+
+def test_systemd_accepts_the_unit():
+    tool = shutil.which("systemd-analyze")
+    if not tool:
+        skip("systemd-analyze is not installed")
+    with tempfile.TemporaryDirectory() as folder:
+        unit = f"{folder}/kv-indexer.service"
+        with open(unit, "w", encoding="utf-8") as out:
+            out.write(UNIT.read_text().replace("/usr/bin/kv-indexer", str(BUILD / "bin" / "kv-indexer")))
+        done = subprocess.run([tool, "security", "--offline=true", "--threshold=20", unit], capture_output=True, text=True, check=False)
+    if "Unknown option" in done.stderr or "unrecognized option" in done.stderr:
+        skip("this systemd-analyze can't judge a file")
+    check(done.returncode == 0, f"exposure over 2.0:\n{done.stdout[-2000:]}{done.stderr}")
+
+
+if __name__ == "__main__":
+    run(globals())
