@@ -302,7 +302,8 @@ static int submit(struct kvbm_disk *disk, struct kvbm_disk_batch *batch, enum kv
     work->batch = batch;
     work->kind = kind;
     work->deadline_ns = batch->deadline_ns;
-    work->n_left = work->n_unwritten = batch->n;
+    work->n_left = batch->n;
+    work->n_unwritten = kind == KVBM_DISK_READ ? 0 : batch->n;
     for (uint32_t i = 0; i < batch->n; i++) {
         work->ops[i].work = work;
         work->ops[i].io = &batch->ios[i];
@@ -497,6 +498,8 @@ static int open_parts(struct kvbm_disk *disk, const struct kvbm_disk_opts *opts)
                                 .memory_bytes = KV_OPT(opts, memory_bytes, 0)};
     int err = kvbm_disk_volumes_open(disk, opts);
 
+    if (err == 0)
+        err = kvbm_disk_keep_newest(disk);
     if (err == 0)
         err = kvbm_aio_create(&aio, &disk->aio);
     if (err == 0)

@@ -106,6 +106,9 @@ static inline struct kvbm_disk_volume *kvbm_disk_volume_of(const struct kvbm_dis
     return &disk->volumes[slot % disk->n_volumes];
 }
 
+/* disk_newest.c: of several records of one key, drop all but the newest. Returns 0 or -ENOMEM. */
+int kvbm_disk_keep_newest(struct kvbm_disk *disk);
+
 /* disk_work.c, all in the store's thread */
 void kvbm_disk_begin(struct kvbm_disk *disk);
 void kvbm_disk_barrier_done(struct kvbm_disk *disk, struct kvbm_aio_req *req);

@@ -3,6 +3,7 @@
  * What the store's thread does with blocks.
  *
  *   read    bytes ─► verified ─► done
+ *             └► damaged: as forget, then done
  *   write   [old record zeroed ─►] bytes ─► written ─┐ commit of a volume: all that is written by then
  *   forget  record zeroed ─────────────────► written ─┘   barrier(slots) ─► records ─► barrier(index) ─► done
  *
@@ -117,6 +118,33 @@ static int transfer(struct kvbm_disk *disk, struct kvbm_disk_op *op, enum kvbm_a
 
 /* ---- reads ---- */
 
+static void invalidated(struct kvbm_disk *disk, struct kvbm_disk_op *op);
+
+/*
+ * The bytes of a slot don't verify: forget its record, durably, before the reader is told, so that a restart doesn't
+ * find the record. Returns false when the record has changed since the read began, or another op is at it.
+ */
+static bool forget_bad(struct kvbm_disk *disk, struct kvbm_disk_op *op)
+{
+    struct kvbm_disk_volume *volume = kvbm_disk_volume_of(disk, op->io->slot);
+    uint8_t *busy = &volume->busy[op->io->slot / disk->n_volumes];
+    struct kvbm_disk_entry entry;
+
+    if (*busy ||
+        !kvbm_disk_record_read(&volume->header, op->io->slot,
+                               kvbm_disk_record_at(disk, op->io->slot), &entry) ||
+        memcmp(entry.sum, op->sum, sizeof(op->sum)) != 0)
+        return false;
+    *busy = 1;
+    disk->n_writing++;
+    volume->n_writing++;
+    op->work->n_unwritten++; /* alone: its commit begins at once */
+    zero_record(disk, op->io->slot);
+    memset(op->record, 0, sizeof(op->record));
+    write_record(disk, op, invalidated);
+    return true;
+}
+
 static void read_done(struct kvbm_disk *disk, struct kvbm_disk_op *op)
 {
     const void *data = op->bounce ? op->bounce : op->io->data;
@@ -135,6 +163,8 @@ static void read_done(struct kvbm_disk *disk, struct kvbm_disk_op *op)
     }
     if (status == 0 && op->bounce)
         memcpy(op->io->data, op->bounce, op->io->len);
+    if (status == -EBADMSG && forget_bad(disk, op))
+        return;
     kvbm_disk_finish(disk, op, status);
 }
 
@@ -170,7 +200,7 @@ static void end_write(struct kvbm_disk *disk, struct kvbm_disk_op *op, int statu
     struct kvbm_disk_volume *volume = kvbm_disk_volume_of(disk, op->io->slot);
 
     volume->busy[op->io->slot / disk->n_volumes] = 0;
-    kvbm_disk_finish(disk, op, status);
+    kvbm_disk_finish(disk, op, op->work->kind == KVBM_DISK_READ ? -EBADMSG : status);
 }
 
 static void written(struct kvbm_disk *disk, struct kvbm_disk_op *op)

@@ -190,6 +190,8 @@ static void not_read(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k,
     kvbm_mutable_release(&move->target[k]);
     kvbm_mutable_release(&move->bounce[k]);
     kvbm_move_release(move, &move->like[k], again);
+    if (lies) /* the slot's record has gone */
+        kvbm_pool_reset_keys(m->disk, move->info[k].group, move->info[k].key, 1, NULL);
     kvbm_down_ended(&move->from[k], false);
 }
 
