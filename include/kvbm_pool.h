@@ -344,7 +344,9 @@ KV_API long kvbm_pool_touch(struct kvbm_pool *pool, uint32_t group, const void *
 /**
  * Keep @keys (those registered) at @priority, 0 to KVBM_PRIORITY_MAX; after @ttl_ms (0: for ever) back at
  * the default. A block that is reset forgets it. Among the inactive blocks of its new priority a block
- * comes last, as if released now (with lineage: in the place of its age). Returns how many keys there were.
+ * comes last, as if released now (with lineage: in the place of its age). The last of @keys goes first, as with
+ * kvbm_pool_release; of blocks whose time ends together, those later in their sequences go first. Returns how many
+ * keys there were.
  */
 KV_API long kvbm_pool_retain(struct kvbm_pool *pool, uint32_t group, const void *keys, size_t n,
                              uint32_t priority, uint64_t ttl_ms);

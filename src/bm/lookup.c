@@ -343,42 +343,55 @@ long kvbm_pool_touch(struct kvbm_pool *pool, uint32_t group, const void *keys, s
 struct retain {
     uint8_t priority;
     uint64_t until_ns; /* 0: for ever */
-    size_t found;
 };
 
-static bool retain_one(struct kvbm_pool *pool, uint32_t i, size_t at, void *arg)
+static void retain_one(struct kvbm_pool *pool, uint32_t i, const struct retain *retain)
 {
-    struct retain *retain = arg;
-
-    (void)at;
-    if (!i)
-        return true;
-    retain->found++;
     kvbm_evict_prioritise(pool, i, retain->priority);
     if (retain->until_ns)
         kvbm_retain_set(pool, i, retain->until_ns);
     else
         kvbm_retain_drop(pool, i);
-    return true;
+}
+
+/* From the last key to the first, like a release: a prompt's end goes before its beginning. Returns how many there were. */
+static size_t retain_all(struct kvbm_pool *pool, uint32_t group, const void *keys, size_t n,
+                         const struct retain *retain)
+{
+    const uint8_t *key = keys;
+    uint32_t slots[KVBM_LOOKUP];
+    size_t found = 0;
+
+    for (size_t left = n, some; left > 0; left -= some) {
+        some = KV_MIN(left, (size_t)KVBM_LOOKUP);
+        kvbm_find_slots(pool, group, key + (left - some) * pool->registry->key_len, some, slots);
+        for (size_t i = some; i-- > 0;) {
+            if (!slots[i])
+                continue;
+            found++;
+            retain_one(pool, slots[i], retain);
+        }
+    }
+    return found;
 }
 
 long kvbm_pool_retain(struct kvbm_pool *pool, uint32_t group, const void *keys, size_t n,
                       uint32_t priority, uint64_t ttl_ms)
 {
-    struct retain retain = {(uint8_t)priority, 0, 0};
+    struct retain retain = {(uint8_t)priority, 0};
+    size_t found = 0;
     int err = 0;
 
     if (!serves(pool, group, keys, n) || priority > KVBM_PRIORITY_MAX)
         return -EINVAL;
     kvbm_lock(pool->registry);
     retain.until_ns = kvbm_retain_until(ttl_ms);
-    if (retain.until_ns) {
+    if (retain.until_ns)
         err = kvbm_retain_reserve(pool, KV_MIN(n, (size_t)(pool->n_inactive + pool->n_immutable)));
-    }
     if (err == 0)
-        visit(pool, group, keys, n, retain_one, &retain);
+        found = retain_all(pool, group, keys, n, &retain);
     kvbm_unlock(pool->registry);
-    return err < 0 ? err : (long)retain.found;
+    return err < 0 ? err : (long)found;
 }
 
 /* ---- forgetting ---- */

@@ -18,12 +18,17 @@ static void put(struct kvbm_pool *pool, size_t at, struct kvbm_retained_one one)
     pool->retained.place[one.slot] = (uint32_t)at;
 }
 
+static bool is_before(const struct kvbm_retained_one *a, const struct kvbm_retained_one *b)
+{
+    return a->when_ns != b->when_ns ? a->when_ns < b->when_ns : a->position > b->position;
+}
+
 static size_t first_child(const struct kvbm_retained *all, size_t at)
 {
     size_t first = at * CHILDREN + 1, best = first;
 
     for (size_t i = first + 1; i < all->n && i < first + CHILDREN; i++) {
-        if (all->heap[i].when_ns < all->heap[best].when_ns)
+        if (is_before(&all->heap[i], &all->heap[best]))
             best = i;
     }
     return best;
@@ -35,11 +40,11 @@ static void sift(struct kvbm_pool *pool, size_t at, struct kvbm_retained_one one
     struct kvbm_retained *all = &pool->retained;
     size_t child, above;
 
-    for (; at > 0 && all->heap[above = (at - 1) / CHILDREN].when_ns > one.when_ns; at = above)
+    for (; at > 0 && is_before(&one, &all->heap[above = (at - 1) / CHILDREN]); at = above)
         put(pool, at, all->heap[above]);
     for (; at * CHILDREN + 1 < all->n; at = child) {
         child = first_child(all, at);
-        if (all->heap[child].when_ns >= one.when_ns)
+        if (!is_before(&all->heap[child], &one))
             break;
         put(pool, at, all->heap[child]);
     }
@@ -79,7 +84,7 @@ void kvbm_retain_set(struct kvbm_pool *pool, uint32_t i, uint64_t when_ns)
     size_t at = slot->flags & SLOT_RETAINED ? pool->retained.place[i] : pool->retained.n++;
 
     slot->flags |= SLOT_RETAINED;
-    sift(pool, at, (struct kvbm_retained_one){when_ns, i});
+    sift(pool, at, (struct kvbm_retained_one){when_ns, i, kvbm_slot_entry(pool, slot)->position});
 }
 
 void kvbm_retain_drop(struct kvbm_pool *pool, uint32_t i)

@@ -23,6 +23,8 @@ struct kvbm_pool;
 struct kvbm_retained_one {
     uint64_t when_ns; /* monotonic */
     uint32_t slot;
+    uint32_t
+        position; /* in its sequence: of one end the greater first, so that a prompt's end goes first */
 };
 
 struct kvbm_retained {

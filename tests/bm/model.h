@@ -389,7 +389,34 @@ static inline int m_register(struct model *m, int p, int i)
     return i;
 }
 
-/* Priorities that end by now; those that end together are the latest in any order. */
+/* The blocks latest in their sequences of those whose priority ends then. Returns whether there were any. */
+static inline bool m_expire_last(struct model *m, struct m_pool *pool, uint64_t when)
+{
+    uint32_t position = 0;
+    bool any = false;
+
+    for (int i = 0; i < pool->n_blocks; i++) {
+        const struct m_block *b = &pool->blocks[i];
+
+        if (b->until != when)
+            continue;
+        any = true;
+        position = m->keys[b->key].position > position ? m->keys[b->key].position : position;
+    }
+    m->order += any;
+    for (int i = 0; i < pool->n_blocks; i++) {
+        struct m_block *b = &pool->blocks[i];
+
+        if (b->until != when || m->keys[b->key].position != position)
+            continue;
+        b->until = 0;
+        b->priority = KVBM_PRIORITY_DEFAULT;
+        b->order = m->order;
+    }
+    return any;
+}
+
+/* Priorities that end by now; of those that end together, the later in their sequences first. */
 static inline void m_expire(struct model *m, int p, uint64_t now)
 {
     struct m_pool *pool = &m->pools[p];
@@ -403,16 +430,8 @@ static inline void m_expire(struct model *m, int p, uint64_t now)
         }
         if (next > now)
             return;
-        m->order++;
-        for (int i = 0; i < pool->n_blocks; i++) {
-            struct m_block *b = &pool->blocks[i];
-
-            if (b->until != next)
-                continue;
-            b->until = 0;
-            b->priority = KVBM_PRIORITY_DEFAULT;
-            b->order = m->order;
-        }
+        while (m_expire_last(m, pool, next))
+            ;
     }
 }
 

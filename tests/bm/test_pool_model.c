@@ -511,7 +511,7 @@ static bool retain(struct run *run, const struct op *op)
         there += m_find(&run->model.pools[op->pool], keys[i]) >= 0;
     MUST(kvbm_pool_retain(run->pools[op->pool], group_of(op), names_of(run, keys, n, &names),
                           (size_t)n, priority, ttl_ms) == there);
-    for (int i = 0; i < n; i++)
+    for (int i = n; i-- > 0;) /* the end of a prompt goes first */
         m_retain(&run->model, op->pool, keys[i], priority, until);
     return true;
 }

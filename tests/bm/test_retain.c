@@ -263,13 +263,81 @@ static void test_adopted(void **state)
     bm_close(&bm);
 }
 
+enum { CHAIN = 8, TAKEN = 3 };
+
+/* @n blocks go: the chain keeps its beginning. */
+static void end_goes(struct bm *bm, const uint64_t *keys, size_t n, size_t there)
+{
+    struct kvbm_mutable taken[CHAIN];
+
+    assert_int_equal(kvbm_pool_allocate(bm->pool, n, taken, NULL), 0);
+    assert_int_equal(kvbm_pool_probe(bm->pool, 0, keys, CHAIN), there);
+    assert_int_equal(kvbm_pool_release_mutable(bm->pool, taken, n), 0);
+}
+
+static void leave_chain(struct bm *bm, const uint64_t *keys)
+{
+    struct kvbm_immutable held[CHAIN];
+
+    bm_put(bm->pool, keys, CHAIN, held);
+    assert_int_equal(kvbm_pool_release(bm->pool, held, CHAIN), 0);
+}
+
+/* A chain that is retained, for ever or for a time: its end goes before its beginning, with every policy. */
+static void test_end_first(void **state)
+{
+    static const uint64_t keys[CHAIN] = {1, 2, 3, 4, 5, 6, 7, 8};
+    static const uint64_t ttls[] = {0, 5000};
+    struct bm bm;
+    (void)state;
+
+    for (int policy = KVBM_EVICT_LRU; policy <= KVBM_EVICT_LINEAGE; policy++) {
+        for (size_t i = 0; i < KV_COUNT(ttls); i++) {
+            open_it(&bm, &(struct kvbm_pool_opts){.n_blocks = CHAIN,
+                                                  .eviction = (enum kvbm_eviction)policy});
+            leave_chain(&bm, keys);
+            assert_int_equal(kvbm_pool_retain(bm.pool, 0, keys, CHAIN, 80, ttls[i]), CHAIN);
+            end_goes(&bm, keys, TAKEN, CHAIN - TAKEN);
+            bm_close(&bm);
+        }
+    }
+}
+
+/* The time of a retained chain ends, some of it by each call: the end of the chain goes first again. */
+static void test_end_first_when_over(void **state)
+{
+    enum { LONG = 300, STEP = 7, ALL = 280 };
+    struct kvbm_immutable held[LONG];
+    struct kvbm_mutable taken[ALL];
+    uint64_t keys[LONG];
+    struct bm bm;
+    (void)state;
+
+    for (uint64_t i = 0; i < LONG; i++)
+        keys[i] = 10 + i;
+    for (int policy = KVBM_EVICT_LRU; policy <= KVBM_EVICT_LINEAGE; policy++) {
+        open_it(&bm,
+                &(struct kvbm_pool_opts){.n_blocks = LONG, .eviction = (enum kvbm_eviction)policy});
+        bm_put(bm.pool, keys, LONG, held);
+        assert_int_equal(kvbm_pool_release(bm.pool, held, LONG), 0);
+        assert_int_equal(kvbm_pool_retain(bm.pool, 0, keys, LONG, 80, 5000), LONG);
+        ahead_ns += 6 * KV_NS_PER_S;
+        for (size_t n = 0; n < ALL; n += STEP) {
+            assert_int_equal(kvbm_pool_allocate(bm.pool, STEP, taken + n, NULL), 0);
+            assert_int_equal(kvbm_pool_probe(bm.pool, 0, keys, LONG), LONG - n - STEP);
+        }
+        assert_int_equal(kvbm_registry_check(bm.registry), 0);
+        assert_int_equal(kvbm_pool_release_mutable(bm.pool, taken, ALL), 0);
+        bm_close(&bm);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_years),
-        cmocka_unit_test(test_share),
-        cmocka_unit_test(test_random),
-        cmocka_unit_test(test_adopted),
+        cmocka_unit_test(test_years),     cmocka_unit_test(test_share),
+        cmocka_unit_test(test_random),    cmocka_unit_test(test_adopted),
+        cmocka_unit_test(test_end_first), cmocka_unit_test(test_end_first_when_over),
     };
 
     print_message("KV_TEST_SEED=%llu\n", (unsigned long long)test_seed());
