@@ -3,7 +3,7 @@ JOBS ?= $(shell nproc)
 PRESET ?= release
 dir = $(if $(filter release,$(PRESET)),build,build/$(PRESET))
 
-.PHONY: all build run test quick bench check format fuzz fault coverage install uninstall clean
+.PHONY: all build run test quick bench check format fuzz fault coverage install uninstall clean test-all test-rest all
 all: build
 
 build:
@@ -16,6 +16,13 @@ run: build
 
 test:
 	@tools/test.sh
+
+test-all:
+	@KV_TEST_BUILDS='release asan tsan' KV_FUZZ_SECONDS=$${KV_FUZZ_SECONDS:-3} tools/test.sh
+
+# The part of test-all that test leaves out; CI runs it after test.
+test-rest:
+	@KV_TEST_BUILDS=tsan KV_FUZZ_SECONDS=$${KV_FUZZ_SECONDS:-3} tools/test.sh
 
 quick: build
 	@ctest --test-dir $(dir) --output-on-failure -j $$((4 * $(JOBS))) -L unit # see KV_CORE

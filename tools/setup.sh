@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs the Debian packages that a target needs and that are missing; prints the line to run when
-# it isn't root. Usage: tools/setup.sh [TARGET]
+# Install the Debian packages that a target needs and that are missing; print the line to run when
+# the caller is not root. Usage: tools/setup.sh [TARGET]
 set -eu
 
 build='build-essential cmake pkg-config libzmq3-dev libmicrohttpd-dev libcurl4-openssl-dev libsystemd-dev libxxhash-dev libcmocka-dev libzstd-dev libssl-dev liburing-dev'
@@ -10,7 +10,7 @@ bench='wrk fio'
 fault='user-mode-linux xfsprogs btrfs-progs e2fsprogs'
 
 case "${1:-build}" in
-    test) wanted="$build $test" ;;
+    test | test-all | test-rest) wanted="$build $test" ;;
     check | format) wanted="$build $check" ;;
     fuzz) wanted="$build clang libclang-rt-dev" ;;
     bench) wanted="$build $bench" ;;
@@ -34,7 +34,7 @@ done
 
 if [ "$(id -u)" != 0 ]; then
     echo "kvasir: packages are missing. Run this, then try again:" >&2
-    echo "  sudo apt-get install --no-install-recommends$missing" >&2
+    echo "  sudo sh -c 'apt-get update && apt-get install --no-install-recommends$missing'" >&2
     exit 1
 fi
 echo "kvasir: installing$missing"
