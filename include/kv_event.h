@@ -43,12 +43,12 @@ KV_API uint64_t kve_hash_block(uint64_t seed, const uint32_t *tokens, size_t n, 
                                size_t n_mm);
 
 /**
- * Local hashes of all full blocks of a prompt. With @eagle, windows of block_size + 1 tokens are
- * hashed at a stride of block_size. @ret has room for n / block_size hashes.
- * Returns their number; 0 when block_size is 0.
+ * Local hashes of all full blocks of a prompt: windows of block_size + @lookahead tokens at a stride
+ * of block_size. Engines that draft ahead (EAGLE, MTP) hash their blocks so. @ret has room for
+ * n / block_size hashes. Returns their number; 0 when block_size is 0.
  */
 KV_API size_t kve_hash_tokens(uint64_t seed, const uint32_t *tokens, size_t n, uint32_t block_size,
-                              bool eagle, uint64_t *ret);
+                              uint32_t lookahead, uint64_t *ret);
 
 /** Rolling sequence hashes: s[0] = local[0], s[i] = xxh3(le64(s[i-1]) || le64(local[i]), 1337). */
 KV_API void kve_sequence_hashes(const uint64_t *local, size_t n, uint64_t *ret);
@@ -61,7 +61,39 @@ enum kve_op_type {
     KVE_OP_STORE,       /* blocks[], parent */
     KVE_OP_STORE_KNOWN, /* hashes[]: blocks known from an earlier store are now in tier too */
     KVE_OP_REMOVE,      /* hashes[] */
-    KVE_OP_CLEAR        /* everything of that rank */
+    KVE_OP_CLEAR        /* everything of that rank and source in tiers */
+};
+
+/**
+ * Whose copies of blocks an operation is about. A publisher may hold several copies of one block in
+ * one source and tier: each store adds one, each removal takes one away.
+ */
+enum kve_source_kind {
+    KVE_SOURCE_MAIN,  /* the publisher's own full attention: always source 0 */
+    KVE_SOURCE_OWNER, /* the same blocks in a cache of another owner (a secondary offloading tier) */
+    KVE_SOURCE_WINDOW /* a cache group that a match needs beside the main one; see need */
+};
+
+/** Longest name of an owner. A longer one is cut and ends in the hash of all of it. */
+#define KVE_MAX_OWNER 63
+
+/** A window without an end: a second full-attention group. */
+#define KVE_NEED_ALL UINT32_MAX
+
+/**
+ * One source of a reader. Sources of kind WINDOW hold no blocks of their own: a match of l blocks
+ * counts only when l is a multiple of @stride and, of the blocks at l, l - stride, l - 2 * stride
+ * ..., the last min(need, l / stride) are in the source, too. All WINDOW sources of one owner
+ * must agree. Their stores are always KVE_OP_STORE_KNOWN, and may come before the store of the
+ * same hashes in source 0.
+ */
+struct kve_source {
+    enum kve_source_kind kind;
+    uint32_t group;  /* WINDOW: the cache group's number */
+    uint32_t window; /* WINDOW: of a sliding window its length in tokens, else 0 */
+    uint32_t need;   /* WINDOW: blocks, 1 or more (1: one recurrent state), or KVE_NEED_ALL */
+    uint32_t stride; /* blocks of the registered size that one block of the group spans; 1 */
+    char owner[KVE_MAX_OWNER + 1]; /* empty: the publisher */
 };
 
 /** One operation; what it points to lives until the reader's next call. */
@@ -74,6 +106,13 @@ struct kve_op {
     const struct kv_block *blocks; /* KVE_OP_STORE */
     const uint64_t *hashes;        /* KVE_OP_STORE_KNOWN, KVE_OP_REMOVE */
     size_t n;
+    uint32_t source;    /* 0: the publisher's own main cache; else see kve_reader_source */
+    uint32_t lookahead; /* KVE_OP_STORE: tokens after each block that its local hash covers, too;
+                         * 0, or 1 and more when the engine drafts ahead (EAGLE, MTP) */
+    uint32_t tiers;     /* KVE_OP_CLEAR: bit 1 << tier of each tier to empty. With source 0 also of
+                         * the WINDOW sources of the publisher, not of other owners' sources */
+    const uint32_t *remaining; /* KVE_OP_REMOVE: for each hash, the copies that source and tier
+                                * still have; NULL when the event doesn't say */
 };
 
 /** Why an event, or part of one, was left out. Names: kve_skip_name. */
@@ -84,12 +123,13 @@ enum kve_skip {
     KVE_SKIP_TOKEN_COUNT,  /* fewer tokens than its blocks need: the blocks that fit are kept; or a
                             * block's worth too many: none is, it can't be told which they are */
     KVE_SKIP_DUPLICATE_HASH, /* a hash twice, or the parent among its own children */
-    KVE_SKIP_GROUP,          /* a cache group other than full attention */
+    KVE_SKIP_GROUP,          /* a cache group of a kind that can't be followed */
     KVE_SKIP_MEDIUM,         /* a storage medium with an unknown name */
     KVE_SKIP_REMOTE,         /* not held by this worker (locality) */
     KVE_SKIP_NAMESPACE,      /* its cache salt can't be told: the parent is unknown or ambiguous; or
                               * can't be remembered (max_salted) */
     KVE_SKIP_TOO_LARGE,      /* over the reader's limits */
+    KVE_SKIP_SOURCE,         /* more owners and groups than a reader tells apart */
     KVE_N_SKIPS
 };
 KV_API const char *kve_skip_name(enum kve_skip skip);
@@ -133,8 +173,14 @@ KV_API void kve_reader_destroy(struct kve_reader *reader);
 KV_API int kve_reader_decode(struct kve_reader *reader, const void *payload, size_t len,
                              struct kve_batch *ret);
 
-/** Forget what was remembered (the publisher restarted). */
+/** Forget what was remembered (the publisher restarted). Sources keep their numbers. */
 KV_API void kve_reader_reset(struct kve_reader *reader);
+
+/**
+ * Describe source @i, as named by an operation of this reader. Returns 0, or -ENOENT when no
+ * operation has named it yet (0 always exists).
+ */
+KV_API int kve_reader_source(const struct kve_reader *reader, uint32_t i, struct kve_source *ret);
 
 /* ---------------------------------------------------------------------------------------------
  * Publishing: ZMQ PUB with sequence numbers, and a ROUTER that replays recent batches.

@@ -136,9 +136,9 @@ static void hash_long_runs(uint64_t seed, const uint32_t *tokens, size_t bytes, 
 #endif
 
 size_t kve_hash_tokens(uint64_t seed, const uint32_t *tokens, size_t n, uint32_t block_size,
-                       bool eagle, uint64_t *ret)
+                       uint32_t lookahead, uint64_t *ret)
 {
-    size_t window = (size_t)block_size + (eagle ? 1 : 0);
+    size_t window = (size_t)block_size + lookahead;
     size_t n_blocks;
 
     if (!block_size || n < window)

@@ -177,7 +177,7 @@ static int take_tokens(struct kv_msgpack *m, struct kve_scratch *scratch, struct
     uint32_t n;
 
     ev->n_tokens = 0;
-    ev->eagle = false;
+    ev->pairs = false;
     if (take_nil(m))
         return 0;
     n = take_array(m);
@@ -185,14 +185,14 @@ static int take_tokens(struct kv_msgpack *m, struct kve_scratch *scratch, struct
         return KVE_SKIP_RC(TOO_LARGE);
     if (!n)
         return verdict(m);
-    if (kve_grow(&scratch->tokens, &scratch->tokens_capacity, (size_t)n + 1,
+    if (kve_grow(&scratch->tokens, &scratch->tokens_capacity, (size_t)n + KVE_MAX_LOOKAHEAD,
                  sizeof(*scratch->tokens)) < 0)
         return -ENOMEM;
     before = m->p;
     first = kv_msgpack_peek(m);
     ev->n_tokens = n;
-    ev->eagle = first == KV_MSGPACK_ARRAY;
-    if (ev->eagle)
+    ev->pairs = first == KV_MSGPACK_ARRAY;
+    if (ev->pairs)
         return take_bigrams(m, n, scratch->tokens) ? 0 : KVE_SKIP_RC(MALFORMED);
     if (first == KV_MSGPACK_UINT) {
         if (KV_LIKELY(kv_msgpack_u32s(m, n, scratch->tokens)))
@@ -250,6 +250,24 @@ static void take_group(struct kv_msgpack *m, struct kve_raw_event *ev)
     ev->has_group = !take_nil(m);
     if (ev->has_group)
         ev->group = take_u64(m);
+}
+
+/* Some publishers write a window of no length as nil, others leave it out or say 0. */
+static void take_window(struct kv_msgpack *m, struct kve_raw_event *ev)
+{
+    ev->window = take_nil(m) ? 0 : take_u64(m);
+}
+
+/* A value that a rule reads later, once the hashes are known. */
+static void take_later(struct kv_msgpack *m, struct kve_raw_value *ret)
+{
+    const uint8_t *before = m->p;
+
+    *ret = (struct kve_raw_value){0};
+    if (take_nil(m))
+        return;
+    kv_msgpack_skip(m);
+    *ret = (struct kve_raw_value){before, m->p};
 }
 
 static void take_rank(struct kv_msgpack *m, struct kve_raw_event *ev)
@@ -317,7 +335,11 @@ enum field {
     FIELD_GROUP,
     FIELD_KIND,
     FIELD_LOCALITY,
-    FIELD_RANK
+    FIELD_RANK,
+    FIELD_WINDOW,
+    FIELD_OWNERSHIP,
+    FIELD_LOOKAHEAD,
+    FIELD_REMAINING
 };
 
 #define IS(text) (memcmp(key.p, text, sizeof(text) - 1) == 0)
@@ -338,6 +360,7 @@ static enum field field_of(struct kv_str key)
         return IS("token_ids")   ? FIELD_TOKENS
                : IS("group_idx") ? FIELD_GROUP
                : IS("lora_name") ? FIELD_LORA_NAME
+               : IS("ownership") ? FIELD_OWNERSHIP
                                  : FIELD_OTHER;
     case 10:
         return IS("block_size")   ? FIELD_BLOCK_SIZE
@@ -353,6 +376,12 @@ static enum field field_of(struct kv_str key)
         return IS("parent_block_hash") ? FIELD_PARENT : FIELD_OTHER;
     case 18:
         return IS("kv_cache_spec_kind") ? FIELD_KIND : FIELD_OTHER;
+    case 19:
+        return IS("lookahead_token_ids") ? FIELD_LOOKAHEAD : FIELD_OTHER;
+    case 21:
+        return IS("remaining_copy_counts") ? FIELD_REMAINING : FIELD_OTHER;
+    case 28:
+        return IS("kv_cache_spec_sliding_window") ? FIELD_WINDOW : FIELD_OTHER;
     default:
         return FIELD_OTHER;
     }
@@ -401,6 +430,18 @@ static void take_field(struct kv_msgpack *m, enum field field, struct kve_raw_ev
         break;
     case FIELD_RANK:
         take_rank(m, ev);
+        break;
+    case FIELD_WINDOW:
+        take_window(m, ev);
+        break;
+    case FIELD_OWNERSHIP:
+        ev->ownership = take_optional_str(m);
+        break;
+    case FIELD_LOOKAHEAD:
+        take_later(m, &ev->lookahead);
+        break;
+    case FIELD_REMAINING:
+        take_later(m, &ev->remaining);
         break;
     default:
         if (!take_nil(m))
@@ -491,7 +532,7 @@ static int read_map(struct kv_msgpack *m, struct kve_scratch *scratch, struct kv
 
 /*
  * What follows the fields that every version has. The order that lasted is
- *     group, kind, sliding window, locality, source kind
+ *     group, kind, sliding window, locality, ownership
  * but for a while any of these, and block_mm_infos before them, came without the others. So: that
  * order when the types fit it, else each element is what its type suggests.
  */
@@ -510,6 +551,15 @@ static bool tail_is_fixed(const struct kv_msgpack *m, uint32_t n)
     return true;
 }
 
+/* A string, nil, or a value of another type that a later version has in this place. */
+static struct kv_str take_str_if_any(struct kv_msgpack *m)
+{
+    if (kv_msgpack_peek(m) == KV_MSGPACK_STR)
+        return kv_msgpack_str(m);
+    kv_msgpack_skip(m);
+    return (struct kv_str){"", 0};
+}
+
 static void take_fixed_tail(struct kv_msgpack *m, uint32_t n, struct kve_raw_event *ev)
 {
     for (uint32_t i = 0; i < n && !kv_msgpack_failed(m); i++) {
@@ -517,8 +567,12 @@ static void take_fixed_tail(struct kv_msgpack *m, uint32_t n, struct kve_raw_eve
             take_group(m, ev);
         else if (i == 1)
             ev->kind = take_optional_str(m);
+        else if (i == 2)
+            take_window(m, ev);
         else if (i == 3)
             ev->locality = take_optional_str(m);
+        else if (i == 4)
+            ev->ownership = take_str_if_any(m);
         else
             kv_msgpack_skip(m);
     }
@@ -535,6 +589,8 @@ static void take_typed_tail(struct kv_msgpack *m, uint32_t n, struct kve_raw_eve
             take_per_block(m, &ev->mm_infos);
         } else if (type == KV_MSGPACK_UINT && !ev->has_group && !strings) {
             take_group(m, ev);
+        } else if (type == KV_MSGPACK_UINT && !ev->window) {
+            take_window(m, ev);
         } else if (type == KV_MSGPACK_STR) {
             struct kv_str s = kv_msgpack_str(m);
 
@@ -542,6 +598,8 @@ static void take_typed_tail(struct kv_msgpack *m, uint32_t n, struct kve_raw_eve
                 ev->kind = s;
             else if (strings == 1)
                 ev->locality = s;
+            else if (strings == 2)
+                ev->ownership = s;
             strings++;
         } else {
             kv_msgpack_skip(m);
@@ -607,6 +665,18 @@ static int read_removed(struct kv_msgpack *m, uint32_t n, struct kve_scratch *sc
     return verdict(m);
 }
 
+/* [tag], [tag, ownership] */
+static int read_cleared(struct kv_msgpack *m, uint32_t n, struct kve_raw_event *ev)
+{
+    for (uint32_t i = 0; i < n && !kv_msgpack_failed(m); i++) {
+        if (i == 0)
+            ev->ownership = take_str_if_any(m);
+        else
+            kv_msgpack_skip(m);
+    }
+    return verdict(m);
+}
+
 static int read_array(struct kv_msgpack *m, struct kve_scratch *scratch, struct kve_raw_event *ev)
 {
     uint32_t n = kv_msgpack_array(m);
@@ -621,6 +691,8 @@ static int read_array(struct kv_msgpack *m, struct kve_scratch *scratch, struct 
         return read_stored(m, n - 1, scratch, ev);
     case KVE_RAW_REMOVED:
         return read_removed(m, n - 1, scratch, ev);
+    case KVE_RAW_CLEARED:
+        return read_cleared(m, n - 1, ev);
     case KVE_RAW_UNKNOWN:
         return KVE_SKIP_RC(UNKNOWN_TYPE);
     default:
@@ -630,11 +702,66 @@ static int read_array(struct kv_msgpack *m, struct kve_scratch *scratch, struct 
     }
 }
 
+/* -- values that wait for the others ----------------------------------------------------------- */
+
+/* One block's tokens of lookahead. They must be those of the next block, where it has come, too. */
+static int take_lookahead(struct kv_msgpack *m, const uint32_t *next, size_t n_next,
+                          uint32_t tokens[KVE_MAX_LOOKAHEAD], uint32_t *ret)
+{
+    uint32_t length = kv_msgpack_array(m);
+
+    if (length > KVE_MAX_LOOKAHEAD)
+        return KVE_SKIP_RC(TOO_LARGE);
+    if (!kv_msgpack_u32s(m, length, tokens))
+        return KVE_SKIP_RC(MALFORMED);
+    if (n_next > length)
+        n_next = length;
+    if (n_next && memcmp(next, tokens, n_next * sizeof(*tokens)) != 0)
+        return KVE_SKIP_RC(MALFORMED);
+    *ret = length;
+    return 0;
+}
+
+int kve_raw_lookahead(const struct kve_raw_event *ev, uint32_t *tokens, size_t n_blocks,
+                      uint32_t block_size, uint32_t *ret)
+{
+    uint32_t length = 0, ahead[KVE_MAX_LOOKAHEAD];
+    struct kv_msgpack m;
+
+    *ret = ev->pairs ? 1 : 0;
+    if (!ev->lookahead.p)
+        return 0;
+    kv_msgpack_init(&m, ev->lookahead.p, (size_t)(ev->lookahead.end - ev->lookahead.p));
+    if (ev->pairs || kv_msgpack_array(&m) != ev->n_hashes)
+        return KVE_SKIP_RC(MALFORMED);
+    for (size_t i = 0; i < n_blocks; i++) {
+        size_t end = (i + 1) * block_size;
+        int rc = take_lookahead(&m, tokens + end, ev->n_tokens - end, ahead, &length);
+
+        if (rc || (i && length != *ret))
+            return rc ? rc : KVE_SKIP_RC(MALFORMED);
+        *ret = length;
+    }
+    memcpy(tokens + n_blocks * block_size, ahead, length * sizeof(*ahead));
+    return 0;
+}
+
+int kve_raw_remaining(const struct kve_raw_event *ev, uint32_t *ret)
+{
+    struct kv_msgpack m;
+
+    kv_msgpack_init(&m, ev->remaining.p, (size_t)(ev->remaining.end - ev->remaining.p));
+    if (kv_msgpack_peek(&m) != KV_MSGPACK_ARRAY || kv_msgpack_array(&m) != ev->n_hashes)
+        return KVE_SKIP_RC(MALFORMED);
+    return kv_msgpack_u32s(&m, (uint32_t)ev->n_hashes, ret) ? 0 : KVE_SKIP_RC(MALFORMED);
+}
+
 int kve_raw_event_read(struct kv_msgpack *m, struct kve_scratch *scratch, struct kve_raw_event *ret)
 {
     memset(ret, 0, sizeof(*ret));
     switch (kv_msgpack_peek(m)) {
     case KV_MSGPACK_MAP:
+        ret->is_map = true;
         return read_map(m, scratch, ret);
     case KV_MSGPACK_ARRAY:
         return read_array(m, scratch, ret);

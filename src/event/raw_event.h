@@ -20,6 +20,9 @@
  */
 #define KVE_SKIP_RC(reason) (1 + (int)KVE_SKIP_##reason)
 
+/** Tokens of lookahead, at most: forms of hashing are told apart by them (see struct kve_op). */
+#define KVE_MAX_LOOKAHEAD 31
+
 enum kve_raw_type {
     KVE_RAW_NONE, /* no type seen */
     KVE_RAW_STORED,
@@ -37,15 +40,17 @@ struct kve_raw_value {
 struct kve_raw_event {
     enum kve_raw_type type;
     bool has_hashes, has_parent, has_block_size, has_group, has_rank;
-    bool eagle; /* tokens came as pairs: there is one more than n_tokens */
+    bool is_map;
+    bool pairs; /* tokens came as pairs: there is one more than n_tokens */
     size_t n_hashes;
     size_t n_tokens;
     uint64_t parent;
     uint64_t block_size;
     uint64_t group;
+    uint64_t window; /* of a sliding window, in tokens; 0: not told */
     uint32_t rank;
-    struct kv_str medium, lora_name, cache_salt, kind, locality; /* empty: none */
-    struct kve_raw_value extra_keys, mm_infos;
+    struct kv_str medium, lora_name, cache_salt, kind, locality, ownership; /* empty: none */
+    struct kve_raw_value extra_keys, mm_infos, lookahead, remaining;
 };
 
 /**
@@ -55,7 +60,7 @@ struct kve_raw_event {
 struct kve_scratch {
     uint64_t *hashes;
     size_t n_hashes, hashes_capacity;
-    uint32_t *tokens;
+    uint32_t *tokens; /* always with room for KVE_MAX_LOOKAHEAD more */
     size_t tokens_capacity;
     size_t max_items; /* limit on hashes and on tokens of one event */
 };
@@ -72,5 +77,16 @@ static inline int kve_grow(void *memory, size_t *capacity, size_t need, size_t b
  */
 int kve_raw_event_read(struct kv_msgpack *m, struct kve_scratch *scratch,
                        struct kve_raw_event *ret);
+
+/**
+ * The tokens after each of the first @n_blocks blocks that its hash covers. @tokens are the event's,
+ * those after the last block are put behind it. Returns 0 with their number for each block, or
+ * KVE_SKIP_RC(...): too many, not the same number for all, or other tokens than the next block's.
+ */
+int kve_raw_lookahead(const struct kve_raw_event *ev, uint32_t *tokens, size_t n_blocks,
+                      uint32_t block_size, uint32_t *ret);
+
+/** Copies that are left of each hash of a removal, when ev->remaining is there. As above. */
+int kve_raw_remaining(const struct kve_raw_event *ev, uint32_t *ret);
 
 #endif

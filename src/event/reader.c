@@ -8,7 +8,8 @@
  *                     |                 |                            |
  *                     `--- skipped and counted by reason ------------'
  *
- * What outlives a batch: which (rank, group) is full attention, and the salts of salted chains.
+ * What outlives a batch: what the cache groups of each rank are, the sources (whose cache an event
+ * is about), and the salts of salted chains.
  */
 #include "kv_event.h"
 
@@ -16,9 +17,9 @@
 #include <strings.h>
 
 #include "event/extra_keys.h"
-#include "event/groups.h"
 #include "event/raw_event.h"
 #include "event/salts.h"
+#include "event/sources.h"
 #include "event/unique.h"
 
 #define DEFAULT_MAX_EVENTS 65536
@@ -41,8 +42,11 @@ struct kve_reader {
     size_t n_ops, ops_capacity, starts_capacity;
     struct kv_block *blocks;
     size_t n_blocks, blocks_capacity;
+    uint32_t *remaining; /* beside scratch.hashes, of the removals that say so */
+    size_t remaining_capacity;
 
-    struct kve_groups groups;
+    struct kve_sources sources;
+    uint32_t engine_tiers; /* bit per tier that the publisher clears together with its device */
     struct kve_salts salts;
 };
 
@@ -59,6 +63,7 @@ const char *kve_skip_name(enum kve_skip skip)
         [KVE_SKIP_REMOTE] = "remote",
         [KVE_SKIP_NAMESPACE] = "namespace",
         [KVE_SKIP_TOO_LARGE] = "too_large",
+        [KVE_SKIP_SOURCE] = "source",
     };
 
     return (unsigned)skip < KVE_N_SKIPS ? names[skip] : "unknown";
@@ -95,6 +100,7 @@ void kve_reader_destroy(struct kve_reader *reader)
     free(reader->ops);
     free(reader->starts);
     free(reader->blocks);
+    free(reader->remaining);
     kve_unique_fini(&reader->unique);
     kve_salts_fini(&reader->salts);
     free(reader);
@@ -102,8 +108,16 @@ void kve_reader_destroy(struct kve_reader *reader)
 
 void kve_reader_reset(struct kve_reader *reader)
 {
-    kve_groups_reset(&reader->groups);
+    kve_sources_reset(&reader->sources);
     kve_salts_reset(&reader->salts);
+}
+
+int kve_reader_source(const struct kve_reader *reader, uint32_t i, struct kve_source *ret)
+{
+    if (i && i >= reader->sources.n)
+        return -ENOENT;
+    *ret = i ? reader->sources.items[i] : (struct kve_source){.kind = KVE_SOURCE_MAIN, .stride = 1};
+    return 0;
 }
 
 /* One huge batch must not keep its memory for good. */
@@ -128,6 +142,8 @@ static void start_batch(struct kve_reader *reader)
     give_back(&reader->locals, &reader->locals_capacity, reader->n_blocks, sizeof(*reader->locals));
     give_back(&scratch->hashes, &scratch->hashes_capacity, scratch->n_hashes + reader->n_blocks,
               sizeof(*scratch->hashes));
+    give_back(&reader->remaining, &reader->remaining_capacity, scratch->n_hashes,
+              sizeof(*reader->remaining));
     give_back(&scratch->tokens, &scratch->tokens_capacity, reader->n_blocks * reader->block_size,
               sizeof(*scratch->tokens));
     give_back(&reader->unique.slots, &reader->unique.capacity, 2 * reader->n_blocks,
@@ -171,19 +187,42 @@ static int tier_of(struct kv_str medium)
     return -1;
 }
 
-/* Rules that stored and removed events share. Returns the tier, or -KVE_SKIP_RC(...). */
-static int common_rules(struct kve_reader *reader, uint32_t rank, const struct kve_raw_event *ev)
+/*
+ * vLLM's clear empties its GPU pool alone; the tiers that it names CPU and STORAGE keep their blocks.
+ * Engines that name their tiers otherwise (SGLang) clear them all.
+ */
+static void note_medium(struct kve_reader *reader, struct kv_str medium, enum kv_tier tier)
 {
-    int tier;
+    if (tier != KV_TIER_DEVICE && !kv_str_eq(medium, "CPU") && !kv_str_eq(medium, "STORAGE"))
+        reader->engine_tiers |= 1u << tier;
+}
+
+/* Rules that stored and removed events share: source and tier. Returns 0 or KVE_SKIP_RC(...). */
+static int common_rules(struct kve_reader *reader, const struct kve_raw_event *ev,
+                        struct kve_op *op)
+{
+    int tier, source;
 
     if (!ev->has_hashes || (ev->has_group && ev->group > UINT32_MAX))
-        return -KVE_SKIP_RC(MALFORMED);
-    if (!kve_groups_is_main(&reader->groups, rank, ev))
-        return -KVE_SKIP_RC(GROUP);
+        return KVE_SKIP_RC(MALFORMED);
+    source = kve_sources_of(&reader->sources, op->rank, ev, reader->block_size);
+    if (source < 0)
+        return -source;
     if (ev->locality.len && !str_is(ev->locality, "LOCAL"))
-        return -KVE_SKIP_RC(REMOTE);
+        return KVE_SKIP_RC(REMOTE);
     tier = tier_of(ev->medium);
-    return tier < 0 ? -KVE_SKIP_RC(MEDIUM) : tier;
+    if (tier < 0)
+        return KVE_SKIP_RC(MEDIUM);
+    if (!source)
+        note_medium(reader, ev->medium, (enum kv_tier)tier);
+    op->source = (uint32_t)source;
+    op->tier = (enum kv_tier)tier;
+    return 0;
+}
+
+static bool is_window(const struct kve_reader *reader, uint32_t source)
+{
+    return source && reader->sources.items[source].kind == KVE_SOURCE_WINDOW;
 }
 
 /* -- operations -------------------------------------------------------------------------------- */
@@ -225,6 +264,8 @@ static void set_pointers(struct kve_reader *reader)
             op->blocks = reader->blocks + reader->starts[i];
         else if (op->type != KVE_OP_CLEAR)
             op->hashes = reader->scratch.hashes + reader->starts[i];
+        if (op->remaining)
+            op->remaining = reader->remaining + reader->starts[i];
     }
 }
 
@@ -272,7 +313,9 @@ static int store_known(struct kve_reader *reader, const struct kve_raw_event *ev
     const uint64_t *hashes = event_hashes(reader);
 
     op->type = KVE_OP_STORE_KNOWN;
-    for (size_t i = 0; i < ev->n_hashes && reader->salts.n; i++) {
+    op->has_parent = false;
+    op->parent = 0;
+    for (size_t i = 0; i < ev->n_hashes && reader->salts.n && !is_window(reader, op->source); i++) {
         const struct kve_salt_entry *entry = kve_salts_find(&reader->salts, op->rank, hashes[i]);
 
         if (entry)
@@ -282,7 +325,7 @@ static int store_known(struct kve_reader *reader, const struct kve_raw_event *ev
 }
 
 static int hash_with_extras(struct kve_reader *reader, const struct kve_raw_event *ev,
-                            uint64_t seed, size_t n)
+                            uint64_t seed, size_t n, uint32_t lookahead)
 {
     uint64_t mm[KVE_MAX_MM];
     struct kve_extra_walk walk;
@@ -293,24 +336,27 @@ static int hash_with_extras(struct kve_reader *reader, const struct kve_raw_even
 
         if (n_mm < 0)
             return KVE_SKIP_RC(TOO_LARGE);
-        reader->locals[i] =
-            kve_hash_block(seed, reader->scratch.tokens + i * reader->block_size,
-                           reader->block_size + (ev->eagle ? 1u : 0u), mm, (size_t)n_mm);
+        reader->locals[i] = kve_hash_block(seed, reader->scratch.tokens + i * reader->block_size,
+                                           reader->block_size + lookahead, mm, (size_t)n_mm);
     }
     return 0;
 }
 
 static int hash_blocks(struct kve_reader *reader, const struct kve_raw_event *ev, uint64_t seed,
-                       size_t n)
+                       size_t n, uint32_t *ret_lookahead)
 {
+    int rc = kve_raw_lookahead(ev, reader->scratch.tokens, n, reader->block_size, ret_lookahead);
+
+    if (rc)
+        return rc;
     if (kve_grow(&reader->locals, &reader->locals_capacity, n, sizeof(*reader->locals)) < 0 ||
         kve_grow(&reader->blocks, &reader->blocks_capacity, reader->n_blocks + n,
                  sizeof(*reader->blocks)) < 0)
         return -ENOMEM;
     if (ev->extra_keys.p || ev->mm_infos.p)
-        return hash_with_extras(reader, ev, seed, n);
-    kve_hash_tokens(seed, reader->scratch.tokens, n * reader->block_size + (ev->eagle ? 1u : 0u),
-                    reader->block_size, ev->eagle, reader->locals);
+        return hash_with_extras(reader, ev, seed, n, *ret_lookahead);
+    kve_hash_tokens(seed, reader->scratch.tokens, n * reader->block_size + *ret_lookahead,
+                    reader->block_size, *ret_lookahead, reader->locals);
     return 0;
 }
 
@@ -342,7 +388,7 @@ static int store_blocks(struct kve_reader *reader, const struct kve_raw_event *e
     if (rc)
         return rc == -ENOSPC ? KVE_SKIP_RC(NAMESPACE) : rc;
     seed = kve_seed(ev->lora_name.p, ev->lora_name.len, NULL, 0) + salt;
-    rc = hash_blocks(reader, ev, seed, n);
+    rc = hash_blocks(reader, ev, seed, n, &op->lookahead);
     if (rc)
         return rc;
     op->n = n;
@@ -360,16 +406,16 @@ static int store_blocks(struct kve_reader *reader, const struct kve_raw_event *e
 static int add_stored(struct kve_reader *reader, const struct kve_raw_event *ev, struct kve_op *op)
 {
     const uint64_t *hashes = event_hashes(reader);
-    int tier = common_rules(reader, op->rank, ev), short_of, rc;
+    int rc = common_rules(reader, ev, op), short_of;
+    bool window = !rc && is_window(reader, op->source);
     size_t n;
 
-    if (tier < 0)
-        return -tier;
-    op->tier = (enum kv_tier)tier;
+    if (rc)
+        return rc;
     op->type = KVE_OP_STORE;
     op->has_parent = ev->has_parent;
     op->parent = ev->parent;
-    if (ev->block_size != reader->block_size && (ev->block_size || ev->n_tokens))
+    if (!window && ev->block_size != reader->block_size && (ev->block_size || ev->n_tokens))
         return KVE_SKIP_RC(BLOCK_SIZE);
     if (!ev->n_hashes)
         return 0;
@@ -377,11 +423,9 @@ static int add_stored(struct kve_reader *reader, const struct kve_raw_event *ev,
                           ev->n_hashes);
     if (rc <= 0)
         return rc ? rc : KVE_SKIP_RC(DUPLICATE_HASH);
-    if (!ev->n_tokens) {
-        op->has_parent = false;
-        op->parent = 0;
+    /* A window's event leaves blocks out, so its tokens don't tell whose they are: its hashes do. */
+    if (window || !ev->n_tokens)
         return store_known(reader, ev, op);
-    }
     short_of = covered_blocks(reader, ev, &n);
     rc = n ? store_blocks(reader, ev, op, n) : 0;
     return rc ? rc : short_of;
@@ -389,24 +433,49 @@ static int add_stored(struct kve_reader *reader, const struct kve_raw_event *ev,
 
 /* -- removed, cleared -------------------------------------------------------------------------- */
 
+/* The copies that are left, beside the hashes in the scratch. Returns 0, KVE_SKIP_RC(...), -ENOMEM. */
+static int take_remaining(struct kve_reader *reader, const struct kve_raw_event *ev,
+                          struct kve_op *op)
+{
+    static const uint32_t told; /* set_pointers puts the place here, which moves until then */
+    size_t start = reader->scratch.n_hashes;
+
+    if (!ev->remaining.p || !ev->n_hashes)
+        return 0;
+    if (kve_grow(&reader->remaining, &reader->remaining_capacity, start + ev->n_hashes,
+                 sizeof(*reader->remaining)) < 0)
+        return -ENOMEM;
+    op->remaining = &told;
+    return kve_raw_remaining(ev, reader->remaining + start);
+}
+
 static int add_removed(struct kve_reader *reader, const struct kve_raw_event *ev, struct kve_op *op)
 {
     const uint64_t *hashes = event_hashes(reader);
-    int tier = common_rules(reader, op->rank, ev);
+    int rc = common_rules(reader, ev, op);
 
-    if (tier < 0)
-        return -tier;
-    op->tier = (enum kv_tier)tier;
     op->type = KVE_OP_REMOVE;
-    for (size_t i = 0; i < ev->n_hashes && reader->salts.n; i++)
+    if (!rc)
+        rc = take_remaining(reader, ev, op);
+    if (rc)
+        return rc;
+    for (size_t i = 0; i < ev->n_hashes && reader->salts.n && !is_window(reader, op->source); i++)
         kve_salts_remove(&reader->salts, op->rank, hashes[i], op->tier);
     return add_hashes_op(reader, op, ev->n_hashes);
 }
 
-static int add_cleared(struct kve_reader *reader, struct kve_op *op)
+/* Another owner's clear empties all of its tiers; the publisher's, those that its engine means. */
+static int add_cleared(struct kve_reader *reader, const struct kve_raw_event *ev, struct kve_op *op)
 {
+    int source = kve_sources_owner(&reader->sources, ev->ownership);
+
+    if (source < 0)
+        return -source;
     op->type = KVE_OP_CLEAR;
-    kve_salts_clear(&reader->salts, op->rank);
+    op->source = (uint32_t)source;
+    op->tiers = source ? (1u << KV_N_TIERS) - 1 : 1u << KV_TIER_DEVICE | reader->engine_tiers;
+    if (!source)
+        kve_salts_clear(&reader->salts, op->rank);
     return add_op(reader, op, 0);
 }
 
@@ -434,7 +503,7 @@ static int read_event(struct kve_reader *reader, struct kv_msgpack *m, uint32_t 
     case KVE_RAW_REMOVED:
         return add_removed(reader, &ev, &op);
     case KVE_RAW_CLEARED:
-        return add_cleared(reader, &op);
+        return add_cleared(reader, &ev, &op);
     case KVE_RAW_IGNORED:
         return 0;
     case KVE_RAW_UNKNOWN:

@@ -106,6 +106,10 @@ enum ki_applied ki_applier_apply(struct ki_applier *a, struct kvi_index *index, 
     for (size_t i = 0; i < batch.n_ops; i++) {
         const struct kve_op *op = &batch.ops[i];
 
+        if (op->source) { /* the index keeps the publisher's main cache alone */
+            a->stats.other_sources += op->n;
+            continue;
+        }
         if (!ki_applier_note_rank(a, op->rank)) {
             a->stats.rejected++;
             result = KI_APPLIED_PART;

@@ -15,6 +15,7 @@
 struct ki_apply_stats {
     uint64_t batches, events, blocks, bytes;
     uint64_t orphans, rejected, malformed;
+    uint64_t other_sources; /* blocks of other owners and of window groups: not applied */
     uint64_t skipped[KVE_N_SKIPS];
 };
 

@@ -501,47 +501,268 @@ static void test_groups_in_arrays(void **state)
     expect_op(KVE_OP_REMOVE, KV_TIER_DEVICE, 1);
 }
 
+/* The only source of the last operation. */
+static struct kve_source source_of_op(void)
+{
+    struct kve_source source;
+
+    assert_int_equal(kve_reader_source(reader, batch.ops[0].source, &source), 0);
+    return source;
+}
+
+static void expect_window(uint32_t group, uint32_t window, uint32_t need, uint32_t stride)
+{
+    const struct kve_op *op = expect_op(KVE_OP_STORE_KNOWN, KV_TIER_DEVICE, 1);
+    struct kve_source source = source_of_op();
+
+    assert_true(op->source > 0);
+    assert_int_equal(source.kind, KVE_SOURCE_WINDOW);
+    assert_int_equal(source.group, group);
+    assert_int_equal(source.window, window);
+    assert_int_equal(source.need, need);
+    assert_int_equal(source.stride, stride);
+    assert_string_equal(source.owner, "");
+}
+
 static void test_kinds(void **state)
 {
     static const struct {
         const char *tail;
-        bool is_main;
+        enum { MAIN, WINDOW, SKIPPED } is;
+        uint32_t group, window, need;
     } tails[] = {
-        {"0, 'full_attention', nil", true},
-        {"1, 'mla_attention', nil", true},
-        {"nil, 'sink_full_attention', nil", true},
-        {"0, 'mamba', nil", false}, /* the kind counts, not the number */
-        {"0, 'sliding_window', 1024", false},
-        {"nil, 'sliding_window_mla', 128", false},
-        {"0, 'chunked_local_attention'", false},
-        {"0, 'unknown'", false},
-        {"'full_attention'", true}, /* without a slot for the group */
-        {"'mamba'", false},
-        {"'full_attention', 0", true},
-        {"nil, nil, nil", true},
-        {"nil, nil, 1024", true},
-        {"[nil], 0, 'mamba'", false}, /* block_mm_infos before it */
-        {"nil, 0, 'mamba'", false},
-        {"[nil], 0", true},
-        {"[nil], 2", false},
-        {"0, 'full_attention', nil, 'LOCAL', 'vllm', 'and', ['more']", true},
+        {"0, 'full_attention', nil", MAIN, 0, 0, 0},
+        {"1, 'mla_attention', nil", MAIN, 0, 0, 0},
+        {"nil, 'sink_full_attention', nil", MAIN, 0, 0, 0},
+        {"0, 'mamba', nil", WINDOW, 0, 0, 1}, /* the kind counts, not the number */
+        {"0, 'sliding_window', 1024", WINDOW, 0, 1024, 256},
+        {"3, 'sliding_window', 1025", WINDOW, 3, 1025, 256},
+        {"3, 'sliding_window', 1026", WINDOW, 3, 1026, 257},
+        {"3, 'sliding_window', 1", WINDOW, 3, 1, 1},
+        {"3, 'sliding_window', 2", WINDOW, 3, 2, 1},
+        {"nil, 'sliding_window_mla', 128", WINDOW, 0, 128, 32},
+        {"0, 'sliding_window', nil", SKIPPED, 0, 0, 0},
+        {"0, 'chunked_local_attention'", SKIPPED, 0, 0, 0},
+        {"0, 'unknown'", SKIPPED, 0, 0, 0},
+        {"'full_attention'", MAIN, 0, 0, 0}, /* without a slot for the group */
+        {"'mamba'", WINDOW, 0, 0, 1},
+        {"'full_attention', 0", MAIN, 0, 0, 0},
+        {"nil, nil, nil", MAIN, 0, 0, 0},
+        {"nil, nil, 1024", MAIN, 0, 0, 0},
+        {"[nil], 0, 'mamba'", WINDOW, 0, 0, 1}, /* block_mm_infos before it */
+        {"nil, 0, 'mamba'", WINDOW, 0, 0, 1},
+        {"[nil], 1, 'sliding_window', 9", WINDOW, 1, 9, 2},
+        {"[nil], 0", MAIN, 0, 0, 0},
+        {"[nil], 2", SKIPPED, 0, 0, 0},
+        {"0, 'full_attention', nil, 'LOCAL', 'vllm', 'and', ['more']", MAIN, 0, 0, 0},
     };
 
     (void)state;
     for (size_t i = 0; i < KV_COUNT(tails); i++) {
         use_reader(NULL);
         event(STORED_1 ", nil, 'GPU', nil, nil, %s]", tails[i].tail);
-        if (tails[i].is_main)
-            expect_op(KVE_OP_STORE, KV_TIER_DEVICE, 1);
+        if (tails[i].is == MAIN)
+            assert_int_equal(expect_op(KVE_OP_STORE, KV_TIER_DEVICE, 1)->source, 0);
+        else if (tails[i].is == WINDOW)
+            expect_window(tails[i].group, tails[i].window, tails[i].need, 1);
         else
             expect_none(KVE_SKIP_GROUP);
     }
     use_reader(NULL);
     event(MAP_1 ", 'kv_cache_spec_kind': 'mamba', 'group_idx': 0}");
-    expect_none(KVE_SKIP_GROUP);
+    expect_window(0, 0, 1, 1);
     event(MAP_1 ", 'kv_cache_spec_kind': 'full_attention', 'group_idx': 3}");
     expect_op(KVE_OP_STORE, KV_TIER_DEVICE, 1);
 }
+
+/* A window's event names its blocks by their hashes alone: its tokens cover left-out blocks, too. */
+static void test_window_groups(void **state)
+{
+    (void)state;
+    event("{'type': 'BlockStored', 'block_hashes': [2], 'parent_block_hash': nil, 'block_size': 4, "
+          "'token_ids': [1,2,3,4,5,6,7,8], 'group_idx': 1, 'kv_cache_spec_kind': 'sliding_window', "
+          "'kv_cache_spec_sliding_window': 6}");
+    expect_window(1, 6, 2, 1);
+    assert_true(batch.ops[0].hashes[0] == 2);
+    /* A block of three registered ones. */
+    event("{'type': 'BlockStored', 'block_hashes': [3], 'block_size': 12, "
+          "'token_ids': [1,2,3,4,5,6,7,8,9,10,11,12], 'group_idx': 2, "
+          "'kv_cache_spec_kind': 'mamba'}");
+    expect_window(2, 0, 1, 3);
+    event("{'type': 'BlockStored', 'block_hashes': [3], 'block_size': 6, "
+          "'token_ids': [1,2,3,4,5,6], 'group_idx': 3, 'kv_cache_spec_kind': 'mamba'}");
+    expect_none(KVE_SKIP_GROUP);
+    /* Removals name the group alone, offloaded copies neither tokens nor a size. */
+    event("{'type': 'BlockRemoved', 'block_hashes': [3], 'medium': 'GPU', 'group_idx': 2}");
+    assert_int_equal(expect_op(KVE_OP_REMOVE, KV_TIER_DEVICE, 1)->source, 2);
+    event("{'type': 'BlockStored', 'block_hashes': [3], 'block_size': 0, 'token_ids': [], "
+          "'medium': 'CPU', 'group_idx': 2}");
+    assert_int_equal(expect_op(KVE_OP_STORE_KNOWN, KV_TIER_HOST, 1)->source, 2);
+    /* A second full-attention group must hold all of a match. */
+    event(MAP_1 ", 'kv_cache_spec_kind': 'full_attention', 'group_idx': 5}");
+    assert_int_equal(expect_op(KVE_OP_STORE, KV_TIER_DEVICE, 1)->source, 0);
+    event(MAP_1 ", 'kv_cache_spec_kind': 'full_attention', 'group_idx': 0}");
+    expect_window(0, 0, KVE_NEED_ALL, 1);
+    event("{'type': 'BlockRemoved', 'block_hashes': [1], 'medium': 'GPU', 'group_idx': 5}");
+    assert_int_equal(expect_op(KVE_OP_REMOVE, KV_TIER_DEVICE, 1)->source, 0);
+}
+
+/* -- owners ------------------------------------------------------------------------------------ */
+
+static void expect_owner(uint32_t number, const char *name)
+{
+    struct kve_source source = source_of_op();
+
+    assert_int_equal(batch.ops[0].source, number);
+    assert_int_equal(source.kind, number ? KVE_SOURCE_OWNER : KVE_SOURCE_MAIN);
+    assert_int_equal(source.stride, 1);
+    assert_string_equal(source.owner, name);
+}
+
+static void test_owners_are_apart(void **state)
+{
+    struct kve_source source;
+
+    (void)state;
+    assert_int_equal(kve_reader_source(reader, 0, &source), 0);
+    assert_int_equal(source.kind, KVE_SOURCE_MAIN);
+    assert_int_equal(kve_reader_source(reader, 1, &source), -ENOENT);
+    event(MAP_1 ", 'medium': 'CPU', 'ownership': 'mooncake'}");
+    expect_owner(1, "mooncake");
+    event(MAP_1 ", 'medium': 'CPU', 'ownership': nil}");
+    expect_owner(0, "");
+    event("{'type': 'BlockRemoved', 'block_hashes': [1], 'medium': 'CPU', 'ownership': 'kvcr'}");
+    expect_owner(2, "kvcr");
+    event(STORED_1 ", nil, 'CPU', nil, nil, 0, 'full_attention', nil, 'LOCAL', 'mooncake']");
+    expect_owner(1, "mooncake");
+    event("['BlockRemoved', [1], 'CPU', 0, 'full_attention', nil, nil, 'kvcr']");
+    expect_owner(2, "kvcr");
+    event("['BlockRemoved', [1], 'CPU', 0, 'full_attention', nil, nil, 7]");
+    expect_owner(0, "");
+    event("{'type': 'BlockRemoved', 'block_hashes': [1], 'medium': 'CPU', 'ownership': 'a name of "
+          "so many characters that the rest of it would not fit into it'}");
+    assert_int_equal(strlen(source_of_op().owner), KVE_MAX_OWNER);
+    event("{'type': 'BlockRemoved', 'block_hashes': [1], 'medium': 'CPU', 'ownership': 'a name of "
+          "so many characters that the rest of it would not fit into the'}");
+    assert_int_equal(batch.ops[0].source, 4);
+    kve_reader_reset(reader);
+    event(MAP_1 ", 'medium': 'CPU', 'ownership': 'kvcr'}");
+    expect_owner(2, "kvcr");
+}
+
+static void test_too_many_owners(void **state)
+{
+    (void)state;
+    for (unsigned i = 1; i < 64; i++) {
+        event("{'type': 'BlockRemoved', 'block_hashes': [1], 'ownership': 'o%u'}", i);
+        assert_int_equal(batch.ops[0].source, i);
+    }
+    event("{'type': 'BlockRemoved', 'block_hashes': [1], 'ownership': 'one more'}");
+    expect_none(KVE_SKIP_SOURCE);
+    event("{'type': 'AllBlocksCleared', 'ownership': 'one more'}");
+    expect_none(KVE_SKIP_SOURCE);
+    event("{'type': 'BlockRemoved', 'block_hashes': [1], 'ownership': 'o63'}");
+    expect_owner(63, "o63");
+}
+
+static void expect_clear(uint32_t source, uint32_t tiers)
+{
+    const struct kve_op *op = expect_op(KVE_OP_CLEAR, KV_TIER_DEVICE, 0);
+
+    assert_int_equal(op->source, source);
+    assert_int_equal(op->tiers, tiers);
+}
+
+static void test_clears(void **state)
+{
+    enum { DEVICE = 1 << KV_TIER_DEVICE, HOST = 1 << KV_TIER_HOST, ALL = (1 << KV_N_TIERS) - 1 };
+
+    (void)state;
+    event("{'type': 'AllBlocksCleared', 'ownership': 'mooncake'}");
+    expect_clear(1, ALL);
+    event("['AllBlocksCleared', 'mooncake']");
+    expect_clear(1, ALL);
+    event("['AllBlocksCleared']");
+    expect_clear(0, DEVICE);
+    /* vLLM's reset empties its GPU pool alone, SGLang's flush its tiers. */
+    event(MAP_1 ", 'medium': 'CPU'}");
+    event(MAP_1 ", 'medium': 'STORAGE'}");
+    event("{'type': 'AllBlocksCleared'}");
+    expect_clear(0, DEVICE);
+    event(MAP_1 ", 'medium': 'CPU_PINNED'}");
+    event("['AllBlocksCleared', nil]");
+    expect_clear(0, DEVICE | HOST);
+    event(MAP_1 ", 'medium': 'DISK', 'ownership': 'x'}");
+    event("['AllBlocksCleared', 7]");
+    expect_clear(0, DEVICE | HOST);
+}
+
+static void test_remaining_copies(void **state)
+{
+    const struct kve_op *op;
+
+    (void)state;
+    assert_int_equal(
+        decode("[1.5, [['BlockRemoved', [7]], "
+               "{'type': 'BlockRemoved', 'remaining_copy_counts': [0, 3], 'block_hashes': [1, 2]}, "
+               "{'type': 'BlockRemoved', 'block_hashes': [4], 'remaining_copy_counts': [1]}, "
+               "{'type': 'BlockRemoved', 'block_hashes': [4], 'remaining_copy_counts': nil}], 0]"),
+        0);
+    op = batch.ops;
+    assert_int_equal(batch.n_ops, 4);
+    assert_null(op[0].remaining);
+    assert_int_equal(op[1].remaining[0], 0);
+    assert_int_equal(op[1].remaining[1], 3);
+    assert_int_equal(op[2].remaining[0], 1);
+    assert_null(op[3].remaining);
+    event("{'type': 'BlockRemoved', 'block_hashes': [4], 'remaining_copy_counts': [1, 2]}");
+    expect_none(KVE_SKIP_MALFORMED);
+    event("{'type': 'BlockRemoved', 'block_hashes': [4], 'remaining_copy_counts': ['1']}");
+    expect_none(KVE_SKIP_MALFORMED);
+    event("{'type': 'BlockRemoved', 'block_hashes': [4], 'remaining_copy_counts': 1}");
+    expect_none(KVE_SKIP_MALFORMED);
+}
+
+/* -- lookahead --------------------------------------------------------------------------------- */
+
+#define AHEAD                                                                          \
+    "{'type': 'BlockStored', 'block_hashes': [1, 2], 'token_ids': [1,2,3,4,5,6,7,8], " \
+    "'block_size': 4, 'lookahead_token_ids': "
+
+static void test_lookahead(void **state)
+{
+    const struct kve_op *op;
+
+    (void)state;
+    event(AHEAD "[[5], [9]]}");
+    op = expect_op(KVE_OP_STORE, KV_TIER_DEVICE, 2);
+    assert_int_equal(op->lookahead, 1);
+    assert_true(op->blocks[0].tokens_hash == kve_hash_block(KVE_SEED, one_to_8, 5, NULL, 0));
+    assert_true(op->blocks[1].tokens_hash == kve_hash_block(KVE_SEED, one_to_8 + 4, 5, NULL, 0));
+    event(AHEAD "[[5,6,7,8,9], [9,10,11,12,13]]}");
+    op = expect_op(KVE_OP_STORE, KV_TIER_DEVICE, 2);
+    assert_int_equal(op->lookahead, 5);
+    assert_true(op->blocks[0].tokens_hash == kve_hash_block(KVE_SEED, one_to_8, 9, NULL, 0));
+    event(AHEAD "nil}");
+    assert_int_equal(expect_op(KVE_OP_STORE, KV_TIER_DEVICE, 2)->lookahead, 0);
+    event(AHEAD "[[], []]}");
+    assert_int_equal(expect_op(KVE_OP_STORE, KV_TIER_DEVICE, 2)->lookahead, 0);
+    event("['BlockStored', [1], nil, [[1,2],[2,3],[3,4],[4,5]], 4]");
+    assert_int_equal(expect_op(KVE_OP_STORE, KV_TIER_DEVICE, 1)->lookahead, 1);
+    event(AHEAD "[[5]]}"); /* one list for two blocks */
+    expect_none(KVE_SKIP_MALFORMED);
+    event(AHEAD "[[5], [9, 10]]}");
+    expect_none(KVE_SKIP_MALFORMED);
+    event(AHEAD "[[6], [9]]}"); /* the next block says otherwise */
+    expect_none(KVE_SKIP_MALFORMED);
+    event(AHEAD "[['5'], [9]]}");
+    expect_none(KVE_SKIP_MALFORMED);
+    event(AHEAD "5}");
+    expect_none(KVE_SKIP_MALFORMED);
+    event(AHEAD "[[5,6,7,8,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1], [9]]}");
+    expect_none(KVE_SKIP_TOO_LARGE);
+}
+#undef AHEAD
 
 static void test_groups_are_learned_per_rank(void **state)
 {
@@ -577,9 +798,9 @@ static void test_group_0_may_be_another(void **state)
 {
     (void)state;
     event(MAP_1 ", 'group_idx': 0, 'kv_cache_spec_kind': 'mamba'}");
-    expect_none(KVE_SKIP_GROUP);
+    expect_window(0, 0, 1, 1);
     event("['BlockRemoved', [1], nil, 0]");
-    expect_none(KVE_SKIP_GROUP);
+    assert_int_equal(expect_op(KVE_OP_REMOVE, KV_TIER_DEVICE, 1)->source, 1);
     event(MAP_1 ", 'group_idx': 0, 'kv_cache_spec_kind': 'full_attention'}");
     event("['BlockRemoved', [1], nil, 0]");
     expect_op(KVE_OP_REMOVE, KV_TIER_DEVICE, 1);
@@ -589,13 +810,13 @@ static void test_many_groups(void **state)
 {
     (void)state;
     for (unsigned i = 1; i < 1000; i++) {
-        event(MAP_1 ", 'group_idx': %u, 'kv_cache_spec_kind': 'mla_attention'}", i);
+        event(MAP_1 ", 'group_idx': 7, 'dp_rank': %u, 'kv_cache_spec_kind': 'mla_attention'}", i);
         expect_op(KVE_OP_STORE, KV_TIER_DEVICE, 1);
     }
-    event("['BlockRemoved', [1], nil, 100]");
+    event("{'type': 'BlockRemoved', 'block_hashes': [1], 'group_idx': 7, 'dp_rank': 100}");
     expect_op(KVE_OP_REMOVE, KV_TIER_DEVICE, 1);
-    event("['BlockRemoved', [1], nil, 999]"); /* more than are remembered */
-    expect_none(KVE_SKIP_GROUP);
+    event("{'type': 'BlockRemoved', 'block_hashes': [1], 'group_idx': 7, 'dp_rank': 999}");
+    expect_none(KVE_SKIP_GROUP); /* more than are remembered */
 }
 
 /* -- everything together ----------------------------------------------------------------------- */
@@ -675,6 +896,12 @@ int main(void)
         T(test_rank_of_an_event),
         T(test_groups_in_arrays),
         T(test_kinds),
+        T(test_window_groups),
+        T(test_owners_are_apart),
+        T(test_too_many_owners),
+        T(test_clears),
+        T(test_remaining_copies),
+        T(test_lookahead),
         T(test_groups_are_learned_per_rank),
         T(test_removes_do_not_teach),
         T(test_group_0_may_be_another),

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "event/sources.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/xxh.h"
+
+#define HASH_DIGITS 16
+
+void kve_sources_reset(struct kve_sources *sources)
+{
+    sources->n_groups = 0;
+}
+
+/* -- groups ------------------------------------------------------------------------------------ */
+
+static bool is_main_kind(struct kv_str kind)
+{
+    return kv_str_eq(kind, "full_attention") || kv_str_eq(kind, "mla_attention") ||
+           kv_str_eq(kind, "sink_full_attention");
+}
+
+static bool is_window_kind(struct kv_str kind)
+{
+    return kv_str_eq(kind, "sliding_window") || kv_str_eq(kind, "sliding_window_mla");
+}
+
+static struct kve_group *find_group(struct kve_sources *sources, uint32_t rank, uint32_t group)
+{
+    for (size_t i = 0; i < sources->n_groups; i++) {
+        if (sources->groups[i].group == group && sources->groups[i].rank == rank)
+            return &sources->groups[i];
+    }
+    return NULL;
+}
+
+/* Whether another group of @rank was learned as full attention before @group. */
+static bool has_other_main(const struct kve_sources *sources, uint32_t rank, uint32_t group)
+{
+    for (size_t i = 0; i < sources->n_groups; i++) {
+        const struct kve_group *g = &sources->groups[i];
+
+        if (g->rank == rank && g->is_main)
+            return g->group != group;
+    }
+    return false;
+}
+
+/*
+ * How many blocks of the registered size one block of the group spans; 0 when no whole number. An
+ * event without tokens has no block size, and is of the size learned before, or of the usual one.
+ */
+static uint32_t stride_of(const struct kve_raw_event *ev, const struct kve_group *known,
+                          uint32_t block_size)
+{
+    if (ev->type != KVE_RAW_STORED || !ev->block_size)
+        return known ? known->stride : 1;
+    if (ev->block_size % block_size || ev->block_size / block_size > UINT32_MAX)
+        return 0;
+    return (uint32_t)(ev->block_size / block_size);
+}
+
+/* ceil((window - 1) / block): the blocks before a position that its attention reads; at least 1. */
+static uint32_t need_of(uint64_t window, uint64_t block)
+{
+    uint64_t need = window > 1 ? (window - 2) / block + 1 : 1;
+
+    return need < KVE_NEED_ALL ? (uint32_t)need : KVE_NEED_ALL - 1;
+}
+
+/* What the event's own kind says about its group. */
+static struct kve_group described(struct kve_sources *sources, uint32_t rank,
+                                  const struct kve_raw_event *ev, const struct kve_group *known,
+                                  uint32_t block_size)
+{
+    struct kve_group g = {.rank = rank, .group = (uint32_t)ev->group};
+
+    g.stride = stride_of(ev, known, block_size);
+    if (is_main_kind(ev->kind)) {
+        g.is_main = !ev->has_group || !has_other_main(sources, rank, g.group);
+        g.is_window = !g.is_main;
+        g.need = g.is_window ? KVE_NEED_ALL : 0;
+    } else if (is_window_kind(ev->kind) && ev->window && ev->window <= UINT32_MAX) {
+        g.is_window = g.stride > 0;
+        g.window = (uint32_t)ev->window;
+        g.need = g.stride ? need_of(ev->window, (uint64_t)g.stride * block_size) : 0;
+    } else if (kv_str_eq(ev->kind, "mamba")) {
+        g.is_window = g.stride > 0;
+        g.need = 1;
+    }
+    return g;
+}
+
+static void learn(struct kve_sources *sources, struct kve_group *known, const struct kve_group *g)
+{
+    if (known)
+        *known = *g;
+    else if (sources->n_groups < KVE_MAX_GROUPS)
+        sources->groups[sources->n_groups++] = *g;
+}
+
+/* The group of an event: as its kind says, as learned, or by its number alone. */
+static struct kve_group group_of(struct kve_sources *sources, uint32_t rank,
+                                 const struct kve_raw_event *ev, uint32_t block_size)
+{
+    struct kve_group *known = ev->has_group ? find_group(sources, rank, (uint32_t)ev->group) : NULL;
+
+    if (ev->kind.len) {
+        struct kve_group g = described(sources, rank, ev, known, block_size);
+
+        if (ev->has_group && ev->type == KVE_RAW_STORED)
+            learn(sources, known, &g);
+        return g;
+    }
+    if (known)
+        return *known;
+    return (struct kve_group){
+        .rank = rank, .group = (uint32_t)ev->group, .is_main = !ev->has_group || ev->group == 0};
+}
+
+/* -- sources ----------------------------------------------------------------------------------- */
+
+/* A name as it is kept: one that is too long ends in the hash of all of it. */
+static void put_owner(char to[KVE_MAX_OWNER + 1], struct kv_str owner)
+{
+    size_t len = owner.len <= KVE_MAX_OWNER ? owner.len : KVE_MAX_OWNER - HASH_DIGITS;
+
+    memset(to, 0, KVE_MAX_OWNER + 1);
+    if (len)
+        memcpy(to, owner.p, len);
+    if (len < owner.len)
+        snprintf(to + len, HASH_DIGITS + 1, "%016" PRIx64, kv_xxh64(owner.p, owner.len, 0));
+}
+
+static bool same_source(const struct kve_source *a, const struct kve_source *b)
+{
+    return a->kind == b->kind && a->group == b->group && a->window == b->window &&
+           a->need == b->need && a->stride == b->stride && strcmp(a->owner, b->owner) == 0;
+}
+
+static int number_of(struct kve_sources *sources, const struct kve_source *source)
+{
+    if (!sources->n)
+        sources->items[sources->n++] = (struct kve_source){.kind = KVE_SOURCE_MAIN, .stride = 1};
+    for (uint32_t i = 0; i < sources->n; i++) {
+        if (same_source(&sources->items[i], source))
+            return (int)i;
+    }
+    if (sources->n == KVE_MAX_SOURCES)
+        return -KVE_SKIP_RC(SOURCE);
+    sources->items[sources->n] = *source;
+    return (int)sources->n++;
+}
+
+int kve_sources_owner(struct kve_sources *sources, struct kv_str owner)
+{
+    struct kve_source source = {.kind = KVE_SOURCE_OWNER, .stride = 1};
+
+    if (!owner.len)
+        return 0;
+    put_owner(source.owner, owner);
+    return number_of(sources, &source);
+}
+
+/*
+ * The owner of an event's blocks; empty: the publisher. In arrays another field, the kind of the
+ * publisher, stood in the owner's place once: on the device, where no secondary tier is, that one.
+ */
+static struct kv_str owner_of(const struct kve_raw_event *ev)
+{
+    bool device = !ev->medium.len || kv_str_eq(ev->medium, "GPU");
+
+    return !ev->is_map && device ? (struct kv_str){"", 0} : ev->ownership;
+}
+
+int kve_sources_of(struct kve_sources *sources, uint32_t rank, const struct kve_raw_event *ev,
+                   uint32_t block_size)
+{
+    struct kve_source source = {.kind = KVE_SOURCE_WINDOW};
+    struct kve_group g = group_of(sources, rank, ev, block_size);
+
+    if (g.is_main)
+        return kve_sources_owner(sources, owner_of(ev));
+    if (!g.is_window)
+        return -KVE_SKIP_RC(GROUP);
+    source.group = g.group;
+    source.window = g.window;
+    source.need = g.need;
+    source.stride = g.stride;
+    put_owner(source.owner, owner_of(ev));
+    return number_of(sources, &source);
+}
