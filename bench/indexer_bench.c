@@ -3,7 +3,7 @@
  * Several indexers side by side, each a process of its own that speaks the HTTP interface of
  * kv-indexer and Dynamo: the same client, the same publishers, the same requests, in turns.
  *
- *   indexer_bench [-r ROUNDS] [-m MS] [-n SCALE%] [-f FIGURES] [NAME=COMMAND | NAME=URL,PID]...
+ *   indexer_bench [-r ROUNDS] [-m MS] [-c REQUESTS] [-n SCALE%] [-f FIGURES] [NAME=COMMAND | NAME=URL,PID]...
  *
  * COMMAND runs in a shell, with {port} replaced by a free port; URL is an indexer that runs already.
  * Without any: the kv-indexer beside this program. The last one is what the others are compared
@@ -55,7 +55,7 @@ struct indexer {
 
 static struct indexer indexers[MAX_INDEXERS];
 static size_t n_indexers, rounds = 5, scale = 100;
-static uint64_t round_ms = 1000;
+static uint64_t round_ms = 1000, round_requests = 1000000; /* whichever ends first */
 static void *zmq;
 
 /* -- processes --------------------------------------------------------------------------------- */
@@ -326,7 +326,7 @@ static void query_case(size_t n_tokens, int holders)
             size_t x = (i + k) % n_indexers;
             double before = cpu_us(&indexers[x]), seconds;
             uint64_t done =
-                http_load(indexers[x].port, requests, PROMPTS, round_ms, 1000000, &seconds);
+                http_load(indexers[x].port, requests, PROMPTS, round_ms, round_requests, &seconds);
 
             f.rate[x][i] = (double)done / seconds;
             f.cpu[x][i] = (cpu_us(&indexers[x]) - before) / (double)done;
@@ -564,11 +564,13 @@ int main(int argc, char **argv)
     const char *figures = "query,ingest,single,memory";
     int option;
 
-    while ((option = getopt(argc, argv, "r:m:n:f:")) != -1) {
+    while ((option = getopt(argc, argv, "r:m:c:n:f:")) != -1) {
         if (option == 'r')
             rounds = KV_MIN(strtoul(optarg, NULL, 10), (unsigned long)MAX_ROUNDS);
         else if (option == 'm')
             round_ms = strtoul(optarg, NULL, 10);
+        else if (option == 'c')
+            round_requests = strtoul(optarg, NULL, 10);
         else if (option == 'n')
             scale = strtoul(optarg, NULL, 10);
         else if (option == 'f')
@@ -576,7 +578,7 @@ int main(int argc, char **argv)
         else
             return 2;
     }
-    require(rounds > 0 && round_ms > 0 && scale > 0, "ROUNDS, MS and SCALE above 0");
+    require(rounds > 0 && round_ms > 0 && round_requests > 0 && scale > 0, "numbers above 0");
     for (int i = optind; i < argc; i++)
         add_indexer(argv[i]);
     if (n_indexers == 0)

@@ -15,6 +15,16 @@ bool kv_json_integer_(struct kv_json *j, bool *ret_negative, uint64_t *ret_magni
 /** Record an error at an offset, unless there is one already. */
 void kv_json_fail_at_(struct kv_json *j, uint64_t at, int code, const char *text);
 
+/* -- stretches of simple numbers (json_array.h), by instruction set ---------------------------- */
+
+#ifdef __x86_64__
+size_t kv_json_take_avx2_(struct kv_json *j, struct kv_buf *ret, bool wide);
+size_t kv_json_take_avx512_(struct kv_json *j, struct kv_buf *ret, bool wide);
+
+/** Width of the vectors that arrays are read with: 128, 256, 512; 0: not chosen yet. Tests set it. */
+extern _Atomic unsigned kv_json_vector_bits_;
+#endif
+
 static inline uint64_t kv_json_offset_(const struct kv_json *j)
 {
     return j->consumed + (uint64_t)(j->p - j->start);

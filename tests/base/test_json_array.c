@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Arrays of integers: the fast reader (the machine's and the portable one, compiled in here)
+ * Arrays of integers: the fast reader (each form that the machine has; the portable one is compiled
+ * in here)
  * against the same text read item by item. Values, counts, errors and their offsets must be the
  * same.
  */
@@ -42,10 +43,37 @@ static size_t items(struct kv_json *j, struct kv_buf *ret, bool wide)
 
 static struct kv_buf expected, actual;
 
-/* All three ways read the array at @at of @text, and end in the same state. */
+/* Widths of the vectors that this machine has; 0: the portable form. */
+static size_t vector_widths(unsigned ret[4])
+{
+    size_t n = 0;
+
+    ret[n++] = 0;
+#ifdef __x86_64__
+    ret[n++] = 128;
+    if (__builtin_cpu_supports("avx2"))
+        ret[n++] = 256;
+    if (__builtin_cpu_supports("avx512vbmi2"))
+        ret[n++] = 512;
+#endif
+    return n;
+}
+
+static size_t read_vectors(unsigned width, struct kv_json *j, bool wide)
+{
+    if (!width)
+        return wide ? portable_bits64_array(j, &actual) : portable_u32_array(j, &actual);
+#ifdef __x86_64__
+    kv_json_vector_bits_ = width;
+#endif
+    return wide ? kv_json_bits64_array(j, &actual) : kv_json_u32_array(j, &actual);
+}
+
+/* All ways read the array at @at of @text, and end in the same state. */
 static void compare(const char *text, size_t len, size_t at, bool wide)
 {
     struct kv_json model, j;
+    unsigned widths[4];
     size_t n;
 
     kv_json_init(&model, text, len);
@@ -53,16 +81,13 @@ static void compare(const char *text, size_t len, size_t at, bool wide)
     kv_buf_clear(&expected);
     n = items(&model, &expected, wide);
     kv_json_finish(&model);
-    for (int portable = 0; portable < 2; portable++) {
+    for (size_t i = 0, n_widths = vector_widths(widths); i < n_widths; i++) {
         size_t got;
 
         kv_json_init(&j, text, len);
         j.p += at;
         kv_buf_clear(&actual);
-        if (wide)
-            got = portable ? portable_bits64_array(&j, &actual) : kv_json_bits64_array(&j, &actual);
-        else
-            got = portable ? portable_u32_array(&j, &actual) : kv_json_u32_array(&j, &actual);
+        got = read_vectors(widths[i], &j, wide);
         kv_json_finish(&j);
         if (j.error.code != model.error.code || j.error.offset != model.error.offset)
             print_message("%.*s\n", (int)(len - at), text + at);
