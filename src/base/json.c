@@ -45,15 +45,6 @@ static void malformed(struct kv_json *j, const char *text)
     kv_json_fail(j, -EBADMSG, j->p < j->end ? text : "unexpected end of the text");
 }
 
-/* Something else than @text stands at j->p. */
-static void unexpected(struct kv_json *j, const char *text)
-{
-    if (j->p < j->end && *j->p && strchr("{[\"tfn-0123456789", *j->p))
-        kv_json_fail(j, -EINVAL, text);
-    else
-        malformed(j, "expected a value");
-}
-
 /* -- input ------------------------------------------------------------------------------------- */
 
 /*
@@ -148,6 +139,22 @@ enum kv_json_type kv_json_peek(struct kv_json *j)
     default:
         return KV_JSON_NONE;
     }
+}
+
+static void skip_scalar(struct kv_json *j);
+
+/*
+ * Another value than @text asks for stands at j->p. A scalar is read to its end first: `nul` is malformed, not of
+ * another type. A container is judged by its bracket.
+ */
+static void unexpected(struct kv_json *j, const char *text)
+{
+    uint64_t at = kv_json_offset_(j);
+    int c = current(j);
+
+    if (c != '{' && c != '[')
+        skip_scalar(j); /* its error, if there is one, is the first and stays */
+    kv_json_fail_at_(j, at, -EINVAL, text);
 }
 
 /* -- containers -------------------------------------------------------------------------------- */

@@ -168,6 +168,15 @@ static bool passes(const struct ki_request *request, const char *param, const ch
     return !ki_request_param(request, param, &wanted) || kv_str_eq(wanted, value);
 }
 
+/* routing_group wins where both are asked for, as in bodies. */
+static bool passes_tenant(const struct ki_request *request, const char *tenant)
+{
+    struct kv_str unused;
+    bool group = ki_request_param(request, "routing_group", &unused);
+
+    return passes(request, group ? "routing_group" : "tenant_id", tenant);
+}
+
 void ki_api_workers(void *arg, struct ki_request *request, struct ki_reply *reply)
 {
     struct ki_service *service = arg;
@@ -186,8 +195,7 @@ void ki_api_workers(void *arg, struct ki_request *request, struct ki_reply *repl
         while (end < n && infos[end].instance == infos[i].instance)
             end++;
         if (passes(request, "model_name", infos[i].model) &&
-            passes(request, "tenant_id", infos[i].tenant) &&
-            passes(request, "routing_group", infos[i].tenant))
+            passes_tenant(request, infos[i].tenant))
             write_worker(&w, &infos[i], end - i);
     }
     kv_json_end_array(&w);

@@ -23,7 +23,7 @@ static const struct field {
     {"endpoint", LONG_STRING, KI_ENDPOINT, offsetof(struct ki_body, endpoint)},
     {"model_name", STRING, KI_MODEL_NAME, offsetof(struct ki_body, model_name)},
     {"tenant_id", STRING, KI_TENANT_ID, offsetof(struct ki_body, tenant_id)},
-    {"routing_group", STRING, KI_TENANT_ID, offsetof(struct ki_body, tenant_id)},
+    {"routing_group", STRING, KI_ROUTING_GROUP, offsetof(struct ki_body, routing_group)},
     {"block_size", U32, KI_BLOCK_SIZE, offsetof(struct ki_body, block_size)},
     {"dp_rank", U32, KI_DP_RANK, offsetof(struct ki_body, dp_rank)},
     {"replay_endpoint", LONG_STRING, KI_REPLAY_ENDPOINT, offsetof(struct ki_body, replay_endpoint)},
@@ -99,11 +99,6 @@ static const char *set_string(struct reading *r, const struct field *field, stru
         return "string is too long";
     if (value.len && memchr(value.p, '\0', value.len))
         return "NUL in a string";
-    if (r->body->present & field->bit) { /* tenant_id and routing_group */
-        if (strlen(*ret) == value.len && memcmp(*ret, value.p, value.len) == 0)
-            return NULL;
-        return "given twice, with different values";
-    }
     /* Room for all strings of a request was reserved: the pointers stay. */
     *ret = strings->data + strings->len;
     kv_buf_append(strings, value.p, value.len);
@@ -132,11 +127,6 @@ static int check_required(struct reading *r)
         if (fields[i].bit & missing)
             return kv_fail(r->error, -EINVAL, 0, "missing field '%s'", fields[i].name);
     return 0;
-}
-
-static bool is_repeated(const struct reading *r, const struct field *field)
-{
-    return field->bit != KI_TENANT_ID && (r->body->present & field->bit);
 }
 
 /* -- fields, in either format ------------------------------------------------------------------ */
@@ -195,7 +185,7 @@ static bool skip_null(struct reading *r, const struct field *field)
 
 static void read_value(struct reading *r, const struct field *field)
 {
-    if (is_repeated(r, field)) {
+    if (r->body->present & field->bit) {
         fail(r, "given twice");
         return;
     }
@@ -300,11 +290,17 @@ int ki_body_parse(enum ki_media media, struct kv_str text, uint32_t required, ui
                         .error = error};
     int rc;
 
+    if (r.wanted & KI_TENANT_ID)
+        r.wanted |= KI_ROUTING_GROUP;
     reset(ret);
     if (kv_buf_reserve(&ret->strings, 16 * (KI_MAX_NAME + 1)) < 0)
         return kv_fail(error, -ENOMEM, 0, "out of memory");
     rc = r.is_json ? parse_json(&r, text) : parse_msgpack(&r, text);
     if (rc == 0 && (ret->token_ids.error || ret->block_hashes.error))
         rc = kv_fail(error, -ENOMEM, 0, "out of memory");
+    if (rc == 0 && ret->routing_group) {
+        ret->tenant_id = ret->routing_group;
+        ret->present |= KI_TENANT_ID;
+    }
     return rc;
 }

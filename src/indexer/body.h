@@ -24,7 +24,7 @@ enum ki_field {
     KI_ENDPOINT = 1 << 1,
     KI_REPLAY_ENDPOINT = 1 << 2,
     KI_MODEL_NAME = 1 << 3,
-    KI_TENANT_ID = 1 << 4, /* routing_group is another name for it */
+    KI_TENANT_ID = 1 << 4, /* routing_group is another name for it, and wins where both are given */
     KI_BLOCK_SIZE = 1 << 5,
     KI_DP_RANK = 1 << 6,
     KI_LORA_NAME = 1 << 7,
@@ -33,6 +33,7 @@ enum ki_field {
     KI_BLOCK_HASHES = 1 << 10,
     KI_EXPLAIN = 1 << 11,
     KI_URL = 1 << 12,
+    KI_ROUTING_GROUP = 1 << 13, /* ki_body_parse's own: read into tenant_id */
 };
 
 /** What was read; reused from one request to the next. Zero-initialise. Thread-confined. */
@@ -41,7 +42,8 @@ struct ki_body {
     uint64_t instance_id, block_size, dp_rank;
     bool explain;
     /* C strings, NULL when absent; they live until the next parse. */
-    const char *endpoint, *replay_endpoint, *model_name, *tenant_id, *lora_name, *cache_salt, *url;
+    const char *endpoint, *replay_endpoint, *model_name, *tenant_id, *lora_name, *cache_salt, *url,
+        *routing_group;
     struct kv_buf token_ids;          /* raw uint32_t */
     struct kv_buf block_hashes;       /* raw uint64_t */
     struct kv_buf strings, unescaped; /* the parser's own */

@@ -141,9 +141,28 @@ static void routing_group_is_the_tenant(void **state)
     assert_int_equal(
         json("{\"url\":\"u\",\"routing_group\":\"g\",\"tenant_id\":\"g\"}", KI_URL, KI_TENANT_ID),
         0);
+    /* Different values: routing_group wins, wherever it stands; only it is checked. */
     assert_int_equal(
         json("{\"url\":\"u\",\"routing_group\":\"g\",\"tenant_id\":\"h\"}", KI_URL, KI_TENANT_ID),
+        0);
+    assert_string_equal(body.tenant_id, "g");
+    assert_int_equal(
+        json("{\"tenant_id\":\"h\",\"url\":\"u\",\"routing_group\":\"g\"}", KI_URL, KI_TENANT_ID),
+        0);
+    assert_string_equal(body.tenant_id, "g");
+    /* null is as if it weren't there */
+    assert_int_equal(
+        json("{\"tenant_id\":\"h\",\"url\":\"u\",\"routing_group\":null}", KI_URL, KI_TENANT_ID),
+        0);
+    assert_string_equal(body.tenant_id, "h");
+    /* either name at most once */
+    assert_int_equal(
+        json("{\"tenant_id\":\"h\",\"url\":\"u\",\"tenant_id\":\"h\"}", KI_URL, KI_TENANT_ID),
         -EINVAL);
+    assert_int_equal(json("{\"routing_group\":\"g\",\"tenant_id\":\"h\",\"url\":\"u\","
+                          "\"routing_group\":\"g\"}",
+                          KI_URL, KI_TENANT_ID),
+                     -EINVAL);
 }
 
 static void bad_json(void **state)
@@ -187,6 +206,16 @@ static void bad_json(void **state)
         {"[]", -EINVAL, "(top level)"},
         {"5", -EINVAL, "(top level)"},
         {"null", -EINVAL, "(top level)"},
+        {"nul", -EBADMSG, "byte 3"},
+        {"nulx", -EBADMSG, "byte 3"},
+        {"fals", -EBADMSG, "byte 4"},
+        {"-", -EBADMSG, "byte"},
+        {"1.", -EBADMSG, "byte"},
+        {"\"abc", -EBADMSG, "byte 4"},
+        {"{\"token_ids\":nul}", -EBADMSG, "byte 16"},
+        {"{\"token_ids\":[nul]}", -EBADMSG, "byte 17"},
+        {"{\"token_ids\":[1],\"model_name\":tru}", -EBADMSG, "byte 33"},
+        {"{\"token_ids\":[1],\"model_name\":\"m\",\"explain\":\"x}", -EBADMSG, "byte"},
         {"{\"a\":[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[", -EBADMSG,
          "byte"},
     };
