@@ -33,7 +33,7 @@ static bool parse_port(const char *text, uint16_t *ret)
     return true;
 }
 
-static bool is_name(const char *text)
+static bool has_only_name_characters(const char *text)
 {
     static const char allowed[] =
         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_";
@@ -41,21 +41,69 @@ static bool is_name(const char *text)
     return *text && text[strspn(text, allowed)] == '\0';
 }
 
+/* Whether a resolver may take @label, the last of a host, for a number: decimal, octal or hexadecimal. */
+static bool is_number(const char *label, size_t len)
+{
+    const char *digits = "0123456789";
+
+    if (len >= 2 && label[0] == '0' && (label[1] == 'x' || label[1] == 'X')) {
+        label += 2;
+        len -= 2;
+        digits = "0123456789abcdefABCDEF";
+    }
+    return strspn(label, digits) >= len;
+}
+
+bool kv_endpoint_is_name(const char *text)
+{
+    const char *label = text;
+
+    if (!has_only_name_characters(text))
+        return false;
+    for (;;) {
+        size_t len = strcspn(label, ".");
+        bool last = !label[len] || !label[len + 1]; /* a final dot is none of a label's */
+
+        if (len == 0)
+            return false;
+        if (last)
+            return !is_number(label, len);
+        label += len + 1;
+    }
+}
+
+bool kv_endpoint_address(const struct kv_endpoint *endpoint, uint8_t ret[16])
+{
+    char host[sizeof(endpoint->host)];
+    struct in_addr in;
+
+    if (endpoint->scheme != KV_SCHEME_TCP)
+        return false;
+    memcpy(host, endpoint->host, sizeof(host));
+    if (endpoint->ipv6) {
+        host[strcspn(host, "%")] = '\0';
+        return inet_pton(AF_INET6, host, ret) == 1;
+    }
+    if (inet_pton(AF_INET, host, &in) != 1)
+        return false;
+    memset(ret, 0, 10);
+    ret[10] = ret[11] = 0xff;
+    memcpy(ret + 12, &in.s_addr, 4);
+    return true;
+}
+
 /* A name or an address. libzmq would take more (source addresses, say): nothing we want from a
  * request. */
 static bool is_host(const struct kv_endpoint *endpoint)
 {
-    char address[sizeof(endpoint->host)];
-    struct in6_addr in6;
-    char *zone;
+    const char *zone = strchr(endpoint->host, '%');
+    uint8_t address[16];
 
-    if (!endpoint->ipv6)
-        return endpoint->wildcard || is_name(endpoint->host);
-    memcpy(address, endpoint->host, sizeof(address));
-    zone = strchr(address, '%');
-    if (zone)
-        *zone++ = '\0';
-    return inet_pton(AF_INET6, address, &in6) == 1 && (!zone || is_name(zone));
+    if (endpoint->wildcard && !endpoint->ipv6)
+        return true;
+    if (!kv_endpoint_address(endpoint, address))
+        return !endpoint->ipv6 && kv_endpoint_is_name(endpoint->host);
+    return !zone || has_only_name_characters(zone + 1);
 }
 
 static int parse_tcp(const char *address, struct kv_endpoint *ret, const char **ret_why)
@@ -125,28 +173,4 @@ int kv_endpoint_parse(const char *text, struct kv_endpoint *ret, const char **re
     }
     *ret = endpoint;
     return 0;
-}
-
-/* Greedy with one backtrack point: linear in practice, never exponential. */
-bool kv_pattern_match(const char *pattern, const char *text)
-{
-    const char *star = NULL, *resume = NULL;
-
-    while (*text) {
-        if (*pattern == '*') {
-            star = pattern++;
-            resume = text;
-        } else if (*pattern == *text) {
-            pattern++;
-            text++;
-        } else if (star) {
-            pattern = star + 1;
-            text = ++resume;
-        } else {
-            return false;
-        }
-    }
-    while (*pattern == '*')
-        pattern++;
-    return *pattern == '\0';
 }

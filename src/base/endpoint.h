@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * ZMQ endpoints: syntax, checked before libzmq sees them, and allow patterns.
+ * ZMQ endpoints: syntax, checked before libzmq sees them. Which are admitted: endpoint_rule.h.
  *
  * Accepted: tcp://HOST:PORT, tcp://[V6]:PORT, ipc://PATH, inproc://NAME; HOST may be an asterisk
  * and PORT an asterisk or 0 (for sockets that bind).
@@ -30,7 +30,11 @@ struct kv_endpoint {
  */
 int kv_endpoint_parse(const char *text, struct kv_endpoint *ret, const char **ret_why);
 
-/** Whether an endpoint or URL matches one pattern; `*` stands for any run of characters. */
-bool kv_pattern_match(const char *pattern, const char *text);
+/** Whether @text is a host name: labels of letters, digits, - and _, not all of it digits where an address would have
+ * its last number ("10.1", "0x7f000001" and "010.0.0.1" are addresses to some resolvers). */
+bool kv_endpoint_is_name(const char *text);
+
+/** The address that a TCP endpoint's host is, IPv4 as ::ffff:0:0/96, without its zone. False: a name or `*`. */
+bool kv_endpoint_address(const struct kv_endpoint *endpoint, uint8_t ret[16]);
 
 #endif

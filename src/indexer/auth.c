@@ -6,6 +6,7 @@
 #include <strings.h>
 #include <sys/stat.h>
 
+#include "base/endpoint.h"
 #include "base/log.h"
 
 /* Tokens lie padded to one size, so that comparing takes the same time whatever was presented. */
@@ -214,18 +215,73 @@ static bool has_valid_token(struct ki_auth *auth, const char *authorization)
     return ok;
 }
 
+/* Where a port begins, it is ":" and digits to the end. */
+static bool is_port(const char *text)
+{
+    return !*text || (*text == ':' && text[1 + strspn(text + 1, "0123456789")] == '\0');
+}
+
+/* "localhost", 127.0.0.0/8, [::1], and 0.0.0.0 and [::], which connect to this machine too; each with or without a
+ * port. */
+static bool names_this_machine(const char *text)
+{
+    struct kv_endpoint endpoint = {.scheme = KV_SCHEME_TCP, .ipv6 = *text == '['};
+    static const uint8_t v4[13] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127},
+                         v6[16] = {[15] = 1}, none4[16] = {[10] = 0xff, 0xff}, none6[16] = {0};
+    const char *host = text + endpoint.ipv6, *end = host + strcspn(host, endpoint.ipv6 ? "]" : ":");
+    uint8_t address[16];
+
+    if ((endpoint.ipv6 && *end != ']') || (size_t)(end - host) >= sizeof(endpoint.host) ||
+        !is_port(end + endpoint.ipv6))
+        return false;
+    memcpy(endpoint.host, host, (size_t)(end - host));
+    if (!endpoint.ipv6 && (strcasecmp(endpoint.host, "localhost") == 0 ||
+                           strcasecmp(endpoint.host, "localhost.") == 0))
+        return true;
+    return !strchr(endpoint.host, '%') && kv_endpoint_address(&endpoint, address) &&
+           (memcmp(address, v4, sizeof(v4)) == 0 || memcmp(address, v6, sizeof(v6)) == 0 ||
+            memcmp(address, none4, sizeof(none4)) == 0 ||
+            memcmp(address, none6, sizeof(none6)) == 0);
+}
+
+static bool comes_from_this_machine(const char *origin)
+{
+    if (strncasecmp(origin, "http://", 7) == 0)
+        return names_this_machine(origin + 7);
+    return strncasecmp(origin, "https://", 8) == 0 && names_this_machine(origin + 8);
+}
+
+/* Without tokens: the client is on this machine, and means it. */
+static bool admit_local(const struct ki_request *request, struct ki_reply *reply)
+{
+    if (!request->loopback)
+        ki_reply_error(reply, 403,
+                       "requests from other machines are refused by default; start kv-indexer with "
+                       "--auth-token-file FILE (bearer tokens) or with --insecure");
+    else if (request->host && !names_this_machine(request->host))
+        ki_reply_error(
+            reply, 403,
+            "the Host header must be localhost or a loopback address, it is '%.100s'; to "
+            "be reached under other names, start kv-indexer with --auth-token-file FILE "
+            "(bearer tokens) or with --insecure",
+            request->host);
+    else if (request->origin && !comes_from_this_machine(request->origin))
+        ki_reply_error(reply, 403,
+                       "pages of other sites are refused, this one has the Origin '%.100s'; to be "
+                       "used by them, start kv-indexer with --auth-token-file FILE (bearer tokens) "
+                       "or with --insecure",
+                       request->origin);
+    else
+        return true;
+    return false;
+}
+
 bool ki_auth_admit(struct ki_auth *auth, const struct ki_request *request, struct ki_reply *reply)
 {
     if (auth->insecure || (request->route && request->route->flags & KI_ROUTE_OPEN))
         return true;
-    if (!auth->file) {
-        if (request->loopback)
-            return true;
-        ki_reply_error(reply, 403,
-                       "requests from other machines are refused by default; start kv-indexer with "
-                       "--auth-token-file FILE (bearer tokens) or with --insecure");
-        return false;
-    }
+    if (!auth->file)
+        return admit_local(request, reply);
     if (has_valid_token(auth, request->authorization))
         return true;
     ki_reply_header(reply, "WWW-Authenticate",

@@ -110,6 +110,9 @@ void ki_framing_header(struct ki_framing *f, const char *name, size_t name_len, 
         f->malformed |= strcasecmp(value, "chunked") != 0;
     } else if (is_named(name, name_len, "Host")) {
         f->n_hosts++;
+        f->host = value;
+    } else if (is_named(name, name_len, "Origin")) {
+        f->origin = f->origin ? "" : value;
     } else if (is_named(name, name_len, "Content-Type")) {
         f->content_type = value;
     } else if (is_named(name, name_len, "Authorization")) {

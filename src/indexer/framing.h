@@ -19,6 +19,7 @@ struct ki_framing {
     bool gap;     /* bytes of the header are in none of its lines */
     bool expects; /* there is an Expect: the body isn't sent before an answer */
     const char *content_type, *authorization;
+    const char *host, *origin; /* NULL: not given; origin is "" when given twice */
     const char *next, *end; /* where the next line must begin, and the header end; NULL: unknown */
 };
 

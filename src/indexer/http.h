@@ -49,6 +49,7 @@ struct ki_request {
     const char *path;
     const char *content_type;  /* or NULL */
     const char *authorization; /* or NULL */
+    const char *host, *origin; /* headers, or NULL; origin is "" when given twice */
     struct kv_str body;
     bool loopback;       /* the peer is this machine */
     uint64_t started_ns; /* monotonic: when its header was complete */

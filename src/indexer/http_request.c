@@ -209,6 +209,8 @@ static enum MHD_Result begin(struct ki_http *http, struct MHD_Connection *connec
     MHD_get_connection_values_n(connection, MHD_HEADER_KIND, take_header, &ex->framing);
     ex->request.content_type = ex->framing.content_type;
     ex->request.authorization = ex->framing.authorization;
+    ex->request.host = ex->framing.host;
+    ex->request.origin = ex->framing.origin;
     if (may_go_on(ex, version)) {
         size_t expected = ki_framing_chunked(&ex->framing) ? ex->request.route->max_body
                                                            : ex->framing.content_length;

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <strings.h>
 
-#include "base/endpoint.h"
+#include "base/endpoint_rule.h"
 
 #define AT(field) offsetof(struct ki_options, field)
 
@@ -35,8 +35,8 @@ static const struct kv_arg arguments[] = {
      "Model of the workers in --workers (default \"default\").", 0, 0, NULL, false},
     {"tenant-id", KV_ARG_STR, AT(tenant_id), "NAME",
      "Tenant of the workers in --workers (default \"default\").", 0, 0, NULL, false},
-    {"routing-group", KV_ARG_STR, AT(tenant_id), "NAME", "Another name for --tenant-id.", 0, 0,
-     NULL, true},
+    {"routing-group", KV_ARG_STR, AT(routing_group), "NAME",
+     "Another name for --tenant-id, which it outdoes.", 0, 0, NULL, true},
     {"threads", KV_ARG_U64, AT(threads), "N",
      "Threads that read event streams; streams are spread over them (default 4).", 1, 256, NULL,
      false},
@@ -54,9 +54,10 @@ static const struct kv_arg arguments[] = {
      false},
     {"insecure", KV_ARG_FLAG, AT(insecure), NULL,
      "Let every machine that reaches the port use it, without a token.", 0, 0, NULL, false},
-    {"allow-endpoint", KV_ARG_LIST, AT(allow_endpoint), "PATTERN",
-     "Connect only to worker endpoints that match, e.g. 'tcp://10.0.*' (may be repeated; default: "
-     "any).",
+    {"allow-endpoint", KV_ARG_LIST, AT(allow_endpoint), "RULE",
+     "Connect only to these worker endpoints: tcp://10.0.0.0/16:5557, tcp://[fd00::/8], "
+     "tcp://host:5557-5564, tcp://*.example.com, ipc:///run/engines/* (may be repeated; default: "
+     "any). Networks admit addresses, not host names; without a port, all ports.",
      0, 0, NULL, false},
     {.name = "Limits", .type = KV_ARG_GROUP},
     {"max-registrations", KV_ARG_U64, AT(max_registrations), "N",
@@ -122,6 +123,9 @@ static const struct kv_args_program program = {
 
 static int check(const struct ki_options *o, struct kv_error *error)
 {
+    struct kv_endpoint_rule rule;
+    const char *why = "";
+
     if (o->workers && *o->workers && !o->block_size)
         return kv_fail(error, -EINVAL, 0, "--block-size is required when --workers is specified");
     if (!o->tls_cert != !o->tls_key)
@@ -129,6 +133,10 @@ static int check(const struct ki_options *o, struct kv_error *error)
     if (o->insecure && o->auth_token_file)
         return kv_fail(error, -EINVAL, 0,
                        "--insecure and --auth-token-file exclude each other: choose one");
+    for (size_t i = 0; i < o->allow_endpoint.n; i++)
+        if (kv_endpoint_rule_parse(o->allow_endpoint.items[i], &rule, &why) < 0)
+            return kv_fail(error, -EINVAL, 0, "--allow-endpoint '%.80s': %s",
+                           o->allow_endpoint.items[i], why);
     if (!*o->model_name || !*o->tenant_id)
         return kv_fail(error, -EINVAL, 0, "--model-name and --tenant-id must not be empty");
     return 0;
@@ -155,6 +163,8 @@ int ki_options_parse(int argc, char **argv, struct ki_options *ret, struct kv_er
 
     if (rc != 0)
         return rc;
+    if (options.routing_group)
+        options.tenant_id = options.routing_group;
     rc = check(&options, error);
     if (rc < 0)
         return rc;

@@ -19,8 +19,9 @@ struct ki_options {
     uint64_t block_size; /* 0: not given */
     const char *workers; /* NULL: none */
     const char *model_name;
-    const char *tenant_id;
-    const char *peers; /* NULL: none */
+    const char *tenant_id;     /* --routing-group's value where that is given */
+    const char *routing_group; /* NULL: not given */
+    const char *peers;         /* NULL: none */
     const char *log_level;
     const char *log_format;
     const char *auth_token_file;

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/endpoint.h"
+#include "base/endpoint_rule.h"
 #include "indexer/tables.h"
 
 #define MAX_THREADS 256
@@ -110,8 +110,12 @@ static int check_syntax(const char *text, const char *kind, struct kv_error *err
     struct kv_endpoint endpoint;
     const char *why = "missing address", *rest;
 
-    if (kv_endpoint_parse(text, &endpoint, &why) == 0)
+    if (kv_endpoint_parse(text, &endpoint, &why) == 0 && endpoint.scheme != KV_SCHEME_INPROC)
         return 0;
+    if (strncmp(text, "inproc://", 9) ==
+        0) /* our own sockets are there, the connections' monitors */
+        return kv_fail(error, -EINVAL, 0, "invalid %s `%.80s`: inproc:// reaches no other process",
+                       kind, text);
     rest = strstr(text, "://");
     if (strcmp(why, "unsupported scheme") == 0 && rest)
         return kv_fail(error, -EINVAL, 0, "invalid %s `%.80s`: %s `%.*s`", kind, text, why,
@@ -119,12 +123,17 @@ static int check_syntax(const char *text, const char *kind, struct kv_error *err
     return kv_fail(error, -EINVAL, 0, "invalid %s `%.80s`: %s", kind, text, why);
 }
 
+/* @text has passed check_syntax, the rules have when the program started. */
 static int check_allowed(const struct ki_registry *r, const char *text, struct kv_error *error)
 {
+    struct kv_endpoint_rule rule;
+    struct kv_endpoint endpoint;
+
     if (!r->allow || r->allow->n == 0)
         return 0;
-    for (size_t i = 0; i < r->allow->n; i++)
-        if (kv_pattern_match(r->allow->items[i], text))
+    for (size_t i = 0; i < r->allow->n && kv_endpoint_parse(text, &endpoint, NULL) == 0; i++)
+        if (kv_endpoint_rule_parse(r->allow->items[i], &rule, NULL) == 0 &&
+            kv_endpoint_rule_admits(&rule, &endpoint))
             return 0;
     return kv_fail(error, -EACCES, 0, "endpoint `%.80s` is not allowed (see --allow-endpoint)",
                    text);

@@ -23,7 +23,7 @@ struct ki_registry;
 struct ki_registry_opts {
     uint32_t threads;                /* event threads; listeners are spread over them. 0: 4 */
     uint32_t max_registrations;      /* refuse more; 0: 4096 */
-    const struct kv_arg_list *allow; /* --allow-endpoint patterns; NULL, empty: every endpoint */
+    const struct kv_arg_list *allow; /* --allow-endpoint rules; NULL, empty: every endpoint */
     uint64_t replay_timeout_ms; /* a replay that brings nothing for so long is given up; 0: 5000 */
     bool start_held;            /* listeners connect but apply nothing until ki_registry_go */
 };

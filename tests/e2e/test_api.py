@@ -3,6 +3,7 @@
 import json
 import socket
 import struct
+import subprocess
 import threading
 import time
 import urllib.parse
@@ -90,6 +91,42 @@ def test_register_refusals():
         indexer.register(1, "ipc:///tmp/kv-indexer-test-nowhere")
 
 
+def test_allowed_endpoints():
+    """--allow-endpoint compares addresses, not text: whatever looks admitted and is another host gets 403 (or 400)."""
+    rules = ("tcp://10.0.0.0/16:5557-5558", "tcp://[fd00::/8]:5557", "tcp://engine.example.com", "ipc:///run/engines/*")
+    good = {"instance_id": 1, "model_name": "m", "block_size": 16}
+    with Indexer(*(word for rule in rules for word in ("--allow-endpoint", rule))) as indexer:
+        for number, endpoint in enumerate(("tcp://10.0.3.4:5557", "tcp://[::ffff:10.0.3.4]:5558", "tcp://[fd12::1]:5557",
+                                           "tcp://Engine.Example.COM.:1", "ipc:///run/engines/1")):
+            indexer.register(number, endpoint)
+        for endpoint in ("tcp://10.0.evil.example.com:5557", "tcp://10.0.0.1.evil.example.com:5557", "tcp://10.1.0.1:5557",
+                         "tcp://10.0.0.1:5559", "tcp://[::10.0.3.4]:5557", "tcp://[fe80::1]:5557", "tcp://localhost:5557",
+                         "tcp://engine.example.com.evil.org:5557", "tcp://xengine.example.com:1", "tcp://*:5557",
+                         "ipc:///run/engines/../other", "ipc:///run/other"):
+            fails(indexer, "/register", {**good, "instance_id": 99, "endpoint": endpoint}, 403, "--allow-endpoint")
+            fails(indexer, "/register", {**good, "instance_id": 99, "endpoint": "tcp://10.0.3.4:5557", "replay_endpoint": endpoint}, 403)
+        for endpoint in ("tcp://10.0.0.1@evil.example.com:5557", "tcp://010.0.0.1:5557", "tcp://0x0a000001:5557", "tcp://167772161:5557",
+                         "tcp://10.1:5557", "tcp://10.0.0.1.:5557", "TCP://10.0.0.1:5557", "tcp://10.0.0.1:05557x", "tcp://eth0;10.0.0.1:5557"):
+            fails(indexer, "/register", {**good, "instance_id": 99, "endpoint": endpoint}, 400, "invalid ZMQ endpoint")
+        equal(len(indexer.workers()), 5)
+    for rule, word in (("10.0.0.0/16", "missing scheme"), ("tcp://10.0.0.1/16", "bits"), ("tcp://ex*.com", "asterisk"), ("inproc://*", "scheme")):
+        refused = subprocess.run([BUILD / "bin" / "kv-indexer", "--allow-endpoint", rule], capture_output=True, text=True, timeout=60)
+        equal(refused.returncode, 2)
+        check(rule in refused.stderr and word in refused.stderr, refused.stderr)
+
+
+def test_inproc_is_refused():
+    """inproc:// names sockets of the indexer itself, such as the monitors of its connections."""
+    with Indexer() as indexer, Publisher() as engine:
+        indexer.register(1, engine, block_size=4)
+        for endpoint in ("inproc://monitor-0", "inproc://monitor-1", "inproc://x"):
+            fails(indexer, "/register", {"instance_id": 9, "model_name": "m", "block_size": 4, "endpoint": endpoint}, 400, "inproc://")
+            fails(indexer, "/register", {"instance_id": 9, "model_name": "m", "block_size": 4, "endpoint": "tcp://127.0.0.1:1",
+                                         "replay_endpoint": endpoint}, 400, "inproc://")
+        engine.store([1], range(4), block_size=4)
+        indexer.wait_score(range(4), 1, 4)
+
+
 def test_unregister():
     with Indexer() as indexer:
         for rank in (0, 1, 2):
@@ -150,6 +187,25 @@ def test_query():
         indexer.wait_score(tokens, 9, 0)
         indexer.unregister(10)
         indexer.wait_score(tokens, 10, 0, rank=2)
+
+
+def test_routing_group_beats_tenant_id():
+    """Dynamo 1.3 and later: both names may be given; routing_group counts, on every endpoint that takes them."""
+    both = {"tenant_id": "ignored", "routing_group": "g"}
+    with Indexer() as indexer, Publisher() as engine:
+        indexer.register(1, engine, block_size=4, **both)
+        engine.store([1, 2], range(8), block_size=4)
+        indexer.wait_score(range(8), 1, 8, **both)
+        indexer.wait_score(range(8), 1, 8, routing_group="g")
+        equal(indexer.query(range(8), expect=404, tenant_id="ignored"), {"error": "no indexer for model=m tenant=ignored"})
+        equal(indexer.post("/query_by_hash", {"model_name": MODEL, "block_hashes": [1], **both}).status, 200)
+        equal([w["routing_group"] for w in indexer.get("/workers?tenant_id=ignored&routing_group=g").json()], ["g"])
+        equal(indexer.get("/workers?tenant_id=g&routing_group=ignored").json(), [])
+        packed = msgpack.packb({"model_name": MODEL, "token_ids": list(range(8)), "routing_group": "g", "tenant_id": "ignored"})
+        equal(indexer.request("POST", "/query", packed, {"Content-Type": "application/msgpack"}).json()["scores"], {"1": {"0": 8}})
+        indexer.unregister(1, expect=404, tenant_id="g", routing_group="ignored")
+        indexer.unregister(1, **both)
+        equal(indexer.get("/workers").json(), [])
 
 
 def test_lora_and_tenants_are_apart():
@@ -258,7 +314,7 @@ def test_bad_bodies():
                 (start + "[true]}", 422, "token_ids"), (start + "[[1]]}", 422, "token_ids"), (start + "[{}]}", 422, "token_ids"), (start + "{}}", 422, "token_ids"),
                 (start + '"1"}', 422, "token_ids"), (start + "null}", 422, "token_ids"), (start + DEEP, 422), ('{"x":' + DEEP, 400), (DEEP, 422),
                 ('{"x":' * 100000, 400), ('{"model_name":"m","model_name":"m","token_ids":[]}', 422, "model_name"),
-                ('{"model_name":5,"token_ids":[]}', 422, "model_name"), ('{"model_name":"m","token_ids":[],"tenant_id":5}', 422, "tenant_id"),
+                ('nul', 400, "byte 3"), ('fals', 400, "byte 4"), ('{"model_name":5,"token_ids":[]}', 422, "model_name"), ('{"model_name":"m","token_ids":[],"tenant_id":5}', 422, "tenant_id"),
                 ('{"model_name":"m","token_ids":[],"explain":"yes"}', 422, "explain"), ('{"model_name":"m","token_ids":[],"lora_name":[]}', 422, "lora_name"),
                 ('{"model_name":"\\ud800","token_ids":[]}', 400), ('{"model_name":"\\x","token_ids":[]}', 400), ('{"model_name":"a\nb","token_ids":[]}', 400),
                 ("\ufeff{}", 400), ('{"model_name":"' + "x" * 100000 + '","token_ids":[]}', 422, "model_name"), ("\0" * 1000, 400), ("{'a':1}", 400)):
@@ -365,7 +421,7 @@ def test_slow_and_vanishing_dump_readers():
             sock = socket.socket()
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             sock.connect(("127.0.0.1", indexer.port))
-            sock.sendall(b"GET /dump HTTP/1.1\r\nHost: x\r\n\r\n")
+            sock.sendall(b"GET /dump HTTP/1.1\r\nHost: localhost\r\n\r\n")
             socks.append(sock)
         wait_until(lambda: indexer.metrics()["kv_indexer_http_streams"] == 4, what="four dumps")
         time.sleep(0.3)

@@ -14,7 +14,7 @@ from kvtest import *
 
 MSGPACK = {"Content-Type": "application/msgpack"}
 NOWHERE = "tcp://127.0.0.1:1"  # nobody publishes there
-HELLO = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+HELLO = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 def client_hello():

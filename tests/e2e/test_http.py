@@ -48,7 +48,7 @@ def answers(sock, n=1, timeout=10):
 
 
 def post(path, body, *extra):
-    head = [f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json", *extra]
+    head = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", *extra]
     return ("\r\n".join(head) + "\r\n\r\n").encode() + body
 
 
@@ -78,7 +78,7 @@ def test_keep_alive_and_pipelining():
     with ready() as indexer:
         with indexer.raw() as sock:
             request = post("/query", QUERY, f"Content-Length: {len(QUERY)}")
-            sock.sendall(request * 50 + b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            sock.sendall(request * 50 + b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
             got = answers(sock, 51)
             equal([status for status, _, _ in got], [200] * 51)
             equal(len({body for _, _, body in got[:50]}), 1)
@@ -102,8 +102,41 @@ def test_keep_alive_and_pipelining():
             check(is_closed(sock), "HTTP/1.0 connection stays open")
 
 
+def test_host_and_origin():
+    """Without tokens only this machine is served, and a page of another site that a browser here has open isn't it: not
+    when the page's own name resolves to 127.0.0.1 (DNS rebinding), not when it asks for 127.0.0.1 itself."""
+    body = b'{"instance_id":9,"endpoint":"tcp://127.0.0.1:1","model_name":"m","block_size":4}'
+
+    def ask(indexer, host, origin=None):
+        lines = [f"POST /register HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"]
+        lines += [f"Origin: {origin}\r\n"] if origin else []
+        with indexer.raw("".join(lines).encode() + b"\r\n" + body) as sock:
+            status, _, text = answers(sock)[0]
+            return status, text.decode()
+
+    with ready() as indexer:
+        port = indexer.port
+        for host in (f"evil.example.com:{port}", "evil.example.com", f"localhost.evil.example.com:{port}", f"127.0.0.1.evil.example.com:{port}",
+                     "evil.localhost", f"user@127.0.0.1:{port}", "127.1", "[::ffff:10.0.0.1]", f"10.0.0.1:{port}", "0"):
+            status, text = ask(indexer, host)
+            equal(status, 403, host)
+            check("Host header" in text and "--auth-token-file" in text and "--insecure" in text, text)
+        for origin in ("http://evil.example.com", "null", f"http://localhost.evil.example.com:{port}", "file://", f"http://evil.example.com:{port}"):
+            status, text = ask(indexer, f"127.0.0.1:{port}", origin)
+            equal(status, 403, origin)
+            check("Origin" in text, text)
+        equal([w["instance_id"] for w in indexer.workers()], [1])
+        equal(indexer.request("GET", "/health", headers={"Host": "evil.example.com"}).status, 200)
+        for number, (host, origin) in enumerate(((f"LOCALHOST:{port}", None), ("localhost.", None), ("127.9.9.9", "http://127.0.0.1:3000"),
+                                                 ("[::1]", "https://localhost"))):
+            status, text = ask(indexer, host, origin)
+            equal(status, 201 if number == 0 else 409, text)
+    with Indexer("--insecure") as indexer:
+        equal(ask(indexer, "evil.example.com", "http://evil.example.com")[0], 201)
+
+
 def test_ambiguous_framing_is_refused():
-    smuggled = b"GET /workers HTTP/1.1\r\nHost: x\r\n\r\n"
+    smuggled = b"GET /workers HTTP/1.1\r\nHost: localhost\r\n\r\n"
     n = f"Content-Length: {len(QUERY)}"
     chunked = b"%x\r\n%s\r\n0\r\n\r\n" % (len(QUERY), QUERY)
     cases = {
@@ -125,7 +158,7 @@ def test_ambiguous_framing_is_refused():
         "no host": b"GET /health HTTP/1.1\r\n\r\n",
         "encoding in 1.0": post("/query", chunked, "Transfer-Encoding: chunked").replace(b"HTTP/1.1", b"HTTP/1.0"),
         "bad chunk size": post("/query", b"zz\r\n" + QUERY, "Transfer-Encoding: chunked"),
-        "get with two lengths": b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\nContent-Length: 36\r\n\r\n",
+        "get with two lengths": b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nContent-Length: 36\r\n\r\n",
     }
     with ready() as indexer:
         for name, request in cases.items():
@@ -140,7 +173,7 @@ def test_ambiguous_framing_is_refused():
 def test_line_ends_and_nuls():
     """What the library takes for a line's or a value's end, and other servers don't."""
     n = b"Content-Length: %d" % len(QUERY)
-    lines = [b"POST /query HTTP/1.1", b"Host: x", b"Content-Type: application/json", n, b""]
+    lines = [b"POST /query HTTP/1.1", b"Host: localhost", b"Content-Type: application/json", n, b""]
     cases = {f"LF after line {i}": b"\r\n".join(lines[:i + 1]) + b"\n" + b"\r\n".join(lines[i + 1:] + [b""]) for i in range(len(lines) - 1)}
     cases["LF after the header"] = b"\r\n".join(lines) + b"\n"
     cases["LF everywhere"] = b"\n".join(lines + [b""])
@@ -151,7 +184,7 @@ def test_line_ends_and_nuls():
     with ready() as indexer:
         ours = unanswered = 0
         for name, head in cases.items():
-            with indexer.raw(head + QUERY + b"GET /workers HTTP/1.1\r\nHost: x\r\n\r\n") as sock:
+            with indexer.raw(head + QUERY + b"GET /workers HTTP/1.1\r\nHost: localhost\r\n\r\n") as sock:
                 got = answers(sock, 2)
                 check(len(got) <= 1 and all(status == 400 for status, _, _ in got), f"{name}: {got}")
                 check(is_closed(sock), f"{name}: connection stays open")
@@ -168,7 +201,7 @@ def test_line_ends_and_nuls():
         equal(indexer.metrics()["kv_indexer_http_bad_framing_total"], refused)
         # chunks that end in a bare LF are read, but nothing that may have been smuggled behind them is
         with indexer.raw(post("/query", b"%x\n%s\n0\n\n" % (len(QUERY), QUERY), "Transfer-Encoding: chunked")
-                         + b"GET /workers HTTP/1.1\r\nHost: x\r\n\r\n") as sock:
+                         + b"GET /workers HTTP/1.1\r\nHost: localhost\r\n\r\n") as sock:
             check(len(answers(sock, 2)) <= 1, "a request behind doubtful chunks is answered")
             check(is_closed(sock))
 
@@ -176,13 +209,13 @@ def test_line_ends_and_nuls():
 def test_control_characters_in_headers():
     with ready() as indexer:
         for value in (b"x\rContent-Length: 3", b"x\x0bz", b"x\x7f"):
-            with indexer.raw(b"GET /peers HTTP/1.1\r\nHost: x\r\nX: " + value + b"\r\n\r\n") as sock:
+            with indexer.raw(b"GET /peers HTTP/1.1\r\nHost: localhost\r\nX: " + value + b"\r\n\r\n") as sock:
                 equal([a[0] for a in answers(sock, 2)], [400], repr(value))
 
 
 def test_head_of_a_dump_leaves_no_stray_bytes():
     with ready() as indexer:
-        with indexer.raw(b"HEAD /dump HTTP/1.1\r\nHost: x\r\n\r\nGET /health HTTP/1.1\r\nHost: x\r\n\r\n") as sock:
+        with indexer.raw(b"HEAD /dump HTTP/1.1\r\nHost: localhost\r\n\r\nGET /health HTTP/1.1\r\nHost: localhost\r\n\r\n") as sock:
             data = b""
             sock.settimeout(5 * SLOW)
             while more := sock.recv(65536):
@@ -194,7 +227,7 @@ def test_head_of_a_dump_leaves_no_stray_bytes():
 def test_slow_refused_clients_keep_nobody_out():
     """A body that never comes, of a request that is refused anyway: its connection makes room."""
     with Indexer("--max-connections", 64) as indexer:
-        socks = [indexer.raw(b"POST /nope HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n") for _ in range(64)]
+        socks = [indexer.raw(b"POST /nope HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n") for _ in range(64)]
         equal(indexer.get("/health", timeout=10 * SLOW).status, 200)
         for sock in socks:
             sock.close()
@@ -257,7 +290,7 @@ def test_slow_and_half_open_clients():
         idle = indexer.raw()
         part = indexer.raw(b"GET /hea")
         body = indexer.raw(post("/query", b"{", "Content-Length: 100"))
-        drip = indexer.raw(b"GET /health HTTP/1.1\r\nHost: x\r\n")
+        drip = indexer.raw(b"GET /health HTTP/1.1\r\nHost: localhost\r\n")
         started = time.monotonic()
         dripped = False
         while time.monotonic() - started < 15 * SLOW and not dripped:  # one header line each 0.2 s
@@ -297,7 +330,7 @@ def test_slow_and_half_open_clients():
 def test_a_thousand_idle_connections():
     with ready() as indexer:
         socks = [indexer.raw() for _ in range(1000)]
-        half = [indexer.raw(b"POST /query HTTP/1.1\r\nHost: x\r\nContent-Le") for _ in range(200)]
+        half = [indexer.raw(b"POST /query HTTP/1.1\r\nHost: localhost\r\nContent-Le") for _ in range(200)]
         connection = indexer.connect()
         started = time.monotonic()
         for _ in range(100):
@@ -446,7 +479,7 @@ def test_tls():
                 check(False, "a client that doesn't trust the certificate connects")
             except ssl.SSLError:
                 pass
-            with indexer.raw(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n") as sock:
+            with indexer.raw(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n") as sock:
                 check(is_closed(sock), "plain HTTP is served on the TLS port")
             old = ssl.create_default_context(cafile=cert)
             old.maximum_version = ssl.TLSVersion.TLSv1_2

@@ -65,6 +65,84 @@ static void without_anything_only_this_machine(void **state)
     ki_auth_destroy(auth);
 }
 
+static unsigned ask_from(struct ki_auth *auth, const char *host, const char *origin)
+{
+    const struct ki_request request = {
+        .route = &route, .loopback = true, .host = host, .origin = origin};
+
+    reply.status = 200;
+    kv_buf_clear(&reply.body);
+    return ki_auth_admit(auth, &request, &reply) ? 200 : reply.status;
+}
+
+/* DNS rebinding: the connection comes from this machine, the page behind it doesn't. */
+static void host_and_origin_name_this_machine(void **state)
+{
+    static const char *const good[] = {
+        "localhost",    "LocalHost:8090", "localhost.:1", "127.0.0.1",  "127.0.0.1:8090",
+        "127.1.2.3:80", "[::1]:8090",     "[::1]",        "[0:0::1]:1", "[::ffff:127.0.0.1]",
+        "localhost:",   "0.0.0.0:8090",   "[::]"};
+    static const char *const bad[] = {"",
+                                      "evil.example.com",
+                                      "localhost.evil.example.com",
+                                      "evil.localhost",
+                                      "127.0.0.1.evil.example.com",
+                                      "127.0.0.1.",
+                                      "127.1",
+                                      "0x7f000001",
+                                      "2130706433",
+                                      "0177.0.0.1",
+                                      "0.0.0.1",
+                                      "10.0.0.1",
+                                      "128.0.0.1",
+                                      "[::2]",
+                                      "[::127.0.0.1]",
+                                      "[::ffff:10.0.0.1]",
+                                      "[::1%eth0]",
+                                      "[::1",
+                                      "[::1]x",
+                                      "::1",
+                                      "localhost:80:80",
+                                      "localhost:80x",
+                                      "localhost@evil.example.com",
+                                      "evil.example.com:80@localhost",
+                                      "user@127.0.0.1",
+                                      "localhost,evil.example.com",
+                                      " localhost",
+                                      "localhost/"};
+    struct ki_auth *auth;
+    char origin[300];
+
+    (void)state;
+    assert_int_equal(ki_auth_create(NULL, false, &auth, NULL), 0);
+    assert_int_equal(ask_from(auth, NULL, NULL), 200); /* HTTP/1.0 */
+    for (size_t i = 0; i < KV_COUNT(good); i++) {
+        if (ask_from(auth, good[i], NULL) != 200)
+            fail_msg("Host: %s", good[i]);
+        snprintf(origin, sizeof(origin), "%s://%s", i % 2 ? "HTTPS" : "http", good[i]);
+        if (ask_from(auth, "localhost", origin) != 200)
+            fail_msg("Origin: %s", origin);
+    }
+    for (size_t i = 0; i < KV_COUNT(bad); i++) {
+        if (ask_from(auth, bad[i], NULL) != 403)
+            fail_msg("Host: %s", bad[i]);
+        assert_non_null(strstr(kv_buf_cstr(&reply.body), "the Host header"));
+        snprintf(origin, sizeof(origin), "http://%s", bad[i]);
+        if (ask_from(auth, "localhost", origin) != 403)
+            fail_msg("Origin: %s", origin);
+        assert_non_null(strstr(kv_buf_cstr(&reply.body), "Origin"));
+    }
+    assert_int_equal(ask_from(auth, "localhost", "null"), 403);
+    assert_int_equal(ask_from(auth, "localhost", "localhost"), 403);
+    assert_int_equal(ask_from(auth, "localhost", "file://localhost"), 403);
+    assert_int_equal(ask_from(auth, "localhost", "http://localhost http://evil.example.com"), 403);
+    ki_auth_destroy(auth);
+
+    assert_int_equal(ki_auth_create(NULL, true, &auth, NULL), 0);
+    assert_int_equal(ask_from(auth, "evil.example.com", "http://evil.example.com"), 200);
+    ki_auth_destroy(auth);
+}
+
 static void tokens(void **state)
 {
     struct ki_auth *auth;
@@ -143,6 +221,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(without_anything_only_this_machine),
+        cmocka_unit_test(host_and_origin_name_this_machine),
         cmocka_unit_test(tokens),
         cmocka_unit_test(bad_files),
         cmocka_unit_test(long_comments),
