@@ -1,13 +1,15 @@
 # A thin front for CMake. `make` alone builds; `./dev` installs what is missing first.
 JOBS ?= $(shell nproc)
 PRESET ?= release
+# Warnings are errors for those who change the code, not for those whose compiler is newer than ours.
+WERROR ?= $(if $(filter true 1,$(CI)),ON,OFF)
 dir = $(if $(filter release,$(PRESET)),build,build/$(PRESET))
 
 .PHONY: all build run test quick bench check format fuzz fault coverage install uninstall clean test-all test-rest all
 all: build
 
 build:
-	@cmake --preset $(PRESET) >build-$(PRESET).log 2>&1 || { cat build-$(PRESET).log; rm -f build-$(PRESET).log; exit 1; }
+	@cmake --preset $(PRESET) -DKV_WERROR=$(WERROR) >build-$(PRESET).log 2>&1 || { cat build-$(PRESET).log; rm -f build-$(PRESET).log; exit 1; }
 	@sed -n 's/^-- \(libkvx_cuda: .*\)/\1/p' build-$(PRESET).log; rm -f build-$(PRESET).log
 	@cmake --build $(dir) -j $(JOBS) -- --no-print-directory
 
