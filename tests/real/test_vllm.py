@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM 0.33's own cache manager and publisher, without a model: kv-indexer answers what the manager itself would.
+
+Random traffic (shared prefixes, duplicates at once, preemption, eviction) with each option; after every few steps the
+events go out over ZMQ and random prompts are looked up in both. No answer may be over or under.
+"""
+import tempfile
+
+from vllm_engine import *
+
+SALT64 = "0123456789abcdef" * 4
+IMAGE = "feedfacefeedfacefeedfacefeedfacefeedfacefeedfacefeedfacefeedface"
+OPTIONS = [
+    Option("plain"),
+    Option("small_pool", blocks=24),
+    Option("big_blocks", block=64, blocks=32),
+    Option("resets", resets=True),
+    Option("report_full", report_full=True),
+    Option("adapters", names=(Names(), Names(lora="a"), Names(lora="b"))),
+    Option("salts", names=(Names(), Names(salt="s"), Names(salt=SALT64), Names(lora="a", salt="a"), Names(lora="a"),
+                           Names(lora="a", salt=SALT64))),
+    Option("images", names=(Names(), Names(images=((IMAGE, 3),)), Names(images=(("img-1", 20),)),
+                            Names(images=((IMAGE, 12), ("img-1", 40))), Names(salt="s", images=((IMAGE, 3),)))),
+    Option("lookahead", lookahead=1),
+    Option("lookahead_3", lookahead=3),
+    Option("lookahead_salts", lookahead=1, names=(Names(), Names(salt="s"), Names(lora="a", salt=SALT64))),
+    Option("eagle_drop", eagle_drop=True),
+    Option("window", windows=(40,), blocks=96),
+    Option("two_windows", windows=(40, 100), blocks=128),
+    Option("same_windows", windows=(40, 40), blocks=128),
+    Option("window_lookahead", windows=(40,), lookahead=1, blocks=96),
+    Option("window_eagle_drop", windows=(40,), eagle_drop=True, blocks=96),
+    Option("window_resets_salts", windows=(33,), blocks=96, resets=True, names=(Names(), Names(salt=SALT64))),
+    Option("window_small_blocks", windows=(64,), block=32, window_block=16, blocks=96),
+    Option("window_only", windows=(40,), full_attention=False),
+]
+STEPS, LOOKUPS = 120, 4
+
+
+def probes(engine):
+    """Prompts worth asking: conversations, their prefixes, prefixes that go on otherwise, and other names."""
+    rng, block = engine.rng, engine.option.block
+    pool = engine.talks + [(list(request.all_token_ids), request.names) for request in engine.running]
+    for _ in range(LOOKUPS if pool else 0):
+        tokens, names = rng.choice(pool)
+        if rng.random() < 0.2:
+            names = rng.choice(engine.option.names)
+        cut = rng.choice((len(tokens), rng.randint(1, len(tokens)), len(tokens) // block * block))
+        tail = [rng.randrange(5, 1000) for _ in range(rng.choice((0, 1, block)))]
+        yield (tokens[:cut] + tail) or [7], names
+
+
+def run_history(option, seed, rng, tally, feed, engine):
+    indexer = feed.indexer
+    for step in range(STEPS):
+        for _ in range(rng.randint(1, 6)):
+            engine.step()
+        feed.publish(engine.take_events())
+        feed.settle()
+        for tokens, names in probes(engine):
+            answer = indexer.score(tokens, feed.instance, **question(names, tokens))
+            tally.add(option.name, engine.cached_tokens(tokens, names), answer,
+                      f"KV_TEST_SEED={seed}, step {step}, {len(tokens)} tokens, {names}, last: {engine.story[-8:]}")
+
+
+def option_test(option):
+    def test():
+        tally = Tally("vLLM 0.33")
+        with tempfile.TemporaryDirectory() as folder, Indexer() as indexer:
+            for seed, rng in histories(3):
+                endpoint, replay = f"ipc://{folder}/{seed}", f"ipc://{folder}/{seed}r"
+                feed = Feed(indexer, 100 + seed, make_publisher(endpoint, replay), make_batch, endpoint, option.block, replay,
+                            **option.register)
+                run_history(option, seed, rng, tally, feed, Engine(option, rng))
+                feed.close()
+        tally.exact(option.name)
+    return test
+
+
+if __name__ == "__main__":
+    run_all({option.name: option_test(option) for option in OPTIONS}, globals())

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A vLLM 0.33 engine without a model: its own KVCacheManager, request hashing and publisher, driven by random traffic."""
+import time
+from dataclasses import dataclass, field
+from math import lcm
+
+from realtest import *
+
+use("vllm-0.33")
+
+import torch  # noqa: E402
+from vllm.distributed.kv_events import KVEventBatch, ZmqEventPublisher  # noqa: E402
+from vllm.lora.request import LoRARequest  # noqa: E402
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange  # noqa: E402
+from vllm.sampling_params import SamplingParams  # noqa: E402
+from vllm.utils.hashing import sha256  # noqa: E402
+from vllm.v1.core.kv_cache_manager import KVCacheManager  # noqa: E402
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash  # noqa: E402
+from vllm.v1.kv_cache_interface import (FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec,  # noqa: E402
+                                        SlidingWindowSpec)
+from vllm.v1.request import Request, RequestStatus  # noqa: E402
+
+init_none_hash(sha256)
+IMAGE_TOKENS = 6
+
+
+@dataclass(frozen=True)
+class Names:
+    """What tells equal prompts apart: adapter, salt, images (identifier, first token)."""
+    lora: str = ""
+    salt: str = ""
+    images: tuple = ()
+
+
+@dataclass
+class Option:
+    """One way to run the engine. @windows: block counts' windows in tokens, a cache group each, beside full attention."""
+    name: str
+    block: int = 16
+    blocks: int = 64
+    windows: tuple = ()
+    window_block: int = 0  # block size of the window groups; 0: as the others
+    full_attention: bool = True
+    eagle_drop: bool = False
+    lookahead: int = 0  # tokens a block's hash covers beyond the block
+    report_full: bool = False
+    resets: bool = False
+    names: tuple = (Names(),)
+    register: dict = field(default_factory=dict)
+
+
+def group_specs(option):
+    heads = {"num_kv_heads": 1, "head_size": 16, "dtype": torch.float32}
+    specs = [FullAttentionSpec(block_size=option.block, **heads)] if option.full_attention else []
+    specs += [SlidingWindowSpec(block_size=option.window_block or option.block, sliding_window=window, **heads)
+              for window in option.windows]
+    return [KVCacheGroupSpec([f"layer{i}"], spec) for i, spec in enumerate(specs)]
+
+
+class Engine:
+    """The cache manager and what the scheduler does with it: admit, prefill in chunks, decode, preempt, finish."""
+
+    def __init__(self, option, rng):
+        self.option, self.rng = option, rng
+        groups = group_specs(option)
+        sizes = [group.kv_cache_spec.block_size for group in groups]
+        self.hash_block = min(sizes)
+        self.manager = KVCacheManager(
+            KVCacheConfig(num_blocks=option.blocks, kv_cache_tensors=[], kv_cache_groups=groups),
+            max_model_len=4096, scheduler_block_size=lcm(*sizes), hash_block_size=self.hash_block,
+            use_eagle=option.eagle_drop, num_hash_lookahead_tokens=option.lookahead, enable_kv_cache_events=True)
+        self.hasher = get_request_block_hasher(self.hash_block, sha256, option.lookahead)
+        self.running, self.talks, self.count, self.story = [], [], 0, []
+
+    # -- requests ----------------------------------------------------------------------------------
+    def request(self, tokens, names):
+        self.count += 1
+        images = [MultiModalFeatureSpec(data=None, modality="image", identifier=identifier,
+                                        mm_position=PlaceholderRange(offset=first, length=IMAGE_TOKENS))
+                  for identifier, first in names.images if first + IMAGE_TOKENS <= len(tokens)]
+        adapter = LoRARequest(names.lora, 1 + sum(names.lora.encode()), "/adapters/" + names.lora) if names.lora else None
+        arguments = {"kv_cache_report_mode": "full"} if self.option.report_full else None
+        return Request(request_id=str(self.count), prompt_token_ids=list(tokens), pooling_params=None, mm_features=images,
+                       sampling_params=SamplingParams(max_tokens=4096, extra_args=arguments), lora_request=adapter,
+                       cache_salt=names.salt or None, block_hasher=self.hasher)
+
+    def prompt(self):
+        """A conversation that goes on, the same prompt again, or a new one; often an exact multiple of the block size."""
+        rng, block = self.rng, self.option.block
+        names = rng.choice(self.option.names)
+        if self.talks and rng.random() < 0.7:
+            tokens, names = rng.choice(self.talks)
+            tokens = list(tokens[:rng.randint(1, len(tokens))]) if rng.random() < 0.3 else list(tokens)
+        else:
+            tokens = [1 + rng.randrange(3)] * (block * rng.randint(0, 3))
+        tokens += [rng.randrange(5, 1000) for _ in range(rng.choice((0, 1, block // 2, block, 2 * block)))]
+        if rng.random() < 0.5:
+            tokens = tokens[:len(tokens) // block * block]
+        return tokens or [7] * block, names
+
+    # -- what the scheduler does -------------------------------------------------------------------
+    def admit(self, request, chunk):
+        blocks, hit, boundary = self.manager.get_computed_blocks(request)
+        request.shared_prefix_boundary = boundary
+        new = min(request.num_tokens - hit, chunk)
+        if self.manager.allocate_slots(request, new, hit, blocks, num_lookahead_tokens=self.option.lookahead) is None:
+            return False
+        request.num_computed_tokens, request.status = hit + new, RequestStatus.RUNNING
+        self.running.append(request)
+        return True
+
+    def advance(self, request, sampled):
+        """Schedule what isn't computed (at most a chunk), after sampling @sampled tokens once the prompt is."""
+        if request.num_computed_tokens == request.num_tokens:
+            request.append_output_token_ids([self.rng.randrange(5, 1000) for _ in range(sampled)])
+        new = min(request.num_tokens - request.num_computed_tokens, 48)
+        if self.manager.allocate_slots(request, new, num_lookahead_tokens=self.option.lookahead) is None:
+            return False
+        request.num_computed_tokens += new
+        return True
+
+    def preempt(self, request):
+        self.running.remove(request)
+        self.manager.free(request)
+        request.status, request.num_computed_tokens = RequestStatus.PREEMPTED, 0
+        request.num_preemptions += 1
+
+    def finish(self, request, names):
+        self.running.remove(request)
+        self.manager.free(request)
+        self.talks = self.talks[-30:] + [(list(request.all_token_ids), names)]
+
+    def step(self):
+        """One random thing that a scheduler does."""
+        rng, dice = self.rng, self.rng.random()
+        if dice < 0.35 or not self.running:
+            tokens, names = self.prompt()
+            for _ in range(1 if rng.random() < 0.8 else 2):  # the same prompt twice at once: blocks aren't shared
+                request = self.request(tokens, names)
+                request.names = names
+                if len(self.running) < 6 and self.admit(request, rng.choice((32, 48, 4096))):
+                    self.story.append(f"admit {request.request_id} {len(tokens)} tokens {names}")
+        elif dice < 0.8:
+            request = rng.choice(self.running)
+            if not self.advance(request, rng.randint(1, 3) if self.option.lookahead else 1):
+                self.preempt(rng.choice(self.running))
+                self.story.append("preempt")
+        elif dice < 0.97:
+            request = rng.choice(self.running)
+            for _ in range(rng.choice((0, 0, self.option.block, 3 * self.option.block))):
+                if not self.advance(request, 1):
+                    break
+            self.finish(request, request.names)
+            self.story.append(f"finish {request.request_id} at {request.num_tokens}")
+        elif self.option.resets:
+            for request in list(self.running):
+                self.finish(request, request.names)
+            check(self.manager.reset_prefix_cache())
+            self.story.append("reset")
+
+    def take_events(self):
+        return self.manager.take_events()
+
+    # -- the truth ---------------------------------------------------------------------------------
+    def cached_tokens(self, tokens, names):
+        hashes = self.request(tokens, names).block_hashes
+        reach = min(len(tokens), len(hashes) * self.hash_block)
+        return self.manager.coordinator.find_longest_cache_hit(hashes, reach)[1]
+
+
+def make_batch(events):
+    return KVEventBatch(ts=time.time(), events=events)
+
+
+def make_publisher(endpoint, replay):
+    return ZmqEventPublisher(0, endpoint=endpoint, replay_endpoint=replay, topic="kv-events")
+
+
+def question(names, tokens):
+    """The fields of /query that tell equal prompts apart."""
+    fields = {}
+    if names.lora:
+        fields["lora_name"] = names.lora
+    if names.salt:
+        fields["cache_salt"] = names.salt
+    if names.images:
+        fields["images"] = [{"id": identifier, "offset": first, "length": IMAGE_TOKENS}
+                            for identifier, first in names.images if first + IMAGE_TOKENS <= len(tokens)]
+    return fields
