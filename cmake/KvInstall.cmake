@@ -12,6 +12,25 @@ install(TARGETS ${programs} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(TARGETS ${libraries} EXPORT kvasir LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 file(GLOB pages ${CMAKE_SOURCE_DIR}/docs/man/*.[1-8])
 install(FILES ${pages} DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
+# The other pages come from the programs' own option tables.
+set(store_pages save restore ls show verify gc rm stats bench conformance)
+list(TRANSFORM store_pages PREPEND "kvasir store ")
+foreach(command "kv-indexer" "kvasir replay" "kvasir top" "kvasir bench tiers" ${store_pages})
+  string(REPLACE " " "-" page "${command}")
+  string(REPLACE " " ";" words "${command}")
+  list(POP_FRONT words program)
+  add_custom_command(OUTPUT ${CMAKE_BINARY_DIR}/man/${page}.1
+                     COMMAND ${CMAKE_COMMAND} -E make_directory ${CMAKE_BINARY_DIR}/man
+                     COMMAND $<TARGET_FILE:${program}> ${words} --help-man >${CMAKE_BINARY_DIR}/man/${page}.1
+                     DEPENDS ${program})
+  list(APPEND made_pages ${CMAKE_BINARY_DIR}/man/${page}.1)
+endforeach()
+add_custom_target(man ALL DEPENDS ${made_pages})
+install(FILES ${made_pages} DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
+set(completions ${CMAKE_SOURCE_DIR}/deploy/completions)
+install(FILES ${completions}/kvasir.bash DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions RENAME kvasir)
+install(FILES ${completions}/kvasir.bash DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions RENAME kv-indexer)
+install(FILES ${completions}/_kvasir DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-functions)
 install(FILES ${KV_PUBLIC_HEADERS} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(DIRECTORY ${CMAKE_BINARY_DIR}/pkgconfig/ DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 # They name the prefix of the configuration; `make install PREFIX=` chooses another one later.

@@ -4,9 +4,12 @@
 #include <ctype.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <unistd.h>
 
-#define HELP_COLUMNS 80
-#define HELP_INDENT 30
+#include "base/args_impl.h"
+#include "base/log.h"
+
+#define MAX_NAMES 96 /* options of a program */
 
 /* -- values ------------------------------------------------------------------------------------ */
 
@@ -64,6 +67,10 @@ int kv_parse_size(const char *text, uint64_t *ret)
 {
     static const struct unit sizes[] = {{"", 1},
                                         {"B", 1},
+                                        {"KB", 1000},
+                                        {"MB", 1000000},
+                                        {"GB", 1000000000},
+                                        {"TB", UINT64_C(1000000000000)},
                                         {"KiB", UINT64_C(1) << 10},
                                         {"MiB", UINT64_C(1) << 20},
                                         {"GiB", UINT64_C(1) << 30},
@@ -75,8 +82,8 @@ int kv_parse_size(const char *text, uint64_t *ret)
 
 int kv_parse_time_ms(const char *text, uint64_t *ret)
 {
-    static const struct unit times[] = {{"ms", 1},      {"s", 1000}, {"m", 60000},
-                                        {"h", 3600000}, {"", 1000},  {NULL, 0}};
+    static const struct unit times[] = {{"ms", 1},       {"s", 1000}, {"m", 60000}, {"h", 3600000},
+                                        {"d", 86400000}, {"", 1000},  {NULL, 0}};
 
     return parse_with_unit(text, times, ret);
 }
@@ -139,7 +146,7 @@ static int set_value(const struct kv_arg *arg, const char *text, void *values,
 
     switch (arg->type) {
     case KV_ARG_FLAG:
-        *(bool *)(void *)at = true;
+        *(bool *)(void *)at = !text || kv_args_is_true(text);
         return 0;
     case KV_ARG_CHOICE:
         if (!is_choice(arg->choices, text))
@@ -186,31 +193,54 @@ static unsigned distance(const char *a, size_t a_len, const char *b)
     return row[b_len];
 }
 
+const char *kv_args_nearest(const char *text, size_t len, const char *const *words, size_t n)
+{
+    unsigned best = (unsigned)KV_MIN(len, (size_t)30) / 3 + 2; /* further off is no typing error */
+    const char *nearest = NULL;
+
+    for (size_t i = 0; i < n; i++) {
+        unsigned d = distance(text, len, words[i]);
+
+        if (d < best) {
+            best = d;
+            nearest = words[i];
+        }
+    }
+    return nearest;
+}
+
+void kv_args_no_command(const char *program, const char *name, const char *const *words, size_t n)
+{
+    const char *nearest = kv_args_nearest(name, strlen(name), words, n);
+
+    fprintf(stderr, "%s: no command \"%.60s\"%s%s%s\n\n", program, name,
+            nearest ? "; did you mean \"" : "", nearest ? nearest : "", nearest ? "\"?" : "");
+}
+
+const char *kv_args_nearest_option(const struct kv_args_program *program, const char *name,
+                                   size_t len)
+{
+    const char *words[MAX_NAMES];
+    size_t n = 0;
+
+    for (size_t i = 0; i < program->n_args && n < MAX_NAMES; i++)
+        if (program->args[i].type != KV_ARG_GROUP && !program->args[i].hidden)
+            words[n++] = program->args[i].name;
+    return kv_args_nearest(name, len, words, n);
+}
+
 static int unknown_option(const struct kv_args_program *program, const char *name, size_t len,
                           struct kv_error *error)
 {
-    const char *nearest = NULL;
-    unsigned best = (unsigned)KV_MIN(len, (size_t)30) / 3 + 2; /* further off is no typing error */
+    const char *nearest = kv_args_nearest_option(program, name, len);
 
-    for (size_t i = 0; i < program->n_args; i++) {
-        const struct kv_arg *arg = &program->args[i];
-        unsigned d;
-
-        if (arg->type == KV_ARG_GROUP || arg->hidden)
-            continue;
-        d = distance(name, len, arg->name);
-        if (d < best) {
-            best = d;
-            nearest = arg->name;
-        }
-    }
     return kv_fail(error, -EINVAL, 0, "unknown option --%.*s%s%s%s", (int)KV_MIN(len, (size_t)60),
                    name, nearest ? "; did you mean --" : " (see --help)", nearest ? nearest : "",
                    nearest ? "?" : "");
 }
 
-static const struct kv_arg *find_arg(const struct kv_args_program *program, const char *name,
-                                     size_t len)
+const struct kv_arg *kv_args_find(const struct kv_args_program *program, const char *name,
+                                  size_t len)
 {
     for (size_t i = 0; i < program->n_args; i++) {
         const struct kv_arg *arg = &program->args[i];
@@ -222,84 +252,46 @@ static const struct kv_arg *find_arg(const struct kv_args_program *program, cons
     return NULL;
 }
 
-/* -- help -------------------------------------------------------------------------------------- */
-
-/* Words of @text, wrapped, the first line continuing at column @at. Newlines are kept. */
-static void print_wrapped(const char *text, int at, int indent)
+int kv_args_set(struct kv_args_run *run, const struct kv_arg *arg, const char *text,
+                enum kv_args_source source, struct kv_error *error)
 {
-    while (*text) {
-        size_t n = strcspn(text, " \n");
+    uint8_t *before = &run->source[arg - run->program->args];
 
-        if (at > indent && at + 1 + (int)n > HELP_COLUMNS) {
-            printf("\n%*s", indent, "");
-            at = indent;
-        } else if (at > indent) {
-            putchar(' ');
-            at++;
-        }
-        printf("%.*s", (int)n, text);
-        at += (int)n;
-        text += n;
-        if (*text == '\n') {
-            printf("\n%*s", text[1] ? indent : 0, "");
-            at = indent;
-        }
-        text += *text != '\0';
-    }
-    putchar('\n');
-}
-
-static void print_option(const char *name, const char *value, const char *help)
-{
-    int at = printf("  --%s%s%s", name, value ? " " : "", value ? value : "");
-
-    if (at > HELP_INDENT - 2) {
-        putchar('\n');
-        at = 0;
-    }
-    printf("%*s", HELP_INDENT - at, "");
-    print_wrapped(help, HELP_INDENT, HELP_INDENT);
-}
-
-static void print_help(const struct kv_args_program *program)
-{
-    printf("usage: %s %s\n\n%s\n", program->name, program->usage, program->summary);
-    for (size_t i = 0; i < program->n_args; i++) {
-        const struct kv_arg *arg = &program->args[i];
-
-        if (arg->hidden)
-            continue;
-        if (arg->type == KV_ARG_GROUP)
-            printf("\n%s:\n", arg->name);
-        else
-            print_option(arg->name, arg->type == KV_ARG_FLAG ? NULL : arg->value, arg->help);
-    }
-    print_option("version", NULL, "Print the version and exit.");
-    print_option("help", NULL, "Print this text and exit.");
-    if (program->env)
-        printf("\nIn the environment, --some-option is %s_SOME_OPTION.\n", program->env);
-    if (program->footer)
-        printf("\n%s\n", program->footer);
+    if (source == KV_ARGS_CONFIG && *before > source)
+        return 0;
+    /* A nearer source replaces a list of a farther one rather than adding to it. */
+    if (arg->type == KV_ARG_LIST && *before < source)
+        ((struct kv_arg_list *)(void *)((char *)run->values + arg->offset))->n = 0;
+    *before = (uint8_t)source;
+    return set_value(arg, text, run->values, error);
 }
 
 /* -- parsing ----------------------------------------------------------------------------------- */
 
-static bool env_is_true(const char *text)
+bool kv_args_is_true(const char *text)
 {
     return strcmp(text, "0") != 0 && strcasecmp(text, "false") != 0 &&
            strcasecmp(text, "no") != 0 && strcasecmp(text, "off") != 0 && *text;
 }
 
 /* For a service called like the program, Kubernetes puts NAME_PORT=tcp://10.0.0.1:8090 into every
- * container: that is a link to it, not a port for it. */
+ * container: a link to that service, not a port for this one. */
 static bool is_service_link(const struct kv_arg *arg, const char *text)
 {
     return strcmp(arg->name, "port") == 0 && strstr(text, "://");
 }
 
-static int read_environment(const struct kv_args_program *program, void *values,
-                            struct kv_error *error)
+static void env_name(const struct kv_args_program *program, const char *option, char *ret,
+                     size_t size)
 {
+    snprintf(ret, size, "%s_%s", program->env, option);
+    for (char *p = ret; *p; p++)
+        *p = *p == '-' ? '_' : (char)toupper((unsigned char)*p);
+}
+
+static int read_environment(struct kv_args_run *run, struct kv_error *error)
+{
+    const struct kv_args_program *program = run->program;
     char name[128];
 
     for (size_t i = 0; program->env && i < program->n_args; i++) {
@@ -309,13 +301,11 @@ static int read_environment(const struct kv_args_program *program, void *values,
 
         if (arg->type == KV_ARG_GROUP)
             continue;
-        snprintf(name, sizeof(name), "%s_%s", program->env, arg->name);
-        for (char *p = name; *p; p++)
-            *p = *p == '-' ? '_' : (char)toupper((unsigned char)*p);
+        env_name(program, arg->name, name, sizeof(name));
         text = getenv(name);
-        if (!text || (arg->type == KV_ARG_FLAG && !env_is_true(text)) || is_service_link(arg, text))
+        if (!text || is_service_link(arg, text))
             continue;
-        rc = set_value(arg, text, values, error);
+        rc = kv_args_set(run, arg, text, KV_ARGS_ENVIRONMENT, error);
         if (rc) {
             struct kv_error cause = error ? *error : (struct kv_error){0};
 
@@ -325,17 +315,54 @@ static int read_environment(const struct kv_args_program *program, void *values,
     return 0;
 }
 
+/* Variables that Kubernetes and the caller give a meaning of their own. */
+static bool is_known_variable(const struct kv_args_program *program, const char *rest, size_t len)
+{
+    char word[64], option[64];
+
+    if (len >= sizeof(word) || strncmp(rest, "SERVICE_", 8) == 0 || strncmp(rest, "PORT_", 5) == 0)
+        return true;
+    for (size_t i = 0; i <= len; i++) {
+        word[i] = i < len ? rest[i] : '\0';
+        option[i] = word[i] == '_' ? '-' : (char)tolower((unsigned char)word[i]);
+    }
+    return kv_args_find(program, option, len) || (program->config && strcmp(word, "CONFIG") == 0) ||
+           (program->env_others && is_choice(program->env_others, word));
+}
+
+static void warn_of_unknown_variables(const struct kv_args_program *program)
+{
+    size_t prefix = program->env ? strlen(program->env) : 0;
+
+    for (char **entry = environ; prefix && entry && *entry; entry++) {
+        const char *rest = *entry + prefix + 1;
+        char name[128], quoted[160];
+
+        if (strncmp(*entry, program->env, prefix) != 0 || (*entry)[prefix] != '_' ||
+            is_known_variable(program, rest, strcspn(rest, "=")))
+            continue;
+        snprintf(name, sizeof(name), "%.*s", (int)KV_MIN(strcspn(*entry, "="), sizeof(name) - 1),
+                 *entry);
+        kv_log_warn(program->name, "an environment variable names no option", "variable=%s",
+                    kv_log_quote(quoted, sizeof(quoted), name));
+    }
+}
+
 /* One `--name[=value]` at argv[*at]; moves *at over a value of its own. */
-static int read_option(const struct kv_args_program *program, int argc, char **argv, int *at,
-                       void *values, bool *seen, struct kv_error *error)
+static int read_option(struct kv_args_run *run, int argc, char **argv, int *at,
+                       struct kv_error *error)
 {
     const char *name = argv[*at] + 2, *equals = strchr(name, '=');
     size_t len = equals ? (size_t)(equals - name) : strlen(name);
-    const struct kv_arg *arg = find_arg(program, name, len);
+    const struct kv_arg *arg = kv_args_find(run->program, name, len);
     const char *value = equals ? equals + 1 : NULL;
 
+    if (run->program->config && len == 6 && strncmp(name, "config", 6) == 0) {
+        *at += value ? 0 : 1; /* read before: kv_args_read_config */
+        return 0;
+    }
     if (!arg)
-        return unknown_option(program, name, len, error);
+        return unknown_option(run->program, name, len, error);
     if (arg->type == KV_ARG_FLAG && value)
         return kv_fail(error, -EINVAL, 0, "--%s takes no value", arg->name);
     if (arg->type != KV_ARG_FLAG && !value) {
@@ -344,41 +371,91 @@ static int read_option(const struct kv_args_program *program, int argc, char **a
                            arg->value ? arg->value : "VALUE");
         value = argv[++*at];
     }
-    /* The command line replaces a list from the environment rather than adding to it. */
-    if (arg->type == KV_ARG_LIST && !seen[arg - program->args])
-        ((struct kv_arg_list *)(void *)((char *)values + arg->offset))->n = 0;
-    seen[arg - program->args] = true;
-    return set_value(arg, value, values, error);
+    return kv_args_set(run, arg, value, KV_ARGS_COMMAND_LINE, error);
+}
+
+/* The file of --config on the command line, else of the environment; NULL: none. */
+static int config_file(const struct kv_args_program *program, int argc, char **argv,
+                       const char **ret, struct kv_error *error)
+{
+    char name[128];
+
+    *ret = NULL;
+    if (!program->config)
+        return 0;
+    for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++) {
+        if (strncmp(argv[i], "--config=", 9) == 0)
+            *ret = argv[i] + 9;
+        else if (strcmp(argv[i], "--config") == 0 && i + 1 == argc)
+            return kv_fail(error, -EINVAL, 0, "--config needs a value (FILE)");
+        else if (strcmp(argv[i], "--config") == 0)
+            *ret = argv[++i];
+    }
+    if (!*ret && program->env) {
+        env_name(program, "config", name, sizeof(name));
+        *ret = getenv(name);
+    }
+    return 0;
+}
+
+/* Print what --help and its like ask for. False: @word asks for nothing of the kind. */
+static bool print_asked(const struct kv_args_program *program, const char *word)
+{
+    if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0)
+        kv_args_print_help(program);
+    else if (strcmp(word, "--help-man") == 0)
+        kv_args_print_man(program);
+    else if (strcmp(word, "--help-options") == 0)
+        kv_args_print_options(program);
+    else if (strcmp(word, "--version") == 0 || strcmp(word, "-V") == 0)
+        printf("%s %s\n", program->name, KV_VERSION);
+    else
+        return false;
+    return true;
+}
+
+static int read_words(struct kv_args_run *run, int argc, char **argv, struct kv_arg_list *rest,
+                      struct kv_error *error)
+{
+    static const struct kv_arg positional = {.name = "argument"};
+    bool only_rest = false;
+    int rc = 0;
+
+    for (int i = 1; rc == 0 && i < argc; i++) {
+        const char *word = argv[i];
+
+        if (only_rest || word[0] != '-' || word[1] == '\0')
+            rc = rest ? set_list(&positional, word, rest, error)
+                      : kv_fail(error, -EINVAL, 0, "unexpected argument `%.60s`", word);
+        else if (strcmp(word, "--") == 0)
+            only_rest = true;
+        else if (print_asked(run->program, word))
+            return 1;
+        else if (word[1] != '-')
+            rc = kv_fail(error, -EINVAL, 0, "unknown option %.60s (see --help)", word);
+        else
+            rc = read_option(run, argc, argv, &i, error);
+    }
+    return rc;
 }
 
 int kv_args_parse(const struct kv_args_program *program, int argc, char **argv, void *values,
                   struct kv_arg_list *rest, struct kv_error *error)
 {
-    KV_AUTO(kv_autofree) bool *seen = calloc(program->n_args + 1, sizeof(*seen));
-    bool only_rest = false;
-    int rc = seen ? read_environment(program, values, error) : -ENOMEM;
+    KV_AUTO(kv_autofree) uint8_t *source = calloc(program->n_args + 1, sizeof(*source));
+    struct kv_args_run run = {program, values, source};
+    const char *config = NULL;
+    int rc = source ? 0 : -ENOMEM;
 
-    for (int i = 1; rc == 0 && i < argc; i++) {
-        const char *word = argv[i];
-
-        if (only_rest || word[0] != '-' || word[1] == '\0') {
-            static const struct kv_arg positional = {.name = "argument"};
-
-            rc = rest ? set_list(&positional, word, rest, error)
-                      : kv_fail(error, -EINVAL, 0, "unexpected argument `%.60s`", word);
-        } else if (strcmp(word, "--") == 0) {
-            only_rest = true;
-        } else if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0) {
-            print_help(program);
-            return 1;
-        } else if (strcmp(word, "--version") == 0) {
-            printf("%s %s\n", program->name, KV_VERSION);
-            return 1;
-        } else if (word[1] != '-') {
-            rc = kv_fail(error, -EINVAL, 0, "unknown option %.60s (see --help)", word);
-        } else {
-            rc = read_option(program, argc, argv, &i, values, seen, error);
-        }
-    }
+    if (rc == 0)
+        rc = config_file(program, argc, argv, &config, error);
+    if (rc == 0 && config)
+        rc = kv_args_read_config(&run, config, error);
+    if (rc == 0)
+        rc = read_environment(&run, error);
+    if (rc == 0)
+        rc = read_words(&run, argc, argv, rest, error);
+    if (rc == 0)
+        warn_of_unknown_variables(program);
     return rc;
 }

@@ -1,9 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Command lines, from one table per program: the same rows parse `--name value`, `--name=value` and
- * the environment (PREFIX_NAME_WITH_UNDERSCORES; the command line wins; Kubernetes' service links
- * PREFIX_PORT=tcp://... are passed over), check ranges, and print --help. Sizes take 64KiB/MiB/GiB,
- * times 250ms/5s/2m.
+ * Command lines, from one table per program. The same rows parse the command line, the environment and
+ * a configuration file, check ranges, and print --help, man pages and completions.
+ *
+ * Later sources win: defaults, --config FILE, environment, command line.
+ * - Command line: `--name value` or `--name=value`.
+ * - Environment: PREFIX_NAME_WITH_UNDERSCORES. Kubernetes' service links (PREFIX_PORT=tcp://...) are
+ *   passed over. Other variables with the prefix that name no option are warned of in the log.
+ * - Configuration file: `name = value` lines, `#` starts a comment, flags take true or false, a list
+ *   option may stand on several lines.
+ *
+ * Sizes take KB, MB, GB, TB (powers of 1000) and KiB, MiB, GiB, TiB; times ms, s, m, h and d.
  */
 #ifndef KV_BASE_ARGS_H
 #define KV_BASE_ARGS_H
@@ -50,16 +57,29 @@ struct kv_args_program {
     const char *env;     /* prefix of environment variables, or NULL */
     const struct kv_arg *args;
     size_t n_args;
+    bool config;            /* --config FILE is an option, too */
+    const char *env_others; /* variables with the prefix that are no options: "A|B", or NULL */
 };
 
 /**
  * Fill @values (defaults already in it). Positional arguments go to @rest (NULL: none are allowed).
- * Returns 0; 1 when --help or --version was asked for and printed to stdout; -EINVAL with @error.
+ * Strings from a configuration file live as long as the process.
+ * Returns 0; 1 when --help, --help-man, --help-options or --version was asked for and printed to
+ * standard output; -EINVAL, or the errno of a configuration file that can't be read, with @error.
  */
 int kv_args_parse(const struct kv_args_program *program, int argc, char **argv, void *values,
                   struct kv_arg_list *rest, struct kv_error *error);
 
-/** The value parsers, for use elsewhere. 0 or -EINVAL. */
+/** Free the texts of all configuration files: strings from them are gone. For tests and fuzzers. */
+void kv_args_free_config(void);
+
+/** The word of @words (@n of them) that @text is a typing error of, or NULL. */
+const char *kv_args_nearest(const char *text, size_t len, const char *const *words, size_t n);
+
+/** Say on standard error that @program has no command @name, and which of @words it may have meant. */
+void kv_args_no_command(const char *program, const char *name, const char *const *words, size_t n);
+
+/** Parse a number, a size in bytes, a time in milliseconds. Return 0 or -EINVAL. */
 int kv_parse_u64(const char *text, uint64_t *ret);
 int kv_parse_size(const char *text, uint64_t *ret);
 int kv_parse_time_ms(const char *text, uint64_t *ret);

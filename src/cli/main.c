@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/args.h"
 #include "cli/replay.h"
 
 static const struct command {
@@ -18,41 +19,79 @@ static const struct command {
     {"top", kc_top_main, "watch a running kv-indexer: its workers, streams and index"},
 };
 
+#define N_COMMANDS KV_COUNT(COMMANDS)
+
 static void usage(FILE *out)
 {
     fputs("usage: kvasir COMMAND [OPTION ...]\n\n", out);
-    for (size_t i = 0; i < sizeof(COMMANDS) / sizeof(COMMANDS[0]); i++)
+    for (size_t i = 0; i < N_COMMANDS; i++)
         fprintf(out, "  %-8s %s\n", COMMANDS[i].name, COMMANDS[i].help);
     fputs("\n`kvasir COMMAND --help` says more. The service itself is kv-indexer.\n", out);
+}
+
+static bool is(const char *word, const char *name, const char *other)
+{
+    return strcmp(word, name) == 0 || strcmp(word, other) == 0;
+}
+
+/* Words for completions, one a line. */
+static void print_words(void)
+{
+    for (size_t i = 0; i < N_COMMANDS; i++)
+        puts(COMMANDS[i].name);
+    fputs("help\n--help\n--version\n", stdout);
+}
+
+/* Answer questions about the program as a whole. False: argv[1] is none. */
+static bool answer(int argc, char **argv)
+{
+    if (argc < 2 || is(argv[1], "--help", "-h") || (argc == 2 && strcmp(argv[1], "help") == 0))
+        usage(stdout);
+    else if (is(argv[1], "--version", "-V"))
+        puts("kvasir " KV_VERSION);
+    else if (strcmp(argv[1], "--help-options") == 0)
+        print_words();
+    else
+        return false;
+    return true;
+}
+
+static int unknown_command(const char *name)
+{
+    const char *names[N_COMMANDS];
+
+    for (size_t i = 0; i < N_COMMANDS; i++)
+        names[i] = COMMANDS[i].name;
+    kv_args_no_command("kvasir", name, names, N_COMMANDS);
+    usage(stderr);
+    return 2;
+}
+
+/* `kvasir help X Y` is `kvasir X Y --help`: the words move one to the left. */
+static void turn_help_round(int argc, char **argv)
+{
+    static char help[] = "--help";
+
+    memmove(&argv[1], &argv[2], (size_t)(argc - 2) * sizeof(*argv));
+    argv[argc - 1] = help;
 }
 
 int main(int argc, char **argv)
 {
     int status = 2;
 
-    if (argc < 2) {
-        usage(stdout);
+    if (answer(argc, argv))
         return 0;
-    }
-    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
-        strcmp(argv[1], "help") == 0) {
-        usage(stdout);
-        return 0;
-    }
-    if (strcmp(argv[1], "--version") == 0) {
-        puts("kvasir " KV_VERSION);
-        return 0;
-    }
+    if (strcmp(argv[1], "help") == 0)
+        turn_help_round(argc, argv);
     signal(SIGPIPE, SIG_IGN);
     curl_global_init(CURL_GLOBAL_DEFAULT);
-    for (size_t i = 0; i < sizeof(COMMANDS) / sizeof(COMMANDS[0]); i++)
+    for (size_t i = 0; i < N_COMMANDS; i++)
         if (strcmp(argv[1], COMMANDS[i].name) == 0) {
             status = COMMANDS[i].run(argc - 1, argv + 1);
             curl_global_cleanup();
             return status;
         }
-    fprintf(stderr, "kvasir: no command \"%s\"\n\n", argv[1]);
-    usage(stderr);
     curl_global_cleanup();
-    return status;
+    return unknown_command(argv[1]);
 }

@@ -421,6 +421,17 @@ static int start(const struct command *command, int argc, char **argv)
     return status;
 }
 
+static int unknown_command(const char *name)
+{
+    const char *names[KV_COUNT(COMMANDS)];
+
+    for (size_t i = 0; i < KV_COUNT(COMMANDS); i++)
+        names[i] = COMMANDS[i].name;
+    kv_args_no_command("kvasir store", name, names, KV_COUNT(COMMANDS));
+    usage(stderr);
+    return KC_STORE_USAGE;
+}
+
 int kc_store_main(int argc, char **argv)
 {
     if (argc < 2 || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
@@ -428,10 +439,13 @@ int kc_store_main(int argc, char **argv)
         usage(stdout);
         return KC_STORE_OK;
     }
+    if (strcmp(argv[1], "--help-options") == 0) {
+        for (size_t i = 0; i < KV_COUNT(COMMANDS); i++)
+            puts(COMMANDS[i].name);
+        return KC_STORE_OK;
+    }
     for (size_t i = 0; i < KV_COUNT(COMMANDS); i++)
         if (strcmp(argv[1], COMMANDS[i].name) == 0)
             return start(&COMMANDS[i], argc - 1, argv + 1);
-    fprintf(stderr, "kvasir store: no command \"%s\"\n\n", argv[1]);
-    usage(stderr);
-    return KC_STORE_USAGE;
+    return unknown_command(argv[1]);
 }

@@ -117,6 +117,8 @@ static const struct kv_args_program program = {
     .summary = summary,
     .footer = footer,
     .env = "KV_INDEXER",
+    .config = true,
+    .env_others = "TEST_ENDPOINTS",
     .args = arguments,
     .n_args = KV_COUNT(arguments),
 };

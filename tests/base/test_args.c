@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include "base/log.h"
 #include "base/unit.h"
 
 struct values {
@@ -27,8 +28,15 @@ static const struct kv_arg rows[] = {
     {ROW("pause", KV_ARG_TIME, time), .value = "TIME", .min = 5, .max = 500, .help = "Rest."},
     {ROW("secret", KV_ARG_STR, name), .hidden = true, .help = "x"},
 };
-static const struct kv_args_program program = {"prog", "[OPTION ...]", "Does things.", "The end.",
-                                               "PROG", rows,           KV_COUNT(rows)};
+static const struct kv_args_program program = {.name = "prog",
+                                               .usage = "[OPTION ...]",
+                                               .summary = "Does things.",
+                                               .footer = "The end.",
+                                               .env = "PROG",
+                                               .args = rows,
+                                               .n_args = KV_COUNT(rows),
+                                               .config = true,
+                                               .env_others = "MINE"};
 
 static int parse(struct values *values, struct kv_arg_list *rest, struct kv_error *error,
                  const char *const *words)
@@ -82,7 +90,7 @@ static void test_errors_teach(void **state)
         {"--port", "1x", "--port: `1x` is not a number"},
         {"--port=", NULL, "--port: `` is not a number"},
         {"--port", "99999999999999999999", "--port: `99999999999999999999` is not a number"},
-        {"--max-body", "64MB", "--max-body: `64MB` is not a size such as 64MiB"},
+        {"--max-body", "64mb", "--max-body: `64mb` is not a size such as 64MiB"},
         {"--max-body", "16777216TiB", "--max-body: `16777216TiB` is not a size such as 64MiB"},
         {"--max-body", "12", "--max-body: 12 is less than 1024 bytes"},
         {"--pause", "1s", "--pause: 1s is outside 5..500 ms"},
@@ -153,6 +161,163 @@ static void test_units(void **state)
     assert_true(n == UINT64_C(3) << 30);
 }
 
+/* Run @body with standard output going to a file, which is returned, rewound. */
+static FILE *printed(const char *word)
+{
+    int saved = dup(1);
+    FILE *file = tmpfile();
+    struct values v = {0};
+
+    fflush(stdout);
+    dup2(fileno(file), 1);
+    assert_int_equal(PARSE(&v, NULL, NULL, word), 1);
+    fflush(stdout);
+    dup2(saved, 1);
+    close(saved);
+    rewind(file);
+    return file;
+}
+
+static void write_config(char *path, const char *text)
+{
+    int fd;
+
+    strcpy(path, "/tmp/kv-args-XXXXXX");
+    fd = mkstemp(path);
+    assert_true(fd >= 0);
+    assert_int_equal(write(fd, text, strlen(text)), (ssize_t)strlen(text));
+    close(fd);
+}
+
+static void test_config_comes_first(void **state)
+{
+    struct values v = {0};
+    struct kv_error e = {0};
+    char path[32];
+
+    (void)state;
+    write_config(path, "# all of it\n\nport = 1\nmax_body=2MiB # bytes\nname = a#b c\n"
+                       "allow = x\nallow = y\nverbose = true\ntimeout = 1d\n");
+    assert_int_equal(PARSE(&v, NULL, &e, "--config", path), 0);
+    assert_int_equal(v.port, 1);
+    assert_int_equal(v.size, 2 << 20);
+    assert_string_equal(v.name, "a#b c");
+    assert_int_equal(v.allow.n, 2);
+    assert_true(v.verbose);
+    assert_int_equal(v.time, 86400000);
+
+    setenv("PROG_CONFIG", path, 1);
+    setenv("PROG_PORT", "2", 1);
+    setenv("PROG_VERBOSE", "no", 1);
+    setenv("PROG_ALLOW", "env", 1);
+    v = (struct values){0};
+    assert_int_equal(PARSE(&v, NULL, &e, "--max-body=4KiB"), 0);
+    assert_int_equal(v.port, 2);
+    assert_false(v.verbose);
+    assert_int_equal(v.allow.n, 1);
+    assert_string_equal(v.allow.items[0], "env");
+    assert_int_equal(v.size, 4096);
+    unsetenv("PROG_CONFIG");
+    unsetenv("PROG_PORT");
+    unsetenv("PROG_VERBOSE");
+    unsetenv("PROG_ALLOW");
+    unlink(path);
+}
+
+static void test_config_errors_name_the_line(void **state)
+{
+    static const struct {
+        const char *text, *error;
+    } cases[] = {
+        {"port = 1\nprot = 2\n", ":2: unknown key `prot`; did you mean `port`?"},
+        {"port\n", ":1: expected `name = value`"},
+        {"\n\nport = x", ":3: --port: `x` is not a number"},
+    };
+    char path[32];
+
+    (void)state;
+    for (size_t i = 0; i < KV_COUNT(cases); i++) {
+        struct values v = {0};
+        struct kv_error e = {0};
+
+        write_config(path, cases[i].text);
+        assert_int_equal(PARSE(&v, NULL, &e, "--config", path), -EINVAL);
+        assert_memory_equal(e.text, path, strlen(path));
+        assert_string_equal(e.text + strlen(path), cases[i].error);
+        unlink(path);
+        assert_int_equal(PARSE(&v, NULL, &e, "--config", path), -ENOENT);
+        assert_int_equal(PARSE(&v, NULL, &e, "--config"), -EINVAL);
+    }
+}
+
+static int n_warnings;
+static char last_warning[200];
+
+static void take_line(void *arg, enum kv_log_level level, const char *line, size_t len)
+{
+    (void)arg;
+    n_warnings += level == KV_LOG_WARN;
+    snprintf(last_warning, sizeof(last_warning), "%.*s", (int)len, line);
+}
+
+static void test_unknown_variables_are_warned_of(void **state)
+{
+    struct values v = {0};
+
+    (void)state;
+    setenv("PROG_TIMEOUTS", "5s", 1);
+    setenv("PROG_SERVICE_HOST", "10.0.0.1", 1); /* Kubernetes */
+    setenv("PROG_PORT_8090_TCP", "tcp://10.0.0.1:8090", 1);
+    setenv("PROG_MINE", "1", 1);
+    setenv("PROGRAM", "1", 1);
+    kv_log_set_sink(take_line, NULL);
+    assert_int_equal(PARSE(&v, NULL, NULL, "--verbose"), 0);
+    kv_log_set_sink(NULL, NULL);
+    assert_int_equal(n_warnings, 1);
+    assert_non_null(strstr(last_warning, "PROG_TIMEOUTS"));
+    unsetenv("PROG_TIMEOUTS");
+    unsetenv("PROG_SERVICE_HOST");
+    unsetenv("PROG_PORT_8090_TCP");
+    unsetenv("PROG_MINE");
+    unsetenv("PROGRAM");
+}
+
+static void test_man_and_words(void **state)
+{
+    static const struct {
+        const char *word, *wanted;
+    } cases[] = {{"--help-man", "\\fB\\-\\-max\\-body\\fR \\fISIZE\\fR\n"},
+                 {"--help-options", "--max-body=\n"},
+                 {"--help-options", "--verbose\n"},
+                 {"--help-options", "--config=\n"},
+                 {"-V", "prog "}};
+    char line[512];
+
+    (void)state;
+    for (size_t i = 0; i < KV_COUNT(cases); i++) {
+        FILE *file = printed(cases[i].word);
+        bool found = false;
+
+        while (fgets(line, sizeof(line), file)) {
+            assert_null(strstr(line, "secret"));
+            found = found || strncmp(line, cases[i].wanted, strlen(cases[i].wanted)) == 0;
+        }
+        if (!found)
+            fail_msg("%s prints no line %s", cases[i].word, cases[i].wanted);
+        fclose(file);
+    }
+}
+
+static void test_nearest_word(void **state)
+{
+    static const char *const words[] = {"bench", "replay", "store"};
+
+    (void)state;
+    assert_string_equal(kv_args_nearest("stor", 4, words, 3), "store");
+    assert_string_equal(kv_args_nearest("relpay", 6, words, 3), "replay");
+    assert_null(kv_args_nearest("xyzzyplugh", 10, words, 3));
+}
+
 static void test_help_fits(void **state)
 {
     char line[512];
@@ -182,9 +347,16 @@ static void test_help_fits(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_all_kinds),   cmocka_unit_test(test_errors_teach),
-        cmocka_unit_test(test_environment), cmocka_unit_test(test_units),
+        cmocka_unit_test(test_all_kinds),
+        cmocka_unit_test(test_errors_teach),
+        cmocka_unit_test(test_environment),
+        cmocka_unit_test(test_units),
         cmocka_unit_test(test_help_fits),
+        cmocka_unit_test(test_config_comes_first),
+        cmocka_unit_test(test_config_errors_name_the_line),
+        cmocka_unit_test(test_unknown_variables_are_warned_of),
+        cmocka_unit_test(test_man_and_words),
+        cmocka_unit_test(test_nearest_word),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

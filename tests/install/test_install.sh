@@ -24,7 +24,10 @@ root=$DESTDIR$prefix
 for program in kv-indexer kvasir; do
     "$root/bin/$program" --version
 done
-find "$root" -path '*/man1/kvasir-store.1' | grep -q .
+for page in kvasir kvasir-store kvasir-store-gc kvasir-top kv-indexer; do
+    find "$root" -path "*/man1/$page.1" -size +0 | grep -q .
+done
+find "$root" -path '*/bash-completion/completions/kvasir' | grep -q .
 
 pc=$(dirname "$(find "$root" -name kvevent.pc)")
 libdir=$(dirname "$pc")

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Configuration files: `name = value` lines for the options of a program. Errors name the file, the
+ * line, the key and the nearest option.
+ */
+#include <ctype.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "base/args_impl.h"
+
+#define MAX_CONFIG (1u << 20)
+
+/* Texts of all files read. Values point into them, so they live as long as the process. */
+struct text {
+    struct text *next;
+    char bytes[];
+};
+static struct text *texts;
+
+static int read_text(const char *path, struct text **ret, struct kv_error *error)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC), rc = fd < 0 ? -errno : 0;
+    struct text *text = NULL;
+    size_t len = 0;
+    ssize_t got = 0;
+
+    if (rc == 0 && !(text = malloc(sizeof(*text) + MAX_CONFIG + 2)))
+        rc = -ENOMEM;
+    while (rc == 0 && len <= MAX_CONFIG &&
+           (got = read(fd, text->bytes + len, MAX_CONFIG + 1 - len)) > 0)
+        len += (size_t)got;
+    if (rc == 0 && got < 0)
+        rc = -errno;
+    if (rc == 0 && len > MAX_CONFIG)
+        rc = -EFBIG;
+    if (fd >= 0)
+        close(fd);
+    if (rc) {
+        free(text);
+        return kv_fail(error, rc, 0, "can't read %.200s: %s", path, strerror(-rc));
+    }
+    text->bytes[len] = '\0';
+    *ret = realloc(text, sizeof(*text) + len + 1); /* shrinks */
+    if (!*ret)
+        *ret = text;
+    (*ret)->next = texts;
+    texts = *ret;
+    return 0;
+}
+
+void kv_args_free_config(void)
+{
+    while (texts) {
+        struct text *next = texts->next;
+
+        free(texts);
+        texts = next;
+    }
+}
+
+/* Cut blanks at both ends of @s, and a comment that follows a blank or begins the line. */
+static char *trim(char *s)
+{
+    char *end;
+
+    for (char *p = s; *p; p++)
+        if (*p == '#' && (p == s || isspace((unsigned char)p[-1])))
+            *p = '\0';
+    while (isspace((unsigned char)*s))
+        s++;
+    end = s + strlen(s);
+    while (end > s && isspace((unsigned char)end[-1]))
+        *--end = '\0';
+    return s;
+}
+
+/* Options are written with dashes; underscores do as well. */
+static const struct kv_arg *find_key(const struct kv_args_program *program, char *key)
+{
+    for (char *p = key; *p; p++)
+        *p = *p == '_' ? '-' : (char)tolower((unsigned char)*p);
+    return kv_args_find(program, key, strlen(key));
+}
+
+static int read_line(struct kv_args_run *run, char *line, const char *path, unsigned number,
+                     struct kv_error *error)
+{
+    char *equals = strchr(line, '='), *key, *value;
+    struct kv_error cause = {0};
+    const struct kv_arg *arg;
+    const char *nearest;
+
+    if (!equals)
+        return kv_fail(error, -EINVAL, 0, "%.200s:%u: expected `name = value`", path, number);
+    *equals = '\0';
+    key = trim(line);
+    value = trim(equals + 1);
+    arg = find_key(run->program, key);
+    if (!arg) {
+        nearest = kv_args_nearest_option(run->program, key, strlen(key));
+        return kv_fail(error, -EINVAL, 0, "%.200s:%u: unknown key `%.60s`%s%s%s", path, number, key,
+                       nearest ? "; did you mean `" : "", nearest ? nearest : "",
+                       nearest ? "`?" : "");
+    }
+    if (kv_args_set(run, arg, value, KV_ARGS_CONFIG, &cause) < 0)
+        return kv_fail(error, -EINVAL, 0, "%.200s:%u: %.200s", path, number, cause.text);
+    return 0;
+}
+
+int kv_args_read_config(struct kv_args_run *run, const char *path, struct kv_error *error)
+{
+    unsigned number = 0;
+    struct text *text = NULL;
+    char *next;
+    int rc = read_text(path, &text, error);
+
+    for (char *line = rc ? NULL : text->bytes; line && rc == 0; line = next) {
+        next = strchr(line, '\n');
+        if (next)
+            *next++ = '\0';
+        number++;
+        line = trim(line);
+        if (*line)
+            rc = read_line(run, line, path, number, error);
+    }
+    return rc;
+}

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * args_impl.h: shared by args.c (command line, environment), args_config.c (file) and args_help.c
+ * (printing).
+ */
+#ifndef KV_BASE_ARGS_IMPL_H
+#define KV_BASE_ARGS_IMPL_H
+
+#include "base/args.h"
+
+/** Where a value came from; later ones win. */
+enum kv_args_source { KV_ARGS_DEFAULT, KV_ARGS_CONFIG, KV_ARGS_ENVIRONMENT, KV_ARGS_COMMAND_LINE };
+
+/** One call of kv_args_parse. */
+struct kv_args_run {
+    const struct kv_args_program *program;
+    void *values;
+    uint8_t *source; /* enum kv_args_source, one per row */
+};
+
+/** The option called @name, or NULL. */
+const struct kv_arg *kv_args_find(const struct kv_args_program *program, const char *name,
+                                  size_t len);
+/** The shown option that @name is a typing error of, or NULL. */
+const char *kv_args_nearest_option(const struct kv_args_program *program, const char *name,
+                                   size_t len);
+/** Store @text as the value of @arg. Returns 0 or -EINVAL with @error. */
+int kv_args_set(struct kv_args_run *run, const struct kv_arg *arg, const char *text,
+                enum kv_args_source source, struct kv_error *error);
+/** False for "", "0", "false", "no" and "off". */
+bool kv_args_is_true(const char *text);
+
+/** Read the configuration file @path. Returns 0, -EINVAL, -EFBIG or the errno of opening it. */
+int kv_args_read_config(struct kv_args_run *run, const char *path, struct kv_error *error);
+
+/** Print --help, the manual page (roff) and one option a line to standard output. */
+void kv_args_print_help(const struct kv_args_program *program);
+void kv_args_print_man(const struct kv_args_program *program);
+void kv_args_print_options(const struct kv_args_program *program);
+
+#endif
