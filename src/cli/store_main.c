@@ -5,6 +5,7 @@
 #include "base/utf8.h"
 #include "cli/replay.h"
 #include "cli/store.h"
+#include "store/store.h"
 #include "store/uri.h"
 
 #define AT(field) offsetof(struct kc_store_opts, field)
@@ -383,11 +384,19 @@ int kc_store_fail_open(struct kc_store_call *call, int rc)
     return kc_store_fail_as(call, text, KC_STORE_UNREACHABLE);
 }
 
+/* A mistyped path is no new store for a command that only reads or deletes. */
+static bool makes_store(const struct command *command)
+{
+    return command->run == kc_store_save || command->run == kc_store_bench;
+}
+
 static int run(const struct command *command, struct kc_store_call *call)
 {
-    int rc = command->run == kc_store_conformance ? 0 : kvs_open(call->uri, &call->store);
-    int status;
+    int rc = 0, status;
 
+    if (command->run != kc_store_conformance)
+        rc = makes_store(command) ? kvs_open(call->uri, &call->store)
+                                  : kvs_open_existing(call->uri, &call->store);
     if (rc < 0)
         return kc_store_fail_open(call, rc);
     kc_bar_catch_signals();

@@ -35,7 +35,7 @@ static int sync_one(kv_store_v1 *h, int fd, uint64_t tmp)
 
     if (fd < 0) {
         kvs_file_tmp_name(h, name, tmp);
-        fd = own = openat(h->tmp, name, O_RDONLY | O_CLOEXEC);
+        fd = own = openat(h->tmp, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
         if (fd < 0) /* moved into place by a publication that failed later */
             return errno == ENOENT ? 0 : -errno;
     }

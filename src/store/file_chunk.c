@@ -53,7 +53,7 @@ static bool same_cheap(int fd, const struct kvs_file_sum *sum, const uint8_t *da
     return true;
 }
 
-/* Unless the file is another by now: its checksum may be in the side-car that this would replace. */
+/* Unless the file is another by now, or another program's as well: its checksum may be in the side-car that this would replace. */
 static void mark(kv_store_v1 *h, int fan, const char *hex, int fd, const struct kvs_file_sum *sum)
 {
     char side_car[KVS_FILE_HEX + 8];
@@ -63,7 +63,7 @@ static void mark(kv_store_v1 *h, int fan, const char *hex, int fd, const struct 
     pthread_mutex_lock(&h->commit);
     kvs_file_lock(h->fan[fan], LOCK_EX);
     if (fstat(fd, &a) == 0 && fstatat(h->fan[fan], hex, &b, AT_SYMLINK_NOFOLLOW) == 0 &&
-        a.st_ino == b.st_ino)
+        a.st_ino == b.st_ino && a.st_nlink == 1)
         kvs_file_store_sum(h, fd, side_car, sum);
     flock(h->fan[fan], LOCK_UN);
     pthread_mutex_unlock(&h->commit);
@@ -119,7 +119,7 @@ static bool verifies(kv_store_v1 *h, const uint8_t *key, const char *hex, uint64
     uint8_t *data;
     struct stat st;
     size_t len;
-    int fd = openat(h->fan[kvs_file_fan(key)], hex, O_RDONLY | O_NOFOLLOW | O_CLOEXEC), rc;
+    int fd = kvs_file_open_read(h->fan[kvs_file_fan(key)], hex, &st), rc;
 
     if (fd < 0)
         return false;
@@ -140,21 +140,19 @@ static int look(kv_store_v1 *h, const uint8_t *key, size_t key_len, const char *
 {
     int dir = h->fan[kvs_file_fan(key)];
     uint64_t owner = kvs_file_owner(key, key_len, false);
-    int fd = openat(dir, hex, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
     struct stat st;
+    int fd = kvs_file_open_read(dir, hex, &st);
 
-    if (fd < 0)
-        return 0;
-    if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode)) {
-        if (usable_open(h, fd, &st, kvs_file_fan(key), hex, owner, data, len) ||
-            verifies(h, key, hex, owner)) {
-            close(fd);
-            *ret_st = st;
-            return 1;
-        }
-        kvs_file_set_aside(h, dir, hex, &st);
+    if (fd >= 0 && (usable_open(h, fd, &st, kvs_file_fan(key), hex, owner, data, len) ||
+                    verifies(h, key, hex, owner))) {
+        close(fd);
+        *ret_st = st;
+        return 1;
     }
-    close(fd);
+    if (fd >= 0 || fd == -EBADMSG)
+        kvs_file_set_aside(h, dir, hex, &st);
+    if (fd >= 0)
+        close(fd);
     return 0;
 }
 
@@ -299,8 +297,9 @@ int kvs_file_put_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len, const
 
     if (rc < 0 || (!data && len))
         return rc < 0 ? rc : -EINVAL;
-    if (h->read_only)
-        return kvs_file_fail(h, EROFS, "the store can't be written", NULL);
+    rc = kvs_file_writable(h);
+    if (rc < 0)
+        return kvs_file_fail(h, -rc, "the store can't be written", NULL);
     kvs_file_history_thread(h);
     if (is_pending(h, key, key_len)) {
         KVS_FILE_ADD(h->put_hits, 1);
@@ -382,7 +381,8 @@ static int get_once(kv_store_v1 *h, const uint8_t *key, size_t key_len, const ch
     if (pending) {
         kvs_file_tmp_name(h, tmp, n);
         snprintf(side_car, sizeof(side_car), "tmp/%s.s", tmp);
-        if (faccessat(h->house, side_car, F_OK, 0) < 0) /* the link of a chunk that is in place */
+        if (faccessat(h->tmp, side_car + 4, F_OK, AT_SYMLINK_NOFOLLOW) <
+            0) /* the link of a chunk that is in place */
             kvs_file_chunk_side_car(side_car, hex);
     }
     rc = kvs_file_read(h, dir, name, side_car, owner, ret, ret_len, &st);

@@ -130,7 +130,8 @@ static bool is_marked(kv_store_v1 *h, const struct kvs_file_pending *e, const ch
                       const char *side_car)
 {
     uint64_t owner = kvs_file_owner(e->key, e->key_len, false);
-    int fd = openat(h->fan[kvs_file_fan(e->key)], hex, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    struct stat st;
+    int fd = kvs_file_open_read(h->fan[kvs_file_fan(e->key)], hex, &st);
     struct kvs_file_sum sum;
     bool marked = fd >= 0 && kvs_file_load_sum(h, fd, side_car, owner, &sum) == 0;
 
@@ -429,8 +430,11 @@ int kvs_file_publish(kv_store_v1 *h, const char *name, const void *data, size_t 
     uint64_t n = 0;
     int rc = !h || (name && !data && len) ? -EINVAL : h->pid == getpid() ? 0 : -ECHILD, fd = -1;
 
-    if (rc == 0 && h->read_only)
-        rc = kvs_file_fail(h, EROFS, "the store can't be written", name);
+    if (rc == 0) {
+        rc = kvs_file_writable(h);
+        if (rc < 0)
+            kvs_file_fail(h, -rc, "the store can't be written", name);
+    }
     if (rc == 0 && name) {
         rc = kvs_file_name_encode(file, name);
         if (rc < 0)

@@ -38,6 +38,7 @@ enum kvs_file_sync { KVS_FILE_SYNC_AUTO, KVS_FILE_SYNC_FILES, KVS_FILE_SYNC_FS }
 
 struct kvs_file_opts {
     uint64_t limit; /* bytes of chunk files; 0: none */
+    bool existing;  /* make nothing where there is no store yet */
     int zstd;       /* level; 0: raw */
     enum kvs_file_sync sync;
     bool side_car; /* checksums in files beside, as where xattrs are not supported */
@@ -78,6 +79,12 @@ int kvs_file_name_decode(char ret[KVS_FILE_NAME], const char *file);
 void kvs_file_hex(char ret[KVS_FILE_HEX], const uint8_t *key, size_t len);
 /** Returns the key's length, or -EINVAL when @hex isn't the canonical name of a key. */
 int kvs_file_unhex(uint8_t ret[KVS_FILE_KEY_MAX], const char *hex);
+/** The number of the fan-out that chunk file @hex belongs to, and its key; -EINVAL: no chunk's name. */
+int kvs_file_chunk_name(uint8_t ret[KVS_FILE_KEY_MAX], int *ret_len, const char *hex);
+/** Whether @name is a writer's: 16 lower-case hex digits. */
+bool kvs_file_is_writer(const char *name);
+/** Whether @name is a file's of a writer in tmp/: the writer's name, '.', a number, ".s" or ".p" at most. */
+bool kvs_file_is_tmp(const char *name);
 
 /* -- Pending chunks (file_pending.c) ---------------------------------------------------------- */
 
@@ -185,7 +192,7 @@ struct kv_store_v1 {
     pid_t pid;
     char *dir; /* for messages */
     struct kvs_file_opts opts;
-    bool read_only;
+    _Atomic int refuses;   /* the errno that puts fail with; 0: the store can be written */
     _Atomic bool side_car; /* xattrs turned out not to be supported */
     _Atomic bool no_links; /* nor hard links */
     bool syncfs_tells;     /* syncfs reports errors here (Linux 5.8) */
@@ -224,6 +231,36 @@ void kvs_file_tmp_name(const kv_store_v1 *h, char ret[KVS_FILE_TMP], uint64_t n)
  * without SA_RESTART. Negative errno where there are none; callers then do without.
  */
 int kvs_file_lock(int fd, int how);
+/**
+ * Whether chunks and manifests can be written: 0, or the negative errno that says why not: -EROFS,
+ * -EACCES, -EPERM, or -ENOSPC and -EDQUOT for a full file system, where it is tried again.
+ */
+int kvs_file_writable(kv_store_v1 *h);
+/** Whether chunks and manifests can be deleted: also where a full file system takes no more. */
+int kvs_file_deletable(kv_store_v1 *h);
+/** Whether @error says that a file system has no room for one more file. */
+static inline bool kvs_file_full(int error)
+{
+    return error == ENOSPC || error == EDQUOT;
+}
+/** Make this handle a writer, under `commit`; 0 or a negative errno. */
+int kvs_file_become_writer(kv_store_v1 *h);
+
+/**
+ * Open what stands in directory @dirfd as @name for reading, wherever a chunk may be. -EBADMSG: it
+ * is no file, but a link, folder, pipe or device, which is left for kvs_file_set_aside. @ret_st is
+ * set for both.
+ */
+int kvs_file_open_read(int dirfd, const char *name, struct stat *ret_st);
+/** Open a file of the store's own in @dirfd, made when @flags say so. What isn't one (a link, a
+ * folder, a pipe, another program's file under a second name) is moved to bad/ first. *ret_moved
+ * (may be NULL): that happened. */
+int kvs_file_open_own(kv_store_v1 *h, int dirfd, const char *name, int flags, bool *ret_moved);
+/** Rename a file over @to, where a folder may be in the way: that moves to bad/. */
+int kvs_file_rename(kv_store_v1 *h, int from_dir, const char *from, int to_dir, const char *to);
+/** Split a side-car's path, "tmp/NAME" or "sums/NAME", into that folder and NAME. */
+int kvs_file_side_dir(const kv_store_v1 *h, const char **path);
+
 /** Write a new file in tmp/ with its checksum; @ret_fd (may be NULL) stays open for fsync. */
 int kvs_file_write_tmp(kv_store_v1 *h, uint64_t owner, const void *data, size_t len, bool pack,
                        uint64_t *ret_n, struct kvs_file_sum *ret_sum, int *ret_fd);

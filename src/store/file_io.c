@@ -8,6 +8,7 @@
 #include <unistd.h>
 #include <zstd.h>
 
+#include "base/beneath.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "store/file_impl.h"
@@ -70,9 +71,19 @@ static bool no_xattrs(int error)
     return error == ENOTSUP || error == EOPNOTSUPP || error == EPERM || error == ENOSYS;
 }
 
+int kvs_file_side_dir(const kv_store_v1 *h, const char **path)
+{
+    bool tmp = strncmp(*path, "tmp/", 4) == 0;
+
+    *path = strchr(*path, '/') + 1;
+    return tmp ? h->tmp : h->sums;
+}
+
+/* A new file, whose name nobody else has: O_EXCL follows no link. */
 static int write_synced(kv_store_v1 *h, const char *path, const uint8_t *bytes, size_t len)
 {
-    int fd = openat(h->house, path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666), rc;
+    int at = kvs_file_side_dir(h, &path);
+    int fd = openat(at, path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666), rc;
 
     if (fd < 0)
         return -errno;
@@ -87,16 +98,21 @@ static int write_synced(kv_store_v1 *h, const char *path, const uint8_t *bytes, 
 static int write_side_car(kv_store_v1 *h, const char *path, const uint8_t *bytes)
 {
     char tmp[KVS_FILE_TMP + 8];
-    int rc;
+    const char *from = tmp;
+    int from_dir, rc;
 
     if (strncmp(path, "tmp/", 4) == 0)
         return write_synced(h, path, bytes, KVS_FILE_SUM_BYTES);
     tmp_side_car(h, tmp, atomic_fetch_add_explicit(&h->next_tmp, 1, memory_order_relaxed));
     rc = write_synced(h, tmp, bytes, KVS_FILE_SUM_BYTES);
-    if (rc == 0 && renameat(h->house, tmp, h->house, path) < 0)
-        rc = -errno;
+    from_dir = kvs_file_side_dir(h, &from);
+    if (rc == 0) {
+        int to_dir = kvs_file_side_dir(h, &path);
+
+        rc = kvs_file_rename(h, from_dir, from, to_dir, path);
+    }
     if (rc < 0)
-        unlinkat(h->house, tmp, 0);
+        unlinkat(from_dir, from, 0);
     return rc;
 }
 
@@ -119,11 +135,15 @@ int kvs_file_store_sum(kv_store_v1 *h, int fd, const char *side_car, const struc
 
 static int load_side_car(kv_store_v1 *h, const char *path, int nth, uint8_t *bytes)
 {
-    int fd = openat(h->house, path, O_RDONLY | O_CLOEXEC);
+    int at = kvs_file_side_dir(h, &path), fd;
+    struct stat st;
     ssize_t n;
 
+    if (at < 0)
+        return -ENODATA;
+    fd = kvs_file_open_read(at, path, &st);
     if (fd < 0)
-        return errno == ENOENT ? -ENODATA : -errno;
+        return fd == -ENOENT ? -ENODATA : fd;
     n = pread(fd, bytes, KVS_FILE_SUM_BYTES, (off_t)nth * KVS_FILE_SUM_BYTES);
     close(fd);
     return n == KVS_FILE_SUM_BYTES ? 0 : -EBADMSG;
@@ -182,21 +202,19 @@ int kvs_file_lock_root(kv_store_v1 *h)
 
 static int is_ours(kv_store_v1 *h, const char *file)
 {
-    int fd = openat(h->root, file, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK), rc = 0;
     char side_car[KVS_FILE_NAME + 16];
     struct kvs_file_sum sum;
     struct stat st;
+    int fd = kvs_file_open_read(h->root, file, &st);
     bool fits = false;
 
     if (fd < 0)
-        return -errno;
+        return fd == -EBADMSG ? -ENOENT : fd;
     kvs_file_manifest_side_car(side_car, file);
-    if (fstat(fd, &st) < 0)
-        rc = -errno;
-    for (int nth = 0; nth < 2 && rc == 0; nth++)
+    for (int nth = 0; nth < 2; nth++)
         fits |= load_sum(h, fd, side_car, nth, 0, &sum) == 0 && sum.stored == (uint64_t)st.st_size;
     close(fd);
-    return rc < 0 ? rc : fits;
+    return fits;
 }
 
 int kvs_file_is_ours(kv_store_v1 *h, const char *file)
@@ -222,8 +240,9 @@ int kvs_file_keep_sum(kv_store_v1 *h, uint64_t n, const char *file, uint64_t own
     uint8_t bytes[KVS_FILE_SUM_BYTES], *data = NULL;
     struct kvs_file_sum sum;
     struct stat st;
+    const char *tmp = path;
     size_t len = 0;
-    int fd, rc;
+    int at, fd, rc;
 
     kvs_file_manifest_side_car(side_car, file);
     rc = kvs_file_read(h, h->root, file, side_car, owner, &data, &len, &st);
@@ -233,9 +252,10 @@ int kvs_file_keep_sum(kv_store_v1 *h, uint64_t n, const char *file, uint64_t own
     free(data);
     kvs_file_sum_encode(bytes, &sum);
     tmp_side_car(h, path, n);
-    fd = openat(h->house, path, O_WRONLY | O_APPEND | O_CLOEXEC);
+    at = kvs_file_side_dir(h, &tmp);
+    fd = kv_beneath_file(at, tmp, O_WRONLY | O_APPEND, 0, 0, NULL);
     if (fd < 0)
-        return -errno;
+        return fd;
     rc = kvs_file_write_all(fd, bytes, sizeof(bytes));
     if (rc == 0 && fsync(fd) < 0)
         rc = -errno;
@@ -321,12 +341,16 @@ int kvs_file_write_tmp(kv_store_v1 *h, uint64_t owner, const void *data, size_t 
 void kvs_file_drop_tmp(kv_store_v1 *h, uint64_t n)
 {
     char name[KVS_FILE_TMP], side_car[KVS_FILE_TMP + 8];
+    const char *path;
+    int at;
 
     kvs_file_tmp_name(h, name, n);
     unlinkat(h->tmp, name, 0);
     if (atomic_load_explicit(&h->side_car, memory_order_relaxed)) {
         tmp_side_car(h, side_car, n);
-        unlinkat(h->house, side_car, 0);
+        path = side_car;
+        at = kvs_file_side_dir(h, &path);
+        unlinkat(at, path, 0);
     }
 }
 
@@ -410,27 +434,38 @@ static void note_use(int fd, const struct stat *st)
         futimens(fd, NULL);
 }
 
+int kvs_file_open_read(int dirfd, const char *name, struct stat *ret_st)
+{
+    int fd = openat(dirfd, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | O_NOCTTY), error;
+
+    if (fd >= 0 && fstat(fd, ret_st) == 0 && S_ISREG(ret_st->st_mode))
+        return fd;
+    error = errno;
+    if (fd >= 0)
+        close(fd);
+    if (fd < 0 && error != ELOOP && error != ENXIO) /* links; sockets and devices */
+        return -error;
+    return fstatat(dirfd, name, ret_st, AT_SYMLINK_NOFOLLOW) < 0 ? -errno : -EBADMSG;
+}
+
 int kvs_file_read(kv_store_v1 *h, int dirfd, const char *name, const char *side_car, uint64_t owner,
                   uint8_t **ret, size_t *ret_len, struct stat *ret_st)
 {
-    int fd = openat(dirfd, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK), rc;
+    int fd = kvs_file_open_read(dirfd, name, ret_st), rc;
     uint8_t *data = NULL;
     size_t len = 0;
 
+    if (fd == -EBADMSG && dirfd == h->root)
+        return -ENOENT; /* beside manifests there may be anything */
     if (fd < 0)
-        return -errno;
-    if (fstat(fd, ret_st) < 0)
-        rc = -errno;
-    else if (!S_ISREG(ret_st->st_mode))
-        rc = -ENOENT;
-    else
-        rc = read_open(h, fd, side_car, 0, owner, (uint64_t)ret_st->st_size, &data, &len);
+        return fd;
+    rc = read_open(h, fd, side_car, 0, owner, (uint64_t)ret_st->st_size, &data, &len);
     if (rc == -EBADMSG && dirfd == h->root) { /* a side-car may name a second one */
         free(data);
         data = NULL;
         rc = read_open(h, fd, side_car, 1, owner, (uint64_t)ret_st->st_size, &data, &len);
     }
-    if (rc == 0 && !h->read_only)
+    if (rc == 0 && kvs_file_deletable(h) == 0)
         note_use(fd, ret_st);
     close(fd);
     if (rc < 0) {
@@ -466,21 +501,63 @@ static bool is_same(int dirfd, const char *name, const struct stat *st)
     return fstatat(dirfd, name, &now, AT_SYMLINK_NOFOLLOW) == 0 && now.st_ino == st->st_ino;
 }
 
-static void move_aside(kv_store_v1 *h, int dirfd, const char *name, const struct stat *st)
+static int to_bad(kv_store_v1 *h, int dirfd, const char *name)
 {
     char aside[KVS_FILE_NAME + 8];
+
+    snprintf(aside, sizeof(aside), "%.200s.%.8s.%" PRIu64, name, *h->writer ? h->writer : "full",
+             atomic_fetch_add_explicit(&h->next_tmp, 1, memory_order_relaxed));
+    return renameat(dirfd, name, h->bad, aside) < 0 ? -errno : 0;
+}
+
+/* What is no file is never deleted, however many there are: it isn't the store's. */
+static void move_aside(kv_store_v1 *h, int dirfd, const char *name, const struct stat *st)
+{
     int rc;
 
-    snprintf(aside, sizeof(aside), "%.200s.%.8s.%" PRIu64, name, h->writer,
-             atomic_fetch_add_explicit(&h->next_tmp, 1, memory_order_relaxed));
-    if (count_bad(h) >= KVS_FILE_BAD_MAX)
-        rc = unlinkat(dirfd, name, 0);
+    if (S_ISREG(st->st_mode) && count_bad(h) >= KVS_FILE_BAD_MAX)
+        rc = unlinkat(dirfd, name, 0) < 0 ? -errno : 0;
     else
-        rc = renameat(dirfd, name, h->bad, aside);
+        rc = to_bad(h, dirfd, name);
     if (rc < 0)
-        kvs_file_fail(h, errno, "can't set a bad file aside", name);
-    else if (dirfd != h->root && dirfd != h->tmp)
+        kvs_file_fail(h, -rc, "can't set a bad file aside", name);
+    else if (S_ISREG(st->st_mode) && dirfd != h->root && dirfd != h->tmp)
         kvs_file_used_add(h, -(int64_t)st->st_size);
+}
+
+/* @name isn't the store's file. Returns 0 when it is out of the way. */
+static int clear_way(kv_store_v1 *h, int dirfd, const char *name)
+{
+    char where[512], which[512];
+    int rc = to_bad(h, dirfd, name);
+
+    if (rc == 0)
+        kv_log_warn("store", "moved aside: no file of the store's", "dir=%s name=%s",
+                    kv_log_quote(where, sizeof(where), h->dir),
+                    kv_log_quote(which, sizeof(which), name));
+    return rc;
+}
+
+int kvs_file_open_own(kv_store_v1 *h, int dirfd, const char *name, int flags, bool *ret_moved)
+{
+    int fd = kv_beneath_file(dirfd, name, flags, 0666, KV_BENEATH_ANY_OWNER, NULL);
+
+    if (fd != -ELOOP && fd != -EISDIR && fd != -ENXIO && fd != -EMLINK)
+        return fd;
+    if (kvs_file_deletable(h) < 0 || clear_way(h, dirfd, name) < 0)
+        return fd;
+    if (ret_moved)
+        *ret_moved = true;
+    return kv_beneath_file(dirfd, name, flags, 0666, KV_BENEATH_ANY_OWNER, NULL);
+}
+
+int kvs_file_rename(kv_store_v1 *h, int from_dir, const char *from, int to_dir, const char *to)
+{
+    if (renameat(from_dir, from, to_dir, to) == 0)
+        return 0;
+    if (errno != EISDIR || clear_way(h, to_dir, to) < 0)
+        return -errno;
+    return renameat(from_dir, from, to_dir, to) < 0 ? -errno : 0;
 }
 
 /* A side-car may have been replaced between the looks at it and at its file: not under our flock. And
@@ -513,7 +590,7 @@ static int set_aside_locked(kv_store_v1 *h, int dirfd, const char *name, const s
     kv_log_error("store", "stored bytes don't verify", "dir=%s name=%s",
                  kv_log_quote(where, sizeof(where), h->dir),
                  kv_log_quote(which, sizeof(which), name));
-    if (!h->read_only)
+    if (kvs_file_deletable(h) == 0)
         move_aside(h, dirfd, name, st);
     return 0;
 }

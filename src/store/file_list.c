@@ -47,16 +47,13 @@ int kvs_file_list_manifests(kv_store_v1 *h, kv_store_each_fn each, void *arg)
 static int stat_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len, const char *hex,
                       struct stat *st, struct kvs_file_sum *ret)
 {
-    int fd = openat(h->fan[kvs_file_fan(key)], hex, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+    int fd = kvs_file_open_read(h->fan[kvs_file_fan(key)], hex, st), rc;
     char side_car[KVS_FILE_HEX + 8];
-    int rc;
 
     if (fd < 0)
-        return -errno;
+        return fd == -EBADMSG ? -ENOENT : fd; /* what is no file is no chunk */
     kvs_file_chunk_side_car(side_car, hex);
-    rc = fstat(fd, st) < 0 || !S_ISREG(st->st_mode)
-             ? -ENOENT
-             : kvs_file_load_sum(h, fd, side_car, kvs_file_owner(key, key_len, false), ret);
+    rc = kvs_file_load_sum(h, fd, side_car, kvs_file_owner(key, key_len, false), ret);
     close(fd);
     if (rc == -ENODATA && st->st_size > 0) { /* a foreign one */
         *ret = (struct kvs_file_sum){.len = (uint64_t)st->st_size};
@@ -70,19 +67,22 @@ static int stat_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len, const 
 
 static int list_fan(kv_store_v1 *h, int fan, kv_store_each_fn each, void *arg)
 {
-    DIR *dir = kvs_file_dir(h->fan[fan]);
+    DIR *dir;
     int rc = 0;
 
+    if (h->fan[fan] < 0) /* of a store that isn't whole: nothing is in it */
+        return 0;
+    dir = kvs_file_dir(h->fan[fan]);
     if (!dir)
-        return h->read_only ? 0 : -errno;
+        return -errno;
     for (struct dirent *e; rc == 0 && (e = readdir(dir));) {
         uint8_t key[KVS_FILE_KEY_MAX];
-        int len = kvs_file_unhex(key, e->d_name);
+        int len;
         kv_store_entry entry = {.size = sizeof(entry), .hash = key, .len = UINT64_MAX};
         struct kvs_file_sum sum = {0};
         struct stat st = {0};
 
-        if (len < 0 || kvs_file_fan(key) != fan)
+        if (kvs_file_chunk_name(key, &len, e->d_name) != fan)
             continue;
         rc = stat_chunk(h, key, (size_t)len, e->d_name, &st, &sum);
         if (rc == 0)
@@ -149,8 +149,8 @@ int kvs_file_touch(kv_store_v1 *h, const uint8_t *keys, size_t key_len, size_t n
     int rc = n ? kvs_file_check(h, keys, key_len) : 0, there = 0;
     char hex[KVS_FILE_HEX];
 
-    if (rc == 0 && n && h->read_only)
-        return -EROFS;
+    if (rc == 0 && n)
+        rc = kvs_file_deletable(h);
     for (size_t i = 0; i < n && rc == 0; i++) {
         const uint8_t *key = keys + i * key_len;
 
@@ -173,12 +173,13 @@ static void count_fan(kv_store_v1 *h, int fan, kv_store_stats *ret)
     DIR *dir = kvs_file_dir(h->fan[fan]);
     uint8_t key[KVS_FILE_KEY_MAX];
     struct stat st;
+    int len;
 
     if (!dir)
         return;
     for (struct dirent *e; (e = readdir(dir));) {
-        if (kvs_file_unhex(key, e->d_name) < 0 ||
-            fstatat(h->fan[fan], e->d_name, &st, AT_SYMLINK_NOFOLLOW) < 0)
+        if (kvs_file_chunk_name(key, &len, e->d_name) != fan ||
+            fstatat(h->fan[fan], e->d_name, &st, AT_SYMLINK_NOFOLLOW) < 0 || !S_ISREG(st.st_mode))
             continue;
         ret->n_chunks++;
         ret->bytes += (uint64_t)st.st_size;

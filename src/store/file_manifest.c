@@ -22,8 +22,9 @@ static int replace_side_car(kv_store_v1 *h, uint64_t n, const char *from, const 
     rc = kvs_file_keep_sum(h, n, file, kvs_file_owner(name, strlen(name), true));
     if (rc < 0)
         return rc;
-    if (renameat(h->house, from, h->house, to) < 0)
-        return -errno;
+    rc = kvs_file_rename(h, h->tmp, strchr(from, '/') + 1, h->sums, strchr(to, '/') + 1);
+    if (rc < 0)
+        return rc;
     return fsync(h->sums) < 0 ? -errno : 0;
 }
 
@@ -36,7 +37,7 @@ int kvs_file_reveal(kv_store_v1 *h, uint64_t n, const char *file)
     kvs_file_tmp_name(h, tmp, n);
     snprintf(from, sizeof(from), "tmp/%s.s", tmp);
     two = atomic_load_explicit(&h->side_car, memory_order_relaxed) &&
-          faccessat(h->house, from, F_OK, 0) == 0;
+          faccessat(h->tmp, strchr(from, '/') + 1, F_OK, AT_SYMLINK_NOFOLLOW) == 0;
     kvs_file_lock(h->root, two ? LOCK_EX : LOCK_SH); /* side-car and manifest change together */
     if (two)
         rc = replace_side_car(h, n, from, file);
@@ -77,16 +78,21 @@ int kvs_file_get_manifest(kv_store_v1 *h, const char *name, uint8_t **ret, size_
 static int delete_locked(kv_store_v1 *h, const char *file)
 {
     char side_car[KVS_FILE_NAME + 16];
+    struct stat st;
     int rc = 0;
 
     kvs_file_manifest_side_car(side_car, file);
     kvs_file_lock(h->root, LOCK_EX);
-    if (unlinkat(h->root, file, 0) < 0)
+    if (fstatat(h->root, file, &st, AT_SYMLINK_NOFOLLOW) < 0)
+        rc = -errno;
+    else if (!S_ISREG(st.st_mode)) /* no manifest: it was never told of, and isn't the store's */
+        rc = -ENOENT;
+    else if (unlinkat(h->root, file, 0) < 0)
         rc = -errno;
     else if (fsync(h->root) < 0)
         rc = -errno;
     else
-        unlinkat(h->house, side_car, 0);
+        unlinkat(h->sums, strchr(side_car, '/') + 1, 0);
     flock(h->root, LOCK_UN);
     if (rc == 0)
         kvs_file_forget_refs(h, file);
@@ -102,6 +108,9 @@ int kvs_file_delete_manifest(kv_store_v1 *h, const char *name)
         rc = kvs_file_name_encode(file, name);
     if (rc < 0)
         return rc;
+    rc = kvs_file_deletable(h);
+    if (rc < 0)
+        return kvs_file_fail(h, -rc, "can't delete a manifest", file);
     pthread_mutex_lock(&h->commit);
     kvs_file_refs_lock(h); /* whoever publishes it anew notes what it needs after us, or before */
     rc = delete_locked(h, file);

@@ -103,3 +103,32 @@ int kvs_file_unhex(uint8_t ret[KVS_FILE_KEY_MAX], const char *hex)
     }
     return (int)(len / 2);
 }
+
+int kvs_file_chunk_name(uint8_t ret[KVS_FILE_KEY_MAX], int *ret_len, const char *hex)
+{
+    int len = kvs_file_unhex(ret, hex);
+
+    if (len < 0)
+        return len;
+    *ret_len = len;
+    return kvs_file_fan(ret);
+}
+
+enum { WRITER = 16 };
+
+bool kvs_file_is_writer(const char *name)
+{
+    return strspn(name, "0123456789abcdef") == WRITER && !name[WRITER];
+}
+
+bool kvs_file_is_tmp(const char *name)
+{
+    size_t digits;
+
+    if (strspn(name, "0123456789abcdef") != WRITER || name[WRITER] != '.')
+        return false;
+    name += WRITER + 1;
+    digits = strspn(name, "0123456789");
+    name += digits;
+    return digits && (!*name || strcmp(name, ".s") == 0 || strcmp(name, ".p") == 0);
+}

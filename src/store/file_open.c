@@ -13,27 +13,16 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#include "base/beneath.h"
 #include "base/log.h"
 #include "store/file_impl.h"
 
+/* The store's directory may be named by way of symbolic links; nothing below it may be one. */
 static int open_dir(int at, const char *name)
 {
     int fd = openat(at, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 
     return fd < 0 ? -errno : fd;
-}
-
-/* The directory @name in @at, made when missing; *made is set when it was. */
-static int make_dir(int at, const char *name, bool *made)
-{
-    int fd = open_dir(at, name);
-
-    if (fd != -ENOENT)
-        return fd;
-    if (mkdirat(at, name, 0777) < 0 && errno != EEXIST)
-        return -errno;
-    *made = true;
-    return open_dir(at, name);
 }
 
 /* mkdir -p; each new directory's entry is made durable. */
@@ -44,11 +33,13 @@ static int make_root(char *dir)
 
     for (char *name = strtok_r(dir, "/", &save); name && at >= 0;
          name = strtok_r(NULL, "/", &save)) {
-        bool made = false;
-
-        next = make_dir(at, name, &made);
-        if (made)
+        next = open_dir(at, name);
+        if (next == -ENOENT && mkdirat(at, name, 0777) < 0 && errno != EEXIST) {
+            next = -errno;
+        } else if (next == -ENOENT) {
             fsync(at);
+            next = open_dir(at, name);
+        }
         close(at);
         at = next;
     }
@@ -60,7 +51,7 @@ static int open_root(kv_store_v1 *h)
     char *copy;
 
     h->root = open_dir(AT_FDCWD, h->dir);
-    if (h->root != -ENOENT)
+    if (h->root != -ENOENT || h->opts.existing)
         return h->root;
     copy = strdup(h->dir);
     if (!copy)
@@ -70,39 +61,79 @@ static int open_root(kv_store_v1 *h)
     return h->root;
 }
 
+/* What keeps a store from being written, but not from being read. */
+static bool only_refuses(int rc)
+{
+    return rc == -EROFS || rc == -EACCES || rc == -EPERM || kvs_file_full(-rc);
+}
+
+struct tree {
+    kv_store_v1 *h;
+    mode_t make; /* 0: what is missing stays missing */
+    int rc;      /* the first failure that isn't the file system's refusal */
+};
+
+/* A folder of the store's, -1 when it is missing. */
+static int open_folder(struct tree *t, int at, const char *name, bool *made)
+{
+    int fd = t->rc == 0 && at >= 0 ? kv_beneath_dir(at, name, t->make, made) : -ENOENT;
+
+    if (fd >= 0)
+        return fd;
+    if (fd == -ELOOP || fd == -ENOTDIR) {
+        char where[512];
+
+        kv_log_error("store", "in place of a folder of the store is a link or a file",
+                     "dir=%s name=%s", kv_log_quote(where, sizeof(where), t->h->dir), name);
+    }
+    if (only_refuses(fd))
+        t->h->refuses = -fd;
+    else if (fd == -ENOENT)
+        t->h->refuses = t->h->refuses ? t->h->refuses : EROFS;
+    else
+        t->rc = fd;
+    return -1;
+}
+
+static bool is_store(kv_store_v1 *h)
+{
+    return faccessat(h->root, "chunks", F_OK, AT_SYMLINK_NOFOLLOW) == 0 ||
+           faccessat(h->root, ".kvasir", F_OK, AT_SYMLINK_NOFOLLOW) == 0;
+}
+
+static int sync_made(int fd, bool made)
+{
+    return made && fd >= 0 && fsync(fd) < 0 ? -errno : 0;
+}
+
 /* Without a writable directory a store can still be read: then missing folders stay missing. */
 static int open_tree(kv_store_v1 *h)
 {
     static const char *const houses[] = {"tmp", "writers", "bad", "refs", "sums"};
     int *const fds[] = {&h->tmp, &h->writers, &h->bad, &h->refs, &h->sums};
+    struct tree t = {.h = h, .make = h->opts.existing && !is_store(h) ? 0 : 0777};
     bool made = false, made_fan = false, made_root = false;
-    int chunks = make_dir(h->root, "chunks", &made_root);
+    int chunks = open_folder(&t, h->root, "chunks", &made_root);
 
-    for (int i = 0; i < KVS_FILE_FANS && chunks >= 0; i++) {
+    for (int i = 0; i < KVS_FILE_FANS; i++) {
         char digit[2] = {"0123456789abcdef"[i], 0};
 
-        h->fan[i] = make_dir(chunks, digit, &made_fan);
-        if (h->fan[i] < 0)
-            h->read_only = true;
+        h->fan[i] = open_folder(&t, chunks, digit, &made_fan);
     }
-    h->house = make_dir(h->root, ".kvasir", &made_root);
-    for (size_t i = 0; i < KV_COUNT(houses) && h->house >= 0; i++) {
-        *fds[i] = make_dir(h->house, houses[i], &made);
-        if (*fds[i] < 0)
-            h->read_only = true;
-    }
-    if ((made && fsync(h->house) < 0) || (made_fan && fsync(chunks) < 0) ||
-        (made_root && fsync(h->root) < 0)) {
-        int rc = -errno;
-
-        close(chunks);
-        return rc;
-    }
+    h->house = open_folder(&t, h->root, ".kvasir", &made_root);
+    for (size_t i = 0; i < KV_COUNT(houses); i++)
+        *fds[i] = open_folder(&t, h->house, houses[i], &made);
+    if (t.rc == 0)
+        t.rc = sync_made(h->house, made);
+    if (t.rc == 0)
+        t.rc = sync_made(chunks, made_fan);
+    if (t.rc == 0)
+        t.rc = sync_made(h->root, made_root);
     if (chunks >= 0)
         close(chunks);
-    if (chunks < 0 || h->house < 0 || faccessat(h->tmp, ".", W_OK, AT_EACCESS) < 0)
-        h->read_only = true;
-    return 0;
+    if (t.rc == 0 && !h->refuses && faccessat(h->tmp, ".", W_OK, AT_EACCESS) < 0)
+        h->refuses = errno;
+    return t.rc;
 }
 
 /* -- Writers ---------------------------------------------------------------------------------- */
@@ -127,7 +158,7 @@ static int try_writer(kv_store_v1 *h)
     return -EAGAIN;
 }
 
-static int become_writer(kv_store_v1 *h)
+int kvs_file_become_writer(kv_store_v1 *h)
 {
     int rc = -EAGAIN;
 
@@ -136,22 +167,31 @@ static int become_writer(kv_store_v1 *h)
     return rc;
 }
 
-/* Whether the writer is gone; its file is removed then. */
+/* Whether the writer is gone; its file is removed then. What is no writer's file is nobody's. */
 static bool writer_dead(kv_store_v1 *h, const char *id)
 {
-    int fd = openat(h->writers, id, O_RDWR | O_CLOEXEC);
+    struct stat st;
+    int fd = kv_beneath_file(h->writers, id, O_RDWR, 0, KV_BENEATH_ANY_OWNER, &st);
     bool dead;
 
     if (fd < 0)
-        return errno == ENOENT;
-    dead = flock(fd, LOCK_EX | LOCK_NB) == 0;
+        return fd == -ENOENT;
+    dead = st.st_size == 0 && flock(fd, LOCK_EX | LOCK_NB) == 0;
     if (dead)
         unlinkat(h->writers, id, 0);
     close(fd);
     return dead;
 }
 
-/* Tmp files go first, then their writer's file: a sweep that is cut short can be repeated. */
+static bool is_file(int at, const char *name)
+{
+    struct stat st;
+
+    return fstatat(at, name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode);
+}
+
+/* Tmp files go first, then their writer's file: a sweep that is cut short can be repeated. Only what
+ * has the form of one goes. */
 static void sweep_dir(kv_store_v1 *h, int at, bool tmp)
 {
     DIR *dir = kvs_file_dir(at);
@@ -160,7 +200,8 @@ static void sweep_dir(kv_store_v1 *h, int at, bool tmp)
     if (!dir)
         return;
     for (struct dirent *e; (e = readdir(dir));) {
-        if (e->d_name[0] == '.' || (tmp && strlen(e->d_name) < 18))
+        if (!(tmp ? kvs_file_is_tmp(e->d_name) && is_file(at, e->d_name)
+                  : kvs_file_is_writer(e->d_name)))
             continue;
         snprintf(id, sizeof(id), "%.16s", e->d_name);
         if (strcmp(id, alive) == 0 || strcmp(id, h->writer) == 0)
@@ -217,6 +258,55 @@ static kv_store_v1 *new_handle(void)
     return h;
 }
 
+/* Become a writer, and sweep what dead ones left: on a full file system that may make the room. */
+static int start_writing(kv_store_v1 *h)
+{
+    int rc = h->refuses ? -h->refuses : kvs_file_become_writer(h);
+
+    if (rc < 0 && !only_refuses(rc) && !h->refuses)
+        return rc;
+    h->refuses = -rc;
+    if (kvs_file_deletable(h) < 0)
+        return 0;
+    if (h->tmp >= 0 && h->writers >= 0) {
+        sweep_dir(h, h->tmp, true);
+        sweep_dir(h, h->writers, false);
+    }
+    kvs_file_writable(h);
+    return 0;
+}
+
+/* Folders that were missing when it was opened can't be made behind the other threads' backs. */
+static bool is_whole(const kv_store_v1 *h)
+{
+    bool whole = h->tmp >= 0 && h->writers >= 0 && h->bad >= 0 && h->refs >= 0 && h->sums >= 0;
+
+    for (int i = 0; i < KVS_FILE_FANS; i++)
+        whole &= h->fan[i] >= 0;
+    return whole;
+}
+
+int kvs_file_writable(kv_store_v1 *h)
+{
+    int refuses = atomic_load_explicit(&h->refuses, memory_order_acquire);
+
+    if (!kvs_file_full(refuses) || !is_whole(h))
+        return -refuses;
+    pthread_mutex_lock(&h->commit);
+    if (h->refuses)
+        atomic_store_explicit(&h->refuses, -kvs_file_become_writer(h), memory_order_release);
+    refuses = h->refuses;
+    pthread_mutex_unlock(&h->commit);
+    return -refuses;
+}
+
+int kvs_file_deletable(kv_store_v1 *h)
+{
+    int refuses = atomic_load_explicit(&h->refuses, memory_order_acquire);
+
+    return kvs_file_full(refuses) ? 0 : -refuses;
+}
+
 kv_store_v1 *kvs_file_open(const char *uri)
 {
     kv_store_v1 *h = uri ? new_handle() : NULL;
@@ -232,20 +322,11 @@ kv_store_v1 *kvs_file_open(const char *uri)
     h->syncfs_tells = rc >= 0 && syncfs_tells(h->root);
     if (rc >= 0)
         rc = open_tree(h);
-    if (rc >= 0 && !h->read_only) {
-        rc = become_writer(h);
-        if (rc == -EROFS || rc == -EACCES) {
-            h->read_only = true;
-            rc = 0;
-        }
-    }
+    if (rc >= 0)
+        rc = start_writing(h);
     if (rc < 0) {
         kvs_file_fail(h, -rc, "can't open the store", NULL);
         goto fail;
-    }
-    if (!h->read_only) {
-        sweep_dir(h, h->tmp, true);
-        sweep_dir(h, h->writers, false);
     }
     return h;
 fail:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** PATH[?limit=SIZE&zstd=LEVEL&sync=auto|files|fs&sums=auto|files]. */
+/** PATH[?limit=SIZE&zstd=LEVEL&sync=auto|files|fs&sums=auto|files&create=yes|no]. */
 #include <stdio.h>
 
 #include "base/log.h"
@@ -63,6 +63,10 @@ static int parse_one(const char *key, const char *value, struct kvs_file_opts *r
         return parse_level(value, &ret->zstd);
     if (strcmp(key, "sums") == 0 && (!strcmp(value, "auto") || !strcmp(value, "files"))) {
         ret->side_car = value[0] == 'f';
+        return 0;
+    }
+    if (strcmp(key, "create") == 0 && (!strcmp(value, "yes") || !strcmp(value, "no"))) {
+        ret->existing = value[0] == 'n';
         return 0;
     }
     if (strcmp(key, "sync") == 0) {

@@ -13,16 +13,15 @@ static int good_in_place(kv_store_v1 *h, const struct kvs_file_pending *e, const
     uint64_t owner = kvs_file_owner(e->key, e->key_len, false);
     struct kvs_file_sum sum;
     struct stat st;
-    int fd = openat(h->fan[kvs_file_fan(e->key)], hex, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    int fd = kvs_file_open_read(h->fan[kvs_file_fan(e->key)], hex, &st);
     int rc;
 
     if (fd < 0)
-        return kvs_file_passing(-errno) ? -errno : 0;
+        return kvs_file_passing(fd) ? fd : 0;
     kvs_file_chunk_side_car(side_car, hex);
     rc = kvs_file_load_sum(h, fd, side_car, owner, &sum);
     if (!kvs_file_passing(rc))
-        rc = rc == 0 && fstat(fd, &st) == 0 && sum.stored == (uint64_t)st.st_size &&
-             sum.owner == owner;
+        rc = rc == 0 && sum.stored == (uint64_t)st.st_size && sum.owner == owner;
     close(fd);
     return rc;
 }
@@ -59,12 +58,14 @@ static int is_worth(kv_store_v1 *h, const struct kvs_file_pending *e, const char
 static int move_side_car(kv_store_v1 *h, const char *tmp, const char *hex)
 {
     char from[KVS_FILE_TMP + 8], to[KVS_FILE_HEX + 8];
+    int rc;
 
     if (!atomic_load_explicit(&h->side_car, memory_order_relaxed))
         return 0;
     snprintf(from, sizeof(from), "tmp/%s.s", tmp);
     kvs_file_chunk_side_car(to, hex);
-    return renameat(h->house, from, h->house, to) < 0 && errno != ENOENT ? -errno : 0;
+    rc = kvs_file_rename(h, h->tmp, strchr(from, '/') + 1, h->sums, strchr(to, '/') + 1);
+    return rc == -ENOENT ? 0 : rc;
 }
 
 static void drop_side_car(kv_store_v1 *h, const char *tmp)
@@ -73,14 +74,14 @@ static void drop_side_car(kv_store_v1 *h, const char *tmp)
 
     if (!atomic_load_explicit(&h->side_car, memory_order_relaxed))
         return;
-    snprintf(from, sizeof(from), "tmp/%s.s", tmp);
-    unlinkat(h->house, from, 0);
+    snprintf(from, sizeof(from), "%s.s", tmp);
+    unlinkat(h->tmp, from, 0);
 }
 
 /* Where it can't, the twin goes: it would be in the way of the next try. */
 static int rename_twin(kv_store_v1 *h, const char *twin, int at, const char *to)
 {
-    int rc = renameat(h->tmp, twin, at, to) < 0 ? -errno : 0;
+    int rc = kvs_file_rename(h, h->tmp, twin, at, to);
 
     if (rc < 0)
         unlinkat(h->tmp, twin, 0);
@@ -105,7 +106,7 @@ static int keep_theirs(kv_store_v1 *h, struct kvs_file_pending *e, const char *t
     if (!kvs_file_no_link(errno))
         return errno == ENOENT ? -EAGAIN : -errno;
     if (!e->copy || move_side_car(h, tmp, hex) < 0 ||
-        renameat(h->tmp, tmp, fan, hex) < 0) /* a sticky directory: all was tried */
+        kvs_file_rename(h, h->tmp, tmp, fan, hex) < 0) /* a sticky directory: all was tried */
         unlinkat(h->tmp, tmp, 0);
     drop_side_car(h, tmp);
     unpin(h, e);
@@ -122,8 +123,11 @@ static int put_ours(kv_store_v1 *h, struct kvs_file_pending *e, const char *tmp,
     snprintf(twin, sizeof(twin), "%s.p", tmp);
     if (linkat(h->tmp, tmp, h->tmp, twin, 0) == 0)
         return rename_twin(h, twin, fan, hex);
-    if (!kvs_file_no_link(errno) || renameat(h->tmp, tmp, fan, hex) < 0)
+    if (!kvs_file_no_link(errno))
         return -errno;
+    rc = kvs_file_rename(h, h->tmp, tmp, fan, hex);
+    if (rc < 0)
+        return rc;
     unpin(h, e);
     return 0;
 }
@@ -188,9 +192,13 @@ static int move_in(kv_store_v1 *h, struct kvs_file_pending *e, const char *tmp, 
     if (atomic_load_explicit(&h->side_car, memory_order_relaxed))
         return -EEXIST; /* what is there may need the side-car that is */
     if (renameat2(h->tmp, tmp, fan, hex, RENAME_NOREPLACE) < 0) {
-        if (errno == EINVAL || errno == ENOSYS)
+        int error = errno;
+
+        if (error == EINVAL || error == ENOSYS)
             return -EEXIST;
-        return errno == ENOENT && faccessat(fan, hex, F_OK, 0) == 0 ? 0 : -errno;
+        if (error == ENOENT && faccessat(fan, hex, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
+            return 0;
+        return -error;
     }
     unpin(h, e);
     return 0;
@@ -229,7 +237,7 @@ static int place(kv_store_v1 *h, struct kvs_file_pending *e, const char *hex)
     if (is_lost(h, e))
         return -EIO;
     if (!e->pinned) /* no hard links here: nothing kept it but its age */
-        return faccessat(fan, hex, F_OK, 0) < 0 ? -errno : 0;
+        return faccessat(fan, hex, F_OK, AT_SYMLINK_NOFOLLOW) < 0 ? -errno : 0;
     kvs_file_tmp_name(h, tmp, e->tmp);
     if (e->state == KVS_FILE_PUT)
         rc = move_in(h, e, tmp, hex);
@@ -253,7 +261,7 @@ static void note_use(const kv_store_v1 *h, struct kvs_file_pending *e, const cha
         e->same = utimensat(fan, hex, times, AT_SYMLINK_NOFOLLOW) == 0;
     }
     if (!e->same)
-        utimensat(fan, hex, NULL, 0);
+        utimensat(fan, hex, NULL, AT_SYMLINK_NOFOLLOW);
 }
 
 int kvs_file_place(kv_store_v1 *h, struct kvs_file_pending *e)

@@ -56,12 +56,13 @@ static int record_at(const uint8_t *at, size_t left)
 
 static int read_all(int at, const char *file, struct kv_buf *buf)
 {
-    int fd = openat(at, file, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
     char piece[16384];
+    struct stat st;
     ssize_t n;
+    int fd = at < 0 ? -ENOENT : kvs_file_open_read(at, file, &st);
 
     if (fd < 0)
-        return -errno;
+        return fd == -EBADMSG ? -ENOENT : fd; /* no file: nothing was noted */
     while ((n = read(fd, piece, sizeof(piece))) > 0 || (n < 0 && errno == EINTR)) {
         if (n > 0)
             kv_buf_append(buf, piece, (size_t)n);
@@ -138,8 +139,8 @@ static int replace(kv_store_v1 *h, const char *file, const struct kv_buf *buf)
     if (rc == 0 && fsync(fd) < 0)
         rc = -errno;
     close(fd);
-    if (rc == 0 && renameat(h->tmp, name, h->refs, file) < 0)
-        rc = -errno;
+    if (rc == 0)
+        rc = kvs_file_rename(h, h->tmp, name, h->refs, file);
     if (rc < 0)
         unlinkat(h->tmp, name, 0);
     return rc;
@@ -183,15 +184,21 @@ static bool doubled(uint64_t before, uint64_t after)
     return mark <= after;
 }
 
-/* Appended, not synced; a new file's name is. */
-static int append(kv_store_v1 *h, const char *file, const struct kv_buf *buf, int *ret_fd)
+/* Appended, not synced; a new file's name is. What stood there instead of our file may have been put
+ * in its place: what was noted before isn't known then. */
+static int append(kv_store_v1 *h, const char *file, struct kv_buf *buf, int *ret_fd)
 {
-    int fd = openat(h->refs, file, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666), rc;
+    bool moved = false;
+    int fd = kvs_file_open_own(h, h->refs, file, O_WRONLY | O_APPEND | O_CREAT, &moved), rc;
     struct stat st = {0};
 
     if (fd < 0)
-        return -errno;
-    rc = fstat(fd, &st) < 0 ? -errno : kvs_file_write_all(fd, buf->data, buf->len);
+        return fd;
+    if (moved)
+        kvs_file_add_record(buf, NULL, 0);
+    rc = buf->error           ? buf->error
+         : fstat(fd, &st) < 0 ? -errno
+                              : kvs_file_write_all(fd, buf->data, buf->len);
     if (rc == 0 && (st.st_size == 0 || h->refs_unsynced))
         rc = fsync(h->refs) < 0 ? -errno : 0;
     h->refs_unsynced &= rc < 0;

@@ -22,8 +22,8 @@
 static int used_open(kv_store_v1 *h, int flags)
 {
     if (h->used_fd < 0)
-        h->used_fd = openat(h->house, "used", O_RDWR | O_CLOEXEC | flags, 0666);
-    return h->used_fd < 0 ? -errno : 0;
+        h->used_fd = kvs_file_open_own(h, h->house, "used", O_RDWR | flags, NULL);
+    return h->used_fd < 0 ? h->used_fd : 0;
 }
 
 static bool used_load(kv_store_v1 *h, uint64_t *ret)
@@ -62,7 +62,7 @@ static int remove_file(kv_store_v1 *h, int fan, const char *hex)
     if (unlinkat(h->fan[fan], hex, 0) < 0)
         return -errno;
     kvs_file_chunk_side_car(side_car, hex);
-    unlinkat(h->house, side_car, 0);
+    unlinkat(h->sums, strchr(side_car, '/') + 1, 0);
     return 0;
 }
 
@@ -81,6 +81,8 @@ static int delete_locked(kv_store_v1 *h, const uint8_t *key, size_t key_len, con
     kvs_file_lock(h->fan[fan], LOCK_EX);
     if (fstatat(h->fan[fan], hex, &st, AT_SYMLINK_NOFOLLOW) < 0)
         rc = -errno;
+    else if (!S_ISREG(st.st_mode))
+        rc = -ENOENT;
     else
         rc = remove_file(h, fan, hex);
     if (rc == 0)
@@ -94,8 +96,8 @@ int kvs_file_delete_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len)
     int rc = kvs_file_check(h, key, key_len);
     char hex[KVS_FILE_HEX];
 
-    if (rc == 0 && h->read_only)
-        rc = -EROFS;
+    if (rc == 0)
+        rc = kvs_file_deletable(h);
     if (rc < 0)
         return rc;
     kvs_file_hex(hex, key, key_len);
@@ -129,11 +131,11 @@ static int64_t cutoff(uint64_t min_age_s)
 static void sweep_one(struct sweep *s, int fan, const char *hex)
 {
     uint8_t key[KVS_FILE_KEY_MAX];
-    int len = kvs_file_unhex(key, hex), rc;
     struct stat st;
+    int len, rc;
 
-    if (len < 0 || fstatat(s->h->fan[fan], hex, &st, AT_SYMLINK_NOFOLLOW) < 0 ||
-        !S_ISREG(st.st_mode))
+    if (kvs_file_chunk_name(key, &len, hex) != fan ||
+        fstatat(s->h->fan[fan], hex, &st, AT_SYMLINK_NOFOLLOW) < 0 || !S_ISREG(st.st_mode))
         return;
     if (st.st_nlink > 1 || st.st_mtime > s->before_s ||
         (s->live && s->live(s->arg, key, (size_t)len))) {
@@ -152,8 +154,11 @@ static void sweep_one(struct sweep *s, int fan, const char *hex)
 
 static int sweep_fan(struct sweep *s, int fan)
 {
-    DIR *dir = kvs_file_dir(s->h->fan[fan]);
+    DIR *dir;
 
+    if (s->h->fan[fan] < 0) /* of a store that isn't whole: nothing is in it */
+        return 0;
+    dir = kvs_file_dir(s->h->fan[fan]);
     if (!dir)
         return -errno;
     kvs_file_lock(s->h->fan[fan], LOCK_EX);
@@ -172,8 +177,8 @@ int kvs_file_sweep(kv_store_v1 *h, uint64_t min_age_s, kv_store_live_fn live, vo
 
     if (rc == 0 && h->pid != getpid())
         rc = -ECHILD;
-    if (rc == 0 && h->read_only)
-        rc = -EROFS;
+    if (rc == 0 && h->house >= 0) /* else there is no store: nothing to delete */
+        rc = kvs_file_deletable(h);
     if (rc < 0)
         return rc;
     pthread_mutex_lock(&h->commit);
@@ -234,12 +239,12 @@ static int scan_fan(kv_store_v1 *h, int fan, struct scan *scan)
     DIR *dir = kvs_file_dir(h->fan[fan]);
     uint8_t key[KVS_FILE_KEY_MAX];
     struct stat st;
-    int rc = 0;
+    int rc = 0, len;
 
     if (!dir)
         return -errno;
     for (struct dirent *e; rc == 0 && (e = readdir(dir));) {
-        if (kvs_file_unhex(key, e->d_name) > 0 &&
+        if (kvs_file_chunk_name(key, &len, e->d_name) == fan &&
             fstatat(h->fan[fan], e->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode))
             rc = scan_add(scan, fan, e->d_name, &st);
     }

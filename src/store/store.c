@@ -100,6 +100,23 @@ int kvs_open(const char *uri, struct kvs_store **ret)
     return rc;
 }
 
+int kvs_open_existing(const char *uri, struct kvs_store **ret)
+{
+    struct kvs_uri parts;
+    const char *why, *mark;
+    char *path;
+    int rc;
+
+    if (kvs_uri_parse(uri, &parts, &why) != 0 || !parts.path)
+        return kvs_open(uri, ret);
+    mark = strrchr(uri, '?');
+    if (asprintf(&path, "%s%screate=no", uri, mark && strchr(mark, '=') ? "&" : "?") < 0)
+        return -ENOMEM;
+    rc = kvs_open(path, ret);
+    free(path);
+    return rc;
+}
+
 void kvs_close(struct kvs_store *store)
 {
     struct kvs_plugin plugin;

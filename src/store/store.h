@@ -34,4 +34,8 @@ struct kvs_store {
 int kvs_open_with(const kv_store_vtable *table, const kv_store_ext *ext, const char *uri,
                   bool built_in, struct kvs_store **ret);
 
+/** kvs_open that makes no file store: -ENOENT when its directory is missing, and where that holds no
+ * store nothing is written. */
+int kvs_open_existing(const char *uri, struct kvs_store **ret);
+
 #endif

@@ -121,7 +121,9 @@ def test_restore_into_strange_places():
 
 def test_ls_show_rm():
     with World() as w:
+        w.uri.mkdir()
         equal(w.json("ls"), {"objects": []}, "empty store")
+        equal(list(w.uri.iterdir()), [], "what ls made")
         data = w.file("in", 2_000_000)
         w.run("save", "b", data, "--fingerprint", "model 7")
         w.run("save", "a", data)
@@ -234,6 +236,9 @@ def test_usage_and_errors():
         for command in ("save", "restore", "ls", "show", "verify", "gc", "rm", "stats", "bench", "conformance"):
             done = subprocess.run([KVASIR, "store", command, "--help"], capture_output=True, timeout=60)
             check(done.returncode == 0 and b"Exit status" in done.stdout, f"{command} --help: {done}")
+        w.run("restore", "none", w.path / "out", status=UNREACHABLE)
+        check(not w.uri.exists(), "restore made a store")
+        w.run("save", "chat", w.file("in", 10))
         w.run("restore", "none", w.path / "out", status=NOT_FOUND)
         w.run("show", "none", status=NOT_FOUND)
         w.run("save", "chat", w.path / "none", status=FAILED)
