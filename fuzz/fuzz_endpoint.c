@@ -49,7 +49,7 @@ static void check_refused(const char *why)
     abort();
 }
 
-/* What a rule of each kind can admit at all. */
+/* Require that an admitted endpoint is of the kind that @rule speaks of. */
 static void check_admitted(const struct kv_endpoint_rule *rule, const struct kv_endpoint *e)
 {
     uint8_t address[16];
