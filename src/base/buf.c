@@ -21,7 +21,7 @@ void kv_buf_clear(struct kv_buf *buf)
     buf->error = 0;
 }
 
-static int grow(struct kv_buf *buf, size_t more)
+int kv_buf_grow_(struct kv_buf *buf, size_t more)
 {
     size_t limit = buf->limit ? buf->limit : SIZE_MAX - 1;
     size_t capacity = buf->capacity;
@@ -39,32 +39,9 @@ static int grow(struct kv_buf *buf, size_t more)
     return 0;
 }
 
-int kv_buf_reserve(struct kv_buf *buf, size_t more)
-{
-    if (KV_UNLIKELY(buf->error))
-        return buf->error;
-    if (KV_LIKELY(more <= buf->capacity - buf->len))
-        return 0;
-    return grow(buf, more);
-}
-
-void kv_buf_append(struct kv_buf *buf, const void *data, size_t len)
-{
-    if (len == 0 || kv_buf_reserve(buf, len) < 0)
-        return;
-    memcpy(buf->data + buf->len, data, len);
-    buf->len += len;
-}
-
 void kv_buf_puts(struct kv_buf *buf, const char *text)
 {
     kv_buf_append(buf, text, strlen(text));
-}
-
-void kv_buf_putc(struct kv_buf *buf, char c)
-{
-    if (kv_buf_reserve(buf, 1) == 0)
-        buf->data[buf->len++] = c;
 }
 
 void kv_buf_printf(struct kv_buf *buf, const char *fmt, ...)
@@ -100,40 +77,75 @@ static const char digit_pairs[] =
     "34353637383940414243444546474849505152535455565758596061626364656667"
     "6869707172737475767778798081828384858687888990919293949596979899";
 
-/* Digits of @value, ending before @end; returns the first. Two at a time halve the divisions. */
-static char *format_u64(char *end, uint64_t value)
+static unsigned count_digits(uint64_t value)
 {
+    static const uint64_t powers[20] = {0,
+                                        UINT64_C(10),
+                                        UINT64_C(100),
+                                        UINT64_C(1000),
+                                        UINT64_C(10000),
+                                        UINT64_C(100000),
+                                        UINT64_C(1000000),
+                                        UINT64_C(10000000),
+                                        UINT64_C(100000000),
+                                        UINT64_C(1000000000),
+                                        UINT64_C(10000000000),
+                                        UINT64_C(100000000000),
+                                        UINT64_C(1000000000000),
+                                        UINT64_C(10000000000000),
+                                        UINT64_C(100000000000000),
+                                        UINT64_C(1000000000000000),
+                                        UINT64_C(10000000000000000),
+                                        UINT64_C(100000000000000000),
+                                        UINT64_C(1000000000000000000),
+                                        UINT64_C(10000000000000000000)};
+    /* bits * log10(2), rounded down: right, or one too few */
+    unsigned n = (64 - (unsigned)__builtin_clzll(value | 1)) * 1233 >> 12;
+
+    return n + (value >= powers[n]);
+}
+
+/* The @n digits of @value. Two at a time halve the divisions. */
+static void write_digits(char *ret, size_t n, uint64_t value)
+{
+    char *end = ret + n;
+
     while (value >= 100) {
         end -= 2;
         memcpy(end, &digit_pairs[2 * (value % 100)], 2);
         value /= 100;
     }
-    if (value >= 10) {
-        end -= 2;
-        memcpy(end, &digit_pairs[2 * value], 2);
-    } else {
-        *--end = (char)('0' + value);
-    }
-    return end;
+    if (value >= 10)
+        memcpy(ret, &digit_pairs[2 * value], 2);
+    else
+        *ret = (char)('0' + value);
+}
+
+size_t kv_u64_text(char *ret, uint64_t value)
+{
+    size_t n = count_digits(value);
+
+    write_digits(ret, n, value);
+    return n;
 }
 
 void kv_buf_put_u64(struct kv_buf *buf, uint64_t value)
 {
-    char text[20];
-    char *first = format_u64(text + sizeof(text), value);
+    size_t n = count_digits(value);
 
-    kv_buf_append(buf, first, (size_t)(text + sizeof(text) - first));
+    if (kv_buf_reserve(buf, n) < 0)
+        return;
+    write_digits(buf->data + buf->len, n, value);
+    buf->len += n;
 }
 
 void kv_buf_put_i64(struct kv_buf *buf, int64_t value)
 {
-    char text[21];
-    char *first =
-        format_u64(text + sizeof(text), value < 0 ? 0 - (uint64_t)value : (uint64_t)value);
+    char text[1 + KV_U64_TEXT_MAX] = {'-'};
+    bool minus = value < 0;
+    size_t n = kv_u64_text(text + minus, minus ? 0 - (uint64_t)value : (uint64_t)value);
 
-    if (value < 0)
-        *--first = '-';
-    kv_buf_append(buf, first, (size_t)(text + sizeof(text) - first));
+    kv_buf_append(buf, text, minus + n);
 }
 
 void kv_buf_put_double(struct kv_buf *buf, double value)

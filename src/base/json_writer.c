@@ -2,7 +2,7 @@
 #include <assert.h>
 #include <math.h>
 
-#include "base/json.h"
+#include "base/json_reader.h"
 #include "base/utf8.h"
 
 void kv_json_writer_init(struct kv_json_writer *w, struct kv_buf *out)
@@ -10,23 +10,49 @@ void kv_json_writer_init(struct kv_json_writer *w, struct kv_buf *out)
     *w = (struct kv_json_writer){.out = out};
 }
 
-/* What comes before a value. */
+/*
+ * A place for the @n bytes of a value, behind the comma that separates it from the value before. The
+ * caller fills it and passes its end to wrote(). NULL when the buffer can't grow.
+ */
+static inline char *place(struct kv_json_writer *w, size_t n)
+{
+    bool comma = !w->after_key && (w->has_item & 1);
+    char *p;
+
+    w->after_key = false;
+    w->has_item |= 1;
+    if (kv_buf_reserve(w->out, comma + n) < 0)
+        return NULL;
+    p = w->out->data + w->out->len;
+    *p = ',';
+    return p + comma;
+}
+
+static inline void wrote(struct kv_json_writer *w, const char *end)
+{
+    w->out->len = (size_t)(end - w->out->data);
+}
+
+/* For values of unknown length. */
 static void separate(struct kv_json_writer *w)
 {
-    if (w->after_key)
-        w->after_key = false;
-    else if (w->has_item & 1)
-        kv_buf_putc(w->out, ',');
-    w->has_item |= 1;
+    char *p = place(w, 1);
+
+    if (p)
+        wrote(w, p);
 }
 
 static void begin(struct kv_json_writer *w, char bracket)
 {
-    separate(w);
+    char *p = place(w, 1);
+
     assert(w->depth < KV_JSON_MAX_DEPTH - 1);
     w->depth++;
     w->has_item <<= 1;
-    kv_buf_putc(w->out, bracket);
+    if (!p)
+        return;
+    *p = bracket;
+    wrote(w, p + 1);
 }
 
 static void end(struct kv_json_writer *w, char bracket)
@@ -89,11 +115,10 @@ static void put_escape(struct kv_buf *out, unsigned char c)
     kv_buf_append(out, text, 2);
 }
 
-static void put_quoted(struct kv_buf *out, const char *text, size_t len)
+static void put_escaped(struct kv_buf *out, const char *text, size_t len)
 {
     const char *stop = text + len, *plain = text;
 
-    kv_buf_putc(out, '"');
     while (text < stop) {
         unsigned char c = (unsigned char)*text;
         int n = c < 0x80 ? 1 : kv_utf8_sequence(text, stop);
@@ -110,22 +135,49 @@ static void put_quoted(struct kv_buf *out, const char *text, size_t len)
         plain = ++text;
     }
     kv_buf_append(out, plain, (size_t)(text - plain));
-    kv_buf_putc(out, '"');
+}
+
+/* Quotes around @text, and what follows the closing one. */
+static void put_quoted(struct kv_json_writer *w, const char *text, size_t len, bool colon)
+{
+    char *p = place(w, len + 2 + colon);
+
+    if (!p)
+        return;
+    *p++ = '"';
+    if (KV_LIKELY(kv_json_skip_plain_(text, text + len) == text + len)) {
+        memcpy(p, text, len);
+        p += len;
+    } else {
+        wrote(w, p);
+        put_escaped(w->out, text, len);
+        if (kv_buf_reserve(w->out, 1 + colon) < 0)
+            return;
+        p = w->out->data + w->out->len;
+    }
+    *p++ = '"';
+    if (colon)
+        *p++ = ':';
+    wrote(w, p);
 }
 
 void kv_json_key(struct kv_json_writer *w, const char *key)
 {
-    kv_json_put_strn(w, key, strlen(key));
-    kv_buf_putc(w->out, ':');
+    put_quoted(w, key, strlen(key), true);
     w->after_key = true;
 }
 
 void kv_json_key_u64(struct kv_json_writer *w, uint64_t key)
 {
-    separate(w);
-    kv_buf_putc(w->out, '"');
-    kv_buf_put_u64(w->out, key);
-    kv_buf_append(w->out, "\":", 2);
+    char *p = place(w, KV_U64_TEXT_MAX + 3);
+
+    if (p) {
+        *p++ = '"';
+        p += kv_u64_text(p, key);
+        *p++ = '"';
+        *p++ = ':';
+        wrote(w, p);
+    }
     w->after_key = true;
 }
 
@@ -136,14 +188,15 @@ void kv_json_put_str(struct kv_json_writer *w, const char *text)
 
 void kv_json_put_strn(struct kv_json_writer *w, const char *text, size_t len)
 {
-    separate(w);
-    put_quoted(w->out, text, len);
+    put_quoted(w, text, len, false);
 }
 
 void kv_json_put_u64(struct kv_json_writer *w, uint64_t value)
 {
-    separate(w);
-    kv_buf_put_u64(w->out, value);
+    char *p = place(w, KV_U64_TEXT_MAX);
+
+    if (p)
+        wrote(w, p + kv_u64_text(p, value));
 }
 
 void kv_json_put_i64(struct kv_json_writer *w, int64_t value)

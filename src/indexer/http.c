@@ -8,7 +8,9 @@
 #include "base/log.h"
 #include "indexer/http_impl.h"
 
-#define CONNECTION_MEMORY (64u << 10) /* request header and read buffer of a connection */
+/* Request header and read buffer of a connection. libmicrohttpd fills one and a half times as much
+ * with zeros after each request, and reads bodies in pieces of half of it. */
+#define CONNECTION_MEMORY (32u << 10)
 
 /* -- connections ------------------------------------------------------------------------------- */
 
