@@ -95,6 +95,7 @@ static void note(struct ki_link *link, uint16_t event, uint64_t now_ns)
         break;
     case ZMQ_EVENT_HANDSHAKE_SUCCEEDED:
         link->state = KI_LINK_UP;
+        link->ups++;
         link->problem = NULL;
         break;
     case ZMQ_EVENT_DISCONNECTED:
@@ -109,6 +110,7 @@ bool ki_link_read(struct ki_link *link, uint64_t now_ns)
 {
     enum ki_link_state state = link->state;
     const char *problem = link->problem;
+    uint64_t ups = link->ups;
     struct ki_envelope e;
     uint16_t event;
 
@@ -119,7 +121,7 @@ bool ki_link_read(struct ki_link *link, uint64_t now_ns)
         }
         ki_envelope_fini(&e);
     }
-    return state != link->state || problem != link->problem;
+    return state != link->state || problem != link->problem || ups != link->ups;
 }
 
 bool ki_link_is_dead(const struct ki_link *link, uint64_t now_ns)

@@ -27,6 +27,7 @@ enum ki_link_state { KI_LINK_CONNECTING, KI_LINK_UP, KI_LINK_LOST };
 struct ki_link {
     void *monitor; /* NULL: closed */
     enum ki_link_state state;
+    uint64_t ups;        /* connections made so far; kept when the socket is made anew */
     bool tried;          /* an attempt to connect got as far as the network */
     const char *problem; /* NULL: none yet */
     uint64_t dead_at_ns; /* LOST: without a word until then, it is dead */
@@ -39,7 +40,7 @@ int ki_link_open(struct ki_link *link, void *zmq, void *socket, int epoll_fd, ui
 /** Before @socket itself is closed. No-op when closed. */
 void ki_link_close(struct ki_link *link, void *socket, int epoll_fd);
 
-/** Read what there is. True when state or problem have changed. */
+/** Read what there is. True when state, problem or ups have changed. */
 bool ki_link_read(struct ki_link *link, uint64_t now_ns);
 bool ki_link_is_dead(const struct ki_link *link, uint64_t now_ns);
 /** It is dead and its socket will be made anew: the next time it takes longer. */

@@ -142,7 +142,7 @@ bool ki_listener_retire(struct ki_listener *l, struct ki_watermark *ret_position
     ret_position->holder = (struct kv_holder){.worker = l->instance, .rank = l->rank};
     ret_position->sequence = s->has_position ? s->position : s->before;
     ret_position->timestamp = s->has_position ? s->timestamp : 0;
-    ret_position->partial = s->partial;
+    ret_position->partial = ki_stream_is_partial(s);
     ret_position->has_stream = true;
     ret_position->stream_rank = l->rank;
     ret_position->generation = l->generation;
@@ -219,7 +219,7 @@ void ki_listener_info(struct ki_listener *l, struct ki_worker_info *ret)
         .malformed = a->malformed,
         .orphans = a->orphans,
         .rejected = a->rejected,
-        .partial = s->partial,
+        .partial = ki_stream_is_partial(s),
     };
     memcpy(ret->skipped, a->skipped, sizeof(ret->skipped));
     pthread_mutex_unlock(&l->lock);
@@ -254,7 +254,7 @@ bool ki_listener_watermarks(struct ki_listener *l, struct ki_watermark **items, 
             .holder = {.worker = l->instance, .rank = l->applier.ranks[i]},
             .sequence = l->stream.position,
             .timestamp = l->stream.timestamp,
-            .partial = l->stream.partial,
+            .partial = ki_stream_is_partial(&l->stream),
             .has_stream = true,
             .stream_rank = l->rank,
             .generation = l->generation,
@@ -466,21 +466,40 @@ static void count_malformed(struct ki_listener *l, const char *what)
                     l->rank, l->endpoint);
 }
 
-/* What was heard of the connection becomes what /workers says. */
-static void show_link(struct ki_listener *l)
+/* What was heard of the connection becomes what /workers says, and what the stream asks. */
+static void show_link(struct ki_listener *l, uint64_t now_ns)
 {
     const char *problem = l->link.problem;
 
     pthread_mutex_lock(&l->lock);
     l->connected = l->link.state == KI_LINK_UP;
+    if (l->connected && l->ups_told != l->link.ups) {
+        l->sub_ready = true; /* read what came over the last connection first */
+        ki_stream_reachable(&l->stream, now_ns);
+    }
+    if (!l->connected)
+        ki_stream_disconnected(&l->stream);
     if (problem || l->connected)
         snprintf(l->last_error, sizeof(l->last_error), "%s", problem ? problem : "");
     pthread_mutex_unlock(&l->lock);
 }
 
+/*
+ * A connection's first message: the stream hears of the connection with the batch itself. libzmq tells
+ * of a connection before it delivers; of several, the message may be an earlier one's.
+ */
+static void note_heard(struct ki_listener *l, uint64_t now_ns)
+{
+    if (ki_link_read(&l->link, now_ns))
+        show_link(l, now_ns);
+    if (l->link.ups == l->ups_told + 1)
+        l->ups_told = l->link.ups;
+}
+
 /* One live message. False: there is none. */
 static bool read_live(struct ki_listener *l, uint64_t now_ns)
 {
+    bool first = !l->has_connection, anew;
     struct kve_message message;
     struct ki_envelope e;
     struct ki_batch_id id;
@@ -489,7 +508,7 @@ static bool read_live(struct ki_listener *l, uint64_t now_ns)
     if (rc == -EAGAIN)
         return false;
     if (ki_link_is_well(&l->link, now_ns))
-        show_link(l);
+        show_link(l, now_ns);
     if (rc < 0 || kve_message_parse_live(e.spans, e.n, &message) < 0) {
         count_malformed(l, "a message that is no batch was passed over");
         ki_envelope_fini(&e);
@@ -497,11 +516,15 @@ static bool read_live(struct ki_listener *l, uint64_t now_ns)
     }
     id = identify(&message);
     l->turn_bytes += message.payload.len;
-    offer_live(l, &id, &e.frames[e.n - 1], is_new_connection(l, &e.frames[e.n - 2]), now_ns);
+    anew = is_new_connection(l, &e.frames[e.n - 2]);
+    if (first || anew)
+        note_heard(l, now_ns);
+    offer_live(l, &id, &e.frames[e.n - 1], anew, now_ns);
     ki_envelope_fini(&e);
     return true;
 }
 
+/* @message NULL: one that makes no sense. */
 static unsigned offer_replayed(struct ki_listener *l, const struct kve_message *message,
                                uint64_t now_ns)
 {
@@ -518,7 +541,8 @@ static unsigned offer_replayed(struct ki_listener *l, const struct kve_message *
             steps = ki_stream_replayed(&l->stream, &id, now_ns);
             write_index(l, steps, message->payload.data, message->payload.len);
         } else {
-            steps = ki_stream_replay_end(&l->stream, now_ns);
+            steps = message ? ki_stream_replay_end(&l->stream, now_ns)
+                            : ki_stream_replay_failed(&l->stream, now_ns);
             write_index(l, steps, NULL, 0);
         }
         report(l, &before, steps);
@@ -582,14 +606,34 @@ static bool read_messages(struct ki_listener *l, uint64_t now_ns)
     return true;
 }
 
+/* A new connection, once all that came over earlier ones has been read and no replay runs. */
+static void tell_connection(struct ki_listener *l, uint64_t now_ns)
+{
+    unsigned steps = 0;
+
+    if (!l->started || l->sub_ready || l->link.state != KI_LINK_UP || l->ups_told == l->link.ups)
+        return;
+    pthread_mutex_lock(&l->lock);
+    if (!l->gone && l->stream.state == KI_STREAM_LIVE) {
+        /* The first one, made before recovery, is older than the peer's dump. */
+        bool anew = l->ups_at_start != 1 || l->link.ups != 1;
+
+        steps = ki_stream_connected(&l->stream, anew, now_ns);
+        l->ups_told = l->link.ups;
+    }
+    pthread_mutex_unlock(&l->lock);
+    work_sockets(l, steps, now_ns);
+}
+
 bool ki_listener_service(struct ki_listener *l, uint64_t now_ns)
 {
     bool more;
 
     if (l->link_ready && ki_link_read(&l->link, now_ns))
-        show_link(l);
+        show_link(l, now_ns);
     l->link_ready = false;
     more = read_messages(l, now_ns);
+    tell_connection(l, now_ns);
     l->deadline_ns = next_deadline(l);
     return more;
 }
@@ -671,6 +715,7 @@ static void start(struct ki_listener *l, uint64_t now_ns)
 {
     pthread_mutex_lock(&l->lock);
     l->started = true;
+    l->ups_at_start = l->link.ups;
     ki_stream_start(&l->stream, now_ns);
     pthread_mutex_unlock(&l->lock);
 }
@@ -718,6 +763,7 @@ bool ki_listener_tick(struct ki_listener *l, uint64_t now_ns)
         start(l, now_ns);
     if (l->started)
         work_sockets(l, tick_stream(l, now_ns), now_ns);
+    tell_connection(l, now_ns);
     l->deadline_ns = next_deadline(l);
     return true;
 }

@@ -77,7 +77,9 @@ struct ki_listener {
     void *sub, *dealer;
     struct ki_link link;                      /* what is known of the connection behind sub */
     bool sub_ready, dealer_ready, link_ready; /* may have messages */
-    bool detached;                            /* paused: sockets are closed */
+    uint64_t ups_at_start,
+        ups_told;  /* link.ups when reading started, and when the stream was told */
+    bool detached; /* paused: sockets are closed */
     bool holding;
     size_t turn_bytes; /* read in this turn */
     struct ki_batch_id held_id;

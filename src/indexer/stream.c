@@ -52,8 +52,11 @@ void ki_stream_start(struct ki_stream *s, uint64_t now_ns)
 {
     if (s->opts.can_replay && s->partial) /* as the peer's view was: our chance to do better */
         s->heal_at_ns = s->torn ? now_ns : now_ns + s->opts.cooldown_ns;
-    if (s->opts.can_replay && (!s->has_position || s->seeded) && !s->cursorless && s->opts.idle_ns)
-        s->idle_at_ns = now_ns + s->opts.idle_ns;
+}
+
+bool ki_stream_is_partial(const struct ki_stream *s)
+{
+    return s->partial || s->unverified;
 }
 
 void ki_stream_mark_partial(struct ki_stream *s)
@@ -115,7 +118,6 @@ static void accept(struct ki_stream *s, const struct ki_batch_id *id)
     if (timestamp_of(id) != 0)
         s->timestamp = timestamp_of(id);
     s->unverified = s->cursorless = s->seeded = s->has_before = false;
-    s->idle_at_ns = 0;
     if (s->watch && --s->watch == 0)
         s->strikes = 0;
 }
@@ -142,7 +144,7 @@ static void accept_gap(struct ki_stream *s, const struct ki_batch_id *id, uint64
 
 static bool may_replay(const struct ki_stream *s, uint64_t now_ns)
 {
-    return s->opts.can_replay && now_ns >= s->cooldown_to_ns;
+    return s->opts.can_replay && s->connected && now_ns >= s->cooldown_to_ns;
 }
 
 static unsigned request(struct ki_stream *s, uint64_t from, uint64_t now_ns)
@@ -163,9 +165,10 @@ static unsigned begin(struct ki_stream *s, enum ki_replay_kind kind, uint64_t fr
     }
     s->kind = kind;
     s->attempts = 1;
-    s->idle_at_ns = 0;
-    if (kind == KI_REPLAY_HEAL)
+    if (kind == KI_REPLAY_HEAL) {
         s->heal_at_ns = 0; /* one try */
+        s->torn = false;
+    }
     return request(s, from, now_ns);
 }
 
@@ -195,6 +198,8 @@ static unsigned give_up(struct ki_stream *s, uint64_t now_ns)
     s->cooldown_to_ns = now_ns + s->opts.cooldown_ns;
     if (s->partial)
         s->heal_at_ns = s->cooldown_to_ns;
+    else if (!s->holding)
+        s->idle_at_ns = s->cooldown_to_ns;
     return finish(s);
 }
 
@@ -247,6 +252,15 @@ static void forget(struct ki_stream *s)
     s->heal_at_ns = 0;
 }
 
+/* Another connection may lead to another process: nothing that the old one did counts against it. */
+static void meet(struct ki_stream *s)
+{
+    s->has_live = s->merged = false;
+    s->strikes = s->watch = 0;
+    s->cooldown_to_ns = 0;
+    s->unverified |= s->has_position || s->cursorless;
+}
+
 /* The publisher is another process than the one whose batches we applied: its cache is empty. */
 static unsigned restarted(struct ki_stream *s)
 {
@@ -254,6 +268,7 @@ static unsigned restarted(struct ki_stream *s)
     s->replaced = s->position;
     s->watch = MERGE_WATCH;
     s->has_live = false;
+    s->cooldown_to_ns = 0; /* it was the old process that didn't answer */
     forget(s);
     return KI_STEP_PURGE | KI_STEP_RESET;
 }
@@ -277,6 +292,8 @@ static unsigned live_first(struct ki_stream *s, const struct ki_batch_id *id, ui
     }
     if (id->sequence <= FIRST_SEQUENCE_MAX) {
         accept(s, id);
+        if (s->opts.can_replay) /* a 0 may be missing, and can be asked for later */
+            now_partial(s, now_ns);
         return KI_STEP_APPLY;
     }
     s->gap_counted |= id->sequence == expected;
@@ -340,10 +357,18 @@ static bool is_restart(const struct ki_stream *s, const struct ki_batch_id *id)
     return falls_back(s, id);
 }
 
+/* A backlog that a replay has overtaken: its numbers pass by those of the old process. */
+static bool is_overtaken(const struct ki_stream *s, const struct ki_batch_id *id)
+{
+    return window_lookup(s, id) == SAME ||
+           (id->sequence <= s->position && has_times(s, id) && timestamp_of(id) < s->timestamp);
+}
+
 /* The numbering from before the last "restart" goes on: there are two publishers. */
 static bool is_merged(struct ki_stream *s, const struct ki_batch_id *id)
 {
-    if (s->watch && id->sequence == s->replaced + 1 && id->sequence != s->position + 1) {
+    if (s->watch && !is_overtaken(s, id) && id->sequence == s->replaced + 1 &&
+        id->sequence != s->position + 1) {
         s->replaced = id->sequence;
         s->watch = MERGE_WATCH;
         s->merged = ++s->strikes >= MERGE_STRIKES;
@@ -363,6 +388,17 @@ static unsigned live_merged(struct ki_stream *s, const struct ki_batch_id *id)
     return KI_STEP_APPLY;
 }
 
+/* A batch at or before our position that comes live: the process behind the connection is ours. */
+static unsigned live_repeated(struct ki_stream *s, const struct ki_batch_id *id)
+{
+    if (window_lookup(s, id) == SAME)
+        s->unverified = s->seeded = false;
+    if (has_times(s, id))
+        s->seeded = false;
+    s->stats.duplicates++;
+    return KI_STEP_DROP;
+}
+
 static unsigned live_decide(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
 {
     unsigned steps = 0;
@@ -373,11 +409,7 @@ static unsigned live_decide(struct ki_stream *s, const struct ki_batch_id *id, u
         if (!is_restart(s, id)) {
             if (s->seeded && !has_times(s, id) && may_replay(s, now_ns))
                 return hold(s, id) | begin(s, KI_REPLAY_VERIFY, s->position, now_ns);
-            /* Older than the position, over the connection that we have: the process is the same. */
-            if (has_times(s, id))
-                s->seeded = false;
-            s->stats.duplicates++;
-            return KI_STEP_DROP;
+            return live_repeated(s, id);
         }
         steps = restarted(s);
     }
@@ -417,10 +449,8 @@ static unsigned live_while_replaying(struct ki_stream *s, const struct ki_batch_
         accept(s, id);
         return KI_STEP_APPLY | finish(s);
     }
-    if (s->has_position && id->sequence <= s->position && !is_restart(s, id)) {
-        s->stats.duplicates++;
-        return KI_STEP_DROP;
-    }
+    if (s->has_position && id->sequence <= s->position && !is_restart(s, id))
+        return live_repeated(s, id);
     return hold(s, id);
 }
 
@@ -446,13 +476,10 @@ unsigned ki_stream_live(struct ki_stream *s, const struct ki_batch_id *id, bool 
 {
     unsigned steps;
 
+    s->connected |= reconnected || !s->met;
+    s->idle_at_ns = 0; /* the subscription has arrived */
     if (reconnected)
-        s->has_live = false;
-    if (s->has_position && reconnected) {
-        s->unverified = true;
-        s->merged = false;
-        s->strikes = s->watch = 0;
-    }
+        meet(s);
     steps = live(s, id, reconnected, now_ns);
     if (!(steps & (KI_STEP_APPLY | KI_STEP_DROP)))
         return steps; /* held: it will be offered again */
@@ -586,9 +613,10 @@ unsigned ki_stream_replay_end(struct ki_stream *s, uint64_t now_ns)
 {
     if (s->state != KI_STREAM_REPLAYING)
         return 0;
-    /* Idle, and it hasn't the peer's last batch: take what it has instead, if that is everything. */
-    if (!s->holding && s->kind == KI_REPLAY_VERIFY && s->seeded)
-        return begin(s, KI_REPLAY_HEAL, 0, now_ns);
+    /* A process keeps its last batch, and a ROUTER that drops replies never drops the first: who has
+     * none from position on is another process. */
+    if (!s->holding && s->kind == KI_REPLAY_VERIFY && !s->answered)
+        return replay_restarted(s, now_ns);
     if (!s->holding || s->ahead || s->kind == KI_REPLAY_HEAL)
         return finish(s);
     /* Whoever publishes what we hold hasn't got to the peer's position yet: it is another process. */
@@ -597,12 +625,58 @@ unsigned ki_stream_replay_end(struct ki_stream *s, uint64_t now_ns)
     return retry_later(s, now_ns);
 }
 
+/* Nothing is known of what the publisher has: it counts as silence, not as an end. */
+unsigned ki_stream_replay_failed(struct ki_stream *s, uint64_t now_ns)
+{
+    if (s->state != KI_STREAM_REPLAYING)
+        return 0;
+    return retry_later(s, now_ns);
+}
+
+/* -- connections ------------------------------------------------------------------------------- */
+
+/* What was published before our subscription arrived, and whose it is. */
+static unsigned ask(struct ki_stream *s, uint64_t now_ns)
+{
+    if (s->has_position && !s->torn)
+        return begin(s, KI_REPLAY_VERIFY, s->position, now_ns);
+    return begin(s, s->has_position || s->cursorless ? KI_REPLAY_HEAL : KI_REPLAY_START, 0, now_ns);
+}
+
+unsigned ki_stream_connected(struct ki_stream *s, bool anew, uint64_t now_ns)
+{
+    s->connected = s->met = true;
+    if (anew)
+        meet(s);
+    if (!s->opts.can_replay)
+        return 0;
+    /* The answer may be older than the subscription: unless a batch comes, ask again then. */
+    s->idle_at_ns = s->opts.idle_ns ? now_ns + s->opts.idle_ns : 0;
+    return ask(s, now_ns);
+}
+
+void ki_stream_reachable(struct ki_stream *s, uint64_t now_ns)
+{
+    s->connected = s->met = true;
+    if (s->state == KI_STREAM_LIVE)
+        return;
+    s->attempts = 0;
+    s->deadline_ns = now_ns;
+}
+
+void ki_stream_disconnected(struct ki_stream *s)
+{
+    s->connected = false;
+}
+
 /* -- time -------------------------------------------------------------------------------------- */
 
 uint64_t ki_stream_deadline(const struct ki_stream *s)
 {
     if (s->state != KI_STREAM_LIVE)
         return s->deadline_ns;
+    if (!s->connected)
+        return 0;
     if (s->idle_at_ns && s->heal_at_ns)
         return s->idle_at_ns < s->heal_at_ns ? s->idle_at_ns : s->heal_at_ns;
     return s->idle_at_ns ? s->idle_at_ns : s->heal_at_ns;
@@ -610,12 +684,11 @@ uint64_t ki_stream_deadline(const struct ki_stream *s)
 
 static unsigned tick_live(struct ki_stream *s, uint64_t now_ns)
 {
+    if (!s->connected)
+        return 0;
     if (s->idle_at_ns && now_ns >= s->idle_at_ns) {
         s->idle_at_ns = 0;
-        if (!s->has_position)
-            return begin(s, KI_REPLAY_START, 0, now_ns);
-        if (s->seeded)
-            return begin(s, KI_REPLAY_VERIFY, s->position, now_ns);
+        return ask(s, now_ns);
     }
     if (s->heal_at_ns && now_ns >= s->heal_at_ns) {
         s->heal_at_ns = 0;
@@ -639,7 +712,7 @@ void ki_stream_detach(struct ki_stream *s)
 {
     if (s->state != KI_STREAM_LIVE)
         finish(s);
-    s->gap_counted = s->has_live = false;
+    s->gap_counted = s->has_live = s->connected = false;
     if (s->has_position)
         s->unverified = true;
 }

@@ -4,7 +4,7 @@
  * the publisher has started over. Pure: no sockets, no clock, no memory of its own; whoever drives
  * it does what the returned steps say. The rules and why: docs/kv-indexer-streams.md.
  *
- *              gap, restart, reconnected, idle          replayed up to the held batch,
+ *              gap, restart, connected, idle            replayed up to the held batch,
  *       LIVE ------------------------------> REPLAYING  end marker, or given up
  *        ^                                    |   ^  |
  *        |                          end too   v   |  |
@@ -45,7 +45,7 @@ struct ki_stream_opts {
     uint64_t timeout_ns;     /* silence that ends one attempt */
     uint64_t retry_delay_ns; /* after a replay that ended too early */
     uint64_t cooldown_ns;    /* after giving up, live goes on without replays for so long */
-    uint64_t idle_ns;        /* a new stream that says nothing for so long is asked for a replay */
+    uint64_t idle_ns;        /* a connection that brings nothing for so long is asked once more */
 };
 
 enum ki_stream_state { KI_STREAM_LIVE, KI_STREAM_REPLAYING, KI_STREAM_WAITING };
@@ -83,7 +83,9 @@ struct ki_stream {
     bool seeded;     /* position is a peer's, and nothing has shown yet that it is this process's */
     bool cursorless; /* state came from elsewhere without a position: the first batch sets it */
     bool torn;       /* state came from elsewhere and lacks something: become whole first */
-    bool ahead; /* a replay has taken us beyond, or to a newer process than, the live backlog */
+    bool ahead;     /* a replay has taken us beyond, or to a newer process than, the live backlog */
+    bool connected; /* there is a connection to the publisher, so its replay service may be asked */
+    bool met;       /* connections are told: a batch alone doesn't show that there is one */
     bool unverified; /* the connection was made anew since the last batch */
     bool has_before; /* the position of an earlier registration, whose blocks are forgotten */
     uint64_t before;
@@ -101,7 +103,7 @@ struct ki_stream {
     uint64_t replay_end_ns; /* however it goes, it is given up then */
     uint64_t deadline_ns;   /* of the request, or of the wait before the next; 0 when LIVE */
 
-    uint64_t idle_at_ns;     /* LIVE: ask for the beginning then; 0: never */
+    uint64_t idle_at_ns;     /* LIVE: ask once more what was published by then; 0: never */
     uint64_t heal_at_ns;     /* LIVE: try to become whole then; 0: never */
     uint64_t cooldown_to_ns; /* no replays until then */
 
@@ -129,17 +131,33 @@ void ki_stream_remember(struct ki_stream *s, uint64_t sequence);
 /** Reading starts. */
 void ki_stream_start(struct ki_stream *s, uint64_t now_ns);
 
+/**
+ * A connection to the publisher is there, everything that earlier ones brought has been offered, and
+ * no replay runs. @anew: made after the state behind the stream was; another process may answer. Asks the replay
+ * service at once: subscribing takes a moment, and what is published before is lost. Returns steps.
+ */
+unsigned ki_stream_connected(struct ki_stream *s, bool anew, uint64_t now_ns);
+/** A connection was made, and nothing is said yet of what came over it: replays may be asked for, and
+ * the next attempt of one that runs is due, as it may wait for a process that is gone. */
+void ki_stream_reachable(struct ki_stream *s, uint64_t now_ns);
+/** The connection is lost: nobody is asked before there is another one. */
+void ki_stream_disconnected(struct ki_stream *s);
+
 /** A live batch; @reconnected: over another connection than the one before. Returns steps. */
 unsigned ki_stream_live(struct ki_stream *s, const struct ki_batch_id *id, bool reconnected,
                         uint64_t now_ns);
-/** A batch of the replay, its end marker (may purge too), an answer that makes no sense (counts as its
- * end). */
+/** A batch of the replay; its end marker (may purge too); an answer that makes no sense. */
 unsigned ki_stream_replayed(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns);
 unsigned ki_stream_replay_end(struct ki_stream *s, uint64_t now_ns);
+unsigned ki_stream_replay_failed(struct ki_stream *s, uint64_t now_ns);
 
 /** When ki_stream_tick wants to be called; 0: never. */
 uint64_t ki_stream_deadline(const struct ki_stream *s);
 unsigned ki_stream_tick(struct ki_stream *s, uint64_t now_ns);
+
+/** Whether the view may lack blocks or have too many: batches are missing, or nothing has shown yet
+ * that the publisher is still the process whose batches were applied. */
+bool ki_stream_is_partial(const struct ki_stream *s);
 
 /** The driver lost the contents of a batch (undecodable, out of memory). */
 void ki_stream_mark_partial(struct ki_stream *s);

@@ -42,10 +42,11 @@ def test_gap_with_replay_in_both_framings():
                 store(engine, 1, 2, first=first)
             holds(indexer, 1, 40)
             equal(stream(indexer, "gaps_total"), 1, "gaps")
-            equal(stream(indexer, "replayed_batches_total"), 3, "replayed")
+            # The first may have come with the answer to the question that a new connection asks.
+            check(stream(indexer, "replayed_batches_total") in (3, 4), "replayed")
             equal(stream(indexer, "missed_batches_total"), 0, "missed")
             equal(stream(indexer, "batches_total"), 20, "each batch once")
-            equal(engine.replays, 1)
+            check(1 <= engine.replays <= 2)
             equal(listener(indexer)["partial"], False)
 
 
@@ -133,7 +134,7 @@ def test_dead_replay_service():
         store(engine, 3, 2)
         holds(indexer, 3, 2)
         equal(stream(indexer, "failed_replays_total"), 1)
-        equal(stream(indexer, "replays_total"), 3)
+        check(3 <= stream(indexer, "replays_total") <= 5)  # the gap's, and those of the new connection
         store(engine, 4, 2, lose=True)
         store(engine, 5, 2)  # at once: it isn't asked again so soon
         holds(indexer, 5, 2, timeout=1)
@@ -220,7 +221,9 @@ def test_replies_that_make_no_sense():
         with Indexer("--replay-timeout", "500ms") as indexer, Publisher(replay=None) as engine:
             indexer.register(1, engine.endpoint, block_size=BS, replay_endpoint=f"tcp://127.0.0.1:{port}")
             engine.wait_subscriber()
+            router.recv_multipart()  # by the new connection
             store(engine, 1, 2)
+            holds(indexer, 1, 2)
             store(engine, 2, 2, lose=True)
             store(engine, 3, 2)
             for reply in [b""], [b"", b"short", b"x"], [b""] * 9:
@@ -233,6 +236,44 @@ def test_replies_that_make_no_sense():
     finally:
         router.close()
         context.term()
+
+
+def test_restart_of_an_idle_engine():
+    """Killed and back on the same ports, it publishes nothing: what the old process had is forgotten all the same."""
+    with Indexer() as indexer:
+        with Publisher() as engine, Publisher(replay=None) as bare:
+            register(indexer, 1, engine)
+            register(indexer, 2, bare)
+            for instance, publisher in (1, engine), (2, bare):
+                store_all(publisher, range(1, 30), 2)
+                holds(indexer, 29, 2, instance=instance)
+                equal(listener(indexer, instance)["partial"], False)
+        with Publisher(endpoint=engine.endpoint, replay_endpoint=engine.replay_endpoint), \
+                Publisher(replay=None, endpoint=bare.endpoint) as bare:
+            indexer.wait_score(prompt(29, 2), 1, 0, timeout=20)
+            equal(stream(indexer, "restarts_total"), 1)
+            equal(listener(indexer, 1)["partial"], False)
+            # Nobody can be asked here: what is known is partial until the stream speaks.
+            wait_until(lambda: listener(indexer, 2)["partial"], 20, "a partial view")
+            bare.wait_subscriber()
+            store(bare, 100, 2)
+            holds(indexer, 100, 2, instance=2)
+            equal(indexer.score(prompt(29, 2), 2), 0)
+            equal(listener(indexer, 2)["partial"], False)
+
+
+def test_indexer_first():
+    """Nobody is asked before the engine is there; then its lost beginning is asked for at once."""
+    endpoint, replay = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
+    with Indexer("--replay-timeout", "200ms") as indexer:
+        indexer.register(1, endpoint, block_size=BS, replay_endpoint=replay)
+        time.sleep(7)  # longer than a silent stream's patience
+        equal(stream(indexer, "replays_total"), 0)
+        equal(stream(indexer, "failed_replays_total"), 0)
+        with Publisher(endpoint=endpoint, replay_endpoint=replay) as engine:
+            store(engine, 1, 2, lose=True)
+            holds(indexer, 1, 2, timeout=12)
+            equal(listener(indexer)["partial"], False)
 
 
 def test_restart_forgets_what_the_old_process_had():

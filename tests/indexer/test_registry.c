@@ -248,6 +248,13 @@ static void follow(struct ki_registry *r, struct engine *e, bool with_topic, boo
     engine_wait_subscriber(e);
 }
 
+/* The same with a replay service, which is asked at once for what was published before. */
+static void follow_with_replay(struct ki_registry *r, struct engine *e, bool with_topic)
+{
+    follow(r, e, with_topic, true);
+    assert_int_equal(engine_replay(e, 10000), 0);
+}
+
 static void end(struct ki_registry *r, struct engine *e)
 {
     ki_registry_destroy(r);
@@ -332,7 +339,7 @@ static void gaps_are_replayed_in_both_framings(void **state)
         struct ki_registry *r = open_registry(false);
         struct engine e;
 
-        follow(r, &e, with_topic, true);
+        follow_with_replay(r, &e, with_topic);
         publish(&e, 7, 0, 2, SENT);
         publish(&e, 7, 2, 2, LOST);
         publish(&e, 7, 4, 2, LOST);
@@ -363,7 +370,7 @@ static void a_dead_replay_service_does_not_stop_the_stream(void **state)
     assert_true(info_of(r, 1, 0).partial);
     assert_int_equal(info_of(r, 1, 0).missed_batches, 1);
     assert_int_equal(info_of(r, 1, 0).failed_replays, 1);
-    assert_int_equal(info_of(r, 1, 0).replays, 3);
+    assert_in_range(info_of(r, 1, 0).replays, 3, 5); /* some for the new connection */
     end(r, &e);
 }
 
@@ -379,9 +386,10 @@ static void initial_gap(void **state)
     assert_int_equal(add(r, 1, 0, &e, true, NULL), 0);
     assert_int_equal(add(r, 2, 0, &e, false, NULL), 0);
     engine_wait_subscriber(&e);
+    assert_int_equal(engine_replay(&e, 10000), 0);
+    wait_for(reach(r, 7, 8, 1, 0) == 8); /* before anything comes live */
     pause_ms(300);
     publish(&e, 7, 8, 4, SENT);
-    assert_int_equal(engine_replay(&e, 10000), 0);
     wait_for(reach(r, 7, 12, 1, 0) == 12);
     assert_false(info_of(r, 1, 0).partial);
     wait_for(info_of(r, 2, 0).batches == 1);
@@ -397,7 +405,7 @@ static void a_restart_forgets(void **state)
     struct engine e;
 
     (void)state;
-    follow(r, &e, false, true);
+    follow_with_replay(r, &e, false);
     for (uint64_t i = 0; i < 20; i++)
         publish_rank(&e, 100 + i, 0, 2, i % 2 ? 3 : -1, SENT);
     wait_for(reach(r, 119, 2, 1, 3) == 2);
@@ -422,7 +430,7 @@ static void unregistering_forgets_and_remembers_the_position(void **state)
     struct engine e;
 
     (void)state;
-    follow(r, &e, false, true);
+    follow_with_replay(r, &e, false);
     publish(&e, 7, 0, 4, SENT);
     publish_rank(&e, 8, 0, 4, 5, SENT); /* a rank nobody registered */
     wait_for(reach(r, 8, 4, 1, 5) == 4);
@@ -434,9 +442,9 @@ static void unregistering_forgets_and_remembers_the_position(void **state)
     assert_int_equal(ki_registry_unregister(r, 1, MODEL, NULL, NULL, &error), 0);
     assert_null(ki_registry_model(r, MODEL, TENANT));
     assert_int_equal(add(r, 1, 0, &e, true, NULL), 0);
+    assert_int_equal(engine_replay(&e, 10000), 0); /* its blocks are gone: from the beginning */
     pause_ms(300);
     publish(&e, 7, 4, 4, SENT);
-    assert_int_equal(engine_replay(&e, 10000), 0); /* its blocks are gone: from the beginning */
     wait_for(reach(r, 7, 8, 1, 0) == 8);
     assert_int_equal(reach(r, 8, 4, 1, 5), 4);
     end(r, &e);
@@ -546,7 +554,7 @@ static void pausing_loses_and_replay_brings_back(void **state)
     struct engine e;
 
     (void)state;
-    follow(r, &e, true, true);
+    follow_with_replay(r, &e, true);
     publish(&e, 7, 0, 2, SENT);
     wait_for(reach(r, 7, 2, 1, 0) == 2);
     assert_int_equal(ki_registry_pause(r, 9, NULL), -ENOENT);
@@ -556,9 +564,11 @@ static void pausing_loses_and_replay_brings_back(void **state)
     pause_ms(200);
     publish(&e, 7, 2, 2, SENT); /* to nobody */
     assert_int_equal(ki_registry_resume(r, 1, NULL), 0);
+    assert_int_equal(engine_replay(&e, 10000), 0); /* and the last known one: same process? */
+    wait_for(reach(r, 7, 4, 1, 0) == 4);
     pause_ms(300);
     publish(&e, 7, 4, 2, SENT);
-    assert_int_equal(engine_replay(&e, 10000), 0); /* and the last known one: same process? */
+    assert_int_equal(engine_replay(&e, 10000), 1); /* by the first batch over the connection */
     wait_for(reach(r, 7, 6, 1, 0) == 6);
     assert_false(info_of(r, 1, 0).partial);
     assert_int_equal(info_of(r, 1, 0).restarts, 0);

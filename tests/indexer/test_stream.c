@@ -63,6 +63,26 @@ static void is_replaced(struct ki_stream *s, uint64_t known, uint64_t held)
     assert_false(s->partial);
 }
 
+/* Reading starts, over a connection that was made before the state was taken over. */
+static unsigned start_connected(struct ki_stream *s)
+{
+    ki_stream_start(s, SECOND);
+    return ki_stream_connected(s, false, SECOND);
+}
+
+/* All attempts of a replay that nobody answers. Returns when it was given up. */
+static uint64_t nobody_answers(struct ki_stream *s)
+{
+    uint64_t now_ns = 0;
+    unsigned steps = 0;
+
+    while (!(steps & KI_STEP_RESUME)) {
+        now_ns = ki_stream_deadline(s);
+        steps = ki_stream_tick(s, now_ns);
+    }
+    return now_ns;
+}
+
 static void in_order_is_applied(void **state)
 {
     struct ki_stream s;
@@ -252,14 +272,14 @@ static void a_replay_that_dies_is_not_whole(void **state)
 
     (void)state;
     ki_stream_init(&s, &with_replay);
-    ki_stream_start(&s, SECOND);
-    assert_int_equal(ki_stream_tick(&s, ki_stream_deadline(&s)), KI_STEP_REQUEST);
+    assert_int_equal(start_connected(&s), KI_STEP_REQUEST);
     assert_int_equal(replayed(&s, 0, 0), KI_STEP_APPLY);
     assert_int_equal(replayed(&s, 0, 1), KI_STEP_APPLY);
     while (!(ki_stream_tick(&s, ki_stream_deadline(&s)) & KI_STEP_RESUME))
         ;
     assert_true(s.partial);
     /* It asks once more later. */
+    s.idle_at_ns = 0;
     assert_int_equal(ki_stream_tick(&s, ki_stream_deadline(&s)), KI_STEP_REQUEST);
     assert_int_equal(replayed(&s, 0, 0), KI_STEP_PURGE | KI_STEP_RESET | KI_STEP_APPLY);
     assert_int_equal(ki_stream_replay_end(&s, SECOND), KI_STEP_RESUME);
@@ -427,8 +447,7 @@ static void backlog_without_timestamps(void **state)
 
     /* A silent stream was asked, and speaks while the answer is still coming. */
     ki_stream_init(&s, &with_replay);
-    ki_stream_start(&s, SECOND);
-    assert_int_equal(ki_stream_tick(&s, ki_stream_deadline(&s)), KI_STEP_REQUEST);
+    assert_int_equal(start_connected(&s), KI_STEP_REQUEST);
     for (uint64_t i = 0; i <= 1000; i++)
         assert_int_equal(replayed_untimed(&s, 0, i), KI_STEP_APPLY);
     for (uint64_t i = 500; i <= 1000; i++)
@@ -601,7 +620,7 @@ static void restart_hidden_behind_a_recovery(void **state)
     assert_true(s.partial);
 }
 
-/* After a recovery nothing comes: what was published before we were connected is asked for. */
+/* After a recovery nothing comes: what was published before we were connected is asked for at once. */
 static void silence_after_a_recovery(void **state)
 {
     struct ki_stream s;
@@ -609,9 +628,7 @@ static void silence_after_a_recovery(void **state)
     (void)state;
     for (uint64_t process = 0; process < 2; process++) {
         init_recovered(&s, &with_replay, 10);
-        ki_stream_start(&s, SECOND);
-        assert_int_equal(ki_stream_deadline(&s), 6 * SECOND);
-        assert_int_equal(ki_stream_tick(&s, 6 * SECOND), KI_STEP_REQUEST);
+        assert_int_equal(start_connected(&s), KI_STEP_REQUEST);
         assert_int_equal(s.request, 10);
         if (process == 0) {
             assert_int_equal(replayed(&s, 0, 10), KI_STEP_DROP);
@@ -620,35 +637,43 @@ static void silence_after_a_recovery(void **state)
             assert_int_equal(s.position, 11);
         } else {
             /* it hasn't got that far: its beginning replaces what the peer had */
-            assert_int_equal(ki_stream_replay_end(&s, SECOND), KI_STEP_REQUEST);
+            assert_int_equal(ki_stream_replay_end(&s, SECOND),
+                             KI_STEP_DROP | KI_STEP_PURGE | KI_STEP_RESET | KI_STEP_REQUEST);
             assert_int_equal(s.request, 0);
-            assert_int_equal(replayed(&s, 1, 0), KI_STEP_PURGE | KI_STEP_RESET | KI_STEP_APPLY);
+            assert_int_equal(replayed(&s, 1, 0), KI_STEP_APPLY);
             assert_int_equal(ki_stream_replay_end(&s, SECOND), KI_STEP_RESUME);
             assert_int_equal(s.position, 0);
         }
-        assert_false(s.partial);
-        assert_int_equal(ki_stream_deadline(&s), 0);
+        assert_false(ki_stream_is_partial(&s));
     }
     /* A live batch while it is asked waits for the answer. */
     init_recovered(&s, &with_replay, 10);
-    ki_stream_start(&s, SECOND);
-    assert_int_equal(ki_stream_tick(&s, 6 * SECOND), KI_STEP_REQUEST);
+    assert_int_equal(start_connected(&s), KI_STEP_REQUEST);
     assert_int_equal(live(&s, 0, 11), KI_STEP_HOLD);
     assert_int_equal(replayed(&s, 0, 10), KI_STEP_DROP | KI_STEP_RESUME);
     assert_int_equal(live(&s, 0, 11), KI_STEP_APPLY);
-    /* It keeps nothing from the beginning: what we have stays. */
+    /* It has published nothing: what the peer had was another process's. */
     init_recovered(&s, &with_replay, 10);
-    ki_stream_start(&s, SECOND);
-    assert_int_equal(ki_stream_tick(&s, 6 * SECOND), KI_STEP_REQUEST);
-    assert_int_equal(ki_stream_replay_end(&s, SECOND), KI_STEP_REQUEST);
+    assert_int_equal(start_connected(&s), KI_STEP_REQUEST);
+    assert_true(ki_stream_replay_end(&s, SECOND) & KI_STEP_PURGE);
     assert_int_equal(ki_stream_replay_end(&s, SECOND), KI_STEP_RESUME);
-    assert_int_equal(s.position, 10);
-    /* The socket's backlog, older than the position, shows whose it is: nothing to ask. */
+    assert_false(s.has_position);
+    /* An answer that makes no sense says nothing of the kind. */
     init_recovered(&s, &with_replay, 10);
+    assert_int_equal(start_connected(&s), KI_STEP_REQUEST);
+    assert_int_equal(ki_stream_replay_failed(&s, SECOND), 0);
+    nobody_answers(&s);
+    assert_int_equal(s.position, 10);
+    assert_true(ki_stream_is_partial(&s));
+    /* Without a replay service the connection vouches for the position: it is older than the dump. */
+    init_recovered(&s, &without_replay, 10);
+    assert_int_equal(start_connected(&s), 0);
+    assert_false(ki_stream_is_partial(&s));
+    /* A connection made since doesn't. */
+    init_recovered(&s, &without_replay, 10);
     ki_stream_start(&s, SECOND);
-    assert_int_equal(live(&s, 0, 9), KI_STEP_DROP);
-    assert_int_equal(ki_stream_tick(&s, 6 * SECOND), 0);
-    assert_int_equal(live(&s, 0, 11), KI_STEP_APPLY);
+    assert_int_equal(ki_stream_connected(&s, true, SECOND), 0);
+    assert_true(ki_stream_is_partial(&s));
 }
 
 static void registered_again(void **state)
@@ -668,29 +693,178 @@ static void registered_again(void **state)
     assert_true(s.partial);
 }
 
-static void silent_stream_is_asked(void **state)
+static void a_new_connection_is_asked(void **state)
 {
     struct ki_stream s;
     uint64_t at;
 
     (void)state;
     ki_stream_init(&s, &with_replay);
-    ki_stream_start(&s, SECOND);
-    at = ki_stream_deadline(&s);
-    assert_int_equal(at, 6 * SECOND);
-    assert_int_equal(ki_stream_tick(&s, at - 1), 0);
-    assert_int_equal(ki_stream_tick(&s, at), KI_STEP_REQUEST);
+    assert_int_equal(start_connected(&s), KI_STEP_REQUEST);
+    assert_int_equal(s.request, 0);
     assert_int_equal(replayed(&s, 0, 0), KI_STEP_APPLY);
     assert_int_equal(live(&s, 0, 4), KI_STEP_HOLD);
     assert_int_equal(replayed(&s, 0, 1), KI_STEP_APPLY);
     assert_int_equal(replayed(&s, 0, 2), KI_STEP_APPLY);
     assert_int_equal(replayed(&s, 0, 3), KI_STEP_APPLY | KI_STEP_RESUME);
     assert_int_equal(live(&s, 0, 4), KI_STEP_APPLY);
+    assert_int_equal(ki_stream_deadline(&s), 0);
     /* A live beginning needs no replay. */
     ki_stream_init(&s, &with_replay);
-    ki_stream_start(&s, SECOND);
-    ki_stream_tick(&s, at);
+    start_connected(&s);
     assert_int_equal(live(&s, 0, 0), KI_STEP_APPLY | KI_STEP_RESUME);
+    /* As long as nothing comes, a batch may have been published before the subscription arrived. */
+    ki_stream_init(&s, &with_replay);
+    start_connected(&s);
+    assert_int_equal(ki_stream_replay_end(&s, SECOND), KI_STEP_RESUME);
+    at = ki_stream_deadline(&s);
+    assert_int_equal(at, 6 * SECOND);
+    assert_int_equal(ki_stream_tick(&s, at - 1), 0);
+    assert_int_equal(ki_stream_tick(&s, at), KI_STEP_REQUEST);
+    assert_int_equal(replayed(&s, 0, 0), KI_STEP_APPLY);
+    assert_int_equal(ki_stream_replay_end(&s, at), KI_STEP_RESUME);
+    assert_int_equal(ki_stream_deadline(&s), 0);
+}
+
+/* The indexer is up first: nobody is asked, and nothing counts as a failure, before the engine is. */
+static void nobody_is_asked_before_there_is_a_connection(void **state)
+{
+    struct ki_stream s;
+
+    (void)state;
+    ki_stream_init(&s, &with_replay);
+    ki_stream_start(&s, SECOND);
+    assert_int_equal(ki_stream_deadline(&s), 0);
+    assert_int_equal(ki_stream_tick(&s, 1000 * SECOND), 0);
+    assert_int_equal(s.stats.replays + s.stats.failed_replays, 0);
+    /* It comes up, and its first batch is lost to the subscription. */
+    assert_int_equal(ki_stream_connected(&s, true, 1000 * SECOND), KI_STEP_REQUEST);
+    assert_int_equal(ki_stream_replay_end(&s, 1000 * SECOND), KI_STEP_RESUME);
+    assert_int_equal(live(&s, 0, 1), KI_STEP_HOLD | KI_STEP_REQUEST);
+    assert_int_equal(replayed(&s, 0, 0), KI_STEP_APPLY | KI_STEP_RESUME);
+    assert_int_equal(live(&s, 0, 1), KI_STEP_APPLY);
+    assert_false(ki_stream_is_partial(&s));
+    /* It is gone again; what was to be asked later waits for the next connection. */
+    live(&s, 0, 5);
+    s.heal_at_ns = nobody_answers(&s) + 1;
+    s.partial = true;
+    ki_stream_disconnected(&s);
+    assert_int_equal(ki_stream_deadline(&s), 0);
+    assert_int_equal(ki_stream_tick(&s, 2000 * SECOND), 0);
+}
+
+/* An engine that was killed and is back says nothing: its replay service is asked whose position it is. */
+static void restart_without_a_batch(void **state)
+{
+    struct ki_stream s;
+
+    (void)state;
+    for (uint64_t process = 0; process < 2; process++) {
+        init_at(&s, &with_replay, 10);
+        ki_stream_disconnected(&s);
+        assert_int_equal(ki_stream_connected(&s, true, SECOND), KI_STEP_REQUEST);
+        assert_int_equal(s.request, 10);
+        assert_true(ki_stream_is_partial(&s)); /* until somebody has answered */
+        if (process == 0) {
+            assert_int_equal(replayed(&s, 0, 10), KI_STEP_DROP);
+        } else {
+            assert_int_equal(replayed(&s, 1, 10),
+                             KI_STEP_DROP | KI_STEP_PURGE | KI_STEP_RESET | KI_STEP_REQUEST);
+            for (uint64_t i = 0; i <= 10; i++)
+                assert_int_equal(replayed(&s, 1, i), KI_STEP_APPLY);
+        }
+        assert_int_equal(ki_stream_replay_end(&s, SECOND), KI_STEP_RESUME);
+        assert_int_equal(s.stats.restarts, process);
+        assert_false(ki_stream_is_partial(&s));
+    }
+    /* It has published less than the old one, or nothing: it can't be the same. */
+    init_at(&s, &with_replay, 10);
+    assert_int_equal(ki_stream_connected(&s, true, SECOND), KI_STEP_REQUEST);
+    assert_int_equal(ki_stream_replay_end(&s, SECOND),
+                     KI_STEP_DROP | KI_STEP_PURGE | KI_STEP_RESET | KI_STEP_REQUEST);
+    assert_int_equal(s.request, 0);
+    assert_int_equal(ki_stream_replay_end(&s, SECOND), KI_STEP_RESUME);
+    assert_int_equal(s.stats.restarts, 1);
+    assert_false(ki_stream_is_partial(&s));
+    assert_int_equal(live(&s, 1, 0), KI_STEP_APPLY);
+}
+
+/* Nobody can be asked: the view is partial until the stream goes on where it was. */
+static void reconnect_without_a_replay_service(void **state)
+{
+    struct ki_stream s;
+
+    (void)state;
+    init_at(&s, &without_replay, 10);
+    ki_stream_disconnected(&s);
+    assert_int_equal(ki_stream_connected(&s, true, SECOND), 0);
+    assert_true(ki_stream_is_partial(&s));
+    assert_int_equal(live_new_connection(&s, 0, 11), KI_STEP_APPLY);
+    assert_false(ki_stream_is_partial(&s));
+    ki_stream_connected(&s, true, SECOND);
+    assert_true(live_new_connection(&s, 1, 0) & KI_STEP_PURGE);
+    assert_false(ki_stream_is_partial(&s));
+    ki_stream_connected(&s, true, SECOND);
+    assert_int_equal(live_new_connection(&s, 1, 5), KI_STEP_APPLY);
+    assert_true(ki_stream_is_partial(&s));
+}
+
+/* The replay service that didn't answer was the old process's: the new one's gaps are asked for. */
+static void restart_during_a_replay(void **state)
+{
+    struct ki_stream s;
+    struct ki_batch_id id;
+    uint64_t now;
+
+    (void)state;
+    for (uint64_t lost = 1; lost <= 2; lost++) {
+        init_at(&s, &with_replay, 10);
+        assert_int_equal(live(&s, 0, 14), KI_STEP_HOLD | KI_STEP_REQUEST);
+        now = nobody_answers(&s);
+        id = batch(0, 14);
+        assert_int_equal(ki_stream_live(&s, &id, false, now), KI_STEP_APPLY);
+        /* Its first batches were lost while we connected; through a proxy the connection stays. */
+        id = batch(1, lost);
+        assert_int_equal(ki_stream_live(&s, &id, false, now),
+                         KI_STEP_PURGE | KI_STEP_RESET | KI_STEP_HOLD | KI_STEP_REQUEST);
+        for (uint64_t i = 0; i + 1 < lost; i++)
+            assert_int_equal(replayed(&s, 1, i), KI_STEP_APPLY);
+        assert_int_equal(replayed(&s, 1, lost - 1), KI_STEP_APPLY | KI_STEP_RESUME);
+        assert_int_equal(live(&s, 1, lost), KI_STEP_APPLY);
+        assert_false(ki_stream_is_partial(&s));
+    }
+    /* Its number goes on from the old one's: the connection tells. */
+    init_at(&s, &with_replay, 10);
+    live(&s, 0, 14);
+    nobody_answers(&s);
+    live(&s, 0, 14);
+    assert_int_equal(live_new_connection(&s, 1, 15), KI_STEP_HOLD | KI_STEP_REQUEST);
+    is_replaced(&s, 14, 15);
+    /* While the replay runs: the next attempt goes to the new process at once. */
+    init_at(&s, &with_replay, 10);
+    live(&s, 0, 14);
+    ki_stream_tick(&s, ki_stream_deadline(&s));
+    ki_stream_tick(&s, ki_stream_deadline(&s));
+    ki_stream_reachable(&s, SECOND);
+    assert_int_equal(ki_stream_tick(&s, SECOND), KI_STEP_REQUEST);
+    assert_int_equal(s.request, 10);
+    assert_int_equal(replayed(&s, 1, 10),
+                     KI_STEP_DROP | KI_STEP_PURGE | KI_STEP_RESET | KI_STEP_REQUEST);
+    assert_int_equal(s.stats.failed_replays, 0);
+}
+
+/* A first batch 1 whose 0 can't be asked for just now isn't called whole. */
+static void a_lost_beginning_is_asked_for_later(void **state)
+{
+    struct ki_stream s;
+
+    (void)state;
+    ki_stream_init(&s, &with_replay);
+    assert_int_equal(live(&s, 0, 1), KI_STEP_HOLD | KI_STEP_REQUEST);
+    nobody_answers(&s);
+    assert_int_equal(live(&s, 0, 1), KI_STEP_APPLY);
+    assert_true(ki_stream_is_partial(&s));
+    assert_int_not_equal(ki_stream_deadline(&s), 0);
 }
 
 static void two_publishers_behind_one_endpoint(void **state)
@@ -738,7 +912,12 @@ int main(void)
         cmocka_unit_test(restart_hidden_behind_a_recovery),
         cmocka_unit_test(silence_after_a_recovery),
         cmocka_unit_test(registered_again),
-        cmocka_unit_test(silent_stream_is_asked),
+        cmocka_unit_test(a_new_connection_is_asked),
+        cmocka_unit_test(nobody_is_asked_before_there_is_a_connection),
+        cmocka_unit_test(restart_without_a_batch),
+        cmocka_unit_test(reconnect_without_a_replay_service),
+        cmocka_unit_test(restart_during_a_replay),
+        cmocka_unit_test(a_lost_beginning_is_asked_for_later),
         cmocka_unit_test(two_publishers_behind_one_endpoint),
     };
 
