@@ -11,8 +11,10 @@ all: build
 build:
 	@cmake --preset $(PRESET) -DKV_WERROR=$(WERROR) >build-$(PRESET).log 2>&1 || { cat build-$(PRESET).log; rm -f build-$(PRESET).log; exit 1; }
 	@sed -n 's/^-- \(libkvx_cuda: .*\)/\1/p' build-$(PRESET).log; rm -f build-$(PRESET).log
-	@cmake --build $(dir) -j $(JOBS) -- --no-print-directory
+	@tools/build.sh $(dir) $(JOBS) $(TARGETS)
 
+# Only the two programs that a replay needs.
+run: TARGETS = kv-indexer kvasir
 run: build
 	@tools/run.sh
 
