@@ -96,7 +96,8 @@ function(kv_plugin)
   add_library(kv_store_${P_NAME} MODULE $<TARGET_OBJECTS:kv_plugin_${P_NAME}>)
   target_link_libraries(kv_store_${P_NAME} PRIVATE kv_base ${P_LINK})
   target_link_options(kv_store_${P_NAME} PRIVATE
-                      -Wl,--version-script=${CMAKE_SOURCE_DIR}/plugins/exports.map -Wl,--exclude-libs,ALL)
+                      -Wl,--version-script=${CMAKE_SOURCE_DIR}/plugins/exports.map -Wl,--exclude-libs,ALL
+                      -Wl,-z,nodelete) # a thread that waits for a name server can't be ended: its code stays
   set_target_properties(kv_store_${P_NAME} PROPERTIES PREFIX lib)
   install(TARGETS kv_store_${P_NAME} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endfunction()

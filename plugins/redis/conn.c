@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/resolve.h"
 
 #define IN_SIZE ((size_t)64 << 10)
 
@@ -71,26 +72,44 @@ static int open_unix(struct rds_conn *conn, const char *path, uint64_t deadline_
     return connect_to(conn, (const struct sockaddr *)&addr, sizeof(addr), deadline_ns);
 }
 
-/* The first of the name's addresses that answers. The resolver keeps its own time. */
+/* Connect to the first of @found that answers. */
+static int connect_any(struct rds_conn *conn, const struct kv_addresses *found, const char *port,
+                       uint64_t deadline_ns)
+{
+    const struct addrinfo hints = {.ai_socktype = SOCK_STREAM,
+                                   .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV};
+    int err = -EHOSTUNREACH;
+
+    for (unsigned i = 0; i < found->n && err != 0; i++) {
+        struct addrinfo *address;
+
+        if (getaddrinfo(found->items[i].text, port, &hints, &address) != 0)
+            continue;
+        err = connect_to(conn, address->ai_addr, address->ai_addrlen, deadline_ns);
+        freeaddrinfo(address);
+        if (err != 0)
+            rds_conn_close(conn);
+    }
+    return err;
+}
+
+/* A name is resolved by a thread that may outlast the deadline (base/resolve.h). */
 static int open_tcp(struct rds_conn *conn, const struct rds_address *address, uint64_t deadline_ns,
                     struct kv_error *error)
 {
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *list = NULL;
+    struct kv_resolver *resolver = kv_resolver_shared();
+    struct kv_addresses found;
     char port[8];
     int err;
 
+    if (!resolver)
+        return kv_fail(error, -ENOMEM, 0, "out of memory");
     snprintf(port, sizeof(port), "%u", (unsigned)address->port);
-    err = getaddrinfo(address->host, port, &hints, &list);
-    if (err != 0)
-        return kv_fail(error, -EHOSTUNREACH, 0, "%s", gai_strerror(err));
-    err = -EHOSTUNREACH;
-    for (struct addrinfo *a = list; a; a = a->ai_next) {
-        err = connect_to(conn, a->ai_addr, a->ai_addrlen, deadline_ns);
-        if (err == 0)
-            break;
-        rds_conn_close(conn);
-    }
-    freeaddrinfo(list);
+    err = kv_resolver_wait(resolver, address->host, 5000, deadline_ns, &found);
+    if (err < 0)
+        return kv_fail(error, err == -ENOMEM ? err : -EHOSTUNREACH, 0, "%s",
+                       kv_resolver_strerror(err));
+    err = connect_any(conn, &found, port, deadline_ns);
     return err == 0 ? 0 : kv_fail(error, err, 0, "%s", strerror(-err));
 }
 

@@ -208,6 +208,10 @@ static void set_options(const struct s3_config *config, struct s3_request *reque
     curl_easy_setopt(easy, CURLOPT_BUFFERSIZE, 256L << 10);
     curl_easy_setopt(easy, CURLOPT_UPLOAD_BUFFERSIZE, 256L << 10);
     curl_easy_setopt(easy, CURLOPT_CONNECTTIMEOUT_MS, (long)config->stall_ms);
+#if LIBCURL_VERSION_NUM >= 0x075700
+    curl_easy_setopt(easy, CURLOPT_QUICK_EXIT,
+                     1L); /* a silent name server keeps its thread, not us */
+#endif
     if (!request->slow) {
         curl_easy_setopt(easy, CURLOPT_LOW_SPEED_LIMIT, 1024L);
         curl_easy_setopt(easy, CURLOPT_LOW_SPEED_TIME, KV_MAX(stall_s, 1L));

@@ -82,6 +82,9 @@ int kc_http_create(const char *url, const char *token, struct kc_http **ret)
     curl_easy_setopt(http->curl, CURLOPT_WRITEDATA, http);
     curl_easy_setopt(http->curl, CURLOPT_NOSIGNAL, 1L);
     curl_easy_setopt(http->curl, CURLOPT_TIMEOUT_MS, TIMEOUT_MS);
+#if LIBCURL_VERSION_NUM >= 0x075700
+    curl_easy_setopt(http->curl, CURLOPT_QUICK_EXIT, 1L); /* don't wait for a silent name server */
+#endif
     curl_easy_setopt(http->curl, CURLOPT_NOPROXY,
                      "*"); /* the environment's proxy is for elsewhere */
     curl_easy_setopt(http->curl, CURLOPT_UPLOAD_BUFFERSIZE, 1L << 20);
@@ -99,6 +102,11 @@ void kc_http_destroy(struct kc_http *http)
     curl_slist_free_all(http->msgpack);
     kv_buf_fini(&http->body);
     free(http);
+}
+
+void kc_http_set_timeout(struct kc_http *http, uint64_t timeout_ms)
+{
+    curl_easy_setopt(http->curl, CURLOPT_TIMEOUT_MS, (long)KV_MAX(timeout_ms, 1u));
 }
 
 const char *kc_http_url(const struct kc_http *http)

@@ -4,6 +4,7 @@
 #define KV_CLI_HTTP_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 #include "base/buf.h"
 #include "base/error.h"
@@ -16,6 +17,8 @@ struct kc_http;
  */
 int kc_http_create(const char *url, const char *token, struct kc_http **ret);
 void kc_http_destroy(struct kc_http *http);
+/** Give up a request after @timeout_ms, connecting included. Default: 30 s. */
+void kc_http_set_timeout(struct kc_http *http, uint64_t timeout_ms);
 const char *kc_http_url(const struct kc_http *http);
 
 enum kc_body { KC_BODY_NONE, KC_BODY_JSON, KC_BODY_MSGPACK };

@@ -18,6 +18,7 @@ struct options {
     const char *url;
     const char *auth_token_file;
     uint64_t interval_ms;
+    uint64_t timeout_ms;
     bool once;
 };
 
@@ -38,6 +39,12 @@ static const struct kv_arg ARGS[] = {
      .value = "TIME",
      .min = 100,
      .help = "Between two looks. Default: 1s."},
+    {.name = "timeout",
+     .type = KV_ARG_TIME,
+     .offset = offsetof(struct options, timeout_ms),
+     .value = "TIME",
+     .min = 100,
+     .help = "Give a look up that takes longer. Default: 5s."},
     {.name = "once",
      .type = KV_ARG_FLAG,
      .offset = offsetof(struct options, once),
@@ -76,11 +83,22 @@ static int get(struct kc_http *http, const char *path, struct kv_buf *ret, struc
     return ret->error ? kv_fail(error, ret->error, 0, "out of memory") : 0;
 }
 
-static int look(struct kc_http *http, struct kc_top *top, struct kv_error *error)
+/* What is left of a look's time. */
+static void limit(struct kc_http *http, uint64_t deadline_ns)
+{
+    kc_http_set_timeout(http, (uint64_t)kv_ms_until(deadline_ns, kv_now_ns()));
+}
+
+static int look(struct kc_http *http, uint64_t timeout_ms, struct kc_top *top,
+                struct kv_error *error)
 {
     struct kv_buf workers = KV_BUF_INIT, metrics = KV_BUF_INIT;
-    int rc = get(http, "/workers", &workers, error);
+    uint64_t deadline_ns = kv_now_ns() + timeout_ms * KV_NS_PER_MS;
+    int rc;
 
+    limit(http, deadline_ns);
+    rc = get(http, "/workers", &workers, error);
+    limit(http, deadline_ns);
     if (rc == 0)
         rc = get(http, "/metrics", &metrics, error);
     if (rc == 0)
@@ -119,9 +137,9 @@ static int watch(struct kc_http *http, const struct options *options, struct kv_
     for (unsigned i = 0; !atomic_load(&stop); i++) {
         struct kc_top *now = &tops[i % 2], *before = &tops[(i + 1) % 2];
 
-        rc = look(http, now, error);
+        rc = look(http, options->timeout_ms, now, error);
         /* One that goes away and comes back is worth watching, one that never was there isn't. */
-        if (rc < 0 && (i == 0 || rc != -ECONNREFUSED))
+        if (rc < 0 && (i == 0 || (rc != -ECONNREFUSED && rc != -ETIMEDOUT)))
             break;
         if (tty)
             fputs("\033[H\033[J", stdout);
@@ -144,7 +162,8 @@ static int watch(struct kc_http *http, const struct options *options, struct kv_
 
 int kc_top_main(int argc, char **argv)
 {
-    struct options options = {.url = "http://127.0.0.1:8090", .interval_ms = 1000};
+    struct options options = {
+        .url = "http://127.0.0.1:8090", .interval_ms = 1000, .timeout_ms = 5000};
     const struct sigaction action = {.sa_handler = on_signal};
     struct kc_http *http = NULL;
     struct kv_error error = {0};

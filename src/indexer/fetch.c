@@ -68,6 +68,9 @@ static bool set_options(struct ki_fetch *f)
 #else
     ok &= curl_easy_setopt(e, CURLOPT_PROTOCOLS, CURLPROTO_HTTP | CURLPROTO_HTTPS) == CURLE_OK;
 #endif
+#if LIBCURL_VERSION_NUM >= 0x075700
+    ok &= curl_easy_setopt(e, CURLOPT_QUICK_EXIT, 1L) == CURLE_OK; /* not the name server's pace */
+#endif
     if (o->ca_file)
         ok &= curl_easy_setopt(e, CURLOPT_CAINFO, o->ca_file) == CURLE_OK;
     if (f->headers)

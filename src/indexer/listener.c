@@ -18,6 +18,10 @@
 #define TURN 64
 #define TURN_BYTES (1u << 20)
 #define CONNECT_RETRY_NS (5 * KV_NS_PER_S)
+#define RESOLVE_POLL_NS (50 * KV_NS_PER_MS) /* while a host name is being looked up */
+#define LOYALTY_NS (30 * KV_NS_PER_S)       /* to an address that answered: it may be coming back */
+#define RESOLVED_AGE_MS 5000                /* a name's address may be so old to connect to it */
+#define REPLAY_AGE_MS 60000                 /* ... for a replay, from an engine that was there */
 
 static struct ki_stream_opts stream_opts(const struct ki_listener_env *env, bool can_replay)
 {
@@ -58,6 +62,8 @@ int ki_listener_create(struct ki_listener_env *env, const struct ki_registration
         if (!l->replay_endpoint)
             goto fail;
     }
+    ki_target_init(&l->target, l->endpoint);
+    ki_target_init(&l->replay_target, l->replay_endpoint);
     ki_stream_init(&l->stream, &opts);
     rc = ki_applier_init(&l->applier, l->instance, l->rank, model->block_size);
     if (rc < 0)
@@ -318,34 +324,44 @@ static void write_index(struct ki_listener *l, unsigned steps, const void *paylo
     }
 }
 
-static void fail_connect(struct ki_listener *l, int rc, const char *what, uint64_t now_ns)
+static void fail_connect(struct ki_listener *l, const char *why, uint64_t now_ns)
 {
+    static struct kv_log_rate rate;
+
     pthread_mutex_lock(&l->lock);
-    snprintf(l->last_error, sizeof(l->last_error), "%s: %s", what, zmq_strerror(-rc));
+    snprintf(l->last_error, sizeof(l->last_error), "%.70s: %s", l->endpoint, why);
     pthread_mutex_unlock(&l->lock);
-    kv_log_warn("indexer", "can't connect; trying again in 5 s",
-                "worker=%" PRIu64 " rank=%" PRIu32 " error=\"%s\"", l->instance, l->rank,
-                l->last_error);
+    if (kv_log_allowed(&rate, 5))
+        kv_log_warn("indexer", "can't connect; trying again in 5 s",
+                    "worker=%" PRIu64 " rank=%" PRIu32 " error=\"%s\"", l->instance, l->rank,
+                    l->last_error);
     l->retry_at_ns = now_ns + CONNECT_RETRY_NS;
 }
 
 static void close_replay(struct ki_listener *l)
 {
+    l->replay_again_ns = 0;
     ki_socket_close(l->dealer, l->epoll_fd);
     l->dealer = NULL;
     l->dealer_ready = false;
 }
 
 /* A new socket for each request: nothing of an older answer can come through it. */
-static void open_replay(struct ki_listener *l)
+static void open_replay(struct ki_listener *l, uint64_t now_ns)
 {
     int rc;
 
     close_replay(l);
-    rc = ki_socket_open(l->env->zmq, ZMQ_DEALER, l->replay_endpoint, KI_REPLAY_QUEUE,
-                        KI_MAX_MESSAGE, l->epoll_fd, KI_PUMP_DEALER(l), &l->dealer);
+    rc = ki_target_find(&l->replay_target, l->env->resolver, REPLAY_AGE_MS);
+    if (rc == -EINPROGRESS) { /* at most until the request's deadline */
+        l->replay_again_ns = now_ns + RESOLVE_POLL_NS;
+        return;
+    }
     if (rc == 0)
-        rc = ki_socket_connect(l->dealer, l->replay_endpoint);
+        rc = ki_socket_open(l->env->zmq, ZMQ_DEALER, l->replay_target.where, KI_REPLAY_QUEUE,
+                            KI_MAX_MESSAGE, l->epoll_fd, KI_PUMP_DEALER(l), &l->dealer);
+    if (rc == 0)
+        rc = ki_socket_connect(l->dealer, l->replay_target.where);
     if (rc == 0)
         rc = ki_socket_request(l->dealer, l->stream.request);
     if (rc < 0) { /* the request's deadline will end the attempt */
@@ -366,7 +382,7 @@ static void work_sockets(struct ki_listener *l, unsigned steps, uint64_t now_ns)
     zmq_msg_t held;
 
     if (steps & KI_STEP_REQUEST)
-        open_replay(l);
+        open_replay(l, now_ns);
     if (!(steps & KI_STEP_RESUME))
         return;
     close_replay(l);
@@ -574,6 +590,12 @@ static bool read_replay(struct ki_listener *l, uint64_t now_ns)
     return true;
 }
 
+/* The earlier of two times, of which 0 is never. */
+static uint64_t earlier(uint64_t a_ns, uint64_t b_ns)
+{
+    return !a_ns || (b_ns && b_ns < a_ns) ? b_ns : a_ns;
+}
+
 /* When a tick is wanted; 0: never. */
 static uint64_t next_deadline(const struct ki_listener *l)
 {
@@ -583,9 +605,12 @@ static uint64_t next_deadline(const struct ki_listener *l)
         return 0;
     if (!l->sub)
         return l->retry_at_ns;
-    if (l->link.state != KI_LINK_LOST)
-        return deadline_ns;
-    return deadline_ns ? KV_MIN(deadline_ns, l->link.dead_at_ns) : l->link.dead_at_ns;
+    deadline_ns = earlier(deadline_ns, l->replay_again_ns);
+    if (l->link.state == KI_LINK_LOST)
+        deadline_ns = earlier(deadline_ns, l->link.dead_at_ns);
+    if (l->target.named)
+        deadline_ns = earlier(deadline_ns, l->look_again_ns);
+    return deadline_ns;
 }
 
 static bool read_messages(struct ki_listener *l, uint64_t now_ns)
@@ -625,6 +650,18 @@ static void tell_connection(struct ki_listener *l, uint64_t now_ns)
     work_sockets(l, steps, now_ns);
 }
 
+/* Keep the times that look_again goes by. */
+static void note_link(struct ki_listener *l, uint64_t now_ns)
+{
+    if (l->link.state == KI_LINK_UP) {
+        l->was_up = true;
+        l->look_again_ns = 0;
+    } else if (!l->look_again_ns) {
+        l->lost_ns = now_ns;
+        l->look_again_ns = now_ns + KV_NS_PER_S;
+    }
+}
+
 bool ki_listener_service(struct ki_listener *l, uint64_t now_ns)
 {
     bool more;
@@ -632,6 +669,8 @@ bool ki_listener_service(struct ki_listener *l, uint64_t now_ns)
     if (l->link_ready && ki_link_read(&l->link, now_ns))
         show_link(l, now_ns);
     l->link_ready = false;
+    if (l->sub)
+        note_link(l, now_ns);
     more = read_messages(l, now_ns);
     tell_connection(l, now_ns);
     l->deadline_ns = next_deadline(l);
@@ -666,25 +705,71 @@ static void detach(struct ki_listener *l)
     pthread_mutex_unlock(&l->lock);
 }
 
-static void attach(struct ki_listener *l, uint64_t now_ns)
+/* Connect to l->target.where. */
+static int open_sub(struct ki_listener *l)
 {
-    int rc = ki_socket_open(l->env->zmq, ZMQ_SUB, l->endpoint, KI_RECEIVE_QUEUE, KI_MAX_MESSAGE,
+    int rc = ki_socket_open(l->env->zmq, ZMQ_SUB, l->target.where, KI_RECEIVE_QUEUE, KI_MAX_MESSAGE,
                             l->epoll_fd, KI_PUMP_SUB(l), &l->sub);
 
     if (rc == 0)
         rc = ki_link_open(&l->link, l->env->zmq, l->sub, l->epoll_fd, KI_PUMP_LINK(l));
     if (rc == 0)
-        rc = ki_socket_connect(l->sub, l->endpoint);
-    if (rc < 0) {
+        rc = ki_socket_connect(l->sub, l->target.where);
+    if (rc < 0)
         close_sub(l);
-        fail_connect(l, rc, l->endpoint, now_ns);
+    return rc;
+}
+
+static void attach(struct ki_listener *l, uint64_t now_ns)
+{
+    int rc = ki_target_find(&l->target, l->env->resolver, RESOLVED_AGE_MS);
+
+    if (l->replay_endpoint) /* so that it is known when it is needed */
+        (void)ki_target_find(&l->replay_target, l->env->resolver, RESOLVED_AGE_MS);
+    if (rc == -EINPROGRESS) {
+        l->retry_at_ns = now_ns + RESOLVE_POLL_NS;
+        return;
+    }
+    if (rc < 0) {
+        fail_connect(l, kv_resolver_strerror(rc), now_ns);
+        return;
+    }
+    rc = open_sub(l);
+    if (rc < 0) {
+        fail_connect(l, zmq_strerror(-rc), now_ns);
         return;
     }
     l->sub_ready = l->link_ready = true; /* connecting may have swallowed a notice */
     l->retry_at_ns = 0;
+    l->lost_ns = now_ns;
+    l->look_again_ns = now_ns + CONNECT_RETRY_NS;
     pthread_mutex_lock(&l->lock);
     l->last_error[0] = '\0';
     pthread_mutex_unlock(&l->lock);
+}
+
+/* Without a connection, the name may have moved, or have another address that answers. What the last connection
+ * brought is read first. */
+static void look_again(struct ki_listener *l, uint64_t now_ns)
+{
+    int rc;
+
+    note_link(l, now_ns);
+    if (!l->target.named || !l->look_again_ns || now_ns < l->look_again_ns)
+        return;
+    l->look_again_ns = now_ns + RESOLVE_POLL_NS;
+    if (l->sub_ready || l->holding)
+        return;
+    rc = ki_target_turn(&l->target, l->env->resolver, 1000,
+                        !l->was_up || now_ns - l->lost_ns > LOYALTY_NS);
+    if (rc == -EINPROGRESS)
+        return;
+    l->look_again_ns = now_ns + CONNECT_RETRY_NS;
+    if (rc <= 0)
+        return;
+    l->was_up = false;
+    close_sub(l);
+    attach(l, now_ns);
 }
 
 /*
@@ -754,6 +839,8 @@ bool ki_listener_tick(struct ki_listener *l, uint64_t now_ns)
         attach(l, now_ns);
     else if (ki_link_is_dead(&l->link, now_ns))
         reopen(l, now_ns);
+    else if (l->sub)
+        look_again(l, now_ns);
     if (!l->sub) {
         l->deadline_ns = next_deadline(l);
         return true;
@@ -761,6 +848,8 @@ bool ki_listener_tick(struct ki_listener *l, uint64_t now_ns)
     /* Acquire pairs with ki_registry_go: what recovery adopted is seen by whoever sees this. */
     if (!l->started && !atomic_load_explicit(&l->env->held, memory_order_acquire))
         start(l, now_ns);
+    if (l->replay_again_ns && now_ns >= l->replay_again_ns)
+        open_replay(l, now_ns);
     if (l->started)
         work_sockets(l, tick_stream(l, now_ns), now_ns);
     tell_connection(l, now_ns);

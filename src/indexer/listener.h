@@ -27,6 +27,7 @@
 #include "indexer/link.h"
 #include "indexer/registry.h"
 #include "indexer/stream.h"
+#include "indexer/target.h"
 
 /**
  * Messages that wait in a SUB socket before its publisher has to queue, then drop. libzmq counts
@@ -45,6 +46,7 @@
 /** What all listeners share. */
 struct ki_listener_env {
     void *zmq;
+    struct kv_resolver *resolver;
     uint64_t replay_timeout_ms;
     atomic_bool held;             /* connect, but read nothing */
     _Atomic uint64_t generations; /* the last one given to a listener */
@@ -86,8 +88,14 @@ struct ki_listener {
     zmq_msg_t held;
     bool has_connection;
     zmq_msg_t connection; /* a message of the connection that the last batch came over */
-    uint64_t retry_at_ns; /* try to connect again then */
-    uint64_t deadline_ns; /* call ki_listener_tick then; 0: never */
+    struct ki_target target, replay_target; /* where the endpoints are now */
+    uint64_t retry_at_ns;                   /* try to connect again then */
+    bool was_up;                            /* target.where has answered */
+    uint64_t lost_ns;                       /* since when there is no connection */
+    uint64_t
+        look_again_ns; /* without a connection: ask again then where the endpoint is; 0: there is one */
+    uint64_t replay_again_ns; /* the replay endpoint isn't known yet: ask again then; 0: it is */
+    uint64_t deadline_ns;     /* call ki_listener_tick then; 0: never */
     int epoll_fd;
     bool queued;
     TAILQ_ENTRY(ki_listener) all, ready;

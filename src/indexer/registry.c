@@ -63,7 +63,9 @@ int ki_registry_create(const struct ki_registry_opts *opts, struct ki_registry *
     r->max_registrations = opts->max_registrations ? opts->max_registrations : 4096;
     r->env.replay_timeout_ms = opts->replay_timeout_ms ? opts->replay_timeout_ms : 5000;
     atomic_init(&r->env.held, opts->start_held);
-    rc = open_zmq(r, threads);
+    rc = kv_resolver_create(NULL, &r->env.resolver);
+    if (rc == 0)
+        rc = open_zmq(r, threads);
     if (rc == 0)
         rc = start_pumps(r, threads);
     if (rc < 0) {
@@ -92,6 +94,7 @@ void ki_registry_destroy(struct ki_registry *registry)
     ki_positions_fini(&r->positions);
     if (r->env.zmq)
         zmq_ctx_term(r->env.zmq);
+    kv_resolver_destroy(r->env.resolver);
     pthread_mutex_destroy(&r->lock);
     pthread_mutex_destroy(&r->admin);
     free(r);

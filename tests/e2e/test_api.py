@@ -607,5 +607,38 @@ def test_workers_of_the_command_line():
             indexer.wait_score(tokens, 2, 20, rank=1, model_name="llama", tenant_id="t")
 
 
+def test_top_has_a_deadline():
+    """kvasir top --once ends when the server takes the connection and says nothing, or a byte at a time."""
+    top = [BUILD / "bin" / "kvasir", "top", "--once", "--timeout", "1s", "--url"]
+
+    def drip(server, stop):
+        sock, _ = server.accept()
+        with sock:
+            sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+            while not stop.wait(0.05):
+                try:
+                    sock.sendall(b" ")
+                except OSError:
+                    return
+
+    for talks in (False, True):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            stop = threading.Event()
+            talker = threading.Thread(target=drip, args=(server, stop))
+            if talks:
+                talker.start()
+            started = time.monotonic()
+            done = subprocess.run([*top, f"http://127.0.0.1:{server.getsockname()[1]}"], capture_output=True, text=True, timeout=60)
+            took = time.monotonic() - started
+            stop.set()
+            if talks:
+                talker.join()
+            equal(done.returncode, 1, done.stderr)
+            check("timed out" in done.stderr.lower(), done.stderr)
+            check(took < 5 * SLOW, f"{took:.1f} s")
+    with Indexer() as indexer:
+        equal(subprocess.run([*top, indexer.url], capture_output=True, timeout=60).returncode, 0)
+
+
 if __name__ == "__main__":
     run(globals())

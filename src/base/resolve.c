@@ -1,0 +1,454 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/resolve.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netdb.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/queue.h>
+#include <sys/socket.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/thread.h"
+#include "base/xxh.h"
+
+#define BUCKETS 256u
+#define IDLE_S 10 /* a thread without work ends after this time */
+
+enum state { IDLE, QUEUED, RUNNING };
+
+struct name {
+    TAILQ_ENTRY(name) queue, age;
+    struct name *next; /* in its bucket */
+    enum state state;
+    uint64_t asked_ns;         /* QUEUED, RUNNING: since when */
+    uint64_t done_ns, good_ns; /* the last lookup's end; the last successful one's; 0: none */
+    int rc;                    /* of the last lookup */
+    struct kv_addresses good;  /* of the last successful one */
+    char host[];
+};
+
+TAILQ_HEAD(names, name);
+
+struct kv_resolver {
+    struct kv_resolver_opts opts;
+    pthread_mutex_t lock; /* all that follows */
+    pthread_cond_t work, done;
+    struct name *buckets[BUCKETS];
+    struct names age;       /* all names, the longest unasked first */
+    struct names queues[2]; /* to look up; in the second those whose last lookup failed */
+    uint32_t n_names, n_queued, n_threads, n_idle;
+    uint32_t n_doubtful; /* threads that are busy with names of the second queue */
+    uint32_t refs;       /* the owner's and one per thread */
+    bool stop;
+};
+
+/* -- life -------------------------------------------------------------------------------------- */
+
+int kv_resolver_create(const struct kv_resolver_opts *opts, struct kv_resolver **ret)
+{
+    struct kv_resolver *r = calloc(1, sizeof(*r));
+    pthread_condattr_t attr;
+
+    if (!r)
+        return -ENOMEM;
+    if (opts)
+        r->opts = *opts;
+    r->opts.threads = r->opts.threads ? r->opts.threads : 64;
+    r->opts.max_names = r->opts.max_names ? r->opts.max_names : 4096;
+    r->opts.deadline_ms = r->opts.deadline_ms ? r->opts.deadline_ms : 5000;
+    r->opts.failed_ms = r->opts.failed_ms ? r->opts.failed_ms : 1000;
+    r->opts.lookup = r->opts.lookup ? r->opts.lookup : kv_lookup_system;
+    pthread_mutex_init(&r->lock, NULL);
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&r->work, &attr);
+    pthread_cond_init(&r->done, &attr);
+    pthread_condattr_destroy(&attr);
+    TAILQ_INIT(&r->age);
+    TAILQ_INIT(&r->queues[0]);
+    TAILQ_INIT(&r->queues[1]);
+    r->refs = 1;
+    *ret = r;
+    return 0;
+}
+
+/* With the lock, which is gone with the last reference. */
+static void drop_and_unlock(struct kv_resolver *r)
+{
+    bool last = --r->refs == 0;
+    struct name *name;
+
+    pthread_mutex_unlock(&r->lock);
+    if (!last)
+        return;
+    while ((name = TAILQ_FIRST(&r->age)) != NULL) {
+        TAILQ_REMOVE(&r->age, name, age);
+        free(name);
+    }
+    pthread_cond_destroy(&r->work);
+    pthread_cond_destroy(&r->done);
+    pthread_mutex_destroy(&r->lock);
+    free(r);
+}
+
+void kv_resolver_destroy(struct kv_resolver *resolver)
+{
+    if (!resolver)
+        return;
+    pthread_mutex_lock(&resolver->lock);
+    resolver->stop = true;
+    pthread_cond_broadcast(&resolver->work);
+    drop_and_unlock(resolver);
+}
+
+static struct kv_resolver *shared;
+
+static void make_shared(void)
+{
+    (void)kv_resolver_create(NULL, &shared);
+}
+
+struct kv_resolver *kv_resolver_shared(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+    pthread_once(&once, make_shared);
+    return shared;
+}
+
+/* -- the threads ------------------------------------------------------------------------------- */
+
+static bool is_doubtful(const struct name *name)
+{
+    return name->rc < 0;
+}
+
+/* A quarter of the threads is kept for names that may well resolve. */
+static struct name *next_name(struct kv_resolver *r)
+{
+    struct name *name = TAILQ_FIRST(&r->queues[0]);
+
+    if (!name && r->n_doubtful < r->opts.threads - r->opts.threads / 4)
+        name = TAILQ_FIRST(&r->queues[1]);
+    return name;
+}
+
+/* With the lock, which is let go during the lookup. Only names that are IDLE are ever freed. */
+static void look_up(struct kv_resolver *r, struct name *name)
+{
+    struct kv_addresses found = {0};
+    bool doubtful = is_doubtful(name);
+    int rc;
+
+    TAILQ_REMOVE(&r->queues[doubtful], name, queue);
+    r->n_queued--;
+    name->state = RUNNING;
+    r->n_doubtful += doubtful;
+    pthread_mutex_unlock(&r->lock);
+    rc = r->opts.lookup(r->opts.lookup_arg, name->host, &found);
+    pthread_mutex_lock(&r->lock);
+    r->n_doubtful -= doubtful;
+    name->state = IDLE;
+    name->done_ns = kv_now_ns();
+    name->rc = rc;
+    if (rc == 0) {
+        name->good = found;
+        name->good_ns = name->done_ns;
+    }
+    pthread_cond_broadcast(&r->done);
+    if (doubtful && !TAILQ_EMPTY(&r->queues[1]))
+        pthread_cond_signal(&r->work);
+}
+
+static void *resolve_main(void *arg)
+{
+    struct kv_resolver *r = arg;
+    bool idle_for_long = false;
+
+    pthread_mutex_lock(&r->lock);
+    while (!r->stop) {
+        struct name *name = next_name(r);
+        struct timespec until;
+
+        if (name) {
+            look_up(r, name);
+            idle_for_long = false;
+            continue;
+        }
+        if (idle_for_long)
+            break;
+        clock_gettime(CLOCK_MONOTONIC, &until);
+        until.tv_sec += IDLE_S;
+        r->n_idle++;
+        idle_for_long = pthread_cond_timedwait(&r->work, &r->lock, &until) == ETIMEDOUT;
+        r->n_idle--;
+    }
+    r->n_threads--;
+    drop_and_unlock(r);
+    return NULL;
+}
+
+/* A thread will take the name just queued. An idle one that was woken before counts as idle until it runs. False:
+ * there is no thread, and none can be started. */
+static bool find_thread(struct kv_resolver *r)
+{
+    pthread_t thread;
+
+    if (r->n_idle)
+        pthread_cond_signal(&r->work);
+    if (r->n_queued <= r->n_idle)
+        return true;
+    if (r->n_threads == r->opts.threads)
+        return true;
+    if (kv_thread_start(&thread, "resolve", resolve_main, r) < 0)
+        return r->n_threads > 0;
+    pthread_detach(thread); /* nobody may wait for it: see resolve.h */
+    r->n_threads++;
+    r->refs++;
+    return true;
+}
+
+/* -- names ------------------------------------------------------------------------------------- */
+
+static struct name **bucket_of(struct kv_resolver *r, const char *host)
+{
+    return &r->buckets[kv_xxh64(host, strlen(host), 0) % BUCKETS];
+}
+
+static void forget(struct kv_resolver *r, struct name *name)
+{
+    struct name **link = bucket_of(r, name->host);
+
+    while (*link != name)
+        link = &(*link)->next;
+    *link = name->next;
+    TAILQ_REMOVE(&r->age, name, age);
+    r->n_names--;
+    free(name);
+}
+
+/* Room for one more name: the longest unasked that isn't being looked up goes. */
+static bool make_room(struct kv_resolver *r)
+{
+    struct name *name;
+
+    if (r->n_names < r->opts.max_names)
+        return true;
+    TAILQ_FOREACH(name, &r->age, age)
+    {
+        if (name->state != IDLE)
+            continue;
+        forget(r, name);
+        return true;
+    }
+    return false;
+}
+
+static int find_name(struct kv_resolver *r, const char *host, struct name **ret)
+{
+    struct name **bucket = bucket_of(r, host), *name = *bucket;
+    size_t len = strlen(host) + 1;
+
+    while (name && strcmp(name->host, host) != 0)
+        name = name->next;
+    if (name) {
+        TAILQ_REMOVE(&r->age, name, age);
+        TAILQ_INSERT_TAIL(&r->age, name, age);
+        *ret = name;
+        return 0;
+    }
+    if (!make_room(r))
+        return -ENOSPC;
+    name = calloc(1, sizeof(*name) + len);
+    if (!name)
+        return -ENOMEM;
+    memcpy(name->host, host, len);
+    name->next = *bucket;
+    *bucket = name;
+    TAILQ_INSERT_TAIL(&r->age, name, age);
+    r->n_names++;
+    *ret = name;
+    return 0;
+}
+
+static bool is_older(uint64_t then_ns, uint64_t age_ms, uint64_t now_ns)
+{
+    return !then_ns || now_ns - then_ns > age_ms * KV_NS_PER_MS;
+}
+
+static void enqueue(struct kv_resolver *r, struct name *name, uint64_t now_ns)
+{
+    TAILQ_INSERT_TAIL(&r->queues[is_doubtful(name)], name, queue);
+    r->n_queued++;
+    name->state = QUEUED;
+    name->asked_ns = now_ns;
+    if (find_thread(r))
+        return;
+    TAILQ_REMOVE(&r->queues[is_doubtful(name)], name, queue);
+    r->n_queued--;
+    name->state = IDLE;
+    name->done_ns = now_ns;
+    name->rc = -EAGAIN;
+}
+
+/* What is known of a name now. Silence of the name servers doesn't make what they said before wrong. */
+static int answer(const struct kv_resolver *r, const struct name *name, uint64_t max_age_ms,
+                  uint64_t now_ns)
+{
+    int rc = name->rc;
+
+    if (!is_older(name->good_ns, max_age_ms, now_ns))
+        return 0;
+    if (name->state != IDLE) {
+        if (now_ns < name->asked_ns + r->opts.deadline_ms * KV_NS_PER_MS)
+            return -EINPROGRESS;
+        rc = -ETIMEDOUT;
+    }
+    return rc != -ENOENT && name->good.n ? 0 : rc;
+}
+
+#define YOUNG_MS 1000u /* an answer of this age is good enough for everybody */
+
+static int ask_locked(struct kv_resolver *r, const char *host, uint64_t max_age_ms,
+                      struct kv_addresses *ret)
+{
+    uint64_t now_ns = kv_now_ns();
+    struct name *name;
+    int rc = find_name(r, host, &name);
+
+    if (rc < 0)
+        return rc;
+    max_age_ms = KV_MAX(max_age_ms, YOUNG_MS);
+    if (name->state == IDLE && is_older(name->good_ns, max_age_ms, now_ns) &&
+        (name->rc == 0 || is_older(name->done_ns, r->opts.failed_ms, now_ns)))
+        enqueue(r, name, now_ns);
+    rc = answer(r, name, max_age_ms, now_ns);
+    if (rc == 0)
+        *ret = name->good;
+    return rc;
+}
+
+static bool is_numeric(const char *host, struct kv_addresses *ret)
+{
+    uint8_t address[16];
+    int family = strchr(host, ':') ? AF_INET6 : AF_INET;
+
+    if (inet_pton(family, host, address) != 1)
+        return false;
+    ret->n = 1;
+    ret->items[0].family = family;
+    snprintf(ret->items[0].text, sizeof(ret->items[0].text), "%s", host);
+    return true;
+}
+
+int kv_resolver_ask(struct kv_resolver *resolver, const char *host, uint64_t max_age_ms,
+                    struct kv_addresses *ret)
+{
+    int rc;
+
+    if (is_numeric(host, ret))
+        return 0;
+    pthread_mutex_lock(&resolver->lock);
+    rc = ask_locked(resolver, host, max_age_ms, ret);
+    pthread_mutex_unlock(&resolver->lock);
+    return rc;
+}
+
+int kv_resolver_wait(struct kv_resolver *resolver, const char *host, uint64_t max_age_ms,
+                     uint64_t deadline_ns, struct kv_addresses *ret)
+{
+    int rc;
+
+    if (is_numeric(host, ret))
+        return 0;
+    pthread_mutex_lock(&resolver->lock);
+    while ((rc = ask_locked(resolver, host, max_age_ms, ret)) == -EINPROGRESS) {
+        /* A lookup's own deadline passes without a signal. */
+        uint64_t until_ns =
+            KV_MIN(deadline_ns, kv_now_ns() + resolver->opts.deadline_ms * KV_NS_PER_MS);
+        const struct timespec until = {.tv_sec = (time_t)(until_ns / KV_NS_PER_S),
+                                       .tv_nsec = (long)(until_ns % KV_NS_PER_S)};
+
+        if (kv_now_ns() >= deadline_ns) {
+            rc = -ETIMEDOUT;
+            break;
+        }
+        pthread_cond_timedwait(&resolver->done, &resolver->lock, &until);
+    }
+    pthread_mutex_unlock(&resolver->lock);
+    return rc;
+}
+
+const char *kv_resolver_strerror(int rc)
+{
+    switch (rc) {
+    case -EINPROGRESS:
+        return "the host name is being looked up";
+    case -ENOENT:
+        return "the host name does not resolve: there is no such name";
+    case -ETIMEDOUT:
+        return "the host name was not resolved in time: no answer from the name server";
+    case -EAGAIN:
+        return "the host name can't be resolved now: the name server failed";
+    case -ENOSPC:
+        return "too many host names";
+    default:
+        return strerror(-rc);
+    }
+}
+
+/* -- the system's resolver --------------------------------------------------------------------- */
+
+static int errno_of(int rc)
+{
+    switch (rc) {
+    case EAI_NONAME:
+    case EAI_NODATA:
+    case EAI_ADDRFAMILY:
+        return -ENOENT;
+    case EAI_MEMORY:
+        return -ENOMEM;
+    case EAI_SYSTEM:
+        return errno ? -errno : -EIO;
+    default:
+        return -EAGAIN;
+    }
+}
+
+static void add_family(const struct addrinfo *list, int family, struct kv_addresses *ret)
+{
+    for (; list && ret->n < KV_RESOLVE_MAX; list = list->ai_next) {
+        struct kv_address *address = &ret->items[ret->n];
+
+        if (list->ai_family != family ||
+            getnameinfo(list->ai_addr, list->ai_addrlen, address->text, sizeof(address->text), NULL,
+                        0, NI_NUMERICHOST) != 0)
+            continue;
+        address->family = family;
+        ret->n++;
+    }
+}
+
+int kv_lookup_system(void *arg, const char *host, struct kv_addresses *ret)
+{
+    const struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_ADDRCONFIG};
+    struct addrinfo *list = NULL;
+    int rc;
+
+    (void)arg;
+    errno = 0;
+    rc = getaddrinfo(host, NULL, &hints, &list);
+    if (rc != 0)
+        return errno_of(rc);
+    ret->n = 0;
+    add_family(list, AF_INET, ret);
+    add_family(list, AF_INET6, ret);
+    freeaddrinfo(list);
+    return ret->n ? 0 : -ENOENT;
+}

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "indexer/target.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "base/error.h"
+
+void ki_target_init(struct ki_target *target, const char *endpoint)
+{
+    uint8_t address[16];
+
+    memset(target, 0, sizeof(*target));
+    target->given = endpoint;
+    if (!endpoint)
+        return;
+    target->named = kv_endpoint_parse(endpoint, &target->endpoint, NULL) == 0 &&
+                    target->endpoint.scheme == KV_SCHEME_TCP && !target->endpoint.wildcard &&
+                    !target->endpoint.any_port && !kv_endpoint_address(&target->endpoint, address);
+    target->where = target->named ? NULL : endpoint;
+}
+
+static void write_endpoint(const struct ki_target *target, const struct kv_address *address,
+                           char *ret, size_t size)
+{
+    bool ipv6 = address->family == AF_INET6;
+
+    snprintf(ret, size, "tcp://%s%s%s:%u", ipv6 ? "[" : "", address->text, ipv6 ? "]" : "",
+             (unsigned)target->endpoint.port);
+}
+
+int ki_target_find(struct ki_target *target, struct kv_resolver *resolver, uint64_t max_age_ms)
+{
+    struct kv_addresses found;
+    int rc;
+
+    if (!target->named)
+        return 0;
+    rc = kv_resolver_ask(resolver, target->endpoint.host, max_age_ms, &found);
+    if (rc < 0)
+        return rc;
+    write_endpoint(target, &found.items[target->turn % found.n], target->text,
+                   sizeof(target->text));
+    target->where = target->text;
+    return 0;
+}
+
+int ki_target_turn(struct ki_target *target, struct kv_resolver *resolver, uint64_t max_age_ms,
+                   bool others)
+{
+    char text[sizeof(target->text)];
+    struct kv_addresses found;
+    int rc;
+
+    if (!target->named || !target->where)
+        return 0;
+    rc = kv_resolver_ask(resolver, target->endpoint.host, max_age_ms, &found);
+    if (rc < 0)
+        return rc;
+    for (unsigned i = 0; i < found.n; i++) {
+        write_endpoint(target, &found.items[i], text, sizeof(text));
+        if (strcmp(text, target->where) != 0)
+            continue;
+        target->turn = others ? (i + 1) % found.n : i;
+        return target->turn != i;
+    }
+    target->turn = 0;
+    return 1;
+}
