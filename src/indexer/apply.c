@@ -54,9 +54,11 @@ static int apply_store(struct ki_applier *a, struct kvi_index *index, struct kv_
                        const struct kve_op *op)
 {
     static struct kv_log_rate rate;
+    struct kvi_stored stored = {0};
     int rc = kvi_store(index, holder, op->tier, op->has_parent ? &op->parent : NULL, op->blocks,
-                       op->n, NULL);
+                       op->n, &stored);
 
+    ki_event_counts_store(&a->counts, rc, op->n - stored.duplicate, op->n);
     if (rc == -ENOENT) {
         a->stats.orphans++;
         return 0; /* usual after a loss, which has been counted where it happened */
@@ -82,12 +84,15 @@ static int apply_op(struct ki_applier *a, struct kvi_index *index, const struct 
         break;
     case KVE_OP_STORE_KNOWN:
         rc = kvi_store_known(index, holder, op->tier, op->hashes, op->n);
+        ki_event_counts_named(&a->counts, KI_EVENT_STORED, rc, op->n);
         break;
     case KVE_OP_REMOVE:
         rc = kvi_remove(index, holder, op->tier, op->hashes, op->n);
+        ki_event_counts_named(&a->counts, KI_EVENT_REMOVED, rc, op->n);
         break;
     case KVE_OP_CLEAR:
         rc = kvi_clear(index, holder);
+        ki_event_counts_clear(&a->counts);
         break;
     }
     return rc < 0 ? (int)rc : 0;
@@ -122,6 +127,8 @@ enum ki_applied ki_applier_apply(struct ki_applier *a, struct kvi_index *index, 
     }
     if (batch.skipped[KVE_SKIP_TOO_LARGE]) /* they may have been anything */
         result = KI_APPLIED_PART;
+    ki_event_counts_add(&a->counts);
+    memset(&a->counts, 0, sizeof(a->counts));
     a->stats.batches++;
     a->stats.events += batch.n_events;
     a->stats.blocks += batch.n_blocks;

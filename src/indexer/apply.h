@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "indexer/event_counts.h"
 #include "kv_event.h"
 #include "kv_index.h"
 
@@ -26,6 +27,7 @@ struct ki_applier {
     uint32_t *ranks; /* sorted: those whose blocks this stream has brought */
     uint32_t n_ranks;
     struct ki_apply_stats stats;
+    struct ki_event_counts counts; /* of the batch being applied */
 };
 
 int ki_applier_init(struct ki_applier *a, uint64_t instance, uint32_t rank, uint32_t block_size);

@@ -53,11 +53,15 @@ struct ki_request {
     struct kv_str body;
     bool loopback;       /* the peer is this machine */
     uint64_t started_ns; /* monotonic: when its header was complete */
+    char model[129];     /* that it asks about, cut; its handler's to fill in. Empty: none */
     void *native;        /* the seam's own */
 };
 
 /** A query argument (?name=value), percent-decoded. False when it is absent. */
 bool ki_request_param(const struct ki_request *request, const char *name, struct kv_str *ret);
+
+/** The value of a header, not decoded. False when it is absent. */
+bool ki_request_header(const struct ki_request *request, const char *name, struct kv_str *ret);
 
 /** Produces a streamed body by ki_pipe_write, on a thread of its own. Returns 0 when complete. */
 typedef int (*ki_produce_fn)(void *arg, struct ki_pipe *pipe);

@@ -20,18 +20,29 @@
 #define KEEP_EXCHANGES 64
 #define FIRST_BODY (64u << 10)
 
-bool ki_request_param(const struct ki_request *request, const char *name, struct kv_str *ret)
+static bool find_value(const struct ki_request *request, enum MHD_ValueKind kind, const char *name,
+                       struct kv_str *ret)
 {
     struct ki_exchange *ex = request->native;
     const char *value;
     size_t len;
 
-    if (MHD_lookup_connection_value_n(ex->connection, MHD_GET_ARGUMENT_KIND, name, strlen(name),
-                                      &value, &len) != MHD_YES)
+    if (MHD_lookup_connection_value_n(ex->connection, kind, name, strlen(name), &value, &len) !=
+        MHD_YES)
         return false;
     ret->p = value ? value : "";
     ret->len = value ? len : 0;
     return true;
+}
+
+bool ki_request_param(const struct ki_request *request, const char *name, struct kv_str *ret)
+{
+    return find_value(request, MHD_GET_ARGUMENT_KIND, name, ret);
+}
+
+bool ki_request_header(const struct ki_request *request, const char *name, struct kv_str *ret)
+{
+    return find_value(request, MHD_HEADER_KIND, name, ret);
 }
 
 /* -- exchanges, reused ------------------------------------------------------------------------- */

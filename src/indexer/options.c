@@ -4,6 +4,7 @@
 #include <ctype.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <strings.h>
 
 #include "base/endpoint_rule.h"
@@ -43,6 +44,10 @@ static const struct kv_arg arguments[] = {
     {"peers", KV_ARG_STR, AT(peers), "URLS",
      "Other indexers, separated by commas; the first that answers provides the starting state.", 0,
      0, NULL, false},
+    {"min-initial-workers", KV_ARG_U64, AT(min_initial_workers), "N",
+     "/health answers 503, and systemd hears of no readiness, until N worker instances have been "
+     "registered (default 0; also DYN_ROUTER_MIN_INITIAL_WORKERS).",
+     0, 1 << 20, NULL, false},
     {"replay-timeout", KV_ARG_TIME, AT(replay_timeout_ms), "TIME",
      "Give up a replay that brings nothing for so long (default 5s).", 1, 3600000, NULL, false},
     {"recovery-memory", KV_ARG_SIZE, AT(recovery_memory), "SIZE",
@@ -76,6 +81,12 @@ static const struct kv_arg arguments[] = {
     {"log-level", KV_ARG_CHOICE, AT(log_level), "LEVEL",
      "error, warn, info (default), debug (adds one line per request) or trace.", 0, 0,
      "error|warn|info|debug|trace", false},
+    {"access-log", KV_ARG_STR, AT(access_log), "FILE",
+     "Append a JSON line per request to FILE. POST /reopen_logs or SIGHUP after a rotation.", 0, 0,
+     NULL, false},
+    {"trace-id-header", KV_ARG_STR, AT(trace_id_header), "NAME",
+     "Request header whose value is the access log's trace_id (default x-trace-id).", 0, 0, NULL,
+     false},
     {"log-format", KV_ARG_CHOICE, AT(log_format), "FORMAT", "text (default) or json, to stderr.", 0,
      0, "text|json", false},
 };
@@ -139,6 +150,8 @@ static int check(const struct ki_options *o, struct kv_error *error)
         if (kv_endpoint_rule_parse(o->allow_endpoint.items[i], &rule, &why) < 0)
             return kv_fail(error, -EINVAL, 0, "--allow-endpoint '%.80s': %s",
                            o->allow_endpoint.items[i], why);
+    if (!*o->trace_id_header)
+        return kv_fail(error, -EINVAL, 0, "--trace-id-header must not be empty");
     if (!*o->model_name || !*o->tenant_id)
         return kv_fail(error, -EINVAL, 0, "--model-name and --tenant-id must not be empty");
     return 0;
@@ -160,8 +173,16 @@ int ki_options_parse(int argc, char **argv, struct ki_options *ret, struct kv_er
         .http_threads = 4,
         .replay_timeout_ms = 5000,
         .idle_timeout_ms = 75000,
+        .trace_id_header = "x-trace-id",
     };
-    int rc = kv_args_parse(&program, argc, argv, &options, NULL, error);
+    const char *initial =
+        getenv("DYN_ROUTER_MIN_INITIAL_WORKERS"); /* the original's; ours outdoes it */
+    int rc;
+
+    if (initial && (kv_parse_u64(initial, &options.min_initial_workers) < 0 ||
+                    options.min_initial_workers > 1 << 20))
+        return kv_fail(error, -EINVAL, 0, "DYN_ROUTER_MIN_INITIAL_WORKERS: expected a number");
+    rc = kv_args_parse(&program, argc, argv, &options, NULL, error);
 
     if (rc != 0)
         return rc;

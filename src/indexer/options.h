@@ -36,6 +36,9 @@ struct ki_options {
     uint64_t replay_timeout_ms;
     uint64_t recovery_memory; /* 0: half of the machine's */
     uint64_t idle_timeout_ms;
+    uint64_t min_initial_workers;
+    const char *access_log; /* NULL: none */
+    const char *trace_id_header;
 };
 
 /** Read the command line and the environment. As kv_args_parse: 0, 1 (help was printed), -EINVAL.

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The table of endpoints, and what their handlers share. */
+#include <inttypes.h>
+#include <stdio.h>
+
 #include "base/json.h"
 #include "indexer/service.h"
 
@@ -16,6 +19,7 @@ static struct ki_route routes[] = {
     {"GET", "/peers", ki_api_peers, 0, 0},
     {"GET", "/dump", ki_api_dump, 0, 0},
     {"GET", "/health", ki_api_health, 0, KI_ROUTE_OPEN},
+    {"POST", "/reopen_logs", ki_api_reopen_logs, ADMIN_BODY, 0},
     {"GET", "/metrics", ki_api_metrics, 0, KI_ROUTE_UNMEASURED},
     {"POST", "/test/pause_listener", ki_api_pause, ADMIN_BODY, 0},
     {"POST", "/test/resume_listener", ki_api_resume, ADMIN_BODY, 0},
@@ -67,7 +71,7 @@ void ki_scratch_give(struct ki_service *service, struct ki_scratch *scratch)
     pthread_mutex_unlock(&service->lock);
 }
 
-bool ki_read_body(const struct ki_request *request, struct ki_reply *reply, uint32_t required,
+bool ki_read_body(struct ki_request *request, struct ki_reply *reply, uint32_t required,
                   uint32_t optional, struct ki_scratch *scratch)
 {
     enum ki_media media = ki_media_of(request->content_type);
@@ -81,8 +85,11 @@ bool ki_read_body(const struct ki_request *request, struct ki_reply *reply, uint
         return false;
     }
     rc = ki_body_parse(media, request->body, required, optional, &scratch->body, &error);
-    if (rc == 0)
+    if (rc == 0) {
+        if (scratch->body.model_name)
+            snprintf(request->model, sizeof(request->model), "%s", scratch->body.model_name);
         return true;
+    }
     ki_reply_error(reply, rc == -EINVAL ? 422 : rc == -ENOMEM ? 503 : 400, "%s", error.text);
     return false;
 }
@@ -95,9 +102,28 @@ void ki_reply_ok(struct ki_reply *reply, unsigned status)
 
 void ki_api_health(void *arg, struct ki_request *request, struct ki_reply *reply)
 {
-    (void)arg;
+    struct ki_service *service = arg;
+
     (void)request;
-    reply->content_type = NULL; /* 200 and nothing else */
+    if (ki_service_is_ready(service))
+        reply->content_type = NULL; /* 200 and nothing else */
+    else
+        ki_reply_error(reply, 503,
+                       "not ready: fewer than %" PRIu64
+                       " workers have been registered (--min-initial-workers)",
+                       service->options->min_initial_workers);
+}
+
+void ki_api_reopen_logs(void *arg, struct ki_request *request, struct ki_reply *reply)
+{
+    struct ki_service *service = arg;
+    struct kv_error error = {0};
+
+    (void)request;
+    if (service->access_log && ki_access_log_reopen(service->access_log, &error) < 0)
+        ki_reply_error(reply, 500, "%s", error.text);
+    else
+        ki_reply_ok(reply, 200);
 }
 
 void ki_api_metrics(void *arg, struct ki_request *request, struct ki_reply *reply)
@@ -108,4 +134,12 @@ void ki_api_metrics(void *arg, struct ki_request *request, struct ki_reply *repl
     reply->content_type = "text/plain; version=0.0.4";
     ki_telemetry_render(service->telemetry, service->registry,
                         atomic_load_explicit(&service->http, memory_order_acquire), &reply->body);
+    if (service->access_log)
+        kv_buf_printf(
+            &reply->body,
+            "# HELP kv_indexer_access_log_dropped_total Lines of the access log that were "
+            "not written\n"
+            "# TYPE kv_indexer_access_log_dropped_total counter\n"
+            "kv_indexer_access_log_dropped_total %" PRIu64 "\n",
+            ki_access_log_dropped(service->access_log));
 }

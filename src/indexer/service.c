@@ -57,6 +57,7 @@ static int catch_signals(void)
 }
 
 #define TRIM_INTERVAL_MS 10000
+#define READY_INTERVAL_MS 100 /* until it is ready */
 
 /*
  * A burst of events waits in ZMQ's queues, in tens of thousands of pieces; glibc keeps what they leave
@@ -69,26 +70,62 @@ static void return_memory(void)
 #endif
 }
 
-static void wait_for_signal(struct ki_service *service)
+bool ki_service_is_ready(struct ki_service *service)
+{
+    struct ki_worker_info *infos;
+    uint64_t instances = 0;
+    long n;
+
+    if (!service->options->min_initial_workers ||
+        atomic_load_explicit(&service->ready, memory_order_relaxed))
+        return true;
+    n = ki_registry_workers(service->registry, &infos);
+    for (long i = 0; i < n; i++)
+        instances += i == 0 || infos[i].instance != infos[i - 1].instance;
+    if (n >= 0)
+        ki_worker_infos_free(infos, n);
+    if (instances < service->options->min_initial_workers)
+        return false;
+    atomic_store_explicit(&service->ready, true, memory_order_relaxed);
+    return true;
+}
+
+/* SIGHUP: what may have changed on disk. */
+static void reload(struct ki_service *service)
 {
     struct kv_error error = {0};
 
+    if (ki_auth_reload(service->auth, &error) < 0)
+        kv_log_error("service", "the token file was not read again; the old tokens stay",
+                     "reason=\"%s\"", error.text);
+    else
+        kv_log_info("service", "token file read again", NULL);
+    if (service->access_log && ki_access_log_reopen(service->access_log, &error) < 0)
+        kv_log_error("service", "the access log was not opened again; lines go to the old file",
+                     "reason=\"%s\"", error.text);
+}
+
+static void wait_for_signal(struct ki_service *service, uint16_t port)
+{
+    bool told = false;
+
     while (!stop_flag) {
         struct pollfd pfd = {.fd = signal_wake.fd, .events = POLLIN};
-        int rc = poll(&pfd, 1, TRIM_INTERVAL_MS);
+        int rc;
 
-        if (rc == 0)
+        if (!told && ki_service_is_ready(service)) {
+            told = true;
+            sd_notifyf(0, "READY=1\nSTATUS=serving on port %u", port);
+        }
+        rc = poll(&pfd, 1, told ? TRIM_INTERVAL_MS : READY_INTERVAL_MS);
+        if (rc == 0 && told)
             return_memory();
         if (rc > 0)
             kv_wake_clear(&signal_wake);
         if (!reload_flag)
             continue;
         reload_flag = 0;
-        if (ki_auth_reload(service->auth, &error) < 0)
-            kv_log_error("service", "the token file was not read again; the old tokens stay",
-                         "reason=\"%s\"", error.text);
-        else
-            kv_log_info("service", "token file read again", NULL);
+        reload(service);
     }
 }
 
@@ -249,10 +286,28 @@ static bool admit(void *arg, const struct ki_request *request, struct ki_reply *
     return ki_auth_admit(((struct ki_service *)arg)->auth, request, reply);
 }
 
+static void log_access(struct ki_service *service, const struct ki_request *request,
+                       unsigned status)
+{
+    struct ki_access access = {
+        .method = request->method,
+        .path = request->route ? request->route->path : "unknown",
+        .model = request->model[0] ? request->model : NULL,
+        .status = status,
+        .duration_ns = kv_now_ns() - request->started_ns,
+    };
+
+    (void)ki_request_header(request, service->options->trace_id_header, &access.trace_id);
+    ki_access_log_put(service->access_log, &access);
+}
+
 static void observe(void *arg, const struct ki_request *request, unsigned status)
 {
     struct ki_service *service = arg;
     char path[128];
+
+    if (service->access_log)
+        log_access(service, request, status);
 
     ki_telemetry_request(service->telemetry, request, status);
     kv_log_debug("http", "request", "method=%.10s path=%s status=%u bytes=%zu ms=%.3f",
@@ -324,6 +379,8 @@ static int create_parts(struct ki_service *service, const struct ki_route *route
 
     if (rc == 0)
         rc = ki_auth_create(o->auth_token_file, o->insecure, &service->auth, error);
+    if (rc == 0 && o->access_log)
+        rc = ki_access_log_open(o->access_log, &service->access_log, error);
     if (rc < 0)
         return rc;
     rc = ki_telemetry_create(routes, n_routes, &service->telemetry);
@@ -342,6 +399,7 @@ static void destroy_parts(struct ki_service *service)
     ki_registry_destroy(service->registry);
     ki_peers_destroy(service->peers);
     ki_telemetry_destroy(service->telemetry);
+    ki_access_log_close(service->access_log);
     ki_auth_destroy(service->auth);
     while (service->scratch) {
         struct ki_scratch *scratch = service->scratch;
@@ -377,8 +435,7 @@ static int serve(struct ki_service *service, int fd, uint16_t port, struct kv_er
     if (rc < 0)
         return rc;
     log_listening(o, port);
-    sd_notifyf(0, "READY=1\nSTATUS=serving on port %u", port);
-    wait_for_signal(service);
+    wait_for_signal(service, port);
     sd_notify(0, "STOPPING=1");
     kv_log_info("service", "stopping", "signal=%d", stop_flag);
     return 0;

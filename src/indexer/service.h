@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "indexer/access_log.h"
 #include "indexer/auth.h"
 #include "indexer/body.h"
 #include "indexer/http.h"
@@ -32,8 +33,10 @@ struct ki_service {
     struct ki_registry *registry;
     struct ki_peers *peers;
     struct ki_telemetry *telemetry;
-    _Atomic(struct ki_http *) http; /* NULL until it has started */
-    uint32_t max_connections;       /* what the descriptor limit leaves for HTTP */
+    struct ki_access_log *access_log; /* NULL: none */
+    atomic_bool ready;                /* --min-initial-workers have been registered */
+    _Atomic(struct ki_http *) http;   /* NULL until it has started */
+    uint32_t max_connections;         /* what the descriptor limit leaves for HTTP */
     pthread_mutex_t lock; /* scratch: a free list, never longer than there are HTTP threads */
     struct ki_scratch *scratch;
 };
@@ -52,8 +55,11 @@ void ki_scratch_give(struct ki_service *service, struct ki_scratch *scratch);
  * Read the request's body into @scratch->body. False when it can't be: @reply then has 415, 400,
  * 422.
  */
-bool ki_read_body(const struct ki_request *request, struct ki_reply *reply, uint32_t required,
+bool ki_read_body(struct ki_request *request, struct ki_reply *reply, uint32_t required,
                   uint32_t optional, struct ki_scratch *scratch);
+
+/** Whether --min-initial-workers have been registered; once true, it stays so. */
+bool ki_service_is_ready(struct ki_service *service);
 
 /** The reply becomes {"status":"ok"}. */
 void ki_reply_ok(struct ki_reply *reply, unsigned status);
@@ -73,6 +79,7 @@ void ki_api_peers(void *service, struct ki_request *request, struct ki_reply *re
 void ki_api_dump(void *service, struct ki_request *request, struct ki_reply *reply);
 void ki_api_metrics(void *service, struct ki_request *request, struct ki_reply *reply);
 void ki_api_health(void *service, struct ki_request *request, struct ki_reply *reply);
+void ki_api_reopen_logs(void *service, struct ki_request *request, struct ki_reply *reply);
 void ki_api_pause(void *service, struct ki_request *request, struct ki_reply *reply);
 void ki_api_resume(void *service, struct ki_request *request, struct ki_reply *reply);
 

@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "event/router_event.h" /* kve_tier_name */
+#include "indexer/event_counts.h"
 #include "indexer/telemetry.h"
 
 #ifndef KV_VERSION
@@ -134,6 +135,7 @@ static void write_gauges(struct kv_buf *out, const struct ki_worker_info *infos,
 
 static void write_listeners(struct kv_buf *out, const struct ki_worker_info *infos, long n)
 {
+    static const char *const names[] = {"dynamo_kvindexer_listeners", "kv_indexer_listeners"};
     uint64_t by_status[KI_FAILED + 1] = {0}, instances = 0;
 
     for (long i = 0; i < n; i++) {
@@ -142,10 +144,12 @@ static void write_listeners(struct kv_buf *out, const struct ki_worker_info *inf
     }
     plain(out, "dynamo_kvindexer_workers", "gauge", "Number of registered worker instances",
           instances);
-    head(out, "kv_indexer_listeners", "gauge", "Event stream listeners, by status");
-    for (int s = 0; s <= KI_FAILED; s++)
-        kv_buf_printf(out, "kv_indexer_listeners{status=\"%s\"} %" PRIu64 "\n",
-                      ki_listener_status_name((enum ki_listener_status)s), by_status[s]);
+    for (size_t i = 0; i < KV_COUNT(names); i++) {
+        head(out, names[i], "gauge", "Event stream listeners, by status");
+        for (int s = 0; s <= KI_FAILED; s++)
+            kv_buf_printf(out, "%s{status=\"%s\"} %" PRIu64 "\n", names[i],
+                          ki_listener_status_name((enum ki_listener_status)s), by_status[s]);
+    }
 }
 
 static void write_streams(struct kv_buf *out, struct ki_registry *registry)
@@ -282,6 +286,7 @@ void ki_telemetry_render_state(struct ki_registry *registry, struct ki_http *htt
 {
     write_indexes(out, registry);
     write_streams(out, registry);
+    ki_event_counts_render(out);
     if (http)
         write_http(out, http);
     write_process(out);

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every endpoint of kv-indexer: what it takes, what it answers, how it fails."""
 import json
+import os
+import pathlib
+import re
 import socket
 import struct
 import subprocess
+import tempfile
 import threading
 import time
 import urllib.parse
@@ -605,6 +609,117 @@ def test_workers_of_the_command_line():
             hashes, tokens = chain(1, 5)
             two.store(hashes, tokens, block_size=4)
             indexer.wait_score(tokens, 2, 20, rank=1, model_name="llama", tenant_id="t")
+
+
+def test_access_log():
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "access.log"
+        with Indexer("--access-log", str(path), "--trace-id-header", "X-Request-Id") as indexer:
+            def lines(n, of=path):
+                wait_until(lambda: of.exists() and len(of.read_text().splitlines()) >= n, what=f"{n} lines in {of}")
+                return [json.loads(line) for line in of.read_text().splitlines()]
+
+            indexer.register(1, NOWHERE, block_size=4, model_name='a "model"')
+            lines(1)
+            path.write_text("")  # appending goes on at the end
+            indexer.post("/query", {"model_name": 'a "model"', "token_ids": [1] * 4}, headers={**JSON, "x-request-id": "abc-1"})
+            indexer.get("/workers?model_name=x")
+            indexer.get("/nope")
+            indexer.post("/query", b"nul", headers={**JSON, "X-Request-Id": "x" * 500 + '"'})
+            got = lines(4)
+            equal([list(line) for line in got], [["ts", "trace_id", "method", "path", "model", "status", "duration_ms"]] * 4)
+            equal([(line["trace_id"], line["method"], line["path"], line["model"], line["status"]) for line in got],
+                  [("abc-1", "POST", "/query", 'a "model"', 200), ("-", "GET", "/workers", "-", 200), ("-", "GET", "unknown", "-", 404),
+                   ("x" * 128, "POST", "/query", "-", 400)])
+            check(all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line["ts"]) and 0 < line["duration_ms"] < 60000 for line in got), got)
+            rotated = path.with_suffix(".1")
+            path.rename(rotated)
+            indexer.get("/peers")
+            lines(5, rotated)
+            equal(indexer.post("/reopen_logs", b"").json(), {"status": "ok"})
+            indexer.get("/peers")
+            check(lines(1)[-1]["path"] in ("/peers", "/reopen_logs"))
+            path.unlink()
+            path.mkdir()
+            reply = indexer.post("/reopen_logs", b"")
+            equal(reply.status, 500)
+            check(str(path) in reply.json()["error"], reply.json())
+            equal(indexer.metrics()["kv_indexer_access_log_dropped_total"], 0)
+    with Indexer() as indexer:
+        equal(indexer.post("/reopen_logs", b"").json(), {"status": "ok"})
+        equal(indexer.get("/reopen_logs").status, 405)
+    refused = subprocess.run([BUILD / "bin" / "kv-indexer", "--port", "0", "--access-log", "/nowhere/x"], capture_output=True, text=True, timeout=60)
+    check(refused.returncode == 1 and "/nowhere/x" in refused.stderr, refused.stderr)
+
+
+def test_a_slow_access_log_holds_up_nobody():
+    """The log is a pipe that nobody empties: requests go on, lines are dropped and counted, the end comes in time."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "pipe"
+        os.mkfifo(path)
+        reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        with Indexer("--access-log", str(path)) as indexer:
+            connection = indexer.connect()
+            slowest, sent = 0, 0
+            while indexer.metrics()["kv_indexer_access_log_dropped_total"] == 0:
+                for _ in range(1000):
+                    started = time.monotonic()
+                    connection.request("GET", "/health")
+                    connection.getresponse().read()
+                    slowest = max(slowest, time.monotonic() - started)
+                    sent += 1
+                check(sent < 50000, "nothing was dropped")
+            check(slowest < 2 * SLOW, f"a request took {slowest:.2f} s")
+            check(indexer.stop() < 8 * SLOW, "the end waits for the log")
+        os.close(reader)
+
+
+def test_ready_after_enough_workers():
+    with Indexer("--min-initial-workers", "2") as indexer:
+        def healthy():
+            return indexer.get("/health").status
+
+        equal(healthy(), 503)
+        check("--min-initial-workers" in indexer.get("/health").json()["error"])
+        indexer.register(1, NOWHERE, block_size=4)
+        indexer.register(1, NOWHERE, block_size=4, dp_rank=1)
+        equal(healthy(), 503)
+        indexer.register(2, NOWHERE, block_size=4)
+        equal((healthy(), indexer.get("/health").body), (200, b""))
+        indexer.unregister(2)
+        equal(healthy(), 200)
+    with Indexer(env={"DYN_ROUTER_MIN_INITIAL_WORKERS": "1"}) as indexer:
+        equal(indexer.get("/health").status, 503)
+    with Indexer("--min-initial-workers", "0", env={"DYN_ROUTER_MIN_INITIAL_WORKERS": "1"}) as indexer:
+        equal(indexer.get("/health").status, 200)
+    with Indexer("--min-initial-workers", "1", "--workers", "1=" + NOWHERE, "--block-size", "4") as indexer:
+        equal(indexer.get("/health").status, 200)
+
+
+def test_metrics_of_the_original():
+    """Names and labels of Dynamo's dashboards, for listeners and events."""
+    applied = "dynamo_kvrouter_kv_cache_events_applied"
+    with Indexer() as indexer, Publisher() as engine:
+        indexer.register(1, engine, block_size=4)
+        indexer.register(2, NOWHERE, block_size=4)
+        engine.store([1, 2], range(8), block_size=4)
+        engine.store([1, 2], range(8), block_size=4)  # again
+        engine.store([9], range(4), parent=77, block_size=4)  # no such parent
+        engine.remove([2])
+        engine.remove([2, 1])
+        engine.clear()
+        engine.store([5], range(4), block_size=4)
+        indexer.wait_score(range(4), 1, 4)
+        values = indexer.metrics()
+        equal(values[applied + '{event_type="stored",status="ok"}'], 3)
+        equal(values[applied + '{event_type="stored",status="parent_block_not_found"}'], 1)
+        equal(values[applied + '{event_type="removed",status="ok"}'], 1)
+        equal(values[applied + '{event_type="removed",status="block_not_found"}'], 1)
+        equal(values[applied + '{event_type="cleared",status="ok"}'], 1)
+        equal(values['dynamo_kvrouter_kv_cache_event_warnings{warning_kind="duplicate_store"}'], 1)
+        wait_until(lambda: indexer.metrics()['dynamo_kvindexer_listeners{status="active"}'] == 1, what="an active listener")
+        values = indexer.metrics()
+        equal(values['dynamo_kvindexer_listeners{status="pending"}'] + values['dynamo_kvindexer_listeners{status="failed"}'], 1)
 
 
 def test_top_has_a_deadline():

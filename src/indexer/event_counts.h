@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * Events by outcome, under the names and labels of the original's metrics
+ * (dynamo_kvrouter_kv_cache_events_applied, ..._event_warnings). Sums of the process: they outlive registrations.
+ * An event counts once for each operation that the reader makes of it.
+ */
+#ifndef KV_INDEXER_EVENT_COUNTS_H
+#define KV_INDEXER_EVENT_COUNTS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/buf.h"
+
+enum ki_event_type { KI_EVENT_STORED, KI_EVENT_REMOVED, KI_EVENT_CLEARED, KI_N_EVENT_TYPES };
+
+enum ki_event_status {
+    KI_EVENT_OK,
+    KI_EVENT_NO_PARENT, /* the parent of stored blocks is unknown */
+    KI_EVENT_NO_BLOCK,  /* a removed or offloaded block is unknown */
+    KI_EVENT_INVALID,
+    KI_EVENT_NO_ROOM, /* the index, or memory, is full */
+    KI_N_EVENT_STATUSES
+};
+
+/** Outcomes of one batch. Zero-initialise. */
+struct ki_event_counts {
+    uint32_t applied[KI_N_EVENT_TYPES][KI_N_EVENT_STATUSES];
+    uint32_t duplicate_stores;
+};
+
+/** Note a stored event: what kvi_store returned, and of success whether all blocks were there already. */
+void ki_event_counts_store(struct ki_event_counts *counts, int rc, size_t added, size_t n);
+/** Note hashes that an event names: what kvi_remove or kvi_store_known returned for @n of them. */
+void ki_event_counts_named(struct ki_event_counts *counts, enum ki_event_type type, long rc,
+                           size_t n);
+void ki_event_counts_clear(struct ki_event_counts *counts);
+
+/** Add a batch's outcomes to the process's. Thread-safe. */
+void ki_event_counts_add(const struct ki_event_counts *counts);
+/** Append both families to an exposition. */
+void ki_event_counts_render(struct kv_buf *out);
+
+#endif
