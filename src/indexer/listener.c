@@ -53,6 +53,7 @@ int ki_listener_create(struct ki_listener_env *env, const struct ki_registration
     l->instance = registration->instance;
     l->rank = registration->rank;
     l->epoll_fd = -1;
+    ki_backlog_init(&l->backlog);
     l->generation = ki_listener_new_generation(env);
     l->endpoint = strdup(registration->endpoint);
     if (!l->endpoint)
@@ -512,6 +513,24 @@ static void note_heard(struct ki_listener *l, uint64_t now_ns)
         l->ups_told = l->link.ups;
 }
 
+static bool must_wait(const struct ki_listener *l)
+{
+    return !l->started || l->holding || !STAILQ_EMPTY(&l->backlog.items);
+}
+
+static void put_off(struct ki_listener *l, const struct ki_batch_id *id, bool reconnected,
+                    const struct kve_message *message)
+{
+    static struct kv_log_rate rate;
+    int rc = ki_backlog_put(&l->backlog, &l->env->backlog, id, reconnected, message->payload.data,
+                            message->payload.len);
+
+    if (rc < 0 && kv_log_allowed(&rate, 3))
+        kv_log_warn("indexer", "too much waits for a replay: a batch was dropped",
+                    "worker=%" PRIu64 " rank=%" PRIu32 " bytes=%zu waiting=%" PRIu64, l->instance,
+                    l->rank, message->payload.len, l->backlog.bytes);
+}
+
 /* One live message. False: there is none. */
 static bool read_live(struct ki_listener *l, uint64_t now_ns)
 {
@@ -535,9 +554,22 @@ static bool read_live(struct ki_listener *l, uint64_t now_ns)
     anew = is_new_connection(l, &e.frames[e.n - 2]);
     if (first || anew)
         note_heard(l, now_ns);
-    offer_live(l, &id, &e.frames[e.n - 1], anew, now_ns);
+    if (must_wait(l))
+        put_off(l, &id, anew, &message);
+    else
+        offer_live(l, &id, &e.frames[e.n - 1], anew, now_ns);
     ki_envelope_fini(&e);
     return true;
+}
+
+/* The oldest batch of the backlog. */
+static void read_backlog(struct ki_listener *l, uint64_t now_ns)
+{
+    struct ki_backlog_item *item = ki_backlog_take(&l->backlog);
+
+    l->turn_bytes += zmq_msg_size(&item->payload);
+    offer_live(l, &item->id, &item->payload, item->reconnected, now_ns);
+    ki_backlog_free(&l->backlog, &l->env->backlog, item);
 }
 
 /* @message NULL: one that makes no sense. */
@@ -613,19 +645,28 @@ static uint64_t next_deadline(const struct ki_listener *l)
     return deadline_ns;
 }
 
+/* A batch of the backlog may be offered. */
+static bool has_work(const struct ki_listener *l)
+{
+    return l->started && !l->holding && !STAILQ_EMPTY(&l->backlog.items);
+}
+
 static bool read_messages(struct ki_listener *l, uint64_t now_ns)
 {
-    if (l->sub && (!l->started || l->holding))
-        ki_socket_work(l->sub);
-    if (!l->sub || !l->started || l->detached)
+    if (!l->sub || l->detached)
         return false; /* sub_ready keeps what was noticed for later */
     l->turn_bytes = 0;
     for (int i = 0; i < TURN && l->turn_bytes < TURN_BYTES; i++) {
+        bool more = false;
+
         if (l->dealer && l->dealer_ready)
-            l->dealer_ready = read_replay(l, now_ns) && l->dealer;
-        else if (!l->holding && l->sub_ready)
+            more = l->dealer_ready = read_replay(l, now_ns) && l->dealer;
+        /* Also while a replay runs: what libzmq reads ahead isn't bounded in bytes. */
+        if (has_work(l))
+            read_backlog(l, now_ns);
+        else if (l->sub_ready)
             l->sub_ready = read_live(l, now_ns);
-        else
+        if (!more && !l->sub_ready && !has_work(l))
             return false;
     }
     return true;
@@ -636,7 +677,8 @@ static void tell_connection(struct ki_listener *l, uint64_t now_ns)
 {
     unsigned steps = 0;
 
-    if (!l->started || l->sub_ready || l->link.state != KI_LINK_UP || l->ups_told == l->link.ups)
+    if (!l->started || l->sub_ready || has_work(l) || l->link.state != KI_LINK_UP ||
+        l->ups_told == l->link.ups)
         return;
     pthread_mutex_lock(&l->lock);
     if (!l->gone && l->stream.state == KI_STREAM_LIVE) {
@@ -684,6 +726,7 @@ static void drop_held(struct ki_listener *l)
     if (l->holding)
         zmq_msg_close(&l->held);
     l->holding = false;
+    ki_backlog_clear(&l->backlog, &l->env->backlog);
 }
 
 static void close_sub(struct ki_listener *l)
@@ -780,7 +823,7 @@ static void reopen(struct ki_listener *l, uint64_t now_ns)
 {
     static struct kv_log_rate rate;
 
-    if (l->sub_ready || l->holding) {
+    if (l->sub_ready) {
         l->link.dead_at_ns = now_ns + l->link.delay_ns;
         return;
     }

@@ -12,8 +12,8 @@
  * held for one batch at a time: whoever marks the listener gone under it knows that nothing of its
  * stream enters the index afterwards.
  *
- * Batches that must wait (held at start, a replay under way) wait in the SUB socket, whose bounded
- * queue is the only one there is; when it is full, the publisher drops, and the gap shows.
+ * Batches that must wait (held at start, a replay under way) are copied to the backlog (backlog.h),
+ * which is bounded in bytes; beyond that they are dropped, and the gap shows.
  */
 #ifndef KV_INDEXER_LISTENER_H
 #define KV_INDEXER_LISTENER_H
@@ -24,22 +24,23 @@
 #include <zmq.h>
 
 #include "indexer/apply.h"
+#include "indexer/backlog.h"
 #include "indexer/link.h"
 #include "indexer/registry.h"
 #include "indexer/stream.h"
 #include "indexer/target.h"
 
 /**
- * Messages that wait in a SUB socket before its publisher has to queue, then drop. libzmq counts
- * messages, not bytes: a busy engine's are some 10 KiB, so this many are 20 MiB a stream.
+ * Messages that libzmq reads ahead while the event thread is busy, before TCP and then the publisher
+ * have to queue. libzmq counts messages, not bytes, so few.
  */
-#define KI_RECEIVE_QUEUE 2048
+#define KI_RECEIVE_QUEUE 64
 /**
  * The same for a replay. Few, as a ring may hold large ones: a ROUTER drops, without a word, what its
  * peer has no room for, the hole is asked for again. More here would hardly help: a ROUTER's own
  * queue, 1000 messages by default, is full before.
  */
-#define KI_REPLAY_QUEUE 256
+#define KI_REPLAY_QUEUE 64
 /** Larger messages end the connection, which is made anew (they show as a gap). */
 #define KI_MAX_MESSAGE (INT64_C(64) << 20)
 
@@ -48,6 +49,7 @@ struct ki_listener_env {
     void *zmq;
     struct kv_resolver *resolver;
     uint64_t replay_timeout_ms;
+    struct ki_backlog_budget backlog;
     atomic_bool held;             /* connect, but read nothing */
     _Atomic uint64_t generations; /* the last one given to a listener */
 };
@@ -83,7 +85,8 @@ struct ki_listener {
         ups_told;  /* link.ups when reading started, and when the stream was told */
     bool detached; /* paused: sockets are closed */
     bool holding;
-    size_t turn_bytes; /* read in this turn */
+    size_t turn_bytes;         /* read in this turn */
+    struct ki_backlog backlog; /* behind the held batch, or the start */
     struct ki_batch_id held_id;
     zmq_msg_t held;
     bool has_connection;

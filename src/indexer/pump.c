@@ -61,7 +61,7 @@ static void tick(struct ki_pump *p, struct ki_listener *l, uint64_t now_ns)
         return;
     }
     note_deadline(p, l);
-    if (l->sub_ready || l->dealer_ready || l->link_ready)
+    if (l->sub_ready || l->dealer_ready || l->link_ready || !STAILQ_EMPTY(&l->backlog.items))
         enqueue(p, l);
 }
 

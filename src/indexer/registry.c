@@ -62,6 +62,8 @@ int ki_registry_create(const struct ki_registry_opts *opts, struct ki_registry *
     r->allow = opts->allow;
     r->max_registrations = opts->max_registrations ? opts->max_registrations : 4096;
     r->env.replay_timeout_ms = opts->replay_timeout_ms ? opts->replay_timeout_ms : 5000;
+    r->env.backlog.max_bytes = opts->backlog_bytes ? opts->backlog_bytes : 256u << 20;
+    r->env.backlog.max_stream_bytes = r->env.backlog.max_bytes / 4;
     atomic_init(&r->env.held, opts->start_held);
     rc = kv_resolver_create(NULL, &r->env.resolver);
     if (rc == 0)

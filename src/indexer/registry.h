@@ -25,6 +25,8 @@ struct ki_registry_opts {
     uint32_t max_registrations;      /* refuse more; 0: 4096 */
     const struct kv_arg_list *allow; /* --allow-endpoint rules; NULL, empty: every endpoint */
     uint64_t replay_timeout_ms; /* a replay that brings nothing for so long is given up; 0: 5000 */
+    uint64_t backlog_bytes;     /* live batches that wait for replays, of all streams; one may have
+                                   a quarter. 0: 256 MiB */
     bool start_held;            /* listeners connect but apply nothing until ki_registry_go */
 };
 

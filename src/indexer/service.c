@@ -373,6 +373,7 @@ static int create_parts(struct ki_service *service, const struct ki_route *route
         .threads = (uint32_t)o->threads,
         .allow = &o->allow_endpoint,
         .replay_timeout_ms = o->replay_timeout_ms,
+        .backlog_bytes = o->backlog_memory,
         .start_held = true,
     };
     int rc = share_descriptors(o, &service->max_connections, &opts.max_registrations, error);

@@ -146,14 +146,6 @@ void ki_envelope_fini(struct ki_envelope *e)
     e->n = 0;
 }
 
-void ki_socket_work(void *socket)
-{
-    int events;
-    size_t size = sizeof(events);
-
-    (void)zmq_getsockopt(socket, ZMQ_EVENTS, &events, &size);
-}
-
 int ki_socket_request(void *socket, uint64_t start_sequence)
 {
     struct kve_replay_request request;

@@ -32,10 +32,6 @@ void ki_socket_close(void *socket, int epoll_fd); /* NULL is a no-op */
 int ki_socket_receive(void *socket, struct ki_envelope *ret);
 void ki_envelope_fini(struct ki_envelope *e);
 
-/** Let libzmq do what it left to the socket's own thread (subscribe on a new connection), without
- * reading: for a socket whose messages must wait. */
-void ki_socket_work(void *socket);
-
 /** Queue a replay request. */
 int ki_socket_request(void *socket, uint64_t start_sequence);
 

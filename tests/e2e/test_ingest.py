@@ -430,6 +430,50 @@ def test_messages_wait_for_a_moment():
         equal(stream(indexer, "batches_total"), 3000)
 
 
+def test_large_batches_behind_a_hanging_replay():
+    """One engine can't take the memory: what waits is bounded in bytes, and what is dropped shows as a gap."""
+    context = zmq.Context()
+    router = context.socket(zmq.ROUTER)
+    router.setsockopt(zmq.LINGER, 0)
+    port = router.bind_to_random_port("tcp://127.0.0.1")
+    try:
+        with Indexer("--replay-timeout", "60s", "--backlog-memory", "64MiB") as indexer, Publisher(replay=None) as engine:
+            indexer.register(1, engine.endpoint, block_size=BS, replay_endpoint=f"tcp://127.0.0.1:{port}")
+            engine.wait_subscriber()
+            peer, *_ = router.recv_multipart()
+            router.send_multipart([peer, b"", b"\xff" * 8, b""])
+            store(engine, 1, 2)
+            holds(indexer, 1, 2)
+            before = indexer.rss()
+            store(engine, 2, 2, lose=True)
+            store(engine, 3, 2)  # held: nobody answers
+            wait_until(lambda: listener(indexer)["status"] == "replaying", what="a replay")
+            payload, most = engine.batch([]) + b"\0" * (10 << 20), 0
+            for _ in range(60):
+                engine.send_raw(payload, keep=False)
+                time.sleep(0.02)
+                most = max(most, indexer.rss() - before)
+            wait_until(lambda: any("too much waits" in line for line in indexer.log), what="a line in the log")
+            check(most < 200 << 20 or SANITIZED, f"{most >> 20} MiB more for 600 MiB of batches")
+            while True:  # an answer at last: what was dropped is a gap
+                peer, _, start = router.recv_multipart()
+                router.send_multipart([peer, b"", b"\xff" * 8, b""])
+                if listener(indexer)["status"] != "replaying" or stream(indexer, "failed_replays_total"):
+                    break
+                if not router.poll(3000):
+                    break
+            store(engine, 4, 2)
+            while router.poll(2000):
+                peer, *_ = router.recv_multipart()
+                router.send_multipart([peer, b"", b"\xff" * 8, b""])
+            holds(indexer, 4, 2, timeout=30)
+            check(stream(indexer, "missed_batches_total") > 40, "the dropped batches are counted")
+            equal(listener(indexer)["partial"], True)
+    finally:
+        router.close()
+        context.term()
+
+
 def test_pause_and_resume_replays_what_was_missed():
     """The replay cycle of the original's own end-to-end test."""
     with Indexer(env={"KV_INDEXER_TEST_ENDPOINTS": "1"}) as indexer, Publisher() as engine:

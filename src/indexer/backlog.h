@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * Live batches that wait while a replay runs or recovery holds the streams: copies, so that they are
+ * bounded in bytes, per stream and over all streams. libzmq's own queues count messages only.
+ *
+ * Beyond a bound the newest batch is dropped; its number is missing afterwards, so the rules of
+ * stream.h find the gap and have it replayed. Thread-confined, but for the budget that all share.
+ */
+#ifndef KV_INDEXER_BACKLOG_H
+#define KV_INDEXER_BACKLOG_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/queue.h>
+#include <zmq.h>
+
+#include "indexer/stream.h"
+
+/** Shared by all streams. Zero-initialise @used. */
+struct ki_backlog_budget {
+    uint64_t max_bytes;        /* over all streams */
+    uint64_t max_stream_bytes; /* of one stream */
+    _Atomic uint64_t used;     /* relaxed: a bound, nothing is published with it */
+};
+
+struct ki_backlog_item {
+    STAILQ_ENTRY(ki_backlog_item) next;
+    struct ki_batch_id id;
+    bool reconnected; /* over another connection than the batch before */
+    uint64_t bytes;   /* what it counts */
+    zmq_msg_t payload;
+};
+
+struct ki_backlog {
+    STAILQ_HEAD(ki_backlog_items, ki_backlog_item) items;
+    uint64_t bytes;
+    bool lost_reconnect; /* a dropped batch was the first of its connection */
+};
+
+void ki_backlog_init(struct ki_backlog *b);
+/** Returns 0; -ENOBUFS at a bound, -ENOMEM: the batch is dropped. */
+int ki_backlog_put(struct ki_backlog *b, struct ki_backlog_budget *budget,
+                   const struct ki_batch_id *id, bool reconnected, const void *data, size_t len);
+/** Take the oldest out; NULL: none. Its bytes count until ki_backlog_free. */
+struct ki_backlog_item *ki_backlog_take(struct ki_backlog *b);
+void ki_backlog_free(struct ki_backlog *b, struct ki_backlog_budget *budget,
+                     struct ki_backlog_item *item);
+void ki_backlog_clear(struct ki_backlog *b, struct ki_backlog_budget *budget);
+
+#endif
