@@ -71,11 +71,13 @@ KV_API int kvs_prefetch(struct kvs_store *store, const void *hashes, size_t hash
  * Many chunks in one go where the backend has such calls, else one by one. Keys of @hash_len bytes
  * follow each other, and may come more than once; @n is at most INT_MAX.
  *
- * kvs_get_chunks: ret[i] is malloc'd, the caller's, of ret_len[i] bytes; NULL where the chunk is missing or
- * did not verify. Returns how many were found; on failure nothing is handed out.
+ * kvs_get_chunks: ret[i] is malloc'd, the caller's, of ret_len[i] bytes; NULL where the chunk is missing
+ * (ret_len[i] 0) or did not verify (KVS_LEN_BAD, where the backend tells the difference). Returns how many
+ * were found; on failure nothing is handed out.
  * kvs_put_chunks: ret_each[i] (@ret_each NULL: not wanted) is what kvs_put_chunk would return. Returns
  * 0, or the first failure; what comes after that may or may not have been stored, as ret_each says.
  */
+#define KVS_LEN_BAD SIZE_MAX
 KV_API int kvs_get_chunks(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n,
                           void **ret, size_t *ret_len);
 KV_API int kvs_put_chunks(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n,

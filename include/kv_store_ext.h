@@ -19,6 +19,7 @@ extern "C" {
 
 #define KV_STORE_EXT_SYMBOL "kv_store_get_ext"
 #define KV_STORE_EXT_VERSION 1u
+#define KV_STORE_LEN_BAD SIZE_MAX /* get_chunks: length of a chunk that did not verify */
 
 /** One object of a listing; what it points to lives for the callback only. */
 typedef struct {
@@ -69,7 +70,7 @@ typedef struct {
      * Many chunks in one go, which may name one more than once. Returns how many were found, which
      * is how many of out_data[0, n) are not NULL then: each a malloc'd buffer of its own, of
      * out_len[i] bytes, that belongs to the consumer; NULL where the chunk is missing or did not
-     * verify. A negative return hands out nothing: what is left in out_data is not looked at, and
+     * verify, where out_len[i] is KV_STORE_LEN_BAD if the backend can tell. A negative return hands out nothing: what is left in out_data is not looked at, and
      * what the backend had allocated it has freed. The consumer sets all of out_data to NULL first.
      */
     int (*get_chunks)(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n,

@@ -105,10 +105,15 @@ static int get_chunks(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len,
                 out_data[done + i] = (uint8_t *)KV_STEAL(reply->str);
                 found++;
             } else if (reply->type == RESP_BULK) {
+                out_len[done + i] = KV_STORE_LEN_BAD;
                 rds_drop_bad(self, hash, hash_len, reply->str, reply->len);
-            } else if (rds_get_chunk(self, hash, hash_len, &out_data[done + i],
-                                     &out_len[done + i]) == 0) {
-                found++; /* of the save in progress */
+            } else { /* of the save in progress */
+                int rc =
+                    rds_get_chunk(self, hash, hash_len, &out_data[done + i], &out_len[done + i]);
+
+                found += rc == 0;
+                if (rc < 0)
+                    out_len[done + i] = rc == -EBADMSG ? KV_STORE_LEN_BAD : 0;
             }
         }
         rds_batch_fini(&batch);

@@ -291,6 +291,8 @@ static int s3_get_chunks(kv_store_v1 *self, const uint8_t *hashes, size_t hash_l
         out_data[i] = NULL;
         out_len[i] = 0;
         error = s3_get_chunk(self, hashes + i * hash_len, hash_len, &out_data[i], &out_len[i]);
+        if (error == -EBADMSG)
+            out_len[i] = KV_STORE_LEN_BAD;
         if (error && error != -ENOENT && error != -EBADMSG) {
             for (size_t j = 0; j < i; j++) {
                 free(out_data[j]);

@@ -94,6 +94,9 @@ static int get_batch(struct kvs_store *store, const void *hashes, size_t hash_le
     rc = check_batch(store, found, n, ret, ret_len);
     if (rc < 0)
         drop(ret, n);
+    for (size_t i = 0; i < n; i++)
+        if (!ret[i] && ret_len[i] != KVS_LEN_BAD) /* a backend may leave anything */
+            ret_len[i] = 0;
     return rc;
 }
 
@@ -115,6 +118,8 @@ int kvs_get_chunks(struct kvs_store *store, const void *hashes, size_t hash_len,
             drop(ret, i);
             return rc;
         }
+        if (rc)
+            ret_len[i] = rc == -EBADMSG ? KVS_LEN_BAD : 0;
         found += rc == 0;
     }
     return found;

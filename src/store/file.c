@@ -39,8 +39,10 @@ static int get_chunks(kv_store_v1 *h, const uint8_t *hashes, size_t hash_len, si
     for (size_t i = 0; i < n && rc == 0; i++) {
         rc = kvs_file_get_chunk(h, hashes + i * hash_len, hash_len, &out_data[i], &out_len[i]);
         found += rc == 0;
-        if (rc == -ENOENT || rc == -EBADMSG)
+        if (rc == -ENOENT || rc == -EBADMSG) {
+            out_len[i] = rc == -EBADMSG ? KV_STORE_LEN_BAD : 0;
             rc = 0;
+        }
     }
     for (size_t i = 0; i < n && rc < 0; i++) {
         free(out_data[i]);

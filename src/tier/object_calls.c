@@ -81,7 +81,7 @@ static void fetch(struct kvbm_object_worker *w, uint32_t n)
         return;
     }
     for (uint32_t i = 0; i < n; i++)
-        w->rc[i] = rc < 0 ? rc : w->data[i] ? 0 : -ENOENT;
+        w->rc[i] = rc < 0 ? rc : w->data[i] ? 0 : w->len[i] == KVS_LEN_BAD ? -EBADMSG : -ENOENT;
 }
 
 /*

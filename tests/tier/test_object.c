@@ -200,6 +200,44 @@ static void test_spoilt(void **state)
     kvbm_object_close(o);
 }
 
+static int flip_chunk(const char *path, const struct stat *st, int type, struct FTW *at)
+{
+    uint8_t byte;
+    int fd;
+
+    (void)at;
+    if (type != FTW_F || !strstr(path, "/chunks/") || st->st_size < BLOCK)
+        return 0;
+    fd = open(path, O_RDWR | O_CLOEXEC);
+    assert_true(fd >= 0);
+    assert_int_equal(pread(fd, &byte, 1, BLOCK / 2), 1);
+    byte ^= 1;
+    assert_int_equal(pwrite(fd, &byte, 1, BLOCK / 2), 1);
+    close(fd);
+    return 0;
+}
+
+/* The store itself finds the damage, one by one or in a batch: bad, and not merely missing. */
+static void test_damaged(void **state)
+{
+    struct kvbm_object_opts opts = default_opts(folder);
+    struct kvbm_object *o = open_with(&opts);
+    (void)state;
+
+    expect(o, KVBM_OBJECT_PUT, 0, 12, 0);
+    assert_int_equal(nftw(folder, flip_chunk, 16, FTW_PHYS), 0);
+    expect(o, KVBM_OBJECT_GET, 11, 1, -EBADMSG);
+    expect(o, KVBM_OBJECT_PUT, 20, 1, 0);
+    expect(o, KVBM_OBJECT_GET, 0, 11, -EBADMSG);
+    assert_int_equal(stats_of(o).bad, 12);
+    assert_int_equal(stats_of(o).gets, 12);
+    expect(o, KVBM_OBJECT_GET, 0, 12, -ENOENT); /* set aside */
+    expect(o, KVBM_OBJECT_GET, 20, 1, 0);
+    assert_int_equal(stats_of(o).bad, 12);
+    assert_false(stats_of(o).open);
+    kvbm_object_close(o);
+}
+
 /* The bytes of docs/formats.md, put together by hand. */
 static void test_format(void **state)
 {
@@ -558,6 +596,7 @@ int main(void)
         cmocka_unit_test_setup(test_round_trip, fresh_folder),
         cmocka_unit_test_setup(test_separate, fresh_folder),
         cmocka_unit_test_setup(test_spoilt, fresh_folder),
+        cmocka_unit_test_setup(test_damaged, fresh_folder),
         cmocka_unit_test_setup(test_format, fresh_folder),
         cmocka_unit_test_setup(test_collected, fresh_folder),
         cmocka_unit_test_setup(test_touched, fresh_folder),
