@@ -2,6 +2,10 @@
 /*
  * Blocks come from below into host blocks of a pin: all that the disk has at once; of the object store some
  * batches ahead, as long as none of them misses a key (what comes behind a miss is of no use to a prompt).
+ *
+ * Fetches from the object store fill a share of the host blocks at a time: host blocks are taken before the bytes
+ * come, and a store that hangs would evict all that the host tier has. Items beyond the share starve; when a fetch
+ * ends, the pin of the highest priority goes on, of several the oldest.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -21,6 +25,25 @@ static bool left_to_others(struct kvbm_pin *pin, uint32_t i)
     if (!pin->n_waits++ && pin->deadline_ns)
         pthread_cond_signal(&pin->manager->work); /* the mover watches the deadline */
     return true;
+}
+
+static void starve(struct kvbm_pin *pin, uint32_t i)
+{
+    pin->items[i].state = ITEM_STARVED;
+    pin->n_starved++;
+    if (!pin->n_waits++ && pin->deadline_ns)
+        pthread_cond_signal(&pin->manager->work); /* the mover watches the deadline */
+}
+
+void kvbm_fetch_stop_starving(struct kvbm_pin *pin)
+{
+    for (uint32_t i = 0; pin->n_starved && i < pin->n; i++) {
+        if (pin->items[i].state != ITEM_STARVED)
+            continue;
+        pin->items[i].state = ITEM_MISS;
+        pin->n_starved--;
+        pin->n_waits--;
+    }
 }
 
 /* Up to KVBM_BATCH items from *@at on that are MISS and weren't looked for in @tier; those on their way are
@@ -75,6 +98,7 @@ static void add(struct kvbm_fetch *fetch, uint32_t i, const struct kvbm_mutable 
             (struct kvbm_object_io){.group = pin->group, .key = kvbm_pin_key(pin, i), .data = data};
     kvbm_set_add(&pin->manager->pending, kvbm_pin_hash(pin, i));
     pin->n_fetched++;
+    pin->manager->n_object_fetched += fetch->tier == KV_TIER_EXTERNAL;
 }
 
 static void fetch_done(struct kvbm_manager *m, struct kvbm_note *note);
@@ -239,8 +263,10 @@ static void end(struct kvbm_fetch *fetch, int all)
         else
             not_there(pin, i, fetch->tier, status);
     }
-    if (!disk)
+    if (!disk) {
         pin->object_window -= fetch->n;
+        pin->manager->n_object_fetched -= fetch->n;
+    }
 }
 
 static void unlink_fetch(struct kvbm_fetch *fetch)
@@ -253,6 +279,36 @@ static void unlink_fetch(struct kvbm_fetch *fetch)
     fetch->pin->n_fetches--;
 }
 
+static bool is_wanted(const struct kvbm_pin *pin)
+{
+    return !pin->released || pin->refs > 1 + pin->n_fetches;
+}
+
+/* Of the pins that starve, with nothing on its way: the one of the highest priority, of several the oldest. */
+static struct kvbm_pin *hungriest(const struct kvbm_manager *m)
+{
+    struct kvbm_pin *best = NULL;
+
+    for (struct kvbm_pin *pin = m->pins; pin; pin = pin->next) { /* the newest first */
+        if (pin->n_starved && !pin->object_window && (!best || pin->priority >= best->priority))
+            best = pin;
+    }
+    return best;
+}
+
+/* Fetches from the object store have ended: those that starve go on. */
+static void feed(struct kvbm_manager *m)
+{
+    struct kvbm_pin *pin;
+
+    while (m->n_object_fetched < m->max_object_fetched && (pin = hungriest(m)) != NULL) {
+        kvbm_fetch_stop_starving(pin);
+        if (is_wanted(pin))
+            kvbm_fetch_start(pin);
+        kvbm_pin_settle(pin);
+    }
+}
+
 static void fetch_done(struct kvbm_manager *m, struct kvbm_note *note)
 {
     struct kvbm_fetch *fetch = (struct kvbm_fetch *)note;
@@ -263,7 +319,10 @@ static void fetch_done(struct kvbm_manager *m, struct kvbm_note *note)
     unlink_fetch(fetch);
     end(fetch, 0);
     free(fetch);
-    if (!pin->released || pin->refs > 1 + pin->n_fetches)
+    if (!is_wanted(pin) || pin->object_missed)
+        kvbm_fetch_stop_starving(pin);
+    feed(m);
+    if (is_wanted(pin))
         kvbm_fetch_start(pin);
     for (struct kvbm_pin *other = m->pins; other; other = other->next)
         kvbm_pin_look(other);
@@ -344,10 +403,15 @@ static void from_disk(struct kvbm_pin *pin)
     }
 }
 
+static uint32_t share_left(const struct kvbm_manager *m)
+{
+    return m->max_object_fetched - KV_MIN(m->n_object_fetched, m->max_object_fetched);
+}
+
 static void from_object(struct kvbm_pin *pin)
 {
     uint8_t keys[KVBM_BATCH * KVBM_MAX_KEY];
-    uint32_t index[KVBM_BATCH], n, at = 0;
+    uint32_t index[KVBM_BATCH], n, got, at = 0;
 
     for (int i = 0; i < WINDOW && !pin->object_missed; i++) {
         n = pick(pin, KV_TIER_EXTERNAL, &at, index, keys);
@@ -360,10 +424,13 @@ static void from_object(struct kvbm_pin *pin)
                 n = k;
             }
         }
-        if (n)
-            fetch_some(pin, KV_TIER_EXTERNAL, index, n);
-        else
+        if (!n)
             break;
+        got = KV_MIN(n, share_left(pin->manager));
+        if (got)
+            fetch_some(pin, KV_TIER_EXTERNAL, index, got);
+        for (uint32_t k = got; k < n; k++)
+            starve(pin, index[k]);
     }
 }
 
@@ -377,7 +444,7 @@ void kvbm_fetch_start(struct kvbm_pin *pin)
     }
     if (pin->manager->disk_store)
         from_disk(pin);
-    if (pin->manager->object_store && !pin->object_window)
+    if (pin->manager->object_store && !pin->object_window && !pin->n_starved)
         from_object(pin);
 }
 

@@ -56,8 +56,9 @@ struct kvbm_note {
 
 enum kvbm_item_state {
     ITEM_MISS,
-    ITEM_BUSY,     /* to be had, but there was no host block or queue */
-    ITEM_WAITS,    /* somebody else brings it */
+    ITEM_BUSY,    /* to be had, but there was no host block or queue */
+    ITEM_WAITS,   /* somebody else brings it */
+    ITEM_STARVED, /* to be got from the object store, whose fetches have their share of host blocks */
     ITEM_FETCHED,  /* its host block is being filled from below */
     ITEM_RESERVED, /* store: its host block is the caller's to fill */
     ITEM_STAGED,   /* a host block with its bytes that isn't registered: no host tier */
@@ -80,7 +81,9 @@ struct kvbm_pin {
     uint32_t refs;      /* the caller's, fetches', jobs', offload entries' */
     uint32_t n_fetches; /* of the refs */
     uint32_t n_copying; /* store jobs that write into its blocks */
-    uint32_t n_fetched, n_waits;
+    uint32_t n_fetched;
+    uint32_t n_waits;   /* items that WAIT or STARVE */
+    uint32_t n_starved; /* of these, those that STARVE */
     uint32_t
         object_window; /* blocks of the window that is being got; object_missed: something wasn't there */
     bool object_missed, no_fetch;
@@ -252,6 +255,8 @@ struct kvbm_manager {
     struct kvbm_set asked;   /* whose presence the object store is being asked for */
     struct kvbm_ask *asks;
     uint32_t n_asks; /* of running */
+    /* Host blocks that fetches from the object store fill, and at most: a store that hangs evicts no more. */
+    uint32_t n_object_fetched, max_object_fetched;
     struct kvbm_doubt doubts[KVBM_DOUBTS][KVBM_DOUBT_WAYS];
     struct kvbm_queue down[KV_N_TIERS];
     struct kvbm_move *moves;
@@ -378,6 +383,8 @@ long kvbm_pin_commit_locked(struct kvbm_pin *pin, const uint8_t *ok, struct kvbm
 /* fetch.c */
 void kvbm_fetch_start(struct kvbm_pin *pin);
 void kvbm_fetch_cancel(struct kvbm_pin *pin);
+/** Items that STARVE are MISS. */
+void kvbm_fetch_stop_starving(struct kvbm_pin *pin);
 
 /* job.c */
 void kvbm_job_start(struct kvbm_job_ *job);

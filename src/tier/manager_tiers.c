@@ -10,6 +10,7 @@
 #include "tier/manager.h"
 
 #define ALIGN 4096u
+#define OBJECT_SHARE 4 /* a part of the host blocks, for fetches from the object store at a time */
 
 static int pool_create(struct kvbm_manager *m, enum kv_tier tier, uint64_t n,
                        enum kvbm_eviction eviction, struct kvbm_pool **ret)
@@ -47,6 +48,8 @@ static int open_host(struct kvbm_manager *m)
     m->block_bytes = shape.natural_block_bytes;
     m->stride = shape.block_stride;
     m->host_blocks = n;
+    m->max_object_fetched =
+        (uint32_t)KV_MAX(kvbm_staging(m) ? n / 2 : n / OBJECT_SHARE, UINT64_C(1));
     const struct kvbm_storage_opts storage = {
         .size = sizeof(storage),
         .kind = m->opts.host_pinned ? KVBM_STORAGE_PINNED : KVBM_STORAGE_SYSTEM,

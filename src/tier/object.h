@@ -100,7 +100,7 @@ struct kvbm_object_batch {
 int kvbm_object_submit(struct kvbm_object *object, struct kvbm_object_batch *batch);
 /**
  * End it soon, with -ECANCELED for what isn't done; done is called as always, by another thread. A call that
- * is under way is not waited for while there are threads to spare. A batch that has ended is left alone.
+ * is under way is not waited for. A batch that has ended is left alone.
  */
 void kvbm_object_cancel(struct kvbm_object *object, struct kvbm_object_batch *batch);
 /**

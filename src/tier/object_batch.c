@@ -229,7 +229,7 @@ void kvbm_object_cancel(struct kvbm_object *o, struct kvbm_object_batch *batch)
     for (struct kvbm_object_worker *w = o->workers; w; w = w->next) {
         if (w->batch != batch)
             continue;
-        w->cancelled = true; /* the watcher ends it when there is a thread to spare */
+        w->cancelled = true; /* the watcher ends it */
         pthread_cond_signal(&o->watch);
     }
     pthread_mutex_unlock(&o->lock);

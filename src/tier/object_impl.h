@@ -113,6 +113,7 @@ struct kvbm_object_worker {
     bool opener;                     /* opens the store before anything else */
     bool opens;                      /* is the one that opens it now */
     bool in_call, lost, gone, detached, offloading, cancelled;
+    bool parted;            /* its batch was ended under it, and it is not lost */
     bool called;            /* the store was asked for this batch */
     uint64_t until;         /* when the call counts as hanging */
     _Atomic bool abandoned; /* nobody wants the rest of the call: relaxed, a hint */
@@ -193,6 +194,8 @@ int kvbm_object_worker_start(struct kvbm_object *o, bool opener); /* with the lo
 void kvbm_object_worker_free(struct kvbm_object_worker *w);
 /** Its call hangs, or is of no use any more: whoever waits is told @rc. With the lock held. */
 void kvbm_object_worker_lose(struct kvbm_object_worker *w, int rc);
+/** The same, but the worker serves others when its call returns. With the lock held. */
+void kvbm_object_worker_part(struct kvbm_object_worker *w, int rc);
 /**
  * Around calls into the store. enter returns 0, or what the batch ends with; leave whether somebody
  * still waits for the batch. Without a batch, @until is when it counts as hanging.

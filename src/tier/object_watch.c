@@ -36,8 +36,10 @@ static uint64_t expire(struct kvbm_object *o, uint64_t now_ns)
         if (w->until <= now_ns)
             kvbm_object_worker_lose(w, -ETIMEDOUT);
         else if (w->batch && w->cancelled && !o->closing && o->n_workers < 2 * o->n_threads)
-            kvbm_object_worker_lose(w, -ECANCELED); /* there was no thread to spare before */
-        else
+            kvbm_object_worker_lose(w, -ECANCELED); /* another thread takes its place */
+        else if (w->batch && w->cancelled && !o->closing)
+            kvbm_object_worker_part(w, -ECANCELED);
+        if (!w->lost)
             next_ns = KV_MIN(next_ns, w->until);
     }
     return next_ns;

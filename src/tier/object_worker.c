@@ -42,7 +42,7 @@ bool kvbm_object_leave(struct kvbm_object_worker *w)
 
     pthread_mutex_lock(&o->lock);
     w->in_call = false;
-    wanted = !w->lost;
+    wanted = !w->lost && !w->parted;
     pthread_mutex_unlock(&o->lock);
     return wanted;
 }
@@ -158,6 +158,22 @@ void kvbm_object_worker_lose(struct kvbm_object_worker *w, int rc)
     pthread_cond_broadcast(&o->work); /* another may offload now */
 }
 
+void kvbm_object_worker_part(struct kvbm_object_worker *w, int rc)
+{
+    struct kvbm_object_batch *batch = w->batch;
+    struct kvbm_object *o = w->object;
+
+    let_go(w);
+    w->cancelled = false;
+    w->parted = true;
+    atomic_store_explicit(&w->abandoned, true, memory_order_relaxed);
+    kvbm_object_settle(o, batch, rc);
+    kvbm_object_ended(o, batch);
+    if (batch->probe_)
+        kvbm_object_release(o);
+    pthread_cond_broadcast(&o->work); /* another may offload now */
+}
+
 /* Returns whether the batch was still there to be finished, rather than ended under us. */
 static bool finish(struct kvbm_object_worker *w, int rc)
 {
@@ -189,7 +205,8 @@ static void serve(struct kvbm_object_worker *w, struct kvbm_object_batch *batch)
     w->batch = batch;
     w->offloading = batch->flow == KVBM_OFFLOAD;
     o->n_offloading += w->offloading;
-    w->cancelled = w->called = false;
+    w->cancelled = w->called = w->parted = false;
+    atomic_store_explicit(&w->abandoned, false, memory_order_relaxed);
     w->trouble = 0;
     w->hits.n = w->bad.n = 0;
     rc = claim_handle(w);

@@ -211,10 +211,10 @@ uint64_t kvbm_pin_late(struct kvbm_manager *m)
             continue;
         }
         for (uint32_t i = 0; i < pin->n; i++) {
-            if (pin->items[i].state == ITEM_WAITS)
+            if (pin->items[i].state == ITEM_WAITS || pin->items[i].state == ITEM_STARVED)
                 pin->items[i].state = ITEM_MISS;
         }
-        pin->n_waits = 0;
+        pin->n_waits = pin->n_starved = 0;
         kvbm_pin_settle(pin);
     }
     return next;

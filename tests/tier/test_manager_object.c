@@ -204,13 +204,169 @@ static void test_nothing_behind_a_miss(void **state)
     world_fini(&w);
 }
 
+/* ---- the share of fetches ---- */
+
+enum { PROMPT = 24, SMALL = 32, PINS = 12, EACH = 16 };
+
+static void store_and_keep(struct world *w)
+{
+    shaky_start(w, SMALL);
+    assert_int_equal(world_store(w, 1000, PROMPT), PROMPT);
+    assert_int_equal(kvbm_manager_drain(w->m, 30000), 0);
+}
+
+static long still_there(struct world *w)
+{
+    uint64_t keys[PROMPT];
+
+    world_keys(1000, keys, PROMPT);
+    return kvbm_pool_probe(kvbm_manager_pool(w->m, KV_TIER_HOST), 0, keys, PROMPT);
+}
+
+static struct kvbm_pin *begin_load(struct world *w, uint64_t first, int32_t priority)
+{
+    struct kvbm_pin_opts opts = {.size = sizeof(opts), .priority = priority};
+    uint64_t keys[EACH];
+    struct kvbm_chain chain = world_chain(keys);
+    struct kvbm_pin *pin = NULL;
+
+    world_keys(first, keys, EACH);
+    assert_int_equal(kvbm_manager_prepare_load(w->m, &chain, EACH, &opts, &pin), EACH);
+    return pin;
+}
+
+static size_t host_in_flight(struct world *w)
+{
+    struct kvbm_pool_stats stats = {.size = sizeof(stats)};
+
+    kvbm_pool_get_stats(kvbm_manager_pool(w->m, KV_TIER_HOST), &stats);
+    return stats.inflight_mutable;
+}
+
+/* A store that hangs: what is asked of it, however much, leaves the prompts in a small host tier alone. */
+static void test_frozen_store_evicts_little(void **state)
+{
+    struct kvbm_pin *pins[PINS];
+    struct world w;
+
+    (void)state;
+    store_and_keep(&w);
+    shaky->hang = true;
+    for (uint64_t i = 0; i < PINS; i++)
+        pins[i] = begin_load(&w, 10000 + 100 * i, 0);
+    EXPECT_SOON(shaky->inside > 0);
+    assert_int_equal(host_in_flight(&w), SMALL / 4);
+    assert_int_equal(still_there(&w), PROMPT);
+    assert_int_equal(world_load(&w, 1000, PROMPT), PROMPT);
+    shaky->hang = false;
+    for (int i = 0; i < PINS; i++) {
+        assert_int_equal(kvbm_pin_wait(pins[i], 30000), 0);
+        assert_int_equal(kvbm_pin_state(pins[i], NULL), 0); /* nobody has put those */
+        kvbm_pin_release(pins[i]);
+    }
+    assert_int_equal(host_in_flight(&w), 0);
+    world_fini(&w);
+}
+
+/* Pins that are let go give their blocks back at once, also when all threads hang; those that starve end, too. */
+static void test_blocks_come_back(void **state)
+{
+    struct kvbm_pin *pins[PINS];
+    struct world w;
+    uint64_t begin;
+
+    (void)state;
+    store_and_keep(&w);
+    shaky->hang = true;
+    begin = kv_now_ns();
+    for (uint64_t round = 0; round < 6; round++) {
+        for (uint64_t i = 0; i < PINS; i++)
+            pins[i] = begin_load(&w, 10000 + 10000 * round + 100 * i, 0);
+        assert_true(host_in_flight(&w) <= SMALL / 4);
+        for (int i = 0; i < PINS; i++)
+            kvbm_pin_release(pins[i]);
+        EXPECT_SOON(world_stats(&w).pins_now == 0);
+        assert_int_equal(host_in_flight(&w), 0);
+        assert_int_equal(still_there(&w), PROMPT);
+    }
+    assert_true(kv_now_ns() - begin < 8 * KV_NS_PER_S); /* the store's own deadline: 10 s each */
+    shaky->hang = false;
+    EXPECT_SOON(shaky->inside == 0);
+    assert_int_equal(world_store(&w, 5000, 4), 4); /* all of it works as before */
+    assert_int_equal(kvbm_manager_drain(w.m, 30000), 0);
+    kvbm_pool_reset_inactive(kvbm_manager_pool(w.m, KV_TIER_HOST));
+    assert_int_equal(world_load(&w, 5000, 4), 4);
+    world_fini(&w);
+}
+
+/* A store that answers: pins beyond the share wait for it, the more important ones first, and get all they asked for. */
+static void test_share_goes_round(void **state)
+{
+    enum { N = 2 };
+    struct kvbm_pin *pins[N];
+    struct world w;
+
+    (void)state;
+    shaky_start(&w, SMALL + 8);
+    for (uint64_t i = 0; i < PINS; i++) {
+        assert_int_equal(world_store(&w, 1000 * (i + 1), EACH), EACH);
+        assert_int_equal(kvbm_manager_drain(w.m, 30000), 0);
+    }
+    for (uint64_t round = 0; round < PINS / N; round++) {
+        kvbm_pool_reset_inactive(kvbm_manager_pool(w.m, KV_TIER_HOST));
+        for (uint64_t i = 0; i < N; i++)
+            pins[i] = begin_load(&w, 1000 * (round * N + i + 1), (int32_t)i);
+        for (int i = N; i-- > 0;) {
+            assert_int_equal(kvbm_pin_wait(pins[i], 30000), 0);
+            assert_int_equal(kvbm_pin_state(pins[i], NULL), EACH);
+        }
+        for (int i = 0; i < N; i++)
+            kvbm_pin_release(pins[i]);
+    }
+    world_fini(&w);
+}
+
+/* A pin that starves ends at its deadline, as one that is being served. */
+static void test_starved_until_deadline(void **state)
+{
+    struct kvbm_pin_opts opts = {.size = sizeof(opts)};
+    uint64_t keys[EACH], begin;
+    struct kvbm_chain chain = world_chain(keys);
+    struct kvbm_pin *hog, *starved;
+    struct world w;
+
+    (void)state;
+    store_and_keep(&w);
+    shaky->hang = true;
+    hog = begin_load(&w, 10000, 0);
+    world_keys(20000, keys, EACH);
+    begin = kv_now_ns();
+    opts.deadline_ns = begin + 100 * KV_NS_PER_MS;
+    assert_int_equal(kvbm_manager_prepare_load(w.m, &chain, EACH, &opts, &starved), EACH);
+    assert_int_equal(kvbm_pin_wait(starved, 30000), 0);
+    assert_in_range(kv_now_ns() - begin, 100 * KV_NS_PER_MS, 5 * KV_NS_PER_S);
+    assert_int_equal(kvbm_pin_state(starved, NULL), 0);
+    kvbm_pin_release(starved);
+    kvbm_pin_release(hog);
+    shaky->hang = false;
+    EXPECT_SOON(shaky->inside == 0);
+    world_fini(&w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_cancel_ends_fetches),   cmocka_unit_test(test_end_while_asked),
-        cmocka_unit_test(test_end_while_all_hang),    cmocka_unit_test(test_asked_before_it_came),
-        cmocka_unit_test(test_got_before_it_came),    cmocka_unit_test(test_deadline_of_a_fetch),
+        cmocka_unit_test(test_cancel_ends_fetches),
+        cmocka_unit_test(test_end_while_asked),
+        cmocka_unit_test(test_end_while_all_hang),
+        cmocka_unit_test(test_asked_before_it_came),
+        cmocka_unit_test(test_got_before_it_came),
+        cmocka_unit_test(test_deadline_of_a_fetch),
         cmocka_unit_test(test_nothing_behind_a_miss),
+        cmocka_unit_test(test_frozen_store_evicts_little),
+        cmocka_unit_test(test_blocks_come_back),
+        cmocka_unit_test(test_share_goes_round),
+        cmocka_unit_test(test_starved_until_deadline),
     };
 
     find_shaky();
