@@ -47,12 +47,13 @@ struct kvbm_events;
 
 struct kvbm_events_opts {
     size_t size;
-    uint32_t max_batch; /* events; 0: 1024. At most 65536 */
+    uint32_t max_batch; /* events; 0: 1024. More than 65536: -EINVAL */
     uint32_t window_us; /* wait so long for a batch to fill; 0: 10,000 */
     uint64_t
         queue_bytes; /* bound on what waits to be taken out; 0: 16 MiB. Beyond: dropped and counted */
 };
 
+/** @opts may be NULL. Returns 0, -EINVAL, -ENOMEM or -EAGAIN (no thread). */
 KV_API int kvbm_events_create(const struct kvbm_events_opts *opts, struct kvbm_events **ret);
 /**
  * Hand out what waits, stop, close the sinks. Returns 0 (also for NULL); -EBUSY while a registry uses it
@@ -113,7 +114,8 @@ KV_API int kvbm_events_add_zmq(struct kvbm_events *events, const struct kvbm_zmq
 
 /**
  * Take a sink out; when this returns it isn't running and won't again (so hold no lock that it waits for).
- * Returns 0, -ENOENT, -EDEADLK (from a callback).
+ * Returns 0; -ENOENT: removed before, or never added; -EINVAL: @events is NULL, or @id isn't above 0, as what a failed
+ * add returned; -EDEADLK (from a callback).
  */
 KV_API int kvbm_events_remove_sink(struct kvbm_events *events, int id);
 

@@ -104,7 +104,8 @@ struct kvbm_manager_opts {
 };
 
 /**
- * Fill @opts from "key = value" lines of @file (NULL: none; # begins a comment), then from environment
+ * Fill @opts from "key = value" lines of @file (NULL: none; # begins a comment at the start of a line and
+ * behind a blank, so a value can't have " #" in it), then from environment
  * variables KVBM_<KEY>, which win: host_bytes, disk, disk_bytes, object... (docs/kvbm-tiers.md lists them;
  * sizes as 10GiB). What neither names stays as it was; a key of the file for which @opts, of an older version, is too
  * small is one that isn't known, such a variable is left alone. Strings point into *@ret_strings, to be freed with
@@ -117,6 +118,9 @@ KV_API int kvbm_manager_configure(struct kvbm_manager_opts *opts, const char *fi
 /**
  * Returns 0; -EINVAL, -ENOMEM, -ENOSPC, -EBUSY (another process has the disk tier), -ENODEV and what else
  * storages, the disk and the store say. Blocks of a disk tier that was there are found at once.
+ *
+ * The kernel may hold the files of a process that was killed for a moment: create tries for a second to lock them,
+ * logs that it waits, and returns -EBUSY then.
  */
 KV_API int kvbm_manager_create(const struct kvbm_manager_opts *opts, struct kvbm_manager **ret);
 /**
@@ -295,7 +299,13 @@ KV_API long kvbm_manager_offload(struct kvbm_cache *cache, const struct kvbm_imm
 /**
  * Bring the prefix of @chain into the cache's pool, from any tier, and wait for it, at most @timeout_ms. ret[i] for
  * i < the returned length are handles on registered blocks. What isn't in the host tier after three quarters of the
- * time is done without. -EINVAL without a pool. Blocks the calling thread.
+ * time is done without. Returns the length, 0 when nobody has the first block. When the first block was to be had and
+ * couldn't be brought:
+ *   -ENOSPC     the cache's pool has neither free nor inactive blocks
+ *   -EBUSY      there was no host block or queue place to fetch into
+ *   -ETIMEDOUT  the time was over
+ *   -ENOMEM, -EAGAIN (max_jobs), -ESHUTDOWN, or an error of the copy
+ * -EINVAL without a pool. Blocks the calling thread.
  */
 KV_API long kvbm_manager_onboard(struct kvbm_cache *cache, const struct kvbm_chain *chain, size_t n,
                                  uint32_t timeout_ms, struct kvbm_immutable *ret);

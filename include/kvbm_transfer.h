@@ -66,10 +66,12 @@ struct kvbm_engine_opts {
  * threads), -EMFILE, -ENOTSUP. */
 KV_API int kvbm_engine_create(const struct kvbm_engine_opts *opts, struct kvbm_engine **ret);
 /**
- * What destroy begins with, for at most so long: nothing more is taken (-ESHUTDOWN), what waits is cancelled, what runs
- * finishes. Returns 0: no byte moves any more, and destroy won't wait for a disk or a GPU. -ETIMEDOUT: one of them
- * hasn't answered; what it has can't be taken back, and the bytes of its jobs' layouts are still its own. Stop again later, or leave
- * the engine and that memory for ever. -ECHILD in a fork's child. NULL is a no-op.
+ * Stop the engine: refuse new jobs (-ESHUTDOWN), cancel those that wait, and wait up to @timeout_ms for those that run.
+ *
+ * Returns 0: no transfer uses any memory, and every done callback has returned; destroy won't wait. What poll tells
+ * is still to be had. -ETIMEDOUT: a disk or a GPU hasn't answered, and the memory of its jobs' layouts is still in use;
+ * or a callback hasn't returned, as when stop is called from one. Stop again later, or keep the engine and that
+ * memory. -ECHILD in a fork's child. NULL is a no-op.
  */
 KV_API int kvbm_engine_stop(struct kvbm_engine *engine, uint32_t timeout_ms);
 /** Cancel what waits, finish what runs, however long that takes (kvbm_engine_stop), tell everybody, stop. NULL is a no-op. Not

@@ -262,12 +262,12 @@ int kvbm_events_create(const struct kvbm_events_opts *opts, struct kvbm_events *
     pthread_condattr_t attr;
     int err = -ENOMEM;
 
-    if (!ret)
+    if (!ret || KV_OPT(opts, max_batch, 0) > MAX_BATCH)
         return -EINVAL;
     events = calloc(1, sizeof(*events));
     if (!events)
         return -ENOMEM;
-    events->max_batch = KV_MIN(KV_OPT(opts, max_batch, 1024), MAX_BATCH);
+    events->max_batch = KV_OPT(opts, max_batch, 1024);
     events->window_ns = KV_OPT(opts, window_us, 10000) * UINT64_C(1000);
     events->queue_bytes = KV_OPT(opts, queue_bytes, (uint64_t)16 << 20);
     pthread_mutex_init(&events->lock, NULL);

@@ -10,17 +10,20 @@ static const char *what_differs(const struct kvbm_layout_config *host,
                                 const struct kvbm_layout_config *cache, uint32_t n_heads,
                                 uint32_t first_head)
 {
-    bool known = host->num_heads && cache->num_heads && host->dtype && cache->dtype;
+    /* Elements are moved as they are. A dtype that isn't known is the other's. */
+    bool same = cache->dtype_width_bytes == host->dtype_width_bytes &&
+                (cache->dtype == host->dtype || !cache->dtype || !host->dtype);
 
     if (cache->num_layers != host->num_layers || cache->outer_dim != host->outer_dim ||
         cache->page_size != host->page_size)
         return "layers, outer or page_size differ";
-    if (cache->inner_dim == host->inner_dim &&
-        cache->dtype_width_bytes == host->dtype_width_bytes && cache->order == host->order &&
-        cache->dtype == host->dtype && !n_heads && !first_head)
+    if (cache->inner_dim == host->inner_dim && cache->order == host->order && same && !n_heads &&
+        !first_head)
         return NULL;
-    if (!known)
-        return "to be converted, both must say num_heads and dtype";
+    if (!host->num_heads || !cache->num_heads)
+        return "to be converted, both must say num_heads";
+    if (!same && (!host->dtype || !cache->dtype))
+        return "elements of different widths: both must say dtype";
     if (cache->inner_dim / cache->num_heads != host->inner_dim / host->num_heads)
         return "head_dim differs";
     if (n_heads > cache->num_heads ||

@@ -39,6 +39,8 @@ static int lock(int fd)
             return -errno;
         if (tries == LOCK_TRIES)
             return -EBUSY;
+        if (tries == 1)
+            kv_log_info("kvbm", "another has a disk tier's files: waiting for a second", NULL);
         nanosleep(&(struct timespec){.tv_nsec = LOCK_PAUSE_NS}, NULL);
     }
     return 0;

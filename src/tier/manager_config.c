@@ -149,14 +149,27 @@ static const struct key *key_of(const char *name)
     return NULL;
 }
 
-/* "key = value", a comment, or nothing. */
+/* A comment begins with # at the start of a line or behind a blank: a value may have a # within. */
+static void cut_comment(char *line)
+{
+    for (char *at = line; (at = strchr(at, '#')) != NULL; at++) {
+        if (at == line || at[-1] == ' ' || at[-1] == '\t') {
+            *at = '\0';
+            return;
+        }
+    }
+}
+
+/* "key = value", with a comment behind it, or nothing. */
 static int set_line(struct kvbm_manager_opts *opts, char *line, unsigned number)
 {
-    char *value, *name = trimmed(line);
+    char *value, *name;
     const struct key *key;
     int rc = -EINVAL;
 
-    if (!*name || *name == '#')
+    cut_comment(line);
+    name = trimmed(line);
+    if (!*name)
         return 0;
     value = strchr(name, '=');
     if (value) {

@@ -417,9 +417,9 @@ int kvbm_engine_stop(struct kvbm_engine *engine, uint32_t timeout_ms)
         return -ECHILD;
     stop_jobs(engine);
     pthread_mutex_lock(&engine->lock);
-    while (engine->n_live && rc == 0)
+    while (!tier_is_quiet(engine) && rc == 0)
         rc = pthread_cond_timedwait(&engine->told, &engine->lock, &ts);
-    rc = engine->n_live ? -ETIMEDOUT : 0;
+    rc = tier_is_quiet(engine) ? 0 : -ETIMEDOUT;
     pthread_mutex_unlock(&engine->lock);
     return rc;
 }

@@ -187,6 +187,7 @@ struct kvbm_engine {
     struct tier_list events; /* waiting for a CUDA event */
     uint64_t pause_ns;       /* until these are asked again */
     uint32_t n_live;         /* jobs that haven't ended */
+    uint32_t n_calling;      /* callbacks that run */
     uint32_t n_waiters;      /* threads in kvbm_engine_wait */
     bool stopping;           /* no more jobs */
     bool waiter_stops;
@@ -214,6 +215,11 @@ void tier_stop(struct kvbm_engine *engine, struct tier_job *job, int status);
 void tier_ready(struct kvbm_engine *engine, struct tier_job *job);
 /** Its deadline is watched. */
 void tier_expect(struct kvbm_engine *engine, struct tier_job *job);
+/** With the lock: nothing is queued, runs, or is to be told by a callback. */
+static inline bool tier_is_quiet(const struct kvbm_engine *engine)
+{
+    return !engine->n_live && !engine->n_calling && !engine->calls.first;
+}
 /** It has been told of: free it and its place. */
 void tier_forget(struct kvbm_engine *engine, struct tier_job *job);
 /** The job of this id, or NULL; that hasn't ended. */

@@ -180,9 +180,13 @@ static void call(struct kvbm_engine *engine, struct tier_job **at)
 
     tier_list_remove(&engine->calls, at);
     tier_forget(engine, job); /* first: the callback may submit another */
+    engine->n_calling++;
     pthread_mutex_unlock(&engine->lock);
     fn(arg, &done);
     pthread_mutex_lock(&engine->lock);
+    engine->n_calling--;
+    if (tier_is_quiet(engine))
+        pthread_cond_broadcast(&engine->told);
 }
 
 bool tier_call_one(struct kvbm_engine *engine)

@@ -507,6 +507,23 @@ static void test_remove_while_running(void **state)
     assert_int_equal(kvbm_events_destroy(events), 0);
 }
 
+/* What the header says of numbers that can't be. */
+static void test_numbers_out_of_range(void **state)
+{
+    struct kvbm_events_opts opts = {.size = sizeof(opts), .max_batch = 65537};
+    struct kvbm_events *events = NULL;
+
+    (void)state;
+    assert_int_equal(kvbm_events_create(&opts, &events), -EINVAL);
+    assert_null(events);
+    opts.max_batch = 65536;
+    assert_int_equal(kvbm_events_create(&opts, &events), 0);
+    assert_int_equal(kvbm_events_remove_sink(events, -1), -EINVAL); /* what a failed add returned */
+    assert_int_equal(kvbm_events_remove_sink(events, 0), -EINVAL);
+    assert_int_equal(kvbm_events_remove_sink(events, 1), -ENOENT);
+    assert_int_equal(kvbm_events_destroy(events), 0);
+}
+
 static struct kvbm_events *own;
 static int own_id, own_calls;
 
@@ -535,7 +552,7 @@ static void test_from_its_own_callback(void **state)
 
 static void test_bad_arguments(void **state)
 {
-    struct kvbm_events *events = make(UINT32_MAX, 0, 0); /* batches have a bound */
+    struct kvbm_events *events = make(65536, 0, 0);
     struct kvbm_event_ring *ring;
     int ids[16];
 
@@ -697,6 +714,7 @@ int main(void)
         T(test_lost),
         T(test_lost_last),
         T(test_remove_while_running),
+        T(test_numbers_out_of_range),
         T(test_from_its_own_callback),
         T(test_bad_arguments),
         T(test_destroy_drains),

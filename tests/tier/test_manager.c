@@ -537,7 +537,7 @@ static void test_refused(void **state)
 }
 
 /* Another order of heads and tokens in the cache. */
-static void test_order(void **state)
+static void load_in_order(kvx_dtype_t host, kvx_dtype_t cache)
 {
     const struct kvbm_storage_opts storage = {
         .size = sizeof(storage), .kind = KVBM_STORAGE_SYSTEM, .bytes = 1};
@@ -548,13 +548,14 @@ static void test_order(void **state)
     struct kvbm_cache *other, *mine;
     struct world w;
 
-    (void)state;
     world_init(&w, 12);
+    w.block.dtype = host;
     world_start(&w);
     world_attach(&w, false);
     assert_int_equal(world_store(&w, 100, 5), 5);
     config = w.block;
     config.order = KVBM_ORDER_HND;
+    config.dtype = cache;
     assert_int_equal(kvbm_layout_allocate(&config, &allocator, &hnd), 0);
     opts.layout = hnd;
     assert_int_equal(kvbm_manager_attach(w.m, &opts, &other), 0);
@@ -592,6 +593,21 @@ static void test_order(void **state)
     assert_int_equal(kvbm_manager_detach(other), 0);
     kvbm_layout_destroy(hnd);
     world_fini(&w);
+}
+
+static void test_order(void **state)
+{
+    (void)state;
+    load_in_order(KVX_DTYPE_F16, KVX_DTYPE_F16);
+}
+
+/* Elements only move: nobody needs to know what they are. */
+static void test_order_without_dtype(void **state)
+{
+    (void)state;
+    load_in_order((kvx_dtype_t)0, (kvx_dtype_t)0);
+    load_in_order((kvx_dtype_t)0, KVX_DTYPE_F16);
+    load_in_order(KVX_DTYPE_F16, (kvx_dtype_t)0);
 }
 
 static void test_poll(void **state)
@@ -660,8 +676,9 @@ static void test_configure(void **state)
     struct kvbm_manager_opts opts = {.size = sizeof(opts), .io_depth = 7};
     char *strings, path[] = "/tmp/kvbm-conf-XXXXXX";
     static const char good[] =
-        "# tiers\nhost_bytes = 2GiB\n disk=/a:/b \ndisk_bytes = 64MiB\n"
-        "host_eviction = lineage\ndisk_policy = frequency\ndisk_threshold = 3\n"
+        "# tiers\nhost_bytes = 2GiB # of 64\n disk=/a:/b\t#two\ndisk_bytes = 64MiB\n"
+        "host_eviction = lineage\ndisk_policy = frequency # presence\n\t # disk = /c\n"
+        "disk_threshold = 3\nobject = redis://h/a#b # that one has its own\n"
         "huge_pages = yes\n\nio = threads\nio_registered = yes\n"
         "gpu_copy = engines\n";
     int fd = mkstemp(path);
@@ -672,6 +689,7 @@ static void test_configure(void **state)
     assert_int_equal(kvbm_manager_configure(&opts, path, &strings), 0);
     assert_int_equal(opts.host_bytes, UINT64_C(2) << 30);
     assert_string_equal(opts.disk, "/a:/b");
+    assert_string_equal(opts.object, "redis://h/a#b");
     assert_int_equal(opts.disk_bytes, 128 << 20);
     assert_int_equal(opts.host_eviction, KVBM_EVICT_LINEAGE);
     assert_int_equal(opts.disk_policy.policy, KVBM_POLICY_FREQUENCY);
@@ -737,6 +755,7 @@ int main(void)
         cmocka_unit_test(test_busy_directory),
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_order),
+        cmocka_unit_test(test_order_without_dtype),
         cmocka_unit_test(test_poll),
         cmocka_unit_test(test_fork),
         cmocka_unit_test(test_configure),

@@ -14,6 +14,7 @@
 #include <sys/eventfd.h>
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "manager_world.h"
 
 static void forget_host(struct world *w)
@@ -582,6 +583,69 @@ static void test_some_heads(void **state)
     world_fini(&w);
 }
 
+/* Why onboarding brings nothing: no room in the cache's pool, or nobody has it. */
+static void test_onboard_says_why(void **state)
+{
+    struct kvbm_mutable all[CACHE_BLOCKS];
+    struct kvbm_immutable held[4];
+    uint64_t keys[4];
+    struct kvbm_chain chain = world_chain(keys);
+    struct world w;
+
+    (void)state;
+    world_init(&w, 12);
+    world_start(&w);
+    world_attach(&w, true);
+    assert_int_equal(world_store(&w, 1000, 4), 4);
+    world_keys(5000, keys, 4);
+    assert_int_equal(kvbm_manager_onboard(w.cache, &chain, 4, 30000, held), 0);
+    world_keys(1000, keys, 4);
+    kvbm_pool_reset_inactive(w.pool);
+    assert_int_equal(kvbm_pool_allocate(w.pool, CACHE_BLOCKS, all, NULL), 0);
+    assert_int_equal(kvbm_manager_onboard(w.cache, &chain, 4, 30000, held), -ENOSPC);
+    assert_int_equal(kvbm_pool_release_mutable(w.pool, all, CACHE_BLOCKS), 0);
+    assert_int_equal(kvbm_manager_onboard(w.cache, &chain, 4, 30000, held), 4);
+    assert_int_equal(kvbm_pool_release(w.pool, held, 4), 0);
+    world_fini(&w);
+}
+
+static void count_waiting(void *arg, enum kv_log_level level, const char *line, size_t len)
+{
+    (void)level, (void)len;
+    if (strstr(line, "waiting for a second"))
+        ++*(int *)arg;
+}
+
+/* The disk tier is another's: create waits for a second, and says so. */
+static void test_disk_is_anothers(void **state)
+{
+    struct kvbm_manager *second = NULL;
+    uint64_t began;
+    int waiting = 0;
+    struct world w;
+
+    (void)state;
+    kv_log_set_sink(count_waiting, &waiting);
+    kv_log_set_level(KV_LOG_INFO);
+    world_init(&w, 12);
+    w.opts.disk = w.disk;
+    w.opts.disk_bytes = 8u * HOST_STRIDE;
+    world_start(&w);
+    world_attach(&w, false);
+    assert_int_equal(world_store(&w, 1000, 4), 4);
+    assert_int_equal(kvbm_manager_drain(w.m, 30000), 0);
+    began = kv_now_ns();
+    assert_int_equal(kvbm_manager_create(&w.opts, &second), -EBUSY);
+    assert_in_range(kv_now_ns() - began, 900 * KV_NS_PER_MS, 20 * KV_NS_PER_S);
+    assert_int_equal(waiting, 1);
+    assert_null(second);
+    kvbm_pool_reset_inactive(kvbm_manager_pool(w.m, KV_TIER_HOST));
+    assert_int_equal(world_load(&w, 1000, 4), 4);
+    world_fini(&w);
+    kv_log_set_level(KV_LOG_WARN);
+    kv_log_set_sink(NULL, NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -598,6 +662,8 @@ int main(void)
         cmocka_unit_test(test_large_job),
         cmocka_unit_test(test_ready_fd_closed_while_stalled),
         cmocka_unit_test(test_some_heads),
+        cmocka_unit_test(test_onboard_says_why),
+        cmocka_unit_test(test_disk_is_anothers),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

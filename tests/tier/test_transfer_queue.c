@@ -639,6 +639,25 @@ static void test_destroy_while_busy(void **state)
     end_large();
 }
 
+/* Stopped is stopped: 0 says that no callback runs, or will run, either. */
+static void test_stop_waits_for_callbacks(void **state)
+{
+    struct kvbm_transfer t = one(0, 1);
+
+    (void)state;
+    t.done = tell;
+    open_engine((struct kvbm_engine_opts){.n_threads = 1});
+    close_gate();
+    assert_true(submit(t) > 0); /* cancelled, and its callback behind the one that is held up */
+    assert_int_equal(kvbm_engine_stop(w.engine, 50), -ETIMEDOUT);
+    assert_int_equal(submit(t), -ESHUTDOWN);
+    open_gate();
+    assert_int_equal(kvbm_engine_stop(w.engine, 60000), 0);
+    assert_int_equal(n_told(), 1);
+    kvbm_engine_destroy(w.engine);
+    assert_int_equal(n_told(), 1);
+}
+
 static void test_fork(void **state)
 {
     struct kvbm_done done;
@@ -787,6 +806,7 @@ int main(void)
         cmocka_unit_test(test_ready_descriptor),
         cmocka_unit_test(test_callbacks_submit),
         cmocka_unit_test(test_destroy_while_busy),
+        cmocka_unit_test(test_stop_waits_for_callbacks),
         cmocka_unit_test(test_fork),
         cmocka_unit_test(test_starved),
         cmocka_unit_test(test_starved_file),
