@@ -279,6 +279,7 @@ static void unlink_fetch(struct kvbm_fetch *fetch)
     fetch->pin->n_fetches--;
 }
 
+/* By its holder or a job, while a fetch that has ended holds it, too. */
 static bool is_wanted(const struct kvbm_pin *pin)
 {
     return !pin->released || pin->refs > 1 + pin->n_fetches;
@@ -303,7 +304,7 @@ static void feed(struct kvbm_manager *m)
 
     while (m->n_object_fetched < m->max_object_fetched && (pin = hungriest(m)) != NULL) {
         kvbm_fetch_stop_starving(pin);
-        if (is_wanted(pin))
+        if (!pin->released || pin->jobs)
             kvbm_fetch_start(pin);
         kvbm_pin_settle(pin);
     }
@@ -408,6 +409,19 @@ static uint32_t share_left(const struct kvbm_manager *m)
     return m->max_object_fetched - KV_MIN(m->n_object_fetched, m->max_object_fetched);
 }
 
+/* No fetch has begun, for want of host blocks, memory or the store, so that none will end. */
+static void nobody_feeds(struct kvbm_pin *pin)
+{
+    for (uint32_t i = 0; pin->n_starved && i < pin->n; i++) {
+        if (pin->items[i].state != ITEM_STARVED)
+            continue;
+        pin->items[i].state = ITEM_BUSY;
+        pin->manager->stats.host.dropped++;
+        pin->n_starved--;
+        pin->n_waits--;
+    }
+}
+
 static void from_object(struct kvbm_pin *pin)
 {
     uint8_t keys[KVBM_BATCH * KVBM_MAX_KEY];
@@ -432,6 +446,8 @@ static void from_object(struct kvbm_pin *pin)
         for (uint32_t k = got; k < n; k++)
             starve(pin, index[k]);
     }
+    if (!pin->manager->n_object_fetched)
+        nobody_feeds(pin);
 }
 
 void kvbm_fetch_start(struct kvbm_pin *pin)

@@ -326,6 +326,32 @@ static void test_share_goes_round(void **state)
     world_fini(&w);
 }
 
+/* The same of jobs whose pins were let go. */
+static void test_share_for_jobs(void **state)
+{
+    int64_t ids[PINS];
+    struct kvbm_done done;
+    struct world w;
+
+    (void)state;
+    shaky_start(&w, PINS * 4);
+    for (uint64_t i = 0; i < PINS; i++) {
+        assert_int_equal(world_store(&w, 1000 * (i + 1), 4), 4);
+        assert_int_equal(kvbm_manager_drain(w.m, 30000), 0);
+    }
+    kvbm_pool_reset_inactive(kvbm_manager_pool(w.m, KV_TIER_HOST));
+    shaky->hang = true;
+    for (uint64_t i = 0; i < PINS; i++)
+        ids[i] = load_in_background(&w, 1000 * (i + 1), 4);
+    assert_int_equal(host_in_flight(&w), PINS);
+    shaky->hang = false;
+    for (int i = 0; i < PINS; i++) {
+        assert_int_equal(kvbm_manager_wait(w.m, (uint64_t)ids[i], 30000, &done), 0);
+        assert_int_equal(done.n_ok, 4);
+    }
+    world_fini(&w);
+}
+
 /* A pin that starves ends at its deadline, as one that is being served. */
 static void test_starved_until_deadline(void **state)
 {
@@ -366,6 +392,7 @@ int main(void)
         cmocka_unit_test(test_frozen_store_evicts_little),
         cmocka_unit_test(test_blocks_come_back),
         cmocka_unit_test(test_share_goes_round),
+        cmocka_unit_test(test_share_for_jobs),
         cmocka_unit_test(test_starved_until_deadline),
     };
 

@@ -44,7 +44,7 @@ static uint64_t unanswered(struct world *w)
 /* The store has blocks 1000 to 1000 + @n, and nobody knows. */
 static void stored_and_forgotten(struct world *w, uint32_t n, uint32_t timeout_ms)
 {
-    shaky_start(w, 160);
+    shaky_start(w, 8 * 128); /* a quarter of them: more than four batches of a prompt */
     for (uint32_t done = 0, some; done < n; done += some) {
         some = n - done < 32 ? n - done : 32;
         kvbm_pool_reset_inactive(kvbm_manager_pool(w->m, KV_TIER_HOST));
