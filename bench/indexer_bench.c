@@ -42,7 +42,7 @@ enum {
     BATCH_EVENTS = 16,
     CHAIN_BLOCKS = 32, /* a prompt of the events */
     PATIENCE_S = 120,
-    SETTLE_S = 25,
+    SETTLE_S = 15,
 };
 
 struct indexer {
