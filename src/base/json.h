@@ -157,6 +157,12 @@ void kv_json_put_i64(struct kv_json_writer *w, int64_t value);
 void kv_json_put_double(struct kv_json_writer *w, double value); /* shortest form; NaN, Inf: null */
 void kv_json_put_bool(struct kv_json_writer *w, bool value);
 void kv_json_put_null(struct kv_json_writer *w);
+/**
+ * For values that are written often: room for @max bytes of a value's text, to be filled by the
+ * caller and passed to kv_json_raw_end with its end. NULL when the buffer can't grow: nothing follows.
+ */
+char *kv_json_raw_begin(struct kv_json_writer *w, size_t max);
+void kv_json_raw_end(struct kv_json_writer *w, const char *end);
 void kv_json_put_raw(struct kv_json_writer *w, const char *text, size_t len);
 
 #endif

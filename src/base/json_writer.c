@@ -232,3 +232,13 @@ void kv_json_put_raw(struct kv_json_writer *w, const char *text, size_t len)
     separate(w);
     kv_buf_append(w->out, text, len);
 }
+
+char *kv_json_raw_begin(struct kv_json_writer *w, size_t max)
+{
+    return place(w, max);
+}
+
+void kv_json_raw_end(struct kv_json_writer *w, const char *end)
+{
+    wrote(w, end);
+}

@@ -18,84 +18,126 @@ static int by_holder(const void *a, const void *b)
     return (x->rank > y->rank) - (x->rank < y->rank);
 }
 
+/* Workers that came one after the other are met in that order. */
+static void sort(struct kvi_matches *matches)
+{
+    for (size_t i = 1; i < matches->n; i++)
+        if (by_holder(&matches->items[i - 1], &matches->items[i]) > 0) {
+            qsort(matches->items, matches->n, sizeof(matches->items[0]), by_holder);
+            return;
+        }
+}
+
+/* -- the answer: written as text, as it has some thirty pieces for each holder ------------------ */
+
+#define LITERAL(p, text) ((char *)memcpy(p, text, sizeof(text) - 1) + sizeof(text) - 1)
+/* Room for what a holder has in scores or tree_sizes, and in instances: names, three or seven numbers. */
+#define NESTED_MAX (3 * KV_U64_TEXT_MAX + 16)
+#define INSTANCE_MAX (7 * KV_U64_TEXT_MAX + 80)
+
+static char *put_key(char *p, uint64_t number)
+{
+    *p++ = '"';
+    p += kv_u64_text(p, number);
+    return LITERAL(p, "\":");
+}
+
 /*
  * {"7":{"0":32,"1":16},"9":{...}} for the holders with a match in device memory: scores and
  * tree_sizes.
  * @matches are sorted, so that each worker's ranks stand together.
  */
-static void write_nested(struct kv_json_writer *w, const char *key,
-                         const struct kvi_matches *matches, uint64_t block_size)
+static char *put_nested(char *p, const struct kvi_matches *matches, uint64_t block_size)
 {
-    bool open = false;
-    uint64_t worker = 0;
+    const struct kvi_match *before = NULL;
 
-    kv_json_key(w, key);
-    kv_json_begin_object(w);
+    *p++ = '{';
     for (size_t i = 0; i < matches->n; i++) {
         const struct kvi_match *m = &matches->items[i];
 
         if (m->reach[KV_TIER_DEVICE] == 0)
             continue;
-        if (open && m->holder.worker != worker)
-            kv_json_end_object(w);
-        if (!open || m->holder.worker != worker) {
-            kv_json_key_u64(w, m->holder.worker);
-            kv_json_begin_object(w);
+        if (before && before->holder.worker == m->holder.worker) {
+            *p++ = ',';
+        } else {
+            if (before)
+                p = LITERAL(p, "},");
+            p = put_key(p, m->holder.worker);
+            *p++ = '{';
         }
-        open = true;
-        worker = m->holder.worker;
-        kv_json_key_u64(w, m->holder.rank);
-        kv_json_put_u64(w, block_size ? m->reach[KV_TIER_DEVICE] * block_size : m->blocks);
+        before = m;
+        p = put_key(p, m->holder.rank);
+        p += kv_u64_text(p, block_size ? m->reach[KV_TIER_DEVICE] * block_size : m->blocks);
     }
-    if (open)
-        kv_json_end_object(w);
-    kv_json_end_object(w);
+    if (before)
+        *p++ = '}';
+    *p++ = '}';
+    return p;
+}
+
+static void write_nested(struct kv_json_writer *w, const char *key,
+                         const struct kvi_matches *matches, uint64_t block_size)
+{
+    char *p;
+
+    kv_json_key(w, key);
+    p = kv_json_raw_begin(w, 2 + matches->n * NESTED_MAX);
+    if (p)
+        kv_json_raw_end(w, put_nested(p, matches, block_size));
 }
 
 /* One instance: @n matches, its ranks. Tokens; each tier counts what nearer tiers hold as well. */
-static void write_instance(struct kv_json_writer *w, const struct kvi_match *m, size_t n,
-                           uint64_t block_size)
+static char *put_instance(char *p, const struct kvi_match *m, size_t n, uint64_t block_size)
 {
     uint64_t best[KV_N_TIERS] = {0};
+    bool comma = false;
 
     for (size_t i = 0; i < n; i++)
         for (int t = 0; t < KV_N_TIERS; t++)
             best[t] = KV_MAX(best[t], m[i].reach[t] * block_size);
-    kv_json_begin_object(w);
-    kv_json_key(w, "longest_matched");
-    kv_json_put_u64(w, best[KV_TIER_EXTERNAL]);
-    kv_json_key(w, "gpu");
-    kv_json_put_u64(w, best[KV_TIER_DEVICE]);
-    kv_json_key(w, "dp");
-    kv_json_begin_object(w);
+    p = LITERAL(p, "{\"longest_matched\":");
+    p += kv_u64_text(p, best[KV_TIER_EXTERNAL]);
+    p = LITERAL(p, ",\"gpu\":");
+    p += kv_u64_text(p, best[KV_TIER_DEVICE]);
+    p = LITERAL(p, ",\"dp\":{");
     for (size_t i = 0; i < n; i++) {
         if (m[i].reach[KV_TIER_DEVICE] == 0)
             continue;
-        kv_json_key_u64(w, m[i].holder.rank);
-        kv_json_put_u64(w, m[i].reach[KV_TIER_DEVICE] * block_size);
+        *p = ',';
+        p = put_key(p + comma, m[i].holder.rank);
+        p += kv_u64_text(p, m[i].reach[KV_TIER_DEVICE] * block_size);
+        comma = true;
     }
-    kv_json_end_object(w);
-    kv_json_key(w, "cpu");
-    kv_json_put_u64(w, best[KV_TIER_HOST]);
-    kv_json_key(w, "disk");
-    kv_json_put_u64(w, best[KV_TIER_EXTERNAL]);
-    kv_json_end_object(w);
+    p = LITERAL(p, "},\"cpu\":");
+    p += kv_u64_text(p, best[KV_TIER_HOST]);
+    p = LITERAL(p, ",\"disk\":");
+    p += kv_u64_text(p, best[KV_TIER_EXTERNAL]);
+    *p++ = '}';
+    return p;
 }
 
 static void write_instances(struct kv_json_writer *w, const struct kvi_matches *matches,
                             uint64_t block_size)
 {
+    const struct kvi_match *items = matches->items;
+    char *p;
+
     kv_json_key(w, "instances");
-    kv_json_begin_object(w);
+    p = kv_json_raw_begin(w, 2 + matches->n * INSTANCE_MAX);
+    if (!p)
+        return;
+    *p++ = '{';
     for (size_t i = 0, end; i < matches->n; i = end) {
         end = i + 1;
-        while (end < matches->n &&
-               matches->items[end].holder.worker == matches->items[i].holder.worker)
+        while (end < matches->n && items[end].holder.worker == items[i].holder.worker)
             end++;
-        kv_json_key_u64(w, matches->items[i].holder.worker);
-        write_instance(w, &matches->items[i], end - i, block_size);
+        if (i)
+            *p++ = ',';
+        p = put_key(p, items[i].holder.worker);
+        p = put_instance(p, &items[i], end - i, block_size);
     }
-    kv_json_end_object(w);
+    *p++ = '}';
+    kv_json_raw_end(w, p);
 }
 
 static uint32_t longest(const struct kvi_matches *matches)
@@ -119,8 +161,7 @@ static void answer(struct ki_service *service, const struct ki_model *model,
         ki_reply_error(reply, 500, "out of memory");
         return;
     }
-    if (matches->n > 1)
-        qsort(matches->items, matches->n, sizeof(matches->items[0]), by_holder);
+    sort(matches);
     ki_telemetry_query(service->telemetry, ask->n, longest(matches));
     kv_json_writer_init(&w, &reply->body);
     kv_json_begin_object(&w);

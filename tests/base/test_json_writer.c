@@ -129,13 +129,49 @@ static void in_bounded_memory(void **state)
     kv_buf_fini(&whole);
 }
 
+static void put_raw_text(struct kv_json_writer *w, const char *text)
+{
+    size_t len = strlen(text);
+    char *p = kv_json_raw_begin(w, len + 10); /* more than is used in the end */
+
+    if (!p)
+        return;
+    memcpy(p, text, len);
+    kv_json_raw_end(w, p + len);
+}
+
+static void raw_values(void **state)
+{
+    struct kv_buf out = KV_BUF_INIT, small = {.limit = 8};
+    struct kv_json_writer w;
+    (void)state;
+
+    kv_json_writer_init(&w, &out);
+    kv_json_begin_object(&w);
+    kv_json_key(&w, "a");
+    put_raw_text(&w, "{\"b\":1}");
+    kv_json_key(&w, "c");
+    kv_json_begin_array(&w);
+    put_raw_text(&w, "2");
+    put_raw_text(&w, "[]");
+    kv_json_put_u64(&w, 3);
+    kv_json_end_array(&w);
+    kv_json_end_object(&w);
+    assert_string_equal(kv_buf_cstr(&out), "{\"a\":{\"b\":1},\"c\":[2,[],3]}");
+    kv_json_writer_init(&w, &small);
+    put_raw_text(&w, "too long");
+    assert_int_equal(small.error, -EMSGSIZE);
+    assert_int_equal(small.len, 0);
+    kv_buf_fini(&out);
+    kv_buf_fini(&small);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(writes_everything),
-        cmocka_unit_test(a_scalar_alone),
-        cmocka_unit_test(strings_round_trip),
-        cmocka_unit_test(in_bounded_memory),
+        cmocka_unit_test(writes_everything),  cmocka_unit_test(a_scalar_alone),
+        cmocka_unit_test(strings_round_trip), cmocka_unit_test(in_bounded_memory),
+        cmocka_unit_test(raw_values),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
