@@ -463,11 +463,13 @@ static bool is_new_connection(struct ki_listener *l, zmq_msg_t *frame)
     if (!l->has_connection) {
         zmq_msg_init(&l->connection);
         l->has_connection = zmq_msg_copy(&l->connection, frame) == 0;
+        l->connection_property = property;
         return false;
     }
-    if (zmq_msg_gets(&l->connection, "Socket-Type") == property)
+    if (l->connection_property == property)
         return false;
     zmq_msg_copy(&l->connection, frame);
+    l->connection_property = property;
     return true;
 }
 
@@ -653,9 +655,9 @@ static bool has_work(const struct ki_listener *l)
 
 static bool read_messages(struct ki_listener *l, uint64_t now_ns)
 {
+    l->turn_bytes = 0;
     if (!l->sub || l->detached)
         return false; /* sub_ready keeps what was noticed for later */
-    l->turn_bytes = 0;
     for (int i = 0; i < TURN && l->turn_bytes < TURN_BYTES; i++) {
         bool more = false;
 

@@ -90,7 +90,8 @@ struct ki_listener {
     struct ki_batch_id held_id;
     zmq_msg_t held;
     bool has_connection;
-    zmq_msg_t connection; /* a message of the connection that the last batch came over */
+    zmq_msg_t connection;            /* a message of the connection that the last batch came over */
+    const char *connection_property; /* of that message, valid as long as it is kept */
     struct ki_target target, replay_target; /* where the endpoints are now */
     uint64_t retry_at_ns;                   /* try to connect again then */
     bool was_up;                            /* target.where has answered */

@@ -10,6 +10,7 @@
 #include "base/thread.h"
 
 #define MAX_EVENTS 128
+#define BURST_BYTES (4u << 20)
 
 TAILQ_HEAD(listener_list, ki_listener);
 
@@ -26,6 +27,8 @@ struct ki_pump {
     /* The thread's own. */
     struct listener_list all, ready;
     uint64_t deadline_ns; /* the earliest of all listeners; 0: none */
+    struct kv_wake *drained;
+    size_t burst_bytes; /* read since drained was signalled */
 };
 
 /* -- the thread -------------------------------------------------------------------------------- */
@@ -96,6 +99,16 @@ static bool take_inbox(struct ki_pump *p)
     return !stop;
 }
 
+/* Nothing is ready: the memory that the messages lay in can go back. */
+static void note_drained(struct ki_pump *p)
+{
+    if (p->burst_bytes < BURST_BYTES)
+        return;
+    p->burst_bytes = 0;
+    if (p->drained)
+        kv_wake_signal(p->drained);
+}
+
 /* One turn for each listener that is ready now. */
 static void serve(struct ki_pump *p)
 {
@@ -110,6 +123,7 @@ static void serve(struct ki_pump *p)
         TAILQ_REMOVE(&turn, l, ready);
         l->queued = false;
         more = ki_listener_service(l, now_ns);
+        p->burst_bytes += l->turn_bytes;
         if (more)
             enqueue(p, l);
         note_deadline(p, l);
@@ -162,6 +176,8 @@ static void *run(void *arg)
         if (woken || (p->deadline_ns && now_ns >= p->deadline_ns))
             tick_all(p, now_ns);
         serve(p);
+        if (TAILQ_EMPTY(&p->ready))
+            note_drained(p);
     }
     while (!TAILQ_EMPTY(&p->all))
         leave(p, TAILQ_FIRST(&p->all));
@@ -179,7 +195,7 @@ static void pump_free(struct ki_pump *p)
     free(p);
 }
 
-int ki_pump_create(const char *name, struct ki_pump **ret)
+int ki_pump_create(const char *name, struct kv_wake *drained, struct ki_pump **ret)
 {
     struct epoll_event event = {.events = EPOLLIN, .data.u64 = 0};
     struct ki_pump *p = calloc(1, sizeof(*p));
@@ -187,6 +203,7 @@ int ki_pump_create(const char *name, struct ki_pump **ret)
 
     if (!p)
         return -ENOMEM;
+    p->drained = drained;
     pthread_mutex_init(&p->lock, NULL);
     TAILQ_INIT(&p->inbox);
     TAILQ_INIT(&p->all);

@@ -11,6 +11,7 @@
 
 #include <stdint.h>
 
+#include "base/thread.h"
 #include "indexer/listener.h"
 
 /** What an epoll event carries: the listener, and which of its sockets (its lowest bits are free). */
@@ -19,7 +20,8 @@
 #define KI_PUMP_LINK(listener) ((uint64_t)(uintptr_t)(listener) | 2)
 
 /** Start a thread named @name. */
-int ki_pump_create(const char *name, struct ki_pump **ret);
+/** Signal @drained, unless it is NULL, when a burst of some MiB has been read. */
+int ki_pump_create(const char *name, struct kv_wake *drained, struct ki_pump **ret);
 /** Stop and join it; its listeners are closed and released. NULL is a no-op. */
 void ki_pump_destroy(struct ki_pump *pump);
 

@@ -32,7 +32,7 @@ static int open_zmq(struct ki_registry *r, uint32_t threads)
     return 0;
 }
 
-static int start_pumps(struct ki_registry *r, uint32_t threads)
+static int start_pumps(struct ki_registry *r, uint32_t threads, struct kv_wake *drained)
 {
     char name[16];
     int rc;
@@ -42,7 +42,7 @@ static int start_pumps(struct ki_registry *r, uint32_t threads)
         return -ENOMEM;
     for (; r->n_pumps < threads; r->n_pumps++) {
         snprintf(name, sizeof(name), "ki-event-%" PRIu32, r->n_pumps);
-        rc = ki_pump_create(name, &r->pumps[r->n_pumps]);
+        rc = ki_pump_create(name, drained, &r->pumps[r->n_pumps]);
         if (rc < 0)
             return rc;
     }
@@ -69,7 +69,7 @@ int ki_registry_create(const struct ki_registry_opts *opts, struct ki_registry *
     if (rc == 0)
         rc = open_zmq(r, threads);
     if (rc == 0)
-        rc = start_pumps(r, threads);
+        rc = start_pumps(r, threads, opts->drained);
     if (rc < 0) {
         ki_registry_destroy(r);
         return rc;

@@ -28,6 +28,7 @@ struct ki_registry_opts {
     uint64_t backlog_bytes;     /* live batches that wait for replays, of all streams; one may have
                                    a quarter. 0: 256 MiB */
     bool start_held;            /* listeners connect but apply nothing until ki_registry_go */
+    struct kv_wake *drained;    /* signalled after each burst of events; may be NULL */
 };
 
 int ki_registry_create(const struct ki_registry_opts *opts, struct ki_registry **ret);

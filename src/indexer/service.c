@@ -58,16 +58,34 @@ static int catch_signals(void)
 
 #define TRIM_INTERVAL_MS 10000
 #define READY_INTERVAL_MS 100 /* until it is ready */
+#define TRIM_DELAY_MS 100     /* after a burst */
+#define TRIM_LEAST_MS 500     /* from one to the next, while bursts follow each other */
+
+/* When to give memory back to the system. */
+struct trim {
+    uint64_t last_ns, due_ns;
+};
 
 /*
  * A burst of events waits in ZMQ's queues, in tens of thousands of pieces; glibc keeps what they leave
  * behind (measured: 316 MiB after bursts, of which 217 MiB went back). Let it go.
  */
-static void return_memory(void)
+static void return_memory(struct trim *trim, uint64_t now_ns)
 {
 #ifdef __GLIBC__
     malloc_trim(0);
 #endif
+    trim->last_ns = now_ns;
+    trim->due_ns = now_ns + TRIM_INTERVAL_MS * KV_NS_PER_MS;
+}
+
+/* An event thread has drained its streams. */
+static void return_memory_soon(struct trim *trim, uint64_t now_ns)
+{
+    uint64_t due_ns =
+        KV_MAX(now_ns + TRIM_DELAY_MS * KV_NS_PER_MS, trim->last_ns + TRIM_LEAST_MS * KV_NS_PER_MS);
+
+    trim->due_ns = KV_MIN(trim->due_ns, due_ns);
 }
 
 bool ki_service_is_ready(struct ki_service *service)
@@ -107,21 +125,26 @@ static void reload(struct ki_service *service)
 
 static void wait_for_signal(struct ki_service *service, uint16_t port)
 {
+    struct trim trim = {0};
     bool told = false;
 
+    return_memory(&trim, kv_now_ns());
     while (!stop_flag) {
         struct pollfd pfd = {.fd = signal_wake.fd, .events = POLLIN};
+        int64_t wait_ms = kv_ms_until(trim.due_ns, kv_now_ns());
         int rc;
 
         if (!told && ki_service_is_ready(service)) {
             told = true;
             sd_notifyf(0, "READY=1\nSTATUS=serving on port %u", port);
         }
-        rc = poll(&pfd, 1, told ? TRIM_INTERVAL_MS : READY_INTERVAL_MS);
-        if (rc == 0 && told)
-            return_memory();
+        rc = poll(&pfd, 1, (int)(told ? wait_ms : KV_MIN(wait_ms, READY_INTERVAL_MS)));
         if (rc > 0)
             kv_wake_clear(&signal_wake);
+        if (kv_now_ns() >= trim.due_ns)
+            return_memory(&trim, kv_now_ns());
+        else if (rc > 0 && !reload_flag)
+            return_memory_soon(&trim, kv_now_ns());
         if (!reload_flag)
             continue;
         reload_flag = 0;
@@ -375,6 +398,7 @@ static int create_parts(struct ki_service *service, const struct ki_route *route
         .replay_timeout_ms = o->replay_timeout_ms,
         .backlog_bytes = o->backlog_memory,
         .start_held = true,
+        .drained = &signal_wake,
     };
     int rc = share_descriptors(o, &service->max_connections, &opts.max_registrations, error);
 

@@ -7,6 +7,7 @@
 #include "base/unit.h"
 
 #include <inttypes.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/epoll.h>
@@ -16,6 +17,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/msgpack.h"
+#include "base/thread.h"
 #include "event/frames.h"
 #include "indexer/listener.h"
 #include "indexer/registry.h"
@@ -311,6 +313,40 @@ static struct ki_worker_info info_of(struct ki_registry *r, uint64_t instance, u
     ki_worker_infos_free(infos, n);
     found.endpoint = found.replay_endpoint = found.model = found.tenant = found.last_error = NULL;
     return found;
+}
+
+static bool is_signalled(const struct kv_wake *wake)
+{
+    struct pollfd pfd = {.fd = wake->fd, .events = POLLIN};
+
+    return poll(&pfd, 1, 0) == 1;
+}
+
+/* Whoever gives memory back is told once some MiB have been read, whatever they were. */
+static void bursts_are_told(void **state)
+{
+    struct ki_registry_opts opts = {.threads = 1};
+    size_t len = 3 << 20;
+    char *junk = calloc(1, len);
+    struct kv_wake drained;
+    struct ki_registry *r;
+    struct engine e;
+
+    (void)state;
+    assert_non_null(junk);
+    assert_int_equal(kv_wake_open(&drained), 0);
+    opts.drained = &drained;
+    assert_int_equal(ki_registry_create(&opts, &r), 0);
+    follow(r, &e, true, false);
+    send_numbered(&e, e.seq++, junk, len);
+    publish(&e, 7, 0, 10, SENT);
+    wait_for(reach(r, 7, 20, 1, 0) == 10);
+    assert_false(is_signalled(&drained));
+    send_numbered(&e, e.seq++, junk, len);
+    wait_for(is_signalled(&drained));
+    end(r, &e);
+    kv_wake_close(&drained);
+    free(junk);
 }
 
 static void events_become_answers(void **state)
@@ -781,6 +817,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(events_become_answers),
+        cmocka_unit_test(bursts_are_told),
         cmocka_unit_test(gaps_are_replayed_in_both_framings),
         cmocka_unit_test(a_dead_replay_service_does_not_stop_the_stream),
         cmocka_unit_test(initial_gap),
