@@ -37,19 +37,6 @@ OPTIONS = [
 STEPS, LOOKUPS = 120, 4
 
 
-def probes(engine):
-    """Prompts worth asking: conversations, their prefixes, prefixes that go on otherwise, and other names."""
-    rng, block = engine.rng, engine.option.block
-    pool = engine.talks + [(list(request.all_token_ids), request.names) for request in engine.running]
-    for _ in range(LOOKUPS if pool else 0):
-        tokens, names = rng.choice(pool)
-        if rng.random() < 0.2:
-            names = rng.choice(engine.option.names)
-        cut = rng.choice((len(tokens), rng.randint(1, len(tokens)), len(tokens) // block * block))
-        tail = [rng.randrange(5, 1000) for _ in range(rng.choice((0, 1, block)))]
-        yield (tokens[:cut] + tail) or [7], names
-
-
 def run_history(option, seed, rng, tally, feed, engine):
     indexer = feed.indexer
     for step in range(STEPS):
@@ -57,7 +44,7 @@ def run_history(option, seed, rng, tally, feed, engine):
             engine.step()
         feed.publish(engine.take_events())
         feed.settle()
-        for tokens, names in probes(engine):
+        for tokens, names in engine.probes(LOOKUPS):
             answer = indexer.score(tokens, feed.instance, **question(names, tokens))
             tally.add(option.name, engine.cached_tokens(tokens, names), answer,
                       f"KV_TEST_SEED={seed}, step {step}, {len(tokens)} tokens, {names}, last: {engine.story[-8:]}")

@@ -161,6 +161,18 @@ class Engine:
     def take_events(self):
         return self.manager.take_events()
 
+    def probes(self, count):
+        """Prompts worth asking: conversations, their prefixes, prefixes that go on otherwise, and other names."""
+        rng, block = self.rng, self.option.block
+        pool = self.talks + [(list(request.all_token_ids), request.names) for request in self.running]
+        for _ in range(count if pool else 0):
+            tokens, names = rng.choice(pool)
+            if rng.random() < 0.2:
+                names = rng.choice(self.option.names)
+            cut = rng.choice((len(tokens), rng.randint(1, len(tokens)), len(tokens) // block * block))
+            tail = [rng.randrange(5, 1000) for _ in range(rng.choice((0, 1, block)))]
+            yield (tokens[:cut] + tail) or [7], names
+
     # -- the truth ---------------------------------------------------------------------------------
     def cached_tokens(self, tokens, names):
         hashes = self.request(tokens, names).block_hashes
