@@ -196,6 +196,6 @@ def question(names, tokens):
     if names.salt:
         fields["cache_salt"] = names.salt
     if names.images:
-        fields["images"] = [{"id": identifier, "offset": first, "length": IMAGE_TOKENS}
+        fields["mm_objects"] = [{"id": identifier, "offset": first, "length": IMAGE_TOKENS}
                             for identifier, first in names.images if first + IMAGE_TOKENS <= len(tokens)]
     return fields
