@@ -38,6 +38,7 @@ class Option:
     eagle: bool = False
     dynamo_format: bool = False
     resets: bool = False
+    host_rows: int = 0  # rows of host memory (HiCache); 0: none
     names: tuple = (Names(),)
     register: tuple = ()
 
@@ -65,6 +66,22 @@ class Rows:
     free_segment = free
 
 
+class HostMemory:
+    """HiCache's controller without copies: writes to host memory are done at once, as far as there is room."""
+
+    def __init__(self, count):
+        self.rows, self.enable_storage, self.write_policy = Rows(count), False, "write_through"
+        pool = SimpleNamespace(shared_allocation_domain=None)
+        self.mem_pool_host = SimpleNamespace(anchor_entry=SimpleNamespace(host_pool=pool, host_evict_fn=None),
+                                             available_size=self.rows.available, clear=self.rows.used.clear)
+
+    def write(self, device_rows, **_):
+        return self.rows.take(len(device_rows))
+
+    def reset(self):
+        self.rows.used.clear()
+
+
 class Engine:
     """What the scheduler does with the tree: look up, hold, compute, insert, let go, evict."""
 
@@ -79,6 +96,12 @@ class Engine:
         else:
             parameters.tree_components, parameters.tree_core_backend = (ComponentType.FULL,), option.tree
             self.tree = UnifiedRadixCache(parameters)
+        if option.host_rows:
+            self.tree.cache_controller = HostMemory(option.host_rows)
+            self.tree.components[ComponentType.FULL]._full_kv_pool_host = True
+            self.tree.host_pool_group = self.tree.cache_controller.rows
+            self.tree.tree_core.set_hicache_enabled()
+            self.tree.write_through_threshold = 1
         for names in option.names:
             if names.lora:
                 parameters.kv_event_lora_names.register(lora_id=self.lora_id(names.lora), lora_name=names.lora)
@@ -144,12 +167,22 @@ class Engine:
             self.rows.used.clear()
             self.story.append("reset")
 
+        if self.option.host_rows:
+            if rng.random() < 0.1:
+                self.tree.evict_host(rng.randint(1, 6) * self.option.page)
+            for written in list(self.tree.ongoing_write_through):
+                self.tree._finish_write_through_ack(written)
+
     def take_events(self):
         return self.tree.take_events()
 
     # -- the truth ---------------------------------------------------------------------------------
     def cached_tokens(self, tokens, names):
         return self.tree.match_prefix(MatchPrefixParams(key=self.key(tokens, names))).device_prefix_len
+
+    def tiers_tokens(self, tokens, names):
+        match = self.tree.match_prefix(MatchPrefixParams(key=self.key(tokens, names)))
+        return {"gpu": match.device_prefix_len, "cpu": match.device_prefix_len + match.host_hit_length}
 
 
 def make_batch(events):

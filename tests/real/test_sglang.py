@@ -18,6 +18,10 @@ PLAIN = (
 )
 OPTIONS = [Option(**{**vars(option), "name": f"{tree}_{option.name}", "tree": tree})
            for tree in ("radix", "python", "rust") for option in PLAIN]
+OPTIONS += [Option(f"{tree}_{name}", tree=tree, rows=512, host_rows=rows, eagle=eagle, names=names, resets=True)
+            for tree in ("python", "rust")
+            for name, rows, eagle, names in (("host", 1024, False, (Names(),)), ("host_small", 256, False, (Names(), Names(salt=SALT64))),
+                                             ("host_eagle", 1024, True, (Names(),)))]
 STEPS, LOOKUPS = 120, 5
 
 
@@ -47,11 +51,13 @@ def option_test(option):
                     feed.publish(engine.take_events())
                     feed.settle()
                     for tokens, names in probes(engine):
-                        answer = indexer.score(tokens, feed.instance, **question(names, tokens))
-                        tally.add(option.name, engine.cached_tokens(tokens, names), answer,
-                                  f"KV_TEST_SEED={seed}, step {step}, {len(tokens)} tokens, {names}, last: {engine.story[-8:]}")
+                        answer = indexer.query(tokens, **question(names, tokens))["instances"].get(str(feed.instance), {})
+                        for tier, truth in engine.tiers_tokens(tokens, names).items():
+                            tally.add(f"{option.name} {tier}", truth, answer.get(tier, 0),
+                                      f"KV_TEST_SEED={seed}, step {step}, {len(tokens)} tokens, {names}, last: {engine.story[-8:]}")
                 feed.close()
-        tally.exact(option.name)
+        for row in list(tally.rows):
+            tally.exact(row)
     return test
 
 
