@@ -416,7 +416,7 @@ static bool look(struct kvbm_disk *disk, uint32_t slot, uint8_t record[KVBM_DISK
     pthread_mutex_lock(&disk->image_lock);
     memcpy(record, kvbm_disk_record_at(disk, slot), header->record_bytes);
     pthread_mutex_unlock(&disk->image_lock);
-    return kvbm_disk_record_read(header, slot, record, ret);
+    return kvbm_disk_record_of(disk, slot, record, ret);
 }
 
 long kvbm_disk_each(struct kvbm_disk *disk,

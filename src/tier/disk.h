@@ -6,7 +6,8 @@
  *   <directory>/kvbm-<name>.slots   header (4096 bytes), then slots of slot_bytes, at multiples of 4096
  *   <directory>/kvbm-<name>.index   header (4096 bytes), then a record per slot
  *
- * Slot i lies in volume i % n_volumes. A write is: the old record made invalid, the bytes, a barrier, the new
+ * Slot i lies in volume i % n_volumes. Each volume has an identity of its own, and its files say all that is needed
+ * to take it over: volumes may come in another order, be missing, and be joined by new ones. A write is: the old record made invalid, the bytes, a barrier, the new
  * record (key, length, XXH3-128 of the bytes, number of the commit), a barrier. Writers that come at the
  * same time share the barriers. So a record that is there says the truth about bytes that are there, and what
  * doesn't verify nevertheless (-EBADMSG) is a miss whose slot may be used again.
@@ -31,7 +32,7 @@ struct kvbm_disk;
 
 struct kvbm_disk_opts {
     size_t size;
-    const char *const *directories; /* volumes; must exist */
+    const char *const *directories; /* volumes; one must be there, others may be missing */
     uint32_t n_directories;         /* 1 to KVBM_MAX_VOLUMES */
     const char *name;               /* part of the file names; NULL: "cache" */
     const char *
@@ -51,8 +52,13 @@ struct kvbm_disk_opts {
 /**
  * Open or create. The files are locked (-EBUSY: another has them, and
  * still after a second, in which the kernel lets go of a killed process's). What is there is taken over when
- * fingerprint, key_len and slot_bytes are the same; n_slots may differ (a file grows, or records beyond
- * are dropped). -ENOSPC when the volumes have no room for n_slots.
+ * fingerprint, key_len and slot_bytes are the same, in any order of directories; n_slots and n_directories may differ (a
+ * file grows, or records beyond its end are dropped). -ENOSPC when the volumes have no room for n_slots.
+ *
+ * A volume is missing when its directory isn't there, or its files can't be read (-EIO, -EROFS...): its slots aren't
+ * usable, the log says so, stats count it as down. When all are missing, open returns why the first one is. Files that
+ * aren't this program's to change are refused: -ELOOP (symbolic link), -EMLINK (hard link), -EPERM (another
+ * owner's), -EISDIR, -ENXIO.
  */
 int kvbm_disk_open(const struct kvbm_disk_opts *opts, struct kvbm_disk **ret);
 /** Waits for what was submitted. NULL is a no-op. A child after fork() may call only this, which frees memory and
@@ -115,7 +121,7 @@ struct kvbm_disk_stats {
     uint64_t failed;                /* for another reason */
     uint64_t barriers;              /* of data and index */
     uint64_t queued;                /* batches now */
-    uint32_t volumes, volumes_down; /* down: too many errors, no longer used until reopened */
+    uint32_t volumes, volumes_down; /* down: missing, or too many errors; not used until reopened */
     uint64_t registered_bytes;      /* of memory, with io_uring; 0: none, or the kernel wouldn't */
     uint64_t fixed;                 /* reads and writes that used it */
 };

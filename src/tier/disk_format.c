@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Headers and records. A record's checksum is seeded with the files' uuid and its slot, so that one of other
+ * Headers and records. A record's checksum is seeded with the volume's uuid and its slot, so that one of other
  * files, or in another place, isn't one. Numbers are little-endian.
  */
 #include "disk_format.h"
@@ -136,8 +136,10 @@ int kvbm_disk_header_read(const uint8_t page[KVBM_DISK_PAGE], enum kvbm_disk_fil
 static uint64_t check_of(const struct kvbm_disk_header *header, uint32_t slot,
                          const uint8_t *record)
 {
+    uint64_t of_all = (uint64_t)slot * header->of + header->volume;
+
     return kv_xxh64(record + R_COMMIT, header->record_bytes - R_COMMIT,
-                    get64(header->uuid) + slot * UINT64_C(0x9e3779b97f4a7c15));
+                    get64(header->uuid) + of_all * UINT64_C(0x9e3779b97f4a7c15));
 }
 
 void kvbm_disk_record_write(const struct kvbm_disk_header *header, uint32_t slot,

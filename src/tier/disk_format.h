@@ -18,8 +18,9 @@ struct kvbm_disk_header {
     uint32_t key_len, record_bytes;
     uint64_t slot_bytes;
     uint8_t fingerprint[16]; /* XXH3-128 of it, canonical */
-    uint32_t volume, of;
-    uint8_t uuid[16]; /* of all files that belong together */
+    uint32_t volume,
+        of; /* what its records' slots are counted by: 0 of 1, in files of older versions any */
+    uint8_t uuid[16]; /* a volume's identity */
 };
 
 /** Of keys of this length: the power of two that holds a record, so that none crosses a sector. */
@@ -39,7 +40,7 @@ struct kvbm_disk_entry {
     const uint8_t *key, *parent; /* in the record */
 };
 
-/** @record: header->record_bytes. @slot: its number among all volumes. */
+/** @record: header->record_bytes. @slot: its number in the volume. */
 void kvbm_disk_record_write(const struct kvbm_disk_header *header, uint32_t slot,
                             const struct kvbm_disk_entry *entry, uint8_t *record);
 /** Returns false for what doesn't verify, as a record of zeros. */

@@ -48,13 +48,15 @@ struct kvbm_disk_work {
 struct kvbm_disk_volume {
     struct kvbm_disk *disk;
     struct kvbm_disk_header header;
+    uint32_t number; /* among the directories, this time */
     int directory_fd, slots_fd, index_fd;
     bool direct;
     uint32_t n_slots;
-    uint8_t *image;  /* the records; those that don't verify are zeros */
-    uint8_t *busy;   /* of each slot: being written or forgotten */
-    uint32_t errors; /* in a row */
-    atomic_bool down;
+    uint8_t *image;   /* the records; those that don't verify are zeros */
+    uint8_t *busy;    /* of each slot: being written or forgotten */
+    uint32_t errors;  /* in a row */
+    atomic_bool down; /* failed too often, or missing since the start */
+    bool missing, fresh;
     uint32_t n_writing; /* blocks begun whose bytes aren't written */
     /* the commit under way, and those that wait for the next */
     struct kvbm_disk_list written, committing;
@@ -108,6 +110,14 @@ static inline struct kvbm_disk_volume *kvbm_disk_volume_of(const struct kvbm_dis
 
 /* disk_newest.c: of several records of one key, drop all but the newest. Returns 0 or -ENOMEM. */
 int kvbm_disk_keep_newest(struct kvbm_disk *disk);
+
+/* The record of a slot, by its number among all volumes. Returns false for what doesn't verify. */
+static inline bool kvbm_disk_record_of(const struct kvbm_disk *disk, uint32_t slot,
+                                       const uint8_t *record, struct kvbm_disk_entry *ret)
+{
+    return kvbm_disk_record_read(&kvbm_disk_volume_of(disk, slot)->header, slot / disk->n_volumes,
+                                 record, ret);
+}
 
 /* disk_work.c, all in the store's thread */
 void kvbm_disk_begin(struct kvbm_disk *disk);

@@ -23,8 +23,7 @@ struct seen {
 
 static bool entry_of(const struct kvbm_disk *disk, uint32_t slot, struct kvbm_disk_entry *ret)
 {
-    return kvbm_disk_record_read(&kvbm_disk_volume_of(disk, slot)->header, slot,
-                                 kvbm_disk_record_at(disk, slot), ret);
+    return kvbm_disk_record_of(disk, slot, kvbm_disk_record_at(disk, slot), ret);
 }
 
 /* Zero a record, in the index file too. No barrier: when a power cut brings it back, it is older still. */

@@ -1,5 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A volume's two files: found, locked, made or taken over; and the index read into memory. */
+/*
+ * A volume's two files: found, locked, made or taken over; and the index read into memory.
+ *
+ * Volumes know nothing of each other. One that isn't there keeps its numbers, down and without records, and the others
+ * serve.
+ */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -11,6 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/beneath.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/room.h"
@@ -54,14 +60,12 @@ static int open_file(int directory, const char *name, const char *kind)
 
     if (snprintf(path, sizeof(path), "kvbm-%s.%s", name, kind) >= (int)sizeof(path))
         return -ENAMETOOLONG;
-    fd = openat(directory, path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    fd = kv_beneath_file(directory, path, O_RDWR | O_CREAT, 0600, 0, NULL);
     if (fd < 0)
-        return -errno;
+        return fd;
     err = lock(fd);
     if (err == 0 && fstat(fd, &st) < 0)
         err = -errno;
-    if (err == 0 && !S_ISREG(st.st_mode))
-        err = -EINVAL;
     if (err == 0 && !st.st_nlink) /* somebody removed it between our open and our lock */
         err = -EBUSY;
     if (err < 0) {
@@ -123,13 +127,17 @@ static int write_all(int fd, const void *memory, size_t len, uint64_t offset)
 static bool is_like(const struct kvbm_disk_header *found, const struct kvbm_disk_header *want)
 {
     return found->key_len == want->key_len && found->slot_bytes == want->slot_bytes &&
-           memcmp(found->fingerprint, want->fingerprint, 16) == 0 &&
-           found->volume == want->volume && found->of == want->of;
+           memcmp(found->fingerprint, want->fingerprint, 16) == 0;
 }
 
-/* Returns 1: its headers are there, say the same, and are what was asked for (but for the uuid); 0: no. What
- * can't be read is an error: files aren't emptied because a cable is loose. */
-static int is_ours(const struct kvbm_disk_volume *volume, uint8_t uuid[16])
+static bool is_one_volume(const struct kvbm_disk_header *a, const struct kvbm_disk_header *b)
+{
+    return memcmp(a->uuid, b->uuid, 16) == 0 && a->volume == b->volume && a->of == b->of;
+}
+
+/* Returns 1: its headers are there, say the same, and what was asked for: taken over; 0: no. What can't be read is an
+ * error: files aren't emptied because a cable is loose. */
+static int take_over(struct kvbm_disk_volume *volume)
 {
     const int fds[] = {[KVBM_DISK_SLOTS] = volume->slots_fd, [KVBM_DISK_INDEX] = volume->index_fd};
     uint8_t page[KVBM_DISK_PAGE];
@@ -145,8 +153,10 @@ static int is_ours(const struct kvbm_disk_volume *volume, uint8_t uuid[16])
             !is_like(&found[i], &volume->header))
             return 0;
     }
-    memcpy(uuid, found[0].uuid, 16);
-    return memcmp(found[0].uuid, found[1].uuid, 16) == 0;
+    if (!is_one_volume(&found[0], &found[1]))
+        return 0;
+    volume->header = found[0];
+    return 1;
 }
 
 static bool is_empty(const struct kvbm_disk_volume *volume)
@@ -228,7 +238,7 @@ static void go_direct(struct kvbm_disk_volume *volume)
 
 /* ---- the index ---- */
 
-/* What can be read; a bad place costs its own page. */
+/* Read what can be read; a bad place costs its own page. */
 static void read_image(struct kvbm_disk_volume *volume, size_t bytes)
 {
     for (size_t at = 0; at < bytes; at += CHUNK) {
@@ -237,7 +247,7 @@ static void read_image(struct kvbm_disk_volume *volume, size_t bytes)
         if (read_all(volume->index_fd, volume->image + at, len, KVBM_DISK_PAGE + at) >= 0)
             continue;
         kv_log_warn("kvbm", "a part of a disk tier's index can't be read", "volume=%u offset=%zu",
-                    volume->header.volume, at);
+                    volume->number, at);
         for (size_t page = 0; page < len; page += KVBM_DISK_PAGE) {
             size_t rest = KV_MIN(len - page, KVBM_DISK_PAGE);
 
@@ -248,28 +258,30 @@ static void read_image(struct kvbm_disk_volume *volume, size_t bytes)
     }
 }
 
-static int load(struct kvbm_disk_volume *volume)
+static int make_image(struct kvbm_disk_volume *volume)
 {
-    struct kvbm_disk *disk = volume->disk;
-    uint32_t record_bytes = volume->header.record_bytes;
-    size_t bytes = (size_t)volume->n_slots * record_bytes;
-    struct kvbm_disk_entry entry;
+    size_t bytes = (size_t)volume->n_slots * volume->header.record_bytes;
 
     volume->image = calloc(1, bytes ? bytes : 1);
     volume->busy = calloc(1, volume->n_slots + 1);
-    if (!volume->image || !volume->busy)
-        return -ENOMEM;
-    read_image(volume, bytes);
+    return volume->image && volume->busy ? 0 : -ENOMEM;
+}
+
+static void load(struct kvbm_disk_volume *volume)
+{
+    struct kvbm_disk *disk = volume->disk;
+    uint32_t record_bytes = volume->header.record_bytes;
+    struct kvbm_disk_entry entry;
+
+    read_image(volume, (size_t)volume->n_slots * record_bytes);
     for (uint32_t i = 0; i < volume->n_slots; i++) {
         uint8_t *record = volume->image + (size_t)i * record_bytes;
 
-        if (!kvbm_disk_record_read(&volume->header, i * disk->n_volumes + volume->header.volume,
-                                   record, &entry))
+        if (!kvbm_disk_record_read(&volume->header, i, record, &entry))
             memset(record, 0, record_bytes);
         else if (entry.commit >= disk->commit)
             disk->commit = entry.commit;
     }
-    return 0;
 }
 
 /* ---- all volumes ---- */
@@ -280,113 +292,169 @@ static void prepare(struct kvbm_disk *disk, const struct kvbm_disk_opts *opts, u
     const char *fingerprint = KV_OPT(opts, fingerprint, "");
 
     volume->disk = disk;
+    volume->number = number;
     volume->directory_fd = volume->slots_fd = volume->index_fd = -1;
     volume->n_slots = (disk->n_slots - number + disk->n_volumes - 1) / disk->n_volumes;
     volume->header =
         (struct kvbm_disk_header){.key_len = opts->key_len,
                                   .record_bytes = kvbm_disk_record_bytes(opts->key_len),
                                   .slot_bytes = opts->slot_bytes,
-                                  .volume = number,
-                                  .of = disk->n_volumes};
+                                  .of = 1};
     kvbm_disk_sum(fingerprint, strlen(fingerprint), volume->header.fingerprint);
 }
 
-/* The files agree on a uuid: that of the first volume that can be taken over. Others are emptied. */
-static int agree(struct kvbm_disk *disk, bool *fresh)
+/* Whether an error says that a disk has died, or isn't there, rather than that something must be put right. */
+static bool is_missing(int err)
 {
-    uint8_t uuid[KVBM_MAX_VOLUMES][16], chosen[16];
-    bool have = false;
+    return err == -ENOENT || err == -ENOTDIR || err == -EIO || err == -ENODEV || err == -ESTALE ||
+           err == -EROFS || err == -ENOTCONN || err == -EUCLEAN;
+}
 
-    for (uint32_t i = 0; i < disk->n_volumes; i++) {
-        int ours = is_ours(&disk->volumes[i], uuid[i]);
+/* A child after fork() has the file open, too: the lock would be there as long as the child is. */
+static void close_locked(const struct kvbm_disk *disk, int *fd)
+{
+    if (*fd < 0)
+        return;
+    if (getpid() == disk->process)
+        flock(*fd, LOCK_UN);
+    close(*fd);
+    *fd = -1;
+}
 
-        if (ours < 0)
-            return ours;
-        fresh[i] = !ours;
-        if (!fresh[i] && !have)
-            memcpy(chosen, uuid[i], 16);
-        have |= !fresh[i];
-    }
-    if (!have && getrandom(chosen, sizeof(chosen), 0) != (ssize_t)sizeof(chosen))
-        return -EIO;
+static void close_files(struct kvbm_disk_volume *volume)
+{
+    close_locked(volume->disk, &volume->slots_fd);
+    close_locked(volume->disk, &volume->index_fd);
+    if (volume->directory_fd >= 0)
+        close(volume->directory_fd);
+    volume->directory_fd = -1;
+}
+
+/* Do without a volume that is missing: 0. Another error is @err again. */
+static int do_without(struct kvbm_disk_volume *volume, const char *directory, int err)
+{
+    if (err == 0 || !is_missing(err))
+        return err;
+    kv_log_error("kvbm", "a disk tier's volume is missing: its blocks can't be had until a restart",
+                 "volume=%u directory=%s errno=%d", volume->number, directory, -err);
+    close_files(volume);
+    volume->missing = true;
+    volume->fresh = false;
+    atomic_store_explicit(&volume->down, true, memory_order_relaxed);
+    return 0;
+}
+
+static int identify(struct kvbm_disk_volume *volume)
+{
+    int ours = take_over(volume);
+
+    if (ours != 0)
+        return KV_MIN(ours, 0);
+    volume->fresh = true;
+    if (!is_empty(volume))
+        kv_log_warn("kvbm", "a disk tier's files are another's or damaged: emptied", "volume=%u",
+                    volume->number);
+    return getrandom(volume->header.uuid, sizeof(volume->header.uuid), 0) ==
+                   (ssize_t)sizeof(volume->header.uuid)
+               ? 0
+               : -EAGAIN;
+}
+
+static int open_volume(struct kvbm_disk_volume *volume, bool buffered)
+{
+    int err = volume->fresh ? make_empty(volume) : 0;
+
+    if (err == 0)
+        err = reserve_both(volume);
+    if (err == 0 && volume->fresh)
+        err = write_headers(volume);
+    if (err == 0)
+        err = make_image(volume);
+    if (err < 0)
+        return err;
+    load(volume);
+    if (!buffered)
+        go_direct(volume);
+    return 0;
+}
+
+/* What new files have taken is given back: other volumes may have no room, and the tier isn't opened. */
+static void give_back(struct kvbm_disk *disk, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (disk->volumes[i].fresh && make_empty(&disk->volumes[i]) < 0)
+            kv_log_warn("kvbm", "a new file keeps its room", "volume=%u", i);
+}
+
+/* All files are found before any is changed. *ret_first: why the first missing one is. */
+static int find_volumes(struct kvbm_disk *disk, const struct kvbm_disk_opts *opts, int *ret_first)
+{
     for (uint32_t i = 0; i < disk->n_volumes; i++) {
-        fresh[i] |= !fresh[i] && memcmp(uuid[i], chosen, 16) != 0;
-        if (fresh[i] && !is_empty(&disk->volumes[i]))
-            kv_log_warn("kvbm", "a disk tier's files are another's or damaged: emptied",
-                        "volume=%u", i);
-        memcpy(disk->volumes[i].header.uuid, chosen, 16);
+        struct kvbm_disk_volume *volume = &disk->volumes[i];
+        int err = open_files(volume, opts->directories[i], KV_OPT(opts, name, "cache")), rc;
+
+        if (err == 0)
+            err = identify(volume);
+        rc = do_without(volume, opts->directories[i], err);
+        if (rc < 0)
+            return rc;
+        *ret_first = *ret_first ? *ret_first : err;
     }
     return 0;
 }
 
-static int open_volume(struct kvbm_disk_volume *volume, bool fresh, bool buffered)
+static bool any_there(const struct kvbm_disk *disk)
 {
-    int err = fresh ? make_empty(volume) : 0;
+    bool any = false;
 
-    if (err == 0)
-        err = reserve_both(volume);
-    if (err == 0 && fresh)
-        err = write_headers(volume);
-    if (err == 0)
-        err = load(volume);
-    if (err == 0 && !buffered)
-        go_direct(volume);
-    return err;
+    for (uint32_t i = 0; i < disk->n_volumes; i++)
+        any |= !disk->volumes[i].missing;
+    return any;
 }
 
-/* What new files have taken is given back: other volumes may have no room, and the tier isn't opened. */
-static void give_back(struct kvbm_disk *disk, const bool *fresh, uint32_t n)
+/* So that what is written now is newer than what a volume has that comes back later. */
+static uint64_t now_us(void)
 {
-    for (uint32_t i = 0; i < n; i++)
-        if (fresh[i] && make_empty(&disk->volumes[i]) < 0)
-            kv_log_warn("kvbm", "a new file keeps its room", "volume=%u", i);
+    struct timespec now;
+
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
 }
 
 int kvbm_disk_volumes_open(struct kvbm_disk *disk, const struct kvbm_disk_opts *opts)
 {
-    bool fresh[KVBM_MAX_VOLUMES];
     uint32_t n = 0;
-    int err = 0;
+    int first = 0, err;
 
     disk->volumes = calloc(disk->n_volumes, sizeof(disk->volumes[0]));
     if (!disk->volumes)
         return -ENOMEM;
     for (uint32_t i = 0; i < disk->n_volumes; i++)
         prepare(disk, opts, i);
-    for (uint32_t i = 0; i < disk->n_volumes && err == 0; i++)
-        err = open_files(&disk->volumes[i], opts->directories[i], KV_OPT(opts, name, "cache"));
-    if (err == 0)
-        err = agree(disk, fresh);
-    while (n < disk->n_volumes && err == 0) {
-        err = open_volume(&disk->volumes[n], fresh[n], KV_OPT(opts, buffered, false));
-        n++;
-    }
-    if (err < 0)
-        give_back(disk, fresh, n);
-    return err;
-}
+    err = find_volumes(disk, opts, &first);
+    for (; n < disk->n_volumes && err == 0; n++) {
+        struct kvbm_disk_volume *volume = &disk->volumes[n];
+        int rc = volume->missing ? 0 : open_volume(volume, KV_OPT(opts, buffered, false));
 
-/* A child after fork() has the file open, too: the lock would be there as long as the child is. */
-static void close_locked(const struct kvbm_disk *disk, int fd)
-{
-    if (fd < 0)
-        return;
-    if (getpid() == disk->process)
-        flock(fd, LOCK_UN);
-    close(fd);
+        err = do_without(volume, opts->directories[n], rc);
+        if (err == 0 && volume->missing)
+            err = make_image(volume);
+        first = first ? first : rc;
+    }
+    if (err == 0 && !any_there(disk))
+        err = first;
+    if (err < 0)
+        give_back(disk, n);
+    disk->commit = KV_MAX(disk->commit, now_us());
+    return err;
 }
 
 void kvbm_disk_volumes_close(struct kvbm_disk *disk)
 {
     for (uint32_t i = 0; disk->volumes && i < disk->n_volumes; i++) {
-        struct kvbm_disk_volume *volume = &disk->volumes[i];
-
-        free(volume->image);
-        free(volume->busy);
-        close_locked(disk, volume->slots_fd);
-        close_locked(disk, volume->index_fd);
-        if (volume->directory_fd >= 0)
-            close(volume->directory_fd);
+        free(disk->volumes[i].image);
+        free(disk->volumes[i].busy);
+        close_files(&disk->volumes[i]);
     }
     free(disk->volumes);
 }

@@ -43,15 +43,15 @@ static void judge(struct kvbm_disk_volume *volume, int status)
         return;
     }
     if (kv_log_allowed(&rate, 5))
-        kv_log_warn("kvbm", "a disk tier's block failed", "volume=%u errno=%d",
-                    volume->header.volume, -status);
+        kv_log_warn("kvbm", "a disk tier's block failed", "volume=%u errno=%d", volume->number,
+                    -status);
     if (status == -ENOSPC || status == -EDQUOT || status == -EFBIG || status == -ENOMEM)
         return; /* says nothing about the device */
     if (++volume->errors >= DOWN_AFTER &&
         !atomic_load_explicit(&volume->down, memory_order_relaxed)) {
         atomic_store_explicit(&volume->down, true, memory_order_relaxed);
         kv_log_error("kvbm", "a disk tier's volume fails: not used any more until it is reopened",
-                     "volume=%u errno=%d", volume->header.volume, -status);
+                     "volume=%u errno=%d", volume->number, -status);
     }
 }
 
@@ -173,8 +173,7 @@ static int begin_read(struct kvbm_disk *disk, struct kvbm_disk_op *op)
     const struct kvbm_disk_volume *volume = kvbm_disk_volume_of(disk, op->io->slot);
     struct kvbm_disk_entry entry;
 
-    if (!kvbm_disk_record_read(&volume->header, op->io->slot,
-                               kvbm_disk_record_at(disk, op->io->slot), &entry) ||
+    if (!kvbm_disk_record_of(disk, op->io->slot, kvbm_disk_record_at(disk, op->io->slot), &entry) ||
         entry.group != op->io->group || memcmp(entry.key, op->io->key, volume->header.key_len) != 0)
         return -ENOENT;
     if (entry.len != op->io->len)
@@ -241,8 +240,8 @@ static int begin_write(struct kvbm_disk *disk, struct kvbm_disk_op *op)
     struct kvbm_disk_volume *volume = kvbm_disk_volume_of(disk, op->io->slot);
     uint8_t *busy = &volume->busy[op->io->slot / disk->n_volumes];
     struct kvbm_disk_entry entry;
-    bool there = kvbm_disk_record_read(&volume->header, op->io->slot,
-                                       kvbm_disk_record_at(disk, op->io->slot), &entry);
+    bool there =
+        kvbm_disk_record_of(disk, op->io->slot, kvbm_disk_record_at(disk, op->io->slot), &entry);
 
     if (*busy)
         return -EBUSY;
@@ -341,7 +340,7 @@ static void write_records(struct kvbm_disk *disk, struct kvbm_disk_volume *volum
                                          .key = op->io->key,
                                          .parent = op->io->parent};
         memcpy(entry.sum, op->sum, sizeof(entry.sum));
-        kvbm_disk_record_write(&volume->header, op->io->slot, &entry, op->record);
+        kvbm_disk_record_write(&volume->header, op->io->slot / disk->n_volumes, &entry, op->record);
         pthread_mutex_lock(&disk->image_lock);
         memcpy(kvbm_disk_record_at(disk, op->io->slot), op->record, volume->header.record_bytes);
         pthread_mutex_unlock(&disk->image_lock);

@@ -108,6 +108,18 @@ static int reload_one(void *arg, const struct kvbm_disk_record *record)
     return 0;
 }
 
+/* Blocks of volumes that are missing are kept out of the pool; the others are given back to it. */
+static void keep_usable(struct kvbm_manager *m, struct kvbm_mutable *blocks, uint32_t n)
+{
+    for (uint32_t slot = 0; slot < n; slot++) {
+        if (!blocks[slot].handle.pool || kvbm_disk_usable(m->disk_store, slot))
+            continue;
+        kvbm_quarantine(m, blocks[slot]);
+        blocks[slot] = (struct kvbm_mutable){0};
+    }
+    kvbm_pool_release_mutable(m->disk, blocks, n); /* holes are fine */
+}
+
 /* A new pool hands its blocks out in the order of their numbers. */
 static int reload_disk(struct kvbm_manager *m, uint32_t n)
 {
@@ -118,7 +130,7 @@ static int reload_disk(struct kvbm_manager *m, uint32_t n)
 
     if (rc == 0) {
         found = kvbm_disk_each(m->disk_store, reload_one, &reload);
-        kvbm_pool_release_mutable(m->disk, reload.blocks, n); /* holes are fine */
+        keep_usable(m, reload.blocks, n);
         kv_log_info("kvbm", "disk tier opened", "blocks=%ld refused=%" PRIu64 " ms=%" PRIu64, found,
                     reload.refused, (kv_now_ns() - start) / KV_NS_PER_MS);
     }
