@@ -7,7 +7,7 @@
 
 #include "store/file_impl.h"
 
-enum { SAMPLE = 256, TRIES = 4 };
+enum { TRIES = 4 };
 
 int kvs_file_check(kv_store_v1 *h, const void *key, size_t len)
 {
@@ -22,36 +22,6 @@ void kvs_file_chunk_side_car(char ret[KVS_FILE_HEX + 8], const char *hex)
 }
 
 /* -- Is it there? ------------------------------------------------------------------------------ */
-
-/* What stands in the file at @at equals @want; NULL: isn't all zero, as a lost write would be. */
-static bool sample(int fd, uint64_t at, const uint8_t *want, size_t len)
-{
-    static const uint8_t zero[SAMPLE];
-    uint8_t found[SAMPLE];
-
-    if (pread(fd, found, len, (off_t)at) != (ssize_t)len)
-        return false;
-    return want ? memcmp(found, want, len) == 0 : memcmp(found, zero, len) != 0;
-}
-
-/*
- * Cheap, as it happens for each chunk of a warm save: sizes, owner, and samples of the bytes at the
- * beginning, the middle and the end. Content that differs under one key fails it, too.
- */
-static bool same_cheap(int fd, const struct kvs_file_sum *sum, const uint8_t *data, size_t len)
-{
-    bool raw = sum->encoding == KVS_FILE_RAW;
-    size_t piece = KV_MIN(sum->stored, (uint64_t)SAMPLE);
-    uint64_t at[] = {0, (sum->stored - piece) / 2, sum->stored - piece};
-
-    if (sum->len != len)
-        return false;
-    for (size_t i = 0; i < KV_COUNT(at); i++) {
-        if (piece && !sample(fd, at[i], raw ? data + at[i] : NULL, piece))
-            return false;
-    }
-    return true;
-}
 
 /* Unless the file is another by now, or another program's as well: its checksum may be in the side-car that this would replace. */
 static void mark(kv_store_v1 *h, int fan, const char *hex, int fd, const struct kvs_file_sum *sum)
@@ -95,65 +65,26 @@ static bool adopt(kv_store_v1 *h, int fd, int fan, const char *hex, uint64_t own
     return true;
 }
 
-static bool usable_open(kv_store_v1 *h, int fd, const struct stat *st, int fan, const char *hex,
-                        uint64_t owner, const uint8_t *data, size_t len)
-{
-    char side_car[KVS_FILE_HEX + 8];
-    struct kvs_file_sum sum;
-    int rc;
-
-    kvs_file_chunk_side_car(side_car, hex);
-    rc = kvs_file_load_sum(h, fd, side_car, owner, &sum);
-    if (rc == -ENODATA)
-        return adopt(h, fd, fan, hex, owner, data, len, (uint64_t)st->st_size);
-    if (rc < 0 || sum.stored != (uint64_t)st->st_size || sum.owner != owner)
-        return false;
-    return same_cheap(fd, &sum, data, len);
-}
-
-/* The thorough look, where the cheap one had doubts: other bytes under this key may be good. */
-static bool verifies(kv_store_v1 *h, const uint8_t *key, const char *hex, uint64_t owner)
-{
-    char side_car[KVS_FILE_HEX + 8];
-    struct kvs_file_sum sum;
-    uint8_t *data;
-    struct stat st;
-    size_t len;
-    int fd = kvs_file_open_read(h->fan[kvs_file_fan(key)], hex, &st), rc;
-
-    if (fd < 0)
-        return false;
-    kvs_file_chunk_side_car(side_car, hex);
-    rc = kvs_file_load_sum(h, fd, side_car, owner, &sum);
-    close(fd);
-    if (rc < 0) /* a foreign file that differs from what is put is taken for a torn one */
-        return false;
-    rc = kvs_file_read(h, h->fan[kvs_file_fan(key)], hex, side_car, owner, &data, &len, &st);
-    if (rc == 0)
-        free(data);
-    return rc == 0;
-}
-
-/* 1: there, and usable. 0: not there (any more). */
+/* 1: there, and all of it verified; *ret_st is how it was then. 0: not there (any more). */
 static int look(kv_store_v1 *h, const uint8_t *key, size_t key_len, const char *hex,
                 const uint8_t *data, size_t len, struct stat *ret_st)
 {
     int dir = h->fan[kvs_file_fan(key)];
     uint64_t owner = kvs_file_owner(key, key_len, false);
-    struct stat st;
-    int fd = kvs_file_open_read(dir, hex, &st);
+    int rc = kvs_file_verify(h, dir, hex, owner, ret_st), fd = -1;
 
-    if (fd >= 0 && (usable_open(h, fd, &st, kvs_file_fan(key), hex, owner, data, len) ||
-                    verifies(h, key, hex, owner))) {
-        close(fd);
-        *ret_st = st;
-        return 1;
+    if (rc == -ENODATA) { /* a foreign file; one that differs from what is put is taken for torn */
+        fd = kvs_file_open_read(dir, hex, ret_st);
+        rc = fd < 0 ? fd
+             : adopt(h, fd, kvs_file_fan(key), hex, owner, data, len, (uint64_t)ret_st->st_size)
+                 ? 0
+                 : -EBADMSG;
     }
-    if (fd >= 0 || fd == -EBADMSG)
-        kvs_file_set_aside(h, dir, hex, &st);
+    if (rc == -EBADMSG || rc == -EIO)
+        kvs_file_set_aside(h, dir, hex, ret_st);
     if (fd >= 0)
         close(fd);
-    return 0;
+    return rc == 0;
 }
 
 /* Refused for a file of our own: it is the file system's way, not fs.protected_hardlinks'. */
@@ -216,12 +147,12 @@ static int find_hit(kv_store_v1 *h, struct kvs_file_pending *e, const uint8_t *d
     kvs_file_hex(hex, e->key, e->key_len);
     if (fstatat(fan, hex, &st, AT_SYMLINK_NOFOLLOW) < 0)
         return 0;
-    e->seen = kvs_file_see(&st, data, len);
+    e->seen = kvs_file_see(&st);
     e->known = S_ISREG(st.st_mode) && kvs_file_known(h, e->key, e->key_len, &e->seen);
     if (!e->known) {
         if (!look(h, e->key, e->key_len, hex, data, len, &st))
             return 0;
-        e->seen = kvs_file_see(&st, data, len);
+        e->seen = kvs_file_see(&st);
     }
     rc = kvs_file_pin(h, e->key, hex, e);
     /* Used now: a pin says so until the publication does. Others' files stay as old as they are. */
@@ -247,6 +178,13 @@ static bool is_pending(kv_store_v1 *h, const uint8_t *key, size_t key_len)
     return there;
 }
 
+void kvs_file_unpin(kv_store_v1 *h, struct kvs_file_pending *e)
+{
+    if (e->pinned)
+        kvs_file_drop_tmp(h, e->tmp);
+    e->pinned = false;
+}
+
 void kvs_file_pending_free(kv_store_v1 *h, struct kvs_file_pending *e)
 {
     if (!e)
@@ -255,8 +193,7 @@ void kvs_file_pending_free(kv_store_v1 *h, struct kvs_file_pending *e)
         close(e->fd);
         atomic_fetch_sub(&h->kept_fds, 1);
     }
-    if (e->pinned)
-        kvs_file_drop_tmp(h, e->tmp);
+    kvs_file_unpin(h, e);
     free(e);
 }
 
@@ -367,6 +304,20 @@ static bool is_in_place(kv_store_v1 *h, const uint8_t *key, const char *hex, con
            now.st_ino == st->st_ino;
 }
 
+/* What was noted as verified stays so: it just was. */
+static void note_use(kv_store_v1 *h, const uint8_t *key, size_t key_len, const char *hex,
+                     struct stat *st)
+{
+    struct kvs_file_note note = {.key = key, .key_len = key_len, .seen = kvs_file_see(st)};
+    struct kvs_file_seen before = note.seen;
+
+    if (!kvs_file_note_use(h, h->fan[kvs_file_fan(key)], hex, st) ||
+        !kvs_file_known(h, key, key_len, &before))
+        return;
+    note.seen = kvs_file_see(st);
+    kvs_file_remember(h, &note, 1);
+}
+
 static int get_once(kv_store_v1 *h, const uint8_t *key, size_t key_len, const char *hex,
                     uint8_t **ret, size_t *ret_len)
 {
@@ -402,6 +353,8 @@ static int get_once(kv_store_v1 *h, const uint8_t *key, size_t key_len, const ch
         rc = kvs_file_read(h, h->fan[kvs_file_fan(key)], hex, side_car, owner, ret, ret_len, &st);
         if (rc == -ENOENT)
             rc = -EAGAIN;
+    } else if (rc == 0 && !pending) {
+        note_use(h, key, key_len, hex, &st);
     }
     return rc;
 }

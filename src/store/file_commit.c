@@ -194,8 +194,11 @@ static int prepare(kv_store_v1 *h, struct commit *c)
     return rc;
 }
 
+/* All that is lost is found at once, so that the next save can put all of it again. */
 static int place_each(kv_store_v1 *h, struct commit *c)
 {
+    bool lost = false;
+
     for (size_t i = 0; i < c->n; i++) {
         struct kvs_file_pending *e = c->entries[i];
         char hex[KVS_FILE_HEX];
@@ -206,6 +209,11 @@ static int place_each(kv_store_v1 *h, struct commit *c)
             lose(h, e);
             rc = -EIO;
         }
+        if (rc == -EIO) {
+            lost = true;
+            kvs_file_fail(h, EIO, "a chunk that was put can't be read any more", hex);
+            continue;
+        }
         if (rc < 0)
             return kvs_file_fail(h, -rc, "can't put a chunk into place", hex);
         if (!e->known || !e->same)
@@ -213,7 +221,7 @@ static int place_each(kv_store_v1 *h, struct commit *c)
         if (e->state == KVS_FILE_PUT)
             c->placed += e->sum.stored;
     }
-    return 0;
+    return lost ? -EIO : 0;
 }
 
 static void lock_fans(kv_store_v1 *h, const struct commit *c, int how)
@@ -273,6 +281,9 @@ static void free_entries(kv_store_v1 *h, struct commit *c)
  */
 static void finish(kv_store_v1 *h, struct commit *c, bool keep)
 {
+    struct kvs_file_note *notes = malloc((c->n + 1) * sizeof(*notes));
+    size_t n = 0;
+
     pthread_mutex_lock(&h->lock);
     for (size_t i = 0; i < c->n; i++) {
         struct kvs_file_pending *e = c->entries[i];
@@ -280,12 +291,19 @@ static void finish(kv_store_v1 *h, struct commit *c, bool keep)
 
         if (!lost)
             e->state = KVS_FILE_HIT;
-        if (!lost && e->same)
-            kvs_file_remember(h, e->key, e->key_len, &e->seen);
         let_go(h, &c->entries[i], e->again || keep || lost);
+        if (notes && !lost && e->sure && c->entries[i])
+            notes[n++] = (struct kvs_file_note){e->key, e->key_len, e->seen};
     }
     pthread_mutex_unlock(&h->lock);
+    for (size_t i = 0; i < c->n; i++) { /* the pins go first: that changes a chunk's ctime */
+        if (c->entries[i])
+            kvs_file_unpin(h, c->entries[i]);
+    }
+    if (n)
+        kvs_file_remember(h, notes, n);
     free_entries(h, c);
+    free(notes);
 }
 
 /*

@@ -3,7 +3,8 @@
  * The parts of the file store among themselves. What lies where, and why a publication is durable
  * and a pinned chunk can't vanish, is told once, in file_commit.c.
  *
- * Threads: `lock` protects the pending map and is held for no I/O. `commit` serialises what takes
+ * Threads: `lock` protects the pending map and is held for no I/O; `known_lock` what is known of
+ * chunks in place, and is held for no other lock. `commit` serialises what takes
  * fan-out locks (publication, sweeping, eviction): flock belongs to this handle's descriptors, so
  * two of its threads would not exclude each other. Order: commit before lock.
  *
@@ -68,6 +69,8 @@ int kvs_file_sum_decode(struct kvs_file_sum *ret, const uint8_t in[KVS_FILE_SUM_
 uint64_t kvs_file_owner(const void *key, size_t len, bool manifest);
 /** Read @len bytes of @fd at its start into @buf and hash them on the way. -EBADMSG: shorter. */
 int kvs_file_read_hashed(int fd, void *buf, size_t len, uint8_t ret_hash[16]);
+/** Hash the first @len bytes of @fd. -EBADMSG: it is shorter. */
+int kvs_file_hash_file(int fd, uint64_t len, uint8_t ret_hash[16]);
 void kvs_file_hash(const void *data, size_t len, uint8_t ret_hash[16]);
 
 /* -- Names (file_name.c) ---------------------------------------------------------------------- */
@@ -99,17 +102,17 @@ enum kvs_file_state {
 /* -- What was seen of a chunk in place (file_known.c) ------------------------------------------ */
 
 struct kvs_file_seen {
-    uint64_t ino, size; /* of the file */
-    struct timespec mtime;
-    uint64_t len, taste; /* of the content put: its length, and a hash of samples */
+    uint64_t ino, size;
+    int64_t mtime_ns, ctime_ns;
 };
 
 struct kvs_file_pending {
     struct kvs_file_pending *next; /* in its bucket */
     enum kvs_file_state state;
-    bool known;                /* a hit that this handle knew, name and all */
+    bool known;                /* a hit that was noted as verified and durable, name and all */
     bool same;                 /* a hit that is in place as it was seen */
-    struct kvs_file_seen seen; /* of a hit; else zero */
+    bool sure;                 /* what is in place now is verified, and was seen */
+    struct kvs_file_seen seen; /* of a hit, or of what was put into place; else zero */
     bool busy;                 /* a publication works on it */
     bool again;                /* put once more meanwhile: stays pinned */
     bool gone;                 /* busy, lost, and put anew: no longer in the map */
@@ -160,17 +163,23 @@ void kvs_file_history_add(kv_store_v1 *h, struct kvs_file_pending *const *entrie
                           bool noted);
 void kvs_file_history_fini(kv_store_v1 *h);
 
-struct kvs_file_known;
-struct kvs_file_seen kvs_file_see(const struct stat *st, const uint8_t *data, size_t len);
-/** The same file, with nothing written to it. */
+struct kvs_file_table;
+struct kvs_file_note {
+    const uint8_t *key;
+    size_t key_len;
+    struct kvs_file_seen seen; /* its ctime doesn't count */
+};
+struct kvs_file_seen kvs_file_see(const struct stat *st);
+/** The same file, with nothing written to it and no time of use set. */
 bool kvs_file_unchanged(const struct kvs_file_seen *a, const struct kvs_file_seen *b);
-/** Whether the chunk in place is as this handle left it, and holds what is put, to all that samples
- * tell. Any thread. */
+/** Whether the chunk in place is as somebody left it who had verified all of it, and made it and its
+ * name durable. Any thread. */
 bool kvs_file_known(kv_store_v1 *h, const uint8_t *key, size_t key_len,
                     const struct kvs_file_seen *now);
-/** The chunk is verified and durable under its name. With `lock` held. */
-void kvs_file_remember(kv_store_v1 *h, const uint8_t *key, size_t key_len,
-                       const struct kvs_file_seen *seen);
+/** Note chunks that are verified, durable under their names, and won't be changed by this handle any
+ * more (a pin that is removed changes their ctime). Any thread. */
+void kvs_file_remember(kv_store_v1 *h, const struct kvs_file_note *notes, size_t n);
+void kvs_file_known_free(struct kvs_file_table *table);
 
 /* -- Reading ahead (file_ahead.c) -------------------------------------------------------------- */
 
@@ -205,11 +214,11 @@ struct kv_store_v1 {
     char writer[17];
     _Atomic uint64_t next_tmp;
     _Atomic int kept_fds;
-    pthread_mutex_t lock, commit;
+    pthread_mutex_t lock, commit, known_lock;
     struct kvs_file_map map;
     struct kvs_file_history history;
 
-    struct kvs_file_known *known; /* NULL before the first */
+    struct kvs_file_table *known; /* NULL before the first; under known_lock */
     struct kvs_file_ahead *ahead; /* likewise */
     _Atomic uint64_t puts, put_hits, gets, get_misses, bad_chunks, evicted, written, read, errors;
 };
@@ -285,6 +294,14 @@ int kvs_file_keep_sum(kv_store_v1 *h, uint64_t n, const char *file, uint64_t own
  */
 int kvs_file_read(kv_store_v1 *h, int dirfd, const char *name, const char *side_car, uint64_t owner,
                   uint8_t **ret, size_t *ret_len, struct stat *ret_st);
+/** Note that the file was used, once a minute. Returns whether it was, with the new time in @st. */
+bool kvs_file_note_use(kv_store_v1 *h, int dirfd, const char *name, struct stat *st);
+/**
+ * Read and verify chunk file @hex in fan-out directory @dirfd without handing it out. 0, -ENODATA: it
+ * has no checksum of ours; else as kvs_file_read. @ret_st is how it was before and after.
+ */
+int kvs_file_verify(kv_store_v1 *h, int dirfd, const char *hex, uint64_t owner,
+                    struct stat *ret_st);
 /** Move what did not verify to bad/. -EAGAIN: it was replaced meanwhile, or may be good after all. */
 int kvs_file_set_aside(kv_store_v1 *h, int dirfd, const char *name, const struct stat *st);
 
@@ -319,6 +336,8 @@ static inline bool kvs_file_no_link(int error)
 {
     return error == EPERM || error == ENOTSUP || error == ENOSYS || error == EMLINK;
 }
+/** Unlink the file in tmp/ of an entry that is in no map any more. */
+void kvs_file_unpin(kv_store_v1 *h, struct kvs_file_pending *e);
 /** Close, unlink in tmp/, free. NULL is a no-op. */
 void kvs_file_pending_free(kv_store_v1 *h, struct kvs_file_pending *e);
 /** Make pending chunks durable and, unless @name is NULL, publish a manifest. */

@@ -428,16 +428,26 @@ static int read_open(kv_store_v1 *h, int fd, const char *side_car, int nth, uint
 }
 
 /* Eviction takes what was not used for longest; once a minute is exact enough for it. */
-static void note_use(int fd, const struct stat *st)
+bool kvs_file_note_use(kv_store_v1 *h, int dirfd, const char *name, struct stat *st)
 {
-    if ((int64_t)(kv_wall_ns() / KV_NS_PER_S) - st->st_mtime > USE_S)
-        futimens(fd, NULL);
+    struct timespec times[2];
+    struct stat now;
+
+    if (kvs_file_deletable(h) < 0 ||
+        (int64_t)(kv_wall_ns() / KV_NS_PER_S) - st->st_mtime <= USE_S ||
+        fstatat(dirfd, name, &now, AT_SYMLINK_NOFOLLOW) < 0 || now.st_ino != st->st_ino ||
+        clock_gettime(CLOCK_REALTIME, &times[0]) < 0)
+        return false;
+    times[1] = times[0];
+    st->st_mtim = times[0];
+    return utimensat(dirfd, name, times, AT_SYMLINK_NOFOLLOW) == 0;
 }
 
 int kvs_file_open_read(int dirfd, const char *name, struct stat *ret_st)
 {
     int fd = openat(dirfd, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | O_NOCTTY), error;
 
+    *ret_st = (struct stat){0};
     if (fd >= 0 && fstat(fd, ret_st) == 0 && S_ISREG(ret_st->st_mode))
         return fd;
     error = errno;
@@ -465,8 +475,6 @@ int kvs_file_read(kv_store_v1 *h, int dirfd, const char *name, const char *side_
         data = NULL;
         rc = read_open(h, fd, side_car, 1, owner, (uint64_t)ret_st->st_size, &data, &len);
     }
-    if (rc == 0 && kvs_file_deletable(h) == 0)
-        note_use(fd, ret_st);
     close(fd);
     if (rc < 0) {
         free(data);
@@ -476,6 +484,49 @@ int kvs_file_read(kv_store_v1 *h, int dirfd, const char *name, const char *side_
     *ret = data;
     *ret_len = len;
     return 0;
+}
+
+static int verify_open(kv_store_v1 *h, int fd, const char *hex, uint64_t owner, uint64_t size)
+{
+    char side_car[KVS_FILE_HEX + 8];
+    struct kvs_file_sum sum = {0};
+    uint8_t hash[16], *data = NULL;
+    size_t len;
+    int rc;
+
+    kvs_file_chunk_side_car(side_car, hex);
+    rc = kvs_file_load_sum(h, fd, side_car, owner, &sum);
+    if (rc < 0)
+        return rc;
+    if (sum.stored != size || sum.owner != owner)
+        return -EBADMSG;
+    if (sum.encoding != KVS_FILE_RAW) {
+        rc = read_open(h, fd, side_car, 0, owner, size, &data, &len);
+        free(data);
+        return rc;
+    }
+    rc = kvs_file_hash_file(fd, size, hash);
+    return rc < 0 ? rc : memcmp(hash, sum.hash, 16) == 0 ? 0 : -EBADMSG;
+}
+
+int kvs_file_verify(kv_store_v1 *h, int dirfd, const char *hex, uint64_t owner, struct stat *ret_st)
+{
+    int fd = kvs_file_open_read(dirfd, hex, ret_st), rc;
+    struct stat after;
+
+    if (fd < 0)
+        return fd;
+    rc = verify_open(h, fd, hex, owner, (uint64_t)ret_st->st_size);
+    if (rc == 0 && fstat(fd, &after) == 0) {
+        struct kvs_file_seen a = kvs_file_see(ret_st), b = kvs_file_see(&after);
+
+        if (!kvs_file_unchanged(&a, &b)) /* written to meanwhile */
+            rc = -EBADMSG;
+    }
+    if (rc == 0)
+        KVS_FILE_ADD(h->read, ret_st->st_size);
+    close(fd);
+    return rc;
 }
 
 /* -- Setting aside ---------------------------------------------------------------------------- */

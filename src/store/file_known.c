@@ -1,104 +1,328 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * What a handle knows of chunks in place. Saves of a conversation hit the same chunks again and
- * again; opening each, reading its checksum and samples of its bytes costs more than all the rest.
- * So a publication remembers the hits that it verified, made durable and gave their time of last
- * use: while inode, size and that very time (nanoseconds) stay, nobody else wrote to or used the
- * file, and the bytes put now are compared with samples of those put then.
+ * Chunks in place whose whole content was verified. A save that hits a chunk must know that it can be
+ * read again, and reading it is what deduplication saves. So a publication notes each chunk that it
+ * wrote or verified, made durable and gave its time of last use:
  *
- * The table is made of sets of a few places. In a full set somebody has to go, and is looked at
- * again, no more.
+ *     key, inode, size, mtime (to the nanosecond, as the publication set it), time of the note
+ *
+ * The note holds while inode, size and mtime are those and ctime isn't after the note: a write sets
+ * both to the kernel's own clock, and a time that is set back shows in ctime. Pins and touches of
+ * others end it, too: they note the chunk anew, or it is verified once more. Bits that rot on the
+ * disk change no time; readers verify, whatever was noted.
+ *
+ *     .kvasir/verified   records of all processes, appended, one write each publication (formats.md)
+ *     the table          of this handle: sets of a few places. In a full set one has to go
+ *
+ * A handle reads the records that others appended when it doesn't know a chunk. The file is a hint:
+ * nobody syncs it, and without it chunks are verified. Beyond MAX_BYTES a handle replaces it by
+ * what it knows itself.
  */
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include "base/clock.h"
 #include "base/xxh.h"
 #include "store/file_impl.h"
 
-enum { SETS = 4096, WAYS = 4, SAMPLE = 256 }; /* 1 MiB, once there is a hit */
+enum {
+    SETS = 4096,
+    WAYS = 8, /* 2 MiB, once there is a hit */
+    RECORD = 64,
+    MAX_BYTES = 4 << 20,
+    TORN_MAX = 64 * 1024 /* bytes that are no record, in a row: nothing behind them is looked for */
+};
 
 struct kvs_file_known {
     XXH128_hash_t key;
-    struct kvs_file_seen seen; /* ino 0: free */
+    uint64_t ino, size; /* ino 0: free */
+    int64_t mtime_ns, noted_ns;
 };
 
-static uint64_t taste(const uint8_t *data, size_t len)
-{
-    size_t piece = KV_MIN(len, (size_t)SAMPLE);
-    uint64_t sum = 0;
+struct kvs_file_table {
+    int fd;      /* of .kvasir/verified; -1: none */
+    uint64_t at; /* read so far */
+    struct kvs_file_known places[SETS * WAYS];
+};
 
-    if (!piece)
-        return 0;
-    sum = kv_xxh64(data, piece, sum);
-    sum = kv_xxh64(data + (len - piece) / 2, piece, sum);
-    return kv_xxh64(data + len - piece, piece, sum);
+static int64_t ns_of(const struct timespec *t)
+{
+    return (int64_t)t->tv_sec * (int64_t)KV_NS_PER_S + t->tv_nsec;
 }
 
-struct kvs_file_seen kvs_file_see(const struct stat *st, const uint8_t *data, size_t len)
+struct kvs_file_seen kvs_file_see(const struct stat *st)
 {
     return (struct kvs_file_seen){.ino = st->st_ino,
                                   .size = (uint64_t)st->st_size,
-                                  .mtime = st->st_mtim,
-                                  .len = len,
-                                  .taste = taste(data, len)};
+                                  .mtime_ns = ns_of(&st->st_mtim),
+                                  .ctime_ns = ns_of(&st->st_ctim)};
 }
 
-/* The place of a chunk in its set, or NULL. */
-static struct kvs_file_known *find(struct kvs_file_known *table, const XXH128_hash_t *key)
+bool kvs_file_unchanged(const struct kvs_file_seen *a, const struct kvs_file_seen *b)
 {
-    struct kvs_file_known *set = table + key->low64 % SETS * WAYS;
+    return a->ino == b->ino && a->size == b->size && a->mtime_ns == b->mtime_ns;
+}
+
+/* -- The table, under known_lock ---------------------------------------------------------------- */
+
+static struct kvs_file_known *find(struct kvs_file_table *table, const XXH128_hash_t *key)
+{
+    struct kvs_file_known *set = table->places + key->low64 % SETS * WAYS;
 
     for (int i = 0; i < WAYS; i++) {
-        if (set[i].seen.ino && XXH128_isEqual(set[i].key, *key))
+        if (set[i].ino && XXH128_isEqual(set[i].key, *key))
             return &set[i];
     }
     return NULL;
 }
 
-/* A free one, else any. */
-static struct kvs_file_known *make_place(struct kvs_file_known *table, const XXH128_hash_t *key)
+/* In its place, a free one, or that of the oldest note. */
+static void enter(struct kvs_file_table *table, const struct kvs_file_known *note)
 {
-    struct kvs_file_known *set = table + key->low64 % SETS * WAYS;
+    struct kvs_file_known *set = table->places + note->key.low64 % SETS * WAYS;
+    struct kvs_file_known *place = find(table, &note->key);
 
-    for (int i = 0; i < WAYS; i++) {
-        if (!set[i].seen.ino)
-            return &set[i];
+    for (int i = 0; i < WAYS && !place; i++) {
+        if (!set[i].ino)
+            place = &set[i];
     }
-    return &set[key->high64 % WAYS];
+    if (!place) {
+        place = &set[0];
+        for (int i = 1; i < WAYS; i++) {
+            if (set[i].noted_ns < place->noted_ns)
+                place = &set[i];
+        }
+    }
+    *place = *note;
 }
 
-bool kvs_file_unchanged(const struct kvs_file_seen *a, const struct kvs_file_seen *b)
+/* -- Records ------------------------------------------------------------------------------------ */
+
+static void put_le64(uint8_t *out, uint64_t value)
 {
-    return a->ino == b->ino && a->size == b->size && a->mtime.tv_sec == b->mtime.tv_sec &&
-           a->mtime.tv_nsec == b->mtime.tv_nsec;
+    for (int i = 0; i < 8; i++)
+        out[i] = (uint8_t)(value >> 8 * i);
+}
+
+static uint64_t get_le64(const uint8_t *in)
+{
+    uint64_t value = 0;
+
+    for (int i = 7; i >= 0; i--)
+        value = value << 8 | in[i];
+    return value;
+}
+
+static void encode(uint8_t out[RECORD], const struct kvs_file_known *note)
+{
+    const uint64_t words[] = {
+        note->key.low64,          note->key.high64,         note->ino, note->size,
+        (uint64_t)note->mtime_ns, (uint64_t)note->noted_ns, 0};
+
+    for (size_t i = 0; i < KV_COUNT(words); i++)
+        put_le64(out + 8 * i, words[i]);
+    put_le64(out + RECORD - 8, kv_xxh64(out, RECORD - 8, 0));
+}
+
+static bool decode(struct kvs_file_known *ret, const uint8_t in[RECORD])
+{
+    if (get_le64(in + RECORD - 8) != kv_xxh64(in, RECORD - 8, 0))
+        return false;
+    *ret = (struct kvs_file_known){.key = {get_le64(in), get_le64(in + 8)},
+                                   .ino = get_le64(in + 16),
+                                   .size = get_le64(in + 24),
+                                   .mtime_ns = (int64_t)get_le64(in + 32),
+                                   .noted_ns = (int64_t)get_le64(in + 40)};
+    return ret->ino != 0;
+}
+
+/* Returns how many bytes were used up; a torn record costs itself, whatever its length is now. */
+static size_t take_records(struct kvs_file_table *table, const uint8_t *data, size_t len)
+{
+    struct kvs_file_known note;
+    size_t at = 0, torn = 0;
+
+    while (at + RECORD <= len && torn < TORN_MAX) {
+        if (decode(&note, data + at)) {
+            enter(table, &note);
+            at += RECORD;
+            torn = 0;
+        } else {
+            at++;
+            torn++;
+        }
+    }
+    return torn < TORN_MAX ? at : len;
+}
+
+/* -- The file, under known_lock ----------------------------------------------------------------- */
+
+/* Another handle replaced it. */
+static bool is_replaced(const struct stat *st)
+{
+    return st->st_nlink == 0;
+}
+
+static int open_file(kv_store_v1 *h, struct stat *st)
+{
+    struct kvs_file_table *t = h->known;
+
+    if (t->fd >= 0 && (fstat(t->fd, st) < 0 || is_replaced(st))) {
+        close(t->fd);
+        t->fd = -1;
+    }
+    if (t->fd < 0) {
+        t->at = 0;
+        t->fd = h->house < 0
+                    ? -1
+                    : kvs_file_open_own(
+                          h, h->house, "verified",
+                          O_RDWR | O_APPEND | (kvs_file_deletable(h) == 0 ? O_CREAT : 0), NULL);
+    }
+    return t->fd < 0 || fstat(t->fd, st) < 0 ? -ENOENT : 0;
+}
+
+/* Read what others appended since. */
+static void catch_up(kv_store_v1 *h)
+{
+    struct kvs_file_table *t = h->known;
+    uint64_t end;
+    struct stat st;
+    uint8_t *data;
+    ssize_t n;
+
+    if (open_file(h, &st) < 0)
+        return;
+    end = KV_MIN((uint64_t)st.st_size, (uint64_t)2 * MAX_BYTES);
+    if (end < t->at) /* cut */
+        t->at = 0;
+    if (end < t->at + RECORD)
+        return;
+    data = malloc(end - t->at);
+    if (!data)
+        return;
+    n = pread(t->fd, data, end - t->at, (off_t)t->at);
+    if (n > 0)
+        t->at += take_records(t, data, (size_t)n);
+    free(data);
+}
+
+/* All that this handle knows, in place of a file that grew too long. */
+static void replace(kv_store_v1 *h)
+{
+    struct kvs_file_table *t = h->known;
+    struct kv_buf buf = KV_BUF_INIT;
+    char name[KVS_FILE_TMP];
+    uint8_t record[RECORD];
+    int fd, rc;
+
+    for (size_t i = 0; i < (size_t)SETS * WAYS; i++) {
+        if (!t->places[i].ino)
+            continue;
+        encode(record, &t->places[i]);
+        kv_buf_append(&buf, record, RECORD);
+    }
+    kvs_file_tmp_name(h, name, atomic_fetch_add(&h->next_tmp, 1));
+    fd = openat(h->tmp, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    rc = fd < 0 ? -errno : buf.error;
+    if (rc == 0)
+        rc = kvs_file_write_all(fd, buf.data, buf.len);
+    if (fd >= 0)
+        close(fd);
+    if (rc == 0)
+        rc = kvs_file_rename(h, h->tmp, name, h->house, "verified");
+    if (rc < 0 && fd >= 0)
+        unlinkat(h->tmp, name, 0);
+    kv_buf_fini(&buf);
+}
+
+static void append(kv_store_v1 *h, const struct kv_buf *records)
+{
+    struct kvs_file_table *t = h->known;
+    struct stat st;
+
+    if (kvs_file_deletable(h) < 0 || open_file(h, &st) < 0)
+        return;
+    if ((uint64_t)st.st_size + records->len > MAX_BYTES) {
+        if (flock(t->fd, LOCK_EX | LOCK_NB) < 0)
+            return; /* another handle is at it */
+        catch_up(h);
+        replace(h);
+        close(t->fd); /* unlocks */
+        t->fd = -1;
+        return;
+    }
+    (void)!write(t->fd, records->data,
+                 records->len); /* a hint: where it fails, chunks are verified */
+}
+
+/* -- Asking and noting -------------------------------------------------------------------------- */
+
+static bool holds(const struct kvs_file_known *note, const struct kvs_file_seen *now)
+{
+    return note && note->ino == now->ino && note->size == now->size &&
+           note->mtime_ns == now->mtime_ns && now->ctime_ns <= note->noted_ns;
+}
+
+static bool have_table(kv_store_v1 *h)
+{
+    if (h->known)
+        return true;
+    h->known = calloc(1, sizeof(*h->known));
+    if (h->known)
+        h->known->fd = -1;
+    return h->known;
 }
 
 bool kvs_file_known(kv_store_v1 *h, const uint8_t *key, size_t key_len,
                     const struct kvs_file_seen *now)
 {
     XXH128_hash_t hash = XXH3_128bits(key, key_len);
-    struct kvs_file_seen then = {0};
-    struct kvs_file_known *place;
+    bool known = false;
 
-    pthread_mutex_lock(&h->lock);
-    place = h->known ? find(h->known, &hash) : NULL;
-    if (place)
-        then = place->seen;
-    pthread_mutex_unlock(&h->lock);
-    return place && kvs_file_unchanged(&then, now) && then.len == now->len &&
-           then.taste == now->taste;
+    pthread_mutex_lock(&h->known_lock);
+    if (have_table(h)) {
+        known = holds(find(h->known, &hash), now);
+        if (!known) {
+            catch_up(h);
+            known = holds(find(h->known, &hash), now);
+        }
+    }
+    pthread_mutex_unlock(&h->known_lock);
+    return known;
 }
 
-void kvs_file_remember(kv_store_v1 *h, const uint8_t *key, size_t key_len,
-                       const struct kvs_file_seen *seen)
+void kvs_file_remember(kv_store_v1 *h, const struct kvs_file_note *notes, size_t n)
 {
-    XXH128_hash_t hash = XXH3_128bits(key, key_len);
+    struct timespec now;
+    struct kv_buf records = KV_BUF_INIT;
+    uint8_t record[RECORD];
 
-    struct kvs_file_known *place;
-
-    if (!h->known)
-        h->known = calloc((size_t)SETS * WAYS, sizeof(*h->known));
-    if (!h->known)
+    if (n == 0 || clock_gettime(CLOCK_REALTIME, &now) < 0)
         return;
-    place = find(h->known, &hash);
-    if (!place)
-        place = make_place(h->known, &hash);
-    *place = (struct kvs_file_known){hash, *seen};
+    pthread_mutex_lock(&h->known_lock);
+    for (size_t i = 0; i < n && have_table(h); i++) {
+        struct kvs_file_known note = {.key = XXH3_128bits(notes[i].key, notes[i].key_len),
+                                      .ino = notes[i].seen.ino,
+                                      .size = notes[i].seen.size,
+                                      .mtime_ns = notes[i].seen.mtime_ns,
+                                      .noted_ns = ns_of(&now)};
+
+        enter(h->known, &note);
+        encode(record, &note);
+        kv_buf_append(&records, record, RECORD);
+    }
+    if (h->known && !records.error)
+        append(h, &records);
+    pthread_mutex_unlock(&h->known_lock);
+    kv_buf_fini(&records);
+}
+
+void kvs_file_known_free(struct kvs_file_table *table)
+{
+    if (table && table->fd >= 0)
+        close(table->fd);
+    free(table);
 }

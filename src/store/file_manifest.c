@@ -69,6 +69,8 @@ int kvs_file_get_manifest(kv_store_v1 *h, const char *name, uint8_t **ret, size_
         if (fd >= 0)
             close(fd);
     }
+    if (rc == 0)
+        kvs_file_note_use(h, h->root, file, &st);
     /* A damaged one stays where it is: collection must go on seeing that it can't be read. */
     if (rc < 0 && rc != -ENOENT && rc != -EBADMSG)
         return kvs_file_fail(h, -rc, "can't read a manifest", file);

@@ -255,6 +255,7 @@ static kv_store_v1 *new_handle(void)
         h->fan[i] = -1;
     pthread_mutex_init(&h->lock, NULL);
     pthread_mutex_init(&h->commit, NULL);
+    pthread_mutex_init(&h->known_lock, NULL);
     return h;
 }
 
@@ -348,7 +349,7 @@ static void drop_pending(kv_store_v1 *h, bool ours)
         }
     }
     free(h->map.buckets);
-    free(h->known);
+    kvs_file_known_free(h->known);
     kvs_file_ahead_free(h->ahead);
 }
 
@@ -376,6 +377,7 @@ void kvs_file_close(kv_store_v1 *h)
     if (ours) {
         pthread_mutex_destroy(&h->lock);
         pthread_mutex_destroy(&h->commit);
+        pthread_mutex_destroy(&h->known_lock);
     }
     free(h->dir);
     free(h);

@@ -4,26 +4,23 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "store/file_impl.h"
 
-/* 1, 0, or negative when that can't be told now. */
+/* Whether what is in place can be read, all of it: 1, 0, or negative when that can't be told now. */
 static int good_in_place(kv_store_v1 *h, const struct kvs_file_pending *e, const char *hex)
 {
-    char side_car[KVS_FILE_HEX + 8];
-    uint64_t owner = kvs_file_owner(e->key, e->key_len, false);
-    struct kvs_file_sum sum;
+    int fan = h->fan[kvs_file_fan(e->key)], rc;
+    struct kvs_file_seen seen;
     struct stat st;
-    int fd = kvs_file_open_read(h->fan[kvs_file_fan(e->key)], hex, &st);
-    int rc;
 
-    if (fd < 0)
-        return kvs_file_passing(fd) ? fd : 0;
-    kvs_file_chunk_side_car(side_car, hex);
-    rc = kvs_file_load_sum(h, fd, side_car, owner, &sum);
-    if (!kvs_file_passing(rc))
-        rc = rc == 0 && sum.stored == (uint64_t)st.st_size && sum.owner == owner;
-    close(fd);
-    return rc;
+    if (fstatat(fan, hex, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode)) {
+        seen = kvs_file_see(&st);
+        if (kvs_file_known(h, e->key, e->key_len, &seen))
+            return 1;
+    }
+    rc = kvs_file_verify(h, fan, hex, kvs_file_owner(e->key, e->key_len, false), &st);
+    return kvs_file_passing(rc) ? rc : rc == 0;
 }
 
 /* The file in tmp/ went: what is in place is all there is. */
@@ -215,34 +212,54 @@ static bool is_lost(kv_store_v1 *h, const struct kvs_file_pending *e)
     return lost;
 }
 
-/* The file that was hit is still in place. *same: and as it was then. */
-static bool still_there(const kv_store_v1 *h, const struct kvs_file_pending *e, const char *hex,
-                        bool *same)
+/* The file that was hit is still in place, and can be read: when it isn't as it was seen, another
+ * publication or reader noted its use, or it was damaged. -EEXIST: it is another; -EBADMSG. */
+static int still_there(kv_store_v1 *h, struct kvs_file_pending *e, const char *hex)
 {
     struct kvs_file_seen now;
     struct stat st;
+    int rc;
 
     if (!e->seen.ino || fstatat(h->fan[kvs_file_fan(e->key)], hex, &st, AT_SYMLINK_NOFOLLOW) < 0)
-        return false;
-    now = kvs_file_see(&st, NULL, 0);
-    *same = kvs_file_unchanged(&now, &e->seen);
-    return now.ino == e->seen.ino;
+        return -EEXIST;
+    now = kvs_file_see(&st);
+    if (now.ino != e->seen.ino)
+        return -EEXIST;
+    e->same = kvs_file_unchanged(&now, &e->seen);
+    rc = e->same ? 1 : good_in_place(h, e, hex);
+    return rc < 0 ? rc : rc ? 0 : -EBADMSG;
 }
 
+/* No hard links here: nothing kept it but its age. */
+static int place_unpinned(kv_store_v1 *h, struct kvs_file_pending *e, const char *hex)
+{
+    int rc;
+
+    if (faccessat(h->fan[kvs_file_fan(e->key)], hex, F_OK, AT_SYMLINK_NOFOLLOW) < 0)
+        return -errno;
+    rc = e->state == KVS_FILE_HIT ? still_there(h, e, hex) : -EEXIST;
+    if (rc == -EEXIST) {
+        rc = good_in_place(h, e, hex);
+        rc = rc < 0 ? rc : rc ? 0 : -EBADMSG;
+    }
+    return rc;
+}
+
+/* 0: what is in place is verified. */
 static int place(kv_store_v1 *h, struct kvs_file_pending *e, const char *hex)
 {
     char tmp[KVS_FILE_TMP];
-    int fan = h->fan[kvs_file_fan(e->key)], rc;
+    int rc;
 
     if (is_lost(h, e))
         return -EIO;
-    if (!e->pinned) /* no hard links here: nothing kept it but its age */
-        return faccessat(fan, hex, F_OK, AT_SYMLINK_NOFOLLOW) < 0 ? -errno : 0;
+    if (!e->pinned)
+        return place_unpinned(h, e, hex);
     kvs_file_tmp_name(h, tmp, e->tmp);
     if (e->state == KVS_FILE_PUT)
         rc = move_in(h, e, tmp, hex);
     else
-        rc = still_there(h, e, hex, &e->same) ? 0 : -EEXIST;
+        rc = still_there(h, e, hex);
     return rc == -EEXIST ? place_linked(h, e, tmp, hex) : rc;
 }
 
@@ -254,14 +271,21 @@ static void note_use(const kv_store_v1 *h, struct kvs_file_pending *e, const cha
 {
     int fan = h->fan[kvs_file_fan(e->key)];
     struct timespec times[2];
+    struct stat st;
 
-    if (e->same && clock_gettime(CLOCK_REALTIME, &times[0]) == 0) {
+    if (clock_gettime(CLOCK_REALTIME, &times[0]) == 0) {
         times[1] = times[0];
-        e->seen.mtime = times[0];
-        e->same = utimensat(fan, hex, times, AT_SYMLINK_NOFOLLOW) == 0;
+        e->sure = utimensat(fan, hex, times, AT_SYMLINK_NOFOLLOW) == 0;
     }
-    if (!e->same)
+    if (!e->sure) {
         utimensat(fan, hex, NULL, AT_SYMLINK_NOFOLLOW);
+        return;
+    }
+    if (!e->same) {
+        e->sure = fstatat(fan, hex, &st, AT_SYMLINK_NOFOLLOW) == 0;
+        e->seen = kvs_file_see(&st);
+    }
+    e->seen.mtime_ns = (int64_t)times[0].tv_sec * (int64_t)KV_NS_PER_S + times[0].tv_nsec;
 }
 
 int kvs_file_place(kv_store_v1 *h, struct kvs_file_pending *e)
@@ -269,7 +293,7 @@ int kvs_file_place(kv_store_v1 *h, struct kvs_file_pending *e)
     char hex[KVS_FILE_HEX];
     int rc;
 
-    e->same = false;
+    e->same = e->sure = false;
     kvs_file_hex(hex, e->key, e->key_len);
     rc = place(h, e, hex);
     if (rc == 0)

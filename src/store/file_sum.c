@@ -71,23 +71,39 @@ int kvs_file_sum_decode(struct kvs_file_sum *ret, const uint8_t in[KVS_FILE_SUM_
     return 0;
 }
 
-int kvs_file_read_hashed(int fd, void *buf, size_t len, uint8_t ret_hash[16])
+/* @step: how far the buffer moves on per byte read: 1, or 0 for one piece again and again. */
+static int read_hashed(int fd, char *buf, uint64_t len, size_t step, uint8_t ret_hash[16])
 {
     XXH3_state_t state;
-    size_t done = 0;
+    uint64_t done = 0;
 
     XXH3_INITSTATE(&state);
     XXH3_128bits_reset(&state);
     while (done < len) {
-        ssize_t n = pread(fd, (char *)buf + done, KV_MIN(len - done, (size_t)PIECE), (off_t)done);
+        char *to = buf + done * step;
+        ssize_t n = pread(fd, to, KV_MIN(len - done, (uint64_t)PIECE), (off_t)done);
 
         if (n < 0 && errno == EINTR)
             continue;
         if (n <= 0)
             return n < 0 ? -errno : -EBADMSG;
-        kvs_hash_update(&state, (char *)buf + done, (size_t)n);
-        done += (size_t)n;
+        kvs_hash_update(&state, to, (size_t)n);
+        done += (uint64_t)n;
     }
     kvs_hash_done(&state, ret_hash);
     return 0;
+}
+
+int kvs_file_read_hashed(int fd, void *buf, size_t len, uint8_t ret_hash[16])
+{
+    return read_hashed(fd, buf, len, 1, ret_hash);
+}
+
+int kvs_file_hash_file(int fd, uint64_t len, uint8_t ret_hash[16])
+{
+    char *piece = malloc(PIECE);
+    int rc = piece ? read_hashed(fd, piece, len, 0, ret_hash) : -ENOMEM;
+
+    free(piece);
+    return rc;
 }
