@@ -37,6 +37,7 @@ static void look_at_workers(struct ki_service *service, const struct ki_model *m
         for (int s = 0; s < KVE_N_SKIPS; s++)
             view->skipped[s] += info->skipped[s];
     }
+    view->partial += ki_registry_unfollowed(service->registry, model);
     if (n >= 0)
         ki_worker_infos_free(infos, n);
 }

@@ -53,6 +53,8 @@ int ki_listener_create(struct ki_listener_env *env, const struct ki_registration
     l->instance = registration->instance;
     l->rank = registration->rank;
     l->epoll_fd = -1;
+    l->version = registration->version;
+    l->by_peer = registration->by_peer;
     ki_backlog_init(&l->backlog);
     l->generation = ki_listener_new_generation(env);
     l->endpoint = strdup(registration->endpoint);
@@ -199,6 +201,7 @@ void ki_listener_info(struct ki_listener *l, struct ki_worker_info *ret)
     *ret = (struct ki_worker_info){
         .instance = l->instance,
         .rank = l->rank,
+        .version = l->version,
         .block_size = l->model->block_size,
         .endpoint = strdup(l->endpoint),
         .replay_endpoint = l->replay_endpoint ? strdup(l->replay_endpoint) : NULL,

@@ -74,6 +74,8 @@ struct ki_listener {
     bool gone, paused, started;
     bool connected; /* to a publisher, by the last that was heard */
     uint64_t reopened;
+    uint64_t version; /* of the registration; written under the registry's admin lock as well */
+    bool by_peer;     /* a peer told it */
     char last_error[120];
     /* ...to here. */
 

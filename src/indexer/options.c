@@ -42,8 +42,15 @@ static const struct kv_arg arguments[] = {
      "Threads that read event streams; streams are spread over them (default 4).", 1, 256, NULL,
      false},
     {"peers", KV_ARG_STR, AT(peers), "URLS",
-     "Other indexers, separated by commas; the first that answers provides the starting state.", 0,
-     0, NULL, false},
+     "Other indexers, separated by commas; the first that answers provides the starting state, and "
+     "the workers that are registered there are followed here as well.",
+     0, 0, NULL, false},
+    {"peer-interval", KV_ARG_TIME, AT(peer_interval_ms), "TIME",
+     "Ask the peers so often which workers they have registered and unregistered (default 2s).",
+     100, 3600000, NULL, false},
+    {"unfollowed-age", KV_ARG_TIME, AT(unfollowed_age_ms), "TIME",
+     "Forget blocks from a peer that no registration here keeps true, after this (default 10m).",
+     1000, 86400000, NULL, false},
     {"min-initial-workers", KV_ARG_U64, AT(min_initial_workers), "N",
      "/health answers 503, and systemd hears of no readiness, until N worker instances have been "
      "registered (default 0; also DYN_ROUTER_MIN_INITIAL_WORKERS).",
@@ -175,6 +182,8 @@ int ki_options_parse(int argc, char **argv, struct ki_options *ret, struct kv_er
         .max_body = 8 << 20,
         .http_threads = 4,
         .replay_timeout_ms = 5000,
+        .peer_interval_ms = 2000,
+        .unfollowed_age_ms = 600000,
         .idle_timeout_ms = 75000,
         .trace_id_header = "x-trace-id",
     };

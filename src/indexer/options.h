@@ -35,6 +35,8 @@ struct ki_options {
     uint64_t http_threads;
     uint64_t replay_timeout_ms;
     uint64_t backlog_memory;
+    uint64_t peer_interval_ms;
+    uint64_t unfollowed_age_ms;
     uint64_t recovery_memory; /* 0: half of the machine's */
     uint64_t idle_timeout_ms;
     uint64_t min_initial_workers;

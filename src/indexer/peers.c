@@ -82,6 +82,21 @@ int ki_peers_remove(struct ki_peers *peers, const char *url)
     return rc;
 }
 
+char *ki_peer_url(const char *peer, const char *path)
+{
+    size_t len = strlen(peer), path_size = strlen(path) + 1;
+    char *url;
+
+    while (len && peer[len - 1] == '/')
+        len--;
+    url = malloc(len + path_size);
+    if (url) {
+        memcpy(url, peer, len);
+        memcpy(url + len, path, path_size);
+    }
+    return url;
+}
+
 long ki_peers_list(struct ki_peers *peers, char ***ret)
 {
     char **urls;

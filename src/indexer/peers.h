@@ -21,6 +21,9 @@ int ki_peers_add(struct ki_peers *peers, const char *url);
 /** Returns 0 or -ENOENT. */
 int ki_peers_remove(struct ki_peers *peers, const char *url);
 
+/** {peer}@path, whether or not the peer was given with a slash at its end; free it. NULL: no memory. */
+char *ki_peer_url(const char *peer, const char *path);
+
 /** A copy of the list; release with ki_peers_free. Returns the number of URLs or -ENOMEM. */
 long ki_peers_list(struct ki_peers *peers, char ***ret);
 void ki_peers_free(char **urls, long n);

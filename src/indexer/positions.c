@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/xxh.h"
 #include "event/unique.h"
 #include "indexer/apply.h"
@@ -86,6 +87,7 @@ bool ki_positions_note(struct ki_positions *p, const struct ki_watermark *mark, 
         remove_at(p, link_of(p, TAILQ_FIRST(&p->by_age)->mark.holder, &ranks));
     item->mark = *mark;
     item->has_blocks = has_blocks;
+    item->noted_ns = kv_now_ns();
     link = bucket_of(p, mark->holder.worker);
     item->next = *link;
     *link = item;

@@ -18,6 +18,7 @@
 struct ki_position {
     struct ki_watermark mark;
     bool has_blocks; /* the index still has what the stream brought up to here (from a dump) */
+    uint64_t noted_ns;
     struct ki_position *next; /* of the same bucket */
     TAILQ_ENTRY(ki_position) age;
 };

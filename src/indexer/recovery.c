@@ -14,6 +14,8 @@
 #include "base/log.h"
 #include "indexer/dump_reader.h"
 #include "indexer/fetch.h"
+#include "indexer/follow.h"
+#include "indexer/peers.h"
 
 /* What of the document is in memory at a time. */
 #define READ_BUFFER (256u << 10)
@@ -33,22 +35,6 @@ static void wait_for_joins(const struct ki_recovery_opts *opts)
 
     while (kv_now_ns() < until && !is_stopped(opts))
         nanosleep(&(struct timespec){.tv_nsec = 20 * 1000000}, NULL);
-}
-
-/* {peer}/dump, whether or not the peer was given with a slash at its end. */
-static char *dump_url(const char *peer)
-{
-    size_t len = strlen(peer);
-    char *url;
-
-    while (len && peer[len - 1] == '/')
-        len--;
-    url = malloc(len + sizeof("/dump"));
-    if (url) {
-        memcpy(url, peer, len);
-        memcpy(url + len, "/dump", sizeof("/dump"));
-    }
-    return url;
 }
 
 static int read_dump(struct ki_fetch *fetch, struct ki_dump_reader *reader, char *why, size_t size)
@@ -82,7 +68,7 @@ static int fetch_dump(const char *peer, const struct ki_recovery_opts *opts,
     };
     struct ki_fetch *fetch = NULL;
     char why[320] = "out of memory", quoted[400];
-    char *url = dump_url(peer);
+    char *url = ki_peer_url(peer, "/dump");
     int rc = -ENOMEM;
 
     fetch_opts.url = url;
@@ -150,6 +136,20 @@ static void adopt_all(struct ki_registry *registry, struct ki_dump_reader *reade
     result->orphans = reader->orphans;
 }
 
+/* What the peer follows is followed here before its dump is taken, so that no batch falls between. */
+static void take_registrations(struct ki_registry *registry, const char *peer,
+                               const struct ki_recovery_opts *opts)
+{
+    uint64_t id = 0, revision = 0;
+    struct kv_error error = {0};
+    char text[400];
+
+    if (ki_follow_ask(registry, peer, KV_OPT(opts, token, NULL), KV_OPT(opts, stop, NULL), &id,
+                      &revision, &error) < 0)
+        kv_log_info("recovery", "a peer doesn't tell its registrations", "peer=%s error=%s", peer,
+                    kv_log_quote(text, sizeof(text), error.text));
+}
+
 int ki_recover(struct ki_registry *registry, const char *const *urls, size_t n,
                const struct ki_recovery_opts *opts, struct ki_recovery_result *ret)
 {
@@ -159,6 +159,8 @@ int ki_recover(struct ki_registry *registry, const char *const *urls, size_t n,
     int rc = -ENOENT;
 
     curl_global_init(CURL_GLOBAL_DEFAULT);
+    for (size_t i = 0; i < n && !is_stopped(opts); i++)
+        take_registrations(registry, urls[i], opts);
     wait_for_joins(opts);
     for (size_t i = 0; i < n && rc < 0 && !is_stopped(opts); i++) {
         struct ki_dump_reader reader = {.max_bytes = max_bytes};

@@ -7,7 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/endpoint_rule.h"
+#include "event/unique.h"
 #include "indexer/tables.h"
 
 #define MAX_THREADS 256
@@ -64,6 +66,7 @@ int ki_registry_create(const struct ki_registry_opts *opts, struct ki_registry *
     r->env.replay_timeout_ms = opts->replay_timeout_ms ? opts->replay_timeout_ms : 5000;
     r->env.backlog.max_bytes = opts->backlog_bytes ? opts->backlog_bytes : 256u << 20;
     r->env.backlog.max_stream_bytes = r->env.backlog.max_bytes / 4;
+    r->id = (kve_secret() ^ kv_wall_ns()) & ((UINT64_C(1) << 53) - 1); /* also as a JSON number */
     atomic_init(&r->env.held, opts->start_held);
     rc = kv_resolver_create(NULL, &r->env.resolver);
     if (rc == 0)
@@ -94,6 +97,7 @@ void ki_registry_destroy(struct ki_registry *registry)
         ki_model_release(r->models[i]);
     free(r->models);
     ki_positions_fini(&r->positions);
+    free(r->removed);
     if (r->env.zmq)
         zmq_ctx_term(r->env.zmq);
     kv_resolver_destroy(r->env.resolver);
@@ -144,8 +148,8 @@ static int check_allowed(const struct ki_registry *r, const char *text, struct k
                    text);
 }
 
-static int check_request(const struct ki_registry *r, const struct ki_registration *reg,
-                         struct kv_error *error)
+int ki_registry_check(const struct ki_registry *r, const struct ki_registration *reg,
+                      struct kv_error *error)
 {
     int rc = check_syntax(reg->endpoint, "ZMQ endpoint", error);
 
@@ -203,7 +207,7 @@ static struct ki_pump *least_loaded(struct ki_registry *r)
 
 /* A model that nobody feeds and that has nothing to say is gone (and /query says so). What a peer's
  * dump brought stays until its workers are removed. */
-static void drop_model_if_empty(struct ki_registry *r, struct ki_model *model)
+void ki_registry_drop_if_empty(struct ki_registry *r, struct ki_model *model)
 {
     struct kvi_stats stats;
 
@@ -269,7 +273,7 @@ static void forget_elsewhere(struct ki_registry *r, uint64_t instance, const str
 {
     for (size_t i = r->n_models; i-- > 0;)
         if (r->models[i] != model && kvi_remove_worker(r->models[i]->index, instance) == 0)
-            drop_model_if_empty(r, r->models[i]);
+            ki_registry_drop_if_empty(r, r->models[i]);
 }
 
 /* A reference to @known, or a new model. */
@@ -282,8 +286,8 @@ static int model_for(const struct ki_registration *reg, struct ki_model *known,
     return 0;
 }
 
-static int register_locked(struct ki_registry *r, const struct ki_registration *reg,
-                           struct kv_error *error)
+int ki_registry_register_locked(struct ki_registry *r, const struct ki_registration *reg,
+                                struct kv_error *error)
 {
     struct ki_model *known = ki_model_find(r, reg->model, reg->tenant), *model = NULL;
     struct ki_listener *l = NULL;
@@ -300,6 +304,9 @@ static int register_locked(struct ki_registry *r, const struct ki_registration *
         ki_model_release(model);
         return kv_fail(error, rc, 0, "%s", strerror(-rc));
     }
+    if (!l->version)
+        l->version = ki_registry_next_version(r);
+    ki_registry_changed(r);
     forget_elsewhere(r, l->instance, model);
     take_position(r, l);
     take_dumped_ranks(r, l);
@@ -313,12 +320,13 @@ static int register_locked(struct ki_registry *r, const struct ki_registration *
 int ki_registry_register(struct ki_registry *registry, const struct ki_registration *registration,
                          struct kv_error *error)
 {
-    int rc = check_request(registry, registration, error);
+    int rc = ki_registry_check(registry, registration, error);
 
     if (rc < 0)
         return rc;
     pthread_mutex_lock(&registry->admin);
-    rc = register_locked(registry, registration, error);
+    if (!ki_registry_is_peers(registry, registration))
+        rc = ki_registry_register_locked(registry, registration, error);
     pthread_mutex_unlock(&registry->admin);
     return rc;
 }
@@ -361,7 +369,7 @@ static void retire_range(struct ki_registry *r, size_t first, size_t end, bool w
         kvi_remove_worker(model->index, instance);
         ki_positions_blocks_left(&r->positions, instance, NULL);
     }
-    drop_model_if_empty(r, model);
+    ki_registry_drop_if_empty(r, model);
     ki_model_release(model);
 }
 
@@ -384,13 +392,13 @@ static int remove_dumped(struct ki_registry *r, uint64_t instance, const char *n
             continue;
         found = 0;
         ki_positions_blocks_left(&r->positions, instance, rank);
-        drop_model_if_empty(r, model);
+        ki_registry_drop_if_empty(r, model);
     }
     return found;
 }
 
-static int unregister_locked(struct ki_registry *r, uint64_t instance, const char *name,
-                             const char *tenant, const uint32_t *rank, struct kv_error *error)
+int ki_registry_unregister_locked(struct ki_registry *r, uint64_t instance, const char *name,
+                                  const char *tenant, const uint32_t *rank, struct kv_error *error)
 {
     size_t first, end = ki_instance_range(r, instance, &first);
     const struct ki_model *owner;
@@ -418,13 +426,36 @@ static int unregister_locked(struct ki_registry *r, uint64_t instance, const cha
     return 0;
 }
 
+/* Registered ranks of an instance, or @rank if it is one. No memory: none, and no peer hears of it. */
+static size_t ranks_of(const struct ki_registry *r, uint64_t instance, const uint32_t *rank,
+                       uint32_t **ret)
+{
+    size_t first, end = ki_instance_range(r, instance, &first), n = 0;
+
+    *ret = malloc((end - first + 1) * sizeof(**ret));
+    for (; *ret && first < end; first++)
+        if (!rank || r->listeners[first]->rank == *rank)
+            (*ret)[n++] = r->listeners[first]->rank;
+    return n;
+}
+
 int ki_registry_unregister(struct ki_registry *registry, uint64_t instance, const char *model,
                            const char *tenant, const uint32_t *rank, struct kv_error *error)
 {
+    uint32_t *ranks = NULL;
+    uint64_t version;
+    size_t n;
     int rc;
 
     pthread_mutex_lock(&registry->admin);
-    rc = unregister_locked(registry, instance, model, tenant, rank, error);
+    n = ranks_of(registry, instance, rank, &ranks);
+    rc = ki_registry_unregister_locked(registry, instance, model, tenant, rank, error);
+    version = ki_registry_next_version(registry);
+    for (size_t i = 0; rc == 0 && i < n; i++)
+        ki_registry_note_removed(registry, instance, ranks[i], version, false);
+    if (rc == -ENOENT && n == 0 && ki_registry_removed_by_peer(registry, instance, rank))
+        rc = 0; /* the peer was told first */
+    free(ranks);
     pthread_mutex_unlock(&registry->admin);
     return rc;
 }

@@ -67,6 +67,9 @@ struct ki_registration {
     const char *replay_endpoint; /* NULL: gaps can't be replayed */
     const char *model;
     const char *tenant;
+    uint64_t version; /* when it was made (registry_peers.c). 0: now; 1: configured, so that news of
+                         peers override it */
+    bool by_peer;     /* a peer told it */
 };
 
 /**
@@ -103,6 +106,7 @@ struct ki_worker_info {
     uint64_t instance;
     uint32_t rank;
     uint32_t block_size;
+    uint64_t version;
     char *endpoint;
     char *replay_endpoint; /* or NULL */
     char *model;
@@ -138,6 +142,36 @@ void ki_worker_infos_free(struct ki_worker_info *infos, long n);
  */
 int ki_registry_pause(struct ki_registry *registry, uint64_t instance, const uint32_t *rank);
 int ki_registry_resume(struct ki_registry *registry, uint64_t instance, const uint32_t *rank);
+
+/* -- registrations shared with peers ----------------------------------------------------------- */
+
+/** One that was unregistered within the last hour. */
+struct ki_removed {
+    uint64_t instance;
+    uint32_t rank;
+    uint64_t version;
+    bool by_peer; /* a peer told it, and no client has asked for it here */
+};
+
+/** This process among peers. */
+uint64_t ki_registry_id(struct ki_registry *registry);
+/** Another number after each change of registrations. */
+uint64_t ki_registry_revision(struct ki_registry *registry);
+/** free(*ret). Returns their number or -ENOMEM. */
+long ki_registry_removed(struct ki_registry *registry, struct ki_removed **ret);
+
+/** A peer has this registration, of @registration->version. No-op when we know newer. Returns 0 or
+ * what ki_registry_register returns. */
+int ki_registry_merge(struct ki_registry *registry, const struct ki_registration *registration,
+                      struct kv_error *error);
+/** A peer has unregistered this rank. */
+void ki_registry_merge_removed(struct ki_registry *registry, uint64_t instance, uint32_t rank,
+                               uint64_t version);
+
+/** Ranks of @model whose blocks came with a peer's dump and that no stream keeps true. */
+uint64_t ki_registry_unfollowed(struct ki_registry *registry, const struct ki_model *model);
+/** Forget such blocks after @age_ns. Returns the number of ranks. */
+uint64_t ki_registry_forget_unfollowed(struct ki_registry *registry, uint64_t age_ns);
 
 /* -- snapshots for peers ----------------------------------------------------------------------- */
 

@@ -16,6 +16,7 @@ static struct ki_route routes[] = {
     {"POST", "/register_peer", ki_api_register_peer, ADMIN_BODY, 0},
     {"POST", "/deregister_peer", ki_api_deregister_peer, ADMIN_BODY, 0},
     {"GET", "/workers", ki_api_workers, 0, 0},
+    {"GET", "/registrations", ki_api_registrations, 0, 0},
     {"GET", "/peers", ki_api_peers, 0, 0},
     {"GET", "/dump", ki_api_dump, 0, 0},
     {"GET", "/health", ki_api_health, 0, KI_ROUTE_OPEN},

@@ -232,6 +232,7 @@ static int register_workers(struct ki_service *service, struct kv_error *error)
             .replay_endpoint = specs[i].replay_endpoint,
             .model = o->model_name,
             .tenant = o->tenant_id,
+            .version = 1, /* configured once: what peers have heard since is newer */
         };
 
         rc = ki_registry_register(service->registry, &registration, &why);
@@ -254,6 +255,21 @@ static void log_recovery(int rc, const struct ki_recovery_result *result)
                     " torn_ranks=%" PRIu64 " seconds=%.3f",
                     kv_log_quote(quoted, sizeof(quoted), result->peer), result->models,
                     result->events, result->blocks, result->torn, result->seconds);
+}
+
+static int follow_peers(struct ki_service *service, struct kv_error *error)
+{
+    const struct ki_options *o = service->options;
+    const struct ki_follow_opts opts = {
+        .registry = service->registry,
+        .peers = service->peers,
+        .auth = service->auth,
+        .interval_ms = o->peer_interval_ms,
+        .age_ms = o->unfollowed_age_ms,
+    };
+    int rc = ki_follow_create(&opts, &service->follow);
+
+    return rc < 0 ? kv_fail(error, rc, 0, "can't start: %s", strerror(-rc)) : 0;
 }
 
 /* Then the event streams may be applied, whatever came of it. */
@@ -285,7 +301,7 @@ static int recover(struct ki_service *service, struct kv_error *error)
     if (n < 0)
         return (int)n;
     ki_registry_go(service->registry);
-    return rc;
+    return rc < 0 ? rc : follow_peers(service, error);
 }
 
 static bool test_endpoints_wanted(void)
@@ -421,6 +437,7 @@ static int create_parts(struct ki_service *service, const struct ki_route *route
 static void destroy_parts(struct ki_service *service)
 {
     ki_http_stop(atomic_load_explicit(&service->http, memory_order_acquire), DRAIN_MS);
+    ki_follow_destroy(service->follow);
     ki_registry_destroy(service->registry);
     ki_peers_destroy(service->peers);
     ki_telemetry_destroy(service->telemetry);

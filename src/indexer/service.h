@@ -13,6 +13,7 @@
 #include "indexer/access_log.h"
 #include "indexer/auth.h"
 #include "indexer/body.h"
+#include "indexer/follow.h"
 #include "indexer/http.h"
 #include "indexer/options.h"
 #include "indexer/peers.h"
@@ -32,6 +33,7 @@ struct ki_service {
     struct ki_auth *auth;
     struct ki_registry *registry;
     struct ki_peers *peers;
+    struct ki_follow *follow;
     struct ki_telemetry *telemetry;
     struct ki_access_log *access_log; /* NULL: none */
     atomic_bool ready;                /* --min-initial-workers have been registered */
@@ -76,6 +78,7 @@ void ki_api_workers(void *service, struct ki_request *request, struct ki_reply *
 void ki_api_register_peer(void *service, struct ki_request *request, struct ki_reply *reply);
 void ki_api_deregister_peer(void *service, struct ki_request *request, struct ki_reply *reply);
 void ki_api_peers(void *service, struct ki_request *request, struct ki_reply *reply);
+void ki_api_registrations(void *service, struct ki_request *request, struct ki_reply *reply);
 void ki_api_dump(void *service, struct ki_request *request, struct ki_reply *reply);
 void ki_api_metrics(void *service, struct ki_request *request, struct ki_reply *reply);
 void ki_api_health(void *service, struct ki_request *request, struct ki_reply *reply);

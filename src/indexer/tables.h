@@ -31,6 +31,11 @@ struct ki_registry {
     struct ki_listener **listeners;
     size_t n_listeners, listeners_capacity;
     struct ki_positions positions; /* under admin alone */
+    /* Registrations shared with peers (registry_peers.c); under admin alone, but for revision. */
+    struct ki_removed *removed;
+    size_t n_removed;
+    uint64_t id, last_version;
+    _Atomic uint64_t revision; /* relaxed: whoever reads an old one asks again */
 };
 
 /* -- under either lock ------------------------------------------------------------------------- */
@@ -57,6 +62,22 @@ void ki_tables_take_model(struct ki_registry *r, const struct ki_model *model);
 void ki_tables_put_listener(struct ki_registry *r, struct ki_listener *l);
 struct ki_listener *ki_tables_take_listener(struct ki_registry *r, size_t at);
 
+int ki_registry_register_locked(struct ki_registry *r, const struct ki_registration *reg,
+                                struct kv_error *error);
+int ki_registry_unregister_locked(struct ki_registry *r, uint64_t instance, const char *name,
+                                  const char *tenant, const uint32_t *rank, struct kv_error *error);
+/** @model goes when nobody feeds it and it has no blocks. */
+void ki_registry_drop_if_empty(struct ki_registry *r, struct ki_model *model);
+uint64_t ki_registry_next_version(struct ki_registry *r);
+/** Peers that ask get everything anew. */
+void ki_registry_changed(struct ki_registry *r);
+void ki_registry_note_removed(struct ki_registry *r, uint64_t instance, uint32_t rank,
+                              uint64_t version, bool by_peer);
+/** Whether a peer's news removed it before the client that wants it removed here, too; told once. */
+bool ki_registry_removed_by_peer(struct ki_registry *r, uint64_t instance, const uint32_t *rank);
+/** Whether a peer's news registered just this before the client; then it is the client's now. */
+bool ki_registry_is_peers(struct ki_registry *r, const struct ki_registration *reg);
+
 /* -- under none -------------------------------------------------------------------------------- */
 
 /**
@@ -68,6 +89,10 @@ void ki_tables_snapshot_free(struct ki_listener **listeners, long n);
 
 /** Order of watermarks: by holder. For qsort and bsearch. */
 int ki_marks_compare(const void *a, const void *b);
+
+/** Syntax and permission of what @reg names. */
+int ki_registry_check(const struct ki_registry *r, const struct ki_registration *reg,
+                      struct kv_error *error);
 
 /** Every event thread looks at its listeners again. */
 void ki_registry_wake(struct ki_registry *r);

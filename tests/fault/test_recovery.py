@@ -110,7 +110,7 @@ def recovered_and_behind():
         register(a, 1, engine)
         store_all(engine, range(1, 21), 2)
         holds(a, 20, 2)
-        with Indexer("--peers", a.url) as b:
+        with Peer(reply(200, a.get("/dump").body)) as peer, Indexer("--peers", peer.url) as b:
             holds(b, 20, 2)
             store_all(engine, range(21, 26), 2)
             yield engine, b
@@ -129,6 +129,103 @@ def test_only_what_is_missing_is_replayed():
         # What came with the dump goes with the instance.
         b.unregister(1)
         b.query(prompt(1, 2), expect=404)
+
+
+def same(a, b, numbers, blocks=2):
+    """Both indexers give the same answers."""
+    for number in numbers:
+        equal(b.query(prompt(number, blocks)), a.query(prompt(number, blocks)), f"prompt {number}")
+
+
+def registered(indexer):
+    return sorted(worker["instance_id"] for worker in indexer.workers())
+
+
+def test_workers_registered_at_a_peer_are_followed():
+    """Over HTTP, at one replica only. The other follows their events, and goes on when the first one dies."""
+    engines = [Publisher(), Publisher(replay=None)]
+    a = Indexer("--peer-interval", "200ms")
+    try:
+        for i, engine in enumerate(engines):
+            register(a, i + 1, engine)
+            store_all(engine, range(1, 21), 2)
+            holds(a, 20, 2, instance=i + 1)
+        with Indexer("--peers", a.url, "--peer-interval", "200ms") as b:
+            equal(registered(b), [1, 2])
+            equal(listener(b, 1)["replay_endpoint"], engines[0].replay_endpoint)
+            same(a, b, range(1, 21))
+            for engine in engines:
+                engine.wait_subscriber(2)
+                store_all(engine, range(21, 31), 2)
+                engine.remove(names(5, 1, 1))
+            for indexer in a, b:
+                holds_all(indexer, range(21, 31), 2, instance=1)
+                holds_all(indexer, range(21, 31), 2, instance=2)
+                for instance in 1, 2:
+                    indexer.wait_score(prompt(5, 2), instance, BS)
+            same(a, b, range(1, 31))
+            a.kill()
+            for i, engine in enumerate(engines):
+                store_all(engine, range(31, 41), 2)
+                holds(b, 40, 2, instance=i + 1)
+                equal(listener(b, i + 1)["partial"], False)
+                equal(stream(b, "gaps_total", i + 1), 0)
+                equal(stream(b, "restarts_total", i + 1), 0)
+            holds_all(b, [n for n in range(1, 41) if n != 5], 2, instance=2)
+    finally:
+        a.kill()
+        for engine in engines:
+            engine.close()
+
+
+def test_later_registrations_reach_peers_and_come_back():
+    """Both ways between two replicas: made at either, removed at either, changed; and nothing goes round in circles."""
+    with Publisher() as one, Publisher() as other, Publisher() as third, Indexer("--peer-interval", "100ms") as a:
+        with Indexer("--peers", a.url, "--peer-interval", "100ms") as b:
+            equal(a.post("/register_peer", {"url": b.url}).status, 201)
+            register(a, 1, one)
+            register(b, 2, other)
+            for indexer in a, b:
+                wait_until(lambda indexer=indexer: registered(indexer) == [1, 2], what="both everywhere")
+            store(one, 1, 2)
+            store(other, 2, 2)
+            for indexer in a, b:
+                holds(indexer, 1, 2, instance=1)
+                holds(indexer, 2, 2, instance=2)
+            # A client that tells both replicas is told the same by both.
+            b.register(1, one.endpoint, block_size=BS, replay_endpoint=one.replay_endpoint)
+            b.register(1, one.endpoint, block_size=BS, replay_endpoint=one.replay_endpoint, expect=409)
+            a.unregister(1)
+            wait_until(lambda: registered(b) == [2], what="the end of 1 at the other one")
+            b.unregister(1)
+            b.unregister(1, expect=404)
+            equal(b.score(prompt(1, 2), 1), 0, "blocks of a worker that left")
+            b.unregister(2)
+            wait_until(lambda: registered(a) == [], what="the end of 2 at the first one")
+            # The same instance again, elsewhere.
+            register(a, 1, third)
+            wait_until(lambda: registered(b) == [1], what="1 again")
+            equal(listener(b, 1)["endpoint"], third.endpoint)
+            time.sleep(1)
+            for indexer in a, b:
+                equal(registered(indexer), [1])
+                revision = indexer.get("/registrations").json()["revision"]
+                time.sleep(0.5)
+                equal(indexer.get("/registrations").json()["revision"], revision, "changes without end")
+
+
+def test_blocks_that_no_stream_keeps_true():
+    """A peer's worker that may not be followed here: its blocks are partial, and forgotten after some time."""
+    with Publisher() as engine, Indexer() as a:
+        register(a, 1, engine)
+        store_all(engine, range(1, 6), 2)
+        holds(a, 5, 2)
+        with Indexer("--peers", a.url, "--peer-interval", "200ms", "--unfollowed-age", "3s", "--allow-endpoint", "tcp://127.0.0.77:1") as b:
+            holds(b, 5, 2)
+            equal(registered(b), [])
+            check(any("is not followed here" in line for line in b.log), "a line in the log")
+            equal(b.query(prompt(1, 2), explain=True)["explain"]["partial_ranks"], 1)
+            wait_until(lambda: b.post("/query", {"model_name": MODEL, "token_ids": prompt(1, 2)}).status == 404, 20, "their end")
 
 
 def test_names_with_colons_and_empty_models():
@@ -282,7 +379,7 @@ def test_bad_peers_are_passed_over():
             urls = ",".join([f"http://127.0.0.1:{free_port()}", *(peer.url for peer in peers.values()), good.url])
             with Indexer("--peers", urls) as indexer:
                 for what, peer in peers.items():
-                    equal(peer.asked, ["/dump"], what)
+                    equal([path for path in peer.asked if "/registrations" not in path], ["/dump"], what)
                 equal(indexer.query_by_hash([11, 12, 13])["scores"], {"7": {"0": 12}})
                 equal(len(indexer.get("/peers").json()), len(bad) + 2)
         finally:

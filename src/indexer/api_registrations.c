@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+/* GET /registrations: what peers follow. Kept apart from /workers, whose shape is the original's. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/json.h"
+#include "indexer/service.h"
+
+static void put_u64(struct kv_json_writer *w, const char *key, uint64_t value)
+{
+    kv_json_key(w, key);
+    kv_json_put_u64(w, value);
+}
+
+static void put_str(struct kv_json_writer *w, const char *key, const char *value)
+{
+    kv_json_key(w, key);
+    kv_json_put_str(w, value);
+}
+
+static void write_registration(struct kv_json_writer *w, const struct ki_worker_info *info)
+{
+    kv_json_begin_object(w);
+    put_u64(w, "instance_id", info->instance);
+    put_u64(w, "dp_rank", info->rank);
+    put_str(w, "model_name", info->model);
+    put_str(w, "tenant_id", info->tenant);
+    put_u64(w, "block_size", info->block_size);
+    put_str(w, "endpoint", info->endpoint);
+    if (info->replay_endpoint)
+        put_str(w, "replay_endpoint", info->replay_endpoint);
+    put_u64(w, "version", info->version);
+    kv_json_end_object(w);
+}
+
+static bool param_is(const struct ki_request *request, const char *name, uint64_t wanted)
+{
+    struct kv_str text;
+    char number[24];
+
+    if (!ki_request_param(request, name, &text))
+        return false;
+    snprintf(number, sizeof(number), "%" PRIu64, wanted);
+    return kv_str_eq(text, number);
+}
+
+static void write_lists(struct kv_json_writer *w, const struct ki_worker_info *infos, long n,
+                        const struct ki_removed *removed, long n_removed)
+{
+    kv_json_key(w, "registrations");
+    kv_json_begin_array(w);
+    for (long i = 0; i < n; i++)
+        write_registration(w, &infos[i]);
+    kv_json_end_array(w);
+    kv_json_key(w, "removed");
+    kv_json_begin_array(w);
+    for (long i = 0; i < n_removed; i++) {
+        kv_json_begin_object(w);
+        put_u64(w, "instance_id", removed[i].instance);
+        put_u64(w, "dp_rank", removed[i].rank);
+        put_u64(w, "version", removed[i].version);
+        kv_json_end_object(w);
+    }
+    kv_json_end_array(w);
+}
+
+void ki_api_registrations(void *arg, struct ki_request *request, struct ki_reply *reply)
+{
+    struct ki_service *service = arg;
+    /* Read first: what changes meanwhile is told again. */
+    uint64_t revision = ki_registry_revision(service->registry);
+    uint64_t id = ki_registry_id(service->registry);
+    struct ki_worker_info *infos = NULL;
+    struct ki_removed *removed = NULL;
+    struct kv_json_writer w;
+    long n = ki_registry_workers(service->registry, &infos), n_removed = -ENOMEM;
+
+    if (n >= 0)
+        n_removed = ki_registry_removed(service->registry, &removed);
+    if (n_removed < 0) {
+        ki_reply_error(reply, 503, "out of memory");
+    } else {
+        kv_json_writer_init(&w, &reply->body);
+        kv_json_begin_object(&w);
+        put_u64(&w, "id", id);
+        put_u64(&w, "revision", revision);
+        if (!param_is(request, "id", id) || !param_is(request, "revision", revision))
+            write_lists(&w, infos, n, removed, n_removed);
+        kv_json_end_object(&w);
+    }
+    free(removed);
+    if (n >= 0)
+        ki_worker_infos_free(infos, n);
+}

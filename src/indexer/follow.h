@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * Following peers: which workers they have registered, and which they have unregistered, so that a
+ * replica behind the same address answers for the same workers. The rules of merging:
+ * registry_peers.c; how it looks from outside: docs/kv-indexer-streams.md.
+ */
+#ifndef KV_INDEXER_FOLLOW_H
+#define KV_INDEXER_FOLLOW_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/json.h"
+#include "indexer/auth.h"
+#include "indexer/peers.h"
+#include "indexer/registry.h"
+
+struct ki_peer_entry {
+    struct ki_registration registration; /* its strings are owned */
+    bool removed;
+};
+
+/** A peer's GET /registrations. */
+struct ki_peer_document {
+    struct ki_peer_entry *entries;
+    size_t n, capacity;
+    uint64_t id, revision;
+};
+
+/** Read the document that @json stands before into @d, zero-initialised. Returns 0 or the reader's
+ * error; release with ki_peer_document_fini in either case. */
+int ki_peer_document_read(struct ki_peer_document *d, struct kv_json *json);
+void ki_peer_document_fini(struct ki_peer_document *d);
+
+/** Merge the document of a peer's GET /registrations that @json stands before: all of it or, when it
+ * is none, nothing. Returns 0 or the reader's error. */
+int ki_follow_read(struct ki_registry *registry, struct kv_json *json, uint64_t *ret_id,
+                   uint64_t *ret_revision);
+
+/** Ask @peer once. @id and @revision: what it said last time (0: nothing yet); updated. Returns 0, or
+ * a negative errno with the reason in @error. */
+int ki_follow_ask(struct ki_registry *registry, const char *peer, const char *token,
+                  const _Atomic int *stop, uint64_t *id, uint64_t *revision,
+                  struct kv_error *error);
+
+struct ki_follow;
+
+struct ki_follow_opts {
+    struct ki_registry *registry;
+    struct ki_peers *peers;
+    struct ki_auth *auth;
+    uint64_t interval_ms; /* between two questions to a peer */
+    uint64_t age_ms;      /* blocks that no stream keeps true are forgotten then */
+};
+
+/** A thread that asks all peers again and again. */
+int ki_follow_create(const struct ki_follow_opts *opts, struct ki_follow **ret);
+void ki_follow_destroy(struct ki_follow *follow); /* NULL is a no-op */
+
+#endif

@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Registrations shared with peers. Each registration, and each one that was removed within the last
+ * hour, has a version: the time in microseconds, or one more than the highest seen. Of two that are
+ * about the same rank the higher version counts, whoever tells it and in whatever order, so peers that
+ * ask one another, in rings and chains as well, end up with the same.
+ */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "indexer/tables.h"
+
+#define MAX_REMOVED 4096
+#define REMOVED_US (UINT64_C(3600) * 1000000) /* remembered for so long */
+#define FUTURE_US (UINT64_C(86400) * 1000000) /* no clock is so much ahead of ours */
+
+static uint64_t now_us(void)
+{
+    return kv_wall_ns() / 1000;
+}
+
+uint64_t ki_registry_next_version(struct ki_registry *r)
+{
+    r->last_version = KV_MAX(now_us(), r->last_version + 1);
+    return r->last_version;
+}
+
+void ki_registry_changed(struct ki_registry *r)
+{
+    atomic_fetch_add_explicit(&r->revision, 1, memory_order_relaxed);
+}
+
+uint64_t ki_registry_revision(struct ki_registry *registry)
+{
+    return atomic_load_explicit(&registry->revision, memory_order_relaxed);
+}
+
+uint64_t ki_registry_id(struct ki_registry *registry)
+{
+    return registry->id;
+}
+
+/* -- removed ones ------------------------------------------------------------------------------ */
+
+static struct ki_removed *find_removed(struct ki_registry *r, uint64_t instance,
+                                       const uint32_t *rank)
+{
+    for (size_t i = 0; i < r->n_removed; i++)
+        if (r->removed[i].instance == instance && (!rank || r->removed[i].rank == *rank))
+            return &r->removed[i];
+    return NULL;
+}
+
+static void expire_removed(struct ki_registry *r)
+{
+    uint64_t now = now_us();
+    size_t kept = 0;
+
+    for (size_t i = 0; i < r->n_removed; i++)
+        if (r->removed[i].version + REMOVED_US > now)
+            r->removed[kept++] = r->removed[i];
+    r->n_removed = kept;
+}
+
+/* Room for one more; at the bound the oldest goes. NULL when out of memory. */
+static struct ki_removed *new_removed(struct ki_registry *r)
+{
+    struct ki_removed *oldest;
+
+    expire_removed(r);
+    if (!r->removed) {
+        r->removed = calloc(MAX_REMOVED, sizeof(*r->removed));
+        if (!r->removed)
+            return NULL;
+    }
+    if (r->n_removed < MAX_REMOVED)
+        return &r->removed[r->n_removed++];
+    oldest = r->removed;
+    for (size_t i = 1; i < r->n_removed; i++)
+        if (r->removed[i].version < oldest->version)
+            oldest = &r->removed[i];
+    return oldest;
+}
+
+void ki_registry_note_removed(struct ki_registry *r, uint64_t instance, uint32_t rank,
+                              uint64_t version, bool by_peer)
+{
+    struct ki_removed *known = find_removed(r, instance, &rank);
+
+    if (known && known->version >= version)
+        return;
+    if (!known)
+        known = new_removed(r);
+    if (known)
+        *known = (struct ki_removed){
+            .instance = instance, .rank = rank, .version = version, .by_peer = by_peer};
+    ki_registry_changed(r);
+}
+
+bool ki_registry_removed_by_peer(struct ki_registry *r, uint64_t instance, const uint32_t *rank)
+{
+    bool found = false;
+
+    for (size_t i = 0; i < r->n_removed; i++) {
+        struct ki_removed *removed = &r->removed[i];
+
+        if (removed->instance != instance || (rank && removed->rank != *rank))
+            continue;
+        found |= removed->by_peer;
+        removed->by_peer = false;
+    }
+    return found;
+}
+
+long ki_registry_removed(struct ki_registry *registry, struct ki_removed **ret)
+{
+    struct ki_removed *copy;
+    long n;
+
+    pthread_mutex_lock(&registry->admin);
+    expire_removed(registry);
+    n = (long)registry->n_removed;
+    copy = malloc((registry->n_removed + 1) * sizeof(*copy));
+    if (copy && n)
+        memcpy(copy, registry->removed, registry->n_removed * sizeof(*copy));
+    pthread_mutex_unlock(&registry->admin);
+    if (!copy)
+        return -ENOMEM;
+    *ret = copy;
+    return n;
+}
+
+/* -- what a peer tells ------------------------------------------------------------------------- */
+
+static bool is_same(const struct ki_listener *l, const struct ki_registration *reg)
+{
+    const char *replay = reg->replay_endpoint ? reg->replay_endpoint : "";
+
+    return strcmp(l->endpoint, reg->endpoint) == 0 &&
+           strcmp(l->replay_endpoint ? l->replay_endpoint : "", replay) == 0 &&
+           l->model->block_size == reg->block_size &&
+           ki_model_compare(l->model, reg->model, reg->tenant) == 0;
+}
+
+static void set_version(struct ki_listener *l, uint64_t version, bool by_peer)
+{
+    pthread_mutex_lock(&l->lock);
+    l->version = version;
+    l->by_peer = by_peer;
+    pthread_mutex_unlock(&l->lock);
+}
+
+bool ki_registry_is_peers(struct ki_registry *r, const struct ki_registration *reg)
+{
+    struct ki_listener *l = ki_listener_find(r, reg->instance, reg->rank);
+
+    if (!l || !l->by_peer || !is_same(l, reg))
+        return false;
+    set_version(l, ki_registry_next_version(r), false);
+    ki_registry_changed(r);
+    return true;
+}
+
+static int merge_locked(struct ki_registry *r, const struct ki_registration *reg,
+                        struct kv_error *error)
+{
+    struct ki_listener *l = ki_listener_find(r, reg->instance, reg->rank);
+    const struct ki_removed *removed = find_removed(r, reg->instance, &reg->rank);
+    int rc;
+
+    if ((removed && removed->version >= reg->version) || (l && l->version >= reg->version))
+        return 0;
+    r->last_version = KV_MAX(r->last_version, reg->version);
+    if (l && is_same(l, reg)) {
+        set_version(l, reg->version, l->by_peer);
+        ki_registry_changed(r);
+        return 0;
+    }
+    if (l) {
+        rc = ki_registry_unregister_locked(r, l->instance, l->model->name, l->model->tenant,
+                                           &reg->rank, error);
+        if (rc < 0)
+            return rc;
+    }
+    return ki_registry_register_locked(r, reg, error);
+}
+
+int ki_registry_merge(struct ki_registry *registry, const struct ki_registration *registration,
+                      struct kv_error *error)
+{
+    int rc = ki_registry_check(registry, registration, error);
+
+    if (rc < 0)
+        return rc;
+    if (registration->version > now_us() + FUTURE_US)
+        return kv_fail(error, -EINVAL, 0, "its version is more than a day ahead of our clock");
+    pthread_mutex_lock(&registry->admin);
+    rc = merge_locked(registry, registration, error);
+    pthread_mutex_unlock(&registry->admin);
+    return rc;
+}
+
+void ki_registry_merge_removed(struct ki_registry *registry, uint64_t instance, uint32_t rank,
+                               uint64_t version)
+{
+    uint64_t now = now_us();
+    struct kv_error error;
+    struct ki_listener *l;
+
+    if (version + REMOVED_US <= now || version > now + FUTURE_US)
+        return;
+    pthread_mutex_lock(&registry->admin);
+    l = ki_listener_find(registry, instance, rank);
+    if (!l || l->version < version) {
+        registry->last_version = KV_MAX(registry->last_version, version);
+        if (l)
+            (void)ki_registry_unregister_locked(registry, instance, l->model->name,
+                                                l->model->tenant, &rank, &error);
+        ki_registry_note_removed(registry, instance, rank, version, true);
+    }
+    pthread_mutex_unlock(&registry->admin);
+}
+
+/* -- blocks that no stream keeps true ---------------------------------------------------------- */
+
+uint64_t ki_registry_unfollowed(struct ki_registry *registry, const struct ki_model *model)
+{
+    const struct ki_position *p;
+    uint64_t n = 0;
+
+    pthread_mutex_lock(&registry->admin);
+    if (registry->positions.buckets)
+        TAILQ_FOREACH(p, &registry->positions.by_age, age)
+    n += p->has_blocks && kvi_holder_blocks(model->index, p->mark.holder) > 0;
+    pthread_mutex_unlock(&registry->admin);
+    return n;
+}
+
+static void forget_position(struct ki_registry *r, struct ki_position *p)
+{
+    p->has_blocks = false;
+    for (size_t i = r->n_models; i-- > 0;)
+        if (kvi_remove_holder(r->models[i]->index, p->mark.holder) == 0)
+            ki_registry_drop_if_empty(r, r->models[i]);
+}
+
+uint64_t ki_registry_forget_unfollowed(struct ki_registry *registry, uint64_t age_ns)
+{
+    uint64_t now_ns = kv_now_ns(), n = 0;
+    struct ki_position *p;
+
+    pthread_mutex_lock(&registry->admin);
+    if (registry->positions.buckets)
+        TAILQ_FOREACH(p, &registry->positions.by_age, age)
+        {
+            if (p->noted_ns + age_ns > now_ns)
+                break; /* the rest is younger */
+            if (!p->has_blocks)
+                continue;
+            forget_position(registry, p);
+            n++;
+        }
+    pthread_mutex_unlock(&registry->admin);
+    return n;
+}
