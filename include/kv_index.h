@@ -8,14 +8,21 @@
  *
  * Model. The index behaves as if it kept, for each holder, a set of blocks arranged in a tree: a
  * block's place is the path of tokens_hash values from the root, its name is the engine's hash.
- * - A block may only be stored under the root or under a block that the same holder has.
- * - A block is in one or more tiers of its holder. Losing its last tier removes it, and with it
- *   everything that holder has below it: what can't be reached any more is forgotten, never counted
- *   again when the gap is filled, and its memory is returned.
- * - A hash names one place per holder: stored again elsewhere, it moves (the old place is removed,
- *   unless the same call gives it another name). A place has one name per holder: the latest.
- * - A call that names several hashes (remove, store known) does one after the other; a store is done as
- *   a whole.
+ * - A block is in one or more tiers of its holder. It leaves a tier with its last copy there, and is
+ *   removed with its last tier.
+ * - A block counts in answers when all blocks above it are there. One that is stored below a missing
+ *   block, or whose parent is removed, is parked: kept by its name, with its tiers and copies, up to
+ *   a limit (max_parked). It counts again when the hole is filled. Beyond the limit a holder's oldest
+ *   parked blocks are forgotten and counted (kvi_stats).
+ * - A hash names one place per holder. A device event that names another place moves it: the old place
+ *   and all below it are forgotten, unless the same call gives the place another name. An event of
+ *   a lower tier moves nothing: a block that the holder has keeps its place and gains the tier.
+ *   A place has one name per holder: the latest.
+ * - Engines may keep several copies of a block. kvi_add and kvi_take count them, for each source (the
+ *   engine's own cache is 0; other pools and owners have other numbers). kvi_store doesn't count: what
+ *   is there stays as it is.
+ * - A call that names several hashes (remove, store known) does one after the other. A store in the
+ *   device tier below a block in the tree is done as a whole; others go part by part.
  * - Two holders may give the same place different hashes; each one's removes use its own.
  *
  * Threads. Any function may be called from any thread. Writers take one lock per call (clearing lets it go
@@ -45,6 +52,9 @@ struct kvi_index;
 struct kvi_opts {
     size_t size;
     uint64_t max_blocks; /* limit on distinct blocks; 0: 2^32 - 2. Stores beyond it get -ENOSPC. */
+    uint64_t max_copies; /* records of copies (32 bytes each); 0: 2^22. Beyond: one copy a block */
+    uint64_t max_parked; /* parked blocks of all holders (64 bytes each); 0: 2^21 */
+    uint64_t max_parked_holder; /* ... and of one holder; 0: 2^17 */
 };
 
 /** Make an empty index. @opts may be NULL. Returns 0, -EINVAL or -ENOMEM. */
@@ -56,22 +66,34 @@ KV_API void kvi_destroy(struct kvi_index *index);
 /** What a store did, for the caller's counters. */
 struct kvi_stored {
     size_t added;     /* blocks that the holder didn't have in that tier */
-    size_t duplicate; /* blocks that it had; added + duplicate are all of them */
+    size_t duplicate; /* blocks that it had; added + duplicate + parked are all of them */
     size_t renamed;   /* of either: the place was known under another hash of this holder */
+    size_t parked;    /* neither: blocks below one that is missing */
 };
 
 /**
  * @holder now has @n blocks in @tier: a chain that starts below the block named *@parent, or at the
- * root when @parent is NULL. Storing what is there already changes nothing.
+ * root when @parent is NULL. Storing what is there already changes nothing. Where the holder has no such
+ * parent, or has it parked, the blocks are parked.
  *
  * @ret may be NULL; it is written on success only.
- * Returns 0; -ENOENT when the holder has no such parent (nothing is stored); -EINVAL when the
- * parent, a block above it, or a repeated hash occurs among the blocks (nothing is stored), or for
- * arguments that make no sense; -ENOSPC; -ENOMEM.
+ * Returns 0; -EINVAL when the parent, a block above it, or a repeated hash occurs among the blocks
+ * (nothing is stored), or for arguments that make no sense; -ENOSPC; -ENOMEM.
  */
 KV_API int kvi_store(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
                      const uint64_t *parent, const struct kv_block *blocks, size_t n,
                      struct kvi_stored *ret);
+
+/** Largest number of a source. */
+#define KVI_MAX_SOURCE 65535
+
+/**
+ * The same for one more copy of each block, in the pool of @source. Copies of source 0 are counted. Other
+ * sources are stores keyed by hash: a block that they have stays one copy.
+ */
+KV_API int kvi_add(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
+                   uint32_t source, const uint64_t *parent, const struct kv_block *blocks, size_t n,
+                   struct kvi_stored *ret);
 
 /**
  * @holder now has the blocks it already knows by @hashes in @tier as well (an offload event names
@@ -80,10 +102,23 @@ KV_API int kvi_store(struct kvi_index *index, struct kv_holder holder, enum kv_t
 KV_API long kvi_store_known(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
                             const uint64_t *hashes, size_t n);
 
+/** The same for one more copy of each block, in the pool of @source: see kvi_add. */
+KV_API long kvi_add_known(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
+                          uint32_t source, const uint64_t *hashes, size_t n);
+
 /**
- * @holder no longer has the blocks @hashes in @tier. Unknown hashes are passed over: one call never
- * stops half-way. Returns the number of hashes that were there, 0..n, or -ENOMEM.
+ * @source of @holder has one copy less of each of the blocks @hashes in @tier; with @left (or NULL), so
+ * many are left. A block leaves the tier with the last copy of its last source. Unknown hashes, and
+ * blocks of which the source has no copy, are passed over: one call never stops half-way.
+ * Returns the number of hashes that were there, 0..n, or -ENOMEM.
+ *
+ * An engine that announces only the last copy's removal is found out by its stream: blocks that it stores
+ * again after a removal that left copies, and no block removed twice in a row. Then one copy counts.
  */
+KV_API long kvi_take(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
+                     uint32_t source, const uint64_t *hashes, const uint32_t *left, size_t n);
+
+/** kvi_take of source 0, without @left. */
 KV_API long kvi_remove(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
                        const uint64_t *hashes, size_t n);
 
@@ -95,6 +130,14 @@ KV_API long kvi_remove(struct kvi_index *index, struct kv_holder holder, enum kv
  * after it, but one prompt may go before another; counts (of blocks, in stats) go down in steps.
  */
 KV_API int kvi_clear(struct kvi_index *index, struct kv_holder holder);
+
+/**
+ * Forget what this rank has of @source in the tiers of @tiers (bit 1 << tier): the reset of one pool. Blocks
+ * stay where another tier or source has them. Takes as long as as many removals; in parts, like kvi_clear.
+ * Returns 0 or -EINVAL. Without memory it forgets all of the rank.
+ */
+KV_API int kvi_clear_tiers(struct kvi_index *index, struct kv_holder holder, uint32_t tiers,
+                           uint32_t source);
 
 /** Forget one rank, or all ranks of a worker; the same in parts. Returns 0 or -ENOENT. */
 KV_API int kvi_remove_holder(struct kvi_index *index, struct kv_holder holder);
@@ -134,11 +177,26 @@ struct kvi_stats {
     uint64_t holder_blocks;           /* sum over holders of the places they hold */
     uint64_t tier_blocks[KV_N_TIERS]; /* the same by tier (a block in two tiers counts in both) */
     uint64_t bytes;                   /* memory in use, all of it */
+    uint64_t parked;                  /* blocks kept beside the tree, below a missing one */
+    uint64_t parked_forgotten;        /* blocks that found no room there, ever */
+    uint64_t copies;                  /* records of blocks with more than one copy */
+    uint64_t copies_uncounted;        /* copies that found no room there, ever */
 };
 KV_API void kvi_get_stats(struct kvi_index *index, struct kvi_stats *ret);
 
-/** Blocks that @holder has (any tier), 0 when it is unknown. */
+/** Blocks that @holder has (any tier), 0 when it is unknown. Parked blocks don't count. */
 KV_API uint64_t kvi_holder_blocks(struct kvi_index *index, struct kv_holder holder);
+
+/** What one rank has, in counts. */
+struct kvi_holder_info {
+    uint64_t blocks;                  /* as in kvi_holder_blocks */
+    uint64_t tier_blocks[KV_N_TIERS]; /* the same by tier */
+    uint64_t parked;                  /* blocks below a missing one */
+    uint64_t copies;                  /* records of blocks with more than one copy */
+};
+/** Returns 0, or -ENOENT when it is unknown. */
+KV_API int kvi_get_holder(struct kvi_index *index, struct kv_holder holder,
+                          struct kvi_holder_info *ret);
 
 /** A run of a dump: exactly the arguments of one kvi_store call. */
 struct kvi_dump_run {

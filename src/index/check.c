@@ -178,6 +178,55 @@ static void check_totals(struct check *check)
     must(check, !ix->dirty_head && !ix->dirty_tail, "a queue that isn't empty");
 }
 
+/* Records of the tables beside the tree. */
+static void check_beside(struct check *check)
+{
+    struct kvi_index *ix = check->ix;
+    uint64_t n_parked = 0, n_copies = 0, n_seen = 0;
+    struct kvi_place place;
+
+    for (uint32_t id = 0; id < ix->holders.n_used; id++) {
+        const struct kvi_holder *holder = kvi_holder_at(ix, id);
+
+        if (!holder)
+            continue;
+        n_parked += holder->n_parked;
+        n_copies += holder->n_copies;
+        for (uint64_t i = 0, at = holder->oldest; i < holder->n_parked; i++) {
+            const struct kvi_parked *parked = &ix->parking.items[at];
+
+            at = parked->newer;
+            n_seen++;
+            must(check, parked->mask && parked->holder == id, "a parked block in no tier");
+            must(check, kvi_parked_find(ix, holder, parked->hash) == parked,
+                 "a parked block that isn't found");
+            must(check, !kvi_locate(ix, holder, parked->hash, &place, NULL),
+                 "a block parked and in the tree");
+            must(check, !kvi_locate(ix, holder, parked->parent, &place, NULL),
+                 "a block parked below one in the tree");
+        }
+    }
+    must(check, n_parked == ix->parking.n && n_seen == n_parked, "the count of parked blocks");
+    must(check, ix->parking.by_name.n == n_parked, "the table of parked blocks");
+    must(check, n_copies == ix->copies.n && ix->copies.by_hash.n == n_copies,
+         "the count of copies");
+    for (size_t i = 0; i < ix->copies.n; i++) {
+        const struct kvi_copy *copy = &ix->copies.items[i];
+        const struct kvi_holder *holder = kvi_holder_at(ix, copy->holder);
+        const struct kvi_parked *parked;
+        uint32_t mask = 0;
+
+        if (!must(check, holder != NULL, "a copy of no holder"))
+            return;
+        parked = kvi_parked_find(ix, holder, copy->hash);
+        if (parked)
+            mask = parked->mask;
+        else if (kvi_locate(ix, holder, copy->hash, &place, NULL))
+            mask = kvi_mask_at(ix, kvi_who_get(place.entry), place.off);
+        must(check, mask >> copy->tier & 1 && copy->count, "copies of a block that isn't there");
+    }
+}
+
 const char *kvi_check(struct kvi_index *ix)
 {
     struct check check = {.ix = ix};
@@ -186,6 +235,8 @@ const char *kvi_check(struct kvi_index *ix)
     walk(&check);
     if (!check.wrong)
         check_totals(&check);
+    if (!check.wrong)
+        check_beside(&check);
     pthread_mutex_unlock(&ix->lock);
     return check.wrong;
 }

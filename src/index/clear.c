@@ -17,6 +17,7 @@
 #include "index/tree.h"
 
 #define SLICE 256u   /* cost of a slice: a chain dropped is 1 */
+#define PARKED 1024u /* parked blocks that a slice forgets */
 #define SET_COST 32u /* ... a set of children gone through */
 #define SMALL 64u    /* chains of a tree that goes from the top */
 #define SCAN 1024u   /* children in it that are looked at, the holder's or not */
@@ -173,8 +174,9 @@ static void drop_all(struct kvi_index *ix, struct kvi_holder *holder)
     struct kvi_cursor cursor = {.at = &ix->root, .after = true};
 
     kvi_cursor_add(ix, &cursor);
-    while (holder->n_roots) {
+    while (holder->n_roots || holder->n_parked) {
         drop_slice(ix, holder, &cursor);
+        (void)kvi_parked_forget(ix, holder, PARKED);
         kvi_unlock(ix); /* settles: the queue is empty for the next slice */
         kvi_lock_in_turn(ix);
     }

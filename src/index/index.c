@@ -7,6 +7,9 @@
 
 #define SOFT_LIMBO ((size_t)64 << 10)
 #define HARD_LIMBO ((size_t)64 << 20)
+#define MAX_COPIES (UINT32_C(1) << 22)
+#define MAX_PARKED (UINT32_C(1) << 21)
+#define MAX_PARKED_HOLDER (UINT32_C(1) << 17)
 
 static void free_retired(void *arg, struct kv_retired *object, unsigned kind)
 {
@@ -56,6 +59,9 @@ int kvi_create(const struct kvi_opts *opts, struct kvi_index **ret)
     atomic_store_explicit(&ix->mem.bytes, atomic_load_explicit(&mem.bytes, memory_order_relaxed),
                           memory_order_relaxed);
     ix->max_blocks = KV_OPT(opts, max_blocks, UINT32_MAX - 1);
+    ix->copies.max = KV_OPT(opts, max_copies, MAX_COPIES);
+    ix->parking.max = KV_OPT(opts, max_parked, MAX_PARKED);
+    ix->parking.max_holder = KV_OPT(opts, max_parked_holder, MAX_PARKED_HOLDER);
     pthread_mutex_init(&ix->lock, NULL);
     pthread_mutex_init(&ix->gate, NULL);
     pthread_cond_init(&ix->cleared, NULL);
@@ -64,7 +70,7 @@ int kvi_create(const struct kvi_opts *opts, struct kvi_index **ret)
     kvi_dir_init(&ix->holders, &ix->mem, &ix->limbo, KVI_KIND_MEMORY);
     kvi_dir_init(&ix->tmaps, &ix->mem, &ix->limbo, KVI_KIND_MEMORY);
     ix->scratch = kvi_mem_alloc(&ix->mem, sizeof(*ix->scratch));
-    if (!ix->scratch || kvi_names_init(ix) ||
+    if (!ix->scratch || kvi_names_init(ix) || kvi_copies_init(ix) || kvi_parking_init(ix) ||
         kvi_table_init(&ix->holder_ids, &ix->mem, holder_mix, holder_prefetch, ix)) {
         kvi_destroy(ix);
         return -ENOMEM;
@@ -81,6 +87,11 @@ static void free_scratch(struct kvi_index *ix)
     kvi_mem_free(&ix->mem, ix->scratch->moves);
     kvi_mem_free(&ix->mem, ix->scratch->naming);
     kvi_mem_free(&ix->mem, ix->scratch->seen);
+    kvi_mem_free(&ix->mem, ix->scratch->parked);
+    kvi_mem_free(&ix->mem, ix->scratch->names);
+    kvi_mem_free(&ix->mem, ix->scratch->run);
+    kvi_mem_free(&ix->mem, ix->scratch->hanging);
+    kvi_mem_free(&ix->mem, ix->scratch->hashes);
     *ix->scratch = (struct kvi_scratch){0};
 }
 
@@ -98,6 +109,8 @@ void kvi_destroy(struct kvi_index *index)
     kv_limbo_fini(&index->limbo);
     kvi_table_fini(&index->holder_ids);
     kvi_names_fini(index);
+    kvi_copies_fini(index);
+    kvi_parking_fini(index);
     kvi_slabs_fini(index);
     kvi_arena_fini(&index->arena);
     free_items(index, &index->holders);
@@ -130,6 +143,10 @@ void kvi_unlock(struct kvi_index *ix)
     bool empty;
 
     kvi_settle(ix);
+    atomic_store_explicit(&ix->n_parked, ix->parking.n, memory_order_relaxed);
+    atomic_store_explicit(&ix->n_parked_forgotten, ix->parking.forgotten, memory_order_relaxed);
+    atomic_store_explicit(&ix->n_copies, ix->copies.n, memory_order_relaxed);
+    atomic_store_explicit(&ix->n_copies_uncounted, ix->copies.uncounted, memory_order_relaxed);
     empty = atomic_load_explicit(&ix->n_blocks, memory_order_relaxed) == 0;
     if (empty)
         free_scratch(ix);
@@ -208,6 +225,25 @@ uint64_t kvi_holder_blocks(struct kvi_index *index, struct kv_holder holder)
     return blocks;
 }
 
+int kvi_get_holder(struct kvi_index *index, struct kv_holder holder, struct kvi_holder_info *ret)
+{
+    const struct kvi_holder *found;
+
+    kvi_lock(index);
+    found = kvi_holder_find(index, holder);
+    if (found) {
+        *ret = (struct kvi_holder_info){
+            .blocks = atomic_load_explicit(&found->blocks, memory_order_relaxed),
+            .parked = found->n_parked,
+            .copies = found->n_copies,
+        };
+        for (int t = 0; t < KV_N_TIERS; t++)
+            ret->tier_blocks[t] = found->tier[t].blocks;
+    }
+    pthread_mutex_unlock(&index->lock);
+    return found ? 0 : -ENOENT;
+}
+
 void kvi_get_stats(struct kvi_index *index, struct kvi_stats *ret)
 {
     *ret = (struct kvi_stats){
@@ -216,6 +252,10 @@ void kvi_get_stats(struct kvi_index *index, struct kvi_stats *ret)
         .blocks = atomic_load_explicit(&index->n_blocks, memory_order_relaxed),
         .holder_blocks = atomic_load_explicit(&index->n_holder_blocks, memory_order_relaxed),
         .bytes = atomic_load_explicit(&index->mem.bytes, memory_order_relaxed),
+        .parked = atomic_load_explicit(&index->n_parked, memory_order_relaxed),
+        .parked_forgotten = atomic_load_explicit(&index->n_parked_forgotten, memory_order_relaxed),
+        .copies = atomic_load_explicit(&index->n_copies, memory_order_relaxed),
+        .copies_uncounted = atomic_load_explicit(&index->n_copies_uncounted, memory_order_relaxed),
     };
     for (int t = 0; t < KV_N_TIERS; t++)
         ret->tier_blocks[t] = atomic_load_explicit(&index->n_tier_blocks[t], memory_order_relaxed);

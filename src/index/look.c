@@ -5,8 +5,7 @@
 
 #define SAME_MAX 8u /* places in the table under one hash */
 
-/* Whether a hash is there twice, the parent counted. Returns 0, -EINVAL or -ENOMEM. */
-static int check_hashes(struct kvi_store *store, const uint64_t *parent)
+int kvi_store_check(struct kvi_store *store, const uint64_t *parent)
 {
     struct kvi_scratch *scratch = store->scratch;
     size_t mask, capacity = 64;
@@ -149,6 +148,26 @@ static int judge_known(struct kvi_store *store, size_t i, const struct kvi_chain
     return rc;
 }
 
+/* The tiers in which the blocks are parked: they come along. */
+static int look_parked(struct kvi_store *store)
+{
+    struct kvi_scratch *scratch = store->scratch;
+
+    if (!store->holder->n_parked || store->again)
+        return 0;
+    if (kvi_mem_grow(&store->ix->mem, (void **)&scratch->parked, &scratch->parked_capacity,
+                     store->n, sizeof(scratch->parked[0])))
+        return -ENOMEM;
+    for (size_t i = 0; i < store->n; i++) {
+        const struct kvi_parked *parked =
+            kvi_parked_find(store->ix, store->holder, store->blocks[i].hash);
+
+        scratch->parked[i] = parked ? (uint8_t)parked->mask : 0;
+        store->unparks = store->unparks || parked;
+    }
+    return 0;
+}
+
 static int judge_new(struct kvi_store *store, size_t i)
 {
     struct kvi_place place;
@@ -181,12 +200,12 @@ int kvi_store_judge(struct kvi_store *store)
                          i - store->n_path, store->n - store->n_path);
         rc = judge_new(store, i);
     }
-    return rc;
+    return rc ? rc : look_parked(store);
 }
 
 int kvi_store_find(struct kvi_store *store, const uint64_t *parent)
 {
-    int rc = check_hashes(store, parent);
+    int rc = kvi_store_check(store, parent);
 
     return rc ? rc : find_path(store);
 }

@@ -6,7 +6,7 @@
 #include <limits.h>
 
 #include "index/kids.h"
-#include "index/tree.h"
+#include "index/store.h"
 
 /* Take the entry away. Its blocks have been accounted for. */
 static void drop_entry(struct kvi_index *ix, struct kvi_chain *chain, _Atomic uint64_t *entry)
@@ -20,12 +20,16 @@ static void drop_entry(struct kvi_index *ix, struct kvi_chain *chain, _Atomic ui
         kvi_tmap_retire(ix, kvi_tmap_at(ix, e));
 }
 
+/* @copies: the first block whose copies go, too. */
 static void forget_blocks(struct kvi_index *ix, struct kvi_holder *holder,
-                          const struct kvi_chain *chain, uint64_t entry, uint32_t from)
+                          const struct kvi_chain *chain, uint64_t entry, uint32_t from,
+                          uint32_t copies)
 {
-    uint32_t len = kvi_entry_len(entry);
+    uint32_t len = kvi_entry_len(entry), pos = kvi_chain_run(chain).pos;
 
     kvi_entry_account(ix, holder, entry, from, len, false);
+    for (uint32_t i = copies; i < len && holder->n_copies; i++)
+        kvi_copies_forget(ix, holder, kvi_mask_at(ix, entry, i), kvi_name_of(ix, holder, pos + i));
     if (holder->n_aliases)
         kvi_aliases_forget(ix, holder, kvi_chain_run(chain).pos + from, len - from);
 }
@@ -37,7 +41,8 @@ bool kvi_drop_kid(void *arg, struct kvi_chain *kid)
 
     if (!entry)
         return true;
-    forget_blocks(drop->ix, drop->holder, kid, kvi_who_get(entry), 0);
+    forget_blocks(drop->ix, drop->holder, kid, kvi_who_get(entry), 0,
+                  drop->parked ? UINT32_MAX : 0);
     drop_entry(drop->ix, kid, entry);
     kvi_mark_dirty(drop->ix, kid);
     return --drop->left > 0;
@@ -58,10 +63,10 @@ void kvi_drop_below_queued(struct kvi_drop *drop, const struct kvi_chain *seen)
 
 /* The holder leaves the children of @chain and all below them. */
 static void drop_below(struct kvi_index *ix, struct kvi_holder *holder, struct kvi_chain *chain,
-                       uint64_t n_kids)
+                       uint64_t n_kids, bool parked)
 {
     const struct kvi_chain *seen = ix->dirty_tail;
-    struct kvi_drop drop = {ix, holder, n_kids};
+    struct kvi_drop drop = {ix, holder, n_kids, parked};
 
     if (n_kids)
         kvi_kids_each(chain, kvi_drop_kid, &drop);
@@ -69,13 +74,15 @@ static void drop_below(struct kvi_index *ix, struct kvi_holder *holder, struct k
 }
 
 void kvi_cut(struct kvi_index *ix, struct kvi_holder *holder, struct kvi_chain *chain,
-             _Atomic uint64_t *entry, uint32_t len)
+             _Atomic uint64_t *entry, uint32_t len, bool forget)
 {
     uint64_t e = kvi_who_get(entry);
     bool was_full = kvi_entry_len(e) == kvi_chain_run(chain).len;
     uint32_t n_kids = kvi_entry_kids(ix, e);
 
-    forget_blocks(ix, holder, chain, e, len);
+    if (!forget && (n_kids || len + 1 < kvi_entry_len(e)))
+        kvi_park_below(ix, holder, chain, len);
+    forget_blocks(ix, holder, chain, e, len, forget ? len : UINT32_MAX);
     if (len == 0) {
         struct kvi_chain *parent = chain->parent;
 
@@ -91,7 +98,7 @@ void kvi_cut(struct kvi_index *ix, struct kvi_holder *holder, struct kvi_chain *
     }
     kvi_mark_dirty(ix, chain);
     if (was_full)
-        drop_below(ix, holder, chain, n_kids == KVI_AUX_MAX ? UINT64_MAX : n_kids);
+        drop_below(ix, holder, chain, n_kids == KVI_AUX_MAX ? UINT64_MAX : n_kids, !forget);
 }
 
 /* -- by hash ----------------------------------------------------------------------------------- */
@@ -101,7 +108,7 @@ static bool one_tier_each(const struct kvi_holder *holder)
     uint64_t sum = 0;
 
     for (int t = 0; t < KV_N_TIERS; t++)
-        sum += holder->tier_blocks[t];
+        sum += holder->tier[t].blocks;
     return sum == atomic_load_explicit(&holder->blocks, memory_order_relaxed);
 }
 
@@ -149,69 +156,195 @@ static void set_tier(struct kvi_index *ix, struct kvi_holder *holder, struct kvi
     kvi_account_tier(ix, holder, tier, on ? 1 : (uint64_t)-1);
 }
 
-static bool remove_one(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
-                       uint64_t hash)
+void kvi_lose(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier, uint64_t hash)
 {
+    struct kvi_parked *parked;
     struct kvi_place place;
-    uint32_t mask;
 
-    if (!kvi_locate(ix, holder, hash, &place, NULL))
+    if (kvi_locate(ix, holder, hash, &place, NULL)) {
+        if (kvi_mask_at(ix, kvi_who_get(place.entry), place.off) == 1u << tier)
+            kvi_cut(ix, holder, place.chain, place.entry, place.off, false);
+        else
+            set_tier(ix, holder, place, tier, false);
+        return;
+    }
+    parked = kvi_parked_find(ix, holder, hash);
+    parked->mask &= ~(1u << tier);
+    if (!parked->mask)
+        kvi_unpark(ix, holder, parked);
+}
+
+/* The tiers of a block, in the tree or parked; 0: the holder doesn't have it. */
+static uint32_t mask_of(const struct kvi_index *ix, const struct kvi_holder *holder, uint64_t hash)
+{
+    const struct kvi_parked *parked;
+    struct kvi_place place;
+
+    if (kvi_locate(ix, holder, hash, &place, NULL))
+        return kvi_mask_at(ix, kvi_who_get(place.entry), place.off);
+    parked = kvi_parked_find(ix, holder, hash);
+    return parked ? parked->mask : 0;
+}
+
+static bool remove_one(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
+                       uint32_t source, uint64_t hash, uint32_t left)
+{
+    enum kvi_taken taken;
+
+    if (!(mask_of(ix, holder, hash) >> tier & 1))
         return false;
-    mask = kvi_mask_at(ix, kvi_who_get(place.entry), place.off);
-    if (!(mask >> tier & 1))
-        return false;
-    if (mask == 1u << tier)
-        kvi_cut(ix, holder, place.chain, place.entry, place.off);
-    else
-        set_tier(ix, holder, place, tier, false);
-    return true;
+    taken = kvi_copies_take(ix, holder, tier, source, hash, left);
+    if (taken == KVI_TAKEN_LAST)
+        kvi_lose(ix, holder, tier, hash);
+    return taken != KVI_TAKEN_NONE;
+}
+
+int kvi_take_one(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
+                 uint32_t source, uint64_t hash, uint32_t left)
+{
+    if (mix_entries(ix, holder, 1u << tier, &hash, 1, false))
+        return -ENOMEM;
+    return remove_one(ix, holder, tier, source, hash, left);
 }
 
 static bool give_one(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
                      uint64_t hash)
 {
+    struct kvi_parked *parked;
     struct kvi_place place;
 
-    if (!kvi_locate(ix, holder, hash, &place, NULL))
-        return false;
+    if (!kvi_locate(ix, holder, hash, &place, NULL)) {
+        parked = kvi_parked_find(ix, holder, hash);
+        if (parked)
+            parked->mask |= 1u << tier;
+        return parked != NULL;
+    }
     if (!(kvi_mask_at(ix, kvi_who_get(place.entry), place.off) >> tier & 1))
         set_tier(ix, holder, place, tier, true);
     return true;
 }
 
-/* An entry that the first pass made mixed stays so as long as it matters: it is unmixed when a
- * change of this tier made all its blocks alike, so that none is left to change, or when the call
- * ends. */
-static long by_hash(struct kvi_index *ix, struct kv_holder key, enum kv_tier tier,
-                    const uint64_t *hashes, size_t n, bool giving)
+void kvi_give(struct kvi_index *ix, struct kvi_holder *holder, uint64_t hash, uint32_t bits)
+{
+    for (uint32_t tier = 0; tier < KV_N_TIERS; tier++) {
+        if (!(bits >> tier & 1))
+            continue;
+        if (mix_entries(ix, holder, 1u << tier, &hash, 1, true))
+            ix->parking.forgotten++;
+        else
+            (void)give_one(ix, holder, (enum kv_tier)tier, hash);
+    }
+}
+
+/* -- calls ------------------------------------------------------------------------------------- */
+
+/*
+ * Whether the call names blocks from the top down, as the first and the last show. Taken last first, each
+ * one is a leaf when its turn comes, and nothing is parked only to be removed next.
+ */
+static bool goes_down(const struct kvi_index *ix, const struct kvi_holder *holder,
+                      const uint64_t *hashes, size_t n)
+{
+    struct kvi_place first, last;
+
+    if (n < 2 || !ix->parking.max_holder || !kvi_locate(ix, holder, hashes[0], &first, NULL) ||
+        !kvi_locate(ix, holder, hashes[n - 1], &last, NULL))
+        return false;
+    if (first.chain == last.chain)
+        return first.off < last.off;
+    for (const struct kvi_chain *c = last.chain->parent; c && n; c = c->parent, n--)
+        if (c == first.chain)
+            return true;
+    return false;
+}
+
+/* The hashes of a call, last first. NULL: no memory. */
+static const uint64_t *reversed(struct kvi_index *ix, const uint64_t *hashes, size_t n)
+{
+    struct kvi_scratch *scratch = ix->scratch;
+
+    if (kvi_mem_grow(&ix->mem, (void **)&scratch->hashes, &scratch->hashes_capacity, n,
+                     sizeof(scratch->hashes[0])))
+        return NULL;
+    for (size_t i = 0; i < n; i++)
+        scratch->hashes[i] = hashes[n - 1 - i];
+    return scratch->hashes;
+}
+
+long kvi_take(struct kvi_index *index, struct kv_holder key, enum kv_tier tier, uint32_t source,
+              const uint64_t *hashes, const uint32_t *left, size_t n)
 {
     struct kvi_holder *holder;
+    const uint64_t *order = NULL;
     long found = 0;
 
-    if ((unsigned)tier >= KV_N_TIERS || n > LONG_MAX)
+    if ((unsigned)tier >= KV_N_TIERS || source > KVI_MAX_SOURCE || n > LONG_MAX)
         return -EINVAL;
-    kvi_lock(ix);
-    kvi_locate_soon(ix, hashes, sizeof(hashes[0]), n);
-    holder = kvi_holder_await(ix, key);
-    if (holder && (giving || !one_tier_each(holder)))
-        found = mix_entries(ix, holder, 1u << tier, hashes, n, giving);
+    kvi_lock(index);
+    kvi_locate_soon(index, hashes, sizeof(hashes[0]), n);
+    holder = kvi_holder_await(index, key);
+    if (holder && !one_tier_each(holder))
+        found = mix_entries(index, holder, 1u << tier, hashes, n, false);
+    if (holder && found >= 0 && !left && goes_down(index, holder, hashes, n))
+        order = reversed(index, hashes, n);
+    if (order)
+        hashes = order;
     for (size_t i = 0; holder && found >= 0 && i < n; i++) {
-        kvi_locate_ahead(ix, hashes, sizeof(hashes[0]), i, n);
-        found += giving ? give_one(ix, holder, tier, hashes[i])
-                        : remove_one(ix, holder, tier, hashes[i]);
+        kvi_locate_ahead(index, hashes, sizeof(hashes[0]), i, n);
+        found +=
+            remove_one(index, holder, tier, source, hashes[i], left ? left[i] : KVI_COPIES_UNSAID);
     }
-    kvi_unlock(ix);
+    kvi_unlock(index);
     return found;
 }
 
 long kvi_remove(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
                 const uint64_t *hashes, size_t n)
 {
-    return by_hash(index, holder, tier, hashes, n, false);
+    return kvi_take(index, holder, tier, 0, hashes, NULL, n);
+}
+
+/* One more copy of each block that the holder knows by its hash; not @counted: where it had none. */
+static long add_known(struct kvi_index *ix, struct kv_holder key, enum kv_tier tier,
+                      uint32_t source, bool counted, const uint64_t *hashes, size_t n)
+{
+    struct kvi_holder *holder;
+    long found = 0;
+
+    if ((unsigned)tier >= KV_N_TIERS || source > KVI_MAX_SOURCE || n > LONG_MAX)
+        return -EINVAL;
+    kvi_lock(ix);
+    kvi_locate_soon(ix, hashes, sizeof(hashes[0]), n);
+    holder = kvi_holder_await(ix, key);
+    if (holder) {
+        kvi_copies_imply(holder, tier, source);
+        found = mix_entries(ix, holder, 1u << tier, hashes, n, true);
+    }
+    for (size_t i = 0; holder && found >= 0 && i < n; i++) {
+        uint32_t mask;
+
+        kvi_locate_ahead(ix, hashes, sizeof(hashes[0]), i, n);
+        mask = mask_of(ix, holder, hashes[i]);
+        if (!mask)
+            continue;
+        found++;
+        (void)give_one(ix, holder, tier, hashes[i]);
+        if (counted || !(mask >> tier & 1))
+            kvi_copies_add(ix, holder, tier, source, hashes[i], mask >> tier & 1);
+    }
+    kvi_copies_settle(ix);
+    kvi_unlock(ix);
+    return found;
 }
 
 long kvi_store_known(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
                      const uint64_t *hashes, size_t n)
 {
-    return by_hash(index, holder, tier, hashes, n, true);
+    return add_known(index, holder, tier, 0, false, hashes, n);
+}
+
+long kvi_add_known(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
+                   uint32_t source, const uint64_t *hashes, size_t n)
+{
+    return add_known(index, holder, tier, source, true, hashes, n);
 }

@@ -15,6 +15,22 @@
 
 /* -- committing -------------------------------------------------------------------------------- */
 
+/* The copies of what the holder called the place until now. */
+static void forget_name(struct kvi_store *store, size_t i, const struct kvi_chain *chain,
+                        uint32_t pos)
+{
+    const _Atomic uint64_t *entry = kvi_who_find(chain, store->holder->id);
+    uint32_t off = pos - kvi_chain_run(chain).pos;
+
+    if (!store->holder->n_copies || i >= store->n_path || !entry ||
+        kvi_entry_len(kvi_who_get(entry)) <= off)
+        return;
+    kvi_copies_forget(store->ix, store->holder, kvi_mask_at(store->ix, kvi_who_get(entry), off),
+                      store->scratch->naming[i] == KVI_NAME_ALIAS
+                          ? *kvi_arena_engines(&store->ix->arena, pos)
+                          : kvi_name_of(store->ix, store->holder, pos));
+}
+
 static void commit_names(struct kvi_store *store)
 {
     for (size_t i = 0; i < store->n; i++) {
@@ -25,6 +41,7 @@ static void commit_names(struct kvi_store *store)
         if (naming == KVI_NAME_KEEP || naming == KVI_NAME_TABLE)
             continue;
         pos = kvi_store_pos(store, i, &chain);
+        forget_name(store, i, chain, pos);
         if (naming == KVI_NAME_REALIAS)
             kvi_alias_commit(store->ix, store->holder, store->blocks[i].hash, pos,
                              kvi_name_of(store->ix, store->holder, pos));
@@ -69,6 +86,46 @@ static void commit_chains(struct kvi_store *store)
     kvi_count(&ix->n_chains, (n + KVI_CHAIN_MAX - 1) / KVI_CHAIN_MAX);
 }
 
+/* Whether the holder has block @i in that tier, parked. */
+static bool was_parked(const struct kvi_store *store, size_t i)
+{
+    return store->unparks && store->scratch->parked[i] >> store->tier & 1;
+}
+
+/* Blocks @i.. enter the tier in the tree. */
+static void count_entering(struct kvi_store *store, size_t i, size_t n)
+{
+    if (store->again ||
+        (!store->unparks && store->source == store->holder->tier[store->tier].implied))
+        return;
+    for (; n--; i++) {
+        bool had = was_parked(store, i);
+
+        if (!had || store->counted)
+            kvi_copies_add(store->ix, store->holder, store->tier, store->source,
+                           store->blocks[i].hash, had);
+    }
+}
+
+/* Blocks @i.. of the path, from @off on in the entry: those that it has get another copy. */
+static uint32_t count_held(struct kvi_store *store, size_t i, uint64_t entry, uint32_t off,
+                           uint32_t to)
+{
+    uint32_t n_had = 0;
+
+    for (; off < to; off++, i++) {
+        bool had = kvi_mask_at(store->ix, entry, off) >> store->tier & 1;
+
+        n_had += had;
+        if (!had)
+            count_entering(store, i, 1);
+        else if (store->counted)
+            kvi_copies_add(store->ix, store->holder, store->tier, store->source,
+                           store->blocks[i].hash, true);
+    }
+    return n_had;
+}
+
 /* The holder's entry takes in the piece. Returns whether it wasn't in the chain before. */
 static bool commit_piece(struct kvi_store *store, const struct kvi_piece *piece)
 {
@@ -76,11 +133,12 @@ static bool commit_piece(struct kvi_store *store, const struct kvi_piece *piece)
     struct kvi_chain *chain = piece->chain;
     _Atomic uint64_t *entry = kvi_who_find(chain, store->holder->id);
     uint32_t bit = 1u << store->tier, len, mask, run_len = kvi_chain_run(chain).len;
-    uint32_t had = 0, from = piece->from, to = piece->to;
+    uint32_t had, from = piece->from, to = piece->to;
     uint64_t e;
 
     if (!entry) {
         assert(from == 0);
+        count_entering(store, piece->first, to);
         kvi_who_add(chain, kvi_entry(store->holder->id, to, bit, 0));
         chain->n_full += to == run_len;
         store->stored.added += to;
@@ -90,8 +148,9 @@ static bool commit_piece(struct kvi_store *store, const struct kvi_piece *piece)
     e = kvi_who_get(entry);
     len = kvi_entry_len(e);
     mask = kvi_entry_mask(e);
-    for (uint32_t i = from; i < KV_MIN(to, len); i++)
-        had += kvi_mask_at(ix, e, i) >> store->tier & 1;
+    had = count_held(store, piece->first, e, from, KV_MIN(to, len));
+    if (to > len)
+        count_entering(store, piece->first + (KV_MAX(from, len) - from), to - KV_MAX(from, len));
     store->stored.duplicate += had;
     store->stored.added += to - from - had;
     store->n_gained += KV_MAX(to, len) - len;
@@ -168,7 +227,7 @@ static void commit_moves(struct kvi_store *store)
         _Atomic uint64_t *entry = kvi_who_find(move->chain, store->holder->id);
 
         if (entry && kvi_entry_len(kvi_who_get(entry)) > move->off)
-            kvi_cut(store->ix, store->holder, move->chain, entry, move->off);
+            kvi_cut(store->ix, store->holder, move->chain, entry, move->off, true);
     }
 }
 
@@ -182,6 +241,7 @@ static void commit(struct kvi_store *store)
     if (store->split.chain)
         commit_split(store);
     commit_moves(store);
+    count_entering(store, store->n_path + store->n_append, in_chains);
     if (store->n_append) {
         struct kvi_run run = kvi_chain_run(store->at);
 
@@ -232,6 +292,8 @@ static int prepare(struct kvi_store *store, struct kv_holder holder, const uint6
             return rc;
         store->holder_is_new = true;
     }
+    if (!store->again)
+        kvi_copies_imply(store->holder, store->tier, store->source);
     rc = kvi_store_judge(store);
     if (!rc)
         rc = kvi_store_plan(store);
@@ -243,22 +305,226 @@ static int prepare(struct kvi_store *store, struct kv_holder holder, const uint6
     return rc;
 }
 
+/* What of the blocks was parked is in the tree now, with its other tiers. */
+static void unpark(struct kvi_store *store)
+{
+    for (size_t i = 0; store->unparks && i < store->n; i++) {
+        struct kvi_parked *parked;
+
+        if (!store->scratch->parked[i])
+            continue;
+        parked = kvi_parked_find(store->ix, store->holder, store->blocks[i].hash);
+        if (parked)
+            kvi_unpark(store->ix, store->holder, parked);
+        kvi_give(store->ix, store->holder, store->blocks[i].hash, store->scratch->parked[i]);
+    }
+}
+
+int kvi_store_again(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
+                    uint64_t parent, const struct kv_block *blocks, size_t n)
+{
+    struct kvi_store store = {
+        .ix = ix, .scratch = ix->scratch, .tier = tier, .blocks = blocks, .n = n, .again = true};
+    int rc = prepare(&store, holder->key, &parent);
+
+    if (rc == 0)
+        commit(&store);
+    kvi_settle(ix);
+    return rc;
+}
+
+/* -- blocks without a place -------------------------------------------------------------------- */
+
+/* Block @i has a place that this store doesn't decide, in the tree or parked: it gains a tier there. */
+static void gain(struct kvi_store *store, size_t i, uint32_t mask)
+{
+    bool had = mask >> store->tier & 1;
+    struct kvi_parked *parked = kvi_parked_find(store->ix, store->holder, store->blocks[i].hash);
+
+    if (parked)
+        parked->mask |= 1u << store->tier;
+    else
+        kvi_give(store->ix, store->holder, store->blocks[i].hash, 1u << store->tier);
+    store->stored.added += !had;
+    store->stored.duplicate += had;
+    if (store->counted || !had)
+        kvi_copies_add(store->ix, store->holder, store->tier, store->source, store->blocks[i].hash,
+                       had);
+}
+
+static void park(struct kvi_store *store, uint64_t parent, size_t i)
+{
+    const struct kvi_parked *parked =
+        kvi_parked_find(store->ix, store->holder, store->blocks[i].hash);
+    uint32_t bit = 1u << store->tier;
+    bool had = parked && parked->mask & bit;
+
+    store->stored.parked++;
+    if (!kvi_park(store->ix, store->holder, parent, store->blocks[i], bit))
+        return;
+    if (store->counted || !had)
+        kvi_copies_add(store->ix, store->holder, store->tier, store->source, store->blocks[i].hash,
+                       had);
+}
+
+/* -- the call ---------------------------------------------------------------------------------- */
+
+/* One chain of blocks below a parent that the holder has in the tree. */
+static int store_placed(struct kvi_store *store, struct kv_holder key, const uint64_t *parent)
+{
+    int rc = prepare(store, key, parent);
+
+    if (rc || !store->n)
+        return rc;
+    commit(store);
+    unpark(store);
+    kvi_settle(store->ix);
+    if (store->holder->n_parked)
+        kvi_attach(store->ix, store->holder, store->blocks, store->n);
+    return 0;
+}
+
+/* Blocks of the whole call from @i on: as @store says. Adds up what was done. */
+static int store_part(struct kvi_store *all, struct kv_holder key, const uint64_t *parent, size_t i,
+                      size_t n)
+{
+    struct kvi_store part = {.ix = all->ix,
+                             .scratch = all->scratch,
+                             .tier = all->tier,
+                             .source = all->source,
+                             .counted = all->counted,
+                             .blocks = all->blocks + i,
+                             .n = n};
+    int rc = store_placed(&part, key, parent);
+
+    all->holder = part.holder ? part.holder : all->holder;
+    if (rc)
+        return rc;
+    all->stored.added += part.stored.added;
+    all->stored.duplicate += part.stored.duplicate;
+    all->stored.renamed += part.stored.renamed;
+    return 0;
+}
+
+/* How the holder has a block: its tiers, 0 when it doesn't; *@ret_placed: in the tree. */
+static uint32_t tiers_of(const struct kvi_store *store, uint64_t hash, bool *ret_placed)
+{
+    const struct kvi_parked *parked;
+    struct kvi_place place;
+
+    *ret_placed = kvi_locate(store->ix, store->holder, hash, &place, NULL);
+    if (*ret_placed)
+        return kvi_mask_at(store->ix, kvi_who_get(place.entry), place.off);
+    parked = kvi_parked_find(store->ix, store->holder, hash);
+    return parked ? parked->mask : 0;
+}
+
+/* Blocks from @i on that the holder doesn't have. */
+static size_t count_strangers(const struct kvi_store *store, size_t i)
+{
+    size_t first = i;
+    bool placed;
+
+    for (; i < store->n; i++) {
+        kvi_locate_ahead(store->ix, &store->blocks[first].hash, sizeof(store->blocks[0]), i - first,
+                         store->n - first);
+        if (tiers_of(store, store->blocks[i].hash, &placed))
+            break;
+    }
+    return i - first;
+}
+
+/*
+ * Part by part where the whole can't be one store: below a parent that isn't in the tree, and in lower
+ * tiers. @keeps: a block that the holder has keeps its place, wherever the event says that it is.
+ */
+static int store_parts(struct kvi_store *store, struct kv_holder key, const uint64_t *parent,
+                       bool keeps)
+{
+    size_t n;
+    int rc = 0;
+
+    for (size_t i = 0; i < store->n && !rc; i += n) {
+        struct kvi_place place;
+        bool hangs = parent && !kvi_locate(store->ix, store->holder, *parent, &place, NULL), placed;
+        uint32_t mask = tiers_of(store, store->blocks[i].hash, &placed);
+
+        n = 1;
+        if (mask && (keeps || (hangs && placed))) {
+            gain(store, i, mask);
+        } else if (hangs) {
+            park(store, *parent, i);
+        } else {
+            n = keeps ? count_strangers(store, i) : store->n - i;
+            rc = store_part(store, key, parent, i, n);
+        }
+        parent = &store->blocks[i + n - 1].hash;
+    }
+    return rc;
+}
+
+static int store_any(struct kvi_store *store, struct kv_holder key, const uint64_t *parent)
+{
+    struct kvi_index *ix = store->ix;
+    struct kvi_place place;
+    int rc;
+
+    if (!store->n)
+        return 0;
+    store->holder = kvi_holder_await(ix, key);
+    if (store->tier == KV_TIER_DEVICE || !store->holder) {
+        rc = store_part(store, key, parent, 0, store->n);
+        if (rc != -ENOENT || !ix->parking.max_holder)
+            return rc;
+    }
+    rc = kvi_store_check(store, parent);
+    if (rc)
+        return rc;
+    if (parent && !ix->parking.max_holder &&
+        !(store->holder && kvi_locate(ix, store->holder, *parent, &place, NULL)))
+        return -ENOENT;
+    if (!store->holder) {
+        rc = kvi_holder_add(ix, key, &store->holder);
+        if (rc)
+            return rc;
+    }
+    kvi_copies_imply(store->holder, store->tier, store->source);
+    return store_parts(store, key, parent, store->tier != KV_TIER_DEVICE);
+}
+
+static int store_call(struct kvi_store *store, struct kv_holder key, const uint64_t *parent,
+                      struct kvi_stored *ret)
+{
+    struct kvi_index *ix = store->ix;
+    int rc;
+
+    if ((unsigned)store->tier >= KV_N_TIERS || (store->n && !store->blocks) ||
+        store->n > UINT32_MAX / 2 || store->source > KVI_MAX_SOURCE)
+        return -EINVAL;
+    kvi_lock(ix);
+    store->scratch = ix->scratch;
+    rc = store_any(store, key, parent);
+    kvi_copies_settle(ix);
+    kvi_unlock(ix);
+    if (!rc && ret)
+        *ret = store->stored;
+    return rc;
+}
+
 int kvi_store(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
               const uint64_t *parent, const struct kv_block *blocks, size_t n,
               struct kvi_stored *ret)
 {
-    struct kvi_store store = {
-        .ix = index, .scratch = index->scratch, .tier = tier, .blocks = blocks, .n = n};
-    int rc;
+    struct kvi_store store = {.ix = index, .tier = tier, .blocks = blocks, .n = n};
 
-    if ((unsigned)tier >= KV_N_TIERS || (n && !blocks) || n > UINT32_MAX / 2)
-        return -EINVAL;
-    kvi_lock(index);
-    rc = prepare(&store, holder, parent);
-    if (!rc && n)
-        commit(&store);
-    kvi_unlock(index);
-    if (!rc && ret)
-        *ret = store.stored;
-    return rc;
+    return store_call(&store, holder, parent, ret);
+}
+
+int kvi_add(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier, uint32_t source,
+            const uint64_t *parent, const struct kv_block *blocks, size_t n, struct kvi_stored *ret)
+{
+    struct kvi_store store = {
+        .ix = index, .tier = tier, .source = source, .counted = true, .blocks = blocks, .n = n};
+
+    return store_call(&store, holder, parent, ret);
 }

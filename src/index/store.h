@@ -36,6 +36,19 @@ struct kvi_scratch {
     size_t moves_capacity;
     uint8_t *naming;
     size_t naming_capacity;
+    uint8_t *parked; /* tiers in which each block was parked, when any was */
+    size_t parked_capacity;
+    uint64_t *names; /* whose parked children are still to be attached */
+    size_t names_capacity;
+    struct kv_block *run; /* parked blocks that go into the tree in one store */
+    size_t run_capacity;
+    struct kvi_hanging {
+        const struct kvi_chain *chain;
+        uint64_t above; /* name of the block above it */
+    } * hanging;        /* chains to be parked */
+    size_t hanging_capacity;
+    uint64_t *hashes; /* of a call, last first */
+    size_t hashes_capacity;
     struct kvi_seen {
         uint64_t hash, call;
     } * seen; /* open addressing; entries of earlier calls are stale */
@@ -48,7 +61,11 @@ struct kvi_store {
     struct kvi_scratch *scratch;
     struct kvi_holder *holder;
     bool holder_is_new;
+    bool counted; /* blocks that it has get one copy more */
+    bool again;   /* of parked blocks: copies are as they were */
+    bool unparks; /* scratch->parked is of this call */
     enum kv_tier tier;
+    uint32_t source;
     const struct kv_block *blocks;
     size_t n;
 
@@ -68,6 +85,8 @@ struct kvi_store {
     size_t n_gained; /* places that the holder newly has */
 };
 
+/** Whether a hash is there twice, the parent counted. Returns 0, -EINVAL or -ENOMEM. */
+int kvi_store_check(struct kvi_store *store, const uint64_t *parent);
 /** Follow the blocks down from the parent, as far as their places exist. Returns 0, -ENOMEM, or
  * -EINVAL when a hash is there twice, that of the parent (NULL: root) counted. */
 int kvi_store_find(struct kvi_store *store, const uint64_t *parent);

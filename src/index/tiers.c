@@ -124,7 +124,7 @@ void kvi_entry_count_kid(struct kvi_index *ix, _Atomic uint64_t *entry, int more
 void kvi_account_tier(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
                       uint64_t n)
 {
-    holder->tier_blocks[tier] += n;
+    holder->tier[tier].blocks += n;
     kvi_count(&ix->n_tier_blocks[tier], n);
 }
 

@@ -31,8 +31,10 @@
 #include "base/epoch.h"
 #include "base/error.h"
 #include "index/arena.h"
+#include "index/copies.h"
 #include "index/dir.h"
 #include "index/mem.h"
+#include "index/parked.h"
 #include "index/table.h"
 #include "kv_index.h"
 
@@ -153,14 +155,26 @@ static inline void kvi_chain_bump(struct kvi_chain *chain)
 
 /* -- the index --------------------------------------------------------------------------------- */
 
+/** Which copies' removals a holder announces in a tier, as far as its stream has told. */
+enum kvi_counts { KVI_COUNTS_UNKNOWN, KVI_COUNTS_EACH, KVI_COUNTS_ONE };
+
 struct kvi_holder {
     struct kv_retired retired;
     struct kv_holder key;
     uint32_t id;
     _Atomic uint64_t blocks;
-    uint64_t tier_blocks[KV_N_TIERS];
-    uint64_t n_roots;     /* top-level chains it is in */
-    uint64_t n_aliases;   /* see names.h */
+    struct kvi_holder_tier {
+        uint64_t blocks;
+        uint32_t n_stored_again; /* after a removal that left copies: see copies.c */
+        uint16_t implied;        /* source of the blocks without a record */
+        uint8_t counts;          /* enum kvi_counts */
+        bool settle;             /* see kvi_copies_settle */
+    } tier[KV_N_TIERS];
+    uint64_t n_roots;   /* top-level chains it is in */
+    uint64_t n_aliases; /* see names.h */
+    uint64_t n_copies;  /* records in copies.h */
+    uint64_t n_parked;  /* records in parked.h, in a list */
+    uint32_t oldest, newest;
     const void *clearing; /* the call that empties it, slice by slice; its other writers wait */
     _Atomic bool hidden;  /* from lookups, while a large tree of it goes from below: clear.c */
 };
@@ -206,6 +220,7 @@ struct kvi_index {
     _Alignas(64) _Atomic uint64_t n_holders;
     _Atomic uint64_t n_chains, n_blocks, n_holder_blocks, n_tier_blocks[KV_N_TIERS];
     _Atomic uint64_t n_walks_alone; /* lookups that had to stop the writer */
+    _Atomic uint64_t n_parked, n_parked_forgotten, n_copies, n_copies_uncounted; /* kvi_unlock */
     struct kvi_mem mem;
 
     /* What the writer uses, under the lock. */
@@ -221,6 +236,8 @@ struct kvi_index {
     struct kvi_table alias_places;       /* holder, the place's first name -> index in aliases */
     struct kvi_slab *slabs, *full_slabs; /* of chains */
     struct kvi_chain *dirty_head, *dirty_tail;
+    struct kvi_copies copies;
+    struct kvi_parking parking;
     struct kvi_cursor *cursors;
     uint64_t max_blocks;
     struct kvi_scratch *scratch; /* of kvi_store */
@@ -425,15 +442,36 @@ void kvi_settle(struct kvi_index *ix);
 
 /* -- remove.c ---------------------------------------------------------------------------------- */
 
-/** @holder keeps the first @len blocks of the chain, and so nothing below it. */
+/** @holder keeps the first @len blocks of the chain, and so nothing below it. Copies of block @len are
+ * the caller's; with @forget, those of the blocks below go, else they are parked. */
 void kvi_cut(struct kvi_index *ix, struct kvi_holder *holder, struct kvi_chain *chain,
-             _Atomic uint64_t *entry, uint32_t len);
+             _Atomic uint64_t *entry, uint32_t len, bool forget);
+/** The place gets those tiers of @bits that it lacks. Best effort. */
+void kvi_give(struct kvi_index *ix, struct kvi_holder *holder, uint64_t hash, uint32_t bits);
+/** kvi_take of one block. Returns whether the source had a copy, or -ENOMEM. */
+int kvi_take_one(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
+                 uint32_t source, uint64_t hash, uint32_t left);
+/** The block loses the tier: in the tree or parked. */
+void kvi_lose(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier, uint64_t hash);
+
+/* -- attach.c: between the tree and the parked blocks ------------------------------------------ */
+
+/** Park what @holder has below block @off of the chain. It stays in the tree: the caller cuts. */
+void kvi_park_below(struct kvi_index *ix, struct kvi_holder *holder, const struct kvi_chain *chain,
+                    uint32_t off);
+/** Put into the tree what is parked below @blocks, which have just been stored there. */
+void kvi_attach(struct kvi_index *ix, struct kvi_holder *holder, const struct kv_block *blocks,
+                size_t n);
+/** Store a run of parked blocks that have been taken out. Returns 0 or what kvi_store does. */
+int kvi_store_again(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
+                    uint64_t parent, const struct kv_block *blocks, size_t n);
 
 /** A holder that leaves whole chains, and all that is below them. */
 struct kvi_drop {
     struct kvi_index *ix;
     struct kvi_holder *holder;
     uint64_t left; /* children that the holder is in, not yet seen */
+    bool parked;   /* the blocks are: their copies stay */
 };
 /** Leave the child, when the holder is in it, and queue it. The parent's count is the caller's.
  * Returns whether any is left. */

@@ -50,26 +50,64 @@ int ki_applier_init(struct ki_applier *a, uint64_t instance, uint32_t rank, uint
     return rc;
 }
 
+/*
+ * Some engines tell again what they have, where others would tell of a new copy: vLLM does for requests
+ * that ask for it (kv_cache_report_mode "full"), in one event from the root for the blocks that it found,
+ * before it goes on below them. A request that computes the same blocks anew has no reason to stop there.
+ */
+#define LOOK_AHEAD 64
+
+static bool goes_on(const struct kve_batch *batch, size_t at)
+{
+    const struct kve_op *op = &batch->ops[at];
+
+    for (size_t i = at + 1; i < batch->n_ops && i <= at + LOOK_AHEAD; i++) {
+        const struct kve_op *next = &batch->ops[i];
+
+        if (next->type == KVE_OP_STORE && next->rank == op->rank && next->tier == op->tier &&
+            next->source == op->source && next->has_parent &&
+            next->parent == op->blocks[op->n - 1].hash)
+            return true;
+    }
+    return false;
+}
+
+static bool may_tell_again(const struct kve_op *op)
+{
+    return op->type == KVE_OP_STORE && !op->has_parent && op->n && op->tier == KV_TIER_DEVICE &&
+           !op->source;
+}
+
+/* Whether the event may be about blocks that were told before: then they get no second copy. */
+static bool tells_again(const struct ki_applier *a, const struct kve_batch *batch, size_t at)
+{
+    return may_tell_again(&batch->ops[at]) && (a->tells_again || goes_on(batch, at));
+}
+
 static int apply_store(struct ki_applier *a, struct kvi_index *index, struct kv_holder holder,
-                       const struct kve_op *op)
+                       const struct kve_batch *batch, size_t at)
 {
     static struct kv_log_rate rate;
+    const struct kve_op *op = &batch->ops[at];
+    const uint64_t *parent = op->has_parent ? &op->parent : NULL;
     struct kvi_stored stored = {0};
-    int rc = kvi_store(index, holder, op->tier, op->has_parent ? &op->parent : NULL, op->blocks,
-                       op->n, &stored);
+    bool again = tells_again(a, batch, at);
+    int rc = again
+                 ? kvi_store(index, holder, op->tier, parent, op->blocks, op->n, &stored)
+                 : kvi_add(index, holder, op->tier, op->source, parent, op->blocks, op->n, &stored);
 
-    ki_event_counts_store(&a->counts, rc, op->n - stored.duplicate, op->n);
-    if (rc == -ENOENT) {
-        a->stats.orphans++;
-        return 0; /* usual after a loss, which has been counted where it happened */
+    ki_event_counts_store(&a->counts, stored.parked ? -ENOENT : rc, op->n - stored.duplicate,
+                          op->n);
+    if (rc == 0) {
+        a->stats.orphans += stored.parked > 0; /* usual after a loss, and in lower tiers */
+        a->tells_again |= again && op->n > 1 && stored.duplicate == op->n;
+        return 0;
     }
-    if (rc < 0) {
-        a->stats.rejected++;
-        if (kv_log_allowed(&rate, 3))
-            kv_log_warn("indexer", "the index refused blocks",
-                        "worker=%" PRIu64 " rank=%" PRIu32 " blocks=%zu error=\"%s\"",
-                        holder.worker, holder.rank, op->n, strerror(-rc));
-    }
+    a->stats.rejected++;
+    if (kv_log_allowed(&rate, 3))
+        kv_log_warn("indexer", "the index refused blocks",
+                    "worker=%" PRIu64 " rank=%" PRIu32 " blocks=%zu error=\"%s\"", holder.worker,
+                    holder.rank, op->n, strerror(-rc));
     return rc == -EINVAL ? 0 : rc;
 }
 
@@ -95,41 +133,67 @@ static size_t count_chained(const struct kve_op *ops, size_t n)
     return k;
 }
 
-/* All of the @n chained operations in one call of the index. False: none of them was applied. */
+/* All of the @n chained operations in one call of the index. False: it refused them. */
 static bool apply_chained(struct ki_applier *a, struct kvi_index *index, const struct kve_op *ops,
                           size_t n)
 {
     const struct kve_op *last = &ops[n - 1];
     struct kv_holder holder = {.worker = a->instance, .rank = ops->rank};
     size_t n_blocks = (size_t)(last->blocks - ops->blocks) + last->n;
+    struct kvi_stored stored = {0};
 
-    return kvi_store(index, holder, ops->tier, ops->has_parent ? &ops->parent : NULL, ops->blocks,
-                     n_blocks, NULL) == 0;
+    if (kvi_add(index, holder, ops->tier, ops->source, ops->has_parent ? &ops->parent : NULL,
+                ops->blocks, n_blocks, &stored))
+        return false;
+    for (size_t i = 0; i < n; i++)
+        ki_event_counts_store(&a->counts, stored.parked ? -ENOENT : 0,
+                              stored.duplicate == n_blocks ? 0 : ops[i].n, ops[i].n);
+    a->stats.orphans += stored.parked ? n : 0;
+    return true;
 }
 
-static int apply_op(struct ki_applier *a, struct kvi_index *index, const struct kve_op *op)
+static int apply_op(struct ki_applier *a, struct kvi_index *index, const struct kve_batch *batch,
+                    size_t at)
 {
+    const struct kve_op *op = &batch->ops[at];
     struct kv_holder holder = {.worker = a->instance, .rank = op->rank};
     long rc = 0;
 
     switch (op->type) {
     case KVE_OP_STORE:
-        rc = apply_store(a, index, holder, op);
+        rc = apply_store(a, index, holder, batch, at);
         break;
     case KVE_OP_STORE_KNOWN:
-        rc = kvi_store_known(index, holder, op->tier, op->hashes, op->n);
+        rc = kvi_add_known(index, holder, op->tier, op->source, op->hashes, op->n);
         ki_event_counts_named(&a->counts, KI_EVENT_STORED, rc, op->n);
         break;
     case KVE_OP_REMOVE:
-        rc = kvi_remove(index, holder, op->tier, op->hashes, op->n);
+        rc = kvi_take(index, holder, op->tier, op->source, op->hashes, op->remaining, op->n);
         ki_event_counts_named(&a->counts, KI_EVENT_REMOVED, rc, op->n);
         break;
     case KVE_OP_CLEAR:
-        rc = kvi_clear(index, holder);
+        rc = kvi_clear_tiers(index, holder, op->tiers, op->source);
         ki_event_counts_clear(&a->counts);
         break;
     }
     return rc < 0 ? (int)rc : 0;
+}
+
+/* Whether the rank has nothing at all, after a clear. */
+static bool is_empty(const struct ki_applier *a, struct kvi_index *index, uint32_t rank)
+{
+    struct kvi_holder_info info;
+
+    return kvi_get_holder(index, (struct kv_holder){a->instance, rank}, &info) == -ENOENT ||
+           info.blocks + info.parked == 0;
+}
+
+static bool is_window(const struct ki_applier *a, const struct kve_op *op)
+{
+    struct kve_source source;
+
+    return op->source && (kve_reader_source(a->reader, op->source, &source) < 0 ||
+                          source.kind == KVE_SOURCE_WINDOW);
 }
 
 enum ki_applied ki_applier_apply(struct ki_applier *a, struct kvi_index *index, const void *payload,
@@ -146,7 +210,7 @@ enum ki_applied ki_applier_apply(struct ki_applier *a, struct kvi_index *index, 
     for (size_t i = 0; i < batch.n_ops; i++) {
         const struct kve_op *op = &batch.ops[i];
 
-        if (op->source) { /* the index keeps the publisher's main cache alone */
+        if (is_window(a, op)) {
             a->stats.other_sources += op->n;
             continue;
         }
@@ -156,7 +220,7 @@ enum ki_applied ki_applier_apply(struct ki_applier *a, struct kvi_index *index, 
             continue;
         }
         if (i >= chained) {
-            size_t k = count_chained(op, batch.n_ops - i);
+            size_t k = may_tell_again(op) ? 1 : count_chained(op, batch.n_ops - i);
 
             chained = i + k;
             if (k > 1 && apply_chained(a, index, op, k)) {
@@ -164,9 +228,9 @@ enum ki_applied ki_applier_apply(struct ki_applier *a, struct kvi_index *index, 
                 continue;
             }
         }
-        if (apply_op(a, index, op) < 0)
+        if (apply_op(a, index, &batch, i) < 0)
             result = KI_APPLIED_PART;
-        else if (op->type == KVE_OP_CLEAR && a->n_ranks == 1)
+        else if (op->type == KVE_OP_CLEAR && a->n_ranks == 1 && is_empty(a, index, op->rank))
             result = KI_APPLIED_CLEARED;
     }
     if (batch.skipped[KVE_SKIP_TOO_LARGE]) /* they may have been anything */
@@ -184,6 +248,7 @@ enum ki_applied ki_applier_apply(struct ki_applier *a, struct kvi_index *index, 
 
 void ki_applier_purge(struct ki_applier *a, struct kvi_index *index)
 {
+    a->tells_again = false;
     for (uint32_t i = 0; i < a->n_ranks; i++)
         kvi_clear(index, (struct kv_holder){.worker = a->instance, .rank = a->ranks[i]});
 }

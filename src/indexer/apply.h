@@ -16,7 +16,7 @@
 struct ki_apply_stats {
     uint64_t batches, events, blocks, bytes;
     uint64_t orphans, rejected, malformed;
-    uint64_t other_sources; /* blocks of other owners and of window groups: not applied */
+    uint64_t other_sources; /* blocks of window groups: not applied */
     uint64_t skipped[KVE_N_SKIPS];
 };
 
@@ -26,6 +26,7 @@ struct ki_applier {
     struct kve_reader *reader;
     uint32_t *ranks; /* sorted: those whose blocks this stream has brought */
     uint32_t n_ranks;
+    bool tells_again; /* blocks that it has, from the root: see apply.c */
     struct ki_apply_stats stats;
     struct ki_event_counts counts; /* of the batch being applied */
 };

@@ -194,6 +194,7 @@ static void read_torn(struct ki_dump_reader *reader, struct kv_json *json,
 static int apply_event(struct ki_dump_reader *reader, struct kvi_index *index,
                        const struct kve_router_event *event, struct ki_watermark *mark)
 {
+    struct kvi_stored stored = {0};
     long rc = 0;
 
     reader->events++;
@@ -201,7 +202,7 @@ static int apply_event(struct ki_dump_reader *reader, struct kvi_index *index,
     switch (event->type) {
     case KVE_OP_STORE:
         rc = kvi_store(index, event->holder, event->tier, event->has_parent ? &event->parent : NULL,
-                       event->blocks, event->n, NULL);
+                       event->blocks, event->n, &stored);
         break;
     case KVE_OP_REMOVE:
         rc = kvi_remove(index, event->holder, event->tier, event->hashes, event->n);
@@ -214,7 +215,7 @@ static int apply_event(struct ki_dump_reader *reader, struct kvi_index *index,
     }
     /* A dump is weakly consistent: a parent may have gone, or got another name, while its child was
      * written. No live event brings the child again: this rank has to be asked for everything. */
-    if (rc == -ENOENT || rc == -EINVAL) {
+    if (stored.parked || rc == -EINVAL) {
         reader->orphans++;
         mark->torn = true;
         return 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
  * What kv_index.h says, written down as plainly as possible: for each holder an unordered list of
- * the places it has, each with its tiers and name; everything is found by looking through the list.
+ * its blocks, in the tree or parked, each with its tiers, copies and name; everything is found by looking through the list.
  * Slow, and easy to see through. Used by the tests and the fuzzer.
  */
 #ifndef KV_TEST_INDEX_MODEL_H
@@ -23,16 +23,28 @@ struct model_place {
     uint32_t next_same; /* hash chain */
 };
 
+#define MODEL_SOURCES 3
+#define MODEL_DOUBT 64 /* see copies.c */
+
+/* In the tree at @place, or parked below the name @parent. */
 struct model_block {
-    uint32_t place;
-    uint32_t mask;
     uint64_t name;
+    uint32_t place, mask;
+    bool parked;
+    uint64_t parent, local, seq; /* parked */
+    uint32_t copies[KV_N_TIERS][MODEL_SOURCES];
+    bool taken[KV_N_TIERS]; /* of source 0: the last event was a removal, and copies are left */
 };
 
 struct model_holder {
     struct kv_holder key;
     struct model_block *blocks;
     size_t n, capacity;
+    struct {
+        uint32_t implied, n_stored_again;
+        int counts; /* 0: unknown, 1: each copy's removal is told, 2: the last one's */
+        bool settle;
+    } tier[KV_N_TIERS];
 };
 
 #define MODEL_BUCKETS 65536
@@ -42,6 +54,8 @@ struct model {
     uint32_t bucket[MODEL_BUCKETS];
     struct model_holder *holders;
     size_t n_holders;
+    bool forgets; /* nothing is parked */
+    uint64_t seq;
 };
 
 static void *model_grow(void *array, size_t *capacity, size_t n, size_t size)
@@ -122,36 +136,268 @@ static struct model_block *model_by_name(const struct model_holder *h, uint64_t 
     return NULL;
 }
 
+static struct model_block *model_in_tree(const struct model_holder *h, uint64_t name)
+{
+    struct model_block *b = model_by_name(h, name);
+
+    return b && !b->parked ? b : NULL;
+}
+
 static struct model_block *model_by_place(const struct model_holder *h, uint32_t place)
 {
     for (size_t i = 0; h && i < h->n; i++)
-        if (h->blocks[i].place == place)
+        if (!h->blocks[i].parked && h->blocks[i].place == place)
             return &h->blocks[i];
     return NULL;
 }
 
-static void model_remove_below(const struct model *m, struct model_holder *h, uint32_t place)
+static size_t model_count(const struct model_holder *h, bool parked)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; h && i < h->n; i++)
+        n += h->blocks[i].parked == parked;
+    return n;
+}
+
+static struct model_block *model_new_block(struct model_holder *h, uint64_t name)
+{
+    h->blocks = model_grow(h->blocks, &h->capacity, h->n + 1, sizeof(*h->blocks));
+    h->blocks[h->n] = (struct model_block){.name = name};
+    return &h->blocks[h->n++];
+}
+
+static void model_delete(struct model_holder *h, struct model_block *b)
+{
+    *b = h->blocks[--h->n];
+}
+
+/* Forget @place and all below it. */
+static void model_forget_below(const struct model *m, struct model_holder *h, uint32_t place)
 {
     size_t kept = 0;
 
     for (size_t i = 0; i < h->n; i++)
-        if (!model_is_above(m, place, h->blocks[i].place))
+        if (h->blocks[i].parked || !model_is_above(m, place, h->blocks[i].place))
             h->blocks[kept++] = h->blocks[i];
     h->n = kept;
 }
 
-static int model_store(struct model *m, struct kv_holder key, enum kv_tier tier,
-                       const uint64_t *parent, const struct kv_block *blocks, size_t n,
-                       struct kvi_stored *ret)
+/* -- copies ------------------------------------------------------------------------------------ */
+
+static void model_imply(struct model_holder *h, int tier, uint32_t source)
 {
-    struct model_holder *h = model_holder(m, key, false);
-    const struct model_block *above = parent ? model_by_name(h, *parent) : NULL;
+    for (size_t i = 0; i < h->n; i++)
+        if (h->blocks[i].parked || h->blocks[i].mask >> tier & 1)
+            return;
+    h->tier[tier].implied = source;
+}
+
+/* The copies of a block about which nothing is known. */
+static void model_reset_copies(const struct model_holder *h, struct model_block *b, uint32_t mask)
+{
+    for (int t = 0; t < KV_N_TIERS; t++) {
+        if (!(mask >> t & 1))
+            continue;
+        memset(b->copies[t], 0, sizeof(b->copies[t]));
+        b->copies[t][h->tier[t].implied] = 1;
+        b->taken[t] = false;
+    }
+}
+
+static void model_add_copy(struct model_holder *h, struct model_block *b, int tier, uint32_t source,
+                           bool had)
+{
+    uint32_t *count = &b->copies[tier][source];
+
+    if (!had) {
+        memset(b->copies[tier], 0, sizeof(b->copies[tier]));
+        b->taken[tier] = false;
+        *count = 1;
+        return;
+    }
+    if (source == 0 && *count && b->taken[tier]) {
+        b->taken[tier] = false;
+        if (h->tier[tier].counts == 0 && ++h->tier[tier].n_stored_again >= MODEL_DOUBT) {
+            h->tier[tier].counts = 2;
+            h->tier[tier].settle = true;
+        }
+    }
+    if (!*count || (source == 0 && h->tier[tier].counts != 2))
+        ++*count;
+}
+
+/* Returns whether the source had one; *@ret_last: nobody has one any more. */
+static bool model_take_copy(struct model_holder *h, struct model_block *b, int tier,
+                            uint32_t source, uint32_t left, bool *ret_last)
+{
+    uint32_t *count = &b->copies[tier][source], others = 0, before = *count;
+
+    for (uint32_t s = 0; s < MODEL_SOURCES; s++)
+        others += s == source ? 0 : b->copies[tier][s];
+    *ret_last = false;
+    if (!before)
+        return false;
+    if (left == UINT32_MAX) {
+        left = before - 1;
+        if (source == 0 && b->taken[tier] && h->tier[tier].counts == 0)
+            h->tier[tier].counts = 1;
+        b->taken[tier] = b->taken[tier] || (source == 0 && left);
+    } else if (source == 0 && left) { /* with a record: see copies.c */
+        b->taken[tier] = b->taken[tier] || before > 1 || others || h->tier[tier].implied != source;
+    }
+    if (source == 0 && !left)
+        b->taken[tier] = false;
+    *count = left;
+    *ret_last = !left && !others;
+    return true;
+}
+
+/* -- a block leaves ---------------------------------------------------------------------------- */
+
+static void model_park_below(struct model *m, struct model_holder *h, uint32_t place)
+{
+    for (size_t i = 0; i < h->n; i++) { /* names of parents first: they go, too */
+        struct model_block *b = &h->blocks[i];
+
+        if (!b->parked && b->place != place && model_is_above(m, place, b->place))
+            b->parent = model_by_place(h, m->places[b->place].parent)->name;
+    }
+    for (size_t i = 0; i < h->n; i++) {
+        struct model_block *b = &h->blocks[i];
+
+        if (b->parked || b->place == place || !model_is_above(m, place, b->place))
+            continue;
+        b->local = m->places[b->place].local;
+        b->seq = ++m->seq;
+        b->parked = true;
+    }
+}
+
+static void model_lose(struct model *m, struct model_holder *h, uint64_t name, int tier)
+{
+    struct model_block *b = model_by_name(h, name);
+
+    b->mask &= ~(1u << tier);
+    memset(b->copies[tier], 0, sizeof(b->copies[tier]));
+    b->taken[tier] = false;
+    if (b->mask)
+        return;
+    if (!b->parked && m->forgets) {
+        model_forget_below(m, h, b->place);
+        return;
+    }
+    if (!b->parked)
+        model_park_below(m, h, b->place);
+    model_delete(h, b);
+}
+
+static void model_settle(struct model *m, struct model_holder *h)
+{
+    for (int t = 0; h && t < KV_N_TIERS; t++) {
+        if (!h->tier[t].settle)
+            continue;
+        h->tier[t].settle = false;
+        for (size_t i = 0; i < h->n; i++) {
+            struct model_block *b = &h->blocks[i];
+            uint32_t others = 0;
+
+            for (uint32_t s = 1; s < MODEL_SOURCES; s++)
+                others += b->copies[t][s];
+            if (!b->copies[t][0])
+                continue;
+            b->copies[t][0] = b->taken[t] ? 0 : 1;
+            if (b->taken[t] && !others) {
+                model_lose(m, h, b->name, t);
+                i = (size_t)-1; /* the array has moved */
+                continue;
+            }
+            b->taken[t] = false;
+        }
+    }
+}
+
+/* -- stores ------------------------------------------------------------------------------------ */
+
+struct model_store_args {
+    struct model *m;
+    struct kv_holder key;
+    int tier;
+    uint32_t source;
+    bool counted;
+    struct kvi_stored *ret;
+};
+
+/* @name, in the tree at its place now: @b is the block that had the place, or NULL; @parked the one that
+ * had the name, or NULL. Returns the block. */
+static struct model_block *model_put(struct model_holder *h, uint32_t place, uint64_t name)
+{
+    struct model_block *b = model_by_place(h, place), *parked = model_by_name(h, name), old;
+
+    if (parked && !parked->parked)
+        parked = NULL; /* of the path, and gets another name */
+    if (!b && parked) {
+        parked->parked = false;
+        parked->place = place;
+        return parked;
+    }
+    if (!b) {
+        b = model_new_block(h, name);
+        b->place = place;
+        return b;
+    }
+    if (b->name != name)
+        model_reset_copies(h, b, b->mask);
+    b->name = name;
+    if (parked) {
+        old = *parked;
+        for (int t = 0; t < KV_N_TIERS; t++) {
+            if (old.mask >> t & 1) {
+                memcpy(b->copies[t], old.copies[t], sizeof(b->copies[t]));
+                b->taken[t] = old.taken[t];
+            }
+        }
+        b->mask |= old.mask;
+        model_delete(h, parked);
+    }
+    return model_by_place(h, place);
+}
+
+static void model_attach(struct model *m, struct model_holder *h, uint64_t name)
+{
+    for (;;) {
+        const struct model_block *above = model_in_tree(h, name);
+        struct model_block *first = NULL;
+        uint32_t place;
+        uint64_t child;
+
+        for (size_t i = 0; above && i < h->n; i++) {
+            struct model_block *b = &h->blocks[i];
+
+            if (b->parked && b->parent == name && (!first || b->seq < first->seq))
+                first = b;
+        }
+        if (!first)
+            return;
+        place = model_child(m, above->place, first->local);
+        child = first->name;
+        (void)model_put(h, place, child);
+        model_attach(m, h, child);
+    }
+}
+
+/* One chain below a parent in the tree. */
+static int model_store_part(struct model_store_args *a, const uint64_t *parent,
+                            const struct kv_block *blocks, size_t n)
+{
+    struct model *m = a->m;
+    struct model_holder *h = model_holder(m, a->key, false);
+    const struct model_block *above = parent ? model_in_tree(h, *parent) : NULL;
     uint32_t top = above ? above->place : 0, *path = malloc((n + 1) * sizeof(*path));
     uint32_t *gone = malloc((n + 1) * sizeof(*gone));
     size_t n_gone = 0;
     int rc = parent && !above ? -ENOENT : 0;
 
-    *ret = (struct kvi_stored){0};
     for (size_t i = 0; i < n && !rc; i++) {
         path[i] = model_child(m, i ? path[i - 1] : top, blocks[i].tokens_hash);
         if (parent && blocks[i].hash == *parent)
@@ -161,7 +407,7 @@ static int model_store(struct model *m, struct kv_holder key, enum kv_tier tier,
                 rc = -EINVAL;
     }
     for (size_t i = 0; i < n && !rc; i++) {
-        const struct model_block *old = model_by_name(h, blocks[i].hash);
+        const struct model_block *old = model_in_tree(h, blocks[i].hash);
         bool on_path = false;
 
         for (size_t k = 0; old && k < n; k++)
@@ -171,70 +417,205 @@ static int model_store(struct model *m, struct kv_holder key, enum kv_tier tier,
         else if (old && !on_path)
             gone[n_gone++] = old->place;
     }
-    if (!rc && n)
-        h = model_holder(m, key, true);
+    if (!rc && n) {
+        h = model_holder(m, a->key, true);
+        model_imply(h, a->tier, a->source);
+    }
+    for (size_t i = 0; i < n_gone && !rc; i++)
+        model_forget_below(m, h, gone[i]);
+    /* Names first: none of the path's is in the way of another. */
     for (size_t i = 0; i < n && !rc; i++) {
         struct model_block *b = model_by_place(h, path[i]);
 
-        if (!b) {
-            h->blocks = model_grow(h->blocks, &h->capacity, h->n + 1, sizeof(*h->blocks));
-            b = &h->blocks[h->n++];
-            *b = (struct model_block){path[i], 0, blocks[i].hash};
+        if (b && b->name != blocks[i].hash) {
+            a->ret->renamed++;
+            model_reset_copies(h, b, b->mask);
+            b->name = UINT64_MAX - i;
         }
-        ret->renamed += b->name != blocks[i].hash;
-        b->name = blocks[i].hash;
-        ret->added += !(b->mask >> tier & 1);
-        ret->duplicate += b->mask >> tier & 1;
-        b->mask |= 1u << tier;
     }
-    for (size_t i = 0; i < n_gone && !rc; i++)
-        model_remove_below(m, h, gone[i]);
+    for (size_t i = 0; i < n && !rc; i++) {
+        const struct model_block *was = model_by_name(h, blocks[i].hash),
+                                 *at = model_by_place(h, path[i]);
+        bool in_tree = at && at->mask >> a->tier & 1;
+        bool had = in_tree || (was && was->mask >> a->tier & 1);
+        struct model_block *b = model_put(h, path[i], blocks[i].hash);
+
+        if (!had || a->counted)
+            model_add_copy(h, b, a->tier, a->source, had);
+        a->ret->added += !in_tree;
+        a->ret->duplicate += in_tree;
+        b->mask |= 1u << a->tier;
+    }
+    for (size_t i = n; i-- > 0 && !rc;)
+        model_attach(m, h, blocks[i].hash);
     free(path);
     free(gone);
     return rc;
 }
 
-static long model_store_known(struct model *m, struct kv_holder key, enum kv_tier tier,
-                              const uint64_t *hashes, size_t n)
+/* Block by block: below a parent that isn't in the tree, or in a lower tier. */
+static int model_store_parts(struct model_store_args *a, const uint64_t *parent,
+                             const struct kv_block *blocks, size_t n)
 {
-    const struct model_holder *h = model_holder(m, key, false);
+    struct model *m = a->m;
+    struct model_holder *h = model_holder(m, a->key, true);
+    bool keeps = a->tier != KV_TIER_DEVICE;
+    int rc = 0;
+
+    model_imply(h, a->tier, a->source);
+    for (size_t i = 0; i < n && !rc; i++) {
+        struct model_block *b = model_by_name(h, blocks[i].hash);
+        bool hangs = parent && !model_in_tree(h, *parent), had;
+
+        if (b && (keeps || (hangs && !b->parked))) {
+            had = b->mask >> a->tier & 1;
+            a->ret->added += !had;
+            a->ret->duplicate += had;
+        } else if (hangs) {
+            if (!b)
+                b = model_new_block(h, blocks[i].hash);
+            had = b->mask >> a->tier & 1;
+            b->parked = true;
+            b->parent = *parent;
+            b->local = blocks[i].tokens_hash;
+            b->seq = ++m->seq;
+            a->ret->parked++;
+        } else {
+            size_t run = 1;
+
+            while (i + run < n && !(keeps && model_by_name(h, blocks[i + run].hash)))
+                run++;
+            rc = model_store_part(a, parent, blocks + i, run);
+            i += run - 1;
+            parent = &blocks[i].hash;
+            continue;
+        }
+        if (a->counted || !had)
+            model_add_copy(h, b, a->tier, a->source, had);
+        b->mask |= 1u << a->tier;
+        parent = &blocks[i].hash;
+    }
+    return rc;
+}
+
+static int model_add(struct model *m, struct kv_holder key, enum kv_tier tier, uint32_t source,
+                     bool counted, const uint64_t *parent, const struct kv_block *blocks, size_t n,
+                     struct kvi_stored *ret)
+{
+    struct model_store_args a = {m, key, (int)tier, source, counted, ret};
+    int rc = -ENOENT;
+
+    *ret = (struct kvi_stored){0};
+    if (tier == KV_TIER_DEVICE || !model_holder(m, key, false))
+        rc = model_store_part(&a, parent, blocks, n);
+    if (rc == -ENOENT &&
+        !(m->forgets && (tier == KV_TIER_DEVICE || !model_holder(m, key, false)))) {
+        for (size_t i = 0; i < n; i++) {
+            if (parent && blocks[i].hash == *parent)
+                return -EINVAL;
+            for (size_t k = 0; k < i; k++)
+                if (blocks[k].hash == blocks[i].hash)
+                    return -EINVAL;
+        }
+        if (m->forgets && parent && !model_in_tree(model_holder(m, key, false), *parent))
+            return -ENOENT;
+        rc = model_store_parts(&a, parent, blocks, n);
+    }
+    model_settle(m, model_holder(m, key, false));
+    return rc;
+}
+
+static inline int model_store(struct model *m, struct kv_holder key, enum kv_tier tier,
+                              const uint64_t *parent, const struct kv_block *blocks, size_t n,
+                              struct kvi_stored *ret)
+{
+    return model_add(m, key, tier, 0, false, parent, blocks, n, ret);
+}
+
+static long model_add_known(struct model *m, struct kv_holder key, enum kv_tier tier,
+                            uint32_t source, bool counted, const uint64_t *hashes, size_t n)
+{
+    struct model_holder *h = model_holder(m, key, false);
     long found = 0;
 
+    if (h)
+        model_imply(h, (int)tier, source);
     for (size_t i = 0; i < n; i++) {
         struct model_block *b = model_by_name(h, hashes[i]);
+        bool had = b && b->mask >> tier & 1;
 
         found += b != NULL;
+        if (b && (counted || !had))
+            model_add_copy(h, b, (int)tier, source, had);
         if (b)
             b->mask |= 1u << tier;
     }
+    model_settle(m, h);
     return found;
 }
 
-static long model_remove(struct model *m, struct kv_holder key, enum kv_tier tier,
-                         const uint64_t *hashes, size_t n)
+static inline long model_store_known(struct model *m, struct kv_holder key, enum kv_tier tier,
+                                     const uint64_t *hashes, size_t n)
+{
+    return model_add_known(m, key, tier, 0, false, hashes, n);
+}
+
+static long model_take(struct model *m, struct kv_holder key, enum kv_tier tier, uint32_t source,
+                       const uint64_t *hashes, const uint32_t *left, size_t n)
 {
     struct model_holder *h = model_holder(m, key, false);
     long found = 0;
 
     for (size_t i = 0; i < n; i++) {
         struct model_block *b = model_by_name(h, hashes[i]);
+        bool last;
 
-        if (!b || !(b->mask >> tier & 1))
+        if (!b || !(b->mask >> tier & 1) ||
+            !model_take_copy(h, b, (int)tier, source, left ? left[i] : UINT32_MAX, &last))
             continue;
         found++;
-        b->mask &= ~(1u << tier);
-        if (!b->mask)
-            model_remove_below(m, h, b->place);
+        if (last)
+            model_lose(m, h, hashes[i], (int)tier);
     }
     return found;
+}
+
+static inline long model_remove(struct model *m, struct kv_holder key, enum kv_tier tier,
+                                const uint64_t *hashes, size_t n)
+{
+    return model_take(m, key, tier, 0, hashes, NULL, n);
 }
 
 static void model_clear(struct model *m, struct kv_holder key)
 {
     struct model_holder *h = model_holder(m, key, false);
 
-    if (h)
-        h->n = 0;
+    if (!h)
+        return;
+    h->n = 0;
+}
+
+static void model_clear_tiers(struct model *m, struct kv_holder key, uint32_t tiers,
+                              uint32_t source)
+{
+    struct model_holder *h = model_holder(m, key, false);
+    bool again = h != NULL, last;
+
+    while (again) {
+        again = false;
+        for (size_t i = 0; i < h->n && !again; i++) {
+            for (int t = 0; t < KV_N_TIERS && !again; t++) {
+                struct model_block *b = &h->blocks[i];
+
+                if (!(tiers >> t & 1) || !(b->mask >> t & 1) ||
+                    !model_take_copy(h, b, t, source, 0, &last))
+                    continue;
+                again = true;
+                if (last)
+                    model_lose(m, h, b->name, t);
+            }
+        }
+    }
 }
 
 static int model_remove_holders(struct model *m, uint64_t worker, const uint32_t *rank)
@@ -302,9 +683,9 @@ static const char *model_compare_find(struct model *m, struct kvi_index *ix,
             return MODEL_DIFFERS("holder %zu: reach %u %u %u %u, model %u %u %u %u", i,
                                  found->reach[0], found->reach[1], found->reach[2], found->reach[3],
                                  reach[0], reach[1], reach[2], reach[3]);
-        if (found && found->blocks != h->n)
+        if (found && found->blocks != model_count(h, false))
             return MODEL_DIFFERS("holder %zu: %zu blocks, model %zu", i, (size_t)found->blocks,
-                                 h->n);
+                                 model_count(h, false));
     }
     return expected == matches->n ? NULL
                                   : MODEL_DIFFERS("%zu matches, model %zu", matches->n, expected);
@@ -318,8 +699,11 @@ static const char *model_compare_stats(struct model *m, struct kvi_index *ix)
     for (size_t i = 0; i < m->n_holders; i++) {
         const struct model_holder *h = &m->holders[i];
 
-        want.holder_blocks += h->n;
+        want.parked += model_count(h, true);
         for (size_t k = 0; k < h->n; k++) {
+            if (h->blocks[k].parked)
+                continue;
+            want.holder_blocks++;
             want.blocks += !seen[h->blocks[k].place];
             seen[h->blocks[k].place] = true;
             for (int t = 0; t < KV_N_TIERS; t++)
@@ -329,7 +713,7 @@ static const char *model_compare_stats(struct model *m, struct kvi_index *ix)
     free(seen);
     kvi_get_stats(ix, &got);
     for (size_t i = 0; i < m->n_holders; i++)
-        if (kvi_holder_blocks(ix, m->holders[i].key) != m->holders[i].n)
+        if (kvi_holder_blocks(ix, m->holders[i].key) != model_count(&m->holders[i], false))
             return MODEL_DIFFERS("kvi_holder_blocks of %zu", i);
     if (got.holders != want.holders)
         return MODEL_DIFFERS("holders %zu, model %zu", (size_t)got.holders, (size_t)want.holders);
@@ -338,6 +722,8 @@ static const char *model_compare_stats(struct model *m, struct kvi_index *ix)
     if (got.holder_blocks != want.holder_blocks)
         return MODEL_DIFFERS("holder_blocks %zu, model %zu", (size_t)got.holder_blocks,
                              (size_t)want.holder_blocks);
+    if (got.parked != want.parked)
+        return MODEL_DIFFERS("parked %zu, model %zu", (size_t)got.parked, (size_t)want.parked);
     if (memcmp(got.tier_blocks, want.tier_blocks, sizeof(want.tier_blocks)) != 0)
         return MODEL_DIFFERS("tier_blocks differ");
     return NULL;

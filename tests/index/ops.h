@@ -21,6 +21,8 @@ struct ops_profile {
     uint32_t diverge;      /* percent of blocks off the trunk */
     uint32_t grow;         /* percent of stores among operations */
     uint32_t n_tiers;
+    bool copies;  /* counted, of several sources */
+    bool forgets; /* nothing is parked */
 };
 
 struct ops {
@@ -33,6 +35,7 @@ struct ops {
     uint64_t hashes[OPS_MAX_BLOCKS], prompt[OPS_MAX_BLOCKS];
     size_t prompt_len;
     bool one_hash; /* in each call by hash */
+    bool whole;    /* stores in the device tier alone, which are done as a whole */
     bool starve;   /* try each call with its first allocation refused, its second, ... */
     long n_starved;
 };
@@ -96,6 +99,14 @@ static uint32_t ops_depth(const struct model *m, uint32_t place)
     return depth;
 }
 
+/* Mostly the main cache. */
+static uint32_t ops_source(struct ops *ops)
+{
+    if (!ops->profile->copies || rng_below(&ops->rng, 5))
+        return 0;
+    return rng_below(&ops->rng, MODEL_SOURCES);
+}
+
 static const char *ops_store(struct ops *ops)
 {
     struct kv_holder key = ops_holder(ops);
@@ -104,8 +115,10 @@ static const char *ops_store(struct ops *ops)
     uint64_t parent = rng_next(&ops->rng) % 64;
     bool has_parent = rng_below(&ops->rng, 3) != 0;
     struct kvi_stored got, want;
-    enum kv_tier tier = ops_tier(ops);
+    enum kv_tier tier = ops->whole ? KV_TIER_DEVICE : ops_tier(ops);
     const char *wrong = NULL;
+    uint32_t source = ops_source(ops);
+    bool counted = ops->profile->copies && rng_below(&ops->rng, 4);
     long try = 0;
     int rc, expected;
 
@@ -113,7 +126,7 @@ static const char *ops_store(struct ops *ops)
         const struct model_block *b = &h->blocks[rng_below(&ops->rng, (uint32_t)h->n)];
 
         parent = b->name;
-        place = b->place;
+        place = b->parked ? model_child(ops->model, 0, parent) : b->place;
     }
     depth = ops_depth(ops->model, place);
     if (depth > 3 * ops->profile->max_blocks)
@@ -125,17 +138,21 @@ static const char *ops_store(struct ops *ops)
     }
     do {
         ops_before(ops, ++try);
-        rc = kvi_store(ops->ix, key, tier, has_parent ? &parent : NULL, ops->blocks, n, &got);
+        rc = counted
+                 ? kvi_add(ops->ix, key, tier, source, has_parent ? &parent : NULL, ops->blocks, n,
+                           &got)
+                 : kvi_store(ops->ix, key, tier, has_parent ? &parent : NULL, ops->blocks, n, &got);
     } while (ops_again(ops, rc, &wrong));
     if (wrong)
         return wrong;
-    expected =
-        model_store(ops->model, key, tier, has_parent ? &parent : NULL, ops->blocks, n, &want);
+    expected = model_add(ops->model, key, tier, counted ? source : 0, counted,
+                         has_parent ? &parent : NULL, ops->blocks, n, &want);
     if (rc != expected)
         return MODEL_DIFFERS("store of %u returned %d, model %d", n, rc, expected);
     if (!rc && memcmp(&got, &want, sizeof(got)) != 0)
-        return MODEL_DIFFERS("stored %zu %zu %zu, model %zu %zu %zu", got.added, got.duplicate,
-                             got.renamed, want.added, want.duplicate, want.renamed);
+        return MODEL_DIFFERS("stored %zu %zu %zu %zu, model %zu %zu %zu %zu", got.added,
+                             got.duplicate, got.renamed, got.parked, want.added, want.duplicate,
+                             want.renamed, want.parked);
     return NULL;
 }
 
@@ -166,17 +183,24 @@ static const char *ops_by_hash(struct ops *ops, bool removing)
     uint32_t n = ops_pick(ops, model_holder(ops->model, key, false));
     enum kv_tier tier = ops_tier(ops);
     const char *wrong = NULL;
+    uint32_t left[OPS_MAX_BLOCKS], source = ops_source(ops);
+    bool told = ops->profile->copies && !rng_below(&ops->rng, 8);
+    bool counted = ops->profile->copies && rng_below(&ops->rng, 4);
     long got, want, try = 0;
 
+    for (uint32_t i = 0; i < n; i++)
+        left[i] = rng_below(&ops->rng, 3);
     do {
         ops_before(ops, ++try);
-        got = removing ? kvi_remove(ops->ix, key, tier, ops->hashes, n)
-                       : kvi_store_known(ops->ix, key, tier, ops->hashes, n);
+        got = removing  ? kvi_take(ops->ix, key, tier, source, ops->hashes, told ? left : NULL, n)
+              : counted ? kvi_add_known(ops->ix, key, tier, source, ops->hashes, n)
+                        : kvi_store_known(ops->ix, key, tier, ops->hashes, n);
     } while (ops_again(ops, got, &wrong));
     if (wrong)
         return wrong;
-    want = removing ? model_remove(ops->model, key, tier, ops->hashes, n)
-                    : model_store_known(ops->model, key, tier, ops->hashes, n);
+    want = removing ? model_take(ops->model, key, tier, source, ops->hashes, told ? left : NULL, n)
+                    : model_add_known(ops->model, key, tier, counted ? source : 0, counted,
+                                      ops->hashes, n);
     return got == want ? NULL : MODEL_DIFFERS("by hash: %ld, model %ld", got, want);
 }
 
@@ -185,6 +209,13 @@ static const char *ops_wide(struct ops *ops)
     struct kv_holder key = ops_holder(ops);
     int got = 0, want = 0;
 
+    if (ops->profile->copies && rng_below(&ops->rng, 2)) {
+        uint32_t tiers = rng_below(&ops->rng, 1u << KV_N_TIERS), source = ops_source(ops);
+
+        model_clear_tiers(ops->model, key, tiers, source);
+        got = kvi_clear_tiers(ops->ix, key, tiers, source);
+        return got ? MODEL_DIFFERS("kvi_clear_tiers: %d", got) : NULL;
+    }
     switch (rng_below(&ops->rng, 3)) {
     case 0:
         model_clear(ops->model, key);
@@ -220,7 +251,9 @@ static const char *ops_query(struct ops *ops)
     if (ops->model->n_holders && rng_below(&ops->rng, 8)) {
         const struct model_holder *h =
             &ops->model->holders[rng_below(&ops->rng, (uint32_t)ops->model->n_holders)];
-        uint32_t place = h->n ? h->blocks[rng_below(&ops->rng, (uint32_t)h->n)].place : 0, i;
+        const struct model_block *b =
+            h->n ? &h->blocks[rng_below(&ops->rng, (uint32_t)h->n)] : NULL;
+        uint32_t place = b && !b->parked ? b->place : 0, i;
 
         depth = KV_MIN(ops_depth(ops->model, place), (uint32_t)OPS_MAX_BLOCKS);
         for (i = ops_depth(ops->model, place); place; place = ops->model->places[place].parent)
@@ -234,9 +267,41 @@ static const char *ops_query(struct ops *ops)
     return model_compare_find(ops->model, ops->ix, &ops->matches, ops->prompt, n);
 }
 
+/* Every copy, and every parked block. */
+static const char *ops_compare_blocks(const struct ops *ops)
+{
+    for (size_t i = 0; i < ops->model->n_holders; i++) {
+        const struct model_holder *h = &ops->model->holders[i];
+        const struct kvi_holder *holder = kvi_holder_find(ops->ix, h->key);
+
+        for (size_t k = 0; k < h->n; k++) {
+            const struct model_block *b = &h->blocks[k];
+            const struct kvi_parked *parked = kvi_parked_find(ops->ix, holder, b->name);
+
+            if (b->parked && (!parked || parked->mask != b->mask || parked->parent != b->parent ||
+                              parked->local != b->local))
+                return MODEL_DIFFERS("a parked block differs");
+            for (uint32_t c = 0; c < KV_N_TIERS * MODEL_SOURCES; c++) {
+                uint32_t tier = c / MODEL_SOURCES, source = c % MODEL_SOURCES, got;
+
+                if (!(b->mask >> tier & 1))
+                    continue;
+                got = kvi_copies_count(ops->ix, holder, (enum kv_tier)tier, source, b->name);
+                if (got != b->copies[tier][source])
+                    return MODEL_DIFFERS("holder %zu tier %u source %u: %u copies, model %u", i,
+                                         tier, source, got, b->copies[tier][source]);
+            }
+        }
+    }
+    return NULL;
+}
+
 static const char *ops_check(struct ops *ops)
 {
     const char *wrong = kvi_check(ops->ix);
+
+    if (!wrong)
+        wrong = ops_compare_blocks(ops);
 
     if (!wrong)
         wrong = model_compare_stats(ops->model, ops->ix);
@@ -265,14 +330,38 @@ static inline int ops_copy_run(void *arg, const struct kvi_dump_run *run)
     return copy->wrong != NULL;
 }
 
+static inline bool ops_has_extras(const struct model *m)
+{
+    for (size_t i = 0; i < m->n_holders; i++) {
+        const struct model_holder *h = &m->holders[i];
+
+        for (size_t k = 0; k < h->n; k++) {
+            if (h->blocks[k].parked)
+                return true;
+            for (int t = 0; t < KV_N_TIERS; t++)
+                if (h->blocks[k].copies[t][0] > 1 || h->blocks[k].copies[t][1] ||
+                    h->blocks[k].copies[t][2] || h->tier[t].implied || h->blocks[k].taken[t])
+                    return true;
+        }
+        for (int t = 0; t < KV_N_TIERS; t++)
+            if (h->tier[t].counts || h->tier[t].n_stored_again)
+                return true;
+    }
+    return false;
+}
+
 /* Go on with a copy made from a dump. */
 static inline const char *ops_reload(struct ops *ops)
 {
     struct ops_copy copy = {0};
     const struct kv_block block = {1, 1};
 
+    if (ops_has_extras(ops->model))
+        return NULL;
+
     if (kvi_create(NULL, &copy.to))
         return "kvi_create failed";
+    copy.to->parking.max_holder = ops->ix->parking.max_holder;
     /* Holders that hold nothing aren't part of a dump. */
     for (size_t i = 0; i < ops->model->n_holders; i++) {
         (void)kvi_store(copy.to, ops->model->holders[i].key, KV_TIER_DEVICE, NULL, &block, 1, NULL);
@@ -305,6 +394,9 @@ static void ops_begin(struct ops *ops)
         model_free(ops->model);
     ops->model = model_new();
     assert_int_equal(kvi_create(NULL, &ops->ix), 0);
+    ops->model->forgets = ops->profile->forgets;
+    if (ops->profile->forgets)
+        ops->ix->parking.max_holder = 0;
 }
 
 /* After the @i-th operation: fails the test where something is @wrong. */

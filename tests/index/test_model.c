@@ -45,9 +45,10 @@ static void test_tiny_universe(void **state)
                                                .chaos = 60,
                                                .diverge = 50,
                                                .grow = 55,
-                                               .n_tiers = 4};
+                                               .n_tiers = 4,
+                                               .copies = true};
     (void)state;
-    play(&profile, test_rounds(1500000), 7, 3000);
+    play(&profile, test_rounds(250000), 7, 3000);
 }
 
 /* Engines with the same seed; ordinary life. */
@@ -63,9 +64,10 @@ static void test_same_seed(void **state)
                                                .chaos = 0,
                                                .diverge = 4,
                                                .grow = 50,
-                                               .n_tiers = 2};
+                                               .n_tiers = 2,
+                                               .copies = true};
     (void)state;
-    play(&profile, test_rounds(300000), 20, 5000);
+    play(&profile, test_rounds(60000), 20, 5000);
 }
 
 /* Every engine names every place in its own way. */
@@ -83,7 +85,27 @@ static void test_other_seeds(void **state)
                                                .grow = 60,
                                                .n_tiers = 4};
     (void)state;
-    play(&profile, test_rounds(300000), 20, 8000);
+    play(&profile, test_rounds(60000), 20, 8000);
+}
+
+/* Nothing is parked: what can't be reached is forgotten. */
+static void test_without_parking(void **state)
+{
+    static const struct ops_profile profile = {.name = "without parking",
+                                               .n_workers = 4,
+                                               .n_ranks = 2,
+                                               .n_locals = 5,
+                                               .n_hashes = 60,
+                                               .max_blocks = 12,
+                                               .n_hash_seeds = 3,
+                                               .chaos = 10,
+                                               .diverge = 20,
+                                               .grow = 55,
+                                               .n_tiers = 3,
+                                               .copies = true,
+                                               .forgets = true};
+    (void)state;
+    play(&profile, test_rounds(60000), 7, 4000);
 }
 
 /* Long chains, cut at the limit, split and joined. */
@@ -101,7 +123,7 @@ static void test_long_chains(void **state)
                                                .grow = 40,
                                                .n_tiers = 3};
     (void)state;
-    play(&profile, test_rounds(4000), 5, 150);
+    play(&profile, test_rounds(1200), 5, 150);
 }
 
 /* One hash for many places: engines that number their blocks. */
@@ -119,7 +141,7 @@ static void test_counting_engines(void **state)
                                                .grow = 70,
                                                .n_tiers = 1};
     (void)state;
-    play(&profile, test_rounds(200000), 20, 10000);
+    play(&profile, test_rounds(100000), 20, 10000);
 }
 
 int main(void)
@@ -127,7 +149,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tiny_universe),    cmocka_unit_test(test_same_seed),
         cmocka_unit_test(test_other_seeds),      cmocka_unit_test(test_long_chains),
-        cmocka_unit_test(test_counting_engines),
+        cmocka_unit_test(test_counting_engines), cmocka_unit_test(test_without_parking),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

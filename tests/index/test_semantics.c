@@ -154,7 +154,7 @@ static void remove_all(void **state)
     store(f, W0, LOCALS(1, 2, 3));
     for (size_t i = 0; i < 3; i++)
         hashes[i] = f->blocks[i].hash;
-    assert_int_equal(kvi_remove(f->ix, W0, KV_TIER_DEVICE, hashes, 3), 1); /* the first takes all */
+    assert_int_equal(kvi_remove(f->ix, W0, KV_TIER_DEVICE, hashes, 3), 3); /* from the top */
     assert_int_equal(score(f, W0, LOCALS(1, 2, 3)), 0);
     assert_int_equal(f->matches.n, 0);
     assert_int_equal(n_blocks(f), 0);
@@ -291,12 +291,11 @@ static void remove_mid_chain(void **state)
     assert_int_equal(remove_block(f, W0, locals, 3), 1);
     assert_int_equal(score(f, W0, locals, 5), 2);
     assert_int_equal(store_part(f, W0, KV_TIER_DEVICE, locals, 2, 3, NULL), 0);
-    assert_int_equal(score(f, W0, locals, 5), 3);
-    assert_int_equal(kvi_holder_blocks(f->ix, W0), 3);
-    assert_int_equal(store_part(f, W0, KV_TIER_DEVICE, locals, 4, 5, NULL), -ENOENT);
+    assert_int_equal(score(f, W0, locals, 5), 5); /* 4 and 5 were parked */
+    assert_int_equal(kvi_holder_blocks(f->ix, W0), 5);
 }
 
-/* What another holder keeps alive must not come back for the one that lost it. */
+/* What another holder keeps alive comes back to the one that lost it only by its own blocks. */
 static void remove_mid_chain_shared(void **state)
 {
     struct fixture *f = *state;
@@ -307,9 +306,10 @@ static void remove_mid_chain_shared(void **state)
     assert_int_equal(remove_block(f, W0, locals, 3), 1);
     assert_int_equal(score(f, W0, locals, 600), 2);
     assert_int_equal(score(f, W1, locals, 600), 600);
+    assert_int_equal(remove_block(f, W0, locals, 300), 1); /* parked, and gone from there */
     assert_int_equal(store_part(f, W0, KV_TIER_DEVICE, locals, 2, 3, NULL), 0);
-    assert_int_equal(score(f, W0, locals, 600), 3);
-    assert_int_equal(kvi_holder_blocks(f->ix, W0), 3);
+    assert_int_equal(score(f, W0, locals, 600), 299);
+    assert_int_equal(kvi_holder_blocks(f->ix, W0), 299);
     assert_int_equal(n_blocks(f), 600);
 }
 
@@ -374,15 +374,19 @@ static void tree_size_accounting(void **state)
     assert_int_equal(kvi_holder_blocks(f->ix, W0), 3);
 }
 
-static void shared_prefix_branch_rejects_foreign_parent(void **state)
+static void shared_prefix_branch_parks_below_foreign_parent(void **state)
 {
     struct fixture *f = *state;
     const uint64_t *locals = sequence(4, 4, 0);
+    struct kvi_stored stored;
 
     store(f, W0, locals, 3);
     store(f, W1, locals, 2);
-    assert_int_equal(store_part(f, W1, KV_TIER_DEVICE, locals, 3, 4, NULL), -ENOENT);
+    assert_int_equal(store_part(f, W1, KV_TIER_DEVICE, locals, 3, 4, &stored), 0);
+    assert_int_equal(stored.parked, 1);
     assert_int_equal(score(f, W1, locals, 4), 2);
+    assert_int_equal(store_part(f, W1, KV_TIER_DEVICE, locals, 2, 3, &stored), 0);
+    assert_int_equal(score(f, W1, locals, 4), 4);
 }
 
 static void prefix_suffix_reuse_then_tail_append(void **state)
@@ -404,11 +408,20 @@ static void unknown_parent(void **state)
     struct fixture *f = *state;
     const uint64_t parent = 99;
     const struct kv_block block = {1, 1};
+    struct kvi_stored stored;
+    struct kvi_stats stats;
 
-    assert_int_equal(kvi_store(f->ix, W0, KV_TIER_DEVICE, &parent, &block, 1, NULL), -ENOENT);
+    assert_int_equal(kvi_store(f->ix, W0, KV_TIER_DEVICE, &parent, &block, 1, &stored), 0);
+    assert_int_equal(stored.parked, 1);
+    assert_int_equal(stored.added, 0);
     store(f, W0, LOCALS(1));
-    assert_int_equal(kvi_store(f->ix, W0, KV_TIER_DEVICE, &parent, &block, 1, NULL), -ENOENT);
+    assert_int_equal(kvi_store(f->ix, W0, KV_TIER_DEVICE, &parent, &block, 1, NULL), 0);
     assert_int_equal(n_blocks(f), 1);
+    kvi_get_stats(f->ix, &stats);
+    assert_int_equal(stats.parked, 1);
+    assert_int_equal(kvi_clear(f->ix, W0), 0);
+    kvi_get_stats(f->ix, &stats);
+    assert_int_equal(stats.parked, 0);
 }
 
 static void self_reference(void **state)
@@ -891,7 +904,7 @@ int main(void)
         T(remove_passes_over_unknown),
         T(multiple_disjoint_sequences),
         T(tree_size_accounting),
-        T(shared_prefix_branch_rejects_foreign_parent),
+        T(shared_prefix_branch_parks_below_foreign_parent),
         T(prefix_suffix_reuse_then_tail_append),
         T(unknown_parent),
         T(self_reference),

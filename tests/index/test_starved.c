@@ -14,7 +14,7 @@ static void play(const struct ops_profile *profile, long rounds)
 {
     struct ops *ops = ops_new(profile);
 
-    ops->starve = true;
+    ops->starve = ops->whole = true;
     ops_begin(ops);
     for (long i = 0; i < rounds; i++) {
         const char *wrong = ops_one(ops);
@@ -40,7 +40,8 @@ static void test_colliding(void **state)
                                                .chaos = 40,
                                                .diverge = 40,
                                                .grow = 60,
-                                               .n_tiers = 4};
+                                               .n_tiers = 4,
+                                               .forgets = true};
     (void)state;
     play(&profile, test_rounds(20000));
 }
@@ -57,7 +58,8 @@ static void test_wide(void **state)
                                                .chaos = 0,
                                                .diverge = 10,
                                                .grow = 75,
-                                               .n_tiers = 2};
+                                               .n_tiers = 2,
+                                               .forgets = true};
     (void)state;
     play(&profile, test_rounds(6000));
 }

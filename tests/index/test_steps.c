@@ -108,6 +108,7 @@ static void play(const struct ops_profile *profile, long rounds)
     struct ops *ops = ops_new(profile);
 
     ops->one_hash = true; /* a call with several does one after the other */
+    ops->whole = true;
     look.ops = ops;
     look.n_looks = 0;
     for (long i = 0; i < rounds; i++) {
@@ -144,7 +145,8 @@ static void test_colliding(void **state)
                                                .chaos = 30,
                                                .diverge = 40,
                                                .grow = 60,
-                                               .n_tiers = 4};
+                                               .n_tiers = 4,
+                                               .forgets = true};
     (void)state;
     play(&profile, test_rounds(40000));
 }
@@ -161,7 +163,8 @@ static void test_shared_trunk(void **state)
                                                .chaos = 0,
                                                .diverge = 3,
                                                .grow = 55,
-                                               .n_tiers = 2};
+                                               .n_tiers = 2,
+                                               .forgets = true};
     (void)state;
     play(&profile, test_rounds(10000));
 }

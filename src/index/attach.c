@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Between the tree and the parked blocks (parked.h).
+ *
+ * Parking goes through a holder's part of a subtree breadth first, before the cut that takes it out of the
+ * tree. At most the holder's limit of blocks is parked, those nearest to the cut; the rest is forgotten.
+ *
+ * Attaching goes depth first: parked children of a block that is in the tree again are stored in runs, as
+ * long as each has a child with the same tiers, then the children of the run's last block come, and so on
+ * back up. Nothing recurses; the names whose children are still to come are a stack.
+ */
+#include "index/kids.h"
+#include "index/store.h"
+
+#define RUN_MAX 1024u
+
+/* -- parking ----------------------------------------------------------------------------------- */
+
+struct below {
+    struct kvi_index *ix;
+    struct kvi_holder *holder;
+    size_t room; /* blocks that may still be parked */
+    size_t n;    /* in scratch->hanging */
+    uint64_t above, left;
+    bool failed;
+};
+
+static bool hang(void *arg, struct kvi_chain *kid)
+{
+    struct below *below = arg;
+    struct kvi_scratch *scratch = below->ix->scratch;
+
+    if (!kvi_who_find(kid, below->holder->id))
+        return true;
+    if (kvi_mem_grow(&below->ix->mem, (void **)&scratch->hanging, &scratch->hanging_capacity,
+                     below->n + 1, sizeof(scratch->hanging[0]))) {
+        below->failed = true;
+        return false;
+    }
+    scratch->hanging[below->n++] = (struct kvi_hanging){kid, below->above};
+    return --below->left > 0;
+}
+
+/* Blocks from @off on of the holder's part, and the children into the queue. */
+static void park_part(struct below *below, const struct kvi_chain *chain, uint32_t off)
+{
+    struct kvi_index *ix = below->ix;
+    uint64_t entry = kvi_who_get(kvi_who_find(chain, below->holder->id));
+    uint32_t pos = kvi_chain_run(chain).pos, kids = kvi_entry_kids(ix, entry);
+    const uint64_t *locals = kvi_arena_locals(&ix->arena, pos);
+
+    for (uint32_t i = off; i < kvi_entry_len(entry); i++) {
+        uint64_t name = kvi_name_of(ix, below->holder, pos + i);
+        uint32_t mask = kvi_mask_at(ix, entry, i);
+
+        if (below->room) {
+            below->room--;
+            (void)kvi_park(ix, below->holder, below->above, (struct kv_block){name, locals[i]},
+                           mask);
+        } else {
+            kvi_copies_forget(ix, below->holder, mask, name);
+            ix->parking.forgotten++;
+        }
+        below->above = name;
+    }
+    if (!kids)
+        return;
+    below->left = kids == KVI_AUX_MAX ? UINT64_MAX : kids;
+    kvi_kids_each(chain, hang, below);
+}
+
+void kvi_park_below(struct kvi_index *ix, struct kvi_holder *holder, const struct kvi_chain *chain,
+                    uint32_t off)
+{
+    struct below below = {.ix = ix, .holder = holder, .room = ix->parking.max_holder};
+
+    below.above = kvi_name_of(ix, holder, kvi_chain_run(chain).pos + off);
+    park_part(&below, chain, off + 1);
+    for (size_t i = 0; i < below.n; i++) {
+        struct kvi_hanging next = ix->scratch->hanging[i];
+
+        below.above = next.above;
+        park_part(&below, next.chain, 0);
+    }
+    if (below.failed) /* what wasn't seen is forgotten; records of its copies may stay */
+        ix->parking.forgotten++;
+}
+
+/* -- attaching --------------------------------------------------------------------------------- */
+
+static bool push_name(struct kvi_index *ix, size_t *n, uint64_t name)
+{
+    struct kvi_scratch *scratch = ix->scratch;
+
+    if (kvi_mem_grow(&ix->mem, (void **)&scratch->names, &scratch->names_capacity, *n + 1,
+                     sizeof(scratch->names[0])))
+        return false;
+    scratch->names[(*n)++] = name;
+    return true;
+}
+
+/* Take a run of parked blocks out, each below the one before. Returns its length. */
+static size_t take_run(struct kvi_index *ix, struct kvi_holder *holder, struct kvi_parked *parked,
+                       uint32_t *ret_mask)
+{
+    struct kvi_scratch *scratch = ix->scratch;
+    size_t n = 0;
+
+    *ret_mask = parked->mask;
+    while (parked && parked->mask == *ret_mask && n < RUN_MAX) {
+        struct kv_block block = {parked->hash, parked->local};
+
+        if (kvi_mem_grow(&ix->mem, (void **)&scratch->run, &scratch->run_capacity, n + 1,
+                         sizeof(scratch->run[0])))
+            break;
+        scratch->run[n++] = block;
+        kvi_unpark(ix, holder, parked);
+        parked = kvi_parked_child(ix, holder, block.hash);
+    }
+    return n;
+}
+
+static void give_up(struct kvi_index *ix, struct kvi_holder *holder, size_t n, uint32_t mask)
+{
+    for (size_t i = 0; i < n; i++)
+        kvi_copies_forget(ix, holder, mask, ix->scratch->run[i].hash);
+    ix->parking.forgotten += n;
+}
+
+/* Returns whether there was a run, and it is in the tree. */
+static bool attach_run(struct kvi_index *ix, struct kvi_holder *holder, uint64_t parent,
+                       size_t *n_names)
+{
+    struct kvi_parked *parked = kvi_parked_child(ix, holder, parent);
+    struct kvi_place place;
+    uint32_t mask = 0;
+    size_t n;
+    int nearest;
+
+    if (!parked || !kvi_locate(ix, holder, parent, &place, NULL)) /* renamed by another child */
+        return false;
+    n = take_run(ix, holder, parked, &mask);
+    if (!n)
+        return false;
+    nearest = __builtin_ctz(mask);
+    if (kvi_store_again(ix, holder, (enum kv_tier)nearest, parent, ix->scratch->run, n)) {
+        give_up(ix, holder, n, mask);
+        return true; /* on to the next child */
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (mask & (mask - 1))
+            kvi_give(ix, holder, ix->scratch->run[i].hash, mask);
+        (void)push_name(ix, n_names, ix->scratch->run[i].hash);
+    }
+    return true;
+}
+
+void kvi_attach(struct kvi_index *ix, struct kvi_holder *holder, const struct kv_block *blocks,
+                size_t n)
+{
+    size_t n_names = 0;
+
+    for (size_t i = 0; i < n; i++)
+        if (kvi_parked_child(ix, holder, blocks[i].hash))
+            (void)push_name(ix, &n_names, blocks[i].hash);
+    while (n_names && holder->n_parked)
+        if (!attach_run(ix, holder, ix->scratch->names[n_names - 1], &n_names))
+            n_names--;
+}

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Emptying some tiers of a holder for one source: the reset of an engine's own pool leaves its other tiers.
+ *
+ * The holder's names are listed first, breadth first from the root, and taken back from the end: so each
+ * block is removed before the one above it, and what stays below is parked once. The lock is let go between
+ * slices; the holder's own writers wait (kvi_holder_await).
+ */
+#include "index/kids.h"
+#include "index/store.h"
+
+#define SLICE 1024u /* names */
+
+struct names {
+    struct kvi_index *ix;
+    struct kvi_holder *holder;
+    uint64_t *items;
+    size_t n, capacity;
+    size_t n_chains; /* in scratch->hanging */
+    bool failed;
+};
+
+static void list_name(struct names *names, uint64_t name)
+{
+    if (kvi_mem_grow(&names->ix->mem, (void **)&names->items, &names->capacity, names->n + 1,
+                     sizeof(names->items[0])))
+        names->failed = true;
+    else
+        names->items[names->n++] = name;
+}
+
+static bool list_chain(void *arg, struct kvi_chain *chain)
+{
+    struct names *names = arg;
+    struct kvi_scratch *scratch = names->ix->scratch;
+
+    if (!kvi_who_find(chain, names->holder->id))
+        return true;
+    if (kvi_mem_grow(&names->ix->mem, (void **)&scratch->hanging, &scratch->hanging_capacity,
+                     names->n_chains + 1, sizeof(scratch->hanging[0]))) {
+        names->failed = true;
+        return false;
+    }
+    scratch->hanging[names->n_chains++] = (struct kvi_hanging){chain, 0};
+    return true;
+}
+
+/* All names of the holder, parents first; parked ones last, so that they go first. */
+static void list_names(struct names *names)
+{
+    struct kvi_index *ix = names->ix;
+    uint32_t at = names->holder->oldest;
+
+    kvi_kids_each(&ix->root, list_chain, names);
+    for (size_t i = 0; i < names->n_chains && !names->failed; i++) {
+        const struct kvi_chain *chain = ix->scratch->hanging[i].chain;
+        uint64_t entry = kvi_who_get(kvi_who_find(chain, names->holder->id));
+        uint32_t pos = kvi_chain_run(chain).pos;
+
+        for (uint32_t k = 0; k < kvi_entry_len(entry); k++)
+            list_name(names, kvi_name_of(ix, names->holder, pos + k));
+        if (kvi_entry_kids(ix, entry))
+            kvi_kids_each(chain, list_chain, names);
+    }
+    for (size_t i = 0; i < names->holder->n_parked && !names->failed; i++) {
+        list_name(names, ix->parking.items[at].hash);
+        at = ix->parking.items[at].newer;
+    }
+}
+
+/* Whether nothing but one copy of @source in those tiers would stay. */
+static bool is_all(const struct kvi_index *ix, const struct kvi_holder *holder, uint32_t tiers,
+                   uint32_t source)
+{
+    uint32_t at = holder->oldest;
+
+    if (holder->n_copies)
+        return false;
+    for (uint32_t t = 0; t < KV_N_TIERS; t++)
+        if (tiers >> t & 1 ? holder->tier[t].implied != source : holder->tier[t].blocks > 0)
+            return false;
+    for (size_t i = 0; i < holder->n_parked; i++) {
+        if (ix->parking.items[at].mask & ~tiers)
+            return false;
+        at = ix->parking.items[at].newer;
+    }
+    return true;
+}
+
+/* Returns 0 or -ENOMEM. */
+static int take_all(struct names *names, uint32_t tiers, uint32_t source)
+{
+    struct kvi_index *ix = names->ix;
+    size_t n = 0;
+
+    for (; names->n; names->n--) {
+        uint64_t name = names->items[names->n - 1];
+
+        for (uint32_t t = 0; t < KV_N_TIERS; t++)
+            if (tiers >> t & 1 &&
+                kvi_take_one(ix, names->holder, (enum kv_tier)t, source, name, 0) < 0)
+                return -ENOMEM;
+        if (++n % SLICE == 0) {
+            kvi_unlock(ix);
+            kvi_lock_in_turn(ix);
+        }
+    }
+    return 0;
+}
+
+int kvi_clear_tiers(struct kvi_index *index, struct kv_holder holder, uint32_t tiers,
+                    uint32_t source)
+{
+    struct names names = {.ix = index};
+    bool all = false;
+    int rc = 0;
+
+    if (source > KVI_MAX_SOURCE)
+        return -EINVAL;
+    tiers &= (1u << KV_N_TIERS) - 1;
+    kvi_lock(index);
+    names.holder = kvi_holder_await(index, holder);
+    if (names.holder) {
+        names.holder->clearing = &names;
+        all = is_all(index, names.holder, tiers, source);
+        if (!all)
+            list_names(&names);
+        rc = names.failed ? -ENOMEM : take_all(&names, tiers, source);
+        kvi_mem_free(&index->mem, names.items);
+        names.holder->clearing = NULL;
+        pthread_cond_broadcast(&index->cleared);
+    }
+    kvi_unlock(index);
+    if (all || rc) /* without memory nothing is sure: better forgotten */
+        rc = kvi_clear(index, holder);
+    return rc;
+}

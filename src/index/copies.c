@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Counting copies (copies.h), and doubting the count.
+ *
+ * An engine may announce each copy's removal (vLLM), or only the last one's. The second kind would leave
+ * phantoms: blocks whose count never comes down. The stream itself tells them apart. Where each removal is
+ * announced, two removals of one block follow one another without a store in between, sooner or later. Where
+ * only the last is, that never happens, while blocks are stored again after a removal that left copies.
+ * DOUBT such stores without a single double removal settle it for that holder and tier: one copy a block.
+ */
+#include "index/copies.h"
+
+#include <string.h>
+
+#include "index/tree.h"
+
+#define DOUBT 64u
+/** A source other than the main cache is a store keyed by hash: announcing a block twice adds nothing. */
+#define MAIN 0u
+
+static uint64_t mix_key(uint32_t holder, uint32_t tier, uint64_t hash)
+{
+    return kvi_mix(kvi_mix(hash) + ((uint64_t)tier << 32 | holder));
+}
+
+static uint64_t copy_mix(const void *arg, uint32_t i)
+{
+    const struct kvi_index *ix = arg;
+    const struct kvi_copy *copy = &ix->copies.items[i];
+
+    return mix_key(copy->holder, copy->tier, copy->hash);
+}
+
+static void copy_prefetch(const void *arg, uint32_t i)
+{
+    const struct kvi_index *ix = arg;
+
+    __builtin_prefetch(&ix->copies.items[i]);
+}
+
+int kvi_copies_init(struct kvi_index *ix)
+{
+    return kvi_table_init(&ix->copies.by_hash, &ix->mem, copy_mix, copy_prefetch, ix);
+}
+
+void kvi_copies_fini(struct kvi_index *ix)
+{
+    kvi_table_fini(&ix->copies.by_hash);
+    kvi_mem_free(&ix->mem, ix->copies.items);
+}
+
+/* -- records ----------------------------------------------------------------------------------- */
+
+#define ANY UINT32_MAX
+
+/* The record of @source (ANY: the first). @ret_n, where wanted: how many records the block has. */
+static struct kvi_copy *find(const struct kvi_index *ix, const struct kvi_holder *holder,
+                             uint32_t tier, uint64_t hash, uint32_t source, uint32_t *ret_n)
+{
+    struct kvi_copy *found = NULL;
+    struct kvi_probe probe;
+    uint32_t i, n = 0;
+
+    kvi_probe_init(&probe, &ix->copies.by_hash, mix_key(holder->id, tier, hash));
+    while (kvi_probe_next(&probe, &i)) {
+        struct kvi_copy *copy = &ix->copies.items[i];
+
+        if (copy->hash != hash || copy->holder != holder->id || copy->tier != tier)
+            continue;
+        n++;
+        if (!found && (source == ANY || copy->source == source))
+            found = copy;
+        if (found && !ret_n)
+            break;
+    }
+    if (ret_n)
+        *ret_n = n;
+    return found;
+}
+
+static bool put(struct kvi_index *ix, struct kvi_holder *holder, uint32_t tier, uint64_t hash,
+                uint32_t source, uint32_t count)
+{
+    struct kvi_copies *copies = &ix->copies;
+    uint32_t i = (uint32_t)copies->n;
+
+    if (copies->n >= copies->max ||
+        kvi_mem_grow(&ix->mem, (void **)&copies->items, &copies->capacity, copies->n + 1,
+                     sizeof(copies->items[0])))
+        return false;
+    copies->items[i] = (struct kvi_copy){.hash = hash,
+                                         .holder = holder->id,
+                                         .count = count,
+                                         .source = (uint16_t)source,
+                                         .tier = (uint8_t)tier};
+    if (kvi_table_insert(&copies->by_hash, mix_key(holder->id, tier, hash), i))
+        return false;
+    copies->n++;
+    holder->n_copies++;
+    return true;
+}
+
+/* The last record moves into its place. */
+static void drop(struct kvi_index *ix, struct kvi_holder *holder, const struct kvi_copy *copy)
+{
+    struct kvi_copies *copies = &ix->copies;
+    uint32_t i = (uint32_t)(copy - copies->items), last = (uint32_t)--copies->n;
+
+    kvi_table_erase(&copies->by_hash, copy_mix(ix, i), i);
+    if (i != last) {
+        kvi_table_replace(&copies->by_hash, copy_mix(ix, last), last, i);
+        copies->items[i] = copies->items[last];
+    }
+    holder->n_copies--;
+    if (copies->n == 0) {
+        kvi_mem_free(&ix->mem, copies->items);
+        copies->items = NULL;
+        copies->capacity = 0;
+    }
+}
+
+/* One copy of the implied source, alone, needs no record; unless its last removal may still say
+ * something about the engine. */
+static void tidy(struct kvi_index *ix, struct kvi_holder *holder, uint32_t tier, uint64_t hash)
+{
+    uint32_t n = 0;
+    const struct kvi_copy *copy = find(ix, holder, tier, hash, ANY, &n);
+
+    if (n == 1 && copy->count == 1 && copy->source == holder->tier[tier].implied &&
+        (!copy->taken || holder->tier[tier].counts != KVI_COUNTS_UNKNOWN))
+        drop(ix, holder, copy);
+}
+
+/* -- the engine's habits ----------------------------------------------------------------------- */
+
+/* Removals are announced for the last copy only: what was removed and counted on is gone. */
+static void settle_doubt(struct kvi_index *ix, struct kvi_holder *holder, uint32_t tier)
+{
+    for (size_t i = ix->copies.n; i-- > 0;) {
+        struct kvi_copy *copy = &ix->copies.items[i];
+        uint64_t hash;
+        bool taken;
+
+        if (i >= ix->copies.n) /* parking forgot some */
+            continue;
+        hash = copy->hash;
+        taken = copy->taken;
+        if (copy->holder != holder->id || copy->tier != tier || copy->source != MAIN)
+            continue;
+        copy->count = 1;
+        if (taken)
+            drop(ix, holder, copy);
+        if (taken && !find(ix, holder, tier, hash, ANY, NULL))
+            kvi_lose(ix, holder, (enum kv_tier)tier, hash);
+        else
+            tidy(ix, holder, tier, hash);
+    }
+}
+
+void kvi_copies_settle(struct kvi_index *ix)
+{
+    struct kvi_holder *holder = ix->copies.doubted;
+
+    ix->copies.doubted = NULL;
+    for (uint32_t tier = 0; holder && tier < KV_N_TIERS; tier++) {
+        if (holder->tier[tier].settle)
+            settle_doubt(ix, holder, tier);
+        holder->tier[tier].settle = false;
+    }
+}
+
+static void note_store(struct kvi_index *ix, struct kvi_holder *holder, uint32_t tier,
+                       struct kvi_copy *copy)
+{
+    struct kvi_holder_tier *t = &holder->tier[tier];
+
+    if (!copy->taken)
+        return;
+    copy->taken = false;
+    if (t->counts != KVI_COUNTS_UNKNOWN || ++t->n_stored_again < DOUBT)
+        return;
+    t->counts = KVI_COUNTS_ONE;
+    t->settle = true;
+    ix->copies.doubted = holder;
+}
+
+/* -- copies come and go ------------------------------------------------------------------------ */
+
+void kvi_copies_imply(struct kvi_holder *holder, enum kv_tier tier, uint32_t source)
+{
+    if (holder->tier[tier].blocks == 0 && holder->n_parked == 0)
+        holder->tier[tier].implied = (uint16_t)source;
+}
+
+void kvi_copies_add(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
+                    uint32_t source, uint64_t hash, bool had)
+{
+    uint32_t implied = holder->tier[tier].implied, n = 0;
+    struct kvi_copy *copy;
+    bool fits = true;
+
+    if (!had) {
+        if (source != implied && !put(ix, holder, tier, hash, source, 1))
+            ix->copies.uncounted++;
+        return;
+    }
+    copy = holder->n_copies ? find(ix, holder, tier, hash, source, &n) : NULL;
+    if (copy) {
+        if (source != MAIN)
+            return;
+        note_store(ix, holder, tier, copy);
+        if (holder->tier[tier].counts != KVI_COUNTS_ONE)
+            copy->count++;
+    } else if (n == 0 && source == implied) {
+        if (source == MAIN && holder->tier[tier].counts != KVI_COUNTS_ONE)
+            fits = put(ix, holder, tier, hash, source, 2);
+    } else {
+        if (n == 0)
+            fits = put(ix, holder, tier, hash, implied, 1);
+        fits = fits && put(ix, holder, tier, hash, source, 1);
+    }
+    ix->copies.uncounted += !fits;
+}
+
+enum kvi_taken kvi_copies_take(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
+                               uint32_t source, uint64_t hash, uint32_t left)
+{
+    struct kvi_holder_tier *t = &holder->tier[tier];
+    uint32_t n = 0;
+    struct kvi_copy *copy = holder->n_copies ? find(ix, holder, tier, hash, source, &n) : NULL;
+
+    if (!copy) {
+        if (n || source != t->implied)
+            return KVI_TAKEN_NONE;
+        if (left == KVI_COPIES_UNSAID || left == 0)
+            return KVI_TAKEN_LAST;
+        if (left > 1 && !put(ix, holder, tier, hash, source, left))
+            ix->copies.uncounted++;
+        return KVI_TAKEN_SOME;
+    }
+    if (left == KVI_COPIES_UNSAID) {
+        left = copy->count - 1;
+        if (copy->taken && source == MAIN && t->counts == KVI_COUNTS_UNKNOWN)
+            t->counts = KVI_COUNTS_EACH;
+    }
+    if (left) {
+        copy->count = left;
+        copy->taken = source == MAIN;
+    } else {
+        drop(ix, holder, copy);
+        if (n == 1)
+            return KVI_TAKEN_LAST;
+    }
+    tidy(ix, holder, tier, hash);
+    return KVI_TAKEN_SOME;
+}
+
+void kvi_copies_forget(struct kvi_index *ix, struct kvi_holder *holder, uint32_t mask,
+                       uint64_t hash)
+{
+    for (uint32_t tier = 0; tier < KV_N_TIERS && holder->n_copies; tier++) {
+        struct kvi_copy *copy;
+
+        while (mask >> tier & 1 && (copy = find(ix, holder, tier, hash, ANY, NULL)) != NULL)
+            drop(ix, holder, copy);
+    }
+}
+
+uint32_t kvi_copies_count(const struct kvi_index *ix, const struct kvi_holder *holder,
+                          enum kv_tier tier, uint32_t source, uint64_t hash)
+{
+    uint32_t n = 0;
+    const struct kvi_copy *copy =
+        holder->n_copies ? find(ix, holder, tier, hash, source, &n) : NULL;
+
+    if (copy)
+        return copy->count;
+    return n == 0 && source == holder->tier[tier].implied;
+}

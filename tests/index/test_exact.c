@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Histories of real engines: several copies of a block, owners, lower tiers, holes and how they are filled. */
+// clang-format off
+#include <stdarg.h>
+#include <setjmp.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+// clang-format on
+
+#include <errno.h>
+
+#include "index/tree.h"
+
+static const struct kv_holder W0 = {0, 0};
+/* Names and tokens hashes of one prompt; the same prompt under a salt has other tokens hashes. */
+static const struct kv_block CHAIN[] = {{101, 1}, {102, 2}, {103, 3}, {104, 4}, {105, 5}};
+static const struct kv_block SALTED[] = {{101, 11}, {102, 12}, {103, 13}, {104, 14}, {105, 15}};
+
+#define DEVICE KV_TIER_DEVICE
+#define HOST KV_TIER_HOST
+
+struct fixture {
+    struct kvi_index *ix;
+    struct kvi_matches matches;
+};
+
+static int setup(void **state)
+{
+    static struct fixture f;
+
+    f = (struct fixture){0};
+    *state = &f;
+    return kvi_create(NULL, &f.ix);
+}
+
+static int teardown(void **state)
+{
+    struct fixture *f = *state;
+    const char *wrong = kvi_check(f->ix);
+
+    if (wrong)
+        print_error("%s\n", wrong);
+    kvi_matches_fini(&f->matches);
+    kvi_destroy(f->ix);
+    return wrong != NULL;
+}
+
+/* Blocks from..to of a chain, a copy in the pool of @source. */
+static struct kvi_stored add(struct fixture *f, enum kv_tier tier, uint32_t source,
+                             const struct kv_block *chain, size_t from, size_t to)
+{
+    struct kvi_stored stored;
+
+    assert_int_equal(kvi_add(f->ix, W0, tier, source, from ? &chain[from - 1].hash : NULL,
+                             chain + from, to - from, &stored),
+                     0);
+    return stored;
+}
+
+static long take(struct fixture *f, enum kv_tier tier, uint32_t source, uint64_t hash)
+{
+    return kvi_take(f->ix, W0, tier, source, &hash, NULL, 1);
+}
+
+static void assert_reach(struct fixture *f, const struct kv_block *chain, uint32_t device,
+                         uint32_t host)
+{
+    uint64_t locals[KV_COUNT(CHAIN)];
+
+    for (size_t i = 0; i < KV_COUNT(CHAIN); i++)
+        locals[i] = chain[i].tokens_hash;
+    assert_int_equal(kvi_find(f->ix, locals, KV_COUNT(locals), &f->matches), 0);
+    assert_int_equal(f->matches.n ? f->matches.items[0].reach[DEVICE] : 0, device);
+    assert_int_equal(f->matches.n ? f->matches.items[0].reach[HOST] : 0, host);
+}
+
+/* -- copies ------------------------------------------------------------------------------------ */
+
+/* A prompt of exactly two blocks, the same again (its last block is computed anew), the conversation goes
+ * on, and unrelated traffic evicts one of the two copies. */
+static void one_copy_of_two_goes(void **state)
+{
+    struct fixture *f = *state;
+
+    add(f, DEVICE, 0, CHAIN, 0, 2);
+    assert_int_equal(add(f, DEVICE, 0, CHAIN, 1, 2).duplicate, 1);
+    add(f, DEVICE, 0, CHAIN, 2, 5);
+    assert_int_equal(take(f, DEVICE, 0, 102), 1);
+    assert_reach(f, CHAIN, 5, 5);
+    assert_int_equal(take(f, DEVICE, 0, 102), 1);
+    assert_reach(f, CHAIN, 1, 1);
+}
+
+static void the_event_tells_what_is_left(void **state)
+{
+    struct fixture *f = *state;
+    const uint64_t hashes[] = {102, 103};
+    const uint32_t left[] = {2, 0};
+
+    add(f, DEVICE, 0, CHAIN, 0, 3);
+    assert_int_equal(kvi_take(f->ix, W0, DEVICE, 0, hashes, left, 2), 2);
+    assert_reach(f, CHAIN, 2, 2);
+    assert_int_equal(take(f, DEVICE, 0, 102), 1);
+    assert_reach(f, CHAIN, 2, 2);
+    assert_int_equal(take(f, DEVICE, 0, 102), 1);
+    assert_reach(f, CHAIN, 1, 1);
+}
+
+/* An engine that announces the last copy's removal only: no phantoms for ever. */
+static void last_copies_only(void **state)
+{
+    struct fixture *f = *state;
+
+    add(f, DEVICE, 0, CHAIN, 0, 2);
+    for (int life = 0; life < 70; life++) {
+        add(f, DEVICE, 0, CHAIN, 1, 2); /* a second copy, or the first of a new life */
+        if (life % 2)
+            assert_int_equal(take(f, DEVICE, 0, 102), 1);
+        if (life > 40 && life % 2)
+            add(f, DEVICE, 0, CHAIN, 1, 2);
+    }
+    for (int life = 0; life < 140; life++) {
+        add(f, DEVICE, 0, CHAIN, 1, 2);
+        add(f, DEVICE, 0, CHAIN, 1, 2);
+        assert_int_equal(take(f, DEVICE, 0, 102), 1);
+    }
+    assert_reach(f, CHAIN, 1, 1);
+}
+
+static void owners_are_kept_apart(void **state)
+{
+    struct fixture *f = *state;
+
+    add(f, HOST, 0, CHAIN, 0, 2);
+    assert_int_equal(take(f, HOST, 1, 101), 0); /* has none */
+    assert_reach(f, CHAIN, 0, 2);
+    add(f, HOST, 1, CHAIN, 0, 1);
+    add(f, HOST, 1, CHAIN, 0, 1); /* a store keyed by hash: still one */
+    assert_int_equal(take(f, HOST, 0, 101), 1);
+    assert_reach(f, CHAIN, 0, 2);
+    assert_int_equal(take(f, HOST, 1, 101), 1);
+    assert_reach(f, CHAIN, 0, 0);
+}
+
+/* -- holes ------------------------------------------------------------------------------------- */
+
+static void a_hole_is_filled(void **state)
+{
+    struct fixture *f = *state;
+    const uint64_t third = 103;
+
+    add(f, DEVICE, 0, CHAIN, 0, 3);
+    assert_int_equal(kvi_add_known(f->ix, W0, HOST, 0, &third, 1), 1);
+    assert_int_equal(take(f, DEVICE, 0, 103), 1);
+    assert_int_equal(take(f, DEVICE, 0, 102), 1);
+    assert_reach(f, CHAIN, 1, 1);
+    add(f, DEVICE, 0, CHAIN, 1, 2);
+    assert_reach(f, CHAIN, 2, 3);
+}
+
+static void a_child_before_its_parent(void **state)
+{
+    struct fixture *f = *state;
+
+    assert_int_equal(add(f, HOST, 0, CHAIN, 3, 5).parked, 2);
+    assert_int_equal(add(f, HOST, 0, CHAIN, 1, 2).parked, 1);
+    add(f, DEVICE, 0, CHAIN, 0, 1);
+    assert_reach(f, CHAIN, 1, 2);
+    assert_int_equal(take(f, HOST, 0, 105), 1); /* while it is parked */
+    add(f, DEVICE, 0, CHAIN, 2, 3);
+    assert_reach(f, CHAIN, 1, 4);
+}
+
+static void copies_survive_parking(void **state)
+{
+    struct fixture *f = *state;
+
+    add(f, DEVICE, 0, CHAIN, 0, 3);
+    add(f, DEVICE, 0, CHAIN, 2, 3);
+    assert_int_equal(take(f, DEVICE, 0, 102), 1);
+    add(f, DEVICE, 0, CHAIN, 1, 3); /* a third copy of block 3 */
+    for (int copies = 3; copies > 0; copies--) {
+        assert_reach(f, CHAIN, 3, 3);
+        assert_int_equal(take(f, DEVICE, 0, 103), 1);
+    }
+    assert_reach(f, CHAIN, 2, 2);
+}
+
+/* Pages of a node in page order, parents first: nothing is left parked. */
+static void parents_first_in_one_call(void **state)
+{
+    struct fixture *f = *state;
+    uint64_t hashes[KV_COUNT(CHAIN)];
+    struct kvi_stats stats;
+
+    add(f, DEVICE, 0, CHAIN, 0, 5);
+    for (size_t i = 0; i < KV_COUNT(CHAIN); i++)
+        hashes[i] = CHAIN[i].hash;
+    assert_int_equal(kvi_take(f->ix, W0, DEVICE, 0, hashes, NULL, KV_COUNT(hashes)), 5);
+    kvi_get_stats(f->ix, &stats);
+    assert_int_equal(stats.blocks + stats.parked, 0);
+}
+
+static void parking_is_bounded(void **state)
+{
+    const struct kvi_opts opts = {
+        .size = sizeof(opts), .max_parked = 150, .max_parked_holder = 100, .max_copies = 10};
+    struct kvi_index *ix;
+    struct kvi_stats stats;
+    (void)state;
+
+    assert_int_equal(kvi_create(&opts, &ix), 0);
+    for (uint64_t w = 0; w < 3; w++) {
+        for (uint64_t i = 0; i < 200; i++) {
+            const uint64_t parent = 5000 + i;
+            const struct kv_block block = {1000 + i, i};
+            const struct kv_holder holder = {w, 0};
+
+            assert_int_equal(kvi_add(ix, holder, DEVICE, 0, &parent, &block, 1, NULL), 0);
+            assert_int_equal(kvi_add(ix, holder, DEVICE, 0, &parent, &block, 1, NULL), 0);
+        }
+    }
+    kvi_get_stats(ix, &stats);
+    assert_int_equal(stats.parked, 150);
+    assert_true(stats.parked_forgotten >= 450);
+    assert_int_equal(stats.copies, 10);
+    assert_true(stats.copies_uncounted > 0);
+    assert_null(kvi_check(ix));
+    kvi_destroy(ix);
+}
+
+/* -- lower tiers name no place ----------------------------------------------------------------- */
+
+static void an_offload_moves_nothing(void **state)
+{
+    struct fixture *f = *state;
+
+    add(f, DEVICE, 0, SALTED, 0, 4);
+    add(f, HOST, 0, CHAIN, 0, 4); /* the same hashes, told without the salt */
+    assert_reach(f, SALTED, 4, 4);
+    assert_reach(f, CHAIN, 0, 0);
+    assert_int_equal(take(f, DEVICE, 0, 104), 1);
+    assert_reach(f, SALTED, 3, 4);
+}
+
+static void an_offload_goes_on_below(void **state)
+{
+    struct fixture *f = *state;
+    const struct kv_block more[] = {{101, 1}, {102, 2}, {103, 13}};
+
+    add(f, DEVICE, 0, SALTED, 0, 2);
+    add(f, HOST, 0, more, 0, 3);
+    assert_reach(f, SALTED, 2, 3);
+}
+
+#define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        T(one_copy_of_two_goes),     T(the_event_tells_what_is_left),
+        T(last_copies_only),         T(owners_are_kept_apart),
+        T(a_hole_is_filled),         T(a_child_before_its_parent),
+        T(copies_survive_parking),   T(parents_first_in_one_call),
+        T(parking_is_bounded),       T(an_offload_moves_nothing),
+        T(an_offload_goes_on_below),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
