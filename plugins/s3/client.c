@@ -35,6 +35,7 @@ struct s3_client {
     uint64_t random;
     int64_t skew_s; /* the server's clock minus ours */
     bool told_long;
+    bool answered;      /* a server was there once */
     bool unconditional; /* the server refuses If-None-Match: who puts has looked before */
     _Atomic uint64_t trips;
     _Atomic int64_t offset_s; /* the same as skew_s, but always known and never used to sign */
@@ -160,12 +161,22 @@ static void correct_clock(struct s3_client *client, struct s3_request *request)
     kv_log_warn("s3", "the clocks differ; using the server's", "offset_s=%" PRId64, client->skew_s);
 }
 
+/* When a request whose connection was refused is given up. */
+static uint64_t end_of_refusals(const struct s3_client *client, const struct s3_request *request)
+{
+    uint64_t begin_ns = request->deadline_ns - client->config->timeout_ms * KV_NS_PER_MS;
+    uint64_t ms = client->answered ? client->config->stall_ms : S3_REFUSED_MS;
+
+    return KV_MIN(begin_ns + ms * KV_NS_PER_MS, request->deadline_ns);
+}
+
 static void settle(struct s3_client *client, struct s3_request *request, CURLcode code)
 {
     enum s3_verdict verdict = s3_exchange_judge(request, (int)code);
     uint64_t now = kv_now_ns();
 
     end_try(client, request);
+    client->answered |= request->status != 0;
     if (request->server_s)
         atomic_store_explicit(&client->offset_s,
                               request->server_s - (int64_t)(kv_wall_ns() / KV_NS_PER_S),
@@ -178,7 +189,8 @@ static void settle(struct s3_client *client, struct s3_request *request, CURLcod
         request->due_ns = now;
         if (verdict == S3_AGAIN)
             request->due_ns += KV_MAX(pause_ns(client, request->tries), request->pause_ns);
-        if (request->due_ns < request->deadline_ns) {
+        if (request->due_ns <
+            (request->refused ? end_of_refusals(client, request) : request->deadline_ns)) {
             kv_log_debug("s3", "trying again", "method=%s status=%d tries=%u", request->method,
                          request->status, request->tries);
             queue(client, request);

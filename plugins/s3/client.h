@@ -5,7 +5,9 @@
  * that grows (and as long as Retry-After says), on whatever may pass (broken connections, stalls,
  * 408, 409, 429, 5xx, a clock that is off) until it is done or its time is up: the configured time
  * from its first try, and a second more for each MiB that the try under way has moved, so that a
- * long value may take long and a drip may not. Redirects are never followed.
+ * long value may take long and a drip may not. Nobody listening (connections refused) is told
+ * earlier: after S3_REFUSED_MS when no answer ever came, else after a quarter of that time, as
+ * servers are restarted. Redirects are never followed.
  *
  *   s3_submit -> inbox -> waiting (until due and a connection is free) -> curl -> done
  *                            ^------------- try again later ------------------'
@@ -25,6 +27,7 @@
 #define S3_MAX_BODY (UINT64_C(5) << 30)     /* of an object */
 #define S3_MAX_LISTING (UINT64_C(16) << 20) /* of a page: 1000 keys take 4 MiB at most */
 #define S3_MAX_ANSWER (UINT64_C(1) << 20)   /* of everything else */
+#define S3_REFUSED_MS 2000
 
 struct s3_request;
 typedef void (*s3_done_fn)(void *arg, struct s3_request *request);
@@ -47,7 +50,7 @@ struct s3_request {
 
     /* What came of it. */
     int error;     /* 0, -ENOENT 404, -EEXIST 412, -EACCES 401 403, -ENOTSUP 501, -ETIMEDOUT,
-                 * -ENOMEM, -EFBIG, -ECANCELED closed meanwhile, -EIO */
+                 * -ECONNREFUSED, -ENOMEM, -EFBIG, -ECANCELED closed meanwhile, -EIO */
     int status;    /* of the last answer; 0: none came */
     char code[64]; /* of <Error> */
     uint8_t *data; /* malloc'd, never NULL on success; the caller may take it */
@@ -67,7 +70,7 @@ struct s3_request {
     uint64_t due_ns, deadline_ns; /* deadline: 0 before the first try */
     int64_t signed_s, retry_at_s;
     unsigned tries;
-    bool finished, skewed, too_big, cut, no_memory;
+    bool finished, skewed, too_big, cut, no_memory, refused;
 };
 
 struct s3_client;

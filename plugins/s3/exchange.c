@@ -82,7 +82,7 @@ void s3_exchange_forget(struct s3_request *request)
     request->pause_ns = 0;
     request->length = UINT64_MAX;
     request->data_len = 0;
-    request->too_big = request->cut = request->no_memory = false;
+    request->too_big = request->cut = request->no_memory = request->refused = false;
 }
 
 /* Seconds, or a date by the server's clock, whose own header may come later. */
@@ -342,10 +342,15 @@ enum s3_verdict s3_exchange_judge(struct s3_request *request, int curl_code)
         request->pause_ns =
             (uint64_t)KV_MIN(request->retry_at_s - request->server_s, INT64_C(86400)) * KV_NS_PER_S;
     if (code != CURLE_OK) {
+        long system = 0;
+
+        curl_easy_getinfo(request->easy, CURLINFO_OS_ERRNO, &system);
+        request->refused = code == CURLE_COULDNT_CONNECT && system == ECONNREFUSED;
         request->error = request->too_big                   ? -EFBIG
                          : request->no_memory               ? -ENOMEM
                          : code == CURLE_OUT_OF_MEMORY      ? -ENOMEM
                          : code == CURLE_OPERATION_TIMEDOUT ? -ETIMEDOUT
+                         : request->refused                 ? -ECONNREFUSED
                                                             : -EIO;
         snprintf(request->code, sizeof(request->code), "%.60s", curl_easy_strerror(code));
         return may_pass(code) ? S3_AGAIN : S3_FINAL;

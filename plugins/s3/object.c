@@ -5,11 +5,14 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/xxh.h"
 
 #define MAX_PARTS 10000
 #define MAX_PAGES 1000000
+#define KEY_EARNS_NS \
+    (5 * KV_NS_PER_MS) /* a listing's time: the server's answers, not the callbacks */
 
 static char *take_text(struct kv_buf *buf)
 {
@@ -344,16 +347,18 @@ struct listing {
     const char *start; /* what keys begin with */
     s3_listed_fn each;
     void *arg;
+    uint64_t n_keys;
 };
 
 static int on_listed(void *arg, const struct s3_listed *object)
 {
-    const struct listing *listing = arg;
+    struct listing *listing = arg;
     struct s3_listed copy = *object;
     size_t len = strlen(listing->start);
 
     if (strncmp(copy.key, listing->start, len) != 0)
         return -EPROTO; /* nobody asked for it: the server, or our decoding, can't be trusted */
+    listing->n_keys++;
     memmove(copy.key, copy.key + len, strlen(copy.key + len) + 1);
     return listing->each(listing->arg, &copy);
 }
@@ -378,7 +383,8 @@ int s3_list(struct s3_client *client, const struct s3_config *config, const char
 {
     char token[1100] = "", next[1100] = "", noted[1100] = "";
     unsigned note_at = 1, n_pages = 0;
-    struct listing listing = {NULL, each, arg};
+    struct listing listing = {NULL, each, arg, 0};
+    uint64_t spent_ns = 0, begin_ns;
     char *start;
     int error = 0;
 
@@ -390,7 +396,9 @@ int s3_list(struct s3_client *client, const struct s3_config *config, const char
             .method = "GET", .path = strdup(config->root), .max_body = S3_MAX_LISTING};
 
         request.query = list_query(start, token, page);
+        begin_ns = kv_now_ns();
         error = request.path && request.query ? s3_run(client, &request) : -ENOMEM;
+        spent_ns += kv_now_ns() - begin_ns;
         if (!error)
             error = s3_read_listing(request.data, request.data_len, on_listed, &listing, next,
                                     sizeof(next));
@@ -402,6 +410,9 @@ int s3_list(struct s3_client *client, const struct s3_config *config, const char
             memcpy(noted, next, sizeof(noted));
             note_at *= 2;
         }
+        if (!error && next[0] &&
+            spent_ns > config->timeout_ms * KV_NS_PER_MS + listing.n_keys * KEY_EARNS_NS)
+            error = -ETIMEDOUT; /* ever new tokens, and next to nothing listed */
         if (!error && next[0] && n_pages == MAX_PAGES)
             error = -E2BIG; /* a part must not pass for all */
     } while (!error && next[0]);

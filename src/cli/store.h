@@ -72,12 +72,17 @@ int kc_store_fail(struct kc_store_call *call, const char *what, int rc);
 int kc_store_fail_file(struct kc_store_call *call, const char *file, int rc);
 /** The same in words. Returns @status. */
 int kc_store_fail_as(struct kc_store_call *call, const char *text, int status);
+/** The same of @what, a name. */
+int kc_store_fail_of(struct kc_store_call *call, const char *what, const char *text, int status);
 
 /** That the store can't be opened, and why; returns the exit status. */
 int kc_store_fail_open(struct kc_store_call *call, int rc);
 
 /** @text as a terminal may see it: control characters and what isn't UTF-8 become \xNN. */
 void kc_store_put_text(FILE *f, const char *text);
+
+/** Whether the store deletes chunks for room: then a missing one is no damage. */
+bool kc_store_is_limited(const struct kc_store_call *call);
 
 /** Whether the backend tells why it fails; one without extensions tells nothing but that it did. */
 bool kc_store_tells(const struct kc_store_call *call);

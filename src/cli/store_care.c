@@ -76,8 +76,10 @@ int kc_store_verify(struct kc_store_call *call)
     rc = kvs_verify(call->store, call->name, report_problem, verify_progress, &v, &result);
     kv_json_end_array(&v.list);
     kc_bar_finish(&call->bar);
-    status = result.bad_manifests || result.missing_chunks || result.bad_chunks ? KC_STORE_PROBLEMS
-                                                                                : KC_STORE_OK;
+    status = result.bad_manifests || result.bad_chunks ||
+                     (result.missing_chunks && !kc_store_is_limited(call))
+                 ? KC_STORE_PROBLEMS
+                 : KC_STORE_OK;
     if (rc == -ECANCELED)
         fprintf(stderr, "kvasir store verify: interrupted; this is what was checked until then\n");
     status = rc < 0 && rc != -ECANCELED

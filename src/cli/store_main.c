@@ -222,6 +222,14 @@ bool kc_store_tells(const struct kc_store_call *call)
     return ext || !call->store;
 }
 
+bool kc_store_is_limited(const struct kc_store_call *call)
+{
+    kv_store_stats stats = {.size = sizeof(stats)};
+
+    return call->store && kvs_stats(call->store, &stats) == 0 && stats.limit_bytes > 0 &&
+           stats.limit_bytes != UINT64_MAX;
+}
+
 static bool is_outage(int rc)
 {
     return rc == -ECONNREFUSED || rc == -ECONNRESET || rc == -ETIMEDOUT || rc == -EHOSTUNREACH ||
@@ -294,6 +302,12 @@ int kc_store_fail_file(struct kc_store_call *call, const char *file, int rc)
 {
     tell(call, file, rc == -ECANCELED ? "interrupted" : strerror(-rc));
     return rc == -ECANCELED ? KC_STORE_INTERRUPTED : KC_STORE_FAILED;
+}
+
+int kc_store_fail_of(struct kc_store_call *call, const char *what, const char *text, int status)
+{
+    tell(call, what, text);
+    return status;
 }
 
 int kc_store_fail_as(struct kc_store_call *call, const char *text, int status)

@@ -191,13 +191,23 @@ static int close_output(struct output *out, int rc)
     return rc;
 }
 
+/* The object is there, a chunk of it isn't: evicted, where the store has a limit, else lost. */
+static int fail_incomplete(struct kc_store_call *call)
+{
+    if (kc_store_is_limited(call))
+        return kc_store_fail_of(call, call->name, "incomplete: chunks of it were evicted (limit=)",
+                                KC_STORE_NOT_FOUND);
+    return kc_store_fail_of(call, call->name, "incomplete: chunks of it are missing",
+                            KC_STORE_PROBLEMS);
+}
+
 /* No such object, or one that lacks a chunk? Both are -ENOENT. */
 static int fail_restore(struct kc_store_call *call, const struct restoring *r, int rc)
 {
     if (r->out.error && rc == r->out.error && rc != -ECANCELED)
         return kc_store_fail_file(call, call->file, rc);
     if (rc == -ENOENT && r->found)
-        rc = -EBADMSG;
+        return fail_incomplete(r->call);
     return kc_store_fail(call, call->name, rc);
 }
 

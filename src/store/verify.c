@@ -127,7 +127,7 @@ static int verify_chunk(struct verifying *v, const char *name, const struct kvs_
             v->result.bad_chunks++;
         report(v, "object %s: chunk %zu of %zu is %s (%s)",
                kv_log_quote(quoted, sizeof(quoted), name), i, m->n_chunks, kvs_fetch_problem(rc),
-               strerror(-rc));
+               rc == -ENOENT ? "evicted, or deleted" : strerror(-rc));
     } else {
         v->result.bytes += m->chunks[i].len;
     }

@@ -372,6 +372,8 @@ class S3:
             more = "<NextContinuationToken>again</NextContinuationToken>"
         if self.listing_fault == "circle":  # three pages that follow each other
             cut, more = True, f"<NextContinuationToken>{len(self.log) % 3}</NextContinuationToken>"
+        if self.listing_fault == "new tokens":  # without an end, and without a key
+            cut, more, rows = True, f"<NextContinuationToken>{len(self.log)}</NextContinuationToken>", ""
         head = "" if self.listing_fault == "no truth" else f"<IsTruncated>{str(cut).lower()}</IsTruncated>"
         if self.encoding in ("plus", "percent"):
             head += "<EncodingType>url</EncodingType>"

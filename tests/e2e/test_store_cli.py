@@ -182,6 +182,27 @@ def test_gc():
         w.run("restore", "stays", w.path / "out")
 
 
+def test_evicted_is_not_damaged():
+    with World() as w:
+        limited = f"{w.uri}?limit=1M"
+        for i, name in enumerate(("old", "new")):
+            w.run("save", name, w.file(name, 800_000), "--chunk", "64KiB")
+            for path in w.uri.glob("chunks/*/*"):
+                os.utime(path, (1000 + i, 1000 + i))
+        for name in ("third", "fourth"):  # over the limit: the oldest go
+            done = subprocess.run([KVASIR, "store", "save", limited, name, w.file(name, 900_000, seed=len(name))],
+                                  capture_output=True, timeout=60, check=False)
+            equal(done.returncode, OK, done.stderr)
+        done = subprocess.run([KVASIR, "store", "restore", limited, "old", w.path / "out"], capture_output=True, timeout=60, check=False)
+        equal(done.returncode, NOT_FOUND, done.stderr)
+        check(b"evicted" in done.stderr and b"damaged" not in done.stderr, done.stderr)
+        done = subprocess.run([KVASIR, "store", "verify", limited], capture_output=True, timeout=60, check=False)
+        equal(done.returncode, OK, done.stdout)
+        done = w.run("restore", "old", w.path / "out", status=PROBLEMS)  # of a store that evicts nothing
+        check(b"missing" in done.stderr and b"damaged" not in done.stderr, done.stderr)
+        w.run("verify", status=PROBLEMS)
+
+
 def test_gc_stops_at_a_damaged_manifest():
     with World() as w:
         w.run("save", "chat", w.file("a", 2_000_000, 1))

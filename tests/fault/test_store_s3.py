@@ -222,6 +222,29 @@ def test_the_server_dies_and_comes_back():
             equal(store.ask("manifest", "m", 10, 2), "0 same")
 
 
+def test_refused_connections_are_told_soon():
+    began = time.monotonic()
+    with Store(f"s3://b/p?endpoint=http://127.0.0.1:{free_port()}&timeout=60", expect=1) as store:
+        store.close()
+        check("connect" in store.log(), store.log())
+    check(time.monotonic() - began < 15 * SLOW, "open: it took too long to say so")
+    with S3() as s3:  # one that was there is waited for, as servers are restarted
+        store = Store(s3.uri(timeout=20))
+        equal(store.ask("put", key(1), 100, 1), "0")
+        equal(store.ask("publish", "m", 10, 1), "0")
+    with store:
+        began = time.monotonic()
+        equal(store.ask("get", key(1), 100, 1), "-111 -")
+        check(time.monotonic() - began < 15 * SLOW, "it took too long to say so")
+
+
+def test_a_listing_ends():
+    with S3() as s3, Store(s3.uri(timeout=2)) as store:
+        s3.listing_fault, began = "new tokens", time.monotonic()
+        equal(store.ask("list").split()[-1], "-110")
+        check(time.monotonic() - began < 20 * SLOW, "it took too long")
+
+
 def test_closing_with_puts_under_way():
     with S3() as s3:
         with Store(s3.uri(timeout=4)) as store:
