@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/thread.h"
+#include "indexer/budget.h"
 
 struct ki_conns {
     pthread_mutex_t lock; /* the list and the counters */
@@ -16,6 +17,7 @@ struct ki_conns {
     uint64_t n_closing;  /* of those open, shut down by the janitor */
     uint64_t high_water; /* above it, idle connections make room */
     uint64_t idle_timeout_ms;
+    struct ki_budget *budget; /* who has how many connections */
     struct kv_wake wake;
     pthread_t janitor;
     bool started;
@@ -32,51 +34,76 @@ static void hang_up(struct ki_conns *conns, struct ki_conn *conn, uint64_t *coun
     shutdown(conn->fd, SHUT_RDWR);
 }
 
+/* When the connection is to be closed; 0: never. */
+static uint64_t deadline_of(const struct ki_conn *conn)
+{
+    uint64_t pace = atomic_load_explicit(&conn->pace_ns, memory_order_relaxed);
+    uint64_t end = atomic_load_explicit(&conn->end_ns, memory_order_relaxed);
+
+    if (pace)
+        pace += atomic_load_explicit(&conn->patience_ns, memory_order_relaxed);
+    return !pace || (end && end < pace) ? end : pace;
+}
+
 static void expire(struct ki_conns *conns, uint64_t now)
 {
     for (struct ki_conn *conn = conns->list.next; conn != &conns->list; conn = conn->next) {
-        uint64_t deadline = atomic_load_explicit(&conn->deadline_ns, memory_order_relaxed);
+        uint64_t deadline = deadline_of(conn);
 
         if (deadline && now >= deadline)
             hang_up(conns, conn, &conns->stats.expired);
     }
 }
 
-/* The time before which a connection must have become idle to be among the oldest @n. */
-static uint64_t nth_oldest(struct ki_conns *conns, uint64_t now, size_t n)
+/* Whether a connection may be closed to make room: its client has more than @share of them. */
+static bool is_candidate(const struct ki_conn *conn, uint32_t share, uint64_t now)
 {
-    size_t older[64] = {0}; /* idle connections by power of two of their age in microseconds */
+    uint64_t pace = atomic_load_explicit(&conn->pace_ns, memory_order_relaxed);
+
+    return pace && pace < now && !conn->closing &&
+           atomic_load_explicit(&conn->client->connections, memory_order_relaxed) > share;
+}
+
+/* The time before which a candidate's pace must lie to be among the last @n; 0: there aren't as many candidates. */
+static uint64_t nth_slowest(struct ki_conns *conns, uint64_t now, uint32_t share, size_t n)
+{
+    size_t older[64] = {0}; /* candidates by power of two of their lag in microseconds */
     size_t sum = 0;
 
-    for (struct ki_conn *conn = conns->list.next; conn != &conns->list; conn = conn->next) {
-        uint64_t since = atomic_load_explicit(&conn->idle_since, memory_order_relaxed);
+    for (struct ki_conn *conn = conns->list.next; conn != &conns->list; conn = conn->next)
+        if (is_candidate(conn, share, now)) {
+            uint64_t pace = atomic_load_explicit(&conn->pace_ns, memory_order_relaxed);
 
-        if (since && !conn->closing && since < now)
-            older[63 - __builtin_clzll((now - since) / 1000 + 1)]++;
-    }
+            older[63 - __builtin_clzll((now - KV_MIN(pace, now)) / 1000 + 1)]++;
+        }
     for (int i = 63; i > 0; i--) {
         sum += older[i];
         if (sum >= n)
             return now - (UINT64_C(1000) << i) + 1000;
     }
-    return now;
+    return sum + older[0] >= n ? now : 0;
 }
 
-/* Ages are compared roughly, so that one pass suffices whatever the number of connections. */
+/* Lags are compared roughly, so that one pass suffices whatever the number of connections. */
 static void make_room(struct ki_conns *conns, uint64_t now)
 {
     uint64_t open = conns->stats.open - conns->n_closing, before;
+    uint32_t share = (uint32_t)(conns->high_water / KV_MAX(ki_budget_clients(conns->budget), 1u));
     size_t n;
 
     if (open <= conns->high_water)
         return;
     n = (size_t)(open - conns->high_water + conns->high_water / 16);
-    before = nth_oldest(conns, now, n);
+    before = nth_slowest(conns, now, share, n);
+    if (!before) {
+        share = 0;
+        before = nth_slowest(conns, now, share, n);
+    }
+    before = before ? before : now;
     for (struct ki_conn *conn = conns->list.next; conn != &conns->list && n > 0;
          conn = conn->next) {
-        uint64_t since = atomic_load_explicit(&conn->idle_since, memory_order_relaxed);
-
-        if (since && since <= before && !conn->closing) {
+        if (is_candidate(conn, share, now) &&
+            atomic_load_explicit(&conn->pace_ns, memory_order_relaxed) <= before) {
             hang_up(conns, conn, &conns->stats.evicted);
             n--;
         }
@@ -102,7 +129,8 @@ static void *janitor_main(void *arg)
     return NULL;
 }
 
-int ki_conns_create(uint64_t max, uint64_t idle_timeout_ms, struct ki_conns **ret)
+int ki_conns_create(uint64_t max, uint64_t idle_timeout_ms, struct ki_budget *budget,
+                    struct ki_conns **ret)
 {
     struct ki_conns *conns = calloc(1, sizeof(*conns));
     int rc;
@@ -113,6 +141,7 @@ int ki_conns_create(uint64_t max, uint64_t idle_timeout_ms, struct ki_conns **re
     conns->list.prev = conns->list.next = &conns->list;
     conns->high_water = max - max / 8;
     conns->idle_timeout_ms = idle_timeout_ms;
+    conns->budget = budget;
     conns->wake.fd = -1;
     rc = kv_wake_open(&conns->wake);
     if (rc < 0)
@@ -142,7 +171,8 @@ void ki_conns_destroy(struct ki_conns *conns)
     free(conns);
 }
 
-struct ki_conn *ki_conns_add(struct ki_conns *conns, int fd, bool loopback)
+struct ki_conn *ki_conns_add(struct ki_conns *conns, int fd, bool loopback,
+                             struct ki_client *client)
 {
     struct ki_conn *conn = calloc(1, sizeof(*conn));
     bool crowded;
@@ -151,6 +181,7 @@ struct ki_conn *ki_conns_add(struct ki_conns *conns, int fd, bool loopback)
         return NULL;
     conn->fd = fd;
     conn->loopback = loopback;
+    conn->client = client;
     ki_conn_idle(conns, conn);
     pthread_mutex_lock(&conns->lock);
     conn->prev = conns->list.prev;
@@ -175,29 +206,87 @@ void ki_conns_remove(struct ki_conns *conns, struct ki_conn *conn)
     free(conn);
 }
 
-/* Relaxed is enough in all three: the janitor may see either value, a pass early or late does no harm.
- */
-void ki_conn_busy(struct ki_conn *conn, uint64_t limit_ms)
+/* Relaxed is enough everywhere: the janitor may see any of the values, a pass early or late does no harm. */
+static void set(struct ki_conn *conn, uint64_t pace_ns, uint64_t patience_ms, uint64_t end_ns)
 {
-    uint64_t deadline = limit_ms ? kv_now_ns() + limit_ms * KV_NS_PER_MS : 0;
+    atomic_store_explicit(&conn->patience_ns, patience_ms * KV_NS_PER_MS, memory_order_relaxed);
+    atomic_store_explicit(&conn->pace_ns, pace_ns, memory_order_relaxed);
+    atomic_store_explicit(&conn->end_ns, end_ns, memory_order_relaxed);
+}
 
-    atomic_store_explicit(&conn->idle_since, 0, memory_order_relaxed);
-    atomic_store_explicit(&conn->deadline_ns, deadline, memory_order_relaxed);
+void ki_conn_start(struct ki_conn *conn, uint64_t patience_ms, uint64_t limit_ms)
+{
+    uint64_t now = kv_now_ns();
+
+    set(conn, now, patience_ms, limit_ms ? now + limit_ms * KV_NS_PER_MS : 0);
+}
+
+void ki_conn_moved(struct ki_conn *conn, size_t n)
+{
+    uint64_t pace = atomic_load_explicit(&conn->pace_ns, memory_order_relaxed), now = kv_now_ns();
+
+    atomic_store_explicit(&conn->pace_ns,
+                          KV_MIN(now, pace + n * (KV_NS_PER_MS / KI_SLOWEST_BYTES_PER_MS)),
+                          memory_order_relaxed);
+}
+
+void ki_conn_caught_up(struct ki_conn *conn)
+{
+    atomic_store_explicit(&conn->pace_ns, kv_now_ns(), memory_order_relaxed);
+}
+
+void ki_conn_wait(struct ki_conn *conn)
+{
+    atomic_store_explicit(&conn->pace_ns, 0, memory_order_relaxed);
+}
+
+void ki_conn_busy(struct ki_conn *conn)
+{
+    set(conn, 0, 0, 0);
 }
 
 void ki_conn_limit(struct ki_conn *conn, uint64_t limit_ms)
 {
-    atomic_store_explicit(&conn->deadline_ns, kv_now_ns() + limit_ms * KV_NS_PER_MS,
+    atomic_store_explicit(&conn->end_ns, kv_now_ns() + limit_ms * KV_NS_PER_MS,
                           memory_order_relaxed);
+}
+
+uint64_t ki_conn_lag_ns(const struct ki_conn *conn, uint64_t now_ns)
+{
+    uint64_t pace = atomic_load_explicit(&conn->pace_ns, memory_order_relaxed);
+
+    return pace && pace < now_ns ? now_ns - pace : 0;
 }
 
 void ki_conn_idle(struct ki_conns *conns, struct ki_conn *conn)
 {
-    uint64_t now = kv_now_ns();
+    set(conn, kv_now_ns(), conns->idle_timeout_ms, 0);
+}
 
-    atomic_store_explicit(&conn->deadline_ns, now + conns->idle_timeout_ms * KV_NS_PER_MS,
-                          memory_order_relaxed);
-    atomic_store_explicit(&conn->idle_since, now, memory_order_relaxed);
+void ki_conns_hang_up(struct ki_conns *conns, struct ki_conn *conn)
+{
+    pthread_mutex_lock(&conns->lock);
+    hang_up(conns, conn, &conns->stats.evicted);
+    pthread_mutex_unlock(&conns->lock);
+}
+
+bool ki_conns_drop_slowest(struct ki_conns *conns, const struct ki_client *client, uint64_t lag_ms)
+{
+    uint64_t now = kv_now_ns(), most = lag_ms * KV_NS_PER_MS;
+    struct ki_conn *slowest = NULL;
+
+    pthread_mutex_lock(&conns->lock);
+    for (struct ki_conn *conn = conns->list.next; conn != &conns->list; conn = conn->next)
+        if (conn->client == client && !conn->closing &&
+            atomic_load_explicit(&conn->holds, memory_order_relaxed) &&
+            ki_conn_lag_ns(conn, now) > most) {
+            most = ki_conn_lag_ns(conn, now);
+            slowest = conn;
+        }
+    if (slowest)
+        hang_up(conns, slowest, &conns->stats.evicted);
+    pthread_mutex_unlock(&conns->lock);
+    return slowest != NULL;
 }
 
 void ki_conns_get_stats(struct ki_conns *conns, struct ki_conns_stats *ret)

@@ -2,20 +2,30 @@
 /**
  * The open HTTP connections and a janitor that ends those which take too long.
  *
- * The HTTP library closes connections on which nothing moves. That isn't enough: a client may send
- * a byte every few seconds for ever, and idle clients may use up the connection limit so that
- * nobody else is accepted. So every connection has a deadline that trickling bytes don't move (the
- * next request header, the rest of a body, the reply), and when the table is nearly full the
- * connections that have been idle longest make room.
+ * The HTTP library closes connections on which nothing moves. More is needed: a client may send a byte every few seconds
+ * for ever, and connections of one client may use up the limit so that nobody else is accepted. So each connection has
+ * the time up to which it has kept pace:
+ *
+ *     between requests       when the last reply was sent (or the connection made)
+ *     a body, a stream       as many milliseconds after its start as the client has moved bytes, at the slowest pace that
+ *                            is allowed; never in the future, so that haste at first buys no sleep later
+ *     a reply                when it was queued
+ *
+ * What lies behind by more than its patience is closed. When the table is nearly full, the connections that lie behind
+ * most make room, first those of clients that have more than their share.
  */
 #ifndef KV_INDEXER_CONNS_H
 #define KV_INDEXER_CONNS_H
 
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
+struct ki_budget;
 struct ki_conns;
+
+struct ki_client; /* budget.h */
 
 struct ki_conn {
     struct ki_conn *prev, *next;
@@ -23,33 +33,54 @@ struct ki_conn {
     bool loopback;
     bool linger;  /* the HTTP thread's own: the client may still be sending when it is closed */
     bool closing; /* shut down by the janitor; guarded by the table's lock */
-    _Atomic uint64_t deadline_ns; /* monotonic; 0: none */
-    _Atomic uint64_t idle_since;  /* monotonic; 0: a request is in progress */
+    struct ki_client *client;
+    _Atomic uint64_t pace_ns;     /* monotonic: kept pace up to then; 0: it is our turn */
+    _Atomic uint64_t patience_ns; /* closed that long after pace_ns */
+    _Atomic uint64_t end_ns;      /* closed then in any case; 0: never */
+    _Atomic bool holds;           /* memory of the budget for a body that isn't complete */
 };
 
 struct ki_conns_stats {
     uint64_t open;     /* now */
     uint64_t accepted; /* since the start */
     uint64_t expired;  /* closed because a deadline passed */
-    uint64_t evicted;  /* closed, idle, to make room */
+    uint64_t evicted;  /* closed, idle or slow, to make room */
 };
 
-/** Starts the janitor thread. Returns 0 or a negative errno. */
-int ki_conns_create(uint64_t max, uint64_t idle_timeout_ms, struct ki_conns **ret);
+#define KI_SLOWEST_BYTES_PER_MS 32u /* the slowest pace that is allowed */
+
+/** Starts the janitor thread. @budget outlives the table. Returns 0 or a negative errno. */
+int ki_conns_create(uint64_t max, uint64_t idle_timeout_ms, struct ki_budget *budget,
+                    struct ki_conns **ret);
 void ki_conns_destroy(struct ki_conns *conns); /* all connections must be gone; NULL is a no-op */
 
 /** NULL when out of memory. The connection counts as idle. */
-struct ki_conn *ki_conns_add(struct ki_conns *conns, int fd, bool loopback);
+struct ki_conn *ki_conns_add(struct ki_conns *conns, int fd, bool loopback,
+                             struct ki_client *client);
 /** Before the socket is closed, so that the janitor never touches a reused descriptor. */
 void ki_conns_remove(struct ki_conns *conns, struct ki_conn *conn);
 
-/** A request is in progress; what comes next must be done within @limit_ms (0: no limit). */
-void ki_conn_busy(struct ki_conn *conn, uint64_t limit_ms);
-/**
- * The same deadline, but the connection still counts as idle: who is refused mustn't keep others
- * out by being slow.
- */
+/** The client is to send or to take bytes from now on, and may lie behind by @patience_ms. @limit_ms is for all of it
+ * (0: none). */
+void ki_conn_start(struct ki_conn *conn, uint64_t patience_ms, uint64_t limit_ms);
+/** It has moved @n bytes. */
+void ki_conn_moved(struct ki_conn *conn, size_t n);
+/** It has done all there was to do: it lies behind by nothing. */
+void ki_conn_caught_up(struct ki_conn *conn);
+/** It waits for us: until ki_conn_caught_up only the limit for all counts. */
+void ki_conn_wait(struct ki_conn *conn);
+/** It's our turn: no deadline, and not to be closed to make room. */
+void ki_conn_busy(struct ki_conn *conn);
+/** A deadline that keeps its place among the idle: who is refused mustn't keep others out by being slow. */
 void ki_conn_limit(struct ki_conn *conn, uint64_t limit_ms);
+/** By how much it lies behind. */
+uint64_t ki_conn_lag_ns(const struct ki_conn *conn, uint64_t now_ns);
+
+/** Close it; its thread notices soon. Before ki_conns_remove. */
+void ki_conns_hang_up(struct ki_conns *conns, struct ki_conn *conn);
+/** Close the connection of @client whose body holds memory and lies behind most, if by more than @lag_ms. */
+bool ki_conns_drop_slowest(struct ki_conns *conns, const struct ki_client *client, uint64_t lag_ms);
+
 /** The reply is out; the next request header must come within the idle timeout. */
 void ki_conn_idle(struct ki_conns *conns, struct ki_conn *conn);
 

@@ -14,22 +14,24 @@
 
 /* -- connections ------------------------------------------------------------------------------- */
 
-static bool is_loopback(const struct sockaddr *address)
+/* IPv4 as ::ffff:0:0/96; all 0 when it isn't known. */
+static void peer_address(const struct sockaddr *address, uint8_t ret[16])
+{
+    memset(ret, 0, 16);
+    if (address && address->sa_family == AF_INET) {
+        ret[10] = ret[11] = 0xff;
+        memcpy(ret + 12, &((const struct sockaddr_in *)(const void *)address)->sin_addr, 4);
+    } else if (address && address->sa_family == AF_INET6) {
+        memcpy(ret, &((const struct sockaddr_in6 *)(const void *)address)->sin6_addr, 16);
+    }
+}
+
+static bool is_loopback(const uint8_t address[16])
 {
     static const uint8_t mapped[13] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127};
+    static const uint8_t local[16] = {[15] = 1};
 
-    if (address->sa_family == AF_INET) {
-        const struct sockaddr_in *in = (const void *)address;
-
-        return (ntohl(in->sin_addr.s_addr) >> 24) == 127;
-    }
-    if (address->sa_family == AF_INET6) {
-        const struct sockaddr_in6 *in6 = (const void *)address;
-
-        return IN6_IS_ADDR_LOOPBACK(&in6->sin6_addr) ||
-               memcmp(&in6->sin6_addr, mapped, sizeof(mapped)) == 0;
-    }
-    return false;
+    return memcmp(address, mapped, sizeof(mapped)) == 0 || memcmp(address, local, 16) == 0;
 }
 
 /*
@@ -45,26 +47,41 @@ static enum MHD_Result on_accept(void *cls, const struct sockaddr *address, sock
     return atomic_load_explicit(&http->stopping, memory_order_relaxed) ? MHD_NO : MHD_YES;
 }
 
+static struct ki_conn *add_connection(struct ki_http *http, struct MHD_Connection *connection)
+{
+    const union MHD_ConnectionInfo *fd =
+        MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+    const union MHD_ConnectionInfo *peer =
+        MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+    struct ki_client *client;
+    struct ki_conn *conn;
+    uint8_t address[16];
+
+    peer_address(peer ? peer->client_addr : NULL, address);
+    client = ki_budget_join(http->budget, address);
+    if (!client)
+        return NULL;
+    conn = ki_conns_add(http->conns, fd ? fd->connect_fd : -1, is_loopback(address), client);
+    if (!conn)
+        ki_budget_leave(http->budget, client);
+    return conn;
+}
+
 static void on_connection(void *cls, struct MHD_Connection *connection, void **context,
                           enum MHD_ConnectionNotificationCode code)
 {
     struct ki_http *http = cls;
 
     if (code == MHD_CONNECTION_NOTIFY_STARTED) {
-        const union MHD_ConnectionInfo *fd =
-            MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
-        int number = fd ? fd->connect_fd : -1;
-        const union MHD_ConnectionInfo *peer =
-            MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
-
-        *context = ki_conns_add(http->conns, number,
-                                peer && peer->client_addr && is_loopback(peer->client_addr));
+        *context = add_connection(http, connection);
     } else if (*context) {
         struct ki_conn *conn = *context;
+        struct ki_client *client = conn->client;
 
         if (conn->linger)
             ki_linger_add(http->linger, conn->fd);
         ki_conns_remove(http->conns, conn);
+        ki_budget_leave(http->budget, client);
         *context = NULL;
     }
 }
@@ -111,6 +128,7 @@ static void free_http(struct ki_http *http)
 {
     ki_http_free_exchanges(http);
     ki_conns_destroy(http->conns);
+    ki_budget_destroy(http->budget);
     ki_linger_destroy(http->linger);
     pthread_mutex_destroy(&http->lock);
     free(http);
@@ -128,7 +146,10 @@ int ki_http_start(int fd, const struct ki_http_opts *opts, struct ki_http **ret,
     }
     http->opts = *opts;
     pthread_mutex_init(&http->lock, NULL);
-    rc = ki_conns_create(opts->max_connections, opts->idle_timeout_ms, &http->conns);
+    rc = ki_budget_create(opts->bodies_bytes, &http->budget);
+    if (rc == 0)
+        rc = ki_conns_create(opts->max_connections, opts->idle_timeout_ms, http->budget,
+                             &http->conns);
     if (rc == 0)
         rc = ki_linger_create(&http->linger);
     if (rc == 0 && listen(fd, 1024) < 0)
@@ -173,7 +194,7 @@ void ki_http_get_stats(struct ki_http *http, struct ki_http_stats *ret)
 {
     ki_conns_get_stats(http->conns, &ret->connections);
     ret->in_flight = atomic_load_explicit(&http->in_flight, memory_order_relaxed);
-    ret->body_bytes = atomic_load_explicit(&http->body_bytes, memory_order_relaxed);
+    ret->body_bytes = ki_budget_used(http->budget);
     ret->overloaded = atomic_load_explicit(&http->overloaded, memory_order_relaxed);
     ret->bad_framing = atomic_load_explicit(&http->bad_framing, memory_order_relaxed);
     pthread_mutex_lock(&http->lock);

@@ -92,7 +92,8 @@ struct ki_http_opts {
     uint32_t threads;
     uint32_t max_connections;
     uint64_t idle_timeout_ms;
-    size_t bodies_bytes;  /* all request bodies together */
+    size_t
+        bodies_bytes; /* bodies and replies together, beyond 64 KiB of each connection (budget.h) */
     uint32_t max_streams; /* streamed replies at a time */
     const char *tls_cert; /* PEM text; NULL: plain HTTP */
     const char *tls_key;
@@ -119,7 +120,7 @@ void ki_http_stop(struct ki_http *http, uint64_t drain_ms);
 struct ki_http_stats {
     struct ki_conns_stats connections;
     uint64_t in_flight;   /* requests being read or answered */
-    uint64_t body_bytes;  /* held by request bodies */
+    uint64_t body_bytes;  /* of opts.bodies_bytes, taken */
     uint64_t streams;     /* streamed replies */
     uint64_t overloaded;  /* requests refused because of bodies_bytes or max_streams */
     uint64_t bad_framing; /* requests refused because their framing is ambiguous */

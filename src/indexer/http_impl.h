@@ -13,22 +13,26 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "indexer/budget.h"
 #include "indexer/framing.h"
 #include "indexer/http.h"
 #include "indexer/linger.h"
 
-/* Bodies and replies may take 30 s and this rate on top. */
-#define KI_SLOWEST_BYTES_PER_MS 32
+/* Clients may lie behind the slowest pace (conns.h) by this time, with a body and with a reply. */
+#define KI_BODY_PATIENCE_MS 10000
 #define KI_PATIENCE_MS 30000
+/* Bytes of a body or reply that each connection may have without asking the budget. */
+#define KI_FREE_BYTES ((size_t)64 << 10)
 
 struct ki_exchange {
     struct ki_http *http;
     struct MHD_Connection *connection;
     struct ki_conn *conn;
+    struct ki_client *client; /* the connection's */
     struct ki_request request;
     struct ki_reply reply;
     struct kv_buf body;
-    size_t charged;  /* bytes of body counted in http->body_bytes */
+    size_t charged;  /* bytes of body and reply taken from the budget */
     size_t received; /* bytes of the body so far, kept or not */
     struct ki_framing framing;
     bool refused; /* the reply is there; what comes of the body is dropped */
@@ -40,16 +44,18 @@ struct ki_stream;
 struct ki_http {
     struct MHD_Daemon *daemon;
     struct ki_http_opts opts;
+    struct ki_budget *budget;
     struct ki_conns *conns;
     struct ki_linger *linger;
     atomic_bool stopping;
-    atomic_size_t in_flight, body_bytes;
+    atomic_size_t in_flight;
     _Atomic uint64_t overloaded, bad_framing;
     pthread_mutex_t lock; /* what follows */
     struct ki_exchange *free;
     size_t n_free;
     struct ki_stream *streams;
-    size_t n_streams;
+    size_t n_streams,
+        n_evicted;        /* evicted: of the streams, those that were cut off and are about to go */
     bool no_more_streams; /* the server is about to stop */
 };
 
@@ -61,6 +67,9 @@ void ki_http_on_completed(void *cls, struct MHD_Connection *connection, void **s
                           enum MHD_RequestTerminationCode code);
 /* Free the exchanges that are kept for reuse. */
 void ki_http_free_exchanges(struct ki_http *http);
+
+/* Take @n more bytes from the budget for the exchange. Makes room where the client itself is slow. False: none. */
+bool ki_http_charge(struct ki_exchange *exchange, size_t n);
 
 /* Queue what exchange->reply says. */
 enum MHD_Result ki_http_send(struct ki_exchange *exchange);

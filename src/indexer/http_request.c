@@ -18,7 +18,8 @@
 #define DISCARD_MAX (64u << 10)    /* a body worth reading although the request is refused */
 #define KEEP_BUFFER (256u << 10)   /* larger buffers are freed after use */
 #define KEEP_EXCHANGES 64
-#define FIRST_BODY (64u << 10)
+#define FIRST_BODY KI_FREE_BYTES
+#define SLOW_MS 1000 /* a body that lies behind by so much makes way for others of its client */
 
 static bool find_value(const struct ki_request *request, enum MHD_ValueKind kind, const char *name,
                        struct kv_str *ret)
@@ -90,7 +91,7 @@ static void give_back(struct ki_exchange *ex)
     bool keep;
 
     ki_http_drop_producer(&ex->reply);
-    atomic_fetch_sub_explicit(&http->body_bytes, ex->charged, memory_order_relaxed);
+    ki_budget_give(http->budget, ex->client, ex->charged);
     atomic_fetch_sub_explicit(&http->in_flight, 1, memory_order_relaxed);
     trim(&ex->body);
     trim(&ex->reply.body);
@@ -209,6 +210,7 @@ static enum MHD_Result begin(struct ki_http *http, struct MHD_Connection *connec
     ex->http = http;
     ex->connection = connection;
     ex->conn = conn;
+    ex->client = conn->client;
     ex->reply.status = MHD_HTTP_OK;
     ex->reply.content_type = "application/json";
     ex->request.method = method;
@@ -223,12 +225,9 @@ static enum MHD_Result begin(struct ki_http *http, struct MHD_Connection *connec
     ex->request.host = ex->framing.host;
     ex->request.origin = ex->framing.origin;
     if (may_go_on(ex, version)) {
-        size_t expected = ki_framing_chunked(&ex->framing) ? ex->request.route->max_body
-                                                           : ex->framing.content_length;
-
         /* The library takes a bare LF between chunks too, unseen: nothing may follow. */
         ex->reply.close = ki_framing_chunked(&ex->framing);
-        ki_conn_busy(conn, KI_PATIENCE_MS + expected / KI_SLOWEST_BYTES_PER_MS);
+        ki_conn_start(conn, KI_BODY_PATIENCE_MS, 0);
         return MHD_YES;
     }
     ex->refused = true;
@@ -243,6 +242,26 @@ static enum MHD_Result begin(struct ki_http *http, struct MHD_Connection *connec
 
 /* -- the body ---------------------------------------------------------------------------------- */
 
+bool ki_http_charge(struct ki_exchange *ex, size_t n)
+{
+    struct ki_http *http = ex->http;
+
+    if (ki_budget_take(http->budget, ex->client, n)) {
+        ex->charged += n;
+        return true;
+    }
+    atomic_fetch_add_explicit(&http->overloaded, 1, memory_order_relaxed);
+    /* The client's own slow bodies make way: when it tries again, there is room. */
+    (void)ki_conns_drop_slowest(http->conns, ex->client, SLOW_MS);
+    return false;
+}
+
+/* What of @bytes must be taken from the budget. */
+static size_t beyond_free(size_t bytes)
+{
+    return bytes > KI_FREE_BYTES ? bytes - KI_FREE_BYTES : 0;
+}
+
 static int grow(struct ki_exchange *ex, size_t more)
 {
     struct kv_buf *body = &ex->body;
@@ -253,14 +272,12 @@ static int grow(struct ki_exchange *ex, size_t more)
         want = body->capacity;
     else if (!ki_framing_chunked(&ex->framing) && ex->framing.content_length < want)
         want = ex->framing.content_length;
-    total = want > ex->charged ? want - ex->charged : 0;
-    if (total &&
-        atomic_fetch_add_explicit(&ex->http->body_bytes, total, memory_order_relaxed) + total >
-            ex->http->opts.bodies_bytes) {
-        atomic_fetch_sub_explicit(&ex->http->body_bytes, total, memory_order_relaxed);
-        return -ENOBUFS;
+    total = beyond_free(want);
+    if (total > ex->charged) {
+        if (!ki_http_charge(ex, total - ex->charged))
+            return -ENOBUFS;
+        atomic_store_explicit(&ex->conn->holds, true, memory_order_relaxed);
     }
-    ex->charged += total;
     return kv_buf_reserve(body, want - body->len);
 }
 
@@ -270,6 +287,7 @@ static enum MHD_Result collect(struct ki_exchange *ex, const char *data, size_t 
 
     *len = 0;
     ex->received += n;
+    ki_conn_moved(ex->conn, n);
     if (ex->refused || limit == 0) {
         if (ex->received > KV_MAX(4 * limit, (size_t)DISCARD_MAX))
             return MHD_NO; /* it doesn't end: hang up */
@@ -278,16 +296,16 @@ static enum MHD_Result collect(struct ki_exchange *ex, const char *data, size_t 
                        limit);
         ex->refused = ex->reply.close = true;
     } else if (grow(ex, n) < 0) {
-        atomic_fetch_add_explicit(&ex->http->overloaded, 1, memory_order_relaxed);
         ki_reply_error(&ex->reply, MHD_HTTP_SERVICE_UNAVAILABLE,
-                       "too many large requests at a time, try again later");
+                       "too many large requests of this client at a time, try again later");
         ki_reply_header(&ex->reply, "Retry-After", "1");
         ex->refused = ex->reply.close = true;
     } else {
         kv_buf_append(&ex->body, data, n);
     }
     if (ex->refused && ex->charged) {
-        atomic_fetch_sub_explicit(&ex->http->body_bytes, ex->charged, memory_order_relaxed);
+        atomic_store_explicit(&ex->conn->holds, false, memory_order_relaxed);
+        ki_budget_give(ex->http->budget, ex->client, ex->charged);
         ex->charged = 0;
         kv_buf_fini(&ex->body);
     }
@@ -296,7 +314,9 @@ static enum MHD_Result collect(struct ki_exchange *ex, const char *data, size_t 
 
 static enum MHD_Result finish(struct ki_exchange *ex)
 {
+    atomic_store_explicit(&ex->conn->holds, false, memory_order_relaxed);
     if (!ex->refused) {
+        ki_conn_busy(ex->conn);
         ex->request.body = (struct kv_str){ex->body.len ? ex->body.data : "", ex->body.len};
         ex->request.route->handle(ex->http->opts.arg, &ex->request, &ex->reply);
     }
@@ -327,6 +347,7 @@ void ki_http_on_completed(void *cls, struct MHD_Connection *connection, void **s
     if (!ex)
         return;
     *state = NULL;
+    atomic_store_explicit(&ex->conn->holds, false, memory_order_relaxed);
     ki_conn_idle(ex->http->conns, ex->conn);
     give_back(ex);
 }

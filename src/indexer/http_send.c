@@ -9,12 +9,15 @@
 #define STREAM_LIMIT_MS 3600000
 #define PIPE_BYTES (256u << 10)
 #define STREAM_BLOCK (32u << 10)
+#define SLOW_MS 1000 /* a stream whose client lies behind by so much makes way for another */
 
 struct ki_stream {
     struct ki_http *http;
     struct ki_stream *next, **link; /* the pointer to this one */
     struct MHD_Connection *connection;
-    int fd; /* of the connection */
+    struct ki_conn *conn;
+    bool parked;  /* the reader waits for the producer */
+    bool evicted; /* cut off to make room; guarded by http->lock */
     struct ki_pipe *pipe;
     ki_produce_fn produce;
     void (*done)(void *arg);
@@ -51,7 +54,7 @@ static void *stream_main(void *arg)
  */
 static ssize_t break_off(struct ki_stream *stream)
 {
-    shutdown(stream->fd, SHUT_RDWR);
+    shutdown(stream->conn->fd, SHUT_RDWR);
     return MHD_CONTENT_READER_END_WITH_ERROR;
 }
 
@@ -67,11 +70,20 @@ static ssize_t stream_read(void *cls, uint64_t pos, char *data, size_t max)
             return break_off(stream);
         stream->started = true;
     }
+    /* The library asks for more when the client has taken what there was; while parked, we were slow and not it. */
+    if (stream->parked)
+        ki_conn_caught_up(stream->conn);
+    stream->parked = false;
     n = ki_pipe_read(stream->pipe, data, max);
-    if (n > 0)
+    if (n > 0) {
+        ki_conn_moved(stream->conn, (size_t)n);
         return (ssize_t)n;
-    if (n == -EAGAIN)
+    }
+    if (n == -EAGAIN) {
+        stream->parked = true;
+        ki_conn_wait(stream->conn);
         return 0;
+    }
     return n == 0 ? MHD_CONTENT_READER_END_OF_STREAM : break_off(stream);
 }
 
@@ -90,17 +102,41 @@ static void stream_free(void *cls)
     if (stream->next)
         stream->next->link = stream->link;
     http->n_streams--;
+    http->n_evicted -= stream->evicted;
     pthread_mutex_unlock(&http->lock);
     ki_pipe_destroy(stream->pipe);
     free(stream);
 }
 
+/* Cut off the stream whose client lies behind most. With http->lock. */
+static bool evict_slowest(struct ki_http *http)
+{
+    uint64_t now = kv_now_ns(), most = SLOW_MS * KV_NS_PER_MS;
+    struct ki_stream *slowest = NULL;
+
+    for (struct ki_stream *s = http->streams; s; s = s->next)
+        if (!s->evicted && ki_conn_lag_ns(s->conn, now) > most) {
+            most = ki_conn_lag_ns(s->conn, now);
+            slowest = s;
+        }
+    if (!slowest)
+        return false;
+    slowest->evicted = true;
+    http->n_evicted++;
+    ki_pipe_cancel(slowest->pipe);
+    ki_conns_hang_up(http->conns, slowest->conn);
+    return true;
+}
+
+/* Those that are cut off leave soon; meanwhile there may be twice as many as are served. */
 static int add_stream(struct ki_http *http, struct ki_stream *stream)
 {
+    uint32_t max = http->opts.max_streams;
     int rc = -EBUSY;
 
     pthread_mutex_lock(&http->lock);
-    if (!http->no_more_streams && http->n_streams < http->opts.max_streams) {
+    if (!http->no_more_streams && http->n_streams < 2 * max &&
+        (http->n_streams - http->n_evicted < max || evict_slowest(http))) {
         stream->next = http->streams;
         stream->link = &http->streams;
         if (stream->next)
@@ -123,7 +159,7 @@ static int make_stream(struct ki_exchange *ex, struct ki_stream **ret)
         return rc;
     stream->http = ex->http;
     stream->connection = ex->connection;
-    stream->fd = ex->conn->fd;
+    stream->conn = ex->conn;
     stream->produce = ex->reply.produce;
     stream->done = ex->reply.done;
     stream->arg = ex->reply.produce_arg;
@@ -166,7 +202,7 @@ static struct MHD_Response *stream_response(struct ki_exchange *ex)
     if (!response)
         stream_free(stream);
     else
-        ki_conn_busy(ex->conn, STREAM_LIMIT_MS);
+        ki_conn_start(ex->conn, KI_PATIENCE_MS, STREAM_LIMIT_MS);
     return response;
 }
 
@@ -189,9 +225,24 @@ void ki_http_cancel_streams(struct ki_http *http)
 
 /* -- sending ----------------------------------------------------------------------------------- */
 
+/* A large reply that its client doesn't take is memory, too. */
+static void refuse_large(struct ki_exchange *ex)
+{
+    struct kv_buf *body = &ex->reply.body;
+
+    if (body->capacity <= KI_FREE_BYTES || ki_http_charge(ex, body->capacity - KI_FREE_BYTES))
+        return;
+    kv_buf_fini(body);
+    ki_reply_error(&ex->reply, MHD_HTTP_SERVICE_UNAVAILABLE,
+                   "too many large replies to this client at a time, try again later");
+    ki_reply_header(&ex->reply, "Retry-After", "1");
+}
+
 static struct MHD_Response *buffer_response(struct ki_exchange *ex)
 {
     struct kv_buf *body = &ex->reply.body;
+
+    refuse_large(ex);
 
     if (body->error) { /* out of memory while writing it */
         static char text[] = "{\"error\":\"out of memory\"}";
@@ -201,7 +252,7 @@ static struct MHD_Response *buffer_response(struct ki_exchange *ex)
         ex->reply.content_type = "application/json";
         return MHD_create_response_from_buffer(sizeof(text) - 1, text, MHD_RESPMEM_PERSISTENT);
     }
-    ki_conn_busy(ex->conn, KI_PATIENCE_MS + body->len / KI_SLOWEST_BYTES_PER_MS);
+    ki_conn_start(ex->conn, KI_PATIENCE_MS + body->len / KI_SLOWEST_BYTES_PER_MS, 0);
     return MHD_create_response_from_buffer(body->len, body->len ? body->data : "",
                                            MHD_RESPMEM_PERSISTENT);
 }

@@ -125,9 +125,10 @@ static const char footer[] =
     "start; for thousands of workers raise the hard one (ulimit -Hn, or LimitNOFILE=\n"
     "in a systemd unit).\n"
     "Memory: about 24 bytes for each block and worker that holds it. Bodies being\n"
-    "read take at most 256 MiB together, however many clients there are; beyond\n"
-    "that queries get 503. /metrics shows kv_indexer_index_bytes. To bound the whole\n"
-    "process use MemoryMax= or a container limit.\n"
+    "read take at most 64 KiB for each connection and 256 MiB together; a client\n"
+    "that takes more than others leave gets 503. /metrics shows\n"
+    "kv_indexer_index_bytes. To bound the whole process use MemoryMax= or a\n"
+    "container limit.\n"
     "Signals: SIGTERM and SIGINT end it after the requests in progress (5 s at\n"
     "most); SIGHUP reads the token file again. Under systemd (Type=notify) it\n"
     "reports when it is ready.\n";

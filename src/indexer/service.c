@@ -373,7 +373,7 @@ static int start_http(struct ki_service *service, int fd, const struct ki_route 
         .threads = (uint32_t)o->http_threads,
         .max_connections = service->max_connections,
         .idle_timeout_ms = o->idle_timeout_ms,
-        .bodies_bytes = KV_MAX((size_t)BODIES_BYTES, (size_t)(4 * o->max_body)),
+        .bodies_bytes = KV_MAX((size_t)BODIES_BYTES, (size_t)(8 * o->max_body)),
         .max_streams = MAX_STREAMS,
         .routes = routes,
         .n_routes = n_routes,

@@ -388,6 +388,90 @@ def test_large_bodies_share_a_budget():
         equal(indexer.post("/query", QUERY, headers=JSON).status, 200)
 
 
+def test_a_flood_of_unfinished_bodies():
+    """2200 connections that declare 8 MiB and send 70 kB: other clients' queries of any size are answered, small ones of
+    the same client too, and its large ones once it is given a moment."""
+    import resource
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    n = 2200 if hard >= 12000 else 300
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    large = b'{"model_name":"m","token_ids":[' + b"1," * 500_000 + b"1]}"
+    with Indexer("--host", "0.0.0.0") as indexer:
+        indexer.register(1, f"tcp://127.0.0.1:{free_port()}", block_size=4)
+        head = post("/query", b"", f"Content-Length: {8 << 20}")
+        socks = []
+        for i in range(n):
+            sock = socket.socket()
+            sock.bind(("127.0.0.2", 0))
+            sock.connect(("127.0.0.1", indexer.port))
+            sock.setblocking(False)
+            socks.append(sock)
+            try:
+                sock.send(head + b" " * 70_000)
+            except OSError:
+                pass
+
+        def ask(address, body, path="/query"):
+            with socket.socket() as sock:
+                sock.bind((address, 0))
+                sock.connect(("127.0.0.1", indexer.port))
+                try:
+                    sock.sendall(post(path, body, f"Content-Length: {len(body)}"))
+                except OSError:
+                    pass  # refused before all was sent
+                got = answers(sock, timeout=30)
+                return got[0][0] if got else None
+
+        if n == 2200:
+            wait_until(lambda: indexer.metrics()["kv_indexer_http_overloaded_total"] > 0, what="the flooding client's limit")
+        check(indexer.metrics()["kv_indexer_http_body_bytes"] <= 128 << 20)
+        for _ in range(100):
+            equal([ask("127.0.0.1", QUERY), ask("127.0.0.3", QUERY), ask("127.0.0.2", QUERY)], [200] * 3)
+        equal([ask("127.0.0.1", large) for _ in range(5)], [200] * 5)
+        with indexer.raw(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n") as sock:
+            equal(answers(sock)[0][0], 200)
+        wait_until(lambda: ask("127.0.0.2", large) == 200, 20, "a large query of the client that floods")
+        wait_until(lambda: indexer.metrics()["kv_indexer_http_body_bytes"] == 0, 20, "the end of those who send nothing more")
+        check(indexer.metrics()["kv_indexer_http_expired_total"] >= 100)
+        for sock in socks:
+            sock.close()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_one_client_leaves_connections_to_others():
+    """All connections taken by one address that sends bodies without end: others get in."""
+    with Indexer("--max-connections", "64", "--http-threads", "1") as indexer:
+        def drip(sock):
+            try:
+                sock.send(b" ")
+                return True
+            except OSError:
+                return False
+
+        socks = []
+        for _ in range(200):
+            sock = socket.socket()
+            sock.bind(("127.0.0.2", 0))
+            sock.settimeout(0.2)
+            try:
+                sock.connect(("127.0.0.1", indexer.port))
+                sock.send(post("/query", b"{", "Content-Length: 100000"))
+            except OSError:
+                pass
+            socks.append(sock)
+            if len(socks) % 20 == 0:
+                for other in socks:
+                    drip(other)
+        mine = indexer.connect()
+        for _ in range(50):
+            for sock in socks[-60:]:
+                drip(sock)
+            mine.request("GET", "/health")
+            equal(mine.getresponse().read(), b"")
+        for sock in socks:
+            sock.close()
+
+
 def test_tokens():
     with tempfile.TemporaryDirectory() as folder:
         file = os.path.join(folder, "tokens")
