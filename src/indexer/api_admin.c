@@ -57,19 +57,29 @@ void ki_api_register(void *arg, struct ki_request *request, struct ki_reply *rep
             .tenant = body->tenant_id ? body->tenant_id : "default",
         };
 
-        reply_result(reply, ki_registry_register(service->registry, &registration, &error), 201,
-                     &error);
+        /* Its blocks of before are just leaving: not on a thread that others wait for. */
+        if (!request->may_wait && ki_registry_is_leaving(service->registry, body->instance_id))
+            reply->rerun = true;
+        else
+            reply_result(reply, ki_registry_register(service->registry, &registration, &error), 201,
+                         &error);
     }
     ki_scratch_give(service, scratch);
 }
 
-/* Without a tenant the whole instance goes, whatever dp_rank says: so does the original. */
+/* Without a tenant the whole instance goes, whatever dp_rank says: so does the original. Millions of blocks take
+ * seconds to leave; the reply says that they have. */
 void ki_api_unregister(void *arg, struct ki_request *request, struct ki_reply *reply)
 {
     struct ki_service *service = arg;
-    struct ki_scratch *scratch = ki_scratch_take(service, reply);
+    struct ki_scratch *scratch;
     struct kv_error error = {0};
 
+    if (!request->may_wait) {
+        reply->rerun = true;
+        return;
+    }
+    scratch = ki_scratch_take(service, reply);
     if (!scratch)
         return;
     if (ki_read_body(request, reply, KI_INSTANCE_ID | KI_MODEL_NAME, KI_TENANT_ID | KI_DP_RANK,

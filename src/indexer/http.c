@@ -126,6 +126,7 @@ static struct MHD_Daemon *start_daemon(struct ki_http *http, int fd)
 
 static void free_http(struct ki_http *http)
 {
+    ki_slow_destroy(http->slow);
     ki_http_free_exchanges(http);
     ki_conns_destroy(http->conns);
     ki_budget_destroy(http->budget);
@@ -152,6 +153,8 @@ int ki_http_start(int fd, const struct ki_http_opts *opts, struct ki_http **ret,
                              &http->conns);
     if (rc == 0)
         rc = ki_linger_create(&http->linger);
+    if (rc == 0)
+        rc = ki_slow_create(&http->slow);
     if (rc == 0 && listen(fd, 1024) < 0)
         rc = -errno;
     if (rc == 0) {
@@ -186,6 +189,7 @@ void ki_http_stop(struct ki_http *http, uint64_t drain_ms)
     atomic_store_explicit(&http->stopping, true, memory_order_relaxed);
     wait_until_idle(http, drain_ms);
     ki_http_cancel_streams(http);
+    ki_slow_destroy(KV_STEAL(http->slow));
     MHD_stop_daemon(http->daemon); /* closes the listening socket, too */
     free_http(http);
 }

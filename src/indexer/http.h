@@ -53,6 +53,7 @@ struct ki_request {
     struct kv_str body;
     bool loopback;       /* the peer is this machine */
     uint64_t started_ns; /* monotonic: when its header was complete */
+    bool may_wait;       /* on a thread where the handler may take long (see ki_reply.rerun) */
     char model[129];     /* that it asks about, cut; its handler's to fill in. Empty: none */
     void *native;        /* the seam's own */
 };
@@ -78,6 +79,7 @@ struct ki_reply {
     } headers[KI_REPLY_MAX_HEADERS];
     size_t n_headers;
     bool close; /* close the connection after the reply */
+    bool rerun; /* call the handler again, with may_wait; all else here is as it was before then */
     /* With produce set, the body is streamed; done(produce_arg) is called once in any case. */
     ki_produce_fn produce;
     void (*done)(void *arg);

@@ -4,6 +4,7 @@
  *
  *   http.c           the server: its threads, connections, start and stop
  *   http_request.c   a request until its handler has filled the reply
+ *   http_slow.c      handlers that may take long, on threads of their own
  *   http_send.c      the reply on its way, from a buffer or streamed
  */
 #ifndef KV_INDEXER_HTTP_IMPL_H
@@ -35,10 +36,12 @@ struct ki_exchange {
     size_t charged;  /* bytes of body and reply taken from the budget */
     size_t received; /* bytes of the body so far, kept or not */
     struct ki_framing framing;
-    bool refused; /* the reply is there; what comes of the body is dropped */
+    bool deferred; /* the handler ran, or will have, on a slow thread */
+    bool refused;  /* the reply is there; what comes of the body is dropped */
     struct ki_exchange *next;
 };
 
+struct ki_slow;
 struct ki_stream;
 
 struct ki_http {
@@ -47,6 +50,7 @@ struct ki_http {
     struct ki_budget *budget;
     struct ki_conns *conns;
     struct ki_linger *linger;
+    struct ki_slow *slow;
     atomic_bool stopping;
     atomic_size_t in_flight;
     _Atomic uint64_t overloaded, bad_framing;
@@ -67,6 +71,12 @@ void ki_http_on_completed(void *cls, struct MHD_Connection *connection, void **s
                           enum MHD_RequestTerminationCode code);
 /* Free the exchanges that are kept for reuse. */
 void ki_http_free_exchanges(struct ki_http *http);
+
+int ki_slow_create(struct ki_slow **ret);
+/* Finish what runs; what waits gets 503. While MHD still runs, which has suspended the connections. NULL is a no-op. */
+void ki_slow_destroy(struct ki_slow *slow);
+/* Suspend the exchange's connection and run its handler again on a slow thread. */
+void ki_slow_defer(struct ki_slow *slow, struct ki_exchange *exchange);
 
 /* Take @n more bytes from the budget for the exchange. Makes room where the client itself is slow. False: none. */
 bool ki_http_charge(struct ki_exchange *exchange, size_t n);

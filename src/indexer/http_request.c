@@ -315,10 +315,15 @@ static enum MHD_Result collect(struct ki_exchange *ex, const char *data, size_t 
 static enum MHD_Result finish(struct ki_exchange *ex)
 {
     atomic_store_explicit(&ex->conn->holds, false, memory_order_relaxed);
-    if (!ex->refused) {
+    if (!ex->refused && !ex->deferred) {
         ki_conn_busy(ex->conn);
         ex->request.body = (struct kv_str){ex->body.len ? ex->body.data : "", ex->body.len};
         ex->request.route->handle(ex->http->opts.arg, &ex->request, &ex->reply);
+        if (ex->reply.rerun) {
+            ex->deferred = true;
+            ki_slow_defer(ex->http->slow, ex);
+            return MHD_YES; /* this is called again when the connection is resumed */
+        }
     }
     return ki_http_send(ex);
 }

@@ -61,6 +61,7 @@ int ki_registry_create(const struct ki_registry_opts *opts, struct ki_registry *
         return -ENOMEM;
     pthread_mutex_init(&r->admin, NULL);
     pthread_mutex_init(&r->lock, NULL);
+    pthread_cond_init(&r->left, NULL);
     r->allow = opts->allow;
     r->max_registrations = opts->max_registrations ? opts->max_registrations : 4096;
     r->env.replay_timeout_ms = opts->replay_timeout_ms ? opts->replay_timeout_ms : 5000;
@@ -101,6 +102,7 @@ void ki_registry_destroy(struct ki_registry *registry)
     if (r->env.zmq)
         zmq_ctx_term(r->env.zmq);
     kv_resolver_destroy(r->env.resolver);
+    pthread_cond_destroy(&r->left);
     pthread_mutex_destroy(&r->lock);
     pthread_mutex_destroy(&r->admin);
     free(r);
@@ -211,6 +213,8 @@ void ki_registry_drop_if_empty(struct ki_registry *r, struct ki_model *model)
 {
     struct kvi_stats stats;
 
+    if (ki_model_find(r, model->name, model->tenant) != model)
+        return; /* another change, while this one's blocks left, has done it */
     for (size_t i = 0; i < r->n_listeners; i++)
         if (r->listeners[i]->model == model)
             return;
@@ -230,6 +234,53 @@ static bool is_fed_by_sibling(const struct ki_registry *r, const struct ki_liste
         if (ki_listener_brings(r->listeners[first], l->rank))
             return true;
     return false;
+}
+
+static bool is_leaving(const struct ki_registry *r, uint64_t instance)
+{
+    const struct ki_leaving *leaving = r->leaving;
+
+    while (leaving && leaving->instance != instance)
+        leaving = leaving->next;
+    return leaving != NULL;
+}
+
+/* Changes of one instance come one after the other. */
+void ki_registry_lock_for(struct ki_registry *r, uint64_t instance)
+{
+    pthread_mutex_lock(&r->admin);
+    while (is_leaving(r, instance))
+        pthread_cond_wait(&r->left, &r->admin);
+}
+
+/* Blocks of @instance are going to leave the index: let others change meanwhile what isn't this instance. */
+static void begin_leaving(struct ki_registry *r, struct ki_leaving *leaving, uint64_t instance)
+{
+    leaving->instance = instance;
+    leaving->next = r->leaving;
+    r->leaving = leaving;
+    pthread_mutex_unlock(&r->admin);
+}
+
+static void end_leaving(struct ki_registry *r, const struct ki_leaving *leaving)
+{
+    struct ki_leaving **link = &r->leaving;
+
+    pthread_mutex_lock(&r->admin);
+    while (*link != leaving)
+        link = &(*link)->next;
+    *link = leaving->next;
+    pthread_cond_broadcast(&r->left);
+}
+
+bool ki_registry_is_leaving(struct ki_registry *registry, uint64_t instance)
+{
+    bool leaving;
+
+    pthread_mutex_lock(&registry->admin);
+    leaving = is_leaving(registry, instance);
+    pthread_mutex_unlock(&registry->admin);
+    return leaving;
 }
 
 /* Where an earlier registration, or a peer, had got to in this stream. */
@@ -324,7 +375,7 @@ int ki_registry_register(struct ki_registry *registry, const struct ki_registrat
 
     if (rc < 0)
         return rc;
-    pthread_mutex_lock(&registry->admin);
+    ki_registry_lock_for(registry, registration->instance);
     if (!ki_registry_is_peers(registry, registration))
         rc = ki_registry_register_locked(registry, registration, error);
     pthread_mutex_unlock(&registry->admin);
@@ -333,68 +384,105 @@ int ki_registry_register(struct ki_registry *registry, const struct ki_registrat
 
 /* -- unregistering ----------------------------------------------------------------------------- */
 
-/* Blocks of ranks that a leaving listener brought and that no other listener of the instance feeds.
- */
-static void remove_ranks(struct ki_registry *r, const struct ki_listener *l)
+/* The ranks that a leaving listener brought and no other listener of the instance feeds; they go to the front of its
+ * list. Returns their number. */
+static uint32_t orphaned_ranks(const struct ki_registry *r, struct ki_listener *l)
 {
-    for (uint32_t i = 0; i < l->applier.n_ranks; i++) {
-        struct kv_holder holder = {.worker = l->instance, .rank = l->applier.ranks[i]};
+    uint32_t n = 0;
 
-        if (!ki_listener_find(r, l->instance, holder.rank))
-            kvi_remove_holder(l->model->index, holder);
+    for (uint32_t i = 0; i < l->applier.n_ranks; i++)
+        if (!ki_listener_find(r, l->instance, l->applier.ranks[i]))
+            l->applier.ranks[n++] = l->applier.ranks[i];
+    return n;
+}
+
+/* One of an instance's listeners leaves. */
+static void retire_one(struct ki_registry *r, size_t at)
+{
+    struct ki_listener *l = ki_tables_take_listener(r, at);
+    uint32_t n = orphaned_ranks(r, l);
+    struct ki_leaving leaving;
+
+    ki_pump_wake(l->pump);
+    begin_leaving(r, &leaving, l->instance);
+    for (uint32_t i = 0; i < n; i++)
+        kvi_remove_holder(l->model->index,
+                          (struct kv_holder){.worker = l->instance, .rank = l->applier.ranks[i]});
+    end_leaving(r, &leaving);
+    ki_listener_release(l);
+}
+
+/* All of an instance's listeners, [first, end), leave. */
+static void retire_all(struct ki_registry *r, size_t first, size_t end, struct ki_model *model)
+{
+    uint64_t instance = r->listeners[first]->instance;
+    struct ki_leaving leaving;
+
+    for (size_t n = end - first; n; n--) {
+        struct ki_listener *l = ki_tables_take_listener(r, first);
+
+        ki_pump_wake(l->pump);
+        ki_listener_release(l);
     }
+    begin_leaving(r, &leaving, instance);
+    kvi_remove_worker(model->index, instance);
+    end_leaving(r, &leaving);
+    ki_positions_blocks_left(&r->positions, instance, NULL);
 }
 
 /* Listeners [first, end) of one instance leave, all of them or one of several. */
 static void retire_range(struct ki_registry *r, size_t first, size_t end, bool whole)
 {
-    size_t n = end - first;
-    struct ki_listener *one = r->listeners[first];
-    struct ki_model *model = ki_model_acquire(one->model);
-    uint64_t instance = one->instance;
+    struct ki_model *model = ki_model_acquire(r->listeners[first]->model);
     struct ki_watermark position;
 
     for (size_t i = first; i < end; i++)
         if (ki_listener_retire(r->listeners[i], &position))
             ki_positions_note(&r->positions, &position, false);
-    for (; n; n--) {
-        struct ki_listener *l = ki_tables_take_listener(r, first);
-
-        if (!whole)
-            remove_ranks(r, l);
-        ki_pump_wake(l->pump);
-        ki_listener_release(l);
-    }
-    if (whole) {
-        kvi_remove_worker(model->index, instance);
-        ki_positions_blocks_left(&r->positions, instance, NULL);
-    }
+    if (whole)
+        retire_all(r, first, end, model);
+    else
+        retire_one(r, first);
     ki_registry_drop_if_empty(r, model);
     ki_model_release(model);
+}
+
+/* The blocks of an instance, or of its one rank, leave one model. Returns 0 or -ENOENT. */
+static int remove_blocks(struct ki_registry *r, struct ki_model *model, uint64_t instance,
+                         const uint32_t *rank)
+{
+    struct kv_holder holder = {.worker = instance, .rank = rank ? *rank : 0};
+    struct ki_leaving leaving;
+    int rc;
+
+    begin_leaving(r, &leaving, instance);
+    rc = rank ? kvi_remove_holder(model->index, holder) : kvi_remove_worker(model->index, instance);
+    end_leaving(r, &leaving);
+    if (rc < 0)
+        return rc;
+    ki_positions_blocks_left(&r->positions, instance, rank);
+    ki_registry_drop_if_empty(r, model);
+    return 0;
 }
 
 /* An instance without a listener: its blocks, if any, came with a peer's dump. */
 static int remove_dumped(struct ki_registry *r, uint64_t instance, const char *name,
                          const char *tenant, const uint32_t *rank)
 {
+    struct ki_model **models;
+    long n = ki_registry_models(r, &models);
     int found = -ENOENT;
 
-    for (size_t i = r->n_models; i-- > 0;) {
-        struct ki_model *model = r->models[i];
-        struct kv_holder holder = {.worker = instance, .rank = rank ? *rank : 0};
-        int rc;
-
-        if (strcmp(model->name, name) != 0 || (tenant && strcmp(model->tenant, tenant) != 0))
-            continue;
-        rc = rank ? kvi_remove_holder(model->index, holder)
-                  : kvi_remove_worker(model->index, instance);
-        if (rc < 0)
-            continue;
-        found = 0;
-        ki_positions_blocks_left(&r->positions, instance, rank);
-        ki_registry_drop_if_empty(r, model);
+    for (long i = 0; i < n; i++) {
+        if (strcmp(models[i]->name, name) == 0 &&
+            (!tenant || strcmp(models[i]->tenant, tenant) == 0) &&
+            remove_blocks(r, models[i], instance, rank) == 0)
+            found = 0;
+        ki_model_release(models[i]);
     }
-    return found;
+    if (n >= 0)
+        free(models);
+    return n < 0 ? (int)n : found;
 }
 
 int ki_registry_unregister_locked(struct ki_registry *r, uint64_t instance, const char *name,
@@ -405,9 +493,11 @@ int ki_registry_unregister_locked(struct ki_registry *r, uint64_t instance, cons
     bool whole;
 
     if (first == end) {
-        if (remove_dumped(r, instance, name, tenant, rank) == 0)
-            return 0;
-        return kv_fail(error, -ENOENT, 0, "instance %" PRIu64 " not found", instance);
+        int rc = remove_dumped(r, instance, name, tenant, rank);
+
+        return rc == -ENOENT ? kv_fail(error, rc, 0, "instance %" PRIu64 " not found", instance)
+               : rc < 0      ? kv_fail(error, rc, 0, "%s", strerror(-rc))
+                             : 0;
     }
     owner = r->listeners[first]->model;
     if (strcmp(owner->name, name) != 0 || (tenant && strcmp(owner->tenant, tenant) != 0))
@@ -447,7 +537,7 @@ int ki_registry_unregister(struct ki_registry *registry, uint64_t instance, cons
     size_t n;
     int rc;
 
-    pthread_mutex_lock(&registry->admin);
+    ki_registry_lock_for(registry, instance);
     n = ranks_of(registry, instance, rank, &ranks);
     rc = ki_registry_unregister_locked(registry, instance, model, tenant, rank, error);
     version = ki_registry_next_version(registry);

@@ -5,7 +5,8 @@
  *
  * A model here is a (model_name, tenant_id) pair with its own prefix index and block size; pairs
  * are isolated from one another. A registration is one (instance_id, dp_rank) with one ZMQ
- * endpoint, and owns one listener. All functions are thread-safe; none waits for the network.
+ * endpoint, and owns one listener. All functions are thread-safe; none waits for the network. Unregistering waits for
+ * the blocks to leave the index (a million a second or so), and so does the instance's next change; others don't.
  */
 #ifndef KV_INDEXER_REGISTRY_H
 #define KV_INDEXER_REGISTRY_H
@@ -90,6 +91,9 @@ int ki_registry_register(struct ki_registry *registry, const struct ki_registrat
  */
 int ki_registry_unregister(struct ki_registry *registry, uint64_t instance, const char *model,
                            const char *tenant, const uint32_t *rank, struct kv_error *error);
+
+/** Whether the blocks of @instance are leaving: its next change would wait for them. */
+bool ki_registry_is_leaving(struct ki_registry *registry, uint64_t instance);
 
 enum ki_listener_status {
     KI_PENDING,   /* not connected yet, or held until recovery is over */

@@ -196,7 +196,7 @@ int ki_registry_merge(struct ki_registry *registry, const struct ki_registration
         return rc;
     if (registration->version > now_us() + FUTURE_US)
         return kv_fail(error, -EINVAL, 0, "its version is more than a day ahead of our clock");
-    pthread_mutex_lock(&registry->admin);
+    ki_registry_lock_for(registry, registration->instance);
     rc = merge_locked(registry, registration, error);
     pthread_mutex_unlock(&registry->admin);
     return rc;
@@ -211,7 +211,7 @@ void ki_registry_merge_removed(struct ki_registry *registry, uint64_t instance, 
 
     if (version + REMOVED_US <= now || version > now + FUTURE_US)
         return;
-    pthread_mutex_lock(&registry->admin);
+    ki_registry_lock_for(registry, instance);
     l = ki_listener_find(registry, instance, rank);
     if (!l || l->version < version) {
         registry->last_version = KV_MAX(registry->last_version, version);

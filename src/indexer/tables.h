@@ -4,8 +4,8 @@
  * rank). They are small (thousands), looked up by halving, and already in the order in which they
  * are shown.
  *
- * Two locks. `admin` is held through a whole change (register, unregister, adopt), which may take
- * long, as when a worker's million blocks leave the index. `lock` is held only to look something up
+ * Two locks. `admin` is held through a whole change (register, unregister, adopt), but let go while a worker's blocks
+ * leave the index, which may take seconds: the instance is among `leaving` then, and its next change waits. `lock` is held only to look something up
  * or to put it in or take it out, so a query never waits for a change. The tables are written under
  * both, so either suffices for reading. Order: admin, lock, a listener's lock, a pump's.
  */
@@ -18,6 +18,12 @@
 #include "indexer/pump.h"
 #include "indexer/registry.h"
 
+/** An instance whose blocks are leaving the index. On the stack of the thread that sees to it. */
+struct ki_leaving {
+    struct ki_leaving *next;
+    uint64_t instance;
+};
+
 struct ki_registry {
     struct ki_listener_env env;
     const struct kv_arg_list *allow;
@@ -26,6 +32,8 @@ struct ki_registry {
     uint32_t n_pumps;
 
     pthread_mutex_t admin, lock;
+    pthread_cond_t left;        /* with admin: an instance is no longer among leaving */
+    struct ki_leaving *leaving; /* under admin */
     struct ki_model **models;
     size_t n_models, models_capacity;
     struct ki_listener **listeners;
@@ -62,8 +70,11 @@ void ki_tables_take_model(struct ki_registry *r, const struct ki_model *model);
 void ki_tables_put_listener(struct ki_registry *r, struct ki_listener *l);
 struct ki_listener *ki_tables_take_listener(struct ki_registry *r, size_t at);
 
+/** Lock admin for a change of @instance: once no earlier one of it goes on. */
+void ki_registry_lock_for(struct ki_registry *r, uint64_t instance);
 int ki_registry_register_locked(struct ki_registry *r, const struct ki_registration *reg,
                                 struct kv_error *error);
+/** Lets admin go, and takes it again, while the blocks leave. After ki_registry_lock_for. */
 int ki_registry_unregister_locked(struct ki_registry *r, uint64_t instance, const char *name,
                                   const char *tenant, const uint32_t *rank, struct kv_error *error);
 /** @model goes when nobody feeds it and it has no blocks. */

@@ -154,6 +154,45 @@ def chain(first, n, block_size=4):
     return [first * 1000 + i for i in range(n)], [first * 100 + i for i in range(n * block_size)]
 
 
+def test_a_large_worker_leaves_in_the_background():
+    """Of a million blocks, with one HTTP thread: others are answered meanwhile, the reply comes when the blocks have left,
+    and a registration of the same instance right behind it starts with nothing."""
+    with Indexer("--http-threads", "1") as indexer, Publisher() as engine, Publisher() as other:
+        indexer.register(1, engine, block_size=1)
+        indexer.register(2, other, block_size=1)
+        last = fill(indexer, engine, 1_000_000 // (4 if SANITIZED else 1))
+        other.store([5], [5], block_size=1)
+        indexer.wait_score([5], 2, 1)
+        body = json.dumps({"instance_id": 1, "model_name": MODEL}).encode()
+        head = "POST {} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n"
+        again = json.dumps({"instance_id": 1, "model_name": MODEL, "endpoint": engine.endpoint, "block_size": 1}).encode()
+        leaving = indexer.raw(head.format("/unregister", len(body)).encode() + body)
+        wait_until(lambda: [w["instance_id"] for w in indexer.workers()] == [2], what="the registration to go")
+        coming = indexer.raw(head.format("/register", len(again)).encode() + again)
+        answered = 0
+        leaving.setblocking(False)
+        while True:  # until the reply is there
+            equal(indexer.score([5], 2), 1)
+            indexer.register(100 + answered, NOWHERE, block_size=1)
+            answered += 1
+            try:
+                reply = leaving.recv(1000)
+                break
+            except BlockingIOError:
+                pass
+        check(b" 200 OK" in reply, reply)
+        check(answered > 1, "nobody else was answered meanwhile")
+        coming.settimeout(30 * SLOW)
+        check(b" 201 " in coming.recv(1000))
+        equal(indexer.score(last, 1), 0)
+        engine.wait_subscriber()
+        engine.store([9], [9], block_size=1)
+        indexer.wait_score([9], 1, 1)
+        equal(indexer.metrics()['kv_indexer_index_holder_blocks{model="m",tenant="default"}'], 2)
+        leaving.close()
+        coming.close()
+
+
 def test_query():
     with Indexer() as indexer, Publisher() as one, Publisher() as two:
         indexer.register(9, one, block_size=4)
