@@ -168,6 +168,7 @@ def test_a_large_worker_leaves_in_the_background():
         again = json.dumps({"instance_id": 1, "model_name": MODEL, "endpoint": engine.endpoint, "block_size": 1}).encode()
         leaving = indexer.raw(head.format("/unregister", len(body)).encode() + body)
         wait_until(lambda: [w["instance_id"] for w in indexer.workers()] == [2], what="the registration to go")
+        engine.wait_no_subscriber()
         coming = indexer.raw(head.format("/register", len(again)).encode() + again)
         answered = 0
         leaving.setblocking(False)
