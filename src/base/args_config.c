@@ -22,7 +22,7 @@ static struct text *texts;
 static int read_text(const char *path, struct text **ret, struct kv_error *error)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC), rc = fd < 0 ? -errno : 0;
-    struct text *text = NULL;
+    struct text *text = NULL, *fitted;
     size_t len = 0;
     ssize_t got = 0;
 
@@ -42,11 +42,11 @@ static int read_text(const char *path, struct text **ret, struct kv_error *error
         return kv_fail(error, rc, 0, "can't read %.200s: %s", path, strerror(-rc));
     }
     text->bytes[len] = '\0';
-    *ret = realloc(text, sizeof(*text) + len + 1); /* shrinks */
-    if (!*ret)
-        *ret = text;
-    (*ret)->next = texts;
-    texts = *ret;
+    fitted = realloc(text, sizeof(*text) + len + 1); /* shrinks */
+    if (fitted)
+        text = fitted;
+    text->next = texts;
+    texts = *ret = text;
     return 0;
 }
 
