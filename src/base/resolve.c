@@ -240,14 +240,12 @@ static bool make_room(struct kv_resolver *r)
 
     if (r->n_names < r->opts.max_names)
         return true;
-    TAILQ_FOREACH(name, &r->age, age)
-    {
-        if (name->state != IDLE)
-            continue;
+    name = TAILQ_FIRST(&r->age);
+    while (name && name->state != IDLE)
+        name = TAILQ_NEXT(name, age);
+    if (name)
         forget(r, name);
-        return true;
-    }
-    return false;
+    return name != NULL;
 }
 
 static int find_name(struct kv_resolver *r, const char *host, struct name **ret)

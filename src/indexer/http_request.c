@@ -16,7 +16,8 @@
 
 #define HTTP_CONTENT_TOO_LARGE 413 /* its name differs between versions of the library */
 #define DISCARD_MAX (64u << 10)    /* a body worth reading although the request is refused */
-#define KEEP_BUFFER (256u << 10)   /* larger buffers are freed after use */
+#define KEEP_BUFFER \
+    KI_FREE_BYTES /* larger buffers are freed after use: the next client is not to pay for them */
 #define KEEP_EXCHANGES 64
 #define FIRST_BODY KI_FREE_BYTES
 #define SLOW_MS 1000 /* a body that lies behind by so much makes way for others of its client */
