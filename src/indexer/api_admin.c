@@ -45,7 +45,7 @@ void ki_api_register(void *arg, struct ki_request *request, struct ki_reply *rep
     if (!scratch)
         return;
     if (ki_read_body(request, reply, KI_INSTANCE_ID | KI_ENDPOINT | KI_MODEL_NAME | KI_BLOCK_SIZE,
-                     KI_TENANT_ID | KI_DP_RANK | KI_REPLAY_ENDPOINT, scratch)) {
+                     KI_TENANT_ID | KI_DP_RANK | KI_REPLAY_ENDPOINT | KI_NUM_BLOCKS, scratch)) {
         const struct ki_body *body = &scratch->body;
         const struct ki_registration registration = {
             .instance = body->instance_id,
@@ -53,6 +53,7 @@ void ki_api_register(void *arg, struct ki_request *request, struct ki_reply *rep
             .block_size = (uint32_t)body->block_size,
             .endpoint = body->endpoint,
             .replay_endpoint = body->replay_endpoint,
+            .num_blocks = body->present & KI_NUM_BLOCKS ? body->num_blocks : 0,
             .model = body->model_name,
             .tenant = body->tenant_id ? body->tenant_id : "default",
         };

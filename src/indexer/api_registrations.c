@@ -30,6 +30,8 @@ static void write_registration(struct kv_json_writer *w, const struct ki_worker_
     put_str(w, "endpoint", info->endpoint);
     if (info->replay_endpoint)
         put_str(w, "replay_endpoint", info->replay_endpoint);
+    if (info->num_blocks)
+        put_u64(w, "num_blocks", info->num_blocks);
     put_u64(w, "version", info->version);
     kv_json_end_object(w);
 }

@@ -103,6 +103,7 @@ static int apply_store(struct ki_applier *a, struct kvi_index *index, struct kv_
         a->tells_again |= again && op->n > 1 && stored.duplicate == op->n;
         return 0;
     }
+    a->last.full |= rc == -ENOSPC;
     a->stats.rejected++;
     if (kv_log_allowed(&rate, 3))
         kv_log_warn("indexer", "the index refused blocks",
@@ -169,6 +170,8 @@ static int apply_op(struct ki_applier *a, struct kvi_index *index, const struct 
         break;
     case KVE_OP_REMOVE:
         rc = kvi_take(index, holder, op->tier, op->source, op->hashes, op->remaining, op->n);
+        if (rc >= 0 && op->tier == KV_TIER_DEVICE && op->source == 0)
+            a->last.unknown += op->n - (size_t)rc;
         ki_event_counts_named(&a->counts, KI_EVENT_REMOVED, rc, op->n);
         break;
     case KVE_OP_CLEAR:
@@ -203,6 +206,7 @@ enum ki_applied ki_applier_apply(struct ki_applier *a, struct kvi_index *index, 
     size_t chained = 0; /* operations below this one have been tried as one store */
     struct kve_batch batch;
 
+    memset(&a->last, 0, sizeof(a->last));
     if (kve_reader_decode(a->reader, payload, len, &batch) < 0) {
         a->stats.malformed++;
         return KI_APPLIED_PART;

@@ -26,6 +26,11 @@ struct ki_applier {
     struct kve_reader *reader;
     uint32_t *ranks; /* sorted: those whose blocks this stream has brought */
     uint32_t n_ranks;
+    /* What the last batch showed of missing blocks (struct ki_evidence). */
+    struct {
+        uint64_t unknown;
+        bool full;
+    } last;
     bool tells_again; /* blocks that it has, from the root: see apply.c */
     struct ki_apply_stats stats;
     struct ki_event_counts counts; /* of the batch being applied */

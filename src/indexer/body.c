@@ -25,6 +25,7 @@ static const struct field {
     {"tenant_id", STRING, KI_TENANT_ID, offsetof(struct ki_body, tenant_id)},
     {"routing_group", STRING, KI_ROUTING_GROUP, offsetof(struct ki_body, routing_group)},
     {"block_size", U32, KI_BLOCK_SIZE, offsetof(struct ki_body, block_size)},
+    {"num_blocks", U32, KI_NUM_BLOCKS, offsetof(struct ki_body, num_blocks)},
     {"dp_rank", U32, KI_DP_RANK, offsetof(struct ki_body, dp_rank)},
     {"replay_endpoint", LONG_STRING, KI_REPLAY_ENDPOINT, offsetof(struct ki_body, replay_endpoint)},
     {"lora_name", STRING, KI_LORA_NAME, offsetof(struct ki_body, lora_name)},

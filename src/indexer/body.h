@@ -33,13 +33,14 @@ enum ki_field {
     KI_BLOCK_HASHES = 1 << 10,
     KI_EXPLAIN = 1 << 11,
     KI_URL = 1 << 12,
+    KI_NUM_BLOCKS = 1 << 14,
     KI_ROUTING_GROUP = 1 << 13, /* ki_body_parse's own: read into tenant_id */
 };
 
 /** What was read; reused from one request to the next. Zero-initialise. Thread-confined. */
 struct ki_body {
     uint32_t present; /* enum ki_field bits: there and not null */
-    uint64_t instance_id, block_size, dp_rank;
+    uint64_t instance_id, block_size, num_blocks, dp_rank;
     bool explain;
     /* C strings, NULL when absent; they live until the next parse. */
     const char *endpoint, *replay_endpoint, *model_name, *tenant_id, *lora_name, *cache_salt, *url,

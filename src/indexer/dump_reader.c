@@ -32,6 +32,7 @@ void ki_dump_reader_fini(struct ki_dump_reader *reader)
 
 static struct ki_dumped_model *add_model(struct ki_dump_reader *reader)
 {
+    struct kvi_opts opts = {.size = sizeof(opts), .max_blocks = reader->max_blocks};
     struct ki_dumped_model *grown, *m;
     size_t capacity;
 
@@ -48,7 +49,7 @@ static struct ki_dumped_model *add_model(struct ki_dump_reader *reader)
     m = &reader->models[reader->n];
     memset(m, 0, sizeof(*m));
     m->marks.limit = MAX_MARK_BYTES;
-    if (kvi_create(NULL, &m->index) < 0)
+    if (kvi_create(&opts, &m->index) < 0)
         return NULL;
     reader->n++;
     return m;

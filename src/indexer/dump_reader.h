@@ -29,6 +29,7 @@ struct ki_dump_reader {
     size_t n, capacity;
     uint64_t events, blocks, orphans;
     uint64_t max_bytes;  /* the indexes may take so much memory; 0: whatever they need */
+    uint64_t max_blocks; /* distinct blocks of each index; 0: no bound */
     uint64_t done_bytes; /* taken by the models before the current one */
     uint64_t secret;     /* of the hash tables */
 };

@@ -30,6 +30,7 @@ static struct ki_stream_opts stream_opts(const struct ki_listener_env *env, bool
                                    .timeout_ns = env->replay_timeout_ms * KV_NS_PER_MS,
                                    .retry_delay_ns = 100 * KV_NS_PER_MS,
                                    .cooldown_ns = 30 * KV_NS_PER_S,
+                                   .resync_ns = 3600 * KV_NS_PER_S,
                                    .idle_ns = 5 * KV_NS_PER_S};
 }
 
@@ -55,6 +56,8 @@ int ki_listener_create(struct ki_listener_env *env, const struct ki_registration
     l->epoll_fd = -1;
     l->version = registration->version;
     l->by_peer = registration->by_peer;
+    l->num_blocks = registration->num_blocks ? registration->num_blocks : env->worker_blocks;
+    l->told_blocks = registration->num_blocks;
     ki_backlog_init(&l->backlog);
     l->generation = ki_listener_new_generation(env);
     l->endpoint = strdup(registration->endpoint);
@@ -121,7 +124,7 @@ void ki_listener_adopt_rank(struct ki_listener *l, const struct ki_watermark *ma
     pthread_mutex_lock(&l->lock);
     if (!ki_applier_note_rank(&l->applier, mark->holder.rank)) {
         kvi_remove_holder(l->model->index, mark->holder);
-        ki_stream_mark_partial(&l->stream);
+        ki_stream_mark_partial(&l->stream, kv_now_ns());
     } else if (mark->torn) {
         ki_stream_seed_torn(&l->stream);
     }
@@ -202,6 +205,7 @@ void ki_listener_info(struct ki_listener *l, struct ki_worker_info *ret)
         .instance = l->instance,
         .rank = l->rank,
         .version = l->version,
+        .num_blocks = l->told_blocks,
         .block_size = l->model->block_size,
         .endpoint = strdup(l->endpoint),
         .replay_endpoint = l->replay_endpoint ? strdup(l->replay_endpoint) : NULL,
@@ -224,6 +228,7 @@ void ki_listener_info(struct ki_listener *l, struct ki_worker_info *ret)
         .replayed_batches = s->stats.replayed,
         .overruns = s->stats.overruns,
         .restarts = s->stats.restarts,
+        .resyncs = s->stats.resyncs,
         .reopened = l->reopened,
         .duplicates = s->stats.duplicates,
         .malformed = a->malformed,
@@ -287,6 +292,8 @@ static void report(const struct ki_listener *l, const struct ki_stream_stats *be
         what = "the engine started over: its blocks are forgotten";
     else if (now->overruns != before->overruns)
         what = "the engine no longer has the missed batches: its blocks are forgotten";
+    else if (now->resyncs != before->resyncs)
+        what = "too many blocks can't be real after losses: they are forgotten and learnt anew";
     else if (now->failed_replays != before->failed_replays)
         what = "no useful answer to replay requests: going on without";
     else if (now->missed != before->missed)
@@ -303,14 +310,36 @@ static void report(const struct ki_listener *l, const struct ki_stream_stats *be
 
 /* -- the event thread: carrying out what the stream decides ------------------------------------ */
 
-/* The part that touches the index. Under the lock. */
-static void write_index(struct ki_listener *l, unsigned steps, const void *payload, size_t len)
+/* Forget all that the stream has brought. */
+static void purge(struct ki_listener *l)
 {
-    if (steps & KI_STEP_PURGE) {
-        l->generation =
-            ki_listener_new_generation(l->env); /* before: a dump sees it if it's hurt */
-        ki_applier_purge(&l->applier, l->model->index);
-    }
+    l->generation = ki_listener_new_generation(l->env); /* before: a dump sees it if it's hurt */
+    ki_applier_purge(&l->applier, l->model->index);
+}
+
+/* Whether the batch just applied shows that too many of the blocks can't be real. */
+static void judge(struct ki_listener *l, uint64_t now_ns)
+{
+    const struct ki_applier *a = &l->applier;
+    struct ki_evidence e = {
+        .unknown = a->last.unknown, .full = a->last.full, .capacity = l->num_blocks * a->n_ranks};
+
+    struct kvi_holder_info info;
+
+    for (uint32_t i = 0; l->stream.lossy && i < a->n_ranks; i++)
+        if (kvi_get_holder(l->model->index, (struct kv_holder){l->instance, a->ranks[i]}, &info) ==
+            0)
+            e.held += info.blocks + info.parked;
+    if (ki_stream_judge(&l->stream, &e, now_ns) & KI_STEP_PURGE)
+        purge(l);
+}
+
+/* The part that touches the index. Under the lock. */
+static void write_index(struct ki_listener *l, unsigned steps, const void *payload, size_t len,
+                        uint64_t now_ns)
+{
+    if (steps & KI_STEP_PURGE)
+        purge(l);
     if (steps & KI_STEP_RESET)
         kve_reader_reset(l->applier.reader);
     if (!(steps & KI_STEP_APPLY))
@@ -320,12 +349,13 @@ static void write_index(struct ki_listener *l, unsigned steps, const void *paylo
     case KI_APPLIED:
         break;
     case KI_APPLIED_PART:
-        ki_stream_mark_partial(&l->stream);
+        ki_stream_mark_partial(&l->stream, now_ns);
         break;
     case KI_APPLIED_CLEARED:
         ki_stream_mark_whole(&l->stream);
         break;
     }
+    judge(l, now_ns);
 }
 
 static void fail_connect(struct ki_listener *l, const char *why, uint64_t now_ns)
@@ -411,10 +441,11 @@ static void offer_live(struct ki_listener *l, const struct ki_batch_id *id, zmq_
     if (!l->gone) {
         before = l->stream.stats;
         steps = ki_stream_live(&l->stream, &copy, reconnected, now_ns);
-        write_index(l, steps, zmq_msg_data(payload), zmq_msg_size(payload));
+        write_index(l, steps, zmq_msg_data(payload), zmq_msg_size(payload), now_ns);
         if (KV_UNLIKELY(steps != KI_STEP_APPLY))
             report(l, &before, steps);
-        else if (KV_UNLIKELY(before.missed != l->stream.stats.missed))
+        else if (KV_UNLIKELY(before.missed != l->stream.stats.missed ||
+                             before.resyncs != l->stream.stats.resyncs))
             report(l, &before, steps);
     }
     pthread_mutex_unlock(&l->lock);
@@ -592,11 +623,11 @@ static unsigned offer_replayed(struct ki_listener *l, const struct kve_message *
         before = l->stream.stats;
         if (message && !message->is_end) {
             steps = ki_stream_replayed(&l->stream, &id, now_ns);
-            write_index(l, steps, message->payload.data, message->payload.len);
+            write_index(l, steps, message->payload.data, message->payload.len, now_ns);
         } else {
             steps = message ? ki_stream_replay_end(&l->stream, now_ns)
                             : ki_stream_replay_failed(&l->stream, now_ns);
-            write_index(l, steps, NULL, 0);
+            write_index(l, steps, NULL, 0, now_ns);
         }
         report(l, &before, steps);
     }

@@ -49,6 +49,7 @@ struct ki_listener_env {
     void *zmq;
     struct kv_resolver *resolver;
     uint64_t replay_timeout_ms;
+    uint64_t worker_blocks; /* --worker-blocks */
     struct ki_backlog_budget backlog;
     atomic_bool held;             /* connect, but read nothing */
     _Atomic uint64_t generations; /* the last one given to a listener */
@@ -62,6 +63,8 @@ struct ki_listener {
     struct ki_pump *pump;
     uint64_t instance;
     uint32_t rank;
+    uint64_t num_blocks;              /* the engine's capacity, per rank; 0: unknown */
+    uint64_t told_blocks;             /* of it, what the registration said */
     char *endpoint, *replay_endpoint; /* the latter may be NULL */
     _Atomic uint32_t refs;
 

@@ -57,6 +57,13 @@ static const struct kv_arg arguments[] = {
      0, 1 << 20, NULL, false},
     {"replay-timeout", KV_ARG_TIME, AT(replay_timeout_ms), "TIME",
      "Give up a replay that brings nothing for so long (default 5s).", 1, 3600000, NULL, false},
+    {"worker-blocks", KV_ARG_U64, AT(worker_blocks), "N",
+     "Blocks that a worker rank has room for, in all tiers, where its registration doesn't say "
+     "num_blocks; bounds what is believed after losses (default: unknown).",
+     1, UINT32_MAX, NULL, false},
+    {"max-blocks", KV_ARG_U64, AT(max_blocks), "N",
+     "Distinct blocks in the index of a model; more are left out (default: 4 billion).", 1,
+     UINT32_MAX, NULL, false},
     {"backlog-memory", KV_ARG_SIZE, AT(backlog_memory), "SIZE",
      "Events that wait for replays, of all streams; one may have a quarter (default 256MiB).",
      4u << 20, UINT64_MAX, NULL, false},

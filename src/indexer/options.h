@@ -34,6 +34,8 @@ struct ki_options {
     uint64_t max_body;
     uint64_t http_threads;
     uint64_t replay_timeout_ms;
+    uint64_t worker_blocks;
+    uint64_t max_blocks;
     uint64_t backlog_memory;
     uint64_t peer_interval_ms;
     uint64_t unfollowed_age_ms;

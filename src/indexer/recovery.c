@@ -163,7 +163,8 @@ int ki_recover(struct ki_registry *registry, const char *const *urls, size_t n,
         take_registrations(registry, urls[i], opts);
     wait_for_joins(opts);
     for (size_t i = 0; i < n && rc < 0 && !is_stopped(opts); i++) {
-        struct ki_dump_reader reader = {.max_bytes = max_bytes};
+        struct ki_dump_reader reader = {.max_bytes = max_bytes,
+                                        .max_blocks = KV_OPT(opts, max_blocks, 0)};
 
         rc = fetch_dump(urls[i], opts, &reader, &result.bytes);
         if (rc == 0) {

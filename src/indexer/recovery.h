@@ -25,6 +25,7 @@ struct ki_recovery_opts {
     uint32_t stall_ms;       /* give a peer up that sends nothing for so long; 0: 10000 */
     uint32_t total_ms;       /* or takes longer than this altogether; 0: 600000 */
     uint64_t max_bytes;      /* memory that the indexes may take; 0: half of the machine's */
+    uint64_t max_blocks;     /* distinct blocks of a model's index; 0: no bound */
     const _Atomic int *stop; /* non-zero: give up (a signal handler's flag); NULL: none */
 };
 

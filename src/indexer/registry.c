@@ -65,6 +65,8 @@ int ki_registry_create(const struct ki_registry_opts *opts, struct ki_registry *
     r->allow = opts->allow;
     r->max_registrations = opts->max_registrations ? opts->max_registrations : 4096;
     r->env.replay_timeout_ms = opts->replay_timeout_ms ? opts->replay_timeout_ms : 5000;
+    r->env.worker_blocks = opts->worker_blocks;
+    r->max_blocks = opts->max_blocks;
     r->env.backlog.max_bytes = opts->backlog_bytes ? opts->backlog_bytes : 256u << 20;
     r->env.backlog.max_stream_bytes = r->env.backlog.max_bytes / 4;
     r->id = (kve_secret() ^ kv_wall_ns()) & ((UINT64_C(1) << 53) - 1); /* also as a JSON number */
@@ -328,13 +330,24 @@ static void forget_elsewhere(struct ki_registry *r, uint64_t instance, const str
 }
 
 /* A reference to @known, or a new model. */
-static int model_for(const struct ki_registration *reg, struct ki_model *known,
-                     struct ki_model **ret)
+static int model_for(const struct ki_registry *r, const struct ki_registration *reg,
+                     struct ki_model *known, struct ki_model **ret)
 {
-    if (!known)
-        return ki_model_create(reg->model, reg->tenant, reg->block_size, NULL, ret);
-    *ret = ki_model_acquire(known);
-    return 0;
+    struct kvi_opts opts = {.size = sizeof(opts), .max_blocks = r->max_blocks};
+    struct kvi_index *index;
+    int rc;
+
+    if (known) {
+        *ret = ki_model_acquire(known);
+        return 0;
+    }
+    rc = kvi_create(&opts, &index);
+    if (rc < 0)
+        return rc;
+    rc = ki_model_create(reg->model, reg->tenant, reg->block_size, index, ret);
+    if (rc < 0)
+        kvi_destroy(index);
+    return rc;
 }
 
 int ki_registry_register_locked(struct ki_registry *r, const struct ki_registration *reg,
@@ -348,7 +361,7 @@ int ki_registry_register_locked(struct ki_registry *r, const struct ki_registrat
         return rc;
     rc = ki_tables_reserve(r);
     if (rc == 0)
-        rc = model_for(reg, known, &model);
+        rc = model_for(r, reg, known, &model);
     if (rc == 0)
         rc = ki_listener_create(&r->env, reg, model, &l);
     if (!l) {

@@ -26,6 +26,8 @@ struct ki_registry_opts {
     uint32_t max_registrations;      /* refuse more; 0: 4096 */
     const struct kv_arg_list *allow; /* --allow-endpoint rules; NULL, empty: every endpoint */
     uint64_t replay_timeout_ms; /* a replay that brings nothing for so long is given up; 0: 5000 */
+    uint64_t worker_blocks;     /* num_blocks of registrations that don't say; 0: unknown */
+    uint64_t max_blocks;        /* distinct blocks of a model's index; 0: no bound but kvi's */
     uint64_t backlog_bytes;     /* live batches that wait for replays, of all streams; one may have
                                    a quarter. 0: 256 MiB */
     bool start_held;            /* listeners connect but apply nothing until ki_registry_go */
@@ -68,6 +70,7 @@ struct ki_registration {
     const char *replay_endpoint; /* NULL: gaps can't be replayed */
     const char *model;
     const char *tenant;
+    uint64_t num_blocks; /* the engine has room for so many, in all tiers; 0: unknown */
     uint64_t version; /* when it was made (registry_peers.c). 0: now; 1: configured, so that news of
                          peers override it */
     bool by_peer;     /* a peer told it */
@@ -111,6 +114,7 @@ struct ki_worker_info {
     uint32_t rank;
     uint32_t block_size;
     uint64_t version;
+    uint64_t num_blocks;
     char *endpoint;
     char *replay_endpoint; /* or NULL */
     char *model;
@@ -127,6 +131,7 @@ struct ki_worker_info {
     uint64_t replays, failed_replays;    /* asked for; given up */
     uint64_t replayed_batches, overruns; /* overruns: the publisher's ring no longer had them */
     uint64_t restarts;                   /* the engine started over: its blocks were forgotten */
+    uint64_t resyncs;                    /* blocks forgotten because too many weren't real */
     uint64_t reopened;                   /* connections that libzmq had given up, made anew */
     uint64_t duplicates;                 /* batches dropped because they were applied before */
     uint64_t malformed;                  /* messages and payloads that can't be understood */

@@ -277,8 +277,11 @@ static int recover(struct ki_service *service, struct kv_error *error)
 {
     const struct ki_options *o = service->options;
     char *token = ki_auth_first_token(service->auth);
-    struct ki_recovery_opts opts = {
-        .size = sizeof(opts), .token = token, .max_bytes = o->recovery_memory, .stop = &stop_flag};
+    struct ki_recovery_opts opts = {.size = sizeof(opts),
+                                    .token = token,
+                                    .max_bytes = o->recovery_memory,
+                                    .max_blocks = o->max_blocks,
+                                    .stop = &stop_flag};
     struct ki_recovery_result result = {0};
     char **urls = NULL;
     long n = o->peers ? ki_urls_parse(o->peers, &urls, error) : 0;
@@ -413,6 +416,8 @@ static int create_parts(struct ki_service *service, const struct ki_route *route
         .allow = &o->allow_endpoint,
         .replay_timeout_ms = o->replay_timeout_ms,
         .backlog_bytes = o->backlog_memory,
+        .worker_blocks = o->worker_blocks,
+        .max_blocks = o->max_blocks,
         .start_held = true,
         .drained = &signal_wake,
     };

@@ -17,6 +17,11 @@
 #define MERGE_WATCH 256
 #define MERGE_STRIKES 4
 
+/* Phantoms that are let be: this many, or a part of what is held (or of the engine's capacity). */
+#define PHANTOMS 64
+#define PHANTOM_PART 8
+#define CAPACITY_PART 16
+
 void ki_stream_init(struct ki_stream *s, const struct ki_stream_opts *opts)
 {
     memset(s, 0, sizeof(*s));
@@ -48,8 +53,26 @@ void ki_stream_remember(struct ki_stream *s, uint64_t sequence)
     s->before = sequence;
 }
 
+/* What has just been lost may have removed blocks that we go on holding. */
+static void lose(struct ki_stream *s, uint64_t now_ns)
+{
+    if (s->lossy)
+        return;
+    s->lossy = true;
+    s->resync_at_ns = s->opts.resync_ns ? now_ns + s->opts.resync_ns : 0;
+}
+
+static void be_sound(struct ki_stream *s)
+{
+    s->lossy = false;
+    s->resync_at_ns = 0;
+    s->unexplained = s->excused = 0;
+}
+
 void ki_stream_start(struct ki_stream *s, uint64_t now_ns)
 {
+    if (s->partial) /* as the peer's view was */
+        lose(s, now_ns);
     if (s->opts.can_replay && s->partial) /* as the peer's view was: our chance to do better */
         s->heal_at_ns = s->torn ? now_ns : now_ns + s->opts.cooldown_ns;
 }
@@ -59,9 +82,10 @@ bool ki_stream_is_partial(const struct ki_stream *s)
     return s->partial || s->unverified;
 }
 
-void ki_stream_mark_partial(struct ki_stream *s)
+void ki_stream_mark_partial(struct ki_stream *s, uint64_t now_ns)
 {
     s->partial = true;
+    lose(s, now_ns);
 }
 
 void ki_stream_mark_whole(struct ki_stream *s)
@@ -69,6 +93,7 @@ void ki_stream_mark_whole(struct ki_stream *s)
     if (!s->merged)
         s->partial = false;
     s->heal_at_ns = 0;
+    be_sound(s);
 }
 
 /* -- what is known of a batch number ----------------------------------------------------------- */
@@ -137,6 +162,8 @@ static void accept_gap(struct ki_stream *s, const struct ki_batch_id *id, uint64
         s->stats.gaps++;
     s->stats.missed += id->sequence - expected;
     now_partial(s, now_ns);
+    if (s->has_position) /* before it there is nothing to be removed */
+        lose(s, now_ns);
     accept(s, id);
 }
 
@@ -250,6 +277,7 @@ static void forget(struct ki_stream *s)
     s->timestamp = 0;
     s->unverified = s->cursorless = s->seeded = s->partial = s->gap_counted = false;
     s->heal_at_ns = 0;
+    be_sound(s);
 }
 
 /* Another connection may lead to another process: nothing that the old one did counts against it. */
@@ -377,13 +405,14 @@ static bool is_merged(struct ki_stream *s, const struct ki_batch_id *id)
 }
 
 /* Numbers of several publishers interleaved say nothing about what is missing. */
-static unsigned live_merged(struct ki_stream *s, const struct ki_batch_id *id)
+static unsigned live_merged(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
 {
     if (window_lookup(s, id) == SAME) {
         s->stats.duplicates++;
         return KI_STEP_DROP;
     }
     s->partial = true;
+    lose(s, now_ns);
     accept(s, id);
     return KI_STEP_APPLY;
 }
@@ -404,7 +433,7 @@ static unsigned live_decide(struct ki_stream *s, const struct ki_batch_id *id, u
     unsigned steps = 0;
 
     if (s->has_position && is_merged(s, id))
-        return live_merged(s, id);
+        return live_merged(s, id, now_ns);
     if (s->has_position && id->sequence <= s->position) {
         if (!is_restart(s, id)) {
             if (s->seeded && !has_times(s, id) && may_replay(s, now_ns))
@@ -512,6 +541,9 @@ static unsigned replay_hole(struct ki_stream *s, const struct ki_batch_id *id, u
     if (first) {
         s->stats.overruns++;
         steps = KI_STEP_PURGE;
+        be_sound(s);
+    } else {
+        lose(s, now_ns);
     }
     s->stats.missed += id->sequence - expected;
     now_partial(s, now_ns);
@@ -667,6 +699,48 @@ void ki_stream_reachable(struct ki_stream *s, uint64_t now_ns)
 void ki_stream_disconnected(struct ki_stream *s)
 {
     s->connected = false;
+}
+
+/* -- phantoms ---------------------------------------------------------------------------------- */
+
+static bool are_too_many(const struct ki_stream *s, const struct ki_evidence *e)
+{
+    uint64_t part = e->held / PHANTOM_PART;
+
+    if (e->full)
+        return true;
+    if (e->capacity && e->held > e->capacity + e->capacity / CAPACITY_PART + PHANTOMS)
+        return true;
+    return s->unexplained > (part > PHANTOMS ? part : PHANTOMS);
+}
+
+/* The engine still has most of what is forgotten, and will remove it. */
+static unsigned resync(struct ki_stream *s, uint64_t held)
+{
+    uint64_t phantoms = s->unexplained < held ? s->unexplained : held;
+    uint64_t excused = s->excused + held - phantoms;
+
+    s->stats.resyncs++;
+    be_sound(s);
+    s->excused = excused;
+    s->partial = true;
+    return KI_STEP_PURGE;
+}
+
+unsigned ki_stream_judge(struct ki_stream *s, const struct ki_evidence *e, uint64_t now_ns)
+{
+    uint64_t known = e->unknown < s->excused ? e->unknown : s->excused;
+
+    s->excused -= known;
+    if (!s->lossy)
+        return 0;
+    s->unexplained += e->unknown - known;
+    /* A replay is about to bring a whole view, or may. */
+    if (s->state != KI_STREAM_LIVE || !e->held)
+        return 0;
+    if (!are_too_many(s, e) && !(s->resync_at_ns && now_ns >= s->resync_at_ns))
+        return 0;
+    return resync(s, e->held);
 }
 
 /* -- time -------------------------------------------------------------------------------------- */

@@ -45,6 +45,7 @@ struct ki_stream_opts {
     uint64_t timeout_ns;     /* silence that ends one attempt */
     uint64_t retry_delay_ns; /* after a replay that ended too early */
     uint64_t cooldown_ns;    /* after giving up, live goes on without replays for so long */
+    uint64_t resync_ns;      /* blocks from before a loss are forgotten after so long; 0: never */
     uint64_t idle_ns;        /* a connection that brings nothing for so long is asked once more */
 };
 
@@ -61,6 +62,7 @@ enum ki_replay_kind {
 struct ki_stream_stats {
     uint64_t gaps, missed, duplicates, restarts;
     uint64_t replays, failed_replays, replayed, overruns;
+    uint64_t resyncs; /* blocks forgotten because too many of them had to be phantoms */
 };
 
 struct ki_stream {
@@ -106,6 +108,12 @@ struct ki_stream {
     uint64_t idle_at_ns;     /* LIVE: ask once more what was published by then; 0: never */
     uint64_t heal_at_ns;     /* LIVE: try to become whole then; 0: never */
     uint64_t cooldown_to_ns; /* no replays until then */
+
+    /* Phantoms: blocks whose removal was lost. */
+    bool lossy;            /* batches were lost since the blocks were last known to be real */
+    uint64_t resync_at_ns; /* lossy: forget the blocks then; 0: never */
+    uint64_t unexplained;  /* removals of blocks that we hadn't, since then */
+    uint64_t excused;      /* so many such removals are to come: we forgot the blocks */
 
     /* Two publishers behind one endpoint look like restarts in alternation. */
     bool merged;
@@ -159,8 +167,24 @@ unsigned ki_stream_tick(struct ki_stream *s, uint64_t now_ns);
  * that the publisher is still the process whose batches were applied. */
 bool ki_stream_is_partial(const struct ki_stream *s);
 
+/** What an applied batch showed of the index's view, over all ranks of the stream. */
+struct ki_evidence {
+    uint64_t held;     /* blocks that the stream's ranks have in the index now, parked ones too */
+    uint64_t capacity; /* that the engine has room for; 0: unknown */
+    uint64_t unknown;  /* blocks it removed that we hadn't */
+    bool full;         /* the index had no room */
+};
+
+/**
+ * Judge whether too many of the blocks can't be real. A lost batch loses removals, and nothing ever
+ * tells of those; but it loses about as many stores, whose removal later names blocks that we
+ * haven't. Call after each applied batch. Returns KI_STEP_PURGE (forget the blocks and learn them
+ * anew; the view stays partial) or 0.
+ */
+unsigned ki_stream_judge(struct ki_stream *s, const struct ki_evidence *e, uint64_t now_ns);
+
 /** The driver lost the contents of a batch (undecodable, out of memory). */
-void ki_stream_mark_partial(struct ki_stream *s);
+void ki_stream_mark_partial(struct ki_stream *s, uint64_t now_ns);
 /** All that the stream brought was cleared by the publisher itself: nothing is missing any more. */
 void ki_stream_mark_whole(struct ki_stream *s);
 

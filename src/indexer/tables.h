@@ -28,6 +28,7 @@ struct ki_registry {
     struct ki_listener_env env;
     const struct kv_arg_list *allow;
     uint32_t max_registrations;
+    uint64_t max_blocks;
     struct ki_pump **pumps;
     uint32_t n_pumps;
 

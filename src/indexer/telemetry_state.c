@@ -66,6 +66,8 @@ static const struct {
     COUNTER(failed_replays, "failed_replays", "Replays given up"),
     COUNTER(replayed_batches, "replayed_batches", "Batches that a replay brought"),
     COUNTER(overruns, "overruns", "Replays that came too late: the publisher's ring had moved on"),
+    COUNTER(resyncs, "resyncs",
+            "Times that the blocks of the stream were forgotten because too many were not real"),
     COUNTER(restarts, "restarts", "Engine restarts: the blocks of the stream were forgotten"),
     COUNTER(reopened, "reopened", "Connections made anew because the publisher broke the protocol"),
     COUNTER(duplicates, "duplicates", "Batches dropped because they were applied before"),

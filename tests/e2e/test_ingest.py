@@ -474,6 +474,45 @@ def test_large_batches_behind_a_hanging_replay():
         context.term()
 
 
+def test_losses_without_replay_leave_no_phantoms():
+    """Every 47th batch is lost, and nobody can be asked: the index stays near what the engine has room for."""
+    capacity = 400
+    with Indexer() as indexer, Publisher(replay=None) as told, Publisher(replay=None) as untold:
+        register(indexer, 1, told, num_blocks=capacity)
+        register(indexer, 2, untold)
+        cached = []
+        for number in range(1, 4001):
+            events = []
+            while len(cached) * 8 >= capacity:
+                events.append(untold.removed(names(cached.pop(0), 8)))
+            cached.append(number)
+            events.append(untold.stored(names(number, 8), prompt(number, 8), block_size=BS))
+            for engine in told, untold:
+                engine.send(*events, lose=number % 47 == 7)
+        for instance, engine in (1, told), (2, untold):
+            wait_until(lambda instance=instance, engine=engine: last_seq(indexer, instance) == engine.seq - 1, 30, "all batches")
+            check(stream(indexer, "resyncs_total", instance) > 0, "nothing was forgotten")
+            equal(listener(indexer, instance)["partial"], True)
+        held = indexer.metrics()['kv_indexer_index_holder_blocks{model="m",tenant="default"}']
+        check(held <= 2 * capacity * 1.35, f"{held} blocks of two engines with room for {capacity} each")
+        holds(indexer, 4000, 8, instance=1)
+        told.clear()
+        store(told, 5000, 2)
+        holds(indexer, 5000, 2)
+        equal(listener(indexer, 1)["partial"], False)
+
+
+def test_max_blocks():
+    with Indexer("--max-blocks", 100) as indexer, Publisher(replay=None) as engine:
+        register(indexer, 1, engine)
+        for number in range(1, 101):
+            store(engine, number, 2)
+        wait_until(lambda: last_seq(indexer) == 99, 30, "all batches")
+        check(stream(indexer, "rejected_total") > 0)
+        equal(listener(indexer)["partial"], True)
+        check(indexer.metrics()['kv_indexer_index_blocks{model="m",tenant="default"}'] <= 100, "more than allowed")
+
+
 def test_pause_and_resume_replays_what_was_missed():
     """The replay cycle of the original's own end-to-end test."""
     with Indexer(env={"KV_INDEXER_TEST_ENDPOINTS": "1"}) as indexer, Publisher() as engine:
