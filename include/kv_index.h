@@ -55,6 +55,8 @@ struct kvi_opts {
     uint64_t max_copies; /* records of copies (32 bytes each); 0: 2^22. Beyond: one copy a block */
     uint64_t max_parked; /* parked blocks of all holders (64 bytes each); 0: 2^21 */
     uint64_t max_parked_holder; /* ... and of one holder; 0: 2^17 */
+    uint64_t
+        max_holder_blocks; /* limit on the blocks of one holder; 0: none. See kvi_limit_holder */
 };
 
 /** Make an empty index. @opts may be NULL. Returns 0, -EINVAL or -ENOMEM. */
@@ -180,6 +182,7 @@ struct kvi_stats {
     uint64_t parked;                  /* blocks kept beside the tree, below a missing one */
     uint64_t parked_forgotten;        /* blocks that found no room there, ever */
     uint64_t copies;                  /* records of blocks with more than one copy */
+    uint64_t refused;                 /* stores that got -ENOSPC for a limit on blocks, ever */
     uint64_t copies_uncounted;        /* copies that found no room there, ever */
 };
 KV_API void kvi_get_stats(struct kvi_index *index, struct kvi_stats *ret);
@@ -187,12 +190,22 @@ KV_API void kvi_get_stats(struct kvi_index *index, struct kvi_stats *ret);
 /** Blocks that @holder has (any tier), 0 when it is unknown. Parked blocks don't count. */
 KV_API uint64_t kvi_holder_blocks(struct kvi_index *index, struct kv_holder holder);
 
+/**
+ * Let @holder, known or not, have at most @max_blocks blocks in the tree (0: max_holder_blocks of the
+ * options). Stores beyond it get -ENOSPC and change nothing; the caller then follows a stream that it
+ * can't hold, and what it has of the holder is a part. Blocks above the limit stay until they are removed.
+ * Parked blocks that find no room when their hole is filled are forgotten and counted.
+ * Returns 0, -ENOMEM or -ENOSPC (too many holders).
+ */
+KV_API int kvi_limit_holder(struct kvi_index *index, struct kv_holder holder, uint64_t max_blocks);
+
 /** What one rank has, in counts. */
 struct kvi_holder_info {
     uint64_t blocks;                  /* as in kvi_holder_blocks */
     uint64_t tier_blocks[KV_N_TIERS]; /* the same by tier */
     uint64_t parked;                  /* blocks below a missing one */
     uint64_t copies;                  /* records of blocks with more than one copy */
+    uint64_t refused;                 /* stores that got -ENOSPC, ever */
 };
 /** Returns 0, or -ENOENT when it is unknown. */
 KV_API int kvi_get_holder(struct kvi_index *index, struct kv_holder holder,

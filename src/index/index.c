@@ -59,6 +59,7 @@ int kvi_create(const struct kvi_opts *opts, struct kvi_index **ret)
     atomic_store_explicit(&ix->mem.bytes, atomic_load_explicit(&mem.bytes, memory_order_relaxed),
                           memory_order_relaxed);
     ix->max_blocks = KV_OPT(opts, max_blocks, UINT32_MAX - 1);
+    ix->max_holder_blocks = KV_OPT(opts, max_holder_blocks, UINT64_MAX);
     ix->copies.max = KV_OPT(opts, max_copies, MAX_COPIES);
     ix->parking.max = KV_OPT(opts, max_parked, MAX_PARKED);
     ix->parking.max_holder = KV_OPT(opts, max_parked_holder, MAX_PARKED_HOLDER);
@@ -189,6 +190,7 @@ int kvi_holder_add(struct kvi_index *ix, struct kv_holder key, struct kvi_holder
     if (!holder)
         return -ENOMEM;
     holder->key = key;
+    holder->max_blocks = ix->max_holder_blocks;
     rc = kvi_dir_add(&ix->holders, holder, KVI_MAX_HOLDERS, &holder->id);
     if (rc) {
         kvi_mem_free(&ix->mem, holder);
@@ -225,6 +227,21 @@ uint64_t kvi_holder_blocks(struct kvi_index *index, struct kv_holder holder)
     return blocks;
 }
 
+int kvi_limit_holder(struct kvi_index *index, struct kv_holder holder, uint64_t max_blocks)
+{
+    struct kvi_holder *found;
+    int rc = 0;
+
+    kvi_lock(index);
+    found = kvi_holder_await(index, holder);
+    if (!found)
+        rc = kvi_holder_add(index, holder, &found);
+    if (!rc)
+        found->max_blocks = max_blocks ? max_blocks : index->max_holder_blocks;
+    kvi_unlock(index);
+    return rc;
+}
+
 int kvi_get_holder(struct kvi_index *index, struct kv_holder holder, struct kvi_holder_info *ret)
 {
     const struct kvi_holder *found;
@@ -236,6 +253,7 @@ int kvi_get_holder(struct kvi_index *index, struct kv_holder holder, struct kvi_
             .blocks = atomic_load_explicit(&found->blocks, memory_order_relaxed),
             .parked = found->n_parked,
             .copies = found->n_copies,
+            .refused = found->n_refused,
         };
         for (int t = 0; t < KV_N_TIERS; t++)
             ret->tier_blocks[t] = found->tier[t].blocks;
@@ -252,6 +270,7 @@ void kvi_get_stats(struct kvi_index *index, struct kvi_stats *ret)
         .blocks = atomic_load_explicit(&index->n_blocks, memory_order_relaxed),
         .holder_blocks = atomic_load_explicit(&index->n_holder_blocks, memory_order_relaxed),
         .bytes = atomic_load_explicit(&index->mem.bytes, memory_order_relaxed),
+        .refused = atomic_load_explicit(&index->n_refused, memory_order_relaxed),
         .parked = atomic_load_explicit(&index->n_parked, memory_order_relaxed),
         .parked_forgotten = atomic_load_explicit(&index->n_parked_forgotten, memory_order_relaxed),
         .copies = atomic_load_explicit(&index->n_copies, memory_order_relaxed),

@@ -261,6 +261,41 @@ static void commit(struct kvi_store *store)
 
 /* -- the call ---------------------------------------------------------------------------------- */
 
+/* Places of the path that the holder doesn't have yet. */
+static size_t count_gains(const struct kvi_store *store)
+{
+    size_t n = store->n - store->n_path;
+
+    for (size_t i = 0; i < store->n_pieces; i++) {
+        const struct kvi_piece *piece = &store->scratch->pieces[i];
+        const _Atomic uint64_t *entry = kvi_who_find(piece->chain, store->holder->id);
+        uint32_t len = entry ? kvi_entry_len(kvi_who_get(entry)) : 0;
+
+        n += piece->to - KV_MIN(piece->to, KV_MAX(piece->from, len));
+    }
+    return n;
+}
+
+/* Whether the store goes beyond a limit on blocks. Counted. */
+static bool exceeds(struct kvi_store *store)
+{
+    struct kvi_index *ix = store->ix;
+    uint64_t max = store->holder ? store->holder->max_blocks : ix->max_holder_blocks, has = 0;
+    uint64_t room = ix->max_blocks - atomic_load_explicit(&ix->n_blocks, memory_order_relaxed);
+    bool over = store->n - store->n_path > room;
+
+    if (store->holder)
+        has = atomic_load_explicit(&store->holder->blocks, memory_order_relaxed);
+    if (!over && has + store->n > max)
+        over = !store->holder || has + count_gains(store) > max;
+    if (!over)
+        return false;
+    kvi_count(&ix->n_refused, 1);
+    if (store->holder)
+        store->holder->n_refused++;
+    return true;
+}
+
 static int prepare(struct kvi_store *store, struct kv_holder holder, const uint64_t *parent)
 {
     struct kvi_index *ix = store->ix;
@@ -283,8 +318,7 @@ static int prepare(struct kvi_store *store, struct kv_holder holder, const uint6
     rc = kvi_store_find(store, parent);
     if (rc)
         return rc;
-    if (store->n - store->n_path >
-        ix->max_blocks - atomic_load_explicit(&ix->n_blocks, memory_order_relaxed))
+    if (exceeds(store))
         return -ENOSPC;
     if (!store->holder) {
         rc = kvi_holder_add(ix, holder, &store->holder);

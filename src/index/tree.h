@@ -175,6 +175,7 @@ struct kvi_holder {
     uint64_t n_copies;  /* records in copies.h */
     uint64_t n_parked;  /* records in parked.h, in a list */
     uint32_t oldest, newest;
+    uint64_t max_blocks, n_refused;
     const void *clearing; /* the call that empties it, slice by slice; its other writers wait */
     _Atomic bool hidden;  /* from lookups, while a large tree of it goes from below: clear.c */
 };
@@ -221,6 +222,7 @@ struct kvi_index {
     _Atomic uint64_t n_chains, n_blocks, n_holder_blocks, n_tier_blocks[KV_N_TIERS];
     _Atomic uint64_t n_walks_alone; /* lookups that had to stop the writer */
     _Atomic uint64_t n_parked, n_parked_forgotten, n_copies, n_copies_uncounted; /* kvi_unlock */
+    _Atomic uint64_t n_refused;
     struct kvi_mem mem;
 
     /* What the writer uses, under the lock. */
@@ -239,7 +241,7 @@ struct kvi_index {
     struct kvi_copies copies;
     struct kvi_parking parking;
     struct kvi_cursor *cursors;
-    uint64_t max_blocks;
+    uint64_t max_blocks, max_holder_blocks;
     struct kvi_scratch *scratch; /* of kvi_store */
 };
 

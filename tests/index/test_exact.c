@@ -230,6 +230,31 @@ static void parking_is_bounded(void **state)
     kvi_destroy(ix);
 }
 
+static void a_holder_is_bounded(void **state)
+{
+    const struct kvi_opts opts = {.size = sizeof(opts), .max_holder_blocks = 3};
+    struct kvi_holder_info info;
+    struct kvi_stats stats;
+    struct kvi_index *ix;
+    (void)state;
+
+    assert_int_equal(kvi_create(&opts, &ix), 0);
+    assert_int_equal(kvi_add(ix, W0, DEVICE, 0, NULL, CHAIN, 4, NULL), -ENOSPC); /* not known yet */
+    assert_int_equal(kvi_add(ix, W0, DEVICE, 0, NULL, CHAIN, 3, NULL), 0);
+    assert_int_equal(kvi_add(ix, W0, DEVICE, 0, NULL, CHAIN, 3, NULL), 0); /* gains nothing */
+    assert_int_equal(kvi_add(ix, W0, DEVICE, 0, NULL, CHAIN, 4, NULL), -ENOSPC);
+    assert_int_equal(kvi_holder_blocks(ix, W0), 3);
+    assert_int_equal(kvi_limit_holder(ix, W0, 4), 0);
+    assert_int_equal(kvi_add(ix, W0, DEVICE, 0, NULL, CHAIN, 4, NULL), 0);
+    assert_int_equal(kvi_get_holder(ix, W0, &info), 0);
+    assert_int_equal(info.blocks, 4);
+    assert_int_equal(info.refused, 1);
+    kvi_get_stats(ix, &stats);
+    assert_int_equal(stats.refused, 2);
+    assert_null(kvi_check(ix));
+    kvi_destroy(ix);
+}
+
 /* -- lower tiers name no place ----------------------------------------------------------------- */
 
 static void an_offload_moves_nothing(void **state)
@@ -263,8 +288,8 @@ int main(void)
         T(last_copies_only),         T(owners_are_kept_apart),
         T(a_hole_is_filled),         T(a_child_before_its_parent),
         T(copies_survive_parking),   T(parents_first_in_one_call),
-        T(parking_is_bounded),       T(an_offload_moves_nothing),
-        T(an_offload_goes_on_below),
+        T(parking_is_bounded),       T(a_holder_is_bounded),
+        T(an_offload_moves_nothing), T(an_offload_goes_on_below),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
