@@ -50,6 +50,12 @@ KV_API uint64_t kve_hash_block(uint64_t seed, const uint32_t *tokens, size_t n, 
 KV_API size_t kve_hash_tokens(uint64_t seed, const uint32_t *tokens, size_t n, uint32_t block_size,
                               uint32_t lookahead, uint64_t *ret);
 
+/**
+ * The identity of a multimodal object that engines name by a string: the first 64 bits of a digest
+ * of 64 hex digits, else XXH3 of the name.
+ */
+KV_API uint64_t kve_mm_identity(const char *id, size_t len);
+
 /** Rolling sequence hashes: s[0] = local[0], s[i] = xxh3(le64(s[i-1]) || le64(local[i]), 1337). */
 KV_API void kve_sequence_hashes(const uint64_t *local, size_t n, uint64_t *ret);
 
@@ -130,6 +136,7 @@ enum kve_skip {
                               * can't be remembered (max_salted) */
     KVE_SKIP_TOO_LARGE,      /* over the reader's limits */
     KVE_SKIP_SOURCE,         /* more owners and groups than a reader tells apart */
+    KVE_SKIP_EXTRA_KEYS,     /* extra keys that aren't understood: its blocks from there on */
     KVE_N_SKIPS
 };
 KV_API const char *kve_skip_name(enum kve_skip skip);
@@ -158,7 +165,9 @@ struct kve_reader_opts {
     uint32_t rank;       /* rank of batches that don't name one */
     uint32_t max_events; /* per batch; 0: 65536 */
     uint32_t max_tokens; /* per event, and as many hashes; 0: 4 Mi */
-    uint32_t max_salted; /* blocks whose salt is remembered (24 to 64 bytes each); 0: 1 Mi */
+    uint32_t max_salted; /* blocks whose salt is remembered (32 to 85 bytes each); 0: 1 Mi */
+    bool ignore_mm_keys; /* hash no multimodal objects of extra_keys, as Dynamo 1.6 doesn't: blocks
+                          * that differ in them alone are then taken for the same */
 };
 
 KV_API int kve_reader_create(const struct kve_reader_opts *opts, struct kve_reader **ret);

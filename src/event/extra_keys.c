@@ -52,53 +52,198 @@ static struct kv_str without_salt_prefix(struct kv_str s)
     return (struct kv_str){s.p + prefix, s.len - prefix};
 }
 
-/* -- salt -------------------------------------------------------------------------------------- */
+/* -- keys -------------------------------------------------------------------------------------- */
+
+enum key_type {
+    KEY_NONE,    /* says nothing about the block */
+    KEY_STRING,  /* untagged: text */
+    KEY_OBJECT,  /* text is an object's name, or identity is set */
+    KEY_SALT,    /* text */
+    KEY_ADAPTER, /* text */
+    KEY_ODD,     /* untagged, and of a type that has no meaning */
+    KEY_UNKNOWN  /* tagged, and not understood */
+};
+
+struct key {
+    enum key_type type;
+    struct kv_str text;
+    uint64_t identity; /* of an object without text */
+};
+
+static struct kv_str take_text(struct kv_msgpack *m)
+{
+    enum kv_msgpack_type type = kv_msgpack_peek(m);
+
+    if (type == KV_MSGPACK_STR)
+        return kv_msgpack_str(m);
+    if (type == KV_MSGPACK_BIN)
+        return kv_msgpack_bin(m);
+    kv_msgpack_skip(m);
+    return (struct kv_str){"", 0};
+}
+
+static bool is_one_of(struct kv_str s, const char *a, const char *b, const char *c)
+{
+    return kv_str_eq(s, a) || kv_str_eq(s, b) || kv_str_eq(s, c);
+}
+
+static enum key_type type_of_tag(struct kv_str tag)
+{
+    if (is_one_of(tag, "mm", "multi_modal", "MultiModalKey") ||
+        is_one_of(tag, "prompt_embeds", "PromptEmbedsKey", "prompt_embeddings"))
+        return KEY_OBJECT;
+    if (is_one_of(tag, "cache_salt", "salt", "CacheSaltKey"))
+        return KEY_SALT;
+    return is_one_of(tag, "lora", "lora_name", "LoRAKey") ? KEY_ADAPTER : KEY_UNKNOWN;
+}
+
+/* {"type": "mm", "hash": "...", "block_offset": 0}: the tag, and the one member that it wants. */
+static struct key take_tagged(struct kv_msgpack *m)
+{
+    struct key key = {KEY_UNKNOWN, {"", 0}, 0};
+
+    for (uint32_t n = kv_msgpack_map(m); n && !kv_msgpack_failed(m); n--) {
+        struct kv_str name = take_text(m);
+
+        if (kv_str_eq(name, "type"))
+            key.type = type_of_tag(take_text(m));
+        else if (is_one_of(name, "hash", "mm_hash", "identifier") ||
+                 is_one_of(name, "salt", "cache_salt", "value") ||
+                 is_one_of(name, "name", "lora_name", "id"))
+            key.text = take_text(m);
+        else
+            kv_msgpack_skip(m);
+    }
+    if (!key.text.len)
+        key.type = KEY_UNKNOWN;
+    return key;
+}
+
+/* ["id", offset] */
+static struct key take_pair(struct kv_msgpack *m)
+{
+    struct key key = {KEY_ODD, {"", 0}, 0};
+    uint32_t n = kv_msgpack_array(m);
+
+    for (uint32_t i = 0; i < n && !kv_msgpack_failed(m); i++) {
+        if (i == 0)
+            key.text = take_text(m);
+        else
+            kv_msgpack_skip(m);
+    }
+    if (key.text.len)
+        key.type = KEY_OBJECT;
+    return key;
+}
+
+static struct key take_key(struct kv_msgpack *m)
+{
+    struct key key = {KEY_ODD, {"", 0}, 0};
+
+    switch (kv_msgpack_peek(m)) {
+    case KV_MSGPACK_STR:
+        key.text = kv_msgpack_str(m);
+        key.type = key.text.len ? KEY_STRING : KEY_NONE;
+        break;
+    case KV_MSGPACK_BIN:
+        key.text = kv_msgpack_bin(m);
+        key.identity = kv_xxh64(key.text.p, key.text.len, 0);
+        key.type = key.text.len ? KEY_OBJECT : KEY_NONE;
+        key.text.len = 0;
+        break;
+    case KV_MSGPACK_ARRAY:
+        return take_pair(m);
+    case KV_MSGPACK_MAP:
+        return take_tagged(m);
+    case KV_MSGPACK_NIL:
+        key.type = KEY_NONE;
+        kv_msgpack_skip(m);
+        break;
+    default:
+        kv_msgpack_skip(m);
+    }
+    return key;
+}
+
+/* Enters the list of a block's keys or objects. Returns how many follow. */
+static uint32_t enter_keys(struct kv_msgpack *m)
+{
+    if (kv_msgpack_peek(m) == KV_MSGPACK_ARRAY)
+        return kv_msgpack_array(m);
+    kv_msgpack_skip(m);
+    return 0;
+}
+
+/* -- adapter, salt ----------------------------------------------------------------------------- */
 
 /*
- * A bare string in the first block is the salt when it says so by its prefix; or, where a chain
- * starts, when it is neither the adapter nor a digest. The salt comes after the objects: the last
- * counts.
+ * Reads the first block's keys. An untagged string there is the salt when it says so by its prefix;
+ * or, where a chain starts, the last one that is neither the adapter nor, in an array, a digest.
  */
-static struct kv_str salt_in_keys(const struct kve_raw_event *ev)
+static void read_first_keys(const struct kve_raw_event *ev, struct kv_str *salt,
+                            struct kv_str *adapter)
 {
-    struct kv_str found = {"", 0};
+    bool adapter_seen = false;
     struct kv_msgpack m;
     uint64_t digest;
 
     kv_msgpack_init(&m, ev->extra_keys.p, (size_t)(ev->extra_keys.end - ev->extra_keys.p));
-    if (!kv_msgpack_array(&m) || kv_msgpack_peek(&m) != KV_MSGPACK_ARRAY)
-        return found;
-    for (uint32_t n = kv_msgpack_array(&m); n && !kv_msgpack_failed(&m); n--) {
-        struct kv_str s;
+    if (!kv_msgpack_array(&m))
+        return;
+    for (uint32_t n = enter_keys(&m); n && !kv_msgpack_failed(&m); n--) {
+        struct key key = take_key(&m);
 
-        if (kv_msgpack_peek(&m) != KV_MSGPACK_STR) {
-            kv_msgpack_skip(&m);
-            continue;
+        if (key.type == KEY_ADAPTER) {
+            *adapter = key.text;
+        } else if (key.type == KEY_SALT || (key.type == KEY_STRING && has_salt_prefix(key.text))) {
+            *salt = key.text;
+            return;
+        } else if (key.type == KEY_STRING && !adapter_seen && same(key.text, ev->lora_name)) {
+            adapter_seen = true;
+        } else if (key.type == KEY_STRING && !ev->has_parent &&
+                   (ev->is_map || !digest_of(key.text, &digest))) {
+            *salt = key.text;
         }
-        s = kv_msgpack_str(&m);
-        if (has_salt_prefix(s))
-            return without_salt_prefix(s);
-        if (!ev->has_parent && !same(s, ev->lora_name) && !digest_of(s, &digest))
-            found = s;
     }
-    return found;
 }
 
 struct kv_str kve_extra_salt(const struct kve_raw_event *ev)
 {
-    if (ev->cache_salt.len)
-        return without_salt_prefix(ev->cache_salt);
-    return ev->extra_keys.p ? salt_in_keys(ev) : (struct kv_str){"", 0};
+    struct kv_str salt = ev->cache_salt, adapter = {"", 0};
+
+    if (!salt.len && ev->extra_keys.p)
+        read_first_keys(ev, &salt, &adapter);
+    return without_salt_prefix(salt);
+}
+
+struct kv_str kve_extra_adapter(const struct kve_raw_event *ev)
+{
+    struct kv_str salt = {"", 0}, adapter = ev->lora_name;
+
+    if (!adapter.len && ev->extra_keys.p)
+        read_first_keys(ev, &salt, &adapter);
+    return adapter;
 }
 
 /* -- identities -------------------------------------------------------------------------------- */
+
+uint64_t kve_mm_identity(const char *id, size_t len)
+{
+    uint64_t identity;
+
+    return digest_of((struct kv_str){id, len}, &identity) ? identity : kv_xxh64(id, len, 0);
+}
 
 void kve_extra_walk_init(struct kve_extra_walk *walk, const struct kve_raw_event *ev)
 {
     const struct kve_raw_value *value = ev->mm_infos.p ? &ev->mm_infos : &ev->extra_keys;
 
     walk->infos = ev->mm_infos.p != NULL;
-    walk->salt = ev->cache_salt;
+    walk->is_map = ev->is_map;
+    walk->is_first = !ev->has_parent;
+    walk->no_ids = false;
+    walk->adapter = ev->lora_name;
+    walk->salt = ev->cache_salt.len ? ev->cache_salt : kve_extra_salt(ev);
     walk->left = 0;
     if (!value->p)
         return;
@@ -106,44 +251,37 @@ void kve_extra_walk_init(struct kve_extra_walk *walk, const struct kve_raw_event
     walk->left = kv_msgpack_array(&walk->m);
 }
 
-static bool identity_of_str(struct kv_str s, bool bare, struct kv_str salt, uint64_t *ret)
+/*
+ * An untagged string. In the first block of a map it is adapter or salt, whatever it looks like;
+ * elsewhere it may repeat them. Returns 1 with an identity, 0 for none, -EINVAL when it can't be told.
+ */
+static int identity_of_string(const struct kve_extra_walk *walk, struct kv_str s, uint64_t *ret)
 {
-    if (bare && same(s, salt))
-        return false;
+    if (same(s, walk->adapter) || has_salt_prefix(s) || same(s, walk->salt) ||
+        (walk->is_map && walk->is_first))
+        return 0;
     if (digest_of(s, ret))
-        return true;
-    /* Bare, it may be an adapter or a salt as well: only a pair is sure to name an object. */
-    if (bare || !s.len)
-        return false;
-    *ret = kv_xxh64(s.p, s.len, 0);
-    return true;
+        return 1;
+    return walk->is_map ? -EINVAL : 0;
 }
 
-/* One extra key, taken whatever it is. */
-static bool identity_of_key(struct kve_extra_walk *walk, uint64_t *ret)
+/* One extra key, taken whatever it is. As above. */
+static int identity_of_key(struct kve_extra_walk *walk, uint64_t *ret)
 {
-    struct kv_msgpack *m = &walk->m;
-    struct kv_str s;
-    bool found = false;
+    struct key key = take_key(&walk->m);
 
-    switch (kv_msgpack_peek(m)) {
-    case KV_MSGPACK_STR:
-        return identity_of_str(kv_msgpack_str(m), true, walk->salt, ret);
-    case KV_MSGPACK_BIN:
-        s = kv_msgpack_bin(m);
-        *ret = kv_xxh64(s.p, s.len, 0);
-        return s.len > 0;
-    case KV_MSGPACK_ARRAY:
-        for (uint32_t n = kv_msgpack_array(m), i = 0; i < n && !kv_msgpack_failed(m); i++) {
-            if (i == 0 && kv_msgpack_peek(m) == KV_MSGPACK_STR)
-                found = identity_of_str(kv_msgpack_str(m), false, walk->salt, ret);
-            else
-                kv_msgpack_skip(m);
-        }
-        return found;
+    switch (key.type) {
+    case KEY_OBJECT:
+        *ret = key.text.len ? kve_mm_identity(key.text.p, key.text.len) : key.identity;
+        return 1;
+    case KEY_STRING:
+        return identity_of_string(walk, key.text, ret);
+    case KEY_ODD:
+        return walk->is_map ? -EINVAL : 0;
+    case KEY_UNKNOWN:
+        return -EINVAL;
     default:
-        kv_msgpack_skip(m);
-        return false;
+        return 0;
     }
 }
 
@@ -177,13 +315,14 @@ static bool identity_of_object(struct kv_msgpack *m, uint64_t *ret)
     return found;
 }
 
-/* Enters the list of a block's keys or objects. Returns how many follow. */
-static uint32_t enter_keys(struct kv_msgpack *m)
+static int identity_of(struct kve_extra_walk *walk, uint64_t *ret)
 {
-    if (kv_msgpack_peek(m) == KV_MSGPACK_ARRAY)
-        return kv_msgpack_array(m);
-    kv_msgpack_skip(m);
-    return 0;
+    int rc;
+
+    if (walk->infos)
+        return identity_of_object(&walk->m, ret);
+    rc = identity_of_key(walk, ret);
+    return rc > 0 && walk->no_ids ? 0 : rc;
 }
 
 static int take_list(struct kve_extra_walk *walk, uint64_t ret[KVE_MAX_MM])
@@ -192,13 +331,14 @@ static int take_list(struct kve_extra_walk *walk, uint64_t ret[KVE_MAX_MM])
 
     for (uint32_t n = enter_keys(&walk->m); n && !kv_msgpack_failed(&walk->m); n--) {
         uint64_t identity;
+        int rc = identity_of(walk, &identity);
 
-        if (!(walk->infos ? identity_of_object(&walk->m, &identity)
-                          : identity_of_key(walk, &identity)))
-            continue;
-        if (n_mm == KVE_MAX_MM)
+        if (rc > 0 && n_mm == KVE_MAX_MM)
             return -E2BIG;
-        ret[n_mm++] = identity;
+        if (rc < 0)
+            return rc;
+        if (rc)
+            ret[n_mm++] = identity;
     }
     return n_mm;
 }
@@ -233,8 +373,16 @@ static int take_info(struct kve_extra_walk *walk, uint64_t ret[KVE_MAX_MM])
 
 int kve_extra_walk_next(struct kve_extra_walk *walk, uint64_t ret[KVE_MAX_MM])
 {
+    enum kv_msgpack_type type;
+    int n;
+
     if (!walk->left)
         return 0;
     walk->left--;
-    return walk->infos ? take_info(walk, ret) : take_list(walk, ret);
+    type = kv_msgpack_peek(&walk->m);
+    if (!walk->infos && walk->is_map && type != KV_MSGPACK_ARRAY && type != KV_MSGPACK_NIL)
+        return -EINVAL;
+    n = walk->infos ? take_info(walk, ret) : take_list(walk, ret);
+    walk->is_first = false;
+    return n;
 }

@@ -4,14 +4,20 @@
  *
  * Engines tell it per block, in one of two fields.
  *
- *     block_mm_infos  nil, or {"mm_objects": [{"mm_hash": 7, "offsets": ...}, ...]}, or the same as
- * arrays extra_keys      nil, or a list in which a string may be several things:
+ *   block_mm_infos  nil, or {"mm_objects": [{"mm_hash": 7, "offsets": ...}, ...]}, or the same as arrays
+ *   extra_keys      nil, or a list of keys, untagged or tagged:
  *
- *         ["adapter", ["id", 0], "salt", b"..."]
- *              |          |         |      `-- digest of prompt embeddings
- *              |          |         `-- cache salt, in the first block of a chain only
- *              |          `-- multimodal object and its offset; or, in some versions, the bare id
- *              `-- the LoRA adapter, which the event also names
+ *       "adapter"   {"type": "lora", "name": ...}           the adapter, which the event also names
+ *       ["id", 0]   {"type": "mm", "hash": ..., ...}        an object and its offset in the block
+ *       "salt"      {"type": "cache_salt", "salt": ...}     in the first block of a chain
+ *       b"..."      {"type": "prompt_embeds", "hash": ...}  digest of prompt embeddings
+ *
+ * Untagged strings are told apart by their place. vLLM writes adapter, objects, salt, embeddings in
+ * this order, and since it writes events as maps, objects always as pairs: a string in the first
+ * block is the adapter, if the event names that one, or the salt. In events that are arrays a
+ * string of 64 hex digits is an object's digest, too.
+ *
+ * A key that isn't understood makes its block unmatchable: nothing tells which prompts it serves.
  */
 #ifndef KV_EVENT_EXTRA_KEYS_H
 #define KV_EVENT_EXTRA_KEYS_H
@@ -27,16 +33,25 @@
 /** The salt of the chain that starts (or goes on) with this event; empty: none is told. */
 struct kv_str kve_extra_salt(const struct kve_raw_event *ev);
 
+/** The adapter: the event's lora_name, or the one that a tagged key of its first block names. */
+struct kv_str kve_extra_adapter(const struct kve_raw_event *ev);
+
 /** Walks the blocks of an event in order. */
 struct kve_extra_walk {
     struct kv_msgpack m;
     uint32_t left; /* entries not read yet */
     bool infos;    /* block_mm_infos, else extra_keys */
-    struct kv_str salt;
+    bool is_map;   /* the event is one */
+    bool is_first; /* the next entry is of a chain's first block */
+    bool no_ids;   /* identities in extra_keys don't count */
+    struct kv_str salt, adapter;
 };
 void kve_extra_walk_init(struct kve_extra_walk *walk, const struct kve_raw_event *ev);
 
-/** Identities of the next block's objects. Returns their number, or -E2BIG above KVE_MAX_MM. */
+/**
+ * Identities of the next block's objects. Returns their number; -E2BIG above KVE_MAX_MM; -EINVAL for
+ * a key that isn't understood.
+ */
 int kve_extra_walk_next(struct kve_extra_walk *walk, uint64_t ret[KVE_MAX_MM]);
 
 #endif

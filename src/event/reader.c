@@ -46,6 +46,8 @@ struct kve_reader {
     size_t remaining_capacity;
 
     struct kve_sources sources;
+    bool ignore_mm_keys;
+    bool saw_salt, saw_adapter; /* since the last reset */
     uint32_t engine_tiers; /* bit per tier that the publisher clears together with its device */
     struct kve_salts salts;
 };
@@ -64,6 +66,7 @@ const char *kve_skip_name(enum kve_skip skip)
         [KVE_SKIP_NAMESPACE] = "namespace",
         [KVE_SKIP_TOO_LARGE] = "too_large",
         [KVE_SKIP_SOURCE] = "source",
+        [KVE_SKIP_EXTRA_KEYS] = "extra_keys",
     };
 
     return (unsigned)skip < KVE_N_SKIPS ? names[skip] : "unknown";
@@ -83,6 +86,7 @@ int kve_reader_create(const struct kve_reader_opts *opts, struct kve_reader **re
     reader->block_size = opts->block_size;
     reader->rank = KV_OPT(opts, rank, 0);
     reader->max_events = KV_OPT(opts, max_events, DEFAULT_MAX_EVENTS);
+    reader->ignore_mm_keys = KV_OPT(opts, ignore_mm_keys, false);
     reader->scratch.max_items = KV_OPT(opts, max_tokens, DEFAULT_MAX_TOKENS);
     kve_unique_init(&reader->unique);
     kve_salts_init(&reader->salts, KV_OPT(opts, max_salted, DEFAULT_MAX_SALTED));
@@ -110,6 +114,7 @@ void kve_reader_reset(struct kve_reader *reader)
 {
     kve_sources_reset(&reader->sources);
     kve_salts_reset(&reader->salts);
+    reader->saw_salt = reader->saw_adapter = false;
 }
 
 int kve_reader_source(const struct kve_reader *reader, uint32_t i, struct kve_source *ret)
@@ -324,38 +329,47 @@ static int store_known(struct kve_reader *reader, const struct kve_raw_event *ev
     return add_hashes_op(reader, op, ev->n_hashes);
 }
 
+/* Blocks from the first one on whose keys aren't understood are left out: *@n is the number before. */
 static int hash_with_extras(struct kve_reader *reader, const struct kve_raw_event *ev,
-                            uint64_t seed, size_t n, uint32_t lookahead)
+                            uint64_t seed, size_t *n, uint32_t lookahead)
 {
     uint64_t mm[KVE_MAX_MM];
     struct kve_extra_walk walk;
 
     kve_extra_walk_init(&walk, ev);
-    for (size_t i = 0; i < n; i++) {
+    walk.no_ids = reader->ignore_mm_keys;
+    for (size_t i = 0; i < *n; i++) {
         int n_mm = kve_extra_walk_next(&walk, mm);
 
-        if (n_mm < 0)
-            return KVE_SKIP_RC(TOO_LARGE);
+        if (n_mm < 0) {
+            *n = n_mm == -EINVAL ? i : 0;
+            return n_mm == -EINVAL ? KVE_SKIP_RC(EXTRA_KEYS) : KVE_SKIP_RC(TOO_LARGE);
+        }
         reader->locals[i] = kve_hash_block(seed, reader->scratch.tokens + i * reader->block_size,
                                            reader->block_size + lookahead, mm, (size_t)n_mm);
     }
     return 0;
 }
 
+/* Returns 0, -ENOMEM, or KVE_SKIP_RC(...) with *@n blocks that may be stored all the same. */
 static int hash_blocks(struct kve_reader *reader, const struct kve_raw_event *ev, uint64_t seed,
-                       size_t n, uint32_t *ret_lookahead)
+                       size_t *n, uint32_t *ret_lookahead)
 {
-    int rc = kve_raw_lookahead(ev, reader->scratch.tokens, n, reader->block_size, ret_lookahead);
+    size_t wanted = *n;
+    int rc =
+        kve_raw_lookahead(ev, reader->scratch.tokens, wanted, reader->block_size, ret_lookahead);
 
+    *n = 0;
     if (rc)
         return rc;
-    if (kve_grow(&reader->locals, &reader->locals_capacity, n, sizeof(*reader->locals)) < 0 ||
-        kve_grow(&reader->blocks, &reader->blocks_capacity, reader->n_blocks + n,
+    if (kve_grow(&reader->locals, &reader->locals_capacity, wanted, sizeof(*reader->locals)) < 0 ||
+        kve_grow(&reader->blocks, &reader->blocks_capacity, reader->n_blocks + wanted,
                  sizeof(*reader->blocks)) < 0)
         return -ENOMEM;
+    *n = wanted;
     if (ev->extra_keys.p || ev->mm_infos.p)
         return hash_with_extras(reader, ev, seed, n, *ret_lookahead);
-    kve_hash_tokens(seed, reader->scratch.tokens, n * reader->block_size + *ret_lookahead,
+    kve_hash_tokens(seed, reader->scratch.tokens, wanted * reader->block_size + *ret_lookahead,
                     reader->block_size, *ret_lookahead, reader->locals);
     return 0;
 }
@@ -379,18 +393,21 @@ static int store_blocks(struct kve_reader *reader, const struct kve_raw_event *e
 {
     const uint64_t *hashes = event_hashes(reader);
     struct kv_block *blocks;
+    struct kv_str adapter = kve_extra_adapter(ev);
     uint64_t salt, seed;
-    int rc;
+    int skipped, rc;
 
     if (!resolve_salt(reader, op->rank, ev, hashes, &salt))
         return KVE_SKIP_RC(NAMESPACE);
     rc = salt ? kve_salts_reserve(&reader->salts, n) : 0;
     if (rc)
         return rc == -ENOSPC ? KVE_SKIP_RC(NAMESPACE) : rc;
-    seed = kve_seed(ev->lora_name.p, ev->lora_name.len, NULL, 0) + salt;
-    rc = hash_blocks(reader, ev, seed, n, &op->lookahead);
-    if (rc)
-        return rc;
+    reader->saw_salt |= salt != 0;
+    reader->saw_adapter |= adapter.len > 0;
+    seed = kve_seed(adapter.p, adapter.len, NULL, 0) + salt;
+    skipped = hash_blocks(reader, ev, seed, &n, &op->lookahead);
+    if (skipped && (skipped < 0 || !n))
+        return skipped;
     op->n = n;
     rc = add_op(reader, op, reader->n_blocks);
     if (rc)
@@ -400,7 +417,21 @@ static int store_blocks(struct kve_reader *reader, const struct kve_raw_event *e
         blocks[i] = (struct kv_block){hashes[i], reader->locals[i]};
     reader->n_blocks += n;
     remember_salt(reader, op, hashes, n, salt);
-    return 0;
+    return skipped;
+}
+
+/*
+ * vLLM's offloading connectors announce blocks in their tiers without extra keys (some without the
+ * adapter), salted or not. Their hashes name known blocks then; blocks that aren't known stay out,
+ * unless this publisher has shown no salt and no adapter yet.
+ */
+static bool hides_namespace(const struct kve_reader *reader, const struct kve_raw_event *ev,
+                            const struct kve_op *op)
+{
+    if (op->tier == KV_TIER_DEVICE || ev->extra_keys.p || ev->cache_salt.len || ev->mm_infos.p ||
+        !(kv_str_eq(ev->medium, "CPU") || kv_str_eq(ev->medium, "STORAGE")))
+        return false;
+    return reader->saw_salt || (reader->saw_adapter && !ev->lora_name.len);
 }
 
 static int add_stored(struct kve_reader *reader, const struct kve_raw_event *ev, struct kve_op *op)
@@ -424,7 +455,7 @@ static int add_stored(struct kve_reader *reader, const struct kve_raw_event *ev,
     if (rc <= 0)
         return rc ? rc : KVE_SKIP_RC(DUPLICATE_HASH);
     /* A window's event leaves blocks out, so its tokens don't tell whose they are: its hashes do. */
-    if (window || !ev->n_tokens)
+    if (window || !ev->n_tokens || hides_namespace(reader, ev, op))
         return store_known(reader, ev, op);
     short_of = covered_blocks(reader, ev, &n);
     rc = n ? store_blocks(reader, ev, op, n) : 0;
@@ -475,7 +506,7 @@ static int add_cleared(struct kve_reader *reader, const struct kve_raw_event *ev
     op->source = (uint32_t)source;
     op->tiers = source ? (1u << KV_N_TIERS) - 1 : 1u << KV_TIER_DEVICE | reader->engine_tiers;
     if (!source)
-        kve_salts_clear(&reader->salts, op->rank);
+        kve_salts_clear(&reader->salts, op->rank, op->tiers == (1u << KV_N_TIERS) - 1);
     return add_op(reader, op, 0);
 }
 

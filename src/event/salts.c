@@ -8,9 +8,6 @@
 #include "event/unique.h"
 
 #define MIN_CAPACITY 64
-#define RANK_SLOT UINT8_MAX
-
-_Static_assert(KV_N_TIERS < 8, "RANK_SLOT is no set of tiers");
 
 void kve_salts_init(struct kve_salts *salts, size_t limit)
 {
@@ -40,7 +37,7 @@ static size_t after(const struct kve_salts *salts, size_t i)
 /* A rank slot has the rank where others have the hash, and the number of blocks in place of a salt. */
 static bool is_rank_slot(const struct kve_salt_entry *entry)
 {
-    return entry->tiers == RANK_SLOT;
+    return entry->state == KVE_SALT_RANK;
 }
 
 /* The slot of a key, stale or not, or the free one that ends the search. */
@@ -49,7 +46,7 @@ static struct kve_salt_entry *slot_of(const struct kve_salts *salts, bool is_ran
 {
     size_t i = home(salts, rank, hash);
 
-    for (; salts->slots[i].tiers; i = after(salts, i)) {
+    for (; salts->slots[i].state; i = after(salts, i)) {
         struct kve_salt_entry *entry = &salts->slots[i];
 
         if (entry->hash == hash && entry->rank == rank && is_rank_slot(entry) == is_rank)
@@ -68,7 +65,7 @@ static struct kve_salt_entry *find_rank(const struct kve_salts *salts, uint32_t 
 {
     struct kve_salt_entry *slot = salts->n ? rank_slot_of(salts, rank) : NULL;
 
-    return slot && slot->tiers ? slot : NULL;
+    return slot && slot->state ? slot : NULL;
 }
 
 struct kve_salt_entry *kve_salts_find(const struct kve_salts *salts, uint32_t rank, uint64_t hash)
@@ -79,7 +76,7 @@ struct kve_salt_entry *kve_salts_find(const struct kve_salts *salts, uint32_t ra
     if (!of_rank)
         return NULL;
     entry = slot_of(salts, false, rank, hash);
-    return entry->tiers && entry->generation == of_rank->generation ? entry : NULL;
+    return entry->state && entry->generation == of_rank->generation ? entry : NULL;
 }
 
 static bool is_live(const struct kve_salts *salts, const struct kve_salt_entry *entry)
@@ -111,7 +108,7 @@ static int rebuild(struct kve_salts *salts, size_t capacity)
         const struct kve_salt_entry *entry = &old.slots[i];
         struct kve_salt_entry *slot;
 
-        if (!entry->tiers || !is_live(&old, entry))
+        if (!entry->state || !is_live(&old, entry))
             continue;
         slot = slot_of(salts, is_rank_slot(entry), entry->rank, entry->hash);
         *slot = *entry;
@@ -149,22 +146,27 @@ void kve_salts_put(struct kve_salts *salts, uint32_t rank, uint64_t hash, uint64
     struct kve_salt_entry *of_rank = rank_slot_of(salts, rank), *entry;
     uint16_t generation;
 
-    if (!of_rank->tiers) {
+    if (!of_rank->state) {
         *of_rank = (struct kve_salt_entry){
-            .hash = rank, .tiers = RANK_SLOT, .generation = salts->generation};
+            .hash = rank, .state = KVE_SALT_RANK, .generation = salts->generation};
         salts->n_ranks++;
         salts->used++;
     }
+    of_rank->lower |= tier != KV_TIER_DEVICE;
     generation = of_rank->generation;
     entry = slot_of(salts, false, rank, hash);
-    if (!entry->tiers || entry->generation != generation) {
-        salts->used += !entry->tiers;
-        *entry = (struct kve_salt_entry){
-            .hash = hash, .salt = salt, .rank = rank, .generation = generation};
+    if (!entry->state || entry->generation != generation) {
+        salts->used += !entry->state;
+        *entry = (struct kve_salt_entry){.hash = hash,
+                                         .salt = salt,
+                                         .rank = rank,
+                                         .state = KVE_SALT_BLOCK,
+                                         .generation = generation};
         salts->n++;
         of_rank->salt++;
     }
-    entry->tiers |= (uint8_t)(1u << tier);
+    if (entry->copies[tier] < UINT8_MAX)
+        entry->copies[tier]++;
     entry->ambiguous |= entry->salt != salt;
 }
 
@@ -176,7 +178,7 @@ static void free_slot(struct kve_salts *salts, const struct kve_salt_entry *slot
 {
     size_t mask = salts->capacity - 1, hole = (size_t)(slot - salts->slots);
 
-    for (size_t i = after(salts, hole); salts->slots[i].tiers; i = after(salts, i)) {
+    for (size_t i = after(salts, hole); salts->slots[i].state; i = after(salts, i)) {
         size_t wanted = home(salts, salts->slots[i].rank, salts->slots[i].hash);
 
         if (((i - wanted) & mask) >= ((i - hole) & mask)) {
@@ -184,7 +186,7 @@ static void free_slot(struct kve_salts *salts, const struct kve_salt_entry *slot
             hole = i;
         }
     }
-    salts->slots[hole].tiers = 0;
+    salts->slots[hole].state = 0;
     salts->used--;
 }
 
@@ -203,10 +205,12 @@ void kve_salts_remove(struct kve_salts *salts, uint32_t rank, uint64_t hash, enu
 
     if (!entry)
         return;
-    entry->tiers &= (uint8_t) ~(1u << tier);
-    if (entry->tiers)
-        return;
-    entry->tiers = 1; /* in use, while it is taken out */
+    if (entry->copies[tier] && entry->copies[tier] < UINT8_MAX)
+        entry->copies[tier]--;
+    for (int t = 0; t < KV_N_TIERS; t++) {
+        if (entry->copies[t])
+            return;
+    }
     free_slot(salts, entry);
     of_rank = rank_slot_of(salts, rank); /* it may have moved */
     salts->n--;
@@ -214,11 +218,11 @@ void kve_salts_remove(struct kve_salts *salts, uint32_t rank, uint64_t hash, enu
         free_rank_slot(salts, of_rank);
 }
 
-void kve_salts_clear(struct kve_salts *salts, uint32_t rank)
+void kve_salts_clear(struct kve_salts *salts, uint32_t rank, bool all_tiers)
 {
     const struct kve_salt_entry *of_rank = find_rank(salts, rank);
 
-    if (!of_rank)
+    if (!of_rank || (of_rank->lower && !all_tiers))
         return;
     salts->n -= of_rank->salt;
     salts->cleared = true;

@@ -5,9 +5,10 @@
  * Engines name the cache salt with the first block of a chain; what comes later only names its
  * parent. So the salt of every salted block is remembered for as long as the block is in some tier,
  * by (rank, hash). Blocks without a salt are not remembered: they are most, and what isn't here has
- * none.
+ * none. Engines may hold several copies of a block, in one tier and in several: copies are counted,
+ * and the salt goes with the last one. A count that has reached its maximum stays there.
  *
- * Open addressing, linear probing, no tombstones; 24 bytes an entry, at most 3/4 full. Where a hash
+ * Open addressing, linear probing, no tombstones; 32 bytes an entry, at most 3/4 full. Where a hash
  * goes depends on secrets, so that a publisher can't choose hashes and ranks that collide.
  *
  * A batch may hold tens of thousands of clears, so a clear looks at no block. Each rank that has
@@ -33,10 +34,14 @@ struct kve_salt_entry {
     uint64_t hash;
     uint64_t salt; /* what the salt adds to a seed */
     uint32_t rank;
-    uint8_t tiers;  /* bit per tier that has the block; 0: the slot is free; all: a rank slot */
+    uint8_t state;  /* enum kve_salt_state */
     bool ambiguous; /* stored under different salts, or with and without one */
     uint16_t generation;
+    uint8_t copies[KV_N_TIERS]; /* of a block: in each tier, at most UINT8_MAX */
+    bool lower;                 /* of a rank: some block was in another tier than the device */
 };
+
+enum kve_salt_state { KVE_SALT_FREE, KVE_SALT_BLOCK, KVE_SALT_RANK };
 
 struct kve_salts {
     struct kve_salt_entry *slots;
@@ -57,18 +62,21 @@ void kve_salts_fini(struct kve_salts *salts);
 /** Make room for @n more of one rank, until the next clear. Returns 0, -ENOSPC (over the limit), -ENOMEM. */
 int kve_salts_reserve(struct kve_salts *salts, size_t n);
 
-/** The block is now in @tier, under @salt. Room must have been reserved. */
+/** One more copy of the block is in @tier, under @salt. Room must have been reserved. */
 void kve_salts_put(struct kve_salts *salts, uint32_t rank, uint64_t hash, uint64_t salt,
                    enum kv_tier tier);
 
 /** The entry of a block, or NULL. Valid until the next put or remove. */
 struct kve_salt_entry *kve_salts_find(const struct kve_salts *salts, uint32_t rank, uint64_t hash);
 
-/** The block left @tier; out of its last one, it is forgotten. */
+/** A copy of the block left @tier; with its last copy anywhere the block is forgotten. */
 void kve_salts_remove(struct kve_salts *salts, uint32_t rank, uint64_t hash, enum kv_tier tier);
 
-/** Forget what a rank has (takes the same time however much that is), or everything. */
-void kve_salts_clear(struct kve_salts *salts, uint32_t rank);
+/**
+ * A rank's blocks left the device, or with @all_tiers everything. Takes the same time however many
+ * they are: where only the device is emptied and the rank used other tiers, nothing is forgotten.
+ */
+void kve_salts_clear(struct kve_salts *salts, uint32_t rank, bool all_tiers);
 void kve_salts_reset(struct kve_salts *salts);
 
 #endif

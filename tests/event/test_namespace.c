@@ -52,10 +52,18 @@ static void test_salt_in_extra_keys(void **state)
     expect_block(1, local("", "tenant-a", 0));
     use_reader(NULL);
     /* Within a chain a bare string isn't a salt; one that says it is, is. */
-    event(MAP_1 ", 'parent_block_hash': 7, 'extra_keys': [['string']]}");
+    event("['BlockStored', [1], 7, [1,2,3,4], 4, nil, 'GPU', nil, [['string']]]");
     expect_block(1, local("", "", 0));
     event(MAP_1 ", 'parent_block_hash': 7, 'extra_keys': [['dynamo-cache-salt:x']]}");
     expect_block(1, local("", "x", 0));
+    use_reader(NULL);
+    /* In a map objects are pairs, so a salt may look like a digest, and like the adapter. */
+    event(MAP_1 ", 'extra_keys': [['" HEX_64 "']]}");
+    expect_block(1, local("", HEX_64, 0));
+    use_reader(NULL);
+    event(MAP_1 ", 'lora_name': 'l', 'extra_keys': [['l', ['cat', 0], 'l']]}");
+    uint64_t cat = kve_mm_identity("cat", 3);
+    expect_block(1, kve_hash_block(kve_seed("l", 1, "l", 1), one_to_8, 4, &cat, 1));
     use_reader(NULL);
     /* A salt that looks like a digest is no multimodal object where the event names it. */
     event(MAP_1 ", 'cache_salt': '" HEX_64 "', 'extra_keys': [['" HEX_64 "']]}");
@@ -125,7 +133,8 @@ static void test_ambiguous_salt(void **state)
     expect_block(2, local("", "", 0));
     store_child(22, 2);
     expect_none(KVE_SKIP_NAMESPACE);
-    event("['BlockRemoved', [2]]"); /* gone, and with it the doubt */
+    event("['BlockRemoved', [2]]"); /* both copies gone, and with them the doubt */
+    event("['BlockRemoved', [2]]");
     store_salted(2, "a");
     store_child(22, 2);
     expect_block(22, local("", "a", 0));
@@ -151,6 +160,8 @@ static void test_salt_lives_as_long_as_its_block(void **state)
     expect_block(12, local("", "", 0));
     store_child(111, 11);
     expect_block(111, local("", "a", 0));
+    use_reader(NULL);
+    store_salted(11, "a");
     event("['AllBlocksCleared']");
     store_child(111, 11);
     expect_block(111, local("", "", 0));
@@ -201,13 +212,15 @@ static void test_multimodal_in_extra_keys(void **state)
     (void)state;
     event(MAP_1 ", 'extra_keys': [[['" HEX_64 "', 0]]]}");
     expect_mm(&digest, 1);
-    event(MAP_1 ", 'extra_keys': [['" HEX_64 "']]}"); /* a bare digest */
+    event(STORED_1 ", nil, 'GPU', nil, [['" HEX_64 "']]]"); /* a bare digest, in an array */
+    expect_mm(&digest, 1);
+    event(MAP_1 ", 'parent_block_hash': 7, 'extra_keys': [['" HEX_64 "']]}");
     expect_mm(&digest, 1);
     event(MAP_1 ", 'extra_keys': [[['cat', 0], ['dog', 4]]]}");
     expect_mm(both, 2);
     event(MAP_1 ", 'extra_keys': [[['dog', 0], ['cat', 4]]]}");
     expect_mm(both, 2);
-    event(MAP_1 ", 'extra_keys': [[['', 0], [], [7, 8], 7, 1.5, true, nil, {'type': 'mm'}]]}");
+    event(STORED_1 ", nil, 'GPU', nil, [[['', 0], [], [7, 8], 7, 1.5, true, nil]]]");
     expect_mm(NULL, 0);
     event(STORED_1 ", nil, 'GPU', nil, [[['cat', 0]]]]");
     expect_mm(both, 1);
@@ -215,11 +228,127 @@ static void test_multimodal_in_extra_keys(void **state)
     expect_mm(NULL, 0);
     event(MAP_1 ", 'extra_keys': [nil, [['cat', 0]]]}"); /* more entries than blocks */
     expect_mm(NULL, 0);
-    event(MAP_1 ", 'extra_keys': [{'typed': 1}]}");
-    expect_mm(NULL, 0);
     uint64_t embeds = kve_seed("\1\2\3", 3, NULL, 0) - KVE_SEED;
     event(MAP_1 ", 'extra_keys': [[x'010203']]}"); /* prompt embeddings */
     expect_mm(&embeds, 1);
+}
+
+static void test_tagged_extra_keys(void **state)
+{
+    const uint64_t digest = UINT64_C(0x0011223344556677), cat = xxh_of("cat");
+
+    (void)state;
+    event(MAP_1 ", 'event_version': 1, 'extra_keys': [[{'type': 'mm', 'modality': 'image', "
+                "'hash': '" HEX_64 "', 'block_offset': 0}]]}");
+    expect_mm(&digest, 1);
+    event(MAP_1 ", 'extra_keys': [[{'hash': 'cat', 'type': 'MultiModalKey'}]]}");
+    expect_mm(&cat, 1);
+    event(MAP_1 ", 'extra_keys': [[{'type': 'lora', 'name': 'l'}, {'type': 'cache_salt', "
+                "'salt': 'tenant-a'}]]}");
+    expect_block(1, local("l", "tenant-a", 0));
+    use_reader(NULL);
+    event(STORED_1 ", nil, 'GPU', nil, [[{'type': 'cache_salt', 'salt': '" HEX_64 "'}]]]");
+    expect_block(1, local("", HEX_64, 0));
+    use_reader(NULL);
+    uint64_t embeds = kve_seed("\1\2\3", 3, NULL, 0) - KVE_SEED;
+    event(MAP_1 ", 'extra_keys': [[{'type': 'prompt_embeds', 'hash': x'010203'}]]}");
+    expect_mm(&embeds, 1);
+}
+
+/* Nothing tells which prompts such a block serves: to index it as plain would be a false hit. */
+static void test_keys_that_are_not_understood(void **state)
+{
+    static const char *const keys[] = {
+        "[{'type': 'legacy', 'value': 'x'}]",
+        "[{'type': 'mm'}]",
+        "[{'hash': 'x'}]",
+        "[['', 0]]",
+        "[[]]",
+        "[[7, 8]]",
+        "[7]",
+        "[true]",
+        "{'typed': 1}",
+        "7",
+        "['salt', ['', 0]]",
+    };
+
+    (void)state;
+    for (size_t i = 0; i < KV_COUNT(keys); i++) {
+        event(MAP_1 ", 'extra_keys': [%s]}", keys[i]);
+        expect_none(KVE_SKIP_EXTRA_KEYS);
+    }
+    event(STORED_1 ", nil, 'GPU', nil, [[{'type': 'something', 'value': 'x'}]]]");
+    expect_none(KVE_SKIP_EXTRA_KEYS);
+    /* Within a chain a string is neither adapter nor salt. */
+    event(MAP_1 ", 'parent_block_hash': 7, 'extra_keys': [['string']]}");
+    expect_none(KVE_SKIP_EXTRA_KEYS);
+    event(MAP_1 ", 'parent_block_hash': 7, 'lora_name': 'l', 'extra_keys': [['l']]}");
+    expect_block(1, local("l", "", 0));
+    /* The blocks before it are fine. */
+    event("{'type': 'BlockStored', 'block_hashes': [1, 2], 'token_ids': [1,2,3,4,5,6,7,8], "
+          "'block_size': 4, 'extra_keys': [nil, [{'type': 'something'}]]}");
+    expect_skip(KVE_SKIP_EXTRA_KEYS);
+    assert_int_equal(batch.n_ops, 1);
+    assert_int_equal(batch.ops[0].n, 1);
+    assert_true(batch.ops[0].blocks[0].tokens_hash == local("", "", 0));
+}
+
+static void test_objects_may_be_ignored(void **state)
+{
+    struct kve_reader_opts opts = {.size = sizeof(opts), .block_size = 4, .ignore_mm_keys = true};
+    uint64_t mm = 42;
+
+    (void)state;
+    use_reader(&opts);
+    event(MAP_1 ", 'extra_keys': [[['cat', 0], 'salt']]}");
+    expect_block(1, local("", "salt", 0));
+    event(MAP_1 ", 'block_mm_infos': [{'mm_objects': [{'mm_hash': 42}]}]}");
+    expect_mm(&mm, 1);
+}
+
+/* Offloaded copies are announced without salt and adapter: their hashes say which blocks they are. */
+static void test_offloaded_copies_hide_their_namespace(void **state)
+{
+    (void)state;
+    event(MAP_1 ", 'medium': 'CPU', 'extra_keys': nil}");
+    expect_op(KVE_OP_STORE, KV_TIER_HOST, 1); /* no salt anywhere yet */
+    store_salted(5, "a");
+    event("{'type': 'BlockStored', 'block_hashes': [5], 'token_ids': [1,2,3,4], 'block_size': 4, "
+          "'medium': 'CPU', 'extra_keys': nil}");
+    assert_true(expect_op(KVE_OP_STORE_KNOWN, KV_TIER_HOST, 1)->hashes[0] == 5);
+    store_child(51, 5);
+    expect_block(51, local("", "a", 0));
+    event("{'type': 'BlockRemoved', 'block_hashes': [5], 'medium': 'GPU'}");
+    store_child(52, 5); /* still on the host */
+    expect_block(52, local("", "a", 0));
+    event("['AllBlocksCleared']"); /* of the device alone */
+    store_child(53, 5);
+    expect_block(53, local("", "a", 0));
+    use_reader(NULL);
+    event(MAP_1 ", 'lora_name': 'l'}");
+    event(MAP_1 ", 'medium': 'CPU', 'lora_name': nil}");
+    expect_op(KVE_OP_STORE_KNOWN, KV_TIER_HOST, 1);
+    event(MAP_1 ", 'medium': 'CPU', 'lora_name': 'l'}");
+    expect_op(KVE_OP_STORE, KV_TIER_HOST, 1);
+    use_reader(NULL); /* SGLang tells its salts with each event */
+    store_salted(5, "a");
+    event("{'type': 'BlockStored', 'block_hashes': [5], 'token_ids': [1,2,3,4], 'block_size': 4, "
+          "'medium': 'CPU_PINNED', 'cache_salt': 'a'}");
+    expect_op(KVE_OP_STORE, KV_TIER_HOST, 1);
+}
+
+/* An engine may hold two copies of a block, and a chain goes on when one of them is gone. */
+static void test_salt_of_copies(void **state)
+{
+    (void)state;
+    store_salted(1, "a");
+    store_salted(1, "a");
+    event("['BlockRemoved', [1]]");
+    store_child(11, 1);
+    expect_block(11, local("", "a", 0));
+    event("['BlockRemoved', [1]]");
+    store_child(12, 1);
+    expect_block(12, local("", "", 0));
 }
 
 static void test_multimodal_infos(void **state)
@@ -287,6 +416,11 @@ int main(void)
         T(test_salt_lives_as_long_as_its_block),
         T(test_salts_are_bounded),
         T(test_multimodal_in_extra_keys),
+        T(test_salt_of_copies),
+        T(test_offloaded_copies_hide_their_namespace),
+        T(test_tagged_extra_keys),
+        T(test_keys_that_are_not_understood),
+        T(test_objects_may_be_ignored),
         T(test_multimodal_infos),
         T(test_too_many_objects),
     };

@@ -11,7 +11,7 @@
 #define LIMIT 60
 
 struct model {
-    struct kve_salt_entry entries[RANKS][HASHES]; /* by rank and hash; tiers 0: not there */
+    struct kve_salt_entry entries[RANKS][HASHES]; /* by rank and hash; state 0: not there */
     size_t n;
 };
 
@@ -20,28 +20,33 @@ static void model_put(struct model *model, uint32_t rank, uint64_t hash, uint64_
 {
     struct kve_salt_entry *entry = &model->entries[rank][hash];
 
-    if (!entry->tiers) {
-        *entry = (struct kve_salt_entry){.salt = salt};
+    if (!entry->state) {
+        *entry = (struct kve_salt_entry){.salt = salt, .state = KVE_SALT_BLOCK};
         model->n++;
     }
-    entry->tiers |= (uint8_t)(1u << tier);
+    entry->copies[tier] += entry->copies[tier] < UINT8_MAX;
     entry->ambiguous |= entry->salt != salt;
 }
 
 static void model_remove(struct model *model, uint32_t rank, uint64_t hash, unsigned tier)
 {
     struct kve_salt_entry *entry = &model->entries[rank][hash];
-    bool had = entry->tiers;
+    static const uint8_t none[KV_N_TIERS];
 
-    entry->tiers &= (uint8_t) ~(1u << tier);
-    model->n -= had && !entry->tiers;
+    if (!entry->state)
+        return;
+    entry->copies[tier] -= entry->copies[tier] > 0 && entry->copies[tier] < UINT8_MAX;
+    if (memcmp(entry->copies, none, sizeof(none)) == 0) {
+        entry->state = KVE_SALT_FREE;
+        model->n--;
+    }
 }
 
 static void model_clear(struct model *model, uint32_t rank)
 {
     for (size_t i = 0; i < HASHES; i++) {
-        model->n -= model->entries[rank][i].tiers != 0;
-        model->entries[rank][i].tiers = 0;
+        model->n -= model->entries[rank][i].state != 0;
+        model->entries[rank][i].state = KVE_SALT_FREE;
     }
 }
 
@@ -53,10 +58,10 @@ static void compare(const struct kve_salts *salts, const struct model *model)
             const struct kve_salt_entry *want = &model->entries[rank][hash];
             const struct kve_salt_entry *got = kve_salts_find(salts, rank, hash);
 
-            assert_int_equal(got != NULL, want->tiers != 0);
+            assert_int_equal(got != NULL, want->state != 0);
             if (!got)
                 continue;
-            assert_int_equal(got->tiers, want->tiers);
+            assert_memory_equal(got->copies, want->copies, sizeof(got->copies));
             assert_int_equal(got->ambiguous, want->ambiguous);
             assert_true(got->salt == want->salt);
         }
@@ -96,7 +101,7 @@ static void test_against_a_list(void **state)
                 kve_salts_remove(&salts, rank, hash, tier);
                 model_remove(&model, rank, hash, tier);
             } else {
-                kve_salts_clear(&salts, rank);
+                kve_salts_clear(&salts, rank, true);
                 model_clear(&model, rank);
             }
             compare(&salts, &model);
@@ -150,17 +155,45 @@ static void test_clears_are_cheap(void **state)
         assert_null(kve_salts_find(&salts, rank, hash));
         kve_salts_put(&salts, rank, hash, i, KV_TIER_DEVICE);
         assert_true(kve_salts_find(&salts, rank, hash)->salt == i);
-        kve_salts_clear(&salts, rank);
+        kve_salts_clear(&salts, rank, true);
         assert_null(kve_salts_find(&salts, rank, hash));
-        kve_salts_clear(&salts, rank);
+        kve_salts_clear(&salts, rank, true);
     }
     assert_int_equal(salts.n, n_kept);
     assert_true(salts.capacity <= 4 * n_kept);
     assert_true(salts.moves <= 16 * n_clears);
     for (uint64_t i = 0; i < n_kept; i++)
         assert_true(kve_salts_find(&salts, 0, i)->salt == 7);
-    kve_salts_clear(&salts, 0);
+    kve_salts_clear(&salts, 0, true);
     assert_null(salts.slots);
+    kve_salts_fini(&salts);
+}
+
+/* A block's salt goes with its last copy; a clear of the device keeps those of other tiers. */
+static void test_copies(void **state)
+{
+    struct kve_salts salts;
+
+    (void)state;
+    kve_salts_init(&salts, 100);
+    assert_int_equal(kve_salts_reserve(&salts, 10), 0);
+    kve_salts_put(&salts, 0, 1, 7, KV_TIER_DEVICE);
+    kve_salts_put(&salts, 0, 1, 7, KV_TIER_DEVICE);
+    kve_salts_remove(&salts, 0, 1, KV_TIER_HOST); /* where it isn't */
+    kve_salts_remove(&salts, 0, 1, KV_TIER_DEVICE);
+    assert_non_null(kve_salts_find(&salts, 0, 1));
+    kve_salts_clear(&salts, 0, false);
+    assert_null(kve_salts_find(&salts, 0, 1));
+    for (int i = 0; i < 300; i++) {
+        assert_int_equal(kve_salts_reserve(&salts, 1), 0);
+        kve_salts_put(&salts, 0, 2, 7, KV_TIER_HOST);
+    }
+    for (int i = 0; i < 300; i++)
+        kve_salts_remove(&salts, 0, 2, KV_TIER_HOST);
+    kve_salts_clear(&salts, 0, false);
+    assert_non_null(kve_salts_find(&salts, 0, 2)); /* more copies than are counted */
+    kve_salts_clear(&salts, 0, true);
+    assert_null(kve_salts_find(&salts, 0, 2));
     kve_salts_fini(&salts);
 }
 
@@ -170,6 +203,7 @@ int main(void)
         cmocka_unit_test(test_against_a_list),
         cmocka_unit_test(test_memory_is_returned),
         cmocka_unit_test(test_clears_are_cheap),
+        cmocka_unit_test(test_copies),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
