@@ -10,8 +10,19 @@
 
 static uint64_t sum; /* keeps the reading of results alive */
 
-static void check_op(const struct kve_op *op)
+static void check_op(const struct kve_reader *reader, const struct kve_op *op)
 {
+    struct kve_source source;
+
+    REQUIRE(kve_reader_source(reader, op->source, &source) == 0);
+    REQUIRE((op->source == 0) == (source.kind == KVE_SOURCE_MAIN));
+    REQUIRE(source.kind != KVE_SOURCE_WINDOW || (source.need && source.stride));
+    REQUIRE(source.kind != KVE_SOURCE_WINDOW || op->type != KVE_OP_STORE);
+    REQUIRE(op->lookahead < 32 && (op->type == KVE_OP_STORE || !op->lookahead));
+    REQUIRE((op->type == KVE_OP_CLEAR) == (op->tiers != 0));
+    REQUIRE(!op->remaining || op->type == KVE_OP_REMOVE);
+    for (size_t i = 0; op->remaining && i < op->n; i++)
+        sum += op->remaining[i];
     REQUIRE((unsigned)op->tier < KV_N_TIERS);
     REQUIRE((unsigned)op->type <= KVE_OP_CLEAR);
     REQUIRE((op->n == 0) == (op->type == KVE_OP_CLEAR));
@@ -34,7 +45,7 @@ static void decode(struct kve_reader *reader, const uint8_t *data, size_t size)
     if (rc)
         return;
     for (size_t i = 0; i < batch.n_ops; i++) {
-        check_op(&batch.ops[i]);
+        check_op(reader, &batch.ops[i]);
         blocks += batch.ops[i].n;
     }
     for (int i = 0; i < KVE_N_SKIPS; i++)

@@ -5,16 +5,19 @@
  */
 #include "base/msgpack.h"
 #include "indexer/body.h"
+#include "indexer/body_mm.h"
+#include "indexer/lookup.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static const struct {
     uint32_t required, optional;
 } endpoints[] = {
-    {KI_TOKEN_IDS | KI_MODEL_NAME, KI_TENANT_ID | KI_LORA_NAME | KI_CACHE_SALT | KI_EXPLAIN},
+    {KI_TOKEN_IDS | KI_MODEL_NAME,
+     KI_TENANT_ID | KI_LORA_NAME | KI_CACHE_SALT | KI_EXPLAIN | KI_MM_OBJECTS | KI_BLOCK_MM_INFOS},
     {KI_BLOCK_HASHES | KI_MODEL_NAME, KI_TENANT_ID | KI_CACHE_SALT | KI_EXPLAIN},
     {KI_INSTANCE_ID | KI_ENDPOINT | KI_MODEL_NAME | KI_BLOCK_SIZE,
-     KI_TENANT_ID | KI_DP_RANK | KI_REPLAY_ENDPOINT},
+     KI_TENANT_ID | KI_DP_RANK | KI_REPLAY_ENDPOINT | KI_HASH_LOOKAHEAD},
     {KI_INSTANCE_ID | KI_MODEL_NAME, KI_TENANT_ID | KI_DP_RANK},
     {KI_URL, 0},
     {KI_INSTANCE_ID, KI_DP_RANK},
@@ -40,6 +43,44 @@ static void put_number(struct kv_buf *out, uint32_t *n, const char *key, uint64_
     (*n)++;
     kv_msgpack_put_str(out, key);
     kv_msgpack_put_u64(out, value);
+}
+
+/* Objects in the field that they came in. */
+static void put_objects(const struct ki_body *body, struct kv_buf *out, uint32_t *n)
+{
+    const struct ki_mm_object *o = (const struct ki_mm_object *)(const void *)body->mm_objects.data;
+    size_t n_objects = body->mm_objects.len / sizeof(*o);
+    bool infos = body->present & KI_BLOCK_MM_INFOS;
+    uint64_t blocks = n_objects ? o[n_objects - 1].start + 1 : 0; /* they come in order */
+
+    if (!(body->present & (KI_MM_OBJECTS | KI_BLOCK_MM_INFOS)))
+        return;
+    (*n)++;
+    kv_msgpack_put_str(out, infos ? "block_mm_infos" : "mm_objects");
+    kv_msgpack_put_array(out, (uint32_t)(infos ? blocks : n_objects));
+    for (size_t i = 0; !infos && i < n_objects; i++) {
+        kv_msgpack_put_map(out, 3);
+        kv_msgpack_put_str(out, "mm_hash");
+        kv_msgpack_put_u64(out, o[i].identity);
+        kv_msgpack_put_str(out, "offset");
+        kv_msgpack_put_u64(out, o[i].start);
+        kv_msgpack_put_str(out, "length");
+        kv_msgpack_put_u64(out, o[i].end - o[i].start);
+    }
+    for (uint64_t block = 0, i = 0; infos && block < blocks; block++) {
+        uint64_t first = i;
+
+        while (i < n_objects && o[i].start == block)
+            i++;
+        kv_msgpack_put_map(out, 1);
+        kv_msgpack_put_str(out, "mm_objects");
+        kv_msgpack_put_array(out, (uint32_t)(i - first));
+        for (; first < i; first++) {
+            kv_msgpack_put_map(out, 1);
+            kv_msgpack_put_str(out, "mm_hash");
+            kv_msgpack_put_u64(out, o[first].identity);
+        }
+    }
 }
 
 /* @body as msgpack, arrays as packed integers. */
@@ -71,6 +112,9 @@ static void write_again(const struct ki_body *body, struct kv_buf *out)
         kv_msgpack_put_str(&fields, "block_hashes");
         kv_msgpack_put_bin(&fields, body->block_hashes.data, body->block_hashes.len);
     }
+    if (body->present & KI_HASH_LOOKAHEAD)
+        put_number(&fields, &n, "hash_lookahead", body->hash_lookahead);
+    put_objects(body, &fields, &n);
     if (body->present & KI_EXPLAIN) {
         n++;
         kv_msgpack_put_str(&fields, "explain");
@@ -97,7 +141,7 @@ static void same(const struct ki_body *a, const struct ki_body *b)
 {
     require(a->present == b->present && a->explain == b->explain);
     require(a->instance_id == b->instance_id && a->block_size == b->block_size &&
-            a->dp_rank == b->dp_rank);
+            a->dp_rank == b->dp_rank && a->hash_lookahead == b->hash_lookahead);
     same_string(a->model_name, b->model_name);
     same_string(a->tenant_id, b->tenant_id);
     same_string(a->lora_name, b->lora_name);
@@ -107,6 +151,7 @@ static void same(const struct ki_body *a, const struct ki_body *b)
     same_string(a->url, b->url);
     same_array(&a->token_ids, &b->token_ids);
     same_array(&a->block_hashes, &b->block_hashes);
+    same_array(&a->mm_objects, &b->mm_objects);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -130,6 +175,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         require(ki_body_parse(KI_MEDIA_MSGPACK, (struct kv_str){text.data, text.len},
                               endpoints[e].required, endpoints[e].optional, &again, &error) == 0);
         same(&body, &again);
+        ki_mm_sort(&body.mm_objects, body.token_ids.len / sizeof(uint32_t));
     } else {
         require(rc == -EBADMSG || rc == -EINVAL);
         require(error.code == rc && error.text[0]);

@@ -36,6 +36,20 @@ static void reply_result(struct ki_reply *reply, int rc, unsigned status,
         ki_reply_error(reply, status_of(rc), "%s", error->text);
 }
 
+static int register_worker(struct ki_service *service, const struct ki_body *body,
+                           const struct ki_registration *registration, struct kv_error *error)
+{
+    int rc;
+
+    if (body->hash_lookahead > KI_MAX_LOOKAHEAD)
+        return kv_fail(error, -EINVAL, 0, "hash_lookahead is above %d", KI_MAX_LOOKAHEAD);
+    rc = ki_registry_register(service->registry, registration, error);
+    if (rc == 0 && (body->present & KI_HASH_LOOKAHEAD))
+        ki_registry_note_forms(service->registry, registration->model, registration->tenant,
+                               1u << body->hash_lookahead);
+    return rc;
+}
+
 void ki_api_register(void *arg, struct ki_request *request, struct ki_reply *reply)
 {
     struct ki_service *service = arg;
@@ -45,7 +59,9 @@ void ki_api_register(void *arg, struct ki_request *request, struct ki_reply *rep
     if (!scratch)
         return;
     if (ki_read_body(request, reply, KI_INSTANCE_ID | KI_ENDPOINT | KI_MODEL_NAME | KI_BLOCK_SIZE,
-                     KI_TENANT_ID | KI_DP_RANK | KI_REPLAY_ENDPOINT | KI_NUM_BLOCKS, scratch)) {
+                     KI_TENANT_ID | KI_DP_RANK | KI_REPLAY_ENDPOINT | KI_NUM_BLOCKS |
+                         KI_HASH_LOOKAHEAD,
+                     scratch)) {
         const struct ki_body *body = &scratch->body;
         const struct ki_registration registration = {
             .instance = body->instance_id,
@@ -62,8 +78,7 @@ void ki_api_register(void *arg, struct ki_request *request, struct ki_reply *rep
         if (!request->may_wait && ki_registry_is_leaving(service->registry, body->instance_id))
             reply->rerun = true;
         else
-            reply_result(reply, ki_registry_register(service->registry, &registration, &error), 201,
-                         &error);
+            reply_result(reply, register_worker(service, body, &registration, &error), 201, &error);
     }
     ki_scratch_give(service, scratch);
 }

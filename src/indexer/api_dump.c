@@ -176,6 +176,18 @@ static void write_key(struct dump *d, const struct ki_model *model, bool escaped
     kv_buf_fini(&key);
 }
 
+/* Lookaheads of the model's hashes, where there are others than 0. */
+static void write_forms(struct dump *d, uint32_t forms)
+{
+    if (!(forms & ~1u))
+        return;
+    kv_json_key(&d->w, "hash_lookahead");
+    kv_json_begin_array(&d->w);
+    for (; forms; forms &= forms - 1)
+        kv_json_put_u64(&d->w, (uint64_t)__builtin_ctz(forms));
+    kv_json_end_array(&d->w);
+}
+
 /* The watermarks are taken, and stand, before the events: the events are at least as new. */
 static int write_model(struct ki_service *service, struct dump *d, const struct ki_model *model,
                        bool escaped)
@@ -198,6 +210,7 @@ static int write_model(struct ki_service *service, struct dump *d, const struct 
     kv_json_put_str(&d->w, model->name);
     kv_json_key(&d->w, "tenant_id");
     kv_json_put_str(&d->w, model->tenant);
+    write_forms(d, ki_model_forms(model));
     write_watermarks(d, marks, n);
     kv_json_key(&d->w, "events");
     kv_json_begin_array(&d->w);

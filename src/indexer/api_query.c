@@ -4,7 +4,9 @@
 #include <inttypes.h>
 
 #include "base/json.h"
+#include "indexer/body_mm.h"
 #include "indexer/explain.h"
+#include "indexer/model.h"
 #include "indexer/service.h"
 #include "kv_event.h"
 
@@ -101,8 +103,6 @@ static char *put_instance(char *p, const struct kvi_match *m, size_t n, uint64_t
     p += kv_u64_text(p, best[KV_TIER_DEVICE]);
     p = LITERAL(p, ",\"dp\":{");
     for (size_t i = 0; i < n; i++) {
-        if (m[i].reach[KV_TIER_DEVICE] == 0)
-            continue;
         *p = ',';
         p = put_key(p + comma, m[i].holder.rank);
         p += kv_u64_text(p, m[i].reach[KV_TIER_DEVICE] * block_size);
@@ -149,18 +149,14 @@ static uint32_t longest(const struct kvi_matches *matches)
     return n;
 }
 
-/* @hashes are the prompt's; @ask carries what explain needs to know about the request. */
+/* The matches are scratch->lookup's; @ask carries what explain needs to know about the request. */
 static void answer(struct ki_service *service, const struct ki_model *model,
                    struct ki_scratch *scratch, const struct ki_explain_ask *ask,
                    struct ki_reply *reply)
 {
-    struct kvi_matches *matches = &scratch->matches;
+    struct kvi_matches *matches = &scratch->lookup.matches;
     struct kv_json_writer w;
 
-    if (kvi_find(model->index, ask->hashes, ask->n, matches) < 0) {
-        ki_reply_error(reply, 500, "out of memory");
-        return;
-    }
     sort(matches);
     ki_telemetry_query(service->telemetry, ask->n, longest(matches));
     kv_json_writer_init(&w, &reply->body);
@@ -202,19 +198,37 @@ static uint64_t seed_of(const struct ki_body *body)
 static void query_tokens(struct ki_service *service, const struct ki_model *model,
                          struct ki_scratch *scratch, struct ki_reply *reply)
 {
-    const struct kv_buf *tokens = &scratch->body.token_ids;
-    const uint32_t *ids = (const uint32_t *)(const void *)tokens->data;
-    size_t n = tokens->len / sizeof(uint32_t);
-    struct ki_explain_ask ask = {.tokens = ids, .n_tokens = n, .body = &scratch->body};
+    struct ki_lookup *lookup = &scratch->lookup;
+    struct kv_buf *objects = &scratch->body.mm_objects;
+    struct ki_prompt prompt = {
+        .tokens = (const uint32_t *)(const void *)scratch->body.token_ids.data,
+        .n = scratch->body.token_ids.len / sizeof(uint32_t),
+        .seed = seed_of(&scratch->body),
+        .block_size = model->block_size,
+        .forms = ki_model_forms(model),
+    };
+    struct ki_explain_ask ask = {
+        .tokens = prompt.tokens, .n_tokens = prompt.n, .body = &scratch->body};
+    const char *problem = objects->len ? ki_mm_sort(objects, prompt.n) : NULL;
+    int rc;
 
-    kv_buf_clear(&scratch->hashes);
-    if (kv_buf_reserve(&scratch->hashes, (n / model->block_size + 1) * sizeof(uint64_t)) < 0) {
-        ki_reply_error(reply, 503, "out of memory");
+    if (problem) {
+        ki_reply_error(reply, 422, "%s", problem);
         return;
     }
-    ask.hashes = (uint64_t *)(void *)scratch->hashes.data;
-    ask.n = kve_hash_tokens(seed_of(&scratch->body), ids, n, model->block_size, false,
-                            (uint64_t *)(void *)scratch->hashes.data);
+    prompt.objects = (const struct ki_mm_object *)(const void *)objects->data;
+    prompt.n_objects = objects->len / sizeof(struct ki_mm_object);
+    rc = ki_lookup_prompt(lookup, model->index, &prompt);
+    if (rc < 0) {
+        if (rc == -E2BIG)
+            ki_reply_error(reply, 422, "more than 256 multimodal objects in one block");
+        else
+            ki_reply_error(reply, 503, "out of memory");
+        return;
+    }
+    ask.hashes = (const uint64_t *)(const void *)lookup->hashes.data;
+    ask.n = lookup->n_blocks;
+    ask.lookahead = lookup->lookahead;
     answer(service, model, scratch, &ask, reply);
 }
 
@@ -227,7 +241,9 @@ void ki_api_query(void *arg, struct ki_request *request, struct ki_reply *reply)
     if (!scratch)
         return;
     if (ki_read_body(request, reply, KI_TOKEN_IDS | KI_MODEL_NAME,
-                     KI_TENANT_ID | KI_LORA_NAME | KI_CACHE_SALT | KI_EXPLAIN, scratch)) {
+                     KI_TENANT_ID | KI_LORA_NAME | KI_CACHE_SALT | KI_EXPLAIN | KI_MM_OBJECTS |
+                         KI_BLOCK_MM_INFOS,
+                     scratch)) {
         model = find_model(service, &scratch->body, reply);
         if (model) {
             query_tokens(service, model, scratch, reply);
@@ -257,7 +273,10 @@ static void query_hashes(struct ki_service *service, struct ki_scratch *scratch,
     model = find_model(service, body, reply);
     if (!model)
         return;
-    answer(service, model, scratch, &ask, reply);
+    if (kvi_find(model->index, ask.hashes, ask.n, &scratch->lookup.matches) < 0)
+        ki_reply_error(reply, 500, "out of memory");
+    else
+        answer(service, model, scratch, &ask, reply);
     ki_model_release(model);
 }
 

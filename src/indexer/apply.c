@@ -35,9 +35,13 @@ bool ki_applier_note_rank(struct ki_applier *a, uint32_t rank)
     return true;
 }
 
-int ki_applier_init(struct ki_applier *a, uint64_t instance, uint32_t rank, uint32_t block_size)
+int ki_applier_init(struct ki_applier *a, uint64_t instance, uint32_t rank, uint32_t block_size,
+                    bool ignore_mm_keys)
 {
-    struct kve_reader_opts opts = {.size = sizeof(opts), .block_size = block_size, .rank = rank};
+    struct kve_reader_opts opts = {.size = sizeof(opts),
+                                   .block_size = block_size,
+                                   .rank = rank,
+                                   .ignore_mm_keys = ignore_mm_keys};
     int rc;
 
     memset(a, 0, sizeof(*a));
@@ -223,6 +227,8 @@ enum ki_applied ki_applier_apply(struct ki_applier *a, struct kvi_index *index, 
             result = KI_APPLIED_PART;
             continue;
         }
+        if (op->type == KVE_OP_STORE)
+            a->forms |= 1u << op->lookahead;
         if (i >= chained) {
             size_t k = may_tell_again(op) ? 1 : count_chained(op, batch.n_ops - i);
 

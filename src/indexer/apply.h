@@ -32,11 +32,13 @@ struct ki_applier {
         bool full;
     } last;
     bool tells_again; /* blocks that it has, from the root: see apply.c */
+    uint32_t forms; /* bit 1 << lookahead of each form in which its blocks were hashed */
     struct ki_apply_stats stats;
     struct ki_event_counts counts; /* of the batch being applied */
 };
 
-int ki_applier_init(struct ki_applier *a, uint64_t instance, uint32_t rank, uint32_t block_size);
+int ki_applier_init(struct ki_applier *a, uint64_t instance, uint32_t rank, uint32_t block_size,
+                    bool ignore_mm_keys);
 void ki_applier_fini(struct ki_applier *a);
 
 /** @rank's blocks are this stream's: a purge forgets them. False at the bound or out of memory. */

@@ -6,9 +6,10 @@
 #include <strings.h>
 
 #include "base/msgpack.h"
+#include "indexer/body_mm.h"
 #include "indexer/body_msgpack.h"
 
-enum type { U32, U64, BOOL, STRING, LONG_STRING, U32S, BITS64S };
+enum type { U32, U64, BOOL, STRING, LONG_STRING, U32S, BITS64S, MM_OBJECTS, MM_INFOS };
 
 static const struct field {
     const char *name;
@@ -31,6 +32,9 @@ static const struct field {
     {"lora_name", STRING, KI_LORA_NAME, offsetof(struct ki_body, lora_name)},
     {"cache_salt", STRING, KI_CACHE_SALT, offsetof(struct ki_body, cache_salt)},
     {"explain", BOOL, KI_EXPLAIN, offsetof(struct ki_body, explain)},
+    {"mm_objects", MM_OBJECTS, KI_MM_OBJECTS, offsetof(struct ki_body, mm_objects)},
+    {"block_mm_infos", MM_INFOS, KI_BLOCK_MM_INFOS, offsetof(struct ki_body, mm_objects)},
+    {"hash_lookahead", U32, KI_HASH_LOOKAHEAD, offsetof(struct ki_body, hash_lookahead)},
     {"url", LONG_STRING, KI_URL, offsetof(struct ki_body, url)},
 };
 
@@ -50,6 +54,7 @@ void ki_body_fini(struct ki_body *body)
 {
     kv_buf_fini(&body->token_ids);
     kv_buf_fini(&body->block_hashes);
+    kv_buf_fini(&body->mm_objects);
     kv_buf_fini(&body->strings);
     kv_buf_fini(&body->unescaped);
 }
@@ -176,6 +181,18 @@ static void read_bits64s(struct reading *r, struct kv_buf *ret)
         ki_msgpack_bits64s(ret, &r->msgpack);
 }
 
+static void read_mm(struct reading *r, bool infos)
+{
+    struct ki_body *body = r->body;
+
+    if (body->present & (KI_MM_OBJECTS | KI_BLOCK_MM_INFOS))
+        fail(r, "mm_objects and block_mm_infos are given both");
+    else if (r->is_json)
+        ki_mm_read_json(&r->json, infos, &body->unescaped, &body->mm_objects);
+    else
+        ki_mm_read_msgpack(&r->msgpack, infos, &body->mm_objects);
+}
+
 /* An optional field may be null: as if it weren't there. */
 static bool skip_null(struct reading *r, const struct field *field)
 {
@@ -211,6 +228,10 @@ static void read_value(struct reading *r, const struct field *field)
         break;
     case BITS64S:
         read_bits64s(r, at(r, field));
+        break;
+    case MM_OBJECTS:
+    case MM_INFOS:
+        read_mm(r, field->type == MM_INFOS);
         break;
     }
     r->body->present |= field->bit;
@@ -268,13 +289,15 @@ static int parse_msgpack(struct reading *r, struct kv_str text)
 static void reset(struct ki_body *body)
 {
     struct kv_buf tokens = body->token_ids, hashes = body->block_hashes;
-    struct kv_buf strings = body->strings, unescaped = body->unescaped;
+    struct kv_buf strings = body->strings, unescaped = body->unescaped, mm = body->mm_objects;
 
     memset(body, 0, sizeof(*body));
     kv_buf_clear(&tokens);
     kv_buf_clear(&hashes);
     kv_buf_clear(&strings);
     kv_buf_clear(&unescaped);
+    kv_buf_clear(&mm);
+    body->mm_objects = mm;
     body->token_ids = tokens;
     body->block_hashes = hashes;
     body->strings = strings;
@@ -297,7 +320,7 @@ int ki_body_parse(enum ki_media media, struct kv_str text, uint32_t required, ui
     if (kv_buf_reserve(&ret->strings, 16 * (KI_MAX_NAME + 1)) < 0)
         return kv_fail(error, -ENOMEM, 0, "out of memory");
     rc = r.is_json ? parse_json(&r, text) : parse_msgpack(&r, text);
-    if (rc == 0 && (ret->token_ids.error || ret->block_hashes.error))
+    if (rc == 0 && (ret->token_ids.error || ret->block_hashes.error || ret->mm_objects.error))
         rc = kv_fail(error, -ENOMEM, 0, "out of memory");
     if (rc == 0 && ret->routing_group) {
         ret->tenant_id = ret->routing_group;

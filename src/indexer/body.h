@@ -34,19 +34,23 @@ enum ki_field {
     KI_EXPLAIN = 1 << 11,
     KI_URL = 1 << 12,
     KI_NUM_BLOCKS = 1 << 14,
+    KI_MM_OBJECTS = 1 << 15,
+    KI_BLOCK_MM_INFOS = 1 << 16,
+    KI_HASH_LOOKAHEAD = 1 << 17,
     KI_ROUTING_GROUP = 1 << 13, /* ki_body_parse's own: read into tenant_id */
 };
 
 /** What was read; reused from one request to the next. Zero-initialise. Thread-confined. */
 struct ki_body {
     uint32_t present; /* enum ki_field bits: there and not null */
-    uint64_t instance_id, block_size, num_blocks, dp_rank;
+    uint64_t instance_id, block_size, num_blocks, dp_rank, hash_lookahead;
     bool explain;
     /* C strings, NULL when absent; they live until the next parse. */
     const char *endpoint, *replay_endpoint, *model_name, *tenant_id, *lora_name, *cache_salt, *url,
         *routing_group;
     struct kv_buf token_ids;          /* raw uint32_t */
     struct kv_buf block_hashes;       /* raw uint64_t */
+    struct kv_buf mm_objects;         /* raw struct ki_mm_object, in the order of the request */
     struct kv_buf strings, unescaped; /* the parser's own */
 };
 void ki_body_fini(struct ki_body *body);

@@ -282,6 +282,10 @@ static void read_field(struct ki_dump_reader *reader, struct kv_json *json,
 {
     if (kv_str_eq(key, "block_size")) {
         m->block_size = (uint32_t)kv_json_u64(json, UINT32_MAX);
+    } else if (kv_str_eq(key, "hash_lookahead")) {
+        kv_json_array(json);
+        while (kv_json_next_item(json))
+            m->forms |= 1u << kv_json_u64(json, KI_MAX_LOOKAHEAD);
     } else if (kv_str_eq(key, "events")) {
         read_events(reader, json, m);
     } else if (kv_str_eq(key, "model_name") && !m->name) {

@@ -48,7 +48,7 @@ static bool first_block_matches(const struct ki_model *model, const struct ki_ex
                                 const char *lora, const char *salt)
 {
     uint64_t seed = kve_seed(lora, lora ? strlen(lora) : 0, salt, salt ? strlen(salt) : 0);
-    uint64_t hash = kve_hash_block(seed, ask->tokens, model->block_size, NULL, 0);
+    uint64_t hash = kve_hash_block(seed, ask->tokens, model->block_size + ask->lookahead, NULL, 0);
     struct kvi_matches matches = {0};
     bool found = kvi_find(model->index, &hash, 1, &matches) == 0 && matches.n > 0;
 

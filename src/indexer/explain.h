@@ -19,6 +19,7 @@ struct ki_explain_ask {
     size_t n;
     const uint32_t *tokens; /* NULL for /query_by_hash */
     size_t n_tokens;
+    uint32_t lookahead; /* of the hashes */
     const struct ki_body *body;
 };
 

@@ -71,7 +71,8 @@ int ki_listener_create(struct ki_listener_env *env, const struct ki_registration
     ki_target_init(&l->target, l->endpoint);
     ki_target_init(&l->replay_target, l->replay_endpoint);
     ki_stream_init(&l->stream, &opts);
-    rc = ki_applier_init(&l->applier, l->instance, l->rank, model->block_size);
+    rc = ki_applier_init(&l->applier, l->instance, l->rank, model->block_size,
+                         l->env->ignore_mm_keys);
     if (rc < 0)
         goto fail;
     l->model = model;
@@ -355,6 +356,7 @@ static void write_index(struct ki_listener *l, unsigned steps, const void *paylo
         ki_stream_mark_whole(&l->stream);
         break;
     }
+    ki_model_note_forms(l->model, l->applier.forms);
     judge(l, now_ns);
 }
 

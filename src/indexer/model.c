@@ -29,8 +29,11 @@ int ki_model_create(const char *name, const char *tenant, uint32_t block_size,
     }
     memcpy(m->text, name, name_bytes);
     memcpy(m->text + name_bytes, tenant, tenant_bytes);
-    m->shown = (struct ki_model){
-        .name = m->text, .tenant = m->text + name_bytes, .block_size = block_size, .index = index};
+    m->shown.name = m->text;
+    m->shown.tenant = m->text + name_bytes;
+    m->shown.block_size = block_size;
+    m->shown.index = index;
+    atomic_init(&m->shown.forms, 0);
     atomic_init(&m->refs, 1);
     *ret = &m->shown;
     return 0;
@@ -54,6 +57,17 @@ void ki_model_release(struct ki_model *model)
         return;
     kvi_destroy(m->shown.index);
     free(m);
+}
+
+void ki_model_note_forms(struct ki_model *model, uint32_t forms)
+{
+    if (forms & ~atomic_load_explicit(&model->forms, memory_order_relaxed))
+        atomic_fetch_or_explicit(&model->forms, forms, memory_order_relaxed);
+}
+
+uint32_t ki_model_forms(const struct ki_model *model)
+{
+    return atomic_load_explicit(&model->forms, memory_order_relaxed);
 }
 
 int ki_model_compare(const struct ki_model *model, const char *name, const char *tenant)

@@ -67,6 +67,10 @@ static const struct kv_arg arguments[] = {
     {"backlog-memory", KV_ARG_SIZE, AT(backlog_memory), "SIZE",
      "Events that wait for replays, of all streams; one may have a quarter (default 256MiB).",
      4u << 20, UINT64_MAX, NULL, false},
+    {"ignore-mm-keys", KV_ARG_FLAG, AT(ignore_mm_keys), NULL,
+     "Leave images that events name in extra_keys out of block hashes, as Dynamo 1.6 does. Prompts "
+     "that differ in their images alone then match.",
+     0, 0, NULL, false},
     {"recovery-memory", KV_ARG_SIZE, AT(recovery_memory), "SIZE",
      "Pass a peer over whose state takes more memory than this (default: half of the machine's).",
      1u << 20, UINT64_MAX, NULL, false},

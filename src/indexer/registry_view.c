@@ -17,6 +17,16 @@ struct ki_model *ki_registry_model(struct ki_registry *registry, const char *nam
     return model;
 }
 
+void ki_registry_note_forms(struct ki_registry *registry, const char *name, const char *tenant,
+                            uint32_t forms)
+{
+    struct ki_model *model = ki_registry_model(registry, name, tenant);
+
+    if (model)
+        ki_model_note_forms(model, forms);
+    ki_model_release(model);
+}
+
 long ki_registry_models(struct ki_registry *registry, struct ki_model ***ret)
 {
     struct ki_model **models;

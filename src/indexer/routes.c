@@ -57,15 +57,22 @@ static void trim(struct kv_buf *buf)
         kv_buf_fini(buf);
 }
 
+static void trim_matches(struct kvi_matches *matches)
+{
+    if (matches->scratch_bytes + matches->capacity * sizeof(struct kvi_match) > (4u << 20))
+        kvi_matches_fini(matches);
+}
+
 void ki_scratch_give(struct ki_service *service, struct ki_scratch *scratch)
 {
     trim(&scratch->body.token_ids);
     trim(&scratch->body.block_hashes);
     trim(&scratch->body.unescaped);
-    trim(&scratch->hashes);
-    if (scratch->matches.scratch_bytes + scratch->matches.capacity * sizeof(struct kvi_match) >
-        (4u << 20))
-        kvi_matches_fini(&scratch->matches);
+    trim(&scratch->body.mm_objects);
+    trim(&scratch->lookup.hashes);
+    trim(&scratch->lookup.other_hashes);
+    trim_matches(&scratch->lookup.matches);
+    trim_matches(&scratch->lookup.others);
     pthread_mutex_lock(&service->lock);
     scratch->next = service->scratch;
     service->scratch = scratch;

@@ -418,6 +418,7 @@ static int create_parts(struct ki_service *service, const struct ki_route *route
         .backlog_bytes = o->backlog_memory,
         .worker_blocks = o->worker_blocks,
         .max_blocks = o->max_blocks,
+        .ignore_mm_keys = o->ignore_mm_keys,
         .start_held = true,
         .drained = &signal_wake,
     };
@@ -453,8 +454,7 @@ static void destroy_parts(struct ki_service *service)
 
         service->scratch = scratch->next;
         ki_body_fini(&scratch->body);
-        kv_buf_fini(&scratch->hashes);
-        kvi_matches_fini(&scratch->matches);
+        ki_lookup_fini(&scratch->lookup);
         free(scratch);
     }
     pthread_mutex_destroy(&service->lock);

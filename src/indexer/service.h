@@ -15,6 +15,7 @@
 #include "indexer/body.h"
 #include "indexer/follow.h"
 #include "indexer/http.h"
+#include "indexer/lookup.h"
 #include "indexer/options.h"
 #include "indexer/peers.h"
 #include "indexer/registry.h"
@@ -23,8 +24,7 @@
 /** What one request needs besides its body; reused, so that the hot path allocates nothing. */
 struct ki_scratch {
     struct ki_body body;
-    struct kv_buf hashes; /* raw uint64_t */
-    struct kvi_matches matches;
+    struct ki_lookup lookup;
     struct ki_scratch *next;
 };
 

@@ -295,6 +295,54 @@ def test_tiers():
         wait_until(lambda: indexer.query(tokens)["scores"] == {}, what="removal")
 
 
+def test_tiers_by_rank():
+    with Indexer() as indexer, Publisher() as engine:
+        indexer.register(7, engine, block_size=4)
+        hashes, tokens = chain(3, 2)
+        engine.store(hashes, tokens, block_size=4)
+        engine.store(hashes, tokens, block_size=4, rank=1, medium="CPU")
+        wait_until(lambda: indexer.query(tokens)["instances"].get("7", {}).get("dp") == {"0": 8, "1": 0}, what="both ranks")
+
+
+def test_images():
+    with Indexer() as indexer, Publisher() as engine:
+        indexer.register(1, engine, block_size=4)
+        hashes, tokens = chain(1, 3)
+        engine.store(hashes, tokens, block_size=4, extra_keys=[None, [["cat", 1]], [["cat", -3]]])
+        cat = [{"id": "cat", "offset": 5, "length": 4}]
+        indexer.wait_score(tokens, 1, 12, mm_objects=cat)
+        equal(indexer.query(tokens)["scores"], {"1": {"0": 4}}, "without the image")
+        equal(indexer.query(tokens, mm_objects=[{"id": "dog", "offset": 5, "length": 4}])["scores"], {"1": {"0": 4}}, "another image")
+        identity = 7
+        engine.store([91], tokens[:4], block_size=4, block_mm_infos=[{"mm_objects": [{"mm_hash": identity, "offsets": [[0, 2]]}]}])
+        indexer.wait_score(tokens[:4], 1, 4, block_mm_infos=[{"mm_objects": [{"mm_hash": identity}]}])
+        for bad in ([{"id": "cat"}], [{"id": "cat", "offset": 11, "length": 2}], cat + cat, 7):
+            equal(indexer.post("/query", {"model_name": MODEL, "token_ids": tokens, "mm_objects": bad}).status, 422, bad)
+
+
+def test_lookahead():
+    """Workers that hash the tokens behind each block, beside one that doesn't: one question to both."""
+    with Indexer() as one, Publisher() as plain, Publisher() as eagle, Publisher() as bigram:
+        hashes, tokens = chain(1, 4)
+        for worker, engine in ((1, plain), (2, eagle), (3, bigram)):
+            one.register(worker, engine, block_size=4)
+        plain.store(hashes, tokens, block_size=4)
+        eagle.store(hashes[:3], tokens[:12], block_size=4, lookahead_token_ids=[[tokens[4]], [tokens[8]], [tokens[12]]])
+        bigram.store(hashes[:3], [list(pair) for pair in zip(tokens, tokens[1:13])], block_size=4)
+        for worker, score in ((1, 16), (2, 12), (3, 12)):
+            one.wait_score(tokens, worker, score)
+        other = tokens[:12] + [77] + tokens[13:]
+        equal(one.query(other)["scores"], {"1": {"0": 12}, "2": {"0": 8}, "3": {"0": 8}}, "another token behind block 3")
+        equal(one.query(tokens[:12])["scores"], {"1": {"0": 12}, "2": {"0": 8}, "3": {"0": 8}}, "no token behind block 3")
+        equal(one.dump()["m:default"]["hash_lookahead"], [0, 1])
+        with Indexer("--peers", one.url) as two:
+            equal(two.query(tokens)["scores"], one.query(tokens)["scores"], "a replica")
+        body = {"instance_id": 9, "endpoint": plain.endpoint, "model_name": MODEL, "block_size": 4, "dp_rank": 0}
+        equal(one.post("/register", dict(body, hash_lookahead=32)).status, 400)
+        equal(one.post("/register", dict(body, hash_lookahead=3)).status, 201)
+        equal(one.dump()["m:default"]["hash_lookahead"], [0, 1, 3])
+
+
 def test_query_by_hash():
     with Indexer() as indexer, Publisher() as engine:
         indexer.register(1, engine, block_size=4)

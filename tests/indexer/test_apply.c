@@ -99,7 +99,7 @@ static void side_init(struct side *side)
 {
     memset(side, 0, sizeof(*side));
     assert_int_equal(kvi_create(NULL, &side->index), 0);
-    assert_int_equal(ki_applier_init(&side->applier, 7, 0, BLOCK_SIZE), 0);
+    assert_int_equal(ki_applier_init(&side->applier, 7, 0, BLOCK_SIZE, false), 0);
 }
 
 static void side_fini(struct side *side)

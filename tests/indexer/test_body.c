@@ -3,6 +3,10 @@
 
 #include "base/msgpack.h"
 #include "base/unit.h"
+#include "event/pack.h"
+#include "indexer/body_mm.h"
+#include "indexer/lookup.h"
+#include "kv_event.h"
 
 static struct ki_body body;
 static struct kv_error error;
@@ -325,6 +329,107 @@ static void bad_msgpack(void **state)
     }
 }
 
+#define MM (KI_MM_OBJECTS | KI_BLOCK_MM_INFOS)
+#define WITH_MM(field) "{\"token_ids\":[1],\"model_name\":\"m\"," field "}"
+
+static const struct ki_mm_object *objects(size_t n)
+{
+    assert_int_equal(body.mm_objects.len, n * sizeof(struct ki_mm_object));
+    return (const struct ki_mm_object *)(const void *)body.mm_objects.data;
+}
+
+static void expect_object(const struct ki_mm_object *o, uint64_t identity, uint64_t start,
+                          uint64_t end)
+{
+    assert_true(o->identity == identity);
+    assert_true(o->start == start);
+    assert_true(o->end == end);
+}
+
+static void images(void **state)
+{
+    const struct ki_mm_object *o;
+
+    (void)state;
+    assert_int_equal(json(WITH_MM("\"mm_objects\":[{\"id\":\"cat\",\"offset\":9,\"length\":4,"
+                                  "\"kind\":\"image\"},{\"length\":2,\"mm_hash\":-1,"
+                                  "\"offset\":3}]"),
+                          QUERY, MM),
+                     0);
+    o = objects(2);
+    expect_object(&o[0], kve_mm_identity("cat", 3), 9, 13);
+    expect_object(&o[1], UINT64_MAX, 3, 5);
+    assert_null(ki_mm_sort(&body.mm_objects, 13));
+    expect_object(&objects(2)[0], UINT64_MAX, 3, 5);
+    assert_non_null(ki_mm_sort(&body.mm_objects, 12));
+    assert_int_equal(json(WITH_MM("\"block_mm_infos\":[null,{\"mm_objects\":[{\"mm_hash\":42,"
+                                  "\"offsets\":[[0,2]]},{\"mm_hash\":7}]},{}]"),
+                          QUERY, MM),
+                     0);
+    o = objects(2);
+    expect_object(&o[0], 42, 1, 0);
+    expect_object(&o[1], 7, 1, 0);
+    assert_null(ki_mm_sort(&body.mm_objects, 1));
+    assert_int_equal(json(WITH_MM("\"mm_objects\":null"), QUERY, MM), 0);
+    assert_int_equal(json(WITH_MM("\"mm_objects\":[{\"id\":\"a\",\"offset\":0,\"length\":5},"
+                                  "{\"id\":\"b\",\"offset\":4,\"length\":1}]"),
+                          QUERY, MM),
+                     0);
+    assert_non_null(ki_mm_sort(&body.mm_objects, 100)); /* they overlap */
+}
+
+static void bad_images(void **state)
+{
+    static const char *const bad[] = {
+        "\"mm_objects\":7",
+        "\"mm_objects\":[7]",
+        "\"mm_objects\":[null]",
+        "\"mm_objects\":[{}]",
+        "\"mm_objects\":[{\"id\":\"a\",\"offset\":1}]",
+        "\"mm_objects\":[{\"id\":\"a\",\"length\":1}]",
+        "\"mm_objects\":[{\"id\":\"a\",\"offset\":1,\"length\":0}]",
+        "\"mm_objects\":[{\"id\":\"\",\"offset\":1,\"length\":1}]",
+        "\"mm_objects\":[{\"id\":7,\"offset\":1,\"length\":1}]",
+        "\"mm_objects\":[{\"id\":\"a\",\"offset\":-1,\"length\":1}]",
+        "\"mm_objects\":[{\"id\":\"a\",\"offset\":4294967296,\"length\":1}]",
+        "\"mm_objects\":[],\"block_mm_infos\":[]",
+        "\"block_mm_infos\":[7]",
+        "\"block_mm_infos\":[{\"mm_objects\":[{\"offsets\":[]}]}]",
+        "\"block_mm_infos\":{}",
+    };
+    char text[300];
+
+    (void)state;
+    for (size_t i = 0; i < KV_COUNT(bad); i++) {
+        snprintf(text, sizeof(text), WITH_MM("%s"), bad[i]);
+        if (json(text, QUERY, MM) != -EINVAL)
+            fail_msg("case %zu: %s", i, bad[i]);
+    }
+}
+
+static void packed_images(void **state)
+{
+    struct kv_buf text = KV_BUF_INIT;
+
+    (void)state;
+    pack(&text, "{'token_ids': [1], 'model_name': 'm', 'mm_objects': "
+                "[{'id': 'cat', 'offset': 9, 'length': 4, 'more': [1]}]}");
+    assert_int_equal(packed(&text, QUERY, MM), 0);
+    expect_object(objects(1), kve_mm_identity("cat", 3), 9, 13);
+    kv_buf_clear(&text);
+    pack(&text, "{'token_ids': [1], 'model_name': 'm', 'block_mm_infos': "
+                "[nil, {'mm_objects': [{'mm_hash': -1, 'offsets': []}], 'x': 1}]}");
+    assert_int_equal(packed(&text, QUERY, MM), 0);
+    expect_object(objects(1), UINT64_MAX, 1, 0);
+    kv_buf_clear(&text);
+    pack(&text, "{'token_ids': [1], 'model_name': 'm', 'mm_objects': [{'id': 7}]}");
+    assert_int_equal(packed(&text, QUERY, MM), -EINVAL);
+    kv_buf_clear(&text);
+    pack(&text, "{'token_ids': [1], 'model_name': 'm', 'mm_objects': {'id': 7}}");
+    assert_int_equal(packed(&text, QUERY, MM), -EINVAL);
+    kv_buf_fini(&text);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -337,6 +442,9 @@ int main(void)
         cmocka_unit_test_teardown(long_strings_are_refused, teardown),
         cmocka_unit_test_teardown(msgpack_arrays_and_packed_integers, teardown),
         cmocka_unit_test_teardown(bad_msgpack, teardown),
+        cmocka_unit_test_teardown(images, teardown),
+        cmocka_unit_test_teardown(bad_images, teardown),
+        cmocka_unit_test_teardown(packed_images, teardown),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "indexer/body_mm.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "indexer/body_msgpack.h"
+#include "indexer/lookup.h"
+#include "kv_event.h"
+
+/* One object while it is read: which of its members have come. */
+struct object {
+    struct ki_mm_object value;
+    bool has_identity, has_offset, has_length;
+    uint64_t length;
+};
+
+/* @block: the block it belongs to, or -1 for one with offset and length. NULL, or what is missing. */
+static const char *finish(struct object *object, int64_t block, struct kv_buf *ret)
+{
+    if (!object->has_identity)
+        return "an object without id or mm_hash";
+    if (block < 0 && (!object->has_offset || !object->has_length || !object->length))
+        return "an object without offset or length";
+    object->value.start = block < 0 ? object->value.start : (uint64_t)block;
+    object->value.end = block < 0 ? object->value.start + object->length : 0;
+    kv_buf_append(ret, &object->value, sizeof(object->value));
+    return NULL;
+}
+
+static void set_id(struct object *object, struct kv_str id)
+{
+    object->has_identity |= id.len > 0;
+    object->value.identity = kve_mm_identity(id.p, id.len);
+}
+
+/* -- JSON -------------------------------------------------------------------------------------- */
+
+static void read_object_json(struct kv_json *json, int64_t block, struct kv_buf *unescaped,
+                             struct kv_buf *ret)
+{
+    struct object object = {.length = 0};
+    const char *problem;
+    struct kv_str key;
+
+    kv_json_object(json);
+    while (kv_json_next_key(json, &key)) {
+        if (kv_str_eq(key, "id")) {
+            set_id(&object, kv_json_str(json, unescaped));
+        } else if (kv_str_eq(key, "mm_hash")) {
+            object.value.identity = kv_json_bits64(json);
+            object.has_identity = true;
+        } else if (kv_str_eq(key, "offset") && block < 0) {
+            object.value.start = kv_json_u64(json, UINT32_MAX);
+            object.has_offset = true;
+        } else if (kv_str_eq(key, "length") && block < 0) {
+            object.length = kv_json_u64(json, UINT32_MAX);
+            object.has_length = true;
+        } else {
+            kv_json_skip(json);
+        }
+    }
+    if (kv_json_failed(json))
+        return;
+    problem = finish(&object, block, ret);
+    if (problem)
+        kv_json_fail(json, -EINVAL, problem);
+}
+
+static void read_list_json(struct kv_json *json, int64_t block, struct kv_buf *unescaped,
+                           struct kv_buf *ret)
+{
+    kv_json_array(json);
+    while (kv_json_next_item(json))
+        read_object_json(json, block, unescaped, ret);
+}
+
+void ki_mm_read_json(struct kv_json *json, bool infos, struct kv_buf *unescaped, struct kv_buf *ret)
+{
+    struct kv_str key;
+
+    if (!infos) {
+        read_list_json(json, -1, unescaped, ret);
+        return;
+    }
+    kv_json_array(json);
+    for (int64_t block = 0; kv_json_next_item(json); block++) {
+        if (kv_json_null(json))
+            continue;
+        kv_json_object(json);
+        while (kv_json_next_key(json, &key)) {
+            if (kv_str_eq(key, "mm_objects"))
+                read_list_json(json, block, unescaped, ret);
+            else
+                kv_json_skip(json);
+        }
+    }
+}
+
+/* -- msgpack ----------------------------------------------------------------------------------- */
+
+static uint32_t enter_map(struct kv_msgpack *m)
+{
+    return ki_msgpack_expect(m, kv_msgpack_peek(m) == KV_MSGPACK_MAP, "expected a map")
+               ? kv_msgpack_map(m)
+               : 0;
+}
+
+static uint32_t enter_array(struct kv_msgpack *m)
+{
+    return ki_msgpack_expect(m, kv_msgpack_peek(m) == KV_MSGPACK_ARRAY, "expected an array")
+               ? kv_msgpack_array(m)
+               : 0;
+}
+
+static uint64_t read_bits64(struct kv_msgpack *m)
+{
+    enum kv_msgpack_type type = kv_msgpack_peek(m);
+    bool fits = type == KV_MSGPACK_UINT || type == KV_MSGPACK_INT;
+
+    return ki_msgpack_expect(m, fits, "expected an integer") ? kv_msgpack_bits64(m) : 0;
+}
+
+static void read_object_msgpack(struct kv_msgpack *m, int64_t block, struct kv_buf *ret)
+{
+    struct object object = {.length = 0};
+    const char *problem;
+
+    for (uint32_t n = enter_map(m); n && !kv_msgpack_failed(m); n--) {
+        struct kv_str key = ki_msgpack_str(m);
+
+        if (kv_str_eq(key, "id")) {
+            set_id(&object, ki_msgpack_str(m));
+        } else if (kv_str_eq(key, "mm_hash")) {
+            object.value.identity = read_bits64(m);
+            object.has_identity = true;
+        } else if (kv_str_eq(key, "offset") && block < 0) {
+            object.value.start = ki_msgpack_uint(m, UINT32_MAX);
+            object.has_offset = true;
+        } else if (kv_str_eq(key, "length") && block < 0) {
+            object.length = ki_msgpack_uint(m, UINT32_MAX);
+            object.has_length = true;
+        } else {
+            kv_msgpack_skip(m);
+        }
+    }
+    if (kv_msgpack_failed(m))
+        return;
+    problem = finish(&object, block, ret);
+    if (problem)
+        kv_msgpack_fail(m, -EINVAL, problem);
+}
+
+static void read_list_msgpack(struct kv_msgpack *m, int64_t block, struct kv_buf *ret)
+{
+    for (uint32_t n = enter_array(m); n && !kv_msgpack_failed(m); n--)
+        read_object_msgpack(m, block, ret);
+}
+
+void ki_mm_read_msgpack(struct kv_msgpack *m, bool infos, struct kv_buf *ret)
+{
+    int64_t block = 0;
+
+    if (!infos) {
+        read_list_msgpack(m, -1, ret);
+        return;
+    }
+    for (uint32_t n = enter_array(m); n && !kv_msgpack_failed(m); n--, block++) {
+        if (kv_msgpack_nil(m))
+            continue;
+        for (uint32_t k = enter_map(m); k && !kv_msgpack_failed(m); k--) {
+            if (kv_str_eq(ki_msgpack_str(m), "mm_objects"))
+                read_list_msgpack(m, block, ret);
+            else
+                kv_msgpack_skip(m);
+        }
+    }
+}
+
+/* -- order ------------------------------------------------------------------------------------- */
+
+static int by_start(const void *a, const void *b)
+{
+    const struct ki_mm_object *x = a, *y = b;
+
+    return (x->start > y->start) - (x->start < y->start);
+}
+
+const char *ki_mm_sort(struct kv_buf *objects, size_t n_tokens)
+{
+    struct ki_mm_object *all = (struct ki_mm_object *)(void *)objects->data;
+    size_t n = objects->len / sizeof(*all);
+
+    if (n > 1)
+        qsort(all, n, sizeof(*all), by_start);
+    for (size_t i = 0; i < n; i++) {
+        if (all[i].end && all[i].end > n_tokens)
+            return "an object of mm_objects ends beyond the prompt";
+        if (i && all[i - 1].end > all[i].start)
+            return "two objects of mm_objects overlap";
+    }
+    return NULL;
+}

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * Multimodal objects of a query, in one of two fields.
+ *
+ *   mm_objects      [{"id": "...", "offset": 5, "length": 576}, ...]: where the object's tokens are in
+ *                   the prompt; "mm_hash": 7 instead of "id" names it by its 64-bit identity
+ *   block_mm_infos  [null, {"mm_objects": [{"mm_hash": 7, "offsets": ...}]}, ...]: per block, as in
+ *                   events; "offsets" is passed over
+ *
+ * Both append struct ki_mm_object to a buffer. Errors stick to the reader, as those of other fields.
+ */
+#ifndef KV_INDEXER_BODY_MM_H
+#define KV_INDEXER_BODY_MM_H
+
+#include "base/buf.h"
+#include "base/json.h"
+#include "base/msgpack.h"
+
+void ki_mm_read_json(struct kv_json *json, bool infos, struct kv_buf *unescaped,
+                     struct kv_buf *ret);
+void ki_mm_read_msgpack(struct kv_msgpack *m, bool infos, struct kv_buf *ret);
+
+/**
+ * Put the objects in the order of their starts. Returns NULL, or what is wrong with them: one of no
+ * length, two that overlap, or one that ends beyond @n_tokens.
+ */
+const char *ki_mm_sort(struct kv_buf *objects, size_t n_tokens);
+
+#endif
