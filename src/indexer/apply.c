@@ -85,7 +85,10 @@ static bool may_tell_again(const struct kve_op *op)
 /* Whether the event may be about blocks that were told before: then they get no second copy. */
 static bool tells_again(const struct ki_applier *a, const struct kve_batch *batch, size_t at)
 {
-    return may_tell_again(&batch->ops[at]) && (a->tells_again || goes_on(batch, at));
+    const struct kve_op *op = &batch->ops[at];
+
+    /* A prompt of one full block is computed anew each time: one block from the root says nothing. */
+    return may_tell_again(op) && (a->tells_again || (op->n > 1 && goes_on(batch, at)));
 }
 
 static int apply_store(struct ki_applier *a, struct kvi_index *index, struct kv_holder holder,

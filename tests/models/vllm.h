@@ -1,0 +1,628 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * A model of vLLM's cache: its block pool, its cache groups and its scheduler's use of them, as in
+ * vllm/v1/core (block_pool.py, single_type_kv_cache_manager.py, kv_cache_manager.py) of 0.33.
+ *
+ * - Blocks are cached under (hash, group) as soon as they are full, and never deduplicated: a hash
+ *   may have several blocks, each announced, each announced again when it is evicted.
+ * - A request's own lookup stops before its last token, so a prompt of exactly full blocks computes
+ *   the last one again: another copy.
+ * - Freed blocks queue for eviction in the order of their release, last block of a request first.
+ * - Groups: full attention; sliding windows, whose blocks outside the window are released early and
+ *   left out of events; recurrent state ("mamba", align mode), of which a chunk keeps the last block.
+ * - With lookahead L a block's hash covers the L tokens after it, and exists only when they do. With
+ *   block drop (EAGLE without lookahead hashes) a request's own lookup gives its last block up.
+ * - kv_cache_report_mode=full announces the blocks that a request reuses once more.
+ *
+ * Its own lookup (model_lookup) is the truth: the longest prefix that every group can serve.
+ */
+#ifndef KV_TESTS_MODELS_VLLM_H
+#define KV_TESTS_MODELS_VLLM_H
+
+#include "base/msgpack.h"
+#include "base/xxh.h"
+#include "models/prompts.h"
+
+#define VLLM_BLOCK 4
+#define VLLM_MAX_BLOCKS 160
+#define VLLM_MAX_GROUPS 4
+#define VLLM_MAX_REQUESTS 5
+#define VLLM_MAX_CHAIN (PROMPT_MAX / VLLM_BLOCK)
+#define VLLM_NULL UINT16_MAX
+
+enum vllm_kind { VLLM_FULL, VLLM_SLIDING, VLLM_MAMBA };
+
+struct vllm_opts {
+    uint16_t n_blocks;
+    unsigned n_groups;
+    struct vllm_group {
+        enum vllm_kind kind;
+        uint32_t window; /* tokens */
+    } groups[VLLM_MAX_GROUPS];
+    uint32_t lookahead;
+    bool eagle_drop, report_full;
+    uint16_t host_blocks;   /* of an offloading tier; 0: none */
+    bool host_placeholders; /* its events carry no tokens */
+    bool host_owner;        /* a secondary tier's copies are announced beside it */
+};
+
+struct vllm_block {
+    uint64_t hash; /* 0: not cached */
+    unsigned group;
+    unsigned refs;
+};
+
+struct vllm_request {
+    bool used;
+    struct prompt prompt;
+    size_t n_prompt;                                      /* the rest was generated */
+    uint16_t blocks[VLLM_MAX_GROUPS][VLLM_MAX_CHAIN + 1]; /* VLLM_NULL: released or never there */
+    size_t n_blocks[VLLM_MAX_GROUPS], n_cached[VLLM_MAX_GROUPS];
+};
+
+/* A tier below the pool: least recently stored first. */
+struct vllm_host {
+    struct vllm_copy {
+        uint64_t hash;
+        unsigned group;
+    } items[VLLM_MAX_BLOCKS];
+    size_t n;
+};
+
+struct vllm {
+    struct vllm_opts opts;
+    struct vllm_block blocks[VLLM_MAX_BLOCKS];
+    uint16_t queue[VLLM_MAX_BLOCKS]; /* free blocks, the next victim first */
+    size_t n_queue;
+    struct vllm_request requests[VLLM_MAX_REQUESTS];
+    struct vllm_host host, owner;
+    struct kv_buf events; /* of the batch to come */
+    uint32_t n_events;
+};
+
+static inline void vllm_init(struct vllm *v, const struct vllm_opts *opts)
+{
+    memset(v, 0, sizeof(*v));
+    v->opts = *opts;
+    for (uint16_t i = 0; i < opts->n_blocks; i++)
+        v->queue[v->n_queue++] = i;
+}
+
+static inline void vllm_fini(struct vllm *v)
+{
+    kv_buf_fini(&v->events);
+}
+
+/* -- hashes ------------------------------------------------------------------------------------ */
+
+static inline bool vllm_has_image(const struct prompt *p, size_t start, size_t end)
+{
+    return p->image && p->image_start < end && start < p->image_end;
+}
+
+/* The chain of a prompt's hashes. Each covers everything before it. Returns their number. */
+static inline size_t vllm_hashes(const struct vllm *v, const struct prompt *p, uint64_t *ret)
+{
+    size_t n = p->n < v->opts.lookahead ? 0 : (p->n - v->opts.lookahead) / VLLM_BLOCK;
+    uint64_t last = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        size_t start = i * VLLM_BLOCK, end = start + VLLM_BLOCK + v->opts.lookahead;
+        bool image = vllm_has_image(p, start, end);
+        uint64_t extra[5] = {last, p->lora, i ? 0 : p->salt, image ? p->image : 0,
+                             image ? (uint64_t)(p->image_start - start) : 0};
+
+        last = kv_xxh64(p->tokens + start, (end - start) * sizeof(uint32_t),
+                        kv_xxh64(extra, sizeof(extra), 1));
+        ret[i] = last;
+    }
+    return n;
+}
+
+/* -- events ------------------------------------------------------------------------------------ */
+
+static inline void vllm_put_hashes(struct kv_buf *out, const uint64_t *hashes, size_t n)
+{
+    kv_msgpack_put_str(out, "block_hashes");
+    kv_msgpack_put_array(out, (uint32_t)n);
+    kv_msgpack_put_u64s(out, hashes, n);
+}
+
+static inline void vllm_put_optional(struct kv_buf *out, const char *key, const char *value)
+{
+    kv_msgpack_put_str(out, key);
+    if (value)
+        kv_msgpack_put_str(out, value);
+    else
+        kv_msgpack_put_nil(out);
+}
+
+/* Of one block: adapter, (image, offset), salt in the first block of a chain. */
+static inline void vllm_put_extra_keys(const struct vllm *v, struct kv_buf *out,
+                                       const struct prompt *p, size_t block)
+{
+    size_t start = block * VLLM_BLOCK;
+    bool image = vllm_has_image(p, start, start + VLLM_BLOCK + v->opts.lookahead);
+    bool salt = block == 0 && p->salt;
+    uint32_t n = (p->lora > 0) + image + salt;
+
+    if (!n) {
+        kv_msgpack_put_nil(out);
+        return;
+    }
+    kv_msgpack_put_array(out, n);
+    if (p->lora)
+        kv_msgpack_put_str(out, prompt_loras[p->lora]);
+    if (image) {
+        kv_msgpack_put_array(out, 2);
+        kv_msgpack_put_str(out, prompt_images[p->image]);
+        kv_msgpack_put_i64(out, (int64_t)p->image_start - (int64_t)start);
+    }
+    if (salt)
+        kv_msgpack_put_str(out, prompt_salts[p->salt]);
+}
+
+static inline void vllm_put_kind(const struct vllm *v, struct kv_buf *out, unsigned group)
+{
+    static const char *const kinds[] = {"full_attention", "sliding_window", "mamba"};
+
+    kv_msgpack_put_str(out, "group_idx");
+    kv_msgpack_put_u64(out, group);
+    kv_msgpack_put_str(out, "kv_cache_spec_kind");
+    kv_msgpack_put_str(out, kinds[v->opts.groups[group].kind]);
+    if (v->opts.groups[group].kind == VLLM_SLIDING) {
+        kv_msgpack_put_str(out, "kv_cache_spec_sliding_window");
+        kv_msgpack_put_u64(out, v->opts.groups[group].window);
+    }
+}
+
+/* Which of a request's blocks an event is about: @picked of the range [@from, @to). */
+struct vllm_range {
+    size_t from, to;
+    bool picked[VLLM_MAX_CHAIN];
+    size_t n;
+};
+
+static inline void vllm_put_lookahead(const struct vllm *v, struct kv_buf *out,
+                                      const struct prompt *p, const struct vllm_range *range)
+{
+    kv_msgpack_put_str(out, "lookahead_token_ids");
+    kv_msgpack_put_array(out, (uint32_t)range->n);
+    for (size_t i = range->from; i < range->to; i++) {
+        if (!range->picked[i])
+            continue;
+        kv_msgpack_put_array(out, v->opts.lookahead);
+        kv_msgpack_put_u32s(out, p->tokens + (i + 1) * VLLM_BLOCK, v->opts.lookahead);
+    }
+}
+
+static inline void vllm_stored(struct vllm *v, const struct prompt *p, const uint64_t *hashes,
+                               unsigned group, const struct vllm_range *range)
+{
+    uint64_t named[VLLM_MAX_CHAIN];
+    struct kv_buf *out = &v->events;
+    size_t n = 0, n_tokens = (range->to - range->from) * VLLM_BLOCK;
+
+    for (size_t i = range->from; i < range->to; i++) {
+        if (range->picked[i])
+            named[n++] = hashes[i];
+    }
+    kv_msgpack_put_map(out,
+                       11 + (v->opts.groups[group].kind == VLLM_SLIDING) + (v->opts.lookahead > 0));
+    kv_msgpack_put_str(out, "type");
+    kv_msgpack_put_str(out, "BlockStored");
+    vllm_put_hashes(out, named, n);
+    kv_msgpack_put_str(out, "parent_block_hash");
+    if (range->from)
+        kv_msgpack_put_u64(out, hashes[range->from - 1]);
+    else
+        kv_msgpack_put_nil(out);
+    kv_msgpack_put_str(out, "token_ids");
+    kv_msgpack_put_array(out, (uint32_t)n_tokens);
+    kv_msgpack_put_u32s(out, p->tokens + range->from * VLLM_BLOCK, n_tokens);
+    kv_msgpack_put_str(out, "block_size");
+    kv_msgpack_put_u64(out, VLLM_BLOCK);
+    kv_msgpack_put_str(out, "lora_id");
+    kv_msgpack_put_nil(out);
+    vllm_put_optional(out, "medium", "GPU");
+    vllm_put_optional(out, "lora_name", prompt_loras[p->lora]);
+    kv_msgpack_put_str(out, "extra_keys");
+    if (n)
+        kv_msgpack_put_array(out, (uint32_t)n);
+    else
+        kv_msgpack_put_nil(out);
+    for (size_t i = range->from; i < range->to; i++) {
+        if (range->picked[i])
+            vllm_put_extra_keys(v, out, p, i);
+    }
+    vllm_put_kind(v, out, group);
+    if (v->opts.lookahead)
+        vllm_put_lookahead(v, out, p, range);
+    v->n_events++;
+}
+
+static inline void vllm_removed(struct vllm *v, uint64_t hash, unsigned group, const char *medium,
+                                const char *owner)
+{
+    struct kv_buf *out = &v->events;
+
+    kv_msgpack_put_map(out, owner ? 5 : 4);
+    kv_msgpack_put_str(out, "type");
+    kv_msgpack_put_str(out, "BlockRemoved");
+    vllm_put_hashes(out, &hash, 1);
+    vllm_put_optional(out, "medium", medium);
+    kv_msgpack_put_str(out, "group_idx");
+    kv_msgpack_put_u64(out, group);
+    if (owner)
+        vllm_put_optional(out, "ownership", owner);
+    v->n_events++;
+}
+
+/* The batch so far, as its publisher encodes it; the next one begins. The caller's to free. */
+static inline struct kv_buf vllm_take(struct vllm *v)
+{
+    struct kv_buf payload = KV_BUF_INIT;
+
+    kv_msgpack_put_array(&payload, 3);
+    kv_msgpack_put_double(&payload, 1.5);
+    kv_msgpack_put_array(&payload, v->n_events);
+    if (v->events.len)
+        kv_buf_append(&payload, v->events.data, v->events.len);
+    kv_msgpack_put_u64(&payload, 0);
+    kv_buf_clear(&v->events);
+    v->n_events = 0;
+    return payload;
+}
+
+/* -- the tier below ---------------------------------------------------------------------------- */
+
+static inline size_t vllm_host_find(const struct vllm_host *host, uint64_t hash, unsigned group)
+{
+    size_t i = 0;
+
+    while (i < host->n && (host->items[i].hash != hash || host->items[i].group != group))
+        i++;
+    return i;
+}
+
+static inline void vllm_host_drop(struct vllm *v, struct vllm_host *host, size_t at)
+{
+    bool owner = host == &v->owner;
+
+    vllm_removed(v, host->items[at].hash, host->items[at].group, "CPU", owner ? "mooncake" : NULL);
+    memmove(host->items + at, host->items + at + 1, (--host->n - at) * sizeof(host->items[0]));
+}
+
+/* The event of an offloaded block: with its tokens (but no extra keys), or naming it alone. */
+static inline void vllm_host_stored(struct vllm *v, const struct prompt *p, const uint64_t *hashes,
+                                    size_t block, unsigned group, const char *owner)
+{
+    bool tokens = !v->opts.host_placeholders && v->opts.groups[group].kind == VLLM_FULL;
+    struct kv_buf *out = &v->events;
+
+    kv_msgpack_put_map(out, owner ? 10 : 9);
+    kv_msgpack_put_str(out, "type");
+    kv_msgpack_put_str(out, "BlockStored");
+    vllm_put_hashes(out, hashes + block, 1);
+    kv_msgpack_put_str(out, "parent_block_hash");
+    if (tokens && block)
+        kv_msgpack_put_u64(out, hashes[block - 1]);
+    else
+        kv_msgpack_put_nil(out);
+    kv_msgpack_put_str(out, "token_ids");
+    kv_msgpack_put_array(out, tokens ? VLLM_BLOCK : 0);
+    kv_msgpack_put_u32s(out, p->tokens + block * VLLM_BLOCK, tokens ? VLLM_BLOCK : 0);
+    kv_msgpack_put_str(out, "block_size");
+    kv_msgpack_put_u64(out, tokens ? VLLM_BLOCK : 0);
+    kv_msgpack_put_str(out, "lora_id");
+    kv_msgpack_put_nil(out);
+    vllm_put_optional(out, "medium", "CPU");
+    vllm_put_optional(out, "lora_name", tokens ? prompt_loras[p->lora] : NULL);
+    kv_msgpack_put_str(out, "group_idx");
+    kv_msgpack_put_u64(out, group);
+    if (owner)
+        vllm_put_optional(out, "ownership", owner);
+    v->n_events++;
+}
+
+static inline void vllm_offload(struct vllm *v, struct vllm_host *host, const struct prompt *p,
+                                const uint64_t *hashes, size_t block, unsigned group)
+{
+    if (!v->opts.host_blocks || vllm_host_find(host, hashes[block], group) < host->n)
+        return;
+    if (host->n == v->opts.host_blocks)
+        vllm_host_drop(v, host, 0);
+    host->items[host->n++] = (struct vllm_copy){hashes[block], group};
+    vllm_host_stored(v, p, hashes, block, group, host == &v->owner ? "mooncake" : NULL);
+}
+
+/* -- the pool ---------------------------------------------------------------------------------- */
+
+static inline uint16_t vllm_find(const struct vllm *v, uint64_t hash, unsigned group)
+{
+    for (uint16_t i = 0; i < v->opts.n_blocks; i++) {
+        if (v->blocks[i].hash == hash && v->blocks[i].group == group)
+            return i;
+    }
+    return VLLM_NULL;
+}
+
+static inline void vllm_touch(struct vllm *v, uint16_t block)
+{
+    size_t at = 0;
+
+    if (v->blocks[block].refs++)
+        return;
+    while (v->queue[at] != block)
+        at++;
+    memmove(v->queue + at, v->queue + at + 1, (--v->n_queue - at) * sizeof(v->queue[0]));
+}
+
+static inline uint16_t vllm_new_block(struct vllm *v)
+{
+    uint16_t block = v->queue[0];
+    struct vllm_block *b = &v->blocks[block];
+
+    memmove(v->queue, v->queue + 1, --v->n_queue * sizeof(v->queue[0]));
+    if (b->hash)
+        vllm_removed(v, b->hash, b->group, "GPU", NULL);
+    *b = (struct vllm_block){.refs = 1};
+    return block;
+}
+
+/* Blocks that nothing can find are used again first, cached ones last. */
+static inline void vllm_release(struct vllm *v, uint16_t block)
+{
+    if (block == VLLM_NULL || --v->blocks[block].refs)
+        return;
+    if (v->blocks[block].hash) {
+        v->queue[v->n_queue++] = block;
+    } else {
+        memmove(v->queue + 1, v->queue, v->n_queue++ * sizeof(v->queue[0]));
+        v->queue[0] = block;
+    }
+}
+
+/* -- lookup ------------------------------------------------------------------------------------ */
+
+static inline bool vllm_has(const struct vllm *v, uint64_t hash, unsigned group)
+{
+    return vllm_find(v, hash, group) != VLLM_NULL;
+}
+
+/* Groups of one description are looked up jointly. */
+static inline bool vllm_all_have(const struct vllm *v, uint64_t hash, unsigned group)
+{
+    for (unsigned g = 0; g < v->opts.n_groups; g++) {
+        if (memcmp(&v->opts.groups[g], &v->opts.groups[group], sizeof(v->opts.groups[0])) == 0 &&
+            !vllm_has(v, hash, g))
+            return false;
+    }
+    return true;
+}
+
+/* The longest hit of one group within @n blocks, as its manager finds it. */
+static inline size_t vllm_group_hit(const struct vllm *v, const uint64_t *hashes, size_t n,
+                                    unsigned group)
+{
+    const struct vllm_group *g = &v->opts.groups[group];
+    size_t need = g->window > 1 ? (g->window - 2) / VLLM_BLOCK + 1 : 1, run = 0, i;
+
+    if (g->kind == VLLM_FULL) {
+        for (i = 0; i < n && vllm_all_have(v, hashes[i], group); i++)
+            ;
+        return i;
+    }
+    if (g->kind == VLLM_MAMBA)
+        need = 1;
+    for (i = n; i > 0; i--) {
+        run = vllm_all_have(v, hashes[i - 1], group) ? run + 1 : 0;
+        if (run == need)
+            return i - 1 + need;
+    }
+    return g->kind == VLLM_MAMBA ? 0 : run; /* a run from the start is a hit, however short */
+}
+
+/* The longest prefix of at most @n blocks that all groups can serve: shrink until they agree. */
+static inline size_t vllm_hit(const struct vllm *v, const uint64_t *hashes, size_t n)
+{
+    for (size_t before = n + 1; n < before;) {
+        before = n;
+        for (unsigned g = 0; g < v->opts.n_groups; g++)
+            n = vllm_group_hit(v, hashes, n, g);
+    }
+    return n;
+}
+
+/* The truth: blocks of @p that a request for it (and one more token) would find in the pool. */
+static inline size_t vllm_lookup(const struct vllm *v, const struct prompt *p)
+{
+    uint64_t hashes[VLLM_MAX_CHAIN];
+
+    return vllm_hit(v, hashes, vllm_hashes(v, p, hashes));
+}
+
+/* ... and how far the tier below continues it. */
+static inline size_t vllm_host_lookup(const struct vllm *v, const struct prompt *p)
+{
+    uint64_t hashes[VLLM_MAX_CHAIN];
+    size_t n = vllm_hashes(v, p, hashes), i = vllm_hit(v, hashes, n);
+
+    while (i < n && (vllm_host_find(&v->host, hashes[i], 0) < v->host.n ||
+                     vllm_host_find(&v->owner, hashes[i], 0) < v->owner.n))
+        i++;
+    return i;
+}
+
+/* -- requests ---------------------------------------------------------------------------------- */
+
+/* The first block that the next token's attention still reads. */
+static inline size_t vllm_first_needed(const struct vllm *v, unsigned group, size_t n_tokens)
+{
+    const struct vllm_group *g = &v->opts.groups[group];
+    size_t skipped = 0;
+
+    if (g->kind == VLLM_SLIDING && n_tokens + 1 > g->window)
+        skipped = n_tokens + 1 - g->window;
+    else if (g->kind == VLLM_MAMBA && n_tokens)
+        skipped = n_tokens - 1;
+    return skipped / VLLM_BLOCK;
+}
+
+static inline void vllm_skip_blocks(struct vllm *v, struct vllm_request *r, size_t n_tokens)
+{
+    for (unsigned g = 0; g < v->opts.n_groups; g++) {
+        size_t end = vllm_first_needed(v, g, n_tokens);
+
+        for (size_t i = KV_MIN(end, r->n_blocks[g]); i-- > 0;) {
+            if (r->blocks[g][i] == VLLM_NULL)
+                break;
+            vllm_release(v, r->blocks[g][i]);
+            r->blocks[g][i] = VLLM_NULL;
+        }
+    }
+}
+
+static inline void vllm_cache_blocks(struct vllm *v, struct vllm_request *r)
+{
+    uint64_t hashes[VLLM_MAX_CHAIN];
+    size_t full = vllm_hashes(v, &r->prompt, hashes);
+
+    for (unsigned g = 0; g < v->opts.n_groups; g++) {
+        struct vllm_range range = {.from = r->n_cached[g], .to = full};
+
+        if (range.from >= range.to)
+            continue;
+        for (size_t i = range.from; i < range.to; i++) {
+            uint16_t block = r->blocks[g][i];
+
+            if (block == VLLM_NULL)
+                continue;
+            range.picked[i] = true;
+            range.n++;
+            v->blocks[block].hash = hashes[i];
+            v->blocks[block].group = g;
+        }
+        vllm_stored(v, &r->prompt, hashes, g, &range);
+        r->n_cached[g] = full;
+    }
+}
+
+/* Room for all of the request's tokens. A recurrent state has a block only where a chunk ends. */
+static inline void vllm_grow(struct vllm *v, struct vllm_request *r)
+{
+    size_t n = (r->prompt.n + VLLM_BLOCK - 1) / VLLM_BLOCK, full = r->prompt.n / VLLM_BLOCK;
+
+    for (unsigned g = 0; g < v->opts.n_groups; g++) {
+        bool state = v->opts.groups[g].kind == VLLM_MAMBA;
+
+        for (; r->n_blocks[g] < n; r->n_blocks[g]++) {
+            size_t i = r->n_blocks[g];
+
+            r->blocks[g][i] = state && i + 1 < full ? VLLM_NULL : vllm_new_block(v);
+        }
+    }
+}
+
+static inline size_t vllm_needed_blocks(const struct vllm *v, const struct prompt *p)
+{
+    return v->opts.n_groups * ((p->n + VLLM_BLOCK - 1) / VLLM_BLOCK + 2);
+}
+
+/* Announce once more the blocks that a request reuses: kv_cache_report_mode=full. */
+static inline void vllm_report(struct vllm *v, const struct prompt *p, const uint64_t *hashes,
+                               size_t hit)
+{
+    struct vllm_range range = {.to = hit, .n = hit};
+
+    memset(range.picked, true, hit);
+    for (unsigned g = 0; hit && g < v->opts.n_groups; g++) {
+        if (v->opts.groups[g].kind == VLLM_FULL)
+            vllm_stored(v, p, hashes, g, &range);
+    }
+}
+
+/* A new request: reuse what is cached, compute and cache the rest. Returns it, or NULL: no room. */
+static inline struct vllm_request *vllm_start(struct vllm *v, const struct prompt *p, bool report)
+{
+    uint64_t hashes[VLLM_MAX_CHAIN];
+    struct vllm_request *r = v->requests;
+    size_t n = vllm_hashes(v, p, hashes), hit;
+
+    while (r < v->requests + VLLM_MAX_REQUESTS && r->used)
+        r++;
+    if (r == v->requests + VLLM_MAX_REQUESTS || v->n_queue < vllm_needed_blocks(v, p))
+        return NULL;
+    *r = (struct vllm_request){.used = true, .prompt = *p, .n_prompt = p->n};
+    hit = vllm_hit(v, hashes, KV_MIN(n, (p->n - 1) / VLLM_BLOCK));
+    if (v->opts.eagle_drop && hit)
+        hit = vllm_hit(v, hashes, hit - 1);
+    if (report)
+        vllm_report(v, p, hashes, hit);
+    for (unsigned g = 0; g < v->opts.n_groups; g++) {
+        size_t first = KV_MIN(vllm_first_needed(v, g, hit * VLLM_BLOCK), hit);
+
+        for (size_t i = 0; i < hit; i++) {
+            r->blocks[g][i] = i < first ? VLLM_NULL : vllm_find(v, hashes[i], g);
+            if (r->blocks[g][i] != VLLM_NULL)
+                vllm_touch(v, r->blocks[g][i]);
+        }
+        r->n_blocks[g] = r->n_cached[g] = hit;
+    }
+    vllm_grow(v, r);
+    vllm_cache_blocks(v, r);
+    return r;
+}
+
+/* One more token. False: no room for it. */
+static inline bool vllm_generate(struct vllm *v, struct vllm_request *r, uint32_t token)
+{
+    if (r->prompt.n == PROMPT_MAX || v->n_queue < v->opts.n_groups)
+        return false;
+    vllm_skip_blocks(v, r, r->prompt.n);
+    r->prompt.tokens[r->prompt.n++] = token;
+    vllm_grow(v, r);
+    vllm_cache_blocks(v, r);
+    return true;
+}
+
+static inline void vllm_finish(struct vllm *v, struct vllm_request *r)
+{
+    for (unsigned g = 0; g < v->opts.n_groups; g++) {
+        for (size_t i = r->n_blocks[g]; i-- > 0;)
+            vllm_release(v, r->blocks[g][i]);
+    }
+    r->used = false;
+}
+
+/* Copies of a running request's cached blocks go to the tiers below. */
+static inline void vllm_offload_request(struct vllm *v, const struct vllm_request *r,
+                                        uint64_t *random)
+{
+    uint64_t hashes[VLLM_MAX_CHAIN];
+    size_t n = vllm_hashes(v, &r->prompt, hashes);
+
+    for (size_t i = 0; i < n; i++) {
+        if (vllm_has(v, hashes[i], 0) && unit_below(random, 3))
+            vllm_offload(v, &v->host, &r->prompt, hashes, i, 0);
+        if (v->opts.host_owner && vllm_has(v, hashes[i], 0) && unit_below(random, 3) == 0)
+            vllm_offload(v, &v->owner, &r->prompt, hashes, i, 0);
+    }
+}
+
+/* reset_prefix_cache: the pool forgets everything, the tiers below nothing. Only while idle. */
+static inline void vllm_reset(struct vllm *v)
+{
+    for (size_t i = 0; i < VLLM_MAX_REQUESTS; i++) {
+        if (v->requests[i].used)
+            vllm_finish(v, &v->requests[i]);
+    }
+    for (uint16_t i = 0; i < v->opts.n_blocks; i++)
+        v->blocks[i].hash = 0;
+    kv_msgpack_put_map(&v->events, 1);
+    kv_msgpack_put_str(&v->events, "type");
+    kv_msgpack_put_str(&v->events, "AllBlocksCleared");
+    v->n_events++;
+}
+
+#endif
