@@ -562,10 +562,10 @@ def test_slow_dump_readers_make_way():
         reader.start()
         try:
             wait_until(lambda: indexer.metrics()["kv_indexer_http_streams"] == 4, what="four dumps")
-            time.sleep(2)  # by so much they lie behind
+            wait_until(lambda: indexer.get("/dump").status == 200, 20, "a reader that lies behind")
             blocks = sum(len(event["event"]["data"]["stored"]["blocks"]) for event in indexer.dump()["m:default"]["events"])
             equal(blocks, 300_000)
-            check(indexer.metrics()["kv_indexer_http_evicted_total"] == 1)
+            check(indexer.metrics()["kv_indexer_http_evicted_total"] >= 1)
         finally:
             stop.set()
             reader.join()
@@ -830,7 +830,7 @@ def test_metrics_of_the_original():
         engine.store([1, 2], range(8), block_size=4)  # again
         engine.store([9], range(4), parent=77, block_size=4)  # no such parent
         engine.remove([2])
-        engine.remove([2, 1])
+        engine.remove([78, 79])
         engine.clear()
         engine.store([5], range(4), block_size=4)
         indexer.wait_score(range(4), 1, 4)
