@@ -229,6 +229,27 @@ typedef int (*kvi_dump_fn)(void *arg, const struct kvi_dump_run *run);
  */
 KV_API int kvi_dump(struct kvi_index *index, kvi_dump_fn fn, void *arg);
 
+/** What kvi_dump doesn't tell of a block: that it is parked, or that source 0 has several copies of it. */
+struct kvi_extra {
+    struct kv_holder holder;
+    uint64_t hash;
+    uint64_t parent,
+        tokens_hash;   /* parked: the missing or parked block above, and its own tokens */
+    uint32_t tiers;    /* parked: bit 1 << tier; else 0 */
+    enum kv_tier tier; /* copies: where */
+    uint32_t copies;
+};
+typedef int (*kvi_extra_fn)(void *arg, const struct kvi_extra *extra);
+
+/**
+ * Enumerate what kvi_dump leaves out, to be restored after it: parked blocks, then copies of source 0 where
+ * no other source has any. Weakly consistent, as kvi_dump. A non-zero return of @fn stops it.
+ */
+KV_API int kvi_dump_extras(struct kvi_index *index, kvi_extra_fn fn, void *arg);
+
+/** Apply one of them: park the block, or set the number of copies of one that is there. As kvi_store. */
+KV_API int kvi_restore_extra(struct kvi_index *index, const struct kvi_extra *extra);
+
 #ifdef __cplusplus
 }
 #endif

@@ -277,3 +277,11 @@ uint32_t kvi_copies_count(const struct kvi_index *ix, const struct kvi_holder *h
         return copy->count;
     return n == 0 && source == holder->tier[tier].implied;
 }
+
+bool kvi_copies_alone(const struct kvi_index *ix, const struct kvi_copy *copy)
+{
+    uint32_t n = 0;
+
+    (void)find(ix, kvi_holder_at(ix, copy->holder), copy->tier, copy->hash, ANY, &n);
+    return n == 1 && copy->source == MAIN;
+}

@@ -71,4 +71,7 @@ void kvi_copies_forget(struct kvi_index *ix, struct kvi_holder *holder, uint32_t
 uint32_t kvi_copies_count(const struct kvi_index *ix, const struct kvi_holder *holder,
                           enum kv_tier tier, uint32_t source, uint64_t hash);
 
+/** Whether the record is of source 0, and the block's only one. */
+bool kvi_copies_alone(const struct kvi_index *ix, const struct kvi_copy *copy);
+
 #endif

@@ -174,8 +174,7 @@ void kvi_lose(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier
         kvi_unpark(ix, holder, parked);
 }
 
-/* The tiers of a block, in the tree or parked; 0: the holder doesn't have it. */
-static uint32_t mask_of(const struct kvi_index *ix, const struct kvi_holder *holder, uint64_t hash)
+uint32_t kvi_tiers_of(const struct kvi_index *ix, const struct kvi_holder *holder, uint64_t hash)
 {
     const struct kvi_parked *parked;
     struct kvi_place place;
@@ -191,7 +190,7 @@ static bool remove_one(struct kvi_index *ix, struct kvi_holder *holder, enum kv_
 {
     enum kvi_taken taken;
 
-    if (!(mask_of(ix, holder, hash) >> tier & 1))
+    if (!(kvi_tiers_of(ix, holder, hash) >> tier & 1))
         return false;
     taken = kvi_copies_take(ix, holder, tier, source, hash, left);
     if (taken == KVI_TAKEN_LAST)
@@ -324,7 +323,7 @@ static long add_known(struct kvi_index *ix, struct kv_holder key, enum kv_tier t
         uint32_t mask;
 
         kvi_locate_ahead(ix, hashes, sizeof(hashes[0]), i, n);
-        mask = mask_of(ix, holder, hashes[i]);
+        mask = kvi_tiers_of(ix, holder, hashes[i]);
         if (!mask)
             continue;
         found++;

@@ -450,6 +450,8 @@ void kvi_cut(struct kvi_index *ix, struct kvi_holder *holder, struct kvi_chain *
              _Atomic uint64_t *entry, uint32_t len, bool forget);
 /** The place gets those tiers of @bits that it lacks. Best effort. */
 void kvi_give(struct kvi_index *ix, struct kvi_holder *holder, uint64_t hash, uint32_t bits);
+/** The tiers of a block, in the tree or parked; 0: the holder doesn't have it. */
+uint32_t kvi_tiers_of(const struct kvi_index *ix, const struct kvi_holder *holder, uint64_t hash);
 /** kvi_take of one block. Returns whether the source had a copy, or -ENOMEM. */
 int kvi_take_one(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
                  uint32_t source, uint64_t hash, uint32_t left);

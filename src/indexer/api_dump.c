@@ -61,6 +61,32 @@ static int write_run(void *arg, const struct kvi_dump_run *run)
     return rc;
 }
 
+static void put_field(struct dump *d, const char *name, uint64_t value)
+{
+    kv_json_key(&d->w, name);
+    kv_json_put_u64(&d->w, value);
+}
+
+static int write_extra(void *arg, const struct kvi_extra *extra)
+{
+    struct dump *d = arg;
+
+    kv_json_begin_object(&d->w);
+    put_field(d, "worker_id", extra->holder.worker);
+    put_field(d, "dp_rank", extra->holder.rank);
+    put_field(d, "block_hash", extra->hash);
+    if (extra->tiers) {
+        put_field(d, "parent_hash", extra->parent);
+        put_field(d, "tokens_hash", extra->tokens_hash);
+        put_field(d, "tiers", extra->tiers);
+    } else {
+        put_field(d, "tier", (uint64_t)extra->tier);
+        put_field(d, "copies", extra->copies);
+    }
+    kv_json_end_object(&d->w);
+    return flush(d, FLUSH_AT);
+}
+
 static void write_watermarks(struct dump *d, const struct ki_watermark *marks, long n)
 {
     kv_json_key(&d->w, "watermarks");
@@ -217,6 +243,12 @@ static int write_model(struct ki_service *service, struct dump *d, const struct 
     d->event_id = 0;
     rc = kvi_dump(model->index, write_run, d);
     kv_json_end_array(&d->w);
+    if (rc == 0) { /* behind the events: a reader restores them on top */
+        kv_json_key(&d->w, "extras");
+        kv_json_begin_array(&d->w);
+        rc = kvi_dump_extras(model->index, write_extra, d);
+        kv_json_end_array(&d->w);
+    }
     if (rc == 0)
         rc = write_torn(service, d, model, marks, n);
     free(marks);

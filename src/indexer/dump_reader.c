@@ -262,6 +262,43 @@ static void read_events(struct ki_dump_reader *reader, struct kv_json *json,
     kve_router_scratch_fini(&scratch);
 }
 
+static void read_extra(struct ki_dump_reader *reader, struct kv_json *json,
+                       struct ki_dumped_model *m)
+{
+    struct kvi_extra extra = {.copies = 0};
+    struct kv_str key;
+    int rc;
+
+    kv_json_object(json);
+    while (kv_json_next_key(json, &key)) {
+        if (kv_str_eq(key, "worker_id"))
+            extra.holder.worker = kv_json_u64(json, UINT64_MAX);
+        else if (kv_str_eq(key, "dp_rank"))
+            extra.holder.rank = (uint32_t)kv_json_u64(json, UINT32_MAX);
+        else if (kv_str_eq(key, "block_hash"))
+            extra.hash = kv_json_u64(json, UINT64_MAX);
+        else if (kv_str_eq(key, "parent_hash"))
+            extra.parent = kv_json_u64(json, UINT64_MAX);
+        else if (kv_str_eq(key, "tokens_hash"))
+            extra.tokens_hash = kv_json_u64(json, UINT64_MAX);
+        else if (kv_str_eq(key, "tiers"))
+            extra.tiers = (uint32_t)kv_json_u64(json, (1u << KV_N_TIERS) - 1);
+        else if (kv_str_eq(key, "tier"))
+            extra.tier = (enum kv_tier)kv_json_u64(json, KV_N_TIERS - 1);
+        else if (kv_str_eq(key, "copies"))
+            extra.copies = (uint32_t)kv_json_u64(json, UINT32_MAX - 1);
+        else
+            kv_json_skip(json);
+    }
+    if (kv_json_failed(json) || !mark_of(reader, json, m, extra.holder))
+        return;
+    rc = kvi_restore_extra(m->index, &extra);
+    if (rc == 0 && is_too_large(reader, m))
+        kv_json_fail(json, -EFBIG, "it would take more memory than --recovery-memory");
+    else if (rc < 0 && rc != -EINVAL)
+        kv_json_fail(json, rc, "the index can't take more");
+}
+
 /* -- models ------------------------------------------------------------------------------------ */
 
 /* Dumps that say nothing else: "name:tenant", split at the last colon since names have them more
@@ -297,6 +334,10 @@ static void read_field(struct ki_dump_reader *reader, struct kv_json *json,
         kv_json_array(json);
         while (kv_json_next_item(json))
             read_mark(reader, json, m);
+    } else if (kv_str_eq(key, "extras")) {
+        kv_json_array(json);
+        while (kv_json_next_item(json))
+            read_extra(reader, json, m);
     } else if (kv_str_eq(key, "torn")) {
         kv_json_array(json);
         while (kv_json_next_item(json))

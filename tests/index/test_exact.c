@@ -255,6 +255,43 @@ static void a_holder_is_bounded(void **state)
     kvi_destroy(ix);
 }
 
+/* -- what a dump tells beside the tree ----------------------------------------------------------- */
+
+static int restore_run(void *arg, const struct kvi_dump_run *run)
+{
+    return kvi_store(arg, run->holder, run->tier, run->parent, run->blocks, run->n, NULL);
+}
+
+static int restore_extra(void *arg, const struct kvi_extra *extra)
+{
+    return kvi_restore_extra(arg, extra);
+}
+
+static void a_copy_is_as_exact(void **state)
+{
+    struct fixture *f = *state, copy = {0};
+
+    add(f, DEVICE, 0, CHAIN, 0, 5);
+    add(f, DEVICE, 0, CHAIN, 0, 1);
+    add(f, HOST, 0, CHAIN, 3, 4);
+    add(f, DEVICE, 0, CHAIN, 4, 5);
+    assert_int_equal(take(f, DEVICE, 0, 103), 1); /* parks 4 and 5, which has two copies */
+    assert_int_equal(kvi_create(NULL, &copy.ix), 0);
+    assert_int_equal(kvi_dump(f->ix, restore_run, copy.ix), 0);
+    assert_int_equal(kvi_dump_extras(f->ix, restore_extra, copy.ix), 0);
+    assert_reach(&copy, CHAIN, 2, 2);
+    assert_int_equal(take(&copy, DEVICE, 0, 101), 1);
+    add(&copy, DEVICE, 0, CHAIN, 2, 3);
+    assert_reach(&copy, CHAIN, 5, 5);
+    assert_int_equal(take(&copy, DEVICE, 0, 105), 1);
+    assert_reach(&copy, CHAIN, 5, 5);
+    assert_int_equal(take(&copy, DEVICE, 0, 104), 1);
+    assert_reach(&copy, CHAIN, 3, 5);
+    assert_null(kvi_check(copy.ix));
+    kvi_matches_fini(&copy.matches);
+    kvi_destroy(copy.ix);
+}
+
 /* -- lower tiers name no place ----------------------------------------------------------------- */
 
 static void an_offload_moves_nothing(void **state)
@@ -289,7 +326,8 @@ int main(void)
         T(a_hole_is_filled),         T(a_child_before_its_parent),
         T(copies_survive_parking),   T(parents_first_in_one_call),
         T(parking_is_bounded),       T(a_holder_is_bounded),
-        T(an_offload_moves_nothing), T(an_offload_goes_on_below),
+        T(a_copy_is_as_exact),       T(an_offload_moves_nothing),
+        T(an_offload_goes_on_below),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -185,6 +185,27 @@ static void orphans_are_passed_over(void **state)
     ki_dump_reader_fini(&reader);
 }
 
+static void extras_are_restored(void **state)
+{
+    struct ki_dump_reader reader;
+    struct kvi_holder_info info;
+
+    (void)state;
+    assert_int_equal(
+        read_text(
+            "{\"m:t\":{\"block_size\":4,\"events\":[],\"extras\":["
+            "{\"worker_id\":1,\"block_hash\":5,\"parent_hash\":4,\"tokens_hash\":9,\"tiers\":3},"
+            "{\"worker_id\":1,\"block_hash\":5,\"tier\":0,\"copies\":2},"
+            "{\"worker_id\":1,\"block_hash\":6,\"tier\":0,\"copies\":2}]}}",
+            &reader),
+        0);
+    assert_int_equal(kvi_get_holder(reader.models[0].index, (struct kv_holder){1, 0}, &info), 0);
+    assert_int_equal(info.parked, 1);
+    assert_int_equal(info.copies, 1); /* of a block that is there */
+    assert_int_equal(reader.orphans, 0);
+    ki_dump_reader_fini(&reader);
+}
+
 static void what_is_no_dump(void **state)
 {
     static const char *const texts[] = {
@@ -227,6 +248,7 @@ int main(void)
         cmocka_unit_test(what_is_told_of_holders),
         cmocka_unit_test(memory_is_bounded),
         cmocka_unit_test(orphans_are_passed_over),
+        cmocka_unit_test(extras_are_restored),
         cmocka_unit_test(what_is_no_dump),
     };
 
