@@ -433,7 +433,8 @@ bool kvs_file_note_use(kv_store_v1 *h, int dirfd, const char *name, struct stat 
     struct timespec times[2];
     struct stat now;
 
-    if (kvs_file_deletable(h) < 0 ||
+    /* Another name may be another program's; a pinned chunk's publication notes its use. */
+    if (kvs_file_deletable(h) < 0 || st->st_nlink != 1 ||
         (int64_t)(kv_wall_ns() / KV_NS_PER_S) - st->st_mtime <= USE_S ||
         fstatat(dirfd, name, &now, AT_SYMLINK_NOFOLLOW) < 0 || now.st_ino != st->st_ino ||
         clock_gettime(CLOCK_REALTIME, &times[0]) < 0)

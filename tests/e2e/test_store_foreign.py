@@ -41,7 +41,7 @@ class World:
         return {p.name: (p.read_bytes(), p.stat().st_mtime_ns, p.stat().st_ino) for p in self.victim.iterdir()}
 
     def run(self, command, *args, status=(OK,), options=""):
-        status = (*status, NOT_FOUND) if args == ("none",) else status
+        status = (*status, NOT_FOUND) if status and args == ("none",) else status
         done = subprocess.run([KVASIR, "store", command, f"{self.store}{options}", *map(str, args)], capture_output=True,
                               timeout=60, stdin=subprocess.DEVNULL, check=False)
         if status is not None and done.returncode not in status:
@@ -279,6 +279,67 @@ def test_a_manifest_that_is_a_folder_is_reported():
         check(b"directory" in done.stderr, done.stderr)
         w.run("restore", "chat", w.path / "out", status=(NOT_FOUND,))
         check(w.run("ls", "--names").stdout.split() == [], "a folder was listed")
+
+
+# -- vandals -------------------------------------------------------------------------------------------------------
+
+
+def vandalise(w, rng):
+    """One change to the store's directory, as somebody with write permission may make it; returns what it was."""
+    entries = sorted(p for p in w.store.rglob("*") if p != w.store)
+    at = rng.choice(entries)
+    kind = rng.choice(["link", "hard", "pipe", "folder", "cut", "noise", "remove", "swap", "new link", "new hard", "rename"])
+    target = rng.choice([w.victim, *sorted(w.victim.iterdir())])
+    if kind.startswith("new"):  # beside, under a name in a form of the store's
+        folder = at if at.is_dir() and not at.is_symlink() else at.parent
+        at = folder / rng.choice([WRITER, f"{WRITER}.{rng.randrange(9)}", f"{WRITER}.1.s", "a" * 32, "chat", "used", "verified", "b0" * 16])
+        if os.path.lexists(at):
+            return "nothing"
+    elif kind in ("link", "hard", "pipe", "folder", "remove"):
+        if at.is_dir() and not at.is_symlink():
+            at.rename(w.path / f"gone{rng.randrange(10 ** 9)}")
+        else:
+            at.unlink()
+    if kind.endswith("link"):
+        at.symlink_to(target)
+    elif kind.endswith("hard"):
+        os.link(w.victim / "db.sqlite", at)
+    elif kind == "pipe":
+        os.mkfifo(at)
+    elif kind == "folder":
+        at.mkdir()
+    elif kind in ("cut", "noise") and at.is_file() and not at.is_symlink() and at.stat().st_nlink == 1:
+        at.write_bytes(rng.randbytes(rng.randrange(5000)) if kind == "noise" else at.read_bytes()[:rng.randrange(100)])
+    elif kind == "swap":
+        other = rng.choice(entries)
+        if at.parent == other.parent and os.path.lexists(other):
+            aside = w.path / "aside"
+            at.rename(aside)
+            other.rename(at) if os.path.lexists(other) else None
+            aside.rename(other)
+    elif kind == "rename":
+        at.rename(at.with_name(rng.choice([f"{WRITER}.{rng.randrange(9)}", "x", "c" * 32])) if at.is_file() else at)
+    return f"{kind} {at.relative_to(w.store) if w.store in at.parents else at}"
+
+
+def test_vandals():
+    """Whatever becomes of its directory, no command of a store touches anything else, or hangs; and when the store
+    can be opened at all, a save that succeeds can be restored."""
+    seed = int(os.environ.get("KV_TEST_SEED", random.randrange(1 << 32)))
+    rounds = max(8 * int(os.environ.get("KV_TEST_SCALE", "100")) // 100, 2)
+    for n in range(rounds):
+        rng = random.Random(seed + n)
+        with World() as w:
+            done = [vandalise(w, rng) for _ in range(rng.randrange(1, 6))]
+            what = f"KV_TEST_SEED={seed + n}: {done}"
+            options = rng.choice(["", "?limit=1M", "?sums=files"])
+            for command in rng.sample(COMMANDS, 3):
+                ended = w.run(*command, status=None, options=options)
+                check(0 <= ended.returncode <= 5, f"{what}: {command} {ended}")
+                w.unharmed(f"{what}, {command}")
+            if w.save("fresh", status=None, options=options).returncode == OK:
+                w.restores("fresh", options=options)
+            w.unharmed(f"{what}, save")
 
 
 # -- two users -----------------------------------------------------------------------------------------------------
