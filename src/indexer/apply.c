@@ -87,6 +87,8 @@ static bool tells_again(const struct ki_applier *a, const struct kve_batch *batc
 {
     const struct kve_op *op = &batch->ops[at];
 
+    if (a->overlaps)
+        return true;
     /* A prompt of one full block is computed anew each time: one block from the root says nothing. */
     return may_tell_again(op) && (a->tells_again || (op->n > 1 && goes_on(batch, at)));
 }
@@ -107,7 +109,7 @@ static int apply_store(struct ki_applier *a, struct kvi_index *index, struct kv_
                           op->n);
     if (rc == 0) {
         a->stats.orphans += stored.parked > 0; /* usual after a loss, and in lower tiers */
-        a->tells_again |= again && op->n > 1 && stored.duplicate == op->n;
+        a->tells_again |= again && !a->overlaps && op->n > 1 && stored.duplicate == op->n;
         return 0;
     }
     a->last.full |= rc == -ENOSPC;
@@ -233,7 +235,7 @@ enum ki_applied ki_applier_apply(struct ki_applier *a, struct kvi_index *index, 
         if (op->type == KVE_OP_STORE)
             a->forms |= 1u << op->lookahead;
         if (i >= chained) {
-            size_t k = may_tell_again(op) ? 1 : count_chained(op, batch.n_ops - i);
+            size_t k = a->overlaps || may_tell_again(op) ? 1 : count_chained(op, batch.n_ops - i);
 
             chained = i + k;
             if (k > 1 && apply_chained(a, index, op, k)) {

@@ -26,6 +26,7 @@ struct ki_applier {
     struct kve_reader *reader;
     uint32_t *ranks; /* sorted: those whose blocks this stream has brought */
     uint32_t n_ranks;
+    bool overlaps; /* the batches may be in a peer's dump already: a block told again is no copy */
     /* What the last batch showed of missing blocks (struct ki_evidence). */
     struct {
         uint64_t unknown;

@@ -715,6 +715,13 @@ static void tell_connection(struct ki_listener *l, uint64_t now_ns)
 {
     unsigned steps = 0;
 
+    /* What was published while the peer dumped has been read. */
+    if (l->started && !l->sub_ready && !has_work(l) && !l->holding && l->applier.overlaps) {
+        pthread_mutex_lock(&l->lock);
+        l->applier.overlaps = false;
+        pthread_mutex_unlock(&l->lock);
+    }
+
     if (!l->started || l->sub_ready || has_work(l) || l->link.state != KI_LINK_UP ||
         l->ups_told == l->link.ups)
         return;
@@ -881,6 +888,7 @@ static void start(struct ki_listener *l, uint64_t now_ns)
 {
     pthread_mutex_lock(&l->lock);
     l->started = true;
+    l->applier.overlaps = l->stream.seeded || l->stream.cursorless;
     l->ups_at_start = l->link.ups;
     ki_stream_start(&l->stream, now_ns);
     pthread_mutex_unlock(&l->lock);
