@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a peer tells of its registrations: any bytes, arriving in pieces of any size. */
+/* A peer's list of registrations: any bytes, arriving in pieces of any size. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

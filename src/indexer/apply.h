@@ -33,7 +33,7 @@ struct ki_applier {
         bool full;
     } last;
     bool tells_again; /* blocks that it has, from the root: see apply.c */
-    uint32_t forms; /* bit 1 << lookahead of each form in which its blocks were hashed */
+    uint32_t forms;   /* bit 1 << lookahead of each form in which its blocks were hashed */
     struct ki_apply_stats stats;
     struct ki_event_counts counts; /* of the batch being applied */
 };
