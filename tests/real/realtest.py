@@ -3,7 +3,7 @@
 
     from realtest import *          # first: starts the program again with the Python of KV_REAL_ENGINES
 
-    use("vllm-0.33")                # that package folder comes first on the module path
+    use("vllm-0.33.0")                # that package folder comes first on the module path
     with Indexer() as indexer: ...
 
 KV_REAL_ENGINES names a virtual environment made by tests/real/make_env.sh; without it every program is skipped.

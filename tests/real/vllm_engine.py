@@ -6,7 +6,7 @@ from math import lcm
 
 from realtest import *
 
-use("vllm-0.33")
+use("vllm-0.33.0")
 
 import torch  # noqa: E402
 from vllm.distributed.kv_events import KVEventBatch, ZmqEventPublisher  # noqa: E402
