@@ -49,19 +49,21 @@ static enum MHD_Result on_accept(void *cls, const struct sockaddr *address, sock
 
 static struct ki_conn *add_connection(struct ki_http *http, struct MHD_Connection *connection)
 {
-    const union MHD_ConnectionInfo *fd =
-        MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
-    const union MHD_ConnectionInfo *peer =
-        MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+    const union MHD_ConnectionInfo *info;
     struct ki_client *client;
     struct ki_conn *conn;
     uint8_t address[16];
+    int fd;
 
-    peer_address(peer ? peer->client_addr : NULL, address);
+    /* From 1.0 on, the library puts every answer into the same place. */
+    info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+    fd = info ? info->connect_fd : -1;
+    info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+    peer_address(info ? info->client_addr : NULL, address);
     client = ki_budget_join(http->budget, address);
     if (!client)
         return NULL;
-    conn = ki_conns_add(http->conns, fd ? fd->connect_fd : -1, is_loopback(address), client);
+    conn = ki_conns_add(http->conns, fd, is_loopback(address), client);
     if (!conn)
         ki_budget_leave(http->budget, client);
     return conn;
