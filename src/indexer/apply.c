@@ -121,47 +121,6 @@ static int apply_store(struct ki_applier *a, struct kvi_index *index, struct kv_
     return rc == -EINVAL ? 0 : rc;
 }
 
-/*
- * How many of the @n operations from @ops on are stores of the same holder, each below the last block
- * of the one before. Some engines announce every block of a prompt in an event of its own.
- */
-static size_t count_chained(const struct kve_op *ops, size_t n)
-{
-    size_t k = 1;
-
-    if (ops->type != KVE_OP_STORE)
-        return 1;
-    for (; k < n; k++) {
-        const struct kve_op *op = &ops[k], *above = &ops[k - 1];
-
-        if (op->type != KVE_OP_STORE || op->rank != ops->rank || op->tier != ops->tier ||
-            op->source != ops->source || op->lookahead != ops->lookahead || !above->n ||
-            !op->has_parent || op->parent != above->blocks[above->n - 1].hash ||
-            op->blocks != above->blocks + above->n)
-            break;
-    }
-    return k;
-}
-
-/* All of the @n chained operations in one call of the index. False: it refused them. */
-static bool apply_chained(struct ki_applier *a, struct kvi_index *index, const struct kve_op *ops,
-                          size_t n)
-{
-    const struct kve_op *last = &ops[n - 1];
-    struct kv_holder holder = {.worker = a->instance, .rank = ops->rank};
-    size_t n_blocks = (size_t)(last->blocks - ops->blocks) + last->n;
-    struct kvi_stored stored = {0};
-
-    if (kvi_add(index, holder, ops->tier, ops->source, ops->has_parent ? &ops->parent : NULL,
-                ops->blocks, n_blocks, &stored))
-        return false;
-    for (size_t i = 0; i < n; i++)
-        ki_event_counts_store(&a->counts, stored.parked ? -ENOENT : 0,
-                              stored.duplicate == n_blocks ? 0 : ops[i].n, ops[i].n);
-    a->stats.orphans += stored.parked ? n : 0;
-    return true;
-}
-
 static int apply_op(struct ki_applier *a, struct kvi_index *index, const struct kve_batch *batch,
                     size_t at)
 {
@@ -212,7 +171,6 @@ enum ki_applied ki_applier_apply(struct ki_applier *a, struct kvi_index *index, 
                                  size_t len)
 {
     enum ki_applied result = KI_APPLIED;
-    size_t chained = 0; /* operations below this one have been tried as one store */
     struct kve_batch batch;
 
     memset(&a->last, 0, sizeof(a->last));
@@ -234,15 +192,6 @@ enum ki_applied ki_applier_apply(struct ki_applier *a, struct kvi_index *index, 
         }
         if (op->type == KVE_OP_STORE)
             a->forms |= 1u << op->lookahead;
-        if (i >= chained) {
-            size_t k = a->overlaps || may_tell_again(op) ? 1 : count_chained(op, batch.n_ops - i);
-
-            chained = i + k;
-            if (k > 1 && apply_chained(a, index, op, k)) {
-                i += k - 1;
-                continue;
-            }
-        }
         if (apply_op(a, index, &batch, i) < 0)
             result = KI_APPLIED_PART;
         else if (op->type == KVE_OP_CLEAR && a->n_ranks == 1 && is_empty(a, index, op->rank))
