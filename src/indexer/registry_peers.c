@@ -231,9 +231,10 @@ uint64_t ki_registry_unfollowed(struct ki_registry *registry, const struct ki_mo
     uint64_t n = 0;
 
     pthread_mutex_lock(&registry->admin);
-    if (registry->positions.buckets)
-        TAILQ_FOREACH(p, &registry->positions.by_age, age)
-    n += p->has_blocks && kvi_holder_blocks(model->index, p->mark.holder) > 0;
+    if (registry->positions.buckets) {
+        for (p = TAILQ_FIRST(&registry->positions.by_age); p; p = TAILQ_NEXT(p, age))
+            n += p->has_blocks && kvi_holder_blocks(model->index, p->mark.holder) > 0;
+    }
     pthread_mutex_unlock(&registry->admin);
     return n;
 }
@@ -252,9 +253,8 @@ uint64_t ki_registry_forget_unfollowed(struct ki_registry *registry, uint64_t ag
     struct ki_position *p;
 
     pthread_mutex_lock(&registry->admin);
-    if (registry->positions.buckets)
-        TAILQ_FOREACH(p, &registry->positions.by_age, age)
-        {
+    if (registry->positions.buckets) {
+        for (p = TAILQ_FIRST(&registry->positions.by_age); p; p = TAILQ_NEXT(p, age)) {
             if (p->noted_ns + age_ns > now_ns)
                 break; /* the rest is younger */
             if (!p->has_blocks)
@@ -262,6 +262,7 @@ uint64_t ki_registry_forget_unfollowed(struct ki_registry *registry, uint64_t ag
             forget_position(registry, p);
             n++;
         }
+    }
     pthread_mutex_unlock(&registry->admin);
     return n;
 }
