@@ -115,15 +115,16 @@ static uint64_t get_le64(const uint8_t *in)
     return value;
 }
 
-static void encode(uint8_t out[RECORD], const struct kvs_file_known *note)
+static void encode(uint8_t *out, const struct kvs_file_known *note)
 {
     const uint64_t words[] = {
         note->key.low64,          note->key.high64,         note->ino, note->size,
         (uint64_t)note->mtime_ns, (uint64_t)note->noted_ns, 0};
 
+    _Static_assert(sizeof(words) == RECORD - 8, "the sum is the last word");
     for (size_t i = 0; i < KV_COUNT(words); i++)
         put_le64(out + 8 * i, words[i]);
-    put_le64(out + RECORD - 8, kv_xxh64(out, RECORD - 8, 0));
+    put_le64(out + sizeof(words), kv_xxh64(out, sizeof(words), 0));
 }
 
 static bool decode(struct kvs_file_known *ret, const uint8_t in[RECORD])
