@@ -108,7 +108,7 @@ class Worker:
                 name, tiers = self.held.pop(chain)
                 events += [self.publisher.removed([name], medium=medium) for medium in tiers]
                 self.chains = [entry for entry in self.chains if entry[0] != chain]
-            else:
+            elif len(self.media) == 1:  # vLLM clears its device memory only, and so does ours; Dynamo clears all tiers
                 events.append(self.publisher.cleared())
                 self.chains, self.held = [((), None)], {}
         return events
