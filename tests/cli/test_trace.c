@@ -54,7 +54,7 @@ static void test_bad_lines(void **state)
     } cases[] = {
         {"{", "byte 1"},
         {"[]", "byte 0"},
-        {"nonsense", "byte 0"},
+        {"nonsense", "byte 1"},
         {GOOD " x", "byte"},
         {"{\"timestamp\":1,\"input_length\":9,\"output_length\":1}", "hash_ids is missing"},
         {"{\"timestamp\":1,\"input_length\":9,\"hash_ids\":[1]}", "output_length is missing"},
