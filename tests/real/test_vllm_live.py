@@ -96,7 +96,7 @@ class Follower:
     """A kv-indexer that follows the engines, with or without their replay endpoints."""
 
     def __init__(self, name, engines, replay=True):
-        self.name, self.indexer, self.tally = name, Indexer(), Tally(name)
+        self.name, self.indexer, self.tally, self.replay = name, Indexer(), Tally(name), replay
         for engine in engines:
             fields = {"replay_endpoint": engine.replay} if replay else {}
             self.indexer.register(engine.number, engine.events, block_size=BLOCK, **fields)
@@ -120,6 +120,9 @@ def promised(score, tokens):
 
 def talk(title, engines, followers, rng, turns, talks):
     """@turns requests of conversations that go on, each to the engine that the first follower names best."""
+    for follower in followers:
+        if not follower.replay:  # what it misses before it is connected it can never learn
+            wait_until(lambda: all(follower.listener(engine)["connected"] for engine in engines), 30, "connections")
     for turn in range(turns):
         if not talks or rng.random() < 0.3:
             talks.append([rng.randrange(3, VOCABULARY) for _ in range(rng.choice((BLOCK, 2 * BLOCK, 50, 90)))])
