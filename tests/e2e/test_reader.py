@@ -17,7 +17,8 @@ MASK = 2**64 - 1
 BLOCK = 4
 MEDIA = {0: ["GPU", "gpu", None, "DEVICE"], 1: ["CPU", "cpu_pinned", "CPU_TIER1"], 2: ["DISK", "STORAGE", "Nvme"],
          3: ["EXTERNAL", "shared"]}
-KINDS = ["sliding_window", "mamba", "chunked_local_attention", "cross_attention"]
+KINDS = ["sliding_window", "chunked_local_attention", "cross_attention"]  # a window without its length is none
+VLLM_TIERS = ("CPU", "STORAGE")  # vLLM's clear leaves these, and its events there have no extra keys
 
 
 def xxh3(data, seed):
@@ -41,8 +42,34 @@ class Stream:
 
     def __init__(self, rng):
         self.rng = rng
-        self.salts = {}   # (rank, hash) -> [salt, tiers]
+        self.salts = {}   # (rank, hash) -> [salt, copies by tier]
         self.stored = {}  # (rank, hash) -> lora, for choosing parents
+        self.lower = set()  # ranks with salted blocks outside the device
+        self.cleared_tiers = set()  # lower tiers under other names than vLLM's: a clear empties them, too
+        self.saw_salt = self.saw_adapter = False
+
+    def put_salt(self, rank, block, salt, tier):
+        if not any(r == rank for r, _ in self.salts):
+            self.lower.discard(rank)
+        if tier:
+            self.lower.add(rank)
+        copies = self.salts.setdefault((rank, block), [salt, {}])[1]
+        copies[tier] = copies.get(tier, 0) + 1
+
+    def take_salt(self, rank, block, tier):
+        """True when the last copy of a salted block is gone."""
+        if (rank, block) not in self.salts:
+            return False
+        copies = self.salts[rank, block][1]
+        copies[tier] = max(0, copies.get(tier, 0) - 1)
+        if any(copies.values()):
+            return False
+        del self.salts[rank, block]
+        return True
+
+    def note_medium(self, medium, tier):
+        if tier and medium not in VLLM_TIERS:
+            self.cleared_tiers.add(tier)
 
     def hash_form(self, value):
         """A hash as an unsigned or signed number or as the end of a digest."""
@@ -113,10 +140,18 @@ class Stream:
             event += rng.choice([[], [0], [None], [0, "full_attention", None], [0, "full_attention", None, "LOCAL", "gpu"]])
             if not keys and not slot7 and len(event) == 9:
                 event = event[:rng.choice([7, 8, 9])]
+        owner = isinstance(event, list) and len(event) == 14  # on the device it isn't one
+        if not (owner and tier):
+            self.note_medium(medium, tier)
         for h in hashes:
             self.stored[rank, h] = lora
+        if medium in VLLM_TIERS and not any(keys or []) and not told and (self.saw_salt or (self.saw_adapter and not lora)):
+            return event, f"known {tier} {rank} " + " ".join(map(str, hashes))
+        self.saw_salt |= bool(salt)
+        self.saw_adapter |= bool(lora)
+        for h in hashes:
             if salt:
-                self.salts.setdefault((rank, h), [salt, set()])[1].add(tier)
+                self.put_salt(rank, h, salt, tier)
         blocks = [f"{h}:{local_hash(tokens[i * BLOCK:(i + 1) * BLOCK], lora, salt, mms[i])}" for i, h in enumerate(hashes)]
         return event, " ".join([f"store {tier} {rank}"] + ([] if parent is None else [f"parent={parent}"]) + blocks)
 
@@ -128,32 +163,41 @@ class Stream:
         hashes, tier = self.some_stored(rank), self.rng.choice([1, 2, 3])
         for h in hashes:
             if (rank, h) in self.salts:
-                self.salts[rank, h][1].add(tier)
+                self.put_salt(rank, h, self.salts[rank, h][0], tier)
         forms = [self.hash_form(h) for h in hashes]
-        event = self.rng.choice([["BlockStored", forms, None, [], 0, None, self.rng.choice(MEDIA[tier])],
+        medium = self.rng.choice(MEDIA[tier])
+        self.note_medium(medium, tier)
+        event = self.rng.choice([["BlockStored", forms, None, [], 0, None, medium],
                                  {"type": "BlockStored", "block_hashes": forms, "token_ids": None, "block_size": None,
-                                  "medium": self.rng.choice(MEDIA[tier]), "event_type": "stored", "seq_hashes": [1]}])
+                                  "medium": medium, "event_type": "stored", "seq_hashes": [1]}])
         return event, f"known {tier} {rank} " + " ".join(map(str, hashes))
 
     def remove(self, rank):
         hashes, tier = self.some_stored(rank), self.rng.choice([0, 0, 1])
         for h in hashes:
-            if (rank, h) in self.salts:
-                self.salts[rank, h][1].discard(tier)
-                if not self.salts[rank, h][1]:
-                    del self.salts[rank, h]
-                    self.stored.pop((rank, h), None)  # a parent that is gone is no parent
+            if self.take_salt(rank, h, tier):
+                self.stored.pop((rank, h), None)  # a parent that is gone is no parent
         forms = [self.hash_form(h) for h in hashes]
         medium = self.rng.choice(MEDIA[tier])
+        self.note_medium(medium, tier)
         event = self.rng.choice([["BlockRemoved", forms, medium], ["BlockRemoved", forms, medium, 0],
                                  {"block_hashes": forms, "type": "BlockRemoved", "medium": medium}])
         return event, f"remove {tier} {rank} " + " ".join(map(str, hashes))
 
     def clear(self, rank):
-        for table in (self.salts, self.stored):
+        forgotten = [self.stored]
+        if rank not in self.lower or self.cleared_tiers == {1, 2, 3}:
+            forgotten.append(self.salts)
+        for table in forgotten:
             for key in [k for k in table if k[0] == rank]:
                 del table[key]
         return self.rng.choice([["AllBlocksCleared"], {"type": "AllBlocksCleared"}]), f"clear 0 {rank}"
+
+    def state(self, rank):
+        """A block of a recurrent layer's cache: named by its hash alone, whatever its tokens."""
+        block = self.rng.getrandbits(64)
+        return {"type": "BlockStored", "block_hashes": [block], "token_ids": [1, 2, 3, 4, 5], "block_size": BLOCK,
+                "kv_cache_spec_kind": "mamba", "group_idx": 3}, f"known 0 {rank} {block}"
 
     def bad(self, rank):
         del rank
@@ -178,7 +222,7 @@ class Stream:
         effective = 9 if rank is None else rank  # 9: what the tool gives its reader
         events, lines, skipped = [], [], {}
         for _ in range(rng.choice([0, 1, 3, 20])):
-            kind = rng.choices([self.store, self.offload, self.remove, self.clear, self.bad], [10, 2, 4, 0.2, 2])[0]
+            kind = rng.choices([self.store, self.offload, self.remove, self.clear, self.state, self.bad], [10, 2, 4, 0.2, 0.5, 2])[0]
             event, line = kind(effective)
             events.append(event)
             if kind == self.bad:
