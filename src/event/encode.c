@@ -8,7 +8,7 @@
 
 static const char *const media[KV_N_TIERS] = {
     [KV_TIER_DEVICE] = "GPU",
-    [KV_TIER_HOST] = "CPU",
+    [KV_TIER_HOST] = "CPU_PINNED",
     [KV_TIER_DISK] = "DISK",
     [KV_TIER_EXTERNAL] = "EXTERNAL",
 };

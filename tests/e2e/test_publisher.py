@@ -56,11 +56,11 @@ def events_of(i, encoding):
                   "lora_id": None, "medium": "GPU", "lora_name": lora}
         if salt:
             stored["cache_salt"] = salt
-        return [stored, {"type": "BlockRemoved", "block_hashes": hashes[:1], "medium": "CPU"}, {"type": "AllBlocksCleared"}]
+        return [stored, {"type": "BlockRemoved", "block_hashes": hashes[:1], "medium": "CPU_PINNED"}, {"type": "AllBlocksCleared"}]
     stored = ["BlockStored", hashes, parent, tokens, 4, None, "GPU", lora]
     if salt:
         stored.append([["dynamo-cache-salt:salt"], None])
-    return [stored, ["BlockRemoved", hashes[:1], "CPU"], ["AllBlocksCleared"]]
+    return [stored, ["BlockRemoved", hashes[:1], "CPU_PINNED"], ["AllBlocksCleared"]]
 
 
 def check_payload(payload, i, encoding):
