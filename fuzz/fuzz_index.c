@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Bytes as operations on a prefix index and on the naive model of it. The universe is tiny (4 holders,
- * 4 tokens hashes, 32 engine hashes), so that a few bytes reach splits, moves, renames and cascades.
+ * 4 tokens hashes, 32 engine hashes, 2 sources), so that a few bytes reach splits, moves, renames,
+ * copies and parked blocks.
  */
 #include <stdint.h>
 
@@ -33,11 +34,14 @@ static void must(bool holds, const char *what)
     abort();
 }
 
-static void do_store(struct both *both, struct input *in, struct kv_holder key, enum kv_tier tier)
+static void do_store(struct both *both, struct input *in, struct kv_holder key, enum kv_tier tier,
+                     bool counted)
 {
     uint8_t shape = take(in), n = 1 + shape % 8;
     uint64_t parent = shape >> 3 & 31;
-    bool has_parent = take(in) & 1;
+    uint8_t more = take(in);
+    bool has_parent = more & 1;
+    uint32_t source = counted ? more >> 1 & 1 : 0;
     struct kvi_stored got = {0}, want = {0};
     struct kv_block blocks[8];
     int rc, expected;
@@ -47,26 +51,45 @@ static void do_store(struct both *both, struct input *in, struct kv_holder key, 
 
         blocks[i] = (struct kv_block){byte >> 2 & 31, byte & 3};
     }
-    expected = model_store(both->model, key, tier, has_parent ? &parent : NULL, blocks, n, &want);
-    rc = kvi_store(both->ix, key, tier, has_parent ? &parent : NULL, blocks, n, &got);
+    expected = model_add(both->model, key, tier, source, counted, has_parent ? &parent : NULL,
+                         blocks, n, &want);
+    rc = counted
+             ? kvi_add(both->ix, key, tier, source, has_parent ? &parent : NULL, blocks, n, &got)
+             : kvi_store(both->ix, key, tier, has_parent ? &parent : NULL, blocks, n, &got);
     must(rc == expected, "store");
     must(rc || memcmp(&got, &want, sizeof(got)) == 0, "what was stored");
 }
 
 static void do_hashes(struct both *both, struct input *in, struct kv_holder key, enum kv_tier tier,
-                      bool removing)
+                      bool removing, bool counted)
 {
-    uint8_t n = 1 + take(in) % 6;
+    uint8_t shape = take(in), n = 1 + shape % 6;
+    uint32_t source = counted ? shape >> 7 : 0;
     uint64_t hashes[6];
     long got, want;
 
     for (uint8_t i = 0; i < n; i++)
         hashes[i] = take(in) & 31;
-    got = removing ? kvi_remove(both->ix, key, tier, hashes, n)
-                   : kvi_store_known(both->ix, key, tier, hashes, n);
-    want = removing ? model_remove(both->model, key, tier, hashes, n)
-                    : model_store_known(both->model, key, tier, hashes, n);
+    got = removing  ? kvi_take(both->ix, key, tier, source, hashes, NULL, n)
+          : counted ? kvi_add_known(both->ix, key, tier, source, hashes, n)
+                    : kvi_store_known(both->ix, key, tier, hashes, n);
+    want = removing ? model_take(both->model, key, tier, source, hashes, NULL, n)
+                    : model_add_known(both->model, key, tier, source, counted, hashes, n);
     must(got == want, removing ? "remove" : "store known");
+}
+
+/* All of a holder, or one source of some tiers. */
+static void do_clear(struct both *both, struct input *in, struct kv_holder key, bool counted)
+{
+    uint8_t which = counted ? take(in) : 0;
+
+    if (counted) {
+        model_clear_tiers(both->model, key, which & 15, which >> 4 & 1);
+        must(kvi_clear_tiers(both->ix, key, which & 15, which >> 4 & 1) == 0, "clear tiers");
+    } else {
+        model_clear(both->model, key);
+        must(kvi_clear(both->ix, key) == 0, "clear");
+    }
 }
 
 static void do_find(struct both *both, struct input *in)
@@ -86,22 +109,22 @@ static void do_one(struct both *both, struct input *in)
     uint8_t op = take(in);
     struct kv_holder key = {op >> 3 & 1, op >> 4 & 1};
     enum kv_tier tier = (enum kv_tier)(op >> 5 & 3);
+    bool counted = op >> 7;
 
     switch (op & 7) {
     case 0:
     case 1:
     case 2:
-        do_store(both, in, key, tier);
+        do_store(both, in, key, tier, counted);
         break;
     case 3:
-        do_hashes(both, in, key, tier, true);
+        do_hashes(both, in, key, tier, true, counted);
         break;
     case 4:
-        do_hashes(both, in, key, tier, false);
+        do_hashes(both, in, key, tier, false, counted);
         break;
     case 5:
-        model_clear(both->model, key);
-        must(kvi_clear(both->ix, key) == 0, "clear");
+        do_clear(both, in, key, counted);
         break;
     case 6:
         must(kvi_remove_holder(both->ix, key) ==

@@ -144,7 +144,7 @@ static void go_up(const struct kvi_index *ix, struct kvi_cursor *cursor)
 
 static void drop_slice(struct kvi_index *ix, struct kvi_holder *holder, struct kvi_cursor *cursor)
 {
-    struct slice slice = {.drop = {ix, holder, 0}, .left = SLICE};
+    struct slice slice = {.drop = {.ix = ix, .holder = holder}, .left = SLICE};
 
     /* The chain was joined with its child, which isn't done because the cursor is behind it. */
     if (!cursor->after || cursor->order == UINT64_MAX)

@@ -141,7 +141,7 @@ static void settle_doubt(struct kvi_index *ix, struct kvi_holder *holder, uint32
         uint64_t hash;
         bool taken;
 
-        if (i >= ix->copies.n) /* parking forgot some */
+        if (!ix->copies.items || i >= ix->copies.n) /* parking forgot some */
             continue;
         hash = copy->hash;
         taken = copy->taken;
