@@ -17,7 +17,7 @@ static const struct {
      KI_TENANT_ID | KI_LORA_NAME | KI_CACHE_SALT | KI_EXPLAIN | KI_MM_OBJECTS | KI_BLOCK_MM_INFOS},
     {KI_BLOCK_HASHES | KI_MODEL_NAME, KI_TENANT_ID | KI_CACHE_SALT | KI_EXPLAIN},
     {KI_INSTANCE_ID | KI_ENDPOINT | KI_MODEL_NAME | KI_BLOCK_SIZE,
-     KI_TENANT_ID | KI_DP_RANK | KI_REPLAY_ENDPOINT | KI_HASH_LOOKAHEAD},
+     KI_TENANT_ID | KI_DP_RANK | KI_REPLAY_ENDPOINT | KI_HASH_LOOKAHEAD | KI_NUM_BLOCKS},
     {KI_INSTANCE_ID | KI_MODEL_NAME, KI_TENANT_ID | KI_DP_RANK},
     {KI_URL, 0},
     {KI_INSTANCE_ID, KI_DP_RANK},
@@ -112,6 +112,8 @@ static void write_again(const struct ki_body *body, struct kv_buf *out)
         kv_msgpack_put_str(&fields, "block_hashes");
         kv_msgpack_put_bin(&fields, body->block_hashes.data, body->block_hashes.len);
     }
+    if (body->present & KI_NUM_BLOCKS)
+        put_number(&fields, &n, "num_blocks", body->num_blocks);
     if (body->present & KI_HASH_LOOKAHEAD)
         put_number(&fields, &n, "hash_lookahead", body->hash_lookahead);
     put_objects(body, &fields, &n);
@@ -141,7 +143,8 @@ static void same(const struct ki_body *a, const struct ki_body *b)
 {
     require(a->present == b->present && a->explain == b->explain);
     require(a->instance_id == b->instance_id && a->block_size == b->block_size &&
-            a->dp_rank == b->dp_rank && a->hash_lookahead == b->hash_lookahead);
+            a->num_blocks == b->num_blocks && a->dp_rank == b->dp_rank &&
+            a->hash_lookahead == b->hash_lookahead);
     same_string(a->model_name, b->model_name);
     same_string(a->tenant_id, b->tenant_id);
     same_string(a->lora_name, b->lora_name);

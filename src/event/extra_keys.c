@@ -47,9 +47,9 @@ static bool has_salt_prefix(struct kv_str s)
 
 static struct kv_str without_salt_prefix(struct kv_str s)
 {
-    size_t prefix = has_salt_prefix(s) ? sizeof(KVE_SALT_PREFIX) - 1 : 0;
+    const size_t prefix = sizeof(KVE_SALT_PREFIX) - 1;
 
-    return (struct kv_str){s.p + prefix, s.len - prefix};
+    return has_salt_prefix(s) ? (struct kv_str){s.p + prefix, s.len - prefix} : s;
 }
 
 /* -- keys -------------------------------------------------------------------------------------- */

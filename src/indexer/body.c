@@ -324,7 +324,7 @@ int ki_body_parse(enum ki_media media, struct kv_str text, uint32_t required, ui
         rc = kv_fail(error, -ENOMEM, 0, "out of memory");
     if (rc == 0 && ret->routing_group) {
         ret->tenant_id = ret->routing_group;
-        ret->present |= KI_TENANT_ID;
+        ret->present = (ret->present | KI_TENANT_ID) & ~(uint32_t)KI_ROUTING_GROUP;
     }
     return rc;
 }
