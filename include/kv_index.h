@@ -199,7 +199,7 @@ KV_API uint64_t kvi_holder_blocks(struct kvi_index *index, struct kv_holder hold
  */
 KV_API int kvi_limit_holder(struct kvi_index *index, struct kv_holder holder, uint64_t max_blocks);
 
-/** What one rank has, in counts. */
+/** Counts of the blocks of one rank. */
 struct kvi_holder_info {
     uint64_t blocks;                  /* as in kvi_holder_blocks */
     uint64_t tier_blocks[KV_N_TIERS]; /* the same by tier */
@@ -229,7 +229,7 @@ typedef int (*kvi_dump_fn)(void *arg, const struct kvi_dump_run *run);
  */
 KV_API int kvi_dump(struct kvi_index *index, kvi_dump_fn fn, void *arg);
 
-/** What kvi_dump doesn't tell of a block: that it is parked, or that source 0 has several copies of it. */
+/** Facts about a block that kvi_dump leaves out: parked, or several copies of source 0. */
 struct kvi_extra {
     struct kv_holder holder;
     uint64_t hash;

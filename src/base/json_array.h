@@ -50,7 +50,7 @@ enum {
 /* A shape is known when the code is compiled: what depends on it must really be inlined. */
 #define INLINE static inline __attribute__((always_inline))
 
-/* What an array is made of; each combination gets a loop of its own. */
+/* Kind of numbers in an array; each combination gets a loop of its own. */
 struct shape {
     bool wide;   /* 64-bit values, which may be negative; else u32 */
     bool spaced; /* a space after every comma */

@@ -295,7 +295,7 @@ static void enqueue(struct kv_resolver *r, struct name *name, uint64_t now_ns)
     name->rc = -EAGAIN;
 }
 
-/* What is known of a name now. Silence of the name servers doesn't make what they said before wrong. */
+/* Addresses known for a name now. Silence of the name servers does not make their last answer wrong. */
 static int answer(const struct kv_resolver *r, const struct name *name, uint64_t max_age_ms,
                   uint64_t now_ns)
 {

@@ -70,7 +70,7 @@ int kv_resolver_wait(struct kv_resolver *resolver, const char *host, uint64_t ma
  * uses it must not be unloaded (-z nodelete). NULL: out of memory. */
 struct kv_resolver *kv_resolver_shared(void);
 
-/** What a failure of the two means, for people. */
+/** Describe a failure of either call in words. */
 const char *kv_resolver_strerror(int rc);
 
 /** getaddrinfo as a kv_lookup_fn; @arg is unused. */

@@ -83,7 +83,7 @@ static int get(struct kc_http *http, const char *path, struct kv_buf *ret, struc
     return ret->error ? kv_fail(error, ret->error, 0, "out of memory") : 0;
 }
 
-/* What is left of a look's time. */
+/* Time left until a look's deadline. */
 static void limit(struct kc_http *http, uint64_t deadline_ns)
 {
     kc_http_set_timeout(http, (uint64_t)kv_ms_until(deadline_ns, kv_now_ns()));

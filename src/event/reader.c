@@ -8,8 +8,8 @@
  *                     |                 |                            |
  *                     `--- skipped and counted by reason ------------'
  *
- * What outlives a batch: what the cache groups of each rank are, the sources (whose cache an event
- * is about), and the salts of salted chains.
+ * State kept between batches: the kinds of each rank's cache groups, the sources (whose cache an
+ * event is about), and the salts of salted chains.
  */
 #include "kv_event.h"
 

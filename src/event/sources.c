@@ -70,7 +70,7 @@ static uint32_t need_of(uint64_t window, uint64_t block)
     return need < KVE_NEED_ALL ? (uint32_t)need : KVE_NEED_ALL - 1;
 }
 
-/* What the event's own kind says about its group. */
+/* Classify the event's group by the kind that the event itself names. */
 static struct kve_group described(struct kve_sources *sources, uint32_t rank,
                                   const struct kve_raw_event *ev, const struct kve_group *known,
                                   uint32_t block_size)
