@@ -20,6 +20,19 @@ keep_failures() { # PRESET LOG
         END { close_test() }' "$2" >>"$failures"
 }
 
+# Tests of whole processes (labels e2e and fault) wait for other programs, which a busy machine can delay
+# beyond any limit: up to 3 of them that failed beside the others run once more alone. One that passes
+# then counts as passed and is named as unsteady; unit tests get no second run.
+run_again() { # PRESET DIR; prints how many passed
+    local failed unsteady
+    failed=$(sed -n 's/^[0-9]*://p' "$2/Testing/Temporary/LastTestsFailed.log")
+    if [ "$(wc -l <<<"$failed")" -gt 3 ] || grep -qvE '^(e2e|fault)\.' <<<"$failed"; then echo 0; return; fi
+    ctest --test-dir "$2" --rerun-failed --output-on-failure -j 1 --timeout 300 --output-log "$2/again.log" >&2
+    unsteady=$(sed -n 's/.* Test *#[0-9]*: \([^ ]*\) .* Passed .*/\1/p' "$2/again.log")
+    for name in $unsteady; do echo "$1: $name: UNSTEADY, passed only when run alone" >>"$skips"; done
+    wc -w <<<"$unsteady"
+}
+
 # CTest shows the output of failed tests only: list the skips of the others, with their reasons.
 list_skips() { # PRESET LOG FULL-LOG
     awk -v preset="$1" '
@@ -45,8 +58,9 @@ for preset in $builds; do
     bad=$(sed -n 's/.*, \([0-9]*\) tests failed out of .*/\1/p' <<<"$summary")
     all=$(sed -n 's/.* tests failed out of \([0-9]*\).*/\1/p' <<<"$summary")
     [ -n "$all" ] || { broken+=("$preset ran no test"); failed=$((failed + 1)); continue; }
-    failed=$((failed + bad)); passed=$((passed + all - bad))
     list_skips "$preset" "$dir/test.log" "$dir/Testing/Temporary/LastTest.log"
+    [ "$bad" = 0 ] || bad=$((bad - $(run_again "$preset" "$dir")))
+    failed=$((failed + bad)); passed=$((passed + all - bad))
     [ "$bad" = 0 ] && continue
     broken+=("$preset: $bad of $all tests")
     keep_failures "$preset" "$dir/test.log"

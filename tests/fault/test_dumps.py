@@ -82,7 +82,8 @@ def test_positions_go_on_through_an_indexer_that_does_not_follow():
             engine.wait_subscriber(2)
             store(engine, 26, 2)
             holds_all(c, range(1, 27), 2)
-            equal(stream(c, "replayed_batches_total"), 5)
+            # 21 to 25; and 26, when C's request came after it
+            check(stream(c, "replayed_batches_total") in (5, 6), "what was missing is replayed, not everything")
             equal(listener(c)["partial"], False)
         # once it is unregistered, nothing of it is told any more
         b.unregister(1)

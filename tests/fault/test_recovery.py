@@ -123,7 +123,7 @@ def test_only_what_is_missing_is_replayed():
         time.sleep(0.3 * SLOW)
         store(engine, 26, 2)
         holds_all(b, range(1, 27), 2)
-        equal(stream(b, "replayed_batches_total"), 5)
+        check(stream(b, "replayed_batches_total") in (5, 6), "21 to 25, and 26 when the request came after it")
         equal(stream(b, "batches_total"), 6)
         equal(listener(b)["partial"], False)
         # What came with the dump goes with the instance.
