@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "tier/disk.h"
+#include "tier/disk/disk.h"
 #include "tier_measure.h"
 
 enum {

@@ -24,7 +24,7 @@
 #include "base/error.h"
 #include "bm/cuda.h"
 #include "kvbm_transfer.h"
-#include "tier/transfer_cuda.h"
+#include "tier/transfer/cuda.h"
 
 enum { ROUNDS = 9, LATENCIES = 200 };
 #define BLOCK ((size_t)2 << 20)

@@ -17,7 +17,7 @@
 #include <sys/resource.h>
 
 #include "store_redis.h"
-#include "tier/object_impl.h"
+#include "tier/object/impl.h"
 #include "tier_measure.h"
 
 enum { OBJECT_BLOCKS = 128, OBJECT_BATCH = 32, OBJECT_ROUNDS = 7 };

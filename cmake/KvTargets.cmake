@@ -15,18 +15,36 @@ function(kv_room)
   target_include_directories(kv_${R_NAME} PUBLIC ${root}/include ${root}/src)
   target_link_libraries(kv_${R_NAME} PUBLIC ${R_LINK} Threads::Threads)
   if(R_LIBRARY)
-    add_library(${R_LIBRARY} SHARED $<TARGET_OBJECTS:kv_${R_NAME}>)
-    target_link_libraries(${R_LIBRARY} PRIVATE ${R_LINK} Threads::Threads)
-    target_include_directories(${R_LIBRARY} INTERFACE $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>
-                               $<BUILD_INTERFACE:${root}/include>)
-    target_link_options(${R_LIBRARY} PRIVATE -Wl,--exclude-libs,ALL)
-    set_target_properties(${R_LIBRARY} PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION 0)
-    set_property(GLOBAL APPEND PROPERTY KV_LIBRARIES ${R_LIBRARY})
-    set(PC_NAME ${R_LIBRARY})
-    set(PC_DESCRIPTION "${R_DESCRIPTION}")
-    string(JOIN " " PC_REQUIRES ${R_REQUIRES})
-    configure_file(${root}/cmake/library.pc.in ${CMAKE_BINARY_DIR}/pkgconfig/${R_LIBRARY}.pc @ONLY)
+    kv_library(NAME ${R_LIBRARY} DESCRIPTION "${R_DESCRIPTION}" ROOMS ${R_NAME} REQUIRES ${R_REQUIRES})
   endif()
+endfunction()
+
+# kv_library(NAME kvbm DESCRIPTION "..." ROOMS bm transfer ... [REQUIRES pc ...])
+#
+# The shared library of some rooms: their objects, linked with what they link.
+function(kv_library)
+  cmake_parse_arguments(L "" "NAME;DESCRIPTION" "ROOMS;REQUIRES" ${ARGN})
+  set(root ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/..)
+  add_library(${L_NAME} SHARED)
+  foreach(room ${L_ROOMS})
+    target_sources(${L_NAME} PRIVATE $<TARGET_OBJECTS:kv_${room}>)
+    get_target_property(links kv_${room} LINK_LIBRARIES)
+    foreach(link ${links})
+      string(REGEX REPLACE "^kv_" "" name "${link}")
+      if(NOT name IN_LIST L_ROOMS)
+        target_link_libraries(${L_NAME} PRIVATE ${link})
+      endif()
+    endforeach()
+  endforeach()
+  target_include_directories(${L_NAME} INTERFACE $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>
+                             $<BUILD_INTERFACE:${root}/include>)
+  target_link_options(${L_NAME} PRIVATE -Wl,--exclude-libs,ALL)
+  set_target_properties(${L_NAME} PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION 0)
+  set_property(GLOBAL APPEND PROPERTY KV_LIBRARIES ${L_NAME})
+  set(PC_NAME ${L_NAME})
+  set(PC_DESCRIPTION "${L_DESCRIPTION}")
+  string(JOIN " " PC_REQUIRES ${L_REQUIRES})
+  configure_file(${root}/cmake/library.pc.in ${CMAKE_BINARY_DIR}/pkgconfig/${L_NAME}.pc @ONLY)
 endfunction()
 
 # kv_program(NAME kv-indexer SOURCES main.c [LINK t ...])
@@ -42,7 +60,7 @@ endfunction()
 
 # Every room's static library; tests, benchmarks and fuzzers may reach into private headers.
 add_library(kv_everything INTERFACE)
-target_link_libraries(kv_everything INTERFACE kv_indexer kv_cli kv_bm kv_index kv_store kv_event kv_kvx kv_base)
+target_link_libraries(kv_everything INTERFACE kv_indexer kv_cli kv_manager kv_index kv_store kv_event kv_kvx kv_base)
 
 # CTest's slots are quarters of a core (ctest -j 8 is for two): a test takes a core, unless it mostly waits
 # (tests/CMakeLists.txt).

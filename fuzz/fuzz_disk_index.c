@@ -9,7 +9,7 @@
 
 #include "base/xxh.h"
 #include "require.h"
-#include "tier/disk_format.h"
+#include "tier/disk/format.h"
 
 static void take_header(const uint8_t *page, enum kvbm_disk_file file)
 {

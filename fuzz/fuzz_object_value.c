@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "require.h"
-#include "tier/object_impl.h"
+#include "tier/object/impl.h"
 
 enum { HEAD = 9 };
 

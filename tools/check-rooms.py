@@ -6,23 +6,51 @@ import sys
 
 ORDER = ["base", "kvx", "event", "store", "index", "bm", "tier", "indexer", "advisor", "cli"]
 ALONE = {"kvx": {"kvx"}}  # depends on nothing, not even base
+# Arrows between the folders of one room: what each may include of the others. Disk and object don't know each other.
+PARTS = {"tier": {"transfer": set(), "disk": {"transfer"}, "object": {"transfer"},
+                  "manager": {"transfer", "disk", "object"}}}
 PUBLIC = {"kv_types.h": "base", "kv_event.h": "event", "kv_index.h": "index", "kv_store.h": "store",
           "kv_store_abi.h": "store", "kv_store_ext.h": "store", "kvbm.h": "bm",
           "kvbm_tokens.h": "bm", "kvbm_layout.h": "bm", "kvbm_pool.h": "bm", "kvbm_events.h": "bm",
-          "kvbm_transfer.h": "tier", "kvbm_manager.h": "tier", "kvx_abi.h": "kvx", "kvx_ext.h": "kvx"}
+          "kvbm_transfer.h": "tier/transfer", "kvbm_manager.h": "tier/manager", "kvx_abi.h": "kvx", "kvx_ext.h": "kvx"}
 
 root = pathlib.Path(__file__).resolve().parent.parent
 bad = 0
+
+
+def place_of(name):
+    """The room, or room and part, that a header's name belongs to; None: no header of ours."""
+    if name in PUBLIC:
+        return PUBLIC[name].split("/")
+    folders = name.split("/")[:-1]
+    return folders[:2] if folders and folders[0] in ORDER else None
+
+
+def may_include(place, other):
+    """Whether a file of room (and part) @place may include a header of @other."""
+    room = place[0]
+    if other[0] != room:
+        return other[0] in ALONE.get(room, ORDER[: ORDER.index(room)])
+    if room not in PARTS or len(other) < 2 or other[1:] == place[1:]:
+        return True
+    return other[1] in PARTS[room].get(place[1] if len(place) > 1 else "", set())
+
+
 for path in sorted((root / "src").rglob("*.[ch]*")):
-    room = path.relative_to(root / "src").parts[0]
-    allowed = ALONE.get(room, set(ORDER[: ORDER.index(room) + 1]))
+    place = list(path.relative_to(root / "src").parts[:-1])[:2]
+    if place[0] in PARTS and (len(place) < 2 or place[1] not in PARTS[place[0]]):
+        print(f"{path.relative_to(root)}: src/{place[0]} has the folders {', '.join(PARTS[place[0]])} and nothing beside")
+        bad = 1
     for number, line in enumerate(path.read_text().splitlines(), 1):
         found = re.match(r'\s*#\s*include\s+[<"]([^">]+)[">]', line)
         if not found:
             continue
         name = found.group(1)
-        other = PUBLIC.get(name) or (name.split("/")[0] if "/" in name and name.split("/")[0] in ORDER else None)
-        if other and other not in allowed:
-            print(f"{path.relative_to(root)}:{number}: {room} may not include {name} ({other})")
+        other = place_of(name) or (place if '"' in line and (path.parent / name).exists() else None)
+        if '"' in line and place[0] in PARTS and not other:
+            print(f"{path.relative_to(root)}:{number}: {name}: name its folder, as in \"{place[0]}/.../x.h\"")
+            bad = 1
+        if other and not may_include(place, other):
+            print(f"{path.relative_to(root)}:{number}: {'/'.join(place)} may not include {name} ({'/'.join(other)})")
             bad = 1
 sys.exit(bad)

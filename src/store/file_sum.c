@@ -8,7 +8,7 @@
 
 #include "base/xxh.h"
 #include "store/file_impl.h"
-#include "store/hash.h"
+#include "base/hash.h"
 
 /* Read this much, then hash it while it is still in the second-level cache. */
 enum { PIECE = 128 * 1024 };
@@ -30,7 +30,7 @@ static uint64_t get_le64(const uint8_t *in)
 
 void kvs_file_hash(const void *data, size_t len, uint8_t ret_hash[16])
 {
-    kvs_hash(data, len, ret_hash);
+    kv_hash(data, len, ret_hash);
 }
 
 uint64_t kvs_file_owner(const void *key, size_t len, bool manifest)
@@ -87,10 +87,10 @@ static int read_hashed(int fd, char *buf, uint64_t len, size_t step, uint8_t ret
             continue;
         if (n <= 0)
             return n < 0 ? -errno : -EBADMSG;
-        kvs_hash_update(&state, to, (size_t)n);
+        kv_hash_update(&state, to, (size_t)n);
         done += (uint64_t)n;
     }
-    kvs_hash_done(&state, ret_hash);
+    kv_hash_done(&state, ret_hash);
     return 0;
 }
 

@@ -11,7 +11,7 @@
  */
 #include "store/manifest.h"
 
-#include "store/hash.h"
+#include "base/hash.h"
 
 static const char magic[8] = {'K', 'V', 'S', '-', 'O', 'B', 'J', '\n'};
 
@@ -19,7 +19,7 @@ enum { HEADER = 48, CHUNK = 20, WEAVE = 24, SUM = 16 };
 
 void kvs_chunk_key(const void *data, size_t len, uint8_t ret[16])
 {
-    kvs_hash(data, len, ret);
+    kv_hash(data, len, ret);
 }
 
 /* -- building ---------------------------------------------------------------------------------- */

@@ -22,7 +22,7 @@
 
 #include "base/error.h"
 #include "say.h"
-#include "tier/disk.h"
+#include "tier/disk/disk.h"
 
 enum { BYTES = 20000, BATCH = 6, MAX_SLOTS = 4096, MAX_THREADS = 16 };
 

@@ -20,7 +20,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "tier/object.h"
+#include "tier/object/object.h"
 
 enum { KEY = 8, MAX_N = 256, STORM_BLOCKS = 200, STORM_BATCH = 4, MAX_STORM = 16 };
 

@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 #include "gpu.h"
-#include "tier/transfer_cuda.h"
+#include "tier/transfer/cuda.h"
 #include "tier/transfer_unit.h"
 
 /* What libkvbm believes of the driver's types, beside the toolkit's header. */

@@ -2,7 +2,7 @@
 /* In place of the transfer engine's file executor, which needs more packages than a GPU machine has. */
 #include <errno.h>
 
-#include "tier/transfer.h"
+#include "tier/transfer/transfer.h"
 
 int tier_file_open(struct kvbm_engine *engine, struct tier_file **ret)
 {

@@ -16,7 +16,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "skip.h"
-#include "tier/disk.h"
+#include "tier/disk/disk.h"
 
 static char disk_dirs[4][256]; /* volumes */
 static const char *disk_dir_names[4] = {disk_dirs[0], disk_dirs[1], disk_dirs[2], disk_dirs[3]};

@@ -19,8 +19,8 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "kv_store.h"
-#include "tier/object.h"
-#include "tier/object_impl.h"
+#include "tier/object/object.h"
+#include "tier/object/impl.h"
 #include "tier/shaky.h"
 
 enum { MAX_IOS = 700, KEY_LEN = 16, BLOCK = 5000 };

@@ -6,7 +6,7 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 
-#include "tier/disk_format.h"
+#include "tier/disk/format.h"
 
 /* ---- a model beside it ---- */
 

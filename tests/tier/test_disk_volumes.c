@@ -2,7 +2,7 @@
 /* Volumes of a disk tier that come in another order, are missing, come back or are new; and files that aren't its own. */
 #include "tier/disk_unit.h"
 
-#include "tier/disk_format.h"
+#include "tier/disk/format.h"
 
 enum { EACH = 12, SLOT_BYTES = 8192, KEYS = 40, DIRS = 4 };
 

@@ -19,7 +19,7 @@
 #include "kvbm.h"
 #include "manager_world.h"
 #include "skip.h"
-#include "tier/manager.h"
+#include "tier/manager/manager.h"
 
 #define N 8u
 

@@ -26,7 +26,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "skip.h"
-#include "tier/io.h"
+#include "tier/transfer/io.h"
 
 #define PAGE 4096
 

@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
-#include "tier/transfer.h"
+#include "tier/transfer/transfer.h"
 #include "transfer_unit.h"
 
 #define ROUNDS 4000

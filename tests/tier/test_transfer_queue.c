@@ -19,7 +19,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "starve.h"
-#include "tier/transfer.h"
+#include "tier/transfer/transfer.h"
 #include "transfer_unit.h"
 
 #define BLOCKS 2048

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+/** The disk tier's parts: volumes (volume.c), the store's thread (disk.c), what it does (work.c). */
+#ifndef KVBM_TIER_DISK_IMPL_H
+#define KVBM_TIER_DISK_IMPL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/types.h>
+
+#include "tier/disk/disk.h"
+#include "tier/disk/format.h"
+#include "tier/transfer/io.h"
+
+enum kvbm_disk_kind { KVBM_DISK_READ, KVBM_DISK_WRITE, KVBM_DISK_FORGET };
+
+struct kvbm_disk_work;
+struct kvbm_disk_volume;
+
+/* A block on its way. */
+struct kvbm_disk_op {
+    struct kvbm_aio_req req;
+    struct kvbm_disk_work *work;
+    struct kvbm_disk_io *io;
+    struct kvbm_disk_op *next;                                     /* in one list at a time */
+    void (*step)(struct kvbm_disk *disk, struct kvbm_disk_op *op); /* when req is done */
+    void *bounce; /* aligned, where the caller's memory isn't */
+    uint8_t sum[16];
+    uint8_t record[KVBM_DISK_MAX_RECORD];
+};
+
+struct kvbm_disk_list {
+    struct kvbm_disk_op *first, *last;
+    uint32_t n;
+};
+
+/* A batch on its way, or slots to forget. */
+struct kvbm_disk_work {
+    struct kvbm_disk_batch *batch; /* NULL: forget */
+    enum kvbm_disk_kind kind;
+    uint64_t deadline_ns;
+    uint32_t n_left;      /* ops */
+    uint32_t n_unwritten; /* of a write: those whose bytes aren't written */
+    atomic_bool cancelled;
+    struct kvbm_disk_work *prev, *next; /* disk->works */
+    struct kvbm_disk_op ops[];
+};
+
+struct kvbm_disk_volume {
+    struct kvbm_disk *disk;
+    struct kvbm_disk_header header;
+    uint32_t number; /* among the directories, this time */
+    int directory_fd, slots_fd, index_fd;
+    bool direct;
+    uint32_t n_slots;
+    uint8_t *image;   /* the records; those that don't verify are zeros */
+    uint8_t *busy;    /* of each slot: being written or forgotten */
+    uint32_t errors;  /* in a row */
+    atomic_bool down; /* failed too often, or missing since the start */
+    bool missing, fresh;
+    uint32_t n_writing; /* blocks begun whose bytes aren't written */
+    /* the commit under way, and those that wait for the next */
+    struct kvbm_disk_list written, committing;
+    bool commit_wanted, commit_running;
+    uint32_t n_records; /* being written */
+    struct kvbm_aio_req barrier;
+};
+
+struct kvbm_disk {
+    struct kvbm_aio *aio;
+    pid_t process;
+    uint32_t depth, n_volumes, n_slots;
+    uint64_t stride;
+    bool volatile_;
+    struct kvbm_disk_volume *volumes;
+    pthread_t thread;
+    bool started;
+    pthread_mutex_t image_lock; /* the volumes' images: written by the store's thread only */
+
+    pthread_mutex_t lock; /* of all below */
+    pthread_cond_t wake;
+    struct kvbm_disk_work *works;
+    struct kvbm_disk_list arrived;
+    struct kvbm_aio_req *ended; /* newest first */
+    uint64_t n_blocks;          /* of all works */
+    bool sweep, stop;
+    struct kvbm_disk_stats stats;
+
+    /* the thread's own */
+    struct kvbm_disk_list reads[2], writes[2]; /* waiting, by flow */
+    uint32_t n_reading, n_writing;
+    uint64_t commit;
+    struct kvbm_aio_req *submits; /* to be handed in at the end of a turn */
+    struct kvbm_disk_list to_sum; /* handed in, checksums to be computed meanwhile */
+    bool deadlines;               /* something that waits has one */
+};
+
+void kvbm_disk_push(struct kvbm_disk_list *list, struct kvbm_disk_op *op);
+struct kvbm_disk_op *kvbm_disk_shift(struct kvbm_disk_list *list);
+
+/* volume.c */
+int kvbm_disk_volumes_open(struct kvbm_disk *disk, const struct kvbm_disk_opts *opts);
+void kvbm_disk_volumes_close(struct kvbm_disk *disk);
+uint8_t *kvbm_disk_record_at(const struct kvbm_disk *disk, uint32_t slot);
+
+static inline struct kvbm_disk_volume *kvbm_disk_volume_of(const struct kvbm_disk *disk,
+                                                           uint32_t slot)
+{
+    return &disk->volumes[slot % disk->n_volumes];
+}
+
+/* newest.c: of several records of one key, drop all but the newest. Returns 0 or -ENOMEM. */
+int kvbm_disk_keep_newest(struct kvbm_disk *disk);
+
+/* The record of a slot, by its number among all volumes. Returns false for what doesn't verify. */
+static inline bool kvbm_disk_record_of(const struct kvbm_disk *disk, uint32_t slot,
+                                       const uint8_t *record, struct kvbm_disk_entry *ret)
+{
+    return kvbm_disk_record_read(&kvbm_disk_volume_of(disk, slot)->header, slot / disk->n_volumes,
+                                 record, ret);
+}
+
+/* work.c, all in the store's thread */
+void kvbm_disk_begin(struct kvbm_disk *disk);
+void kvbm_disk_barrier_done(struct kvbm_disk *disk, struct kvbm_aio_req *req);
+void kvbm_disk_sweep(struct kvbm_disk *disk);
+void kvbm_disk_commits(struct kvbm_disk *disk);
+void kvbm_disk_sums(struct kvbm_disk *disk);
+/* disk.c: an op is over; the last one ends its batch */
+void kvbm_disk_finish(struct kvbm_disk *disk, struct kvbm_disk_op *op, int status);
+/* callback of all requests: to the store's thread */
+void kvbm_disk_io_done(struct kvbm_aio_req *req);
+void kvbm_disk_hand_in(struct kvbm_disk *disk, struct kvbm_aio_req *req);
+
+#endif

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Of several records of one key, only the newest stays. Older ones are what a slot held that couldn't be read or
+ * was forgotten in memory only, before the key was stored again in another slot.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/xxh.h"
+#include "tier/disk/impl.h"
+
+/* Open addressing: 0 or 1 + a slot. */
+struct seen {
+    struct kvbm_disk *disk;
+    uint32_t *slots;
+    uint64_t mask;
+    uint64_t n_older, n_kept; /* n_kept: of the older ones, those still in a file */
+};
+
+static bool entry_of(const struct kvbm_disk *disk, uint32_t slot, struct kvbm_disk_entry *ret)
+{
+    return kvbm_disk_record_of(disk, slot, kvbm_disk_record_at(disk, slot), ret);
+}
+
+/* Zero a record, in the index file too. No barrier: when a power cut brings it back, it is older still. */
+static void drop(struct seen *seen, uint32_t slot)
+{
+    struct kvbm_disk_volume *volume = kvbm_disk_volume_of(seen->disk, slot);
+    uint32_t bytes = volume->header.record_bytes;
+    uint8_t *record = kvbm_disk_record_at(seen->disk, slot);
+
+    memset(record, 0, bytes);
+    seen->n_older++;
+    if (pwrite(volume->index_fd, record, bytes,
+               (off_t)(KVBM_DISK_PAGE + (uint64_t)(record - volume->image))) != (ssize_t)bytes)
+        seen->n_kept++;
+}
+
+static void add(struct seen *seen, uint32_t slot, const struct kvbm_disk_entry *entry)
+{
+    uint32_t key_len = seen->disk->volumes[0].header.key_len;
+    uint64_t at = kv_xxh64(entry->key, key_len, entry->group);
+    struct kvbm_disk_entry other;
+
+    for (; seen->slots[at & seen->mask]; at++) {
+        uint32_t there = seen->slots[at & seen->mask] - 1;
+
+        if (!entry_of(seen->disk, there, &other) || other.group != entry->group ||
+            memcmp(other.key, entry->key, key_len) != 0)
+            continue;
+        if (other.commit > entry->commit) {
+            drop(seen, slot);
+            return;
+        }
+        drop(seen, there);
+        break;
+    }
+    seen->slots[at & seen->mask] = slot + 1;
+}
+
+int kvbm_disk_keep_newest(struct kvbm_disk *disk)
+{
+    struct seen seen = {.disk = disk, .mask = 1};
+    struct kvbm_disk_entry entry;
+
+    while (seen.mask < (uint64_t)disk->n_slots * 2)
+        seen.mask *= 2;
+    seen.slots = calloc(seen.mask, sizeof(seen.slots[0]));
+    if (!seen.slots)
+        return -ENOMEM;
+    seen.mask--;
+    for (uint32_t slot = 0; slot < disk->n_slots; slot++)
+        if (entry_of(disk, slot, &entry))
+            add(&seen, slot, &entry);
+    free(seen.slots);
+    if (seen.n_older)
+        kv_log_info("kvbm", "older records of a disk tier's blocks were dropped",
+                    "records=%" PRIu64 " not_written=%" PRIu64, seen.n_older, seen.n_kept);
+    return 0;
+}

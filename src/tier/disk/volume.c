@@ -1,0 +1,460 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * A volume's two files: found, locked, made or taken over; and the index read into memory.
+ *
+ * Volumes know nothing of each other. One that isn't there keeps its numbers, down and without records, and the others
+ * serve.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/beneath.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/room.h"
+#include "tier/disk/impl.h"
+
+enum {
+    CHUNK = 1 << 20, /* of the index, read at once */
+    LOCK_TRIES = 100,
+    LOCK_PAUSE_NS = 10000000
+};
+
+uint8_t *kvbm_disk_record_at(const struct kvbm_disk *disk, uint32_t slot)
+{
+    const struct kvbm_disk_volume *volume = kvbm_disk_volume_of(disk, slot);
+
+    return volume->image + (size_t)(slot / disk->n_volumes) * volume->header.record_bytes;
+}
+
+/* ---- files ---- */
+
+/* A process that was killed may still hold it for a moment: the kernel ends what its ring had begun. */
+static int lock(int fd)
+{
+    for (int tries = 0; flock(fd, LOCK_EX | LOCK_NB) < 0; tries++) {
+        if (errno != EWOULDBLOCK && errno != EINTR)
+            return -errno;
+        if (tries == LOCK_TRIES)
+            return -EBUSY;
+        if (tries == 1)
+            kv_log_info("kvbm", "another has a disk tier's files: waiting for a second", NULL);
+        nanosleep(&(struct timespec){.tv_nsec = LOCK_PAUSE_NS}, NULL);
+    }
+    return 0;
+}
+
+static int open_file(int directory, const char *name, const char *kind)
+{
+    char path[300];
+    struct stat st;
+    int fd, err;
+
+    if (snprintf(path, sizeof(path), "kvbm-%s.%s", name, kind) >= (int)sizeof(path))
+        return -ENAMETOOLONG;
+    fd = kv_beneath_file(directory, path, O_RDWR | O_CREAT, 0600, 0, NULL);
+    if (fd < 0)
+        return fd;
+    err = lock(fd);
+    if (err == 0 && fstat(fd, &st) < 0)
+        err = -errno;
+    if (err == 0 && !st.st_nlink) /* somebody removed it between our open and our lock */
+        err = -EBUSY;
+    if (err < 0) {
+        close(fd);
+        return err;
+    }
+    return fd;
+}
+
+static int open_files(struct kvbm_disk_volume *volume, const char *directory, const char *name)
+{
+    volume->directory_fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (volume->directory_fd < 0)
+        return -errno;
+    volume->index_fd = open_file(volume->directory_fd, name, "index");
+    if (volume->index_fd < 0)
+        return volume->index_fd;
+    volume->slots_fd = open_file(volume->directory_fd, name, "slots");
+    return volume->slots_fd < 0 ? volume->slots_fd : 0;
+}
+
+/* As many bytes as there are; less only at the file's end. */
+static long read_all(int fd, void *memory, size_t len, uint64_t offset)
+{
+    size_t got = 0;
+
+    while (got < len) {
+        ssize_t n = pread(fd, (char *)memory + got, len - got, (off_t)(offset + got));
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return -errno;
+        if (n == 0)
+            break;
+        got += (size_t)n;
+    }
+    return (long)got;
+}
+
+static int write_all(int fd, const void *memory, size_t len, uint64_t offset)
+{
+    while (len) {
+        ssize_t n = pwrite(fd, memory, len, (off_t)offset);
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return n < 0 ? -errno : -EIO;
+        memory = (const char *)memory + n;
+        offset += (uint64_t)n;
+        len -= (size_t)n;
+    }
+    return 0;
+}
+
+/* ---- headers ---- */
+
+static bool is_like(const struct kvbm_disk_header *found, const struct kvbm_disk_header *want)
+{
+    return found->key_len == want->key_len && found->slot_bytes == want->slot_bytes &&
+           memcmp(found->fingerprint, want->fingerprint, 16) == 0;
+}
+
+static bool is_one_volume(const struct kvbm_disk_header *a, const struct kvbm_disk_header *b)
+{
+    return memcmp(a->uuid, b->uuid, 16) == 0 && a->volume == b->volume && a->of == b->of;
+}
+
+/* Returns 1: its headers are there, say the same, and what was asked for: taken over; 0: no. What can't be read is an
+ * error: files aren't emptied because a cable is loose. */
+static int take_over(struct kvbm_disk_volume *volume)
+{
+    const int fds[] = {[KVBM_DISK_SLOTS] = volume->slots_fd, [KVBM_DISK_INDEX] = volume->index_fd};
+    uint8_t page[KVBM_DISK_PAGE];
+    struct kvbm_disk_header found[2];
+
+    for (int i = 0; i < 2; i++) {
+        long len = read_all(fds[i], page, sizeof(page), 0);
+
+        if (len < 0)
+            return (int)len;
+        if (len < (long)sizeof(page) ||
+            kvbm_disk_header_read(page, (enum kvbm_disk_file)i, &found[i]) < 0 ||
+            !is_like(&found[i], &volume->header))
+            return 0;
+    }
+    if (!is_one_volume(&found[0], &found[1]))
+        return 0;
+    volume->header = found[0];
+    return 1;
+}
+
+static bool is_empty(const struct kvbm_disk_volume *volume)
+{
+    struct stat index, slots;
+
+    return fstat(volume->index_fd, &index) == 0 && fstat(volume->slots_fd, &slots) == 0 &&
+           !index.st_size && !slots.st_size;
+}
+
+/* Nothing is there: the index goes first, so that no record outlives the header it belongs to. */
+static int make_empty(struct kvbm_disk_volume *volume)
+{
+    if (ftruncate(volume->index_fd, 0) < 0 || fdatasync(volume->index_fd) < 0 ||
+        ftruncate(volume->slots_fd, 0) < 0)
+        return -errno;
+    return 0;
+}
+
+static int write_headers(struct kvbm_disk_volume *volume)
+{
+    uint8_t page[KVBM_DISK_PAGE];
+    int err;
+
+    kvbm_disk_header_write(&volume->header, KVBM_DISK_SLOTS, page);
+    err = write_all(volume->slots_fd, page, sizeof(page), 0);
+    if (err == 0 && fsync(volume->slots_fd) < 0)
+        err = -errno;
+    kvbm_disk_header_write(&volume->header, KVBM_DISK_INDEX, page);
+    if (err == 0)
+        err = write_all(volume->index_fd, page, sizeof(page), 0);
+    if (err == 0 && (fsync(volume->index_fd) < 0 || fsync(volume->directory_fd) < 0))
+        err = -errno;
+    return err;
+}
+
+/* ---- room ---- */
+
+/* As large as it is to be: what is more was another configuration's. */
+static int reserve(int fd, uint64_t bytes)
+{
+    struct stat st;
+
+    if (fstat(fd, &st) < 0)
+        return -errno;
+    if ((uint64_t)st.st_size > bytes)
+        return ftruncate(fd, (off_t)bytes) < 0 ? -errno : 0;
+    return kv_room_reserve(fd, bytes, "kvbm");
+}
+
+static uint64_t still_wanted(int fd, uint64_t bytes)
+{
+    uint64_t had = kv_room_had(fd);
+
+    return bytes > had ? bytes - had : 0;
+}
+
+static int reserve_both(struct kvbm_disk_volume *volume)
+{
+    uint64_t index = KVBM_DISK_PAGE + (uint64_t)volume->n_slots * volume->header.record_bytes;
+    uint64_t slots = KVBM_DISK_PAGE + volume->n_slots * volume->disk->stride;
+    int err = kv_room_for(volume->slots_fd, still_wanted(volume->index_fd, index) +
+                                                still_wanted(volume->slots_fd, slots));
+
+    if (err == 0)
+        err = reserve(volume->index_fd, index);
+    return err < 0 ? err : reserve(volume->slots_fd, slots);
+}
+
+static void go_direct(struct kvbm_disk_volume *volume)
+{
+    int flags = fcntl(volume->slots_fd, F_GETFL);
+
+    volume->direct = flags >= 0 && fcntl(volume->slots_fd, F_SETFL, flags | O_DIRECT) == 0;
+    if (!volume->direct)
+        kv_log_info("kvbm", "the file system has no direct I/O: through the page cache", "errno=%d",
+                    errno);
+}
+
+/* ---- the index ---- */
+
+/* Read what can be read; a bad place costs its own page. */
+static void read_image(struct kvbm_disk_volume *volume, size_t bytes)
+{
+    for (size_t at = 0; at < bytes; at += CHUNK) {
+        size_t len = KV_MIN(bytes - at, CHUNK);
+
+        if (read_all(volume->index_fd, volume->image + at, len, KVBM_DISK_PAGE + at) >= 0)
+            continue;
+        kv_log_warn("kvbm", "a part of a disk tier's index can't be read", "volume=%u offset=%zu",
+                    volume->number, at);
+        for (size_t page = 0; page < len; page += KVBM_DISK_PAGE) {
+            size_t rest = KV_MIN(len - page, KVBM_DISK_PAGE);
+
+            if (read_all(volume->index_fd, volume->image + at + page, rest,
+                         KVBM_DISK_PAGE + at + page) < 0)
+                memset(volume->image + at + page, 0, rest);
+        }
+    }
+}
+
+static int make_image(struct kvbm_disk_volume *volume)
+{
+    size_t bytes = (size_t)volume->n_slots * volume->header.record_bytes;
+
+    volume->image = calloc(1, bytes ? bytes : 1);
+    volume->busy = calloc(1, volume->n_slots + 1);
+    return volume->image && volume->busy ? 0 : -ENOMEM;
+}
+
+static void load(struct kvbm_disk_volume *volume)
+{
+    struct kvbm_disk *disk = volume->disk;
+    uint32_t record_bytes = volume->header.record_bytes;
+    struct kvbm_disk_entry entry;
+
+    read_image(volume, (size_t)volume->n_slots * record_bytes);
+    for (uint32_t i = 0; i < volume->n_slots; i++) {
+        uint8_t *record = volume->image + (size_t)i * record_bytes;
+
+        if (!kvbm_disk_record_read(&volume->header, i, record, &entry))
+            memset(record, 0, record_bytes);
+        else if (entry.commit >= disk->commit)
+            disk->commit = entry.commit;
+    }
+}
+
+/* ---- all volumes ---- */
+
+static void prepare(struct kvbm_disk *disk, const struct kvbm_disk_opts *opts, uint32_t number)
+{
+    struct kvbm_disk_volume *volume = &disk->volumes[number];
+    const char *fingerprint = KV_OPT(opts, fingerprint, "");
+
+    volume->disk = disk;
+    volume->number = number;
+    volume->directory_fd = volume->slots_fd = volume->index_fd = -1;
+    volume->n_slots = (disk->n_slots - number + disk->n_volumes - 1) / disk->n_volumes;
+    volume->header =
+        (struct kvbm_disk_header){.key_len = opts->key_len,
+                                  .record_bytes = kvbm_disk_record_bytes(opts->key_len),
+                                  .slot_bytes = opts->slot_bytes,
+                                  .of = 1};
+    kvbm_disk_sum(fingerprint, strlen(fingerprint), volume->header.fingerprint);
+}
+
+/* Whether an error says that a disk has died, or isn't there, rather than that something must be put right. */
+static bool is_missing(int err)
+{
+    return err == -ENOENT || err == -ENOTDIR || err == -EIO || err == -ENODEV || err == -ESTALE ||
+           err == -EROFS || err == -ENOTCONN || err == -EUCLEAN;
+}
+
+/* A child after fork() has the file open, too: the lock would be there as long as the child is. */
+static void close_locked(const struct kvbm_disk *disk, int *fd)
+{
+    if (*fd < 0)
+        return;
+    if (getpid() == disk->process)
+        flock(*fd, LOCK_UN);
+    close(*fd);
+    *fd = -1;
+}
+
+static void close_files(struct kvbm_disk_volume *volume)
+{
+    close_locked(volume->disk, &volume->slots_fd);
+    close_locked(volume->disk, &volume->index_fd);
+    if (volume->directory_fd >= 0)
+        close(volume->directory_fd);
+    volume->directory_fd = -1;
+}
+
+/* Do without a volume that is missing: 0. Another error is @err again. */
+static int do_without(struct kvbm_disk_volume *volume, const char *directory, int err)
+{
+    if (err == 0 || !is_missing(err))
+        return err;
+    kv_log_error("kvbm", "a disk tier's volume is missing: its blocks can't be had until a restart",
+                 "volume=%u directory=%s errno=%d", volume->number, directory, -err);
+    close_files(volume);
+    volume->missing = true;
+    volume->fresh = false;
+    atomic_store_explicit(&volume->down, true, memory_order_relaxed);
+    return 0;
+}
+
+static int identify(struct kvbm_disk_volume *volume)
+{
+    int ours = take_over(volume);
+
+    if (ours != 0)
+        return KV_MIN(ours, 0);
+    volume->fresh = true;
+    if (!is_empty(volume))
+        kv_log_warn("kvbm", "a disk tier's files are another's or damaged: emptied", "volume=%u",
+                    volume->number);
+    return getrandom(volume->header.uuid, sizeof(volume->header.uuid), 0) ==
+                   (ssize_t)sizeof(volume->header.uuid)
+               ? 0
+               : -EAGAIN;
+}
+
+static int open_volume(struct kvbm_disk_volume *volume, bool buffered)
+{
+    int err = volume->fresh ? make_empty(volume) : 0;
+
+    if (err == 0)
+        err = reserve_both(volume);
+    if (err == 0 && volume->fresh)
+        err = write_headers(volume);
+    if (err == 0)
+        err = make_image(volume);
+    if (err < 0)
+        return err;
+    load(volume);
+    if (!buffered)
+        go_direct(volume);
+    return 0;
+}
+
+/* What new files have taken is given back: other volumes may have no room, and the tier isn't opened. */
+static void give_back(struct kvbm_disk *disk, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (disk->volumes[i].fresh && make_empty(&disk->volumes[i]) < 0)
+            kv_log_warn("kvbm", "a new file keeps its room", "volume=%u", i);
+}
+
+/* All files are found before any is changed. *ret_first: why the first missing one is. */
+static int find_volumes(struct kvbm_disk *disk, const struct kvbm_disk_opts *opts, int *ret_first)
+{
+    for (uint32_t i = 0; i < disk->n_volumes; i++) {
+        struct kvbm_disk_volume *volume = &disk->volumes[i];
+        int err = open_files(volume, opts->directories[i], KV_OPT(opts, name, "cache")), rc;
+
+        if (err == 0)
+            err = identify(volume);
+        rc = do_without(volume, opts->directories[i], err);
+        if (rc < 0)
+            return rc;
+        *ret_first = *ret_first ? *ret_first : err;
+    }
+    return 0;
+}
+
+static bool any_there(const struct kvbm_disk *disk)
+{
+    bool any = false;
+
+    for (uint32_t i = 0; i < disk->n_volumes; i++)
+        any |= !disk->volumes[i].missing;
+    return any;
+}
+
+/* So that what is written now is newer than what a volume has that comes back later. */
+static uint64_t now_us(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
+}
+
+int kvbm_disk_volumes_open(struct kvbm_disk *disk, const struct kvbm_disk_opts *opts)
+{
+    uint32_t n = 0;
+    int first = 0, err;
+
+    disk->volumes = calloc(disk->n_volumes, sizeof(disk->volumes[0]));
+    if (!disk->volumes)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < disk->n_volumes; i++)
+        prepare(disk, opts, i);
+    err = find_volumes(disk, opts, &first);
+    for (; n < disk->n_volumes && err == 0; n++) {
+        struct kvbm_disk_volume *volume = &disk->volumes[n];
+        int rc = volume->missing ? 0 : open_volume(volume, KV_OPT(opts, buffered, false));
+
+        err = do_without(volume, opts->directories[n], rc);
+        if (err == 0 && volume->missing)
+            err = make_image(volume);
+        first = first ? first : rc;
+    }
+    if (err == 0 && !any_there(disk))
+        err = first;
+    if (err < 0)
+        give_back(disk, n);
+    disk->commit = KV_MAX(disk->commit, now_us());
+    return err;
+}
+
+void kvbm_disk_volumes_close(struct kvbm_disk *disk)
+{
+    for (uint32_t i = 0; disk->volumes && i < disk->n_volumes; i++) {
+        free(disk->volumes[i].image);
+        free(disk->volumes[i].busy);
+        close_files(&disk->volumes[i]);
+    }
+    free(disk->volumes);
+}

@@ -1,0 +1,477 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What the store's thread does with blocks.
+ *
+ *   read    bytes ─► verified ─► done
+ *             └► damaged: as forget, then done
+ *   write   [old record zeroed ─►] bytes ─► written ─┐ commit of a volume: all that is written by then
+ *   forget  record zeroed ─────────────────► written ─┘   barrier(slots) ─► records ─► barrier(index) ─► done
+ *
+ * A volume has one commit at a time; while it runs, bytes of the next one are written. It begins when a batch
+ * is wholly written (somebody waits for just that), when nothing is being written, or when much is.
+ *
+ * An old record is zeroed before its slot's bytes change, without a barrier of its own: SIGKILL finds it zeroed;
+ * a power cut may find it there over bytes that it doesn't verify, which is a miss.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "tier/disk/impl.h"
+
+enum {
+    COMMIT_AT = 256, /* blocks written */
+    DOWN_AFTER = 8,  /* errors in a row */
+    AHEAD = 4        /* a part of the depth */
+};
+
+static bool is_write(const struct kvbm_disk_op *op)
+{
+    return op->work->kind == KVBM_DISK_WRITE;
+}
+
+/* What the device said about a volume. */
+static void judge(struct kvbm_disk_volume *volume, int status)
+{
+    static struct kv_log_rate rate;
+
+    if (status == 0) {
+        volume->errors = 0;
+        return;
+    }
+    if (kv_log_allowed(&rate, 5))
+        kv_log_warn("kvbm", "a disk tier's block failed", "volume=%u errno=%d", volume->number,
+                    -status);
+    if (status == -ENOSPC || status == -EDQUOT || status == -EFBIG || status == -ENOMEM)
+        return; /* says nothing about the device */
+    if (++volume->errors >= DOWN_AFTER &&
+        !atomic_load_explicit(&volume->down, memory_order_relaxed)) {
+        atomic_store_explicit(&volume->down, true, memory_order_relaxed);
+        kv_log_error("kvbm", "a disk tier's volume fails: not used any more until it is reopened",
+                     "volume=%u errno=%d", volume->number, -status);
+    }
+}
+
+static uint64_t slot_offset(const struct kvbm_disk *disk, uint32_t slot)
+{
+    return KVBM_DISK_PAGE + slot / disk->n_volumes * disk->stride;
+}
+
+static void zero_record(struct kvbm_disk *disk, uint32_t slot)
+{
+    pthread_mutex_lock(&disk->image_lock);
+    memset(kvbm_disk_record_at(disk, slot), 0, disk->volumes[0].header.record_bytes);
+    pthread_mutex_unlock(&disk->image_lock);
+}
+
+/* Write op->record to the index, then step. */
+static void write_record(struct kvbm_disk *disk, struct kvbm_disk_op *op,
+                         void (*step)(struct kvbm_disk *disk, struct kvbm_disk_op *op))
+{
+    struct kvbm_disk_volume *volume = kvbm_disk_volume_of(disk, op->io->slot);
+    uint32_t bytes = volume->header.record_bytes;
+
+    op->step = step;
+    op->req = (struct kvbm_aio_req){.op = KVBM_AIO_WRITE,
+                                    .urgent = true, /* few bytes, which many blocks wait for */
+                                    .fd = volume->index_fd,
+                                    .data = op->record,
+                                    .len = bytes,
+                                    .offset = KVBM_DISK_PAGE +
+                                              (uint64_t)(op->io->slot / disk->n_volumes) * bytes,
+                                    .done = kvbm_disk_io_done,
+                                    .arg = disk};
+    kvbm_disk_hand_in(disk, &op->req);
+}
+
+/* The block's bytes, through a buffer where the caller's memory isn't such as direct I/O takes. */
+static int transfer(struct kvbm_disk *disk, struct kvbm_disk_op *op, enum kvbm_aio_op kind,
+                    void (*step)(struct kvbm_disk *disk, struct kvbm_disk_op *op))
+{
+    struct kvbm_disk_volume *volume = kvbm_disk_volume_of(disk, op->io->slot);
+    uint64_t len = op->io->len;
+
+    if (volume->direct && (((uintptr_t)op->io->data | len) % KVBM_DISK_PAGE)) {
+        len = (len + KVBM_DISK_PAGE - 1) / KVBM_DISK_PAGE * KVBM_DISK_PAGE;
+        if (posix_memalign(&op->bounce, KVBM_DISK_PAGE, len) != 0)
+            return -ENOMEM;
+        if (kind == KVBM_AIO_WRITE) {
+            memcpy(op->bounce, op->io->data, op->io->len);
+            memset((char *)op->bounce + op->io->len, 0, len - op->io->len);
+        }
+    }
+    op->step = step;
+    op->req = (struct kvbm_aio_req){.op = kind,
+                                    .urgent = op->work->batch->flow == KVBM_ONBOARD,
+                                    .fd = volume->slots_fd,
+                                    .data = op->bounce ? op->bounce : op->io->data,
+                                    .len = len,
+                                    .offset = slot_offset(disk, op->io->slot),
+                                    .done = kvbm_disk_io_done,
+                                    .arg = disk};
+    kvbm_disk_hand_in(disk, &op->req);
+    return 0;
+}
+
+/* ---- reads ---- */
+
+static void invalidated(struct kvbm_disk *disk, struct kvbm_disk_op *op);
+
+/*
+ * The bytes of a slot don't verify: forget its record, durably, before the reader is told, so that a restart doesn't
+ * find the record. Returns false when the record has changed since the read began, or another op is at it.
+ */
+static bool forget_bad(struct kvbm_disk *disk, struct kvbm_disk_op *op)
+{
+    struct kvbm_disk_volume *volume = kvbm_disk_volume_of(disk, op->io->slot);
+    uint8_t *busy = &volume->busy[op->io->slot / disk->n_volumes];
+    struct kvbm_disk_entry entry;
+
+    if (*busy ||
+        !kvbm_disk_record_read(&volume->header, op->io->slot,
+                               kvbm_disk_record_at(disk, op->io->slot), &entry) ||
+        memcmp(entry.sum, op->sum, sizeof(op->sum)) != 0)
+        return false;
+    *busy = 1;
+    disk->n_writing++;
+    volume->n_writing++;
+    op->work->n_unwritten++; /* alone: its commit begins at once */
+    zero_record(disk, op->io->slot);
+    memset(op->record, 0, sizeof(op->record));
+    write_record(disk, op, invalidated);
+    return true;
+}
+
+static void read_done(struct kvbm_disk *disk, struct kvbm_disk_op *op)
+{
+    const void *data = op->bounce ? op->bounce : op->io->data;
+    int status = op->req.status;
+    uint8_t sum[16];
+
+    disk->n_reading--;
+    if (op->req.ended) /* somebody cut the file: of the device that says nothing */
+        status = -EBADMSG;
+    else
+        judge(kvbm_disk_volume_of(disk, op->io->slot), status);
+    if (status == 0) {
+        kvbm_disk_sum(data, op->io->len, sum);
+        if (memcmp(sum, op->sum, sizeof(sum)) != 0)
+            status = -EBADMSG;
+    }
+    if (status == 0 && op->bounce)
+        memcpy(op->io->data, op->bounce, op->io->len);
+    if (status == -EBADMSG && forget_bad(disk, op))
+        return;
+    kvbm_disk_finish(disk, op, status);
+}
+
+static int begin_read(struct kvbm_disk *disk, struct kvbm_disk_op *op)
+{
+    const struct kvbm_disk_volume *volume = kvbm_disk_volume_of(disk, op->io->slot);
+    struct kvbm_disk_entry entry;
+
+    if (!kvbm_disk_record_of(disk, op->io->slot, kvbm_disk_record_at(disk, op->io->slot), &entry) ||
+        entry.group != op->io->group || memcmp(entry.key, op->io->key, volume->header.key_len) != 0)
+        return -ENOENT;
+    if (entry.len != op->io->len)
+        return -EBADMSG;
+    memcpy(op->sum, entry.sum, sizeof(op->sum));
+    return transfer(disk, op, KVBM_AIO_READ, read_done);
+}
+
+/* ---- writes and what is forgotten ---- */
+
+/* One op less of this work is to be written; the last one makes the volumes commit. */
+static void count_written(struct kvbm_disk *disk, struct kvbm_disk_op *op)
+{
+    kvbm_disk_volume_of(disk, op->io->slot)->n_writing--;
+    if (--op->work->n_unwritten)
+        return;
+    for (uint32_t i = 0; i < disk->n_volumes; i++)
+        disk->volumes[i].commit_wanted |= disk->volumes[i].written.n > 0;
+}
+
+static void end_write(struct kvbm_disk *disk, struct kvbm_disk_op *op, int status)
+{
+    struct kvbm_disk_volume *volume = kvbm_disk_volume_of(disk, op->io->slot);
+
+    volume->busy[op->io->slot / disk->n_volumes] = 0;
+    kvbm_disk_finish(disk, op, op->work->kind == KVBM_DISK_READ ? -EBADMSG : status);
+}
+
+static void written(struct kvbm_disk *disk, struct kvbm_disk_op *op)
+{
+    struct kvbm_disk_volume *volume = kvbm_disk_volume_of(disk, op->io->slot);
+    int status = op->req.status;
+
+    disk->n_writing--;
+    if (status < 0)
+        judge(volume, status);
+    if (status == 0)
+        kvbm_disk_push(&volume->written, op);
+    count_written(disk, op);
+    if (status < 0)
+        end_write(disk, op, status);
+}
+
+static void invalidated(struct kvbm_disk *disk, struct kvbm_disk_op *op)
+{
+    int status = op->req.status;
+
+    if (status < 0 || !is_write(op)) {
+        written(disk, op);
+        return;
+    }
+    status = transfer(disk, op, KVBM_AIO_WRITE, written);
+    if (status < 0) {
+        op->req.status = status;
+        written(disk, op);
+        return;
+    }
+    kvbm_disk_push(&disk->to_sum, op);
+}
+
+/* Zero the record, and write that where the file has another. */
+static int begin_write(struct kvbm_disk *disk, struct kvbm_disk_op *op)
+{
+    struct kvbm_disk_volume *volume = kvbm_disk_volume_of(disk, op->io->slot);
+    uint8_t *busy = &volume->busy[op->io->slot / disk->n_volumes];
+    struct kvbm_disk_entry entry;
+    bool there =
+        kvbm_disk_record_of(disk, op->io->slot, kvbm_disk_record_at(disk, op->io->slot), &entry);
+
+    if (*busy)
+        return -EBUSY;
+    *busy = 1;
+    disk->n_writing++;
+    volume->n_writing++;
+    if (there || !is_write(op)) {
+        zero_record(disk, op->io->slot);
+        memset(op->record, 0, sizeof(op->record));
+        write_record(disk, op, invalidated);
+    } else {
+        op->req.status = 0;
+        invalidated(disk, op);
+    }
+    return 0;
+}
+
+/* While the device has the bytes already. */
+void kvbm_disk_sums(struct kvbm_disk *disk)
+{
+    struct kvbm_disk_op *op;
+
+    while ((op = kvbm_disk_shift(&disk->to_sum)))
+        kvbm_disk_sum(op->io->data, op->io->len, op->sum);
+}
+
+/* ---- commits ---- */
+
+static void commit_ended(struct kvbm_disk *disk, struct kvbm_disk_volume *volume, int status)
+{
+    struct kvbm_disk_list list = volume->committing;
+    struct kvbm_disk_op *op;
+
+    volume->committing = (struct kvbm_disk_list){0};
+    volume->commit_running = false;
+    judge(volume, status);
+    while ((op = kvbm_disk_shift(&list))) {
+        if (status < 0) /* what is on the disk isn't known: it isn't found here any more */
+            zero_record(disk, op->io->slot);
+        end_write(disk, op, status);
+    }
+}
+
+static void barrier(struct kvbm_disk *disk, struct kvbm_disk_volume *volume, int fd)
+{
+    volume->barrier = (struct kvbm_aio_req){
+        .op = KVBM_AIO_SYNC, .fd = fd, .done = kvbm_disk_io_done, .arg = disk};
+    kvbm_disk_hand_in(disk, &volume->barrier);
+}
+
+/* All records of the commit are in the index file. */
+static void records_written(struct kvbm_disk *disk, struct kvbm_disk_volume *volume)
+{
+    if (disk->volatile_ || !volume->committing.n)
+        commit_ended(disk, volume, 0);
+    else
+        barrier(disk, volume, volume->index_fd);
+}
+
+static void record_written(struct kvbm_disk *disk, struct kvbm_disk_op *op)
+{
+    struct kvbm_disk_volume *volume = kvbm_disk_volume_of(disk, op->io->slot);
+
+    if (op->req.status == 0) {
+        kvbm_disk_push(&volume->committing, op);
+    } else {
+        judge(volume, op->req.status);
+        zero_record(disk, op->io->slot);
+        end_write(disk, op, op->req.status);
+    }
+    if (--volume->n_records == 0)
+        records_written(disk, volume);
+}
+
+/* The bytes are there to stay: now the records that say so. */
+static void write_records(struct kvbm_disk *disk, struct kvbm_disk_volume *volume)
+{
+    struct kvbm_disk_list list = volume->committing;
+    struct kvbm_disk_op *op;
+
+    volume->committing = (struct kvbm_disk_list){0};
+    volume->n_records = 1; /* until all are handed in */
+    disk->commit++;
+    while ((op = kvbm_disk_shift(&list))) {
+        struct kvbm_disk_entry entry;
+
+        if (!is_write(op)) {
+            kvbm_disk_push(&volume->committing, op);
+            continue;
+        }
+        entry = (struct kvbm_disk_entry){.commit = disk->commit,
+                                         .len = op->io->len,
+                                         .position = op->io->position,
+                                         .group = op->io->group,
+                                         .has_parent = op->io->parent != NULL,
+                                         .key = op->io->key,
+                                         .parent = op->io->parent};
+        memcpy(entry.sum, op->sum, sizeof(entry.sum));
+        kvbm_disk_record_write(&volume->header, op->io->slot / disk->n_volumes, &entry, op->record);
+        pthread_mutex_lock(&disk->image_lock);
+        memcpy(kvbm_disk_record_at(disk, op->io->slot), op->record, volume->header.record_bytes);
+        pthread_mutex_unlock(&disk->image_lock);
+        volume->n_records++;
+        write_record(disk, op, record_written);
+    }
+    if (--volume->n_records == 0)
+        records_written(disk, volume);
+}
+
+void kvbm_disk_barrier_done(struct kvbm_disk *disk, struct kvbm_aio_req *req)
+{
+    struct kvbm_disk_volume *volume =
+        (struct kvbm_disk_volume *)((char *)req - offsetof(struct kvbm_disk_volume, barrier));
+
+    if (req->status < 0 || req->fd == volume->index_fd)
+        commit_ended(disk, volume, req->status);
+    else
+        write_records(disk, volume);
+}
+
+static void begin_commit(struct kvbm_disk *disk, struct kvbm_disk_volume *volume)
+{
+    bool bytes = false;
+
+    volume->committing = volume->written;
+    volume->written = (struct kvbm_disk_list){0};
+    volume->commit_running = true;
+    volume->commit_wanted = false;
+    for (const struct kvbm_disk_op *op = volume->committing.first; op && !bytes; op = op->next)
+        bytes = is_write(op);
+    if (bytes && !disk->volatile_)
+        barrier(disk, volume, volume->slots_fd);
+    else
+        write_records(disk, volume);
+}
+
+void kvbm_disk_commits(struct kvbm_disk *disk)
+{
+    for (uint32_t i = 0; i < disk->n_volumes; i++) {
+        struct kvbm_disk_volume *volume = &disk->volumes[i];
+
+        if (volume->written.n && !volume->commit_running &&
+            (volume->commit_wanted || !volume->n_writing || volume->written.n >= COMMIT_AT))
+            begin_commit(disk, volume);
+    }
+}
+
+/* ---- whose turn it is ---- */
+
+/* Returns 0: it may begin. */
+static int why_not(const struct kvbm_disk *disk, const struct kvbm_disk_op *op, uint64_t now)
+{
+    const struct kvbm_disk_work *work = op->work;
+
+    if (atomic_load_explicit(&work->cancelled, memory_order_relaxed))
+        return -ECANCELED;
+    if (work->deadline_ns && now >= work->deadline_ns)
+        return -ETIMEDOUT;
+    return atomic_load_explicit(&kvbm_disk_volume_of(disk, op->io->slot)->down,
+                                memory_order_relaxed)
+               ? -EIO
+               : 0;
+}
+
+/* It ends before it began. */
+static void leave_out(struct kvbm_disk *disk, struct kvbm_disk_op *op, int status)
+{
+    if (op->work->kind != KVBM_DISK_READ) {
+        kvbm_disk_volume_of(disk, op->io->slot)->n_writing++;
+        count_written(disk, op);
+    }
+    kvbm_disk_finish(disk, op, status);
+}
+
+/*
+ * A few more are begun than the executor gives to the device: when one ends, it has the next at hand, and the device
+ * needn't wait until this thread has woken.
+ */
+static void begin_some(struct kvbm_disk *disk, struct kvbm_disk_list lists[2],
+                       const uint32_t *running, uint64_t now)
+{
+    uint32_t most = disk->depth + disk->depth / AHEAD + 1;
+
+    for (int flow = KVBM_ONBOARD; flow >= KVBM_OFFLOAD; flow--) {
+        while (*running < most && lists[flow].first) {
+            struct kvbm_disk_op *op = kvbm_disk_shift(&lists[flow]);
+            int status = why_not(disk, op, now);
+
+            if (status == 0 && op->work->kind == KVBM_DISK_READ) {
+                status = begin_read(disk, op);
+                disk->n_reading += status == 0;
+            } else if (status == 0) {
+                status = begin_write(disk, op);
+            }
+            if (status < 0)
+                leave_out(disk, op, status);
+        }
+    }
+}
+
+void kvbm_disk_begin(struct kvbm_disk *disk)
+{
+    uint64_t now = kv_now_ns();
+
+    begin_some(disk, disk->reads, &disk->n_reading, now);
+    begin_some(disk, disk->writes, &disk->n_writing, now);
+}
+
+/* Of what waits, what has been cancelled, is late, or can't be. */
+void kvbm_disk_sweep(struct kvbm_disk *disk)
+{
+    struct kvbm_disk_list *lists[] = {&disk->reads[0], &disk->reads[1], &disk->writes[0],
+                                      &disk->writes[1]};
+    uint64_t now = kv_now_ns();
+
+    disk->deadlines = false;
+    for (size_t i = 0; i < KV_COUNT(lists); i++) {
+        struct kvbm_disk_list list = *lists[i];
+        struct kvbm_disk_op *op;
+
+        *lists[i] = (struct kvbm_disk_list){0};
+        while ((op = kvbm_disk_shift(&list))) {
+            int status = why_not(disk, op, now);
+
+            if (status < 0) {
+                leave_out(disk, op, status);
+                continue;
+            }
+            disk->deadlines |= op->work->deadline_ns != 0;
+            kvbm_disk_push(lists[i], op);
+        }
+    }
+}

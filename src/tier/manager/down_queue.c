@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What waits to go down: a bounded heap of weak references for each tier (the higher priority first, then the older), and
+ * the policies that say what may wait there at all.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "tier/manager/manager.h"
+
+/* ---- policies ---- */
+
+static const struct kvbm_tier_policy *policy_of(const struct kvbm_manager *m, enum kv_tier tier)
+{
+    return tier == KV_TIER_HOST   ? &m->opts.host_policy
+           : tier == KV_TIER_DISK ? &m->opts.disk_policy
+                                  : &m->opts.object_policy;
+}
+
+bool kvbm_policy_passes(struct kvbm_manager *m, enum kv_tier tier, uint64_t hash, uint32_t priority)
+{
+    const struct kvbm_tier_policy *policy = policy_of(m, tier);
+    bool passes = policy->policy != KVBM_POLICY_NEVER && priority >= policy->min_priority;
+
+    if (passes && policy->policy == KVBM_POLICY_FREQUENCY) {
+        kvbm_sketch_use(&m->offers[tier], (uint32_t)(hash >> 32));
+        passes = kvbm_sketch_count(&m->offers[tier], (uint32_t)(hash >> 32)) >= policy->threshold;
+    }
+    kvbm_stats_of(m, tier)->filtered += !passes;
+    return passes;
+}
+
+/* ---- the heap ---- */
+
+static bool before(const struct kvbm_down *a, const struct kvbm_down *b)
+{
+    return a->priority != b->priority ? a->priority > b->priority : a->number < b->number;
+}
+
+static void sift_up(struct kvbm_down *heap, uint32_t i)
+{
+    struct kvbm_down down = heap[i];
+
+    for (; i && before(&down, &heap[(i - 1) / 2]); i = (i - 1) / 2)
+        heap[i] = heap[(i - 1) / 2];
+    heap[i] = down;
+}
+
+struct kvbm_down kvbm_queue_pop(struct kvbm_queue *q)
+{
+    struct kvbm_down first = q->heap[0], last = q->heap[--q->n];
+    uint32_t i = 0;
+
+    for (uint32_t kid; (kid = 2 * i + 1) < q->n; i = kid) {
+        kid += kid + 1 < q->n && before(&q->heap[kid + 1], &q->heap[kid]);
+        if (!before(&q->heap[kid], &last))
+            break;
+        q->heap[i] = q->heap[kid];
+    }
+    q->heap[i] = last;
+    return first;
+}
+
+static int queue_grow(struct kvbm_manager *m, struct kvbm_queue *q)
+{
+    uint32_t capacity = KV_MIN(KV_MAX(q->capacity * 2, 256u), m->opts.max_offload);
+    struct kvbm_down *heap;
+
+    if (q->n >= m->opts.max_offload)
+        return -ENOSPC;
+    heap = realloc(q->heap, capacity * sizeof(*heap));
+    if (!heap)
+        return -ENOMEM;
+    q->heap = heap;
+    q->capacity = capacity;
+    return 0;
+}
+
+/* It isn't kept, or it is. What it held or was waited for by is told. */
+void kvbm_down_ended(struct kvbm_down *down, bool arrived)
+{
+    if (down->through)
+        kvbm_job_through(down->through, arrived);
+    if (down->cache)
+        down->cache->n_jobs--;
+    if (down->pin)
+        kvbm_pin_put(down->pin);
+}
+
+int kvbm_queue_push(struct kvbm_manager *m, enum kv_tier to, struct kvbm_down down)
+{
+    struct kvbm_queue *q = &m->down[to];
+    int rc = m->mover_ends ? -ESHUTDOWN : q->n == q->capacity ? queue_grow(m, q) : 0;
+
+    if (!down.number)
+        down.number = ++m->next_number;
+    if (rc < 0) {
+        kvbm_stats_of(m, to)->dropped++;
+        kvbm_down_ended(&down, false);
+        return rc;
+    }
+    q->heap[q->n] = down;
+    sift_up(q->heap, q->n++);
+    return 0;
+}
+
+/* The mover tries again when something ends or a moment has passed, and has to know that. */
+void kvbm_queue_stall(struct kvbm_manager *m, struct kvbm_queue *q, bool stalled)
+{
+    q->stalled = stalled;
+    if (stalled)
+        pthread_cond_signal(&m->work);
+}

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The end of a manager: who still has something of it, and taking it apart. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "base/log.h"
+#include "bm/registry.h"
+#include "tier/manager/manager.h"
+
+/* ---- who has what ---- */
+
+static uint64_t of_pin(const struct kvbm_pin *pin, const struct kvbm_pool *pool)
+{
+    uint64_t n = 0;
+
+    for (uint32_t i = 0; i < pin->n; i++) {
+        const struct kvbm_item *item = &pin->items[i];
+
+        n += item->state >= ITEM_FETCHED && item->host.pool == pool;
+        n += item->source.pool == pool;
+        n += pin->likes && pin->likes[i].handle.pool == pool;
+    }
+    return n;
+}
+
+static uint64_t of_move(const struct kvbm_move *move, const struct kvbm_pool *pool)
+{
+    uint64_t n = 0;
+
+    for (uint32_t k = 0; k < move->n; k++)
+        n += (uint64_t)(move->like[k].handle.pool == pool) + (move->target[k].handle.pool == pool) +
+             (move->bounce[k].handle.pool == pool);
+    return n;
+}
+
+/* Whether there are handles on the pool that aren't our own. */
+static bool is_held(const struct kvbm_manager *m, struct kvbm_pool *pool)
+{
+    uint64_t n = pool ? kvbm_pool_handles(pool) : 0, own = pool == m->disk ? m->n_quarantine : 0;
+
+    if (!n)
+        return false;
+    for (const struct kvbm_pin *pin = m->pins; pin; pin = pin->next)
+        own += of_pin(pin, pool);
+    for (const struct kvbm_move *move = m->moves; move; move = move->next)
+        own += of_move(move, pool);
+    if (n > own)
+        kv_log_warn("kvbm", "manager not destroyed: blocks of a pool are held",
+                    "pool=%s handles=%" PRIu64, pool->name, n - own);
+    return n > own;
+}
+
+static bool has_pools(struct kvbm_manager *m)
+{
+    const struct kvbm_pool *pool;
+
+    kvbm_lock(m->registry);
+    for (pool = m->registry->pools; pool; pool = pool->next) {
+        if (pool != m->host && pool != m->disk && pool != m->object)
+            break;
+    }
+    kvbm_unlock(m->registry);
+    return pool != NULL;
+}
+
+/* Pins and handles of the caller's, pools of his in our registry. */
+static bool in_use(struct kvbm_manager *m)
+{
+    for (const struct kvbm_pin *pin = m->pins; pin; pin = pin->next) {
+        if (!pin->released)
+            return true;
+    }
+    return has_pools(m) || is_held(m, m->host) || is_held(m, m->disk) || is_held(m, m->object);
+}
+
+/* ---- the end ---- */
+
+void kvbm_manager_free(struct kvbm_manager *m, uint64_t deadline)
+{
+    kvbm_engine_destroy(m->engine);
+    kvbm_disk_close(m->disk_store);
+    kvbm_object_close_by(m->object_store, deadline);
+    for (uint32_t i = 0; i < m->n_quarantine; i++)
+        kvbm_mutable_release(&m->quarantine[i]);
+    kvbm_pool_destroy(m->object);
+    kvbm_pool_destroy(m->disk);
+    kvbm_pool_destroy(m->host);
+    kvbm_registry_destroy(m->registry);
+    kvbm_layout_destroy(m->layout);
+    for (enum kv_tier tier = KV_TIER_HOST; tier < KV_N_TIERS; tier++) {
+        free(m->down[tier].heap);
+        kvbm_sketch_fini(&m->offers[tier]);
+    }
+    for (struct kvbm_job_ *job = m->done, *next; job; job = next) {
+        next = job->next;
+        free(job);
+    }
+    kv_wake_close(&m->done_wake);
+    free(m->quarantine);
+    free(m->leaving);
+    free(m->pending.cells);
+    free(m->asked.cells);
+    free(m->strings);
+    pthread_cond_destroy(&m->changed);
+    pthread_cond_destroy(&m->work);
+    pthread_mutex_destroy(&m->lock);
+    free(m);
+}
+
+/* Until the deadline things go on, then they are cut short. */
+static void wind_down(struct kvbm_manager *m, uint64_t deadline)
+{
+    uint64_t before = 0;
+    int rc = 0;
+
+    m->stopping = true;
+    /* Again for what was under way at first, and for what the queue had no room for, as long as that gets on. */
+    for (int round = 0; rc == 0 && (round < 2 || m->stats.object.blocks_in != before); round++) {
+        before = m->stats.object.blocks_in;
+        kvbm_write_back_all(m);
+        while (rc == 0 && (m->n_jobs || m->running > m->n_asks || !kvbm_offload_idle(m)))
+            rc = kvbm_manager_wait_change(m, deadline);
+    }
+    kvbm_offload_drop_all(m);
+    kvbm_object_cancel_all(m->object_store); /* questions, too: nobody hears the answers */
+    for (struct kvbm_pin *pin = m->pins; pin; pin = pin->next)
+        kvbm_fetch_cancel(pin);
+    for (struct kvbm_job_ *job = m->jobs; job; job = job->next) {
+        job->cancelled = true;
+        if (job->engine_id)
+            kvbm_engine_cancel(m->engine, job->engine_id);
+    }
+}
+
+/*
+ * What is with a disk or a GPU can't be taken back, and its memory is theirs until they answer. One that doesn't in time
+ * keeps the manager: nothing of it may be freed.
+ */
+static int stop(struct kvbm_manager *m, uint64_t deadline)
+{
+    int rc = in_use(m) ? -EBUSY : 0;
+
+    if (rc < 0)
+        return rc;
+    wind_down(m, deadline);
+    rc = kvbm_mover_end(m, KV_MAX(deadline, kv_now_ns() + KVBM_LET_GO_NS));
+    if (rc < 0)
+        kv_log_error("kvbm", "manager not destroyed: a disk or a GPU doesn't answer",
+                     "waiting=%" PRIu32, m->running);
+    else if (in_use(m)) /* of a call that was on its way */
+        rc = kvbm_mover_start(m) < 0 ? -EAGAIN : -EBUSY;
+    m->stopping = rc == 0;
+    return rc;
+}
+
+int kvbm_manager_destroy(struct kvbm_manager *m, uint32_t timeout_ms)
+{
+    uint64_t deadline = kv_now_ns() + timeout_ms * KV_NS_PER_MS;
+    int rc;
+
+    if (!m || kvbm_manager_usable(m) < 0)
+        return 0;
+    kvbm_manager_enter(m);
+    rc = stop(m, deadline);
+    /* For jobs, which have ended, or for offloading, of which there is none: they go. */
+    while (rc == 0 && m->n_waiters)
+        pthread_cond_wait(&m->changed, &m->lock);
+    kvbm_manager_leave(m);
+    if (rc < 0)
+        return rc;
+    while (m->caches)
+        kvbm_manager_detach(m->caches);
+    kvbm_manager_free(m, KV_MAX(deadline, kv_now_ns() + KVBM_LET_GO_NS));
+    return 0;
+}

@@ -1,0 +1,475 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Blocks come from below into host blocks of a pin: all that the disk has at once; of the object store some
+ * batches ahead, as long as none of them misses a key (what comes behind a miss is of no use to a prompt).
+ *
+ * Fetches from the object store fill a share of the host blocks at a time: host blocks are taken before the bytes
+ * come, and a store that hangs would evict all that the host tier has. Items beyond the share starve; when a fetch
+ * ends, the pin of the highest priority goes on, of several the oldest.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "tier/manager/manager.h"
+
+#define WINDOW 4 /* batches of the object store at a time */
+
+/* ---- what to fetch ---- */
+
+/* Somebody brings it already, or is storing it: it is left to him. */
+static bool left_to_others(struct kvbm_pin *pin, uint32_t i)
+{
+    if (!kvbm_set_has(&pin->manager->pending, kvbm_pin_hash(pin, i)))
+        return false;
+    pin->items[i].state = ITEM_WAITS;
+    if (!pin->n_waits++ && pin->deadline_ns)
+        pthread_cond_signal(&pin->manager->work); /* the mover watches the deadline */
+    return true;
+}
+
+static void starve(struct kvbm_pin *pin, uint32_t i)
+{
+    pin->items[i].state = ITEM_STARVED;
+    pin->n_starved++;
+    if (!pin->n_waits++ && pin->deadline_ns)
+        pthread_cond_signal(&pin->manager->work); /* the mover watches the deadline */
+}
+
+void kvbm_fetch_stop_starving(struct kvbm_pin *pin)
+{
+    for (uint32_t i = 0; pin->n_starved && i < pin->n; i++) {
+        if (pin->items[i].state != ITEM_STARVED)
+            continue;
+        pin->items[i].state = ITEM_MISS;
+        pin->n_starved--;
+        pin->n_waits--;
+    }
+}
+
+/* Up to KVBM_BATCH items from *@at on that are MISS and weren't looked for in @tier; those on their way are
+ * left to whoever brings them. Their keys are packed into @keys. */
+static uint32_t pick(struct kvbm_pin *pin, enum kv_tier tier, uint32_t *at, uint32_t *index,
+                     uint8_t *keys)
+{
+    struct kvbm_manager *m = pin->manager;
+    uint32_t n = 0;
+
+    for (; *at < pin->n && n < KVBM_BATCH; ++*at) {
+        struct kvbm_item *item = &pin->items[*at];
+
+        if (item->state != ITEM_MISS || item->tried >> tier & 1 || left_to_others(pin, *at))
+            continue;
+        memcpy(keys + (size_t)n * m->key_len, kvbm_pin_key(pin, *at), m->key_len);
+        index[n++] = *at;
+    }
+    return n;
+}
+
+static struct kvbm_fetch *fetch_new(struct kvbm_pin *pin, enum kv_tier tier)
+{
+    struct kvbm_fetch *fetch = calloc(1, sizeof(*fetch));
+
+    if (!fetch)
+        return NULL;
+    fetch->pin = pin;
+    fetch->tier = tier;
+    fetch->start_ns = kv_now_ns();
+    return fetch;
+}
+
+/* Item @i is fetched into @block. */
+static void add(struct kvbm_fetch *fetch, uint32_t i, const struct kvbm_mutable *block)
+{
+    struct kvbm_pin *pin = fetch->pin;
+    struct kvbm_item *item = &pin->items[i];
+    void *data = kvbm_host_address(pin->manager, block->handle.block);
+
+    item->state = ITEM_FETCHED;
+    item->host = block->handle;
+    fetch->index[fetch->n] = i;
+    if (fetch->tier == KV_TIER_DISK)
+        fetch->disk_ios[fetch->n++] = (struct kvbm_disk_io){.slot = item->source.block,
+                                                            .group = pin->group,
+                                                            .key = kvbm_pin_key(pin, i),
+                                                            .data = data,
+                                                            .len = pin->manager->stride};
+    else
+        fetch->object_ios[fetch->n++] =
+            (struct kvbm_object_io){.group = pin->group, .key = kvbm_pin_key(pin, i), .data = data};
+    kvbm_set_add(&pin->manager->pending, kvbm_pin_hash(pin, i));
+    pin->n_fetched++;
+    pin->manager->n_object_fetched += fetch->tier == KV_TIER_EXTERNAL;
+}
+
+static void fetch_done(struct kvbm_manager *m, struct kvbm_note *note);
+
+static void disk_done(struct kvbm_disk_batch *batch)
+{
+    struct kvbm_fetch *fetch = batch->arg;
+
+    kvbm_note(fetch->pin->manager, &fetch->note, fetch_done);
+}
+
+static void object_done(struct kvbm_object_batch *batch)
+{
+    struct kvbm_fetch *fetch = batch->arg;
+
+    kvbm_note(fetch->pin->manager, &fetch->note, fetch_done);
+}
+
+static int submit(struct kvbm_fetch *fetch)
+{
+    struct kvbm_pin *pin = fetch->pin;
+
+    if (fetch->tier == KV_TIER_DISK) {
+        fetch->disk = (struct kvbm_disk_batch){.flow = KVBM_ONBOARD,
+                                               .priority = pin->priority,
+                                               .deadline_ns = pin->deadline_ns,
+                                               .ios = fetch->disk_ios,
+                                               .n = fetch->n,
+                                               .done = disk_done,
+                                               .arg = fetch};
+        return kvbm_disk_submit(pin->manager->disk_store, &fetch->disk);
+    }
+    fetch->object = (struct kvbm_object_batch){.op = KVBM_OBJECT_GET,
+                                               .flow = KVBM_ONBOARD,
+                                               .priority = pin->priority,
+                                               .deadline_ns = pin->deadline_ns,
+                                               .ios = fetch->object_ios,
+                                               .n = fetch->n,
+                                               .done = object_done,
+                                               .arg = fetch};
+    return kvbm_object_submit(pin->manager->object_store, &fetch->object);
+}
+
+/* ---- what came of it ---- */
+
+static void source_released(struct kvbm_pin *pin, struct kvbm_item *item)
+{
+    if (item->source.pool)
+        kvbm_pool_release(pin->manager->disk, (struct kvbm_immutable *)&item->source, 1);
+    item->source = (struct kvbm_handle){0};
+}
+
+/* Its bytes are in its host block. False: they can't be what the caller says, and it is MISS. */
+static bool becomes_held(struct kvbm_pin *pin, uint32_t i)
+{
+    struct kvbm_manager *m = pin->manager;
+    struct kvbm_item *item = &pin->items[i];
+
+    if (kvbm_staging(m)) {
+        item->state = ITEM_STAGED;
+    } else if (item->source.pool || pin->likes) {
+        struct kvbm_immutable held;
+
+        if (kvbm_pool_adopt(m->host, (struct kvbm_mutable *)&item->host, 1,
+                            pin->likes ? &pin->likes[i] : (struct kvbm_immutable *)&item->source,
+                            &held) == 0) {
+            item->host = held.handle;
+            item->state = ITEM_HELD;
+        } else {
+            kvbm_pool_release_mutable(m->host, (struct kvbm_mutable *)&item->host, 1);
+            item->state = ITEM_MISS;
+            m->stats.host.failed++;
+        }
+    } else {
+        kvbm_pin_register(pin, i, 1);
+    }
+    source_released(pin, item);
+    return item->state != ITEM_MISS;
+}
+
+static void arrived(struct kvbm_pin *pin, uint32_t i, enum kv_tier tier)
+{
+    struct kvbm_manager *m = pin->manager;
+    struct kvbm_item *item = &pin->items[i];
+    struct kvbm_chain chain = kvbm_pin_chain(pin, i);
+
+    kvbm_stats_of(m, tier)->blocks_out++;
+    kvbm_stats_of(m, tier)->bytes_out += m->block_bytes;
+    item->tried |= (uint8_t)(1u << tier);
+    if (!becomes_held(pin, i)) { /* not again: it would be got and refused for ever */
+        pin->object_missed |= tier == KV_TIER_EXTERNAL;
+        return;
+    }
+    if (tier == KV_TIER_EXTERNAL) {
+        kvbm_object_present(m, &chain, pin->likes ? &pin->likes[i] : NULL);
+        if (item->state == ITEM_HELD)
+            kvbm_offload_items(pin, i, 1, NULL);
+    }
+    item->found = true;
+    m->stats.host.blocks_in++;
+    m->stats.host.bytes_in += m->block_bytes;
+    kvbm_stats_of(m, tier)->hits++;
+}
+
+static void not_there(struct kvbm_pin *pin, uint32_t i, enum kv_tier tier, int why)
+{
+    struct kvbm_manager *m = pin->manager;
+    struct kvbm_item *item = &pin->items[i];
+    struct kvbm_tier_stats *stats = kvbm_stats_of(m, tier);
+
+    kvbm_pool_release_mutable(m->host, (struct kvbm_mutable *)&item->host, 1);
+    source_released(pin, item);
+    item->state = ITEM_MISS;
+    item->tried |= (uint8_t)(1u << tier);
+    stats->bad += why == -EBADMSG;
+    stats->failed += why != -EBADMSG && why != -ENOENT && why != -ECANCELED;
+    stats->misses += why == -ENOENT;
+    if (tier == KV_TIER_DISK) { /* a record that lies, a volume that fails: it isn't there */
+        if (why == -EBADMSG || why == -ENOENT || why == -EIO)
+            kvbm_pool_reset_keys(m->disk, pin->group, kvbm_pin_key(pin, i), 1, NULL);
+    } else {
+        pin->object_missed |= !pin->likes; /* handles aren't a prefix: the others are of use */
+        if (why == -ENOENT || why == -EBADMSG)
+            kvbm_object_absent(m, pin->group, kvbm_pin_key(pin, i), true);
+    }
+}
+
+/* It wasn't there when the store looked, and has come since. */
+static void look_again(struct kvbm_pin *pin, uint32_t i)
+{
+    kvbm_pool_release_mutable(pin->manager->host, (struct kvbm_mutable *)&pin->items[i].host, 1);
+    source_released(pin, &pin->items[i]);
+    pin->items[i].state = ITEM_MISS;
+}
+
+static void count_latency(struct kvbm_manager *m, const struct kvbm_fetch *fetch)
+{
+    uint64_t us = (kv_now_ns() - fetch->start_ns) / 1000;
+    uint32_t bucket = 0;
+
+    while (bucket < 23 && us >> bucket)
+        bucket++;
+    kvbm_stats_of(m, fetch->tier)->latency_us[bucket]++;
+    kvbm_stats_of(m, fetch->tier)->latency_sum_us += us;
+}
+
+static void end(struct kvbm_fetch *fetch, int all)
+{
+    struct kvbm_pin *pin = fetch->pin;
+    bool disk = fetch->tier == KV_TIER_DISK;
+
+    for (uint32_t k = 0; k < fetch->n; k++) {
+        uint32_t i = fetch->index[k];
+        int status = all ? all : disk ? fetch->disk_ios[k].status : fetch->object_ios[k].status;
+
+        kvbm_set_drop(&pin->manager->pending, kvbm_pin_hash(pin, i));
+        pin->n_fetched--;
+        if (status == 0)
+            arrived(pin, i, fetch->tier);
+        else if (fetch->overtaken >> k & 1 && status == -ENOENT)
+            look_again(pin, i);
+        else
+            not_there(pin, i, fetch->tier, status);
+    }
+    if (!disk) {
+        pin->object_window -= fetch->n;
+        pin->manager->n_object_fetched -= fetch->n;
+    }
+}
+
+static void unlink_fetch(struct kvbm_fetch *fetch)
+{
+    struct kvbm_fetch **at = &fetch->pin->fetches;
+
+    while (*at != fetch)
+        at = &(*at)->next;
+    *at = fetch->next;
+    fetch->pin->n_fetches--;
+}
+
+/* By its holder or a job, while a fetch that has ended holds it, too. */
+static bool is_wanted(const struct kvbm_pin *pin)
+{
+    return !pin->released || pin->refs > 1 + pin->n_fetches;
+}
+
+/* Of the pins that starve, with nothing on its way: the one of the highest priority, of several the oldest. */
+static struct kvbm_pin *hungriest(const struct kvbm_manager *m)
+{
+    struct kvbm_pin *best = NULL;
+
+    for (struct kvbm_pin *pin = m->pins; pin; pin = pin->next) { /* the newest first */
+        if (pin->n_starved && !pin->object_window && (!best || pin->priority >= best->priority))
+            best = pin;
+    }
+    return best;
+}
+
+/* Fetches from the object store have ended: those that starve go on. */
+static void feed(struct kvbm_manager *m)
+{
+    struct kvbm_pin *pin;
+
+    while (m->n_object_fetched < m->max_object_fetched && (pin = hungriest(m)) != NULL) {
+        kvbm_fetch_stop_starving(pin);
+        if (!pin->released || pin->jobs)
+            kvbm_fetch_start(pin);
+        kvbm_pin_settle(pin);
+    }
+}
+
+static void fetch_done(struct kvbm_manager *m, struct kvbm_note *note)
+{
+    struct kvbm_fetch *fetch = (struct kvbm_fetch *)note;
+    struct kvbm_pin *pin = fetch->pin;
+
+    m->running--;
+    count_latency(m, fetch);
+    unlink_fetch(fetch);
+    end(fetch, 0);
+    free(fetch);
+    if (!is_wanted(pin) || pin->object_missed)
+        kvbm_fetch_stop_starving(pin);
+    feed(m);
+    if (is_wanted(pin))
+        kvbm_fetch_start(pin);
+    for (struct kvbm_pin *other = m->pins; other; other = other->next)
+        kvbm_pin_look(other);
+    kvbm_pin_settle(pin);
+    kvbm_pin_put(pin);
+    kvbm_offload_pump(m);
+}
+
+/* ---- starting ---- */
+
+static void launch(struct kvbm_fetch *fetch)
+{
+    struct kvbm_pin *pin = fetch->pin;
+    int rc = submit(fetch);
+
+    if (rc < 0) {
+        end(fetch, rc);
+        for (uint32_t k = 0; k < fetch->n && rc == -EAGAIN; k++)
+            pin->items[fetch->index[k]].state = ITEM_BUSY;
+        free(fetch);
+        return;
+    }
+    pin->manager->running++;
+    fetch->next = pin->fetches;
+    pin->fetches = fetch;
+    pin->n_fetches++;
+    pin->refs++;
+}
+
+/* The items of @index come from @tier; those for which there is no room stay where they are. */
+static void fetch_some(struct kvbm_pin *pin, enum kv_tier tier, const uint32_t *index, uint32_t n)
+{
+    struct kvbm_mutable blocks[KVBM_BATCH];
+    bool room = kvbm_set_reserve(&pin->manager->pending, n) == 0;
+    uint32_t got = room ? kvbm_take_blocks(pin->manager->host, blocks, n) : 0;
+    struct kvbm_fetch *fetch = got ? fetch_new(pin, tier) : NULL;
+
+    if (!fetch) {
+        kvbm_pool_release_mutable(pin->manager->host, blocks, got);
+        got = 0;
+    }
+    for (uint32_t k = 0; k < got; k++)
+        add(fetch, index[k], &blocks[k]);
+    for (uint32_t k = got; k < n; k++) {
+        source_released(pin, &pin->items[index[k]]);
+        pin->items[index[k]].state = ITEM_BUSY;
+        pin->manager->stats.host.dropped++;
+    }
+    if (tier == KV_TIER_EXTERNAL)
+        pin->object_window += got;
+    if (fetch)
+        launch(fetch);
+}
+
+static void from_disk(struct kvbm_pin *pin)
+{
+    uint8_t keys[KVBM_BATCH * KVBM_MAX_KEY];
+    struct kvbm_immutable held[KVBM_BATCH];
+    uint32_t index[KVBM_BATCH], n;
+
+    for (uint32_t at = 0; (n = pick(pin, KV_TIER_DISK, &at, index, keys)) > 0;) {
+        uint32_t found = 0;
+
+        kvbm_pool_match_scattered(pin->manager->disk, pin->group, keys, n, 0, held);
+        for (uint32_t k = 0; k < n; k++) {
+            struct kvbm_item *item = &pin->items[index[k]];
+
+            item->tried |= 1u << KV_TIER_DISK;
+            if (!held[k].handle.pool) {
+                pin->manager->stats.disk.misses++;
+                continue;
+            }
+            item->source = held[k].handle;
+            index[found++] = index[k];
+        }
+        if (found)
+            fetch_some(pin, KV_TIER_DISK, index, found);
+    }
+}
+
+static uint32_t share_left(const struct kvbm_manager *m)
+{
+    return m->max_object_fetched - KV_MIN(m->n_object_fetched, m->max_object_fetched);
+}
+
+/* No fetch has begun, for want of host blocks, memory or the store, so that none will end. */
+static void nobody_feeds(struct kvbm_pin *pin)
+{
+    for (uint32_t i = 0; pin->n_starved && i < pin->n; i++) {
+        if (pin->items[i].state != ITEM_STARVED)
+            continue;
+        pin->items[i].state = ITEM_BUSY;
+        pin->manager->stats.host.dropped++;
+        pin->n_starved--;
+        pin->n_waits--;
+    }
+}
+
+static void from_object(struct kvbm_pin *pin)
+{
+    uint8_t keys[KVBM_BATCH * KVBM_MAX_KEY];
+    uint32_t index[KVBM_BATCH], n, got, at = 0;
+
+    for (int i = 0; i < WINDOW && !pin->object_missed; i++) {
+        n = pick(pin, KV_TIER_EXTERNAL, &at, index, keys);
+        for (uint32_t k = 0; k < n && !pin->likes; k++) {
+            uint64_t hash =
+                kvbm_key_hash(pin->manager, pin->group, keys + k * pin->manager->key_len);
+
+            if (kvbm_object_known_absent(pin->manager, hash)) { /* what is behind it is of no use */
+                pin->object_missed = true;
+                n = k;
+            }
+        }
+        if (!n)
+            break;
+        got = KV_MIN(n, share_left(pin->manager));
+        if (got)
+            fetch_some(pin, KV_TIER_EXTERNAL, index, got);
+        for (uint32_t k = got; k < n; k++)
+            starve(pin, index[k]);
+    }
+    if (!pin->manager->n_object_fetched)
+        nobody_feeds(pin);
+}
+
+void kvbm_fetch_start(struct kvbm_pin *pin)
+{
+    if (pin->no_fetch || pin->store || pin->manager->mover_ends)
+        return;
+    for (uint32_t i = 0; i < pin->n; i++) {
+        if (pin->items[i].state == ITEM_MISS)
+            left_to_others(pin, i);
+    }
+    if (pin->manager->disk_store)
+        from_disk(pin);
+    if (pin->manager->object_store && !pin->object_window && !pin->n_starved)
+        from_object(pin);
+}
+
+void kvbm_fetch_cancel(struct kvbm_pin *pin)
+{
+    for (struct kvbm_fetch *fetch = pin->fetches; fetch; fetch = fetch->next) {
+        if (fetch->tier == KV_TIER_DISK)
+            kvbm_disk_cancel(pin->manager->disk_store, &fetch->disk);
+        else
+            kvbm_object_cancel(pin->manager->object_store, &fetch->object);
+    }
+}

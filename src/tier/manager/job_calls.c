@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What connectors do with jobs: submit, cancel, poll, wait. */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "tier/manager/manager.h"
+#include "tier/transfer/transfer.h"
+
+static struct kvbm_job_ *job_new(const struct kvbm_job *in)
+{
+    struct kvbm_pin *pin = in->pin;
+    size_t bits = (pin->n + 7) / 8;
+    struct kvbm_job_ *job =
+        calloc(1, sizeof(*job) + (size_t)pin->n * 4 * sizeof(uint32_t) + 2 * bits);
+
+    if (!job)
+        return NULL;
+    job->pin = pin;
+    job->cache = in->cache;
+    job->submit_ns = kv_now_ns();
+    job->done = (struct kvbm_done){.tag = in->tag};
+    job->first_layer = in->first_layer;
+    job->n_layers = in->n_layers;
+    job->priority = in->priority;
+    job->deadline_ns = in->deadline_ns;
+    job->ready_fd = in->ready_fd;
+    job->ready_event = in->ready_event;
+    job->user_ok = in->ok;
+    job->blocks = (uint32_t *)(job + 1);
+    job->host = job->blocks + pin->n;
+    job->other = job->host + pin->n;
+    job->index = job->other + pin->n;
+    job->ok = (uint8_t *)(job->index + pin->n);
+    if (pin->n)
+        memcpy(job->blocks, in->blocks, pin->n * sizeof(uint32_t));
+    return job;
+}
+
+int64_t kvbm_job_submit(struct kvbm_manager *m, const struct kvbm_job *in,
+                        struct kvbm_immutable *sources, bool own)
+{
+    struct kvbm_job_ *job;
+
+    if (m->stopping)
+        return -ESHUTDOWN;
+    if (m->n_jobs + m->n_done >= m->opts.max_jobs)
+        return -EAGAIN;
+    if (in->pin->store && in->pin->n_copying)
+        return -EBUSY;
+    job = job_new(in);
+    if (!job)
+        return -ENOMEM;
+    job->sources = sources;
+    job->own = own;
+    job->done.id = ++m->next_id;
+    job->next = m->jobs;
+    m->jobs = job;
+    m->n_jobs++;
+    in->cache->n_jobs++;
+    in->pin->refs++;
+    in->pin->n_copying += in->pin->store;
+    in->pin->priority = KV_MAX(in->pin->priority, in->priority);
+    if (!in->pin->store && !in->pin->settled && !own) {
+        job->next_wait = in->pin->jobs;
+        in->pin->jobs = job;
+        job->waits = true;
+        if (job->deadline_ns)
+            pthread_cond_signal(&m->work); /* the mover watches it */
+    } else {
+        kvbm_job_start(job);
+    }
+    return (int64_t)job->done.id;
+}
+
+int64_t kvbm_manager_submit(struct kvbm_manager *m, const struct kvbm_job *in)
+{
+    struct kvbm_job job = {0};
+    int64_t id = kvbm_manager_usable(m);
+
+    if (id < 0)
+        return id;
+    if (!in || in->size < offsetof(struct kvbm_job, first_layer))
+        return -EINVAL;
+    memcpy(&job, in, KV_MIN(in->size, sizeof(job)));
+    if (!job.pin || !job.cache || job.pin->manager != m || job.cache->manager != m ||
+        (job.pin->n && !job.blocks) || (job.pin->store && (job.first_layer || job.n_layers)))
+        return -EINVAL;
+    kvbm_manager_enter(m);
+    id = kvbm_job_submit(m, &job, NULL, false);
+    kvbm_manager_leave(m);
+    return id;
+}
+
+static struct kvbm_job_ *find_job(const struct kvbm_manager *m, uint64_t id)
+{
+    struct kvbm_job_ *job = m->jobs;
+
+    while (job && job->done.id != id)
+        job = job->next;
+    return job;
+}
+
+int kvbm_manager_cancel(struct kvbm_manager *m, uint64_t id)
+{
+    struct kvbm_job_ *job;
+    uint64_t copy = 0;
+    int rc = kvbm_manager_usable(m);
+
+    if (rc < 0)
+        return rc;
+    kvbm_manager_enter(m);
+    job = find_job(m, id);
+    if (!job || job->copied) {
+        rc = -ENOENT;
+    } else if (!job->cancelled) {
+        job->cancelled = true;
+        copy = job->engine_id;
+        if (job->waits)
+            kvbm_job_give_up(job, -ECANCELED);
+    }
+    kvbm_manager_leave(m);
+    if (copy)
+        kvbm_engine_cancel(m->engine, copy); /* it may have ended meanwhile */
+    return rc;
+}
+
+/* Out of the list of those that are done: @id, or (0) the first that isn't our own. */
+static struct kvbm_job_ *take_done(struct kvbm_manager *m, uint64_t id)
+{
+    struct kvbm_job_ **at = &m->done, *job;
+
+    while (*at && (id ? (*at)->done.id != id : (*at)->own))
+        at = &(*at)->next;
+    job = *at;
+    if (!job)
+        return NULL;
+    *at = job->next;
+    if (!*at)
+        m->done_tail = at;
+    if (!job->own && --m->n_done == 0)
+        kv_wake_clear(&m->done_wake);
+    return job;
+}
+
+long kvbm_manager_poll(struct kvbm_manager *m, struct kvbm_done *ret, size_t max)
+{
+    long rc = max && !ret ? -EINVAL : kvbm_manager_usable(m);
+    struct kvbm_job_ *job;
+
+    if (rc < 0)
+        return rc;
+    kvbm_manager_enter(m);
+    while ((size_t)rc < max && (job = take_done(m, 0)) != NULL) {
+        ret[rc++] = job->done;
+        free(job);
+    }
+    if (rc) /* there may be room for a job of offload's */
+        kvbm_offload_pump(m);
+    kvbm_manager_leave(m);
+    return rc;
+}
+
+int kvbm_manager_fd(struct kvbm_manager *m)
+{
+    int rc = kvbm_manager_usable(m);
+
+    return rc < 0 ? rc : m->done_wake.fd;
+}
+
+/* Take part in a copy that waits for a thread. False: there is none, or that was done before (*@helped). */
+static bool help(struct kvbm_manager *m, const struct kvbm_job_ *job, uint64_t deadline,
+                 uint64_t *helped)
+{
+    if (!job->engine_id || job->engine_id == *helped)
+        return false;
+    *helped = job->engine_id;
+    kvbm_manager_leave(m);
+    tier_help(m->engine, *helped, deadline);
+    kvbm_manager_enter(m);
+    return true;
+}
+
+int kvbm_manager_wait(struct kvbm_manager *m, uint64_t id, uint32_t timeout_ms,
+                      struct kvbm_done *ret)
+{
+    uint64_t deadline = kv_now_ns() + timeout_ms * KV_NS_PER_MS, helped = 0;
+    struct kvbm_job_ *job = NULL, *running;
+    int rc = id ? kvbm_manager_usable(m) : -EINVAL;
+
+    if (rc < 0)
+        return rc;
+    kvbm_manager_enter(m);
+    m->n_waiters++;
+    while (rc == 0 && (job = take_done(m, id)) == NULL) {
+        running = find_job(m, id);
+        if (!running)
+            rc = -ENOENT;
+        else if (!help(m, running, deadline, &helped))
+            rc = kvbm_manager_wait_change(m, deadline);
+    }
+    if (job && ret)
+        *ret = job->done;
+    if (job)
+        kvbm_offload_pump(m);
+    kvbm_waiter_leaves(m);
+    free(job);
+    return job ? 0 : rc;
+}

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Making a manager. */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "base/log.h"
+#include "tier/manager/manager.h"
+
+#define MAX_FINGERPRINT 3800 /* tiers.c says the layout behind it, in 4096 */
+
+/* ---- forks ---- */
+
+static _Atomic uint32_t forks;
+
+static void count_fork(void)
+{
+    atomic_fetch_add(&forks, 1);
+}
+
+static void watch_forks(void)
+{
+    pthread_atfork(NULL, NULL, count_fork);
+}
+
+int kvbm_manager_usable(const struct kvbm_manager *m)
+{
+    if (!m)
+        return -EINVAL;
+    return m->forks == atomic_load(&forks) ? 0 : -ECHILD;
+}
+
+/* ---- options ---- */
+
+static const char *what_is_wrong(const struct kvbm_manager_opts *o)
+{
+    if (!o->block)
+        return "no block layout";
+    if ((o->disk || o->object) && (!o->fingerprint || !*o->fingerprint))
+        return "a disk or object tier needs a fingerprint of the model";
+    if (o->fingerprint && strnlen(o->fingerprint, MAX_FINGERPRINT + 1) > MAX_FINGERPRINT)
+        return "a fingerprint has at most 3800 bytes";
+    if (o->disk && !o->disk_bytes)
+        return "a disk tier needs a size";
+    if (!o->host_bytes && !o->disk && !o->object)
+        return "no tier";
+    if (o->host_policy.policy > KVBM_POLICY_NEVER || o->disk_policy.policy > KVBM_POLICY_NEVER ||
+        o->object_policy.policy > KVBM_POLICY_NEVER)
+        return "no such policy";
+    if (o->host_policy.threshold > KVBM_SKETCH_MAX || o->disk_policy.threshold > KVBM_SKETCH_MAX ||
+        o->object_policy.threshold > KVBM_SKETCH_MAX)
+        return "a threshold must be 1 to 15";
+    if (o->object_when_evicted && (o->object_write_through || (!o->host_bytes && !o->disk)))
+        return "object_when_evicted needs a host or disk tier, and no object_write_through";
+    return NULL;
+}
+
+static void set_policy(struct kvbm_tier_policy *policy)
+{
+    if (policy->policy == KVBM_POLICY_DEFAULT)
+        policy->policy = KVBM_POLICY_PRESENCE;
+    if (!policy->threshold)
+        policy->threshold = 2;
+}
+
+/*
+ * The blocks of a prompt come into a tier and are let go in any order: in moves that overtake each other, in an index that
+ * is read again, one by one as they are fetched. So that its end goes before its beginning, LRU is one of leaves.
+ */
+static void set_eviction(enum kvbm_eviction *eviction)
+{
+    if (*eviction == KVBM_EVICT_LRU)
+        *eviction = KVBM_EVICT_LINEAGE;
+}
+
+static void set_defaults(struct kvbm_manager_opts *o)
+{
+    set_eviction(&o->host_eviction);
+    set_eviction(&o->disk_eviction);
+    o->key_len = o->key_len ? o->key_len : 8;
+    o->staging_blocks = o->staging_blocks ? o->staging_blocks : 64;
+    o->object_blocks = o->object_blocks ? o->object_blocks : 100000;
+    o->object_timeout_ms = o->object_timeout_ms ? o->object_timeout_ms : 10000;
+    o->max_offload = o->max_offload ? o->max_offload : 16384;
+    o->max_jobs = o->max_jobs ? o->max_jobs : 1024;
+    set_policy(&o->host_policy);
+    set_policy(&o->disk_policy);
+    set_policy(&o->object_policy);
+}
+
+/* ---- making ---- */
+
+static int copy_strings(struct kvbm_manager *m)
+{
+    const char **texts[] = {&m->opts.fingerprint, &m->opts.disk, &m->opts.object};
+    size_t len = 0;
+    char *at;
+
+    for (size_t i = 0; i < KV_COUNT(texts); i++)
+        len += *texts[i] ? strlen(*texts[i]) + 1 : 0;
+    at = m->strings = malloc(len + 1);
+    for (size_t i = 0; at && i < KV_COUNT(texts); i++) {
+        if (!*texts[i])
+            continue;
+        len = strlen(*texts[i]) + 1;
+        *texts[i] = memcpy(at, *texts[i], len);
+        at += len;
+    }
+    return at ? 0 : -ENOMEM;
+}
+
+static struct kvbm_manager *manager_new(void)
+{
+    struct kvbm_manager *m = calloc(1, sizeof(*m));
+    pthread_condattr_t attr;
+
+    if (!m)
+        return NULL;
+    pthread_mutex_init(&m->lock, NULL);
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&m->work, &attr);
+    pthread_cond_init(&m->changed, &attr);
+    pthread_condattr_destroy(&attr);
+    m->done_wake.fd = -1;
+    m->done_tail = &m->done;
+    m->inbox_tail = &m->inbox;
+    return m;
+}
+
+int kvbm_manager_create(const struct kvbm_manager_opts *opts, struct kvbm_manager **ret)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    struct kvbm_manager *m;
+    const char *wrong;
+    int rc;
+
+    if (!opts || !ret || opts->size < offsetof(struct kvbm_manager_opts, host_eviction))
+        return -EINVAL;
+    pthread_once(&once, watch_forks);
+    m = manager_new();
+    if (!m)
+        return -ENOMEM;
+    m->forks = atomic_load(&forks);
+    memcpy(&m->opts, opts, KV_MIN(opts->size, sizeof(m->opts)));
+    wrong = what_is_wrong(&m->opts);
+    if (wrong)
+        kv_log_warn("kvbm", "no manager", "reason=\"%s\"", wrong);
+    set_defaults(&m->opts);
+    m->key_len = m->opts.key_len;
+    rc = wrong ? -EINVAL : copy_strings(m);
+    if (rc == 0)
+        rc = kvbm_tiers_open(m);
+    m->opts.block = NULL; /* the caller's */
+    if (rc < 0) {
+        kvbm_manager_free(m, kv_now_ns() + KVBM_LET_GO_NS);
+        return rc;
+    }
+    *ret = m;
+    return 0;
+}
+
+/* ---- looking at it ---- */
+
+struct kvbm_registry *kvbm_manager_registry(struct kvbm_manager *m)
+{
+    return m ? m->registry : NULL;
+}
+
+struct kvbm_pool *kvbm_manager_pool(struct kvbm_manager *m, enum kv_tier tier)
+{
+    if (!m)
+        return NULL;
+    return tier == KV_TIER_HOST       ? (kvbm_staging(m) ? NULL : m->host)
+           : tier == KV_TIER_DISK     ? m->disk
+           : tier == KV_TIER_EXTERNAL ? m->object
+                                      : NULL;
+}
+
+const struct kvbm_layout *kvbm_manager_host_layout(struct kvbm_manager *m)
+{
+    return m ? m->layout : NULL;
+}

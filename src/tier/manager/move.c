@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Moves of some blocks at a time to the disk or the object store begin here: what waited becomes held, or is dropped when it
+ * has gone by then, and gets targets.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "tier/manager/manager.h"
+
+/* Blocks that leave were asked about when they came in for nothing but the object store. */
+static bool may_leave(struct kvbm_manager *m, const struct kvbm_move *move,
+                      const struct kvbm_block_info *info)
+{
+    return !move->leaving ||
+           kvbm_policy_passes(m, KV_TIER_EXTERNAL, kvbm_key_hash(m, info->group, info->key),
+                              info->priority);
+}
+
+/* What a staged block is, of which the registry knows nothing. */
+static void tell_staged(struct kvbm_manager *m, const struct kvbm_down *down,
+                        struct kvbm_block_info *info)
+{
+    const struct kvbm_pin *pin = down->pin;
+
+    *info = (struct kvbm_block_info){.block = pin->items[down->index].host.block,
+                                     .group = pin->group,
+                                     .position = pin->position + down->index};
+    info->has_parent = down->index || pin->has_parent;
+    memcpy(info->key, kvbm_pin_key(pin, down->index), m->key_len);
+    if (info->has_parent)
+        memcpy(info->parent, kvbm_pin_key(pin, down->index) - m->key_len, m->key_len);
+    kvbm_registry_locate(m->registry, info->group, info->key, 1, &info->tiers);
+}
+
+/* Number @k, which is held if it is there. False: it isn't moved. */
+static bool moves(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k)
+{
+    struct kvbm_block_info *info = &move->info[k];
+    struct kvbm_immutable *like = &move->like[k];
+    bool there;
+
+    if (move->from[k].pin) {
+        tell_staged(m, &move->from[k], info);
+    } else if (!like->handle.pool) {
+        kvbm_stats_of(m, move->to)->dropped++;
+        kvbm_down_ended(&move->from[k], false);
+        return false;
+    }
+    there = info->tiers >> move->to & 1;
+    if (!there && may_leave(m, move, info))
+        return true;
+    kvbm_move_release(move, like, false);
+    kvbm_down_ended(&move->from[k], there);
+    return false;
+}
+
+void kvbm_quarantine(struct kvbm_manager *m, struct kvbm_mutable block)
+{
+    struct kvbm_mutable *more =
+        realloc(m->quarantine, (m->n_quarantine + 1) * sizeof(*m->quarantine));
+
+    if (!more) { /* it comes up again, then */
+        kvbm_mutable_release(&block);
+        return;
+    }
+    m->quarantine = more;
+    m->quarantine[m->n_quarantine++] = block;
+}
+
+/* Up to @n blocks of the target, on volumes that work. */
+static uint32_t take_usable(struct kvbm_manager *m, enum kv_tier to, struct kvbm_mutable *ret,
+                            uint32_t n)
+{
+    uint32_t usable = 0, got;
+
+    while (usable < n &&
+           (got = kvbm_take_blocks(kvbm_target_of(m, to), ret + usable, n - usable)) > 0) {
+        for (uint32_t k = usable, end = usable + got; k < end; k++) {
+            if (to != KV_TIER_DISK || kvbm_disk_usable(m->disk_store, ret[k].handle.block))
+                ret[usable++] = ret[k];
+            else
+                kvbm_quarantine(m, ret[k]);
+        }
+    }
+    return usable;
+}
+
+static void give_up(struct kvbm_move *move, uint32_t k)
+{
+    kvbm_move_release(move, &move->like[k], true);
+    kvbm_down_ended(&move->from[k], false);
+}
+
+/* Number @k becomes number @n, and @n one more: the others are left behind. */
+void kvbm_move_keep(struct kvbm_move *move, uint32_t k, uint32_t *n)
+{
+    move->from[*n] = move->from[k];
+    move->like[*n] = move->like[k];
+    move->info[*n] = move->info[k];
+    move->target[*n] = move->target[k];
+    move->bounce[*n] = move->bounce[k];
+    ++*n;
+}
+
+static void take_targets(struct kvbm_manager *m, struct kvbm_move *move)
+{
+    uint32_t got = take_usable(m, move->to, move->target, move->n);
+
+    for (uint32_t k = got; k < move->n; k++) {
+        kvbm_stats_of(m, move->to)->dropped++;
+        give_up(move, k);
+    }
+    move->n = got;
+}
+
+/* Host blocks for what is on the disk. What there are none for waits. */
+static void take_bounces(struct kvbm_manager *m, struct kvbm_move *move)
+{
+    uint32_t got = kvbm_take_blocks(m->host, move->bounce, move->n);
+
+    kvbm_queue_stall(m, &m->down[move->to], got < move->n);
+    for (uint32_t k = got; k < move->n; k++) {
+        kvbm_mutable_release(&move->target[k]);
+        kvbm_move_release(move, &move->like[k], false);
+        kvbm_queue_push(m, move->to, move->from[k]);
+    }
+    move->n = got;
+}
+
+/* As number @k: a move of blocks that leave is of one tier's. */
+static bool fits(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k,
+                 const struct kvbm_down *down)
+{
+    bool from_disk = move->leaving && down->weak.handle.pool == m->disk;
+
+    if (k == 0)
+        move->from_disk = move->reading = from_disk;
+    return move->from_disk == from_disk;
+}
+
+/* As many of the queue's first as there is room for; those that are there still stay in the move, held. */
+static void hold_some(struct kvbm_manager *m, struct kvbm_move *move)
+{
+    struct kvbm_queue *q = &m->down[move->to];
+    struct kvbm_weak weak[KVBM_BATCH] = {0};
+    uint32_t first = move->n, end = first;
+
+    for (; q->n && end < m->move_blocks && fits(m, move, end, &q->heap[0]); end++) {
+        move->from[end] = kvbm_queue_pop(q);
+        weak[end] = move->from[end].weak;
+    }
+    kvbm_pool_upgrade(move->from_disk ? m->disk : m->host, weak + first, end - first,
+                      move->like + first, move->info + first);
+    for (uint32_t k = first; k < end; k++) {
+        if (moves(m, move, k))
+            kvbm_move_keep(move, k, &move->n);
+    }
+}
+
+void kvbm_move_some(struct kvbm_manager *m, enum kv_tier to)
+{
+    struct kvbm_queue *q = &m->down[to];
+    struct kvbm_move *move = calloc(1, sizeof(*move));
+
+    if (!move) {
+        kvbm_queue_stall(m, q, true);
+        return;
+    }
+    move->manager = m;
+    move->to = to;
+    move->leaving = m->leaving && to == KV_TIER_EXTERNAL;
+    while (q->n && move->n < m->move_blocks && fits(m, move, move->n, &q->heap[0]))
+        hold_some(m, move);
+    take_targets(m, move);
+    if (move->from_disk && move->n)
+        take_bounces(m, move);
+    if (move->n)
+        kvbm_move_launch(m, move);
+    else
+        free(move);
+}

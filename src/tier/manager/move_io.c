@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Moves on their way: read from the disk where that alone has the bytes, written, and what becomes of each block. */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "tier/manager/manager.h"
+
+/* @again: what was leaving may be told of once more. */
+void kvbm_move_release(const struct kvbm_move *move, struct kvbm_immutable *like, bool again)
+{
+    if (move->leaving)
+        kvbm_pool_release_oldest(like, again);
+    else
+        kvbm_immutable_release(like);
+}
+
+/* The last first; one that can't be is no other's concern. */
+static void release_all(struct kvbm_pool *pool, struct kvbm_immutable *blocks, uint32_t n)
+{
+    if (kvbm_pool_release(pool, blocks, n) == 0)
+        return;
+    for (uint32_t k = n; k-- > 0;)
+        kvbm_immutable_release(&blocks[k]);
+}
+
+static void move_done(struct kvbm_manager *m, struct kvbm_note *note);
+
+static void disk_done(struct kvbm_disk_batch *batch)
+{
+    struct kvbm_move *move = batch->arg;
+
+    kvbm_note(move->manager, &move->note, move_done);
+}
+
+static void object_done(struct kvbm_object_batch *batch)
+{
+    struct kvbm_move *move = batch->arg;
+
+    kvbm_note(move->manager, &move->note, move_done);
+}
+
+/* From the disk into the bounce blocks. */
+static int submit_read(struct kvbm_manager *m, struct kvbm_move *move)
+{
+    for (uint32_t k = 0; k < move->n; k++)
+        move->disk_ios[k] =
+            (struct kvbm_disk_io){.slot = move->info[k].block,
+                                  .group = move->info[k].group,
+                                  .key = move->info[k].key,
+                                  .data = kvbm_host_address(m, move->bounce[k].handle.block),
+                                  .len = m->stride};
+    move->disk = (struct kvbm_disk_batch){
+        .ios = move->disk_ios, .n = move->n, .done = disk_done, .arg = move};
+    return kvbm_disk_submit(m->disk_store, &move->disk);
+}
+
+static int submit(struct kvbm_manager *m, struct kvbm_move *move)
+{
+    if (move->reading)
+        return submit_read(m, move);
+    for (uint32_t k = 0; k < move->n; k++) {
+        const struct kvbm_block_info *info = &move->info[k];
+        void *data =
+            kvbm_host_address(m, move->from_disk ? move->bounce[k].handle.block : info->block);
+
+        if (move->to == KV_TIER_DISK)
+            move->disk_ios[k] =
+                (struct kvbm_disk_io){.slot = move->target[k].handle.block,
+                                      .group = info->group,
+                                      .position = info->position,
+                                      .key = info->key,
+                                      .parent = info->has_parent ? info->parent : NULL,
+                                      .data = data,
+                                      .len = m->stride};
+        else
+            move->object_ios[k] =
+                (struct kvbm_object_io){.group = info->group, .key = info->key, .data = data};
+    }
+    if (move->to == KV_TIER_DISK) {
+        move->disk = (struct kvbm_disk_batch){
+            .write = true, .ios = move->disk_ios, .n = move->n, .done = disk_done, .arg = move};
+        return kvbm_disk_submit(m->disk_store, &move->disk);
+    }
+    move->object = (struct kvbm_object_batch){.op = KVBM_OBJECT_PUT,
+                                              .ios = move->object_ios,
+                                              .n = move->n,
+                                              .done = object_done,
+                                              .arg = move};
+    return kvbm_object_submit(m->object_store, &move->object);
+}
+
+/* The target has its bytes: it becomes what its like is, or the staged block. */
+static int becomes_findable(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k,
+                            struct kvbm_immutable *held)
+{
+    struct kvbm_pool *pool = kvbm_target_of(m, move->to);
+    struct kvbm_block_info *info = &move->info[k];
+    struct kvbm_chain chain = {.size = sizeof(chain),
+                               .group = info->group,
+                               .keys = info->key,
+                               .parent = info->has_parent ? info->parent : NULL,
+                               .position = info->position};
+    struct kvbm_complete complete;
+    int rc;
+
+    if (move->like[k].handle.pool)
+        return kvbm_pool_adopt(pool, &move->target[k], 1, &move->like[k], held);
+    rc = kvbm_pool_complete(pool, &move->target[k], 1, &chain, &complete);
+    return rc < 0 ? rc : kvbm_pool_register(pool, &complete, 1, held);
+}
+
+static int status_of(const struct kvbm_move *move, uint32_t k)
+{
+    return move->to == KV_TIER_DISK ? move->disk_ios[k].status : move->object_ios[k].status;
+}
+
+/* Those that have arrived: all at once, which is the rule, or each by itself. Their targets are zeroed then. */
+static void become_findable(struct kvbm_manager *m, struct kvbm_move *move)
+{
+    struct kvbm_immutable held[KVBM_BATCH] = {0};
+    bool all = true;
+
+    for (uint32_t k = 0; k < move->n && all; k++)
+        all = status_of(move, k) == 0 && move->like[k].handle.pool;
+    all = all && kvbm_pool_adopt(kvbm_target_of(m, move->to), move->target, move->n, move->like,
+                                 held) == 0;
+    for (uint32_t k = 0; k < move->n && !all; k++) {
+        if (status_of(move, k) == 0 && becomes_findable(m, move, k, &held[k]) < 0) {
+            kvbm_mutable_release(&move->target[k]);
+            kvbm_stats_of(m, move->to)->failed++;
+        }
+    }
+    release_all(kvbm_target_of(m, move->to), held, move->n);
+}
+
+static void one_ended(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k)
+{
+    struct kvbm_tier_stats *stats = kvbm_stats_of(m, move->to);
+    int status = status_of(move, k);
+
+    if (status == 0) {
+        if (move->to == KV_TIER_EXTERNAL)
+            kvbm_object_put(m, move->info[k].group, move->info[k].key);
+        stats->blocks_in++;
+        stats->bytes_in += m->block_bytes;
+    } else {
+        if (move->to == KV_TIER_DISK &&
+            !kvbm_disk_usable(m->disk_store, move->target[k].handle.block))
+            kvbm_quarantine(m, move->target[k]);
+        else
+            kvbm_mutable_release(&move->target[k]);
+        stats->failed += status != -ECANCELED;
+        stats->dropped += !move->leaving; /* it is where it was, and will be told of again */
+    }
+    if (move->leaving) {
+        /* Not before something is evicted: a store without room would be asked all the time. */
+        if (status != 0)
+            kvbm_write_back_later(m, move->from_disk ? m->disk : m->host);
+        kvbm_move_release(move, &move->like[k], status != 0);
+    }
+    kvbm_down_ended(&move->from[k], status == 0);
+}
+
+/* Leaves first: they are released before their parents. What leaves keeps its order. */
+static void all_ended(struct kvbm_manager *m, struct kvbm_move *move)
+{
+    become_findable(m, move);
+    if (move->from_disk)
+        kvbm_pool_release_mutable(m->host, move->bounce, move->n);
+    if (!move->leaving)
+        release_all(m->host, move->like, move->n);
+    for (uint32_t i = 0; i < move->n; i++)
+        one_ended(m, move, move->leaving ? i : move->n - 1 - i);
+}
+
+/*
+ * It can't be read. A record that lies, or a volume that is left alone, won't be better for another attempt; else there is one
+ * at the next look at what leaves, so that what can't be read at all is tried a few times before it has gone.
+ */
+static void not_read(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k, int status)
+{
+    bool lies = status == -EBADMSG || status == -ENOENT;
+    bool again = !lies && kvbm_disk_usable(m->disk_store, move->info[k].block);
+
+    m->stats.disk.bad += status == -EBADMSG;
+    m->stats.disk.failed += !lies && status != -ECANCELED;
+    kvbm_stats_of(m, move->to)->dropped += !again;
+    if (again)
+        kvbm_write_back_later(m, m->disk);
+    kvbm_mutable_release(&move->target[k]);
+    kvbm_mutable_release(&move->bounce[k]);
+    kvbm_move_release(move, &move->like[k], again);
+    if (lies) /* the slot's record has gone */
+        kvbm_pool_reset_keys(m->disk, move->info[k].group, move->info[k].key, 1, NULL);
+    kvbm_down_ended(&move->from[k], false);
+}
+
+/* The bytes have come up from the disk: those that did go on to the object store. */
+static void go_on(struct kvbm_manager *m, struct kvbm_move *move)
+{
+    uint32_t n = 0;
+
+    move->reading = false;
+    for (uint32_t k = 0; k < move->n; k++) {
+        int status = m->mover_ends ? -ECANCELED : move->disk_ios[k].status;
+
+        if (status == 0) {
+            m->stats.disk.blocks_out++;
+            m->stats.disk.bytes_out += m->block_bytes;
+            kvbm_move_keep(move, k, &n);
+            continue;
+        }
+        not_read(m, move, k, status);
+    }
+    move->n = n;
+    if (n)
+        kvbm_move_launch(m, move);
+    else
+        free(move);
+}
+
+static void move_done(struct kvbm_manager *m, struct kvbm_note *note)
+{
+    struct kvbm_move *move = (struct kvbm_move *)note, **at = &m->moves;
+
+    m->running--;
+    m->down[move->to].in_flight--;
+    while (*at != move)
+        at = &(*at)->next;
+    *at = move->next;
+    if (move->reading) {
+        go_on(m, move);
+        kvbm_offload_pump(m);
+        return;
+    }
+    all_ended(m, move);
+    free(move);
+    kvbm_offload_pump(m);
+    pthread_cond_broadcast(&m->changed);
+}
+
+void kvbm_move_launch(struct kvbm_manager *m, struct kvbm_move *move)
+{
+    struct kvbm_queue *q = &m->down[move->to];
+    int rc = submit(m, move);
+
+    if (rc == 0) {
+        q->in_flight++;
+        m->running++;
+        move->next = m->moves;
+        m->moves = move;
+        return;
+    }
+    kvbm_queue_stall(m, q, rc == -EAGAIN);
+    for (uint32_t k = 0; k < move->n; k++) {
+        kvbm_mutable_release(&move->target[k]);
+        kvbm_mutable_release(&move->bounce[k]);
+        kvbm_move_release(move, &move->like[k], rc != -EAGAIN);
+        if (rc == -EAGAIN) { /* later */
+            kvbm_queue_push(m, move->to, move->from[k]);
+        } else {
+            kvbm_stats_of(m, move->to)->dropped += !move->leaving; /* those will be told of again */
+            kvbm_down_ended(&move->from[k], false);
+        }
+    }
+    free(move);
+}

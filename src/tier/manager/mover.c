@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What has ended goes on: at once, in the thread that says so. The mover tries again what was refused, looks after
+ * deadlines, and does what can't be done where it comes up. */
+#include <errno.h>
+
+#include "tier/manager/manager.h"
+
+#define RETRY_NS (10 * KV_NS_PER_MS)
+
+void kvbm_note_later(struct kvbm_manager *m, struct kvbm_note *note,
+                     void (*run)(struct kvbm_manager *m, struct kvbm_note *note))
+{
+    note->run = run;
+    note->next = NULL;
+    *m->inbox_tail = note;
+    m->inbox_tail = &note->next;
+    pthread_cond_signal(&m->work);
+}
+
+static bool stalled(const struct kvbm_manager *m)
+{
+    for (enum kv_tier to = KV_TIER_HOST; to < KV_N_TIERS; to++) {
+        if (m->down[to].stalled)
+            return true;
+    }
+    return m->stalled != NULL;
+}
+
+/* What was refused for want of room is tried again: something has ended, or a moment has passed. */
+static void try_again(struct kvbm_manager *m)
+{
+    for (enum kv_tier to = KV_TIER_HOST; to < KV_N_TIERS; to++)
+        m->down[to].stalled = false;
+    kvbm_job_retry(m);
+    kvbm_offload_pump(m);
+}
+
+void kvbm_note(struct kvbm_manager *m, struct kvbm_note *note,
+               void (*run)(struct kvbm_manager *m, struct kvbm_note *note))
+{
+    kvbm_manager_enter(m);
+    run(m, note);
+    if (stalled(m))
+        try_again(m);
+    if (stalled(m) || m->mover_ends)
+        pthread_cond_signal(&m->work);
+    kvbm_manager_leave(m);
+}
+
+static void wait_for_work(struct kvbm_manager *m)
+{
+    uint64_t deadline = KV_MIN(kvbm_pin_late(m), kvbm_job_late(m));
+    bool again = stalled(m); /* also what these have begun */
+    struct timespec until;
+
+    if (m->inbox) /* of those that were late */
+        return;
+    if (again)
+        deadline = KV_MIN(deadline, kv_now_ns() + RETRY_NS);
+    if (deadline == UINT64_MAX) {
+        pthread_cond_wait(&m->work, &m->lock);
+        return;
+    }
+    until = (struct timespec){(time_t)(deadline / KV_NS_PER_S), (long)(deadline % KV_NS_PER_S)};
+    if (pthread_cond_timedwait(&m->work, &m->lock, &until) == ETIMEDOUT && again)
+        try_again(m);
+}
+
+static void *mover(void *arg)
+{
+    struct kvbm_manager *m = arg;
+
+    kvbm_manager_enter(m);
+    while (!m->mover_ends || m->inbox || m->running || m->stalled) {
+        struct kvbm_note *note = m->inbox, *next;
+
+        if (!note) {
+            wait_for_work(m);
+            continue;
+        }
+        m->inbox = NULL;
+        m->inbox_tail = &m->inbox;
+        for (; note; note = next) {
+            next = note->next; /* it is freed */
+            note->run(m, note);
+        }
+        if (stalled(m))
+            try_again(m);
+    }
+    m->mover_left = true;
+    pthread_cond_broadcast(&m->changed);
+    kvbm_manager_leave(m);
+    return NULL;
+}
+
+int kvbm_manager_wait_change(struct kvbm_manager *m, uint64_t deadline_ns)
+{
+    struct timespec until = {(time_t)(deadline_ns / KV_NS_PER_S),
+                             (long)(deadline_ns % KV_NS_PER_S)};
+
+    return -pthread_cond_timedwait(&m->changed, &m->lock, &until);
+}
+
+void kvbm_waiter_leaves(struct kvbm_manager *m)
+{
+    if (!--m->n_waiters && m->mover_ends)
+        pthread_cond_broadcast(&m->changed);
+    kvbm_manager_leave(m);
+}
+
+int kvbm_mover_start(struct kvbm_manager *m)
+{
+    int rc;
+
+    m->mover_ends = m->mover_left = false;
+    rc = kv_thread_start(&m->mover, "kvbm-mover", mover, m);
+    m->mover_runs = rc == 0;
+    return rc;
+}
+
+int kvbm_mover_end(struct kvbm_manager *m, uint64_t deadline)
+{
+    int rc = 0;
+
+    m->mover_ends = true;
+    pthread_cond_signal(&m->work);
+    while (rc == 0 && m->mover_runs && !m->mover_left)
+        rc = kvbm_manager_wait_change(m, deadline);
+    if (m->mover_runs && !m->mover_left) {
+        m->mover_ends = false;
+        return rc;
+    }
+    if (m->mover_runs) /* it has given the lock back, and only returns */
+        pthread_join(m->mover, NULL);
+    m->mover_runs = false;
+    return 0;
+}

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Blocks go down a tier. What waits is a weak reference in a bounded heap (down_queue.c); it becomes a held block when its
+ * move begins (move.c). Without a host tier what waits is a staging buffer, held by its pin.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "tier/manager/manager.h"
+
+/* ---- what goes down ---- */
+
+static void offer(struct kvbm_pin *pin, uint32_t i, struct kvbm_job_ *through,
+                  const struct kvbm_weak *weak, const struct kvbm_block_info *info)
+{
+    struct kvbm_manager *m = pin->manager;
+
+    for (enum kv_tier to = KV_TIER_DISK; to <= KV_TIER_EXTERNAL; to++) {
+        struct kvbm_down down = {.priority = info->priority, .weak = *weak};
+
+        if (!(to == KV_TIER_DISK ? m->disk : m->object) || info->tiers >> to & 1 ||
+            (to == KV_TIER_EXTERNAL && m->leaving) /* not before it is evicted */ ||
+            !kvbm_policy_passes(m, to, kvbm_pin_hash(pin, i), info->priority))
+            continue;
+        if (!weak->handle.pool) { /* staged */
+            down.pin = pin;
+            down.index = i;
+            pin->refs++;
+        }
+        if (to == KV_TIER_EXTERNAL && through) {
+            down.through = through;
+            through->n_through++;
+        }
+        kvbm_queue_push(m, to, down);
+    }
+}
+
+static void offer_some(struct kvbm_pin *pin, uint32_t i, uint32_t n, struct kvbm_job_ *through)
+{
+    struct kvbm_manager *m = pin->manager;
+    struct kvbm_immutable held[KVBM_BATCH] = {0};
+    struct kvbm_block_info info[KVBM_BATCH];
+    struct kvbm_weak weak[KVBM_BATCH] = {0};
+    uint8_t tiers[KVBM_BATCH];
+
+    if (kvbm_staging(m)) {
+        kvbm_registry_locate(m->registry, pin->group, kvbm_pin_key(pin, i), n, tiers);
+    } else {
+        for (uint32_t k = 0; k < n; k++) {
+            if (pin->items[i + k].state == ITEM_HELD)
+                held[k].handle = pin->items[i + k].host;
+        }
+        kvbm_pool_downgrade(m->host, held, n, weak, info);
+    }
+    for (uint32_t k = 0; k < n; k++) {
+        if (pin->items[i + k].state == ITEM_STAGED)
+            info[k] = (struct kvbm_block_info){.priority = pin->retain, .tiers = tiers[k]};
+        else if (!weak[k].handle.pool)
+            continue;
+        offer(pin, i + k, through, &weak[k], &info[k]);
+    }
+}
+
+void kvbm_offload_items(struct kvbm_pin *pin, uint32_t i, uint32_t n, struct kvbm_job_ *through)
+{
+    const struct kvbm_manager *m = pin->manager;
+
+    if (!m->disk && (!m->object || m->leaving)) /* nowhere, or not now */
+        return;
+    for (uint32_t done = 0, some; done < n; done += some) {
+        some = KV_MIN(n - done, (uint32_t)KVBM_BATCH);
+        offer_some(pin, i + done, some, through);
+    }
+}
+
+/* ---- the pump ---- */
+
+static bool may_move(const struct kvbm_manager *m, enum kv_tier to)
+{
+    const struct kvbm_queue *q = &m->down[to];
+
+    if (!q->n || q->stalled || q->in_flight >= q->max_in_flight)
+        return false;
+    return to != KV_TIER_HOST || m->n_jobs + m->n_done < m->opts.max_jobs;
+}
+
+/* The host's queue comes last: what is dropped from the others ends jobs, which it may have waited for. */
+void kvbm_offload_pump(struct kvbm_manager *m)
+{
+    kvbm_write_back(m);
+    while (may_move(m, KV_TIER_DISK))
+        kvbm_move_some(m, KV_TIER_DISK);
+    while (may_move(m, KV_TIER_EXTERNAL))
+        kvbm_move_some(m, KV_TIER_EXTERNAL);
+    while (may_move(m, KV_TIER_HOST))
+        kvbm_offload_store(m);
+    if (kvbm_offload_idle(m)) /* by dropping, perhaps: nothing else tells drain */
+        pthread_cond_broadcast(&m->changed);
+}
+
+bool kvbm_offload_idle(const struct kvbm_manager *m)
+{
+    for (enum kv_tier to = KV_TIER_HOST; to < KV_N_TIERS; to++) {
+        if (m->down[to].n || m->down[to].in_flight)
+            return false;
+    }
+    return true;
+}
+
+void kvbm_offload_drop_all(struct kvbm_manager *m)
+{
+    for (enum kv_tier to = KV_TIER_HOST; to < KV_N_TIERS; to++) {
+        while (m->down[to].n) {
+            struct kvbm_down down = kvbm_queue_pop(&m->down[to]);
+
+            kvbm_stats_of(m, to)->dropped++;
+            kvbm_down_ended(&down, false);
+        }
+    }
+    for (struct kvbm_move *move = m->moves; move; move = move->next) {
+        if (move->to == KV_TIER_DISK || move->reading)
+            kvbm_disk_cancel(m->disk_store, &move->disk);
+        else
+            kvbm_object_cancel(m->object_store, &move->object);
+    }
+}
+
+int kvbm_manager_drain(struct kvbm_manager *m, uint32_t timeout_ms)
+{
+    uint64_t deadline = kv_now_ns() + timeout_ms * KV_NS_PER_MS;
+    int rc = kvbm_manager_usable(m);
+
+    if (rc < 0)
+        return rc;
+    kvbm_manager_enter(m);
+    m->n_waiters++;
+    while (rc == 0 && !kvbm_offload_idle(m))
+        rc = kvbm_manager_wait_change(m, deadline);
+    kvbm_waiter_leaves(m);
+    return rc;
+}

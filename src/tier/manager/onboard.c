@@ -1,0 +1,358 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Blocks come into a cache's pool, a prompt's prefix or those of handles: what that has is held, the rest is
+ * loaded and registered. */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "tier/manager/manager.h"
+
+struct onboard {
+    struct kvbm_cache *cache;
+    struct kvbm_pin *pin;
+    uint64_t deadline_ns;
+    uint64_t fetched_ns; /* deadline of what comes from below: the rest is for the copy */
+    struct kvbm_mutable *targets;
+    uint32_t n_targets;
+    uint8_t *state;   /* [n of the pin] */
+    uint32_t *blocks; /* [n of the pin] */
+    uint32_t *target; /* [n of the pin] of those with a block */
+    uint8_t *ok;
+};
+
+/* Of the time three quarters are for fetching, so that what has come by then can still be copied. */
+static struct onboard begin(struct kvbm_cache *cache, uint32_t timeout_ms)
+{
+    uint64_t now = kv_now_ns(), all = timeout_ms * KV_NS_PER_MS;
+
+    return (struct onboard){
+        .cache = cache, .deadline_ns = now + all, .fetched_ns = now + all / 4 * 3};
+}
+
+static uint32_t ms_until(uint64_t deadline_ns)
+{
+    return (uint32_t)KV_MIN(kv_ms_until(deadline_ns, kv_now_ns()), (int64_t)UINT32_MAX);
+}
+
+static void fini(struct onboard *o)
+{
+    if (o->targets)
+        kvbm_pool_release_mutable(o->cache->pool, o->targets, o->n_targets); /* holes are fine */
+    kvbm_pin_release(o->pin);
+    free(o->targets);
+    free(o->state);
+    free(o->blocks);
+    free(o->target);
+    free(o->ok);
+}
+
+/* Why none of the pin's blocks is here. */
+static int why_none(const struct onboard *o)
+{
+    /* What others bring isn't waited for any longer then, and looks as if nobody had it. */
+    if (!ms_until(o->fetched_ns))
+        return -ETIMEDOUT;
+    for (uint32_t i = 0; i < o->pin->n; i++) {
+        if (o->state[i] == KVBM_BUSY)
+            return -EBUSY;
+    }
+    return -ENOENT;
+}
+
+/* The pin's blocks are waited for. Returns how long the prefix is that is here; state says where each is. */
+static long settle(struct onboard *o)
+{
+    uint32_t n = o->pin ? o->pin->n : 0;
+
+    if (!n)
+        return -ENOENT;
+    o->state = malloc(n);
+    o->blocks = malloc(n * sizeof(*o->blocks));
+    o->target = calloc(n, sizeof(*o->target));
+    o->ok = calloc((n + 7) / 8, 1);
+    if (!o->state || !o->blocks || !o->target || !o->ok)
+        return -ENOMEM;
+    kvbm_pin_wait(o->pin, ms_until(o->fetched_ns));
+    return kvbm_pin_state(o->pin, o->state);
+}
+
+/* The READY ones among the first @n get a target each, as far as there is room. */
+static int take_targets(struct onboard *o, uint32_t n)
+{
+    uint32_t wanted = 0, given = 0;
+
+    for (uint32_t i = 0; i < n; i++)
+        wanted += o->state[i] == KVBM_READY;
+    if (!wanted)
+        return why_none(o);
+    o->targets = calloc(wanted, sizeof(*o->targets));
+    if (!o->targets)
+        return -ENOMEM;
+    o->n_targets = kvbm_take_blocks(o->cache->pool, o->targets, wanted);
+    if (!o->n_targets)
+        return -ENOSPC;
+    for (uint32_t i = 0; i < o->pin->n; i++) {
+        o->blocks[i] = UINT32_MAX;
+        if (i >= n || o->state[i] != KVBM_READY || given == o->n_targets)
+            continue;
+        o->target[i] = given;
+        o->blocks[i] = o->targets[given++].handle.block;
+    }
+    return 0;
+}
+
+/* Wait for the copy. Nobody writes into the targets when this returns. */
+static int load(struct onboard *o)
+{
+    struct kvbm_manager *m = o->cache->manager;
+    const struct kvbm_job job = {.size = sizeof(job),
+                                 .pin = o->pin,
+                                 .cache = o->cache,
+                                 .blocks = o->blocks,
+                                 .deadline_ns = o->deadline_ns,
+                                 .ok = o->ok};
+    int64_t id;
+    int rc;
+
+    kvbm_manager_enter(m);
+    id = kvbm_job_submit(m, &job, NULL, true);
+    kvbm_manager_leave(m);
+    if (id < 0)
+        return (int)id;
+    rc = kvbm_manager_wait(m, (uint64_t)id, ms_until(o->deadline_ns), NULL);
+    if (rc == -ETIMEDOUT) {
+        kvbm_manager_cancel(m, (uint64_t)id);
+        rc = kvbm_manager_wait(m, (uint64_t)id, UINT32_MAX, NULL);
+    }
+    return rc;
+}
+
+static bool arrived(const struct onboard *o, uint32_t i)
+{
+    return o->blocks[i] != UINT32_MAX && o->ok[i / 8] >> (i % 8) & 1;
+}
+
+/* Item @i, which has arrived, becomes what it is. */
+static int register_one(struct onboard *o, uint32_t i, struct kvbm_immutable *ret)
+{
+    const struct kvbm_item *item = &o->pin->items[i];
+    struct kvbm_mutable *target = &o->targets[o->target[i]];
+    struct kvbm_chain chain = kvbm_pin_chain(o->pin, i);
+    struct kvbm_complete complete;
+    int rc;
+
+    if (o->pin->likes)
+        return kvbm_pool_adopt(o->cache->pool, target, 1, &o->pin->likes[i], ret);
+    if (item->state == ITEM_HELD)
+        return kvbm_pool_adopt(o->cache->pool, target, 1,
+                               (const struct kvbm_immutable *)&item->host, ret);
+    rc = kvbm_pool_complete(o->cache->pool, target, 1, &chain, &complete);
+    return rc < 0 ? rc : kvbm_pool_register(o->cache->pool, &complete, 1, ret);
+}
+
+/* ---- by hashes ---- */
+
+static long bring(struct onboard *o, const struct kvbm_chain *chain, size_t n,
+                  struct kvbm_immutable *ret)
+{
+    struct kvbm_manager *m = o->cache->manager;
+    const struct kvbm_pin_opts opts = {.size = sizeof(opts), .deadline_ns = o->fetched_ns};
+    long rc = kvbm_manager_prepare_load(m, chain, n, &opts, &o->pin), ready;
+    uint32_t done = 0;
+
+    if (rc <= 0)
+        return rc;
+    ready = settle(o);
+    if (ready <= 0)
+        return ready;
+    rc = take_targets(o, (uint32_t)ready);
+    if (rc == 0)
+        rc = load(o);
+    if (rc < 0)
+        return rc;
+    while (done < (uint32_t)ready && arrived(o, done) && register_one(o, done, &ret[done]) == 0)
+        done++;
+    return done;
+}
+
+long kvbm_manager_onboard(struct kvbm_cache *cache, const struct kvbm_chain *chain, size_t n,
+                          uint32_t timeout_ms, struct kvbm_immutable *ret)
+{
+    struct onboard o = begin(cache, timeout_ms);
+    long found = cache ? kvbm_manager_usable(cache->manager) : -EINVAL, more = 0;
+    struct kvbm_chain rest;
+
+    if (found < 0)
+        return found;
+    if (!cache->pool || !chain || chain->size < offsetof(struct kvbm_chain, tokens) ||
+        (n && (!chain->keys || !ret)))
+        return -EINVAL;
+    found = kvbm_pool_match(cache->pool, chain->group, chain->keys, n, 0, ret);
+    if (found < 0 || (size_t)found == n)
+        return found;
+    rest = (struct kvbm_chain){.size = sizeof(rest),
+                               .group = chain->group,
+                               .keys = (const uint8_t *)chain->keys +
+                                       (size_t)found * cache->manager->key_len,
+                               .parent = chain->parent,
+                               .position = chain->position + (uint32_t)found};
+    if (found)
+        rest.parent = (const uint8_t *)rest.keys - cache->manager->key_len;
+    more = bring(&o, &rest, n - (size_t)found, ret + found);
+    fini(&o);
+    return found || more > 0 ? found + KV_MAX(more, 0L) : more;
+}
+
+/* ---- by handles ---- */
+
+/* What was given, held once more, and what it is called. */
+struct given {
+    struct kvbm_immutable *likes; /* [n] */
+    uint8_t *keys;
+    uint32_t group;
+};
+
+static void given_fini(struct given *given, size_t n)
+{
+    for (size_t i = n; given->likes && i-- > 0;)
+        kvbm_immutable_release(&given->likes[i]);
+    free(given->likes);
+    free(given->keys);
+}
+
+static bool is_ours(const struct kvbm_manager *m, const struct kvbm_pool *pool,
+                    const struct kvbm_pool *also)
+{
+    return pool == m->host || pool == m->disk || pool == m->object || pool == also;
+}
+
+static int given_take(const struct kvbm_manager *m, struct given *given, size_t i,
+                      const struct kvbm_immutable *block, const struct kvbm_pool *also)
+{
+    struct kvbm_block_info info = {.size = sizeof(info)};
+    int rc = !block->handle.pool ? -EINVAL
+             : !is_ours(m, block->handle.pool, also)
+                 ? -EXDEV
+                 : kvbm_immutable_clone(block, &given->likes[i]);
+
+    if (rc < 0)
+        return rc;
+    kvbm_immutable_info(&given->likes[i], &info);
+    if (i == 0)
+        given->group = info.group;
+    memcpy(given->keys + i * m->key_len, info.key, m->key_len);
+    return info.group == given->group ? 0 : -EINVAL;
+}
+
+/* @also: another pool that handles may be of. Undone with given_fini, also when this fails. */
+static int given_init(const struct kvbm_manager *m, struct given *given,
+                      const struct kvbm_immutable *blocks, size_t n, const struct kvbm_pool *also)
+{
+    int rc = (n && !blocks) || n > KVBM_MAX_PIN ? -EINVAL : 0;
+
+    if (rc < 0)
+        return rc;
+    given->likes = calloc(n + 1, sizeof(*given->likes));
+    given->keys = malloc((n + 1) * m->key_len);
+    if (!given->likes || !given->keys)
+        return -ENOMEM;
+    for (size_t i = 0; rc == 0 && i < n; i++)
+        rc = given_take(m, given, i, &blocks[i], also);
+    return rc;
+}
+
+long kvbm_manager_prepare_load_blocks(struct kvbm_manager *m, const struct kvbm_immutable *blocks,
+                                      size_t n, const struct kvbm_pin_opts *opts,
+                                      struct kvbm_pin **ret)
+{
+    long rc = ret ? kvbm_manager_usable(m) : -EINVAL;
+    struct given given = {0};
+    struct kvbm_chain chain;
+    struct kvbm_pin *pin;
+
+    if (rc < 0)
+        return rc;
+    rc = given_init(m, &given, blocks, n, m->host);
+    chain = (struct kvbm_chain){.size = sizeof(chain), .group = given.group, .keys = given.keys};
+    kvbm_manager_enter(m);
+    if (rc == 0)
+        rc = m->stopping ? -ESHUTDOWN : kvbm_pin_new(m, &chain, n, false, &pin);
+    if (rc == 0) {
+        pin->likes = given.likes; /* they say what the blocks are: no parents or positions here */
+        given.likes = NULL;
+        rc = kvbm_pin_load(pin, opts);
+        *ret = pin;
+    }
+    kvbm_manager_leave(m);
+    given_fini(&given, n);
+    return rc;
+}
+
+/* The blocks of @given that the cache doesn't have, packed; @index says which they are. Returns how many. */
+static uint32_t still_to_come(const struct given *given, const struct kvbm_immutable *ret, size_t n,
+                              struct kvbm_immutable *blocks, uint32_t *index)
+{
+    uint32_t rest = 0;
+
+    for (uint32_t i = 0; i < n; i++) {
+        if (ret[i].handle.pool)
+            continue;
+        blocks[rest] = given->likes[i];
+        index[rest++] = i;
+    }
+    return rest;
+}
+
+static long bring_blocks(struct onboard *o, const struct kvbm_immutable *blocks, uint32_t n,
+                         const uint32_t *index, struct kvbm_immutable *ret)
+{
+    const struct kvbm_pin_opts opts = {.size = sizeof(opts), .deadline_ns = o->fetched_ns};
+    long rc = kvbm_manager_prepare_load_blocks(o->cache->manager, blocks, n, &opts, &o->pin);
+    long done = 0;
+    int failed = -ENOENT;
+
+    if (rc >= 0)
+        rc = settle(o);
+    if (rc >= 0)
+        rc = take_targets(o, n);
+    if (rc >= 0)
+        rc = load(o);
+    for (uint32_t i = 0; rc >= 0 && i < n; i++) {
+        int one = arrived(o, i) ? register_one(o, i, &ret[index[i]]) : failed;
+
+        failed = one < 0 ? one : failed;
+        done += one == 0;
+    }
+    return rc < 0 ? rc : done ? done : failed;
+}
+
+long kvbm_manager_onboard_blocks(struct kvbm_cache *cache, const struct kvbm_immutable *blocks,
+                                 size_t n, uint32_t timeout_ms, struct kvbm_immutable *ret)
+{
+    struct onboard o = begin(cache, timeout_ms);
+    long found = cache ? kvbm_manager_usable(cache->manager) : -EINVAL, more = 0;
+    struct kvbm_immutable *rest = NULL;
+    struct given given = {0};
+    uint32_t *index = NULL, n_rest;
+
+    if (found < 0)
+        return found;
+    if (!cache->pool || (n && (!blocks || !ret)))
+        return -EINVAL;
+    found = given_init(cache->manager, &given, blocks, n, cache->pool);
+    if (found == 0 && n) {
+        rest = malloc(n * sizeof(*rest));
+        index = malloc(n * sizeof(*index));
+        found = rest && index
+                    ? kvbm_pool_match_scattered(cache->pool, given.group, given.keys, n, 0, ret)
+                    : -ENOMEM;
+    }
+    if (found >= 0 && (size_t)found < n) {
+        n_rest = still_to_come(&given, ret, n, rest, index);
+        more = bring_blocks(&o, rest, n_rest, index, ret);
+        fini(&o);
+    }
+    given_fini(&given, n);
+    free(rest);
+    free(index);
+    return found || more > 0 ? found + KV_MAX(more, 0L) : more;
+}

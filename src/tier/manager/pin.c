@@ -1,0 +1,344 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Pins: what is held in the host tier, found or fetched (load) or reserved (store; the rest of that is in
+ * pin_store.c). */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "tier/manager/manager.h"
+
+#define LOOK 64 /* keys looked up at a time */
+
+int kvbm_pin_new(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n, bool store,
+                 struct kvbm_pin **ret)
+{
+    size_t items = sizeof(struct kvbm_pin) + n * sizeof(struct kvbm_item);
+    struct kvbm_pin *pin;
+
+    if (!chain || chain->size < offsetof(struct kvbm_chain, tokens) || (n && !chain->keys) ||
+        n > KVBM_MAX_PIN || chain->group >= KVBM_MAX_GROUPS || !chain->parent != !chain->position ||
+        n > UINT32_MAX - chain->position)
+        return -EINVAL;
+    if (kvbm_set_reserve(&m->pending, n) < 0)
+        return -ENOMEM;
+    pin = calloc(1, items + (n + 1) * m->key_len);
+    if (!pin)
+        return -ENOMEM;
+    pin->manager = m;
+    pin->store = store;
+    pin->retain = KVBM_PRIORITY_DEFAULT;
+    pin->refs = 1;
+    pin->group = chain->group;
+    pin->position = chain->position;
+    pin->n = (uint32_t)n;
+    pin->has_parent = chain->parent != NULL;
+    pin->keys = (uint8_t *)pin + items + m->key_len;
+    if (chain->parent)
+        memcpy(pin->keys - m->key_len, chain->parent, m->key_len);
+    if (n)
+        memcpy(pin->keys, chain->keys, n * m->key_len);
+    pin->next = m->pins;
+    if (pin->next)
+        pin->next->prev = pin;
+    m->pins = pin;
+    m->n_pins++;
+    *ret = pin;
+    return 0;
+}
+
+void kvbm_pin_let_go(struct kvbm_pin *pin, uint32_t i)
+{
+    struct kvbm_item *item = &pin->items[i];
+
+    if (item->state == ITEM_HELD)
+        kvbm_pool_release(pin->manager->host, (struct kvbm_immutable *)&item->host, 1);
+    else if (item->state == ITEM_RESERVED || item->state == ITEM_STAGED)
+        kvbm_pool_release_mutable(pin->manager->host, (struct kvbm_mutable *)&item->host, 1);
+    if (item->state == ITEM_RESERVED)
+        kvbm_set_drop(&pin->manager->pending, kvbm_pin_hash(pin, i));
+    item->state = ITEM_MISS;
+}
+
+static void let_likes_go(struct kvbm_pin *pin)
+{
+    for (uint32_t i = pin->n; pin->likes && i-- > 0;)
+        kvbm_immutable_release(&pin->likes[i]);
+    free(pin->likes);
+}
+
+/* The held ones, from the last to the first, so that leaves are older than their parents. */
+static void let_held_go(struct kvbm_pin *pin)
+{
+    struct kvbm_immutable held[LOOK];
+
+    for (uint32_t end = pin->n, start; end > 0; end = start) {
+        uint32_t n = 0;
+
+        start = end > LOOK ? end - LOOK : 0;
+        for (uint32_t i = start; i < end; i++) {
+            if (pin->items[i].state != ITEM_HELD)
+                continue;
+            held[n++].handle = pin->items[i].host;
+            pin->items[i].state = ITEM_MISS;
+        }
+        kvbm_pool_release(pin->manager->host, held, n);
+    }
+}
+
+void kvbm_pin_put(struct kvbm_pin *pin)
+{
+    struct kvbm_manager *m = pin->manager;
+    bool reserved = false;
+
+    if (--pin->refs > 0)
+        return;
+    let_held_go(pin);
+    for (uint32_t i = pin->n; i-- > 0;) {
+        reserved |= pin->items[i].state == ITEM_RESERVED;
+        kvbm_pin_let_go(pin, i);
+    }
+    let_likes_go(pin);
+    if (pin->prev)
+        pin->prev->next = pin->next;
+    else
+        m->pins = pin->next;
+    if (pin->next)
+        pin->next->prev = pin->prev;
+    m->n_pins--;
+    free(pin);
+    for (struct kvbm_pin *other = m->pins; reserved && other; other = other->next)
+        kvbm_pin_look(other);
+    pthread_cond_broadcast(&m->changed);
+}
+
+uint32_t kvbm_take_blocks(struct kvbm_pool *pool, struct kvbm_mutable *ret, uint32_t n)
+{
+    struct kvbm_shortage shortage;
+
+    for (int tries = 0; n && tries < 3; tries++) { /* others take blocks meanwhile */
+        int err = kvbm_pool_allocate(pool, n, ret, &shortage);
+
+        if (err == 0)
+            return n;
+        if (err != -ENOSPC)
+            return 0;
+        n = (uint32_t)KV_MIN((size_t)n, shortage.available);
+    }
+    return 0;
+}
+
+/* ---- load ---- */
+
+void kvbm_pin_hold(struct kvbm_pin *pin)
+{
+    struct kvbm_immutable held[LOOK];
+
+    if (kvbm_staging(pin->manager))
+        return;
+    for (uint32_t done = 0, some; done < pin->n; done += some) {
+        some = KV_MIN(pin->n - done, (uint32_t)LOOK);
+        kvbm_pool_match_scattered(pin->manager->host, pin->group, kvbm_pin_key(pin, done), some,
+                                  pin->store ? KVBM_MATCH_NO_TOUCH : 0, held);
+        for (uint32_t i = 0; i < some; i++) {
+            if (!held[i].handle.pool)
+                continue;
+            pin->items[done + i].host = held[i].handle;
+            pin->items[done + i].state = ITEM_HELD;
+            pin->manager->stats.host.hits += !pin->store;
+            pin->items[done + i].found = true;
+        }
+    }
+}
+
+/* Look again for those that somebody else brought, and fetch what still isn't there. */
+void kvbm_pin_look(struct kvbm_pin *pin)
+{
+    struct kvbm_manager *m = pin->manager;
+    bool missed = false;
+
+    if (pin->store || !pin->n_waits)
+        return;
+    for (uint32_t i = 0; i < pin->n; i++) {
+        struct kvbm_item *item = &pin->items[i];
+        struct kvbm_immutable held;
+
+        if (item->state != ITEM_WAITS || kvbm_set_has(&m->pending, kvbm_pin_hash(pin, i)))
+            continue;
+        pin->n_waits--;
+        if (!kvbm_staging(m) &&
+            kvbm_pool_match(m->host, pin->group, kvbm_pin_key(pin, i), 1, 0, &held) == 1) {
+            item->host = held.handle;
+            item->state = ITEM_HELD;
+            item->found = true;
+            m->stats.host.hits++;
+        } else {
+            item->state = ITEM_MISS;
+            missed = true;
+        }
+    }
+    if (missed && (!pin->released || pin->jobs))
+        kvbm_fetch_start(pin);
+    kvbm_pin_settle(pin);
+}
+
+/* When nothing is on its way any more, the jobs begin. */
+void kvbm_pin_settle(struct kvbm_pin *pin)
+{
+    struct kvbm_job_ *job;
+
+    if (pin->n_fetched || pin->n_waits)
+        return;
+    for (uint32_t i = 0; !pin->store && !pin->settled && i < pin->n; i++)
+        pin->manager->stats.host.misses += !pin->items[i].found;
+    pin->settled = true;
+    while ((job = pin->jobs) != NULL) {
+        pin->jobs = job->next_wait;
+        job->waits = false;
+        kvbm_job_start(job);
+    }
+    pthread_cond_broadcast(&pin->manager->changed);
+}
+
+uint64_t kvbm_pin_late(struct kvbm_manager *m)
+{
+    uint64_t now = kv_now_ns(), next = UINT64_MAX;
+
+    for (struct kvbm_pin *pin = m->pins; pin; pin = pin->next) {
+        if (!pin->n_waits || !pin->deadline_ns)
+            continue;
+        if (pin->deadline_ns > now) {
+            next = KV_MIN(next, pin->deadline_ns);
+            continue;
+        }
+        for (uint32_t i = 0; i < pin->n; i++) {
+            if (pin->items[i].state == ITEM_WAITS || pin->items[i].state == ITEM_STARVED)
+                pin->items[i].state = ITEM_MISS;
+        }
+        pin->n_waits = pin->n_starved = 0;
+        kvbm_pin_settle(pin);
+    }
+    return next;
+}
+
+static uint8_t where(const struct kvbm_pin *pin, const struct kvbm_item *item)
+{
+    switch (item->state) {
+    case ITEM_MISS:
+        return KVBM_MISS;
+    case ITEM_BUSY:
+        return KVBM_BUSY;
+    case ITEM_STAGED:
+    case ITEM_HELD:
+    case ITEM_BELOW:
+        return KVBM_READY;
+    default:
+        (void)pin;
+        return KVBM_PENDING;
+    }
+}
+
+static long prefix_of(const struct kvbm_pin *pin, bool ready)
+{
+    uint32_t n = 0;
+
+    for (; n < pin->n; n++) {
+        uint8_t at = where(pin, &pin->items[n]);
+
+        if (at != KVBM_READY && (ready || at != KVBM_PENDING))
+            break;
+    }
+    return n;
+}
+
+long kvbm_pin_load(struct kvbm_pin *pin, const struct kvbm_pin_opts *opts)
+{
+    pin->deadline_ns = KV_OPT(opts, deadline_ns, 0);
+    pin->no_fetch = KV_OPT(opts, no_fetch, false);
+    pin->priority = KV_OPT(opts, priority, 0);
+    kvbm_pin_hold(pin);
+    if (!pin->no_fetch)
+        kvbm_fetch_start(pin);
+    kvbm_pin_settle(pin);
+    return prefix_of(pin, false);
+}
+
+long kvbm_manager_prepare_load(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n,
+                               const struct kvbm_pin_opts *opts, struct kvbm_pin **ret)
+{
+    struct kvbm_pin *pin;
+    long rc = ret ? kvbm_manager_usable(m) : -EINVAL;
+
+    if (rc < 0)
+        return rc;
+    kvbm_manager_enter(m);
+    rc = m->stopping ? -ESHUTDOWN : kvbm_pin_new(m, chain, n, false, &pin);
+    if (rc == 0) {
+        rc = kvbm_pin_load(pin, opts);
+        *ret = pin;
+    }
+    kvbm_manager_leave(m);
+    return rc;
+}
+
+/* ---- looking at it ---- */
+
+long kvbm_pin_state(struct kvbm_pin *pin, uint8_t *ret)
+{
+    long rc = pin ? kvbm_manager_usable(pin->manager) : -EINVAL;
+
+    if (rc < 0)
+        return rc;
+    kvbm_manager_enter(pin->manager);
+    for (uint32_t i = 0; ret && i < pin->n; i++)
+        ret[i] = where(pin, &pin->items[i]);
+    rc = prefix_of(pin, true);
+    kvbm_manager_leave(pin->manager);
+    return rc;
+}
+
+long kvbm_pin_blocks(struct kvbm_pin *pin, uint32_t *ret)
+{
+    long rc = pin && ret ? kvbm_manager_usable(pin->manager) : -EINVAL, n = 0;
+
+    if (rc < 0)
+        return rc;
+    kvbm_manager_enter(pin->manager);
+    for (uint32_t i = 0; i < pin->n; i++) {
+        uint8_t state = pin->items[i].state;
+        bool mine =
+            pin->store ? state == ITEM_RESERVED : state == ITEM_HELD || state == ITEM_STAGED;
+
+        ret[i] = mine ? pin->items[i].host.block : UINT32_MAX;
+        n += mine;
+    }
+    kvbm_manager_leave(pin->manager);
+    return n;
+}
+
+int kvbm_pin_wait(struct kvbm_pin *pin, uint32_t timeout_ms)
+{
+    uint64_t deadline = kv_now_ns() + timeout_ms * KV_NS_PER_MS;
+    int rc = pin ? kvbm_manager_usable(pin->manager) : -EINVAL;
+
+    if (rc < 0)
+        return rc;
+    kvbm_manager_enter(pin->manager);
+    while (rc == 0 && (pin->n_fetched || pin->n_waits))
+        rc = kvbm_manager_wait_change(pin->manager, deadline);
+    kvbm_manager_leave(pin->manager);
+    return rc;
+}
+
+void kvbm_pin_release(struct kvbm_pin *pin)
+{
+    struct kvbm_manager *m = pin ? pin->manager : NULL;
+
+    if (!pin || kvbm_manager_usable(m) < 0)
+        return;
+    kvbm_manager_enter(m);
+    pin->released = true;
+    if (pin->refs == 1 + pin->n_fetches) /* no job */
+        kvbm_fetch_cancel(pin);
+    kvbm_pin_put(pin);
+    kvbm_manager_leave(m);
+}

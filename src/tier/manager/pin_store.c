@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Pins of stores: host blocks are reserved, and become findable once they have their bytes. */
+#include <errno.h>
+
+#include "base/clock.h"
+#include "tier/manager/manager.h"
+
+#define LOOK 64 /* keys looked up at a time */
+
+/* What is there already is held, what others bring is left to them; the rest wants a block. */
+static bool wants_block(struct kvbm_pin *pin, uint32_t i, uint8_t tiers)
+{
+    struct kvbm_manager *m = pin->manager;
+    uint64_t hash = kvbm_pin_hash(pin, i);
+    bool there = kvbm_staging(m) ? (!m->disk || tiers >> KV_TIER_DISK & 1) &&
+                                       (!m->object || tiers >> KV_TIER_EXTERNAL & 1)
+                                 : pin->items[i].state == ITEM_HELD;
+
+    if (there || pin->items[i].state == ITEM_HELD) {
+        pin->items[i].state = kvbm_staging(m) ? ITEM_BELOW : ITEM_HELD;
+        return false;
+    }
+    if (kvbm_set_has(&m->pending, hash)) {
+        pin->items[i].state = ITEM_WAITS;
+        return false;
+    }
+    return kvbm_policy_passes(m, KV_TIER_HOST, hash, pin->retain);
+}
+
+static uint32_t reserve(struct kvbm_pin *pin, const uint32_t *index, uint32_t n)
+{
+    struct kvbm_mutable blocks[LOOK];
+    uint32_t got = kvbm_take_blocks(pin->manager->host, blocks, n);
+
+    for (uint32_t i = 0; i < n; i++) {
+        struct kvbm_item *item = &pin->items[index[i]];
+
+        item->state = i < got ? ITEM_RESERVED : ITEM_BUSY;
+        if (i >= got)
+            continue;
+        item->host = blocks[i].handle;
+        kvbm_set_add(&pin->manager->pending, kvbm_pin_hash(pin, index[i]));
+    }
+    pin->manager->stats.host.dropped += n - got;
+    return got;
+}
+
+long kvbm_pin_reserve(struct kvbm_pin *pin)
+{
+    uint32_t index[LOOK], n = 0;
+    uint8_t tiers[LOOK];
+    long reserved = 0;
+
+    kvbm_pin_hold(pin);
+    for (uint32_t i = 0; i < pin->n; i++) {
+        if (i % LOOK == 0)
+            kvbm_registry_locate(pin->manager->registry, pin->group, kvbm_pin_key(pin, i),
+                                 KV_MIN(pin->n - i, (uint32_t)LOOK), tiers);
+        if (wants_block(pin, i, tiers[i % LOOK]))
+            index[n++] = i;
+        if (n == LOOK || (n && i + 1 == pin->n)) {
+            reserved += reserve(pin, index, n);
+            n = 0;
+        }
+    }
+    return n ? reserved + reserve(pin, index, n) : reserved;
+}
+
+long kvbm_manager_prepare_store(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n,
+                                struct kvbm_pin **ret)
+{
+    struct kvbm_pin *pin;
+    long rc = ret ? kvbm_manager_usable(m) : -EINVAL;
+
+    if (rc < 0)
+        return rc;
+    kvbm_manager_enter(m);
+    rc = m->stopping ? -ESHUTDOWN : kvbm_pin_new(m, chain, n, true, &pin);
+    if (rc == 0) {
+        rc = kvbm_pin_reserve(pin);
+        *ret = pin;
+    }
+    kvbm_manager_leave(m);
+    return rc;
+}
+
+/* A run of blocks with their bytes becomes findable: all at once, or, when that is refused, one by one. */
+static uint32_t register_run(struct kvbm_pin *pin, uint32_t i, uint32_t n)
+{
+    struct kvbm_pool *host = pin->manager->host;
+    struct kvbm_chain chain = kvbm_pin_chain(pin, i);
+    struct kvbm_mutable blocks[LOOK];
+    struct kvbm_complete complete[LOOK];
+    struct kvbm_immutable held[LOOK];
+
+    for (uint32_t k = 0; k < n; k++)
+        blocks[k].handle = pin->items[i + k].host;
+    if (kvbm_pool_complete(host, blocks, n, &chain, complete) < 0)
+        return 0;
+    kvbm_pool_register(host, complete, n, held);
+    for (uint32_t k = 0; k < n; k++) {
+        pin->items[i + k].host = held[k].handle;
+        pin->items[i + k].state = ITEM_HELD;
+    }
+    return n;
+}
+
+uint32_t kvbm_pin_register(struct kvbm_pin *pin, uint32_t i, uint32_t n)
+{
+    uint32_t held = 0;
+
+    for (uint32_t done = 0, some; done < n; done += some) {
+        some = KV_MIN(n - done, (uint32_t)LOOK);
+        if (register_run(pin, i + done, some) == some) {
+            held += some;
+            continue;
+        }
+        for (uint32_t k = i + done; k < i + done + some; k++) {
+            struct kvbm_item *item = &pin->items[k];
+
+            if (register_run(pin, k, 1) == 1) {
+                held++;
+                continue;
+            }
+            kvbm_pool_release_mutable(pin->manager->host, (struct kvbm_mutable *)&item->host, 1);
+            item->state = ITEM_MISS;
+            pin->manager->stats.host.failed++;
+        }
+    }
+    return held;
+}
+
+/* Items [i, i + n) stay on the host as long as where they come from. */
+static void retain_run(struct kvbm_pin *pin, uint32_t i, uint32_t n)
+{
+    uint64_t now = kv_now_ns(), until = pin->retain_until_ns;
+    uint64_t ttl_ms = until > now ? (until - now) / KV_NS_PER_MS + 1 : 0;
+
+    if (pin->retain != KVBM_PRIORITY_DEFAULT && (!until || ttl_ms))
+        kvbm_pool_retain(pin->manager->host, pin->group, kvbm_pin_key(pin, i), n, pin->retain,
+                         ttl_ms);
+}
+
+/* Reserved items [i, i + n) hold their bytes. */
+static long commit_run(struct kvbm_pin *pin, uint32_t i, uint32_t n, struct kvbm_job_ *through)
+{
+    struct kvbm_manager *m = pin->manager;
+    uint32_t held = n;
+
+    for (uint32_t k = i; k < i + n; k++)
+        kvbm_set_drop(&m->pending, kvbm_pin_hash(pin, k));
+    if (kvbm_staging(m)) {
+        for (uint32_t k = i; k < i + n; k++)
+            pin->items[k].state = ITEM_STAGED;
+    } else {
+        held = kvbm_pin_register(pin, i, n);
+        retain_run(pin, i, n);
+    }
+    m->stats.host.blocks_in += held;
+    m->stats.host.bytes_in += held * m->block_bytes;
+    kvbm_offload_items(pin, i, n, through);
+    return held;
+}
+
+long kvbm_pin_commit_locked(struct kvbm_pin *pin, const uint8_t *ok, struct kvbm_job_ *through)
+{
+    struct kvbm_manager *m = pin->manager;
+    long held = 0;
+    uint32_t n;
+
+    for (uint32_t i = 0; i < pin->n; i += n) {
+        for (n = 0; i + n < pin->n && pin->items[i + n].state == ITEM_RESERVED &&
+                    (!ok || ok[(i + n) / 8] >> ((i + n) % 8) & 1);)
+            n++;
+        if (n) {
+            held += commit_run(pin, i, n, through);
+        } else {
+            if (pin->items[i].state == ITEM_RESERVED)
+                kvbm_pin_let_go(pin, i);
+            n = 1;
+        }
+    }
+    for (struct kvbm_pin *other = m->pins; other; other = other->next)
+        kvbm_pin_look(other);
+    kvbm_offload_pump(m);
+    return held;
+}
+
+long kvbm_pin_commit(struct kvbm_pin *pin, const uint8_t *ok)
+{
+    long rc = pin ? kvbm_manager_usable(pin->manager) : -EINVAL;
+
+    if (rc < 0 || !pin->store)
+        return rc < 0 ? rc : -EINVAL;
+    kvbm_manager_enter(pin->manager);
+    rc = pin->n_copying ? -EBUSY : kvbm_pin_commit_locked(pin, ok, NULL);
+    kvbm_manager_leave(pin->manager);
+    return rc;
+}

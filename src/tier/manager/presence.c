@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What is known of the object store, of which nobody knows but itself: the keys that were put or found there are kept
+ * as blocks of a pool without bytes, and the rest is asked for in the background. What came of that is in a
+ * table of doubts, in sets:
+ *
+ *   (none) ── asked ──> being asked ── not there ────────────────────────────> absent, for two seconds
+ *                        ^       │
+ *                        │       ├── no answer (failed, queue full) ──> waits a moment ──┐
+ *                        └───────│──────────────────────────────────────────────────────┘
+ *                                └── no answer, and the first question is two seconds old ──> absent
+ *
+ * "Not yet" is told for two seconds at most, or for the time of one batch if that is less, whatever the store does: a
+ * question that hangs goes on behind it, and its answer counts when it comes. With the breaker open nobody is
+ * asked, and nobody waits for the one that is let through to see. What was a miss for want of an
+ * answer is counted. So is a key that finds its set full of doubts that still hold: to forget one of these would be to
+ * ask for it again, and tell "not yet" of it from the beginning.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "tier/manager/manager.h"
+
+#define ABSENT_NS (2 * KV_NS_PER_S) /* so long "isn't there" is believed */
+#define PATIENCE_NS (2 * KV_NS_PER_S)
+#define BEING_ASKED UINT64_MAX
+
+/* ---- doubts ---- */
+
+/* So long after the first question a key is neither there nor not. */
+static uint64_t patience_ns(const struct kvbm_manager *m)
+{
+    return KV_MIN(PATIENCE_NS, m->opts.object_timeout_ms * KV_NS_PER_MS);
+}
+
+static const struct kvbm_doubt *look_up(const struct kvbm_manager *m, uint64_t hash)
+{
+    const struct kvbm_doubt *set = m->doubts[hash % KVBM_DOUBTS];
+
+    for (int i = 0; i < KVBM_DOUBT_WAYS; i++) {
+        if (set[i].hash == hash && set[i].until_ns)
+            return &set[i];
+    }
+    return NULL;
+}
+
+static struct kvbm_doubt *find(struct kvbm_manager *m, uint64_t hash)
+{
+    return (struct kvbm_doubt *)look_up(m, hash);
+}
+
+static bool is_over(const struct kvbm_doubt *doubt, uint64_t now)
+{
+    if (!doubt->until_ns)
+        return true;
+    if (doubt->until_ns == BEING_ASKED)
+        return false;
+    /* Whoever waits asks again after the pause. */
+    return now >= doubt->until_ns + (doubt->since_ns ? PATIENCE_NS : 0);
+}
+
+/* That of the key, or an empty one; NULL: there is no room. */
+static struct kvbm_doubt *find_or_make(struct kvbm_manager *m, uint64_t hash)
+{
+    struct kvbm_doubt *set = m->doubts[hash % KVBM_DOUBTS], *doubt = find(m, hash);
+    uint64_t now = kv_now_ns();
+
+    if (doubt)
+        return doubt;
+    for (int i = 0; i < KVBM_DOUBT_WAYS; i++) {
+        if (!is_over(&set[i], now))
+            continue;
+        set[i] = (struct kvbm_doubt){.hash = hash};
+        return &set[i];
+    }
+    return NULL;
+}
+
+static void is_absent(struct kvbm_doubt *doubt)
+{
+    doubt->since_ns = 0;
+    doubt->until_ns = kv_now_ns() + ABSENT_NS;
+}
+
+bool kvbm_object_known_absent(const struct kvbm_manager *m, uint64_t hash)
+{
+    const struct kvbm_doubt *doubt = look_up(m, hash);
+    uint64_t now = doubt ? kv_now_ns() : 0;
+
+    if (!doubt)
+        return false;
+    if (!doubt->since_ns)
+        return now < doubt->until_ns;
+    return kvbm_set_has(&m->asked, hash) && now - doubt->since_ns >= patience_ns(m);
+}
+
+enum kvbm_presence kvbm_object_presence(const struct kvbm_manager *m, uint64_t hash)
+{
+    const struct kvbm_doubt *doubt = look_up(m, hash);
+    bool asked = kvbm_set_has(&m->asked, hash);
+
+    /* Asked for without a doubt: there was no room for one, and how long ago that was nobody knows. */
+    if (kvbm_object_known_absent(m, hash) || (asked && !doubt))
+        return KVBM_PRESENCE_ABSENT;
+    if (asked || (doubt && doubt->since_ns && doubt->until_ns != BEING_ASKED &&
+                  kv_now_ns() < doubt->until_ns))
+        return KVBM_PRESENCE_ASKED;
+    return KVBM_PRESENCE_UNKNOWN;
+}
+
+/* It is being asked for; what was asked for lately in vain is in doubt since then. NULL: there is no room. */
+static struct kvbm_doubt *begin_doubt(struct kvbm_manager *m, uint64_t hash)
+{
+    struct kvbm_doubt *doubt = find_or_make(m, hash);
+    uint64_t now = kv_now_ns();
+
+    if (!doubt) {
+        m->stats.object_unanswered++;
+        return NULL;
+    }
+    if (!doubt->since_ns || (doubt->until_ns != BEING_ASKED && is_over(doubt, now)))
+        doubt->since_ns = now;
+    doubt->until_ns = BEING_ASKED;
+    return doubt;
+}
+
+/* The question whether it is there ended with @rc. */
+static void unanswered(struct kvbm_manager *m, uint64_t hash, int rc)
+{
+    struct kvbm_doubt *doubt = find(m, hash);
+    uint64_t patience = patience_ns(m), pause = patience / 20;
+
+    if (!doubt || !doubt->since_ns) /* it came there meanwhile, or was in another tier */
+        return;
+    if (rc != -EHOSTDOWN && kv_now_ns() + pause - doubt->since_ns < patience) {
+        doubt->until_ns = kv_now_ns() + pause;
+        return;
+    }
+    m->stats.object_unanswered++;
+    if (rc ==
+        -EHOSTDOWN) /* it costs nothing to try again, and as soon as the store is back it is worth it */
+        doubt->until_ns = 0;
+    else
+        is_absent(doubt);
+}
+
+/* ---- what is known ---- */
+
+void kvbm_object_absent(struct kvbm_manager *m, uint32_t group, const void *key, bool sure)
+{
+    struct kvbm_doubt *doubt;
+
+    if (sure)
+        kvbm_pool_reset_keys(m->object, group, key, 1, NULL);
+    doubt = find_or_make(m, kvbm_key_hash(m, group, key));
+    if (doubt) /* else it is asked for again */
+        is_absent(doubt);
+}
+
+void kvbm_object_not_absent(struct kvbm_manager *m, uint32_t group, const void *key)
+{
+    struct kvbm_doubt *doubt = find(m, kvbm_key_hash(m, group, key));
+
+    if (doubt)
+        doubt->until_ns = 0;
+}
+
+static void overtake_fetches(struct kvbm_pin *pin, uint32_t group, const void *key)
+{
+    for (struct kvbm_fetch *fetch = pin->group == group ? pin->fetches : NULL; fetch;
+         fetch = fetch->next) {
+        for (uint32_t k = 0; k < fetch->n; k++)
+            if (!memcmp(kvbm_pin_key(pin, fetch->index[k]), key, pin->manager->key_len))
+                fetch->overtaken |= 1u << k;
+    }
+}
+
+void kvbm_object_put(struct kvbm_manager *m, uint32_t group, const void *key)
+{
+    uint64_t hash = kvbm_key_hash(m, group, key);
+
+    kvbm_object_not_absent(m, group, key);
+    for (struct kvbm_ask *ask = kvbm_set_has(&m->asked, hash) ? m->asks : NULL; ask;
+         ask = ask->next) {
+        for (uint32_t i = 0; i < ask->n && ask->group == group; i++)
+            if (!memcmp(ask->keys + (size_t)(i + 1) * m->key_len, key, m->key_len))
+                ask->overtaken |= 1u << i;
+    }
+    for (struct kvbm_pin *pin = kvbm_set_has(&m->pending, hash) ? m->pins : NULL; pin;
+         pin = pin->next)
+        overtake_fetches(pin, group, key);
+}
+
+bool kvbm_object_present(struct kvbm_manager *m, const struct kvbm_chain *chain,
+                         const struct kvbm_immutable *like)
+{
+    struct kvbm_mutable block;
+    struct kvbm_complete complete;
+    struct kvbm_immutable held;
+    int rc;
+
+    kvbm_object_not_absent(m, chain->group, chain->keys);
+    if (kvbm_pool_touch(m->object, chain->group, chain->keys, 1) == 1)
+        return true;
+    if (kvbm_take_blocks(m->object, &block, 1) == 0)
+        return false;
+    if (like) {
+        rc = kvbm_pool_adopt(m->object, &block, 1, like, &held);
+    } else {
+        rc = kvbm_pool_complete(m->object, &block, 1, chain, &complete);
+        if (rc == 0)
+            rc = kvbm_pool_register(m->object, &complete, 1, &held);
+    }
+    if (rc < 0) {
+        kvbm_mutable_release(&block); /* its position was said to be another: not remembered */
+        return false;
+    }
+    kvbm_immutable_release(&held);
+    return true;
+}
+
+/* ---- asking ---- */
+
+static void answered(struct kvbm_manager *m, const struct kvbm_ask *ask, uint32_t i)
+{
+    const uint8_t *key = ask->keys + (size_t)(i + 1) * m->key_len;
+    struct kvbm_chain chain = {.size = sizeof(chain),
+                               .group = ask->group,
+                               .keys = key,
+                               .parent = i || ask->has_parent ? key - m->key_len : NULL,
+                               .position = ask->position + i};
+    int status = ask->ios[i].status;
+
+    if (status && status != -ENOENT)
+        unanswered(m, kvbm_key_hash(m, ask->group, key), status);
+    else if (status || !kvbm_object_present(m, &chain, NULL)) /* nor for what can't be remembered */
+        kvbm_object_absent(m, ask->group, key, status == -ENOENT);
+}
+
+static void asked(struct kvbm_manager *m, struct kvbm_note *note)
+{
+    struct kvbm_ask *ask = (struct kvbm_ask *)note, **at = &m->asks;
+
+    m->running--;
+    m->n_asks--;
+    while (*at != ask)
+        at = &(*at)->next;
+    *at = ask->next;
+    for (uint32_t i = 0; i < ask->n; i++) {
+        const uint8_t *key = ask->keys + (size_t)(i + 1) * m->key_len;
+
+        kvbm_set_drop(&m->asked, kvbm_key_hash(m, ask->group, key));
+        if (!(ask->overtaken >> i & 1))
+            answered(m, ask, i);
+    }
+    free(ask);
+    pthread_cond_broadcast(&m->changed);
+}
+
+static void ask_done(struct kvbm_object_batch *batch)
+{
+    struct kvbm_ask *ask = batch->arg;
+
+    kvbm_note(ask->manager, &ask->note, asked);
+}
+
+/* NULL: no memory. */
+static struct kvbm_ask *ask_new(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t i,
+                                uint32_t n)
+{
+    const uint8_t *keys = chain->keys;
+    struct kvbm_ask *q = calloc(1, sizeof(*q));
+
+    if (!q || kvbm_set_reserve(&m->asked, n) < 0) {
+        free(q);
+        return NULL;
+    }
+    q->manager = m;
+    q->group = chain->group;
+    q->position = chain->position + (uint32_t)i;
+    q->n = n;
+    q->has_parent = i || chain->parent;
+    if (q->has_parent)
+        memcpy(q->keys, i ? keys + (i - 1) * m->key_len : chain->parent, m->key_len);
+    memcpy(q->keys + m->key_len, keys + i * m->key_len, n * m->key_len);
+    for (uint32_t k = 0; k < n; k++)
+        q->ios[k] = (struct kvbm_object_io){.group = chain->group,
+                                            .key = q->keys + (size_t)(k + 1) * m->key_len};
+    q->batch = (struct kvbm_object_batch){.op = KVBM_OBJECT_EXISTS,
+                                          .flow = KVBM_ONBOARD,
+                                          .ios = q->ios,
+                                          .n = n,
+                                          .done = ask_done,
+                                          .arg = q};
+    return q;
+}
+
+int kvbm_object_ask(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t i, uint32_t n,
+                    uint32_t unknown)
+{
+    struct kvbm_ask *q = ask_new(m, chain, i, n);
+    int rc = q ? kvbm_object_submit(m->object_store, &q->batch) : -ENOMEM;
+
+    for (uint32_t k = 0; k < n; k++) {
+        const uint8_t *key = (const uint8_t *)chain->keys + (i + k) * m->key_len;
+        uint64_t hash = kvbm_key_hash(m, chain->group, key);
+        struct kvbm_doubt *doubt = unknown >> k & 1 ? begin_doubt(m, hash) : NULL;
+
+        if (rc == 0)
+            kvbm_set_add(&m->asked, hash);
+        else if (doubt)
+            unanswered(m, hash, rc);
+        if (doubt && rc == 0 && q->batch.probe_) /* it goes to see whether the store is back */
+            doubt->since_ns = 1;
+    }
+    if (rc < 0) {
+        free(q);
+        return rc;
+    }
+    q->next = m->asks;
+    m->asks = q;
+    m->n_asks++;
+    m->running++;
+    return 0;
+}

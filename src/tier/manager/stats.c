@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What the tiers hold and have done: as a struct and as Prometheus text. */
+#include <errno.h>
+#include <inttypes.h>
+
+#include "base/buf.h"
+#include "tier/manager/manager.h"
+
+static void fill_pool(struct kvbm_tier_stats *stats, struct kvbm_pool *pool, uint64_t block_bytes,
+                      const struct kvbm_queue *queue)
+{
+    struct kvbm_pool_stats now = {.size = sizeof(now)};
+
+    stats->queued = queue->n;
+    stats->block_bytes = block_bytes;
+    if (!pool)
+        return;
+    kvbm_pool_get_stats(pool, &now);
+    stats->capacity = now.total_blocks;
+    stats->used = now.inactive_pool_size + now.inflight_immutable;
+}
+
+static struct kvbm_manager_stats stats_of(struct kvbm_manager *m)
+{
+    struct kvbm_manager_stats stats = m->stats;
+    struct kvbm_object_stats object;
+    struct kvbm_disk_stats disk;
+
+    fill_pool(&stats.host, kvbm_staging(m) ? NULL : m->host, m->block_bytes,
+              &m->down[KV_TIER_HOST]);
+    fill_pool(&stats.disk, m->disk, m->block_bytes, &m->down[KV_TIER_DISK]);
+    fill_pool(&stats.object, m->object, m->block_bytes, &m->down[KV_TIER_EXTERNAL]);
+    stats.cache.block_bytes = m->block_bytes;
+    stats.object.dropped += kvbm_write_back_lost(m);
+    stats.pins_now = m->n_pins;
+    stats.jobs_now = m->n_jobs;
+    if (m->object_store) {
+        kvbm_object_get_stats(m->object_store, &object);
+        stats.object_down = object.open;
+    }
+    if (m->disk_store) {
+        kvbm_disk_get_stats(m->disk_store, &disk);
+        stats.volumes_down = disk.volumes_down;
+        stats.registered_bytes = disk.registered_bytes;
+    }
+    return stats;
+}
+
+int kvbm_manager_get_stats(struct kvbm_manager *m, struct kvbm_manager_stats *ret)
+{
+    int rc = kv_has_size(ret) ? kvbm_manager_usable(m) : -EINVAL;
+    struct kvbm_manager_stats stats;
+
+    if (rc < 0)
+        return rc;
+    kvbm_manager_enter(m);
+    stats = stats_of(m);
+    kvbm_manager_leave(m);
+    KV_GIVE(ret, &stats);
+    return 0;
+}
+
+/* ---- Prometheus ---- */
+
+static const struct {
+    const char *name;
+    const char *type;
+    const char *help;
+    size_t offset;
+} families[] = {
+#define FAMILY(name, type, field, help)                                        \
+    {                                                                          \
+        "kvbm_tier_" name, type, help, offsetof(struct kvbm_tier_stats, field) \
+    }
+    FAMILY("capacity_blocks", "gauge", capacity, "Blocks that fit into the tier."),
+    FAMILY("used_blocks", "gauge", used, "Blocks of the tier that can be found."),
+    FAMILY("queued_blocks", "gauge", queued, "Blocks that wait to go into the tier."),
+    FAMILY("hits_total", "counter", hits, "Keys asked for and found in the tier."),
+    FAMILY("misses_total", "counter", misses, "Keys asked for and not found in the tier."),
+    FAMILY("blocks_in_total", "counter", blocks_in, "Blocks moved into the tier."),
+    FAMILY("bytes_in_total", "counter", bytes_in, "Bytes moved into the tier."),
+    FAMILY("blocks_out_total", "counter", blocks_out, "Blocks read from the tier."),
+    FAMILY("bytes_out_total", "counter", bytes_out, "Bytes read from the tier."),
+    FAMILY("dropped_blocks_total", "counter", dropped, "Blocks not kept for want of room or time."),
+    FAMILY("filtered_blocks_total", "counter", filtered, "Blocks not kept by the tier's policy."),
+    FAMILY("bad_blocks_total", "counter", bad, "Blocks whose bytes did not verify."),
+    FAMILY("failed_blocks_total", "counter", failed, "Blocks that could not be read or written."),
+#undef FAMILY
+};
+
+struct named {
+    const char *name;
+    const struct kvbm_tier_stats *stats;
+};
+
+static void put_families(struct kv_buf *out, const struct named *tiers, size_t n)
+{
+    for (size_t f = 0; f < KV_COUNT(families); f++) {
+        kv_buf_printf(out, "# HELP %s %s\n# TYPE %s %s\n", families[f].name, families[f].help,
+                      families[f].name, families[f].type);
+        for (size_t t = 0; t < n; t++) {
+            uint64_t value;
+
+            memcpy(&value, (const char *)tiers[t].stats + families[f].offset, sizeof(value));
+            kv_buf_printf(out, "%s{tier=\"%s\"} %" PRIu64 "\n", families[f].name, tiers[t].name,
+                          value);
+        }
+    }
+}
+
+static void put_latencies(struct kv_buf *out, const struct named *tiers, size_t n)
+{
+    static const char name[] = "kvbm_tier_fetch_seconds";
+
+    kv_buf_printf(out,
+                  "# HELP %s Time to read a batch of blocks from the tier.\n# TYPE %s histogram\n",
+                  name, name);
+    for (size_t t = 0; t < n; t++) {
+        const uint64_t *buckets = tiers[t].stats->latency_us;
+        uint64_t sum = 0;
+
+        for (unsigned i = 0; i + 1 < KV_COUNT(tiers[t].stats->latency_us); i++) {
+            sum += buckets[i];
+            kv_buf_printf(out, "%s_bucket{tier=\"%s\",le=\"%g\"} %" PRIu64 "\n", name,
+                          tiers[t].name, (double)(UINT64_C(1) << i) / 1e6, sum);
+        }
+        sum += buckets[KV_COUNT(tiers[t].stats->latency_us) - 1];
+        kv_buf_printf(out, "%s_bucket{tier=\"%s\",le=\"+Inf\"} %" PRIu64 "\n", name, tiers[t].name,
+                      sum);
+        kv_buf_printf(out, "%s_sum{tier=\"%s\"} %g\n%s_count{tier=\"%s\"} %" PRIu64 "\n", name,
+                      tiers[t].name, (double)tiers[t].stats->latency_sum_us / 1e6, name,
+                      tiers[t].name, sum);
+    }
+}
+
+static void put_one(struct kv_buf *out, const char *name, const char *type, const char *help,
+                    uint64_t value)
+{
+    kv_buf_printf(out, "# HELP %s %s\n# TYPE %s %s\n%s %" PRIu64 "\n", name, help, name, type, name,
+                  value);
+}
+
+static void render(const struct kvbm_manager *m, const struct kvbm_manager_stats *stats,
+                   struct kv_buf *out)
+{
+    struct named tiers[4] = {{"device", &stats->cache}, {"host", &stats->host}};
+    struct named below[2];
+    size_t n = 2, n_below = 0;
+
+    if (m->disk)
+        below[n_below++] = tiers[n++] = (struct named){"disk", &stats->disk};
+    if (m->object)
+        below[n_below++] = tiers[n++] = (struct named){"external", &stats->object};
+    put_families(out, tiers, n);
+    put_latencies(out, below, n_below);
+    put_one(out, "kvbm_jobs_total", "counter", "Store and load jobs that ended.", stats->jobs);
+    put_one(out, "kvbm_jobs_failed_total", "counter", "Of these, not all blocks were copied.",
+            stats->jobs_failed);
+    put_one(out, "kvbm_jobs_cancelled_total", "counter", "Of these, cancelled.",
+            stats->jobs_cancelled);
+    put_one(out, "kvbm_jobs", "gauge", "Jobs that wait or run.", stats->jobs_now);
+    put_one(out, "kvbm_pins", "gauge", "Pins that are held.", stats->pins_now);
+    put_one(out, "kvbm_object_down", "gauge", "1: calls to the object store fail and are withheld.",
+            stats->object_down);
+    put_one(out, "kvbm_object_unanswered_total", "counter",
+            "Keys that were a miss because the object store could not be asked or did not answer.",
+            stats->object_unanswered);
+    put_one(out, "kvbm_disk_volumes_down", "gauge", "Volumes no longer used after too many errors.",
+            stats->volumes_down);
+    put_one(out, "kvbm_disk_registered_bytes", "gauge", "Memory registered with io_uring.",
+            stats->registered_bytes);
+}
+
+long kvbm_manager_metrics(struct kvbm_manager *m, char *to, size_t cap)
+{
+    struct kvbm_manager_stats stats = {.size = sizeof(stats)};
+    struct kv_buf out = {0};
+    long len = cap && !to ? -EINVAL : kvbm_manager_get_stats(m, &stats), pools;
+
+    if (len < 0)
+        return len;
+    render(m, &stats, &out);
+    if (out.error) {
+        len = out.error;
+        kv_buf_fini(&out);
+        return len;
+    }
+    len = (long)out.len;
+    if (cap) {
+        memcpy(to, out.data, KV_MIN(out.len, cap - 1));
+        to[KV_MIN(out.len, cap - 1)] = '\0';
+    }
+    kv_buf_fini(&out);
+    pools = kvbm_registry_metrics(m->registry, (size_t)len < cap ? to + len : NULL,
+                                  (size_t)len < cap ? cap - (size_t)len : 0);
+    return pools < 0 ? pools : len + pools;
+}

@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What a manager is made of: its tiers' pools and stores, and the engine. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "base/log.h"
+#include "tier/manager/manager.h"
+
+#define ALIGN 4096u
+#define OBJECT_SHARE 4 /* a part of the host blocks, for fetches from the object store at a time */
+
+static int pool_create(struct kvbm_manager *m, enum kv_tier tier, uint64_t n,
+                       enum kvbm_eviction eviction, struct kvbm_pool **ret)
+{
+    const struct kvbm_pool_opts opts = {.size = sizeof(opts),
+                                        .tier = tier,
+                                        .n_blocks = (uint32_t)n,
+                                        .block_size = m->opts.block->page_size,
+                                        .eviction = eviction,
+                                        .reject_duplicates = true};
+
+    return n && n < INT32_MAX ? kvbm_pool_create(m->registry, &opts, ret) : -EINVAL;
+}
+
+static int open_host(struct kvbm_manager *m)
+{
+    struct kvbm_layout_config config = {0};
+    struct kvbm_layout_shape shape;
+    struct kvbm_view view;
+    uint64_t n;
+    int rc;
+
+    memcpy(&config, m->opts.block, KV_MIN(m->opts.block->size, sizeof(config)));
+    config.size = sizeof(config);
+    config.kind = KVBM_FULLY_CONTIGUOUS;
+    config.alignment = ALIGN;
+    config.num_blocks = 2;
+    memset(config.tensor_shape, 0, sizeof(config.tensor_shape));
+    rc = kvbm_layout_compute(&config, &shape);
+    if (rc < 0)
+        return rc;
+    n = kvbm_staging(m) ? m->opts.staging_blocks : m->opts.host_bytes / shape.block_stride;
+    config.num_blocks =
+        n + 1; /* so that the last one has its padding, too: whole blocks are read and written */
+    m->block_bytes = shape.natural_block_bytes;
+    m->stride = shape.block_stride;
+    m->host_blocks = n;
+    m->max_object_fetched =
+        (uint32_t)KV_MAX(kvbm_staging(m) ? n / 2 : n / OBJECT_SHARE, UINT64_C(1));
+    const struct kvbm_storage_opts storage = {
+        .size = sizeof(storage),
+        .kind = m->opts.host_pinned ? KVBM_STORAGE_PINNED : KVBM_STORAGE_SYSTEM,
+        .huge_pages = m->opts.huge_pages,
+        /* Now, and by several: pages that a copy touches first make it many times slower. */
+        .touch_threads = kvbm_staging(m)        ? 0
+                         : m->opts.copy_threads ? m->opts.copy_threads
+                                                : 8,
+        .bytes = 1};
+    const struct kvbm_allocator allocator = kvbm_allocator_of(&storage);
+
+    rc = n ? kvbm_layout_allocate(&config, &allocator, &m->layout) : -EINVAL;
+    if (rc == 0)
+        rc = kvbm_layout_block(m->layout, 0, &view);
+    m->move_blocks = (uint32_t)KV_MAX(KV_MIN(n / 16, (uint64_t)KVBM_BATCH), UINT64_C(1));
+    if (rc == 0) {
+        m->host_base = view.addr;
+        rc = pool_create(m, KV_TIER_HOST, n, m->opts.host_eviction, &m->host);
+    }
+    return rc;
+}
+
+/* What makes the same key other bytes. */
+static void fingerprint(const struct kvbm_manager *m, char *to, size_t size)
+{
+    const struct kvbm_layout_config *c = kvbm_layout_get_config(m->layout);
+
+    snprintf(to, size, "%s|layers=%u outer=%u page=%u inner=%u width=%u dtype=%d order=%d heads=%u",
+             m->opts.fingerprint, c->num_layers, c->outer_dim, c->page_size, c->inner_dim,
+             c->dtype_width_bytes, (int)c->dtype, (int)c->order, c->num_heads);
+}
+
+struct reload {
+    struct kvbm_manager *m;
+    struct kvbm_mutable *blocks; /* by slot */
+    uint64_t refused;
+};
+
+static int reload_one(void *arg, const struct kvbm_disk_record *record)
+{
+    struct reload *reload = arg;
+    struct kvbm_chain chain = {.size = sizeof(chain),
+                               .group = record->group,
+                               .keys = record->key,
+                               .parent = record->parent,
+                               .position = record->position};
+    struct kvbm_complete complete;
+    struct kvbm_immutable held;
+
+    if (kvbm_pool_complete(reload->m->disk, &reload->blocks[record->slot], 1, &chain, &complete)) {
+        reload->refused++; /* the same key twice, or at two positions */
+        return 0;
+    }
+    kvbm_pool_register(reload->m->disk, &complete, 1, &held);
+    kvbm_immutable_release(&held);
+    return 0;
+}
+
+/* Blocks of volumes that are missing are kept out of the pool; the others are given back to it. */
+static void keep_usable(struct kvbm_manager *m, struct kvbm_mutable *blocks, uint32_t n)
+{
+    for (uint32_t slot = 0; slot < n; slot++) {
+        if (!blocks[slot].handle.pool || kvbm_disk_usable(m->disk_store, slot))
+            continue;
+        kvbm_quarantine(m, blocks[slot]);
+        blocks[slot] = (struct kvbm_mutable){0};
+    }
+    kvbm_pool_release_mutable(m->disk, blocks, n); /* holes are fine */
+}
+
+/* A new pool hands its blocks out in the order of their numbers. */
+static int reload_disk(struct kvbm_manager *m, uint32_t n)
+{
+    struct reload reload = {.m = m, .blocks = calloc(n, sizeof(*reload.blocks))};
+    uint64_t start = kv_now_ns();
+    int rc = reload.blocks ? kvbm_pool_allocate(m->disk, n, reload.blocks, NULL) : -ENOMEM;
+    long found = 0;
+
+    if (rc == 0) {
+        found = kvbm_disk_each(m->disk_store, reload_one, &reload);
+        keep_usable(m, reload.blocks, n);
+        kv_log_info("kvbm", "disk tier opened", "blocks=%ld refused=%" PRIu64 " ms=%" PRIu64, found,
+                    reload.refused, (kv_now_ns() - start) / KV_NS_PER_MS);
+    }
+    free(reload.blocks);
+    return rc < 0 ? rc : found < 0 ? (int)found : 0;
+}
+
+/*
+ * Pages that are pinned for the kernel are copied at fork, all at once: a child would take as much memory again, and
+ * seconds. It may not use the manager anyway, so it gets none of them.
+ */
+static void keep_from_children(struct kvbm_manager *m)
+{
+    struct kvbm_disk_stats stats;
+
+    kvbm_disk_get_stats(m->disk_store, &stats);
+    if (stats.registered_bytes &&
+        madvise(kvbm_host_address(m, 0), stats.registered_bytes, MADV_DONTFORK) < 0)
+        kv_log_warn("kvbm", "registered memory stays with children: each fork copies it",
+                    "errno=%d", errno);
+}
+
+static int open_disk(struct kvbm_manager *m)
+{
+    uint64_t n = m->opts.disk_bytes / m->stride;
+    const char *directories[KVBM_MAX_VOLUMES + 1];
+    char *list = strdup(m->opts.disk), *at = list, *name, text[4096];
+    struct kvbm_disk_opts opts = {.size = sizeof(opts),
+                                  .directories = directories,
+                                  .fingerprint = text,
+                                  .key_len = m->key_len,
+                                  .slot_bytes = m->stride,
+                                  .n_slots = (uint32_t)n,
+                                  .io = m->opts.io,
+                                  .io_depth = m->opts.io_depth,
+                                  .buffered = m->opts.disk_buffered,
+                                  .volatile_ = m->opts.disk_volatile};
+    int rc = list ? 0 : -ENOMEM;
+
+    if (m->opts.io_registered) {
+        opts.memory = kvbm_host_address(m, 0);
+        opts.memory_bytes = m->host_blocks * m->stride;
+    }
+    fingerprint(m, text, sizeof(text));
+    while (rc == 0 && (name = strsep(&at, ":")) != NULL) {
+        if (*name && opts.n_directories > KVBM_MAX_VOLUMES - 1)
+            rc = -EINVAL;
+        else if (*name)
+            directories[opts.n_directories++] = name;
+    }
+    if (rc == 0)
+        rc = pool_create(m, KV_TIER_DISK, n, m->opts.disk_eviction, &m->disk);
+    if (rc == 0)
+        rc = kvbm_disk_open(&opts, &m->disk_store);
+    if (rc == 0)
+        keep_from_children(m);
+    if (rc == 0)
+        rc = reload_disk(m, (uint32_t)n);
+    free(list);
+    return rc;
+}
+
+static int open_object(struct kvbm_manager *m)
+{
+    char text[4096];
+    const struct kvbm_object_opts opts = {.size = sizeof(opts),
+                                          .uri = m->opts.object,
+                                          .fingerprint = text,
+                                          .key_len = m->key_len,
+                                          .block_bytes = m->block_bytes,
+                                          .timeout_ms = m->opts.object_timeout_ms};
+    int rc;
+
+    fingerprint(m, text, sizeof(text));
+    rc = pool_create(m, KV_TIER_EXTERNAL, m->opts.object_blocks, KVBM_EVICT_LRU, &m->object);
+    return rc < 0 ? rc : kvbm_object_open(&opts, &m->object_store);
+}
+
+static int open_offers(struct kvbm_manager *m)
+{
+    const struct kvbm_tier_policy *policies[KV_N_TIERS] = {[KV_TIER_HOST] = &m->opts.host_policy,
+                                                           [KV_TIER_DISK] = &m->opts.disk_policy,
+                                                           [KV_TIER_EXTERNAL] =
+                                                               &m->opts.object_policy};
+
+    for (enum kv_tier tier = KV_TIER_HOST; tier < KV_N_TIERS; tier++) {
+        m->down[tier].max_in_flight = 4;
+        if (policies[tier]->policy == KVBM_POLICY_FREQUENCY &&
+            kvbm_sketch_init(&m->offers[tier], 1u << 20) < 0)
+            return -ENOMEM;
+    }
+    return 0;
+}
+
+int kvbm_tiers_open(struct kvbm_manager *m)
+{
+    const struct kvbm_registry_opts registry = {
+        .size = sizeof(registry), .key_len = m->key_len, .events = m->opts.events};
+    const struct kvbm_engine_opts engine = {.size = sizeof(engine),
+                                            .n_threads = m->opts.copy_threads,
+                                            .max_jobs = m->opts.max_jobs,
+                                            .max_blocks = KVBM_MAX_PIN, /* no job is too large */
+                                            .io = m->opts.io,
+                                            .io_depth = m->opts.io_depth,
+                                            .gpu_copy = m->opts.gpu_copy};
+    int rc = kvbm_registry_create(&registry, &m->registry);
+
+    if (rc == 0)
+        rc = kv_wake_open(&m->done_wake);
+    if (rc == 0)
+        rc = open_host(m);
+    if (rc == 0)
+        rc = open_offers(m);
+    if (rc == 0)
+        rc = kvbm_engine_create(&engine, &m->engine);
+    if (rc == 0 && m->opts.disk)
+        rc = open_disk(m);
+    if (rc == 0 && m->opts.object)
+        rc = open_object(m);
+    if (rc == 0 && m->opts.object && m->opts.object_when_evicted)
+        rc = kvbm_write_back_open(m);
+    return rc < 0 ? rc : kvbm_mover_start(m);
+}

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Blocks go to the object store when they are about to be evicted from the last tier above it.
+ *
+ *     free blocks │ next to be evicted ......................... latest
+ *     ◄──────── the last quarter, at most 4096 ────────►
+ *                  told of once; written from where they are
+ *
+ * Eviction happens inside of allocations, under the registry's lock, and can wait for nobody. So the writing is
+ * ahead of it: what is among the next to go, and in no other tier than the cache, is queued like any other offload, as a
+ * weak reference. While it is written it is held, so that others go before it, and afterwards it is the first to go. What
+ * is evicted before its turn has come is lost, and counted: evicting faster than the store writes makes nobody wait.
+ * (The other way, a copy of each block on its way out, would need the copy to be made under that lock, and memory beside the host
+ * tier; blocks that leave the disk would have to be read there, too.)
+ *
+ * Blocks that leave the disk come into host blocks first, those of one move at a time.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "tier/manager/manager.h"
+
+#define MAX_LEAVING 4096
+
+static struct kvbm_pool *host_of(const struct kvbm_manager *m)
+{
+    return kvbm_staging(m) ? NULL : m->host;
+}
+
+static uint32_t ahead_of(const struct kvbm_pool *pool)
+{
+    return KV_MAX(KV_MIN(pool->n_blocks / 4, (uint32_t)MAX_LEAVING), 1u);
+}
+
+int kvbm_write_back_open(struct kvbm_manager *m)
+{
+    uint8_t host = 1u << KV_TIER_HOST, disk = 1u << KV_TIER_DISK, object = 1u << KV_TIER_EXTERNAL;
+
+    m->max_leaving = MAX_LEAVING;
+    m->leaving = calloc(m->max_leaving, sizeof(*m->leaving));
+    if (!m->leaving)
+        return -ENOMEM;
+    if (host_of(m))
+        kvbm_pool_watch(m->host, disk | object);
+    if (m->disk)
+        kvbm_pool_watch(m->disk, host | object);
+    return 0;
+}
+
+/* Of the next @ahead to go. Returns whether there may be more. */
+static bool queue_leaving(struct kvbm_manager *m, struct kvbm_pool *pool, size_t ahead)
+{
+    struct kvbm_queue *q = &m->down[KV_TIER_EXTERNAL];
+    uint32_t max = KV_MIN(m->max_leaving, m->opts.max_offload - q->n);
+    size_t n = max ? kvbm_pool_leaving(pool, ahead, &m->looked[pool->tier], m->leaving, max) : 0;
+
+    for (size_t i = 0; i < n; i++)
+        kvbm_queue_push(m, KV_TIER_EXTERNAL, (struct kvbm_down){.weak = m->leaving[i]});
+    return n && n == max;
+}
+
+void kvbm_write_back(struct kvbm_manager *m)
+{
+    if (!m->leaving || m->mover_ends)
+        return;
+    if (host_of(m))
+        queue_leaving(m, m->host, ahead_of(m->host));
+    if (m->disk)
+        queue_leaving(m, m->disk, ahead_of(m->disk));
+}
+
+void kvbm_write_back_later(struct kvbm_manager *m, struct kvbm_pool *pool)
+{
+    struct kvbm_pool_stats stats = {.size = sizeof(stats)};
+
+    if (m->looked[pool->tier])
+        return;
+    kvbm_pool_get_stats(pool, &stats);
+    m->looked[pool->tier] = stats.allocations;
+}
+
+void kvbm_write_back_all(struct kvbm_manager *m)
+{
+    if (!m->leaving || !host_of(m))
+        return;
+    m->looked[KV_TIER_HOST] = 0;
+    while (queue_leaving(m, m->host, m->host->n_blocks))
+        ;
+    kvbm_offload_pump(m);
+}
+
+uint64_t kvbm_write_back_lost(const struct kvbm_manager *m)
+{
+    uint64_t lost = 0;
+
+    if (!m->leaving)
+        return 0;
+    lost += host_of(m) ? kvbm_pool_lost(m->host) : 0;
+    lost += m->disk ? kvbm_pool_lost(m->disk) : 0;
+    return lost;
+}

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ *            max_failures in a row
+ *   closed ─────────────────────────> open ── wait ──> one probe ──┐
+ *      ^                                ^                 │        │ works
+ *      │                                └── fails: wait doubles    │
+ *      └───────────────────────────────────────────────────────────┘
+ */
+#include "tier/object/impl.h"
+
+enum kvbm_gate kvbm_breaker_ask(struct kvbm_breaker *b, uint64_t now_ns)
+{
+    if (!b->open)
+        return KVBM_GATE_PASS;
+    if (b->probing || now_ns < b->next_ns)
+        return KVBM_GATE_REFUSE;
+    b->probing = true;
+    return KVBM_GATE_PROBE;
+}
+
+static void wait_from(struct kvbm_breaker *b, uint64_t wait_ns, uint64_t now_ns)
+{
+    b->wait_ns = KV_MIN(wait_ns, b->max_wait_ns);
+    b->next_ns = now_ns + b->wait_ns;
+    b->probing = false;
+}
+
+bool kvbm_breaker_tell(struct kvbm_breaker *b, bool ok, bool probe, uint64_t now_ns)
+{
+    if (ok) {
+        b->open = b->probing = false;
+        b->failures = 0;
+        return false;
+    }
+    if (b->open) { /* those that were let through before say nothing new */
+        if (probe)
+            wait_from(b, 2 * b->wait_ns, now_ns);
+        return false;
+    }
+    if (++b->failures < b->max_failures)
+        return false;
+    b->open = true;
+    b->opened++;
+    wait_from(b, b->first_wait_ns, now_ns);
+    return true;
+}
+
+void kvbm_breaker_release(struct kvbm_breaker *b)
+{
+    b->probing = false;
+}
+
+bool kvbm_breaker_counts(int rc)
+{
+    switch (rc) {
+    case -ENOENT:
+    case -EBADMSG:
+    case -ENOSPC:
+    case -EDQUOT:
+    case -EROFS:
+    case -EFBIG:
+    case -ENOMEM:
+    case -EINVAL:
+    case -ENAMETOOLONG:
+    case -ENOTSUP:
+    case -ECANCELED:
+        return false;
+    default:
+        return rc < 0;
+    }
+}

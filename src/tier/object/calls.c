@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * A batch's calls into the store, a slice of its blocks at a time: keys and bytes are copied, the call is
+ * made with copies, and what it brought is verified before it is copied out.
+ *
+ * While a slice is copied nobody else ends the batch; that is a matter of milliseconds.
+ */
+#include "base/error.h"
+#include "tier/object/impl.h"
+
+/* Single calls of a slice that may fail before the rest isn't tried: a store that is away costs its timeout each time. */
+enum { MAX_FAILURES = 3, MAX_DELETES = 32, EMPTY_CHUNK_BYTES = 4096 };
+
+static void note(struct kvbm_object_notes *notes, const uint8_t key[KVBM_OBJECT_CHUNK_KEY])
+{
+    if (notes->n < KVBM_OBJECT_NOTES)
+        memcpy(notes->keys[notes->n++], key, KVBM_OBJECT_CHUNK_KEY);
+}
+
+static void name_slice(struct kvbm_object_worker *w, const struct kvbm_object_io *ios, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        kvbm_object_chunk_key(&w->object->format, ios[i].group, ios[i].key, w->keys[i]);
+}
+
+/* A slice that was not answered at all says something of the store. */
+static int judge(struct kvbm_object_worker *w, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (!kvbm_breaker_counts(w->rc[i]))
+            return 0;
+    w->trouble = w->rc[0];
+    return w->rc[0];
+}
+
+static bool give_up(const struct kvbm_object_worker *w, int rc, int *failures)
+{
+    if (atomic_load_explicit(&w->abandoned, memory_order_relaxed))
+        return true;
+    return kvbm_breaker_counts(rc) && (rc != -EIO || ++*failures >= MAX_FAILURES);
+}
+
+static int status_of(int rc)
+{
+    return rc == -EINPROGRESS || rc > 0 ? -EIO : rc; /* we mean something else by these */
+}
+
+/* -- get and exists -------------------------------------------------------------------------------- */
+
+static void fetch_each(struct kvbm_object_worker *w, uint32_t n)
+{
+    struct kvs_store *store = w->handle->store;
+    int rc = 0, failures = 0;
+    bool stop = false;
+
+    kvs_prefetch(store, w->keys, KVBM_OBJECT_CHUNK_KEY, n);
+    for (uint32_t i = 0; i < n; i++) {
+        if (!stop) {
+            rc = kvs_get_chunk(store, w->keys[i], KVBM_OBJECT_CHUNK_KEY, &w->data[i], &w->len[i]);
+            stop = give_up(w, rc, &failures);
+        }
+        w->rc[i] = rc;
+        if (rc)
+            w->data[i] = NULL;
+    }
+}
+
+static void fetch(struct kvbm_object_worker *w, uint32_t n)
+{
+    const kv_store_ext *ext = w->handle->ext;
+    int rc;
+
+    memset(w->data, 0, sizeof(w->data));
+    if (!ext || !ext->get_chunks) {
+        fetch_each(w, n);
+        return;
+    }
+    rc = kvs_get_chunks(w->handle->store, w->keys, KVBM_OBJECT_CHUNK_KEY, n, w->data, w->len);
+    if (rc == -EIO && n > 1) { /* one that can't be read is not to cost the others */
+        fetch_each(w, n);
+        return;
+    }
+    for (uint32_t i = 0; i < n; i++)
+        w->rc[i] = rc < 0 ? rc : w->data[i] ? 0 : w->len[i] == KVS_LEN_BAD ? -EBADMSG : -ENOENT;
+}
+
+/*
+ * The value at the highest address stays until those of the next slice are there: were all freed, the allocator would
+ * give the slice's pages back to the kernel (glibc's trims the top of its heap), which would clear them anew for the
+ * next one. That cost more than to read, verify and copy the bytes.
+ */
+static void drop(struct kvbm_object_worker *w, uint32_t n)
+{
+    uint32_t top = n;
+
+    for (uint32_t i = 0; i < n; i++)
+        if (w->data[i] && (top == n || (uintptr_t)w->data[i] > (uintptr_t)w->data[top]))
+            top = i;
+    if (top < n) {
+        void *kept = w->kept;
+
+        w->kept = w->data[top];
+        w->data[top] = kept;
+    }
+    for (uint32_t i = 0; i < n; i++)
+        free(KV_STEAL(w->data[i]));
+}
+
+/* Verified, and only then copied to where the caller wants it (NULL: nowhere). */
+static void deliver(struct kvbm_object_worker *w, uint32_t i, struct kvbm_object_io *io, void *to)
+{
+    const struct kvbm_object_format *f = &w->object->format;
+    const void *block;
+
+    io->status = status_of(w->rc[i]);
+    if (io->status < 0)
+        return;
+    block = kvbm_object_unseal(f, io->group, io->key, w->data[i], w->len[i]);
+    if (block && to)
+        memcpy(to, block, f->block_bytes);
+    io->status = block ? 0 : -EBADMSG;
+    note(block ? &w->hits : &w->bad, w->keys[i]);
+}
+
+static int get_slice(struct kvbm_object_worker *w, struct kvbm_object_io *ios, uint32_t n,
+                     bool copy)
+{
+    int rc = kvbm_object_enter(w);
+
+    if (rc < 0)
+        return rc;
+    fetch(w, n);
+    if (kvbm_object_leave(w)) {
+        rc = judge(w, n);
+        for (uint32_t i = 0; i < n; i++)
+            deliver(w, i, &ios[i], copy ? ios[i].data : NULL);
+    } else {
+        rc = -ETIMEDOUT;
+    }
+    drop(w, n);
+    return rc;
+}
+
+static int exists_slice(struct kvbm_object_worker *w, struct kvbm_object_io *ios, uint32_t n)
+{
+    int rc = kvbm_object_enter(w), found;
+
+    if (rc < 0)
+        return rc;
+    found = kvs_exists(w->handle->store, w->keys, KVBM_OBJECT_CHUNK_KEY, n, w->present);
+    if (!kvbm_object_leave(w))
+        return -ETIMEDOUT;
+    if (found == -ENOTSUP) /* a get tells, at the price of the bytes */
+        return get_slice(w, ios, n, false);
+    if (kvbm_breaker_counts(found))
+        w->trouble = found;
+    for (uint32_t i = 0; i < n; i++)
+        ios[i].status = found < 0 ? status_of(found) : w->present[i] ? 0 : -ENOENT;
+    return KV_MIN(found, 0);
+}
+
+/* -- put ------------------------------------------------------------------------------------------- */
+
+static int seal_slice(struct kvbm_object_worker *w, const struct kvbm_object_io *ios, uint32_t n)
+{
+    const struct kvbm_object_format *f = &w->object->format;
+    size_t each = kvbm_object_value_bytes(f);
+
+    if (n * each > w->value_bytes) {
+        free(KV_STEAL(w->value));
+        w->value_bytes = 0;
+        w->value = malloc(n * each);
+        if (!w->value)
+            return -ENOMEM;
+        w->value_bytes = n * each;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        w->data[i] = w->value + i * each;
+        w->len[i] = each;
+        kvbm_object_seal(f, ios[i].group, ios[i].key, ios[i].data, w->data[i]);
+    }
+    return 0;
+}
+
+static void store_each(struct kvbm_object_worker *w, uint32_t n)
+{
+    int rc = 0, failures = 0;
+    bool stop = false;
+
+    for (uint32_t i = 0; i < n; i++) {
+        if (!stop) {
+            rc = kvs_put_chunk(w->handle->store, w->keys[i], KVBM_OBJECT_CHUNK_KEY, w->data[i],
+                               w->len[i]);
+            stop = give_up(w, rc, &failures);
+        }
+        w->rc[i] = stop && rc >= 0 ? -EIO : rc;
+    }
+}
+
+static void store(struct kvbm_object_worker *w, uint32_t n)
+{
+    const kv_store_ext *ext = w->handle->ext;
+    int rc;
+
+    if (!ext || !ext->put_chunks) {
+        store_each(w, n);
+        return;
+    }
+    rc = kvs_put_chunks(w->handle->store, w->keys, KVBM_OBJECT_CHUNK_KEY, n,
+                        (const void *const *)w->data, w->len, w->rc);
+    for (uint32_t i = 0; i < n && rc < 0; i++) /* those that it didn't come to, or won't speak of */
+        if (w->rc[i] == -EIO)
+            w->rc[i] = rc;
+}
+
+static int put_slice(struct kvbm_object_worker *w, struct kvbm_object_io *ios, uint32_t n)
+{
+    int rc = seal_slice(w, ios, n);
+
+    if (rc == 0)
+        rc = kvbm_object_enter(w);
+    if (rc < 0)
+        return rc;
+    store(w, n);
+    if (!kvbm_object_leave(w))
+        return -ETIMEDOUT;
+    for (uint32_t i = 0; i < n; i++)
+        ios[i].status = w->rc[i] == 0   ? KVBM_OBJECT_STORED
+                        : w->rc[i] == 1 ? KVBM_OBJECT_ALREADY
+                                        : status_of(w->rc[i]);
+    return judge(w, n);
+}
+
+static int64_t read_nothing(void *arg, void *buf, size_t cap)
+{
+    (void)arg, (void)buf, (void)cap;
+    return 0;
+}
+
+/*
+ * Makes what was put durable, and lets the backend forget about it: after a mere flush it would hold on to
+ * all, for a manifest to come. An empty snapshot claims nothing.
+ */
+static int publish(struct kvbm_object_worker *w, const struct kvbm_object_batch *batch)
+{
+    struct kvs_save_opts opts = {.size = sizeof(opts),
+                                 .format = KVS_FORMAT_BYTES,
+                                 .chunk_bytes = EMPTY_CHUNK_BYTES,
+                                 .fingerprint = w->object->fingerprint};
+    bool any = false;
+    int rc;
+
+    for (uint32_t i = 0; i < batch->n && !any; i++)
+        any = batch->ios[i].status > 0;
+    rc = any ? kvbm_object_enter(w) : 0;
+    if (rc < 0 || !any)
+        return rc;
+    rc = kvs_save(w->handle->store, w->object->manifest, read_nothing, NULL, &opts, NULL);
+    if (kvbm_breaker_counts(rc))
+        w->trouble = rc;
+    return kvbm_object_leave(w) ? KV_MIN(rc, 0) : -ETIMEDOUT;
+}
+
+/* -- a batch --------------------------------------------------------------------------------------- */
+
+int kvbm_object_run(struct kvbm_object_worker *w, struct kvbm_object_batch *batch)
+{
+    uint32_t total = batch->n;
+    enum kvbm_object_op op = batch->op;
+    int rc = 0;
+
+    for (uint32_t at = 0, n; at < total && rc == 0; at += n) {
+        struct kvbm_object_io *ios = batch->ios + at;
+
+        n = KV_MIN(total - at, w->object->slice);
+        name_slice(w, ios, n);
+        rc = op == KVBM_OBJECT_GET   ? get_slice(w, ios, n, true)
+             : op == KVBM_OBJECT_PUT ? put_slice(w, ios, n)
+                                     : exists_slice(w, ios, n);
+    }
+    if (rc == 0 && op == KVBM_OBJECT_PUT)
+        rc = publish(w, batch);
+    return rc;
+}
+
+/* -- afterwards ------------------------------------------------------------------------------------ */
+
+/* Leaves those that weren't told for a while; collisions in the table make for one more or less. */
+static void choose_touched(struct kvbm_object *o, struct kvbm_object_notes *hits)
+{
+    uint64_t now_s = kv_now_ns() / KV_NS_PER_S;
+    uint32_t n = 0;
+
+    pthread_mutex_lock(&o->lock);
+    for (uint32_t i = 0; i < hits->n; i++) {
+        uint64_t key, slot;
+
+        memcpy(&key, hits->keys[i], sizeof(key));
+        slot = key % KVBM_OBJECT_TOUCHED;
+        if (o->touched[slot].key == key && now_s - o->touched[slot].at_s < KVBM_OBJECT_TOUCH_S)
+            continue;
+        o->touched[slot].key = key;
+        o->touched[slot].at_s = now_s;
+        memmove(hits->keys[n++], hits->keys[i], KVBM_OBJECT_CHUNK_KEY);
+    }
+    pthread_mutex_unlock(&o->lock);
+    hits->n = n;
+}
+
+void kvbm_object_after(struct kvbm_object_worker *w)
+{
+    struct kvs_store *store = w->handle->store;
+    uint32_t n_bad = KV_MIN(w->bad.n, (uint32_t)MAX_DELETES);
+
+    choose_touched(w->object, &w->hits);
+    if ((w->hits.n == 0 && n_bad == 0) || kvbm_object_enter(w) < 0)
+        return;
+    /* Else no put would replace them: the key is there. */
+    for (uint32_t i = 0; i < n_bad; i++)
+        kvs_delete_chunk(store, w->bad.keys[i], KVBM_OBJECT_CHUNK_KEY);
+    if (w->hits.n > 0)
+        kvs_touch(store, w->hits.keys, KVBM_OBJECT_CHUNK_KEY, w->hits.n);
+    kvbm_object_leave(w);
+}

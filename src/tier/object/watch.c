@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The watcher: ends what is late, replaces threads that hang, joins those that have gone, calls done for
+ * what no worker finished. It never calls into the store, so that nothing delays it but a callback. */
+#include "base/log.h"
+#include "tier/object/impl.h"
+
+void kvbm_object_wait(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t until_ns)
+{
+    struct timespec ts = {.tv_sec = (time_t)(until_ns / KV_NS_PER_S),
+                          .tv_nsec = (long)(until_ns % KV_NS_PER_S)};
+
+    pthread_cond_timedwait(cond, lock, &ts);
+}
+
+/* Returns when the next one will be late. */
+static uint64_t expire(struct kvbm_object *o, uint64_t now_ns)
+{
+    uint64_t next_ns = now_ns + 10 * KV_NS_PER_S;
+
+    for (int flow = 0; flow < 2; flow++) {
+        struct kvbm_object_batch *b, *after;
+
+        for (b = o->queue[flow].head; b; b = after) {
+            after = b->next_;
+            if (b->until_ > now_ns) {
+                next_ns = KV_MIN(next_ns, b->until_);
+                continue;
+            }
+            kvbm_object_unqueue(&o->queue[flow], b);
+            kvbm_object_end(o, b, -ETIMEDOUT);
+        }
+    }
+    for (struct kvbm_object_worker *w = o->workers; w; w = w->next) {
+        if (!w->in_call || w->lost)
+            continue;
+        if (w->until <= now_ns)
+            kvbm_object_worker_lose(w, -ETIMEDOUT);
+        else if (w->batch && w->cancelled && !o->closing && o->n_workers < 2 * o->n_threads)
+            kvbm_object_worker_lose(w, -ECANCELED); /* another thread takes its place */
+        else if (w->batch && w->cancelled && !o->closing)
+            kvbm_object_worker_part(w, -ECANCELED);
+        if (!w->lost)
+            next_ns = KV_MIN(next_ns, w->until);
+    }
+    return next_ns;
+}
+
+/* Those lost are replaced, up to as many again. When no thread can be had, later. */
+static uint64_t top_up(struct kvbm_object *o, uint64_t now_ns, uint64_t next_ns)
+{
+    while (!o->closing && o->n_able < o->n_threads && o->n_workers < 2 * o->n_threads)
+        if (kvbm_object_worker_start(o, false) < 0)
+            return KV_MIN(next_ns, now_ns + 100 * KV_NS_PER_MS);
+    return next_ns;
+}
+
+static struct kvbm_object_worker *take_gone(struct kvbm_object *o)
+{
+    for (struct kvbm_object_worker **at = &o->workers; *at; at = &(*at)->next) {
+        struct kvbm_object_worker *w = *at;
+
+        if (!w->gone)
+            continue;
+        *at = w->next;
+        o->n_workers--;
+        return w;
+    }
+    return NULL;
+}
+
+/* One thing that is done without the lock. Returns whether there was any. */
+static bool attend(struct kvbm_object *o)
+{
+    struct kvbm_object_worker *gone = take_gone(o);
+    struct kvbm_object_batch *ended = gone ? NULL : kvbm_object_pop(&o->ended);
+
+    if (!gone && !ended)
+        return false;
+    pthread_mutex_unlock(&o->lock);
+    if (gone)
+        pthread_join(gone->thread, NULL);
+    kvbm_object_worker_free(gone);
+    if (ended)
+        ended->done(ended);
+    pthread_mutex_lock(&o->lock);
+    if (gone)
+        pthread_cond_broadcast(&o->idle);
+    return true;
+}
+
+void *kvbm_object_watch(void *arg)
+{
+    struct kvbm_object *o = arg;
+
+    pthread_mutex_lock(&o->lock);
+    for (;;) {
+        uint64_t now_ns = kv_now_ns(), next_ns = expire(o, now_ns);
+
+        next_ns = top_up(o, now_ns, next_ns);
+        if (attend(o))
+            continue;
+        if (o->stopping)
+            break;
+        o->watch_ns = next_ns;
+        kvbm_object_wait(&o->watch, &o->lock, next_ns);
+        o->watch_ns = 0; /* awake: it looks anyway */
+    }
+    kvbm_object_unref_unlock(o);
+    return NULL;
+}

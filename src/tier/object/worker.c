@@ -1,0 +1,366 @@
+// SPDX-License-Identifier: Apache-2.0
+/* A worker: takes a batch, has or gets a handle of the store, and tells how it went. */
+#include <inttypes.h>
+
+#include "base/log.h"
+#include "base/thread.h"
+#include "tier/object/impl.h"
+
+/* -- around a call --------------------------------------------------------------------------------- */
+
+static void begin_call(struct kvbm_object_worker *w)
+{
+    struct kvbm_object *o = w->object;
+
+    w->until = w->batch ? w->batch->until_ : kv_now_ns() + o->timeout_ns;
+    w->in_call = true;
+    w->called = true;
+    if (w->until < o->watch_ns)
+        pthread_cond_signal(&o->watch);
+}
+
+int kvbm_object_enter(struct kvbm_object_worker *w)
+{
+    struct kvbm_object *o = w->object;
+    int rc = 0;
+
+    pthread_mutex_lock(&o->lock);
+    if (w->cancelled)
+        rc = -ECANCELED;
+    else if (w->batch && kv_now_ns() >= w->batch->until_)
+        rc = -ETIMEDOUT;
+    else
+        begin_call(w);
+    pthread_mutex_unlock(&o->lock);
+    return rc;
+}
+
+bool kvbm_object_leave(struct kvbm_object_worker *w)
+{
+    struct kvbm_object *o = w->object;
+    bool wanted;
+
+    pthread_mutex_lock(&o->lock);
+    w->in_call = false;
+    wanted = !w->lost && !w->parted;
+    pthread_mutex_unlock(&o->lock);
+    return wanted;
+}
+
+/* -- handles --------------------------------------------------------------------------------------- */
+
+/* With the lock held: takes over what kvs_open gave. */
+static void install(struct kvbm_object_worker *w, struct kvbm_object_handle *h)
+{
+    struct kvbm_object *o = w->object;
+
+    kvs_backend(h->store, NULL, &h->ext);
+    h->refs = 1;
+    w->handle = h;
+    if (!o->handle && !o->closing) {
+        h->refs++;
+        o->handle = h;
+    }
+}
+
+/* Of one that has claimed it. Those who come later get this one, too, and those who wait for it go on. */
+static int open_handle(struct kvbm_object_worker *w)
+{
+    struct kvbm_object_handle *h = calloc(1, sizeof(*h));
+    struct kvbm_object *o = w->object;
+    int rc = h ? kvbm_object_enter(w) : -ENOMEM;
+    bool wanted = true, entered = rc == 0;
+
+    if (entered) {
+        rc = kvs_open(o->uri, &h->store);
+        w->trouble = rc < 0 ? -EHOSTDOWN : 0;
+        wanted = kvbm_object_leave(w);
+    }
+    w->opened = rc;
+    pthread_mutex_lock(&o->lock);
+    w->opens = o->opening = o->opening_hangs = false;
+    if (rc == 0)
+        install(w, KV_STEAL(h));
+    pthread_cond_broadcast(&o->work);
+    pthread_mutex_unlock(&o->lock);
+    free(h);
+    if (!wanted)
+        return -ETIMEDOUT;
+    return entered && rc < 0 ? -EHOSTDOWN : rc;
+}
+
+/* With the lock held. 0: the worker has a handle, or is to open one (opens). */
+static int claim_handle(struct kvbm_object_worker *w)
+{
+    struct kvbm_object *o = w->object;
+
+    w->handle = o->handle;
+    if (w->handle) {
+        w->handle->refs++;
+        return 0;
+    }
+    if (o->opening)
+        return -EHOSTDOWN; /* one is enough to hang in it */
+    w->opens = o->opening = true;
+    return 0;
+}
+
+static void put_handle(struct kvbm_object_worker *w)
+{
+    struct kvbm_object_handle *h = KV_STEAL(w->handle);
+    struct kvbm_object *o = w->object;
+    bool last;
+
+    if (!h)
+        return;
+    pthread_mutex_lock(&o->lock);
+    last = --h->refs == 0;
+    if (last)
+        begin_call(w);
+    pthread_mutex_unlock(&o->lock);
+    if (!last)
+        return;
+    kvs_close(h->store);
+    free(h);
+    kvbm_object_leave(w);
+}
+
+/* -- a batch --------------------------------------------------------------------------------------- */
+
+static void let_go(struct kvbm_object_worker *w)
+{
+    w->batch = NULL;
+    w->object->n_offloading -= w->offloading;
+    w->offloading = false;
+}
+
+void kvbm_object_worker_lose(struct kvbm_object_worker *w, int rc)
+{
+    struct kvbm_object_batch *batch = w->batch;
+    struct kvbm_object *o = w->object;
+    bool probe = batch ? batch->probe_ : w->opener;
+
+    let_go(w);
+    w->lost = true;
+    o->opening_hangs |= w->opens;
+    w->cancelled = false;
+    o->n_able--;
+    atomic_store_explicit(&w->abandoned, true, memory_order_relaxed);
+    if (batch) {
+        kvbm_object_settle(o, batch, rc);
+        kvbm_object_ended(o, batch);
+    }
+    if (rc == -ETIMEDOUT)
+        kvbm_object_tell(o, probe, rc);
+    else if (probe)
+        kvbm_breaker_release(&o->breaker);
+    pthread_cond_signal(&o->watch);
+    pthread_cond_broadcast(&o->work); /* another may offload now */
+}
+
+void kvbm_object_worker_part(struct kvbm_object_worker *w, int rc)
+{
+    struct kvbm_object_batch *batch = w->batch;
+    struct kvbm_object *o = w->object;
+
+    let_go(w);
+    w->cancelled = false;
+    w->parted = true;
+    atomic_store_explicit(&w->abandoned, true, memory_order_relaxed);
+    kvbm_object_settle(o, batch, rc);
+    kvbm_object_ended(o, batch);
+    if (batch->probe_)
+        kvbm_object_release(o);
+    pthread_cond_broadcast(&o->work); /* another may offload now */
+}
+
+/* Returns whether the batch was still there to be finished, rather than ended under us. */
+static bool finish(struct kvbm_object_worker *w, int rc)
+{
+    struct kvbm_object *o = w->object;
+    struct kvbm_object_batch *batch;
+
+    pthread_mutex_lock(&o->lock);
+    batch = w->batch;
+    if (batch) {
+        let_go(w);
+        kvbm_object_settle(o, batch, rc);
+        if (w->called)
+            kvbm_object_tell(o, batch->probe_, w->trouble);
+        else if (batch->probe_)
+            kvbm_object_release(o);
+    }
+    pthread_mutex_unlock(&o->lock);
+    if (batch)
+        batch->done(batch);
+    return batch != NULL;
+}
+
+/* With the lock held, and again when it returns. */
+static void serve(struct kvbm_object_worker *w, struct kvbm_object_batch *batch)
+{
+    struct kvbm_object *o = w->object;
+    int rc;
+
+    w->batch = batch;
+    w->offloading = batch->flow == KVBM_OFFLOAD;
+    o->n_offloading += w->offloading;
+    w->cancelled = w->called = w->parted = false;
+    atomic_store_explicit(&w->abandoned, false, memory_order_relaxed);
+    w->trouble = 0;
+    w->hits.n = w->bad.n = 0;
+    rc = claim_handle(w);
+    pthread_mutex_unlock(&o->lock);
+
+    if (rc == 0 && !w->handle)
+        rc = open_handle(w);
+    if (rc == 0)
+        rc = kvbm_object_run(w, batch);
+    if (finish(w, rc) && w->handle)
+        kvbm_object_after(w);
+    put_handle(w);
+    pthread_mutex_lock(&o->lock);
+}
+
+static void open_first(struct kvbm_object_worker *w)
+{
+    struct kvbm_object *o = w->object;
+    int rc = claim_handle(w);
+
+    pthread_mutex_unlock(&o->lock);
+    if (rc == 0)
+        rc = open_handle(w);
+    put_handle(w);
+    pthread_mutex_lock(&o->lock);
+    if (!w->lost)
+        kvbm_object_tell(o, true, rc);
+    w->opener = false;
+    o->open_rc = w->opened;
+    pthread_cond_broadcast(&o->idle);
+}
+
+/*
+ * While the breaker is open: the one that goes to see. When that one gave up before it had seen anything, a put that has
+ * waited for it goes instead.
+ */
+static struct kvbm_object_batch *take_probe(struct kvbm_object *o)
+{
+    struct kvbm_object_batch *batch;
+
+    for (int flow = KVBM_ONBOARD; flow >= KVBM_OFFLOAD; flow--) {
+        for (batch = o->queue[flow].head; batch; batch = batch->next_) {
+            if (batch->probe_ && kvbm_object_unqueue(&o->queue[flow], batch))
+                return batch;
+        }
+    }
+    if (!o->queue[KVBM_OFFLOAD].head ||
+        kvbm_breaker_ask(&o->breaker, kv_now_ns()) != KVBM_GATE_PROBE)
+        return NULL;
+    batch = kvbm_object_pop(&o->queue[KVBM_OFFLOAD]);
+    batch->probe_ = true;
+    return batch;
+}
+
+/* Offloading leaves one thread for those who wait. */
+static struct kvbm_object_batch *take(struct kvbm_object *o)
+{
+    struct kvbm_object_batch *batch;
+
+    if (o->breaker.open)
+        return take_probe(o);
+    if (o->opening && !o->opening_hangs && !o->handle)
+        return NULL; /* soon */
+    batch = kvbm_object_pop(&o->queue[KVBM_ONBOARD]);
+    if (!batch && o->n_offloading < KV_MAX(o->n_threads - 1, 1))
+        batch = kvbm_object_pop(&o->queue[KVBM_OFFLOAD]);
+    return batch;
+}
+
+/* -- threads --------------------------------------------------------------------------------------- */
+
+/* Whether there is more to do for it. One that was lost is taken back when there are too few. */
+static bool go_on(struct kvbm_object_worker *w)
+{
+    struct kvbm_object *o = w->object;
+
+    if (o->closing)
+        return false;
+    if (!w->lost)
+        return true;
+    if (o->n_able >= o->n_threads)
+        return false;
+    w->lost = false;
+    o->n_able++;
+    atomic_store_explicit(&w->abandoned, false, memory_order_relaxed);
+    return true;
+}
+
+/* With the lock held, which it gives up. The first to go when closing takes the tier's handle with it. */
+static void depart(struct kvbm_object_worker *w)
+{
+    struct kvbm_object *o = w->object;
+
+    if (o->closing && o->handle) {
+        w->handle = KV_STEAL(o->handle);
+        pthread_mutex_unlock(&o->lock);
+        put_handle(w);
+        pthread_mutex_lock(&o->lock);
+    }
+    o->n_able -= !w->lost;
+    w->gone = true;
+    if (w->detached)
+        kvbm_object_worker_free(w);
+    pthread_cond_signal(&o->watch);
+    kvbm_object_unref_unlock(o);
+}
+
+static void *work(void *arg)
+{
+    struct kvbm_object_worker *w = arg;
+    struct kvbm_object *o = w->object;
+
+    pthread_mutex_lock(&o->lock);
+    if (w->opener)
+        open_first(w);
+    while (go_on(w)) {
+        struct kvbm_object_batch *batch = take(o);
+
+        if (batch)
+            serve(w, batch);
+        else
+            pthread_cond_wait(&o->work, &o->lock);
+    }
+    depart(w);
+    return NULL;
+}
+
+void kvbm_object_worker_free(struct kvbm_object_worker *w)
+{
+    if (w) {
+        free(w->value);
+        free(w->kept);
+    }
+    free(w);
+}
+
+int kvbm_object_worker_start(struct kvbm_object *o, bool opener)
+{
+    struct kvbm_object_worker *w = calloc(1, sizeof(*w));
+    int rc;
+
+    if (!w)
+        return -ENOMEM;
+    w->object = o;
+    w->opener = opener;
+    rc = kv_thread_start(&w->thread, "kvbm-object", work, w);
+    if (rc < 0) {
+        kvbm_object_worker_free(w);
+        return rc;
+    }
+    w->next = o->workers;
+    o->workers = w;
+    o->n_workers++;
+    o->n_able++;
+    o->refs++;
+    return 0;
+}

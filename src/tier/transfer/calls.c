@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What callers of an engine do with jobs: submit, cancel, take what ended. */
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "tier/transfer/transfer.h"
+
+/* ---- submitting ---- */
+
+static bool forked(const struct kvbm_engine *engine)
+{
+    return engine->owner != getpid();
+}
+
+/* The caller's struct in today's form; what an older one doesn't have is zero. */
+static int read_transfer(const struct kvbm_transfer *transfer, struct kvbm_transfer *ret)
+{
+    *ret = (struct kvbm_transfer){0};
+    if (!transfer || transfer->size < offsetof(struct kvbm_transfer, first_layer))
+        return -EINVAL;
+    memcpy(ret, transfer, KV_MIN(transfer->size, sizeof(*ret)));
+    return 0;
+}
+
+/* One allocation: the job, source and target ids, and a table that later counts what is left. */
+static int make_job(const struct kvbm_transfer *t, struct tier_job **ret)
+{
+    size_t slots = tier_table_slots(t->n), n = t->n;
+    struct tier_plan plan;
+    struct tier_job *job;
+    uint32_t *src, *dst;
+    int err = tier_plan_make(t, &plan);
+
+    if (err < 0)
+        return err;
+    job = malloc(sizeof(*job) + (n * 2 + slots) * sizeof(uint32_t));
+    if (!job)
+        return -ENOMEM;
+    *job = (struct tier_job){.tag = t->tag,
+                             .deadline_ns = t->deadline_ns,
+                             .flow = t->flow,
+                             .priority = t->priority,
+                             .ready_fd = -1,
+                             .ready_event = t->ready_event,
+                             .ok = t->ok,
+                             .done = t->done,
+                             .arg = t->arg,
+                             .plan = plan};
+    src = job->numbers;
+    dst = src + n;
+    job->left = dst + n;
+    memcpy(src, t->src_blocks, n * sizeof(*src));
+    memcpy(dst, t->dst_blocks, n * sizeof(*dst));
+    job->src = src;
+    job->dst = dst;
+    err = tier_plan_check(&plan, src, dst, job->left);
+    if (err < 0) {
+        free(job);
+        return err;
+    }
+    for (size_t i = 0; i < n; i++)
+        job->left[i] = plan.n_groups;
+    if (t->ok)
+        memset(t->ok, 0, (n + 7) / 8);
+    *ret = job;
+    return 0;
+}
+
+static int admit(struct kvbm_engine *engine, const struct kvbm_transfer *t)
+{
+    if (engine->stopping)
+        return -ESHUTDOWN;
+    if (t->n > engine->max_blocks)
+        return -EINVAL; /* not even once all others have ended */
+    if (!engine->n_free || t->n > engine->max_blocks - engine->stats.blocks_now) {
+        engine->stats.refused++;
+        return -EAGAIN;
+    }
+    return 0;
+}
+
+/* With the lock; the job isn't known to anybody yet. */
+static int enter(struct kvbm_engine *engine, struct tier_job *job, int ready_fd)
+{
+    int err;
+
+    job->slot = engine->free_slots[engine->n_free - 1];
+    job->id = engine->sequence * engine->max_jobs + job->slot + 1;
+    job->submitted_ns = kv_now_ns();
+    err = tier_watch(engine, job, ready_fd);
+    if (err < 0)
+        return err;
+    engine->sequence++;
+    engine->n_free--;
+    engine->slots[job->slot] = job;
+    engine->n_live++;
+    engine->stats.submitted++;
+    engine->stats.jobs_now++;
+    engine->stats.blocks_now += job->plan.n;
+    if (job->deadline_ns) {
+        tier_expect(engine, job);
+    }
+    if (job->ready_fd < 0 && !job->ready_event)
+        tier_ready(engine, job);
+    return 0;
+}
+
+int64_t kvbm_engine_submit(struct kvbm_engine *engine, const struct kvbm_transfer *transfer)
+{
+    struct kvbm_transfer t;
+    struct tier_job *job = NULL;
+    int64_t id = -EINVAL;
+    int err;
+
+    if (!engine || read_transfer(transfer, &t) < 0)
+        return -EINVAL;
+    if (forked(engine))
+        return -ESHUTDOWN;
+    /* Full is said before the work of looking at it, and again behind it, when it may have become so. */
+    pthread_mutex_lock(&engine->lock);
+    err = admit(engine, &t);
+    pthread_mutex_unlock(&engine->lock);
+    if (err == 0)
+        err = make_job(&t, &job);
+    if (err == 0)
+        err = tier_lane_open(engine, job);
+    if (err == 0) {
+        pthread_mutex_lock(&engine->lock);
+        err = admit(engine, &t);
+        if (err == 0)
+            err = enter(engine, job, t.ready_fd);
+        id = (int64_t)job->id;
+        if (err == 0)
+            job = NULL; /* the engine's, and perhaps gone already once the lock is */
+        pthread_mutex_unlock(&engine->lock);
+    }
+    free(job);
+    return err < 0 ? err : id;
+}
+
+int kvbm_engine_cancel(struct kvbm_engine *engine, uint64_t id)
+{
+    struct tier_job *job;
+
+    if (!engine || forked(engine))
+        return -ENOENT;
+    pthread_mutex_lock(&engine->lock);
+    job = tier_find(engine, id);
+    if (job)
+        tier_stop(engine, job, -ECANCELED);
+    pthread_mutex_unlock(&engine->lock);
+    return job ? 0 : -ENOENT;
+}
+
+/* ---- taking what ended ---- */
+
+/* With the lock. */
+static void take_ended(struct kvbm_engine *engine, struct tier_job **at, struct kvbm_done *ret)
+{
+    struct tier_job *job = *at;
+
+    tier_list_remove(&engine->ended, at);
+    *ret = job->result;
+    tier_forget(engine, job);
+    if (!engine->ended.first)
+        kv_wake_clear(&engine->polled);
+}
+
+long kvbm_engine_poll(struct kvbm_engine *engine, struct kvbm_done *ret, size_t max)
+{
+    size_t n = 0;
+
+    if (!engine || (max && !ret))
+        return -EINVAL;
+    if (forked(engine))
+        return 0;
+    pthread_mutex_lock(&engine->lock);
+    for (; n < max && n < LONG_MAX && engine->ended.first; n++)
+        take_ended(engine, &engine->ended.first, &ret[n]);
+    pthread_mutex_unlock(&engine->lock);
+    return (long)n;
+}
+
+int kvbm_engine_fd(struct kvbm_engine *engine)
+{
+    return engine ? engine->polled.fd : -EINVAL;
+}
+
+/* With the lock: 0, -EAGAIN (not yet), -ENOENT. */
+static int try_take(struct kvbm_engine *engine, uint64_t id, struct kvbm_done *ret)
+{
+    struct tier_job **at = &engine->ended.first, *job = tier_job_of(engine, id);
+
+    if (!job || job->done)
+        return -ENOENT;
+    if (job->state != TIER_ENDED)
+        return -EAGAIN;
+    while (*at != job)
+        at = &(*at)->next;
+    take_ended(engine, at, ret);
+    return 0;
+}
+
+int kvbm_engine_wait(struct kvbm_engine *engine, uint64_t id, uint32_t timeout_ms,
+                     struct kvbm_done *ret)
+{
+    uint64_t until = kv_now_ns() + timeout_ms * KV_NS_PER_MS;
+    struct timespec ts = {.tv_sec = (time_t)(until / KV_NS_PER_S),
+                          .tv_nsec = (long)(until % KV_NS_PER_S)};
+    struct kvbm_done done;
+    int err, rc = 0;
+
+    if (!engine || forked(engine))
+        return -ENOENT;
+    pthread_mutex_lock(&engine->lock);
+    engine->n_waiters++;
+    err = try_take(engine, id, &done);
+    if (err == -EAGAIN) { /* not of one that has a callback, which would be called here */
+        tier_help_locked(engine, id, until);
+        while ((err = try_take(engine, id, &done)) == -EAGAIN && rc == 0)
+            rc = pthread_cond_timedwait(&engine->told, &engine->lock, &ts);
+    }
+    engine->n_waiters--;
+    if (engine->stopping && !engine->n_waiters)
+        pthread_cond_broadcast(&engine->told);
+    pthread_mutex_unlock(&engine->lock);
+    if (err == 0 && ret)
+        *ret = done;
+    return err == -EAGAIN ? -ETIMEDOUT : err;
+}
+
+int kvbm_engine_get_stats(struct kvbm_engine *engine, struct kvbm_engine_stats *ret)
+{
+    struct kvbm_engine_stats stats;
+
+    if (!engine || !kv_has_size(ret))
+        return -EINVAL;
+    if (forked(engine))
+        return -ECHILD;
+    pthread_mutex_lock(&engine->lock);
+    stats = engine->stats;
+    pthread_mutex_unlock(&engine->lock);
+    KV_GIVE(ret, &stats);
+    return 0;
+}

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+/** What the executor's two engines share: the queue, who goes next, and what a result means. */
+#ifndef KVBM_TIER_TRANSFER_IO_IMPL_H
+#define KVBM_TIER_TRANSFER_IO_IMPL_H
+
+#include <pthread.h>
+#include <sys/types.h>
+
+#include "tier/transfer/io.h"
+
+#define KVBM_AIO_MAX_TRIES 16 /* of a request that the kernel says EAGAIN to */
+
+struct kvbm_aio_queue {
+    struct kvbm_aio_req *first, *last;
+};
+
+struct kvbm_aio_engine {
+    enum kvbm_io kind;
+    int (*start)(struct kvbm_aio *aio); /* copes with what it has left half-built */
+    void (*stop)(struct kvbm_aio *aio); /* after aio->stop was set: end when all is done */
+    void (*wake)(struct kvbm_aio *aio); /* something was queued; called with the lock held */
+};
+extern const struct kvbm_aio_engine kvbm_aio_uring, kvbm_aio_threads;
+
+struct kvbm_aio {
+    const struct kvbm_aio_engine *engine;
+    void *own; /* the engine's */
+    pid_t process;
+    uint32_t depth, n_threads;
+    pthread_mutex_t lock; /* of all below */
+    struct kvbm_aio_queue urgent, rest;
+    uint32_t in_flight;
+    uint64_t writing;      /* bytes of writes with the kernel */
+    uint64_t read_seen_ns; /* when the last urgent read began or ended */
+    uint32_t turns;
+    bool stop;
+    uint8_t *memory; /* to be registered, constant */
+    uint64_t memory_bytes;
+    struct kvbm_aio_stats stats; /* registered_bytes: constant after start */
+};
+
+void kvbm_aio_append(struct kvbm_aio_queue *queue, struct kvbm_aio_req *req);
+/** Take the request whose turn it is and count it as in flight; NULL: none may go now. With the lock. */
+struct kvbm_aio_req *kvbm_aio_take(struct kvbm_aio *aio);
+/** It is no longer in flight. With the lock. */
+void kvbm_aio_leave(struct kvbm_aio *aio, const struct kvbm_aio_req *req);
+/**
+ * What the kernel said to a request: bytes or a negative errno. Returns true when it is done, its status set;
+ * false: once more, from moved_ on (after a pause if *@pause).
+ */
+bool kvbm_aio_result(struct kvbm_aio_req *req, long result, bool *pause);
+/** The system call of a request, from moved_ on. */
+long kvbm_aio_call(const struct kvbm_aio_req *req);
+
+#endif

@@ -1,0 +1,479 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What a job copies: checked, cut into chunks, walked piece by piece. */
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "tier/transfer/transfer.h"
+
+#define CHUNK_BYTES (UINT64_C(2) << 20)  /* some 200 us of a thread: what an urgent job waits for */
+#define LAUNCH_BYTES (UINT64_C(8) << 20) /* a GPU's kernel takes microseconds to start */
+#define KERNEL_BYTES \
+    (UINT64_C(256) << 10) /* pieces of less: the copy engines spend their time on starting */
+
+static int refuse(int err, const char *reason)
+{
+    kv_log_warn("kvbm", "no such transfer", "reason=\"%s\"", reason);
+    return err;
+}
+
+/* ---- are the two the same blocks, in other forms? ---- */
+
+static bool floating(kvx_dtype_t dtype)
+{
+    return dtype == KVX_DTYPE_F8_E4M3 || dtype == KVX_DTYPE_F8_E5M2 || dtype == KVX_DTYPE_F16 ||
+           dtype == KVX_DTYPE_BF16 || dtype == KVX_DTYPE_F32;
+}
+
+/* Sets bits: whether elements are copied as they are. A dtype that isn't known is the other's. */
+static int check_elements(const struct kvbm_layout_config *s, const struct kvbm_layout_config *d,
+                          struct tier_plan *p)
+{
+    p->bits = s->dtype_width_bytes == d->dtype_width_bytes &&
+              (s->dtype == d->dtype || !s->dtype || !d->dtype);
+    if (p->bits)
+        return 0;
+    if (!s->dtype || !d->dtype)
+        return refuse(-EINVAL, "elements of different widths, and a dtype isn't known");
+    if (!floating(s->dtype) || !floating(d->dtype))
+        return refuse(-ENOTSUP, "integers aren't converted");
+    return 0;
+}
+
+static int check_layers(const struct kvbm_transfer *t, struct tier_plan *p)
+{
+    uint32_t all = p->src->config.num_layers;
+
+    if (all != p->dst->config.num_layers || p->src->config.outer_dim != p->dst->config.outer_dim ||
+        p->src->config.page_size != p->dst->config.page_size)
+        return refuse(-EINVAL, "blocks of other layers, outers or pages");
+    if (t->first_layer >= all || t->n_layers > all - t->first_layer)
+        return refuse(-EINVAL, "layers out of range");
+    p->first_layer = t->first_layer;
+    p->n_layers = t->n_layers ? t->n_layers : all - t->first_layer;
+    return 0;
+}
+
+static bool heads_fit(const struct kvbm_layout_config *c, uint32_t first, uint32_t n)
+{
+    return first < c->num_heads && n <= c->num_heads - first;
+}
+
+static int check_heads(const struct kvbm_transfer *t, struct tier_plan *p)
+{
+    const struct kvbm_layout_config *s = &p->src->config, *d = &p->dst->config;
+
+    p->src_head = t->src_head;
+    p->dst_head = t->dst_head;
+    p->n_heads = t->n_heads;
+    if (!t->n_heads) {
+        if (t->src_head || t->dst_head || s->inner_dim != d->inner_dim)
+            return refuse(-EINVAL, "all heads are asked for, and they aren't equally many");
+        if (s->num_heads && d->num_heads && s->num_heads != d->num_heads)
+            return refuse(-EINVAL, "heads of different sizes");
+        return 0;
+    }
+    if (!heads_fit(s, t->src_head, t->n_heads) || !heads_fit(d, t->dst_head, t->n_heads))
+        return refuse(-EINVAL, "heads out of range");
+    if (s->inner_dim / s->num_heads != d->inner_dim / d->num_heads)
+        return refuse(-EINVAL, "heads of different sizes");
+    if (t->n_heads == s->num_heads && t->n_heads == d->num_heads)
+        p->n_heads = 0;
+    return 0;
+}
+
+/* ---- which lane ---- */
+
+static bool host(enum kvbm_storage_kind kind)
+{
+    return kind == KVBM_STORAGE_SYSTEM || kind == KVBM_STORAGE_PINNED;
+}
+
+/* Whether a kernel can address both sides: not pageable memory, and of two GPUs' only its own. */
+static bool one_gpu_reaches(const struct tier_plan *p)
+{
+    const struct kvbm_place *s = &p->src->places[0], *d = &p->dst->places[0];
+
+    if (s->kind == KVBM_STORAGE_SYSTEM || d->kind == KVBM_STORAGE_SYSTEM)
+        return false;
+    return s->kind != d->kind || s->device_id == d->device_id;
+}
+
+static int find_lane(enum kvbm_flow flow, struct tier_plan *p)
+{
+    enum kvbm_storage_kind s = p->src->places[0].kind, d = p->dst->places[0].kind;
+
+    if (!p->src->places[0].storage || !p->dst->places[0].storage)
+        return refuse(-EINVAL, "a layout of another process");
+    if ((s == KVBM_STORAGE_NULL) != (d == KVBM_STORAGE_NULL))
+        return refuse(-ENOTSUP, "one of the two has no memory");
+    if (s == KVBM_STORAGE_NULL || (host(s) && host(d)))
+        p->lane = TIER_MEMORY;
+    else if ((host(s) && d == KVBM_STORAGE_DISK) || (s == KVBM_STORAGE_DISK && host(d)))
+        p->lane = flow == KVBM_ONBOARD ? TIER_FILE : TIER_FILE_LATER;
+    else if (s == KVBM_STORAGE_DISK || d == KVBM_STORAGE_DISK)
+        return refuse(-ENOTSUP, "files are copied to and from host memory");
+    else
+        p->lane = d == KVBM_STORAGE_DEVICE ? TIER_IN : TIER_OUT;
+    p->reached = (p->lane == TIER_IN || p->lane == TIER_OUT) && one_gpu_reaches(p);
+    return 0;
+}
+
+/* ---- what is a piece ---- */
+
+static bool outers_together(const struct kvbm_layout *l)
+{
+    return l->config.outer_dim == 1 || l->shape.outer_stride == l->shape.region_bytes;
+}
+
+/* With one head, or one token, both orders are the same bytes. */
+static bool same_order(const struct tier_plan *p)
+{
+    const struct kvbm_layout_config *s = &p->src->config, *d = &p->dst->config;
+
+    return s->order == d->order || s->page_size == 1 ||
+           (s->num_heads <= 1 && d->num_heads <= 1 && (s->num_heads || d->num_heads));
+}
+
+static int find_grain(struct tier_plan *p)
+{
+    const struct kvbm_layout_config *s = &p->src->config, *d = &p->dst->config;
+    uint64_t dim = d->num_heads ? d->inner_dim / d->num_heads : 0;
+    uint64_t head = dim * d->page_size * d->dtype_width_bytes;
+
+    p->region_bytes = p->n_heads ? head * p->n_heads : p->dst->shape.region_bytes;
+    if (p->src->places[0].kind == KVBM_STORAGE_NULL) {
+        p->grain = TIER_NOTHING;
+    } else if (p->bits && same_order(p) && !p->n_heads) {
+        bool whole = p->src->n == 1 && p->dst->n == 1;
+
+        p->grain = !outers_together(p->src) || !outers_together(p->dst) ? TIER_REGION
+                   : whole                                              ? TIER_BLOCK
+                                                                        : TIER_LAYER;
+    } else if (p->bits && s->order == KVBM_ORDER_HND && d->order == KVBM_ORDER_HND) {
+        p->grain = TIER_REGION; /* heads lie one behind the other */
+        p->src_skip = head * p->src_head;
+        p->dst_skip = head * p->dst_head;
+    } else {
+        p->grain = TIER_CONVERT;
+        if (p->n_heads && p->dst->places[0].kind == KVBM_STORAGE_DISK)
+            return refuse(-ENOTSUP, "some heads of a file's blocks can't be written");
+        if (s->num_blocks > INT32_MAX || d->num_blocks > INT32_MAX)
+            return refuse(-ENOTSUP, "more blocks than a conversion can name");
+    }
+    return 0;
+}
+
+/* ---- chunks ---- */
+
+static bool on_file(const struct tier_plan *p)
+{
+    return p->lane == TIER_FILE || p->lane == TIER_FILE_LATER;
+}
+
+static bool on_device(const struct tier_plan *p)
+{
+    return p->lane == TIER_OUT || p->lane == TIER_IN;
+}
+
+/* Whether a GPU's kernel shall move what copy engines could: small pieces, where it can address both sides. */
+static void choose_kernel(struct tier_plan *p)
+{
+    uint64_t piece = p->region_bytes * (p->grain == TIER_LAYER ? p->dst->config.outer_dim : 1);
+    kvx_cache_desc_t src, dst;
+
+    if (!on_device(p) || (p->grain != TIER_LAYER && p->grain != TIER_REGION) ||
+        piece >= KERNEL_BYTES || !p->reached || p->src->config.num_blocks > INT32_MAX ||
+        p->dst->config.num_blocks > INT32_MAX)
+        return;
+    p->kernel = tier_plan_caches(p, p->first_layer, &src, &dst) == 0;
+}
+
+/* Few layers of many blocks for a kernel, which does one at a time; whole blocks for everybody else. */
+static void cut(struct tier_plan *p)
+{
+    bool launch = on_device(p) && (p->kernel || p->grain == TIER_CONVERT);
+    uint64_t most = launch ? LAUNCH_BYTES : CHUNK_BYTES, layers = launch ? 1 : p->n_layers;
+    uint64_t layer = p->region_bytes * p->dst->config.outer_dim;
+
+    if (on_file(p) && p->grain == TIER_CONVERT) /* a buffer holds it as it is on the file */
+        layer = KV_MAX(layer, p->src->shape.region_bytes * p->dst->config.outer_dim);
+    if (layer * layers > most) {
+        uint64_t n = KV_MAX(most / layer, UINT64_C(1)), groups = (layers + n - 1) / n;
+
+        layers = (layers + groups - 1) / groups; /* equally large ones */
+    }
+    p->layers = (uint32_t)layers;
+    p->pairs =
+        (uint32_t)KV_MIN(KV_MAX(most / (layer * layers), UINT64_C(1)), (uint64_t)TIER_CHUNK_PAIRS);
+    p->n_groups = (p->n_layers + p->layers - 1) / p->layers;
+    p->n_chunks = (uint64_t)((p->n - 1) / p->pairs + 1) * p->n_groups;
+}
+
+int tier_plan_make(const struct kvbm_transfer *t, struct tier_plan *ret)
+{
+    struct tier_plan p = {.src = t->src, .dst = t->dst, .n = t->n};
+    int err;
+
+    if (!t->src || !t->dst || !t->src_blocks || !t->dst_blocks || !t->n || t->n >= TIER_FAILED)
+        return refuse(-EINVAL, "layouts or blocks are missing");
+    if ((unsigned)t->flow > KVBM_ONBOARD)
+        return refuse(-EINVAL, "no such flow");
+    err = check_layers(t, &p);
+    if (err == 0)
+        err = check_elements(&t->src->config, &t->dst->config, &p);
+    if (err == 0)
+        err = check_heads(t, &p);
+    if (err == 0)
+        err = find_lane(t->flow, &p);
+    if (err == 0)
+        err = find_grain(&p);
+    if (err == 0 && p.grain == TIER_CONVERT && !on_file(&p)) {
+        kvx_cache_desc_t src, dst;
+
+        err = tier_plan_caches(&p, p.first_layer, &src, &dst);
+    }
+    if (err < 0)
+        return err;
+    choose_kernel(&p);
+    cut(&p);
+    *ret = p;
+    return 0;
+}
+
+/* ---- block ids: a set of them, by open addressing ---- */
+
+size_t tier_table_slots(uint32_t n)
+{
+    size_t slots = 4;
+
+    while (slots < (size_t)n * 2)
+        slots *= 2;
+    return slots;
+}
+
+#define EMPTY UINT32_MAX
+
+/* Where @id is or would be. */
+static uint32_t *find_id(uint32_t *table, size_t mask, uint32_t id)
+{
+    size_t at = (id * UINT32_C(2654435761)) & mask;
+
+    while (table[at] != EMPTY && table[at] != id)
+        at = (at + 1) & mask;
+    return &table[at];
+}
+
+int tier_plan_check(const struct tier_plan *p, const uint32_t *src, const uint32_t *dst,
+                    uint32_t *table)
+{
+    size_t slots = tier_table_slots(p->n), mask = slots - 1;
+
+    memset(table, 0xFF, slots * sizeof(*table));
+    for (uint32_t i = 0; i < p->n; i++) {
+        uint32_t *at;
+
+        if (src[i] >= p->src->config.num_blocks || dst[i] >= p->dst->config.num_blocks ||
+            dst[i] == EMPTY)
+            return refuse(-EINVAL, "block out of range");
+        at = find_id(table, mask, dst[i]);
+        if (*at == dst[i])
+            return refuse(-EINVAL, "a target twice");
+        *at = dst[i];
+    }
+    for (uint32_t i = 0; p->src == p->dst && i < p->n; i++) {
+        if (*find_id(table, mask, src[i]) == src[i] && src[i] != EMPTY)
+            return refuse(-EINVAL, "a target that is a source");
+    }
+    return 0;
+}
+
+/* ---- pieces ---- */
+
+void tier_walk_begin(struct tier_walk *walk, const struct tier_chunk *chunk, uint64_t limit)
+{
+    const struct tier_job *job = chunk->job;
+
+    *walk = (struct tier_walk){.plan = &job->plan,
+                               .src = job->src,
+                               .dst = job->dst,
+                               .chunk = *chunk,
+                               .limit = limit ? limit : UINT64_MAX,
+                               .layer = chunk->first_layer,
+                               .pair = chunk->first};
+}
+
+static uint64_t address(const struct kvbm_layout *l, uint32_t block, uint32_t layer, uint32_t outer,
+                        uint32_t *place)
+{
+    *place = l->n == 1 ? 0 : layer;
+    return l->places[*place].addr + block * l->shape.block_stride + layer * l->shape.layer_stride +
+           outer * l->shape.outer_stride;
+}
+
+static void look(const struct tier_walk *w, struct tier_piece *ret)
+{
+    const struct tier_plan *p = w->plan;
+    uint64_t regions = p->grain == TIER_REGION ? 1 : p->dst->config.outer_dim;
+
+    if (p->grain == TIER_BLOCK)
+        regions *= w->chunk.n_layers;
+    ret->src = address(p->src, w->src[w->pair], w->layer, w->outer, &ret->src_place) + p->src_skip;
+    ret->dst = address(p->dst, w->dst[w->pair], w->layer, w->outer, &ret->dst_place) + p->dst_skip;
+    ret->len = p->region_bytes * regions;
+    ret->first = w->pair;
+    ret->n = 1;
+}
+
+/* Pairs innermost: where blocks of a layer follow each other, they are joined. */
+static void step(struct tier_walk *w)
+{
+    if (++w->pair < w->chunk.first + w->chunk.n)
+        return;
+    w->pair = w->chunk.first;
+    if (w->plan->grain == TIER_REGION && ++w->outer < w->plan->dst->config.outer_dim)
+        return;
+    w->outer = 0;
+    w->ended =
+        w->plan->grain == TIER_BLOCK || ++w->layer == w->chunk.first_layer + w->chunk.n_layers;
+}
+
+static bool join(struct tier_piece *piece, const struct tier_piece *next, uint64_t limit)
+{
+    if (piece->src_place != next->src_place || piece->dst_place != next->dst_place ||
+        piece->src + piece->len != next->src || piece->dst + piece->len != next->dst ||
+        piece->len + next->len > limit)
+        return false;
+    if (next->first < piece->first) { /* the same blocks' next outer or layer */
+        piece->n = piece->first + piece->n - next->first;
+        piece->first = next->first;
+    }
+    piece->n = KV_MAX(piece->n, next->first + 1 - piece->first);
+    piece->len += next->len;
+    return true;
+}
+
+bool tier_walk_next(struct tier_walk *walk, struct tier_piece *ret)
+{
+    struct tier_piece next;
+
+    if (walk->ended)
+        return false;
+    look(walk, ret);
+    for (step(walk); !walk->ended; step(walk)) {
+        look(walk, &next);
+        if (!join(ret, &next, walk->limit))
+            break;
+    }
+    return true;
+}
+
+/* ---- conversions ---- */
+
+static kvx_tensor_desc_t tensor(const struct tier_side *side, uint32_t outer)
+{
+    const struct kvbm_layout_config *c = side->config;
+    uint32_t width = side->bits ? 1 : c->dtype_width_bytes;
+    int64_t heads = side->n_heads, page = c->page_size;
+    int64_t dim = (int64_t)(c->inner_dim / side->n_heads) * (c->dtype_width_bytes / width);
+    bool hnd = c->order == KVBM_ORDER_HND;
+
+    return (kvx_tensor_desc_t){
+        .size = sizeof(kvx_tensor_desc_t),
+        .dtype = side->bits ? KVX_DTYPE_F8_E4M3 : c->dtype,
+        .layout = hnd ? KVX_LAYOUT_BLOCK_HND : KVX_LAYOUT_BLOCK_NHD,
+        .memory = side->memory,
+        .ndim = 4,
+        .shape = {side->n_blocks, hnd ? heads : page, hnd ? page : heads, dim},
+        .stride = {(int64_t)(side->block_stride / width), (hnd ? page : heads) * dim, dim, 1},
+        .data = (void *)(uintptr_t)(side->addr + outer * side->outer_stride),
+    };
+}
+
+int tier_side_cache(const struct tier_side *side, kvx_cache_desc_t *ret)
+{
+    const struct kvbm_layout_config *c = side->config;
+    kvx_cache_desc_t cache = {
+        .size = sizeof(cache),
+        .num_blocks = side->n_blocks,
+        .block_size = c->page_size,
+        .num_kv_heads = side->n_heads,
+    };
+
+    if (!side->bits && (side->block_stride % c->dtype_width_bytes))
+        return refuse(-ENOTSUP, "blocks aren't aligned to their elements");
+    cache.k = tensor(side, 0);
+    cache.v = tensor(side, c->outer_dim - 1);
+    if (cache.k.shape[3] > INT32_MAX)
+        return refuse(-ENOTSUP, "rows too long for a conversion");
+    cache.head_dim = (uint32_t)cache.k.shape[3];
+    if (kvx_validate_cache_desc(&cache) != KVX_STATUS_OK)
+        return refuse(-ENOTSUP, "KVX has no caches of this layout");
+    *ret = cache;
+    return 0;
+}
+
+void tier_plan_side(const struct tier_plan *p, bool target, uint32_t layer, struct tier_side *ret)
+{
+    const struct kvbm_layout *l = target ? p->dst : p->src, *other = target ? p->src : p->dst;
+    const struct kvbm_place *place = &l->places[l->n == 1 ? 0 : layer];
+    uint32_t heads = l->config.num_heads ? l->config.num_heads : other->config.num_heads;
+
+    *ret = (struct tier_side){
+        .config = &l->config,
+        .addr = place->addr + layer * l->shape.layer_stride,
+        .block_stride = l->shape.block_stride,
+        .outer_stride = l->shape.outer_stride,
+        .n_blocks = (uint32_t)l->config.num_blocks,
+        .n_heads = heads ? heads : 1,
+        .memory = place->kind == KVBM_STORAGE_DEVICE ? KVX_MEMORY_DEVICE : KVX_MEMORY_HOST,
+        .bits = p->bits,
+    };
+    /* What a GPU converts it must be able to address: host memory that is pinned. */
+    if (place->kind == KVBM_STORAGE_PINNED && (p->lane == TIER_OUT || p->lane == TIER_IN))
+        ret->memory = KVX_MEMORY_UNIFIED;
+}
+
+int tier_plan_caches(const struct tier_plan *p, uint32_t layer, kvx_cache_desc_t *src,
+                     kvx_cache_desc_t *dst)
+{
+    struct tier_side s, d;
+    int err;
+
+    tier_plan_side(p, false, layer, &s);
+    tier_plan_side(p, true, layer, &d);
+    if ((p->lane == TIER_OUT || p->lane == TIER_IN) && !p->reached)
+        return refuse(-ENOTSUP, "a GPU converts its own memory and pinned memory");
+    err = tier_side_cache(&s, src);
+    return err < 0 ? err : tier_side_cache(&d, dst);
+}
+
+int tier_convert_caches(const struct tier_plan *p, const kvx_cache_desc_t *src,
+                        const kvx_cache_desc_t *dst, const uint32_t *src_blocks,
+                        const uint32_t *dst_blocks, uint32_t n, void *stream)
+{
+    kvx_block_copy_t copy = {
+        .size = sizeof(copy),
+        .index_dtype = KVX_DTYPE_S32, /* no layout that is converted has more blocks */
+        .count = n,
+        .src_head = p->src_head,
+        .dst_head = p->dst_head,
+        .num_heads = p->n_heads,
+        .src_blocks = src_blocks,
+        .dst_blocks = dst_blocks,
+    };
+    kvx_options_t options = {.size = sizeof(options), .phase = KVX_PHASE_PREFILL};
+
+    switch (kvx_copy_blocks(src, dst, &copy, &options, stream)) {
+    case KVX_STATUS_OK:
+        return 0;
+    case KVX_STATUS_UNSUPPORTED:
+        return -ENOTSUP;
+    case KVX_STATUS_INVALID_ARGUMENT:
+        return -EINVAL;
+    default:
+        return -EIO;
+    }
+}

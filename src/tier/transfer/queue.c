@@ -1,0 +1,343 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Jobs: who is next, what of them is under way, how they end.
+ *
+ * A job's id names its slot, so that finding one takes no search, and grows with time, so that it is its age:
+ *
+ *   id = turn * max_jobs + slot + 1
+ *
+ * Four heaps hold jobs of which chunks are left, one a lane, by urgency; one more all that have a deadline and
+ * haven't been begun wholly. All are as large as there may be jobs: nothing is allocated but the job itself.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "tier/transfer/transfer.h"
+
+/* ---- heaps ---- */
+
+typedef bool (*before_fn)(const struct tier_job *a, const struct tier_job *b);
+typedef size_t *(*at_fn)(struct tier_job *job);
+
+static bool more_urgent(const struct tier_job *a, const struct tier_job *b)
+{
+    if (a->flow != b->flow)
+        return a->flow == KVBM_ONBOARD;
+    return a->priority != b->priority ? a->priority > b->priority : a->id < b->id;
+}
+
+static bool earlier(const struct tier_job *a, const struct tier_job *b)
+{
+    return a->deadline_ns < b->deadline_ns;
+}
+
+static size_t *queue_at(struct tier_job *job)
+{
+    return &job->queue_at;
+}
+
+static size_t *deadline_at(struct tier_job *job)
+{
+    return &job->deadline_at;
+}
+
+int tier_heap_init(struct tier_heap *heap, size_t max)
+{
+    heap->jobs = calloc(max + 1, sizeof(struct tier_job *));
+    return heap->jobs ? 0 : -ENOMEM;
+}
+
+static void heap_put(struct tier_heap *heap, size_t at, struct tier_job *job, at_fn at_of)
+{
+    heap->jobs[at] = job;
+    *at_of(job) = at;
+}
+
+/* Move @job from the hole @at to where it belongs. */
+static void heap_sift(struct tier_heap *heap, size_t at, struct tier_job *job, before_fn before,
+                      at_fn at_of)
+{
+    for (; at > 1 && before(job, heap->jobs[at / 2]); at /= 2)
+        heap_put(heap, at, heap->jobs[at / 2], at_of);
+    for (size_t child; (child = at * 2) <= heap->n; at = child) {
+        if (child < heap->n && before(heap->jobs[child + 1], heap->jobs[child]))
+            child++;
+        if (!before(heap->jobs[child], job))
+            break;
+        heap_put(heap, at, heap->jobs[child], at_of);
+    }
+    heap_put(heap, at, job, at_of);
+}
+
+static void heap_add(struct tier_heap *heap, struct tier_job *job, before_fn before, at_fn at_of)
+{
+    heap->n++;
+    heap_sift(heap, heap->n, job, before, at_of);
+}
+
+static void heap_remove(struct tier_heap *heap, struct tier_job *job, before_fn before, at_fn at_of)
+{
+    size_t at = *at_of(job);
+    struct tier_job *last;
+
+    if (!at)
+        return;
+    *at_of(job) = 0;
+    last = heap->jobs[heap->n--];
+    if (last != job)
+        heap_sift(heap, at, last, before, at_of);
+}
+
+/* ---- lists ---- */
+
+void tier_list_add(struct tier_list *list, struct tier_job *job)
+{
+    job->next = NULL;
+    *list->last = job;
+    list->last = &job->next;
+}
+
+void tier_list_remove(struct tier_list *list, struct tier_job **at)
+{
+    struct tier_job *job = *at;
+
+    *at = job->next;
+    if (!job->next)
+        list->last = at;
+}
+
+/* ---- the end of a job ---- */
+
+/* A callback waits for the threads that call them. */
+static void wake_callers(struct kvbm_engine *engine)
+{
+    if (engine->calls.first)
+        pthread_cond_signal(&engine->work[TIER_MEMORY]);
+}
+
+static void count(struct kvbm_engine_stats *stats, const struct kvbm_done *done)
+{
+    if (done->status == 0)
+        stats->done++;
+    else if (done->status == -ECANCELED)
+        stats->cancelled++;
+    else if (done->status == -ETIMEDOUT)
+        stats->late++;
+    else
+        stats->failed++;
+    stats->blocks += done->n_ok;
+    stats->bytes += done->bytes;
+}
+
+static void end(struct kvbm_engine *engine, struct tier_job *job)
+{
+    uint64_t now = kv_now_ns(), began = job->started_ns ? job->started_ns : now;
+
+    heap_remove(&engine->deadlines, job, earlier, deadline_at);
+    job->state = TIER_ENDED;
+    job->result = (struct kvbm_done){.id = job->id,
+                                     .tag = job->tag,
+                                     .status = job->status ? job->status : job->err,
+                                     .n = job->plan.n,
+                                     .n_ok = job->n_ok,
+                                     .bytes = job->bytes,
+                                     .wait_ns = began - job->submitted_ns,
+                                     .run_ns = now - began};
+    count(&engine->stats, &job->result);
+    engine->stats.blocks_now -= job->plan.n;
+    engine->n_live--;
+    if (job->done) {
+        tier_list_add(&engine->calls, job);
+    } else {
+        if (!engine->ended.first)
+            kv_wake_signal(&engine->polled);
+        tier_list_add(&engine->ended, job);
+        pthread_cond_broadcast(&engine->told);
+    }
+    if (engine->stopping && !engine->n_live) { /* the last one: all threads may go */
+        for (int lane = 0; lane < TIER_LANES; lane++)
+            pthread_cond_broadcast(&engine->work[lane]);
+        pthread_cond_broadcast(&engine->told);
+    }
+}
+
+void tier_forget(struct kvbm_engine *engine, struct tier_job *job)
+{
+    engine->slots[job->slot] = NULL;
+    engine->free_slots[engine->n_free++] = job->slot;
+    engine->stats.jobs_now--;
+    free(job);
+}
+
+static void call(struct kvbm_engine *engine, struct tier_job **at)
+{
+    struct tier_job *job = *at;
+    struct kvbm_done done = job->result;
+    kvbm_done_fn fn = job->done;
+    void *arg = job->arg;
+
+    tier_list_remove(&engine->calls, at);
+    tier_forget(engine, job); /* first: the callback may submit another */
+    engine->n_calling++;
+    pthread_mutex_unlock(&engine->lock);
+    fn(arg, &done);
+    pthread_mutex_lock(&engine->lock);
+    engine->n_calling--;
+    if (tier_is_quiet(engine))
+        pthread_cond_broadcast(&engine->told);
+}
+
+bool tier_call_one(struct kvbm_engine *engine)
+{
+    if (!engine->calls.first)
+        return false;
+    call(engine, &engine->calls.first);
+    return true;
+}
+
+void tier_call(struct kvbm_engine *engine, struct tier_job *job)
+{
+    struct tier_job **at = &engine->calls.first;
+
+    while (*at != job)
+        at = &(*at)->next;
+    call(engine, at);
+}
+
+/* ---- work ---- */
+
+static void wake_lane(struct kvbm_engine *engine, const struct tier_job *job)
+{
+    if (job->plan.n_chunks > 1)
+        pthread_cond_broadcast(&engine->work[job->plan.lane]);
+    else
+        pthread_cond_signal(&engine->work[job->plan.lane]);
+}
+
+void tier_ready(struct kvbm_engine *engine, struct tier_job *job)
+{
+    job->state = TIER_QUEUED;
+    heap_add(&engine->queue[job->plan.lane], job, more_urgent, queue_at);
+    wake_lane(engine, job);
+}
+
+void tier_stop(struct kvbm_engine *engine, struct tier_job *job, int status)
+{
+    if (job->state != TIER_WAITING && job->state != TIER_QUEUED)
+        return; /* all of it is under way */
+    if (job->state == TIER_WAITING)
+        tier_unwatch(engine, job);
+    heap_remove(&engine->queue[job->plan.lane], job, more_urgent, queue_at);
+    heap_remove(&engine->deadlines, job, earlier, deadline_at);
+    job->state = TIER_RUNNING;
+    job->status = status;
+    if (job->n_flying)
+        return;
+    end(engine, job);
+    wake_callers(engine);
+}
+
+static void cut_chunk(struct tier_job *job, struct tier_chunk *ret)
+{
+    const struct tier_plan *p = &job->plan;
+    uint64_t at = job->next_chunk++;
+    uint32_t group = (uint32_t)(at % p->n_groups);
+
+    *ret = (struct tier_chunk){.job = job,
+                               .first = (uint32_t)(at / p->n_groups) * p->pairs,
+                               .first_layer = p->first_layer + group * p->layers};
+    ret->n = KV_MIN(p->pairs, p->n - ret->first);
+    ret->n_layers = KV_MIN(p->layers, p->first_layer + p->n_layers - ret->first_layer);
+}
+
+bool tier_take_of(struct kvbm_engine *engine, struct tier_job *job, struct tier_chunk *ret)
+{
+    uint64_t now = job->deadline_ns || !job->started_ns ? kv_now_ns() : 0;
+
+    if (job->state != TIER_QUEUED)
+        return false;
+    if (job->deadline_ns && now >= job->deadline_ns) {
+        tier_stop(engine, job, -ETIMEDOUT);
+        return false;
+    }
+    if (!job->started_ns)
+        job->started_ns = now;
+    cut_chunk(job, ret);
+    job->n_flying++;
+    if (job->next_chunk == job->plan.n_chunks) {
+        heap_remove(&engine->queue[job->plan.lane], job, more_urgent, queue_at);
+        heap_remove(&engine->deadlines, job, earlier, deadline_at);
+        job->state = TIER_RUNNING;
+    }
+    return true;
+}
+
+bool tier_take(struct kvbm_engine *engine, enum tier_lane lane, struct tier_chunk *ret)
+{
+    while (engine->queue[lane].n) {
+        if (tier_take_of(engine, engine->queue[lane].jobs[1], ret))
+            return true;
+    }
+    return false;
+}
+
+void tier_fail_pairs(struct tier_job *job, uint32_t first, uint32_t n, int err)
+{
+    if (!job->err || first < job->err_pair) {
+        job->err = err;
+        job->err_pair = first;
+    }
+    for (uint32_t i = 0; i < n; i++)
+        job->left[first + i] |= TIER_FAILED;
+}
+
+void tier_chunk_done(struct kvbm_engine *engine, const struct tier_chunk *chunk)
+{
+    struct tier_job *job = chunk->job;
+    uint64_t bytes = job->plan.region_bytes * job->plan.dst->config.outer_dim * chunk->n_layers;
+
+    if (chunk->err < 0)
+        tier_fail_pairs(job, chunk->first, chunk->n, chunk->err);
+    for (uint32_t i = chunk->first; i < chunk->first + chunk->n; i++) {
+        bool failed = job->left[i] & TIER_FAILED;
+
+        job->bytes += failed ? 0 : bytes;
+        if (--job->left[i])
+            continue;
+        job->n_ok++; /* its last part, and none failed */
+        if (job->ok)
+            job->ok[i / 8] |= (uint8_t)(1u << i % 8);
+    }
+    engine->stats.pieces += chunk->pieces;
+    job->n_flying--;
+    if (job->n_flying || job->state != TIER_RUNNING)
+        return;
+    end(engine, job);
+    if (job->plan.lane != TIER_MEMORY) /* whose threads look themselves */
+        wake_callers(engine);
+}
+
+/* ---- ids ---- */
+
+struct tier_job *tier_job_of(struct kvbm_engine *engine, uint64_t id)
+{
+    struct tier_job *job = id ? engine->slots[(id - 1) % engine->max_jobs] : NULL;
+
+    return job && job->id == id ? job : NULL;
+}
+
+struct tier_job *tier_find(struct kvbm_engine *engine, uint64_t id)
+{
+    struct tier_job *job = tier_job_of(engine, id);
+
+    return job && job->state != TIER_ENDED ? job : NULL;
+}
+
+void tier_expect(struct kvbm_engine *engine, struct tier_job *job)
+{
+    heap_add(&engine->deadlines, job, earlier, deadline_at);
+    if (job->deadline_at == 1)
+        tier_rearm(engine);
+}
