@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Copies in memory: what the transfer engine makes of blocks of 2 MiB, beside as many threads
+ * Copies in memory: what the copier makes of blocks of 2 MiB, beside as many threads
  * that memcpy the same pieces in the same run, in turns. "G1" is a layout as a GPU's cache is, on the host.
  *
  *   copy       G1 (a block in one piece) to G2 and back; and with a storage per layer, whose pieces are 64 KiB
@@ -108,21 +108,21 @@ static inline double copy_by_memcpy(char *from, char *to, const uint32_t *ids)
     return (double)(kv_now_ns() - begin);
 }
 
-static inline double copy_by_engine(struct kvbm_engine *engine, const struct kvbm_layout *src,
+static inline double copy_by_engine(struct kvbm_copier *copier, const struct kvbm_layout *src,
                                     const struct kvbm_layout *dst, const uint32_t *ids, uint32_t n)
 {
     struct kvbm_transfer t = {
         .size = sizeof(t), .src = src, .dst = dst, .src_blocks = ids, .dst_blocks = ids, .n = n};
     uint64_t begin = kv_now_ns();
-    int64_t id = kvbm_engine_submit(engine, &t);
+    int64_t id = kvbm_copier_submit(copier, &t);
     struct kvbm_done done;
 
     copy_must(id > 0, "not submitted");
-    copy_must(kvbm_engine_wait(engine, (uint64_t)id, 60000, &done) == 0 && !done.status, "failed");
+    copy_must(kvbm_copier_wait(copier, (uint64_t)id, 60000, &done) == 0 && !done.status, "failed");
     return (double)(kv_now_ns() - begin);
 }
 
-static inline void copy_figure(struct kvbm_engine *engine, uint32_t n_threads, const char *figure,
+static inline void copy_figure(struct kvbm_copier *copier, uint32_t n_threads, const char *figure,
                                const char *what, enum kvbm_layout_kind kind,
                                enum kvbm_block_order order, const uint32_t *ids)
 {
@@ -137,9 +137,9 @@ static inline void copy_figure(struct kvbm_engine *engine, uint32_t n_threads, c
     double bytes = (double)COPY_BLOCKS * (double)COPY_BLOCK, of, there, home;
 
     for (int i = 0; i < COPY_ROUNDS; i++) {
-        out[i] = copy_by_engine(engine, g1, g2, ids, COPY_BLOCKS);
+        out[i] = copy_by_engine(copier, g1, g2, ids, COPY_BLOCKS);
         plain[i] = copy_by_memcpy(from, to, ids);
-        back[i] = copy_by_engine(engine, g2, g1, ids, COPY_BLOCKS);
+        back[i] = copy_by_engine(copier, g2, g1, ids, COPY_BLOCKS);
     }
     of = copy_median(plain, COPY_ROUNDS);
     there = copy_median(out, COPY_ROUNDS);
@@ -156,26 +156,26 @@ static inline void copy_figure(struct kvbm_engine *engine, uint32_t n_threads, c
 /* Jobs of so many blocks, one after the other, each waited for. All threads' time, not the clock's. */
 static inline void copy_overhead(const uint32_t *ids, uint32_t n)
 {
-    struct kvbm_engine_opts opts = {.size = sizeof(opts), .n_threads = 1};
+    struct kvbm_copier_opts opts = {.size = sizeof(opts), .n_threads = 1};
     struct kvbm_layout *a =
         copy_layout(KVBM_FULLY_CONTIGUOUS, KVBM_ORDER_NHD, KVBM_STORAGE_NULL, COPY_MANY, 8);
     struct kvbm_layout *b =
         copy_layout(KVBM_FULLY_CONTIGUOUS, KVBM_ORDER_NHD, KVBM_STORAGE_NULL, COPY_MANY, 8);
     uint32_t jobs = 20000 / n + 1;
     double each[COPY_ROUNDS];
-    struct kvbm_engine *engine;
+    struct kvbm_copier *copier;
 
-    copy_must(kvbm_engine_create(&opts, &engine) == 0, "no engine");
+    copy_must(kvbm_copier_create(&opts, &copier) == 0, "no copier");
     for (int i = 0; i < COPY_ROUNDS; i++) {
         uint64_t begin = kv_clock_ns_(CLOCK_PROCESS_CPUTIME_ID);
 
         for (uint32_t k = 0; k < jobs; k++)
-            copy_by_engine(engine, a, b, ids, n);
+            copy_by_engine(copier, a, b, ids, n);
         each[i] = (double)(kv_clock_ns_(CLOCK_PROCESS_CPUTIME_ID) - begin) / jobs / n;
     }
     printf("{\"figure\":\"overhead\",\"blocks_per_job\":%u,\"ns_per_block\":%.1f}\n", n,
            copy_median(each, COPY_ROUNDS));
-    kvbm_engine_destroy(engine);
+    kvbm_copier_destroy(copier);
     kvbm_layout_destroy(a);
     kvbm_layout_destroy(b);
 }
@@ -183,8 +183,8 @@ static inline void copy_overhead(const uint32_t *ids, uint32_t n)
 static inline void tier_copy_bench(void)
 {
     uint32_t n_threads = (uint32_t)KV_MIN(KV_MAX(sysconf(_SC_NPROCESSORS_ONLN), 1L), 8L);
-    struct kvbm_engine_opts opts = {.size = sizeof(opts), .n_threads = n_threads};
-    struct kvbm_engine *engine;
+    struct kvbm_copier_opts opts = {.size = sizeof(opts), .n_threads = n_threads};
+    struct kvbm_copier *copier;
     pthread_t threads[COPY_THREADS_MAX];
     uint32_t ids[COPY_BLOCKS], many[COPY_MANY];
 
@@ -196,19 +196,19 @@ static inline void tier_copy_bench(void)
     pthread_barrier_init(&copy_crew.end, NULL, n_threads + 1);
     for (uint32_t i = 0; i < n_threads; i++)
         copy_must(pthread_create(&threads[i], NULL, copy_worker, NULL) == 0, "no thread");
-    copy_must(kvbm_engine_create(&opts, &engine) == 0, "no engine");
-    copy_figure(engine, n_threads, "copy", "block to block", KVBM_FULLY_CONTIGUOUS, KVBM_ORDER_NHD,
+    copy_must(kvbm_copier_create(&opts, &copier) == 0, "no copier");
+    copy_figure(copier, n_threads, "copy", "block to block", KVBM_FULLY_CONTIGUOUS, KVBM_ORDER_NHD,
                 ids);
-    copy_figure(engine, n_threads, "copy", "storage per layer to block",
+    copy_figure(copier, n_threads, "copy", "storage per layer to block",
                 KVBM_LAYER_SEPARATE_BLOCK_CONTIGUOUS, KVBM_ORDER_NHD, ids);
-    copy_figure(engine, n_threads, "convert", "heads first, block to block", KVBM_FULLY_CONTIGUOUS,
+    copy_figure(copier, n_threads, "convert", "heads first, block to block", KVBM_FULLY_CONTIGUOUS,
                 KVBM_ORDER_HND, ids);
-    copy_figure(engine, n_threads, "convert", "heads first, storage per layer to block",
+    copy_figure(copier, n_threads, "convert", "heads first, storage per layer to block",
                 KVBM_LAYER_SEPARATE_OUTER_CONTIGUOUS, KVBM_ORDER_HND, ids);
     copy_overhead(many, 1);
     copy_overhead(many, 64);
     copy_overhead(many, 4096);
-    kvbm_engine_destroy(engine);
+    kvbm_copier_destroy(copier);
     copy_crew.stop = true;
     pthread_barrier_wait(&copy_crew.begin);
     for (uint32_t i = 0; i < n_threads; i++)

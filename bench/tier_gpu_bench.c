@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Blocks of 2 MiB (16 tokens, 32 layers, K and V of 64 KiB a layer) between a GPU and pinned memory, by the transfer
- * engine, beside cuMemcpyAsync of as many bytes in the same run, in turns: all bytes in one call. One JSON line per
+ * copier, beside cuMemcpyAsync of as many bytes in the same run, in turns: all bytes in one call. One JSON line per
  * figure; everything is compared after it went there and back. Needs no CUDA toolkit, only a driver: exit 77 without.
  *
  *   block          a block in one piece on either side, scattered blocks
@@ -113,41 +113,41 @@ static void fill(struct kvbm_layout *layout)
 
 /* ---- the two ways ---- */
 
-static struct kvbm_engine *engine_of(enum kvbm_gpu_copy how)
+static struct kvbm_copier *engine_of(enum kvbm_gpu_copy how)
 {
-    struct kvbm_engine_opts opts = {.size = sizeof(opts), .n_threads = 1, .gpu_copy = how};
-    struct kvbm_engine *engine = NULL;
+    struct kvbm_copier_opts opts = {.size = sizeof(opts), .n_threads = 1, .gpu_copy = how};
+    struct kvbm_copier *copier = NULL;
 
-    must(kvbm_engine_create(&opts, &engine), "no engine");
-    return engine;
+    must(kvbm_copier_create(&opts, &copier), "no copier");
+    return copier;
 }
 
-static uint64_t submit(struct kvbm_engine *engine, const struct kvbm_layout *src,
+static uint64_t submit(struct kvbm_copier *copier, const struct kvbm_layout *src,
                        const struct kvbm_layout *dst, uint32_t n, const uint32_t *from,
                        const uint32_t *to)
 {
     struct kvbm_transfer t = {
         .size = sizeof(t), .src = src, .dst = dst, .src_blocks = from, .dst_blocks = to, .n = n};
-    int64_t id = kvbm_engine_submit(engine, &t);
+    int64_t id = kvbm_copier_submit(copier, &t);
 
     must((int)KV_MIN(id, 0), "not submitted");
     return (uint64_t)id;
 }
 
-static void finish(struct kvbm_engine *engine, uint64_t id)
+static void finish(struct kvbm_copier *copier, uint64_t id)
 {
     struct kvbm_done done;
 
-    must(kvbm_engine_wait(engine, id, 60000, &done), "doesn't end");
+    must(kvbm_copier_wait(copier, id, 60000, &done), "doesn't end");
     must(done.status, "failed");
 }
 
-static double by_engine(struct kvbm_engine *engine, const struct kvbm_layout *src,
+static double by_engine(struct kvbm_copier *copier, const struct kvbm_layout *src,
                         const struct kvbm_layout *dst, const uint32_t *from, const uint32_t *to)
 {
     uint64_t begin = kv_now_ns();
 
-    finish(engine, submit(engine, src, dst, n_blocks, from, to));
+    finish(copier, submit(copier, src, dst, n_blocks, from, to));
     return (double)(kv_now_ns() - begin);
 }
 
@@ -201,7 +201,7 @@ static void report(const char *figure, const char *direction, const char *by, do
 }
 
 /* There from @host and back to @back; on the GPU the blocks lie at other places. */
-static void there_and_back(const char *figure, struct kvbm_engine *engine, const char *by,
+static void there_and_back(const char *figure, struct kvbm_copier *copier, const char *by,
                            enum kvbm_layout_kind kind, const struct kvbm_layout *whole,
                            const struct kvbm_layout *host, const struct kvbm_layout *back,
                            enum kvbm_block_order order)
@@ -211,17 +211,17 @@ static void there_and_back(const char *figure, struct kvbm_engine *engine, const
     double in[ROUNDS], out[ROUNDS], copy_in[ROUNDS], copy_out[ROUNDS], many_in[ROUNDS],
         many_out[ROUNDS], bytes = (double)n_blocks * (double)BLOCK;
 
-    by_engine(engine, host, cache, in_order,
+    by_engine(copier, host, cache, in_order,
               scattered); /* warm: lanes are opened, kernels loaded */
     for (int i = 0; i < ROUNDS; i++) {
         copy_in[i] = by_driver(&cpu, &gpu, 1, n_blocks * BLOCK);
         many_in[i] = by_driver(&cpu, &gpu, 1, BLOCK);
-        in[i] = by_engine(engine, host, cache, in_order, scattered);
+        in[i] = by_engine(copier, host, cache, in_order, scattered);
         copy_out[i] = by_driver(&gpu, &cpu, 1, n_blocks * BLOCK);
         many_out[i] = by_driver(&gpu, &cpu, 1, BLOCK);
         if (compared(i))
             memset(bytes_of(back), 0, n_blocks * BLOCK);
-        out[i] = by_engine(engine, cache, back, scattered, in_order);
+        out[i] = by_engine(copier, cache, back, scattered, in_order);
         if (compared(i))
             compare(host, back, figure);
     }
@@ -230,7 +230,7 @@ static void there_and_back(const char *figure, struct kvbm_engine *engine, const
     kvbm_layout_destroy(cache);
 }
 
-static void both(struct kvbm_engine *engine, const struct kvbm_layout *whole,
+static void both(struct kvbm_copier *copier, const struct kvbm_layout *whole,
                  const struct kvbm_layout *host, const struct kvbm_layout *back)
 {
     struct kvbm_layout *other =
@@ -239,7 +239,7 @@ static void both(struct kvbm_engine *engine, const struct kvbm_layout *whole,
              to[2] = {address_of(back), address_of(other)};
     double ns[ROUNDS], copy_ns[ROUNDS], many_ns[ROUNDS];
 
-    by_engine(engine, host, whole, in_order, scattered);
+    by_engine(copier, host, whole, in_order, scattered);
     for (int i = 0; i < ROUNDS; i++) {
         uint64_t begin, out, in;
 
@@ -248,16 +248,16 @@ static void both(struct kvbm_engine *engine, const struct kvbm_layout *whole,
         if (compared(i))
             memset(bytes_of(back), 0, n_blocks * BLOCK);
         begin = kv_now_ns();
-        out = submit(engine, whole, back, n_blocks, scattered, in_order);
-        in = submit(engine, host, other, n_blocks, in_order, elsewhere);
-        finish(engine, out);
-        finish(engine, in);
+        out = submit(copier, whole, back, n_blocks, scattered, in_order);
+        in = submit(copier, host, other, n_blocks, in_order, elsewhere);
+        finish(copier, out);
+        finish(copier, in);
         ns[i] = (double)(kv_now_ns() - begin);
         if (compared(i))
             compare(host, back, "both");
     }
     memset(bytes_of(back), 0, n_blocks * BLOCK);
-    by_engine(engine, other, back, elsewhere, in_order);
+    by_engine(copier, other, back, elsewhere, in_order);
     compare(host, back, "both, in");
     report("both", "out and in", "auto", 2.0 * n_blocks * (double)BLOCK, ns, copy_ns, many_ns);
     kvbm_layout_destroy(other);
@@ -265,7 +265,7 @@ static void both(struct kvbm_engine *engine, const struct kvbm_layout *whole,
 
 /* ---- waiting ---- */
 
-static void latency(const char *figure, struct kvbm_engine *engine, const char *by,
+static void latency(const char *figure, struct kvbm_copier *copier, const char *by,
                     const struct kvbm_layout *src, const struct kvbm_layout *dst,
                     const struct kvbm_layout *busy_src, const struct kvbm_layout *busy_dst)
 {
@@ -284,16 +284,16 @@ static void latency(const char *figure, struct kvbm_engine *engine, const char *
         uint64_t begin;
         int64_t id;
 
-        if (busy_src && (!busy || kvbm_engine_wait(engine, busy, 0, &done) != -ETIMEDOUT))
-            busy = submit(engine, busy_src, busy_dst, n_blocks, scattered, in_order);
+        if (busy_src && (!busy || kvbm_copier_wait(copier, busy, 0, &done) != -ETIMEDOUT))
+            busy = submit(copier, busy_src, busy_dst, n_blocks, scattered, in_order);
         begin = kv_now_ns();
-        id = kvbm_engine_submit(engine, &t);
+        id = kvbm_copier_submit(copier, &t);
         must((int)KV_MIN(id, 0), "not submitted");
-        finish(engine, (uint64_t)id);
+        finish(copier, (uint64_t)id);
         us[i] = (double)(kv_now_ns() - begin) / 1e3;
     }
     if (busy)
-        finish(engine, busy);
+        finish(copier, busy);
     printf("{\"bench\":\"tier_gpu\",\"figure\":\"%s\",\"by\":\"%s\",\"us\":%.1f,\"p99_us\":%.1f}\n",
            figure, by, quantile(us, LATENCIES, 0.5), quantile(us, LATENCIES, 0.99));
     fflush(stdout);
@@ -306,24 +306,24 @@ static void run(const struct kvbm_layout *whole, struct kvbm_layout *host,
         layout_of(KVBM_STORAGE_DEVICE, KVBM_LAYER_SEPARATE_BLOCK_CONTIGUOUS, KVBM_ORDER_NHD);
 
     for (int how = KVBM_GPU_AUTO; how <= (int)KVBM_GPU_SINGLE; how++) {
-        struct kvbm_engine *engine = engine_of((enum kvbm_gpu_copy)how);
+        struct kvbm_copier *copier = engine_of((enum kvbm_gpu_copy)how);
 
         if (how == KVBM_GPU_AUTO) {
-            there_and_back("block", engine, names[how], KVBM_FULLY_CONTIGUOUS, whole, host, back,
+            there_and_back("block", copier, names[how], KVBM_FULLY_CONTIGUOUS, whole, host, back,
                            KVBM_ORDER_NHD);
-            both(engine, whole, host, back);
-            there_and_back("heads", engine, names[how], KVBM_LAYER_SEPARATE_OUTER_CONTIGUOUS, whole,
+            both(copier, whole, host, back);
+            there_and_back("heads", copier, names[how], KVBM_LAYER_SEPARATE_OUTER_CONTIGUOUS, whole,
                            host, back, KVBM_ORDER_HND);
-            latency("one_block", engine, "whole", host, whole, NULL, NULL);
-            latency("urgent", engine, "other way busy", host, whole, whole, back);
-            latency("urgent", engine, "same way busy", host, layers, host, whole);
+            latency("one_block", copier, "whole", host, whole, NULL, NULL);
+            latency("urgent", copier, "other way busy", host, whole, whole, back);
+            latency("urgent", copier, "same way busy", host, layers, host, whole);
         }
-        there_and_back("layers", engine, names[how], KVBM_LAYER_SEPARATE_BLOCK_CONTIGUOUS, whole,
+        there_and_back("layers", copier, names[how], KVBM_LAYER_SEPARATE_BLOCK_CONTIGUOUS, whole,
                        host, back, KVBM_ORDER_NHD);
-        there_and_back("outers", engine, names[how], KVBM_LAYER_SEPARATE_OUTER_CONTIGUOUS, whole,
+        there_and_back("outers", copier, names[how], KVBM_LAYER_SEPARATE_OUTER_CONTIGUOUS, whole,
                        host, back, KVBM_ORDER_NHD);
-        latency("one_block", engine, names[how], host, layers, NULL, NULL);
-        kvbm_engine_destroy(engine);
+        latency("one_block", copier, names[how], host, layers, NULL, NULL);
+        kvbm_copier_destroy(copier);
     }
     kvbm_layout_destroy(layers);
 }

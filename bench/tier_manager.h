@@ -72,12 +72,12 @@ static inline void manager_open(struct manager_bench *b, uint32_t cache_blocks, 
     manager_must(kvbm_manager_create(opts, &b->m), "manager");
     manager_must(kvbm_layout_allocate(&b->block, &allocator, &b->layout), "layout");
     cache.layout = b->layout;
-    manager_must(kvbm_manager_attach(b->m, &cache, &b->cache), "attach");
+    manager_must(kvbm_cache_attach(b->m, &cache, &b->cache), "attach");
 }
 
 static inline void manager_close(struct manager_bench *b)
 {
-    kvbm_manager_detach(b->cache);
+    kvbm_cache_detach(b->cache);
     kvbm_manager_destroy(b->m, 60000);
     kvbm_layout_destroy(b->layout);
 }

@@ -160,10 +160,10 @@ struct kvbm_cache_opts {
     uint32_t n_heads; /* 0: all */
 };
 /** Returns 0; -EINVAL: blocks that can't be converted into the host tier's. */
-KV_API int kvbm_manager_attach(struct kvbm_manager *manager, const struct kvbm_cache_opts *opts,
-                               struct kvbm_cache **ret);
+KV_API int kvbm_cache_attach(struct kvbm_manager *manager, const struct kvbm_cache_opts *opts,
+                             struct kvbm_cache **ret);
 /** -EBUSY while jobs use it. */
-KV_API int kvbm_manager_detach(struct kvbm_cache *cache);
+KV_API int kvbm_cache_detach(struct kvbm_cache *cache);
 
 /* ---- where is it ---- */
 

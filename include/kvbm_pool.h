@@ -85,14 +85,14 @@ KV_API int kvbm_attachment_type(struct kvbm_registry *registry, const char *name
                                 void (*destroy)(void *value), uint32_t *ret);
 /** Returns 0: @value is the registry's now, until destroy; else the caller's: -ENOENT when the key isn't
  * registered, -EEXIST when a unique one has a value, -EINVAL for a type that isn't. */
-KV_API int kvbm_attach(struct kvbm_registry *registry, uint32_t group, const void *key,
-                       uint32_t type, void *value);
+KV_API int kvbm_registry_attach(struct kvbm_registry *registry, uint32_t group, const void *key,
+                                uint32_t type, void *value);
 /**
  * Values of a type, oldest first, at most @cap; returns how many there are (also when more than @cap), or
  * -ENOENT. They stay while the caller holds a handle on a block of that key.
  */
-KV_API long kvbm_attachments(struct kvbm_registry *registry, uint32_t group, const void *key,
-                             uint32_t type, void **ret, size_t cap);
+KV_API long kvbm_registry_attachments(struct kvbm_registry *registry, uint32_t group,
+                                      const void *key, uint32_t type, void **ret, size_t cap);
 
 /**
  * Called without the lock, by the thread that used keys (match and match_scattered without

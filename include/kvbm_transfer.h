@@ -2,7 +2,7 @@
 /**
  * kvbm_transfer.h: copy blocks from one layout to another, in the background.
  *
- * A transfer is a job: pairs of blocks (or of ranges of their layers and heads) of two layouts. An engine
+ * A transfer is a job: pairs of blocks (or of ranges of their layers and heads) of two layouts. A copier
  * holds a bounded number of them and runs them with the executor that fits the two storages:
  *
  *   memory → memory     threads; bytes as they are, or through kvx_copy_blocks where order, dtype or heads
@@ -18,7 +18,7 @@
  *
  * A job is done in chunks of some 2 MiB: several threads share a large one, and a more urgent one waits for chunks.
  *
- * Threads: any function from any thread; done callbacks come from the engine's threads, one job at a time
+ * Threads: any function from any thread; done callbacks come from the copier's threads, one job at a time
  * each, and may submit, cancel and poll, not wait or destroy. While one runs, its thread copies nothing. A child after
  * fork() has none of the threads: submit is -ESHUTDOWN there, destroy leaves everything alone. Errors are negative
  * errno values.
@@ -37,7 +37,7 @@
 extern "C" {
 #endif
 
-struct kvbm_engine;
+struct kvbm_copier;
 
 enum kvbm_io {
     KVBM_IO_AUTO,   /* io_uring, or threads where the kernel refuses it (said once in the log) */
@@ -52,7 +52,7 @@ enum kvbm_gpu_copy {
     KVBM_GPU_SINGLE /* copy engines, a call each */
 };
 
-struct kvbm_engine_opts {
+struct kvbm_copier_opts {
     size_t size;
     uint32_t n_threads;  /* that copy memory; 0: as many as there are cores, at most 8 */
     uint32_t max_jobs;   /* queued and running; 0: 1024 */
@@ -64,19 +64,19 @@ struct kvbm_engine_opts {
 
 /** @opts may be NULL. Returns 0, -EINVAL (also: over 256 threads, 2^20 jobs, depth 4096), -ENOMEM, -EAGAIN (no
  * threads), -EMFILE, -ENOTSUP. */
-KV_API int kvbm_engine_create(const struct kvbm_engine_opts *opts, struct kvbm_engine **ret);
+KV_API int kvbm_copier_create(const struct kvbm_copier_opts *opts, struct kvbm_copier **ret);
 /**
- * Stop the engine: refuse new jobs (-ESHUTDOWN), cancel those that wait, and wait up to @timeout_ms for those that run.
+ * Stop the copier: refuse new jobs (-ESHUTDOWN), cancel those that wait, and wait up to @timeout_ms for those that run.
  *
  * Returns 0: no transfer uses any memory, and every done callback has returned; destroy won't wait. What poll tells
  * is still to be had. -ETIMEDOUT: a disk or a GPU hasn't answered, and the memory of its jobs' layouts is still in use;
- * or a callback hasn't returned, as when stop is called from one. Stop again later, or keep the engine and that
+ * or a callback hasn't returned, as when stop is called from one. Stop again later, or keep the copier and that
  * memory. -ECHILD in a fork's child. NULL is a no-op.
  */
-KV_API int kvbm_engine_stop(struct kvbm_engine *engine, uint32_t timeout_ms);
-/** Cancel what waits, finish what runs, however long that takes (kvbm_engine_stop), tell everybody, stop. NULL is a no-op. Not
+KV_API int kvbm_copier_stop(struct kvbm_copier *copier, uint32_t timeout_ms);
+/** Cancel what waits, finish what runs, however long that takes (kvbm_copier_stop), tell everybody, stop. NULL is a no-op. Not
  * from a callback. */
-KV_API void kvbm_engine_destroy(struct kvbm_engine *engine);
+KV_API void kvbm_copier_destroy(struct kvbm_copier *copier);
 
 enum kvbm_flow {
     KVBM_OFFLOAD, /* to a slower tier */
@@ -111,7 +111,7 @@ struct kvbm_transfer {
     enum kvbm_flow flow;
     int32_t priority;     /* higher ones first */
     uint64_t deadline_ns; /* monotonic; what hasn't begun by then isn't done any more. 0: none */
-    /* Not read before this descriptor is readable (an eventfd; the engine keeps a duplicate and doesn't read it);
+    /* Not read before this descriptor is readable (an eventfd; the copier keeps a duplicate and doesn't read it);
      * 0 or -1: at once. */
     int ready_fd;
     /* A CUDA event (cudaEvent_t) of the source's device that must have happened, recorded before submit, asked for
@@ -119,7 +119,7 @@ struct kvbm_transfer {
     void *ready_event;
     uint8_t
         *ok; /* [(n + 7) / 8], bit i: block i is whole; the caller's until done. NULL: not told */
-    kvbm_done_fn done; /* NULL: kvbm_engine_poll tells */
+    kvbm_done_fn done; /* NULL: kvbm_copier_poll tells */
     void *arg;
     uint64_t tag; /* for the caller */
 };
@@ -130,29 +130,29 @@ struct kvbm_transfer {
  * -ENOTSUP (the pair, a conversion that KVX has no words for, or without CUDA); -ENOMEM; -ESHUTDOWN. One
  * allocation, whatever n is. On failure done isn't called; ok may have been cleared.
  */
-KV_API int64_t kvbm_engine_submit(struct kvbm_engine *engine, const struct kvbm_transfer *transfer);
+KV_API int64_t kvbm_copier_submit(struct kvbm_copier *copier, const struct kvbm_transfer *transfer);
 
 /** Blocks not begun are left out; it is done once no byte of it moves any more. Returns 0 or -ENOENT. */
-KV_API int kvbm_engine_cancel(struct kvbm_engine *engine, uint64_t id);
+KV_API int kvbm_copier_cancel(struct kvbm_copier *copier, uint64_t id);
 
 /** Jobs without a callback that ended, oldest first. They count for max_jobs until they are taken. */
-KV_API long kvbm_engine_poll(struct kvbm_engine *engine, struct kvbm_done *ret, size_t max);
-/** Readable while there are such. The engine's. */
-KV_API int kvbm_engine_fd(struct kvbm_engine *engine);
+KV_API long kvbm_copier_poll(struct kvbm_copier *copier, struct kvbm_done *ret, size_t max);
+/** Readable while there are such. The copier's. */
+KV_API int kvbm_copier_fd(struct kvbm_copier *copier);
 /** Wait for a job without a callback and take it; @ret may be NULL. The calling thread copies along, from memory to
  * memory, and so may be a chunk late. Returns 0, -ETIMEDOUT (0 ms: it hasn't ended),
  * -ENOENT (also when it was polled away meanwhile). */
-KV_API int kvbm_engine_wait(struct kvbm_engine *engine, uint64_t id, uint32_t timeout_ms,
+KV_API int kvbm_copier_wait(struct kvbm_copier *copier, uint64_t id, uint32_t timeout_ms,
                             struct kvbm_done *ret);
 
-struct kvbm_engine_stats {
+struct kvbm_copier_stats {
     size_t size;                                                /* the caller's */
     uint64_t submitted, refused, done, failed, cancelled, late; /* jobs */
     uint64_t blocks, bytes, pieces;                             /* moved; pieces after joining */
     uint64_t jobs_now, blocks_now;                              /* queued and running */
 };
 /** Returns 0; -EINVAL for a NULL, and for a struct without its size; -ECHILD in a fork's child. */
-KV_API int kvbm_engine_get_stats(struct kvbm_engine *engine, struct kvbm_engine_stats *ret);
+KV_API int kvbm_copier_get_stats(struct kvbm_copier *copier, struct kvbm_copier_stats *ret);
 
 #ifdef __cplusplus
 }

@@ -141,8 +141,8 @@ static int attach(struct kvbm_registry *r, struct kvbm_entry *e, uint32_t type, 
     return 0;
 }
 
-int kvbm_attach(struct kvbm_registry *r, uint32_t group, const void *key, uint32_t type,
-                void *value)
+int kvbm_registry_attach(struct kvbm_registry *r, uint32_t group, const void *key, uint32_t type,
+                         void *value)
 {
     struct kvbm_entry *e;
     int err;
@@ -170,8 +170,8 @@ static long copy_values(const struct kvbm_registry *r, uint32_t of, void **ret, 
     return list->n_values;
 }
 
-long kvbm_attachments(struct kvbm_registry *r, uint32_t group, const void *key, uint32_t type,
-                      void **ret, size_t cap)
+long kvbm_registry_attachments(struct kvbm_registry *r, uint32_t group, const void *key,
+                               uint32_t type, void **ret, size_t cap)
 {
     struct kvbm_entry *e;
     uint32_t of;

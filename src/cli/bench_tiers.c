@@ -294,7 +294,7 @@ static int set_up(struct bench *b, char **strings)
     if (rc == 0)
         rc = kvbm_layout_allocate(&b->block, &allocator, &b->layout);
     cache.layout = b->layout;
-    return rc < 0 ? rc : kvbm_manager_attach(b->manager, &cache, &b->cache);
+    return rc < 0 ? rc : kvbm_cache_attach(b->manager, &cache, &b->cache);
 }
 
 static void print_json(const struct bench *b)
@@ -343,7 +343,7 @@ static void print(const struct bench *b)
 static void tear_down(struct bench *b)
 {
     if (b->cache)
-        kvbm_manager_detach(b->cache);
+        kvbm_cache_detach(b->cache);
     kvbm_manager_destroy(b->manager, WAIT_MS);
     kvbm_layout_destroy(b->layout);
     free(b->keys);

@@ -33,7 +33,7 @@ static void destroy(void *value)
     seen.destroyed[seen.n++] = *(int *)value;
     assert_int_equal(kvbm_registry_locate(seen.registry, 0, &keys[0], 1, &where), 0);
     assert_int_equal(where, 0); /* the key has gone by then */
-    assert_int_equal(kvbm_attach(seen.registry, 0, &keys[0], seen.type, value), -ENOENT);
+    assert_int_equal(kvbm_registry_attach(seen.registry, 0, &keys[0], seen.type, value), -ENOENT);
 }
 
 static uint32_t type(struct bm *bm, const char *name, bool multiple)
@@ -88,32 +88,32 @@ static void test_values(void **state)
     open_it(&bm);
     unique = type(&bm, "unique", false);
     many = seen.type = type(&bm, "many", true);
-    assert_int_equal(kvbm_attach(bm.registry, 0, &keys[0], unique, &values[0]), -ENOENT);
+    assert_int_equal(kvbm_registry_attach(bm.registry, 0, &keys[0], unique, &values[0]), -ENOENT);
     assert_int_equal(bm_complete_at(bm.pool, 0, NULL, 0, keys, 1, &staged), 0);
-    assert_int_equal(kvbm_attach(bm.registry, 0, &keys[0], unique, &values[0]), -ENOENT);
+    assert_int_equal(kvbm_registry_attach(bm.registry, 0, &keys[0], unique, &values[0]), -ENOENT);
     assert_int_equal(kvbm_complete_release(&staged), 0);
     bm_leave(bm.pool, keys[0]);
-    assert_int_equal(kvbm_attach(bm.registry, 0, &keys[0], unique, &values[0]), 0);
-    assert_int_equal(kvbm_attach(bm.registry, 0, &keys[0], unique, &values[1]), -EEXIST);
+    assert_int_equal(kvbm_registry_attach(bm.registry, 0, &keys[0], unique, &values[0]), 0);
+    assert_int_equal(kvbm_registry_attach(bm.registry, 0, &keys[0], unique, &values[1]), -EEXIST);
     for (int i = 1; i < 5; i++)
-        assert_int_equal(kvbm_attach(bm.registry, 0, &keys[0], many, &values[i]), 0);
-    assert_int_equal(kvbm_attach(bm.registry, 0, &keys[0], 2, &values[0]), -EINVAL);
-    assert_int_equal(kvbm_attach(bm.registry, 64, &keys[0], many, &values[0]), -EINVAL);
-    assert_int_equal(kvbm_attach(bm.registry, 1, &keys[0], many, &values[0]), -ENOENT);
+        assert_int_equal(kvbm_registry_attach(bm.registry, 0, &keys[0], many, &values[i]), 0);
+    assert_int_equal(kvbm_registry_attach(bm.registry, 0, &keys[0], 2, &values[0]), -EINVAL);
+    assert_int_equal(kvbm_registry_attach(bm.registry, 64, &keys[0], many, &values[0]), -EINVAL);
+    assert_int_equal(kvbm_registry_attach(bm.registry, 1, &keys[0], many, &values[0]), -ENOENT);
 
-    assert_int_equal(kvbm_attachments(bm.registry, 0, &keys[0], unique, got, 3), 1);
+    assert_int_equal(kvbm_registry_attachments(bm.registry, 0, &keys[0], unique, got, 3), 1);
     assert_ptr_equal(got[0], &values[0]);
-    assert_int_equal(kvbm_attachments(bm.registry, 0, &keys[0], many, got, 3), 4);
+    assert_int_equal(kvbm_registry_attachments(bm.registry, 0, &keys[0], many, got, 3), 4);
     for (int i = 0; i < 3; i++)
         assert_ptr_equal(got[i], &values[i + 1]);
-    assert_int_equal(kvbm_attachments(bm.registry, 0, &keys[0], many, NULL, 0), 4);
-    assert_int_equal(kvbm_attachments(bm.registry, 0, &keys[1], many, got, 3), -ENOENT);
-    assert_int_equal(kvbm_attachments(bm.registry, 0, &keys[0], 2, got, 3), -EINVAL);
+    assert_int_equal(kvbm_registry_attachments(bm.registry, 0, &keys[0], many, NULL, 0), 4);
+    assert_int_equal(kvbm_registry_attachments(bm.registry, 0, &keys[1], many, got, 3), -ENOENT);
+    assert_int_equal(kvbm_registry_attachments(bm.registry, 0, &keys[0], 2, got, 3), -EINVAL);
     assert_int_equal(seen.n, 0);
     assert_int_equal(kvbm_pool_reset(bm.pool), 0);
     assert_int_equal(seen.n, 5);
     bm_leave(bm.pool, keys[0]); /* the next life has none */
-    assert_int_equal(kvbm_attachments(bm.registry, 0, &keys[0], many, got, 3), 0);
+    assert_int_equal(kvbm_registry_attachments(bm.registry, 0, &keys[0], many, got, 3), 0);
     bm_close(&bm);
     assert_int_equal(seen.n, 5);
 }
@@ -134,7 +134,7 @@ static void test_last_tier(void **state)
                                 .tier = KV_TIER_HOST, .n_blocks = 1, .reset_on_release = way == 3});
         bm_put(host, keys, 1, &held);
         bm_leave(bm.pool, keys[0]);
-        assert_int_equal(kvbm_attach(bm.registry, 0, &keys[0], seen.type, &value), 0);
+        assert_int_equal(kvbm_registry_attach(bm.registry, 0, &keys[0], seen.type, &value), 0);
         assert_int_equal(kvbm_pool_reset(bm.pool), 0);
         assert_int_equal(seen.n, 0);
         assert_int_equal(kvbm_immutable_release(&held), 0);
@@ -167,8 +167,10 @@ static void test_many(void **state)
         for (int k = 0; k < 3; k++)
             bm_leave(bm.pool, keys[k]);
         for (size_t i = 0; i < KV_COUNT(values); i++)
-            assert_int_equal(kvbm_attach(bm.registry, 0, &keys[i % 3], seen.type, &values[i]), 0);
-        assert_int_equal(kvbm_attachments(bm.registry, 0, &keys[1], seen.type, NULL, 0), 40);
+            assert_int_equal(
+                kvbm_registry_attach(bm.registry, 0, &keys[i % 3], seen.type, &values[i]), 0);
+        assert_int_equal(kvbm_registry_attachments(bm.registry, 0, &keys[1], seen.type, NULL, 0),
+                         40);
         assert_int_equal(kvbm_registry_check(bm.registry), 0);
         seen.n = 0;
         assert_int_equal(kvbm_pool_reset_inactive(bm.pool), 3);
@@ -203,13 +205,16 @@ static void test_in_order(void **state)
         bm_leave(bm.pool, keys[0]);
         for (int i = 0; i < 4 * 90; i++) {
             values[i] = i;
-            assert_int_equal(kvbm_attach(bm.registry, 0, keys, types[i * 7 % 4], &values[i]), 0);
+            assert_int_equal(
+                kvbm_registry_attach(bm.registry, 0, keys, types[i * 7 % 4], &values[i]), 0);
         }
         for (int t = 0; t < 4; t++) {
             memset(got, 0, sizeof(got));
-            assert_int_equal(kvbm_attachments(bm.registry, 0, keys, types[t], got, 50), 90);
+            assert_int_equal(kvbm_registry_attachments(bm.registry, 0, keys, types[t], got, 50),
+                             90);
             assert_null(got[50]);
-            assert_int_equal(kvbm_attachments(bm.registry, 0, keys, types[t], got, 90), 90);
+            assert_int_equal(kvbm_registry_attachments(bm.registry, 0, keys, types[t], got, 90),
+                             90);
             for (int i = 0; i < 90; i++)
                 assert_int_equal(*(int *)got[i], t * 7 % 4 + 4 * i); /* 7 is its own inverse */
         }
@@ -238,7 +243,7 @@ static uint64_t attach_some(struct bm *bm, uint32_t type)
         uint64_t begin = cpu_ns();
 
         for (int k = 0; k < SOME; k++)
-            assert_int_equal(kvbm_attach(bm->registry, 0, keys, type, &value), 0);
+            assert_int_equal(kvbm_registry_attach(bm->registry, 0, keys, type, &value), 0);
         least = KV_MIN(least, cpu_ns() - begin);
     }
     return least;

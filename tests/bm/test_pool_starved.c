@@ -114,7 +114,7 @@ static long new_type(void)
 
 static long attach(void)
 {
-    return kvbm_attach(w.registry, 0, &w.keys[w.at], w.type, &w);
+    return kvbm_registry_attach(w.registry, 0, &w.keys[w.at], w.type, &w);
 }
 
 static long metrics(void)

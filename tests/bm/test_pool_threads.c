@@ -81,7 +81,7 @@ static void produce(int p, const uint64_t *keys, size_t n)
     MUST(kvbm_pool_register(w.pools[p], complete, n, held) == 0);
     for (size_t i = 0; i < n; i++)
         MUST(w.bytes[p][held[i].handle.block] == keys[i]);
-    if (kvbm_attach(w.bm.registry, 0, &keys[0], w.type, &w) == 0)
+    if (kvbm_registry_attach(w.bm.registry, 0, &keys[0], w.type, &w) == 0)
         atomic_fetch_add_explicit(&w.attached, 1, memory_order_relaxed);
     if (w.lets_others)
         sched_yield();

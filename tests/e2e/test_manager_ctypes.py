@@ -50,7 +50,7 @@ def load():
             ("kvbm_storage_create", INT, PTR, PTR), ("kvbm_storage_destroy", None, PTR),
             ("kvbm_layout_create", INT, PTR, PTR, SIZE, PTR), ("kvbm_layout_destroy", None, PTR),
             ("kvbm_manager_create", INT, PTR, PTR), ("kvbm_manager_destroy", INT, PTR, U32),
-            ("kvbm_manager_attach", INT, PTR, PTR, PTR), ("kvbm_manager_detach", INT, PTR),
+            ("kvbm_cache_attach", INT, PTR, PTR, PTR), ("kvbm_cache_detach", INT, PTR),
             ("kvbm_manager_lookup", LONG, PTR, PTR, SIZE, PTR),
             ("kvbm_manager_touch", LONG, PTR, U32, PTR, SIZE),
             ("kvbm_manager_prepare_load", LONG, PTR, PTR, SIZE, PTR, PTR),
@@ -80,11 +80,11 @@ class Engine:
                            12 * STRIDE, disk=directory.encode(), disk_bytes=200 * STRIDE)
         equal(library.kvbm_manager_create(ctypes.byref(opts), ctypes.byref(self.manager)), 0, "manager")
         cache = CacheOpts(ctypes.sizeof(CacheOpts), self.layout)
-        equal(library.kvbm_manager_attach(self.manager, ctypes.byref(cache), ctypes.byref(self.cache)), 0, "attach")
+        equal(library.kvbm_cache_attach(self.manager, ctypes.byref(cache), ctypes.byref(self.cache)), 0, "attach")
         self.fd = library.kvbm_manager_fd(self.manager)
 
     def close(self):
-        equal(self.library.kvbm_manager_detach(self.cache), 0, "detach")
+        equal(self.library.kvbm_cache_detach(self.cache), 0, "detach")
         equal(self.library.kvbm_manager_destroy(self.manager, 10000), 0, "destroy")
         self.library.kvbm_layout_destroy(self.layout)
         self.library.kvbm_storage_destroy(self.storage)

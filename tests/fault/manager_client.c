@@ -115,7 +115,7 @@ static int open_all(void)
     free(strings);
     attach.layout = layout;
     if (rc == 0)
-        rc = kvbm_manager_attach(manager, &attach, &cache);
+        rc = kvbm_cache_attach(manager, &attach, &cache);
     if (rc == 0) {
         memory = (uint8_t *)(uintptr_t)first.addr; // NOLINT(performance-no-int-to-ptr)
         stride = second.addr - first.addr;
@@ -125,7 +125,7 @@ static int open_all(void)
 
 static int close_all(void)
 {
-    int rc = kvbm_manager_detach(cache);
+    int rc = kvbm_cache_detach(cache);
 
     if (rc == 0)
         rc = kvbm_registry_check(kvbm_manager_registry(manager));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The transfer engine on a GPU: every pair of layouts between device and pinned memory, device and device, device and
+ * The transfer copier on a GPU: every pair of layouts between device and pinned memory, device and device, device and
  * pageable memory, compared element by element; a stream of the caller's and its event; both directions at once; beside
  * a capture.
  */
@@ -31,20 +31,20 @@ static struct kvbm_storage_opts device = {.size = sizeof(device), .kind = KVBM_S
 static struct kvbm_storage_opts pinned = {.size = sizeof(pinned), .kind = KVBM_STORAGE_PINNED};
 static struct kvbm_storage_opts plain = {.size = sizeof(plain), .kind = KVBM_STORAGE_SYSTEM};
 
-static struct kvbm_engine *engine_of(enum kvbm_gpu_copy how)
+static struct kvbm_copier *copier_of(enum kvbm_gpu_copy how)
 {
-    struct kvbm_engine_opts opts = {.size = sizeof(opts), .n_threads = 2, .gpu_copy = how};
-    struct kvbm_engine *engine = NULL;
+    struct kvbm_copier_opts opts = {.size = sizeof(opts), .n_threads = 2, .gpu_copy = how};
+    struct kvbm_copier *copier = NULL;
 
-    MUST(kvbm_engine_create(&opts, &engine) == 0);
-    return engine;
+    MUST(kvbm_copier_create(&opts, &copier) == 0);
+    return copier;
 }
 
 /* Whoever copies: the kernel, the copy engines with many pieces a call or one. */
 static void check_matrix(void)
 {
-    struct kvbm_engine *engines[] = {engine_of(KVBM_GPU_AUTO), engine_of(KVBM_GPU_ENGINES),
-                                     engine_of(KVBM_GPU_SINGLE)};
+    struct kvbm_copier *copiers[] = {copier_of(KVBM_GPU_AUTO), copier_of(KVBM_GPU_ENGINES),
+                                     copier_of(KVBM_GPU_SINGLE)};
     struct kvbm_storage_opts *pairs[][2] = {{&device, &pinned},
                                             {&pinned, &device},
                                             {&device, &device},
@@ -66,7 +66,7 @@ static void check_matrix(void)
         t.src = a;
         t.dst = b;
         unit_ranges(&rng, &t, src, dst);
-        rc = unit_round(engines[i % 3], &t, &rng);
+        rc = unit_round(copiers[i % 3], &t, &rng);
         MUST(rc == 0 || (rc == -ENOTSUP && pair > 2)); /* a GPU doesn't convert pageable memory */
         moved[pair] += rc == 0;
         refused += rc != 0;
@@ -76,7 +76,7 @@ static void check_matrix(void)
     for (int pair = 0; pair < 5; pair++)
         MUST(moved[pair] > 0 || rounds < 100);
     for (int i = 0; i < 3; i++)
-        kvbm_engine_destroy(engines[i]);
+        kvbm_copier_destroy(copiers[i]);
     printf("transfers: %ld pairs of layouts, %ld refused: ok\n", rounds, refused);
 }
 
@@ -94,7 +94,7 @@ static struct kvbm_layout *blocks_of(struct kvbm_storage_opts *like, enum kvbm_l
 }
 
 /* What a stream of the caller's writes late is what is read, and what it writes again after that isn't. */
-static void check_event(struct kvbm_engine *engine)
+static void check_event(struct kvbm_copier *copier)
 {
     struct kvbm_layout *src = blocks_of(&device, KVBM_FULLY_CONTIGUOUS),
                        *dst = blocks_of(&pinned, KVBM_FULLY_CONTIGUOUS);
@@ -121,9 +121,9 @@ static void check_event(struct kvbm_engine *engine)
         GPU(cudaMemsetAsync(from, round, len, stream));
         GPU(cudaEventRecord(event, stream));
         t.ready_event = event;
-        id = kvbm_engine_submit(engine, &t);
+        id = kvbm_copier_submit(copier, &t);
         MUST(id > 0);
-        MUST(kvbm_engine_wait(engine, (uint64_t)id, 60000, &done) == 0 && done.status == 0);
+        MUST(kvbm_copier_wait(copier, (uint64_t)id, 60000, &done) == 0 && done.status == 0);
         for (size_t i = 0; i < len; i += 4093)
             MUST(to[i] == round);
     }
@@ -134,13 +134,13 @@ static void check_event(struct kvbm_engine *engine)
     printf("transfers wait for events: ok\n");
 }
 
-/* A graph of the strictest kind is captured while an engine starts, waits for events, copies and ends. */
+/* A graph of the strictest kind is captured while a copier starts, waits for events, copies and ends. */
 static void check_capture(void)
 {
     cudaStream_t stream;
     cudaEvent_t event;
     cudaGraph_t graph;
-    struct kvbm_engine *engine;
+    struct kvbm_copier *copier;
     struct kvbm_layout *src, *dst;
     uint32_t ids[] = {3, 0, 7};
     struct kvbm_transfer t = {.size = sizeof(t), .src_blocks = ids, .dst_blocks = ids, .n = 3};
@@ -153,18 +153,18 @@ static void check_capture(void)
     GPU(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
     src = blocks_of(&device, KVBM_LAYER_SEPARATE_BLOCK_CONTIGUOUS);
     dst = blocks_of(&pinned, KVBM_FULLY_CONTIGUOUS);
-    engine = engine_of(KVBM_GPU_AUTO);
+    copier = copier_of(KVBM_GPU_AUTO);
     t.src = src;
     t.dst = dst;
     t.ready_event = event;
     for (int i = 0; i < 2; i++) {
-        id = kvbm_engine_submit(engine, &t);
+        id = kvbm_copier_submit(copier, &t);
         MUST(id > 0);
-        MUST(kvbm_engine_wait(engine, (uint64_t)id, 60000, &done) == 0 && done.status == 0);
+        MUST(kvbm_copier_wait(copier, (uint64_t)id, 60000, &done) == 0 && done.status == 0);
         t.src = dst;
         t.dst = src;
     }
-    kvbm_engine_destroy(engine);
+    kvbm_copier_destroy(copier);
     kvbm_layout_destroy(src);
     kvbm_layout_destroy(dst);
     GPU(cudaStreamEndCapture(stream, &graph));
@@ -175,7 +175,7 @@ static void check_capture(void)
 }
 
 /* Scattered layers of many blocks to whole blocks and back, both directions at once. */
-static void check_both_directions(struct kvbm_engine *engine)
+static void check_both_directions(struct kvbm_copier *copier)
 {
     struct kvbm_layout *cache = blocks_of(&device, KVBM_LAYER_SEPARATE_OUTER_CONTIGUOUS),
                        *host = blocks_of(&pinned, KVBM_FULLY_CONTIGUOUS),
@@ -211,12 +211,12 @@ static void check_both_directions(struct kvbm_engine *engine)
     unit_apply(&in, &to, &want_in, NULL);
     for (int round = 0; round < 5; round++) {
         struct kvbm_done done;
-        int64_t a = kvbm_engine_submit(engine, &out), b = kvbm_engine_submit(engine, &in);
+        int64_t a = kvbm_copier_submit(copier, &out), b = kvbm_copier_submit(copier, &in);
         struct bytes got;
 
         MUST(a > 0 && b > 0);
-        MUST(kvbm_engine_wait(engine, (uint64_t)a, 60000, &done) == 0 && done.status == 0);
-        MUST(kvbm_engine_wait(engine, (uint64_t)b, 60000, &done) == 0 && done.status == 0);
+        MUST(kvbm_copier_wait(copier, (uint64_t)a, 60000, &done) == 0 && done.status == 0);
+        MUST(kvbm_copier_wait(copier, (uint64_t)b, 60000, &done) == 0 && done.status == 0);
         got = unit_snapshot(back);
         MUST(memcmp(got.at, want_out.at, got.len) == 0);
         free(got.at);
@@ -242,16 +242,16 @@ static bool chosen(int argc, char **argv, const char *name)
 /* Arguments choose among "events", "both", "matrix", "capture"; none: all. */
 int main(int argc, char **argv)
 {
-    struct kvbm_engine *engine;
+    struct kvbm_copier *copier;
 
     gpu_need();
     GPU(cudaSetDevice(0));
-    engine = engine_of(KVBM_GPU_AUTO);
+    copier = copier_of(KVBM_GPU_AUTO);
     if (chosen(argc, argv, "events"))
-        check_event(engine);
+        check_event(copier);
     if (chosen(argc, argv, "both"))
-        check_both_directions(engine);
-    kvbm_engine_destroy(engine);
+        check_both_directions(copier);
+    kvbm_copier_destroy(copier);
     if (chosen(argc, argv, "matrix"))
         check_matrix();
     if (chosen(argc, argv, "capture"))

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* In place of the transfer engine's file executor, which needs more packages than a GPU machine has. */
+/* In place of the transfer copier's file executor, which needs more packages than a GPU machine has. */
 #include <errno.h>
 
 #include "tier/transfer/transfer.h"
 
-int tier_file_open(struct kvbm_engine *engine, struct tier_file **ret)
+int tier_file_open(struct kvbm_copier *copier, struct tier_file **ret)
 {
-    (void)engine, (void)ret;
+    (void)copier, (void)ret;
     return -ENOTSUP;
 }
 

@@ -68,7 +68,7 @@ static inline void world_attach(struct world *w, bool pool)
         assert_int_equal(kvbm_pool_create(kvbm_manager_registry(w->m), &pool_opts, &w->pool), 0);
         opts.pool = w->pool;
     }
-    assert_int_equal(kvbm_manager_attach(w->m, &opts, &w->cache), 0);
+    assert_int_equal(kvbm_cache_attach(w->m, &opts, &w->cache), 0);
 }
 
 /* @host_blocks 0: no host tier. Directories for disk and object tiers are there, the options don't name them. */
@@ -95,7 +95,7 @@ static inline void world_init(struct world *w, uint32_t host_blocks)
 static inline void world_stop(struct world *w)
 {
     if (w->cache)
-        assert_int_equal(kvbm_manager_detach(w->cache), 0);
+        assert_int_equal(kvbm_cache_detach(w->cache), 0);
     if (w->pool) {
         kvbm_pool_reset_inactive(w->pool);
         assert_int_equal(kvbm_pool_destroy(w->pool), 0);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The ends of managers and engines: who still has something of it is told so before anything is done, and a disk that doesn't answer
+ * The ends of managers and copiers: who still has something of it is told so before anything is done, and a disk that doesn't answer
  * keeps it, and its memory, for longer than the time that was given, not the caller.
  */
 #include <setjmp.h>
@@ -346,9 +346,9 @@ static void test_detach(void **state)
     (void)state;
     start(&w, KVBM_IO_THREADS);
     waits = begin_store(&w, 100, ready);
-    assert_int_equal(kvbm_manager_detach(w.cache), -EBUSY);
+    assert_int_equal(kvbm_cache_detach(w.cache), -EBUSY);
     assert_int_equal(world_store(&w, 200, N), N);
-    assert_int_equal(kvbm_manager_detach(w.cache), -EBUSY);
+    assert_int_equal(kvbm_cache_detach(w.cache), -EBUSY);
     assert_int_equal(write(ready, &one, sizeof(one)), sizeof(one));
     assert_int_equal(ended(&w, waits).status, 0);
     assert_int_equal(world_load(&w, 100, N), N);
@@ -513,7 +513,7 @@ static void test_hung_and_held(void **state)
     gone(&w);
 }
 
-/* ---- an engine ---- */
+/* ---- a copier ---- */
 
 static struct kvbm_layout *layout_on(enum kvbm_storage_kind kind)
 {
@@ -529,7 +529,7 @@ static struct kvbm_layout *layout_on(enum kvbm_storage_kind kind)
 /* It says in time whether anything moves, and once nothing does, its end waits for nothing. */
 static void test_engine(void **state)
 {
-    const struct kvbm_engine_opts opts = {.size = sizeof(opts), .io = KVBM_IO_THREADS};
+    const struct kvbm_copier_opts opts = {.size = sizeof(opts), .io = KVBM_IO_THREADS};
     struct kvbm_layout *memory = layout_on(KVBM_STORAGE_SYSTEM),
                        *file = layout_on(KVBM_STORAGE_DISK);
     const uint32_t block = 3;
@@ -539,32 +539,32 @@ static void test_engine(void **state)
                                            .src_blocks = &block,
                                            .dst_blocks = &block,
                                            .n = 1};
-    struct kvbm_engine *engine;
+    struct kvbm_copier *copier;
     struct kvbm_done done[2];
 
     (void)state;
-    assert_int_equal(kvbm_engine_stop(NULL, 0), 0);
-    assert_int_equal(kvbm_engine_create(&opts, &engine), 0);
-    assert_int_equal(kvbm_engine_stop(engine, 0), 0);
-    kvbm_engine_destroy(engine);
+    assert_int_equal(kvbm_copier_stop(NULL, 0), 0);
+    assert_int_equal(kvbm_copier_create(&opts, &copier), 0);
+    assert_int_equal(kvbm_copier_stop(copier, 0), 0);
+    kvbm_copier_destroy(copier);
 
-    assert_int_equal(kvbm_engine_create(&opts, &engine), 0);
+    assert_int_equal(kvbm_copier_create(&opts, &copier), 0);
     shut(KVBM_IO_THREADS);
-    assert_true(kvbm_engine_submit(engine, &transfer) > 0);
+    assert_true(kvbm_copier_submit(copier, &transfer) > 0);
     wait_for_hung(KVBM_IO_THREADS);
     for (int i = 0; i < 2; i++) {
         uint64_t from = kv_now_ns();
 
-        assert_int_equal(kvbm_engine_stop(engine, 200), -ETIMEDOUT);
+        assert_int_equal(kvbm_copier_stop(copier, 200), -ETIMEDOUT);
         assert_in_range(ms_since(from), 200, 8000);
-        assert_int_equal(kvbm_engine_submit(engine, &transfer), -ESHUTDOWN);
-        assert_int_equal(kvbm_engine_poll(engine, done, 2), 0);
+        assert_int_equal(kvbm_copier_submit(copier, &transfer), -ESHUTDOWN);
+        assert_int_equal(kvbm_copier_poll(copier, done, 2), 0);
     }
     reopen(KVBM_IO_THREADS);
-    assert_int_equal(kvbm_engine_stop(engine, 30000), 0);
-    assert_int_equal(kvbm_engine_poll(engine, done, 2), 1);
+    assert_int_equal(kvbm_copier_stop(copier, 30000), 0);
+    assert_int_equal(kvbm_copier_poll(copier, done, 2), 1);
     assert_int_equal(done[0].n_ok, 1); /* it had begun */
-    kvbm_engine_destroy(engine);
+    kvbm_copier_destroy(copier);
     kvbm_layout_destroy(memory);
     kvbm_layout_destroy(file);
 }

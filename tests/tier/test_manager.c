@@ -531,7 +531,7 @@ static void test_refused(void **state)
     assert_int_equal(kvbm_manager_submit(w.m, NULL), -EINVAL);
     assert_int_equal(kvbm_manager_cancel(w.m, 77), -ENOENT);
     assert_int_equal(kvbm_manager_wait(w.m, 77, 0, NULL), -ENOENT);
-    assert_int_equal(kvbm_manager_attach(w.m, &cache, &attached), -EINVAL);
+    assert_int_equal(kvbm_cache_attach(w.m, &cache, &attached), -EINVAL);
     assert_int_equal(kvbm_manager_destroy(NULL, 0), 0);
     world_fini(&w);
 }
@@ -558,7 +558,7 @@ static void load_in_order(kvx_dtype_t host, kvx_dtype_t cache)
     config.dtype = cache;
     assert_int_equal(kvbm_layout_allocate(&config, &allocator, &hnd), 0);
     opts.layout = hnd;
-    assert_int_equal(kvbm_manager_attach(w.m, &opts, &other), 0);
+    assert_int_equal(kvbm_cache_attach(w.m, &opts, &other), 0);
     nhd = w.layout;
     mine = w.cache;
     w.layout = hnd;
@@ -590,7 +590,7 @@ static void load_in_order(kvx_dtype_t host, kvx_dtype_t cache)
     }
     w.layout = nhd;
     w.cache = mine;
-    assert_int_equal(kvbm_manager_detach(other), 0);
+    assert_int_equal(kvbm_cache_detach(other), 0);
     kvbm_layout_destroy(hnd);
     world_fini(&w);
 }

@@ -389,7 +389,7 @@ static void test_onboard_beside_poll(void **state)
     world_fini(&w);
 }
 
-/* More blocks than the copy engine takes at a time by default. */
+/* More blocks than the copier takes at a time by default. */
 static void test_large_job(void **state)
 {
     enum { N = 65536 + 100 };
@@ -420,7 +420,7 @@ static void test_large_job(void **state)
     assert_int_equal(kvbm_layout_allocate(&config, &allocator, &layout), 0);
     assert_int_equal(kvbm_manager_create(&opts, &m), 0);
     cache_opts.layout = layout;
-    assert_int_equal(kvbm_manager_attach(m, &cache_opts, &job.cache), 0);
+    assert_int_equal(kvbm_cache_attach(m, &cache_opts, &job.cache), 0);
     for (uint32_t i = 0; i < N; i++) {
         keys[i] = i + 1;
         blocks[i] = i;
@@ -437,7 +437,7 @@ static void test_large_job(void **state)
     free(blocks);
 }
 
-/* ---- a source that isn't ready while the engine is full ---- */
+/* ---- a source that isn't ready while the copier is full ---- */
 
 /* The descriptor is the caller's again once submit has returned, even if the job can't begin before others have ended:
  * another one of its number, which is readable, says nothing about these bytes. */
@@ -468,7 +468,7 @@ static void test_ready_fd_closed_while_stalled(void **state)
     assert_int_equal(kvbm_layout_allocate(&w.block, &allocator, &layout), 0);
     world_start(&w);
     opts.layout = layout;
-    assert_int_equal(kvbm_manager_attach(w.m, &opts, &w.cache), 0);
+    assert_int_equal(kvbm_cache_attach(w.m, &opts, &w.cache), 0);
     store.cache = load.cache = w.cache;
     assert_int_equal(kvbm_manager_prepare_store(w.m, &one, 1, &store.pin), 1);
     id = kvbm_manager_submit(w.m, &store);
@@ -484,7 +484,7 @@ static void test_ready_fd_closed_while_stalled(void **state)
     ready = eventfd(0, EFD_CLOEXEC);
     mine = dup(ready);
     store.ready_fd = ready;
-    large = kvbm_manager_submit(w.m, &load); /* as many blocks as the engine takes */
+    large = kvbm_manager_submit(w.m, &load); /* as many blocks as the copier takes */
     id = kvbm_manager_submit(w.m, &store);
     close(ready);
     other = eventfd(1, EFD_CLOEXEC);
@@ -557,14 +557,14 @@ static void test_some_heads(void **state)
     world_attach(&w, false);
     opts.layout = half = half_layout(&w);
     opts.first_head = UINT32_MAX;
-    assert_int_equal(kvbm_manager_attach(w.m, &opts, &cache), -EINVAL);
+    assert_int_equal(kvbm_cache_attach(w.m, &opts, &cache), -EINVAL);
     assert_int_equal(kvbm_manager_prepare_store(w.m, &chain, 1, &job.pin), 1);
     for (uint32_t first = 0; first < HEADS; first += HEADS / 2) {
         int64_t id;
         uint8_t ok = 0;
 
         opts.first_head = first;
-        assert_int_equal(kvbm_manager_attach(w.m, &opts, &cache), 0);
+        assert_int_equal(kvbm_cache_attach(w.m, &opts, &cache), 0);
         fill_half(half, first, key);
         job.cache = cache;
         job.ok = &ok;
@@ -574,7 +574,7 @@ static void test_some_heads(void **state)
         assert_int_equal(done.n_ok, 1);
         assert_int_equal(ok, 1);
         assert_int_equal(world_where(&w, key, 0), KVBM_PENDING);
-        assert_int_equal(kvbm_manager_detach(cache), 0);
+        assert_int_equal(kvbm_cache_detach(cache), 0);
     }
     assert_int_equal(kvbm_pin_commit(job.pin, NULL), 1);
     kvbm_pin_release(job.pin);

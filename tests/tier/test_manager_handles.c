@@ -173,7 +173,7 @@ static void onboard_mixed(uint32_t host_blocks)
     all_tiers(&w, host_blocks);
     world_attach(&w, false);
     spread(&w);
-    assert_int_equal(kvbm_manager_detach(w.cache), 0);
+    assert_int_equal(kvbm_cache_detach(w.cache), 0);
     world_attach(&w, true);
     hold_mixed(&w, held);
     world_wipe(&w);
@@ -225,7 +225,7 @@ static void test_onboard_no_room(void **state)
     all_tiers(&w, 32);
     world_attach(&w, false);
     spread(&w);
-    assert_int_equal(kvbm_manager_detach(w.cache), 0);
+    assert_int_equal(kvbm_cache_detach(w.cache), 0);
     world_attach(&w, true);
     hold_mixed(&w, held);
     assert_int_equal(kvbm_pool_allocate(w.pool, CACHE_BLOCKS, taken, NULL), 0);
@@ -279,7 +279,7 @@ static void test_damaged_on_disk(void **state)
         assert_int_equal(world_store(&w, FIRST, 4), 4);
         assert_int_equal(kvbm_manager_drain(w.m, 30000), 0);
         kvbm_pool_reset_inactive(kvbm_manager_pool(w.m, KV_TIER_HOST));
-        assert_int_equal(kvbm_manager_detach(w.cache), 0);
+        assert_int_equal(kvbm_cache_detach(w.cache), 0);
         world_attach(&w, true);
         for (uint32_t i = 0; i < 4; i++)
             held[i] = hold(kvbm_manager_pool(w.m, KV_TIER_DISK), i);
@@ -314,7 +314,7 @@ static void test_lost_in_object_store(void **state)
     all_tiers(&w, 32);
     world_attach(&w, false);
     spread(&w);
-    assert_int_equal(kvbm_manager_detach(w.cache), 0);
+    assert_int_equal(kvbm_cache_detach(w.cache), 0);
     world_attach(&w, true);
     held[0] = hold(kvbm_manager_pool(w.m, KV_TIER_EXTERNAL), 8);
     held[1] = hold(kvbm_manager_pool(w.m, KV_TIER_DISK), 1);
@@ -345,7 +345,7 @@ static void test_onboard_timeout(void **state)
     all_tiers(&w, 32);
     world_attach(&w, false);
     spread(&w);
-    assert_int_equal(kvbm_manager_detach(w.cache), 0);
+    assert_int_equal(kvbm_cache_detach(w.cache), 0);
     world_attach(&w, true);
     world_keys(FIRST, keys, N);
     held[0] = hold(kvbm_manager_pool(w.m, KV_TIER_DISK), 1);
@@ -429,7 +429,7 @@ static void test_refused(void **state)
     let_go(&good, 1);
     nothing_held(kvbm_manager_pool(w.m, KV_TIER_DISK));
     nothing_held(w.pool);
-    assert_int_equal(kvbm_manager_detach(numbered), 0);
+    assert_int_equal(kvbm_cache_detach(numbered), 0);
     world_fini(&w);
     world_fini(&other);
 }

@@ -512,7 +512,7 @@ static void test_while_jobs_run(void **state)
         world_fill(&w, i, keys[i]);
     id = submit(&w, pin, blocks, NULL, gate);
     assert_true(id > 0);
-    assert_int_equal(kvbm_manager_detach(w.cache), -EBUSY);
+    assert_int_equal(kvbm_cache_detach(w.cache), -EBUSY);
     assert_int_equal(submit(&w, pin, blocks, NULL, -1), -EBUSY);
     assert_int_equal(kvbm_pin_commit(pin, NULL), -EBUSY);
     assert_int_equal(kvbm_manager_destroy(w.m, 0), -EBUSY);
@@ -560,7 +560,7 @@ static void test_ready_descriptors(void **state)
     world_fini(&w);
 }
 
-/* A deadline holds for a job, too, that the engine has no room for: it isn't there to watch it. */
+/* A deadline holds for a job, too, that the copier has no room for: it isn't there to watch it. */
 static void test_deadline_without_room(void **state)
 {
     uint64_t key = 500, *keys = malloc(MAX_PIN * sizeof(*keys));
@@ -587,7 +587,7 @@ static void test_deadline_without_room(void **state)
     assert_int_equal(kvbm_layout_allocate(&w.block, &allocator, &layout), 0);
     world_start(&w);
     opts.layout = layout;
-    assert_int_equal(kvbm_manager_attach(w.m, &opts, &w.cache), 0);
+    assert_int_equal(kvbm_cache_attach(w.m, &opts, &w.cache), 0);
     for (uint32_t i = 0; i < MAX_PIN; i++) {
         keys[i] = key;
         blocks[i] = i;
@@ -597,7 +597,7 @@ static void test_deadline_without_room(void **state)
     kvbm_pin_release(small);
     assert_int_equal(kvbm_manager_prepare_load(w.m, &chain, MAX_PIN, NULL, &large), MAX_PIN);
     assert_int_equal(kvbm_manager_prepare_load(w.m, &one, 1, NULL, &small), 1);
-    first = submit(&w, large, blocks, NULL, gate); /* as many blocks as the engine takes */
+    first = submit(&w, large, blocks, NULL, gate); /* as many blocks as the copier takes */
     job = (struct kvbm_job){.size = sizeof(job),
                             .pin = small,
                             .cache = w.cache,
@@ -760,8 +760,8 @@ static bool child_is_refused(struct world *w, struct kvbm_pin *pin, struct kvbm_
                          kvbm_manager_poll(w->m, &done, 1),
                          kvbm_manager_fd(w->m),
                          kvbm_manager_wait(w->m, 1, 1000, &done),
-                         kvbm_manager_attach(w->m, &opts, &cache),
-                         kvbm_manager_detach(w->cache),
+                         kvbm_cache_attach(w->m, &opts, &cache),
+                         kvbm_cache_detach(w->cache),
                          kvbm_manager_offload(w->cache, block, 1, 0),
                          kvbm_manager_onboard(w->cache, &chain, 1, 1000, &ret),
                          kvbm_manager_onboard_blocks(w->cache, block, 1, 1000, &ret),

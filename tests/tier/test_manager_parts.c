@@ -146,13 +146,13 @@ static void load_as_rank(struct world *w, uint32_t first, uint32_t n, enum kvbm_
     struct kvbm_done done;
 
     opts.layout = layout;
-    assert_int_equal(kvbm_manager_attach(w->m, &opts, &cache), 0);
+    assert_int_equal(kvbm_cache_attach(w->m, &opts, &cache), 0);
     done = load_into(w, cache, 100, 0, 0);
     assert_int_equal(done.status, 0);
     assert_int_equal(done.n_ok, N);
     for (uint32_t i = 0; i < N; i++)
         assert_true(rank_has(layout, i, first, n, 100 + i, false));
-    assert_int_equal(kvbm_manager_detach(cache), 0);
+    assert_int_equal(kvbm_cache_detach(cache), 0);
     kvbm_layout_destroy(layout);
 }
 
@@ -204,12 +204,12 @@ static void test_from_four_ranks_to_two(void **state)
         opts.layout = layout;
         for (uint32_t i = 0; i < N; i++)
             rank_has(layout, blocks[i] = i, rank, 1, keys[i], true);
-        assert_int_equal(kvbm_manager_attach(w.m, &opts, &job.cache), 0);
+        assert_int_equal(kvbm_cache_attach(w.m, &opts, &job.cache), 0);
         id = kvbm_manager_submit(w.m, &job);
         assert_true(id > 0);
         assert_int_equal(kvbm_manager_wait(w.m, (uint64_t)id, 30000, &done), 0);
         assert_int_equal(done.n_ok, N);
-        assert_int_equal(kvbm_manager_detach(job.cache), 0);
+        assert_int_equal(kvbm_cache_detach(job.cache), 0);
         kvbm_layout_destroy(layout);
     }
     assert_int_equal(world_where(&w, 100, N - 1), KVBM_PENDING);

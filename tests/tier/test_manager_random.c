@@ -405,8 +405,8 @@ static void do_rest(struct thread *t)
         kvbm_manager_drain(manager(t), pick(t, 3));
         break;
     case 2:
-        assert_int_equal(kvbm_manager_attach(manager(t), &opts, &cache), 0);
-        assert_int_equal(kvbm_manager_detach(cache), 0);
+        assert_int_equal(kvbm_cache_attach(manager(t), &opts, &cache), 0);
+        assert_int_equal(kvbm_cache_detach(cache), 0);
         break;
     case 3:
         assert_int_equal(kvbm_manager_destroy(manager(t), 0), -EBUSY); /* there is a pool of ours */
@@ -479,7 +479,7 @@ static void celebrate(struct party *party)
 
     world_start(&party->w);
     world_attach(&party->w, true);
-    assert_int_equal(kvbm_manager_attach(party->w.m, &opts, &party->cache), 0);
+    assert_int_equal(kvbm_cache_attach(party->w.m, &opts, &party->cache), 0);
     for (uint32_t i = 0; i < THREADS; i++)
         assert_int_equal(pthread_create(&party->threads[i].thread, NULL, work, &party->threads[i]),
                          0);
@@ -496,7 +496,7 @@ static void celebrate(struct party *party)
     no_handles(party, KV_TIER_HOST);
     no_handles(party, KV_TIER_DISK);
     no_handles(party, KV_TIER_EXTERNAL);
-    assert_int_equal(kvbm_manager_detach(party->cache), 0);
+    assert_int_equal(kvbm_cache_detach(party->cache), 0);
     world_stop(&party->w);
 }
 

@@ -285,7 +285,7 @@ static void attach_both(struct storm *storm)
     const struct kvbm_cache_opts opts = {.size = sizeof(opts), .layout = storm->hnd_layout};
 
     world_attach(&storm->w, false);
-    assert_int_equal(kvbm_manager_attach(storm->w.m, &opts, &storm->hnd), 0);
+    assert_int_equal(kvbm_cache_attach(storm->w.m, &opts, &storm->hnd), 0);
 }
 
 static void prepare(struct storm *storm)
@@ -409,7 +409,7 @@ static void run(struct storm *storm)
         assert_true(world_where(&storm->w, first, 0) != KVBM_READY); /* was never ready */
     nothing_left(storm);
     works_again(storm);
-    assert_int_equal(kvbm_manager_detach(storm->hnd), 0);
+    assert_int_equal(kvbm_cache_detach(storm->hnd), 0);
     world_fini(&storm->w);
     kvbm_layout_destroy(storm->hnd_layout);
 }

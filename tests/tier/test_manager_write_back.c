@@ -378,7 +378,7 @@ static void test_destroy_of_a_hanging_store(void **state)
     world_attach(&w, false);
     store_some(&w, 1, 6);
     shaky->hang_puts = true;
-    assert_int_equal(kvbm_manager_detach(w.cache), 0);
+    assert_int_equal(kvbm_cache_detach(w.cache), 0);
     w.cache = NULL;
     start = kv_now_ns();
     assert_int_equal(kvbm_manager_destroy(w.m, 300), 0);

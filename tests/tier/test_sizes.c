@@ -47,7 +47,7 @@ static struct {
     struct kvbm_registry *registry;
     struct kvbm_pool *pool;
     struct kvbm_immutable held;
-    struct kvbm_engine *engine;
+    struct kvbm_copier *copier;
     struct kvbm_layout *other; /* like the cache's */
     char *wall;                /* not to be touched from here on */
 } t;
@@ -173,23 +173,23 @@ static int zmq(void *opts)
     return id < 0 ? id : kvbm_events_remove_sink(t.events, id);
 }
 
-static int engine(void *opts)
+static int copier(void *opts)
 {
-    struct kvbm_engine *made = NULL;
-    int rc = kvbm_engine_create(opts, &made);
+    struct kvbm_copier *made = NULL;
+    int rc = kvbm_copier_create(opts, &made);
 
-    kvbm_engine_destroy(made);
+    kvbm_copier_destroy(made);
     return rc;
 }
 
 static int transfer(void *transfer)
 {
-    int64_t id = kvbm_engine_submit(t.engine, transfer);
+    int64_t id = kvbm_copier_submit(t.copier, transfer);
     struct kvbm_done done;
 
     if (id < 0)
         return (int)id;
-    assert_int_equal(kvbm_engine_wait(t.engine, (uint64_t)id, 30000, &done), 0);
+    assert_int_equal(kvbm_copier_wait(t.copier, (uint64_t)id, 30000, &done), 0);
     assert_int_equal(done.n_ok, 1);
     return done.status;
 }
@@ -213,9 +213,9 @@ static int manager_of_block(void *config)
 static int cache(void *opts)
 {
     struct kvbm_cache *made = NULL;
-    int rc = kvbm_manager_attach(t.w.m, opts, &made);
+    int rc = kvbm_cache_attach(t.w.m, opts, &made);
 
-    return rc < 0 ? rc : kvbm_manager_detach(made);
+    return rc < 0 ? rc : kvbm_cache_detach(made);
 }
 
 static int lookup(void *chain)
@@ -315,9 +315,9 @@ static int events_stats(void *ret)
     return kvbm_events_get_stats(t.events, ret);
 }
 
-static int engine_stats(void *ret)
+static int copier_stats(void *ret)
 {
-    return kvbm_engine_get_stats(t.engine, ret);
+    return kvbm_copier_get_stats(t.copier, ret);
 }
 
 static int manager_stats(void *ret)
@@ -365,7 +365,7 @@ static struct kvbm_zmq_opts zmq_ = {.publisher = &publisher,
                                     .block_size = PAGE,
                                     .lora_name = "a",
                                     .cache_salt = "b"};
-static struct kvbm_engine_opts engine_ = {.n_threads = 1,
+static struct kvbm_copier_opts copier_ = {.n_threads = 1,
                                           .max_jobs = 3,
                                           .max_blocks = 9,
                                           .io = KVBM_IO_THREADS,
@@ -414,7 +414,7 @@ static const struct row {
     {"sequence", sizeof(sequence_), UP_TO(kvbm_sequence_opts, block_size), &sequence_, sequence, 0},
     {"events", sizeof(events_), OPTIONAL, &events_, events, 0},
     {"zmq", sizeof(zmq_), UP_TO(kvbm_zmq_opts, block_size), &zmq_, zmq, 0},
-    {"engine", sizeof(engine_), OPTIONAL, &engine_, engine, 0},
+    {"copier", sizeof(copier_), OPTIONAL, &copier_, copier, 0},
     {"transfer", sizeof(transfer_), UP_TO(kvbm_transfer, n), &transfer_, transfer, 0},
     {"manager", sizeof(manager_), UP_TO(kvbm_manager_opts, staging_blocks), &manager_, manager, 0},
     {"manager, disk", sizeof(with_disk), OPTIONAL, &with_disk, manager,
@@ -426,7 +426,7 @@ static const struct row {
     {"block_info", sizeof(struct kvbm_block_info), STEP, NULL, block_info, 0},
     {"pool_stats", sizeof(struct kvbm_pool_stats), STEP, NULL, pool_stats, 0},
     {"events_stats", sizeof(struct kvbm_events_stats), STEP, NULL, events_stats, 0},
-    {"engine_stats", sizeof(struct kvbm_engine_stats), STEP, NULL, engine_stats, 0},
+    {"copier_stats", sizeof(struct kvbm_copier_stats), STEP, NULL, copier_stats, 0},
     {"manager_stats", sizeof(struct kvbm_manager_stats), STEP, NULL, manager_stats, 0},
 };
 
@@ -636,7 +636,7 @@ static int setup(void **state)
     t.wall = pages + 4096;
     assert_int_equal(mprotect(t.wall, 4096, PROT_NONE), 0);
     assert_int_equal(kvbm_events_create(NULL, &t.events), 0);
-    assert_int_equal(kvbm_engine_create(NULL, &t.engine), 0);
+    assert_int_equal(kvbm_copier_create(NULL, &t.copier), 0);
     open_registry();
     open_manager();
     allocator_ = kvbm_allocator_of(&like);
@@ -648,7 +648,7 @@ static int setup(void **state)
 static int teardown(void **state)
 {
     (void)state;
-    kvbm_engine_destroy(t.engine);
+    kvbm_copier_destroy(t.copier);
     kvbm_layout_destroy(t.other);
     kvbm_immutable_release(&t.held);
     assert_int_equal(kvbm_pool_destroy(t.pool), 0);

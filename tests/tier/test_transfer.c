@@ -19,13 +19,13 @@
 
 #define ROUNDS 4000
 
-static struct kvbm_engine *engine_of(uint32_t threads)
+static struct kvbm_copier *copier_of(uint32_t threads)
 {
-    struct kvbm_engine_opts opts = {.size = sizeof(opts), .n_threads = threads};
-    struct kvbm_engine *engine = NULL;
+    struct kvbm_copier_opts opts = {.size = sizeof(opts), .n_threads = threads};
+    struct kvbm_copier *copier = NULL;
 
-    assert_int_equal(kvbm_engine_create(&opts, &engine), 0);
-    return engine;
+    assert_int_equal(kvbm_copier_create(&opts, &copier), 0);
+    return copier;
 }
 
 static struct kvbm_storage_opts system_memory(void)
@@ -50,7 +50,7 @@ static struct kvbm_layout_config plain(void)
 static void test_every_pair(void **state)
 {
     struct kvbm_storage_opts memory = system_memory();
-    struct kvbm_engine *engine = engine_of(2);
+    struct kvbm_copier *copier = copier_of(2);
     struct rng rng = {test_seed()};
     long done = 0, rounds = test_rounds(ROUNDS);
 
@@ -68,30 +68,30 @@ static void test_every_pair(void **state)
         t.src = a;
         t.dst = b;
         unit_ranges(&rng, &t, src, dst);
-        rc = unit_round(engine, &t, &rng);
+        rc = unit_round(copier, &t, &rng);
         assert_int_equal(rc, 0);
         done++;
         kvbm_layout_destroy(a);
         kvbm_layout_destroy(b);
     }
     assert_int_equal(done, rounds);
-    kvbm_engine_destroy(engine);
+    kvbm_copier_destroy(copier);
 }
 
 /* The same with a file on one side: pages of O_DIRECT that are shared with what isn't to change, and pieces that aren't. */
 static void test_files(void **state)
 {
-    struct kvbm_engine_opts opts = {.size = sizeof(opts), .n_threads = 1, .io_depth = 3};
+    struct kvbm_copier_opts opts = {.size = sizeof(opts), .n_threads = 1, .io_depth = 3};
     struct kvbm_storage_opts memory = system_memory(),
                              file = {.size = sizeof(file), .kind = KVBM_STORAGE_DISK};
-    struct kvbm_engine *engines[2];
+    struct kvbm_copier *copiers[2];
     struct rng rng = {test_seed()};
     long refused = 0, rounds = test_rounds(400);
 
     (void)state;
     for (int i = 0; i < 2; i++) {
         opts.io = i ? KVBM_IO_THREADS : KVBM_IO_AUTO;
-        assert_int_equal(kvbm_engine_create(&opts, &engines[i]), 0);
+        assert_int_equal(kvbm_copier_create(&opts, &copiers[i]), 0);
     }
     for (long i = 0; i < rounds; i++) {
         struct kvbm_transfer t = {.flow = rng_below(&rng, 2)};
@@ -110,7 +110,7 @@ static void test_files(void **state)
         t.src = a;
         t.dst = b;
         unit_ranges(&rng, &t, src, dst);
-        rc = unit_round(engines[i % 2], &t, &rng);
+        rc = unit_round(copiers[i % 2], &t, &rng);
         converts =
             c[0].dtype != c[1].dtype || c[0].order != c[1].order || c[0].order == KVBM_ORDER_NHD;
         assert_true(rc == 0 || (rc == -ENOTSUP && to_file && t.n_heads && converts));
@@ -119,8 +119,8 @@ static void test_files(void **state)
         kvbm_layout_destroy(b);
     }
     assert_true(refused < rounds / 2);
-    kvbm_engine_destroy(engines[0]);
-    kvbm_engine_destroy(engines[1]);
+    kvbm_copier_destroy(copiers[0]);
+    kvbm_copier_destroy(copiers[1]);
 }
 
 /* A file that was cut: what is beyond its end is missing, and said to be; the rest comes. */
@@ -129,7 +129,7 @@ static void test_cut_file(void **state)
     struct kvbm_layout_config c = plain();
     struct kvbm_storage_opts memory = system_memory(),
                              file = {.size = sizeof(file), .kind = KVBM_STORAGE_DISK};
-    struct kvbm_engine *engine = engine_of(1);
+    struct kvbm_copier *copier = copier_of(1);
     struct kvbm_layout *a, *b;
     uint32_t ids[64];
     struct rng rng = {test_seed()};
@@ -163,9 +163,9 @@ static void test_cut_file(void **state)
         assert_int_equal(ftruncate((int)kvbm_storage_device_id(kvbm_layout_storage(a, 0)),
                                    (off_t)(40 * kvbm_layout_get_shape(a)->block_stride)),
                          0);
-        id = kvbm_engine_submit(engine, &t);
+        id = kvbm_copier_submit(copier, &t);
         assert_true(id > 0);
-        assert_int_equal(kvbm_engine_wait(engine, (uint64_t)id, 60000, &done), 0);
+        assert_int_equal(kvbm_copier_wait(copier, (uint64_t)id, 60000, &done), 0);
         assert_int_equal(done.status, -EIO);
         assert_int_equal(done.n_ok, 40);
         got = unit_snapshot(b);
@@ -183,7 +183,7 @@ static void test_cut_file(void **state)
         kvbm_layout_destroy(a);
         kvbm_layout_destroy(b);
     }
-    kvbm_engine_destroy(engine);
+    kvbm_copier_destroy(copier);
 }
 
 /* A block larger than a chunk is shared by layers, many small ones by number. */
@@ -193,7 +193,7 @@ static void test_large_and_many(void **state)
         uint32_t layers, page, inner, blocks;
     } shapes[] = {{40, 16, 8192, 3}, {1, 16, 131072, 2}, {7, 32, 65536, 2}, {1, 1, 8, 5000}};
     struct kvbm_storage_opts memory = system_memory();
-    struct kvbm_engine *engine = engine_of(3);
+    struct kvbm_copier *copier = copier_of(3);
     struct rng rng = {test_seed()};
 
     (void)state;
@@ -229,16 +229,16 @@ static void test_large_and_many(void **state)
         t.src_blocks = t.dst_blocks = ids;
         t.ok = ok;
         t.dst = b;
-        id = kvbm_engine_submit(engine, &t);
+        id = kvbm_copier_submit(copier, &t);
         assert_true(id > 0);
-        assert_int_equal(kvbm_engine_wait(engine, (uint64_t)id, 60000, &done), 0);
+        assert_int_equal(kvbm_copier_wait(copier, (uint64_t)id, 60000, &done), 0);
         assert_int_equal(done.n_ok, t.n);
         assert_int_equal(done.bytes, len);
         t.src = b;
         t.dst = back;
-        id = kvbm_engine_submit(engine, &t);
+        id = kvbm_copier_submit(copier, &t);
         assert_true(id > 0);
-        assert_int_equal(kvbm_engine_wait(engine, (uint64_t)id, 60000, &done), 0);
+        assert_int_equal(kvbm_copier_wait(copier, (uint64_t)id, 60000, &done), 0);
         for (uint32_t k = 0; k < t.n; k++)
             assert_true(ok[k / 8] >> k % 8 & 1);
         assert_memory_equal(kvbm_storage_host_memory(kvbm_layout_storage(a, 0)),
@@ -249,7 +249,7 @@ static void test_large_and_many(void **state)
         free(ids);
         free(ok);
     }
-    kvbm_engine_destroy(engine);
+    kvbm_copier_destroy(copier);
 }
 
 /* ---- pieces ---- */
@@ -257,7 +257,7 @@ static void test_large_and_many(void **state)
 static uint64_t pieces_of(const struct kvbm_layout *src, const struct kvbm_layout *dst,
                           const uint32_t *from, const uint32_t *to, uint32_t n, uint32_t n_layers)
 {
-    struct kvbm_engine *engine = engine_of(1);
+    struct kvbm_copier *copier = copier_of(1);
     struct kvbm_transfer t = {.size = sizeof(t),
                               .src = src,
                               .dst = dst,
@@ -265,16 +265,16 @@ static uint64_t pieces_of(const struct kvbm_layout *src, const struct kvbm_layou
                               .dst_blocks = to,
                               .n = n,
                               .n_layers = n_layers};
-    int64_t id = kvbm_engine_submit(engine, &t);
-    struct kvbm_engine_stats stats = {.size = sizeof(stats)};
+    int64_t id = kvbm_copier_submit(copier, &t);
+    struct kvbm_copier_stats stats = {.size = sizeof(stats)};
     struct kvbm_done done;
 
     assert_true(id > 0);
-    assert_int_equal(kvbm_engine_wait(engine, (uint64_t)id, 60000, &done), 0);
+    assert_int_equal(kvbm_copier_wait(copier, (uint64_t)id, 60000, &done), 0);
     assert_int_equal(done.status, 0);
-    kvbm_engine_get_stats(engine, &stats);
+    kvbm_copier_get_stats(copier, &stats);
     assert_int_equal(stats.blocks, n);
-    kvbm_engine_destroy(engine);
+    kvbm_copier_destroy(copier);
     return stats.pieces;
 }
 
@@ -323,9 +323,9 @@ static void test_joining(void **state)
 
 /* ---- what is refused ---- */
 
-static void refuses(struct kvbm_engine *engine, const struct kvbm_transfer *t, int err)
+static void refuses(struct kvbm_copier *copier, const struct kvbm_transfer *t, int err)
 {
-    assert_int_equal(kvbm_engine_submit(engine, t), err);
+    assert_int_equal(kvbm_copier_submit(copier, t), err);
 }
 
 static void test_refusals(void **state)
@@ -335,7 +335,7 @@ static void test_refusals(void **state)
                              null = {.size = sizeof(null), .kind = KVBM_STORAGE_NULL};
     struct kvbm_layout_config c = plain();
     struct kvbm_layout *a = unit_layout(&c, &memory), *b = unit_layout(&c, &memory), *other;
-    struct kvbm_engine *engine = engine_of(1);
+    struct kvbm_copier *copier = copier_of(1);
     struct kvbm_transfer ok = {.size = sizeof(ok),
                                .src = a,
                                .dst = b,
@@ -343,27 +343,27 @@ static void test_refusals(void **state)
                                .dst_blocks = two,
                                .n = 2},
                          t;
-    struct kvbm_engine_stats stats = {.size = sizeof(stats)};
+    struct kvbm_copier_stats stats = {.size = sizeof(stats)};
     struct kvbm_layout_config other_configs[6];
 
     (void)state;
-    t = ok, t.dst_blocks = twice, refuses(engine, &t, -EINVAL);
-    t = ok, t.dst_blocks = beyond, refuses(engine, &t, -EINVAL);
-    t = ok, t.src_blocks = beyond, refuses(engine, &t, -EINVAL);
-    t = ok, t.n = 0, refuses(engine, &t, -EINVAL);
-    t = ok, t.size = 8, refuses(engine, &t, -EINVAL);
-    t = ok, t.src = NULL, refuses(engine, &t, -EINVAL);
-    t = ok, t.dst = a, refuses(engine, &t, -EINVAL); /* a target that is a source */
-    t = ok, t.first_layer = 3, refuses(engine, &t, -EINVAL);
-    t = ok, t.first_layer = 1, t.n_layers = 3, refuses(engine, &t, -EINVAL);
-    t = ok, t.first_layer = 2, t.n_layers = UINT32_MAX, refuses(engine, &t, -EINVAL);
-    t = ok, t.src_head = 1, refuses(engine, &t, -EINVAL);
-    t = ok, t.n_heads = 5, refuses(engine, &t, -EINVAL);
-    t = ok, t.n_heads = UINT32_MAX, t.src_head = 2, refuses(engine, &t, -EINVAL);
-    t = ok, t.n_heads = 2, t.dst_head = 3, refuses(engine, &t, -EINVAL);
-    t = ok, t.flow = (enum kvbm_flow)7, refuses(engine, &t, -EINVAL);
-    t = ok, t.ready_fd = 999999, refuses(engine, &t, -EBADF);
-    t = ok, t.ready_event = &t, refuses(engine, &t, -ENOTSUP);
+    t = ok, t.dst_blocks = twice, refuses(copier, &t, -EINVAL);
+    t = ok, t.dst_blocks = beyond, refuses(copier, &t, -EINVAL);
+    t = ok, t.src_blocks = beyond, refuses(copier, &t, -EINVAL);
+    t = ok, t.n = 0, refuses(copier, &t, -EINVAL);
+    t = ok, t.size = 8, refuses(copier, &t, -EINVAL);
+    t = ok, t.src = NULL, refuses(copier, &t, -EINVAL);
+    t = ok, t.dst = a, refuses(copier, &t, -EINVAL); /* a target that is a source */
+    t = ok, t.first_layer = 3, refuses(copier, &t, -EINVAL);
+    t = ok, t.first_layer = 1, t.n_layers = 3, refuses(copier, &t, -EINVAL);
+    t = ok, t.first_layer = 2, t.n_layers = UINT32_MAX, refuses(copier, &t, -EINVAL);
+    t = ok, t.src_head = 1, refuses(copier, &t, -EINVAL);
+    t = ok, t.n_heads = 5, refuses(copier, &t, -EINVAL);
+    t = ok, t.n_heads = UINT32_MAX, t.src_head = 2, refuses(copier, &t, -EINVAL);
+    t = ok, t.n_heads = 2, t.dst_head = 3, refuses(copier, &t, -EINVAL);
+    t = ok, t.flow = (enum kvbm_flow)7, refuses(copier, &t, -EINVAL);
+    t = ok, t.ready_fd = 999999, refuses(copier, &t, -EBADF);
+    t = ok, t.ready_event = &t, refuses(copier, &t, -ENOTSUP);
     for (int i = 0; i < 6; i++)
         other_configs[i] = plain();
     other_configs[0].num_layers = 4;
@@ -374,20 +374,20 @@ static void test_refusals(void **state)
     other_configs[5].dtype = 0, other_configs[5].dtype_width_bytes = 4; /* width without dtype */
     for (int i = 0; i < 6; i++) {
         other = unit_layout(&other_configs[i], &memory);
-        t = ok, t.dst = other, refuses(engine, &t, -EINVAL);
+        t = ok, t.dst = other, refuses(copier, &t, -EINVAL);
         kvbm_layout_destroy(other);
     }
     other = unit_layout(&c, &null);
-    t = ok, t.src = other, refuses(engine, &t, -ENOTSUP);
-    t = ok, t.dst = other, refuses(engine, &t, -ENOTSUP);
+    t = ok, t.src = other, refuses(copier, &t, -ENOTSUP);
+    t = ok, t.dst = other, refuses(copier, &t, -ENOTSUP);
     kvbm_layout_destroy(other);
-    kvbm_engine_get_stats(engine, &stats);
+    kvbm_copier_get_stats(copier, &stats);
     assert_int_equal(stats.submitted, 0);
     assert_int_equal(stats.jobs_now, 0);
     assert_int_equal(stats.blocks_now, 0);
     kvbm_layout_destroy(a);
     kvbm_layout_destroy(b);
-    kvbm_engine_destroy(engine);
+    kvbm_copier_destroy(copier);
 }
 
 /* In one layout blocks may be copied to others. */
@@ -396,7 +396,7 @@ static void test_within_one(void **state)
     struct kvbm_storage_opts memory = system_memory();
     struct kvbm_layout_config c = plain();
     struct kvbm_layout *a = unit_layout(&c, &memory);
-    struct kvbm_engine *engine = engine_of(1);
+    struct kvbm_copier *copier = copier_of(1);
     const uint32_t from[] = {1, 2, 1}, to[] = {4, 3, 7};
     struct kvbm_transfer t = {
         .size = sizeof(t), .src = a, .dst = a, .src_blocks = from, .dst_blocks = to, .n = 3};
@@ -409,15 +409,15 @@ static void test_within_one(void **state)
     unit_fill(a, &rng, false);
     want = unit_snapshot(a);
     unit_apply(&t, &want, &want, NULL);
-    id = kvbm_engine_submit(engine, &t);
+    id = kvbm_copier_submit(copier, &t);
     assert_true(id > 0);
-    assert_int_equal(kvbm_engine_wait(engine, (uint64_t)id, 60000, &done), 0);
+    assert_int_equal(kvbm_copier_wait(copier, (uint64_t)id, 60000, &done), 0);
     got = unit_snapshot(a);
     assert_memory_equal(want.at, got.at, got.len);
     free(want.at);
     free(got.at);
     kvbm_layout_destroy(a);
-    kvbm_engine_destroy(engine);
+    kvbm_copier_destroy(copier);
 }
 
 /* Copies past the cache, at every offset and length around their limits. */

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The engine's CUDA lanes on an emulated driver (emulated_cuda.c, emulated_backend.c): what is put on which stream and
+ * The copier's CUDA lanes on an emulated driver (emulated_cuda.c, emulated_backend.c): what is put on which stream and
  * waited for, the arithmetic of pieces and launches, failures. What a real GPU does: tests/gpu/gpu_transfer.c.
  */
 // clang-format off
@@ -86,27 +86,27 @@ static int set_up(void **state)
     return 0;
 }
 
-static struct kvbm_engine *engine_with(enum kvbm_gpu_copy how)
+static struct kvbm_copier *copier_with(enum kvbm_gpu_copy how)
 {
-    struct kvbm_engine_opts opts = {.size = sizeof(opts), .n_threads = 1, .gpu_copy = how};
-    struct kvbm_engine *engine = NULL;
+    struct kvbm_copier_opts opts = {.size = sizeof(opts), .n_threads = 1, .gpu_copy = how};
+    struct kvbm_copier *copier = NULL;
 
-    assert_int_equal(kvbm_engine_create(&opts, &engine), 0);
-    return engine;
+    assert_int_equal(kvbm_copier_create(&opts, &copier), 0);
+    return copier;
 }
 
-static struct kvbm_engine *engine_of(void)
+static struct kvbm_copier *copier_of(void)
 {
-    return engine_with(KVBM_GPU_AUTO);
+    return copier_with(KVBM_GPU_AUTO);
 }
 
-static int wait_for(struct kvbm_engine *engine, const struct kvbm_transfer *t,
+static int wait_for(struct kvbm_copier *copier, const struct kvbm_transfer *t,
                     struct kvbm_done *ret)
 {
-    int64_t id = kvbm_engine_submit(engine, t);
+    int64_t id = kvbm_copier_submit(copier, t);
 
     assert_true(id > 0);
-    assert_int_equal(kvbm_engine_wait(engine, (uint64_t)id, 60000, ret), 0);
+    assert_int_equal(kvbm_copier_wait(copier, (uint64_t)id, 60000, ret), 0);
     return ret->status;
 }
 
@@ -124,7 +124,7 @@ static void test_other_gpus_are_left_alone(void **state)
                                    .page_size = 1,
                                    .inner_dim = 64};
     struct kvbm_storage_opts file = {.size = sizeof(file), .kind = KVBM_STORAGE_DISK};
-    struct kvbm_engine *engine = engine_of();
+    struct kvbm_copier *copier = copier_of();
     struct kvbm_layout *to, *from, *disk;
     const uint32_t a = 0;
     struct kvbm_transfer t = {
@@ -142,12 +142,12 @@ static void test_other_gpus_are_left_alone(void **state)
     for (int i = 0; i < 3; i++) { /* to the GPU, to a file, from it */
         t.src = i == 2 ? disk : from;
         t.dst = i == 0 ? to : i == 1 ? disk : from;
-        assert_int_equal(wait_for(engine, &t, &done), 0);
+        assert_int_equal(wait_for(copier, &t, &done), 0);
     }
     assert_int_equal(contexts(0), 0);
     assert_true(contexts(1) > 1);
     event_destroy(event);
-    kvbm_engine_destroy(engine);
+    kvbm_copier_destroy(copier);
     kvbm_layout_destroy(from);
     kvbm_layout_destroy(to);
     kvbm_layout_destroy(disk);
@@ -159,8 +159,8 @@ static void test_every_pair(void **state)
     struct kvbm_storage_opts *pairs[][2] = {{&device, &pinned}, {&pinned, &device},
                                             {&device, &device}, {&device, &plain},
                                             {&plain, &device},  {&device, &other_device}};
-    struct kvbm_engine *engines[] = {engine_with(KVBM_GPU_AUTO), engine_with(KVBM_GPU_ENGINES),
-                                     engine_with(KVBM_GPU_SINGLE)};
+    struct kvbm_copier *copiers[] = {copier_with(KVBM_GPU_AUTO), copier_with(KVBM_GPU_ENGINES),
+                                     copier_with(KVBM_GPU_SINGLE)};
     struct rng rng = {test_seed()};
     long refused = 0, rounds = test_rounds(900);
 
@@ -168,7 +168,7 @@ static void test_every_pair(void **state)
     faults(0, 0, 20);
     batches();
     for (long i = 0; i < rounds; i++) {
-        struct kvbm_engine *engine = engines[i % 3];
+        struct kvbm_copier *copier = copiers[i % 3];
         struct kvbm_transfer t = {.flow = rng_below(&rng, 2)};
         size_t pair = rng_below(&rng, KV_COUNT(pairs));
         bool apart = pairs[pair][0] == &plain || pairs[pair][1] == &plain ||
@@ -184,7 +184,7 @@ static void test_every_pair(void **state)
         t.src = a;
         t.dst = b;
         unit_ranges(&rng, &t, src, dst);
-        rc = unit_round(engine, &t, &rng);
+        rc = unit_round(copier, &t, &rng);
         assert_true(rc == 0 || (rc == -ENOTSUP && apart));
         refused += rc < 0;
         kvbm_layout_destroy(a);
@@ -194,7 +194,7 @@ static void test_every_pair(void **state)
     assert_int_equal(batches() > 0, batching);
     faults(0, 0, 0);
     for (int i = 0; i < 3; i++)
-        kvbm_engine_destroy(engines[i]);
+        kvbm_copier_destroy(copiers[i]);
     assert_int_equal(alive(), 0);
 }
 
@@ -218,20 +218,20 @@ static void test_no_such_device(void **state)
     struct kvbm_layout *from = unit_layout(&c, &device), *to = unit_layout(&c, &pinned), *none;
     struct kvbm_transfer t = {
         .size = sizeof(t), .src = from, .dst = to, .src_blocks = &a, .dst_blocks = &a, .n = 1};
-    struct kvbm_engine *engine = engine_of();
+    struct kvbm_copier *copier = copier_of();
     struct kvbm_done done;
 
     (void)state;
     none = unit_layout(&c, &external);
     for (int i = 0; i < 2; i++) { /* before the lanes are there, and after */
         t.src = none;
-        assert_int_equal(kvbm_engine_submit(engine, &t), -ENOTSUP);
+        assert_int_equal(kvbm_copier_submit(copier, &t), -ENOTSUP);
         t.src = from;
         assert_int_equal(
-            kvbm_engine_wait(engine, (uint64_t)kvbm_engine_submit(engine, &t), 60000, &done), 0);
+            kvbm_copier_wait(copier, (uint64_t)kvbm_copier_submit(copier, &t), 60000, &done), 0);
         assert_int_equal(done.status, 0);
     }
-    kvbm_engine_destroy(engine);
+    kvbm_copier_destroy(copier);
     kvbm_layout_destroy(from);
     kvbm_layout_destroy(to);
     kvbm_layout_destroy(none);
@@ -248,7 +248,7 @@ static void test_who_copies(void **state)
                                    .page_size = 16,
                                    .inner_dim = 1024};
     uint32_t ids[32];
-    struct kvbm_engine *engine = engine_of();
+    struct kvbm_copier *copier = copier_of();
     struct kvbm_layout *whole = unit_layout(&c, &device), *host = unit_layout(&c, &pinned), *layers,
                        *unpinned = unit_layout(&c, &plain);
     struct kvbm_transfer t = {
@@ -265,12 +265,12 @@ static void test_who_copies(void **state)
         t.src = i == 0 ? whole : layers;
         t.dst = i == 2 ? unpinned : host;
         assert_int_equal(
-            kvbm_engine_wait(engine, (uint64_t)kvbm_engine_submit(engine, &t), 60000, &done), 0);
+            kvbm_copier_wait(copier, (uint64_t)kvbm_copier_submit(copier, &t), 60000, &done), 0);
         assert_int_equal(done.status, 0);
         /* 256 KiB a block, 2 MiB a chunk; a kernel; 64 KiB a layer, and no kernel reaches the memory */
         assert_int_equal(copies(), i == 0 ? 4 : i == 1 ? 0 : 32 * 4);
     }
-    kvbm_engine_destroy(engine);
+    kvbm_copier_destroy(copier);
     kvbm_layout_destroy(whole);
     kvbm_layout_destroy(host);
     kvbm_layout_destroy(unpinned);
@@ -302,14 +302,14 @@ static void test_batches(void **state)
     batches(), copies();
     for (int i = 0; i < 4; i++) {
         bool one_call = batching && i == 0; /* memory that moves, and other GPUs': piece by piece */
-        struct kvbm_engine *engine = engine_with(i == 3 ? KVBM_GPU_SINGLE : KVBM_GPU_ENGINES);
+        struct kvbm_copier *copier = copier_with(i == 3 ? KVBM_GPU_SINGLE : KVBM_GPU_ENGINES);
 
         t.src = layers;
         t.dst = i == 1 ? unpinned : i == 2 ? far : host;
-        assert_int_equal(wait_for(engine, &t, &done), 0);
+        assert_int_equal(wait_for(copier, &t, &done), 0);
         assert_int_equal(batches(), one_call ? 4 : 0);
         assert_int_equal(copies(), one_call ? 0 : 32 * 4);
-        kvbm_engine_destroy(engine);
+        kvbm_copier_destroy(copier);
     }
     kvbm_layout_destroy(layers);
     kvbm_layout_destroy(host);
@@ -328,7 +328,7 @@ static void check_batch_that_fails(int code, bool refused)
                                    .page_size = 16,
                                    .inner_dim = 1024};
     struct kvbm_layout *src = unit_layout(&c, &device), *dst = unit_layout(&c, &pinned);
-    struct kvbm_engine *engine = engine_of();
+    struct kvbm_copier *copier = copier_of();
     uint32_t from_ids[32], to_ids[32], lost = 0;
     uint8_t ok[4];
     struct kvbm_transfer t = {.size = sizeof(t),
@@ -351,7 +351,7 @@ static void check_batch_that_fails(int code, bool refused)
     unit_fill(dst, &rng, false);
     batches(), copies();
     fail_batch(code);
-    assert_int_equal(wait_for(engine, &t, &done), refused ? 0 : -EIO);
+    assert_int_equal(wait_for(copier, &t, &done), refused ? 0 : -EIO);
     assert_int_equal(batches(), !batching ? 0 : refused ? 1 : 4);
     assert_int_equal(copies(), refused ? 32 : 0);
     from = unit_snapshot(src);
@@ -366,7 +366,7 @@ static void check_batch_that_fails(int code, bool refused)
     assert_int_equal(done.n_ok, 32 - lost);
     free(from.at);
     free(got.at);
-    kvbm_engine_destroy(engine);
+    kvbm_copier_destroy(copier);
     kvbm_layout_destroy(src);
     kvbm_layout_destroy(dst);
 }
@@ -397,7 +397,7 @@ static void test_capture_elsewhere(void **state)
     const uint32_t ids[] = {0, 2, 3};
     struct kvbm_transfer t = {.size = sizeof(t), .src_blocks = ids, .dst_blocks = ids, .n = 3};
     struct kvbm_layout *src, *dst;
-    struct kvbm_engine *engine;
+    struct kvbm_copier *copier;
     struct rng rng = {test_seed()};
     void *event;
 
@@ -407,11 +407,11 @@ static void test_capture_elsewhere(void **state)
     dst = unit_layout(&c, &pinned);
     t.src = src;
     t.dst = dst;
-    engine = engine_of();
+    copier = copier_of();
     assert_int_equal(event_create(&event, 0), 0);
     t.ready_event = event;
-    assert_int_equal(unit_round(engine, &t, &rng), 0);
-    kvbm_engine_destroy(engine);
+    assert_int_equal(unit_round(copier, &t, &rng), 0);
+    kvbm_copier_destroy(copier);
     event_destroy(event);
     kvbm_layout_destroy(src);
     kvbm_layout_destroy(dst);
@@ -450,7 +450,7 @@ static void test_failures(void **state)
                                    .outer_dim = 2,
                                    .page_size = 16,
                                    .inner_dim = 8192};
-    struct kvbm_engine *engine = engine_of();
+    struct kvbm_copier *copier = copier_of();
     struct kvbm_layout *src = unit_layout(&c, &device), *dst = unit_layout(&c, &pinned);
     uint32_t ids[20];
     uint8_t ok[3];
@@ -476,7 +476,7 @@ static void test_failures(void **state)
         unit_fill(dst, &rng, false);
         faults(copy ? 7 : 0, copy ? 0 : 5, 100);
         assert_int_equal(
-            kvbm_engine_wait(engine, (uint64_t)kvbm_engine_submit(engine, &t), 60000, &done), 0);
+            kvbm_copier_wait(copier, (uint64_t)kvbm_copier_submit(copier, &t), 60000, &done), 0);
         assert_int_equal(done.status, -EIO);
         from = unit_snapshot(src);
         got = unit_snapshot(dst);
@@ -492,7 +492,7 @@ static void test_failures(void **state)
         free(got.at);
         faults(0, 0, 0);
     }
-    kvbm_engine_destroy(engine);
+    kvbm_copier_destroy(copier);
     kvbm_layout_destroy(src);
     kvbm_layout_destroy(dst);
     assert_int_equal(alive(), 0);
@@ -508,7 +508,7 @@ static void test_events(void **state)
                                    .outer_dim = 2,
                                    .page_size = 16,
                                    .inner_dim = 64};
-    struct kvbm_engine *engine = engine_of();
+    struct kvbm_copier *copier = copier_of();
     struct kvbm_layout *src = unit_layout(&c, &device), *dst = unit_layout(&c, &pinned);
     const uint32_t a = 0, b = 1;
     struct kvbm_transfer t = {.size = sizeof(t),
@@ -529,29 +529,29 @@ static void test_events(void **state)
     assert_int_equal(event_record(event, NULL), 0);
     memset(to, 0, 16);
     t.ready_event = event;
-    first = kvbm_engine_submit(engine, &t);
-    given_up = kvbm_engine_submit(engine, &t);
+    first = kvbm_copier_submit(copier, &t);
+    given_up = kvbm_copier_submit(copier, &t);
     t.deadline_ns = kv_now_ns() + 5 * KV_NS_PER_MS;
-    late = kvbm_engine_submit(engine, &t);
+    late = kvbm_copier_submit(copier, &t);
     assert_true(first > 0 && given_up > 0 && late > 0);
     assert_int_equal(
-        kvbm_engine_wait(engine, (uint64_t)kvbm_engine_submit(engine, &next), 60000, &done), 0);
-    assert_int_equal(kvbm_engine_wait(engine, (uint64_t)late, 60000, &done), 0);
+        kvbm_copier_wait(copier, (uint64_t)kvbm_copier_submit(copier, &next), 60000, &done), 0);
+    assert_int_equal(kvbm_copier_wait(copier, (uint64_t)late, 60000, &done), 0);
     assert_int_equal(done.status, -ETIMEDOUT);
-    assert_int_equal(kvbm_engine_cancel(engine, (uint64_t)given_up), 0);
-    assert_int_equal(kvbm_engine_wait(engine, (uint64_t)given_up, 60000, &done), 0);
+    assert_int_equal(kvbm_copier_cancel(copier, (uint64_t)given_up), 0);
+    assert_int_equal(kvbm_copier_wait(copier, (uint64_t)given_up, 60000, &done), 0);
     assert_int_equal(done.status, -ECANCELED);
-    assert_int_equal(kvbm_engine_wait(engine, (uint64_t)first, 20, &done), -ETIMEDOUT);
+    assert_int_equal(kvbm_copier_wait(copier, (uint64_t)first, 20, &done), -ETIMEDOUT);
     assert_int_equal(to[0], 0);
     memset((void *)(uintptr_t)kvbm_storage_addr(kvbm_layout_storage(src, 0)), 0x42, 16);
     happen(event);
-    assert_int_equal(kvbm_engine_wait(engine, (uint64_t)first, 60000, &done), 0);
+    assert_int_equal(kvbm_copier_wait(copier, (uint64_t)first, 60000, &done), 0);
     assert_int_equal(done.status, 0);
     assert_int_equal(to[0], 0x42);
     assert_int_equal(event_record(event, NULL), 0); /* and one that is never going to happen */
     t.deadline_ns = 0;
-    assert_true(kvbm_engine_submit(engine, &t) > 0);
-    kvbm_engine_destroy(engine);
+    assert_true(kvbm_copier_submit(copier, &t) > 0);
+    kvbm_copier_destroy(copier);
     event_destroy(event);
     kvbm_layout_destroy(src);
     kvbm_layout_destroy(dst);

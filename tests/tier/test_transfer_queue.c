@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Jobs of the transfer engine: who goes first, what is refused, and every way to end. */
+/* Jobs of the transfer copier: who goes first, what is refused, and every way to end. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>
@@ -25,7 +25,7 @@
 #define BLOCKS 2048
 
 static struct {
-    struct kvbm_engine *engine;
+    struct kvbm_copier *copier;
     struct kvbm_layout *src, *dst; /* small blocks */
     uint32_t ids[BLOCKS];
     sem_t gate, at_gate;
@@ -48,10 +48,10 @@ static struct kvbm_layout *blocks_of(uint32_t n, uint32_t inner)
     return unit_layout(&c, &memory);
 }
 
-static void open_engine(struct kvbm_engine_opts opts)
+static void open_engine(struct kvbm_copier_opts opts)
 {
     opts.size = sizeof(opts);
-    assert_int_equal(kvbm_engine_create(&opts, &w.engine), 0);
+    assert_int_equal(kvbm_copier_create(&opts, &w.copier), 0);
     w.n_told = 0;
 }
 
@@ -113,10 +113,10 @@ static struct kvbm_transfer one(uint32_t first, uint32_t n)
 
 static int64_t submit(struct kvbm_transfer t)
 {
-    return kvbm_engine_submit(w.engine, &t);
+    return kvbm_copier_submit(w.copier, &t);
 }
 
-/* From here on the only thread of the engine is in a callback, until the gate is opened. */
+/* From here on the only thread of the copier is in a callback, until the gate is opened. */
 static void close_gate(void)
 {
     struct kvbm_transfer t = one(BLOCKS - 1, 1);
@@ -145,11 +145,11 @@ static void pause_ms(uint32_t ms)
     usleep(ms * 1000);
 }
 
-static struct kvbm_engine_stats stats(void)
+static struct kvbm_copier_stats stats(void)
 {
-    struct kvbm_engine_stats s = {.size = sizeof(s)};
+    struct kvbm_copier_stats s = {.size = sizeof(s)};
 
-    kvbm_engine_get_stats(w.engine, &s);
+    kvbm_copier_get_stats(w.copier, &s);
     return s;
 }
 
@@ -158,7 +158,7 @@ static void ends(int64_t id, int status, uint32_t n_ok)
     struct kvbm_done done;
 
     assert_true(id > 0);
-    assert_int_equal(kvbm_engine_wait(w.engine, (uint64_t)id, 60000, &done), 0);
+    assert_int_equal(kvbm_copier_wait(w.copier, (uint64_t)id, 60000, &done), 0);
     assert_int_equal(done.id, id);
     assert_int_equal(done.status, status);
     assert_int_equal(done.n_ok, n_ok);
@@ -172,7 +172,7 @@ static void test_order(void **state)
     uint32_t n = 500;
 
     (void)state;
-    open_engine((struct kvbm_engine_opts){.n_threads = 1});
+    open_engine((struct kvbm_copier_opts){.n_threads = 1});
     close_gate();
     for (uint32_t i = 0; i < n; i++) {
         struct kvbm_transfer t = one(i, 1 + rng_below(&rng, 3));
@@ -192,7 +192,7 @@ static void test_order(void **state)
         assert_int_equal(w.told[i].status, 0);
         assert_true(w.told[i].wait_ns > 0);
     }
-    kvbm_engine_destroy(w.engine);
+    kvbm_copier_destroy(w.copier);
 }
 
 /* 512 MiB from a few blocks of 1 MiB: some 50 ms of a thread at least. */
@@ -249,7 +249,7 @@ static void test_overtaking(void **state)
 
     (void)state;
     begin_large();
-    open_engine((struct kvbm_engine_opts){.n_threads = 1});
+    open_engine((struct kvbm_copier_opts){.n_threads = 1});
     t = large();
     t.done = tell;
     urgent.flow = KVBM_ONBOARD;
@@ -262,7 +262,7 @@ static void test_overtaking(void **state)
     assert_int_equal(w.told[0].id, fast);
     assert_int_equal(w.told[1].id, slow);
     assert_true(w.told[0].wait_ns < w.told[1].run_ns);
-    kvbm_engine_destroy(w.engine);
+    kvbm_copier_destroy(w.copier);
     end_large();
 }
 
@@ -274,7 +274,7 @@ static void test_bounds(void **state)
     int64_t id;
 
     (void)state;
-    open_engine((struct kvbm_engine_opts){.n_threads = 1, .max_jobs = 4, .max_blocks = 100});
+    open_engine((struct kvbm_copier_opts){.n_threads = 1, .max_jobs = 4, .max_blocks = 100});
     close_gate();
     assert_int_equal(submit(one(0, 101)), -EINVAL); /* whoever tries again would for ever */
     id = submit(one(0, 90));
@@ -299,9 +299,9 @@ static void test_bounds(void **state)
     assert_int_equal(stats().jobs_now, 4);
     while (stats().blocks_now)
         usleep(100);
-    assert_int_equal(kvbm_engine_poll(w.engine, done, 8), 4);
+    assert_int_equal(kvbm_copier_poll(w.copier, done, 8), 4);
     assert_int_equal(stats().jobs_now, 0);
-    kvbm_engine_destroy(w.engine);
+    kvbm_copier_destroy(w.copier);
 }
 
 static void test_poll_and_descriptor(void **state)
@@ -311,28 +311,28 @@ static void test_poll_and_descriptor(void **state)
     int64_t ids[5];
 
     (void)state;
-    open_engine((struct kvbm_engine_opts){.n_threads = 1});
-    fd = (struct pollfd){.fd = kvbm_engine_fd(w.engine), .events = POLLIN};
+    open_engine((struct kvbm_copier_opts){.n_threads = 1});
+    fd = (struct pollfd){.fd = kvbm_copier_fd(w.copier), .events = POLLIN};
     assert_int_equal(poll(&fd, 1, 0), 0);
     for (int i = 0; i < 5; i++)
         assert_true((ids[i] = submit(one(0, 1))) > 0);
     assert_int_equal(poll(&fd, 1, 60000), 1);
     while (stats().blocks_now)
         usleep(100);
-    assert_int_equal(kvbm_engine_poll(w.engine, done, 3), 3);
+    assert_int_equal(kvbm_copier_poll(w.copier, done, 3), 3);
     for (int i = 0; i < 3; i++)
         assert_int_equal(done[i].id, ids[i]);
     assert_int_equal(poll(&fd, 1, 0), 1);
     ends(ids[4], 0, 1); /* out of turn */
-    assert_int_equal(kvbm_engine_poll(w.engine, done, 3), 1);
+    assert_int_equal(kvbm_copier_poll(w.copier, done, 3), 1);
     assert_int_equal(done[0].id, ids[3]);
     assert_int_equal(poll(&fd, 1, 0), 0);
-    assert_int_equal(kvbm_engine_wait(w.engine, (uint64_t)ids[4], 0, done), -ENOENT);
-    assert_int_equal(kvbm_engine_wait(w.engine, 0, 0, done), -ENOENT);
-    assert_int_equal(kvbm_engine_wait(w.engine, UINT64_MAX, 0, done), -ENOENT);
-    assert_int_equal(kvbm_engine_cancel(w.engine, (uint64_t)ids[4]), -ENOENT);
-    assert_int_equal(kvbm_engine_cancel(w.engine, 0), -ENOENT);
-    kvbm_engine_destroy(w.engine);
+    assert_int_equal(kvbm_copier_wait(w.copier, (uint64_t)ids[4], 0, done), -ENOENT);
+    assert_int_equal(kvbm_copier_wait(w.copier, 0, 0, done), -ENOENT);
+    assert_int_equal(kvbm_copier_wait(w.copier, UINT64_MAX, 0, done), -ENOENT);
+    assert_int_equal(kvbm_copier_cancel(w.copier, (uint64_t)ids[4]), -ENOENT);
+    assert_int_equal(kvbm_copier_cancel(w.copier, 0), -ENOENT);
+    kvbm_copier_destroy(w.copier);
 }
 
 /* Whoever waits copies along; not for nothing, and not what isn't ready. */
@@ -344,28 +344,28 @@ static void test_waiting_helps(void **state)
     int64_t id;
 
     (void)state;
-    open_engine((struct kvbm_engine_opts){.n_threads = 1});
+    open_engine((struct kvbm_copier_opts){.n_threads = 1});
     close_gate();
     id = submit(one(0, 8));
     assert_true(id > 0);
-    assert_int_equal(kvbm_engine_wait(w.engine, (uint64_t)id, 0, &done), -ETIMEDOUT);
+    assert_int_equal(kvbm_copier_wait(w.copier, (uint64_t)id, 0, &done), -ETIMEDOUT);
     ends(id, 0, 8);
     t.done =
         tell; /* it isn't waited for, nor its callback called by who tries: he may hold what that takes */
     id = submit(t);
     assert_true(id > 0);
-    assert_int_equal(kvbm_engine_wait(w.engine, (uint64_t)id, 60000, &done), -ENOENT);
+    assert_int_equal(kvbm_copier_wait(w.copier, (uint64_t)id, 60000, &done), -ENOENT);
     assert_int_equal(n_told(), 0);
     t.done = NULL;
     t.dst_blocks = w.ids + 8;
     t.ready_fd = ready;
     id = submit(t);
     assert_true(id > 0);
-    assert_int_equal(kvbm_engine_wait(w.engine, (uint64_t)id, 20, &done), -ETIMEDOUT);
+    assert_int_equal(kvbm_copier_wait(w.copier, (uint64_t)id, 20, &done), -ETIMEDOUT);
     assert_int_equal(eventfd_write(ready, 1), 0);
     open_gate();
     ends(id, 0, 8);
-    kvbm_engine_destroy(w.engine);
+    kvbm_copier_destroy(w.copier);
     close(ready);
 }
 
@@ -379,7 +379,7 @@ static void test_cancel_before(void **state)
     int64_t queued, waiting, called;
 
     (void)state;
-    open_engine((struct kvbm_engine_opts){.n_threads = 1});
+    open_engine((struct kvbm_copier_opts){.n_threads = 1});
     close_gate();
     t = one(0, 9);
     t.ok = ok;
@@ -389,21 +389,21 @@ static void test_cancel_before(void **state)
     waiting = submit(t);
     t.done = tell;
     called = submit(t);
-    assert_int_equal(kvbm_engine_cancel(w.engine, (uint64_t)queued), 0);
+    assert_int_equal(kvbm_copier_cancel(w.copier, (uint64_t)queued), 0);
     ends(queued, -ECANCELED, 0);
     assert_int_equal(ok[0], 0);
     assert_int_equal(ok[1], 0);
-    assert_int_equal(kvbm_engine_cancel(w.engine, (uint64_t)waiting), 0);
+    assert_int_equal(kvbm_copier_cancel(w.copier, (uint64_t)waiting), 0);
     ends(waiting, -ECANCELED, 0);
-    assert_int_equal(kvbm_engine_cancel(w.engine, (uint64_t)called), 0);
-    assert_int_equal(kvbm_engine_cancel(w.engine, (uint64_t)called), -ENOENT); /* it ended */
-    assert_int_equal(n_told(), 0); /* callbacks are the engine's threads' to call */
+    assert_int_equal(kvbm_copier_cancel(w.copier, (uint64_t)called), 0);
+    assert_int_equal(kvbm_copier_cancel(w.copier, (uint64_t)called), -ENOENT); /* it ended */
+    assert_int_equal(n_told(), 0); /* callbacks are the copier's threads' to call */
     open_gate();
     wait_told(1);
     assert_int_equal(w.told[0].status, -ECANCELED);
     assert_int_equal(stats().cancelled, 3);
     close(ready);
-    kvbm_engine_destroy(w.engine);
+    kvbm_copier_destroy(w.copier);
 }
 
 /* What was begun is finished, what wasn't stays as it was, and the bitmap says which. */
@@ -414,7 +414,7 @@ static void test_cancel_under_way(void **state)
 
     (void)state;
     begin_large();
-    open_engine((struct kvbm_engine_opts){.n_threads = 2});
+    open_engine((struct kvbm_copier_opts){.n_threads = 2});
     for (int i = 0; i < 50 && !cut; i++) {
         unsigned char *bytes = kvbm_storage_host_memory(kvbm_layout_storage(large_dst, 0));
         uint64_t pieces = stats().pieces;
@@ -429,8 +429,8 @@ static void test_cancel_under_way(void **state)
         id = submit(t);
         assert_true(id > 0);
         wait_begun(pieces);
-        assert_true(kvbm_engine_cancel(w.engine, (uint64_t)id) <= 0);
-        assert_int_equal(kvbm_engine_wait(w.engine, (uint64_t)id, 60000, &done), 0);
+        assert_true(kvbm_copier_cancel(w.copier, (uint64_t)id) <= 0);
+        assert_int_equal(kvbm_copier_wait(w.copier, (uint64_t)id, 60000, &done), 0);
         for (uint32_t k = 0; k < LARGE; k++) {
             bool is = ok[k / 8] >> k % 8 & 1;
 
@@ -445,7 +445,7 @@ static void test_cancel_under_way(void **state)
         assert_true(n_ok > 0);
     }
     assert_true(cut);
-    kvbm_engine_destroy(w.engine);
+    kvbm_copier_destroy(w.copier);
     end_large();
 }
 
@@ -458,7 +458,7 @@ static void test_deadline_storm(void **state)
     uint64_t begin;
 
     (void)state;
-    open_engine((struct kvbm_engine_opts){.n_threads = 1, .max_jobs = 2000});
+    open_engine((struct kvbm_copier_opts){.n_threads = 1, .max_jobs = 2000});
     close_gate();
     begin = kv_now_ns();
     for (uint32_t i = 0; i < n; i++) {
@@ -485,7 +485,7 @@ static void test_deadline_storm(void **state)
     }
     assert_true(late > n / 2);
     assert_int_equal(stats().late, late);
-    kvbm_engine_destroy(w.engine);
+    kvbm_copier_destroy(w.copier);
 }
 
 /* ---- ready ---- */
@@ -502,7 +502,7 @@ static void test_ready_descriptor(void **state)
     uint64_t number = 1;
 
     (void)state;
-    open_engine((struct kvbm_engine_opts){.n_threads = 2});
+    open_engine((struct kvbm_copier_opts){.n_threads = 2});
     memset(from, 1, len);
     memset(to, 0, len);
     t.ready_fd = ready;
@@ -536,7 +536,7 @@ static void test_ready_descriptor(void **state)
     ends(submit(t), 0, 1);
     close(file);
     close(ready);
-    kvbm_engine_destroy(w.engine);
+    kvbm_copier_destroy(w.copier);
 }
 
 /* ---- callbacks ---- */
@@ -561,13 +561,13 @@ static void test_callbacks_submit(void **state)
     struct kvbm_transfer t = one(0, 1);
 
     (void)state;
-    open_engine((struct kvbm_engine_opts){.n_threads = 2, .max_jobs = 1, .max_blocks = 1});
+    open_engine((struct kvbm_copier_opts){.n_threads = 2, .max_jobs = 1, .max_blocks = 1});
     t.done = submit_next;
     assert_true(submit(t) > 0);
     wait_told(1);
     assert_int_equal(stats().done, 1001);
     assert_int_equal(stats().refused, 0);
-    kvbm_engine_destroy(w.engine);
+    kvbm_copier_destroy(w.copier);
 }
 
 /* ---- the end ---- */
@@ -577,7 +577,7 @@ static void *wait_for(void *arg)
     struct kvbm_done done;
     uint64_t id = (uint64_t)(uintptr_t)arg;
 
-    assert_int_equal(kvbm_engine_wait(w.engine, id, 60000, &done), 0);
+    assert_int_equal(kvbm_copier_wait(w.copier, id, 60000, &done), 0);
     assert_int_equal(done.status, -ECANCELED);
     return NULL;
 }
@@ -606,15 +606,15 @@ static void test_destroy_while_busy(void **state)
         pthread_t waiter;
         int64_t id;
 
-        open_engine((struct kvbm_engine_opts){.n_threads = 1 + rng_below(&rng, 3)});
+        open_engine((struct kvbm_copier_opts){.n_threads = 1 + rng_below(&rng, 3)});
         t.ready_fd = ready;
         id = submit(t);
         assert_int_equal(pthread_create(&waiter, NULL, wait_for, (void *)(uintptr_t)id), 0);
         for (bool inside = false; !inside;
-             usleep(100)) { /* else it would come to a destroyed engine */
-            pthread_mutex_lock(&w.engine->lock);
-            inside = w.engine->n_waiters > 0;
-            pthread_mutex_unlock(&w.engine->lock);
+             usleep(100)) { /* else it would come to a destroyed copier */
+            pthread_mutex_lock(&w.copier->lock);
+            inside = w.copier->n_waiters > 0;
+            pthread_mutex_unlock(&w.copier->lock);
         }
         t.done = tell;
         t.deadline_ns = kv_now_ns() + rng_below(&rng, 3) * KV_NS_PER_MS;
@@ -627,15 +627,15 @@ static void test_destroy_while_busy(void **state)
         assert_true(submit(t) > 0);
         for (int i = 0; i < 20; i++)
             assert_true(submit(one(0, 1)) > 0);
-        while (kvbm_engine_wait(w.engine, (uint64_t)id, 0, NULL) != -ETIMEDOUT)
+        while (kvbm_copier_wait(w.copier, (uint64_t)id, 0, NULL) != -ETIMEDOUT)
             ;
         usleep(rng_below(&rng, 3000));
-        kvbm_engine_destroy(w.engine);
+        kvbm_copier_destroy(w.copier);
         pthread_join(waiter, NULL);
         assert_int_equal(w.n_told, 3);
         close(ready);
     }
-    kvbm_engine_destroy(NULL);
+    kvbm_copier_destroy(NULL);
     end_large();
 }
 
@@ -646,15 +646,15 @@ static void test_stop_waits_for_callbacks(void **state)
 
     (void)state;
     t.done = tell;
-    open_engine((struct kvbm_engine_opts){.n_threads = 1});
+    open_engine((struct kvbm_copier_opts){.n_threads = 1});
     close_gate();
     assert_true(submit(t) > 0); /* cancelled, and its callback behind the one that is held up */
-    assert_int_equal(kvbm_engine_stop(w.engine, 50), -ETIMEDOUT);
+    assert_int_equal(kvbm_copier_stop(w.copier, 50), -ETIMEDOUT);
     assert_int_equal(submit(t), -ESHUTDOWN);
     open_gate();
-    assert_int_equal(kvbm_engine_stop(w.engine, 60000), 0);
+    assert_int_equal(kvbm_copier_stop(w.copier, 60000), 0);
     assert_int_equal(n_told(), 1);
-    kvbm_engine_destroy(w.engine);
+    kvbm_copier_destroy(w.copier);
     assert_int_equal(n_told(), 1);
 }
 
@@ -666,31 +666,31 @@ static void test_fork(void **state)
     pid_t child;
 
     (void)state;
-    open_engine((struct kvbm_engine_opts){.n_threads = 2});
+    open_engine((struct kvbm_copier_opts){.n_threads = 2});
     id = submit(one(0, 1));
     child = fork();
     if (child == 0) {
         bool right = submit(one(0, 1)) == -ESHUTDOWN &&
-                     kvbm_engine_wait(w.engine, (uint64_t)id, 1000, &done) == -ENOENT &&
-                     kvbm_engine_poll(w.engine, &done, 1) == 0 &&
-                     kvbm_engine_cancel(w.engine, (uint64_t)id) == -ENOENT &&
+                     kvbm_copier_wait(w.copier, (uint64_t)id, 1000, &done) == -ENOENT &&
+                     kvbm_copier_poll(w.copier, &done, 1) == 0 &&
+                     kvbm_copier_cancel(w.copier, (uint64_t)id) == -ENOENT &&
                      stats().submitted == 0;
 
-        kvbm_engine_destroy(w.engine);
+        kvbm_copier_destroy(w.copier);
         _exit(right ? 0 : 1);
     }
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_int_equal(status, 0);
     ends(id, 0, 1);
-    kvbm_engine_destroy(w.engine);
+    kvbm_copier_destroy(w.copier);
 }
 
 /* ---- memory ---- */
 
 static void test_starved(void **state)
 {
-    struct kvbm_engine_opts opts = {.size = sizeof(opts), .n_threads = 2, .max_jobs = 8};
-    struct kvbm_engine_stats before = {.size = sizeof(before)};
+    struct kvbm_copier_opts opts = {.size = sizeof(opts), .n_threads = 2, .max_jobs = 8};
+    struct kvbm_copier_stats before = {.size = sizeof(before)};
     struct kvbm_transfer t = one(0, 200);
     long n;
     int64_t rc;
@@ -698,7 +698,7 @@ static void test_starved(void **state)
     (void)state;
     for (n = 1;; n++) {
         starve_at(n);
-        rc = kvbm_engine_create(&opts, &w.engine);
+        rc = kvbm_copier_create(&opts, &w.copier);
         if (!starved())
             break;
         starve_at(0);
@@ -709,10 +709,10 @@ static void test_starved(void **state)
     assert_true(n > 10);
     before = stats();
     for (n = 1;; n++) {
-        struct kvbm_engine_stats now = {.size = sizeof(now)};
+        struct kvbm_copier_stats now = {.size = sizeof(now)};
 
         starve_at(n);
-        rc = kvbm_engine_submit(w.engine, &t);
+        rc = kvbm_copier_submit(w.copier, &t);
         if (!starved())
             break;
         starve_at(0);
@@ -723,13 +723,13 @@ static void test_starved(void **state)
     starve_at(0);
     assert_int_equal(n, 2); /* a job is one allocation, however large */
     ends(rc, 0, 200);
-    kvbm_engine_destroy(w.engine);
+    kvbm_copier_destroy(w.copier);
 }
 
 /* The first job of a file opens the lanes for it: half-opened ones are taken down, and the next job tries again. */
 static void test_starved_file(void **state)
 {
-    struct kvbm_engine_opts opts = {
+    struct kvbm_copier_opts opts = {
         .size = sizeof(opts), .n_threads = 1, .io = KVBM_IO_THREADS, .io_depth = 2};
     struct kvbm_storage_opts disk = {.size = sizeof(disk), .kind = KVBM_STORAGE_DISK};
     struct kvbm_layout *file = unit_layout(kvbm_layout_get_config(w.src), &disk);
@@ -742,16 +742,16 @@ static void test_starved_file(void **state)
     for (long n = 1; happened; n++) {
         int64_t id;
 
-        assert_int_equal(kvbm_engine_create(&opts, &w.engine), 0);
+        assert_int_equal(kvbm_copier_create(&opts, &w.copier), 0);
         starve_at(n);
-        id = kvbm_engine_submit(w.engine, &t);
+        id = kvbm_copier_submit(w.copier, &t);
         happened = starved();
         starve_at(0);
         assert_true(id > 0 ||
                     (happened && id == -ENOMEM)); /* the executor can do with fewer threads */
         refused += id < 0;
         ends(id > 0 ? id : submit(t), 0, 3);
-        kvbm_engine_destroy(w.engine);
+        kvbm_copier_destroy(w.copier);
     }
     assert_true(refused > 6);
     kvbm_layout_destroy(file);
@@ -759,26 +759,26 @@ static void test_starved_file(void **state)
 
 static void test_options(void **state)
 {
-    struct kvbm_engine_opts opts = {.size = sizeof(opts), .n_threads = 100000};
+    struct kvbm_copier_opts opts = {.size = sizeof(opts), .n_threads = 100000};
 
     (void)state;
-    assert_int_equal(kvbm_engine_create(&opts, &w.engine), -EINVAL);
-    opts = (struct kvbm_engine_opts){.size = sizeof(opts), .max_jobs = UINT32_MAX};
-    assert_int_equal(kvbm_engine_create(&opts, &w.engine), -EINVAL);
-    opts = (struct kvbm_engine_opts){.size = sizeof(opts), .io = (enum kvbm_io)9};
-    assert_int_equal(kvbm_engine_create(&opts, &w.engine), -EINVAL);
-    assert_int_equal(kvbm_engine_create(NULL, NULL), -EINVAL);
-    assert_int_equal(kvbm_engine_create(NULL, &w.engine), 0);
-    assert_int_equal(kvbm_engine_submit(w.engine, NULL), -EINVAL);
-    assert_int_equal(kvbm_engine_submit(NULL, NULL), -EINVAL);
-    kvbm_engine_destroy(w.engine);
+    assert_int_equal(kvbm_copier_create(&opts, &w.copier), -EINVAL);
+    opts = (struct kvbm_copier_opts){.size = sizeof(opts), .max_jobs = UINT32_MAX};
+    assert_int_equal(kvbm_copier_create(&opts, &w.copier), -EINVAL);
+    opts = (struct kvbm_copier_opts){.size = sizeof(opts), .io = (enum kvbm_io)9};
+    assert_int_equal(kvbm_copier_create(&opts, &w.copier), -EINVAL);
+    assert_int_equal(kvbm_copier_create(NULL, NULL), -EINVAL);
+    assert_int_equal(kvbm_copier_create(NULL, &w.copier), 0);
+    assert_int_equal(kvbm_copier_submit(w.copier, NULL), -EINVAL);
+    assert_int_equal(kvbm_copier_submit(NULL, NULL), -EINVAL);
+    kvbm_copier_destroy(w.copier);
 }
 
 /* Its only thread finds out itself that a job is late, and calls its callback: nobody would wake it for that. */
 static void test_late_alone(void **state)
 {
     (void)state;
-    open_engine((struct kvbm_engine_opts){.n_threads = 1});
+    open_engine((struct kvbm_copier_opts){.n_threads = 1});
     for (uint32_t i = 0; i < 300; i++) {
         struct kvbm_transfer t = one(0, 1);
 
@@ -788,7 +788,7 @@ static void test_late_alone(void **state)
         wait_told(i + 1);
         assert_int_equal(w.told[i].status, -ETIMEDOUT);
     }
-    kvbm_engine_destroy(w.engine);
+    kvbm_copier_destroy(w.copier);
 }
 
 int main(void)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Many threads at one engine: they submit, cancel, wait, poll; what is said to be whole is. For the thread sanitizer. */
+/* Many threads at one copier: they submit, cancel, wait, poll; what is said to be whole is. For the thread sanitizer. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>
@@ -20,7 +20,7 @@
 #define PRODUCERS 6
 #define EACH 16 /* blocks of a producer, which nobody else uses */
 
-static struct kvbm_engine *engine;
+static struct kvbm_copier *copier;
 static struct kvbm_layout *src, *dst;
 static _Atomic uint32_t n_whole, n_cancelled, n_late, n_refused;
 
@@ -50,11 +50,11 @@ static void called(void *arg, const struct kvbm_done *done)
 static void finish(struct producer *p, struct kvbm_transfer *t, int64_t id, struct rng *rng)
 {
     if (rng_below(rng, 4) == 0)
-        kvbm_engine_cancel(engine, (uint64_t)id);
+        kvbm_copier_cancel(copier, (uint64_t)id);
     if (t->done)
         sem_wait(&p->called);
     else
-        assert_int_equal(kvbm_engine_wait(engine, (uint64_t)id, 60000, &p->done), 0);
+        assert_int_equal(kvbm_copier_wait(copier, (uint64_t)id, 60000, &p->done), 0);
     assert_int_equal(p->done.id, id);
 }
 
@@ -96,7 +96,7 @@ static void *produce(void *arg)
     for (long round = 0; round < p->rounds; round++) {
         unsigned char mark = (unsigned char)(1 + round % 250);
         uint64_t number = 1;
-        struct kvbm_engine_stats stats = {.size = sizeof(stats)};
+        struct kvbm_copier_stats stats = {.size = sizeof(stats)};
         uint8_t ok[EACH / 8];
         struct kvbm_transfer t = {.size = sizeof(t),
                                   .src = src,
@@ -119,7 +119,7 @@ static void *produce(void *arg)
         t.done = rng_below(&rng, 2) ? called : NULL;
         if (rng_below(&rng, 8) == 0)
             t.deadline_ns = kv_now_ns() + rng_below(&rng, 200000);
-        id = kvbm_engine_submit(engine, &t);
+        id = kvbm_copier_submit(copier, &t);
         if (id == -EAGAIN) {
             n_refused++;
             continue;
@@ -130,7 +130,7 @@ static void *produce(void *arg)
                 for (uint32_t layer = 0; layer < 3; layer++)
                     *byte_of(src, ids[i], layer) = mark;
             }
-            kvbm_engine_get_stats(engine,
+            kvbm_copier_get_stats(copier,
                                   &stats); /* a lock: tsan doesn't know that eventfds order */
             assert_int_equal(write(ready, &number, sizeof(number)), sizeof(number));
         }
@@ -145,7 +145,7 @@ static void *produce(void *arg)
 
 static void test_producers(void **state)
 {
-    struct kvbm_engine_opts opts = {
+    struct kvbm_copier_opts opts = {
         .size = sizeof(opts), .n_threads = 3, .max_jobs = PRODUCERS - 1};
     struct kvbm_storage_opts memory = {.size = sizeof(memory), .kind = KVBM_STORAGE_SYSTEM};
     struct kvbm_layout_config c = {.size = sizeof(c),
@@ -157,13 +157,13 @@ static void test_producers(void **state)
                                    .inner_dim = 64};
     struct producer producers[PRODUCERS];
     pthread_t threads[PRODUCERS];
-    struct kvbm_engine_stats stats = {.size = sizeof(stats)};
+    struct kvbm_copier_stats stats = {.size = sizeof(stats)};
 
     (void)state;
     src = unit_layout(&c, &memory);
     c.kind = KVBM_LAYER_SEPARATE_OUTER_CONTIGUOUS;
     dst = unit_layout(&c, &memory);
-    assert_int_equal(kvbm_engine_create(&opts, &engine), 0);
+    assert_int_equal(kvbm_copier_create(&opts, &copier), 0);
     for (uint32_t i = 0; i < PRODUCERS; i++) {
         producers[i] = (struct producer){.number = i, .rounds = test_rounds(3000)};
         sem_init(&producers[i].called, 0, 0);
@@ -171,7 +171,7 @@ static void test_producers(void **state)
     }
     for (uint32_t i = 0; i < PRODUCERS; i++)
         pthread_join(threads[i], NULL);
-    kvbm_engine_get_stats(engine, &stats);
+    kvbm_copier_get_stats(copier, &stats);
     assert_int_equal(stats.done, n_whole);
     assert_int_equal(stats.cancelled, n_cancelled);
     assert_int_equal(stats.late, n_late);
@@ -180,7 +180,7 @@ static void test_producers(void **state)
     assert_int_equal(stats.blocks_now, 0);
     assert_int_equal(stats.failed, 0);
     assert_true(n_whole > 0 && n_cancelled > 0);
-    kvbm_engine_destroy(engine);
+    kvbm_copier_destroy(copier);
     kvbm_layout_destroy(src);
     kvbm_layout_destroy(dst);
 }

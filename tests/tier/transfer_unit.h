@@ -273,7 +273,7 @@ static inline void unit_ranges(struct rng *rng, struct kvbm_transfer *t, uint32_
 }
 
 /** Do it and compare: everything that was to be written, and everything else. Returns the job's status. */
-static inline int unit_round(struct kvbm_engine *engine, struct kvbm_transfer *t, struct rng *rng)
+static inline int unit_round(struct kvbm_copier *copier, struct kvbm_transfer *t, struct rng *rng)
 {
     const struct kvbm_layout_config *s = kvbm_layout_get_config(t->src),
                                     *d = kvbm_layout_get_config(t->dst);
@@ -289,10 +289,10 @@ static inline int unit_round(struct kvbm_engine *engine, struct kvbm_transfer *t
     memset(ok, 0xAA, sizeof(ok));
     t->size = sizeof(*t);
     t->ok = ok;
-    id = kvbm_engine_submit(engine, t);
+    id = kvbm_copier_submit(copier, t);
     if (id > 0) {
         unit_apply(t, &from, &want, NULL);
-        MUST(kvbm_engine_wait(engine, (uint64_t)id, 60000, &done) == 0);
+        MUST(kvbm_copier_wait(copier, (uint64_t)id, 60000, &done) == 0);
         MUST(done.status == 0 && done.n == t->n && done.n_ok == t->n);
         for (uint32_t i = 0; i < t->n; i++)
             MUST(ok[i / 8] >> i % 8 & 1);

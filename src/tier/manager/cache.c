@@ -32,8 +32,8 @@ static const char *what_differs(const struct kvbm_layout_config *host,
     return NULL;
 }
 
-int kvbm_manager_attach(struct kvbm_manager *m, const struct kvbm_cache_opts *opts,
-                        struct kvbm_cache **ret)
+int kvbm_cache_attach(struct kvbm_manager *m, const struct kvbm_cache_opts *opts,
+                      struct kvbm_cache **ret)
 {
     int rc = kvbm_manager_usable(m);
     struct kvbm_cache *cache;
@@ -73,7 +73,7 @@ int kvbm_manager_attach(struct kvbm_manager *m, const struct kvbm_cache_opts *op
     return 0;
 }
 
-int kvbm_manager_detach(struct kvbm_cache *cache)
+int kvbm_cache_detach(struct kvbm_cache *cache)
 {
     struct kvbm_manager *m = cache ? cache->manager : NULL;
     int rc = cache ? kvbm_manager_usable(m) : 0;

@@ -78,7 +78,7 @@ static bool in_use(struct kvbm_manager *m)
 
 void kvbm_manager_free(struct kvbm_manager *m, uint64_t deadline)
 {
-    kvbm_engine_destroy(m->engine);
+    kvbm_copier_destroy(m->copier);
     kvbm_disk_close(m->disk_store);
     kvbm_object_close_by(m->object_store, deadline);
     for (uint32_t i = 0; i < m->n_quarantine; i++)
@@ -128,8 +128,8 @@ static void wind_down(struct kvbm_manager *m, uint64_t deadline)
         kvbm_fetch_cancel(pin);
     for (struct kvbm_job_ *job = m->jobs; job; job = job->next) {
         job->cancelled = true;
-        if (job->engine_id)
-            kvbm_engine_cancel(m->engine, job->engine_id);
+        if (job->copy_id)
+            kvbm_copier_cancel(m->copier, job->copy_id);
     }
 }
 
@@ -170,7 +170,7 @@ int kvbm_manager_destroy(struct kvbm_manager *m, uint32_t timeout_ms)
     if (rc < 0)
         return rc;
     while (m->caches)
-        kvbm_manager_detach(m->caches);
+        kvbm_cache_detach(m->caches);
     kvbm_manager_free(m, KV_MAX(deadline, kv_now_ns() + KVBM_LET_GO_NS));
     return 0;
 }

@@ -193,7 +193,7 @@ static void arrived(struct kvbm_pin *pin, uint32_t i, enum kv_tier tier)
         return;
     }
     if (tier == KV_TIER_EXTERNAL) {
-        kvbm_object_present(m, &chain, pin->likes ? &pin->likes[i] : NULL);
+        kvbm_presence_add(m, &chain, pin->likes ? &pin->likes[i] : NULL);
         if (item->state == ITEM_HELD)
             kvbm_offload_items(pin, i, 1, NULL);
     }
@@ -222,7 +222,7 @@ static void not_there(struct kvbm_pin *pin, uint32_t i, enum kv_tier tier, int w
     } else {
         pin->object_missed |= !pin->likes; /* handles aren't a prefix: the others are of use */
         if (why == -ENOENT || why == -EBADMSG)
-            kvbm_object_absent(m, pin->group, kvbm_pin_key(pin, i), true);
+            kvbm_presence_absent(m, pin->group, kvbm_pin_key(pin, i), true);
     }
 }
 
@@ -433,7 +433,8 @@ static void from_object(struct kvbm_pin *pin)
             uint64_t hash =
                 kvbm_key_hash(pin->manager, pin->group, keys + k * pin->manager->key_len);
 
-            if (kvbm_object_known_absent(pin->manager, hash)) { /* what is behind it is of no use */
+            if (kvbm_presence_known_absent(pin->manager,
+                                           hash)) { /* what is behind it is of no use */
                 pin->object_missed = true;
                 n = k;
             }

@@ -102,7 +102,7 @@ static void job_over(struct kvbm_manager *m, struct kvbm_note *note)
     kvbm_offload_pump(m);
 }
 
-/* The engine has none of its own while it has no room for the job, and the caller's is his when submit returns. */
+/* The copier has none of its own while it has no room for the job, and the caller's is his when submit returns. */
 static int keep_fd(struct kvbm_job_ *job)
 {
     int own = job->ready_fd > 0 && !job->own_fd ? fcntl(job->ready_fd, F_DUPFD_CLOEXEC, 3) : 0;
@@ -158,7 +158,7 @@ static void copied(struct kvbm_manager *m, struct kvbm_note *note)
     uint64_t bytes = job->done.n_ok * m->block_bytes;
 
     m->running--;
-    job->engine_id = 0;
+    job->copy_id = 0;
     spread_ok(job);
     job->done.bytes = bytes;
     if (pin->store) {
@@ -179,7 +179,7 @@ static void copied(struct kvbm_manager *m, struct kvbm_note *note)
     kvbm_offload_pump(m);
 }
 
-static void engine_done(void *arg, const struct kvbm_done *done)
+static void copier_done(void *arg, const struct kvbm_done *done)
 {
     struct kvbm_job_ *job = arg;
 
@@ -236,7 +236,7 @@ static struct kvbm_transfer transfer_of(struct kvbm_job_ *job)
         .ready_fd = job->ready_fd,
         .ready_event = job->ready_event,
         .ok = job->ok,
-        .done = engine_done,
+        .done = copier_done,
         .arg = job,
     };
 }
@@ -255,15 +255,15 @@ void kvbm_job_start(struct kvbm_job_ *job)
     }
     transfer = transfer_of(job);
     m->running++;
-    id = kvbm_engine_submit(m->engine, &transfer);
+    id = kvbm_copier_submit(m->copier, &transfer);
     if (id > 0) {
-        job->engine_id = (uint64_t)id;
+        job->copy_id = (uint64_t)id;
         drop_fd(job);
         return;
     }
     m->running--;
     if (id == -EAGAIN && job->deadline_ns && job->deadline_ns <= kv_now_ns())
-        id = -ETIMEDOUT; /* the engine doesn't know of it yet */
+        id = -ETIMEDOUT; /* the copier doesn't know of it yet */
     rc = id == -EAGAIN ? keep_fd(job) : (int)id;
     if (rc == 0) {
         job->next_wait = m->stalled;

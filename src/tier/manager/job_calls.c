@@ -114,13 +114,13 @@ int kvbm_manager_cancel(struct kvbm_manager *m, uint64_t id)
         rc = -ENOENT;
     } else if (!job->cancelled) {
         job->cancelled = true;
-        copy = job->engine_id;
+        copy = job->copy_id;
         if (job->waits)
             kvbm_job_give_up(job, -ECANCELED);
     }
     kvbm_manager_leave(m);
     if (copy)
-        kvbm_engine_cancel(m->engine, copy); /* it may have ended meanwhile */
+        kvbm_copier_cancel(m->copier, copy); /* it may have ended meanwhile */
     return rc;
 }
 
@@ -171,11 +171,11 @@ int kvbm_manager_fd(struct kvbm_manager *m)
 static bool help(struct kvbm_manager *m, const struct kvbm_job_ *job, uint64_t deadline,
                  uint64_t *helped)
 {
-    if (!job->engine_id || job->engine_id == *helped)
+    if (!job->copy_id || job->copy_id == *helped)
         return false;
-    *helped = job->engine_id;
+    *helped = job->copy_id;
     kvbm_manager_leave(m);
-    tier_help(m->engine, *helped, deadline);
+    tier_help(m->copier, *helped, deadline);
     kvbm_manager_enter(m);
     return true;
 }

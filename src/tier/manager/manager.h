@@ -20,7 +20,7 @@
  *   where.c    which tier has what
  *   mover.c    what has ended goes on; deadlines
  *
- * One lock guards all of it. The executors (engine, disk, object) call back from threads of their own, and those go
+ * One lock guards all of it. The executors (copier, disk, object) call back from threads of their own, and those go
  * on with the next step: a thread that had to be woken for it would often take longer than the step. Nothing under
  * the lock waits for an executor.
  * Order of locks: the manager's, then the registry's or an executor's.
@@ -127,7 +127,7 @@ struct kvbm_job_ {
     struct kvbm_pin *pin;
     struct kvbm_cache *cache;
     struct kvbm_done done;
-    uint64_t engine_id; /* of the copy; 0: not begun */
+    uint64_t copy_id; /* of the copy; 0: not begun */
     uint64_t submit_ns;
     bool cancelled, copied, waits; /* waits: for its pin, in the pin's list */
     bool own;                      /* waited for by us: poll doesn't tell of it */
@@ -137,7 +137,7 @@ struct kvbm_job_ {
     int32_t priority;
     uint64_t deadline_ns;
     int ready_fd;
-    bool own_fd; /* ready_fd is ours: the engine had no room, and the caller may have closed his */
+    bool own_fd; /* ready_fd is ours: the copier had no room, and the caller may have closed his */
     void *ready_event;
     uint8_t *user_ok;
     uint32_t n_pairs;
@@ -238,7 +238,7 @@ struct kvbm_manager {
     struct kvbm_layout *layout;             /* of host blocks */
     uint64_t host_base, block_bytes, stride;
     uint64_t host_blocks; /* of the host tier, or staging */
-    struct kvbm_engine *engine;
+    struct kvbm_copier *copier;
     struct kvbm_disk *disk_store;
     struct kvbm_object *object_store;
 
@@ -248,7 +248,7 @@ struct kvbm_manager {
     uint32_t n_waiters; /* threads in kvbm_manager_wait and kvbm_manager_drain */
     uint64_t next_id, next_number;
     struct kvbm_job_ *jobs;              /* not done */
-    struct kvbm_job_ *stalled;           /* of these, those that the engine had no room for */
+    struct kvbm_job_ *stalled;           /* of these, those that the copier had no room for */
     struct kvbm_job_ *done, **done_tail; /* to be polled */
     struct kv_wake done_wake;
     struct kvbm_set pending; /* hashes of keys that come into the host tier, or are being stored */
@@ -398,7 +398,7 @@ int64_t kvbm_job_submit(struct kvbm_manager *m, const struct kvbm_job *job,
                         struct kvbm_immutable *sources, bool own);
 /** Those that wait for their pins at their deadline end. Returns the next deadline, or UINT64_MAX. */
 uint64_t kvbm_job_late(struct kvbm_manager *m);
-/** Those that the engine had no room for. */
+/** Those that the copier had no room for. */
 void kvbm_job_retry(struct kvbm_manager *m);
 
 /* down_queue.c */
@@ -457,20 +457,20 @@ enum kvbm_presence {
 };
 /** The object store has (or hasn't: @sure, or for the moment) this key, which is @like's, if that isn't NULL. False:
  * it can't be remembered. */
-bool kvbm_object_present(struct kvbm_manager *m, const struct kvbm_chain *chain,
-                         const struct kvbm_immutable *like);
-void kvbm_object_absent(struct kvbm_manager *m, uint32_t group, const void *key, bool sure);
+bool kvbm_presence_add(struct kvbm_manager *m, const struct kvbm_chain *chain,
+                       const struct kvbm_immutable *like);
+void kvbm_presence_absent(struct kvbm_manager *m, uint32_t group, const void *key, bool sure);
 /** It has come there: what was said of its absence is over. */
-void kvbm_object_not_absent(struct kvbm_manager *m, uint32_t group, const void *key);
+void kvbm_presence_not_absent(struct kvbm_manager *m, uint32_t group, const void *key);
 /** It was put: what is being asked or got at the moment may have looked before, and its "isn't there" is void. */
-void kvbm_object_put(struct kvbm_manager *m, uint32_t group, const void *key);
+void kvbm_presence_stored(struct kvbm_manager *m, uint32_t group, const void *key);
 /** It was asked lately: it hasn't got the key, or doesn't answer. */
-bool kvbm_object_known_absent(const struct kvbm_manager *m, uint64_t hash);
+bool kvbm_presence_known_absent(const struct kvbm_manager *m, uint64_t hash);
 /** Of a key that the object store isn't known to have. */
-enum kvbm_presence kvbm_object_presence(const struct kvbm_manager *m, uint64_t hash);
+enum kvbm_presence kvbm_presence_of(const struct kvbm_manager *m, uint64_t hash);
 /** Keys [i, i + n) of the chain are asked for; bit k of @unknown: nobody knows of key i + k. Returns 0; -EHOSTDOWN: the
  * store is away; -EAGAIN, -ENOMEM...: not now, they are to be asked for again. */
-int kvbm_object_ask(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t i, uint32_t n,
-                    uint32_t unknown);
+int kvbm_presence_ask(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t i, uint32_t n,
+                      uint32_t unknown);
 
 #endif

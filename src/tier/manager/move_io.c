@@ -140,7 +140,7 @@ static void one_ended(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k
 
     if (status == 0) {
         if (move->to == KV_TIER_EXTERNAL)
-            kvbm_object_put(m, move->info[k].group, move->info[k].key);
+            kvbm_presence_stored(m, move->info[k].group, move->info[k].key);
         stats->blocks_in++;
         stats->bytes_in += m->block_bytes;
     } else {

@@ -82,7 +82,7 @@ static void is_absent(struct kvbm_doubt *doubt)
     doubt->until_ns = kv_now_ns() + ABSENT_NS;
 }
 
-bool kvbm_object_known_absent(const struct kvbm_manager *m, uint64_t hash)
+bool kvbm_presence_known_absent(const struct kvbm_manager *m, uint64_t hash)
 {
     const struct kvbm_doubt *doubt = look_up(m, hash);
     uint64_t now = doubt ? kv_now_ns() : 0;
@@ -94,13 +94,13 @@ bool kvbm_object_known_absent(const struct kvbm_manager *m, uint64_t hash)
     return kvbm_set_has(&m->asked, hash) && now - doubt->since_ns >= patience_ns(m);
 }
 
-enum kvbm_presence kvbm_object_presence(const struct kvbm_manager *m, uint64_t hash)
+enum kvbm_presence kvbm_presence_of(const struct kvbm_manager *m, uint64_t hash)
 {
     const struct kvbm_doubt *doubt = look_up(m, hash);
     bool asked = kvbm_set_has(&m->asked, hash);
 
     /* Asked for without a doubt: there was no room for one, and how long ago that was nobody knows. */
-    if (kvbm_object_known_absent(m, hash) || (asked && !doubt))
+    if (kvbm_presence_known_absent(m, hash) || (asked && !doubt))
         return KVBM_PRESENCE_ABSENT;
     if (asked || (doubt && doubt->since_ns && doubt->until_ns != BEING_ASKED &&
                   kv_now_ns() < doubt->until_ns))
@@ -146,7 +146,7 @@ static void unanswered(struct kvbm_manager *m, uint64_t hash, int rc)
 
 /* ---- what is known ---- */
 
-void kvbm_object_absent(struct kvbm_manager *m, uint32_t group, const void *key, bool sure)
+void kvbm_presence_absent(struct kvbm_manager *m, uint32_t group, const void *key, bool sure)
 {
     struct kvbm_doubt *doubt;
 
@@ -157,7 +157,7 @@ void kvbm_object_absent(struct kvbm_manager *m, uint32_t group, const void *key,
         is_absent(doubt);
 }
 
-void kvbm_object_not_absent(struct kvbm_manager *m, uint32_t group, const void *key)
+void kvbm_presence_not_absent(struct kvbm_manager *m, uint32_t group, const void *key)
 {
     struct kvbm_doubt *doubt = find(m, kvbm_key_hash(m, group, key));
 
@@ -175,11 +175,11 @@ static void overtake_fetches(struct kvbm_pin *pin, uint32_t group, const void *k
     }
 }
 
-void kvbm_object_put(struct kvbm_manager *m, uint32_t group, const void *key)
+void kvbm_presence_stored(struct kvbm_manager *m, uint32_t group, const void *key)
 {
     uint64_t hash = kvbm_key_hash(m, group, key);
 
-    kvbm_object_not_absent(m, group, key);
+    kvbm_presence_not_absent(m, group, key);
     for (struct kvbm_ask *ask = kvbm_set_has(&m->asked, hash) ? m->asks : NULL; ask;
          ask = ask->next) {
         for (uint32_t i = 0; i < ask->n && ask->group == group; i++)
@@ -191,15 +191,15 @@ void kvbm_object_put(struct kvbm_manager *m, uint32_t group, const void *key)
         overtake_fetches(pin, group, key);
 }
 
-bool kvbm_object_present(struct kvbm_manager *m, const struct kvbm_chain *chain,
-                         const struct kvbm_immutable *like)
+bool kvbm_presence_add(struct kvbm_manager *m, const struct kvbm_chain *chain,
+                       const struct kvbm_immutable *like)
 {
     struct kvbm_mutable block;
     struct kvbm_complete complete;
     struct kvbm_immutable held;
     int rc;
 
-    kvbm_object_not_absent(m, chain->group, chain->keys);
+    kvbm_presence_not_absent(m, chain->group, chain->keys);
     if (kvbm_pool_touch(m->object, chain->group, chain->keys, 1) == 1)
         return true;
     if (kvbm_take_blocks(m->object, &block, 1) == 0)
@@ -233,8 +233,8 @@ static void answered(struct kvbm_manager *m, const struct kvbm_ask *ask, uint32_
 
     if (status && status != -ENOENT)
         unanswered(m, kvbm_key_hash(m, ask->group, key), status);
-    else if (status || !kvbm_object_present(m, &chain, NULL)) /* nor for what can't be remembered */
-        kvbm_object_absent(m, ask->group, key, status == -ENOENT);
+    else if (status || !kvbm_presence_add(m, &chain, NULL)) /* nor for what can't be remembered */
+        kvbm_presence_absent(m, ask->group, key, status == -ENOENT);
 }
 
 static void asked(struct kvbm_manager *m, struct kvbm_note *note)
@@ -295,8 +295,8 @@ static struct kvbm_ask *ask_new(struct kvbm_manager *m, const struct kvbm_chain 
     return q;
 }
 
-int kvbm_object_ask(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t i, uint32_t n,
-                    uint32_t unknown)
+int kvbm_presence_ask(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t i, uint32_t n,
+                      uint32_t unknown)
 {
     struct kvbm_ask *q = ask_new(m, chain, i, n);
     int rc = q ? kvbm_object_submit(m->object_store, &q->batch) : -ENOMEM;

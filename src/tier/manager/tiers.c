@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a manager is made of: its tiers' pools and stores, and the engine. */
+/* What a manager is made of: its tiers' pools and stores, and the copier. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -229,7 +229,7 @@ int kvbm_tiers_open(struct kvbm_manager *m)
 {
     const struct kvbm_registry_opts registry = {
         .size = sizeof(registry), .key_len = m->key_len, .events = m->opts.events};
-    const struct kvbm_engine_opts engine = {.size = sizeof(engine),
+    const struct kvbm_copier_opts copier = {.size = sizeof(copier),
                                             .n_threads = m->opts.copy_threads,
                                             .max_jobs = m->opts.max_jobs,
                                             .max_blocks = KVBM_MAX_PIN, /* no job is too large */
@@ -245,7 +245,7 @@ int kvbm_tiers_open(struct kvbm_manager *m)
     if (rc == 0)
         rc = open_offers(m);
     if (rc == 0)
-        rc = kvbm_engine_create(&engine, &m->engine);
+        rc = kvbm_copier_create(&copier, &m->copier);
     if (rc == 0 && m->opts.disk)
         rc = open_disk(m);
     if (rc == 0 && m->opts.object)

@@ -23,7 +23,7 @@ static uint8_t where(const struct kvbm_manager *m, uint64_t hash, uint8_t tiers,
         return KVBM_REMOTE;
     if (!m->object_store || m->stopping)
         return KVBM_MISS;
-    presence = kvbm_object_presence(m, hash);
+    presence = kvbm_presence_of(m, hash);
     *unknown = presence == KVBM_PRESENCE_UNKNOWN;
     return presence == KVBM_PRESENCE_ABSENT ? KVBM_MISS : KVBM_PENDING;
 }
@@ -41,13 +41,13 @@ static uint32_t ask_unknown(struct kvbm_manager *m, const struct kvbm_chain *cha
         uint64_t bits = unknown >> done;
 
         some = KV_MIN(end - done, (uint32_t)KVBM_BATCH);
-        rc = kvbm_object_ask(m, chain, i + done, some, (uint32_t)bits);
+        rc = kvbm_presence_ask(m, chain, i + done, some, (uint32_t)bits);
         for (uint32_t k = 0; k < some; k++) {
             const uint8_t *key = (const uint8_t *)chain->keys + (i + done + k) * m->key_len;
 
             /* Not to be asked now, or nothing can be noted of it: not "not yet" for ever. */
             if (bits >> k & 1 &&
-                kvbm_object_presence(m, kvbm_key_hash(m, chain->group, key)) != KVBM_PRESENCE_ASKED)
+                kvbm_presence_of(m, kvbm_key_hash(m, chain->group, key)) != KVBM_PRESENCE_ASKED)
                 at[done + k] = KVBM_MISS;
         }
     }

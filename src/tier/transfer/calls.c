@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What callers of an engine do with jobs: submit, cancel, take what ended. */
+/* What callers of a copier do with jobs: submit, cancel, take what ended. */
 #include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
@@ -12,9 +12,9 @@
 
 /* ---- submitting ---- */
 
-static bool forked(const struct kvbm_engine *engine)
+static bool forked(const struct kvbm_copier *copier)
 {
-    return engine->owner != getpid();
+    return copier->owner != getpid();
 }
 
 /* The caller's struct in today's form; what an older one doesn't have is zero. */
@@ -71,130 +71,130 @@ static int make_job(const struct kvbm_transfer *t, struct tier_job **ret)
     return 0;
 }
 
-static int admit(struct kvbm_engine *engine, const struct kvbm_transfer *t)
+static int admit(struct kvbm_copier *copier, const struct kvbm_transfer *t)
 {
-    if (engine->stopping)
+    if (copier->stopping)
         return -ESHUTDOWN;
-    if (t->n > engine->max_blocks)
+    if (t->n > copier->max_blocks)
         return -EINVAL; /* not even once all others have ended */
-    if (!engine->n_free || t->n > engine->max_blocks - engine->stats.blocks_now) {
-        engine->stats.refused++;
+    if (!copier->n_free || t->n > copier->max_blocks - copier->stats.blocks_now) {
+        copier->stats.refused++;
         return -EAGAIN;
     }
     return 0;
 }
 
 /* With the lock; the job isn't known to anybody yet. */
-static int enter(struct kvbm_engine *engine, struct tier_job *job, int ready_fd)
+static int enter(struct kvbm_copier *copier, struct tier_job *job, int ready_fd)
 {
     int err;
 
-    job->slot = engine->free_slots[engine->n_free - 1];
-    job->id = engine->sequence * engine->max_jobs + job->slot + 1;
+    job->slot = copier->free_slots[copier->n_free - 1];
+    job->id = copier->sequence * copier->max_jobs + job->slot + 1;
     job->submitted_ns = kv_now_ns();
-    err = tier_watch(engine, job, ready_fd);
+    err = tier_watch(copier, job, ready_fd);
     if (err < 0)
         return err;
-    engine->sequence++;
-    engine->n_free--;
-    engine->slots[job->slot] = job;
-    engine->n_live++;
-    engine->stats.submitted++;
-    engine->stats.jobs_now++;
-    engine->stats.blocks_now += job->plan.n;
+    copier->sequence++;
+    copier->n_free--;
+    copier->slots[job->slot] = job;
+    copier->n_live++;
+    copier->stats.submitted++;
+    copier->stats.jobs_now++;
+    copier->stats.blocks_now += job->plan.n;
     if (job->deadline_ns) {
-        tier_expect(engine, job);
+        tier_expect(copier, job);
     }
     if (job->ready_fd < 0 && !job->ready_event)
-        tier_ready(engine, job);
+        tier_ready(copier, job);
     return 0;
 }
 
-int64_t kvbm_engine_submit(struct kvbm_engine *engine, const struct kvbm_transfer *transfer)
+int64_t kvbm_copier_submit(struct kvbm_copier *copier, const struct kvbm_transfer *transfer)
 {
     struct kvbm_transfer t;
     struct tier_job *job = NULL;
     int64_t id = -EINVAL;
     int err;
 
-    if (!engine || read_transfer(transfer, &t) < 0)
+    if (!copier || read_transfer(transfer, &t) < 0)
         return -EINVAL;
-    if (forked(engine))
+    if (forked(copier))
         return -ESHUTDOWN;
     /* Full is said before the work of looking at it, and again behind it, when it may have become so. */
-    pthread_mutex_lock(&engine->lock);
-    err = admit(engine, &t);
-    pthread_mutex_unlock(&engine->lock);
+    pthread_mutex_lock(&copier->lock);
+    err = admit(copier, &t);
+    pthread_mutex_unlock(&copier->lock);
     if (err == 0)
         err = make_job(&t, &job);
     if (err == 0)
-        err = tier_lane_open(engine, job);
+        err = tier_lane_open(copier, job);
     if (err == 0) {
-        pthread_mutex_lock(&engine->lock);
-        err = admit(engine, &t);
+        pthread_mutex_lock(&copier->lock);
+        err = admit(copier, &t);
         if (err == 0)
-            err = enter(engine, job, t.ready_fd);
+            err = enter(copier, job, t.ready_fd);
         id = (int64_t)job->id;
         if (err == 0)
-            job = NULL; /* the engine's, and perhaps gone already once the lock is */
-        pthread_mutex_unlock(&engine->lock);
+            job = NULL; /* the copier's, and perhaps gone already once the lock is */
+        pthread_mutex_unlock(&copier->lock);
     }
     free(job);
     return err < 0 ? err : id;
 }
 
-int kvbm_engine_cancel(struct kvbm_engine *engine, uint64_t id)
+int kvbm_copier_cancel(struct kvbm_copier *copier, uint64_t id)
 {
     struct tier_job *job;
 
-    if (!engine || forked(engine))
+    if (!copier || forked(copier))
         return -ENOENT;
-    pthread_mutex_lock(&engine->lock);
-    job = tier_find(engine, id);
+    pthread_mutex_lock(&copier->lock);
+    job = tier_find(copier, id);
     if (job)
-        tier_stop(engine, job, -ECANCELED);
-    pthread_mutex_unlock(&engine->lock);
+        tier_stop(copier, job, -ECANCELED);
+    pthread_mutex_unlock(&copier->lock);
     return job ? 0 : -ENOENT;
 }
 
 /* ---- taking what ended ---- */
 
 /* With the lock. */
-static void take_ended(struct kvbm_engine *engine, struct tier_job **at, struct kvbm_done *ret)
+static void take_ended(struct kvbm_copier *copier, struct tier_job **at, struct kvbm_done *ret)
 {
     struct tier_job *job = *at;
 
-    tier_list_remove(&engine->ended, at);
+    tier_list_remove(&copier->ended, at);
     *ret = job->result;
-    tier_forget(engine, job);
-    if (!engine->ended.first)
-        kv_wake_clear(&engine->polled);
+    tier_forget(copier, job);
+    if (!copier->ended.first)
+        kv_wake_clear(&copier->polled);
 }
 
-long kvbm_engine_poll(struct kvbm_engine *engine, struct kvbm_done *ret, size_t max)
+long kvbm_copier_poll(struct kvbm_copier *copier, struct kvbm_done *ret, size_t max)
 {
     size_t n = 0;
 
-    if (!engine || (max && !ret))
+    if (!copier || (max && !ret))
         return -EINVAL;
-    if (forked(engine))
+    if (forked(copier))
         return 0;
-    pthread_mutex_lock(&engine->lock);
-    for (; n < max && n < LONG_MAX && engine->ended.first; n++)
-        take_ended(engine, &engine->ended.first, &ret[n]);
-    pthread_mutex_unlock(&engine->lock);
+    pthread_mutex_lock(&copier->lock);
+    for (; n < max && n < LONG_MAX && copier->ended.first; n++)
+        take_ended(copier, &copier->ended.first, &ret[n]);
+    pthread_mutex_unlock(&copier->lock);
     return (long)n;
 }
 
-int kvbm_engine_fd(struct kvbm_engine *engine)
+int kvbm_copier_fd(struct kvbm_copier *copier)
 {
-    return engine ? engine->polled.fd : -EINVAL;
+    return copier ? copier->polled.fd : -EINVAL;
 }
 
 /* With the lock: 0, -EAGAIN (not yet), -ENOENT. */
-static int try_take(struct kvbm_engine *engine, uint64_t id, struct kvbm_done *ret)
+static int try_take(struct kvbm_copier *copier, uint64_t id, struct kvbm_done *ret)
 {
-    struct tier_job **at = &engine->ended.first, *job = tier_job_of(engine, id);
+    struct tier_job **at = &copier->ended.first, *job = tier_job_of(copier, id);
 
     if (!job || job->done)
         return -ENOENT;
@@ -202,11 +202,11 @@ static int try_take(struct kvbm_engine *engine, uint64_t id, struct kvbm_done *r
         return -EAGAIN;
     while (*at != job)
         at = &(*at)->next;
-    take_ended(engine, at, ret);
+    take_ended(copier, at, ret);
     return 0;
 }
 
-int kvbm_engine_wait(struct kvbm_engine *engine, uint64_t id, uint32_t timeout_ms,
+int kvbm_copier_wait(struct kvbm_copier *copier, uint64_t id, uint32_t timeout_ms,
                      struct kvbm_done *ret)
 {
     uint64_t until = kv_now_ns() + timeout_ms * KV_NS_PER_MS;
@@ -215,36 +215,36 @@ int kvbm_engine_wait(struct kvbm_engine *engine, uint64_t id, uint32_t timeout_m
     struct kvbm_done done;
     int err, rc = 0;
 
-    if (!engine || forked(engine))
+    if (!copier || forked(copier))
         return -ENOENT;
-    pthread_mutex_lock(&engine->lock);
-    engine->n_waiters++;
-    err = try_take(engine, id, &done);
+    pthread_mutex_lock(&copier->lock);
+    copier->n_waiters++;
+    err = try_take(copier, id, &done);
     if (err == -EAGAIN) { /* not of one that has a callback, which would be called here */
-        tier_help_locked(engine, id, until);
-        while ((err = try_take(engine, id, &done)) == -EAGAIN && rc == 0)
-            rc = pthread_cond_timedwait(&engine->told, &engine->lock, &ts);
+        tier_help_locked(copier, id, until);
+        while ((err = try_take(copier, id, &done)) == -EAGAIN && rc == 0)
+            rc = pthread_cond_timedwait(&copier->told, &copier->lock, &ts);
     }
-    engine->n_waiters--;
-    if (engine->stopping && !engine->n_waiters)
-        pthread_cond_broadcast(&engine->told);
-    pthread_mutex_unlock(&engine->lock);
+    copier->n_waiters--;
+    if (copier->stopping && !copier->n_waiters)
+        pthread_cond_broadcast(&copier->told);
+    pthread_mutex_unlock(&copier->lock);
     if (err == 0 && ret)
         *ret = done;
     return err == -EAGAIN ? -ETIMEDOUT : err;
 }
 
-int kvbm_engine_get_stats(struct kvbm_engine *engine, struct kvbm_engine_stats *ret)
+int kvbm_copier_get_stats(struct kvbm_copier *copier, struct kvbm_copier_stats *ret)
 {
-    struct kvbm_engine_stats stats;
+    struct kvbm_copier_stats stats;
 
-    if (!engine || !kv_has_size(ret))
+    if (!copier || !kv_has_size(ret))
         return -EINVAL;
-    if (forked(engine))
+    if (forked(copier))
         return -ECHILD;
-    pthread_mutex_lock(&engine->lock);
-    stats = engine->stats;
-    pthread_mutex_unlock(&engine->lock);
+    pthread_mutex_lock(&copier->lock);
+    stats = copier->stats;
+    pthread_mutex_unlock(&copier->lock);
     KV_GIVE(ret, &stats);
     return 0;
 }

@@ -76,7 +76,7 @@ struct flight {
 };
 
 struct lane {
-    struct kvbm_engine *engine;
+    struct kvbm_copier *copier;
     enum tier_lane lane;
     pthread_t thread;
     bool runs, stop;
@@ -146,7 +146,7 @@ static int put(struct lane *lane, struct flight *flight)
     if (plan->grain == TIER_CONVERT) {
         err = convert(flight, stream);
     } else {
-        err = plan->kernel && lane->engine->gpu_copy == KVBM_GPU_AUTO ? convert(flight, stream)
+        err = plan->kernel && lane->copier->gpu_copy == KVBM_GPU_AUTO ? convert(flight, stream)
                                                                       : -ENOTSUP;
         if (err == -ENOTSUP) { /* no libkvx_cuda: slower, and the same bytes */
             flight->chunk.pieces = 0;
@@ -202,27 +202,27 @@ static struct tier_chunk finish(struct lane *lane)
 static void *lane_thread(void *arg)
 {
     struct lane *lane = arg;
-    struct kvbm_engine *engine = lane->engine;
+    struct kvbm_copier *copier = lane->copier;
     struct tier_chunk chunk;
 
-    pthread_mutex_lock(&engine->lock);
+    pthread_mutex_lock(&copier->lock);
     for (;;) {
-        if (lane->n < DEPTH && tier_take(engine, lane->lane, &chunk)) {
-            pthread_mutex_unlock(&engine->lock);
+        if (lane->n < DEPTH && tier_take(copier, lane->lane, &chunk)) {
+            pthread_mutex_unlock(&copier->lock);
             begin(lane, &chunk);
-            pthread_mutex_lock(&engine->lock);
+            pthread_mutex_lock(&copier->lock);
         } else if (lane->n) {
-            pthread_mutex_unlock(&engine->lock);
+            pthread_mutex_unlock(&copier->lock);
             chunk = finish(lane);
-            pthread_mutex_lock(&engine->lock);
-            tier_chunk_done(engine, &chunk);
+            pthread_mutex_lock(&copier->lock);
+            tier_chunk_done(copier, &chunk);
         } else if (lane->stop) {
             break;
         } else {
-            pthread_cond_wait(&engine->work[lane->lane], &engine->lock);
+            pthread_cond_wait(&copier->work[lane->lane], &copier->lock);
         }
     }
-    pthread_mutex_unlock(&engine->lock);
+    pthread_mutex_unlock(&copier->lock);
     return NULL;
 }
 
@@ -248,10 +248,10 @@ static int pin_numbers(struct tier_cuda *c, uint32_t device)
 static void close_lane(struct lane *lane)
 {
     if (lane->runs) {
-        pthread_mutex_lock(&lane->engine->lock);
+        pthread_mutex_lock(&lane->copier->lock);
         lane->stop = true;
-        pthread_cond_broadcast(&lane->engine->work[lane->lane]);
-        pthread_mutex_unlock(&lane->engine->lock);
+        pthread_cond_broadcast(&lane->copier->work[lane->lane]);
+        pthread_mutex_unlock(&lane->copier->lock);
         pthread_join(lane->thread, NULL);
     }
     for (uint32_t device = 0; device < MAX_DEVICES; device++) {
@@ -281,7 +281,7 @@ void tier_cuda_close(struct tier_cuda *c)
     free(c);
 }
 
-int tier_cuda_open(struct kvbm_engine *engine, const struct tier_plan *plan, struct tier_cuda **ret)
+int tier_cuda_open(struct kvbm_copier *copier, const struct tier_plan *plan, struct tier_cuda **ret)
 {
     uint32_t device = device_of(plan);
     struct tier_cuda *c;
@@ -300,8 +300,8 @@ int tier_cuda_open(struct kvbm_engine *engine, const struct tier_plan *plan, str
     for (int i = 0; err == 0 && i < 2; i++) {
         struct lane *lane = &c->lanes[i];
 
-        lane->engine = engine;
-        lane->single = engine->gpu_copy == KVBM_GPU_SINGLE;
+        lane->copier = copier;
+        lane->single = copier->gpu_copy == KVBM_GPU_SINGLE;
         lane->lane = i ? TIER_IN : TIER_OUT;
         lane->numbers = c->numbers + NUMBERS_EACH * DEPTH * (size_t)i;
         err =

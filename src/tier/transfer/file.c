@@ -37,12 +37,12 @@ struct request {
 };
 
 struct lane {
-    struct kvbm_engine *engine;
+    struct kvbm_copier *copier;
     struct tier_file *file;
     enum tier_lane lane;
     pthread_t thread;
     bool runs, stop;
-    struct request *requests, *free_requests; /* [io_depth]; with the engine's lock */
+    struct request *requests, *free_requests; /* [io_depth]; with the copier's lock */
     struct flight *flights, *free_flights;    /* [io_depth] */
     uint32_t n_flying;                        /* flights */
     char *buffer;                             /* of conversions */
@@ -68,11 +68,11 @@ static void land(struct lane *lane, struct flight *flight)
 {
     if (--flight->flying)
         return;
-    tier_chunk_done(lane->engine, &flight->chunk);
+    tier_chunk_done(lane->copier, &flight->chunk);
     flight->next = lane->free_flights;
     lane->free_flights = flight;
     lane->n_flying--;
-    pthread_cond_signal(&lane->engine->work[lane->lane]);
+    pthread_cond_signal(&lane->copier->work[lane->lane]);
 }
 
 static void request_done(struct kvbm_aio_req *req)
@@ -80,14 +80,14 @@ static void request_done(struct kvbm_aio_req *req)
     struct request *request = req->arg;
     struct lane *lane = request->lane;
 
-    pthread_mutex_lock(&lane->engine->lock);
+    pthread_mutex_lock(&lane->copier->lock);
     if (req->status < 0)
         tier_fail_pairs(request->flight->chunk.job, request->first, request->n, req->status);
     request->next = lane->free_requests;
     lane->free_requests = request;
-    pthread_cond_signal(&lane->engine->work[lane->lane]);
+    pthread_cond_signal(&lane->copier->work[lane->lane]);
     land(lane, request->flight);
-    pthread_mutex_unlock(&lane->engine->lock);
+    pthread_mutex_unlock(&lane->copier->lock);
 }
 
 static void hand_over(struct lane *lane, struct kvbm_aio_req **list)
@@ -103,18 +103,18 @@ static struct request *get_request(struct lane *lane, struct flight *flight,
 {
     struct request *request;
 
-    pthread_mutex_lock(&lane->engine->lock);
+    pthread_mutex_lock(&lane->copier->lock);
     while (!lane->free_requests) {
-        pthread_mutex_unlock(&lane->engine->lock);
+        pthread_mutex_unlock(&lane->copier->lock);
         hand_over(lane, list);
-        pthread_mutex_lock(&lane->engine->lock);
+        pthread_mutex_lock(&lane->copier->lock);
         if (!lane->free_requests)
-            pthread_cond_wait(&lane->engine->work[lane->lane], &lane->engine->lock);
+            pthread_cond_wait(&lane->copier->work[lane->lane], &lane->copier->lock);
     }
     request = lane->free_requests;
     lane->free_requests = request->next;
     flight->flying++;
-    pthread_mutex_unlock(&lane->engine->lock);
+    pthread_mutex_unlock(&lane->copier->lock);
     return request;
 }
 
@@ -174,9 +174,9 @@ static void slow_piece(struct lane *lane, struct flight *flight, const struct ti
 
     if (err == 0)
         return;
-    pthread_mutex_lock(&lane->engine->lock);
+    pthread_mutex_lock(&lane->copier->lock);
     tier_fail_pairs(job, piece->first, piece->n, err);
-    pthread_mutex_unlock(&lane->engine->lock);
+    pthread_mutex_unlock(&lane->copier->lock);
 }
 
 static void copy_pieces(struct lane *lane, struct flight *flight)
@@ -287,46 +287,46 @@ static int convert(struct lane *lane, struct tier_chunk *chunk)
 static void *lane_thread(void *arg)
 {
     struct lane *lane = arg;
-    struct kvbm_engine *engine = lane->engine;
+    struct kvbm_copier *copier = lane->copier;
 
-    pthread_mutex_lock(&engine->lock);
+    pthread_mutex_lock(&copier->lock);
     for (;;) {
         struct flight *flight = lane->free_flights;
 
-        if (flight && tier_take(engine, lane->lane, &flight->chunk)) {
+        if (flight && tier_take(copier, lane->lane, &flight->chunk)) {
             lane->free_flights = flight->next;
             lane->n_flying++;
             flight->flying = 1;
-            pthread_mutex_unlock(&engine->lock);
+            pthread_mutex_unlock(&copier->lock);
             if (flight->chunk.job->plan.grain == TIER_CONVERT)
                 flight->chunk.err = convert(lane, &flight->chunk);
             else
                 copy_pieces(lane, flight);
-            pthread_mutex_lock(&engine->lock);
+            pthread_mutex_lock(&copier->lock);
             land(lane, flight);
         } else if (lane->stop && !lane->n_flying) {
             break;
         } else {
-            pthread_cond_wait(&engine->work[lane->lane], &engine->lock);
+            pthread_cond_wait(&copier->work[lane->lane], &copier->lock);
         }
     }
-    pthread_mutex_unlock(&engine->lock);
+    pthread_mutex_unlock(&copier->lock);
     return NULL;
 }
 
-static int open_lane(struct kvbm_engine *engine, struct tier_file *file, int i)
+static int open_lane(struct kvbm_copier *copier, struct tier_file *file, int i)
 {
     struct lane *lane = &file->lanes[i];
     int err;
 
-    lane->engine = engine;
+    lane->copier = copier;
     lane->file = file;
     lane->lane = i ? TIER_FILE_LATER : TIER_FILE;
-    lane->requests = calloc(engine->io_depth, sizeof(*lane->requests));
-    lane->flights = calloc(engine->io_depth, sizeof(*lane->flights));
+    lane->requests = calloc(copier->io_depth, sizeof(*lane->requests));
+    lane->flights = calloc(copier->io_depth, sizeof(*lane->flights));
     if (!lane->requests || !lane->flights)
         return -ENOMEM;
-    for (uint32_t k = 0; k < engine->io_depth; k++) {
+    for (uint32_t k = 0; k < copier->io_depth; k++) {
         lane->requests[k].lane = lane;
         lane->requests[k].next = lane->free_requests;
         lane->free_requests = &lane->requests[k];
@@ -338,9 +338,9 @@ static int open_lane(struct kvbm_engine *engine, struct tier_file *file, int i)
     return err;
 }
 
-int tier_file_open(struct kvbm_engine *engine, struct tier_file **ret)
+int tier_file_open(struct kvbm_copier *copier, struct tier_file **ret)
 {
-    struct kvbm_aio_opts opts = {.size = sizeof(opts), .io = engine->io, .depth = engine->io_depth};
+    struct kvbm_aio_opts opts = {.size = sizeof(opts), .io = copier->io, .depth = copier->io_depth};
     struct tier_file *file = calloc(1, sizeof(*file));
     int err;
 
@@ -351,7 +351,7 @@ int tier_file_open(struct kvbm_engine *engine, struct tier_file **ret)
         file->numbers[i] = i;
     err = kvbm_aio_create(&opts, &file->aio);
     for (int i = 0; err == 0 && i < 2; i++)
-        err = open_lane(engine, file, i);
+        err = open_lane(copier, file, i);
     if (err < 0) {
         tier_file_close(file);
         return err;
@@ -368,10 +368,10 @@ void tier_file_close(struct tier_file *file)
         struct lane *lane = &file->lanes[i];
 
         if (lane->runs) {
-            pthread_mutex_lock(&lane->engine->lock);
+            pthread_mutex_lock(&lane->copier->lock);
             lane->stop = true;
-            pthread_cond_broadcast(&lane->engine->work[lane->lane]);
-            pthread_mutex_unlock(&lane->engine->lock);
+            pthread_cond_broadcast(&lane->copier->work[lane->lane]);
+            pthread_mutex_unlock(&lane->copier->lock);
             pthread_join(lane->thread, NULL);
         }
         free(lane->requests);

@@ -157,7 +157,7 @@ void kvbm_aio_submit(struct kvbm_aio *aio, struct kvbm_aio_req *list)
         req->tries_ = 0;
         kvbm_aio_append(req->urgent || req->op == KVBM_AIO_SYNC ? &aio->urgent : &aio->rest, req);
     }
-    aio->engine->wake(aio);
+    aio->backend->wake(aio);
     pthread_mutex_unlock(&aio->lock);
 }
 
@@ -169,16 +169,16 @@ static int start(struct kvbm_aio *aio, enum kvbm_io io)
     int err = -ENOTSUP;
 
     if (io != KVBM_IO_THREADS) {
-        aio->engine = &kvbm_aio_uring;
-        err = aio->engine->start(aio);
+        aio->backend = &kvbm_aio_uring;
+        err = aio->backend->start(aio);
     }
     if (err != -ENOTSUP || io == KVBM_IO_URING)
         return err;
     if (io == KVBM_IO_AUTO && !atomic_exchange_explicit(&said, true, memory_order_relaxed))
         kv_log_warn("kvbm", "io_uring is refused here: files are read and written by threads",
                     "threads=%u", aio->n_threads);
-    aio->engine = &kvbm_aio_threads;
-    return aio->engine->start(aio);
+    aio->backend = &kvbm_aio_threads;
+    return aio->backend->start(aio);
 }
 
 int kvbm_aio_create(const struct kvbm_aio_opts *opts, struct kvbm_aio **ret)
@@ -217,9 +217,9 @@ void kvbm_aio_destroy(struct kvbm_aio *aio)
     if (getpid() == aio->process) {
         pthread_mutex_lock(&aio->lock);
         aio->stop = true;
-        aio->engine->wake(aio);
+        aio->backend->wake(aio);
         pthread_mutex_unlock(&aio->lock);
-        aio->engine->stop(aio);
+        aio->backend->stop(aio);
         pthread_mutex_destroy(&aio->lock);
     }
     free(aio);
@@ -227,7 +227,7 @@ void kvbm_aio_destroy(struct kvbm_aio *aio)
 
 enum kvbm_io kvbm_aio_kind(const struct kvbm_aio *aio)
 {
-    return aio->engine->kind;
+    return aio->backend->kind;
 }
 
 void kvbm_aio_get_stats(struct kvbm_aio *aio, struct kvbm_aio_stats *ret)

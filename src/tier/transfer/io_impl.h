@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** What the executor's two engines share: the queue, who goes next, and what a result means. */
+/** What the executor's two backends share: the queue, who goes next, and what a result means. */
 #ifndef KVBM_TIER_TRANSFER_IO_IMPL_H
 #define KVBM_TIER_TRANSFER_IO_IMPL_H
 
@@ -14,17 +14,17 @@ struct kvbm_aio_queue {
     struct kvbm_aio_req *first, *last;
 };
 
-struct kvbm_aio_engine {
+struct kvbm_aio_backend {
     enum kvbm_io kind;
     int (*start)(struct kvbm_aio *aio); /* copes with what it has left half-built */
     void (*stop)(struct kvbm_aio *aio); /* after aio->stop was set: end when all is done */
     void (*wake)(struct kvbm_aio *aio); /* something was queued; called with the lock held */
 };
-extern const struct kvbm_aio_engine kvbm_aio_uring, kvbm_aio_threads;
+extern const struct kvbm_aio_backend kvbm_aio_uring, kvbm_aio_threads;
 
 struct kvbm_aio {
-    const struct kvbm_aio_engine *engine;
-    void *own; /* the engine's */
+    const struct kvbm_aio_backend *backend;
+    void *own; /* the backend's */
     pid_t process;
     uint32_t depth, n_threads;
     pthread_mutex_t lock; /* of all below */

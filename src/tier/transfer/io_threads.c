@@ -93,5 +93,5 @@ static int threads_start(struct kvbm_aio *aio)
     return 0;
 }
 
-const struct kvbm_aio_engine kvbm_aio_threads = {
+const struct kvbm_aio_backend kvbm_aio_threads = {
     .kind = KVBM_IO_THREADS, .start = threads_start, .stop = threads_stop, .wake = threads_wake};

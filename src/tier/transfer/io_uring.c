@@ -379,5 +379,5 @@ static int uring_start(struct kvbm_aio *aio)
     return err;
 }
 
-const struct kvbm_aio_engine kvbm_aio_uring = {
+const struct kvbm_aio_backend kvbm_aio_uring = {
     .kind = KVBM_IO_URING, .start = uring_start, .stop = uring_stop, .wake = uring_wake};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* From memory to memory: by the engine's threads, which also call the callbacks of all jobs, and by those who wait. */
+/* From memory to memory: by the copier's threads, which also call the callbacks of all jobs, and by those who wait. */
 #include <string.h>
 #if defined(__x86_64__)
 #include <emmintrin.h>
@@ -91,53 +91,53 @@ static void run(struct tier_chunk *chunk)
 }
 
 /* With the lock, left meanwhile. */
-static void do_chunk(struct kvbm_engine *engine, struct tier_chunk *chunk)
+static void do_chunk(struct kvbm_copier *copier, struct tier_chunk *chunk)
 {
-    pthread_mutex_unlock(&engine->lock);
+    pthread_mutex_unlock(&copier->lock);
     run(chunk);
-    pthread_mutex_lock(&engine->lock);
-    tier_chunk_done(engine, chunk);
+    pthread_mutex_lock(&copier->lock);
+    tier_chunk_done(copier, chunk);
 }
 
 void *tier_memory_thread(void *arg)
 {
-    struct kvbm_engine *engine = arg;
+    struct kvbm_copier *copier = arg;
     struct tier_chunk chunk;
 
-    pthread_mutex_lock(&engine->lock);
+    pthread_mutex_lock(&copier->lock);
     for (;;) {
-        if (tier_call_one(engine))
+        if (tier_call_one(copier))
             continue;
-        if (tier_take(engine, TIER_MEMORY, &chunk)) {
-            do_chunk(engine, &chunk);
+        if (tier_take(copier, TIER_MEMORY, &chunk)) {
+            do_chunk(copier, &chunk);
             continue;
         }
-        if (engine->calls.first) /* tier_take has ended one that was late */
+        if (copier->calls.first) /* tier_take has ended one that was late */
             continue;
-        if (engine->stopping && !engine->n_live)
+        if (copier->stopping && !copier->n_live)
             break;
-        pthread_cond_wait(&engine->work[TIER_MEMORY], &engine->lock);
+        pthread_cond_wait(&copier->work[TIER_MEMORY], &copier->lock);
     }
-    pthread_mutex_unlock(&engine->lock);
+    pthread_mutex_unlock(&copier->lock);
     return NULL;
 }
 
-void tier_help_locked(struct kvbm_engine *engine, uint64_t id, uint64_t until_ns)
+void tier_help_locked(struct kvbm_copier *copier, uint64_t id, uint64_t until_ns)
 {
     struct tier_job *job;
     struct tier_chunk chunk;
 
-    while ((job = tier_find(engine, id)) && job->plan.lane == TIER_MEMORY &&
-           kv_now_ns() < until_ns && tier_take_of(engine, job, &chunk)) {
-        do_chunk(engine, &chunk);
+    while ((job = tier_find(copier, id)) && job->plan.lane == TIER_MEMORY &&
+           kv_now_ns() < until_ns && tier_take_of(copier, job, &chunk)) {
+        do_chunk(copier, &chunk);
         if (job->state == TIER_ENDED && job->done)
-            tier_call(engine, job);
+            tier_call(copier, job);
     }
 }
 
-void tier_help(struct kvbm_engine *engine, uint64_t id, uint64_t until_ns)
+void tier_help(struct kvbm_copier *copier, uint64_t id, uint64_t until_ns)
 {
-    pthread_mutex_lock(&engine->lock);
-    tier_help_locked(engine, id, until_ns);
-    pthread_mutex_unlock(&engine->lock);
+    pthread_mutex_lock(&copier->lock);
+    tier_help_locked(copier, id, until_ns);
+    pthread_mutex_unlock(&copier->lock);
 }

@@ -111,13 +111,13 @@ void tier_list_remove(struct tier_list *list, struct tier_job **at)
 /* ---- the end of a job ---- */
 
 /* A callback waits for the threads that call them. */
-static void wake_callers(struct kvbm_engine *engine)
+static void wake_callers(struct kvbm_copier *copier)
 {
-    if (engine->calls.first)
-        pthread_cond_signal(&engine->work[TIER_MEMORY]);
+    if (copier->calls.first)
+        pthread_cond_signal(&copier->work[TIER_MEMORY]);
 }
 
-static void count(struct kvbm_engine_stats *stats, const struct kvbm_done *done)
+static void count(struct kvbm_copier_stats *stats, const struct kvbm_done *done)
 {
     if (done->status == 0)
         stats->done++;
@@ -131,11 +131,11 @@ static void count(struct kvbm_engine_stats *stats, const struct kvbm_done *done)
     stats->bytes += done->bytes;
 }
 
-static void end(struct kvbm_engine *engine, struct tier_job *job)
+static void end(struct kvbm_copier *copier, struct tier_job *job)
 {
     uint64_t now = kv_now_ns(), began = job->started_ns ? job->started_ns : now;
 
-    heap_remove(&engine->deadlines, job, earlier, deadline_at);
+    heap_remove(&copier->deadlines, job, earlier, deadline_at);
     job->state = TIER_ENDED;
     job->result = (struct kvbm_done){.id = job->id,
                                      .tag = job->tag,
@@ -145,98 +145,98 @@ static void end(struct kvbm_engine *engine, struct tier_job *job)
                                      .bytes = job->bytes,
                                      .wait_ns = began - job->submitted_ns,
                                      .run_ns = now - began};
-    count(&engine->stats, &job->result);
-    engine->stats.blocks_now -= job->plan.n;
-    engine->n_live--;
+    count(&copier->stats, &job->result);
+    copier->stats.blocks_now -= job->plan.n;
+    copier->n_live--;
     if (job->done) {
-        tier_list_add(&engine->calls, job);
+        tier_list_add(&copier->calls, job);
     } else {
-        if (!engine->ended.first)
-            kv_wake_signal(&engine->polled);
-        tier_list_add(&engine->ended, job);
-        pthread_cond_broadcast(&engine->told);
+        if (!copier->ended.first)
+            kv_wake_signal(&copier->polled);
+        tier_list_add(&copier->ended, job);
+        pthread_cond_broadcast(&copier->told);
     }
-    if (engine->stopping && !engine->n_live) { /* the last one: all threads may go */
+    if (copier->stopping && !copier->n_live) { /* the last one: all threads may go */
         for (int lane = 0; lane < TIER_LANES; lane++)
-            pthread_cond_broadcast(&engine->work[lane]);
-        pthread_cond_broadcast(&engine->told);
+            pthread_cond_broadcast(&copier->work[lane]);
+        pthread_cond_broadcast(&copier->told);
     }
 }
 
-void tier_forget(struct kvbm_engine *engine, struct tier_job *job)
+void tier_forget(struct kvbm_copier *copier, struct tier_job *job)
 {
-    engine->slots[job->slot] = NULL;
-    engine->free_slots[engine->n_free++] = job->slot;
-    engine->stats.jobs_now--;
+    copier->slots[job->slot] = NULL;
+    copier->free_slots[copier->n_free++] = job->slot;
+    copier->stats.jobs_now--;
     free(job);
 }
 
-static void call(struct kvbm_engine *engine, struct tier_job **at)
+static void call(struct kvbm_copier *copier, struct tier_job **at)
 {
     struct tier_job *job = *at;
     struct kvbm_done done = job->result;
     kvbm_done_fn fn = job->done;
     void *arg = job->arg;
 
-    tier_list_remove(&engine->calls, at);
-    tier_forget(engine, job); /* first: the callback may submit another */
-    engine->n_calling++;
-    pthread_mutex_unlock(&engine->lock);
+    tier_list_remove(&copier->calls, at);
+    tier_forget(copier, job); /* first: the callback may submit another */
+    copier->n_calling++;
+    pthread_mutex_unlock(&copier->lock);
     fn(arg, &done);
-    pthread_mutex_lock(&engine->lock);
-    engine->n_calling--;
-    if (tier_is_quiet(engine))
-        pthread_cond_broadcast(&engine->told);
+    pthread_mutex_lock(&copier->lock);
+    copier->n_calling--;
+    if (tier_is_quiet(copier))
+        pthread_cond_broadcast(&copier->told);
 }
 
-bool tier_call_one(struct kvbm_engine *engine)
+bool tier_call_one(struct kvbm_copier *copier)
 {
-    if (!engine->calls.first)
+    if (!copier->calls.first)
         return false;
-    call(engine, &engine->calls.first);
+    call(copier, &copier->calls.first);
     return true;
 }
 
-void tier_call(struct kvbm_engine *engine, struct tier_job *job)
+void tier_call(struct kvbm_copier *copier, struct tier_job *job)
 {
-    struct tier_job **at = &engine->calls.first;
+    struct tier_job **at = &copier->calls.first;
 
     while (*at != job)
         at = &(*at)->next;
-    call(engine, at);
+    call(copier, at);
 }
 
 /* ---- work ---- */
 
-static void wake_lane(struct kvbm_engine *engine, const struct tier_job *job)
+static void wake_lane(struct kvbm_copier *copier, const struct tier_job *job)
 {
     if (job->plan.n_chunks > 1)
-        pthread_cond_broadcast(&engine->work[job->plan.lane]);
+        pthread_cond_broadcast(&copier->work[job->plan.lane]);
     else
-        pthread_cond_signal(&engine->work[job->plan.lane]);
+        pthread_cond_signal(&copier->work[job->plan.lane]);
 }
 
-void tier_ready(struct kvbm_engine *engine, struct tier_job *job)
+void tier_ready(struct kvbm_copier *copier, struct tier_job *job)
 {
     job->state = TIER_QUEUED;
-    heap_add(&engine->queue[job->plan.lane], job, more_urgent, queue_at);
-    wake_lane(engine, job);
+    heap_add(&copier->queue[job->plan.lane], job, more_urgent, queue_at);
+    wake_lane(copier, job);
 }
 
-void tier_stop(struct kvbm_engine *engine, struct tier_job *job, int status)
+void tier_stop(struct kvbm_copier *copier, struct tier_job *job, int status)
 {
     if (job->state != TIER_WAITING && job->state != TIER_QUEUED)
         return; /* all of it is under way */
     if (job->state == TIER_WAITING)
-        tier_unwatch(engine, job);
-    heap_remove(&engine->queue[job->plan.lane], job, more_urgent, queue_at);
-    heap_remove(&engine->deadlines, job, earlier, deadline_at);
+        tier_unwatch(copier, job);
+    heap_remove(&copier->queue[job->plan.lane], job, more_urgent, queue_at);
+    heap_remove(&copier->deadlines, job, earlier, deadline_at);
     job->state = TIER_RUNNING;
     job->status = status;
     if (job->n_flying)
         return;
-    end(engine, job);
-    wake_callers(engine);
+    end(copier, job);
+    wake_callers(copier);
 }
 
 static void cut_chunk(struct tier_job *job, struct tier_chunk *ret)
@@ -252,14 +252,14 @@ static void cut_chunk(struct tier_job *job, struct tier_chunk *ret)
     ret->n_layers = KV_MIN(p->layers, p->first_layer + p->n_layers - ret->first_layer);
 }
 
-bool tier_take_of(struct kvbm_engine *engine, struct tier_job *job, struct tier_chunk *ret)
+bool tier_take_of(struct kvbm_copier *copier, struct tier_job *job, struct tier_chunk *ret)
 {
     uint64_t now = job->deadline_ns || !job->started_ns ? kv_now_ns() : 0;
 
     if (job->state != TIER_QUEUED)
         return false;
     if (job->deadline_ns && now >= job->deadline_ns) {
-        tier_stop(engine, job, -ETIMEDOUT);
+        tier_stop(copier, job, -ETIMEDOUT);
         return false;
     }
     if (!job->started_ns)
@@ -267,17 +267,17 @@ bool tier_take_of(struct kvbm_engine *engine, struct tier_job *job, struct tier_
     cut_chunk(job, ret);
     job->n_flying++;
     if (job->next_chunk == job->plan.n_chunks) {
-        heap_remove(&engine->queue[job->plan.lane], job, more_urgent, queue_at);
-        heap_remove(&engine->deadlines, job, earlier, deadline_at);
+        heap_remove(&copier->queue[job->plan.lane], job, more_urgent, queue_at);
+        heap_remove(&copier->deadlines, job, earlier, deadline_at);
         job->state = TIER_RUNNING;
     }
     return true;
 }
 
-bool tier_take(struct kvbm_engine *engine, enum tier_lane lane, struct tier_chunk *ret)
+bool tier_take(struct kvbm_copier *copier, enum tier_lane lane, struct tier_chunk *ret)
 {
-    while (engine->queue[lane].n) {
-        if (tier_take_of(engine, engine->queue[lane].jobs[1], ret))
+    while (copier->queue[lane].n) {
+        if (tier_take_of(copier, copier->queue[lane].jobs[1], ret))
             return true;
     }
     return false;
@@ -293,7 +293,7 @@ void tier_fail_pairs(struct tier_job *job, uint32_t first, uint32_t n, int err)
         job->left[first + i] |= TIER_FAILED;
 }
 
-void tier_chunk_done(struct kvbm_engine *engine, const struct tier_chunk *chunk)
+void tier_chunk_done(struct kvbm_copier *copier, const struct tier_chunk *chunk)
 {
     struct tier_job *job = chunk->job;
     uint64_t bytes = job->plan.region_bytes * job->plan.dst->config.outer_dim * chunk->n_layers;
@@ -310,34 +310,34 @@ void tier_chunk_done(struct kvbm_engine *engine, const struct tier_chunk *chunk)
         if (job->ok)
             job->ok[i / 8] |= (uint8_t)(1u << i % 8);
     }
-    engine->stats.pieces += chunk->pieces;
+    copier->stats.pieces += chunk->pieces;
     job->n_flying--;
     if (job->n_flying || job->state != TIER_RUNNING)
         return;
-    end(engine, job);
+    end(copier, job);
     if (job->plan.lane != TIER_MEMORY) /* whose threads look themselves */
-        wake_callers(engine);
+        wake_callers(copier);
 }
 
 /* ---- ids ---- */
 
-struct tier_job *tier_job_of(struct kvbm_engine *engine, uint64_t id)
+struct tier_job *tier_job_of(struct kvbm_copier *copier, uint64_t id)
 {
-    struct tier_job *job = id ? engine->slots[(id - 1) % engine->max_jobs] : NULL;
+    struct tier_job *job = id ? copier->slots[(id - 1) % copier->max_jobs] : NULL;
 
     return job && job->id == id ? job : NULL;
 }
 
-struct tier_job *tier_find(struct kvbm_engine *engine, uint64_t id)
+struct tier_job *tier_find(struct kvbm_copier *copier, uint64_t id)
 {
-    struct tier_job *job = tier_job_of(engine, id);
+    struct tier_job *job = tier_job_of(copier, id);
 
     return job && job->state != TIER_ENDED ? job : NULL;
 }
 
-void tier_expect(struct kvbm_engine *engine, struct tier_job *job)
+void tier_expect(struct kvbm_copier *copier, struct tier_job *job)
 {
-    heap_add(&engine->deadlines, job, earlier, deadline_at);
+    heap_add(&copier->deadlines, job, earlier, deadline_at);
     if (job->deadline_at == 1)
-        tier_rearm(engine);
+        tier_rearm(copier);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Inside of the transfer engine (kvbm_transfer.h).
+ * Inside of the copier (kvbm_transfer.h).
  *
  *   submit ─► checked, planned ─► waiting (ready_fd, ready_event) ─► a lane's queue ─► chunks ─► done
  *
@@ -168,7 +168,7 @@ struct tier_list {
     struct tier_job *first, **last;
 };
 
-struct kvbm_engine {
+struct kvbm_copier {
     pid_t owner; /* a child after fork() has none of the threads */
     uint32_t max_jobs, max_blocks, n_threads;
     enum kvbm_io io;
@@ -188,10 +188,10 @@ struct kvbm_engine {
     uint64_t pause_ns;       /* until these are asked again */
     uint32_t n_live;         /* jobs that haven't ended */
     uint32_t n_calling;      /* callbacks that run */
-    uint32_t n_waiters;      /* threads in kvbm_engine_wait */
+    uint32_t n_waiters;      /* threads in kvbm_copier_wait */
     bool stopping;           /* no more jobs */
     bool waiter_stops;
-    struct kvbm_engine_stats stats;
+    struct kvbm_copier_stats stats;
     struct kv_wake polled; /* while ended has any */
     struct kv_wake wake;   /* the waiter */
     int epoll, timer;
@@ -206,29 +206,29 @@ struct kvbm_engine {
 
 /* With the lock: */
 /** The next chunk of the most urgent job of a lane; of one job. False: there is none. */
-bool tier_take(struct kvbm_engine *engine, enum tier_lane lane, struct tier_chunk *ret);
-bool tier_take_of(struct kvbm_engine *engine, struct tier_job *job, struct tier_chunk *ret);
+bool tier_take(struct kvbm_copier *copier, enum tier_lane lane, struct tier_chunk *ret);
+bool tier_take_of(struct kvbm_copier *copier, struct tier_job *job, struct tier_chunk *ret);
 /** Pairs [first, first + n) of a chunk in flight aren't whole on the other side. */
 void tier_fail_pairs(struct tier_job *job, uint32_t first, uint32_t n, int err);
-void tier_chunk_done(struct kvbm_engine *engine, const struct tier_chunk *chunk);
-void tier_stop(struct kvbm_engine *engine, struct tier_job *job, int status);
-void tier_ready(struct kvbm_engine *engine, struct tier_job *job);
+void tier_chunk_done(struct kvbm_copier *copier, const struct tier_chunk *chunk);
+void tier_stop(struct kvbm_copier *copier, struct tier_job *job, int status);
+void tier_ready(struct kvbm_copier *copier, struct tier_job *job);
 /** Its deadline is watched. */
-void tier_expect(struct kvbm_engine *engine, struct tier_job *job);
+void tier_expect(struct kvbm_copier *copier, struct tier_job *job);
 /** With the lock: nothing is queued, runs, or is to be told by a callback. */
-static inline bool tier_is_quiet(const struct kvbm_engine *engine)
+static inline bool tier_is_quiet(const struct kvbm_copier *copier)
 {
-    return !engine->n_live && !engine->n_calling && !engine->calls.first;
+    return !copier->n_live && !copier->n_calling && !copier->calls.first;
 }
 /** It has been told of: free it and its place. */
-void tier_forget(struct kvbm_engine *engine, struct tier_job *job);
+void tier_forget(struct kvbm_copier *copier, struct tier_job *job);
 /** The job of this id, or NULL; that hasn't ended. */
-struct tier_job *tier_job_of(struct kvbm_engine *engine, uint64_t id);
-struct tier_job *tier_find(struct kvbm_engine *engine, uint64_t id);
+struct tier_job *tier_job_of(struct kvbm_copier *copier, uint64_t id);
+struct tier_job *tier_find(struct kvbm_copier *copier, uint64_t id);
 /** Call one callback; false: there is none to call. The lock is left meanwhile. */
-bool tier_call_one(struct kvbm_engine *engine);
+bool tier_call_one(struct kvbm_copier *copier);
 /** Call that of a job that has just ended. The lock is left meanwhile. */
-void tier_call(struct kvbm_engine *engine, struct tier_job *job);
+void tier_call(struct kvbm_copier *copier, struct tier_job *job);
 void tier_list_add(struct tier_list *list, struct tier_job *job);
 void tier_list_remove(struct tier_list *list, struct tier_job **at);
 
@@ -236,29 +236,29 @@ int tier_heap_init(struct tier_heap *heap, size_t max);
 
 /* ---- the threads (transfer.c, memory.c, file.c, cuda.c) ---- */
 
-void *tier_memory_thread(void *engine);
+void *tier_memory_thread(void *copier);
 /**
  * The calling thread, which waits for a job, copies of it what nobody has taken yet, and calls its callback when that
  * was the last: on an idle machine a sleeping thread wakes later than a small job takes. Nothing is begun after
  * @until_ns.
  */
-void tier_help(struct kvbm_engine *engine, uint64_t id, uint64_t until_ns);
-void tier_help_locked(struct kvbm_engine *engine, uint64_t id, uint64_t until_ns);
+void tier_help(struct kvbm_copier *copier, uint64_t id, uint64_t until_ns);
+void tier_help_locked(struct kvbm_copier *copier, uint64_t id, uint64_t until_ns);
 
 /** Make sure that somebody works on the job's lane, and its event can be asked. 0, -ENOTSUP, -ENOMEM, -EAGAIN. */
-int tier_lane_open(struct kvbm_engine *engine, const struct tier_job *job);
+int tier_lane_open(struct kvbm_copier *copier, const struct tier_job *job);
 
 /* With the lock: */
 /** Watch for a job's source to be ready. 0 or an error. */
-int tier_watch(struct kvbm_engine *engine, struct tier_job *job, int ready_fd);
-void tier_unwatch(struct kvbm_engine *engine, struct tier_job *job);
+int tier_watch(struct kvbm_copier *copier, struct tier_job *job, int ready_fd);
+void tier_unwatch(struct kvbm_copier *copier, struct tier_job *job);
 /** The earliest deadline is another one. */
-void tier_rearm(struct kvbm_engine *engine);
+void tier_rearm(struct kvbm_copier *copier);
 
-int tier_file_open(struct kvbm_engine *engine, struct tier_file **ret);
+int tier_file_open(struct kvbm_copier *copier, struct tier_file **ret);
 void tier_file_close(struct tier_file *file); /* nothing is in flight; NULL is a no-op */
 /** Open it if it isn't; -ENOTSUP also for a device that there can't be. */
-int tier_cuda_open(struct kvbm_engine *engine, const struct tier_plan *plan,
+int tier_cuda_open(struct kvbm_copier *copier, const struct tier_plan *plan,
                    struct tier_cuda **ret);
 void tier_cuda_close(struct tier_cuda *cuda);
 /** Whether the CUDA event that a job waits for has happened: 1, 0, or an error. */
