@@ -76,9 +76,14 @@ static void put_objects(const struct ki_body *body, struct kv_buf *out, uint32_t
         kv_msgpack_put_str(out, "mm_objects");
         kv_msgpack_put_array(out, (uint32_t)(i - first));
         for (; first < i; first++) {
-            kv_msgpack_put_map(out, 1);
+            kv_msgpack_put_map(out, 2);
             kv_msgpack_put_str(out, "mm_hash");
             kv_msgpack_put_u64(out, o[first].identity);
+            kv_msgpack_put_str(out, "offsets");
+            kv_msgpack_put_array(out, 1);
+            kv_msgpack_put_array(out, 2);
+            kv_msgpack_put_u64(out, o[first].from);
+            kv_msgpack_put_u64(out, o[first].to);
         }
     }
 }
@@ -178,7 +183,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         require(ki_body_parse(KI_MEDIA_MSGPACK, (struct kv_str){text.data, text.len},
                               endpoints[e].required, endpoints[e].optional, &again, &error) == 0);
         same(&body, &again);
-        ki_mm_sort(&body.mm_objects, body.token_ids.len / sizeof(uint32_t));
+        ki_mm_sort(&body.mm_objects, body.token_ids.len / sizeof(uint32_t), 16);
     } else {
         require(rc == -EBADMSG || rc == -EINVAL);
         require(error.code == rc && error.text[0]);

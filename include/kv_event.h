@@ -56,6 +56,12 @@ KV_API size_t kve_hash_tokens(uint64_t seed, const uint32_t *tokens, size_t n, u
  */
 KV_API uint64_t kve_mm_identity(const char *id, size_t len);
 
+/**
+ * The identity of an object together with its place: @offset is its first token's position in the
+ * block, below 0 when the object starts in an earlier block. vLLM's block hashes cover that place.
+ */
+KV_API uint64_t kve_mm_placed(uint64_t identity, int64_t offset);
+
 /** Rolling sequence hashes: s[0] = local[0], s[i] = xxh3(le64(s[i-1]) || le64(local[i]), 1337). */
 KV_API void kve_sequence_hashes(const uint64_t *local, size_t n, uint64_t *ret);
 
@@ -117,6 +123,7 @@ struct kve_op {
                          * 0, or 1 and more when the engine drafts ahead (EAGLE, MTP) */
     uint32_t tiers;     /* KVE_OP_CLEAR: bit 1 << tier of each tier to empty. With source 0 also of
                          * the WINDOW sources of the publisher, not of other owners' sources */
+    bool placed;        /* KVE_OP_STORE: some block is hashed with kve_mm_placed identities */
     const uint32_t *remaining; /* KVE_OP_REMOVE: for each hash, the copies that source and tier
                                 * still have; NULL when the event doesn't say */
 };
@@ -168,6 +175,8 @@ struct kve_reader_opts {
     uint32_t max_salted; /* blocks whose salt is remembered (32 to 85 bytes each); 0: 1 Mi */
     bool ignore_mm_keys; /* hash no multimodal objects of extra_keys, as Dynamo 1.6 doesn't: blocks
                           * that differ in them alone are then taken for the same */
+    bool
+        ignore_mm_offsets; /* hash the objects of extra_keys by their names, without their places */
 };
 
 KV_API int kve_reader_create(const struct kve_reader_opts *opts, struct kve_reader **ret);

@@ -68,6 +68,8 @@ struct key {
     enum key_type type;
     struct kv_str text;
     uint64_t identity; /* of an object without text */
+    bool has_offset;   /* an object's, from the start of the block */
+    int64_t offset;
 };
 
 static struct kv_str take_text(struct kv_msgpack *m)
@@ -80,6 +82,17 @@ static struct kv_str take_text(struct kv_msgpack *m)
         return kv_msgpack_bin(m);
     kv_msgpack_skip(m);
     return (struct kv_str){"", 0};
+}
+
+static void take_offset(struct kv_msgpack *m, struct key *key)
+{
+    enum kv_msgpack_type type = kv_msgpack_peek(m);
+
+    key->has_offset = type == KV_MSGPACK_UINT || type == KV_MSGPACK_INT;
+    if (key->has_offset)
+        key->offset = (int64_t)kv_msgpack_bits64(m);
+    else
+        kv_msgpack_skip(m);
 }
 
 static bool is_one_of(struct kv_str s, const char *a, const char *b, const char *c)
@@ -97,10 +110,10 @@ static enum key_type type_of_tag(struct kv_str tag)
     return is_one_of(tag, "lora", "lora_name", "LoRAKey") ? KEY_ADAPTER : KEY_UNKNOWN;
 }
 
-/* {"type": "mm", "hash": "...", "block_offset": 0}: the tag, and the one member that it wants. */
+/* {"type": "mm", "hash": "...", "block_offset": 0}: the tag, and the members that it wants. */
 static struct key take_tagged(struct kv_msgpack *m)
 {
-    struct key key = {KEY_UNKNOWN, {"", 0}, 0};
+    struct key key = {.type = KEY_UNKNOWN, .text = {"", 0}};
 
     for (uint32_t n = kv_msgpack_map(m); n && !kv_msgpack_failed(m); n--) {
         struct kv_str name = take_text(m);
@@ -111,6 +124,8 @@ static struct key take_tagged(struct kv_msgpack *m)
                  is_one_of(name, "salt", "cache_salt", "value") ||
                  is_one_of(name, "name", "lora_name", "id"))
             key.text = take_text(m);
+        else if (is_one_of(name, "offset", "block_offset", "start_offset"))
+            take_offset(m, &key);
         else
             kv_msgpack_skip(m);
     }
@@ -122,12 +137,14 @@ static struct key take_tagged(struct kv_msgpack *m)
 /* ["id", offset] */
 static struct key take_pair(struct kv_msgpack *m)
 {
-    struct key key = {KEY_ODD, {"", 0}, 0};
+    struct key key = {.type = KEY_ODD, .text = {"", 0}};
     uint32_t n = kv_msgpack_array(m);
 
     for (uint32_t i = 0; i < n && !kv_msgpack_failed(m); i++) {
         if (i == 0)
             key.text = take_text(m);
+        else if (i == 1)
+            take_offset(m, &key);
         else
             kv_msgpack_skip(m);
     }
@@ -138,7 +155,7 @@ static struct key take_pair(struct kv_msgpack *m)
 
 static struct key take_key(struct kv_msgpack *m)
 {
-    struct key key = {KEY_ODD, {"", 0}, 0};
+    struct key key = {.type = KEY_ODD, .text = {"", 0}};
 
     switch (kv_msgpack_peek(m)) {
     case KV_MSGPACK_STR:
@@ -241,7 +258,7 @@ void kve_extra_walk_init(struct kve_extra_walk *walk, const struct kve_raw_event
     walk->infos = ev->mm_infos.p != NULL;
     walk->is_map = ev->is_map;
     walk->is_first = !ev->has_parent;
-    walk->no_ids = false;
+    walk->no_ids = walk->no_offsets = walk->placed = false;
     walk->adapter = ev->lora_name;
     walk->salt = ev->cache_salt.len ? ev->cache_salt : kve_extra_salt(ev);
     walk->left = 0;
@@ -273,6 +290,10 @@ static int identity_of_key(struct kve_extra_walk *walk, uint64_t *ret)
     switch (key.type) {
     case KEY_OBJECT:
         *ret = key.text.len ? kve_mm_identity(key.text.p, key.text.len) : key.identity;
+        if (key.has_offset && !walk->no_offsets && !walk->no_ids) {
+            *ret = kve_mm_placed(*ret, key.offset);
+            walk->placed = true;
+        }
         return 1;
     case KEY_STRING:
         return identity_of_string(walk, key.text, ret);

@@ -8,7 +8,7 @@
  *   extra_keys      nil, or a list of keys, untagged or tagged:
  *
  *       "adapter"   {"type": "lora", "name": ...}           the adapter, which the event also names
- *       ["id", 0]   {"type": "mm", "hash": ..., ...}        an object and its offset in the block
+ *       ["id", 0]   {"type": "mm", "hash": ..., "offset"}   an object and its offset in the block
  *       "salt"      {"type": "cache_salt", "salt": ...}     in the first block of a chain
  *       b"..."      {"type": "prompt_embeds", "hash": ...}  digest of prompt embeddings
  *
@@ -39,11 +39,13 @@ struct kv_str kve_extra_adapter(const struct kve_raw_event *ev);
 /** Walks the blocks of an event in order. */
 struct kve_extra_walk {
     struct kv_msgpack m;
-    uint32_t left; /* entries not read yet */
-    bool infos;    /* block_mm_infos, else extra_keys */
-    bool is_map;   /* the event is one */
-    bool is_first; /* the next entry is of a chain's first block */
-    bool no_ids;   /* identities in extra_keys don't count */
+    uint32_t left;   /* entries not read yet */
+    bool infos;      /* block_mm_infos, else extra_keys */
+    bool is_map;     /* the event is one */
+    bool is_first;   /* the next entry is of a chain's first block */
+    bool no_ids;     /* identities in extra_keys don't count */
+    bool no_offsets; /* nor do offsets in extra_keys */
+    bool placed;     /* some identity so far came with an offset: see kve_mm_placed */
     struct kv_str salt, adapter;
 };
 void kve_extra_walk_init(struct kve_extra_walk *walk, const struct kve_raw_event *ev);

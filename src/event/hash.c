@@ -26,6 +26,13 @@ uint64_t kve_seed(const char *lora, size_t lora_len, const char *salt, size_t sa
     return seed;
 }
 
+uint64_t kve_mm_placed(uint64_t identity, int64_t offset)
+{
+    uint64_t both[2] = {htole64(identity), htole64((uint64_t)offset)};
+
+    return kv_xxh64(both, sizeof(both), KVE_SEED);
+}
+
 /* -- one block --------------------------------------------------------------------------------- */
 
 static void add_tokens(XXH3_state_t *state, const uint32_t *tokens, size_t n)

@@ -46,7 +46,7 @@ struct kve_reader {
     size_t remaining_capacity;
 
     struct kve_sources sources;
-    bool ignore_mm_keys;
+    bool ignore_mm_keys, ignore_mm_offsets;
     bool saw_salt, saw_adapter; /* since the last reset */
     uint32_t engine_tiers; /* bit per tier that the publisher clears together with its device */
     struct kve_salts salts;
@@ -87,6 +87,7 @@ int kve_reader_create(const struct kve_reader_opts *opts, struct kve_reader **re
     reader->rank = KV_OPT(opts, rank, 0);
     reader->max_events = KV_OPT(opts, max_events, DEFAULT_MAX_EVENTS);
     reader->ignore_mm_keys = KV_OPT(opts, ignore_mm_keys, false);
+    reader->ignore_mm_offsets = KV_OPT(opts, ignore_mm_offsets, false);
     reader->scratch.max_items = KV_OPT(opts, max_tokens, DEFAULT_MAX_TOKENS);
     kve_unique_init(&reader->unique);
     kve_salts_init(&reader->salts, KV_OPT(opts, max_salted, DEFAULT_MAX_SALTED));
@@ -331,13 +332,14 @@ static int store_known(struct kve_reader *reader, const struct kve_raw_event *ev
 
 /* Blocks from the first one on whose keys aren't understood are left out: *@n is the number before. */
 static int hash_with_extras(struct kve_reader *reader, const struct kve_raw_event *ev,
-                            uint64_t seed, size_t *n, uint32_t lookahead)
+                            uint64_t seed, size_t *n, struct kve_op *op)
 {
     uint64_t mm[KVE_MAX_MM];
     struct kve_extra_walk walk;
 
     kve_extra_walk_init(&walk, ev);
     walk.no_ids = reader->ignore_mm_keys;
+    walk.no_offsets = reader->ignore_mm_offsets;
     for (size_t i = 0; i < *n; i++) {
         int n_mm = kve_extra_walk_next(&walk, mm);
 
@@ -346,18 +348,19 @@ static int hash_with_extras(struct kve_reader *reader, const struct kve_raw_even
             return n_mm == -EINVAL ? KVE_SKIP_RC(EXTRA_KEYS) : KVE_SKIP_RC(TOO_LARGE);
         }
         reader->locals[i] = kve_hash_block(seed, reader->scratch.tokens + i * reader->block_size,
-                                           reader->block_size + lookahead, mm, (size_t)n_mm);
+                                           reader->block_size + op->lookahead, mm, (size_t)n_mm);
+        op->placed = walk.placed;
     }
     return 0;
 }
 
 /* Returns 0, -ENOMEM, or KVE_SKIP_RC(...) with *@n blocks that may be stored all the same. */
 static int hash_blocks(struct kve_reader *reader, const struct kve_raw_event *ev, uint64_t seed,
-                       size_t *n, uint32_t *ret_lookahead)
+                       size_t *n, struct kve_op *op)
 {
     size_t wanted = *n;
     int rc =
-        kve_raw_lookahead(ev, reader->scratch.tokens, wanted, reader->block_size, ret_lookahead);
+        kve_raw_lookahead(ev, reader->scratch.tokens, wanted, reader->block_size, &op->lookahead);
 
     *n = 0;
     if (rc)
@@ -368,9 +371,9 @@ static int hash_blocks(struct kve_reader *reader, const struct kve_raw_event *ev
         return -ENOMEM;
     *n = wanted;
     if (ev->extra_keys.p || ev->mm_infos.p)
-        return hash_with_extras(reader, ev, seed, n, *ret_lookahead);
-    kve_hash_tokens(seed, reader->scratch.tokens, wanted * reader->block_size + *ret_lookahead,
-                    reader->block_size, *ret_lookahead, reader->locals);
+        return hash_with_extras(reader, ev, seed, n, op);
+    kve_hash_tokens(seed, reader->scratch.tokens, wanted * reader->block_size + op->lookahead,
+                    reader->block_size, op->lookahead, reader->locals);
     return 0;
 }
 
@@ -405,7 +408,7 @@ static int store_blocks(struct kve_reader *reader, const struct kve_raw_event *e
     reader->saw_salt |= salt != 0;
     reader->saw_adapter |= adapter.len > 0;
     seed = kve_seed(adapter.p, adapter.len, NULL, 0) + salt;
-    skipped = hash_blocks(reader, ev, seed, &n, &op->lookahead);
+    skipped = hash_blocks(reader, ev, seed, &n, op);
     if (skipped && (skipped < 0 || !n))
         return skipped;
     op->n = n;

@@ -3,6 +3,7 @@
 #include <inttypes.h>
 
 #include "base/json.h"
+#include "indexer/lookup.h"
 #include "indexer/service.h"
 
 /* -- registrations ----------------------------------------------------------------------------- */
@@ -46,7 +47,7 @@ static int register_worker(struct ki_service *service, const struct ki_body *bod
     rc = ki_registry_register(service->registry, registration, error);
     if (rc == 0 && (body->present & KI_HASH_LOOKAHEAD))
         ki_registry_note_forms(service->registry, registration->model, registration->tenant,
-                               1u << body->hash_lookahead);
+                               KI_FORM(body->hash_lookahead, false));
     return rc;
 }
 

@@ -9,6 +9,7 @@
 
 #include "base/json.h"
 #include "event/router_event.h"
+#include "indexer/lookup.h"
 #include "indexer/service.h"
 #include "indexer/tables.h"
 
@@ -202,16 +203,23 @@ static void write_key(struct dump *d, const struct ki_model *model, bool escaped
     kv_buf_fini(&key);
 }
 
-/* Lookaheads of the model's hashes, where there are others than 0. */
-static void write_forms(struct dump *d, uint32_t forms)
+/* The lookaheads of forms in one half of the bits. */
+static void write_lookaheads(struct dump *d, const char *name, uint32_t forms)
 {
-    if (!(forms & ~1u))
-        return;
-    kv_json_key(&d->w, "hash_lookahead");
+    kv_json_key(&d->w, name);
     kv_json_begin_array(&d->w);
     for (; forms; forms &= forms - 1)
         kv_json_put_u64(&d->w, (uint64_t)__builtin_ctz(forms));
     kv_json_end_array(&d->w);
+}
+
+/* The forms of the model's hashes, where there are others than the plain one. */
+static void write_forms(struct dump *d, uint64_t forms)
+{
+    if ((uint32_t)forms & ~1u)
+        write_lookaheads(d, "hash_lookahead", (uint32_t)forms);
+    if (forms >> 32)
+        write_lookaheads(d, "placed_mm_lookahead", (uint32_t)(forms >> 32));
 }
 
 /* The watermarks are taken, and stand, before the events: the events are at least as new. */

@@ -209,7 +209,7 @@ static void query_tokens(struct ki_service *service, const struct ki_model *mode
     };
     struct ki_explain_ask ask = {
         .tokens = prompt.tokens, .n_tokens = prompt.n, .body = &scratch->body};
-    const char *problem = objects->len ? ki_mm_sort(objects, prompt.n) : NULL;
+    const char *problem = objects->len ? ki_mm_sort(objects, prompt.n, prompt.block_size) : NULL;
     int rc;
 
     if (problem) {

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "indexer/lookup.h"
 
 void ki_applier_fini(struct ki_applier *a)
 {
@@ -36,12 +37,13 @@ bool ki_applier_note_rank(struct ki_applier *a, uint32_t rank)
 }
 
 int ki_applier_init(struct ki_applier *a, uint64_t instance, uint32_t rank, uint32_t block_size,
-                    bool ignore_mm_keys)
+                    enum ki_mm_keys mm_keys)
 {
     struct kve_reader_opts opts = {.size = sizeof(opts),
                                    .block_size = block_size,
                                    .rank = rank,
-                                   .ignore_mm_keys = ignore_mm_keys};
+                                   .ignore_mm_keys = mm_keys == KI_MM_IGNORED,
+                                   .ignore_mm_offsets = mm_keys == KI_MM_WITHOUT_OFFSETS};
     int rc;
 
     memset(a, 0, sizeof(*a));
@@ -191,7 +193,7 @@ enum ki_applied ki_applier_apply(struct ki_applier *a, struct kvi_index *index, 
             continue;
         }
         if (op->type == KVE_OP_STORE)
-            a->forms |= 1u << op->lookahead;
+            a->forms |= KI_FORM(op->lookahead, false) | KI_FORM(op->lookahead, op->placed);
         if (apply_op(a, index, &batch, i) < 0)
             result = KI_APPLIED_PART;
         else if (op->type == KVE_OP_CLEAR && a->n_ranks == 1 && is_empty(a, index, op->rank))

@@ -10,6 +10,9 @@
 #include "kv_event.h"
 #include "kv_index.h"
 
+/** Which facts of extra_keys about multimodal objects count: see kve_reader_opts. */
+enum ki_mm_keys { KI_MM_PLACED, KI_MM_WITHOUT_OFFSETS, KI_MM_IGNORED };
+
 /** Ranks that one publisher may name: a bound on what its batches can create. */
 #define KI_MAX_RANKS 1024
 
@@ -33,13 +36,13 @@ struct ki_applier {
         bool full;
     } last;
     bool tells_again; /* blocks that it has, from the root: see apply.c */
-    uint32_t forms;   /* bit 1 << lookahead of each form in which its blocks were hashed */
+    uint64_t forms;   /* KI_FORM of each form in which its blocks were hashed */
     struct ki_apply_stats stats;
     struct ki_event_counts counts; /* of the batch being applied */
 };
 
 int ki_applier_init(struct ki_applier *a, uint64_t instance, uint32_t rank, uint32_t block_size,
-                    bool ignore_mm_keys);
+                    enum ki_mm_keys mm_keys);
 void ki_applier_fini(struct ki_applier *a);
 
 /** @rank's blocks are this stream's: a purge forgets them. False at the bound or out of memory. */

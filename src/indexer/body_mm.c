@@ -34,7 +34,53 @@ static void set_id(struct object *object, struct kv_str id)
     object->value.identity = kve_mm_identity(id.p, id.len);
 }
 
+/* The ranges of an object's tokens in its block: one counts; of several, none does. */
+struct ranges {
+    unsigned n;
+    uint64_t from, to;
+};
+
+static void set_ranges(struct object *object, const struct ranges *ranges)
+{
+    bool usable = ranges->n == 1 && ranges->from < ranges->to && ranges->to <= UINT32_MAX;
+
+    object->value.from = usable ? (uint32_t)ranges->from : 0;
+    object->value.to = usable ? (uint32_t)ranges->to : 0;
+}
+
 /* -- JSON -------------------------------------------------------------------------------------- */
+
+/* Anything else than a list of pairs of numbers tells nothing. */
+static void read_ranges_json(struct kv_json *json, struct object *object)
+{
+    struct ranges ranges = {0};
+
+    if (kv_json_peek(json) != KV_JSON_ARRAY) {
+        kv_json_skip(json);
+        return;
+    }
+    kv_json_array(json);
+    while (kv_json_next_item(json)) {
+        unsigned n = 0;
+
+        if (kv_json_peek(json) != KV_JSON_ARRAY) {
+            kv_json_skip(json);
+            ranges.n = 2;
+            continue;
+        }
+        kv_json_array(json);
+        for (; kv_json_next_item(json); n++) {
+            if (n > 1 || kv_json_peek(json) != KV_JSON_NUMBER)
+                kv_json_skip(json);
+            else if (n)
+                ranges.to = kv_json_u64(json, UINT64_MAX);
+            else
+                ranges.from = kv_json_u64(json, UINT64_MAX);
+        }
+        ranges.n += n == 2 ? 1 : 2;
+    }
+    set_ranges(object, &ranges);
+}
 
 static void read_object_json(struct kv_json *json, int64_t block, struct kv_buf *unescaped,
                              struct kv_buf *ret)
@@ -56,6 +102,8 @@ static void read_object_json(struct kv_json *json, int64_t block, struct kv_buf 
         } else if (kv_str_eq(key, "length") && block < 0) {
             object.length = kv_json_u64(json, UINT32_MAX);
             object.has_length = true;
+        } else if (kv_str_eq(key, "offsets") && block >= 0) {
+            read_ranges_json(json, &object);
         } else {
             kv_json_skip(json);
         }
@@ -121,6 +169,41 @@ static uint64_t read_bits64(struct kv_msgpack *m)
     return ki_msgpack_expect(m, fits, "expected an integer") ? kv_msgpack_bits64(m) : 0;
 }
 
+/* A pair of numbers, taken whatever it is. Returns whether it is one. */
+static bool read_range_msgpack(struct kv_msgpack *m, struct ranges *ranges)
+{
+    uint64_t pair[2] = {0};
+    bool ok = kv_msgpack_peek(m) == KV_MSGPACK_ARRAY;
+    uint32_t n = ok ? kv_msgpack_array(m) : 0;
+
+    if (!ok)
+        kv_msgpack_skip(m);
+    for (uint32_t i = 0; i < n && !kv_msgpack_failed(m); i++) {
+        if (i < 2 && kv_msgpack_peek(m) == KV_MSGPACK_UINT) {
+            pair[i] = kv_msgpack_bits64(m);
+        } else {
+            kv_msgpack_skip(m);
+            ok = false;
+        }
+    }
+    ranges->from = pair[0];
+    ranges->to = pair[1];
+    return ok && n == 2;
+}
+
+static void read_ranges_msgpack(struct kv_msgpack *m, struct object *object)
+{
+    struct ranges ranges = {0};
+
+    if (kv_msgpack_peek(m) != KV_MSGPACK_ARRAY) {
+        kv_msgpack_skip(m);
+        return;
+    }
+    for (uint32_t n = kv_msgpack_array(m); n && !kv_msgpack_failed(m); n--)
+        ranges.n += read_range_msgpack(m, &ranges) ? 1 : 2;
+    set_ranges(object, &ranges);
+}
+
 static void read_object_msgpack(struct kv_msgpack *m, int64_t block, struct kv_buf *ret)
 {
     struct object object = {.length = 0};
@@ -140,6 +223,8 @@ static void read_object_msgpack(struct kv_msgpack *m, int64_t block, struct kv_b
         } else if (kv_str_eq(key, "length") && block < 0) {
             object.length = ki_msgpack_uint(m, UINT32_MAX);
             object.has_length = true;
+        } else if (kv_str_eq(key, "offsets") && block >= 0) {
+            read_ranges_msgpack(m, &object);
         } else {
             kv_msgpack_skip(m);
         }
@@ -186,7 +271,39 @@ static int by_start(const void *a, const void *b)
     return (x->start > y->start) - (x->start < y->start);
 }
 
-const char *ki_mm_sort(struct kv_buf *objects, size_t n_tokens)
+/*
+ * The object among @all, sorted, that goes on as @object: at the end of the block before. Prompts with
+ * more than MAX_LOOK objects in two blocks are refused later.
+ */
+#define MAX_LOOK 512
+static const struct ki_mm_object *
+earlier_part(const struct ki_mm_object *all, const struct ki_mm_object *object, uint32_t block_size)
+{
+    size_t before = KV_MIN((size_t)(object - all), (size_t)MAX_LOOK);
+
+    for (size_t i = 1; i <= before && object[-(ptrdiff_t)i].start + 1 >= object->start; i++) {
+        const struct ki_mm_object *o = object - i;
+
+        if (o->start + 1 == object->start && o->identity == object->identity && o->to == block_size)
+            return o;
+    }
+    return NULL;
+}
+
+/* Sorted by block, so that the part in the block before has its place already. */
+static void set_places(struct ki_mm_object *all, size_t n, uint32_t block_size)
+{
+    for (size_t i = 0; i < n; i++) {
+        const struct ki_mm_object *earlier;
+
+        if (all[i].end || !all[i].to)
+            continue;
+        earlier = all[i].from ? NULL : earlier_part(all, &all[i], block_size);
+        all[i].place = earlier ? earlier->place - (int64_t)block_size : (int64_t)all[i].from;
+    }
+}
+
+const char *ki_mm_sort(struct kv_buf *objects, size_t n_tokens, uint32_t block_size)
 {
     struct ki_mm_object *all = (struct ki_mm_object *)(void *)objects->data;
     size_t n = objects->len / sizeof(*all);
@@ -199,5 +316,6 @@ const char *ki_mm_sort(struct kv_buf *objects, size_t n_tokens)
         if (i && all[i - 1].end > all[i].start)
             return "two objects of mm_objects overlap";
     }
+    set_places(all, n, block_size);
     return NULL;
 }

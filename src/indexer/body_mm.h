@@ -4,8 +4,8 @@
  *
  *   mm_objects      [{"id": "...", "offset": 5, "length": 576}, ...]: where the object's tokens are in
  *                   the prompt; "mm_hash": 7 instead of "id" names it by its 64-bit identity
- *   block_mm_infos  [null, {"mm_objects": [{"mm_hash": 7, "offsets": ...}]}, ...]: per block, as in
- *                   events; "offsets" is passed over
+ *   block_mm_infos  [null, {"mm_objects": [{"mm_hash": 7, "offsets": [[0, 3]]}]}, ...]: per block, as
+ *                   in events; "offsets" has the object's tokens in the block, [from, to)
  *
  * Both append struct ki_mm_object to a buffer. Errors stick to the reader, as those of other fields.
  */
@@ -21,9 +21,10 @@ void ki_mm_read_json(struct kv_json *json, bool infos, struct kv_buf *unescaped,
 void ki_mm_read_msgpack(struct kv_msgpack *m, bool infos, struct kv_buf *ret);
 
 /**
- * Put the objects in the order of their starts. Returns NULL, or what is wrong with them: one of no
- * length, two that overlap, or one that ends beyond @n_tokens.
+ * Put the objects in the order of their starts, and tell the places of those named per block: one that
+ * begins a block and was at the end of the block before goes on from there. Returns NULL, or what is wrong
+ * with them: one of no length, two that overlap, or one that ends beyond @n_tokens.
  */
-const char *ki_mm_sort(struct kv_buf *objects, size_t n_tokens);
+const char *ki_mm_sort(struct kv_buf *objects, size_t n_tokens, uint32_t block_size);
 
 #endif

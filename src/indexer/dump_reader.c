@@ -7,6 +7,7 @@
 #include "base/xxh.h"
 #include "event/router_event.h"
 #include "event/unique.h"
+#include "indexer/lookup.h"
 
 /* Bounds on what one model may make us hold at a time, beside its index. */
 #define MAX_EVENT_BYTES (16u << 20)
@@ -322,7 +323,11 @@ static void read_field(struct ki_dump_reader *reader, struct kv_json *json,
     } else if (kv_str_eq(key, "hash_lookahead")) {
         kv_json_array(json);
         while (kv_json_next_item(json))
-            m->forms |= 1u << kv_json_u64(json, KI_MAX_LOOKAHEAD);
+            m->forms |= KI_FORM(kv_json_u64(json, KI_MAX_LOOKAHEAD), false);
+    } else if (kv_str_eq(key, "placed_mm_lookahead")) {
+        kv_json_array(json);
+        while (kv_json_next_item(json))
+            m->forms |= KI_FORM(kv_json_u64(json, KI_MAX_LOOKAHEAD), true);
     } else if (kv_str_eq(key, "events")) {
         read_events(reader, json, m);
     } else if (kv_str_eq(key, "model_name") && !m->name) {

@@ -16,7 +16,7 @@
 struct ki_dumped_model {
     char *name, *tenant;
     uint32_t block_size;
-    uint32_t forms; /* bit 1 << lookahead of each form of its hashes */
+    uint64_t forms; /* KI_FORM of each form of its hashes */
     bool failed;    /* the peer had an error instead */
     struct kvi_index *index;
     struct kv_buf marks; /* struct ki_watermark, one per holder that the dump names */

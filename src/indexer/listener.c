@@ -71,8 +71,7 @@ int ki_listener_create(struct ki_listener_env *env, const struct ki_registration
     ki_target_init(&l->target, l->endpoint);
     ki_target_init(&l->replay_target, l->replay_endpoint);
     ki_stream_init(&l->stream, &opts);
-    rc = ki_applier_init(&l->applier, l->instance, l->rank, model->block_size,
-                         l->env->ignore_mm_keys);
+    rc = ki_applier_init(&l->applier, l->instance, l->rank, model->block_size, l->env->mm_keys);
     if (rc < 0)
         goto fail;
     l->model = model;

@@ -51,7 +51,7 @@ struct ki_listener_env {
     uint64_t replay_timeout_ms;
     uint64_t worker_blocks; /* --worker-blocks */
     struct ki_backlog_budget backlog;
-    bool ignore_mm_keys;          /* see kve_reader_opts */
+    enum ki_mm_keys mm_keys;
     atomic_bool held;             /* connect, but read nothing */
     _Atomic uint64_t generations; /* the last one given to a listener */
 };

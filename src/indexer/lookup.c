@@ -16,6 +16,20 @@ void ki_lookup_fini(struct ki_lookup *lookup)
     kvi_matches_fini(&lookup->others);
 }
 
+/* A form of hashing, taken from the bits of several. */
+struct form {
+    uint32_t lookahead;
+    bool placed;
+};
+
+static struct form next_form(uint64_t *forms)
+{
+    uint32_t bit = (uint32_t)__builtin_ctzll(*forms);
+
+    *forms &= *forms - 1;
+    return (struct form){bit % 32, bit >= 32};
+}
+
 /* -- hashing ----------------------------------------------------------------------------------- */
 
 static bool is_over(const struct ki_mm_object *object, uint64_t block, uint64_t start)
@@ -28,14 +42,28 @@ static bool is_in(const struct ki_mm_object *object, uint64_t block, uint64_t en
     return object->end ? object->start < end : object->start == block;
 }
 
-/* Blocks that have objects are hashed anew with them. Objects come in order, so one pass does. */
-static int hash_objects(const struct ki_prompt *prompt, uint32_t lookahead, size_t n,
+/* Returns false when the place of the object is not known. */
+static bool put_place(const struct ki_mm_object *object, uint64_t start, uint64_t *identity)
+{
+    if (!object->end && !object->to)
+        return false;
+    *identity = kve_mm_placed(object->identity,
+                              object->end ? (int64_t)(object->start - start) : object->place);
+    return true;
+}
+
+/*
+ * Blocks that have objects are hashed anew with them. Objects come in order, so one pass does. *@n is
+ * cut where an object's place should be hashed and is not known.
+ */
+static int hash_objects(const struct ki_prompt *prompt, struct form form, size_t *n,
                         uint64_t *hashes)
 {
+    const uint32_t lookahead = form.lookahead;
     uint64_t ids[MAX_MM];
     size_t first = 0;
 
-    for (size_t i = 0; i < n && first < prompt->n_objects; i++) {
+    for (size_t i = 0; i < *n && first < prompt->n_objects; i++) {
         uint64_t start = i * prompt->block_size, end = start + prompt->block_size + lookahead;
         size_t n_ids = 0;
 
@@ -44,7 +72,12 @@ static int hash_objects(const struct ki_prompt *prompt, uint32_t lookahead, size
         for (size_t k = first; k < prompt->n_objects && is_in(&prompt->objects[k], i, end); k++) {
             if (n_ids == MAX_MM)
                 return -E2BIG;
-            ids[n_ids++] = prompt->objects[k].identity;
+            ids[n_ids] = prompt->objects[k].identity;
+            if (form.placed && !put_place(&prompt->objects[k], start, &ids[n_ids])) {
+                *n = i;
+                return 0;
+            }
+            n_ids++;
         }
         if (n_ids)
             hashes[i] = kve_hash_block(prompt->seed, prompt->tokens + start,
@@ -53,19 +86,21 @@ static int hash_objects(const struct ki_prompt *prompt, uint32_t lookahead, size
     return 0;
 }
 
-static int hash_form(const struct ki_prompt *prompt, uint32_t lookahead, struct kv_buf *ret)
+static int hash_form(const struct ki_prompt *prompt, struct form form, struct kv_buf *ret)
 {
     uint64_t *hashes;
     size_t n;
+    int rc;
 
     kv_buf_clear(ret);
     if (kv_buf_reserve(ret, (prompt->n / prompt->block_size + 1) * sizeof(uint64_t)) < 0)
         return -ENOMEM;
     hashes = (uint64_t *)(void *)ret->data;
-    n = kve_hash_tokens(prompt->seed, prompt->tokens, prompt->n, prompt->block_size, lookahead,
+    n = kve_hash_tokens(prompt->seed, prompt->tokens, prompt->n, prompt->block_size, form.lookahead,
                         hashes);
+    rc = prompt->n_objects ? hash_objects(prompt, form, &n, hashes) : 0;
     ret->len = n * sizeof(uint64_t);
-    return prompt->n_objects ? hash_objects(prompt, lookahead, n, hashes) : 0;
+    return rc;
 }
 
 /* -- merging ----------------------------------------------------------------------------------- */
@@ -119,9 +154,9 @@ static void merge_neighbours(struct kvi_matches *matches)
 }
 
 static int ask_other(struct ki_lookup *lookup, struct kvi_index *index,
-                     const struct ki_prompt *prompt, uint32_t lookahead)
+                     const struct ki_prompt *prompt, struct form form)
 {
-    int rc = hash_form(prompt, lookahead, &lookup->other_hashes);
+    int rc = hash_form(prompt, form, &lookup->other_hashes);
 
     if (rc == 0)
         rc = kvi_find(index, (const uint64_t *)(const void *)lookup->other_hashes.data,
@@ -132,21 +167,24 @@ static int ask_other(struct ki_lookup *lookup, struct kvi_index *index,
 int ki_lookup_prompt(struct ki_lookup *lookup, struct kvi_index *index,
                      const struct ki_prompt *prompt)
 {
-    uint32_t forms = prompt->forms ? prompt->forms : 1;
+    uint64_t forms = prompt->forms ? prompt->forms : 1;
+    struct form form;
     int rc;
 
-    lookup->lookahead = (uint32_t)__builtin_ctz(forms);
-    rc = hash_form(prompt, lookup->lookahead, &lookup->hashes);
+    if (!prompt->n_objects) /* nothing of a prompt without objects has a place */
+        forms = (forms | forms >> 32) & UINT32_MAX;
+    form = next_form(&forms);
+    lookup->lookahead = form.lookahead;
+    rc = hash_form(prompt, form, &lookup->hashes);
     if (rc < 0)
         return rc;
     lookup->n_blocks = lookup->hashes.len / sizeof(uint64_t);
     rc = kvi_find(index, (const uint64_t *)(const void *)lookup->hashes.data, lookup->n_blocks,
                   &lookup->matches);
-    forms &= forms - 1;
     if (rc < 0 || !forms)
         return rc;
-    for (; forms && rc == 0; forms &= forms - 1)
-        rc = ask_other(lookup, index, prompt, (uint32_t)__builtin_ctz(forms));
+    while (forms && rc == 0)
+        rc = ask_other(lookup, index, prompt, next_form(&forms));
     merge_neighbours(&lookup->matches);
     return rc;
 }

@@ -59,13 +59,13 @@ void ki_model_release(struct ki_model *model)
     free(m);
 }
 
-void ki_model_note_forms(struct ki_model *model, uint32_t forms)
+void ki_model_note_forms(struct ki_model *model, uint64_t forms)
 {
     if (forms & ~atomic_load_explicit(&model->forms, memory_order_relaxed))
         atomic_fetch_or_explicit(&model->forms, forms, memory_order_relaxed);
 }
 
-uint32_t ki_model_forms(const struct ki_model *model)
+uint64_t ki_model_forms(const struct ki_model *model)
 {
     return atomic_load_explicit(&model->forms, memory_order_relaxed);
 }

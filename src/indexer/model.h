@@ -11,11 +11,11 @@ int ki_model_create(const char *name, const char *tenant, uint32_t block_size,
 struct ki_model *ki_model_acquire(struct ki_model *model); /* returns @model */
 
 /**
- * Forms in which the model's blocks were hashed: bit 1 << lookahead (see lookup.h). They are noted
+ * Forms in which the model's blocks were hashed: KI_FORM of each (see lookup.h). They are noted
  * after the blocks are in the index and never forgotten: a form too many costs a look.
  */
-void ki_model_note_forms(struct ki_model *model, uint32_t forms);
-uint32_t ki_model_forms(const struct ki_model *model);
+void ki_model_note_forms(struct ki_model *model, uint64_t forms);
+uint64_t ki_model_forms(const struct ki_model *model);
 
 /** Order by name, then tenant: <0, 0, >0. */
 int ki_model_compare(const struct ki_model *model, const char *name, const char *tenant);

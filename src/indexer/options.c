@@ -71,6 +71,10 @@ static const struct kv_arg arguments[] = {
      "Leave images that events name in extra_keys out of block hashes, as Dynamo 1.6 does. Prompts "
      "that differ in their images alone then match.",
      0, 0, NULL, false},
+    {"ignore-mm-offsets", KV_ARG_FLAG, AT(ignore_mm_offsets), NULL,
+     "Leave the places of images, which vLLM hashes, out of block hashes: for clients of "
+     "/query_by_hash and block_mm_infos that don't know them.",
+     0, 0, NULL, false},
     {"recovery-memory", KV_ARG_SIZE, AT(recovery_memory), "SIZE",
      "Pass a peer over whose state takes more memory than this (default: half of the machine's).",
      1u << 20, UINT64_MAX, NULL, false},

@@ -40,6 +40,7 @@ struct ki_options {
     uint64_t peer_interval_ms;
     uint64_t unfollowed_age_ms;
     bool ignore_mm_keys;
+    bool ignore_mm_offsets;
     uint64_t recovery_memory; /* 0: half of the machine's */
     uint64_t idle_timeout_ms;
     uint64_t min_initial_workers;

@@ -122,7 +122,8 @@ static void adopt_model(struct ki_registry *registry, struct ki_dumped_model *m,
         return;
     }
     m->index = NULL; /* the registry's now */
-    ki_registry_note_forms(registry, m->name, m->tenant, m->forms ? m->forms : 1);
+    ki_registry_note_forms(registry, m->name, m->tenant,
+                           m->forms | (m->forms & UINT32_MAX ? 0 : 1));
     result->torn += count_torn(m);
     result->models++;
 }

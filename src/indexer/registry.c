@@ -70,7 +70,9 @@ int ki_registry_create(const struct ki_registry_opts *opts, struct ki_registry *
     r->env.backlog.max_bytes = opts->backlog_bytes ? opts->backlog_bytes : 256u << 20;
     r->env.backlog.max_stream_bytes = r->env.backlog.max_bytes / 4;
     r->id = (kve_secret() ^ kv_wall_ns()) & ((UINT64_C(1) << 53) - 1); /* also as a JSON number */
-    r->env.ignore_mm_keys = opts->ignore_mm_keys;
+    r->env.mm_keys = opts->ignore_mm_keys      ? KI_MM_IGNORED
+                     : opts->ignore_mm_offsets ? KI_MM_WITHOUT_OFFSETS
+                                               : KI_MM_PLACED;
     atomic_init(&r->env.held, opts->start_held);
     rc = kv_resolver_create(NULL, &r->env.resolver);
     if (rc == 0)

@@ -31,6 +31,7 @@ struct ki_registry_opts {
     uint64_t backlog_bytes;     /* live batches that wait for replays, of all streams; one may have
                                    a quarter. 0: 256 MiB */
     bool ignore_mm_keys;        /* see kve_reader_opts */
+    bool ignore_mm_offsets;     /* likewise */
     bool start_held;            /* listeners connect but apply nothing until ki_registry_go */
     struct kv_wake *drained;    /* signalled after each burst of events; may be NULL */
 };
@@ -50,7 +51,7 @@ struct ki_model {
     const char *name;
     const char *tenant;
     uint32_t block_size;
-    _Atomic uint32_t forms; /* bit 1 << lookahead of each form in which its workers hash blocks */
+    _Atomic uint64_t forms; /* KI_FORM (lookup.h) of each in which its workers hash blocks */
     struct kvi_index *index;
 };
 
@@ -64,7 +65,7 @@ void ki_model_release(struct ki_model *model);
 
 /** Blocks of a model come in these forms, too (see ki_model_note_forms). An unknown model is passed over. */
 void ki_registry_note_forms(struct ki_registry *registry, const char *name, const char *tenant,
-                            uint32_t forms);
+                            uint64_t forms);
 
 /** All models, each with a reference; free(*ret) after releasing them. Returns their number. */
 long ki_registry_models(struct ki_registry *registry, struct ki_model ***ret);

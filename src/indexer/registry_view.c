@@ -18,7 +18,7 @@ struct ki_model *ki_registry_model(struct ki_registry *registry, const char *nam
 }
 
 void ki_registry_note_forms(struct ki_registry *registry, const char *name, const char *tenant,
-                            uint32_t forms)
+                            uint64_t forms)
 {
     struct ki_model *model = ki_registry_model(registry, name, tenant);
 

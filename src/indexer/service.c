@@ -419,6 +419,7 @@ static int create_parts(struct ki_service *service, const struct ki_route *route
         .worker_blocks = o->worker_blocks,
         .max_blocks = o->max_blocks,
         .ignore_mm_keys = o->ignore_mm_keys,
+        .ignore_mm_offsets = o->ignore_mm_offsets,
         .start_held = true,
         .drained = &signal_wake,
     };

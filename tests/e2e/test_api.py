@@ -308,15 +308,31 @@ def test_images():
     with Indexer() as indexer, Publisher() as engine:
         indexer.register(1, engine, block_size=4)
         hashes, tokens = chain(1, 3)
-        engine.store(hashes, tokens, block_size=4, extra_keys=[None, [["cat", 1]], [["cat", -3]]])
-        cat = [{"id": "cat", "offset": 5, "length": 4}]
+        name = "000000000000feed" + "ab" * 24  # a digest: its first 64 bits count
+        engine.store(hashes, tokens, block_size=4, extra_keys=[None, [[name, 1]], [[name, -3]]])
+        cat = [{"id": name, "offset": 5, "length": 4}]
         indexer.wait_score(tokens, 1, 12, mm_objects=cat)
         equal(indexer.query(tokens)["scores"], {"1": {"0": 4}}, "without the image")
         equal(indexer.query(tokens, mm_objects=[{"id": "dog", "offset": 5, "length": 4}])["scores"], {"1": {"0": 4}}, "another image")
+        infos = [None, {"mm_objects": [{"mm_hash": 0xfeed, "offsets": [[1, 4]]}]},
+                 {"mm_objects": [{"mm_hash": 0xfeed, "offsets": [[0, 1]]}]}]
+        equal(indexer.query(tokens, block_mm_infos=infos)["scores"], {"1": {"0": 12}}, "per block")
+        moved = [{"id": name, "offset": 6, "length": 3}]
+        equal(indexer.query(tokens, mm_objects=moved)["scores"], {"1": {"0": 4}}, "the image elsewhere in the block")
+        for info in infos[1:]:
+            del info["mm_objects"][0]["offsets"]
+        equal(indexer.query(tokens, block_mm_infos=infos)["scores"], {"1": {"0": 4}}, "the image at an unknown place")
+        equal(indexer.dump()["m:default"]["placed_mm_lookahead"], [0])
+        with Indexer("--peers", indexer.url) as replica:
+            equal(replica.query(tokens, mm_objects=cat)["scores"], {"1": {"0": 12}}, "a replica")
+        with Indexer("--ignore-mm-offsets") as loose:
+            loose.register(1, engine, block_size=4)
+            wait_until(lambda: loose.query(tokens, mm_objects=moved)["scores"] == {"1": {"0": 12}}, what="by name alone")
+            equal(loose.query(tokens, block_mm_infos=infos)["scores"], {"1": {"0": 12}}, "by name alone, per block")
         identity = 7
         engine.store([91], tokens[:4], block_size=4, block_mm_infos=[{"mm_objects": [{"mm_hash": identity, "offsets": [[0, 2]]}]}])
         indexer.wait_score(tokens[:4], 1, 4, block_mm_infos=[{"mm_objects": [{"mm_hash": identity}]}])
-        for bad in ([{"id": "cat"}], [{"id": "cat", "offset": 11, "length": 2}], cat + cat, 7):
+        for bad in ([{"id": name}], [{"id": name, "offset": 11, "length": 2}], cat + cat, 7):
             equal(indexer.post("/query", {"model_name": MODEL, "token_ids": tokens, "mm_objects": bad}).status, 422, bad)
 
 

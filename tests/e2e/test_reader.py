@@ -92,8 +92,14 @@ class Stream:
                 entry.append(lora)
             for _ in range(self.rng.choice([0, 0, 1, 3])):
                 name = self.rng.randbytes(32).hex() if self.rng.random() < 0.5 else f"image-{self.rng.randrange(9)}"
-                mm.append(int(name[:16], 16) if len(name) == 64 else xxh3(name.encode(), 0))
-                entry.append([name, self.rng.randrange(100)])
+                identity = int(name[:16], 16) if len(name) == 64 else xxh3(name.encode(), 0)
+                if self.rng.random() < 0.2:
+                    entry.append([name])
+                else:
+                    place = self.rng.randrange(-300, 100)
+                    identity = xxh3(struct.pack("<Qq", identity, place), 1337)
+                    entry.append([name, place])
+                mm.append(identity)
             keys.append(entry or None)
             mms.append(mm)
         return keys, mms

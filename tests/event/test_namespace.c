@@ -62,7 +62,7 @@ static void test_salt_in_extra_keys(void **state)
     expect_block(1, local("", HEX_64, 0));
     use_reader(NULL);
     event(MAP_1 ", 'lora_name': 'l', 'extra_keys': [['l', ['cat', 0], 'l']]}");
-    uint64_t cat = kve_mm_identity("cat", 3);
+    uint64_t cat = kve_mm_placed(kve_mm_identity("cat", 3), 0);
     expect_block(1, kve_hash_block(kve_seed("l", 1, "l", 1), one_to_8, 4, &cat, 1));
     use_reader(NULL);
     /* A salt that looks like a digest is no multimodal object where the event names it. */
@@ -206,23 +206,27 @@ static uint64_t xxh_of(const char *text)
 
 static void test_multimodal_in_extra_keys(void **state)
 {
-    const uint64_t digest = UINT64_C(0x0011223344556677);
-    uint64_t both[] = {xxh_of("cat"), xxh_of("dog")};
+    const uint64_t digest = UINT64_C(0x0011223344556677), placed = kve_mm_placed(digest, 0);
+    uint64_t both[] = {kve_mm_placed(xxh_of("cat"), -3), kve_mm_placed(xxh_of("dog"), 4)};
 
     (void)state;
     event(MAP_1 ", 'extra_keys': [[['" HEX_64 "', 0]]]}");
+    expect_mm(&placed, 1);
+    assert_true(batch.ops[0].placed);
+    event(MAP_1 ", 'extra_keys': [[['" HEX_64 "']]]}"); /* no place: the object alone */
     expect_mm(&digest, 1);
+    assert_false(batch.ops[0].placed);
     event(STORED_1 ", nil, 'GPU', nil, [['" HEX_64 "']]]"); /* a bare digest, in an array */
     expect_mm(&digest, 1);
     event(MAP_1 ", 'parent_block_hash': 7, 'extra_keys': [['" HEX_64 "']]}");
     expect_mm(&digest, 1);
-    event(MAP_1 ", 'extra_keys': [[['cat', 0], ['dog', 4]]]}");
+    event(MAP_1 ", 'extra_keys': [[['cat', -3], ['dog', 4]]]}");
     expect_mm(both, 2);
-    event(MAP_1 ", 'extra_keys': [[['dog', 0], ['cat', 4]]]}");
+    event(MAP_1 ", 'extra_keys': [[['dog', 4], ['cat', -3]]]}");
     expect_mm(both, 2);
     event(STORED_1 ", nil, 'GPU', nil, [[['', 0], [], [7, 8], 7, 1.5, true, nil]]]");
     expect_mm(NULL, 0);
-    event(STORED_1 ", nil, 'GPU', nil, [[['cat', 0]]]]");
+    event(STORED_1 ", nil, 'GPU', nil, [[['cat', -3]]]]");
     expect_mm(both, 1);
     event(MAP_1 ", 'extra_keys': []}");
     expect_mm(NULL, 0);
@@ -235,11 +239,12 @@ static void test_multimodal_in_extra_keys(void **state)
 
 static void test_tagged_extra_keys(void **state)
 {
-    const uint64_t digest = UINT64_C(0x0011223344556677), cat = xxh_of("cat");
+    const uint64_t cat = xxh_of("cat");
+    const uint64_t digest = kve_mm_placed(UINT64_C(0x0011223344556677), 2);
 
     (void)state;
     event(MAP_1 ", 'event_version': 1, 'extra_keys': [[{'type': 'mm', 'modality': 'image', "
-                "'hash': '" HEX_64 "', 'block_offset': 0}]]}");
+                "'hash': '" HEX_64 "', 'block_offset': 2}]]}");
     expect_mm(&digest, 1);
     event(MAP_1 ", 'extra_keys': [[{'hash': 'cat', 'type': 'MultiModalKey'}]]}");
     expect_mm(&cat, 1);
@@ -304,6 +309,19 @@ static void test_objects_may_be_ignored(void **state)
     expect_block(1, local("", "salt", 0));
     event(MAP_1 ", 'block_mm_infos': [{'mm_objects': [{'mm_hash': 42}]}]}");
     expect_mm(&mm, 1);
+}
+
+static void test_offsets_may_be_ignored(void **state)
+{
+    struct kve_reader_opts opts = {
+        .size = sizeof(opts), .block_size = 4, .ignore_mm_offsets = true};
+    uint64_t cat = xxh_of("cat");
+
+    (void)state;
+    use_reader(&opts);
+    event(MAP_1 ", 'extra_keys': [[['cat', 3], 'salt']]}");
+    expect_block(1, kve_hash_block(kve_seed("", 0, "salt", 4), one_to_8, 4, &cat, 1));
+    assert_false(batch.ops[0].placed);
 }
 
 /* Offloaded copies are announced without salt and adapter: their hashes say which blocks they are. */
@@ -421,6 +439,7 @@ int main(void)
         T(test_tagged_extra_keys),
         T(test_keys_that_are_not_understood),
         T(test_objects_may_be_ignored),
+        T(test_offsets_may_be_ignored),
         T(test_multimodal_infos),
         T(test_too_many_objects),
     };

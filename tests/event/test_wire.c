@@ -253,7 +253,8 @@ static void test_map_multimodal(void **state)
         decode(reader, "93" TS "918a" TYPE_STORED HASHES_1 PARENT_NIL TOKENS_4 BLOCK_SIZE_4
                            LORA_ID_NIL MEDIUM_GPU LORA_NAME_NIL
                        "aa65787472615f6b657973919192a66d6d6861736800" GROUP_0 "00");
-    uint64_t mm = kve_seed("mmhash", 6, NULL, 0) - KVE_SEED; /* xxh3 of the id, seed 0 */
+    /* xxh3 of the id, seed 0; and its place */
+    uint64_t mm = kve_mm_placed(kve_seed("mmhash", 6, NULL, 0) - KVE_SEED, 0);
 
     (void)state;
     check_batch(&batch, true, NULL, 1, 1);

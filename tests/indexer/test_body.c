@@ -346,6 +346,12 @@ static void expect_object(const struct ki_mm_object *o, uint64_t identity, uint6
     assert_true(o->end == end);
 }
 
+static void expect_place(const struct ki_mm_object *o, bool known, int64_t place)
+{
+    assert_int_equal(o->to > 0, known);
+    assert_true(o->place == place);
+}
+
 static void images(void **state)
 {
     const struct ki_mm_object *o;
@@ -359,9 +365,9 @@ static void images(void **state)
     o = objects(2);
     expect_object(&o[0], kve_mm_identity("cat", 3), 9, 13);
     expect_object(&o[1], UINT64_MAX, 3, 5);
-    assert_null(ki_mm_sort(&body.mm_objects, 13));
+    assert_null(ki_mm_sort(&body.mm_objects, 13, 4));
     expect_object(&objects(2)[0], UINT64_MAX, 3, 5);
-    assert_non_null(ki_mm_sort(&body.mm_objects, 12));
+    assert_non_null(ki_mm_sort(&body.mm_objects, 12, 4));
     assert_int_equal(json(WITH_MM("\"block_mm_infos\":[null,{\"mm_objects\":[{\"mm_hash\":42,"
                                   "\"offsets\":[[0,2]]},{\"mm_hash\":7}]},{}]"),
                           QUERY, MM),
@@ -369,13 +375,32 @@ static void images(void **state)
     o = objects(2);
     expect_object(&o[0], 42, 1, 0);
     expect_object(&o[1], 7, 1, 0);
-    assert_null(ki_mm_sort(&body.mm_objects, 1));
+    assert_null(ki_mm_sort(&body.mm_objects, 1, 4));
+    expect_place(&objects(2)[0], true, 0);
+    expect_place(&objects(2)[1], false, 0);
+    /* Objects go on from the end of one block at the start of the next. */
+    assert_int_equal(
+        json(
+            WITH_MM("\"block_mm_infos\":[{\"mm_objects\":[{\"mm_hash\":42,\"offsets\":[[3,4]]}]},"
+                    "{\"mm_objects\":[{\"mm_hash\":42,\"offsets\":[[0,4]]}]},"
+                    "{\"mm_objects\":[{\"mm_hash\":42,\"offsets\":[[0,1]]},"
+                    "{\"mm_hash\":7,\"offsets\":[[1,2]]},{\"mm_hash\":8,\"offsets\":[[0,1],[2,3]]},"
+                    "{\"mm_hash\":9,\"offsets\":[[0,1,2]]}]}]"),
+            QUERY, MM),
+        0);
+    assert_null(ki_mm_sort(&body.mm_objects, 1, 4));
+    expect_place(&objects(6)[0], true, 3);
+    expect_place(&objects(6)[1], true, -1);
+    expect_place(&objects(6)[2], true, -5);
+    expect_place(&objects(6)[3], true, 1);
+    expect_place(&objects(6)[4], false, 0);
+    expect_place(&objects(6)[5], false, 0);
     assert_int_equal(json(WITH_MM("\"mm_objects\":null"), QUERY, MM), 0);
     assert_int_equal(json(WITH_MM("\"mm_objects\":[{\"id\":\"a\",\"offset\":0,\"length\":5},"
                                   "{\"id\":\"b\",\"offset\":4,\"length\":1}]"),
                           QUERY, MM),
                      0);
-    assert_non_null(ki_mm_sort(&body.mm_objects, 100)); /* they overlap */
+    assert_non_null(ki_mm_sort(&body.mm_objects, 100, 4)); /* they overlap */
 }
 
 static void bad_images(void **state)

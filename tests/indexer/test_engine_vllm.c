@@ -84,9 +84,11 @@ static void compare(struct run *run)
 static void history(uint64_t *random, const struct vllm_opts *opts, bool namespaces,
                     struct follower *ret)
 {
-    struct run run = {
-        .random = random,
-        .prompts = {.random = random, .namespaces = namespaces, .images = namespaces}};
+    struct run run = {.random = random,
+                      .prompts = {.random = random,
+                                  .namespaces = namespaces,
+                                  .images = namespaces || opts->plain_images,
+                                  .plain_images = opts->plain_images}};
 
     vllm_init(&run.vllm, opts);
     follow_init(&run.f, VLLM_BLOCK);
@@ -131,6 +133,15 @@ static void test_full_attention(void **state)
 {
     (void)state;
     run_histories("full attention", &(struct vllm_opts){FULL});
+}
+
+/* The same image over the same tokens, at other offsets. */
+static void test_moved_images(void **state)
+{
+    (void)state;
+    run_histories("moved images", &(struct vllm_opts){FULL, .plain_images = true});
+    run_histories("moved images, lookahead",
+                  &(struct vllm_opts){FULL, .plain_images = true, .lookahead = 1});
 }
 
 /* A request computes the last block that it finds anew. */
@@ -204,10 +215,11 @@ static void test_offload(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_full_attention),    cmocka_unit_test(test_block_drop),
-        cmocka_unit_test(test_lookahead),         cmocka_unit_test(test_full_reports),
-        cmocka_unit_test(test_windows),           cmocka_unit_test(test_states),
-        cmocka_unit_test(test_second_full_group), cmocka_unit_test(test_offload),
+        cmocka_unit_test(test_full_attention), cmocka_unit_test(test_moved_images),
+        cmocka_unit_test(test_block_drop),     cmocka_unit_test(test_lookahead),
+        cmocka_unit_test(test_full_reports),   cmocka_unit_test(test_windows),
+        cmocka_unit_test(test_states),         cmocka_unit_test(test_second_full_group),
+        cmocka_unit_test(test_offload),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -33,6 +33,8 @@ struct prompts {
     struct prompt past[PROMPT_HISTORY];
     size_t n;
     bool namespaces, images;
+    bool
+        plain_images; /* images' tokens are those of any text, so that their places alone tell them */
 };
 
 static inline bool prompts_one_in(struct prompts *p, unsigned n)
@@ -53,7 +55,8 @@ static inline void prompt_add_image(struct prompts *p, struct prompt *prompt)
     prompt->image = 1 + (unsigned)unit_below(p->random, KV_COUNT(prompt_images) - 1);
     prompt->image_start = (uint32_t)prompt->n;
     while (n-- && prompt->n < PROMPT_MAX)
-        prompt->tokens[prompt->n++] = IMAGE_TOKEN;
+        prompt->tokens[prompt->n++] =
+            p->plain_images ? (uint32_t)unit_below(p->random, 2) : IMAGE_TOKEN;
     prompt->image_end = (uint32_t)prompt->n;
 }
 

@@ -41,6 +41,7 @@ struct vllm_opts {
     } groups[VLLM_MAX_GROUPS];
     uint32_t lookahead;
     bool eagle_drop, report_full;
+    bool plain_images;      /* images lie over ordinary tokens */
     uint16_t host_blocks;   /* of an offloading tier; 0: none */
     bool host_placeholders; /* its events carry no tokens */
     bool host_owner;        /* a secondary tier's copies are announced beside it */

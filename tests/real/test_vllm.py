@@ -22,6 +22,8 @@ OPTIONS = [
     Option("images", names=(Names(), Names(images=((IMAGE, 3),)), Names(images=(("img-1", 20),)), Names(salt="s", images=((IMAGE, 3),)),
                             Names(images=(("img-2", 12), ("img-1", 40))), Names(lora="a", images=((SALT64, 3),)))),
     Option("images_moved", names=(Names(images=((IMAGE, 3),)), Names(images=((IMAGE, 5),)), Names(images=((IMAGE, 20),)))),
+    Option("images_in_many_blocks", block=4, blocks=200, names=(Names(), Names(images=((IMAGE, 3),)), Names(images=((IMAGE, 2), ("img-1", 8))),
+                                                                Names(images=((IMAGE, 3), (IMAGE, 9))))),
     Option("lookahead", lookahead=1),
     Option("lookahead_3", lookahead=3),
     Option("lookahead_salts", lookahead=1, names=(Names(), Names(salt="s"), Names(lora="a", salt=SALT64))),
