@@ -2,15 +2,21 @@
 /**
  * kv_store.h: keep large objects (an engine's saved KV state) in any kv_store backend.
  *
- * A store is opened from a URI: a plain path is the built-in durable file store, SCHEME://... is a
- * plugin libkv_store_SCHEME.so. On top of a backend's two namespaces (chunks by key, manifests by
- * name) this library saves and restores objects as deduplicated chunks, verifies, lists and
- * collects them.
+ * A URI names a store: a plain path is the built-in durable file store, SCHEME://... is a plugin
+ * libkv_store_SCHEME.so. A backend has two namespaces, chunks by key and manifests by name. On top
+ * of them this library saves, restores, verifies, lists and collects objects as deduplicated
+ * chunks.
  *
- * Errors are negative errno values: -ENOENT missing, -EBADMSG stored bytes did not verify (never
- * handed out), -EINVAL arguments or names, -ENOTSUP the backend can't, -EPROTO a plugin broke its
- * contract, -EIO other backend failures. What happened is said in one line to the log (stderr, or
- * what kvs_set_log set). Unless said otherwise, functions may be called from any thread.
+ * Errors are negative errno values:
+ *   -ENOENT   missing
+ *   -EBADMSG  stored bytes did not verify (the library never hands them out)
+ *   -EINVAL   arguments or names
+ *   -ENOTSUP  the backend lacks the function
+ *   -EPROTO   a plugin broke its contract
+ *   -EIO      other failures of the backend
+ * The library logs the reason in one line (to stderr, or to the function that kvs_set_log set).
+ *
+ * Threads: any function from any thread, unless its comment says otherwise.
  */
 #ifndef KV_STORE_H
 #define KV_STORE_H
@@ -29,218 +35,322 @@ extern "C" {
 
 /* -- Stores ---------------------------------------------------------------------------------- */
 
+/** An open store: a backend and the checks around it. Any thread. */
 struct kvs_store;
 
-/**
- * Where the library's log lines go, all of them; NULL: errors and warnings to stderr. @level: 0
- * error, 1 warning, 2 info, 3 debug. Call it before the library is used. Plugins write their own
- * lines, to stderr.
- */
+/** Sink of log lines. @level: 0 error, 1 warning, 2 info, 3 debug. @line has no newline. */
 typedef void (*kvs_log_fn)(void *arg, int level, const char *line);
+
+/**
+ * Send all log lines of the library to @fn; NULL: errors and warnings to stderr. Call this before
+ * any other function of the library. Plugins write their own lines to stderr.
+ */
 KV_API void kvs_set_log(kvs_log_fn fn, void *arg);
 
 /**
- * Open @uri. A plugin is looked for in $KV_STORE_LIBRARY_PATH, then where the dynamic loader looks.
- * Refused (-EPROTO, with a line that says why): a plugin without the symbol, or with a NULL or
- * incomplete table or one of version 0. -ENOENT: no such plugin. -EINVAL: no URI, or one with a
- * password in it. -EIO: the backend refused it and said why. File store options follow a
- * path as ?limit=SIZE&zstd=LEVEL&sync=auto|files|fs (docs/kv-store.md).
+ * Open the store that @uri names. The caller owns *@ret and closes it with kvs_close.
+ *
+ * A plugin is searched in $KV_STORE_LIBRARY_PATH, then where the dynamic loader searches. Options
+ * of the file store follow its path as ?limit=SIZE&zstd=LEVEL&sync=auto|files|fs
+ * (docs/kv-store.md). Returns 0, or
+ *   -EINVAL  not a URI, or a URI with a password in it
+ *   -ENOENT  no such plugin
+ *   -EPROTO  a plugin without the symbol, or with a NULL or incomplete table, or of version 0
+ *   -EIO     the backend refused the URI and logged why
  */
 KV_API int kvs_open(const char *uri, struct kvs_store **ret);
+
+/** Close a store. No other call may use it any more. NULL is a no-op. */
 KV_API void kvs_close(struct kvs_store *store);
 
-/** The backend below, for callers that speak the ABI themselves. @ret_ext is NULL when it has none. */
+/**
+ * Return the backend of a store, for callers that use the ABI themselves. The store owns it and
+ * both tables. *@ret_ext is NULL when the backend has no extensions.
+ */
 KV_API kv_store_v1 *kvs_backend(struct kvs_store *store, const kv_store_vtable **ret_vtable,
                                 const kv_store_ext **ret_ext);
 
-/**
- * The vtable's functions, with what a backend returns checked before it is believed. Outputs are
- * freed with free(). kvs_prefetch returns 0 also when the backend has no such call.
- */
+/* The calls of the vtable. The library checks every value that a backend returns before it hands it
+ * on. Keys are @hash_len bytes. The caller frees outputs with free(). */
+
+/** Store a chunk. Returns 0 when stored; 1 when the key was already there; an error. */
 KV_API int kvs_put_chunk(struct kvs_store *store, const void *hash, size_t hash_len,
                          const void *data, size_t len);
+
+/** Get a chunk, malloc'd into *@ret. Returns 0; -ENOENT; -EBADMSG; another error. */
 KV_API int kvs_get_chunk(struct kvs_store *store, const void *hash, size_t hash_len, void **ret,
                          size_t *ret_len);
-KV_API int kvs_put_manifest(struct kvs_store *store, const char *name, const void *data,
-                            size_t len);
-KV_API int kvs_get_manifest(struct kvs_store *store, const char *name, void **ret, size_t *ret_len);
-KV_API int kvs_delete_manifest(struct kvs_store *store, const char *name);
-KV_API int kvs_prefetch(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n);
 
 /**
- * Many chunks in one go where the backend has such calls, else one by one. Keys of @hash_len bytes
- * follow each other, and may come more than once; @n is at most INT_MAX.
- *
- * kvs_get_chunks: ret[i] is malloc'd, the caller's, of ret_len[i] bytes; NULL where the chunk is missing
- * (ret_len[i] 0) or did not verify (KVS_LEN_BAD, where the backend tells the difference). Returns how many
- * were found; on failure nothing is handed out.
- * kvs_put_chunks: ret_each[i] (@ret_each NULL: not wanted) is what kvs_put_chunk would return. Returns
- * 0, or the first failure; what comes after that may or may not have been stored, as ret_each says.
+ * Publish a manifest under @name and replace the one there, atomically. Makes every chunk that was
+ * put before on this store durable and readable. Returns 0 or an error.
  */
+KV_API int kvs_put_manifest(struct kvs_store *store, const char *name, const void *data,
+                            size_t len);
+
+/** Get the manifest under @name, malloc'd into *@ret. Returns 0; -ENOENT; another error. */
+KV_API int kvs_get_manifest(struct kvs_store *store, const char *name, void **ret, size_t *ret_len);
+
+/** Remove the manifest under @name; its chunks may stay. Returns 0 (also when there is none). */
+KV_API int kvs_delete_manifest(struct kvs_store *store, const char *name);
+
+/**
+ * Announce that these @n chunks will be read; keys follow each other. Returns 0, also when the
+ * backend has no such call; an error changes nothing.
+ */
+KV_API int kvs_prefetch(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n);
+
+/* Many chunks in one call, where the backend has such calls, else one by one. Keys of @hash_len
+ * bytes follow each other and may repeat; @n is at most INT_MAX. */
+
+/** Value of ret_len[i] for a chunk that did not verify, from backends that tell it from a miss. */
 #define KVS_LEN_BAD SIZE_MAX
+
+/**
+ * Get @n chunks. ret[i] becomes a malloc'd buffer of ret_len[i] bytes, which the caller frees. It
+ * is NULL for a missing chunk (ret_len[i] is 0) and for one that did not verify (KVS_LEN_BAD).
+ * Returns the number of chunks found. On failure nothing is handed out.
+ */
 KV_API int kvs_get_chunks(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n,
                           void **ret, size_t *ret_len);
+
+/**
+ * Put @n chunks. ret_each[i] (@ret_each may be NULL) becomes the return value of kvs_put_chunk for
+ * chunk i. Returns 0 or the first failure; ret_each tells which later chunks are stored.
+ */
 KV_API int kvs_put_chunks(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n,
                           const void *const *data, const size_t *len, int *ret_each);
 
-/** Extensions; -ENOTSUP when the backend lacks them and they can't be made from the rest. */
+/* Extensions (kv_store_ext.h). All return -ENOTSUP when the backend lacks the function and the
+ * library can't make it from others. Keys of @hash_len bytes follow each other. */
+
+/** Set ret_present[i] to 1 when chunk i is there, else to 0. Returns 0 or an error. */
 KV_API int kvs_exists(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n,
                       uint8_t *ret_present);
+
+/** Mark chunks as used now; missing ones are skipped. Returns the number marked, or an error. */
 KV_API int kvs_touch(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n);
+
+/** Remove a chunk at once, also when manifests need it. Returns 0 (also when there is none). */
 KV_API int kvs_delete_chunk(struct kvs_store *store, const void *hash, size_t hash_len);
+
+/** Call @each for every manifest. Returns 0, an error, or the value with which @each ended it. */
 KV_API int kvs_list(struct kvs_store *store, kv_store_each_fn each, void *arg);
+
+/** Call @each for every chunk. Returns 0, an error, or the value with which @each ended it. */
 KV_API int kvs_list_chunks(struct kvs_store *store, kv_store_each_fn each, void *arg);
+
+/** Make buffered puts durable without a manifest. Returns 0 or an error. */
 KV_API int kvs_flush(struct kvs_store *store);
+
+/** Read sizes and counters into *@ret (ret->size is the caller's). Returns 0 or an error. */
 KV_API int kvs_stats(struct kvs_store *store, kv_store_stats *ret);
 
 /* -- Snapshots ------------------------------------------------------------------------------- */
 
-/** How an object is cut into chunks. */
+/** Rule by which save cuts an object into chunks. */
 enum kvs_format {
-    KVS_FORMAT_AUTO,  /* by what its first bytes are */
-    KVS_FORMAT_BYTES, /* content-defined cuts: anything */
+    KVS_FORMAT_AUTO,  /* by its first bytes */
+    KVS_FORMAT_BYTES, /* content-defined cuts: any bytes */
     KVS_FORMAT_LLAMA  /* llama.cpp sequence state: cut per layer, K or V, and range of tokens */
 };
 
-/** Fill @buf with up to @cap bytes of the object; 0: its end; negative errno: give up. */
+/**
+ * Fill @buf with up to @cap bytes of the object. Return their number; 0 at the end of the object; a
+ * negative errno to give up.
+ */
 typedef int64_t (*kvs_read_fn)(void *arg, void *buf, size_t cap);
-/** Take @len verified bytes of the object, in order; negative errno: give up. */
+
+/** Take @len verified bytes of the object, in order. Return 0; a negative errno to give up. */
 typedef int (*kvs_write_fn)(void *arg, const void *data, size_t len);
-/** @done of @total bytes (0: unknown). Non-zero: give up (-ECANCELED). */
+
+/** Report @done of @total bytes (0: unknown). Return non-zero to give up (-ECANCELED). */
 typedef int (*kvs_progress_fn)(void *arg, uint64_t done, uint64_t total);
 
+/** Options of kvs_save; set size to sizeof(struct kvs_save_opts), zero means the default. */
 struct kvs_save_opts {
     size_t size;
     enum kvs_format format;
     uint32_t chunk_bytes;    /* average chunk; 0: 1 MiB */
     uint32_t chunk_tokens;   /* tokens per range of a llama.cpp state; 0: 256 */
-    uint64_t total_bytes;    /* told to progress; 0: unknown */
+    uint64_t total_bytes;    /* length of the object for progress; 0: unknown */
     const char *fingerprint; /* of the model; kept in the manifest, compared by restore */
     kvs_progress_fn progress;
     void *progress_arg;
 };
 
+/** Result of kvs_save and kvs_restore. */
 struct kvs_result {
     size_t size;
-    uint64_t bytes;      /* of the object */
-    uint64_t n_chunks;   /* it is made of */
-    uint64_t new_chunks; /* were not in the store (save) */
-    uint64_t new_bytes;  /* likewise */
+    uint64_t bytes;      /* length of the object */
+    uint64_t n_chunks;   /* chunks of the object */
+    uint64_t new_chunks; /* save: chunks that the store did not have */
+    uint64_t new_bytes;  /* save: bytes in those */
     uint64_t manifest_bytes;
     enum kvs_format format;
 };
 
 /**
- * Save an object read from @read under @name. Memory is bounded by a few chunks, and 32 MiB with a
- * plugin that takes many at once, however large the object. A name that can't be (empty, or refused
- * by a backend with extensions) is -EINVAL or -ENAMETOOLONG before anything is read. When it returns 0 the object can be restored, also (file store) after a power cut; else
- * what was under the name before is still there.
+ * Save an object under @name. @read supplies its bytes. @opts and @ret may be NULL.
+ *
+ * Memory is bounded by a few chunks, and by 32 MiB with a plugin that takes many chunks at once,
+ * whatever the length of the object. An invalid name (empty, or refused by a backend with
+ * extensions) is refused before the first read. Returns 0: the object can be restored, with the
+ * file store also after a power cut. On failure the previous object of that name is still there:
+ * -EINVAL or -ENAMETOOLONG (name), -ECANCELED (progress gave up), the negative value of @read, or
+ * an error of the store.
  */
 KV_API int kvs_save(struct kvs_store *store, const char *name, kvs_read_fn read, void *arg,
                     const struct kvs_save_opts *opts, struct kvs_result *ret);
 
+/** Options of kvs_restore; set size to sizeof(struct kvs_restore_opts), zero means the default. */
 struct kvs_restore_opts {
     size_t size;
     const char *fingerprint; /* -ESTALE when the object has another one; NULL: any */
-    uint32_t window_bytes;   /* asked for, and held, at once; 0: 64 MiB */
-    bool verify_first;       /* every chunk is read and verified before @write sees the first byte:
-                              * reads all twice, but a restore then fails before it began */
+    uint32_t window_bytes;   /* bytes requested, and held, at once; 0: 64 MiB */
+    /* Read and verify every chunk before @write sees the first byte. Reads the object twice, but a
+     * damaged object then fails before @write is called. */
+    bool verify_first;
     kvs_progress_fn progress;
     void *progress_arg;
 };
 
 /**
- * Give the object under @name to @write, each chunk verified (XXH3-128, length) before. Progress is
- * told first with 0 bytes done, once the object was found. Of a backend with neither prefetch nor
- * get_chunks, chunks are asked for one by one.
+ * Restore the object under @name. @write gets its bytes in order, each chunk verified (XXH3-128,
+ * length). @opts and @ret may be NULL.
+ *
+ * progress is called first with 0 bytes done, once the object is found. Chunks are requested one by
+ * one when the backend has neither prefetch nor get_chunks.
+ * Returns 0; -ENOENT; -EBADMSG; -ESTALE (another fingerprint); -ECANCELED (progress gave up); the
+ * negative value of @write; another error of the store.
  */
 KV_API int kvs_restore(struct kvs_store *store, const char *name, kvs_write_fn write, void *arg,
                        const struct kvs_restore_opts *opts, struct kvs_result *ret);
 
 /* -- Manifests (docs/formats.md) ------------------------------------------------------------- */
 
+/** One chunk of an object. */
 struct kvs_chunk_ref {
     uint8_t key[16]; /* XXH3-128 of the bytes, canonical order: key in the store and checksum */
-    uint32_t len;
+    uint32_t len;    /* bytes */
 };
 
+/** A decoded manifest. Immutable: any thread. */
 struct kvs_manifest;
-/** -ENOENT; -EMEDIUMTYPE: not one of this library's; -EBADMSG: damaged. */
+
+/**
+ * Get and decode the manifest under @name. The caller frees *@ret with kvs_manifest_free.
+ * Returns 0; -ENOENT; -EMEDIUMTYPE (not a manifest of this library); -EBADMSG (damaged).
+ */
 KV_API int kvs_manifest_get(struct kvs_store *store, const char *name, struct kvs_manifest **ret);
-/** From bytes (borrowed for the call). */
+
+/**
+ * Decode a manifest from @len bytes, borrowed for the call. The caller frees *@ret with
+ * kvs_manifest_free. Returns 0; -EMEDIUMTYPE (not a manifest of this library); -EBADMSG (damaged).
+ */
 KV_API int kvs_manifest_decode(const void *data, size_t len, struct kvs_manifest **ret);
+
+/** Free a manifest. NULL is a no-op. */
 KV_API void kvs_manifest_free(struct kvs_manifest *manifest);
+
+/** Return the chunks of the object in order, *@ret_n of them. The manifest owns the array. */
 KV_API const struct kvs_chunk_ref *kvs_manifest_chunks(const struct kvs_manifest *m, size_t *ret_n);
+
+/** Return the length of the object in bytes. */
 KV_API uint64_t kvs_manifest_bytes(const struct kvs_manifest *m);
+
+/** Return the rule by which the object was cut. */
 KV_API enum kvs_format kvs_manifest_format(const struct kvs_manifest *m);
-KV_API const char *kvs_manifest_fingerprint(const struct kvs_manifest *m); /* "" when none */
+
+/** Return the model's fingerprint, "" when there is none. The manifest owns the string. */
+KV_API const char *kvs_manifest_fingerprint(const struct kvs_manifest *m);
+
+/** Return the time at which the object was saved, in seconds since 1970. */
 KV_API uint64_t kvs_manifest_created_s(const struct kvs_manifest *m);
 
 /* -- Care ------------------------------------------------------------------------------------ */
 
+/** Result of kvs_verify. */
 struct kvs_verify_result {
     size_t size;
     uint64_t manifests, opaque_manifests, bad_manifests;
     uint64_t chunks, missing_chunks, bad_chunks, bytes;
 };
 
-/** One problem found, in words; NULL to only count. */
+/** Report one problem in words. */
 typedef void (*kvs_report_fn)(void *arg, const char *line);
 
 /**
- * Read and check one object (@name), or all of the store (NULL). 0 also when problems were found.
- * -ECANCELED when @progress gave up; @ret has what was checked until then. In the lines, names are
- * quoted where they hold anything that a terminal should not see.
+ * Read and check the object @name, or all of the store (NULL).
+ *
+ * @report (NULL: count only) gets a line for each problem; names that hold control characters are
+ * quoted in it. @ret counts what was checked.
+ * Returns 0, also when there are problems; -ECANCELED when @progress gave up (@ret counts what was
+ * checked until then); an error of the store.
  */
 KV_API int kvs_verify(struct kvs_store *store, const char *name, kvs_report_fn report,
                       kvs_progress_fn progress, void *arg, struct kvs_verify_result *ret);
 
-/** What collection is at: reading manifests (counted), then looking at chunks (counted). */
+/** Phase of a collection: reading manifests (counted), then visiting chunks (counted). */
 enum kvs_gc_phase { KVS_GC_MARK, KVS_GC_SWEEP };
-/** @total 0: unknown. Non-zero: give up. Called with the backend's locks held: no calls into it. */
+
+/**
+ * Report progress of a collection; @total 0: unknown. Return non-zero to give up. Called with the
+ * backend's locks held: the callback must not call the backend.
+ */
 typedef int (*kvs_gc_progress_fn)(void *arg, enum kvs_gc_phase phase, uint64_t done,
                                   uint64_t total);
 
+/** Options of kvs_gc; set size to sizeof(struct kvs_gc_opts), zero means the default. */
 struct kvs_gc_opts {
     size_t size;
-    uint64_t grace_s; /* chunks used within it stay; 0: 86400. KVS_GC_NO_GRACE: none */
-    bool opaque_too;  /* also what only manifests of unknown format may need */
-    bool dry_run;
+    uint64_t grace_s; /* chunks used within these seconds stay; 0: 86400. KVS_GC_NO_GRACE: none */
+    bool opaque_too;  /* delete also chunks that only manifests of unknown format may need */
+    bool dry_run;     /* count, delete nothing */
     kvs_gc_progress_fn progress;
     void *progress_arg;
 };
+
+/** Value of grace_s: chunks stay only while a manifest needs them. */
 #define KVS_GC_NO_GRACE UINT64_MAX
 
+/** Result of kvs_gc. */
 struct kvs_gc_result {
     size_t size;
     uint64_t live_chunks, deleted_chunks, deleted_bytes, opaque_manifests, errors;
 };
 
 /**
- * Delete chunks that no manifest needs. A manifest that can't be read stops it (-EBADMSG) rather
- * than count as empty; what an opaque manifest may need stays unless @opaque_too. -ECANCELED when
- * progress gave up: nothing that is needed went, and @ret counts what did go until then.
+ * Delete chunks that no manifest needs. @opts and @ret may be NULL.
+ *
+ * Chunks that a manifest of unknown format may need stay, unless opts->opaque_too.
+ * Returns 0; -EBADMSG when a manifest can't be read (nothing is deleted); -ECANCELED when progress
+ * gave up (@ret counts what was deleted until then); an error of the store.
  */
 KV_API int kvs_gc(struct kvs_store *store, const struct kvs_gc_opts *opts,
                   struct kvs_gc_result *ret);
 
 /* -- Conformance ----------------------------------------------------------------------------- */
 
+/** Outcome of one conformance check. */
 enum kvs_verdict {
     KVS_PASS,
     KVS_FAIL,  /* against the specification, or against kv_store_ext.h where that is offered */
     KVS_SKIP,  /* doesn't apply */
     KVS_ADVICE /* the specification allows it, but consumers fare better without */
 };
+
+/** Report the outcome of one check. @detail is the reason, "" or NULL for KVS_PASS. */
 typedef void (*kvs_check_fn)(void *arg, const char *check, enum kvs_verdict verdict,
                              const char *detail);
 
 /**
- * Run every check of the specification's vendor checklist, and more, against what @uri names; it
- * writes and deletes objects whose names start with "kvs-conformance-", and such as "chunks" and
- * "../x" where there are none. @each is told each check's outcome, with a reason unless it passed.
+ * Check the backend that @uri names against the specification's vendor checklist and more.
+ *
+ * Writes and deletes objects whose names start with "kvs-conformance-", and others such as "chunks"
+ * and "../x" where no object has that name. @each gets the outcome of every check.
  * Returns the number of failed checks (advice is no failure), or a negative errno when the backend
- * can't be opened at all.
+ * can't be opened.
  */
 KV_API int kvs_conformance(const char *uri, kvs_check_fn each, void *arg);
 

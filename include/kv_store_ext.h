@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * kv_store_ext.h: what a backend may offer beyond kv_store_abi.h, found without breaking that ABI:
- * a second optional symbol, kv_store_get_ext, returns a table that starts with its own size. A
- * consumer reads a field only when the table is long enough to have it and the pointer isn't NULL,
- * and does without otherwise. This is Kvasir's own extension, not part of the specification.
+ * kv_store_ext.h: optional functions of a backend beyond kv_store_abi.h.
  *
- * Functions return 0 (or a count) on success and a negative errno on failure; they are thread-safe
+ * A backend exports a second symbol, kv_store_get_ext, which returns a table that starts with its
+ * own size. A consumer uses a function only when the table is long enough to have it and the
+ * pointer isn't NULL; otherwise it does without. The table is Kvasir's own extension, not part of
+ * the specification.
+ *
+ * Functions return 0 (or a count) on success and a negative errno on failure. They are thread-safe
  * like those of the vtable, and take handles that its open returned.
  */
 #ifndef KV_STORE_EXT_H
@@ -17,31 +19,38 @@
 extern "C" {
 #endif
 
+/** The optional symbol that a backend exports. */
 #define KV_STORE_EXT_SYMBOL "kv_store_get_ext"
 #define KV_STORE_EXT_VERSION 1u
-#define KV_STORE_LEN_BAD SIZE_MAX /* get_chunks: length of a chunk that did not verify */
 
-/** One object of a listing; what it points to lives for the callback only. */
+/** Length that get_chunks gives a chunk whose bytes did not verify. */
+#define KV_STORE_LEN_BAD SIZE_MAX
+
+/** One object of a listing. Pointers are valid during the callback only. */
 typedef struct {
     size_t size;
-    const char *name;    /* a manifest's; NULL for chunks */
-    const uint8_t *hash; /* a chunk's; NULL for manifests */
+    const char *name;    /* name of a manifest; NULL for chunks */
+    const uint8_t *hash; /* key of a chunk; NULL for manifests */
     size_t hash_len;
     uint64_t len;    /* bytes of content as put; UINT64_MAX when the listing doesn't tell */
     uint64_t used_s; /* last put, hit or touch, seconds since 1970; 0 when unknown */
 } kv_store_entry;
 
-/** Return non-zero to end the listing early; the listing returns that value. */
+/** Callback of a listing. A non-zero return ends the listing, which returns that value. */
 typedef int (*kv_store_each_fn)(void *arg, const kv_store_entry *entry);
 
-/** Whether a chunk must stay. Called with the backend's locks held: no calls back into it. */
+/**
+ * Decide whether a chunk must stay (non-zero). Called with the backend's locks held: the callback
+ * must not call the backend.
+ */
 typedef int (*kv_store_live_fn)(void *arg, const uint8_t *hash, size_t hash_len);
 
+/** Sizes of a store and counters of a handle. */
 typedef struct {
     size_t size;               /* as the caller was built */
-    uint64_t n_chunks;         /* stored; UINT64_MAX when it would take a listing to know */
-    uint64_t n_manifests;      /* likewise */
-    uint64_t bytes;            /* likewise */
+    uint64_t n_chunks;         /* chunks stored; UINT64_MAX when only a listing could tell */
+    uint64_t n_manifests;      /* manifests stored; UINT64_MAX likewise */
+    uint64_t bytes;            /* bytes stored; UINT64_MAX likewise */
     uint64_t limit_bytes;      /* 0: none */
     uint64_t puts, put_hits;   /* of this handle: chunks stored; found there already */
     uint64_t gets, get_misses; /* of this handle */
@@ -52,63 +61,77 @@ typedef struct {
     uint64_t errors; /* of this handle: calls that failed for another reason than a miss */
 } kv_store_stats;
 
+/** Result of sweep_chunks, in chunks and bytes. */
 typedef struct {
     size_t size;
     uint64_t kept, deleted, deleted_bytes, errors;
 } kv_store_swept;
 
+/** Optional functions of a backend. Each pointer may be NULL. */
 typedef struct {
     size_t size;      /* sizeof(kv_store_ext) as the backend was built */
     uint32_t version; /* KV_STORE_EXT_VERSION */
     uint32_t reserved;
 
-    /** ret_present[i] = 1 when chunk i is there (buffered puts of this handle count), else 0. */
+    /**
+     * Set ret_present[i] to 1 when chunk i is there, else to 0. Puts that this handle has buffered
+     * count as there.
+     */
     int (*exists_chunks)(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n,
                          uint8_t *ret_present);
 
     /**
-     * Many chunks in one go, which may name one more than once. Returns how many were found, which
-     * is how many of out_data[0, n) are not NULL then: each a malloc'd buffer of its own, of
-     * out_len[i] bytes, that belongs to the consumer; NULL where the chunk is missing or did not
-     * verify, where out_len[i] is KV_STORE_LEN_BAD if the backend can tell. A negative return hands out nothing: what is left in out_data is not looked at, and
-     * what the backend had allocated it has freed. The consumer sets all of out_data to NULL first.
+     * Get @n chunks in one go; keys may repeat. Returns the number found.
+     *
+     * The consumer sets all of out_data to NULL first. For a found chunk the backend sets
+     * out_data[i] to a malloc'd buffer of out_len[i] bytes, which the consumer frees. out_data[i]
+     * stays NULL where the chunk is missing or did not verify; for the latter out_len[i] is
+     * KV_STORE_LEN_BAD when the backend can tell. On a negative return the backend has freed its
+     * buffers, and the consumer ignores out_data.
      */
     int (*get_chunks)(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n,
                       uint8_t **out_data, size_t *out_len);
 
-    /** Many put_chunk in one go; ret_each[i] (may be NULL) is what put_chunk would return. */
+    /**
+     * Put @n chunks in one go. ret_each[i] (@ret_each may be NULL) is the return value that
+     * put_chunk would have for chunk i.
+     */
     int (*put_chunks)(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n,
                       const uint8_t *const *data, const size_t *data_len, int *ret_each);
 
-    /** Remove a chunk now, whoever may need it; 0 also when there is none. */
+    /** Remove a chunk at once, also when manifests need it. Returns 0 also when there is none. */
     int (*delete_chunk)(kv_store_v1 *self, const uint8_t *hash, size_t hash_len);
 
+    /** Call @each for every manifest. */
     int (*list_manifests)(kv_store_v1 *self, kv_store_each_fn each, void *arg);
+
+    /** Call @each for every chunk. */
     int (*list_chunks)(kv_store_v1 *self, kv_store_each_fn each, void *arg);
 
     /**
-     * Chunks that were put or hit on the handle that published manifest @name, as the backend
-     * noted them: what a manifest whose format nobody knows may need. -ENOENT: nothing noted.
+     * Call @each for every chunk that was put or hit on the handle that published manifest @name,
+     * as the backend noted them. A manifest of unknown format may need these. -ENOENT: none noted.
      */
     int (*list_refs)(kv_store_v1 *self, const char *name, kv_store_each_fn each, void *arg);
 
-    /** Mark chunks as used now; those not there are skipped. Returns how many were there. */
+    /** Mark chunks as used now; missing ones are skipped. Returns the number marked. */
     int (*touch_chunks)(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n);
 
     /** Make buffered puts durable without a manifest. */
     int (*flush)(kv_store_v1 *self);
 
     /**
-     * Delete chunks not used for @min_age_s seconds that @live refuses; safe against concurrent
-     * writers of other handles and processes (a chunk that is hit meanwhile stays).
+     * Delete chunks that were not used for @min_age_s seconds and for which @live returns 0.
+     * Safe against writers of other handles and processes: a chunk hit meanwhile stays.
      */
     int (*sweep_chunks)(kv_store_v1 *self, uint64_t min_age_s, kv_store_live_fn live, void *arg,
                         kv_store_swept *ret);
 
+    /** Read sizes and counters into *@ret, as far as ret->size reaches. */
     int (*stats)(kv_store_v1 *self, kv_store_stats *ret);
 } kv_store_ext;
 
-/** Optional export of a backend. */
+/** Optional export of a backend. The table is valid as long as the library is loaded. */
 #if defined(__GNUC__)
 __attribute__((visibility("default")))
 #endif

@@ -2,8 +2,8 @@
 /**
  * kv_types.h: the few values that every part of Kvasir shares.
  *
- * Plain data, fixed width, no functions: an array of these means the same in the event decoder, the
- * prefix index and a dump.
+ * Plain data of fixed width, no functions. An array of these types has the same meaning in the
+ * event decoder, in the prefix index and in a dump.
  */
 #ifndef KV_TYPES_H
 #define KV_TYPES_H
@@ -14,10 +14,12 @@
 extern "C" {
 #endif
 
-/* Marks what a shared library exports; everything else in it is hidden. */
+/** Marks a symbol that a shared library exports. All other symbols are hidden. */
 #define KV_API __attribute__((visibility("default")))
 
-/** Where a block's bytes lie, nearest first. The numbers are stable (dumps, wire). */
+/**
+ * Tier in which a block lies, nearest to the device first. The numbers are stable (dumps, wire).
+ */
 enum kv_tier {
     KV_TIER_DEVICE = 0,   /* G1: accelerator memory */
     KV_TIER_HOST = 1,     /* G2: pinned host memory */
@@ -26,16 +28,16 @@ enum kv_tier {
     KV_N_TIERS = 4
 };
 
-/** One cached block, named twice. */
+/** One cached block under both of its names. */
 struct kv_block {
-    uint64_t hash;        /* the engine's own block hash: an opaque 64-bit pattern */
-    uint64_t tokens_hash; /* local hash of the block's tokens alone (kve_hash_block) */
+    uint64_t hash;        /* block hash that the engine gave, an opaque 64-bit pattern */
+    uint64_t tokens_hash; /* local hash of the block's own tokens (kve_hash_block) */
 };
 
-/** Who holds a block: one data-parallel rank of one worker instance. */
+/** Holder of blocks: one data-parallel rank of one worker. */
 struct kv_holder {
-    uint64_t worker;
-    uint32_t rank;
+    uint64_t worker; /* instance_id */
+    uint32_t rank;   /* data-parallel rank, from 0 */
 };
 
 #ifdef __cplusplus

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * kvbm.h: the block manager. A guide is in docs/kvbm.md, a whole engine loop in examples/kvbm_minimal.c.
+ * kvbm.h: the block manager. A guide is in docs/kvbm.md, a whole engine loop in
+ * examples/kvbm_minimal.c.
  *
- *   kvbm_tokens.h   tokens to blocks to sequence hashes: what a block is called
- *   kvbm_layout.h   storages and layouts: where its bytes are
- *   kvbm_pool.h     registry, pools and handles: who holds it, who finds it, what goes when room is needed
- *   kvbm_events.h   what comes and goes, told to callbacks, rings and kv-indexer
+ *   kvbm_tokens.h   tokens to blocks to sequence hashes: the names of blocks
+ *   kvbm_layout.h   storages and layouts: where the bytes of blocks lie
+ *   kvbm_pool.h     registry, pools and handles: hold, find and evict blocks
+ *   kvbm_events.h   changes of the tiers, published to callbacks, rings and kv-indexer
  *   kvbm_transfer.h copies between layouts: memory, files, GPUs, in the background
  *   kvbm_manager.h  tiers: host, disk and object store behind one handle (docs/kvbm-tiers.md)
  */

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * kvbm_manager.h: one node's tiers behind one handle. Blocks go down when they are stored, and come back
- * when they are asked for.
+ * kvbm_manager.h: one node's tiers behind one handle. Store jobs copy blocks from the engine's
+ * cache to the tiers; load jobs bring them back.
  *
- *      engine's cache (G1)          attached: the engine's tensors, its block numbers or a pool of ours
+ *      engine's cache (G1)          attached: the engine's tensors, numbered by it or by a pool
  *        │ store        ▲ load
  *        ▼              │
  *      host (G2)  ── a pool, found by key ──┐
@@ -11,18 +11,22 @@
  *        ▼              │                   ▼
  *      disk (G3)  ─ crash-safe slots ─    object store (G4), any kv_store URI
  *
- * Each tier but the cache may be absent: without a host tier a few staging buffers take its place. A block
- * is found in whatever tier has it, and what is found by kvbm_manager_prepare_load is held until the pin is
- * let go: nothing can be evicted between lookup and load. Blocks of different layouts (order of heads and
- * tokens, another number of heads) are converted in the copy between cache and host.
+ * Every tier but the cache is optional; without a host tier a few staging buffers take its place. A
+ * lookup finds a block in any tier. kvbm_manager_prepare_load pins found blocks until the pin is
+ * released: no block can be evicted between lookup and load. The copy between cache and host
+ * converts between layouts (order of heads and tokens, another number of heads).
  *
- * What can't be kept is dropped and counted, never waited for. Bytes that don't verify are a miss.
+ * The manager never waits for room: it drops and counts blocks that it can't keep. Bytes that don't
+ * verify are a miss.
  *
- * Threads: any function from any thread; none waits for I/O but those that say so. After fork() a child may
- * not use its parent's manager: calls return -ECHILD (destroy does nothing); create one after the fork.
- * Touch callbacks and attachments' destroy functions (kvbm_pool.h) run inside and must not call the manager.
- * Structs are plain data that begin with their size (one of an older, smaller version does: what it lacks is at its
- * default, or isn't written; so does a newer, larger one); those without never change. Nothing calls back into the engine.
+ * Threads: any function from any thread. Functions that wait for I/O say so. In a child after
+ * fork() calls return -ECHILD and destroy does nothing: create a manager after the fork. Touch
+ * callbacks and attachments' destroy functions (kvbm_pool.h) run inside the manager and must not
+ * call it. The manager has no callbacks into the engine.
+ *
+ * Sizes: structs that begin with `size` may be of an older (smaller) or a newer (larger) version.
+ * Missing fields of options have their defaults; missing fields of results aren't written. Other
+ * structs never change.
  */
 #ifndef KVBM_MANAGER_H
 #define KVBM_MANAGER_H
@@ -41,185 +45,227 @@
 extern "C" {
 #endif
 
+/** The tiers of one node. */
 struct kvbm_manager;
 
-/** Which blocks go down to a tier. Those that are in it already never do. */
+/**
+ * Choice of the blocks that are offloaded to a tier. Blocks that the tier has are never offloaded.
+ */
 enum kvbm_policy {
     KVBM_POLICY_DEFAULT,   /* PRESENCE */
-    KVBM_POLICY_PRESENCE,  /* all that aren't there yet */
-    KVBM_POLICY_FREQUENCY, /* those offered for the threshold-th time (spares SSDs) */
+    KVBM_POLICY_PRESENCE,  /* every block that the tier lacks */
+    KVBM_POLICY_FREQUENCY, /* blocks offered for the threshold-th time (spares SSDs) */
     KVBM_POLICY_NEVER
 };
 
+/** Rule for offloading to a tier. */
 struct kvbm_tier_policy {
     enum kvbm_policy policy;
-    uint32_t threshold;    /* FREQUENCY: offers until it goes, 1 to 15; 0: 2 */
+    uint32_t threshold;    /* FREQUENCY: the offer at which a block is taken, 1 to 15; 0: 2 */
     uint32_t min_priority; /* retention priority a block must have, 0 to 100 */
 };
 
+/** Options of a manager; set size to sizeof(struct kvbm_manager_opts), zero means the default. */
 struct kvbm_manager_opts {
     size_t size;
-    /* What a block is in the host tier: layers, outer, page_size, inner_dim, dtype, order. kind, num_blocks,
-     * alignment and tensor_shape are set by the manager (fully contiguous, multiples of 4096 bytes). Required. */
+    /* Required. Form of a block in the host tier: layers, outer, page_size, inner_dim, dtype,
+     * order. The manager sets kind, num_blocks, alignment and tensor_shape itself (fully
+     * contiguous, multiples of
+     * 4096 bytes). */
     const struct kvbm_layout_config *block;
-    const char
-        *fingerprint; /* model, revision, parallel rank: what makes equal keys equal bytes. Required
-                              * with a disk or object tier; at most 3800 bytes. */
-    uint32_t key_len; /* bytes, 4 to 64; 0: 8 */
-    struct kvbm_events *events; /* outlives the manager. NULL: nobody is told */
+    /* Model, revision and parallel rank: all that makes equal keys mean equal bytes. Required with
+     * a disk or object tier; at most 3800 bytes. */
+    const char *fingerprint;
+    uint32_t key_len;           /* bytes, 4 to 64; 0: 8 */
+    struct kvbm_events *events; /* gets every change; outlives the manager. NULL: no events */
 
     uint64_t host_bytes;     /* host tier; 0: none, only staging buffers */
     uint32_t staging_blocks; /* without a host tier; 0: 64 */
-    /* KVBM_EVICT_LRU (the default) is of leaves here, as KVBM_EVICT_LINEAGE: a prompt's end goes before its beginning,
-     * in whatever order its blocks came into a tier and were let go. LFU doesn't see to that. */
+    /* KVBM_EVICT_LRU (the default) is KVBM_EVICT_LINEAGE here: a prompt's end is evicted before its
+     * beginning, in whatever order its blocks entered a tier. LFU doesn't ensure that. */
     enum kvbm_eviction host_eviction;
     bool host_pinned; /* page-locked, for the GPU: needs CUDA */
     bool huge_pages;
     struct kvbm_tier_policy host_policy;
 
-    const char *
-        disk; /* directories, one per volume, separated by ':' (no name has one). NULL: no disk tier */
+    const char *disk; /* directories, one per volume, separated by ':'. NULL: no disk tier */
     uint64_t disk_bytes;
     enum kvbm_eviction disk_eviction;
     struct kvbm_tier_policy disk_policy;
     bool disk_buffered; /* no O_DIRECT */
     bool disk_volatile; /* no barriers: a power cut loses blocks (never makes wrong ones) */
 
-    const char *object;        /* kv_store URI. NULL: no object tier */
-    uint32_t object_blocks;    /* how many of its keys are remembered as being there; 0: 100,000 */
-    bool object_write_through; /* a store job ends when its blocks are in the object store, too */
-    bool
-        object_when_evicted; /* blocks go there only when they are about to leave the last tier above */
+    const char *object;         /* kv_store URI. NULL: no object tier */
+    uint32_t object_blocks;     /* keys remembered as present in the store; 0: 100,000 */
+    bool object_write_through;  /* a store job ends when the object store has its blocks, too */
+    bool object_when_evicted;   /* offload only blocks about to leave the last tier above */
     uint32_t object_timeout_ms; /* 0: 10,000 */
     struct kvbm_tier_policy object_policy;
 
-    uint32_t copy_threads; /* 0: as many as there are cores, at most 8 */
+    uint32_t copy_threads; /* 0: one per core, at most 8 */
     enum kvbm_io io;
     uint32_t io_depth;    /* 0: 64 */
-    uint32_t max_offload; /* blocks that wait to go down; 0: 16,384. Beyond: dropped and counted */
+    uint32_t max_offload; /* queued blocks; 0: 16,384. Beyond: dropped and counted */
     uint32_t max_jobs;    /* 0: 1024 */
-    bool
-        io_registered; /* lock the host tier's memory and register it with io_uring, for the disk tier */
-    enum kvbm_gpu_copy gpu_copy; /* who moves small pieces to and from a GPU */
+    bool io_registered;   /* lock and register host memory with io_uring, for the disk tier */
+    enum kvbm_gpu_copy gpu_copy; /* executor of small pieces to and from a GPU */
 };
 
 /**
- * Fill @opts from "key = value" lines of @file (NULL: none; # begins a comment at the start of a line and
- * behind a blank, so a value can't have " #" in it), then from environment
- * variables KVBM_<KEY>, which win: host_bytes, disk, disk_bytes, object... (docs/kvbm-tiers.md lists them;
- * sizes as 10GiB). What neither names stays as it was; a key of the file for which @opts, of an older version, is too
- * small is one that isn't known, such a variable is left alone. Strings point into *@ret_strings, to be freed with
- * free() once the manager is created. Returns 0; -EINVAL (the log names the line or variable); -ENOENT, -EIO,
- * -ENOMEM: nothing is changed then.
+ * Fill @opts from "key = value" lines of @file (NULL: none), then from environment variables
+ * KVBM_<KEY>, which win. docs/kvbm-tiers.md lists the keys; sizes are written as 10GiB.
+ *
+ * A '#' begins a comment at the start of a line and behind a blank. Keys that neither source names
+ * keep their value in @opts. Where @opts is of an older version and too small for a key, a key of
+ * the file is unknown and a variable is ignored. Strings of @opts point into *@ret_strings: free()
+ * it once the manager is created. Returns 0. On failure nothing is changed: -EINVAL (the log names
+ * the line or variable); -ENOENT, -EIO (file); -ENOMEM.
  */
 KV_API int kvbm_manager_configure(struct kvbm_manager_opts *opts, const char *file,
                                   char **ret_strings);
 
 /**
- * Returns 0; -EINVAL, -ENOMEM, -ENOSPC, -EBUSY (another process has the disk tier), -ENODEV and what else
- * storages, the disk and the store say. Blocks of a disk tier that was there are found at once.
+ * Create a manager and its tiers. Blocks of an existing disk tier are found at once. The caller
+ * owns *@ret and frees it with kvbm_manager_destroy. Waits for I/O.
  *
- * The kernel may hold the files of a process that was killed for a moment: create tries for a second to lock them,
- * logs that it waits, and returns -EBUSY then.
+ * The kernel may keep the files of a killed process locked for a moment: create retries for one
+ * second, and logs that it waits. Returns 0; -EINVAL; -ENOMEM; -ENOSPC; -EBUSY (another process has
+ * the disk tier); -ENODEV; another error of the storages, the disk or the store.
  */
 KV_API int kvbm_manager_create(const struct kvbm_manager_opts *opts, struct kvbm_manager **ret);
+
 /**
- * Finish what runs (at most @timeout_ms: the rest is cancelled), let offloading go on as long as that
- * allows, close the tiers; what can't be cancelled gets a second more at most. Returns 0: it is gone. Else it is there, whole, and
- * goes on:
- *   -EBUSY      pins or handles of its pools are held, or pools of the caller's are there: nothing was done
- *   -ETIMEDOUT  a disk, or a GPU, hasn't answered a request, which can't be taken back: the host tier's memory, and
- *               that of the caches, is still theirs. Jobs were cancelled, and what waited to go down was dropped.
- *               Destroy it again later, or never, and then free none of the caches' memory either
- * An object store that hangs is no reason: its call is left behind with its thread and its own memory. Threads in
- * kvbm_manager_wait and kvbm_manager_drain have their answers by then; no other call may be on its way. NULL is a no-op.
+ * Finish running jobs and queued offloads for up to @timeout_ms, cancel the rest, close the tiers,
+ * free the manager. Requests that can't be cancelled get one second more at most. NULL is a no-op.
+ * Waits for I/O.
+ *
+ * Threads in kvbm_manager_wait and kvbm_manager_drain return first; no other call may use the
+ * manager. A hanging object store doesn't prevent destroy: its call is left behind with its thread
+ * and memory. Returns
+ *   0           the manager is freed
+ *   -EBUSY      pins, handles of its pools, or pools of the caller exist: nothing is done
+ *   -ETIMEDOUT  a disk or a GPU still uses the host tier's memory and that of the caches. Jobs are
+ *               cancelled and queued offloads dropped. Keep the caches' memory; destroy again later
  */
 KV_API int kvbm_manager_destroy(struct kvbm_manager *manager, uint32_t timeout_ms);
 
-/** The registry, to make pools for caches of our own, attach values, ask where keys are. The manager's. */
+/**
+ * Return the registry: make pools for caches with it, attach values, locate keys. The manager owns
+ * it.
+ */
 KV_API struct kvbm_registry *kvbm_manager_registry(struct kvbm_manager *manager);
-/** The pool of KV_TIER_HOST, _DISK or _EXTERNAL, to look at, touch, retain and reset. NULL: no such tier. */
+
+/**
+ * Return the pool of KV_TIER_HOST, _DISK or _EXTERNAL, to match, touch, retain and reset. The
+ * manager owns it. NULL: no such tier.
+ */
 KV_API struct kvbm_pool *kvbm_manager_pool(struct kvbm_manager *manager, enum kv_tier tier);
-/** Where host blocks' bytes are, for engines that copy themselves (kvbm_pin_blocks). */
+
+/** Return the layout of host blocks, for engines that copy themselves (kvbm_pin_blocks). */
 KV_API const struct kvbm_layout *kvbm_manager_host_layout(struct kvbm_manager *manager);
 
 /* ---- caches: G1 ---- */
 
+/** An engine's cache, attached to a manager. */
 struct kvbm_cache;
 
+/** Options of a cache; set size to sizeof(struct kvbm_cache_opts), zero means the default. */
 struct kvbm_cache_opts {
     size_t size;
-    const struct kvbm_layout
-        *layout; /* required (kvbm_layout_from_kvx, or made); outlives the cache */
-    struct kvbm_pool
-        *pool; /* of the manager's registry, over that layout; NULL: the engine numbers blocks */
-    /* Its heads within the host tier's blocks, when those have more: a store job copies its part then and commits
-     * nothing. Once all parts are there, kvbm_pin_commit does, of the blocks that are in every part's ok: a part that
-     * failed, or was never stored, leaves what was in the host block before. */
+    /* Required: from kvbm_layout_from_kvx, or made. Outlives the cache. */
+    const struct kvbm_layout *layout;
+    /* Pool of the manager's registry, over that layout. NULL: the engine numbers its blocks. */
+    struct kvbm_pool *pool;
+    /* First of the cache's heads within the host tier's blocks, when those have more heads. A store
+     * job then copies its part and commits nothing. Once all parts are stored, kvbm_pin_commit
+     * commits the blocks that are ok in every part. A part that failed, or was never stored, leaves
+     * the previous
+     * bytes of the host block. */
     uint32_t first_head;
     uint32_t n_heads; /* 0: all */
 };
-/** Returns 0; -EINVAL: blocks that can't be converted into the host tier's. */
+
+/**
+ * Attach a cache. The caller frees *@ret with kvbm_cache_detach.
+ * Returns 0; -EINVAL (also: the manager can't convert its blocks into the host tier's); -ENOMEM.
+ */
 KV_API int kvbm_cache_attach(struct kvbm_manager *manager, const struct kvbm_cache_opts *opts,
                              struct kvbm_cache **ret);
-/** -EBUSY while jobs use it. */
+
+/** Detach and free a cache. Returns 0; -EBUSY while jobs use it. */
 KV_API int kvbm_cache_detach(struct kvbm_cache *cache);
 
-/* ---- where is it ---- */
+/* ---- where a block is ---- */
 
+/** Place of a block, nearest tier first. */
 enum kvbm_where {
-    KVBM_MISS = 0,
-    KVBM_READY,   /* in the host tier */
-    KVBM_ON_DISK, /* to be fetched */
-    KVBM_REMOTE,  /* in the object store, as far as is known */
-    KVBM_PENDING, /* on its way to the host tier, or not known yet: ask again */
-    KVBM_BUSY     /* to be had, but not now (no buffer, a queue is full): ask again */
+    KVBM_MISS = 0, /* in no tier, or not known to be in one */
+    KVBM_READY,    /* in the host tier */
+    KVBM_ON_DISK,  /* in the disk tier: fetch it */
+    KVBM_REMOTE,   /* in the object store, as far as known */
+    KVBM_PENDING,  /* being fetched, or being asked for: ask again */
+    KVBM_BUSY      /* in a tier, but without a buffer or queue place to fetch it: ask again */
 };
 
 /**
- * ret[i] (may be NULL) says where key i of @chain is; holds and fetches nothing. Returns the length of the prefix
- * that isn't MISS. With an object tier, keys whose presence isn't known are asked for in the background (the
- * first 256 of a call; those behind by later calls; none behind a MISS, which they are then, too) and are PENDING
- * until the answer is there. When the store doesn't answer for two seconds (object_timeout_ms, if that is less) they
- * are MISS, and at once while its breaker is open, or while some ten thousands of other keys are in doubt.
+ * Tell where the keys of @chain are: ret[i] (@ret may be NULL) becomes an enum kvbm_where. Holds
+ * and fetches nothing, and never waits.
+ *
+ * With an object tier, keys of unknown presence are asked for in the background and answer
+ * KVBM_PENDING. One call asks for the first 256 of them; later calls ask for later keys. Keys
+ * behind a KVBM_MISS are not asked for, and are KVBM_MISS. After 2 s without an answer
+ * (object_timeout_ms, if less) a key is KVBM_MISS. So are unknown keys while the store's breaker is
+ * open, and while 65,536 keys are being asked for. Returns the length of the prefix without
+ * KVBM_MISS.
  */
 KV_API long kvbm_manager_lookup(struct kvbm_manager *manager, const struct kvbm_chain *chain,
                                 size_t n, uint8_t *ret);
-/** A use of each key, in all tiers that have it. Returns how long the prefix is that any tier has. */
+
+/**
+ * Count one use of each key, in every tier that has it. Returns the length of the prefix that some
+ * tier has.
+ */
 KV_API long kvbm_manager_touch(struct kvbm_manager *manager, uint32_t group, const void *keys,
                                size_t n);
 
 /* ---- pins ---- */
 
-/** Blocks held in the host tier: found and fetched ones (load), or reserved ones (store). Of at most 2^20 keys (-EINVAL). */
+/**
+ * Blocks held in the host tier, for at most 2^20 keys (-EINVAL): found and fetched ones (load), or
+ * reserved ones (store).
+ */
 struct kvbm_pin;
 
+/** Options of prepare_load; set size to sizeof(struct kvbm_pin_opts), zero means the default. */
 struct kvbm_pin_opts {
     size_t size;
-    uint64_t deadline_ns; /* monotonic, of fetching; 0: none */
-    bool no_fetch;        /* only what the host tier has */
+    uint64_t deadline_ns; /* of fetching, CLOCK_MONOTONIC; 0: none */
+    bool no_fetch;        /* only blocks of the host tier */
     uint32_t reserved;    /* 0 */
-    int32_t
-        priority; /* of fetching: the higher first, then the older. A load job with a higher one raises it for what
-                       * hasn't been asked of the tier below yet */
+    /* Of fetching: higher first, then older. A load job with a higher priority raises it for blocks
+     * not yet requested from the tier below. */
+    int32_t priority;
 };
 
 /**
- * Hold what the host tier has of @chain (n keys; tokens are not looked at), and fetch the rest from the tiers
- * below. Returns the length of the prefix that is or may become READY (PENDING counts), and a pin, also
- * when that is 0; -EINVAL, -ENOMEM, -ECHILD.
+ * Pin the blocks of @chain (n keys, tokens are ignored) in the host tier, and fetch the others from
+ * the tiers below. @opts may be NULL. The caller frees *@ret with kvbm_pin_release. Returns the
+ * length of the prefix that is READY or PENDING, with a pin also for length 0; -EINVAL; -ENOMEM;
+ * -ECHILD.
  */
 KV_API long kvbm_manager_prepare_load(struct kvbm_manager *manager, const struct kvbm_chain *chain,
                                       size_t n, const struct kvbm_pin_opts *opts,
                                       struct kvbm_pin **ret);
 
 /**
- * The same for blocks that the caller holds already: @blocks are handles of the manager's pools (kvbm_manager_pool),
- * those of several tiers mixed, in any order, of one group. Key i of the pin is block i's. It comes from the
- * nearest tier that has it, be that above the handle's; one that is lost after all stops nothing behind
- * it. The pin holds the blocks until it and its jobs have ended, so @blocks may be released at once. Returns as
- * kvbm_manager_prepare_load; -EXDEV: a handle of another pool than the manager's; -ESTALE; -EINVAL: a zeroed one,
- * several groups. Nothing is held then.
+ * Pin blocks as kvbm_manager_prepare_load does, named by handles that the caller holds.
+ *
+ * @blocks are handles of the manager's pools (kvbm_manager_pool), of any tiers, in any order, of
+ * one group. Key i of the pin is the key of block i. Each block is fetched from the nearest tier
+ * that has it, which may be above the handle's. A lost block does not stop those behind it. The pin
+ * holds the blocks until it and its jobs end: the caller may release @blocks at once. Returns as
+ * kvbm_manager_prepare_load; on failure nothing is held: -EXDEV (handle of another pool); -ESTALE;
+ * -EINVAL (a zeroed handle, several groups).
  */
 KV_API long kvbm_manager_prepare_load_blocks(struct kvbm_manager *manager,
                                              const struct kvbm_immutable *blocks, size_t n,
@@ -227,133 +273,189 @@ KV_API long kvbm_manager_prepare_load_blocks(struct kvbm_manager *manager,
                                              struct kvbm_pin **ret);
 
 /**
- * Reserve host blocks for those of @chain that no reserved or registered host block has. Returns how many
- * those are; where there is no room the rest is left out (counted as dropped). They become findable by
- * kvbm_pin_commit or by the end of a store job.
+ * Reserve host blocks for the keys of @chain that the host tier neither has nor has reserved. The
+ * caller frees *@ret with kvbm_pin_release.
+ *
+ * Keys without room are left out and counted as dropped. kvbm_pin_commit or the end of a store job
+ * makes reserved blocks findable. Returns the number of reserved blocks; -EINVAL; -ENOMEM; -ECHILD.
  */
 KV_API long kvbm_manager_prepare_store(struct kvbm_manager *manager, const struct kvbm_chain *chain,
                                        size_t n, struct kvbm_pin **ret);
 
-/** ret[i] is an enum kvbm_where: of a load READY, PENDING, MISS or BUSY; of a store PENDING for reserved ones,
- * READY for those that are there already, BUSY without room. Returns the length of the READY prefix. */
+/**
+ * Tell the state of a pin's keys: ret[i] becomes an enum kvbm_where. Of a load: READY, PENDING,
+ * MISS or BUSY. Of a store: PENDING for reserved blocks, READY for blocks there already, BUSY
+ * without room. Returns the length of the READY prefix.
+ */
 KV_API long kvbm_pin_state(struct kvbm_pin *pin, uint8_t *ret);
-/** Host blocks of the keys (UINT32_MAX: none), for engines that copy themselves: of a load the READY ones, of a
- * store the reserved ones. Their bytes may be read (load) or written (store) until release or commit. */
+
+/**
+ * Give the host blocks of a pin's keys (UINT32_MAX: none), for engines that copy themselves: of a
+ * load the READY ones, of a store the reserved ones. Their bytes may be read (load) until release,
+ * or written (store) until commit. Returns as kvbm_pin_state.
+ */
 KV_API long kvbm_pin_blocks(struct kvbm_pin *pin, uint32_t *ret);
-/** Wait until nothing is PENDING. Returns 0 or -ETIMEDOUT. */
+
+/** Wait up to @timeout_ms until no key of the pin is PENDING. Returns 0 or -ETIMEDOUT. */
 KV_API int kvbm_pin_wait(struct kvbm_pin *pin, uint32_t timeout_ms);
-/** The reserved blocks hold what their keys say: those with bit i of @ok (NULL: all). The others are given
- * back. They are findable when this returns, and go on to the tiers below. Returns how many; -EBUSY while a
- * store job has the pin, -EINVAL for one of prepare_load. */
+
+/**
+ * Commit the reserved blocks of a store pin with bit i of @ok (NULL: all): the caller has written
+ * the bytes of their keys. The other reserved blocks become free.
+ *
+ * On return committed blocks are findable, and are queued for the tiers below.
+ * Returns their number; -EBUSY while a store job has the pin; -EINVAL (a pin of prepare_load).
+ */
 KV_API long kvbm_pin_commit(struct kvbm_pin *pin, const uint8_t *ok);
-/** Let go; fetches that only this pin wanted are cancelled, once no job waits for them. Jobs go on. NULL is a no-op. */
+
+/**
+ * Release a pin. Fetches that no other pin or job needs are cancelled; jobs go on. NULL is a no-op.
+ */
 KV_API void kvbm_pin_release(struct kvbm_pin *pin);
 
 /* ---- jobs ---- */
 
+/** A copy between a pin's host blocks and a cache; set size to sizeof(struct kvbm_job). */
 struct kvbm_job {
     size_t size;
-    struct kvbm_pin
-        *pin; /* of prepare_load: the job loads; of prepare_store: it stores, and commits */
+    struct kvbm_pin *pin;     /* of prepare_load: load; of prepare_store: store and commit */
     struct kvbm_cache *cache; /* required */
-    const uint32_t
-        *blocks; /* [n of the pin] the cache's blocks of its keys, copied; UINT32_MAX: leave out */
-    uint32_t first_layer,
-        n_layers; /* load: these only, 0 layers: all from the first on; store: 0, 0 */
-    int32_t priority;
-    uint64_t deadline_ns;
-    int ready_fd; /* store: nothing is read before it is readable; duplicated. 0 or -1: at once */
+    /* [n of the pin] the cache's block for each key, copied by submit; UINT32_MAX: leave out. */
+    const uint32_t *blocks;
+    uint32_t first_layer; /* load: first layer to copy; store: 0 */
+    uint32_t n_layers;    /* load: 0: all from first_layer on; store: 0 */
+    int32_t priority;     /* higher ones first */
+    uint64_t deadline_ns; /* CLOCK_MONOTONIC; chunks not begun by then are left out. 0: none */
+    /* Store: descriptor that becomes readable when the cache's blocks may be read; the manager
+     * keeps a duplicate. 0 or -1: at once. */
+    int ready_fd;
     void *ready_event; /* store: a CUDA event */
-    uint8_t *ok; /* [(n + 7) / 8] bit i: key i's bytes are there; the caller's until done. NULL */
-    uint64_t tag;
+    /* [(n + 7) / 8] bit i: the bytes of key i are there. The caller's memory, valid until done.
+     * NULL: not wanted. */
+    uint8_t *ok;
+    uint64_t tag; /* returned in the result */
 };
 
-/** Queue the copy; a load begins when its pin has nothing PENDING. The job holds the pin. Returns its id > 0;
- * -EAGAIN (max_jobs), -EBUSY (another store job has the pin), -EINVAL, -ENOMEM, -ESHUTDOWN (being destroyed).
- * What the copy itself is refused for (-ENOTSUP, -EINVAL: block numbers) is the job's status. */
-KV_API int64_t kvbm_manager_submit(struct kvbm_manager *manager, const struct kvbm_job *job);
-/** Copies not begun are left out. Returns 0 or -ENOENT. */
-KV_API int kvbm_manager_cancel(struct kvbm_manager *manager, uint64_t id);
 /**
- * Jobs that ended, oldest first. Of struct kvbm_done, n counts the blocks of the job that weren't left out (of a store: those
- * reserved), n_ok those copied. A load that finds only some of its keys has status 0 and n_ok < n, one that finds none
- * -ENOENT: the job's ok says which there are, as it does when something failed.
+ * Queue a job. A load begins when no key of its pin is PENDING. The job holds the pin.
+ *
+ * Returns its id > 0; -EAGAIN (max_jobs); -EBUSY (another store job has the pin); -EINVAL; -ENOMEM;
+ * -ESHUTDOWN (being destroyed). An error of the copy itself (-ENOTSUP, -EINVAL for block numbers)
+ * is the status of the job.
+ */
+KV_API int64_t kvbm_manager_submit(struct kvbm_manager *manager, const struct kvbm_job *job);
+
+/** Cancel a job: leave out copies not begun. Returns 0; -ENOENT (no such job, or ended). */
+KV_API int kvbm_manager_cancel(struct kvbm_manager *manager, uint64_t id);
+
+/**
+ * Take the results of at most @max ended jobs, oldest first. Returns their number.
+ *
+ * n counts the blocks of the job that were not left out (of a store: reserved ones), n_ok those
+ * copied. A load that finds only some of its keys has status 0 and n_ok < n; one that finds none
+ * has -ENOENT. The job's ok tells which keys succeeded, also when status is an error.
  */
 KV_API long kvbm_manager_poll(struct kvbm_manager *manager, struct kvbm_done *ret, size_t max);
-/** Readable while there are such. The manager's. */
+
+/**
+ * Return a descriptor that is readable while kvbm_manager_poll has results. The manager owns it.
+ */
 KV_API int kvbm_manager_fd(struct kvbm_manager *manager);
-/** Wait for one and take it; the calling thread copies along, from memory to memory. Returns 0, -ETIMEDOUT, -ENOENT. */
+
+/**
+ * Wait up to @timeout_ms for a job and take its result; @ret may be NULL. The calling thread helps
+ * with copies between memory. Returns 0; -ETIMEDOUT; -ENOENT (no such job, or poll took its
+ * result).
+ */
 KV_API int kvbm_manager_wait(struct kvbm_manager *manager, uint64_t id, uint32_t timeout_ms,
                              struct kvbm_done *ret);
 
-/* ---- caches with a pool of ours ---- */
+/* ---- caches with a pool ---- */
 
 /**
- * Queue registered blocks of a cache's pool to go down, higher @priority first, then older. The queue holds
- * weak references: what is evicted meanwhile was not kept. Returns how many were queued (the rest is
- * dropped, counted); -EINVAL without a pool; -ENOTSUP for a cache of some of the heads.
+ * Queue registered blocks of a cache's pool for offloading: higher @priority first, then older.
+ *
+ * The queue holds weak handles: a block evicted before its copy is not offloaded.
+ * Returns the number queued (the rest is dropped and counted); -EINVAL (a cache without a pool);
+ * -ENOTSUP (a cache of some of the heads).
  */
 KV_API long kvbm_manager_offload(struct kvbm_cache *cache, const struct kvbm_immutable *blocks,
                                  size_t n, int32_t priority);
 
 /**
- * Bring the prefix of @chain into the cache's pool, from any tier, and wait for it, at most @timeout_ms. ret[i] for
- * i < the returned length are handles on registered blocks. What isn't in the host tier after three quarters of the
- * time is done without. Returns the length, 0 when nobody has the first block. When the first block was to be had and
- * couldn't be brought:
+ * Onboard the prefix of @chain into the cache's pool, from any tier. Blocks the caller for up to
+ * @timeout_ms. ret[i] is a handle on a registered block, for i below the returned length.
+ *
+ * Blocks that reach the host tier later than three quarters of the time are left out. Returns the
+ * length, 0 when no tier has the first block. When a tier has it and it can't be onboarded:
  *   -ENOSPC     the cache's pool has neither free nor inactive blocks
- *   -EBUSY      there was no host block or queue place to fetch into
- *   -ETIMEDOUT  the time was over
+ *   -EBUSY      no host block or queue place to fetch into
+ *   -ETIMEDOUT  the time is over
  *   -ENOMEM, -EAGAIN (max_jobs), -ESHUTDOWN, or an error of the copy
- * -EINVAL without a pool. Blocks the calling thread.
+ * -EINVAL: a cache without a pool.
  */
 KV_API long kvbm_manager_onboard(struct kvbm_cache *cache, const struct kvbm_chain *chain, size_t n,
                                  uint32_t timeout_ms, struct kvbm_immutable *ret);
 
 /**
- * The same for blocks that are held: handles of the manager's pools, as kvbm_manager_prepare_load_blocks takes them, or
- * of the cache's own. All come in one batch. ret[i] is a handle on block i in the cache's pool, or zeroed: it did
- * not arrive in time, there was no room, or its bytes were lost. Returns how many arrived, or, when none did, what stood in
- * the way of all (-ENOSPC, -ETIMEDOUT ...); -EXDEV, -ESTALE, -EINVAL as there. @blocks stay held. Blocks the calling thread.
+ * Onboard held blocks into the cache's pool, all in one batch. Blocks the caller for up to
+ * @timeout_ms.
+ *
+ * @blocks are handles as kvbm_manager_prepare_load_blocks takes them, or of the cache's own pool;
+ * they stay held. ret[i] is a handle on block i in the cache's pool. It is zeroed for a block that
+ * came too late, found no room, or had lost its bytes. Returns the number onboarded. When there is
+ * none, the error that stopped all (-ENOSPC, -ETIMEDOUT ...), -EXDEV, -ESTALE or -EINVAL, as
+ * kvbm_manager_onboard and kvbm_manager_prepare_load_blocks.
  */
 KV_API long kvbm_manager_onboard_blocks(struct kvbm_cache *cache,
                                         const struct kvbm_immutable *blocks, size_t n,
                                         uint32_t timeout_ms, struct kvbm_immutable *ret);
 
-/** Wait until nothing waits to go down (tests, shutdown). Returns 0 or -ETIMEDOUT. */
+/**
+ * Wait up to @timeout_ms until no block is queued for offloading (tests, shutdown). Returns 0 or
+ * -ETIMEDOUT.
+ */
 KV_API int kvbm_manager_drain(struct kvbm_manager *manager, uint32_t timeout_ms);
 
-/* ---- looking at it ---- */
+/* ---- statistics ---- */
 
+/** Sizes now and counters since creation of one tier. */
 struct kvbm_tier_stats {
     uint64_t capacity, used; /* blocks; used: registered */
     uint64_t block_bytes;
-    uint64_t hits,
-        misses; /* keys asked for by prepare_load and found there, or nowhere above or in it */
-    uint64_t blocks_in, bytes_in;   /* that came down or up into it */
+    uint64_t hits;                  /* keys of prepare_load that this tier had */
+    uint64_t misses;                /* keys of prepare_load in neither this tier nor one above */
+    uint64_t blocks_in, bytes_in;   /* written to it, from above or below */
     uint64_t blocks_out, bytes_out; /* read from it */
-    uint64_t queued;                /* blocks that wait to go into it */
-    uint64_t dropped;               /* not kept: no room, queue full, gone meanwhile */
-    uint64_t filtered;              /* not kept: policy */
-    uint64_t bad, failed;           /* bytes that did not verify; errors */
+    uint64_t queued;                /* blocks queued to be written to it */
+    uint64_t dropped;               /* blocks not kept: no room, queue full, evicted meanwhile */
+    uint64_t filtered;              /* blocks not kept: policy */
+    uint64_t bad, failed;           /* blocks that did not verify; errors */
     uint64_t latency_sum_us;        /* of the batches read from it */
-    /* These by time: bucket i has those that took less than 2^i microseconds, the last all above. */
+    /* Batches by time: bucket i counts those below 2^i microseconds, the last all longer ones. */
     uint64_t latency_us[24];
 };
+
+/** Statistics of a manager. */
 struct kvbm_manager_stats {
     size_t size;
     struct kvbm_tier_stats cache, host, disk, object; /* of cache: blocks and bytes of jobs */
     uint64_t jobs, jobs_failed, jobs_cancelled, pins_now, jobs_now;
-    bool object_down; /* its breaker is open */
+    bool object_down; /* the breaker of the object store is open */
     uint32_t volumes_down;
-    uint64_t registered_bytes; /* io_registered; 0: no, or the kernel wouldn't */
-    uint64_t
-        object_unanswered; /* keys that are a MISS of lookup's because the object store was not asked
-                                 * (its breaker is open) or did not answer (in time) */
+    uint64_t registered_bytes; /* io_registered; 0: not wanted, or refused by the kernel */
+    /* Keys that lookup answered with MISS because the object store was not asked (breaker open) or
+     * did not answer in time. */
+    uint64_t object_unanswered;
 };
-/** -EINVAL for a struct without a size. */
+
+/** Read the statistics. Returns 0; -EINVAL (ret->size is 0). */
 KV_API int kvbm_manager_get_stats(struct kvbm_manager *manager, struct kvbm_manager_stats *ret);
-/** The same, and that of its pools, as Prometheus text; as kvbm_registry_metrics. */
+
+/**
+ * Write the statistics of the manager and its pools as Prometheus text. Writes and returns as
+ * kvbm_registry_metrics.
+ */
 KV_API long kvbm_manager_metrics(struct kvbm_manager *manager, char *to, size_t cap);
 
 #ifdef __cplusplus

@@ -2,26 +2,28 @@
 /**
  * kvbm_transfer.h: copy blocks from one layout to another, in the background.
  *
- * A transfer is a job: pairs of blocks (or of ranges of their layers and heads) of two layouts. A copier
- * holds a bounded number of them and runs them with the executor that fits the two storages:
+ * A transfer is a list of pairs of blocks (or of ranges of their layers and heads) of two layouts.
+ * A job is one submitted transfer. A copier holds a bounded number of jobs, and runs each with the
+ * executor for its two storages:
  *
- *   memory → memory     threads; bytes as they are, or through kvx_copy_blocks where order, dtype or heads
+ *   memory → memory     threads; plain copies, or kvx_copy_blocks where order, dtype or heads
  *                       differ
- *   memory ↔ file       io_uring (O_DIRECT where the storage is), or threads where that isn't allowed
- *   device ↔ memory,    CUDA streams, one for each direction (the driver is opened on first use); converted
- *   device ↔ device     by libkvx_cuda, which wants the host's side pinned
+ *   memory ↔ file       io_uring (O_DIRECT where the storage uses it), else threads
+ *   device ↔ memory,    CUDA streams, one for each direction (the driver is opened on first use);
+ *   device ↔ device     libkvx_cuda converts, and needs pinned memory on the host's side
  *
- * Files and devices meet in host memory (-ENOTSUP). Two layouts without memory (KVBM_STORAGE_NULL): a dry run.
+ * File ↔ device is -ENOTSUP: copy through host memory. Two layouts without memory
+ * (KVBM_STORAGE_NULL) make a dry run.
  *
- * Order: onboarding jobs before offloading ones, then the higher priority, then the older. Pieces that lie
- * next to each other on both sides are copied as one. Nothing of a job is read before its ready event.
+ * Order: onboarding jobs before offloading ones, then the higher priority, then the older. The
+ * copier copies pieces that are adjacent on both sides as one, and reads no byte of a job before
+ * its ready event. It splits a job into chunks of about 2 MiB. Several threads share a large job,
+ * and a more urgent job waits for running chunks only.
  *
- * A job is done in chunks of some 2 MiB: several threads share a large one, and a more urgent one waits for chunks.
- *
- * Threads: any function from any thread; done callbacks come from the copier's threads, one job at a time
- * each, and may submit, cancel and poll, not wait or destroy. While one runs, its thread copies nothing. A child after
- * fork() has none of the threads: submit is -ESHUTDOWN there, destroy leaves everything alone. Errors are negative
- * errno values.
+ * Threads: any function from any thread. Done callbacks run on the copier's threads, which copy
+ * nothing meanwhile. They may submit, cancel and poll, but must not wait or destroy. In a child
+ * after fork() submit returns -ESHUTDOWN and destroy does nothing. Errors are negative errno
+ * values.
  */
 #ifndef KVBM_TRANSFER_H
 #define KVBM_TRANSFER_H
@@ -37,24 +39,30 @@
 extern "C" {
 #endif
 
+/** A copier: a bounded queue of transfers and the threads that run them. */
 struct kvbm_copier;
 
+/** Executor of transfers between memory and files. */
 enum kvbm_io {
-    KVBM_IO_AUTO,   /* io_uring, or threads where the kernel refuses it (said once in the log) */
-    KVBM_IO_URING,  /* -ENOTSUP where it is refused */
+    KVBM_IO_AUTO,   /* io_uring; threads where the kernel refuses it (logged once) */
+    KVBM_IO_URING,  /* io_uring; -ENOTSUP where the kernel refuses it */
     KVBM_IO_THREADS /* pread and pwrite */
 };
 
-/** Who moves what lies in pieces of less than 256 KiB between a GPU and pinned memory; larger ones: copy engines. */
+/**
+ * Executor of pieces shorter than 256 KiB between a GPU and pinned memory. The GPU's copy engines
+ * move longer pieces.
+ */
 enum kvbm_gpu_copy {
-    KVBM_GPU_AUTO, /* libkvx_cuda's kernel, on the multiprocessors; without it as the next */
-    KVBM_GPU_ENGINES, /* copy engines, many pieces a call; with a driver before CUDA 12.8 as the next */
-    KVBM_GPU_SINGLE /* copy engines, a call each */
+    KVBM_GPU_AUTO,    /* libkvx_cuda's kernel on the multiprocessors; without it KVBM_GPU_ENGINES */
+    KVBM_GPU_ENGINES, /* many pieces a call; KVBM_GPU_SINGLE with a driver before CUDA 12.8 */
+    KVBM_GPU_SINGLE   /* one call for each piece */
 };
 
+/** Options of a copier; set size to sizeof(struct kvbm_copier_opts), zero: the default. */
 struct kvbm_copier_opts {
     size_t size;
-    uint32_t n_threads;  /* that copy memory; 0: as many as there are cores, at most 8 */
+    uint32_t n_threads;  /* threads that copy memory; 0: one per core, at most 8 */
     uint32_t max_jobs;   /* queued and running; 0: 1024 */
     uint32_t max_blocks; /* of all jobs together; 0: 65,536 */
     enum kvbm_io io;
@@ -62,96 +70,133 @@ struct kvbm_copier_opts {
     enum kvbm_gpu_copy gpu_copy;
 };
 
-/** @opts may be NULL. Returns 0, -EINVAL (also: over 256 threads, 2^20 jobs, depth 4096), -ENOMEM, -EAGAIN (no
- * threads), -EMFILE, -ENOTSUP. */
-KV_API int kvbm_copier_create(const struct kvbm_copier_opts *opts, struct kvbm_copier **ret);
 /**
- * Stop the copier: refuse new jobs (-ESHUTDOWN), cancel those that wait, and wait up to @timeout_ms for those that run.
- *
- * Returns 0: no transfer uses any memory, and every done callback has returned; destroy won't wait. What poll tells
- * is still to be had. -ETIMEDOUT: a disk or a GPU hasn't answered, and the memory of its jobs' layouts is still in use;
- * or a callback hasn't returned, as when stop is called from one. Stop again later, or keep the copier and that
- * memory. -ECHILD in a fork's child. NULL is a no-op.
+ * Create a copier and start its threads. @opts may be NULL. The caller owns *@ret and frees it
+ * with kvbm_copier_destroy. Returns 0; -EINVAL (also over 256 threads, 2^20 jobs or depth 4096);
+ * -ENOMEM; -EAGAIN (no threads); -EMFILE; -ENOTSUP (KVBM_IO_URING refused).
+ */
+KV_API int kvbm_copier_create(const struct kvbm_copier_opts *opts, struct kvbm_copier **ret);
+
+/**
+ * Stop the copier: refuse new jobs (-ESHUTDOWN), cancel queued ones, wait up to @timeout_ms for
+ * running ones. NULL is a no-op. kvbm_copier_poll still returns ended jobs afterwards. Returns
+ *   0           no transfer uses any memory, and every done callback has returned; destroy won't
+ *               wait
+ *   -ETIMEDOUT  a disk or a GPU still uses memory of its jobs' layouts, or a callback hasn't
+ *               returned (always when stop is called from one). Keep the copier and that memory;
+ *               stop again later
+ *   -ECHILD     in a child after fork()
  */
 KV_API int kvbm_copier_stop(struct kvbm_copier *copier, uint32_t timeout_ms);
-/** Cancel what waits, finish what runs, however long that takes (kvbm_copier_stop), tell everybody, stop. NULL is a no-op. Not
- * from a callback. */
+
+/**
+ * Cancel queued jobs, wait for running ones without a limit, call the done callbacks, free the
+ * copier. kvbm_copier_stop waits with a limit. NULL is a no-op. Must not be called from a callback.
+ */
 KV_API void kvbm_copier_destroy(struct kvbm_copier *copier);
 
+/** Direction of a transfer between tiers. */
 enum kvbm_flow {
-    KVBM_OFFLOAD, /* to a slower tier */
-    KVBM_ONBOARD  /* somebody waits for it */
+    KVBM_OFFLOAD, /* to a tier further from the device */
+    KVBM_ONBOARD  /* to a nearer tier: a request waits for it */
 };
 
-/** How a job ended. */
+/** Result of a job. */
 struct kvbm_done {
     uint64_t id, tag;
-    int status;     /* 0: all blocks; -ECANCELED, -ETIMEDOUT; -EPIPE: ready_fd was hung up; else the
-                         first block's error */
-    uint32_t n;     /* blocks asked for */
-    uint32_t n_ok;  /* of which are whole on the other side */
-    uint64_t bytes; /* moved */
+    /* 0: all blocks; -ECANCELED; -ETIMEDOUT (deadline); -EPIPE (ready_fd was hung up); else the
+     * error of the first block that failed. */
+    int status;
+    uint32_t n;       /* blocks of the job */
+    uint32_t n_ok;    /* blocks copied whole */
+    uint64_t bytes;   /* bytes copied */
     uint64_t wait_ns; /* from submit to the first byte */
-    uint64_t run_ns;  /* from there to the end */
+    uint64_t run_ns;  /* from the first byte to the end */
 };
 
+/** Take the result of a job, on one of the copier's threads. */
 typedef void (*kvbm_done_fn)(void *arg, const struct kvbm_done *done);
 
+/** A transfer; set size to sizeof(struct kvbm_transfer), zero means the default. */
 struct kvbm_transfer {
     size_t size;
-    /* Required; outlive the job, and so do their bytes, which don't overlap. In one and the same layout no target may
-     * be a source, too. What a layout doesn't know (num_heads, dtype), it has like the other. */
+    /* Required. Layouts and their memory outlive the job; the memory doesn't overlap. Within one
+     * layout no block may be source and target. num_heads or dtype that one layout doesn't know is
+     * taken to be
+     * the other's. */
     const struct kvbm_layout *src, *dst;
     const uint32_t *src_blocks;     /* [n], copied by submit */
     const uint32_t *dst_blocks;     /* [n], each once, copied by submit */
     uint32_t n;                     /* 1 or more */
-    uint32_t first_layer, n_layers; /* 0 layers: all from the first on */
-    uint32_t src_head, dst_head;    /* first head, of layouts with num_heads */
-    uint32_t n_heads;               /* 0: all, which then are equally many */
+    uint32_t first_layer, n_layers; /* n_layers 0: all from first_layer on */
+    uint32_t src_head, dst_head;    /* first head, in layouts with num_heads */
+    uint32_t n_heads;               /* 0: all heads, whose number must be equal on both sides */
     enum kvbm_flow flow;
     int32_t priority;     /* higher ones first */
-    uint64_t deadline_ns; /* monotonic; what hasn't begun by then isn't done any more. 0: none */
-    /* Not read before this descriptor is readable (an eventfd; the copier keeps a duplicate and doesn't read it);
-     * 0 or -1: at once. */
+    uint64_t deadline_ns; /* CLOCK_MONOTONIC; chunks not begun by then are left out. 0: none */
+    /* Descriptor that becomes readable when the source may be read (an eventfd). The copier keeps a
+     * duplicate and doesn't read it. 0 or -1: at once. */
     int ready_fd;
-    /* A CUDA event (cudaEvent_t) of the source's device that must have happened, recorded before submit, asked for
-     * every 50 us to 1 ms; NULL: none. */
+    /* CUDA event (cudaEvent_t) of the source's device, recorded before submit, that must have
+     * happened. The copier polls it every 50 us to 1 ms. NULL: none. */
     void *ready_event;
-    uint8_t
-        *ok; /* [(n + 7) / 8], bit i: block i is whole; the caller's until done. NULL: not told */
-    kvbm_done_fn done; /* NULL: kvbm_copier_poll tells */
-    void *arg;
-    uint64_t tag; /* for the caller */
+    /* [(n + 7) / 8] bit i: block i was copied whole. The caller's memory, valid until done. NULL:
+     * not wanted. */
+    uint8_t *ok;
+    kvbm_done_fn done; /* gets the result; NULL: kvbm_copier_poll returns it */
+    void *arg;         /* of done */
+    uint64_t tag;      /* returned in the result */
 };
 
 /**
- * Queue a job. Returns its id > 0; -EAGAIN when max_jobs or max_blocks are reached (nothing waits);
- * -EINVAL (layouts of different blocks, block ids or layers out of range, a target twice, more than max_blocks); -EBADF (ready_fd);
- * -ENOTSUP (the pair, a conversion that KVX has no words for, or without CUDA); -ENOMEM; -ESHUTDOWN. One
- * allocation, whatever n is. On failure done isn't called; ok may have been cleared.
+ * Queue a job. Never blocks; one allocation, whatever n is.
+ *
+ * Returns its id > 0. On failure done is not called, and ok may have been cleared:
+ *   -EAGAIN     max_jobs or max_blocks is reached
+ *   -EINVAL     layouts of different blocks, ids or layers out of range, a target twice, n >
+ *               max_blocks
+ *   -EBADF      ready_fd
+ *   -ENOTSUP    this pair of storages, a conversion that KVX lacks, or no CUDA
+ *   -ENOMEM
+ *   -ESHUTDOWN  the copier is stopped, or in a child after fork()
  */
 KV_API int64_t kvbm_copier_submit(struct kvbm_copier *copier, const struct kvbm_transfer *transfer);
 
-/** Blocks not begun are left out; it is done once no byte of it moves any more. Returns 0 or -ENOENT. */
+/**
+ * Cancel a job: leave out its blocks that aren't begun. It ends when its running chunks have.
+ * Returns 0; -ENOENT (no such job, or it has ended).
+ */
 KV_API int kvbm_copier_cancel(struct kvbm_copier *copier, uint64_t id);
 
-/** Jobs without a callback that ended, oldest first. They count for max_jobs until they are taken. */
+/**
+ * Take the results of at most @max ended jobs without a callback, oldest first. A job counts for
+ * max_jobs until its result is taken. Returns their number.
+ */
 KV_API long kvbm_copier_poll(struct kvbm_copier *copier, struct kvbm_done *ret, size_t max);
-/** Readable while there are such. The copier's. */
+
+/**
+ * Return a descriptor that is readable while kvbm_copier_poll has results. The copier owns it.
+ */
 KV_API int kvbm_copier_fd(struct kvbm_copier *copier);
-/** Wait for a job without a callback and take it; @ret may be NULL. The calling thread copies along, from memory to
- * memory, and so may be a chunk late. Returns 0, -ETIMEDOUT (0 ms: it hasn't ended),
- * -ENOENT (also when it was polled away meanwhile). */
+
+/**
+ * Wait up to @timeout_ms for a job without a callback and take its result; @ret may be NULL.
+ *
+ * The calling thread helps with copies between memory, and so may return one chunk after the
+ * timeout. Returns 0; -ETIMEDOUT; -ENOENT (no such job, or poll took its result).
+ */
 KV_API int kvbm_copier_wait(struct kvbm_copier *copier, uint64_t id, uint32_t timeout_ms,
                             struct kvbm_done *ret);
 
+/** Counters of a copier since its creation. */
 struct kvbm_copier_stats {
     size_t size;                                                /* the caller's */
     uint64_t submitted, refused, done, failed, cancelled, late; /* jobs */
-    uint64_t blocks, bytes, pieces;                             /* moved; pieces after joining */
+    uint64_t blocks, bytes, pieces;                             /* copied; pieces after joining */
     uint64_t jobs_now, blocks_now;                              /* queued and running */
 };
-/** Returns 0; -EINVAL for a NULL, and for a struct without its size; -ECHILD in a fork's child. */
+
+/** Read the counters. Returns 0; -EINVAL (NULL, or ret->size is 0); -ECHILD after fork(). */
 KV_API int kvbm_copier_get_stats(struct kvbm_copier *copier, struct kvbm_copier_stats *ret);
 
 #ifdef __cplusplus

@@ -3,8 +3,8 @@
  * kvx_ext.h: extensions of libkvx beyond KVX v1.1. The rules of kvx_abi.h hold here too.
  *
  * Every struct starts with its size, set by the caller. A larger (newer) struct is accepted. Fields
- * that a smaller kvx_options_t lacks count as zero; every other struct must have its full size. Zero
- * always means the default.
+ * that a smaller kvx_options_t lacks count as zero; every other struct must have its full size.
+ * Zero always means the default.
  */
 #ifndef KVX_EXT_H
 #define KVX_EXT_H
@@ -131,7 +131,9 @@ KVX_API uint32_t kvx_get_threads(void);
 /** Name of the instruction set that moves HOST memory: "avx512", "avx2", "neon" or "scalar". */
 KVX_API const char *kvx_host_isa(void);
 
-/** Receives each log line of the library, without newline. The function must not call the library. */
+/**
+ * Receives each log line of the library, without newline. The function must not call the library.
+ */
 typedef void (*kvx_log_fn)(void *arg, const char *line);
 
 /** Send log lines to @fn; NULL sends them to standard error, the default. Thread-safe. */

@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 # Rooms and pages without a finding; a new finding in them fails the check.
-CLEAN = ("bench", "examples", "fuzz", "src/kvx", "tests/kvx", "include/kvx_abi.h", "include/kvx_ext.h",
+CLEAN = ("bench", "examples", "fuzz", "src/kvx", "tests/kvx", "include",
          "docs", "README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 OPENING = re.compile(
     r"^\s*(?:/\*\*?|//|\*) *(What|Who|Whoever|It|That|Those|So|They|This|These) "
