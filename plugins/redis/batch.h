@@ -4,7 +4,8 @@
  *
  *     rds_batch_begin(&batch, 3); rds_batch_arg(...); rds_batch_key(...); rds_batch_payload(...);
  *
- * What a command begins with lies in one text for all; its last argument may be borrowed bytes.
+ * One text holds the leading arguments of all commands; a command's last argument may be borrowed
+ * bytes.
  * Errors stick (batch.error) until the end.
  */
 #ifndef KV_REDIS_BATCH_H

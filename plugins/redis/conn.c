@@ -161,7 +161,7 @@ int rds_conn_open(struct rds_conn *conn, const struct rds_address *address, cons
 
 /* -- bytes ------------------------------------------------------------------------------------- */
 
-/* What an SSL call's result means: 0 for "not now", else a negative errno. */
+/* Translate the result of an SSL call: 0 for "not now", else a negative errno. */
 static ssize_t tls_result(struct rds_conn *conn, int n)
 {
     int wants = SSL_get_error(conn->ssl, n);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * What a handle remembers of chunks: those of the save in progress with their bytes, prefetched
- * ones, and names known to be on the server. A hash table with chaining; not thread-safe.
+ * Chunks that a handle knows: those of the save in progress with their bytes, prefetched ones, and
+ * keys known to be on the server. A hash table with chaining; not thread-safe.
  */
 #ifndef KV_REDIS_ENTRY_H
 #define KV_REDIS_ENTRY_H
@@ -13,8 +13,8 @@
 #define RDS_MAX_HASH 255
 /* Behind every stored value: 8 bytes that name the format, the length of the content (64 bits,
  * little endian), and XXH3-128 of the content seeded with XXH3-64 of the chunk's or manifest's name
- * (canonical). Before that, in a chunk: when it was last used, 8 hexadecimal digits of seconds since
- * 1970 by the server's clock, which the server rewrites in place. docs/formats.md. */
+ * (canonical). Before that, in a chunk: when it was last used, 8 hexadecimal digits of seconds
+ * since 1970 by the server's clock, which the server rewrites in place. docs/formats.md. */
 #define RDS_TRAILER 32
 #define RDS_MAGIC "KVASIRv1" /* manifests; chunks of former writers, without a stamp */
 #define RDS_STAMP 8
@@ -67,16 +67,23 @@ void rds_table_remove(struct rds_table *table, const void *hash, size_t hash_len
 
 /** Write the trailer of a manifest, RDS_TRAILER bytes, behind @len bytes of @value. */
 void rds_seal(char *value, size_t len, const void *name, size_t name_len);
-/** That of a chunk, RDS_CHUNK_TRAILER bytes, not stamped yet. */
+/** Append the trailer of a chunk to @value, RDS_CHUNK_TRAILER bytes, without a time of use. */
 void rds_seal_chunk(char *value, size_t len, const void *hash, size_t hash_len);
-/** Say in a sealed chunk, @len bytes with its trailer, that it was used at @now_s. */
+/** Set the time of use of a sealed chunk, @len bytes with its trailer, to @now_s. */
 void rds_stamp(char *value, size_t len, uint64_t now_s);
-/** Whether @value of @len bytes is what was sealed under that name; then also its content's length. */
+/**
+ * Whether @value of @len bytes is what was sealed under that name; then also its content's length.
+ */
 bool rds_verify(const char *value, size_t len, const void *name, size_t name_len, size_t *ret_len);
-/** Whether what ends like @tail (at least its last RDS_CHUNK_TRAILER bytes) is a chunk's value with a stamp, and which. */
+/**
+ * Whether what ends like @tail (at least its last RDS_CHUNK_TRAILER bytes) is a chunk's value with
+ * a stamp, and which.
+ */
 bool rds_stamp_of(const char *tail, size_t len, uint64_t *ret_s);
 
-/** Whether a save would take it for present: its last RDS_CHUNK_TRAILER bytes are those of a chunk. */
+/**
+ * Whether a save would take it for present: its last RDS_CHUNK_TRAILER bytes are those of a chunk.
+ */
 bool rds_ends_like_ours(const char *value, size_t len);
 
 #endif

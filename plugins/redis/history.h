@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * What a handle published lately. A publication takes all that was put on its handle, whoever put
- * it: a snapshot, or another thread's manifest, may take what a later manifest of unknown format
- * needs. So such a manifest is also noted to need what was taken since the same thread's one
- * before, and on a handle that several threads publish with what the last RDS_TAKEN_ANYWAY took.
- * At most RDS_MAX_HISTORY publications and RDS_MAX_HISTORY_BYTES of keys. Not thread-safe.
+ * Latest publications of a handle, with the chunks that each took.
+ *
+ * A publication takes every chunk put on its handle, on any thread. So a snapshot, or another
+ * thread's manifest, may take chunks that a later manifest of unknown format needs. Such a manifest
+ * is therefore noted to need
+ * - the chunks taken since the same thread's previous manifest, and
+ * - on a handle on which several threads publish, those of the last RDS_TAKEN_ANYWAY publications.
+ *
+ * Holds at most RDS_MAX_HISTORY publications and RDS_MAX_HISTORY_BYTES of keys. Not thread-safe.
  */
 #ifndef KV_REDIS_HISTORY_H
 #define KV_REDIS_HISTORY_H

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What is there: names by SCAN, and the chunks a manifest may need by SSCAN. */
+/* Listings: names by SCAN, and the chunks that a manifest may need by SSCAN. */
 #include "base/log.h"
 #include "redis/scan.h"
 #include "redis/store.h"
@@ -60,7 +60,8 @@ static void put_pattern(const kv_store_v1 *self, char kind, struct kv_buf *patte
     kv_buf_puts(pattern, ":*");
 }
 
-/* -- pages -------------------------------------------------------------------------------------- */
+/* -- pages
+ * -------------------------------------------------------------------------------------- */
 
 /*
  * One page: the command in @batch was SCAN or SSCAN at @scan's cursor. What is longer than @skip
@@ -256,7 +257,8 @@ static int noted_in_part(kv_store_v1 *self, const char *name)
     return rc;
 }
 
-/* The set that publications add to: hex of the keys, and an empty name from the first of them on. */
+/* The set that publications add to: hex of the keys, and an empty name from the first of them
+ * on. */
 static int scan_refs(kv_store_v1 *self, const char *name, struct names *names)
 {
     struct rds_scan scan;

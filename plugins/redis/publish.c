@@ -28,7 +28,7 @@ struct save {
 
 /* -- commands ---------------------------------------------------------------------------------- */
 
-/* What the handle published before and this manifest may need. */
+/* Add the chunks of earlier publications of this handle that this manifest may need. */
 static int find_more(struct save *save)
 {
     if (!save->opaque)

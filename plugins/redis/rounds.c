@@ -87,7 +87,7 @@ static int push(struct rds_node *node, const struct rds_batch *batch)
     return 0;
 }
 
-/* What a reply is to the command: its answer, a redirection, or "not now". */
+/* Classify a reply to a command: its answer, a redirection, or "not now". */
 static int settle(struct rds_net *net, struct rds_node *node, struct rds_cmd *cmd)
 {
     static const char *const later[] = {"LOADING", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN",

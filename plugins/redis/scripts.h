@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * What the server does itself, in its own language, since it must happen in one step.
+ * Lua scripts: steps that the server must do atomically.
  *
- * USE: is there a value under KEY that ends as ours do? Then it was used now. The stamp is what
- * sweeps go by, and only ever grows: fail-overs and the server's own idea of idleness (which stands
- * still while a child saves to disk, and begins anew on a replica) don't matter to it.
+ * USE: if the value under KEY has our trailer, set its time of use to now. Sweeps decide by that
+ * time, which only ever grows. The server's own idle time is no use for it: it stops while a child
+ * process saves to disk, and starts again on a replica after a fail-over.
  */
 #ifndef KV_REDIS_SCRIPTS_H
 #define KV_REDIS_SCRIPTS_H

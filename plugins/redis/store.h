@@ -62,7 +62,10 @@ int rds_publish(kv_store_v1 *self, const char *name, const char *manifest, size_
 /** Whether one command may name any keys: there is one node, or the prefix puts all in one slot. */
 bool rds_one_node(const kv_store_v1 *self);
 
-/** Ask by a script whether a chunk is there, which marks it as used; the reply is the server's time, negative when it isn't. */
+/**
+ * Ask by a script whether a chunk is there, which marks it as used; the reply is the server's time,
+ * negative when it isn't.
+ */
 void rds_add_use(kv_store_v1 *self, struct rds_batch *batch, const uint8_t *hash, size_t hash_len);
 
 /** Of rds_table_purge: only a name, which may be forgotten. */
@@ -74,7 +77,10 @@ bool rds_no_script(const struct resp_value *reply);
 /** A reply to TIME, seconds and microseconds: 0 or -EPROTO. */
 int rds_read_time(const struct resp_value *reply, int64_t *ret_us);
 
-/** Each name of a kind ('c', 'm') in order and once, without prefix; the callback may call back. Locks. */
+/**
+ * Each name of a kind ('c', 'm') in order and once, without prefix; the callback may call back.
+ * Locks.
+ */
 typedef int (*rds_name_fn)(void *arg, const char *name);
 int rds_each_name(kv_store_v1 *self, char kind, rds_name_fn each, void *arg);
 
@@ -95,9 +101,10 @@ int rds_sweep_chunks(kv_store_v1 *self, uint64_t min_age_s, kv_store_live_fn liv
                      kv_store_swept *ret);
 
 /**
- * Tell that a chunk's @value is wrong. If it ends like ours and is still there it is removed, for
- * that end is what a later put looks at; without scripts this handle's next save sends it again.
- * What isn't ours stays until it is put again. Locks.
+ * Report that a chunk's @value did not verify. A value with our trailer that is still there is
+ * removed, because a later put would take the trailer for a stored chunk. Without scripts this
+ * handle's next save sends the chunk again. A value of another program stays until the next put.
+ * Takes the lock.
  */
 void rds_drop_bad(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, const char *value,
                   size_t len);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * What a URI of this backend says:
+ * URI of this backend:
  *
  *     redis://[user@]host[:port][/db]         also valkey://
  *     rediss://[user@]host[:port][/db]        the same over TLS

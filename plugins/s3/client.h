@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Signed requests to one server, many at once: one thread drives a curl multi handle, everybody else
- * hands requests over and waits, or is called back. A request is tried again, after a random pause
- * that grows (and as long as Retry-After says), on whatever may pass (broken connections, stalls,
- * 408, 409, 429, 5xx, a clock that is off) until it is done or its time is up: the configured time
- * from its first try, and a second more for each MiB that the try under way has moved, so that a
- * long value may take long and a drip may not. Nobody listening (connections refused) is told
- * earlier: after S3_REFUSED_MS when no answer ever came, else after a quarter of that time, as
- * servers are restarted. Redirects are never followed.
+ * Signed requests to one server, many at once: one thread drives a curl multi handle, everybody
+ * else hands requests over and waits, or is called back. A request is tried again, after a random
+ * pause that grows (and as long as Retry-After says), on whatever may pass (broken connections,
+ * stalls, 408, 409, 429, 5xx, a clock that is off) until it is done or its time is up: the
+ * configured time from its first try, and a second more for each MiB that the try under way has
+ * moved, so that a long value may take long and a drip may not. Nobody listening (connections
+ * refused) is told earlier: after S3_REFUSED_MS when no answer ever came, else after a quarter of
+ * that time, as servers are restarted. Redirects are never followed.
  *
  *   s3_submit -> inbox -> waiting (until due and a connection is free) -> curl -> done
  *                            ^------------- try again later ------------------'
@@ -34,7 +34,7 @@ typedef void (*s3_done_fn)(void *arg, struct s3_request *request);
 
 /** Filled by the caller, kept untouched until done; fini'd by the caller. */
 struct s3_request {
-    /* What to do. */
+    /* Input. */
     const char *method;
     char *path;         /* owned */
     char *query;        /* owned, canonical; NULL: none */
@@ -48,7 +48,7 @@ struct s3_request {
     s3_done_fn done; /* on the client's thread, holding no lock; NULL: s3_wait */
     void *arg;
 
-    /* What came of it. */
+    /* Result. */
     int error;     /* 0, -ENOENT 404, -EEXIST 412, -EACCES 401 403, -ENOTSUP 501, -ETIMEDOUT,
                  * -ECONNREFUSED, -ENOMEM, -EFBIG, -ECANCELED closed meanwhile, -EIO */
     int status;    /* of the last answer; 0: none came */

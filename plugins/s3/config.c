@@ -17,7 +17,7 @@
 #define MIN_PART_MIB 5 /* S3's own */
 #define MAX_PART_MIB 1024
 
-/* What the user said, before it is put together. */
+/* Values from the URI and the environment, before they are combined. */
 struct wishes {
     char *endpoint, *region, *style, *cacert;
     unsigned long connections, seconds, part_mib;

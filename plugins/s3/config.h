@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * What s3://BUCKET/PREFIX?OPTION=VALUE&... and the environment say. Secrets come from the
- * environment only, so that they are in no process list and no log.
+ * Configuration from s3://BUCKET/PREFIX?OPTION=VALUE&... and the environment. Secrets come from the
+ * environment only, so that no process list and no log shows them.
  */
 #ifndef KV_PLUGINS_S3_CONFIG_H
 #define KV_PLUGINS_S3_CONFIG_H

@@ -291,7 +291,7 @@ static bool may_pass(CURLcode code)
     }
 }
 
-/* What a HEAD is refused for nobody says; then the date does. */
+/* True when a refusal is due to our clock. The answer to a HEAD has no reason: compare its date. */
 static bool blames_clock(const struct s3_request *request)
 {
     if (!request->server_s)

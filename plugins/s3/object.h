@@ -35,8 +35,8 @@ void s3_sum(const void *data, size_t len, char ret[64]);
 /** Whether data or (HEAD) length is what the object's sum says. */
 bool s3_is_whole(const struct s3_request *request);
 
-/* These take @path over. */
-/** A verified value; tried twice before -EBADMSG. */
+/* The following functions free @path. */
+/** Get a verified value. Reads it twice before it returns -EBADMSG. */
 int s3_get(struct s3_client *client, char *path, uint8_t **ret, size_t *ret_len);
 /** -EEXIST: @if_none_match and it was there. */
 int s3_put(struct s3_client *client, const struct s3_config *config, char *path, const void *data,
@@ -45,7 +45,9 @@ int s3_delete(struct s3_client *client, char *path); /* 0 also when there is non
 /** Make an object new without sending it: copied to itself. -ENOENT. */
 int s3_renew(struct s3_client *client, const struct s3_config *config, char *path, const char *sum);
 
-/** All objects under PREFIX + @folder; keys are handed on as they are in the bucket, without them. */
+/**
+ * All objects under PREFIX + @folder; keys are handed on as they are in the bucket, without them.
+ */
 int s3_list(struct s3_client *client, const struct s3_config *config, const char *folder,
             unsigned page, s3_listed_fn each, void *arg);
 

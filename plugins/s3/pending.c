@@ -245,7 +245,7 @@ static void get_done(void *arg, struct s3_request *request)
         free_transfer(transfer);
 }
 
-/* What nobody came for makes room. */
+/* Make room: drop finished gets that no caller has fetched. */
 static void drop_ready(struct s3_pending *pending)
 {
     struct transfer *at = pending->gets, *next;

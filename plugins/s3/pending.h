@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * What a handle has under way: puts that wait to be stored, gets that wait to be asked for.
- * Both bounded.
+ * Pending requests of a handle: puts not yet stored, and prefetched gets not yet fetched by a
+ * caller. Both are bounded.
  *
  *   put_chunk copies into a put and goes on; put_manifest waits for all puts begun before it. A put
  *   that failed stays, with its bytes, and is tried again by each put_manifest: none succeeds while

@@ -17,7 +17,8 @@
 #define MAX_SEGMENTS 1024 /* names whose last object is remembered, the latest ones */
 #define MAX_SEGMENTS_BYTES (64u << 20)
 
-/* -- A set of keys ------------------------------------------------------------------------------ */
+/* -- A set of keys
+ * ------------------------------------------------------------------------------ */
 
 /* Records as in the object; an open-addressed table of their places finds them again. */
 struct s3_ref_keys {
@@ -113,7 +114,8 @@ static size_t bytes_of(const struct s3_ref_keys *keys)
     return keys->records.capacity + keys->capacity * sizeof(*keys->slots);
 }
 
-/* -- What was noted since, and what was stored last --------------------------------------------- */
+/* -- What was noted since, and what was stored last
+ * --------------------------------------------- */
 
 struct s3_ref_segment {
     struct s3_ref_segment *next;
@@ -123,10 +125,10 @@ struct s3_ref_segment {
 };
 
 /*
- * What publications took. Threads that share a handle take each other's chunks, and a snapshot takes
- * those of a manifest that comes later and can't name them. So a manifest gets all that was noted
- * since the same thread's one before; on a handle that several threads share, what the last few
- * took anyway.
+ * Latest publications, with the chunks that each took. Threads that share a handle take each
+ * other's chunks, and a snapshot takes those of a later manifest that can't name them. So a
+ * manifest gets the chunks taken since the same thread's previous one; on a shared handle always
+ * those of the last few.
  */
 struct past {
     struct s3_ref_keys *keys; /* owned; NULL: none */
@@ -222,7 +224,8 @@ void s3_refs_add(struct s3_refs *refs, const uint8_t *hash, size_t hash_len)
     pthread_mutex_unlock(&refs->lock);
 }
 
-/* -- The past ----------------------------------------------------------------------------------- */
+/* -- The past
+ * ----------------------------------------------------------------------------------- */
 
 static void drop_oldest(struct s3_refs *refs)
 {
@@ -248,7 +251,7 @@ static void remember(struct s3_refs *refs, struct s3_ref_keys *keys, bool opaque
         drop_oldest(refs);
 }
 
-/* What others took that the manifest of this thread may need. */
+/* Add chunks that other publications took and this thread's manifest may need. */
 static void recall(struct s3_refs *refs, struct s3_ref_keys *ret)
 {
     bool met = false;
@@ -264,7 +267,8 @@ static void recall(struct s3_refs *refs, struct s3_ref_keys *ret)
     }
 }
 
-/* -- A publication ------------------------------------------------------------------------------ */
+/* -- A publication
+ * ------------------------------------------------------------------------------ */
 
 static XXH128_hash_t hash_name(const char *name)
 {
@@ -361,8 +365,8 @@ static int note(struct s3_refs *refs, const char *name, uint64_t number,
 {
     size_t fresh;
 
-    /* What is in it already takes no room: else publications of many chunks, always the same, would
-     * each begin another. */
+    /* Keys already in the segment take no room. Otherwise repeated publications of the same many
+     * chunks would each begin a new segment. */
     fresh = segment ? fresh_bytes(wanted, segment->keys) : 0;
     if (fresh > 0 && segment->keys->records.len + fresh > SEGMENT_BYTES) {
         segment_free(segment); /* it is stored */
@@ -433,7 +437,8 @@ void s3_refs_end(struct s3_refs *refs, struct s3_noting *noting, bool published)
     *noting = (struct s3_noting){0};
 }
 
-/* -- Reading and forgetting --------------------------------------------------------------------- */
+/* -- Reading and forgetting
+ * --------------------------------------------------------------------- */
 
 struct walk {
     struct s3_refs *refs;

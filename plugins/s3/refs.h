@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * What a manifest of unknown format may need: the chunks that were put or hit on the handle since
- * the publication before, noted beside the manifest so that a collector can keep them. S3 can't
- * append, and handles must not overwrite each other's notes, so each handle writes objects of its own
+ * Notes about the chunks that a manifest of unknown format may need: those put or hit on the handle
+ * since the previous publication. A collector keeps them. S3 can't append, and handles must not
+ * overwrite each other's notes, so each handle writes objects of its own
  *
  *     PREFIX/r/NAME/HANDLE-N     the notes about manifest NAME are the union of all of them
  *
- * and writes the last one again, with more in it, until that has a MiB. It does so for the names it
- * published lately (1024 of them, 64 MiB): another object is begun for others. They only grow, since
- * consumers publish the same empty manifest again and again; they go with the manifest.
+ * A handle writes its last object again, with more keys in it, until that has 1 MiB. It does so for
+ * the names it published lately (1024 of them, 64 MiB), and begins another object for other names.
+ * Notes only grow, since consumers publish the same empty manifest again and again. They are
+ * deleted with the manifest.
  *
- * Threads that share a handle may take what another's manifest needs; snapshots on it too: the
- * handle remembers the last publications, and notes more rather than too little.
+ * Publications of other threads and snapshots on the same handle may take chunks that a manifest
+ * needs. The handle remembers its last publications, and notes more keys rather than too few.
  *
- * Body: for each chunk the length of its key (1 byte, not 0) and the key. A 0 says that there was
- * more than could be noted: such notes are none. Thread-safe.
+ * Body: for each chunk the length of its key (1 byte, not 0) and the key. A length of 0 means that
+ * not all keys could be noted: readers then ignore the notes. Thread-safe.
  */
 #ifndef KV_PLUGINS_S3_REFS_H
 #define KV_PLUGINS_S3_REFS_H
@@ -38,7 +39,9 @@ struct s3_noting {
     int error;
 };
 
-/** Begin to store the notes for @name; not @opaque: its manifest tells itself, nothing is stored. */
+/**
+ * Begin to store the notes for @name; not @opaque: its manifest tells itself, nothing is stored.
+ */
 void s3_refs_begin(struct s3_refs *refs, const char *name, bool opaque, struct s3_noting *ret);
 /** Wait until they are stored: only then may the manifest be. */
 int s3_refs_wait(struct s3_refs *refs, struct s3_noting *noting);

@@ -336,7 +336,7 @@ static int s3_put_manifest(kv_store_v1 *self, const char *name, const uint8_t *d
 
     if (s3_bad_name(name) || (!data && data_len))
         return -EINVAL;
-    /* What kvs_save publishes names its chunks itself (docs/formats.md). */
+    /* A manifest of kvs_save names its chunks itself (docs/formats.md). */
     opaque = data_len < 8 || memcmp(data, "KVS-OBJ\n", 8) != 0;
     s3_refs_begin(self->refs, name, opaque, &noting);
     error = s3_pending_flush(self->pending, true);

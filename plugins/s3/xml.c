@@ -335,7 +335,7 @@ static int take_object(struct s3_xml *xml, struct s3_listed *ret)
     return error ? error : ret->key[0] ? 0 : -EPROTO;
 }
 
-/* What a page says of itself. */
+/* Facts about a page of a listing. */
 struct page {
     bool told, more, encoded;
     char *next; /* the caller's */

@@ -89,7 +89,7 @@ static struct slot *new_slot(void)
     return slot;
 }
 
-/* This thread's slot; NULL with *ret_error when it can't have one. */
+/* Give the calling thread a slot. Returns NULL with *ret_error on failure. */
 static struct slot *register_thread(int *ret_error)
 {
     struct slot *slot;
@@ -229,7 +229,8 @@ static bool is_reading(void)
     return own && own->depth > 0;
 }
 
-/* What one large removal leaves. The next write, which would collect it, may never come. */
+/* True for the garbage of one large removal: collect it now, since the next write may never
+ * come. */
 static bool is_much(const struct kv_limbo *limbo)
 {
     return limbo->bytes / 16 > limbo->soft;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What strings and numbers look like. Nothing here knows about documents or streams. */
+/* Scan JSON strings and numbers, without knowledge of documents or streams. */
 #ifdef __SSE2__
 #include <emmintrin.h>
 #endif

@@ -386,7 +386,7 @@ void kv_msgpack_skip(struct kv_msgpack *m)
 
 typedef uint8_t bytes16 __attribute__((vector_size(16)));
 
-/* What each byte would take as the first of a token; 0: it isn't the first byte of one. */
+/* Compute for each byte the length of a token that begins with it; 0: no token begins with it. */
 static inline void token_widths(const uint8_t *p, uint8_t *ret)
 {
     bytes16 b, widths;

@@ -16,7 +16,8 @@ int kv_room_for(int fd, uint64_t bytes)
 
     if (fstatvfs(fd, &fs) < 0 || !fs.f_blocks)
         return 0;
-    /* What root alone may take counts: whether we may, the reservation tells. */
+    /* Count blocks reserved for root as free: the reservation itself fails when we may not use
+     * them. */
     return bytes / (fs.f_frsize ? fs.f_frsize : 1) > fs.f_bfree ? -ENOSPC : 0;
 }
 

@@ -70,7 +70,7 @@ void kv_wake_signal(struct kv_wake *wake)
     uint64_t one = 1;
     ssize_t n;
 
-    /* It fails only when the counter is full, and then the wake-up is pending anyway. */
+    /* A write fails only when the counter is full; the wake-up is pending then. */
     do {
         n = write(wake->fd, &one, sizeof(one));
     } while (n < 0 && errno == EINTR);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What must hold between calls, checked from scratch. */
+/* Check the invariants that hold between calls, from scratch. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -141,8 +141,8 @@ static int check_counts(const struct kvbm_pool *pool, uint32_t *tally)
 }
 
 /*
- * Lineage: each entry counts its inactive children in the pool; a block is listed exactly when it is inactive
- * and has none.
+ * Lineage: each entry counts its inactive children in the pool; a block is listed exactly when it
+ * is inactive and has none.
  */
 static int check_leaves(const struct kvbm_pool *pool, uint32_t *tally)
 {
@@ -164,7 +164,8 @@ static int check_leaves(const struct kvbm_pool *pool, uint32_t *tally)
     return 0;
 }
 
-/* That its entries are the slots' was seen there. */
+/* Check the heap of retained blocks. The walk over the slots has checked that its entries are
+ * theirs. */
 static int check_retained(const struct kvbm_pool *pool, uint64_t retained)
 {
     const struct kvbm_retained *all = &pool->retained;
@@ -320,7 +321,7 @@ static int check_sums(const struct kvbm_registry *r)
     return 0;
 }
 
-/* What was told as stored and not as removed is what is there. */
+/* Check that published events agree with the registry: stored and not removed means registered. */
 static int check_told(const struct kvbm_registry *r)
 {
     int64_t there = 0;

@@ -2,8 +2,8 @@
 /*
  * A pool for people: what kvbm_pool_dump prints, and who still holds what when a pool is to go.
  *
- * Blocks are copied in pieces with the lock, and told without it: a terminal may be slow, a pool has millions
- * of blocks, and the loader has locks of its own (dladdr).
+ * Blocks are copied in pieces with the lock, and told without it: a terminal may be slow, a pool
+ * has millions of blocks, and the loader has locks of its own (dladdr).
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -100,7 +100,8 @@ static const char *key_text(const struct kvbm_pool *pool, const struct row *row,
     return text;
 }
 
-/* Where code is: file(function+0x12), or file(+0x12) for addr2line when the function has no name there. */
+/* Where code is: file(function+0x12), or file(+0x12) for addr2line when the function has no name
+ * there. */
 static const char *where_text(void *code, char text[WHERE_LEN])
 {
     Dl_info from = {0};
@@ -114,7 +115,7 @@ static const char *where_text(void *code, char text[WHERE_LEN])
     return text;
 }
 
-/* What callers hold: a duplicate holds a reference of its primary, too. */
+/* Count the callers' handles. Duplicates also hold references of their primary: subtract these. */
 static uint32_t handles(const struct kvbm_slot *slot)
 {
     return slot->refs ? slot->refs - slot->next : 0;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Events in the engines' format: what is stored one behind the other in one chain becomes one event, and so
- * do removals from one tier.
+ * ZMQ sink: publish changes in the engines' format. Consecutive stored blocks of one chain become
+ * one event, as do consecutive removals from one tier.
  *
- * Where events are lost, removals may be among them, and who follows would believe in blocks that are gone.
- * So a loss is told as a cleared cache, then as a gap: what follows knows too little from there on, never
- * too much, and knows that.
+ * Lost events may include removals, and a follower would then count blocks that are gone. After a
+ * loss the sink publishes a cleared cache and leaves a sequence gap. The follower knows too few
+ * blocks from there on, never too many, and the gap tells it so.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -173,7 +173,7 @@ static void zmq_free(void *arg)
     free(sink);
 }
 
-/* What followers can read: msgpack's strings are UTF-8. */
+/* True when followers can read @name: msgpack strings are UTF-8. */
 static bool is_text(const char *name)
 {
     return !name || kv_utf8_valid(name);

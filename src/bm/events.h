@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/** What the registry writes to: between begin and end the queue is this thread's. Never waits for sinks. */
+/**
+ * Queue of changes, as the registry writes it. Between begin and end the queue belongs to the
+ * calling thread. Never waits for sinks.
+ */
 #ifndef KVBM_BM_EVENTS_H
 #define KVBM_BM_EVENTS_H
 
@@ -13,7 +16,9 @@ void kvbm_events_end(struct kvbm_events *events);
 /** A registry begins or ends to use it: it isn't destroyed meanwhile. */
 void kvbm_events_use(struct kvbm_events *events, bool use);
 
-/** A sink of the library's own: close(@arg) is called once, when it is removed or the manager goes. */
+/**
+ * A sink of the library's own: close(@arg) is called once, when it is removed or the manager goes.
+ */
 int kvbm_events_add_sink(struct kvbm_events *events, enum kvbm_event_scope scope, kvbm_event_fn fn,
                          void (*close)(void *arg), void *arg);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a held block says, token by token: Reset to Partial to Complete, and back. */
+/* Fill a held block token by token: Reset to Partial to Complete, and back. */
 #include <errno.h>
 #include <string.h>
 
@@ -7,7 +7,8 @@
 #include "kvbm_tokens.h"
 #include "moves.h"
 
-/* Lock the pool of a mutable block that is in state @least to @most. On success the lock is held. */
+/* Lock the pool of a mutable block that is in state @least to @most. On success the lock is
+ * held. */
 static int lock_block(const struct kvbm_handle *handle, enum kvbm_state least, enum kvbm_state most,
                       struct kvbm_slot **ret)
 {

@@ -37,8 +37,8 @@ int kvbm_immutable_clone(const struct kvbm_immutable *block, struct kvbm_immutab
 }
 
 /*
- * Of an array that names a block more than once. Each handle takes its reference off for a while, so that one
- * that is in the array more often than it was acquired is told.
+ * Of an array that names a block more than once. Each handle takes its reference off for a while,
+ * so that one that is in the array more often than it was acquired is told.
  */
 static int check_all(struct kvbm_pool *pool, const struct kvbm_immutable *blocks, size_t n)
 {
@@ -162,7 +162,7 @@ int kvbm_weak_upgrade(const struct kvbm_weak *block, struct kvbm_immutable *ret)
     return held ? 0 : -ESTALE;
 }
 
-/* What slot @i, which is held, is. */
+/* Describe slot @i, which the caller holds. */
 static void tell(struct kvbm_pool *pool, uint32_t i, struct kvbm_block_info *ret)
 {
     uint32_t primary = kvbm_primary_of(pool, i);

@@ -5,7 +5,7 @@
 
 #include "kvbm_layout.h"
 
-/** What of a storage the arithmetic needs: all that is known of one of another process. */
+/** Facts about a storage that layout arithmetic needs; all that is known of another process's. */
 struct kvbm_place {
     uint64_t addr; /* aligned up already: where block 0 begins */
     uint64_t storage_addr, storage_bytes;

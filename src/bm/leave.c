@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What is about to be evicted, told before it is: so that somebody can keep it elsewhere, and eviction waits for
- * nobody. */
+/* List the blocks that a pool will evict next, so that write-back can copy them first. Eviction
+ * never waits for write-back. */
 #include <errno.h>
 
 #include "base/error.h"

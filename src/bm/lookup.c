@@ -50,7 +50,7 @@ void kvbm_fetch_entries(const struct kvbm_registry *r, const uint32_t *tags, siz
         kvbm_prefetch_entry(r, kvbm_guess(r, tags[i]));
 }
 
-/* What is guessed wrong is looked up. */
+/* Verify a guessed entry; look the key up when the guess is wrong. */
 static inline uint32_t check_guess(const struct kvbm_registry *r, uint32_t group,
                                    const uint8_t *key, uint32_t entry)
 {
@@ -134,8 +134,8 @@ static void touched(struct kvbm_pool *pool, uint32_t group, const void *keys, si
 }
 
 /*
- * Many keys: the steps work on one group of keys after the other, each step one group behind the one before, so that
- * memory is never idle.
+ * Many keys: the steps work on one group of keys after the other, each step one group behind the
+ * one before, so that memory is never idle.
  *
  *     groups of keys:   0    1    2    3    4    5 ...
  *                     visit  |    |    |   hash
@@ -182,8 +182,8 @@ static void step(struct steps *s, size_t g)
 }
 
 /*
- * Do something with each key's slot (0: not found), until it says stop. Returns how many keys that were.
- * Inlined, so that each caller gets a loop of its own. It may forget keys, but add none.
+ * Do something with each key's slot (0: not found), until it says stop. Returns how many keys that
+ * were. Inlined, so that each caller gets a loop of its own. It may forget keys, but add none.
  */
 typedef bool (*visit_fn)(struct kvbm_pool *pool, uint32_t slot, size_t i, void *arg);
 
@@ -354,7 +354,8 @@ static void retain_one(struct kvbm_pool *pool, uint32_t i, const struct retain *
         kvbm_retain_drop(pool, i);
 }
 
-/* From the last key to the first, like a release: a prompt's end goes before its beginning. Returns how many there were. */
+/* From the last key to the first, like a release: a prompt's end goes before its beginning. Returns
+ * how many there were. */
 static size_t retain_all(struct kvbm_pool *pool, uint32_t group, const void *keys, size_t n,
                          const struct retain *retain)
 {

@@ -41,7 +41,7 @@ static uint64_t read_number(const char *path)
     return number;
 }
 
-/* What a line says, without the "Node 0 " in front of it that files of nodes have. */
+/* Skip the "Node 0 " at the start of a line, which the files of NUMA nodes have. */
 static const char *after_node(const char *line)
 {
     const char *at = line;
@@ -51,7 +51,8 @@ static const char *after_node(const char *line)
     return *at == ' ' ? at + 1 : line;
 }
 
-/* The sum of the numbers behind these words, each at the beginning of a line; -1: there are none. */
+/* The sum of the numbers behind these words, each at the beginning of a line; -1: there are
+ * none. */
 static int64_t read_words(const char *path, const char *const *words, size_t n)
 {
     char line[256];
@@ -125,8 +126,8 @@ static uint64_t group_left(const char *root, const struct version *v, const char
 }
 
 /*
- * The least of a group and all above it; @group is cut on the way. In a container its own path may not be there:
- * then it is the root of what is mounted.
+ * The least of a group and all above it; @group is cut on the way. In a container its own path may
+ * not be there: then it is the root of what is mounted.
  */
 static uint64_t groups_left(const char *root, const struct version *v, char *group)
 {
@@ -141,7 +142,8 @@ static uint64_t groups_left(const char *root, const struct version *v, char *gro
     return least;
 }
 
-/* The group in a line of /proc/self/cgroup, if it is one that limits memory: "0::/a/b", "4:cpu,memory:/a". */
+/* The group in a line of /proc/self/cgroup, if it is one that limits memory: "0::/a/b",
+ * "4:cpu,memory:/a". */
 static char *group_of(char *line, const struct version **v)
 {
     char *controllers = strchr(line, ':'),

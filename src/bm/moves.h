@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The moves of a slot that calls make by the dozen, inlined where it is an ordinary one: a handle that is checked, a
- * first reference that comes, a last one that goes, with LRU. What is rarer is a call away (pool.c, evict.c).
+ * The moves of a slot that calls make by the dozen, inlined where it is an ordinary one: a handle
+ * that is checked, a first reference that comes, a last one that goes, with LRU. What is rarer is a
+ * call away (pool.c, evict.c).
  */
 #ifndef KVBM_BM_MOVES_H
 #define KVBM_BM_MOVES_H
@@ -64,7 +65,7 @@ static inline void kvbm_evict_insert(struct kvbm_pool *pool, uint32_t i)
     kvbm_list_push(pool, i, 0);
 }
 
-/** It isn't inactive any more. */
+/** Take block @i off the inactive blocks. */
 static inline void kvbm_evict_remove(struct kvbm_pool *pool, uint32_t i)
 {
     struct kvbm_slot *slot = &pool->slots[i];
@@ -108,10 +109,10 @@ static inline void kvbm_slot_put(struct kvbm_pool *pool, uint32_t i)
 /* ---- arrays of handles ---- */
 
 /**
- * Check handles that are about to be consumed: each once in the array, in a state from @least to @most;
- * zeroed ones only where @holes are fine. Returns 0 or what is wrong with the first bad one; then nothing has
- * changed. Else their slots have SLOT_CLAIMED, which whoever consumes them takes off (so that it isn't a
- * walk of its own), or kvbm_unclaim.
+ * Check handles that are about to be consumed: each once in the array, in a state from @least to
+ * @most; zeroed ones only where @holes are fine. Returns 0 or what is wrong with the first bad one;
+ * then nothing has changed. Else their slots have SLOT_CLAIMED, which whoever consumes them takes
+ * off (so that it isn't a walk of its own), or kvbm_unclaim.
  */
 static inline int kvbm_claim(struct kvbm_pool *pool, const struct kvbm_handle *handles, size_t n,
                              enum kvbm_state least, enum kvbm_state most, bool holes)

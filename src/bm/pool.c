@@ -64,8 +64,9 @@ static const char *what_is_wrong(const struct kvbm_pool_opts *opts)
 }
 
 /*
- * What the pool is called in logs and metrics. Those of one registry differ, else their metrics would be one
- * series: unless told otherwise it is the tier, with its first group if it doesn't serve all.
+ * Name the pool for logs and metrics: @name, or the tier's name, with the first group if the pool
+ * doesn't serve all groups. Names in a registry differ, since equal ones would share a metrics
+ * series.
  */
 static void name_pool(struct kvbm_pool *pool, const char *name)
 {
@@ -97,8 +98,8 @@ static bool groups_taken(const struct kvbm_registry *r, enum kv_tier tier, uint6
 }
 
 /*
- * What a pool of this kind touches sooner or later: all of its own arrays, an entry a block, the table. (Those of
- * parents that were never registered come on top, if they come.)
+ * Compute the memory that a pool of these options can use: its own arrays, an entry a block, the
+ * table. Entries of parents that were never registered come on top.
  */
 static uint64_t bytes_of(const struct kvbm_pool *pool, const struct kvbm_pool_opts *opts)
 {
@@ -147,7 +148,8 @@ static void pool_free(struct kvbm_pool *pool)
     free(pool);
 }
 
-/* With the lock. Lineage pools count children by entry, and the entries are about to become more. */
+/* With the lock. Lineage pools count children by entry, and the entries are about to become
+ * more. */
 static int join(struct kvbm_registry *r, struct kvbm_pool *pool, struct kvbm_span fresh[2])
 {
     uint64_t entries = kvbm_entries_for(r, pool->n_blocks);
@@ -375,9 +377,9 @@ static void count_lost(struct kvbm_pool *pool, const struct kvbm_slot *slot)
 }
 
 /*
- * In several passes, so that the cache misses of several blocks overlap: slots, then entries, then where the table
- * has them. What the call before has fetched already (kvbm_evict_fetch) is there by now. A parent without a block
- * goes with its last child.
+ * In several passes, so that the cache misses of several blocks overlap: slots, then entries, then
+ * where the table has them. What the call before has fetched already (kvbm_evict_fetch) is there by
+ * now. A parent without a block goes with its last child.
  */
 static void evict_some(struct kvbm_pool *pool, uint32_t *ret, size_t n)
 {
@@ -405,7 +407,8 @@ static void evict_some(struct kvbm_pool *pool, uint32_t *ret, size_t n)
 
 void kvbm_evict_blocks(struct kvbm_pool *pool, uint32_t *ret, size_t n)
 {
-    /* Lineage has fetched all of it already, and waits for one entry after the other; in between there is time. */
+    /* Lineage has fetched all of it already, and waits for one entry after the other; in between
+     * there is time. */
     size_t some = pool->evict.policy == KVBM_EVICT_LINEAGE ? 1 : n;
 
     if (n)

@@ -31,8 +31,8 @@
 #define SLOT_FIRST 64u   /* kvbm_evict_first put it where it is in its list */
 
 /*
- * Blocks lie in memory as they come, so that what a call costs is the cache lines it waits for: a slot is half
- * a line, and never in two.
+ * Blocks lie in memory as they come, so that what a call costs is the cache lines it waits for: a
+ * slot is half a line, and never in two.
  */
 struct kvbm_slot {
     uint32_t entry;      /* Complete, Registered */
@@ -53,7 +53,7 @@ struct kvbm_slot {
 };
 _Static_assert(sizeof(struct kvbm_slot) == 32, "half a cache line");
 
-/** What a Partial block needs to know besides its tokens: in front of them in its buffer. */
+/** Place of a Partial block in its sequence; lies in front of the tokens in the block's buffer. */
 struct kvbm_start {
     uint64_t salt_hash;
     uint64_t parent;
@@ -136,7 +136,10 @@ const char *kvbm_tier_name(enum kv_tier tier);
 /** Log that these are held, and the first 100 of them one by one. Takes the lock (dump.c). */
 void kvbm_report_leaks(struct kvbm_pool *pool, uint64_t mutable, uint64_t immutable);
 
-/** How many mutable, complete and immutable handles there are. Takes the lock, and looks at every block when there are any. */
+/**
+ * How many mutable, complete and immutable handles there are. Takes the lock, and looks at every
+ * block when there are any.
+ */
 uint64_t kvbm_pool_handles(struct kvbm_pool *pool);
 
 /** All blocks free, in order of their numbers. */
@@ -179,7 +182,8 @@ void kvbm_slot_forget(struct kvbm_pool *pool, uint32_t i);
 void kvbm_evict_blocks(struct kvbm_pool *pool, uint32_t *ret, size_t n);
 
 /*
- * For who moves many blocks at a time (handle.c). One lock for all, and what is wrong with one is no other's concern.
+ * For who moves many blocks at a time (handle.c). One lock for all, and what is wrong with one is
+ * no other's concern.
  */
 
 /** As kvbm_weak_upgrade and then kvbm_immutable_info of each: ret[i] is zeroed, and info[i] as it was, where the block
@@ -195,19 +199,24 @@ void kvbm_pool_downgrade(struct kvbm_pool *pool, const struct kvbm_immutable *bl
  * For who keeps what is about to be evicted (leave.c).
  */
 
-/** Count as lost from here on what is evicted that kvbm_pool_leaving didn't tell of and no tier of @tiers has. */
+/**
+ * Count as lost from here on what is evicted that kvbm_pool_leaving didn't tell of and no tier of
+ * @tiers has.
+ */
 void kvbm_pool_watch(struct kvbm_pool *pool, uint8_t tiers);
 /**
- * What the next @n allocations would evict (free blocks come first; with lineage: nearly) and no watched tier has: weak
- * handles, in that order, at most @max. Each is told of once, until it is matched or touched, or given back with
- * kvbm_pool_release_oldest for another time. Looks only when there have been n / 4 allocations since the last
- * look, *@since of the pool's then (0: looks). Counts no use. Returns how many.
+ * List the blocks that the next @n allocations would evict and that no watched tier has, as weak
+ * handles in that order, at most @max. With lineage the order is approximate.
+ *
+ * A block is listed once, until it is matched or touched, or given back by
+ * kvbm_pool_release_oldest. Looks only after n / 4 allocations since the last look, at which
+ * *@since was set (0: look now). Counts no use. Returns the number listed.
  */
 size_t kvbm_pool_leaving(struct kvbm_pool *pool, size_t n, uint64_t *since, struct kvbm_weak *ret,
                          size_t max);
 /**
- * As kvbm_immutable_release for one that was leaving: unless somebody has asked for it meanwhile it is the first to be
- * evicted of its kind, as if it hadn't been held. @again: tell of it again.
+ * As kvbm_immutable_release for one that was leaving: unless somebody has asked for it meanwhile it
+ * is the first to be evicted of its kind, as if it hadn't been held. @again: tell of it again.
  */
 void kvbm_pool_release_oldest(struct kvbm_immutable *block, bool again);
 uint64_t kvbm_pool_lost(struct kvbm_pool *pool);
@@ -215,7 +224,10 @@ uint64_t kvbm_pool_lost(struct kvbm_pool *pool);
 /** Forget all inactive ones. Returns how many. */
 size_t kvbm_forget_inactive(struct kvbm_pool *pool);
 
-/** What is wrong with a handle that kvbm_claim (moves.h) doesn't take; 0: it is a hole, which may be. */
+/**
+ * Return the error of a handle that kvbm_claim (moves.h) refused; 0 for a zeroed handle when @holes
+ * allows it.
+ */
 int kvbm_claim_refused(struct kvbm_pool *pool, const struct kvbm_handle *handle, bool holes);
 /** Take SLOT_CLAIMED off again. */
 void kvbm_unclaim(struct kvbm_pool *pool, const struct kvbm_handle *handles, size_t n);

@@ -10,16 +10,18 @@
  *   └──────┴───────┘                       │ n_slots, n_children: who names it         │
  *                                          └───────────────────────────────────────────┘
  *
- * An entry exists as long as a slot names it (staged, registered, duplicate) or it is the direct parent of
- * such an entry: then it is a ghost, known by its key only, and its own parent is forgotten, so that there
- * are never more than two entries a block. What lookups see is tiers: a ghost has none.
+ * An entry exists as long as a slot names it (staged, registered, duplicate) or it is the direct
+ * parent of such an entry: then it is a ghost, known by its key only, and its own parent is
+ * forgotten, so that there are never more than two entries a block. What lookups see is tiers: a
+ * ghost has none.
  *
  * All numbers of slots and entries start at 1, so that zeroed memory says "none".
  *
- * A table (table.h) that has become too small isn't copied in one go: it is the old one from then on, and each call that
- * adds entries moves a few of its cells, 4 per entry and 64 more, so that it is empty long before the new one is
- * full. Until then what isn't found in the new one may be in the old one; a cell that was moved, or whose entry
- * was freed, is GONE there: nothing is added to the old one, so nothing needs closing up.
+ * A table (table.h) that has become too small isn't copied in one go: it is the old one from then
+ * on, and each call that adds entries moves a few of its cells, 4 per entry and 64 more, so that it
+ * is empty long before the new one is full. Until then what isn't found in the new one may be in
+ * the old one; a cell that was moved, or whose entry was freed, is GONE there: nothing is added to
+ * the old one, so nothing needs closing up.
  */
 #ifndef KVBM_BM_REGISTRY_H
 #define KVBM_BM_REGISTRY_H
@@ -63,7 +65,8 @@ struct kvbm_old_table {
 };
 
 /*
- * What is tied to a key (attach.c): a list of the types that it has values of, and of each a ring of values.
+ * Attachments of a key (attach.c): a list of the types that it has values of, and for each a ring
+ * of values.
  *
  *   entry.link ──► type ──next──► type            one node a type, at most KVBM_MAX_TYPES
  *                   │ last
@@ -84,8 +87,9 @@ struct kvbm_attachment {
 };
 
 /*
- * A build without NDEBUG checks at the end of every call what it can in constant time, and every so often
- * everything, in registries small enough for that; a fault is logged, and the process aborted.
+ * A build without NDEBUG checks at the end of every call what it can in constant time, and every so
+ * often everything, in registries small enough for that; a fault is logged, and the process
+ * aborted.
  */
 #ifndef NDEBUG
 #define KVBM_CHECKED 1
@@ -241,8 +245,8 @@ int kvbm_reserve(struct kvbm_registry *r, size_t n);
 uint32_t kvbm_intern(struct kvbm_registry *r, uint32_t group, const void *key, uint32_t tag);
 
 /**
- * One more block names entry @i. It comes after entry @parent (0: first of a sequence), at @position: of
- * several blocks that say so the first is believed.
+ * One more block names entry @i. It comes after entry @parent (0: first of a sequence), at
+ * @position: of several blocks that say so the first is believed.
  */
 static inline void kvbm_entry_get(struct kvbm_registry *r, uint32_t i, uint32_t parent,
                                   uint32_t position)
@@ -272,8 +276,9 @@ struct kvbm_span {
 };
 
 /**
- * Room for the entries of @n_blocks more blocks. @fresh: memory that is new and will be used, to be touched
- * (kvbm_populate) once the lock is let go. Returns 0, -EINVAL (more than can be numbered), -ENOMEM.
+ * Room for the entries of @n_blocks more blocks. @fresh: memory that is new and will be used, to be
+ * touched (kvbm_populate) once the lock is let go. Returns 0, -EINVAL (more than can be numbered),
+ * -ENOMEM.
  */
 int kvbm_registry_grow(struct kvbm_registry *r, uint64_t n_blocks, struct kvbm_span fresh[2]);
 

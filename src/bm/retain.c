@@ -34,7 +34,7 @@ static size_t first_child(const struct kvbm_retained *all, size_t at)
     return best;
 }
 
-/* What belongs at @at or above or below it, with those there in order among themselves. */
+/* Put @one into the heap: at @at, or above or below it. The other entries are in heap order. */
 static void sift(struct kvbm_pool *pool, size_t at, struct kvbm_retained_one one)
 {
     struct kvbm_retained *all = &pool->retained;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Buffers for the tokens of blocks that are being filled: few at any time, so they come in chunks, when
- * first needed, and go round through a list. Numbers start at 1.
+ * Buffers for the tokens of blocks that are being filled: few at any time, so they come in chunks,
+ * when first needed, and go round through a list. Numbers start at 1.
  */
 #ifndef KVBM_BM_SLAB_H
 #define KVBM_BM_SLAB_H
@@ -45,7 +45,7 @@ static inline uint32_t kvbm_slab_get(struct kvbm_slab *slab)
     return i;
 }
 
-/** So that @n gets succeed. Returns 0 or -ENOMEM. */
+/** Reserve nodes so that the next @n gets succeed. Returns 0 or -ENOMEM. */
 int kvbm_slab_reserve(struct kvbm_slab *slab, size_t n);
 void kvbm_slab_fini(struct kvbm_slab *slab);
 

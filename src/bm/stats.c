@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a pool has done and holds: as a struct and as Prometheus text. (For people: dump.c.) */
+/* Statistics of a pool: as a struct and as Prometheus text. dump.c writes them for people. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What all storages have in common: checks, registrations, copies for small things. */
+/* Common parts of all storages: checks, registrations, small copies. */
 #include "storage.h"
 
 #include <errno.h>

@@ -72,7 +72,7 @@ static void table_drop(struct kc_cache *cache, uint32_t slot)
     for (i = (hole + 1) & cache->mask; cache->table[i] != NONE; i = (i + 1) & cache->mask) {
         uint32_t wish = home(cache, cache->slots[cache->table[i]].hash);
 
-        /* Who may sit in the hole: everyone whose home is not behind it, seen around the circle. */
+        /* Move an entry into the hole when its home is not behind the hole, around the circle. */
         if (((i - wish) & cache->mask) >= ((i - hole) & cache->mask)) {
             cache->table[hole] = cache->table[i];
             hole = i;
@@ -206,7 +206,7 @@ static void use_leaf_first(struct kc_cache *cache, const uint64_t *chain, struct
 {
     size_t i;
 
-    /* What is held must not be evicted to make room for the rest: it goes in front first. */
+    /* Touch the held blocks first, so that making room for the others doesn't evict them. */
     for (i = use->held; i-- > 0;)
         touch(cache, find(cache, chain[i]));
     while (cache->len + (use->end - use->held) > cache->capacity)

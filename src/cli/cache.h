@@ -27,7 +27,7 @@ void kc_cache_destroy(struct kc_cache *cache);
 /** How many leading hashes of a chain are there. Changes nothing. */
 size_t kc_cache_lookup(const struct kc_cache *cache, const uint64_t *chain, size_t n);
 
-/** What serving one prompt did to the cache. */
+/** Effect of serving one prompt on the cache. */
 struct kc_cache_use {
     size_t held;             /* leading blocks that were there */
     size_t end;              /* blocks [held, end) were brought in */

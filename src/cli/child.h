@@ -22,7 +22,7 @@ int kc_child_pid(const struct kc_child *child);
 /** False when it has ended; then @error says how, with the last lines of its log. */
 bool kc_child_alive(struct kc_child *child, struct kv_error *error);
 
-/** What it wrote to stderr last, NUL-terminated, up to @size bytes. */
+/** Copy the end of the child's stderr to @buf, NUL-terminated, at most @size bytes. */
 void kc_child_log(struct kc_child *child, char *buf, unsigned long size);
 
 /** SIGTERM, after five seconds SIGKILL. NULL is a no-op. */

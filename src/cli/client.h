@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * What a router says to a kv-indexer: register workers, ask who holds a prompt. Worker w of N has
- * instance_id w + 1 and rank 0. Thread-confined, like the connection beneath.
+ * Client of a kv-indexer, as a router has it: register workers, ask which of them hold a prompt.
+ * Worker w of N has instance_id w + 1 and rank 0. Thread-confined, like its connection.
  */
 #ifndef KV_CLI_CLIENT_H
 #define KV_CLI_CLIENT_H
@@ -22,7 +22,7 @@ struct kc_client_opts {
     bool msgpack; /* token ids as one binary instead of JSON */
 };
 
-/** What the indexer believes of one worker. */
+/** The indexer's answer about one worker. */
 struct kc_belief {
     uint32_t overlap; /* leading blocks of the prompt */
     uint64_t blocks;  /* all its blocks; told only with an overlap */

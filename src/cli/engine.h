@@ -28,7 +28,7 @@ void kc_engine_destroy(struct kc_engine *engine);
 const char *kc_engine_endpoint(const struct kc_engine *engine);
 const char *kc_engine_replay_endpoint(const struct kc_engine *engine);
 
-/** What serving a prompt meant to the engine, in blocks. */
+/** Effect of serving a prompt on the engine, in blocks. */
 struct kc_served {
     size_t held;    /* found in the cache */
     size_t stored;  /* computed and kept */

@@ -34,7 +34,7 @@ struct kc_counts {
     double trace_ms;         /* how far the trace has come */
 };
 
-/** What the indexer said of itself at the end. */
+/** Figures that the indexer reports about itself at the end. */
 struct kc_index_figures {
     bool known;
     uint64_t blocks, holder_blocks, bytes;

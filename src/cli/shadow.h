@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * What the same requests would have found elsewhere, counted in the same run: in the same number of
- * equally large caches with requests routed at random, and in one cache without limits.
- * Thread-confined.
+ * Count in the same run what the same requests would find in other caches: in the same number of
+ * equally large ones with requests routed at random, and in one without a limit. Thread-confined.
  */
 #ifndef KV_CLI_SHADOW_H
 #define KV_CLI_SHADOW_H

@@ -75,7 +75,7 @@ int kc_store_fail_as(struct kc_store_call *call, const char *text, int status);
 /** The same of @what, a name. */
 int kc_store_fail_of(struct kc_store_call *call, const char *what, const char *text, int status);
 
-/** That the store can't be opened, and why; returns the exit status. */
+/** Print that the store can't be opened, and why. Returns the exit status. */
 int kc_store_fail_open(struct kc_store_call *call, int rc);
 
 /** @text as a terminal may see it: control characters and what isn't UTF-8 become \xNN. */

@@ -17,7 +17,7 @@ static size_t trim(char **line)
     return **line == '#' ? 0 : len;
 }
 
-/* What would end the header line, or isn't part of one. */
+/* True when no character of @text would end a header line or is forbidden in one. */
 static bool is_printable(const char *text, size_t len)
 {
     for (size_t i = 0; i < len; i++)

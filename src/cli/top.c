@@ -17,7 +17,7 @@ static void copy_str(char *ret, size_t size, struct kv_str text)
 
     memcpy(ret, text.p, n);
     ret[n] = '\0';
-    /* It goes to a terminal: nothing but text. */
+    /* Replace control characters, because the text goes to a terminal. */
     for (size_t i = 0; i < n; i++)
         if ((unsigned char)ret[i] < ' ' || ret[i] == 0x7f)
             ret[i] = '?';

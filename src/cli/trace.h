@@ -54,7 +54,7 @@ void kc_trace_fini(struct kc_trace *trace);
  */
 void kc_trace_chain(const uint64_t *ids, size_t n, uint64_t start, uint64_t *ret);
 
-/** What a trace is like. */
+/** Statistics of a trace. */
 struct kc_trace_stats {
     uint64_t requests, ids;
     uint64_t distinct; /* prefixes that end in different blocks */

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * What the tests and the fuzzer hold the JSON reader against: a checker written straight from RFC
- * 8259, and walks that turn a document into one canonical text, from one buffer or from a stream.
+ * Model of the JSON reader for the tests and the fuzzer: a checker written straight from RFC 8259,
+ * and walks that turn a document into one canonical text, from one buffer or from a stream.
  */
 #ifndef KV_TESTS_BASE_JSON_MODEL_H
 #define KV_TESTS_BASE_JSON_MODEL_H

@@ -30,7 +30,7 @@ static int setup(void **state)
     return 0;
 }
 
-/* What follows the timestamp. */
+/* Return the logged line without its timestamp. */
 static const char *tail(void)
 {
     const char *space = strstr(last, "level");

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** What the unit tests of this room share: cmocka's headers, a seeded generator, scaling of rounds.
- */
+/** Shared by all unit tests: cmocka's headers, a seeded generator, scaling of rounds. */
 #ifndef KV_TESTS_BASE_UNIT_H
 #define KV_TESTS_BASE_UNIT_H
 

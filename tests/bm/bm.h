@@ -1,28 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
-/** What the tests of pools share: a registry with pools, keys by number, and who is told what. */
+/** Shared by the tests of pools: a registry with pools, keys by number, a record of all events. */
 /*
- * Which test holds which of the original's cases (names as there; "-": what moves between tiers or nodes):
+ * Which test holds which of the original's cases (names as there; "-": what moves between tiers or
+ * nodes):
  *
- *   block_pool_state, _blocking          pool: state, blocking; the fifth token: pool: state, lifecycle: table
- *   evict_leaves, parent_child           pool: evict_leaves; evict: lineage_leaves, guide: leaf_first
+ *   block_pool_state, _blocking          pool: state, blocking; the fifth token: pool: state,
+ *                                        lifecycle: table
+ *   evict_leaves, parent_child           pool: evict_leaves; evict: lineage_leaves, guide:
+ *                                        leaf_first
  *   match_return, touch                  pool: match_return, match_repeated, touch, touch_chain
  *   duplicates allowed, disabled         pool: duplicates, duplicates_rejected, duplicates_together
  *   priorities, lifecycle, matching      evict: common; lifecycle: table; pool: match_return
- *   single handle, several, none         events: single_handle, one_register_is_one_batch, nothing_is_no_batch
- *   removed handle                       events: single_handle; lifecycle: table (register once more)
- *   capacity lifecycle                   pool: capacity, evict: all_at_once, lfu_levels; model
- *   frequency counted once               evict: lfu_counts
+ *   single handle, several, none         events: single_handle, one_register_is_one_batch,
+ *   nothing_is_no_batch removed handle                       events: single_handle; lifecycle:
+ *   table (register once more) capacity lifecycle                   pool: capacity, evict:
+ *   all_at_once, lfu_levels; model frequency counted once               evict: lfu_counts
  *   eager transition, races              pool_threads: all of it; pool: revive
  *   allocation rollback                  pool: shortage, fifo; pool_starved
  *   reset_inactive_pool                  pool: reset
- *   lineage                              evict: lineage_leaves, _ages (B, A, Y, X), _ghosts, _long, _splits
+ *   lineage                              evict: lineage_leaves, _ages (B, A, Y, X), _ghosts, _long,
+ *                                        _splits
  *   size validation, ids, determinism    pool: options; lifecycle: table; hash: formulas
  *   batching, order of events            events: order, batches_by_size, batches_by_window
  *   layouts                              layout, layout_wire: exact_bytes, round_trip
  *   offload, onboard, managers           -
  *
- * Hashes of all vectors: hash (and pool: blocking, lifecycle: hashes, through a pool). Not there: the lineage hash,
- * of which the original has three definitions. Invariants: model; check breaks each of them.
+ * Hashes of all vectors: hash (and pool: blocking, lifecycle: hashes, through a pool). Not there:
+ * the lineage hash, of which the original has three definitions. Invariants: model; check breaks
+ * each of them.
  */
 #ifndef KV_TEST_BM_H
 #define KV_TEST_BM_H
@@ -68,7 +73,7 @@ static inline void bm_record(void *arg, const struct kvbm_event *events, size_t 
     }
 }
 
-/* What was told so far is in bm->told when this returns. */
+/* Wait until bm->told has every event published so far. */
 static inline size_t bm_told(struct bm *bm)
 {
     assert_int_equal(kvbm_events_flush(bm->events, 60000), 0);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** What the tests of layouts share: the configuration with known figures, random ones. */
+/** Shared by the tests of layouts: the config with known figures, and random configs. */
 #ifndef KV_TEST_BM_LAYOUT_UNIT_H
 #define KV_TEST_BM_LAYOUT_UNIT_H
 
@@ -10,7 +10,9 @@
 #include "index/random.h"
 #include "kvbm_layout.h"
 
-/** 7 blocks, 5 layers, K and V, pages of 4 tokens, 13 elements of 4 bytes, blocks aligned to 256. */
+/**
+ * 7 blocks, 5 layers, K and V, pages of 4 tokens, 13 elements of 4 bytes, blocks aligned to 256.
+ */
 static inline struct kvbm_layout_config known_config(enum kvbm_layout_kind kind)
 {
     return (struct kvbm_layout_config){.size = sizeof(struct kvbm_layout_config),

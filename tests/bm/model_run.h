@@ -65,13 +65,13 @@ struct list {
     int n;
 };
 
-/* What was told, in the model's words. */
+/* Published events in the model's form. */
 struct told {
     struct m_event *all;
     size_t n;
 };
 
-/* What a list is played on. */
+/* Configuration on which a list of operations is played. */
 struct setup {
     const char *name;
     uint32_t key_len;
@@ -113,7 +113,8 @@ int clock_gettime(clockid_t clock, struct timespec *ret)
 
 /* ---- keys ---- */
 
-/* A forest that is the same every time, in each group: most keys continue a chain, some branch off. */
+/* A forest that is the same every time, in each group: most keys continue a chain, some branch
+ * off. */
 static inline int parent_of(int key)
 {
     int local = key % M_GROUP;

@@ -35,7 +35,7 @@ static void close_two(struct two *two)
 
 static const uint64_t keys[3] = {11, 12, 13};
 
-/* What it says of itself is what its like says. */
+/* An adopted block has the info of its like. */
 static void test_identity(void **state)
 {
     struct kvbm_immutable device[3], host[3];
@@ -67,7 +67,7 @@ static void test_identity(void **state)
         assert_int_equal(two.bm.told[i].tier, KV_TIER_HOST);
         assert_false(two.bm.told[i].first);
     }
-    /* It outlives its like. */
+    /* An adopted block outlives its like. */
     assert_int_equal(kvbm_pool_release(two.bm.pool, device, 3), 0);
     assert_int_equal(kvbm_pool_reset(two.bm.pool), 0);
     assert_int_equal(kvbm_pool_probe(two.host, 0, keys, 3), 3);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Worlds broken by hand, one number at a time: kvbm_registry_check says so, and in a build that checks itself
- * (no NDEBUG) a process that goes on with one is aborted, with the fault in its log.
+ * Worlds broken by hand, one number at a time: kvbm_registry_check says so, and in a build that
+ * checks itself (no NDEBUG) a process that goes on with one is aborted, with the fault in its log.
  */
 // clang-format off
 #include <stdarg.h>
@@ -21,7 +21,8 @@
 #include "bm/pool.h"
 #include "skip.h"
 
-/* Blocks in every state: a chain of three inactive, one held twice by a duplicate, the rest mutable or free. */
+/* Blocks in every state: a chain of three inactive, one held twice by a duplicate, the rest mutable
+ * or free. */
 static struct world {
     struct bm bm;
     struct kvbm_mutable mutable;
@@ -228,7 +229,7 @@ static const struct fault {
     {"live_entries", count_entry},
 };
 
-/* What a child that breaks its copy of the world, and says so in its log, comes to. */
+/* Break a copy of the world in a child process. Returns its exit status; @log gets its log. */
 static int in_child(const struct fault *fault, bool (*go_on)(void), char *log, size_t cap)
 {
     struct rlimit no_core = {0, 0};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the ZMQ sink puts on the wire: read back from its replay service with our own reader, event by event. */
+/* Bytes that the ZMQ sink publishes, read back from its replay service with our own reader. */
 #include "base/unit.h"
 
 #include <errno.h>
@@ -12,7 +12,8 @@
 
 enum { MOST = 256 };
 
-/* -- what was published ------------------------------------------------------------------------- */
+/* -- what was published
+ * ------------------------------------------------------------------------- */
 
 struct op {
     enum kve_op_type type;
@@ -149,7 +150,8 @@ static const struct op *expect(size_t i, enum kve_op_type type, enum kv_tier tie
     return &wire.ops[i];
 }
 
-/* -- with pools --------------------------------------------------------------------------------- */
+/* -- with pools
+ * --------------------------------------------------------------------------------- */
 
 struct tiers {
     struct bm bm;
@@ -228,7 +230,7 @@ static void test_chains(void **state)
     close_tiers(&t);
 }
 
-/* What doesn't follow is an event of its own: other chains, other tiers, with and without tokens. */
+/* Blocks that don't follow each other become events of their own: other chains, tiers, tokens. */
 static void test_no_chain(void **state)
 {
     struct kvbm_chain chain = {.size = sizeof(chain),
@@ -402,7 +404,8 @@ static void test_consolidated(void **state)
     close_tiers(&t);
 }
 
-/* -- losses ------------------------------------------------------------------------------------- */
+/* -- losses
+ * ------------------------------------------------------------------------------------- */
 
 /* There is a clear, behind it a gap, and what was published behind that is op @i. */
 static void expect_loss_before(size_t i)
@@ -476,7 +479,8 @@ static void test_lost_at_the_publisher(void **state)
     assert_int_equal(kvbm_events_destroy(wire.events), 0);
 }
 
-/* -- the end ------------------------------------------------------------------------------------ */
+/* -- the end
+ * ------------------------------------------------------------------------------------ */
 
 static void test_options(void **state)
 {

@@ -140,7 +140,8 @@ static struct kvbm_events_stats stats_of(struct kvbm_events *events)
     return stats;
 }
 
-/* -- order, batches ----------------------------------------------------------------------------- */
+/* -- order, batches
+ * ----------------------------------------------------------------------------- */
 
 static void test_order(void **state)
 {
@@ -247,7 +248,8 @@ static void test_flush(void **state)
     assert_int_equal(kvbm_events_destroy(events), 0);
 }
 
-/* -- what registries write ---------------------------------------------------------------------- */
+/* -- what registries write
+ * ---------------------------------------------------------------------- */
 
 struct two_tiers {
     struct kvbm_events *events;
@@ -373,9 +375,11 @@ static void test_scopes(void **state)
     close_two_tiers(&t);
 }
 
-/* -- losses ------------------------------------------------------------------------------------- */
+/* -- losses
+ * ------------------------------------------------------------------------------------- */
 
-/* Hold the thread up inside @r's callback, with nothing left in the queue. Release with the gate. */
+/* Hold the thread up inside @r's callback, with nothing left in the queue. Release with the
+ * gate. */
 static void hold_up(struct kvbm_events *events, struct recorder *r, uint64_t key)
 {
     atomic_store(&r->entered, false);
@@ -385,7 +389,7 @@ static void hold_up(struct kvbm_events *events, struct recorder *r, uint64_t key
         usleep(1000);
 }
 
-/* What doesn't fit is counted, and told to every sink once, in front of what follows. */
+/* Dropped events are counted, and every sink gets their number once, before the next event. */
 static void test_lost(void **state)
 {
     struct kvbm_event one = {.key_len = 8};
@@ -464,7 +468,8 @@ static void test_lost_last(void **state)
     assert_int_equal(r->calls[2].lost, 1);
 }
 
-/* -- sinks that come and go --------------------------------------------------------------------- */
+/* -- sinks that come and go
+ * --------------------------------------------------------------------- */
 
 struct removal {
     struct kvbm_events *events;
@@ -507,7 +512,7 @@ static void test_remove_while_running(void **state)
     assert_int_equal(kvbm_events_destroy(events), 0);
 }
 
-/* What the header says of numbers that can't be. */
+/* Invalid numbers return the errors that the header names. */
 static void test_numbers_out_of_range(void **state)
 {
     struct kvbm_events_opts opts = {.size = sizeof(opts), .max_batch = 65537};
@@ -573,7 +578,8 @@ static void test_bad_arguments(void **state)
     assert_int_equal(kvbm_events_destroy(NULL), 0);
 }
 
-/* -- the end ------------------------------------------------------------------------------------ */
+/* -- the end
+ * ------------------------------------------------------------------------------------ */
 
 static void test_destroy_drains(void **state)
 {
@@ -607,7 +613,8 @@ static void test_destroy_while_used(void **state)
     assert_int_equal(recorders[0].n_told, 2);
 }
 
-/* -- threads ------------------------------------------------------------------------------------ */
+/* -- threads
+ * ------------------------------------------------------------------------------------ */
 
 enum { WRITERS = 4, KEYS = 64 };
 static struct {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The event manager, its ring and its ZMQ sink with every allocation refused in turn: what can't be made is
+ * The event manager, its ring and its ZMQ sink with every allocation refused in turn: what can't be
+ * made is
  * -ENOMEM and leaves nothing behind, and what can't be kept is told as lost, never forgotten.
  */
 #include "base/unit.h"
@@ -102,7 +103,7 @@ static struct {
     uint64_t told, lost, next;
 } heard;
 
-/* What was told and what was lost are, together, what was written, in this order. */
+/* Events received and events lost together are the events written, in order. */
 static void hear(void *arg, const struct kvbm_event *batch, size_t n, uint64_t lost)
 {
     (void)arg;
@@ -113,7 +114,8 @@ static void hear(void *arg, const struct kvbm_event *batch, size_t n, uint64_t l
     heard.lost += lost;
 }
 
-/* A registry's writes never fail: with no memory for the queue the events are lost, counted, and told so. */
+/* A registry's writes never fail: with no memory for the queue the events are lost, counted, and
+ * told so. */
 static void test_writing(void **state)
 {
     struct kvbm_registry_opts opts = {.size = sizeof(opts)};
@@ -208,8 +210,8 @@ static struct kve_publisher_stats published(void)
 }
 
 /*
- * Whatever the sink lacks memory for, its batch is lost as a whole or in part, the publisher knows how much, and a
- * clear goes out in its place (not one that fails, too: later, then).
+ * Whatever the sink lacks memory for, its batch is lost as a whole or in part, the publisher knows
+ * how much, and a clear goes out in its place (not one that fails, too: later, then).
  */
 static void test_publishing(void **state)
 {
@@ -233,7 +235,8 @@ static void test_publishing(void **state)
             put(5000, 1, false); /* what couldn't be told then is told now */
             is = published();
             assert_true(is.dropped_events > was.dropped_events);
-            /* all of the batch is either lost or published; besides it a clear, and the one behind */
+            /* all of the batch is either lost or published; besides it a clear, and the one
+             * behind */
             assert_int_equal(is.dropped_events - was.dropped_events + is.events - was.events,
                              size + 2);
         }

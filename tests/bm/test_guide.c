@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What docs/kvbm.md tells engine writers, done as it tells them. */
+/* The steps of docs/kvbm.md for engine writers, done as the page says. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>

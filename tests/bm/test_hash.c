@@ -177,7 +177,7 @@ static void assert_json(const char *salt, const char *text)
     assert_hash(json_hash(salt, NULL), kvbm_salt_hash(text, strlen(text)));
 }
 
-/* Whoever escapes another way gets another hash: \b and \f are short, DEL and what isn't ASCII stay. */
+/* Escapes are part of the hash: \b and \f are short, DEL and characters beyond ASCII stay. */
 static void test_json_escapes(void **state)
 {
     (void)state;
@@ -293,7 +293,8 @@ static uint64_t naive_mm(uint64_t salt, const uint32_t *tokens, size_t n, uint64
     return any ? kv_xxh64(bytes, n * 13, salt) : naive_block_hash(salt, tokens, n);
 }
 
-/* Frames written down by hand: a run that came in from the block before, text, and one that goes on. */
+/* Frames written down by hand: a run that came in from the block before, text, and one that goes
+ * on. */
 static void test_mm_frames(void **state)
 {
     static const uint32_t tokens[] = {7, 8, 9, 10};

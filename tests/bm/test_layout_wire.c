@@ -165,7 +165,8 @@ static void be_the_owner(const struct kvbm_layout_config *config, int out, int i
     kvbm_layout_destroy(layout);
 }
 
-/* What another process has written down leads into its memory: that is where each region's bytes are. */
+/* A layout that another process serialised names addresses in that process: read each region
+ * there. */
 static void read_of_other(const struct kvbm_layout_config *config)
 {
     int there[2], back[2], status;
@@ -312,7 +313,8 @@ static size_t known_bytes(enum kvbm_layout_kind kind, uint8_t bytes[CAP])
     return len;
 }
 
-/* Every truncation, every flipped bit, and what follows the end. Copies are exact, for the sanitizer. */
+/* Every truncation, every flipped bit, and what follows the end. Copies are exact, for the
+ * sanitizer. */
 static void test_damage(void **state)
 {
     uint8_t bytes[CAP];

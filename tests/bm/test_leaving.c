@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What is about to be evicted is told before it is (leave.c), and can be held without becoming younger. */
+/* Blocks about to be evicted are listed before (leave.c), and can be held without becoming
+ * younger. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>
@@ -69,7 +70,7 @@ static void test_told_once(void **state)
     assert_int_equal(keys[0], 102);
     assert_int_equal(told(bm.pool, 10, keys, 2), 2); /* no more than there is room for */
     assert_int_equal(keys[1], 104);
-    /* Who is asked for is young again, and told of again when its time comes. */
+    /* A matched block is young again, and is listed again when its time comes. */
     assert_int_equal(kvbm_pool_match(bm.pool, 0, &(uint64_t){100}, 1, 0, &held), 1);
     assert_int_equal(told(bm.pool, 10, keys, 10), 1);
     assert_int_equal(keys[0], 105);
@@ -81,7 +82,7 @@ static void test_told_once(void **state)
     bm_close(&bm);
 }
 
-/* It looks only now and then, and at once when it wasn't through. */
+/* kvbm_pool_leaving looks only now and then, and again at once when its last look was cut off. */
 static void test_since(void **state)
 {
     const struct kvbm_pool_opts opts = {.n_blocks = 16};
@@ -172,7 +173,7 @@ static void test_order(void **state)
     }
 }
 
-/* What another tier has needs nobody's care; and a second time, if the first failed. */
+/* Blocks that another tier has are not listed; a block given back is listed again. */
 static void test_elsewhere_and_again(void **state)
 {
     const struct kvbm_pool_opts opts = {.n_blocks = 4};
@@ -251,7 +252,8 @@ static void test_random(void **state)
     random_rounds(KVBM_EVICT_LINEAGE, false);
 }
 
-/* With lineage it is nearly the order: of long sequences, released one after the other, all are told of. */
+/* With lineage it is nearly the order: of long sequences, released one after the other, all are
+ * told of. */
 static void test_lineage_sequences(void **state)
 {
     const struct kvbm_pool_opts opts = {.n_blocks = 64, .eviction = KVBM_EVICT_LINEAGE};
@@ -282,7 +284,8 @@ static void offload_one(struct kvbm_pool *pool, uint64_t expect)
     assert_int_equal(keys[0], expect);
 }
 
-/* The first to go is registered again, or retained, and goes to the end: those told of next are first all the same. */
+/* The first to go is registered again, or retained, and goes to the end: those told of next are
+ * first all the same. */
 static void test_first_goes_to_the_end(void **state)
 {
     (void)state;

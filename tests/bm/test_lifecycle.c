@@ -52,7 +52,7 @@ static void unmake(struct kvbm_pool *pool, struct kvbm_handle handle)
     assert_int_equal(kvbm_pool_reset(pool), 0);
 }
 
-/* What can be seen of a block through a handle. */
+/* State of a block as seen through a handle. */
 struct look {
     int state;
     struct kvbm_fill fill;
@@ -409,7 +409,8 @@ static void test_stale_after_reuse(void **state)
     bm_close(&bm);
 }
 
-/* Generations go round; what was handed out before that is told from what came behind it all the same. */
+/* Generations go round; what was handed out before that is told from what came behind it all the
+ * same. */
 static void test_generations_go_round(void **state)
 {
     struct bm bm;
@@ -515,7 +516,7 @@ static void test_arrays(void **state)
     bm_close(&bm);
 }
 
-/* What match_scattered didn't find is zeroed; it can all be released in one call. */
+/* match_scattered zeroes the handles of missing keys; one call releases the whole array. */
 static void test_holes(void **state)
 {
     uint64_t keys[5] = {1, 2, 3, 4, 5};
@@ -629,7 +630,8 @@ static void test_fill(void **state)
     bm_close(&bm);
 }
 
-/* Blocks of one token: what is kept of each still lies where its numbers may (the sanitizer says so). */
+/* Blocks of one token: what is kept of each still lies where its numbers may (the sanitizer says
+ * so). */
 static void test_small_blocks(void **state)
 {
     struct kvbm_block_start start = {.size = sizeof(start), .salt_hash = 1337};

@@ -146,7 +146,8 @@ static const char *const small_node = "Node 0 MemTotal:       16777216 kB\n"
                                       "Node 0 FilePages:        999999 kB\n"
                                       "Node 0 SReclaimable:       8192 kB\n";
 
-/* What is free on a node and what gives way there; a process bound to it may be swapped out, too. */
+/* Free and reclaimable memory of a NUMA node; a process bound to the node may be swapped out,
+ * too. */
 static void test_node(void **state)
 {
     (void)state;
@@ -198,7 +199,8 @@ static void test_node_refuses(void **state)
     kvbm_storage_destroy(storage);
 }
 
-/* In a child that the alarm ends, should it begin to fill memory. Returns its exit status, -1 when it was killed. */
+/* In a child that the alarm ends, should it begin to fill memory. Returns its exit status, -1 when
+ * it was killed. */
 static int in_child(int (*call)(void))
 {
     pid_t pid = fork();
@@ -236,7 +238,7 @@ static int create_large_storage(void)
     return kvbm_storage_create(&opts, &storage);
 }
 
-/* What would be touched at once is compared with what there is, before it is. */
+/* Memory that would be touched at once is compared with the memory available first. */
 static void test_refused(void **state)
 {
     uint64_t there = kvbm_memory_available("");

@@ -17,7 +17,7 @@
 #include "kvbm.h"
 #include "skip.h"
 
-/* What the calls use that isn't NULL. */
+/* Valid arguments of the calls, beside the NULL under test. */
 static struct bm bm;
 static uint64_t key = 1, number;
 static uint32_t token = 2, type;
@@ -78,8 +78,8 @@ static void on_touch(void *arg, enum kv_tier tier, uint32_t group, const void *k
 #define P bm.pool
 
 /*
- * IS(value, call): what it returns. NIL(call): a pointer, NULL. NONE(call): it returns nothing, and does nothing.
- * FINE(call): whatever it returns, NULL is allowed there.
+ * IS(value, call): what it returns. NIL(call): a pointer, NULL. NONE(call): it returns nothing, and
+ * does nothing. FINE(call): whatever it returns, NULL is allowed there.
  */
 #define TOKENS(IS, NIL, NONE, FINE)                                                   \
     FINE(kvbm_salt_hash(NULL, 0))                                                     \
@@ -372,7 +372,8 @@ static bool is_called(const char *name, size_t n)
     return false;
 }
 
-/* Each function that a header declares, by its name in front of the first parenthesis behind KV_API. */
+/* Each function that a header declares, by its name in front of the first parenthesis behind
+ * KV_API. */
 static void test_all_are_called(void **state)
 {
     static const char *const headers[] = {"tokens", "layout", "pool", "events"};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a pool does with blocks: the cases that Dynamo's block manager is tested with, and those it isn't. */
+/* Life of blocks in a pool: the cases of the tests of Dynamo's block manager, and more. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>
@@ -276,7 +276,8 @@ static void test_touch_chain(void **state)
     bm_close(&bm);
 }
 
-/* Also when they are looked up in several goes: first to go is the last key, then the one before it, and so on. */
+/* Also when they are looked up in several goes: first to go is the last key, then the one before
+ * it, and so on. */
 static void test_touch_long_chain(void **state)
 {
     enum { LONG = 200 };
@@ -678,7 +679,8 @@ static void test_contradictions(void **state)
     assert_int_equal(bm_complete_at(bm.pool, 0, &other, 7, &keys[1], 1, staged), -EEXIST);
     assert_int_equal(bm_complete_at(bm.pool, 0, &keys[1], 3, &other, 1, staged), -EEXIST);
     assert_int_equal(bm.registry->live_entries, 3);
-    /* behind another parent, at the same position: the first parent is believed, the other not kept */
+    /* behind another parent, at the same position: the first parent is believed, the other not
+     * kept */
     assert_int_equal(bm_complete_at(bm.pool, 0, &other, 1, &keys[1], 1, staged), 0);
     assert_int_equal(kvbm_registry_check(bm.registry), 0);
     assert_int_equal(bm.registry->live_entries, 3);
@@ -687,7 +689,7 @@ static void test_contradictions(void **state)
     bm_close(&bm);
 }
 
-/* What is known of a parent before it comes, and after it went. */
+/* Facts about a parent before it is registered, and after it was evicted. */
 static void test_ghosts(void **state)
 {
     struct kvbm_reset_result result;
@@ -794,7 +796,8 @@ static void test_groups(void **state)
     bm_close(&bm);
 }
 
-/* A large pool goes, a small one comes, and the others' entries have numbers beyond what that needs. */
+/* A large pool goes, a small one comes, and the others' entries have numbers beyond what that
+ * needs. */
 static void test_pools_come_and_go(void **state)
 {
     enum { BIG = 3000 };

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Random operations on the pools of a registry, done to the model, too. Each operation says all of itself in
- * a few numbers, so that a list that fails can be cut down to the few that matter, and is printed. Keys are of
- * several lengths, in two groups; the clock stands still but for an operation that moves it.
+ * Random operations on the pools of a registry, done to the model, too. Each operation says all of
+ * itself in a few numbers, so that a list that fails can be cut down to the few that matter, and is
+ * printed. Keys are of several lengths, in two groups; the clock stands still but for an operation
+ * that moves it.
  */
 // clang-format off
 #include <stdarg.h>
@@ -43,7 +44,7 @@ static bool allocate(struct run *run, const struct op *op)
     return true;
 }
 
-/* What kvbm_pool_complete is to say of blocks, and does to them. */
+/* Model of kvbm_pool_complete: the value to return, and the effect on the blocks. */
 static int complete_model(struct run *run, const struct op *op, const int *blocks, const int *keys,
                           int n, int parent, uint32_t position)
 {
@@ -639,7 +640,7 @@ static struct m_block *prioritised(struct run *run, int p, int i)
     return &pool->blocks[i];
 }
 
-/* What kvbm_pool_adopt is to say of blocks that take over from held ones of pool @from, and does to them. */
+/* Model of kvbm_pool_adopt from blocks held in pool @from: the value to return, and the effect. */
 static int adopt_model(struct run *run, const struct op *op, int from, struct held *fresh,
                        const struct held *like, int n)
 {
@@ -780,7 +781,8 @@ static bool wind_up(struct run *run)
 
 /* ---- playing ---- */
 
-/* Play a list; the number of the operation that went wrong, or -1. A broken world is left behind. */
+/* Play a list; the number of the operation that went wrong, or -1. A broken world is left
+ * behind. */
 static long play(const struct setup *setup, const struct op *list, size_t n, char *wrong)
 {
     struct run *run = begin(setup);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Many threads on the pools of one registry: the same keys registered, found, dropped, evicted all at once.
- * What a thread may write into a block's bytes and what it must find there tells whether two ever had it. Meant
- * for thread sanitizer as much as for itself.
+ * Many threads on the pools of one registry: the same keys registered, found, dropped, evicted at
+ * once. Each thread writes its mark into its blocks' bytes and checks it, to prove that no two
+ * threads own one block. Also meant for the thread sanitizer.
  */
 // clang-format off
 #include <stdarg.h>
@@ -165,7 +165,8 @@ static void *run(void *arg)
     return NULL;
 }
 
-/* Of each key and tier: stored, removed, stored, ...; first and last where the other tier says so. */
+/* Of each key and tier: stored, removed, stored, ...; first and last where the other tier says
+ * so. */
 static void judge_events(void)
 {
     bool there[2][KEYS] = {{false}};
@@ -185,7 +186,8 @@ static void judge_events(void)
         assert_false(there[0][i] || there[1][i]);
 }
 
-/* On the manager's thread: of each key, first seen, gone from all, first seen, ... whatever the tiers. */
+/* On the manager's thread: of each key, first seen, gone from all, first seen, ... whatever the
+ * tiers. */
 static void follow(void *arg, const struct kvbm_event *events, size_t n, uint64_t lost)
 {
     (void)arg;
@@ -268,8 +270,8 @@ static void test_lineage(void **state)
 }
 
 /*
- * All at the same moment: each thread has a chain of the same keys ready, registers it, and drops it while others
- * look for it. However they meet, a key is stored once and removed once.
+ * All at the same moment: each thread has a chain of the same keys ready, registers it, and drops
+ * it while others look for it. However they meet, a key is stored once and removed once.
  */
 static struct {
     pthread_barrier_t barrier;
@@ -354,8 +356,9 @@ static void test_all_at_once(void **state)
 }
 
 /*
- * Blocks that are forgotten at their last release: each drop may be the last one while others look the key up or
- * register it again. Whoever comes too late finds nothing and stores it anew, behind the removal.
+ * Blocks that are forgotten at their last release: each drop may be the last one while others look
+ * the key up or register it again. Whoever comes too late finds nothing and stores it anew, behind
+ * the removal.
  */
 static void *drop_last(void *arg)
 {

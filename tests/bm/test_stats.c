@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a pool tells of itself: counters after known operations, Prometheus text, the dump, leaks. */
+/* Statistics of a pool: counters after known operations, Prometheus text, the dump, leaks. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>
@@ -183,7 +183,8 @@ static char *metrics(struct kvbm_registry *registry)
     return text;
 }
 
-/* The format's own rules: HELP, TYPE, then all samples of the family, each series once, a last newline. */
+/* The format's own rules: HELP, TYPE, then all samples of the family, each series once, a last
+ * newline. */
 static size_t check_format(const char *text)
 {
     char family[64] = "", seen[128][160];
@@ -466,7 +467,8 @@ static void test_dump(void **state)
     close_world(&world);
 }
 
-/* A terminal that needs the pool itself before it takes a line: with the lock held it would never return. */
+/* A terminal that needs the pool itself before it takes a line: with the lock held it would never
+ * return. */
 static ssize_t write_slowly(void *arg, const char *data, size_t len)
 {
     struct kvbm_mutable block;

@@ -460,7 +460,7 @@ static void test_disk_keep(void **state)
     }
 }
 
-/* What isn't there any more is an error, not zeros. */
+/* Reading a part that was cut off the file is an error, not zeros. */
 static void test_disk_cut_short(void **state)
 {
     struct kvbm_storage_opts opts = options(KVBM_STORAGE_DISK, 20000);
@@ -501,7 +501,7 @@ static void test_disk_file_in_use(void **state)
     kvbm_storage_destroy(second);
 }
 
-/* What happens between a storage's open of its file and its lock; set for the next lock. */
+/* Hook that runs between a storage's open of its file and its lock; set for the next lock. */
 static void (*before_lock)(void);
 static struct kvbm_storage_opts meanwhile_opts;
 static struct kvbm_storage *meanwhile;
@@ -527,7 +527,7 @@ static void another_ends(void)
     kvbm_storage_destroy(meanwhile);
 }
 
-/* Who made the file, but was second to lock it, leaves it to the first. */
+/* A storage that made the file, but was second to lock it, leaves the file to the first. */
 static void test_disk_second_to_lock(void **state)
 {
     struct kvbm_storage_opts opts = options(KVBM_STORAGE_DISK, 10000);
@@ -545,7 +545,8 @@ static void test_disk_second_to_lock(void **state)
     assert_int_equal(n_files(), 0);
 }
 
-/* Who opened a file that its storage removes before the lock is had has no file: nobody else would see it. */
+/* A storage whose file is removed between open and lock fails: no other storage would see its
+ * file. */
 static void test_disk_removed_before_lock(void **state)
 {
     struct kvbm_storage_opts opts = options(KVBM_STORAGE_DISK, 10000);
@@ -758,7 +759,7 @@ static void test_registrations(void **state)
 
 static int n_alive;
 
-/* What an RDMA registration would want: its memory, or its file. */
+/* Stand for an RDMA registration: use the memory, or the file. */
 static void use_storage(void *arg)
 {
     const struct kvbm_storage *storage = arg;

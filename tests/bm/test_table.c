@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The registry's table grows by shares: whatever is done meanwhile, each key is found as it should be. */
+/* The registry's table grows by shares: whatever is done meanwhile, each key is found as it should
+ * be. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>
@@ -74,7 +75,7 @@ static void forget(struct world *w, uint64_t key)
     w->n_blocks--;
 }
 
-/* What can be done with a key's block, one after the other. */
+/* Do the next operation on a key's block. */
 static void step(struct world *w, uint64_t key, bool backwards)
 {
     if (w->what[key] == NOTHING && !backwards && w->n_blocks < N) {
@@ -162,7 +163,8 @@ static void test_random(void **state)
     }
 }
 
-/* Grown by calls that add nothing but to the other table's end; and once more in between, by another pool. */
+/* Grown by calls that add nothing but to the other table's end; and once more in between, by
+ * another pool. */
 static void test_twice(void **state)
 {
     static struct world w;
@@ -208,7 +210,7 @@ static void test_ends_meanwhile(void **state)
     close_it(&w);
 }
 
-/* What a bucket's cells are compared with at once, one by one. */
+/* Comparing all cells of a bucket at once gives the result of comparing them one by one. */
 static void test_bucket(void **state)
 {
     struct rng rng = {test_seed()};
@@ -248,7 +250,8 @@ int madvise(void *memory, size_t len, int advice)
     return real(memory, len, advice);
 }
 
-/* A pool that joins later doesn't stop those that are at work for as long as its memory takes to be touched. */
+/* A pool that joins later doesn't stop those that are at work for as long as its memory takes to be
+ * touched. */
 static void test_touched_without_lock(void **state)
 {
     const struct kvbm_pool_opts more = {.tier = KV_TIER_HOST, .n_blocks = 40000};

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What the end-to-end tests of plugins talk to: reads commands from standard input, runs them on the
- * backend of the URI in argv[1], prints one line each: the value returned, then what there is to say.
- * With --conformance URI it runs the conformance kit instead. A value's bytes are SIZE and SEED: made here, and compared here. Sanitizers see the plugin this way.
+ * Driver for the end-to-end tests of plugins. Reads commands from standard input, runs them on the
+ * backend of the URI in argv[1], and prints one line for each: the returned value, then the result.
+ * With --conformance URI it runs the conformance kit instead. SIZE and SEED stand for a value's
+ * bytes, which are made and compared here. Built with sanitizers, it checks the plugin as well.
  */
 #include <errno.h>
 #include <inttypes.h>

@@ -148,7 +148,7 @@ static void test_long_line(void **state)
     free(text);
 }
 
-/* What there is no room for is passed over: its length is told, what follows is understood. */
+/* A reply without room is skipped: the caller gets its length, and the next reply is parsed. */
 static void test_room(void **state)
 {
     static const char text[] = "*4\r\n$3\r\nabc\r\n$6\r\nde\r\nfg\r\n$2\r\nhi\r\n:1\r\n";
