@@ -29,7 +29,7 @@ static int read_pieces(const uint8_t *data, size_t size, size_t piece,
                        struct ki_dump_reader *reader)
 {
     struct source source = {data, size, piece};
-    char buffer[512];
+    char buffer[16384]; /* a packed event of any size must fit */
     struct kv_json json;
 
     kv_json_init_stream(&json, buffer, sizeof(buffer), refill, &source);
@@ -38,7 +38,7 @@ static int read_pieces(const uint8_t *data, size_t size, size_t piece,
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    struct ki_dump_reader a = {0}, b = {0};
+    struct ki_dump_reader a = {.max_bytes = 64u << 20}, b = {.max_bytes = 64u << 20};
     int rc = read_pieces(data, size, 512, &a);
 
     /* How the bytes arrive changes nothing. */

@@ -58,6 +58,8 @@ struct kvi_opts {
     uint64_t max_parked_holder; /* parked blocks of one holder; 0: 2^17 */
     /* Blocks of one holder; 0: no limit. kvi_limit_holder sets it for a single holder. */
     uint64_t max_holder_blocks;
+    /* Distinct blocks that will be stored soon: make room in their hash table. 0: unknown. */
+    uint64_t expected_blocks;
 };
 
 /**
@@ -90,6 +92,12 @@ struct kvi_stored {
 KV_API int kvi_store(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
                      const uint64_t *parent, const struct kv_block *blocks, size_t n,
                      struct kvi_stored *ret);
+
+/**
+ * A hint: a store of these blocks follows soon, after other work. Fetches the memory that it will read;
+ * says and changes nothing.
+ */
+KV_API void kvi_store_soon(struct kvi_index *index, const struct kv_block *blocks, size_t n);
 
 /** Largest number of a source. */
 #define KVI_MAX_SOURCE 65535

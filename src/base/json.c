@@ -568,6 +568,38 @@ void kv_json_skip(struct kv_json *j)
     } while (!j->error.code && j->depth > outside);
 }
 
+/* -- bytes that aren't JSON -------------------------------------------------------------------- */
+
+bool kv_json_raw_open(struct kv_json *j)
+{
+    int c = begin_value(j);
+
+    if (c != '#') {
+        if (c >= 0)
+            unexpected(j, "expected '#'");
+        return false;
+    }
+    j->p++;
+    return true;
+}
+
+const void *kv_json_raw_take(struct kv_json *j, size_t n)
+{
+    const char *bytes;
+
+    while (KV_UNLIKELY((size_t)(j->end - j->p) < n)) {
+        if (!more(j)) {
+            kv_json_fail(j, -EBADMSG, "unexpected end of the text");
+            return NULL;
+        }
+    }
+    if (KV_UNLIKELY(j->error.code))
+        return NULL;
+    bytes = j->p;
+    j->p += n;
+    return bytes;
+}
+
 int kv_json_finish(struct kv_json *j)
 {
     if (!j->error.code && (j->depth > 0 || j->colon_due))

@@ -119,6 +119,15 @@ size_t kv_json_u32_array(struct kv_json *j, struct kv_buf *ret);
 /** The same for hashes, as kv_json_bits64 reads them (raw u64s). */
 size_t kv_json_bits64_array(struct kv_json *j, struct kv_buf *ret);
 
+/**
+ * Bytes that aren't JSON in the place of a value: after '#', as many as their own format says. Enter
+ * with _open (false: something else is there), then take them piece by piece. _take returns @n bytes,
+ * valid until the next call; NULL and the sticky error at the end of the text. A stream's buffer must
+ * hold @n.
+ */
+bool kv_json_raw_open(struct kv_json *j);
+const void *kv_json_raw_take(struct kv_json *j, size_t n);
+
 /** Record an error of the caller's own ("field missing") at the current offset. */
 void kv_json_fail(struct kv_json *j, int code, const char *text);
 static inline bool kv_json_failed(const struct kv_json *j)

@@ -8,7 +8,8 @@
 #include "index/kids.h"
 #include "index/tree.h"
 
-#define BATCH 32u /* holders whose part of a chain is copied in one step */
+#define BATCH 32u   /* holders whose part of a chain is copied in one step */
+#define AHEAD 2048u /* children of a wide chain whose order is found out at once */
 
 /* One holder's part of the chain. */
 struct part {
@@ -26,6 +27,9 @@ struct dump {
     struct kvi_cursor cursor;
     uint64_t *ids; /* holder << 32 | place in the list, sorted */
     size_t ids_capacity;
+    const struct kvi_chain *wide; /* the chain whose next children are in ahead */
+    size_t n_ahead, at_ahead;
+    struct kvi_kid_key ahead[AHEAD];
     uint32_t n_parts;
     struct kv_block blocks[KVI_CHAIN_MAX]; /* under the names that most holders use */
     struct part part[BATCH];
@@ -117,6 +121,47 @@ static int copy_chain(struct dump *dump)
     return 0;
 }
 
+/*
+ * The child after cursor.order out of what was found before: what has come since then may be left out.
+ * NULL: there is none. A chain's address may be another one's by now, but then its first child was asked
+ * for without an order, and the list forgotten.
+ */
+static struct kvi_chain *next_ahead(struct dump *dump, const struct kvi_chain *chain,
+                                    uint64_t *ret_order)
+{
+    while (dump->wide == chain && dump->at_ahead < dump->n_ahead) {
+        const struct kvi_kid_key *next = &dump->ahead[dump->at_ahead++];
+        struct kvi_chain *kid = kvi_kids_find(chain, next->key);
+
+        if (next->order <= dump->cursor.order || !kid ||
+            *kvi_arena_locals(&dump->ix->arena, kvi_chain_run(kid).pos) != next->key)
+            continue;
+        *ret_order = next->order;
+        return kid;
+    }
+    return NULL;
+}
+
+static struct kvi_chain *next_kid(struct dump *dump, const struct kvi_chain *chain,
+                                  uint64_t *ret_order)
+{
+    const struct kvi_cursor *cursor = &dump->cursor;
+    struct kvi_chain *kid = NULL;
+
+    if (!cursor->after) {
+        dump->wide = dump->wide == chain ? NULL : dump->wide;
+        return kvi_kids_next(dump->ix, chain, NULL, ret_order);
+    }
+    kid = next_ahead(dump, chain, ret_order);
+    if (kid)
+        return kid;
+    dump->at_ahead = 0;
+    dump->n_ahead = kvi_kids_ahead(chain, cursor->order, dump->ahead, AHEAD);
+    dump->wide = dump->n_ahead ? chain : NULL;
+    kid = next_ahead(dump, chain, ret_order);
+    return kid ? kid : kvi_kids_next(dump->ix, chain, &cursor->order, ret_order);
+}
+
 /* To the next chain that has something to tell. Returns false at the end. */
 static bool advance(struct dump *dump)
 {
@@ -128,7 +173,7 @@ static bool advance(struct dump *dump)
 
         if (chain->parent && cursor->emitted < kvi_chain_run(chain).len)
             return true;
-        kid = kvi_kids_next(dump->ix, chain, cursor->after ? &cursor->order : NULL, &order);
+        kid = next_kid(dump, chain, &order);
         if (!kid && !chain->parent)
             return false;
         if (kid) {
@@ -194,6 +239,7 @@ int kvi_dump(struct kvi_index *index, kvi_dump_fn fn, void *arg)
     if (!dump)
         return -ENOMEM;
     dump->ix = index;
+    dump->wide = NULL;
     dump->ids = NULL;
     dump->ids_capacity = 0;
     dump->cursor = (struct kvi_cursor){.at = &index->root};

@@ -71,7 +71,8 @@ int kvi_create(const struct kvi_opts *opts, struct kvi_index **ret)
     kvi_dir_init(&ix->holders, &ix->mem, &ix->limbo, KVI_KIND_MEMORY);
     kvi_dir_init(&ix->tmaps, &ix->mem, &ix->limbo, KVI_KIND_MEMORY);
     ix->scratch = kvi_mem_alloc(&ix->mem, sizeof(*ix->scratch));
-    if (!ix->scratch || kvi_names_init(ix) || kvi_copies_init(ix) || kvi_parking_init(ix) ||
+    if (!ix->scratch || kvi_names_init(ix, KV_OPT(opts, expected_blocks, 0)) ||
+        kvi_copies_init(ix) || kvi_parking_init(ix) ||
         kvi_table_init(&ix->holder_ids, &ix->mem, holder_mix, holder_prefetch, ix)) {
         kvi_destroy(ix);
         return -ENOMEM;

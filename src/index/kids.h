@@ -51,6 +51,18 @@ void kvi_kids_some(const struct kvi_chain *parent, uint64_t *order,
  */
 struct kvi_chain *kvi_kids_next(const struct kvi_index *ix, const struct kvi_chain *parent,
                                 const uint64_t *order, uint64_t *ret_order);
+
+/** A child by its first tokens hash, and its place in that order. */
+struct kvi_kid_key {
+    uint64_t order, key;
+};
+/**
+ * The next children of many in that order, at most @max: those of one set, none of which was left out.
+ * Returns their number; 0 when the set of the next child is small.
+ */
+size_t kvi_kids_ahead(const struct kvi_chain *parent, uint64_t order, struct kvi_kid_key *ret,
+                      size_t max);
+
 /** Free the sets (not the children) of a chain that nobody uses any more. */
 void kvi_kids_free(struct kvi_index *ix, uintptr_t kids);
 static inline uint64_t kvi_kids_order(uint64_t key)

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Looking at the children of a chain: all, some, or one after the other in their own order. */
+#include <stdlib.h>
+
 #include "index/kids.h"
 #include "index/kids_set.h"
+
+#define KIDS_MANY 32u /* fewer are as quickly looked through each time */
 
 struct kvi_chain *kvi_kids_only(const struct kvi_chain *parent)
 {
@@ -114,4 +118,40 @@ struct kvi_chain *kvi_kids_next(const struct kvi_index *ix, const struct kvi_cha
     if (kid)
         *ret_order = found;
     return kid;
+}
+
+static int compare_keys(const void *a, const void *b)
+{
+    const struct kvi_kid_key *x = a, *y = b;
+
+    return (x->order > y->order) - (x->order < y->order);
+}
+
+size_t kvi_kids_ahead(const struct kvi_chain *parent, uint64_t order, struct kvi_kid_key *ret,
+                      size_t max)
+{
+    uintptr_t word = kids_load(&parent->kids);
+    const struct kids_table *table;
+    size_t n = 0;
+
+    for (int shift = 56; word & KIDS_TAG_FAN; shift -= 8)
+        word = kids_load(&kids_as_fan(word)->sub[order >> shift & (KIDS_FAN - 1)]);
+    if (!(word & KIDS_TAG_TABLE))
+        return 0;
+    table = kids_as_table(word);
+    if (table->n < KIDS_MANY || table->n > max)
+        return 0;
+    for (uint32_t i = 0; i < table->capacity; i++) {
+        uint64_t key, mix;
+
+        if (!kids_slot_live(&table->slot[i]))
+            continue;
+        key = kids_slot_key(&table->slot[i]);
+        mix = kvi_mix(key);
+        if (mix > order)
+            ret[n++] = (struct kvi_kid_key){mix, key};
+    }
+    if (n)
+        qsort(ret, n, sizeof(ret[0]), compare_keys);
+    return n;
 }

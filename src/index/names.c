@@ -56,10 +56,12 @@ static void alias_prefetch(const void *arg, uint32_t i)
     __builtin_prefetch(&ix->aliases[i]);
 }
 
-int kvi_names_init(struct kvi_index *ix)
+int kvi_names_init(struct kvi_index *ix, uint64_t expected_blocks)
 {
     int rc = kvi_table_init(&ix->names, &ix->mem, name_mix, name_prefetch, ix);
 
+    if (!rc)
+        rc = kvi_table_reserve(&ix->names, expected_blocks);
     if (!rc)
         rc = kvi_table_init(&ix->alias_names, &ix->mem, alias_name_mix, alias_prefetch, ix);
     if (!rc)

@@ -554,6 +554,14 @@ int kvi_store(struct kvi_index *index, struct kv_holder holder, enum kv_tier tie
     return store_call(&store, holder, parent, ret);
 }
 
+void kvi_store_soon(struct kvi_index *index, const struct kv_block *blocks, size_t n)
+{
+    if (!n || pthread_mutex_trylock(&index->lock) != 0)
+        return;
+    kvi_locate_soon(index, &blocks[0].hash, sizeof(blocks[0]), n);
+    pthread_mutex_unlock(&index->lock);
+}
+
 int kvi_add(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier, uint32_t source,
             const uint64_t *parent, const struct kv_block *blocks, size_t n, struct kvi_stored *ret)
 {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "index/table.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <string.h>
 
@@ -8,7 +9,8 @@
 
 #define SEG_MAX 1024u           /* chunks: segments split at between half of it and all of it */
 #define PAGED ((size_t)8 << 10) /* larger segments are page runs */
-#define LOOK_AHEAD 4            /* chunks, when rebuilding */
+#define SEG_RESERVED (SEG_MAX * KVI_CHUNK_ENTRIES / 2) /* entries of one that is reserved */
+#define LOOK_AHEAD 4                                   /* chunks, when rebuilding */
 
 /* How full, in entries: grow above 88 %, rebuild to about 78 %, shrink below 60 %. */
 static uint32_t full_at(uint32_t n_chunks)
@@ -122,6 +124,44 @@ void kvi_table_fini(struct kvi_table *table)
     }
     kvi_mem_free(table->mem, table->directory);
     table->directory = NULL;
+}
+
+/* All segments of a table that isn't there yet: 1 << @depth of them. */
+static int add_segments(struct kvi_table *table, uint32_t depth, uint32_t n_chunks)
+{
+    uint64_t n = UINT64_C(1) << depth;
+
+    table->directory = kvi_mem_alloc(table->mem, n * sizeof(table->directory[0]));
+    if (!table->directory)
+        return -ENOMEM;
+    table->depth = depth;
+    table->n_deepest = (uint32_t)n;
+    for (uint64_t i = 0; i < n; i++) {
+        table->directory[i].segment = segment_new(table->mem, n_chunks, depth);
+        table->directory[i].n_chunks = n_chunks;
+        if (!table->directory[i].segment)
+            return -ENOMEM;
+    }
+    return 0;
+}
+
+int kvi_table_reserve(struct kvi_table *table, uint64_t n)
+{
+    struct kvi_table wide = *table;
+    uint32_t depth = 0;
+    int rc;
+
+    assert(table->n == 0);
+    n = KV_MIN(n, (uint64_t)UINT32_MAX);
+    if (n <= KVI_CHUNK_ENTRIES)
+        return 0;
+    while (n >> depth > SEG_RESERVED)
+        depth++;
+    rc = add_segments(&wide, depth, chunks_for((uint32_t)((n >> depth) + 1)));
+    kvi_table_fini(rc ? &wide : table);
+    if (!rc)
+        *table = wide;
+    return rc;
 }
 
 /* Move all entries of @from to @low, or to @high where the key has @bit set. */

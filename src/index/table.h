@@ -76,6 +76,9 @@ int kvi_table_init(struct kvi_table *table, struct kvi_mem *mem,
                    void (*prefetch)(const void *arg, uint32_t value), const void *arg);
 void kvi_table_fini(struct kvi_table *table);
 
+/** Give an empty table room for @n entries at once. Returns 0; -ENOMEM: it is as it was. */
+int kvi_table_reserve(struct kvi_table *table, uint64_t n);
+
 /** @mix is the mixed key. Returns 0 or -ENOMEM. */
 int kvi_table_insert(struct kvi_table *table, uint64_t mix, uint32_t value);
 bool kvi_table_erase(struct kvi_table *table, uint64_t mix, uint32_t value);

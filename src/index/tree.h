@@ -359,7 +359,7 @@ void kvi_account_tier(struct kvi_index *ix, struct kvi_holder *holder, enum kv_t
 
 /* -- names.c: engine hashes to places ---------------------------------------------------------- */
 
-int kvi_names_init(struct kvi_index *ix);
+int kvi_names_init(struct kvi_index *ix, uint64_t expected_blocks);
 void kvi_names_fini(struct kvi_index *ix);
 
 /** A block of a chain, and (when asked for) the holder's entry there. */

@@ -8,21 +8,22 @@
 #include <string.h>
 
 #include "base/json.h"
-#include "event/router_event.h"
+#include "event/packed_event.h"
+#include "indexer/dump_reader.h"
 #include "indexer/lookup.h"
 #include "indexer/service.h"
 #include "indexer/tables.h"
 
 #define FLUSH_AT (64u << 10)
-#define EVENT_BLOCKS \
-    512 /* longer chains become several events: a reader needs a bounded buffer \
-         */
+/* Longer chains become several events: a reader needs a bounded buffer. */
+#define EVENT_BLOCKS KVE_PACKED_BLOCKS
 
 struct dump {
     struct ki_pipe *pipe;
     struct kv_buf buf;
     struct kv_json_writer w;
     uint64_t event_id;
+    struct kve_packed *packed; /* NULL: events are JSON */
 };
 
 static int flush(struct dump *d, size_t at)
@@ -54,7 +55,10 @@ static int write_run(void *arg, const struct kvi_dump_run *run)
         event.event_id = d->event_id++;
         event.blocks = run->blocks + done;
         event.n = KV_MIN(run->n - done, (size_t)EVENT_BLOCKS);
-        kve_router_event_write(&d->w, &event);
+        if (d->packed)
+            kve_packed_write(d->packed, &d->buf, &event);
+        else
+            kve_router_event_write(&d->w, &event);
         event.has_parent = true;
         event.parent = event.blocks[event.n - 1].hash;
         rc = flush(d, FLUSH_AT);
@@ -222,6 +226,29 @@ static void write_forms(struct dump *d, uint64_t forms)
         write_lookaheads(d, "placed_mm_lookahead", (uint32_t)(forms >> 32));
 }
 
+static int write_events(struct dump *d, const struct ki_model *model)
+{
+    struct kvi_stats stats;
+    int rc;
+
+    d->event_id = 0;
+    kvi_get_stats(model->index, &stats);
+    put_field(d, "expected_blocks", stats.blocks);
+    if (d->packed) {
+        d->packed->n = 0;
+        kv_json_key(&d->w, "packed_events");
+        kv_json_put_raw(&d->w, "#", 1);
+        rc = kvi_dump(model->index, write_run, d);
+        kve_packed_end(&d->buf);
+    } else {
+        kv_json_key(&d->w, "events");
+        kv_json_begin_array(&d->w);
+        rc = kvi_dump(model->index, write_run, d);
+        kv_json_end_array(&d->w);
+    }
+    return rc;
+}
+
 /* The watermarks are taken, and stand, before the events: the events are at least as new. */
 static int write_model(struct ki_service *service, struct dump *d, const struct ki_model *model,
                        bool escaped)
@@ -246,11 +273,7 @@ static int write_model(struct ki_service *service, struct dump *d, const struct 
     kv_json_put_str(&d->w, model->tenant);
     write_forms(d, ki_model_forms(model));
     write_watermarks(d, marks, n);
-    kv_json_key(&d->w, "events");
-    kv_json_begin_array(&d->w);
-    d->event_id = 0;
-    rc = kvi_dump(model->index, write_run, d);
-    kv_json_end_array(&d->w);
+    rc = write_events(d, model);
     if (rc == 0) { /* behind the events: a reader restores them on top */
         kv_json_key(&d->w, "extras");
         kv_json_begin_array(&d->w);
@@ -264,35 +287,53 @@ static int write_model(struct ki_service *service, struct dump *d, const struct 
     return rc < 0 ? rc : flush(d, FLUSH_AT);
 }
 
-static int produce(void *arg, struct ki_pipe *pipe)
+static int produce_all(struct ki_service *service, struct dump *d)
 {
-    struct ki_service *service = arg;
-    struct dump d = {.pipe = pipe};
     struct ki_model **models;
     long n = ki_registry_models(service->registry, &models);
     int rc = 0;
 
     if (n < 0)
         return (int)n;
-    kv_json_writer_init(&d.w, &d.buf);
-    kv_json_begin_object(&d.w);
+    kv_json_writer_init(&d->w, &d->buf);
+    kv_json_begin_object(&d->w);
     for (long i = 0; i < n; i++) {
         if (rc == 0)
-            rc = write_model(service, &d, models[i], is_key_taken(models, n, models[i]));
+            rc = write_model(service, d, models[i], is_key_taken(models, n, models[i]));
     }
     for (long i = 0; i < n; i++)
         ki_model_release(models[i]);
     free(models);
-    kv_json_end_object(&d.w);
+    kv_json_end_object(&d->w);
     if (rc == 0)
-        rc = flush(&d, 0);
-    kv_buf_fini(&d.buf);
+        rc = flush(d, 0);
+    kv_buf_fini(&d->buf);
     return rc;
+}
+
+static int produce(void *arg, struct ki_pipe *pipe)
+{
+    struct dump d = {.pipe = pipe};
+
+    return produce_all(arg, &d);
+}
+
+static int produce_packed(void *arg, struct ki_pipe *pipe)
+{
+    struct kve_packed packed = {.n = 0};
+    struct dump d = {.pipe = pipe, .packed = &packed};
+
+    return produce_all(arg, &d);
 }
 
 void ki_api_dump(void *arg, struct ki_request *request, struct ki_reply *reply)
 {
-    (void)request;
+    struct kv_str accept;
+
     reply->produce = produce;
     reply->produce_arg = arg;
+    if (ki_request_header(request, "Accept", &accept) && kv_str_eq(accept, KI_DUMP_PACKED_TYPE)) {
+        reply->produce = produce_packed;
+        reply->content_type = KI_DUMP_PACKED_TYPE;
+    }
 }

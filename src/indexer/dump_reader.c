@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/xxh.h"
-#include "event/router_event.h"
+#include "event/packed_event.h"
 #include "event/unique.h"
 #include "indexer/lookup.h"
 
@@ -13,6 +13,9 @@
 #define MAX_EVENT_BYTES (16u << 20)
 #define MAX_MARK_BYTES (32u << 20)
 #define MAX_NAME_BYTES 65536
+#define MAX_EXPECTED_BLOCKS (UINT64_C(1) << 28)
+#define BLOCK_BYTES 24    /* of an index, at least */
+#define CHECK_BLOCKS 4096 /* between two looks at the memory that an index takes */
 
 static void model_fini(struct ki_dumped_model *m)
 {
@@ -31,9 +34,17 @@ void ki_dump_reader_fini(struct ki_dump_reader *reader)
     memset(reader, 0, sizeof(*reader));
 }
 
+static int make_index(const struct ki_dump_reader *reader, uint64_t expected_blocks,
+                      struct kvi_index **ret)
+{
+    struct kvi_opts opts = {
+        .size = sizeof(opts), .max_blocks = reader->max_blocks, .expected_blocks = expected_blocks};
+
+    return kvi_create(&opts, ret);
+}
+
 static struct ki_dumped_model *add_model(struct ki_dump_reader *reader)
 {
-    struct kvi_opts opts = {.size = sizeof(opts), .max_blocks = reader->max_blocks};
     struct ki_dumped_model *grown, *m;
     size_t capacity;
 
@@ -50,7 +61,7 @@ static struct ki_dumped_model *add_model(struct ki_dump_reader *reader)
     m = &reader->models[reader->n];
     memset(m, 0, sizeof(*m));
     m->marks.limit = MAX_MARK_BYTES;
-    if (kvi_create(&opts, &m->index) < 0)
+    if (make_index(reader, 0, &m->index) < 0)
         return NULL;
     reader->n++;
     return m;
@@ -235,32 +246,105 @@ static bool is_too_large(const struct ki_dump_reader *reader, const struct ki_du
     return reader->done_bytes + stats.bytes > reader->max_bytes;
 }
 
+/* False: @json has failed. */
+static bool take_event(struct ki_dump_reader *reader, struct kv_json *json,
+                       struct ki_dumped_model *m, const struct kve_router_event *event)
+{
+    struct ki_watermark *mark = mark_of(reader, json, m, event->holder);
+    int rc;
+
+    if (!mark)
+        return false;
+    rc = apply_event(reader, m->index, event, mark);
+    if (rc == 0 && reader->blocks >= reader->check_at) {
+        reader->check_at = reader->blocks + CHECK_BLOCKS;
+        if (is_too_large(reader, m)) {
+            kv_json_fail(json, -EFBIG, "it would take more memory than --recovery-memory");
+            return false;
+        }
+    }
+    if (rc < 0)
+        kv_json_fail(json, rc, "the index can't take more");
+    return rc == 0;
+}
+
+/*
+ * The peer's distinct blocks, told before the events: room for them all at once. A peer that says too much
+ * gets no more than --recovery-memory would hold.
+ */
+static void read_expected_blocks(struct ki_dump_reader *reader, struct kv_json *json,
+                                 struct ki_dumped_model *m)
+{
+    uint64_t n = kv_json_u64(json, UINT64_MAX), most = MAX_EXPECTED_BLOCKS;
+    struct kvi_index *roomy;
+    struct kvi_stats stats;
+
+    if (reader->max_bytes)
+        most = KV_MIN(most, (reader->max_bytes - KV_MIN(reader->max_bytes, reader->done_bytes)) /
+                                BLOCK_BYTES);
+    kvi_get_stats(m->index, &stats);
+    if (kv_json_failed(json) || stats.holders ||
+        make_index(reader, KV_MIN(n, most), &roomy) < 0) /* then it grows */
+        return;
+    kvi_destroy(m->index);
+    m->index = roomy;
+}
+
+/* The events of one model, from either form. */
+struct event_source {
+    struct kv_json *json;
+    bool is_packed;
+    struct kve_packed packed;
+    struct kve_router_scratch scratch[2]; /* of the latest two events */
+    unsigned last;
+};
+
+/* The next event, valid until the call after the next. False: there is none, or @json has failed. */
+static bool next_event(struct event_source *source, struct kve_router_event *ret)
+{
+    if (source->is_packed)
+        return kve_packed_read(&source->packed, source->json, ret) > 0;
+    source->last = !source->last;
+    return kv_json_next_item(source->json) &&
+           kve_router_event_read(source->json, &source->scratch[source->last], ret) == 0;
+}
+
+/* The memory that an event needs is fetched while the one before is applied. */
+static void take_events(struct ki_dump_reader *reader, struct ki_dumped_model *m,
+                        struct event_source *source)
+{
+    struct kve_router_event event, next;
+    bool more = next_event(source, &event);
+
+    while (more) {
+        more = next_event(source, &next);
+        if (more && next.type == KVE_OP_STORE)
+            kvi_store_soon(m->index, next.blocks, next.n);
+        if (!take_event(reader, source->json, m, &event))
+            return;
+        event = next;
+    }
+}
+
 static void read_events(struct ki_dump_reader *reader, struct kv_json *json,
                         struct ki_dumped_model *m)
 {
-    struct kve_router_scratch scratch = {.items = {.limit = MAX_EVENT_BYTES}};
-    struct kve_router_event event;
-    struct ki_watermark *mark;
-    int rc;
+    struct event_source source = {.json = json, .is_packed = false};
 
-    kv_json_array(json);
-    while (kv_json_next_item(json)) {
-        if (kve_router_event_read(json, &scratch, &event) < 0)
-            break;
-        mark = mark_of(reader, json, m, event.holder);
-        if (!mark)
-            break;
-        rc = apply_event(reader, m->index, &event, mark);
-        if (rc == 0 && is_too_large(reader, m)) {
-            kv_json_fail(json, -EFBIG, "it would take more memory than --recovery-memory");
-            break;
-        }
-        if (rc < 0) {
-            kv_json_fail(json, rc, "the index can't take more");
-            break;
-        }
-    }
-    kve_router_scratch_fini(&scratch);
+    source.scratch[0].items.limit = source.scratch[1].items.limit = MAX_EVENT_BYTES;
+    if (kv_json_array(json))
+        take_events(reader, m, &source);
+    kve_router_scratch_fini(&source.scratch[0]);
+    kve_router_scratch_fini(&source.scratch[1]);
+}
+
+static void read_packed_events(struct ki_dump_reader *reader, struct kv_json *json,
+                               struct ki_dumped_model *m)
+{
+    struct event_source source = {.json = json, .is_packed = true};
+
+    if (kv_json_raw_open(json))
+        take_events(reader, m, &source);
 }
 
 static void read_extra(struct ki_dump_reader *reader, struct kv_json *json,
@@ -330,6 +414,10 @@ static void read_field(struct ki_dump_reader *reader, struct kv_json *json,
             m->forms |= KI_FORM(kv_json_u64(json, KI_MAX_LOOKAHEAD), true);
     } else if (kv_str_eq(key, "events")) {
         read_events(reader, json, m);
+    } else if (kv_str_eq(key, "expected_blocks")) {
+        read_expected_blocks(reader, json, m);
+    } else if (kv_str_eq(key, "packed_events")) {
+        read_packed_events(reader, json, m);
     } else if (kv_str_eq(key, "model_name") && !m->name) {
         m->name = read_name(json);
     } else if (kv_str_eq(key, "tenant_id") && !m->tenant) {

@@ -12,6 +12,9 @@
 
 #define KI_DUMP_MAX_MODELS 65536
 
+/** Accept header that asks for a dump whose events are packed (event/packed_event.h). */
+#define KI_DUMP_PACKED_TYPE "application/vnd.kvasir.dump"
+
 /** One model of a dump. */
 struct ki_dumped_model {
     char *name, *tenant;
@@ -32,6 +35,7 @@ struct ki_dump_reader {
     uint64_t max_bytes;  /* the indexes may take so much memory; 0: whatever they need */
     uint64_t max_blocks; /* distinct blocks of each index; 0: no bound */
     uint64_t done_bytes; /* taken by the models before the current one */
+    uint64_t check_at;   /* compare with max_bytes when so many blocks have been read */
     uint64_t secret;     /* of the hash tables */
 };
 

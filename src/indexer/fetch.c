@@ -78,17 +78,22 @@ static bool set_options(struct ki_fetch *f)
     return ok;
 }
 
-static int add_token(struct ki_fetch *f)
+/* Add the header "@name@value" to the request. */
+static int add_header(struct ki_fetch *f, const char *name, const char *value)
 {
-    size_t size = strlen("Authorization: Bearer ") + strlen(f->opts.token) + 1;
+    size_t size = strlen(name) + strlen(value) + 1;
+    struct curl_slist *longer = NULL;
     char *line = malloc(size);
 
-    if (!line)
-        return -ENOMEM;
-    snprintf(line, size, "Authorization: Bearer %s", f->opts.token);
-    f->headers = curl_slist_append(NULL, line);
+    if (line) {
+        snprintf(line, size, "%s%s", name, value);
+        longer = curl_slist_append(f->headers, line);
+    }
     free(line);
-    return f->headers ? 0 : -ENOMEM;
+    if (!longer)
+        return -ENOMEM;
+    f->headers = longer;
+    return 0;
 }
 
 int ki_fetch_open(const struct ki_fetch_opts *opts, struct ki_fetch **ret)
@@ -105,7 +110,9 @@ int ki_fetch_open(const struct ki_fetch_opts *opts, struct ki_fetch **ret)
     f->easy = curl_easy_init();
     if (!f->multi || !f->easy)
         goto fail;
-    if (opts->token && add_token(f) < 0)
+    if (opts->token && add_header(f, "Authorization: Bearer ", opts->token) < 0)
+        goto fail;
+    if (opts->accept && add_header(f, "Accept: ", opts->accept) < 0)
         goto fail;
     rc = -EINVAL;
     if (!set_options(f) || curl_multi_add_handle(f->multi, f->easy) != CURLM_OK)

@@ -16,6 +16,7 @@ struct ki_fetch;
 struct ki_fetch_opts {
     const char *url;
     const char *token;   /* bearer token, or NULL */
+    const char *accept;  /* type of body to ask for, or NULL */
     const char *ca_file; /* or NULL */
     uint32_t connect_ms, stall_ms, total_ms;
     const _Atomic int *stop; /* or NULL */

@@ -27,14 +27,46 @@ static bool is_stopped(const struct ki_recovery_opts *opts)
     return stop && *stop;
 }
 
-/* Sockets connect in the background; a dump taken too early would miss what was published
- * meanwhile. */
-static void wait_for_joins(const struct ki_recovery_opts *opts)
-{
-    uint64_t until = kv_now_ns() + KV_OPT(opts, slow_join_ms, 1000) * KV_NS_PER_MS;
+/* Time that a subscription has to reach the publisher once the connection is there. */
+#define SUBSCRIBE_NS (200 * KV_NS_PER_MS)
+#define POLL_NS (10 * KV_NS_PER_MS)
 
-    while (kv_now_ns() < until && !is_stopped(opts))
-        nanosleep(&(struct timespec){.tv_nsec = 20 * 1000000}, NULL);
+/* Count the workers that are being connected to in *@ret_joining; whether any is connected in *@ret_joined. */
+static void count_joins(struct ki_registry *registry, long *ret_joining, bool *ret_joined)
+{
+    struct ki_worker_info *infos;
+    long n = ki_registry_workers(registry, &infos);
+
+    *ret_joining = n < 0 ? 1 : 0;
+    *ret_joined = false;
+    for (long i = 0; i < n; i++) {
+        *ret_joining += !infos[i].connected && infos[i].status == KI_PENDING;
+        *ret_joined = *ret_joined || infos[i].connected;
+    }
+    if (n >= 0)
+        ki_worker_infos_free(infos, n);
+}
+
+/*
+ * Sockets connect in the background; a dump taken too early would miss what was published meanwhile, which
+ * shows as a gap of the stream. Wait for those that connect now, not for workers that refuse.
+ */
+static void wait_for_joins(struct ki_registry *registry, const struct ki_recovery_opts *opts)
+{
+    uint64_t now_ns = kv_now_ns();
+    uint64_t until_ns = now_ns + KV_OPT(opts, slow_join_ms, 1000) * KV_NS_PER_MS;
+    bool joined = false;
+    long joining;
+
+    for (;; now_ns = kv_now_ns()) {
+        count_joins(registry, &joining, &joined);
+        if (!joining || now_ns >= until_ns || is_stopped(opts))
+            break;
+        nanosleep(&(struct timespec){.tv_nsec = POLL_NS}, NULL);
+    }
+    until_ns = KV_MIN(until_ns, now_ns + (joined ? SUBSCRIBE_NS : 0));
+    while (kv_now_ns() < until_ns && !is_stopped(opts))
+        nanosleep(&(struct timespec){.tv_nsec = POLL_NS}, NULL);
 }
 
 static int read_dump(struct ki_fetch *fetch, struct ki_dump_reader *reader, char *why, size_t size)
@@ -60,6 +92,7 @@ static int fetch_dump(const char *peer, const struct ki_recovery_opts *opts,
 {
     struct ki_fetch_opts fetch_opts = {
         .token = KV_OPT(opts, token, NULL),
+        .accept = KI_DUMP_PACKED_TYPE,
         .ca_file = KV_OPT(opts, ca_file, NULL),
         .connect_ms = KV_OPT(opts, connect_ms, 5000),
         .stall_ms = KV_OPT(opts, stall_ms, 10000),
@@ -163,7 +196,7 @@ int ki_recover(struct ki_registry *registry, const char *const *urls, size_t n,
     curl_global_init(CURL_GLOBAL_DEFAULT);
     for (size_t i = 0; i < n && !is_stopped(opts); i++)
         take_registrations(registry, urls[i], opts);
-    wait_for_joins(opts);
+    wait_for_joins(registry, opts);
     for (size_t i = 0; i < n && rc < 0 && !is_stopped(opts); i++) {
         struct ki_dump_reader reader = {.max_bytes = max_bytes,
                                         .max_blocks = KV_OPT(opts, max_blocks, 0)};

@@ -19,8 +19,8 @@ struct ki_recovery_opts {
     size_t size;
     const char *token;       /* bearer token for the peers; NULL: none */
     const char *ca_file;     /* for https peers; NULL: the system's certificates */
-    uint32_t slow_join_ms;   /* wait before asking, so that the dump covers what the SUB sockets
-                                 missed while connecting; 0: 1000 */
+    uint32_t slow_join_ms;   /* wait so long at most for the workers' sockets before asking, so that
+                                 the dump covers what they missed while connecting; 0: 1000 */
     uint32_t connect_ms;     /* 0: 5000 */
     uint32_t stall_ms;       /* give a peer up that sends nothing for so long; 0: 10000 */
     uint32_t total_ms;       /* or takes longer than this altogether; 0: 600000 */

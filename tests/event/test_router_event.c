@@ -2,6 +2,7 @@
 /* RouterEvent JSON: both generations read, the older written, and one the inverse of the other. */
 #include "base/unit.h"
 
+#include "event/packed_event.h"
 #include "event/router_event.h"
 
 static struct kve_router_scratch scratch;
@@ -229,6 +230,115 @@ static int teardown(void **state)
     return 0;
 }
 
+/* -- packed ------------------------------------------------------------------------------------ */
+
+struct pieces {
+    const char *data;
+    size_t left, piece;
+};
+
+static long next_piece(void *arg, char *data, size_t size)
+{
+    struct pieces *p = arg;
+    size_t n = KV_MIN(KV_MIN(size, p->piece), p->left);
+
+    memcpy(data, p->data, n);
+    p->data += n;
+    p->left -= n;
+    return (long)n;
+}
+
+enum { PACKED_EVENTS = 200 };
+
+/* Random stores, some with the blocks of the one before, or fewer of them. */
+static void make_stores(uint64_t *random, struct kve_router_event *events, struct kv_block *blocks)
+{
+    for (size_t e = 0; e < PACKED_EVENTS; e++, blocks += KVE_PACKED_BLOCKS) {
+        bool again = e && unit_random(random) % 3 == 0;
+
+        events[e] = (struct kve_router_event){
+            .holder = {unit_random(random), (uint32_t)unit_random(random)},
+            .type = KVE_OP_STORE,
+            .tier = unit_random(random) % KV_N_TIERS,
+            .has_parent = unit_random(random) % 2,
+            .blocks = blocks,
+            .n = 1 + unit_random(random) % (again ? events[e - 1].n : KVE_PACKED_BLOCKS),
+        };
+        if (events[e].has_parent)
+            events[e].parent = unit_random(random);
+        for (size_t i = 0; i < events[e].n; i++)
+            blocks[i] = again ? events[e - 1].blocks[i]
+                              : (struct kv_block){unit_random(random), unit_random(random)};
+    }
+}
+
+static void check_same(const struct kve_router_event *a, const struct kve_router_event *b)
+{
+    assert_true(a->holder.worker == b->holder.worker && a->holder.rank == b->holder.rank);
+    assert_true(a->type == b->type && a->tier == b->tier && a->has_parent == b->has_parent);
+    assert_true(a->parent == b->parent && a->n == b->n);
+    assert_memory_equal(a->blocks, b->blocks, a->n * sizeof(a->blocks[0]));
+}
+
+/* What was packed comes back, in pieces of any size, and the one before stays valid meanwhile. */
+static void test_packed_round_trip(void **state)
+{
+    static struct kv_block blocks[PACKED_EVENTS * KVE_PACKED_BLOCKS];
+    static struct kve_router_event events[PACKED_EVENTS];
+    static char buffer[16384];
+    struct kve_packed writer = {.n = 0}, reader = {.n = 0};
+    struct kve_router_event got[2];
+    struct kv_buf out = KV_BUF_INIT;
+    uint64_t random = unit_seed();
+    struct pieces pieces;
+    struct kv_json json;
+
+    (void)state;
+    make_stores(&random, events, blocks);
+    kv_buf_puts(&out, "#");
+    for (size_t e = 0; e < PACKED_EVENTS; e++)
+        kve_packed_write(&writer, &out, &events[e]);
+    kve_packed_end(&out);
+    pieces = (struct pieces){out.data, out.len, 1 + unit_random(&random) % 20000};
+    kv_json_init_stream(&json, buffer, sizeof(buffer), next_piece, &pieces);
+    assert_true(kv_json_raw_open(&json));
+    for (size_t e = 0; e < PACKED_EVENTS; e++) {
+        assert_int_equal(kve_packed_read(&reader, &json, &got[e % 2]), 1);
+        check_same(&got[e % 2], &events[e]);
+        if (e)
+            check_same(&got[(e - 1) % 2], &events[e - 1]);
+    }
+    assert_int_equal(kve_packed_read(&reader, &json, &got[0]), 0);
+    assert_int_equal(kv_json_finish(&json), 0);
+    kv_buf_fini(&out);
+}
+
+/* Records that make no sense: too many blocks, an unknown tier or flag, a repeat of what isn't there. */
+static void test_packed_refused(void **state)
+{
+    static const struct {
+        uint8_t n[2], tier, flags;
+    } bad[] = {{{1, 2}, 0, 0}, {{1, 0}, KV_N_TIERS, 0}, {{1, 0}, 0, 4}, {{1, 0}, 0, 2}};
+    struct kve_router_event ev;
+
+    (void)state;
+    for (size_t i = 0; i < KV_COUNT(bad); i++) {
+        uint8_t text[1 + KVE_PACKED_HEADER + 16] = {'#'};
+        struct kve_packed packed = {.n = 0};
+        struct kv_json json;
+
+        memcpy(text + 21, bad[i].n, 2);
+        text[23] = bad[i].tier;
+        text[24] = bad[i].flags;
+        kv_json_init(&json, text, sizeof(text));
+        assert_true(kv_json_raw_open(&json));
+        assert_int_equal(kve_packed_read(&packed, &json, &ev), -EPROTO);
+        kv_json_init(&json, text, KVE_PACKED_HEADER);
+        assert_true(kv_json_raw_open(&json));
+        assert_int_equal(kve_packed_read(&packed, &json, &ev), -EBADMSG); /* cut off */
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -238,6 +348,8 @@ int main(void)
         cmocka_unit_test(test_limit),
         cmocka_unit_test(test_written_text),
         cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_packed_round_trip),
+        cmocka_unit_test(test_packed_refused),
     };
 
     return cmocka_run_group_tests(tests, NULL, teardown);

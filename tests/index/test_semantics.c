@@ -8,6 +8,7 @@
 #include <cmocka.h>
 // clang-format on
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -831,6 +832,55 @@ static void a_callback_stops_the_dump(void **state)
     assert_int_equal(calls, 1);
 }
 
+enum { WIDE = 6000 };
+
+struct wide {
+    struct kvi_index *ix;
+    uint64_t next;      /* number of the next block that W1 stores */
+    uint8_t told[WIDE]; /* how often each of W0's, by its number */
+};
+
+/* Children come and go while the dump stands among them: blocks above WIDE, and those that W1 had. */
+static int crowd(void *arg, const struct kvi_dump_run *run)
+{
+    struct wide *wide = arg;
+    uint64_t parent = run->parent ? *run->parent : 0, name = roll(parent, wide->next);
+    const struct kv_block block = {name, wide->next};
+
+    for (size_t i = 0; run->holder.worker == W0.worker && i < run->n; i++)
+        wide->told[run->blocks[i].tokens_hash]++;
+    if (wide->next % 3 == 0)
+        (void)kvi_remove(wide->ix, W1, KV_TIER_DEVICE, &name, 1);
+    else
+        (void)kvi_store(wide->ix, W1, KV_TIER_DEVICE, run->parent, &block, 1, NULL);
+    wide->next++;
+    return 0;
+}
+
+/* Thousands of children of the root, and of a chain below it, told once each in spite of others. */
+static void a_wide_dump_tells_all_once(void **state)
+{
+    struct fixture *f = *state;
+    struct wide wide = {.ix = f->ix, .next = WIDE};
+    const struct kv_block first = {roll(0, 1), 1};
+
+    assert_int_equal(kvi_store(f->ix, W0, KV_TIER_DEVICE, NULL, &first, 1, NULL), 0);
+    assert_int_equal(kvi_store(f->ix, W1, KV_TIER_DEVICE, NULL, &first, 1, NULL), 0);
+    for (uint64_t i = 2; i < 2 * WIDE; i++) {
+        const uint64_t *parent = i % 3 ? NULL : &first.hash;
+        const struct kv_block block = {roll(parent ? *parent : 0, i), i};
+
+        assert_int_equal(
+            kvi_store(f->ix, i < WIDE ? W0 : W1, KV_TIER_DEVICE, parent, &block, 1, NULL), 0);
+    }
+    assert_int_equal(kvi_dump(f->ix, crowd, &wide), 0);
+    for (uint64_t i = 1; i < WIDE; i++)
+        if (wide.told[i] != 1)
+            fail_msg("block %" PRIu64 " was told %u times", i, wide.told[i]);
+    assert_true(wide.next > 2 * WIDE);
+    assert_null(kvi_check(f->ix));
+}
+
 struct leaving {
     struct kvi_index *ix;
     struct kv_holder who;
@@ -930,6 +980,7 @@ int main(void)
         T(dump_and_restore),
         T(duplicate_store_leaves_dump_unchanged),
         T(a_callback_stops_the_dump),
+        T(a_wide_dump_tells_all_once),
         T(chains_join_under_a_dump),
     };
 

@@ -107,7 +107,8 @@ static void play(struct world *world, uint32_t kind, uint32_t grow, long steps)
     check(world);
 }
 
-static void play_kind(uint32_t kind)
+/* With room for @reserved entries at first. */
+static void play_kind(uint32_t kind, uint64_t reserved)
 {
     static struct world world;
     uint64_t empty;
@@ -115,6 +116,8 @@ static void play_kind(uint32_t kind)
     world = (struct world){.rng = {test_seed() + kind}};
     assert_int_equal(kvi_table_init(&world.table, &world.mem, mix_of, prefetch, &world), 0);
     empty = world.mem.bytes;
+    assert_int_equal(kvi_table_reserve(&world.table, reserved), 0);
+    check(&world);
     for (uint32_t shrink = 10; shrink <= 90; shrink += 20)
         play(&world, kind, 100 - shrink, test_rounds(100000));
     for (uint32_t v = 0; v < N_VALUES; v++) {
@@ -124,7 +127,7 @@ static void play_kind(uint32_t kind)
     }
     world.n = 0;
     check(&world);
-    assert_true(world.mem.bytes <= empty + 4096); /* it has shrunk */
+    assert_true(reserved || world.mem.bytes <= empty + 4096); /* it has shrunk */
     kvi_table_fini(&world.table);
     assert_int_equal(world.mem.bytes, 0);
 }
@@ -133,25 +136,70 @@ static void test_spread(void **state)
 {
     (void)state;
     print_message("seed %" PRIu64 "\n", test_seed());
-    play_kind(3);
+    play_kind(3, 0);
 }
 
 static void test_shared_keys(void **state)
 {
     (void)state;
-    play_kind(0);
+    play_kind(0, 0);
 }
 
 static void test_one_tag(void **state)
 {
     (void)state;
-    play_kind(1);
+    play_kind(1, 0);
 }
 
 static void test_few_chunks(void **state)
 {
     (void)state;
-    play_kind(2);
+    play_kind(2, 0);
+}
+
+/* Less than what comes, about as much, and more. */
+static void test_reserved(void **state)
+{
+    (void)state;
+    for (uint64_t n = 1; n <= 1000000; n *= 10)
+        play_kind(3, n);
+}
+
+/* Room for what was expected is enough: no segment grows meanwhile. A refused reservation changes nothing. */
+static void test_reserved_room(void **state)
+{
+    static struct world world;
+    uint64_t bytes;
+    long n = 1;
+    (void)state;
+
+    world = (struct world){.rng = {test_seed()}};
+    assert_int_equal(kvi_table_init(&world.table, &world.mem, mix_of, prefetch, &world), 0);
+    for (;; n++) {
+        int rc;
+
+        bytes = world.mem.bytes;
+        kvi_mem_fail_at(n);
+        rc = kvi_table_reserve(&world.table, N_VALUES);
+        kvi_mem_fail_at(0);
+        if (rc == 0)
+            break;
+        assert_int_equal(rc, -ENOMEM);
+        assert_int_equal(world.mem.bytes, bytes);
+        check(&world);
+    }
+    assert_true(n > 3);
+    bytes = world.mem.bytes;
+    for (uint32_t v = 0; v < N_VALUES; v++) {
+        world.key[v] = rng_next(&world.rng);
+        assert_int_equal(kvi_table_insert(&world.table, world.key[v], v), 0);
+        world.in[v] = true;
+        world.n++;
+    }
+    assert_int_equal(world.mem.bytes, bytes);
+    check(&world);
+    kvi_table_fini(&world.table);
+    assert_int_equal(world.mem.bytes, 0);
 }
 
 /* An insert that is refused its memory changes nothing. */
@@ -189,9 +237,10 @@ static void test_starved(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_spread),  cmocka_unit_test(test_shared_keys),
-        cmocka_unit_test(test_one_tag), cmocka_unit_test(test_few_chunks),
-        cmocka_unit_test(test_starved),
+        cmocka_unit_test(test_spread),        cmocka_unit_test(test_shared_keys),
+        cmocka_unit_test(test_one_tag),       cmocka_unit_test(test_few_chunks),
+        cmocka_unit_test(test_starved),       cmocka_unit_test(test_reserved),
+        cmocka_unit_test(test_reserved_room),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

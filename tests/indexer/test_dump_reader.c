@@ -3,6 +3,7 @@
 #include "base/unit.h"
 
 #include "base/json.h"
+#include "event/packed_event.h"
 #include "indexer/dump_reader.h"
 
 static int read_text(const char *text, struct ki_dump_reader *reader)
@@ -206,6 +207,56 @@ static void extras_are_restored(void **state)
     ki_dump_reader_fini(&reader);
 }
 
+/* Events in binary, in the place of the array, after the number of blocks to come. */
+static void packed_events(void **state)
+{
+    static const struct kv_block blocks[] = {{1, 11}, {2, 12}};
+    static const uint64_t path[] = {11, 12};
+    struct kve_packed packed = {.n = 0};
+    struct kv_buf text = KV_BUF_INIT;
+    struct ki_dump_reader reader;
+    struct kv_json json;
+
+    (void)state;
+    kv_buf_puts(&text,
+                "{\"m:t\":{\"block_size\":16,\"expected_blocks\":100000,\"packed_events\":#");
+    for (uint64_t worker = 1; worker <= 2; worker++)
+        kve_packed_write(
+            &packed, &text,
+            &(struct kve_router_event){
+                .holder = {worker, 0}, .type = KVE_OP_STORE, .blocks = blocks, .n = 3 - worker});
+    kve_packed_end(&text);
+    kv_buf_puts(&text, ",\"torn\":[]}}");
+    for (size_t cut = 0; cut <= 1; cut++) { /* whole, or without the end */
+        memset(&reader, 0, sizeof(reader));
+        kv_json_init(&json, text.data, text.len - cut);
+        assert_int_equal(ki_dump_read(&reader, &json), cut ? -EBADMSG : 0);
+        assert_int_equal(reach(&reader.models[0], path, 2, 1), 2);
+        assert_int_equal(reach(&reader.models[0], path, 2, 2), 1);
+        assert_int_equal(reader.events, 2);
+        assert_int_equal(reader.blocks, 3);
+        ki_dump_reader_fini(&reader);
+    }
+    kv_buf_fini(&text);
+}
+
+/* A peer that expects more than fits gets no more than that, and one that comes late nothing. */
+static void expected_blocks_are_bounded(void **state)
+{
+    struct ki_dump_reader reader = {.max_bytes = 4u << 20};
+    struct kv_json json;
+    static const char text[] =
+        "{\"m:t\":{\"block_size\":4,\"expected_blocks\":18446744073709551615,"
+        "\"events\":[" STORED(1, null, BLOCK(2, 12)) "],\"expected_blocks\":7}}";
+
+    (void)state;
+    kv_json_init(&json, text, strlen(text));
+    assert_int_equal(ki_dump_read(&reader, &json), 0);
+    assert_int_equal(kvi_holder_blocks(reader.models[0].index, (struct kv_holder){1, 0}), 1);
+    assert_true(reader.done_bytes <= reader.max_bytes);
+    ki_dump_reader_fini(&reader);
+}
+
 static void what_is_no_dump(void **state)
 {
     static const char *const texts[] = {
@@ -220,6 +271,10 @@ static void what_is_no_dump(void **state)
         "{\"m:t\":{\"block_size\":4,\"events\":{}}}",
         "{\"m:t\":{\"block_size\":4,\"events\":[{}]}}",
         "{\"m:t\":{\"block_size\":4,\"events\":[",
+        "{\"m:t\":{\"block_size\":4,\"events\":#]}}",
+        "{\"m:t\":{\"block_size\":4,\"packed_events\":[]}}",
+        "{\"m:t\":{\"block_size\":4,\"packed_events\":#}}",
+        "{\"m:t\":{\"block_size\":4,\"expected_blocks\":-1}}",
         "{\"m:t\":{\"block_size\":4,\"events\":[]}",
         "{\"m:t\":{\"block_size\":4,\"events\":[]}}x",
         "{\"m:t\":{\"block_size\":4,\"watermarks\":[{\"seq\":1}]}}",
@@ -249,6 +304,8 @@ int main(void)
         cmocka_unit_test(memory_is_bounded),
         cmocka_unit_test(orphans_are_passed_over),
         cmocka_unit_test(extras_are_restored),
+        cmocka_unit_test(packed_events),
+        cmocka_unit_test(expected_blocks_are_bounded),
         cmocka_unit_test(what_is_no_dump),
     };
 
