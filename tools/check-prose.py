@@ -10,9 +10,8 @@ import subprocess
 import sys
 
 # Rooms and pages without a finding; a new finding in them fails the check.
-CLEAN = ("bench", "examples", "fuzz", "include", "plugins", "src/base", "src/bm", "src/cli", "src/kvx", "tests/base", "tests/bm",
-         "tests/kvx", "tests/plugins",
-         "docs", "README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+CLEAN = ("bench", "docs", "examples", "fuzz", "include", "plugins", "src", "tests", "README.md", "CONTRIBUTING.md",
+         "CHANGELOG.md")
 OPENING = re.compile(
     r"^\s*(?:/\*\*?|//|\*) *(What|Who|Whoever|It|That|Those|So|They|This|These) "
     r"|(?:;|,|\{|\}) +/\* *(What|Who|Whoever|It|That|Those|So|They|This|These) ")

@@ -16,7 +16,7 @@ int kve_event_check(const struct kve_event *event);
 void kve_event_encode(struct kv_buf *out, const struct kve_event *event,
                       enum kve_encoding encoding);
 
-/** What stands before and behind the events of a batch: at most this many bytes each. */
+/** Largest number of bytes before and behind the events of a batch. */
 #define KVE_BATCH_HEAD 16
 #define KVE_BATCH_TAIL 8
 size_t kve_batch_head(uint8_t out[KVE_BATCH_HEAD], double timestamp, uint32_t n_events);

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * What else than its tokens makes a block: multimodal objects, and the salt of its chain.
+ * Parts of a block's hash beside its tokens: multimodal objects, and the salt of its chain.
  *
- * Engines tell it per block, in one of two fields.
+ * Engines publish them per block, in one of two fields.
  *
- *   block_mm_infos  nil, or {"mm_objects": [{"mm_hash": 7, "offsets": ...}, ...]}, or the same as arrays
+ *   block_mm_infos  nil, or {"mm_objects": [{"mm_hash": 7, "offsets": ...}, ...]}, or the same as
+ *                   arrays
  *   extra_keys      nil, or a list of keys, untagged or tagged:
  *
  *       "adapter"   {"type": "lora", "name": ...}           the adapter, which the event also names
@@ -51,8 +52,8 @@ struct kve_extra_walk {
 void kve_extra_walk_init(struct kve_extra_walk *walk, const struct kve_raw_event *ev);
 
 /**
- * Identities of the next block's objects. Returns their number; -E2BIG above KVE_MAX_MM; -EINVAL for
- * a key that isn't understood.
+ * Identities of the next block's objects. Returns their number; -E2BIG above KVE_MAX_MM; -EINVAL
+ * for a key that isn't understood.
  */
 int kve_extra_walk_next(struct kve_extra_walk *walk, uint64_t ret[KVE_MAX_MM]);
 

@@ -531,10 +531,10 @@ static int read_map(struct kv_msgpack *m, struct kve_scratch *scratch, struct kv
 /* -- arrays ------------------------------------------------------------------------------------ */
 
 /*
- * What follows the fields that every version has. The order that lasted is
+ * Read the elements behind the fields that every version has. Their final order is
  *     group, kind, sliding window, locality, ownership
- * but for a while any of these, and block_mm_infos before them, came without the others. So: that
- * order when the types fit it, else each element is what its type suggests.
+ * Some versions wrote any of these, and block_mm_infos before them, without the others. Use the
+ * final order when the types fit it; else take each element for the field of its type.
  */
 static bool tail_is_fixed(const struct kv_msgpack *m, uint32_t n)
 {

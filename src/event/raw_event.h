@@ -16,8 +16,7 @@
 #include "base/msgpack.h"
 #include "kv_event.h"
 
-/** What a reading function returns when an event is to be left out: positive, else 0 or an errno.
- */
+/** Return value of a reading function that leaves an event out: positive. Others: 0 or an errno. */
 #define KVE_SKIP_RC(reason) (1 + (int)KVE_SKIP_##reason)
 
 /** Tokens of lookahead, at most: forms of hashing are told apart by them (see struct kve_op). */
@@ -79,9 +78,10 @@ int kve_raw_event_read(struct kv_msgpack *m, struct kve_scratch *scratch,
                        struct kve_raw_event *ret);
 
 /**
- * The tokens after each of the first @n_blocks blocks that its hash covers. @tokens are the event's,
- * those after the last block are put behind it. Returns 0 with their number for each block, or
- * KVE_SKIP_RC(...): too many, not the same number for all, or other tokens than the next block's.
+ * The tokens after each of the first @n_blocks blocks that its hash covers. @tokens are the
+ * event's, those after the last block are put behind it. Returns 0 with their number for each
+ * block, or KVE_SKIP_RC(...): too many, not the same number for all, or other tokens than the next
+ * block's.
  */
 int kve_raw_lookahead(const struct kve_raw_event *ev, uint32_t *tokens, size_t n_blocks,
                       uint32_t block_size, uint32_t *ret);

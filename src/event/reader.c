@@ -194,8 +194,8 @@ static int tier_of(struct kv_str medium)
 }
 
 /*
- * vLLM's clear empties its GPU pool alone; the tiers that it names CPU and STORAGE keep their blocks.
- * Engines that name their tiers otherwise (SGLang) clear them all.
+ * vLLM's clear empties its GPU pool alone; the tiers that it names CPU and STORAGE keep their
+ * blocks. Engines that name their tiers otherwise (SGLang) clear them all.
  */
 static void note_medium(struct kve_reader *reader, struct kv_str medium, enum kv_tier tier)
 {
@@ -277,7 +277,8 @@ static void set_pointers(struct kve_reader *reader)
 
 /* -- salts ------------------------------------------------------------------------------------- */
 
-/* What the event's salt adds to its seed, 0 for none; false when it can't be told. */
+/* Compute the term that the event's salt adds to its seed, 0 for none. False: the salt is
+ * unknown. */
 static bool resolve_salt(struct kve_reader *reader, uint32_t rank, const struct kve_raw_event *ev,
                          const uint64_t *hashes, uint64_t *ret)
 {
@@ -330,7 +331,8 @@ static int store_known(struct kve_reader *reader, const struct kve_raw_event *ev
     return add_hashes_op(reader, op, ev->n_hashes);
 }
 
-/* Blocks from the first one on whose keys aren't understood are left out: *@n is the number before. */
+/* Blocks from the first one on whose keys aren't understood are left out: *@n is the number
+ * before. */
 static int hash_with_extras(struct kve_reader *reader, const struct kve_raw_event *ev,
                             uint64_t seed, size_t *n, struct kve_op *op)
 {
@@ -457,7 +459,8 @@ static int add_stored(struct kve_reader *reader, const struct kve_raw_event *ev,
                           ev->n_hashes);
     if (rc <= 0)
         return rc ? rc : KVE_SKIP_RC(DUPLICATE_HASH);
-    /* A window's event leaves blocks out, so its tokens don't tell whose they are: its hashes do. */
+    /* A window's event leaves blocks out, so its tokens don't tell whose they are: its hashes
+     * do. */
     if (window || !ev->n_tokens || hides_namespace(reader, ev, op))
         return store_known(reader, ev, op);
     short_of = covered_blocks(reader, ev, &n);
@@ -467,7 +470,8 @@ static int add_stored(struct kve_reader *reader, const struct kve_raw_event *ev,
 
 /* -- removed, cleared -------------------------------------------------------------------------- */
 
-/* The copies that are left, beside the hashes in the scratch. Returns 0, KVE_SKIP_RC(...), -ENOMEM. */
+/* The copies that are left, beside the hashes in the scratch. Returns 0, KVE_SKIP_RC(...),
+ * -ENOMEM. */
 static int take_remaining(struct kve_reader *reader, const struct kve_raw_event *ev,
                           struct kve_op *op)
 {

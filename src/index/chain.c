@@ -4,7 +4,7 @@
  * that a chain finds it. Full slabs have a list of their own; an empty one goes back to the system
  * at once.
  *
- * Who holds a chain: up to two entries inside it, else a list.
+ * Holders of a chain: up to two entries inside it, else a list.
  */
 #include <string.h>
 

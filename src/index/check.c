@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What must hold between calls, checked the slow way. Recursion-free; writer's lock held. */
+/* Check the invariants that hold between calls, the slow way. No recursion; writer's lock held. */
 #include <stdio.h>
 
 #include "index/kids.h"

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Emptying whole holders, slice by slice. The lock is let go in between: going through a wide root, or
- * through all that hangs below one system prompt, takes long, and others' writers shouldn't wait for it.
- * The holder's own do (kvi_holder_await), else one could see what it stored last go, and what it stored
- * before stay.
+ * Emptying whole holders, slice by slice. The lock is let go in between: going through a wide root,
+ * or through all that hangs below one system prompt, takes long, and others' writers shouldn't wait
+ * for it. The holder's own do (kvi_holder_await), else one could see what it stored last go, and
+ * what it stored before stay.
  *
- * Small trees go from the top, so that lookups see each of them whole or not at all. Between slices all
- * that must hold does: nobody is in a chain without being in the one above. So a large tree goes from
- * below, hidden from lookups by a flag of the holder, small tree by small tree; a cursor, which other
- * writers move along, says where that stands:
+ * Small trees go from the top, so that lookups see each of them whole or not at all. Between slices
+ * all that must hold does: nobody is in a chain without being in the one above. So a large tree
+ * goes from below, hidden from lookups by a flag of the holder, small tree by small tree; a cursor,
+ * which other writers move along, says where that stands:
  *
  *     at ── chain whose children are being dropped; those in sets before `order` are done
  *     ├── small: dropped          ├── large: down to it          no child left: up; now it is small
@@ -50,7 +50,7 @@ static bool add_to_tree(void *arg, struct kvi_chain *kid)
     return --tree->left > 0;
 }
 
-/* What dropping the holder from @top and all below costs, or 0 when that is a large tree. */
+/* Compute the cost of dropping the holder from @top and all below; 0 for a large tree. */
 static uint32_t cost_of(const struct kvi_index *ix, uint32_t holder, const struct kvi_chain *top)
 {
     struct tree tree;
@@ -105,15 +105,16 @@ static bool drop_tree(void *arg, struct kvi_chain *kid)
     return !slice->stopped;
 }
 
-/* For lookups the whole tree goes now. Who noted the version before looks again, and sees the flag. */
+/* For lookups the whole tree goes now. Who noted the version before looks again, and sees the
+ * flag. */
 static void hide(struct kvi_holder *holder, struct kvi_chain *top)
 {
     atomic_store_explicit(&holder->hidden, true, memory_order_release);
     kvi_chain_bump(top);
 }
 
-/* From the set of children where the cursor stands on, until it ends, the slice does, or one is large.
- * @n: children that the holder is in, at least 1. Returns how many are left. */
+/* From the set of children where the cursor stands on, until it ends, the slice does, or one is
+ * large. @n: children that the holder is in, at least 1. Returns how many are left. */
 static uint64_t drop_kids(struct slice *slice, struct kvi_cursor *cursor, uint64_t n)
 {
     const struct kvi_chain *seen = slice->drop.ix->dirty_tail;
@@ -211,8 +212,8 @@ int kvi_clear(struct kvi_index *index, struct kv_holder holder)
     return 0;
 }
 
-/* Wait until no other call clears a rank of the worker, then mark them all, before the first one goes.
- * Returns their number. */
+/* Wait until no other call clears a rank of the worker, then mark them all, before the first one
+ * goes. Returns their number. */
 static size_t mark_worker(struct kvi_index *ix, uint64_t worker, const void *call)
 {
     size_t n = 0;

@@ -5,7 +5,7 @@
  *
  *     kids -> 0 | chain | table { key, chain }* | fan { kids[256] }
  *
- * So an insert never rebuilds more than TABLE_MAX entries, however wide the root.
+ * An insert therefore rebuilds at most TABLE_MAX entries, however wide the root is.
  *
  * Threads: kvi_kids_find from readers inside an epoch, the rest under the owner's lock.
  */
@@ -38,9 +38,10 @@ void kvi_kids_each(const struct kvi_chain *parent, bool (*fn)(void *arg, struct 
                    void *arg);
 
 /**
- * The same for a part of the children: the set (of hundreds) that holds those with the order *@order,
- * or all when they are few. Moves *@order on behind them, to 0 at the end; it stays where it is when @fn
- * returned false. Writers may go on in between: a child that is there all the while is met.
+ * The same for a part of the children: the set (of hundreds) that holds those with the order
+ * *@order, or all when they are few. Moves *@order on behind them, to 0 at the end; it stays where
+ * it is when @fn returned false. Writers may go on in between: a child that is there all the while
+ * is met.
  */
 void kvi_kids_some(const struct kvi_chain *parent, uint64_t *order,
                    bool (*fn)(void *arg, struct kvi_chain *kid), void *arg);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** What a set of children is made of; for kids.c and kids_each.c alone. kids.h has the drawing. */
+/** Structure of a set of children, for kids.c and kids_each.c alone. kids.h has the drawing. */
 #ifndef KV_INDEX_KIDS_SET_H
 #define KV_INDEX_KIDS_SET_H
 

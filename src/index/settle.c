@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What is left to do at the end of a call: chains that lost holders wait in a queue, to be trimmed,
- * removed, or joined with what is left beside them.
+ * Last step of a call: trim, remove, or join with a neighbour each chain that lost holders. Such
+ * chains wait in a queue until then.
  */
 #include "index/kids.h"
 #include "index/shape.h"

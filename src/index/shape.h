@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** What settle.c needs of shape.c. Threads: the index's lock. */
+/** Functions of shape.c for settle.c. Threads: the index's lock. */
 #ifndef KV_INDEX_SHAPE_H
 #define KV_INDEX_SHAPE_H
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A store in three parts: look (where do the blocks go, what must change; look.c), plan (allocate it
- * all; plan.c), commit (change; can't fail).
+ * A store in three parts: look (where do the blocks go, what must change; look.c), plan (allocate
+ * it all; plan.c), commit (change; can't fail).
  *
  * The commit works from the bottom up: new chains are hung in first, then the holder's entries
  * appear, deepest first. Until the topmost one is there the others can't be reached for this
@@ -214,9 +214,9 @@ static void sort_moves(struct kvi_store *store)
 }
 
 /*
- * The places that lose their names to others go. Before anything is added, for a block that the store
- * makes reachable in a tier may be above one of them, and they must not be seen together; and the
- * topmost first, so that nothing is seen to go by halves.
+ * The places that lose their names to others go. Before anything is added, for a block that the
+ * store makes reachable in a tier may be above one of them, and they must not be seen together; and
+ * the topmost first, so that nothing is seen to go by halves.
  */
 static void commit_moves(struct kvi_store *store)
 {
@@ -339,7 +339,7 @@ static int prepare(struct kvi_store *store, struct kv_holder holder, const uint6
     return rc;
 }
 
-/* What of the blocks was parked is in the tree now, with its other tiers. */
+/* Take the stored blocks off the parked ones, and give them the tiers that they had there. */
 static void unpark(struct kvi_store *store)
 {
     for (size_t i = 0; store->unparks && i < store->n; i++) {
@@ -369,7 +369,8 @@ int kvi_store_again(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tie
 
 /* -- blocks without a place -------------------------------------------------------------------- */
 
-/* Block @i has a place that this store doesn't decide, in the tree or parked: it gains a tier there. */
+/* Block @i has a place that this store doesn't decide, in the tree or parked: it gains a tier
+ * there. */
 static void gain(struct kvi_store *store, size_t i, uint32_t mask)
 {
     bool had = mask >> store->tier & 1;
@@ -469,8 +470,9 @@ static size_t count_strangers(const struct kvi_store *store, size_t i)
 }
 
 /*
- * Part by part where the whole can't be one store: below a parent that isn't in the tree, and in lower
- * tiers. @keeps: a block that the holder has keeps its place, wherever the event says that it is.
+ * Part by part where the whole can't be one store: below a parent that isn't in the tree, and in
+ * lower tiers. @keeps: a block that the holder has keeps its place, wherever the event says that it
+ * is.
  */
 static int store_parts(struct kvi_store *store, struct kv_holder key, const uint64_t *parent,
                        bool keeps)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** What the steps of kvi_store share: see look.c, plan.c (allocating) and store.c (changing). */
+/** Shared by the steps of kvi_store: look.c, plan.c (allocates) and store.c (changes the tree). */
 #ifndef KV_INDEX_STORE_H
 #define KV_INDEX_STORE_H
 
@@ -12,7 +12,7 @@ struct kvi_piece {
     size_t first;
 };
 
-/** What is to be done about a block's name. */
+/** Action to take for a block's name. */
 enum kvi_naming {
     KVI_NAME_KEEP,
     KVI_NAME_TABLE,   /* a new block, its name goes into the table */

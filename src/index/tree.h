@@ -44,7 +44,7 @@
 #define KVI_FIND_TRIES 64
 #define KVI_MAX_HOLDERS (1u << 24)
 
-/** What lies in limbo. */
+/** Kind of garbage in limbo. */
 enum kvi_kind {
     KVI_KIND_MEMORY, /* from kvi_mem_alloc */
     KVI_KIND_CHAIN,
@@ -187,7 +187,10 @@ struct kvi_alias {
     uint32_t pos;
 };
 
-/** Where a dump, or a clear, stands; writers that replace or remove the chain put it right (shape.c). */
+/**
+ * Where a dump, or a clear, stands; writers that replace or remove the chain put it right
+ * (shape.c).
+ */
 struct kvi_cursor {
     struct kvi_cursor *next;
     struct kvi_chain *at;
@@ -206,7 +209,7 @@ void kvi_cursor_add(struct kvi_index *ix, struct kvi_cursor *cursor);
 void kvi_cursor_remove(struct kvi_index *ix, const struct kvi_cursor *cursor);
 
 struct kvi_index {
-    /* What readers use. */
+    /* Used by readers. */
     struct kvi_chain root; /* no blocks, no holders */
     struct kvi_arena arena;
     struct kvi_dir holders; /* id -> struct kvi_holder */
@@ -217,7 +220,7 @@ struct kvi_index {
     void (*find_hook)(void *arg, const struct kvi_chain *chain);
     void *find_hook_arg;
 
-    /* What the writer counts and anybody reads; on lines of its own. */
+    /* Counters that the writer changes and any thread reads; on cache lines of their own. */
     _Alignas(64) _Atomic uint64_t n_holders;
     _Atomic uint64_t n_chains, n_blocks, n_holder_blocks, n_tier_blocks[KV_N_TIERS];
     _Atomic uint64_t n_walks_alone; /* lookups that had to stop the writer */
@@ -225,7 +228,7 @@ struct kvi_index {
     _Atomic uint64_t n_refused;
     struct kvi_mem mem;
 
-    /* What the writer uses, under the lock. */
+    /* Used by the writer, under the lock. */
     _Alignas(64) pthread_mutex_t lock;
     pthread_mutex_t gate;   /* who finds the lock taken waits for it holding the gate */
     pthread_cond_t cleared; /* a holder is not being cleared any more */
@@ -276,11 +279,13 @@ void kvi_lock(struct kvi_index *ix);
 /** The same, behind all who are waiting for the lock now: for a call that lets others go first. */
 void kvi_lock_in_turn(struct kvi_index *ix);
 struct kvi_holder *kvi_holder_find(const struct kvi_index *ix, struct kv_holder key);
-/** The same for who is about to write: waits, without the lock, while the holder is being cleared. */
+/**
+ * The same for who is about to write: waits, without the lock, while the holder is being cleared.
+ */
 struct kvi_holder *kvi_holder_await(struct kvi_index *ix, struct kv_holder key);
 /** Returns 0, -ENOMEM or -ENOSPC. */
 int kvi_holder_add(struct kvi_index *ix, struct kv_holder key, struct kvi_holder **ret);
-/** It holds nothing any more. */
+/** Forget a holder that holds no block any more. */
 void kvi_holder_drop(struct kvi_index *ix, struct kvi_holder *holder);
 /** End of a write: settle what is dirty, free what can be freed, unlock. */
 void kvi_unlock(struct kvi_index *ix);
@@ -379,7 +384,7 @@ static inline uint32_t kvi_place_pos(struct kvi_place place)
  */
 bool kvi_locate(const struct kvi_index *ix, const struct kvi_holder *holder, uint64_t hash,
                 struct kvi_place *ret, uint32_t *n_same);
-/** What @holder, who has it, calls the place. */
+/** Return the name that @holder, which has the place, gives it. */
 uint64_t kvi_name_of(const struct kvi_index *ix, const struct kvi_holder *holder, uint32_t pos);
 /**
  * Before each of kvi_locate's calls for @n hashes, @stride bytes apart, in order: brings what they

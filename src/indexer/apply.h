@@ -23,14 +23,14 @@ struct ki_apply_stats {
     uint64_t skipped[KVE_N_SKIPS];
 };
 
-/** What one stream writes, and has written. */
+/** Writer of one stream's events to the index. */
 struct ki_applier {
     uint64_t instance;
     struct kve_reader *reader;
     uint32_t *ranks; /* sorted: those whose blocks this stream has brought */
     uint32_t n_ranks;
     bool overlaps; /* the batches may be in a peer's dump already: a block told again is no copy */
-    /* What the last batch showed of missing blocks (struct ki_evidence). */
+    /* Evidence of missing blocks in the last batch (struct ki_evidence). */
     struct {
         uint64_t unknown;
         bool full;
@@ -48,7 +48,7 @@ void ki_applier_fini(struct ki_applier *a);
 /** @rank's blocks are this stream's: a purge forgets them. False at the bound or out of memory. */
 bool ki_applier_note_rank(struct ki_applier *a, uint32_t rank);
 
-/** What a batch did to the completeness of the view. */
+/** Effect of a batch on the completeness of the view. */
 enum ki_applied { KI_APPLIED, KI_APPLIED_PART, KI_APPLIED_CLEARED };
 
 /**

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Who may ask. Three modes:
+ * Access to the service. Three modes:
  *   - tokens (--auth-token-file): every request but /health needs `Authorization: Bearer TOKEN`;
  *   - open (--insecure): everybody;
- *   - neither: only this machine; others get 403 and a line that says what to do. Host, and Origin where a browser
- *     sends one, must name this machine too: a page of another site may have its own name resolve to 127.0.0.1
- *     (DNS rebinding), and then the browser connects from here.
+ *   - neither: only this machine; others get 403 and a line that says what to do. Host, and Origin
+ *     where a browser sends one, must name this machine too: a page of another site may have its
+ *     own name resolve to 127.0.0.1 (DNS rebinding), and then the browser connects from here.
  * Thread-safe.
  */
 #ifndef KV_INDEXER_AUTH_H

@@ -40,7 +40,7 @@ enum ki_field {
     KI_ROUTING_GROUP = 1 << 13, /* ki_body_parse's own: read into tenant_id */
 };
 
-/** What was read; reused from one request to the next. Zero-initialise. Thread-confined. */
+/** Parsed request body; reused from one request to the next. Zero-initialise. Thread-confined. */
 struct ki_body {
     uint32_t present; /* enum ki_field bits: there and not null */
     uint64_t instance_id, block_size, num_blocks, dp_rank, hash_lookahead;
@@ -56,8 +56,8 @@ struct ki_body {
 void ki_body_fini(struct ki_body *body);
 
 enum ki_media { KI_MEDIA_JSON, KI_MEDIA_MSGPACK, KI_MEDIA_OTHER };
-/** What a Content-Type stands for: application/json, anything with +json, application/msgpack,
- * x-msgpack, vnd.msgpack. */
+/** Classify a Content-Type: application/json, anything with +json, application/msgpack, x-msgpack,
+ * vnd.msgpack. */
 enum ki_media ki_media_of(const char *content_type);
 
 /**

@@ -2,9 +2,9 @@
 /**
  * Memory for request bodies and large replies, shared out among clients.
  *
- * A client is an address: an IPv4 one, or an IPv6 network of 64 bits, which is what one machine may choose from. A
- * client may hold as much as nobody holds: alone, half of the budget; beside one that has its half, half of the rest.
- * So whatever one client takes, the next one finds room.
+ * A client is an IPv4 address, or an IPv6 network of 64 bits, since one machine may use any address
+ * of it. A client may hold as much as is free: alone, half of the budget; beside a client that has
+ * its half, half of the rest. Whatever one client takes, the next one finds room.
  *
  * Thread-safe.
  */
@@ -29,7 +29,7 @@ void ki_budget_destroy(struct ki_budget *budget); /* all clients have left; NULL
 
 /** A connection of @address (IPv4 mapped) has come. NULL when out of memory. */
 struct ki_client *ki_budget_join(struct ki_budget *budget, const uint8_t address[16]);
-/** It has gone; with the last one, @client is freed. */
+/** Note that a connection of @client has ended. The last one frees @client. */
 void ki_budget_leave(struct ki_budget *budget, struct ki_client *client);
 
 /** Take @n bytes. False: the client would hold more than would be left. */

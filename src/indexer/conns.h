@@ -2,17 +2,20 @@
 /**
  * The open HTTP connections and a janitor that ends those which take too long.
  *
- * The HTTP library closes connections on which nothing moves. More is needed: a client may send a byte every few seconds
- * for ever, and connections of one client may use up the limit so that nobody else is accepted. So each connection has
- * the time up to which it has kept pace:
+ * The HTTP library closes connections on which nothing moves. More is needed: a client may send a
+ * byte every few seconds for ever, and connections of one client may use up the limit so that
+ * nobody else is accepted. So each connection has the time up to which it has kept pace:
  *
  *     between requests       when the last reply was sent (or the connection made)
- *     a body, a stream       as many milliseconds after its start as the client has moved bytes, at the slowest pace that
- *                            is allowed; never in the future, so that haste at first buys no sleep later
+ *     a body, a stream       as many milliseconds after its start as the client has moved bytes, at
+ *     the slowest pace that
+ *                            is allowed; never in the future, so that haste at first buys no sleep
+ *                            later
  *     a reply                when it was queued
  *
- * What lies behind by more than its patience is closed. When the table is nearly full, the connections that lie behind
- * most make room, first those of clients that have more than their share.
+ * The janitor closes a connection that is behind by more than its patience. When the table is
+ * nearly full, it closes the connections furthest behind, first those of clients with more than
+ * their share.
  */
 #ifndef KV_INDEXER_CONNS_H
 #define KV_INDEXER_CONNS_H
@@ -63,22 +66,31 @@ void ki_conns_remove(struct ki_conns *conns, struct ki_conn *conn);
 /** The client is to send or to take bytes from now on, and may lie behind by @patience_ms. @limit_ms is for all of it
  * (0: none). */
 void ki_conn_start(struct ki_conn *conn, uint64_t patience_ms, uint64_t limit_ms);
-/** It has moved @n bytes. */
+/** Note that a connection has moved @n bytes. */
 void ki_conn_moved(struct ki_conn *conn, size_t n);
-/** It has done all there was to do: it lies behind by nothing. */
+/** Note that a connection has done all its work: it is not behind. */
 void ki_conn_caught_up(struct ki_conn *conn);
-/** It waits for us: until ki_conn_caught_up only the limit for all counts. */
+/**
+ * Note that a connection waits for this service: until ki_conn_caught_up only the common limit
+ * counts.
+ */
 void ki_conn_wait(struct ki_conn *conn);
-/** It's our turn: no deadline, and not to be closed to make room. */
+/** Note that this service works on a request: no deadline, and not closed to make room. */
 void ki_conn_busy(struct ki_conn *conn);
-/** A deadline that keeps its place among the idle: who is refused mustn't keep others out by being slow. */
+/**
+ * A deadline that keeps its place among the idle: who is refused mustn't keep others out by being
+ * slow.
+ */
 void ki_conn_limit(struct ki_conn *conn, uint64_t limit_ms);
 /** By how much it lies behind. */
 uint64_t ki_conn_lag_ns(const struct ki_conn *conn, uint64_t now_ns);
 
 /** Close it; its thread notices soon. Before ki_conns_remove. */
 void ki_conns_hang_up(struct ki_conns *conns, struct ki_conn *conn);
-/** Close the connection of @client whose body holds memory and lies behind most, if by more than @lag_ms. */
+/**
+ * Close the connection of @client whose body holds memory and lies behind most, if by more than
+ * @lag_ms.
+ */
 bool ki_conns_drop_slowest(struct ki_conns *conns, const struct ki_client *client, uint64_t lag_ms);
 
 /** The reply is out; the next request header must come within the idle timeout. */

@@ -7,7 +7,7 @@
 #include "indexer/service.h"
 #include "kv_event.h"
 
-/* What the workers of one model say about themselves, summed up. */
+/* Sums over the workers of one model. */
 struct view {
     size_t ranks, active, partial;
     uint64_t batches, orphans, missed, blocks;

@@ -11,7 +11,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/** What the header lines said so far. Zero-initialise; strings point into the header. */
+/**
+ * Framing facts of the header lines read so far. Zero-initialise; strings point into the header.
+ */
 struct ki_framing {
     uint64_t content_length;
     unsigned n_lengths, n_encodings, n_hosts;
@@ -24,10 +26,10 @@ struct ki_framing {
 };
 
 /**
- * The header's bytes are still where they were received, @len of them from @start (the method), with
- * NUL in the place of blanks and line ends; @version ends the request line. Call it before the lines
- * are taken in: what the reader of the wire skipped or cut off then shows as a gap between them (a
- * line that ends in a bare LF, a NUL, a folded line).
+ * The header's bytes are still where they were received, @len of them from @start (the method),
+ * with NUL in the place of blanks and line ends; @version ends the request line. Call it before the
+ * lines are taken in: what the reader of the wire skipped or cut off then shows as a gap between
+ * them (a line that ends in a bare LF, a NUL, a folded line).
  */
 void ki_framing_expect_whole(struct ki_framing *framing, const char *start, size_t len,
                              const char *version);

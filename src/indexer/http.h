@@ -3,10 +3,12 @@
  * The HTTP seam: routes in, replies out; which library speaks the protocol is known only to the
  * files that include http_impl.h.
  *
- * What it takes care of, so that handlers don't: bodies are collected into reused buffers under a
- * limit per route and one for all together; ambiguous framing (two Content-Lengths, Content-Length
- * with Transfer-Encoding, ...) is refused; unknown paths and methods get 404 and 405; connections
- * have deadlines (conns.h); replies may be streamed from a thread of their own (pipe.h).
+ * Handlers need not care for the following. The seam
+ * - collects bodies into reused buffers, under a limit per route and one for all together,
+ * - refuses ambiguous framing (two Content-Lengths, Content-Length with Transfer-Encoding, ...),
+ * - answers unknown paths and methods with 404 and 405,
+ * - gives connections deadlines (conns.h),
+ * - streams replies from a thread of their own (pipe.h).
  *
  * Handlers run on one of the seam's threads, one request at a time per thread.
  */
@@ -69,7 +71,7 @@ typedef int (*ki_produce_fn)(void *arg, struct ki_pipe *pipe);
 
 #define KI_REPLY_MAX_HEADERS 4
 
-/** What a handler fills; it starts as 200 with an empty application/json body. */
+/** Reply that a handler fills. Starts as 200 with an empty application/json body. */
 struct ki_reply {
     unsigned status;
     const char *content_type; /* NULL: none */
@@ -116,7 +118,10 @@ int ki_http_bind(const char *host, uint16_t port, int *ret_fd, uint16_t *ret_por
 int ki_http_start(int fd, const struct ki_http_opts *opts, struct ki_http **ret,
                   struct kv_error *error);
 
-/** Hang up on new connections, let requests in progress finish for @drain_ms at most, close. NULL is a no-op. */
+/**
+ * Hang up on new connections, let requests in progress finish for @drain_ms at most, close. NULL is
+ * a no-op.
+ */
 void ki_http_stop(struct ki_http *http, uint64_t drain_ms);
 
 struct ki_http_stats {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * What the files of the HTTP seam share; nobody else knows the library.
+ * Shared by the files of the HTTP seam. No other file uses the HTTP library.
  *
  *   http.c           the server: its threads, connections, start and stop
  *   http_request.c   a request until its handler has filled the reply
@@ -73,12 +73,14 @@ void ki_http_on_completed(void *cls, struct MHD_Connection *connection, void **s
 void ki_http_free_exchanges(struct ki_http *http);
 
 int ki_slow_create(struct ki_slow **ret);
-/* Finish what runs; what waits gets 503. While MHD still runs, which has suspended the connections. NULL is a no-op. */
+/* Finish what runs; what waits gets 503. While MHD still runs, which has suspended the connections.
+ * NULL is a no-op. */
 void ki_slow_destroy(struct ki_slow *slow);
 /* Suspend the exchange's connection and run its handler again on a slow thread. */
 void ki_slow_defer(struct ki_slow *slow, struct ki_exchange *exchange);
 
-/* Take @n more bytes from the budget for the exchange. Makes room where the client itself is slow. False: none. */
+/* Take @n more bytes from the budget for the exchange. Makes room where the client itself is slow.
+ * False: none. */
 bool ki_http_charge(struct ki_exchange *exchange, size_t n);
 
 /* Queue what exchange->reply says. */

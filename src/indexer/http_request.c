@@ -7,10 +7,12 @@
 /*
  * The life of a request:
  *
- *   begin      its header is complete: framing, authorization, route. Refused: the reply goes out at
- *              once and the connection closes, unless the body is so short that it is read and dropped
+ *   begin      its header is complete: framing, authorization, route. Refused: the reply goes out
+ *              at once and the connection closes, unless the body is so short that it is read and
+ *              dropped
  *   collect    the body, under the limits
- *   finish     the handler fills the reply, which is sent from its buffer or streamed through a pipe
+ *   finish     the handler fills the reply, which is sent from its buffer or streamed through a
+ *              pipe
  *   completed  the exchange goes back to the free list with its buffers
  */
 
@@ -128,8 +130,8 @@ static enum MHD_Result take_header(void *cls, enum MHD_ValueKind kind, const cha
 
 /*
  * Before 1.0 the library takes a bare LF for a line's end and cuts a value at a NUL, whatever its
- * strictness. It cuts the lines in place, so that the layout of its strings shows both. From 1.0 on it
- * refuses them itself, and moves more.
+ * strictness. It cuts the lines in place, so that the layout of its strings shows both. From 1.0 on
+ * it refuses them itself, and moves more.
  */
 static void watch_layout(struct ki_exchange *ex, const char *version)
 {
@@ -257,7 +259,7 @@ bool ki_http_charge(struct ki_exchange *ex, size_t n)
     return false;
 }
 
-/* What of @bytes must be taken from the budget. */
+/* Compute the part of @bytes that must be taken from the budget. */
 static size_t beyond_free(size_t bytes)
 {
     return bytes > KI_FREE_BYTES ? bytes - KI_FREE_BYTES : 0;

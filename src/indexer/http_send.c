@@ -70,7 +70,8 @@ static ssize_t stream_read(void *cls, uint64_t pos, char *data, size_t max)
             return break_off(stream);
         stream->started = true;
     }
-    /* The library asks for more when the client has taken what there was; while parked, we were slow and not it. */
+    /* The library asks for more when the client has taken what there was; while parked, we were
+     * slow and not it. */
     if (stream->parked)
         ki_conn_caught_up(stream->conn);
     stream->parked = false;
@@ -128,7 +129,8 @@ static bool evict_slowest(struct ki_http *http)
     return true;
 }
 
-/* Those that are cut off leave soon; meanwhile there may be twice as many as are served. */
+/* Add a stream. Streams that were cut off end soon; until then there may be twice as many as
+ * served. */
 static int add_stream(struct ki_http *http, struct ki_stream *stream)
 {
     uint32_t max = http->opts.max_streams;

@@ -134,8 +134,8 @@ void ki_link_back_off(struct ki_link *link)
     link->delay_ns = KV_MIN(link->delay_ns * 2, LAST_DELAY_NS);
 }
 
-/* What the monitor has to say of the handshake is there by now, but for peers so old that their
- * handshake is not told of. */
+/* Mark a link as well. The monitor has reported the handshake by now, except with very old peers,
+ * whose handshake it doesn't report. */
 bool ki_link_is_well(struct ki_link *link, uint64_t now_ns)
 {
     bool changed;

@@ -43,9 +43,11 @@ void ki_link_close(struct ki_link *link, void *socket, int epoll_fd);
 /** Read what there is. True when state, problem or ups have changed. */
 bool ki_link_read(struct ki_link *link, uint64_t now_ns);
 bool ki_link_is_dead(const struct ki_link *link, uint64_t now_ns);
-/** It is dead and its socket will be made anew: the next time it takes longer. */
+/** Note that a link is dead. Its socket will be made anew, later each time. */
 void ki_link_back_off(struct ki_link *link);
-/** It has brought a message: it's well. True when state or problem have changed. */
+/**
+ * Note that a link has brought a message: it is well. True when its state or problem have changed.
+ */
 bool ki_link_is_well(struct ki_link *link, uint64_t now_ns);
 
 #endif

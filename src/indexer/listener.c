@@ -520,7 +520,7 @@ static void count_malformed(struct ki_listener *l, const char *what)
                     l->rank, l->endpoint);
 }
 
-/* What was heard of the connection becomes what /workers says, and what the stream asks. */
+/* Publish the state of the connection in /workers, and tell the stream about it. */
 static void show_link(struct ki_listener *l, uint64_t now_ns)
 {
     const char *problem = l->link.problem;
@@ -539,8 +539,8 @@ static void show_link(struct ki_listener *l, uint64_t now_ns)
 }
 
 /*
- * A connection's first message: the stream hears of the connection with the batch itself. libzmq tells
- * of a connection before it delivers; of several, the message may be an earlier one's.
+ * A connection's first message: the stream hears of the connection with the batch itself. libzmq
+ * tells of a connection before it delivers; of several, the message may be an earlier one's.
  */
 static void note_heard(struct ki_listener *l, uint64_t now_ns)
 {
@@ -714,7 +714,7 @@ static void tell_connection(struct ki_listener *l, uint64_t now_ns)
 {
     unsigned steps = 0;
 
-    /* What was published while the peer dumped has been read. */
+    /* All batches published during the peer's dump have been read. */
     if (l->started && !l->sub_ready && !has_work(l) && !l->holding && l->applier.overlaps) {
         pthread_mutex_lock(&l->lock);
         l->applier.overlaps = false;
@@ -835,8 +835,8 @@ static void attach(struct ki_listener *l, uint64_t now_ns)
     pthread_mutex_unlock(&l->lock);
 }
 
-/* Without a connection, the name may have moved, or have another address that answers. What the last connection
- * brought is read first. */
+/* Without a connection, the name may have moved, or have another address that answers. What the
+ * last connection brought is read first. */
 static void look_again(struct ki_listener *l, uint64_t now_ns)
 {
     int rc;

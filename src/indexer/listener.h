@@ -31,20 +31,20 @@
 #include "indexer/target.h"
 
 /**
- * Messages that libzmq reads ahead while the event thread is busy, before TCP and then the publisher
- * have to queue. libzmq counts messages, not bytes, so few.
+ * Messages that libzmq reads ahead while the event thread is busy, before TCP and then the
+ * publisher have to queue. libzmq counts messages, not bytes, so few.
  */
 #define KI_RECEIVE_QUEUE 64
 /**
- * The same for a replay. Few, as a ring may hold large ones: a ROUTER drops, without a word, what its
- * peer has no room for, the hole is asked for again. More here would hardly help: a ROUTER's own
- * queue, 1000 messages by default, is full before.
+ * The same for a replay. Few, as a ring may hold large ones: a ROUTER drops, without a word, what
+ * its peer has no room for, the hole is asked for again. More here would hardly help: a ROUTER's
+ * own queue, 1000 messages by default, is full before.
  */
 #define KI_REPLAY_QUEUE 64
 /** Larger messages end the connection, which is made anew (they show as a gap). */
 #define KI_MAX_MESSAGE (INT64_C(64) << 20)
 
-/** What all listeners share. */
+/** Shared by all listeners. */
 struct ki_listener_env {
     void *zmq;
     struct kv_resolver *resolver;

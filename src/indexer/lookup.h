@@ -8,8 +8,8 @@
  * model may have workers of several. Blocks of two forms never have the same local hash, so each
  * form finds its own workers. A model without lookahead costs one look.
  *
- * vLLM hashes a multimodal object with its place in the block, other engines without: two forms more,
- * which are asked for prompts with such objects only.
+ * vLLM hashes a multimodal object with its place in the block, other engines without: two forms
+ * more, which are asked for prompts with such objects only.
  */
 #ifndef KV_INDEXER_LOOKUP_H
 #define KV_INDEXER_LOOKUP_H
@@ -41,7 +41,7 @@ struct ki_prompt {
     size_t n_objects;
 };
 
-/** What a look found; reused. Zero-initialise. Thread-confined. */
+/** Result of a lookup; reused. Zero-initialise. Thread-confined. */
 struct ki_lookup {
     struct kv_buf hashes; /* raw uint64_t: of the first form asked, for explain */
     size_t n_blocks;      /* of these */

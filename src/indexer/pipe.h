@@ -6,8 +6,8 @@
  *       waits while full                                                never waits: parks and is
  * woken
  *
- * So a slow reader holds back its own producer and nothing else, and a reader that goes away ends
- * it. One writer, one reader; cancel from anywhere.
+ * A slow reader delays its own producer and nothing else; a reader that goes away ends the
+ * producer. One writer, one reader; cancel from any thread.
  */
 #ifndef KV_INDEXER_PIPE_H
 #define KV_INDEXER_PIPE_H

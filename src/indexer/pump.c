@@ -79,7 +79,7 @@ static void tick_all(struct ki_pump *p, uint64_t now_ns)
     }
 }
 
-/* What other threads asked for. False: stop. */
+/* Do the requests of other threads. False: stop. */
 static bool take_inbox(struct ki_pump *p)
 {
     struct listener_list inbox = TAILQ_HEAD_INITIALIZER(inbox);

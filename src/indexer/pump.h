@@ -14,7 +14,9 @@
 #include "base/thread.h"
 #include "indexer/listener.h"
 
-/** What an epoll event carries: the listener, and which of its sockets (its lowest bits are free). */
+/**
+ * Data of an epoll event: the listener and one of its sockets (the pointer's lowest bits are free).
+ */
 #define KI_PUMP_SUB(listener) ((uint64_t)(uintptr_t)(listener))
 #define KI_PUMP_DEALER(listener) ((uint64_t)(uintptr_t)(listener) | 1)
 #define KI_PUMP_LINK(listener) ((uint64_t)(uintptr_t)(listener) | 2)

@@ -17,7 +17,7 @@
 #include "indexer/follow.h"
 #include "indexer/peers.h"
 
-/* What of the document is in memory at a time. */
+/* Bytes of the document in memory at a time. */
 #define READ_BUFFER (256u << 10)
 
 static bool is_stopped(const struct ki_recovery_opts *opts)
@@ -171,7 +171,7 @@ static void adopt_all(struct ki_registry *registry, struct ki_dump_reader *reade
     result->orphans = reader->orphans;
 }
 
-/* What the peer follows is followed here before its dump is taken, so that no batch falls between. */
+/* Follow the peer's registrations before its dump is taken, so that no batch is lost in between. */
 static void take_registrations(struct ki_registry *registry, const char *peer,
                                const struct ki_recovery_opts *opts)
 {

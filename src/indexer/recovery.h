@@ -29,7 +29,7 @@ struct ki_recovery_opts {
     const _Atomic int *stop; /* non-zero: give up (a signal handler's flag); NULL: none */
 };
 
-/** What came of it. */
+/** Result of a recovery. */
 struct ki_recovery_result {
     char peer[256]; /* its URL (cut to fit), "" when no peer served */
     uint64_t models, events, blocks;

@@ -5,8 +5,9 @@
  *
  * A model here is a (model_name, tenant_id) pair with its own prefix index and block size; pairs
  * are isolated from one another. A registration is one (instance_id, dp_rank) with one ZMQ
- * endpoint, and owns one listener. All functions are thread-safe; none waits for the network. Unregistering waits for
- * the blocks to leave the index (a million a second or so), and so does the instance's next change; others don't.
+ * endpoint, and owns one listener. All functions are thread-safe; none waits for the network.
+ * Unregistering waits for the blocks to leave the index (a million a second or so), and so does the
+ * instance's next change; others don't.
  */
 #ifndef KV_INDEXER_REGISTRY_H
 #define KV_INDEXER_REGISTRY_H
@@ -63,7 +64,10 @@ void ki_model_release(struct ki_model *model);
 /** Tokens after a block that its hash may cover, at most. */
 #define KI_MAX_LOOKAHEAD 31
 
-/** Blocks of a model come in these forms, too (see ki_model_note_forms). An unknown model is passed over. */
+/**
+ * Blocks of a model come in these forms, too (see ki_model_note_forms). An unknown model is passed
+ * over.
+ */
 void ki_registry_note_forms(struct ki_registry *registry, const char *name, const char *tenant,
                             uint64_t forms);
 
@@ -172,7 +176,7 @@ struct ki_removed {
     bool by_peer; /* a peer told it, and no client has asked for it here */
 };
 
-/** This process among peers. */
+/** Return the identifier of this process among peers. */
 uint64_t ki_registry_id(struct ki_registry *registry);
 /** Another number after each change of registrations. */
 uint64_t ki_registry_revision(struct ki_registry *registry);

@@ -27,7 +27,7 @@ static int check_adoptable(const struct ki_registry *r, const struct ki_model *k
     return 0;
 }
 
-/* What is being adopted. */
+/* A model being adopted from a peer. */
 struct adoption {
     struct ki_model *known, *model; /* the empty one, or NULL; the one with the peer's index */
     struct ki_watermark *marks;     /* sorted by holder */
@@ -58,14 +58,15 @@ static void move_listener(struct ki_listener *l, const struct adoption *a)
     } else if (kvi_holder_blocks(a->model->index, holder)) {
         pthread_mutex_lock(&l->lock);
         ki_stream_seed_cursorless(&l->stream);
-        /* Torn, or the peer had these blocks from another stream, whose numbers mean nothing here. */
+        /* Torn, or the peer had these blocks from another stream, whose numbers mean nothing
+         * here. */
         if (mark && (mark->torn || !mark->no_position))
             ki_stream_seed_torn(&l->stream);
         pthread_mutex_unlock(&l->lock);
     }
 }
 
-/* Who brings the blocks of a rank that isn't registered, as far as one can tell. */
+/* Find the listener that brings the blocks of a rank that isn't registered; NULL: unknown. */
 static struct ki_listener *feeder_of(const struct ki_registry *r, const struct ki_watermark *mark)
 {
     size_t first, end = ki_instance_range(r, mark->holder.worker, &first);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What others see of the registry: models, workers, watermarks; and the two test hooks. */
+/* Views of the registry: models, workers, watermarks; and the two test hooks. */
 #include <stdlib.h>
 
 #include "indexer/tables.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What handlers fill in a reply; nothing here knows the HTTP library. */
+/* Fill a reply, without knowledge of the HTTP library. */
 #include <stdio.h>
 
 #include "base/json.h"

@@ -21,7 +21,7 @@
 #include "indexer/registry.h"
 #include "indexer/telemetry.h"
 
-/** What one request needs besides its body; reused, so that the hot path allocates nothing. */
+/** Buffers for one request besides its body; reused, so that the hot path allocates nothing. */
 struct ki_scratch {
     struct ki_body body;
     struct ki_lookup lookup;

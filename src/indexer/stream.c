@@ -53,7 +53,7 @@ void ki_stream_remember(struct ki_stream *s, uint64_t sequence)
     s->before = sequence;
 }
 
-/* What has just been lost may have removed blocks that we go on holding. */
+/* Note lost batches: they may have removed blocks that the index still holds. */
 static void lose(struct ki_stream *s, uint64_t now_ns)
 {
     if (s->lossy)
@@ -219,7 +219,7 @@ static unsigned finish(struct ki_stream *s)
 static unsigned give_up(struct ki_stream *s, uint64_t now_ns)
 {
     s->stats.failed_replays++;
-    /* What a held batch finds missing it tells itself; without one, nobody saw the end. */
+    /* A held batch shows itself which batches are missing. Without one the end is unknown. */
     if (!s->holding && s->has_position)
         s->partial = true;
     s->cooldown_to_ns = now_ns + s->opts.cooldown_ns;
@@ -280,7 +280,8 @@ static void forget(struct ki_stream *s)
     be_sound(s);
 }
 
-/* Another connection may lead to another process: nothing that the old one did counts against it. */
+/* Another connection may lead to another process: nothing that the old one did counts against
+ * it. */
 static void meet(struct ki_stream *s)
 {
     s->has_live = s->merged = false;
@@ -357,9 +358,9 @@ static unsigned live_next(struct ki_stream *s, const struct ki_batch_id *id, uin
 }
 
 /*
- * Without timestamps: a publisher counts upwards and repeats nothing, so live numbers that still rise
- * are a backlog that a replay or a peer's dump has overtaken, however long it is. Only where they
- * fall behind what the live socket itself has brought is it another count.
+ * Without timestamps: a publisher counts upwards and repeats nothing, so live numbers that still
+ * rise are a backlog that a replay or a peer's dump has overtaken, however long it is. Only where
+ * they fall behind what the live socket itself has brought is it another count.
  */
 static bool falls_back(const struct ki_stream *s, const struct ki_batch_id *id)
 {
@@ -450,8 +451,9 @@ static unsigned live_decide(struct ki_stream *s, const struct ki_batch_id *id, u
 }
 
 /*
- * A batch that a replay has overtaken: of the old process, when the replay has shown us a newer one,
- * or older than the publisher's ring. Without timestamps the numbers tell, as long as they rise.
+ * A batch that a replay has overtaken: of the old process, when the replay has shown us a newer
+ * one, or older than the publisher's ring. Without timestamps the numbers tell, as long as they
+ * rise.
  */
 static bool is_left_behind(struct ki_stream *s, const struct ki_batch_id *id, bool reconnected)
 {
@@ -561,8 +563,8 @@ static unsigned replay_heal(struct ki_stream *s, const struct ki_batch_id *id)
 }
 
 /*
- * What precedes the held batch can't be younger, and what has its number is it; unless another
- * process tells.
+ * True when @id contradicts the held batch: an earlier number with a later time, or the same number
+ * with other contents. Another process is publishing then.
  */
 static bool contradicts_trigger(const struct ki_stream *s, const struct ki_batch_id *id)
 {
@@ -645,13 +647,13 @@ unsigned ki_stream_replay_end(struct ki_stream *s, uint64_t now_ns)
 {
     if (s->state != KI_STREAM_REPLAYING)
         return 0;
-    /* A process keeps its last batch, and a ROUTER that drops replies never drops the first: who has
-     * none from position on is another process. */
+    /* A process keeps its last batch, and a ROUTER that drops replies never drops the first: who
+     * has none from position on is another process. */
     if (!s->holding && s->kind == KI_REPLAY_VERIFY && !s->answered)
         return replay_restarted(s, now_ns);
     if (!s->holding || s->ahead || s->kind == KI_REPLAY_HEAL)
         return finish(s);
-    /* Whoever publishes what we hold hasn't got to the peer's position yet: it is another process. */
+    /* The held batch's publisher hasn't reached the peer's position: it is another process. */
     if (s->kind == KI_REPLAY_VERIFY && s->seeded && s->trigger <= s->position)
         return replay_restarted(s, now_ns);
     return retry_later(s, now_ns);
@@ -667,7 +669,8 @@ unsigned ki_stream_replay_failed(struct ki_stream *s, uint64_t now_ns)
 
 /* -- connections ------------------------------------------------------------------------------- */
 
-/* What was published before our subscription arrived, and whose it is. */
+/* Ask for the batches published before the subscription arrived, and learn which process sent
+ * them. */
 static unsigned ask(struct ki_stream *s, uint64_t now_ns)
 {
     if (s->has_position && !s->torn)

@@ -21,14 +21,14 @@
 
 #define KI_STREAM_WINDOW 128 /* batches whose digest is remembered; a power of two */
 
-/** What a batch is known by. */
+/** Identity of a batch. */
 struct ki_batch_id {
     uint64_t sequence;
     uint64_t digest;  /* of the payload */
     double timestamp; /* the publisher's, in seconds; 0: unknown */
 };
 
-/** What to do, a set. Carried out in this order: PURGE, APPLY, REQUEST, RESUME. */
+/** Steps to take, a set. The caller takes them in this order: PURGE, APPLY, REQUEST, RESUME. */
 enum ki_step {
     KI_STEP_PURGE = 1,    /* forget all blocks that this stream brought */
     KI_STEP_RESET = 2,    /* and what the reader remembers: it is another process now */
@@ -130,19 +130,20 @@ void ki_stream_init(struct ki_stream *s, const struct ki_stream_opts *opts);
 void ki_stream_seed(struct ki_stream *s, uint64_t sequence, double timestamp, bool partial);
 /** The same without a position: whatever comes first continues it. */
 void ki_stream_seed_cursorless(struct ki_stream *s);
-/** What came from elsewhere lacks something: partial, and as soon as reading starts everything is
- * asked for again. Before ki_stream_start. */
+/** Note that the state from a peer lacks something: the stream is partial, and asks for all batches again
+ * as soon as reading starts. Call it before ki_stream_start. */
 void ki_stream_seed_torn(struct ki_stream *s);
-/** An earlier registration had got this far; its blocks are gone. */
+/** Note the position of an earlier registration, whose blocks are gone. */
 void ki_stream_remember(struct ki_stream *s, uint64_t sequence);
 
 /** Reading starts. */
 void ki_stream_start(struct ki_stream *s, uint64_t now_ns);
 
 /**
- * A connection to the publisher is there, everything that earlier ones brought has been offered, and
- * no replay runs. @anew: made after the state behind the stream was; another process may answer. Asks the replay
- * service at once: subscribing takes a moment, and what is published before is lost. Returns steps.
+ * A connection to the publisher is there, everything that earlier ones brought has been offered,
+ * and no replay runs. @anew: made after the state behind the stream was; another process may
+ * answer. Asks the replay service at once: subscribing takes a moment, and what is published before
+ * is lost. Returns steps.
  */
 unsigned ki_stream_connected(struct ki_stream *s, bool anew, uint64_t now_ns);
 /** A connection was made, and nothing is said yet of what came over it: replays may be asked for, and
@@ -167,7 +168,7 @@ unsigned ki_stream_tick(struct ki_stream *s, uint64_t now_ns);
  * that the publisher is still the process whose batches were applied. */
 bool ki_stream_is_partial(const struct ki_stream *s);
 
-/** What an applied batch showed of the index's view, over all ranks of the stream. */
+/** Evidence in an applied batch about the index's view, over all ranks of the stream. */
 struct ki_evidence {
     uint64_t held;     /* blocks that the stream's ranks have in the index now, parked ones too */
     uint64_t capacity; /* that the engine has room for; 0: unknown */

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * What GET /metrics shows: request counters kept here, and the state of listeners, indexes,
- * connections and the process, read when somebody asks. docs/kv-indexer.md lists every family.
+ * Metrics of GET /metrics: request counters kept here, and the state of listeners, indexes,
+ * connections and the process, read at each scrape. docs/kv-indexer.md lists every family.
  */
 #ifndef KV_INDEXER_TELEMETRY_H
 #define KV_INDEXER_TELEMETRY_H

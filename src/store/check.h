@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** What a backend returns is believed only after these. */
+/** Checks of the values that a backend returns. The library uses no value before its check. */
 #ifndef KV_STORE_CHECK_H
 #define KV_STORE_CHECK_H
 

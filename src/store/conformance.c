@@ -253,7 +253,7 @@ enum kvs_verdict kvs_conf_delete(struct kvs_conf *c, kv_store_v1 *h, const char 
 
 /* -- The run ----------------------------------------------------------------------------------- */
 
-/* What the check made goes, through a handle of its own. */
+/* Remove all objects that the check made, through a handle of its own. */
 static void clean_up(struct kvs_conf *c)
 {
     kv_store_v1 *h = c->n_names || c->n_keys ? c->vt->open(c->uri) : NULL;

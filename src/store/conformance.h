@@ -4,8 +4,8 @@
  * conformance_abi.c, _names.c, _threads.c and _ext.c are the checks, each a function that looks at
  * one promise of include/kv_store_abi.h (or kv_store_ext.h) through a fresh handle.
  *
- * What a check opens, allocates, puts and publishes through these helpers is released and removed
- * by the runner afterwards, so that a check may return in the middle.
+ * The runner releases and removes everything that a check opens, allocates, puts and publishes
+ * through these helpers, so that a check may return in the middle.
  */
 #ifndef KV_STORE_CONFORMANCE_H
 #define KV_STORE_CONFORMANCE_H

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The exported symbols of a shared object, from its file: .dynsym, as the loader will see it. The
- * file is one that was loaded already, so that it is no stranger; lengths are checked all the same. */
+ * file is one that was loaded already, so that it is no stranger; lengths are checked all the
+ * same. */
 #include <elf.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -20,7 +21,7 @@ static bool is_inside(const struct image *image, uint64_t offset, uint64_t len)
     return offset <= image->len && len <= image->len - offset;
 }
 
-/* What a backend may export, and what linkers add to every library. */
+/* True for the symbols that a backend may export, and those that linkers add to every library. */
 static bool is_allowed(const char *name)
 {
     static const char *const ALLOWED[] = {

@@ -122,7 +122,7 @@ static enum kvs_verdict check_odd_names(struct kvs_conf *c)
     return n_taken ? KVS_PASS : kvs_conf_fail(c, "not one name was taken");
 }
 
-/* What consumers use: letters, digits, '-', '_' and '.' within, up to 200 bytes. */
+/* Names that consumers use: letters, digits, '-', '_' and '.' within, up to 200 bytes. */
 static enum kvs_verdict check_plain_names(struct kvs_conf *c)
 {
     static const char *const PLAIN[] = {"slot-0", "model_7b.q4_k_m", "0123456789", "UPPER.bin"};

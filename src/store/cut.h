@@ -28,7 +28,7 @@ struct kvs_source {
 /** Bytes ahead, at least @want unless the object ends or reading fails: how many. */
 size_t kvs_source_fill(struct kvs_source *s, size_t want);
 
-/** What the parser of a format wants next. */
+/** Next piece that the parser of a format asks for. */
 struct kvs_piece {
     size_t len;             /* 0: it has no opinion about the rest */
     struct kvs_weave weave; /* rows != 0: a region of len bytes, its chunks go column by column */

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What kv_store_ext.h offers, checked, and made from the ABI's own calls where that is possible. */
+/* Functions of kv_store_ext.h, with checks; made from the ABI's own calls where possible. */
 #include <limits.h>
 
 #include "base/error.h"
@@ -61,8 +61,8 @@ static bool drop_twins(void **values, size_t n)
     return found;
 }
 
-/* The backend's own batch succeeded, so that what it left in @ret is ours, whatever is wrong with it.
- * @found: what it returned. */
+/* The backend's own batch succeeded, so that what it left in @ret is ours, whatever is wrong with
+ * it. @found: what it returned. */
 static int check_batch(const struct kvs_store *store, int found, size_t n, void **ret,
                        const size_t *len)
 {

@@ -23,7 +23,8 @@ void kvs_file_chunk_side_car(char ret[KVS_FILE_HEX + 8], const char *hex)
 
 /* -- Is it there? ------------------------------------------------------------------------------ */
 
-/* Unless the file is another by now, or another program's as well: its checksum may be in the side-car that this would replace. */
+/* Unless the file is another by now, or another program's as well: its checksum may be in the
+ * side-car that this would replace. */
 static void mark(kv_store_v1 *h, int fan, const char *hex, int fd, const struct kvs_file_sum *sum)
 {
     char side_car[KVS_FILE_HEX + 8];
@@ -56,8 +57,8 @@ static bool adopt(kv_store_v1 *h, int fd, int fan, const char *hex, uint64_t own
     free(have);
     if (!same)
         return false;
-    /* Its writer may not have synced it. The mark says that it is durable, so it comes after; when it
-     * can't be marked it is at least durable. */
+    /* Its writer may not have synced it. The mark says that it is durable, so it comes after; when
+     * it can't be marked it is at least durable. */
     if (fsync(fd) < 0)
         return false;
     kvs_file_sum_make(&sum, owner, data, len);
@@ -117,7 +118,8 @@ int kvs_file_pin(kv_store_v1 *h, const uint8_t *key, const char *hex, struct kvs
     return 0;
 }
 
-/* What can be neither pinned nor made young may be deleted at any moment: a copy of it is put. */
+/* Put a copy of a chunk that can be neither pinned nor marked as used: it may be deleted any
+ * moment. */
 static int copy_hit(kv_store_v1 *h, struct kvs_file_pending *e, const char *hex)
 {
     uint64_t owner = kvs_file_owner(e->key, e->key_len, false);
@@ -162,7 +164,8 @@ static int find_hit(kv_store_v1 *h, struct kvs_file_pending *e, const uint8_t *d
     return rc == 0; /* else vanished meanwhile */
 }
 
-/* -- Put ---------------------------------------------------------------------------------------- */
+/* -- Put
+ * ---------------------------------------------------------------------------------------- */
 
 static bool is_pending(kv_store_v1 *h, const uint8_t *key, size_t key_len)
 {
@@ -267,7 +270,8 @@ int kvs_file_put_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len, const
     return 0;
 }
 
-/* -- Get ---------------------------------------------------------------------------------------- */
+/* -- Get
+ * ---------------------------------------------------------------------------------------- */
 
 /* A pending chunk is read from tmp/; @ret_tmp is its number. */
 static bool pending_tmp(kv_store_v1 *h, const uint8_t *key, size_t key_len, uint64_t *ret_tmp)
@@ -304,7 +308,7 @@ static bool is_in_place(kv_store_v1 *h, const uint8_t *key, const char *hex, con
            now.st_ino == st->st_ino;
 }
 
-/* What was noted as verified stays so: it just was. */
+/* Mark a chunk as used. It was just verified, so keep its note of verification valid. */
 static void note_use(kv_store_v1 *h, const uint8_t *key, size_t key_len, const char *hex,
                      struct stat *st)
 {

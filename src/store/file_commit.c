@@ -12,8 +12,8 @@
  *                     5 rename the manifest, fsync DIR       6 unlink the links in tmp/
  *
  * A power cut before 5 leaves the old manifest; after it, chunks were durable before the name was.
- * Others' chunks that we hit were synced before they were linked, and step 4 makes their names
- * durable too.
+ * Chunks of other writers that we hit were synced before they were linked, and step 4 makes their
+ * names durable too.
  *
  * Pins: whoever deletes chunks (sweep, eviction, any process) does so under a flock on the fan-out
  * directory and only when the file has one link. Hits have two, the other one in tmp/. From 3 to 5
@@ -22,9 +22,9 @@
  * Manifests' renames hold a flock on DIR against setting aside.
  *
  * A failed fsync is never repeated on the same file: Linux may have marked the lost pages clean.
- * Those files are written anew (what is read back for it is verified) by the next publication. What
- * can't be read back is lost, and no publication of the handle succeeds until it is put again: which
- * of them needs it can't be told.
+ * The next publication writes such files anew, from bytes that it reads back and verifies. Chunks
+ * that can't be read back are lost. No publication of the handle succeeds until they are put again,
+ * because it isn't known which one needs them.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -253,7 +253,8 @@ static int place_all(kv_store_v1 *h, struct commit *c)
     return 0;
 }
 
-/* -- Done, or not ------------------------------------------------------------------------------- */
+/* -- Done, or not
+ * ------------------------------------------------------------------------------- */
 
 /* Under `lock`: the publication lets go of an entry, which leaves the map unless it @stays. */
 static void let_go(kv_store_v1 *h, struct kvs_file_pending **at, bool stays)
@@ -276,8 +277,8 @@ static void free_entries(kv_store_v1 *h, struct commit *c)
 }
 
 /*
- * What was put once more meanwhile stays pinned for the save that did, and after a mere flush all
- * does, for the manifest to come; the rest is let go.
+ * Release the pins of published chunks. Chunks that another save has put meanwhile stay pinned for
+ * it. After a flush without a manifest all stay pinned, for the manifest to come.
  */
 static void finish(kv_store_v1 *h, struct commit *c, bool keep)
 {
@@ -324,9 +325,10 @@ static void give_up(kv_store_v1 *h, struct commit *c, bool suspect)
     free_entries(h, c);
 }
 
-/* -- Publication ----------------------------------------------------------------------------------- */
+/* -- Publication
+ * ----------------------------------------------------------------------------------- */
 
-/* What stays pending after it was moved into place gets a link in tmp/ like any hit. */
+/* Give chunks that stay pending after they were moved into place a link in tmp/, like any hit. */
 static void pin_again(kv_store_v1 *h, struct commit *c, bool keep)
 {
     for (size_t i = 0; i < c->n; i++) {
@@ -424,7 +426,7 @@ static int publish_locked(kv_store_v1 *h, const char *file, uint64_t n, int fd, 
     struct commit c;
     int rc = collect(h, &c);
 
-    /* What kvs_save publishes names its chunks itself (docs/formats.md); later versions may not. */
+    /* A manifest of kvs_save names its chunks itself (docs/formats.md); later versions may not. */
     c.opaque = len < 10 || memcmp(data, "KVS-OBJ\n\1\0", 10) != 0;
     if (rc == 0) {
         rc = carry_out(h, &c, file, n, fd, len, &suspect);

@@ -82,11 +82,16 @@ int kvs_file_name_decode(char ret[KVS_FILE_NAME], const char *file);
 void kvs_file_hex(char ret[KVS_FILE_HEX], const uint8_t *key, size_t len);
 /** Returns the key's length, or -EINVAL when @hex isn't the canonical name of a key. */
 int kvs_file_unhex(uint8_t ret[KVS_FILE_KEY_MAX], const char *hex);
-/** The number of the fan-out that chunk file @hex belongs to, and its key; -EINVAL: no chunk's name. */
+/**
+ * The number of the fan-out that chunk file @hex belongs to, and its key; -EINVAL: no chunk's name.
+ */
 int kvs_file_chunk_name(uint8_t ret[KVS_FILE_KEY_MAX], int *ret_len, const char *hex);
 /** Whether @name is a writer's: 16 lower-case hex digits. */
 bool kvs_file_is_writer(const char *name);
-/** Whether @name is a file's of a writer in tmp/: the writer's name, '.', a number, ".s" or ".p" at most. */
+/**
+ * Whether @name is a file's of a writer in tmp/: the writer's name, '.', a number, ".s" or ".p" at
+ * most.
+ */
 bool kvs_file_is_tmp(const char *name);
 
 /* -- Pending chunks (file_pending.c) ---------------------------------------------------------- */
@@ -154,7 +159,7 @@ struct kvs_file_history {
     _Atomic bool shared; /* another did, too */
 };
 
-/** This thread puts or publishes. */
+/** Note that the calling thread puts or publishes. */
 void kvs_file_history_thread(kv_store_v1 *h);
 /** Append what an opaque manifest of this thread may need beyond what is pending. */
 void kvs_file_history_records(kv_store_v1 *h, struct kv_buf *ret);
@@ -236,8 +241,8 @@ void kvs_file_close(kv_store_v1 *h);
 
 void kvs_file_tmp_name(const kv_store_v1 *h, char ret[KVS_FILE_TMP], uint64_t n);
 /**
- * A flock (LOCK_SH, LOCK_EX, or LOCK_UN), waited for whatever signals come: a host's handlers may be
- * without SA_RESTART. Negative errno where there are none; callers then do without.
+ * A flock (LOCK_SH, LOCK_EX, or LOCK_UN), waited for whatever signals come: a host's handlers may
+ * be without SA_RESTART. Negative errno where there are none; callers then do without.
  */
 int kvs_file_lock(int fd, int how);
 /**
@@ -297,15 +302,19 @@ int kvs_file_read(kv_store_v1 *h, int dirfd, const char *name, const char *side_
 /** Note that the file was used, once a minute. Returns whether it was, with the new time in @st. */
 bool kvs_file_note_use(kv_store_v1 *h, int dirfd, const char *name, struct stat *st);
 /**
- * Read and verify chunk file @hex in fan-out directory @dirfd without handing it out. 0, -ENODATA: it
- * has no checksum of ours; else as kvs_file_read. @ret_st is how it was before and after.
+ * Read and verify chunk file @hex in fan-out directory @dirfd without handing it out. 0, -ENODATA:
+ * it has no checksum of ours; else as kvs_file_read. @ret_st is how it was before and after.
  */
 int kvs_file_verify(kv_store_v1 *h, int dirfd, const char *hex, uint64_t owner,
                     struct stat *ret_st);
-/** Move what did not verify to bad/. -EAGAIN: it was replaced meanwhile, or may be good after all. */
+/**
+ * Move what did not verify to bad/. -EAGAIN: it was replaced meanwhile, or may be good after all.
+ */
 int kvs_file_set_aside(kv_store_v1 *h, int dirfd, const char *name, const struct stat *st);
 
-/** Whether @rc tells of this process, or the machine, and nothing of the file that was looked at. */
+/**
+ * Whether @rc tells of this process, or the machine, and nothing of the file that was looked at.
+ */
 static inline bool kvs_file_passing(int rc)
 {
     return rc == -EMFILE || rc == -ENFILE || rc == -ENOMEM;
@@ -329,7 +338,10 @@ int kvs_file_get_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len, uint8
 /** The file of a chunk's checksum below .kvasir/, where xattrs aren't supported. */
 void kvs_file_chunk_side_car(char ret[KVS_FILE_HEX + 8], const char *hex);
 void kvs_file_manifest_side_car(char ret[KVS_FILE_NAME + 16], const char *file);
-/** A second link in tmp/ to the chunk in place; none where links can't be made. -ENOENT: it isn't there. */
+/**
+ * A second link in tmp/ to the chunk in place; none where links can't be made. -ENOENT: it isn't
+ * there.
+ */
 int kvs_file_pin(kv_store_v1 *h, const uint8_t *key, const char *hex, struct kvs_file_pending *e);
 /** Whether @error says that this file system, or this file, can't have (more) hard links. */
 static inline bool kvs_file_no_link(int error)
@@ -368,8 +380,9 @@ void kvs_file_used_add(kv_store_v1 *h, int64_t delta);
 int kvs_file_make_room(kv_store_v1 *h, uint64_t coming);
 void kvs_file_add_record(struct kv_buf *buf, const uint8_t *key, size_t len);
 /**
- * Note that manifest file @file may need what @records name; @ret_fd (-1 before) is to be synced and
- * closed. Until kvs_file_refs_done nobody, of any process, forgets what was noted. Under `commit`.
+ * Note that manifest file @file may need what @records name; @ret_fd (-1 before) is to be synced
+ * and closed. Until kvs_file_refs_done nobody, of any process, forgets what was noted. Under
+ * `commit`.
  */
 int kvs_file_note_refs(kv_store_v1 *h, const char *file, struct kv_buf *records, int *ret_fd);
 /** The publication that noted refs is over, one way or the other; may compact. */

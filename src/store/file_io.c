@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/** Files of the file store: written whole into tmp/, read whole and verified, set aside when bad. */
+/**
+ * Files of the file store: written whole into tmp/, read whole and verified, set aside when bad.
+ */
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -391,7 +393,8 @@ static int verify(const struct kvs_file_sum *sum, uint64_t owner, uint8_t **data
     return sum->owner == owner && memcmp(hash, sum->hash, 16) == 0 ? 0 : -EBADMSG;
 }
 
-/* Deleted since it was opened: its side-car went with it, and what it was can't be told any more. */
+/* Deleted since it was opened: its side-car went with it, and what it was can't be told any
+ * more. */
 static bool is_deleted(int fd)
 {
     struct stat st;
@@ -399,7 +402,8 @@ static bool is_deleted(int fd)
     return fstat(fd, &st) < 0 || st.st_nlink == 0;
 }
 
-/* What others wrote carries no checksum: all that can be told is what a power cut leaves. */
+/* Read an open chunk or manifest and verify it. Files of other programs have no checksum: for them
+ * only the traces of a power cut can be detected. */
 static int read_open(kv_store_v1 *h, int fd, const char *side_car, int nth, uint64_t owner,
                      uint64_t size, uint8_t **ret, size_t *ret_len)
 {
@@ -562,7 +566,8 @@ static int to_bad(kv_store_v1 *h, int dirfd, const char *name)
     return renameat(dirfd, name, h->bad, aside) < 0 ? -errno : 0;
 }
 
-/* What is no file is never deleted, however many there are: it isn't the store's. */
+/* Move a damaged file to bad/. Entries that aren't files are never deleted: they aren't the
+ * store's. */
 static void move_aside(kv_store_v1 *h, int dirfd, const char *name, const struct stat *st)
 {
     int rc;
@@ -612,8 +617,8 @@ int kvs_file_rename(kv_store_v1 *h, int from_dir, const char *from, int to_dir, 
     return renameat(from_dir, from, to_dir, to) < 0 ? -errno : 0;
 }
 
-/* A side-car may have been replaced between the looks at it and at its file: not under our flock. And
- * what can't be looked at now may be good. */
+/* A side-car may have been replaced between the looks at it and at its file: not under our flock.
+ * And what can't be looked at now may be good. */
 static bool may_be_good(kv_store_v1 *h, int dirfd, const char *name)
 {
     char side_car[KVS_FILE_HEX + 8];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** What is there: listings, presence, numbers. No lock is held while a callback runs. */
+/** Listings, presence and sizes of the file store. No lock is held while a callback runs. */
 #include <fcntl.h>
 #include <unistd.h>
 

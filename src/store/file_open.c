@@ -61,7 +61,7 @@ static int open_root(kv_store_v1 *h)
     return h->root;
 }
 
-/* What keeps a store from being written, but not from being read. */
+/* True for errors that make a store read-only. */
 static bool only_refuses(int rc)
 {
     return rc == -EROFS || rc == -EACCES || rc == -EPERM || kvs_file_full(-rc);
@@ -190,8 +190,8 @@ static bool is_file(int at, const char *name)
     return fstatat(at, name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode);
 }
 
-/* Tmp files go first, then their writer's file: a sweep that is cut short can be repeated. Only what
- * has the form of one goes. */
+/* Tmp files go first, then their writer's file: a sweep that is cut short can be repeated. Only
+ * what has the form of one goes. */
 static void sweep_dir(kv_store_v1 *h, int at, bool tmp)
 {
     DIR *dir = kvs_file_dir(at);

@@ -7,7 +7,8 @@
 #include "base/clock.h"
 #include "store/file_impl.h"
 
-/* Whether what is in place can be read, all of it: 1, 0, or negative when that can't be told now. */
+/* Whether what is in place can be read, all of it: 1, 0, or negative when that can't be told
+ * now. */
 static int good_in_place(kv_store_v1 *h, const struct kvs_file_pending *e, const char *hex)
 {
     int fan = h->fan[kvs_file_fan(e->key)], rc;
@@ -31,7 +32,8 @@ static void unpin(kv_store_v1 *h, struct kvs_file_pending *e)
     pthread_mutex_unlock(&h->lock);
 }
 
-/* A hit's file may have gone bad since, and be out of place for that: it isn't brought back then. */
+/* A hit's file may have gone bad since, and be out of place for that: it isn't brought back
+ * then. */
 static int is_worth(kv_store_v1 *h, const struct kvs_file_pending *e, const char *tmp,
                     const char *hex)
 {
@@ -167,7 +169,7 @@ static int place_linked(kv_store_v1 *h, struct kvs_file_pending *e, const char *
 {
     int rc = -EAGAIN;
 
-    /* What comes back must not look as if it had never been gone: see file_known.c. */
+    /* Give a chunk that comes back a new time, so that notes about it are void (file_known.c). */
     if (e->state == KVS_FILE_HIT)
         utimensat(h->tmp, tmp, NULL, AT_SYMLINK_NOFOLLOW);
     for (int i = 0; i < 100 && rc == -EAGAIN; i++) {

@@ -25,7 +25,8 @@
 
 #define GRACE_S 86400
 
-/* An open-addressed set of 128-bit hashes; {0, 0} is a free slot, and never a hash (see mark_of). */
+/* An open-addressed set of 128-bit hashes; {0, 0} is a free slot, and never a hash (see
+ * mark_of). */
 struct marks {
     XXH128_hash_t *slots;
     size_t n, capacity; /* a power of two, or 0 */
@@ -218,7 +219,7 @@ static int mark(struct gc *gc)
 
 /* -- Sweep ------------------------------------------------------------------------------------- */
 
-/* What was used within this time stays: the grace period, before the mark began. */
+/* Compute the age below which chunks stay: the grace period before the mark began. */
 static uint64_t min_age_s(const struct gc *gc)
 {
     uint64_t elapsed_ns = kv_now_ns() - gc->start_ns;

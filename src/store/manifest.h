@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * What an object is made of: the manifest as a structure, its bytes, and weaves. The format is in
+ * Manifest of an object: as a structure, its bytes, and weaves. The format is in
  * docs/formats.md. A manifest is immutable once decoded and may then be read from any thread.
  */
 #ifndef KVS_MANIFEST_H
@@ -15,9 +15,9 @@
 #define KVS_WEAVE_MAX (32u << 20)
 
 /**
- * @n regions of @rows rows of @row_bytes, one after the other from byte @offset of the object, whose
- * chunks hold them column by column: first the first @piece_bytes of every row, then the next. So
- * rows that all grow at their ends (transposed V) keep the chunks of their beginnings.
+ * @n regions of @rows rows of @row_bytes, one after the other from byte @offset of the object,
+ * whose chunks hold them column by column: first the first @piece_bytes of every row, then the
+ * next. So rows that all grow at their ends (transposed V) keep the chunks of their beginnings.
  */
 struct kvs_weave {
     uint64_t offset;

@@ -43,7 +43,8 @@ const char *kvs_plugin_check_ext(const kv_store_ext *ext, kv_store_ext *ret)
     return NULL;
 }
 
-/* -- finding the library ------------------------------------------------------------------------ */
+/* -- finding the library
+ * ------------------------------------------------------------------------ */
 
 /*
  * Never unloaded: libraries below a plugin (TLS, HTTP clients) leave destructors with threads that
@@ -94,7 +95,7 @@ static int find(const char *name, void **ret, char *why, size_t why_size)
                : -ENOENT;
 }
 
-/* What serves a scheme that has no library of its own name; false: nothing. */
+/* Name the plugin that serves a scheme without a library of its own name. False: there is none. */
 static bool alias(const char *scheme, char *name, size_t size)
 {
     size_t len = strcspn(scheme, "+");

@@ -156,7 +156,8 @@ static int put(struct saving *save, const uint8_t *data, size_t len)
                     kvs_put_chunk(save->store, key, sizeof(key), data, len));
 }
 
-/* What is put, not what is cut. After each chunk all the same, so that ^C doesn't wait for more. */
+/* Report the bytes that are put, not those that are cut. Report after each chunk, so that ^C acts
+ * at once. */
 static int tell_progress(const struct saving *save)
 {
     kvs_progress_fn progress = KV_OPT(save->opts, progress, NULL);
@@ -231,8 +232,8 @@ static bool is_plain(const char *name)
 
 /*
  * Whether the backend would take the name, before it gets gigabytes for nothing; a round trip that
- * plain names are spared. Only a backend with extensions tells a bad name from one that isn't there;
- * the others say so at the end.
+ * plain names are spared. Only a backend with extensions tells a bad name from one that isn't
+ * there; the others say so at the end.
  */
 static int check_name(const struct saving *save)
 {

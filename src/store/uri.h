@@ -14,7 +14,7 @@ struct kvs_uri {
 };
 
 /**
- * What @uri names. Returns 0 or -EINVAL with *ret_why a fixed phrase: "empty", "invalid scheme",
+ * Parse @uri. Returns 0 or -EINVAL with *ret_why a fixed phrase: "empty", "invalid scheme",
  * "too long", "control character", "password in the URI".
  */
 int kvs_uri_parse(const char *uri, struct kvs_uri *ret, const char **ret_why);

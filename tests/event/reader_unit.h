@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/** What the tests of the reader share: one reader, batches as text, and what to expect of them. */
+/**
+ * Shared by the tests of the reader: one reader, batches as text, and their expected operations.
+ */
 #ifndef KV_TESTS_EVENT_READER_UNIT_H
 #define KV_TESTS_EVENT_READER_UNIT_H
 

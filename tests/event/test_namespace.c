@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What besides its tokens makes a block: LoRA adapter, cache salt (told or inherited), multimodal
- * objects. */
+/* Parts of a block's hash beside its tokens: LoRA adapter, cache salt (given or inherited),
+ * multimodal objects. */
 #include "event/reader_unit.h"
 
 /* -- LoRA, salts ------------------------------------------------------------------------------- */
@@ -324,7 +324,8 @@ static void test_offsets_may_be_ignored(void **state)
     assert_false(batch.ops[0].placed);
 }
 
-/* Offloaded copies are announced without salt and adapter: their hashes say which blocks they are. */
+/* Offloaded copies are announced without salt and adapter: their hashes say which blocks they
+ * are. */
 static void test_offloaded_copies_hide_their_namespace(void **state)
 {
     (void)state;

@@ -404,7 +404,7 @@ static void test_batch_bytes(void **state)
     kve_publisher_destroy(publisher);
 }
 
-/* What doesn't fit the queue is dropped, and a number is spent where it was. */
+/* Events that don't fit the queue are dropped and leave a gap in the sequence numbers. */
 static void test_drop_is_a_gap(void **state)
 {
     struct kve_publisher_opts opts = default_opts();

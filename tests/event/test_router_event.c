@@ -176,7 +176,7 @@ static void test_written_text(void **state)
     kv_buf_fini(&out);
 }
 
-/* What is written is read as the same event. */
+/* An event that is written is read as the same event. */
 static void test_round_trip(void **state)
 {
     uint64_t random = unit_seed();

@@ -77,7 +77,7 @@ static void check_remove(const struct kve_op *op, uint64_t hash)
     assert_true(op->hashes[0] == hash);
 }
 
-/* What all of the examples have in common: the time, one rank for all, one operation an event. */
+/* Check the common parts of all examples: the time, one rank for all, one operation an event. */
 static void check_batch(const struct kve_batch *b, bool has_rank, const uint64_t *parent,
                         size_t n_ops, size_t n_blocks)
 {

@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What the fault tests of the disk tier kill, starve and cut the power of.
+ * Program that the fault tests of the disk tier kill, starve and cut the power of.
  *
  *   disk_client write DIR[,DIR...] SLOTS VERSION ROUNDS THREADS
- *       Each thread writes batches to slots of its own, ROUNDS of them (0: until it is killed). Lines:
- *       "BEGIN slot version" before the store hears of it, "ACK slot version", "ERR slot version errno", "OPEN"
+ *       Each thread writes batches to slots of its own, ROUNDS of them (0: until it is killed).
+ *       Lines: "BEGIN slot version" before the store hears of it, "ACK slot version", "ERR slot
+ *       version errno", "OPEN"
  *   disk_client check DIR[,DIR...] SLOTS STATE [damaged]
- *       STATE: lines of all writers. Each slot whose last line is an ACK must be there (not when damaged); what
- *       is there, listed or read, must be right and of a version that was begun. "OK ..." or "FAILED ..."
+ *       STATE: lines of all writers. Each slot whose last line is an ACK must be there (not when
+ *       damaged); what is there, listed or read, must be right and of a version that was begun. "OK
+ *       ..." or "FAILED ..."
  *
- * KVD_IO: threads, uring. KVD_BUFFERED, KVD_VOLATILE: set. Exit: 0, 1 a check failed, 2 usage, 3 not opened.
+ * KVD_IO: threads, uring. KVD_BUFFERED, KVD_VOLATILE: set. Exit: 0, 1 a check failed, 2 usage, 3
+ * not opened.
  */
 #include <errno.h>
 #include <pthread.h>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The transfer copier on a GPU: every pair of layouts between device and pinned memory, device and device, device and
- * pageable memory, compared element by element; a stream of the caller's and its event; both directions at once; beside
- * a capture.
+ * The transfer copier on a GPU: every pair of layouts between device and pinned memory, device and
+ * device, device and pageable memory, compared element by element; a stream of the caller's and its
+ * event; both directions at once; beside a capture.
  */
 #include <errno.h>
 #include <stdint.h>
@@ -11,7 +11,7 @@
 #include "tier/transfer/cuda.h"
 #include "tier/transfer_unit.h"
 
-/* What libkvbm believes of the driver's types, beside the toolkit's header. */
+/* Check libkvbm's own declarations of the driver's types against the toolkit's header. */
 #ifndef EMULATED_CUDA_RUNTIME_API_H
 #include <cuda.h>
 #if CUDA_VERSION >= 12080
@@ -40,7 +40,7 @@ static struct kvbm_copier *copier_of(enum kvbm_gpu_copy how)
     return copier;
 }
 
-/* Whoever copies: the kernel, the copy engines with many pieces a call or one. */
+/* Every way to copy: the kernel, the GPU's copy engines with many pieces a call or with one. */
 static void check_matrix(void)
 {
     struct kvbm_copier *copiers[] = {copier_of(KVBM_GPU_AUTO), copier_of(KVBM_GPU_ENGINES),
@@ -93,7 +93,8 @@ static struct kvbm_layout *blocks_of(struct kvbm_storage_opts *like, enum kvbm_l
     return unit_layout(&c, like);
 }
 
-/* What a stream of the caller's writes late is what is read, and what it writes again after that isn't. */
+/* The copy reads bytes that the caller's stream writes before the event, and none written after
+ * it. */
 static void check_event(struct kvbm_copier *copier)
 {
     struct kvbm_layout *src = blocks_of(&device, KVBM_FULLY_CONTIGUOUS),
@@ -134,7 +135,8 @@ static void check_event(struct kvbm_copier *copier)
     printf("transfers wait for events: ok\n");
 }
 
-/* A graph of the strictest kind is captured while a copier starts, waits for events, copies and ends. */
+/* A graph of the strictest kind is captured while a copier starts, waits for events, copies and
+ * ends. */
 static void check_capture(void)
 {
     cudaStream_t stream;

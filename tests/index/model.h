@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * What kv_index.h says, written down as plainly as possible: for each holder an unordered list of
- * its blocks, in the tree or parked, each with its tiers, copies and name; everything is found by looking through the list.
- * Slow, and easy to see through. Used by the tests and the fuzzer.
+ * Model of kv_index.h, as plain as possible: for each holder an unordered list of its blocks, in
+ * the tree or parked, each with its tiers, copies and name. Every lookup searches the list. Slow,
+ * and easy to verify. Used by the tests and the fuzzer.
  */
 #ifndef KV_TEST_INDEX_MODEL_H
 #define KV_TEST_INDEX_MODEL_H
@@ -328,8 +328,8 @@ struct model_store_args {
     struct kvi_stored *ret;
 };
 
-/* @name, in the tree at its place now: @b is the block that had the place, or NULL; @parked the one that
- * had the name, or NULL. Returns the block. */
+/* @name, in the tree at its place now: @b is the block that had the place, or NULL; @parked the one
+ * that had the name, or NULL. Returns the block. */
 static struct model_block *model_put(struct model_holder *h, uint32_t place, uint64_t name)
 {
     struct model_block *b = model_by_place(h, place), *parked = model_by_name(h, name), old;

@@ -81,7 +81,7 @@ static uint64_t ops_local(struct ops *ops, uint32_t depth)
     return 1 + depth % ops->profile->n_locals;
 }
 
-/* What an engine calls a place, seldom something silly. */
+/* Choose the name that an engine gives a place, sometimes an invalid one. */
 static uint64_t ops_name(struct ops *ops, struct kv_holder holder, uint32_t place)
 {
     if (rng_below(&ops->rng, 100) < ops->profile->chaos)

@@ -51,7 +51,7 @@ static void own(struct world *world, uint32_t pos, uint32_t n, uint32_t from, ui
     }
 }
 
-/* What an extent's owner wrote stays, the header's half included. */
+/* Words that an extent's owner wrote stay, including the half beside the header. */
 static void write_words(struct world *world, uint32_t e)
 {
     for (uint32_t i = 0; i < world->extent[e].n; i++) {

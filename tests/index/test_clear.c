@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Clearing a holder of a wide index goes on in slices: others' writers come in between, its own wait. */
+/* Clearing a holder of a wide index goes on in slices: others' writers come in between, its own
+ * wait. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>
@@ -49,7 +50,8 @@ static void store(struct kv_holder holder, uint64_t first, uint64_t n)
     }
 }
 
-/* With all chains below one, lookups see the holder there whole, or not at all and then never again. */
+/* With all chains below one, lookups see the holder there whole, or not at all and then never
+ * again. */
 static void look(void)
 {
     const uint64_t path[] = {trunk[0].tokens_hash, trunk[1].tokens_hash, trunk[2].tokens_hash,
@@ -195,7 +197,7 @@ static void test_below_one_chain(void **state)
     end(0, 0, 3 + N_CHAINS / 2 + 1);
 }
 
-/* What the holder itself stores meanwhile comes after the clear, all of it. */
+/* Stores of the same holder during a clear take effect after it, all of them. */
 static void *write_same(void *arg)
 {
     for (uint64_t i = 1; i <= 40; i++)

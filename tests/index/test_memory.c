@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What memory an index takes, and that it gives it back. */
+/* Memory that an index uses, and gives back. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>
@@ -85,7 +85,7 @@ static void test_everything_returns(void **state)
     kvi_destroy(ix);
 }
 
-/* What a large holder leaves behind goes with it, not with the next write: there may be none. */
+/* Memory of a large holder is freed when it leaves, not at the next write: there may be none. */
 static void test_a_large_holder_leaves(void **state)
 {
     struct kvi_index *ix;
@@ -107,7 +107,8 @@ static void test_a_large_holder_leaves(void **state)
     }
 }
 
-/* Coming and going for long doesn't wear it out: no more memory than the first filling took, or little. */
+/* Coming and going for long doesn't wear it out: no more memory than the first filling took, or
+ * little. */
 static void test_churn_is_level(void **state)
 {
     uint32_t n = (uint32_t)test_rounds(4000);

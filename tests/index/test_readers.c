@@ -168,7 +168,7 @@ static void *reading(void *arg)
     return NULL;
 }
 
-/* What STILL holds must be in every dump, from the first block to the last. */
+/* Blocks of holder STILL must be in every dump, from the first to the last. */
 static int still_run(void *arg, const struct kvi_dump_run *run)
 {
     bool *seen = arg;
@@ -322,9 +322,9 @@ static void test_a_lookup_ends(void **state)
 }
 
 /*
- * The lookup has found a chain when a writer replaces it by two (a fork) and then takes one holder away,
- * from there and from below. What the dead chain says and what is below it now were never true together:
- * the holder had all or nothing.
+ * The lookup has found a chain when a writer replaces it by two (a fork) and then takes one holder
+ * away, from there and from below. What the dead chain says and what is below it now were never
+ * true together: the holder had all or nothing.
  */
 struct replaced {
     struct kvi_index *ix;

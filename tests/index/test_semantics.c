@@ -296,7 +296,8 @@ static void remove_mid_chain(void **state)
     assert_int_equal(kvi_holder_blocks(f->ix, W0), 5);
 }
 
-/* What another holder keeps alive comes back to the one that lost it only by its own blocks. */
+/* A place that another holder keeps in the tree returns to a holder that lost it only by a
+ * store. */
 static void remove_mid_chain_shared(void **state)
 {
     struct fixture *f = *state;
@@ -900,9 +901,9 @@ static int leave_at(void *arg, const struct kvi_dump_run *run)
 }
 
 /*
- * Two chains become one while a dump stands between them, among the upper one's children: it goes on
- * with the lower blocks and with all of the children below. Which of them come after the fork that
- * leaves depends on their hashes, so many forks are tried.
+ * Two chains become one while a dump stands between them, among the upper one's children: it goes
+ * on with the lower blocks and with all of the children below. Which of them come after the fork
+ * that leaves depends on their hashes, so many forks are tried.
  */
 static void chains_join_under_a_dump(void **state)
 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** What the tests of the stream rules share: two kinds of stream, and the batches of a process. */
+/** Shared by the tests of the stream rules: two kinds of stream, and the batches of a process. */
 #ifndef KV_TEST_INDEXER_STREAMS_H
 #define KV_TEST_INDEXER_STREAMS_H
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Who is hung up on, and when: by pace, by share, by need. */
+/* Which connections are closed, and when: by pace, by share, by need. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -102,7 +102,8 @@ static void pace(void **state)
     close_all();
 }
 
-/* A full table: the client that has most makes room, of its connections the slowest; busy ones stay. */
+/* A full table: the client that has most makes room, of its connections the slowest; busy ones
+ * stay. */
 static void room(void **state)
 {
     enum { MAX = 64, MANY = 54 };
@@ -135,7 +136,8 @@ static void room(void **state)
     close_all();
 }
 
-/* Of a client's unfinished bodies, the one that lies behind most; no other client's, and none that holds nothing. */
+/* Of a client's unfinished bodies, the one that lies behind most; no other client's, and none that
+ * holds nothing. */
 static void slowest_body(void **state)
 {
     struct peer slow, slower, idle, other;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The HTTP server's end: what is being answered is finished, nobody new is served, and no moment takes the process down. */
+/* The HTTP server's end: what is being answered is finished, nobody new is served, and no moment
+ * takes the process down. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -79,7 +80,7 @@ static int connect_to(uint16_t port)
     return -1;
 }
 
-/* What @fd says until it ends. */
+/* Read @fd to its end. */
 static size_t read_all(int fd, char *to, size_t cap)
 {
     size_t n = 0;
@@ -180,7 +181,8 @@ static void *connect_on_and_on(void *arg)
     return NULL;
 }
 
-/* libmicrohttpd's quiesce races with its epoll threads and ends the process; seen once, and too rare to be seen here. */
+/* libmicrohttpd's quiesce races with its epoll threads and ends the process; seen once, and too
+ * rare to be seen here. */
 static void test_under_a_storm_of_connections(void **state)
 {
     uint64_t deadline = kv_now_ns() + 4000 * KV_NS_PER_MS;

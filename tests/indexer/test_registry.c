@@ -210,7 +210,8 @@ static int64_t engine_replay(struct engine *e, int timeout_ms)
 
 /* -- what the registry makes of it ------------------------------------------------------------- */
 
-/* @patience_ms: a replay silent for so long is given up, which a busy machine must not make of ours. */
+/* @patience_ms: a replay silent for so long is given up, which a busy machine must not make of
+ * ours. */
 static struct ki_registry *open_patient_registry(bool held, uint64_t patience_ms)
 {
     struct ki_registry_opts opts = {.threads = 2,
@@ -322,7 +323,7 @@ static bool is_signalled(const struct kv_wake *wake)
     return poll(&pfd, 1, 0) == 1;
 }
 
-/* Whoever gives memory back is told once some MiB have been read, whatever they were. */
+/* The hook that trims memory runs after some MiB of messages, whatever their contents. */
 static void bursts_are_told(void **state)
 {
     struct ki_registry_opts opts = {.threads = 1};
@@ -560,7 +561,7 @@ static void a_full_queue_waits_in_peace(void **state)
     end(r, &e);
 }
 
-/* What lies beyond the reader's bounds is lost, and the view says so. */
+/* Events beyond the reader's limits are lost, and the view is marked partial. */
 static void too_many_events_make_the_view_partial(void **state)
 {
     struct ki_registry *r = open_registry(false);
@@ -788,7 +789,7 @@ static void a_replay_piles_up_little(void **state)
     free(payload);
 }
 
-/* What didn't fit is asked for again, until nothing is missing. */
+/* Batches that didn't fit are asked for again, until none is missing. */
 static void a_ring_beyond_the_queue_is_replayed(void **state)
 {
     enum { N = 3000, BLOCKS = 50 }; /* the ROUTER drops what is over 1000 */

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The stream rules: scripted cases for each rule of docs/kv-indexer-streams.md. At random: test_stream_worlds.c. */
+/* The stream rules: scripted cases for each rule of docs/kv-indexer-streams.md. At random:
+ * test_stream_worlds.c. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -48,8 +49,8 @@ static void init_recovered(struct ki_stream *s, const struct ki_stream_opts *opt
     ki_stream_seed(s, last, batch(0, last).timestamp, false);
 }
 
-/* It has asked for the batch @known of process 0, and gets process 1's: all of that is replayed, up to
- * the @held one. */
+/* A stream that asked for batch @known of process 0 gets process 1's: all batches of process 1 up
+ * to the @held one are replayed. */
 static void is_replaced(struct ki_stream *s, uint64_t known, uint64_t held)
 {
     assert_int_equal(s->request, known);
@@ -278,7 +279,7 @@ static void a_replay_that_dies_is_not_whole(void **state)
     while (!(ki_stream_tick(&s, ki_stream_deadline(&s)) & KI_STEP_RESUME))
         ;
     assert_true(s.partial);
-    /* It asks once more later. */
+    /* The stream asks once more later. */
     s.idle_at_ns = 0;
     assert_int_equal(ki_stream_tick(&s, ki_stream_deadline(&s)), KI_STEP_REQUEST);
     assert_int_equal(replayed(&s, 0, 0), KI_STEP_PURGE | KI_STEP_RESET | KI_STEP_APPLY);
@@ -487,7 +488,7 @@ static void recovered_without_timestamps(void **state)
     ki_stream_init(&s, &without_replay);
     ki_stream_seed(&s, 500, 0, false);
     assert_int_equal(live_untimed(&s, 1, 0), KI_STEP_PURGE | KI_STEP_RESET | KI_STEP_APPLY);
-    /* Whoever can be asked is asked, once. */
+    /* A publisher with a replay endpoint is asked once. */
     ki_stream_init(&s, &with_replay);
     ki_stream_seed(&s, 500, 0, false);
     assert_int_equal(live_untimed(&s, 0, 300), KI_STEP_HOLD | KI_STEP_REQUEST);
@@ -497,7 +498,7 @@ static void recovered_without_timestamps(void **state)
         assert_int_equal(live_untimed(&s, 0, i), KI_STEP_DROP);
     assert_int_equal(live_untimed(&s, 0, 501), KI_STEP_APPLY);
     assert_false(s.partial);
-    /* It hasn't got that far. */
+    /* The publisher hasn't reached that position. */
     ki_stream_init(&s, &with_replay);
     ki_stream_seed(&s, 500, 0, false);
     assert_int_equal(live_untimed(&s, 1, 300), KI_STEP_HOLD | KI_STEP_REQUEST);
@@ -620,7 +621,8 @@ static void restart_hidden_behind_a_recovery(void **state)
     assert_true(s.partial);
 }
 
-/* After a recovery nothing comes: what was published before we were connected is asked for at once. */
+/* After a recovery nothing comes: what was published before we were connected is asked for at
+ * once. */
 static void silence_after_a_recovery(void **state)
 {
     struct ki_stream s;
@@ -652,7 +654,7 @@ static void silence_after_a_recovery(void **state)
     assert_int_equal(live(&s, 0, 11), KI_STEP_HOLD);
     assert_int_equal(replayed(&s, 0, 10), KI_STEP_DROP | KI_STEP_RESUME);
     assert_int_equal(live(&s, 0, 11), KI_STEP_APPLY);
-    /* It has published nothing: what the peer had was another process's. */
+    /* The publisher has sent nothing: the peer's blocks were another process's. */
     init_recovered(&s, &with_replay, 10);
     assert_int_equal(start_connected(&s), KI_STEP_REQUEST);
     assert_true(ki_stream_replay_end(&s, SECOND) & KI_STEP_PURGE);
@@ -665,7 +667,8 @@ static void silence_after_a_recovery(void **state)
     nobody_answers(&s);
     assert_int_equal(s.position, 10);
     assert_true(ki_stream_is_partial(&s));
-    /* Without a replay service the connection vouches for the position: it is older than the dump. */
+    /* Without a replay service the connection vouches for the position: it is older than the
+     * dump. */
     init_recovered(&s, &without_replay, 10);
     assert_int_equal(start_connected(&s), 0);
     assert_false(ki_stream_is_partial(&s));
@@ -726,7 +729,8 @@ static void a_new_connection_is_asked(void **state)
     assert_int_equal(ki_stream_deadline(&s), 0);
 }
 
-/* The indexer is up first: nobody is asked, and nothing counts as a failure, before the engine is. */
+/* The indexer is up first: nobody is asked, and nothing counts as a failure, before the engine
+ * is. */
 static void nobody_is_asked_before_there_is_a_connection(void **state)
 {
     struct ki_stream s;
@@ -737,14 +741,14 @@ static void nobody_is_asked_before_there_is_a_connection(void **state)
     assert_int_equal(ki_stream_deadline(&s), 0);
     assert_int_equal(ki_stream_tick(&s, 1000 * SECOND), 0);
     assert_int_equal(s.stats.replays + s.stats.failed_replays, 0);
-    /* It comes up, and its first batch is lost to the subscription. */
+    /* The publisher starts, and its first batch comes before the subscription. */
     assert_int_equal(ki_stream_connected(&s, true, 1000 * SECOND), KI_STEP_REQUEST);
     assert_int_equal(ki_stream_replay_end(&s, 1000 * SECOND), KI_STEP_RESUME);
     assert_int_equal(live(&s, 0, 1), KI_STEP_HOLD | KI_STEP_REQUEST);
     assert_int_equal(replayed(&s, 0, 0), KI_STEP_APPLY | KI_STEP_RESUME);
     assert_int_equal(live(&s, 0, 1), KI_STEP_APPLY);
     assert_false(ki_stream_is_partial(&s));
-    /* It is gone again; what was to be asked later waits for the next connection. */
+    /* The publisher is gone again; the pending question waits for the next connection. */
     live(&s, 0, 5);
     s.heal_at_ns = nobody_answers(&s) + 1;
     s.partial = true;
@@ -753,7 +757,8 @@ static void nobody_is_asked_before_there_is_a_connection(void **state)
     assert_int_equal(ki_stream_tick(&s, 2000 * SECOND), 0);
 }
 
-/* An engine that was killed and is back says nothing: its replay service is asked whose position it is. */
+/* An engine that was killed and is back says nothing: its replay service is asked whose position it
+ * is. */
 static void restart_without_a_batch(void **state)
 {
     struct ki_stream s;
@@ -777,7 +782,7 @@ static void restart_without_a_batch(void **state)
         assert_int_equal(s.stats.restarts, process);
         assert_false(ki_stream_is_partial(&s));
     }
-    /* It has published less than the old one, or nothing: it can't be the same. */
+    /* The publisher has sent fewer batches than the old one, or none: it is another process. */
     init_at(&s, &with_replay, 10);
     assert_int_equal(ki_stream_connected(&s, true, SECOND), KI_STEP_REQUEST);
     assert_int_equal(ki_stream_replay_end(&s, SECOND),

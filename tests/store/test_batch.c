@@ -8,7 +8,7 @@
 #define URI "memory://batch"
 enum { LEN = 400000, CHUNK = 4096 };
 
-/* What the backend was asked, and how it is to behave. */
+/* Requests that the backend has got, and its behaviour. */
 static struct {
     unsigned puts, put_batches, gets, get_batches, most_puts, prefetches;
     size_t most_bytes;
@@ -249,7 +249,7 @@ static void test_without(void **state)
     kvs_close(store);
 }
 
-/* What a batch doesn't bring, or doesn't want, goes one by one. */
+/* Chunks that a batch call leaves out or refuses are put and got one by one. */
 static void test_fallbacks(void **state)
 {
     struct kvs_store *store = open_store(1, true, true, true);

@@ -21,7 +21,7 @@ static kv_store_vtable vt;
 static kv_store_ext ext;
 static const char *library;
 
-/* What the broken functions remember. */
+/* State of the broken functions. */
 static struct {
     _Atomic unsigned puts;
     _Atomic bool dirty, fetched, threaded;
@@ -38,7 +38,8 @@ static struct {
     unsigned n_fds;
 } m;
 
-/* -- Broken functions ----------------------------------------------------------------------------- */
+/* -- Broken functions
+ * ----------------------------------------------------------------------------- */
 
 static void close_null_crashes(kv_store_v1 *self)
 {
@@ -388,7 +389,7 @@ static int names_without_dots(kv_store_v1 *self, const char *name, const uint8_t
     return strchr(name, '.') ? -EINVAL : memory_put_manifest(self, name, data, len);
 }
 
-/* What makes two names one: case; the first 255 bytes. */
+/* Ways in which a broken backend confuses two names: case; the first 255 bytes. */
 static const char *lower(const char *name)
 {
     static _Thread_local char text[8192];
@@ -608,7 +609,8 @@ static int stats_none(kv_store_v1 *self, kv_store_stats *ret)
     return 0;
 }
 
-/* -- The table of mutations ------------------------------------------------------------------------ */
+/* -- The table of mutations
+ * ------------------------------------------------------------------------ */
 
 #define SET(what) static void mutate_##what(void)
 
@@ -803,7 +805,8 @@ static const struct mutation {
     {mutate_stats_none, "ext: stats", KVS_ADVICE},
 };
 
-/* -- Tests ---------------------------------------------------------------------------------------- */
+/* -- Tests
+ * ---------------------------------------------------------------------------------------- */
 
 struct seen {
     const char *check; /* the one that we wait for; NULL: print all that don't pass */
@@ -898,7 +901,7 @@ static void test_refusing_names_is_right(void **state)
                      0);
 }
 
-/* So is one that can't say at put_chunk what it will find at put_manifest; it is told apart. */
+/* A backend that buffers passes, too: put_chunk can't know what put_manifest will find. */
 static void test_buffering_is_right(void **state)
 {
     struct seen seen = {.check = "chunks: a duplicate returns 1", .verdict = KVS_PASS};
@@ -912,7 +915,7 @@ static void test_buffering_is_right(void **state)
     assert_int_equal(seen.verdict, KVS_SKIP);
 }
 
-/* It costs that check, not the others. */
+/* A crash in close(NULL) fails that check, not the others. */
 static void test_crash_at_close_null(void **state)
 {
     struct seen seen = {.check = CLOSE_NULL, .verdict = KVS_PASS};

@@ -109,7 +109,8 @@ static void manifests(void **state)
     t->close(h);
 }
 
-/* Random names over an alphabet of trouble: what encodes decodes to itself, and never to another. */
+/* Random names over an alphabet of trouble: what encodes decodes to itself, and never to
+ * another. */
 static void names_are_injective(void **state)
 {
     static const char letters[] = "%/2F.ctmp\x01hunks5";
@@ -264,7 +265,8 @@ static void first_put_stays(void **state)
     assert_int_equal(unit_count(".kvasir/tmp"), 0);
 }
 
-/* What a handle knows of a chunk is no reason to keep other bytes, nor to take others for the same. */
+/* A handle that knows a chunk neither keeps other bytes under its key nor takes others for the
+ * same. */
 static void known_chunks_stay_what_they_are(void **state)
 {
     kv_store_v1 *h = unit_open(""), *other = unit_open("");

@@ -100,7 +100,7 @@ static void lists_and_numbers(void **state)
     kvs_file_vtable()->close(h);
 }
 
-/* What a manifest may need grows with each publication, over handles, torn ends and all. */
+/* Noted chunks of a manifest grow with each publication, over handles, also past a torn end. */
 static void refs_are_a_union(void **state)
 {
     kv_store_v1 *h = unit_open("");
@@ -220,7 +220,8 @@ static void limit_evicts_the_oldest(void **state)
     kvs_file_vtable()->close(b);
 }
 
-/* -- Model: random calls on two handles that are opened anew now and then ------------------------ */
+/* -- Model: random calls on two handles that are opened anew now and then
+ * ------------------------ */
 
 enum { CHUNKS = 40, NAMES = 4 };
 
@@ -329,7 +330,8 @@ static void like_the_model(void **state)
     assert_int_equal(unit_count(".kvasir/bad"), 0);
 }
 
-/* -- Threads: saves, gets and sweeps on one handle and on two ------------------------------------ */
+/* -- Threads: saves, gets and sweeps on one handle and on two
+ * ------------------------------------ */
 
 static _Atomic bool storm_over;
 static kv_store_v1 *storm_handle[2];

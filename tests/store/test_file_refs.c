@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What manifests of unknown format may need is noted whole, whoever publishes beside whom. */
+/* Chunks that manifests of unknown format may need are noted in full, also with several
+ * publishers. */
 #include <dlfcn.h>
 #include <pthread.h>
 
@@ -78,7 +79,8 @@ static int noted(kv_store_v1 *h, const char *name, uint64_t n)
     return rc < 0 ? rc : w.found;
 }
 
-/* -- Compaction ----------------------------------------------------------------------------------- */
+/* -- Compaction
+ * ----------------------------------------------------------------------------------- */
 
 static kv_store_v1 *first, *second;
 
@@ -96,7 +98,8 @@ static void fill_beyond(void)
     fill(6);
 }
 
-/* The second process has noted its chunk, and not yet put it into place, when the first compacts. */
+/* The second process has noted its chunk, and not yet put it into place, when the first
+ * compacts. */
 static void compaction_spares_what_others_publish(void **state)
 {
     struct stat before, after;
@@ -139,7 +142,7 @@ static void compaction_forgets_what_is_gone(void **state)
     kvs_file_vtable()->close(first);
 }
 
-/* What can't be looked at for want of descriptors isn't gone. */
+/* A file that can't be opened for want of descriptors does not count as missing. */
 static void compaction_without_descriptors(void **state)
 {
     uint8_t key[8];
@@ -157,7 +160,8 @@ static void compaction_without_descriptors(void **state)
     kvs_file_vtable()->close(first);
 }
 
-/* -- Deletion ------------------------------------------------------------------------------------- */
+/* -- Deletion
+ * ------------------------------------------------------------------------------------- */
 
 static pthread_t deleter;
 
@@ -198,7 +202,8 @@ static void deletion_beside_publication(void **state)
     kvs_file_vtable()->close(second);
 }
 
-/* -- Shared handles ------------------------------------------------------------------------------- */
+/* -- Shared handles
+ * ------------------------------------------------------------------------------- */
 
 static void collect_all(void)
 {
@@ -218,7 +223,8 @@ static void *save_another(void *arg)
     return unit_publish(arg, "other", "x") < 0 ? "publish" : NULL;
 }
 
-/* A thread publishes in the middle of another's save: both manifests keep all that was put for them. */
+/* A thread publishes in the middle of another's save: both manifests keep all that was put for
+ * them. */
 static void threads_share_a_handle(void **state)
 {
     kv_store_v1 *h = unit_open("");
@@ -265,7 +271,8 @@ static void snapshots_claim_nothing(void **state)
     kvs_file_vtable()->close(h);
 }
 
-/* -- Foreign writers ------------------------------------------------------------------------------ */
+/* -- Foreign writers
+ * ------------------------------------------------------------------------------ */
 
 /* Another program replaced the manifest: what was noted for the one before says nothing of it. */
 static void foreign_manifests(void **state)

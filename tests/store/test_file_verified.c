@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A save that was acknowledged can be restored: what it hit was verified, all of it, since it last changed. */
+/* A save that was acknowledged can be restored: what it hit was verified, all of it, since it last
+ * changed. */
 #include <time.h>
 
 #include "file_unit.h"
@@ -76,8 +77,8 @@ static void damage_any(bool hide)
     }
 }
 
-/* ctime has the resolution of a timer's tick: what is changed within the tick of the save and hidden
- * by setting mtime back can't be seen. */
+/* ctime has the resolution of a timer's tick: what is changed within the tick of the save and
+ * hidden by setting mtime back can't be seen. */
 static void next_tick(void)
 {
     struct timespec pause = {.tv_nsec = 20 * 1000 * 1000};
@@ -145,7 +146,7 @@ static void damage_before_publication(void **state)
     assert_true(failed > 0);
 }
 
-/* What was written or verified, by whatever handle, isn't read for another save. */
+/* A save reads no chunk that any handle has written or verified. */
 static void warm_saves_read_nothing(void **state)
 {
     kv_store_v1 *h = unit_open(""), *other = unit_open("");
@@ -226,7 +227,7 @@ static void notes_are_a_hint(void **state)
     }
 }
 
-/* It is bounded, whoever appends to it. */
+/* The notes are bounded, whichever handle appends to them. */
 static void notes_are_bounded(void **state)
 {
     kv_store_v1 *h = unit_open(""), *other = unit_open("");

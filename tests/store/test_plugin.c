@@ -170,7 +170,7 @@ static void test_paths(void **state)
     refused("?limit=1", -EINVAL, "path");
 }
 
-/* What the user wrote reaches the backend, to the byte. */
+/* The backend gets the URI byte for byte as the user wrote it. */
 static void test_uri_unchanged(void **state)
 {
     static const char *const uris[] = {"broken://", "broken://Host:1/a b//", "broken://u@h/?x=@:#y",
@@ -204,7 +204,7 @@ static void test_search(void **state)
     kvs_close(opened("broken://x"));
     setenv("KV_STORE_LIBRARY_PATH", "/nonexistent", 1);
     kvs_close(opened("broken://x"));
-    /* What is in the folder comes first, be it good or bad. */
+    /* A file in the folder is used first, good or bad. */
     setenv("KV_STORE_LIBRARY_PATH", folder, 1);
     put_file("libkv_store_broken.so", "not a library");
     refused("broken://x", -EPROTO, folder);
@@ -220,7 +220,8 @@ static void test_search(void **state)
     assert_int_equal(lines.n, 2);
 }
 
-/* What lies where the loader looks is refused as what lies in the folder, not taken for missing. */
+/* A broken library in the loader's path is refused like one in the folder, not taken for
+ * missing. */
 static void test_broken_in_the_loaders_path(void **state)
 {
     char path[4200];

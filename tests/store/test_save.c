@@ -69,7 +69,7 @@ static void note(void *arg, const char *line)
     snprintf(lines->last, sizeof(lines->last), "%s", line);
 }
 
-/* What the library has to say goes here rather than all over the tests' output. */
+/* Log lines of the library, kept out of the tests' output. */
 static struct lines log_lines;
 
 static void note_log(void *arg, int level, const char *line)

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * libcuda.so.1 without a GPU: the calls that libkvbm makes, on memory of this process. Streams are threads that do
- * what was put on them later, in order and with pauses, so that who doesn't wait for an event reads too early. Device
- * memory is filled with rubbish first. What a real driver refuses is refused: handles of another context than the
- * current one, flags that don't do what is meant, waiting beside a capture. Faults on demand, by the functions at the
- * end.
+ * libcuda.so.1 without a GPU: the calls that libkvbm makes, on memory of this process. Streams are
+ * threads that do what was put on them later, in order and with pauses, so that who doesn't wait
+ * for an event reads too early. Device memory is filled with rubbish first. What a real driver
+ * refuses is refused: handles of another context than the current one, flags that don't do what is
+ * meant, waiting beside a capture. Faults on demand, by the functions at the end.
  *
  * ABI: the driver API's public symbols. EMULATED_CUDA: of which version.
  */
@@ -60,7 +60,8 @@ static _Atomic int fail_batch_with, batches, capturing, broken, retained[DEVICES
 static _Thread_local void *current[NESTED]; /* contexts pushed: who calls without one is wrong */
 static _Thread_local int depth, capture_mode;
 
-/* What may not be called while anybody captures, except by threads that said that it isn't about them. */
+/* True when the call is allowed now: while a thread captures, only threads that exempted
+ * themselves. */
 static bool allowed(void)
 {
     if (!capturing || capture_mode == CAPTURE_RELAXED)
@@ -74,7 +75,8 @@ static bool here(const void *context)
     return depth > 0 && current[depth - 1] == context;
 }
 
-/* What the driver knows of memory: its own, and what was locked. Others' may only be copied alone. */
+/* Memory that the driver knows: its own, and locked memory. Other memory is copied one piece a
+ * call. */
 enum { RANGES = 4096, LOCKED = 1, OWN = 2 };
 static struct range {
     uint64_t at;
@@ -462,7 +464,10 @@ EXPORT int cuEventSynchronize(void *event)
 
 /* ---- the test's ---- */
 
-/** The @copy-th copy from now on, and the @event-th record, fail (0: none); copies take so long at least. */
+/**
+ * The @copy-th copy from now on, and the @event-th record, fail (0: none); copies take so long at
+ * least.
+ */
 EXPORT void emulated_cuda_faults(int copy, int event, int us);
 void emulated_cuda_faults(int copy, int event, int us)
 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** What the manager's tests share: a manager over temporary directories, a cache, blocks whose bytes follow
+/** Shared by the manager's tests: a manager over temporary directories, a cache, blocks whose bytes follow
  * from their keys. */
 #ifndef KV_TEST_MANAGER_WORLD_H
 #define KV_TEST_MANAGER_WORLD_H
@@ -71,7 +71,8 @@ static inline void world_attach(struct world *w, bool pool)
     assert_int_equal(kvbm_cache_attach(w->m, &opts, &w->cache), 0);
 }
 
-/* @host_blocks 0: no host tier. Directories for disk and object tiers are there, the options don't name them. */
+/* @host_blocks 0: no host tier. Directories for disk and object tiers are there, the options don't
+ * name them. */
 static inline void world_init(struct world *w, uint32_t host_blocks)
 {
     const struct kvbm_storage_opts storage = {
@@ -215,7 +216,8 @@ static inline long world_store(struct world *w, uint64_t first, uint32_t n)
     return done.n_ok;
 }
 
-/* Into blocks [0, n), wiped before; every block that is said to be there has its bytes. Returns the prefix. */
+/* Into blocks [0, n), wiped before; every block that is said to be there has its bytes. Returns the
+ * prefix. */
 static inline long world_load(struct world *w, uint64_t first, uint32_t n)
 {
     uint64_t keys[CACHE_BLOCKS];

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * What the tests of the object tier share: a store in a folder of its own, batches that can be waited for, blocks
- * whose bytes follow from their group and number, so that a wrong one is seen.
+ * Shared by the tests of the object tier: a store in a folder of its own, batches that can be
+ * waited for, blocks whose bytes follow from their group and number, so that a wrong one is seen.
  */
 #ifndef TESTS_TIER_OBJECT_UNIT_H
 #define TESTS_TIER_OBJECT_UNIT_H
@@ -19,8 +19,8 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "kv_store.h"
-#include "tier/object/object.h"
 #include "tier/object/impl.h"
+#include "tier/object/object.h"
 #include "tier/shaky.h"
 
 enum { MAX_IOS = 700, KEY_LEN = 16, BLOCK = 5000 };

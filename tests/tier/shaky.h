@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * What the tests tell shaky_plugin.c: shaky://PATH is the file store in PATH, which hangs, fails, is slow or
- * lies as they like. The test finds the struct with dlsym("shaky") in the library it has loaded.
+ * Controls of shaky_plugin.c: shaky://PATH is the file store in PATH, which hangs, fails, is slow
+ * or lies as the test sets it. The test finds the struct with dlsym("shaky") in the loaded library.
  */
 #ifndef TESTS_TIER_SHAKY_H
 #define TESTS_TIER_SHAKY_H

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The disk tier's room: reserved when it is opened, or an error then; where the file system can't reserve, in writes.
- * This program has a fallocate of its own, which refuses on demand.
+ * The disk tier's room: reserved when it is opened, or an error then; where the file system can't
+ * reserve, in writes. The program has a fallocate of its own, which refuses on demand.
  */
 #include "disk_unit.h"
 
@@ -98,7 +98,8 @@ static void test_reserved(void **state)
     kvbm_disk_close(disk);
 }
 
-/* More than the disk has: refused before anything is taken, or everybody else on it would find it full meanwhile. */
+/* More than the disk has: refused before anything is taken, or everybody else on it would find it
+ * full meanwhile. */
 static void test_too_large(void **state)
 {
     struct kvbm_disk_opts small = disk_opts(1, 16), large = disk_opts(1, INT32_MAX);
@@ -126,7 +127,8 @@ static void count_lines(void *arg, enum kv_log_level level, const char *line, si
     lines += strstr(line, "reserve") != NULL;
 }
 
-/* NFS before 4.2, some FUSE, old kernels: files of the same sizes with holes, and the log says what that means. */
+/* NFS before 4.2, some FUSE, old kernels: files of the same sizes with holes, and the log says what
+ * that means. */
 static void test_cannot_reserve(void **state)
 {
     static const int errors[] = {EOPNOTSUPP, ENOSYS};

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The ends of managers and copiers: who still has something of it is told so before anything is done, and a disk that doesn't answer
- * keeps it, and its memory, for longer than the time that was given, not the caller.
+ * The ends of managers and copiers: who still has something of it is told so before anything is
+ * done, and a disk that doesn't answer keeps it, and its memory, for longer than the time that was
+ * given, not the caller.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -26,8 +27,9 @@
 /* ---- a disk that hangs ---- */
 
 /*
- * With threads: pread and pwrite of this program, which wait at the gate. With io_uring: the slots' descriptor is a
- * pipe's for a while, which has nothing to read and no room to write: the kernel has the requests, and keeps them.
+ * With threads: pread and pwrite of this program, which wait at the gate. With io_uring: the slots'
+ * descriptor is a pipe's for a while, which has nothing to read and no room to write: the kernel
+ * has the requests, and keeps them.
  */
 static struct {
     pthread_mutex_t lock;
@@ -110,7 +112,8 @@ static bool is_hung(enum kvbm_io io)
     return hung;
 }
 
-/* Until the disk has a request. With io_uring: a byte was read from the pipe, and the rest of them is waited for. */
+/* Until the disk has a request. With io_uring: a byte was read from the pipe, and the rest of them
+ * is waited for. */
 static void wait_for_hung(enum kvbm_io io)
 {
     if (io == KVBM_IO_URING)
@@ -120,7 +123,7 @@ static void wait_for_hung(enum kvbm_io io)
     assert_true(is_hung(io));
 }
 
-/* What hung goes on; with io_uring it fails, as the pipe has ended. */
+/* Let hanging requests go on; with io_uring they fail, as the pipe has ended. */
 static void reopen(enum kvbm_io io)
 {
     if (io == KVBM_IO_THREADS) {
@@ -279,7 +282,8 @@ static void let_go(struct hold *hold)
     kvbm_complete_release(&hold->complete);
 }
 
-/* Nothing is done, whatever is under way: jobs that wait for their producer, blocks that wait to go down. */
+/* Nothing is done, whatever is under way: jobs that wait for their producer, blocks that wait to go
+ * down. */
 static void test_held(void **state)
 {
     uint64_t one = 1;
@@ -319,7 +323,8 @@ static void test_held(void **state)
     }
 }
 
-/* Its own handles aren't taken for somebody's: blocks on their way down and up, pins of jobs that nobody waits for. */
+/* Its own handles aren't taken for somebody's: blocks on their way down and up, pins of jobs that
+ * nobody waits for. */
 static void test_own(void **state)
 {
     (void)state;
@@ -384,7 +389,8 @@ static void *wait_for(void *arg)
     return NULL;
 }
 
-/* Whoever waits for a job that the end cancels hears of it, and the manager is there until then. */
+/* A thread that waits for a job cancelled by destroy gets its result before the manager is
+ * freed. */
 static void test_waited_for(void **state)
 {
     int ready = eventfd(0, EFD_CLOEXEC);
@@ -435,7 +441,8 @@ static void refuses_to_go(struct world *w)
     }
 }
 
-/* Reads that the disk has are its own until it answers. The manager is there, with all that it has elsewhere. */
+/* Reads that the disk has are its own until it answers. The manager is there, with all that it has
+ * elsewhere. */
 static void test_hung_reads(void **state)
 {
     (void)state;
@@ -526,7 +533,7 @@ static struct kvbm_layout *layout_on(enum kvbm_storage_kind kind)
     return layout;
 }
 
-/* It says in time whether anything moves, and once nothing does, its end waits for nothing. */
+/* kvbm_copier_stop returns in time while a transfer runs; afterwards destroy doesn't wait. */
 static void test_engine(void **state)
 {
     const struct kvbm_copier_opts opts = {.size = sizeof(opts), .io = KVBM_IO_THREADS};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The executor: every test runs with io_uring and with threads. A model of each file beside it; requests
- * that run at once touch different pages.
+ * The executor: every test runs with io_uring and with threads. A model of each file beside it;
+ * requests that run at once touch different pages.
  */
 #include "base/unit.h"
 
@@ -198,8 +198,8 @@ static bool is_inside(uint64_t page, uint64_t n)
     return page >= AROUND && page + n <= AROUND + REGION_PAGES;
 }
 
-/* Pieces inside, outside and across the ends of what is registered: all the same bytes, and only the first are
- * counted. */
+/* Pieces inside, outside and across the ends of what is registered: all the same bytes, and only
+ * the first are counted. */
 static void test_registered(void **state)
 {
     enum { PAGES = REGION_PAGES + 2 * AROUND };
@@ -391,7 +391,8 @@ static void note_order(struct kvbm_aio_req *req)
     sem_post(&order->sem);
 }
 
-/* One at a time, all queued at once: urgent ones overtake, and the others have their turn all the same. */
+/* One at a time, all queued at once: urgent ones overtake, and the others have their turn all the
+ * same. */
 static void ordered(enum kvbm_io io)
 {
     struct kvbm_aio *aio = create(io, 1);
@@ -680,7 +681,7 @@ static int without_registering(void (*refuse)(void))
     return lines == 1 ? 0 : 3;
 }
 
-/* So much may be locked, even by root. */
+/* Limit the memory that may be locked, also for root. */
 static void limit_locked(rlim_t bytes)
 {
     const struct rlimit limit = {.rlim_cur = bytes, .rlim_max = bytes};

@@ -91,7 +91,8 @@ static bool child_has(const void *page)
     return WEXITSTATUS(status);
 }
 
-/* The host tier's memory, or the staging buffers, registered with io_uring; a child gets none of it. */
+/* The host tier's memory, or the staging buffers, registered with io_uring; a child gets none of
+ * it. */
 static void registered(uint32_t host_blocks)
 {
     struct kvbm_view view;
@@ -269,7 +270,7 @@ static void test_reserved_is_pending(void **state)
     world_fini(&w);
 }
 
-/* What is pinned isn't evicted: a store that wants its room is told so. */
+/* Pinned blocks aren't evicted: a store that needs their room gets KVBM_BUSY. */
 static void test_pinned_stays(void **state)
 {
     uint64_t keys[10], other[10];

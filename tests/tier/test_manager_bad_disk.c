@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Blocks that the disk can't read when they are about to leave it, or can't write: some of a move, and what becomes of the others. */
+/* Blocks that the disk can't read when they are about to leave it, or can't write: some of a move,
+ * and what becomes of the others. */
 // clang-format off
 #include "base/unit.h"
 // clang-format on
@@ -90,7 +91,7 @@ static long loaded(struct world *w, uint64_t from, uint64_t n)
     return sum;
 }
 
-/* It is told of again, and goes then: unless, on a machine that has no time, it is evicted first, which waits for nobody. */
+/* The block is listed and written back again, unless a busy machine lets it be evicted first. */
 static void test_once(void **state)
 {
     struct world w;
@@ -110,7 +111,8 @@ static void test_once(void **state)
     world_fini(&w);
 }
 
-/* Some blocks can't be read at all: a few attempts, then they have gone, and are counted. The others go. */
+/* Some blocks can't be read at all: a few attempts, then they have gone, and are counted. The
+ * others go. */
 static void test_never(void **state)
 {
     uint64_t stored = 6, lost;
@@ -154,7 +156,8 @@ static void test_volume_down(void **state)
     world_fini(&w);
 }
 
-/* One block of a move is no other's concern: those that were written are there, the others' slots are free again. */
+/* One block of a move is no other's concern: those that were written are there, the others' slots
+ * are free again. */
 static void test_some_not_written(void **state)
 {
     uint64_t keys[30];
@@ -211,7 +214,8 @@ static void damage_slots(const struct world *w, off_t n)
     close(fd);
 }
 
-/* Blocks found damaged on their way from the disk to the object store aren't found on the disk any more. */
+/* Blocks found damaged on their way from the disk to the object store aren't found on the disk any
+ * more. */
 static void test_damaged_leaves(void **state)
 {
     uint64_t stored = 6, there = 0;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What callers do at the edges: keys at other positions, pins let go early, jobs nobody polls, parts of heads. */
+/* Unusual calls: keys at other positions, pins released early, jobs never polled, parts of
+ * heads. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>
@@ -84,7 +85,8 @@ static void test_fetched_at_another_position(void **state)
     world_fini(&w);
 }
 
-/* The object store says yes, but that can't be remembered: the caller isn't told to ask again for ever. */
+/* The object store says yes, but that can't be remembered: the caller isn't told to ask again for
+ * ever. */
 static void test_asked_at_another_position(void **state)
 {
     uint64_t key = 1001;
@@ -131,7 +133,8 @@ static void test_stored_after_a_miss(void **state)
     world_fini(&w);
 }
 
-/* ---- a job whose pin was let go, and whose blocks somebody else didn't bring, fetches them itself ---- */
+/* ---- a job whose pin was let go, and whose blocks somebody else didn't bring, fetches them itself
+ * ---- */
 
 static void test_waits_for_nothing(void **state)
 {
@@ -169,7 +172,7 @@ static void test_waits_for_nothing(void **state)
     world_fini(&w);
 }
 
-/* What others reserved and never write keeps nobody beyond his deadline: the pin's, or the job's. */
+/* Blocks that another pin reserved and never writes delay no pin or job beyond its deadline. */
 static void test_deadline_of_waiting(void **state)
 {
     uint64_t keys[4];
@@ -269,7 +272,7 @@ static void test_offload_after_poll(void **state)
     }
 }
 
-/* What is retained in the cache's pool passes, and stays so on its way down. */
+/* Blocks retained in the cache's pool pass min_priority, and keep their priority when offloaded. */
 static void test_priorities_go_down(void **state)
 {
     uint64_t keys[8];
@@ -439,8 +442,9 @@ static void test_large_job(void **state)
 
 /* ---- a source that isn't ready while the copier is full ---- */
 
-/* The descriptor is the caller's again once submit has returned, even if the job can't begin before others have ended:
- * another one of its number, which is readable, says nothing about these bytes. */
+/* The descriptor is the caller's again once submit has returned, even if the job can't begin before
+ * others have ended: another one of its number, which is readable, says nothing about these
+ * bytes. */
 static void test_ready_fd_closed_while_stalled(void **state)
 {
     enum { MANY = 1 << 20 };
@@ -521,7 +525,7 @@ static struct kvbm_layout *half_layout(const struct world *w)
     return layout;
 }
 
-/* What head @first on has of block 0 of a whole cache with the key. */
+/* Fill a cache of some heads with the part, from head @first on, of the block with the key. */
 static void fill_half(const struct kvbm_layout *layout, uint32_t first, uint64_t key)
 {
     const uint32_t half = HEADS / 2 * HEAD_DIM;

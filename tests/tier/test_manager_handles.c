@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Onboarding by handles: blocks that the caller holds in the manager's pools come up in one batch, whatever tier
- * each of them is in. */
+/* Onboarding by handles: blocks that the caller holds in the manager's pools come up in one batch,
+ * whatever tier each of them is in. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>
@@ -16,7 +16,8 @@
 #define FIRST 1000u
 #define N 10u
 
-/* [0, 4) on the disk only, [4, 7) in the host tier and on the disk, [7, 10) in the object store only. */
+/* [0, 4) on the disk only, [4, 7) in the host tier and on the disk, [7, 10) in the object store
+ * only. */
 static void spread(struct world *w)
 {
     uint64_t keys[N];
@@ -132,7 +133,7 @@ static void test_pin_of_mixed_tiers(void **state)
     world_fini(&w);
 }
 
-/* What comes up is what it was: its place in its sequence, too. */
+/* An onboarded block keeps its identity, including its place in its sequence. */
 static void test_place_is_kept(void **state)
 {
     struct kvbm_block_info info = {.size = sizeof(info)};
@@ -184,7 +185,7 @@ static void onboard_mixed(uint32_t host_blocks)
         assert_int_equal(kvbm_immutable_info(&got[k], &info), 0);
         assert_int_equal(info.position, mixed[k].i);
     }
-    /* Those that are there are held, with one of the cache's own. */
+    /* Blocks already in the cache are held, together with a handle of the cache's own pool. */
     assert_int_equal(kvbm_immutable_clone(&got[1], &held[MIXED]), 0);
     let_go(got, MIXED);
     world_wipe(&w);
@@ -261,7 +262,8 @@ static void flip(const struct world *w, uint32_t slot)
     close(fd);
 }
 
-/* A block whose bytes are damaged is missing; the others come. One that the object store has, too, comes from there. */
+/* A block whose bytes are damaged is missing; the others come. One that the object store has, too,
+ * comes from there. */
 static void test_damaged_on_disk(void **state)
 {
     for (int object = 0; object < 2; object++) {
@@ -332,7 +334,7 @@ static void test_lost_in_object_store(void **state)
     world_fini(&w);
 }
 
-/* What somebody else is bringing is waited for, not longer than was said. */
+/* Onboarding waits for blocks that another pin fetches, not longer than its timeout. */
 static void test_onboard_timeout(void **state)
 {
     struct kvbm_immutable held[2], got[2], all[4];

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What goes first from a tier: a prompt is of use from its beginning on, so whatever way its blocks came, and in
- * whatever order, its end goes before its beginning.
+ * Order of eviction from a tier. A prompt is of use from its beginning on, so its end is evicted
+ * before its beginning, in whatever way and order its blocks came.
  */
 // clang-format off
 #include "base/unit.h"
@@ -57,7 +57,8 @@ static uint32_t left_in(struct world *w, enum kv_tier tier, uint64_t first, uint
     return prefix_in(w, tier, keys, n);
 }
 
-/* A prompt that takes ten moves, some of them at a time; then others come until some of it has gone. */
+/* A prompt that takes ten moves, some of them at a time; then others come until some of it has
+ * gone. */
 static void test_host(void **state)
 {
     struct world w;
@@ -114,7 +115,7 @@ static void test_disk_after_a_restart(void **state)
     world_fini(&w);
 }
 
-/* What is read from the disk stays there, and is used, from its beginning on. */
+/* Blocks read from the disk stay there and count as used, from the prompt's beginning on. */
 static void test_fetched(void **state)
 {
     struct world w;
@@ -167,8 +168,8 @@ static void conversation(uint64_t *keys, uint64_t i)
 }
 
 /*
- * The beginning that all share is written to the disk once, with the first of them, and never used there again: the host
- * has it. It stays as long as any of those that begin with it.
+ * The beginning that all share is written to the disk once, with the first of them, and never used
+ * there again: the host has it. It stays as long as any of those that begin with it.
  */
 static void shared(bool again)
 {

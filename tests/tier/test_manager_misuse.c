@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a connector's author may do who has misread a page: nothing of it crashes, hangs, leaks or gives wrong bytes. */
+/* Misuse by a connector: no wrong call crashes, hangs, leaks or gives wrong bytes. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>
@@ -52,7 +52,8 @@ static struct kvbm_done ended(struct world *w, int64_t id)
 
 /* ---- names ---- */
 
-/* However long a fingerprint is, its end counts: what another model has stored is no use to this one. */
+/* However long a fingerprint is, its end counts: what another model has stored is no use to this
+ * one. */
 static void test_long_fingerprints(void **state)
 {
     static char text[3801];
@@ -189,7 +190,8 @@ static void test_no_keys_and_all(void **state)
 
 /* ---- the same thing twice ---- */
 
-/* A key twice in a store, which is at two places then: whatever of it is kept is whole, and no block is lost. */
+/* A key twice in a store, which is at two places then: whatever of it is kept is whole, and no
+ * block is lost. */
 static void test_key_twice_in_a_store(void **state)
 {
     const uint64_t keys[4] = {100, 101, 102, 101};
@@ -229,7 +231,8 @@ static void test_key_twice_in_a_store(void **state)
     }
 }
 
-/* What is below already needn't be stored, and is there, for a pin and for a job's bitmap: also without a host tier. */
+/* Blocks that a tier below has need no store: pin and job report them as there, also without a host
+ * tier. */
 static void test_stored_already(void **state)
 {
     const uint32_t blocks[4] = {0, 1, 2, 3};
@@ -259,7 +262,8 @@ static void test_stored_already(void **state)
     }
 }
 
-/* A block twice: as a source it is read twice, as a target it is refused, and nothing is written. */
+/* A block twice: as a source it is read twice, as a target it is refused, and nothing is
+ * written. */
 static void test_block_twice_in_a_job(void **state)
 {
     const uint32_t twice[4] = {5, 6, 5, 7};
@@ -327,7 +331,8 @@ static void *store_often(void *arg)
     return NULL;
 }
 
-/* Two threads store other bytes for the same keys at a time: each block is one's or the other's, never of both. */
+/* Two threads store other bytes for the same keys at a time: each block is one's or the other's,
+ * never of both. */
 static void test_rivals(void **state)
 {
     struct world w;
@@ -365,7 +370,8 @@ static void test_rivals(void **state)
     world_fini(&w);
 }
 
-/* As many jobs as were asked for, waiting, running or not told of yet; whoever has more is to come again. */
+/* As many jobs as were asked for, waiting, running or not told of yet; whoever has more is to come
+ * again. */
 static void test_too_many_jobs(void **state)
 {
     uint64_t keys[3];
@@ -440,8 +446,8 @@ static void order_of_six(struct world *w, const int32_t *priorities, uint64_t fi
     close(gate);
 }
 
-/* Higher priorities first, the older first among equals. The kernel may tell of some descriptors a moment before others, so that
- * one round in very many has another order. */
+/* Higher priorities first, the older first among equals. The kernel may tell of some descriptors a
+ * moment before others, so that one round in very many has another order. */
 static void test_order_of_jobs(void **state)
 {
     static const int32_t priorities[6] = {1, 5, -2, 1, 5, 0};
@@ -462,7 +468,7 @@ static void test_order_of_jobs(void **state)
     world_fini(&w);
 }
 
-/* Who wants what the host tier has, and nothing else, gets that at once, and nothing is read. */
+/* With no_fetch a pin gets the host tier's blocks at once, and no tier is read. */
 static void test_no_fetch(void **state)
 {
     const struct kvbm_pin_opts opts = {.size = sizeof(opts), .no_fetch = true};
@@ -794,7 +800,8 @@ static void *look_all_the_time(void *arg)
     return NULL;
 }
 
-/* At whatever moment the fork comes, with the lock held by another thread too: a child's calls return. */
+/* At whatever moment the fork comes, with the lock held by another thread too: a child's calls
+ * return. */
 static void test_children(void **state)
 {
     uint64_t keys[4];

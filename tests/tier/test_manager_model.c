@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Random operations on a manager of all tiers beside a naive model, which knows what was stored. Whatever is
- * loaded has the bytes of its key; nothing is found that wasn't stored; and where the tiers have room for all,
- * nothing that was stored is lost: neither by eviction above, nor by a restart.
+ * Random operations on a manager of all tiers beside a naive model, which knows what was stored.
+ * Whatever is loaded has the bytes of its key; nothing is found that wasn't stored; and where the
+ * tiers have room for all, nothing that was stored is lost: neither by eviction above, nor by a
+ * restart.
  */
 // clang-format off
 #include <stdarg.h>
@@ -69,7 +70,7 @@ static void do_store(struct model *model)
     if (!model->keeps_all)
         return;
     settle(model); /* or the queue may lose some to eviction */
-    /* What a pin is having fetched, which may turn out not to be anywhere, a store leaves to it. */
+    /* A store leaves blocks to a pin that fetches them, even if no tier turns out to have them. */
     kept = is_there(model, chain, n);
     model->kept[chain] = model->kept[chain] > kept ? model->kept[chain] : kept;
     model->n_stores++;

@@ -151,7 +151,8 @@ static void test_cancel_ends_fetches(void **state)
     world_fini(&w);
 }
 
-/* A pin's deadline is its fetches', too: what hasn't come by then is done without, and what has is of use. */
+/* A pin's deadline is its fetches', too: what hasn't come by then is done without, and what has is
+ * of use. */
 static void test_deadline_of_a_fetch(void **state)
 {
     uint64_t keys[20], begin;
@@ -181,7 +182,7 @@ static void test_deadline_of_a_fetch(void **state)
     world_fini(&w);
 }
 
-/* What is behind a miss is of no use to a prompt: once a batch has missed, no more are got. */
+/* Blocks behind a miss are of no use to a prompt: once a batch has missed, no more are got. */
 static void test_nothing_behind_a_miss(void **state)
 {
     enum { BATCH = 32, WINDOW = 4, LONG = BATCH * WINDOW * 3 };
@@ -243,7 +244,8 @@ static size_t host_in_flight(struct world *w)
     return stats.inflight_mutable;
 }
 
-/* A store that hangs: what is asked of it, however much, leaves the prompts in a small host tier alone. */
+/* A store that hangs: what is asked of it, however much, leaves the prompts in a small host tier
+ * alone. */
 static void test_frozen_store_evicts_little(void **state)
 {
     struct kvbm_pin *pins[PINS];
@@ -268,7 +270,8 @@ static void test_frozen_store_evicts_little(void **state)
     world_fini(&w);
 }
 
-/* Pins that are let go give their blocks back at once, also when all threads hang; those that starve end, too. */
+/* Pins that are let go give their blocks back at once, also when all threads hang; those that
+ * starve end, too. */
 static void test_blocks_come_back(void **state)
 {
     struct kvbm_pin *pins[PINS];
@@ -299,7 +302,8 @@ static void test_blocks_come_back(void **state)
     world_fini(&w);
 }
 
-/* A store that answers: pins beyond the share wait for it, the more important ones first, and get all they asked for. */
+/* A store that answers: pins beyond the share wait for it, the more important ones first, and get
+ * all they asked for. */
 static void test_share_goes_round(void **state)
 {
     enum { N = 2 };

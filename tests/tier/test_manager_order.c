@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What goes down: in which order, what of it is dropped, and what is told of it by events and numbers. */
+/* Offloading: its order, its drops, and its events and statistics. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>
@@ -39,7 +39,8 @@ static void told_fini(struct told *t)
     assert_int_equal(kvbm_events_destroy(t->events), 0);
 }
 
-/* What was told of @tier since the last time: keys, oldest first. All of @type, @edge being first or last. */
+/* Take the keys of events about @tier since the last call, oldest first. All must be of @type, with
+ * @edge as first or last. */
 static uint32_t drain(struct told *t, enum kvbm_event_type type, enum kv_tier tier, bool edge,
                       uint64_t *keys)
 {
@@ -194,8 +195,8 @@ static void test_queue_order(void **state)
     told_fini(&t);
 }
 
-/* The queue holds nothing: what is evicted while it waits is dropped and counted, and what has taken its block since
- * doesn't go down in its place. */
+/* The queue holds nothing: what is evicted while it waits is dropped and counted, and what has
+ * taken its block since doesn't go down in its place. */
 static void test_gone_meanwhile(void **state)
 {
     static const uint64_t keys[KEYS] = {100, 200, 300, 400, 500, 600},
@@ -226,7 +227,8 @@ static void test_gone_meanwhile(void **state)
     world_fini(&w);
 }
 
-/* The same on the way from the host tier down: a store that hangs holds what is being written, and no more. */
+/* The same on the way from the host tier down: a store that hangs holds what is being written, and
+ * no more. */
 static void test_evicted_while_waiting(void **state)
 {
     uint32_t waiting;
@@ -275,7 +277,8 @@ static void test_queue_is_full(void **state)
     world_fini(&w);
 }
 
-/* A target whose blocks are all held takes nothing: dropped, counted, and nobody waits; later ones go again. */
+/* A target whose blocks are all held takes nothing: dropped, counted, and nobody waits; later ones
+ * go again. */
 static void test_target_is_full(void **state)
 {
     uint64_t keys[3];
@@ -307,7 +310,8 @@ static void test_target_is_full(void **state)
     world_fini(&w);
 }
 
-/* Each tier evicts as it was told to: of four blocks used alike but for one that was used often, long ago. */
+/* Each tier evicts as it was told to: of four blocks used alike but for one that was used often,
+ * long ago. */
 static void evicted_by(enum kvbm_eviction host, enum kvbm_eviction disk, bool host_keeps,
                        bool disk_keeps)
 {

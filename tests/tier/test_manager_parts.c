@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Parts of blocks: some of the layers, some of the heads, and an engine's own tensors, one for each layer. */
+/* Parts of blocks: some of the layers, some of the heads, and an engine's own tensors, one for each
+ * layer. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>
@@ -62,7 +63,8 @@ static void expect_layers(const struct world *w, uint64_t first, uint32_t from, 
     }
 }
 
-/* An engine that computes layer by layer loads so, too; ranges may overlap, and what isn't asked for stays. */
+/* An engine that computes layer by layer loads so, too; ranges may overlap, and what isn't asked
+ * for stays. */
 static void test_layers(void **state)
 {
     struct world w;
@@ -114,7 +116,8 @@ static struct kvbm_layout *rank_layout(const struct world *w, uint32_t n,
     return layout;
 }
 
-/* Whether block @block of a rank's cache has heads [first, first + n) of the key; @write: makes it so. */
+/* Whether block @block of a rank's cache has heads [first, first + n) of the key; @write: makes it
+ * so. */
 static bool rank_has(const struct kvbm_layout *layout, uint32_t block, uint32_t first, uint32_t n,
                      uint64_t key, bool write)
 {
@@ -137,7 +140,8 @@ static bool rank_has(const struct kvbm_layout *layout, uint32_t block, uint32_t 
     return has;
 }
 
-/* Whole blocks are read by ranks that have other numbers of heads, in either order: each gets its own. */
+/* Whole blocks are read by ranks that have other numbers of heads, in either order: each gets its
+ * own. */
 static void load_as_rank(struct world *w, uint32_t first, uint32_t n, enum kvbm_block_order order)
 {
     struct kvbm_cache_opts opts = {.size = sizeof(opts), .first_head = first};
@@ -247,7 +251,7 @@ static kvx_cache_desc_t tensor(uint16_t *data)
     return cache;
 }
 
-/* What vLLM registers as its cache: pointers and strides, nothing of it ours. */
+/* A cache as vLLM registers it: pointers and strides of its own tensors. */
 static void test_engines_tensors(void **state)
 {
     const size_t elements = 2 * CACHE_BLOCKS * PAGE * HEADS * HEAD_DIM;

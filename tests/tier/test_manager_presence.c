@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a lookup says of keys that only the object store could know, while that is slow, fails, hangs and is away:
- * "not yet" as long as asking again makes sense, "nobody has it" soon when it doesn't. */
+/* Lookups of keys that only the object store may have, while it is slow, fails, hangs or is away:
+ * KVBM_PENDING while asking again makes sense, KVBM_MISS soon when it doesn't. */
 // clang-format off
 #include "base/unit.h"
 // clang-format on
@@ -59,7 +59,8 @@ static void stored_and_forgotten(struct world *w, uint32_t n, uint32_t timeout_m
     shaky->exists = 0;
 }
 
-/* -- a question that fails ------------------------------------------------------------------------- */
+/* -- a question that fails
+ * ------------------------------------------------------------------------- */
 
 /* One that fails says nothing of the key: it is asked for again, and isn't a miss meanwhile. */
 static void test_one_fails(void **state)
@@ -80,7 +81,8 @@ static void test_one_fails(void **state)
     world_fini(&w);
 }
 
-/* All fail, with what isn't an outage: soon a miss, counted, with few questions; and asked for again later. */
+/* All fail, with what isn't an outage: soon a miss, counted, with few questions; and asked for
+ * again later. */
 static void test_all_fail(void **state)
 {
     struct world w;
@@ -106,7 +108,8 @@ static void test_all_fail(void **state)
     world_fini(&w);
 }
 
-/* -- one that hangs -------------------------------------------------------------------------------- */
+/* -- one that hangs
+ * -------------------------------------------------------------------------------- */
 
 /* Long before its own deadline it is a miss, for loads too; the answer counts when it comes. */
 static void test_hangs(void **state)
@@ -169,7 +172,8 @@ static void test_queue_is_full(void **state)
     world_fini(&w);
 }
 
-/* -- one that isn't asked -------------------------------------------------------------------------- */
+/* -- one that isn't asked
+ * -------------------------------------------------------------------------- */
 
 static void test_breaker_is_open(void **state)
 {
@@ -197,7 +201,8 @@ static void test_breaker_is_open(void **state)
     world_fini(&w);
 }
 
-/* -- many keys ------------------------------------------------------------------------------------- */
+/* -- many keys
+ * ------------------------------------------------------------------------------------- */
 
 /* More keys than one call asks for aren't known yet; the next call asks for more. */
 static void test_long_prompt(void **state)
@@ -217,8 +222,8 @@ static void test_long_prompt(void **state)
     world_fini(&w);
 }
 
-/* What isn't there is remembered of all keys of a prompt, and of some prompts: a call that never ends to ask would let
- * its caller wait for ever. */
+/* Absence is remembered for all keys of several prompts: a lookup that asks again and again would
+ * let its caller wait for ever. */
 static void test_absence_is_remembered(void **state)
 {
     struct world w;
@@ -240,7 +245,8 @@ static void test_absence_is_remembered(void **state)
     world_fini(&w);
 }
 
-/* -- how often the store is called ----------------------------------------------------------------- */
+/* -- how often the store is called
+ * ----------------------------------------------------------------- */
 
 #define PROMPT 128u
 
@@ -250,7 +256,8 @@ static void nothing_was_called(void)
     shaky->gets = shaky->get_batches = 0;
 }
 
-/* Four questions about a prompt's 128 blocks, and four calls to get them; those at the same time. */
+/* Four questions about a prompt's 128 blocks, and four calls to get them; those at the same
+ * time. */
 static void test_calls_of_a_prompt(void **state)
 {
     struct world w;
@@ -317,7 +324,8 @@ static void test_calls_without_batches(void **state)
     world_fini(&w);
 }
 
-/* -- whose blocks come first ----------------------------------------------------------------------- */
+/* -- whose blocks come first
+ * ----------------------------------------------------------------------- */
 
 static struct kvbm_pin *pin_of(struct world *w, uint64_t first, uint32_t n, int32_t priority)
 {
@@ -341,7 +349,8 @@ static void next_call_wants(int n)
     assert_int_equal(shaky->last_get, n);
 }
 
-/* All threads are busy for others; what waits goes by the pins' priorities, and those of jobs that wait for pins. */
+/* All threads are busy for others; what waits goes by the pins' priorities, and those of jobs that
+ * wait for pins. */
 static void test_urgent_pins_first(void **state)
 {
     uint32_t blocks[40];
@@ -404,7 +413,8 @@ static void test_many_prompts_hang(void **state)
     assert_int_equal(left, 0);
 }
 
-/* A store that answers at once, and hasn't any of it: each of many prompts that wait beside each other is told so soon. */
+/* A store that answers at once, and hasn't any of it: each of many prompts that wait beside each
+ * other is told so soon. */
 static void test_many_prompts_cold(void **state)
 {
     enum { PROMPTS = 600 };

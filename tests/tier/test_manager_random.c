@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Four threads call whatever a manager has, in random order, on the same few keys through tiers of a few blocks,
- * over an object store that is slow, hangs, fails and lies. Bytes that are said to be there are, what is held stays as
- * it is, each job ends once, and in the end nothing is held. The manager is made anew some times, over the same disk.
+ * Four threads call whatever a manager has, in random order, on the same few keys through tiers of
+ * a few blocks, over an object store that is slow, hangs, fails and lies. Bytes that are said to be
+ * there are, what is held stays as it is, each job ends once, and in the end nothing is held. The
+ * manager is made anew some times, over the same disk.
  */
 #define CACHE_BLOCKS 256u
 // clang-format off
@@ -172,7 +173,7 @@ static void do_prepare_blocks(struct thread *t)
     assert_int_equal(kvbm_pool_release(pool, blocks, (size_t)n), 0);
 }
 
-/* What is READY is right, and stays so. */
+/* READY blocks have the right bytes, and keep them. */
 static void do_look_at_pin(struct thread *t)
 {
     struct held *held = &t->pins[pick(t, PINS)];

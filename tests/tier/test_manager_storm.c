@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Hundreds of jobs at a time through small tiers, with deadlines that have passed, are near, or far, cancelled at
- * any moment, their sources ready at once, later or never, over an object store that is slow, hangs, fails and lies.
- * Each ends exactly once and in time; what its bitmap says is there is there; nothing is left over.
+ * Hundreds of jobs at a time through small tiers, with deadlines that have passed, are near, or
+ * far, cancelled at any moment, their sources ready at once, later or never, over an object store
+ * that is slow, hangs, fails and lies. Each ends exactly once and in time; what its bitmap says is
+ * there is there; nothing is left over.
  */
 #define CACHE_BLOCKS 1024u
 // clang-format off
@@ -357,7 +358,7 @@ static int store_status(struct storm *storm, uint64_t first)
     return done.status;
 }
 
-/* What is stored then comes back; with write-through once the object store's breaker has closed. */
+/* Blocks stored now come back; with write-through once the object store's breaker has closed. */
 static void works_again(struct storm *storm)
 {
     uint64_t until = kv_now_ns() + 2 * IN_TIME_NS, first = 500000;
@@ -471,7 +472,8 @@ static void test_without_a_host_tier(void **state)
     run(&storm);
 }
 
-/* Destroyed with all of it under way, and a store that hangs: in time, and (by the address sanitizer) without a leak. */
+/* Destroyed with all of it under way, and a store that hangs: in time, and (by the address
+ * sanitizer) without a leak. */
 static void test_destroyed_in_the_middle(void **state)
 {
     static struct storm storm;

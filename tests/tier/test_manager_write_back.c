@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* object_when_evicted: blocks go to the object store when they are about to leave the last tier above it. */
+/* object_when_evicted: blocks go to the object store when they are about to leave the last tier
+ * above it. */
 // clang-format off
 #include "base/unit.h"
 // clang-format on
@@ -81,7 +82,7 @@ static void test_host(void **state)
     world_fini(&w);
 }
 
-/* What is written holds nothing back, and the oldest stays the oldest. */
+/* Blocks being written back delay no eviction, and the oldest stays the oldest. */
 static void test_order_is_kept(void **state)
 {
     struct world w;
@@ -102,7 +103,7 @@ static void test_order_is_kept(void **state)
     world_fini(&w);
 }
 
-/* What is forgotten before its time comes never goes there. */
+/* A block that is reset before its turn is not written back. */
 static void test_forgotten(void **state)
 {
     struct world w;
@@ -117,7 +118,7 @@ static void test_forgotten(void **state)
     world_fini(&w);
 }
 
-/* What came from there isn't written there again. */
+/* A block that came from the object store isn't written there again. */
 static void test_not_again(void **state)
 {
     uint64_t written;
@@ -191,7 +192,7 @@ static void test_disk_without_a_host_tier(void **state)
     from_disk(0);
 }
 
-/* What the disk's policy keeps away from it leaves from the host tier. */
+/* Blocks that the disk's policy refuses are written back from the host tier. */
 static void test_past_the_disk(void **state)
 {
     struct world w;
@@ -273,7 +274,8 @@ static void wait_until_inside(void)
     assert_true(shaky->inside > 0);
 }
 
-/* The store hangs: nobody waits for it, what can't be kept is dropped and counted, what is held is little. */
+/* The store hangs: nobody waits for it, what can't be kept is dropped and counted, what is held is
+ * little. */
 static void store_hangs(uint32_t host_blocks, uint32_t disk_blocks)
 {
     struct kvbm_manager_stats stats;
@@ -316,7 +318,7 @@ static void test_hanging_store_behind_a_disk(void **state)
     store_hangs(24, 64);
 }
 
-/* What couldn't be written is tried again, as long as it is there. */
+/* A block whose write-back failed is tried again until it is evicted. */
 static void test_tried_again(void **state)
 {
     struct world w;
@@ -486,7 +488,8 @@ static void ask_until(struct world *w, bool down)
     assert_int_equal(world_stats(w).object_down, down);
 }
 
-/* What was about to leave while the store was down, and didn't. */
+/* Blocks listed for write-back while the store was down, and not evicted, are written back
+ * later. */
 static void test_told_of_in_an_outage(void **state)
 {
     struct world w;

@@ -10,7 +10,8 @@
 #include "skip.h"
 #include "starve.h"
 
-/* -- round trips ----------------------------------------------------------------------------------- */
+/* -- round trips
+ * ----------------------------------------------------------------------------------- */
 
 static void round_trip(uint32_t key_len, size_t block, uint32_t n)
 {
@@ -77,7 +78,7 @@ static void test_round_trip(void **state)
     round_trip(16, 20 << 20, 2); /* a block that is more than a slice */
 }
 
-/* What a tier can't see of another's is told by all of: fingerprint, group, length of block and key. */
+/* Fingerprint, group, length of block and key each separate one tier's blocks from another's. */
 static void test_separate(void **state)
 {
     struct kvbm_object_opts opts = default_opts(folder), other[4];
@@ -111,7 +112,8 @@ static void test_separate(void **state)
     kvbm_object_close(o);
 }
 
-/* -- what is in the store -------------------------------------------------------------------------- */
+/* -- what is in the store
+ * -------------------------------------------------------------------------- */
 
 static struct kvs_store *open_store(void)
 {
@@ -278,7 +280,8 @@ static void test_format(void **state)
     kvs_close(store);
 }
 
-/* -- collection ------------------------------------------------------------------------------------ */
+/* -- collection
+ * ------------------------------------------------------------------------------------ */
 
 static void make_old(uint64_t number)
 {
@@ -304,7 +307,8 @@ static struct kvs_gc_result collect(void)
     return result;
 }
 
-/* No manifest names blocks: a collection takes those that nobody used for the grace time, and only those. */
+/* No manifest names blocks: a collection takes those that nobody used for the grace time, and only
+ * those. */
 static void test_collected(void **state)
 {
     struct kvbm_object_opts opts = default_opts(folder);
@@ -342,7 +346,8 @@ static void test_touched(void **state)
     assert_int_equal(shaky->touches, 1);
 }
 
-/* -- backends that can less, or lie ------------------------------------------------------------------ */
+/* -- backends that can less, or lie
+ * ------------------------------------------------------------------ */
 
 static void test_lesser_backends(void **state)
 {
@@ -400,7 +405,8 @@ static void test_lies(void **state)
     kvbm_object_close(o);
 }
 
-/* -- arguments, memory, processes -------------------------------------------------------------------- */
+/* -- arguments, memory, processes
+ * -------------------------------------------------------------------- */
 
 static void test_arguments(void **state)
 {
@@ -553,7 +559,8 @@ static void test_fork(void **state)
     job_free(job);
 }
 
-/* A worker's memory for what it gets isn't taken from the kernel, cleared, page by page, for each batch anew. */
+/* A worker's memory for what it gets isn't taken from the kernel, cleared, page by page, for each
+ * batch anew. */
 static void test_pages_are_kept(void **state)
 {
     enum { N = 32, BYTES = 256 << 10, GETS = 10 };

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The object tier over a store that hangs, fails or is slow: everything ends in time, once, and rightly. */
+/* The object tier over a store that hangs, fails or is slow: everything ends in time, once, and
+ * rightly. */
 #include "tier/object_unit.h"
 
 #define SLACK_NS (5 * KV_NS_PER_S) /* what a busy machine may add to a deadline */
@@ -32,7 +33,8 @@ static void put_and_get(struct kvbm_object *o, uint32_t n)
     EXPECT_SOON(shaky->touches == 1 && shaky->inside == 0);
 }
 
-/* -- order and bounds ---------------------------------------------------------------------------- */
+/* -- order and bounds
+ * ---------------------------------------------------------------------------- */
 
 static void test_onboarding_first(void **state)
 {
@@ -174,7 +176,8 @@ static void test_queue_is_bounded(void **state)
     kvbm_object_close(o);
 }
 
-/* -- deadlines ----------------------------------------------------------------------------------- */
+/* -- deadlines
+ * ----------------------------------------------------------------------------------- */
 
 static void test_hanging(void **state)
 {
@@ -311,7 +314,8 @@ static void test_deadline_storm(void **state)
     kvbm_object_close(o);
 }
 
-/* -- the breaker --------------------------------------------------------------------------------- */
+/* -- the breaker
+ * --------------------------------------------------------------------------------- */
 
 static int try_once(struct kvbm_object *o)
 {
@@ -442,7 +446,7 @@ static struct kvbm_object *open_nervous(void)
     return open_with(&opts);
 }
 
-/* What is to be kept waits for the store that is coming back; who wants something isn't kept waiting. */
+/* Puts wait for a store that comes back; gets don't wait. */
 static void test_puts_wait_for_reopening(void **state)
 {
     struct kvbm_object *o = open_nervous();
@@ -489,7 +493,8 @@ static void test_reopening_fails(void **state)
     kvbm_object_close(o);
 }
 
-/* When the one that went to see gives up before it has seen anything, one of those that wait goes. */
+/* When the one that went to see gives up before it has seen anything, one of those that wait
+ * goes. */
 static void test_reopening_is_cancelled(void **state)
 {
     struct kvbm_object *o = open_nervous();
@@ -518,7 +523,8 @@ static void test_reopening_is_cancelled(void **state)
     kvbm_object_close(o);
 }
 
-/* The breaker has closed, because one that began before came back, while the store is still being opened. */
+/* The breaker has closed, because one that began before came back, while the store is still being
+ * opened. */
 static void test_opening_behind_a_closed_breaker(void **state)
 {
     struct kvbm_object_opts opts = default_opts(shaky_uri);
@@ -576,7 +582,8 @@ static void test_full_is_no_outage(void **state)
     kvbm_object_close(o);
 }
 
-/* -- cancellation -------------------------------------------------------------------------------- */
+/* -- cancellation
+ * -------------------------------------------------------------------------------- */
 
 static void test_cancel_in_a_call(void **state)
 {
@@ -606,7 +613,8 @@ static void test_cancel_in_a_call(void **state)
     kvbm_object_close(o);
 }
 
-/* Whatever hangs, those that replaced others too: all batches end, and close waits no longer than it is told. */
+/* Whatever hangs, those that replaced others too: all batches end, and close waits no longer than
+ * it is told. */
 static void test_cancel_all(void **state)
 {
     struct kvbm_object_opts opts = default_opts(shaky_uri);
@@ -635,7 +643,8 @@ static void test_cancel_all(void **state)
     EXPECT_SOON(shaky->inside == 0 && shaky->opens == shaky->closes);
 }
 
-/* What was done keeps its status, what wasn't is cancelled; without threads to spare after the call. */
+/* Finished operations keep their status, others are cancelled; without spare threads after the
+ * call. */
 static void test_cancel_between_calls(void **state)
 {
     struct kvbm_object_opts opts = default_opts(shaky_uri);
@@ -687,7 +696,8 @@ static void test_cancel_when_done(void **state)
     kvbm_object_close(o);
 }
 
-/* -- opening and closing ------------------------------------------------------------------------- */
+/* -- opening and closing
+ * ------------------------------------------------------------------------- */
 
 static void test_away_when_opened(void **state)
 {
@@ -774,7 +784,8 @@ static void test_close_while_busy(void **state)
     }
 }
 
-/* -- many at once ---------------------------------------------------------------------------------- */
+/* -- many at once
+ * ---------------------------------------------------------------------------------- */
 
 struct producer {
     pthread_t thread;

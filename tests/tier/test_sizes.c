@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Callers compiled with another version of the headers: every struct of kvbm*.h that says its size is handed in with
- * every size that an older version could have had, down to the smallest, and with a larger one. Behind the struct
- * lies a page that may not be touched, so that a read or a write beyond its size ends the test.
+ * Callers compiled with another version of the headers: every struct of kvbm*.h that says its size
+ * is handed in with every size that an older version could have had, down to the smallest, and with
+ * a larger one. Behind the struct lies a page that may not be touched, so that a read or a write
+ * beyond its size ends the test.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,7 +20,7 @@
 #define NEWER 64            /* bytes more than there are today */
 #define UNTOUCHED 0xa5
 
-/* What has no size never changes: it is held by value, in arrays or within others. */
+/* Structs without a size never change: callers hold them by value, in arrays or within others. */
 #if UINTPTR_MAX == UINT64_MAX
 _Static_assert(sizeof(struct kvbm_handle) == 16, "handles");
 _Static_assert(sizeof(struct kvbm_mutable) == 16, "handles");

@@ -335,7 +335,7 @@ static void test_poll_and_descriptor(void **state)
     kvbm_copier_destroy(w.copier);
 }
 
-/* Whoever waits copies along; not for nothing, and not what isn't ready. */
+/* A waiting thread helps to copy; not when no work is left, and not jobs that aren't ready. */
 static void test_waiting_helps(void **state)
 {
     int ready = eventfd(0, EFD_CLOEXEC);
@@ -406,7 +406,7 @@ static void test_cancel_before(void **state)
     kvbm_copier_destroy(w.copier);
 }
 
-/* What was begun is finished, what wasn't stays as it was, and the bitmap says which. */
+/* Blocks begun are finished, others stay unchanged, and the bitmap tells which. */
 static void test_cancel_under_way(void **state)
 {
     struct kvbm_transfer t;
@@ -726,7 +726,8 @@ static void test_starved(void **state)
     kvbm_copier_destroy(w.copier);
 }
 
-/* The first job of a file opens the lanes for it: half-opened ones are taken down, and the next job tries again. */
+/* The first job of a file opens the lanes for it: half-opened ones are taken down, and the next job
+ * tries again. */
 static void test_starved_file(void **state)
 {
     struct kvbm_copier_opts opts = {
@@ -774,7 +775,8 @@ static void test_options(void **state)
     kvbm_copier_destroy(w.copier);
 }
 
-/* Its only thread finds out itself that a job is late, and calls its callback: nobody would wake it for that. */
+/* Its only thread finds out itself that a job is late, and calls its callback: nobody would wake it
+ * for that. */
 static void test_late_alone(void **state)
 {
     (void)state;

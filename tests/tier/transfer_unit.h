@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * What the tests of transfers share: random pairs of layouts, and what a transfer must do to the bytes of the target,
- * worked out element by element. Also of use without cmocka: the includer defines MUST(condition) then.
+ * Shared by the tests of transfers: random pairs of layouts, and a model of a transfer's effect on
+ * the target's bytes, element by element. Usable without cmocka: the includer then defines
+ * MUST(condition).
  */
 #ifndef KV_TEST_TRANSFER_UNIT_H
 #define KV_TEST_TRANSFER_UNIT_H
@@ -109,7 +110,7 @@ static inline uint32_t unit_encode(kvx_dtype_t dtype, uint32_t v)
 
 /* ---- a transfer by hand ---- */
 
-/** What @before of the target becomes. */
+/** Apply a transfer to the target's bytes @before. */
 static inline void unit_apply(const struct kvbm_transfer *t, const struct bytes *from,
                               struct bytes *to, const bool *left_out)
 {
@@ -155,7 +156,10 @@ static inline void unit_apply(const struct kvbm_transfer *t, const struct bytes 
     }
 }
 
-/** Random bytes everywhere, between blocks, too; of a layout to be converted from, small numbers where elements are. */
+/**
+ * Random bytes everywhere, between blocks, too; of a layout to be converted from, small numbers
+ * where elements are.
+ */
 static inline void unit_fill(struct kvbm_layout *layout, struct rng *rng, bool numbers)
 {
     const struct kvbm_layout_config *c = kvbm_layout_get_config(layout);
@@ -272,7 +276,10 @@ static inline void unit_ranges(struct rng *rng, struct kvbm_transfer *t, uint32_
     t->dst_head = rng_below(rng, d->num_heads - t->n_heads + 1);
 }
 
-/** Do it and compare: everything that was to be written, and everything else. Returns the job's status. */
+/**
+ * Do it and compare: everything that was to be written, and everything else. Returns the job's
+ * status.
+ */
 static inline int unit_round(struct kvbm_copier *copier, struct kvbm_transfer *t, struct rng *rng)
 {
     const struct kvbm_layout_config *s = kvbm_layout_get_config(t->src),

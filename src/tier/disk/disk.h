@@ -1,20 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * The disk tier's bytes: slots of one size in a file per volume, and an index beside it that survives
- * SIGKILL and power cuts (docs/formats.md, "Disk tier").
+ * The disk tier's bytes: slots of one size in a file per volume, and an index beside it that
+ * survives SIGKILL and power cuts (docs/formats.md, "Disk tier").
  *
- *   <directory>/kvbm-<name>.slots   header (4096 bytes), then slots of slot_bytes, at multiples of 4096
+ *   <directory>/kvbm-<name>.slots   header (4096 bytes), then slots of slot_bytes, at multiples of
+ *                                   4096
  *   <directory>/kvbm-<name>.index   header (4096 bytes), then a record per slot
  *
- * Slot i lies in volume i % n_volumes. Each volume has an identity of its own, and its files say all that is needed
- * to take it over: volumes may come in another order, be missing, and be joined by new ones. A write is: the old record made invalid, the bytes, a barrier, the new
- * record (key, length, XXH3-128 of the bytes, number of the commit), a barrier. Writers that come at the
- * same time share the barriers. So a record that is there says the truth about bytes that are there, and what
- * doesn't verify nevertheless (-EBADMSG) is a miss whose slot may be used again.
+ * Slot i lies in volume i % n_volumes. Each volume has an identity of its own, and its files say
+ * all that is needed to take it over: volumes may come in another order, be missing, and be joined
+ * by new ones. A write is: the old record made invalid, the bytes, a barrier, the new record (key,
+ * length, XXH3-128 of the bytes, number of the commit), a barrier. Writers that come at the same
+ * time share the barriers. So a record that is there says the truth about bytes that are there, and
+ * what doesn't verify nevertheless (-EBADMSG) is a miss whose slot may be used again.
  *
  * Which slot holds what, and which goes next, the tier's pool decides (kvbm_pool.h).
  *
- * Threads: any. done callbacks come from the store's own thread, in the order of completion, and may submit.
+ * Threads: any. done callbacks come from the store's own thread, in the order of completion, and
+ * may submit.
  */
 #ifndef KVBM_TIER_DISK_DISK_H
 #define KVBM_TIER_DISK_DISK_H
@@ -51,21 +54,22 @@ struct kvbm_disk_opts {
 
 /**
  * Open or create. The files are locked (-EBUSY: another has them, and
- * still after a second, in which the kernel lets go of a killed process's). What is there is taken over when
- * fingerprint, key_len and slot_bytes are the same, in any order of directories; n_slots and n_directories may differ (a
- * file grows, or records beyond its end are dropped). -ENOSPC when the volumes have no room for n_slots.
+ * still after a second, in which the kernel lets go of a killed process's). What is there is taken
+ * over when fingerprint, key_len and slot_bytes are the same, in any order of directories; n_slots
+ * and n_directories may differ (a file grows, or records beyond its end are dropped). -ENOSPC when
+ * the volumes have no room for n_slots.
  *
- * A volume is missing when its directory isn't there, or its files can't be read (-EIO, -EROFS...): its slots aren't
- * usable, the log says so, stats count it as down. When all are missing, open returns why the first one is. Files that
- * aren't this program's to change are refused: -ELOOP (symbolic link), -EMLINK (hard link), -EPERM (another
- * owner's), -EISDIR, -ENXIO.
+ * A volume is missing when its directory isn't there, or its files can't be read (-EIO, -EROFS...):
+ * its slots aren't usable, the log says so, stats count it as down. When all are missing, open
+ * returns why the first one is. Files that aren't this program's to change are refused: -ELOOP
+ * (symbolic link), -EMLINK (hard link), -EPERM (another owner's), -EISDIR, -ENXIO.
  */
 int kvbm_disk_open(const struct kvbm_disk_opts *opts, struct kvbm_disk **ret);
 /** Waits for what was submitted. NULL is a no-op. A child after fork() may call only this, which frees memory and
  * descriptors there; while it keeps these, the files stay locked. */
 void kvbm_disk_close(struct kvbm_disk *disk);
 
-/** What was committed and is there after opening, oldest commit first. Borrowed for the call. */
+/** A committed block found at opening, oldest commit first. Borrowed for the call. */
 struct kvbm_disk_record {
     uint32_t slot;
     uint32_t group;
@@ -108,7 +112,7 @@ struct kvbm_disk_batch {
 /** Queue a batch, of which no slot is written twice. Returns 0; -EAGAIN when too much waits already (65,536 blocks);
  * -EINVAL; -ENOMEM; -ESHUTDOWN (closing, or a child after fork()). done isn't called then. */
 int kvbm_disk_submit(struct kvbm_disk *disk, struct kvbm_disk_batch *batch);
-/** What hasn't begun ends with -ECANCELED; done is called as always. */
+/** Cancel a batch: operations not begun end with -ECANCELED; done is called as always. */
 void kvbm_disk_cancel(struct kvbm_disk *disk, struct kvbm_disk_batch *batch);
 
 /** The slots' records are made invalid, durably. For keys that were reset. Blocks; not from a done

@@ -2,8 +2,8 @@
 /*
  * A volume's two files: found, locked, made or taken over; and the index read into memory.
  *
- * Volumes know nothing of each other. One that isn't there keeps its numbers, down and without records, and the others
- * serve.
+ * Volumes know nothing of each other. One that isn't there keeps its numbers, down and without
+ * records, and the others serve.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -37,7 +37,8 @@ uint8_t *kvbm_disk_record_at(const struct kvbm_disk *disk, uint32_t slot)
 
 /* ---- files ---- */
 
-/* A process that was killed may still hold it for a moment: the kernel ends what its ring had begun. */
+/* A process that was killed may still hold it for a moment: the kernel ends what its ring had
+ * begun. */
 static int lock(int fd)
 {
     for (int tries = 0; flock(fd, LOCK_EX | LOCK_NB) < 0; tries++) {
@@ -135,8 +136,8 @@ static bool is_one_volume(const struct kvbm_disk_header *a, const struct kvbm_di
     return memcmp(a->uuid, b->uuid, 16) == 0 && a->volume == b->volume && a->of == b->of;
 }
 
-/* Returns 1: its headers are there, say the same, and what was asked for: taken over; 0: no. What can't be read is an
- * error: files aren't emptied because a cable is loose. */
+/* Returns 1: its headers are there, say the same, and what was asked for: taken over; 0: no. What
+ * can't be read is an error: files aren't emptied because a cable is loose. */
 static int take_over(struct kvbm_disk_volume *volume)
 {
     const int fds[] = {[KVBM_DISK_SLOTS] = volume->slots_fd, [KVBM_DISK_INDEX] = volume->index_fd};
@@ -303,7 +304,8 @@ static void prepare(struct kvbm_disk *disk, const struct kvbm_disk_opts *opts, u
     kvbm_disk_sum(fingerprint, strlen(fingerprint), volume->header.fingerprint);
 }
 
-/* Whether an error says that a disk has died, or isn't there, rather than that something must be put right. */
+/* Whether an error says that a disk has died, or isn't there, rather than that something must be
+ * put right. */
 static bool is_missing(int err)
 {
     return err == -ENOENT || err == -ENOTDIR || err == -EIO || err == -ENODEV || err == -ESTALE ||
@@ -378,7 +380,8 @@ static int open_volume(struct kvbm_disk_volume *volume, bool buffered)
     return 0;
 }
 
-/* What new files have taken is given back: other volumes may have no room, and the tier isn't opened. */
+/* Free the room that new files have reserved, because another volume failed and the tier isn't
+ * opened. */
 static void give_back(struct kvbm_disk *disk, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++)
@@ -412,7 +415,8 @@ static bool any_there(const struct kvbm_disk *disk)
     return any;
 }
 
-/* So that what is written now is newer than what a volume has that comes back later. */
+/* Wall clock in microseconds: records written now are newer than those of a volume that comes back
+ * later. */
 static uint64_t now_us(void)
 {
     struct timespec now;

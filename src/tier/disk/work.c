@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What the store's thread does with blocks.
+ * Work of the disk store's thread.
  *
  *   read    bytes ─► verified ─► done
  *             └► damaged: as forget, then done
- *   write   [old record zeroed ─►] bytes ─► written ─┐ commit of a volume: all that is written by then
- *   forget  record zeroed ─────────────────► written ─┘   barrier(slots) ─► records ─► barrier(index) ─► done
+ *   write   [old record zeroed ─►] bytes ─► written ─┐ commit of a volume: all that is written by
+ *           then
+ *   forget  record zeroed ─────────────────► written ─┘   barrier(slots) ─► records ─►
+ *           barrier(index) ─► done
  *
- * A volume has one commit at a time; while it runs, bytes of the next one are written. It begins when a batch
- * is wholly written (somebody waits for just that), when nothing is being written, or when much is.
+ * A volume has one commit at a time; while it runs, bytes of the next one are written. A commit
+ * begins when a batch is wholly written (a caller waits for it), when no write runs, or when many
+ * writes wait.
  *
- * An old record is zeroed before its slot's bytes change, without a barrier of its own: SIGKILL finds it zeroed;
- * a power cut may find it there over bytes that it doesn't verify, which is a miss.
+ * An old record is zeroed before its slot's bytes change, without a barrier of its own: SIGKILL
+ * finds it zeroed; a power cut may find it there over bytes that it doesn't verify, which is a
+ * miss.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -33,7 +37,8 @@ static bool is_write(const struct kvbm_disk_op *op)
     return op->work->kind == KVBM_DISK_WRITE;
 }
 
-/* What the device said about a volume. */
+/* Judge a volume by the result of an operation: count failures, take it out of use after too
+ * many. */
 static void judge(struct kvbm_disk_volume *volume, int status)
 {
     static struct kv_log_rate rate;
@@ -121,8 +126,9 @@ static int transfer(struct kvbm_disk *disk, struct kvbm_disk_op *op, enum kvbm_a
 static void invalidated(struct kvbm_disk *disk, struct kvbm_disk_op *op);
 
 /*
- * The bytes of a slot don't verify: forget its record, durably, before the reader is told, so that a restart doesn't
- * find the record. Returns false when the record has changed since the read began, or another op is at it.
+ * The bytes of a slot don't verify: forget its record, durably, before the reader is told, so that
+ * a restart doesn't find the record. Returns false when the record has changed since the read
+ * began, or another op is at it.
  */
 static bool forget_bad(struct kvbm_disk *disk, struct kvbm_disk_op *op)
 {
@@ -406,7 +412,7 @@ static int why_not(const struct kvbm_disk *disk, const struct kvbm_disk_op *op, 
                : 0;
 }
 
-/* It ends before it began. */
+/* End an operation that hasn't begun. */
 static void leave_out(struct kvbm_disk *disk, struct kvbm_disk_op *op, int status)
 {
     if (op->work->kind != KVBM_DISK_READ) {
@@ -417,8 +423,8 @@ static void leave_out(struct kvbm_disk *disk, struct kvbm_disk_op *op, int statu
 }
 
 /*
- * A few more are begun than the executor gives to the device: when one ends, it has the next at hand, and the device
- * needn't wait until this thread has woken.
+ * A few more are begun than the executor gives to the device: when one ends, it has the next at
+ * hand, and the device needn't wait until this thread has woken.
  */
 static void begin_some(struct kvbm_disk *disk, struct kvbm_disk_list lists[2],
                        const uint32_t *running, uint64_t now)

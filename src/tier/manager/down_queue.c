@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What waits to go down: a bounded heap of weak references for each tier (the higher priority first, then the older), and
- * the policies that say what may wait there at all.
+ * Offload queues: for each tier a bounded heap of weak handles (higher priority first, then older),
+ * and the policies that choose which blocks enter it.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -76,7 +76,7 @@ static int queue_grow(struct kvbm_manager *m, struct kvbm_queue *q)
     return 0;
 }
 
-/* It isn't kept, or it is. What it held or was waited for by is told. */
+/* Finish an offload, successful or not: drop its pin and wake the jobs that wait for it. */
 void kvbm_down_ended(struct kvbm_down *down, bool arrived)
 {
     if (down->through)

@@ -115,7 +115,8 @@ static void wind_down(struct kvbm_manager *m, uint64_t deadline)
     int rc = 0;
 
     m->stopping = true;
-    /* Again for what was under way at first, and for what the queue had no room for, as long as that gets on. */
+    /* Again for what was under way at first, and for what the queue had no room for, as long as
+     * that gets on. */
     for (int round = 0; rc == 0 && (round < 2 || m->stats.object.blocks_in != before); round++) {
         before = m->stats.object.blocks_in;
         kvbm_write_back_all(m);
@@ -134,8 +135,9 @@ static void wind_down(struct kvbm_manager *m, uint64_t deadline)
 }
 
 /*
- * What is with a disk or a GPU can't be taken back, and its memory is theirs until they answer. One that doesn't in time
- * keeps the manager: nothing of it may be freed.
+ * Stop the executors. A request that a disk or a GPU has can't be cancelled, and uses its memory
+ * until it ends. When one doesn't end in time the manager stays whole: none of its memory may be
+ * freed.
  */
 static int stop(struct kvbm_manager *m, uint64_t deadline)
 {

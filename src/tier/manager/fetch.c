@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Blocks come from below into host blocks of a pin: all that the disk has at once; of the object store some
- * batches ahead, as long as none of them misses a key (what comes behind a miss is of no use to a prompt).
+ * Blocks come from below into host blocks of a pin: all that the disk has at once; of the object
+ * store some batches ahead, as long as none of them misses a key (what comes behind a miss is of no
+ * use to a prompt).
  *
- * Fetches from the object store fill a share of the host blocks at a time: host blocks are taken before the bytes
- * come, and a store that hangs would evict all that the host tier has. Items beyond the share starve; when a fetch
- * ends, the pin of the highest priority goes on, of several the oldest.
+ * Fetches from the object store fill a share of the host blocks at a time: host blocks are taken
+ * before the bytes come, and a store that hangs would evict all that the host tier has. Items
+ * beyond the share starve; when a fetch ends, the pin of the highest priority goes on, of several
+ * the oldest.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -46,8 +48,8 @@ void kvbm_fetch_stop_starving(struct kvbm_pin *pin)
     }
 }
 
-/* Up to KVBM_BATCH items from *@at on that are MISS and weren't looked for in @tier; those on their way are
- * left to whoever brings them. Their keys are packed into @keys. */
+/* Up to KVBM_BATCH items from *@at on that are MISS and weren't looked for in @tier; those on their
+ * way are left to whoever brings them. Their keys are packed into @keys. */
 static uint32_t pick(struct kvbm_pin *pin, enum kv_tier tier, uint32_t *at, uint32_t *index,
                      uint8_t *keys)
 {
@@ -226,7 +228,7 @@ static void not_there(struct kvbm_pin *pin, uint32_t i, enum kv_tier tier, int w
     }
 }
 
-/* It wasn't there when the store looked, and has come since. */
+/* Look key @i up again: the store didn't have it, but another job may have brought it since. */
 static void look_again(struct kvbm_pin *pin, uint32_t i)
 {
     kvbm_pool_release_mutable(pin->manager->host, (struct kvbm_mutable *)&pin->items[i].host, 1);
@@ -285,7 +287,8 @@ static bool is_wanted(const struct kvbm_pin *pin)
     return !pin->released || pin->refs > 1 + pin->n_fetches;
 }
 
-/* Of the pins that starve, with nothing on its way: the one of the highest priority, of several the oldest. */
+/* Of the pins that starve, with nothing on its way: the one of the highest priority, of several the
+ * oldest. */
 static struct kvbm_pin *hungriest(const struct kvbm_manager *m)
 {
     struct kvbm_pin *best = NULL;

@@ -67,7 +67,8 @@ static void set_bit(uint8_t *bits, uint32_t i)
     bits[i / 8] |= (uint8_t)(1u << (i % 8));
 }
 
-/* What was copied (@through is told of its way down) is whole, but for other caches' heads. */
+/* Commit the copied blocks, unless the heads of other caches are missing. @through waits for their
+ * offload. */
 static void commit(struct kvbm_job_ *job, struct kvbm_job_ *through)
 {
     job->pin->n_copying--;
@@ -75,7 +76,7 @@ static void commit(struct kvbm_job_ *job, struct kvbm_job_ *through)
         kvbm_pin_commit_locked(job->pin, job->ok, through);
 }
 
-/* What was copied, by pair, becomes what is there, by key. */
+/* Set the caller's bitmap: turn the copied pairs into keys that are there. */
 static void tell_ok(struct kvbm_job_ *job)
 {
     struct kvbm_pin *pin = job->pin;
@@ -102,7 +103,8 @@ static void job_over(struct kvbm_manager *m, struct kvbm_note *note)
     kvbm_offload_pump(m);
 }
 
-/* The copier has none of its own while it has no room for the job, and the caller's is his when submit returns. */
+/* The copier has none of its own while it has no room for the job, and the caller's is his when
+ * submit returns. */
 static int keep_fd(struct kvbm_job_ *job)
 {
     int own = job->ready_fd > 0 && !job->own_fd ? fcntl(job->ready_fd, F_DUPFD_CLOEXEC, 3) : 0;

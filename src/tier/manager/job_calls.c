@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What connectors do with jobs: submit, cancel, poll, wait. */
+/* Calls of connectors on jobs: submit, cancel, poll, wait. */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -167,7 +167,8 @@ int kvbm_manager_fd(struct kvbm_manager *m)
     return rc < 0 ? rc : m->done_wake.fd;
 }
 
-/* Take part in a copy that waits for a thread. False: there is none, or that was done before (*@helped). */
+/* Take part in a copy that waits for a thread. False: there is none, or that was done before
+ * (*@helped). */
 static bool help(struct kvbm_manager *m, const struct kvbm_job_ *job, uint64_t deadline,
                  uint64_t *helped)
 {

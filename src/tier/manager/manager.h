@@ -1,28 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What the manager's parts share.
+ * Shared by the manager's parts.
  *
  *   manager.c  a manager's options, making it
- *   tiers.c  what it is made of
- *   end.c  who still has something of it, taking it apart
+ *   tiers.c    its tiers' pools and stores, and the copier
+ *   end.c      checks for pins, handles and pools in use; taking it apart
  *   cache.c    caches that are attached
- *   pin.c      what callers hold: items, one a key, each with a host block or without
+ *   pin.c      pins: items, one a key, each with a host block or without
  *   pin_store.c  those of stores: reserved, then findable
  *   fetch.c    disk and object blocks come into host blocks of a pin
  *   job.c      copies between host blocks of a pin and a cache
- *   job_calls.c  what connectors do with them: submit, cancel, poll, wait
- *   offload.c  blocks go down: what is offered, and what begins when
- *   down_queue.c  what waits for that: policies, heaps of weak references
+ *   job_calls.c  calls of connectors on jobs: submit, cancel, poll, wait
+ *   offload.c  offloads: which blocks are offered, and when a copy begins
+ *   down_queue.c  offload queues: policies, heaps of weak handles
  *   offload_store.c  from a cache's pool into the host tier
- *   move.c, move_io.c  to disk and object store, some blocks at a time: how they begin, how they end
+ *   move.c, move_io.c  to disk and object store, some blocks at a time: how they begin, how they
+ *                      end
  *   write_back.c  blocks go to the object store when they are about to be evicted
  *   presence.c which keys the object store has, as far as is known, and asking it
  *   where.c    which tier has what
- *   mover.c    what has ended goes on; deadlines
+ *   mover.c    next steps of ended operations; deadlines
  *
- * One lock guards all of it. The executors (copier, disk, object) call back from threads of their own, and those go
- * on with the next step: a thread that had to be woken for it would often take longer than the step. Nothing under
- * the lock waits for an executor.
+ * One lock guards all of it. The executors (copier, disk, object) call back from threads of their
+ * own, and those go on with the next step: a thread that had to be woken for it would often take
+ * longer than the step. Nothing under the lock waits for an executor.
  * Order of locks: the manager's, then the registry's or an executor's.
  */
 #ifndef KVBM_TIER_MANAGER_MANAGER_H
@@ -255,7 +256,8 @@ struct kvbm_manager {
     struct kvbm_set asked;   /* whose presence the object store is being asked for */
     struct kvbm_ask *asks;
     uint32_t n_asks; /* of running */
-    /* Host blocks that fetches from the object store fill, and at most: a store that hangs evicts no more. */
+    /* Host blocks that fetches from the object store fill, and at most: a store that hangs evicts
+     * no more. */
     uint32_t n_object_fetched, max_object_fetched;
     struct kvbm_doubt doubts[KVBM_DOUBTS][KVBM_DOUBT_WAYS];
     struct kvbm_queue down[KV_N_TIERS];
@@ -285,7 +287,10 @@ static inline void kvbm_manager_leave(struct kvbm_manager *m)
 /** 0, -EINVAL (NULL), -ECHILD (a fork's child). */
 int kvbm_manager_usable(const struct kvbm_manager *m);
 
-/** From an executor's thread, without the lock: @run is called here. The note is gone when this returns. */
+/**
+ * From an executor's thread, without the lock: @run is called here. The note is gone when this
+ * returns.
+ */
 void kvbm_note(struct kvbm_manager *m, struct kvbm_note *note,
                void (*run)(struct kvbm_manager *m, struct kvbm_note *note));
 /** With the lock: the mover runs it. */
@@ -336,7 +341,8 @@ static inline struct kvbm_tier_stats *kvbm_stats_of(struct kvbm_manager *m, enum
                                   : &m->stats.object;
 }
 
-/* tiers.c: all that the options say, and the mover. On failure kvbm_manager_free takes what there is. */
+/* tiers.c: all that the options say, and the mover. On failure kvbm_manager_free takes what there
+ * is. */
 int kvbm_tiers_open(struct kvbm_manager *m);
 
 /* end.c: nothing runs any more; what hangs in the object store is waited for until @deadline_ns. */
@@ -357,13 +363,13 @@ int kvbm_pin_new(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t 
 void kvbm_pin_put(struct kvbm_pin *pin);
 /** Its host block, held or reserved, goes back: it is MISS. */
 void kvbm_pin_let_go(struct kvbm_pin *pin, uint32_t i);
-/** Those that the host tier has are held. */
+/** Hold the blocks of a pin that the host tier has. */
 void kvbm_pin_hold(struct kvbm_pin *pin);
 /** A new pin begins to load. Returns as kvbm_manager_prepare_load. */
 long kvbm_pin_load(struct kvbm_pin *pin, const struct kvbm_pin_opts *opts);
 void kvbm_pin_look(struct kvbm_pin *pin); /* items that WAIT look again */
 void kvbm_pin_settle(struct kvbm_pin *pin);
-/** Those whose deadline has passed wait for others no longer. Returns the next deadline, or UINT64_MAX. */
+/** End the waiting of pins past their deadline. Returns the next deadline, or UINT64_MAX. */
 uint64_t kvbm_pin_late(struct kvbm_manager *m);
 /** The number of @n blocks to be had in @pool, at most @n, written to ret. */
 uint32_t kvbm_take_blocks(struct kvbm_pool *pool, struct kvbm_mutable *ret, uint32_t n);
@@ -376,7 +382,8 @@ static inline struct kvbm_pool *kvbm_target_of(const struct kvbm_manager *m, enu
 }
 
 /** Register the host blocks of items [i, i + n), all in @from with their bytes, as what they are. Those that
- * can't be (another position was said before) are given back and MISS. Returns how many are HELD. */
+ * can't be (another position was said before) are given back and MISS. Returns how many are
+ * HELD. */
 uint32_t kvbm_pin_register(struct kvbm_pin *pin, uint32_t i, uint32_t n);
 long kvbm_pin_commit_locked(struct kvbm_pin *pin, const uint8_t *ok, struct kvbm_job_ *through);
 
@@ -388,7 +395,10 @@ void kvbm_fetch_stop_starving(struct kvbm_pin *pin);
 
 /* job.c */
 void kvbm_job_start(struct kvbm_job_ *job);
-/** It waits for its pin no longer. What only it wanted of a pin that was let go isn't fetched any more. */
+/**
+ * End a job that waits for its pin. Fetches that only this job needed of a released pin are
+ * cancelled.
+ */
 void kvbm_job_give_up(struct kvbm_job_ *job, int status);
 /** One of its blocks has arrived in the object store, or was given up. */
 void kvbm_job_through(struct kvbm_job_ *job, bool arrived);
@@ -396,19 +406,23 @@ void kvbm_job_through(struct kvbm_job_ *job, bool arrived);
  * takes it. Its id or an error. */
 int64_t kvbm_job_submit(struct kvbm_manager *m, const struct kvbm_job *job,
                         struct kvbm_immutable *sources, bool own);
-/** Those that wait for their pins at their deadline end. Returns the next deadline, or UINT64_MAX. */
+/**
+ * End the jobs that wait for their pins past their deadline. Returns the next one, or UINT64_MAX.
+ */
 uint64_t kvbm_job_late(struct kvbm_manager *m);
-/** Those that the copier had no room for. */
+/** Submit again the jobs that the copier had no room for. */
 void kvbm_job_retry(struct kvbm_manager *m);
 
 /* down_queue.c */
 /** Whether a block that isn't there may go into a tier. Counts an offer. */
 bool kvbm_policy_passes(struct kvbm_manager *m, enum kv_tier tier, uint64_t hash,
                         uint32_t priority);
-/** Dropped, and what waits for it told, when the queue is full or the manager ends: an error then. */
+/**
+ * Dropped, and what waits for it told, when the queue is full or the manager ends: an error then.
+ */
 int kvbm_queue_push(struct kvbm_manager *m, enum kv_tier to, struct kvbm_down down);
 struct kvbm_down kvbm_queue_pop(struct kvbm_queue *q);
-/** It has arrived in its tier, or won't: what it held is let go, what waits for it is told. */
+/** Finish an offload, successful or not: drop its pin and wake the jobs that wait for it. */
 void kvbm_down_ended(struct kvbm_down *down, bool arrived);
 /** The mover tries again when something ends or a moment has passed, and has to know that. */
 void kvbm_queue_stall(struct kvbm_manager *m, struct kvbm_queue *q, bool stalled);
@@ -426,13 +440,19 @@ void kvbm_move_keep(struct kvbm_move *move, uint32_t k, uint32_t *n);
 void kvbm_quarantine(struct kvbm_manager *m, struct kvbm_mutable block);
 
 /* move_io.c */
-/** On its way, or, when the executor has no room or refuses, back in the queue or dropped. The move's from here on. */
+/**
+ * On its way, or, when the executor has no room or refuses, back in the queue or dropped. The
+ * move's from here on.
+ */
 void kvbm_move_launch(struct kvbm_manager *m, struct kvbm_move *move);
 /** @again: what was leaving may be told of once more. */
 void kvbm_move_release(const struct kvbm_move *move, struct kvbm_immutable *like, bool again);
 
 /* offload.c */
-/** Of items [i, i + n), which have just come into the host tier, those that have go on down, by policy. */
+/**
+ * Of items [i, i + n), which have just come into the host tier, those that have go on down, by
+ * policy.
+ */
 void kvbm_offload_items(struct kvbm_pin *pin, uint32_t i, uint32_t n, struct kvbm_job_ *through);
 void kvbm_offload_pump(struct kvbm_manager *m);
 void kvbm_offload_drop_all(struct kvbm_manager *m);
@@ -440,13 +460,16 @@ bool kvbm_offload_idle(const struct kvbm_manager *m);
 
 /* write_back.c */
 int kvbm_write_back_open(struct kvbm_manager *m);
-/** What is about to leave the host tier or the disk is queued for the object store. */
+/** Queue for the object store the blocks that the host and disk pools will evict next. */
 void kvbm_write_back(struct kvbm_manager *m);
-/** What leaves @pool is looked at when more has been allocated, and not at once: some of it couldn't be read. */
+/**
+ * Retry write-back of @pool's next victims after further allocations: reading some of them failed.
+ */
 void kvbm_write_back_later(struct kvbm_manager *m, struct kvbm_pool *pool);
-/** So is all that the host tier alone has: nothing is above or below it when the manager is gone. */
+/** Queue for the object store every block that only the host tier holds. destroy calls this before it
+ * frees host memory. */
 void kvbm_write_back_all(struct kvbm_manager *m);
-/** Blocks that were evicted before anybody thought of them. */
+/** Number of blocks evicted before write-back could queue them. */
 uint64_t kvbm_write_back_lost(const struct kvbm_manager *m);
 
 /* presence.c */
@@ -460,11 +483,13 @@ enum kvbm_presence {
 bool kvbm_presence_add(struct kvbm_manager *m, const struct kvbm_chain *chain,
                        const struct kvbm_immutable *like);
 void kvbm_presence_absent(struct kvbm_manager *m, uint32_t group, const void *key, bool sure);
-/** It has come there: what was said of its absence is over. */
+/** Forget that a key is absent from the object store: it has been put. */
 void kvbm_presence_not_absent(struct kvbm_manager *m, uint32_t group, const void *key);
-/** It was put: what is being asked or got at the moment may have looked before, and its "isn't there" is void. */
+/**
+ * Note that a key was put. A question or get under way may have looked before: ignore its "absent".
+ */
 void kvbm_presence_stored(struct kvbm_manager *m, uint32_t group, const void *key);
-/** It was asked lately: it hasn't got the key, or doesn't answer. */
+/** True when the object store was asked lately and lacks the key, or doesn't answer. */
 bool kvbm_presence_known_absent(const struct kvbm_manager *m, uint64_t hash);
 /** Of a key that the object store isn't known to have. */
 enum kvbm_presence kvbm_presence_of(const struct kvbm_manager *m, uint64_t hash);

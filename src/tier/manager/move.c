@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Moves of some blocks at a time to the disk or the object store begin here: what waited becomes held, or is dropped when it
- * has gone by then, and gets targets.
+ * Moves of some blocks at a time to the disk or the object store begin here: what waited becomes
+ * held, or is dropped when it has gone by then, and gets targets.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@ static bool may_leave(struct kvbm_manager *m, const struct kvbm_move *move,
                               info->priority);
 }
 
-/* What a staged block is, of which the registry knows nothing. */
+/* Describe a staged block, which the registry doesn't know. */
 static void tell_staged(struct kvbm_manager *m, const struct kvbm_down *down,
                         struct kvbm_block_info *info)
 {
@@ -139,7 +139,8 @@ static bool fits(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k,
     return move->from_disk == from_disk;
 }
 
-/* As many of the queue's first as there is room for; those that are there still stay in the move, held. */
+/* As many of the queue's first as there is room for; those that are there still stay in the move,
+ * held. */
 static void hold_some(struct kvbm_manager *m, struct kvbm_move *move)
 {
     struct kvbm_queue *q = &m->down[move->to];

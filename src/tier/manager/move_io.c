@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Moves on their way: read from the disk where that alone has the bytes, written, and what becomes of each block. */
+/* Moves on their way: read from the disk where that alone has the bytes, written, and what becomes
+ * of each block. */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -114,7 +115,8 @@ static int status_of(const struct kvbm_move *move, uint32_t k)
     return move->to == KV_TIER_DISK ? move->disk_ios[k].status : move->object_ios[k].status;
 }
 
-/* Those that have arrived: all at once, which is the rule, or each by itself. Their targets are zeroed then. */
+/* Register the blocks that have arrived: all at once, or one by one if that fails. Zeroes their
+ * targets. */
 static void become_findable(struct kvbm_manager *m, struct kvbm_move *move)
 {
     struct kvbm_immutable held[KVBM_BATCH] = {0};
@@ -174,8 +176,8 @@ static void all_ended(struct kvbm_manager *m, struct kvbm_move *move)
 }
 
 /*
- * It can't be read. A record that lies, or a volume that is left alone, won't be better for another attempt; else there is one
- * at the next look at what leaves, so that what can't be read at all is tried a few times before it has gone.
+ * Handle a block that can't be read. A damaged record, or a volume out of use, is not tried again.
+ * Other blocks are tried again when write-back next lists victims, until they are evicted.
  */
 static void not_read(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k, int status)
 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What has ended goes on: at once, in the thread that says so. The mover tries again what was refused, looks after
- * deadlines, and does what can't be done where it comes up. */
+/* Next steps of ended operations, on the thread that reports the end. The mover retries refused
+ * steps, checks deadlines, and does work that can't be done on other threads. */
 #include <errno.h>
 
 #include "tier/manager/manager.h"
@@ -26,7 +26,8 @@ static bool stalled(const struct kvbm_manager *m)
     return m->stalled != NULL;
 }
 
-/* What was refused for want of room is tried again: something has ended, or a moment has passed. */
+/* Retry the steps that were refused for want of room: an operation has ended, or some time has
+ * passed. */
 static void try_again(struct kvbm_manager *m)
 {
     for (enum kv_tier to = KV_TIER_HOST; to < KV_N_TIERS; to++)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Blocks come into a cache's pool, a prompt's prefix or those of handles: what that has is held, the rest is
- * loaded and registered. */
+/* Blocks come into a cache's pool, a prompt's prefix or those of handles: what that has is held,
+ * the rest is loaded and registered. */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -19,7 +19,8 @@ struct onboard {
     uint8_t *ok;
 };
 
-/* Of the time three quarters are for fetching, so that what has come by then can still be copied. */
+/* Of the time three quarters are for fetching, so that what has come by then can still be
+ * copied. */
 static struct onboard begin(struct kvbm_cache *cache, uint32_t timeout_ms)
 {
     uint64_t now = kv_now_ns(), all = timeout_ms * KV_NS_PER_MS;
@@ -48,7 +49,7 @@ static void fini(struct onboard *o)
 /* Why none of the pin's blocks is here. */
 static int why_none(const struct onboard *o)
 {
-    /* What others bring isn't waited for any longer then, and looks as if nobody had it. */
+    /* Past this time don't wait for fetches of other pins: treat their blocks as missing. */
     if (!ms_until(o->fetched_ns))
         return -ETIMEDOUT;
     for (uint32_t i = 0; i < o->pin->n; i++) {
@@ -58,7 +59,8 @@ static int why_none(const struct onboard *o)
     return -ENOENT;
 }
 
-/* The pin's blocks are waited for. Returns how long the prefix is that is here; state says where each is. */
+/* The pin's blocks are waited for. Returns how long the prefix is that is here; state says where
+ * each is. */
 static long settle(struct onboard *o)
 {
     uint32_t n = o->pin ? o->pin->n : 0;
@@ -204,7 +206,7 @@ long kvbm_manager_onboard(struct kvbm_cache *cache, const struct kvbm_chain *cha
 
 /* ---- by handles ---- */
 
-/* What was given, held once more, and what it is called. */
+/* The caller's blocks, each with a handle of our own, and their keys. */
 struct given {
     struct kvbm_immutable *likes; /* [n] */
     uint8_t *keys;
@@ -287,7 +289,8 @@ long kvbm_manager_prepare_load_blocks(struct kvbm_manager *m, const struct kvbm_
     return rc;
 }
 
-/* The blocks of @given that the cache doesn't have, packed; @index says which they are. Returns how many. */
+/* The blocks of @given that the cache doesn't have, packed; @index says which they are. Returns how
+ * many. */
 static uint32_t still_to_come(const struct given *given, const struct kvbm_immutable *ret, size_t n,
                               struct kvbm_immutable *blocks, uint32_t *index)
 {

@@ -7,7 +7,8 @@
 
 #define LOOK 64 /* keys looked up at a time */
 
-/* What is there already is held, what others bring is left to them; the rest wants a block. */
+/* True when key @i needs a block. Holds the block if it is there; leaves it to another pin that
+ * brings it. */
 static bool wants_block(struct kvbm_pin *pin, uint32_t i, uint8_t tiers)
 {
     struct kvbm_manager *m = pin->manager;
@@ -84,7 +85,8 @@ long kvbm_manager_prepare_store(struct kvbm_manager *m, const struct kvbm_chain 
     return rc;
 }
 
-/* A run of blocks with their bytes becomes findable: all at once, or, when that is refused, one by one. */
+/* A run of blocks with their bytes becomes findable: all at once, or, when that is refused, one by
+ * one. */
 static uint32_t register_run(struct kvbm_pin *pin, uint32_t i, uint32_t n)
 {
     struct kvbm_pool *host = pin->manager->host;

@@ -1,20 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What is known of the object store, of which nobody knows but itself: the keys that were put or found there are kept
- * as blocks of a pool without bytes, and the rest is asked for in the background. What came of that is in a
- * table of doubts, in sets:
+ * Presence: which keys the object store has, as far as known. Keys that were put or found there are
+ * blocks of a pool without bytes. Other keys are asked for in the background. A set-associative
+ * table of doubts keeps the state of these questions:
  *
- *   (none) ── asked ──> being asked ── not there ────────────────────────────> absent, for two seconds
+ *   (none) ── asked ──> being asked ── not there ────────────────────────────> absent, for two
+ *   seconds
  *                        ^       │
  *                        │       ├── no answer (failed, queue full) ──> waits a moment ──┐
  *                        └───────│──────────────────────────────────────────────────────┘
- *                                └── no answer, and the first question is two seconds old ──> absent
+ *                                └── no answer, and the first question is two seconds old ──>
+ *                                absent
  *
- * "Not yet" is told for two seconds at most, or for the time of one batch if that is less, whatever the store does: a
- * question that hangs goes on behind it, and its answer counts when it comes. With the breaker open nobody is
- * asked, and nobody waits for the one that is let through to see. What was a miss for want of an
- * answer is counted. So is a key that finds its set full of doubts that still hold: to forget one of these would be to
- * ask for it again, and tell "not yet" of it from the beginning.
+ * A lookup answers KVBM_PENDING for two seconds at most, or for the timeout of one batch if that is
+ * less. A question that hangs goes on in the background, and its answer counts when it comes. While
+ * the breaker is open no key is asked for, and no lookup waits for the breaker's probe.
+ *
+ * Misses for want of an answer are counted. A key whose set is full of valid doubts is such a miss:
+ * replacing one of them would ask for that key again, and answer KVBM_PENDING from the beginning.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -27,7 +30,7 @@
 
 /* ---- doubts ---- */
 
-/* So long after the first question a key is neither there nor not. */
+/* Compute the time after the first question for which a key is in doubt. */
 static uint64_t patience_ns(const struct kvbm_manager *m)
 {
     return KV_MIN(PATIENCE_NS, m->opts.object_timeout_ms * KV_NS_PER_MS);
@@ -55,11 +58,11 @@ static bool is_over(const struct kvbm_doubt *doubt, uint64_t now)
         return true;
     if (doubt->until_ns == BEING_ASKED)
         return false;
-    /* Whoever waits asks again after the pause. */
+    /* A waiting lookup asks again after the pause. */
     return now >= doubt->until_ns + (doubt->since_ns ? PATIENCE_NS : 0);
 }
 
-/* That of the key, or an empty one; NULL: there is no room. */
+/* Find the doubt of a key, or an empty one. NULL: its set is full. */
 static struct kvbm_doubt *find_or_make(struct kvbm_manager *m, uint64_t hash)
 {
     struct kvbm_doubt *set = m->doubts[hash % KVBM_DOUBTS], *doubt = find(m, hash);
@@ -99,7 +102,8 @@ enum kvbm_presence kvbm_presence_of(const struct kvbm_manager *m, uint64_t hash)
     const struct kvbm_doubt *doubt = look_up(m, hash);
     bool asked = kvbm_set_has(&m->asked, hash);
 
-    /* Asked for without a doubt: there was no room for one, and how long ago that was nobody knows. */
+    /* Asked for without a doubt: there was no room for one, and how long ago that was nobody
+     * knows. */
     if (kvbm_presence_known_absent(m, hash) || (asked && !doubt))
         return KVBM_PRESENCE_ABSENT;
     if (asked || (doubt && doubt->since_ns && doubt->until_ns != BEING_ASKED &&
@@ -108,7 +112,8 @@ enum kvbm_presence kvbm_presence_of(const struct kvbm_manager *m, uint64_t hash)
     return KVBM_PRESENCE_UNKNOWN;
 }
 
-/* It is being asked for; what was asked for lately in vain is in doubt since then. NULL: there is no room. */
+/* Begin to ask for a key. One that was asked for lately in vain stays in doubt since that time.
+ * NULL: its set is full. */
 static struct kvbm_doubt *begin_doubt(struct kvbm_manager *m, uint64_t hash)
 {
     struct kvbm_doubt *doubt = find_or_make(m, hash);

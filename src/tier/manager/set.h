@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A set of 64-bit hashes, each with a count: open addressing, no markers of deletion. 0 can't be in it (a hash
- * that is 0 counts as 1).
+ * A set of 64-bit hashes, each with a count: open addressing, no markers of deletion. 0 can't be in
+ * it (a hash that is 0 counts as 1).
  */
 #ifndef KVBM_TIER_MANAGER_SET_H
 #define KVBM_TIER_MANAGER_SET_H
@@ -49,7 +49,7 @@ static inline int kvbm_set_grow(struct kvbm_set *set)
     return 0;
 }
 
-/** So that @n adds succeed. Returns 0 or -ENOMEM. */
+/** Reserve room so that the next @n adds succeed. Returns 0 or -ENOMEM. */
 static inline int kvbm_set_reserve(struct kvbm_set *set, size_t n)
 {
     while (!set->cells || (set->n + n) * 2 > set->mask) {

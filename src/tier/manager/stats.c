@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the tiers hold and have done: as a struct and as Prometheus text. */
+/* Statistics of the tiers: as a struct and as Prometheus text. */
 #include <errno.h>
 #include <inttypes.h>
 

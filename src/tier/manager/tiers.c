@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a manager is made of: its tiers' pools and stores, and the copier. */
+/* Parts of a manager: its tiers' pools and stores, and the copier. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -72,7 +72,7 @@ static int open_host(struct kvbm_manager *m)
     return rc;
 }
 
-/* What makes the same key other bytes. */
+/* Write the fingerprint: all that makes equal keys mean other bytes. */
 static void fingerprint(const struct kvbm_manager *m, char *to, size_t size)
 {
     const struct kvbm_layout_config *c = kvbm_layout_get_config(m->layout);
@@ -139,8 +139,8 @@ static int reload_disk(struct kvbm_manager *m, uint32_t n)
 }
 
 /*
- * Pages that are pinned for the kernel are copied at fork, all at once: a child would take as much memory again, and
- * seconds. It may not use the manager anyway, so it gets none of them.
+ * Pages that are pinned for the kernel are copied at fork, all at once: a child would take as much
+ * memory again, and seconds. It may not use the manager anyway, so it gets none of them.
  */
 static void keep_from_children(struct kvbm_manager *m)
 {

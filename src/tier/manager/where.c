@@ -7,7 +7,8 @@
 #define LOOK 64
 #define MAX_ASKED 256 /* keys of one call */
 
-/* @tiers: bit per tier that has it. Of the object store: as far as is known, which for @unknown is nothing. */
+/* @tiers: bit per tier that has it. Of the object store: as far as is known, which for @unknown is
+ * nothing. */
 static uint8_t where(const struct kvbm_manager *m, uint64_t hash, uint8_t tiers, bool *unknown)
 {
     enum kvbm_presence presence;
@@ -28,8 +29,8 @@ static uint8_t where(const struct kvbm_manager *m, uint64_t hash, uint8_t tiers,
     return presence == KVBM_PRESENCE_ABSENT ? KVBM_MISS : KVBM_PENDING;
 }
 
-/* What isn't known of [i, i + LOOK) is asked for, and what is between: they come as a sequence. Returns for how
- * many; when the store is away, 0. */
+/* Ask for the unknown keys of [i, i + LOOK) and those between them, since keys come in sequence.
+ * Returns their number; 0 when the store is away. */
 static uint32_t ask_unknown(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t i,
                             uint8_t *at, uint64_t unknown)
 {
@@ -54,7 +55,7 @@ static uint32_t ask_unknown(struct kvbm_manager *m, const struct kvbm_chain *cha
     return rc == -EHOSTDOWN ? 0 : end - first;
 }
 
-/* What nobody knows of behind a key that nobody has isn't asked for: a prompt has no use for it. */
+/* Leave out unknown keys behind a miss: a prompt can't use them. */
 static uint64_t before_the_gap(uint8_t at[LOOK], uint32_t n, uint64_t unknown, bool *missed)
 {
     for (uint32_t k = 0; k < n; k++) {
@@ -105,7 +106,8 @@ long kvbm_manager_lookup(struct kvbm_manager *m, const struct kvbm_chain *chain,
     return prefix;
 }
 
-/* Those behind a gap, too: a tier may have lost the first of a sequence and have the rest. */
+/* Touch all registered keys, also behind a gap: a tier may have lost the first of a sequence
+ * only. */
 static long touch(const struct kvbm_manager *m, struct kvbm_pool *pool, uint32_t group,
                   const uint8_t *keys, size_t n)
 {

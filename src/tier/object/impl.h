@@ -4,14 +4,17 @@
  *
  *   submit ──> queue[onboard] ──┐                     ┌──> store (kvs_…)
  *              queue[offload] ──┴──> workers ── call ─┤
- *                    │                  │             └──> hangs: the worker is lost, another started
+ *                    │                  │             └──> hangs: the worker is lost, another
+ *                                       started
  *                    └─ late, cancelled ┴──> ended ──> watcher ──> done
  *
- * A batch is in a queue, with a worker, or among the ended. A worker touches the caller's memory only between
- * calls into the store (in_call false), when nobody else may end its batch; in a call it has only copies, and the
- * watcher, a cancellation or close may end the batch under it, which it learns when the call returns.
+ * A batch is in a queue, with a worker, or among the ended. A worker touches the caller's memory
+ * only between calls into the store (in_call false), when nobody else may end its batch; in a call
+ * it has only copies, and the watcher, a cancellation or close may end the batch under it, which it
+ * learns when the call returns.
  *
- * One lock for all of it but the workers' own buffers; it is held for no call into a store and no callback.
+ * One lock for all of it but the workers' own buffers; it is held for no call into a store and no
+ * callback.
  */
 #ifndef KVBM_TIER_OBJECT_IMPL_H
 #define KVBM_TIER_OBJECT_IMPL_H
@@ -66,12 +69,15 @@ enum kvbm_gate kvbm_breaker_ask(struct kvbm_breaker *b, uint64_t now_ns);
 bool kvbm_breaker_tell(struct kvbm_breaker *b, bool ok, bool probe, uint64_t now_ns);
 /** The probe never reached the store: the next one may be let through. */
 void kvbm_breaker_release(struct kvbm_breaker *b);
-/** Whether this result says that the store doesn't work, rather than something of what was asked. */
+/**
+ * Whether this result says that the store doesn't work, rather than something of what was asked.
+ */
 bool kvbm_breaker_counts(int rc);
 
-/* -- the tier ------------------------------------------------------------------------------------ */
+/* -- the tier
+ * ------------------------------------------------------------------------------------ */
 
-/* What a put ends with before its publication; the caller sees 0. */
+/* Results of a put before its publication; the caller sees 0. */
 enum { KVBM_OBJECT_STORED = 1, KVBM_OBJECT_ALREADY = 2 };
 
 #define KVBM_OBJECT_MAX_BLOCK (UINT64_C(1) << 32)
@@ -179,7 +185,7 @@ void kvbm_object_tell(struct kvbm_object *o, bool probe, int rc);
 void kvbm_object_release(struct kvbm_object *o);
 struct kvbm_object_batch *kvbm_object_pop(struct kvbm_object_list *list);
 bool kvbm_object_unqueue(struct kvbm_object_list *list, const struct kvbm_object_batch *batch);
-/** What waits in the queues ends with @rc, with or without the breaker's probe. */
+/** End all queued batches with @rc, with or without the breaker's probe. */
 void kvbm_object_end_queued(struct kvbm_object *o, int rc, bool probes_too);
 
 /* object.c */
@@ -206,7 +212,7 @@ bool kvbm_object_leave(struct kvbm_object_worker *w);
 
 /** One batch, by a worker that has a handle. Returns 0, or what the rest of it ends with. */
 int kvbm_object_run(struct kvbm_object_worker *w, struct kvbm_object_batch *batch);
-/** What the batch left to do, after its done: bad chunks go, those that were read count as used. */
+/** Finish a batch after its done: delete bad chunks, mark those that were read as used. */
 void kvbm_object_after(struct kvbm_object_worker *w);
 
 /* watch.c */

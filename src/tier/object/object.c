@@ -24,7 +24,8 @@ enum {
     OPEN_WAIT_MS = 1000, /* then it goes on in the background */
 };
 
-/* -- open ------------------------------------------------------------------------------------------ */
+/* -- open
+ * ------------------------------------------------------------------------------------------ */
 
 static void destroy(struct kvbm_object *o)
 {
@@ -120,7 +121,7 @@ static int start(struct kvbm_object *o)
     return rc;
 }
 
-/* What a later try won't change is told now. */
+/* Wait for the first open, so that create fails at once for errors that a retry can't cure. */
 static int wait_open(struct kvbm_object *o)
 {
     uint64_t until = kv_now_ns() + KV_MIN(o->timeout_ns, OPEN_WAIT_MS * KV_NS_PER_MS);
@@ -163,7 +164,8 @@ fail:
     return rc;
 }
 
-/* -- looking at it -------------------------------------------------------------------------------- */
+/* -- looking at it
+ * -------------------------------------------------------------------------------- */
 
 void kvbm_object_get_stats(struct kvbm_object *o, struct kvbm_object_stats *ret)
 {
@@ -180,7 +182,8 @@ void kvbm_object_get_stats(struct kvbm_object *o, struct kvbm_object_stats *ret)
     pthread_mutex_unlock(&o->lock);
 }
 
-/* -- close ----------------------------------------------------------------------------------------- */
+/* -- close
+ * ----------------------------------------------------------------------------------------- */
 
 /* From now on they are on their own: what they hold goes when they come back. */
 static void leave_behind(struct kvbm_object *o)

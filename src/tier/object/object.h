@@ -1,30 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * The object tier: blocks as chunks of any kv_store backend (kv_store.h), behind a queue of its own, so that a
- * slow or dead store delays nobody else.
+ * The object tier: blocks as chunks of any kv_store backend (kv_store.h), behind a queue of its
+ * own, so that a slow or dead store delays nobody else.
  *
- * The value of a chunk is the block with a header that repeats what it is and a checksum, the chunk's key
- * is a hash of that header (docs/formats.md, "Object tier"): what doesn't verify is a miss.
+ * The value of a chunk is the block with a header that repeats what it is and a checksum, the
+ * chunk's key is a hash of that header (docs/formats.md, "Object tier"): what doesn't verify is a
+ * miss.
  *
  * A PUT is done when its blocks are durable: each batch ends with a publication of the manifest
  * "kvbm-object-…", an empty snapshot. So no manifest names the blocks: a collection of the store's
- * chunks (kvs_gc) is how the tier forgets. What was put, was found by a put, or was got within the grace
- * time stays.
+ * chunks (kvs_gc) is how the tier forgets. What was put, was found by a put, or was got within the
+ * grace time stays.
  *
- * A breaker opens after so many failures in a row: while it is open, calls fail at once (-EHOSTDOWN), and one
- * is let through from time to time, over a new handle of the store, to see whether it is back. Puts (of flow
- * KVBM_OFFLOAD) that come while that one is under way wait for it, up to their deadlines, and fail with it. A full or read-only
- * store, and blocks that aren't there, are no failures in this sense.
+ * A breaker opens after so many failures in a row: while it is open, calls fail at once
+ * (-EHOSTDOWN), and one is let through from time to time, over a new handle of the store, to see
+ * whether it is back. Puts (of flow KVBM_OFFLOAD) that come while that one is under way wait for
+ * it, up to their deadlines, and fail with it. A full or read-only store, and blocks that aren't
+ * there, are no failures in this sense.
  *
- * A call that hangs in a backend beyond its batch's deadline is left behind with its thread and copies of
- * the bytes, and another thread takes its place. At most n_threads are replaced so; when all hang,
- * calls fail at once (-EHOSTDOWN) until one comes back.
+ * A call that hangs in a backend beyond its batch's deadline is left behind with its thread and
+ * copies of the bytes, and another thread takes its place. At most n_threads are replaced so; when
+ * all hang, calls fail at once (-EHOSTDOWN) until one comes back.
  *
- * Memory: n_threads times 16 MiB (or a block, if that is more) for puts, as much for gets, and as much for threads left
- * behind.
+ * Memory: n_threads times 16 MiB (or a block, if that is more) for puts, as much for gets, and as
+ * much for threads left behind.
  *
- * Threads: any; done callbacks come from the tier's own threads, hold none of its locks, may submit, and must not
- * block or close. After fork() the tier is of no use in the child: submit is -ECHILD there, close does nothing.
+ * Threads: any; done callbacks come from the tier's own threads, hold none of its locks, may
+ * submit, and must not block or close. After fork() the tier is of no use in the child: submit is
+ * -ECHILD there, close does nothing.
  */
 #ifndef KVBM_TIER_OBJECT_OBJECT_H
 #define KVBM_TIER_OBJECT_OBJECT_H
@@ -52,14 +55,15 @@ struct kvbm_object_opts {
 };
 
 /**
- * Opens the store, in the background when it is slow (a second) or away: until then -EHOSTDOWN, puts wait. -EINVAL for
- * options or a URI that can't be; what kvs_open says of a plugin or directory that can't be used; -ENOMEM,
+ * Opens the store, in the background when it is slow (a second) or away: until then -EHOSTDOWN,
+ * puts wait. -EINVAL for options or a URI that can't be; what kvs_open says of a plugin or
+ * directory that can't be used; -ENOMEM,
  * -EAGAIN (no threads).
  */
 int kvbm_object_open(const struct kvbm_object_opts *opts, struct kvbm_object **ret);
 /**
- * What waits ends with -ECANCELED. Waits for calls that run at most timeout_ms; what still hangs in a
- * backend then is left behind with its memory, and logged. NULL is a no-op.
+ * Close the tier: end queued batches with -ECANCELED, wait up to timeout_ms for running calls. A
+ * call that still hangs in a backend is left behind with its memory, and logged. NULL is a no-op.
  */
 void kvbm_object_close(struct kvbm_object *object);
 /** The same, but waits until then (monotonic) at most. */
@@ -75,8 +79,9 @@ struct kvbm_object_io {
 };
 
 /**
- * The caller's until done; but when a deadline passes while a backend hangs, done is called (-ETIMEDOUT) and
- * the hanging call works on copies of its own: nothing of the batch is touched after done.
+ * The caller's until done; but when a deadline passes while a backend hangs, done is called
+ * (-ETIMEDOUT) and the hanging call works on copies of its own: nothing of the batch is touched
+ * after done.
  */
 struct kvbm_object_batch {
     enum kvbm_object_op op;
@@ -93,19 +98,19 @@ struct kvbm_object_batch {
 };
 
 /**
- * Returns 0; -EAGAIN (queue full), -EHOSTDOWN (breaker open, or all threads hang), -ESHUTDOWN, -EINVAL
- * (nothing to do, no done, no key or data), -ECHILD: done isn't called then. What had been done when a
- * deadline, a cancellation or a failure came keeps its status; the rest has that.
+ * Returns 0; -EAGAIN (queue full), -EHOSTDOWN (breaker open, or all threads hang), -ESHUTDOWN,
+ * -EINVAL (nothing to do, no done, no key or data), -ECHILD: done isn't called then. What had been
+ * done when a deadline, a cancellation or a failure came keeps its status; the rest has that.
  */
 int kvbm_object_submit(struct kvbm_object *object, struct kvbm_object_batch *batch);
 /**
- * End it soon, with -ECANCELED for what isn't done; done is called as always, by another thread. A call that
- * is under way is not waited for. A batch that has ended is left alone.
+ * End it soon, with -ECANCELED for what isn't done; done is called as always, by another thread. A
+ * call that is under way is not waited for. A batch that has ended is left alone.
  */
 void kvbm_object_cancel(struct kvbm_object *object, struct kvbm_object_batch *batch);
 /**
- * End all batches soon, with -ECANCELED. No call is waited for: while all threads hang, and as many in their places,
- * submit is -EHOSTDOWN.
+ * End all batches soon, with -ECANCELED. No call is waited for: while all threads hang, and as many
+ * in their places, submit is -EHOSTDOWN.
  */
 void kvbm_object_cancel_all(struct kvbm_object *object);
 

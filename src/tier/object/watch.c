@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The watcher: ends what is late, replaces threads that hang, joins those that have gone, calls done for
- * what no worker finished. It never calls into the store, so that nothing delays it but a callback. */
+/* The watcher: ends what is late, replaces threads that hang, joins those that have gone, calls
+ * done for what no worker finished. It never calls into the store, so that nothing delays it but a
+ * callback. */
 #include "base/log.h"
 #include "tier/object/impl.h"
 
@@ -45,7 +46,7 @@ static uint64_t expire(struct kvbm_object *o, uint64_t now_ns)
     return next_ns;
 }
 
-/* Those lost are replaced, up to as many again. When no thread can be had, later. */
+/* Replace workers that hang, up to as many again. Without a thread, try later. */
 static uint64_t top_up(struct kvbm_object *o, uint64_t now_ns, uint64_t next_ns)
 {
     while (!o->closing && o->n_able < o->n_threads && o->n_workers < 2 * o->n_threads)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What callers of a copier do with jobs: submit, cancel, take what ended. */
+/* Calls on a copier's jobs: submit, cancel, take results. */
 #include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
@@ -121,7 +121,8 @@ int64_t kvbm_copier_submit(struct kvbm_copier *copier, const struct kvbm_transfe
         return -EINVAL;
     if (forked(copier))
         return -ESHUTDOWN;
-    /* Full is said before the work of looking at it, and again behind it, when it may have become so. */
+    /* Full is said before the work of looking at it, and again behind it, when it may have become
+     * so. */
     pthread_mutex_lock(&copier->lock);
     err = admit(copier, &t);
     pthread_mutex_unlock(&copier->lock);

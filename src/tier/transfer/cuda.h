@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * What the lanes of GPUs call of the CUDA driver, and how pieces are put on a stream (cuda_copy.c). ABI: the
- * driver API's public symbols, 64 bit.
+ * Functions of the CUDA driver for the lanes of GPUs, and putting pieces on a stream (cuda_copy.c).
+ * ABI: the driver API's public symbols, 64 bit.
  */
 #ifndef KVBM_TIER_TRANSFER_CUDA_H
 #define KVBM_TIER_TRANSFER_CUDA_H
@@ -10,7 +10,9 @@
 
 typedef int tier_cuda_result; /* CUresult */
 
-/** CUmemcpyAttributes. Locations are hints for memory that moves; ours lies where it lies: all zero. */
+/**
+ * CUmemcpyAttributes. Locations are hints for memory that moves; ours lies where it lies: all zero.
+ */
 struct tier_cuda_attributes {
     int source_order;
     struct {
@@ -29,7 +31,8 @@ struct tier_cuda_calls {
     tier_cuda_result (*event_record)(void *event, void *stream);
     tier_cuda_result (*event_query)(void *event);
     tier_cuda_result (*event_sync)(void *event);
-    /* Many copies in one call: CUDA 13 has the first, 12.8 and later the second; NULL: the driver is older. */
+    /* Many copies in one call: CUDA 13 has the first, 12.8 and later the second; NULL: the driver
+     * is older. */
     tier_cuda_result (*batch)(uint64_t *to, uint64_t *from, size_t *len, size_t n,
                               struct tier_cuda_attributes *attributes, size_t *first,
                               size_t n_attributes, void *stream);
@@ -47,8 +50,9 @@ bool tier_cuda_usable(void);
 int tier_cuda_check(const char *call, tier_cuda_result code);
 
 /**
- * Put a chunk's pieces on @stream: many a call, or where that can't be, a call each. @single: only the latter; set when
- * the driver has refused a batch. 0, or an error; some of it may be under way then.
+ * Put a chunk's pieces on @stream: many a call, or where that can't be, a call each. @single: only
+ * the latter; set when the driver has refused a batch. 0, or an error; some of it may be under way
+ * then.
  */
 int tier_cuda_copy_pieces(struct tier_chunk *chunk, void *stream, bool *single);
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Pieces for the copy engines. A call costs some microseconds, in which a GPU moves 100 KiB and more, so pieces are
- * collected and handed over together (cuMemcpyBatchAsync, CUDA 12.8). The call changed its arguments with CUDA 13, under
- * the same name in cuda.h; in the library the two have names of their own, and each keeps its arguments.
+ * Pieces for the copy engines. A call costs some microseconds, in which a GPU moves 100 KiB and
+ * more, so pieces are collected and handed over together (cuMemcpyBatchAsync, CUDA 12.8). The call
+ * changed its arguments with CUDA 13, under the same name in cuda.h; in the library the two have
+ * names of their own, and each keeps its arguments.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -104,13 +105,15 @@ static tier_cuda_result call_batch(struct batch *b, void *stream)
                                     stream);
 }
 
-/* A driver that doesn't take these addresses together may take them one by one; its other errors stay errors. */
+/* A driver that doesn't take these addresses together may take them one by one; its other errors
+ * stay errors. */
 static bool refused(tier_cuda_result code)
 {
     return code == CUDA_INVALID_VALUE || code == CUDA_NOT_SUPPORTED;
 }
 
-/* What a batch has queued before it was refused is queued again: the same bytes to the same place. */
+/* Queue a batch; if the driver refuses it, queue each piece. Pieces queued before the refusal are
+ * queued twice: the same bytes to the same place. */
 static int put_batch(struct batch *b, void *stream, bool *single)
 {
     int err = 0;

@@ -1,22 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * File I/O in the background: reads, writes and barriers of any number of files by one io_uring, or by threads with
- * pread and pwrite where the kernel refuses it (containers often do). Both do the same, so callers never ask which.
+ * File I/O in the background: reads, writes and barriers of any number of files by one io_uring, or
+ * by threads with pread and pwrite where the kernel refuses it (containers often do). Both do the
+ * same, so callers never ask which.
  *
- * Order: urgent requests and barriers first, every eighth turn is the others'; within these first come, first
- * served, and several run at once, in any order: what must happen after something else is submitted when that is
- * done. While urgent reads come, only few bytes of writes are given to the kernel at a time, because a device
- * serves what it has been given.
+ * Order: urgent requests and barriers first, every eighth turn is the others'; within these first
+ * come, first served, and several run at once, in any order: what must happen after something else
+ * is submitted when that is done. While urgent reads come, only few bytes of writes are given to
+ * the kernel at a time, because a device serves what it has been given.
  *
- * Short transfers are continued, EINTR and EAGAIN tried again. A request that has been submitted can't be taken
- * back: memory is the kernel's until done.
+ * Short transfers are continued, EINTR and EAGAIN tried again. A request that has been submitted
+ * can't be taken back: memory is the kernel's until done.
  *
- * With io_uring, memory given at creation is pinned once and used by READ_FIXED and WRITE_FIXED instead of being
- * pinned by each request. Where the kernel won't (RLIMIT_MEMLOCK, say), requests are as any other.
+ * With io_uring, memory given at creation is pinned once and used by READ_FIXED and WRITE_FIXED
+ * instead of being pinned by each request. Where the kernel won't (RLIMIT_MEMLOCK, say), requests
+ * are as any other.
  *
- * Threads: any. done callbacks come from the executor's threads (one with io_uring, several otherwise), hold no
- * lock, may submit, and should be short. A child after fork() has no such threads: its submits end at once
- * with -ESHUTDOWN, in the caller's thread, and its destroy frees what it can.
+ * Threads: any. done callbacks come from the executor's threads (one with io_uring, several
+ * otherwise), hold no lock, may submit, and should be short. A child after fork() has no such
+ * threads: its submits end at once with -ESHUTDOWN, in the caller's thread, and its destroy frees
+ * what it can.
  */
 #ifndef KVBM_TIER_TRANSFER_IO_H
 #define KVBM_TIER_TRANSFER_IO_H
@@ -39,11 +42,14 @@ struct kvbm_aio_opts {
     uint64_t memory_bytes;
 };
 
-/** @opts may be NULL. Returns 0; -EINVAL; -ENOMEM; -EAGAIN (no threads); -ENOTSUP (KVBM_IO_URING refused). */
+/**
+ * @opts may be NULL. Returns 0; -EINVAL; -ENOMEM; -EAGAIN (no threads); -ENOTSUP (KVBM_IO_URING
+ * refused).
+ */
 int kvbm_aio_create(const struct kvbm_aio_opts *opts, struct kvbm_aio **ret);
 /** Waits until all that was submitted is done. NULL is a no-op. Not from a callback. */
 void kvbm_aio_destroy(struct kvbm_aio *aio);
-/** What AUTO has become: KVBM_IO_URING or KVBM_IO_THREADS. */
+/** Return the executor in use: KVBM_IO_URING or KVBM_IO_THREADS. */
 enum kvbm_io kvbm_aio_kind(const struct kvbm_aio *aio);
 
 struct kvbm_aio_stats {
@@ -58,7 +64,9 @@ enum kvbm_aio_op {
     KVBM_AIO_SYNC /* fdatasync: of what was done before it was submitted */
 };
 
-/** The caller's memory, from submit to done not to be touched; done may free it or submit it again. */
+/**
+ * The caller's memory, from submit to done not to be touched; done may free it or submit it again.
+ */
 struct kvbm_aio_req {
     enum kvbm_aio_op op;
     bool urgent; /* somebody waits for it: reads that onboard */

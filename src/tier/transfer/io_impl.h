@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** What the executor's two backends share: the queue, who goes next, and what a result means. */
+/** Shared by the executor's two backends: the queue, its order, and the meaning of results. */
 #ifndef KVBM_TIER_TRANSFER_IO_IMPL_H
 #define KVBM_TIER_TRANSFER_IO_IMPL_H
 
@@ -40,13 +40,17 @@ struct kvbm_aio {
 };
 
 void kvbm_aio_append(struct kvbm_aio_queue *queue, struct kvbm_aio_req *req);
-/** Take the request whose turn it is and count it as in flight; NULL: none may go now. With the lock. */
+/**
+ * Take the request whose turn it is and count it as in flight; NULL: none may go now. With the
+ * lock.
+ */
 struct kvbm_aio_req *kvbm_aio_take(struct kvbm_aio *aio);
-/** It is no longer in flight. With the lock. */
+/** Note that a request is no longer in flight. With the lock. */
 void kvbm_aio_leave(struct kvbm_aio *aio, const struct kvbm_aio_req *req);
 /**
- * What the kernel said to a request: bytes or a negative errno. Returns true when it is done, its status set;
- * false: once more, from moved_ on (after a pause if *@pause).
+ * Handle the kernel's @result of a request: bytes or a negative errno. Returns true when the
+ * request is done, with its status set; false: submit again from moved_ on (after a pause if
+ * *@pause).
  */
 bool kvbm_aio_result(struct kvbm_aio_req *req, long result, bool *pause);
 /** The system call of a request, from moved_ on. */

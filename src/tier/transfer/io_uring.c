@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The executor by io_uring: one thread owns the ring, fills it from the queue with one system call for all
- * that is there, and waits in the same call. A poll on an eventfd in the ring wakes it when something is
- * queued meanwhile.
+ * The executor by io_uring: one thread owns the ring, fills it from the queue with one system call
+ * for all that is there, and waits in the same call. A poll on an eventfd in the ring wakes it when
+ * something is queued meanwhile.
  *
- * No more than depth requests and the poll are with the kernel, and the completion ring has twice the room:
- * it can't overflow.
+ * No more than depth requests and the poll are with the kernel, and the completion ring has twice
+ * the room: it can't overflow.
  *
- * The memory that aio was given is registered as buffers of a gigabyte, the most that one may have: what lies within
- * one goes by READ_FIXED and WRITE_FIXED. Files aren't registered: a look-up a request is nothing, and the ring's
- * own references would hold the files' locks until the kernel has taken it apart, some time after its end.
+ * The memory that aio was given is registered as buffers of a gigabyte, the most that one may have:
+ * what lies within one goes by READ_FIXED and WRITE_FIXED. Files aren't registered: a look-up a
+ * request is nothing, and the ring's own references would hold the files' locks until the kernel
+ * has taken it apart, some time after its end.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -99,7 +100,8 @@ static void arm(struct ring *own)
     }
 }
 
-/* What is to go to the kernel now: what must be continued, then from the queue. False: all is done. */
+/* Collect the requests to submit now: those to continue, then from the queue. False: all is
+ * done. */
 static bool collect(struct kvbm_aio *aio, struct kvbm_aio_queue *ret)
 {
     struct ring *own = aio->own;
@@ -122,7 +124,8 @@ static bool collect(struct kvbm_aio *aio, struct kvbm_aio_queue *ret)
     return more;
 }
 
-/* What was prepared but the kernel never took: it lies between the submission ring's head and tail. */
+/* Take back entries that the kernel never took: those between the submission ring's head and
+ * tail. */
 static void take_back(struct ring *own)
 {
     struct io_uring_sq *sq = &own->ring.sq;

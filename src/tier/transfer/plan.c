@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a job copies: checked, cut into chunks, walked piece by piece. */
+/* Plan of a job: check it, cut it into chunks, walk its pieces. */
 #include <errno.h>
 #include <inttypes.h>
 #include <string.h>
@@ -178,7 +178,8 @@ static bool on_device(const struct tier_plan *p)
     return p->lane == TIER_OUT || p->lane == TIER_IN;
 }
 
-/* Whether a GPU's kernel shall move what copy engines could: small pieces, where it can address both sides. */
+/* Whether a GPU's kernel shall move what copy engines could: small pieces, where it can address
+ * both sides. */
 static void choose_kernel(struct tier_plan *p)
 {
     uint64_t piece = p->region_bytes * (p->grain == TIER_LAYER ? p->dst->config.outer_dim : 1);
@@ -191,7 +192,8 @@ static void choose_kernel(struct tier_plan *p)
     p->kernel = tier_plan_caches(p, p->first_layer, &src, &dst) == 0;
 }
 
-/* Few layers of many blocks for a kernel, which does one at a time; whole blocks for everybody else. */
+/* Few layers of many blocks for a kernel, which does one at a time; whole blocks for everybody
+ * else. */
 static void cut(struct tier_plan *p)
 {
     bool launch = on_device(p) && (p->kernel || p->grain == TIER_CONVERT);
@@ -431,7 +433,7 @@ void tier_plan_side(const struct tier_plan *p, bool target, uint32_t layer, stru
         .memory = place->kind == KVBM_STORAGE_DEVICE ? KVX_MEMORY_DEVICE : KVX_MEMORY_HOST,
         .bits = p->bits,
     };
-    /* What a GPU converts it must be able to address: host memory that is pinned. */
+    /* A GPU that converts must be able to address the host's side: pinned memory. */
     if (place->kind == KVBM_STORAGE_PINNED && (p->lane == TIER_OUT || p->lane == TIER_IN))
         ret->memory = KVX_MEMORY_UNIFIED;
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A copier's beginning and end, and the thread that looks after what isn't ready and what is late. */
+/* A copier's beginning and end, and the thread that looks after what isn't ready and what is
+ * late. */
 #include "tier/transfer/transfer.h"
 
 #include <errno.h>
@@ -23,7 +24,7 @@
 
 /* ---- the waiter ---- */
 
-/* What the descriptors of epoll stand for; ids begin at 1 and never get there. */
+/* Data of epoll events that are no jobs. Job ids begin at 1 and never get there. */
 #define WAKE UINT64_MAX
 #define TIMER (UINT64_MAX - 1)
 
@@ -48,7 +49,8 @@ static void unwatch_event(struct kvbm_copier *copier, struct tier_job *job)
         tier_list_remove(&copier->events, at);
 }
 
-/* One readable thing is as good as another: what epoll can't watch (a file) can be read at any time. */
+/* One readable thing is as good as another: what epoll can't watch (a file) can be read at any
+ * time. */
 static int watch_fd(struct kvbm_copier *copier, struct tier_job *job, int fd)
 {
     struct epoll_event event = {.events = EPOLLIN | EPOLLONESHOT, .data.u64 = job->id};
@@ -294,7 +296,7 @@ static int read_opts(const struct kvbm_copier_opts *opts, struct kvbm_copier *co
     return 0;
 }
 
-/* What of the three fails leaves nothing to undo but memory. */
+/* Allocate a copier and its parts. A failure leaves only memory to free. */
 static int make(const struct kvbm_copier_opts *opts, struct kvbm_copier **ret)
 {
     struct kvbm_copier *copier = calloc(1, sizeof(*copier));
@@ -367,7 +369,7 @@ static void stop_waiter(struct kvbm_copier *copier)
     pthread_join(copier->waiter, NULL);
 }
 
-/* Those in kvbm_copier_wait have what they waited for, and take it. */
+/* Let the threads in kvbm_copier_wait take their results and return. */
 static void let_waiters_go(struct kvbm_copier *copier)
 {
     pthread_mutex_lock(&copier->lock);

@@ -2,21 +2,25 @@
 /**
  * Inside of the copier (kvbm_transfer.h).
  *
- *   submit ─► checked, planned ─► waiting (ready_fd, ready_event) ─► a lane's queue ─► chunks ─► done
+ *   submit ─► checked, planned ─► waiting (ready_fd, ready_event) ─► a lane's queue ─► chunks ─►
+ *   done
  *
- * A job's work is a grid: pairs of blocks by layers. A chunk is a rectangle of it, some MiB, and what a thread
- * takes at a time: several threads share a large job, and a more urgent one waits for chunks, not for jobs. Nothing
- * is listed: pieces (address, address, length) are worked out while a chunk is walked.
+ * A job's work is a grid: pairs of blocks by layers. A chunk is a rectangle of it, some MiB, and
+ * what a thread takes at a time: several threads share a large job, and a more urgent one waits for
+ * chunks, not for jobs. Nothing is listed: pieces (address, address, length) are worked out while a
+ * chunk is walked.
  *
  * A lane is a queue with those who work on it:
  *
- *   TIER_MEMORY                  n_threads threads, which also call done callbacks; and whoever waits for a job
- *   TIER_FILE, TIER_FILE_LATER   a thread each, which hand requests to an I/O executor (io.h): onboarding, and
- *                                offloading, which so never stands in its way
+ *   TIER_MEMORY                  n_threads threads, which also call done callbacks; and whoever
+ *                                waits for a job
+ *   TIER_FILE, TIER_FILE_LATER   a thread each, which hand requests to an I/O executor (io.h):
+ *                                onboarding, and offloading, which so never stands in its way
  *   TIER_OUT, TIER_IN            a thread and a stream each: from device memory; and to it
  *
- * The last two pairs are started by the first job that wants them. One lock for all of it; nobody holds it while
- * bytes move or callbacks run. The waiter is a thread that looks after what isn't ready and what is late.
+ * The last two pairs are started by the first job that wants them. One lock for all of it; nobody
+ * holds it while bytes move or callbacks run. The waiter is a thread that looks after what isn't
+ * ready and what is late.
  */
 #ifndef KVBM_TIER_TRANSFER_TRANSFER_H
 #define KVBM_TIER_TRANSFER_TRANSFER_H
@@ -33,7 +37,7 @@
 
 enum tier_lane { TIER_MEMORY, TIER_FILE, TIER_FILE_LATER, TIER_OUT, TIER_IN, TIER_LANES };
 
-/** What lies together on both sides, and so is a piece before neighbours are joined. */
+/** Largest unit that is contiguous on both sides: a piece, before neighbours are joined. */
 enum tier_grain {
     TIER_BLOCK,   /* all layers of a chunk */
     TIER_LAYER,   /* K and V */
@@ -62,12 +66,15 @@ struct tier_plan {
     uint64_t n_chunks;
 };
 
-/** Check @transfer (all of its fields present) and plan it. Returns 0, -EINVAL, -ENOTSUP; the log says why. */
+/**
+ * Check @transfer (all of its fields present) and plan it. Returns 0, -EINVAL, -ENOTSUP; the log
+ * says why.
+ */
 int tier_plan_make(const struct kvbm_transfer *transfer, struct tier_plan *ret);
 
 /**
- * No target twice, all ids in range, and in one layout no target that is a source, too. @table is room for
- * tier_table_slots(n) numbers. Returns 0 or -EINVAL.
+ * No target twice, all ids in range, and in one layout no target that is a source, too. @table is
+ * room for tier_table_slots(n) numbers. Returns 0 or -EINVAL.
  */
 int tier_plan_check(const struct tier_plan *plan, const uint32_t *src, const uint32_t *dst,
                     uint32_t *table);
@@ -87,7 +94,10 @@ struct tier_piece {
     uint32_t first, n; /* the pairs that it has bytes of */
 };
 
-/** Walks over a chunk's pieces, neighbours joined while they are at most @limit bytes (0: however many). */
+/**
+ * Walks over a chunk's pieces, neighbours joined while they are at most @limit bytes (0: however
+ * many).
+ */
 struct tier_walk {
     const struct tier_plan *plan;
     const uint32_t *src, *dst;
@@ -100,8 +110,9 @@ void tier_walk_begin(struct tier_walk *walk, const struct tier_chunk *chunk, uin
 bool tier_walk_next(struct tier_walk *walk, struct tier_piece *ret);
 
 /**
- * One side of a conversion: blocks of one layer, as KVX sees them. Elements that are only moved are bytes to it,
- * whatever they are and wherever they lie; what isn't known of one layout is as the other has it.
+ * One side of a conversion: blocks of one layer, as KVX sees them. Elements that are only moved are
+ * bytes to it, whatever they are and wherever they lie; what isn't known of one layout is as the
+ * other has it.
  */
 struct tier_side {
     const struct kvbm_layout_config *config;
@@ -117,8 +128,8 @@ int tier_side_cache(const struct tier_side *side, kvx_cache_desc_t *ret);
 int tier_plan_caches(const struct tier_plan *plan, uint32_t layer, kvx_cache_desc_t *src,
                      kvx_cache_desc_t *dst);
 /**
- * Copy the plan's heads of @n pairs. Libkvbm has a libkvx of its own, whose helper threads nobody asked for: the
- * calling thread does it. 0, -ENOTSUP, -EINVAL, -EIO.
+ * Copy the plan's heads of @n pairs. Libkvbm has a libkvx of its own, whose helper threads nobody
+ * asked for: the calling thread does it. 0, -ENOTSUP, -EINVAL, -EIO.
  */
 int tier_convert_caches(const struct tier_plan *plan, const kvx_cache_desc_t *src,
                         const kvx_cache_desc_t *dst, const uint32_t *src_blocks,
@@ -220,9 +231,9 @@ static inline bool tier_is_quiet(const struct kvbm_copier *copier)
 {
     return !copier->n_live && !copier->n_calling && !copier->calls.first;
 }
-/** It has been told of: free it and its place. */
+/** Free a job and its place, after its result was taken. */
 void tier_forget(struct kvbm_copier *copier, struct tier_job *job);
-/** The job of this id, or NULL; that hasn't ended. */
+/** Find a job by its id. NULL: no such job, or it has ended. */
 struct tier_job *tier_job_of(struct kvbm_copier *copier, uint64_t id);
 struct tier_job *tier_find(struct kvbm_copier *copier, uint64_t id);
 /** Call one callback; false: there is none to call. The lock is left meanwhile. */
@@ -238,14 +249,17 @@ int tier_heap_init(struct tier_heap *heap, size_t max);
 
 void *tier_memory_thread(void *copier);
 /**
- * The calling thread, which waits for a job, copies of it what nobody has taken yet, and calls its callback when that
- * was the last: on an idle machine a sleeping thread wakes later than a small job takes. Nothing is begun after
- * @until_ns.
+ * The calling thread, which waits for a job, copies of it what nobody has taken yet, and calls its
+ * callback when that was the last: on an idle machine a sleeping thread wakes later than a small
+ * job takes. Nothing is begun after @until_ns.
  */
 void tier_help(struct kvbm_copier *copier, uint64_t id, uint64_t until_ns);
 void tier_help_locked(struct kvbm_copier *copier, uint64_t id, uint64_t until_ns);
 
-/** Make sure that somebody works on the job's lane, and its event can be asked. 0, -ENOTSUP, -ENOMEM, -EAGAIN. */
+/**
+ * Make sure that somebody works on the job's lane, and its event can be asked. 0, -ENOTSUP,
+ * -ENOMEM, -EAGAIN.
+ */
 int tier_lane_open(struct kvbm_copier *copier, const struct tier_job *job);
 
 /* With the lock: */

@@ -11,8 +11,9 @@
  *               skip (a sync that only says so); kill (SIGKILL before the call) or kill-after
  *   KVF_MORE    set: all later ones too
  *   KVF_REPORT  a file that gets one line when it happened
- *   KVF_SWITCH  a file that is read at each such call and says what becomes of it from then on, instead of the
- *               four above: "read EIO", "write ENOSPC", "any slow:200" (milliseconds). Not there or empty: nothing
+ *   KVF_SWITCH  a file that is read at each such call and says what becomes of it from then on,
+ *               instead of the four above: "read EIO", "write ENOSPC", "any slow:200"
+ *               (milliseconds). Not there or empty: nothing
  *   KVF_CLOCK   N:SECONDS: wall-clock time jumps by that much at its Nth reading
  *
  * Own calls go by syscall(): they must not be counted.
@@ -145,7 +146,7 @@ static enum verdict ask_switch(const char *call)
     return FAIL;
 }
 
-/* What becomes of one call on a file that counts. */
+/* Decide the outcome of one call on a file that the faults are for. */
 static enum verdict decide(const char *call)
 {
     long number;
@@ -293,7 +294,7 @@ WRAP(ssize_t, fgetxattr, (int fd, const char *name, void *value, size_t size),
 WRAP(ssize_t, getxattr, (const char *path, const char *name, void *value, size_t size),
      (path, name, value, size), on_path("xattr", AT_FDCWD, path))
 
-/* What _FORTIFY_SOURCE makes of some of them. */
+/* Names that _FORTIFY_SOURCE gives some of these calls. */
 EXPORT ssize_t __read_chk(int fd, void *buf, size_t len, size_t cap);
 EXPORT ssize_t __pread_chk(int fd, void *buf, size_t len, off_t at, size_t cap);
 EXPORT ssize_t __pread64_chk(int fd, void *buf, size_t len, off64_t at, size_t cap);

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/** What the programs of tests/gpu use of CUDA's runtime, for cudart.c beside this. ABI: the runtime API's public names. */
+/**
+ * Functions of CUDA's runtime for the programs of tests/gpu; cudart.c implements them. ABI: the
+ * public names.
+ */
 #ifndef EMULATED_CUDA_RUNTIME_API_H
 #define EMULATED_CUDA_RUNTIME_API_H
 
