@@ -47,7 +47,7 @@ struct kve_reader {
 
     struct kve_sources sources;
     bool ignore_mm_keys, ignore_mm_offsets;
-    bool saw_salt, saw_adapter; /* since the last reset */
+    bool saw_salt, saw_adapter, saw_objects; /* since the last reset */
     uint32_t engine_tiers; /* bit per tier that the publisher clears together with its device */
     struct kve_salts salts;
 };
@@ -115,7 +115,7 @@ void kve_reader_reset(struct kve_reader *reader)
 {
     kve_sources_reset(&reader->sources);
     kve_salts_reset(&reader->salts);
-    reader->saw_salt = reader->saw_adapter = false;
+    reader->saw_salt = reader->saw_adapter = reader->saw_objects = false;
 }
 
 int kve_reader_source(const struct kve_reader *reader, uint32_t i, struct kve_source *ret)
@@ -193,13 +193,19 @@ static int tier_of(struct kv_str medium)
     return -1;
 }
 
+/* vLLM's names of the tiers below its GPU pool. Its Mooncake connector writes them in small letters. */
+static bool is_vllm_tier(struct kv_str medium)
+{
+    return str_is(medium, "CPU") || str_is(medium, "STORAGE");
+}
+
 /*
  * vLLM's clear empties its GPU pool alone; the tiers that it names CPU and STORAGE keep their
  * blocks. Engines that name their tiers otherwise (SGLang) clear them all.
  */
 static void note_medium(struct kve_reader *reader, struct kv_str medium, enum kv_tier tier)
 {
-    if (tier != KV_TIER_DEVICE && !kv_str_eq(medium, "CPU") && !kv_str_eq(medium, "STORAGE"))
+    if (tier != KV_TIER_DEVICE && !is_vllm_tier(medium))
         reader->engine_tiers |= 1u << tier;
 }
 
@@ -352,6 +358,7 @@ static int hash_with_extras(struct kve_reader *reader, const struct kve_raw_even
         reader->locals[i] = kve_hash_block(seed, reader->scratch.tokens + i * reader->block_size,
                                            reader->block_size + op->lookahead, mm, (size_t)n_mm);
         op->placed = walk.placed;
+        reader->saw_objects |= n_mm > 0;
     }
     return 0;
 }
@@ -428,15 +435,15 @@ static int store_blocks(struct kve_reader *reader, const struct kve_raw_event *e
 /*
  * vLLM's offloading connectors announce blocks in their tiers without extra keys (some without the
  * adapter), salted or not. Their hashes name known blocks then; blocks that aren't known stay out,
- * unless this publisher has shown no salt and no adapter yet.
+ * unless this publisher has shown no salt, no multimodal object and no adapter yet.
  */
 static bool hides_namespace(const struct kve_reader *reader, const struct kve_raw_event *ev,
                             const struct kve_op *op)
 {
     if (op->tier == KV_TIER_DEVICE || ev->extra_keys.p || ev->cache_salt.len || ev->mm_infos.p ||
-        !(kv_str_eq(ev->medium, "CPU") || kv_str_eq(ev->medium, "STORAGE")))
+        !is_vllm_tier(ev->medium))
         return false;
-    return reader->saw_salt || (reader->saw_adapter && !ev->lora_name.len);
+    return reader->saw_salt || reader->saw_objects || (reader->saw_adapter && !ev->lora_name.len);
 }
 
 static int add_stored(struct kve_reader *reader, const struct kve_raw_event *ev, struct kve_op *op)

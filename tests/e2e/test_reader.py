@@ -46,7 +46,7 @@ class Stream:
         self.stored = {}  # (rank, hash) -> lora, for choosing parents
         self.lower = set()  # ranks with salted blocks outside the device
         self.cleared_tiers = set()  # lower tiers under other names than vLLM's: a clear empties them, too
-        self.saw_salt = self.saw_adapter = False
+        self.saw_salt = self.saw_adapter = self.saw_objects = False
 
     def put_salt(self, rank, block, salt, tier):
         if not any(r == rank for r, _ in self.salts):
@@ -151,9 +151,11 @@ class Stream:
             self.note_medium(medium, tier)
         for h in hashes:
             self.stored[rank, h] = lora
-        if medium in VLLM_TIERS and not any(keys or []) and not told and (self.saw_salt or (self.saw_adapter and not lora)):
+        if medium in VLLM_TIERS and not any(keys or []) and not told and (
+                self.saw_salt or self.saw_objects or (self.saw_adapter and not lora)):
             return event, f"known {tier} {rank} " + " ".join(map(str, hashes))
         self.saw_salt |= bool(salt)
+        self.saw_objects |= any(mms)
         self.saw_adapter |= bool(lora)
         for h in hashes:
             if salt:

@@ -349,6 +349,19 @@ static void test_offloaded_copies_hide_their_namespace(void **state)
     expect_op(KVE_OP_STORE_KNOWN, KV_TIER_HOST, 1);
     event(MAP_1 ", 'medium': 'CPU', 'lora_name': 'l'}");
     expect_op(KVE_OP_STORE, KV_TIER_HOST, 1);
+    use_reader(NULL); /* Mooncake's store writes its medium in small letters */
+    store_salted(5, "a");
+    event("{'type': 'BlockStored', 'block_hashes': [5], 'token_ids': [1,2,3,4], 'block_size': 4, "
+          "'medium': 'cpu', 'extra_keys': nil}");
+    expect_op(KVE_OP_STORE_KNOWN, KV_TIER_HOST, 1);
+    event("{'type': 'BlockRemoved', 'block_hashes': [5], 'medium': 'GPU'}");
+    event("['AllBlocksCleared']");
+    store_child(53, 5);
+    expect_block(53, local("", "a", 0));
+    use_reader(NULL); /* images are hidden as salts are */
+    event(MAP_1 ", 'extra_keys': [[['cat', 0]]]}");
+    event(MAP_1 ", 'medium': 'CPU', 'extra_keys': nil}");
+    expect_op(KVE_OP_STORE_KNOWN, KV_TIER_HOST, 1);
     use_reader(NULL); /* SGLang tells its salts with each event */
     store_salted(5, "a");
     event("{'type': 'BlockStored', 'block_hashes': [5], 'token_ids': [1,2,3,4], 'block_size': 4, "

@@ -19,6 +19,7 @@ from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
 SALT64 = "0123456789abcdef" * 4
 SALTED = (Names(), Names(salt="s"), Names(salt=SALT64), Names(lora="a"), Names(lora="a", salt="s"))
+IMAGES = (Names(), Names(images=(("img-1", 20),)), Names(images=((SALT64, 3),)))
 
 
 @dataclass
@@ -29,6 +30,7 @@ class Tiers:
     self_describing: bool = True
     owners: tuple = ()
     mooncake: bool = False
+    mooncake_owner: str = "mooncake"  # vLLM 0.33's worker names none, later ones this
 
 
 OPTIONS = [
@@ -41,6 +43,9 @@ OPTIONS = [
     (Option("storage", blocks=24), Tiers(host_chunks=16, owners=("",))),
     (Option("storage_owners", blocks=24, names=SALTED), Tiers(host_chunks=16, owners=("", "kvcr", "p2p"))),
     (Option("mooncake_salts", blocks=32, names=SALTED), Tiers(mooncake=True)),
+    (Option("mooncake_images", blocks=32, names=IMAGES), Tiers(mooncake=True, mooncake_owner="")),
+    (Option("mooncake_resets", blocks=32, resets=True), Tiers(mooncake=True, mooncake_owner="")),
+    (Option("host_images", blocks=32, names=IMAGES), Tiers()),
 ]
 
 
@@ -94,7 +99,7 @@ class OffloadingEngine(Engine):
                     block_hashes=[maybe_convert_block_hash(name)],
                     parent_block_hash=maybe_convert_block_hash(request.block_hashes[i - 1]) if i else None,
                     token_ids=list(request.all_token_ids[i * block:(i + 1) * block]), block_size=block, lora_id=None,
-                    medium="cpu", lora_name=None, group_idx=0, ownership="mooncake"))
+                    medium="cpu", lora_name=None, group_idx=0, ownership=self.tiers.mooncake_owner or None))
 
     def evict_storage(self):
         for owner, stored in self.storage.items():
