@@ -5,7 +5,7 @@ PRESET ?= release
 WERROR ?= $(if $(filter true 1,$(CI)),ON,OFF)
 dir = $(if $(filter release,$(PRESET)),build,build/$(PRESET))
 
-.PHONY: all build run test quick bench check format fuzz fault coverage install uninstall clean test-all test-rest all
+.PHONY: all build run test quick bench check format fuzz fault coverage install uninstall clean test-all test-rest deb all
 all: build
 
 build:
@@ -22,11 +22,11 @@ test:
 	@tools/test.sh
 
 test-all:
-	@KV_TEST_BUILDS='release asan tsan' KV_FUZZ_SECONDS=$${KV_FUZZ_SECONDS:-3} tools/test.sh
+	@KV_TEST_BUILDS='release asan tsan' KV_TEST_PACKAGES=1 KV_FUZZ_SECONDS=$${KV_FUZZ_SECONDS:-3} tools/test.sh
 
 # The part of test-all that test leaves out; CI runs it after test.
 test-rest:
-	@KV_TEST_BUILDS=tsan KV_FUZZ_SECONDS=$${KV_FUZZ_SECONDS:-3} tools/test.sh
+	@KV_TEST_BUILDS=tsan KV_TEST_PACKAGES=1 KV_FUZZ_SECONDS=$${KV_FUZZ_SECONDS:-3} tools/test.sh
 
 quick: build
 	@ctest --test-dir $(dir) --output-on-failure -j $$((4 * $(JOBS))) -L unit # see KV_CORE
@@ -48,6 +48,9 @@ fault: build
 
 coverage:
 	@tools/coverage.sh
+
+deb:
+	@tools/deb.sh
 
 install: build
 	@cmake --install $(dir) $(if $(PREFIX),--prefix "$(PREFIX)")

@@ -1,11 +1,11 @@
 # The kinds of target that exist here: rooms, programs, unit tests, benchmarks, fuzzers.
 
-# kv_room(NAME event [LIBRARY kvevent DESCRIPTION "..."] SOURCES a.c ... [LINK t ...] [REQUIRES pc ...])
+# kv_room(NAME event [LIBRARY kvevent DESCRIPTION "..."] SOURCES a.c ... [LINK t ...] [STATIC -lx ...])
 #
 # A static library kv_NAME for use inside the tree and, with LIBRARY, the shared library that users
 # link: same objects, `base` folded in and hidden, only what the public header marks is exported.
 function(kv_room)
-  cmake_parse_arguments(R "" "NAME;LIBRARY;DESCRIPTION" "SOURCES;LINK;REQUIRES" ${ARGN})
+  cmake_parse_arguments(R "" "NAME;LIBRARY;DESCRIPTION" "SOURCES;LINK;STATIC" ${ARGN})
   if(NOT R_SOURCES)
     add_library(kv_${R_NAME} INTERFACE)
     return()
@@ -15,15 +15,16 @@ function(kv_room)
   target_include_directories(kv_${R_NAME} PUBLIC ${root}/include ${root}/src)
   target_link_libraries(kv_${R_NAME} PUBLIC ${R_LINK} Threads::Threads)
   if(R_LIBRARY)
-    kv_library(NAME ${R_LIBRARY} DESCRIPTION "${R_DESCRIPTION}" ROOMS ${R_NAME} REQUIRES ${R_REQUIRES})
+    kv_library(NAME ${R_LIBRARY} DESCRIPTION "${R_DESCRIPTION}" ROOMS ${R_NAME} STATIC ${R_STATIC})
   endif()
 endfunction()
 
-# kv_library(NAME kvbm DESCRIPTION "..." ROOMS bm transfer ... [REQUIRES pc ...])
+# kv_library(NAME kvbm DESCRIPTION "..." ROOMS bm transfer ... [STATIC -lx ...])
 #
-# The shared library of some rooms: their objects, linked with what they link.
+# The shared library of some rooms: their objects, linked with what they link; and lib${NAME}.a, one
+# object that exports what the shared one does. STATIC names what users of the latter have to link.
 function(kv_library)
-  cmake_parse_arguments(L "" "NAME;DESCRIPTION" "ROOMS;REQUIRES" ${ARGN})
+  cmake_parse_arguments(L "" "NAME;DESCRIPTION" "ROOMS;STATIC" ${ARGN})
   set(root ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/..)
   add_library(${L_NAME} SHARED)
   foreach(room ${L_ROOMS})
@@ -43,8 +44,45 @@ function(kv_library)
   set_property(GLOBAL APPEND PROPERTY KV_LIBRARIES ${L_NAME})
   set(PC_NAME ${L_NAME})
   set(PC_DESCRIPTION "${L_DESCRIPTION}")
-  string(JOIN " " PC_REQUIRES ${L_REQUIRES})
+  kv_archive(${L_NAME} "${L_ROOMS}")
+  string(JOIN " " PC_STATIC ${L_STATIC})
   configure_file(${root}/cmake/library.pc.in ${CMAKE_BINARY_DIR}/pkgconfig/${L_NAME}.pc @ONLY)
+endfunction()
+
+# kv_archive(kvbm "bm;transfer;..."): libkvbm.a, for which the rooms and all that they use of the tree become one
+# object. Only public names stay visible in it, and these are weak: a program
+# links several archives although each holds a copy of base.
+function(kv_archive library rooms)
+  if(KV_SANITIZE OR KV_FUZZ OR KV_COVERAGE)
+    return()
+  endif()
+  set(objects)
+  set(used)
+  foreach(room ${rooms})
+    list(APPEND objects $<TARGET_OBJECTS:kv_${room}>)
+    list(APPEND queue kv_${room})
+  endforeach()
+  while(queue)
+    list(POP_FRONT queue target)
+    list(APPEND used ${target})
+    get_target_property(links ${target} LINK_LIBRARIES)
+    foreach(link ${links})
+      if(link MATCHES "^kv_" AND NOT link IN_LIST used AND NOT link IN_LIST queue)
+        list(APPEND queue ${link})
+      endif()
+    endforeach()
+  endwhile()
+  list(TRANSFORM used REPLACE "(.+)" "$<TARGET_FILE:\\1>" OUTPUT_VARIABLE files)
+  set(object ${CMAKE_BINARY_DIR}/archives/${library}.o)
+  set(archive ${CMAKE_ARCHIVE_OUTPUT_DIRECTORY}/lib${library}.a)
+  add_custom_command(OUTPUT ${archive}
+                     COMMAND ${CMAKE_COMMAND} -E make_directory ${CMAKE_BINARY_DIR}/archives
+                     COMMAND ${CMAKE_LINKER} -r -o ${object} ${objects} --start-group ${files} --end-group
+                     COMMAND ${CMAKE_OBJCOPY} --localize-hidden --weaken ${object}
+                     COMMAND ${CMAKE_AR} rcsD ${archive} ${object}
+                     DEPENDS ${used} COMMAND_EXPAND_LISTS VERBATIM)
+  add_custom_target(${library}-archive ALL DEPENDS ${archive})
+  install(FILES ${archive} DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endfunction()
 
 # kv_program(NAME kv-indexer SOURCES main.c [LINK t ...])

@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* An engine's loop without the engine: talks with one system prompt, which come back with their history. */
+/*
+ * An engine's loop without the engine: talks with one system prompt, which come back with their history.
+ *
+ *     cc -std=c11 kvbm_minimal.c $(pkg-config --cflags --libs kvbm)
+ */
 #include <kvbm.h>
 #include <stdio.h>
 

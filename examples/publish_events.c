@@ -7,6 +7,8 @@
  *
  * The program "serves" prompts out of a few conversations: a block that isn't cached is computed and
  * announced as stored; the oldest conversation makes room when the cache is full.
+ *
+ *     cc -std=gnu11 publish_events.c $(pkg-config --cflags --libs kvevent)
  */
 #include <kv_event.h>
 #include <stdio.h>

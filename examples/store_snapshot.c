@@ -6,6 +6,8 @@
  *     store_snapshot redis://localhost   in any store there is a plugin for
  *
  * The second save is of the same buffer, changed a little: only what changed is written.
+ *
+ *     cc -std=gnu11 -D_GNU_SOURCE store_snapshot.c $(pkg-config --cflags --libs kvstore)
  */
 #include <ftw.h>
 #include <kv_store.h>

@@ -9,8 +9,12 @@ check='clang-format clang-tidy cppcheck shellcheck git python3'
 bench='wrk fio'
 fault='user-mode-linux xfsprogs btrfs-progs e2fsprogs mount python3'
 
+deb='debhelper dpkg-dev fakeroot'
+
 case "${1:-build}" in
-    test | test-all | test-rest) wanted="$build $test" ;;
+    test) wanted="$build $test" ;;
+    test-all | test-rest) wanted="$build $test $deb debootstrap" ;;
+    deb) wanted="$build $deb" ;;
     check | format) wanted="$build $check" ;;
     fuzz) wanted="$build clang libclang-rt-dev" ;;
     bench) wanted="$build $bench" ;;

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Run every test in each build; close with the skips and their reasons, the failures, and `N passed, N failed`.
-# KV_TEST_BUILDS="release asan tsan" chooses builds, KV_FUZZ_SECONDS=3 also fuzzes each target so long.
+# KV_TEST_BUILDS="release asan tsan" chooses builds, KV_FUZZ_SECONDS=3 also fuzzes each target so long,
+# KV_TEST_PACKAGES=1 builds the Debian packages and uses them in a bare root.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 builds=${KV_TEST_BUILDS:-release asan}
@@ -74,6 +75,16 @@ if [ "$fuzz_seconds" -gt 0 ] && [[ "${broken[*]}" != *"does not build"* ]]; then
             *) failed=$((failed + 1)); broken+=("fuzz target $name") ;;
         esac
     done < <(tools/fuzz.sh "$fuzz_seconds" | tee >(cat >&2) | sed -n 's/^\(ok\|FAILED\) \(.*\)/\1 \2/p')
+fi
+
+if [ "${KV_TEST_PACKAGES:-0}" = 1 ] && [[ "${broken[*]}" != *"does not build"* ]]; then
+    echo '== Debian packages'
+    said=$(tests/install/packages.sh 2>&1); code=$?
+    case $code in
+        0) passed=$((passed + 1)); tail -n 1 <<<"$said" ;;
+        77) tail -n 1 <<<"$said" >>"$skips" ;;
+        *) failed=$((failed + 1)); broken+=('packages'); tail -n 60 <<<"$said" >>"$failures" ;;
+    esac
 fi
 
 cat "$skips" "$failures"

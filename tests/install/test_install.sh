@@ -126,6 +126,27 @@ cc -std=c11 "$work/user.c" -o "$work/user-c" "${flags[@]}"
 c++ -std=c++17 "$work/user.cc" -o "$work/user-cc" "${flags[@]}"
 "$work/user-c" && "$work/user-cc"
 
+# The same against the archives: no library of ours at run time, and no name of theirs that isn't public.
+read -ra flags <<<"$(pkg-config --static --cflags --libs kvevent kvindex kvx kvbm | sed 's/-lkv[a-z]*/-l:lib&.a/g; s/lib-l/lib/g')"
+cc -std=c11 "$work/user.c" -o "$work/user-static" "${flags[@]}"
+! readelf -d "$work/user-static" | grep -q 'NEEDED.*libkv' || { echo 'linked with a shared library of ours'; exit 1; }
+(unset LD_LIBRARY_PATH && "$work/user-static")
+for library in kvevent kvindex kvx kvbm kvstore; do
+    foreign=$(nm --defined-only --extern-only "$libdir/lib$library.a" | awk 'NF == 3 {print $3}' | grep -vE '^kv([eixs]|bm)_' || true)
+    [ -z "$foreign" ] || { echo "lib$library.a defines: $foreign"; exit 1; }
+done
+for pc in "$pc"/kv*.pc; do # a user of the shared library needs no other package's headers
+    [ "$(PKG_CONFIG_LIBDIR=$(dirname "$pc") pkg-config --cflags "$(basename "$pc" .pc)")" ] || { echo "$pc needs other packages"; exit 1; }
+done
+
+# Each example by the line that its own comment gives, and it runs.
+for example in "${KV_SOURCE_DIR:?}"/examples/*.c; do
+    line=$(sed -n 's/^ \* *\(cc .*\)$/\1/p' "$example")
+    [ -n "$line" ] || { echo "$example does not say how it is compiled"; exit 1; }
+    (cd "$(dirname "$example")" && eval "$line -o '$work/example'") # the line has a $(pkg-config)
+    "$work/example" >"$work/example.log" 2>&1 || { cat "$work/example.log"; echo "$example failed"; exit 1; }
+done
+
 mkdir "$work/consumer"
 cp "$work/user.c" "$work/consumer/"
 cat >"$work/consumer/CMakeLists.txt" <<'TEXT'
