@@ -431,12 +431,17 @@ class Proxy:
             sink.close()
 
     def stop(self):
+        """End all threads and join them: the thread sanitizer reports a thread that nobody joined as a leak."""
         self.stopping = True
+        self.listener.shutdown(socket.SHUT_RDWR)  # wakes accept(), which close() alone does not
+        self.threads[0].join()
         self.listener.close()
         for link in self.links:
             for end in (link["near"], link["far"]):
                 with contextlib.suppress(OSError):
                     end.shutdown(socket.SHUT_RDWR)
+        for thread in self.threads[1:]:
+            thread.join()
 
     def __enter__(self):
         return self
