@@ -139,7 +139,7 @@ static int copy_hit(kv_store_v1 *h, struct kvs_file_pending *e, const char *hex)
     return rc;
 }
 
-/* 1: a hit, @e is pinned, young, or holds a copy. 0: not there. */
+/* 1: a hit, @e is leased, pinned, young, or holds a copy. 0: not there. */
 static int find_hit(kv_store_v1 *h, struct kvs_file_pending *e, const uint8_t *data, size_t len)
 {
     int fan = h->fan[kvs_file_fan(e->key)], rc;
@@ -156,9 +156,11 @@ static int find_hit(kv_store_v1 *h, struct kvs_file_pending *e, const uint8_t *d
             return 0;
         e->seen = kvs_file_see(&st);
     }
-    rc = kvs_file_pin(h, e->key, hex, e);
-    /* Used now: a pin says so until the publication does. Others' files stay as old as they are. */
-    if (rc == 0 && !e->pinned && utimensat(fan, hex, NULL, AT_SYMLINK_NOFOLLOW) < 0)
+    rc = kvs_file_lease(h, e, hex);
+    if (rc < 0 && rc != -ENOENT)
+        rc = kvs_file_pin(h, e->key, hex, e);
+    /* Used now: lease and pin say so until the publication does. Others' files stay as old as they are. */
+    if (rc == 0 && !e->leased && !e->pinned && utimensat(fan, hex, NULL, AT_SYMLINK_NOFOLLOW) < 0)
         rc = copy_hit(h, e, hex);
     e->state = e->copy ? KVS_FILE_PUT : KVS_FILE_HIT;
     return rc == 0; /* else vanished meanwhile */
@@ -186,6 +188,7 @@ void kvs_file_unpin(kv_store_v1 *h, struct kvs_file_pending *e)
     if (e->pinned)
         kvs_file_drop_tmp(h, e->tmp);
     e->pinned = false;
+    kvs_file_lease_end(h, e);
 }
 
 void kvs_file_pending_free(kv_store_v1 *h, struct kvs_file_pending *e)
@@ -300,6 +303,18 @@ static void lose(kv_store_v1 *h, const uint8_t *key, size_t key_len, uint64_t tm
     pthread_mutex_unlock(&h->lock);
 }
 
+/* A hit that only its lease keeps is gone, or bad: the next put stores it. */
+static void lose_leased(kv_store_v1 *h, const uint8_t *key, size_t key_len)
+{
+    struct kvs_file_pending *e;
+
+    pthread_mutex_lock(&h->lock);
+    e = kvs_file_map_find(&h->map, key, key_len);
+    if (e && e->leased && !e->pinned)
+        e->state = KVS_FILE_LOST;
+    pthread_mutex_unlock(&h->lock);
+}
+
 static bool is_in_place(kv_store_v1 *h, const uint8_t *key, const char *hex, const struct stat *st)
 {
     struct stat now;
@@ -359,6 +374,8 @@ static int get_once(kv_store_v1 *h, const uint8_t *key, size_t key_len, const ch
             rc = -EAGAIN;
     } else if (rc == 0 && !pending) {
         note_use(h, key, key_len, hex, &st);
+    } else if (!pending && (rc == -ENOENT || rc == -EBADMSG)) {
+        lose_leased(h, key, key_len);
     }
     return rc;
 }

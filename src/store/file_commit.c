@@ -337,7 +337,7 @@ static void pin_again(kv_store_v1 *h, struct commit *c, bool keep)
         bool wanted;
 
         pthread_mutex_lock(&h->lock);
-        wanted = !e->pinned && e->state != KVS_FILE_LOST && (e->again || keep);
+        wanted = !e->pinned && !e->leased && e->state != KVS_FILE_LOST && (e->again || keep);
         pthread_mutex_unlock(&h->lock);
         if (!wanted)
             continue;

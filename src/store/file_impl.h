@@ -4,7 +4,7 @@
  * and a pinned chunk can't vanish, is told once, in file_commit.c.
  *
  * Threads: `lock` protects the pending map and is held for no I/O; `known_lock` what is known of
- * chunks in place, and is held for no other lock. `commit` serialises what takes
+ * chunks in place, and is held for no other lock; `lease_lock` the lease, likewise. `commit` serialises what takes
  * fan-out locks (publication, sweeping, eviction): flock belongs to this handle's descriptors, so
  * two of its threads would not exclude each other. Order: commit before lock.
  *
@@ -121,6 +121,7 @@ struct kvs_file_pending {
     bool busy;                 /* a publication works on it */
     bool again;                /* put once more meanwhile: stays pinned */
     bool gone;                 /* busy, lost, and put anew: no longer in the map */
+    bool leased;               /* a hit that the handle's lease keeps, with no file in tmp/ */
     bool copy;                 /* PUT, of what is in place: it can be neither pinned nor touched */
     bool pinned;               /* has a file in tmp/ */
     int fd;                    /* of that file, kept for fsync; -1 */
@@ -186,6 +187,19 @@ bool kvs_file_known(kv_store_v1 *h, const uint8_t *key, size_t key_len,
 void kvs_file_remember(kv_store_v1 *h, const struct kvs_file_note *notes, size_t n);
 void kvs_file_known_free(struct kvs_file_table *table);
 
+/* -- Leases (file_lease.c) --------------------------------------------------------------------- */
+
+/** Keep the chunk in place from deleters until kvs_file_lease_end, and note its use. -EWOULDBLOCK: a
+ * deleter is at its fan-out; -ENOENT; another negative errno: it must be pinned instead. Any thread. */
+int kvs_file_lease(kv_store_v1 *h, struct kvs_file_pending *e, const char *hex);
+/** The entry counts on its lease no longer. A no-op without one. Any thread. */
+void kvs_file_lease_end(kv_store_v1 *h, struct kvs_file_pending *e);
+/** A new writer has no lease. */
+void kvs_file_lease_none(kv_store_v1 *h);
+/** Chunks used at this time or later, in ns, are to be kept: INT64_MAX when nobody has a lease. For a
+ * deleter that has the flock, or that deletes only what wasn't used since it looked. */
+int64_t kvs_file_leased_since(kv_store_v1 *h);
+
 /* -- Reading ahead (file_ahead.c) -------------------------------------------------------------- */
 
 struct kvs_file_ahead;
@@ -219,7 +233,10 @@ struct kv_store_v1 {
     char writer[17];
     _Atomic uint64_t next_tmp;
     _Atomic int kept_fds;
-    pthread_mutex_t lock, commit, known_lock;
+    pthread_mutex_t lock, commit, known_lock, lease_lock;
+    size_t leases;                /* hits that count on the lease, which began at */
+    int64_t lease_ns;             /* this time; under lease_lock, as is */
+    int lease_fan[KVS_FILE_FANS]; /* opened when needed: -1 before */
     struct kvs_file_map map;
     struct kvs_file_history history;
 
@@ -257,6 +274,8 @@ static inline bool kvs_file_full(int error)
 {
     return error == ENOSPC || error == EDQUOT;
 }
+/** Whether a writer's process is gone; its file in writers/ is removed then. */
+bool kvs_file_writer_dead(kv_store_v1 *h, const char *id);
 /** Make this handle a writer, under `commit`; 0 or a negative errno. */
 int kvs_file_become_writer(kv_store_v1 *h);
 

@@ -150,6 +150,7 @@ static int try_writer(kv_store_v1 *h)
     h->writer_fd = openat(h->writers, h->writer, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (h->writer_fd < 0)
         return errno == EEXIST ? -EAGAIN : -errno;
+    kvs_file_lease_none(h);
     kvs_file_lock(h->writer_fd, LOCK_EX); /* where it isn't supported nobody can sweep us either */
     if (fstat(h->writer_fd, &st) == 0 && st.st_nlink > 0)
         return 0;
@@ -168,7 +169,7 @@ int kvs_file_become_writer(kv_store_v1 *h)
 }
 
 /* Whether the writer is gone; its file is removed then. What is no writer's file is nobody's. */
-static bool writer_dead(kv_store_v1 *h, const char *id)
+bool kvs_file_writer_dead(kv_store_v1 *h, const char *id)
 {
     struct stat st;
     int fd = kv_beneath_file(h->writers, id, O_RDWR, 0, KV_BENEATH_ANY_OWNER, &st);
@@ -207,7 +208,7 @@ static void sweep_dir(kv_store_v1 *h, int at, bool tmp)
         if (strcmp(id, alive) == 0 || strcmp(id, h->writer) == 0)
             continue;
         if (strcmp(id, dead) != 0) {
-            bool gone = writer_dead(h, id);
+            bool gone = kvs_file_writer_dead(h, id);
 
             memcpy(gone ? dead : alive, id, sizeof(id));
             if (!gone)
@@ -252,10 +253,11 @@ static kv_store_v1 *new_handle(void)
     h->root = h->house = h->tmp = h->writers = h->bad = h->refs = h->sums = -1;
     h->used_fd = h->writer_fd = -1;
     for (int i = 0; i < KVS_FILE_FANS; i++)
-        h->fan[i] = -1;
+        h->fan[i] = h->lease_fan[i] = -1;
     pthread_mutex_init(&h->lock, NULL);
     pthread_mutex_init(&h->commit, NULL);
     pthread_mutex_init(&h->known_lock, NULL);
+    pthread_mutex_init(&h->lease_lock, NULL);
     return h;
 }
 
@@ -373,11 +375,14 @@ void kvs_file_close(kv_store_v1 *h)
     for (int i = 0; i < KVS_FILE_FANS; i++) {
         if (h->fan[i] >= 0)
             close(h->fan[i]);
+        if (h->lease_fan[i] >= 0)
+            close(h->lease_fan[i]);
     }
     if (ours) {
         pthread_mutex_destroy(&h->lock);
         pthread_mutex_destroy(&h->commit);
         pthread_mutex_destroy(&h->known_lock);
+        pthread_mutex_destroy(&h->lease_lock);
     }
     free(h->dir);
     free(h);

@@ -232,15 +232,14 @@ static int still_there(kv_store_v1 *h, struct kvs_file_pending *e, const char *h
     return rc < 0 ? rc : rc ? 0 : -EBADMSG;
 }
 
-/* No hard links here: nothing kept it but its age. */
+/* Nothing kept it but its lease, or its age where there are no hard links. */
 static int place_unpinned(kv_store_v1 *h, struct kvs_file_pending *e, const char *hex)
 {
-    int rc;
+    int rc = e->state == KVS_FILE_HIT ? still_there(h, e, hex) : -EEXIST;
 
-    if (faccessat(h->fan[kvs_file_fan(e->key)], hex, F_OK, AT_SYMLINK_NOFOLLOW) < 0)
-        return -errno;
-    rc = e->state == KVS_FILE_HIT ? still_there(h, e, hex) : -EEXIST;
     if (rc == -EEXIST) {
+        if (faccessat(h->fan[kvs_file_fan(e->key)], hex, F_OK, AT_SYMLINK_NOFOLLOW) < 0)
+            return -errno;
         rc = good_in_place(h, e, hex);
         rc = rc < 0 ? rc : rc ? 0 : -EBADMSG;
     }
@@ -266,8 +265,8 @@ static int place(kv_store_v1 *h, struct kvs_file_pending *e, const char *hex)
 }
 
 /*
- * A sweep that marked before this publication goes by age, and the pin ends with it. What is to be
- * remembered gets a time that we know, unless it isn't ours to give.
+ * A sweep that marked before this publication goes by age, in seconds, and pin and lease end with it.
+ * What is to be remembered gets a time that we know, unless it isn't ours to give. A lease gave it one.
  */
 static void note_use(const kv_store_v1 *h, struct kvs_file_pending *e, const char *hex)
 {
@@ -276,6 +275,12 @@ static void note_use(const kv_store_v1 *h, struct kvs_file_pending *e, const cha
     struct stat st;
 
     if (clock_gettime(CLOCK_REALTIME, &times[0]) == 0) {
+        int64_t ago =
+            (int64_t)times[0].tv_sec * (int64_t)KV_NS_PER_S + times[0].tv_nsec - e->seen.mtime_ns;
+
+        e->sure = e->leased && e->same && ago >= 0 && ago < (int64_t)KV_NS_PER_S;
+        if (e->sure)
+            return;
         times[1] = times[0];
         e->sure = utimensat(fan, hex, times, AT_SYMLINK_NOFOLLOW) == 0;
     }

@@ -111,6 +111,7 @@ int kvs_file_delete_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len)
 
 struct sweep {
     kv_store_v1 *h;
+    int64_t leased_ns; /* used then or later: a save that runs counts on it */
     int64_t
         before_s; /* last used then or earlier: fixed when the sweep begins, however long it takes */
     kv_store_live_fn live;
@@ -138,6 +139,7 @@ static void sweep_one(struct sweep *s, int fan, const char *hex)
         fstatat(s->h->fan[fan], hex, &st, AT_SYMLINK_NOFOLLOW) < 0 || !S_ISREG(st.st_mode))
         return;
     if (st.st_nlink > 1 || st.st_mtime > s->before_s ||
+        kvs_file_see(&st).mtime_ns >= s->leased_ns ||
         (s->live && s->live(s->arg, key, (size_t)len))) {
         s->sums.kept++;
         return;
@@ -162,6 +164,7 @@ static int sweep_fan(struct sweep *s, int fan)
     if (!dir)
         return -errno;
     kvs_file_lock(s->h->fan[fan], LOCK_EX);
+    s->leased_ns = kvs_file_leased_since(s->h);
     for (struct dirent *e; (e = readdir(dir));)
         sweep_one(s, fan, e->d_name);
     flock(s->h->fan[fan], LOCK_UN);
@@ -172,7 +175,11 @@ static int sweep_fan(struct sweep *s, int fan)
 int kvs_file_sweep(kv_store_v1 *h, uint64_t min_age_s, kv_store_live_fn live, void *arg,
                    kv_store_swept *ret)
 {
-    struct sweep s = {h, cutoff(min_age_s), live, arg, {.size = sizeof(s.sums)}};
+    struct sweep s = {.h = h,
+                      .before_s = cutoff(min_age_s),
+                      .live = live,
+                      .arg = arg,
+                      .sums = {.size = sizeof(s.sums)}};
     int rc = h && ret && ret->size >= sizeof(size_t) ? 0 : -EINVAL;
 
     if (rc == 0 && h->pid != getpid())
@@ -194,7 +201,7 @@ int kvs_file_sweep(kv_store_v1 *h, uint64_t min_age_s, kv_store_live_fn live, vo
 /* -- For room ----------------------------------------------------------------------------------- */
 
 struct candidate {
-    struct timespec used;
+    int64_t used_ns;
     uint64_t len;
     int fan;
     char *hex;
@@ -227,7 +234,8 @@ static int scan_add(struct scan *scan, int fan, const char *hex, const struct st
         scan->list = list;
         scan->capacity = capacity;
     }
-    scan->list[scan->n] = (struct candidate){st->st_mtim, (uint64_t)st->st_size, fan, strdup(hex)};
+    scan->list[scan->n] =
+        (struct candidate){kvs_file_see(st).mtime_ns, (uint64_t)st->st_size, fan, strdup(hex)};
     if (!scan->list[scan->n].hex)
         return -ENOMEM;
     scan->n++;
@@ -256,9 +264,7 @@ static int older(const void *a, const void *b)
 {
     const struct candidate *x = a, *y = b;
 
-    if (x->used.tv_sec != y->used.tv_sec)
-        return x->used.tv_sec < y->used.tv_sec ? -1 : 1;
-    return (x->used.tv_nsec > y->used.tv_nsec) - (x->used.tv_nsec < y->used.tv_nsec);
+    return (x->used_ns > y->used_ns) - (x->used_ns < y->used_ns);
 }
 
 /* Unless it was used or pinned since the scan. */
@@ -269,7 +275,7 @@ static bool evict_one(kv_store_v1 *h, const struct candidate *c)
 
     kvs_file_lock(h->fan[c->fan], LOCK_EX);
     if (fstatat(h->fan[c->fan], c->hex, &st, AT_SYMLINK_NOFOLLOW) == 0 && st.st_nlink == 1 &&
-        st.st_mtim.tv_sec == c->used.tv_sec && st.st_mtim.tv_nsec == c->used.tv_nsec)
+        kvs_file_see(&st).mtime_ns == c->used_ns)
         gone = remove_file(h, c->fan, c->hex) == 0;
     flock(h->fan[c->fan], LOCK_UN);
     return gone;
@@ -284,10 +290,13 @@ static int evict(kv_store_v1 *h, uint64_t coming)
     for (int fan = 0; fan < KVS_FILE_FANS && rc == 0; fan++)
         rc = scan_fan(h, fan, &scan);
     if (rc == 0 && scan.bytes + coming > h->opts.limit) {
+        int64_t leased_ns = kvs_file_leased_since(h); /* after the scan: file_lease.c */
+
         target = coming < target ? target - coming : 0;
         if (scan.n)
             qsort(scan.list, scan.n, sizeof(*scan.list), older);
-        for (size_t i = 0; i < scan.n && scan.bytes > target; i++) {
+        for (size_t i = 0; i < scan.n && scan.bytes > target && scan.list[i].used_ns < leased_ns;
+             i++) {
             if (evict_one(h, &scan.list[i])) {
                 scan.bytes -= scan.list[i].len;
                 n_gone++;

@@ -296,10 +296,10 @@ static void known_chunks_stay_what_they_are(void **state)
     assert_int_equal(unit_count(".kvasir/tmp"), 0);
 }
 
-/* A chunk that was hit is there after the publication, also when somebody deleted it meanwhile. */
+/* A chunk that was hit by a link is there after the publication, also when somebody deleted it meanwhile. */
 static void hits_are_pinned(void **state)
 {
-    kv_store_v1 *h = unit_open("");
+    kv_store_v1 *h = unit_open("?sums=files");
     char path[512];
     (void)state;
 
@@ -311,6 +311,30 @@ static void hits_are_pinned(void **state)
     assert_int_equal(unit_get(h, 700, blob, 1000), 0);
     assert_int_equal(unit_publish(h, "m", "x"), 0);
     assert_int_equal(access(path, F_OK), 0);
+    kvs_file_vtable()->close(h);
+}
+
+/* One that only a lease keeps fails the publication when it is deleted by hand, and the next save stores it. */
+static void deleted_hits_fail_the_publication(void **state)
+{
+    kv_store_v1 *h = unit_open("");
+    char path[512];
+    (void)state;
+
+    unit_path(path, 701);
+    for (int found_out = 0; found_out < 2; found_out++) {
+        unit_put(h, 701, blob, 1000);
+        assert_int_equal(unit_publish(h, "m", "x"), 0);
+        assert_int_equal(unit_put(h, 701, blob, 1000), 1);
+        assert_int_equal(unit_count(".kvasir/tmp"), 0);
+        assert_int_equal(unlink(path), 0);
+        if (found_out)
+            assert_int_equal(unit_get(h, 701, blob, 1000), -ENOENT);
+        assert_int_equal(unit_publish(h, "m", "y"), -EIO);
+        assert_int_equal(unit_put(h, 701, blob, 1000), 0);
+        assert_int_equal(unit_publish(h, "m", "y"), 0);
+        assert_int_equal(unit_get(h, 701, blob, 1000), 0);
+    }
     kvs_file_vtable()->close(h);
 }
 
@@ -455,6 +479,7 @@ int main(void)
         cmocka_unit_test(first_put_stays),
         cmocka_unit_test(known_chunks_stay_what_they_are),
         cmocka_unit_test(hits_are_pinned),
+        cmocka_unit_test(deleted_hits_fail_the_publication),
         cmocka_unit_test(dead_writers_are_swept),
         cmocka_unit_test(a_child_leaves_the_handle_alone),
         cmocka_unit_test(options),

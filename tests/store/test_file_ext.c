@@ -163,8 +163,7 @@ static void sweeps_what_is_old_and_free(void **state)
     assert_int_equal(unit_publish(h, "m", "x"), 0);
     for (uint64_t i = 0; i < 5; i++)
         age(i, 1000);
-    assert_int_equal(unit_put(other, 0, blob, 1000), 1); /* pins it: new when it is published */
-    age(0, 1000);                                        /* the pin alone must do */
+    assert_int_equal(unit_put(other, 0, blob, 1000), 1); /* leased: new from now on */
     age(1, -5000); /* from the future: the clock was set back */
     unit_key(key, 2);
     swept = sweep(h, 500, is_key, key);
@@ -173,7 +172,12 @@ static void sweeps_what_is_old_and_free(void **state)
     assert_int_equal(swept.kept, 4);
     assert_int_equal(unit_get(h, 3, blob, 1000), -ENOENT);
     assert_int_equal(unit_get(h, 5, blob, 1000), 0);
-    assert_int_equal(unit_publish(other, "o", "x"), 0); /* unpins */
+    age(1, 1000);
+    swept = sweep(h, 0, is_key, key); /* whatever the age, the lease alone must do */
+    assert_int_equal(swept.deleted, 2);
+    assert_int_equal(swept.kept, 2);
+    assert_int_equal(unit_get(h, 0, blob, 1000), 0);
+    assert_int_equal(unit_publish(other, "o", "x"), 0); /* ends the lease */
     age(0, 1000);
     assert_int_equal(sweep(h, 500, is_key, key).deleted, 1);
     kvs_file_vtable()->close(h);

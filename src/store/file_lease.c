@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * Leases: protect the chunks that a save hit until the save is published, without a link for each.
+ *
+ * A writer that has such hits sets the mtime of its file in writers/ to the time of the first one; 0
+ * means none. Each hit then gets a time of use that is not earlier. Deleters (sweep, eviction) keep
+ * every chunk that was used since the oldest lease of a living writer began:
+ *
+ *     saver     lease (mtime of writers/ID)     flock the fan-out shared, set the chunk's time
+ *     sweep     flock the fan-out exclusive     read leases, then each chunk's time, delete
+ *     eviction  read each chunk's time          read leases, flock, delete what has that time still
+ *
+ * A saver never waits for the flock: where a deleter has it, and where times can't be set, the hit
+ * gets a link in tmp/ instead (file_commit.c). A lease ends after KVS_FILE_LEASE_S, so that a handle
+ * that never publishes can't keep a store from being evicted. A hit that is deleted all the same, by
+ * hand or after its lease, fails the publication.
+ */
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "store/file_impl.h"
+
+enum { KVS_FILE_LEASE_S = 600 };
+
+static int64_t now_ns(void)
+{
+    return (int64_t)kv_wall_ns();
+}
+
+static int set_time(int dir, const char *name, int64_t ns)
+{
+    struct timespec times[2];
+
+    times[0].tv_sec = (time_t)(ns / (int64_t)KV_NS_PER_S);
+    times[0].tv_nsec = (long)(ns % (int64_t)KV_NS_PER_S);
+    times[1] = times[0];
+    return utimensat(dir, name, times, AT_SYMLINK_NOFOLLOW) < 0 ? -errno : 0;
+}
+
+void kvs_file_lease_none(kv_store_v1 *h)
+{
+    set_time(h->writers, h->writer, 0);
+}
+
+/* Under lease_lock. */
+static int begin(kv_store_v1 *h)
+{
+    int64_t ns = now_ns();
+    int rc = 0;
+
+    if (h->leases == 0) {
+        rc = set_time(h->writers, h->writer, ns);
+        h->lease_ns = ns;
+    }
+    if (rc == 0)
+        h->leases++;
+    return rc;
+}
+
+/* Under lease_lock. */
+static void end(kv_store_v1 *h)
+{
+    if (--h->leases == 0)
+        kvs_file_lease_none(h);
+}
+
+/* A descriptor of the fan-out with flocks of its own: those of fan[] are a publication's. */
+static int lock_fan(kv_store_v1 *h, int fan)
+{
+    if (h->lease_fan[fan] < 0)
+        h->lease_fan[fan] = openat(h->fan[fan], ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (h->lease_fan[fan] < 0)
+        return -errno;
+    return flock(h->lease_fan[fan], LOCK_SH | LOCK_NB) < 0 ? -errno : 0;
+}
+
+int kvs_file_lease(kv_store_v1 *h, struct kvs_file_pending *e, const char *hex)
+{
+    int fan = kvs_file_fan(e->key), rc;
+    int64_t ns = 0;
+
+    if (atomic_load_explicit(&h->side_car, memory_order_relaxed))
+        return -ENOTSUP; /* its publications hold the flocks exclusive */
+    pthread_mutex_lock(&h->lease_lock);
+    rc = begin(h);
+    if (rc == 0) {
+        rc = lock_fan(h, fan);
+        if (rc == 0) {
+            ns = KV_MAX(now_ns(), h->lease_ns); /* the clock may have been set back */
+            rc = set_time(h->fan[fan], hex, ns);
+            flock(h->lease_fan[fan], LOCK_UN);
+        }
+        if (rc < 0)
+            end(h);
+    }
+    pthread_mutex_unlock(&h->lease_lock);
+    if (rc < 0)
+        return rc;
+    e->seen.mtime_ns = ns;
+    e->leased = true;
+    return 0;
+}
+
+void kvs_file_lease_end(kv_store_v1 *h, struct kvs_file_pending *e)
+{
+    if (!e->leased)
+        return;
+    e->leased = false;
+    pthread_mutex_lock(&h->lease_lock);
+    end(h);
+    pthread_mutex_unlock(&h->lease_lock);
+}
+
+int64_t kvs_file_leased_since(kv_store_v1 *h)
+{
+    int64_t expired = now_ns() - KVS_FILE_LEASE_S * (int64_t)KV_NS_PER_S, oldest = INT64_MAX;
+    DIR *dir = h->writers < 0 ? NULL : kvs_file_dir(h->writers);
+    struct stat st;
+
+    if (!dir)
+        return INT64_MAX;
+    for (struct dirent *e; (e = readdir(dir));) {
+        int64_t ns;
+
+        if (!kvs_file_is_writer(e->d_name) ||
+            fstatat(h->writers, e->d_name, &st, AT_SYMLINK_NOFOLLOW) < 0)
+            continue;
+        ns = kvs_file_see(&st).mtime_ns;
+        if (ns > expired && ns < oldest &&
+            (strcmp(e->d_name, h->writer) == 0 || !kvs_file_writer_dead(h, e->d_name)))
+            oldest = ns;
+    }
+    closedir(dir);
+    return oldest;
+}
