@@ -6,7 +6,7 @@
  *     DIR/chunks/H/HEX          chunks, H: first hex digit    .kvasir/writers/ID  flock: lives
  *     .kvasir/sums/             checksums without xattrs      .kvasir/bad/        did not verify
  *
- *     put_chunk       tmp/ID.N (its writing begins)     or, when it is there: link to tmp/ID.N
+ *     put_chunk       tmp/ID.N (its writing begins)     or, when it is there: lease, or link to tmp/ID.N
  *     put_manifest    1 manifest to tmp/                     2 barrier: all new files are on disk
  *                     3 move chunks into place               4 fsync the fan-out directories
  *                     5 rename the manifest, fsync DIR       6 unlink the links in tmp/
@@ -15,7 +15,7 @@
  * Chunks of other writers that we hit were synced before they were linked, and step 4 makes their
  * names durable too.
  *
- * Pins: whoever deletes chunks (sweep, eviction, any process) does so under a flock on the fan-out
+ * Leases keep most hits (file_lease.c). Pins, where there can be none: whoever deletes chunks (sweep, eviction, any process) does so under a flock on the fan-out
  * directory and only when the file has one link. Hits have two, the other one in tmp/. From 3 to 5
  * we hold those flocks shared, so nobody deletes what we have in place; a hit that a deleter had
  * looked at before our link was made may be gone by then, and linking it again brings it back.

@@ -266,7 +266,7 @@ static int place(kv_store_v1 *h, struct kvs_file_pending *e, const char *hex)
 
 /*
  * A sweep that marked before this publication goes by age, in seconds, and pin and lease end with it.
- * What is to be remembered gets a time that we know, unless it isn't ours to give. A lease gave it one.
+ * A chunk that is to be remembered gets a time that we know, unless it isn't ours to give. A lease gave it one.
  */
 static void note_use(const kv_store_v1 *h, struct kvs_file_pending *e, const char *hex)
 {
