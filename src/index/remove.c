@@ -235,6 +235,63 @@ void kvi_give(struct kvi_index *ix, struct kvi_holder *holder, uint64_t hash, ui
     }
 }
 
+/* -- runs -------------------------------------------------------------------------------------- */
+
+/*
+ * Blocks of one chain, each the last that the holder has there when its turn comes: one cut removes them
+ * all, and only the first is searched by its name. Conditions: each block has one copy in one tier, under
+ * the name in its slot.
+ */
+struct run {
+    struct kvi_index *ix;
+    struct kvi_holder *holder;
+    uint32_t bit; /* of the tier */
+    const uint64_t *hashes;
+    size_t n; /* that are left */
+};
+
+/* Cut the run of blocks that ends with @off in the chain. Returns its length, 0: its blocks aren't that simple. */
+static size_t cut_run(const struct run *run, struct kvi_chain *chain, _Atomic uint64_t *entry,
+                      uint32_t off)
+{
+    const uint64_t *last = kvi_arena_engines(&run->ix->arena, kvi_chain_run(chain).pos) + off;
+    uint64_t e = kvi_who_get(entry);
+    size_t k = 0;
+
+    if (kvi_entry_mask(e) != run->bit || kvi_entry_len(e) != off + 1 || kvi_entry_aux(e))
+        return 0;
+    while (k < run->n && k <= off && run->hashes[k] == *(last - k))
+        k++;
+    if (k)
+        kvi_cut(run->ix, run->holder, chain, entry, off + 1 - (uint32_t)k, true);
+    return k;
+}
+
+/* Remove blocks from the front of run->hashes, up the tree. Returns how many. */
+static size_t take_run(struct run run)
+{
+    struct kvi_place place;
+    size_t taken = 0, k;
+
+    if (!kvi_locate(run.ix, run.holder, run.hashes[0], &place, NULL))
+        return 0;
+    do {
+        struct kvi_chain *above = place.chain->parent;
+
+        __builtin_prefetch(above);
+        k = cut_run(&run, place.chain, place.entry, place.off);
+        taken += k;
+        run.hashes += k;
+        run.n -= k;
+        if (k <= place.off || !run.n || !above->parent)
+            return taken;
+        place.chain = above;
+        place.entry = kvi_who_find(above, run.holder->id);
+        place.off = kvi_entry_len(kvi_who_get(place.entry)) - 1;
+    } while (k);
+    return taken;
+}
+
 /* -- calls ------------------------------------------------------------------------------------- */
 
 /*
@@ -270,6 +327,12 @@ static const uint64_t *reversed(struct kvi_index *ix, const uint64_t *hashes, si
     return scratch->hashes;
 }
 
+/* Whether none of the holder's blocks has more than one copy, or another name than its slot. */
+static bool is_plain(const struct kvi_holder *holder, enum kv_tier tier, uint32_t source)
+{
+    return !holder->n_copies && !holder->n_aliases && source == holder->tier[tier].implied;
+}
+
 long kvi_take(struct kvi_index *index, struct kv_holder key, enum kv_tier tier, uint32_t source,
               const uint64_t *hashes, const uint32_t *left, size_t n)
 {
@@ -289,6 +352,14 @@ long kvi_take(struct kvi_index *index, struct kv_holder key, enum kv_tier tier, 
     if (order)
         hashes = order;
     for (size_t i = 0; holder && found >= 0 && i < n; i++) {
+        if (is_plain(holder, tier, source) && !left) {
+            size_t taken = take_run((struct run){index, holder, 1u << tier, hashes + i, n - i});
+
+            found += (long)taken;
+            i += taken;
+            if (i == n)
+                break;
+        }
         kvi_locate_ahead(index, hashes, sizeof(hashes[0]), i, n);
         found +=
             remove_one(index, holder, tier, source, hashes[i], left ? left[i] : KVI_COPIES_UNSAID);

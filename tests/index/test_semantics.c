@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "index/tree.h"
+#include "random.h"
 #include "skip.h"
 
 #define N_MAX 1100
@@ -833,6 +834,102 @@ static void a_callback_stops_the_dump(void **state)
     assert_int_equal(calls, 1);
 }
 
+/* -- removals in runs --------------------------------------------------------------------------- */
+
+enum { TWIN_BLOCKS = 40, TWIN_PROMPTS = 12 };
+
+/* Two indexes: one is told of many blocks in a call, the other of one after the other. */
+struct twins {
+    struct kvi_index *many, *single;
+    struct rng rng;
+};
+
+/* A prompt of the holder: the first blocks are those of every fourth prompt. */
+static void twin_prompt(struct kv_holder who, uint64_t prompt, struct kv_block *ret)
+{
+    uint64_t above = 0;
+
+    for (uint64_t i = 0; i < TWIN_BLOCKS; i++) {
+        uint64_t local = i + (i < 10 ? prompt % 4 : i < 25 ? prompt % 8 : prompt) * 1000;
+
+        above = roll(above, local) + (who.worker == 3 ? 7 : 0); /* one has names of its own */
+        ret[i] = (struct kv_block){above, local};
+    }
+}
+
+static void twin_store(struct twins *twins, struct kv_holder who, const struct kv_block *blocks)
+{
+    size_t n = 1 + rng_below(&twins->rng, TWIN_BLOCKS);
+    enum kv_tier tier = rng_below(&twins->rng, 16) ? KV_TIER_DEVICE : KV_TIER_HOST;
+    struct kvi_stored a = {0}, b = {0};
+    bool counted = rng_below(&twins->rng, 30) == 0;
+
+    for (int i = 0; i < 2; i++) {
+        struct kvi_index *ix = i ? twins->single : twins->many;
+        struct kvi_stored *ret = i ? &b : &a;
+
+        assert_int_equal(counted ? kvi_add(ix, who, tier, 0, NULL, blocks, n, ret)
+                                 : kvi_store(ix, who, tier, NULL, blocks, n, ret),
+                         0);
+    }
+    assert_memory_equal(&a, &b, sizeof(a));
+}
+
+static void twin_remove(struct twins *twins, struct kv_holder who, const struct kv_block *blocks)
+{
+    uint32_t from = rng_below(&twins->rng, TWIN_BLOCKS), to = TWIN_BLOCKS;
+    uint64_t hashes[TWIN_BLOCKS];
+    size_t n = 0;
+    long got = 0;
+
+    for (uint32_t i = to; i-- > from;)
+        if (rng_below(&twins->rng, 50)) /* one is left out now and then */
+            hashes[n++] = blocks[i].hash;
+    for (size_t i = 0; i < n; i++)
+        got += kvi_remove(twins->single, who, KV_TIER_DEVICE, &hashes[i], 1);
+    assert_int_equal(kvi_remove(twins->many, who, KV_TIER_DEVICE, hashes, n), got);
+}
+
+static void twin_compare(const struct twins *twins)
+{
+    struct kvi_stats a, b;
+    uint64_t sum_a = 0, sum_b = 0;
+
+    assert_int_equal(kvi_dump(twins->many, sum_blocks, &sum_a), 0);
+    assert_int_equal(kvi_dump(twins->single, sum_blocks, &sum_b), 0);
+    assert_true(sum_a == sum_b);
+    kvi_get_stats(twins->many, &a);
+    kvi_get_stats(twins->single, &b);
+    assert_int_equal(a.holder_blocks, b.holder_blocks);
+    assert_int_equal(a.parked, b.parked);
+    assert_int_equal(a.copies, b.copies);
+    assert_memory_equal(a.tier_blocks, b.tier_blocks, sizeof(a.tier_blocks));
+    assert_null(kvi_check(twins->many));
+}
+
+/* Blocks that one call removes from the end on go as if each had been removed by itself. */
+static void a_run_is_removed_as_its_blocks_are(void **state)
+{
+    struct fixture *f = *state;
+    struct twins twins = {.many = f->ix, .rng = {test_seed()}};
+    struct kv_block blocks[TWIN_BLOCKS];
+    long rounds = test_rounds(3000);
+
+    assert_int_equal(kvi_create(NULL, &twins.single), 0);
+    for (long i = 0; i < rounds; i++) {
+        struct kv_holder who = {1 + rng_below(&twins.rng, 4), 0};
+
+        twin_prompt(who, rng_below(&twins.rng, TWIN_PROMPTS), blocks);
+        if (rng_below(&twins.rng, 2))
+            twin_store(&twins, who, blocks);
+        else
+            twin_remove(&twins, who, blocks);
+        if (i % 50 == 0 || i + 1 == rounds)
+            twin_compare(&twins);
+    }
+    kvi_destroy(twins.single);
+}
+
 enum { WIDE = 6000 };
 
 struct wide {
@@ -982,6 +1079,7 @@ int main(void)
         T(duplicate_store_leaves_dump_unchanged),
         T(a_callback_stops_the_dump),
         T(a_wide_dump_tells_all_once),
+        T(a_run_is_removed_as_its_blocks_are),
         T(chains_join_under_a_dump),
     };
 
