@@ -280,7 +280,7 @@ static void check_same(const struct kve_router_event *a, const struct kve_router
     assert_memory_equal(a->blocks, b->blocks, a->n * sizeof(a->blocks[0]));
 }
 
-/* What was packed comes back, in pieces of any size, and the one before stays valid meanwhile. */
+/* Packed events are read back, in pieces of any size; the previous event stays valid meanwhile. */
 static void test_packed_round_trip(void **state)
 {
     static struct kv_block blocks[PACKED_EVENTS * KVE_PACKED_BLOCKS];
