@@ -27,6 +27,8 @@ int kc_client_create(const struct kc_client_opts *opts, struct kc_client **ret,
         return kv_fail(error, -ENOMEM, 0, "out of memory");
     client->opts = *opts;
     rc = kc_http_create(opts->url, opts->token, &client->http);
+    if (rc == 0 && opts->cacert)
+        kc_http_set_cacert(client->http, opts->cacert);
     if (rc < 0) {
         free(client);
         return kv_fail(error, rc, 0,

@@ -15,7 +15,8 @@
 
 struct kc_client_opts {
     const char *url;
-    const char *token; /* bearer token; NULL: none */
+    const char *token;  /* bearer token; NULL: none */
+    const char *cacert; /* PEM authorities of an https indexer; NULL: the system's */
     const char *model;
     uint32_t block_size;
     uint32_t n_workers;

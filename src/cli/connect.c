@@ -143,6 +143,7 @@ int kc_replay_connect(struct kc_replay *replay, struct kc_client **ret, struct k
     replay->client = (struct kc_client_opts){
         .url = replay->child ? kc_child_url(replay->child) : replay->opts.url,
         .token = replay->opts.token[0] ? replay->opts.token : NULL,
+        .cacert = replay->opts.cacert,
         .model = replay->opts.model,
         .block_size = (uint32_t)replay->opts.block_size,
         .n_workers = (uint32_t)replay->opts.workers,

@@ -109,6 +109,11 @@ void kc_http_set_timeout(struct kc_http *http, uint64_t timeout_ms)
     curl_easy_setopt(http->curl, CURLOPT_TIMEOUT_MS, (long)KV_MAX(timeout_ms, 1u));
 }
 
+void kc_http_set_cacert(struct kc_http *http, const char *file)
+{
+    curl_easy_setopt(http->curl, CURLOPT_CAINFO, file);
+}
+
 const char *kc_http_url(const struct kc_http *http)
 {
     return http->url;

@@ -16,6 +16,8 @@ struct kc_http;
  * Returns 0, -EINVAL or -ENOMEM.
  */
 int kc_http_create(const char *url, const char *token, struct kc_http **ret);
+/** Trust an https server by the PEM authorities in @file instead of the system's. */
+void kc_http_set_cacert(struct kc_http *http, const char *file);
 void kc_http_destroy(struct kc_http *http);
 /** Give up a request after @timeout_ms, connecting included. Default: 30 s. */
 void kc_http_set_timeout(struct kc_http *http, uint64_t timeout_ms);

@@ -100,6 +100,11 @@ static const struct kv_arg ARGS[] = {
      .offset = AT(auth_token_file),
      .value = "FILE",
      .help = "Send the first line of FILE to it as bearer token."},
+    {.name = "cacert",
+     .type = KV_ARG_STR,
+     .offset = AT(cacert),
+     .value = "FILE",
+     .help = "Trust it by the PEM authorities in FILE instead of the system's."},
     {.name = "model",
      .type = KV_ARG_STR,
      .offset = AT(model),
@@ -195,6 +200,8 @@ int kc_replay_options(int argc, char **argv, struct kc_replay_opts *ret, struct 
         return kv_fail(error, -EINVAL, 0, "--url and --indexer: one or the other");
     if (opts.auth_token_file && !opts.url)
         return kv_fail(error, -EINVAL, 0, "--auth-token-file needs --url");
+    if (opts.cacert && !opts.url)
+        return kv_fail(error, -EINVAL, 0, "--cacert needs --url");
     if (opts.auth_token_file) {
         rc = kc_token_read(opts.auth_token_file, opts.token, error);
         if (rc < 0)

@@ -14,6 +14,7 @@ struct kc_replay_opts {
     const char *trace;            /* NULL: generate one */
     const char *indexer;          /* NULL: find it */
     const char *url;              /* NULL: start one */
+    const char *cacert;           /* NULL: the system's; only with url */
     const char *auth_token_file;  /* NULL: no token; only with url */
     char token[KC_TOKEN_MAX + 1]; /* its first one, "" without */
     const char *model;

@@ -17,6 +17,7 @@
 struct options {
     const char *url;
     const char *auth_token_file;
+    const char *cacert;
     uint64_t interval_ms;
     uint64_t timeout_ms;
     bool once;
@@ -33,6 +34,11 @@ static const struct kv_arg ARGS[] = {
      .offset = offsetof(struct options, auth_token_file),
      .value = "FILE",
      .help = "Send the first line of FILE to it as bearer token."},
+    {.name = "cacert",
+     .type = KV_ARG_STR,
+     .offset = offsetof(struct options, cacert),
+     .value = "FILE",
+     .help = "Trust it by the PEM authorities in FILE instead of the system's."},
     {.name = "interval",
      .type = KV_ARG_TIME,
      .offset = offsetof(struct options, interval_ms),
@@ -182,7 +188,9 @@ int kc_top_main(int argc, char **argv)
     rc = kc_http_create(options.url, token[0] ? token : NULL, &http);
     if (rc < 0)
         kv_fail(&error, rc, 0, "not a usable URL: %.150s", options.url);
-    else
+    else if (options.cacert)
+        kc_http_set_cacert(http, options.cacert);
+    if (rc == 0)
         rc = watch(http, &options, &error);
     if (rc < 0)
         fprintf(stderr, "kvasir top: %s%s\n", error.text,

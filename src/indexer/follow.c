@@ -166,10 +166,15 @@ int ki_follow_read(struct ki_registry *registry, struct kv_json *json, uint64_t 
 /* -- asking ------------------------------------------------------------------------------------ */
 
 int ki_follow_ask(struct ki_registry *registry, const char *peer, const char *token,
-                  const _Atomic int *stop, uint64_t *id, uint64_t *revision, struct kv_error *error)
+                  const char *ca_file, const _Atomic int *stop, uint64_t *id, uint64_t *revision,
+                  struct kv_error *error)
 {
-    struct ki_fetch_opts opts = {
-        .token = token, .connect_ms = 2000, .stall_ms = 3000, .total_ms = 10000, .stop = stop};
+    struct ki_fetch_opts opts = {.token = token,
+                                 .ca_file = ca_file,
+                                 .connect_ms = 2000,
+                                 .stall_ms = 3000,
+                                 .total_ms = 10000,
+                                 .stop = stop};
     char path[96], *url, *buffer = malloc(READ_BUFFER);
     struct ki_fetch *fetch = NULL;
     struct kv_json json;
@@ -243,7 +248,8 @@ static void ask(struct ki_follow *f, const char *url, const char *token)
 
     if (!peer)
         return;
-    rc = ki_follow_ask(f->opts.registry, url, token, &f->stop, &peer->id, &peer->revision, &error);
+    rc = ki_follow_ask(f->opts.registry, url, token, f->opts.ca_file, &f->stop, &peer->id,
+                       &peer->revision, &error);
     if (rc < 0 && !peer->failing && !f->stop)
         kv_log_warn("peers", "a peer doesn't tell its registrations; asked again and again",
                     "peer=%s error=%s", url, kv_log_quote(text, sizeof(text), error.text));

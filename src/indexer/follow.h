@@ -37,10 +37,10 @@ void ki_peer_document_fini(struct ki_peer_document *d);
 int ki_follow_read(struct ki_registry *registry, struct kv_json *json, uint64_t *ret_id,
                    uint64_t *ret_revision);
 
-/** Ask @peer once. @id and @revision: what it said last time (0: nothing yet); updated. Returns 0, or
+/** Ask @peer once. @token and @ca_file may be NULL, see recovery.h. @id and @revision: what it said last time (0: nothing yet); updated. Returns 0, or
  * a negative errno with the reason in @error. */
 int ki_follow_ask(struct ki_registry *registry, const char *peer, const char *token,
-                  const _Atomic int *stop, uint64_t *id, uint64_t *revision,
+                  const char *ca_file, const _Atomic int *stop, uint64_t *id, uint64_t *revision,
                   struct kv_error *error);
 
 struct ki_follow;
@@ -49,6 +49,7 @@ struct ki_follow_opts {
     struct ki_registry *registry;
     struct ki_peers *peers;
     struct ki_auth *auth;
+    const char *ca_file;  /* see recovery.h; outlives the thread */
     uint64_t interval_ms; /* between two questions to a peer */
     uint64_t age_ms;      /* blocks that no stream keeps true are forgotten then */
 };

@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "indexer/http_impl.h"
+#include "indexer/tls.h"
 
 /* Request header and read buffer of a connection. libmicrohttpd fills one and a half times as much
  * with zeros after each request, and reads bodies in pieces of half of it. */
@@ -105,16 +106,14 @@ static struct MHD_Daemon *start_daemon(struct ki_http *http, int fd)
 {
     const struct ki_http_opts *opts = &http->opts;
     unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_USE_ERROR_LOG | MHD_USE_ITC |
-                     MHD_ALLOW_SUSPEND_RESUME | (opts->tls_cert ? MHD_USE_TLS : 0);
+                     MHD_ALLOW_SUSPEND_RESUME | (opts->tls ? MHD_USE_TLS : 0);
     struct MHD_OptionItem items[8];
     size_t n = 0;
 
     if (opts->threads > 1)
         items[n++] = (struct MHD_OptionItem){MHD_OPTION_THREAD_POOL_SIZE, opts->threads, NULL};
-    if (opts->tls_cert) {
-        items[n++] = (struct MHD_OptionItem){MHD_OPTION_HTTPS_MEM_CERT, 0, (void *)opts->tls_cert};
-        items[n++] = (struct MHD_OptionItem){MHD_OPTION_HTTPS_MEM_KEY, 0, (void *)opts->tls_key};
-    }
+    if (opts->tls)
+        items[n++] = (struct MHD_OptionItem){MHD_OPTION_HTTPS_CERT_CALLBACK, 0, ki_tls_callback()};
     items[n] = (struct MHD_OptionItem){MHD_OPTION_END, 0, NULL};
     return MHD_start_daemon(
         flags, 0, on_accept, http, ki_http_on_request, http, MHD_OPTION_EXTERNAL_LOGGER, on_log,
@@ -167,9 +166,7 @@ int ki_http_start(int fd, const struct ki_http_opts *opts, struct ki_http **ret,
     if (rc < 0) {
         close(fd);
         free_http(http);
-        return kv_fail(error, rc, 0, "the HTTP server can't start%s (%s)",
-                       opts->tls_cert ? ": are certificate and key valid and a pair?" : "",
-                       strerror(-rc));
+        return kv_fail(error, rc, 0, "the HTTP server can't start (%s)", strerror(-rc));
     }
     *ret = http;
     return 0;

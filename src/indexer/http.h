@@ -99,8 +99,7 @@ struct ki_http_opts {
     size_t
         bodies_bytes; /* bodies and replies together, beyond 64 KiB of each connection (budget.h) */
     uint32_t max_streams; /* streamed replies at a time */
-    const char *tls_cert; /* PEM text; NULL: plain HTTP */
-    const char *tls_key;
+    bool tls;             /* HTTPS with the process's ki_tls */
     const struct ki_route *routes;
     size_t n_routes;
     /* May this request go on? If not it fills @reply and returns false. Before the body is read. */

@@ -45,6 +45,9 @@ static const struct kv_arg arguments[] = {
      "Other indexers, separated by commas; the first that answers provides the starting state, and "
      "the workers that are registered there are followed here as well.",
      0, 0, NULL, false},
+    {"cacert", KV_ARG_STR, AT(cacert), "FILE",
+     "Trust https peers by the PEM authorities in FILE instead of the system's.", 0, 0, NULL,
+     false},
     {"peer-interval", KV_ARG_TIME, AT(peer_interval_ms), "TIME",
      "Ask the peers so often which workers they have registered and unregistered (default 2s).",
      100, 3600000, NULL, false},
@@ -145,8 +148,8 @@ static const char footer[] =
     "kv_indexer_index_bytes. To bound the whole process use MemoryMax= or a\n"
     "container limit.\n"
     "Signals: SIGTERM and SIGINT end it after the requests in progress (5 s at\n"
-    "most); SIGHUP reads the token file again. Under systemd (Type=notify) it\n"
-    "reports when it is ready.\n";
+    "most); SIGHUP reads token file and certificate again. Under systemd\n"
+    "(Type=notify) it reports when it is ready.\n";
 
 static const struct kv_args_program program = {
     .name = "kv-indexer",

@@ -26,6 +26,7 @@ struct ki_options {
     const char *log_format;
     const char *auth_token_file;
     bool insecure;
+    const char *cacert;
     const char *tls_cert;
     const char *tls_key;
     struct kv_arg_list allow_endpoint;

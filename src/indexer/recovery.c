@@ -179,8 +179,8 @@ static void take_registrations(struct ki_registry *registry, const char *peer,
     struct kv_error error = {0};
     char text[400];
 
-    if (ki_follow_ask(registry, peer, KV_OPT(opts, token, NULL), KV_OPT(opts, stop, NULL), &id,
-                      &revision, &error) < 0)
+    if (ki_follow_ask(registry, peer, KV_OPT(opts, token, NULL), KV_OPT(opts, ca_file, NULL),
+                      KV_OPT(opts, stop, NULL), &id, &revision, &error) < 0)
         kv_log_info("recovery", "a peer doesn't tell its registrations", "peer=%s error=%s", peer,
                     kv_log_quote(text, sizeof(text), error.text));
 }

@@ -15,11 +15,11 @@
 #include "base/log.h"
 #include "base/thread.h"
 #include "indexer/recovery.h"
+#include "indexer/tls.h"
 
 #define BODIES_BYTES (256u << 20)
 #define MAX_STREAMS 4
 #define DRAIN_MS 5000
-#define MAX_PEM (1u << 20)
 #define FDS_PER_REGISTRATION 6 /* SUB and DEALER, each with its connection; SUB's monitor */
 #define FDS_OF_ITS_OWN 96      /* event and HTTP threads, ZMQ's, the log, peers, dumps */
 
@@ -118,6 +118,11 @@ static void reload(struct ki_service *service)
                      "reason=\"%s\"", error.text);
     else
         kv_log_info("service", "token file read again", NULL);
+    if (service->tls && ki_tls_reload(service->tls, &error) < 0)
+        kv_log_error("service", "the certificate was not read again; the old one stays",
+                     "reason=\"%s\"", error.text);
+    else if (service->tls)
+        kv_log_info("service", "certificate read again", NULL);
     if (service->access_log && ki_access_log_reopen(service->access_log, &error) < 0)
         kv_log_error("service", "the access log was not opened again; lines go to the old file",
                      "reason=\"%s\"", error.text);
@@ -186,28 +191,6 @@ static int share_descriptors(const struct ki_options *options, uint32_t *ret_con
     return 0;
 }
 
-static char *read_pem(const char *file, struct kv_error *error)
-{
-    FILE *f = fopen(file, "re");
-    char *text = NULL;
-    size_t n;
-
-    if (!f) {
-        kv_fail(error, -errno, 0, "can't open %.150s: %s", file, strerror(errno));
-        return NULL;
-    }
-    text = malloc(MAX_PEM + 1);
-    n = text ? fread(text, 1, MAX_PEM, f) : 0;
-    fclose(f);
-    if (n == 0) {
-        kv_fail(error, -EIO, 0, "can't read %.150s", file);
-        free(text);
-        return NULL;
-    }
-    text[n] = '\0';
-    return text;
-}
-
 /* -- start ------------------------------------------------------------------------------------- */
 
 static int register_workers(struct ki_service *service, struct kv_error *error)
@@ -264,6 +247,7 @@ static int follow_peers(struct ki_service *service, struct kv_error *error)
         .registry = service->registry,
         .peers = service->peers,
         .auth = service->auth,
+        .ca_file = o->cacert,
         .interval_ms = o->peer_interval_ms,
         .age_ms = o->unfollowed_age_ms,
     };
@@ -279,6 +263,7 @@ static int recover(struct ki_service *service, struct kv_error *error)
     char *token = ki_auth_first_token(service->auth);
     struct ki_recovery_opts opts = {.size = sizeof(opts),
                                     .token = token,
+                                    .ca_file = o->cacert,
                                     .max_bytes = o->recovery_memory,
                                     .max_blocks = o->max_blocks,
                                     .stop = &stop_flag};
@@ -378,30 +363,16 @@ static int start_http(struct ki_service *service, int fd, const struct ki_route 
         .idle_timeout_ms = o->idle_timeout_ms,
         .bodies_bytes = KV_MAX((size_t)BODIES_BYTES, (size_t)(8 * o->max_body)),
         .max_streams = MAX_STREAMS,
+        .tls = o->tls_cert != NULL,
         .routes = routes,
         .n_routes = n_routes,
         .admit = admit,
         .observe = observe,
         .arg = service,
     };
-    char *cert = NULL, *key = NULL;
     struct ki_http *http = NULL;
-    int rc = 0;
+    int rc = ki_http_start(fd, &opts, &http, error);
 
-    if (o->tls_cert) {
-        opts.tls_cert = cert = read_pem(o->tls_cert, error);
-        opts.tls_key = key = cert ? read_pem(o->tls_key, error) : NULL;
-        if (!key) {
-            rc = -ENOENT;
-            close(fd);
-        }
-    }
-    if (rc == 0)
-        rc = ki_http_start(fd, &opts, &http, error);
-    if (key)
-        explicit_bzero(key, strlen(key));
-    free(cert);
-    free(key);
     if (rc == 0)
         atomic_store_explicit(&service->http, http, memory_order_release);
     return rc;
@@ -429,6 +400,8 @@ static int create_parts(struct ki_service *service, const struct ki_route *route
         rc = ki_auth_create(o->auth_token_file, o->insecure, &service->auth, error);
     if (rc == 0 && o->access_log)
         rc = ki_access_log_open(o->access_log, &service->access_log, error);
+    if (rc == 0 && o->tls_cert)
+        rc = ki_tls_create(o->tls_cert, o->tls_key, &service->tls, error);
     if (rc < 0)
         return rc;
     rc = ki_telemetry_create(routes, n_routes, &service->telemetry);
@@ -444,6 +417,7 @@ static int create_parts(struct ki_service *service, const struct ki_route *route
 static void destroy_parts(struct ki_service *service)
 {
     ki_http_stop(atomic_load_explicit(&service->http, memory_order_acquire), DRAIN_MS);
+    ki_tls_destroy(service->tls);
     ki_follow_destroy(service->follow);
     ki_registry_destroy(service->registry);
     ki_peers_destroy(service->peers);

@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import socket
-import ssl
 import struct
 import subprocess
 import tempfile
@@ -546,36 +545,6 @@ def test_other_machines_are_refused():
                 reply = http_request(url, "GET", "/workers", headers={"Authorization": "Bearer secret-token"})
                 equal(reply.status, with_token, f"{args} with a token")
                 equal(indexer.get("/workers").status, 200, "from this machine")
-
-
-def test_tls():
-    with tempfile.TemporaryDirectory() as folder:
-        cert, key = make_certificate(folder)
-        trusting = ssl.create_default_context(cafile=cert)
-        with Indexer("--tls-cert", cert, "--tls-key", key, context=trusting) as indexer:
-            check(indexer.url.startswith("https://"))
-            equal(indexer.get("/health").status, 200)
-            indexer.register(1, f"tcp://127.0.0.1:{free_port()}", block_size=4)
-            equal(indexer.post("/query", {"model_name": "m", "token_ids": list(range(100000))}).status, 200)
-            equal(list(indexer.dump()), ["m:default"])
-            try:
-                http_request(indexer.url, "GET", "/health", context=ssl.create_default_context())
-                check(False, "a client that doesn't trust the certificate connects")
-            except ssl.SSLError:
-                pass
-            with indexer.raw(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n") as sock:
-                check(is_closed(sock), "plain HTTP is served on the TLS port")
-            old = ssl.create_default_context(cafile=cert)
-            old.maximum_version = ssl.TLSVersion.TLSv1_2
-            equal(indexer.get("/health").status, 200)
-            stalled = [indexer.raw() for _ in range(20)]  # no handshake
-            equal(indexer.get("/health").status, 200)
-            for sock in stalled:
-                sock.close()
-        for arguments in (("--tls-cert", cert, "--tls-key", cert), ("--tls-cert", cert, "--tls-key", "/nonexistent")):
-            indexer = Indexer(*arguments, wait=False)
-            equal(indexer.process.wait(20), 1, f"{arguments}: exit status")
-            indexer.kill()
 
 
 def test_token_ids_are_never_logged():

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * The certificate of the HTTPS server, which can be read again while connections go on. A process
+ * has at most one, because libmicrohttpd's callback carries no argument. Thread-safe.
+ */
+#ifndef KV_INDEXER_TLS_H
+#define KV_INDEXER_TLS_H
+
+#include "base/error.h"
+
+struct ki_tls;
+
+/**
+ * Read a PEM certificate chain and its private key. Both paths are copied. Returns 0, -ENOENT and
+ * other reasons why a file can't be read, -EINVAL (not PEM, or not a pair), -EBUSY (there is one).
+ */
+int ki_tls_create(const char *cert_file, const char *key_file, struct ki_tls **ret,
+                  struct kv_error *error);
+/** NULL is allowed. No server may use it any more. */
+void ki_tls_destroy(struct ki_tls *tls);
+
+/**
+ * Read both files again: connections made from now on are shown what is there. Errors as of
+ * ki_tls_create, and the old certificate stays.
+ */
+int ki_tls_reload(struct ki_tls *tls, struct kv_error *error);
+
+/** What MHD_OPTION_HTTPS_CERT_CALLBACK takes: shows the current certificate. */
+void *ki_tls_callback(void);
+
+#endif
