@@ -67,7 +67,12 @@ int kv_parse_size(const char *text, uint64_t *ret)
 {
     static const struct unit sizes[] = {{"", 1},
                                         {"B", 1},
+                                        {"K", UINT64_C(1) << 10},
+                                        {"M", UINT64_C(1) << 20},
+                                        {"G", UINT64_C(1) << 30},
+                                        {"T", UINT64_C(1) << 40},
                                         {"KB", 1000},
+                                        {"kB", 1000},
                                         {"MB", 1000000},
                                         {"GB", 1000000000},
                                         {"TB", UINT64_C(1000000000000)},

@@ -4,7 +4,9 @@
  * beside what memcpy does with the same bytes. Every block that comes back is compared.
  */
 #include <inttypes.h>
+#include <signal.h>
 #include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "base/args.h"
@@ -377,6 +379,17 @@ static int bench(struct bench *b)
     return rc < 0 ? 5 : b->wrong ? 1 : 0;
 }
 
+/* ^C ends the program at once: the tiers are crash-safe, and a disk may take long to answer. */
+static void on_interrupt(int number)
+{
+    static const char text[] =
+        "\nkvasir bench tiers: interrupted; files of the disk tier and objects are left behind\n";
+    ssize_t n = write(STDERR_FILENO, text, sizeof(text) - 1);
+
+    (void)n;
+    _exit(128 + number);
+}
+
 int kc_bench_main(int argc, char **argv)
 {
     struct bench b = {0};
@@ -391,6 +404,7 @@ int kc_bench_main(int argc, char **argv)
               help ? stdout : stderr);
         return help ? 0 : 2;
     }
+    sigaction(SIGINT, &(struct sigaction){.sa_handler = on_interrupt}, NULL);
     rc = kv_args_parse(&PROGRAM, argc - 1, argv + 1, &b.opts, NULL, &error);
     if (rc == 0 && b.opts.block % 16384) {
         rc = -EINVAL;

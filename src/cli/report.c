@@ -185,7 +185,8 @@ static void table_verdict(const struct kc_replay *replay, const struct style *s)
                kc_count(replay->counts.lockstep_wrong).s, s->plain, v->first);
 }
 
-static void print_table(struct kc_replay *replay, const struct figures *f)
+/* Returns 0, or -EIO when standard output doesn't take the table. */
+static int print_table(struct kc_replay *replay, const struct figures *f, struct kv_error *error)
 {
     struct style style = {"", "", "", ""};
 
@@ -197,7 +198,9 @@ static void print_table(struct kc_replay *replay, const struct figures *f)
     table_events(replay, f, &style);
     table_service(replay, f, &style);
     table_verdict(replay, &style);
-    fflush(stdout);
+    if (fflush(stdout) != 0 || ferror(stdout))
+        return kv_fail(error, -EIO, 0, "can't write standard output");
+    return 0;
 }
 
 /* -- for programs ----------------------------------------------------------------------------- */
@@ -345,11 +348,14 @@ int kc_report(struct kc_replay *replay, struct kv_error *error)
     int rc = 0;
 
     if (!replay->opts.json || strcmp(replay->opts.json, "-") != 0)
-        print_table(replay, &f);
+        rc = print_table(replay, &f, error);
     if (replay->opts.json) {
+        int rc_json;
+
         write_json(replay, &f, &text);
-        rc = text.error ? kv_fail(error, text.error, 0, "out of memory")
-                        : save_json(replay->opts.json, &text, error);
+        rc_json = text.error ? kv_fail(error, text.error, 0, "out of memory")
+                             : save_json(replay->opts.json, &text, error);
+        rc = rc ? rc : rc_json;
     }
     kv_buf_fini(&text);
     return rc;

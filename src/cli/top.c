@@ -9,6 +9,9 @@
 #include "cli/format.h"
 #include "cli/prom.h"
 
+/* Columns from which on the table has all of its columns. */
+#define WIDE 118
+
 /* -- reading ---------------------------------------------------------------------------------- */
 
 static void copy_str(char *ret, size_t size, struct kv_str text)
@@ -236,7 +239,7 @@ static double per_second(const struct kc_top *top, const struct kc_top *before, 
 }
 
 static void print_head(const struct kc_top *top, const struct kc_top *before, const char *url,
-                       FILE *out)
+                       size_t columns, FILE *out)
 {
     double asked = top->query_blocks - (before ? before->query_blocks : 0);
     double matched = top->matched_blocks - (before ? before->matched_blocks : 0);
@@ -248,7 +251,8 @@ static void print_head(const struct kc_top *top, const struct kc_top *before, co
             kc_count((uint64_t)top->holder_blocks).s, kc_count((uint64_t)top->index_blocks).s,
             kc_bytes(top->index_bytes).s);
     if (top->holder_blocks > 0)
-        fprintf(out, " (%.1f bytes per holder-block)", top->index_bytes / top->holder_blocks);
+        fprintf(out, " (%.1f bytes %s)", top->index_bytes / top->holder_blocks,
+                columns < WIDE ? "each" : "per holder-block");
     fprintf(out, "\nqueries  %s", kc_count((uint64_t)top->queries).s);
     if (before)
         fprintf(out, ", %s/s", kc_scaled(per_second(top, before, top->queries, before->queries)).s);
@@ -257,11 +261,25 @@ static void print_head(const struct kc_top *top, const struct kc_top *before, co
     fputs("\n\n", out);
 }
 
+/* Print a row's error as far as @columns reach, behind @used of them. */
+static void print_notes(const struct kc_top_row *row, size_t used, size_t columns, FILE *out)
+{
+    size_t room = columns > used + 2 ? columns - used - 2 : 0;
+    char text[sizeof(row->last_error) + 16];
+
+    snprintf(text, sizeof(text), "%s%s%s", row->partial ? "partial" : "",
+             row->partial && row->last_error[0] ? "  " : "", row->last_error);
+    if (text[0] && room)
+        fprintf(out, "  %.*s", (int)KV_MIN(room, sizeof(text)), text);
+    fputc('\n', out);
+}
+
 static void print_row(const struct kc_top *top, const struct kc_top *before,
-                      const struct kc_top_row *row, FILE *out)
+                      const struct kc_top_row *row, size_t columns, FILE *out)
 {
     const struct kc_top_row *old = before ? find_row(before, row) : NULL;
     struct kc_text seq = {"-"}, age = {"-"}, rate = {"-"};
+    int used;
 
     if (row->has_seq)
         seq = kc_count((uint64_t)row->last_seq);
@@ -269,28 +287,102 @@ static void print_row(const struct kc_top *top, const struct kc_top *before,
         age = kc_span(row->age);
     if (old)
         rate = kc_scaled(per_second(top, before, row->blocks, old->blocks));
-    fprintf(out, "%9" PRIu64 " %4" PRIu32 "  %-18.18s %-9s %10s %8s %9s %9s %6.0f %7.0f %9.0f",
+    if (columns < WIDE)
+        used = fprintf(out, "%8" PRIu64 " %4" PRIu32 " %-10.10s %-8.8s %9s %7s %8s %6.0f",
+                       row->instance, row->rank, row->model, row->status, seq.s, age.s,
+                       kc_scaled(row->blocks).s, row->missed);
+    else
+        used = fprintf(
+            out, "%9" PRIu64 " %4" PRIu32 "  %-18.18s %-9s %10s %8s %9s %9s %6.0f %7.0f %9.0f",
             row->instance, row->rank, row->model, row->status, seq.s, age.s,
             kc_scaled(row->blocks).s, rate.s, row->gaps, row->missed, row->replayed);
-    if (row->partial)
-        fputs("  partial", out);
-    if (row->last_error[0])
-        fprintf(out, "  %s", row->last_error);
-    fputc('\n', out);
+    print_notes(row, used > 0 ? (size_t)used : 0, columns, out);
 }
 
 void kc_top_print(const struct kc_top *top, const struct kc_top *before, const char *url,
-                  size_t max_rows, FILE *out)
+                  size_t max_rows, size_t columns, FILE *out)
 {
     size_t n = KV_MIN(top->n_rows, max_rows);
 
-    print_head(top, before, url, out);
-    fprintf(out, "%9s %4s  %-18s %-9s %10s %8s %9s %9s %6s %7s %9s\n", "INSTANCE", "RANK", "MODEL",
-            "STATUS", "LAST SEQ", "LAST", "BLOCKS", "BLOCKS/s", "GAPS", "MISSED", "REPLAYED");
+    print_head(top, before, url, columns, out);
+    if (columns < WIDE)
+        fprintf(out, "%8s %4s %-10s %-8s %9s %7s %8s %6s\n", "INSTANCE", "RANK", "MODEL", "STATUS",
+                "LAST SEQ", "LAST", "BLOCKS", "MISSED");
+    else
+        fprintf(out, "%9s %4s  %-18s %-9s %10s %8s %9s %9s %6s %7s %9s\n", "INSTANCE", "RANK",
+                "MODEL", "STATUS", "LAST SEQ", "LAST", "BLOCKS", "BLOCKS/s", "GAPS", "MISSED",
+                "REPLAYED");
     for (size_t i = 0; i < n; i++)
-        print_row(top, before, &top->rows[i], out);
+        print_row(top, before, &top->rows[i], columns, out);
     if (n < top->n_rows)
         fprintf(out, "  ... and %zu more\n", top->n_rows - n);
     if (top->n_rows == 0)
         fputs("  no workers are registered; POST /register adds one\n", out);
+}
+
+/* -- for programs ------------------------------------------------------------------------------ */
+
+static void key_double(struct kv_json_writer *w, const char *key, double value)
+{
+    kv_json_key(w, key);
+    kv_json_put_double(w, value);
+}
+
+static void key_str(struct kv_json_writer *w, const char *key, const char *value)
+{
+    kv_json_key(w, key);
+    kv_json_put_str(w, value);
+}
+
+static void write_row(const struct kc_top *top, const struct kc_top *before,
+                      const struct kc_top_row *row, struct kv_json_writer *w)
+{
+    const struct kc_top_row *old = before ? find_row(before, row) : NULL;
+
+    kv_json_begin_object(w);
+    kv_json_key(w, "instance_id");
+    kv_json_put_u64(w, row->instance);
+    kv_json_key(w, "dp_rank");
+    kv_json_put_u64(w, row->rank);
+    key_str(w, "model_name", row->model);
+    key_str(w, "status", row->status);
+    key_str(w, "last_error", row->last_error);
+    kv_json_key(w, "partial");
+    kv_json_put_bool(w, row->partial);
+    if (row->has_seq)
+        key_double(w, "last_seq", row->last_seq);
+    if (row->has_age)
+        key_double(w, "last_event_age_seconds", row->age);
+    key_double(w, "events", row->events);
+    key_double(w, "blocks", row->blocks);
+    if (old)
+        key_double(w, "blocks_per_second", per_second(top, before, row->blocks, old->blocks));
+    key_double(w, "gaps", row->gaps);
+    key_double(w, "missed_batches", row->missed);
+    key_double(w, "replayed_batches", row->replayed);
+    key_double(w, "restarts", row->restarts);
+    kv_json_end_object(w);
+}
+
+void kc_top_write_json(const struct kc_top *top, const struct kc_top *before, struct kv_buf *out)
+{
+    struct kv_json_writer w;
+
+    kv_json_writer_init(&w, out);
+    kv_json_begin_object(&w);
+    key_double(&w, "models", top->models);
+    key_double(&w, "workers", top->workers);
+    key_double(&w, "index_blocks", top->index_blocks);
+    key_double(&w, "index_holder_blocks", top->holder_blocks);
+    key_double(&w, "index_bytes", top->index_bytes);
+    key_double(&w, "queries", top->queries);
+    key_double(&w, "query_blocks", top->query_blocks);
+    key_double(&w, "query_matched_blocks", top->matched_blocks);
+    kv_json_key(&w, "streams");
+    kv_json_begin_array(&w);
+    for (size_t i = 0; i < top->n_rows; i++)
+        write_row(top, before, &top->rows[i], &w);
+    kv_json_end_array(&w);
+    kv_json_end_object(&w);
+    kv_buf_putc(out, '\n');
 }

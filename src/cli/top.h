@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** `kvasir top`: what a running kv-indexer says of itself. Internal to the room; tests look inside.
- */
+/** `kvasir top`: the state of a running kv-indexer. Internal to the room; tests look inside. */
 #ifndef KV_CLI_TOP_H
 #define KV_CLI_TOP_H
 
@@ -24,7 +23,7 @@ struct kc_top_row {
     double events, blocks, gaps, missed, replayed, restarts;
 };
 
-/** One look. */
+/** State of a kv-indexer at one moment. */
 struct kc_top {
     struct kc_top_row *rows; /* by instance, then rank */
     size_t n_rows, capacity;
@@ -41,10 +40,13 @@ int kc_top_read(const struct kv_buf *workers, const struct kv_buf *metrics, stru
 void kc_top_fini(struct kc_top *top);
 
 /**
- * Print it, at most @max_rows workers. @before: an earlier look, for what happens per second (NULL:
- * totals only).
+ * Print a look, at most @max_rows workers, in lines of at most @columns (70 or more; below 118 without
+ * BLOCKS/s, GAPS and REPLAYED). @before: an earlier look, for rates per second (NULL: totals only).
  */
 void kc_top_print(const struct kc_top *top, const struct kc_top *before, const char *url,
-                  size_t max_rows, FILE *out);
+                  size_t max_rows, size_t columns, FILE *out);
+
+/** Write a look as one line of JSON, all workers; rates as kc_top_print has them. */
+void kc_top_write_json(const struct kc_top *top, const struct kc_top *before, struct kv_buf *out);
 
 #endif

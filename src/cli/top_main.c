@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <poll.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <time.h>
+#include <termios.h>
 #include <unistd.h>
 
 #include "base/args.h"
@@ -20,7 +21,7 @@ struct options {
     const char *cacert;
     uint64_t interval_ms;
     uint64_t timeout_ms;
-    bool once;
+    bool once, json;
 };
 
 static const struct kv_arg ARGS[] = {
@@ -55,13 +56,17 @@ static const struct kv_arg ARGS[] = {
      .type = KV_ARG_FLAG,
      .offset = offsetof(struct options, once),
      .help = "Look once and end."},
+    {.name = "json",
+     .type = KV_ARG_FLAG,
+     .offset = offsetof(struct options, json),
+     .help = "One JSON object a line for each look."},
 };
 
 static const struct kv_args_program PROGRAM = {
     .name = "kvasir top",
-    .usage = "[--url URL] [--once]",
+    .usage = "[--url URL] [--once] [--json]",
     .summary = "Shows the workers of a running kv-indexer, how their event streams do, and the\n"
-               "size of the index, every second until ^C.",
+               "size of the index, every second until q or ^C.",
     .env = "KVASIR_TOP",
     .args = ARGS,
     .n_args = KV_COUNT(ARGS),
@@ -115,30 +120,81 @@ static int look(struct kc_http *http, uint64_t timeout_ms, struct kc_top *top,
     return rc;
 }
 
-/* Rows of workers that fit below the head on this terminal. */
-static size_t rows_that_fit(void)
+/* Rows of workers that fit below the head on this terminal, and its columns. */
+static size_t rows_that_fit(size_t *ret_columns)
 {
     struct winsize size;
 
-    if (!isatty(STDOUT_FILENO) || ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) < 0 || size.ws_row < 10)
+    *ret_columns = SIZE_MAX;
+    if (!isatty(STDOUT_FILENO) || ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) < 0)
         return SIZE_MAX;
-    return size.ws_row - 7U;
+    if (size.ws_col)
+        *ret_columns = size.ws_col;
+    return size.ws_row < 10 ? SIZE_MAX : size.ws_row - 7U;
 }
 
-static void wait_ms(uint64_t ms)
+/* True when somebody pressed q. Waits up to 50 ms for a key. */
+static bool q_is_pressed(bool keys)
+{
+    struct pollfd input = {.fd = STDIN_FILENO, .events = POLLIN};
+    char key;
+
+    if (poll(&input, keys ? 1 : 0, 50) <= 0 || read(STDIN_FILENO, &key, 1) != 1)
+        return false;
+    return key == 'q' || key == 'Q';
+}
+
+static void wait_ms(uint64_t ms, bool keys)
 {
     uint64_t deadline_ns = kv_now_ns() + ms * KV_NS_PER_MS;
-    const struct timespec pause = {.tv_nsec = 50 * 1000 * 1000};
 
     while (!atomic_load(&stop) && kv_now_ns() < deadline_ns)
-        nanosleep(&pause, NULL);
+        if (q_is_pressed(keys))
+            atomic_store(&stop, true);
+}
+
+/* Let keys arrive one by one and unseen. False: standard input is no terminal. */
+static bool begin_keys(struct termios *ret_before)
+{
+    struct termios now;
+
+    if (!isatty(STDIN_FILENO) || tcgetattr(STDIN_FILENO, ret_before) < 0)
+        return false;
+    now = *ret_before;
+    now.c_lflag &= ~(tcflag_t)(ICANON | ECHO);
+    return tcsetattr(STDIN_FILENO, TCSANOW, &now) == 0;
+}
+
+/* Print one look, or @error's text when @rc is one. */
+static void show(const struct options *options, const struct kc_top *now,
+                 const struct kc_top *before, const char *url, int rc, const char *error)
+{
+    struct kv_buf text = KV_BUF_INIT;
+    size_t columns, rows = rows_that_fit(&columns);
+
+    if (before && !before->at_ns)
+        before = NULL;
+    if (rc < 0 && !options->json)
+        printf("%s\n", error);
+    else if (rc < 0)
+        fprintf(stderr, "kvasir top: %s\n", error);
+    else if (!options->json)
+        kc_top_print(now, before, url, rows, columns, stdout);
+    else
+        kc_top_write_json(now, before, &text);
+    if (text.len)
+        fwrite(text.data, 1, text.len, stdout);
+    kv_buf_fini(&text);
 }
 
 static int watch(struct kc_http *http, const struct options *options, struct kv_error *error)
 {
     struct kc_top tops[2] = {{0}, {0}};
-    bool tty = isatty(STDOUT_FILENO) && !options->once;
+    bool tty = isatty(STDOUT_FILENO) && !options->once && !options->json, keys;
+    struct termios terminal;
     int rc = 0;
+
+    keys = tty && begin_keys(&terminal);
 
     for (unsigned i = 0; !atomic_load(&stop); i++) {
         struct kc_top *now = &tops[i % 2], *before = &tops[(i + 1) % 2];
@@ -149,18 +205,18 @@ static int watch(struct kc_http *http, const struct options *options, struct kv_
             break;
         if (tty)
             fputs("\033[H\033[J", stdout);
-        if (rc < 0)
-            printf("%s\n", error->text);
-        else
-            kc_top_print(now, before->at_ns ? before : NULL, kc_http_url(http), rows_that_fit(),
-                         stdout);
+        show(options, now, before, kc_http_url(http), rc, error->text);
         rc = 0;
-        if (!tty && !options->once)
+        if (!tty && !options->once && !options->json)
             putchar('\n');
-        if (fflush(stdout) != 0 || options->once)
+        if (fflush(stdout) != 0)
+            rc = kv_fail(error, -EIO, 0, "can't write standard output");
+        if (rc < 0 || options->once)
             break;
-        wait_ms(options->interval_ms);
+        wait_ms(options->interval_ms, keys);
     }
+    if (keys)
+        tcsetattr(STDIN_FILENO, TCSANOW, &terminal);
     kc_top_fini(&tops[0]);
     kc_top_fini(&tops[1]);
     return rc;

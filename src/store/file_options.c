@@ -2,45 +2,9 @@
 /** PATH[?limit=SIZE&zstd=LEVEL&sync=auto|files|fs&sums=auto|files&create=yes|no]. */
 #include <stdio.h>
 
+#include "base/args.h"
 #include "base/log.h"
 #include "store/file_impl.h"
-
-/* Digits, then a unit; K, M, G and T alone are powers of 1024, too. */
-static int parse_size(const char *text, uint64_t *ret)
-{
-    static const struct {
-        char name[4];
-        uint64_t factor;
-    } units[] = {{"", 1},
-                 {"B", 1},
-                 {"K", UINT64_C(1) << 10},
-                 {"M", UINT64_C(1) << 20},
-                 {"G", UINT64_C(1) << 30},
-                 {"T", UINT64_C(1) << 40},
-                 {"KiB", UINT64_C(1) << 10},
-                 {"MiB", UINT64_C(1) << 20},
-                 {"GiB", UINT64_C(1) << 30},
-                 {"TiB", UINT64_C(1) << 40},
-                 {"KB", UINT64_C(1000)},
-                 {"kB", UINT64_C(1000)},
-                 {"MB", UINT64_C(1000000)},
-                 {"GB", UINT64_C(1000000000)},
-                 {"TB", UINT64_C(1000000000000)}};
-    char *end;
-    uint64_t number;
-
-    errno = 0;
-    number = strtoull(text, &end, 10);
-    if (text[0] < '0' || text[0] > '9' || errno)
-        return -EINVAL;
-    for (size_t i = 0; i < KV_COUNT(units); i++) {
-        if (strcmp(end, units[i].name) == 0 && number <= UINT64_MAX / units[i].factor) {
-            *ret = number * units[i].factor;
-            return 0;
-        }
-    }
-    return -EINVAL;
-}
 
 static int parse_level(const char *text, int *ret)
 {
@@ -58,7 +22,7 @@ static int parse_one(const char *key, const char *value, struct kvs_file_opts *r
     static const char *const syncs[] = {"auto", "files", "fs"};
 
     if (strcmp(key, "limit") == 0)
-        return parse_size(value, &ret->limit);
+        return kv_parse_size(value, &ret->limit);
     if (strcmp(key, "zstd") == 0)
         return parse_level(value, &ret->zstd);
     if (strcmp(key, "sums") == 0 && (!strcmp(value, "auto") || !strcmp(value, "files"))) {

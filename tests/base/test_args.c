@@ -157,6 +157,10 @@ static void test_units(void **state)
     assert_int_equal(n, 2000);
     assert_int_equal(kv_parse_time_ms("2m", &n), 0);
     assert_int_equal(n, 120000);
+    assert_int_equal(kv_parse_size("2K", &n), 0);
+    assert_int_equal(n, 2048);
+    assert_int_equal(kv_parse_size("2kB", &n), 0);
+    assert_int_equal(n, 2000);
     assert_int_equal(kv_parse_size("3GiB", &n), 0);
     assert_true(n == UINT64_C(3) << 30);
 }

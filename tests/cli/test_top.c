@@ -80,7 +80,7 @@ static void test_print(void **state)
     now.at_ns = 2000000001;
     now.rows[1].blocks += 3000;
     now.queries += 10;
-    kc_top_print(&now, &before, "http://x", 2, file);
+    kc_top_print(&now, &before, "http://x", 2, SIZE_MAX, file);
     fclose(file);
     assert_non_null(strstr(out, "20.2 bytes per holder-block"));
     assert_non_null(strstr(out, "14, 5/s"));
@@ -88,6 +88,57 @@ static void test_print(void **state)
     assert_non_null(strstr(out, "and 1 more"));
     assert_null(strstr(out, "partial"));
     free(out);
+    kc_top_fini(&before);
+    kc_top_fini(&now);
+    kv_buf_fini(&workers);
+    kv_buf_fini(&metrics);
+}
+
+/* Every line of the narrow table fits 70 columns, also with a long model, error and large numbers. */
+static void test_narrow(void **state)
+{
+    struct kv_buf workers = text(WORKERS), metrics = text(METRICS);
+    struct kc_top now = {0};
+    char *out = NULL, *line, *rest;
+    size_t len;
+    FILE *file = open_memstream(&out, &len);
+
+    (void)state;
+    assert_non_null(file);
+    assert_int_equal(kc_top_read(&workers, &metrics, &now, NULL), 0);
+    memset(now.rows[0].model, 'm', sizeof(now.rows[0].model) - 1);
+    memset(now.rows[0].last_error, 'e', sizeof(now.rows[0].last_error) - 1);
+    now.rows[0].partial = true;
+    now.rows[1].last_seq = 123456789;
+    kc_top_print(&now, NULL, "http://127.0.0.1:8090", SIZE_MAX, 70, file);
+    fclose(file);
+    assert_non_null(strstr(out, "MISSED"));
+    assert_null(strstr(out, "REPLAYED"));
+    for (line = strtok_r(out, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest))
+        assert_true(strlen(line) <= 70);
+    free(out);
+    kc_top_fini(&now);
+    kv_buf_fini(&workers);
+    kv_buf_fini(&metrics);
+}
+
+static void test_json(void **state)
+{
+    struct kv_buf workers = text(WORKERS), metrics = text(METRICS), out = KV_BUF_INIT;
+    struct kc_top before = {0}, now = {0};
+
+    (void)state;
+    assert_int_equal(kc_top_read(&workers, &metrics, &before, NULL), 0);
+    assert_int_equal(kc_top_read(&workers, &metrics, &now, NULL), 0);
+    before.at_ns = 1;
+    now.at_ns = 2000000001;
+    now.rows[1].blocks += 3000;
+    kc_top_write_json(&now, &before, &out);
+    kv_buf_putc(&out, '\0');
+    assert_non_null(strstr((char *)out.data, "\"blocks_per_second\":1500"));
+    assert_non_null(strstr((char *)out.data, "\"index_holder_blocks\""));
+    assert_non_null(strstr((char *)out.data, "]}\n"));
+    kv_buf_fini(&out);
     kc_top_fini(&before);
     kc_top_fini(&now);
     kv_buf_fini(&workers);
@@ -141,10 +192,8 @@ static void test_labels(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_read),
-        cmocka_unit_test(test_print),
-        cmocka_unit_test(test_nonsense),
-        cmocka_unit_test(test_labels),
+        cmocka_unit_test(test_read), cmocka_unit_test(test_print),    cmocka_unit_test(test_narrow),
+        cmocka_unit_test(test_json), cmocka_unit_test(test_nonsense), cmocka_unit_test(test_labels),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`kvasir bench tiers`: what it moves comes back, and what it says can be read by people and programs."""
 import json
+import os
+import signal
 import subprocess
 import tempfile
 
@@ -52,6 +54,19 @@ def test_refused():
     equal(bench("--help").returncode, 0)
     equal(bench("tiers", "--help").returncode, 0)
     equal(bench("tiers", *SMALL, "--disk", "/nonexistent").returncode, 5)
+
+
+def test_interrupted():
+    """^C ends it at once, and says what stays."""
+    with tempfile.TemporaryDirectory() as folder:
+        env = {**os.environ, "KV_STORE_LIBRARY_PATH": str(BUILD / "tests" / "plugins"), "SLOW_MS": "600000"}
+        process = subprocess.Popen([KVASIR, "bench", "tiers", *SMALL, "--object", f"slow://{folder}/object"], env=env,
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        wait_until(lambda: os.path.exists(f"{folder}/object"), timeout=60)
+        process.send_signal(signal.SIGINT)
+        text = process.communicate(timeout=60)[1]
+        equal(process.returncode, 130, f"status {text}")
+        check("interrupted" in text, text)
 
 
 if __name__ == "__main__":

@@ -330,6 +330,28 @@ def test_progress_bar():
     check(text.endswith("\r\x1b[K"), repr(text[-80:]))
 
 
+def test_a_full_disk_is_an_error():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([KVASIR, "replay", "--requests", "5", "--quiet"], stdout=full, stderr=subprocess.PIPE, text=True,
+                              timeout=120)
+    equal(done.returncode, 1, f"status {done.stderr}")
+    check("can't write standard output" in done.stderr, done.stderr)
+
+
+def test_top_ends_with_q():
+    with Indexer() as indexer:
+        master, slave = pty.openpty()
+        process = subprocess.Popen([KVASIR, "top", "--interval", "30s", "--url", indexer.url], stdin=slave, stdout=slave,
+                                   stderr=slave)
+        os.close(slave)
+        seen = b""
+        while b"no workers are registered" not in seen:
+            seen += os.read(master, 4096)
+        os.write(master, b"q")
+        equal(process.wait(60), 0, "status")
+        os.close(master)
+
+
 def test_top():
     with Indexer() as indexer, Publisher() as engine:
         empty = subprocess.run([KVASIR, "top", "--once", "--url", indexer.url], capture_output=True, text=True, timeout=60)
@@ -345,6 +367,13 @@ def test_top():
         check(len(row) == 1 and " active " in row[0], done.stdout)
         equal(row[0].split()[:5], ["5", "0", MODEL, "active", "1"], "its row")
         check("3 holder-blocks" in done.stdout, done.stdout)
+        done = subprocess.run([KVASIR, "top", "--once", "--json", "--url", indexer.url], capture_output=True, text=True,
+                              timeout=60)
+        streams = json.loads(done.stdout)["streams"]
+        equal([(s["instance_id"], s["status"], s["last_seq"]) for s in streams], [(5, "active", 1)], "streams")
+        with open("/dev/full", "w") as full:
+            equal(subprocess.run([KVASIR, "top", "--once", "--url", indexer.url], stdout=full, timeout=60).returncode, 1,
+                  "status of a full disk")
     done = subprocess.run([KVASIR, "top", "--once", "--url", indexer.url], capture_output=True, text=True, timeout=60)
     equal(done.returncode, 1, "status without an indexer")
     check("is a kv-indexer running there" in done.stderr, done.stderr)

@@ -13,6 +13,8 @@
 #include <sys/mman.h>
 #include <sys/wait.h>
 
+#include "base/error.h"
+#include "base/log.h"
 #include "manager_world.h"
 #include "skip.h"
 
@@ -672,6 +674,45 @@ static void test_fork(void **state)
 
 /* ---- configuration, metrics ---- */
 
+static char last_line[512];
+
+static void keep_line(void *arg, enum kv_log_level level, const char *line, size_t len)
+{
+    (void)arg;
+    (void)level;
+    snprintf(last_line, sizeof(last_line), "%.*s", (int)len, line);
+}
+
+/* An error in a file names the file, the line, the key, and the nearest key or the value. */
+static void test_configure_errors(void **state)
+{
+    static const struct {
+        const char *text, *wanted[4];
+    } cases[] = {
+        {"disk_byts = 1GiB\n", {"unknown key", "line=1", "key=disk_byts", "nearest=disk_bytes"}},
+        {"# fine\nhost_bytes = much\n", {"not a value", "line=2", "key=host_bytes", "value=much"}},
+        {"\n\nhost_bytes\n", {"without =", "line=3", "key=host_bytes", "file=/"}},
+    };
+    struct kvbm_manager_opts opts = {.size = sizeof(opts)};
+    char *strings;
+
+    (void)state;
+    kv_log_set_sink(keep_line, NULL);
+    for (size_t i = 0; i < KV_COUNT(cases); i++) {
+        char path[] = "/tmp/kvbm-configure-XXXXXX";
+        int fd = mkstemp(path);
+
+        assert_true(fd >= 0);
+        assert_int_equal(write(fd, cases[i].text, strlen(cases[i].text)), strlen(cases[i].text));
+        assert_int_equal(kvbm_manager_configure(&opts, path, &strings), -EINVAL);
+        for (size_t k = 0; k < KV_COUNT(cases[i].wanted); k++)
+            assert_non_null(strstr(last_line, cases[i].wanted[k]));
+        close(fd);
+        unlink(path);
+    }
+    kv_log_set_sink(NULL, NULL);
+}
+
 static void test_configure(void **state)
 {
     struct kvbm_manager_opts opts = {.size = sizeof(opts), .io_depth = 7};
@@ -760,6 +801,7 @@ int main(void)
         cmocka_unit_test(test_poll),
         cmocka_unit_test(test_fork),
         cmocka_unit_test(test_configure),
+        cmocka_unit_test(test_configure_errors),
         cmocka_unit_test(test_metrics),
     };
 

@@ -160,36 +160,61 @@ static void cut_comment(char *line)
     }
 }
 
+/* Log what is wrong in a line: the file, the line, the key and, for a misspelt one, the nearest. */
+static int refuse(const char *file, unsigned number, const char *what, const char *name,
+                  const char *value)
+{
+    const char *names[KV_COUNT(keys)], *nearest = NULL;
+    char path[256], key[128], text[128];
+
+    for (size_t i = 0; i < KV_COUNT(keys); i++)
+        names[i] = keys[i].name;
+    if (!value)
+        nearest = kv_args_nearest(name, strlen(name), names, KV_COUNT(names));
+    kv_log_error("kvbm", what, "file=%s line=%u key=%s%s%s", kv_log_quote(path, sizeof(path), file),
+                 number, kv_log_quote(key, sizeof(key), name),
+                 value     ? " value="
+                 : nearest ? " nearest="
+                           : "",
+                 value     ? kv_log_quote(text, sizeof(text), value)
+                 : nearest ? nearest
+                           : "");
+    return -EINVAL;
+}
+
 /* "key = value", with a comment behind it, or nothing. */
-static int set_line(struct kvbm_manager_opts *opts, char *line, unsigned number)
+static int set_line(struct kvbm_manager_opts *opts, char *line, const char *file, unsigned number)
 {
     char *value, *name;
     const struct key *key;
-    int rc = -EINVAL;
 
     cut_comment(line);
     name = trimmed(line);
     if (!*name)
         return 0;
     value = strchr(name, '=');
-    if (value) {
+    if (value)
         *value++ = '\0';
-        key = key_of(trimmed(name));
-        rc = key ? set(opts, key, trimmed(value)) : -EINVAL;
-    }
-    if (rc < 0)
-        kv_log_error("kvbm", "configuration: no such key, or not a value of it", "line=%u", number);
-    return rc;
+    name = trimmed(name);
+    key = key_of(name);
+    if (!key || key->offset + size_of(key) > opts->size)
+        return refuse(file, number, "configuration: unknown key", name, NULL);
+    if (!value)
+        return refuse(file, number, "configuration: a key without =", name, "");
+    value = trimmed(value);
+    return set(opts, key, value) < 0
+               ? refuse(file, number, "configuration: not a value of this key", name, value)
+               : 0;
 }
 
-static int set_lines(struct kvbm_manager_opts *opts, char *text)
+static int set_lines(struct kvbm_manager_opts *opts, const char *file, char *text)
 {
     unsigned number = 0;
     char *line;
     int rc = 0;
 
     while (rc == 0 && (line = strsep(&text, "\n")) != NULL)
-        rc = set_line(opts, line, ++number);
+        rc = set_line(opts, line, file, ++number);
     return rc;
 }
 
@@ -265,7 +290,7 @@ int kvbm_manager_configure(struct kvbm_manager_opts *opts, const char *file, cha
     }
     if (rc == 0) {
         memcpy(strings, kv_buf_cstr(&text), text.len + 1);
-        rc = set_lines(&out, strings);
+        rc = set_lines(&out, file ? file : "", strings);
     }
     if (rc == 0)
         rc = set_environment(&out, strings + text.len + 1);
