@@ -69,5 +69,16 @@ def test_systemd_accepts_the_unit():
     check(done.returncode == 0, f"exposure over 2.0:\n{done.stdout[-2000:]}{done.stderr}")
 
 
+def test_container_file_names_what_exists():
+    """The programs it starts are installed by the package, and its build command is a target of ours."""
+    text = (DEPLOY / "container" / "Containerfile").read_text()
+    entry = json.loads(re.search(r"^ENTRYPOINT (.*)$", text, re.M).group(1))[0]
+    equal(entry, "/usr/bin/kv-indexer")
+    check("usr/bin" in (DEPLOY / "debian" / "kvasir.install").read_text().split(), "the package installs no programs")
+    targets = re.search(r"^\.PHONY:(.*)$", (SOURCE / "Makefile").read_text(), re.M).group(1).split()
+    for target in re.findall(r"^RUN \./dev (\S+)$", text, re.M):
+        check(target in targets, f"there is no ./dev {target}")
+
+
 if __name__ == "__main__":
     run(globals())
