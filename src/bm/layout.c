@@ -62,7 +62,7 @@ int kvbm_layout_kind_parse(const char *text, enum kvbm_layout_kind *ret)
 
 static int refuse(const char *reason)
 {
-    kv_log_warn("kvbm", "no such layout", "reason=\"%s\"", reason);
+    kv_log_warn("kvbm", "layout not created", "reason=\"%s\"", reason);
     return -EINVAL;
 }
 
@@ -382,7 +382,8 @@ struct kvbm_storage *kvbm_layout_storage(const struct kvbm_layout *layout, uint3
 
 static int out_of_range(const char *what, uint64_t i, uint64_t n)
 {
-    kv_log_warn("kvbm", "no such place in the layout", "%s=%" PRIu64 " of=%" PRIu64, what, i, n);
+    kv_log_warn("kvbm", "block, layer or outer out of range", "%s=%" PRIu64 " of=%" PRIu64, what, i,
+                n);
     return -ERANGE;
 }
 

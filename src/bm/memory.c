@@ -221,7 +221,8 @@ static bool is_enough(uint64_t bytes, uint64_t available, const char *what)
 
     if (bytes <= available)
         return true;
-    kv_log_warn("kvbm", "more memory than there is", "for=%s bytes=%" PRIu64 " available=%" PRIu64,
+    kv_log_warn("kvbm", "not enough memory available",
+                "for=%s bytes=%" PRIu64 " available=%" PRIu64,
                 kv_log_quote(quoted, sizeof(quoted), what), bytes, available);
     return false;
 }

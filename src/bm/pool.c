@@ -187,7 +187,7 @@ int kvbm_pool_create(struct kvbm_registry *r, const struct kvbm_pool_opts *opts,
     memcpy(&o, opts, KV_MIN(opts->size, sizeof(o)));
     wrong = what_is_wrong(&o);
     if (wrong) {
-        kv_log_warn("kvbm", "no pool", "reason=\"%s\"", wrong);
+        kv_log_warn("kvbm", "pool not created", "reason=\"%s\"", wrong);
         return -EINVAL;
     }
     pool = calloc(1, sizeof(*pool));

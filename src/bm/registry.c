@@ -335,7 +335,8 @@ int kvbm_registry_grow(struct kvbm_registry *r, uint64_t n_blocks, struct kvbm_s
     uint8_t *memory;
 
     if (entries >= UINT32_MAX || bits > 32) {
-        kv_log_warn("kvbm", "no pool", "reason=\"more blocks than a registry can number\"");
+        kv_log_warn("kvbm", "pool not created",
+                    "reason=\"more blocks than a registry can number\"");
         return -EINVAL;
     }
     if (bits > r->table_bits) {

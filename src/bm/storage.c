@@ -106,7 +106,7 @@ int kvbm_storage_create(const struct kvbm_storage_opts *opts, struct kvbm_storag
     pthread_mutex_init(&storage->lock, NULL);
     err = storage->ops->open(storage, &o);
     if (err < 0) {
-        kv_log_warn("kvbm", "no storage", "kind=%s bytes=%llu errno=%d",
+        kv_log_warn("kvbm", "storage not created", "kind=%s bytes=%llu errno=%d",
                     kvbm_storage_kind_name(o.kind), (unsigned long long)o.bytes, -err);
         pthread_mutex_destroy(&storage->lock);
         free(storage);

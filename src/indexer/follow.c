@@ -251,10 +251,10 @@ static void ask(struct ki_follow *f, const char *url, const char *token)
     rc = ki_follow_ask(f->opts.registry, url, token, f->opts.ca_file, &f->stop, &peer->id,
                        &peer->revision, &error);
     if (rc < 0 && !peer->failing && !f->stop)
-        kv_log_warn("peers", "a peer doesn't tell its registrations; asked again and again",
+        kv_log_warn("peers", "a peer doesn't list its registrations; asking again",
                     "peer=%s error=%s", url, kv_log_quote(text, sizeof(text), error.text));
     else if (rc == 0 && peer->failing)
-        kv_log_info("peers", "a peer tells its registrations again", "peer=%s", url);
+        kv_log_info("peers", "a peer lists its registrations again", "peer=%s", url);
     peer->failing = rc < 0;
 }
 

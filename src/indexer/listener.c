@@ -563,7 +563,7 @@ static void put_off(struct ki_listener *l, const struct ki_batch_id *id, bool re
                             message->payload.len);
 
     if (rc < 0 && kv_log_allowed(&rate, 3))
-        kv_log_warn("indexer", "too much waits for a replay: a batch was dropped",
+        kv_log_warn("indexer", "the replay backlog is full: a batch was dropped",
                     "worker=%" PRIu64 " rank=%" PRIu32 " bytes=%zu waiting=%" PRIu64, l->instance,
                     l->rank, message->payload.len, l->backlog.bytes);
 }

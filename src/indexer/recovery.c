@@ -112,8 +112,8 @@ static int fetch_dump(const char *peer, const struct ki_recovery_opts *opts,
         *ret_bytes = ki_fetch_bytes(fetch);
     }
     if (rc < 0)
-        kv_log_warn("recovery", "a peer can't serve", "peer=%s bytes=%" PRIu64 " error=%s", peer,
-                    fetch ? *ret_bytes : 0, kv_log_quote(quoted, sizeof(quoted), why));
+        kv_log_warn("recovery", "recovery from a peer failed", "peer=%s bytes=%" PRIu64 " error=%s",
+                    peer, fetch ? *ret_bytes : 0, kv_log_quote(quoted, sizeof(quoted), why));
     ki_fetch_close(fetch);
     free(url);
     return rc;
@@ -181,7 +181,7 @@ static void take_registrations(struct ki_registry *registry, const char *peer,
 
     if (ki_follow_ask(registry, peer, KV_OPT(opts, token, NULL), KV_OPT(opts, ca_file, NULL),
                       KV_OPT(opts, stop, NULL), &id, &revision, &error) < 0)
-        kv_log_info("recovery", "a peer doesn't tell its registrations", "peer=%s error=%s", peer,
+        kv_log_info("recovery", "a peer doesn't list its registrations", "peer=%s error=%s", peer,
                     kv_log_quote(text, sizeof(text), error.text));
 }
 

@@ -183,7 +183,7 @@ static int share_descriptors(const struct ki_options *options, uint32_t *ret_con
     connections = KV_MIN(room / 2, options->max_connections);
     registrations = KV_MIN((room - connections) / FDS_PER_REGISTRATION, options->max_registrations);
     if (connections < options->max_connections || registrations < options->max_registrations)
-        kv_log_info("service", "fewer than asked for: the descriptor limit is low",
+        kv_log_info("service", "limits lowered: the descriptor limit is too low",
                     "nofile=%" PRIu64 " connections=%" PRIu64 " registrations=%" PRIu64,
                     (uint64_t)limit.rlim_cur, connections, registrations);
     *ret_connections = (uint32_t)connections;
@@ -231,7 +231,7 @@ static void log_recovery(int rc, const struct ki_recovery_result *result)
     char quoted[300];
 
     if (rc < 0)
-        kv_log_warn("service", "no peer could serve; starting empty", NULL);
+        kv_log_warn("service", "no peer could be recovered from; starting empty", NULL);
     else
         kv_log_info("service", "recovered from a peer",
                     "peer=%s models=%" PRIu64 " events=%" PRIu64 " blocks=%" PRIu64

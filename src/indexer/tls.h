@@ -25,7 +25,7 @@ void ki_tls_destroy(struct ki_tls *tls);
  */
 int ki_tls_reload(struct ki_tls *tls, struct kv_error *error);
 
-/** What MHD_OPTION_HTTPS_CERT_CALLBACK takes: shows the current certificate. */
+/** Return the function for MHD_OPTION_HTTPS_CERT_CALLBACK, which gives the current certificate. */
 void *ki_tls_callback(void);
 
 #endif

@@ -589,7 +589,7 @@ static int clear_way(kv_store_v1 *h, int dirfd, const char *name)
     int rc = to_bad(h, dirfd, name);
 
     if (rc == 0)
-        kv_log_warn("store", "moved aside: no file of the store's", "dir=%s name=%s",
+        kv_log_warn("store", "moved aside: not a file of this store", "dir=%s name=%s",
                     kv_log_quote(where, sizeof(where), h->dir),
                     kv_log_quote(which, sizeof(which), name));
     return rc;

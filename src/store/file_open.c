@@ -83,7 +83,7 @@ static int open_folder(struct tree *t, int at, const char *name, bool *made)
     if (fd == -ELOOP || fd == -ENOTDIR) {
         char where[512];
 
-        kv_log_error("store", "in place of a folder of the store is a link or a file",
+        kv_log_error("store", "a link or a file is in the place of the store's folder",
                      "dir=%s name=%s", kv_log_quote(where, sizeof(where), t->h->dir), name);
     }
     if (only_refuses(fd))

@@ -47,7 +47,7 @@ static int lock(int fd)
         if (tries == LOCK_TRIES)
             return -EBUSY;
         if (tries == 1)
-            kv_log_info("kvbm", "another has a disk tier's files: waiting for a second", NULL);
+            kv_log_info("kvbm", "another process has a disk tier's files: retrying for 1 s", NULL);
         nanosleep(&(struct timespec){.tv_nsec = LOCK_PAUSE_NS}, NULL);
     }
     return 0;

@@ -144,7 +144,7 @@ int kvbm_manager_create(const struct kvbm_manager_opts *opts, struct kvbm_manage
     memcpy(&m->opts, opts, KV_MIN(opts->size, sizeof(m->opts)));
     wrong = what_is_wrong(&m->opts);
     if (wrong)
-        kv_log_warn("kvbm", "no manager", "reason=\"%s\"", wrong);
+        kv_log_warn("kvbm", "manager not created", "reason=\"%s\"", wrong);
     set_defaults(&m->opts);
     m->key_len = m->opts.key_len;
     rc = wrong ? -EINVAL : copy_strings(m);

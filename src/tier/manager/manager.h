@@ -21,9 +21,9 @@
  *   where.c    which tier has what
  *   mover.c    next steps of ended operations; deadlines
  *
- * One lock guards all of it. The executors (copier, disk, object) call back from threads of their
- * own, and those go on with the next step: a thread that had to be woken for it would often take
- * longer than the step. Nothing under the lock waits for an executor.
+ * One lock guards everything. The executors (copier, disk, object) call back on threads of their
+ * own, which take the next step themselves: waking another thread would often take longer than the
+ * step. No code waits for an executor with the lock held.
  * Order of locks: the manager's, then the registry's or an executor's.
  */
 #ifndef KVBM_TIER_MANAGER_MANAGER_H
@@ -45,36 +45,39 @@
 
 #define KVBM_MAX_PIN (1u << 20)    /* keys */
 #define KVBM_BATCH 32              /* blocks of one fetch or move */
-#define KVBM_LET_GO_NS KV_NS_PER_S /* for what hangs when a manager ends, behind its time */
+#define KVBM_LET_GO_NS KV_NS_PER_S /* extra time of destroy for calls that hang */
 #define KVBM_DOUBTS 8192           /* sets of KVBM_DOUBT_WAYS: 1.5 MiB */
 #define KVBM_DOUBT_WAYS 8
 
-/** Something ended: run is called, with the lock. */
+/** Notice that an operation has ended. run is called with the lock. */
 struct kvbm_note {
     struct kvbm_note *next;
     void (*run)(struct kvbm_manager *m, struct kvbm_note *note);
 };
 
+/** State of one key of a pin. */
 enum kvbm_item_state {
     ITEM_MISS,
-    ITEM_BUSY,    /* to be had, but there was no host block or queue */
-    ITEM_WAITS,   /* somebody else brings it */
-    ITEM_STARVED, /* to be got from the object store, whose fetches have their share of host blocks */
-    ITEM_FETCHED,  /* its host block is being filled from below */
-    ITEM_RESERVED, /* store: its host block is the caller's to fill */
-    ITEM_STAGED,   /* a host block with its bytes that isn't registered: no host tier */
+    ITEM_BUSY,     /* a tier has it, but there was no host block or queue place */
+    ITEM_WAITS,    /* another pin brings it */
+    ITEM_STARVED,  /* in the object store, whose fetches fill their share of host blocks */
+    ITEM_FETCHED,  /* a fetch from below fills its host block */
+    ITEM_RESERVED, /* store: the caller fills its host block */
+    ITEM_STAGED,   /* its bytes are in a staging block, which isn't registered: no host tier */
     ITEM_HELD,     /* a registered host block */
     ITEM_BELOW     /* store, without a host tier: the tiers below have it already */
 };
 
+/** One key of a pin. */
 struct kvbm_item {
     uint8_t state;
-    uint8_t tried; /* bit per tier that didn't have it after all */
+    uint8_t tried; /* bit per tier whose fetch did not find it */
     bool found;    /* counted as a hit */
     struct kvbm_handle host;
     struct kvbm_handle source; /* of the disk pool, while it is read */
 };
 
+/** A pin: keys with their host blocks. Freed with its last reference. */
 struct kvbm_pin {
     struct kvbm_manager *manager;
     struct kvbm_pin *prev, *next;
@@ -83,11 +86,11 @@ struct kvbm_pin {
     uint32_t n_fetches; /* of the refs */
     uint32_t n_copying; /* store jobs that write into its blocks */
     uint32_t n_fetched;
-    uint32_t n_waits;   /* items that WAIT or STARVE */
-    uint32_t n_starved; /* of these, those that STARVE */
-    uint32_t
-        object_window; /* blocks of the window that is being got; object_missed: something wasn't there */
-    bool object_missed, no_fetch;
+    uint32_t n_waits;       /* items that WAIT or STARVE */
+    uint32_t n_starved;     /* of these, those that STARVE */
+    uint32_t object_window; /* blocks of the object store's window that fetches are getting */
+    bool object_missed;     /* the object store lacked a block of the window */
+    bool no_fetch;
     uint8_t retain;           /* store: retention priority of its blocks */
     uint64_t retain_until_ns; /* and its end, 0: none */
     uint64_t deadline_ns;
@@ -97,7 +100,7 @@ struct kvbm_pin {
     uint8_t *keys;          /* [n], behind the parent's */
     struct kvbm_job_ *jobs; /* that wait for it to settle */
     struct kvbm_fetch *fetches;
-    struct kvbm_immutable *likes; /* [n] of prepare_load_blocks: what was given, held; else NULL */
+    struct kvbm_immutable *likes; /* [n] prepare_load_blocks: the given blocks, held; else NULL */
     struct kvbm_item items[];
 };
 
@@ -109,7 +112,7 @@ struct kvbm_fetch {
     enum kv_tier tier;
     uint64_t start_ns;
     uint32_t n;
-    uint32_t overtaken; /* as of an ask */
+    uint32_t overtaken; /* as in struct kvbm_ask */
     uint32_t index[KVBM_BATCH];
     union {
         struct kvbm_disk_batch disk;
@@ -121,6 +124,7 @@ struct kvbm_fetch {
     };
 };
 
+/** A job: a copy between a pin's host blocks and a cache. */
 struct kvbm_job_ {
     struct kvbm_note note;       /* first */
     struct kvbm_job_ *next;      /* of the manager's */
@@ -130,53 +134,55 @@ struct kvbm_job_ {
     struct kvbm_done done;
     uint64_t copy_id; /* of the copy; 0: not begun */
     uint64_t submit_ns;
-    bool cancelled, copied, waits; /* waits: for its pin, in the pin's list */
-    bool own;                      /* waited for by us: poll doesn't tell of it */
-    struct kvbm_immutable
-        *sources; /* [n] of the cache's pool, held: the job is offload's own, not polled */
+    bool cancelled, copied, waits;  /* waits: for its pin, in the pin's list */
+    bool own;                       /* the manager's own: poll doesn't return it */
+    struct kvbm_immutable *sources; /* [n] of the cache's pool, held: a job of offload_store.c */
     uint32_t first_layer, n_layers;
     int32_t priority;
     uint64_t deadline_ns;
     int ready_fd;
-    bool own_fd; /* ready_fd is ours: the copier had no room, and the caller may have closed his */
+    bool
+        own_fd; /* ready_fd is a duplicate: the copier had no room, and the caller may close its own */
     void *ready_event;
     uint8_t *user_ok;
     uint32_t n_pairs;
-    uint32_t n_through; /* of its blocks, those that aren't in the object store yet */
+    uint32_t n_through; /* its blocks that aren't in the object store yet (write-through) */
     uint32_t *blocks;   /* [n] the cache's; then the pairs: src, dst, index */
     uint32_t *host, *other, *index;
     uint8_t *ok; /* by pair */
 };
 
+/** An attached cache. */
 struct kvbm_cache {
     struct kvbm_manager *manager;
     struct kvbm_cache *next;
     const struct kvbm_layout *layout;
     struct kvbm_pool *pool;
     uint32_t first_head, n_heads;
-    bool partial;    /* some of the heads: a store through it doesn't make blocks whole */
-    uint32_t n_jobs; /* and entries that wait to be offloaded */
+    bool partial;    /* has some of the heads: its stores don't complete blocks */
+    uint32_t n_jobs; /* jobs, and entries of offload queues */
 };
 
-/** A block that waits to go down. */
+/** Entry of an offload queue: a block that waits to be copied to a tier below. */
 struct kvbm_down {
     int32_t priority;
     uint64_t number; /* the older one first */
     struct kvbm_weak weak;
     struct kvbm_cache *cache; /* of the source, when that is a cache */
-    struct kvbm_pin *pin;     /* a staged one: its bytes are item index of it */
+    struct kvbm_pin *pin;     /* of a staged block: item @index of this pin has its bytes */
     uint32_t index;
-    struct kvbm_job_ *through; /* waits for it */
+    struct kvbm_job_ *through; /* write-through job that waits for it; NULL: none */
 };
 
+/** Offload queue of one tier. */
 struct kvbm_queue {
     struct kvbm_down *heap;
     uint32_t n, capacity;
     uint32_t in_flight, max_in_flight; /* moves */
-    bool stalled;                      /* the executor's queue was full; try when something ended */
+    bool stalled; /* the executor's queue was full: retry when an operation ends */
 };
 
-/** Blocks on their way down, into one tier. */
+/** A move: a batch of blocks being copied to one tier below. */
 struct kvbm_move {
     struct kvbm_note note; /* first */
     struct kvbm_manager *manager;
@@ -184,10 +190,9 @@ struct kvbm_move {
     enum kv_tier to;
     uint32_t n;
     uint64_t start_ns;
-    bool leaving; /* of blocks that are about to be evicted (write_back.c) */
-    bool
-        from_disk; /* of these, those that the disk has: they come into host blocks (bounce) first */
-    bool reading;  /* that is under way */
+    bool leaving;   /* its blocks are about to be evicted (write_back.c) */
+    bool from_disk; /* of the disk: read into host blocks (bounce) first */
+    bool reading;   /* that read runs */
     struct kvbm_down from[KVBM_BATCH];
     struct kvbm_immutable like[KVBM_BATCH];
     struct kvbm_mutable target[KVBM_BATCH];
@@ -203,13 +208,12 @@ struct kvbm_move {
     };
 };
 
-/** The question which keys the object store has. */
+/** A question to the object store: which of these keys does it have? */
 struct kvbm_ask {
     struct kvbm_note note; /* first */
     struct kvbm_manager *manager;
     struct kvbm_ask *next; /* of the manager's */
-    uint32_t
-        overtaken; /* bit per key that was put since: it has come there, whatever the answer is */
+    uint32_t overtaken;    /* bit per key put since the question: present, whatever the answer is */
     struct kvbm_object_batch batch;
     struct kvbm_object_io ios[KVBM_BATCH];
     uint32_t group, position, n;
@@ -220,22 +224,24 @@ struct kvbm_ask {
 /** A key that the object store isn't known to have (presence.c). */
 struct kvbm_doubt {
     uint64_t hash;
-    uint64_t since_ns; /* nobody knows, since then; 0: it isn't there */
-    uint64_t until_ns; /* so long that is believed, or it isn't asked for again; 0: no entry */
+    uint64_t since_ns; /* in doubt since then; 0: absent */
+    uint64_t
+        until_ns; /* end of that belief, or of the pause before the next question; 0: no entry */
 };
 
+/** A manager. */
 struct kvbm_manager {
     pthread_mutex_t lock;
     pthread_cond_t work, changed; /* the mover waits for work, callers for changes */
     pthread_t mover;
-    bool mover_runs, mover_ends, mover_left, stopping; /* left: and only needs to be joined */
-    uint32_t forks; /* how many there had been when it was made */
+    bool mover_runs, mover_ends, mover_left, stopping; /* left: the mover has ended, join it */
+    uint32_t forks; /* number of forks before its creation: another one now means a child */
 
     struct kvbm_manager_opts opts;
-    char *strings; /* its */
+    char *strings; /* of opts */
     uint32_t key_len;
     struct kvbm_registry *registry;
-    struct kvbm_pool *host, *disk, *object; /* object: only who is there */
+    struct kvbm_pool *host, *disk, *object; /* object: keys without bytes */
     struct kvbm_layout *layout;             /* of host blocks */
     uint64_t host_base, block_bytes, stride;
     uint64_t host_blocks; /* of the host tier, or staging */
@@ -252,12 +258,12 @@ struct kvbm_manager {
     struct kvbm_job_ *stalled;           /* of these, those that the copier had no room for */
     struct kvbm_job_ *done, **done_tail; /* to be polled */
     struct kv_wake done_wake;
-    struct kvbm_set pending; /* hashes of keys that come into the host tier, or are being stored */
-    struct kvbm_set asked;   /* whose presence the object store is being asked for */
+    struct kvbm_set pending; /* hashes of keys being fetched or stored into the host tier */
+    struct kvbm_set asked;   /* hashes of keys that the object store is being asked for */
     struct kvbm_ask *asks;
     uint32_t n_asks; /* of running */
-    /* Host blocks that fetches from the object store fill, and at most: a store that hangs evicts
-     * no more. */
+    /* Host blocks that fetches from the object store fill now, and their limit: a store that hangs
+     * evicts no more than that. */
     uint32_t n_object_fetched, max_object_fetched;
     struct kvbm_doubt doubts[KVBM_DOUBTS][KVBM_DOUBT_WAYS];
     struct kvbm_queue down[KV_N_TIERS];
@@ -265,11 +271,12 @@ struct kvbm_manager {
     struct kvbm_weak *leaving; /* [max_leaving] write_back.c's */
     uint32_t max_leaving;
     uint64_t looked[KV_N_TIERS]; /* kvbm_pool_leaving's since */
-    uint32_t move_blocks; /* of one move: all of them hold a fraction of the host tier only */
+    uint32_t
+        move_blocks; /* blocks of one move: all moves together hold a fraction of the host tier */
     struct kvbm_sketch offers[KV_N_TIERS]; /* frequency policies */
     struct kvbm_note *inbox, **inbox_tail;
-    uint32_t running;                /* batches and copies that will be noted in the inbox */
-    struct kvbm_mutable *quarantine; /* disk blocks of volumes that are down */
+    uint32_t running;                /* batches and copies whose end will come into the inbox */
+    struct kvbm_mutable *quarantine; /* disk blocks of volumes out of use */
     uint32_t n_quarantine;
     struct kvbm_manager_stats stats;
 };
@@ -284,16 +291,16 @@ static inline void kvbm_manager_leave(struct kvbm_manager *m)
     pthread_mutex_unlock(&m->lock);
 }
 
-/** 0, -EINVAL (NULL), -ECHILD (a fork's child). */
+/** Check that calls may use @m. Returns 0; -EINVAL (NULL); -ECHILD (in a child after fork). */
 int kvbm_manager_usable(const struct kvbm_manager *m);
 
 /**
- * From an executor's thread, without the lock: @run is called here. The note is gone when this
- * returns.
+ * Report the end of an operation on an executor's thread, without the lock: takes the lock and
+ * calls @run. The note may be freed by then.
  */
 void kvbm_note(struct kvbm_manager *m, struct kvbm_note *note,
                void (*run)(struct kvbm_manager *m, struct kvbm_note *note));
-/** With the lock: the mover runs it. */
+/** Leave @run to the mover. With the lock. */
 void kvbm_note_later(struct kvbm_manager *m, struct kvbm_note *note,
                      void (*run)(struct kvbm_manager *m, struct kvbm_note *note));
 
@@ -341,69 +348,84 @@ static inline struct kvbm_tier_stats *kvbm_stats_of(struct kvbm_manager *m, enum
                                   : &m->stats.object;
 }
 
-/* tiers.c: all that the options say, and the mover. On failure kvbm_manager_free takes what there
- * is. */
+/* tiers.c */
+/** Open all tiers of the options and start the mover. On failure call kvbm_manager_free. */
 int kvbm_tiers_open(struct kvbm_manager *m);
 
-/* end.c: nothing runs any more; what hangs in the object store is waited for until @deadline_ns. */
+/* end.c */
+/** Free a manager with no running operation. Waits for calls that hang in the object store until
+ * @deadline_ns. */
 void kvbm_manager_free(struct kvbm_manager *m, uint64_t deadline_ns);
 
-/* mover.c; with the lock, or before anybody else has the manager */
+/* mover.c: with the lock, or before any other thread has the manager. */
 int kvbm_mover_start(struct kvbm_manager *m);
-/** End it once nothing is under way any more, which is waited for; -ETIMEDOUT: it goes on. */
+/** Wait for running operations, then end the mover. -ETIMEDOUT: the mover goes on. */
 int kvbm_mover_end(struct kvbm_manager *m, uint64_t deadline_ns);
-/** Until something of what changed is for: 0 or -ETIMEDOUT. */
+/** Wait until the manager signals a change. Returns 0 or -ETIMEDOUT. */
 int kvbm_manager_wait_change(struct kvbm_manager *m, uint64_t deadline_ns);
-/** One of n_waiters has what it waited for. The lock is left, and the manager may be gone then. */
+/** End the wait of one of n_waiters. Releases the lock; the manager may be freed by then. */
 void kvbm_waiter_leaves(struct kvbm_manager *m);
 
 /* pin.c */
+/** Make a pin of a chain with one reference. Returns 0, -EINVAL or -ENOMEM. */
 int kvbm_pin_new(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n, bool store,
                  struct kvbm_pin **ret);
+/** Drop a reference; the last one frees the pin and its blocks. */
 void kvbm_pin_put(struct kvbm_pin *pin);
-/** Its host block, held or reserved, goes back: it is MISS. */
+/** Give back the host block of item @i, held or reserved. The item becomes a MISS. */
 void kvbm_pin_let_go(struct kvbm_pin *pin, uint32_t i);
 /** Hold the blocks of a pin that the host tier has. */
 void kvbm_pin_hold(struct kvbm_pin *pin);
-/** A new pin begins to load. Returns as kvbm_manager_prepare_load. */
+/** Begin to load a new pin. Returns as kvbm_manager_prepare_load. */
 long kvbm_pin_load(struct kvbm_pin *pin, const struct kvbm_pin_opts *opts);
-void kvbm_pin_look(struct kvbm_pin *pin); /* items that WAIT look again */
+/** Look the items that WAIT up again. */
+void kvbm_pin_look(struct kvbm_pin *pin);
+/** When no item is pending any more: start the jobs of the pin and wake its waiters. */
 void kvbm_pin_settle(struct kvbm_pin *pin);
 /** End the waiting of pins past their deadline. Returns the next deadline, or UINT64_MAX. */
 uint64_t kvbm_pin_late(struct kvbm_manager *m);
-/** The number of @n blocks to be had in @pool, at most @n, written to ret. */
+/** Allocate up to @n blocks of @pool, as many as there are. Returns their number. */
 uint32_t kvbm_take_blocks(struct kvbm_pool *pool, struct kvbm_mutable *ret, uint32_t n);
 
 /* pin_store.c */
+/** Reserve host blocks for a store pin. Returns as kvbm_manager_prepare_store. */
 long kvbm_pin_reserve(struct kvbm_pin *pin);
 static inline struct kvbm_pool *kvbm_target_of(const struct kvbm_manager *m, enum kv_tier tier)
 {
     return tier == KV_TIER_DISK ? m->disk : m->object;
 }
 
-/** Register the host blocks of items [i, i + n), all in @from with their bytes, as what they are. Those that
- * can't be (another position was said before) are given back and MISS. Returns how many are
- * HELD. */
+/**
+ * Register the host blocks of items [i, i + n), all FETCHED or RESERVED with their bytes. Blocks
+ * that can't be registered (their key is known at another position) are given back and MISS.
+ * Returns the number HELD.
+ */
 uint32_t kvbm_pin_register(struct kvbm_pin *pin, uint32_t i, uint32_t n);
+/** Commit as kvbm_pin_commit. @through, if not NULL, waits for the blocks' offload. */
 long kvbm_pin_commit_locked(struct kvbm_pin *pin, const uint8_t *ok, struct kvbm_job_ *through);
 
 /* fetch.c */
+/** Start the fetches of a pin, as far as host blocks and queues have room. */
 void kvbm_fetch_start(struct kvbm_pin *pin);
+/** Cancel the running fetches of a pin. */
 void kvbm_fetch_cancel(struct kvbm_pin *pin);
-/** Items that STARVE are MISS. */
+/** Turn the items that STARVE into MISS. */
 void kvbm_fetch_stop_starving(struct kvbm_pin *pin);
 
 /* job.c */
+/** Submit the copy of a job whose pin has settled. */
 void kvbm_job_start(struct kvbm_job_ *job);
 /**
  * End a job that waits for its pin. Fetches that only this job needed of a released pin are
  * cancelled.
  */
 void kvbm_job_give_up(struct kvbm_job_ *job, int status);
-/** One of its blocks has arrived in the object store, or was given up. */
+/** Note that a block of a write-through job is in the object store (@arrived), or was dropped. */
 void kvbm_job_through(struct kvbm_job_ *job, bool arrived);
-/** job_calls.c: a job whose pin's blocks come from @sources (the job's from here on, may be NULL). @own: only kvbm_manager_wait
- * takes it. Its id or an error. */
+/**
+ * Make and queue a job (job_calls.c). @sources (may be NULL): blocks of the cache's pool, which the
+ * job owns from here on. @own: only kvbm_manager_wait returns it. Returns its id or an error.
+ */
 int64_t kvbm_job_submit(struct kvbm_manager *m, const struct kvbm_job *job,
                         struct kvbm_immutable *sources, bool own);
 /**
@@ -414,51 +436,60 @@ uint64_t kvbm_job_late(struct kvbm_manager *m);
 void kvbm_job_retry(struct kvbm_manager *m);
 
 /* down_queue.c */
-/** Whether a block that isn't there may go into a tier. Counts an offer. */
+/** True when the policy of @tier takes a block that it lacks. Counts an offer. */
 bool kvbm_policy_passes(struct kvbm_manager *m, enum kv_tier tier, uint64_t hash,
                         uint32_t priority);
 /**
- * Dropped, and what waits for it told, when the queue is full or the manager ends: an error then.
+ * Queue a block for offloading. When the queue is full or the manager ends, ends the offload
+ * (kvbm_down_ended), counts a drop and returns an error.
  */
 int kvbm_queue_push(struct kvbm_manager *m, enum kv_tier to, struct kvbm_down down);
+/** Take the first entry out of a queue, which has one. */
 struct kvbm_down kvbm_queue_pop(struct kvbm_queue *q);
 /** Finish an offload, successful or not: drop its pin and wake the jobs that wait for it. */
 void kvbm_down_ended(struct kvbm_down *down, bool arrived);
-/** The mover tries again when something ends or a moment has passed, and has to know that. */
+/**
+ * Mark a queue as stalled or not. The mover retries stalled queues when an operation ends, and
+ * after a pause.
+ */
 void kvbm_queue_stall(struct kvbm_manager *m, struct kvbm_queue *q, bool stalled);
 
 /* offload_store.c */
-/** The first of the queue, and what follows it, into the host tier. */
+/** Begin to copy the first blocks of the host tier's queue from their cache into the host tier. */
 void kvbm_offload_store(struct kvbm_manager *m);
 
 /* move.c */
-/** A move of the first of a queue. */
+/** Begin a move of the first blocks of a tier's queue. */
 void kvbm_move_some(struct kvbm_manager *m, enum kv_tier to);
-/** Number @k becomes number @n, and @n one more: the others are left behind. */
+/** Keep block @k of a move: put it at *@n and count *@n up. The caller drops the others. */
 void kvbm_move_keep(struct kvbm_move *move, uint32_t k, uint32_t *n);
-/** A block of a disk volume that is left alone: taken out of the pool. */
+/** Keep a block of a disk volume that is out of use from being allocated again. */
 void kvbm_quarantine(struct kvbm_manager *m, struct kvbm_mutable block);
 
 /* move_io.c */
 /**
- * On its way, or, when the executor has no room or refuses, back in the queue or dropped. The
- * move's from here on.
+ * Submit a move to its executor. When that has no room or refuses, the blocks return to the queue
+ * or are dropped. Takes the move over.
  */
 void kvbm_move_launch(struct kvbm_manager *m, struct kvbm_move *move);
-/** @again: what was leaving may be told of once more. */
+/** Release @like of a move. @again: kvbm_pool_leaving may list it once more. */
 void kvbm_move_release(const struct kvbm_move *move, struct kvbm_immutable *like, bool again);
 
 /* offload.c */
 /**
- * Of items [i, i + n), which have just come into the host tier, those that have go on down, by
- * policy.
+ * Queue items [i, i + n), which have just entered the host tier, for the tiers below, as the
+ * policies choose. @through (may be NULL) waits for them.
  */
 void kvbm_offload_items(struct kvbm_pin *pin, uint32_t i, uint32_t n, struct kvbm_job_ *through);
+/** Begin as many offloads as executors have room for. */
 void kvbm_offload_pump(struct kvbm_manager *m);
+/** Drop all queued offloads. */
 void kvbm_offload_drop_all(struct kvbm_manager *m);
+/** True when no offload is queued or running. */
 bool kvbm_offload_idle(const struct kvbm_manager *m);
 
 /* write_back.c */
+/** Allocate the buffers of write-back. Returns 0 or -ENOMEM. */
 int kvbm_write_back_open(struct kvbm_manager *m);
 /** Queue for the object store the blocks that the host and disk pools will evict next. */
 void kvbm_write_back(struct kvbm_manager *m);
@@ -473,15 +504,19 @@ void kvbm_write_back_all(struct kvbm_manager *m);
 uint64_t kvbm_write_back_lost(const struct kvbm_manager *m);
 
 /* presence.c */
+/** Knowledge about a key that the object store's pool lacks. */
 enum kvbm_presence {
-    KVBM_PRESENCE_UNKNOWN, /* to be asked for */
-    KVBM_PRESENCE_ASKED,   /* there will be an answer, or another question */
-    KVBM_PRESENCE_ABSENT /* it isn't there; or nobody could say in time, which is the same to a scheduler */
+    KVBM_PRESENCE_UNKNOWN, /* not asked yet */
+    KVBM_PRESENCE_ASKED,   /* an answer, or another question, will come */
+    KVBM_PRESENCE_ABSENT   /* absent, or without an answer in time */
 };
-/** The object store has (or hasn't: @sure, or for the moment) this key, which is @like's, if that isn't NULL. False:
- * it can't be remembered. */
+/**
+ * Remember that the object store has the first key of @chain. @like (may be NULL) is a block with
+ * that key. Returns false when it can't be remembered.
+ */
 bool kvbm_presence_add(struct kvbm_manager *m, const struct kvbm_chain *chain,
                        const struct kvbm_immutable *like);
+/** Remember that the object store lacks a key; @sure false: it gave no answer in time. */
 void kvbm_presence_absent(struct kvbm_manager *m, uint32_t group, const void *key, bool sure);
 /** Forget that a key is absent from the object store: it has been put. */
 void kvbm_presence_not_absent(struct kvbm_manager *m, uint32_t group, const void *key);
@@ -491,10 +526,12 @@ void kvbm_presence_not_absent(struct kvbm_manager *m, uint32_t group, const void
 void kvbm_presence_stored(struct kvbm_manager *m, uint32_t group, const void *key);
 /** True when the object store was asked lately and lacks the key, or doesn't answer. */
 bool kvbm_presence_known_absent(const struct kvbm_manager *m, uint64_t hash);
-/** Of a key that the object store isn't known to have. */
+/** Return what is known of a key that the object store's pool lacks. */
 enum kvbm_presence kvbm_presence_of(const struct kvbm_manager *m, uint64_t hash);
-/** Keys [i, i + n) of the chain are asked for; bit k of @unknown: nobody knows of key i + k. Returns 0; -EHOSTDOWN: the
- * store is away; -EAGAIN, -ENOMEM...: not now, they are to be asked for again. */
+/**
+ * Ask the object store for keys [i, i + n) of the chain. Bit k of @unknown: key i + k is unknown.
+ * Returns 0; -EHOSTDOWN (breaker open); -EAGAIN, -ENOMEM and others: ask again later.
+ */
 int kvbm_presence_ask(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t i, uint32_t n,
                       uint32_t unknown);
 

@@ -143,11 +143,12 @@ void kvbm_object_tell(struct kvbm_object *o, bool probe, int rc)
     bool down = o->breaker.open && (opened || probe);
 
     if (down && !o->said_down)
-        kv_log_warn("kvbm", "the object tier's store fails: no calls for a while",
+        kv_log_warn("kvbm", "the object tier's store fails: breaker opened",
                     "store=%s error=\"%s\" retry_ms=%" PRIu64, o->label, strerror(-rc),
                     o->breaker.wait_ns / KV_NS_PER_MS);
     if (!o->breaker.open && o->said_down)
-        kv_log_warn("kvbm", "the object tier's store is back", "store=%s", o->label);
+        kv_log_warn("kvbm", "the object tier's store answers: breaker closed", "store=%s",
+                    o->label);
     o->said_down = o->breaker.open && (o->said_down || down);
     if (down)
         kvbm_object_end_queued(o, -EHOSTDOWN, false);

@@ -15,7 +15,7 @@
 
 static int refuse(int err, const char *reason)
 {
-    kv_log_warn("kvbm", "no such transfer", "reason=\"%s\"", reason);
+    kv_log_warn("kvbm", "transfer refused", "reason=\"%s\"", reason);
     return err;
 }
 
