@@ -111,8 +111,9 @@ enum kve_source_kind {
  * - of the blocks at l, l - stride, l - 2 * stride ..., the last min(need, l / stride) are in the
  *   source.
  *
- * WINDOW sources hold no blocks of their own. Their stores are always KVE_OP_STORE_KNOWN, and may
- * come before the store of the same hashes in source 0.
+ * WINDOW sources hold no blocks of their own. Their stores are KVE_OP_STORE_KNOWN, and may come
+ * before the store of the same hashes in source 0. Those of a rank that has shown no main group
+ * (kve_reader_has_main) are KVE_OP_STORE where the event tells the blocks' places.
  */
 struct kve_source {
     enum kve_source_kind kind;
@@ -233,6 +234,10 @@ KV_API void kve_reader_reset(struct kve_reader *reader);
  * Returns 0; -ENOENT when no operation has named source @i yet.
  */
 KV_API int kve_reader_source(const struct kve_reader *reader, uint32_t i, struct kve_source *ret);
+
+/** Whether @rank has shown a full-attention group, or blocks that name no group. Without one, its windows'
+ * blocks are all that a match is made of. */
+KV_API bool kve_reader_has_main(const struct kve_reader *reader, uint32_t rank);
 
 /* ---------------------------------------------------------------------------------------------
  * Publishing: a ZMQ PUB socket with sequence numbers, and a ROUTER that replays recent batches.

@@ -180,6 +180,69 @@ KV_API int kvi_remove_holder(struct kvi_index *index, struct kv_holder holder);
  */
 KV_API int kvi_remove_worker(struct kvi_index *index, uint64_t worker);
 
+/* ---------------------------------------------------------------------------------------------
+ * Windows: cache groups that a match needs beside the holder's own blocks.
+ */
+
+/** A window without an end: a further full-attention group. */
+#define KVI_NEED_ALL UINT32_MAX
+/** Windows of one holder. */
+#define KVI_MAX_WINDOWS 24
+
+/**
+ * A match of l blocks counts only when l is a multiple of @stride and, of the blocks before l, every
+ * stride-th, the last min(need, l / stride) are in the window, too. Lookups go as those of vLLM's
+ * hybrid cache coordinator.
+ */
+struct kvi_window {
+    uint32_t group;  /* the engine's number for it; lookups go by it */
+    uint32_t window; /* in tokens; windows that differ are looked up each for itself */
+    uint32_t need;   /* blocks, 1 or more, or KVI_NEED_ALL */
+    uint32_t stride; /* 1 or more */
+    uint32_t state;  /* 1: a recurrent state, which a match of any length needs; else 0 */
+};
+
+/**
+ * @holder, known or not, has this window; one of the same group is replaced. Returns its number, the same
+ * for as long as the holder is known; -EINVAL, -ENOMEM, -ENOSPC.
+ */
+KV_API int kvi_set_window(struct kvi_index *index, struct kv_holder holder,
+                          const struct kvi_window *window);
+
+/** How lookups of a holder go. */
+struct kvi_lookup_rule {
+    bool alone; /* it has no main group: matches are made of its windows' blocks */
+    bool drops; /* the engine gives up the last matched block (EAGLE without lookahead hashes) */
+};
+/** Returns 0, -ENOMEM or -ENOSPC. */
+KV_API int kvi_set_lookup(struct kvi_index *index, struct kv_holder holder,
+                          const struct kvi_lookup_rule *rule);
+/** Copy the holder's windows to @ret, which has room for KVI_MAX_WINDOWS. Returns their number or
+ * -ENOENT. */
+KV_API int kvi_get_windows(struct kvi_index *index, struct kv_holder holder, struct kvi_window *ret,
+                           struct kvi_lookup_rule *ret_rule);
+
+/**
+ * Window @number has the blocks @hashes in @tier: one more copy of each in the pool of @source or, when
+ * not @counted, at least one. Blocks may be named before they are stored. A window has at most
+ * max_parked_holder such blocks. Returns 0, -EINVAL, -ENOMEM, -ENOSPC.
+ */
+KV_API int kvi_window_add(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
+                          uint32_t number, uint32_t source, bool counted, const uint64_t *hashes,
+                          size_t n);
+/** The same as kvi_take, of a window. */
+KV_API long kvi_window_take(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
+                            uint32_t number, uint32_t source, const uint64_t *hashes,
+                            const uint32_t *left, size_t n);
+/**
+ * Without a main group: the blocks lie below *@parent (NULL: at the root). kvi_window_add says that the
+ * window has them. A place is known for as long as the window has a block there or below.
+ * Returns what kvi_store does.
+ */
+KV_API int kvi_window_place(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
+                            uint32_t number, const uint64_t *parent, const struct kv_block *blocks,
+                            size_t n);
+
 /** Matched prefix of a prompt on one holder. */
 struct kvi_match {
     struct kv_holder holder;

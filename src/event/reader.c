@@ -126,6 +126,11 @@ int kve_reader_source(const struct kve_reader *reader, uint32_t i, struct kve_so
     return 0;
 }
 
+bool kve_reader_has_main(const struct kve_reader *reader, uint32_t rank)
+{
+    return kve_sources_has_main(&reader->sources, rank);
+}
+
 /* One huge batch must not keep its memory for good. */
 static void give_back(void *memory, size_t *capacity, size_t used, size_t bytes)
 {
@@ -232,9 +237,27 @@ static int common_rules(struct kve_reader *reader, const struct kve_raw_event *e
     return 0;
 }
 
-static bool is_window(const struct kve_reader *reader, uint32_t source)
+static bool is_window(const struct kve_reader *reader, const struct kve_op *op)
 {
-    return source && reader->sources.items[source].kind == KVE_SOURCE_WINDOW;
+    return op->source && reader->sources.items[op->source].kind == KVE_SOURCE_WINDOW;
+}
+
+/* Whether the source is a window beside a main group, whose blocks have salts and places already. */
+static bool is_beside_main(const struct kve_reader *reader, const struct kve_op *op)
+{
+    return is_window(reader, op) && kve_sources_has_main(&reader->sources, op->rank);
+}
+
+/*
+ * Whether a window's event says where its blocks lie, and nothing else would. Mostly one leaves blocks
+ * out, so its tokens don't tell whose they are; its hashes do where a main group has them, too.
+ */
+static bool places_window(const struct kve_reader *reader, const struct kve_raw_event *ev,
+                          const struct kve_op *op)
+{
+    return is_window(reader, op) && !is_beside_main(reader, op) &&
+           ev->block_size == reader->block_size &&
+           ev->n_tokens / reader->block_size == ev->n_hashes;
 }
 
 /* -- operations -------------------------------------------------------------------------------- */
@@ -328,7 +351,7 @@ static int store_known(struct kve_reader *reader, const struct kve_raw_event *ev
     op->type = KVE_OP_STORE_KNOWN;
     op->has_parent = false;
     op->parent = 0;
-    for (size_t i = 0; i < ev->n_hashes && reader->salts.n && !is_window(reader, op->source); i++) {
+    for (size_t i = 0; i < ev->n_hashes && reader->salts.n && !is_beside_main(reader, op); i++) {
         const struct kve_salt_entry *entry = kve_salts_find(&reader->salts, op->rank, hashes[i]);
 
         if (entry)
@@ -450,7 +473,7 @@ static int add_stored(struct kve_reader *reader, const struct kve_raw_event *ev,
 {
     const uint64_t *hashes = event_hashes(reader);
     int rc = common_rules(reader, ev, op), short_of;
-    bool window = !rc && is_window(reader, op->source);
+    bool window = !rc && is_window(reader, op) && !places_window(reader, ev, op);
     size_t n;
 
     if (rc)
@@ -466,8 +489,6 @@ static int add_stored(struct kve_reader *reader, const struct kve_raw_event *ev,
                           ev->n_hashes);
     if (rc <= 0)
         return rc ? rc : KVE_SKIP_RC(DUPLICATE_HASH);
-    /* A window's event leaves blocks out, so its tokens don't tell whose they are: its hashes
-     * do. */
     if (window || !ev->n_tokens || hides_namespace(reader, ev, op))
         return store_known(reader, ev, op);
     short_of = covered_blocks(reader, ev, &n);
@@ -504,7 +525,7 @@ static int add_removed(struct kve_reader *reader, const struct kve_raw_event *ev
         rc = take_remaining(reader, ev, op);
     if (rc)
         return rc;
-    for (size_t i = 0; i < ev->n_hashes && reader->salts.n && !is_window(reader, op->source); i++)
+    for (size_t i = 0; i < ev->n_hashes && reader->salts.n && !is_beside_main(reader, op); i++)
         kve_salts_remove(&reader->salts, op->rank, hashes[i], op->tier);
     return add_hashes_op(reader, op, ev->n_hashes);
 }

@@ -12,6 +12,16 @@
 void kve_sources_reset(struct kve_sources *sources)
 {
     sources->n_groups = 0;
+    sources->unnamed = false;
+}
+
+bool kve_sources_has_main(const struct kve_sources *sources, uint32_t rank)
+{
+    for (size_t i = 0; i < sources->n_groups; i++) {
+        if (sources->groups[i].rank == rank && sources->groups[i].is_main)
+            return true;
+    }
+    return sources->unnamed;
 }
 
 /* -- groups ------------------------------------------------------------------------------------ */
@@ -181,6 +191,8 @@ int kve_sources_of(struct kve_sources *sources, uint32_t rank, const struct kve_
     struct kve_source source = {.kind = KVE_SOURCE_WINDOW};
     struct kve_group g = group_of(sources, rank, ev, block_size);
 
+    if (g.is_main && ev->type == KVE_RAW_STORED && !(ev->kind.len && ev->has_group))
+        sources->unnamed = true;
     if (g.is_main)
         return kve_sources_owner(sources, owner_of(ev));
     if (!g.is_window)

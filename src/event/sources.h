@@ -35,7 +35,8 @@ struct kve_sources {
     struct kve_group groups[KVE_MAX_GROUPS];
     size_t n_groups;
     struct kve_source items[KVE_MAX_SOURCES];
-    uint32_t n; /* item 0 is the main cache; 0 items before an event of another source */
+    uint32_t n;   /* item 0 is the main cache; 0 items before an event of another source */
+    bool unnamed; /* stored events that name no kind were of the main cache */
 };
 
 /**
@@ -45,6 +46,9 @@ struct kve_sources {
  */
 int kve_sources_of(struct kve_sources *sources, uint32_t rank, const struct kve_raw_event *ev,
                    uint32_t block_size);
+
+/** Whether a main group of @rank is known. */
+bool kve_sources_has_main(const struct kve_sources *sources, uint32_t rank);
 
 /** The number of the source whose owner is @owner's main cache; 0 without a name; as above. */
 int kve_sources_owner(struct kve_sources *sources, struct kv_str owner);

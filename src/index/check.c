@@ -75,13 +75,14 @@ static void check_entry(struct check *check, struct kvi_chain *chain, _Atomic ui
 
         must(check, mask != 0, "a block in no tier");
         for (int t = 0; t < KV_N_TIERS; t++)
-            check->tiers[t] += mask >> t & 1;
+            check->tiers[t] += !holder->main && mask >> t & 1;
         if (holder->n_aliases && kvi_alias_of_place(ix, id, kvi_chain_run(chain).pos + i) >= 0) {
             check->n_aliases++;
             must(check, chain->flags & KVI_ALIASED, "an alias in a chain that isn't marked so");
         }
     }
-    check->n_holder_blocks += n;
+    if (!holder->main)
+        check->n_holder_blocks += n;
 }
 
 static void check_chain(struct check *check, struct kvi_chain *chain)
@@ -160,7 +161,8 @@ static void check_totals(struct check *check)
     must(check, check->n_aliases == ix->n_aliases, "aliases of places that aren't held");
     must(check, ix->alias_names.n == ix->n_aliases && ix->alias_places.n == ix->n_aliases,
          "the alias tables");
-    must(check, ix->holder_ids.n == ix->n_holders && ix->holders.n_live == ix->n_holders,
+    must(check,
+         ix->holder_ids.n == ix->n_holders && ix->holders.n_live == ix->n_holders + ix->n_parts,
          "the count of holders");
     for (int t = 0; t < KV_N_TIERS; t++)
         must(check, check->tiers[t] == ix->n_tier_blocks[t], "the count of blocks in a tier");
@@ -172,7 +174,7 @@ static void check_totals(struct check *check)
             continue;
         kvi_kids_each(&ix->root, count_kid, &roots);
         must(check, roots.n == holder->n_roots, "a holder's top-level chains");
-        blocks += holder->blocks;
+        blocks += holder->main ? 0 : holder->blocks;
     }
     must(check, blocks == ix->n_holder_blocks, "the holders' blocks");
     must(check, !ix->dirty_head && !ix->dirty_tail, "a queue that isn't empty");

@@ -14,7 +14,7 @@
  *     ├── small: dropped          ├── large: down to it          no child left: up; now it is small
  */
 #include "index/kids.h"
-#include "index/tree.h"
+#include "index/windows.h"
 
 #define SLICE 256u   /* cost of a slice: a chain dropped is 1 */
 #define PARKED 1024u /* parked blocks that a slice forgets */
@@ -187,6 +187,16 @@ static void drop_all(struct kvi_index *ix, struct kvi_holder *holder)
     kv_limbo_collect(&ix->limbo, 1); /* what many slices left; the next write may never come */
 }
 
+/* The same of the holder's windows. */
+static void drop_with_parts(struct kvi_index *ix, struct kvi_holder *holder)
+{
+    struct kvi_holder *part;
+
+    drop_all(ix, holder);
+    KVI_EACH_PART(kvi_windows_of(holder), part)
+    drop_all(ix, part);
+}
+
 /* Drops all that @key holds and, with @leave, the holder itself. False: it is unknown. */
 static bool clear_holder(struct kvi_index *ix, struct kv_holder key, bool leave)
 {
@@ -196,7 +206,7 @@ static bool clear_holder(struct kvi_index *ix, struct kv_holder key, bool leave)
     who = kvi_holder_await(ix, key);
     if (who) {
         who->clearing = &who;
-        drop_all(ix, who);
+        drop_with_parts(ix, who);
         who->clearing = NULL;
         if (leave)
             kvi_holder_drop(ix, who);
@@ -221,7 +231,7 @@ static size_t mark_worker(struct kvi_index *ix, uint64_t worker, const void *cal
     for (uint32_t id = 0; id < ix->holders.n_used; id++) {
         const struct kvi_holder *who = kvi_holder_at(ix, id);
 
-        if (!who || who->key.worker != worker || !who->clearing)
+        if (!who || who->main || who->key.worker != worker || !who->clearing)
             continue;
         (void)kvi_holder_await(ix, who->key);
         id = UINT32_MAX; /* from the beginning */
@@ -229,7 +239,7 @@ static size_t mark_worker(struct kvi_index *ix, uint64_t worker, const void *cal
     for (uint32_t id = 0; id < ix->holders.n_used; id++) {
         struct kvi_holder *who = kvi_holder_at(ix, id);
 
-        if (!who || who->key.worker != worker)
+        if (!who || who->main || who->key.worker != worker)
             continue;
         who->clearing = call;
         n++;
@@ -252,7 +262,7 @@ int kvi_remove_worker(struct kvi_index *index, uint64_t worker)
     for (uint32_t id = 0; n && id < index->holders.n_used; id++) {
         who = kvi_holder_at(index, id);
         if (who && who->clearing == &n)
-            drop_all(index, who);
+            drop_with_parts(index, who);
     }
     for (uint32_t id = 0; n && id < index->holders.n_used; id++) { /* all ranks at once */
         who = kvi_holder_at(index, id);

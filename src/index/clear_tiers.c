@@ -8,6 +8,7 @@
  */
 #include "index/kids.h"
 #include "index/store.h"
+#include "index/windows.h"
 
 #define SLICE 1024u /* names */
 
@@ -68,13 +69,42 @@ static void list_names(struct names *names)
     }
 }
 
+size_t kvi_list_names(struct kvi_index *ix, struct kvi_holder *holder, uint64_t **ret)
+{
+    struct names names = {.ix = ix, .holder = holder};
+
+    list_names(&names);
+    *ret = names.items;
+    return names.n;
+}
+
+/* Whether all that the holder's windows have is of @source in those tiers, one copy each. */
+static bool is_all_of_parts(const struct kvi_holder *holder, uint32_t tiers, uint32_t source)
+{
+    const struct kvi_windows *windows = kvi_windows_of(holder);
+    const struct kvi_holder *part;
+
+    KVI_EACH_PART(windows, part)
+    {
+        if (part->n_copies)
+            return false;
+        for (uint32_t t = 1; t < KV_N_TIERS; t++)
+            if (part->tier[t].blocks &&
+                (!(tiers >> i_part / KVI_PARTS & 1) || part->tier[t].implied != source))
+                return false;
+        if (part->n_parked && !(tiers >> i_part / KVI_PARTS & 1))
+            return false;
+    }
+    return true;
+}
+
 /* Whether nothing but one copy of @source in those tiers would stay. */
 static bool is_all(const struct kvi_index *ix, const struct kvi_holder *holder, uint32_t tiers,
                    uint32_t source)
 {
     uint32_t at = holder->oldest;
 
-    if (holder->n_copies)
+    if (holder->n_copies || !is_all_of_parts(holder, tiers, source))
         return false;
     for (uint32_t t = 0; t < KV_N_TIERS; t++)
         if (tiers >> t & 1 ? holder->tier[t].implied != source : holder->tier[t].blocks > 0)
@@ -100,12 +130,36 @@ static int take_all(struct names *names, uint32_t tiers, uint32_t source)
             if (tiers >> t & 1 &&
                 kvi_take_one(ix, names->holder, (enum kv_tier)t, source, name, 0) < 0)
                 return -ENOMEM;
+        if (names->holder->main)
+            kvi_part_tidy(ix, names->holder, name);
         if (++n % SLICE == 0) {
             kvi_unlock(ix);
             kvi_lock_in_turn(ix);
         }
     }
     return 0;
+}
+
+/* What the holder's windows have there goes, too. Returns 0 or -ENOMEM. */
+static int take_parts(struct kvi_index *ix, const struct kvi_holder *holder, uint32_t tiers,
+                      uint32_t source)
+{
+    const uint32_t windows = ((1u << KV_N_TIERS) - 1) & ~(1u << KVI_PLACED);
+    struct kvi_holder *part;
+    int rc = 0;
+
+    KVI_EACH_PART(kvi_windows_of(holder), part)
+    {
+        struct names names = {.ix = ix, .holder = part};
+
+        if (rc || !(tiers >> i_part / KVI_PARTS & 1))
+            continue;
+        kvi_settle(ix); /* the queue is of one holder at a time */
+        list_names(&names);
+        rc = names.failed ? -ENOMEM : take_all(&names, windows, source);
+        kvi_mem_free(&ix->mem, names.items);
+    }
+    return rc;
 }
 
 int kvi_clear_tiers(struct kvi_index *index, struct kv_holder holder, uint32_t tiers,
@@ -127,6 +181,8 @@ int kvi_clear_tiers(struct kvi_index *index, struct kv_holder holder, uint32_t t
             list_names(&names);
         rc = names.failed ? -ENOMEM : take_all(&names, tiers, source);
         kvi_mem_free(&index->mem, names.items);
+        if (!all && !rc)
+            rc = take_parts(index, names.holder, tiers, source);
         names.holder->clearing = NULL;
         pthread_cond_broadcast(&index->cleared);
     }

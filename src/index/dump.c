@@ -73,6 +73,8 @@ static void copy_part(struct dump *dump, const struct kvi_chain *chain, uint64_t
     uint32_t pos = kvi_chain_run(chain).pos;
     struct part *part = &dump->part[dump->n_parts];
 
+    if (holder->main) /* kvi_dump_windows tells it */
+        return;
     part->from = dump->cursor.emitted;
     part->len = KV_MIN(kvi_entry_len(entry), dump->cursor.upto);
     if (part->len <= part->from)

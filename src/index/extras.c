@@ -23,7 +23,7 @@ static bool copy_parked(const struct kvi_index *ix, size_t *at, struct slice *sl
     for (; *at < ix->parking.n_used && slice->n < SLICE; ++*at) {
         const struct kvi_parked *parked = &ix->parking.items[*at];
 
-        if (parked->mask)
+        if (parked->mask && !kvi_holder_at(ix, parked->holder)->main)
             add(slice, (struct kvi_extra){.holder = kvi_holder_at(ix, parked->holder)->key,
                                           .hash = parked->hash,
                                           .parent = parked->parent,
@@ -38,7 +38,7 @@ static bool copy_copies(const struct kvi_index *ix, size_t *at, struct slice *sl
     for (; *at < ix->copies.n && slice->n < SLICE; ++*at) {
         const struct kvi_copy *copy = &ix->copies.items[*at];
 
-        if (copy->count > 1 && kvi_copies_alone(ix, copy))
+        if (copy->count > 1 && kvi_copies_alone(ix, copy) && !kvi_holder_at(ix, copy->holder)->main)
             add(slice, (struct kvi_extra){.holder = kvi_holder_at(ix, copy->holder)->key,
                                           .hash = copy->hash,
                                           .tier = (enum kv_tier)copy->tier,

@@ -3,8 +3,8 @@
  * Looking a prompt up, beside a writer that doesn't notice. The rules that make it right are in
  * tree.h: note the version of every chain on the path before reading it, and look again at the end.
  */
+#include "index/cut.h"
 #include "index/kids.h"
-#include "index/tree.h"
 
 #define PATH_SHORT 32 /* chains of a path that are remembered without further memory */
 
@@ -18,10 +18,17 @@ struct slots {
     uint64_t call;
     struct step *path; /* when PATH_SHORT doesn't do */
     size_t path_capacity;
+    struct kvi_share *shares; /* of parts that were met */
+    size_t n_shares, shares_capacity;
+    struct windowed {
+        const struct kvi_windows *windows;
+        size_t item;
+    } * windowed; /* items whose holders have windows */
+    size_t n_windowed, windowed_capacity;
     size_t n;
     struct slot {
         uint64_t call; /* stale when it isn't this one */
-        size_t item;
+        size_t item;   /* of a part: its deepest share */
     } slot[];
 };
 
@@ -42,8 +49,11 @@ void kvi_matches_fini(struct kvi_matches *matches)
 {
     struct slots *slots = matches->scratch;
 
-    if (slots)
+    if (slots) {
         free(slots->path);
+        free(slots->shares);
+        free(slots->windowed);
+    }
     free(matches->scratch);
     free(matches->items);
     *matches = (struct kvi_matches){0};
@@ -85,12 +95,28 @@ static int grow_path(struct find *find)
     return 0;
 }
 
+static bool has_room(void *array, size_t *capacity, size_t n, size_t bytes)
+{
+    void *old, *grown;
+
+    if (n < *capacity)
+        return true;
+    memcpy(&old, array, sizeof(old));
+    grown = realloc(old, KV_MAX(2 * n, (size_t)16) * bytes);
+    if (!grown)
+        return false;
+    memcpy(array, &grown, sizeof(grown));
+    *capacity = KV_MAX(2 * n, (size_t)16);
+    return true;
+}
+
 /* The item of a holder that is met for the first time. Returns 0, -ENOMEM or DISTURBED; *@ret is NULL when
  * it is being cleared: then it isn't there already. The acquire pairs with hide() in clear.c. */
-static int add_item(struct find *find, uint32_t id, struct kvi_match **ret)
+static int add_item(struct find *find, const struct kvi_holder *holder, struct kvi_match **ret)
 {
     struct kvi_matches *matches = find->matches;
-    const struct kvi_holder *holder;
+    const struct kvi_windows *windows;
+    struct slots *slots = find->slots;
     struct kvi_match *item;
 
     if (matches->n == matches->capacity) {
@@ -102,20 +128,86 @@ static int add_item(struct find *find, uint32_t id, struct kvi_match **ret)
         matches->items = items;
         matches->capacity = capacity;
     }
-    holder = kvi_holder_at(find->ix, id);
-    if (!holder)
-        return DISTURBED;
-    *ret = NULL;
     if (atomic_load_explicit(&holder->hidden, memory_order_acquire))
         return 0;
-    find->slots->slot[id].call = find->slots->call;
-    find->slots->slot[id].item = matches->n;
+    windows = kvi_windows_of(holder);
+    if (KV_UNLIKELY(windows != NULL)) {
+        if (!has_room(&slots->windowed, &slots->windowed_capacity, slots->n_windowed,
+                      sizeof(slots->windowed[0])))
+            return -ENOMEM;
+        slots->windowed[slots->n_windowed++] = (struct windowed){windows, matches->n};
+    }
+    slots->slot[holder->id].call = slots->call;
+    slots->slot[holder->id].item = matches->n;
     item = &matches->items[matches->n++];
     *item =
         (struct kvi_match){.holder = holder->key,
                            .blocks = atomic_load_explicit(&holder->blocks, memory_order_relaxed)};
     *ret = item;
     return 0;
+}
+
+/* The deepest share of a part that this walk has met, or KVI_NO_SHARE. */
+static size_t last_share(const struct slots *slots, uint32_t part)
+{
+    size_t at = part < slots->n ? slots->slot[part].item : KVI_NO_SHARE;
+
+    return at < slots->n_shares && slots->shares[at].holder == part ? at : KVI_NO_SHARE;
+}
+
+/* A part has the first so many of the @len blocks from @depth on: noted for cut_matches. */
+static int take_part(struct find *find, const struct kvi_holder *part, uint64_t entry,
+                     uint32_t depth, uint32_t len)
+{
+    const struct kvi_windows *windows = kvi_windows_of(part->main);
+    const struct kvi_tmap *tmap = NULL;
+    struct slots *slots = find->slots;
+    struct kvi_match *item;
+    int rc = 0;
+
+    if (!windows || atomic_load_explicit(&part->hidden, memory_order_acquire))
+        return 0;
+    if (!kvi_entry_mask(entry)) {
+        tmap = kvi_tmap_at(find->ix, entry);
+        if (!tmap || tmap->capacity < len)
+            return DISTURBED;
+    }
+    if (!has_room(&slots->shares, &slots->shares_capacity, slots->n_shares,
+                  sizeof(slots->shares[0])))
+        return -ENOMEM;
+    slots->shares[slots->n_shares] = (struct kvi_share){.tmap = tmap,
+                                                        .holder = part->id,
+                                                        .mask = kvi_entry_mask(entry),
+                                                        .depth = depth,
+                                                        .len = len,
+                                                        .above = last_share(slots, part->id)};
+    slots->slot[part->id].item = slots->n_shares++;
+    if (depth || !windows->alone)
+        return 0;
+    if (part->main->id >= slots->n)
+        rc = grow_slots(find, part->main->id + 1);
+    slots = find->slots;
+    if (rc || slots->slot[part->main->id].call == slots->call)
+        return rc;
+    return add_item(find, part->main, &item);
+}
+
+/* An entry of a holder without an item. *@ret: the one it gets, if any. */
+static int meet(struct find *find, uint64_t entry, uint32_t depth, uint32_t len,
+                struct kvi_match **ret)
+{
+    const struct kvi_holder *holder;
+
+    *ret = NULL;
+    /* In here, but not yet in the chains above (a store that isn't done), or not any more. */
+    if (depth && !find->slots->n_shares)
+        return 0;
+    holder = kvi_holder_at(find->ix, kvi_entry_holder(entry));
+    if (!holder)
+        return DISTURBED;
+    if (KV_UNLIKELY(holder->main != NULL))
+        return take_part(find, holder, entry, depth, len);
+    return depth ? 0 : add_item(find, holder, ret);
 }
 
 /* How far tiers up to @t go, block by block. */
@@ -145,10 +237,9 @@ static int take_entry(struct find *find, uint64_t entry, uint32_t depth, uint32_
     if (find->slots->slot[id].call == find->slots->call) {
         item = &find->matches->items[find->slots->slot[id].item];
     } else {
-        int rc = depth ? 0 : add_item(find, id, &item);
+        int rc = meet(find, entry, depth, len, &item);
 
-        /* In here, but not yet in the chains above (a store that isn't done), or not any more. */
-        if (depth || rc || !item)
+        if (rc || !item)
             return rc;
     }
     if (!mask) {
@@ -187,6 +278,36 @@ static int take_entries(struct find *find, const struct kvi_chain *chain, uint32
     return rc;
 }
 
+/* Of the holders that have windows, as much as these allow. */
+static void cut_matches(struct find *find)
+{
+    struct slots *slots = find->slots;
+    struct kvi_matches *matches = find->matches;
+    size_t kept = 0;
+
+    for (size_t i = 0; i < slots->n_windowed; i++) {
+        const struct kvi_windows *windows = slots->windowed[i].windows;
+        struct kvi_match *item = &matches->items[slots->windowed[i].item];
+        struct kvi_view view = {
+            .windows = windows, .shares = slots->shares, .n = (uint32_t)find->n};
+
+        for (size_t k = 0; k < (size_t)KV_N_TIERS * KVI_PARTS; k++) {
+            const struct kvi_holder *part = windows->parts[k / KVI_PARTS][k % KVI_PARTS];
+
+            view.last[k / KVI_PARTS][k % KVI_PARTS] =
+                part ? last_share(slots, part->id) : KVI_NO_SHARE;
+            if (part && windows->alone)
+                item->blocks =
+                    KV_MAX(item->blocks, atomic_load_explicit(&part->blocks, memory_order_relaxed));
+        }
+        kvi_cut_reach(&view, item->reach);
+    }
+    for (size_t i = 0; i < matches->n; i++)
+        if (matches->items[i].reach[KV_N_TIERS - 1])
+            matches->items[kept++] = matches->items[i];
+    matches->n = kept;
+}
+
 static uint32_t match(const struct find *find, struct kvi_run run, size_t depth)
 {
     const struct kvi_page *page = kvi_arena_page(&find->ix->arena, run.pos);
@@ -215,6 +336,7 @@ static int walk(struct find *find)
     find->matches->n = 0;
     find->path_len = 0;
     find->slots->call++;
+    find->slots->n_shares = find->slots->n_windowed = 0;
     while (depth < find->n) {
         struct kvi_run run;
         uint32_t version, len;
@@ -244,6 +366,8 @@ static int walk(struct find *find)
         if (len < run.len)
             break;
     }
+    if (KV_UNLIKELY(find->slots->n_windowed > 0))
+        cut_matches(find);
     call_hook(find->ix, NULL);
     for (size_t i = 0; i < find->path_len; i++)
         if (atomic_load_explicit(&find->path[i].chain->version, memory_order_acquire) !=

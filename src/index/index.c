@@ -4,6 +4,7 @@
 
 #include "index/kids.h"
 #include "index/store.h"
+#include "index/windows.h"
 
 #define SOFT_LIMBO ((size_t)64 << 10)
 #define HARD_LIMBO ((size_t)64 << 20)
@@ -97,6 +98,16 @@ static void free_scratch(struct kvi_index *ix)
     *ix->scratch = (struct kvi_scratch){0};
 }
 
+static void free_windows(struct kvi_index *ix)
+{
+    for (uint32_t i = 0; i < ix->holders.n_used; i++) {
+        const struct kvi_holder *holder = kvi_dir_get(&ix->holders, i);
+
+        if (holder)
+            kvi_mem_free(&ix->mem, kvi_windows_of(holder));
+    }
+}
+
 static void free_items(struct kvi_index *ix, struct kvi_dir *dir)
 {
     for (uint32_t i = 0; i < dir->n_used; i++)
@@ -115,6 +126,7 @@ void kvi_destroy(struct kvi_index *index)
     kvi_parking_fini(index);
     kvi_slabs_fini(index);
     kvi_arena_fini(&index->arena);
+    free_windows(index);
     free_items(index, &index->holders);
     free_items(index, &index->tmaps);
     free_scratch(index);
@@ -210,10 +222,18 @@ int kvi_holder_add(struct kvi_index *ix, struct kv_holder key, struct kvi_holder
 
 void kvi_holder_drop(struct kvi_index *ix, struct kvi_holder *holder)
 {
+    kvi_parts_drop(ix, holder);
     kvi_table_erase(&ix->holder_ids, mix_holder(holder->key), holder->id);
     kvi_dir_remove(&ix->holders, holder->id);
     kvi_retire_memory(ix, &holder->retired, sizeof(*holder));
     kvi_count(&ix->n_holders, (uint64_t)-1);
+}
+
+/* Without a main group, those of its windows. */
+static uint64_t blocks_of(const struct kvi_holder *holder)
+{
+    return KV_MAX(atomic_load_explicit(&holder->blocks, memory_order_relaxed),
+                  kvi_windows_blocks(holder));
 }
 
 uint64_t kvi_holder_blocks(struct kvi_index *index, struct kv_holder holder)
@@ -223,7 +243,7 @@ uint64_t kvi_holder_blocks(struct kvi_index *index, struct kv_holder holder)
 
     kvi_lock(index);
     found = kvi_holder_find(index, holder);
-    blocks = found ? atomic_load_explicit(&found->blocks, memory_order_relaxed) : 0;
+    blocks = found ? blocks_of(found) : 0;
     pthread_mutex_unlock(&index->lock);
     return blocks;
 }
@@ -251,7 +271,7 @@ int kvi_get_holder(struct kvi_index *index, struct kv_holder holder, struct kvi_
     found = kvi_holder_find(index, holder);
     if (found) {
         *ret = (struct kvi_holder_info){
-            .blocks = atomic_load_explicit(&found->blocks, memory_order_relaxed),
+            .blocks = blocks_of(found),
             .parked = found->n_parked,
             .copies = found->n_copies,
             .refused = found->n_refused,

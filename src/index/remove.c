@@ -7,6 +7,7 @@
 
 #include "index/kids.h"
 #include "index/store.h"
+#include "index/windows.h"
 
 /* Take the entry away. Its blocks have been accounted for. */
 static void drop_entry(struct kvi_index *ix, struct kvi_chain *chain, _Atomic uint64_t *entry)
@@ -156,7 +157,7 @@ static void set_tier(struct kvi_index *ix, struct kvi_holder *holder, struct kvi
     kvi_account_tier(ix, holder, tier, on ? 1 : (uint64_t)-1);
 }
 
-void kvi_lose(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier, uint64_t hash)
+static void lose(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier, uint64_t hash)
 {
     struct kvi_parked *parked;
     struct kvi_place place;
@@ -172,6 +173,13 @@ void kvi_lose(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier
     parked->mask &= ~(1u << tier);
     if (!parked->mask)
         kvi_unpark(ix, holder, parked);
+}
+
+void kvi_lose(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier, uint64_t hash)
+{
+    lose(ix, holder, tier, hash);
+    if (kvi_windows_of(holder) && !kvi_tiers_of(ix, holder, hash))
+        kvi_parts_lose(ix, holder, hash);
 }
 
 uint32_t kvi_tiers_of(const struct kvi_index *ix, const struct kvi_holder *holder, uint64_t hash)
@@ -374,7 +382,26 @@ long kvi_remove(struct kvi_index *index, struct kv_holder holder, enum kv_tier t
     return kvi_take(index, holder, tier, 0, hashes, NULL, n);
 }
 
-/* One more copy of each block that the holder knows by its hash; not @counted: where it had none. */
+long kvi_known(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier, uint32_t source,
+               bool counted, const uint64_t *hashes, size_t n)
+{
+    long found = mix_entries(ix, holder, 1u << tier, hashes, n, true);
+
+    for (size_t i = 0; found >= 0 && i < n; i++) {
+        uint32_t mask;
+
+        kvi_locate_ahead(ix, hashes, sizeof(hashes[0]), i, n);
+        mask = kvi_tiers_of(ix, holder, hashes[i]);
+        if (!mask)
+            continue;
+        found++;
+        (void)give_one(ix, holder, tier, hashes[i]);
+        if (counted || !(mask >> tier & 1))
+            kvi_copies_add(ix, holder, tier, source, hashes[i], mask >> tier & 1);
+    }
+    return found;
+}
+
 static long add_known(struct kvi_index *ix, struct kv_holder key, enum kv_tier tier,
                       uint32_t source, bool counted, const uint64_t *hashes, size_t n)
 {
@@ -388,19 +415,7 @@ static long add_known(struct kvi_index *ix, struct kv_holder key, enum kv_tier t
     holder = kvi_holder_await(ix, key);
     if (holder) {
         kvi_copies_imply(holder, tier, source);
-        found = mix_entries(ix, holder, 1u << tier, hashes, n, true);
-    }
-    for (size_t i = 0; holder && found >= 0 && i < n; i++) {
-        uint32_t mask;
-
-        kvi_locate_ahead(ix, hashes, sizeof(hashes[0]), i, n);
-        mask = kvi_tiers_of(ix, holder, hashes[i]);
-        if (!mask)
-            continue;
-        found++;
-        (void)give_one(ix, holder, tier, hashes[i]);
-        if (counted || !(mask >> tier & 1))
-            kvi_copies_add(ix, holder, tier, source, hashes[i], mask >> tier & 1);
+        found = kvi_known(ix, holder, tier, source, counted, hashes, n);
     }
     kvi_copies_settle(ix);
     kvi_unlock(ix);

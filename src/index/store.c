@@ -12,6 +12,7 @@
 
 #include "index/kids.h"
 #include "index/store.h"
+#include "index/windows.h"
 
 /* -- committing -------------------------------------------------------------------------------- */
 
@@ -254,8 +255,7 @@ static void commit(struct kvi_store *store)
     store->stored.added += in_chains;
     store->n_gained += in_chains;
     kvi_count(&ix->n_blocks, n_new);
-    kvi_count(&ix->n_holder_blocks, store->n_gained);
-    kvi_count(&store->holder->blocks, store->n_gained);
+    kvi_account_places(ix, store->holder, store->n_gained);
     kvi_account_tier(ix, store->holder, store->tier, store->stored.added);
 }
 
@@ -296,6 +296,11 @@ static bool exceeds(struct kvi_store *store)
     return true;
 }
 
+static struct kvi_holder *writer(const struct kvi_store *store, struct kv_holder key)
+{
+    return store->part ? store->part : kvi_holder_await(store->ix, key);
+}
+
 static int prepare(struct kvi_store *store, struct kv_holder holder, const uint64_t *parent)
 {
     struct kvi_index *ix = store->ix;
@@ -303,7 +308,7 @@ static int prepare(struct kvi_store *store, struct kv_holder holder, const uint6
 
     if (store->n)
         kvi_locate_soon(ix, &store->blocks[0].hash, sizeof(store->blocks[0]), store->n);
-    store->holder = kvi_holder_await(ix, holder);
+    store->holder = writer(store, holder);
     store->parent = &ix->root;
     if (parent) {
         struct kvi_place place;
@@ -359,7 +364,10 @@ int kvi_store_again(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tie
 {
     struct kvi_store store = {
         .ix = ix, .scratch = ix->scratch, .tier = tier, .blocks = blocks, .n = n, .again = true};
-    int rc = prepare(&store, holder->key, &parent);
+    int rc;
+
+    store.part = holder->main ? holder : NULL;
+    rc = prepare(&store, holder->key, &parent);
 
     if (rc == 0)
         commit(&store);
@@ -425,6 +433,7 @@ static int store_part(struct kvi_store *all, struct kv_holder key, const uint64_
 {
     struct kvi_store part = {.ix = all->ix,
                              .scratch = all->scratch,
+                             .part = all->part,
                              .tier = all->tier,
                              .source = all->source,
                              .counted = all->counted,
@@ -451,7 +460,7 @@ static uint32_t tiers_of(const struct kvi_store *store, uint64_t hash, bool *ret
     if (*ret_placed)
         return kvi_mask_at(store->ix, kvi_who_get(place.entry), place.off);
     parked = kvi_parked_find(store->ix, store->holder, hash);
-    return parked ? parked->mask : 0;
+    return parked && !kvi_is_placeless(store->holder, parked) ? parked->mask : 0;
 }
 
 /* Blocks from @i on that the holder doesn't have. */
@@ -471,11 +480,9 @@ static size_t count_strangers(const struct kvi_store *store, size_t i)
 
 /*
  * Part by part where the whole can't be one store: below a parent that isn't in the tree, and in
- * lower tiers. @keeps: a block that the holder has keeps its place, wherever the event says that it
- * is.
+ * lower tiers.
  */
-static int store_parts(struct kvi_store *store, struct kv_holder key, const uint64_t *parent,
-                       bool keeps)
+static int store_parts(struct kvi_store *store, struct kv_holder key, const uint64_t *parent)
 {
     size_t n;
     int rc = 0;
@@ -486,12 +493,12 @@ static int store_parts(struct kvi_store *store, struct kv_holder key, const uint
         uint32_t mask = tiers_of(store, store->blocks[i].hash, &placed);
 
         n = 1;
-        if (mask && (keeps || (hangs && placed))) {
+        if (mask && (store->keeps || (hangs && placed))) {
             gain(store, i, mask);
         } else if (hangs) {
             park(store, *parent, i);
         } else {
-            n = keeps ? count_strangers(store, i) : store->n - i;
+            n = store->keeps ? count_strangers(store, i) : store->n - i;
             rc = store_part(store, key, parent, i, n);
         }
         parent = &store->blocks[i + n - 1].hash;
@@ -507,8 +514,8 @@ static int store_any(struct kvi_store *store, struct kv_holder key, const uint64
 
     if (!store->n)
         return 0;
-    store->holder = kvi_holder_await(ix, key);
-    if (store->tier == KV_TIER_DEVICE || !store->holder) {
+    store->holder = writer(store, key);
+    if (!store->keeps || !store->holder) {
         rc = store_part(store, key, parent, 0, store->n);
         if (rc != -ENOENT || !ix->parking.max_holder)
             return rc;
@@ -525,7 +532,21 @@ static int store_any(struct kvi_store *store, struct kv_holder key, const uint64
             return rc;
     }
     kvi_copies_imply(store->holder, store->tier, store->source);
-    return store_parts(store, key, parent, store->tier != KV_TIER_DEVICE);
+    return store_parts(store, key, parent);
+}
+
+int kvi_store_places(struct kvi_index *ix, struct kvi_holder *part, bool keeps,
+                     const uint64_t *parent, const struct kv_block *blocks, size_t n)
+{
+    struct kvi_store store = {.ix = ix,
+                              .scratch = ix->scratch,
+                              .part = part,
+                              .keeps = keeps,
+                              .tier = KVI_PLACED,
+                              .blocks = blocks,
+                              .n = n};
+
+    return store_any(&store, part->key, parent);
 }
 
 static int store_call(struct kvi_store *store, struct kv_holder key, const uint64_t *parent,
@@ -539,7 +560,10 @@ static int store_call(struct kvi_store *store, struct kv_holder key, const uint6
         return -EINVAL;
     kvi_lock(ix);
     store->scratch = ix->scratch;
+    store->keeps = store->tier != KV_TIER_DEVICE;
     rc = store_any(store, key, parent);
+    if (!rc && store->n && store->holder && kvi_windows_of(store->holder))
+        rc = kvi_parts_store(ix, store->holder, store->keeps, parent, store->blocks, store->n);
     kvi_copies_settle(ix);
     kvi_unlock(ix);
     if (!rc && ret)

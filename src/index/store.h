@@ -60,6 +60,9 @@ struct kvi_store {
     struct kvi_index *ix;
     struct kvi_scratch *scratch;
     struct kvi_holder *holder;
+    struct kvi_holder *part; /* the store is one of places for it: see windows.h */
+    bool
+        keeps; /* a block that the holder has keeps its place, wherever the event says that it is */
     bool holder_is_new;
     bool counted; /* blocks that it has get one copy more */
     bool again;   /* of parked blocks: copies are as they were */

@@ -125,7 +125,8 @@ void kvi_account_tier(struct kvi_index *ix, struct kvi_holder *holder, enum kv_t
                       uint64_t n)
 {
     holder->tier[tier].blocks += n;
-    kvi_count(&ix->n_tier_blocks[tier], n);
+    if (!holder->main)
+        kvi_count(&ix->n_tier_blocks[tier], n);
 }
 
 void kvi_entry_account(struct kvi_index *ix, struct kvi_holder *holder, uint64_t entry,
@@ -147,6 +148,5 @@ void kvi_entry_account(struct kvi_index *ix, struct kvi_holder *holder, uint64_t
     for (int t = 0; t < KV_N_TIERS; t++)
         if (n[t])
             kvi_account_tier(ix, holder, (enum kv_tier)t, more ? n[t] : -n[t]);
-    kvi_count(&holder->blocks, more ? blocks : -blocks);
-    kvi_count(&ix->n_holder_blocks, more ? blocks : -blocks);
+    kvi_account_places(ix, holder, more ? blocks : -blocks);
 }

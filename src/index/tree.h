@@ -176,8 +176,10 @@ struct kvi_holder {
     uint64_t n_parked;  /* records in parked.h, in a list */
     uint32_t oldest, newest;
     uint64_t max_blocks, n_refused;
-    const void *clearing; /* the call that empties it, slice by slice; its other writers wait */
-    _Atomic bool hidden;  /* from lookups, while a large tree of it goes from below: clear.c */
+    const void *clearing;    /* the call that empties it, slice by slice; its other writers wait */
+    _Atomic bool hidden;     /* from lookups, while a large tree of it goes from below: clear.c */
+    struct kvi_holder *main; /* of a part: whose windows it has; see windows.h */
+    struct kvi_windows *_Atomic windows; /* NULL: none */
 };
 
 /** One holder's own name for a place that is known under another. */
@@ -202,7 +204,7 @@ struct kvi_cursor {
 };
 
 struct kvi_slab;
-struct kvi_index;
+struct kvi_windows;
 
 /** While the lock is held, as for all who move it. */
 void kvi_cursor_add(struct kvi_index *ix, struct kvi_cursor *cursor);
@@ -236,6 +238,7 @@ struct kvi_index {
     struct kvi_table names;      /* engine hash -> position */
     struct kvi_table holder_ids; /* worker, rank -> id */
     struct kvi_alias *aliases;   /* dense */
+    uint32_t n_parts;            /* holders that are parts of others: see windows.h */
     size_t n_aliases, aliases_capacity;
     struct kvi_table alias_names;        /* holder, hash -> index in aliases */
     struct kvi_table alias_places;       /* holder, the place's first name -> index in aliases */
@@ -285,7 +288,7 @@ struct kvi_holder *kvi_holder_find(const struct kvi_index *ix, struct kv_holder 
 struct kvi_holder *kvi_holder_await(struct kvi_index *ix, struct kv_holder key);
 /** Returns 0, -ENOMEM or -ENOSPC. */
 int kvi_holder_add(struct kvi_index *ix, struct kv_holder key, struct kvi_holder **ret);
-/** Forget a holder that holds no block any more. */
+/** Forget a holder that holds no block any more, and its parts (windows.h). */
 void kvi_holder_drop(struct kvi_index *ix, struct kvi_holder *holder);
 /** End of a write: settle what is dirty, free what can be freed, unlock. */
 void kvi_unlock(struct kvi_index *ix);
@@ -358,6 +361,13 @@ void kvi_entry_count_kid(struct kvi_index *ix, _Atomic uint64_t *entry, int more
 /** Count blocks from..to of an entry into (or out of) all totals, with their tiers. */
 void kvi_entry_account(struct kvi_index *ix, struct kvi_holder *holder, uint64_t entry,
                        uint32_t from, uint32_t to, bool more);
+/** Count @n places that a holder gained or (negative) lost. */
+static inline void kvi_account_places(struct kvi_index *ix, struct kvi_holder *holder, uint64_t n)
+{
+    kvi_count(&holder->blocks, n);
+    if (!holder->main)
+        kvi_count(&ix->n_holder_blocks, n);
+}
 /** Count @n blocks that enter or leave one tier. */
 void kvi_account_tier(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
                       uint64_t n);
@@ -457,11 +467,24 @@ void kvi_cut(struct kvi_index *ix, struct kvi_holder *holder, struct kvi_chain *
 void kvi_give(struct kvi_index *ix, struct kvi_holder *holder, uint64_t hash, uint32_t bits);
 /** The tiers of a block, in the tree or parked; 0: the holder doesn't have it. */
 uint32_t kvi_tiers_of(const struct kvi_index *ix, const struct kvi_holder *holder, uint64_t hash);
+/** One more copy of each block that the holder knows by its hash; not @counted: where it had none.
+ * Returns the number of hashes found or -ENOMEM. */
+long kvi_known(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier, uint32_t source,
+               bool counted, const uint64_t *hashes, size_t n);
 /** kvi_take of one block. Returns whether the source had a copy, or -ENOMEM. */
 int kvi_take_one(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
                  uint32_t source, uint64_t hash, uint32_t left);
 /** The block loses the tier: in the tree or parked. */
 void kvi_lose(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier, uint64_t hash);
+
+/* -- store.c, clear_tiers.c -------------------------------------------------------------------- */
+
+/** kvi_store into a part (windows.h); @keeps: in a lower tier, where blocks keep their places. */
+int kvi_store_places(struct kvi_index *ix, struct kvi_holder *part, bool keeps,
+                     const uint64_t *parent, const struct kv_block *blocks, size_t n);
+/** All names of a holder, parents first, parked ones last, for kvi_mem_free. Returns their number; what
+ * finds no memory is left out. */
+size_t kvi_list_names(struct kvi_index *ix, struct kvi_holder *holder, uint64_t **ret);
 
 /* -- attach.c: between the tree and the parked blocks ------------------------------------------ */
 

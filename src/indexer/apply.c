@@ -91,6 +91,9 @@ static bool tells_again(const struct ki_applier *a, const struct kve_batch *batc
 
     if (a->overlaps)
         return true;
+    /* Where a window has lost its blocks, a request computes all from the root that others go on below. */
+    if (a->has_windows)
+        return false;
     /* A prompt of one full block is computed anew each time: one block from the root says nothing. */
     return may_tell_again(op) && (a->tells_again || (op->n > 1 && goes_on(batch, at)));
 }
@@ -123,6 +126,126 @@ static int apply_store(struct ki_applier *a, struct kvi_index *index, struct kv_
     return rc == -EINVAL ? 0 : rc;
 }
 
+/* -- windows ----------------------------------------------------------------------------------- */
+
+/* Whether the operation is about a window; *@ret describes it. */
+static bool is_window(const struct ki_applier *a, const struct kve_op *op, struct kve_source *ret)
+{
+    return op->source && kve_reader_source(a->reader, op->source, ret) == 0 &&
+           ret->kind == KVE_SOURCE_WINDOW;
+}
+
+/* How lookups of the rank go. */
+static int set_rule(const struct ki_applier *a, struct kvi_index *index, uint32_t rank, bool alone)
+{
+    const struct kvi_lookup_rule rule = {.alone = alone, .drops = a->eagle_drop};
+
+    return kvi_set_lookup(index, (struct kv_holder){a->instance, rank}, &rule);
+}
+
+/* Windows of the batch become known before its blocks do: else these count without them for a moment. */
+static int declare_windows(struct ki_applier *a, struct kvi_index *index,
+                           const struct kve_batch *batch)
+{
+    struct kve_source source;
+    int rc = 0;
+
+    for (size_t i = 0; i < batch->n_ops && rc >= 0; i++) {
+        const struct kve_op *op = &batch->ops[i];
+        struct kvi_window window;
+
+        if (!is_window(a, op, &source) || !ki_applier_note_rank(a, op->rank))
+            continue;
+        window = (struct kvi_window){.group = source.group,
+                                     .window = source.window,
+                                     .need = source.need,
+                                     .stride = source.stride,
+                                     .state = !source.window && source.need != KVE_NEED_ALL};
+        a->has_windows = true;
+        rc = kvi_set_window(index, (struct kv_holder){a->instance, op->rank}, &window);
+        if (rc >= 0)
+            rc = set_rule(a, index, op->rank, !kve_reader_has_main(a->reader, op->rank));
+    }
+    return rc < 0 ? rc : 0;
+}
+
+/* The number of the operation's window, or -ENOENT. */
+static int window_number(struct kvi_index *index, struct kv_holder holder,
+                         const struct kve_source *source)
+{
+    struct kvi_window windows[KVI_MAX_WINDOWS];
+    struct kvi_lookup_rule rule;
+    int n = kvi_get_windows(index, holder, windows, &rule);
+
+    for (int i = 0; i < n; i++)
+        if (windows[i].group == source->group)
+            return i;
+    return -ENOENT;
+}
+
+/* Blocks with their tokens: of a model without a main group they are the only sign of the places. */
+static int store_window(const struct ki_applier *a, struct kvi_index *index,
+                        struct kv_holder holder, const struct kve_op *op, uint32_t number,
+                        uint32_t source)
+{
+    uint64_t hashes[64];
+    int rc = 0;
+
+    if (!kve_reader_has_main(a->reader, op->rank))
+        rc = kvi_window_place(index, holder, op->tier, number, op->has_parent ? &op->parent : NULL,
+                              op->blocks, op->n);
+    for (size_t i = 0; i < op->n && (!rc || rc == -EINVAL);) {
+        size_t n = 0;
+
+        while (n < KV_COUNT(hashes) && i < op->n)
+            hashes[n++] = op->blocks[i++].hash;
+        rc = kvi_window_add(index, holder, op->tier, number, source, !a->overlaps, hashes, n);
+    }
+    return rc == -EINVAL ? 0 : rc;
+}
+
+static int apply_window(struct ki_applier *a, struct kvi_index *index, const struct kve_op *op,
+                        const struct kve_source *source)
+{
+    struct kv_holder holder = {.worker = a->instance, .rank = op->rank};
+    uint32_t copies_of = source->owner[0] ? op->source : 0;
+    int number = window_number(index, holder, source);
+
+    if (number < 0)
+        return number;
+    a->stats.window_blocks += op->n;
+    switch (op->type) {
+    case KVE_OP_STORE:
+        return store_window(a, index, holder, op, (uint32_t)number, copies_of);
+    case KVE_OP_STORE_KNOWN:
+        return kvi_window_add(index, holder, op->tier, (uint32_t)number, copies_of, !a->overlaps,
+                              op->hashes, op->n);
+    case KVE_OP_REMOVE:
+        return KV_MIN((int)kvi_window_take(index, holder, op->tier, (uint32_t)number, copies_of,
+                                           op->hashes, op->remaining, op->n),
+                      0);
+    default:
+        return 0;
+    }
+}
+
+/* An owner's clear empties its copies of windows, too. */
+static int clear_op(struct ki_applier *a, struct kvi_index *index, struct kv_holder holder,
+                    const struct kve_op *op)
+{
+    struct kve_source owner, other;
+    int rc = kvi_clear_tiers(index, holder, op->tiers, op->source);
+
+    if (!op->source || kve_reader_source(a->reader, op->source, &owner) < 0)
+        return rc;
+    for (uint32_t i = 1; !rc && kve_reader_source(a->reader, i, &other) == 0; i++)
+        if (other.kind == KVE_SOURCE_WINDOW && strcmp(other.owner, owner.owner) == 0)
+            rc = kvi_clear_tiers(index, holder, op->tiers, i);
+    return rc;
+}
+
+/* -- batches ----------------------------------------------------------------------------------- */
+
 static int apply_op(struct ki_applier *a, struct kvi_index *index, const struct kve_batch *batch,
                     size_t at)
 {
@@ -145,7 +268,7 @@ static int apply_op(struct ki_applier *a, struct kvi_index *index, const struct 
         ki_event_counts_named(&a->counts, KI_EVENT_REMOVED, rc, op->n);
         break;
     case KVE_OP_CLEAR:
-        rc = kvi_clear_tiers(index, holder, op->tiers, op->source);
+        rc = clear_op(a, index, holder, op);
         ki_event_counts_clear(&a->counts);
         break;
     }
@@ -161,18 +284,11 @@ static bool is_empty(const struct ki_applier *a, struct kvi_index *index, uint32
            info.blocks + info.parked == 0;
 }
 
-static bool is_window(const struct ki_applier *a, const struct kve_op *op)
-{
-    struct kve_source source;
-
-    return op->source && (kve_reader_source(a->reader, op->source, &source) < 0 ||
-                          source.kind == KVE_SOURCE_WINDOW);
-}
-
 enum ki_applied ki_applier_apply(struct ki_applier *a, struct kvi_index *index, const void *payload,
                                  size_t len)
 {
     enum ki_applied result = KI_APPLIED;
+    struct kve_source source;
     struct kve_batch batch;
 
     memset(&a->last, 0, sizeof(a->last));
@@ -180,13 +296,11 @@ enum ki_applied ki_applier_apply(struct ki_applier *a, struct kvi_index *index, 
         a->stats.malformed++;
         return KI_APPLIED_PART;
     }
+    if (declare_windows(a, index, &batch) < 0)
+        result = KI_APPLIED_PART;
     for (size_t i = 0; i < batch.n_ops; i++) {
         const struct kve_op *op = &batch.ops[i];
 
-        if (is_window(a, op)) {
-            a->stats.other_sources += op->n;
-            continue;
-        }
         if (!ki_applier_note_rank(a, op->rank)) {
             a->stats.rejected++;
             result = KI_APPLIED_PART;
@@ -194,6 +308,11 @@ enum ki_applied ki_applier_apply(struct ki_applier *a, struct kvi_index *index, 
         }
         if (op->type == KVE_OP_STORE)
             a->forms |= KI_FORM(op->lookahead, false) | KI_FORM(op->lookahead, op->placed);
+        if (is_window(a, op, &source)) {
+            if (apply_window(a, index, op, &source) < 0)
+                result = KI_APPLIED_PART;
+            continue;
+        }
         if (apply_op(a, index, &batch, i) < 0)
             result = KI_APPLIED_PART;
         else if (op->type == KVE_OP_CLEAR && a->n_ranks == 1 && is_empty(a, index, op->rank))

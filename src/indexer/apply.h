@@ -19,7 +19,7 @@ enum ki_mm_keys { KI_MM_PLACED, KI_MM_WITHOUT_OFFSETS, KI_MM_IGNORED };
 struct ki_apply_stats {
     uint64_t batches, events, blocks, bytes;
     uint64_t orphans, rejected, malformed;
-    uint64_t other_sources; /* blocks of window groups: not applied */
+    uint64_t window_blocks; /* of cache groups beside the main one */
     uint64_t skipped[KVE_N_SKIPS];
 };
 
@@ -29,6 +29,8 @@ struct ki_applier {
     struct kve_reader *reader;
     uint32_t *ranks; /* sorted: those whose blocks this stream has brought */
     uint32_t n_ranks;
+    bool has_windows; /* the engine has announced groups beside the main one */
+    bool eagle_drop;  /* the engine gives the last matched block up */
     bool overlaps; /* the batches may be in a peer's dump already: a block told again is no copy */
     /* Evidence of missing blocks in the last batch (struct ki_evidence). */
     struct {

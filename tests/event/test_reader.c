@@ -510,9 +510,10 @@ static struct kve_source source_of_op(void)
     return source;
 }
 
-static void expect_window(uint32_t group, uint32_t window, uint32_t need, uint32_t stride)
+static void expect_window(enum kve_op_type type, uint32_t group, uint32_t window, uint32_t need,
+                          uint32_t stride)
 {
-    const struct kve_op *op = expect_op(KVE_OP_STORE_KNOWN, KV_TIER_DEVICE, 1);
+    const struct kve_op *op = expect_op(type, KV_TIER_DEVICE, 1);
     struct kve_source source = source_of_op();
 
     assert_true(op->source > 0);
@@ -564,31 +565,32 @@ static void test_kinds(void **state)
         if (tails[i].is == MAIN)
             assert_int_equal(expect_op(KVE_OP_STORE, KV_TIER_DEVICE, 1)->source, 0);
         else if (tails[i].is == WINDOW)
-            expect_window(tails[i].group, tails[i].window, tails[i].need, 1);
+            expect_window(KVE_OP_STORE, tails[i].group, tails[i].window, tails[i].need, 1);
         else
             expect_none(KVE_SKIP_GROUP);
     }
     use_reader(NULL);
     event(MAP_1 ", 'kv_cache_spec_kind': 'mamba', 'group_idx': 0}");
-    expect_window(0, 0, 1, 1);
+    expect_window(KVE_OP_STORE, 0, 0, 1, 1);
     event(MAP_1 ", 'kv_cache_spec_kind': 'full_attention', 'group_idx': 3}");
     expect_op(KVE_OP_STORE, KV_TIER_DEVICE, 1);
 }
 
-/* A window's event names its blocks by their hashes alone: its tokens cover left-out blocks, too. */
+/* A window's event names its blocks by their hashes alone where its tokens cover left-out blocks, too, and
+ * where a main group has told their places. */
 static void test_window_groups(void **state)
 {
     (void)state;
     event("{'type': 'BlockStored', 'block_hashes': [2], 'parent_block_hash': nil, 'block_size': 4, "
           "'token_ids': [1,2,3,4,5,6,7,8], 'group_idx': 1, 'kv_cache_spec_kind': 'sliding_window', "
           "'kv_cache_spec_sliding_window': 6}");
-    expect_window(1, 6, 2, 1);
+    expect_window(KVE_OP_STORE_KNOWN, 1, 6, 2, 1);
     assert_true(batch.ops[0].hashes[0] == 2);
     /* A block of three registered ones. */
     event("{'type': 'BlockStored', 'block_hashes': [3], 'block_size': 12, "
           "'token_ids': [1,2,3,4,5,6,7,8,9,10,11,12], 'group_idx': 2, "
           "'kv_cache_spec_kind': 'mamba'}");
-    expect_window(2, 0, 1, 3);
+    expect_window(KVE_OP_STORE_KNOWN, 2, 0, 1, 3);
     event("{'type': 'BlockStored', 'block_hashes': [3], 'block_size': 6, "
           "'token_ids': [1,2,3,4,5,6], 'group_idx': 3, 'kv_cache_spec_kind': 'mamba'}");
     expect_none(KVE_SKIP_GROUP);
@@ -602,9 +604,13 @@ static void test_window_groups(void **state)
     event(MAP_1 ", 'kv_cache_spec_kind': 'full_attention', 'group_idx': 5}");
     assert_int_equal(expect_op(KVE_OP_STORE, KV_TIER_DEVICE, 1)->source, 0);
     event(MAP_1 ", 'kv_cache_spec_kind': 'full_attention', 'group_idx': 0}");
-    expect_window(0, 0, KVE_NEED_ALL, 1);
+    expect_window(KVE_OP_STORE_KNOWN, 0, 0, KVE_NEED_ALL, 1);
     event("{'type': 'BlockRemoved', 'block_hashes': [1], 'medium': 'GPU', 'group_idx': 5}");
     assert_int_equal(expect_op(KVE_OP_REMOVE, KV_TIER_DEVICE, 1)->source, 0);
+    /* Beside a main group the hashes do. */
+    event(MAP_1 ", 'kv_cache_spec_kind': 'sliding_window', 'kv_cache_spec_sliding_window': 6, "
+                "'group_idx': 1}");
+    expect_window(KVE_OP_STORE_KNOWN, 1, 6, 2, 1);
 }
 
 /* -- owners ------------------------------------------------------------------------------------ */
@@ -798,7 +804,7 @@ static void test_group_0_may_be_another(void **state)
 {
     (void)state;
     event(MAP_1 ", 'group_idx': 0, 'kv_cache_spec_kind': 'mamba'}");
-    expect_window(0, 0, 1, 1);
+    expect_window(KVE_OP_STORE, 0, 0, 1, 1);
     event("['BlockRemoved', [1], nil, 0]");
     assert_int_equal(expect_op(KVE_OP_REMOVE, KV_TIER_DEVICE, 1)->source, 1);
     event(MAP_1 ", 'group_idx': 0, 'kv_cache_spec_kind': 'full_attention'}");

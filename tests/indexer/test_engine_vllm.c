@@ -169,7 +169,6 @@ static void test_full_reports(void **state)
 static void test_windows(void **state)
 {
     (void)state;
-    still_open("the index does not apply window sources yet");
     run_histories("window 7", &(struct vllm_opts){.n_groups = 2,
                                                   .groups = {{VLLM_FULL, 0}, {VLLM_SLIDING, 7}}});
     run_histories(
@@ -185,7 +184,6 @@ static void test_windows(void **state)
 static void test_states(void **state)
 {
     (void)state;
-    still_open("the index does not apply window sources yet");
     run_histories("recurrent state",
                   &(struct vllm_opts){.n_groups = 2, .groups = {{VLLM_FULL, 0}, {VLLM_MAMBA, 0}}});
     run_histories(
@@ -197,7 +195,6 @@ static void test_states(void **state)
 static void test_second_full_group(void **state)
 {
     (void)state;
-    still_open("the index does not apply window sources yet");
     run_histories("two full groups",
                   &(struct vllm_opts){.n_groups = 2, .groups = {{VLLM_FULL, 0}, {VLLM_FULL, 0}}});
 }

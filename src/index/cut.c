@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The lookup of vLLM's hybrid cache coordinator, on a prompt's path. Each kind of group in turn shortens
+ * the match to the longest that it can serve, until all agree:
+ *
+ *     full attention, and windows without an end    every block up to the end
+ *     sliding window                                the last `need` blocks before the end, or all from 0
+ *     recurrent state                               the block before the end
+ *
+ * Groups of one description answer together: each of them must have the block. Where the engine drops the
+ * last matched block (EAGLE), a group looks one block beyond the match and gives that up again; a kind
+ * does so once, and anew when another one shortened the match. States never drop.
+ */
+#include "index/cut.h"
+
+struct cut {
+    struct kvi_view *view;
+    int tier;                        /* this one and nearer ones count */
+    uint32_t align;                  /* a match is a multiple of so many blocks */
+    uint32_t first[KVI_MAX_WINDOWS]; /* of each kind: its first window in the order */
+    uint32_t n_kinds;
+};
+
+static bool same_kind(const struct kvi_window *a, const struct kvi_window *b)
+{
+    return a->need == b->need && a->stride == b->stride && a->window == b->window &&
+           a->state == b->state;
+}
+
+static const struct kvi_window *window_at(const struct cut *cut, uint32_t i)
+{
+    return &cut->view->windows->items[cut->view->windows->order[i]];
+}
+
+/* Whether window @number has block @p of the prompt in @tier. Questions mostly go up the path. */
+static bool has_in(struct kvi_view *view, int tier, uint32_t number, uint32_t p)
+{
+    uint32_t part = number / KVI_PART_WINDOWS, bit = kvi_window_tier(number);
+    size_t *at = &view->at[tier][part];
+    const struct kvi_share *s;
+
+    if (*at == KVI_NO_SHARE || view->shares[*at].depth + view->shares[*at].len <= p)
+        *at = view->last[tier][part];
+    while (*at != KVI_NO_SHARE && view->shares[*at].depth > p)
+        *at = view->shares[*at].above;
+    if (*at == KVI_NO_SHARE)
+        return false;
+    s = &view->shares[*at];
+    if (p - s->depth >= s->len)
+        return false;
+    return (s->tmap ? kvi_tmap_get(s->tmap, p - s->depth) : s->mask) >> bit & 1;
+}
+
+/* Whether all groups like window @kind have block @p. */
+static bool has(struct cut *cut, uint32_t kind, uint32_t p)
+{
+    const struct kvi_windows *windows = cut->view->windows;
+
+    for (uint32_t i = kind; i < windows->n; i++) {
+        bool found = false;
+
+        if (!same_kind(window_at(cut, i), window_at(cut, kind)))
+            continue;
+        for (int t = 0; t <= cut->tier && !found; t++)
+            found = has_in(cut->view, t, windows->order[i], p);
+        if (!found)
+            return false;
+    }
+    return true;
+}
+
+/* The longest match of at most @max blocks that a window can serve. */
+static uint32_t serve(struct cut *cut, uint32_t kind, uint32_t max, bool drop)
+{
+    const struct kvi_window *w = window_at(cut, kind);
+    uint32_t stride = w->stride, run = 0, blocks, wanted = w->need + drop;
+
+    for (uint32_t b = max / stride; b-- > 0;) {
+        if (!has(cut, kind, b * stride + stride - 1)) {
+            run = 0;
+            continue;
+        }
+        if (!run && (uint64_t)(drop ? b : b + 1) * stride % cut->align)
+            continue;
+        if (++run == wanted)
+            return (b + run - drop) * stride;
+    }
+    if (w->state) /* one is needed, however short the match */
+        return 0;
+    for (blocks = run; blocks && (uint64_t)blocks * stride % cut->align; blocks--)
+        ;
+    if (drop && blocks)
+        for (blocks--; blocks && (uint64_t)blocks * stride % cut->align; blocks--)
+            ;
+    return blocks * stride;
+}
+
+/* Groups that need every block. */
+static uint32_t cut_full(struct cut *cut, uint32_t reach)
+{
+    for (uint32_t k = 0; k < cut->n_kinds; k++) {
+        const struct kvi_window *w = window_at(cut, cut->first[k]);
+        uint32_t end = reach / w->stride;
+
+        if (w->need != KVI_NEED_ALL)
+            continue;
+        for (uint32_t b = end; b-- > 0;)
+            if (!has(cut, cut->first[k], b * w->stride + w->stride - 1))
+                end = b;
+        reach = KV_MIN(reach, end * w->stride);
+    }
+    return reach;
+}
+
+static uint32_t agree(struct cut *cut, uint32_t reach)
+{
+    const struct kvi_windows *windows = cut->view->windows;
+    uint32_t verified = 0, hit = cut_full(cut, reach), now = hit;
+
+    if (!windows->alone) {
+        hit -= windows->drops && hit;
+        hit -= hit % cut->align;
+    }
+    do {
+        hit = KV_MIN(hit, now);
+        now = hit;
+        for (uint32_t k = 0; k < cut->n_kinds; k++) {
+            const struct kvi_window *w = window_at(cut, cut->first[k]);
+            bool drop = windows->drops && !(verified >> k & 1), beyond = drop && !w->state;
+            uint32_t served;
+
+            if (w->need == KVI_NEED_ALL)
+                continue;
+            served = serve(cut, cut->first[k], beyond ? KV_MIN(now + w->stride, cut->view->n) : now,
+                           beyond);
+            if (drop)
+                verified |= 1u << k;
+            else if (served < now)
+                verified = 0;
+            now = served;
+        }
+    } while (now < hit);
+    return now;
+}
+
+static uint32_t common_multiple(uint32_t a, uint32_t b)
+{
+    uint32_t x = a, y = b;
+
+    while (y) {
+        uint32_t rest = x % y;
+
+        x = y;
+        y = rest;
+    }
+    return (uint64_t)a / x * b > UINT32_MAX ? UINT32_MAX : a / x * b;
+}
+
+/* Blocks of the path, of windows alone. */
+static uint32_t path_length(const struct kvi_view *view)
+{
+    uint32_t length = 0;
+
+    for (size_t i = 0; i < (size_t)KV_N_TIERS * KVI_PARTS; i++) {
+        size_t last = view->last[i / KVI_PARTS][i % KVI_PARTS];
+
+        if (last != KVI_NO_SHARE)
+            length = KV_MAX(length, view->shares[last].depth + view->shares[last].len);
+    }
+    return length;
+}
+
+void kvi_cut_reach(struct kvi_view *view, uint32_t reach[KV_N_TIERS])
+{
+    const struct kvi_windows *windows = view->windows;
+    struct cut cut = {.view = view, .align = 1};
+    uint32_t all = windows->alone ? path_length(view) : 0;
+
+    memcpy(view->at, view->last, sizeof(view->at));
+    for (uint32_t i = 0; i < windows->n; i++) {
+        uint32_t k = 0;
+
+        while (k < cut.n_kinds && !same_kind(window_at(&cut, cut.first[k]), window_at(&cut, i)))
+            k++;
+        if (k == cut.n_kinds)
+            cut.first[cut.n_kinds++] = i;
+        cut.align = common_multiple(cut.align, window_at(&cut, i)->stride);
+    }
+    for (int t = 0; t < KV_N_TIERS; t++) {
+        uint32_t had = windows->alone ? all : reach[t];
+
+        cut.tier = t;
+        reach[t] = had ? agree(&cut, had) : 0;
+        if (t)
+            reach[t] = KV_MAX(reach[t], reach[t - 1]);
+    }
+}

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * How much of a match the holder's windows allow. For lookups: reads what a walk has noted, inside
+ * its epoch.
+ */
+#ifndef KV_INDEX_CUT_H
+#define KV_INDEX_CUT_H
+
+#include "index/windows.h"
+
+#define KVI_NO_SHARE SIZE_MAX
+
+/** A part's share of one chain of the path. */
+struct kvi_share {
+    const struct kvi_tmap *tmap; /* NULL: all blocks have the tiers of mask */
+    uint32_t holder, mask;
+    uint32_t depth, len; /* blocks depth..depth + len of the prompt */
+    size_t above;        /* the same part's share of the chain above, or KVI_NO_SHARE */
+};
+
+/** One main holder's windows on the path. */
+struct kvi_view {
+    const struct kvi_windows *windows;
+    const struct kvi_share *shares;
+    size_t last[KV_N_TIERS][KVI_PARTS]; /* each part's deepest share, or KVI_NO_SHARE */
+    size_t at[KV_N_TIERS][KVI_PARTS];   /* where the last question was answered */
+    uint32_t n;                         /* blocks of the prompt */
+};
+
+/** Shorten @reach, which is what the main holder has; of windows alone it is found. */
+void kvi_cut_reach(struct kvi_view *view, uint32_t reach[KV_N_TIERS]);
+
+#endif

@@ -1,0 +1,452 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Windows of holders, and the parts of the tree that keep their blocks: see windows.h. */
+#include "index/windows.h"
+
+#include <limits.h>
+#include <string.h>
+
+#include "index/kids.h"
+#include "index/store.h"
+
+/* -- descriptions ------------------------------------------------------------------------------ */
+
+/* A copy of the holder's windows, to be changed and published. NULL: no memory. */
+static struct kvi_windows *copy_windows(struct kvi_index *ix, const struct kvi_holder *holder)
+{
+    const struct kvi_windows *old = kvi_windows_of(holder);
+    struct kvi_windows *windows = kvi_mem_alloc(&ix->mem, sizeof(*windows));
+
+    if (windows && old)
+        *windows = *old;
+    return windows;
+}
+
+static void publish(struct kvi_index *ix, struct kvi_holder *holder, struct kvi_windows *windows)
+{
+    struct kvi_windows *old = kvi_windows_of(holder);
+
+    atomic_store_explicit(&holder->windows, windows, memory_order_release);
+    if (old)
+        kvi_retire_memory(ix, &old->retired, sizeof(*old));
+}
+
+static void sort_groups(struct kvi_windows *windows)
+{
+    for (uint32_t i = 0; i < windows->n; i++) {
+        uint32_t at = i;
+
+        for (; at && windows->items[windows->order[at - 1]].group > windows->items[i].group; at--)
+            windows->order[at] = windows->order[at - 1];
+        windows->order[at] = (uint8_t)i;
+    }
+}
+
+static int set_window(struct kvi_index *ix, struct kvi_holder *holder,
+                      const struct kvi_window *window)
+{
+    struct kvi_windows *windows = kvi_windows_of(holder);
+    uint32_t i = 0;
+
+    while (windows && i < windows->n && windows->items[i].group != window->group)
+        i++;
+    if (windows && i < windows->n && memcmp(&windows->items[i], window, sizeof(*window)) == 0)
+        return (int)i;
+    if (i == KVI_MAX_WINDOWS)
+        return -ENOSPC;
+    windows = copy_windows(ix, holder);
+    if (!windows)
+        return -ENOMEM;
+    windows->items[i] = *window;
+    windows->n = KV_MAX(windows->n, i + 1);
+    sort_groups(windows);
+    publish(ix, holder, windows);
+    return (int)i;
+}
+
+/* The holder, new if need be, with the lock. Returns 0, -ENOMEM or -ENOSPC. */
+static int begin(struct kvi_index *ix, struct kv_holder key, struct kvi_holder **ret)
+{
+    kvi_lock(ix);
+    *ret = kvi_holder_await(ix, key);
+    return *ret ? 0 : kvi_holder_add(ix, key, ret);
+}
+
+int kvi_set_window(struct kvi_index *index, struct kv_holder key, const struct kvi_window *window)
+{
+    struct kvi_holder *holder;
+    int rc;
+
+    if (!window->need || !window->stride)
+        return -EINVAL;
+    rc = begin(index, key, &holder);
+    if (!rc)
+        rc = set_window(index, holder, window);
+    kvi_unlock(index);
+    return rc;
+}
+
+int kvi_get_windows(struct kvi_index *index, struct kv_holder key, struct kvi_window *ret,
+                    struct kvi_lookup_rule *ret_rule)
+{
+    const struct kvi_holder *holder;
+    const struct kvi_windows *windows;
+    int n = 0;
+
+    kvi_lock(index);
+    holder = kvi_holder_find(index, key);
+    windows = holder ? kvi_windows_of(holder) : NULL;
+    *ret_rule = (struct kvi_lookup_rule){0};
+    if (windows) {
+        n = (int)windows->n;
+        memcpy(ret, windows->items, windows->n * sizeof(*ret));
+        ret_rule->alone = windows->alone;
+        ret_rule->drops = windows->drops;
+    }
+    pthread_mutex_unlock(&index->lock);
+    return holder ? n : -ENOENT;
+}
+
+/* -- parts ------------------------------------------------------------------------------------- */
+
+static uint64_t part_limit(const struct kvi_holder *holder)
+{
+    return holder->max_blocks > UINT64_MAX / 2 ? UINT64_MAX : 2 * holder->max_blocks;
+}
+
+int kvi_parts_store(struct kvi_index *ix, struct kvi_holder *holder, bool keeps,
+                    const uint64_t *parent, const struct kv_block *blocks, size_t n)
+{
+    struct kvi_holder *part;
+    int result = 0;
+
+    KVI_EACH_PART(kvi_windows_of(holder), part)
+    {
+        int rc;
+
+        part->max_blocks = part_limit(holder);
+        rc = kvi_store_places(ix, part, keeps, parent, blocks, n);
+        if (rc == -ENOMEM || rc == -ENOSPC) /* others: the main holder judges */
+            result = rc;
+    }
+    return result;
+}
+
+void kvi_parts_lose(struct kvi_index *ix, struct kvi_holder *holder, uint64_t hash)
+{
+    struct kvi_holder *part;
+
+    /* The queue of dirty chains is of one holder at a time: see kvi_drop_below_queued. */
+    kvi_settle(ix);
+    KVI_EACH_PART(kvi_windows_of(holder), part)
+    {
+        (void)kvi_take_one(ix, part, KVI_PLACED, 0, hash, 0);
+        kvi_settle(ix);
+    }
+}
+
+static void drop_part(struct kvi_index *ix, struct kvi_holder *part)
+{
+    kvi_dir_remove(&ix->holders, part->id);
+    kvi_retire_memory(ix, &part->retired, sizeof(*part));
+    ix->n_parts--;
+}
+
+void kvi_parts_drop(struct kvi_index *ix, struct kvi_holder *holder)
+{
+    struct kvi_windows *windows = kvi_windows_of(holder);
+    struct kvi_holder *part;
+
+    if (!windows)
+        return;
+    atomic_store_explicit(&holder->windows, NULL, memory_order_release);
+    KVI_EACH_PART(windows, part)
+    drop_part(ix, part);
+    kvi_retire_memory(ix, &windows->retired, sizeof(*windows));
+}
+
+/* The chains of a holder, parents first. */
+struct chains {
+    struct kvi_index *ix;
+    uint32_t holder;
+    const struct kvi_chain **items;
+    size_t n, capacity;
+    bool failed;
+};
+
+static bool list_chain(void *arg, struct kvi_chain *chain)
+{
+    struct chains *chains = arg;
+
+    if (!kvi_who_find(chain, chains->holder))
+        return true;
+    if (kvi_mem_grow(&chains->ix->mem, (void **)(void *)&chains->items, &chains->capacity,
+                     chains->n + 1, sizeof(chains->items[0])))
+        chains->failed = true;
+    else
+        chains->items[chains->n++] = chain;
+    return !chains->failed;
+}
+
+static int copy_chain(struct kvi_index *ix, const struct kvi_holder *holder,
+                      struct kvi_holder *part, const struct kvi_chain *chain)
+{
+    uint32_t len = kvi_entry_len(kvi_who_get(kvi_who_find(chain, holder->id)));
+    uint32_t pos = kvi_chain_run(chain).pos;
+    const uint64_t *locals = kvi_arena_locals(&ix->arena, pos);
+    struct kv_block blocks[KVI_CHAIN_MAX];
+    uint64_t parent = 0;
+
+    if (chain->parent->parent) {
+        struct kvi_run above = kvi_chain_run(chain->parent);
+
+        parent = kvi_name_of(ix, holder, above.pos + above.len - 1);
+    }
+    for (uint32_t i = 0; i < len; i++)
+        blocks[i] = (struct kv_block){kvi_name_of(ix, holder, pos + i), locals[i]};
+    return kvi_store_places(ix, part, false, chain->parent->parent ? &parent : NULL, blocks, len);
+}
+
+/* A part that comes when its holder has blocks already learns their places. Returns 0 or what
+ * kvi_store does. */
+static int copy_places(struct kvi_index *ix, const struct kvi_holder *holder,
+                       struct kvi_holder *part)
+{
+    struct chains chains = {.ix = ix, .holder = holder->id};
+    uint32_t at = holder->oldest;
+    int rc = 0;
+
+    if (holder->n_roots)
+        kvi_kids_each(&ix->root, list_chain, &chains);
+    for (size_t i = 0; i < chains.n && !chains.failed && !rc; i++) {
+        rc = copy_chain(ix, holder, part, chains.items[i]);
+        kvi_kids_each(chains.items[i], list_chain, &chains);
+    }
+    kvi_mem_free(&ix->mem, (void *)chains.items);
+    for (size_t i = 0; i < holder->n_parked; i++) {
+        struct kvi_parked parked = ix->parking.items[at];
+
+        (void)kvi_park(ix, part, parked.parent, (struct kv_block){parked.hash, parked.local},
+                       1u << KVI_PLACED);
+        at = ix->parking.items[at].newer;
+    }
+    return chains.failed ? -ENOMEM : rc;
+}
+
+static int add_part(struct kvi_index *ix, struct kvi_holder *holder, struct kvi_holder **slot)
+{
+    struct kvi_holder *part = kvi_mem_alloc(&ix->mem, sizeof(*part));
+    int rc;
+
+    if (!part)
+        return -ENOMEM;
+    part->key = holder->key;
+    part->main = holder;
+    part->max_blocks = part_limit(holder);
+    rc = kvi_dir_add(&ix->holders, part, KVI_MAX_HOLDERS, &part->id);
+    if (rc) {
+        kvi_mem_free(&ix->mem, part);
+        return rc;
+    }
+    ix->n_parts++;
+    *slot = part;
+    return copy_places(ix, holder, part);
+}
+
+/* The part of window @number in @tier. With @add it is made when there is none: else NULL. */
+static int find_part(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
+                     uint32_t number, bool add, struct kvi_holder **ret)
+{
+    struct kvi_windows *windows = kvi_windows_of(holder);
+    struct kvi_holder **slot;
+    int rc;
+
+    if (!windows || number >= windows->n)
+        return -EINVAL;
+    *ret = windows->parts[tier][number / KVI_PART_WINDOWS];
+    if (*ret || !add)
+        return 0;
+    windows = copy_windows(ix, holder);
+    if (!windows)
+        return -ENOMEM;
+    slot = &windows->parts[tier][number / KVI_PART_WINDOWS];
+    rc = add_part(ix, holder, slot);
+    if (!*slot) {
+        kvi_mem_free(&ix->mem, windows);
+        return rc;
+    }
+    publish(ix, holder, windows); /* what it couldn't learn is missing, and makes matches shorter */
+    *ret = *slot;
+    return rc;
+}
+
+/* -- a window's blocks ------------------------------------------------------------------------- */
+
+/* One more copy of a block, or (not @counted) at least one. Returns 0 or -ENOMEM. */
+static int give(struct kvi_index *ix, struct kvi_holder *part, enum kv_tier bit, uint32_t source,
+                bool counted, uint64_t hash)
+{
+    const struct kv_block block = {hash, 0};
+
+    if (kvi_tiers_of(ix, part, hash))
+        return kvi_known(ix, part, bit, source, counted, &hash, 1) < 0 ? -ENOMEM : 0;
+    if (kvi_park(ix, part, kvi_placeless_parent(hash), block, 1u << bit))
+        kvi_copies_add(ix, part, bit, source, hash, false);
+    return 0;
+}
+
+int kvi_window_add(struct kvi_index *index, struct kv_holder key, enum kv_tier tier,
+                   uint32_t number, uint32_t source, bool counted, const uint64_t *hashes, size_t n)
+{
+    enum kv_tier bit = (enum kv_tier)kvi_window_tier(number);
+    struct kvi_holder *holder, *part;
+    int rc;
+
+    if ((unsigned)tier >= KV_N_TIERS || source > KVI_MAX_SOURCE)
+        return -EINVAL;
+    rc = begin(index, key, &holder);
+    if (!rc)
+        rc = find_part(index, holder, tier, number, true, &part);
+    if (!rc)
+        kvi_copies_imply(part, bit, source);
+    for (size_t i = 0; i < n && !rc; i++)
+        rc = give(index, part, bit, source, counted, hashes[i]);
+    kvi_copies_settle(index);
+    kvi_unlock(index);
+    return rc;
+}
+
+int kvi_window_place(struct kvi_index *index, struct kv_holder key, enum kv_tier tier,
+                     uint32_t number, const uint64_t *parent, const struct kv_block *blocks,
+                     size_t n)
+{
+    struct kvi_holder *holder, *part;
+    int rc;
+
+    if ((unsigned)tier >= KV_N_TIERS || (n && !blocks) || n > UINT32_MAX / 2)
+        return -EINVAL;
+    rc = begin(index, key, &holder);
+    if (!rc)
+        rc = find_part(index, holder, tier, number, true, &part);
+    if (!rc)
+        rc = kvi_parts_store(index, holder, tier != KV_TIER_DEVICE, parent, blocks, n);
+    kvi_unlock(index);
+    return rc;
+}
+
+/* Whether only the place of @place is known, and it leads to no other block. */
+static bool is_ghost(const struct kvi_index *ix, struct kvi_place place)
+{
+    uint64_t entry = kvi_who_get(place.entry);
+
+    return kvi_mask_at(ix, entry, place.off) == 1u << KVI_PLACED &&
+           kvi_entry_len(entry) == place.off + 1 && !kvi_entry_kids(ix, entry);
+}
+
+void kvi_part_tidy(struct kvi_index *ix, struct kvi_holder *part, uint64_t hash)
+{
+    const struct kvi_windows *windows = kvi_windows_of(part->main);
+    struct kvi_parked *parked;
+    struct kvi_place place;
+
+    if (!windows->alone)
+        return;
+    parked = kvi_parked_find(ix, part, hash);
+    if (parked && parked->mask == 1u << KVI_PLACED)
+        kvi_unpark(ix, part, parked);
+    while (kvi_locate(ix, part, hash, &place, NULL) && is_ghost(ix, place)) {
+        const struct kvi_chain *above = place.off ? place.chain : place.chain->parent;
+        bool top = !above->parent;
+
+        if (!top)
+            hash = kvi_name_of(ix, part,
+                               kvi_chain_run(above).pos +
+                                   (place.off ? place.off : kvi_chain_run(above).len) - 1);
+        kvi_cut(ix, part, place.chain, place.entry, place.off, false);
+        if (top)
+            break;
+    }
+}
+
+long kvi_window_take(struct kvi_index *index, struct kv_holder key, enum kv_tier tier,
+                     uint32_t number, uint32_t source, const uint64_t *hashes, const uint32_t *left,
+                     size_t n)
+{
+    enum kv_tier bit = (enum kv_tier)kvi_window_tier(number);
+    struct kvi_holder *holder, *part = NULL;
+    long found = 0;
+
+    if ((unsigned)tier >= KV_N_TIERS || source > KVI_MAX_SOURCE || n > LONG_MAX)
+        return -EINVAL;
+    kvi_lock(index);
+    holder = kvi_holder_await(index, key);
+    if (holder)
+        (void)find_part(index, holder, tier, number, false, &part);
+    for (size_t i = 0; part && i < n; i++) {
+        int rc =
+            kvi_take_one(index, part, bit, source, hashes[i], left ? left[i] : KVI_COPIES_UNSAID);
+
+        if (rc < 0) {
+            found = rc;
+            break;
+        }
+        found += rc;
+        kvi_part_tidy(index, part, hashes[i]);
+    }
+    kvi_unlock(index);
+    return found;
+}
+
+/* -- how lookups of a holder go ---------------------------------------------------------------- */
+
+/* Places without blocks, of before the main group was known, go. */
+static void forget_places(struct kvi_index *ix, const struct kvi_holder *holder,
+                          struct kvi_holder *part)
+{
+    uint64_t *names = NULL;
+    size_t n = kvi_list_names(ix, part, &names);
+
+    while (n--)
+        if (!kvi_tiers_of(ix, holder, names[n]))
+            (void)kvi_take_one(ix, part, KVI_PLACED, 0, names[n], 0);
+    kvi_mem_free(&ix->mem, names);
+}
+
+int kvi_set_lookup(struct kvi_index *index, struct kv_holder key,
+                   const struct kvi_lookup_rule *rule)
+{
+    struct kvi_windows *windows;
+    struct kvi_holder *holder, *part;
+    int rc = begin(index, key, &holder);
+    bool found;
+
+    windows = rc ? NULL : kvi_windows_of(holder);
+    if (!rc && (windows ? windows->alone != rule->alone || windows->drops != rule->drops
+                        : rule->alone || rule->drops)) {
+        windows = copy_windows(index, holder);
+        rc = windows ? 0 : -ENOMEM;
+        if (windows) {
+            found = windows->alone && !rule->alone;
+            windows->alone = rule->alone;
+            windows->drops = rule->drops;
+            publish(index, holder, windows);
+            KVI_EACH_PART(found ? windows : NULL, part)
+            {
+                forget_places(index, holder, part);
+                kvi_settle(index);
+            }
+        }
+    }
+    kvi_unlock(index);
+    return rc;
+}
+
+uint64_t kvi_windows_blocks(const struct kvi_holder *holder)
+{
+    const struct kvi_windows *windows = kvi_windows_of(holder);
+    const struct kvi_holder *part;
+    uint64_t blocks = 0;
+
+    KVI_EACH_PART(windows && windows->alone ? windows : NULL, part)
+    blocks = KV_MAX(blocks, atomic_load_explicit(&part->blocks, memory_order_relaxed));
+    return blocks;
+}

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * Windows: cache groups that a match needs beside a holder's own blocks (kv_index.h).
+ *
+ * Whether a window has a block is a bit of that block, and bits need places. A holder with windows
+ * has parts: hidden holders in the same tree, one for each tier and three windows. A part is stored
+ * wherever its main holder is, so the tree, its names, copies, parking and clears serve it as they are.
+ *
+ *     tiers of a block, of a part    meaning
+ *     bit 0 (KVI_PLACED)             the main holder has the block; of a window alone: its place is known
+ *     bit 1, 2, 3                    the first, second, third window has it in the part's tier
+ *
+ * A lookup takes of a main holder as many blocks as all its windows allow (cut.h). A part that has less
+ * than its main holder, between two steps or for want of memory, makes a match shorter, never longer.
+ *
+ * A window's block whose place isn't known yet is parked under its name below a parent that no block
+ * has. Holders without windows pay two words each and one test a lookup.
+ *
+ * Threads: the index's lock; lookups read struct kvi_windows, which never changes, inside an epoch.
+ */
+#ifndef KV_INDEX_WINDOWS_H
+#define KV_INDEX_WINDOWS_H
+
+#include "index/tree.h"
+
+#define KVI_PLACED 0u
+#define KVI_PART_WINDOWS 3u
+#define KVI_PARTS ((KVI_MAX_WINDOWS + KVI_PART_WINDOWS - 1) / KVI_PART_WINDOWS)
+
+/** A holder's windows. Replaced, not changed, once lookups can see it. */
+struct kvi_windows {
+    struct kv_retired retired;
+    uint32_t n;
+    bool alone; /* there is no main group: the windows' own blocks are the match */
+    bool drops; /* the engine gives the last matched block up */
+    struct kvi_window items[KVI_MAX_WINDOWS];
+    uint8_t order[KVI_MAX_WINDOWS];                  /* of items, by group */
+    struct kvi_holder *parts[KV_N_TIERS][KVI_PARTS]; /* NULL: nothing there */
+};
+
+/** NULL: it has none. */
+static inline struct kvi_windows *kvi_windows_of(const struct kvi_holder *holder)
+{
+    return atomic_load_explicit(&holder->windows, memory_order_acquire);
+}
+
+/** The tier bit of window @number in its part. */
+static inline uint32_t kvi_window_tier(uint32_t number)
+{
+    return 1 + number % KVI_PART_WINDOWS;
+}
+
+/** The parent of parked blocks without a place. */
+static inline uint64_t kvi_placeless_parent(uint64_t hash)
+{
+    return kvi_mix(hash ^ UINT64_C(0x77696e646f77));
+}
+
+static inline bool kvi_is_placeless(const struct kvi_holder *holder,
+                                    const struct kvi_parked *parked)
+{
+    return holder->main && parked->parent == kvi_placeless_parent(parked->hash);
+}
+
+/** The blocks that @holder stored have the same places in its parts. Returns 0, -ENOMEM or -ENOSPC. */
+int kvi_parts_store(struct kvi_index *ix, struct kvi_holder *holder, bool keeps,
+                    const uint64_t *parent, const struct kv_block *blocks, size_t n);
+/** @holder, which has windows, hasn't the block any more. */
+void kvi_parts_lose(struct kvi_index *ix, struct kvi_holder *holder, uint64_t hash);
+/** Free the parts of a holder, which hold nothing, and its windows. */
+void kvi_parts_drop(struct kvi_index *ix, struct kvi_holder *holder);
+/** A part lost a window's bit: forget places that only led to the block, in a window alone. */
+void kvi_part_tidy(struct kvi_index *ix, struct kvi_holder *part, uint64_t hash);
+/** Blocks of a holder without a main group, else 0. */
+uint64_t kvi_windows_blocks(const struct kvi_holder *holder);
+
+/** Call @fn with each part of the holder. */
+#define KVI_EACH_PART(windows, part)                                                  \
+    for (uint32_t i_part = 0; (windows) && i_part < KV_N_TIERS * KVI_PARTS; i_part++) \
+        if (((part) = (windows)->parts[i_part / KVI_PARTS][i_part % KVI_PARTS]) != NULL)
+
+#endif
