@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The disk tier's store: a thread to which batches and ended requests come, and which alone knows what runs.
- * The bytes' way is in work.c, the files in volume.c and format.c.
+ * The disk tier's store: a thread to which batches and ended requests come, and which alone knows
+ * what runs. The bytes' way is in work.c, the files in volume.c and format.c.
  */
 #include "tier/disk/disk.h"
 
@@ -52,8 +52,8 @@ struct kvbm_disk_op *kvbm_disk_shift(struct kvbm_disk_list *list)
 }
 
 /*
- * Behind the last one that isn't of less priority, which is at @hint or behind it, if that isn't NULL: an op of the same
- * batch that has just been put there.
+ * Behind the last one that isn't of less priority, which is at @hint or behind it, if that isn't
+ * NULL: an op of the same batch that has just been put there.
  */
 static void push_in_order(struct kvbm_disk_list *list, struct kvbm_disk_op *op,
                           struct kvbm_disk_op *hint)
@@ -141,7 +141,7 @@ static void count_op(struct kvbm_disk *disk, const struct kvbm_disk_op *op, int 
     }
 }
 
-/* A forget's batch is the caller's own, on its stack. */
+/* Batch of a forget, on the caller's stack. */
 struct forget {
     struct kvbm_disk_batch batch;
     sem_t sem;
@@ -407,7 +407,7 @@ static int by_commit(const void *a, const void *b)
     return x->slot < y->slot ? -1 : x->slot > y->slot;
 }
 
-/* A copy of slot's record. */
+/* Copy and decode the record of a slot. Returns false when it has none. */
 static bool look(struct kvbm_disk *disk, uint32_t slot, uint8_t record[KVBM_DISK_MAX_RECORD],
                  struct kvbm_disk_entry *ret)
 {

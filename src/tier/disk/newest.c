@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Of several records of one key, only the newest stays. Older ones are what a slot held that couldn't be read or
- * was forgotten in memory only, before the key was stored again in another slot.
+ * Of several records of one key, only the newest stays. Older ones are what a slot held that
+ * couldn't be read or was forgotten in memory only, before the key was stored again in another
+ * slot.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -13,7 +14,7 @@
 #include "base/xxh.h"
 #include "tier/disk/impl.h"
 
-/* Open addressing: 0 or 1 + a slot. */
+/* Table of the newest slot of each key, with open addressing: 0 or 1 + a slot. */
 struct seen {
     struct kvbm_disk *disk;
     uint32_t *slots;
@@ -26,7 +27,8 @@ static bool entry_of(const struct kvbm_disk *disk, uint32_t slot, struct kvbm_di
     return kvbm_disk_record_of(disk, slot, kvbm_disk_record_at(disk, slot), ret);
 }
 
-/* Zero a record, in the index file too. No barrier: when a power cut brings it back, it is older still. */
+/* Zero a record, in the index file too. No barrier: when a power cut brings it back, it is older
+ * still. */
 static void drop(struct seen *seen, uint32_t slot)
 {
     struct kvbm_disk_volume *volume = kvbm_disk_volume_of(seen->disk, slot);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A volume's two files: found, locked, made or taken over; and the index read into memory.
+ * A volume's two files: find, lock, make or take them over; read the index into memory.
  *
- * Volumes know nothing of each other. One that isn't there keeps its numbers, down and without
- * records, and the others serve.
+ * Volumes are independent. A missing one keeps its slot numbers, down and without records, while
+ * the other volumes serve.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -88,7 +88,7 @@ static int open_files(struct kvbm_disk_volume *volume, const char *directory, co
     return volume->slots_fd < 0 ? volume->slots_fd : 0;
 }
 
-/* As many bytes as there are; less only at the file's end. */
+/* Read @len bytes, less only at the file's end. Returns their number. */
 static long read_all(int fd, void *memory, size_t len, uint64_t offset)
 {
     size_t got = 0;
@@ -168,7 +168,7 @@ static bool is_empty(const struct kvbm_disk_volume *volume)
            !index.st_size && !slots.st_size;
 }
 
-/* Nothing is there: the index goes first, so that no record outlives the header it belongs to. */
+/* Empty a volume. Empties the index first, so that no record outlives the header it belongs to. */
 static int make_empty(struct kvbm_disk_volume *volume)
 {
     if (ftruncate(volume->index_fd, 0) < 0 || fdatasync(volume->index_fd) < 0 ||
@@ -196,7 +196,8 @@ static int write_headers(struct kvbm_disk_volume *volume)
 
 /* ---- room ---- */
 
-/* As large as it is to be: what is more was another configuration's. */
+/* Give a file its length and reserve it. Cuts off the rest of a longer file of another
+ * configuration. */
 static int reserve(int fd, uint64_t bytes)
 {
     struct stat st;

@@ -92,7 +92,8 @@ static void write_record(struct kvbm_disk *disk, struct kvbm_disk_op *op,
     kvbm_disk_hand_in(disk, &op->req);
 }
 
-/* The block's bytes, through a buffer where the caller's memory isn't such as direct I/O takes. */
+/* Read or write a block's bytes, through a buffer where direct I/O can't use the caller's
+ * memory. */
 static int transfer(struct kvbm_disk *disk, struct kvbm_disk_op *op, enum kvbm_aio_op kind,
                     void (*step)(struct kvbm_disk *disk, struct kvbm_disk_op *op))
 {
@@ -126,9 +127,9 @@ static int transfer(struct kvbm_disk *disk, struct kvbm_disk_op *op, enum kvbm_a
 static void invalidated(struct kvbm_disk *disk, struct kvbm_disk_op *op);
 
 /*
- * The bytes of a slot don't verify: forget its record, durably, before the reader is told, so that
- * a restart doesn't find the record. Returns false when the record has changed since the read
- * began, or another op is at it.
+ * Remove the record of a slot whose bytes don't verify, durably and before the reader gets its
+ * result, so that a restart doesn't find it. Returns false when the record has changed since the
+ * read began, or another operation works on it.
  */
 static bool forget_bad(struct kvbm_disk *disk, struct kvbm_disk_op *op)
 {
@@ -190,7 +191,7 @@ static int begin_read(struct kvbm_disk *disk, struct kvbm_disk_op *op)
 
 /* ---- writes and what is forgotten ---- */
 
-/* One op less of this work is to be written; the last one makes the volumes commit. */
+/* Count a written operation of its batch. The last one makes the volumes commit. */
 static void count_written(struct kvbm_disk *disk, struct kvbm_disk_op *op)
 {
     kvbm_disk_volume_of(disk, op->io->slot)->n_writing--;
@@ -240,7 +241,7 @@ static void invalidated(struct kvbm_disk *disk, struct kvbm_disk_op *op)
     kvbm_disk_push(&disk->to_sum, op);
 }
 
-/* Zero the record, and write that where the file has another. */
+/* Begin a write: zero the slot's record, in the file too if it has one there. */
 static int begin_write(struct kvbm_disk *disk, struct kvbm_disk_op *op)
 {
     struct kvbm_disk_volume *volume = kvbm_disk_volume_of(disk, op->io->slot);
@@ -265,7 +266,7 @@ static int begin_write(struct kvbm_disk *disk, struct kvbm_disk_op *op)
     return 0;
 }
 
-/* While the device has the bytes already. */
+/* Compute the checksums of blocks while the device writes them. */
 void kvbm_disk_sums(struct kvbm_disk *disk)
 {
     struct kvbm_disk_op *op;
@@ -298,7 +299,7 @@ static void barrier(struct kvbm_disk *disk, struct kvbm_disk_volume *volume, int
     kvbm_disk_hand_in(disk, &volume->barrier);
 }
 
-/* All records of the commit are in the index file. */
+/* Go on when all records of a commit are written to the index file: sync it, or end the commit. */
 static void records_written(struct kvbm_disk *disk, struct kvbm_disk_volume *volume)
 {
     if (disk->volatile_ || !volume->committing.n)
@@ -322,7 +323,7 @@ static void record_written(struct kvbm_disk *disk, struct kvbm_disk_op *op)
         records_written(disk, volume);
 }
 
-/* The bytes are there to stay: now the records that say so. */
+/* Write the records of a commit, whose blocks are durable. */
 static void write_records(struct kvbm_disk *disk, struct kvbm_disk_volume *volume)
 {
     struct kvbm_disk_list list = volume->committing;
@@ -397,7 +398,7 @@ void kvbm_disk_commits(struct kvbm_disk *disk)
 
 /* ---- whose turn it is ---- */
 
-/* Returns 0: it may begin. */
+/* Return the error that keeps an operation from beginning; 0: begin. */
 static int why_not(const struct kvbm_disk *disk, const struct kvbm_disk_op *op, uint64_t now)
 {
     const struct kvbm_disk_work *work = op->work;
@@ -456,7 +457,7 @@ void kvbm_disk_begin(struct kvbm_disk *disk)
     begin_some(disk, disk->writes, &disk->n_writing, now);
 }
 
-/* Of what waits, what has been cancelled, is late, or can't be. */
+/* End the queued operations that are cancelled, late, or on a volume out of use. */
 void kvbm_disk_sweep(struct kvbm_disk *disk)
 {
     struct kvbm_disk_list *lists[] = {&disk->reads[0], &disk->reads[1], &disk->writes[0],

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Caches: which ones fit the host tier's blocks. */
+/* Attach and detach caches whose blocks fit the host tier's. */
 #include <errno.h>
 #include <stdlib.h>
 

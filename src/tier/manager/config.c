@@ -56,7 +56,7 @@ static const char *const words[][8] = {
     [GPU_COPY] = {"auto", "engines", "single"},
 };
 
-/* Of its field. */
+/* Return the size of a key's field. */
 static size_t size_of(const struct key *key)
 {
     return key->kind == SIZE   ? sizeof(uint64_t)

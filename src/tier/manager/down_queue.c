@@ -104,7 +104,7 @@ int kvbm_queue_push(struct kvbm_manager *m, enum kv_tier to, struct kvbm_down do
     return 0;
 }
 
-/* The mover tries again when something ends or a moment has passed, and has to know that. */
+/* Mark a queue as stalled: the mover retries it when an operation ends, or after a pause. */
 void kvbm_queue_stall(struct kvbm_manager *m, struct kvbm_queue *q, bool stalled)
 {
     q->stalled = stalled;

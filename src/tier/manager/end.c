@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The end of a manager: who still has something of it, and taking it apart. */
+/* Destroy a manager: check for pins, handles and pools in use, stop its executors, free it. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 #include "bm/registry.h"
 #include "tier/manager/manager.h"
 
-/* ---- who has what ---- */
+/* ---- pins, handles and pools in use ---- */
 
 static uint64_t of_pin(const struct kvbm_pin *pin, const struct kvbm_pool *pool)
 {
@@ -34,7 +34,7 @@ static uint64_t of_move(const struct kvbm_move *move, const struct kvbm_pool *po
     return n;
 }
 
-/* Whether there are handles on the pool that aren't our own. */
+/* True when the caller holds handles on the pool. */
 static bool is_held(const struct kvbm_manager *m, struct kvbm_pool *pool)
 {
     uint64_t n = pool ? kvbm_pool_handles(pool) : 0, own = pool == m->disk ? m->n_quarantine : 0;
@@ -64,7 +64,7 @@ static bool has_pools(struct kvbm_manager *m)
     return pool != NULL;
 }
 
-/* Pins and handles of the caller's, pools of his in our registry. */
+/* True while the caller has pins, handles, or pools in the manager's registry. */
 static bool in_use(struct kvbm_manager *m)
 {
     for (const struct kvbm_pin *pin = m->pins; pin; pin = pin->next) {
@@ -108,7 +108,7 @@ void kvbm_manager_free(struct kvbm_manager *m, uint64_t deadline)
     free(m);
 }
 
-/* Until the deadline things go on, then they are cut short. */
+/* Wait for jobs and offloads until the deadline, then cancel the rest. */
 static void wind_down(struct kvbm_manager *m, uint64_t deadline)
 {
     uint64_t before = 0;

@@ -18,7 +18,7 @@
 
 /* ---- what to fetch ---- */
 
-/* Somebody brings it already, or is storing it: it is left to him. */
+/* True when another pin fetches or stores the key: item @i waits for it. */
 static bool left_to_others(struct kvbm_pin *pin, uint32_t i)
 {
     if (!kvbm_set_has(&pin->manager->pending, kvbm_pin_hash(pin, i)))
@@ -48,8 +48,8 @@ void kvbm_fetch_stop_starving(struct kvbm_pin *pin)
     }
 }
 
-/* Up to KVBM_BATCH items from *@at on that are MISS and weren't looked for in @tier; those on their
- * way are left to whoever brings them. Their keys are packed into @keys. */
+/* Pick up to KVBM_BATCH items from *@at on that are MISS and were not looked for in @tier, and pack
+ * their keys into @keys. Items that another pin brings become WAITS. */
 static uint32_t pick(struct kvbm_pin *pin, enum kv_tier tier, uint32_t *at, uint32_t *index,
                      uint8_t *keys)
 {
@@ -79,7 +79,7 @@ static struct kvbm_fetch *fetch_new(struct kvbm_pin *pin, enum kv_tier tier)
     return fetch;
 }
 
-/* Item @i is fetched into @block. */
+/* Begin to fetch item @i into @block. */
 static void add(struct kvbm_fetch *fetch, uint32_t i, const struct kvbm_mutable *block)
 {
     struct kvbm_pin *pin = fetch->pin;
@@ -153,7 +153,8 @@ static void source_released(struct kvbm_pin *pin, struct kvbm_item *item)
     item->source = (struct kvbm_handle){0};
 }
 
-/* Its bytes are in its host block. False: they can't be what the caller says, and it is MISS. */
+/* Register item @i, whose bytes are in its host block. False: its key is known at another position,
+ * and it is a MISS. */
 static bool becomes_held(struct kvbm_pin *pin, uint32_t i)
 {
     struct kvbm_manager *m = pin->manager;
@@ -281,7 +282,7 @@ static void unlink_fetch(struct kvbm_fetch *fetch)
     fetch->pin->n_fetches--;
 }
 
-/* By its holder or a job, while a fetch that has ended holds it, too. */
+/* True when a holder or a job needs the pin, beside the ended fetch that holds it. */
 static bool is_wanted(const struct kvbm_pin *pin)
 {
     return !pin->released || pin->refs > 1 + pin->n_fetches;
@@ -300,7 +301,7 @@ static struct kvbm_pin *hungriest(const struct kvbm_manager *m)
     return best;
 }
 
-/* Fetches from the object store have ended: those that starve go on. */
+/* Go on with starving pins, because fetches from the object store have ended. */
 static void feed(struct kvbm_manager *m)
 {
     struct kvbm_pin *pin;
@@ -356,7 +357,7 @@ static void launch(struct kvbm_fetch *fetch)
     pin->refs++;
 }
 
-/* The items of @index come from @tier; those for which there is no room stay where they are. */
+/* Begin to fetch the items of @index from @tier. Items without room keep their state. */
 static void fetch_some(struct kvbm_pin *pin, enum kv_tier tier, const uint32_t *index, uint32_t n)
 {
     struct kvbm_mutable blocks[KVBM_BATCH];
@@ -412,7 +413,7 @@ static uint32_t share_left(const struct kvbm_manager *m)
     return m->max_object_fetched - KV_MIN(m->n_object_fetched, m->max_object_fetched);
 }
 
-/* No fetch has begun, for want of host blocks, memory or the store, so that none will end. */
+/* Turn starving items into MISS: no fetch could begin, so none will end and wake them. */
 static void nobody_feeds(struct kvbm_pin *pin)
 {
     for (uint32_t i = 0; pin->n_starved && i < pin->n; i++) {

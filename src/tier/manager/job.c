@@ -126,7 +126,8 @@ static void drop_fd(struct kvbm_job_ *job)
     job->ready_fd = -1;
 }
 
-/* Without a copy. The mover does it: whoever calls this may be on his way through lists. */
+/* End a job without a copy. Leaves it to the mover, because the caller may be walking a list of
+ * jobs. */
 static void over(struct kvbm_job_ *job, int status)
 {
     struct kvbm_manager *m = job->pin->manager;

@@ -124,7 +124,7 @@ int kvbm_manager_cancel(struct kvbm_manager *m, uint64_t id)
     return rc;
 }
 
-/* Out of the list of those that are done: @id, or (0) the first that isn't our own. */
+/* Take job @id off the list of ended jobs; 0: the first that isn't the manager's own. */
 static struct kvbm_job_ *take_done(struct kvbm_manager *m, uint64_t id)
 {
     struct kvbm_job_ **at = &m->done, *job;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Making a manager. */
+/* Create a manager: check its options, open its tiers. */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -63,8 +63,9 @@ static void set_policy(struct kvbm_tier_policy *policy)
 }
 
 /*
- * The blocks of a prompt come into a tier and are let go in any order: in moves that overtake each other, in an index that
- * is read again, one by one as they are fetched. So that its end goes before its beginning, LRU is one of leaves.
+ * Use LRU of leaves (lineage) for LRU. The blocks of a prompt enter a tier and are released in any
+ * order: by moves that overtake each other, from an index at a restart, one by one as they are
+ * fetched. LRU of leaves evicts a prompt's end before its beginning all the same.
  */
 static void set_eviction(enum kvbm_eviction *eviction)
 {

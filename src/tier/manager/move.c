@@ -8,7 +8,8 @@
 
 #include "tier/manager/manager.h"
 
-/* Blocks that leave were asked about when they came in for nothing but the object store. */
+/* True when the policy takes a block. Blocks about to be evicted were asked about at their entry
+ * for other tiers than the object store. */
 static bool may_leave(struct kvbm_manager *m, const struct kvbm_move *move,
                       const struct kvbm_block_info *info)
 {
@@ -33,7 +34,7 @@ static void tell_staged(struct kvbm_manager *m, const struct kvbm_down *down,
     kvbm_registry_locate(m->registry, info->group, info->key, 1, &info->tiers);
 }
 
-/* Number @k, which is held if it is there. False: it isn't moved. */
+/* Prepare block @k of a move: hold it and describe it. False: it is evicted, or its tier has it. */
 static bool moves(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k)
 {
     struct kvbm_block_info *info = &move->info[k];
@@ -68,7 +69,7 @@ void kvbm_quarantine(struct kvbm_manager *m, struct kvbm_mutable block)
     m->quarantine[m->n_quarantine++] = block;
 }
 
-/* Up to @n blocks of the target, on volumes that work. */
+/* Allocate up to @n blocks of the target tier, on volumes in use. */
 static uint32_t take_usable(struct kvbm_manager *m, enum kv_tier to, struct kvbm_mutable *ret,
                             uint32_t n)
 {
@@ -92,7 +93,7 @@ static void give_up(struct kvbm_move *move, uint32_t k)
     kvbm_down_ended(&move->from[k], false);
 }
 
-/* Number @k becomes number @n, and @n one more: the others are left behind. */
+/* Keep block @k of a move: put it at *@n and count *@n up. The caller drops the others. */
 void kvbm_move_keep(struct kvbm_move *move, uint32_t k, uint32_t *n)
 {
     move->from[*n] = move->from[k];
@@ -114,7 +115,7 @@ static void take_targets(struct kvbm_manager *m, struct kvbm_move *move)
     move->n = got;
 }
 
-/* Host blocks for what is on the disk. What there are none for waits. */
+/* Allocate host blocks for blocks of the disk. Blocks without one return to the queue. */
 static void take_bounces(struct kvbm_manager *m, struct kvbm_move *move)
 {
     uint32_t got = kvbm_take_blocks(m->host, move->bounce, move->n);
@@ -128,7 +129,7 @@ static void take_bounces(struct kvbm_manager *m, struct kvbm_move *move)
     move->n = got;
 }
 
-/* As number @k: a move of blocks that leave is of one tier's. */
+/* True when block @k may join the move: blocks about to be evicted must be of one tier. */
 static bool fits(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k,
                  const struct kvbm_down *down)
 {

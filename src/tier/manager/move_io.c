@@ -6,7 +6,7 @@
 
 #include "tier/manager/manager.h"
 
-/* @again: what was leaving may be told of once more. */
+/* Release the blocks of a move. @again: kvbm_pool_leaving may list them once more. */
 void kvbm_move_release(const struct kvbm_move *move, struct kvbm_immutable *like, bool again)
 {
     if (move->leaving)
@@ -15,7 +15,7 @@ void kvbm_move_release(const struct kvbm_move *move, struct kvbm_immutable *like
         kvbm_immutable_release(like);
 }
 
-/* The last first; one that can't be is no other's concern. */
+/* Release targets, the last first. A failure concerns its own block only. */
 static void release_all(struct kvbm_pool *pool, struct kvbm_immutable *blocks, uint32_t n)
 {
     if (kvbm_pool_release(pool, blocks, n) == 0)
@@ -40,7 +40,7 @@ static void object_done(struct kvbm_object_batch *batch)
     kvbm_note(move->manager, &move->note, move_done);
 }
 
-/* From the disk into the bounce blocks. */
+/* Read the move's blocks from the disk into its bounce blocks. */
 static int submit_read(struct kvbm_manager *m, struct kvbm_move *move)
 {
     for (uint32_t k = 0; k < move->n; k++)
@@ -90,7 +90,7 @@ static int submit(struct kvbm_manager *m, struct kvbm_move *move)
     return kvbm_object_submit(m->object_store, &move->object);
 }
 
-/* The target has its bytes: it becomes what its like is, or the staged block. */
+/* Register a target that has its bytes: as its like, or as the staged block. */
 static int becomes_findable(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k,
                             struct kvbm_immutable *held)
 {
@@ -163,7 +163,7 @@ static void one_ended(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k
     kvbm_down_ended(&move->from[k], status == 0);
 }
 
-/* Leaves first: they are released before their parents. What leaves keeps its order. */
+/* Release leaves before their parents. Blocks about to be evicted keep their order. */
 static void all_ended(struct kvbm_manager *m, struct kvbm_move *move)
 {
     become_findable(m, move);
@@ -197,7 +197,7 @@ static void not_read(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k,
     kvbm_down_ended(&move->from[k], false);
 }
 
-/* The bytes have come up from the disk: those that did go on to the object store. */
+/* Send the blocks that the disk has delivered on to the object store. */
 static void go_on(struct kvbm_manager *m, struct kvbm_move *move)
 {
     uint32_t n = 0;

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Blocks go down a tier. What waits is a weak reference in a bounded heap (down_queue.c); it becomes a held block when its
- * move begins (move.c). Without a host tier what waits is a staging buffer, held by its pin.
+ * Offload blocks to the tiers below. A queued block is a weak handle in a bounded heap
+ * (down_queue.c), and is held from the beginning of its move (move.c). Without a host tier it is a
+ * staging buffer, which its pin holds.
  */
 #include <errno.h>
 #include <stdlib.h>
 
 #include "tier/manager/manager.h"
 
-/* ---- what goes down ---- */
+/* ---- blocks to offload ---- */
 
 static void offer(struct kvbm_pin *pin, uint32_t i, struct kvbm_job_ *through,
                   const struct kvbm_weak *weak, const struct kvbm_block_info *info)
@@ -84,7 +85,8 @@ static bool may_move(const struct kvbm_manager *m, enum kv_tier to)
     return to != KV_TIER_HOST || m->n_jobs + m->n_done < m->opts.max_jobs;
 }
 
-/* The host's queue comes last: what is dropped from the others ends jobs, which it may have waited for. */
+/* Serve the host's queue last: drops from the other queues end jobs for which it may have
+ * waited. */
 void kvbm_offload_pump(struct kvbm_manager *m)
 {
     kvbm_write_back(m);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Blocks of a cache's pool go to the host tier: those of a sequence that wait one behind the other in one store job. */
+/* Offload blocks of a cache's pool to the host tier: one store job for each run of a sequence in
+ * the queue. */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -16,7 +17,7 @@ struct run {
     uint8_t keys[(KVBM_BATCH + 1) * KVBM_MAX_KEY]; /* the parent's, theirs */
 };
 
-/* Whether a block comes right behind the run's last. */
+/* True when a block follows the run's last one. */
 static bool continues(const struct kvbm_manager *m, const struct run *run,
                       const struct kvbm_down *down, const struct kvbm_block_info *info)
 {
@@ -42,7 +43,7 @@ static void add_to_run(const struct kvbm_manager *m, struct run *run,
     memcpy(run->keys + (size_t)run->n * m->key_len, info->key, m->key_len);
 }
 
-/* The first of the queue, and what follows it in its sequence, as long as that is next in the queue, too. */
+/* Take the first block of the queue, and its continuation as far as that is next in the queue. */
 static void gather_run(struct kvbm_manager *m, struct run *run)
 {
     struct kvbm_queue *q = &m->down[KV_TIER_HOST];
@@ -73,7 +74,7 @@ static void gather_run(struct kvbm_manager *m, struct run *run)
     }
 }
 
-/* A store like anybody's, whose job holds the blocks it reads. */
+/* Store the run like a caller's store. The job holds the blocks that it reads. */
 static int store_run(struct kvbm_manager *m, struct run *run)
 {
     struct kvbm_chain chain = {.size = sizeof(chain),

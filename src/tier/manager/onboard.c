@@ -46,7 +46,7 @@ static void fini(struct onboard *o)
     free(o->ok);
 }
 
-/* Why none of the pin's blocks is here. */
+/* Return the error that explains why no block of the pin has arrived. */
 static int why_none(const struct onboard *o)
 {
     /* Past this time don't wait for fetches of other pins: treat their blocks as missing. */
@@ -77,7 +77,7 @@ static long settle(struct onboard *o)
     return kvbm_pin_state(o->pin, o->state);
 }
 
-/* The READY ones among the first @n get a target each, as far as there is room. */
+/* Allocate a target for each READY block among the first @n, as far as there is room. */
 static int take_targets(struct onboard *o, uint32_t n)
 {
     uint32_t wanted = 0, given = 0;
@@ -102,7 +102,7 @@ static int take_targets(struct onboard *o, uint32_t n)
     return 0;
 }
 
-/* Wait for the copy. Nobody writes into the targets when this returns. */
+/* Copy the blocks and wait for the copy. No transfer writes into the targets on return. */
 static int load(struct onboard *o)
 {
     struct kvbm_manager *m = o->cache->manager;
@@ -133,7 +133,7 @@ static bool arrived(const struct onboard *o, uint32_t i)
     return o->blocks[i] != UINT32_MAX && o->ok[i / 8] >> (i % 8) & 1;
 }
 
-/* Item @i, which has arrived, becomes what it is. */
+/* Register the target of item @i, which has arrived. */
 static int register_one(struct onboard *o, uint32_t i, struct kvbm_immutable *ret)
 {
     const struct kvbm_item *item = &o->pin->items[i];
@@ -245,7 +245,8 @@ static int given_take(const struct kvbm_manager *m, struct given *given, size_t 
     return info.group == given->group ? 0 : -EINVAL;
 }
 
-/* @also: another pool that handles may be of. Undone with given_fini, also when this fails. */
+/* Collect the caller's handles. @also: another pool that they may be of. given_fini undoes it, also
+ * after a failure. */
 static int given_init(const struct kvbm_manager *m, struct given *given,
                       const struct kvbm_immutable *blocks, size_t n, const struct kvbm_pool *also)
 {

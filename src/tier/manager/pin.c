@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Pins: what is held in the host tier, found or fetched (load) or reserved (store; the rest of that is in
- * pin_store.c). */
+/* Pins: what is held in the host tier, found or fetched (load) or reserved (store; the rest of that
+ * is in pin_store.c). */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -66,7 +66,7 @@ static void let_likes_go(struct kvbm_pin *pin)
     free(pin->likes);
 }
 
-/* The held ones, from the last to the first, so that leaves are older than their parents. */
+/* Release held blocks from the last to the first, so that leaves are older than their parents. */
 static void let_held_go(struct kvbm_pin *pin)
 {
     struct kvbm_immutable held[LOOK];
@@ -150,7 +150,7 @@ void kvbm_pin_hold(struct kvbm_pin *pin)
     }
 }
 
-/* Look again for those that somebody else brought, and fetch what still isn't there. */
+/* Look the items up again that another pin brought, and fetch those that are still missing. */
 void kvbm_pin_look(struct kvbm_pin *pin)
 {
     struct kvbm_manager *m = pin->manager;
@@ -181,7 +181,7 @@ void kvbm_pin_look(struct kvbm_pin *pin)
     kvbm_pin_settle(pin);
 }
 
-/* When nothing is on its way any more, the jobs begin. */
+/* Start the pin's jobs once no item is pending. */
 void kvbm_pin_settle(struct kvbm_pin *pin)
 {
     struct kvbm_job_ *job;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Pins of stores: host blocks are reserved, and become findable once they have their bytes. */
+/* Pins of stores: reserve host blocks, and register them once they have their bytes. */
 #include <errno.h>
 
 #include "base/clock.h"
@@ -132,7 +132,7 @@ uint32_t kvbm_pin_register(struct kvbm_pin *pin, uint32_t i, uint32_t n)
     return held;
 }
 
-/* Items [i, i + n) stay on the host as long as where they come from. */
+/* Give items [i, i + n) the retention priority of their source, and its end. */
 static void retain_run(struct kvbm_pin *pin, uint32_t i, uint32_t n)
 {
     uint64_t now = kv_now_ns(), until = pin->retain_until_ns;
@@ -143,7 +143,7 @@ static void retain_run(struct kvbm_pin *pin, uint32_t i, uint32_t n)
                          ttl_ms);
 }
 
-/* Reserved items [i, i + n) hold their bytes. */
+/* Register the reserved items [i, i + n), which have their bytes. */
 static long commit_run(struct kvbm_pin *pin, uint32_t i, uint32_t n, struct kvbm_job_ *through)
 {
     struct kvbm_manager *m = pin->manager;

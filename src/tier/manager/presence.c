@@ -102,8 +102,8 @@ enum kvbm_presence kvbm_presence_of(const struct kvbm_manager *m, uint64_t hash)
     const struct kvbm_doubt *doubt = look_up(m, hash);
     bool asked = kvbm_set_has(&m->asked, hash);
 
-    /* Asked for without a doubt: there was no room for one, and how long ago that was nobody
-     * knows. */
+    /* A key asked for without a doubt found its set full: the time of its first question is
+     * unknown. */
     if (kvbm_presence_known_absent(m, hash) || (asked && !doubt))
         return KVBM_PRESENCE_ABSENT;
     if (asked || (doubt && doubt->since_ns && doubt->until_ns != BEING_ASKED &&
@@ -129,7 +129,7 @@ static struct kvbm_doubt *begin_doubt(struct kvbm_manager *m, uint64_t hash)
     return doubt;
 }
 
-/* The question whether it is there ended with @rc. */
+/* Note that a question about a key ended with @rc. */
 static void unanswered(struct kvbm_manager *m, uint64_t hash, int rc)
 {
     struct kvbm_doubt *doubt = find(m, hash);
@@ -269,7 +269,7 @@ static void ask_done(struct kvbm_object_batch *batch)
     kvbm_note(ask->manager, &ask->note, asked);
 }
 
-/* NULL: no memory. */
+/* Make a question. NULL: no memory. */
 static struct kvbm_ask *ask_new(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t i,
                                 uint32_t n)
 {

@@ -108,7 +108,7 @@ static int reload_one(void *arg, const struct kvbm_disk_record *record)
     return 0;
 }
 
-/* Blocks of volumes that are missing are kept out of the pool; the others are given back to it. */
+/* Return blocks to the pool, except those of missing volumes, which stay out of use. */
 static void keep_usable(struct kvbm_manager *m, struct kvbm_mutable *blocks, uint32_t n)
 {
     for (uint32_t slot = 0; slot < n; slot++) {
@@ -120,7 +120,7 @@ static void keep_usable(struct kvbm_manager *m, struct kvbm_mutable *blocks, uin
     kvbm_pool_release_mutable(m->disk, blocks, n); /* holes are fine */
 }
 
-/* A new pool hands its blocks out in the order of their numbers. */
+/* Take a new pool's blocks, which come in the order of their numbers. */
 static int reload_disk(struct kvbm_manager *m, uint32_t n)
 {
     struct reload reload = {.m = m, .blocks = calloc(n, sizeof(*reload.blocks))};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Where keys are. */
+/* Lookups: which tier has each key. */
 #include <errno.h>
 
 #include "tier/manager/manager.h"

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Blocks go to the object store when they are about to be evicted from the last tier above it.
+ * Write-back: copy blocks to the object store when the last tier above it is about to evict them.
  *
  *     free blocks │ next to be evicted ......................... latest
  *     ◄──────── the last quarter, at most 4096 ────────►
- *                  told of once; written from where they are
+ *                  listed once; written from where they are
  *
- * Eviction happens inside of allocations, under the registry's lock, and can wait for nobody. So the writing is
- * ahead of it: what is among the next to go, and in no other tier than the cache, is queued like any other offload, as a
- * weak reference. While it is written it is held, so that others go before it, and afterwards it is the first to go. What
- * is evicted before its turn has come is lost, and counted: evicting faster than the store writes makes nobody wait.
- * (The other way, a copy of each block on its way out, would need the copy to be made under that lock, and memory beside the host
- * tier; blocks that leave the disk would have to be read there, too.)
+ * Eviction happens inside allocations, under the registry's lock, and can't wait. So write-back
+ * runs ahead of it: blocks that will be evicted next, and are in no other tier than the cache, are
+ * queued as weak handles like other offloads. A block is held only while it is written; afterwards
+ * it is the first to be evicted. A block evicted before its turn is lost and counted: evicting
+ * faster than the store writes delays no caller. Copying each block at its eviction instead would
+ * need a copy under that lock, memory beside the host tier, and a read for each block of the disk.
  *
- * Blocks that leave the disk come into host blocks first, those of one move at a time.
+ * Blocks of the disk are read into host blocks first, those of one move at a time.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -47,7 +47,7 @@ int kvbm_write_back_open(struct kvbm_manager *m)
     return 0;
 }
 
-/* Of the next @ahead to go. Returns whether there may be more. */
+/* Queue victims among the next @ahead blocks of @pool. Returns true when there may be more. */
 static bool queue_leaving(struct kvbm_manager *m, struct kvbm_pool *pool, size_t ahead)
 {
     struct kvbm_queue *q = &m->down[KV_TIER_EXTERNAL];

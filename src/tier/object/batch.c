@@ -6,7 +6,8 @@
 #include "base/log.h"
 #include "tier/object/impl.h"
 
-/* -- batches ------------------------------------------------------------------------------------- */
+/* -- batches
+ * ------------------------------------------------------------------------------------- */
 
 static void push(struct kvbm_object_list *list, struct kvbm_object_batch *batch)
 {
@@ -19,7 +20,7 @@ static void push(struct kvbm_object_list *list, struct kvbm_object_batch *batch)
     list->n++;
 }
 
-/* Behind the last one that isn't of less priority. */
+/* Queue a batch behind the last one of equal or higher priority. */
 static void push_in_order(struct kvbm_object_list *list, struct kvbm_object_batch *batch)
 {
     struct kvbm_object_batch **at = &list->head;
@@ -154,14 +155,15 @@ void kvbm_object_tell(struct kvbm_object *o, bool probe, int rc)
         kvbm_object_end_queued(o, -EHOSTDOWN, false);
     if (!o->breaker.open && was_open)
         pthread_cond_broadcast(&o->work); /* puts have waited for this */
-    /* The next one is to try a new handle; whoever uses this one closes it. */
+    /* Let the next call open a new handle. The last call that uses this one closes it. */
     if (down && o->handle && o->handle->refs > 1) {
         o->handle->refs--;
         o->handle = NULL;
     }
 }
 
-/* -- what callers see ------------------------------------------------------------------------------ */
+/* -- what callers see
+ * ------------------------------------------------------------------------------ */
 
 static bool batch_ok(const struct kvbm_object_batch *b)
 {
@@ -175,8 +177,8 @@ static bool batch_ok(const struct kvbm_object_batch *b)
     return true;
 }
 
-/* 0: it may be queued. Puts wait for one that has gone to see whether the store is back, which may take a while
- * when that is being opened anew: they would be dropped just before. */
+/* 0: it may be queued. Puts wait for one that has gone to see whether the store is back, which may
+ * take a while when that is being opened anew: they would be dropped just before. */
 static int admit(struct kvbm_object *o, struct kvbm_object_batch *batch, uint64_t now_ns)
 {
     enum kvbm_gate gate;

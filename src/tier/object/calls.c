@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A batch's calls into the store, a slice of its blocks at a time: keys and bytes are copied, the call is
- * made with copies, and what it brought is verified before it is copied out.
+ * Calls of a batch into the store, a slice of its blocks at a time. Keys and bytes are copied, the
+ * call uses the copies, and its results are verified before they are copied out.
  *
- * While a slice is copied nobody else ends the batch; that is a matter of milliseconds.
+ * While a slice is copied, for milliseconds, no other thread ends the batch.
  */
 #include "base/error.h"
 #include "tier/object/impl.h"
 
-/* Single calls of a slice that may fail before the rest isn't tried: a store that is away costs its timeout each time. */
+/* Single calls of a slice that may fail before the rest isn't tried: a store that is away costs its
+ * timeout each time. */
 enum { MAX_FAILURES = 3, MAX_DELETES = 32, EMPTY_CHUNK_BYTES = 4096 };
 
 static void note(struct kvbm_object_notes *notes, const uint8_t key[KVBM_OBJECT_CHUNK_KEY])
@@ -23,7 +24,7 @@ static void name_slice(struct kvbm_object_worker *w, const struct kvbm_object_io
         kvbm_object_chunk_key(&w->object->format, ios[i].group, ios[i].key, w->keys[i]);
 }
 
-/* A slice that was not answered at all says something of the store. */
+/* Judge the store by a slice: only one in which every call failed counts for the breaker. */
 static int judge(struct kvbm_object_worker *w, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++)
@@ -45,7 +46,8 @@ static int status_of(int rc)
     return rc == -EINPROGRESS || rc > 0 ? -EIO : rc; /* we mean something else by these */
 }
 
-/* -- get and exists -------------------------------------------------------------------------------- */
+/* -- get and exists
+ * -------------------------------------------------------------------------------- */
 
 static void fetch_each(struct kvbm_object_worker *w, uint32_t n)
 {
@@ -85,9 +87,10 @@ static void fetch(struct kvbm_object_worker *w, uint32_t n)
 }
 
 /*
- * The value at the highest address stays until those of the next slice are there: were all freed, the allocator would
- * give the slice's pages back to the kernel (glibc's trims the top of its heap), which would clear them anew for the
- * next one. That cost more than to read, verify and copy the bytes.
+ * The value at the highest address stays until those of the next slice are there: were all freed,
+ * the allocator would give the slice's pages back to the kernel (glibc's trims the top of its
+ * heap), which would clear them anew for the next one. That cost more than to read, verify and copy
+ * the bytes.
  */
 static void drop(struct kvbm_object_worker *w, uint32_t n)
 {
@@ -106,7 +109,7 @@ static void drop(struct kvbm_object_worker *w, uint32_t n)
         free(KV_STEAL(w->data[i]));
 }
 
-/* Verified, and only then copied to where the caller wants it (NULL: nowhere). */
+/* Verify a value, then copy its block to the caller's memory (NULL: nowhere). */
 static void deliver(struct kvbm_object_worker *w, uint32_t i, struct kvbm_object_io *io, void *to)
 {
     const struct kvbm_object_format *f = &w->object->format;
@@ -159,7 +162,8 @@ static int exists_slice(struct kvbm_object_worker *w, struct kvbm_object_io *ios
     return KV_MIN(found, 0);
 }
 
-/* -- put ------------------------------------------------------------------------------------------- */
+/* -- put
+ * ------------------------------------------------------------------------------------------- */
 
 static int seal_slice(struct kvbm_object_worker *w, const struct kvbm_object_io *ios, uint32_t n)
 {
@@ -238,8 +242,8 @@ static int64_t read_nothing(void *arg, void *buf, size_t cap)
 }
 
 /*
- * Makes what was put durable, and lets the backend forget about it: after a mere flush it would hold on to
- * all, for a manifest to come. An empty snapshot claims nothing.
+ * Makes what was put durable, and lets the backend forget about it: after a mere flush it would
+ * hold on to all, for a manifest to come. An empty snapshot claims nothing.
  */
 static int publish(struct kvbm_object_worker *w, const struct kvbm_object_batch *batch)
 {
@@ -261,7 +265,8 @@ static int publish(struct kvbm_object_worker *w, const struct kvbm_object_batch 
     return kvbm_object_leave(w) ? KV_MIN(rc, 0) : -ETIMEDOUT;
 }
 
-/* -- a batch --------------------------------------------------------------------------------------- */
+/* -- a batch
+ * --------------------------------------------------------------------------------------- */
 
 int kvbm_object_run(struct kvbm_object_worker *w, struct kvbm_object_batch *batch)
 {
@@ -283,7 +288,8 @@ int kvbm_object_run(struct kvbm_object_worker *w, struct kvbm_object_batch *batc
     return rc;
 }
 
-/* -- afterwards ------------------------------------------------------------------------------------ */
+/* -- afterwards
+ * ------------------------------------------------------------------------------------ */
 
 /* Leaves those that weren't told for a while; collisions in the table make for one more or less. */
 static void choose_touched(struct kvbm_object *o, struct kvbm_object_notes *hits)

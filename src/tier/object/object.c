@@ -106,7 +106,7 @@ static bool options_ok(const struct kvbm_object_opts *opts)
            opts->block_bytes <= KVBM_OBJECT_MAX_BLOCK && KV_OPT(opts, n_threads, 0) <= MAX_THREADS;
 }
 
-/* All at once: the watcher would take those that aren't there yet for lost, and start others. */
+/* Start all workers at once: the watcher would take missing ones for lost, and start others. */
 static int start(struct kvbm_object *o)
 {
     int rc;
@@ -185,7 +185,7 @@ void kvbm_object_get_stats(struct kvbm_object *o, struct kvbm_object_stats *ret)
 /* -- close
  * ----------------------------------------------------------------------------------------- */
 
-/* From now on they are on their own: what they hold goes when they come back. */
+/* Abandon workers whose calls hang. Each frees what it holds when its call returns. */
 static void leave_behind(struct kvbm_object *o)
 {
     struct kvbm_object_worker **at = &o->workers;

@@ -2,10 +2,13 @@
 /*
  * The value of a chunk (docs/formats.md, "Object tier"):
  *
- *   0  "KVBMOBJ\n"    12  length of the header, 128    24  length of the block       48  XXH3-128 of the rest
- *   8  version        16  group  20  length of the key  32  XXH3-128 of fingerprint   64  key, zeros   128  block
+ *   0  "KVBMOBJ\n"    12  length of the header, 128    24  length of the block       48  XXH3-128
+ *      of the rest
+ *   8  version        16  group  20  length of the key  32  XXH3-128 of fingerprint   64  key,
+ *      zeros   128  block
  *
- * All of the header but the checksum follows from what is asked for: a reader makes it anew and compares.
+ * All of the header but the checksum follows from what is asked for: a reader makes it anew and
+ * compares.
  */
 #include "base/hash.h"
 #include "tier/object/impl.h"
@@ -40,7 +43,7 @@ void kvbm_object_format_init(struct kvbm_object_format *ret, const char *fingerp
     ret->block_bytes = block_bytes;
 }
 
-/* But for the checksum, which is zero. */
+/* Fill the header, with a checksum of zero. */
 static void make_header(const struct kvbm_object_format *f, uint32_t group, const void *key,
                         uint8_t ret[KVBM_OBJECT_HEADER])
 {
@@ -69,7 +72,7 @@ size_t kvbm_object_value_bytes(const struct kvbm_object_format *f)
     return KVBM_OBJECT_HEADER + (size_t)f->block_bytes;
 }
 
-/* Of the header with a checksum of zero, and the block. */
+/* Compute the checksum of the header, with zeros in its place, and the block. */
 static void sum(const uint8_t header[KVBM_OBJECT_HEADER], const void *block, size_t len,
                 uint8_t ret[16])
 {

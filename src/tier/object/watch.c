@@ -13,7 +13,7 @@ void kvbm_object_wait(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t unti
     pthread_cond_timedwait(cond, lock, &ts);
 }
 
-/* Returns when the next one will be late. */
+/* End the batches past their deadline. Returns the next deadline. */
 static uint64_t expire(struct kvbm_object *o, uint64_t now_ns)
 {
     uint64_t next_ns = now_ns + 10 * KV_NS_PER_S;
@@ -69,7 +69,7 @@ static struct kvbm_object_worker *take_gone(struct kvbm_object *o)
     return NULL;
 }
 
-/* One thing that is done without the lock. Returns whether there was any. */
+/* Do one task that must run without the lock. Returns false when there was none. */
 static bool attend(struct kvbm_object *o)
 {
     struct kvbm_object_worker *gone = take_gone(o);

@@ -6,7 +6,8 @@
 #include "base/thread.h"
 #include "tier/object/impl.h"
 
-/* -- around a call --------------------------------------------------------------------------------- */
+/* -- around a call
+ * --------------------------------------------------------------------------------- */
 
 static void begin_call(struct kvbm_object_worker *w)
 {
@@ -47,9 +48,10 @@ bool kvbm_object_leave(struct kvbm_object_worker *w)
     return wanted;
 }
 
-/* -- handles --------------------------------------------------------------------------------------- */
+/* -- handles
+ * --------------------------------------------------------------------------------------- */
 
-/* With the lock held: takes over what kvs_open gave. */
+/* Take over the store that kvs_open returned. With the lock. */
 static void install(struct kvbm_object_worker *w, struct kvbm_object_handle *h)
 {
     struct kvbm_object *o = w->object;
@@ -63,7 +65,8 @@ static void install(struct kvbm_object_worker *w, struct kvbm_object_handle *h)
     }
 }
 
-/* Of one that has claimed it. Those who come later get this one, too, and those who wait for it go on. */
+/* Open a handle, by the worker that claimed to do so. Other workers use it, and waiting ones go
+ * on. */
 static int open_handle(struct kvbm_object_worker *w)
 {
     struct kvbm_object_handle *h = calloc(1, sizeof(*h));
@@ -125,7 +128,8 @@ static void put_handle(struct kvbm_object_worker *w)
     kvbm_object_leave(w);
 }
 
-/* -- a batch --------------------------------------------------------------------------------------- */
+/* -- a batch
+ * --------------------------------------------------------------------------------------- */
 
 static void let_go(struct kvbm_object_worker *w)
 {
@@ -174,7 +178,7 @@ void kvbm_object_worker_part(struct kvbm_object_worker *w, int rc)
     pthread_cond_broadcast(&o->work); /* another may offload now */
 }
 
-/* Returns whether the batch was still there to be finished, rather than ended under us. */
+/* Finish the worker's batch. Returns false when the watcher has ended it meanwhile. */
 static bool finish(struct kvbm_object_worker *w, int rc)
 {
     struct kvbm_object *o = w->object;
@@ -240,8 +244,8 @@ static void open_first(struct kvbm_object_worker *w)
 }
 
 /*
- * While the breaker is open: the one that goes to see. When that one gave up before it had seen anything, a put that has
- * waited for it goes instead.
+ * While the breaker is open: the one that goes to see. When that one gave up before it had seen
+ * anything, a put that has waited for it goes instead.
  */
 static struct kvbm_object_batch *take_probe(struct kvbm_object *o)
 {
@@ -261,7 +265,7 @@ static struct kvbm_object_batch *take_probe(struct kvbm_object *o)
     return batch;
 }
 
-/* Offloading leaves one thread for those who wait. */
+/* Take the next batch. Puts leave one thread free for gets, for which requests wait. */
 static struct kvbm_object_batch *take(struct kvbm_object *o)
 {
     struct kvbm_object_batch *batch;
@@ -276,9 +280,10 @@ static struct kvbm_object_batch *take(struct kvbm_object *o)
     return batch;
 }
 
-/* -- threads --------------------------------------------------------------------------------------- */
+/* -- threads
+ * --------------------------------------------------------------------------------------- */
 
-/* Whether there is more to do for it. One that was lost is taken back when there are too few. */
+/* True when the worker goes on. A worker given up for lost goes on when there are too few. */
 static bool go_on(struct kvbm_object_worker *w)
 {
     struct kvbm_object *o = w->object;
@@ -295,7 +300,8 @@ static bool go_on(struct kvbm_object_worker *w)
     return true;
 }
 
-/* With the lock held, which it gives up. The first to go when closing takes the tier's handle with it. */
+/* With the lock held, which it gives up. The first to go when closing takes the tier's handle with
+ * it. */
 static void depart(struct kvbm_object_worker *w)
 {
     struct kvbm_object *o = w->object;

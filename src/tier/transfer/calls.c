@@ -84,7 +84,7 @@ static int admit(struct kvbm_copier *copier, const struct kvbm_transfer *t)
     return 0;
 }
 
-/* With the lock; the job isn't known to anybody yet. */
+/* Give a new job its slot and id and queue it. With the lock. */
 static int enter(struct kvbm_copier *copier, struct tier_job *job, int ready_fd)
 {
     int err;

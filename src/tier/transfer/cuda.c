@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * To and from the memory of GPUs: a thread for each direction with a stream for each device, so that what comes and
- * what goes move at the same time and urgent things don't wait behind the others' streams.
+ * To and from the memory of GPUs: a thread for each direction with a stream for each device, so
+ * that what comes and what goes move at the same time and urgent things don't wait behind the
+ * others' streams.
  *
  *   take a chunk ─► queue its copies on the stream, an event behind them ─► at most DEPTH of these
  *        ▲                                                                        │
  *        └──────────────── sleep until the oldest one's event happened ◄──────────┘
  *
- * Large pieces go to the copy engines, several in a call (cuda_copy.c). Pieces of less than KERNEL_BYTES are
- * moved by libkvx_cuda's kernel, a layer of many blocks a launch, which host memory must be pinned for.
+ * Large pieces go to the copy engines, several in a call (cuda_copy.c). Pieces of less than
+ * KERNEL_BYTES are moved by libkvx_cuda's kernel, a layer of many blocks a launch, which host
+ * memory must be pinned for.
  *
  * CUDA is found when the first job wants it, through the driver's library as in bm/cuda.h.
  */
@@ -41,7 +43,8 @@ static int enter(uint32_t device)
     return tier_cuda_usable() && kvbm_cuda_enter(device) == 0 ? 0 : -ENOTSUP;
 }
 
-/* Whose memory it is about; the first one's where it is nobody's (and device_id may be a file's descriptor). */
+/* Return the GPU whose memory a plan uses; GPU 0 when it uses none's (device_id may then be a
+ * file's descriptor). */
 static uint32_t device_of(const struct tier_plan *p)
 {
     const struct kvbm_place *s = &p->src->places[0], *d = &p->dst->places[0];
@@ -116,7 +119,8 @@ static int prepare(struct lane *lane, uint32_t device)
 
 /* ---- what is put on a stream ---- */
 
-/* The ids must be where the GPU can read them, until it has. */
+/* Queue a converting kernel. Keeps the block ids in memory that the GPU reads until it has
+ * ended. */
 static int convert(struct flight *flight, void *stream)
 {
     struct tier_chunk *chunk = &flight->chunk;
@@ -161,7 +165,7 @@ static int put(struct lane *lane, struct flight *flight)
 
 /* ---- the thread ---- */
 
-/* Without the lock. The flight is in the ring afterwards, whatever became of it. */
+/* Begin a chunk. Its flight is in the ring afterwards, also on failure. Without the lock. */
 static void begin(struct lane *lane, const struct tier_chunk *chunk)
 {
     uint32_t device = device_of(&chunk->job->plan);
@@ -182,7 +186,7 @@ static void begin(struct lane *lane, const struct tier_chunk *chunk)
     flight->chunk.err = err;
 }
 
-/* Wait for the oldest one. Without the lock. */
+/* Wait for the oldest flight of a lane and return its chunk. Without the lock. */
 static struct tier_chunk finish(struct lane *lane)
 {
     struct flight *flight = lane->ring[lane->first++ % DEPTH];

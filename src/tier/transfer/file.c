@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Between files and host memory. A thread walks chunks and hands each piece to the I/O executor, at most io_depth at a
- * time; when the last piece of a chunk is done, so is the chunk. There are two of them, for onboarding and for
- * offloading, with requests of their own: what is read because somebody waits never stands behind writes.
+ * Copies between files and host memory. A thread walks chunks and hands each piece to the I/O
+ * executor, at most io_depth at a time. A chunk is done with its last piece. There are two such
+ * threads, for onboarding and for offloading, with requests of their own, so that urgent reads
+ * never queue behind writes.
  *
- * O_DIRECT wants offsets, addresses and lengths at multiples of a page. Pieces that aren't (layouts should be aligned
- * to 4096, then all are) go the slow way, one at a time through a storage's own copies: whole pages are read, changed
- * and written, and two of these at once would undo each other. Pieces in whole pages never share one with them.
+ * O_DIRECT wants offsets, addresses and lengths at multiples of a page. Pieces that aren't (layouts
+ * should be aligned to 4096, then all are) go the slow way, one at a time through a storage's own
+ * copies: whole pages are read, changed and written, and two of these at once would undo each
+ * other. Pieces in whole pages never share one with them.
  *
  * Conversions go through a buffer, one chunk at a time, where blocks lie as they do in the file.
  */
@@ -97,7 +99,8 @@ static void hand_over(struct lane *lane, struct kvbm_aio_req **list)
     *list = NULL;
 }
 
-/* A free request, waited for when there is none; those of @list go first, or it would be in vain. */
+/* A free request, waited for when there is none; those of @list go first, or it would be in
+ * vain. */
 static struct request *get_request(struct lane *lane, struct flight *flight,
                                    struct kvbm_aio_req **list)
 {
@@ -118,7 +121,7 @@ static struct request *get_request(struct lane *lane, struct flight *flight,
     return request;
 }
 
-/* In parts, if it is larger than the kernel or our patience. */
+/* Queue the requests of a piece, in several parts when it is longer than one request may be. */
 static void put_piece(struct lane *lane, struct flight *flight, const struct tier_piece *piece,
                       struct kvbm_aio_req **list)
 {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The executor: its queue, and the choice between io_uring (io_uring.c) and threads (io_threads.c). */
+/* The executor: its queue, and the choice between io_uring (io_uring.c) and threads
+ * (io_threads.c). */
 #include "tier/transfer/io.h"
 
 #include <errno.h>
@@ -19,7 +20,8 @@ enum {
     TURN_OF_REST = 8 /* every so many turns, so that reads without end don't stop writes */
 };
 
-/* While reads come: enough to keep a fast device busy, little enough to wait behind. */
+/* Bytes being written while reads come: enough to keep a fast device busy, few enough for a read to
+ * wait behind. */
 #define WRITING_BESIDE_READS (UINT64_C(2) << 20)
 #define READS_STOPPED_NS (50 * KV_NS_PER_MS)
 
@@ -51,7 +53,8 @@ static bool is_urgent_read(const struct kvbm_aio_req *req)
     return req->urgent && req->op == KVBM_AIO_READ;
 }
 
-/* There is always one that may go when no other write runs, and its end asks again. */
+/* True when a write may begin now. Without a running write one always may, and its end asks
+ * again. */
 static bool write_may_go(const struct kvbm_aio *aio, const struct kvbm_aio_req *req, uint64_t now)
 {
     return req->op != KVBM_AIO_WRITE || !aio->writing ||

@@ -57,7 +57,7 @@ static struct kvbm_aio_req *shift(struct kvbm_aio_queue *queue)
 
 /* ---- handing in ---- */
 
-/* The registered buffer in which all of what is left of it lies, or -1. */
+/* Return the registered buffer that holds all the rest of a request, or -1. */
 static int buffer_of(const struct kvbm_aio *aio, const struct kvbm_aio_req *req)
 {
     uint64_t offset = (uintptr_t)req->data + req->moved_ - (uintptr_t)aio->memory; /* below: huge */
@@ -140,7 +140,7 @@ static void take_back(struct ring *own)
     }
 }
 
-/* Hand in what was prepared and wait for something to happen; @brief: not for long. */
+/* Submit the prepared entries and wait for a completion; @brief: at most 1 ms. */
 static void enter(struct ring *own, bool brief)
 {
     struct __kernel_timespec soon = {.tv_nsec = 1000000};
@@ -235,7 +235,8 @@ static void submit(struct kvbm_aio *aio, struct kvbm_aio_queue *queue)
     }
 }
 
-/* Without the ring; what is with the kernel still comes back through memory, without a call. */
+/* Serve requests one by one after the ring has failed. Requests that the kernel has still complete
+ * through shared memory. */
 static void run_broken(struct kvbm_aio *aio, struct kvbm_aio_queue *queue)
 {
     struct ring *own = aio->own;
@@ -253,7 +254,7 @@ static void run_broken(struct kvbm_aio *aio, struct kvbm_aio_queue *queue)
     kv_wake_clear(&own->wake);
 }
 
-/* All of aio's memory, or nothing. */
+/* Register all of the executor's memory, or none of it. */
 static void register_memory(struct kvbm_aio *aio, struct ring *own)
 {
     uint64_t n = (aio->memory_bytes + BUFFER_BYTES - 1) / BUFFER_BYTES;

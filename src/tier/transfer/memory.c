@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* From memory to memory: by the copier's threads, which also call the callbacks of all jobs, and by those who wait. */
+/* Copies between memory, by the copier's threads, which also call all done callbacks, and by
+ * threads in kvbm_copier_wait. */
 #include <string.h>
 #if defined(__x86_64__)
 #include <emmintrin.h>
@@ -10,9 +11,10 @@
 #include "tier/transfer/transfer.h"
 
 /*
- * Stores past the cache: its lines needn't be read before they are overwritten, which is a third of the
- * traffic. libc does so for copies larger than its guess of the cache, which a block rarely is; but many blocks
- * follow each other, and nobody reads them soon. Measured with pieces of 2 MiB: 1.6 times memcpy.
+ * Smallest copy that is stored past the CPU's cache. Such stores need not read the target's lines
+ * first, which saves a third of the traffic. libc does so only for copies larger than the cache,
+ * which a block rarely is; but many blocks follow each other, and are not read soon. With pieces of
+ * 2 MiB: 1.6 times memcpy.
  */
 #define STREAM_BYTES ((size_t)32 << 10)
 

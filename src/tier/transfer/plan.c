@@ -192,8 +192,8 @@ static void choose_kernel(struct tier_plan *p)
     p->kernel = tier_plan_caches(p, p->first_layer, &src, &dst) == 0;
 }
 
-/* Few layers of many blocks for a kernel, which does one at a time; whole blocks for everybody
- * else. */
+/* Choose the cut into chunks: few layers of many blocks for a kernel, which copies a layer at a
+ * time; whole blocks for other executors. */
 static void cut(struct tier_plan *p)
 {
     bool launch = on_device(p) && (p->kernel || p->grain == TIER_CONVERT);
@@ -258,7 +258,7 @@ size_t tier_table_slots(uint32_t n)
 
 #define EMPTY UINT32_MAX
 
-/* Where @id is or would be. */
+/* Find the cell of @id, or the empty one where it belongs. */
 static uint32_t *find_id(uint32_t *table, size_t mask, uint32_t id)
 {
     size_t at = (id * UINT32_C(2654435761)) & mask;

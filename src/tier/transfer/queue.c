@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Jobs: who is next, what of them is under way, how they end.
+ * Jobs: their order, their running chunks, their end.
  *
- * A job's id names its slot, so that finding one takes no search, and grows with time, so that it is its age:
+ * A job's id names its slot, so that finding one takes no search, and grows with time, so that it
+ * is its age:
  *
  *   id = turn * max_jobs + slot + 1
  *
- * Four heaps hold jobs of which chunks are left, one a lane, by urgency; one more all that have a deadline and
- * haven't been begun wholly. All are as large as there may be jobs: nothing is allocated but the job itself.
+ * Four heaps hold jobs of which chunks are left, one a lane, by urgency; one more all that have a
+ * deadline and haven't been begun wholly. All are as large as there may be jobs: nothing is
+ * allocated but the job itself.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -110,7 +112,7 @@ void tier_list_remove(struct tier_list *list, struct tier_job **at)
 
 /* ---- the end of a job ---- */
 
-/* A callback waits for the threads that call them. */
+/* Wake a thread of the memory lane when a done callback is due: these threads call them. */
 static void wake_callers(struct kvbm_copier *copier)
 {
     if (copier->calls.first)

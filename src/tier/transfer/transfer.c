@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A copier's beginning and end, and the thread that looks after what isn't ready and what is
- * late. */
+/* Create and destroy a copier, and the thread that watches ready events and deadlines. */
 #include "tier/transfer/transfer.h"
 
 #include <errno.h>
@@ -49,8 +48,7 @@ static void unwatch_event(struct kvbm_copier *copier, struct tier_job *job)
         tier_list_remove(&copier->events, at);
 }
 
-/* One readable thing is as good as another: what epoll can't watch (a file) can be read at any
- * time. */
+/* Wait for a descriptor. One that epoll can't watch (a file) is always readable. */
 static int watch_fd(struct kvbm_copier *copier, struct tier_job *job, int fd)
 {
     struct epoll_event event = {.events = EPOLLIN | EPOLLONESHOT, .data.u64 = job->id};
