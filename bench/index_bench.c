@@ -251,7 +251,7 @@ static void fill(struct fleet *fleet)
         figure(fleet, "memory", "bytes_per_holder_block",
                (double)(fleet->flat->capacity * sizeof(struct flat_entry)) / (double)blocks, NULL);
     } else {
-        struct kvi_stats stats;
+        struct kvi_stats stats = {.size = sizeof(stats)};
 
         kvi_get_stats(fleet->ix, &stats);
         snprintf(more, sizeof(more),
@@ -371,7 +371,7 @@ static void run(uint32_t workers, uint32_t blocks, uint32_t shared_percent, bool
     }
     writes(&fleet);
     if (!flat) {
-        struct kvi_stats stats;
+        struct kvi_stats stats = {.size = sizeof(stats)};
 
         lookups(&fleet, "find_cold_after_writes", true, PROMPT);
         kvi_get_stats(fleet.ix, &stats);

@@ -591,7 +591,8 @@ static void bench_evict(uint32_t only)
         naive[0] = evict_run(sizes[s], KVBM_EVICT_LRU, true);
         naive[1] = evict_run(sizes[s], KVBM_EVICT_LINEAGE, true);
         for (unsigned p = 0; p < KV_COUNT(policies); p++) {
-            struct evict_times ours = evict_run(sizes[s], (enum kvbm_eviction)p, false);
+            struct evict_times ours =
+                evict_run(sizes[s], (enum kvbm_eviction)(KVBM_EVICT_LRU + p), false);
 
             printf("{\"figure\":\"kvbm_evict\",\"eviction\":\"%s\",\"blocks\":%u,\"batch\":%d,"
                    "\"clock\":\"thread\",\"windows\":%d,\"ns_per_block\":%.1f,\"drain_ns\":%.1f,"
@@ -616,7 +617,7 @@ static void bench_memory(uint32_t n_blocks)
         struct chunk c;
         struct bench b;
 
-        open_pool(&b, n_blocks, (enum kvbm_eviction)p, false);
+        open_pool(&b, n_blocks, (enum kvbm_eviction)(KVBM_EVICT_LRU + p), false);
         fill(&b);
         source_more(&source, &b, 0);
         for (uint32_t i = 0; i < n_blocks / BATCH; i++) { /* and once around */

@@ -58,7 +58,7 @@ int main(int argc, char **argv)
         .replay_endpoint = argc > 2 ? argv[2] : "tcp://127.0.0.1:*",
     };
     unsigned rounds = argc > 3 ? (unsigned)strtoul(argv[3], NULL, 10) * 10 : 5;
-    struct kve_publisher_stats stats;
+    struct kve_publisher_stats stats = {.size = sizeof(stats)};
     struct kve_publisher *publisher;
 
     if (kve_publisher_create(&opts, &publisher) < 0) {

@@ -206,6 +206,7 @@ struct kve_reader_opts {
     /* Hash multimodal objects of extra_keys by their names alone, without their places. */
     bool ignore_mm_offsets;
 };
+#define KVE_READER_OPTS_INIT KV_INIT_(kve_reader_opts)
 
 /**
  * Create a reader. The caller owns *@ret and frees it with kve_reader_destroy.
@@ -245,7 +246,7 @@ KV_API bool kve_reader_has_main(const struct kve_reader *reader, uint32_t rank);
 
 /** One event to publish, of at most 4 Mi hashes and tokens. Pointers are borrowed for the call. */
 struct kve_event {
-    size_t size; /* sizeof(struct kve_event) */
+    size_t size; /* the same in all events of an array: the step from one to the next */
     enum { KVE_STORED, KVE_REMOVED, KVE_CLEARED } type;
     enum kv_tier tier;
     const uint64_t *hashes; /* n_hashes block hashes; STORED and REMOVED */
@@ -260,6 +261,7 @@ struct kve_event {
     const char *cache_salt; /* NULL: none */
     int32_t group;          /* cache group; -1: the event names none */
 };
+#define KVE_EVENT_INIT KV_INIT_(kve_event)
 
 /** Encoding of events: tagged maps (vLLM >= 0.24) or positional arrays (before). */
 enum kve_encoding { KVE_ENCODING_MAP, KVE_ENCODING_ARRAY };
@@ -284,18 +286,21 @@ struct kve_publisher_opts {
     uint64_t first_sequence; /* number of the first batch */
     uint64_t buffer_bytes;   /* bytes kept for replay, at most; 0: 256 MiB */
 };
+#define KVE_PUBLISHER_OPTS_INIT KV_INIT_(kve_publisher_opts)
 
 /** Publisher of one engine's events. Any thread. */
 struct kve_publisher;
 
 /** Counters of a publisher since its creation. */
 struct kve_publisher_stats {
+    size_t size;
     uint64_t events;         /* accepted */
     uint64_t dropped_events; /* refused because the queue was full; they leave a sequence gap */
     uint64_t batches;        /* sent; the next sequence number is first_sequence + this + gaps */
     uint64_t replay_requests;
     uint64_t replayed_batches;
 };
+#define KVE_PUBLISHER_STATS_INIT KV_INIT_(kve_publisher_stats)
 
 /**
  * Bind (or connect) the sockets and start the publisher's thread. The caller owns *@ret and frees
@@ -344,9 +349,12 @@ KV_API const char *kve_publisher_endpoint(const struct kve_publisher *publisher)
  */
 KV_API const char *kve_publisher_replay_endpoint(const struct kve_publisher *publisher);
 
-/** Read the publisher's counters into *@ret. Any thread. */
-KV_API void kve_publisher_get_stats(struct kve_publisher *publisher,
-                                    struct kve_publisher_stats *ret);
+/**
+ * Read the publisher's counters into *@ret, as far as its size reaches. Any thread.
+ * Returns 0; -EINVAL (a NULL, or a size that is not set).
+ */
+KV_API int kve_publisher_get_stats(struct kve_publisher *publisher,
+                                   struct kve_publisher_stats *ret);
 
 #ifdef __cplusplus
 }

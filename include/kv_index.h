@@ -61,6 +61,7 @@ struct kvi_opts {
     /* Distinct blocks that will be stored soon: make room in their hash table. 0: unknown. */
     uint64_t expected_blocks;
 };
+#define KVI_OPTS_INIT KV_INIT_(kvi_opts)
 
 /**
  * Create an empty index. @opts may be NULL. The caller owns *@ret and frees it with kvi_destroy.
@@ -279,6 +280,7 @@ KV_API int kvi_find(struct kvi_index *index, const uint64_t *tokens_hashes, size
 
 /** Sizes of an index, for metrics. */
 struct kvi_stats {
+    size_t size;
     uint64_t holders;
     uint64_t chains;                  /* compressed nodes of the tree */
     uint64_t blocks;                  /* distinct places in the tree */
@@ -291,9 +293,13 @@ struct kvi_stats {
     uint64_t refused;                 /* stores that returned -ENOSPC, since creation */
     uint64_t copies_uncounted;        /* copies not counted for max_copies, since creation */
 };
+#define KVI_STATS_INIT KV_INIT_(kvi_stats)
 
-/** Read the index's sizes into *@ret. Takes no lock. Any thread. */
-KV_API void kvi_get_stats(struct kvi_index *index, struct kvi_stats *ret);
+/**
+ * Read the index's sizes into *@ret, as far as its size reaches. Takes no lock. Any thread.
+ * Returns 0; -EINVAL (a NULL, or a size that is not set).
+ */
+KV_API int kvi_get_stats(struct kvi_index *index, struct kvi_stats *ret);
 
 /**
  * Return the number of blocks of @holder (any tier), without parked ones; 0 when it is unknown.

@@ -178,6 +178,7 @@ struct kvs_save_opts {
     kvs_progress_fn progress;
     void *progress_arg;
 };
+#define KVS_SAVE_OPTS_INIT KV_INIT_(kvs_save_opts)
 
 /** Result of kvs_save and kvs_restore. */
 struct kvs_result {
@@ -189,6 +190,7 @@ struct kvs_result {
     uint64_t manifest_bytes;
     enum kvs_format format;
 };
+#define KVS_RESULT_INIT KV_INIT_(kvs_result)
 
 /**
  * Save an object under @name. @read supplies its bytes. @opts and @ret may be NULL.
@@ -214,6 +216,7 @@ struct kvs_restore_opts {
     kvs_progress_fn progress;
     void *progress_arg;
 };
+#define KVS_RESTORE_OPTS_INIT KV_INIT_(kvs_restore_opts)
 
 /**
  * Restore the object under @name. @write gets its bytes in order, each chunk verified (XXH3-128,
@@ -276,6 +279,7 @@ struct kvs_verify_result {
     uint64_t manifests, opaque_manifests, bad_manifests;
     uint64_t chunks, missing_chunks, bad_chunks, bytes;
 };
+#define KVS_VERIFY_RESULT_INIT KV_INIT_(kvs_verify_result)
 
 /** Report one problem in words. */
 typedef void (*kvs_report_fn)(void *arg, const char *line);
@@ -310,6 +314,7 @@ struct kvs_gc_opts {
     kvs_gc_progress_fn progress;
     void *progress_arg;
 };
+#define KVS_GC_OPTS_INIT KV_INIT_(kvs_gc_opts)
 
 /** Value of grace_s: chunks stay only while a manifest needs them. */
 #define KVS_GC_NO_GRACE UINT64_MAX
@@ -319,6 +324,7 @@ struct kvs_gc_result {
     size_t size;
     uint64_t live_chunks, deleted_chunks, deleted_bytes, opaque_manifests, errors;
 };
+#define KVS_GC_RESULT_INIT KV_INIT_(kvs_gc_result)
 
 /**
  * Delete chunks that no manifest needs. @opts and @ret may be NULL.

@@ -18,6 +18,33 @@ extern "C" {
 #define KV_API __attribute__((visibility("default")))
 
 /**
+ * Initialiser of a struct that begins with `size_t size`, in C and in C++; each has its own:
+ *
+ *     struct kvs_gc_opts opts = KVS_GC_OPTS_INIT;
+ *     opts.dry_run = true;
+ *
+ * In C `.size = sizeof(opts)` among other fields does the same. A function that gets such a struct with an impossible
+ * size (0, a pointer's) returns -EINVAL, logs one line with the struct's name, and does nothing.
+ */
+#ifdef __cplusplus
+} /* extern "C": templates have C++ linkage */
+template <class T> static inline T kv_init_()
+{
+    T fresh = T();
+
+    fresh.size = sizeof(T);
+    return fresh;
+}
+extern "C" {
+#define KV_INIT_(type) (kv_init_<struct type>())
+#else
+#define KV_INIT_(type)              \
+    {                               \
+        .size = sizeof(struct type) \
+    }
+#endif
+
+/**
  * Tier in which a block lies, nearest to the device first. The numbers are stable (dumps, wire).
  */
 enum kv_tier {

@@ -61,6 +61,7 @@ struct kvbm_events_opts {
     /* Bytes of queued changes; 0: 16 MiB. Changes beyond it are dropped and counted. */
     uint64_t queue_bytes;
 };
+#define KVBM_EVENTS_OPTS_INIT KV_INIT_(kvbm_events_opts)
 
 /**
  * Create an event manager and start its thread. @opts may be NULL. The caller owns *@ret and frees
@@ -122,6 +123,7 @@ struct kvbm_zmq_opts {
     uint32_t block_size;                /* required: tokens per block of the events */
     const char *lora_name, *cache_salt; /* of all events; UTF-8; NULL: none */
 };
+#define KVBM_ZMQ_OPTS_INIT KV_INIT_(kvbm_zmq_opts)
 
 /**
  * Publish changes over ZMQ in the engines' format (kv_event.h).
@@ -162,6 +164,7 @@ struct kvbm_events_stats {
     uint64_t batches;          /* handed out */
     uint64_t queued_bytes;     /* bytes in the queue now */
 };
+#define KVBM_EVENTS_STATS_INIT KV_INIT_(kvbm_events_stats)
 
 /** Read the counters. Returns 0; -EINVAL (NULL, or ret->size is 0). */
 KV_API int kvbm_events_get_stats(struct kvbm_events *events, struct kvbm_events_stats *ret);

@@ -89,6 +89,7 @@ struct kvbm_storage_opts {
     bool direct;           /* O_DIRECT; without it (logged) where the file system refuses it */
     bool keep;             /* leave the file at path when the storage is destroyed */
 };
+#define KVBM_STORAGE_OPTS_INIT KV_INIT_(kvbm_storage_opts)
 
 /**
  * Create a storage. The caller owns *@ret and frees it with kvbm_storage_destroy.
@@ -160,6 +161,7 @@ struct kvbm_allocator {
     int (*allocate)(void *arg, uint64_t bytes, struct kvbm_storage **ret);
     void *arg;
 };
+#define KVBM_ALLOCATOR_INIT KV_INIT_(kvbm_allocator)
 
 /**
  * Return an allocator that creates storages with *@opts and the requested bytes. @opts must outlive
@@ -222,6 +224,7 @@ struct kvbm_layout_config {
      */
     uint64_t tensor_shape[2];
 };
+#define KVBM_LAYOUT_CONFIG_INIT KV_INIT_(kvbm_layout_config)
 
 /** Sizes and strides of a config, without memory. */
 struct kvbm_layout_shape {

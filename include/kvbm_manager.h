@@ -81,8 +81,8 @@ struct kvbm_manager_opts {
 
     uint64_t host_bytes;     /* host tier; 0: none, only staging buffers */
     uint32_t staging_blocks; /* without a host tier; 0: 64 */
-    /* KVBM_EVICT_LRU (the default) is KVBM_EVICT_LINEAGE here: a prompt's end is evicted before its
-     * beginning, in whatever order its blocks entered a tier. LFU doesn't ensure that. */
+    /* KVBM_EVICT_DEFAULT is KVBM_EVICT_LINEAGE here: a prompt's end is evicted before its beginning,
+     * in whatever order its blocks entered a tier. LRU and LFU don't ensure that. */
     enum kvbm_eviction host_eviction;
     bool host_pinned; /* page-locked, for the GPU: needs CUDA */
     bool huge_pages;
@@ -110,6 +110,7 @@ struct kvbm_manager_opts {
     bool io_registered;   /* lock and register host memory with io_uring, for the disk tier */
     enum kvbm_gpu_copy gpu_copy; /* executor of small pieces to and from a GPU */
 };
+#define KVBM_MANAGER_OPTS_INIT KV_INIT_(kvbm_manager_opts)
 
 /**
  * Fill @opts from "key = value" lines of @file (NULL: none), then from environment variables
@@ -184,6 +185,7 @@ struct kvbm_cache_opts {
     uint32_t first_head;
     uint32_t n_heads; /* 0: all */
 };
+#define KVBM_CACHE_OPTS_INIT KV_INIT_(kvbm_cache_opts)
 
 /**
  * Attach a cache. The caller frees *@ret with kvbm_cache_detach.
@@ -246,6 +248,7 @@ struct kvbm_pin_opts {
      * not yet requested from the tier below. */
     int32_t priority;
 };
+#define KVBM_PIN_OPTS_INIT KV_INIT_(kvbm_pin_opts)
 
 /**
  * Pin the blocks of @chain (n keys, tokens are ignored) in the host tier, and fetch the others from
@@ -335,6 +338,7 @@ struct kvbm_job {
     uint8_t *ok;
     uint64_t tag; /* returned in the result */
 };
+#define KVBM_JOB_INIT KV_INIT_(kvbm_job)
 
 /**
  * Queue a job. A load begins when no key of its pin is PENDING. The job holds the pin.
@@ -434,6 +438,8 @@ struct kvbm_tier_stats {
     uint64_t latency_sum_us;        /* of the batches read from it */
     /* Batches by time: bucket i counts those below 2^i microseconds, the last all longer ones. */
     uint64_t latency_us[24];
+    uint64_t
+        reserved[8]; /* 0: room for counters to come, so that kvbm_manager_stats keeps its shape */
 };
 
 /** Statistics of a manager. */
@@ -448,6 +454,7 @@ struct kvbm_manager_stats {
      * did not answer in time. */
     uint64_t object_unanswered;
 };
+#define KVBM_MANAGER_STATS_INIT KV_INIT_(kvbm_manager_stats)
 
 /** Read the statistics. Returns 0; -EINVAL (ret->size is 0). */
 KV_API int kvbm_manager_get_stats(struct kvbm_manager *manager, struct kvbm_manager_stats *ret);

@@ -72,6 +72,7 @@ struct kvbm_registry_opts {
     uint32_t key_len;           /* bytes of a key, 4 to KVBM_MAX_KEY; 0: 8 */
     struct kvbm_events *events; /* gets every change; outlives the registry. NULL: no events */
 };
+#define KVBM_REGISTRY_OPTS_INIT KV_INIT_(kvbm_registry_opts)
 
 /**
  * Create a registry. @opts may be NULL: all defaults. The caller owns *@ret and frees it with
@@ -137,8 +138,9 @@ KV_API int kvbm_registry_on_touch(struct kvbm_registry *registry, kvbm_touch_fn 
 
 /** Order of eviction of inactive blocks. Every policy evicts lower priorities first. */
 enum kvbm_eviction {
-    KVBM_EVICT_LRU, /* the block released longest ago */
-    KVBM_EVICT_LFU, /* of the least used of four levels (TinyLFU counts), the one longest ago */
+    KVBM_EVICT_DEFAULT, /* LRU of a pool, LINEAGE of a manager's tiers */
+    KVBM_EVICT_LRU,     /* the block released longest ago */
+    KVBM_EVICT_LFU,     /* of the least used of four levels (TinyLFU counts), the one longest ago */
     /* Of the blocks without inactive children (leaves), the one released longest ago. Its age is
      * exact up to 1/1024 of the pool's releases (docs/kvbm.md). */
     KVBM_EVICT_LINEAGE
@@ -174,6 +176,7 @@ struct kvbm_pool_opts {
     const struct kvbm_layout *layout;
     bool track_handles; /* remember who acquired last; a debug build (no NDEBUG) always does */
 };
+#define KVBM_POOL_OPTS_INIT KV_INIT_(kvbm_pool_opts)
 
 /**
  * Create a pool of @registry. The caller owns *@ret and frees it with kvbm_pool_destroy.
@@ -275,6 +278,7 @@ struct kvbm_block_start {
     const uint64_t *parent; /* sequence hash of the block before; NULL: the first of its sequence */
     uint32_t position;      /* in blocks; 0 exactly when there is no parent */
 };
+#define KVBM_BLOCK_START_INIT KV_INIT_(kvbm_block_start)
 
 /**
  * Begin to fill a Reset block: it becomes Partial. @start may be NULL: a first block, group 0, salt
@@ -342,6 +346,7 @@ struct kvbm_chain {
     uint32_t position;      /* of the first block, in blocks; 0 exactly when there is no parent */
     const uint32_t *tokens; /* n * block_size, copied, for events; NULL: events without tokens */
 };
+#define KVBM_CHAIN_INIT KV_INIT_(kvbm_chain)
 
 /**
  * Complete @n Reset blocks that now hold @chain, all or none. Consumes @blocks. Returns 0; -EEXIST
@@ -431,6 +436,7 @@ struct kvbm_block_info {
     uint32_t handles; /* immutable handles on this block itself */
     uint64_t priority_until_ns; /* when the priority ends, by CLOCK_MONOTONIC; 0: never */
 };
+#define KVBM_BLOCK_INFO_INIT KV_INIT_(kvbm_block_info)
 
 /**
  * Read the state of a held block, as of one moment. Returns 0; -EINVAL (ret->size is 0); an error
@@ -528,6 +534,7 @@ struct kvbm_pool_stats {
     uint64_t inactive_pool_size;
     uint64_t metadata_bytes; /* bytes of the pool, and its share of the registry */
 };
+#define KVBM_POOL_STATS_INIT KV_INIT_(kvbm_pool_stats)
 
 /** Read the counters, all of one moment. Returns 0; -EINVAL (ret->size is 0). */
 KV_API int kvbm_pool_get_stats(struct kvbm_pool *pool, struct kvbm_pool_stats *ret);

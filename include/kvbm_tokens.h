@@ -116,6 +116,7 @@ struct kvbm_sequence_opts {
     enum kvbm_chain_seed chain;
     size_t max_tokens; /* limit on the length; 0: 2^32 - 1 */
 };
+#define KVBM_SEQUENCE_OPTS_INIT KV_INIT_(kvbm_sequence_opts)
 
 /** One full block of a sequence. @tokens is valid until the sequence changes. */
 struct kvbm_token_block {

@@ -69,6 +69,7 @@ struct kvbm_copier_opts {
     uint32_t io_depth; /* requests to the kernel at once; 0: 64 */
     enum kvbm_gpu_copy gpu_copy;
 };
+#define KVBM_COPIER_OPTS_INIT KV_INIT_(kvbm_copier_opts)
 
 /**
  * Create a copier and start its threads. @opts may be NULL. The caller owns *@ret and frees it
@@ -147,6 +148,7 @@ struct kvbm_transfer {
     void *arg;         /* of done */
     uint64_t tag;      /* returned in the result */
 };
+#define KVBM_TRANSFER_INIT KV_INIT_(kvbm_transfer)
 
 /**
  * Queue a job. Never blocks; one allocation, whatever n is.
@@ -195,6 +197,7 @@ struct kvbm_copier_stats {
     uint64_t blocks, bytes, pieces;                             /* copied; pieces after joining */
     uint64_t jobs_now, blocks_now;                              /* queued and running */
 };
+#define KVBM_COPIER_STATS_INIT KV_INIT_(kvbm_copier_stats)
 
 /** Read the counters. Returns 0; -EINVAL (NULL, or ret->size is 0); -ECHILD after fork(). */
 KV_API int kvbm_copier_get_stats(struct kvbm_copier *copier, struct kvbm_copier_stats *ret);

@@ -3,6 +3,8 @@
 
 #include <stdio.h>
 
+#include "base/log.h"
+
 int kv_fail(struct kv_error *error, int code, size_t offset, const char *fmt, ...)
 {
     va_list args;
@@ -15,4 +17,11 @@ int kv_fail(struct kv_error *error, int code, size_t offset, const char *fmt, ..
         va_end(args);
     }
     return code;
+}
+
+bool kv_refuse_size(const char *name, size_t size)
+{
+    kv_log_error("options", "a struct's size is not set",
+                 "struct=%s size=%zu want=\"sizeof(struct %s)\"", name, size, name);
+    return false;
 }

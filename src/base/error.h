@@ -76,14 +76,29 @@ static inline void kv_autofree(void *variable)
     memcpy((char *)(to) + sizeof(size_t), (const char *)(from) + sizeof(size_t), \
            KV_MIN((to)->size, sizeof(*(from))) - sizeof(size_t))
 
-/** Whether there is a struct that says how large it is, at the least that it has a size. */
-static inline bool kv_has_size(const void *to)
-{
-    size_t size = 0;
+/**
+ * The one rule for structs that begin with their size, checked by each function that takes one: the size is at
+ * least that of a struct with one field and at most KV_MAX_STRUCT. A size of 0 (forgotten), of a pointer, or of
+ * garbage is refused with one log line that names @name, the struct.
+ */
+#define KV_MAX_STRUCT ((size_t)1 << 16)
+bool kv_refuse_size(const char *name, size_t size); /* logs; returns false */
 
-    if (to)
-        memcpy(&size, to, sizeof(size));
-    return size >= sizeof(size);
+/** Whether @s is there and has a believable size. NULL: false, without a log line. */
+static inline bool kv_sized(const void *s, const char *name)
+{
+    size_t size;
+
+    if (!s)
+        return false;
+    memcpy(&size, s, sizeof(size));
+    return (size >= 2 * sizeof(size) && size <= KV_MAX_STRUCT) || kv_refuse_size(name, size);
+}
+
+/** The same for a struct that may be left out: NULL is true. */
+static inline bool kv_sized_or_null(const void *s, const char *name)
+{
+    return !s || kv_sized(s, name);
 }
 
 #endif

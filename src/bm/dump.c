@@ -180,7 +180,7 @@ static unsigned percent(uint64_t part, uint64_t whole)
 
 static void print_summary(struct kvbm_pool *pool, FILE *to, uint64_t *used)
 {
-    static const char *const policies[] = {"LRU", "LFU", "lineage"};
+    static const char *const policies[] = {"default", "LRU", "LFU", "lineage"};
     struct kvbm_pool_stats s = {.size = sizeof(s)};
 
     kvbm_pool_get_stats(pool, &s);

@@ -192,7 +192,8 @@ int kvbm_events_add_zmq(struct kvbm_events *events, const struct kvbm_zmq_opts *
     struct zmq_sink *sink;
     int err;
 
-    if (!events || !publisher || !KV_OPT(opts, block_size, 0) || opts->block_size > MAX_EVENT)
+    if (!events || !kv_sized(opts, "kvbm_zmq_opts") || !publisher || !KV_OPT(opts, block_size, 0) ||
+        opts->block_size > MAX_EVENT)
         return -EINVAL;
     if (!is_text(KV_OPT(opts, lora_name, NULL)) || !is_text(KV_OPT(opts, cache_salt, NULL)))
         return -EINVAL;

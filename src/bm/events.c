@@ -262,7 +262,8 @@ int kvbm_events_create(const struct kvbm_events_opts *opts, struct kvbm_events *
     pthread_condattr_t attr;
     int err = -ENOMEM;
 
-    if (!ret || KV_OPT(opts, max_batch, 0) > MAX_BATCH)
+    if (!ret || !kv_sized_or_null(opts, "kvbm_events_opts") ||
+        KV_OPT(opts, max_batch, 0) > MAX_BATCH)
         return -EINVAL;
     events = calloc(1, sizeof(*events));
     if (!events)
@@ -409,7 +410,7 @@ int kvbm_events_get_stats(struct kvbm_events *events, struct kvbm_events_stats *
 {
     struct kvbm_events_stats stats;
 
-    if (!events || !kv_has_size(ret))
+    if (!events || !kv_sized(ret, "kvbm_events_stats"))
         return -EINVAL;
     pthread_mutex_lock(&events->lock);
     stats = events->stats;

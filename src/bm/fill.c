@@ -33,6 +33,8 @@ static int check_start(const struct kvbm_pool *pool, const struct kvbm_block_sta
     uint32_t group = KV_OPT(start, group, 0);
     const uint64_t *parent = KV_OPT(start, parent, NULL);
 
+    if (!kv_sized_or_null(start, "kvbm_block_start"))
+        return -EINVAL;
     if (pool->registry->key_len != 8)
         return -ENOTSUP;
     if (group >= KVBM_MAX_GROUPS || !(pool->groups >> group & 1))

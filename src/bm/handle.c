@@ -188,7 +188,7 @@ static void tell(struct kvbm_pool *pool, uint32_t i, struct kvbm_block_info *ret
 
 int kvbm_immutable_info(const struct kvbm_immutable *block, struct kvbm_block_info *ret)
 {
-    int64_t i = block && kv_has_size(ret) ? lock_handle(&block->handle) : -EINVAL;
+    int64_t i = block && kv_sized(ret, "kvbm_block_info") ? lock_handle(&block->handle) : -EINVAL;
     struct kvbm_block_info info;
 
     if (i < 0)

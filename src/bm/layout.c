@@ -171,7 +171,8 @@ int kvbm_layout_config_read(const struct kvbm_layout_config *config, struct kvbm
     struct kvbm_layout_config c = {0};
     int err;
 
-    if (!config || config->size < offsetof(struct kvbm_layout_config, dtype_width_bytes))
+    if (!kv_sized(config, "kvbm_layout_config") ||
+        config->size < offsetof(struct kvbm_layout_config, dtype_width_bytes))
         return -EINVAL;
     memcpy(&c, config, KV_MIN(config->size, sizeof(c)));
     c.size = sizeof(c);
@@ -330,7 +331,7 @@ int kvbm_layout_allocate(const struct kvbm_layout_config *config,
     struct kvbm_layout *layout;
     int err = -EINVAL;
 
-    if (ret && allocator &&
+    if (ret && kv_sized(allocator, "kvbm_allocator") &&
         allocator->size >= offsetof(struct kvbm_allocator, arg) + sizeof(void *) &&
         allocator->allocate)
         err = kvbm_layout_new(config, &layout);

@@ -182,9 +182,12 @@ int kvbm_pool_create(struct kvbm_registry *r, const struct kvbm_pool_opts *opts,
     const char *wrong;
     int err;
 
-    if (!r || !opts || !ret || opts->size < offsetof(struct kvbm_pool_opts, eviction))
+    if (!r || !kv_sized(opts, "kvbm_pool_opts") || !ret ||
+        opts->size < offsetof(struct kvbm_pool_opts, eviction))
         return -EINVAL;
     memcpy(&o, opts, KV_MIN(opts->size, sizeof(o)));
+    if (o.eviction == KVBM_EVICT_DEFAULT)
+        o.eviction = KVBM_EVICT_LRU;
     wrong = what_is_wrong(&o);
     if (wrong) {
         kv_log_warn("kvbm", "pool not created", "reason=\"%s\"", wrong);

@@ -83,7 +83,8 @@ int kvbm_stage(struct kvbm_pool *pool, uint32_t i, uint32_t group, const void *k
 
 static int check_chain(const struct kvbm_pool *pool, size_t n, const struct kvbm_chain *chain)
 {
-    if (!chain || chain->size < offsetof(struct kvbm_chain, tokens) || (n && !chain->keys))
+    if (!kv_sized(chain, "kvbm_chain") || chain->size < offsetof(struct kvbm_chain, tokens) ||
+        (n && !chain->keys))
         return -EINVAL;
     if (chain->group >= KVBM_MAX_GROUPS || !(pool->groups >> chain->group & 1))
         return -EINVAL;

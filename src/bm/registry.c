@@ -20,7 +20,8 @@ int kvbm_registry_create(const struct kvbm_registry_opts *opts, struct kvbm_regi
     struct kvbm_registry *r;
     pthread_mutexattr_t attr;
 
-    if (!ret || key_len < 4 || key_len > KVBM_MAX_KEY)
+    if (!ret || !kv_sized_or_null(opts, "kvbm_registry_opts") || key_len < 4 ||
+        key_len > KVBM_MAX_KEY)
         return -EINVAL;
     r = calloc(1, sizeof(*r));
     if (!r)

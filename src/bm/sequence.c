@@ -33,7 +33,7 @@ int kvbm_sequence_create(const struct kvbm_sequence_opts *opts, struct kvbm_sequ
 {
     struct kvbm_sequence *s;
 
-    if (!ret || !valid(opts))
+    if (!ret || !kv_sized(opts, "kvbm_sequence_opts") || !valid(opts))
         return -EINVAL;
     s = calloc(1, sizeof(*s));
     if (!s)

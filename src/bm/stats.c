@@ -40,7 +40,7 @@ int kvbm_pool_get_stats(struct kvbm_pool *pool, struct kvbm_pool_stats *ret)
 {
     struct kvbm_pool_stats stats;
 
-    if (!pool || !kv_has_size(ret))
+    if (!pool || !kv_sized(ret, "kvbm_pool_stats"))
         return -EINVAL;
     kvbm_lock(pool->registry);
     stats = stats_of(pool);

@@ -91,7 +91,8 @@ int kvbm_storage_create(const struct kvbm_storage_opts *opts, struct kvbm_storag
     struct kvbm_storage *storage;
     int err;
 
-    if (!opts || !ret || opts->size < offsetof(struct kvbm_storage_opts, huge_pages))
+    if (!kv_sized(opts, "kvbm_storage_opts") || !ret ||
+        opts->size < offsetof(struct kvbm_storage_opts, huge_pages))
         return -EINVAL;
     memcpy(&o, opts, KV_MIN(opts->size, sizeof(o)));
     if (!ops_of(o.kind) || !o.bytes || o.bytes > MAX_BYTES)
@@ -279,7 +280,7 @@ static int allocate_like(void *arg, uint64_t bytes, struct kvbm_storage **ret)
 {
     struct kvbm_storage_opts opts = {0};
 
-    if (!arg)
+    if (!kv_sized(arg, "kvbm_storage_opts"))
         return -EINVAL;
     memcpy(&opts, arg, KV_MIN(((const struct kvbm_storage_opts *)arg)->size, sizeof(opts)));
     opts.size = sizeof(opts);

@@ -178,6 +178,7 @@ int kc_engine_reset(struct kc_engine *engine)
     engine->stored_blocks = engine->evicted_blocks = 0;
     rc = publish(engine, &event, 1);
     kve_publisher_flush(engine->publisher, FLUSH_MS);
+    engine->before.size = sizeof(engine->before);
     kve_publisher_get_stats(engine->publisher, &engine->before);
     pthread_mutex_unlock(&engine->lock);
     return rc;
@@ -212,7 +213,7 @@ int kc_engine_flush(struct kc_engine *engine, uint32_t timeout_ms)
 
 void kc_engine_get_stats(struct kc_engine *engine, struct kc_engine_stats *ret)
 {
-    struct kve_publisher_stats stats;
+    struct kve_publisher_stats stats = {.size = sizeof(stats)};
 
     kve_publisher_get_stats(engine->publisher, &stats);
     pthread_mutex_lock(&engine->lock);

@@ -161,6 +161,8 @@ int kve_publisher_publish(struct kve_publisher *publisher, const struct kve_even
 
     if (!n)
         return 0;
+    if (!publisher || !kv_sized(events, "kve_event"))
+        return -EINVAL;
     for (size_t i = 0; i < n; i++) {
         if (event_at(events, i)->size != events->size || kve_event_check(event_at(events, i)) < 0)
             return -EINVAL;
@@ -211,11 +213,17 @@ int kve_publisher_flush(struct kve_publisher *publisher, uint32_t timeout_ms)
     return rc;
 }
 
-void kve_publisher_get_stats(struct kve_publisher *publisher, struct kve_publisher_stats *ret)
+int kve_publisher_get_stats(struct kve_publisher *publisher, struct kve_publisher_stats *ret)
 {
+    struct kve_publisher_stats stats;
+
+    if (!publisher || !kv_sized(ret, "kve_publisher_stats"))
+        return -EINVAL;
     pthread_mutex_lock(&publisher->lock);
-    *ret = publisher->stats;
+    stats = publisher->stats;
     pthread_mutex_unlock(&publisher->lock);
+    KV_GIVE(ret, &stats);
+    return 0;
 }
 
 /* -- the thread: batches ----------------------------------------------------------------------- */
@@ -489,7 +497,7 @@ int kve_publisher_create(const struct kve_publisher_opts *opts, struct kve_publi
     struct kve_publisher *p;
     int rc = -ENOMEM;
 
-    if (!KV_OPT(opts, endpoint, NULL))
+    if (!ret || !kv_sized(opts, "kve_publisher_opts") || !KV_OPT(opts, endpoint, NULL))
         return -EINVAL;
     p = allocate(opts);
     if (!p)

@@ -78,7 +78,7 @@ int kve_reader_create(const struct kve_reader_opts *opts, struct kve_reader **re
 {
     struct kve_reader *reader;
 
-    if (!KV_OPT(opts, block_size, 0))
+    if (!ret || !kv_sized(opts, "kve_reader_opts") || !KV_OPT(opts, block_size, 0))
         return -EINVAL;
     reader = calloc(1, sizeof(*reader));
     if (!reader)

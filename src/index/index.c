@@ -52,7 +52,7 @@ int kvi_create(const struct kvi_opts *opts, struct kvi_index **ret)
     struct kvi_mem mem = {0};
     struct kvi_index *ix;
 
-    if (!ret || (opts && opts->size < sizeof(opts->size)))
+    if (!ret || !kv_sized_or_null(opts, "kvi_opts"))
         return -EINVAL;
     ix = kvi_mem_alloc_lines(&mem, sizeof(*ix));
     if (!ix)
@@ -283,9 +283,13 @@ int kvi_get_holder(struct kvi_index *index, struct kv_holder holder, struct kvi_
     return found ? 0 : -ENOENT;
 }
 
-void kvi_get_stats(struct kvi_index *index, struct kvi_stats *ret)
+int kvi_get_stats(struct kvi_index *index, struct kvi_stats *ret)
 {
-    *ret = (struct kvi_stats){
+    struct kvi_stats stats;
+
+    if (!index || !kv_sized(ret, "kvi_stats"))
+        return -EINVAL;
+    stats = (struct kvi_stats){
         .holders = atomic_load_explicit(&index->n_holders, memory_order_relaxed),
         .chains = atomic_load_explicit(&index->n_chains, memory_order_relaxed),
         .blocks = atomic_load_explicit(&index->n_blocks, memory_order_relaxed),
@@ -298,5 +302,7 @@ void kvi_get_stats(struct kvi_index *index, struct kvi_stats *ret)
         .copies_uncounted = atomic_load_explicit(&index->n_copies_uncounted, memory_order_relaxed),
     };
     for (int t = 0; t < KV_N_TIERS; t++)
-        ret->tier_blocks[t] = atomic_load_explicit(&index->n_tier_blocks[t], memory_order_relaxed);
+        stats.tier_blocks[t] = atomic_load_explicit(&index->n_tier_blocks[t], memory_order_relaxed);
+    KV_GIVE(ret, &stats);
+    return 0;
 }

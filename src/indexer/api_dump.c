@@ -228,7 +228,7 @@ static void write_forms(struct dump *d, uint64_t forms)
 
 static int write_events(struct dump *d, const struct ki_model *model)
 {
-    struct kvi_stats stats;
+    struct kvi_stats stats = {.size = sizeof(stats)};
     int rc;
 
     d->event_id = 0;

@@ -238,7 +238,7 @@ static int apply_event(struct ki_dump_reader *reader, struct kvi_index *index,
 
 static bool is_too_large(const struct ki_dump_reader *reader, const struct ki_dumped_model *m)
 {
-    struct kvi_stats stats;
+    struct kvi_stats stats = {.size = sizeof(stats)};
 
     if (!reader->max_bytes)
         return false;
@@ -277,7 +277,7 @@ static void read_expected_blocks(struct ki_dump_reader *reader, struct kv_json *
 {
     uint64_t n = kv_json_u64(json, UINT64_MAX), most = MAX_EXPECTED_BLOCKS;
     struct kvi_index *roomy;
-    struct kvi_stats stats;
+    struct kvi_stats stats = {.size = sizeof(stats)};
 
     if (reader->max_bytes)
         most = KV_MIN(most, (reader->max_bytes - KV_MIN(reader->max_bytes, reader->done_bytes)) /
@@ -445,7 +445,7 @@ static void read_field(struct ki_dump_reader *reader, struct kv_json *json,
 static void judge_marks(struct ki_dump_reader *reader, struct ki_dumped_model *m)
 {
     struct ki_watermark *marks = (struct ki_watermark *)m->marks.data;
-    struct kvi_stats stats;
+    struct kvi_stats stats = {.size = sizeof(stats)};
 
     for (size_t i = 0; m->has_marks && i < m->marks.len / sizeof(*marks); i++)
         marks[i].torn |= marks[i].no_position;

@@ -146,7 +146,7 @@ void ki_explain(struct ki_service *service, const struct ki_model *model,
                 struct kv_json_writer *w)
 {
     const char *word, *text;
-    struct kvi_stats stats;
+    struct kvi_stats stats = {.size = sizeof(stats)};
     struct view view;
 
     look_at_workers(service, model, &view);

@@ -216,7 +216,7 @@ static struct ki_pump *least_loaded(struct ki_registry *r)
  * dump brought stays until its workers are removed. */
 void ki_registry_drop_if_empty(struct ki_registry *r, struct ki_model *model)
 {
-    struct kvi_stats stats;
+    struct kvi_stats stats = {.size = sizeof(stats)};
 
     if (ki_model_find(r, model->name, model->tenant) != model)
         return; /* another change, while this one's blocks left, has done it */

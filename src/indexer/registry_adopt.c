@@ -9,7 +9,7 @@
 static int check_adoptable(const struct ki_registry *r, const struct ki_model *known,
                            uint32_t block_size, struct kv_error *error)
 {
-    struct kvi_stats stats;
+    struct kvi_stats stats = {.size = sizeof(stats)};
 
     if (!atomic_load_explicit(&r->env.held, memory_order_relaxed))
         return kv_fail(error, -EBUSY, 0, "live events are being applied already");

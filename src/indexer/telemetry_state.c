@@ -212,8 +212,10 @@ static void write_models(struct kv_buf *out, struct ki_model **models, long n)
 
     if (!stats)
         return;
-    for (long i = 0; i < n; i++)
+    for (long i = 0; i < n; i++) {
+        stats[i].size = sizeof(stats[i]);
         kvi_get_stats(models[i]->index, &stats[i]);
+    }
     for (size_t g = 0; g < KV_COUNT(index_gauges); g++) {
         head(out, index_gauges[g].name, "gauge", index_gauges[g].help);
         for (long i = 0; i < n; i++) {

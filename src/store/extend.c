@@ -277,7 +277,7 @@ int kvs_stats(struct kvs_store *store, kv_store_stats *ret)
     size_t size;
     int rc;
 
-    if (!ret || ret->size < sizeof(ret->size))
+    if (!store || !kv_sized(ret, "kv_store_stats"))
         return -EINVAL;
     if (!store->ext.stats)
         return -ENOTSUP;

@@ -346,8 +346,11 @@ int kvs_gc(struct kvs_store *store, const struct kvs_gc_opts *opts, struct kvs_g
                     .progress = KV_OPT(opts, progress, NULL),
                     .progress_arg = KV_OPT(opts, progress_arg, NULL),
                     .start_ns = kv_now_ns()};
-    int rc = mark(&gc);
+    int rc;
 
+    if (!store || !kv_sized_or_null(opts, "kvs_gc_opts") || !kv_sized_or_null(ret, "kvs_gc_result"))
+        return -EINVAL;
+    rc = mark(&gc);
     if (rc == 0)
         rc = sweep(&gc);
     if ((rc == 0 || rc == -ECANCELED) && ret) {

@@ -191,7 +191,8 @@ int kvs_restore(struct kvs_store *store, const char *name, kvs_write_fn write, v
     char quoted[256];
     int rc;
 
-    if (!store || !name || !write)
+    if (!store || !name || !write || !kv_sized_or_null(opts, "kvs_restore_opts") ||
+        !kv_sized_or_null(ret, "kvs_result"))
         return -EINVAL;
     rc = kvs_manifest_get(store, name, &r.manifest);
     if (rc == -EMEDIUMTYPE)

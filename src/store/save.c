@@ -256,7 +256,8 @@ int kvs_save(struct kvs_store *store, const char *name, kvs_read_fn read, void *
     const char *fingerprint = KV_OPT(opts, fingerprint, NULL);
     int rc;
 
-    if (!store || !name || !read ||
+    if (!store || !name || !read || !kv_sized_or_null(opts, "kvs_save_opts") ||
+        !kv_sized_or_null(ret, "kvs_result") ||
         (fingerprint && strnlen(fingerprint, KVS_FINGERPRINT_MAX + 1) > KVS_FINGERPRINT_MAX))
         return -EINVAL;
     rc = check_name(&save);

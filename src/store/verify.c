@@ -233,7 +233,7 @@ int kvs_verify(struct kvs_store *store, const char *name, kvs_report_fn report_f
     struct verifying v = {.store = store, .report = report_fn, .progress = progress, .arg = arg};
     int rc;
 
-    if (!store)
+    if (!store || !kv_sized_or_null(ret, "kvs_verify_result"))
         return -EINVAL;
     v.single = name;
     rc = name ? verify_object(&v, name) : verify_all(&v);

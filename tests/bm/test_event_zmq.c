@@ -429,7 +429,7 @@ static void put(uint64_t key, size_t n)
 
 static void test_lost_in_the_queue(void **state)
 {
-    struct kve_publisher_stats stats;
+    struct kve_publisher_stats stats = {.size = sizeof(stats)};
 
     (void)state;
     open_wire(NULL, NULL, 480);
@@ -458,7 +458,7 @@ static void test_lost_in_the_queue(void **state)
 static void test_lost_at_the_publisher(void **state)
 {
     struct kve_publisher_opts opts = publisher_opts();
-    struct kve_publisher_stats stats;
+    struct kve_publisher_stats stats = {.size = sizeof(stats)};
     size_t clears = 0;
 
     (void)state;

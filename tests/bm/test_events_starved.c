@@ -202,7 +202,7 @@ static void put(uint64_t key, size_t n, bool chain)
 
 static struct kve_publisher_stats published(void)
 {
-    struct kve_publisher_stats stats;
+    struct kve_publisher_stats stats = {.size = sizeof(stats)};
 
     assert_int_equal(kve_publisher_flush(publisher, 60000), 0);
     kve_publisher_get_stats(publisher, &stats);
@@ -215,7 +215,7 @@ static struct kve_publisher_stats published(void)
  */
 static void test_publishing(void **state)
 {
-    struct kve_publisher_stats was, is;
+    struct kve_publisher_stats was = KVE_PUBLISHER_STATS_INIT, is = was;
     long refused = 0;
     (void)state;
 
@@ -252,7 +252,7 @@ static void test_publishing(void **state)
 static void test_publishing_chains(void **state)
 {
     const uint64_t blocks = 300;
-    struct kve_publisher_stats was, is;
+    struct kve_publisher_stats was = KVE_PUBLISHER_STATS_INIT, is = was;
     long refused = 0;
     (void)state;
 
@@ -283,7 +283,7 @@ static void test_publishing_chains(void **state)
 static void test_publishing_losses(void **state)
 {
     struct kvbm_events_opts opts = {.size = sizeof(opts), .queue_bytes = 1}; /* room for none */
-    struct kve_publisher_stats stats;
+    struct kve_publisher_stats stats = {.size = sizeof(stats)};
     (void)state;
 
     assert_int_equal(kvbm_events_create(&opts, &events), 0);

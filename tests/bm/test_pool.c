@@ -847,7 +847,7 @@ static void test_options(void **state)
         {.n_blocks = 1, .block_size = 3},
         {.n_blocks = 1, .block_size = 2048},
         {.n_blocks = 1, .block_size = 4, .tier = KV_N_TIERS},
-        {.n_blocks = 1, .block_size = 4, .eviction = (enum kvbm_eviction)3},
+        {.n_blocks = 1, .block_size = 4, .eviction = (enum kvbm_eviction)4},
         {.n_blocks = 1, .block_size = 4, .lfu_thresholds = {3, 3, 4}},
         {.n_blocks = 1, .block_size = 4, .lfu_thresholds = {0, 3, 4}},
         {.n_blocks = 1, .block_size = 4, .lfu_thresholds = {3, 8, 16}},

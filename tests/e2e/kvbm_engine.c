@@ -191,7 +191,7 @@ static void run_threads(uint64_t seed, size_t n)
 
 static void flush(void)
 {
-    struct kve_publisher_stats stats;
+    struct kve_publisher_stats stats = {.size = sizeof(stats)};
     struct kvbm_events_stats mine = {.size = sizeof(mine)};
 
     must(kvbm_events_flush(engine.events, 60000) == 0, "flush");

@@ -168,7 +168,7 @@ static uint64_t first_hash(struct kve_reader *reader, struct kve_span payload)
  * however late it arrives, and returns its sequence. Nothing may have been dropped before. */
 static uint64_t join(struct kve_publisher *publisher, void *sub, uint64_t first_sequence)
 {
-    struct kve_publisher_stats stats;
+    struct kve_publisher_stats stats = {.size = sizeof(stats)};
     struct received received;
     struct kve_message message = {0};
     uint64_t last;
@@ -254,7 +254,7 @@ static void check_live(enum kve_encoding encoding)
 {
     static const uint32_t tokens[] = {1, 200, 70000, UINT32_MAX, 5, 6, 7, 8};
     struct kve_publisher_opts opts = default_opts();
-    struct kve_publisher_stats stats;
+    struct kve_publisher_stats stats = {.size = sizeof(stats)};
     struct kve_publisher *publisher;
     struct kve_reader *reader = make_reader();
     struct kve_message message;
@@ -409,7 +409,7 @@ static void test_drop_is_a_gap(void **state)
 {
     struct kve_publisher_opts opts = default_opts();
     static const uint64_t hashes[11] = {1};
-    struct kve_publisher_stats stats;
+    struct kve_publisher_stats stats = {.size = sizeof(stats)};
     struct kve_publisher *publisher;
     struct kve_event events[11];
     struct kve_message message;
@@ -444,7 +444,7 @@ static void test_lost_is_a_gap(void **state)
 {
     struct kve_publisher_opts opts = default_opts();
     struct kve_reader *reader = make_reader();
-    struct kve_publisher_stats stats;
+    struct kve_publisher_stats stats = {.size = sizeof(stats)};
     struct kve_publisher *publisher;
     struct kve_message message;
     struct received received;
@@ -490,7 +490,7 @@ static void test_queue_bytes(void **state)
     uint32_t *tokens = calloc(TOKENS, sizeof(*tokens));
     struct kve_event events[EVENTS];
     static const uint64_t hash = 1;
-    struct kve_publisher_stats stats;
+    struct kve_publisher_stats stats = {.size = sizeof(stats)};
     struct kve_publisher *publisher;
 
     (void)state;
@@ -545,7 +545,7 @@ static void check_replay(enum kve_replay_framing framing)
     size_t n_frames = framing == KVE_REPLAY_WITH_TOPIC ? 4 : 3;
     struct kve_publisher_opts opts = default_opts();
     struct kve_reader *reader = make_reader();
-    struct kve_publisher_stats stats;
+    struct kve_publisher_stats stats = {.size = sizeof(stats)};
     struct kve_publisher *publisher;
     void *dealer;
 
@@ -712,7 +712,7 @@ static void *publish_many(void *arg)
     for (uint64_t i = 0; i < PER_THREAD; i++) {
         uint64_t hash = base | i;
         struct kve_event event = removed(&hash, 1);
-        struct kve_publisher_stats stats;
+        struct kve_publisher_stats stats = {.size = sizeof(stats)};
 
         while (kve_publisher_publish(shared, &event, 1) == -EAGAIN)
             kve_publisher_flush(shared, 1000);
@@ -794,7 +794,7 @@ static void test_bad_events(void **state)
     static const uint32_t tokens[8] = {0};
     struct kve_publisher_opts opts = default_opts();
     struct kve_publisher *publisher = make_publisher(&opts);
-    struct kve_publisher_stats stats;
+    struct kve_publisher_stats stats = {.size = sizeof(stats)};
     struct kve_event good = removed(hashes, 2), bad[10];
 
     (void)state;

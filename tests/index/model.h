@@ -694,7 +694,7 @@ static const char *model_compare_find(struct model *m, struct kvi_index *ix,
 static const char *model_compare_stats(struct model *m, struct kvi_index *ix)
 {
     bool *seen = calloc(m->n_places, 1);
-    struct kvi_stats got, want = {.holders = m->n_holders};
+    struct kvi_stats got = KVI_STATS_INIT, want = {.size = sizeof(want), .holders = m->n_holders};
 
     for (size_t i = 0; i < m->n_holders; i++) {
         const struct model_holder *h = &m->holders[i];

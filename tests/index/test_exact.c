@@ -192,7 +192,7 @@ static void parents_first_in_one_call(void **state)
 {
     struct fixture *f = *state;
     uint64_t hashes[KV_COUNT(CHAIN)];
-    struct kvi_stats stats;
+    struct kvi_stats stats = {.size = sizeof(stats)};
 
     add(f, DEVICE, 0, CHAIN, 0, 5);
     for (size_t i = 0; i < KV_COUNT(CHAIN); i++)
@@ -207,7 +207,7 @@ static void parking_is_bounded(void **state)
     const struct kvi_opts opts = {
         .size = sizeof(opts), .max_parked = 150, .max_parked_holder = 100, .max_copies = 10};
     struct kvi_index *ix;
-    struct kvi_stats stats;
+    struct kvi_stats stats = {.size = sizeof(stats)};
     (void)state;
 
     assert_int_equal(kvi_create(&opts, &ix), 0);
@@ -234,7 +234,7 @@ static void a_holder_is_bounded(void **state)
 {
     const struct kvi_opts opts = {.size = sizeof(opts), .max_holder_blocks = 3};
     struct kvi_holder_info info;
-    struct kvi_stats stats;
+    struct kvi_stats stats = {.size = sizeof(stats)};
     struct kvi_index *ix;
     (void)state;
 

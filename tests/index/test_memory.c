@@ -47,7 +47,7 @@ static void drop(struct kvi_index *ix, uint64_t worker, uint64_t id, uint32_t sh
 
 static uint64_t bytes(struct kvi_index *ix)
 {
-    struct kvi_stats stats;
+    struct kvi_stats stats = {.size = sizeof(stats)};
 
     kvi_get_stats(ix, &stats);
     return stats.bytes;
@@ -133,7 +133,7 @@ static void test_churn_is_level(void **state)
 static void test_splits_heal(void **state)
 {
     struct kv_block trunk[PROMPT], fork;
-    struct kvi_stats stats;
+    struct kvi_stats stats = {.size = sizeof(stats)};
     struct kvi_index *ix;
     (void)state;
 

@@ -185,7 +185,7 @@ static void *dumping(void *arg)
 
     while (!world->stop) {
         bool seen[LEN] = {false};
-        struct kvi_stats stats;
+        struct kvi_stats stats = {.size = sizeof(stats)};
 
         if (kvi_dump(world->ix, still_run, seen))
             complain(world, "kvi_dump failed", 0);

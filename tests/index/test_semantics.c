@@ -110,7 +110,7 @@ static uint32_t score(struct fixture *f, struct kv_holder holder, const uint64_t
 
 static uint64_t n_blocks(struct fixture *f)
 {
-    struct kvi_stats stats;
+    struct kvi_stats stats = {.size = sizeof(stats)};
 
     kvi_get_stats(f->ix, &stats);
     return stats.blocks;
@@ -219,7 +219,7 @@ static void multiple_dp_ranks_separate(void **state)
 static void clear_all_blocks(void **state)
 {
     struct fixture *f = *state;
-    struct kvi_stats stats;
+    struct kvi_stats stats = {.size = sizeof(stats)};
 
     store(f, W0, LOCALS(1, 2, 3));
     store(f, W0, LOCALS(7, 8));
@@ -412,7 +412,7 @@ static void unknown_parent(void **state)
     const uint64_t parent = 99;
     const struct kv_block block = {1, 1};
     struct kvi_stored stored;
-    struct kvi_stats stats;
+    struct kvi_stats stats = {.size = sizeof(stats)};
 
     assert_int_equal(kvi_store(f->ix, W0, KV_TIER_DEVICE, &parent, &block, 1, &stored), 0);
     assert_int_equal(stored.parked, 1);
@@ -510,7 +510,7 @@ static void losing_one_tier_keeps_the_block(void **state)
     struct fixture *f = *state;
     const uint64_t *locals = sequence(4, 4, 0);
     uint64_t hashes[4];
-    struct kvi_stats stats;
+    struct kvi_stats stats = {.size = sizeof(stats)};
 
     store(f, W0, locals, 4);
     for (size_t i = 0; i < 4; i++)
@@ -659,7 +659,7 @@ static void block_by_block(void **state)
 {
     struct fixture *f = *state;
     const uint64_t *locals = sequence(1000, 1000, 0);
-    struct kvi_stats stats;
+    struct kvi_stats stats = {.size = sizeof(stats)};
 
     for (size_t i = 0; i < 1000; i++)
         assert_int_equal(store_part(f, W0, KV_TIER_DEVICE, locals, i, i + 1, NULL), 0);
@@ -722,7 +722,7 @@ static void very_deep(void **state)
     size_t n = 200000;
     struct kv_block pair[2];
     uint64_t parent = 0, first = 2;
-    struct kvi_stats stats;
+    struct kvi_stats stats = {.size = sizeof(stats)};
 
 #if defined(__SANITIZE_THREAD__)
     skip_because("one thread's work, at ten times the address sanitizer's price: asan has run it");

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Callers compiled with another version of the headers: every struct of kvbm*.h that says its size
- * is handed in with every size that an older version could have had, down to the smallest, and with
- * a larger one. Behind the struct lies a page that may not be touched, so that a read or a write
+ * Callers compiled with another version of the headers: every public struct that says its size is
+ * handed in with every size that an older version could have had, down to the smallest, and with a
+ * larger one. Behind the struct lies a page that may not be touched, so that a read or a write
  * beyond its size ends the test.
+ *
+ * And callers who forgot the size: each such struct with an impossible size is refused with one log
+ * line that names it. The test reads the headers for the structs' names, so a new one without a row
+ * here fails it.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,33 +17,60 @@
 #include <poll.h>
 #include <sys/mman.h>
 
+#include "base/log.h"
+#include "kv_event.h"
+#include "kv_index.h"
+#include "kv_store.h"
 #include "kvbm.h"
 #include "manager_world.h"
 
 #define STEP sizeof(size_t) /* such structs end at multiples of it */
+#define LEAST (2 * STEP)    /* the smallest that is believed: the size and a field */
 #define NEWER 64            /* bytes more than there are today */
 #define UNTOUCHED 0xa5
 
-/* Structs without a size never change: callers hold them by value, in arrays or within others. */
+/*
+ * Structs without a size never change: callers hold them by value, in arrays or within others. PLAIN
+ * ones don't from the first release on.
+ */
+#define PLAIN_STRUCTS(FROZEN, PLAIN) \
+    FROZEN(kvbm_handle, 16)          \
+    FROZEN(kvbm_mutable, 16)         \
+    FROZEN(kvbm_complete, 16)        \
+    FROZEN(kvbm_immutable, 16)       \
+    FROZEN(kvbm_weak, 16)            \
+    FROZEN(kvbm_shortage, 16)        \
+    FROZEN(kvbm_fill, 12)            \
+    FROZEN(kvbm_reset_result, 24)    \
+    FROZEN(kvbm_named_registry, 16)  \
+    FROZEN(kvbm_event, 72)           \
+    FROZEN(kvbm_mm_run, 24)          \
+    FROZEN(kvbm_hash128, 16)         \
+    FROZEN(kvbm_token_block, 40)     \
+    FROZEN(kvbm_layout_shape, 64)    \
+    FROZEN(kvbm_view, 40)            \
+    FROZEN(kvbm_done, 56)            \
+    FROZEN(kvbm_tier_policy, 12)     \
+    FROZEN(kvbm_tier_stats, 376)     \
+    FROZEN(kvs_chunk_ref, 20)        \
+    FROZEN(kv_block, 16)             \
+    FROZEN(kv_holder, 16)            \
+    PLAIN(kve_source)                \
+    PLAIN(kve_op)                    \
+    PLAIN(kve_batch)                 \
+    PLAIN(kvi_stored)                \
+    PLAIN(kvi_match)                 \
+    PLAIN(kvi_matches)               \
+    PLAIN(kvi_holder_info)           \
+    PLAIN(kvi_dump_run)              \
+    PLAIN(kvi_extra)
+
+#define NAME(name, ...) #name,
+#define NOTHING(name)
+#define HAS_SIZE(name, bytes) _Static_assert(sizeof(struct name) == (bytes), #name);
+static const char *const plain[] = {PLAIN_STRUCTS(NAME, NAME)};
 #if UINTPTR_MAX == UINT64_MAX
-_Static_assert(sizeof(struct kvbm_handle) == 16, "handles");
-_Static_assert(sizeof(struct kvbm_mutable) == 16, "handles");
-_Static_assert(sizeof(struct kvbm_complete) == 16, "handles");
-_Static_assert(sizeof(struct kvbm_immutable) == 16, "handles");
-_Static_assert(sizeof(struct kvbm_weak) == 16, "handles");
-_Static_assert(sizeof(struct kvbm_shortage) == 16, "kvbm_pool_allocate");
-_Static_assert(sizeof(struct kvbm_fill) == 12, "kvbm_mutable_fill");
-_Static_assert(sizeof(struct kvbm_reset_result) == 24, "kvbm_pool_reset_keys");
-_Static_assert(sizeof(struct kvbm_named_registry) == 16, "kvbm_metrics");
-_Static_assert(sizeof(struct kvbm_event) == 72, "arrays of callbacks and rings");
-_Static_assert(sizeof(struct kvbm_mm_run) == 24, "kvbm_block_hash_mm");
-_Static_assert(sizeof(struct kvbm_hash128) == 16, "kvbm_positional_hash");
-_Static_assert(sizeof(struct kvbm_token_block) == 40, "kvbm_sequence_block");
-_Static_assert(sizeof(struct kvbm_layout_shape) == 64, "kvbm_layout_compute");
-_Static_assert(sizeof(struct kvbm_view) == 40, "kvbm_layout_region");
-_Static_assert(sizeof(struct kvbm_done) == 56, "kvbm_manager_poll");
-_Static_assert(sizeof(struct kvbm_tier_policy) == 12, "within kvbm_manager_opts");
-_Static_assert(sizeof(struct kvbm_tier_stats) == 312, "within kvbm_manager_stats");
+PLAIN_STRUCTS(HAS_SIZE, NOTHING)
 #endif
 
 static struct {
@@ -49,13 +80,22 @@ static struct {
     struct kvbm_pool *pool;
     struct kvbm_immutable held;
     struct kvbm_copier *copier;
-    struct kvbm_layout *other; /* like the cache's */
-    char *wall;                /* not to be touched from here on */
+    struct kvbm_layout *other;               /* like the cache's */
+    struct kve_publisher *publisher, *quiet; /* quiet: publishes nothing */
+    struct kvi_index *index;
+    struct kvs_store *store; /* with one object, "kept" */
+    char *wall;              /* not to be touched from here on */
 } t;
 
 static uint64_t key_ = 77, next_key = 1000;
 static uint32_t block_ = 3, other_block = 5;
 static uint8_t ok_[1];
+
+/* The log. */
+static struct {
+    int n;
+    char line[KV_LOG_MAX_LINE + 1];
+} heard;
 
 /* ---- what takes a struct ---- */
 
@@ -146,6 +186,7 @@ static int config(void *config)
     struct kvbm_layout_shape shape;
     int rc = kvbm_layout_compute(config, &shape);
 
+    heard.n = 0; /* of the first call */
     assert_int_equal(layout_of(config, &allocator), rc);
     return rc;
 }
@@ -326,9 +367,106 @@ static int manager_stats(void *ret)
     return kvbm_manager_get_stats(t.w.m, ret);
 }
 
+/* ---- the other libraries ---- */
+
+static int index_(void *opts)
+{
+    struct kvi_index *made = NULL;
+    int rc = kvi_create(opts, &made);
+
+    kvi_destroy(made);
+    return rc;
+}
+
+static int index_stats(void *ret)
+{
+    return kvi_get_stats(t.index, ret);
+}
+
+static int reader(void *opts)
+{
+    struct kve_reader *made = NULL;
+    int rc = kve_reader_create(opts, &made);
+
+    kve_reader_destroy(made);
+    return rc;
+}
+
+static int publisher_of(void *opts)
+{
+    struct kve_publisher *made = NULL;
+    int rc = kve_publisher_create(opts, &made);
+
+    kve_publisher_destroy(made);
+    return rc;
+}
+
+static int publish(void *event)
+{
+    return kve_publisher_publish(t.publisher, event, 1);
+}
+
+static int publisher_stats(void *ret)
+{
+    return kve_publisher_get_stats(t.quiet, ret);
+}
+
+static int64_t read_nothing(void *arg, void *buf, size_t cap)
+{
+    (void)arg, (void)buf, (void)cap;
+    return 0;
+}
+
+static int64_t read_once(void *arg, void *buf, size_t cap)
+{
+    size_t *left = arg, n = *left < cap ? *left : cap;
+
+    memset(buf, 'x', n);
+    *left -= n;
+    return (int64_t)n;
+}
+
+static int drop(void *arg, const void *data, size_t len)
+{
+    (void)arg, (void)data, (void)len;
+    return 0;
+}
+
+static int save(void *opts)
+{
+    return kvs_save(t.store, "empty", read_nothing, NULL, opts, NULL);
+}
+
+static int restore(void *opts)
+{
+    return kvs_restore(t.store, "kept", drop, NULL, opts, NULL);
+}
+
+static int restored(void *ret)
+{
+    return kvs_restore(t.store, "kept", drop, NULL, NULL, ret);
+}
+
+static int verified(void *ret)
+{
+    return kvs_verify(t.store, "kept", NULL, NULL, NULL, ret);
+}
+
+static int gc(void *opts)
+{
+    return kvs_gc(t.store, opts, NULL);
+}
+
+static int gc_result(void *ret)
+{
+    const struct kvs_gc_opts opts = {.size = sizeof(opts), .dry_run = true};
+
+    return kvs_gc(t.store, &opts, ret);
+}
+
 /* ---- the table ---- */
 
-#define OPTIONAL 0 /* all of it is: nothing is refused */
+#define OPTIONAL LEAST /* all of it is */
 #define UP_TO(type, field) \
     ((offsetof(struct type, field) + sizeof(((struct type *)0)->field) + STEP - 1) / STEP * STEP)
 
@@ -389,6 +527,16 @@ static struct kvbm_pin_opts pin_ = {.deadline_ns = UINT64_MAX, .no_fetch = true}
 static struct kvbm_job job_ = {
     .blocks = &block_, .priority = 5, .deadline_ns = UINT64_MAX, .ok = ok_, .tag = 5};
 
+static struct kvi_opts index_opts = {.max_blocks = 1000};
+static struct kve_reader_opts reader_ = {.block_size = 16, .ignore_mm_keys = true};
+static struct kve_publisher_opts publisher_ = {.endpoint = "tcp://127.0.0.1:*",
+                                               .buffer_bytes = 4096};
+static struct kve_event event_ = {.type = KVE_CLEARED, .group = -1};
+static struct kvs_save_opts save_ = {.chunk_tokens = 256, .fingerprint = "a"};
+static struct kvs_restore_opts restore_ = {.fingerprint = "model A", .verify_first = true};
+static struct kvs_gc_opts gc_ = {.grace_s = 1000, .dry_run = true};
+
+/* A name is the struct's, and behind a comma the call's. */
 static const struct row {
     const char *name;
     size_t size;  /* today's */
@@ -397,38 +545,53 @@ static const struct row {
     int (*call)(void *struct_);
     size_t from; /* smaller ones aren't tried: as the row above */
 } rows[] = {
-    {"registry", sizeof(registry_), OPTIONAL, &registry_, registry, 0},
-    {"pool", sizeof(pool_), UP_TO(kvbm_pool_opts, block_size), &pool_, pool, 0},
-    {"block_start", sizeof(start), OPTIONAL, &start, init_sequence, 0},
-    {"chain, complete", sizeof(chain_), UP_TO(kvbm_chain, position), &chain_, complete, 0},
-    {"chain, lookup", sizeof(chain_), UP_TO(kvbm_chain, position), &chain_, lookup, 0},
-    {"chain, load", sizeof(chain_), UP_TO(kvbm_chain, position), &chain_, prepare_load, 0},
-    {"chain, store", sizeof(chain_), UP_TO(kvbm_chain, position), &chain_, prepare_store, 0},
-    {"chain, onboard", sizeof(chain_), UP_TO(kvbm_chain, position), &chain_, onboard, 0},
-    {"storage", sizeof(storage_), UP_TO(kvbm_storage_opts, bytes), &storage_, storage, 0},
-    {"storage, alike", sizeof(storage_), UP_TO(kvbm_storage_opts, kind), &storage_, storage_like,
-     0},
-    {"allocator", sizeof(allocator_), UP_TO(kvbm_allocator, arg), &allocator_, allocate, 0},
-    {"layout", sizeof(block), UP_TO(kvbm_layout_config, inner_dim), &block, config, 0},
-    {"layout, manager", sizeof(block), UP_TO(kvbm_layout_config, inner_dim), &block,
+    {"kvbm_registry_opts", sizeof(registry_), OPTIONAL, &registry_, registry, 0},
+    {"kvbm_pool_opts", sizeof(pool_), UP_TO(kvbm_pool_opts, block_size), &pool_, pool, 0},
+    {"kvbm_block_start", sizeof(start), OPTIONAL, &start, init_sequence, 0},
+    {"kvbm_chain, complete", sizeof(chain_), UP_TO(kvbm_chain, position), &chain_, complete, 0},
+    {"kvbm_chain, lookup", sizeof(chain_), UP_TO(kvbm_chain, position), &chain_, lookup, 0},
+    {"kvbm_chain, load", sizeof(chain_), UP_TO(kvbm_chain, position), &chain_, prepare_load, 0},
+    {"kvbm_chain, store", sizeof(chain_), UP_TO(kvbm_chain, position), &chain_, prepare_store, 0},
+    {"kvbm_chain, onboard", sizeof(chain_), UP_TO(kvbm_chain, position), &chain_, onboard, 0},
+    {"kvbm_storage_opts", sizeof(storage_), UP_TO(kvbm_storage_opts, bytes), &storage_, storage, 0},
+    {"kvbm_storage_opts, alike", sizeof(storage_), UP_TO(kvbm_storage_opts, kind), &storage_,
+     storage_like, 0},
+    {"kvbm_allocator", sizeof(allocator_), UP_TO(kvbm_allocator, arg), &allocator_, allocate, 0},
+    {"kvbm_layout_config", sizeof(block), UP_TO(kvbm_layout_config, inner_dim), &block, config, 0},
+    {"kvbm_layout_config, manager", sizeof(block), UP_TO(kvbm_layout_config, inner_dim), &block,
      manager_of_block, 0},
-    {"sequence", sizeof(sequence_), UP_TO(kvbm_sequence_opts, block_size), &sequence_, sequence, 0},
-    {"events", sizeof(events_), OPTIONAL, &events_, events, 0},
-    {"zmq", sizeof(zmq_), UP_TO(kvbm_zmq_opts, block_size), &zmq_, zmq, 0},
-    {"copier", sizeof(copier_), OPTIONAL, &copier_, copier, 0},
-    {"transfer", sizeof(transfer_), UP_TO(kvbm_transfer, n), &transfer_, transfer, 0},
-    {"manager", sizeof(manager_), UP_TO(kvbm_manager_opts, staging_blocks), &manager_, manager, 0},
-    {"manager, disk", sizeof(with_disk), OPTIONAL, &with_disk, manager,
+    {"kvbm_sequence_opts", sizeof(sequence_), UP_TO(kvbm_sequence_opts, block_size), &sequence_,
+     sequence, 0},
+    {"kvbm_events_opts", sizeof(events_), OPTIONAL, &events_, events, 0},
+    {"kvbm_zmq_opts", sizeof(zmq_), UP_TO(kvbm_zmq_opts, block_size), &zmq_, zmq, 0},
+    {"kvbm_copier_opts", sizeof(copier_), OPTIONAL, &copier_, copier, 0},
+    {"kvbm_transfer", sizeof(transfer_), UP_TO(kvbm_transfer, n), &transfer_, transfer, 0},
+    {"kvbm_manager_opts", sizeof(manager_), UP_TO(kvbm_manager_opts, staging_blocks), &manager_,
+     manager, 0},
+    {"kvbm_manager_opts, disk", sizeof(with_disk), OPTIONAL, &with_disk, manager,
      UP_TO(kvbm_manager_opts, disk_bytes)},
-    {"cache", sizeof(cache_), UP_TO(kvbm_cache_opts, layout), &cache_, cache, 0},
-    {"pin, load", sizeof(pin_), OPTIONAL, &pin_, load_opts, 0},
-    {"pin, load_blocks", sizeof(pin_), OPTIONAL, &pin_, load_blocks_opts, 0},
-    {"job", sizeof(job_), UP_TO(kvbm_job, blocks), &job_, job, 0},
-    {"block_info", sizeof(struct kvbm_block_info), STEP, NULL, block_info, 0},
-    {"pool_stats", sizeof(struct kvbm_pool_stats), STEP, NULL, pool_stats, 0},
-    {"events_stats", sizeof(struct kvbm_events_stats), STEP, NULL, events_stats, 0},
-    {"copier_stats", sizeof(struct kvbm_copier_stats), STEP, NULL, copier_stats, 0},
-    {"manager_stats", sizeof(struct kvbm_manager_stats), STEP, NULL, manager_stats, 0},
+    {"kvbm_cache_opts", sizeof(cache_), UP_TO(kvbm_cache_opts, layout), &cache_, cache, 0},
+    {"kvbm_pin_opts, load", sizeof(pin_), OPTIONAL, &pin_, load_opts, 0},
+    {"kvbm_pin_opts, load_blocks", sizeof(pin_), OPTIONAL, &pin_, load_blocks_opts, 0},
+    {"kvbm_job", sizeof(job_), UP_TO(kvbm_job, blocks), &job_, job, 0},
+    {"kvbm_block_info", sizeof(struct kvbm_block_info), LEAST, NULL, block_info, 0},
+    {"kvbm_pool_stats", sizeof(struct kvbm_pool_stats), LEAST, NULL, pool_stats, 0},
+    {"kvbm_events_stats", sizeof(struct kvbm_events_stats), LEAST, NULL, events_stats, 0},
+    {"kvbm_copier_stats", sizeof(struct kvbm_copier_stats), LEAST, NULL, copier_stats, 0},
+    {"kvbm_manager_stats", sizeof(struct kvbm_manager_stats), LEAST, NULL, manager_stats, 0},
+    {"kvi_opts", sizeof(index_opts), OPTIONAL, &index_opts, index_, 0},
+    {"kvi_stats", sizeof(struct kvi_stats), LEAST, NULL, index_stats, 0},
+    {"kve_reader_opts", sizeof(reader_), UP_TO(kve_reader_opts, block_size), &reader_, reader, 0},
+    {"kve_publisher_opts", sizeof(publisher_), UP_TO(kve_publisher_opts, endpoint), &publisher_,
+     publisher_of, 0},
+    {"kve_event", sizeof(event_), sizeof(event_), &event_, publish, 0},
+    {"kve_publisher_stats", sizeof(struct kve_publisher_stats), LEAST, NULL, publisher_stats, 0},
+    {"kvs_save_opts", sizeof(save_), OPTIONAL, &save_, save, 0},
+    {"kvs_restore_opts", sizeof(restore_), OPTIONAL, &restore_, restore, 0},
+    {"kvs_result", sizeof(struct kvs_result), LEAST, NULL, restored, 0},
+    {"kvs_verify_result", sizeof(struct kvs_verify_result), LEAST, NULL, verified, 0},
+    {"kvs_gc_opts", sizeof(gc_), OPTIONAL, &gc_, gc, 0},
+    {"kvs_gc_result", sizeof(struct kvs_gc_result), LEAST, NULL, gc_result, 0},
 };
 
 /* ---- trying it ---- */
@@ -472,11 +635,11 @@ static void try_written(const struct row *row, size_t size, const char *whole)
     int rc = row->call(at);
 
     memcpy(&told, at, sizeof(told));
-    if (rc != (size < STEP ? -EINVAL : 0) || told != size)
+    if (rc != (size < LEAST ? -EINVAL : 0) || told != size)
         fail_msg("%s of %zu bytes: %d", row->name, size, rc);
     if (!untouched(t.wall - 4096, (size_t)(at - t.wall + 4096)))
         fail_msg("%s of %zu bytes: written before it", row->name, size);
-    if (size >= STEP && memcmp(at + STEP, whole + STEP, known - STEP) != 0)
+    if (size >= LEAST && memcmp(at + STEP, whole + STEP, known - STEP) != 0)
         fail_msg("%s of %zu bytes: not what is there", row->name, size);
     if (size > known && !untouched(at + known, size - known))
         fail_msg("%s of %zu bytes: more was written than there is", row->name, size);
@@ -504,6 +667,131 @@ static void test_sizes(void **state)
     }
 }
 
+/* ---- sizes that were forgotten ---- */
+
+static void hear(void *arg, enum kv_log_level level, const char *line, size_t len)
+{
+    (void)arg;
+    if (level == KV_LOG_ERROR) {
+        heard.n++;
+        memcpy(heard.line, line, len);
+        heard.line[len] = '\0';
+    }
+}
+
+/* The name up to a comma. */
+static size_t name_len(const struct row *row)
+{
+    return strcspn(row->name, ",");
+}
+
+/* Forgotten, a pointer's, garbage: -EINVAL, nothing is written, and the log names the struct once. */
+static void test_forgotten(void **state)
+{
+    static const size_t sizes[] = {0, sizeof(void *), KV_MAX_STRUCT + 1, SIZE_MAX};
+
+    (void)state;
+    kv_log_set_sink(hear, NULL);
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        for (size_t k = 0; k < sizeof(sizes) / sizeof(sizes[0]); k++) {
+            char *at = place(rows[i].size, rows[i].like, rows[i].size), before[4096], want[96];
+
+            memcpy(at, &sizes[k], sizeof(sizes[k]));
+            memcpy(before, t.wall - sizeof(before), sizeof(before));
+            heard.n = 0;
+            if (rows[i].call(at) != -EINVAL || heard.n != 1)
+                fail_msg("%s of size %zu: %d log lines", rows[i].name, sizes[k], heard.n);
+            snprintf(want, sizeof(want), "struct=%.*s ", (int)name_len(&rows[i]), rows[i].name);
+            if (!strstr(heard.line, want))
+                fail_msg("%s of size %zu: %s", rows[i].name, sizes[k], heard.line);
+            assert_memory_equal(before, t.wall - sizeof(before), sizeof(before));
+        }
+    }
+    kv_log_set_sink(NULL, NULL);
+}
+
+/* Reads "model B" where "model A" is kept: a fingerprint that is there is compared. */
+static void test_not_ignored(void **state)
+{
+    struct kvs_restore_opts opts = KVS_RESTORE_OPTS_INIT;
+
+    (void)state;
+    opts.fingerprint = "model B";
+    assert_int_equal(kvs_restore(t.store, "kept", drop, NULL, &opts, NULL), -ESTALE);
+    opts.size = 0;
+    assert_int_equal(kvs_restore(t.store, "kept", drop, NULL, &opts, NULL), -EINVAL);
+}
+
+/* ---- no struct is forgotten ---- */
+
+static bool has_row(const char *name, bool sized)
+{
+    for (size_t i = 0; sized && i < sizeof(rows) / sizeof(rows[0]); i++)
+        if (strlen(name) == name_len(&rows[i]) && strncmp(name, rows[i].name, strlen(name)) == 0)
+            return true;
+    for (size_t i = 0; !sized && i < sizeof(plain) / sizeof(plain[0]); i++)
+        if (strcmp(name, plain[i]) == 0)
+            return true;
+    return false;
+}
+
+/* Look for "struct NAME {" at the start of a line, and the line behind it. Returns the number of structs. */
+static int read_header(const char *path)
+{
+    char line[512], name[96] = "", init[128] = "";
+    FILE *file = fopen(path, "r");
+    int n = 0;
+
+    if (!file)
+        fail_msg("%s can't be read", path);
+    while (fgets(line, sizeof(line), file)) {
+        bool sized = strncmp(line, "    size_t size;", 16) == 0;
+
+        if (*name) {
+            n++;
+            if (!has_row(name, sized))
+                fail_msg("%s: struct %s is %s: add a row for it to this test", path, name,
+                         sized ? "not tried"
+                               : "without a size, and not among those that never change");
+            if (sized) { /* its initialiser comes behind it */
+                snprintf(init, sizeof(init), " KV_INIT_(%s)", name);
+            }
+            *name = '\0';
+        }
+        if (*init && strncmp(line, "#define ", 8) == 0 && strstr(line, init))
+            *init = '\0';
+        if (sscanf(line, "struct %90[a-z0-9_] {", name) == 1 && strchr(line, '{')) {
+            if (*init)
+                fail_msg("%s: no initialiser:%s", path, init);
+        } else {
+            *name = '\0';
+        }
+    }
+    if (*init)
+        fail_msg("%s: no initialiser:%s", path, init);
+    fclose(file);
+    return n;
+}
+
+static void test_all_structs(void **state)
+{
+    static const char *const headers[] = {"kv_types.h",      "kv_event.h",    "kv_index.h",
+                                          "kv_store.h",      "kvbm.h",        "kvbm_tokens.h",
+                                          "kvbm_layout.h",   "kvbm_pool.h",   "kvbm_events.h",
+                                          "kvbm_transfer.h", "kvbm_manager.h"};
+    const char *tree = getenv("KV_SOURCE_DIR");
+    int n = 0;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(headers) / sizeof(headers[0]); i++) {
+        char path[512];
+
+        snprintf(path, sizeof(path), "%s/include/%s", tree ? tree : ".", headers[i]);
+        n += read_header(path);
+    }
+    assert_true(n > 50);
+}
+
 /* ---- configuring: what is given is written, too ---- */
 
 static void write_line(const char *path, const char *line)
@@ -525,7 +813,7 @@ static void try_configure(const char *line, size_t offset, size_t len, size_t si
     snprintf(path, sizeof(path), "%s/configuration", t.w.dir);
     write_line(path, line);
     rc = kvbm_manager_configure((struct kvbm_manager_opts *)(void *)at, path, &strings);
-    assert_int_equal(rc, offset + len <= size ? 0 : -EINVAL);
+    assert_int_equal(rc, offset + len <= size && size >= LEAST ? 0 : -EINVAL);
     memcpy(&told, at, sizeof(told));
     assert_int_equal(told, size);
     for (size_t i = STEP; i < size; i++) {
@@ -557,10 +845,10 @@ static void test_configure(void **state)
     for (size_t size = 0; size <= all + NEWER; size += STEP) {
         struct kvbm_manager_opts *opts = place(size, NULL, 0);
 
-        assert_int_equal(kvbm_manager_configure(opts, NULL, &strings), size ? 0 : -EINVAL);
+        assert_int_equal(kvbm_manager_configure(opts, NULL, &strings), size >= LEAST ? 0 : -EINVAL);
         if (size >= all)
             assert_int_equal(opts->gpu_copy, KVBM_GPU_SINGLE);
-        else if (size)
+        else if (size >= STEP)
             assert_true(untouched((char *)opts + STEP, size - STEP));
         free(strings);
         strings = NULL;
@@ -623,6 +911,23 @@ static void open_manager(void)
     with_disk.disk_buffered = with_disk.disk_volatile = true;
 }
 
+static void open_others(void)
+{
+    struct kve_publisher_opts opts = KVE_PUBLISHER_OPTS_INIT;
+    struct kvs_save_opts with = KVS_SAVE_OPTS_INIT;
+    size_t left = 100000;
+    char path[128];
+
+    opts.endpoint = "tcp://127.0.0.1:*";
+    assert_int_equal(kve_publisher_create(&opts, &t.publisher), 0);
+    assert_int_equal(kve_publisher_create(&opts, &t.quiet), 0);
+    assert_int_equal(kvi_create(NULL, &t.index), 0);
+    snprintf(path, sizeof(path), "%s/store", t.w.dir);
+    assert_int_equal(kvs_open(path, &t.store), 0);
+    with.fingerprint = "model A";
+    assert_int_equal(kvs_save(t.store, "kept", read_once, &left, &with, NULL), 0);
+}
+
 static int setup(void **state)
 {
     const struct kvbm_storage_opts opts = {
@@ -640,6 +945,7 @@ static int setup(void **state)
     assert_int_equal(kvbm_copier_create(NULL, &t.copier), 0);
     open_registry();
     open_manager();
+    open_others();
     allocator_ = kvbm_allocator_of(&like);
     assert_int_equal(kvbm_layout_allocate(&t.w.block, &allocator, &t.other), 0);
     transfer_.dst = t.other;
@@ -649,6 +955,10 @@ static int setup(void **state)
 static int teardown(void **state)
 {
     (void)state;
+    kve_publisher_destroy(t.publisher);
+    kve_publisher_destroy(t.quiet);
+    kvi_destroy(t.index);
+    kvs_close(t.store);
     kvbm_copier_destroy(t.copier);
     kvbm_layout_destroy(t.other);
     kvbm_immutable_release(&t.held);
@@ -663,7 +973,8 @@ static int teardown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_sizes),       cmocka_unit_test(test_forgotten),
+        cmocka_unit_test(test_not_ignored), cmocka_unit_test(test_all_structs),
         cmocka_unit_test(test_configure),
     };
 

@@ -41,7 +41,8 @@ int kvbm_cache_attach(struct kvbm_manager *m, const struct kvbm_cache_opts *opts
 
     if (rc < 0)
         return rc;
-    if (!opts || !ret || opts->size < offsetof(struct kvbm_cache_opts, pool) || !opts->layout)
+    if (!kv_sized(opts, "kvbm_cache_opts") || !ret ||
+        opts->size < offsetof(struct kvbm_cache_opts, pool) || !opts->layout)
         return -EINVAL;
     cache = calloc(1, sizeof(*cache));
     if (!cache)

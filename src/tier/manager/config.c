@@ -51,7 +51,7 @@ static const struct key {
 
 static const char *const words[][8] = {
     [POLICY] = {"default", "presence", "frequency", "never"},
-    [EVICTION] = {"lru", "lfu", "lineage"},
+    [EVICTION] = {"default", "lru", "lfu", "lineage"},
     [IO] = {"auto", "uring", "threads"},
     [GPU_COPY] = {"auto", "engines", "single"},
 };
@@ -278,7 +278,7 @@ int kvbm_manager_configure(struct kvbm_manager_opts *opts, const char *file, cha
     char *strings = NULL;
     int rc;
 
-    if (!ret_strings || !kv_has_size(opts))
+    if (!ret_strings || !kv_sized(opts, "kvbm_manager_opts"))
         return -EINVAL;
     memcpy(&out, opts, KV_MIN(opts->size, sizeof(out)));
     rc = file ? read_file(file, &text) : 0;

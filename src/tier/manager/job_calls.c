@@ -79,7 +79,7 @@ int64_t kvbm_manager_submit(struct kvbm_manager *m, const struct kvbm_job *in)
 
     if (id < 0)
         return id;
-    if (!in || in->size < offsetof(struct kvbm_job, first_layer))
+    if (!kv_sized(in, "kvbm_job") || in->size < offsetof(struct kvbm_job, first_layer))
         return -EINVAL;
     memcpy(&job, in, KV_MIN(in->size, sizeof(job)));
     if (!job.pin || !job.cache || job.pin->manager != m || job.cache->manager != m ||

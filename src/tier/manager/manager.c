@@ -33,7 +33,7 @@ int kvbm_manager_usable(const struct kvbm_manager *m)
 
 static const char *what_is_wrong(const struct kvbm_manager_opts *o)
 {
-    if (!o->block)
+    if (!kv_sized(o->block, "kvbm_layout_config"))
         return "no block layout";
     if ((o->disk || o->object) && (!o->fingerprint || !*o->fingerprint))
         return "a disk or object tier needs a fingerprint of the model";
@@ -49,6 +49,13 @@ static const char *what_is_wrong(const struct kvbm_manager_opts *o)
     if (o->host_policy.threshold > KVBM_SKETCH_MAX || o->disk_policy.threshold > KVBM_SKETCH_MAX ||
         o->object_policy.threshold > KVBM_SKETCH_MAX)
         return "a threshold must be 1 to 15";
+    if (o->host_policy.min_priority > KVBM_PRIORITY_MAX ||
+        o->disk_policy.min_priority > KVBM_PRIORITY_MAX ||
+        o->object_policy.min_priority > KVBM_PRIORITY_MAX)
+        return "a min_priority is at most 100";
+    if ((unsigned)o->host_eviction > KVBM_EVICT_LINEAGE ||
+        (unsigned)o->disk_eviction > KVBM_EVICT_LINEAGE)
+        return "no such eviction policy";
     if (o->object_when_evicted && (o->object_write_through || (!o->host_bytes && !o->disk)))
         return "object_when_evicted needs a host or disk tier, and no object_write_through";
     return NULL;
@@ -63,13 +70,13 @@ static void set_policy(struct kvbm_tier_policy *policy)
 }
 
 /*
- * Use LRU of leaves (lineage) for LRU. The blocks of a prompt enter a tier and are released in any
+ * Use LRU of leaves (lineage) by default. The blocks of a prompt enter a tier and are released in any
  * order: by moves that overtake each other, from an index at a restart, one by one as they are
  * fetched. LRU of leaves evicts a prompt's end before its beginning all the same.
  */
 static void set_eviction(enum kvbm_eviction *eviction)
 {
-    if (*eviction == KVBM_EVICT_LRU)
+    if (*eviction == KVBM_EVICT_DEFAULT)
         *eviction = KVBM_EVICT_LINEAGE;
 }
 
@@ -135,7 +142,8 @@ int kvbm_manager_create(const struct kvbm_manager_opts *opts, struct kvbm_manage
     const char *wrong;
     int rc;
 
-    if (!opts || !ret || opts->size < offsetof(struct kvbm_manager_opts, host_eviction))
+    if (!kv_sized(opts, "kvbm_manager_opts") || !ret ||
+        opts->size < offsetof(struct kvbm_manager_opts, host_eviction))
         return -EINVAL;
     pthread_once(&once, watch_forks);
     m = manager_new();

@@ -185,8 +185,8 @@ long kvbm_manager_onboard(struct kvbm_cache *cache, const struct kvbm_chain *cha
 
     if (found < 0)
         return found;
-    if (!cache->pool || !chain || chain->size < offsetof(struct kvbm_chain, tokens) ||
-        (n && (!chain->keys || !ret)))
+    if (!cache->pool || !kv_sized(chain, "kvbm_chain") ||
+        chain->size < offsetof(struct kvbm_chain, tokens) || (n && (!chain->keys || !ret)))
         return -EINVAL;
     found = kvbm_pool_match(cache->pool, chain->group, chain->keys, n, 0, ret);
     if (found < 0 || (size_t)found == n)
@@ -267,7 +267,7 @@ long kvbm_manager_prepare_load_blocks(struct kvbm_manager *m, const struct kvbm_
                                       size_t n, const struct kvbm_pin_opts *opts,
                                       struct kvbm_pin **ret)
 {
-    long rc = ret ? kvbm_manager_usable(m) : -EINVAL;
+    long rc = ret && kv_sized_or_null(opts, "kvbm_pin_opts") ? kvbm_manager_usable(m) : -EINVAL;
     struct given given = {0};
     struct kvbm_chain chain;
     struct kvbm_pin *pin;

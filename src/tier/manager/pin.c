@@ -15,9 +15,9 @@ int kvbm_pin_new(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t 
     size_t items = sizeof(struct kvbm_pin) + n * sizeof(struct kvbm_item);
     struct kvbm_pin *pin;
 
-    if (!chain || chain->size < offsetof(struct kvbm_chain, tokens) || (n && !chain->keys) ||
-        n > KVBM_MAX_PIN || chain->group >= KVBM_MAX_GROUPS || !chain->parent != !chain->position ||
-        n > UINT32_MAX - chain->position)
+    if (!kv_sized(chain, "kvbm_chain") || chain->size < offsetof(struct kvbm_chain, tokens) ||
+        (n && !chain->keys) || n > KVBM_MAX_PIN || chain->group >= KVBM_MAX_GROUPS ||
+        !chain->parent != !chain->position || n > UINT32_MAX - chain->position)
         return -EINVAL;
     if (kvbm_set_reserve(&m->pending, n) < 0)
         return -ENOMEM;
@@ -266,7 +266,7 @@ long kvbm_manager_prepare_load(struct kvbm_manager *m, const struct kvbm_chain *
                                const struct kvbm_pin_opts *opts, struct kvbm_pin **ret)
 {
     struct kvbm_pin *pin;
-    long rc = ret ? kvbm_manager_usable(m) : -EINVAL;
+    long rc = ret && kv_sized_or_null(opts, "kvbm_pin_opts") ? kvbm_manager_usable(m) : -EINVAL;
 
     if (rc < 0)
         return rc;

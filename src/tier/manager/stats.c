@@ -48,7 +48,7 @@ static struct kvbm_manager_stats stats_of(struct kvbm_manager *m)
 
 int kvbm_manager_get_stats(struct kvbm_manager *m, struct kvbm_manager_stats *ret)
 {
-    int rc = kv_has_size(ret) ? kvbm_manager_usable(m) : -EINVAL;
+    int rc = kv_sized(ret, "kvbm_manager_stats") ? kvbm_manager_usable(m) : -EINVAL;
     struct kvbm_manager_stats stats;
 
     if (rc < 0)

@@ -78,8 +78,9 @@ long kvbm_manager_lookup(struct kvbm_manager *m, const struct kvbm_chain *chain,
 
     if (rc < 0)
         return rc;
-    if (!chain || chain->size < offsetof(struct kvbm_chain, tokens) || (n && !chain->keys) ||
-        chain->group >= KVBM_MAX_GROUPS || !chain->parent != !chain->position)
+    if (!kv_sized(chain, "kvbm_chain") || chain->size < offsetof(struct kvbm_chain, tokens) ||
+        (n && !chain->keys) || chain->group >= KVBM_MAX_GROUPS ||
+        !chain->parent != !chain->position)
         return -EINVAL;
     kvbm_manager_enter(m);
     for (size_t i = 0; i < n; i += some) {

@@ -21,7 +21,8 @@ static bool forked(const struct kvbm_copier *copier)
 static int read_transfer(const struct kvbm_transfer *transfer, struct kvbm_transfer *ret)
 {
     *ret = (struct kvbm_transfer){0};
-    if (!transfer || transfer->size < offsetof(struct kvbm_transfer, first_layer))
+    if (!kv_sized(transfer, "kvbm_transfer") ||
+        transfer->size < offsetof(struct kvbm_transfer, first_layer))
         return -EINVAL;
     memcpy(ret, transfer, KV_MIN(transfer->size, sizeof(*ret)));
     return 0;
@@ -239,7 +240,7 @@ int kvbm_copier_get_stats(struct kvbm_copier *copier, struct kvbm_copier_stats *
 {
     struct kvbm_copier_stats stats;
 
-    if (!copier || !kv_has_size(ret))
+    if (!copier || !kv_sized(ret, "kvbm_copier_stats"))
         return -EINVAL;
     if (forked(copier))
         return -ECHILD;

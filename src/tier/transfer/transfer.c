@@ -322,7 +322,7 @@ static int make(const struct kvbm_copier_opts *opts, struct kvbm_copier **ret)
 int kvbm_copier_create(const struct kvbm_copier_opts *opts, struct kvbm_copier **ret)
 {
     struct kvbm_copier *copier = NULL;
-    int err = ret ? make(opts, &copier) : -EINVAL;
+    int err = ret && kv_sized_or_null(opts, "kvbm_copier_opts") ? make(opts, &copier) : -EINVAL;
 
     if (err < 0)
         return err;
