@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A router's core: of two workers, which holds the longest prefix of a prompt of 64 tokens?
- *     cc -std=c11 find_prefix.c $(pkg-config --cflags --libs kvindex kvevent)
+ *     cc -std=c11 find_prefix.c $(pkg-config --cflags --libs kvindex)
  */
-#include <kv_event.h>
+#include <kv_hash.h>
 #include <kv_index.h>
 #include <stdio.h>
 

@@ -46,6 +46,9 @@
 extern "C" {
 #endif
 
+/** Send all log lines of libkvindex to @fn (kv_log_fn); NULL: errors and warnings to stderr. */
+KV_API void kvi_set_log(kv_log_fn fn, void *arg);
+
 /** A prefix index. Any thread. */
 struct kvi_index;
 

@@ -38,14 +38,11 @@ extern "C" {
 /** An open store: a backend and the checks around it. Any thread. */
 struct kvs_store;
 
-/** Sink of log lines. @level: 0 error, 1 warning, 2 info, 3 debug. @line has no newline. */
-typedef void (*kvs_log_fn)(void *arg, int level, const char *line);
-
 /**
- * Send all log lines of the library to @fn; NULL: errors and warnings to stderr. Call this before
+ * Send all log lines of libkvstore to @fn; NULL: errors and warnings to stderr. Call this before
  * any other function of the library. Plugins write their own lines to stderr.
  */
-KV_API void kvs_set_log(kvs_log_fn fn, void *arg);
+KV_API void kvs_set_log(kv_log_fn fn, void *arg);
 
 /**
  * Open the store that @uri names. The caller owns *@ret and closes it with kvs_close.

@@ -18,6 +18,15 @@ extern "C" {
 #define KV_API __attribute__((visibility("default")))
 
 /**
+ * Receives each log line of a library, without newline. @level: 0 error, 1 warning, 2 info, 3 debug.
+ *
+ * Every library takes one: kve_set_log, kvi_set_log, kvs_set_log, kvbm_set_log, kvx_set_log. A
+ * program that links several libraries sets each once, before it calls anything else of them.
+ * Several threads may call the function at once; it must not call the library.
+ */
+typedef void (*kv_log_fn)(void *arg, int level, const char *line);
+
+/**
  * Initialiser of a struct that begins with `size_t size`, in C and in C++; each has its own:
  *
  *     struct kvs_gc_opts opts = KVS_GC_OPTS_INIT;

@@ -31,6 +31,13 @@
 extern "C" {
 #endif
 
+/**
+ * Send all log lines of libkvbm to @fn (kv_log_fn), also those of the parts of libkvstore,
+ * libkvevent and libkvx within it; NULL: errors and warnings to stderr. Call this before any other
+ * function of the library.
+ */
+KV_API void kvbm_set_log(kv_log_fn fn, void *arg);
+
 /** Largest number of tokens per block. Block sizes are powers of two. */
 #define KVBM_MAX_BLOCK_SIZE 1024
 

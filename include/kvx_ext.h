@@ -132,9 +132,10 @@ KVX_API uint32_t kvx_get_threads(void);
 KVX_API const char *kvx_host_isa(void);
 
 /**
- * Receives each log line of the library, without newline. The function must not call the library.
+ * Receives each log line of the library, without newline. @level: 0 error, 1 warning, 2 info,
+ * 3 debug. The function must not call the library. The same type as kv_log_fn of kv_types.h.
  */
-typedef void (*kvx_log_fn)(void *arg, const char *line);
+typedef void (*kvx_log_fn)(void *arg, int level, const char *line);
 
 /** Send log lines to @fn; NULL sends them to standard error, the default. Thread-safe. */
 KVX_API void kvx_set_log(kvx_log_fn fn, void *arg);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /** XXH3-128 of the room's values, with the machine's best instructions. Any thread. */
-#ifndef KV_HASH_H
-#define KV_HASH_H
+#ifndef KV_BASE_HASH_H
+#define KV_BASE_HASH_H
 
 #include "base/xxh.h"
 

@@ -36,6 +36,30 @@ void kv_log_set_sink(kv_log_sink_fn sink, void *arg)
     log_sink_arg = arg;
 }
 
+static struct {
+    kv_log_fn fn;
+    void *arg;
+} user;
+
+static void to_user(void *arg, enum kv_log_level level, const char *line, size_t len)
+{
+    char text[KV_LOG_MAX_LINE + 1];
+    (void)arg;
+
+    len = KV_MIN(len, sizeof(text) - 1);
+    memcpy(text, line, len);
+    text[len] = '\0';
+    user.fn(user.arg, KV_MIN((int)level, (int)KV_LOG_DEBUG), text);
+}
+
+void kv_log_set_user(kv_log_fn fn, void *arg)
+{
+    user.fn = fn;
+    user.arg = arg;
+    kv_log_set_sink(fn ? to_user : NULL, NULL);
+    kv_log_set_level(fn ? KV_LOG_DEBUG : KV_LOG_WARN);
+}
+
 int kv_log_parse_level(const char *name)
 {
     for (int i = 0; i < (int)KV_COUNT(level_names); i++)

@@ -21,6 +21,7 @@
 #include <stddef.h>
 
 #include "base/error.h"
+#include "kv_types.h"
 
 enum kv_log_level { KV_LOG_ERROR, KV_LOG_WARN, KV_LOG_INFO, KV_LOG_DEBUG, KV_LOG_TRACE };
 enum kv_log_format { KV_LOG_LOGFMT, KV_LOG_JSON };
@@ -35,7 +36,9 @@ typedef void (*kv_log_sink_fn)(void *arg, enum kv_log_level level, const char *l
 void kv_log_set_level(enum kv_log_level level);
 void kv_log_set_format(enum kv_log_format format);
 void kv_log_set_sink(kv_log_sink_fn sink, void *arg); /* NULL: stderr. Set before threads start. */
-int kv_log_parse_level(const char *name);             /* a level, or -EINVAL */
+/** Public hook of a library (kv_log_fn of kv_types.h): all lines to @fn; NULL: warnings to stderr. */
+void kv_log_set_user(kv_log_fn fn, void *arg);
+int kv_log_parse_level(const char *name); /* a level, or -EINVAL */
 
 /** @fields is a printf format of logfmt pairs, or NULL. */
 void kv_log_emit(enum kv_log_level level, const char *component, const char *message,

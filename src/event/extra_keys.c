@@ -2,36 +2,14 @@
 #include "event/extra_keys.h"
 
 #include "base/xxh.h"
-
-#define DIGEST_DIGITS 64 /* a 256-bit digest in hex */
+#include "hash/digest.h"
 
 /* -- strings ----------------------------------------------------------------------------------- */
-
-static int hex_digit(char c)
-{
-    if (c >= '0' && c <= '9')
-        return c - '0';
-    c |= 0x20;
-    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
 
 /* A hex digest stands for its first 64 bits. */
 static bool digest_of(struct kv_str s, uint64_t *ret)
 {
-    uint64_t value = 0;
-
-    if (s.len != DIGEST_DIGITS)
-        return false;
-    for (size_t i = 0; i < s.len; i++) {
-        int digit = hex_digit(s.p[i]);
-
-        if (digit < 0)
-            return false;
-        if (i < 16)
-            value = value << 4 | (uint64_t)digit;
-    }
-    *ret = value;
-    return true;
+    return kve_digest(s.p, s.len, ret);
 }
 
 static bool same(struct kv_str a, struct kv_str b)
@@ -243,13 +221,6 @@ struct kv_str kve_extra_adapter(const struct kve_raw_event *ev)
 }
 
 /* -- identities -------------------------------------------------------------------------------- */
-
-uint64_t kve_mm_identity(const char *id, size_t len)
-{
-    uint64_t identity;
-
-    return digest_of((struct kv_str){id, len}, &identity) ? identity : kv_xxh64(id, len, 0);
-}
 
 void kve_extra_walk_init(struct kve_extra_walk *walk, const struct kve_raw_event *ev)
 {

@@ -31,7 +31,7 @@ void kvx_log(const char *format, ...)
     va_end(args);
     pthread_mutex_lock(&lock);
     if (sink)
-        sink(sink_arg, line);
+        sink(sink_arg, 1, line); /* the library logs warnings only */
     else
         (void)fprintf(stderr, "kvx: %s\n", line);
     pthread_mutex_unlock(&lock);

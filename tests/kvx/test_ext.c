@@ -463,9 +463,9 @@ static void test_dlpack(void **state)
 /* --------------------------------------------------------------------------------------------- */
 /* Device memory without a device; each in a process of its own, for a library is loaded once */
 
-static void count_line(void *arg, const char *line)
+static void count_line(void *arg, int level, const char *line)
 {
-    (void)line;
+    (void)line, (void)level;
     ++*(int *)arg;
 }
 

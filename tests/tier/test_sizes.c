@@ -63,6 +63,8 @@
     PLAIN(kvi_matches)               \
     PLAIN(kvi_holder_info)           \
     PLAIN(kvi_dump_run)              \
+    PLAIN(kvi_window)                \
+    PLAIN(kvi_lookup_rule)           \
     PLAIN(kvi_extra)
 
 #define NAME(name, ...) #name,

@@ -5,15 +5,17 @@
  * that the hash is a few dozen inlined instructions; blocks above 240 bytes share one secret, which
  * XXH3 would otherwise derive from the seed anew for each.
  */
-#include "kv_event.h"
+#include "kv_hash.h"
 
 #include <endian.h>
 #include <string.h>
 
 #include "base/error.h"
 #include "base/xxh.h"
+#include "hash/digest.h"
 
-#define MM_CHUNK 64 /* multimodal identities sorted at a time */
+#define DIGEST_DIGITS 64 /* a 256-bit digest in hex */
+#define MM_CHUNK 64      /* multimodal identities sorted at a time */
 
 uint64_t kve_seed(const char *lora, size_t lora_len, const char *salt, size_t salt_len)
 {
@@ -24,6 +26,39 @@ uint64_t kve_seed(const char *lora, size_t lora_len, const char *salt, size_t sa
     if (salt && salt_len)
         seed += kv_xxh64(salt, salt_len, 1);
     return seed;
+}
+
+static int hex_digit(char c)
+{
+    if (c >= '0' && c <= '9')
+        return c - '0';
+    c |= 0x20;
+    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+bool kve_digest(const char *id, size_t len, uint64_t *ret)
+{
+    uint64_t value = 0;
+
+    if (len != DIGEST_DIGITS)
+        return false;
+    for (size_t i = 0; i < len; i++) {
+        int digit = hex_digit(id[i]);
+
+        if (digit < 0)
+            return false;
+        if (i < 16)
+            value = value << 4 | (uint64_t)digit;
+    }
+    *ret = value;
+    return true;
+}
+
+uint64_t kve_mm_identity(const char *id, size_t len)
+{
+    uint64_t identity;
+
+    return kve_digest(id, len, &identity) ? identity : kv_xxh64(id, len, 0);
 }
 
 uint64_t kve_mm_placed(uint64_t identity, int64_t offset)

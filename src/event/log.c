@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The library's log hook. Each shared library has a copy of base, so each has a hook of its own. */
+#include "kv_event.h"
+
+#include "base/log.h"
+
+void kve_set_log(kv_log_fn fn, void *arg)
+{
+    kv_log_set_user(fn, arg);
+}
