@@ -88,6 +88,47 @@ def test_works():
         other.close()
 
 
+def expect_bad(client, again):
+    """Of blocks 0 to 20 the even ones were damaged: bad at first, alone and in a batch; @again says what they are then."""
+    for first, n, expected in ((0, 1, [0, 1, 0]), (1, 19, [10, 9, 0])):
+        counts = client.ask("get", first, n, 20_000)
+        equal([counts[name] for name in ("ok", "bad", "miss")], expected, f"{n} blocks")
+    equal(client.ask("stats")["bad"], 10)
+    equal(client.ask("get", 0, 20, 20_000)[again], 10, "once more")
+
+
+def test_damage_in_redis():
+    """Damaged values count as bad, which operators alert on, and not as misses. The plugin removes them."""
+    with Server() as server, Client(server.uri) as client, Client(server.uri) as other:
+        keys = set()
+        for block in range(20):  # one by one: their keys are hashes
+            client.all_ok("put", block, 1)
+            now = set(server.command("KEYS", "c:*"))
+            if block % 2 == 0:
+                for key in now - keys:
+                    server.command("SETRANGE", key, 5000, "?????")
+            keys = now
+        expect_bad(other, "miss")
+        other.all_ok("put", 0, 20)
+        other.all_ok("get", 0, 20)
+
+
+def test_damage_in_s3():
+    """Likewise; the object stays until the next put of it replaces it."""
+    with S3() as s3, Client(s3.uri()) as client, Client(s3.uri()) as other:
+        keys = set()
+        for block in range(20):
+            client.all_ok("put", block, 1)
+            now = {key for key in s3.keys() if "/c/" in key}
+            for key in now - keys if block % 2 == 0 else ():
+                body = s3.objects[key].body
+                s3.objects[key] = s3.objects[key]._replace(body=body[:5000] + b"?????" + body[5005:])
+            keys = now
+        expect_bad(other, "bad")
+        other.all_ok("put", 0, 20)
+        other.all_ok("get", 0, 20)
+
+
 def test_killed():
     """SIGKILL under load, and back from its log: what was put before is there, and the breaker has opened and closed."""
     with Server("--appendonly", "yes", "--appendfsync", "always") as server, Client(server.uri + "?timeout_ms=5000") as client:
