@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* From buffered puts to a manifest that readers may trust. */
 #include "base/log.h"
+#include "base/own_manifest.h"
 #include "redis/scripts.h"
 #include "redis/store.h"
 
@@ -9,9 +10,6 @@
 /* Without scripts a chunk whose stamp is older than this is sent again, which stamps it. */
 #define STALE_S 3600
 #define NAMES_EACH 1000 /* in one command */
-
-/* How manifests begin that name their chunks themselves (docs/formats.md). */
-static const char own_format[8] = {'K', 'V', 'S', '-', 'O', 'B', 'J', '\n'};
 
 struct save {
     kv_store_v1 *self;
@@ -425,8 +423,7 @@ int rds_publish(kv_store_v1 *self, const char *name, const char *manifest, size_
         return -ENOSPC;
     }
     save.manifest_len = manifest_len;
-    save.opaque = name && (manifest_len < sizeof(own_format) ||
-                           memcmp(manifest, own_format, sizeof(own_format)) != 0);
+    save.opaque = name && !kv_is_own_manifest(manifest, manifest_len);
     save.missing = calloc(self->n_refs + 1, sizeof(*save.missing));
     save.script = !self->no_scripts && rds_one_node(self);
     if (!save.missing || find_more(&save) < 0)

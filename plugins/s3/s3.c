@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/own_manifest.h"
 #include "s3/store.h"
 
 #define RENEW_S (6 * 3600)
@@ -336,8 +337,7 @@ static int s3_put_manifest(kv_store_v1 *self, const char *name, const uint8_t *d
 
     if (s3_bad_name(name) || (!data && data_len))
         return -EINVAL;
-    /* A manifest of kvs_save names its chunks itself (docs/formats.md). */
-    opaque = data_len < 8 || memcmp(data, "KVS-OBJ\n", 8) != 0;
+    opaque = !kv_is_own_manifest(data, data_len);
     s3_refs_begin(self->refs, name, opaque, &noting);
     error = s3_pending_flush(self->pending, true);
     if (error)

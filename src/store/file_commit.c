@@ -32,6 +32,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/own_manifest.h"
 #include "store/file_impl.h"
 
 struct commit {
@@ -426,8 +427,7 @@ static int publish_locked(kv_store_v1 *h, const char *file, uint64_t n, int fd, 
     struct commit c;
     int rc = collect(h, &c);
 
-    /* A manifest of kvs_save names its chunks itself (docs/formats.md); later versions may not. */
-    c.opaque = len < 10 || memcmp(data, "KVS-OBJ\n\1\0", 10) != 0;
+    c.opaque = !kv_is_own_manifest(data, len);
     if (rc == 0) {
         rc = carry_out(h, &c, file, n, fd, len, &suspect);
         if (c.noted)

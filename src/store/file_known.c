@@ -24,6 +24,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/le.h"
 #include "base/xxh.h"
 #include "store/file_impl.h"
 
@@ -100,21 +101,6 @@ static void enter(struct kvs_file_table *table, const struct kvs_file_known *not
 
 /* -- Records ------------------------------------------------------------------------------------ */
 
-static void put_le64(uint8_t *out, uint64_t value)
-{
-    for (int i = 0; i < 8; i++)
-        out[i] = (uint8_t)(value >> 8 * i);
-}
-
-static uint64_t get_le64(const uint8_t *in)
-{
-    uint64_t value = 0;
-
-    for (int i = 7; i >= 0; i--)
-        value = value << 8 | in[i];
-    return value;
-}
-
 static void encode(uint8_t *out, const struct kvs_file_known *note)
 {
     const uint64_t words[] = {
@@ -123,19 +109,19 @@ static void encode(uint8_t *out, const struct kvs_file_known *note)
 
     _Static_assert(sizeof(words) == RECORD - 8, "the sum is the last word");
     for (size_t i = 0; i < KV_COUNT(words); i++)
-        put_le64(out + 8 * i, words[i]);
-    put_le64(out + sizeof(words), kv_xxh64(out, sizeof(words), 0));
+        kv_put_le64(out + 8 * i, words[i]);
+    kv_put_le64(out + sizeof(words), kv_xxh64(out, sizeof(words), 0));
 }
 
 static bool decode(struct kvs_file_known *ret, const uint8_t in[RECORD])
 {
-    if (get_le64(in + RECORD - 8) != kv_xxh64(in, RECORD - 8, 0))
+    if (kv_get_le64(in + RECORD - 8) != kv_xxh64(in, RECORD - 8, 0))
         return false;
-    *ret = (struct kvs_file_known){.key = {get_le64(in), get_le64(in + 8)},
-                                   .ino = get_le64(in + 16),
-                                   .size = get_le64(in + 24),
-                                   .mtime_ns = (int64_t)get_le64(in + 32),
-                                   .noted_ns = (int64_t)get_le64(in + 40)};
+    *ret = (struct kvs_file_known){.key = {kv_get_le64(in), kv_get_le64(in + 8)},
+                                   .ino = kv_get_le64(in + 16),
+                                   .size = kv_get_le64(in + 24),
+                                   .mtime_ns = (int64_t)kv_get_le64(in + 32),
+                                   .noted_ns = (int64_t)kv_get_le64(in + 40)};
     return ret->ino != 0;
 }
 

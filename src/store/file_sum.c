@@ -6,27 +6,13 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include "base/hash.h"
+#include "base/le.h"
 #include "base/xxh.h"
 #include "store/file_impl.h"
-#include "base/hash.h"
 
 /* Read this much, then hash it while it is still in the second-level cache. */
 enum { PIECE = 128 * 1024 };
-
-static void put_le64(uint8_t *out, uint64_t value)
-{
-    for (int i = 0; i < 8; i++)
-        out[i] = (uint8_t)(value >> 8 * i);
-}
-
-static uint64_t get_le64(const uint8_t *in)
-{
-    uint64_t value = 0;
-
-    for (int i = 7; i >= 0; i--)
-        value = value << 8 | in[i];
-    return value;
-}
 
 void kvs_file_hash(const void *data, size_t len, uint8_t ret_hash[16])
 {
@@ -49,9 +35,9 @@ void kvs_file_sum_encode(uint8_t out[KVS_FILE_SUM_BYTES], const struct kvs_file_
     memcpy(out, "KVSC\1", 5);
     out[5] = sum->encoding;
     out[6] = out[7] = 0;
-    put_le64(out + 8, sum->len);
-    put_le64(out + 16, sum->stored);
-    put_le64(out + 24, sum->owner);
+    kv_put_le64(out + 8, sum->len);
+    kv_put_le64(out + 16, sum->stored);
+    kv_put_le64(out + 24, sum->owner);
     memcpy(out + 32, sum->hash, 16);
 }
 
@@ -60,9 +46,9 @@ int kvs_file_sum_decode(struct kvs_file_sum *ret, const uint8_t in[KVS_FILE_SUM_
     if (memcmp(in, "KVSC\1", 5) != 0 || in[5] > KVS_FILE_PACKED || in[6] || in[7])
         return -EBADMSG;
     ret->encoding = in[5];
-    ret->len = get_le64(in + 8);
-    ret->stored = get_le64(in + 16);
-    ret->owner = get_le64(in + 24);
+    ret->len = kv_get_le64(in + 8);
+    ret->stored = kv_get_le64(in + 16);
+    ret->owner = kv_get_le64(in + 24);
     memcpy(ret->hash, in + 32, 16);
     if (ret->encoding == KVS_FILE_RAW && ret->len != ret->stored)
         return -EBADMSG;

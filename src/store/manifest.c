@@ -12,8 +12,7 @@
 #include "store/manifest.h"
 
 #include "base/hash.h"
-
-static const char magic[8] = {'K', 'V', 'S', '-', 'O', 'B', 'J', '\n'};
+#include "base/own_manifest.h"
 
 enum { HEADER = 48, CHUNK = 20, WEAVE = 24, SUM = 16 };
 
@@ -89,8 +88,8 @@ int kvs_manifest_encode(const struct kvs_manifest *m, struct kv_buf *ret)
 
     if (fingerprint_len > KVS_FINGERPRINT_MAX)
         return -EINVAL;
-    kv_buf_append(ret, magic, sizeof(magic));
-    put_le(ret, KVS_MANIFEST_VERSION, 2);
+    kv_buf_append(ret, KV_OWN_MAGIC, KV_OWN_MAGIC_LEN);
+    put_le(ret, KV_OWN_VERSION, 2);
     put_le(ret, (uint64_t)m->format, 2);
     put_le(ret, HEADER, 4);
     put_le(ret, m->bytes, 8);
@@ -207,14 +206,14 @@ int kvs_manifest_decode(const void *bytes, size_t len, struct kvs_manifest **ret
     uint8_t sum[SUM];
     int rc;
 
-    if (len < sizeof(magic) || memcmp(data, magic, sizeof(magic)) != 0)
+    if (len < KV_OWN_MAGIC_LEN || memcmp(data, KV_OWN_MAGIC, KV_OWN_MAGIC_LEN) != 0)
         return -EMEDIUMTYPE;
     if (len < HEADER + SUM)
         return -EBADMSG;
     kvs_chunk_key(data, len - SUM, sum);
     if (memcmp(sum, data + len - SUM, SUM) != 0)
         return -EBADMSG;
-    if (get_le(data + 8, 2) != KVS_MANIFEST_VERSION)
+    if (get_le(data + 8, 2) != KV_OWN_VERSION)
         return -EMEDIUMTYPE; /* whole, and another version's: as opaque as a stranger's */
     m = calloc(1, sizeof(*m));
     if (!m)

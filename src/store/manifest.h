@@ -9,7 +9,6 @@
 #include "base/buf.h"
 #include "kv_store.h"
 
-#define KVS_MANIFEST_VERSION 1u
 #define KVS_FINGERPRINT_MAX 4096u
 /** A weave's region is held in memory as a whole; a manifest that asks for more is damaged. */
 #define KVS_WEAVE_MAX (32u << 20)

@@ -280,6 +280,16 @@ def test_damage():
         equal(server.command("GET", "m:n"), foreign, "what somebody else wrote")
 
 
+def test_later_manifests_are_opaque():
+    """A snapshot of a later version may name its chunks in another way: what it may need is noted, as for other programs'."""
+    with Server() as server, Store(server.uri) as store:
+        save(store, "own", {b"key": b"value"}, b"KVS-OBJ\n\1\0")
+        fails(store.refs, "own", code=2)
+        for name, data in (("later", b"KVS-OBJ\n\2\0"), ("other", b"other")):
+            save(store, name, {b"key": b"value"}, data)
+            equal(store.refs(name), [b"key"], name)
+
+
 def old_value(name, content):
     """As writers before the stamp sealed it; the server computes nothing, so the sum is taken from a new one."""
     with Server() as server, Store(server.uri) as store:
