@@ -6,6 +6,9 @@
  *       Each thread writes batches to slots of its own, ROUNDS of them (0: until it is killed).
  *       Lines: "BEGIN slot version" before the store hears of it, "ACK slot version", "ERR slot
  *       version errno", "OPEN"
+ *   disk_client resize DIR[,DIR...] SLOTS VERSION ROUNDS THREADS
+ *       Open, write ROUNDS and close, again and again, with SLOTS or fewer each time: the files grow and
+ *       shrink. "BEGIN slot 0" before an open that drops the slot
  *   disk_client check DIR[,DIR...] SLOTS STATE [damaged]
  *       STATE: lines of all writers. Each slot whose last line is an ACK must be there (not when
  *       damaged); what is there, listed or read, must be right and of a version that was begun. "OK
@@ -54,7 +57,7 @@ static void fill(uint8_t *data, uint64_t key)
     }
 }
 
-static int open_disk(char *list, const char *slots)
+static int open_disk(const char *list, uint32_t slots)
 {
     const char *directories[KVBM_MAX_VOLUMES], *io = getenv("KVD_IO");
     struct kvbm_disk_opts opts = {.size = sizeof(opts),
@@ -65,14 +68,15 @@ static int open_disk(char *list, const char *slots)
                                   .slot_bytes = BYTES,
                                   .buffered = getenv("KVD_BUFFERED") != NULL,
                                   .volatile_ = getenv("KVD_VOLATILE") != NULL};
-    char *save = NULL;
+    char copy[4096], *save = NULL;
 
+    snprintf(copy, sizeof(copy), "%s", list);
     if (io)
         opts.io = strcmp(io, "threads") == 0 ? KVBM_IO_THREADS : KVBM_IO_URING;
-    for (char *at = strtok_r(list, ",", &save); at && opts.n_directories < KVBM_MAX_VOLUMES;
+    for (char *at = strtok_r(copy, ",", &save); at && opts.n_directories < KVBM_MAX_VOLUMES;
          at = strtok_r(NULL, ",", &save))
         directories[opts.n_directories++] = at;
-    n_slots = opts.n_slots = (uint32_t)atol(slots);
+    n_slots = opts.n_slots = slots;
     if (n_slots > MAX_SLOTS)
         return -EINVAL;
     return kvbm_disk_open(&opts, &disk);
@@ -148,22 +152,53 @@ static void *writer(void *arg)
     return NULL;
 }
 
-static int write_all(char **argv)
+static int run_writers(void)
 {
     pthread_t threads[MAX_THREADS];
 
-    next_version = strtoull(argv[4], NULL, 10);
-    n_rounds = atol(argv[5]);
-    n_threads = (uint32_t)atol(argv[6]);
-    if (!n_threads || n_threads > MAX_THREADS || n_threads > n_slots)
-        return 2;
-    say("OPEN\n", 5);
     for (uint32_t i = 0; i < n_threads; i++)
         if (pthread_create(&threads[i], NULL, writer, (void *)(uintptr_t)i) != 0)
             return 2;
     for (uint32_t i = 0; i < n_threads; i++)
         pthread_join(threads[i], NULL);
     return 0;
+}
+
+static int write_all(char **argv)
+{
+    next_version = strtoull(argv[4], NULL, 10);
+    n_rounds = atol(argv[5]);
+    n_threads = (uint32_t)atol(argv[6]);
+    if (!n_threads || n_threads > MAX_THREADS || n_threads > n_slots)
+        return 2;
+    say("OPEN\n", 5);
+    return run_writers();
+}
+
+/* Whoever reads the lines no longer expects these slots: the next open may cut them off. */
+static void say_dropped(uint32_t from, uint32_t to)
+{
+    char line[64];
+
+    for (uint32_t slot = from; slot < to; slot++)
+        say(line, (size_t)snprintf(line, sizeof(line), "BEGIN %u 0\n", slot));
+}
+
+static int resize_all(char **argv)
+{
+    static const uint32_t percents[] = {100, 50, 80, 20, 60};
+    uint32_t most = n_slots;
+    int rc = write_all(argv);
+
+    for (unsigned i = 1; rc == 0; i++) {
+        uint32_t slots = most * percents[i % KV_COUNT(percents)] / 100;
+
+        kvbm_disk_close(disk);
+        disk = NULL;
+        say_dropped(slots, most);
+        rc = open_disk(argv[2], slots) < 0 ? 3 : run_writers();
+    }
+    return rc;
 }
 
 /* ---- check ---- */
@@ -257,7 +292,7 @@ static int check_all(char **argv, bool damaged)
 
 int main(int argc, char **argv)
 {
-    int rc = argc < 5 ? -EINVAL : open_disk(argv[2], argv[3]);
+    int rc = argc < 5 ? -EINVAL : open_disk(argv[2], (uint32_t)atol(argv[3]));
 
     if (rc < 0) {
         printf("FAILED open: %s\n", strerror(-rc));
@@ -265,10 +300,13 @@ int main(int argc, char **argv)
     }
     if (strcmp(argv[1], "write") == 0 && argc == 7)
         rc = write_all(argv);
+    else if (strcmp(argv[1], "resize") == 0 && argc == 7)
+        rc = resize_all(argv);
     else if (strcmp(argv[1], "check") == 0)
         rc = check_all(argv, argc > 5 && strcmp(argv[5], "damaged") == 0);
     else
         rc = 2;
-    kvbm_disk_close(disk);
+    if (disk)
+        kvbm_disk_close(disk);
     return rc;
 }

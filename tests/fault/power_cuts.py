@@ -4,17 +4,21 @@
 random moment what such a disk would have left: flushed sectors, and of the others each, 512 or 4096 bytes at a time, or not. That is
 mounted in the disk's place, and all that was acknowledged before must be there, byte-exact. Needs root, /dev/fuse and loop devices.
 
-    power_cuts.py [--cuts N] [--fs "ext4 xfs btrfs"] [--of "store disk manager"] [--seed N]
+    power_cuts.py [--cuts N] [--fs "ext4 xfs btrfs"] [--of "store disk resize manager"] [--seed N] [--jobs N]
 
 The first cuts of each kind are controls: the writer's fsync does nothing (fault_shim.so), and the disk's flush does nothing. Each must
-lose something, or the cuts prove nothing. One line per kind and file system; exit status 1 when anything was lost or wrong."""
+lose something, or the cuts prove nothing. "resize" is a disk
+tier that is opened with another size all the time. One line per kind and file system, of which --jobs run at a time; exit status 1 when anything was lost or wrong."""
 import argparse
+import concurrent.futures
 import contextlib
+import fcntl
 import os
 import pathlib
 import random
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -26,7 +30,10 @@ MIB = {"ext4": 64, "xfs": 300, "btrfs": 128}
 MKFS = {"ext4": ["mkfs.ext4", "-q", "-F"], "xfs": ["mkfs.xfs", "-q", "-f"], "btrfs": ["mkfs.btrfs", "-q", "-f"]}
 OPTIONS = {"store": ["", "?sync=fs", "?sync=files"], "disk": [{}, {"KVD_IO": "threads"}, {"KVD_BUFFERED": "1"}],
            "manager": [{}, {"KVBM_IO": "threads"}, {"KVBM_DISK_BUFFERED": "yes"}]}
+OPTIONS["resize"] = OPTIONS["disk"]
 LOST, WRONG = "lost", "wrong"
+SHUTDOWN, WITHOUT_LOG = 0x8004587D, struct.pack("I", 2)  # an ioctl of ext4 and xfs: nothing more is written
+NEEDED = 2 << 30  # bytes of memory that a rig may fill
 
 
 def run(*command, check=True, **more):
@@ -140,6 +147,13 @@ class Disk:
         return None, done.stdout
 
 
+class Resize(Disk):
+    """The same, opened again and again with another size: cuts in mid open, growth and shrinking."""
+
+    def writers(self):
+        return [["resize" if word == "write" else 2 if word == 0 else word for word in command] for command in super().writers()]
+
+
 class Manager:
     word = b"ON"
 
@@ -165,7 +179,7 @@ class Manager:
         return (LOST if lost or done.returncode else None), f"{len(lost)} of {len(state)} lost; {done.stdout[-200:]}"
 
 
-KINDS = {"store": Store, "disk": Disk, "manager": Manager}
+KINDS = {"store": Store, "disk": Disk, "resize": Resize, "manager": Manager}
 
 
 class Rig:
@@ -205,6 +219,15 @@ class Rig:
             verdict, text = LOST, f"the file system can't be mounted: {error.stderr}"
         return verdict, f"{kind} {of} {option or ''}: {len(state)} lines acknowledged, {said}; {text}"
 
+    def stop_writing(self):
+        """What the file system has still to write is of no use after a cut: unmounting is quicker without."""
+        with contextlib.suppress(OSError):
+            at = os.open(self.mount, os.O_RDONLY)
+            try:
+                fcntl.ioctl(at, SHUTDOWN, WITHOUT_LOG)
+            finally:
+                os.close(at)
+
     def write_and_cut(self, disk, what, preload):
         env = dict(what.env)
         if preload:
@@ -220,6 +243,7 @@ class Rig:
             said = disk.stdout.readline().strip()
         finally:
             writer.kill()
+        self.stop_writing()
         before = writer.lines(end)
         return what.state(before, writer.lines()[len(before):]), said
 
@@ -271,25 +295,38 @@ def missing():
             return f"a file system in a file can't be mounted: {getattr(error, 'stderr', None) or error}"
 
 
+def room():
+    """Memory where there is enough: a sync of the disks' files costs nothing there. None: the usual place."""
+    with contextlib.suppress(OSError):
+        space = os.statvfs("/dev/shm")
+        if space.f_bavail * space.f_frsize >= NEEDED:
+            return "/dev/shm"
+    return None
+
+
+def one_rig(kind, of, options):
+    work = pathlib.Path(tempfile.mkdtemp(prefix="power-cuts-", dir=room()))
+    try:
+        return cuts_of(Rig(work, f"{options.seed} {kind} {of}"), kind, of, options.cuts)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cuts", type=int, default=int(os.environ.get("KV_FAULT_CUTS", "100")))
     parser.add_argument("--fs", default=os.environ.get("KV_FAULT_FS", "ext4 xfs btrfs"))
-    parser.add_argument("--of", default=os.environ.get("KV_FAULT_OF", "store disk manager"))
+    parser.add_argument("--of", default=os.environ.get("KV_FAULT_OF", "store disk resize manager"))
+    parser.add_argument("--jobs", type=int, default=int(os.environ.get("KV_FAULT_JOBS", os.cpu_count() or 1)))
     parser.add_argument("--seed", type=int, default=int(os.environ.get("KV_TEST_SEED", time.time_ns() & 0xffffffff)))
     options = parser.parse_args()
     if missing():
         print(f"power_cuts.py: {missing()}", file=sys.stderr)
         return 2
     print(f"KV_TEST_SEED={options.seed}", flush=True)
-    work, failed = pathlib.Path(tempfile.mkdtemp(prefix="power-cuts-")), 0
-    try:
-        rig = Rig(work, options.seed)
-        for kind in options.fs.split():
-            for of in options.of.split():
-                failed += cuts_of(rig, kind, of, options.cuts)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    what = [(kind, of) for kind in options.fs.split() for of in options.of.split()]
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        failed = sum(pool.map(lambda each: one_rig(*each, options), what))
     return 1 if failed else 0
 
 

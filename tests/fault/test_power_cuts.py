@@ -28,6 +28,10 @@ def test_disk_tier():
     cuts("disk")
 
 
+def test_disk_tier_resized():
+    cuts("resize")
+
+
 def test_manager():
     cuts("manager")
 
