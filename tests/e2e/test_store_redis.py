@@ -362,7 +362,7 @@ def test_taken_by_another_publication():
                 save(store, "sentinel", {}, b"")
                 for key, value in mine.items():
                     store.put(key, value)
-                save(store, "snapshot", of_snapshot, b"KVS-OBJ\n as if it were one")
+                save(store, "snapshot", of_snapshot, b"KVS-OBJ\n\1\0 as if it were one")
                 fails(store.refs, "snapshot", code=2)
                 save(store, "sentinel", {}, b"")
                 check(set(mine) <= set(store.refs("sentinel")), "taken by a snapshot")
@@ -596,7 +596,7 @@ def test_listing_while_a_slot_moves():
     names = [f"n{i}" for i in range(30)]
     with Cluster() as cluster, Store(cluster.uri) as store:
         for name in names:
-            store.publish(name, b"KVS-OBJ\n as if it were one")
+            store.publish(name, b"KVS-OBJ\n\1\0 as if it were one")
         first, second, third = cluster.servers  # in the order of their slots, and of the listing
         slot = max(first.command("CLUSTER", "KEYSLOT", f"m:{name}") for name in names)
         check(slot >= cluster.range_of(2)[0], "of the third")

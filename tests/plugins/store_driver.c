@@ -220,9 +220,9 @@ static void print_stats(void)
 /* A manifest that begins as a snapshot's does: all that a backend looks at. */
 static void put_snapshot(void)
 {
-    static const char text[] = "KVS-OBJ\n and more";
+    static const char text[] = "KVS-OBJ\n\1\0 and more";
 
-    printf("%d\n", vtable->put_manifest(store, word(1), (const uint8_t *)text, strlen(text)));
+    printf("%d\n", vtable->put_manifest(store, word(1), (const uint8_t *)text, sizeof(text) - 1));
 }
 
 static void run_line(void);
