@@ -112,6 +112,7 @@ int kvs_file_prefetch(kv_store_v1 *h, const uint8_t *keys, size_t key_len, size_
     if (rc < 0 || n == 0)
         return rc;
     announce_some(h, rc);
+    kvs_file_reader_begin(h, keys, key_len, n);
     return 0;
 }
 

@@ -385,6 +385,7 @@ int kvs_file_get_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len, uint8
 {
     struct kvs_file_ahead_get ahead;
     char hex[KVS_FILE_HEX];
+    struct stat st;
     int rc = kvs_file_check(h, key, key_len);
 
     if (rc < 0 || !ret || !ret_len)
@@ -393,6 +394,10 @@ int kvs_file_get_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len, uint8
     kvs_file_ahead_begin(h, &ahead, key, key_len);
     kvs_file_hex(hex, key, key_len);
     rc = -EAGAIN;
+    if (kvs_file_reader_take(h, key, key_len, ret, ret_len, &st)) {
+        note_use(h, key, key_len, hex, &st);
+        rc = 0;
+    }
     for (int i = 0; i < TRIES && rc == -EAGAIN; i++) /* published while we looked: again */
         rc = get_once(h, key, key_len, hex, ret, ret_len);
     kvs_file_ahead_end(h, &ahead, rc == 0 ? *ret_len : 0);

@@ -214,6 +214,20 @@ void kvs_file_ahead_begin(kv_store_v1 *h, struct kvs_file_ahead_get *ret, const 
 void kvs_file_ahead_end(kv_store_v1 *h, const struct kvs_file_ahead_get *get, size_t len);
 void kvs_file_ahead_free(struct kvs_file_ahead *a);
 
+/* -- A second reader (file_reader.c) ----------------------------------------------------------- */
+
+struct kvs_file_reader;
+/** Read and verify what a prefetch names, on a thread of the handle. */
+void kvs_file_reader_begin(kv_store_v1 *h, const uint8_t *keys, size_t key_len, size_t n);
+/** Take a chunk that the second reader has read and verified: false when it has not. @ret is the
+ * caller's to free, @ret_st the file's state before it was read. Any thread. */
+bool kvs_file_reader_take(kv_store_v1 *h, const uint8_t *key, size_t key_len, uint8_t **ret,
+                          size_t *ret_len, struct stat *ret_st);
+/** Drop what the second reader has read: chunks may have been deleted since. Any thread. */
+void kvs_file_reader_forget(kv_store_v1 *h);
+/** Join its thread; before the handle's descriptors are closed. */
+void kvs_file_reader_stop(kv_store_v1 *h);
+
 /* -- The handle ------------------------------------------------------------------------------- */
 
 struct kv_store_v1 {
@@ -233,15 +247,16 @@ struct kv_store_v1 {
     char writer[17];
     _Atomic uint64_t next_tmp;
     _Atomic int kept_fds;
-    pthread_mutex_t lock, commit, known_lock, lease_lock;
+    pthread_mutex_t lock, commit, known_lock, lease_lock, reader_lock;
     size_t leases;                /* hits that count on the lease, which began at */
     int64_t lease_ns;             /* this time; under lease_lock, as is */
     int lease_fan[KVS_FILE_FANS]; /* opened when needed: -1 before */
     struct kvs_file_map map;
     struct kvs_file_history history;
 
-    struct kvs_file_table *known; /* NULL before the first; under known_lock */
-    struct kvs_file_ahead *ahead; /* likewise */
+    struct kvs_file_table *known;   /* NULL before the first; under known_lock */
+    struct kvs_file_ahead *ahead;   /* NULL before the first; under lock */
+    struct kvs_file_reader *reader; /* NULL before the first; under reader_lock */
     _Atomic uint64_t puts, put_hits, gets, get_misses, bad_chunks, evicted, written, read, errors;
 };
 

@@ -258,6 +258,7 @@ static kv_store_v1 *new_handle(void)
     pthread_mutex_init(&h->commit, NULL);
     pthread_mutex_init(&h->known_lock, NULL);
     pthread_mutex_init(&h->lease_lock, NULL);
+    pthread_mutex_init(&h->reader_lock, NULL);
     return h;
 }
 
@@ -361,6 +362,8 @@ void kvs_file_close(kv_store_v1 *h)
 
     if (!h)
         return;
+    if (ours)
+        kvs_file_reader_stop(h);
     drop_pending(h, ours);
     kvs_file_history_fini(h);
     if (ours && h->writer_fd >= 0)
@@ -383,6 +386,7 @@ void kvs_file_close(kv_store_v1 *h)
         pthread_mutex_destroy(&h->commit);
         pthread_mutex_destroy(&h->known_lock);
         pthread_mutex_destroy(&h->lease_lock);
+        pthread_mutex_destroy(&h->reader_lock);
     }
     free(h->dir);
     free(h);

@@ -104,6 +104,7 @@ int kvs_file_delete_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len)
     pthread_mutex_lock(&h->commit);
     rc = delete_locked(h, key, key_len, hex);
     pthread_mutex_unlock(&h->commit);
+    kvs_file_reader_forget(h);
     return rc < 0 ? kvs_file_fail(h, -rc, "can't delete a chunk", hex) : 0;
 }
 
@@ -193,6 +194,7 @@ int kvs_file_sweep(kv_store_v1 *h, uint64_t min_age_s, kv_store_live_fn live, vo
         rc = sweep_fan(&s, fan);
     kvs_file_used_add(h, -(int64_t)s.sums.deleted_bytes);
     pthread_mutex_unlock(&h->commit);
+    kvs_file_reader_forget(h);
     s.sums.size = ret->size;
     memcpy(ret, &s.sums, KV_MIN(ret->size, sizeof(s.sums)));
     return rc;

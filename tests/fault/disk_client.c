@@ -175,7 +175,7 @@ static int write_all(char **argv)
     return run_writers();
 }
 
-/* Whoever reads the lines no longer expects these slots: the next open may cut them off. */
+/* Readers of the lines no longer expect these slots: the next open may cut them off. */
 static void say_dropped(uint32_t from, uint32_t to)
 {
     char line[64];
