@@ -849,10 +849,12 @@ static void twin_prompt(struct kv_holder who, uint64_t prompt, struct kv_block *
 {
     uint64_t above = 0;
 
+    if (who.worker < 3 && prompt % 4 == 3) /* where another's names come first */
+        prompt--;
     for (uint64_t i = 0; i < TWIN_BLOCKS; i++) {
         uint64_t local = i + (i < 10 ? prompt % 4 : i < 25 ? prompt % 8 : prompt) * 1000;
 
-        above = roll(above, local) + (who.worker == 3 ? 7 : 0); /* one has names of its own */
+        above = roll(above, local) + (who.worker == 3 && prompt % 4 == 3 ? 7 : 0);
         ret[i] = (struct kv_block){above, local};
     }
 }
@@ -860,9 +862,10 @@ static void twin_prompt(struct kv_holder who, uint64_t prompt, struct kv_block *
 static void twin_store(struct twins *twins, struct kv_holder who, const struct kv_block *blocks)
 {
     size_t n = 1 + rng_below(&twins->rng, TWIN_BLOCKS);
-    enum kv_tier tier = rng_below(&twins->rng, 16) ? KV_TIER_DEVICE : KV_TIER_HOST;
+    enum kv_tier tier =
+        who.worker == 4 && !rng_below(&twins->rng, 8) ? KV_TIER_HOST : KV_TIER_DEVICE;
     struct kvi_stored a = {0}, b = {0};
-    bool counted = rng_below(&twins->rng, 30) == 0;
+    bool counted = who.worker == 2 && rng_below(&twins->rng, 8) == 0;
 
     for (int i = 0; i < 2; i++) {
         struct kvi_index *ix = i ? twins->single : twins->many;
