@@ -933,6 +933,21 @@ static void a_run_is_removed_as_its_blocks_are(void **state)
     kvi_destroy(twins.single);
 }
 
+/* A holder's run ends where the next hash is another holder's name for the place. */
+static void a_run_ends_at_another_name(void **state)
+{
+    struct fixture *f = *state;
+    const struct kv_block theirs[] = {{1, 11}, {2, 12}, {3, 13}},
+                          ours[] = {{1, 11}, {5, 12}, {3, 13}};
+    const uint64_t hashes[] = {3, 2};
+
+    assert_int_equal(kvi_store(f->ix, W0, KV_TIER_DEVICE, NULL, theirs, 3, NULL), 0);
+    assert_int_equal(kvi_store(f->ix, W1, KV_TIER_DEVICE, NULL, ours, 3, NULL), 0);
+    assert_int_equal(kvi_remove(f->ix, W1, KV_TIER_DEVICE, hashes, 2), 1);
+    assert_int_equal(kvi_holder_blocks(f->ix, W1), 2);
+    assert_int_equal(kvi_remove(f->ix, W0, KV_TIER_DEVICE, hashes, 2), 2);
+}
+
 enum { WIDE = 6000 };
 
 struct wide {
@@ -1083,6 +1098,7 @@ int main(void)
         T(a_callback_stops_the_dump),
         T(a_wide_dump_tells_all_once),
         T(a_run_is_removed_as_its_blocks_are),
+        T(a_run_ends_at_another_name),
         T(chains_join_under_a_dump),
     };
 
