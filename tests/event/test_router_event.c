@@ -230,6 +230,45 @@ static int teardown(void **state)
     return 0;
 }
 
+/* The usual text of a block is read by itself: with the same result as any other text of it. */
+static void test_usual_text(void **state)
+{
+    static const struct {
+        const char *hash;
+        uint64_t want;
+        bool ok;
+    } cases[] = {{"0", 0, true},
+                 {"7", 7, true},
+                 {"18446744073709551615", UINT64_MAX, true},
+                 {"18446744073709551616", 0, false},
+                 {"99999999999999999999999", 0, false},
+                 {"-1", UINT64_MAX, true},
+                 {"01", 0, false},
+                 {"", 0, false},
+                 {"1.5", 0, false},
+                 {"null", 0, false}};
+    static const char *const tails[] = {",\"mm_extra_info\":null}", ", \"mm_extra_info\":null}",
+                                        "}"};
+
+    (void)state;
+    for (size_t i = 0; i < KV_COUNT(cases) * KV_COUNT(tails); i++) {
+        const char *hash = cases[i / KV_COUNT(tails)].hash;
+        struct kve_router_event ev;
+        char text[300];
+
+        snprintf(text, sizeof(text),
+                 "{\"worker_id\":1,\"event\":{\"event_id\":0,\"data\":{\"stored\":{\"blocks\":["
+                 "{\"block_hash\":3,\"tokens_hash\":4,\"mm_extra_info\":null},"
+                 "{\"block_hash\":%s,\"tokens_hash\":%s%s]}}}}",
+                 hash, hash, tails[i % KV_COUNT(tails)]);
+        if ((read_event(text, &ev) == 0) != cases[i / KV_COUNT(tails)].ok)
+            fail_msg("%s", text);
+        if (cases[i / KV_COUNT(tails)].ok)
+            assert_true(ev.n == 2 && ev.blocks[1].hash == cases[i / KV_COUNT(tails)].want &&
+                        ev.blocks[1].tokens_hash == ev.blocks[1].hash);
+    }
+}
+
 /* -- packed ------------------------------------------------------------------------------------ */
 
 struct pieces {
@@ -348,6 +387,7 @@ int main(void)
         cmocka_unit_test(test_limit),
         cmocka_unit_test(test_written_text),
         cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_usual_text),
         cmocka_unit_test(test_packed_round_trip),
         cmocka_unit_test(test_packed_refused),
     };
