@@ -217,6 +217,39 @@ def test_lower_tiers():
     compare(("GPU", "CPU", "DISK"))
 
 
+def test_ranks_and_holes():
+    """A rank that has only lower blocks of the prompt is named with 0, one that has blocks without their parents isn't.
+
+    Where a lower tier fills a hole of the device, the original stops behind it and ours goes on, as libkvbm does.
+    """
+    tokens = [token for block in range(4) for token in [block + 1] * BLOCK]
+
+    def store(names, parent, first, medium):
+        return {"type": "BlockStored", "block_hashes": names, "parent_block_hash": parent, "block_size": BLOCK, "lora_id": None,
+                "token_ids": tokens[BLOCK * first:BLOCK * (first + len(names))], "medium": medium, "lora_name": None}
+
+    cases = [({0: [store([11], None, 0, "GPU")], 1: [store([11], None, 0, "CPU")]}, {"0": 4, "1": 0}, (4, 4)),
+             ({0: [store([11], None, 0, "GPU")], 1: [store([12], 11, 1, "CPU")]}, {"0": 4}, (4, 4)),
+             ({0: [store([11], None, 0, "GPU")], 1: [store([12], 11, 1, "GPU")]}, {"0": 4}, (4, 4)),
+             ({0: [store([11, 12, 13], None, 0, "GPU"), store([12], 11, 1, "CPU"),
+                   {"type": "BlockRemoved", "block_hashes": [12], "medium": "GPU"}]}, {"0": 4}, (12, 8))]
+    for ranks, dp, reaches in cases:
+        with Indexer() as indexer, Dynamo() as dynamo:
+            for rank, events in ranks.items():
+                worker = Worker(1, None, ("GPU",), False)
+                worker.publisher.rank = rank
+                indexer.register(1, worker.publisher, block_size=BLOCK, dp_rank=rank)
+                dynamo.register(1, {"endpoint": worker.publisher.endpoint}, BLOCK, dp_rank=rank)
+                worker.publisher.wait_subscriber(2)
+                mark, event = worker.sentinel()
+                worker.publisher.send(*events, event)
+                for known in indexer.query, dynamo.query:
+                    wait_until(lambda ask=known: str(rank) in ask(mark)["scores"].get("1", {}), what="the events")
+            for known, reach_of in (indexer.query, reaches[0]), (dynamo.query, reaches[1]):
+                row = known(tokens)["instances"]["1"]
+                equal((row["dp"], row["longest_matched"]), (dp, reach_of))
+
+
 def test_names_of_its_own_per_engine():
     """Dynamo keeps one name per block of its tree, so it misses removals of engines that name the block otherwise."""
     compare(("GPU",), own_names=True)
