@@ -8,6 +8,7 @@
 #include <strings.h>
 
 #include "base/endpoint_rule.h"
+#include "indexer/registry.h"
 
 #define AT(field) offsetof(struct ki_options, field)
 
@@ -36,6 +37,11 @@ static const struct kv_arg arguments[] = {
      "Model of the workers in --workers (default \"default\").", 0, 0, NULL, false},
     {"tenant-id", KV_ARG_STR, AT(tenant_id), "NAME",
      "Tenant of the workers in --workers (default \"default\").", 0, 0, NULL, false},
+    {"hash-lookahead", KV_ARG_U64, AT(hash_lookahead), "TOKENS",
+     "Tokens after each block that the block hashes of the workers in --workers cover: 1 for "
+     "SGLang with "
+     "EAGLE or MTP, num_speculative_tokens at most for vLLM (default: learned from their events).",
+     0, KI_MAX_LOOKAHEAD, NULL, false},
     {"routing-group", KV_ARG_STR, AT(routing_group), "NAME",
      "Another name for --tenant-id, which it outdoes.", 0, 0, NULL, true},
     {"threads", KV_ARG_U64, AT(threads), "N",

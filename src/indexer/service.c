@@ -14,6 +14,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/thread.h"
+#include "indexer/lookup.h"
 #include "indexer/recovery.h"
 #include "indexer/tls.h"
 
@@ -222,6 +223,9 @@ static int register_workers(struct ki_service *service, struct kv_error *error)
         if (rc < 0)
             kv_fail(error, rc, 0, "--workers: %.180s", why.text);
     }
+    if (rc == 0 && o->hash_lookahead)
+        ki_registry_note_forms(service->registry, o->model_name, o->tenant_id,
+                               KI_FORM(o->hash_lookahead, false));
     ki_worker_specs_free(specs, n);
     return rc;
 }

@@ -749,6 +749,12 @@ def test_workers_of_the_command_line():
             hashes, tokens = chain(1, 5)
             two.store(hashes, tokens, block_size=4)
             indexer.wait_score(tokens, 2, 20, rank=1, model_name="llama", tenant_id="t")
+            check("hash_lookahead" not in indexer.dump()["llama:t"], "no other form of hashes")
+        with tempfile.NamedTemporaryFile("w", suffix=".conf") as file:
+            file.write(f"workers = 1={one.endpoint}\nblock-size = 4\nhash-lookahead = 1\n")
+            file.flush()
+            with Indexer("--config", file.name) as indexer:
+                equal(indexer.dump()["default:default"]["hash_lookahead"], [1])
 
 
 def test_access_log():
