@@ -155,7 +155,8 @@ static void drop_slice(struct kvi_index *ix, struct kvi_holder *holder, struct k
         _Atomic uint64_t *entry = at->parent ? kvi_who_find(at, holder->id) : NULL;
         uint64_t n = entry ? kids_of(ix, kvi_who_get(entry)) : holder->n_roots, left;
 
-        if (n == 0) {
+        /* Others may have joined the chain with one below, which the holder had left, and split both. */
+        if (n == 0 || (at->parent && !entry)) {
             go_up(ix, cursor);
             continue;
         }

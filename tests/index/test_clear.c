@@ -197,6 +197,66 @@ static void test_below_one_chain(void **state)
     end(0, 0, 3 + N_CHAINS / 2 + 1);
 }
 
+/*
+ * A line of chains, which the clear goes down and up again. At a pause on its way up others join the chain
+ * where it stands with the one below, already left, and split both elsewhere: the clear then stands at a
+ * part that its holder isn't in.
+ */
+#define LINE 72u
+static struct kv_block line[2 * LINE];
+
+static void put_fork(uint32_t at)
+{
+    const struct kv_block fork = {2000000 + at, 2000000 + at};
+
+    if (kvi_store(world.ix, other_rank, KV_TIER_DEVICE, NULL, line, at, NULL) ||
+        kvi_store(world.ix, other_rank, KV_TIER_DEVICE, &line[at - 1].hash, &fork, 1, NULL))
+        abort();
+}
+
+/* With the gate, so that the clear pauses until all is done. */
+static void *move_forks(void *arg)
+{
+    pthread_mutex_lock(&world.ix->gate);
+    pthread_mutex_lock(&world.ix->lock);
+    pthread_mutex_unlock(&world.ix->lock);
+    for (uint32_t at = 2; at < 24; at += 2) {
+        const uint64_t fork = 2000000 + at;
+
+        if (kvi_remove(world.ix, other_rank, KV_TIER_DEVICE, &fork, 1) != 1)
+            abort();
+    }
+    for (uint32_t at = 23; at > 1; at -= 2)
+        put_fork(at);
+    pthread_mutex_unlock(&world.ix->gate);
+    return arg;
+}
+
+static void on_step_up(void)
+{
+    const struct kvi_holder *holder = kvi_holder_find(world.ix, cleared);
+
+    if (pthread_equal(pthread_self(), world.clearing) && !world.started && holder &&
+        holder->blocks <= 16)
+        on_step();
+}
+
+static void test_joined_and_split(void **state)
+{
+    (void)state;
+    world = (struct world){.clearing = pthread_self(), .writer = move_forks, .watched = beside};
+    assert_int_equal(kvi_create(NULL, &world.ix), 0);
+    for (uint32_t i = 0; i < 2 * LINE; i++)
+        line[i] = (struct kv_block){i + 1, i + 1};
+    for (uint32_t at = 2; at < 2 * LINE; at += 2)
+        put_fork(at);
+    assert_int_equal(kvi_store(world.ix, cleared, KV_TIER_DEVICE, NULL, line, 2 * LINE, NULL), 0);
+    assert_int_equal(kvi_store(world.ix, beside, KV_TIER_DEVICE, NULL, line, 2 * LINE, NULL), 0);
+    kvi_step_hook = on_step_up;
+    assert_int_equal(kvi_clear(world.ix, cleared), 0);
+    end(0, kvi_holder_blocks(world.ix, other_rank), 2 * LINE);
+}
+
 /* Stores of the same holder during a clear take effect after it, all of them. */
 static void *write_same(void *arg)
 {
@@ -281,9 +341,9 @@ static void test_many_clear(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_others_go_on), cmocka_unit_test(test_below_one_chain),
-        cmocka_unit_test(test_its_own_wait), cmocka_unit_test(test_ranks_wait_together),
-        cmocka_unit_test(test_many_clear),
+        cmocka_unit_test(test_others_go_on),        cmocka_unit_test(test_below_one_chain),
+        cmocka_unit_test(test_joined_and_split),    cmocka_unit_test(test_its_own_wait),
+        cmocka_unit_test(test_ranks_wait_together), cmocka_unit_test(test_many_clear),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
