@@ -333,7 +333,7 @@ enum ki_applied ki_applier_apply(struct ki_applier *a, struct kvi_index *index, 
 
 void ki_applier_purge(struct ki_applier *a, struct kvi_index *index)
 {
-    a->tells_again = false;
+    a->tells_again = a->overlaps = false;
     for (uint32_t i = 0; i < a->n_ranks; i++)
         kvi_clear(index, (struct kv_holder){.worker = a->instance, .rank = a->ranks[i]});
 }

@@ -50,11 +50,17 @@ def test_a_torn_dump_is_made_whole_by_a_replay():
     for change in lose_parents, lose_blocks, lose_position:
         with Publisher() as engine, Indexer() as a:
             register(a, 1, engine)
-            store_all(engine, range(1, 11), 3)
+            store(engine, 1, 3)
+            store_all(engine, range(1, 11), 3)  # two copies of the first
             holds(a, 10, 3)
             with dump_peer(a, change) as peer, Indexer(*started_with(engine), "--peers", peer.url) as b:
                 holds_all(b, range(1, 11), 3)
+                engine.remove(names(1, 1, 2))
                 store(engine, 11, 3)
+                holds(b, 11, 3)
+                holds(b, 1, 3)  # the second copy
+                engine.remove(names(1, 1, 2))
+                holds(b, 1, 2)
                 holds(b, 11, 3)
                 holds(a, 11, 3)
                 equal(blocks_of(b.dump()), blocks_of(a.dump()), change.__name__)
@@ -73,6 +79,28 @@ def test_a_torn_dump_without_replay_is_partial():
                 equal(listener(b)["partial"], True, change.__name__)
                 engine.clear()
                 wait_until(lambda: not listener(b)["partial"], 10, "a cleared cache to be known whole")
+
+
+def test_batches_that_the_dump_has_already_make_no_copies():
+    """Events of a dump are newer than its watermark: what the stream tells again is the same copy."""
+    for live in False, True:
+        with Publisher() as engine, Indexer() as a:
+            register(a, 1, engine)
+            store(engine, 1, 3)
+            holds(a, 1, 3)
+            marks = a.dump()[f"{MODEL}:default"]["watermarks"]
+            store(engine, 2, 3)
+            holds(a, 2, 3)
+            with dump_peer(a, lambda model: model.update(watermarks=marks)) as peer:
+                late = [] if live else started_with(engine)
+                with Indexer(*late, "--peers", peer.url) as b:
+                    if live:
+                        register(b, 1, engine)
+                    store(engine, 3, 3)
+                    holds_all(b, range(1, 4), 3)
+                    engine.remove(names(2, 1, 2))
+                    holds(b, 2, 2)
+                    holds(b, 1, 3)
 
 
 def test_positions_go_on_through_an_indexer_that_does_not_follow():
