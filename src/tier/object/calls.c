@@ -277,7 +277,7 @@ int kvbm_object_run(struct kvbm_object_worker *w, struct kvbm_object_batch *batc
     for (uint32_t at = 0, n; at < total && rc == 0; at += n) {
         struct kvbm_object_io *ios = batch->ios + at;
 
-        n = KV_MIN(total - at, w->object->slice);
+        n = KV_MIN(total - at, op == KVBM_OBJECT_EXISTS ? w->object->slice : w->object->near_slice);
         name_slice(w, ios, n);
         rc = op == KVBM_OBJECT_GET   ? get_slice(w, ios, n, true)
              : op == KVBM_OBJECT_PUT ? put_slice(w, ios, n)

@@ -86,6 +86,8 @@ enum { KVBM_OBJECT_STORED = 1, KVBM_OBJECT_ALREADY = 2 };
 enum {
     KVBM_OBJECT_SLICE = 256,            /* blocks of one call */
     KVBM_OBJECT_SLICE_BYTES = 16 << 20, /* likewise, unless one block is more */
+    KVBM_OBJECT_NEAR_BYTES =
+        1 << 20,                   /* of files: summed, copied, read and written while in cache */
     KVBM_OBJECT_NOTES = 1024,      /* hits and bad ones of a batch that are seen to afterwards */
     KVBM_OBJECT_TOUCHED = 1 << 13, /* hits that are remembered not to touch them again soon */
     KVBM_OBJECT_TOUCH_S = 3600,
@@ -153,7 +155,7 @@ struct kvbm_object {
     char manifest[40];
     uint32_t n_threads, max_queue;
     uint64_t timeout_ns;
-    uint32_t slice; /* blocks of one call */
+    uint32_t slice, near_slice; /* blocks of one call; of one that moves bytes on this machine */
 
     struct kvbm_object_list queue[2], ended; /* by enum kvbm_flow */
     struct kvbm_object_worker *workers;

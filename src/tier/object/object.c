@@ -61,9 +61,22 @@ static void init_sync(struct kvbm_object *o)
     pthread_condattr_destroy(&attr);
 }
 
+/* How many blocks a call has whose values are of so many bytes together. */
+static uint32_t slice_of(const struct kvbm_object_format *f, uint64_t bytes)
+{
+    uint64_t fit = bytes / kvbm_object_value_bytes(f);
+
+    return (uint32_t)KV_MIN(KV_MAX(fit, 1), (uint64_t)KVBM_OBJECT_SLICE);
+}
+
+/* The built-in file store: a call costs no round trip (docs/kv-store.md). */
+static bool is_path(const char *uri)
+{
+    return *uri == '/' || *uri == '.' || !strstr(uri, "://");
+}
+
 static void set_options(struct kvbm_object *o, const struct kvbm_object_opts *opts)
 {
-    uint64_t fit;
 
     o->n_threads = KV_OPT(opts, n_threads, THREADS);
     o->max_queue = KV_OPT(opts, max_queue, QUEUE);
@@ -76,8 +89,8 @@ static void set_options(struct kvbm_object *o, const struct kvbm_object_opts *op
     o->breaker.open = o->breaker.probing = true;
     o->open_rc = -EINPROGRESS;
     kvbm_object_format_init(&o->format, opts->fingerprint, opts->key_len, opts->block_bytes);
-    fit = KVBM_OBJECT_SLICE_BYTES / kvbm_object_value_bytes(&o->format);
-    o->slice = (uint32_t)KV_MIN(KV_MAX(fit, 1), (uint64_t)KVBM_OBJECT_SLICE);
+    o->slice = slice_of(&o->format, KVBM_OBJECT_SLICE_BYTES);
+    o->near_slice = is_path(opts->uri) ? slice_of(&o->format, KVBM_OBJECT_NEAR_BYTES) : o->slice;
     snprintf(o->manifest, sizeof(o->manifest), "kvbm-object-%016" PRIx64,
              kv_xxh64(opts->fingerprint, strlen(opts->fingerprint), 0));
 }

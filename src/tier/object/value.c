@@ -72,6 +72,9 @@ size_t kvbm_object_value_bytes(const struct kvbm_object_format *f)
     return KVBM_OBJECT_HEADER + (size_t)f->block_bytes;
 }
 
+/* Bytes are copied and summed in pieces that stay in the second-level cache. */
+enum { PIECE = 64 * 1024 };
+
 /* Compute the checksum of the header, with zeros in its place, and the block. */
 static void sum(const uint8_t header[KVBM_OBJECT_HEADER], const void *block, size_t len,
                 uint8_t ret[16])
@@ -88,12 +91,20 @@ static void sum(const uint8_t header[KVBM_OBJECT_HEADER], const void *block, siz
 void kvbm_object_seal(const struct kvbm_object_format *f, uint32_t group, const void *key,
                       const void *block, uint8_t *ret)
 {
-    uint8_t found[16];
+    uint8_t found[16], *to = ret + KVBM_OBJECT_HEADER;
+    XXH3_state_t state;
 
     make_header(f, group, key, ret);
-    /* the copy is summed: the caller's bytes might change in between */
-    memcpy(ret + KVBM_OBJECT_HEADER, block, f->block_bytes);
-    sum(ret, ret + KVBM_OBJECT_HEADER, f->block_bytes, found);
+    XXH3_INITSTATE(&state);
+    XXH3_128bits_reset(&state);
+    kv_hash_update(&state, ret, KVBM_OBJECT_HEADER);
+    for (uint64_t at = 0, n; at < f->block_bytes; at += n) {
+        n = KV_MIN(f->block_bytes - at, (uint64_t)PIECE);
+        memcpy(to + at, (const uint8_t *)block + at, n);
+        /* the copy is summed: the caller's bytes might change in between */
+        kv_hash_update(&state, to + at, n);
+    }
+    kv_hash_done(&state, found);
     memcpy(ret + SUM, found, sizeof(found));
 }
 
