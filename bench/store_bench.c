@@ -335,6 +335,7 @@ static void bench_restore(size_t n, size_t len, const char *options)
         double ours_ns = load_restore(store, &load), copied_ns = copy_all(&load, false);
         double fresh_ns = copy_all(&load, true), read_ns = read_all(&load, fd);
 
+        load_get_all(store, &load, true);
         if (round < 0)
             continue;
         sample(&ours, ours_ns);

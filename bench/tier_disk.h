@@ -20,7 +20,7 @@
 #include "tier_measure.h"
 
 enum {
-    DISK_ROUNDS = 5,
+    DISK_ROUNDS = 9,
     DISK_DEPTH = 32,
     DISK_BATCHES = 4 /* at once, so that one is written while another is committed */
 };

@@ -20,7 +20,7 @@
 #include "tier/object/impl.h"
 #include "tier_measure.h"
 
-enum { OBJECT_BLOCKS = 128, OBJECT_BATCH = 32, OBJECT_ROUNDS = 7 };
+enum { OBJECT_BLOCKS = 128, OBJECT_BATCH = 32, OBJECT_ROUNDS = 9 };
 
 struct object_bench {
     const char *name;
@@ -107,6 +107,8 @@ static void object_turns(struct object_bench *b, enum kvbm_object_op op, int rou
         cpu[raw] = -object_cpu_ns();
         ns[raw] = raw ? object_raw_pass(b, op) : object_pass(b, op);
         cpu[raw] += object_cpu_ns();
+        if (raw && op == KVBM_OBJECT_GET)
+            load_get_all(b->raw, &b->load, true);
     }
     if (round < 0) /* the first one makes threads, folders, buffers */
         return;
