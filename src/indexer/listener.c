@@ -19,9 +19,11 @@
 #define TURN_BYTES (1u << 20)
 #define CONNECT_RETRY_NS (5 * KV_NS_PER_S)
 #define RESOLVE_POLL_NS (50 * KV_NS_PER_MS) /* while a host name is being looked up */
-#define LOYALTY_NS (30 * KV_NS_PER_S)       /* to an address that answered: it may be coming back */
-#define RESOLVED_AGE_MS 5000                /* a name's address may be so old to connect to it */
-#define REPLAY_AGE_MS 60000                 /* ... for a replay, from an engine that was there */
+#define SILENT_NS (5 * KV_NS_PER_S)
+#define LINK_LINES 20                 /* a second, of all workers */
+#define LOYALTY_NS (30 * KV_NS_PER_S) /* to an address that answered: it may be coming back */
+#define RESOLVED_AGE_MS 5000          /* a name's address may be so old to connect to it */
+#define REPLAY_AGE_MS 60000           /* ... for a replay, from an engine that was there */
 
 static struct ki_stream_opts stream_opts(const struct ki_listener_env *env, bool can_replay)
 {
@@ -679,6 +681,8 @@ static uint64_t next_deadline(const struct ki_listener *l)
         deadline_ns = earlier(deadline_ns, l->link.dead_at_ns);
     if (l->target.named)
         deadline_ns = earlier(deadline_ns, l->look_again_ns);
+    if (l->link_told == KI_TOLD_NOTHING)
+        deadline_ns = earlier(deadline_ns, l->silent_ns);
     return deadline_ns;
 }
 
@@ -736,9 +740,37 @@ static void tell_connection(struct ki_listener *l, uint64_t now_ns)
     work_sockets(l, steps, now_ns);
 }
 
-/* Keep the times that look_again goes by. */
+/* Log once each time that a connection comes or goes, and when there is none SILENT_NS after the start. */
+static void log_link(struct ki_listener *l, uint64_t now_ns)
+{
+    static struct kv_log_rate rate;
+    bool up = l->link.state == KI_LINK_UP;
+    const char *said = "connected to a worker";
+    char quoted[120];
+
+    if (l->link_told == (up ? KI_TOLD_UP : KI_TOLD_DOWN))
+        return;
+    if (!up && l->link_told == KI_TOLD_NOTHING) {
+        if (!l->silent_ns)
+            l->silent_ns = now_ns + SILENT_NS;
+        if (now_ns < l->silent_ns)
+            return;
+    }
+    if (!up)
+        said = l->link_told == KI_TOLD_UP ? "lost a worker's connection; trying again and again"
+                                          : "a worker does not answer; trying again and again";
+    kv_log_quote(quoted, sizeof(quoted), up || !l->link.problem ? "" : l->link.problem);
+    if (kv_log_allowed(&rate, LINK_LINES))
+        kv_log_(up ? KV_LOG_INFO : KV_LOG_WARN, "indexer", said,
+                "worker=%" PRIu64 " rank=%" PRIu32 " endpoint=%s reason=%s", l->instance, l->rank,
+                l->endpoint, quoted);
+    l->link_told = up ? KI_TOLD_UP : KI_TOLD_DOWN;
+}
+
+/* Keep the times that look_again goes by, and the log. */
 static void note_link(struct ki_listener *l, uint64_t now_ns)
 {
+    log_link(l, now_ns);
     if (l->link.state == KI_LINK_UP) {
         l->was_up = true;
         l->look_again_ns = 0;

@@ -98,10 +98,12 @@ struct ki_listener {
     bool has_connection;
     zmq_msg_t connection;            /* a message of the connection that the last batch came over */
     const char *connection_property; /* of that message, valid as long as it is kept */
-    struct ki_target target, replay_target; /* where the endpoints are now */
-    uint64_t retry_at_ns;                   /* try to connect again then */
-    bool was_up;                            /* target.where has answered */
-    uint64_t lost_ns;                       /* since when there is no connection */
+    struct ki_target target, replay_target;                       /* where the endpoints are now */
+    uint64_t retry_at_ns;                                         /* try to connect again then */
+    bool was_up;                                                  /* target.where has answered */
+    enum { KI_TOLD_NOTHING, KI_TOLD_UP, KI_TOLD_DOWN } link_told; /* last line in the log */
+    uint64_t silent_ns; /* without a connection: say so then; 0: not yet known */
+    uint64_t lost_ns;   /* since when there is no connection */
     uint64_t
         look_again_ns; /* without a connection: ask again then where the endpoint is; 0: there is one */
     uint64_t replay_again_ns; /* the replay endpoint isn't known yet: ask again then; 0: it is */

@@ -9,10 +9,12 @@
 
 #include "base/clock.h"
 #include "base/endpoint_rule.h"
+#include "base/log.h"
 #include "event/unique.h"
 #include "indexer/tables.h"
 
 #define MAX_THREADS 256
+#define LOG_LINES 20 /* a second, about registrations */
 
 /* -- life -------------------------------------------------------------------------------------- */
 
@@ -384,6 +386,17 @@ int ki_registry_register_locked(struct ki_registry *r, const struct ki_registrat
     return 0;
 }
 
+static void log_registered(const struct ki_registration *reg)
+{
+    static struct kv_log_rate rate;
+    char model[120];
+
+    if (kv_log_allowed(&rate, LOG_LINES))
+        kv_log_info("indexer", "worker registered",
+                    "worker=%" PRIu64 " rank=%" PRIu32 " endpoint=%s model=%s", reg->instance,
+                    reg->rank, reg->endpoint, kv_log_quote(model, sizeof(model), reg->model));
+}
+
 int ki_registry_register(struct ki_registry *registry, const struct ki_registration *registration,
                          struct kv_error *error)
 {
@@ -394,6 +407,8 @@ int ki_registry_register(struct ki_registry *registry, const struct ki_registrat
     ki_registry_lock_for(registry, registration->instance);
     if (!ki_registry_is_peers(registry, registration))
         rc = ki_registry_register_locked(registry, registration, error);
+    if (rc == 0)
+        log_registered(registration);
     pthread_mutex_unlock(&registry->admin);
     return rc;
 }
@@ -548,6 +563,7 @@ static size_t ranks_of(const struct ki_registry *r, uint64_t instance, const uin
 int ki_registry_unregister(struct ki_registry *registry, uint64_t instance, const char *model,
                            const char *tenant, const uint32_t *rank, struct kv_error *error)
 {
+    static struct kv_log_rate rate;
     uint32_t *ranks = NULL;
     uint64_t version;
     size_t n;
@@ -562,6 +578,8 @@ int ki_registry_unregister(struct ki_registry *registry, uint64_t instance, cons
     if (rc == -ENOENT && n == 0 && ki_registry_removed_by_peer(registry, instance, rank))
         rc = 0; /* the peer was told first */
     free(ranks);
+    if (rc == 0 && kv_log_allowed(&rate, LOG_LINES))
+        kv_log_info("indexer", "worker unregistered", "worker=%" PRIu64 " ranks=%zu", instance, n);
     pthread_mutex_unlock(&registry->admin);
     return rc;
 }

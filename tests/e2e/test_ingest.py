@@ -212,6 +212,28 @@ def test_what_is_known_of_connections():
     wrong.close()
 
 
+def told(indexer, text):
+    return sum(text in line for line in list(indexer.log))
+
+
+def test_connections_are_logged_once():
+    """A line when a worker is registered, connects, is lost, never answers, is unregistered; and no second one."""
+    engine = Publisher()
+    with Indexer() as indexer:
+        indexer.register(1, engine, block_size=4)
+        indexer.register(2, f"tcp://127.0.0.1:{free_port()}", block_size=4)
+        wait_until(lambda: told(indexer, "connected to a worker") == 1, what="a line about the connection")
+        wait_until(lambda: told(indexer, "does not answer") == 1, 30, "a line about the dead worker")
+        engine.close()
+        wait_until(lambda: told(indexer, "lost a worker's connection") == 1, 30, "a line about the loss")
+        indexer.unregister(1)
+        wait_until(lambda: told(indexer, "worker unregistered") == 1, what="a line about the end")
+        time.sleep(1)
+        equal(told(indexer, "worker registered"), 2)
+        equal(told(indexer, "does not answer"), 1)
+        equal(told(indexer, "lost a worker's connection"), 1)
+
+
 def test_replies_that_make_no_sense():
     context = zmq.Context()
     router = context.socket(zmq.ROUTER)
@@ -453,7 +475,7 @@ def test_large_batches_behind_a_hanging_replay():
                 engine.send_raw(payload, keep=False)
                 time.sleep(0.02)
                 most = max(most, indexer.rss() - before)
-            wait_until(lambda: any("too much waits" in line for line in indexer.log), what="a line in the log")
+            wait_until(lambda: any("replay backlog is full" in line for line in indexer.log), 60, "a line in the log")
             check(most < 200 << 20 or SANITIZED, f"{most >> 20} MiB more for 600 MiB of batches")
             while True:  # an answer at last: what was dropped is a gap
                 peer, _, start = router.recv_multipart()
