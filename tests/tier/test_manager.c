@@ -494,6 +494,37 @@ static void test_busy_directory(void **state)
     world_fini(&w);
 }
 
+/* A policy means the same in a manager as in a pool; only the default differs. */
+static void test_eviction(void **state)
+{
+    static const struct {
+        enum kvbm_eviction asked;
+        const char *told;
+    } each[] = {{KVBM_EVICT_DEFAULT, "lineage eviction"},
+                {KVBM_EVICT_LRU, "LRU eviction"},
+                {KVBM_EVICT_LFU, "LFU eviction"},
+                {KVBM_EVICT_LINEAGE, "lineage eviction"}};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(each) / sizeof(each[0]); i++) {
+        char *text = NULL;
+        struct world w;
+        size_t len;
+        FILE *to;
+
+        world_init(&w, 4);
+        w.opts.host_eviction = each[i].asked;
+        world_start(&w);
+        to = open_memstream(&text, &len);
+        assert_non_null(to);
+        assert_int_equal(kvbm_pool_dump(kvbm_manager_pool(w.m, KV_TIER_HOST), to, 0), 0);
+        fclose(to);
+        assert_non_null(strstr(text, each[i].told));
+        free(text);
+        world_fini(&w);
+    }
+}
+
 static void test_refused(void **state)
 {
     struct kvbm_cache_opts cache = {.size = sizeof(cache)};
@@ -525,6 +556,12 @@ static void test_refused(void **state)
     w.opts.disk_policy.threshold = 16;
     assert_int_equal(kvbm_manager_create(&w.opts, &m), -EINVAL);
     w.opts.disk_policy.threshold = 0;
+    w.opts.object_policy.min_priority = KVBM_PRIORITY_MAX + 1;
+    assert_int_equal(kvbm_manager_create(&w.opts, &m), -EINVAL);
+    w.opts.object_policy.min_priority = KVBM_PRIORITY_MAX;
+    w.opts.host_eviction = (enum kvbm_eviction)(KVBM_EVICT_LINEAGE + 1);
+    assert_int_equal(kvbm_manager_create(&w.opts, &m), -EINVAL);
+    w.opts.host_eviction = KVBM_EVICT_DEFAULT;
     world_start(&w);
     assert_int_equal(kvbm_manager_prepare_load(w.m, &bad, 1, NULL, &pin), -EINVAL);
     assert_int_equal(kvbm_manager_prepare_load(NULL, &chain, 1, NULL, &pin), -EINVAL);
@@ -795,6 +832,7 @@ int main(void)
         cmocka_unit_test(test_damaged),
         cmocka_unit_test(test_fingerprint),
         cmocka_unit_test(test_busy_directory),
+        cmocka_unit_test(test_eviction),
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_order),
         cmocka_unit_test(test_order_without_dtype),

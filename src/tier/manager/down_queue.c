@@ -23,8 +23,9 @@ bool kvbm_policy_passes(struct kvbm_manager *m, enum kv_tier tier, uint64_t hash
     bool passes = policy->policy != KVBM_POLICY_NEVER && priority >= policy->min_priority;
 
     if (passes && policy->policy == KVBM_POLICY_FREQUENCY) {
-        kvbm_sketch_use(&m->offers[tier], (uint32_t)(hash >> 32));
-        passes = kvbm_sketch_count(&m->offers[tier], (uint32_t)(hash >> 32)) >= policy->threshold;
+        kvbm_sketch_use(&m->offload.offers[tier], (uint32_t)(hash >> 32));
+        passes = kvbm_sketch_count(&m->offload.offers[tier], (uint32_t)(hash >> 32)) >=
+                 policy->threshold;
     }
     kvbm_stats_of(m, tier)->filtered += !passes;
     return passes;
@@ -89,11 +90,11 @@ void kvbm_down_ended(struct kvbm_down *down, bool arrived)
 
 int kvbm_queue_push(struct kvbm_manager *m, enum kv_tier to, struct kvbm_down down)
 {
-    struct kvbm_queue *q = &m->down[to];
-    int rc = m->mover_ends ? -ESHUTDOWN : q->n == q->capacity ? queue_grow(m, q) : 0;
+    struct kvbm_queue *q = &m->offload.queues[to];
+    int rc = m->mover.ends ? -ESHUTDOWN : q->n == q->capacity ? queue_grow(m, q) : 0;
 
     if (!down.number)
-        down.number = ++m->next_number;
+        down.number = ++m->offload.next_number;
     if (rc < 0) {
         kvbm_stats_of(m, to)->dropped++;
         kvbm_down_ended(&down, false);

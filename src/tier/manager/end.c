@@ -37,13 +37,14 @@ static uint64_t of_move(const struct kvbm_move *move, const struct kvbm_pool *po
 /* True when the caller holds handles on the pool. */
 static bool is_held(const struct kvbm_manager *m, struct kvbm_pool *pool)
 {
-    uint64_t n = pool ? kvbm_pool_handles(pool) : 0, own = pool == m->disk ? m->n_quarantine : 0;
+    uint64_t n = pool ? kvbm_pool_handles(pool) : 0,
+             own = pool == m->disk ? m->offload.n_quarantine : 0;
 
     if (!n)
         return false;
-    for (const struct kvbm_pin *pin = m->pins; pin; pin = pin->next)
+    for (const struct kvbm_pin *pin = m->pins.first; pin; pin = pin->next)
         own += of_pin(pin, pool);
-    for (const struct kvbm_move *move = m->moves; move; move = move->next)
+    for (const struct kvbm_move *move = m->offload.moves; move; move = move->next)
         own += of_move(move, pool);
     if (n > own)
         kv_log_warn("kvbm", "manager not destroyed: blocks of a pool are held",
@@ -67,7 +68,7 @@ static bool has_pools(struct kvbm_manager *m)
 /* True while the caller has pins, handles, or pools in the manager's registry. */
 static bool in_use(struct kvbm_manager *m)
 {
-    for (const struct kvbm_pin *pin = m->pins; pin; pin = pin->next) {
+    for (const struct kvbm_pin *pin = m->pins.first; pin; pin = pin->next) {
         if (!pin->released)
             return true;
     }
@@ -81,26 +82,26 @@ void kvbm_manager_free(struct kvbm_manager *m, uint64_t deadline)
     kvbm_copier_destroy(m->copier);
     kvbm_disk_close(m->disk_store);
     kvbm_object_close_by(m->object_store, deadline);
-    for (uint32_t i = 0; i < m->n_quarantine; i++)
-        kvbm_mutable_release(&m->quarantine[i]);
+    for (uint32_t i = 0; i < m->offload.n_quarantine; i++)
+        kvbm_mutable_release(&m->offload.quarantine[i]);
     kvbm_pool_destroy(m->object);
     kvbm_pool_destroy(m->disk);
     kvbm_pool_destroy(m->host);
     kvbm_registry_destroy(m->registry);
     kvbm_layout_destroy(m->layout);
     for (enum kv_tier tier = KV_TIER_HOST; tier < KV_N_TIERS; tier++) {
-        free(m->down[tier].heap);
-        kvbm_sketch_fini(&m->offers[tier]);
+        free(m->offload.queues[tier].heap);
+        kvbm_sketch_fini(&m->offload.offers[tier]);
     }
-    for (struct kvbm_job_ *job = m->done, *next; job; job = next) {
+    for (struct kvbm_job_ *job = m->jobs.done, *next; job; job = next) {
         next = job->next;
         free(job);
     }
-    kv_wake_close(&m->done_wake);
-    free(m->quarantine);
-    free(m->leaving);
-    free(m->pending.cells);
-    free(m->asked.cells);
+    kv_wake_close(&m->jobs.done_wake);
+    free(m->offload.quarantine);
+    free(m->write_back.leaving);
+    free(m->pins.pending.cells);
+    free(m->presence.asked.cells);
     free(m->strings);
     pthread_cond_destroy(&m->changed);
     pthread_cond_destroy(&m->work);
@@ -120,14 +121,15 @@ static void wind_down(struct kvbm_manager *m, uint64_t deadline)
     for (int round = 0; rc == 0 && (round < 2 || m->stats.object.blocks_in != before); round++) {
         before = m->stats.object.blocks_in;
         kvbm_write_back_all(m);
-        while (rc == 0 && (m->n_jobs || m->running > m->n_asks || !kvbm_offload_idle(m)))
+        while (rc == 0 &&
+               (m->jobs.n || m->mover.running > m->presence.n_asks || !kvbm_offload_idle(m)))
             rc = kvbm_manager_wait_change(m, deadline);
     }
     kvbm_offload_drop_all(m);
     kvbm_object_cancel_all(m->object_store); /* questions, too: nobody hears the answers */
-    for (struct kvbm_pin *pin = m->pins; pin; pin = pin->next)
+    for (struct kvbm_pin *pin = m->pins.first; pin; pin = pin->next)
         kvbm_fetch_cancel(pin);
-    for (struct kvbm_job_ *job = m->jobs; job; job = job->next) {
+    for (struct kvbm_job_ *job = m->jobs.first; job; job = job->next) {
         job->cancelled = true;
         if (job->copy_id)
             kvbm_copier_cancel(m->copier, job->copy_id);
@@ -149,7 +151,7 @@ static int stop(struct kvbm_manager *m, uint64_t deadline)
     rc = kvbm_mover_end(m, KV_MAX(deadline, kv_now_ns() + KVBM_LET_GO_NS));
     if (rc < 0)
         kv_log_error("kvbm", "manager not destroyed: a disk or a GPU doesn't answer",
-                     "waiting=%" PRIu32, m->running);
+                     "waiting=%" PRIu32, m->mover.running);
     else if (in_use(m)) /* of a call that was on its way */
         rc = kvbm_mover_start(m) < 0 ? -EAGAIN : -EBUSY;
     m->stopping = rc == 0;

@@ -21,7 +21,7 @@
 /* True when another pin fetches or stores the key: item @i waits for it. */
 static bool left_to_others(struct kvbm_pin *pin, uint32_t i)
 {
-    if (!kvbm_set_has(&pin->manager->pending, kvbm_pin_hash(pin, i)))
+    if (!kvbm_set_has(&pin->manager->pins.pending, kvbm_pin_hash(pin, i)))
         return false;
     pin->items[i].state = ITEM_WAITS;
     if (!pin->n_waits++ && pin->deadline_ns)
@@ -98,9 +98,9 @@ static void add(struct kvbm_fetch *fetch, uint32_t i, const struct kvbm_mutable 
     else
         fetch->object_ios[fetch->n++] =
             (struct kvbm_object_io){.group = pin->group, .key = kvbm_pin_key(pin, i), .data = data};
-    kvbm_set_add(&pin->manager->pending, kvbm_pin_hash(pin, i));
+    kvbm_set_add(&pin->manager->pins.pending, kvbm_pin_hash(pin, i));
     pin->n_fetched++;
-    pin->manager->n_object_fetched += fetch->tier == KV_TIER_EXTERNAL;
+    pin->manager->pins.n_object_fetched += fetch->tier == KV_TIER_EXTERNAL;
 }
 
 static void fetch_done(struct kvbm_manager *m, struct kvbm_note *note);
@@ -257,7 +257,7 @@ static void end(struct kvbm_fetch *fetch, int all)
         uint32_t i = fetch->index[k];
         int status = all ? all : disk ? fetch->disk_ios[k].status : fetch->object_ios[k].status;
 
-        kvbm_set_drop(&pin->manager->pending, kvbm_pin_hash(pin, i));
+        kvbm_set_drop(&pin->manager->pins.pending, kvbm_pin_hash(pin, i));
         pin->n_fetched--;
         if (status == 0)
             arrived(pin, i, fetch->tier);
@@ -268,7 +268,7 @@ static void end(struct kvbm_fetch *fetch, int all)
     }
     if (!disk) {
         pin->object_window -= fetch->n;
-        pin->manager->n_object_fetched -= fetch->n;
+        pin->manager->pins.n_object_fetched -= fetch->n;
     }
 }
 
@@ -294,7 +294,7 @@ static struct kvbm_pin *hungriest(const struct kvbm_manager *m)
 {
     struct kvbm_pin *best = NULL;
 
-    for (struct kvbm_pin *pin = m->pins; pin; pin = pin->next) { /* the newest first */
+    for (struct kvbm_pin *pin = m->pins.first; pin; pin = pin->next) { /* the newest first */
         if (pin->n_starved && !pin->object_window && (!best || pin->priority >= best->priority))
             best = pin;
     }
@@ -306,7 +306,7 @@ static void feed(struct kvbm_manager *m)
 {
     struct kvbm_pin *pin;
 
-    while (m->n_object_fetched < m->max_object_fetched && (pin = hungriest(m)) != NULL) {
+    while (m->pins.n_object_fetched < m->pins.max_object_fetched && (pin = hungriest(m)) != NULL) {
         kvbm_fetch_stop_starving(pin);
         if (!pin->released || pin->jobs)
             kvbm_fetch_start(pin);
@@ -319,7 +319,7 @@ static void fetch_done(struct kvbm_manager *m, struct kvbm_note *note)
     struct kvbm_fetch *fetch = (struct kvbm_fetch *)note;
     struct kvbm_pin *pin = fetch->pin;
 
-    m->running--;
+    m->mover.running--;
     count_latency(m, fetch);
     unlink_fetch(fetch);
     end(fetch, 0);
@@ -329,7 +329,7 @@ static void fetch_done(struct kvbm_manager *m, struct kvbm_note *note)
     feed(m);
     if (is_wanted(pin))
         kvbm_fetch_start(pin);
-    for (struct kvbm_pin *other = m->pins; other; other = other->next)
+    for (struct kvbm_pin *other = m->pins.first; other; other = other->next)
         kvbm_pin_look(other);
     kvbm_pin_settle(pin);
     kvbm_pin_put(pin);
@@ -350,7 +350,7 @@ static void launch(struct kvbm_fetch *fetch)
         free(fetch);
         return;
     }
-    pin->manager->running++;
+    pin->manager->mover.running++;
     fetch->next = pin->fetches;
     pin->fetches = fetch;
     pin->n_fetches++;
@@ -361,7 +361,7 @@ static void launch(struct kvbm_fetch *fetch)
 static void fetch_some(struct kvbm_pin *pin, enum kv_tier tier, const uint32_t *index, uint32_t n)
 {
     struct kvbm_mutable blocks[KVBM_BATCH];
-    bool room = kvbm_set_reserve(&pin->manager->pending, n) == 0;
+    bool room = kvbm_set_reserve(&pin->manager->pins.pending, n) == 0;
     uint32_t got = room ? kvbm_take_blocks(pin->manager->host, blocks, n) : 0;
     struct kvbm_fetch *fetch = got ? fetch_new(pin, tier) : NULL;
 
@@ -410,7 +410,8 @@ static void from_disk(struct kvbm_pin *pin)
 
 static uint32_t share_left(const struct kvbm_manager *m)
 {
-    return m->max_object_fetched - KV_MIN(m->n_object_fetched, m->max_object_fetched);
+    return m->pins.max_object_fetched -
+           KV_MIN(m->pins.n_object_fetched, m->pins.max_object_fetched);
 }
 
 /* Turn starving items into MISS: no fetch could begin, so none will end and wake them. */
@@ -451,13 +452,13 @@ static void from_object(struct kvbm_pin *pin)
         for (uint32_t k = got; k < n; k++)
             starve(pin, index[k]);
     }
-    if (!pin->manager->n_object_fetched)
+    if (!pin->manager->pins.n_object_fetched)
         nobody_feeds(pin);
 }
 
 void kvbm_fetch_start(struct kvbm_pin *pin)
 {
-    if (pin->no_fetch || pin->store || pin->manager->mover_ends)
+    if (pin->no_fetch || pin->store || pin->manager->mover.ends)
         return;
     for (uint32_t i = 0; i < pin->n; i++) {
         if (pin->items[i].state == ITEM_MISS)

@@ -11,12 +11,12 @@
 
 static void unlink_job(struct kvbm_manager *m, struct kvbm_job_ *job)
 {
-    struct kvbm_job_ **at = &m->jobs;
+    struct kvbm_job_ **at = &m->jobs.first;
 
     while (*at != job)
         at = &(*at)->next;
     *at = job->next;
-    m->n_jobs--;
+    m->jobs.n--;
     job->cache->n_jobs--;
 }
 
@@ -39,17 +39,17 @@ static void finish(struct kvbm_job_ *job)
     m->stats.jobs_failed += job->done.status < 0 && job->done.status != -ECANCELED;
     if (job->sources) {
         release_sources(job);
-        m->down[KV_TIER_HOST].in_flight--;
+        m->offload.queues[KV_TIER_HOST].in_flight--;
         kvbm_pin_put(job->pin);
         free(job);
     } else {
         kvbm_pin_put(job->pin);
         job->next = NULL;
-        *m->done_tail = job;
-        m->done_tail = &job->next;
-        m->n_done += !job->own;
+        *m->jobs.done_tail = job;
+        m->jobs.done_tail = &job->next;
+        m->jobs.n_done += !job->own;
         if (!job->own)
-            kv_wake_signal(&m->done_wake);
+            kv_wake_signal(&m->jobs.done_wake);
     }
     pthread_cond_broadcast(&m->changed);
 }
@@ -95,7 +95,7 @@ static void job_over(struct kvbm_manager *m, struct kvbm_note *note)
 {
     struct kvbm_job_ *job = (struct kvbm_job_ *)note;
 
-    m->running--;
+    m->mover.running--;
     if (job->pin->store)
         commit(job, NULL); /* nothing was: blocks are given back */
     tell_ok(job);
@@ -135,7 +135,7 @@ static void over(struct kvbm_job_ *job, int status)
     job->done.status = status;
     memset(job->ok, 0, (job->pin->n + 7) / 8);
     drop_fd(job);
-    m->running++;
+    m->mover.running++;
     kvbm_note_later(m, &job->note, job_over);
 }
 
@@ -160,7 +160,7 @@ static void copied(struct kvbm_manager *m, struct kvbm_note *note)
     struct kvbm_tier_stats *stats = &m->stats.cache;
     uint64_t bytes = job->done.n_ok * m->block_bytes;
 
-    m->running--;
+    m->mover.running--;
     job->copy_id = 0;
     spread_ok(job);
     job->done.bytes = bytes;
@@ -257,20 +257,20 @@ void kvbm_job_start(struct kvbm_job_ *job)
         return;
     }
     transfer = transfer_of(job);
-    m->running++;
+    m->mover.running++;
     id = kvbm_copier_submit(m->copier, &transfer);
     if (id > 0) {
         job->copy_id = (uint64_t)id;
         drop_fd(job);
         return;
     }
-    m->running--;
+    m->mover.running--;
     if (id == -EAGAIN && job->deadline_ns && job->deadline_ns <= kv_now_ns())
         id = -ETIMEDOUT; /* the copier doesn't know of it yet */
     rc = id == -EAGAIN ? keep_fd(job) : (int)id;
     if (rc == 0) {
-        job->next_wait = m->stalled;
-        m->stalled = job;
+        job->next_wait = m->jobs.stalled;
+        m->jobs.stalled = job;
         pthread_cond_signal(&m->work); /* so that the mover waits for a moment only */
     } else {
         over(job, rc);
@@ -279,9 +279,9 @@ void kvbm_job_start(struct kvbm_job_ *job)
 
 void kvbm_job_retry(struct kvbm_manager *m)
 {
-    struct kvbm_job_ *job = m->stalled, *next;
+    struct kvbm_job_ *job = m->jobs.stalled, *next;
 
-    m->stalled = NULL;
+    m->jobs.stalled = NULL;
     for (; job; job = next) {
         next = job->next_wait;
         kvbm_job_start(job);
@@ -309,7 +309,7 @@ uint64_t kvbm_job_late(struct kvbm_manager *m)
 {
     uint64_t now = kv_now_ns(), next = UINT64_MAX;
 
-    for (struct kvbm_job_ *job = m->jobs; job; job = job->next) {
+    for (struct kvbm_job_ *job = m->jobs.first; job; job = job->next) {
         if (!job->waits || !job->deadline_ns)
             continue;
         if (job->deadline_ns > now) {

@@ -43,7 +43,7 @@ int64_t kvbm_job_submit(struct kvbm_manager *m, const struct kvbm_job *in,
 
     if (m->stopping)
         return -ESHUTDOWN;
-    if (m->n_jobs + m->n_done >= m->opts.max_jobs)
+    if (m->jobs.n + m->jobs.n_done >= m->opts.max_jobs)
         return -EAGAIN;
     if (in->pin->store && in->pin->n_copying)
         return -EBUSY;
@@ -52,10 +52,10 @@ int64_t kvbm_job_submit(struct kvbm_manager *m, const struct kvbm_job *in,
         return -ENOMEM;
     job->sources = sources;
     job->own = own;
-    job->done.id = ++m->next_id;
-    job->next = m->jobs;
-    m->jobs = job;
-    m->n_jobs++;
+    job->done.id = ++m->jobs.next_id;
+    job->next = m->jobs.first;
+    m->jobs.first = job;
+    m->jobs.n++;
     in->cache->n_jobs++;
     in->pin->refs++;
     in->pin->n_copying += in->pin->store;
@@ -93,7 +93,7 @@ int64_t kvbm_manager_submit(struct kvbm_manager *m, const struct kvbm_job *in)
 
 static struct kvbm_job_ *find_job(const struct kvbm_manager *m, uint64_t id)
 {
-    struct kvbm_job_ *job = m->jobs;
+    struct kvbm_job_ *job = m->jobs.first;
 
     while (job && job->done.id != id)
         job = job->next;
@@ -127,7 +127,7 @@ int kvbm_manager_cancel(struct kvbm_manager *m, uint64_t id)
 /* Take job @id off the list of ended jobs; 0: the first that isn't the manager's own. */
 static struct kvbm_job_ *take_done(struct kvbm_manager *m, uint64_t id)
 {
-    struct kvbm_job_ **at = &m->done, *job;
+    struct kvbm_job_ **at = &m->jobs.done, *job;
 
     while (*at && (id ? (*at)->done.id != id : (*at)->own))
         at = &(*at)->next;
@@ -136,9 +136,9 @@ static struct kvbm_job_ *take_done(struct kvbm_manager *m, uint64_t id)
         return NULL;
     *at = job->next;
     if (!*at)
-        m->done_tail = at;
-    if (!job->own && --m->n_done == 0)
-        kv_wake_clear(&m->done_wake);
+        m->jobs.done_tail = at;
+    if (!job->own && --m->jobs.n_done == 0)
+        kv_wake_clear(&m->jobs.done_wake);
     return job;
 }
 
@@ -164,7 +164,7 @@ int kvbm_manager_fd(struct kvbm_manager *m)
 {
     int rc = kvbm_manager_usable(m);
 
-    return rc < 0 ? rc : m->done_wake.fd;
+    return rc < 0 ? rc : m->jobs.done_wake.fd;
 }
 
 /* Take part in a copy that waits for a thread. False: there is none, or that was done before

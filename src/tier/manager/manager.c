@@ -129,9 +129,9 @@ static struct kvbm_manager *manager_new(void)
     pthread_cond_init(&m->work, &attr);
     pthread_cond_init(&m->changed, &attr);
     pthread_condattr_destroy(&attr);
-    m->done_wake.fd = -1;
-    m->done_tail = &m->done;
-    m->inbox_tail = &m->inbox;
+    m->jobs.done_wake.fd = -1;
+    m->jobs.done_tail = &m->jobs.done;
+    m->mover.inbox_tail = &m->mover.inbox;
     return m;
 }
 

@@ -230,12 +230,67 @@ struct kvbm_doubt {
 };
 
 /** A manager. */
+/** Thread that continues ended batches and copies, and keeps deadlines (mover.c). */
+struct kvbm_mover {
+    pthread_t thread;
+    bool runs, ends, left; /* left: the thread has ended, join it */
+    struct kvbm_note *inbox, **inbox_tail;
+    uint32_t running; /* batches and copies whose end will come into the inbox */
+};
+
+/** Pins of callers, and the keys that they bring into the host tier (pin.c, pin_store.c, fetch.c). */
+struct kvbm_pins {
+    struct kvbm_pin *first;
+    uint32_t n;
+    struct kvbm_set pending; /* hashes of keys being fetched or stored into the host tier */
+    /* Host blocks that fetches from the object store fill now, and their limit: a store that hangs
+     * evicts no more than that. */
+    uint32_t n_object_fetched, max_object_fetched;
+};
+
+/** Copies between caches and pins (job.c, job_calls.c). */
+struct kvbm_jobs {
+    struct kvbm_job_ *first;             /* not done */
+    struct kvbm_job_ *stalled;           /* of these, those that the copier had no room for */
+    struct kvbm_job_ *done, **done_tail; /* to be polled */
+    struct kv_wake done_wake;
+    uint32_t n, n_done;
+    uint64_t next_id;
+};
+
+/** Keys that the object store has or may have (presence.c). Known ones are in the object pool. */
+struct kvbm_presences {
+    struct kvbm_set asked; /* hashes of keys that the object store is being asked for */
+    struct kvbm_ask *asks;
+    uint32_t n_asks; /* of running */
+    struct kvbm_doubt doubts[KVBM_DOUBTS][KVBM_DOUBT_WAYS];
+};
+
+/** Blocks on their way to a lower tier (offload.c, down_queue.c, offload_store.c, move.c, move_io.c). */
+struct kvbm_offload {
+    struct kvbm_queue queues[KV_N_TIERS];  /* blocks that wait to go into the tier */
+    uint64_t next_number;                  /* of an entry: the older goes first */
+    struct kvbm_sketch offers[KV_N_TIERS]; /* frequency policies */
+    struct kvbm_move *moves;
+    uint32_t move_blocks; /* blocks of one move: all together hold a fraction of the host tier */
+    struct kvbm_mutable *quarantine; /* disk blocks of volumes out of use */
+    uint32_t n_quarantine;
+};
+
+/** Blocks that the host and disk pools evict next (write_back.c). */
+struct kvbm_write_backs {
+    struct kvbm_weak *leaving; /* [max_leaving] */
+    uint32_t max_leaving;
+    uint64_t looked[KV_N_TIERS]; /* kvbm_pool_leaving's since */
+};
+
+/** One lock over its tiers, and a struct of its own for each module. */
 struct kvbm_manager {
     pthread_mutex_t lock;
     pthread_cond_t work, changed; /* the mover waits for work, callers for changes */
-    pthread_t mover;
-    bool mover_runs, mover_ends, mover_left, stopping; /* left: the mover has ended, join it */
-    uint32_t forks; /* number of forks before its creation: another one now means a child */
+    bool stopping;
+    uint32_t forks;     /* number of forks before its creation: another one now means a child */
+    uint32_t n_waiters; /* threads in kvbm_manager_wait and kvbm_manager_drain */
 
     struct kvbm_manager_opts opts;
     char *strings; /* of opts */
@@ -250,34 +305,12 @@ struct kvbm_manager {
     struct kvbm_object *object_store;
 
     struct kvbm_cache *caches;
-    struct kvbm_pin *pins;
-    uint32_t n_pins, n_jobs, n_done;
-    uint32_t n_waiters; /* threads in kvbm_manager_wait and kvbm_manager_drain */
-    uint64_t next_id, next_number;
-    struct kvbm_job_ *jobs;              /* not done */
-    struct kvbm_job_ *stalled;           /* of these, those that the copier had no room for */
-    struct kvbm_job_ *done, **done_tail; /* to be polled */
-    struct kv_wake done_wake;
-    struct kvbm_set pending; /* hashes of keys being fetched or stored into the host tier */
-    struct kvbm_set asked;   /* hashes of keys that the object store is being asked for */
-    struct kvbm_ask *asks;
-    uint32_t n_asks; /* of running */
-    /* Host blocks that fetches from the object store fill now, and their limit: a store that hangs
-     * evicts no more than that. */
-    uint32_t n_object_fetched, max_object_fetched;
-    struct kvbm_doubt doubts[KVBM_DOUBTS][KVBM_DOUBT_WAYS];
-    struct kvbm_queue down[KV_N_TIERS];
-    struct kvbm_move *moves;
-    struct kvbm_weak *leaving; /* [max_leaving] write_back.c's */
-    uint32_t max_leaving;
-    uint64_t looked[KV_N_TIERS]; /* kvbm_pool_leaving's since */
-    uint32_t
-        move_blocks; /* blocks of one move: all moves together hold a fraction of the host tier */
-    struct kvbm_sketch offers[KV_N_TIERS]; /* frequency policies */
-    struct kvbm_note *inbox, **inbox_tail;
-    uint32_t running;                /* batches and copies whose end will come into the inbox */
-    struct kvbm_mutable *quarantine; /* disk blocks of volumes out of use */
-    uint32_t n_quarantine;
+    struct kvbm_mover mover;
+    struct kvbm_pins pins;
+    struct kvbm_jobs jobs;
+    struct kvbm_presences presence;
+    struct kvbm_offload offload;
+    struct kvbm_write_backs write_back;
     struct kvbm_manager_stats stats;
 };
 

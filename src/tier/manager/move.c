@@ -58,15 +58,15 @@ static bool moves(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k)
 
 void kvbm_quarantine(struct kvbm_manager *m, struct kvbm_mutable block)
 {
-    struct kvbm_mutable *more =
-        realloc(m->quarantine, (m->n_quarantine + 1) * sizeof(*m->quarantine));
+    struct kvbm_mutable *more = realloc(m->offload.quarantine, (m->offload.n_quarantine + 1) *
+                                                                   sizeof(*m->offload.quarantine));
 
     if (!more) { /* it comes up again, then */
         kvbm_mutable_release(&block);
         return;
     }
-    m->quarantine = more;
-    m->quarantine[m->n_quarantine++] = block;
+    m->offload.quarantine = more;
+    m->offload.quarantine[m->offload.n_quarantine++] = block;
 }
 
 /* Allocate up to @n blocks of the target tier, on volumes in use. */
@@ -120,7 +120,7 @@ static void take_bounces(struct kvbm_manager *m, struct kvbm_move *move)
 {
     uint32_t got = kvbm_take_blocks(m->host, move->bounce, move->n);
 
-    kvbm_queue_stall(m, &m->down[move->to], got < move->n);
+    kvbm_queue_stall(m, &m->offload.queues[move->to], got < move->n);
     for (uint32_t k = got; k < move->n; k++) {
         kvbm_mutable_release(&move->target[k]);
         kvbm_move_release(move, &move->like[k], false);
@@ -144,11 +144,11 @@ static bool fits(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k,
  * held. */
 static void hold_some(struct kvbm_manager *m, struct kvbm_move *move)
 {
-    struct kvbm_queue *q = &m->down[move->to];
+    struct kvbm_queue *q = &m->offload.queues[move->to];
     struct kvbm_weak weak[KVBM_BATCH] = {0};
     uint32_t first = move->n, end = first;
 
-    for (; q->n && end < m->move_blocks && fits(m, move, end, &q->heap[0]); end++) {
+    for (; q->n && end < m->offload.move_blocks && fits(m, move, end, &q->heap[0]); end++) {
         move->from[end] = kvbm_queue_pop(q);
         weak[end] = move->from[end].weak;
     }
@@ -162,7 +162,7 @@ static void hold_some(struct kvbm_manager *m, struct kvbm_move *move)
 
 void kvbm_move_some(struct kvbm_manager *m, enum kv_tier to)
 {
-    struct kvbm_queue *q = &m->down[to];
+    struct kvbm_queue *q = &m->offload.queues[to];
     struct kvbm_move *move = calloc(1, sizeof(*move));
 
     if (!move) {
@@ -171,8 +171,8 @@ void kvbm_move_some(struct kvbm_manager *m, enum kv_tier to)
     }
     move->manager = m;
     move->to = to;
-    move->leaving = m->leaving && to == KV_TIER_EXTERNAL;
-    while (q->n && move->n < m->move_blocks && fits(m, move, move->n, &q->heap[0]))
+    move->leaving = m->write_back.leaving && to == KV_TIER_EXTERNAL;
+    while (q->n && move->n < m->offload.move_blocks && fits(m, move, move->n, &q->heap[0]))
         hold_some(m, move);
     take_targets(m, move);
     if (move->from_disk && move->n)

@@ -204,7 +204,7 @@ static void go_on(struct kvbm_manager *m, struct kvbm_move *move)
 
     move->reading = false;
     for (uint32_t k = 0; k < move->n; k++) {
-        int status = m->mover_ends ? -ECANCELED : move->disk_ios[k].status;
+        int status = m->mover.ends ? -ECANCELED : move->disk_ios[k].status;
 
         if (status == 0) {
             m->stats.disk.blocks_out++;
@@ -223,10 +223,10 @@ static void go_on(struct kvbm_manager *m, struct kvbm_move *move)
 
 static void move_done(struct kvbm_manager *m, struct kvbm_note *note)
 {
-    struct kvbm_move *move = (struct kvbm_move *)note, **at = &m->moves;
+    struct kvbm_move *move = (struct kvbm_move *)note, **at = &m->offload.moves;
 
-    m->running--;
-    m->down[move->to].in_flight--;
+    m->mover.running--;
+    m->offload.queues[move->to].in_flight--;
     while (*at != move)
         at = &(*at)->next;
     *at = move->next;
@@ -243,14 +243,14 @@ static void move_done(struct kvbm_manager *m, struct kvbm_note *note)
 
 void kvbm_move_launch(struct kvbm_manager *m, struct kvbm_move *move)
 {
-    struct kvbm_queue *q = &m->down[move->to];
+    struct kvbm_queue *q = &m->offload.queues[move->to];
     int rc = submit(m, move);
 
     if (rc == 0) {
         q->in_flight++;
-        m->running++;
-        move->next = m->moves;
-        m->moves = move;
+        m->mover.running++;
+        move->next = m->offload.moves;
+        m->offload.moves = move;
         return;
     }
     kvbm_queue_stall(m, q, rc == -EAGAIN);

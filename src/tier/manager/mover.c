@@ -12,18 +12,18 @@ void kvbm_note_later(struct kvbm_manager *m, struct kvbm_note *note,
 {
     note->run = run;
     note->next = NULL;
-    *m->inbox_tail = note;
-    m->inbox_tail = &note->next;
+    *m->mover.inbox_tail = note;
+    m->mover.inbox_tail = &note->next;
     pthread_cond_signal(&m->work);
 }
 
 static bool stalled(const struct kvbm_manager *m)
 {
     for (enum kv_tier to = KV_TIER_HOST; to < KV_N_TIERS; to++) {
-        if (m->down[to].stalled)
+        if (m->offload.queues[to].stalled)
             return true;
     }
-    return m->stalled != NULL;
+    return m->jobs.stalled != NULL;
 }
 
 /* Retry the steps that were refused for want of room: an operation has ended, or some time has
@@ -31,7 +31,7 @@ static bool stalled(const struct kvbm_manager *m)
 static void try_again(struct kvbm_manager *m)
 {
     for (enum kv_tier to = KV_TIER_HOST; to < KV_N_TIERS; to++)
-        m->down[to].stalled = false;
+        m->offload.queues[to].stalled = false;
     kvbm_job_retry(m);
     kvbm_offload_pump(m);
 }
@@ -43,7 +43,7 @@ void kvbm_note(struct kvbm_manager *m, struct kvbm_note *note,
     run(m, note);
     if (stalled(m))
         try_again(m);
-    if (stalled(m) || m->mover_ends)
+    if (stalled(m) || m->mover.ends)
         pthread_cond_signal(&m->work);
     kvbm_manager_leave(m);
 }
@@ -54,7 +54,7 @@ static void wait_for_work(struct kvbm_manager *m)
     bool again = stalled(m); /* also what these have begun */
     struct timespec until;
 
-    if (m->inbox) /* of those that were late */
+    if (m->mover.inbox) /* of those that were late */
         return;
     if (again)
         deadline = KV_MIN(deadline, kv_now_ns() + RETRY_NS);
@@ -72,15 +72,15 @@ static void *mover(void *arg)
     struct kvbm_manager *m = arg;
 
     kvbm_manager_enter(m);
-    while (!m->mover_ends || m->inbox || m->running || m->stalled) {
-        struct kvbm_note *note = m->inbox, *next;
+    while (!m->mover.ends || m->mover.inbox || m->mover.running || m->jobs.stalled) {
+        struct kvbm_note *note = m->mover.inbox, *next;
 
         if (!note) {
             wait_for_work(m);
             continue;
         }
-        m->inbox = NULL;
-        m->inbox_tail = &m->inbox;
+        m->mover.inbox = NULL;
+        m->mover.inbox_tail = &m->mover.inbox;
         for (; note; note = next) {
             next = note->next; /* it is freed */
             note->run(m, note);
@@ -88,7 +88,7 @@ static void *mover(void *arg)
         if (stalled(m))
             try_again(m);
     }
-    m->mover_left = true;
+    m->mover.left = true;
     pthread_cond_broadcast(&m->changed);
     kvbm_manager_leave(m);
     return NULL;
@@ -104,7 +104,7 @@ int kvbm_manager_wait_change(struct kvbm_manager *m, uint64_t deadline_ns)
 
 void kvbm_waiter_leaves(struct kvbm_manager *m)
 {
-    if (!--m->n_waiters && m->mover_ends)
+    if (!--m->n_waiters && m->mover.ends)
         pthread_cond_broadcast(&m->changed);
     kvbm_manager_leave(m);
 }
@@ -113,9 +113,9 @@ int kvbm_mover_start(struct kvbm_manager *m)
 {
     int rc;
 
-    m->mover_ends = m->mover_left = false;
-    rc = kv_thread_start(&m->mover, "kvbm-mover", mover, m);
-    m->mover_runs = rc == 0;
+    m->mover.ends = m->mover.left = false;
+    rc = kv_thread_start(&m->mover.thread, "kvbm-mover", mover, m);
+    m->mover.runs = rc == 0;
     return rc;
 }
 
@@ -123,16 +123,16 @@ int kvbm_mover_end(struct kvbm_manager *m, uint64_t deadline)
 {
     int rc = 0;
 
-    m->mover_ends = true;
+    m->mover.ends = true;
     pthread_cond_signal(&m->work);
-    while (rc == 0 && m->mover_runs && !m->mover_left)
+    while (rc == 0 && m->mover.runs && !m->mover.left)
         rc = kvbm_manager_wait_change(m, deadline);
-    if (m->mover_runs && !m->mover_left) {
-        m->mover_ends = false;
+    if (m->mover.runs && !m->mover.left) {
+        m->mover.ends = false;
         return rc;
     }
-    if (m->mover_runs) /* it has given the lock back, and only returns */
-        pthread_join(m->mover, NULL);
-    m->mover_runs = false;
+    if (m->mover.runs) /* it has given the lock back, and only returns */
+        pthread_join(m->mover.thread, NULL);
+    m->mover.runs = false;
     return 0;
 }

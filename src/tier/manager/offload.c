@@ -20,7 +20,7 @@ static void offer(struct kvbm_pin *pin, uint32_t i, struct kvbm_job_ *through,
         struct kvbm_down down = {.priority = info->priority, .weak = *weak};
 
         if (!(to == KV_TIER_DISK ? m->disk : m->object) || info->tiers >> to & 1 ||
-            (to == KV_TIER_EXTERNAL && m->leaving) /* not before it is evicted */ ||
+            (to == KV_TIER_EXTERNAL && m->write_back.leaving) /* not before it is evicted */ ||
             !kvbm_policy_passes(m, to, kvbm_pin_hash(pin, i), info->priority))
             continue;
         if (!weak->handle.pool) { /* staged */
@@ -66,7 +66,7 @@ void kvbm_offload_items(struct kvbm_pin *pin, uint32_t i, uint32_t n, struct kvb
 {
     const struct kvbm_manager *m = pin->manager;
 
-    if (!m->disk && (!m->object || m->leaving)) /* nowhere, or not now */
+    if (!m->disk && (!m->object || m->write_back.leaving)) /* nowhere, or not now */
         return;
     for (uint32_t done = 0, some; done < n; done += some) {
         some = KV_MIN(n - done, (uint32_t)KVBM_BATCH);
@@ -78,11 +78,11 @@ void kvbm_offload_items(struct kvbm_pin *pin, uint32_t i, uint32_t n, struct kvb
 
 static bool may_move(const struct kvbm_manager *m, enum kv_tier to)
 {
-    const struct kvbm_queue *q = &m->down[to];
+    const struct kvbm_queue *q = &m->offload.queues[to];
 
     if (!q->n || q->stalled || q->in_flight >= q->max_in_flight)
         return false;
-    return to != KV_TIER_HOST || m->n_jobs + m->n_done < m->opts.max_jobs;
+    return to != KV_TIER_HOST || m->jobs.n + m->jobs.n_done < m->opts.max_jobs;
 }
 
 /* Serve the host's queue last: drops from the other queues end jobs for which it may have
@@ -103,7 +103,7 @@ void kvbm_offload_pump(struct kvbm_manager *m)
 bool kvbm_offload_idle(const struct kvbm_manager *m)
 {
     for (enum kv_tier to = KV_TIER_HOST; to < KV_N_TIERS; to++) {
-        if (m->down[to].n || m->down[to].in_flight)
+        if (m->offload.queues[to].n || m->offload.queues[to].in_flight)
             return false;
     }
     return true;
@@ -112,14 +112,14 @@ bool kvbm_offload_idle(const struct kvbm_manager *m)
 void kvbm_offload_drop_all(struct kvbm_manager *m)
 {
     for (enum kv_tier to = KV_TIER_HOST; to < KV_N_TIERS; to++) {
-        while (m->down[to].n) {
-            struct kvbm_down down = kvbm_queue_pop(&m->down[to]);
+        while (m->offload.queues[to].n) {
+            struct kvbm_down down = kvbm_queue_pop(&m->offload.queues[to]);
 
             kvbm_stats_of(m, to)->dropped++;
             kvbm_down_ended(&down, false);
         }
     }
-    for (struct kvbm_move *move = m->moves; move; move = move->next) {
+    for (struct kvbm_move *move = m->offload.moves; move; move = move->next) {
         if (move->to == KV_TIER_DISK || move->reading)
             kvbm_disk_cancel(m->disk_store, &move->disk);
         else

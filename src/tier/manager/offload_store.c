@@ -46,9 +46,9 @@ static void add_to_run(const struct kvbm_manager *m, struct run *run,
 /* Take the first block of the queue, and its continuation as far as that is next in the queue. */
 static void gather_run(struct kvbm_manager *m, struct run *run)
 {
-    struct kvbm_queue *q = &m->down[KV_TIER_HOST];
+    struct kvbm_queue *q = &m->offload.queues[KV_TIER_HOST];
 
-    while (q->n && run->n < m->move_blocks) {
+    while (q->n && run->n < m->offload.move_blocks) {
         struct kvbm_down down = kvbm_queue_pop(q);
         struct kvbm_block_info info = {.size = sizeof(info)};
         struct kvbm_immutable block;
@@ -116,7 +116,7 @@ void kvbm_offload_store(struct kvbm_manager *m)
         for (uint32_t k = run.n; k-- > 0;)
             kvbm_immutable_release(&run.sources[k]);
     } else {
-        m->down[KV_TIER_HOST].in_flight++;
+        m->offload.queues[KV_TIER_HOST].in_flight++;
     }
 }
 

@@ -19,7 +19,7 @@ int kvbm_pin_new(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t 
         (n && !chain->keys) || n > KVBM_MAX_PIN || chain->group >= KVBM_MAX_GROUPS ||
         !chain->parent != !chain->position || n > UINT32_MAX - chain->position)
         return -EINVAL;
-    if (kvbm_set_reserve(&m->pending, n) < 0)
+    if (kvbm_set_reserve(&m->pins.pending, n) < 0)
         return -ENOMEM;
     pin = calloc(1, items + (n + 1) * m->key_len);
     if (!pin)
@@ -37,11 +37,11 @@ int kvbm_pin_new(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t 
         memcpy(pin->keys - m->key_len, chain->parent, m->key_len);
     if (n)
         memcpy(pin->keys, chain->keys, n * m->key_len);
-    pin->next = m->pins;
+    pin->next = m->pins.first;
     if (pin->next)
         pin->next->prev = pin;
-    m->pins = pin;
-    m->n_pins++;
+    m->pins.first = pin;
+    m->pins.n++;
     *ret = pin;
     return 0;
 }
@@ -55,7 +55,7 @@ void kvbm_pin_let_go(struct kvbm_pin *pin, uint32_t i)
     else if (item->state == ITEM_RESERVED || item->state == ITEM_STAGED)
         kvbm_pool_release_mutable(pin->manager->host, (struct kvbm_mutable *)&item->host, 1);
     if (item->state == ITEM_RESERVED)
-        kvbm_set_drop(&pin->manager->pending, kvbm_pin_hash(pin, i));
+        kvbm_set_drop(&pin->manager->pins.pending, kvbm_pin_hash(pin, i));
     item->state = ITEM_MISS;
 }
 
@@ -101,12 +101,12 @@ void kvbm_pin_put(struct kvbm_pin *pin)
     if (pin->prev)
         pin->prev->next = pin->next;
     else
-        m->pins = pin->next;
+        m->pins.first = pin->next;
     if (pin->next)
         pin->next->prev = pin->prev;
-    m->n_pins--;
+    m->pins.n--;
     free(pin);
-    for (struct kvbm_pin *other = m->pins; reserved && other; other = other->next)
+    for (struct kvbm_pin *other = m->pins.first; reserved && other; other = other->next)
         kvbm_pin_look(other);
     pthread_cond_broadcast(&m->changed);
 }
@@ -162,7 +162,7 @@ void kvbm_pin_look(struct kvbm_pin *pin)
         struct kvbm_item *item = &pin->items[i];
         struct kvbm_immutable held;
 
-        if (item->state != ITEM_WAITS || kvbm_set_has(&m->pending, kvbm_pin_hash(pin, i)))
+        if (item->state != ITEM_WAITS || kvbm_set_has(&m->pins.pending, kvbm_pin_hash(pin, i)))
             continue;
         pin->n_waits--;
         if (!kvbm_staging(m) &&
@@ -203,7 +203,7 @@ uint64_t kvbm_pin_late(struct kvbm_manager *m)
 {
     uint64_t now = kv_now_ns(), next = UINT64_MAX;
 
-    for (struct kvbm_pin *pin = m->pins; pin; pin = pin->next) {
+    for (struct kvbm_pin *pin = m->pins.first; pin; pin = pin->next) {
         if (!pin->n_waits || !pin->deadline_ns)
             continue;
         if (pin->deadline_ns > now) {

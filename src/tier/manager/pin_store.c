@@ -21,7 +21,7 @@ static bool wants_block(struct kvbm_pin *pin, uint32_t i, uint8_t tiers)
         pin->items[i].state = kvbm_staging(m) ? ITEM_BELOW : ITEM_HELD;
         return false;
     }
-    if (kvbm_set_has(&m->pending, hash)) {
+    if (kvbm_set_has(&m->pins.pending, hash)) {
         pin->items[i].state = ITEM_WAITS;
         return false;
     }
@@ -40,7 +40,7 @@ static uint32_t reserve(struct kvbm_pin *pin, const uint32_t *index, uint32_t n)
         if (i >= got)
             continue;
         item->host = blocks[i].handle;
-        kvbm_set_add(&pin->manager->pending, kvbm_pin_hash(pin, index[i]));
+        kvbm_set_add(&pin->manager->pins.pending, kvbm_pin_hash(pin, index[i]));
     }
     pin->manager->stats.host.dropped += n - got;
     return got;
@@ -150,7 +150,7 @@ static long commit_run(struct kvbm_pin *pin, uint32_t i, uint32_t n, struct kvbm
     uint32_t held = n;
 
     for (uint32_t k = i; k < i + n; k++)
-        kvbm_set_drop(&m->pending, kvbm_pin_hash(pin, k));
+        kvbm_set_drop(&m->pins.pending, kvbm_pin_hash(pin, k));
     if (kvbm_staging(m)) {
         for (uint32_t k = i; k < i + n; k++)
             pin->items[k].state = ITEM_STAGED;
@@ -182,7 +182,7 @@ long kvbm_pin_commit_locked(struct kvbm_pin *pin, const uint8_t *ok, struct kvbm
             n = 1;
         }
     }
-    for (struct kvbm_pin *other = m->pins; other; other = other->next)
+    for (struct kvbm_pin *other = m->pins.first; other; other = other->next)
         kvbm_pin_look(other);
     kvbm_offload_pump(m);
     return held;

@@ -38,7 +38,7 @@ static uint64_t patience_ns(const struct kvbm_manager *m)
 
 static const struct kvbm_doubt *look_up(const struct kvbm_manager *m, uint64_t hash)
 {
-    const struct kvbm_doubt *set = m->doubts[hash % KVBM_DOUBTS];
+    const struct kvbm_doubt *set = m->presence.doubts[hash % KVBM_DOUBTS];
 
     for (int i = 0; i < KVBM_DOUBT_WAYS; i++) {
         if (set[i].hash == hash && set[i].until_ns)
@@ -65,7 +65,7 @@ static bool is_over(const struct kvbm_doubt *doubt, uint64_t now)
 /* Find the doubt of a key, or an empty one. NULL: its set is full. */
 static struct kvbm_doubt *find_or_make(struct kvbm_manager *m, uint64_t hash)
 {
-    struct kvbm_doubt *set = m->doubts[hash % KVBM_DOUBTS], *doubt = find(m, hash);
+    struct kvbm_doubt *set = m->presence.doubts[hash % KVBM_DOUBTS], *doubt = find(m, hash);
     uint64_t now = kv_now_ns();
 
     if (doubt)
@@ -94,13 +94,13 @@ bool kvbm_presence_known_absent(const struct kvbm_manager *m, uint64_t hash)
         return false;
     if (!doubt->since_ns)
         return now < doubt->until_ns;
-    return kvbm_set_has(&m->asked, hash) && now - doubt->since_ns >= patience_ns(m);
+    return kvbm_set_has(&m->presence.asked, hash) && now - doubt->since_ns >= patience_ns(m);
 }
 
 enum kvbm_presence kvbm_presence_of(const struct kvbm_manager *m, uint64_t hash)
 {
     const struct kvbm_doubt *doubt = look_up(m, hash);
-    bool asked = kvbm_set_has(&m->asked, hash);
+    bool asked = kvbm_set_has(&m->presence.asked, hash);
 
     /* A key asked for without a doubt found its set full: the time of its first question is
      * unknown. */
@@ -185,13 +185,13 @@ void kvbm_presence_stored(struct kvbm_manager *m, uint32_t group, const void *ke
     uint64_t hash = kvbm_key_hash(m, group, key);
 
     kvbm_presence_not_absent(m, group, key);
-    for (struct kvbm_ask *ask = kvbm_set_has(&m->asked, hash) ? m->asks : NULL; ask;
-         ask = ask->next) {
+    for (struct kvbm_ask *ask = kvbm_set_has(&m->presence.asked, hash) ? m->presence.asks : NULL;
+         ask; ask = ask->next) {
         for (uint32_t i = 0; i < ask->n && ask->group == group; i++)
             if (!memcmp(ask->keys + (size_t)(i + 1) * m->key_len, key, m->key_len))
                 ask->overtaken |= 1u << i;
     }
-    for (struct kvbm_pin *pin = kvbm_set_has(&m->pending, hash) ? m->pins : NULL; pin;
+    for (struct kvbm_pin *pin = kvbm_set_has(&m->pins.pending, hash) ? m->pins.first : NULL; pin;
          pin = pin->next)
         overtake_fetches(pin, group, key);
 }
@@ -244,17 +244,17 @@ static void answered(struct kvbm_manager *m, const struct kvbm_ask *ask, uint32_
 
 static void asked(struct kvbm_manager *m, struct kvbm_note *note)
 {
-    struct kvbm_ask *ask = (struct kvbm_ask *)note, **at = &m->asks;
+    struct kvbm_ask *ask = (struct kvbm_ask *)note, **at = &m->presence.asks;
 
-    m->running--;
-    m->n_asks--;
+    m->mover.running--;
+    m->presence.n_asks--;
     while (*at != ask)
         at = &(*at)->next;
     *at = ask->next;
     for (uint32_t i = 0; i < ask->n; i++) {
         const uint8_t *key = ask->keys + (size_t)(i + 1) * m->key_len;
 
-        kvbm_set_drop(&m->asked, kvbm_key_hash(m, ask->group, key));
+        kvbm_set_drop(&m->presence.asked, kvbm_key_hash(m, ask->group, key));
         if (!(ask->overtaken >> i & 1))
             answered(m, ask, i);
     }
@@ -276,7 +276,7 @@ static struct kvbm_ask *ask_new(struct kvbm_manager *m, const struct kvbm_chain 
     const uint8_t *keys = chain->keys;
     struct kvbm_ask *q = calloc(1, sizeof(*q));
 
-    if (!q || kvbm_set_reserve(&m->asked, n) < 0) {
+    if (!q || kvbm_set_reserve(&m->presence.asked, n) < 0) {
         free(q);
         return NULL;
     }
@@ -312,7 +312,7 @@ int kvbm_presence_ask(struct kvbm_manager *m, const struct kvbm_chain *chain, si
         struct kvbm_doubt *doubt = unknown >> k & 1 ? begin_doubt(m, hash) : NULL;
 
         if (rc == 0)
-            kvbm_set_add(&m->asked, hash);
+            kvbm_set_add(&m->presence.asked, hash);
         else if (doubt)
             unanswered(m, hash, rc);
         if (doubt && rc == 0 && q->batch.probe_) /* it goes to see whether the store is back */
@@ -322,9 +322,9 @@ int kvbm_presence_ask(struct kvbm_manager *m, const struct kvbm_chain *chain, si
         free(q);
         return rc;
     }
-    q->next = m->asks;
-    m->asks = q;
-    m->n_asks++;
-    m->running++;
+    q->next = m->presence.asks;
+    m->presence.asks = q;
+    m->presence.n_asks++;
+    m->mover.running++;
     return 0;
 }

@@ -27,13 +27,13 @@ static struct kvbm_manager_stats stats_of(struct kvbm_manager *m)
     struct kvbm_disk_stats disk;
 
     fill_pool(&stats.host, kvbm_staging(m) ? NULL : m->host, m->block_bytes,
-              &m->down[KV_TIER_HOST]);
-    fill_pool(&stats.disk, m->disk, m->block_bytes, &m->down[KV_TIER_DISK]);
-    fill_pool(&stats.object, m->object, m->block_bytes, &m->down[KV_TIER_EXTERNAL]);
+              &m->offload.queues[KV_TIER_HOST]);
+    fill_pool(&stats.disk, m->disk, m->block_bytes, &m->offload.queues[KV_TIER_DISK]);
+    fill_pool(&stats.object, m->object, m->block_bytes, &m->offload.queues[KV_TIER_EXTERNAL]);
     stats.cache.block_bytes = m->block_bytes;
     stats.object.dropped += kvbm_write_back_lost(m);
-    stats.pins_now = m->n_pins;
-    stats.jobs_now = m->n_jobs;
+    stats.pins_now = m->pins.n;
+    stats.jobs_now = m->jobs.n;
     if (m->object_store) {
         kvbm_object_get_stats(m->object_store, &object);
         stats.object_down = object.open;

@@ -48,7 +48,7 @@ static int open_host(struct kvbm_manager *m)
     m->block_bytes = shape.natural_block_bytes;
     m->stride = shape.block_stride;
     m->host_blocks = n;
-    m->max_object_fetched =
+    m->pins.max_object_fetched =
         (uint32_t)KV_MAX(kvbm_staging(m) ? n / 2 : n / OBJECT_SHARE, UINT64_C(1));
     const struct kvbm_storage_opts storage = {
         .size = sizeof(storage),
@@ -64,7 +64,7 @@ static int open_host(struct kvbm_manager *m)
     rc = n ? kvbm_layout_allocate(&config, &allocator, &m->layout) : -EINVAL;
     if (rc == 0)
         rc = kvbm_layout_block(m->layout, 0, &view);
-    m->move_blocks = (uint32_t)KV_MAX(KV_MIN(n / 16, (uint64_t)KVBM_BATCH), UINT64_C(1));
+    m->offload.move_blocks = (uint32_t)KV_MAX(KV_MIN(n / 16, (uint64_t)KVBM_BATCH), UINT64_C(1));
     if (rc == 0) {
         m->host_base = view.addr;
         rc = pool_create(m, KV_TIER_HOST, n, m->opts.host_eviction, &m->host);
@@ -217,9 +217,9 @@ static int open_offers(struct kvbm_manager *m)
                                                                &m->opts.object_policy};
 
     for (enum kv_tier tier = KV_TIER_HOST; tier < KV_N_TIERS; tier++) {
-        m->down[tier].max_in_flight = 4;
+        m->offload.queues[tier].max_in_flight = 4;
         if (policies[tier]->policy == KVBM_POLICY_FREQUENCY &&
-            kvbm_sketch_init(&m->offers[tier], 1u << 20) < 0)
+            kvbm_sketch_init(&m->offload.offers[tier], 1u << 20) < 0)
             return -ENOMEM;
     }
     return 0;
@@ -239,7 +239,7 @@ int kvbm_tiers_open(struct kvbm_manager *m)
     int rc = kvbm_registry_create(&registry, &m->registry);
 
     if (rc == 0)
-        rc = kv_wake_open(&m->done_wake);
+        rc = kv_wake_open(&m->jobs.done_wake);
     if (rc == 0)
         rc = open_host(m);
     if (rc == 0)

@@ -16,7 +16,7 @@ static uint8_t where(const struct kvbm_manager *m, uint64_t hash, uint8_t tiers,
     *unknown = false;
     if (tiers >> KV_TIER_HOST & 1)
         return KVBM_READY;
-    if (kvbm_set_has(&m->pending, hash))
+    if (kvbm_set_has(&m->pins.pending, hash))
         return KVBM_PENDING;
     if (tiers >> KV_TIER_DISK & 1)
         return KVBM_ON_DISK;

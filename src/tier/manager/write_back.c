@@ -36,9 +36,9 @@ int kvbm_write_back_open(struct kvbm_manager *m)
 {
     uint8_t host = 1u << KV_TIER_HOST, disk = 1u << KV_TIER_DISK, object = 1u << KV_TIER_EXTERNAL;
 
-    m->max_leaving = MAX_LEAVING;
-    m->leaving = calloc(m->max_leaving, sizeof(*m->leaving));
-    if (!m->leaving)
+    m->write_back.max_leaving = MAX_LEAVING;
+    m->write_back.leaving = calloc(m->write_back.max_leaving, sizeof(*m->write_back.leaving));
+    if (!m->write_back.leaving)
         return -ENOMEM;
     if (host_of(m))
         kvbm_pool_watch(m->host, disk | object);
@@ -50,18 +50,20 @@ int kvbm_write_back_open(struct kvbm_manager *m)
 /* Queue victims among the next @ahead blocks of @pool. Returns true when there may be more. */
 static bool queue_leaving(struct kvbm_manager *m, struct kvbm_pool *pool, size_t ahead)
 {
-    struct kvbm_queue *q = &m->down[KV_TIER_EXTERNAL];
-    uint32_t max = KV_MIN(m->max_leaving, m->opts.max_offload - q->n);
-    size_t n = max ? kvbm_pool_leaving(pool, ahead, &m->looked[pool->tier], m->leaving, max) : 0;
+    struct kvbm_queue *q = &m->offload.queues[KV_TIER_EXTERNAL];
+    uint32_t max = KV_MIN(m->write_back.max_leaving, m->opts.max_offload - q->n);
+    size_t n = max ? kvbm_pool_leaving(pool, ahead, &m->write_back.looked[pool->tier],
+                                       m->write_back.leaving, max)
+                   : 0;
 
     for (size_t i = 0; i < n; i++)
-        kvbm_queue_push(m, KV_TIER_EXTERNAL, (struct kvbm_down){.weak = m->leaving[i]});
+        kvbm_queue_push(m, KV_TIER_EXTERNAL, (struct kvbm_down){.weak = m->write_back.leaving[i]});
     return n && n == max;
 }
 
 void kvbm_write_back(struct kvbm_manager *m)
 {
-    if (!m->leaving || m->mover_ends)
+    if (!m->write_back.leaving || m->mover.ends)
         return;
     if (host_of(m))
         queue_leaving(m, m->host, ahead_of(m->host));
@@ -73,17 +75,17 @@ void kvbm_write_back_later(struct kvbm_manager *m, struct kvbm_pool *pool)
 {
     struct kvbm_pool_stats stats = {.size = sizeof(stats)};
 
-    if (m->looked[pool->tier])
+    if (m->write_back.looked[pool->tier])
         return;
     kvbm_pool_get_stats(pool, &stats);
-    m->looked[pool->tier] = stats.allocations;
+    m->write_back.looked[pool->tier] = stats.allocations;
 }
 
 void kvbm_write_back_all(struct kvbm_manager *m)
 {
-    if (!m->leaving || !host_of(m))
+    if (!m->write_back.leaving || !host_of(m))
         return;
-    m->looked[KV_TIER_HOST] = 0;
+    m->write_back.looked[KV_TIER_HOST] = 0;
     while (queue_leaving(m, m->host, m->host->n_blocks))
         ;
     kvbm_offload_pump(m);
@@ -93,7 +95,7 @@ uint64_t kvbm_write_back_lost(const struct kvbm_manager *m)
 {
     uint64_t lost = 0;
 
-    if (!m->leaving)
+    if (!m->write_back.leaving)
         return 0;
     lost += host_of(m) ? kvbm_pool_lost(m->host) : 0;
     lost += m->disk ? kvbm_pool_lost(m->disk) : 0;
