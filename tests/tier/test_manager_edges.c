@@ -616,7 +616,7 @@ static void test_onboard_says_why(void **state)
 static void count_waiting(void *arg, enum kv_log_level level, const char *line, size_t len)
 {
     (void)level, (void)len;
-    if (strstr(line, "waiting for a second"))
+    if (strstr(line, "retrying for 1 s"))
         ++*(int *)arg;
 }
 
