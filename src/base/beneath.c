@@ -125,7 +125,7 @@ static int check(int at, const char *path, const struct stat *st, unsigned allow
     return st->st_uid == owner ? 0 : -EPERM;
 }
 
-/* Without O_NONBLOCK again: io_uring would hand out -EAGAIN for reads that aren't in memory. */
+/* Clear O_NONBLOCK: io_uring would return -EAGAIN for reads that aren't in memory. */
 static int settle(int fd, int flags)
 {
     int now = fcntl(fd, F_GETFL);

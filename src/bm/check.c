@@ -198,7 +198,7 @@ static int check_pool(const struct kvbm_pool *pool, uint32_t *tally)
     return check_lists(pool, counts.listed);
 }
 
-/* Of both tables, as one row of cells. */
+/* Return the number of cells of both tables, as one row. */
 static size_t n_cells(const struct kvbm_registry *r)
 {
     return (r->table ? (size_t)1 << r->table_bits : 0) +

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The event manager: registries fill one buffer, its thread empties the other, and they change places.
+ * The event manager: registries fill one buffer, its thread empties the other, and they change
+ * places.
  *
  *   registries ──► filling (bounded) ⇄ draining ──► batches ──► sink, sink, ...
  *
- * A registry only ever appends, under a lock that the thread holds for the exchange alone; what doesn't fit
- * is counted, and told to the sinks in front of the batch that follows the gap, or alone when nothing
- * follows within the window.
+ * A registry only ever appends, under a lock that the thread holds for the exchange alone; what
+ * doesn't fit is counted, and told to the sinks in front of the batch that follows the gap, or
+ * alone when nothing follows within the window.
  */
 #include "events.h"
 
@@ -75,7 +76,7 @@ static bool is_pending(const struct kvbm_events *events)
     return events->filling.n || events->filling.lost || events->lost;
 }
 
-/* Without waiting for more? */
+/* True when a batch goes out at once: it is full, or events were lost. */
 static bool is_due(const struct kvbm_events *events)
 {
     return events->filling.n >= events->max_batch || events->lost;

@@ -92,7 +92,7 @@ static uint64_t machine(const char *root)
 
 /* ---- cgroups ---- */
 
-/* Of either version, which name the same things differently. */
+/* File names of a cgroup version: versions 1 and 2 name the same values differently. */
 struct version {
     const char *mounted, *limit, *usage;
     const char

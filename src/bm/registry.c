@@ -232,7 +232,8 @@ static void work_on_old(struct kvbm_registry *r, size_t n)
 
 /* ---- both ---- */
 
-/* Out of bucket @at, one that may move up to bucket @gap: its home doesn't lie behind that. */
+/* Take an entry out of bucket @at that may move up to bucket @gap: its home doesn't lie behind
+ * @gap. */
 static bool take_passer(struct kvbm_registry *r, uint32_t at, uint32_t gap)
 {
     struct kvbm_bucket *bucket = &r->table[at];
@@ -250,8 +251,8 @@ static bool take_passer(struct kvbm_registry *r, uint32_t at, uint32_t gap)
 }
 
 /*
- * Bucket @gap was full and isn't any more: whoever passed it moves up, so that no marker of deletion is needed. They
- * are in the ones behind it, up to the first that isn't full.
+ * Bucket @gap was full and isn't any more: whoever passed it moves up, so that no marker of
+ * deletion is needed. They are in the ones behind it, up to the first that isn't full.
  */
 static APART void close_gap(struct kvbm_registry *r, uint32_t gap)
 {
@@ -325,8 +326,8 @@ uint64_t kvbm_entries_for(const struct kvbm_registry *r, uint64_t n_blocks)
 }
 
 /*
- * The table starts with room for one entry a block and a third more; ghosts beyond that make it grow
- * when they come.
+ * The table starts with room for one entry a block and a third more; ghosts beyond that make it
+ * grow when they come.
  */
 int kvbm_registry_grow(struct kvbm_registry *r, uint64_t n_blocks, struct kvbm_span fresh[2])
 {

@@ -141,7 +141,7 @@ static void render(const struct row *rows, size_t n, struct kv_buf *out)
     }
 }
 
-/* As much of the text of these rows as there is room for; its length. */
+/* Copy as much of the rows' text as fits. Returns the length of the whole text. */
 static long render_to(const struct kv_buf *rows, char *to, size_t cap)
 {
     struct kv_buf out = {0};

@@ -116,7 +116,8 @@ static int wait_until_followed(struct kc_replay *replay, struct kc_client *clien
     return rc == -ENOMEM ? kv_fail(error, rc, 0, "out of memory") : rc;
 }
 
-/* Our own child hangs up a moment before it can be waited for: that it lives is asked again and again. */
+/* Our own child hangs up a moment before it can be waited for: that it lives is asked again and
+ * again. */
 static int wait_until_there(struct kc_replay *replay, struct kc_client *client,
                             uint64_t deadline_ns, struct kv_error *error)
 {
@@ -161,7 +162,8 @@ int kc_replay_connect(struct kc_replay *replay, struct kc_client **ret, struct k
 
 /* -- coming back ------------------------------------------------------------------------------ */
 
-/* Not there, too slow, or there again without knowing us: worth another try. */
+/* True for errors that are worth another try: absent, too slow, or restarted without our
+ * registration. */
 static bool is_away(int rc)
 {
     return rc == -ENOENT || rc == -ECONNREFUSED || rc == -ETIMEDOUT;

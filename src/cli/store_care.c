@@ -217,7 +217,7 @@ static int print_sums(struct table *table, int status)
     return kc_store_json_end(call, stdout, status);
 }
 
-/* After a check, which has removed what it made: ^C ends the program here. */
+/* End the program after ^C, between two checks: a check has removed its objects by then. */
 static void stop(struct table *table)
 {
     fprintf(stderr, "kvasir store conformance: interrupted\n");

@@ -58,7 +58,8 @@ static void put_tokens(struct kv_buf *out, const struct kve_event *event)
     kv_msgpack_put_u32s(out, event->tokens, event->n_tokens);
 }
 
-/* Without tokens the blocks are only pointed at, for which engines say size 0 and no parent. */
+/* Write the parent and tokens. For known blocks without tokens engines write size 0 and no
+ * parent. */
 static void put_parent(struct kv_buf *out, const struct kve_event *event)
 {
     if (event->parent && event->n_tokens)

@@ -252,7 +252,7 @@ static void take_group(struct kv_msgpack *m, struct kve_raw_event *ev)
         ev->group = take_u64(m);
 }
 
-/* Some publishers write a window of no length as nil, others leave it out or say 0. */
+/* Read a window's length. For no window publishers write nil or 0, or leave it out. */
 static void take_window(struct kv_msgpack *m, struct kve_raw_event *ev)
 {
     ev->window = take_nil(m) ? 0 : take_u64(m);
@@ -344,7 +344,7 @@ enum field {
 
 #define IS(text) (memcmp(key.p, text, sizeof(text) - 1) == 0)
 
-/* By length first: at most three candidates are compared, each a few machine words. */
+/* Find a field by its name. Selects by length first, and compares at most three candidates. */
 static enum field field_of(struct kv_str key)
 {
     switch (key.len) {

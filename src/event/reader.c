@@ -198,7 +198,8 @@ static int tier_of(struct kv_str medium)
     return -1;
 }
 
-/* vLLM's names of the tiers below its GPU pool. Its Mooncake connector writes them in small letters. */
+/* vLLM's names of the tiers below its GPU pool. Its Mooncake connector writes them in small
+ * letters. */
 static bool is_vllm_tier(struct kv_str medium)
 {
     return str_is(medium, "CPU") || str_is(medium, "STORAGE");
@@ -242,15 +243,17 @@ static bool is_window(const struct kve_reader *reader, const struct kve_op *op)
     return op->source && reader->sources.items[op->source].kind == KVE_SOURCE_WINDOW;
 }
 
-/* Whether the source is a window beside a main group, whose blocks have salts and places already. */
+/* Whether the source is a window beside a main group, whose blocks have salts and places
+ * already. */
 static bool is_beside_main(const struct kve_reader *reader, const struct kve_op *op)
 {
     return is_window(reader, op) && kve_sources_has_main(&reader->sources, op->rank);
 }
 
 /*
- * Whether a window's event says where its blocks lie, and nothing else would. Mostly one leaves blocks
- * out, so its tokens don't tell whose they are; its hashes do where a main group has them, too.
+ * Whether a window's event says where its blocks lie, and nothing else would. Mostly one leaves
+ * blocks out, so its tokens don't tell whose they are; its hashes do where a main group has them,
+ * too.
  */
 static bool places_window(const struct kve_reader *reader, const struct kve_raw_event *ev,
                           const struct kve_op *op)
@@ -530,7 +533,8 @@ static int add_removed(struct kve_reader *reader, const struct kve_raw_event *ev
     return add_hashes_op(reader, op, ev->n_hashes);
 }
 
-/* Another owner's clear empties all of its tiers; the publisher's, those that its engine means. */
+/* Add a clear: of all tiers for another owner, of the tiers that its engine means for the
+ * publisher. */
 static int add_cleared(struct kve_reader *reader, const struct kve_raw_event *ev, struct kve_op *op)
 {
     int source = kve_sources_owner(&reader->sources, ev->ownership);

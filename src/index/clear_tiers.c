@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Emptying some tiers of a holder for one source: the reset of an engine's own pool leaves its other tiers.
+ * Emptying some tiers of a holder for one source: the reset of an engine's own pool leaves its
+ * other tiers.
  *
- * The holder's names are listed first, breadth first from the root, and taken back from the end: so each
- * block is removed before the one above it, and what stays below is parked once. The lock is let go between
- * slices; the holder's own writers wait (kvi_holder_await).
+ * The holder's names are listed first, breadth first from the root, and taken back from the end: so
+ * each block is removed before the one above it, and what stays below is parked once. The lock is
+ * let go between slices; the holder's own writers wait (kvi_holder_await).
  */
 #include "index/kids.h"
 #include "index/store.h"
@@ -140,7 +141,8 @@ static int take_all(struct names *names, uint32_t tiers, uint32_t source)
     return 0;
 }
 
-/* What the holder's windows have there goes, too. Returns 0 or -ENOMEM. */
+/* Forget the copies of the holder's windows in these tiers and this source, too. Returns 0 or
+ * -ENOMEM. */
 static int take_parts(struct kvi_index *ix, const struct kvi_holder *holder, uint32_t tiers,
                       uint32_t source)
 {

@@ -19,7 +19,7 @@ void kvi_mark_dirty(struct kvi_index *ix, struct kvi_chain *chain)
     ix->dirty_tail = chain;
 }
 
-/* Nobody has blocks from @keep on. */
+/* Cut a chain to its first @keep blocks: no holder has the others. */
 static void trim(struct kvi_index *ix, struct kvi_chain *chain, uint32_t keep)
 {
     struct kvi_run run = kvi_chain_run(chain);

@@ -64,7 +64,7 @@ static void count_passed(struct kvi_chunk *chunk, uint8_t tag, int more)
         chunk->passed += (uint32_t)more << (tag & 7) * 4;
 }
 
-/* There must be room. */
+/* Put a value into a segment that has room for it. */
 static void put(struct kvi_segment *segment, uint64_t mix, uint32_t value)
 {
     uint32_t c = kvi_chunk_of(mix, segment->n_chunks), empty;

@@ -221,8 +221,8 @@ static bool is_port(const char *text)
     return !*text || (*text == ':' && text[1 + strspn(text + 1, "0123456789")] == '\0');
 }
 
-/* "localhost", 127.0.0.0/8, [::1], and 0.0.0.0 and [::], which connect to this machine too; each with or without a
- * port. */
+/* "localhost", 127.0.0.0/8, [::1], and 0.0.0.0 and [::], which connect to this machine too; each
+ * with or without a port. */
 static bool names_this_machine(const char *text)
 {
     struct kv_endpoint endpoint = {.scheme = KV_SCHEME_TCP, .ipv6 = *text == '['};
@@ -251,7 +251,7 @@ static bool comes_from_this_machine(const char *origin)
     return strncasecmp(origin, "https://", 8) == 0 && names_this_machine(origin + 8);
 }
 
-/* Without tokens: the client is on this machine, and means it. */
+/* Admit a request without tokens: the client is on this machine, and Host and Origin name it. */
 static bool admit_local(const struct ki_request *request, struct ki_reply *reply)
 {
     if (!request->loopback)

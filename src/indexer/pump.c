@@ -99,7 +99,7 @@ static bool take_inbox(struct ki_pump *p)
     return !stop;
 }
 
-/* Nothing is ready: the memory that the messages lay in can go back. */
+/* Note that no listener is ready: memory of the messages can be given back. */
 static void note_drained(struct ki_pump *p)
 {
     if (p->burst_bytes < BURST_BYTES)

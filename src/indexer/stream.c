@@ -13,7 +13,7 @@
 /* A replay may last so many time-outs altogether, however it drips. */
 #define REPLAY_TIMEOUTS 60
 
-/* After a restart, how long to look out for the old numbering going on, and how often it may. */
+/* Batches after a restart in which the old numbering may still appear, and how often it may. */
 #define MERGE_WATCH 256
 #define MERGE_STRIKES 4
 
@@ -659,7 +659,7 @@ unsigned ki_stream_replay_end(struct ki_stream *s, uint64_t now_ns)
     return retry_later(s, now_ns);
 }
 
-/* Nothing is known of what the publisher has: it counts as silence, not as an end. */
+/* End a replay that failed: the publisher's state is unknown, as after silence. */
 unsigned ki_stream_replay_failed(struct ki_stream *s, uint64_t now_ns)
 {
     if (s->state != KI_STREAM_REPLAYING)

@@ -12,7 +12,8 @@ struct name {
     bool taken;
 };
 
-/* As they stand: what is special to file systems and key spaces. Skipped where one exists. */
+/* Names used as they stand, special to file systems and key spaces. Skipped where an object has
+ * one. */
 static const char *const BARE[] = {"",
                                    ".",
                                    "..",
@@ -24,7 +25,7 @@ static const char *const BARE[] = {"",
                                    ".kvasir",
                                    "../kvs-conformance",
                                    "/tmp/kvs-conformance"};
-/* After a name of this run. */
+/* Endings behind a name of this run. */
 static const char *const SUFFIXES[] = {
     "a",         "A",    "a.tmp", "a~",  "a b",  "a/b",  "a//b",   "a%2fb", "a%2Fb",
     "a\\b",      "a:b",  "a.",    "a.b", "*",    "?[a]", "{a}",    "\n",    "\x01",

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
  * Reading ahead. To announce a file to the kernel takes an open, a call and a close, a quarter of a
- * read from page cache, where it gains nothing; from a disk it gains much. So a prefetch announces a
- * few and notes the other keys, and gets announce those as they come near, as long as reads are
+ * read from page cache, where it gains nothing; from a disk it gains much. So a prefetch announces
+ * a few and notes the other keys, and gets announce those as they come near, as long as reads are
  * slow:
  *
  *     keys of a prefetch:   0 1 2 3 4 5 6 7 8 9       gets come from the left, mostly
- *                           - - - a a a a . . .       - passed   a announced, AHEAD at most   . noted
+ *                           - - - a a a a . . .       - passed   a announced, AHEAD at most   .
+ *                             noted
  *
  * A few prefetches are noted at a time, for as many restores; the one used longest ago makes room.
  * Nothing is promised: a get that isn't found where the next ones should be announces nothing.
@@ -46,7 +47,7 @@ static void announce(kv_store_v1 *h, const uint8_t *key, size_t len)
     close(fd);
 }
 
-/* Up to AHEAD of the next ones of stream @i that were not yet. */
+/* Announce up to AHEAD of the next chunks of stream @i that were not announced yet. */
 static void announce_some(kv_store_v1 *h, int i)
 {
     uint8_t keys[AHEAD][KVS_FILE_KEY_MAX];

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Chunks in place whose whole content was verified. A save that hits a chunk must know that it can be
- * read again, and reading it is what deduplication saves. So a publication notes each chunk that it
- * wrote or verified, made durable and gave its time of last use:
+ * Chunks in place whose whole content was verified. A save that hits a chunk must know that it can
+ * be read again, and reading it is what deduplication saves. So a publication notes each chunk that
+ * it wrote or verified, made durable and gave its time of last use:
  *
  *     key, inode, size, mtime (to the nanosecond, as the publication set it), time of the note
  *
@@ -11,7 +11,8 @@
  * others end it, too: they note the chunk anew, or it is verified once more. Bits that rot on the
  * disk change no time; readers verify, whatever was noted.
  *
- *     .kvasir/verified   records of all processes, appended, one write each publication (formats.md)
+ *     .kvasir/verified   records of all processes, appended, one write each publication
+ *                        (formats.md)
  *     the table          of this handle: sets of a few places. In a full set one has to go
  *
  * A handle reads the records that others appended when it doesn't know a chunk. The file is a hint:
@@ -66,7 +67,8 @@ bool kvs_file_unchanged(const struct kvs_file_seen *a, const struct kvs_file_see
     return a->ino == b->ino && a->size == b->size && a->mtime_ns == b->mtime_ns;
 }
 
-/* -- The table, under known_lock ---------------------------------------------------------------- */
+/* -- The table, under known_lock
+ * ---------------------------------------------------------------- */
 
 static struct kvs_file_known *find(struct kvs_file_table *table, const XXH128_hash_t *key)
 {
@@ -99,7 +101,8 @@ static void enter(struct kvs_file_table *table, const struct kvs_file_known *not
     *place = *note;
 }
 
-/* -- Records ------------------------------------------------------------------------------------ */
+/* -- Records
+ * ------------------------------------------------------------------------------------ */
 
 static void encode(uint8_t *out, const struct kvs_file_known *note)
 {
@@ -144,9 +147,10 @@ static size_t take_records(struct kvs_file_table *table, const uint8_t *data, si
     return torn < TORN_MAX ? at : len;
 }
 
-/* -- The file, under known_lock ----------------------------------------------------------------- */
+/* -- The file, under known_lock
+ * ----------------------------------------------------------------- */
 
-/* Another handle replaced it. */
+/* True when another handle has replaced the file of notes. */
 static bool is_replaced(const struct stat *st)
 {
     return st->st_nlink == 0;
@@ -245,7 +249,8 @@ static void append(kv_store_v1 *h, const struct kv_buf *records)
                  records->len); /* a hint: where it fails, chunks are verified */
 }
 
-/* -- Asking and noting -------------------------------------------------------------------------- */
+/* -- Asking and noting
+ * -------------------------------------------------------------------------- */
 
 static bool holds(const struct kvs_file_known *note, const struct kvs_file_seen *now)
 {

@@ -106,7 +106,8 @@ static int sync_made(int fd, bool made)
     return made && fd >= 0 && fsync(fd) < 0 ? -errno : 0;
 }
 
-/* Without a writable directory a store can still be read: then missing folders stay missing. */
+/* Open the store's folders. A store in a read-only directory can still be read, without missing
+ * ones. */
 static int open_tree(kv_store_v1 *h)
 {
     static const char *const houses[] = {"tmp", "writers", "bad", "refs", "sums"};

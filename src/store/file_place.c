@@ -150,7 +150,7 @@ static int settle(kv_store_v1 *h, struct kvs_file_pending *e, const char *tmp, c
     return rc < 0 ? rc : put_ours(h, e, tmp, hex);
 }
 
-/* Nothing is there under our name. -EEXIST: it came meanwhile. */
+/* Link a chunk into its place, which was empty. -EEXIST: another writer has put it meanwhile. */
 static int link_in(kv_store_v1 *h, struct kvs_file_pending *e, const char *tmp, const char *hex)
 {
     int rc = is_worth(h, e, tmp, hex);
@@ -203,7 +203,7 @@ static int move_in(kv_store_v1 *h, struct kvs_file_pending *e, const char *tmp, 
     return 0;
 }
 
-/* Its bytes are gone: a reader found out while the publication was at it. */
+/* True when a reader found the chunk damaged while the publication ran. */
 static bool is_lost(kv_store_v1 *h, const struct kvs_file_pending *e)
 {
     bool lost;
@@ -232,7 +232,7 @@ static int still_there(kv_store_v1 *h, struct kvs_file_pending *e, const char *h
     return rc < 0 ? rc : rc ? 0 : -EBADMSG;
 }
 
-/* Nothing kept it but its lease, or its age where there are no hard links. */
+/* Place a chunk that only its lease protected, or its age where there are no hard links. */
 static int place_unpinned(kv_store_v1 *h, struct kvs_file_pending *e, const char *hex)
 {
     int rc = e->state == KVS_FILE_HIT ? still_there(h, e, hex) : -EEXIST;
@@ -265,8 +265,9 @@ static int place(kv_store_v1 *h, struct kvs_file_pending *e, const char *hex)
 }
 
 /*
- * A sweep that marked before this publication goes by age, in seconds, and pin and lease end with it.
- * A chunk that is to be remembered gets a time that we know, unless it isn't ours to give. A lease gave it one.
+ * A sweep that marked before this publication goes by age, in seconds, and pin and lease end with
+ * it. A chunk that is to be remembered gets a time that we know, unless it isn't ours to give. A
+ * lease gave it one.
  */
 static void note_use(const kv_store_v1 *h, struct kvs_file_pending *e, const char *hex)
 {

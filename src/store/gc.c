@@ -227,7 +227,8 @@ static uint64_t min_age_s(const struct gc *gc)
     return gc->grace_s ? gc->grace_s + (elapsed_ns + KV_NS_PER_S - 1) / KV_NS_PER_S : 0;
 }
 
-/* By the clock of this machine. Of unknown age: young, unless nothing is. */
+/* True when a chunk is within the grace period, by this machine's clock. Chunks of unknown age are
+ * young, unless there is no grace period. */
 static bool is_young(const struct gc *gc, uint64_t used_s)
 {
     uint64_t now_s = kv_wall_ns() / KV_NS_PER_S;

@@ -22,7 +22,8 @@ static bool is_scheme(const char *text, size_t len)
     return len > 0 && strchr(first, *text) && strspn(text, rest) >= len;
 }
 
-/* After "://", or NULL: @uri is a path. A path that has :// in it is told by how it starts. */
+/* Return the part behind "://"; NULL: @uri is a path. A path with :// in it begins with / or a
+ * dot. */
 static const char *after_scheme(const char *uri)
 {
     const char *sep = strstr(uri, "://");
