@@ -65,8 +65,8 @@ enum kve_source_kind {
  *   source.
  *
  * WINDOW sources hold no blocks of their own. Their stores are KVE_OP_STORE_KNOWN, and may come
- * before the store of the same hashes in source 0. Those of a rank that has shown no main group
- * (kve_reader_has_main) are KVE_OP_STORE where the event tells the blocks' places.
+ * before the store of the same hashes in source 0. Stores of a rank that has shown no main group
+ * (kve_reader_has_main) are KVE_OP_STORE when the event has the blocks' places.
  */
 struct kve_source {
     enum kve_source_kind kind;
@@ -189,8 +189,10 @@ KV_API void kve_reader_reset(struct kve_reader *reader);
  */
 KV_API int kve_reader_source(const struct kve_reader *reader, uint32_t i, struct kve_source *ret);
 
-/** Whether @rank has shown a full-attention group, or blocks that name no group. Without one, its windows'
- * blocks are all that a match is made of. */
+/**
+ * Tell whether @rank has shown a full-attention group, or blocks that name no group. Without one a
+ * match consists of its windows' blocks alone.
+ */
 KV_API bool kve_reader_has_main(const struct kve_reader *reader, uint32_t rank);
 
 /* ---------------------------------------------------------------------------------------------

@@ -98,8 +98,8 @@ KV_API int kvi_store(struct kvi_index *index, struct kv_holder holder, enum kv_t
                      struct kvi_stored *ret);
 
 /**
- * A hint: a store of these blocks follows soon, after other work. Fetches the memory that it will read;
- * says and changes nothing.
+ * A hint: a store of these blocks follows soon, after other work. Fetches the memory that it will
+ * read; says and changes nothing.
  */
 KV_API void kvi_store_soon(struct kvi_index *index, const struct kv_block *blocks, size_t n);
 
@@ -188,60 +188,78 @@ KV_API int kvi_remove_worker(struct kvi_index *index, uint64_t worker);
  * Windows: cache groups that a match needs beside the holder's own blocks.
  */
 
-/** A window without an end: a further full-attention group. */
+/** Value of need for a window without an end: a further full-attention group. */
 #define KVI_NEED_ALL UINT32_MAX
-/** Windows of one holder. */
+
+/** Largest number of windows of one holder. */
 #define KVI_MAX_WINDOWS 24
 
 /**
- * A match of l blocks counts only when l is a multiple of @stride and, of the blocks before l, every
- * stride-th, the last min(need, l / stride) are in the window, too. Lookups go as those of vLLM's
- * hybrid cache coordinator.
+ * A window of a holder. A match of l blocks counts only when
+ * - l is a multiple of @stride, and
+ * - of every stride-th block before l, the last min(need, l / stride) are in the window, too.
+ *
+ * Lookups follow vLLM's hybrid cache coordinator.
  */
 struct kvi_window {
-    uint32_t group;  /* the engine's number for it; lookups go by it */
-    uint32_t window; /* in tokens; windows that differ are looked up each for itself */
+    uint32_t group;  /* the engine's number of the group, which orders lookups */
+    uint32_t window; /* length in tokens; windows of different length are looked up separately */
     uint32_t need;   /* blocks, 1 or more, or KVI_NEED_ALL */
     uint32_t stride; /* 1 or more */
     uint32_t state;  /* 1: a recurrent state, which a match of any length needs; else 0 */
 };
 
 /**
- * @holder, known or not, has this window; one of the same group is replaced. Returns its number, the same
- * for as long as the holder is known; -EINVAL, -ENOMEM, -ENOSPC.
+ * Give @holder, known or not, a window. Replaces its window of the same group. Any thread.
+ * Returns the window's number, which stays as long as the holder is known; -EINVAL; -ENOMEM;
+ * -ENOSPC (KVI_MAX_WINDOWS, or too many holders).
  */
 KV_API int kvi_set_window(struct kvi_index *index, struct kv_holder holder,
                           const struct kvi_window *window);
 
-/** How lookups of a holder go. */
+/** Rules for lookups of a holder. */
 struct kvi_lookup_rule {
-    bool alone; /* it has no main group: matches are made of its windows' blocks */
+    bool alone; /* it has no main group: a match consists of its windows' blocks */
     bool drops; /* the engine gives up the last matched block (EAGLE without lookahead hashes) */
 };
-/** Returns 0, -ENOMEM or -ENOSPC. */
+
+/**
+ * Set the rules for lookups of @holder, known or not. Any thread. Returns 0; -ENOMEM; -ENOSPC (too
+ * many holders).
+ */
 KV_API int kvi_set_lookup(struct kvi_index *index, struct kv_holder holder,
                           const struct kvi_lookup_rule *rule);
-/** Copy the holder's windows to @ret, which has room for KVI_MAX_WINDOWS. Returns their number or
- * -ENOENT. */
+
+/**
+ * Copy the holder's windows to @ret, which has room for KVI_MAX_WINDOWS, and its rules to
+ * *@ret_rule. Any thread. Returns the number of windows; -ENOENT (unknown holder).
+ */
 KV_API int kvi_get_windows(struct kvi_index *index, struct kv_holder holder, struct kvi_window *ret,
                            struct kvi_lookup_rule *ret_rule);
 
 /**
- * Window @number has the blocks @hashes in @tier: one more copy of each in the pool of @source or, when
- * not @counted, at least one. Blocks may be named before they are stored. A window has at most
- * max_parked_holder such blocks. Returns 0, -EINVAL, -ENOMEM, -ENOSPC.
+ * Put the blocks @hashes into window @number, in @tier: count one more copy of each in @source or,
+ * when not @counted, make sure of one.
+ *
+ * Blocks may be named before they are stored, at most max_parked_holder of a window. Any thread.
+ * Returns 0; -EINVAL; -ENOMEM; -ENOSPC.
  */
 KV_API int kvi_window_add(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
                           uint32_t number, uint32_t source, bool counted, const uint64_t *hashes,
                           size_t n);
-/** The same as kvi_take, of a window. */
+
+/**
+ * Take one copy of each of the blocks @hashes from window @number, as kvi_take does from a holder.
+ * Any thread. Returns the number of hashes that were there, 0 to n; -EINVAL; -ENOMEM.
+ */
 KV_API long kvi_window_take(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
                             uint32_t number, uint32_t source, const uint64_t *hashes,
                             const uint32_t *left, size_t n);
+
 /**
- * Without a main group: the blocks lie below *@parent (NULL: at the root). kvi_window_add says that the
- * window has them. A place is known for as long as the window has a block there or below.
- * Returns what kvi_store does.
+ * Give blocks of a holder without a main group their places: a chain below *@parent (NULL: at the
+ * root). kvi_window_add puts them into the window. The index knows a place as long as the window
+ * has a block there or below. Any thread. Returns as kvi_store.
  */
 KV_API int kvi_window_place(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
                             uint32_t number, const uint64_t *parent, const struct kv_block *blocks,
@@ -252,8 +270,7 @@ struct kvi_match {
     struct kv_holder holder;
     /* Leading blocks found, cumulative by tier: reach[t] is the length of the prefix of which every
      * block lies in tier t or in a nearer one. So reach[0] <= reach[1] <= ... A holder is listed
-     * when
-     * reach[KV_N_TIERS - 1] > 0. */
+     * when reach[KV_N_TIERS - 1] > 0. */
     uint32_t reach[KV_N_TIERS];
     uint64_t blocks; /* all blocks of this holder (any tier), at some moment of the call */
 };

@@ -70,8 +70,7 @@ struct kvbm_manager_opts {
     size_t size;
     /* Required. Form of a block in the host tier: layers, outer, page_size, inner_dim, dtype,
      * order. The manager sets kind, num_blocks, alignment and tensor_shape itself (fully
-     * contiguous, multiples of
-     * 4096 bytes). */
+     * contiguous, multiples of 4096 bytes). */
     const struct kvbm_layout_config *block;
     /* Model, revision and parallel rank: all that makes equal keys mean equal bytes. Required with
      * a disk or object tier; at most 3800 bytes. */
@@ -180,8 +179,7 @@ struct kvbm_cache_opts {
     /* First of the cache's heads within the host tier's blocks, when those have more heads. A store
      * job then copies its part and commits nothing. Once all parts are stored, kvbm_pin_commit
      * commits the blocks that are ok in every part. A part that failed, or was never stored, leaves
-     * the previous
-     * bytes of the host block. */
+     * the previous bytes of the host block. */
     uint32_t first_head;
     uint32_t n_heads; /* 0: all */
 };

@@ -123,8 +123,7 @@ struct kvbm_transfer {
     size_t size;
     /* Required. Layouts and their memory outlive the job; the memory doesn't overlap. Within one
      * layout no block may be source and target. num_heads or dtype that one layout doesn't know is
-     * taken to be
-     * the other's. */
+     * taken to be the other's. */
     const struct kvbm_layout *src, *dst;
     const uint32_t *src_blocks;     /* [n], copied by submit */
     const uint32_t *dst_blocks;     /* [n], each once, copied by submit */

@@ -20,8 +20,7 @@ int kv_queue_push(struct kv_queue *queue, const void *element);
 
 /**
  * Take up to @max elements. Waits until there is one, @deadline_ns (monotonic, 0: don't wait)
- * passes
- * (-ETIMEDOUT), or the queue is closed and empty (-EPIPE). Returns the number taken.
+ * passes (-ETIMEDOUT), or the queue is closed and empty (-EPIPE). Returns the number taken.
  */
 long kv_queue_pop(struct kv_queue *queue, void *elements, size_t max, uint64_t deadline_ns);
 
