@@ -202,6 +202,15 @@ struct kvs_result {
 KV_API int kvs_save(struct kvs_store *store, const char *name, kvs_read_fn read, void *arg,
                     const struct kvs_save_opts *opts, struct kvs_result *ret);
 
+/**
+ * Save the @len bytes at @data under @name: kvs_save without a callback. total_bytes of @opts is
+ * ignored. @data stays the caller's, and must not change meanwhile; NULL is allowed when @len is 0.
+ *
+ * Returns what kvs_save returns; -EINVAL also when @data is NULL and @len is not 0.
+ */
+KV_API int kvs_save_buffer(struct kvs_store *store, const char *name, const void *data, size_t len,
+                           const struct kvs_save_opts *opts, struct kvs_result *ret);
+
 /** Options of kvs_restore; set size to sizeof(struct kvs_restore_opts), zero means the default. */
 struct kvs_restore_opts {
     size_t size;
@@ -226,6 +235,16 @@ struct kvs_restore_opts {
  */
 KV_API int kvs_restore(struct kvs_store *store, const char *name, kvs_write_fn write, void *arg,
                        const struct kvs_restore_opts *opts, struct kvs_result *ret);
+
+/**
+ * Restore the object under @name into a buffer: kvs_restore without a callback. *@ret and *@ret_len
+ * are set on success only; the caller frees *@ret, which is not NULL for an empty object either.
+ * progress of @opts is called as by kvs_restore.
+ *
+ * Returns what kvs_restore returns; -ENOMEM when there is no memory for the object.
+ */
+KV_API int kvs_restore_buffer(struct kvs_store *store, const char *name, void **ret,
+                              size_t *ret_len, const struct kvs_restore_opts *opts);
 
 /* -- Manifests (docs/formats.md) ------------------------------------------------------------- */
 

@@ -305,6 +305,65 @@ static void test_refused_names(void **state)
     memory_space(URI)->fail_gets = 0;
 }
 
+static int refuse(void *arg, uint64_t done, uint64_t total)
+{
+    uint64_t *seen = arg;
+
+    assert_true(done <= total);
+    *seen = total;
+    return total == 5;
+}
+
+static void restore_is(struct kvs_store *store, const void *want, size_t len,
+                       const struct kvs_restore_opts *opts)
+{
+    void *got = NULL;
+    size_t n = 99;
+
+    assert_int_equal(kvs_restore_buffer(store, "a", &got, &n, opts), 0);
+    assert_non_null(got);
+    assert_int_equal(n, len);
+    assert_memory_equal(got, want, len);
+    free(got);
+}
+
+static void test_buffer(void **state)
+{
+    enum { BIG = 5 << 20 };
+    struct kvs_restore_opts opts = {.size = sizeof(opts), .verify_first = true};
+    struct kvs_result result = {.size = sizeof(result)};
+    struct kvs_store *store = *state;
+    uint8_t *big = malloc(BIG);
+    uint64_t seen = 0;
+    void *got = store;
+    size_t n = 99;
+
+    assert_non_null(big);
+    for (size_t i = 0; i < BIG; i++)
+        big[i] = (uint8_t)(i * i >> 9);
+    opts.progress = refuse;
+    opts.progress_arg = &seen;
+    assert_int_equal(kvs_restore_buffer(store, "none", &got, &n, NULL), -ENOENT);
+    assert_int_equal(kvs_save_buffer(store, "a", NULL, 1, NULL, NULL), -EINVAL);
+    assert_int_equal(kvs_save_buffer(store, "", "x", 1, NULL, NULL), -EINVAL);
+    assert_int_equal(kvs_save_buffer(store, "a", NULL, 0, NULL, NULL), 0);
+    restore_is(store, "", 0, NULL);
+    assert_int_equal(kvs_save_buffer(store, "a", "hello", 5, NULL, NULL), 0);
+    restore_is(store, "hello", 5, &opts); /* twice five to go, which isn't refused */
+    assert_int_equal(seen, 10);
+    opts.verify_first = false;
+    assert_int_equal(kvs_restore_buffer(store, "a", &got, &n, &opts), -ECANCELED);
+    assert_int_equal(kvs_save_buffer(store, "a", big, BIG, NULL, &result), 0);
+    assert_int_equal(result.bytes, BIG);
+    restore_is(store, big, BIG, &opts);
+    opts.fingerprint = "other";
+    assert_int_equal(kvs_restore_buffer(store, "a", &got, &n, &opts), -ESTALE);
+    assert_ptr_equal(got, store); /* set on success only */
+    assert_int_equal(n, 99);
+    assert_int_equal(kvs_restore_buffer(store, "a", NULL, &n, NULL), -EINVAL);
+    free(big);
+}
+
 static void test_fingerprint(void **state)
 {
     struct kvs_restore_opts opts = {.size = sizeof(opts), .fingerprint = "other"};
@@ -603,6 +662,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_model, open_store, close_store),
         cmocka_unit_test_setup_teardown(test_counts, open_store, close_store),
         cmocka_unit_test_setup_teardown(test_failed_saves, open_store, close_store),
+        cmocka_unit_test_setup_teardown(test_buffer, open_store, close_store),
         cmocka_unit_test_setup_teardown(test_fingerprint, open_store, close_store),
         cmocka_unit_test_setup_teardown(test_failed_restores, open_store, close_store),
         cmocka_unit_test_setup_teardown(test_lying_backends, open_store, close_store),
