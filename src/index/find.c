@@ -110,9 +110,21 @@ static bool has_room(void *array, size_t *capacity, size_t n, size_t bytes)
     return true;
 }
 
+/* The item's holder has windows: cut_matches looks at it. Out of the way of those that have none. */
+static __attribute__((noinline)) bool note_windows(struct slots *slots,
+                                                   const struct kvi_windows *windows, size_t item)
+{
+    if (!has_room(&slots->windowed, &slots->windowed_capacity, slots->n_windowed,
+                  sizeof(slots->windowed[0])))
+        return false;
+    slots->windowed[slots->n_windowed++] = (struct windowed){windows, item};
+    return true;
+}
+
 /* The item of a holder that is met for the first time. Returns 0, -ENOMEM or DISTURBED; *@ret is NULL when
  * it is being cleared: then it isn't there already. The acquire pairs with hide() in clear.c. */
-static int add_item(struct find *find, const struct kvi_holder *holder, struct kvi_match **ret)
+static inline __attribute__((always_inline)) int
+add_item(struct find *find, const struct kvi_holder *holder, struct kvi_match **ret)
 {
     struct kvi_matches *matches = find->matches;
     const struct kvi_windows *windows;
@@ -131,12 +143,8 @@ static int add_item(struct find *find, const struct kvi_holder *holder, struct k
     if (atomic_load_explicit(&holder->hidden, memory_order_acquire))
         return 0;
     windows = kvi_windows_of(holder);
-    if (KV_UNLIKELY(windows != NULL)) {
-        if (!has_room(&slots->windowed, &slots->windowed_capacity, slots->n_windowed,
-                      sizeof(slots->windowed[0])))
-            return -ENOMEM;
-        slots->windowed[slots->n_windowed++] = (struct windowed){windows, matches->n};
-    }
+    if (KV_UNLIKELY(windows != NULL) && !note_windows(slots, windows, matches->n))
+        return -ENOMEM;
     slots->slot[holder->id].call = slots->call;
     slots->slot[holder->id].item = matches->n;
     item = &matches->items[matches->n++];
@@ -156,8 +164,8 @@ static size_t last_share(const struct slots *slots, uint32_t part)
 }
 
 /* A part has the first so many of the @len blocks from @depth on: noted for cut_matches. */
-static int take_part(struct find *find, const struct kvi_holder *part, uint64_t entry,
-                     uint32_t depth, uint32_t len)
+static __attribute__((noinline)) int take_part(struct find *find, const struct kvi_holder *part,
+                                               uint64_t entry, uint32_t depth, uint32_t len)
 {
     const struct kvi_windows *windows = kvi_windows_of(part->main);
     const struct kvi_tmap *tmap = NULL;
@@ -193,8 +201,8 @@ static int take_part(struct find *find, const struct kvi_holder *part, uint64_t 
 }
 
 /* An entry of a holder without an item. *@ret: the one it gets, if any. */
-static int meet(struct find *find, uint64_t entry, uint32_t depth, uint32_t len,
-                struct kvi_match **ret)
+static inline __attribute__((always_inline)) int
+meet(struct find *find, uint64_t entry, uint32_t depth, uint32_t len, struct kvi_match **ret)
 {
     const struct kvi_holder *holder;
 

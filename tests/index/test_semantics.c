@@ -895,7 +895,7 @@ static void twin_remove(struct twins *twins, struct kv_holder who, const struct 
 
 static void twin_compare(const struct twins *twins)
 {
-    struct kvi_stats a, b;
+    struct kvi_stats a = {.size = sizeof(a)}, b = {.size = sizeof(b)};
     uint64_t sum_a = 0, sum_b = 0;
 
     assert_int_equal(kvi_dump(twins->many, sum_blocks, &sum_a), 0);
