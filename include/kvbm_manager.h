@@ -195,6 +195,32 @@ KV_API int kvbm_cache_attach(struct kvbm_manager *manager, const struct kvbm_cac
 /** Detach and free a cache. Returns 0; -EBUSY while jobs use it. */
 KV_API int kvbm_cache_detach(struct kvbm_cache *cache);
 
+/* ---- simple calls: store and load blocks of a cache by their keys, and wait ---- */
+
+/**
+ * Store blocks of @cache in the tiers and wait for it: blocks[i] of the cache holds key i of @chain
+ * (tokens are ignored), UINT32_MAX: leave it out. Keys that are there already cost a lookup.
+ *
+ * A block without room waits, at most @timeout_ms, instead of being dropped. Without a host tier the
+ * call also waits until a lower tier has the blocks. Returns the number of keys, from the first on,
+ * that a tier has now: less than @n when the time was over, a policy refused a block, or a tier
+ * failed; -EINVAL; -ENOTSUP (a cache of some of the heads); -ENOMEM; -ESHUTDOWN; -ECHILD; or the
+ * error of the copy. Nothing reads the cache's blocks on return. Any thread.
+ */
+KV_API long kvbm_cache_store(struct kvbm_cache *cache, const struct kvbm_chain *chain, size_t n,
+                             const uint32_t *blocks, uint32_t timeout_ms);
+
+/**
+ * Load key i of @chain into block blocks[i] of @cache, from whatever tier has it, and wait for it.
+ *
+ * Returns the number of keys, from the first on, whose blocks are in the cache now: a prompt's
+ * usable prefix, 0 when no tier has the first key. A block not fetched after three quarters of
+ * @timeout_ms counts as missing. Errors: as kvbm_cache_store. Nothing writes into the cache's
+ * blocks on return. Any thread.
+ */
+KV_API long kvbm_cache_load(struct kvbm_cache *cache, const struct kvbm_chain *chain, size_t n,
+                            const uint32_t *blocks, uint32_t timeout_ms);
+
 /* ---- where a block is ---- */
 
 /** Place of a block, nearest tier first. */

@@ -11,6 +11,7 @@
  *   fetch.c    disk and object blocks come into host blocks of a pin
  *   job.c      copies between host blocks of a pin and a cache
  *   job_calls.c  calls of connectors on jobs: submit, cancel, poll, wait
+ *   keys.c     blocking stores and loads by keys, over the calls of pins and jobs
  *   offload.c  offloads: which blocks are offered, and when a copy begins
  *   down_queue.c  offload queues: policies, heaps of weak handles
  *   offload_store.c  from a cache's pool into the host tier

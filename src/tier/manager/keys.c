@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Blocking calls on keys: prepare, copy, wait and release in one. A store that finds no room waits
+ * for it, which the calls below (prepare_store) leave to their caller.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "tier/manager/manager.h"
+
+#define LOOK 64
+#define LOOK_AGAIN_NS (20 * KV_NS_PER_MS) /* for room in a host tier, which nobody announces */
+
+struct call {
+    struct kvbm_cache *cache;
+    struct kvbm_manager *manager;
+    struct kvbm_chain chain;
+    uint32_t n;
+    uint64_t deadline_ns;
+    uint8_t *state, *ok;
+    uint32_t *host; /* host blocks of the pin */
+};
+
+static int call_init(struct call *c, struct kvbm_cache *cache, const struct kvbm_chain *chain,
+                     size_t n, const uint32_t *blocks, uint32_t timeout_ms)
+{
+    int rc = cache ? kvbm_manager_usable(cache->manager) : -EINVAL;
+
+    *c = (struct call){.cache = cache};
+    if (rc < 0)
+        return rc;
+    if (!kv_sized(chain, "kvbm_chain") || chain->size < offsetof(struct kvbm_chain, tokens) ||
+        (n && (!chain->keys || !blocks)) || n > KVBM_MAX_PIN)
+        return -EINVAL;
+    c->manager = cache->manager;
+    c->chain = (struct kvbm_chain){.size = sizeof(c->chain),
+                                   .group = chain->group,
+                                   .keys = chain->keys,
+                                   .parent = chain->parent,
+                                   .position = chain->position};
+    c->n = (uint32_t)n;
+    c->deadline_ns = kv_now_ns() + timeout_ms * KV_NS_PER_MS;
+    c->state = malloc(n + 1);
+    c->ok = calloc(n / 8 + 1, 1);
+    c->host = malloc((n + 1) * sizeof(*c->host));
+    return c->state && c->ok && c->host ? 0 : -ENOMEM;
+}
+
+static void call_fini(struct call *c)
+{
+    free(c->state);
+    free(c->ok);
+    free(c->host);
+}
+
+static uint32_t ms_left(const struct call *c)
+{
+    return (uint32_t)KV_MIN(kv_ms_until(c->deadline_ns, kv_now_ns()), (int64_t)UINT32_MAX);
+}
+
+/* Copy between the pin and the cache. No byte moves any more on return. */
+static int copy(struct call *c, struct kvbm_pin *pin, const uint32_t *blocks)
+{
+    const struct kvbm_job job = {.size = sizeof(job),
+                                 .pin = pin,
+                                 .cache = c->cache,
+                                 .blocks = blocks,
+                                 .deadline_ns = c->deadline_ns,
+                                 .ok = c->ok};
+    struct kvbm_manager *m = c->manager;
+    int64_t id;
+    int rc;
+
+    kvbm_manager_enter(m);
+    id = kvbm_job_submit(m, &job, NULL, true);
+    kvbm_manager_leave(m);
+    if (id < 0)
+        return (int)id;
+    rc = kvbm_manager_wait(m, (uint64_t)id, ms_left(c), NULL);
+    if (rc == -ETIMEDOUT) {
+        kvbm_manager_cancel(m, (uint64_t)id);
+        rc = kvbm_manager_wait(m, (uint64_t)id, UINT32_MAX, NULL);
+    }
+    return rc;
+}
+
+/* ---- store ---- */
+
+/* Blocks that found no room, or that another pin is bringing. */
+static uint32_t count_left(const struct call *c)
+{
+    uint32_t left = 0;
+
+    for (uint32_t i = 0; i < c->n; i++)
+        left +=
+            c->state[i] == KVBM_BUSY || (c->state[i] == KVBM_PENDING && c->host[i] == UINT32_MAX);
+    return left;
+}
+
+/* Wait for room: without a host tier, until the staging buffers have been written. */
+static void wait_for_room(struct call *c)
+{
+    struct kvbm_manager *m = c->manager;
+
+    if (kvbm_staging(m)) {
+        kvbm_manager_drain(m, ms_left(c));
+        return;
+    }
+    kvbm_manager_enter(m);
+    m->n_waiters++;
+    kvbm_manager_wait_change(m, KV_MIN(c->deadline_ns, kv_now_ns() + LOOK_AGAIN_NS));
+    kvbm_waiter_leaves(m);
+}
+
+/* Store what has room now. Returns the number of blocks to try again, or an error. */
+static long store_some(struct call *c, const uint32_t *blocks)
+{
+    struct kvbm_manager *m = c->manager;
+    struct kvbm_pin *pin;
+    long reserved = kvbm_manager_prepare_store(m, &c->chain, c->n, &pin), left, rc = 0;
+
+    if (reserved < 0)
+        return reserved;
+    kvbm_pin_state(pin, c->state);
+    kvbm_pin_blocks(pin, c->host);
+    left = count_left(c);
+    if (reserved)
+        rc = copy(c, pin, blocks);
+    kvbm_pin_release(pin);
+    if (rc == -EAGAIN) /* max_jobs */
+        return left + reserved;
+    if (left) { /* not dropped: they come again */
+        kvbm_manager_enter(m);
+        for (uint32_t i = 0; i < c->n; i++)
+            m->stats.host.dropped -= c->state[i] == KVBM_BUSY;
+        kvbm_manager_leave(m);
+    }
+    return rc < 0 ? rc : left;
+}
+
+/* Number of keys, from the first on, that any tier of the manager has. */
+static long kept(const struct call *c)
+{
+    const uint8_t *keys = c->chain.keys;
+    uint8_t tiers[LOOK];
+    uint32_t n = 0;
+
+    while (n < c->n) {
+        if (n % LOOK == 0)
+            kvbm_registry_locate(c->manager->registry, c->chain.group,
+                                 keys + (size_t)n * c->manager->key_len,
+                                 KV_MIN(c->n - n, (uint32_t)LOOK), tiers);
+        if (!(tiers[n % LOOK] & ~(1u << KV_TIER_DEVICE)))
+            break;
+        n++;
+    }
+    return n;
+}
+
+long kvbm_cache_store(struct kvbm_cache *cache, const struct kvbm_chain *chain, size_t n,
+                      const uint32_t *blocks, uint32_t timeout_ms)
+{
+    struct call c;
+    long rc = call_init(&c, cache, chain, n, blocks, timeout_ms), left = 0;
+
+    if (rc == 0 && cache->partial)
+        rc = -ENOTSUP;
+    while (rc == 0 && c.n) {
+        left = store_some(&c, blocks);
+        if (left <= 0 || !ms_left(&c))
+            break;
+        wait_for_room(&c);
+    }
+    if (rc == 0 && left < 0 && left != -ETIMEDOUT)
+        rc = left;
+    if (rc == 0 && kvbm_staging(c.manager))
+        kvbm_manager_drain(c.manager, ms_left(&c)); /* findable once a tier below has them */
+    if (rc == 0)
+        rc = kept(&c);
+    call_fini(&c);
+    return rc;
+}
+
+/* ---- load ---- */
+
+/* Load what has host blocks at a time, from key @from on. Returns how many of them have arrived. */
+static long load_some(struct call *c, uint32_t from, const uint32_t *blocks)
+{
+    const uint8_t *keys = (const uint8_t *)c->chain.keys + (size_t)from * c->manager->key_len;
+    struct kvbm_chain chain = c->chain;
+    struct kvbm_pin_opts opts = {.size = sizeof(opts)};
+    uint32_t n = c->n - from, done = 0;
+    uint64_t now = kv_now_ns();
+    struct kvbm_pin *pin;
+    long rc, ready;
+
+    chain.keys = keys;
+    chain.parent = from ? keys - c->manager->key_len : c->chain.parent;
+    chain.position += from;
+    opts.deadline_ns = now + (c->deadline_ns - KV_MIN(now, c->deadline_ns)) / 4 * 3;
+    rc = kvbm_manager_prepare_load(c->manager, &chain, n, &opts, &pin);
+    if (rc < 0)
+        return rc;
+    kvbm_pin_wait(pin, (uint32_t)kv_ms_until(opts.deadline_ns, now));
+    ready = kvbm_pin_state(pin, c->state);
+    if (ready > 0) {
+        for (uint32_t i = 0; i < n; i++)
+            c->host[i] = i < ready ? blocks[from + i] : UINT32_MAX;
+        memset(c->ok, 0, c->n / 8 + 1);
+        rc = copy(c, pin, c->host);
+        while (rc == 0 && done < ready && c->ok[done / 8] >> (done % 8) & 1)
+            done++;
+    }
+    kvbm_pin_release(pin);
+    return rc < 0 ? rc : done;
+}
+
+long kvbm_cache_load(struct kvbm_cache *cache, const struct kvbm_chain *chain, size_t n,
+                     const uint32_t *blocks, uint32_t timeout_ms)
+{
+    struct call c;
+    long rc = call_init(&c, cache, chain, n, blocks, timeout_ms), some = 1;
+    uint32_t done = 0;
+
+    while (rc == 0 && some > 0 && done < c.n) {
+        some = load_some(&c, done, blocks);
+        done += some > 0 ? (uint32_t)some : 0;
+    }
+    call_fini(&c);
+    return rc < 0 ? rc : some < 0 && !done ? some : (long)done;
+}

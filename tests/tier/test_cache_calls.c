@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Blocking stores and loads by keys. A burst larger than the host blocks waits and drops nothing. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+#include <pthread.h>
+
+#include "manager_world.h"
+
+#define N 8u
+
+static void fill(struct world *w, uint64_t first, uint64_t *keys, uint32_t *blocks, uint32_t at)
+{
+    world_keys(first, keys, N);
+    for (uint32_t i = 0; i < N; i++) {
+        blocks[i] = at + i;
+        world_fill(w, at + i, keys[i]);
+    }
+}
+
+static void expect_back(struct world *w, const uint64_t *keys, const uint32_t *blocks, long want)
+{
+    struct kvbm_chain chain = world_chain(keys);
+
+    world_wipe(w);
+    assert_int_equal(kvbm_cache_load(w->cache, &chain, N, blocks, 30000), want);
+    for (uint32_t i = 0; i < N; i++)
+        assert_true(world_holds(w, blocks[i], i < want ? keys[i] : ~UINT64_C(0)));
+}
+
+/* @host_blocks 0: staging buffers alone, fewer than there are blocks. */
+static void back_and_forth(uint32_t host_blocks)
+{
+    struct kvbm_chain chain;
+    uint32_t blocks[N];
+    uint64_t keys[N];
+    struct world w;
+
+    world_init(&w, host_blocks);
+    if (!host_blocks) {
+        w.opts.staging_blocks = 2;
+        w.opts.disk = w.disk;
+        w.opts.disk_bytes = 16u * HOST_STRIDE;
+    }
+    world_start(&w);
+    world_attach(&w, false);
+    fill(&w, 100, keys, blocks, 3);
+    chain = world_chain(keys);
+    assert_int_equal(kvbm_cache_load(w.cache, &chain, N, blocks, 30000), 0); /* nobody has them */
+    assert_int_equal(kvbm_cache_store(w.cache, &chain, N, blocks, 30000), N);
+    assert_int_equal(kvbm_cache_store(w.cache, &chain, N, blocks, 30000), N); /* again: no copy */
+    assert_int_equal(world_stats(&w).host.dropped, 0);
+    assert_int_equal(world_stats(&w).disk.dropped, 0);
+    expect_back(&w, keys, blocks, N);
+    assert_int_equal(kvbm_cache_store(w.cache, &chain, 0, NULL, 0), 0);
+    world_fini(&w);
+}
+
+static void test_host(void **state)
+{
+    (void)state;
+    back_and_forth(12);
+}
+
+static void test_no_host(void **state)
+{
+    (void)state;
+    back_and_forth(0);
+}
+
+struct burst {
+    struct world *w;
+    uint64_t keys[N];
+    uint32_t blocks[N];
+    long stored;
+};
+
+static void *store_burst(void *arg)
+{
+    struct burst *b = arg;
+    struct kvbm_chain chain = world_chain(b->keys);
+
+    b->stored = kvbm_cache_store(b->w->cache, &chain, N, b->blocks, 60000);
+    return NULL;
+}
+
+/* Four threads store 8 blocks each through 2 staging buffers: all 32 are on the disk afterwards. */
+static void test_burst(void **state)
+{
+    struct burst bursts[4];
+    pthread_t threads[4];
+    struct world w;
+
+    (void)state;
+    world_init(&w, 0);
+    w.opts.staging_blocks = 2;
+    w.opts.disk = w.disk;
+    w.opts.disk_bytes = 64u * HOST_STRIDE;
+    world_start(&w);
+    world_attach(&w, false);
+    for (uint32_t i = 0; i < 4; i++) {
+        bursts[i].w = &w;
+        fill(&w, 1000 * (i + 1), bursts[i].keys, bursts[i].blocks, N * i);
+    }
+    for (uint32_t i = 0; i < 4; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, store_burst, &bursts[i]), 0);
+    for (uint32_t i = 0; i < 4; i++) {
+        pthread_join(threads[i], NULL);
+        assert_int_equal(bursts[i].stored, N);
+    }
+    world_fini(&w);
+}
+
+/* Host blocks that somebody holds give no room: the status says so, when the time is over. */
+static void test_no_room(void **state)
+{
+    struct kvbm_chain chain;
+    struct kvbm_pin *pin;
+    uint64_t keys[N], held[4];
+    uint32_t blocks[N];
+    struct world w;
+
+    (void)state;
+    world_init(&w, 4);
+    world_start(&w);
+    world_attach(&w, false);
+    world_keys(900, held, 4);
+    chain = world_chain(held);
+    assert_int_equal(kvbm_manager_prepare_store(w.m, &chain, 4, &pin), 4);
+    fill(&w, 100, keys, blocks, 0);
+    chain = world_chain(keys);
+    assert_int_equal(kvbm_cache_store(w.cache, &chain, N, blocks, 60), 0);
+    kvbm_pin_release(pin);
+    assert_int_equal(kvbm_cache_store(w.cache, &chain, 4, blocks, 30000), 4);
+    world_fini(&w);
+}
+
+static void test_refused(void **state)
+{
+    uint64_t key = 5;
+    uint32_t block = 0;
+    struct kvbm_chain chain = world_chain(&key), forgotten = {.keys = &key};
+    struct world w;
+
+    (void)state;
+    world_init(&w, 4);
+    world_start(&w);
+    world_attach(&w, false);
+    assert_int_equal(kvbm_cache_store(NULL, &chain, 1, &block, 0), -EINVAL);
+    assert_int_equal(kvbm_cache_store(w.cache, NULL, 1, &block, 0), -EINVAL);
+    assert_int_equal(kvbm_cache_store(w.cache, &forgotten, 1, &block, 0), -EINVAL);
+    assert_int_equal(kvbm_cache_store(w.cache, &chain, 1, NULL, 0), -EINVAL);
+    assert_int_equal(kvbm_cache_load(NULL, &chain, 1, &block, 0), -EINVAL);
+    assert_int_equal(kvbm_cache_load(w.cache, NULL, 1, &block, 0), -EINVAL);
+    assert_int_equal(kvbm_cache_load(w.cache, &forgotten, 1, &block, 0), -EINVAL);
+    assert_int_equal(kvbm_cache_load(w.cache, &chain, 1, NULL, 0), -EINVAL);
+    world_fini(&w);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_host),    cmocka_unit_test(test_no_host),
+        cmocka_unit_test(test_burst),   cmocka_unit_test(test_no_room),
+        cmocka_unit_test(test_refused),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
