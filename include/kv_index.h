@@ -217,25 +217,23 @@ struct kvi_window {
 KV_API int kvi_set_window(struct kvi_index *index, struct kv_holder holder,
                           const struct kvi_window *window);
 
-/** Rules for lookups of a holder. */
-struct kvi_lookup_rule {
-    bool alone; /* it has no main group: a match consists of its windows' blocks */
-    bool drops; /* the engine gives up the last matched block (EAGLE without lookahead hashes) */
-};
+/**
+ * Say that @holder, known or not, has no main group (@alone), or has one: alone, matches are made of its
+ * windows' blocks. Returns 0, -ENOMEM or -ENOSPC. Any thread.
+ */
+KV_API int kvi_set_alone(struct kvi_index *index, struct kv_holder holder, bool alone);
 
 /**
- * Set the rules for lookups of @holder, known or not. Any thread. Returns 0; -ENOMEM; -ENOSPC (too
- * many holders).
+ * Say that the engine of @holder, known or not, gives up the last block that it finds (EAGLE without
+ * lookahead hashes), for as long as the holder is known. Matches become one block shorter; a window has to
+ * have that block, too. Returns 0, -ENOMEM or -ENOSPC. Any thread.
  */
-KV_API int kvi_set_lookup(struct kvi_index *index, struct kv_holder holder,
-                          const struct kvi_lookup_rule *rule);
+KV_API int kvi_set_drops(struct kvi_index *index, struct kv_holder holder);
 
-/**
- * Copy the holder's windows to @ret, which has room for KVI_MAX_WINDOWS, and its rules to
- * *@ret_rule. Any thread. Returns the number of windows; -ENOENT (unknown holder).
- */
-KV_API int kvi_get_windows(struct kvi_index *index, struct kv_holder holder, struct kvi_window *ret,
-                           struct kvi_lookup_rule *ret_rule);
+/** Copy the windows of @holder to @ret, which has room for KVI_MAX_WINDOWS. Returns their number, or -ENOENT
+ * for an unknown holder. Any thread. */
+KV_API int kvi_get_windows(struct kvi_index *index, struct kv_holder holder,
+                           struct kvi_window *ret);
 
 /**
  * Put the blocks @hashes into window @number, in @tier: count one more copy of each in @source or,
@@ -374,29 +372,43 @@ typedef int (*kvi_dump_fn)(void *arg, const struct kvi_dump_run *run);
  */
 KV_API int kvi_dump(struct kvi_index *index, kvi_dump_fn fn, void *arg);
 
-/** Facts about a block that kvi_dump leaves out: parked, or several copies of source 0. */
+/** What a fact of kvi_dump_extras is about. */
+enum kvi_extra_kind {
+    KVI_EXTRA_BLOCK,       /* a block is parked, or has several copies of source 0 */
+    KVI_EXTRA_RULE,        /* how lookups of a holder go */
+    KVI_EXTRA_WINDOW,      /* a holder's window */
+    KVI_EXTRA_PLACE,       /* where a block lies, of a holder without a main group */
+    KVI_EXTRA_WINDOW_BLOCK /* a window has a block */
+};
+
+/** Facts about a holder or a block that kvi_dump leaves out. */
 struct kvi_extra {
     struct kv_holder holder;
     uint64_t hash;
-    uint64_t parent;      /* parked: hash of the missing or parked block above */
-    uint64_t tokens_hash; /* parked: local hash of its own tokens */
+    uint64_t parent;      /* parked, place: hash of the block above */
+    uint64_t tokens_hash; /* parked, place: local hash of its own tokens */
     uint32_t tiers;       /* parked: bit 1 << tier of each tier; else 0 */
-    enum kv_tier tier;    /* copies: tier that has them */
-    uint32_t copies;      /* copies: their number */
+    enum kv_tier tier;    /* copies, place, window block: tier that has them */
+    uint32_t copies;      /* copies, window block: their number */
+    enum kvi_extra_kind kind;
+    bool has_parent;          /* place: not at the root */
+    bool alone, drops;        /* rule: see kvi_set_alone, kvi_set_drops */
+    struct kvi_window window; /* window; of a place and a window block its group */
 };
 
 /** Callback of kvi_dump_extras, once per block. A non-zero return stops the enumeration. */
 typedef int (*kvi_extra_fn)(void *arg, const struct kvi_extra *extra);
 
 /**
- * Enumerate the facts that kvi_dump leaves out, to be restored after its runs: parked blocks, then
- * copies of source 0 where no other source has any. Weakly consistent, as kvi_dump. Any thread.
+ * Enumerate the facts that kvi_dump leaves out, to be restored after its runs: parked blocks, copies
+ * of source 0 where no other source has any, then windows and their blocks. Weakly consistent, as kvi_dump. Any thread.
  * Returns 0; -ENOMEM; or the value with which @fn stopped it.
  */
 KV_API int kvi_dump_extras(struct kvi_index *index, kvi_extra_fn fn, void *arg);
 
 /**
- * Apply one fact of kvi_dump_extras: park the block, or set the number of copies of a known block.
+ * Apply one fact of kvi_dump_extras: park the block, set the number of copies of a known block, or tell
+ * a window.
  * Any thread. Returns as kvi_store.
  */
 KV_API int kvi_restore_extra(struct kvi_index *index, const struct kvi_extra *extra);

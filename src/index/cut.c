@@ -112,12 +112,17 @@ static uint32_t cut_full(struct cut *cut, uint32_t reach)
     return reach;
 }
 
+static bool is_alone(const struct kvi_view *view)
+{
+    return view->windows->alone && view->windows->n;
+}
+
 static uint32_t agree(struct cut *cut, uint32_t reach)
 {
     const struct kvi_windows *windows = cut->view->windows;
     uint32_t verified = 0, hit = cut_full(cut, reach), now = hit;
 
-    if (!windows->alone) {
+    if (!is_alone(cut->view)) {
         hit -= windows->drops && hit;
         hit -= hit % cut->align;
     }
@@ -174,7 +179,7 @@ void kvi_cut_reach(struct kvi_view *view, uint32_t reach[KV_N_TIERS])
 {
     const struct kvi_windows *windows = view->windows;
     struct cut cut = {.view = view, .align = 1};
-    uint32_t all = windows->alone ? path_length(view) : 0;
+    uint32_t all = is_alone(view) ? path_length(view) : 0;
 
     memcpy(view->at, view->last, sizeof(view->at));
     for (uint32_t i = 0; i < windows->n; i++) {
@@ -187,7 +192,7 @@ void kvi_cut_reach(struct kvi_view *view, uint32_t reach[KV_N_TIERS])
         cut.align = common_multiple(cut.align, window_at(&cut, i)->stride);
     }
     for (int t = 0; t < KV_N_TIERS; t++) {
-        uint32_t had = windows->alone ? all : reach[t];
+        uint32_t had = is_alone(view) ? all : reach[t];
 
         cut.tier = t;
         reach[t] = had ? agree(&cut, had) : 0;

@@ -3,7 +3,7 @@
  * Dumping what lies beside the tree, and restoring it. Records are told by their numbers, a slice per lock:
  * what stays is told; what comes, goes or moves meanwhile may be told or not.
  */
-#include "index/tree.h"
+#include "index/windows.h"
 
 #define SLICE 256u
 
@@ -68,7 +68,7 @@ int kvi_dump_extras(struct kvi_index *index, kvi_extra_fn fn, void *arg)
             at = 0;
     }
     free(slice);
-    return rc;
+    return rc ? rc : kvi_dump_windows(index, fn, arg);
 }
 
 static void set_copies(struct kvi_index *index, const struct kvi_extra *extra)
@@ -89,6 +89,8 @@ int kvi_restore_extra(struct kvi_index *index, const struct kvi_extra *extra)
 
     if ((unsigned)extra->tier >= KV_N_TIERS || extra->tiers >> KV_N_TIERS)
         return -EINVAL;
+    if (extra->kind != KVI_EXTRA_BLOCK)
+        return kvi_restore_window(index, extra);
     for (uint32_t t = 0; t < KV_N_TIERS && !rc; t++)
         if (extra->tiers >> t & 1)
             rc = kvi_store(index, extra->holder, (enum kv_tier)t, &extra->parent, &block, 1, NULL);

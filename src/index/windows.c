@@ -85,25 +85,21 @@ int kvi_set_window(struct kvi_index *index, struct kv_holder key, const struct k
     return rc;
 }
 
-int kvi_get_windows(struct kvi_index *index, struct kv_holder key, struct kvi_window *ret,
-                    struct kvi_lookup_rule *ret_rule)
+int kvi_get_windows(struct kvi_index *index, struct kv_holder key, struct kvi_window *ret)
 {
     const struct kvi_holder *holder;
     const struct kvi_windows *windows;
-    int n = 0;
+    int n = -ENOENT;
 
     kvi_lock(index);
     holder = kvi_holder_find(index, key);
     windows = holder ? kvi_windows_of(holder) : NULL;
-    *ret_rule = (struct kvi_lookup_rule){0};
-    if (windows) {
-        n = (int)windows->n;
-        memcpy(ret, windows->items, windows->n * sizeof(*ret));
-        ret_rule->alone = windows->alone;
-        ret_rule->drops = windows->drops;
-    }
+    if (holder)
+        n = windows ? (int)windows->n : 0;
+    for (int i = 0; i < n; i++)
+        ret[i] = windows->items[i];
     pthread_mutex_unlock(&index->lock);
-    return holder ? n : -ENOENT;
+    return n;
 }
 
 /* -- parts ------------------------------------------------------------------------------------- */
@@ -411,30 +407,52 @@ static void forget_places(struct kvi_index *ix, const struct kvi_holder *holder,
     kvi_mem_free(&ix->mem, names);
 }
 
-int kvi_set_lookup(struct kvi_index *index, struct kv_holder key,
-                   const struct kvi_lookup_rule *rule)
+static int set_rule(struct kvi_index *ix, struct kvi_holder *holder, bool alone, bool drops)
 {
-    struct kvi_windows *windows;
-    struct kvi_holder *holder, *part;
-    int rc = begin(index, key, &holder);
-    bool found;
+    struct kvi_windows *windows = kvi_windows_of(holder);
+    struct kvi_holder *part;
+    bool has_main;
 
-    windows = rc ? NULL : kvi_windows_of(holder);
-    if (!rc && (windows ? windows->alone != rule->alone || windows->drops != rule->drops
-                        : rule->alone || rule->drops)) {
-        windows = copy_windows(index, holder);
-        rc = windows ? 0 : -ENOMEM;
-        if (windows) {
-            found = windows->alone && !rule->alone;
-            windows->alone = rule->alone;
-            windows->drops = rule->drops;
-            publish(index, holder, windows);
-            KVI_EACH_PART(found ? windows : NULL, part)
-            {
-                forget_places(index, holder, part);
-                kvi_settle(index);
-            }
-        }
+    if (windows ? windows->alone == alone && windows->drops == drops : !alone && !drops)
+        return 0;
+    has_main = windows && windows->alone && !alone;
+    windows = copy_windows(ix, holder);
+    if (!windows)
+        return -ENOMEM;
+    windows->alone = alone;
+    windows->drops = drops;
+    publish(ix, holder, windows);
+    KVI_EACH_PART(has_main ? windows : NULL, part)
+    {
+        forget_places(ix, holder, part);
+        kvi_settle(ix);
+    }
+    return 0;
+}
+
+int kvi_set_alone(struct kvi_index *index, struct kv_holder key, bool alone)
+{
+    struct kvi_holder *holder;
+    const struct kvi_windows *windows;
+    int rc = begin(index, key, &holder);
+
+    if (!rc) {
+        windows = kvi_windows_of(holder);
+        rc = set_rule(index, holder, alone, windows && windows->drops);
+    }
+    kvi_unlock(index);
+    return rc;
+}
+
+int kvi_set_drops(struct kvi_index *index, struct kv_holder key)
+{
+    struct kvi_holder *holder;
+    const struct kvi_windows *windows;
+    int rc = begin(index, key, &holder);
+
+    if (!rc) {
+        windows = kvi_windows_of(holder);
+        rc = set_rule(index, holder, windows && windows->alone, true);
     }
     kvi_unlock(index);
     return rc;

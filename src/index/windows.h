@@ -74,6 +74,10 @@ void kvi_part_tidy(struct kvi_index *ix, struct kvi_holder *part, uint64_t hash)
 /** Blocks of a holder without a main group, else 0. */
 uint64_t kvi_windows_blocks(const struct kvi_holder *holder);
 
+/** kvi_dump_extras and kvi_restore_extra of windows. */
+int kvi_dump_windows(struct kvi_index *ix, kvi_extra_fn fn, void *arg);
+int kvi_restore_window(struct kvi_index *ix, const struct kvi_extra *extra);
+
 /** Call @fn with each part of the holder. */
 #define KVI_EACH_PART(windows, part)                                                  \
     for (uint32_t i_part = 0; (windows) && i_part < KV_N_TIERS * KVI_PARTS; i_part++) \

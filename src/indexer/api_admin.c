@@ -61,7 +61,7 @@ void ki_api_register(void *arg, struct ki_request *request, struct ki_reply *rep
         return;
     if (ki_read_body(request, reply, KI_INSTANCE_ID | KI_ENDPOINT | KI_MODEL_NAME | KI_BLOCK_SIZE,
                      KI_TENANT_ID | KI_DP_RANK | KI_REPLAY_ENDPOINT | KI_NUM_BLOCKS |
-                         KI_HASH_LOOKAHEAD,
+                         KI_HASH_LOOKAHEAD | KI_EAGLE_DROP,
                      scratch)) {
         const struct ki_body *body = &scratch->body;
         const struct ki_registration registration = {
@@ -71,6 +71,7 @@ void ki_api_register(void *arg, struct ki_request *request, struct ki_reply *rep
             .endpoint = body->endpoint,
             .replay_endpoint = body->replay_endpoint,
             .num_blocks = body->present & KI_NUM_BLOCKS ? body->num_blocks : 0,
+            .eagle_drop = body->present & KI_EAGLE_DROP && body->eagle_drop,
             .model = body->model_name,
             .tenant = body->tenant_id ? body->tenant_id : "default",
         };

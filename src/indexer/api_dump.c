@@ -72,13 +72,40 @@ static void put_field(struct dump *d, const char *name, uint64_t value)
     kv_json_put_u64(&d->w, value);
 }
 
-static int write_extra(void *arg, const struct kvi_extra *extra)
+static void put_flag(struct dump *d, const char *name, bool value)
 {
-    struct dump *d = arg;
+    kv_json_key(&d->w, name);
+    kv_json_put_bool(&d->w, value);
+}
 
-    kv_json_begin_object(&d->w);
-    put_field(d, "worker_id", extra->holder.worker);
-    put_field(d, "dp_rank", extra->holder.rank);
+static void write_window(struct dump *d, const struct kvi_extra *extra)
+{
+    if (extra->kind == KVI_EXTRA_RULE) {
+        put_flag(d, "alone", extra->alone);
+        put_flag(d, "eagle_drop", extra->drops);
+        return;
+    }
+    put_field(d, "group", extra->window.group);
+    if (extra->kind == KVI_EXTRA_WINDOW) {
+        put_field(d, "window", extra->window.window);
+        put_field(d, "need", extra->window.need);
+        put_field(d, "stride", extra->window.stride);
+        put_field(d, "state", extra->window.state);
+        return;
+    }
+    put_field(d, "tier", (uint64_t)extra->tier);
+    put_field(d, "block_hash", extra->hash);
+    if (extra->kind == KVI_EXTRA_WINDOW_BLOCK) {
+        put_field(d, "copies", extra->copies);
+        return;
+    }
+    put_field(d, "tokens_hash", extra->tokens_hash);
+    if (extra->has_parent)
+        put_field(d, "parent_hash", extra->parent);
+}
+
+static void write_block(struct dump *d, const struct kvi_extra *extra)
+{
     put_field(d, "block_hash", extra->hash);
     if (extra->tiers) {
         put_field(d, "parent_hash", extra->parent);
@@ -88,6 +115,19 @@ static int write_extra(void *arg, const struct kvi_extra *extra)
         put_field(d, "tier", (uint64_t)extra->tier);
         put_field(d, "copies", extra->copies);
     }
+}
+
+static int write_extra(void *arg, const struct kvi_extra *extra)
+{
+    struct dump *d = arg;
+
+    kv_json_begin_object(&d->w);
+    put_field(d, "worker_id", extra->holder.worker);
+    put_field(d, "dp_rank", extra->holder.rank);
+    if (extra->kind == KVI_EXTRA_BLOCK)
+        write_block(d, extra);
+    else
+        write_window(d, extra);
     kv_json_end_object(&d->w);
     return flush(d, FLUSH_AT);
 }

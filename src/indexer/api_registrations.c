@@ -32,6 +32,10 @@ static void write_registration(struct kv_json_writer *w, const struct ki_worker_
         put_str(w, "replay_endpoint", info->replay_endpoint);
     if (info->num_blocks)
         put_u64(w, "num_blocks", info->num_blocks);
+    if (info->eagle_drop) {
+        kv_json_key(w, "eagle_drop");
+        kv_json_put_bool(w, true);
+    }
     put_u64(w, "version", info->version);
     kv_json_end_object(w);
 }

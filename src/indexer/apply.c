@@ -91,8 +91,8 @@ static bool tells_again(const struct ki_applier *a, const struct kve_batch *batc
 
     if (a->overlaps)
         return true;
-    /* Where a window has lost its blocks, a request computes all from the root that others go on below. */
-    if (a->has_windows)
+    /* Where a window has lost its blocks, or one is dropped, a request computes known blocks anew. */
+    if (a->has_windows || a->eagle_drop)
         return false;
     /* A prompt of one full block is computed anew each time: one block from the root says nothing. */
     return may_tell_again(op) && (a->tells_again || (op->n > 1 && goes_on(batch, at)));
@@ -135,14 +135,6 @@ static bool is_window(const struct ki_applier *a, const struct kve_op *op, struc
            ret->kind == KVE_SOURCE_WINDOW;
 }
 
-/* How lookups of the rank go. */
-static int set_rule(const struct ki_applier *a, struct kvi_index *index, uint32_t rank, bool alone)
-{
-    const struct kvi_lookup_rule rule = {.alone = alone, .drops = a->eagle_drop};
-
-    return kvi_set_lookup(index, (struct kv_holder){a->instance, rank}, &rule);
-}
-
 /* Windows of the batch become known before its blocks do: else these count without them for a moment. */
 static int declare_windows(struct ki_applier *a, struct kvi_index *index,
                            const struct kve_batch *batch)
@@ -164,7 +156,8 @@ static int declare_windows(struct ki_applier *a, struct kvi_index *index,
         a->has_windows = true;
         rc = kvi_set_window(index, (struct kv_holder){a->instance, op->rank}, &window);
         if (rc >= 0)
-            rc = set_rule(a, index, op->rank, !kve_reader_has_main(a->reader, op->rank));
+            rc = kvi_set_alone(index, (struct kv_holder){a->instance, op->rank},
+                               !kve_reader_has_main(a->reader, op->rank));
     }
     return rc < 0 ? rc : 0;
 }
@@ -174,8 +167,7 @@ static int window_number(struct kvi_index *index, struct kv_holder holder,
                          const struct kve_source *source)
 {
     struct kvi_window windows[KVI_MAX_WINDOWS];
-    struct kvi_lookup_rule rule;
-    int n = kvi_get_windows(index, holder, windows, &rule);
+    int n = kvi_get_windows(index, holder, windows);
 
     for (int i = 0; i < n; i++)
         if (windows[i].group == source->group)
@@ -308,6 +300,9 @@ enum ki_applied ki_applier_apply(struct ki_applier *a, struct kvi_index *index, 
         }
         if (op->type == KVE_OP_STORE)
             a->forms |= KI_FORM(op->lookahead, false) | KI_FORM(op->lookahead, op->placed);
+        /* Each time: the holder, or the index, may be a new one. */
+        if (a->eagle_drop && kvi_set_drops(index, (struct kv_holder){a->instance, op->rank}) < 0)
+            result = KI_APPLIED_PART;
         if (is_window(a, op, &source)) {
             if (apply_window(a, index, op, &source) < 0)
                 result = KI_APPLIED_PART;

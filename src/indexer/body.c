@@ -35,6 +35,7 @@ static const struct field {
     {"mm_objects", MM_OBJECTS, KI_MM_OBJECTS, offsetof(struct ki_body, mm_objects)},
     {"block_mm_infos", MM_INFOS, KI_BLOCK_MM_INFOS, offsetof(struct ki_body, mm_objects)},
     {"hash_lookahead", U32, KI_HASH_LOOKAHEAD, offsetof(struct ki_body, hash_lookahead)},
+    {"eagle_drop", BOOL, KI_EAGLE_DROP, offsetof(struct ki_body, eagle_drop)},
     {"url", LONG_STRING, KI_URL, offsetof(struct ki_body, url)},
 };
 

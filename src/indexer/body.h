@@ -37,6 +37,7 @@ enum ki_field {
     KI_MM_OBJECTS = 1 << 15,
     KI_BLOCK_MM_INFOS = 1 << 16,
     KI_HASH_LOOKAHEAD = 1 << 17,
+    KI_EAGLE_DROP = 1 << 18,
     KI_ROUTING_GROUP = 1 << 13, /* ki_body_parse's own: read into tenant_id */
 };
 
@@ -44,7 +45,7 @@ enum ki_field {
 struct ki_body {
     uint32_t present; /* enum ki_field bits: there and not null */
     uint64_t instance_id, block_size, num_blocks, dp_rank, hash_lookahead;
-    bool explain;
+    bool explain, eagle_drop;
     /* C strings, NULL when absent; they live until the next parse. */
     const char *endpoint, *replay_endpoint, *model_name, *tenant_id, *lora_name, *cache_salt, *url,
         *routing_group;

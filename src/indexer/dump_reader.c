@@ -347,34 +347,73 @@ static void read_packed_events(struct ki_dump_reader *reader, struct kv_json *js
         take_events(reader, m, &source);
 }
 
+/* Fields of windows. Returns whether @key is one; each kind of extra has one of its own. */
+static bool read_window_field(struct kv_json *json, struct kv_str key, struct kvi_extra *extra)
+{
+    if (kv_str_eq(key, "group")) {
+        extra->window.group = (uint32_t)kv_json_u64(json, UINT32_MAX);
+        extra->kind = KVI_EXTRA_WINDOW_BLOCK;
+    } else if (kv_str_eq(key, "window")) {
+        extra->window.window = (uint32_t)kv_json_u64(json, UINT32_MAX);
+    } else if (kv_str_eq(key, "need")) {
+        extra->window.need = (uint32_t)kv_json_u64(json, UINT32_MAX);
+    } else if (kv_str_eq(key, "stride")) {
+        extra->window.stride = (uint32_t)kv_json_u64(json, UINT32_MAX);
+    } else if (kv_str_eq(key, "state")) {
+        extra->window.state = (uint32_t)kv_json_u64(json, 1);
+    } else if (kv_str_eq(key, "alone")) {
+        extra->kind = KVI_EXTRA_RULE;
+        extra->alone = kv_json_bool(json);
+    } else if (kv_str_eq(key, "eagle_drop")) {
+        extra->kind = KVI_EXTRA_RULE;
+        extra->drops = kv_json_bool(json);
+    } else {
+        return false;
+    }
+    return true;
+}
+
+static void read_extra_field(struct kv_json *json, struct kv_str key, struct kvi_extra *extra)
+{
+    if (kv_str_eq(key, "worker_id")) {
+        extra->holder.worker = kv_json_u64(json, UINT64_MAX);
+    } else if (kv_str_eq(key, "dp_rank")) {
+        extra->holder.rank = (uint32_t)kv_json_u64(json, UINT32_MAX);
+    } else if (kv_str_eq(key, "block_hash")) {
+        extra->hash = kv_json_u64(json, UINT64_MAX);
+    } else if (kv_str_eq(key, "parent_hash")) {
+        extra->parent = kv_json_u64(json, UINT64_MAX);
+        extra->has_parent = true;
+    } else if (kv_str_eq(key, "tokens_hash")) {
+        extra->tokens_hash = kv_json_u64(json, UINT64_MAX);
+    } else if (kv_str_eq(key, "tiers")) {
+        extra->tiers = (uint32_t)kv_json_u64(json, (1u << KV_N_TIERS) - 1);
+    } else if (kv_str_eq(key, "tier")) {
+        extra->tier = (enum kv_tier)kv_json_u64(json, KV_N_TIERS - 1);
+    } else if (kv_str_eq(key, "copies")) {
+        extra->copies = (uint32_t)kv_json_u64(json, UINT32_MAX - 1);
+    } else if (!read_window_field(json, key, extra)) {
+        kv_json_skip(json);
+    }
+}
+
 static void read_extra(struct ki_dump_reader *reader, struct kv_json *json,
                        struct ki_dumped_model *m)
 {
     struct kvi_extra extra = {.copies = 0};
+    bool is_placed = false;
     struct kv_str key;
     int rc;
 
     kv_json_object(json);
     while (kv_json_next_key(json, &key)) {
-        if (kv_str_eq(key, "worker_id"))
-            extra.holder.worker = kv_json_u64(json, UINT64_MAX);
-        else if (kv_str_eq(key, "dp_rank"))
-            extra.holder.rank = (uint32_t)kv_json_u64(json, UINT32_MAX);
-        else if (kv_str_eq(key, "block_hash"))
-            extra.hash = kv_json_u64(json, UINT64_MAX);
-        else if (kv_str_eq(key, "parent_hash"))
-            extra.parent = kv_json_u64(json, UINT64_MAX);
-        else if (kv_str_eq(key, "tokens_hash"))
-            extra.tokens_hash = kv_json_u64(json, UINT64_MAX);
-        else if (kv_str_eq(key, "tiers"))
-            extra.tiers = (uint32_t)kv_json_u64(json, (1u << KV_N_TIERS) - 1);
-        else if (kv_str_eq(key, "tier"))
-            extra.tier = (enum kv_tier)kv_json_u64(json, KV_N_TIERS - 1);
-        else if (kv_str_eq(key, "copies"))
-            extra.copies = (uint32_t)kv_json_u64(json, UINT32_MAX - 1);
-        else
-            kv_json_skip(json);
+        is_placed |= kv_str_eq(key, "tokens_hash");
+        read_extra_field(json, key, &extra);
     }
+    if (extra.kind == KVI_EXTRA_WINDOW_BLOCK && extra.window.need)
+        extra.kind = KVI_EXTRA_WINDOW;
+    else if (extra.kind == KVI_EXTRA_WINDOW_BLOCK && is_placed)
+        extra.kind = KVI_EXTRA_PLACE;
     if (kv_json_failed(json) || !mark_of(reader, json, m, extra.holder))
         return;
     rc = kvi_restore_extra(m->index, &extra);

@@ -90,6 +90,8 @@ static void read_entry(struct ki_peer_document *d, struct kv_json *json, bool re
             r->block_size = (uint32_t)kv_json_u64(json, UINT32_MAX);
         else if (kv_str_eq(key, "num_blocks"))
             r->num_blocks = kv_json_u64(json, UINT64_MAX);
+        else if (kv_str_eq(key, "eagle_drop"))
+            r->eagle_drop = kv_json_bool(json);
         else if (kv_str_eq(key, "model_name"))
             read_text(json, &r->model);
         else if (kv_str_eq(key, "tenant_id"))

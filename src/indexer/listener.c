@@ -74,6 +74,7 @@ int ki_listener_create(struct ki_listener_env *env, const struct ki_registration
     ki_target_init(&l->replay_target, l->replay_endpoint);
     ki_stream_init(&l->stream, &opts);
     rc = ki_applier_init(&l->applier, l->instance, l->rank, model->block_size, l->env->mm_keys);
+    l->applier.eagle_drop = registration->eagle_drop;
     if (rc < 0)
         goto fail;
     l->model = model;
@@ -208,6 +209,7 @@ void ki_listener_info(struct ki_listener *l, struct ki_worker_info *ret)
         .rank = l->rank,
         .version = l->version,
         .num_blocks = l->told_blocks,
+        .eagle_drop = l->applier.eagle_drop,
         .block_size = l->model->block_size,
         .endpoint = strdup(l->endpoint),
         .replay_endpoint = l->replay_endpoint ? strdup(l->replay_endpoint) : NULL,

@@ -44,6 +44,10 @@ static const struct kv_arg arguments[] = {
      0, KI_MAX_LOOKAHEAD, NULL, false},
     {"routing-group", KV_ARG_STR, AT(routing_group), "NAME",
      "Another name for --tenant-id, which it outdoes.", 0, 0, NULL, true},
+    {"eagle-drop", KV_ARG_FLAG, AT(eagle_drop), NULL,
+     "The workers in --workers give up the last block that they find cached: vLLM does with "
+     "EAGLE-like speculation and a KV connector.",
+     0, 0, NULL, false},
     {"threads", KV_ARG_U64, AT(threads), "N",
      "Threads that read event streams; streams are spread over them (default 4).", 1, 256, NULL,
      false},

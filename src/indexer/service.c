@@ -214,6 +214,7 @@ static int register_workers(struct ki_service *service, struct kv_error *error)
             .block_size = (uint32_t)o->block_size,
             .endpoint = specs[i].endpoint,
             .replay_endpoint = specs[i].replay_endpoint,
+            .eagle_drop = o->eagle_drop,
             .model = o->model_name,
             .tenant = o->tenant_id,
             .version = 1, /* configured once: what peers have heard since is newer */

@@ -107,6 +107,7 @@ static void history(uint64_t *random, const struct vllm_opts *opts, bool namespa
 
     vllm_init(&run.vllm, opts);
     follow_init(&run.f, VLLM_BLOCK);
+    run.f.applier.eagle_drop = opts->eagle_drop;
     for (int i = 0; i < 200; i++) {
         step(&run);
         publish(&run);
@@ -163,8 +164,18 @@ static void test_moved_images(void **state)
 static void test_block_drop(void **state)
 {
     (void)state;
-    still_open("a dropped block is taken for a report now and then");
     run_histories("EAGLE, block drop", &(struct vllm_opts){FULL, .eagle_drop = true});
+    run_histories("block drop, window",
+                  &(struct vllm_opts){.n_groups = 2,
+                                      .groups = {{VLLM_FULL, 0}, {VLLM_SLIDING, 7}},
+                                      .eagle_drop = true});
+    run_histories("block drop, windows",
+                  &(struct vllm_opts){.n_groups = 3,
+                                      .groups = {{VLLM_SLIDING, 14}, {VLLM_FULL, 0}, {VLLM_SLIDING, 6}},
+                                      .eagle_drop = true});
+    run_histories("block drop, window alone",
+                  &(struct vllm_opts){
+                      .n_groups = 1, .groups = {{VLLM_SLIDING, 9}}, .eagle_drop = true});
 }
 
 static void test_lookahead(void **state)
@@ -190,6 +201,8 @@ static void test_windows(void **state)
         "window 10, twice, first",
         &(struct vllm_opts){.n_groups = 3,
                             .groups = {{VLLM_SLIDING, 10}, {VLLM_SLIDING, 10}, {VLLM_FULL, 0}}});
+    run_histories("window alone",
+                  &(struct vllm_opts){.n_groups = 1, .groups = {{VLLM_SLIDING, 9}}});
     run_histories(
         "windows 5 and 16",
         &(struct vllm_opts){.n_groups = 3,

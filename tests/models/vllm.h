@@ -402,35 +402,80 @@ static inline bool vllm_all_have(const struct vllm *v, uint64_t hash, unsigned g
     return true;
 }
 
-/* The longest hit of one group within @n blocks, as its manager finds it. */
+/* The longest hit of one group within @n blocks, as its manager finds it; with @drop it gives up the
+ * last block of it. */
 static inline size_t vllm_group_hit(const struct vllm *v, const uint64_t *hashes, size_t n,
-                                    unsigned group)
+                                    unsigned group, bool drop)
 {
     const struct vllm_group *g = &v->opts.groups[group];
-    size_t need = g->window > 1 ? (g->window - 2) / VLLM_BLOCK + 1 : 1, run = 0, i;
+    size_t need = (g->window > 1 ? (g->window - 2) / VLLM_BLOCK + 1 : 1) + drop, run = 0, i;
 
     if (g->kind == VLLM_FULL) {
         for (i = 0; i < n && vllm_all_have(v, hashes[i], group); i++)
             ;
-        return i;
+        return i - (drop && i);
     }
     if (g->kind == VLLM_MAMBA)
         need = 1;
     for (i = n; i > 0; i--) {
         run = vllm_all_have(v, hashes[i - 1], group) ? run + 1 : 0;
         if (run == need)
-            return i - 1 + need;
+            return i - 1 + need - drop;
     }
-    return g->kind == VLLM_MAMBA ? 0 : run; /* a run from the start is a hit, however short */
+    /* A run from the start is a hit, however short. */
+    return g->kind == VLLM_MAMBA ? 0 : run - (drop && run);
 }
 
-/* The longest prefix of at most @n blocks that all groups can serve: shrink until they agree. */
-static inline size_t vllm_hit(const struct vllm *v, const uint64_t *hashes, size_t n)
+/* Whether an earlier group has the same description: they are looked up jointly. */
+static inline bool vllm_is_joint(const struct vllm *v, unsigned group)
 {
+    for (unsigned g = 0; g < group; g++)
+        if (memcmp(&v->opts.groups[g], &v->opts.groups[group], sizeof(v->opts.groups[0])) == 0)
+            return true;
+    return false;
+}
+
+/* A lookup of at most @n of @all blocks: full attention first, then the others, until all agree. */
+struct vllm_lookup {
+    const struct vllm *v;
+    const uint64_t *hashes;
+    size_t all;
+    bool verified[VLLM_MAX_GROUPS]; /* has dropped its block already */
+    size_t full[VLLM_MAX_GROUPS];   /* hits of full attention + 1 */
+};
+
+static inline size_t vllm_ask_group(struct vllm_lookup *l, unsigned g, size_t n)
+{
+    const struct vllm_opts *opts = &l->v->opts;
+    bool drop = opts->eagle_drop && !l->verified[g], beyond = drop && opts->groups[g].kind != VLLM_MAMBA;
+    size_t max = beyond && opts->n_groups > 1 ? KV_MIN(n + 1, l->all) : n, hit;
+
+    if (l->full[g])
+        return KV_MIN(n, l->full[g] - 1);
+    hit = vllm_group_hit(l->v, l->hashes, max, g, beyond);
+    if (drop)
+        l->verified[g] = true;
+    else if (hit < n)
+        memset(l->verified, 0, sizeof(l->verified));
+    if (opts->groups[g].kind == VLLM_FULL)
+        l->full[g] = hit + 1;
+    return hit;
+}
+
+/* The longest prefix of at most @n of the prompt's @all blocks that all groups can serve. */
+static inline size_t vllm_hit(const struct vllm *v, const uint64_t *hashes, size_t all, size_t n)
+{
+    struct vllm_lookup l = {.v = v, .hashes = hashes, .all = all};
+
     for (size_t before = n + 1; n < before;) {
         before = n;
-        for (unsigned g = 0; g < v->opts.n_groups; g++)
-            n = vllm_group_hit(v, hashes, n, g);
+        for (unsigned i = 0; i < 2 * v->opts.n_groups; i++) {
+            unsigned g = i % v->opts.n_groups;
+            bool is_full = v->opts.groups[g].kind == VLLM_FULL;
+
+            if (is_full == (i < v->opts.n_groups) && !vllm_is_joint(v, g))
+                n = vllm_ask_group(&l, g, n);
+        }
     }
     return n;
 }
@@ -440,14 +485,16 @@ static inline size_t vllm_lookup(const struct vllm *v, const struct prompt *p)
 {
     uint64_t hashes[VLLM_MAX_CHAIN];
 
-    return vllm_hit(v, hashes, vllm_hashes(v, p, hashes));
+    size_t n = vllm_hashes(v, p, hashes);
+
+    return vllm_hit(v, hashes, n, n);
 }
 
 /* ... and how far the tier below continues it. */
 static inline size_t vllm_host_lookup(const struct vllm *v, const struct prompt *p)
 {
     uint64_t hashes[VLLM_MAX_CHAIN];
-    size_t n = vllm_hashes(v, p, hashes), i = vllm_hit(v, hashes, n);
+    size_t n = vllm_hashes(v, p, hashes), i = vllm_hit(v, hashes, n, n);
 
     while (i < n && (vllm_host_find(&v->host, hashes[i], 0) < v->host.n ||
                      vllm_host_find(&v->owner, hashes[i], 0) < v->owner.n))
@@ -555,9 +602,7 @@ static inline struct vllm_request *vllm_start(struct vllm *v, const struct promp
     if (r == v->requests + VLLM_MAX_REQUESTS || v->n_queue < vllm_needed_blocks(v, p))
         return NULL;
     *r = (struct vllm_request){.used = true, .prompt = *p, .n_prompt = p->n};
-    hit = vllm_hit(v, hashes, KV_MIN(n, (p->n - 1) / VLLM_BLOCK));
-    if (v->opts.eagle_drop && hit)
-        hit = vllm_hit(v, hashes, hit - 1);
+    hit = vllm_hit(v, hashes, n, KV_MIN(n, (p->n - 1) / VLLM_BLOCK));
     if (report)
         vllm_report(v, p, hashes, hit);
     for (unsigned g = 0; g < v->opts.n_groups; g++) {
