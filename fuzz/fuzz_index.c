@@ -24,6 +24,7 @@ struct both {
     struct kvi_index *ix;
     struct model *model;
     struct kvi_matches matches;
+    struct kvi_index *windowed; /* without a model: tests/index/test_windows.c has one */
 };
 
 static void must(bool holds, const char *what)
@@ -104,6 +105,62 @@ static void do_find(struct both *both, struct input *in)
     must(!wrong, wrong);
 }
 
+/* Windows of one holder: their blocks come and go, with places and without, beside a main group or not. */
+static void do_window(struct kvi_index *ix, struct input *in, struct kv_holder key,
+                      struct kvi_matches *matches)
+{
+    uint8_t op = take(in), shape = take(in), number = shape & 3, n = 1 + (shape >> 2) % 6;
+    struct kvi_window window = {.group = number,
+                                .need = 1 + (op >> 3 & 3),
+                                .stride = 1 + (op >> 5 & 1),
+                                .state = op >> 6 & 1};
+    enum kv_tier tier = (enum kv_tier)(op >> 6);
+    uint64_t hashes[6], locals[6], parent = take(in) & 31;
+    struct kv_block blocks[6];
+
+    for (uint8_t i = 0; i < n; i++) {
+        uint8_t byte = take(in);
+
+        hashes[i] = byte >> 2 & 31;
+        locals[i] = byte & 3;
+        blocks[i] = (struct kv_block){hashes[i], locals[i]};
+    }
+    switch (op & 7) {
+    case 0:
+        must(kvi_set_window(ix, key, &window) >= 0, "set window");
+        break;
+    case 1:
+        (void)kvi_window_add(ix, key, tier, number, shape >> 7, op >> 5 & 1, hashes, n);
+        break;
+    case 2:
+        (void)kvi_window_take(ix, key, tier, number, shape >> 7, hashes, NULL, n);
+        break;
+    case 3:
+        (void)kvi_window_place(ix, key, tier, number, op >> 5 & 1 ? &parent : NULL, blocks, n);
+        break;
+    case 4:
+        must((op >> 5 & 1 ? kvi_set_alone(ix, key, op >> 6 & 1) : kvi_set_drops(ix, key)) == 0,
+             "rule");
+        break;
+    case 5:
+        (void)kvi_add(ix, key, tier, shape >> 7, op >> 5 & 1 ? &parent : NULL, blocks, n, NULL);
+        break;
+    case 6:
+        if (shape & 1)
+            (void)kvi_take(ix, key, tier, shape >> 7, hashes, NULL, n);
+        else if (shape & 2)
+            (void)kvi_clear_tiers(ix, key, shape >> 2 & 15, shape >> 7);
+        else
+            (void)(op >> 5 & 1 ? kvi_clear(ix, key) : kvi_remove_holder(ix, key));
+        break;
+    default:
+        must(kvi_find(ix, locals, n, matches) == 0, "find");
+        for (size_t i = 0; i < matches->n; i++)
+            must(matches->items[i].reach[KV_N_TIERS - 1] <= n && matches->items[i].reach[0] <= n,
+                 "a reach beyond the prompt");
+    }
+}
+
 static void do_one(struct both *both, struct input *in)
 {
     uint8_t op = take(in);
@@ -132,7 +189,10 @@ static void do_one(struct both *both, struct input *in)
              "remove holder");
         break;
     default:
-        do_find(both, in);
+        if (counted)
+            do_window(both->windowed, in, key, &both->matches);
+        else
+            do_find(both, in);
     }
 }
 
@@ -142,14 +202,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct both both = {.model = model_new()};
     const char *wrong;
 
-    must(kvi_create(NULL, &both.ix) == 0, "create");
+    must(kvi_create(NULL, &both.ix) == 0 && kvi_create(NULL, &both.windowed) == 0, "create");
     while (in.p < in.end)
         do_one(&both, &in);
     wrong = kvi_check(both.ix);
     must(!wrong, wrong);
     wrong = model_compare_stats(both.model, both.ix);
     must(!wrong, wrong);
+    wrong = kvi_check(both.windowed);
+    must(!wrong, wrong);
     kvi_matches_fini(&both.matches);
+    kvi_destroy(both.windowed);
     kvi_destroy(both.ix);
     model_free(both.model);
     return 0;

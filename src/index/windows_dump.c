@@ -52,9 +52,8 @@ static uint32_t next_holder(struct dump *dump, uint32_t at, struct kv_holder *re
                                      .alone = windows->alone,
                                      .drops = windows->drops});
         for (uint32_t i = 0; i < windows->n; i++)
-            add(dump, (struct kvi_extra){.kind = KVI_EXTRA_WINDOW,
-                                         .holder = *ret,
-                                         .window = windows->items[i]});
+            add(dump, (struct kvi_extra){
+                          .kind = KVI_EXTRA_WINDOW, .holder = *ret, .window = windows->items[i]});
         return at;
     }
     return UINT32_MAX;
@@ -103,12 +102,13 @@ static void add_block(struct dump *dump, const struct kvi_windows *windows,
 
         if (!(mask >> bit & 1))
             continue;
-        extra = (struct kvi_extra){.kind = KVI_EXTRA_WINDOW_BLOCK,
-                                   .holder = part->key,
-                                   .hash = hash,
-                                   .tier = (enum kv_tier)(at / KVI_PARTS),
-                                   .window = {.group = windows->items[i].group},
-                                   .copies = kvi_copies_count(dump->ix, part, (enum kv_tier)bit, 0, hash)};
+        extra = (struct kvi_extra){
+            .kind = KVI_EXTRA_WINDOW_BLOCK,
+            .holder = part->key,
+            .hash = hash,
+            .tier = (enum kv_tier)(at / KVI_PARTS),
+            .window = {.group = windows->items[i].group},
+            .copies = kvi_copies_count(dump->ix, part, (enum kv_tier)bit, 0, hash)};
         extra.copies = KV_MAX(extra.copies, 1u);
         add(dump, extra);
     }
@@ -200,7 +200,8 @@ static int restore_block(struct kvi_index *ix, const struct kvi_extra *extra)
     if (extra->kind == KVI_EXTRA_PLACE)
         return kvi_window_place(ix, extra->holder, extra->tier, (uint32_t)number,
                                 extra->has_parent ? &extra->parent : NULL, &block, 1);
-    rc = kvi_window_add(ix, extra->holder, extra->tier, (uint32_t)number, 0, false, &extra->hash, 1);
+    rc =
+        kvi_window_add(ix, extra->holder, extra->tier, (uint32_t)number, 0, false, &extra->hash, 1);
     if (!rc && extra->copies > 1)
         rc = (int)KV_MIN(kvi_window_take(ix, extra->holder, extra->tier, (uint32_t)number, 0,
                                          &extra->hash, &extra->copies, 1),

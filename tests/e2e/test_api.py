@@ -359,6 +359,61 @@ def test_lookahead():
         equal(one.dump()["m:default"]["hash_lookahead"], [0, 1, 3])
 
 
+def window_event(publisher, group, window, hashes, tokens=(), parent=None):
+    return publisher.stored(hashes, tokens, parent, 4, group_idx=group, kv_cache_spec_kind="sliding_window",
+                            kv_cache_spec_sliding_window=window)
+
+
+def test_windows():
+    """A hybrid model, and one of windows alone: matches need the windows' last blocks. Replicas know them, too."""
+    with Indexer() as one, Publisher() as hybrid, Publisher() as alone:
+        hashes, tokens = chain(1, 6)
+        for worker, engine in ((1, hybrid), (2, alone)):
+            one.register(worker, engine, block_size=4)
+        full = {"group_idx": 0, "kv_cache_spec_kind": "full_attention"}
+        hybrid.send(hybrid.stored(hashes, tokens, None, 4, **full), window_event(hybrid, 1, 9, hashes, tokens))
+        alone.send(window_event(alone, 0, 5, hashes, tokens))
+        for worker in 1, 2:
+            one.wait_score(tokens, worker, 24)
+        hybrid.send(hybrid.removed(hashes[4:5], group_idx=1))  # two blocks are needed: 4 of 6 have them
+        one.wait_score(tokens, 1, 16)
+        equal(one.score(tokens[:20], 1), 16)
+        hybrid.send(hybrid.removed(hashes[3:4], group_idx=1), window_event(hybrid, 1, 9, hashes[:1]))
+        one.wait_score(tokens, 1, 12)
+        alone.send(alone.removed(hashes[:3], group_idx=0), alone.removed(hashes[5:], group_idx=0))
+        one.wait_score(tokens, 2, 20)
+        with Indexer("--peers", one.url) as two:
+            for size in range(4, 25, 4):
+                equal(two.query(tokens[:size])["scores"], one.query(tokens[:size])["scores"], f"a replica, {size} tokens")
+            equal(two.dump()["m:default"]["extras"], one.dump()["m:default"]["extras"])
+        hybrid.send(hybrid.removed(hashes[:1], group_idx=1))  # one of two copies
+        hybrid.send(hybrid.removed(hashes[2:3], group_idx=1))
+        one.wait_score(tokens, 1, 8)
+        hybrid.send(hybrid.removed(hashes[:1], group_idx=1), hybrid.removed(hashes[1:2], group_idx=1))
+        one.wait_score(tokens, 1, 0)
+        equal(one.query(tokens)["scores"], {"2": {"0": 20}})
+
+
+def test_eagle_drop():
+    """An engine that gives up the last block that it finds, as its registration says; replicas hear of it."""
+    with Indexer() as one, Publisher() as engine, Publisher() as hybrid:
+        hashes, tokens = chain(1, 6)
+        one.register(1, engine, block_size=4, eagle_drop=True)
+        one.register(2, hybrid, block_size=4, eagle_drop=True)
+        engine.store(hashes, tokens, block_size=4)
+        one.wait_score(tokens, 1, 20)
+        equal([one.score(tokens[:size], 1) for size in (4, 8, 12)], [0, 4, 8])
+        hybrid.send(hybrid.stored(hashes, tokens, None, 4, group_idx=0, kv_cache_spec_kind="full_attention"),
+                    window_event(hybrid, 1, 9, hashes[:5]))
+        one.wait_score(tokens, 2, 16)
+        equal(one.score(tokens[:20], 2), 16)
+        equal({entry["eagle_drop"] for entry in one.get("/registrations").json()["registrations"]}, {True})
+        with Indexer("--peers", one.url) as two:
+            equal(two.query(tokens)["scores"], one.query(tokens)["scores"], "a replica")
+        equal(one.post("/register", {"instance_id": 9, "endpoint": "tcp://127.0.0.1:1", "model_name": MODEL, "block_size": 4,
+                                     "eagle_drop": 1}).status, 422)
+
+
 def test_query_by_hash():
     with Indexer() as indexer, Publisher() as engine:
         indexer.register(1, engine, block_size=4)

@@ -111,6 +111,8 @@ static void history(uint64_t *random, const struct vllm_opts *opts, bool namespa
     for (int i = 0; i < 200; i++) {
         step(&run);
         publish(&run);
+        if (i % 50 == 49 && !opts->host_owner) /* other owners' copies aren't told */
+            follow_reload(&run.f);
         compare(&run);
     }
     ret->asked += run.f.asked;
@@ -169,13 +171,14 @@ static void test_block_drop(void **state)
                   &(struct vllm_opts){.n_groups = 2,
                                       .groups = {{VLLM_FULL, 0}, {VLLM_SLIDING, 7}},
                                       .eagle_drop = true});
-    run_histories("block drop, windows",
-                  &(struct vllm_opts){.n_groups = 3,
-                                      .groups = {{VLLM_SLIDING, 14}, {VLLM_FULL, 0}, {VLLM_SLIDING, 6}},
-                                      .eagle_drop = true});
-    run_histories("block drop, window alone",
-                  &(struct vllm_opts){
-                      .n_groups = 1, .groups = {{VLLM_SLIDING, 9}}, .eagle_drop = true});
+    run_histories(
+        "block drop, windows",
+        &(struct vllm_opts){.n_groups = 3,
+                            .groups = {{VLLM_SLIDING, 14}, {VLLM_FULL, 0}, {VLLM_SLIDING, 6}},
+                            .eagle_drop = true});
+    run_histories(
+        "block drop, window alone",
+        &(struct vllm_opts){.n_groups = 1, .groups = {{VLLM_SLIDING, 9}}, .eagle_drop = true});
 }
 
 static void test_lookahead(void **state)

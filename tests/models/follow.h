@@ -38,6 +38,28 @@ static inline void follow_apply(struct follower *f, struct kv_buf *payload)
     kv_buf_fini(payload);
 }
 
+static inline int follow_copy_run(void *arg, const struct kvi_dump_run *run)
+{
+    return kvi_store(arg, run->holder, run->tier, run->parent, run->blocks, run->n, NULL);
+}
+
+static inline int follow_copy_extra(void *arg, const struct kvi_extra *extra)
+{
+    return kvi_restore_extra(arg, extra);
+}
+
+/* Go on with what a replica has from a dump. */
+static inline void follow_reload(struct follower *f)
+{
+    struct kvi_index *copy;
+
+    assert_int_equal(kvi_create(NULL, &copy), 0);
+    assert_int_equal(kvi_dump(f->index, follow_copy_run, copy), 0);
+    assert_int_equal(kvi_dump_extras(f->index, follow_copy_extra, copy), 0);
+    kvi_destroy(f->index);
+    f->index = copy;
+}
+
 /* Blocks of @p that the indexer claims, in @tier or nearer. */
 static inline size_t follow_ask(struct follower *f, const struct prompt *p, enum kv_tier tier)
 {

@@ -447,7 +447,8 @@ struct vllm_lookup {
 static inline size_t vllm_ask_group(struct vllm_lookup *l, unsigned g, size_t n)
 {
     const struct vllm_opts *opts = &l->v->opts;
-    bool drop = opts->eagle_drop && !l->verified[g], beyond = drop && opts->groups[g].kind != VLLM_MAMBA;
+    bool drop = opts->eagle_drop && !l->verified[g],
+         beyond = drop && opts->groups[g].kind != VLLM_MAMBA;
     size_t max = beyond && opts->n_groups > 1 ? KV_MIN(n + 1, l->all) : n, hit;
 
     if (l->full[g])

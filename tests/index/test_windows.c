@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Windows beside a plain model of them: counts of copies by name, and the definition of a match tried for
+ * every length.
+ */
+// clang-format off
+#include <stdarg.h>
+#include <setjmp.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+// clang-format on
+
+#include "index/windows.h"
+#include "random.h"
+
+#define DEPTH 24u
+#define SEGMENT 5u /* blocks between places where paths part */
+#define N_WINDOWS 5u
+#define N_IDS (64u * DEPTH)
+
+static const struct kv_holder who = {3, 1}, other = {4, 0};
+static const struct kvi_window descriptions[N_WINDOWS] = {
+    {.group = 7, .window = 9, .need = 2, .stride = 1},
+    {.group = 2, .window = 17, .need = 4, .stride = 1},
+    {.group = 5, .window = 9, .need = 2, .stride = 1},
+    {.group = 9, .need = 1, .stride = 1, .state = 1},
+    {.group = 1, .need = KVI_NEED_ALL, .stride = 1},
+};
+
+struct world {
+    struct rng rng;
+    struct kvi_index *ix;
+    struct kvi_matches matches;
+    uint32_t n_windows; /* declared */
+    uint32_t main[N_IDS], window[N_WINDOWS][N_IDS];
+};
+
+/* The block at @depth of the path that turns as the bits of @turns say. */
+static uint32_t id_at(uint32_t turns, uint32_t depth)
+{
+    uint32_t segment = depth / SEGMENT;
+
+    return (turns & ((2u << segment) - 1) & 63) * DEPTH + depth;
+}
+
+static uint64_t name_of(uint32_t id)
+{
+    return kvi_mix(id + UINT64_C(77));
+}
+
+static uint64_t local_at(uint32_t turns, uint32_t depth)
+{
+    return 1 + (turns >> (depth / SEGMENT) & 1);
+}
+
+static void store(struct world *w)
+{
+    uint32_t turns = rng_below(&w->rng, 32), from = rng_below(&w->rng, DEPTH);
+    uint32_t n = 1 + rng_below(&w->rng, DEPTH - from);
+    uint64_t parent = from ? name_of(id_at(turns, from - 1)) : 0;
+    struct kv_block blocks[DEPTH];
+
+    for (uint32_t i = 0; i < n; i++) {
+        blocks[i] = (struct kv_block){name_of(id_at(turns, from + i)), local_at(turns, from + i)};
+        w->main[id_at(turns, from + i)]++;
+    }
+    assert_int_equal(kvi_add(w->ix, who, KV_TIER_DEVICE, 0, from ? &parent : NULL, blocks, n, NULL),
+                     0);
+    if (from == 0 && rng_below(&w->rng, 4) == 0) /* somebody else's part of it makes chains split */
+        assert_int_equal(kvi_store(w->ix, other, KV_TIER_DEVICE, NULL, blocks, n, NULL), 0);
+}
+
+static void take(struct world *w)
+{
+    uint32_t id = id_at(rng_below(&w->rng, 32), rng_below(&w->rng, DEPTH));
+    uint64_t name = name_of(id);
+
+    assert_int_equal(kvi_remove(w->ix, who, KV_TIER_DEVICE, &name, 1), w->main[id] > 0);
+    w->main[id] -= w->main[id] > 0;
+}
+
+static void window_add(struct world *w)
+{
+    uint32_t turns = rng_below(&w->rng, 32), from = rng_below(&w->rng, DEPTH);
+    uint32_t n = 1 + rng_below(&w->rng, DEPTH - from), number = rng_below(&w->rng, w->n_windows);
+    uint64_t names[DEPTH];
+
+    for (uint32_t i = 0; i < n; i++) {
+        names[i] = name_of(id_at(turns, from + i));
+        w->window[number][id_at(turns, from + i)]++;
+    }
+    assert_int_equal(kvi_window_add(w->ix, who, KV_TIER_DEVICE, number, 0, true, names, n), 0);
+}
+
+static void window_take(struct world *w)
+{
+    uint32_t id = id_at(rng_below(&w->rng, 32), rng_below(&w->rng, DEPTH));
+    uint32_t number = rng_below(&w->rng, w->n_windows);
+    uint64_t name = name_of(id);
+
+    assert_int_equal(kvi_window_take(w->ix, who, KV_TIER_DEVICE, number, 0, &name, NULL, 1),
+                     w->window[number][id] > 0);
+    w->window[number][id] -= w->window[number][id] > 0;
+}
+
+/* Shows the index that each copy's removal is announced: else it may come to doubt that (copies.c). */
+static void show_counts(struct world *w, uint32_t number)
+{
+    uint64_t name = name_of(0);
+
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(kvi_window_add(w->ix, who, KV_TIER_DEVICE, number, 0, true, &name, 1), 0);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(kvi_window_take(w->ix, who, KV_TIER_DEVICE, number, 0, &name, NULL, 1), 1);
+}
+
+static void declare(struct world *w)
+{
+    if (w->n_windows == N_WINDOWS)
+        return;
+    assert_int_equal(kvi_set_window(w->ix, who, &descriptions[w->n_windows]), w->n_windows);
+    show_counts(w, w->n_windows++);
+}
+
+static void clear(struct world *w)
+{
+    memset(w->main, 0, sizeof(w->main));
+    memset(w->window, 0, sizeof(w->window));
+    if (rng_below(&w->rng, 2))
+        assert_int_equal(kvi_clear(w->ix, who), 0);
+    else
+        assert_int_equal(kvi_clear_tiers(w->ix, who, 1, 0), 0);
+}
+
+/* Whether a match of @n blocks can be served. */
+static bool serves(const struct world *w, uint32_t turns, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (!w->main[id_at(turns, i)])
+            return false;
+    for (uint32_t k = 0; k < w->n_windows; k++)
+        for (uint32_t i = 0; i < KV_MIN(n, descriptions[k].need); i++)
+            if (!w->window[k][id_at(turns, n - 1 - i)])
+                return false;
+    return true;
+}
+
+static void compare(struct world *w)
+{
+    uint32_t turns = rng_below(&w->rng, 32), n = rng_below(&w->rng, DEPTH + 1), truth = n, got = 0;
+    uint64_t prompt[DEPTH];
+
+    for (uint32_t i = 0; i < n; i++)
+        prompt[i] = local_at(turns, i);
+    while (truth && !serves(w, turns, truth))
+        truth--;
+    assert_int_equal(kvi_find(w->ix, prompt, n, &w->matches), 0);
+    for (size_t i = 0; i < w->matches.n; i++)
+        if (w->matches.items[i].holder.worker == who.worker)
+            got = w->matches.items[i].reach[KV_TIER_DEVICE];
+    assert_int_equal(got, truth);
+}
+
+static int copy_run(void *arg, const struct kvi_dump_run *run)
+{
+    return kvi_store(arg, run->holder, run->tier, run->parent, run->blocks, run->n, NULL);
+}
+
+static int copy_extra(void *arg, const struct kvi_extra *extra)
+{
+    return kvi_restore_extra(arg, extra);
+}
+
+static void reload(struct world *w)
+{
+    struct kvi_index *copy;
+
+    assert_int_equal(kvi_create(NULL, &copy), 0);
+    assert_int_equal(kvi_dump(w->ix, copy_run, copy), 0);
+    assert_int_equal(kvi_dump_extras(w->ix, copy_extra, copy), 0);
+    kvi_destroy(w->ix);
+    w->ix = copy;
+    for (uint32_t k = 0; k < w->n_windows; k++)
+        if (!w->window[k][0])
+            show_counts(w, k);
+}
+
+static void test_random_histories(void **state)
+{
+    struct world *w = calloc(1, sizeof(*w));
+
+    (void)state;
+    assert_non_null(w);
+    w->rng.state = test_seed();
+    assert_int_equal(kvi_create(NULL, &w->ix), 0);
+    for (long i = 0, n = test_rounds(20000); i < n; i++) {
+        uint32_t dice = rng_below(&w->rng, 1000);
+
+        if (dice < 200)
+            store(w);
+        else if (dice < 500 || !w->n_windows)
+            take(w);
+        else if (dice < 750)
+            window_add(w);
+        else if (dice < 998)
+            window_take(w);
+        else
+            clear(w);
+        if (i % 500 == 100)
+            declare(w);
+        if (i % 1000 == 999)
+            reload(w);
+        if (i % 100 == 0)
+            assert_null(kvi_check(w->ix));
+        compare(w);
+    }
+    assert_int_equal(kvi_remove_worker(w->ix, who.worker), 0);
+    assert_null(kvi_check(w->ix));
+    kvi_matches_fini(&w->matches);
+    kvi_destroy(w->ix);
+    free(w);
+}
+
+/* Without a main group a window's events tell the places; they go with the last block below. */
+static void test_alone(void **state)
+{
+    const struct kvi_window window = {.group = 0, .window = 9, .need = 2, .stride = 1};
+    struct kvi_matches matches = {0};
+    struct kvi_holder_info info;
+    struct kv_block blocks[DEPTH];
+    uint64_t prompt[DEPTH], names[DEPTH];
+    struct kvi_index *ix;
+
+    (void)state;
+    for (uint32_t i = 0; i < DEPTH; i++) {
+        prompt[i] = local_at(0, i);
+        names[i] = name_of(i);
+        blocks[i] = (struct kv_block){names[i], prompt[i]};
+    }
+    assert_int_equal(kvi_create(NULL, &ix), 0);
+    assert_int_equal(kvi_set_window(ix, who, &window), 0);
+    assert_int_equal(kvi_set_alone(ix, who, true), 0);
+    assert_int_equal(kvi_window_place(ix, who, KV_TIER_DEVICE, 0, NULL, blocks, DEPTH), 0);
+    assert_int_equal(kvi_window_add(ix, who, KV_TIER_DEVICE, 0, 0, true, names, DEPTH), 0);
+    assert_int_equal(kvi_find(ix, prompt, DEPTH, &matches), 0);
+    assert_int_equal(matches.n, 1);
+    assert_int_equal(matches.items[0].reach[0], DEPTH);
+    assert_int_equal(matches.items[0].blocks, DEPTH);
+    assert_int_equal(kvi_window_take(ix, who, KV_TIER_DEVICE, 0, 0, names, NULL, 10), 10);
+    assert_int_equal(kvi_find(ix, prompt, DEPTH, &matches), 0);
+    assert_int_equal(matches.items[0].reach[0], DEPTH);
+    assert_int_equal(kvi_find(ix, prompt, 11, &matches), 0); /* one block of two */
+    assert_int_equal(matches.n, 0);
+    assert_int_equal(kvi_window_take(ix, who, KV_TIER_DEVICE, 0, 0, names + 20, NULL, 4), 4);
+    assert_null(kvi_check(ix));
+    assert_int_equal(kvi_get_holder(ix, who, &info), 0);
+    assert_int_equal(info.blocks, 20);
+    assert_int_equal(kvi_window_take(ix, who, KV_TIER_DEVICE, 0, 0, names + 10, NULL, 10), 10);
+    assert_int_equal(kvi_get_holder(ix, who, &info), 0);
+    assert_int_equal(info.blocks, 0);
+    assert_null(kvi_check(ix));
+    kvi_matches_fini(&matches);
+    kvi_destroy(ix);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_random_histories),
+        cmocka_unit_test(test_alone),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
