@@ -40,6 +40,7 @@ struct find {
     struct slots *slots;
     struct step *path;
     size_t path_capacity, path_len;
+    struct kvi_match *met; /* by meet_windowed */
     struct step path_short[PATH_SHORT];
 };
 
@@ -110,25 +111,11 @@ static bool has_room(void *array, size_t *capacity, size_t n, size_t bytes)
     return true;
 }
 
-/* The item's holder has windows: cut_matches looks at it. Out of the way of those that have none. */
-static __attribute__((noinline)) bool note_windows(struct slots *slots,
-                                                   const struct kvi_windows *windows, size_t item)
-{
-    if (!has_room(&slots->windowed, &slots->windowed_capacity, slots->n_windowed,
-                  sizeof(slots->windowed[0])))
-        return false;
-    slots->windowed[slots->n_windowed++] = (struct windowed){windows, item};
-    return true;
-}
-
-/* The item of a holder that is met for the first time. Returns 0, -ENOMEM or DISTURBED; *@ret is NULL when
- * it is being cleared: then it isn't there already. The acquire pairs with hide() in clear.c. */
-static inline __attribute__((always_inline)) int
-add_item(struct find *find, const struct kvi_holder *holder, struct kvi_match **ret)
+/* The next item, empty, is @holder's. Returns 0 or -ENOMEM. */
+static inline int add_item(struct find *find, const struct kvi_holder *holder, uint32_t id,
+                           struct kvi_match **ret)
 {
     struct kvi_matches *matches = find->matches;
-    const struct kvi_windows *windows;
-    struct slots *slots = find->slots;
     struct kvi_match *item;
 
     if (matches->n == matches->capacity) {
@@ -140,13 +127,8 @@ add_item(struct find *find, const struct kvi_holder *holder, struct kvi_match **
         matches->items = items;
         matches->capacity = capacity;
     }
-    if (atomic_load_explicit(&holder->hidden, memory_order_acquire))
-        return 0;
-    windows = kvi_windows_of(holder);
-    if (KV_UNLIKELY(windows != NULL) && !note_windows(slots, windows, matches->n))
-        return -ENOMEM;
-    slots->slot[holder->id].call = slots->call;
-    slots->slot[holder->id].item = matches->n;
+    find->slots->slot[id].call = find->slots->call;
+    find->slots->slot[id].item = matches->n;
     item = &matches->items[matches->n++];
     *item =
         (struct kvi_match){.holder = holder->key,
@@ -163,9 +145,22 @@ static size_t last_share(const struct slots *slots, uint32_t part)
     return at < slots->n_shares && slots->shares[at].holder == part ? at : KVI_NO_SHARE;
 }
 
+/* A holder that has windows: noted for cut_matches. */
+static int add_windowed(struct find *find, const struct kvi_holder *holder,
+                        const struct kvi_windows *windows, struct kvi_match **ret)
+{
+    struct slots *slots = find->slots;
+
+    if (!has_room(&slots->windowed, &slots->windowed_capacity, slots->n_windowed,
+                  sizeof(slots->windowed[0])))
+        return -ENOMEM;
+    slots->windowed[slots->n_windowed++] = (struct windowed){windows, find->matches->n};
+    return add_item(find, holder, holder->id, ret);
+}
+
 /* A part has the first so many of the @len blocks from @depth on: noted for cut_matches. */
-static __attribute__((noinline)) int take_part(struct find *find, const struct kvi_holder *part,
-                                               uint64_t entry, uint32_t depth, uint32_t len)
+static int take_part(struct find *find, const struct kvi_holder *part, uint64_t entry,
+                     uint32_t depth, uint32_t len)
 {
     const struct kvi_windows *windows = kvi_windows_of(part->main);
     const struct kvi_tmap *tmap = NULL;
@@ -197,25 +192,55 @@ static __attribute__((noinline)) int take_part(struct find *find, const struct k
     slots = find->slots;
     if (rc || slots->slot[part->main->id].call == slots->call)
         return rc;
-    return add_item(find, part->main, &item);
+    return add_windowed(find, part->main, windows, &item);
 }
 
-/* An entry of a holder without an item. *@ret: the one it gets, if any. */
-static inline __attribute__((always_inline)) int
-meet(struct find *find, uint64_t entry, uint32_t depth, uint32_t len, struct kvi_match **ret)
+/* An entry of a part, or of a holder that has windows: find->met is its item, if it gets one. Out of the
+ * way of all others. */
+__attribute__((noinline, cold)) static int meet_windowed(struct find *find, uint64_t entry,
+                                                         uint32_t depth, uint32_t len)
 {
+    const struct kvi_holder *holder = kvi_holder_at(find->ix, kvi_entry_holder(entry));
+    const struct kvi_windows *windows;
+
+    find->met = NULL;
+    if (!holder)
+        return DISTURBED;
+    if (holder->main)
+        return take_part(find, holder, entry, depth, len);
+    windows = kvi_windows_of(holder);
+    if (depth)
+        return 0;
+    return windows ? add_windowed(find, holder, windows, &find->met)
+                   : add_item(find, holder, holder->id, &find->met);
+}
+
+/*
+ * An entry of a holder without an item. Returns 0, -ENOMEM or DISTURBED; *@ret is the item, or NULL when the
+ * holder is being cleared: then it isn't there already. The acquire pairs with hide() in clear.c.
+ */
+static inline int meet(struct find *find, uint64_t entry, uint32_t depth, uint32_t len,
+                       struct kvi_match **ret)
+{
+    uint32_t id = kvi_entry_holder(entry);
     const struct kvi_holder *holder;
+    int rc;
 
     *ret = NULL;
     /* In here, but not yet in the chains above (a store that isn't done), or not any more. */
     if (depth && !find->slots->n_shares)
         return 0;
-    holder = kvi_holder_at(find->ix, kvi_entry_holder(entry));
+    holder = kvi_holder_at(find->ix, id);
     if (!holder)
         return DISTURBED;
-    if (KV_UNLIKELY(holder->main != NULL))
-        return take_part(find, holder, entry, depth, len);
-    return depth ? 0 : add_item(find, holder, ret);
+    if (atomic_load_explicit(&holder->hidden, memory_order_acquire))
+        return 0;
+    if (depth || KV_UNLIKELY(atomic_load_explicit(&holder->windowed, memory_order_acquire))) {
+        rc = meet_windowed(find, entry, depth, len);
+        *ret = find->met;
+        return rc;
+    }
+    return add_item(find, holder, id, ret);
 }
 
 /* How far tiers up to @t go, block by block. */
@@ -287,7 +312,7 @@ static int take_entries(struct find *find, const struct kvi_chain *chain, uint32
 }
 
 /* Of the holders that have windows, as much as these allow. */
-static void cut_matches(struct find *find)
+__attribute__((noinline, cold)) static void cut_matches(struct find *find)
 {
     struct slots *slots = find->slots;
     struct kvi_matches *matches = find->matches;

@@ -26,6 +26,7 @@ static void publish(struct kvi_index *ix, struct kvi_holder *holder, struct kvi_
     struct kvi_windows *old = kvi_windows_of(holder);
 
     atomic_store_explicit(&holder->windows, windows, memory_order_release);
+    atomic_store_explicit(&holder->windowed, true, memory_order_release);
     if (old)
         kvi_retire_memory(ix, &old->retired, sizeof(*old));
 }
@@ -237,6 +238,7 @@ static int add_part(struct kvi_index *ix, struct kvi_holder *holder, struct kvi_
         return -ENOMEM;
     part->key = holder->key;
     part->main = holder;
+    atomic_init(&part->windowed, true);
     part->max_blocks = part_limit(holder);
     rc = kvi_dir_add(&ix->holders, part, KVI_MAX_HOLDERS, &part->id);
     if (rc) {

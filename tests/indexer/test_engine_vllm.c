@@ -78,7 +78,7 @@ static void expect_no_hole(const struct vllm *v, const struct prompt *p)
     uint64_t hashes[VLLM_MAX_CHAIN];
     size_t n = vllm_hashes(v, p, hashes);
 
-    for (size_t i = vllm_hit(v, hashes, n); i < n; i++)
+    for (size_t i = vllm_hit(v, hashes, n, n); i < n; i++)
         assert_false(vllm_has(v, hashes[i], 0));
 }
 
@@ -88,7 +88,7 @@ static void compare(struct run *run)
         struct prompt p = prompts_next(&run->prompts, VLLM_BLOCK);
 
         follow_compare(&run->f, &p, KV_TIER_DEVICE, vllm_lookup(&run->vllm, &p));
-        if (run->vllm.opts.n_groups == 1)
+        if (run->vllm.opts.host_blocks)
             expect_no_hole(&run->vllm, &p);
         if (run->vllm.opts.host_blocks)
             follow_compare(&run->f, &p, KV_TIER_HOST, vllm_host_lookup(&run->vllm, &p));
