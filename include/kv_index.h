@@ -372,7 +372,7 @@ typedef int (*kvi_dump_fn)(void *arg, const struct kvi_dump_run *run);
  */
 KV_API int kvi_dump(struct kvi_index *index, kvi_dump_fn fn, void *arg);
 
-/** What a fact of kvi_dump_extras is about. */
+/** Kinds of facts that kvi_dump_extras tells. */
 enum kvi_extra_kind {
     KVI_EXTRA_BLOCK,       /* a block is parked, or has several copies of source 0 */
     KVI_EXTRA_RULE,        /* how lookups of a holder go */
