@@ -96,19 +96,17 @@ static int grow_path(struct find *find)
     return 0;
 }
 
-static bool has_room(void *array, size_t *capacity, size_t n, size_t bytes)
+/* @array with room for another item after its @n. NULL: no memory, and @array is still there. */
+static void *with_room(void *array, size_t *capacity, size_t n, size_t bytes)
 {
-    void *old, *grown;
+    void *grown;
 
     if (n < *capacity)
-        return true;
-    memcpy(&old, array, sizeof(old));
-    grown = realloc(old, KV_MAX(2 * n, (size_t)16) * bytes);
-    if (!grown)
-        return false;
-    memcpy(array, &grown, sizeof(grown));
-    *capacity = KV_MAX(2 * n, (size_t)16);
-    return true;
+        return array;
+    grown = realloc(array, KV_MAX(2 * n, (size_t)16) * bytes);
+    if (grown)
+        *capacity = KV_MAX(2 * n, (size_t)16);
+    return grown;
 }
 
 /* The next item, empty, is @holder's. Returns 0 or -ENOMEM. */
@@ -150,10 +148,12 @@ static int add_windowed(struct find *find, const struct kvi_holder *holder,
                         const struct kvi_windows *windows, struct kvi_match **ret)
 {
     struct slots *slots = find->slots;
+    struct windowed *items =
+        with_room(slots->windowed, &slots->windowed_capacity, slots->n_windowed, sizeof(*items));
 
-    if (!has_room(&slots->windowed, &slots->windowed_capacity, slots->n_windowed,
-                  sizeof(slots->windowed[0])))
+    if (!items)
         return -ENOMEM;
+    slots->windowed = items;
     slots->windowed[slots->n_windowed++] = (struct windowed){windows, find->matches->n};
     return add_item(find, holder, holder->id, ret);
 }
@@ -165,6 +165,7 @@ static int take_part(struct find *find, const struct kvi_holder *part, uint64_t 
     const struct kvi_windows *windows = kvi_windows_of(part->main);
     const struct kvi_tmap *tmap = NULL;
     struct slots *slots = find->slots;
+    struct kvi_share *shares;
     struct kvi_match *item;
     int rc = 0;
 
@@ -175,9 +176,10 @@ static int take_part(struct find *find, const struct kvi_holder *part, uint64_t 
         if (!tmap || tmap->capacity < len)
             return DISTURBED;
     }
-    if (!has_room(&slots->shares, &slots->shares_capacity, slots->n_shares,
-                  sizeof(slots->shares[0])))
+    shares = with_room(slots->shares, &slots->shares_capacity, slots->n_shares, sizeof(*shares));
+    if (!shares)
         return -ENOMEM;
+    slots->shares = shares;
     slots->shares[slots->n_shares] = (struct kvi_share){.tmap = tmap,
                                                         .holder = part->id,
                                                         .mask = kvi_entry_mask(entry),

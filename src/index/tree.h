@@ -177,7 +177,7 @@ struct kvi_holder {
     uint32_t oldest, newest;
     uint64_t max_blocks, n_refused;
     const void *clearing;    /* the call that empties it, slice by slice; its other writers wait */
-    _Atomic bool windowed; /* it has windows, or is a part */
+    _Atomic bool windowed;   /* it has windows, or is a part */
     _Atomic bool hidden;     /* from lookups, while a large tree of it goes from below: clear.c */
     struct kvi_holder *main; /* of a part: whose windows it has; see windows.h */
     struct kvi_windows *_Atomic windows; /* NULL: none */

@@ -19,7 +19,7 @@ struct ki_options {
     uint64_t block_size; /* 0: not given */
     const char *workers; /* NULL: none */
     uint64_t hash_lookahead;
-    bool eagle_drop;     /* of those workers */
+    bool eagle_drop; /* of those workers */
     const char *model_name;
     const char *tenant_id;     /* --routing-group's value where that is given */
     const char *routing_group; /* NULL: not given */

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "base/unit.h"
 #include "base/hash.h"
+
+#include "base/unit.h"
 
 /* Any length, at any alignment, at once and in pieces: what the header computes for a plain machine. */
 static void like_the_plain_one(void **state)
