@@ -5,9 +5,9 @@
  *
  *   indexer_bench [-r ROUNDS] [-m MS] [-c REQUESTS] [-n SCALE%] [-f FIGURES] [NAME=COMMAND | NAME=URL,PID]...
  *
- * COMMAND runs in a shell, with {port} replaced by a free port; URL is an indexer that runs already.
- * Without any: the kv-indexer beside this program. The last one is what the others are compared
- * with. FIGURES: some of query,ingest,single,memory. Example:
+ * COMMAND runs in a shell, with {port} replaced by a free port; URL is an indexer that runs
+ * already. Without any: the kv-indexer beside this program. The last one is what the others are
+ * compared with. FIGURES: some of query,ingest,single,memory. Example:
  *
  *   indexer_bench kvasir='build/bin/kv-indexer --port {port}' \
  *                 dynamo='python -m dynamo.indexer --port {port}'
@@ -19,8 +19,8 @@
  *   memory   resident bytes a holder-block, 30 % of the prompts held by all 4 workers: 1 s after the
  *            last block has become visible, the peak until then, and 15 s later
  *
- * Values are medians of the rounds; `ratio` and `cpu_ratio` medians of the rounds' own ratios, above
- * 1 when better than the last indexer. CPU is that of the whole process, kernel included.
+ * Values are medians of the rounds; `ratio` and `cpu_ratio` medians of the rounds' own ratios,
+ * above 1 when better than the last indexer. CPU is that of the whole process, kernel included.
  */
 #include <inttypes.h>
 #include <limits.h>

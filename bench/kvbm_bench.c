@@ -4,10 +4,11 @@
  *
  *     kvbm_bench [FIGURE [BLOCKS]]      all of them; 1000000
  *
- * The pool holds prompts of 1008 blocks, registered and released 16 blocks a time, a chunk of this prompt,
- * then one of that. Keys are random. "shuffled": its free blocks were shuffled first (and the yardstick's
- * heap), so that neighbours in a prompt or a list are not neighbours in memory: a pool that has run for
- * years. "in order": one that was just made. All figures that don't say are shuffled.
+ * The pool holds prompts of 1008 blocks, registered and released 16 blocks a time, a chunk of this
+ * prompt, then one of that. Keys are random. "shuffled": its free blocks were shuffled first (and
+ * the yardstick's heap), so that neighbours in a prompt or a list are not neighbours in memory: a
+ * pool that has run for years. "in order": one that was just made. All figures that don't say are
+ * shuffled.
  *
  * cycle     allocate 16, complete, register, release, match again, release: with free blocks left, and
  *           full (each allocation evicts)
@@ -18,7 +19,8 @@
  * hash      tokens to block and sequence hashes
  * latency   one cache miss, of as much memory as a pool's bookkeeping: what all of the above wait for
  *
- * Per block and, but for threads, of the thread's own time: other programs may be running. Each the median of windows; the yardstick (kvbm_naive.h) does the same in the same run.
+ * Per block and, but for threads, of the thread's own time: other programs may be running. Each the
+ * median of windows; the yardstick (kvbm_naive.h) does the same in the same run.
  */
 #include <malloc.h>
 #include <pthread.h>

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * kvbm_bench's yardstick: a pool as one writes it first. A chained hash table of malloc'ed nodes, a block
- * a node; inactive ones in a doubly linked list (LRU), or in an ordered set (a binary heap by time of
- * release, as an eviction that orders by more than arrival has it). One lock a call. No handles that can be
- * told when stale, no tiers, no priorities, no duplicates, no parents, no counters.
+ * kvbm_bench's yardstick: a pool as one writes it first. A chained hash table of malloc'ed nodes, a
+ * block a node; inactive ones in a doubly linked list (LRU), or in an ordered set (a binary heap by
+ * time of release, as an eviction that orders by more than arrival has it). One lock a call. No
+ * handles that can be told when stale, no tiers, no priorities, no duplicates, no parents, no
+ * counters.
  */
 #ifndef KV_BENCH_KVBM_NAIVE_H
 #define KV_BENCH_KVBM_NAIVE_H

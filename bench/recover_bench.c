@@ -2,8 +2,8 @@
 /*
  * Recovery between two real kv-indexer processes: how long until a fresh one serves what its peer
  * has, and what memory that takes beside the index. The first is filled over ZMQ (4 workers,
- * prompts of 32 blocks of 16 tokens, nothing shared); the second starts with --peers. The time
- * ends with its first answer. The workers are gone by then, so it includes no wait for subscriptions
+ * prompts of 32 blocks of 16 tokens, nothing shared); the second starts with --peers. The time ends
+ * with its first answer. The workers are gone by then, so it includes no wait for subscriptions
  * (200 ms where there are any).
  *
  * Memory above the index is the peak resident size of the whole process less the index's own
@@ -280,9 +280,7 @@ static void fill(const struct indexer *x, uint64_t n_blocks)
     kv_buf_fini(&batch);
 }
 
-/* -- the figures
- * ------------------------------------------------------------------------------------------------
- */
+/* -- the figures ------------------------------------------------------------------------------- */
 
 static double since_s(uint64_t started_ns)
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Copies in memory: what the copier makes of blocks of 2 MiB, beside as many threads
- * that memcpy the same pieces in the same run, in turns. "G1" is a layout as a GPU's cache is, on the host.
+ * Copies in memory: what the copier makes of blocks of 2 MiB, beside as many threads that memcpy
+ * the same pieces in the same run, in turns. "G1" is a layout as a GPU's cache is, on the host.
  *
  *   copy       G1 (a block in one piece) to G2 and back; and with a storage per layer, whose pieces are 64 KiB
  *   convert    the same with heads first on one side

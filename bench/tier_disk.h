@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The disk tier beside fio. Every round: fio writes and reads a file in place (io_uring, O_DIRECT, the same block size,
- * depth, bytes, and random order), and the tier does the same with its slots, checksums and barriers
- * included, with memory that is registered with io_uring and without; one directly after the other, in a turning order.
- * The ratio is the median of the rounds' own; CPU time is all of ours, the kernel's for us too.
+ * The disk tier beside fio. Every round: fio writes and reads a file in place (io_uring, O_DIRECT,
+ * the same block size, depth, bytes, and random order), and the tier does the same with its slots,
+ * checksums and barriers included, with memory that is registered with io_uring and without; one
+ * directly after the other, in a turning order. The ratio is the median of the rounds' own; CPU
+ * time is all of ours, the kernel's for us too.
  *
  * Included by tier_bench.c only.
  */

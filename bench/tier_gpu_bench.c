@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Blocks of 2 MiB (16 tokens, 32 layers, K and V of 64 KiB a layer) between a GPU and pinned memory, by the transfer
- * copier, beside cuMemcpyAsync of as many bytes in the same run, in turns: all bytes in one call. One JSON line per
- * figure; everything is compared after it went there and back. Needs no CUDA toolkit, only a driver: exit 77 without.
+ * Blocks of 2 MiB (16 tokens, 32 layers, K and V of 64 KiB a layer) between a GPU and pinned
+ * memory, by the transfer copier, beside cuMemcpyAsync of as many bytes in the same run, in turns:
+ * all bytes in one call. One JSON line per figure; everything is compared after it went there and
+ * back. Needs no CUDA toolkit, only a driver: exit 77 without.
  *
  *   block          a block in one piece on either side, scattered blocks
  *   both           out and in at the same time; beside two streams with a copy each

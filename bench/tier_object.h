@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The object tier beside the store that it stands on: blocks put and got as a manager does it (batches of 32, four at a time), and
- * the same bytes by a loop of kvs_put_chunk with one publication, and kvs_prefetch with a loop of kvs_get_chunk, over a handle of
- * the same store. The raw loop computes no checksum of its own and leaves the bytes where the store has put them; the
- * tier verifies each block and copies it to where it was asked for. One directly after the other, every other round the
- * other way round; the ratio is the median of the rounds' own. Gets are from the page cache or the server's memory.
+ * The object tier beside the store that it stands on: blocks put and got as a manager does it
+ * (batches of 32, four at a time), and the same bytes by a loop of kvs_put_chunk with one
+ * publication, and kvs_prefetch with a loop of kvs_get_chunk, over a handle of the same store. The
+ * raw loop computes no checksum of its own and leaves the bytes where the store has put them; the
+ * tier verifies each block and copies it to where it was asked for. One directly after the other,
+ * every other round the other way round; the ratio is the median of the rounds' own. Gets are from
+ * the page cache or the server's memory.
  *
  * Included by tier_bench.c only.
  */

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Headers and records of the disk tier. The first byte chooses. Bit 0: a header as it may be found, with its own
- * checksum and with the right one; what is believed is what would be written. Otherwise a record, behind the key
- * length: what verifies is inside its limits and comes back as it was when written.
+ * Headers and records of the disk tier. The first byte chooses. Bit 0: a header as it may be found,
+ * with its own checksum and with the right one; what is believed is what would be written.
+ * Otherwise a record, behind the key length: what verifies is inside its limits and comes back as
+ * it was when written.
  */
 #include <errno.h>
 #include <string.h>

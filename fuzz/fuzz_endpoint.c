@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Endpoints and the rules that admit them. What is accepted can be written back and parses the same; what
- * isn't gets one of the known phrases. A rule admits only what its kind can.
+ * Endpoints and the rules that admit them. What is accepted can be written back and parses the
+ * same; what isn't gets one of the known phrases. A rule admits only what its kind can.
  */
 #include <stdio.h>
 #include <strings.h>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Bytes as operations on a prefix index and on the naive model of it. The universe is tiny (4 holders,
- * 4 tokens hashes, 32 engine hashes, 2 sources), so that a few bytes reach splits, moves, renames,
- * copies and parked blocks.
+ * Bytes as operations on a prefix index and on the naive model of it. The universe is tiny (4
+ * holders, 4 tokens hashes, 32 engine hashes, 2 sources), so that a few bytes reach splits, moves,
+ * renames, copies and parked blocks.
  */
 #include <stdint.h>
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Layouts: the first byte chooses. Even: a configuration, of which every region must lie in its storage and
- * which must come back as it was when written down. Odd: a descriptor as another process may send it, with
- * its own checksum and with the right one; what is believed is what would be written.
+ * Layouts: the first byte chooses. Even: a configuration, of which every region must lie in its
+ * storage and which must come back as it was when written down. Odd: a descriptor as another
+ * process may send it, with its own checksum and with the right one; what is believed is what would
+ * be written.
  */
 #include <string.h>
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Values of the object tier as a store may hand them out. The first byte is the key's length, the second chooses (bit 0: the
- * block's length is what is left, else another), four are the group, three say which bit of a good value is flipped; the rest is
- * the value. What is believed is exactly what would have been put; nothing else is, not by a bit.
+ * Values of the object tier as a store may hand them out. The first byte is the key's length, the
+ * second chooses (bit 0: the block's length is what is left, else another), four are the group,
+ * three say which bit of a good value is flipped; the rest is the value. What is believed is
+ * exactly what would have been put; nothing else is, not by a bit.
  */
 #include <string.h>
 

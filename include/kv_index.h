@@ -218,15 +218,15 @@ KV_API int kvi_set_window(struct kvi_index *index, struct kv_holder holder,
                           const struct kvi_window *window);
 
 /**
- * Say that @holder, known or not, has no main group (@alone), or has one: alone, matches are made of its
- * windows' blocks. Returns 0, -ENOMEM or -ENOSPC. Any thread.
+ * Say that @holder, known or not, has no main group (@alone), or has one: alone, matches are made
+ * of its windows' blocks. Returns 0, -ENOMEM or -ENOSPC. Any thread.
  */
 KV_API int kvi_set_alone(struct kvi_index *index, struct kv_holder holder, bool alone);
 
 /**
- * Say that the engine of @holder, known or not, gives up the last block that it finds (EAGLE without
- * lookahead hashes), for as long as the holder is known. Matches become one block shorter; a window has to
- * have that block, too. Returns 0, -ENOMEM or -ENOSPC. Any thread.
+ * Say that the engine of @holder, known or not, gives up the last block that it finds (EAGLE
+ * without lookahead hashes), for as long as the holder is known. Matches become one block shorter;
+ * a window has to have that block, too. Returns 0, -ENOMEM or -ENOSPC. Any thread.
  */
 KV_API int kvi_set_drops(struct kvi_index *index, struct kv_holder holder);
 
@@ -400,16 +400,15 @@ struct kvi_extra {
 typedef int (*kvi_extra_fn)(void *arg, const struct kvi_extra *extra);
 
 /**
- * Enumerate the facts that kvi_dump leaves out, to be restored after its runs: parked blocks, copies
- * of source 0 where no other source has any, then windows and their blocks. Weakly consistent, as kvi_dump. Any thread.
- * Returns 0; -ENOMEM; or the value with which @fn stopped it.
+ * Enumerate the facts that kvi_dump leaves out, to be restored after its runs: parked blocks,
+ * copies of source 0 where no other source has any, then windows and their blocks. Weakly
+ * consistent, as kvi_dump. Any thread. Returns 0; -ENOMEM; or the value with which @fn stopped it.
  */
 KV_API int kvi_dump_extras(struct kvi_index *index, kvi_extra_fn fn, void *arg);
 
 /**
- * Apply one fact of kvi_dump_extras: park the block, set the number of copies of a known block, or tell
- * a window.
- * Any thread. Returns as kvi_store.
+ * Apply one fact of kvi_dump_extras: park the block, set the number of copies of a known block, or
+ * tell a window. Any thread. Returns as kvi_store.
  */
 KV_API int kvi_restore_extra(struct kvi_index *index, const struct kvi_extra *extra);
 

@@ -18,7 +18,8 @@ extern "C" {
 #define KV_API __attribute__((visibility("default")))
 
 /**
- * Receives each log line of a library, without newline. @level: 0 error, 1 warning, 2 info, 3 debug.
+ * Receives each log line of a library, without newline. @level: 0 error, 1 warning, 2 info, 3
+ * debug.
  *
  * Every library takes one: kve_set_log, kvi_set_log, kvs_set_log, kvbm_set_log, kvx_set_log. A
  * program that links several libraries sets each once, before it calls anything else of them.
@@ -32,8 +33,9 @@ typedef void (*kv_log_fn)(void *arg, int level, const char *line);
  *     struct kvs_gc_opts opts = KVS_GC_OPTS_INIT;
  *     opts.dry_run = true;
  *
- * In C `.size = sizeof(opts)` among other fields does the same. A function that gets such a struct with an impossible
- * size (0, a pointer's) returns -EINVAL, logs one line with the struct's name, and does nothing.
+ * In C `.size = sizeof(opts)` among other fields does the same. A function that gets such a struct
+ * with an impossible size (0, a pointer's) returns -EINVAL, logs one line with the struct's name,
+ * and does nothing.
  */
 #ifdef __cplusplus
 } /* extern "C": templates have C++ linkage */

@@ -201,9 +201,9 @@ KV_API int kvbm_cache_detach(struct kvbm_cache *cache);
  * Store blocks of @cache in the tiers and wait for it: blocks[i] of the cache holds key i of @chain
  * (tokens are ignored), UINT32_MAX: leave it out. Keys that are there already cost a lookup.
  *
- * A block without room waits, at most @timeout_ms, instead of being dropped. Without a host tier the
- * call also waits until a lower tier has the blocks. Returns the number of keys, from the first on,
- * that a tier has now: less than @n when the time was over, a policy refused a block, or a tier
+ * A block without room waits, at most @timeout_ms, instead of being dropped. Without a host tier
+ * the call also waits until a lower tier has the blocks. Returns the number of keys, from the first
+ * on, that a tier has now: less than @n when the time was over, a policy refused a block, or a tier
  * failed; -EINVAL; -ENOTSUP (a cache of some of the heads); -ENOMEM; -ESHUTDOWN; -ECHILD; or the
  * error of the copy. Nothing reads the cache's blocks on return. Any thread.
  */

@@ -60,8 +60,7 @@ static void put_pattern(const kv_store_v1 *self, char kind, struct kv_buf *patte
     kv_buf_puts(pattern, ":*");
 }
 
-/* -- pages
- * -------------------------------------------------------------------------------------- */
+/* -- pages ------------------------------------------------------------------------------------- */
 
 /*
  * One page: the command in @batch was SCAN or SSCAN at @scan's cursor. What is longer than @skip

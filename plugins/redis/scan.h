@@ -4,9 +4,10 @@
  * there is none: cursors that come again (found by Brent's method, within three times the circle),
  * more pages than RDS_MAX_PAGES, or more time than RDS_MAX_LISTING_S.
  *
- * A cursor is a place in one process's table, whose order is its own: after a restart, a fail-over or
- * a slot's move the same number is another place, and names would be passed over. Nobody tells, but
- * none of them leaves the connection whole: on another one the listing begins again. Not thread-safe.
+ * A cursor is a place in one process's table, whose order is its own: after a restart, a fail-over
+ * or a slot's move the same number is another place, and names would be passed over. Nobody tells,
+ * but none of them leaves the connection whole: on another one the listing begins again. Not
+ * thread-safe.
  */
 #ifndef KV_REDIS_SCAN_H
 #define KV_REDIS_SCAN_H
@@ -29,8 +30,9 @@ struct rds_scan {
 void rds_scan_begin(struct rds_scan *scan);
 
 /**
- * The server answered with @cursor over connection @line. 1: that was the last page; 0: ask on, maybe
- * from the beginning; -EPROTO, -E2BIG, -ETIMEDOUT, -ECONNRESET: it had to begin again too often.
+ * The server answered with @cursor over connection @line. 1: that was the last page; 0: ask on,
+ * maybe from the beginning; -EPROTO, -E2BIG, -ETIMEDOUT, -ECONNRESET: it had to begin again too
+ * often.
  */
 int rds_scan_next(struct rds_scan *scan, const char *cursor, uint64_t line);
 

@@ -17,8 +17,7 @@
 #define MAX_SEGMENTS 1024 /* names whose last object is remembered, the latest ones */
 #define MAX_SEGMENTS_BYTES (64u << 20)
 
-/* -- A set of keys
- * ------------------------------------------------------------------------------ */
+/* -- A set of keys ----------------------------------------------------------------------------- */
 
 /* Records as in the object; an open-addressed table of their places finds them again. */
 struct s3_ref_keys {
@@ -114,8 +113,7 @@ static size_t bytes_of(const struct s3_ref_keys *keys)
     return keys->records.capacity + keys->capacity * sizeof(*keys->slots);
 }
 
-/* -- What was noted since, and what was stored last
- * --------------------------------------------- */
+/* -- What was noted since, and what was stored last -------------------------------------------- */
 
 struct s3_ref_segment {
     struct s3_ref_segment *next;
@@ -224,8 +222,7 @@ void s3_refs_add(struct s3_refs *refs, const uint8_t *hash, size_t hash_len)
     pthread_mutex_unlock(&refs->lock);
 }
 
-/* -- The past
- * ----------------------------------------------------------------------------------- */
+/* -- The past ---------------------------------------------------------------------------------- */
 
 static void drop_oldest(struct s3_refs *refs)
 {
@@ -267,8 +264,7 @@ static void recall(struct s3_refs *refs, struct s3_ref_keys *ret)
     }
 }
 
-/* -- A publication
- * ------------------------------------------------------------------------------ */
+/* -- A publication ----------------------------------------------------------------------------- */
 
 static XXH128_hash_t hash_name(const char *name)
 {
@@ -437,8 +433,7 @@ void s3_refs_end(struct s3_refs *refs, struct s3_noting *noting, bool published)
     *noting = (struct s3_noting){0};
 }
 
-/* -- Reading and forgetting
- * --------------------------------------------------------------------- */
+/* -- Reading and forgetting -------------------------------------------------------------------- */
 
 struct walk {
     struct s3_refs *refs;

@@ -49,8 +49,8 @@ typedef int (*s3_listed_fn)(void *arg, const struct s3_listed *object);
  * Read a ListObjectsV2 answer that was asked for with encoding-type=url. The page is checked whole
  * before @each gets its objects. @ret_next gets the continuation token, "" on the last page: what
  * IsTruncated says counts, and a page that doesn't say whether it is the last is refused, since
- * whoever sweeps would take a part for all. Returns what @each returned when not 0, -EPROTO for what
- * is no such answer, -ENOSPC for a token or key beyond all bounds.
+ * whoever sweeps would take a part for all. Returns what @each returned when not 0, -EPROTO for
+ * what is no such answer, -ENOSPC for a token or key beyond all bounds.
  */
 int s3_read_listing(const void *data, size_t len, s3_listed_fn each, void *arg, char *ret_next,
                     size_t next_size);

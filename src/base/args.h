@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Command lines, from one table per program. The same rows parse the command line, the environment and
- * a configuration file, check ranges, and print --help, man pages and completions.
+ * Command lines, from one table per program. The same rows parse the command line, the environment
+ * and a configuration file, check ranges, and print --help, man pages and completions.
  *
  * Later sources win: defaults, --config FILE, environment, command line.
  * - Command line: `--name value` or `--name=value`.

@@ -18,8 +18,8 @@ enum {
 /**
  * Open @path below directory @at; @flags and @mode as for open(2), O_CLOEXEC is added. Returns a
  * descriptor, -ELOOP: @path or a part of it is a symbolic link, -EXDEV: @path is absolute or leads
- * out of @at by "..", or another negative errno of open(2). O_TRUNC and O_CREAT act on what is there,
- * whatever it is; kv_beneath_file looks first.
+ * out of @at by "..", or another negative errno of open(2). O_TRUNC and O_CREAT act on what is
+ * there, whatever it is; kv_beneath_file looks first.
  */
 int kv_beneath_open(int at, const char *path, int flags, mode_t mode);
 

@@ -57,9 +57,9 @@ void kv_limbo_retire(struct kv_limbo *limbo, struct kv_retired *object, unsigned
 
 /**
  * Free what no reader can see. Call it at the end of each write. With @eager, look at the readers
- * even when little is waiting; much (16 times the soft limit) is collected as eagerly. Waits (yielding)
- * only while more than the hard limit is waiting, and never for itself: inside a read section of the
- * calling thread it leaves the rest for a later call.
+ * even when little is waiting; much (16 times the soft limit) is collected as eagerly. Waits
+ * (yielding) only while more than the hard limit is waiting, and never for itself: inside a read
+ * section of the calling thread it leaves the rest for a later call.
  */
 void kv_limbo_collect(struct kv_limbo *limbo, int eager);
 

@@ -69,17 +69,19 @@ static inline void kv_autofree(void *variable)
          : (fallback))
 
 /**
- * The same for what is told: KV_GIVE writes @from, a struct of today, into a caller's as far as that reaches, and no
- * further. His size stays; what a newer one has that the library doesn't know keeps its value.
+ * The same for what is told: KV_GIVE writes @from, a struct of today, into a caller's as far as
+ * that reaches, and no further. His size stays; what a newer one has that the library doesn't know
+ * keeps its value.
  */
 #define KV_GIVE(to, from)                                                        \
     memcpy((char *)(to) + sizeof(size_t), (const char *)(from) + sizeof(size_t), \
            KV_MIN((to)->size, sizeof(*(from))) - sizeof(size_t))
 
 /**
- * The one rule for structs that begin with their size, checked by each function that takes one: the size is at
- * least that of a struct with one field and at most KV_MAX_STRUCT. A size of 0 (forgotten), of a pointer, or of
- * garbage is refused with one log line that names @name, the struct.
+ * The one rule for structs that begin with their size, checked by each function that takes one: the
+ * size is at least that of a struct with one field and at most KV_MAX_STRUCT. A size of 0
+ * (forgotten), of a pointer, or of garbage is refused with one log line that names @name, the
+ * struct.
  */
 #define KV_MAX_STRUCT ((size_t)1 << 16)
 bool kv_refuse_size(const char *name, size_t size); /* logs; returns false */

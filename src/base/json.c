@@ -144,8 +144,8 @@ enum kv_json_type kv_json_peek(struct kv_json *j)
 static void skip_scalar(struct kv_json *j);
 
 /*
- * Another value than @text asks for stands at j->p. A scalar is read to its end first: `nul` is malformed, not of
- * another type. A container is judged by its bracket.
+ * Another value than @text asks for stands at j->p. A scalar is read to its end first: `nul` is
+ * malformed, not of another type. A container is judged by its bracket.
  */
 static void unexpected(struct kv_json *j, const char *text)
 {

@@ -120,10 +120,10 @@ size_t kv_json_u32_array(struct kv_json *j, struct kv_buf *ret);
 size_t kv_json_bits64_array(struct kv_json *j, struct kv_buf *ret);
 
 /**
- * Bytes that aren't JSON in the place of a value: after '#', as many as their own format says. Enter
- * with _open (false: something else is there), then take them piece by piece. _take returns @n bytes,
- * valid until the next call; NULL and the sticky error at the end of the text. A stream's buffer must
- * hold @n.
+ * Bytes that aren't JSON in the place of a value: after '#', as many as their own format says.
+ * Enter with _open (false: something else is there), then take them piece by piece. _take returns
+ * @n bytes, valid until the next call; NULL and the sticky error at the end of the text. A stream's
+ * buffer must hold @n.
  */
 bool kv_json_raw_open(struct kv_json *j);
 const void *kv_json_raw_take(struct kv_json *j, size_t n);
@@ -168,7 +168,8 @@ void kv_json_put_bool(struct kv_json_writer *w, bool value);
 void kv_json_put_null(struct kv_json_writer *w);
 /**
  * For values that are written often: room for @max bytes of a value's text, to be filled by the
- * caller and passed to kv_json_raw_end with its end. NULL when the buffer can't grow: nothing follows.
+ * caller and passed to kv_json_raw_end with its end. NULL when the buffer can't grow: nothing
+ * follows.
  */
 char *kv_json_raw_begin(struct kv_json_writer *w, size_t max);
 void kv_json_raw_end(struct kv_json_writer *w, const char *end);

@@ -11,8 +11,8 @@ void kv_json_writer_init(struct kv_json_writer *w, struct kv_buf *out)
 }
 
 /*
- * A place for the @n bytes of a value, behind the comma that separates it from the value before. The
- * caller fills it and passes its end to wrote(). NULL when the buffer can't grow.
+ * A place for the @n bytes of a value, behind the comma that separates it from the value before.
+ * The caller fills it and passes its end to wrote(). NULL when the buffer can't grow.
  */
 static inline char *place(struct kv_json_writer *w, size_t n)
 {

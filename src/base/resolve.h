@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Host names to addresses without waiting: the lookups run on threads of the resolver's own, as many names at a time
- * as it has threads, and askers come back for the answer.
+ * Host names to addresses without waiting: the lookups run on threads of the resolver's own, as
+ * many names at a time as it has threads, and askers come back for the answer.
  *
  *     ask ──> known and young enough? ──yes──> addresses
  *              │no
  *              ├── a lookup runs or is queued: -EINPROGRESS, until its deadline has passed
  *              └── queued: names that never failed first, so that dead names hold up each other only
  *
- * getaddrinfo can't be interrupted, and with a name server that doesn't answer it takes tens of seconds. A lookup
- * beyond its deadline goes on in the background, and its answer counts when it comes. kv_resolver_destroy doesn't wait
- * for any: threads own what they use.
+ * getaddrinfo can't be interrupted, and with a name server that doesn't answer it takes tens of
+ * seconds. A lookup beyond its deadline goes on in the background, and its answer counts when it
+ * comes. kv_resolver_destroy doesn't wait for any: threads own what they use.
  *
  * Thread-safe.
  */

@@ -7,8 +7,9 @@
 #define XXH_INLINE_ALL
 #endif
 /*
- * Read memory by memcpy. With gcc, xxhash reads through 32-bit and 64-bit pointers, which the aliasing rules forbid
- * for keys that are stored as another type: gcc 14 saw an initialised uint64_t as uninitialised.
+ * Read memory by memcpy. With gcc, xxhash reads through 32-bit and 64-bit pointers, which the
+ * aliasing rules forbid for keys that are stored as another type: gcc 14 saw an initialised
+ * uint64_t as uninitialised.
  */
 #ifndef XXH_FORCE_MEMORY_ACCESS
 #define XXH_FORCE_MEMORY_ACCESS 0

@@ -114,9 +114,9 @@ static int context_of(uint32_t device, context_t *ret)
 }
 
 /*
- * While any thread captures a graph in the default mode, another thread's waiting and asking makes that capture fail:
- * threads of ours must say that they have nothing to do with it. Only between enter and leave, because the thread may
- * be the caller's.
+ * While any thread captures a graph in the default mode, another thread's waiting and asking makes
+ * that capture fail: threads of ours must say that they have nothing to do with it. Only between
+ * enter and leave, because the thread may be the caller's.
  */
 static _Thread_local int entered, mode_before;
 
@@ -210,8 +210,8 @@ int kvbm_cuda_free(uint64_t addr)
 }
 
 /*
- * Not for children: fork() would have to copy every locked page at once, and where a kernel doesn't, the parent would
- * write to another page than the GPU reads.
+ * Not for children: fork() would have to copy every locked page at once, and where a kernel
+ * doesn't, the parent would write to another page than the GPU reads.
  */
 int kvbm_cuda_pin(void *memory, size_t len)
 {
@@ -228,8 +228,8 @@ int kvbm_cuda_unpin(void *memory)
 }
 
 /*
- * A memset, and a copy from memory that isn't locked, may return before the GPU's memory has changed; other
- * streams than the default one would not wait for it.
+ * A memset, and a copy from memory that isn't locked, may return before the GPU's memory has
+ * changed; other streams than the default one would not wait for it.
  */
 static int settle(void)
 {

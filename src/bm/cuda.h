@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The few calls of the CUDA driver that storages need, found in libcuda.so.1 when the first of them is
- * wanted: nobody else needs CUDA, at build time or at run time. ABI: the driver API's public symbols, 64 bit.
+ * The few calls of the CUDA driver that storages need, found in libcuda.so.1 when the first of them
+ * is wanted: nobody else needs CUDA, at build time or at run time. ABI: the driver API's public
+ * symbols, 64 bit.
  */
 #ifndef KVBM_BM_CUDA_H
 #define KVBM_BM_CUDA_H
@@ -10,13 +11,14 @@
 #include <stdint.h>
 
 /**
- * Make @device's primary context current for this thread. 0, -ENODEV (no driver, no such device). Until it is left,
- * this thread's calls don't disturb a graph that another one captures.
+ * Make @device's primary context current for this thread. 0, -ENODEV (no driver, no such device).
+ * Until it is left, this thread's calls don't disturb a graph that another one captures.
  */
 int kvbm_cuda_enter(uint32_t device);
 /**
- * For what any context will do: the one of @device if this process uses that, else of one that it uses, and only
- * else a new one, which takes hundreds of MiB of a GPU that may be another process's. Which one: @ret (may be NULL).
+ * For what any context will do: the one of @device if this process uses that, else of one that it
+ * uses, and only else a new one, which takes hundreds of MiB of a GPU that may be another
+ * process's. Which one: @ret (may be NULL).
  */
 int kvbm_cuda_enter_any(uint32_t device, uint32_t *ret);
 void kvbm_cuda_leave(void);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * An event as it waits in a queue: this header, then the key, the parent's key, the tokens, each padded to 8
- * bytes. Records lie one behind the other.
+ * An event as it waits in a queue: this header, then the key, the parent's key, the tokens, each
+ * padded to 8 bytes. Records lie one behind the other.
  */
 #ifndef KVBM_BM_EVENT_RECORD_H
 #define KVBM_BM_EVENT_RECORD_H

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The latest events, to be polled: records in a circle, the oldest give way. A record is never cut in two:
- * what doesn't fit at the end starts again at the beginning.
+ * The latest events, to be polled: records in a circle, the oldest give way. A record is never cut
+ * in two: what doesn't fit at the end starts again at the beginning.
  */
 #include <errno.h>
 #include <pthread.h>

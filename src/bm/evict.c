@@ -235,8 +235,9 @@ static void child_went(struct kvbm_pool *pool, uint32_t parent)
 }
 
 /*
- * Each generation is known only when the one below is there. But keys that came together mostly have entries in a
- * row, so the one some generations on is fetched by its place. @entry, whose parent's is next to it, or isn't.
+ * Each generation is known only when the one below is there. But keys that came together mostly
+ * have entries in a row, so the one some generations on is fetched by its place. @entry, whose
+ * parent's is next to it, or isn't.
  */
 static inline void chase_neighbours(const struct kvbm_registry *r, uint32_t entry, uint32_t parent)
 {
@@ -374,8 +375,8 @@ void kvbm_evict_pop(struct kvbm_pool *pool, uint32_t *ret, size_t n)
 }
 
 /*
- * The slots of as many as were evicted now are there, fetched from those before them. No further: a block that was
- * released twice in between has the next ones half as far ahead.
+ * The slots of as many as were evicted now are there, fetched from those before them. No further: a
+ * block that was released twice in between has the next ones half as far ahead.
  */
 void kvbm_evict_fetch(const struct kvbm_pool *pool, size_t n)
 {

@@ -12,17 +12,18 @@
  *            (so that a parent, whose turn comes when its last child has gone, gets the place of its own
  *            age); only leaves are in lists at all
  *
- * Each operation takes constant time: two bitmap steps and a list link. A list is a ring through its end, a
- * slot behind those of the blocks (next: the first, prev: the last, both 0: empty), so that who leaves it
- * needn't know which one it is in.
+ * Each operation takes constant time: two bitmap steps and a list link. A list is a ring through
+ * its end, a slot behind those of the blocks (next: the first, prev: the last, both 0: empty), so
+ * that who leaves it needn't know which one it is in.
  *
- * A list's blocks lie anywhere in memory, and following its links is one cache miss after the other. So an
- * inactive slot also remembers which one came KVBM_AHEAD releases later (ahead): when it is evicted, that
- * one is fetched. A hint: it may have left meanwhile, or be in another list. And who evicts looks at the next ones,
- * whose slots are there by then, and fetches their entries.
+ * A list's blocks lie anywhere in memory, and following its links is one cache miss after the
+ * other. So an inactive slot also remembers which one came KVBM_AHEAD releases later (ahead): when
+ * it is evicted, that one is fetched. A hint: it may have left meanwhile, or be in another list.
+ * And who evicts looks at the next ones, whose slots are there by then, and fetches their entries.
  *
- * With lineage what follows a block is mostly its parent, whenever that was released; so it goes on ahead from
- * parent to parent, one of them each time a block is evicted, and fetches all that evicting them will touch.
+ * With lineage what follows a block is mostly its parent, whenever that was released; so it goes on
+ * ahead from parent to parent, one of them each time a block is evicted, and fetches all that
+ * evicting them will touch.
  */
 #ifndef KVBM_BM_EVICT_H
 #define KVBM_BM_EVICT_H
@@ -93,13 +94,14 @@ void kvbm_evict_fetch(const struct kvbm_pool *pool, size_t n);
 /** Its priority has changed. */
 void kvbm_evict_prioritise(struct kvbm_pool *pool, uint32_t i, uint8_t priority);
 /**
- * Slot @i, inactive, goes first among those of its priority (LFU: and of @level, which it had), but for those of which this was
- * said before: behind the last of them.
+ * Slot @i, inactive, goes first among those of its priority (LFU: and of @level, which it had), but
+ * for those of which this was said before: behind the last of them.
  */
 void kvbm_evict_first(struct kvbm_pool *pool, uint32_t i, uint8_t level);
 /**
- * Visit @n inactive slots in the order in which they would be evicted, until @visit says stop. With lineage that is nearly the order:
- * a leaf, then the ancestors that it alone holds back, then the next leaf.
+ * Visit @n inactive slots in the order in which they would be evicted, until @visit says stop. With
+ * lineage that is nearly the order: a leaf, then the ancestors that it alone holds back, then the
+ * next leaf.
  */
 void kvbm_evict_walk(struct kvbm_pool *pool, size_t n,
                      bool (*visit)(struct kvbm_pool *pool, uint32_t i, void *arg), void *arg);

@@ -124,9 +124,9 @@ static int check_extents(const struct kvbm_layout_config *c)
 }
 
 /*
- * Which of the two layer-separate kinds an engine's tensor is, 0 for neither. K and V must be one of the
- * extents (anything else that is 2 or more lies elsewhere), and where all K come first, V begins behind
- * every block that the tensor has, whether the layout uses it or not.
+ * Which of the two layer-separate kinds an engine's tensor is, 0 for neither. K and V must be one
+ * of the extents (anything else that is 2 or more lies elsewhere), and where all K come first, V
+ * begins behind every block that the tensor has, whether the layout uses it or not.
  */
 static enum kvbm_layout_kind kind_of_shape(const struct kvbm_layout_config *c)
 {

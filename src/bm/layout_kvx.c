@@ -144,8 +144,8 @@ static bool in_one_block(const kvx_cache_desc_t *const *layers, uint32_t n, uint
 }
 
 /*
- * The first kind that has such strides. With one block only, several have: then it doesn't matter which.
- * Sets kind and alignment.
+ * The first kind that has such strides. With one block only, several have: then it doesn't matter
+ * which. Sets kind and alignment.
  */
 static int find_kind(const kvx_cache_desc_t *const *layers, uint32_t n,
                      struct kvbm_layout_config *c)

@@ -9,8 +9,8 @@
 #include <sys/mman.h>
 
 /**
- * NULL when out of address space. *@mapped is what kvbm_unmap wants to know. Of the @bytes, the first @dense
- * will all be used, the rest here and there.
+ * NULL when out of address space. *@mapped is what kvbm_unmap wants to know. Of the @bytes, the
+ * first @dense will all be used, the rest here and there.
  */
 static inline void *kvbm_map_dense(size_t bytes, size_t dense, size_t *mapped)
 {
@@ -37,8 +37,9 @@ static inline void *kvbm_map(size_t bytes, size_t *mapped)
 #endif
 
 /**
- * Touch it now, without a lock: a huge page that is touched first under the lock stops all for milliseconds. Changes no
- * byte of it, nor of what may lie there by now. A kernel that can't (before 5.14) leaves it to those who come.
+ * Touch it now, without a lock: a huge page that is touched first under the lock stops all for
+ * milliseconds. Changes no byte of it, nor of what may lie there by now. A kernel that can't
+ * (before 5.14) leaves it to those who come.
  */
 static inline void kvbm_populate(void *memory, size_t bytes)
 {
@@ -53,21 +54,22 @@ static inline void kvbm_unmap(void *memory, size_t mapped)
 }
 
 /**
- * Bytes that this process could touch now without a visit of the out-of-memory killer: the least of what the
- * machine has available (and swap), and of what its cgroup and those above leave it, versions 1 and 2. What
- * can't be read limits nothing. @root: where /proc and /sys are, "" but in tests.
+ * Bytes that this process could touch now without a visit of the out-of-memory killer: the least of
+ * what the machine has available (and swap), and of what its cgroup and those above leave it,
+ * versions 1 and 2. What can't be read limits nothing. @root: where /proc and /sys are, "" but in
+ * tests.
  */
 uint64_t kvbm_memory_available(const char *root);
 
 /**
- * The same of what is bound to a NUMA node: free there, or file pages and caches that give way, and swap. The
- * kernel tells no better estimate of a node. UINT64_MAX when it tells nothing.
+ * The same of what is bound to a NUMA node: free there, or file pages and caches that give way, and
+ * swap. The kernel tells no better estimate of a node. UINT64_MAX when it tells nothing.
  */
 uint64_t kvbm_node_available(const char *root, uint32_t node);
 
 /**
- * Whether @bytes can be had, @what for; if not, the log says so. What is little is never refused: to ask
- * costs more. Nothing is reserved by it: who comes at the same time is told the same.
+ * Whether @bytes can be had, @what for; if not, the log says so. What is little is never refused:
+ * to ask costs more. Nothing is reserved by it: who comes at the same time is told the same.
  */
 bool kvbm_memory_is_there(uint64_t bytes, const char *what);
 /** The same on a node. */

@@ -10,8 +10,8 @@
 /* ---- to Complete ---- */
 
 /*
- * An entry keeps the position under which it was first mentioned; who says otherwise is refused. So a
- * parent is always one position before its child, and no block is its own ancestor.
+ * An entry keeps the position under which it was first mentioned; who says otherwise is refused. So
+ * a parent is always one position before its child, and no block is its own ancestor.
  */
 static inline uint32_t intern_at(struct kvbm_registry *r, uint32_t group, const void *key,
                                  uint32_t tag, uint32_t position)
@@ -38,8 +38,9 @@ static inline int name_slot(struct kvbm_pool *pool, uint32_t i, uint32_t group, 
 }
 
 /*
- * The first slot of a chain, which follows the key @parent (NULL: none). That has an entry if the slot's key
- * has none yet or is a ghost; a key that is known already keeps the parent it was first named with.
+ * The first slot of a chain, which follows the key @parent (NULL: none). That has an entry if the
+ * slot's key has none yet or is a ghost; a key that is known already keeps the parent it was first
+ * named with.
  */
 static int name_first(struct kvbm_pool *pool, uint32_t i, uint32_t group, const void *key,
                       uint32_t tag, const void *parent, uint32_t position)

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Priorities that end: a heap of when, one entry a retained block, which knows its place in it. (So an entry
- * goes with its block's priority or life, and there are never more of them than blocks.)
+ * Priorities that end: a heap of when, one entry a retained block, which knows its place in it. (So
+ * an entry goes with its block's priority or life, and there are never more of them than blocks.)
  *
- * Nothing happens at an end by itself. Ends that have come are carried out by calls that evict, the oldest
- * first, a few more than blocks are evicted: however many come at once, no call does more than its share,
- * and as long as there are any, each eviction finds blocks among them that it may take. What asks for one
- * block's priority carries out that block's end.
+ * Nothing happens at an end by itself. Ends that have come are carried out by calls that evict, the
+ * oldest first, a few more than blocks are evicted: however many come at once, no call does more
+ * than its share, and as long as there are any, each eviction finds blocks among them that it may
+ * take. What asks for one block's priority carries out that block's end.
  */
 #ifndef KVBM_BM_RETAIN_H
 #define KVBM_BM_RETAIN_H

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A sequence: one array of tokens, and beside it one of block hashes and one of sequence hashes, as long
- * as there are full blocks. Taking tokens off shortens all three; nothing is hashed twice.
+ * A sequence: one array of tokens, and beside it one of block hashes and one of sequence hashes, as
+ * long as there are full blocks. Taking tokens off shortens all three; nothing is hashed twice.
  */
 #include <errno.h>
 #include <string.h>

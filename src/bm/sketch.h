@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * How often keys were used lately: a count-min sketch of 4-bit counters (TinyLFU). A key has four
- * counters in one cache line and its count is the least of them. Counters are halved as time goes by: not
- * all at once every 10 n uses (which would stop the pool for milliseconds), but one word per ten uses.
+ * counters in one cache line and its count is the least of them. Counters are halved as time goes
+ * by: not all at once every 10 n uses (which would stop the pool for milliseconds), but one word
+ * per ten uses.
  */
 #ifndef KVBM_BM_SKETCH_H
 #define KVBM_BM_SKETCH_H

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A file as a storage: its blocks are reserved when it is made, so that a full disk is noticed then and
- * not when a block is written.
+ * A file as a storage: its blocks are reserved when it is made, so that a full disk is noticed then
+ * and not when a block is written.
  */
 #include <errno.h>
 #include <fcntl.h>

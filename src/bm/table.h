@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The registry's table: entries by the tags of their keys, in buckets of eight cells, each a cache line.
+ * The registry's table: entries by the tags of their keys, in buckets of eight cells, each a cache
+ * line.
  *
  *   ┌───────┬─ ─ ─┬───────┬─────────┬─ ─ ─┬─────────┐
  *   │ tag 0 │  …  │ tag 7 │ entry 0 │  …  │ entry 7 │    entry 0: the cell is empty
  *   └───────┴─ ─ ─┴───────┴─────────┴─ ─ ─┴─────────┘
  *
- * The upper bits of a tag say which bucket is its home. Who finds that full goes to the next one, and around the end;
- * so a search goes on from a full bucket and ends at one that isn't. At half load that is the first one, most
- * often, and no branch depends on where in it a key lies.
+ * The upper bits of a tag say which bucket is its home. Who finds that full goes to the next one,
+ * and around the end; so a search goes on from a full bucket and ends at one that isn't. At half
+ * load that is the first one, most often, and no branch depends on where in it a key lies.
  */
 #ifndef KVBM_BM_TABLE_H
 #define KVBM_BM_TABLE_H

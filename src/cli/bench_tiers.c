@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * `kvasir bench tiers`: blocks go from a cache in memory through the tiers of a block manager and come back,
- * beside what memcpy does with the same bytes. Every block that comes back is compared.
+ * `kvasir bench tiers`: blocks go from a cache in memory through the tiers of a block manager and
+ * come back, beside what memcpy does with the same bytes. Every block that comes back is compared.
  */
 #include <inttypes.h>
 #include <signal.h>

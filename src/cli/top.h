@@ -40,8 +40,9 @@ int kc_top_read(const struct kv_buf *workers, const struct kv_buf *metrics, stru
 void kc_top_fini(struct kc_top *top);
 
 /**
- * Print a look, at most @max_rows workers, in lines of at most @columns (70 or more; below 118 without
- * BLOCKS/s, GAPS and REPLAYED). @before: an earlier look, for rates per second (NULL: totals only).
+ * Print a look, at most @max_rows workers, in lines of at most @columns (70 or more; below 118
+ * without BLOCKS/s, GAPS and REPLAYED). @before: an earlier look, for rates per second (NULL:
+ * totals only).
  */
 void kc_top_print(const struct kc_top *top, const struct kc_top *before, const char *url,
                   size_t max_rows, size_t columns, FILE *out);

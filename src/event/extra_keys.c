@@ -241,7 +241,8 @@ void kve_extra_walk_init(struct kve_extra_walk *walk, const struct kve_raw_event
 
 /*
  * An untagged string. In the first block of a map it is adapter or salt, whatever it looks like;
- * elsewhere it may repeat them. Returns 1 with an identity, 0 for none, -EINVAL when it can't be told.
+ * elsewhere it may repeat them. Returns 1 with an identity, 0 for none, -EINVAL when it can't be
+ * told.
  */
 static int identity_of_string(const struct kve_extra_walk *walk, struct kv_str s, uint64_t *ret)
 {

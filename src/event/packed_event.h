@@ -7,8 +7,8 @@
  *     0        8        16      20   22     23
  *     | worker | parent | rank  | n  | tier | flags |  n × (hash, tokens hash)
  *
- * Flags: PARENT (there is one), REPEAT (no blocks follow: they are the first n of the record before,
- * as when several ranks hold one prompt). A record without blocks ends the sequence.
+ * Flags: PARENT (there is one), REPEAT (no blocks follow: they are the first n of the record
+ * before, as when several ranks hold one prompt). A record without blocks ends the sequence.
  */
 #ifndef KV_EVENT_PACKED_EVENT_H
 #define KV_EVENT_PACKED_EVENT_H
@@ -34,8 +34,8 @@ void kve_packed_end(struct kv_buf *out);
 
 /**
  * Read one record of the raw bytes where @json stands (kv_json_raw_open). Returns 1; 0 at the end
- * of the sequence; or the reader's sticky error (cut off, -EPROTO for a header that makes no sense).
- * @ret->blocks is valid until the call after the next.
+ * of the sequence; or the reader's sticky error (cut off, -EPROTO for a header that makes no
+ * sense). @ret->blocks is valid until the call after the next.
  */
 int kve_packed_read(struct kve_packed *p, struct kv_json *json, struct kve_router_event *ret);
 

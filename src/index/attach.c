@@ -2,12 +2,14 @@
 /*
  * Between the tree and the parked blocks (parked.h).
  *
- * Parking goes through a holder's part of a subtree breadth first, before the cut that takes it out of the
- * tree. At most the holder's limit of blocks is parked, those nearest to the cut; the rest is forgotten.
+ * Parking goes through a holder's part of a subtree breadth first, before the cut that takes it out
+ * of the tree. At most the holder's limit of blocks is parked, those nearest to the cut; the rest
+ * is forgotten.
  *
- * Attaching goes depth first: parked children of a block that is in the tree again are stored in runs, as
- * long as each has a child with the same tiers, then the children of the run's last block come, and so on
- * back up. Nothing recurses; the names whose children are still to come are a stack.
+ * Attaching goes depth first: parked children of a block that is in the tree again are stored in
+ * runs, as long as each has a child with the same tiers, then the children of the run's last block
+ * come, and so on back up. Nothing recurses; the names whose children are still to come are a
+ * stack.
  */
 #include "index/kids.h"
 #include "index/store.h"

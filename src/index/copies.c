@@ -2,11 +2,12 @@
 /*
  * Counting copies (copies.h), and doubting the count.
  *
- * An engine may announce each copy's removal (vLLM), or only the last one's. The second kind would leave
- * phantoms: blocks whose count never comes down. The stream itself tells them apart. Where each removal is
- * announced, two removals of one block follow one another without a store in between, sooner or later. Where
- * only the last is, that never happens, while blocks are stored again after a removal that left copies.
- * DOUBT such stores without a single double removal settle it for that holder and tier: one copy a block.
+ * An engine may announce each copy's removal (vLLM), or only the last one's. The second kind would
+ * leave phantoms: blocks whose count never comes down. The stream itself tells them apart. Where
+ * each removal is announced, two removals of one block follow one another without a store in
+ * between, sooner or later. Where only the last is, that never happens, while blocks are stored
+ * again after a removal that left copies. DOUBT such stores without a single double removal settle
+ * it for that holder and tier: one copy a block.
  */
 #include "index/copies.h"
 

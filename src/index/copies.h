@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Physical copies of blocks. Engines don't deduplicate: one hash may lie in several blocks of a pool,
- * and in the pools of several owners. A block is in a tier as long as one copy of it is.
+ * Physical copies of blocks. Engines don't deduplicate: one hash may lie in several blocks of a
+ * pool, and in the pools of several owners. A block is in a tier as long as one copy of it is.
  *
  *     tree            (holder, tier, block): a bit
  *     no record       one copy, of the holder's implied source in that tier (nearly always 0)

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The lookup of vLLM's hybrid cache coordinator, on a prompt's path. Each kind of group in turn shortens
- * the match to the longest that it can serve, until all agree:
+ * The lookup of vLLM's hybrid cache coordinator, on a prompt's path. Each kind of group in turn
+ * shortens the match to the longest that it can serve, until all agree:
  *
  *     full attention, and windows without an end    every block up to the end
  *     sliding window                                the last `need` blocks before the end, or all from 0
  *     recurrent state                               the block before the end
  *
- * Groups of one description answer together: each of them must have the block. Where the engine drops the
- * last matched block (EAGLE), a group looks one block beyond the match and gives that up again; a kind
- * does so once, and anew when another one shortened the match. States never drop.
+ * Groups of one description answer together: each of them must have the block. Where the engine
+ * drops the last matched block (EAGLE), a group looks one block beyond the match and gives that up
+ * again; a kind does so once, and anew when another one shortened the match. States never drop.
  */
 #include "index/cut.h"
 

@@ -124,9 +124,9 @@ static int copy_chain(struct dump *dump)
 }
 
 /*
- * The child after cursor.order out of what was found before: what has come since then may be left out.
- * NULL: there is none. A chain's address may be another one's by now, but then its first child was asked
- * for without an order, and the list forgotten.
+ * The child after cursor.order out of what was found before: what has come since then may be left
+ * out. NULL: there is none. A chain's address may be another one's by now, but then its first child
+ * was asked for without an order, and the list forgotten.
  */
 static struct kvi_chain *next_ahead(struct dump *dump, const struct kvi_chain *chain,
                                     uint64_t *ret_order)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Dumping what lies beside the tree, and restoring it. Records are told by their numbers, a slice per lock:
- * what stays is told; what comes, goes or moves meanwhile may be told or not.
+ * Dumping what lies beside the tree, and restoring it. Records are told by their numbers, a slice
+ * per lock: what stays is told; what comes, goes or moves meanwhile may be told or not.
  */
 #include "index/windows.h"
 

@@ -218,8 +218,9 @@ __attribute__((noinline, cold)) static int meet_windowed(struct find *find, uint
 }
 
 /*
- * An entry of a holder without an item. Returns 0, -ENOMEM or DISTURBED; *@ret is the item, or NULL when the
- * holder is being cleared: then it isn't there already. The acquire pairs with hide() in clear.c.
+ * An entry of a holder without an item. Returns 0, -ENOMEM or DISTURBED; *@ret is the item, or NULL
+ * when the holder is being cleared: then it isn't there already. The acquire pairs with hide() in
+ * clear.c.
  */
 static inline int meet(struct find *find, uint64_t entry, uint32_t depth, uint32_t len,
                        struct kvi_match **ret)

@@ -58,8 +58,8 @@ struct kvi_kid_key {
     uint64_t order, key;
 };
 /**
- * The next children of many in that order, at most @max: those of one set, none of which was left out.
- * Returns their number; 0 when the set of the next child is small.
+ * The next children of many in that order, at most @max: those of one set, none of which was left
+ * out. Returns their number; 0 when the set of the next child is small.
  */
 size_t kvi_kids_ahead(const struct kvi_chain *parent, uint64_t order, struct kvi_kid_key *ret,
                       size_t max);

@@ -246,9 +246,9 @@ void kvi_give(struct kvi_index *ix, struct kvi_holder *holder, uint64_t hash, ui
 /* -- runs -------------------------------------------------------------------------------------- */
 
 /*
- * Blocks of one chain, each the last that the holder has there when its turn comes: one cut removes them
- * all, and only the first is searched by its name. Conditions: each block has one copy in one tier, under
- * the name in its slot.
+ * Blocks of one chain, each the last that the holder has there when its turn comes: one cut removes
+ * them all, and only the first is searched by its name. Conditions: each block has one copy in one
+ * tier, under the name in its slot.
  */
 struct run {
     struct kvi_index *ix;
@@ -303,8 +303,8 @@ static size_t take_run(struct run run)
 /* -- calls ------------------------------------------------------------------------------------- */
 
 /*
- * Whether the call names blocks from the top down, as the first and the last show. Taken last first, each
- * one is a leaf when its turn comes, and nothing is parked only to be removed next.
+ * Whether the call names blocks from the top down, as the first and the last show. Taken last
+ * first, each one is a leaf when its turn comes, and nothing is parked only to be removed next.
  */
 static bool goes_down(const struct kvi_index *ix, const struct kvi_holder *holder,
                       const uint64_t *hashes, size_t n)

@@ -4,17 +4,19 @@
  *
  * Whether a window has a block is a bit of that block, and bits need places. A holder with windows
  * has parts: hidden holders in the same tree, one for each tier and three windows. A part is stored
- * wherever its main holder is, so the tree, its names, copies, parking and clears serve it as they are.
+ * wherever its main holder is, so the tree, its names, copies, parking and clears serve it as they
+ * are.
  *
  *     tiers of a block, of a part    meaning
  *     bit 0 (KVI_PLACED)             the main holder has the block; of a window alone: its place is known
  *     bit 1, 2, 3                    the first, second, third window has it in the part's tier
  *
- * A lookup takes of a main holder as many blocks as all its windows allow (cut.h). A part that has less
- * than its main holder, between two steps or for want of memory, makes a match shorter, never longer.
+ * A lookup takes of a main holder as many blocks as all its windows allow (cut.h). A part that has
+ * less than its main holder, between two steps or for want of memory, makes a match shorter, never
+ * longer.
  *
- * A window's block whose place isn't known yet is parked under its name below a parent that no block
- * has. Holders without windows pay two words each and one test a lookup.
+ * A window's block whose place isn't known yet is parked under its name below a parent that no
+ * block has. Holders without windows pay two words each and one test a lookup.
  *
  * Threads: the index's lock; lookups read struct kvi_windows, which never changes, inside an epoch.
  */

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Dumping windows, and restoring them: each holder's rule and windows, then part by part their blocks, a
- * slice per lock. Blocks of a holder with a main group have the places that its own blocks tell; those of
- * windows alone come with their places, parents first.
+ * Dumping windows, and restoring them: each holder's rule and windows, then part by part their
+ * blocks, a slice per lock. Blocks of a holder with a main group have the places that its own
+ * blocks tell; those of windows alone come with their places, parents first.
  */
 #include "index/windows.h"
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * The access log: one JSON line per request, written by a thread of its own. Requests never wait for it: their lines go
- * into a bounded queue, and lines for which there is no room are dropped and counted.
+ * The access log: one JSON line per request, written by a thread of its own. Requests never wait
+ * for it: their lines go into a bounded queue, and lines for which there is no room are dropped and
+ * counted.
  *
  *     {"ts":"2026-01-02T03:04:05.678Z","trace_id":"-","method":"POST","path":"/query","model":"m","status":200,
  *      "duration_ms":0.123}

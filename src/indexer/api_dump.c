@@ -203,8 +203,8 @@ static int compare_model(const void *key, const void *item)
 
 /*
  * Whether another model, with a shorter name and the rest of ours in its tenant, has the same
- * "name:tenant". It keeps the key: whoever splits at the first colon, as the original does, is right
- * about it and wrong about us.
+ * "name:tenant". It keeps the key: whoever splits at the first colon, as the original does, is
+ * right about it and wrong about us.
  */
 static bool is_key_taken(struct ki_model *const *models, long n, const struct ki_model *model)
 {

@@ -57,9 +57,10 @@ int ki_applier_init(struct ki_applier *a, uint64_t instance, uint32_t rank, uint
 }
 
 /*
- * Some engines tell again what they have, where others would tell of a new copy: vLLM does for requests
- * that ask for it (kv_cache_report_mode "full"), in one event from the root for the blocks that it found,
- * before it goes on below them. A request that computes the same blocks anew has no reason to stop there.
+ * Some engines tell again what they have, where others would tell of a new copy: vLLM does for
+ * requests that ask for it (kv_cache_report_mode "full"), in one event from the root for the blocks
+ * that it found, before it goes on below them. A request that computes the same blocks anew has no
+ * reason to stop there.
  */
 #define LOOK_AHEAD 64
 

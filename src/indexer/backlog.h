@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Live batches that wait while a replay runs or recovery holds the streams: copies, so that they are
- * bounded in bytes, per stream and over all streams. libzmq's own queues count messages only.
+ * Live batches that wait while a replay runs or recovery holds the streams: copies, so that they
+ * are bounded in bytes, per stream and over all streams. libzmq's own queues count messages only.
  *
  * Beyond a bound the newest batch is dropped; its number is missing afterwards, so the rules of
  * stream.h find the gap and have it replayed. Thread-confined, but for the budget that all share.

@@ -272,8 +272,8 @@ static int by_start(const void *a, const void *b)
 }
 
 /*
- * The object among @all, sorted, that goes on as @object: at the end of the block before. Prompts with
- * more than MAX_LOOK objects in two blocks are refused later.
+ * The object among @all, sorted, that goes on as @object: at the end of the block before. Prompts
+ * with more than MAX_LOOK objects in two blocks are refused later.
  */
 #define MAX_LOOK 512
 static const struct ki_mm_object *

@@ -7,7 +7,8 @@
  *   block_mm_infos  [null, {"mm_objects": [{"mm_hash": 7, "offsets": [[0, 3]]}]}, ...]: per block, as
  *                   in events; "offsets" has the object's tokens in the block, [from, to)
  *
- * Both append struct ki_mm_object to a buffer. Errors stick to the reader, as those of other fields.
+ * Both append struct ki_mm_object to a buffer. Errors stick to the reader, as those of other
+ * fields.
  */
 #ifndef KV_INDEXER_BODY_MM_H
 #define KV_INDEXER_BODY_MM_H
@@ -21,9 +22,9 @@ void ki_mm_read_json(struct kv_json *json, bool infos, struct kv_buf *unescaped,
 void ki_mm_read_msgpack(struct kv_msgpack *m, bool infos, struct kv_buf *ret);
 
 /**
- * Put the objects in the order of their starts, and tell the places of those named per block: one that
- * begins a block and was at the end of the block before goes on from there. Returns NULL, or what is wrong
- * with them: one of no length, two that overlap, or one that ends beyond @n_tokens.
+ * Put the objects in the order of their starts, and tell the places of those named per block: one
+ * that begins a block and was at the end of the block before goes on from there. Returns NULL, or
+ * what is wrong with them: one of no length, two that overlap, or one that ends beyond @n_tokens.
  */
 const char *ki_mm_sort(struct kv_buf *objects, size_t n_tokens, uint32_t block_size);
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Field values of a msgpack body. A failed reader returns zeros and stays failed; a value of another
- * type, or out of range, is -EINVAL or -ERANGE and thus the field's fault, what isn't msgpack is not.
+ * Field values of a msgpack body. A failed reader returns zeros and stays failed; a value of
+ * another type, or out of range, is -EINVAL or -ERANGE and thus the field's fault, what isn't
+ * msgpack is not.
  */
 #ifndef KV_INDEXER_BODY_MSGPACK_H
 #define KV_INDEXER_BODY_MSGPACK_H

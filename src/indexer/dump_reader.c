@@ -269,8 +269,8 @@ static bool take_event(struct ki_dump_reader *reader, struct kv_json *json,
 }
 
 /*
- * The peer's distinct blocks, told before the events: room for them all at once. A peer that says too much
- * gets no more than --recovery-memory would hold.
+ * The peer's distinct blocks, told before the events: room for them all at once. A peer that says
+ * too much gets no more than --recovery-memory would hold.
  */
 static void read_expected_blocks(struct ki_dump_reader *reader, struct kv_json *json,
                                  struct ki_dumped_model *m)

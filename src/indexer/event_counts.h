@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
  * Events by outcome, under the names and labels of the original's metrics
- * (dynamo_kvrouter_kv_cache_events_applied, ..._event_warnings). Sums of the process: they outlive registrations.
- * An event counts once for each operation that the reader makes of it.
+ * (dynamo_kvrouter_kv_cache_events_applied, ..._event_warnings). Sums of the process: they outlive
+ * registrations. An event counts once for each operation that the reader makes of it.
  */
 #ifndef KV_INDEXER_EVENT_COUNTS_H
 #define KV_INDEXER_EVENT_COUNTS_H

@@ -36,8 +36,9 @@ static bool is_loopback(const uint8_t address[16])
 }
 
 /*
- * Once it stops, whoever comes is hung up on. (MHD_quiesce_daemon would give up the socket, but its epoll threads
- * may take that out of their sets at the same moment, and then libmicrohttpd ends the process.)
+ * Once it stops, whoever comes is hung up on. (MHD_quiesce_daemon would give up the socket, but its
+ * epoll threads may take that out of their sets at the same moment, and then libmicrohttpd ends the
+ * process.)
  */
 static enum MHD_Result on_accept(void *cls, const struct sockaddr *address, socklen_t len)
 {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Handlers that may take long run on threads of their own, so that the connections of an HTTP thread don't wait:
+ * Handlers that may take long run on threads of their own, so that the connections of an HTTP
+ * thread don't wait:
  *
  *     HTTP thread    handler sets reply.rerun ──> connection suspended ─┐          ┌─> resumed: the reply is sent
  *     slow thread                                    queue ─────────────┴─> handler┘

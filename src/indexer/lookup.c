@@ -53,8 +53,8 @@ static bool put_place(const struct ki_mm_object *object, uint64_t start, uint64_
 }
 
 /*
- * Blocks that have objects are hashed anew with them. Objects come in order, so one pass does. *@n is
- * cut where an object's place should be hashed and is not known.
+ * Blocks that have objects are hashed anew with them. Objects come in order, so one pass does. *@n
+ * is cut where an object's place should be hashed and is not known.
  */
 static int hash_objects(const struct ki_prompt *prompt, struct form form, size_t *n,
                         uint64_t *hashes)

@@ -48,8 +48,9 @@ static void count_joins(struct ki_registry *registry, long *ret_joining, bool *r
 }
 
 /*
- * Sockets connect in the background; a dump taken too early would miss what was published meanwhile, which
- * shows as a gap of the stream. Wait for those that connect now, not for workers that refuse.
+ * Sockets connect in the background; a dump taken too early would miss what was published
+ * meanwhile, which shows as a gap of the stream. Wait for those that connect now, not for workers
+ * that refuse.
  */
 static void wait_for_joins(struct ki_registry *registry, const struct ki_recovery_opts *opts)
 {

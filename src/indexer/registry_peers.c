@@ -2,8 +2,8 @@
 /*
  * Registrations shared with peers. Each registration, and each one that was removed within the last
  * hour, has a version: the time in microseconds, or one more than the highest seen. Of two that are
- * about the same rank the higher version counts, whoever tells it and in whatever order, so peers that
- * ask one another, in rings and chains as well, end up with the same.
+ * about the same rank the higher version counts, whoever tells it and in whatever order, so peers
+ * that ask one another, in rings and chains as well, end up with the same.
  */
 #include <inttypes.h>
 #include <stdlib.h>

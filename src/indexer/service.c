@@ -68,8 +68,8 @@ struct trim {
 };
 
 /*
- * A burst of events waits in ZMQ's queues, in tens of thousands of pieces; glibc keeps what they leave
- * behind (measured: 316 MiB after bursts, of which 217 MiB went back). Let it go.
+ * A burst of events waits in ZMQ's queues, in tens of thousands of pieces; glibc keeps what they
+ * leave behind (measured: 316 MiB after bursts, of which 217 MiB went back). Let it go.
  */
 static void return_memory(struct trim *trim, uint64_t now_ns)
 {
@@ -161,8 +161,8 @@ static void wait_for_signal(struct ki_service *service, uint16_t port)
 /* -- limits ------------------------------------------------------------------------------------ */
 
 /*
- * Descriptors are shared out before the first socket opens, because a process that has run out can't
- * even say so: some for itself, up to half of the rest for HTTP connections, what is left for
+ * Descriptors are shared out before the first socket opens, because a process that has run out
+ * can't even say so: some for itself, up to half of the rest for HTTP connections, what is left for
  * listeners. Beyond its share each side refuses: connections make room, /register answers 503.
  */
 static int share_descriptors(const struct ki_options *options, uint32_t *ret_connections,

@@ -10,8 +10,8 @@ struct option {
 };
 
 /*
- * A publisher that is not there yet, or comes back, is found within 5 s. One that vanished without a
- * word (a network that swallows packets) is noticed within 15 s, by TCP: heartbeats over ZMTP are
+ * A publisher that is not there yet, or comes back, is found within 5 s. One that vanished without
+ * a word (a network that swallows packets) is noticed within 15 s, by TCP: heartbeats over ZMTP are
  * what it fails to deliver. An answer to them isn't waited for: libzmq doesn't read while our queue
  * is full, so it would cut a connection that is well, and then abort (its issue 3937) when a queue
  * that was full outlives its connection.

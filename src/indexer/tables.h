@@ -4,10 +4,11 @@
  * rank). They are small (thousands), looked up by halving, and already in the order in which they
  * are shown.
  *
- * Two locks. `admin` is held through a whole change (register, unregister, adopt), but let go while a worker's blocks
- * leave the index, which may take seconds: the instance is among `leaving` then, and its next change waits. `lock` is held only to look something up
- * or to put it in or take it out, so a query never waits for a change. The tables are written under
- * both, so either suffices for reading. Order: admin, lock, a listener's lock, a pump's.
+ * Two locks. `admin` is held through a whole change (register, unregister, adopt), but let go while
+ * a worker's blocks leave the index, which may take seconds: the instance is among `leaving` then,
+ * and its next change waits. `lock` is held only to look something up or to put it in or take it
+ * out, so a query never waits for a change. The tables are written under both, so either suffices
+ * for reading. Order: admin, lock, a listener's lock, a pump's.
  */
 #ifndef KV_INDEXER_TABLES_H
 #define KV_INDEXER_TABLES_H

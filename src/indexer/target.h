@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Where a socket connects to. libzmq resolves host names on its I/O thread, where one silent name server holds up every
- * stream; so names are resolved here, by threads of their own (base/resolve.h), and libzmq gets numeric addresses.
- * Thread-confined.
+ * Where a socket connects to. libzmq resolves host names on its I/O thread, where one silent name
+ * server holds up every stream; so names are resolved here, by threads of their own
+ * (base/resolve.h), and libzmq gets numeric addresses. Thread-confined.
  */
 #ifndef KV_INDEXER_TARGET_H
 #define KV_INDEXER_TARGET_H
@@ -26,8 +26,8 @@ struct ki_target {
 void ki_target_init(struct ki_target *target, const char *endpoint);
 
 /**
- * Set target->where, from an answer that is at most @max_age_ms old. Returns 0, -EINPROGRESS (ask again soon), or
- * another errno of kv_resolver_ask.
+ * Set target->where, from an answer that is at most @max_age_ms old. Returns 0, -EINPROGRESS (ask
+ * again soon), or another errno of kv_resolver_ask.
  */
 int ki_target_find(struct ki_target *target, struct kv_resolver *resolver, uint64_t max_age_ms);
 

@@ -16,8 +16,8 @@
 /* Maps */
 
 /*
- * Byte stride of dim @i; one that is never stepped along counts as 0 and can't spoil alignment. That
- * goes for all of a tensor without tokens, whose strides nobody has checked.
+ * Byte stride of dim @i; one that is never stepped along counts as 0 and can't spoil alignment.
+ * The same holds for all of a tensor without tokens, whose strides nobody has checked.
  */
 static int64_t step(const kvx_tensor_desc_t *t, uint32_t i)
 {

@@ -2,8 +2,9 @@
 /**
  * numeric.h: the element types, one value at a time, for C and CUDA alike.
  *
- * The functions here define each conversion: SIMD and GPU code must give the same bits. Tests compare
- * all 2^16 F16 and BF16 values, all FP8 values, and F32 values around every rounding boundary.
+ * The functions here define each conversion: SIMD and GPU code must give the same bits. Tests
+ * compare all 2^16 F16 and BF16 values, all FP8 values, and F32 values around every rounding
+ * boundary.
  *
  * Rules
  * - Narrowing rounds to nearest, ties to even. F16 and BF16 overflow to infinity; FP8 saturates to

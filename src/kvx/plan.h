@@ -217,9 +217,10 @@ KVX_HD enum kvx_row kvx_pair_place(const struct kvx_plan *p, uint32_t i, int64_t
 }
 
 /**
- * Tell whether a row answered with DROP counts in *dropped (ask for layer 0 and head 0 only). A token
- * counts once, however many layers and heads it has. A token of a KV_OFFSETS gather counts once when
- * its K index, its V index or both are bad. A pair of blocks counts once. WRITE and COPY: @kv is 0.
+ * Tell whether a row answered with DROP counts in *dropped (ask for layer 0 and head 0 only). A
+ * token counts once, however many layers and heads it has. A token of a KV_OFFSETS gather counts
+ * once when its K index, its V index or both are bad. A pair of blocks counts once. WRITE and COPY:
+ * @kv is 0.
  */
 KVX_HD int kvx_table_drop_counts(const struct kvx_plan *p, uint32_t kv, uint32_t s, uint32_t w,
                                  uint32_t pos, uint64_t start)

@@ -2,8 +2,8 @@
 /**
  * simd.h: the conversions of a vector instruction set, written once for all of them.
  *
- * Included at the end of avx2.c, avx512.c (by way of simd_x86.h) and neon.c, inside their #if. Until
- * then each has said what a vector is:
+ * Included at the end of avx2.c, avx512.c (by way of simd_x86.h) and neon.c, inside their #if.
+ * Until then each has said what a vector is:
  *
  *   SIMD                   what its functions may use of the machine; an attribute
  *   VECTOR                 bytes of a register

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * simd_x86.h: what AVX2 and AVX-512 do alike, beside the conversions of simd.h, which this includes.
+ * simd_x86.h: what AVX2 and AVX-512 do alike, beside the conversions of simd.h, which this
+ * includes.
  *
  * Included by avx2.c and avx512.c, which until then have said, beyond what simd.h asks for:
  *

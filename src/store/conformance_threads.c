@@ -122,8 +122,7 @@ static void make_keys(struct kvs_conf *c, struct crew *crew, size_t len)
     crew->shared = shared;
 }
 
-/* -- One handle, several savers
- * ----------------------------------------------------------------- */
+/* -- One handle, several savers ---------------------------------------------------------------- */
 
 static void *saver(void *arg)
 {
@@ -162,8 +161,7 @@ static enum kvs_verdict check_savers(struct kvs_conf *c)
     return KVS_PASS;
 }
 
-/* -- A saver and a reader on two handles
- * --------------------------------------------------------- */
+/* -- A saver and a reader on two handles ------------------------------------------------------- */
 
 /* The manifest is one letter, over and over: 'a' + n % 26, 20000 + 1000 n % 26 times. */
 static size_t letters(unsigned n, uint8_t *data)
@@ -224,8 +222,7 @@ static enum kvs_verdict check_atomic(struct kvs_conf *c)
     return run_crew(c, &crew, 1, replacer, watch, reader);
 }
 
-/* -- As the public Python consumer does: one handle, a writer thread, gets on others
- * -------------- */
+/* -- As the public Python consumer does: one handle, a writer thread, gets on others ----------- */
 
 static void *writer(void *arg)
 {
@@ -280,8 +277,7 @@ static enum kvs_verdict check_python_consumer(struct kvs_conf *c)
     return KVS_PASS;
 }
 
-/* -- Two handles save the same
- * ------------------------------------------------------------------- */
+/* -- Two handles save the same ----------------------------------------------------------------- */
 
 static enum kvs_verdict check_same_chunks(struct kvs_conf *c)
 {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * One barrier for all files of a publication: an fsync each, from a few threads so that journals can
- * put them into one commit, or one syncfs. syncfs is cheaper for many files but also waits for what
- * others have to write, so "auto" takes it only where little of that is about.
+ * One barrier for all files of a publication: an fsync each, from a few threads so that journals
+ * can put them into one commit, or one syncfs. syncfs is cheaper for many files but also waits for
+ * what others have to write, so "auto" takes it only where little of that is about.
  */
 #include <fcntl.h>
 #include <stdio.h>

@@ -166,8 +166,7 @@ static int find_hit(kv_store_v1 *h, struct kvs_file_pending *e, const uint8_t *d
     return rc == 0; /* else vanished meanwhile */
 }
 
-/* -- Put
- * ---------------------------------------------------------------------------------------- */
+/* -- Put --------------------------------------------------------------------------------------- */
 
 static bool is_pending(kv_store_v1 *h, const uint8_t *key, size_t key_len)
 {
@@ -273,8 +272,7 @@ int kvs_file_put_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len, const
     return 0;
 }
 
-/* -- Get
- * ---------------------------------------------------------------------------------------- */
+/* -- Get --------------------------------------------------------------------------------------- */
 
 /* A pending chunk is read from tmp/; @ret_tmp is its number. */
 static bool pending_tmp(kv_store_v1 *h, const uint8_t *key, size_t key_len, uint64_t *ret_tmp)

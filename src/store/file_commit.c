@@ -15,11 +15,12 @@
  * Chunks of other writers that we hit were synced before they were linked, and step 4 makes their
  * names durable too.
  *
- * Leases keep most hits (file_lease.c). Pins, where there can be none: whoever deletes chunks (sweep, eviction, any process) does so under a flock on the fan-out
- * directory and only when the file has one link. Hits have two, the other one in tmp/. From 3 to 5
- * we hold those flocks shared, so nobody deletes what we have in place; a hit that a deleter had
- * looked at before our link was made may be gone by then, and linking it again brings it back.
- * Manifests' renames hold a flock on DIR against setting aside.
+ * Leases keep most hits (file_lease.c). Pins, where there can be none: whoever deletes chunks
+ * (sweep, eviction, any process) does so under a flock on the fan-out directory and only when the
+ * file has one link. Hits have two, the other one in tmp/. From 3 to 5 we hold those flocks shared,
+ * so nobody deletes what we have in place; a hit that a deleter had looked at before our link was
+ * made may be gone by then, and linking it again brings it back. Manifests' renames hold a flock on
+ * DIR against setting aside.
  *
  * A failed fsync is never repeated on the same file: Linux may have marked the lost pages clean.
  * The next publication writes such files anew, from bytes that it reads back and verifies. Chunks
@@ -254,8 +255,7 @@ static int place_all(kv_store_v1 *h, struct commit *c)
     return 0;
 }
 
-/* -- Done, or not
- * ------------------------------------------------------------------------------- */
+/* -- Done, or not ------------------------------------------------------------------------------ */
 
 /* Under `lock`: the publication lets go of an entry, which leaves the map unless it @stays. */
 static void let_go(kv_store_v1 *h, struct kvs_file_pending **at, bool stays)
@@ -326,8 +326,7 @@ static void give_up(kv_store_v1 *h, struct commit *c, bool suspect)
     free_entries(h, c);
 }
 
-/* -- Publication
- * ----------------------------------------------------------------------------------- */
+/* -- Publication ------------------------------------------------------------------------------- */
 
 /* Give chunks that stay pending after they were moved into place a link in tmp/, like any hit. */
 static void pin_again(kv_store_v1 *h, struct commit *c, bool keep)

@@ -4,9 +4,10 @@
  * and a pinned chunk can't vanish, is told once, in file_commit.c.
  *
  * Threads: `lock` protects the pending map and is held for no I/O; `known_lock` what is known of
- * chunks in place, and is held for no other lock; `lease_lock` the lease, likewise. `commit` serialises what takes
- * fan-out locks (publication, sweeping, eviction): flock belongs to this handle's descriptors, so
- * two of its threads would not exclude each other. Order: commit before lock.
+ * chunks in place, and is held for no other lock; `lease_lock` the lease, likewise. `commit`
+ * serialises what takes fan-out locks (publication, sweeping, eviction): flock belongs to this
+ * handle's descriptors, so two of its threads would not exclude each other. Order: commit before
+ * lock.
  *
  * A handle belongs to the process that opened it; in a forked child every call gives -ECHILD.
  */

@@ -67,8 +67,7 @@ bool kvs_file_unchanged(const struct kvs_file_seen *a, const struct kvs_file_see
     return a->ino == b->ino && a->size == b->size && a->mtime_ns == b->mtime_ns;
 }
 
-/* -- The table, under known_lock
- * ---------------------------------------------------------------- */
+/* -- The table, under known_lock --------------------------------------------------------------- */
 
 static struct kvs_file_known *find(struct kvs_file_table *table, const XXH128_hash_t *key)
 {
@@ -101,8 +100,7 @@ static void enter(struct kvs_file_table *table, const struct kvs_file_known *not
     *place = *note;
 }
 
-/* -- Records
- * ------------------------------------------------------------------------------------ */
+/* -- Records ----------------------------------------------------------------------------------- */
 
 static void encode(uint8_t *out, const struct kvs_file_known *note)
 {
@@ -147,8 +145,7 @@ static size_t take_records(struct kvs_file_table *table, const uint8_t *data, si
     return torn < TORN_MAX ? at : len;
 }
 
-/* -- The file, under known_lock
- * ----------------------------------------------------------------- */
+/* -- The file, under known_lock ---------------------------------------------------------------- */
 
 /* True when another handle has replaced the file of notes. */
 static bool is_replaced(const struct stat *st)
@@ -249,8 +246,7 @@ static void append(kv_store_v1 *h, const struct kv_buf *records)
                  records->len); /* a hint: where it fails, chunks are verified */
 }
 
-/* -- Asking and noting
- * -------------------------------------------------------------------------- */
+/* -- Asking and noting ------------------------------------------------------------------------- */
 
 static bool holds(const struct kvs_file_known *note, const struct kvs_file_seen *now)
 {

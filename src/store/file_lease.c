@@ -2,18 +2,18 @@
 /**
  * Leases: protect the chunks that a save hit until the save is published, without a link for each.
  *
- * A writer that has such hits sets the mtime of its file in writers/ to the time of the first one; 0
- * means none. Each hit then gets a time of use that is not earlier. Deleters (sweep, eviction) keep
- * every chunk that was used since the oldest lease of a living writer began:
+ * A writer that has such hits sets the mtime of its file in writers/ to the time of the first one;
+ * 0 means none. Each hit then gets a time of use that is not earlier. Deleters (sweep, eviction)
+ * keep every chunk that was used since the oldest lease of a living writer began:
  *
  *     saver     lease (mtime of writers/ID)     flock the fan-out shared, set the chunk's time
  *     sweep     flock the fan-out exclusive     read leases, then each chunk's time, delete
  *     eviction  read each chunk's time          read leases, flock, delete what has that time still
  *
  * A saver never waits for the flock: where a deleter has it, and where times can't be set, the hit
- * gets a link in tmp/ instead (file_commit.c). A lease ends after KVS_FILE_LEASE_S, so that a handle
- * that never publishes can't keep a store from being evicted. A hit that is deleted all the same, by
- * hand or after its lease, fails the publication.
+ * gets a link in tmp/ instead (file_commit.c). A lease ends after KVS_FILE_LEASE_S, so that a
+ * handle that never publishes can't keep a store from being evicted. A hit that is deleted all the
+ * same, by hand or after its lease, fails the publication.
  */
 #include <fcntl.h>
 #include <sys/file.h>

@@ -85,9 +85,9 @@ static int read_one(kv_store_v1 *h, const uint8_t *key, size_t key_len, struct r
 }
 
 /*
- * Make room in this thread's part of the heap for all chunks that are read ahead, below a guard. Without
- * it glibc gives the pages back whenever the last chunk of the heap is freed, and the kernel clears
- * them anew, which costs as much as to read them.
+ * Make room in this thread's part of the heap for all chunks that are read ahead, below a guard.
+ * Without it glibc gives the pages back whenever the last chunk of the heap is freed, and the
+ * kernel clears them anew, which costs as much as to read them.
  */
 static void make_room(struct kvs_file_reader *r, size_t len)
 {

@@ -43,8 +43,7 @@ const char *kvs_plugin_check_ext(const kv_store_ext *ext, kv_store_ext *ret)
     return NULL;
 }
 
-/* -- finding the library
- * ------------------------------------------------------------------------ */
+/* -- finding the library ----------------------------------------------------------------------- */
 
 /*
  * Never unloaded: libraries below a plugin (TLS, HTTP clients) leave destructors with threads that

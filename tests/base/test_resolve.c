@@ -13,8 +13,8 @@
 #include "base/unit.h"
 
 /*
- * "ok..." resolves to 10.0.0.N, N the number of the lookup; "none..." isn't a name; "fail..." fails; "dead..." is
- * silent until it is released, then fails; what `mute` says is silent, too.
+ * "ok..." resolves to 10.0.0.N, N the number of the lookup; "none..." isn't a name; "fail..."
+ * fails; "dead..." is silent until it is released, then fails; what `mute` says is silent, too.
  */
 static struct {
     pthread_mutex_t lock;

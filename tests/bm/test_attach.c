@@ -187,8 +187,8 @@ static void test_many(void **state)
 }
 
 /*
- * Types in any order on one key, a few of the values asked for, what is given back used again: in the order in
- * which they came, of each type.
+ * Types in any order on one key, a few of the values asked for, what is given back used again: in
+ * the order in which they came, of each type.
  */
 static void test_in_order(void **state)
 {

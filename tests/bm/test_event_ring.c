@@ -177,8 +177,9 @@ static void test_scope(void **state)
 }
 
 /*
- * Naive: all that was put, and which of it may still be there. The ring must hold the latest ones, without
- * holes, and at least as many as fit into its bytes less what the turn at its end costs: one record.
+ * Naive: all that was put, and which of it may still be there. The ring must hold the latest ones,
+ * without holes, and at least as many as fit into its bytes less what the turn at its end costs:
+ * one record.
  */
 static void random_ring(uint64_t *random)
 {

@@ -12,8 +12,7 @@
 
 enum { MOST = 256 };
 
-/* -- what was published
- * ------------------------------------------------------------------------- */
+/* -- what was published ------------------------------------------------------------------------ */
 
 struct op {
     enum kve_op_type type;
@@ -150,8 +149,7 @@ static const struct op *expect(size_t i, enum kve_op_type type, enum kv_tier tie
     return &wire.ops[i];
 }
 
-/* -- with pools
- * --------------------------------------------------------------------------------- */
+/* -- with pools -------------------------------------------------------------------------------- */
 
 struct tiers {
     struct bm bm;
@@ -404,8 +402,7 @@ static void test_consolidated(void **state)
     close_tiers(&t);
 }
 
-/* -- losses
- * ------------------------------------------------------------------------------------- */
+/* -- losses ------------------------------------------------------------------------------------ */
 
 /* There is a clear, behind it a gap, and what was published behind that is op @i. */
 static void expect_loss_before(size_t i)
@@ -479,8 +476,7 @@ static void test_lost_at_the_publisher(void **state)
     assert_int_equal(kvbm_events_destroy(wire.events), 0);
 }
 
-/* -- the end
- * ------------------------------------------------------------------------------------ */
+/* -- the end ----------------------------------------------------------------------------------- */
 
 static void test_options(void **state)
 {

@@ -140,8 +140,7 @@ static struct kvbm_events_stats stats_of(struct kvbm_events *events)
     return stats;
 }
 
-/* -- order, batches
- * ----------------------------------------------------------------------------- */
+/* -- order, batches ---------------------------------------------------------------------------- */
 
 static void test_order(void **state)
 {
@@ -248,8 +247,7 @@ static void test_flush(void **state)
     assert_int_equal(kvbm_events_destroy(events), 0);
 }
 
-/* -- what registries write
- * ---------------------------------------------------------------------- */
+/* -- what registries write --------------------------------------------------------------------- */
 
 struct two_tiers {
     struct kvbm_events *events;
@@ -375,8 +373,7 @@ static void test_scopes(void **state)
     close_two_tiers(&t);
 }
 
-/* -- losses
- * ------------------------------------------------------------------------------------- */
+/* -- losses ------------------------------------------------------------------------------------ */
 
 /* Hold the thread up inside @r's callback, with nothing left in the queue. Release with the
  * gate. */
@@ -468,8 +465,7 @@ static void test_lost_last(void **state)
     assert_int_equal(r->calls[2].lost, 1);
 }
 
-/* -- sinks that come and go
- * --------------------------------------------------------------------- */
+/* -- sinks that come and go -------------------------------------------------------------------- */
 
 struct removal {
     struct kvbm_events *events;
@@ -578,8 +574,7 @@ static void test_bad_arguments(void **state)
     assert_int_equal(kvbm_events_destroy(NULL), 0);
 }
 
-/* -- the end
- * ------------------------------------------------------------------------------------ */
+/* -- the end ----------------------------------------------------------------------------------- */
 
 static void test_destroy_drains(void **state)
 {
@@ -613,8 +608,7 @@ static void test_destroy_while_used(void **state)
     assert_int_equal(recorders[0].n_told, 2);
 }
 
-/* -- threads
- * ------------------------------------------------------------------------------------ */
+/* -- threads ----------------------------------------------------------------------------------- */
 
 enum { WRITERS = 4, KEYS = 64 };
 static struct {

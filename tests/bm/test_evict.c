@@ -444,8 +444,8 @@ static void test_lineage_long(void **state)
 }
 
 /*
- * Far more releases than there are age classes: what is older than the oldest class goes before all that is
- * younger, and parents that become leaves then still find their place.
+ * Far more releases than there are age classes: what is older than the oldest class goes before all
+ * that is younger, and parents that become leaves then still find their place.
  */
 static void test_lineage_ages_out(void **state)
 {

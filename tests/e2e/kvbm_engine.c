@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A block manager with a ZMQ sink, for test_kvbm.py: kvbm_engine POLICY SCOPE REPLAY QUEUE_BYTES. Commands come
- * line by line, each is answered by lines that end with one of a dot:
+ * A block manager with a ZMQ sink, for test_kvbm.py: kvbm_engine POLICY SCOPE REPLAY QUEUE_BYTES.
+ * Commands come line by line, each is answered by lines that end with one of a dot:
  *
  *   run SEED STEPS   random steps on two tiers: match, fill, register, hold, release, evict
  *   threads SEED STEPS   the same, by several threads at once
@@ -11,8 +11,8 @@
  *   mark N           register a prompt of its own; "TOKEN..."
  *   reset            forget everything
  *
- * Policies that evict parents before children: "lfu", and "priority" (LRU with random priorities). "reject": LRU, and
- * no duplicates.
+ * Policies that evict parents before children: "lfu", and "priority" (LRU with random priorities).
+ * "reject": LRU, and no duplicates.
  */
 #include <errno.h>
 #include <inttypes.h>

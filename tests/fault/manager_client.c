@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A program with a manager of the tiers that its environment names (KVBM_*), for test_manager_kill.py and
- * test_manager_faults.py. Block i of sequence s has key s * 1000 + i, and bytes that follow from it.
+ * A program with a manager of the tiers that its environment names (KVBM_*), for
+ * test_manager_kill.py and test_manager_faults.py. Block i of sequence s has key s * 1000 + i, and
+ * bytes that follow from it.
  *
  *   manager_client write SEQUENCES THREADS SEED
  *       stores and loads until it is killed; lines, each written at once:

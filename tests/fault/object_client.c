@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A program that uses the object tier, for test_object_tier.py: it does what its input says, a line each, and
- * answers each with one line.
+ * A program that uses the object tier, for test_object_tier.py: it does what its input says, a line
+ * each, and answers each with one line.
  *
  *   put|get|exists FIRST N MS    blocks FIRST.. with a deadline, and wait: how many ended how
  *   storm THREADS MS DEADLINE    that many threads put and get for so long

@@ -2,7 +2,8 @@
 /*
  * The matrix of the host tests on device memory, managed memory and pinned host memory; every value
  * of the 16-bit and 8-bit types through every conversion, against the host path. KV_TEST_SCALE:
- * percent of the matrix. KVX_GPU_EXACT=1: exact allocations, for sanitizers. "numbers" as argument: the values only.
+ * percent of the matrix. KVX_GPU_EXACT=1: exact allocations, for sanitizers. "numbers" as argument:
+ * the values only.
  */
 #include <time.h>
 

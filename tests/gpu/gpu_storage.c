@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Storages in a GPU's memory and in host memory locked for it: what they hold when they come, that what is
- * written is there for every stream, what they refuse, and that the caller's device stays current.
+ * Storages in a GPU's memory and in host memory locked for it: what they hold when they come, that
+ * what is written is there for every stream, what they refuse, and that the caller's device stays
+ * current.
  */
 #include <errno.h>
 #include <stdint.h>
@@ -54,8 +55,8 @@ static void check_contents(struct kvbm_storage *storage)
 }
 
 /*
- * Memory that held something else a moment ago comes zeroed, and small writes are there when they return:
- * seen by a stream that doesn't wait for the default one.
+ * Memory that held something else a moment ago comes zeroed, and small writes are there when they
+ * return: seen by a stream that doesn't wait for the default one.
  */
 static void check_other_streams(void)
 {

@@ -198,9 +198,9 @@ static void test_below_one_chain(void **state)
 }
 
 /*
- * A line of chains, which the clear goes down and up again. At a pause on its way up others join the chain
- * where it stands with the one below, already left, and split both elsewhere: the clear then stands at a
- * part that its holder isn't in.
+ * A line of chains, which the clear goes down and up again. At a pause on its way up others join
+ * the chain where it stands with the one below, already left, and split both elsewhere: the clear
+ * then stands at a part that its holder isn't in.
  */
 #define LINE 72u
 static struct kv_block line[2 * LINE];

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Windows beside a plain model of them: counts of copies by name, and the definition of a match tried for
- * every length.
+ * Windows beside a plain model of them: counts of copies by name, and the definition of a match
+ * tried for every length.
  */
 // clang-format off
 #include <stdarg.h>

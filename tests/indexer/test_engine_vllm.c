@@ -70,8 +70,9 @@ static void step(struct run *run)
 }
 
 /*
- * kv-indexer counts a device block behind a hole that a lower tier fills; vLLM goes on below its device
- * prefix in the lower tier alone. Both are the same, as vLLM evicts no block before those behind it.
+ * kv-indexer counts a device block behind a hole that a lower tier fills; vLLM goes on below its
+ * device prefix in the lower tier alone. Both are the same, as vLLM evicts no block before those
+ * behind it.
  */
 static void expect_no_hole(const struct vllm *v, const struct prompt *p)
 {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Blocks whose removal was lost, judged by ki_stream_judge: an engine's cache with least-recently-used
- * eviction whose batches get lost, an index that is told what is left of them, and the engine's own
- * contents as the truth.
+ * Blocks whose removal was lost, judged by ki_stream_judge: an engine's cache with
+ * least-recently-used eviction whose batches get lost, an index that is told what is left of them,
+ * and the engine's own contents as the truth.
  */
 #include <setjmp.h>
 #include <stdarg.h>

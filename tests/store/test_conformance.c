@@ -38,8 +38,7 @@ static struct {
     unsigned n_fds;
 } m;
 
-/* -- Broken functions
- * ----------------------------------------------------------------------------- */
+/* -- Broken functions -------------------------------------------------------------------------- */
 
 static void close_null_crashes(kv_store_v1 *self)
 {
@@ -609,8 +608,7 @@ static int stats_none(kv_store_v1 *self, kv_store_stats *ret)
     return 0;
 }
 
-/* -- The table of mutations
- * ------------------------------------------------------------------------ */
+/* -- The table of mutations -------------------------------------------------------------------- */
 
 #define SET(what) static void mutate_##what(void)
 
@@ -805,8 +803,7 @@ static const struct mutation {
     {mutate_stats_none, "ext: stats", KVS_ADVICE},
 };
 
-/* -- Tests
- * ---------------------------------------------------------------------------------------- */
+/* -- Tests ------------------------------------------------------------------------------------- */
 
 struct seen {
     const char *check; /* the one that we wait for; NULL: print all that don't pass */

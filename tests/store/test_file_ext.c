@@ -225,8 +225,7 @@ static void limit_evicts_the_oldest(void **state)
     kvs_file_vtable()->close(b);
 }
 
-/* -- Model: random calls on two handles that are opened anew now and then
- * ------------------------ */
+/* -- Model: random calls on two handles that are opened anew now and then ---------------------- */
 
 enum { CHUNKS = 40, NAMES = 4 };
 
@@ -335,8 +334,7 @@ static void like_the_model(void **state)
     assert_int_equal(unit_count(".kvasir/bad"), 0);
 }
 
-/* -- Threads: saves, gets and sweeps on one handle and on two
- * ------------------------------------ */
+/* -- Threads: saves, gets and sweeps on one handle and on two ---------------------------------- */
 
 static _Atomic bool storm_over;
 static kv_store_v1 *storm_handle[2];

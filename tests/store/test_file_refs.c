@@ -79,8 +79,7 @@ static int noted(kv_store_v1 *h, const char *name, uint64_t n)
     return rc < 0 ? rc : w.found;
 }
 
-/* -- Compaction
- * ----------------------------------------------------------------------------------- */
+/* -- Compaction -------------------------------------------------------------------------------- */
 
 static kv_store_v1 *first, *second;
 
@@ -160,8 +159,7 @@ static void compaction_without_descriptors(void **state)
     kvs_file_vtable()->close(first);
 }
 
-/* -- Deletion
- * ------------------------------------------------------------------------------------- */
+/* -- Deletion ---------------------------------------------------------------------------------- */
 
 static pthread_t deleter;
 
@@ -202,8 +200,7 @@ static void deletion_beside_publication(void **state)
     kvs_file_vtable()->close(second);
 }
 
-/* -- Shared handles
- * ------------------------------------------------------------------------------- */
+/* -- Shared handles ---------------------------------------------------------------------------- */
 
 static void collect_all(void)
 {
@@ -271,8 +268,7 @@ static void snapshots_claim_nothing(void **state)
     kvs_file_vtable()->close(h);
 }
 
-/* -- Foreign writers
- * ------------------------------------------------------------------------------ */
+/* -- Foreign writers --------------------------------------------------------------------------- */
 
 /* Another program replaced the manifest: what was noted for the one before says nothing of it. */
 static void foreign_manifests(void **state)

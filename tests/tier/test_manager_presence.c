@@ -59,8 +59,7 @@ static void stored_and_forgotten(struct world *w, uint32_t n, uint32_t timeout_m
     shaky->exists = 0;
 }
 
-/* -- a question that fails
- * ------------------------------------------------------------------------- */
+/* -- a question that fails --------------------------------------------------------------------- */
 
 /* One that fails says nothing of the key: it is asked for again, and isn't a miss meanwhile. */
 static void test_one_fails(void **state)
@@ -108,8 +107,7 @@ static void test_all_fail(void **state)
     world_fini(&w);
 }
 
-/* -- one that hangs
- * -------------------------------------------------------------------------------- */
+/* -- one that hangs ---------------------------------------------------------------------------- */
 
 /* Long before its own deadline it is a miss, for loads too; the answer counts when it comes. */
 static void test_hangs(void **state)
@@ -172,8 +170,7 @@ static void test_queue_is_full(void **state)
     world_fini(&w);
 }
 
-/* -- one that isn't asked
- * -------------------------------------------------------------------------- */
+/* -- one that isn't asked ---------------------------------------------------------------------- */
 
 static void test_breaker_is_open(void **state)
 {
@@ -201,8 +198,7 @@ static void test_breaker_is_open(void **state)
     world_fini(&w);
 }
 
-/* -- many keys
- * ------------------------------------------------------------------------------------- */
+/* -- many keys --------------------------------------------------------------------------------- */
 
 /* More keys than one call asks for aren't known yet; the next call asks for more. */
 static void test_long_prompt(void **state)
@@ -245,8 +241,7 @@ static void test_absence_is_remembered(void **state)
     world_fini(&w);
 }
 
-/* -- how often the store is called
- * ----------------------------------------------------------------- */
+/* -- how often the store is called ------------------------------------------------------------- */
 
 #define PROMPT 128u
 
@@ -324,8 +319,7 @@ static void test_calls_without_batches(void **state)
     world_fini(&w);
 }
 
-/* -- whose blocks come first
- * ----------------------------------------------------------------------- */
+/* -- whose blocks come first ------------------------------------------------------------------- */
 
 static struct kvbm_pin *pin_of(struct world *w, uint64_t first, uint32_t n, int32_t priority)
 {

@@ -10,8 +10,7 @@
 #include "skip.h"
 #include "starve.h"
 
-/* -- round trips
- * ----------------------------------------------------------------------------------- */
+/* -- round trips ------------------------------------------------------------------------------- */
 
 static void round_trip(uint32_t key_len, size_t block, uint32_t n)
 {
@@ -112,8 +111,7 @@ static void test_separate(void **state)
     kvbm_object_close(o);
 }
 
-/* -- what is in the store
- * -------------------------------------------------------------------------- */
+/* -- what is in the store ---------------------------------------------------------------------- */
 
 static struct kvs_store *open_store(void)
 {
@@ -280,8 +278,7 @@ static void test_format(void **state)
     kvs_close(store);
 }
 
-/* -- collection
- * ------------------------------------------------------------------------------------ */
+/* -- collection -------------------------------------------------------------------------------- */
 
 static void make_old(uint64_t number)
 {
@@ -346,8 +343,7 @@ static void test_touched(void **state)
     assert_int_equal(shaky->touches, 1);
 }
 
-/* -- backends that can less, or lie
- * ------------------------------------------------------------------ */
+/* -- backends that can less, or lie ------------------------------------------------------------ */
 
 static void test_lesser_backends(void **state)
 {
@@ -405,8 +401,7 @@ static void test_lies(void **state)
     kvbm_object_close(o);
 }
 
-/* -- arguments, memory, processes
- * -------------------------------------------------------------------- */
+/* -- arguments, memory, processes -------------------------------------------------------------- */
 
 static void test_arguments(void **state)
 {

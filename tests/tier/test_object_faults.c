@@ -33,8 +33,7 @@ static void put_and_get(struct kvbm_object *o, uint32_t n)
     EXPECT_SOON(shaky->touches == 1 && shaky->inside == 0);
 }
 
-/* -- order and bounds
- * ---------------------------------------------------------------------------- */
+/* -- order and bounds -------------------------------------------------------------------------- */
 
 static void test_onboarding_first(void **state)
 {
@@ -176,8 +175,7 @@ static void test_queue_is_bounded(void **state)
     kvbm_object_close(o);
 }
 
-/* -- deadlines
- * ----------------------------------------------------------------------------------- */
+/* -- deadlines --------------------------------------------------------------------------------- */
 
 static void test_hanging(void **state)
 {
@@ -314,8 +312,7 @@ static void test_deadline_storm(void **state)
     kvbm_object_close(o);
 }
 
-/* -- the breaker
- * --------------------------------------------------------------------------------- */
+/* -- the breaker ------------------------------------------------------------------------------- */
 
 static int try_once(struct kvbm_object *o)
 {
@@ -582,8 +579,7 @@ static void test_full_is_no_outage(void **state)
     kvbm_object_close(o);
 }
 
-/* -- cancellation
- * -------------------------------------------------------------------------------- */
+/* -- cancellation ------------------------------------------------------------------------------ */
 
 static void test_cancel_in_a_call(void **state)
 {
@@ -696,8 +692,7 @@ static void test_cancel_when_done(void **state)
     kvbm_object_close(o);
 }
 
-/* -- opening and closing
- * ------------------------------------------------------------------------- */
+/* -- opening and closing ----------------------------------------------------------------------- */
 
 static void test_away_when_opened(void **state)
 {
@@ -784,8 +779,7 @@ static void test_close_while_busy(void **state)
     }
 }
 
-/* -- many at once
- * ---------------------------------------------------------------------------------- */
+/* -- many at once ------------------------------------------------------------------------------ */
 
 struct producer {
     pthread_t thread;

@@ -30,8 +30,8 @@
 #define UNTOUCHED 0xa5
 
 /*
- * Structs without a size never change: callers hold them by value, in arrays or within others. PLAIN
- * ones don't from the first release on.
+ * Structs without a size never change: callers hold them by value, in arrays or within others.
+ * PLAIN ones don't from the first release on.
  */
 #define PLAIN_STRUCTS(FROZEN, PLAIN) \
     FROZEN(kvbm_handle, 16)          \

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Transfers between layouts of every kind, order, width, layer range and head range, compared with a copy element by
- * element: all that was to be written, and nothing else.
+ * Transfers between layouts of every kind, order, width, layer range and head range, compared with
+ * a copy element by element: all that was to be written, and nothing else.
  */
 // clang-format off
 #include <stdarg.h>

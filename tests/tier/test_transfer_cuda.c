@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The copier's CUDA lanes on an emulated driver (emulated_cuda.c, emulated_backend.c): what is put on which stream and
- * waited for, the arithmetic of pieces and launches, failures. What a real GPU does: tests/gpu/gpu_transfer.c.
+ * The copier's CUDA lanes on an emulated driver (emulated_cuda.c, emulated_backend.c): what is put
+ * on which stream and waited for, the arithmetic of pieces and launches, failures. What a real GPU
+ * does: tests/gpu/gpu_transfer.c.
  */
 // clang-format off
 #include <stdarg.h>
@@ -111,8 +112,8 @@ static int wait_for(struct kvbm_copier *copier, const struct kvbm_transfer *t,
 }
 
 /*
- * A process that works on GPU 1 gets no context on GPU 0, which would take memory of another's: not for pinned memory,
- * and not for asking for events. First of all tests, since contexts are kept.
+ * A process that works on GPU 1 gets no context on GPU 0, which would take memory of another's: not
+ * for pinned memory, and not for asking for events. First of all tests, since contexts are kept.
  */
 static void test_other_gpus_are_left_alone(void **state)
 {

@@ -285,8 +285,8 @@ KVX_HD int kvx_is_plain_divisor(float d)
  * Smaller x give a quotient below 2^-36, which any FP8 rounds to zero. Signs of zeros are right
  * because the remainder is then +0 and is multiplied by something negative: adding -0 changes
  * nothing. (Not by negating the remainder: gcc 12 moves that into the fmaf, where hardware has it,
- * and a remainder of zero comes out with the other sign.) If the estimate is an infinity or NaN it is the result: x
- * was one, or the quotient is beyond what FP8 can hold.
+ * and a remainder of zero comes out with the other sign.) If the estimate is an infinity or NaN it
+ * is the result: x was one, or the quotient is beyond what FP8 can hold.
  */
 KVX_HD float kvx_quotient(float x, float d, float reciprocal)
 {

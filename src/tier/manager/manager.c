@@ -70,8 +70,8 @@ static void set_policy(struct kvbm_tier_policy *policy)
 }
 
 /*
- * Use LRU of leaves (lineage) by default. The blocks of a prompt enter a tier and are released in any
- * order: by moves that overtake each other, from an index at a restart, one by one as they are
+ * Use LRU of leaves (lineage) by default. The blocks of a prompt enter a tier and are released in
+ * any order: by moves that overtake each other, from an index at a restart, one by one as they are
  * fetched. LRU of leaves evicts a prompt's end before its beginning all the same.
  */
 static void set_eviction(enum kvbm_eviction *eviction)

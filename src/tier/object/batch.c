@@ -6,8 +6,7 @@
 #include "base/log.h"
 #include "tier/object/impl.h"
 
-/* -- batches
- * ------------------------------------------------------------------------------------- */
+/* -- batches ----------------------------------------------------------------------------------- */
 
 static void push(struct kvbm_object_list *list, struct kvbm_object_batch *batch)
 {
@@ -162,8 +161,7 @@ void kvbm_object_tell(struct kvbm_object *o, bool probe, int rc)
     }
 }
 
-/* -- what callers see
- * ------------------------------------------------------------------------------ */
+/* -- what callers see -------------------------------------------------------------------------- */
 
 static bool batch_ok(const struct kvbm_object_batch *b)
 {

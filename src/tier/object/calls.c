@@ -46,8 +46,7 @@ static int status_of(int rc)
     return rc == -EINPROGRESS || rc > 0 ? -EIO : rc; /* we mean something else by these */
 }
 
-/* -- get and exists
- * -------------------------------------------------------------------------------- */
+/* -- get and exists ---------------------------------------------------------------------------- */
 
 static void fetch_each(struct kvbm_object_worker *w, uint32_t n)
 {
@@ -162,8 +161,7 @@ static int exists_slice(struct kvbm_object_worker *w, struct kvbm_object_io *ios
     return KV_MIN(found, 0);
 }
 
-/* -- put
- * ------------------------------------------------------------------------------------------- */
+/* -- put --------------------------------------------------------------------------------------- */
 
 static int seal_slice(struct kvbm_object_worker *w, const struct kvbm_object_io *ios, uint32_t n)
 {
@@ -265,8 +263,7 @@ static int publish(struct kvbm_object_worker *w, const struct kvbm_object_batch 
     return kvbm_object_leave(w) ? KV_MIN(rc, 0) : -ETIMEDOUT;
 }
 
-/* -- a batch
- * --------------------------------------------------------------------------------------- */
+/* -- a batch ----------------------------------------------------------------------------------- */
 
 int kvbm_object_run(struct kvbm_object_worker *w, struct kvbm_object_batch *batch)
 {
@@ -288,8 +285,7 @@ int kvbm_object_run(struct kvbm_object_worker *w, struct kvbm_object_batch *batc
     return rc;
 }
 
-/* -- afterwards
- * ------------------------------------------------------------------------------------ */
+/* -- afterwards -------------------------------------------------------------------------------- */
 
 /* Leaves those that weren't told for a while; collisions in the table make for one more or less. */
 static void choose_touched(struct kvbm_object *o, struct kvbm_object_notes *hits)

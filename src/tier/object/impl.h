@@ -74,8 +74,7 @@ void kvbm_breaker_release(struct kvbm_breaker *b);
  */
 bool kvbm_breaker_counts(int rc);
 
-/* -- the tier
- * ------------------------------------------------------------------------------------ */
+/* -- the tier ---------------------------------------------------------------------------------- */
 
 /* Results of a put before its publication; the caller sees 0. */
 enum { KVBM_OBJECT_STORED = 1, KVBM_OBJECT_ALREADY = 2 };

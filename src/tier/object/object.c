@@ -24,8 +24,7 @@ enum {
     OPEN_WAIT_MS = 1000, /* then it goes on in the background */
 };
 
-/* -- open
- * ------------------------------------------------------------------------------------------ */
+/* -- open -------------------------------------------------------------------------------------- */
 
 static void destroy(struct kvbm_object *o)
 {
@@ -177,8 +176,7 @@ fail:
     return rc;
 }
 
-/* -- looking at it
- * -------------------------------------------------------------------------------- */
+/* -- looking at it ----------------------------------------------------------------------------- */
 
 void kvbm_object_get_stats(struct kvbm_object *o, struct kvbm_object_stats *ret)
 {
@@ -195,8 +193,7 @@ void kvbm_object_get_stats(struct kvbm_object *o, struct kvbm_object_stats *ret)
     pthread_mutex_unlock(&o->lock);
 }
 
-/* -- close
- * ----------------------------------------------------------------------------------------- */
+/* -- close ------------------------------------------------------------------------------------- */
 
 /* Abandon workers whose calls hang. Each frees what it holds when its call returns. */
 static void leave_behind(struct kvbm_object *o)

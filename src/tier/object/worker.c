@@ -6,8 +6,7 @@
 #include "base/thread.h"
 #include "tier/object/impl.h"
 
-/* -- around a call
- * --------------------------------------------------------------------------------- */
+/* -- around a call ----------------------------------------------------------------------------- */
 
 static void begin_call(struct kvbm_object_worker *w)
 {
@@ -48,8 +47,7 @@ bool kvbm_object_leave(struct kvbm_object_worker *w)
     return wanted;
 }
 
-/* -- handles
- * --------------------------------------------------------------------------------------- */
+/* -- handles ----------------------------------------------------------------------------------- */
 
 /* Take over the store that kvs_open returned. With the lock. */
 static void install(struct kvbm_object_worker *w, struct kvbm_object_handle *h)
@@ -128,8 +126,7 @@ static void put_handle(struct kvbm_object_worker *w)
     kvbm_object_leave(w);
 }
 
-/* -- a batch
- * --------------------------------------------------------------------------------------- */
+/* -- a batch ----------------------------------------------------------------------------------- */
 
 static void let_go(struct kvbm_object_worker *w)
 {
@@ -280,8 +277,7 @@ static struct kvbm_object_batch *take(struct kvbm_object *o)
     return batch;
 }
 
-/* -- threads
- * --------------------------------------------------------------------------------------- */
+/* -- threads ----------------------------------------------------------------------------------- */
 
 /* True when the worker goes on. A worker given up for lost goes on when there are too few. */
 static bool go_on(struct kvbm_object_worker *w)

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * CUDA's runtime without a GPU, so that the programs of tests/gpu can be tried where there is none: what they say of the
- * kernels is worth nothing then, but they were run, and compare what they mean to. On the driver of
- * tests/tier/emulated_cuda.c; streams do everything at once. While one is captured, nothing may be done on it but what
- * emulated_record() takes (from tests/kvx/emulated_backend.c): a graph is a list of such calls.
+ * CUDA's runtime without a GPU, so that the programs of tests/gpu can be tried where there is none:
+ * what they say of the kernels is worth nothing then, but they were run, and compare what they mean
+ * to. On the driver of tests/tier/emulated_cuda.c; streams do everything at once. While one is
+ * captured, nothing may be done on it but what emulated_record() takes (from
+ * tests/kvx/emulated_backend.c): a graph is a list of such calls.
  */
 #include <pthread.h>
 #include <stdint.h>
