@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Store blocks by their keys, load them elsewhere: cc kvbm_tiers.c $(pkg-config --cflags --libs kvbm) */
+/* Store blocks by their keys: cc -std=gnu11 kvbm_tiers.c $(pkg-config --cflags --libs kvbm) */
 #include <kvbm.h>
 #include <stdio.h>
 /* clang-format off */

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Save a buffer in a store, of the first argument or in a folder here, and restore it:
- *     cc -std=gnu11 store_buffer.c $(pkg-config --cflags --libs kvstore) && ./a.out /tmp/store */
+ *     cc -std=gnu11 store_buffer.c $(pkg-config --cflags --libs kvstore)
+ */
 #include <kv_store.h>
 #include <stdio.h>
 #include <stdlib.h>

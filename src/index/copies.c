@@ -134,9 +134,12 @@ static void tidy(struct kvi_index *ix, struct kvi_holder *holder, uint32_t tier,
 
 /* -- the engine's habits ----------------------------------------------------------------------- */
 
-/* Removals are announced for the last copy only: what was removed and counted on is gone. */
-static void settle_doubt(struct kvi_index *ix, struct kvi_holder *holder, uint32_t tier)
+/* Removals are announced for the last copy only: what was removed and counted on is gone. False: memory
+ * was short, and some of it is still there. */
+static bool settle_doubt(struct kvi_index *ix, struct kvi_holder *holder, uint32_t tier)
 {
+    bool done = true;
+
     for (size_t i = ix->copies.n; i-- > 0;) {
         struct kvi_copy *copy = &ix->copies.items[i];
         uint64_t hash;
@@ -148,6 +151,10 @@ static void settle_doubt(struct kvi_index *ix, struct kvi_holder *holder, uint32
         taken = copy->taken;
         if (copy->holder != holder->id || copy->tier != tier || copy->source != MAIN)
             continue;
+        if (taken && kvi_lose_reserve(ix, holder, (enum kv_tier)tier, hash) < 0) {
+            done = false;
+            continue;
+        }
         copy->count = 1;
         if (taken)
             drop(ix, holder, copy);
@@ -156,6 +163,7 @@ static void settle_doubt(struct kvi_index *ix, struct kvi_holder *holder, uint32
         else
             tidy(ix, holder, tier, hash);
     }
+    return done;
 }
 
 void kvi_copies_settle(struct kvi_index *ix)
@@ -164,9 +172,10 @@ void kvi_copies_settle(struct kvi_index *ix)
 
     ix->copies.doubted = NULL;
     for (uint32_t tier = 0; holder && tier < KV_N_TIERS; tier++) {
-        if (holder->tier[tier].settle)
-            settle_doubt(ix, holder, tier);
-        holder->tier[tier].settle = false;
+        if (holder->tier[tier].settle && !settle_doubt(ix, holder, tier))
+            ix->copies.doubted = holder; /* again after the next change */
+        else
+            holder->tier[tier].settle = false;
     }
 }
 

@@ -150,7 +150,7 @@ static uint32_t agree(struct cut *cut, uint32_t reach)
 
 static uint32_t common_multiple(uint32_t a, uint32_t b)
 {
-    uint32_t x = a, y = b;
+    uint32_t x = a, y = KV_MAX(b, 1u);
 
     while (y) {
         uint32_t rest = x % y;

@@ -368,6 +368,7 @@ static int walk(struct find *find)
 {
     const struct kvi_chain *chain = &find->ix->root;
     size_t depth = 0;
+    uint64_t windows = atomic_load_explicit(&find->ix->windows_version, memory_order_acquire);
 
     find->matches->n = 0;
     find->path_len = 0;
@@ -409,7 +410,9 @@ static int walk(struct find *find)
         if (atomic_load_explicit(&find->path[i].chain->version, memory_order_acquire) !=
             find->path[i].version)
             return DISTURBED;
-    return 0;
+    return atomic_load_explicit(&find->ix->windows_version, memory_order_acquire) == windows
+               ? 0
+               : DISTURBED;
 }
 
 /* Too often disturbed: stop the writer for one walk, so that every lookup ends. Outside the epoch: the

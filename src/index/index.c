@@ -222,6 +222,8 @@ int kvi_holder_add(struct kvi_index *ix, struct kv_holder key, struct kvi_holder
 
 void kvi_holder_drop(struct kvi_index *ix, struct kvi_holder *holder)
 {
+    if (ix->copies.doubted == holder)
+        ix->copies.doubted = NULL;
     kvi_parts_drop(ix, holder);
     kvi_table_erase(&ix->holder_ids, mix_holder(holder->key), holder->id);
     kvi_dir_remove(&ix->holders, holder->id);

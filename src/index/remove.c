@@ -175,6 +175,12 @@ static void lose(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier t
         kvi_unpark(ix, holder, parked);
 }
 
+int kvi_lose_reserve(struct kvi_index *ix, const struct kvi_holder *holder, enum kv_tier tier,
+                     uint64_t hash)
+{
+    return mix_entries(ix, holder, 1u << tier, &hash, 1, false);
+}
+
 void kvi_lose(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier, uint64_t hash)
 {
     lose(ix, holder, tier, hash);
@@ -202,16 +208,27 @@ static bool remove_one(struct kvi_index *ix, struct kvi_holder *holder, enum kv_
         return false;
     taken = kvi_copies_take(ix, holder, tier, source, hash, left);
     if (taken == KVI_TAKEN_LAST)
-        kvi_lose(ix, holder, tier, hash);
+        lose(ix, holder, tier, hash);
     return taken != KVI_TAKEN_NONE;
+}
+
+/* After a removal, for it settles: chains that were looked at may be joined. */
+static void lose_in_parts(struct kvi_index *ix, struct kvi_holder *holder, uint64_t hash)
+{
+    if (kvi_windows_of(holder) && !kvi_tiers_of(ix, holder, hash))
+        kvi_parts_lose(ix, holder, hash);
 }
 
 int kvi_take_one(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
                  uint32_t source, uint64_t hash, uint32_t left)
 {
+    bool taken;
+
     if (mix_entries(ix, holder, 1u << tier, &hash, 1, false))
         return -ENOMEM;
-    return remove_one(ix, holder, tier, source, hash, left);
+    taken = remove_one(ix, holder, tier, source, hash, left);
+    lose_in_parts(ix, holder, hash);
+    return taken;
 }
 
 static bool give_one(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
@@ -372,6 +389,8 @@ long kvi_take(struct kvi_index *index, struct kv_holder key, enum kv_tier tier, 
         found +=
             remove_one(index, holder, tier, source, hashes[i], left ? left[i] : KVI_COPIES_UNSAID);
     }
+    for (size_t i = 0; holder && found >= 0 && i < n; i++)
+        lose_in_parts(index, holder, hashes[i]);
     kvi_unlock(index);
     return found;
 }

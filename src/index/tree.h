@@ -223,6 +223,8 @@ struct kvi_index {
     void (*find_hook)(void *arg, const struct kvi_chain *chain);
     void *find_hook_arg;
 
+    _Atomic uint64_t windows_version; /* rises when a holder's windows change */
+
     /* Counters that the writer changes and any thread reads; on cache lines of their own. */
     _Alignas(64) _Atomic uint64_t n_holders;
     _Atomic uint64_t n_chains, n_blocks, n_holder_blocks, n_tier_blocks[KV_N_TIERS];
@@ -477,6 +479,9 @@ int kvi_take_one(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier t
                  uint32_t source, uint64_t hash, uint32_t left);
 /** The block loses the tier: in the tree or parked. */
 void kvi_lose(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier, uint64_t hash);
+/** Get the memory that kvi_lose needs, right before it. Returns 0 or -ENOMEM. */
+int kvi_lose_reserve(struct kvi_index *ix, const struct kvi_holder *holder, enum kv_tier tier,
+                     uint64_t hash);
 
 /* -- store.c, clear_tiers.c -------------------------------------------------------------------- */
 

@@ -27,6 +27,8 @@ static void publish(struct kvi_index *ix, struct kvi_holder *holder, struct kvi_
 
     atomic_store_explicit(&holder->windows, windows, memory_order_release);
     atomic_store_explicit(&holder->windowed, true, memory_order_release);
+    /* A walk that has passed the holder, and met no windows, must not end with blocks stored after. */
+    atomic_fetch_add_explicit(&ix->windows_version, 1, memory_order_release);
     if (old)
         kvi_retire_memory(ix, &old->retired, sizeof(*old));
 }

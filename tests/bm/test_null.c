@@ -274,6 +274,7 @@ static void on_touch(void *arg, enum kv_tier tier, uint32_t group, const void *k
 
 #define EVENTS(IS, NIL, NONE, FINE)                                                    \
     IS(-EINVAL, kvbm_events_create(NULL, NULL))                                        \
+    NONE(kvbm_set_log(NULL, NULL))                                                     \
     IS(0, kvbm_events_destroy(NULL))                                                   \
     IS(-EINVAL, kvbm_events_add_callback(NULL, KVBM_EVENTS_PER_TIER, bm_record, NULL)) \
     IS(-EINVAL, kvbm_events_add_callback(bm.events, KVBM_EVENTS_PER_TIER, NULL, NULL)) \

@@ -286,6 +286,9 @@ static struct kvbm_layout_config config; static char *strings; static struct kvb
 static struct kvbm_cache *cache; static struct kvbm_layout *mine; static struct kvbm_chain chain; static size_t n;
 static struct kvbm_job job; static int64_t id; static struct kvbm_done done[64];
 """
+CALLS = """
+static struct kvbm_cache *cache; static struct kvbm_chain chain; static size_t n; static const uint32_t *blocks;
+"""
 COPIER = """
 static struct kvbm_layout *g1, *g2; static uint32_t *from, *to, n; static int written; static uint64_t now, budget;
 static uint8_t bitmap[8]; static uint64_t request; static struct kvbm_done ended[64];
@@ -302,7 +305,7 @@ static long n; int refuse(const struct kv_error *error);
 # By page: includes, and the declarations of each block.
 CONTEXT = {
     "docs/kvbm.md": ("kvbm.h", [ENGINE, ENGINE, WINDOW, ENGINE, ENGINE]),
-    "docs/kvbm-tiers.md": ("kvbm.h", [TIERS, COPIER]),
+    "docs/kvbm-tiers.md": ("kvbm.h", [CALLS, TIERS, COPIER]),
     "docs/kv-store-llama.md": ("kv_store.h", [STATE]),
     "docs/base.md": ("errno.h", [BASE]),
 }

@@ -264,11 +264,164 @@ static void test_alone(void **state)
     kvi_destroy(ix);
 }
 
+/* -- what goes with the main group ------------------------------------------------------------- */
+
+static const struct kvi_window two_blocks = {.group = 1, .window = 32, .need = 2, .stride = 1};
+
+static void make_blocks(struct kv_block *ret, uint64_t *names, uint64_t *prompt, uint64_t from,
+                        size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        ret[i] = (struct kv_block){kvi_mix(from + i), kvi_mix(from + i + 500000)};
+        names[i] = ret[i].hash;
+        prompt[i] = ret[i].tokens_hash;
+    }
+}
+
+static uint32_t reach_of(struct kvi_index *ix, const uint64_t *prompt, size_t n, uint32_t tier)
+{
+    struct kvi_matches matches = {0};
+    uint32_t reach = 0;
+
+    assert_int_equal(kvi_find(ix, prompt, n, &matches), 0);
+    for (size_t i = 0; i < matches.n; i++)
+        if (matches.items[i].holder.worker == who.worker)
+            reach = matches.items[i].reach[tier];
+    kvi_matches_fini(&matches);
+    return reach;
+}
+
+/* A run that is removed in one call goes from the parts as well: nothing adds up against the limit. */
+static void test_removed_runs_leave_nothing(void **state)
+{
+    struct kv_block blocks[64];
+    uint64_t names[64], prompt[64];
+    struct kvi_index *ix;
+
+    (void)state;
+    assert_int_equal(kvi_create(NULL, &ix), 0);
+    assert_int_equal(kvi_limit_holder(ix, who, 200), 0);
+    assert_int_equal(kvi_set_window(ix, who, &two_blocks), 0);
+    for (uint64_t round = 0; round < 12; round++) {
+        struct kvi_stats stats = {.size = sizeof(stats)};
+
+        make_blocks(blocks, names, prompt, 1000 * round, 64);
+        assert_int_equal(kvi_add(ix, who, KV_TIER_DEVICE, 0, NULL, blocks, 64, NULL), 0);
+        assert_int_equal(kvi_window_add(ix, who, KV_TIER_DEVICE, 0, 0, true, names, 64), 0);
+        assert_int_equal(reach_of(ix, prompt, 64, 0), 64);
+        for (size_t i = 0; i < 32; i++) { /* from the end on, as engines do */
+            uint64_t name = names[i];
+
+            names[i] = names[63 - i];
+            names[63 - i] = name;
+        }
+        assert_int_equal(kvi_window_take(ix, who, KV_TIER_DEVICE, 0, 0, names, NULL, 64), 64);
+        assert_int_equal(kvi_take(ix, who, KV_TIER_DEVICE, 0, names, NULL, 64), 64);
+        kvi_get_stats(ix, &stats);
+        assert_int_equal(stats.blocks, 0);
+    }
+    assert_null(kvi_check(ix));
+    kvi_destroy(ix);
+}
+
+/* One removal lets chains be joined; the next of the same call takes its own block only. */
+static void test_removals_that_join_chains(void **state)
+{
+    const struct kv_block blocks[] = {{11, 101}, {12, 102}}, below = {21, 201};
+    const uint64_t windows[] = {12, 11}, removed[] = {21, 11};
+    struct kvi_index *ix;
+
+    (void)state;
+    assert_int_equal(kvi_create(NULL, &ix), 0);
+    assert_int_equal(kvi_set_window(ix, who, &two_blocks), 0);
+    assert_int_equal(kvi_store(ix, who, KV_TIER_DEVICE, NULL, blocks, 2, NULL), 0);
+    assert_int_equal(kvi_store(ix, who, KV_TIER_DISK, NULL, blocks, 2, NULL), 0);
+    assert_int_equal(kvi_store(ix, who, KV_TIER_DISK, &blocks[0].hash, &below, 1, NULL), 0);
+    assert_int_equal(kvi_window_add(ix, who, KV_TIER_DEVICE, 0, 0, true, windows, 2), 0);
+    assert_int_equal(kvi_take(ix, who, KV_TIER_DISK, 0, removed, NULL, 2), 2);
+    assert_null(kvi_check(ix));
+    assert_int_equal(kvi_remove(ix, who, KV_TIER_DISK, &blocks[1].hash, 1), 1);
+    kvi_destroy(ix);
+}
+
+/* The engine turns out to announce last removals only: blocks leave that tier, others stay in theirs. */
+static void test_doubt_takes_single_blocks(void **state)
+{
+    struct kv_block blocks[80];
+    uint64_t names[80], prompt[80];
+    struct kvi_holder_info info;
+    struct kvi_index *ix;
+
+    (void)state;
+    make_blocks(blocks, names, prompt, 0, 80);
+    assert_int_equal(kvi_create(NULL, &ix), 0);
+    assert_int_equal(kvi_add(ix, who, KV_TIER_DEVICE, 0, NULL, blocks, 80, NULL), 0);
+    assert_int_equal(kvi_store(ix, who, KV_TIER_HOST, NULL, blocks, 80, NULL), 0);
+    assert_int_equal(kvi_add(ix, who, KV_TIER_DEVICE, 0, NULL, blocks, 80, NULL), 0);
+    assert_int_equal(kvi_take(ix, who, KV_TIER_DEVICE, 0, names, NULL, 80), 80);
+    assert_int_equal(kvi_add(ix, who, KV_TIER_DEVICE, 0, NULL, blocks, 64, NULL), 0);
+    assert_null(kvi_check(ix));
+    assert_int_equal(kvi_get_holder(ix, who, &info), 0);
+    assert_int_equal(info.tier_blocks[KV_TIER_DEVICE], 64);
+    assert_int_equal(info.tier_blocks[KV_TIER_HOST], 80);
+    assert_int_equal(reach_of(ix, prompt, 80, KV_TIER_DEVICE), 64);
+    assert_int_equal(reach_of(ix, prompt, 80, KV_TIER_HOST), 80);
+    kvi_destroy(ix);
+}
+
+struct declared {
+    struct kvi_index *ix;
+    const struct kv_block *blocks;
+    int seen; /* chains */
+};
+
+/* At the walk's second chain: a first window, and blocks that it makes useless. */
+static void declare_window(void *arg, const struct kvi_chain *chain)
+{
+    struct declared *d = arg;
+
+    if (!chain || ++d->seen != 2)
+        return;
+    assert_int_equal(kvi_set_window(d->ix, who, &two_blocks), 0);
+    assert_int_equal(
+        kvi_add(d->ix, who, KV_TIER_DEVICE, 0, &d->blocks[9].hash, d->blocks + 10, 10, NULL), 0);
+}
+
+/* A lookup that began before never answers with the blocks of afterwards and no window. */
+static void test_a_window_declared_under_a_lookup(void **state)
+{
+    struct kv_block blocks[20], branch[11];
+    uint64_t names[20], prompt[20];
+    struct kvi_index *ix;
+    struct declared d;
+
+    (void)state;
+    make_blocks(blocks, names, prompt, 0, 20);
+    memcpy(branch, blocks, 10 * sizeof(branch[0]));
+    branch[10] = (struct kv_block){999, 998};
+    assert_int_equal(kvi_create(NULL, &ix), 0);
+    assert_int_equal(kvi_add(ix, other, KV_TIER_DEVICE, 0, NULL, blocks, 20, NULL), 0);
+    assert_int_equal(kvi_add(ix, other, KV_TIER_DEVICE, 0, NULL, branch, 11, NULL), 0);
+    assert_int_equal(kvi_add(ix, who, KV_TIER_DEVICE, 0, NULL, blocks, 10, NULL), 0);
+    d = (struct declared){ix, blocks, 0};
+    ix->find_hook_arg = &d;
+    ix->find_hook = declare_window;
+    assert_int_equal(reach_of(ix, prompt, 20, 0), 0);
+    assert_true(d.seen > 2); /* it was walked again */
+    ix->find_hook = NULL;
+    assert_null(kvi_check(ix));
+    kvi_destroy(ix);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_random_histories),
         cmocka_unit_test(test_alone),
+        cmocka_unit_test(test_removed_runs_leave_nothing),
+        cmocka_unit_test(test_removals_that_join_chains),
+        cmocka_unit_test(test_doubt_takes_single_blocks),
+        cmocka_unit_test(test_a_window_declared_under_a_lookup),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

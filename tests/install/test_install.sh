@@ -141,10 +141,10 @@ done
 
 # Each example by the line that its own comment gives, and it runs.
 for example in "${KV_SOURCE_DIR:?}"/examples/*.c; do
-    line=$(sed -n 's/^ \* *\(cc .*\)$/\1/p' "$example")
+    line=$(sed -n 's,^[ /]\*.* \(cc -.*\)$,\1,p' "$example" | sed 's, *\*/$,,')
     [ -n "$line" ] || { echo "$example does not say how it is compiled"; exit 1; }
     (cd "$(dirname "$example")" && eval "$line -o '$work/example'") # the line has a $(pkg-config)
-    "$work/example" >"$work/example.log" 2>&1 || { cat "$work/example.log"; echo "$example failed"; exit 1; }
+    (cd "$work" && ./example) >"$work/example.log" 2>&1 || { cat "$work/example.log"; echo "$example failed"; exit 1; }
 done
 
 mkdir "$work/consumer"
