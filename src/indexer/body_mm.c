@@ -50,6 +50,17 @@ static void set_ranges(struct object *object, const struct ranges *ranges)
 
 /* -- JSON -------------------------------------------------------------------------------------- */
 
+/* Take a number, which is @ret if it can be the edge of a range. Returns whether it can. */
+static bool read_edge_json(struct kv_json *json, uint64_t *ret)
+{
+    double value = kv_json_double(json);
+
+    if (!(value >= 0 && value <= UINT32_MAX))
+        return false;
+    *ret = (uint64_t)value;
+    return !(value > (double)*ret);
+}
+
 /* Anything else than a list of pairs of numbers tells nothing. */
 static void read_ranges_json(struct kv_json *json, struct object *object)
 {
@@ -61,6 +72,7 @@ static void read_ranges_json(struct kv_json *json, struct object *object)
     }
     kv_json_array(json);
     while (kv_json_next_item(json)) {
+        bool ok = true;
         unsigned n = 0;
 
         if (kv_json_peek(json) != KV_JSON_ARRAY) {
@@ -70,14 +82,14 @@ static void read_ranges_json(struct kv_json *json, struct object *object)
         }
         kv_json_array(json);
         for (; kv_json_next_item(json); n++) {
-            if (n > 1 || kv_json_peek(json) != KV_JSON_NUMBER)
+            if (n > 1 || kv_json_peek(json) != KV_JSON_NUMBER) {
                 kv_json_skip(json);
-            else if (n)
-                ranges.to = kv_json_u64(json, UINT64_MAX);
-            else
-                ranges.from = kv_json_u64(json, UINT64_MAX);
+                ok = false;
+            } else {
+                ok &= read_edge_json(json, n ? &ranges.to : &ranges.from);
+            }
         }
-        ranges.n += n == 2 ? 1 : 2;
+        ranges.n += ok && n == 2 ? 1 : 2;
     }
     set_ranges(object, &ranges);
 }

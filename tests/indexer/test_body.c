@@ -395,6 +395,16 @@ static void images(void **state)
     expect_place(&objects(6)[3], true, 1);
     expect_place(&objects(6)[4], false, 0);
     expect_place(&objects(6)[5], false, 0);
+    /* Ranges that can't be tell nothing, and leave the query well. */
+    assert_int_equal(
+        json(
+            WITH_MM("\"block_mm_infos\":[{\"mm_objects\":[{\"mm_hash\":1,\"offsets\":[[-3,5]]},"
+                    "{\"mm_hash\":2,\"offsets\":[[0.5,2]]},{\"mm_hash\":3,\"offsets\":[[\"a\",2]]},"
+                    "{\"mm_hash\":4,\"offsets\":[[0,18446744073709551616]]}]}]"),
+            QUERY, MM),
+        0);
+    for (size_t i = 0; i < 4; i++)
+        expect_place(&objects(4)[i], false, 0);
     assert_int_equal(json(WITH_MM("\"mm_objects\":null"), QUERY, MM), 0);
     assert_int_equal(json(WITH_MM("\"mm_objects\":[{\"id\":\"a\",\"offset\":0,\"length\":5},"
                                   "{\"id\":\"b\",\"offset\":4,\"length\":1}]"),
