@@ -327,9 +327,16 @@ enum ki_applied ki_applier_apply(struct ki_applier *a, struct kvi_index *index, 
     return result;
 }
 
-void ki_applier_purge(struct ki_applier *a, struct kvi_index *index)
+void ki_applier_purge(struct ki_applier *a, struct kvi_index *index, bool restarted)
 {
     a->tells_again = a->overlaps = false;
-    for (uint32_t i = 0; i < a->n_ranks; i++)
-        kvi_clear(index, (struct kv_holder){.worker = a->instance, .rank = a->ranks[i]});
+    a->has_windows &= !restarted;
+    for (uint32_t i = 0; i < a->n_ranks; i++) {
+        struct kv_holder holder = {.worker = a->instance, .rank = a->ranks[i]};
+
+        if (restarted)
+            (void)kvi_remove_holder(index, holder);
+        else
+            (void)kvi_clear(index, holder);
+    }
 }

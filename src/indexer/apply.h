@@ -60,7 +60,10 @@ enum ki_applied { KI_APPLIED, KI_APPLIED_PART, KI_APPLIED_CLEARED };
 enum ki_applied ki_applier_apply(struct ki_applier *a, struct kvi_index *index, const void *payload,
                                  size_t len);
 
-/** Forget all blocks that the stream has brought. The ranks stay known. */
-void ki_applier_purge(struct ki_applier *a, struct kvi_index *index);
+/**
+ * Forget all blocks that the stream has brought. The ranks stay known. With @restarted, another
+ * process goes on: forget the windows of the one before, too.
+ */
+void ki_applier_purge(struct ki_applier *a, struct kvi_index *index, bool restarted);
 
 #endif

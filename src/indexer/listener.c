@@ -314,11 +314,11 @@ static void report(const struct ki_listener *l, const struct ki_stream_stats *be
 
 /* -- the event thread: carrying out what the stream decides ------------------------------------ */
 
-/* Forget all that the stream has brought. */
-static void purge(struct ki_listener *l)
+/* Forget all that the stream has brought; with @restarted, what the last process said of itself, too. */
+static void purge(struct ki_listener *l, bool restarted)
 {
     l->generation = ki_listener_new_generation(l->env); /* before: a dump sees it if it's hurt */
-    ki_applier_purge(&l->applier, l->model->index);
+    ki_applier_purge(&l->applier, l->model->index, restarted);
 }
 
 /* Whether the batch just applied shows that too many of the blocks can't be real. */
@@ -335,7 +335,7 @@ static void judge(struct ki_listener *l, uint64_t now_ns)
             0)
             e.held += info.blocks + info.parked;
     if (ki_stream_judge(&l->stream, &e, now_ns) & KI_STEP_PURGE)
-        purge(l);
+        purge(l, false);
 }
 
 /* The part that touches the index. Under the lock. */
@@ -343,7 +343,7 @@ static void write_index(struct ki_listener *l, unsigned steps, const void *paylo
                         uint64_t now_ns)
 {
     if (steps & KI_STEP_PURGE)
-        purge(l);
+        purge(l, steps & KI_STEP_RESET);
     if (steps & KI_STEP_RESET)
         kve_reader_reset(l->applier.reader);
     if (!(steps & KI_STEP_APPLY))

@@ -96,6 +96,20 @@ static void compare(struct run *run)
     }
 }
 
+/* An engine from its start on. */
+static void live(struct run *run, const struct vllm_opts *opts)
+{
+    vllm_init(&run->vllm, opts);
+    for (int i = 0; i < 200; i++) {
+        step(run);
+        publish(run);
+        if (i % 50 == 49 && !opts->host_owner) /* other owners' copies aren't told */
+            follow_reload(&run->f);
+        compare(run);
+    }
+    vllm_fini(&run->vllm);
+}
+
 /* @ret gathers the tally of all histories. */
 static void history(uint64_t *random, const struct vllm_opts *opts, bool namespaces,
                     struct follower *ret)
@@ -106,21 +120,13 @@ static void history(uint64_t *random, const struct vllm_opts *opts, bool namespa
                                   .images = namespaces || opts->plain_images,
                                   .plain_images = opts->plain_images}};
 
-    vllm_init(&run.vllm, opts);
     follow_init(&run.f, VLLM_BLOCK);
     run.f.applier.eagle_drop = opts->eagle_drop;
-    for (int i = 0; i < 200; i++) {
-        step(&run);
-        publish(&run);
-        if (i % 50 == 49 && !opts->host_owner) /* other owners' copies aren't told */
-            follow_reload(&run.f);
-        compare(&run);
-    }
+    live(&run, opts);
     ret->asked += run.f.asked;
     ret->over += run.f.over;
     ret->under += run.f.under;
     follow_fini(&run.f);
-    vllm_fini(&run.vllm);
 }
 
 static void run_histories(const char *what, const struct vllm_opts *opts)
@@ -231,6 +237,31 @@ static void test_second_full_group(void **state)
                   &(struct vllm_opts){.n_groups = 2, .groups = {{VLLM_FULL, 0}, {VLLM_FULL, 0}}});
 }
 
+/* The next process at the endpoint may be started with other options, or another version. */
+static void test_restart_with_other_groups(void **state)
+{
+    static const struct vllm_opts lives[] = {
+        {.n_blocks = 80, .n_groups = 2, .groups = {{VLLM_FULL, 0}, {VLLM_SLIDING, 7}}},
+        {.n_blocks = 40, FULL},
+        {.n_blocks = 40, .n_groups = 1, .groups = {{VLLM_SLIDING, 9}}},
+        {.n_blocks = 40, FULL},
+    };
+    uint64_t random = unit_seed();
+    struct run run = {.random = &random, .prompts = {.random = &random}};
+
+    (void)state;
+    follow_init(&run.f, VLLM_BLOCK);
+    for (size_t i = 0; i < KV_COUNT(lives); i++) {
+        ki_applier_purge(&run.f.applier, run.f.index, true);
+        kve_reader_reset(run.f.applier.reader);
+        live(&run, &lives[i]);
+    }
+    follow_report(&run.f, "restarts");
+    assert_int_equal(run.f.over, 0);
+    assert_int_equal(run.f.under, 0);
+    follow_fini(&run.f);
+}
+
 static void test_offload(void **state)
 {
     (void)state;
@@ -244,10 +275,15 @@ static void test_offload(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_full_attention), cmocka_unit_test(test_moved_images),
-        cmocka_unit_test(test_block_drop),     cmocka_unit_test(test_lookahead),
-        cmocka_unit_test(test_full_reports),   cmocka_unit_test(test_windows),
-        cmocka_unit_test(test_states),         cmocka_unit_test(test_second_full_group),
+        cmocka_unit_test(test_full_attention),
+        cmocka_unit_test(test_moved_images),
+        cmocka_unit_test(test_block_drop),
+        cmocka_unit_test(test_lookahead),
+        cmocka_unit_test(test_full_reports),
+        cmocka_unit_test(test_windows),
+        cmocka_unit_test(test_states),
+        cmocka_unit_test(test_second_full_group),
+        cmocka_unit_test(test_restart_with_other_groups),
         cmocka_unit_test(test_offload),
     };
 
