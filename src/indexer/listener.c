@@ -819,6 +819,8 @@ static void detach(struct ki_listener *l)
 {
     close_replay(l);
     close_sub(l);
+    l->link_told = KI_TOLD_NOTHING; /* closed, not lost */
+    l->silent_ns = 0;
     drop_held(l);
     pthread_mutex_lock(&l->lock);
     l->connected = false;

@@ -551,6 +551,7 @@ def test_pause_and_resume_replays_what_was_missed():
         holds_all(indexer, range(1, 13), 2)
         equal(listener(indexer)["partial"], False)
         equal(stream(indexer, "restarts_total"), 0)
+        equal(told(indexer, "lost a worker's connection"), 0, "closed by the pause, not lost")
 
 
 def test_many_streams_share_few_threads():
