@@ -224,11 +224,31 @@ static int copy_places(struct kvi_index *ix, const struct kvi_holder *holder,
     for (size_t i = 0; i < holder->n_parked; i++) {
         struct kvi_parked parked = ix->parking.items[at];
 
-        (void)kvi_park(ix, part, parked.parent, (struct kv_block){parked.hash, parked.local},
-                       1u << KVI_PLACED);
+        if (!kvi_is_placeless(holder, &parked))
+            (void)kvi_park(ix, part, parked.parent, (struct kv_block){parked.hash, parked.local},
+                           1u << KVI_PLACED);
         at = ix->parking.items[at].newer;
     }
     return chains.failed ? -ENOMEM : rc;
+}
+
+static uint64_t part_size(const struct kvi_holder *part)
+{
+    return atomic_load_explicit(&part->blocks, memory_order_relaxed);
+}
+
+/* The holder or part that knows the most places. */
+static const struct kvi_holder *knows_places(const struct kvi_holder *holder)
+{
+    const struct kvi_windows *windows = kvi_windows_of(holder);
+    const struct kvi_holder *part, *best = NULL;
+
+    KVI_EACH_PART(windows && windows->alone ? windows : NULL, part)
+    {
+        if (!best || part_size(part) > part_size(best))
+            best = part;
+    }
+    return best ? best : holder;
 }
 
 static int add_part(struct kvi_index *ix, struct kvi_holder *holder, struct kvi_holder **slot)
@@ -249,7 +269,7 @@ static int add_part(struct kvi_index *ix, struct kvi_holder *holder, struct kvi_
     }
     ix->n_parts++;
     *slot = part;
-    return copy_places(ix, holder, part);
+    return copy_places(ix, knows_places(holder), part);
 }
 
 /* The part of window @number in @tier. With @add it is made when there is none: else NULL. */

@@ -413,11 +413,45 @@ static void test_a_window_declared_under_a_lookup(void **state)
     kvi_destroy(ix);
 }
 
+/* A window alone that comes to another tier by name finds the places that the first tier knows. */
+static void test_alone_in_a_second_tier(void **state)
+{
+    const struct kvi_window window = {.group = 1, .window = 32, .need = 2, .stride = 1};
+    struct kvi_matches matches = {0};
+    struct kv_block blocks[DEPTH];
+    uint64_t prompt[DEPTH], names[DEPTH];
+    const uint64_t unplaced = name_of(DEPTH);
+    struct kvi_index *ix;
+
+    (void)state;
+    for (uint32_t i = 0; i < DEPTH; i++) {
+        prompt[i] = local_at(0, i);
+        names[i] = name_of(i);
+        blocks[i] = (struct kv_block){names[i], prompt[i]};
+    }
+    assert_int_equal(kvi_create(NULL, &ix), 0);
+    assert_int_equal(kvi_set_window(ix, who, &window), 0);
+    assert_int_equal(kvi_set_alone(ix, who, true), 0);
+    assert_int_equal(kvi_window_place(ix, who, KV_TIER_DEVICE, 0, NULL, blocks, DEPTH), 0);
+    assert_int_equal(kvi_window_add(ix, who, KV_TIER_DEVICE, 0, 0, true, names, DEPTH), 0);
+    assert_int_equal(kvi_window_add(ix, who, KV_TIER_DEVICE, 0, 0, true, &unplaced, 1), 0);
+    assert_int_equal(kvi_window_add(ix, who, KV_TIER_HOST, 0, 0, true, names, DEPTH), 0);
+    assert_null(kvi_check(ix));
+    assert_int_equal(kvi_window_take(ix, who, KV_TIER_DEVICE, 0, 0, names, NULL, DEPTH), DEPTH);
+    assert_int_equal(kvi_find(ix, prompt, DEPTH, &matches), 0);
+    assert_int_equal(matches.n, 1);
+    assert_int_equal(matches.items[0].reach[KV_TIER_HOST], DEPTH);
+    assert_null(kvi_check(ix));
+    kvi_matches_fini(&matches);
+    kvi_destroy(ix);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_random_histories),
         cmocka_unit_test(test_alone),
+        cmocka_unit_test(test_alone_in_a_second_tier),
         cmocka_unit_test(test_removed_runs_leave_nothing),
         cmocka_unit_test(test_removals_that_join_chains),
         cmocka_unit_test(test_doubt_takes_single_blocks),
