@@ -20,7 +20,8 @@
 enum {
     EARLY = 256 * 1024, /* files from this size on begin their way to the disk at once */
     USE_S = 60,
-    FDS_KEPT = 64 /* per handle: more are opened again for their fsync */
+    VERIFY_TRIES = 100, /* of a file that others use meanwhile */
+    FDS_KEPT = 64       /* per handle: more are opened again for their fsync */
 };
 
 int kvs_file_fail(kv_store_v1 *h, int error, const char *what, const char *name)
@@ -516,18 +517,23 @@ static int verify_open(kv_store_v1 *h, int fd, const char *hex, uint64_t owner, 
 
 int kvs_file_verify(kv_store_v1 *h, int dirfd, const char *hex, uint64_t owner, struct stat *ret_st)
 {
-    int fd = kvs_file_open_read(dirfd, hex, ret_st), rc;
-    struct stat after;
+    int fd = kvs_file_open_read(dirfd, hex, ret_st), rc = -EBADMSG;
+    bool changed = true;
 
     if (fd < 0)
         return fd;
-    rc = verify_open(h, fd, hex, owner, (uint64_t)ret_st->st_size);
-    if (rc == 0 && fstat(fd, &after) == 0) {
-        struct kvs_file_seen a = kvs_file_see(ret_st), b = kvs_file_see(&after);
+    /* Another publication may have noted its use meanwhile, or somebody may have written: look again. */
+    for (int i = 0; i < VERIFY_TRIES && changed; i++) {
+        struct kvs_file_seen before = kvs_file_see(ret_st), now;
 
-        if (!kvs_file_unchanged(&a, &b)) /* written to meanwhile */
-            rc = -EBADMSG;
+        rc = verify_open(h, fd, hex, owner, (uint64_t)ret_st->st_size);
+        if (rc < 0 || fstat(fd, ret_st) < 0)
+            break;
+        now = kvs_file_see(ret_st);
+        changed = !kvs_file_unchanged(&before, &now);
     }
+    if (rc == 0 && changed)
+        rc = -EBADMSG;
     if (rc == 0)
         KVS_FILE_ADD(h->read, ret_st->st_size);
     close(fd);

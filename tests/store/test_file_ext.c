@@ -426,10 +426,47 @@ static void threads(void **state)
     assert_int_equal(unit_count(".kvasir/bad"), 0);
 }
 
+static atomic_bool used_enough;
+
+/* As other processes do that publish the same chunk. */
+static void *use(void *arg)
+{
+    const char *path = arg;
+
+    while (!atomic_load(&used_enough)) {
+        utimensat(AT_FDCWD, path, NULL, 0);
+        usleep(300);
+    }
+    return NULL;
+}
+
+/* A chunk that others use while it is verified is as good as before. */
+static void used_while_verified(void **state)
+{
+    kv_store_v1 *h = unit_open("");
+    char path[512];
+    pthread_t user;
+    (void)state;
+
+    assert_true(unit_put(h, 4000, blob, sizeof(blob)) >= 0);
+    assert_int_equal(unit_publish(h, "u", "x"), 0);
+    unit_path(path, 4000);
+    atomic_store(&used_enough, false);
+    assert_int_equal(pthread_create(&user, NULL, use, path), 0);
+    for (int i = 0; i < 300; i++) {
+        assert_true(unit_put(h, 4000, blob, sizeof(blob)) >= 0);
+        assert_int_equal(unit_publish(h, "u", "x"), 0);
+    }
+    atomic_store(&used_enough, true);
+    pthread_join(user, NULL);
+    kvs_file_vtable()->close(h);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(lists_and_numbers),
+        cmocka_unit_test(used_while_verified),
         cmocka_unit_test(refs_are_a_union),
         cmocka_unit_test(refs_are_compacted),
         cmocka_unit_test(sweeps_what_is_old_and_free),
