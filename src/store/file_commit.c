@@ -24,8 +24,9 @@
  *
  * A failed fsync is never repeated on the same file: Linux may have marked the lost pages clean.
  * The next publication writes such files anew, from bytes that it reads back and verifies. Chunks
- * that can't be read back are lost. No publication of the handle succeeds until they are put again,
- * because it isn't known which one needs them.
+ * that can't be read back are lost. A manifest of our own format that names one fails until the
+ * chunk is put again. A flush, and a manifest of another format, fails for any lost chunk: it may
+ * need all of them.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -35,6 +36,7 @@
 #include "base/log.h"
 #include "base/own_manifest.h"
 #include "store/file_impl.h"
+#include "store/manifest.h"
 
 struct commit {
     struct kvs_file_pending **entries; /* busy ones: only this publication frees them */
@@ -59,8 +61,23 @@ static void commit_fini(struct commit *c)
     free(c->tmps);
 }
 
-/* All that is pending now. */
-static int collect(kv_store_v1 *h, struct commit *c)
+/* Under `lock`: a manifest of our own format needs only the chunks that it names. Saves that were
+ * given up put the others. */
+static void mark_needed(kv_store_v1 *h, const struct commit *c, const struct kvs_manifest *m)
+{
+    for (size_t i = 0; i < c->n; i++)
+        c->entries[i]->needed = !m;
+    for (size_t i = 0; m && i < m->n_chunks; i++) {
+        struct kvs_file_pending *e =
+            kvs_file_map_find(&h->map, m->chunks[i].key, sizeof(m->chunks[i].key));
+
+        if (e)
+            e->needed = true;
+    }
+}
+
+/* All that is pending now. @m: the manifest, or NULL when it isn't known what it needs. */
+static int collect(kv_store_v1 *h, struct commit *c, const struct kvs_manifest *m)
 {
     int rc = 0;
 
@@ -74,13 +91,25 @@ static int collect(kv_store_v1 *h, struct commit *c)
     for (size_t i = 0; i < h->map.n_buckets && rc == 0; i++) {
         for (struct kvs_file_pending *e = h->map.buckets[i]; e; e = e->next) {
             e->busy = true;
-            e->again = false;
+            e->again = e->tried = false;
             c->entries[c->n++] = e;
             c->fans[kvs_file_fan(e->key)] = true;
         }
     }
+    mark_needed(h, c, m);
     pthread_mutex_unlock(&h->lock);
     return rc;
+}
+
+/* Whether the chunk is lost, and the manifest doesn't need it. */
+static bool is_missed_by_none(kv_store_v1 *h, const struct kvs_file_pending *e)
+{
+    bool ret;
+
+    pthread_mutex_lock(&h->lock);
+    ret = e->state == KVS_FILE_LOST && !e->needed;
+    pthread_mutex_unlock(&h->lock);
+    return ret;
 }
 
 static void lose(kv_store_v1 *h, struct kvs_file_pending *e)
@@ -185,6 +214,10 @@ static int prepare(kv_store_v1 *h, struct commit *c)
 
         if (e->state == KVS_FILE_SUSPECT)
             rc = renew(h, e);
+        if (is_missed_by_none(h, e)) {
+            rc = 0;
+            continue;
+        }
         if (e->state == KVS_FILE_LOST)
             rc = find_lost(h, e);
         if (e->state == KVS_FILE_PUT && e->pinned) { /* else it is in place, and was synced */
@@ -204,13 +237,18 @@ static int place_each(kv_store_v1 *h, struct commit *c)
     for (size_t i = 0; i < c->n; i++) {
         struct kvs_file_pending *e = c->entries[i];
         char hex[KVS_FILE_HEX];
-        int rc = kvs_file_place(h, e);
+        int rc;
 
+        if (is_missed_by_none(h, e))
+            continue;
+        rc = kvs_file_place(h, e);
         kvs_file_hex(hex, e->key, e->key_len);
         if (rc == -ENOENT || rc == -EBADMSG) {
             lose(h, e);
             rc = -EIO;
         }
+        if (rc == -EIO && is_missed_by_none(h, e))
+            continue;
         if (rc == -EIO) {
             lost = true;
             kvs_file_fail(h, EIO, "a chunk that was put can't be read any more", hex);
@@ -277,6 +315,62 @@ static void free_entries(kv_store_v1 *h, struct commit *c)
         kvs_file_pending_free(h, c->entries[i]);
 }
 
+/* Under `lock`: whether only its age keeps a chunk that stays pending. */
+static bool wants_pin(const struct kvs_file_pending *e, bool keep)
+{
+    return !e->pinned && !e->leased && !e->tried && e->state != KVS_FILE_LOST && (e->again || keep);
+}
+
+/* Give chunks that stay pending after they were moved into place a link in tmp/, like any hit. */
+static void pin_again(kv_store_v1 *h, struct commit *c, bool keep)
+{
+    for (size_t i = 0; i < c->n; i++) {
+        struct kvs_file_pending *e = c->entries[i];
+        char tmp[KVS_FILE_TMP], hex[KVS_FILE_HEX];
+        bool wanted;
+
+        pthread_mutex_lock(&h->lock);
+        wanted = wants_pin(e, keep);
+        e->tried |= wanted;
+        pthread_mutex_unlock(&h->lock);
+        if (!wanted)
+            continue;
+        kvs_file_tmp_name(h, tmp, e->tmp);
+        kvs_file_hex(hex, e->key, e->key_len);
+        if (linkat(h->fan[kvs_file_fan(e->key)], hex, h->tmp, tmp, 0) < 0)
+            continue; /* unpinned: should it vanish, the next publication says so */
+        pthread_mutex_lock(&h->lock);
+        e->pinned = true;
+        e->state = e->state == KVS_FILE_LOST ? KVS_FILE_LOST : KVS_FILE_HIT; /* it was synced */
+        pthread_mutex_unlock(&h->lock);
+    }
+}
+
+/* Lock `lock` once every chunk that stays pending has a pin: threads put chunks all the while. */
+static void lock_pinned(kv_store_v1 *h, struct commit *c, bool keep)
+{
+    for (bool wanted = true; wanted;) {
+        wanted = false;
+        pthread_mutex_lock(&h->lock);
+        for (size_t i = 0; i < c->n; i++)
+            wanted |= wants_pin(c->entries[i], keep);
+        if (wanted) {
+            pthread_mutex_unlock(&h->lock);
+            pin_again(h, c, keep);
+        }
+    }
+}
+
+/* Under `lock`: a lost chunk has nothing that a lease could keep. Returns how many leases ended. */
+static size_t take_lease(struct kvs_file_pending *e)
+{
+    bool leased = e->leased && e->state == KVS_FILE_LOST;
+
+    if (leased)
+        e->leased = false;
+    return leased;
+}
+
 /*
  * Release the pins of published chunks. Chunks that another save has put meanwhile stay pinned for
  * it. After a flush without a manifest all stay pinned, for the manifest to come.
@@ -284,13 +378,14 @@ static void free_entries(kv_store_v1 *h, struct commit *c)
 static void finish(kv_store_v1 *h, struct commit *c, bool keep)
 {
     struct kvs_file_note *notes = malloc((c->n + 1) * sizeof(*notes));
-    size_t n = 0;
+    size_t n = 0, n_leases = 0;
 
-    pthread_mutex_lock(&h->lock);
+    lock_pinned(h, c, keep);
     for (size_t i = 0; i < c->n; i++) {
         struct kvs_file_pending *e = c->entries[i];
         bool lost = e->state == KVS_FILE_LOST;
 
+        n_leases += take_lease(e);
         if (!lost)
             e->state = KVS_FILE_HIT;
         let_go(h, &c->entries[i], e->again || keep || lost);
@@ -298,6 +393,7 @@ static void finish(kv_store_v1 *h, struct commit *c, bool keep)
             notes[n++] = (struct kvs_file_note){e->key, e->key_len, e->seen};
     }
     pthread_mutex_unlock(&h->lock);
+    kvs_file_leases_end(h, n_leases);
     for (size_t i = 0; i < c->n; i++) { /* the pins go first: that changes a chunk's ctime */
         if (c->entries[i])
             kvs_file_unpin(h, c->entries[i]);
@@ -314,43 +410,23 @@ static void finish(kv_store_v1 *h, struct commit *c, bool keep)
  */
 static void give_up(kv_store_v1 *h, struct commit *c, bool suspect)
 {
+    size_t n_leases = 0;
+
     pthread_mutex_lock(&h->lock);
     for (size_t i = 0; i < c->n; i++) {
         struct kvs_file_pending *e = c->entries[i];
 
         if (suspect && e->state == KVS_FILE_PUT && e->pinned)
             e->state = KVS_FILE_SUSPECT;
+        n_leases += take_lease(e);
         let_go(h, &c->entries[i], true);
     }
     pthread_mutex_unlock(&h->lock);
+    kvs_file_leases_end(h, n_leases);
     free_entries(h, c);
 }
 
 /* -- Publication ------------------------------------------------------------------------------- */
-
-/* Give chunks that stay pending after they were moved into place a link in tmp/, like any hit. */
-static void pin_again(kv_store_v1 *h, struct commit *c, bool keep)
-{
-    for (size_t i = 0; i < c->n; i++) {
-        struct kvs_file_pending *e = c->entries[i];
-        char tmp[KVS_FILE_TMP], hex[KVS_FILE_HEX];
-        bool wanted;
-
-        pthread_mutex_lock(&h->lock);
-        wanted = !e->pinned && !e->leased && e->state != KVS_FILE_LOST && (e->again || keep);
-        pthread_mutex_unlock(&h->lock);
-        if (!wanted)
-            continue;
-        kvs_file_tmp_name(h, tmp, e->tmp);
-        kvs_file_hex(hex, e->key, e->key_len);
-        if (linkat(h->fan[kvs_file_fan(e->key)], hex, h->tmp, tmp, 0) < 0)
-            continue; /* unpinned: should it vanish, the next publication says so */
-        pthread_mutex_lock(&h->lock);
-        e->pinned = true;
-        e->state = e->state == KVS_FILE_LOST ? KVS_FILE_LOST : KVS_FILE_HIT; /* it was synced */
-        pthread_mutex_unlock(&h->lock);
-    }
-}
 
 static bool any_lost(kv_store_v1 *h, const struct commit *c)
 {
@@ -358,7 +434,7 @@ static bool any_lost(kv_store_v1 *h, const struct commit *c)
 
     pthread_mutex_lock(&h->lock);
     for (size_t i = 0; i < c->n; i++)
-        lost |= c->entries[i]->state == KVS_FILE_LOST;
+        lost |= c->entries[i]->state == KVS_FILE_LOST && c->entries[i]->needed;
     pthread_mutex_unlock(&h->lock);
     return lost;
 }
@@ -422,11 +498,16 @@ static int carry_out(kv_store_v1 *h, struct commit *c, const char *file, uint64_
 static int publish_locked(kv_store_v1 *h, const char *file, uint64_t n, int fd, const void *data,
                           uint64_t len)
 {
-    bool suspect = false;
+    bool suspect = false, opaque = !kv_is_own_manifest(data, len);
+    struct kvs_manifest *m = NULL;
     struct commit c;
-    int rc = collect(h, &c);
+    int rc;
 
-    c.opaque = !kv_is_own_manifest(data, len);
+    if (!opaque)
+        kvs_manifest_decode(data, len, &m);
+    rc = collect(h, &c, m);
+    kvs_manifest_free(m);
+    c.opaque = opaque;
     if (rc == 0) {
         rc = carry_out(h, &c, file, n, fd, len, &suspect);
         if (c.noted)

@@ -101,8 +101,8 @@ enum kvs_file_state {
     KVS_FILE_PUT,     /* content in tmp/, not yet in place */
     KVS_FILE_HIT,     /* was in place already; its link in tmp/ keeps it */
     KVS_FILE_SUSPECT, /* PUT, but a sync failed: must be written anew before it is synced again */
-    KVS_FILE_LOST     /* its bytes are gone: no publication succeeds until they are put again,
-                         found in place, or the chunk is deleted */
+    KVS_FILE_LOST     /* its bytes are gone: no publication that may need them succeeds until they
+                         are put again, found in place, or the chunk is deleted */
 };
 
 /* -- What was seen of a chunk in place (file_known.c) ------------------------------------------ */
@@ -121,6 +121,8 @@ struct kvs_file_pending {
     struct kvs_file_seen seen; /* of a hit, or of what was put into place; else zero */
     bool busy;                 /* a publication works on it */
     bool again;                /* put once more meanwhile: stays pinned */
+    bool tried;                /* the publication tried to pin it for that */
+    bool needed;               /* the publication's manifest names it, or may need all */
     bool gone;                 /* busy, lost, and put anew: no longer in the map */
     bool leased;               /* a hit that the handle's lease keeps, with no file in tmp/ */
     bool copy;                 /* PUT, of what is in place: it can be neither pinned nor touched */
@@ -190,15 +192,25 @@ void kvs_file_known_free(struct kvs_file_table *table);
 
 /* -- Leases (file_lease.c) --------------------------------------------------------------------- */
 
-/** Keep the chunk in place from deleters until kvs_file_lease_end, and note its use. -EWOULDBLOCK: a
- * deleter is at its fan-out; -ENOENT; another negative errno: it must be pinned instead. Any thread. */
+enum { KVS_FILE_LEASE_S = 120 };
+
+/**
+ * Keep the chunk in place from deleters until kvs_file_lease_end, and note its use. -ENOENT: it is
+ * gone. Any other error: it must be pinned instead (-EWOULDBLOCK: a deleter is at its fan-out;
+ * -ETIME: the handle's lease is past half its time). Any thread.
+ */
 int kvs_file_lease(kv_store_v1 *h, struct kvs_file_pending *e, const char *hex);
 /** The entry counts on its lease no longer. A no-op without one. Any thread. */
 void kvs_file_lease_end(kv_store_v1 *h, struct kvs_file_pending *e);
+/** End the leases of @n entries, whose `leased` the caller has cleared. Any thread. */
+void kvs_file_leases_end(kv_store_v1 *h, size_t n);
 /** A new writer has no lease. */
 void kvs_file_lease_none(kv_store_v1 *h);
-/** Chunks used at this time or later, in ns, are to be kept: INT64_MAX when nobody has a lease. For a
- * deleter that has the flock, or that deletes only what wasn't used since it looked. */
+/**
+ * Time in ns: deleters keep chunks used then or later. INT64_MAX when nobody has a lease, INT64_MIN
+ * when the leases can't be read. For a deleter that has the flock, or that deletes only what wasn't
+ * used since it looked.
+ */
 int64_t kvs_file_leased_since(kv_store_v1 *h);
 
 /* -- Reading ahead (file_ahead.c) -------------------------------------------------------------- */

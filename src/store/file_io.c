@@ -432,6 +432,14 @@ static int read_open(kv_store_v1 *h, int fd, const char *side_car, int nth, uint
     return rc;
 }
 
+/* Whether nobody wrote to the file after it was read: a new time of use would hide that. */
+static bool is_as_read(const struct stat *now, const struct stat *st)
+{
+    struct kvs_file_seen a = kvs_file_see(now), b = kvs_file_see(st);
+
+    return kvs_file_unchanged(&a, &b) && a.ctime_ns == b.ctime_ns;
+}
+
 /* Eviction takes what was not used for longest; once a minute is exact enough for it. */
 bool kvs_file_note_use(kv_store_v1 *h, int dirfd, const char *name, struct stat *st)
 {
@@ -441,7 +449,7 @@ bool kvs_file_note_use(kv_store_v1 *h, int dirfd, const char *name, struct stat 
     /* Another name may be another program's; a pinned chunk's publication notes its use. */
     if (kvs_file_deletable(h) < 0 || st->st_nlink != 1 ||
         (int64_t)(kv_wall_ns() / KV_NS_PER_S) - st->st_mtime <= USE_S ||
-        fstatat(dirfd, name, &now, AT_SYMLINK_NOFOLLOW) < 0 || now.st_ino != st->st_ino ||
+        fstatat(dirfd, name, &now, AT_SYMLINK_NOFOLLOW) < 0 || !is_as_read(&now, st) ||
         clock_gettime(CLOCK_REALTIME, &times[0]) < 0)
         return false;
     times[1] = times[0];

@@ -11,9 +11,10 @@
  *     eviction  read each chunk's time          read leases, flock, delete what has that time still
  *
  * A saver never waits for the flock: where a deleter has it, and where times can't be set, the hit
- * gets a link in tmp/ instead (file_commit.c). A lease ends after KVS_FILE_LEASE_S, so that a
- * handle that never publishes can't keep a store from being evicted. A hit that is deleted all the
- * same, by hand or after its lease, fails the publication.
+ * gets a link in tmp/ instead (file_commit.c). For other handles a lease ends after
+ * KVS_FILE_LEASE_S, so that a handle that never publishes can't keep a store from being evicted.
+ * Hits in the second half of that time, or later, get links: a lease would protect them too
+ * shortly. A hit that is deleted all the same, by hand or after its lease, fails the publication.
  */
 #include <fcntl.h>
 #include <sys/file.h>
@@ -21,8 +22,6 @@
 
 #include "base/clock.h"
 #include "store/file_impl.h"
-
-enum { KVS_FILE_LEASE_S = 600 };
 
 static int64_t now_ns(void)
 {
@@ -50,19 +49,22 @@ static int begin(kv_store_v1 *h)
     int64_t ns = now_ns();
     int rc = 0;
 
+    if (h->leases && ns - h->lease_ns >= KVS_FILE_LEASE_S / 2 * (int64_t)KV_NS_PER_S)
+        return -ETIME;
     if (h->leases == 0) {
         rc = set_time(h->writers, h->writer, ns);
         h->lease_ns = ns;
     }
     if (rc == 0)
         h->leases++;
-    return rc;
+    return rc == -ENOENT ? -ESTALE : rc; /* our own file is missing, not the chunk */
 }
 
 /* Under lease_lock. */
-static void end(kv_store_v1 *h)
+static void end(kv_store_v1 *h, size_t n)
 {
-    if (--h->leases == 0)
+    h->leases -= n;
+    if (h->leases == 0)
         kvs_file_lease_none(h);
 }
 
@@ -93,7 +95,7 @@ int kvs_file_lease(kv_store_v1 *h, struct kvs_file_pending *e, const char *hex)
             flock(h->lease_fan[fan], LOCK_UN);
         }
         if (rc < 0)
-            end(h);
+            end(h, 1);
     }
     pthread_mutex_unlock(&h->lease_lock);
     if (rc < 0)
@@ -108,30 +110,53 @@ void kvs_file_lease_end(kv_store_v1 *h, struct kvs_file_pending *e)
     if (!e->leased)
         return;
     e->leased = false;
+    kvs_file_leases_end(h, 1);
+}
+
+void kvs_file_leases_end(kv_store_v1 *h, size_t n)
+{
+    if (n == 0)
+        return;
     pthread_mutex_lock(&h->lease_lock);
-    end(h);
+    end(h, n);
     pthread_mutex_unlock(&h->lease_lock);
+}
+
+/* Begin of writer @name's lease in ns: INT64_MAX without one, INT64_MIN when it can't be read. */
+static int64_t lease_of(kv_store_v1 *h, const char *name, int64_t expired)
+{
+    struct stat st;
+    int64_t ns;
+
+    if (!kvs_file_is_writer(name))
+        return INT64_MAX;
+    if (fstatat(h->writers, name, &st, AT_SYMLINK_NOFOLLOW) < 0)
+        return errno == ENOENT ? INT64_MAX : INT64_MIN;
+    ns = kvs_file_see(&st).mtime_ns;
+    if (!S_ISREG(st.st_mode) || st.st_size != 0 || ns <= expired)
+        return INT64_MAX;
+    return strcmp(name, h->writer) != 0 && kvs_file_writer_dead(h, name) ? INT64_MAX : ns;
 }
 
 int64_t kvs_file_leased_since(kv_store_v1 *h)
 {
     int64_t expired = now_ns() - KVS_FILE_LEASE_S * (int64_t)KV_NS_PER_S, oldest = INT64_MAX;
-    DIR *dir = h->writers < 0 ? NULL : kvs_file_dir(h->writers);
-    struct stat st;
+    struct dirent *e;
+    DIR *dir;
 
-    if (!dir)
+    if (h->writers < 0) /* there is no store */
         return INT64_MAX;
-    for (struct dirent *e; (e = readdir(dir));) {
-        int64_t ns;
-
-        if (!kvs_file_is_writer(e->d_name) ||
-            fstatat(h->writers, e->d_name, &st, AT_SYMLINK_NOFOLLOW) < 0)
-            continue;
-        ns = kvs_file_see(&st).mtime_ns;
-        if (ns > expired && ns < oldest &&
-            (strcmp(e->d_name, h->writer) == 0 || !kvs_file_writer_dead(h, e->d_name)))
-            oldest = ns;
-    }
+    dir = kvs_file_dir(h->writers);
+    if (!dir)
+        return INT64_MIN;
+    do {
+        errno = 0;
+        e = readdir(dir);
+        if (e)
+            oldest = KV_MIN(oldest, lease_of(h, e->d_name, expired));
+        else if (errno)
+            oldest = INT64_MIN;
+    } while (e);
     closedir(dir);
     return oldest;
 }

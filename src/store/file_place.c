@@ -276,10 +276,9 @@ static void note_use(const kv_store_v1 *h, struct kvs_file_pending *e, const cha
     struct stat st;
 
     if (clock_gettime(CLOCK_REALTIME, &times[0]) == 0) {
-        int64_t ago =
-            (int64_t)times[0].tv_sec * (int64_t)KV_NS_PER_S + times[0].tv_nsec - e->seen.mtime_ns;
-
-        e->sure = e->leased && e->same && ago >= 0 && ago < (int64_t)KV_NS_PER_S;
+        /* Sweeps compare whole seconds: a lease's time of this second will do. */
+        e->sure =
+            e->leased && e->same && e->seen.mtime_ns / (int64_t)KV_NS_PER_S == times[0].tv_sec;
         if (e->sure)
             return;
         times[1] = times[0];

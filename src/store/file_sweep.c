@@ -54,6 +54,19 @@ static void used_set(kv_store_v1 *h, uint64_t used)
 
 /* -- One chunk ---------------------------------------------------------------------------------- */
 
+/* Whether a save of this handle counts on the chunk: leases end for other processes only. */
+static bool is_pending(kv_store_v1 *h, const uint8_t *key, size_t key_len)
+{
+    struct kvs_file_pending *e;
+    bool pending;
+
+    pthread_mutex_lock(&h->lock);
+    e = kvs_file_map_find(&h->map, key, key_len);
+    pending = e && e->state != KVS_FILE_LOST;
+    pthread_mutex_unlock(&h->lock);
+    return pending;
+}
+
 /* Unlink @hex, whose flock is held, and what belongs to it. */
 static int remove_file(kv_store_v1 *h, int fan, const char *hex)
 {
@@ -140,7 +153,7 @@ static void sweep_one(struct sweep *s, int fan, const char *hex)
         fstatat(s->h->fan[fan], hex, &st, AT_SYMLINK_NOFOLLOW) < 0 || !S_ISREG(st.st_mode))
         return;
     if (st.st_nlink > 1 || st.st_mtime > s->before_s ||
-        kvs_file_see(&st).mtime_ns >= s->leased_ns ||
+        kvs_file_see(&st).mtime_ns >= s->leased_ns || is_pending(s->h, key, (size_t)len) ||
         (s->live && s->live(s->arg, key, (size_t)len))) {
         s->sums.kept++;
         return;
@@ -272,9 +285,13 @@ static int older(const void *a, const void *b)
 /* Unless it was used or pinned since the scan. */
 static bool evict_one(kv_store_v1 *h, const struct candidate *c)
 {
-    struct stat st;
+    uint8_t key[KVS_FILE_KEY_MAX];
     bool gone = false;
+    struct stat st;
+    int len;
 
+    if (kvs_file_chunk_name(key, &len, c->hex) != c->fan || is_pending(h, key, (size_t)len))
+        return false;
     kvs_file_lock(h->fan[c->fan], LOCK_EX);
     if (fstatat(h->fan[c->fan], c->hex, &st, AT_SYMLINK_NOFOLLOW) == 0 && st.st_nlink == 1 &&
         kvs_file_see(&st).mtime_ns == c->used_ns)

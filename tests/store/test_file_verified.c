@@ -116,6 +116,39 @@ static void damage_between_saves(void **state)
     }
 }
 
+/* A get notes no use of a chunk that was written to after it was read: its note of verification would
+ * hold for what was written. */
+static void damage_between_read_and_use(void **state)
+{
+    const struct timespec old[2] = {{.tv_sec = 1000}, {.tv_sec = 1000}};
+    (void)state;
+
+    for (int round = 0; round < 3; round++) {
+        kv_store_v1 *h = unit_open("");
+        char hex[KVS_FILE_HEX];
+        uint8_t key[8], *data;
+        struct stat st;
+        size_t len;
+        int fan;
+
+        save(h, "a");
+        unit_key(key, 1);
+        kvs_file_hex(hex, key, 8);
+        fan = h->fan[kvs_file_fan(key)];
+        assert_int_equal(utimensat(fan, hex, old, 0), 0);
+        assert_int_equal(
+            kvs_file_read(h, fan, hex, "", kvs_file_owner(key, 8, false), &data, &len, &st), 0);
+        free(data);
+        next_tick();
+        if (round)
+            damage(1, 5, 4, round == 2);
+        assert_int_equal(kvs_file_note_use(h, fan, hex, &st), round == 0);
+        kvs_file_vtable()->close(h);
+        unit_rm_dir(NULL);
+        mkdir(unit_dir, 0777);
+    }
+}
+
 /* Between put and publication: the publication fails, or what it needs is there. */
 static void damage_before_publication(void **state)
 {
@@ -268,7 +301,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(damage_between_saves),    cmocka_unit_test(damage_before_publication),
         cmocka_unit_test(warm_saves_read_nothing), cmocka_unit_test(notes_are_a_hint),
-        cmocka_unit_test(notes_are_bounded),
+        cmocka_unit_test(notes_are_bounded),       cmocka_unit_test(damage_between_read_and_use),
     };
 
     return cmocka_run_group_tests(tests, setup, unit_rm_dir);
