@@ -170,7 +170,7 @@ static void leases_that_cannot_be_read(void **state)
 {
     kv_store_v1 *h, *other;
     struct rlimit old, few = {256, 256};
-    int fds[256], n = 0;
+    int fds[256] = {0}, n = 0;
     (void)state;
 
     make_store(2);
