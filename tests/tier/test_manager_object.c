@@ -8,8 +8,10 @@
 
 /* ---- an end while the store hangs ---- */
 
+/* Into blocks of its own as far as the cache has them: several run at once. */
 static int64_t load_in_background(struct world *w, uint64_t first, uint32_t n)
 {
+    static uint32_t next;
     uint64_t keys[CACHE_BLOCKS];
     uint32_t blocks[CACHE_BLOCKS];
     struct kvbm_chain chain = world_chain(keys);
@@ -18,7 +20,7 @@ static int64_t load_in_background(struct world *w, uint64_t first, uint32_t n)
 
     world_keys(first, keys, n);
     for (uint32_t i = 0; i < n; i++)
-        blocks[i] = i;
+        blocks[i] = next++ % CACHE_BLOCKS;
     assert_true(kvbm_manager_prepare_load(w->m, &chain, n, NULL, &job.pin) >= 0);
     id = kvbm_manager_submit(w->m, &job);
     assert_true(id > 0);
