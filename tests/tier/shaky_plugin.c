@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The file store behind a bad line; see shaky.h. */
 #include <errno.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -59,21 +60,33 @@ static void close_shaky(kv_store_v1 *self)
     atomic_fetch_add(&shaky.closes, 1);
 }
 
+/* Answers every chunk of the same length with the first one that was got. Any thread. */
+static void swap_for_first(uint8_t *data, size_t len)
+{
+    static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+    static uint8_t first[1 << 20];
+    static size_t first_len;
+
+    pthread_mutex_lock(&mutex);
+    if (first_len == len)
+        memcpy(data, first, len);
+    if (!first_len && len <= sizeof(first)) {
+        memcpy(first, data, len);
+        first_len = len;
+    }
+    pthread_mutex_unlock(&mutex);
+}
+
 static void lie(uint8_t *data, size_t *len)
 {
-    static uint8_t other[1 << 20];
-    static size_t other_len;
+    int how = shaky.lie; /* the test changes it at any time */
 
-    if (shaky.lie == 1 && *len)
+    if (how == 1 && *len)
         data[*len / 2] ^= 4;
-    if (shaky.lie == 2 && *len)
+    if (how == 2 && *len)
         --*len;
-    if (shaky.lie == 3 && other_len == *len) /* the first one that was got */
-        memcpy(data, other, *len);
-    if (shaky.lie == 3 && !other_len && *len <= sizeof(other)) {
-        memcpy(other, data, *len);
-        other_len = *len;
-    }
+    if (how == 3)
+        swap_for_first(data, *len);
 }
 
 static int get_one(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, uint8_t **ret,
