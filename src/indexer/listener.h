@@ -85,31 +85,35 @@ struct ki_listener {
 
     /* The event thread's. */
     void *sub, *dealer;
-    struct ki_link link;                      /* what is known of the connection behind sub */
     bool sub_ready, dealer_ready, link_ready; /* may have messages */
-    uint64_t ups_at_start,
-        ups_told;  /* link.ups when reading started, and when the stream was told */
-    bool detached; /* paused: sockets are closed */
+    bool detached;                            /* paused: sockets are closed */
+    bool queued;                              /* in the pump's list of those that are ready */
+    int epoll_fd;
+    size_t turn_bytes;    /* read in this turn */
+    uint64_t deadline_ns; /* call ki_listener_tick then; 0: never */
+
+    /* Batches that wait. */
     bool holding;
-    size_t turn_bytes;         /* read in this turn */
-    struct ki_backlog backlog; /* behind the held batch, or the start */
     struct ki_batch_id held_id;
     zmq_msg_t held;
+    struct ki_backlog backlog; /* behind the held batch, or the start */
+
+    /* The connection behind sub. */
+    struct ki_link link;
+    uint64_t ups_at_start, ups_told; /* link.ups: at the start of reading; as told to the stream */
     bool has_connection;
     zmq_msg_t connection;            /* a message of the connection that the last batch came over */
     const char *connection_property; /* of that message, valid as long as it is kept */
-    struct ki_target target, replay_target;                       /* where the endpoints are now */
-    uint64_t retry_at_ns;                                         /* try to connect again then */
-    bool was_up;                                                  /* target.where has answered */
     enum { KI_TOLD_NOTHING, KI_TOLD_UP, KI_TOLD_DOWN } link_told; /* last line in the log */
     uint64_t silent_ns; /* without a connection: say so then; 0: not yet known */
-    uint64_t lost_ns;   /* since when there is no connection */
-    uint64_t
-        look_again_ns; /* without a connection: ask again then where the endpoint is; 0: there is one */
-    uint64_t replay_again_ns; /* the replay endpoint isn't known yet: ask again then; 0: it is */
-    uint64_t deadline_ns;     /* call ki_listener_tick then; 0: never */
-    int epoll_fd;
-    bool queued;
+
+    /* Where to connect to. Times are for the next try; 0: none. */
+    struct ki_target target, replay_target;
+    bool was_up;              /* target.where has answered */
+    uint64_t retry_at_ns;     /* to connect */
+    uint64_t lost_ns;         /* since when there is no connection */
+    uint64_t look_again_ns;   /* without a connection: to ask where the endpoint is */
+    uint64_t replay_again_ns; /* to ask where the replay endpoint is */
     TAILQ_ENTRY(ki_listener) all, ready;
 };
 
@@ -140,11 +144,8 @@ int ki_listener_set_paused(struct ki_listener *l, bool paused);
 /** Whether @model is this listener's. */
 bool ki_listener_feeds(struct ki_listener *l, const struct ki_model *model);
 void ki_listener_info(struct ki_listener *l, struct ki_worker_info *ret);
-/** Room for one more; false when out of memory. */
-bool ki_marks_reserve(struct ki_watermark **items, size_t n, size_t *capacity);
-/** One per rank that the stream writes, appended; false when out of memory. */
-bool ki_listener_watermarks(struct ki_listener *l, struct ki_watermark **items, size_t *n,
-                            size_t *capacity);
+/** Append a struct ki_watermark for each rank that the stream writes. */
+void ki_listener_watermarks(struct ki_listener *l, struct kv_buf *ret);
 
 /* -- the event thread -------------------------------------------------------------------------- */
 

@@ -21,8 +21,8 @@
 #define KI_PUMP_DEALER(listener) ((uint64_t)(uintptr_t)(listener) | 1)
 #define KI_PUMP_LINK(listener) ((uint64_t)(uintptr_t)(listener) | 2)
 
-/** Start a thread named @name. */
-/** Signal @drained, unless it is NULL, when a burst of some MiB has been read. */
+/** Start a thread named @name. It signals @drained, unless NULL, when it has read a burst of some
+ * MiB. */
 int ki_pump_create(const char *name, struct kv_wake *drained, struct ki_pump **ret);
 /** Stop and join it; its listeners are closed and released. NULL is a no-op. */
 void ki_pump_destroy(struct ki_pump *pump);

@@ -129,55 +129,46 @@ int ki_marks_compare(const void *a, const void *b)
     return (x->rank > y->rank) - (x->rank < y->rank);
 }
 
-struct marks {
-    struct ki_watermark *items;
-    size_t n, capacity;
-};
-
 /* Workers that nobody follows here, with blocks from a peer's dump in this model. */
-static bool add_positions(struct ki_registry *r, const struct ki_model *model, struct marks *marks)
+static void add_positions(struct ki_registry *r, const struct ki_model *model, struct kv_buf *ret)
 {
     const struct ki_position *p;
-    bool ok = true;
 
     pthread_mutex_lock(&r->admin);
     if (!r->positions.buckets)
         goto out;
     TAILQ_FOREACH(p, &r->positions.by_age, age)
     {
-        if (!ok)
-            break;
-        if (!p->has_blocks || p->mark.no_position ||
-            !kvi_holder_blocks(model->index, p->mark.holder))
-            continue;
-        ok = ki_marks_reserve(&marks->items, marks->n, &marks->capacity);
-        if (ok)
-            marks->items[marks->n++] = p->mark;
+        if (p->has_blocks && !p->mark.no_position &&
+            kvi_holder_blocks(model->index, p->mark.holder))
+            kv_buf_append(ret, &p->mark, sizeof(p->mark));
     }
 out:
     pthread_mutex_unlock(&r->admin);
-    return ok;
 }
 
 long ki_registry_watermarks(struct ki_registry *registry, const struct ki_model *model,
                             struct ki_watermark **ret)
 {
     struct ki_listener **listeners;
-    struct marks marks = {0};
-    bool ok = add_positions(registry, model, &marks); /* first: one may become a listener */
-    long n = ok ? ki_tables_snapshot(registry, &listeners) : -ENOMEM;
+    struct kv_buf marks = KV_BUF_INIT;
+    size_t n_marks;
+    long n;
 
-    for (long i = 0; ok && i < n; i++)
+    add_positions(registry, model, &marks); /* first: one may become a listener */
+    n = ki_tables_snapshot(registry, &listeners);
+    for (long i = 0; i < n; i++)
         if (ki_listener_feeds(listeners[i], model))
-            ok = ki_listener_watermarks(listeners[i], &marks.items, &marks.n, &marks.capacity);
+            ki_listener_watermarks(listeners[i], &marks);
     if (n >= 0)
         ki_tables_snapshot_free(listeners, n);
-    if (n < 0 || !ok) {
-        free(marks.items);
+    if (n < 0 || marks.error) {
+        kv_buf_fini(&marks);
         return -ENOMEM;
     }
-    if (marks.n)
-        qsort(marks.items, marks.n, sizeof(marks.items[0]), ki_marks_compare);
-    *ret = marks.items;
-    return (long)marks.n;
+    n_marks = marks.len / sizeof(**ret);
+    if (n_marks)
+        qsort(marks.data, n_marks, sizeof(**ret), ki_marks_compare);
+    *ret = (struct ki_watermark *)marks.data;
+    return (long)n_marks;
 }

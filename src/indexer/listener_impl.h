@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * Shared by the files of a listener. No other file uses it.
+ *
+ *   listener.c          life, and the calls of other threads
+ *   listener_turn.c     turns and ticks: what the event thread does next, and when
+ *   listener_read.c     messages, from sockets and backlog to the stream
+ *   listener_stream.c   the stream's decisions: writes to the index, replays, the held batch
+ *   listener_link.c     the SUB socket and its connection: opened, lost, looked for, told
+ *
+ * All functions here belong to the event thread.
+ */
+#ifndef KV_INDEXER_LISTENER_IMPL_H
+#define KV_INDEXER_LISTENER_IMPL_H
+
+#include "base/clock.h"
+#include "event/frames.h"
+#include "indexer/listener.h"
+
+#define KI_RESOLVE_POLL_NS (50 * KV_NS_PER_MS) /* while a host name is being looked up */
+
+/** A batch of the backlog may be offered. */
+static inline bool ki_listener_has_backlog(const struct ki_listener *l)
+{
+    return l->started && !l->holding && !STAILQ_EMPTY(&l->backlog.items);
+}
+
+/* -- listener_read.c --------------------------------------------------------------------------- */
+
+/** Read a bounded number of messages. True: there may be more. */
+bool ki_listener_read(struct ki_listener *l, uint64_t now_ns);
+
+/* -- listener_stream.c ------------------------------------------------------------------------- */
+
+/** Offer a live batch, and do what the stream says. A batch that is to be held is taken from
+ * @payload. */
+void ki_listener_offer_live(struct ki_listener *l, const struct ki_batch_id *id, zmq_msg_t *payload,
+                            bool reconnected, uint64_t now_ns);
+/** Offer a batch of a replay, or its end. @message NULL: an answer that makes no sense. */
+void ki_listener_offer_replayed(struct ki_listener *l, const struct ki_batch_id *id,
+                                const struct kve_message *message, uint64_t now_ns);
+/** Let the stream do what is due. */
+void ki_listener_tick_stream(struct ki_listener *l, uint64_t now_ns);
+/** Carry out what @steps ask of sockets; offer the held batch again after a replay. */
+void ki_listener_follow(struct ki_listener *l, unsigned steps, uint64_t now_ns);
+/** Ask for the replay that the stream wants, on a new socket. */
+void ki_listener_open_replay(struct ki_listener *l, uint64_t now_ns);
+void ki_listener_close_replay(struct ki_listener *l);
+/** Drop the held batch and the backlog. */
+void ki_listener_drop_held(struct ki_listener *l);
+
+/* -- listener_link.c --------------------------------------------------------------------------- */
+
+/** Resolve the endpoint and connect, or set the time to try again. */
+void ki_listener_connect(struct ki_listener *l, uint64_t now_ns);
+void ki_listener_disconnect(struct ki_listener *l);
+/** Replace a dead connection, or look for the publisher at another address, when it is time. */
+void ki_listener_reconnect(struct ki_listener *l, uint64_t now_ns);
+/** Read what the monitor tells of the connection. */
+void ki_listener_read_link(struct ki_listener *l, uint64_t now_ns);
+/** A message came: the connection is well; @first: the first one over it. */
+void ki_listener_heard(struct ki_listener *l, bool first, uint64_t now_ns);
+/** Tell the stream of a new connection, once all that came over earlier ones has been read. */
+void ki_listener_tell_connection(struct ki_listener *l, uint64_t now_ns);
+
+#endif

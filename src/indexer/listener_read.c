@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Messages on their way from sockets and backlog to the stream. */
+#include <inttypes.h>
+
+#include "base/log.h"
+#include "base/msgpack.h"
+#include "base/xxh.h"
+#include "indexer/listener_impl.h"
+#include "indexer/socket.h"
+
+/* Messages and bytes per turn: long enough to pay for the turn, short enough that no stream starves
+ * others, whatever the size of its messages. */
+#define TURN 64
+#define TURN_BYTES (1u << 20)
+
+/* -- what a message is ------------------------------------------------------------------------- */
+
+/* The publisher's clock: the first element of a batch that is an array. */
+static double peek_timestamp(const void *payload, size_t len)
+{
+    enum kv_msgpack_type type;
+    struct kv_msgpack m;
+
+    kv_msgpack_init(&m, payload, len);
+    if (kv_msgpack_peek(&m) != KV_MSGPACK_ARRAY || kv_msgpack_array(&m) == 0)
+        return 0;
+    type = kv_msgpack_peek(&m);
+    return type == KV_MSGPACK_FLOAT || type == KV_MSGPACK_UINT ? kv_msgpack_double(&m) : 0;
+}
+
+static struct ki_batch_id identify(const struct kve_message *message)
+{
+    return (struct ki_batch_id){
+        .sequence = message->sequence,
+        .digest = kv_xxh64(message->payload.data, message->payload.len, 0),
+        .timestamp = peek_timestamp(message->payload.data, message->payload.len),
+    };
+}
+
+/*
+ * Whether this message came over another connection than the one before. libzmq keeps one set of
+ * properties per connection, shared by its messages: the same address means the same connection, as
+ * long as a message of it is kept so that the address isn't used again.
+ */
+static bool is_new_connection(struct ki_listener *l, zmq_msg_t *frame)
+{
+    const char *property = zmq_msg_gets(frame, "Socket-Type");
+
+    if (!property) /* inproc has none */
+        return false;
+    if (!l->has_connection) {
+        zmq_msg_init(&l->connection);
+        l->has_connection = zmq_msg_copy(&l->connection, frame) == 0;
+        l->connection_property = property;
+        return false;
+    }
+    if (l->connection_property == property)
+        return false;
+    zmq_msg_copy(&l->connection, frame);
+    l->connection_property = property;
+    return true;
+}
+
+static void count_malformed(struct ki_listener *l, const char *what)
+{
+    static struct kv_log_rate rate;
+
+    pthread_mutex_lock(&l->lock);
+    l->applier.stats.malformed++;
+    pthread_mutex_unlock(&l->lock);
+    if (kv_log_allowed(&rate, 3))
+        kv_log_warn("indexer", what, "worker=%" PRIu64 " rank=%" PRIu32 " endpoint=%s", l->instance,
+                    l->rank, l->endpoint);
+}
+
+/* -- live messages ----------------------------------------------------------------------------- */
+
+static bool must_wait(const struct ki_listener *l)
+{
+    return !l->started || l->holding || !STAILQ_EMPTY(&l->backlog.items);
+}
+
+static void put_off(struct ki_listener *l, const struct ki_batch_id *id, bool reconnected,
+                    const struct kve_message *message)
+{
+    static struct kv_log_rate rate;
+    int rc = ki_backlog_put(&l->backlog, &l->env->backlog, id, reconnected, message->payload.data,
+                            message->payload.len);
+
+    if (rc < 0 && kv_log_allowed(&rate, 3))
+        kv_log_warn("indexer", "the replay backlog is full: a batch was dropped",
+                    "worker=%" PRIu64 " rank=%" PRIu32 " bytes=%zu waiting=%" PRIu64, l->instance,
+                    l->rank, message->payload.len, l->backlog.bytes);
+}
+
+/* One live message. False: there is none. */
+static bool read_live(struct ki_listener *l, uint64_t now_ns)
+{
+    bool first = !l->has_connection, anew;
+    struct kve_message message;
+    struct ki_envelope e;
+    struct ki_batch_id id;
+    int rc = ki_socket_receive(l->sub, &e);
+
+    if (rc == -EAGAIN)
+        return false;
+    if (rc < 0 || kve_message_parse_live(e.spans, e.n, &message) < 0) {
+        ki_listener_heard(l, false, now_ns);
+        count_malformed(l, "a message that is no batch was passed over");
+        ki_envelope_fini(&e);
+        return rc == 0 || rc == -EPROTO;
+    }
+    id = identify(&message);
+    l->turn_bytes += message.payload.len;
+    anew = is_new_connection(l, &e.frames[e.n - 2]);
+    ki_listener_heard(l, first || anew, now_ns);
+    if (must_wait(l))
+        put_off(l, &id, anew, &message);
+    else
+        ki_listener_offer_live(l, &id, &e.frames[e.n - 1], anew, now_ns);
+    ki_envelope_fini(&e);
+    return true;
+}
+
+/* The oldest batch of the backlog. */
+static void read_backlog(struct ki_listener *l, uint64_t now_ns)
+{
+    struct ki_backlog_item *item = ki_backlog_take(&l->backlog);
+
+    l->turn_bytes += zmq_msg_size(&item->payload);
+    ki_listener_offer_live(l, &item->id, &item->payload, item->reconnected, now_ns);
+    ki_backlog_free(&l->backlog, &l->env->backlog, item);
+}
+
+/* -- replays ----------------------------------------------------------------------------------- */
+
+/* One message of a replay. False: there is none. */
+static bool read_replay(struct ki_listener *l, uint64_t now_ns)
+{
+    struct kve_message message;
+    struct ki_batch_id id = {0};
+    struct ki_envelope e;
+    int rc = ki_socket_receive(l->dealer, &e);
+    bool sound;
+
+    if (rc == -EAGAIN)
+        return false;
+    sound = rc == 0 && kve_message_parse_replay(e.spans, e.n, &message) == 0;
+    if (!sound)
+        count_malformed(l, "an answer to a replay request makes no sense");
+    else if (!message.is_end)
+        id = identify(&message);
+    for (size_t i = 0; i < e.n; i++)
+        l->turn_bytes += e.spans[i].len;
+    ki_listener_offer_replayed(l, &id, sound ? &message : NULL, now_ns);
+    ki_envelope_fini(&e);
+    return true;
+}
+
+/* -- a turn ------------------------------------------------------------------------------------ */
+
+bool ki_listener_read(struct ki_listener *l, uint64_t now_ns)
+{
+    l->turn_bytes = 0;
+    if (!l->sub || l->detached)
+        return false; /* sub_ready keeps what was noticed for later */
+    for (int i = 0; i < TURN && l->turn_bytes < TURN_BYTES; i++) {
+        bool more = false;
+
+        if (l->dealer && l->dealer_ready)
+            more = l->dealer_ready = read_replay(l, now_ns) && l->dealer;
+        /* Also while a replay runs: what libzmq reads ahead isn't bounded in bytes. */
+        if (ki_listener_has_backlog(l))
+            read_backlog(l, now_ns);
+        else if (l->sub_ready)
+            l->sub_ready = read_live(l, now_ns);
+        if (!more && !l->sub_ready && !ki_listener_has_backlog(l))
+            return false;
+    }
+    return true;
+}

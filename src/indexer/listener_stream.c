@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The stream decides (stream.h), and its decisions are carried out here: batches enter the index
+ * under the listener's lock; replays are asked for, and a batch is held meanwhile, without it.
+ */
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "indexer/listener_impl.h"
+#include "indexer/model.h"
+#include "indexer/pump.h"
+#include "indexer/socket.h"
+
+#define REPLAY_AGE_MS 60000 /* an engine's address may be so old to ask it for a replay */
+
+/* -- the index, under the lock ----------------------------------------------------------------- */
+
+/* Tell the operator what has changed since @before. */
+static void report(const struct ki_listener *l, const struct ki_stream_stats *before,
+                   unsigned steps)
+{
+    static struct kv_log_rate rate;
+    const struct ki_stream_stats *now = &l->stream.stats;
+    const char *what = NULL;
+
+    if (now->restarts != before->restarts)
+        what = "the engine started over: its blocks are forgotten";
+    else if (now->overruns != before->overruns)
+        what = "the engine no longer has the missed batches: its blocks are forgotten";
+    else if (now->resyncs != before->resyncs)
+        what = "too many blocks can't be real after losses: they are forgotten and learnt anew";
+    else if (now->failed_replays != before->failed_replays)
+        what = "no useful answer to replay requests: going on without";
+    else if (now->missed != before->missed)
+        what = "batches are missing and can't be replayed: the view is partial";
+    else if (steps & KI_STEP_REQUEST)
+        what = "asking for a replay";
+    if (what && kv_log_allowed(&rate, 20))
+        kv_log_warn("indexer", what,
+                    "worker=%" PRIu64 " rank=%" PRIu32 " endpoint=%s position=%" PRIu64
+                    " missed=%" PRIu64 " replay_from=%" PRIu64,
+                    l->instance, l->rank, l->endpoint, l->stream.position,
+                    now->missed - before->missed, l->stream.request);
+}
+
+/* Forget all that the stream has brought; with @restarted, what the last process said of itself, too. */
+static void purge(struct ki_listener *l, bool restarted)
+{
+    l->generation = ki_listener_new_generation(l->env); /* before: a dump sees it if it's hurt */
+    ki_applier_purge(&l->applier, l->model->index, restarted);
+}
+
+/* Whether the batch just applied shows that too many of the blocks can't be real. */
+static void judge(struct ki_listener *l, uint64_t now_ns)
+{
+    const struct ki_applier *a = &l->applier;
+    struct ki_evidence e = {
+        .unknown = a->last.unknown, .full = a->last.full, .capacity = l->num_blocks * a->n_ranks};
+    struct kvi_holder_info info;
+
+    for (uint32_t i = 0; l->stream.lossy && i < a->n_ranks; i++)
+        if (kvi_get_holder(l->model->index, (struct kv_holder){l->instance, a->ranks[i]}, &info) ==
+            0)
+            e.held += info.blocks + info.parked;
+    if (ki_stream_judge(&l->stream, &e, now_ns) & KI_STEP_PURGE)
+        purge(l, false);
+}
+
+static void write_index(struct ki_listener *l, unsigned steps, struct kve_span payload,
+                        uint64_t now_ns)
+{
+    if (steps & KI_STEP_PURGE)
+        purge(l, steps & KI_STEP_RESET);
+    if (steps & KI_STEP_RESET)
+        kve_reader_reset(l->applier.reader);
+    if (!(steps & KI_STEP_APPLY))
+        return;
+    l->last_event_ns = kv_wall_ns();
+    switch (ki_applier_apply(&l->applier, l->model->index, payload.data, payload.len)) {
+    case KI_APPLIED:
+        break;
+    case KI_APPLIED_PART:
+        ki_stream_mark_partial(&l->stream, now_ns);
+        break;
+    case KI_APPLIED_CLEARED:
+        ki_stream_mark_whole(&l->stream);
+        break;
+    }
+    ki_model_note_forms(l->model, l->applier.forms);
+    judge(l, now_ns);
+}
+
+/* Carry out in the index what the stream has decided, and tell what has changed since @before. */
+static void settle(struct ki_listener *l, const struct ki_stream_stats *before, unsigned steps,
+                   struct kve_span payload, uint64_t now_ns)
+{
+    write_index(l, steps, payload, now_ns);
+    if (KV_UNLIKELY(steps != KI_STEP_APPLY || before->missed != l->stream.stats.missed ||
+                    before->resyncs != l->stream.stats.resyncs))
+        report(l, before, steps);
+}
+
+/* -- replays ----------------------------------------------------------------------------------- */
+
+void ki_listener_close_replay(struct ki_listener *l)
+{
+    l->replay_again_ns = 0;
+    ki_socket_close(l->dealer, l->epoll_fd);
+    l->dealer = NULL;
+    l->dealer_ready = false;
+}
+
+/* A new socket for each request: nothing of an older answer can come through it. */
+void ki_listener_open_replay(struct ki_listener *l, uint64_t now_ns)
+{
+    int rc;
+
+    ki_listener_close_replay(l);
+    rc = ki_target_find(&l->replay_target, l->env->resolver, REPLAY_AGE_MS);
+    if (rc == -EINPROGRESS) { /* at most until the request's deadline */
+        l->replay_again_ns = now_ns + KI_RESOLVE_POLL_NS;
+        return;
+    }
+    if (rc == 0)
+        rc = ki_socket_open(l->env->zmq, ZMQ_DEALER, l->replay_target.where, KI_REPLAY_QUEUE,
+                            KI_MAX_MESSAGE, l->epoll_fd, KI_PUMP_DEALER(l), &l->dealer);
+    if (rc == 0)
+        rc = ki_socket_connect(l->dealer, l->replay_target.where);
+    if (rc == 0)
+        rc = ki_socket_request(l->dealer, l->stream.request);
+    if (rc < 0) { /* the request's deadline will end the attempt */
+        kv_log_warn("indexer", "can't ask for a replay", "worker=%" PRIu64 " error=\"%s\"",
+                    l->instance, zmq_strerror(-rc));
+        ki_listener_close_replay(l);
+        return;
+    }
+    l->dealer_ready = true;
+}
+
+/* -- offers ------------------------------------------------------------------------------------ */
+
+/* A live batch. Its payload is moved away when the stream wants it held. Returns steps. */
+static unsigned offer(struct ki_listener *l, const struct ki_batch_id *id, zmq_msg_t *payload,
+                      bool reconnected, uint64_t now_ns)
+{
+    struct kve_span span = {zmq_msg_data(payload), zmq_msg_size(payload)};
+    struct ki_stream_stats before;
+    unsigned steps = 0;
+
+    pthread_mutex_lock(&l->lock);
+    if (!l->gone) {
+        before = l->stream.stats;
+        steps = ki_stream_live(&l->stream, id, reconnected, now_ns);
+        settle(l, &before, steps, span, now_ns);
+    }
+    pthread_mutex_unlock(&l->lock);
+    if (steps & KI_STEP_HOLD) {
+        zmq_msg_init(&l->held);
+        zmq_msg_move(&l->held, payload);
+        l->held_id = *id;
+        l->holding = true;
+    }
+    return steps;
+}
+
+static unsigned offer_held(struct ki_listener *l, uint64_t now_ns)
+{
+    struct ki_batch_id id = l->held_id;
+    zmq_msg_t held;
+    unsigned steps;
+
+    zmq_msg_init(&held);
+    zmq_msg_move(&held, &l->held);
+    zmq_msg_close(&l->held);
+    l->holding = false;
+    steps = offer(l, &id, &held, false, now_ns);
+    zmq_msg_close(&held);
+    return steps;
+}
+
+void ki_listener_follow(struct ki_listener *l, unsigned steps, uint64_t now_ns)
+{
+    while (steps & (KI_STEP_REQUEST | KI_STEP_RESUME)) {
+        if (steps & KI_STEP_REQUEST)
+            ki_listener_open_replay(l, now_ns);
+        if (!(steps & KI_STEP_RESUME))
+            return;
+        ki_listener_close_replay(l);
+        if (!l->holding)
+            return;
+        steps = offer_held(l, now_ns);
+    }
+}
+
+void ki_listener_offer_live(struct ki_listener *l, const struct ki_batch_id *id, zmq_msg_t *payload,
+                            bool reconnected, uint64_t now_ns)
+{
+    ki_listener_follow(l, offer(l, id, payload, reconnected, now_ns), now_ns);
+}
+
+void ki_listener_offer_replayed(struct ki_listener *l, const struct ki_batch_id *id,
+                                const struct kve_message *message, uint64_t now_ns)
+{
+    struct ki_stream_stats before;
+    unsigned steps = 0;
+
+    pthread_mutex_lock(&l->lock);
+    if (!l->gone) {
+        before = l->stream.stats;
+        if (!message)
+            steps = ki_stream_replay_failed(&l->stream, now_ns);
+        else if (message->is_end)
+            steps = ki_stream_replay_end(&l->stream, now_ns);
+        else
+            steps = ki_stream_replayed(&l->stream, id, now_ns);
+        settle(l, &before, steps, message ? message->payload : (struct kve_span){0}, now_ns);
+    }
+    pthread_mutex_unlock(&l->lock);
+    ki_listener_follow(l, steps, now_ns);
+}
+
+void ki_listener_tick_stream(struct ki_listener *l, uint64_t now_ns)
+{
+    struct ki_stream_stats before;
+    unsigned steps = 0;
+
+    pthread_mutex_lock(&l->lock);
+    if (!l->gone) {
+        before = l->stream.stats;
+        steps = ki_stream_tick(&l->stream, now_ns);
+        settle(l, &before, steps, (struct kve_span){0}, now_ns);
+    }
+    pthread_mutex_unlock(&l->lock);
+    ki_listener_follow(l, steps, now_ns);
+}
+
+void ki_listener_drop_held(struct ki_listener *l)
+{
+    if (l->holding)
+        zmq_msg_close(&l->held);
+    l->holding = false;
+    ki_backlog_clear(&l->backlog, &l->env->backlog);
+}

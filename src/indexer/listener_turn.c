@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The event thread's turns and ticks: what is done next, and when. */
+#include "indexer/listener_impl.h"
+
+/* The earlier of two times, of which 0 is never. */
+static uint64_t earlier(uint64_t a_ns, uint64_t b_ns)
+{
+    return !a_ns || (b_ns && b_ns < a_ns) ? b_ns : a_ns;
+}
+
+/* When a tick is wanted; 0: never. */
+static uint64_t next_deadline(const struct ki_listener *l)
+{
+    uint64_t deadline_ns = l->started ? ki_stream_deadline(&l->stream) : 0;
+
+    if (l->detached)
+        return 0;
+    if (!l->sub)
+        return l->retry_at_ns;
+    deadline_ns = earlier(deadline_ns, l->replay_again_ns);
+    if (l->link.state == KI_LINK_LOST)
+        deadline_ns = earlier(deadline_ns, l->link.dead_at_ns);
+    if (l->target.named)
+        deadline_ns = earlier(deadline_ns, l->look_again_ns);
+    if (l->link_told == KI_TOLD_NOTHING)
+        deadline_ns = earlier(deadline_ns, l->silent_ns);
+    return deadline_ns;
+}
+
+bool ki_listener_service(struct ki_listener *l, uint64_t now_ns)
+{
+    bool more;
+
+    ki_listener_read_link(l, now_ns);
+    more = ki_listener_read(l, now_ns);
+    ki_listener_tell_connection(l, now_ns);
+    l->deadline_ns = next_deadline(l);
+    return more;
+}
+
+static void start(struct ki_listener *l, uint64_t now_ns)
+{
+    pthread_mutex_lock(&l->lock);
+    l->started = true;
+    l->applier.overlaps = l->stream.seeded || l->stream.cursorless;
+    l->ups_at_start = l->link.ups;
+    ki_stream_start(&l->stream, now_ns);
+    pthread_mutex_unlock(&l->lock);
+}
+
+/* Whether the listener is to stay. Closes its sockets when it has just been paused. */
+static bool stays(struct ki_listener *l)
+{
+    bool gone, paused;
+
+    pthread_mutex_lock(&l->lock);
+    gone = l->gone;
+    paused = l->paused;
+    pthread_mutex_unlock(&l->lock);
+    if (!gone && paused && !l->detached)
+        ki_listener_disconnect(l);
+    l->detached = paused;
+    return !gone;
+}
+
+bool ki_listener_tick(struct ki_listener *l, uint64_t now_ns)
+{
+    if (!stays(l))
+        return false;
+    if (l->sub)
+        ki_listener_reconnect(l, now_ns);
+    else if (!l->detached && now_ns >= l->retry_at_ns)
+        ki_listener_connect(l, now_ns);
+    if (l->sub) {
+        /* Acquire pairs with ki_registry_go: what recovery adopted is seen by whoever sees this. */
+        if (!l->started && !atomic_load_explicit(&l->env->held, memory_order_acquire))
+            start(l, now_ns);
+        if (l->replay_again_ns && now_ns >= l->replay_again_ns)
+            ki_listener_open_replay(l, now_ns);
+        if (l->started)
+            ki_listener_tick_stream(l, now_ns);
+        ki_listener_tell_connection(l, now_ns);
+    }
+    l->deadline_ns = next_deadline(l);
+    return true;
+}
+
+void ki_listener_close(struct ki_listener *l)
+{
+    ki_listener_disconnect(l);
+    if (l->has_connection)
+        zmq_msg_close(&l->connection);
+    l->has_connection = false;
+}
