@@ -67,8 +67,7 @@ static inline void write_query(struct kv_buf *body, const char *model, const uin
     kv_buf_clear(body);
     kv_json_writer_init(&w, body);
     kv_json_begin_object(&w);
-    kv_json_key(&w, "model_name");
-    kv_json_put_str(&w, model);
+    kv_json_member_str(&w, "model_name", model);
     kv_json_key(&w, "token_ids");
     kv_json_begin_array(&w);
     for (size_t i = 0; i < n; i++)

@@ -166,6 +166,11 @@ void kv_json_put_i64(struct kv_json_writer *w, int64_t value);
 void kv_json_put_double(struct kv_json_writer *w, double value); /* shortest form; NaN, Inf: null */
 void kv_json_put_bool(struct kv_json_writer *w, bool value);
 void kv_json_put_null(struct kv_json_writer *w);
+/* A member of an object: its key and its value. */
+void kv_json_member_str(struct kv_json_writer *w, const char *key, const char *value);
+void kv_json_member_u64(struct kv_json_writer *w, const char *key, uint64_t value);
+void kv_json_member_double(struct kv_json_writer *w, const char *key, double value);
+void kv_json_member_bool(struct kv_json_writer *w, const char *key, bool value);
 /**
  * For values that are written often: room for @max bytes of a value's text, to be filled by the
  * caller and passed to kv_json_raw_end with its end. NULL when the buffer can't grow: nothing

@@ -227,6 +227,30 @@ void kv_json_put_null(struct kv_json_writer *w)
     kv_buf_puts(w->out, "null");
 }
 
+void kv_json_member_str(struct kv_json_writer *w, const char *key, const char *value)
+{
+    kv_json_key(w, key);
+    kv_json_put_str(w, value);
+}
+
+void kv_json_member_u64(struct kv_json_writer *w, const char *key, uint64_t value)
+{
+    kv_json_key(w, key);
+    kv_json_put_u64(w, value);
+}
+
+void kv_json_member_double(struct kv_json_writer *w, const char *key, double value)
+{
+    kv_json_key(w, key);
+    kv_json_put_double(w, value);
+}
+
+void kv_json_member_bool(struct kv_json_writer *w, const char *key, bool value)
+{
+    kv_json_key(w, key);
+    kv_json_put_bool(w, value);
+}
+
 void kv_json_put_raw(struct kv_json_writer *w, const char *text, size_t len)
 {
     separate(w);

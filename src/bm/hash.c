@@ -140,12 +140,10 @@ int kvbm_salt_hash_json(const char *salt, const char *lora_name, uint64_t *ret)
     kv_json_writer_init(&json, &out);
     kv_json_begin_object(&json);
     if (salt && *salt) {
-        kv_json_key(&json, "salt");
-        kv_json_put_str(&json, salt);
+        kv_json_member_str(&json, "salt", salt);
     }
     if (lora_name && *lora_name) {
-        kv_json_key(&json, "lora_name");
-        kv_json_put_str(&json, lora_name);
+        kv_json_member_str(&json, "lora_name", lora_name);
     }
     kv_json_end_object(&json);
     err = out.error;

@@ -306,19 +306,15 @@ static void print_json(const struct bench *b)
 
     kv_json_writer_init(&json, &out);
     kv_json_begin_object(&json);
-    kv_json_key(&json, "block_bytes");
-    kv_json_put_u64(&json, b->opts.block);
-    kv_json_key(&json, "blocks");
-    kv_json_put_u64(&json, b->n);
-    kv_json_key(&json, "wrong");
-    kv_json_put_u64(&json, b->wrong);
+    kv_json_member_u64(&json, "block_bytes", b->opts.block);
+    kv_json_member_u64(&json, "blocks", b->n);
+    kv_json_member_u64(&json, "wrong", b->wrong);
     for (size_t i = 0; i < b->n_figures; i++) {
         kv_json_key(&json, b->figures[i].name);
         kv_json_begin_object(&json);
-        kv_json_key(&json, "seconds");
-        kv_json_put_double(&json, b->figures[i].seconds);
-        kv_json_key(&json, "gb_per_s");
-        kv_json_put_double(&json, (double)b->figures[i].bytes / b->figures[i].seconds / 1e9);
+        kv_json_member_double(&json, "seconds", b->figures[i].seconds);
+        kv_json_member_double(&json, "gb_per_s",
+                              (double)b->figures[i].bytes / b->figures[i].seconds / 1e9);
         kv_json_end_object(&json);
     }
     kv_json_end_object(&json);

@@ -95,10 +95,8 @@ static void begin_worker(struct kc_client *client, struct kv_json_writer *w, uin
     kv_buf_clear(&client->body);
     kv_json_writer_init(w, &client->body);
     kv_json_begin_object(w);
-    kv_json_key(w, "instance_id");
-    kv_json_put_u64(w, (uint64_t)worker + 1);
-    kv_json_key(w, "model_name");
-    kv_json_put_str(w, client->opts.model);
+    kv_json_member_u64(w, "instance_id", (uint64_t)worker + 1);
+    kv_json_member_str(w, "model_name", client->opts.model);
 }
 
 static int register_once(struct kc_client *client, uint32_t worker, const char *endpoint,
@@ -107,12 +105,9 @@ static int register_once(struct kc_client *client, uint32_t worker, const char *
     struct kv_json_writer w;
 
     begin_worker(client, &w, worker);
-    kv_json_key(&w, "block_size");
-    kv_json_put_u64(&w, client->opts.block_size);
-    kv_json_key(&w, "endpoint");
-    kv_json_put_str(&w, endpoint);
-    kv_json_key(&w, "replay_endpoint");
-    kv_json_put_str(&w, replay_endpoint);
+    kv_json_member_u64(&w, "block_size", client->opts.block_size);
+    kv_json_member_str(&w, "endpoint", endpoint);
+    kv_json_member_str(&w, "replay_endpoint", replay_endpoint);
     kv_json_end_object(&w);
     return post(client, "/register", error);
 }

@@ -205,37 +205,22 @@ static int print_table(struct kc_replay *replay, const struct figures *f, struct
 
 /* -- for programs ----------------------------------------------------------------------------- */
 
-static void key_u64(struct kv_json_writer *w, const char *key, uint64_t value)
-{
-    kv_json_key(w, key);
-    kv_json_put_u64(w, value);
-}
-
-static void key_double(struct kv_json_writer *w, const char *key, double value)
-{
-    kv_json_key(w, key);
-    kv_json_put_double(w, value);
-}
-
 static void json_options(const struct kc_replay *replay, struct kv_json_writer *w)
 {
     const struct kc_replay_opts *opts = &replay->opts;
 
     kv_json_key(w, "options");
     kv_json_begin_object(w);
-    key_u64(w, "workers", opts->workers);
-    key_u64(w, "blocks", opts->blocks);
-    key_u64(w, "block_size", opts->block_size);
-    key_u64(w, "clients", opts->clients);
-    key_u64(w, "rate", opts->rate);
-    key_u64(w, "prefill", opts->prefill);
-    key_u64(w, "seed", opts->seed);
-    kv_json_key(w, "policy");
-    kv_json_put_str(w, opts->policy_name);
-    kv_json_key(w, "msgpack");
-    kv_json_put_bool(w, opts->msgpack);
-    kv_json_key(w, "lockstep");
-    kv_json_put_bool(w, opts->lockstep);
+    kv_json_member_u64(w, "workers", opts->workers);
+    kv_json_member_u64(w, "blocks", opts->blocks);
+    kv_json_member_u64(w, "block_size", opts->block_size);
+    kv_json_member_u64(w, "clients", opts->clients);
+    kv_json_member_u64(w, "rate", opts->rate);
+    kv_json_member_u64(w, "prefill", opts->prefill);
+    kv_json_member_u64(w, "seed", opts->seed);
+    kv_json_member_str(w, "policy", opts->policy_name);
+    kv_json_member_bool(w, "msgpack", opts->msgpack);
+    kv_json_member_bool(w, "lockstep", opts->lockstep);
     kv_json_end_object(w);
 }
 
@@ -244,43 +229,44 @@ static void json_counts(const struct kc_replay *replay, const struct figures *f,
 {
     const struct kc_counts *c = &replay->counts;
 
-    key_u64(w, "requests", c->requests);
-    key_u64(w, "tokens", c->tokens);
-    key_double(w, "seconds", f->seconds);
-    key_double(w, "trace_seconds", c->trace_ms / 1000);
-    key_u64(w, "blocks_asked", c->asked);
-    key_u64(w, "blocks_found", c->found);
-    key_double(w, "hit_fraction", f->found);
-    key_double(w, "hit_fraction_random", f->random);
-    key_double(w, "hit_fraction_unlimited", f->unlimited);
-    key_u64(w, "answers_exact", c->exact);
-    key_u64(w, "answers_over", c->over);
-    key_u64(w, "answers_under", c->under);
-    key_u64(w, "answers_all_exact", c->all_exact);
-    key_u64(w, "blocks_believed", c->believed);
-    key_u64(w, "blocks_held", c->held);
-    key_u64(w, "over_blocks", c->over_blocks);
-    key_u64(w, "under_blocks", c->under_blocks);
-    key_double(w, "answers_exact_fraction", ratio((double)c->exact, (double)c->requests));
-    key_u64(w, "lockstep_wrong", c->lockstep_wrong);
-    key_u64(w, "indexer_came_back", replay->generation);
+    kv_json_member_u64(w, "requests", c->requests);
+    kv_json_member_u64(w, "tokens", c->tokens);
+    kv_json_member_double(w, "seconds", f->seconds);
+    kv_json_member_double(w, "trace_seconds", c->trace_ms / 1000);
+    kv_json_member_u64(w, "blocks_asked", c->asked);
+    kv_json_member_u64(w, "blocks_found", c->found);
+    kv_json_member_double(w, "hit_fraction", f->found);
+    kv_json_member_double(w, "hit_fraction_random", f->random);
+    kv_json_member_double(w, "hit_fraction_unlimited", f->unlimited);
+    kv_json_member_u64(w, "answers_exact", c->exact);
+    kv_json_member_u64(w, "answers_over", c->over);
+    kv_json_member_u64(w, "answers_under", c->under);
+    kv_json_member_u64(w, "answers_all_exact", c->all_exact);
+    kv_json_member_u64(w, "blocks_believed", c->believed);
+    kv_json_member_u64(w, "blocks_held", c->held);
+    kv_json_member_u64(w, "over_blocks", c->over_blocks);
+    kv_json_member_u64(w, "under_blocks", c->under_blocks);
+    kv_json_member_double(w, "answers_exact_fraction",
+                          ratio((double)c->exact, (double)c->requests));
+    kv_json_member_u64(w, "lockstep_wrong", c->lockstep_wrong);
+    kv_json_member_u64(w, "indexer_came_back", replay->generation);
 }
 
 static void json_events(const struct figures *f, struct kv_json_writer *w)
 {
     const struct kc_engine_stats *e = &f->engines;
 
-    key_u64(w, "events", e->events);
-    key_u64(w, "batches", e->batches);
-    key_u64(w, "dropped_events", e->dropped_events);
-    key_u64(w, "replay_requests", e->replay_requests);
-    key_u64(w, "replayed_batches", e->replayed_batches);
-    key_double(w, "events_per_second", ratio((double)e->events, f->seconds));
-    key_u64(w, "blocks_stored", e->stored_blocks);
-    key_u64(w, "blocks_removed", e->evicted_blocks);
-    key_double(w, "query_p50_us", (double)f->p50 / 1e3);
-    key_double(w, "query_p99_us", (double)f->p99 / 1e3);
-    key_double(w, "query_max_us", (double)f->max / 1e3);
+    kv_json_member_u64(w, "events", e->events);
+    kv_json_member_u64(w, "batches", e->batches);
+    kv_json_member_u64(w, "dropped_events", e->dropped_events);
+    kv_json_member_u64(w, "replay_requests", e->replay_requests);
+    kv_json_member_u64(w, "replayed_batches", e->replayed_batches);
+    kv_json_member_double(w, "events_per_second", ratio((double)e->events, f->seconds));
+    kv_json_member_u64(w, "blocks_stored", e->stored_blocks);
+    kv_json_member_u64(w, "blocks_removed", e->evicted_blocks);
+    kv_json_member_double(w, "query_p50_us", (double)f->p50 / 1e3);
+    kv_json_member_double(w, "query_p99_us", (double)f->p99 / 1e3);
+    kv_json_member_double(w, "query_max_us", (double)f->max / 1e3);
 }
 
 static void json_index(const struct kc_replay *replay, const struct figures *f,
@@ -289,19 +275,18 @@ static void json_index(const struct kc_replay *replay, const struct figures *f,
     const struct kc_index_figures *index = &replay->index;
     const struct kc_verdict *v = &replay->verdict;
 
-    key_u64(w, "holder_blocks", f->engines.blocks);
+    kv_json_member_u64(w, "holder_blocks", f->engines.blocks);
     if (index->known) {
-        key_u64(w, "index_bytes", index->bytes);
-        key_double(w, "bytes_per_holder_block", f->bytes_per_block);
+        kv_json_member_u64(w, "index_bytes", index->bytes);
+        kv_json_member_double(w, "bytes_per_holder_block", f->bytes_per_block);
     }
     if (index->rss > 0)
-        key_u64(w, "indexer_rss", index->rss);
-    kv_json_key(w, "verified");
-    kv_json_put_bool(w, v->done);
-    key_u64(w, "verified_prompts", v->prompts);
-    key_u64(w, "comparisons", v->comparisons);
-    key_u64(w, "wrong", v->wrong);
-    key_u64(w, "settle_ms", v->settle_ms);
+        kv_json_member_u64(w, "indexer_rss", index->rss);
+    kv_json_member_bool(w, "verified", v->done);
+    kv_json_member_u64(w, "verified_prompts", v->prompts);
+    kv_json_member_u64(w, "comparisons", v->comparisons);
+    kv_json_member_u64(w, "wrong", v->wrong);
+    kv_json_member_u64(w, "settle_ms", v->settle_ms);
     kv_json_key(w, "first_difference");
     if (v->first[0])
         kv_json_put_str(w, v->first);
@@ -315,10 +300,8 @@ static void write_json(const struct kc_replay *replay, const struct figures *f, 
 
     kv_json_writer_init(&w, out);
     kv_json_begin_object(&w);
-    kv_json_key(&w, "workload");
-    kv_json_put_str(&w, f->workload);
-    kv_json_key(&w, "interrupted");
-    kv_json_put_bool(&w, replay->interrupted);
+    kv_json_member_str(&w, "workload", f->workload);
+    kv_json_member_bool(&w, "interrupted", replay->interrupted);
     json_options(replay, &w);
     json_counts(replay, f, &w);
     json_events(f, &w);

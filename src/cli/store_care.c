@@ -35,8 +35,7 @@ static int verify_progress(void *arg, uint64_t done, uint64_t total)
 
 static void put_interrupted(struct kc_store_call *call)
 {
-    kv_json_key(&call->json, "interrupted");
-    kv_json_put_bool(&call->json, true);
+    kv_json_member_bool(&call->json, "interrupted", true);
 }
 
 static int print_verified(struct verification *v, const struct kvs_verify_result *r, int status)
@@ -119,8 +118,7 @@ static int print_collected(struct kc_store_call *call, const struct kvs_gc_resul
         return status;
     }
     kc_store_json_begin(call);
-    kv_json_key(&call->json, "dry_run");
-    kv_json_put_bool(&call->json, dry_run);
+    kv_json_member_bool(&call->json, "dry_run", dry_run);
     kc_store_json_u64(call, "live_chunks", r->live_chunks);
     kc_store_json_u64(call, "deleted_chunks", r->deleted_chunks);
     kc_store_json_u64(call, "deleted_bytes", r->deleted_bytes);

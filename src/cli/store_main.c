@@ -326,20 +326,17 @@ void kc_store_json_begin(struct kc_store_call *call)
 
 void kc_store_json_str(struct kc_store_call *call, const char *key, const char *value)
 {
-    kv_json_key(&call->json, key);
-    kv_json_put_str(&call->json, value);
+    kv_json_member_str(&call->json, key, value);
 }
 
 void kc_store_json_u64(struct kc_store_call *call, const char *key, uint64_t value)
 {
-    kv_json_key(&call->json, key);
-    kv_json_put_u64(&call->json, value);
+    kv_json_member_u64(&call->json, key, value);
 }
 
 void kc_store_json_double(struct kc_store_call *call, const char *key, double value)
 {
-    kv_json_key(&call->json, key);
-    kv_json_put_double(&call->json, value);
+    kv_json_member_double(&call->json, key, value);
 }
 
 int kc_store_json_end(struct kc_store_call *call, FILE *f, int status)

@@ -322,45 +322,31 @@ void kc_top_print(const struct kc_top *top, const struct kc_top *before, const c
 
 /* -- for programs ------------------------------------------------------------------------------ */
 
-static void key_double(struct kv_json_writer *w, const char *key, double value)
-{
-    kv_json_key(w, key);
-    kv_json_put_double(w, value);
-}
-
-static void key_str(struct kv_json_writer *w, const char *key, const char *value)
-{
-    kv_json_key(w, key);
-    kv_json_put_str(w, value);
-}
-
 static void write_row(const struct kc_top *top, const struct kc_top *before,
                       const struct kc_top_row *row, struct kv_json_writer *w)
 {
     const struct kc_top_row *old = before ? find_row(before, row) : NULL;
 
     kv_json_begin_object(w);
-    kv_json_key(w, "instance_id");
-    kv_json_put_u64(w, row->instance);
-    kv_json_key(w, "dp_rank");
-    kv_json_put_u64(w, row->rank);
-    key_str(w, "model_name", row->model);
-    key_str(w, "status", row->status);
-    key_str(w, "last_error", row->last_error);
-    kv_json_key(w, "partial");
-    kv_json_put_bool(w, row->partial);
+    kv_json_member_u64(w, "instance_id", row->instance);
+    kv_json_member_u64(w, "dp_rank", row->rank);
+    kv_json_member_str(w, "model_name", row->model);
+    kv_json_member_str(w, "status", row->status);
+    kv_json_member_str(w, "last_error", row->last_error);
+    kv_json_member_bool(w, "partial", row->partial);
     if (row->has_seq)
-        key_double(w, "last_seq", row->last_seq);
+        kv_json_member_double(w, "last_seq", row->last_seq);
     if (row->has_age)
-        key_double(w, "last_event_age_seconds", row->age);
-    key_double(w, "events", row->events);
-    key_double(w, "blocks", row->blocks);
+        kv_json_member_double(w, "last_event_age_seconds", row->age);
+    kv_json_member_double(w, "events", row->events);
+    kv_json_member_double(w, "blocks", row->blocks);
     if (old)
-        key_double(w, "blocks_per_second", per_second(top, before, row->blocks, old->blocks));
-    key_double(w, "gaps", row->gaps);
-    key_double(w, "missed_batches", row->missed);
-    key_double(w, "replayed_batches", row->replayed);
-    key_double(w, "restarts", row->restarts);
+        kv_json_member_double(w, "blocks_per_second",
+                              per_second(top, before, row->blocks, old->blocks));
+    kv_json_member_double(w, "gaps", row->gaps);
+    kv_json_member_double(w, "missed_batches", row->missed);
+    kv_json_member_double(w, "replayed_batches", row->replayed);
+    kv_json_member_double(w, "restarts", row->restarts);
     kv_json_end_object(w);
 }
 
@@ -370,14 +356,14 @@ void kc_top_write_json(const struct kc_top *top, const struct kc_top *before, st
 
     kv_json_writer_init(&w, out);
     kv_json_begin_object(&w);
-    key_double(&w, "models", top->models);
-    key_double(&w, "workers", top->workers);
-    key_double(&w, "index_blocks", top->index_blocks);
-    key_double(&w, "index_holder_blocks", top->holder_blocks);
-    key_double(&w, "index_bytes", top->index_bytes);
-    key_double(&w, "queries", top->queries);
-    key_double(&w, "query_blocks", top->query_blocks);
-    key_double(&w, "query_matched_blocks", top->matched_blocks);
+    kv_json_member_double(&w, "models", top->models);
+    kv_json_member_double(&w, "workers", top->workers);
+    kv_json_member_double(&w, "index_blocks", top->index_blocks);
+    kv_json_member_double(&w, "index_holder_blocks", top->holder_blocks);
+    kv_json_member_double(&w, "index_bytes", top->index_bytes);
+    kv_json_member_double(&w, "queries", top->queries);
+    kv_json_member_double(&w, "query_blocks", top->query_blocks);
+    kv_json_member_double(&w, "query_matched_blocks", top->matched_blocks);
     kv_json_key(&w, "streams");
     kv_json_begin_array(&w);
     for (size_t i = 0; i < top->n_rows; i++)

@@ -223,8 +223,7 @@ static void put_time(struct kv_json_writer *w)
     gmtime_r(&seconds, &tm);
     strftime(date, sizeof(date), "%Y-%m-%dT%H:%M:%S", &tm);
     snprintf(text, sizeof(text), "%s.%03uZ", date, (unsigned)(now_ns % KV_NS_PER_S / KV_NS_PER_MS));
-    kv_json_key(w, "ts");
-    kv_json_put_str(w, text);
+    kv_json_member_str(w, "ts", text);
 }
 
 static void put_text(struct kv_json_writer *w, const char *key, const char *text, size_t len)
@@ -249,8 +248,7 @@ static void write_line(struct kv_buf *buf, const struct ki_access *access)
     put_text(&w, "method", access->method, strlen(access->method));
     put_text(&w, "path", access->path, strlen(access->path));
     put_text(&w, "model", access->model, access->model ? strlen(access->model) : 0);
-    kv_json_key(&w, "status");
-    kv_json_put_u64(&w, access->status);
+    kv_json_member_u64(&w, "status", access->status);
     kv_json_key(&w, "duration_ms");
     kv_json_put_raw(&w, ms, (size_t)len);
     kv_json_end_object(&w);

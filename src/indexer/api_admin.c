@@ -129,49 +129,35 @@ static enum ki_listener_status worst(const struct ki_worker_info *infos, long n)
     return status;
 }
 
-static void put_str(struct kv_json_writer *w, const char *key, const char *value)
-{
-    kv_json_key(w, key);
-    kv_json_put_str(w, value);
-}
-
-static void put_u64(struct kv_json_writer *w, const char *key, uint64_t value)
-{
-    kv_json_key(w, key);
-    kv_json_put_u64(w, value);
-}
-
 static void write_listener(struct kv_json_writer *w, const struct ki_worker_info *info)
 {
     kv_json_begin_object(w);
-    put_str(w, "endpoint", info->endpoint);
+    kv_json_member_str(w, "endpoint", info->endpoint);
     if (info->replay_endpoint)
-        put_str(w, "replay_endpoint", info->replay_endpoint);
-    put_str(w, "status", ki_listener_status_name(info->status));
-    kv_json_key(w, "connected");
-    kv_json_put_bool(w, info->connected);
+        kv_json_member_str(w, "replay_endpoint", info->replay_endpoint);
+    kv_json_member_str(w, "status", ki_listener_status_name(info->status));
+    kv_json_member_bool(w, "connected", info->connected);
     if (info->last_error)
-        put_str(w, "last_error", info->last_error);
+        kv_json_member_str(w, "last_error", info->last_error);
     if (info->has_sequence)
-        put_u64(w, "last_seq", info->last_sequence);
-    put_u64(w, "batches", info->batches);
-    put_u64(w, "gaps", info->gaps);
-    put_u64(w, "missed_batches", info->missed_batches);
-    kv_json_key(w, "partial");
-    kv_json_put_bool(w, info->partial);
+        kv_json_member_u64(w, "last_seq", info->last_sequence);
+    kv_json_member_u64(w, "batches", info->batches);
+    kv_json_member_u64(w, "gaps", info->gaps);
+    kv_json_member_u64(w, "missed_batches", info->missed_batches);
+    kv_json_member_bool(w, "partial", info->partial);
     kv_json_end_object(w);
 }
 
 static void write_worker(struct kv_json_writer *w, const struct ki_worker_info *infos, long n)
 {
     kv_json_begin_object(w);
-    put_u64(w, "instance_id", infos->instance);
-    put_str(w, "source", "zmq");
-    put_str(w, "status", ki_listener_status_name(worst(infos, n)));
-    put_str(w, "model_name", infos->model);
-    put_str(w, "tenant_id", infos->tenant);
-    put_str(w, "routing_group", infos->tenant);
-    put_u64(w, "block_size", infos->block_size);
+    kv_json_member_u64(w, "instance_id", infos->instance);
+    kv_json_member_str(w, "source", "zmq");
+    kv_json_member_str(w, "status", ki_listener_status_name(worst(infos, n)));
+    kv_json_member_str(w, "model_name", infos->model);
+    kv_json_member_str(w, "tenant_id", infos->tenant);
+    kv_json_member_str(w, "routing_group", infos->tenant);
+    kv_json_member_u64(w, "block_size", infos->block_size);
     kv_json_key(w, "endpoints");
     kv_json_begin_object(w);
     for (long i = 0; i < n; i++) {

@@ -7,36 +7,23 @@
 #include "base/json.h"
 #include "indexer/service.h"
 
-static void put_u64(struct kv_json_writer *w, const char *key, uint64_t value)
-{
-    kv_json_key(w, key);
-    kv_json_put_u64(w, value);
-}
-
-static void put_str(struct kv_json_writer *w, const char *key, const char *value)
-{
-    kv_json_key(w, key);
-    kv_json_put_str(w, value);
-}
-
 static void write_registration(struct kv_json_writer *w, const struct ki_worker_info *info)
 {
     kv_json_begin_object(w);
-    put_u64(w, "instance_id", info->instance);
-    put_u64(w, "dp_rank", info->rank);
-    put_str(w, "model_name", info->model);
-    put_str(w, "tenant_id", info->tenant);
-    put_u64(w, "block_size", info->block_size);
-    put_str(w, "endpoint", info->endpoint);
+    kv_json_member_u64(w, "instance_id", info->instance);
+    kv_json_member_u64(w, "dp_rank", info->rank);
+    kv_json_member_str(w, "model_name", info->model);
+    kv_json_member_str(w, "tenant_id", info->tenant);
+    kv_json_member_u64(w, "block_size", info->block_size);
+    kv_json_member_str(w, "endpoint", info->endpoint);
     if (info->replay_endpoint)
-        put_str(w, "replay_endpoint", info->replay_endpoint);
+        kv_json_member_str(w, "replay_endpoint", info->replay_endpoint);
     if (info->num_blocks)
-        put_u64(w, "num_blocks", info->num_blocks);
+        kv_json_member_u64(w, "num_blocks", info->num_blocks);
     if (info->eagle_drop) {
-        kv_json_key(w, "eagle_drop");
-        kv_json_put_bool(w, true);
+        kv_json_member_bool(w, "eagle_drop", true);
     }
-    put_u64(w, "version", info->version);
+    kv_json_member_u64(w, "version", info->version);
     kv_json_end_object(w);
 }
 
@@ -63,9 +50,9 @@ static void write_lists(struct kv_json_writer *w, const struct ki_worker_info *i
     kv_json_begin_array(w);
     for (long i = 0; i < n_removed; i++) {
         kv_json_begin_object(w);
-        put_u64(w, "instance_id", removed[i].instance);
-        put_u64(w, "dp_rank", removed[i].rank);
-        put_u64(w, "version", removed[i].version);
+        kv_json_member_u64(w, "instance_id", removed[i].instance);
+        kv_json_member_u64(w, "dp_rank", removed[i].rank);
+        kv_json_member_u64(w, "version", removed[i].version);
         kv_json_end_object(w);
     }
     kv_json_end_array(w);
@@ -89,8 +76,8 @@ void ki_api_registrations(void *arg, struct ki_request *request, struct ki_reply
     } else {
         kv_json_writer_init(&w, &reply->body);
         kv_json_begin_object(&w);
-        put_u64(&w, "id", id);
-        put_u64(&w, "revision", revision);
+        kv_json_member_u64(&w, "id", id);
+        kv_json_member_u64(&w, "revision", revision);
         if (!param_is(request, "id", id) || !param_is(request, "revision", revision))
             write_lists(&w, infos, n, removed, n_removed);
         kv_json_end_object(&w);

@@ -125,19 +125,13 @@ static const char *cause(const struct ki_model *model, const struct ki_explain_a
     return view->partial > 0 ? "unknown_first_block_partial_view" : "unknown_first_block";
 }
 
-static void put_u64(struct kv_json_writer *w, const char *key, uint64_t value)
-{
-    kv_json_key(w, key);
-    kv_json_put_u64(w, value);
-}
-
 static void write_skipped(struct kv_json_writer *w, const struct view *view)
 {
     kv_json_key(w, "skipped");
     kv_json_begin_object(w);
     for (int s = 0; s < KVE_N_SKIPS; s++)
         if (view->skipped[s])
-            put_u64(w, kve_skip_name((enum kve_skip)s), view->skipped[s]);
+            kv_json_member_u64(w, kve_skip_name((enum kve_skip)s), view->skipped[s]);
     kv_json_end_object(w);
 }
 
@@ -154,30 +148,29 @@ void ki_explain(struct ki_service *service, const struct ki_model *model,
     word = cause(model, ask, &view, &stats, matches, &text);
     kv_json_key(w, "explain");
     kv_json_begin_object(w);
-    kv_json_key(w, "reason");
-    kv_json_put_str(w, word);
-    kv_json_key(w, "text");
-    kv_json_put_str(w, text);
-    put_u64(w, "block_size", model->block_size);
+    kv_json_member_str(w, "reason", word);
+    kv_json_member_str(w, "text", text);
+    kv_json_member_u64(w, "block_size", model->block_size);
     if (ask->tokens)
-        put_u64(w, "tokens", ask->n_tokens);
-    put_u64(w, "full_blocks", ask->n);
+        kv_json_member_u64(w, "tokens", ask->n_tokens);
+    kv_json_member_u64(w, "full_blocks", ask->n);
     if (ask->n)
-        put_u64(w, "first_block_hash", ask->hashes[0]);
-    put_u64(w, "holders_matched", matches->n);
-    put_u64(w, "registered_ranks", view.ranks);
-    put_u64(w, "active_ranks", view.active);
-    put_u64(w, "partial_ranks", view.partial);
-    put_u64(w, "indexed_blocks", stats.blocks);
-    put_u64(w, "batches", view.batches);
-    put_u64(w, "missed_batches", view.missed);
-    put_u64(w, "orphans", view.orphans);
+        kv_json_member_u64(w, "first_block_hash", ask->hashes[0]);
+    kv_json_member_u64(w, "holders_matched", matches->n);
+    kv_json_member_u64(w, "registered_ranks", view.ranks);
+    kv_json_member_u64(w, "active_ranks", view.active);
+    kv_json_member_u64(w, "partial_ranks", view.partial);
+    kv_json_member_u64(w, "indexed_blocks", stats.blocks);
+    kv_json_member_u64(w, "batches", view.batches);
+    kv_json_member_u64(w, "missed_batches", view.missed);
+    kv_json_member_u64(w, "orphans", view.orphans);
     write_skipped(w, &view);
     if (view.last_event_ns) {
         uint64_t now = kv_wall_ns();
 
-        put_u64(w, "last_event_age_ms",
-                now > view.last_event_ns ? (now - view.last_event_ns) / KV_NS_PER_MS : 0);
+        kv_json_member_u64(w, "last_event_age_ms",
+                           now > view.last_event_ns ? (now - view.last_event_ns) / KV_NS_PER_MS
+                                                    : 0);
     }
     kv_json_end_object(w);
 }
@@ -201,17 +194,18 @@ void ki_explain_unknown(struct ki_service *service, const char *model, const cha
     kv_buf_clear(&reply->body);
     kv_json_writer_init(&w, &reply->body);
     kv_json_begin_object(&w);
-    kv_json_key(&w, "error");
-    kv_json_put_str(&w, error);
+    kv_json_member_str(&w, "error", error);
     kv_json_key(&w, "explain");
     kv_json_begin_object(&w);
-    kv_json_key(&w, "reason");
-    kv_json_put_str(&w, n == 0 ? "no_workers" : other ? "unknown_tenant" : "unknown_model");
-    kv_json_key(&w, "text");
-    kv_json_put_str(&w, n == 0  ? "no worker has been registered yet (POST /register)"
-                        : other ? "the model is indexed, but not for this tenant_id"
-                                : "no worker is registered under this model_name; GET /workers "
-                                  "lists those that are");
+    kv_json_member_str(&w, "reason",
+                       n == 0  ? "no_workers"
+                       : other ? "unknown_tenant"
+                               : "unknown_model");
+    kv_json_member_str(&w, "text",
+                       n == 0  ? "no worker has been registered yet (POST /register)"
+                       : other ? "the model is indexed, but not for this tenant_id"
+                               : "no worker is registered under this model_name; GET /workers "
+                                 "lists those that are");
     kv_json_end_object(&w);
     kv_json_end_object(&w);
 }

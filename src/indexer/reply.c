@@ -27,7 +27,6 @@ void ki_reply_error(struct ki_reply *reply, unsigned status, const char *fmt, ..
     kv_buf_clear(&reply->body);
     kv_json_writer_init(&w, &reply->body);
     kv_json_begin_object(&w);
-    kv_json_key(&w, "error");
-    kv_json_put_str(&w, text);
+    kv_json_member_str(&w, "error", text);
     kv_json_end_object(&w);
 }

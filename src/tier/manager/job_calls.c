@@ -207,3 +207,21 @@ int kvbm_manager_wait(struct kvbm_manager *m, uint64_t id, uint32_t timeout_ms,
     free(job);
     return job ? 0 : rc;
 }
+
+int kvbm_job_run(struct kvbm_manager *m, const struct kvbm_job *job)
+{
+    int64_t id;
+    int rc;
+
+    kvbm_manager_enter(m);
+    id = kvbm_job_submit(m, job, NULL, true);
+    kvbm_manager_leave(m);
+    if (id < 0)
+        return (int)id;
+    rc = kvbm_manager_wait(m, (uint64_t)id, kvbm_ms_until(job->deadline_ns), NULL);
+    if (rc == -ETIMEDOUT) {
+        kvbm_manager_cancel(m, (uint64_t)id);
+        rc = kvbm_manager_wait(m, (uint64_t)id, UINT32_MAX, NULL);
+    }
+    return rc;
+}

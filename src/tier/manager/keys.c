@@ -53,11 +53,6 @@ static void call_fini(struct call *c)
     free(c->host);
 }
 
-static uint32_t ms_left(const struct call *c)
-{
-    return (uint32_t)KV_MIN(kv_ms_until(c->deadline_ns, kv_now_ns()), (int64_t)UINT32_MAX);
-}
-
 /* Copy between the pin and the cache. No byte moves any more on return. */
 static int copy(struct call *c, struct kvbm_pin *pin, const uint32_t *blocks)
 {
@@ -67,21 +62,8 @@ static int copy(struct call *c, struct kvbm_pin *pin, const uint32_t *blocks)
                                  .blocks = blocks,
                                  .deadline_ns = c->deadline_ns,
                                  .ok = c->ok};
-    struct kvbm_manager *m = c->manager;
-    int64_t id;
-    int rc;
 
-    kvbm_manager_enter(m);
-    id = kvbm_job_submit(m, &job, NULL, true);
-    kvbm_manager_leave(m);
-    if (id < 0)
-        return (int)id;
-    rc = kvbm_manager_wait(m, (uint64_t)id, ms_left(c), NULL);
-    if (rc == -ETIMEDOUT) {
-        kvbm_manager_cancel(m, (uint64_t)id);
-        rc = kvbm_manager_wait(m, (uint64_t)id, UINT32_MAX, NULL);
-    }
-    return rc;
+    return kvbm_job_run(c->manager, &job);
 }
 
 /* ---- store ---- */
@@ -103,7 +85,7 @@ static void wait_for_room(struct call *c)
     struct kvbm_manager *m = c->manager;
 
     if (kvbm_staging(m)) {
-        kvbm_manager_drain(m, ms_left(c));
+        kvbm_manager_drain(m, kvbm_ms_until(c->deadline_ns));
         return;
     }
     kvbm_manager_enter(m);
@@ -167,14 +149,15 @@ long kvbm_cache_store(struct kvbm_cache *cache, const struct kvbm_chain *chain, 
         rc = -ENOTSUP;
     while (rc == 0 && c.n) {
         left = store_some(&c, blocks);
-        if (left <= 0 || !ms_left(&c))
+        if (left <= 0 || !kvbm_ms_until(c.deadline_ns))
             break;
         wait_for_room(&c);
     }
     if (rc == 0 && left < 0 && left != -ETIMEDOUT)
         rc = left;
     if (rc == 0 && kvbm_staging(c.manager))
-        kvbm_manager_drain(c.manager, ms_left(&c)); /* findable once a tier below has them */
+        kvbm_manager_drain(c.manager,
+                           kvbm_ms_until(c.deadline_ns)); /* findable once a tier below has them */
     if (rc == 0)
         rc = kept(&c);
     call_fini(&c);

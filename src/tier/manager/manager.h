@@ -338,6 +338,12 @@ void kvbm_note(struct kvbm_manager *m, struct kvbm_note *note,
 void kvbm_note_later(struct kvbm_manager *m, struct kvbm_note *note,
                      void (*run)(struct kvbm_manager *m, struct kvbm_note *note));
 
+/** Milliseconds to a deadline of kv_now_ns' clock, as the blocking calls take them. */
+static inline uint32_t kvbm_ms_until(uint64_t deadline_ns)
+{
+    return (uint32_t)KV_MIN(kv_ms_until(deadline_ns, kv_now_ns()), (int64_t)UINT32_MAX);
+}
+
 static inline bool kvbm_staging(const struct kvbm_manager *m)
 {
     return !m->opts.host_bytes;
@@ -462,6 +468,11 @@ void kvbm_job_through(struct kvbm_job_ *job, bool arrived);
  */
 int64_t kvbm_job_submit(struct kvbm_manager *m, const struct kvbm_job *job,
                         struct kvbm_immutable *sources, bool own);
+/**
+ * Submit @job and wait for it, past its deadline for its end. No transfer touches the job's blocks
+ * on return. Takes the manager's lock.
+ */
+int kvbm_job_run(struct kvbm_manager *m, const struct kvbm_job *job);
 /**
  * End the jobs that wait for their pins past their deadline. Returns the next one, or UINT64_MAX.
  */

@@ -29,11 +29,6 @@ static struct onboard begin(struct kvbm_cache *cache, uint32_t timeout_ms)
         .cache = cache, .deadline_ns = now + all, .fetched_ns = now + all / 4 * 3};
 }
 
-static uint32_t ms_until(uint64_t deadline_ns)
-{
-    return (uint32_t)KV_MIN(kv_ms_until(deadline_ns, kv_now_ns()), (int64_t)UINT32_MAX);
-}
-
 static void fini(struct onboard *o)
 {
     if (o->targets)
@@ -50,7 +45,7 @@ static void fini(struct onboard *o)
 static int why_none(const struct onboard *o)
 {
     /* Past this time don't wait for fetches of other pins: treat their blocks as missing. */
-    if (!ms_until(o->fetched_ns))
+    if (!kvbm_ms_until(o->fetched_ns))
         return -ETIMEDOUT;
     for (uint32_t i = 0; i < o->pin->n; i++) {
         if (o->state[i] == KVBM_BUSY)
@@ -73,7 +68,7 @@ static long settle(struct onboard *o)
     o->ok = calloc((n + 7) / 8, 1);
     if (!o->state || !o->blocks || !o->target || !o->ok)
         return -ENOMEM;
-    kvbm_pin_wait(o->pin, ms_until(o->fetched_ns));
+    kvbm_pin_wait(o->pin, kvbm_ms_until(o->fetched_ns));
     return kvbm_pin_state(o->pin, o->state);
 }
 
@@ -105,27 +100,14 @@ static int take_targets(struct onboard *o, uint32_t n)
 /* Copy the blocks and wait for the copy. No transfer writes into the targets on return. */
 static int load(struct onboard *o)
 {
-    struct kvbm_manager *m = o->cache->manager;
     const struct kvbm_job job = {.size = sizeof(job),
                                  .pin = o->pin,
                                  .cache = o->cache,
                                  .blocks = o->blocks,
                                  .deadline_ns = o->deadline_ns,
                                  .ok = o->ok};
-    int64_t id;
-    int rc;
 
-    kvbm_manager_enter(m);
-    id = kvbm_job_submit(m, &job, NULL, true);
-    kvbm_manager_leave(m);
-    if (id < 0)
-        return (int)id;
-    rc = kvbm_manager_wait(m, (uint64_t)id, ms_until(o->deadline_ns), NULL);
-    if (rc == -ETIMEDOUT) {
-        kvbm_manager_cancel(m, (uint64_t)id);
-        rc = kvbm_manager_wait(m, (uint64_t)id, UINT32_MAX, NULL);
-    }
-    return rc;
+    return kvbm_job_run(o->cache->manager, &job);
 }
 
 static bool arrived(const struct onboard *o, uint32_t i)
