@@ -157,7 +157,13 @@ def test_pictures_are_what_their_sources_make():
 # -- scripts ---------------------------------------------------------------------------------------------------------
 
 HEAD = """set -euo pipefail
-trap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT
+pids=()
+stop() { # a server that is gone before, or ends with an error, fails the page
+    local status=$? pid
+    for pid in "${pids[@]}"; do kill "$pid" && wait "$pid" || status=1; done
+    exit "$status"
+}
+trap stop EXIT
 curl() { command curl -sS --fail --max-time 20 "$@"; echo; }
 ready() { for _ in $(seq 2000); do command curl -sf "localhost:$1/health" >/dev/null && return; sleep 0.05; done; false; }
 """
@@ -168,7 +174,7 @@ def background(command, place):
     if not command.startswith("kv-indexer "):
         return command
     port = re.search(r"--port (\d+)", command).group(1)
-    return f"{command} 2>>{place.folder}/log &\nready {port}"
+    return f"{command} 2>>{place.folder}/log &\npids+=($!)\nready {port}"
 
 
 def test_scripts_leave_the_machine_alone():

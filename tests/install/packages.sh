@@ -4,7 +4,7 @@
 # ./dev test-rest, not by CTest, because it builds the tree once more.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-skip() { echo "skipped packages: $1"; exit 77; }
+skip() { echo "skipped: $1"; exit 77; } # tools/test.sh repeats this line
 [ "$(id -u)" = 0 ] || skip 'making a root needs root'
 for tool in debootstrap dh dpkg-buildpackage unshare; do command -v "$tool" >/dev/null || skip "$tool is missing"; done
 unshare --mount --pid --fork true 2>/dev/null || skip 'no namespaces here'
@@ -17,7 +17,7 @@ release=$(sed -n "s/^VERSION_CODENAME=//p" /etc/os-release)
 mirror=$(grep -hs '^URIs:' /etc/apt/sources.list.d/*.sources | awk '{ print $2; exit }')
 [ -n "$mirror" ] || mirror=$(awk '/^deb / { for (i = 2; i <= NF; i++) if ($i ~ /:\/\//) { print $i; exit } }' /etc/apt/sources.list)
 debootstrap --variant=minbase --include=ca-certificates "$release" "$root" "$mirror" >"$work/root.log" 2>&1 ||
-    { tail -n 5 "$work/root.log"; skip 'no root could be made'; }
+    skip "debootstrap makes no root: $(tail -n 1 "$work/root.log")"
 cp -a /etc/apt/apt.conf.d/. "$root/etc/apt/apt.conf.d/" # proxies
 cp -L --remove-destination /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/"
 cp -aL /etc/resolv.conf /etc/hosts "$root/etc/" 2>/dev/null || true
