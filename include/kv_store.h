@@ -47,9 +47,9 @@ KV_API void kvs_set_log(kv_log_fn fn, void *arg);
 /**
  * Open the store that @uri names. The caller owns *@ret and closes it with kvs_close.
  *
- * A plugin is searched in $KV_STORE_LIBRARY_PATH, then where the dynamic loader searches. Options
- * of the file store follow its path as ?limit=SIZE&zstd=LEVEL&sync=auto|files|fs
- * (docs/kv-store.md). Returns 0, or
+ * A plugin is searched in $KV_STORE_LIBRARY_PATH, beside this library, then where the dynamic
+ * loader searches. Options of the file store follow its path as
+ * ?limit=SIZE&zstd=LEVEL&sync=auto|files|fs (docs/kv-store.md). Returns 0, or
  *   -EINVAL  not a URI, or a URI with a password in it
  *   -ENOENT  no such plugin
  *   -EPROTO  a plugin without the symbol, or with a NULL or incomplete table, or of version 0

@@ -15,7 +15,7 @@ static const struct kv_arg JSON_ROW = {.name = "json",
                                        .offset = AT(json),
                                        .help = "Print one JSON object instead of text."};
 
-/* Every command's own options; --json and --quiet come by themselves. */
+/* Options of each command. parse() adds --json and --quiet. */
 static const struct kv_arg SAVE_ARGS[] = {
     {.name = "format",
      .type = KV_ARG_CHOICE,
@@ -129,7 +129,7 @@ static const struct command {
     const char *name;
     int (*run)(struct kc_store_call *call);
     const char *takes; /* the positional arguments */
-    unsigned min, max; /* of them, after URI */
+    unsigned min, max; /* least and most of them, after URI */
     const struct kv_arg *args;
     size_t n_args;
     const char *help;
@@ -166,8 +166,9 @@ static const struct command {
      "bytes written to a plain file with fdatasync and read back. Cleans up after itself."},
     {"conformance", kc_store_conformance, "URI", 0, 0, NULL, 0, "check a backend, or a plugin",
      "Runs the vendor checklist of kv_store_v1, and more, against the backend that URI names:\n"
-     "its library is found in $KV_STORE_LIBRARY_PATH or where the dynamic loader looks. It\n"
-     "writes and deletes objects of its own. Status 1 when a check fails; a note is advice."},
+     "its library is found in $KV_STORE_LIBRARY_PATH, with Kvasir's own libraries, or where the\n"
+     "dynamic loader looks. The checks write and delete objects of their own. Status 1 when a\n"
+     "check fails; a note is advice."},
 };
 
 static const char FOOTER[] =
@@ -265,7 +266,7 @@ static const char *words(const struct kc_store_call *call, int rc)
     }
 }
 
-/* Scripts that asked for JSON get some in any case. */
+/* Report an error, as JSON where the caller asked for JSON. */
 static void tell(struct kc_store_call *call, const char *what, const char *why)
 {
     FILE *f = call->data_on_stdout ? stderr : stdout;
@@ -355,7 +356,7 @@ const char *kc_store_format_name(enum kvs_format format)
     return format == KVS_FORMAT_LLAMA ? "llama" : format == KVS_FORMAT_BYTES ? "bytes" : "auto";
 }
 
-/* Options of all commands and @command's own. */
+/* Parse the options of all commands and @command's own. */
 static int parse(const struct command *command, int argc, char **argv, struct kc_store_call *call,
                  struct kv_arg_list *rest, struct kv_error *error)
 {
@@ -374,7 +375,7 @@ static int parse(const struct command *command, int argc, char **argv, struct kc
     return kv_args_parse(&program, argc, argv, &call->opts, rest, error);
 }
 
-/* The library's own line says what exactly; this one says what to do, if anything is. */
+/* Report a failed open with advice. The library has logged the exact reason. */
 int kc_store_fail_open(struct kc_store_call *call, int rc)
 {
     const char *sep = strstr(call->uri, "://");
@@ -383,8 +384,8 @@ int kc_store_fail_open(struct kc_store_call *call, int rc)
 
     if (rc == -ENOENT && plugin)
         snprintf(text, sizeof(text),
-                 "no plugin libkv_store_%.*s.so, neither in $KV_STORE_LIBRARY_PATH nor where the "
-                 "loader looks",
+                 "no plugin libkv_store_%.*s.so: not in $KV_STORE_LIBRARY_PATH, nor with Kvasir's "
+                 "libraries, nor where the loader looks",
                  (int)KV_MIN(sep - call->uri, 64), call->uri);
     else
         snprintf(text, sizeof(text), "can't open the store: %s",
@@ -395,7 +396,7 @@ int kc_store_fail_open(struct kc_store_call *call, int rc)
     return kc_store_fail_as(call, text, KC_STORE_UNREACHABLE);
 }
 
-/* A mistyped path is no new store for a command that only reads or deletes. */
+/* True for commands that may create a store. Others must not make one of a mistyped path. */
 static bool makes_store(const struct command *command)
 {
     return command->run == kc_store_save || command->run == kc_store_bench;

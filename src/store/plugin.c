@@ -2,8 +2,10 @@
 #include "store/plugin.h"
 
 #include <dlfcn.h>
+#include <link.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <sys/auxv.h>
 #include <unistd.h>
 
 #include "base/error.h"
@@ -64,25 +66,66 @@ static int refuse(int rc, const char *what, const char *path, const char *why)
     return rc;
 }
 
+/* Load @folder/@file when that file exists, good or bad: -ENOENT without a line when it does not. */
+static int load_from(const char *folder, const char *file, void **ret)
+{
+    char path[4096];
+
+    if (snprintf(path, sizeof(path), "%s/%s", folder, file) >= (int)sizeof(path))
+        return refuse(-ENAMETOOLONG, "can't load a plugin", folder, "path too long");
+    if (access(path, F_OK) != 0)
+        return -ENOENT;
+    *ret = load(path);
+    return *ret ? 0 : refuse(-EPROTO, "can't load a plugin", path, dlerror());
+}
+
 /*
- * Look for libkv_store_@name.so in $KV_STORE_LIBRARY_PATH, then where the loader looks. -ENOENT
- * without a line: the caller may know another name. @why gets the loader's reason.
+ * Write the folder where plugins lie that were installed, or built, with this code: the one of
+ * libkvstore.so, or the library folder beside the one of the program that this code is linked into.
+ * False when the program has raised privileges: others may have linked to it from a folder of theirs.
  */
-static int find(const char *name, void **ret, char *why, size_t why_size)
+static bool own_folder(char *ret, size_t size)
+{
+    struct link_map *map;
+    Dl_info self;
+    ssize_t len;
+    char *slash;
+
+    if (getauxval(AT_SECURE) || !dladdr1((void *)own_folder, &self, (void **)&map, RTLD_DL_LINKMAP))
+        return false;
+    if (*map->l_name) { /* the program's own is empty */
+        if (snprintf(ret, size, "%s", map->l_name) >= (int)size)
+            return false;
+    } else {
+        len = readlink("/proc/self/exe", ret, size - sizeof("/" KVS_LIBRARIES_OF_PROGRAMS));
+        if (len <= 0 || (size_t)len >= size - sizeof("/" KVS_LIBRARIES_OF_PROGRAMS))
+            return false;
+        ret[len] = '\0';
+    }
+    slash = strrchr(ret, '/');
+    if (!slash)
+        return false;
+    strcpy(slash, *map->l_name ? "" : "/" KVS_LIBRARIES_OF_PROGRAMS);
+    return true;
+}
+
+enum place { ASKED_FOR, BESIDE, LOADER, N_PLACES };
+
+/*
+ * Look for libkv_store_@name.so in one place. -ENOENT without a line: the caller may know another
+ * place or name. @why gets the loader's reason.
+ */
+static int find(enum place place, const char *name, void **ret, char *why, size_t why_size)
 {
     const char *folder = secure_getenv("KV_STORE_LIBRARY_PATH");
-    char file[NAME_MAX_LEN], path[4096];
+    char file[NAME_MAX_LEN], own[4096];
     const char *reason;
 
     snprintf(file, sizeof(file), KV_STORE_LIBRARY_PREFIX "%s.so", name);
-    if (folder && *folder) {
-        if (snprintf(path, sizeof(path), "%s/%s", folder, file) >= (int)sizeof(path))
-            return refuse(-ENAMETOOLONG, "can't load a plugin", folder, "path too long");
-        if (access(path, F_OK) == 0) {
-            *ret = load(path);
-            return *ret ? 0 : refuse(-EPROTO, "can't load a plugin", path, dlerror());
-        }
-    }
+    if (place == ASKED_FOR)
+        return folder && *folder ? load_from(folder, file, ret) : -ENOENT;
+    if (place == BESIDE)
+        return own_folder(own, sizeof(own)) ? load_from(own, file, ret) : -ENOENT;
     *ret = load(file);
     if (*ret)
         return 0;
@@ -131,13 +174,16 @@ int kvs_plugin_load(const char *scheme, struct kvs_plugin *ret)
 {
     struct kvs_plugin plugin = {0};
     char other[NAME_MAX_LEN], first_why[TEXT_LEN], why[TEXT_LEN];
+    bool has_alias = alias(scheme, other, sizeof(other));
     const char *wrong;
     void *library;
-    int rc;
+    int rc = -ENOENT;
 
-    rc = find(scheme, &library, first_why, sizeof(first_why));
-    if (rc == -ENOENT && alias(scheme, other, sizeof(other)))
-        rc = find(other, &library, why, sizeof(why));
+    for (enum place place = ASKED_FOR; rc == -ENOENT && place < N_PLACES; place++) {
+        rc = find(place, scheme, &library, first_why, sizeof(first_why));
+        if (rc == -ENOENT && has_alias)
+            rc = find(place, other, &library, why, sizeof(why));
+    }
     if (rc == -ENOENT)
         return refuse(rc, "no plugin for this scheme", scheme, first_why);
     if (rc)

@@ -8,11 +8,17 @@
 #include <cmocka.h>
 // clang-format on
 
+#include <dlfcn.h>
+#include <limits.h>
+#include <link.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "memory_backend.h"
+#include "skip.h"
+#include "store/plugin.h"
 
 static struct {
     int n;
@@ -218,6 +224,29 @@ static void test_search(void **state)
     kvs_close(opened("redis+cluster://x"));
     kvs_close(opened("rediss+cluster://x"));
     assert_int_equal(lines.n, 2);
+}
+
+/* Plugins built, or installed, with a program need no variable: here build/lib beside build/tests. */
+static void test_beside_the_program(void **state)
+{
+    struct kvs_plugin plugin = {0};
+    char wanted[PATH_MAX], got[PATH_MAX];
+    struct link_map *map;
+    (void)state;
+
+    assert_non_null(realpath(plugins, wanted));
+    strcpy(strstr(wanted, "/tests/plugins"), "/lib/libkv_store_s3.so");
+    if (access(wanted, F_OK) != 0)
+        skip_because("%s isn't built", wanted);
+    unsetenv("KV_STORE_LIBRARY_PATH");
+    assert_int_equal(kvs_plugin_load("s3", &plugin), 0);
+    assert_int_equal(dlinfo(plugin.library, RTLD_DI_LINKMAP, &map), 0);
+    assert_non_null(realpath(map->l_name, got));
+    assert_string_equal(got, wanted);
+    kvs_plugin_unload(&plugin);
+    put_file("libkv_store_s3.so", "not a library"); /* the variable's folder comes first */
+    setenv("KV_STORE_LIBRARY_PATH", folder, 1);
+    assert_int_equal(kvs_plugin_load("s3", &plugin), -EPROTO);
 }
 
 /* A broken library in the loader's path is refused like one in the folder, not taken for
@@ -515,6 +544,7 @@ int main(void)
         TEST(test_paths),
         TEST(test_uri_unchanged),
         TEST(test_search),
+        TEST(test_beside_the_program),
         TEST(test_broken_in_the_loaders_path),
         TEST(test_no_plugin),
         TEST(test_tables),
