@@ -25,10 +25,31 @@ add_compile_definitions(_GNU_SOURCE)
 set(CMAKE_C_FLAGS_RELEASE "-O2 -g -DNDEBUG")
 set(CMAKE_C_FLAGS_RELWITHDEBINFO "-O2 -g") # what the sanitizers and fuzzers build
 set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O2 -g")
+# Hardening of what is installed. KV_HARDENING lists the options; src/kvx/cuda passes them on to nvcc's host compiler.
+set(KV_HARDENING)
 if(CMAKE_BUILD_TYPE STREQUAL "Release" AND NOT KV_SANITIZE)
-  add_compile_options(-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2 -fstack-protector-strong)
+  include(CheckCCompilerFlag)
+  include(CheckCSourceCompiles)
+  set(CMAKE_REQUIRED_FLAGS "-O2 -Werror -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=3") # libc warns where it has no level 3
+  check_c_source_compiles("#include <string.h>\nint main(void) { return 0; }" KV_HAS_FORTIFY_3)
+  unset(CMAKE_REQUIRED_FLAGS)
+  if(KV_HAS_FORTIFY_3)
+    list(APPEND KV_HARDENING -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=3)
+  else()
+    list(APPEND KV_HARDENING -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2)
+  endif()
+  foreach(option stack-protector-strong stack-clash-protection cf-protection) # the last: CET, of x86 alone
+    string(MAKE_C_IDENTIFIER "KV_HAS_${option}" has)
+    check_c_compiler_flag(-f${option} ${has})
+    if(${has})
+      list(APPEND KV_HARDENING -f${option})
+    endif()
+  endforeach()
+  add_compile_options(${KV_HARDENING})
   add_link_options(-Wl,-z,relro,-z,now)
 endif()
+include(CheckPIESupported)
+check_pie_supported() # clang needs -pie to be said
 
 if(KV_SANITIZE)
   add_compile_options(-fsanitize=${KV_SANITIZE} -fno-sanitize-recover=all)

@@ -49,5 +49,10 @@ write_basic_package_version_file(${CMAKE_BINARY_DIR}/kvasir-config-version.cmake
 install(FILES ${CMAKE_BINARY_DIR}/kvasir-config.cmake ${CMAKE_BINARY_DIR}/kvasir-config-version.cmake
         DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/kvasir)
 
+# Debian's packaging separates debug information and runs ldconfig by itself.
+option(KV_SEPARATE_DEBUG "install stripped binaries, their debug information in .debug/ beside them" ON)
+configure_file(${CMAKE_CURRENT_LIST_DIR}/after-install.cmake.in ${CMAKE_BINARY_DIR}/after-install.cmake @ONLY)
+install(SCRIPT ${CMAKE_BINARY_DIR}/after-install.cmake)
+
 add_custom_target(uninstall COMMAND ${CMAKE_COMMAND} -DMANIFEST=${CMAKE_BINARY_DIR}/install_manifest.txt
                   -P ${CMAKE_SOURCE_DIR}/cmake/uninstall.cmake)

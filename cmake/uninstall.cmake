@@ -8,7 +8,7 @@ foreach(file ${files})
   file(REMOVE "$ENV{DESTDIR}${file}")
   get_filename_component(dir "$ENV{DESTDIR}${file}" DIRECTORY)
   file(GLOB left "${dir}/*")
-  if(dir MATCHES "/kvasir$" AND NOT left) # the one directory that is ours alone
+  if(dir MATCHES "/(kvasir|\\.debug)$" AND NOT left) # directories that are ours alone
     file(REMOVE_RECURSE "${dir}")
   endif()
 endforeach()

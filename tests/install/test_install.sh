@@ -13,8 +13,22 @@ cmake --install "$build" --prefix /opt/kv >"$work/install.log"
 pc=$(dirname "$(find "$DESTDIR/opt/kv" -name kvevent.pc)")
 test "$(PKG_CONFIG_PATH=$pc pkg-config --variable=includedir kvevent)" = /opt/kv/include
 "$DESTDIR/opt/kv/bin/kvasir" --version
+
+# Plugins lie with the libraries, whatever the prefix: this one is found, and has no server to talk to.
+plugin_found() {
+    if (unset LD_LIBRARY_PATH KV_STORE_LIBRARY_PATH && "$@") >"$work/plugin.log" 2>&1; then
+        echo "$1 reached a server on port 1"; exit 1
+    fi
+    if grep -q 'no plugin' "$work/plugin.log" || ! grep -q '127.0.0.1:1' "$work/plugin.log"; then cat "$work/plugin.log"; exit 1; fi
+}
+plugin_found "$DESTDIR/opt/kv/bin/kvasir" store ls redis://127.0.0.1:1/kv
+plugin_found "$build/bin/kvasir" store ls redis://127.0.0.1:1/kv
+cc -std=gnu11 "${KV_SOURCE_DIR:?}/examples/store_buffer.c" -o "$work/store_buffer" -I"$DESTDIR/opt/kv/include" \
+    -L"$(dirname "$pc")" -lkvstore -Wl,-rpath,"$(dirname "$pc")" # a program's own path counts for libkvstore, not below it
+plugin_found "$work/store_buffer" redis://127.0.0.1:1/kv
+
 cmake --build "$build" --target uninstall >"$work/uninstall.log"
-left=$(find "$DESTDIR" -type f -o -type l -o -type d -name kvasir)
+left=$(find "$DESTDIR" -type f -o -type l -o -type d -name kvasir -o -type d -name .debug)
 [ -z "$left" ] || { echo "left after uninstall: $left"; exit 1; }
 
 cmake --install "$build" >"$work/install.log"
@@ -139,9 +153,16 @@ for pc in "$pc"/kv*.pc; do # a user of the shared library needs no other package
     [ "$(PKG_CONFIG_LIBDIR=$(dirname "$pc") pkg-config --cflags "$(basename "$pc" .pc)")" ] || { echo "$pc needs other packages"; exit 1; }
 done
 
+# A program of at most 25 lines for each library.
+for shortest in find_prefix kvbm_tiers kvx_write publish_block store_buffer; do
+    lines=$(wc -l <"${KV_SOURCE_DIR:?}/examples/$shortest.c")
+    [ "$lines" -le 25 ] || { echo "examples/$shortest.c has $lines lines"; exit 1; }
+done
+
 # Each example by the line that its own comment gives, and it runs.
 for example in "${KV_SOURCE_DIR:?}"/examples/*.c; do
     line=$(sed -n 's,^[ /]\*.* \(cc -.*\)$,\1,p' "$example" | sed 's, *\*/$,,')
+    [[ "$line" == *"${example##*/}"* ]] || { echo "$example: its line compiles another file: $line"; exit 1; }
     [ -n "$line" ] || { echo "$example does not say how it is compiled"; exit 1; }
     (cd "$(dirname "$example")" && eval "$line -o '$work/example'") # the line has a $(pkg-config)
     (cd "$work" && ./example) >"$work/example.log" 2>&1 || { cat "$work/example.log"; echo "$example failed"; exit 1; }
@@ -163,4 +184,26 @@ DESTDIR='' cmake --build "$work/consumer/build" >>"$work/cmake.log"
 cmake --build "$build" --target uninstall >"$work/uninstall.log"
 left=$(find "$root" \( -type f -o -type l \) | head)
 [ -z "$left" ] || { echo "left after uninstall: $left"; exit 1; }
+
+# As root into /usr/local: the loader knows the libraries at once. In a mount namespace with an /etc and a
+# /usr/local of its own, so that the machine stays as it is.
+if [ "$(id -u)" != 0 ]; then
+    echo 'skipped: installing into /usr/local needs root'
+elif ! unshare --mount true 2>/dev/null; then
+    echo 'skipped: no mount namespaces here to install into /usr/local in'
+elif [[ "$(command -v cmake cc pkg-config)" == */usr/local/* ]]; then
+    echo 'skipped: cmake or cc lies in /usr/local, which the test would hide'
+else
+    # shellcheck disable=SC2016 # the inner shell's variables
+    env -u DESTDIR -u PKG_CONFIG_PATH -u PKG_CONFIG_SYSROOT_DIR -u LD_LIBRARY_PATH unshare --mount bash -euo pipefail -c '
+        mount --make-rprivate /
+        mkdir "$1/local" && mount --bind "$1/local" /usr/local
+        cp -a /etc "$1/etc" && mount --bind "$1/etc" /etc
+        cmake --install "$2" --prefix /usr/local
+        cd "$1"
+        cc -std=gnu11 "$3/examples/store_buffer.c" -o store_buffer -lkvstore
+        ./store_buffer
+        cmake --build "$2" --target uninstall
+        [ -z "$(find /usr/local -type f)" ]' bash "$work" "$build" "$KV_SOURCE_DIR" >"$work/local.log" 2>&1 || { cat "$work/local.log"; exit 1; }
+fi
 echo 'install, use and uninstall: ok'
