@@ -5,7 +5,7 @@ PRESET ?= release
 WERROR ?= $(if $(filter true 1,$(CI)),ON,OFF)
 dir = $(if $(filter release,$(PRESET)),build,build/$(PRESET))
 
-.PHONY: all build run test quick bench check format fuzz fault coverage install uninstall clean test-all test-rest deb all
+.PHONY: all build run test quick bench check format fuzz fault coverage install uninstall clean test-all test-rest deb matrix
 all: build
 
 build:
@@ -45,6 +45,9 @@ fuzz:
 
 fault: build
 	@tools/fault.sh
+
+matrix:
+	@tools/matrix.sh $(COMPILERS)
 
 coverage:
 	@tools/coverage.sh

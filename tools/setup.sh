@@ -1,6 +1,6 @@
 #!/bin/sh
 # Install the Debian packages that a target needs and that are missing; print the line to run when
-# the caller is not root. Usage: tools/setup.sh [TARGET]
+# the caller is not root. Usage: tools/setup.sh [TARGET], or --compilers: those of ./dev matrix that exist here
 set -eu
 
 build='build-essential cmake pkg-config libzmq3-dev libmicrohttpd-dev libgnutls28-dev libcurl4-openssl-dev libsystemd-dev libxxhash-dev libcmocka-dev libzstd-dev libssl-dev liburing-dev'
@@ -11,6 +11,17 @@ fault='user-mode-linux xfsprogs btrfs-progs e2fsprogs mount python3'
 
 deb='debhelper dpkg-dev fakeroot'
 
+# The compilers of Debian 11 to 13 and the newest, as far as this release's packages have them.
+compilers() {
+    for compiler in gcc-11 gcc-12 gcc-13 gcc-14 clang-13 clang-14 clang-15 clang-16 clang-19 clang-22; do
+        if apt-cache pkgnames "$compiler" 2>/dev/null | grep -qx "$compiler"; then echo "$compiler"; fi
+    done
+}
+if [ "${1:-}" = --compilers ]; then
+    compilers | tr '\n' ' '
+    exit 0
+fi
+
 case "${1:-build}" in
     test) wanted="$build $test" ;;
     test-all | test-rest) wanted="$build $test $deb debootstrap" ;;
@@ -20,6 +31,10 @@ case "${1:-build}" in
     bench) wanted="$build $bench" ;;
     fault) wanted="$build $fault" ;;
     coverage) wanted="$build gcovr" ;;
+    matrix)
+        [ "$(id -u)" != 0 ] || [ -n "$(compilers)" ] || apt-get update >/dev/null
+        wanted="$build python3 $(compilers | sed 'p; s/^gcc/g++/; /^clang/d' | sort -u | tr '\n' ' ')"
+        ;;
     all) wanted="$build $test $check $bench" ;;
     clean) exit 0 ;;
     *) wanted=$build ;;
