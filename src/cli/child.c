@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The child's stderr is a pipe that a thread reads: it finds the line that tells the address, and
- * keeps the last few kilobytes for the case that something goes wrong.
+ * The thread of this file reads the child's stderr through a pipe. It finds the line with the
+ * address, and keeps the last few kilobytes for error reports.
  */
 #include "cli/child.h"
 

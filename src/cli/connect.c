@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The replay and its indexer: getting together, losing each other, finding each other again. */
+/*
+ * Connections of a replay with its indexer: start, registration, and recovery when either goes
+ * away.
+ */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <time.h>
@@ -7,10 +10,10 @@
 #include "base/clock.h"
 #include "cli/replay.h"
 
-#define HEALTHY_MS 5000 /* a running indexer answers within */
-#define FOLLOW_MS 20000 /* until it must follow every worker */
-#define AWAY_MS 60000   /* how long it may be away during the run */
-#define ALIVE_MS 200    /* how often one of our own is looked after meanwhile */
+#define HEALTHY_MS 5000 /* time for a running indexer to answer */
+#define FOLLOW_MS 20000 /* time until it follows every worker */
+#define AWAY_MS 60000   /* longest absence of the indexer during a run */
+#define ALIVE_MS 200    /* interval at which its own process is checked meanwhile */
 
 static void pause_ms(long ms)
 {
@@ -39,14 +42,17 @@ void kc_replay_leave(struct kc_replay *replay, struct kc_client *client)
 
 /* -- joining ---------------------------------------------------------------------------------- */
 
-/* A prompt that nobody else asks for, and who is said to have it. */
+/*
+ * Prompt that no client asks for, which the engines announce to find out whether the indexer
+ * listens.
+ */
 struct probe {
     struct kc_prompt prompt;
     struct kc_belief *beliefs;
-    bool stored; /* the engines have it now */
+    bool stored; /* the engines announce it as stored, else as removed */
 };
 
-/* Make every engine's cache hold the probe alone, or nothing, and say so. */
+/* Make every engine's cache hold the probe alone, or nothing, and publish that. */
 static int set_probe(struct kc_replay *replay, const struct probe *probe)
 {
     struct kc_served served;
@@ -61,8 +67,8 @@ static int set_probe(struct kc_replay *replay, const struct probe *probe)
 }
 
 /*
- * Publish the state of the probe until the index shows it for every worker. Published again and
- * again: what is sent before a subscription has arrived is lost, and nothing says when it has.
+ * Publish the state of the probe until the index shows it for every worker. Repeat it: a batch sent
+ * before a subscription has arrived is lost, and no error says so.
  */
 static int wait_for_probe(struct kc_replay *replay, struct kc_client *client, struct probe *probe,
                           bool stored, struct kv_error *error)
@@ -116,8 +122,10 @@ static int wait_until_followed(struct kc_replay *replay, struct kc_client *clien
     return rc == -ENOMEM ? kv_fail(error, rc, 0, "out of memory") : rc;
 }
 
-/* Our own child hangs up a moment before it can be waited for: that it lives is asked again and
- * again. */
+/*
+ * Wait until the indexer answers. Check in each round that our own process lives: a child closes
+ * its sockets a moment before waitpid reports its end.
+ */
 static int wait_until_there(struct kc_replay *replay, struct kc_client *client,
                             uint64_t deadline_ns, struct kv_error *error)
 {
@@ -179,7 +187,9 @@ static uint64_t current_generation(struct kc_replay *replay)
     return generation;
 }
 
-/* Wait for the indexer and register again, unless another client has done so since @generation. */
+/*
+ * Wait for the indexer and register again, unless another client has registered since @generation.
+ */
 static int bring_back(struct kc_replay *replay, struct kc_client *client, uint64_t generation,
                       uint64_t deadline_ns, struct kv_error *error)
 {

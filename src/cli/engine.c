@@ -101,7 +101,10 @@ static int reserve_names(struct kc_engine *engine, size_t n)
     return 0;
 }
 
-/* -EAGAIN means that the publisher dropped them and left a gap; its statistics tell, no failure. */
+/*
+ * Publish events. Dropped ones (-EAGAIN) are no failure: the publisher leaves a gap and counts
+ * them.
+ */
 static int publish(struct kc_engine *engine, const struct kve_event *events, size_t n)
 {
     int rc = n > 0 ? kve_publisher_publish(engine->publisher, events, n) : 0;
@@ -114,8 +117,9 @@ static int publish(struct kc_engine *engine, const struct kve_event *events, siz
     return rc == -EAGAIN ? 0 : rc;
 }
 
-/* As vLLM: the blocks that made room are told first, then the new ones as one run under their
- * parent. */
+/*
+ * Publish as vLLM does: first the evicted blocks, then the new ones as one run under their parent.
+ */
 static int publish_use(struct kc_engine *engine, const struct kc_prompt *prompt,
                        const struct kc_cache_use *use)
 {
@@ -153,7 +157,7 @@ int kc_engine_serve(struct kc_engine *engine, const struct kc_prompt *prompt, st
     int rc;
 
     pthread_mutex_lock(&engine->lock);
-    /* At most as many leave as come in. */
+    /* at most as many blocks are evicted as are added */
     rc = reserve_names(engine, 2 * prompt->n_blocks);
     if (rc == 0)
         rc = kc_cache_use(engine->cache, prompt->chain, prompt->n_blocks, &use);

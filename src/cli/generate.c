@@ -23,7 +23,7 @@
 #define N_APPS 1000
 #define ZIPF_EXPONENT 0.9
 #define MEAN_GAP_MS 455.0    /* between starts of sessions */
-#define MS_PER_REQUEST 295.0 /* no turns later than what that makes: traces are cut off, too */
+#define MS_PER_REQUEST 295.0 /* traces end after this time a request, as real ones are cut off */
 #define MORE_TURNS 0.38      /* probability that a session goes on */
 #define MEAN_THINK_MS 200e3  /* between an answer and the next question */
 #define MS_PER_TOKEN 20.0    /* of output */
@@ -42,7 +42,7 @@ static const struct spread ANSWER = {280, 0.65};
 struct app {
     double popularity; /* cumulative */
     uint32_t tokens;   /* of its system prompt */
-    uint64_t first_id; /* of the blocks that are whole in it */
+    uint64_t first_id; /* of its whole blocks */
 };
 
 struct generator {

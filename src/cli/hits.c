@@ -83,7 +83,7 @@ static void print_head(const struct kc_trace_stats *stats, const struct known *k
     printf("  blocks        LRU   leaf first%s\n", known ? "   published" : "");
 }
 
-/* One row; false when it isn't what it must be. */
+/* Print one row. False when it differs from the published figure. */
 static bool print_row(const struct kc_trace *trace, const struct kc_trace_stats *stats,
                       const struct known *known, size_t i)
 {

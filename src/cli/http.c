@@ -83,10 +83,9 @@ int kc_http_create(const char *url, const char *token, struct kc_http **ret)
     curl_easy_setopt(http->curl, CURLOPT_NOSIGNAL, 1L);
     curl_easy_setopt(http->curl, CURLOPT_TIMEOUT_MS, TIMEOUT_MS);
 #if LIBCURL_VERSION_NUM >= 0x075700
-    curl_easy_setopt(http->curl, CURLOPT_QUICK_EXIT, 1L); /* don't wait for a silent name server */
+    curl_easy_setopt(http->curl, CURLOPT_QUICK_EXIT, 1L); /* do not wait for a silent name server */
 #endif
-    curl_easy_setopt(http->curl, CURLOPT_NOPROXY,
-                     "*"); /* the environment's proxy is for elsewhere */
+    curl_easy_setopt(http->curl, CURLOPT_NOPROXY, "*"); /* never use the environment's proxy */
     curl_easy_setopt(http->curl, CURLOPT_UPLOAD_BUFFERSIZE, 1L << 20);
     *ret = http;
     return 0;

@@ -42,7 +42,7 @@ static void print_words(void)
     fputs("help\n--help\n--version\n", stdout);
 }
 
-/* Answer questions about the program as a whole. False: argv[1] is none. */
+/* Answer --version, help and the lists for completions. False: argv[1] is none of them. */
 static bool answer(int argc, char **argv)
 {
     if (argc < 2 || is(argv[1], "--help", "-h") || (argc == 2 && strcmp(argv[1], "help") == 0))

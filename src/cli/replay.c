@@ -16,7 +16,7 @@
 
 static atomic_int signals; /* of SIGINT and SIGTERM */
 
-/* The first one ends the run in order, with its table; who insists gets out at once. */
+/* End the run in order, with its table, at the first signal; end the program at the second. */
 static void on_signal(int number)
 {
     (void)number;
@@ -80,7 +80,7 @@ static int wait_for_turn(struct kc_replay *replay, double ms)
     return 0;
 }
 
-/* How right an answer is about all workers, not only the one that will be chosen. */
+/* Count how right an answer is about all workers, not only about the one that will be chosen. */
 static void count_beliefs(struct kc_replay *replay, const struct kc_prompt *prompt,
                           const struct kc_belief *beliefs)
 {
@@ -329,7 +329,7 @@ static int prepare(struct kc_replay *replay, struct kv_error *error)
     replay->limit = opts->requests  ? opts->requests
                     : opts->seconds ? UINT64_MAX
                                     : replay->trace.n_requests;
-    /* Between the last request of one pass and the first of the next: one mean gap. */
+    /* One mean gap lies between the last request of one pass and the first of the next. */
     replay->span_ms = replay->stats.span_ms + replay->stats.span_ms / replay->trace.n_requests + 1;
     kc_router_init(&replay->router, opts->policy, (uint32_t)opts->workers,
                    (double)opts->prefill / (double)opts->block_size / 1000, opts->seed);
@@ -367,7 +367,7 @@ static int run(struct kc_replay *replay, struct kv_error *error)
 
 static void fini(struct kc_replay *replay)
 {
-    kc_child_stop(replay->child); /* first: nobody listens then, so engines have nothing to send */
+    kc_child_stop(replay->child); /* first, so that the engines have no follower to send to */
     for (uint64_t w = 0; replay->engines && w < replay->opts.workers; w++)
         kc_engine_destroy(replay->engines[w]);
     kc_shadow_fini(&replay->shadow);

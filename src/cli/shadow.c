@@ -40,7 +40,7 @@ int kc_shadow_serve(struct kc_shadow *shadow, const uint64_t *chain, size_t n, u
     struct kc_cache_use use;
     int rc;
 
-    if (pass > shadow->pass) { /* nothing of earlier passes comes back: keep memory flat */
+    if (pass > shadow->pass) { /* no block of earlier passes comes back: keep memory flat */
         kc_cache_clear(shadow->unlimited);
         shadow->pass = pass;
     }

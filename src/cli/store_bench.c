@@ -105,7 +105,7 @@ static int write_all(int fd, const char *data, size_t len)
     return 0;
 }
 
-/* Reads back what was written, as a restore does, with a comparison of the bytes. */
+/* Read the bytes back and compare them, as a restore does. */
 static int read_all(struct bench *b, int fd)
 {
     char *buf = malloc(1 << 20);
@@ -147,7 +147,7 @@ static int yardstick(struct bench *b, double *write_s, double *read_s)
     return rc;
 }
 
-/* Removes the object with its chunks, where the backend can: nobody else has such noise. */
+/* Remove the object, and its chunks where the backend can: no other object has such noise. */
 static void clean_up(struct bench *b)
 {
     struct kvs_store *store = b->call->store;
@@ -183,7 +183,9 @@ static int run_round(struct bench *b, size_t round)
     return rc == 0 && kc_bar_interrupted() ? -ECANCELED : rc;
 }
 
-/* Where the plain file goes: on the disk of the store, if it has one, but never into it. */
+/*
+ * Choose a folder for the plain file: on the disk of the store, if it has one, but outside of it.
+ */
 static void choose_folder(struct bench *b)
 {
     const char *uri = b->call->uri, *tmp = getenv("TMPDIR"), *question = strchr(uri, '?');

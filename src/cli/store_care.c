@@ -188,7 +188,7 @@ struct table {
     unsigned n[4]; /* by verdict */
 };
 
-/* Backends say in the log what they refuse, as they must, and the checks make them refuse a lot. */
+/* Backends log what they refuse, and the checks make them refuse much: drop these lines. */
 static void drop_line(void *arg, int level, const char *line)
 {
     (void)arg;
@@ -230,7 +230,7 @@ static void print_check(void *arg, const char *check, enum kvs_verdict verdict, 
     struct kc_store_call *call = table->call;
 
     if (table->n[0] + table->n[1] + table->n[2] + table->n[3] == 0)
-        kvs_set_log(drop_line, NULL); /* it was opened: what follows is told here */
+        kvs_set_log(drop_line, NULL); /* the store is open: the table reports what follows */
     table->n[verdict]++;
     if (call->opts.json) {
         kv_json_begin_object(&call->json);

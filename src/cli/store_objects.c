@@ -168,7 +168,10 @@ static void list_text(const struct kc_store_call *call, const char *name, int rc
     print_name(name);
 }
 
-/* One object; returns whether it is damaged. A backend that fails is no damage: negative. */
+/*
+ * List one object. Returns 1 when it is damaged, 0 when whole or removed meanwhile, else the
+ * backend's error.
+ */
 static int list_one(struct kc_store_call *call, const char *name)
 {
     struct kvs_manifest *m = NULL;
@@ -178,7 +181,7 @@ static int list_one(struct kc_store_call *call, const char *name)
         kvs_manifest_free(m);
         return -ECANCELED;
     }
-    if (rc == -ENOENT) /* removed since */
+    if (rc == -ENOENT) /* removed since the listing */
         return 0;
     if (rc < 0 && rc != -EMEDIUMTYPE && rc != -EBADMSG)
         return rc;
@@ -287,8 +290,8 @@ int kc_store_show(struct kc_store_call *call)
 }
 
 /*
- * A damaged object can be removed, so that it isn't enough that its manifest can't be read. A
- * backend without extensions doesn't say why it can't be: there it is removed in any case.
+ * Remove an object, also one whose manifest is damaged. A backend without extensions doesn't say
+ * why a manifest can't be read: there, remove it in any case.
  */
 int kc_store_rm(struct kc_store_call *call)
 {

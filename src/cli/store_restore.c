@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* restore, and where its bytes go. */
+/* `kvasir store restore`, and the file that its bytes go to. */
 #include <ctype.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -14,8 +14,8 @@
  * straight into what isn't a file (a pipe, a device). */
 struct output {
     int fd;
-    char *tmp;  /* NULL: straight */
-    char *file; /* behind all links; NULL: a descriptor of ours */
+    char *tmp;  /* NULL: written in place */
+    char *file; /* behind all links; NULL: an open descriptor */
     bool is_stdout;
     int error; /* of a write */
 };
@@ -47,8 +47,8 @@ static int write_fd(void *arg, const void *data, size_t len)
 }
 
 /*
- * Where a file's bytes are: behind every symbolic link, as cp and curl write, whether or not there
- * is something yet. malloc'd.
+ * Resolve every symbolic link of @file, as cp and curl do, whether or not a file is at its end.
+ * *@ret is malloc'd.
  */
 static int behind_links(const char *file, char **ret)
 {
@@ -74,8 +74,10 @@ static int behind_links(const char *file, char **ret)
     return path ? -ELOOP : -ENOMEM;
 }
 
-/* A descriptor of ours that @file stands for, such as /dev/stdout; -1: none. What is behind it is the
- * user's to arrange (`>> log`): nothing may take its place. */
+/*
+ * Return the descriptor that @file stands for, such as /dev/stdout; -1: none. The user has arranged
+ * where it leads (`>> log`): no file may be renamed over that.
+ */
 static int stands_for(const char *file)
 {
     static const char *const FOLDERS[] = {"/dev/fd/", "/proc/self/fd/"};
@@ -97,8 +99,10 @@ static int stands_for(const char *file)
     return -1;
 }
 
-/* The file to write before it takes its place; as open to others as the one that is there, since
- * saved state holds prompts. */
+/*
+ * Create the file that will replace the wanted one, with the mode of that one: saved state holds
+ * prompts, so it must not become readable for more users.
+ */
 static int open_beside(struct output *out)
 {
     struct stat st;
@@ -117,8 +121,10 @@ static int open_beside(struct output *out)
     return 0;
 }
 
-/* One that was passed to this program. What it opened itself, the store's files among it, is closed
- * on exec; what came through one can't be. */
+/*
+ * Take a descriptor that the caller of this program passed. Refuse those that the program opened
+ * itself, the store's files among them: they are marked to be closed on exec.
+ */
 static int take_descriptor(int own)
 {
     int flags = fcntl(own, F_GETFD);
@@ -152,13 +158,13 @@ static int open_output(const char *file, struct output *out)
         rc = errno == EINTR ? -ECANCELED : -errno;
     if (rc < 0)
         free_output(out);
-    else /* then reports must not go there, too */
+    else /* reports must not go where the bytes go */
         out->is_stdout = fstat(out->fd, &st) == 0 && fstat(STDOUT_FILENO, &report) == 0 &&
                          st.st_dev == report.st_dev && st.st_ino == report.st_ino;
     return rc;
 }
 
-/* The directory entry is durable as well, when that can be had. */
+/* Make the directory entry durable as well, where the system can. */
 static void sync_folder(const char *file)
 {
     char *folder = strdup(file), *slash = folder ? strrchr(folder, '/') : NULL;
@@ -174,7 +180,7 @@ static void sync_folder(const char *file)
     free(folder);
 }
 
-/* @rc: how the restore went; what went wrong is thrown away. */
+/* Close the output. @rc is the restore's result: after a failure the written part is deleted. */
 static int close_output(struct output *out, int rc)
 {
     if (rc == 0 && out->tmp && fsync(out->fd) != 0)
@@ -191,7 +197,7 @@ static int close_output(struct output *out, int rc)
     return rc;
 }
 
-/* The object is there, a chunk of it isn't: evicted, where the store has a limit, else lost. */
+/* Report an object that lacks a chunk: evicted in a store with a limit, lost in others. */
 static int fail_incomplete(struct kc_store_call *call)
 {
     if (kc_store_is_limited(call))
@@ -201,7 +207,7 @@ static int fail_incomplete(struct kc_store_call *call)
                             KC_STORE_PROBLEMS);
 }
 
-/* No such object, or one that lacks a chunk? Both are -ENOENT. */
+/* Tell a missing object from one that lacks a chunk: both are -ENOENT. */
 static int fail_restore(struct kc_store_call *call, const struct restoring *r, int rc)
 {
     if (r->out.error && rc == r->out.error && rc != -ECANCELED)

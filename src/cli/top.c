@@ -261,7 +261,7 @@ static void print_head(const struct kc_top *top, const struct kc_top *before, co
     fputs("\n\n", out);
 }
 
-/* Print a row's error as far as @columns reach, behind @used of them. */
+/* Print a row's error in the columns that are left of @columns after @used. */
 static void print_notes(const struct kc_top_row *row, size_t used, size_t columns, FILE *out)
 {
     size_t room = columns > used + 2 ? columns - used - 2 : 0;

@@ -94,7 +94,7 @@ static int get(struct kc_http *http, const char *path, struct kv_buf *ret, struc
     return ret->error ? kv_fail(error, ret->error, 0, "out of memory") : 0;
 }
 
-/* Time left until a look's deadline. */
+/* Set the request's timeout to the time left until @deadline_ns. */
 static void limit(struct kc_http *http, uint64_t deadline_ns)
 {
     kc_http_set_timeout(http, (uint64_t)kv_ms_until(deadline_ns, kv_now_ns()));
@@ -165,7 +165,7 @@ static bool begin_keys(struct termios *ret_before)
     return tcsetattr(STDIN_FILENO, TCSANOW, &now) == 0;
 }
 
-/* Print one look, or @error's text when @rc is one. */
+/* Print the table, or @error's text when @rc is a failure. */
 static void show(const struct options *options, const struct kc_top *now,
                  const struct kc_top *before, const char *url, int rc, const char *error)
 {
@@ -200,7 +200,9 @@ static int watch(struct kc_http *http, const struct options *options, struct kv_
         struct kc_top *now = &tops[i % 2], *before = &tops[(i + 1) % 2];
 
         rc = look(http, options->timeout_ms, now, error);
-        /* One that goes away and comes back is worth watching, one that never was there isn't. */
+        /*
+         * Go on when an indexer that answered before goes away; give up on one that never answered.
+         */
         if (rc < 0 && (i == 0 || (rc != -ECONNREFUSED && rc != -ETIMEDOUT)))
             break;
         if (tty)

@@ -59,7 +59,9 @@ int kc_trace_add(struct kc_trace *trace, const struct kc_request *request, uint6
 
 enum { HAS_TIMESTAMP = 1, HAS_INPUT = 2, HAS_OUTPUT = 4, HAS_IDS = 8, HAS_ALL = 15 };
 
-/* The fields of one line; the ids as raw u64s in @ids. Returns which were there. */
+/*
+ * Read the fields of one line; the ids go to @ids as raw u64s. Returns a bit for each field found.
+ */
 static unsigned parse_fields(struct kv_json *j, struct kc_request *request, struct kv_buf *ids)
 {
     struct kv_str key;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The proof of a run: when the last event has been applied, the indexer must say of every worker
- * and prompt exactly what that worker holds: how long a prefix, and how many blocks in all.
+ * Verification at the end of a run, with the last event applied. Of every worker and prompt the
+ * indexer must name exactly the blocks of the prefix, and all blocks, that the worker holds.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -27,7 +27,7 @@ uint32_t kc_replay_compare(struct kc_replay *replay, const struct kc_prompt *pro
         size_t held;
 
         kc_engine_truth(replay->engines[w], prompt, &held, &blocks);
-        /* All blocks are told only of workers that have the first one of the prompt. */
+        /* An answer has total blocks only for workers that hold the prompt's first block. */
         if (belief->overlap == held && (held == 0 || belief->blocks == blocks))
             continue;
         if (wrong++ == 0)
@@ -39,7 +39,9 @@ uint32_t kc_replay_compare(struct kc_replay *replay, const struct kc_prompt *pro
     return wrong;
 }
 
-/* One prompt: ask until the answer is right or the deadline passes. Returns the wrong workers. */
+/*
+ * Ask for one prompt until the answer is right or the deadline passes. Returns the wrong workers.
+ */
 static int verify_prompt(struct kc_replay *replay, struct kc_client *client, uint64_t number,
                          struct kc_prompt *prompt, struct kc_belief *beliefs, uint64_t deadline_ns,
                          struct kv_error *error)
@@ -61,7 +63,10 @@ static int verify_prompt(struct kc_replay *replay, struct kc_client *client, uin
                 memcpy(verdict->first, why, sizeof(why));
             return (int)wrong;
         }
-        /* Events lost at the very end of a stream show only when something follows them. */
+        /*
+         * A follower notices events lost at the very end of a stream only when another batch
+         * follows.
+         */
         for (uint32_t w = 0; w < replay->opts.workers && kv_now_ns() >= tick_ns; w++)
             rc = kc_engine_tick(replay->engines[w]);
         if (kv_now_ns() >= tick_ns)
@@ -72,8 +77,8 @@ static int verify_prompt(struct kc_replay *replay, struct kc_client *client, uin
 }
 
 /*
- * The sample: the last prompt of each worker (that one is there, so that the worker's block count
- * is compared), then half from the end of the run, half from anywhere.
+ * Choose the prompts to verify: the last one of each worker, whose total is then compared, too. Of
+ * the others, half are from the end of the run, half from anywhere.
  */
 static uint64_t sample(struct kc_replay *replay, uint64_t i, struct kc_rng *rng)
 {
@@ -103,7 +108,7 @@ int kc_replay_verify(struct kc_replay *replay, struct kc_client *client, struct 
     for (uint64_t i = 0; i < replay->opts.verify && rc >= 0 && replay->counts.requests > 0; i++) {
         uint64_t number = sample(replay, i, &rng);
 
-        if (number == UINT64_MAX) /* this worker never got one */
+        if (number == UINT64_MAX) /* this worker got no prompt */
             continue;
         rc = verify_prompt(replay, client, number, &prompt, beliefs, deadline_ns, error);
         if (rc < 0)
@@ -154,7 +159,7 @@ void kc_replay_read_metrics(struct kc_replay *replay, struct kc_client *client)
         return;
     kc_prom_init(&prom, body->data, body->len);
     while (kc_prom_next(&prom, &sample)) {
-        /* Others may use the same indexer. */
+        /* take the samples of our model: others may use the same indexer */
         if (!kc_sample_label(&sample, "model", model, sizeof(model)) ||
             strcmp(model, replay->opts.model) != 0)
             continue;
