@@ -20,7 +20,7 @@
  *   nothing: a known block keeps its place and gains the tier.
  * - Copies: engines may keep several copies of a block. kvi_add and kvi_take count copies for each
  *   source (0: the engine's own cache; other numbers: other pools and owners). kvi_store doesn't
- *   count: storing a known block changes nothing.
+ *   count: source 0 has at least one copy of each block stored.
  * - Several hashes in one call (remove, store known) are done one after the other. A store in the
  *   device tier below a block in the tree is done as a whole, other stores part by part.
  * - Two holders may give the same place different hashes. Removals use the holder's own.
@@ -342,6 +342,9 @@ struct kvi_holder_info {
     uint64_t parked;                  /* blocks below a missing one */
     uint64_t copies;                  /* records of blocks with more than one copy */
     uint64_t refused;                 /* stores that returned -ENOSPC, since creation */
+    /* Rises when a fact about all blocks of a tier changes (KVI_EXTRA_TIER): a dump during which it
+     * rose can't be relied on for this rank. */
+    uint64_t turns;
 };
 
 /** Read the counts of @holder into *@ret. Any thread. Returns 0; -ENOENT when it is unknown. */
@@ -374,11 +377,19 @@ KV_API int kvi_dump(struct kvi_index *index, kvi_dump_fn fn, void *arg);
 
 /** Kinds of facts that kvi_dump_extras tells. */
 enum kvi_extra_kind {
-    KVI_EXTRA_BLOCK,       /* a block is parked, or has several copies of source 0 */
-    KVI_EXTRA_RULE,        /* how lookups of a holder go */
-    KVI_EXTRA_WINDOW,      /* a holder's window */
-    KVI_EXTRA_PLACE,       /* where a block lies, of a holder without a main group */
-    KVI_EXTRA_WINDOW_BLOCK /* a window has a block */
+    KVI_EXTRA_BLOCK,        /* a block is parked, or has several copies of source 0 */
+    KVI_EXTRA_RULE,         /* how lookups of a holder go */
+    KVI_EXTRA_WINDOW,       /* a holder's window */
+    KVI_EXTRA_PLACE,        /* where a block lies, of a holder without a main group */
+    KVI_EXTRA_WINDOW_BLOCK, /* a window has a block */
+    KVI_EXTRA_TIER,         /* what is known of the sources of a tier */
+    KVI_EXTRA_COPIES        /* which sources have a block, and how many copies each */
+};
+
+/** Copies that one source has of a block. */
+struct kvi_source_copies {
+    uint32_t source, copies;
+    bool taken; /* the last event about them was a removal */
 };
 
 /** Facts about a holder or a block that kvi_dump leaves out. */
@@ -389,26 +400,40 @@ struct kvi_extra {
     uint64_t tokens_hash; /* parked, place: local hash of its own tokens */
     uint32_t tiers;       /* parked: bit 1 << tier of each tier; else 0 */
     enum kv_tier tier;    /* copies, place, window block: tier that has them */
-    uint32_t copies;      /* copies, window block: their number */
+    uint32_t copies;      /* copies, window block: their number in source 0 */
     enum kvi_extra_kind kind;
     bool has_parent;          /* place: not at the root */
     bool alone, drops;        /* rule: see kvi_set_alone, kvi_set_drops */
     struct kvi_window window; /* window; of a place and a window block its group */
+    bool in_window;           /* tier, copies: of the window with the group in @window */
+    /* Tier: source of the blocks about which no copies are told; how removals are announced (0:
+     * unknown, 1: of each copy, 2: of the last one); evidence for the latter. */
+    uint32_t implied, counting, stored_again;
+    const struct kvi_source_copies *sources; /* copies: all that have any; the callback's */
+    size_t n_sources;
 };
 
-/** Callback of kvi_dump_extras, once per block. A non-zero return stops the enumeration. */
+/** Callback of kvi_dump_extras, once per fact. A non-zero return stops the enumeration. */
 typedef int (*kvi_extra_fn)(void *arg, const struct kvi_extra *extra);
 
 /**
- * Enumerate the facts that kvi_dump leaves out, to be restored after its runs: parked blocks,
- * copies of source 0 where no other source has any, then windows and their blocks. Weakly
- * consistent, as kvi_dump. Any thread. Returns 0; -ENOMEM; or the value with which @fn stopped it.
+ * Enumerate the facts that kvi_dump leaves out, to be restored after its runs in this order: parked
+ * blocks, windows and their blocks, tiers, copies. A fact about copies replaces what was told before
+ * of that block. Weakly consistent, as kvi_dump. Any thread. Returns 0; -ENOMEM; or the value with
+ * which @fn stopped it.
  */
 KV_API int kvi_dump_extras(struct kvi_index *index, kvi_extra_fn fn, void *arg);
 
 /**
- * Apply one fact of kvi_dump_extras: park the block, set the number of copies of a known block, or
- * tell a window. Any thread. Returns as kvi_store.
+ * Enumerate the parked blocks alone, the first of these facts. Restored before kvi_dump's runs as
+ * well, they bring blocks that were attached during the dump. Any thread. Returns as
+ * kvi_dump_extras.
+ */
+KV_API int kvi_dump_parked(struct kvi_index *index, kvi_extra_fn fn, void *arg);
+
+/**
+ * Apply one fact of kvi_dump_extras: park the block, set the copies of a known block, or tell a
+ * window or tier. Any thread. Returns as kvi_store.
  */
 KV_API int kvi_restore_extra(struct kvi_index *index, const struct kvi_extra *extra);
 

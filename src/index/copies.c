@@ -191,6 +191,7 @@ static void note_store(struct kvi_index *ix, struct kvi_holder *holder, uint32_t
         return;
     t->counts = KVI_COUNTS_ONE;
     t->settle = true;
+    holder->turns++;
     ix->copies.doubted = holder;
 }
 
@@ -198,12 +199,14 @@ static void note_store(struct kvi_index *ix, struct kvi_holder *holder, uint32_t
 
 void kvi_copies_imply(struct kvi_holder *holder, enum kv_tier tier, uint32_t source)
 {
-    if (holder->tier[tier].blocks == 0 && holder->n_parked == 0)
-        holder->tier[tier].implied = (uint16_t)source;
+    if (holder->tier[tier].implied == source || holder->tier[tier].blocks || holder->n_parked)
+        return;
+    holder->tier[tier].implied = (uint16_t)source;
+    holder->turns++;
 }
 
 void kvi_copies_add(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
-                    uint32_t source, uint64_t hash, bool had)
+                    uint32_t source, uint64_t hash, bool had, bool counted)
 {
     uint32_t implied = holder->tier[tier].implied, n = 0;
     struct kvi_copy *copy;
@@ -216,13 +219,13 @@ void kvi_copies_add(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tie
     }
     copy = holder->n_copies ? find(ix, holder, tier, hash, source, &n) : NULL;
     if (copy) {
-        if (source != MAIN)
+        if (source != MAIN || !counted)
             return;
         note_store(ix, holder, tier, copy);
         if (holder->tier[tier].counts != KVI_COUNTS_ONE)
             copy->count++;
     } else if (n == 0 && source == implied) {
-        if (source == MAIN && holder->tier[tier].counts != KVI_COUNTS_ONE)
+        if (source == MAIN && counted && holder->tier[tier].counts != KVI_COUNTS_ONE)
             fits = put(ix, holder, tier, hash, source, 2);
     } else {
         if (n == 0)
@@ -288,10 +291,56 @@ uint32_t kvi_copies_count(const struct kvi_index *ix, const struct kvi_holder *h
     return n == 0 && source == holder->tier[tier].implied;
 }
 
-bool kvi_copies_alone(const struct kvi_index *ix, const struct kvi_copy *copy)
+/* -- in dumps ---------------------------------------------------------------------------------- */
+
+bool kvi_copies_plain(const struct kvi_index *ix, const struct kvi_copy *copy)
 {
+    const struct kvi_holder *holder = kvi_holder_at(ix, copy->holder);
     uint32_t n = 0;
 
-    (void)find(ix, kvi_holder_at(ix, copy->holder), copy->tier, copy->hash, ANY, &n);
-    return n == 1 && copy->source == MAIN;
+    (void)find(ix, holder, copy->tier, copy->hash, ANY, &n);
+    return n == 1 && copy->source == MAIN && !copy->taken &&
+           holder->tier[copy->tier].implied == MAIN;
+}
+
+void kvi_copies_each(const struct kvi_index *ix, const struct kvi_copy *copy,
+                     void (*fn)(void *arg, const struct kvi_copy *copy), void *arg)
+{
+    struct kvi_probe probe;
+    uint32_t i;
+
+    kvi_probe_init(&probe, &ix->copies.by_hash, mix_key(copy->holder, copy->tier, copy->hash));
+    while (kvi_probe_next(&probe, &i)) {
+        const struct kvi_copy *other = &ix->copies.items[i];
+
+        if (other->hash == copy->hash && other->holder == copy->holder && other->tier == copy->tier)
+            fn(arg, other);
+    }
+}
+
+void kvi_copies_set(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
+                    uint64_t hash, const struct kvi_source_copies *sources, size_t n)
+{
+    kvi_copies_forget(ix, holder, 1u << tier, hash);
+    for (size_t i = 0; i < n; i++) {
+        if (find(ix, holder, tier, hash, sources[i].source, NULL))
+            continue;
+        if (!sources[i].copies || sources[i].copies == KVI_COPIES_UNSAID ||
+            !put(ix, holder, tier, hash, sources[i].source, sources[i].copies)) {
+            ix->copies.uncounted++;
+            continue;
+        }
+        ix->copies.items[ix->copies.n - 1].taken = sources[i].taken;
+    }
+    tidy(ix, holder, tier, hash);
+}
+
+void kvi_copies_restore_tier(struct kvi_holder *holder, enum kv_tier tier,
+                             const struct kvi_extra *extra)
+{
+    struct kvi_holder_tier *t = &holder->tier[tier];
+
+    t->implied = (uint16_t)extra->implied;
+    t->counts = (uint8_t)extra->counting;
+    t->n_stored_again = extra->stored_again;
 }

@@ -55,10 +55,10 @@ void kvi_copies_fini(struct kvi_index *ix);
 
 /** Before blocks enter: an empty tier's implied source is the first that has blocks there. */
 void kvi_copies_imply(struct kvi_holder *holder, enum kv_tier tier, uint32_t source);
-/** One more copy of a block that @had copies in the tier already, or none. Never fails: a copy without
- * room for its record is left out and counted. */
+/** One more copy of a block that @had copies in the tier already, or none; not @counted: the source has
+ * at least one. Never fails: a copy without room for its record is left out and counted. */
 void kvi_copies_add(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
-                    uint32_t source, uint64_t hash, bool had);
+                    uint32_t source, uint64_t hash, bool had, bool counted);
 /** A block that is in the tier loses a copy; @left is what the event says, or KVI_COPIES_UNSAID. */
 enum kvi_taken kvi_copies_take(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
                                uint32_t source, uint64_t hash, uint32_t left);
@@ -71,7 +71,16 @@ void kvi_copies_forget(struct kvi_index *ix, struct kvi_holder *holder, uint32_t
 uint32_t kvi_copies_count(const struct kvi_index *ix, const struct kvi_holder *holder,
                           enum kv_tier tier, uint32_t source, uint64_t hash);
 
-/** Whether the record is of source 0, and the block's only one. */
-bool kvi_copies_alone(const struct kvi_index *ix, const struct kvi_copy *copy);
+/** Whether the record says no more than a number of copies of source 0, of a tier that implies it. */
+bool kvi_copies_plain(const struct kvi_index *ix, const struct kvi_copy *copy);
+/** Call @fn with each record of the block of @copy. */
+void kvi_copies_each(const struct kvi_index *ix, const struct kvi_copy *copy,
+                     void (*fn)(void *arg, const struct kvi_copy *copy), void *arg);
+/** A block that is in the tier has exactly these copies. Never fails, as kvi_copies_add. */
+void kvi_copies_set(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
+                    uint64_t hash, const struct kvi_source_copies *sources, size_t n);
+/** What is known of the tier's sources, as another index learned it. */
+void kvi_copies_restore_tier(struct kvi_holder *holder, enum kv_tier tier,
+                             const struct kvi_extra *extra);
 
 #endif

@@ -1,8 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Dumping what lies beside the tree, and restoring it. Records are told by their numbers, a slice
- * per lock: what stays is told; what comes, goes or moves meanwhile may be told or not.
+ * Dumping what lies beside the tree, and restoring it, a slice per lock: what stays is told; what
+ * comes or goes meanwhile may be told or not.
+ *
+ * A holder's parked blocks are told from the oldest on, which is the order in which they come back
+ * or are forgotten. Records of copies are told from the last one to the first: one that moves takes the place of a
+ * dropped one before it, and so is told later, or again. Each brings all copies of its block, so
+ * that a block whose copies change meanwhile is told as it was at one moment.
  */
+#include <string.h>
+
 #include "index/windows.h"
 
 #define SLICE 256u
@@ -10,6 +17,9 @@
 struct slice {
     struct kvi_extra items[SLICE];
     uint32_t n;
+    struct kvi_source_copies *sources; /* of the items, one after the other */
+    size_t n_sources, capacity;
+    int rc;
 };
 
 static void add(struct slice *slice, struct kvi_extra extra)
@@ -17,84 +27,321 @@ static void add(struct slice *slice, struct kvi_extra extra)
     slice->items[slice->n++] = extra;
 }
 
-/* Parked records from number *@at on. Returns whether there are more. */
-static bool copy_parked(const struct kvi_index *ix, size_t *at, struct slice *slice)
-{
-    for (; *at < ix->parking.n_used && slice->n < SLICE; ++*at) {
-        const struct kvi_parked *parked = &ix->parking.items[*at];
+/* -- parked blocks ----------------------------------------------------------------------------- */
 
-        if (parked->mask && !kvi_holder_at(ix, parked->holder)->main)
-            add(slice, (struct kvi_extra){.holder = kvi_holder_at(ix, parked->holder)->key,
+/* The parked blocks of one holder, by name, oldest first. */
+struct parked_names {
+    struct kv_holder key;
+    uint64_t *items;
+    size_t n, capacity;
+};
+
+/* Those of the next holder from id *@id on. Returns 1, 0 at the end, or -ENOMEM. */
+static int next_parked(struct kvi_index *ix, size_t *id, struct parked_names *names)
+{
+    const struct kvi_holder *holder = NULL;
+    uint32_t at;
+
+    names->n = 0;
+    for (; *id < ix->holders.n_used && !(holder && holder->n_parked && !holder->main); ++*id)
+        holder = kvi_holder_at(ix, (uint32_t)*id);
+    if (!holder || !holder->n_parked || holder->main)
+        return 0;
+    if (kvi_mem_grow(&ix->mem, (void **)&names->items, &names->capacity, holder->n_parked,
+                     sizeof(names->items[0])))
+        return -ENOMEM;
+    names->key = holder->key;
+    at = holder->oldest;
+    for (; names->n < holder->n_parked; at = ix->parking.items[at].newer)
+        names->items[names->n++] = ix->parking.items[at].hash;
+    return 1;
+}
+
+/* Those that are still parked, of the names from *@i on. */
+static void copy_parked(const struct kvi_index *ix, const struct parked_names *names, size_t *i,
+                        struct slice *slice)
+{
+    const struct kvi_holder *holder = kvi_holder_find(ix, names->key);
+
+    for (; *i < names->n && slice->n < SLICE; ++*i) {
+        const struct kvi_parked *parked =
+            holder ? kvi_parked_find(ix, holder, names->items[*i]) : NULL;
+
+        if (parked)
+            add(slice, (struct kvi_extra){.holder = names->key,
                                           .hash = parked->hash,
                                           .parent = parked->parent,
                                           .tokens_hash = parked->local,
                                           .tiers = parked->mask});
     }
-    return *at < ix->parking.n_used;
 }
 
-static bool copy_copies(const struct kvi_index *ix, size_t *at, struct slice *slice)
-{
-    for (; *at < ix->copies.n && slice->n < SLICE; ++*at) {
-        const struct kvi_copy *copy = &ix->copies.items[*at];
+/* -- sources ----------------------------------------------------------------------------------- */
 
-        if (copy->count > 1 && kvi_copies_alone(ix, copy) && !kvi_holder_at(ix, copy->holder)->main)
-            add(slice, (struct kvi_extra){.holder = kvi_holder_at(ix, copy->holder)->key,
-                                          .hash = copy->hash,
-                                          .tier = (enum kv_tier)copy->tier,
-                                          .copies = copy->count});
+/* A fact about tier @tier of a holder or, of a part, about one of its windows. */
+static struct kvi_extra fact_of(const struct kvi_holder *holder, uint32_t tier)
+{
+    const struct kvi_windows *windows = holder->main ? kvi_windows_of(holder->main) : NULL;
+    struct kvi_extra extra = {.holder = holder->key, .tier = (enum kv_tier)tier};
+    uint32_t at = 0;
+
+    if (!windows)
+        return extra;
+    while (windows->parts[at / KVI_PARTS][at % KVI_PARTS] != holder)
+        at++;
+    extra.tier = (enum kv_tier)(at / KVI_PARTS);
+    extra.in_window = true;
+    extra.window.group =
+        windows->items[at % KVI_PARTS * KVI_PART_WINDOWS + tier - kvi_window_tier(0)].group;
+    return extra;
+}
+
+static bool has_tier(const struct kvi_holder *holder, uint32_t tier)
+{
+    const struct kvi_holder_tier *t = &holder->tier[tier];
+
+    return t->implied || t->counts || t->n_stored_again;
+}
+
+/* What is known of the tiers of holders from id *@at on. Returns whether there are more. */
+static bool copy_tiers(const struct kvi_index *ix, size_t *at, struct slice *slice)
+{
+    for (; *at < ix->holders.n_used && slice->n + KV_N_TIERS <= SLICE; ++*at) {
+        const struct kvi_holder *holder = kvi_holder_at(ix, (uint32_t)*at);
+
+        for (uint32_t t = 0; holder && t < KV_N_TIERS; t++) {
+            struct kvi_extra extra;
+
+            if (!has_tier(holder, t))
+                continue;
+            extra = fact_of(holder, t);
+            extra.kind = KVI_EXTRA_TIER;
+            extra.implied = holder->tier[t].implied;
+            extra.counting = holder->tier[t].counts;
+            extra.stored_again = holder->tier[t].n_stored_again;
+            add(slice, extra);
+        }
     }
-    return *at < ix->copies.n;
+    return *at < ix->holders.n_used;
+}
+
+static void add_source(void *arg, const struct kvi_copy *copy)
+{
+    struct slice *slice = arg;
+    struct kvi_source_copies *grown = slice->sources;
+
+    if (slice->n_sources == slice->capacity) {
+        slice->capacity = KV_MAX(2 * slice->capacity, (size_t)SLICE);
+        grown = realloc(grown, slice->capacity * sizeof(*grown));
+    }
+    if (!grown) {
+        slice->rc = -ENOMEM;
+        slice->capacity /= 2;
+        return;
+    }
+    slice->sources = grown;
+    grown[slice->n_sources++] = (struct kvi_source_copies){copy->source, copy->count, copy->taken};
+    slice->items[slice->n - 1].n_sources++;
+    if (!copy->source)
+        slice->items[slice->n - 1].copies = copy->count;
+}
+
+static void copy_one(const struct kvi_index *ix, const struct kvi_copy *copy, struct slice *slice)
+{
+    const struct kvi_holder *holder = kvi_holder_at(ix, copy->holder);
+    bool plain = kvi_copies_plain(ix, copy);
+    struct kvi_extra extra;
+
+    if (plain && holder->main) /* told with the window */
+        return;
+    extra = fact_of(holder, copy->tier);
+    extra.kind = plain ? KVI_EXTRA_BLOCK : KVI_EXTRA_COPIES;
+    extra.hash = copy->hash;
+    extra.copies = plain ? copy->count : 0;
+    add(slice, extra);
+    if (!plain)
+        kvi_copies_each(ix, copy, add_source, slice);
+}
+
+/* Records of copies below number *@left. Returns whether there are more. */
+static bool copy_copies(const struct kvi_index *ix, size_t *left, struct slice *slice)
+{
+    *left = KV_MIN(*left, ix->copies.n);
+    while (*left && slice->n < SLICE && !slice->rc)
+        copy_one(ix, &ix->copies.items[--*left], slice);
+    return *left > 0;
+}
+
+/* -- telling ----------------------------------------------------------------------------------- */
+
+typedef bool (*copy_fn)(const struct kvi_index *ix, size_t *at, struct slice *slice);
+
+static int tell(struct slice *slice, kvi_extra_fn fn, void *arg)
+{
+    const struct kvi_source_copies *sources = slice->sources;
+    int rc = slice->rc;
+
+    for (uint32_t i = 0; i < slice->n && !rc; i++) {
+        slice->items[i].sources = sources;
+        sources += slice->items[i].n_sources;
+        rc = fn(arg, &slice->items[i]);
+    }
+    slice->n = 0;
+    slice->n_sources = 0;
+    return rc;
+}
+
+/* All records of a kind. */
+static int dump_all(struct kvi_index *ix, copy_fn copy, size_t at, struct slice *slice,
+                    kvi_extra_fn fn, void *arg)
+{
+    bool more = true;
+    int rc = 0;
+
+    while (more && !rc) {
+        kvi_lock(ix);
+        more = copy(ix, &at, slice);
+        pthread_mutex_unlock(&ix->lock);
+        rc = tell(slice, fn, arg);
+    }
+    return rc;
+}
+
+int kvi_dump_parked(struct kvi_index *index, kvi_extra_fn fn, void *arg)
+{
+    struct slice *slice = calloc(1, sizeof(*slice));
+    struct parked_names names = {.n = 0};
+    size_t id = 0;
+    int rc = slice ? 0 : -ENOMEM, more = slice != NULL;
+
+    while (more > 0 && !rc) {
+        kvi_lock(index);
+        more = next_parked(index, &id, &names);
+        pthread_mutex_unlock(&index->lock);
+        for (size_t i = 0; i < names.n && !rc;) {
+            kvi_lock(index);
+            copy_parked(index, &names, &i, slice);
+            pthread_mutex_unlock(&index->lock);
+            rc = tell(slice, fn, arg);
+        }
+    }
+    kvi_lock(index);
+    kvi_mem_free(&index->mem, names.items);
+    pthread_mutex_unlock(&index->lock);
+    free(slice);
+    return rc ? rc : KV_MIN(more, 0);
 }
 
 int kvi_dump_extras(struct kvi_index *index, kvi_extra_fn fn, void *arg)
 {
-    struct slice *slice = malloc(sizeof(*slice));
-    size_t at = 0;
-    int rc = 0;
+    struct slice *slice = calloc(1, sizeof(*slice));
+    int rc;
 
     if (!slice)
         return -ENOMEM;
-    for (int copies = 0; copies < 2 && !rc; copies += at == 0) {
-        bool more;
-
-        slice->n = 0;
-        kvi_lock(index);
-        more = copies ? copy_copies(index, &at, slice) : copy_parked(index, &at, slice);
-        pthread_mutex_unlock(&index->lock);
-        for (uint32_t i = 0; i < slice->n && !rc; i++)
-            rc = fn(arg, &slice->items[i]);
-        if (!more)
-            at = 0;
-    }
+    rc = kvi_dump_parked(index, fn, arg);
+    if (!rc)
+        rc = kvi_dump_windows(index, fn, arg);
+    if (!rc)
+        rc = dump_all(index, copy_tiers, 0, slice, fn, arg);
+    if (!rc)
+        rc = dump_all(index, copy_copies, SIZE_MAX, slice, fn, arg);
+    free(slice->sources);
     free(slice);
-    return rc ? rc : kvi_dump_windows(index, fn, arg);
+    return rc;
 }
 
-static void set_copies(struct kvi_index *index, const struct kvi_extra *extra)
+/* -- restoring --------------------------------------------------------------------------------- */
+
+/* The holder or part that a fact is about, and its tier there. Returns 0, or NULL in *@ret when there
+ * is none. */
+static int subject(struct kvi_index *ix, const struct kvi_extra *extra, bool make,
+                   struct kvi_holder **ret, enum kv_tier *ret_tier)
+{
+    struct kvi_holder *holder = *ret;
+    int number;
+
+    *ret_tier = extra->tier;
+    if (!extra->in_window)
+        return 0;
+    *ret = NULL;
+    number = kvi_window_number(holder, extra->window.group);
+    if (number < 0)
+        return 0;
+    *ret_tier = (enum kv_tier)kvi_window_tier((uint32_t)number);
+    return kvi_part_find(ix, holder, extra->tier, (uint32_t)number, make, ret);
+}
+
+static int restore_tier(struct kvi_index *index, const struct kvi_extra *extra)
 {
     struct kvi_holder *holder;
+    enum kv_tier tier;
+    int rc;
 
+    if (extra->implied > KVI_MAX_SOURCE || extra->counting > KVI_COUNTS_ONE)
+        return -EINVAL;
+    rc = kvi_begin(index, extra->holder, &holder);
+    if (!rc)
+        rc = subject(index, extra, true, &holder, &tier);
+    if (!rc && holder)
+        kvi_copies_restore_tier(holder, tier, extra);
+    kvi_unlock(index);
+    return rc;
+}
+
+static int set_copies(struct kvi_index *index, const struct kvi_extra *extra)
+{
+    const struct kvi_source_copies plain = {0, extra->copies, false};
+    struct kvi_holder *holder;
+    enum kv_tier tier;
+    int rc = 0;
+
+    for (size_t i = 0; i < extra->n_sources; i++)
+        if (extra->sources[i].source > KVI_MAX_SOURCE)
+            return -EINVAL;
     kvi_lock(index);
     holder = kvi_holder_await(index, extra->holder);
-    if (holder && kvi_tiers_of(index, holder, extra->hash) >> extra->tier & 1 && extra->copies)
-        (void)kvi_copies_take(index, holder, extra->tier, 0, extra->hash, extra->copies);
+    if (holder)
+        rc = subject(index, extra, false, &holder, &tier);
+    if (!rc && holder && kvi_tiers_of(index, holder, extra->hash) >> tier & 1) {
+        if (extra->n_sources)
+            kvi_copies_set(index, holder, tier, extra->hash, extra->sources, extra->n_sources);
+        else if (extra->copies)
+            kvi_copies_set(index, holder, tier, extra->hash, &plain, 1);
+    }
     kvi_unlock(index);
+    return rc;
+}
+
+/* Park a block as it was elsewhere, whether its parent is here or not. One that is in the tree was there
+ * when the dump came by: the stream says what became of it. */
+static int park(struct kvi_index *index, const struct kvi_extra *extra)
+{
+    const struct kv_block block = {extra->hash, extra->tokens_hash};
+    struct kvi_holder *holder;
+    struct kvi_parked *parked;
+    int rc = kvi_begin(index, extra->holder, &holder);
+
+    if (!rc) {
+        parked = kvi_parked_find(index, holder, extra->hash);
+        if (parked)
+            parked->mask |= extra->tiers;
+        else if (!kvi_tiers_of(index, holder, extra->hash))
+            (void)kvi_park(index, holder, extra->parent, block, extra->tiers);
+    }
+    kvi_unlock(index);
+    return rc;
 }
 
 int kvi_restore_extra(struct kvi_index *index, const struct kvi_extra *extra)
 {
-    const struct kv_block block = {extra->hash, extra->tokens_hash};
-    int rc = 0;
-
     if ((unsigned)extra->tier >= KV_N_TIERS || extra->tiers >> KV_N_TIERS)
         return -EINVAL;
+    if (extra->kind == KVI_EXTRA_TIER)
+        return restore_tier(index, extra);
+    if (extra->kind == KVI_EXTRA_COPIES)
+        return set_copies(index, extra);
     if (extra->kind != KVI_EXTRA_BLOCK)
         return kvi_restore_window(index, extra);
-    for (uint32_t t = 0; t < KV_N_TIERS && !rc; t++)
-        if (extra->tiers >> t & 1)
-            rc = kvi_store(index, extra->holder, (enum kv_tier)t, &extra->parent, &block, 1, NULL);
-    if (!extra->tiers)
-        set_copies(index, extra);
-    return rc;
+    return extra->tiers ? park(index, extra) : set_copies(index, extra);
 }

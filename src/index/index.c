@@ -238,6 +238,16 @@ static uint64_t blocks_of(const struct kvi_holder *holder)
                   kvi_windows_blocks(holder));
 }
 
+static uint64_t turns_of(const struct kvi_holder *holder)
+{
+    uint64_t turns = holder->turns;
+    const struct kvi_holder *part;
+
+    KVI_EACH_PART(kvi_windows_of(holder), part)
+    turns += part->turns;
+    return turns;
+}
+
 uint64_t kvi_holder_blocks(struct kvi_index *index, struct kv_holder holder)
 {
     const struct kvi_holder *found;
@@ -277,6 +287,7 @@ int kvi_get_holder(struct kvi_index *index, struct kv_holder holder, struct kvi_
             .parked = found->n_parked,
             .copies = found->n_copies,
             .refused = found->n_refused,
+            .turns = turns_of(found),
         };
         for (int t = 0; t < KV_N_TIERS; t++)
             ret->tier_blocks[t] = found->tier[t].blocks;

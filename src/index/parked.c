@@ -157,7 +157,6 @@ static void release(struct kvi_index *ix, uint32_t i)
 {
     struct kvi_parking *parking = &ix->parking;
 
-    parking->items[i].mask = 0; /* kvi_dump_extras passes it over */
     parking->items[i].next = parking->free_head;
     parking->free_head = i;
     if (--parking->n > 0)

@@ -415,8 +415,7 @@ long kvi_known(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tie
             continue;
         found++;
         (void)give_one(ix, holder, tier, hashes[i]);
-        if (counted || !(mask >> tier & 1))
-            kvi_copies_add(ix, holder, tier, source, hashes[i], mask >> tier & 1);
+        kvi_copies_add(ix, holder, tier, source, hashes[i], mask >> tier & 1, counted);
     }
     return found;
 }

@@ -100,12 +100,17 @@ static void count_entering(struct kvi_store *store, size_t i, size_t n)
         (!store->unparks && store->source == store->holder->tier[store->tier].implied))
         return;
     for (; n--; i++) {
-        bool had = was_parked(store, i);
-
-        if (!had || store->counted)
-            kvi_copies_add(store->ix, store->holder, store->tier, store->source,
-                           store->blocks[i].hash, had);
+        kvi_copies_add(store->ix, store->holder, store->tier, store->source, store->blocks[i].hash,
+                       was_parked(store, i), store->counted);
     }
+}
+
+/* Whether a block that the holder has in the tier may change its copies. */
+static bool needs_copy(const struct kvi_store *store)
+{
+    return store->counted ||
+           (!store->again && !store->part &&
+            (store->holder->n_copies || store->source != store->holder->tier[store->tier].implied));
 }
 
 /* Blocks @i.. of the path, from @off on in the entry: those that it has get another copy. */
@@ -120,9 +125,9 @@ static uint32_t count_held(struct kvi_store *store, size_t i, uint64_t entry, ui
         n_had += had;
         if (!had)
             count_entering(store, i, 1);
-        else if (store->counted)
+        else if (needs_copy(store))
             kvi_copies_add(store->ix, store->holder, store->tier, store->source,
-                           store->blocks[i].hash, true);
+                           store->blocks[i].hash, true, store->counted);
     }
     return n_had;
 }
@@ -390,9 +395,8 @@ static void gain(struct kvi_store *store, size_t i, uint32_t mask)
         kvi_give(store->ix, store->holder, store->blocks[i].hash, 1u << store->tier);
     store->stored.added += !had;
     store->stored.duplicate += had;
-    if (store->counted || !had)
-        kvi_copies_add(store->ix, store->holder, store->tier, store->source, store->blocks[i].hash,
-                       had);
+    kvi_copies_add(store->ix, store->holder, store->tier, store->source, store->blocks[i].hash, had,
+                   store->counted);
 }
 
 static void park(struct kvi_store *store, uint64_t parent, size_t i)
@@ -405,9 +409,8 @@ static void park(struct kvi_store *store, uint64_t parent, size_t i)
     store->stored.parked++;
     if (!kvi_park(store->ix, store->holder, parent, store->blocks[i], bit))
         return;
-    if (store->counted || !had)
-        kvi_copies_add(store->ix, store->holder, store->tier, store->source, store->blocks[i].hash,
-                       had);
+    kvi_copies_add(store->ix, store->holder, store->tier, store->source, store->blocks[i].hash, had,
+                   store->counted);
 }
 
 /* -- the call ---------------------------------------------------------------------------------- */

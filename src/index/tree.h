@@ -174,6 +174,7 @@ struct kvi_holder {
     uint64_t n_aliases; /* see names.h */
     uint64_t n_copies;  /* records in copies.h */
     uint64_t n_parked;  /* records in parked.h, in a list */
+    uint64_t turns;     /* changes of what all of a tier's blocks mean: see kvi_holder_info */
     uint32_t oldest, newest;
     uint64_t max_blocks, n_refused;
     const void *clearing;    /* the call that empties it, slice by slice; its other writers wait */
@@ -291,6 +292,8 @@ struct kvi_holder *kvi_holder_find(const struct kvi_index *ix, struct kv_holder 
 struct kvi_holder *kvi_holder_await(struct kvi_index *ix, struct kv_holder key);
 /** Returns 0, -ENOMEM or -ENOSPC. */
 int kvi_holder_add(struct kvi_index *ix, struct kv_holder key, struct kvi_holder **ret);
+/** The holder, new if need be, with the lock, which is held in any case. Returns 0, -ENOMEM, -ENOSPC. */
+int kvi_begin(struct kvi_index *ix, struct kv_holder key, struct kvi_holder **ret);
 /** Forget a holder that holds no block any more, and its parts (windows.h). */
 void kvi_holder_drop(struct kvi_index *ix, struct kvi_holder *holder);
 /** End of a write: settle what is dirty, free what can be freed, unlock. */
@@ -470,7 +473,7 @@ void kvi_cut(struct kvi_index *ix, struct kvi_holder *holder, struct kvi_chain *
 void kvi_give(struct kvi_index *ix, struct kvi_holder *holder, uint64_t hash, uint32_t bits);
 /** The tiers of a block, in the tree or parked; 0: the holder doesn't have it. */
 uint32_t kvi_tiers_of(const struct kvi_index *ix, const struct kvi_holder *holder, uint64_t hash);
-/** One more copy of each block that the holder knows by its hash; not @counted: where it had none.
+/** One more copy of each block that the holder knows by its hash; not @counted: at least one.
  * Returns the number of hashes found or -ENOMEM. */
 long kvi_known(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier, uint32_t source,
                bool counted, const uint64_t *hashes, size_t n);

@@ -66,8 +66,7 @@ static int set_window(struct kvi_index *ix, struct kvi_holder *holder,
     return (int)i;
 }
 
-/* The holder, new if need be, with the lock. Returns 0, -ENOMEM or -ENOSPC. */
-static int begin(struct kvi_index *ix, struct kv_holder key, struct kvi_holder **ret)
+int kvi_begin(struct kvi_index *ix, struct kv_holder key, struct kvi_holder **ret)
 {
     kvi_lock(ix);
     *ret = kvi_holder_await(ix, key);
@@ -81,7 +80,7 @@ int kvi_set_window(struct kvi_index *index, struct kv_holder key, const struct k
 
     if (!window->need || !window->stride)
         return -EINVAL;
-    rc = begin(index, key, &holder);
+    rc = kvi_begin(index, key, &holder);
     if (!rc)
         rc = set_window(index, holder, window);
     kvi_unlock(index);
@@ -145,6 +144,8 @@ void kvi_parts_lose(struct kvi_index *ix, struct kvi_holder *holder, uint64_t ha
 
 static void drop_part(struct kvi_index *ix, struct kvi_holder *part)
 {
+    if (ix->copies.doubted == part)
+        ix->copies.doubted = NULL;
     kvi_dir_remove(&ix->holders, part->id);
     kvi_retire_memory(ix, &part->retired, sizeof(*part));
     ix->n_parts--;
@@ -272,9 +273,8 @@ static int add_part(struct kvi_index *ix, struct kvi_holder *holder, struct kvi_
     return copy_places(ix, knows_places(holder), part);
 }
 
-/* The part of window @number in @tier. With @add it is made when there is none: else NULL. */
-static int find_part(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
-                     uint32_t number, bool add, struct kvi_holder **ret)
+int kvi_part_find(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
+                  uint32_t number, bool add, struct kvi_holder **ret)
 {
     struct kvi_windows *windows = kvi_windows_of(holder);
     struct kvi_holder **slot;
@@ -310,7 +310,7 @@ static int give(struct kvi_index *ix, struct kvi_holder *part, enum kv_tier bit,
     if (kvi_tiers_of(ix, part, hash))
         return kvi_known(ix, part, bit, source, counted, &hash, 1) < 0 ? -ENOMEM : 0;
     if (kvi_park(ix, part, kvi_placeless_parent(hash), block, 1u << bit))
-        kvi_copies_add(ix, part, bit, source, hash, false);
+        kvi_copies_add(ix, part, bit, source, hash, false, counted);
     return 0;
 }
 
@@ -323,9 +323,9 @@ int kvi_window_add(struct kvi_index *index, struct kv_holder key, enum kv_tier t
 
     if ((unsigned)tier >= KV_N_TIERS || source > KVI_MAX_SOURCE)
         return -EINVAL;
-    rc = begin(index, key, &holder);
+    rc = kvi_begin(index, key, &holder);
     if (!rc)
-        rc = find_part(index, holder, tier, number, true, &part);
+        rc = kvi_part_find(index, holder, tier, number, true, &part);
     if (!rc)
         kvi_copies_imply(part, bit, source);
     for (size_t i = 0; i < n && !rc; i++)
@@ -344,9 +344,9 @@ int kvi_window_place(struct kvi_index *index, struct kv_holder key, enum kv_tier
 
     if ((unsigned)tier >= KV_N_TIERS || (n && !blocks) || n > UINT32_MAX / 2)
         return -EINVAL;
-    rc = begin(index, key, &holder);
+    rc = kvi_begin(index, key, &holder);
     if (!rc)
-        rc = find_part(index, holder, tier, number, true, &part);
+        rc = kvi_part_find(index, holder, tier, number, true, &part);
     if (!rc)
         rc = kvi_parts_store(index, holder, tier != KV_TIER_DEVICE, parent, blocks, n);
     kvi_unlock(index);
@@ -400,7 +400,7 @@ long kvi_window_take(struct kvi_index *index, struct kv_holder key, enum kv_tier
     kvi_lock(index);
     holder = kvi_holder_await(index, key);
     if (holder)
-        (void)find_part(index, holder, tier, number, false, &part);
+        (void)kvi_part_find(index, holder, tier, number, false, &part);
     for (size_t i = 0; part && i < n; i++) {
         int rc =
             kvi_take_one(index, part, bit, source, hashes[i], left ? left[i] : KVI_COPIES_UNSAID);
@@ -458,7 +458,7 @@ int kvi_set_alone(struct kvi_index *index, struct kv_holder key, bool alone)
 {
     struct kvi_holder *holder;
     const struct kvi_windows *windows;
-    int rc = begin(index, key, &holder);
+    int rc = kvi_begin(index, key, &holder);
 
     if (!rc) {
         windows = kvi_windows_of(holder);
@@ -472,7 +472,7 @@ int kvi_set_drops(struct kvi_index *index, struct kv_holder key)
 {
     struct kvi_holder *holder;
     const struct kvi_windows *windows;
-    int rc = begin(index, key, &holder);
+    int rc = kvi_begin(index, key, &holder);
 
     if (!rc) {
         windows = kvi_windows_of(holder);

@@ -73,6 +73,12 @@ void kvi_parts_lose(struct kvi_index *ix, struct kvi_holder *holder, uint64_t ha
 void kvi_parts_drop(struct kvi_index *ix, struct kvi_holder *holder);
 /** A part lost a window's bit: forget places that only led to the block, in a window alone. */
 void kvi_part_tidy(struct kvi_index *ix, struct kvi_holder *part, uint64_t hash);
+/** The part of window @number in @tier. With @add it is made when there is none; else NULL. Returns 0,
+ * -EINVAL, or what kvi_store does. */
+int kvi_part_find(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
+                  uint32_t number, bool add, struct kvi_holder **ret);
+/** The number of the window of @group, or -EINVAL. */
+int kvi_window_number(const struct kvi_holder *holder, uint32_t group);
 /** Blocks of a holder without a main group, else 0. */
 uint64_t kvi_windows_blocks(const struct kvi_holder *holder);
 

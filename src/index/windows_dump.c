@@ -178,21 +178,33 @@ int kvi_dump_windows(struct kvi_index *ix, kvi_extra_fn fn, void *arg)
 
 /* -- restoring --------------------------------------------------------------------------------- */
 
+int kvi_window_number(const struct kvi_holder *holder, uint32_t group)
+{
+    const struct kvi_windows *windows = kvi_windows_of(holder);
+
+    for (uint32_t i = 0; windows && i < windows->n; i++)
+        if (windows->items[i].group == group)
+            return (int)i;
+    return -EINVAL;
+}
+
 static int number_of(struct kvi_index *ix, struct kv_holder key, uint32_t group)
 {
-    struct kvi_window windows[KVI_MAX_WINDOWS];
-    int n = kvi_get_windows(ix, key, windows);
+    const struct kvi_holder *holder;
+    int number;
 
-    for (int i = 0; i < n; i++)
-        if (windows[i].group == group)
-            return i;
-    return -EINVAL;
+    kvi_lock(ix);
+    holder = kvi_holder_find(ix, key);
+    number = holder ? kvi_window_number(holder, group) : -EINVAL;
+    pthread_mutex_unlock(&ix->lock);
+    return number;
 }
 
 static int restore_block(struct kvi_index *ix, const struct kvi_extra *extra)
 {
     int number = number_of(ix, extra->holder, extra->window.group);
     const struct kv_block block = {extra->hash, extra->tokens_hash};
+    struct kvi_extra copies = *extra;
     int rc;
 
     if (number < 0)
@@ -202,11 +214,10 @@ static int restore_block(struct kvi_index *ix, const struct kvi_extra *extra)
                                 extra->has_parent ? &extra->parent : NULL, &block, 1);
     rc =
         kvi_window_add(ix, extra->holder, extra->tier, (uint32_t)number, 0, false, &extra->hash, 1);
-    if (!rc && extra->copies > 1)
-        rc = (int)KV_MIN(kvi_window_take(ix, extra->holder, extra->tier, (uint32_t)number, 0,
-                                         &extra->hash, &extra->copies, 1),
-                         0);
-    return rc;
+    copies.kind = KVI_EXTRA_COPIES;
+    copies.in_window = true;
+    copies.n_sources = 0;
+    return !rc && extra->copies > 1 ? kvi_restore_extra(ix, &copies) : rc;
 }
 
 int kvi_restore_window(struct kvi_index *ix, const struct kvi_extra *extra)

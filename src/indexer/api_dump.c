@@ -117,6 +117,43 @@ static void write_block(struct dump *d, const struct kvi_extra *extra)
     }
 }
 
+static void write_tier(struct dump *d, const struct kvi_extra *extra)
+{
+    put_field(d, "implied_source", extra->implied);
+    put_field(d, "counting", extra->counting);
+    put_field(d, "stored_again", extra->stored_again);
+}
+
+/* Readers that don't know sources take the copies of source 0. */
+static void write_copies(struct dump *d, const struct kvi_extra *extra)
+{
+    put_field(d, "block_hash", extra->hash);
+    if (extra->copies && !extra->in_window)
+        put_field(d, "copies", extra->copies);
+    kv_json_key(&d->w, "sources");
+    kv_json_begin_array(&d->w);
+    for (size_t i = 0; i < extra->n_sources; i++) {
+        kv_json_begin_array(&d->w);
+        kv_json_put_u64(&d->w, extra->sources[i].source);
+        kv_json_put_u64(&d->w, extra->sources[i].copies);
+        if (extra->sources[i].taken)
+            kv_json_put_u64(&d->w, 1);
+        kv_json_end_array(&d->w);
+    }
+    kv_json_end_array(&d->w);
+}
+
+static void write_about_sources(struct dump *d, const struct kvi_extra *extra)
+{
+    put_field(d, "tier", (uint64_t)extra->tier);
+    if (extra->in_window)
+        put_field(d, "window_group", extra->window.group);
+    if (extra->kind == KVI_EXTRA_TIER)
+        write_tier(d, extra);
+    else
+        write_copies(d, extra);
+}
+
 static int write_extra(void *arg, const struct kvi_extra *extra)
 {
     struct dump *d = arg;
@@ -126,6 +163,8 @@ static int write_extra(void *arg, const struct kvi_extra *extra)
     put_field(d, "dp_rank", extra->holder.rank);
     if (extra->kind == KVI_EXTRA_BLOCK)
         write_block(d, extra);
+    else if (extra->kind == KVI_EXTRA_TIER || extra->kind == KVI_EXTRA_COPIES)
+        write_about_sources(d, extra);
     else
         write_window(d, extra);
     kv_json_end_object(&d->w);
@@ -274,6 +313,12 @@ static int write_events(struct dump *d, const struct ki_model *model)
     d->event_id = 0;
     kvi_get_stats(model->index, &stats);
     put_field(d, "expected_blocks", stats.blocks);
+    kv_json_key(&d->w, "parked");
+    kv_json_begin_array(&d->w);
+    rc = stats.parked ? kvi_dump_parked(model->index, write_extra, d) : 0;
+    kv_json_end_array(&d->w);
+    if (rc)
+        return rc;
     if (d->packed) {
         d->packed->n = 0;
         kv_json_key(&d->w, "packed_events");

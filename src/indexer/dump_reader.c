@@ -13,6 +13,7 @@
 #define MAX_EVENT_BYTES (16u << 20)
 #define MAX_MARK_BYTES (32u << 20)
 #define MAX_NAME_BYTES 65536
+#define MAX_SOURCE_BYTES (1u << 20) /* of one block */
 #define MAX_EXPECTED_BLOCKS (UINT64_C(1) << 28)
 #define BLOCK_BYTES 24    /* of an index, at least */
 #define CHECK_BLOCKS 4096 /* between two looks at the memory that an index takes */
@@ -31,6 +32,7 @@ void ki_dump_reader_fini(struct ki_dump_reader *reader)
     for (size_t i = 0; i < reader->n; i++)
         model_fini(&reader->models[i]);
     free(reader->models);
+    kv_buf_fini(&reader->sources);
     memset(reader, 0, sizeof(*reader));
 }
 
@@ -373,7 +375,57 @@ static bool read_window_field(struct kv_json *json, struct kv_str key, struct kv
     return true;
 }
 
-static void read_extra_field(struct kv_json *json, struct kv_str key, struct kvi_extra *extra)
+/* One [source, copies, taken]. */
+static void read_source(struct ki_dump_reader *reader, struct kv_json *json)
+{
+    struct kvi_source_copies copies = {0};
+    uint64_t value[3] = {0};
+    size_t n = 0;
+
+    kv_json_array(json);
+    while (kv_json_next_item(json)) {
+        if (n < KV_COUNT(value))
+            value[n++] = kv_json_u64(json, UINT32_MAX - 1);
+        else
+            kv_json_skip(json);
+    }
+    if (n < 2)
+        kv_json_fail(json, -EPROTO, "a source without its copies");
+    copies.source = (uint32_t)value[0];
+    copies.copies = (uint32_t)value[1];
+    copies.taken = value[2] > 0;
+    kv_buf_append(&reader->sources, &copies, sizeof(copies));
+    if (reader->sources.error)
+        kv_json_fail(json, reader->sources.error, "too many sources of a block");
+}
+
+/* Fields of tiers and copies by source. Returns whether @key is one. */
+static bool read_source_field(struct ki_dump_reader *reader, struct kv_json *json,
+                              struct kv_str key, struct kvi_extra *extra)
+{
+    if (kv_str_eq(key, "window_group")) {
+        extra->window.group = (uint32_t)kv_json_u64(json, UINT32_MAX);
+        extra->in_window = true;
+    } else if (kv_str_eq(key, "implied_source")) {
+        extra->kind = KVI_EXTRA_TIER;
+        extra->implied = (uint32_t)kv_json_u64(json, KVI_MAX_SOURCE);
+    } else if (kv_str_eq(key, "counting")) {
+        extra->counting = (uint32_t)kv_json_u64(json, 2);
+    } else if (kv_str_eq(key, "stored_again")) {
+        extra->stored_again = (uint32_t)kv_json_u64(json, UINT32_MAX);
+    } else if (kv_str_eq(key, "sources")) {
+        extra->kind = KVI_EXTRA_COPIES;
+        kv_json_array(json);
+        while (kv_json_next_item(json))
+            read_source(reader, json);
+    } else {
+        return false;
+    }
+    return true;
+}
+
+static void read_extra_field(struct ki_dump_reader *reader, struct kv_json *json, struct kv_str key,
+                             struct kvi_extra *extra)
 {
     if (kv_str_eq(key, "worker_id")) {
         extra->holder.worker = kv_json_u64(json, UINT64_MAX);
@@ -392,7 +444,8 @@ static void read_extra_field(struct kv_json *json, struct kv_str key, struct kvi
         extra->tier = (enum kv_tier)kv_json_u64(json, KV_N_TIERS - 1);
     } else if (kv_str_eq(key, "copies")) {
         extra->copies = (uint32_t)kv_json_u64(json, UINT32_MAX - 1);
-    } else if (!read_window_field(json, key, extra)) {
+    } else if (!read_window_field(json, key, extra) &&
+               !read_source_field(reader, json, key, extra)) {
         kv_json_skip(json);
     }
 }
@@ -405,11 +458,15 @@ static void read_extra(struct ki_dump_reader *reader, struct kv_json *json,
     struct kv_str key;
     int rc;
 
+    kv_buf_clear(&reader->sources);
+    reader->sources.limit = MAX_SOURCE_BYTES;
     kv_json_object(json);
     while (kv_json_next_key(json, &key)) {
         is_placed |= kv_str_eq(key, "tokens_hash");
-        read_extra_field(json, key, &extra);
+        read_extra_field(reader, json, key, &extra);
     }
+    extra.sources = (const struct kvi_source_copies *)(const void *)reader->sources.data;
+    extra.n_sources = reader->sources.len / sizeof(*extra.sources);
     if (extra.kind == KVI_EXTRA_WINDOW_BLOCK && extra.window.need)
         extra.kind = KVI_EXTRA_WINDOW;
     else if (extra.kind == KVI_EXTRA_WINDOW_BLOCK && is_placed)
@@ -466,7 +523,7 @@ static void read_field(struct ki_dump_reader *reader, struct kv_json *json,
         kv_json_array(json);
         while (kv_json_next_item(json))
             read_mark(reader, json, m);
-    } else if (kv_str_eq(key, "extras")) {
+    } else if (kv_str_eq(key, "extras") || kv_str_eq(key, "parked")) {
         kv_json_array(json);
         while (kv_json_next_item(json))
             read_extra(reader, json, m);

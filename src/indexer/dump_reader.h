@@ -32,11 +32,12 @@ struct ki_dump_reader {
     struct ki_dumped_model *models;
     size_t n, capacity;
     uint64_t events, blocks, orphans;
-    uint64_t max_bytes;  /* the indexes may take so much memory; 0: whatever they need */
-    uint64_t max_blocks; /* distinct blocks of each index; 0: no bound */
-    uint64_t done_bytes; /* taken by the models before the current one */
-    uint64_t check_at;   /* compare with max_bytes when so many blocks have been read */
-    uint64_t secret;     /* of the hash tables */
+    uint64_t max_bytes;    /* the indexes may take so much memory; 0: whatever they need */
+    uint64_t max_blocks;   /* distinct blocks of each index; 0: no bound */
+    uint64_t done_bytes;   /* taken by the models before the current one */
+    uint64_t check_at;     /* compare with max_bytes when so many blocks have been read */
+    uint64_t secret;       /* of the hash tables */
+    struct kv_buf sources; /* of the block being read */
 };
 
 /**

@@ -206,7 +206,7 @@ static void model_reset_copies(const struct model_holder *h, struct model_block 
 }
 
 static void model_add_copy(struct model_holder *h, struct model_block *b, int tier, uint32_t source,
-                           bool had)
+                           bool had, bool counted)
 {
     uint32_t *count = &b->copies[tier][source];
 
@@ -214,6 +214,10 @@ static void model_add_copy(struct model_holder *h, struct model_block *b, int ti
         memset(b->copies[tier], 0, sizeof(b->copies[tier]));
         b->taken[tier] = false;
         *count = 1;
+        return;
+    }
+    if (!counted) {
+        *count = *count ? *count : 1;
         return;
     }
     if (source == 0 && *count && b->taken[tier]) {
@@ -440,8 +444,7 @@ static int model_store_part(struct model_store_args *a, const uint64_t *parent,
         bool had = in_tree || (was && was->mask >> a->tier & 1);
         struct model_block *b = model_put(h, path[i], blocks[i].hash);
 
-        if (!had || a->counted)
-            model_add_copy(h, b, a->tier, a->source, had);
+        model_add_copy(h, b, a->tier, a->source, had, a->counted);
         a->ret->added += !in_tree;
         a->ret->duplicate += in_tree;
         b->mask |= 1u << a->tier;
@@ -490,8 +493,7 @@ static int model_store_parts(struct model_store_args *a, const uint64_t *parent,
             parent = &blocks[i].hash;
             continue;
         }
-        if (a->counted || !had)
-            model_add_copy(h, b, a->tier, a->source, had);
+        model_add_copy(h, b, a->tier, a->source, had, a->counted);
         b->mask |= 1u << a->tier;
         parent = &blocks[i].hash;
     }
@@ -545,8 +547,8 @@ static long model_add_known(struct model *m, struct kv_holder key, enum kv_tier 
         bool had = b && b->mask >> tier & 1;
 
         found += b != NULL;
-        if (b && (counted || !had))
-            model_add_copy(h, b, (int)tier, source, had);
+        if (b)
+            model_add_copy(h, b, (int)tier, source, had, counted);
         if (b)
             b->mask |= 1u << tier;
     }

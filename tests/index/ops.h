@@ -330,24 +330,14 @@ static inline int ops_copy_run(void *arg, const struct kvi_dump_run *run)
     return copy->wrong != NULL;
 }
 
-static inline bool ops_has_extras(const struct model *m)
+static inline int ops_copy_extra(void *arg, const struct kvi_extra *extra)
 {
-    for (size_t i = 0; i < m->n_holders; i++) {
-        const struct model_holder *h = &m->holders[i];
+    struct ops_copy *copy = arg;
+    int rc = kvi_restore_extra(copy->to, extra);
 
-        for (size_t k = 0; k < h->n; k++) {
-            if (h->blocks[k].parked)
-                return true;
-            for (int t = 0; t < KV_N_TIERS; t++)
-                if (h->blocks[k].copies[t][0] > 1 || h->blocks[k].copies[t][1] ||
-                    h->blocks[k].copies[t][2] || h->tier[t].implied || h->blocks[k].taken[t])
-                    return true;
-        }
-        for (int t = 0; t < KV_N_TIERS; t++)
-            if (h->tier[t].counts || h->tier[t].n_stored_again)
-                return true;
-    }
-    return false;
+    if (rc)
+        copy->wrong = MODEL_DIFFERS("a fact of kind %d can't be restored: %d", extra->kind, rc);
+    return rc != 0;
 }
 
 /* Go on with a copy made from a dump. */
@@ -355,9 +345,6 @@ static inline const char *ops_reload(struct ops *ops)
 {
     struct ops_copy copy = {0};
     const struct kv_block block = {1, 1};
-
-    if (ops_has_extras(ops->model))
-        return NULL;
 
     if (kvi_create(NULL, &copy.to))
         return "kvi_create failed";
@@ -369,6 +356,8 @@ static inline const char *ops_reload(struct ops *ops)
     }
     if (kvi_dump(ops->ix, ops_copy_run, &copy) != (copy.wrong != NULL))
         return "kvi_dump failed";
+    if (!copy.wrong && kvi_dump_extras(ops->ix, ops_copy_extra, &copy) != (copy.wrong != NULL))
+        return "kvi_dump_extras failed";
     kvi_destroy(ops->ix);
     ops->ix = copy.to;
     return copy.wrong;

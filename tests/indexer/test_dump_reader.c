@@ -207,6 +207,41 @@ static void extras_are_restored(void **state)
     ki_dump_reader_fini(&reader);
 }
 
+/* Which sources have a block, and which one is meant where nothing is said. */
+static void sources_are_restored(void **state)
+{
+    static const uint64_t hashes[] = {5, 6};
+    struct ki_dump_reader reader;
+    struct kvi_holder_info info;
+    struct kvi_index *ix;
+
+    (void)state;
+    assert_int_equal(
+        read_text(
+            "{\"m:t\":{\"block_size\":4,\"events\":[" STORED(
+                1, null,
+                BLOCK(5, 11) "," BLOCK(
+                    6, 12)) "],\"extras\":["
+                            "{\"worker_id\":1,\"tier\":0,\"implied_source\":3,\"counting\":1,"
+                            "\"stored_again\":9},"
+                            "{\"worker_id\":1,\"block_hash\":5,\"tier\":0,\"copies\":2,"
+                            "\"sources\":[[0,2],[7,1],[9,1,1]]},"
+                            "{\"worker_id\":1,\"block_hash\":77,\"tier\":0,\"sources\":[[4,1]]}]}}",
+            &reader),
+        0);
+    ix = reader.models[0].index;
+    assert_int_equal(kvi_get_holder(ix, (struct kv_holder){1, 0}, &info), 0);
+    assert_int_equal(info.copies, 3);
+    assert_int_equal(kvi_take(ix, (struct kv_holder){1, 0}, KV_TIER_DEVICE, 0, hashes, NULL, 2), 1);
+    assert_int_equal(kvi_take(ix, (struct kv_holder){1, 0}, KV_TIER_DEVICE, 3, hashes, NULL, 2), 1);
+    assert_int_equal(kvi_holder_blocks(ix, (struct kv_holder){1, 0}), 1);
+    assert_int_equal(kvi_take(ix, (struct kv_holder){1, 0}, KV_TIER_DEVICE, 7, hashes, NULL, 1), 1);
+    assert_int_equal(kvi_take(ix, (struct kv_holder){1, 0}, KV_TIER_DEVICE, 9, hashes, NULL, 1), 1);
+    assert_int_equal(kvi_take(ix, (struct kv_holder){1, 0}, KV_TIER_DEVICE, 0, hashes, NULL, 1), 1);
+    assert_int_equal(kvi_holder_blocks(ix, (struct kv_holder){1, 0}), 0);
+    ki_dump_reader_fini(&reader);
+}
+
 /* Events in binary, in the place of the array, after the number of blocks to come. */
 static void packed_events(void **state)
 {
@@ -304,6 +339,7 @@ int main(void)
         cmocka_unit_test(memory_is_bounded),
         cmocka_unit_test(orphans_are_passed_over),
         cmocka_unit_test(extras_are_restored),
+        cmocka_unit_test(sources_are_restored),
         cmocka_unit_test(packed_events),
         cmocka_unit_test(expected_blocks_are_bounded),
         cmocka_unit_test(what_is_no_dump),
