@@ -1,15 +1,42 @@
 # Packaged libraries, each as one imported target. tools/setup.sh installs them.
 find_package(Threads REQUIRED)
 find_package(PkgConfig REQUIRED)
-pkg_check_modules(ZMQ REQUIRED IMPORTED_TARGET libzmq>=4.3)
-pkg_check_modules(MHD REQUIRED IMPORTED_TARGET libmicrohttpd>=0.9.75)
-pkg_check_modules(GNUTLS REQUIRED IMPORTED_TARGET gnutls>=3.6) # that libmicrohttpd is built with
-pkg_check_modules(CURL REQUIRED IMPORTED_TARGET libcurl>=7.68)
-pkg_check_modules(SYSTEMD REQUIRED IMPORTED_TARGET libsystemd)
-pkg_check_modules(ZSTD REQUIRED IMPORTED_TARGET libzstd>=1.4)
-pkg_check_modules(URING REQUIRED IMPORTED_TARGET liburing>=2.3)
-pkg_check_modules(OPENSSL REQUIRED IMPORTED_TARGET openssl>=3.0)
-pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash>=0.8.0)
+
+# kv_package(ZMQ libzmq>=4.3): pkg_check_modules as PkgConfig::ZMQ, with the same flags at every configuration.
+# CMake takes `-isystem DIR` of a .pc file for an include path first, and for a compiler option once it is cached:
+# the second configuration of a tree, by another ./dev command, compiled everything again.
+function(kv_package name module)
+  pkg_check_modules(${name} REQUIRED IMPORTED_TARGET ${module})
+  get_target_property(folders PkgConfig::${name} INTERFACE_INCLUDE_DIRECTORIES)
+  get_target_property(options PkgConfig::${name} INTERFACE_COMPILE_OPTIONS)
+  if(NOT folders)
+    set(folders)
+  endif()
+  set(others)
+  while(options)
+    list(POP_FRONT options option)
+    if(option STREQUAL "-isystem")
+      list(POP_FRONT options folder)
+      list(APPEND folders ${folder})
+    else()
+      list(APPEND others ${option})
+    endif()
+  endwhile()
+  list(SORT folders)
+  list(REMOVE_DUPLICATES folders)
+  set_target_properties(PkgConfig::${name} PROPERTIES INTERFACE_INCLUDE_DIRECTORIES "${folders}"
+                        INTERFACE_COMPILE_OPTIONS "${others}")
+endfunction()
+
+kv_package(ZMQ libzmq>=4.3)
+kv_package(MHD libmicrohttpd>=0.9.75)
+kv_package(GNUTLS gnutls>=3.6) # that libmicrohttpd is built with
+kv_package(CURL libcurl>=7.68)
+kv_package(SYSTEMD libsystemd)
+kv_package(ZSTD libzstd>=1.4)
+kv_package(URING liburing>=2.3)
+kv_package(OPENSSL openssl>=3.0)
+kv_package(XXHASH libxxhash>=0.8.0)
 if(BUILD_TESTING AND NOT KV_FUZZ)
-  pkg_check_modules(CMOCKA REQUIRED IMPORTED_TARGET cmocka>=1.1.5)
+  kv_package(CMOCKA cmocka>=1.1.5)
 endif()
