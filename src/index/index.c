@@ -50,6 +50,7 @@ static void holder_prefetch(const void *arg, uint32_t id)
 int kvi_create(const struct kvi_opts *opts, struct kvi_index **ret)
 {
     struct kvi_mem mem = {0};
+    pthread_mutexattr_t attr;
     struct kvi_index *ix;
 
     if (!ret || !kv_sized_or_null(opts, "kvi_opts"))
@@ -64,8 +65,12 @@ int kvi_create(const struct kvi_opts *opts, struct kvi_index **ret)
     ix->copies.max = KV_OPT(opts, max_copies, MAX_COPIES);
     ix->parking.max = KV_OPT(opts, max_parked, MAX_PARKED);
     ix->parking.max_holder = KV_OPT(opts, max_parked_holder, MAX_PARKED_HOLDER);
-    pthread_mutex_init(&ix->lock, NULL);
-    pthread_mutex_init(&ix->gate, NULL);
+    /* Writers hold the lock for a microsecond: spinning for it costs less than sleeping. */
+    pthread_mutexattr_init(&attr);
+    pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_ADAPTIVE_NP);
+    pthread_mutex_init(&ix->lock, &attr);
+    pthread_mutex_init(&ix->gate, &attr);
+    pthread_mutexattr_destroy(&attr);
     pthread_cond_init(&ix->cleared, NULL);
     kv_limbo_init(&ix->limbo, SOFT_LIMBO, HARD_LIMBO, free_retired, ix);
     kvi_arena_init(&ix->arena, &ix->mem, &ix->limbo, KVI_KIND_MEMORY);

@@ -281,20 +281,32 @@ static size_t count_gains(const struct kvi_store *store)
     return n;
 }
 
+/* Whether the holder has none of the blocks, here or elsewhere. */
+static bool is_all_new(const struct kvi_store *store)
+{
+    return !store->n_moves && !store->unparks && count_gains(store) == store->n;
+}
+
 /* Whether the store goes beyond a limit on blocks. Counted. */
 static bool exceeds(struct kvi_store *store)
 {
     struct kvi_index *ix = store->ix;
     uint64_t max = store->holder ? store->holder->max_blocks : ix->max_holder_blocks, has = 0;
     uint64_t room = ix->max_blocks - atomic_load_explicit(&ix->n_blocks, memory_order_relaxed);
-    bool over = store->n - store->n_path > room;
+    bool over;
 
     if (store->holder)
         has = atomic_load_explicit(&store->holder->blocks, memory_order_relaxed);
+    if (store->only_new &&
+        store->holder) { /* parked blocks may follow one of them, before the next */
+        has += store->holder->n_parked;
+        room -= KV_MIN(room, store->holder->n_parked);
+    }
+    over = store->n - store->n_path > room;
     if (!over && has + store->n > max)
         over = !store->holder || has + count_gains(store) > max;
-    if (!over)
-        return false;
+    if (!over || store->only_new) /* the caller will try them one by one */
+        return over;
     kvi_count(&ix->n_refused, 1);
     if (store->holder)
         store->holder->n_refused++;
@@ -339,6 +351,8 @@ static int prepare(struct kvi_store *store, struct kv_holder holder, const uint6
     if (!store->again)
         kvi_copies_imply(store->holder, store->tier, store->source);
     rc = kvi_store_judge(store);
+    if (!rc && store->only_new && !is_all_new(store))
+        rc = -EEXIST;
     if (!rc)
         rc = kvi_store_plan(store);
     if (rc) {
@@ -440,6 +454,7 @@ static int store_part(struct kvi_store *all, struct kv_holder key, const uint64_
                              .tier = all->tier,
                              .source = all->source,
                              .counted = all->counted,
+                             .only_new = all->only_new,
                              .blocks = all->blocks + i,
                              .n = n};
     int rc = store_placed(&part, key, parent);
@@ -520,7 +535,7 @@ static int store_any(struct kvi_store *store, struct kv_holder key, const uint64
     store->holder = writer(store, key);
     if (!store->keeps || !store->holder) {
         rc = store_part(store, key, parent, 0, store->n);
-        if (rc != -ENOENT || !ix->parking.max_holder)
+        if (rc != -ENOENT || !ix->parking.max_holder || store->only_new)
             return rc;
     }
     rc = kvi_store_check(store, parent);
@@ -598,4 +613,17 @@ int kvi_add(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
         .ix = index, .tier = tier, .source = source, .counted = true, .blocks = blocks, .n = n};
 
     return store_call(&store, holder, parent, ret);
+}
+
+int kvi_add_new(struct kvi_index *index, struct kv_holder holder, uint64_t parent,
+                const struct kv_block *blocks, size_t n)
+{
+    struct kvi_store store = {.ix = index,
+                              .tier = KV_TIER_DEVICE,
+                              .counted = true,
+                              .only_new = true,
+                              .blocks = blocks,
+                              .n = n};
+
+    return store_call(&store, holder, &parent, NULL);
 }

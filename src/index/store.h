@@ -61,8 +61,8 @@ struct kvi_store {
     struct kvi_scratch *scratch;
     struct kvi_holder *holder;
     struct kvi_holder *part; /* the store is one of places for it: see windows.h */
-    bool
-        keeps; /* a block that the holder has keeps its place, wherever the event says that it is */
+    bool keeps;    /* a block that the holder has keeps its place, wherever the event puts it */
+    bool only_new; /* -EEXIST when the holder has one of the blocks */
     bool holder_is_new;
     bool counted; /* blocks that it has get one copy more */
     bool again;   /* of parked blocks: copies are as they were */

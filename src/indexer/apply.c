@@ -12,6 +12,7 @@
 void ki_applier_fini(struct ki_applier *a)
 {
     kve_reader_destroy(a->reader);
+    ki_store_run_fini(&a->run);
     free(a->ranks);
     memset(a, 0, sizeof(*a));
 }
@@ -116,6 +117,8 @@ static int apply_store(struct ki_applier *a, struct kvi_index *index, struct kv_
     if (rc == 0) {
         a->stats.orphans += stored.parked > 0; /* usual after a loss, and in lower tiers */
         a->tells_again |= again && !a->overlaps && op->n > 1 && stored.duplicate == op->n;
+        if (!again && !stored.parked && op->n)
+            ki_store_run_begin(&a->run, holder, op->blocks[op->n - 1].hash);
         return 0;
     }
     a->last.full |= rc == -ENOSPC;
@@ -125,6 +128,73 @@ static int apply_store(struct ki_applier *a, struct kvi_index *index, struct kv_
                     "worker=%" PRIu64 " rank=%" PRIu32 " blocks=%zu error=\"%s\"", holder.worker,
                     holder.rank, op->n, strerror(-rc));
     return rc == -EINVAL ? 0 : rc;
+}
+
+/* -- stores that wait -------------------------------------------------------------------------- */
+
+/* Whether a store below a known block means nothing but new copies, whatever came before it. */
+static bool may_wait(const struct ki_applier *a)
+{
+    return !a->overlaps && !a->has_windows && !a->eagle_drop;
+}
+
+/* Event by event, as the index doesn't take them together. Returns a negative errno when one is lost. */
+static int store_each(struct ki_applier *a, struct kvi_index *index, const struct ki_store_run *run)
+{
+    uint64_t parent = run->parent;
+    int result = 0;
+
+    for (size_t i = 0, n; i < run->n_events; i++) {
+        size_t first = ki_store_run_event(run, i, &n);
+        struct kve_op op = {.type = KVE_OP_STORE,
+                            .rank = run->holder.rank,
+                            .tier = KV_TIER_DEVICE,
+                            .has_parent = true,
+                            .parent = parent,
+                            .blocks = run->blocks + first,
+                            .n = n};
+        struct kve_batch batch = {.ops = &op, .n_ops = 1};
+        int rc = apply_store(a, index, run->holder, &batch, 0);
+
+        result = rc < 0 ? rc : result;
+        parent = run->blocks[first + n - 1].hash;
+    }
+    return result;
+}
+
+/* Store what waits, and end the run. Returns a negative errno when something is lost. */
+static int flush(struct ki_applier *a, struct kvi_index *index)
+{
+    struct ki_store_run run = a->run;
+    int rc = 0;
+
+    a->run.open = false;
+    a->run.n_events = a->run.n_blocks = 0;
+    if (!run.n_events)
+        return 0;
+    if (kvi_add_new(index, run.holder, run.parent, run.blocks, run.n_blocks) < 0)
+        rc = store_each(a, index, &run);
+    else
+        for (size_t i = 0; i < run.n_events; i++)
+            ki_event_counts_store(&a->counts, 0, 1, 1);
+    a->run.open = false;
+    return rc;
+}
+
+static void add_counts(struct ki_applier *a)
+{
+    ki_event_counts_add(&a->counts);
+    memset(&a->counts, 0, sizeof(a->counts));
+}
+
+enum ki_applied ki_applier_flush(struct ki_applier *a, struct kvi_index *index)
+{
+    int rc;
+
+    memset(&a->last, 0, sizeof(a->last));
+    rc = flush(a, index);
+    add_counts(a);
+    return rc < 0 ? KI_APPLIED_PART : KI_APPLIED;
 }
 
 /* -- windows ----------------------------------------------------------------------------------- */
@@ -149,6 +219,9 @@ static int declare_windows(struct ki_applier *a, struct kvi_index *index,
 
         if (!is_window(a, op, &source) || !ki_applier_note_rank(a, op->rank))
             continue;
+        rc = flush(a, index);
+        if (rc < 0)
+            break;
         window = (struct kvi_window){.group = source.group,
                                      .window = source.window,
                                      .need = source.need,
@@ -277,8 +350,8 @@ static bool is_empty(const struct ki_applier *a, struct kvi_index *index, uint32
            info.blocks + info.parked == 0;
 }
 
-enum ki_applied ki_applier_apply(struct ki_applier *a, struct kvi_index *index, const void *payload,
-                                 size_t len)
+enum ki_applied ki_applier_put(struct ki_applier *a, struct kvi_index *index, const void *payload,
+                               size_t len)
 {
     enum ki_applied result = KI_APPLIED;
     struct kve_source source;
@@ -301,6 +374,11 @@ enum ki_applied ki_applier_apply(struct ki_applier *a, struct kvi_index *index, 
         }
         if (op->type == KVE_OP_STORE)
             a->forms |= KI_FORM(op->lookahead, false) | KI_FORM(op->lookahead, op->placed);
+        if (may_wait(a) &&
+            ki_store_run_append(&a->run, (struct kv_holder){a->instance, op->rank}, op))
+            continue;
+        if (flush(a, index) < 0)
+            result = KI_APPLIED_PART;
         /* Each time: the holder, or the index, may be a new one. */
         if (a->eagle_drop && kvi_set_drops(index, (struct kv_holder){a->instance, op->rank}) < 0)
             result = KI_APPLIED_PART;
@@ -316,8 +394,7 @@ enum ki_applied ki_applier_apply(struct ki_applier *a, struct kvi_index *index, 
     }
     if (batch.skipped[KVE_SKIP_TOO_LARGE]) /* they may have been anything */
         result = KI_APPLIED_PART;
-    ki_event_counts_add(&a->counts);
-    memset(&a->counts, 0, sizeof(a->counts));
+    add_counts(a);
     a->stats.batches++;
     a->stats.events += batch.n_events;
     a->stats.blocks += batch.n_blocks;
@@ -327,8 +404,21 @@ enum ki_applied ki_applier_apply(struct ki_applier *a, struct kvi_index *index, 
     return result;
 }
 
+enum ki_applied ki_applier_apply(struct ki_applier *a, struct kvi_index *index, const void *payload,
+                                 size_t len)
+{
+    enum ki_applied result = ki_applier_put(a, index, payload, len);
+
+    if (a->run.n_events && flush(a, index) < 0)
+        result = KI_APPLIED_PART;
+    a->run.open = false;
+    add_counts(a);
+    return result;
+}
+
 void ki_applier_purge(struct ki_applier *a, struct kvi_index *index, bool restarted)
 {
+    (void)ki_applier_flush(a, index); /* counted, if nothing else */
     a->tells_again = a->overlaps = false;
     a->has_windows &= !restarted;
     for (uint32_t i = 0; i < a->n_ranks; i++) {

@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "indexer/event_counts.h"
+#include "indexer/store_run.h"
 #include "kv_event.h"
 #include "kv_index.h"
 
@@ -41,6 +42,7 @@ struct ki_applier {
     uint64_t forms;   /* KI_FORM of each form in which its blocks were hashed */
     struct ki_apply_stats stats;
     struct ki_event_counts counts; /* of the batch being applied */
+    struct ki_store_run run;       /* stores that wait for ki_applier_flush */
 };
 
 int ki_applier_init(struct ki_applier *a, uint64_t instance, uint32_t rank, uint32_t block_size,
@@ -59,6 +61,14 @@ enum ki_applied { KI_APPLIED, KI_APPLIED_PART, KI_APPLIED_CLEARED };
  */
 enum ki_applied ki_applier_apply(struct ki_applier *a, struct kvi_index *index, const void *payload,
                                  size_t len);
+/**
+ * The same, but stores that continue the last one may wait for more of them (store_run.h). Call
+ * ki_applier_flush before anything else looks at the stream's blocks.
+ */
+enum ki_applied ki_applier_put(struct ki_applier *a, struct kvi_index *index, const void *payload,
+                               size_t len);
+/** Put the stores that wait into the index. Returns KI_APPLIED or KI_APPLIED_PART. */
+enum ki_applied ki_applier_flush(struct ki_applier *a, struct kvi_index *index);
 
 /**
  * Forget all blocks that the stream has brought. The ranks stay known. With @restarted, another

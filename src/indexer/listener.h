@@ -58,6 +58,13 @@ struct ki_listener_env {
 
 struct ki_pump;
 
+/** A live batch on its way to the stream. */
+struct ki_live {
+    struct ki_batch_id id;
+    bool reconnected; /* over another connection than the batch before */
+    zmq_msg_t payload;
+};
+
 struct ki_listener {
     /* Set once. */
     struct ki_listener_env *env;
@@ -94,8 +101,7 @@ struct ki_listener {
 
     /* Batches that wait. */
     bool holding;
-    struct ki_batch_id held_id;
-    zmq_msg_t held;
+    struct ki_live held;
     struct ki_backlog backlog; /* behind the held batch, or the start */
 
     /* The connection behind sub. */

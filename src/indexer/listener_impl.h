@@ -32,10 +32,12 @@ bool ki_listener_read(struct ki_listener *l, uint64_t now_ns);
 
 /* -- listener_stream.c ------------------------------------------------------------------------- */
 
-/** Offer a live batch, and do what the stream says. A batch that is to be held is taken from
- * @payload. */
-void ki_listener_offer_live(struct ki_listener *l, const struct ki_batch_id *id, zmq_msg_t *payload,
-                            bool reconnected, uint64_t now_ns);
+/**
+ * Offer live batches in order, until the stream wants more than to apply or drop one; then do that.
+ * A batch that is to be held is moved away. Returns the number of batches that are done with.
+ */
+size_t ki_listener_offer_live(struct ki_listener *l, struct ki_live *batches, size_t n,
+                              uint64_t now_ns);
 /** Offer a batch of a replay, or its end. @message NULL: an answer that makes no sense. */
 void ki_listener_offer_replayed(struct ki_listener *l, const struct ki_batch_id *id,
                                 const struct kve_message *message, uint64_t now_ns);

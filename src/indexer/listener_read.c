@@ -80,55 +80,106 @@ static bool must_wait(const struct ki_listener *l)
     return !l->started || l->holding || !STAILQ_EMPTY(&l->backlog.items);
 }
 
-static void put_off(struct ki_listener *l, const struct ki_batch_id *id, bool reconnected,
-                    const struct kve_message *message)
+static void put_off(struct ki_listener *l, struct ki_live *batch)
 {
     static struct kv_log_rate rate;
-    int rc = ki_backlog_put(&l->backlog, &l->env->backlog, id, reconnected, message->payload.data,
-                            message->payload.len);
+    size_t len = zmq_msg_size(&batch->payload);
+    int rc = ki_backlog_put(&l->backlog, &l->env->backlog, &batch->id, batch->reconnected,
+                            zmq_msg_data(&batch->payload), len);
 
     if (rc < 0 && kv_log_allowed(&rate, 3))
         kv_log_warn("indexer", "the replay backlog is full: a batch was dropped",
                     "worker=%" PRIu64 " rank=%" PRIu32 " bytes=%zu waiting=%" PRIu64, l->instance,
-                    l->rank, message->payload.len, l->backlog.bytes);
+                    l->rank, len, l->backlog.bytes);
 }
 
-/* One live message. False: there is none. */
-static bool read_live(struct ki_listener *l, uint64_t now_ns)
+/* Offer batches to the stream, or put off those that must wait; their payloads are closed. */
+static void offer(struct ki_listener *l, struct ki_live *batches, size_t n, uint64_t now_ns)
 {
-    bool first = !l->has_connection, anew;
+    size_t done = 0;
+
+    while (done < n) {
+        if (must_wait(l))
+            put_off(l, &batches[done++]);
+        else
+            done += ki_listener_offer_live(l, batches + done, n - done, now_ns);
+    }
+    for (size_t i = 0; i < n; i++)
+        zmq_msg_close(&batches[i].payload);
+}
+
+/*
+ * Read one live message. Returns 1 with *@ret, whose payload the caller closes; 0 for a message that
+ * is no batch; -EAGAIN when there is none, or another errno. *@ret_first: of its connection.
+ */
+static int receive_live(struct ki_listener *l, struct ki_live *ret, bool *ret_first)
+{
+    bool first = !l->has_connection;
     struct kve_message message;
     struct ki_envelope e;
-    struct ki_batch_id id;
     int rc = ki_socket_receive(l->sub, &e);
 
     if (rc == -EAGAIN)
-        return false;
+        return rc;
     if (rc < 0 || kve_message_parse_live(e.spans, e.n, &message) < 0) {
-        ki_listener_heard(l, false, now_ns);
         count_malformed(l, "a message that is no batch was passed over");
         ki_envelope_fini(&e);
-        return rc == 0 || rc == -EPROTO;
+        return rc < 0 && rc != -EPROTO ? rc : 0;
     }
-    id = identify(&message);
+    ret->id = identify(&message);
+    ret->reconnected = is_new_connection(l, &e.frames[e.n - 2]);
+    *ret_first = first || ret->reconnected;
     l->turn_bytes += message.payload.len;
-    anew = is_new_connection(l, &e.frames[e.n - 2]);
-    ki_listener_heard(l, first || anew, now_ns);
-    if (must_wait(l))
-        put_off(l, &id, anew, &message);
-    else
-        ki_listener_offer_live(l, &id, &e.frames[e.n - 1], anew, now_ns);
+    zmq_msg_init(&ret->payload);
+    zmq_msg_move(&ret->payload, &e.frames[e.n - 1]);
     ki_envelope_fini(&e);
-    return true;
+    return 1;
+}
+
+/*
+ * Read up to @max live messages, and offer them together: the stream's lock is taken once, and the
+ * index stores at once what belongs together. A connection's first batch comes after the news of the
+ * connection, and batches before it come before that. Returns how many messages there were.
+ */
+static size_t read_live(struct ki_listener *l, size_t max, uint64_t now_ns)
+{
+    struct ki_live batches[TURN];
+    size_t n = 0, n_read = 0;
+
+    while (n_read < max && l->turn_bytes < TURN_BYTES) {
+        bool first = false;
+        int rc = receive_live(l, &batches[n], &first);
+
+        if (rc < 0) {
+            l->sub_ready = false;
+            break;
+        }
+        n_read++;
+        if (!first) {
+            ki_listener_heard(l, false, now_ns);
+            n += (size_t)rc;
+            continue;
+        }
+        offer(l, batches, n, now_ns);
+        ki_listener_heard(l, true, now_ns);
+        offer(l, &batches[n], 1, now_ns);
+        n = 0;
+    }
+    offer(l, batches, n, now_ns);
+    return n_read;
 }
 
 /* The oldest batch of the backlog. */
 static void read_backlog(struct ki_listener *l, uint64_t now_ns)
 {
     struct ki_backlog_item *item = ki_backlog_take(&l->backlog);
+    struct ki_live batch = {.id = item->id, .reconnected = item->reconnected};
 
-    l->turn_bytes += zmq_msg_size(&item->payload);
-    ki_listener_offer_live(l, &item->id, &item->payload, item->reconnected, now_ns);
+    zmq_msg_init(&batch.payload);
+    zmq_msg_move(&batch.payload, &item->payload);
+    l->turn_bytes += zmq_msg_size(&batch.payload);
+    ki_listener_offer_live(l, &batch, 1, now_ns);
+    zmq_msg_close(&batch.payload);
     ki_backlog_free(&l->backlog, &l->env->backlog, item);
 }
 
@@ -161,10 +212,13 @@ static bool read_replay(struct ki_listener *l, uint64_t now_ns)
 
 bool ki_listener_read(struct ki_listener *l, uint64_t now_ns)
 {
+    size_t n = 0;
+
     l->turn_bytes = 0;
     if (!l->sub || l->detached)
         return false; /* sub_ready keeps what was noticed for later */
-    for (int i = 0; i < TURN && l->turn_bytes < TURN_BYTES; i++) {
+    while (n < TURN && l->turn_bytes < TURN_BYTES) {
+        size_t n_live = 0;
         bool more = false;
 
         if (l->dealer && l->dealer_ready)
@@ -173,7 +227,8 @@ bool ki_listener_read(struct ki_listener *l, uint64_t now_ns)
         if (ki_listener_has_backlog(l))
             read_backlog(l, now_ns);
         else if (l->sub_ready)
-            l->sub_ready = read_live(l, now_ns);
+            n_live = read_live(l, l->dealer ? 1 : TURN - n, now_ns);
+        n += KV_MAX(n_live, (size_t)1);
         if (!more && !l->sub_ready && !ki_listener_has_backlog(l))
             return false;
     }

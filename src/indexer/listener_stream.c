@@ -67,17 +67,10 @@ static void judge(struct ki_listener *l, uint64_t now_ns)
         purge(l, false);
 }
 
-static void write_index(struct ki_listener *l, unsigned steps, struct kve_span payload,
-                        uint64_t now_ns)
+/* The effect of a batch, or of what waited, on the completeness of the view. */
+static void note_applied(struct ki_listener *l, enum ki_applied applied, uint64_t now_ns)
 {
-    if (steps & KI_STEP_PURGE)
-        purge(l, steps & KI_STEP_RESET);
-    if (steps & KI_STEP_RESET)
-        kve_reader_reset(l->applier.reader);
-    if (!(steps & KI_STEP_APPLY))
-        return;
-    l->last_event_ns = kv_wall_ns();
-    switch (ki_applier_apply(&l->applier, l->model->index, payload.data, payload.len)) {
+    switch (applied) {
     case KI_APPLIED:
         break;
     case KI_APPLIED_PART:
@@ -87,18 +80,36 @@ static void write_index(struct ki_listener *l, unsigned steps, struct kve_span p
         ki_stream_mark_whole(&l->stream);
         break;
     }
-    ki_model_note_forms(l->model, l->applier.forms);
     judge(l, now_ns);
 }
 
-/* Carry out in the index what the stream has decided, and tell what has changed since @before. */
-static void settle(struct ki_listener *l, const struct ki_stream_stats *before, unsigned steps,
+/* End of a series of writes, before the lock is released. */
+static void end_writes(struct ki_listener *l, bool applied, uint64_t now_ns)
+{
+    if (!applied)
+        return;
+    note_applied(l, ki_applier_flush(&l->applier, l->model->index), now_ns);
+    ki_model_note_forms(l->model, l->applier.forms);
+    l->last_event_ns = kv_wall_ns();
+}
+
+/* Carry out in the index what the stream has decided, and tell what has changed since *@before, which
+ * moves on. */
+static void settle(struct ki_listener *l, struct ki_stream_stats *before, unsigned steps,
                    struct kve_span payload, uint64_t now_ns)
 {
-    write_index(l, steps, payload, now_ns);
-    if (KV_UNLIKELY(steps != KI_STEP_APPLY || before->missed != l->stream.stats.missed ||
-                    before->resyncs != l->stream.stats.resyncs))
-        report(l, before, steps);
+    if (steps & KI_STEP_PURGE)
+        purge(l, steps & KI_STEP_RESET);
+    if (steps & KI_STEP_RESET)
+        kve_reader_reset(l->applier.reader);
+    if (steps & KI_STEP_APPLY)
+        note_applied(l, ki_applier_put(&l->applier, l->model->index, payload.data, payload.len),
+                     now_ns);
+    if (KV_LIKELY(steps == KI_STEP_APPLY && before->missed == l->stream.stats.missed &&
+                  before->resyncs == l->stream.stats.resyncs))
+        return;
+    report(l, before, steps);
+    *before = l->stream.stats;
 }
 
 /* -- replays ----------------------------------------------------------------------------------- */
@@ -140,42 +151,50 @@ void ki_listener_open_replay(struct ki_listener *l, uint64_t now_ns)
 
 /* -- offers ------------------------------------------------------------------------------------ */
 
-/* A live batch. Its payload is moved away when the stream wants it held. Returns steps. */
-static unsigned offer(struct ki_listener *l, const struct ki_batch_id *id, zmq_msg_t *payload,
-                      bool reconnected, uint64_t now_ns)
+/* Offer batches under one lock, until one needs more than the index. Returns its steps. */
+static unsigned offer(struct ki_listener *l, struct ki_live *batches, size_t n, uint64_t now_ns,
+                      size_t *ret_done)
 {
-    struct kve_span span = {zmq_msg_data(payload), zmq_msg_size(payload)};
     struct ki_stream_stats before;
-    unsigned steps = 0;
+    unsigned steps = 0, all = 0;
+    size_t i = 0;
 
     pthread_mutex_lock(&l->lock);
-    if (!l->gone) {
-        before = l->stream.stats;
-        steps = ki_stream_live(&l->stream, id, reconnected, now_ns);
-        settle(l, &before, steps, span, now_ns);
+    before = l->stream.stats;
+    while (i < n && !l->gone && !(steps & (KI_STEP_HOLD | KI_STEP_REQUEST | KI_STEP_RESUME))) {
+        struct ki_live *batch = &batches[i++];
+
+        steps = ki_stream_live(&l->stream, &batch->id, batch->reconnected, now_ns);
+        settle(l, &before, steps,
+               (struct kve_span){zmq_msg_data(&batch->payload), zmq_msg_size(&batch->payload)},
+               now_ns);
+        all |= steps;
     }
+    end_writes(l, all & KI_STEP_APPLY, now_ns);
+    *ret_done = l->gone ? n : i;
     pthread_mutex_unlock(&l->lock);
     if (steps & KI_STEP_HOLD) {
-        zmq_msg_init(&l->held);
-        zmq_msg_move(&l->held, payload);
-        l->held_id = *id;
+        l->held = (struct ki_live){.id = batches[i - 1].id};
+        zmq_msg_init(&l->held.payload);
+        zmq_msg_move(&l->held.payload, &batches[i - 1].payload);
         l->holding = true;
     }
     return steps;
 }
 
+/* The batch isn't the first of its connection any more: the stream has heard of that. */
 static unsigned offer_held(struct ki_listener *l, uint64_t now_ns)
 {
-    struct ki_batch_id id = l->held_id;
-    zmq_msg_t held;
+    struct ki_live held = {.id = l->held.id};
     unsigned steps;
+    size_t done;
 
-    zmq_msg_init(&held);
-    zmq_msg_move(&held, &l->held);
-    zmq_msg_close(&l->held);
+    zmq_msg_init(&held.payload);
+    zmq_msg_move(&held.payload, &l->held.payload);
+    zmq_msg_close(&l->held.payload);
     l->holding = false;
-    steps = offer(l, &id, &held, false, now_ns);
-    zmq_msg_close(&held);
+    steps = offer(l, &held, 1, now_ns, &done);
+    zmq_msg_close(&held.payload);
     return steps;
 }
 
@@ -193,10 +212,13 @@ void ki_listener_follow(struct ki_listener *l, unsigned steps, uint64_t now_ns)
     }
 }
 
-void ki_listener_offer_live(struct ki_listener *l, const struct ki_batch_id *id, zmq_msg_t *payload,
-                            bool reconnected, uint64_t now_ns)
+size_t ki_listener_offer_live(struct ki_listener *l, struct ki_live *batches, size_t n,
+                              uint64_t now_ns)
 {
-    ki_listener_follow(l, offer(l, id, payload, reconnected, now_ns), now_ns);
+    size_t done;
+
+    ki_listener_follow(l, offer(l, batches, n, now_ns, &done), now_ns);
+    return done;
 }
 
 void ki_listener_offer_replayed(struct ki_listener *l, const struct ki_batch_id *id,
@@ -215,6 +237,7 @@ void ki_listener_offer_replayed(struct ki_listener *l, const struct ki_batch_id 
         else
             steps = ki_stream_replayed(&l->stream, id, now_ns);
         settle(l, &before, steps, message ? message->payload : (struct kve_span){0}, now_ns);
+        end_writes(l, steps & KI_STEP_APPLY, now_ns);
     }
     pthread_mutex_unlock(&l->lock);
     ki_listener_follow(l, steps, now_ns);
@@ -238,7 +261,7 @@ void ki_listener_tick_stream(struct ki_listener *l, uint64_t now_ns)
 void ki_listener_drop_held(struct ki_listener *l)
 {
     if (l->holding)
-        zmq_msg_close(&l->held);
+        zmq_msg_close(&l->held.payload);
     l->holding = false;
     ki_backlog_clear(&l->backlog, &l->env->backlog);
 }

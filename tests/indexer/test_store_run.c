@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Stores that wait for more of them (store_run.h), against the model: the same events, each put into
+ * the index at once. Both must end with the same blocks, tiers, copies, parked blocks and counts,
+ * whatever continues what, is refused, is removed in between, or lies below a missing block.
+ */
+#include "base/unit.h"
+
+#include <inttypes.h>
+
+#include "base/log.h"
+#include "base/msgpack.h"
+#include "indexer/apply.h"
+
+#define BLOCK_SIZE 4
+#define HASHES 60 /* few, so that blocks come again, elsewhere too */
+#define EVENTS 400
+
+struct side {
+    struct kvi_index *index;
+    struct ki_applier applier;
+    size_t n_part;
+};
+
+static void side_init(struct side *s, uint64_t max_holder_blocks)
+{
+    struct kvi_opts opts = KVI_OPTS_INIT;
+
+    opts.max_holder_blocks = max_holder_blocks;
+    memset(s, 0, sizeof(*s));
+    assert_int_equal(kvi_create(&opts, &s->index), 0);
+    assert_int_equal(ki_applier_init(&s->applier, 7, 0, BLOCK_SIZE, KI_MM_PLACED), 0);
+}
+
+static void side_fini(struct side *s)
+{
+    ki_applier_fini(&s->applier);
+    kvi_destroy(s->index);
+}
+
+/* -- events ------------------------------------------------------------------------------------ */
+
+struct event {
+    enum { STORE, REMOVE, CLEAR } type;
+    bool root, host;
+    uint32_t rank;
+    uint64_t parent, hashes[4];
+    size_t n;
+    uint32_t salt; /* other tokens than usual */
+};
+
+static void put_event(struct kv_buf *out, const struct event *e)
+{
+    kv_msgpack_put_map(out, e->type == STORE ? 7 : e->type == REMOVE ? 4 : 2);
+    kv_msgpack_put_str(out, "type");
+    kv_msgpack_put_str(out, e->type == STORE    ? "BlockStored"
+                            : e->type == REMOVE ? "BlockRemoved"
+                                                : "AllBlocksCleared");
+    kv_msgpack_put_str(out, "dp_rank");
+    kv_msgpack_put_u64(out, e->rank);
+    if (e->type == CLEAR)
+        return;
+    kv_msgpack_put_str(out, "medium");
+    kv_msgpack_put_str(out, e->host ? "CPU" : "GPU");
+    kv_msgpack_put_str(out, "block_hashes");
+    kv_msgpack_put_array(out, (uint32_t)e->n);
+    for (size_t i = 0; i < e->n; i++)
+        kv_msgpack_put_u64(out, e->hashes[i]);
+    if (e->type == REMOVE)
+        return;
+    kv_msgpack_put_str(out, "parent_block_hash");
+    if (e->root)
+        kv_msgpack_put_nil(out);
+    else
+        kv_msgpack_put_u64(out, e->parent);
+    kv_msgpack_put_str(out, "token_ids");
+    kv_msgpack_put_array(out, (uint32_t)e->n * BLOCK_SIZE);
+    for (size_t i = 0; i < e->n * BLOCK_SIZE; i++)
+        kv_msgpack_put_u64(out, e->hashes[i / BLOCK_SIZE] * 10 + i % BLOCK_SIZE + e->salt);
+    kv_msgpack_put_str(out, "block_size");
+    kv_msgpack_put_u64(out, BLOCK_SIZE);
+}
+
+static struct event make_event(uint64_t *random, uint64_t *last)
+{
+    struct event e = {.type = STORE, .parent = *last, .n = 1 + unit_below(random, 3)};
+    uint64_t dice = unit_below(random, 100);
+
+    if (dice >= 90)
+        e.type = dice == 99 ? CLEAR : REMOVE;
+    else if (dice >= 82)
+        e.root = true;
+    else if (dice >= 70)
+        e.parent = 1 + unit_below(random, HASHES + 5); /* some are never stored */
+    e.host = unit_below(random, 12) == 0;
+    e.rank = unit_below(random, 10) == 0;
+    e.salt = unit_below(random, 30) == 0 ? 7 : 0;
+    for (size_t i = 0; i < e.n; i++)
+        e.hashes[i] = 1 + unit_below(random, HASHES);
+    if (e.type == STORE)
+        *last = e.hashes[e.n - 1];
+    return e;
+}
+
+/* A batch of @n events. */
+static void make_batch(struct kv_buf *out, const struct event *events, size_t n)
+{
+    kv_msgpack_put_array(out, 2);
+    kv_msgpack_put_double(out, 1.5);
+    kv_msgpack_put_array(out, (uint32_t)n);
+    for (size_t i = 0; i < n; i++)
+        put_event(out, &events[i]);
+    assert_int_equal(out->error, 0);
+}
+
+/* -- what an index says ------------------------------------------------------------------------ */
+
+struct facts {
+    struct fact {
+        uint64_t word[8];
+    } * items;
+    size_t n, capacity;
+};
+
+static void add_fact(struct facts *facts, struct fact fact)
+{
+    if (facts->n == facts->capacity) {
+        facts->capacity = facts->capacity ? 2 * facts->capacity : 256;
+        facts->items = realloc(facts->items, facts->capacity * sizeof(*facts->items));
+        assert_non_null(facts->items);
+    }
+    facts->items[facts->n++] = fact;
+}
+
+static int add_run(void *arg, const struct kvi_dump_run *run)
+{
+    uint64_t parent = run->parent ? *run->parent : 0;
+
+    for (size_t i = 0; i < run->n; i++) {
+        add_fact(arg, (struct fact){{1, run->holder.rank, run->tier, parent, run->blocks[i].hash,
+                                     run->blocks[i].tokens_hash}});
+        parent = run->blocks[i].hash;
+    }
+    return 0;
+}
+
+static int add_extra(void *arg, const struct kvi_extra *extra)
+{
+    add_fact(arg, (struct fact){{2 + extra->kind, extra->holder.rank, extra->hash, extra->parent,
+                                 extra->tokens_hash, extra->tiers, extra->tier, extra->copies}});
+    return 0;
+}
+
+static int compare_facts(const void *a, const void *b)
+{
+    return memcmp(a, b, sizeof(struct fact));
+}
+
+static struct facts facts_of(struct kvi_index *index)
+{
+    struct facts facts = {0};
+
+    assert_int_equal(kvi_dump(index, add_run, &facts), 0);
+    assert_int_equal(kvi_dump_extras(index, add_extra, &facts), 0);
+    if (facts.n)
+        qsort(facts.items, facts.n, sizeof(*facts.items), compare_facts);
+    return facts;
+}
+
+static void compare_sides(struct side *a, struct side *b)
+{
+    struct facts x = facts_of(a->index), y = facts_of(b->index);
+    struct kvi_stats p = {.size = sizeof(p)}, q = {.size = sizeof(q)};
+
+    assert_int_equal(x.n, y.n);
+    if (x.n)
+        assert_memory_equal(x.items, y.items, x.n * sizeof(*x.items));
+    assert_int_equal(kvi_get_stats(a->index, &p), 0);
+    assert_int_equal(kvi_get_stats(b->index, &q), 0);
+    assert_int_equal(p.refused, q.refused);
+    assert_int_equal(p.holder_blocks, q.holder_blocks);
+    assert_int_equal(a->applier.stats.orphans, b->applier.stats.orphans);
+    assert_int_equal(a->applier.stats.rejected, b->applier.stats.rejected);
+    assert_int_equal(a->applier.stats.events, b->applier.stats.events);
+    assert_int_equal(a->applier.stats.blocks, b->applier.stats.blocks);
+    free(x.items);
+    free(y.items);
+}
+
+/* -- tests ------------------------------------------------------------------------------------- */
+
+#define COUNTERS 32
+
+/* The values of the process's event counts, in the order of their lines. */
+static size_t read_counts(uint64_t *ret)
+{
+    struct kv_buf text = KV_BUF_INIT;
+    size_t n = 0;
+
+    ki_event_counts_render(&text);
+    for (const char *p = kv_buf_cstr(&text); (p = strstr(p, "\"} ")) != NULL && n < COUNTERS;)
+        ret[n++] = strtoull(p += 3, NULL, 10);
+    kv_buf_fini(&text);
+    return n;
+}
+
+/* One batch an event, and never two in a row that may wait. */
+static void run_model(struct side *s, const struct event *events, size_t n)
+{
+    struct kv_buf batch = KV_BUF_INIT;
+
+    for (size_t i = 0; i < n; i++) {
+        kv_buf_clear(&batch);
+        make_batch(&batch, &events[i], 1);
+        s->n_part +=
+            ki_applier_apply(&s->applier, s->index, batch.data, batch.len) == KI_APPLIED_PART;
+    }
+    kv_buf_fini(&batch);
+}
+
+/* Batches of some events, of which only the first may be without a parent; flushed now and then. */
+static void run_waiting(struct side *s, const struct event *events, size_t n, uint64_t *random)
+{
+    struct kv_buf batch = KV_BUF_INIT;
+    size_t wanted = 1 + unit_below(random, 30), step;
+
+    for (size_t i = 0; i < n; i += step) {
+        bool several = unit_below(random, 2);
+
+        step = 1;
+        while (several && !events[i].root && step < 6 && i + step < n && !events[i + step].root)
+            step++;
+        kv_buf_clear(&batch);
+        make_batch(&batch, &events[i], step);
+        s->n_part +=
+            ki_applier_put(&s->applier, s->index, batch.data, batch.len) == KI_APPLIED_PART;
+        if (--wanted == 0) {
+            s->n_part += ki_applier_flush(&s->applier, s->index) == KI_APPLIED_PART;
+            wanted = 1 + unit_below(random, 30);
+        }
+    }
+    s->n_part += ki_applier_flush(&s->applier, s->index) == KI_APPLIED_PART;
+    kv_buf_fini(&batch);
+}
+
+static void waiting_changes_nothing(void **state)
+{
+    uint64_t random = unit_seed(), before[COUNTERS], model[COUNTERS], waiting[COUNTERS];
+    static struct event events[EVENTS];
+    (void)state;
+
+    kv_log_set_level(KV_LOG_ERROR); /* refusals are part of it */
+    for (size_t round = unit_rounds(300); round--;) {
+        uint64_t last = 1, limit = unit_below(&random, 3) ? 0 : 5 + unit_below(&random, 40);
+        struct side a, b;
+        size_t n = 0;
+
+        side_init(&a, limit);
+        side_init(&b, limit);
+        for (size_t i = 0; i < EVENTS; i++)
+            events[i] = make_event(&random, &last);
+        run_model(&a, events, EVENTS); /* so that all counts have appeared */
+        side_fini(&a);
+        side_init(&a, limit);
+        n = read_counts(before);
+        run_model(&a, events, EVENTS);
+        assert_int_equal(read_counts(model), n);
+        run_waiting(&b, events, EVENTS, &random);
+        assert_int_equal(read_counts(waiting), n);
+        compare_sides(&a, &b);
+        for (size_t i = 0; i < n; i++)
+            assert_int_equal(waiting[i] - model[i], model[i] - before[i]);
+        assert_int_equal(a.n_part > 0, b.n_part > 0);
+        side_fini(&a);
+        side_fini(&b);
+    }
+}
+
+/* A long chain told block by block: one store for the first block and one for all others. */
+static void chains_are_stored_at_once(void **state)
+{
+    struct kvi_stats stats = {.size = sizeof(stats)};
+    struct kv_buf batch = KV_BUF_INIT;
+    struct side s;
+    (void)state;
+
+    side_init(&s, 0);
+    for (uint64_t i = 1; i <= KI_RUN_EVENTS; i++) {
+        struct event e = {.type = STORE, .root = i == 1, .parent = i - 1, .hashes = {i}, .n = 1};
+
+        kv_buf_clear(&batch);
+        make_batch(&batch, &e, 1);
+        assert_int_equal(ki_applier_put(&s.applier, s.index, batch.data, batch.len), KI_APPLIED);
+        assert_int_equal(kvi_get_stats(s.index, &stats), 0);
+        assert_int_equal(stats.blocks, 1);
+    }
+    assert_int_equal(ki_applier_flush(&s.applier, s.index), KI_APPLIED);
+    assert_int_equal(kvi_get_stats(s.index, &stats), 0);
+    assert_int_equal(stats.blocks, KI_RUN_EVENTS);
+    assert_int_equal(s.applier.stats.blocks, KI_RUN_EVENTS);
+    kv_buf_fini(&batch);
+    side_fini(&s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(chains_are_stored_at_once),
+        cmocka_unit_test(waiting_changes_nothing),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
