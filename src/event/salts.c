@@ -170,6 +170,28 @@ void kve_salts_put(struct kve_salts *salts, uint32_t rank, uint64_t hash, uint64
     entry->ambiguous |= entry->salt != salt;
 }
 
+int kve_salts_restore(struct kve_salts *salts, const struct kve_salt_entry *told)
+{
+    int rc = kve_salts_reserve(salts, 1);
+    struct kve_salt_entry *entry;
+
+    if (rc)
+        return rc;
+    kve_salts_put(salts, told->rank, told->hash, told->salt, KV_TIER_DEVICE);
+    entry = kve_salts_find(salts, told->rank, told->hash);
+    memcpy(entry->copies, told->copies, sizeof(entry->copies));
+    entry->ambiguous |= told->ambiguous;
+    rank_slot_of(salts, told->rank)->lower |= told->lower;
+    return 0;
+}
+
+bool kve_salts_saw_lower(const struct kve_salts *salts, uint32_t rank)
+{
+    const struct kve_salt_entry *of_rank = find_rank(salts, rank);
+
+    return of_rank && of_rank->lower;
+}
+
 /*
  * Frees a slot and moves up what probed across it: each entry behind it, up to the next free slot,
  * whose home isn't between the hole and itself.

@@ -66,6 +66,13 @@ int kve_salts_reserve(struct kve_salts *salts, size_t n);
 void kve_salts_put(struct kve_salts *salts, uint32_t rank, uint64_t hash, uint64_t salt,
                    enum kv_tier tier);
 
+/** Remember a block as another table does; of @told, hash, rank, salt, copies and the flags count.
+ * Returns 0, -ENOSPC, -ENOMEM. */
+int kve_salts_restore(struct kve_salts *salts, const struct kve_salt_entry *told);
+
+/** Whether some block of @rank was in another tier than the device. */
+bool kve_salts_saw_lower(const struct kve_salts *salts, uint32_t rank);
+
 /** The entry of a block, or NULL. Valid until the next put or remove. */
 struct kve_salt_entry *kve_salts_find(const struct kve_salts *salts, uint32_t rank, uint64_t hash);
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "event/sources.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -150,18 +151,23 @@ static bool same_source(const struct kve_source *a, const struct kve_source *b)
            a->need == b->need && a->stride == b->stride && strcmp(a->owner, b->owner) == 0;
 }
 
-static int number_of(struct kve_sources *sources, const struct kve_source *source)
+int kve_sources_add(struct kve_sources *sources, const struct kve_source *source)
 {
     if (!sources->n)
         sources->items[sources->n++] = (struct kve_source){.kind = KVE_SOURCE_MAIN, .stride = 1};
+    if (sources->n == KVE_MAX_SOURCES)
+        return -ENOSPC;
+    sources->items[sources->n++] = *source;
+    return 0;
+}
+
+static int number_of(struct kve_sources *sources, const struct kve_source *source)
+{
     for (uint32_t i = 0; i < sources->n; i++) {
         if (same_source(&sources->items[i], source))
             return (int)i;
     }
-    if (sources->n == KVE_MAX_SOURCES)
-        return -KVE_SKIP_RC(SOURCE);
-    sources->items[sources->n] = *source;
-    return (int)sources->n++;
+    return kve_sources_add(sources, source) ? -KVE_SKIP_RC(SOURCE) : (int)sources->n - 1;
 }
 
 int kve_sources_owner(struct kve_sources *sources, struct kv_str owner)

@@ -122,13 +122,20 @@ static void drop(struct kvi_index *ix, struct kvi_holder *holder, const struct k
 
 /* One copy of the implied source, alone, needs no record; unless its last removal may still say
  * something about the engine. */
+static bool says_nothing(const struct kvi_holder *holder, const struct kvi_copy *copy)
+{
+    const struct kvi_holder_tier *t = &holder->tier[copy->tier];
+
+    return copy->count == 1 && copy->source == t->implied &&
+           (!copy->taken || t->counts != KVI_COUNTS_UNKNOWN);
+}
+
 static void tidy(struct kvi_index *ix, struct kvi_holder *holder, uint32_t tier, uint64_t hash)
 {
     uint32_t n = 0;
     const struct kvi_copy *copy = find(ix, holder, tier, hash, ANY, &n);
 
-    if (n == 1 && copy->count == 1 && copy->source == holder->tier[tier].implied &&
-        (!copy->taken || holder->tier[tier].counts != KVI_COUNTS_UNKNOWN))
+    if (n == 1 && says_nothing(holder, copy))
         drop(ix, holder, copy);
 }
 
@@ -293,14 +300,19 @@ uint32_t kvi_copies_count(const struct kvi_index *ix, const struct kvi_holder *h
 
 /* -- in dumps ---------------------------------------------------------------------------------- */
 
-bool kvi_copies_plain(const struct kvi_index *ix, const struct kvi_copy *copy)
+enum kvi_said kvi_copies_say(const struct kvi_index *ix, const struct kvi_copy *copy)
 {
     const struct kvi_holder *holder = kvi_holder_at(ix, copy->holder);
     uint32_t n = 0;
 
     (void)find(ix, holder, copy->tier, copy->hash, ANY, &n);
-    return n == 1 && copy->source == MAIN && !copy->taken &&
-           holder->tier[copy->tier].implied == MAIN;
+    if (n > 1)
+        return KVI_SAID_SOURCES;
+    if (says_nothing(holder, copy))
+        return KVI_SAID_NOTHING;
+    return copy->source == MAIN && !copy->taken && holder->tier[copy->tier].implied == MAIN
+               ? KVI_SAID_COUNT
+               : KVI_SAID_SOURCES;
 }
 
 void kvi_copies_each(const struct kvi_index *ix, const struct kvi_copy *copy,

@@ -71,8 +71,13 @@ void kvi_copies_forget(struct kvi_index *ix, struct kvi_holder *holder, uint32_t
 uint32_t kvi_copies_count(const struct kvi_index *ix, const struct kvi_holder *holder,
                           enum kv_tier tier, uint32_t source, uint64_t hash);
 
-/** Whether the record says no more than a number of copies of source 0, of a tier that implies it. */
-bool kvi_copies_plain(const struct kvi_index *ix, const struct kvi_copy *copy);
+/** What a record tells of its block, to a dump. */
+enum kvi_said {
+    KVI_SAID_NOTHING, /* one copy of the implied source */
+    KVI_SAID_COUNT,   /* a number of copies of source 0, which is implied */
+    KVI_SAID_SOURCES
+};
+enum kvi_said kvi_copies_say(const struct kvi_index *ix, const struct kvi_copy *copy);
 /** Call @fn with each record of the block of @copy. */
 void kvi_copies_each(const struct kvi_index *ix, const struct kvi_copy *copy,
                      void (*fn)(void *arg, const struct kvi_copy *copy), void *arg);

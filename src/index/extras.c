@@ -149,10 +149,11 @@ static void add_source(void *arg, const struct kvi_copy *copy)
 static void copy_one(const struct kvi_index *ix, const struct kvi_copy *copy, struct slice *slice)
 {
     const struct kvi_holder *holder = kvi_holder_at(ix, copy->holder);
-    bool plain = kvi_copies_plain(ix, copy);
+    enum kvi_said said = kvi_copies_say(ix, copy);
+    bool plain = said == KVI_SAID_COUNT;
     struct kvi_extra extra;
 
-    if (plain && holder->main) /* told with the window */
+    if (said == KVI_SAID_NOTHING || (plain && holder->main)) /* told with the window */
         return;
     extra = fact_of(holder, copy->tier);
     extra.kind = plain ? KVI_EXTRA_BLOCK : KVI_EXTRA_COPIES;

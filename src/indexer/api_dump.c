@@ -9,7 +9,9 @@
 
 #include "base/json.h"
 #include "event/packed_event.h"
+#include "event/reader_state.h"
 #include "indexer/dump_reader.h"
+#include "indexer/handover.h"
 #include "indexer/lookup.h"
 #include "indexer/service.h"
 #include "indexer/tables.h"
@@ -202,9 +204,17 @@ static const struct ki_watermark *find_mark(const struct ki_watermark *marks, lo
     return n ? bsearch(&key, marks, (size_t)n, sizeof(key), ki_marks_compare) : NULL;
 }
 
+static uint64_t turns_of(const struct ki_model *model, struct kv_holder holder)
+{
+    struct kvi_holder_info info;
+
+    return kvi_get_holder(model->index, holder, &info) == 0 ? info.turns : 0;
+}
+
 /*
  * Ranks whose blocks were forgotten at once (a restart, an unregistration) while we dumped: what
- * stands above may be a part of them only, and no event of the stream brings the rest back.
+ * stands above may be a part of them only, and no event of the stream brings the rest back. And
+ * ranks of whose blocks some were told before what is known of all of them changed.
  */
 static int write_torn(struct ki_service *service, struct dump *d, const struct ki_model *model,
                       const struct ki_watermark *marks, long n)
@@ -219,7 +229,8 @@ static int write_torn(struct ki_service *service, struct dump *d, const struct k
     for (long i = 0; i < n; i++) {
         const struct ki_watermark *now = find_mark(after, n_after, marks[i].holder);
 
-        if (now && now->generation == marks[i].generation)
+        if (now && now->generation == marks[i].generation &&
+            marks[i].turns == turns_of(model, marks[i].holder))
             continue;
         kv_json_begin_object(&d->w);
         kv_json_key(&d->w, "worker_id");
@@ -305,6 +316,38 @@ static void write_forms(struct dump *d, uint64_t forms)
         write_lookaheads(d, "placed_mm_lookahead", (uint32_t)(forms >> 32));
 }
 
+static int write_stream(void *arg, const struct ki_handover *h)
+{
+    struct dump *d = arg;
+    bool more = true;
+    size_t at = 0;
+    int rc = 0;
+
+    kv_json_begin_object(&d->w);
+    ki_handover_write(h, &d->w);
+    kv_json_key(&d->w, "salts");
+    kv_json_begin_array(&d->w);
+    while (more && rc == 0) {
+        more = kve_reader_write_salts(h->reader, &at, &d->w);
+        rc = flush(d, FLUSH_AT);
+    }
+    kv_json_end_array(&d->w);
+    kv_json_end_object(&d->w);
+    return rc;
+}
+
+/* Before the events, as the watermarks: each stream as it was at one moment. */
+static int write_streams(struct ki_service *service, struct dump *d, const struct ki_model *model)
+{
+    int rc;
+
+    kv_json_key(&d->w, "streams");
+    kv_json_begin_array(&d->w);
+    rc = ki_registry_handovers(service->registry, model, write_stream, d);
+    kv_json_end_array(&d->w);
+    return rc;
+}
+
 static int write_events(struct dump *d, const struct ki_model *model)
 {
     struct kvi_stats stats = {.size = sizeof(stats)};
@@ -358,7 +401,11 @@ static int write_model(struct ki_service *service, struct dump *d, const struct 
     kv_json_put_str(&d->w, model->tenant);
     write_forms(d, ki_model_forms(model));
     write_watermarks(d, marks, n);
-    rc = write_events(d, model);
+    for (long i = 0; i < n; i++)
+        marks[i].turns = turns_of(model, marks[i].holder);
+    rc = write_streams(service, d, model);
+    if (rc == 0)
+        rc = write_events(d, model);
     if (rc == 0) { /* behind the events: a reader restores them on top */
         kv_json_key(&d->w, "extras");
         kv_json_begin_array(&d->w);

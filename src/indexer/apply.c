@@ -107,7 +107,8 @@ static int apply_store(struct ki_applier *a, struct kvi_index *index, struct kv_
     const struct kve_op *op = &batch->ops[at];
     const uint64_t *parent = op->has_parent ? &op->parent : NULL;
     struct kvi_stored stored = {0};
-    bool again = tells_again(a, batch, at);
+    /* Other sources than the engine's own cache have a block once, however often they tell it. */
+    bool again = !op->source && tells_again(a, batch, at);
     int rc = again
                  ? kvi_store(index, holder, op->tier, parent, op->blocks, op->n, &stored)
                  : kvi_add(index, holder, op->tier, op->source, parent, op->blocks, op->n, &stored);
@@ -265,7 +266,8 @@ static int store_window(const struct ki_applier *a, struct kvi_index *index,
 
         while (n < KV_COUNT(hashes) && i < op->n)
             hashes[n++] = op->blocks[i++].hash;
-        rc = kvi_window_add(index, holder, op->tier, number, source, !a->overlaps, hashes, n);
+        rc = kvi_window_add(index, holder, op->tier, number, source, source || !a->overlaps, hashes,
+                            n);
     }
     return rc == -EINVAL ? 0 : rc;
 }
@@ -284,8 +286,8 @@ static int apply_window(struct ki_applier *a, struct kvi_index *index, const str
     case KVE_OP_STORE:
         return store_window(a, index, holder, op, (uint32_t)number, copies_of);
     case KVE_OP_STORE_KNOWN:
-        return kvi_window_add(index, holder, op->tier, (uint32_t)number, copies_of, !a->overlaps,
-                              op->hashes, op->n);
+        return kvi_window_add(index, holder, op->tier, (uint32_t)number, copies_of,
+                              copies_of || !a->overlaps, op->hashes, op->n);
     case KVE_OP_REMOVE:
         return KV_MIN((int)kvi_window_take(index, holder, op->tier, (uint32_t)number, copies_of,
                                            op->hashes, op->remaining, op->n),
@@ -324,7 +326,9 @@ static int apply_op(struct ki_applier *a, struct kvi_index *index, const struct 
         rc = apply_store(a, index, holder, batch, at);
         break;
     case KVE_OP_STORE_KNOWN:
-        rc = kvi_add_known(index, holder, op->tier, op->source, op->hashes, op->n);
+        rc = a->overlaps && !op->source
+                 ? kvi_store_known(index, holder, op->tier, op->hashes, op->n)
+                 : kvi_add_known(index, holder, op->tier, op->source, op->hashes, op->n);
         ki_event_counts_named(&a->counts, KI_EVENT_STORED, rc, op->n);
         break;
     case KVE_OP_REMOVE:

@@ -6,6 +6,7 @@
 
 #include "base/xxh.h"
 #include "event/packed_event.h"
+#include "event/reader_state.h"
 #include "event/unique.h"
 #include "indexer/lookup.h"
 
@@ -15,8 +16,9 @@
 #define MAX_NAME_BYTES 65536
 #define MAX_SOURCE_BYTES (1u << 20) /* of one block */
 #define MAX_EXPECTED_BLOCKS (UINT64_C(1) << 28)
-#define BLOCK_BYTES 24    /* of an index, at least */
-#define CHECK_BLOCKS 4096 /* between two looks at the memory that an index takes */
+#define BLOCK_BYTES 24     /* of an index, at least */
+#define STREAM_BYTES 16384 /* of a stream's state, without salts */
+#define CHECK_BLOCKS 4096  /* between two looks at the memory that an index takes */
 
 static void model_fini(struct ki_dumped_model *m)
 {
@@ -25,6 +27,9 @@ static void model_fini(struct ki_dumped_model *m)
     kvi_destroy(m->index);
     kv_buf_fini(&m->marks);
     free(m->slots);
+    for (size_t i = 0; i < m->n_handovers; i++)
+        ki_handover_free(m->handovers[i]);
+    free(m->handovers);
 }
 
 void ki_dump_reader_fini(struct ki_dump_reader *reader)
@@ -67,6 +72,16 @@ static struct ki_dumped_model *add_model(struct ki_dump_reader *reader)
         return NULL;
     reader->n++;
     return m;
+}
+
+static bool is_too_large(const struct ki_dump_reader *reader, const struct ki_dumped_model *m)
+{
+    struct kvi_stats stats = {.size = sizeof(stats)};
+
+    if (!reader->max_bytes)
+        return false;
+    kvi_get_stats(m->index, &stats);
+    return reader->done_bytes + stats.bytes > reader->max_bytes;
 }
 
 static char *read_name(struct kv_json *json)
@@ -204,6 +219,26 @@ static void read_torn(struct ki_dump_reader *reader, struct kv_json *json,
         mark->torn = true;
 }
 
+/* A stream of the peer; its memory counts as the index's does. */
+static void read_stream(struct ki_dump_reader *reader, struct kv_json *json,
+                        struct ki_dumped_model *m)
+{
+    struct ki_handover **grown =
+        realloc(m->handovers, (m->n_handovers + 1) * sizeof(struct ki_handover *));
+
+    if (grown)
+        m->handovers = grown;
+    if (!grown || ki_handover_create(&grown[m->n_handovers]) < 0) {
+        kv_json_fail(json, -ENOMEM, "out of memory");
+        return;
+    }
+    ki_handover_read(grown[m->n_handovers], json);
+    reader->done_bytes += STREAM_BYTES + kve_reader_salt_bytes(grown[m->n_handovers]->reader);
+    m->n_handovers++;
+    if (!kv_json_failed(json) && is_too_large(reader, m))
+        kv_json_fail(json, -EFBIG, "it would take more memory than --recovery-memory");
+}
+
 /* -- events ------------------------------------------------------------------------------------ */
 
 static int apply_event(struct ki_dump_reader *reader, struct kvi_index *index,
@@ -236,16 +271,6 @@ static int apply_event(struct ki_dump_reader *reader, struct kvi_index *index,
         return 0;
     }
     return rc < 0 ? (int)rc : 0;
-}
-
-static bool is_too_large(const struct ki_dump_reader *reader, const struct ki_dumped_model *m)
-{
-    struct kvi_stats stats = {.size = sizeof(stats)};
-
-    if (!reader->max_bytes)
-        return false;
-    kvi_get_stats(m->index, &stats);
-    return reader->done_bytes + stats.bytes > reader->max_bytes;
 }
 
 /* False: @json has failed. */
@@ -527,6 +552,10 @@ static void read_field(struct ki_dump_reader *reader, struct kv_json *json,
         kv_json_array(json);
         while (kv_json_next_item(json))
             read_extra(reader, json, m);
+    } else if (kv_str_eq(key, "streams")) {
+        kv_json_array(json);
+        while (kv_json_next_item(json))
+            read_stream(reader, json, m);
     } else if (kv_str_eq(key, "torn")) {
         kv_json_array(json);
         while (kv_json_next_item(json))
@@ -545,6 +574,7 @@ static void judge_marks(struct ki_dump_reader *reader, struct ki_dumped_model *m
 
     for (size_t i = 0; m->has_marks && i < m->marks.len / sizeof(*marks); i++)
         marks[i].torn |= marks[i].no_position;
+    ki_handover_note(m->handovers, m->n_handovers, marks, m->marks.len / sizeof(*marks));
     free(m->slots);
     m->slots = NULL;
     m->n_slots = 0;

@@ -8,6 +8,7 @@
 
 #include "base/buf.h"
 #include "base/json.h"
+#include "indexer/handover.h"
 #include "indexer/registry.h"
 
 #define KI_DUMP_MAX_MODELS 65536
@@ -22,10 +23,12 @@ struct ki_dumped_model {
     uint64_t forms; /* KI_FORM of each form of its hashes */
     bool failed;    /* the peer had an error instead */
     struct kvi_index *index;
-    struct kv_buf marks; /* struct ki_watermark, one per holder that the dump names */
-    bool has_marks;      /* the peer tells positions */
-    uint32_t *slots;     /* hash table over marks: index + 1; 0: free */
-    size_t n_slots;      /* 0 or a power of two, more than twice the marks */
+    struct kv_buf marks;            /* struct ki_watermark, one per holder that the dump names */
+    bool has_marks;                 /* the peer tells positions */
+    struct ki_handover **handovers; /* of its streams */
+    size_t n_handovers;
+    uint32_t *slots; /* hash table over marks: index + 1; 0: free */
+    size_t n_slots;  /* 0 or a power of two, more than twice the marks */
 };
 
 struct ki_dump_reader {

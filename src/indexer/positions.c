@@ -18,6 +18,7 @@ void ki_positions_fini(struct ki_positions *p)
             struct ki_position *item = p->buckets[i];
 
             p->buckets[i] = item->next;
+            ki_handover_free(item->handover);
             free(item);
         }
     }
@@ -65,6 +66,7 @@ static void remove_at(struct ki_positions *p, struct ki_position **link)
     *link = item->next;
     TAILQ_REMOVE(&p->by_age, item, age);
     p->n--;
+    ki_handover_free(item->handover);
     free(item);
 }
 
@@ -94,6 +96,34 @@ bool ki_positions_note(struct ki_positions *p, const struct ki_watermark *mark, 
     TAILQ_INSERT_TAIL(&p->by_age, item, age);
     p->n++;
     return true;
+}
+
+bool ki_positions_keep(struct ki_positions *p, struct kv_holder holder,
+                       struct ki_handover *handover)
+{
+    struct ki_position *item;
+    uint32_t ranks;
+
+    item = p->buckets ? *link_of(p, holder, &ranks) : NULL;
+    if (!item || !item->has_blocks)
+        return false;
+    ki_handover_free(item->handover);
+    item->handover = handover;
+    return true;
+}
+
+struct ki_handover *ki_positions_take_handover(struct ki_positions *p, struct kv_holder holder)
+{
+    struct ki_handover *handover = NULL;
+    struct ki_position *item;
+    uint32_t ranks;
+
+    item = p->buckets ? *link_of(p, holder, &ranks) : NULL;
+    if (item) {
+        handover = item->handover;
+        item->handover = NULL;
+    }
+    return handover;
 }
 
 bool ki_positions_take(struct ki_positions *p, struct kv_holder holder, struct ki_watermark *ret,

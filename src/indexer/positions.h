@@ -11,6 +11,7 @@
 #include <stddef.h>
 #include <sys/queue.h>
 
+#include "indexer/handover.h"
 #include "indexer/registry.h"
 
 #define KI_MAX_POSITIONS 65536
@@ -19,7 +20,8 @@ struct ki_position {
     struct ki_watermark mark;
     bool has_blocks; /* the index still has what the stream brought up to here (from a dump) */
     uint64_t noted_ns;
-    struct ki_position *next; /* of the same bucket */
+    struct ki_handover *handover; /* what the stream knew there, or NULL */
+    struct ki_position *next;     /* of the same bucket */
     TAILQ_ENTRY(ki_position) age;
 };
 
@@ -39,6 +41,11 @@ void ki_positions_fini(struct ki_positions *p);
  * needs it to find blocks again.
  */
 bool ki_positions_note(struct ki_positions *p, const struct ki_watermark *mark, bool has_blocks);
+/** Keep what the stream knew beside its position. False: there is none; @handover stays the caller's. */
+bool ki_positions_keep(struct ki_positions *p, struct kv_holder holder,
+                       struct ki_handover *handover);
+/** Take that out, the caller's to free. NULL: none. */
+struct ki_handover *ki_positions_take_handover(struct ki_positions *p, struct kv_holder holder);
 /** Take a position out. False: none. */
 bool ki_positions_take(struct ki_positions *p, struct kv_holder holder, struct ki_watermark *ret,
                        bool *ret_has_blocks);

@@ -156,6 +156,7 @@ static void adopt_model(struct ki_registry *registry, struct ki_dumped_model *m,
         return;
     }
     m->index = NULL; /* the registry's now */
+    ki_registry_hand_over(registry, m->name, m->tenant, m->handovers, m->n_handovers);
     ki_registry_note_forms(registry, m->name, m->tenant,
                            m->forms | (m->forms & UINT32_MAX ? 0 : 1));
     result->torn += count_torn(m);

@@ -295,15 +295,22 @@ static void take_position(struct ki_registry *r, struct ki_listener *l)
 {
     struct kv_holder holder = {.worker = l->instance, .rank = l->rank};
     bool has_blocks = kvi_holder_blocks(l->model->index, holder) > 0, noted_blocks;
+    struct ki_handover *handover = ki_positions_take_handover(&r->positions, holder);
     struct ki_watermark mark;
+    bool seeded = false;
 
     if (ki_positions_take(&r->positions, holder, &mark, &noted_blocks) && ki_mark_is_of(&mark, l)) {
-        if (noted_blocks && has_blocks) {
+        seeded = noted_blocks && has_blocks;
+        if (seeded)
             ki_listener_seed(l, &mark);
-            return;
-        }
-        ki_stream_remember(&l->stream, mark.sequence);
+        else
+            ki_stream_remember(&l->stream, mark.sequence);
     }
+    if (seeded && handover)
+        ki_handover_give(handover, l);
+    ki_handover_free(handover);
+    if (seeded)
+        return;
     /* Blocks of which nobody knows how old they are: the stream, or its replay, brings them again. */
     if (has_blocks && !is_fed_by_sibling(r, l))
         kvi_remove_holder(l->model->index, holder);

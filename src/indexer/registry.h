@@ -212,6 +212,7 @@ struct ki_watermark {
     uint32_t stream_rank; /* registered rank whose stream brings this rank's blocks */
     uint64_t generation;  /* another one after all of the stream's blocks were forgotten at once;
                              not in a dump */
+    uint64_t turns;       /* dumper's: of the rank, see kvi_holder_info; not in a dump */
 };
 /**
  * Watermarks of all streams that feed @model, also of workers known only from a peer's dump. Take

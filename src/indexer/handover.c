@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "indexer/handover.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "event/reader_state.h"
+#include "indexer/tables.h"
+
+int ki_handover_create(struct ki_handover **ret)
+{
+    struct kve_reader_opts opts = {.size = sizeof(opts), .block_size = 1};
+    struct ki_handover *h = calloc(1, sizeof(*h));
+
+    if (!h)
+        return -ENOMEM;
+    if (kve_reader_create(&opts, &h->reader) < 0) {
+        free(h);
+        return -ENOMEM;
+    }
+    *ret = h;
+    return 0;
+}
+
+void ki_handover_free(struct ki_handover *h)
+{
+    if (!h)
+        return;
+    kve_reader_destroy(h->reader);
+    free(h);
+}
+
+int ki_handover_copy(const struct ki_handover *h, struct ki_handover **ret)
+{
+    struct ki_handover *copy = calloc(1, sizeof(*copy));
+
+    if (!copy)
+        return -ENOMEM;
+    *copy = *h;
+    copy->reader = kve_reader_copy(h->reader);
+    if (!copy->reader) {
+        free(copy);
+        return -ENOMEM;
+    }
+    *ret = copy;
+    return 0;
+}
+
+int ki_handover_take(struct ki_listener *l, struct ki_handover **ret)
+{
+    struct ki_handover h = {.instance = l->instance, .rank = l->rank};
+    int rc = -ENODATA;
+
+    pthread_mutex_lock(&l->lock);
+    if (l->stream.has_position && !l->gone) {
+        h.sequence = l->stream.position;
+        h.timestamp = l->stream.timestamp;
+        h.has_windows = l->applier.has_windows;
+        h.reader = l->applier.reader;
+        rc = ki_handover_copy(&h, ret);
+    }
+    pthread_mutex_unlock(&l->lock);
+    return rc;
+}
+
+void ki_handover_give(struct ki_handover *h, struct ki_listener *l)
+{
+    pthread_mutex_lock(&l->lock);
+    if (!l->started && l->stream.seeded && l->stream.position == h->sequence) {
+        l->applier.has_windows = h->has_windows;
+        kve_reader_take_over(l->applier.reader, h->reader);
+    }
+    pthread_mutex_unlock(&l->lock);
+}
+
+/* -- in dumps ---------------------------------------------------------------------------------- */
+
+void ki_handover_write(const struct ki_handover *h, struct kv_json_writer *w)
+{
+    kv_json_member_u64(w, "worker_id", h->instance);
+    kv_json_member_u64(w, "dp_rank", h->rank);
+    kv_json_member_u64(w, "seq", h->sequence);
+    kv_json_member_double(w, "timestamp", h->timestamp);
+    kv_json_member_bool(w, "has_windows", h->has_windows);
+    kve_reader_write(h->reader, w);
+}
+
+void ki_handover_read(struct ki_handover *h, struct kv_json *json)
+{
+    struct kv_str key;
+
+    kv_json_object(json);
+    while (kv_json_next_key(json, &key)) {
+        if (kv_str_eq(key, "worker_id"))
+            h->instance = kv_json_u64(json, UINT64_MAX);
+        else if (kv_str_eq(key, "dp_rank"))
+            h->rank = (uint32_t)kv_json_u64(json, UINT32_MAX);
+        else if (kv_str_eq(key, "seq"))
+            h->sequence = kv_json_u64(json, UINT64_MAX);
+        else if (kv_str_eq(key, "timestamp"))
+            h->timestamp = kv_json_null(json) ? 0 : kv_json_double(json);
+        else if (kv_str_eq(key, "has_windows"))
+            h->has_windows = kv_json_bool(json);
+        else if (!kve_reader_read(h->reader, json, key))
+            kv_json_skip(json);
+    }
+}
+
+int ki_handover_compare(const void *a, const void *b)
+{
+    const struct ki_handover *x = *(struct ki_handover *const *)a;
+    const struct ki_handover *y = *(struct ki_handover *const *)b;
+
+    if (x->instance != y->instance)
+        return x->instance < y->instance ? -1 : 1;
+    return (x->rank > y->rank) - (x->rank < y->rank);
+}
+
+void ki_handover_note(struct ki_handover **handovers, size_t n, struct ki_watermark *marks,
+                      size_t n_marks)
+{
+    if (n)
+        qsort(handovers, n, sizeof(handovers[0]), ki_handover_compare);
+    for (size_t i = 0; n && i < n_marks; i++) {
+        struct ki_handover key = {.instance = marks[i].holder.worker, .rank = marks[i].stream_rank};
+        const struct ki_handover *wanted = &key;
+        struct ki_handover **found;
+
+        if (marks[i].no_position || !marks[i].has_stream)
+            continue;
+        found = bsearch(&wanted, handovers, n, sizeof(handovers[0]), ki_handover_compare);
+        if (!found || (*found)->sequence < marks[i].sequence)
+            continue;
+        marks[i].sequence = (*found)->sequence;
+        marks[i].timestamp = (*found)->timestamp;
+    }
+}
+
+/* -- the registry's ---------------------------------------------------------------------------- */
+
+struct copies {
+    struct ki_handover **items;
+    size_t n, capacity;
+};
+
+static int add_copy(struct copies *copies, const struct ki_handover *h)
+{
+    struct ki_handover **grown = copies->items;
+
+    if (copies->n == copies->capacity) {
+        size_t capacity = KV_MAX(2 * copies->capacity, (size_t)16);
+
+        grown = realloc(grown, capacity * sizeof(struct ki_handover *));
+        if (!grown)
+            return -ENOMEM;
+        copies->items = grown;
+        copies->capacity = capacity;
+    }
+    if (ki_handover_copy(h, &copies->items[copies->n]))
+        return -ENOMEM;
+    copies->n++;
+    return 0;
+}
+
+/* Of workers that nobody follows here, with blocks from a peer's dump in this model. */
+static int copy_kept(struct ki_registry *r, const struct ki_model *model, struct copies *copies)
+{
+    const struct ki_position *p;
+    int rc = 0;
+
+    pthread_mutex_lock(&r->admin);
+    if (r->positions.buckets) {
+        TAILQ_FOREACH(p, &r->positions.by_age, age)
+        {
+            if (!rc && p->handover && p->has_blocks &&
+                kvi_holder_blocks(model->index, p->mark.holder))
+                rc = add_copy(copies, p->handover);
+        }
+    }
+    pthread_mutex_unlock(&r->admin);
+    return rc;
+}
+
+static int tell_listener(struct ki_listener *l, const struct ki_model *model,
+                         int (*fn)(void *arg, const struct ki_handover *h), void *arg)
+{
+    struct ki_handover *h;
+    int rc = ki_listener_feeds(l, model) ? ki_handover_take(l, &h) : -ENODATA;
+
+    if (rc)
+        return rc == -ENODATA ? 0 : rc;
+    rc = fn(arg, h);
+    ki_handover_free(h);
+    return rc;
+}
+
+int ki_registry_handovers(struct ki_registry *registry, const struct ki_model *model,
+                          int (*fn)(void *arg, const struct ki_handover *h), void *arg)
+{
+    struct ki_listener **listeners;
+    struct copies kept = {.n = 0};
+    int rc = copy_kept(registry, model, &kept); /* first: one may become a listener */
+    long n = rc ? rc : ki_tables_snapshot(registry, &listeners);
+
+    for (size_t i = 0; i < kept.n; i++) {
+        if (!rc)
+            rc = fn(arg, kept.items[i]);
+        ki_handover_free(kept.items[i]);
+    }
+    free(kept.items);
+    for (long i = 0; i < n && !rc; i++)
+        rc = tell_listener(listeners[i], model, fn, arg);
+    if (n >= 0)
+        ki_tables_snapshot_free(listeners, n);
+    return rc ? rc : (int)KV_MIN(n, 0);
+}
+
+void ki_registry_hand_over(struct ki_registry *registry, const char *name, const char *tenant,
+                           struct ki_handover **handovers, size_t n)
+{
+    const struct ki_model *model;
+
+    pthread_mutex_lock(&registry->admin);
+    model = ki_model_find(registry, name, tenant);
+    for (size_t i = 0; model && i < n; i++) {
+        struct kv_holder holder = {handovers[i]->instance, handovers[i]->rank};
+        struct ki_listener *l = ki_listener_find(registry, holder.worker, holder.rank);
+
+        if (l && l->model == model)
+            ki_handover_give(handovers[i], l);
+        else if (!l && ki_positions_keep(&registry->positions, holder, handovers[i]))
+            handovers[i] = NULL;
+    }
+    pthread_mutex_unlock(&registry->admin);
+}

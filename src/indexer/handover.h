@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * What a stream knows beside the index, and where it stood then: a replica goes on with it, so that
+ * batches mean there what they mean here. In dumps (docs/formats.md), and beside the position of a
+ * worker that isn't registered yet.
+ */
+#ifndef KV_INDEXER_HANDOVER_H
+#define KV_INDEXER_HANDOVER_H
+
+#include "base/json.h"
+#include "indexer/registry.h"
+
+struct ki_listener;
+
+struct ki_handover {
+    uint64_t instance;
+    uint32_t rank;     /* of the registration */
+    uint64_t sequence; /* of the last batch applied */
+    double timestamp;
+    bool has_windows;          /* see struct ki_applier */
+    struct kve_reader *reader; /* a copy: event/reader_state.h */
+};
+
+/** Returns 0 or -ENOMEM; free *@ret with ki_handover_free. */
+int ki_handover_create(struct ki_handover **ret);
+void ki_handover_free(struct ki_handover *h);
+int ki_handover_copy(const struct ki_handover *h, struct ki_handover **ret);
+
+/** Take what @l knows, at one moment. Returns 0, -ENOMEM, or -ENODATA: it has no position. */
+int ki_handover_take(struct ki_listener *l, struct ki_handover **ret);
+/** @l, which was seeded with this position and hasn't started, knows the same. */
+void ki_handover_give(struct ki_handover *h, struct ki_listener *l);
+
+/** Write one as the members of the object that @w is in, all but the salts (event/reader_state.h). */
+void ki_handover_write(const struct ki_handover *h, struct kv_json_writer *w);
+/** Read such an object. What makes no sense is @json's error. */
+void ki_handover_read(struct ki_handover *h, struct kv_json *json);
+
+/** By instance and rank, for qsort of pointers. */
+int ki_handover_compare(const void *a, const void *b);
+/** Give positions their handovers' numbers, which may be higher; both are of one dump. Sorts @handovers. */
+void ki_handover_note(struct ki_handover **handovers, size_t n, struct ki_watermark *marks,
+                      size_t n_marks);
+
+/** Return a copy of each stream that feeds @model, also of workers known only from a peer's dump, to @fn,
+ * one after the other. A non-zero return stops. Returns that, 0 or -ENOMEM. */
+int ki_registry_handovers(struct ki_registry *registry, const struct ki_model *model,
+                          int (*fn)(void *arg, const struct ki_handover *h), void *arg);
+/** Give them to the streams that ki_registry_adopt has just seeded, or keep them for workers that may
+ * register. Takes over what it uses, which is NULL afterwards. The registry must still be held. */
+void ki_registry_hand_over(struct ki_registry *registry, const char *model, const char *tenant,
+                           struct ki_handover **handovers, size_t n);
+
+#endif
