@@ -361,6 +361,26 @@ struct kvi_holder_info {
 KV_API int kvi_get_holder(struct kvi_index *index, struct kv_holder holder,
                           struct kvi_holder_info *ret);
 
+/** State of one block of a holder in one tier. */
+struct kvi_block_info {
+    uint32_t copies;   /* of source 0 */
+    bool has_children; /* the holder has a block right below it in that tier */
+};
+
+/**
+ * Read the state of the block @hash of @holder in @tier into *@ret. Any thread. Returns 0; -ENOENT
+ * when the block isn't there, or is parked; -EINVAL.
+ */
+KV_API int kvi_get_block(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
+                         uint64_t hash, struct kvi_block_info *ret);
+
+/**
+ * Return the copies of source 0 of the block @hash that window @number of @holder has in @tier; 0
+ * without any; -EINVAL. Any thread.
+ */
+KV_API long kvi_window_copies(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
+                              uint32_t number, uint64_t hash);
+
 /** A run of a dump: the arguments of one kvi_store call. Valid during the callback. */
 struct kvi_dump_run {
     struct kv_holder holder;

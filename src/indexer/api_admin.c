@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Registrations, workers, peers, and the listener controls for tests. */
 #include <inttypes.h>
+#include <string.h>
 
 #include "base/json.h"
 #include "indexer/lookup.h"
@@ -37,6 +38,19 @@ static void reply_result(struct ki_reply *reply, int rc, unsigned status,
         ki_reply_error(reply, status_of(rc), "%s", error->text);
 }
 
+static struct ki_habits habits_of(const struct ki_body *body)
+{
+    struct ki_habits habits = {
+        .eagle_drop = body->present & KI_EAGLE_DROP && body->eagle_drop,
+        .silent_windows = body->present & KI_SILENT_WINDOWS && body->silent_windows,
+    };
+
+    if (body->report_mode)
+        (void)ki_report_mode_parse(body->report_mode, strlen(body->report_mode),
+                                   &habits.report_mode);
+    return habits;
+}
+
 static int register_worker(struct ki_service *service, const struct ki_body *body,
                            const struct ki_registration *registration, struct kv_error *error)
 {
@@ -44,6 +58,8 @@ static int register_worker(struct ki_service *service, const struct ki_body *bod
 
     if (body->hash_lookahead > KI_MAX_LOOKAHEAD)
         return kv_fail(error, -EINVAL, 0, "hash_lookahead is above %d", KI_MAX_LOOKAHEAD);
+    if (body->report_mode && !registration->habits.report_mode)
+        return kv_fail(error, -EINVAL, 0, "kv_cache_report_mode is neither full nor incremental");
     rc = ki_registry_register(service->registry, registration, error);
     if (rc == 0 && (body->present & KI_HASH_LOOKAHEAD))
         ki_registry_note_forms(service->registry, registration->model, registration->tenant,
@@ -61,7 +77,7 @@ void ki_api_register(void *arg, struct ki_request *request, struct ki_reply *rep
         return;
     if (ki_read_body(request, reply, KI_INSTANCE_ID | KI_ENDPOINT | KI_MODEL_NAME | KI_BLOCK_SIZE,
                      KI_TENANT_ID | KI_DP_RANK | KI_REPLAY_ENDPOINT | KI_NUM_BLOCKS |
-                         KI_HASH_LOOKAHEAD | KI_EAGLE_DROP,
+                         KI_HASH_LOOKAHEAD | KI_EAGLE_DROP | KI_SILENT_WINDOWS | KI_REPORT_MODE,
                      scratch)) {
         const struct ki_body *body = &scratch->body;
         const struct ki_registration registration = {
@@ -71,7 +87,7 @@ void ki_api_register(void *arg, struct ki_request *request, struct ki_reply *rep
             .endpoint = body->endpoint,
             .replay_endpoint = body->replay_endpoint,
             .num_blocks = body->present & KI_NUM_BLOCKS ? body->num_blocks : 0,
-            .eagle_drop = body->present & KI_EAGLE_DROP && body->eagle_drop,
+            .habits = habits_of(body),
             .model = body->model_name,
             .tenant = body->tenant_id ? body->tenant_id : "default",
         };

@@ -20,9 +20,13 @@ static void write_registration(struct kv_json_writer *w, const struct ki_worker_
         kv_json_member_str(w, "replay_endpoint", info->replay_endpoint);
     if (info->num_blocks)
         kv_json_member_u64(w, "num_blocks", info->num_blocks);
-    if (info->eagle_drop) {
+    if (info->habits.silent_windows)
+        kv_json_member_bool(w, "silent_windows", true);
+    if (info->habits.report_mode)
+        kv_json_member_str(w, "kv_cache_report_mode",
+                           ki_report_mode_name(info->habits.report_mode));
+    if (info->habits.eagle_drop)
         kv_json_member_bool(w, "eagle_drop", true);
-    }
     kv_json_member_u64(w, "version", info->version);
     kv_json_end_object(w);
 }

@@ -13,6 +13,8 @@ void ki_applier_fini(struct ki_applier *a)
 {
     kve_reader_destroy(a->reader);
     ki_store_run_fini(&a->run);
+    ki_reports_fini(&a->reports);
+    ki_unsure_fini(&a->unsure);
     free(a->ranks);
     memset(a, 0, sizeof(*a));
 }
@@ -57,68 +59,85 @@ int ki_applier_init(struct ki_applier *a, uint64_t instance, uint32_t rank, uint
     return rc;
 }
 
-/*
- * Some engines tell again what they have, where others would tell of a new copy: vLLM does for
- * requests that ask for it (kv_cache_report_mode "full"), in one event from the root for the blocks
- * that it found, before it goes on below them. A request that computes the same blocks anew has no
- * reason to stop there.
- */
-#define LOOK_AHEAD 64
+void ki_applier_set_habits(struct ki_applier *a, const struct ki_habits *habits)
+{
+    a->habits = *habits;
+    a->reports.mode = habits->report_mode;
+}
 
-static bool goes_on(const struct kve_batch *batch, size_t at)
+uint64_t ki_applier_unexplained(const struct ki_applier *a)
+{
+    /* Left out with their removals, or told of by no removal. */
+    static const bool harmless[KVE_N_SKIPS] = {
+        [KVE_SKIP_GROUP] = true, [KVE_SKIP_MEDIUM] = true, [KVE_SKIP_REMOTE] = true};
+    uint64_t left_out = a->stats.rejected;
+
+    for (size_t i = 0; i < KVE_N_SKIPS; i++)
+        left_out += harmless[i] ? 0 : a->stats.skipped[i];
+    return a->overlaps || left_out ? 0 : a->last.unknown;
+}
+
+/* The meaning of an event, before it is applied: see reports.h. */
+static enum ki_verdict verdict_of(struct ki_applier *a, struct kvi_index *index,
+                                  const struct kve_batch *batch, size_t at)
 {
     const struct kve_op *op = &batch->ops[at];
 
-    for (size_t i = at + 1; i < batch->n_ops && i <= at + LOOK_AHEAD; i++) {
-        const struct kve_op *next = &batch->ops[i];
-
-        if (next->type == KVE_OP_STORE && next->rank == op->rank && next->tier == op->tier &&
-            next->source == op->source && next->has_parent &&
-            next->parent == op->blocks[op->n - 1].hash)
-            return true;
-    }
-    return false;
+    if (a->overlaps || op->tier != KV_TIER_DEVICE ||
+        (op->type != KVE_OP_STORE && op->type != KVE_OP_STORE_KNOWN))
+        return KI_VERDICT_COPIES;
+    if (op->type == KVE_OP_STORE && op->has_parent)
+        return KI_VERDICT_COPIES;
+    return ki_reports_judge(&a->reports, index, (struct kv_holder){a->instance, op->rank},
+                            a->reader, &a->unsure, batch, at, a->habits.eagle_drop);
 }
 
-static bool may_tell_again(const struct kve_op *op)
+/* Put back what an event of new copies shows to be there, after it was in doubt. */
+static int put_back(struct ki_applier *a, struct kvi_index *index, struct kv_holder holder,
+                    const struct kve_op *op)
 {
-    return op->type == KVE_OP_STORE && !op->has_parent && op->n && op->tier == KV_TIER_DEVICE &&
-           !op->source;
+    if (!a->unsure.n_open || op->tier != KV_TIER_DEVICE || op->source || !op->has_parent)
+        return 0;
+    return ki_unsure_restore(&a->unsure, index, holder, op->parent);
 }
 
-/* Whether the event may be about blocks that were told before: then they get no second copy. */
-static bool tells_again(const struct ki_applier *a, const struct kve_batch *batch, size_t at)
+static void note_copies(struct ki_applier *a, const struct kve_op *op,
+                        const struct kvi_stored *stored)
 {
-    const struct kve_op *op = &batch->ops[at];
+    bool at_root = !op->has_parent && op->n;
 
-    if (a->overlaps)
-        return true;
-    /* Where a window has lost its blocks, or one is dropped, a request computes known blocks anew. */
-    if (a->has_windows || a->eagle_drop)
-        return false;
-    /* A prompt of one full block is computed anew each time: one block from the root says nothing. */
-    return may_tell_again(op) && (a->tells_again || (op->n > 1 && goes_on(batch, at)));
+    if (op->tier != KV_TIER_DEVICE || op->source)
+        return;
+    /* A request that finds its first block computes it anew only when it has no further one. */
+    if (a->unsure.n)
+        ki_unsure_stored(&a->unsure, op->rank, KI_UNSURE_MAIN, &op->blocks[0].hash,
+                         sizeof(op->blocks[0]), op->n,
+                         at_root && op->n > 1 && !a->has_windows && !a->habits.eagle_drop);
+    a->reports.suspects |= at_root && stored->duplicate == op->n;
 }
 
 static int apply_store(struct ki_applier *a, struct kvi_index *index, struct kv_holder holder,
-                       const struct kve_batch *batch, size_t at)
+                       const struct kve_op *op, enum ki_verdict verdict)
 {
     static struct kv_log_rate rate;
-    const struct kve_op *op = &batch->ops[at];
     const uint64_t *parent = op->has_parent ? &op->parent : NULL;
     struct kvi_stored stored = {0};
+    int rc = put_back(a, index, holder, op);
+
     /* Other sources than the engine's own cache have a block once, however often they tell it. */
-    bool again = !op->source && tells_again(a, batch, at);
-    int rc = again
+    if (!rc)
+        rc = (a->overlaps && !op->source) || verdict == KI_VERDICT_EITHER
                  ? kvi_store(index, holder, op->tier, parent, op->blocks, op->n, &stored)
                  : kvi_add(index, holder, op->tier, op->source, parent, op->blocks, op->n, &stored);
-
     ki_event_counts_store(&a->counts, stored.parked ? -ENOENT : rc, op->n - stored.duplicate,
                           op->n);
     if (rc == 0) {
         a->stats.orphans += stored.parked > 0; /* usual after a loss, and in lower tiers */
-        a->tells_again |= again && !a->overlaps && op->n > 1 && stored.duplicate == op->n;
-        if (!again && !stored.parked && op->n)
+        if (verdict == KI_VERDICT_EITHER)
+            ki_unsure_note(&a->unsure, op);
+        else if (!a->overlaps)
+            note_copies(a, op, &stored);
+        if (verdict == KI_VERDICT_COPIES && !a->overlaps && !stored.parked && op->n)
             ki_store_run_begin(&a->run, holder, op->blocks[op->n - 1].hash);
         return 0;
     }
@@ -136,7 +155,8 @@ static int apply_store(struct ki_applier *a, struct kvi_index *index, struct kv_
 /* Whether a store below a known block means nothing but new copies, whatever came before it. */
 static bool may_wait(const struct ki_applier *a)
 {
-    return !a->overlaps && !a->has_windows && !a->eagle_drop;
+    return !a->overlaps && !a->has_windows && !a->habits.eagle_drop &&
+           !ki_reports_are_on(&a->reports);
 }
 
 /* Event by event, as the index doesn't take them together. Returns a negative errno when one is lost. */
@@ -154,8 +174,7 @@ static int store_each(struct ki_applier *a, struct kvi_index *index, const struc
                             .parent = parent,
                             .blocks = run->blocks + first,
                             .n = n};
-        struct kve_batch batch = {.ops = &op, .n_ops = 1};
-        int rc = apply_store(a, index, run->holder, &batch, 0);
+        int rc = apply_store(a, index, run->holder, &op, KI_VERDICT_COPIES);
 
         result = rc < 0 ? rc : result;
         parent = run->blocks[first + n - 1].hash;
@@ -272,26 +291,64 @@ static int store_window(const struct ki_applier *a, struct kvi_index *index,
     return rc == -EINVAL ? 0 : rc;
 }
 
+/* A window's blocks may have been announced again: those that it hasn't may be there now. */
+static void note_window(struct ki_applier *a, struct kvi_index *index, struct kv_holder holder,
+                        const struct kve_op *op, uint32_t number)
+{
+    if (op->type == KVE_OP_STORE_KNOWN)
+        ki_unsure_note_window(&a->unsure, index, holder, number, op->hashes, op->n);
+    for (size_t i = 0; op->type == KVE_OP_STORE && i < op->n; i++)
+        ki_unsure_note_window(&a->unsure, index, holder, number, &op->blocks[i].hash, 1);
+}
+
+static void note_window_copies(struct ki_applier *a, const struct kve_op *op, uint32_t number)
+{
+    if (!a->unsure.n)
+        return;
+    if (op->type == KVE_OP_STORE)
+        ki_unsure_stored(&a->unsure, op->rank, 1 + number, &op->blocks[0].hash,
+                         sizeof(op->blocks[0]), op->n, false);
+    else
+        ki_unsure_stored(&a->unsure, op->rank, 1 + number, op->hashes, sizeof(op->hashes[0]), op->n,
+                         false);
+}
+
+static int store_in_window(struct ki_applier *a, struct kvi_index *index, struct kv_holder holder,
+                           const struct kve_op *op, uint32_t number, uint32_t copies_of)
+{
+    if (op->tier == KV_TIER_DEVICE && !copies_of)
+        note_window_copies(a, op, number);
+    a->reports.suspects |= op->type == KVE_OP_STORE && !op->has_parent;
+    if (op->type == KVE_OP_STORE)
+        return store_window(a, index, holder, op, number, copies_of);
+    return kvi_window_add(index, holder, op->tier, number, copies_of, copies_of || !a->overlaps,
+                          op->hashes, op->n);
+}
+
 static int apply_window(struct ki_applier *a, struct kvi_index *index, const struct kve_op *op,
-                        const struct kve_source *source)
+                        const struct kve_source *source, enum ki_verdict verdict)
 {
     struct kv_holder holder = {.worker = a->instance, .rank = op->rank};
     uint32_t copies_of = source->owner[0] ? op->source : 0;
     int number = window_number(index, holder, source);
+    long rc;
 
     if (number < 0)
         return number;
     a->stats.window_blocks += op->n;
     switch (op->type) {
     case KVE_OP_STORE:
-        return store_window(a, index, holder, op, (uint32_t)number, copies_of);
     case KVE_OP_STORE_KNOWN:
-        return kvi_window_add(index, holder, op->tier, (uint32_t)number, copies_of,
-                              copies_of || !a->overlaps, op->hashes, op->n);
+        if (verdict != KI_VERDICT_EITHER)
+            return store_in_window(a, index, holder, op, (uint32_t)number, copies_of);
+        note_window(a, index, holder, op, (uint32_t)number);
+        return 0;
     case KVE_OP_REMOVE:
-        return KV_MIN((int)kvi_window_take(index, holder, op->tier, (uint32_t)number, copies_of,
-                                           op->hashes, op->remaining, op->n),
-                      0);
+        rc = op->tier == KV_TIER_DEVICE && !copies_of
+                 ? ki_unsure_take_window(&a->unsure, index, holder, (uint32_t)number, op)
+                 : kvi_window_take(index, holder, op->tier, (uint32_t)number, copies_of, op->hashes,
+                                   op->remaining, op->n);
+        return rc < 0 ? (int)rc : 0;
     default:
         return 0;
     }
@@ -314,16 +371,15 @@ static int clear_op(struct ki_applier *a, struct kvi_index *index, struct kv_hol
 
 /* -- batches ----------------------------------------------------------------------------------- */
 
-static int apply_op(struct ki_applier *a, struct kvi_index *index, const struct kve_batch *batch,
-                    size_t at)
+static int apply_op(struct ki_applier *a, struct kvi_index *index, const struct kve_op *op,
+                    enum ki_verdict verdict)
 {
-    const struct kve_op *op = &batch->ops[at];
     struct kv_holder holder = {.worker = a->instance, .rank = op->rank};
     long rc = 0;
 
     switch (op->type) {
     case KVE_OP_STORE:
-        rc = apply_store(a, index, holder, batch, at);
+        rc = apply_store(a, index, holder, op, verdict);
         break;
     case KVE_OP_STORE_KNOWN:
         rc = a->overlaps && !op->source
@@ -332,13 +388,19 @@ static int apply_op(struct ki_applier *a, struct kvi_index *index, const struct 
         ki_event_counts_named(&a->counts, KI_EVENT_STORED, rc, op->n);
         break;
     case KVE_OP_REMOVE:
-        rc = kvi_take(index, holder, op->tier, op->source, op->hashes, op->remaining, op->n);
-        if (rc >= 0 && op->tier == KV_TIER_DEVICE && op->source == 0)
+        rc = op->tier == KV_TIER_DEVICE && op->source == 0
+                 ? ki_unsure_take(&a->unsure, index, holder, op)
+                 : kvi_take(index, holder, op->tier, op->source, op->hashes, op->remaining, op->n);
+        if (rc >= 0 && op->tier == KV_TIER_DEVICE && op->source == 0) {
             a->last.unknown += op->n - (size_t)rc;
+            a->last.removed += (size_t)rc;
+        }
         ki_event_counts_named(&a->counts, KI_EVENT_REMOVED, rc, op->n);
         break;
     case KVE_OP_CLEAR:
         rc = clear_op(a, index, holder, op);
+        if (op->source == 0 && op->tiers & 1u << KV_TIER_DEVICE)
+            ki_unsure_clear_rank(&a->unsure, op->rank);
         ki_event_counts_clear(&a->counts);
         break;
     }
@@ -366,10 +428,12 @@ enum ki_applied ki_applier_put(struct ki_applier *a, struct kvi_index *index, co
         a->stats.malformed++;
         return KI_APPLIED_PART;
     }
+    a->reports.judged_to = 0;
     if (declare_windows(a, index, &batch) < 0)
         result = KI_APPLIED_PART;
     for (size_t i = 0; i < batch.n_ops; i++) {
         const struct kve_op *op = &batch.ops[i];
+        enum ki_verdict verdict;
 
         if (!ki_applier_note_rank(a, op->rank)) {
             a->stats.rejected++;
@@ -384,17 +448,27 @@ enum ki_applied ki_applier_put(struct ki_applier *a, struct kvi_index *index, co
         if (flush(a, index) < 0)
             result = KI_APPLIED_PART;
         /* Each time: the holder, or the index, may be a new one. */
-        if (a->eagle_drop && kvi_set_drops(index, (struct kv_holder){a->instance, op->rank}) < 0)
+        if (a->habits.eagle_drop &&
+            kvi_set_drops(index, (struct kv_holder){a->instance, op->rank}) < 0)
             result = KI_APPLIED_PART;
+        verdict = verdict_of(a, index, &batch, i);
+        if (verdict == KI_VERDICT_REPORT) {
+            ki_event_counts_store(&a->counts, 0, 0, op->n);
+            continue;
+        }
         if (is_window(a, op, &source)) {
-            if (apply_window(a, index, op, &source) < 0)
+            if (apply_window(a, index, op, &source, verdict) < 0)
                 result = KI_APPLIED_PART;
             continue;
         }
-        if (apply_op(a, index, &batch, i) < 0)
+        if (apply_op(a, index, op, verdict) < 0)
             result = KI_APPLIED_PART;
         else if (op->type == KVE_OP_CLEAR && a->n_ranks == 1 && is_empty(a, index, op->rank))
             result = KI_APPLIED_CLEARED;
+    }
+    if (a->reports.misjudged) { /* until the stream is read from its beginning again */
+        a->reports.misjudged = false;
+        result = KI_APPLIED_PART;
     }
     if (batch.skipped[KVE_SKIP_TOO_LARGE]) /* they may have been anything */
         result = KI_APPLIED_PART;
@@ -423,8 +497,10 @@ enum ki_applied ki_applier_apply(struct ki_applier *a, struct kvi_index *index, 
 void ki_applier_purge(struct ki_applier *a, struct kvi_index *index, bool restarted)
 {
     (void)ki_applier_flush(a, index); /* counted, if nothing else */
-    a->tells_again = a->overlaps = false;
+    a->overlaps = false;
     a->has_windows &= !restarted;
+    ki_unsure_clear(&a->unsure);
+    a->reports.suspects = a->reports.misjudged = false;
     for (uint32_t i = 0; i < a->n_ranks; i++) {
         struct kv_holder holder = {.worker = a->instance, .rank = a->ranks[i]};
 

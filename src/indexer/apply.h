@@ -7,7 +7,10 @@
 #include <stdint.h>
 
 #include "indexer/event_counts.h"
+#include "indexer/habits.h"
+#include "indexer/reports.h"
 #include "indexer/store_run.h"
+#include "indexer/unsure.h"
 #include "kv_event.h"
 #include "kv_index.h"
 
@@ -30,16 +33,18 @@ struct ki_applier {
     struct kve_reader *reader;
     uint32_t *ranks; /* sorted: those whose blocks this stream has brought */
     uint32_t n_ranks;
+    struct ki_habits habits;
     bool has_windows; /* the engine has announced groups beside the main one */
-    bool eagle_drop;  /* the engine gives the last matched block up */
     bool overlaps; /* the batches may be in a peer's dump already: a block told again is no copy */
     /* Evidence of missing blocks in the last batch (struct ki_evidence). */
     struct {
-        uint64_t unknown;
+        uint64_t unknown; /* removals from the device of blocks that we hadn't */
+        uint64_t removed; /* ... and that we had */
         bool full;
     } last;
-    bool tells_again; /* blocks that it has, from the root: see apply.c */
-    uint64_t forms;   /* KI_FORM of each form in which its blocks were hashed */
+    struct ki_reports reports; /* of held blocks, which look like new copies */
+    struct ki_unsure unsure;   /* copies that these may have been */
+    uint64_t forms;            /* KI_FORM of each form in which its blocks were hashed */
     struct ki_apply_stats stats;
     struct ki_event_counts counts; /* of the batch being applied */
     struct ki_store_run run;       /* stores that wait for ki_applier_flush */
@@ -47,10 +52,36 @@ struct ki_applier {
 
 int ki_applier_init(struct ki_applier *a, uint64_t instance, uint32_t rank, uint32_t block_size,
                     enum ki_mm_keys mm_keys);
+void ki_applier_set_habits(struct ki_applier *a, const struct ki_habits *habits);
 void ki_applier_fini(struct ki_applier *a);
 
 /** @rank's blocks are this stream's: a purge forgets them. False at the bound or out of memory. */
 bool ki_applier_note_rank(struct ki_applier *a, uint32_t rank);
+
+/** Whether answers may be wrong because the events don't tell everything. */
+static inline bool ki_applier_is_unsure(const struct ki_applier *a)
+{
+    return a->habits.silent_windows || ki_unsure_is_partial(&a->unsure);
+}
+
+/** The same for a replica that goes on with a dump, which doesn't tell possible copies. */
+static inline bool ki_applier_is_unsure_in_dumps(const struct ki_applier *a)
+{
+    return ki_applier_is_unsure(a) || a->unsure.n;
+}
+
+/**
+ * Removals in the last batch of device blocks that we hadn't. 0 where the stream itself explains
+ * them: it has brought events that were left out, or is being followed through a peer's dump.
+ */
+uint64_t ki_applier_unexplained(const struct ki_applier *a);
+
+/** Note that the batches contradict a view that should be whole: reports were taken for real that weren't. */
+static inline void ki_applier_contradicted(struct ki_applier *a)
+{
+    if (a->habits.report_mode == KI_REPORTS_UNKNOWN && a->reports.seen)
+        a->habits.report_mode = a->reports.mode = KI_REPORTS_INCREMENTAL;
+}
 
 /** Effect of a batch on the completeness of the view. */
 enum ki_applied { KI_APPLIED, KI_APPLIED_PART, KI_APPLIED_CLEARED };

@@ -38,6 +38,8 @@ enum ki_field {
     KI_BLOCK_MM_INFOS = 1 << 16,
     KI_HASH_LOOKAHEAD = 1 << 17,
     KI_EAGLE_DROP = 1 << 18,
+    KI_SILENT_WINDOWS = 1 << 19,
+    KI_REPORT_MODE = 1 << 20,
     KI_ROUTING_GROUP = 1 << 13, /* ki_body_parse's own: read into tenant_id */
 };
 
@@ -45,10 +47,10 @@ enum ki_field {
 struct ki_body {
     uint32_t present; /* enum ki_field bits: there and not null */
     uint64_t instance_id, block_size, num_blocks, dp_rank, hash_lookahead;
-    bool explain, eagle_drop;
+    bool explain, eagle_drop, silent_windows;
     /* C strings, NULL when absent; they live until the next parse. */
     const char *endpoint, *replay_endpoint, *model_name, *tenant_id, *lora_name, *cache_salt, *url,
-        *routing_group;
+        *routing_group, *report_mode;
     struct kv_buf token_ids;          /* raw uint32_t */
     struct kv_buf block_hashes;       /* raw uint64_t */
     struct kv_buf mm_objects;         /* raw struct ki_mm_object, in the order of the request */

@@ -68,6 +68,17 @@ static void read_text(struct kv_json *json, const char **ret)
     kv_buf_fini(&scratch);
 }
 
+/* A mode that this version doesn't know is none. */
+static void read_report_mode(struct kv_json *json, enum ki_report_mode *ret)
+{
+    struct kv_buf scratch = KV_BUF_INIT;
+    struct kv_str text = kv_json_str(json, &scratch);
+
+    if (!kv_json_failed(json))
+        (void)ki_report_mode_parse(text.p, text.len, ret);
+    kv_buf_fini(&scratch);
+}
+
 static void read_entry(struct ki_peer_document *d, struct kv_json *json, bool removed)
 {
     struct ki_peer_entry *e = add_entry(d, json);
@@ -91,7 +102,11 @@ static void read_entry(struct ki_peer_document *d, struct kv_json *json, bool re
         else if (kv_str_eq(key, "num_blocks"))
             r->num_blocks = kv_json_u64(json, UINT64_MAX);
         else if (kv_str_eq(key, "eagle_drop"))
-            r->eagle_drop = kv_json_bool(json);
+            r->habits.eagle_drop = kv_json_bool(json);
+        else if (kv_str_eq(key, "silent_windows"))
+            r->habits.silent_windows = kv_json_bool(json);
+        else if (kv_str_eq(key, "kv_cache_report_mode"))
+            read_report_mode(json, &r->habits.report_mode);
         else if (kv_str_eq(key, "model_name"))
             read_text(json, &r->model);
         else if (kv_str_eq(key, "tenant_id"))

@@ -57,7 +57,8 @@ int ki_listener_create(struct ki_listener_env *env, const struct ki_registration
     ki_target_init(&l->replay_target, l->replay_endpoint);
     ki_stream_init(&l->stream, &opts);
     rc = ki_applier_init(&l->applier, l->instance, l->rank, model->block_size, l->env->mm_keys);
-    l->applier.eagle_drop = registration->eagle_drop;
+    ki_applier_set_habits(&l->applier, &registration->habits);
+    l->stream.doubtful = ki_applier_is_unsure(&l->applier);
     if (rc < 0)
         goto fail;
     l->model = model;
@@ -192,7 +193,7 @@ void ki_listener_info(struct ki_listener *l, struct ki_worker_info *ret)
         .rank = l->rank,
         .version = l->version,
         .num_blocks = l->told_blocks,
-        .eagle_drop = l->applier.eagle_drop,
+        .habits = l->applier.habits,
         .block_size = l->model->block_size,
         .endpoint = strdup(l->endpoint),
         .replay_endpoint = l->replay_endpoint ? strdup(l->replay_endpoint) : NULL,
@@ -235,7 +236,8 @@ void ki_listener_watermarks(struct ki_listener *l, struct kv_buf *ret)
             .holder = {.worker = l->instance, .rank = l->applier.ranks[i]},
             .sequence = l->stream.position,
             .timestamp = l->stream.timestamp,
-            .partial = ki_stream_is_partial(&l->stream),
+            .partial =
+                ki_stream_is_partial(&l->stream) || ki_applier_is_unsure_in_dumps(&l->applier),
             .has_stream = true,
             .stream_rank = l->rank,
             .generation = l->generation,

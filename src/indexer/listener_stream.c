@@ -28,6 +28,8 @@ static void report(const struct ki_listener *l, const struct ki_stream_stats *be
         what = "the engine started over: its blocks are forgotten";
     else if (now->overruns != before->overruns)
         what = "the engine no longer has the missed batches: its blocks are forgotten";
+    else if (now->contradictions != before->contradictions)
+        what = "the engine removes blocks that it hadn't announced: its blocks are learnt anew";
     else if (now->resyncs != before->resyncs)
         what = "too many blocks can't be real after losses: they are forgotten and learnt anew";
     else if (now->failed_replays != before->failed_replays)
@@ -54,17 +56,22 @@ static void purge(struct ki_listener *l, bool restarted)
 /* Whether the batch just applied shows that too many of the blocks can't be real. */
 static void judge(struct ki_listener *l, uint64_t now_ns)
 {
-    const struct ki_applier *a = &l->applier;
-    struct ki_evidence e = {
-        .unknown = a->last.unknown, .full = a->last.full, .capacity = l->num_blocks * a->n_ranks};
+    struct ki_applier *a = &l->applier;
+    uint64_t before = l->stream.stats.contradictions;
+    struct ki_evidence e = {.unknown = ki_applier_unexplained(a),
+                            .removed = a->last.removed,
+                            .full = a->last.full,
+                            .capacity = l->num_blocks * a->n_ranks};
     struct kvi_holder_info info;
 
-    for (uint32_t i = 0; l->stream.lossy && i < a->n_ranks; i++)
+    for (uint32_t i = 0; (l->stream.lossy || e.unknown) && i < a->n_ranks; i++)
         if (kvi_get_holder(l->model->index, (struct kv_holder){l->instance, a->ranks[i]}, &info) ==
             0)
             e.held += info.blocks + info.parked;
     if (ki_stream_judge(&l->stream, &e, now_ns) & KI_STEP_PURGE)
         purge(l, false);
+    if (l->stream.stats.contradictions != before)
+        ki_applier_contradicted(a);
 }
 
 /* The effect of a batch, or of what waited, on the completeness of the view. */
@@ -81,6 +88,7 @@ static void note_applied(struct ki_listener *l, enum ki_applied applied, uint64_
         break;
     }
     judge(l, now_ns);
+    l->stream.doubtful = ki_applier_is_unsure(&l->applier);
 }
 
 /* End of a series of writes, before the lock is released. */

@@ -48,6 +48,14 @@ static const struct kv_arg arguments[] = {
      "The workers in --workers give up the last block that they find cached: vLLM does with "
      "EAGLE-like speculation and a KV connector.",
      0, 0, NULL, false},
+    {"silent-windows", KV_ARG_FLAG, AT(silent_windows), NULL,
+     "The workers in --workers evict from sliding windows or recurrent states without an event, as "
+     "SGLang's hybrid models do: their views stay partial.",
+     0, 0, NULL, false},
+    {"kv-cache-report-mode", KV_ARG_CHOICE, AT(report_mode), "MODE",
+     "Whether requests to the workers in --workers set kv_cache_report_mode to full "
+     "(default: seen in their events).",
+     0, 0, "full|incremental", false},
     {"threads", KV_ARG_U64, AT(threads), "N",
      "Threads that read event streams; streams are spread over them (default 4).", 1, 256, NULL,
      false},

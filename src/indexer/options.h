@@ -20,6 +20,8 @@ struct ki_options {
     const char *workers; /* NULL: none */
     uint64_t hash_lookahead;
     bool eagle_drop; /* of those workers */
+    bool silent_windows;
+    const char *report_mode; /* NULL: not told */
     const char *model_name;
     const char *tenant_id;     /* --routing-group's value where that is given */
     const char *routing_group; /* NULL: not given */

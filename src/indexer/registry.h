@@ -17,6 +17,7 @@
 
 #include "base/args.h"
 #include "base/error.h"
+#include "indexer/habits.h"
 #include "kv_event.h"
 #include "kv_index.h"
 
@@ -85,7 +86,7 @@ struct ki_registration {
     const char *model;
     const char *tenant;
     uint64_t num_blocks; /* the engine has room for so many, in all tiers; 0: unknown */
-    bool eagle_drop;     /* the engine gives up the last block that it finds: see kvi_set_drops */
+    struct ki_habits habits;
     uint64_t version; /* when it was made (registry_peers.c). 0: now; 1: configured, so that news of
                          peers override it */
     bool by_peer;     /* a peer told it */
@@ -130,7 +131,7 @@ struct ki_worker_info {
     uint32_t block_size;
     uint64_t version;
     uint64_t num_blocks;
-    bool eagle_drop;
+    struct ki_habits habits;
     char *endpoint;
     char *replay_endpoint; /* or NULL */
     char *model;

@@ -141,7 +141,7 @@ static bool is_same(const struct ki_listener *l, const struct ki_registration *r
     return strcmp(l->endpoint, reg->endpoint) == 0 &&
            strcmp(l->replay_endpoint ? l->replay_endpoint : "", replay) == 0 &&
            l->model->block_size == reg->block_size && l->told_blocks == reg->num_blocks &&
-           l->applier.eagle_drop == reg->eagle_drop &&
+           ki_habits_equal(&l->applier.habits, &reg->habits) &&
            ki_model_compare(l->model, reg->model, reg->tenant) == 0;
 }
 

@@ -197,6 +197,7 @@ static int share_descriptors(const struct ki_options *options, uint32_t *ret_con
 static int register_workers(struct ki_service *service, struct kv_error *error)
 {
     const struct ki_options *o = service->options;
+    enum ki_report_mode report_mode = KI_REPORTS_UNKNOWN;
     struct ki_worker_spec *specs;
     struct kv_error why = {0};
     long n;
@@ -204,6 +205,8 @@ static int register_workers(struct ki_service *service, struct kv_error *error)
 
     if (!o->workers)
         return 0;
+    if (o->report_mode)
+        (void)ki_report_mode_parse(o->report_mode, strlen(o->report_mode), &report_mode);
     n = ki_worker_specs_parse(o->workers, &specs, error);
     if (n < 0)
         return (int)n;
@@ -214,7 +217,9 @@ static int register_workers(struct ki_service *service, struct kv_error *error)
             .block_size = (uint32_t)o->block_size,
             .endpoint = specs[i].endpoint,
             .replay_endpoint = specs[i].replay_endpoint,
-            .eagle_drop = o->eagle_drop,
+            .habits = {.eagle_drop = o->eagle_drop,
+                       .silent_windows = o->silent_windows,
+                       .report_mode = report_mode},
             .model = o->model_name,
             .tenant = o->tenant_id,
             .version = 1, /* configured once: what peers have heard since is newer */

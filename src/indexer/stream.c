@@ -20,6 +20,7 @@
 /* Phantoms that are let be: this many, or a part of what is held (or of the engine's capacity). */
 #define PHANTOMS 64
 #define PHANTOM_PART 8
+#define EXPLAINED 4096 /* removals that halve the weight of those before them */
 #define CAPACITY_PART 16
 
 void ki_stream_init(struct ki_stream *s, const struct ki_stream_opts *opts)
@@ -66,7 +67,7 @@ static void be_sound(struct ki_stream *s)
 {
     s->lossy = false;
     s->resync_at_ns = 0;
-    s->unexplained = s->excused = 0;
+    s->unexplained = s->explained = s->excused = 0;
 }
 
 void ki_stream_start(struct ki_stream *s, uint64_t now_ns)
@@ -79,7 +80,7 @@ void ki_stream_start(struct ki_stream *s, uint64_t now_ns)
 
 bool ki_stream_is_partial(const struct ki_stream *s)
 {
-    return s->partial || s->unverified;
+    return s->partial || s->unverified || s->doubtful;
 }
 
 void ki_stream_mark_partial(struct ki_stream *s, uint64_t now_ns)
@@ -730,19 +731,39 @@ static unsigned resync(struct ki_stream *s, uint64_t held)
     return KI_STEP_PURGE;
 }
 
+/*
+ * Whether removals of blocks that we hadn't contradict a view without losses. Engines have odd
+ * moments: only many in a short time count.
+ */
+static bool contradicts(struct ki_stream *s, const struct ki_evidence *e)
+{
+    s->explained += e->removed;
+    if (s->explained >= EXPLAINED) {
+        s->explained /= 2;
+        s->unexplained /= 2;
+    }
+    return s->unexplained > 0;
+}
+
 unsigned ki_stream_judge(struct ki_stream *s, const struct ki_evidence *e, uint64_t now_ns)
 {
     uint64_t known = e->unknown < s->excused ? e->unknown : s->excused;
 
     s->excused -= known;
-    if (!s->lossy)
+    if (!s->lossy && (s->partial || s->seeded))
         return 0;
     s->unexplained += e->unknown - known;
+    if (!s->lossy && !contradicts(s, e))
+        return 0;
     /* A replay is about to bring a whole view, or may. */
     if (s->state != KI_STREAM_LIVE || !e->held)
         return 0;
     if (!are_too_many(s, e) && !(s->resync_at_ns && now_ns >= s->resync_at_ns))
         return 0;
+    if (!s->lossy) {
+        s->stats.contradictions++;
+        now_partial(s, now_ns);
+    }
     return resync(s, e->held);
 }
 

@@ -62,7 +62,8 @@ enum ki_replay_kind {
 struct ki_stream_stats {
     uint64_t gaps, missed, duplicates, restarts;
     uint64_t replays, failed_replays, replayed, overruns;
-    uint64_t resyncs; /* blocks forgotten because too many of them had to be phantoms */
+    uint64_t resyncs;        /* blocks forgotten because too many of them had to be phantoms */
+    uint64_t contradictions; /* of these: in a view that had lost nothing */
 };
 
 struct ki_stream {
@@ -84,6 +85,7 @@ struct ki_stream {
     bool partial;
     bool seeded;     /* position is a peer's, and nothing has shown yet that it is this process's */
     bool cursorless; /* state came from elsewhere without a position: the first batch sets it */
+    bool doubtful;   /* events don't tell all of the engine's cache: the driver says so */
     bool torn;       /* state came from elsewhere and lacks something: become whole first */
     bool ahead;     /* a replay has taken us beyond, or to a newer process than, the live backlog */
     bool connected; /* there is a connection to the publisher, so its replay service may be asked */
@@ -112,7 +114,8 @@ struct ki_stream {
     /* Phantoms: blocks whose removal was lost. */
     bool lossy;            /* batches were lost since the blocks were last known to be real */
     uint64_t resync_at_ns; /* lossy: forget the blocks then; 0: never */
-    uint64_t unexplained;  /* removals of blocks that we hadn't, since then */
+    uint64_t unexplained;  /* removals of blocks that we hadn't, since then or without a loss */
+    uint64_t explained;    /* removals of others; halved together with these */
     uint64_t excused;      /* so many such removals are to come: we forgot the blocks */
 
     /* Two publishers behind one endpoint look like restarts in alternation. */
@@ -172,15 +175,17 @@ bool ki_stream_is_partial(const struct ki_stream *s);
 struct ki_evidence {
     uint64_t held;     /* blocks that the stream's ranks have in the index now, parked ones too */
     uint64_t capacity; /* that the engine has room for; 0: unknown */
-    uint64_t unknown;  /* blocks it removed that we hadn't */
+    uint64_t unknown;  /* blocks it removed from the device that we hadn't */
+    uint64_t removed;  /* ... and that we had */
     bool full;         /* the index had no room */
 };
 
 /**
  * Judge whether too many of the blocks can't be real. A lost batch loses removals, and nothing ever
  * tells of those; but it loses about as many stores, whose removal later names blocks that we
- * haven't. Call after each applied batch. Returns KI_STEP_PURGE (forget the blocks and learn them
- * anew; the view stays partial) or 0.
+ * haven't. In a view that lost nothing such removals contradict it, and make it partial. Call after
+ * each applied batch. Returns KI_STEP_PURGE (forget the blocks and learn them anew; the view is
+ * partial) or 0.
  */
 unsigned ki_stream_judge(struct ki_stream *s, const struct ki_evidence *e, uint64_t now_ns);
 

@@ -415,6 +415,60 @@ def test_eagle_drop():
                                      "eagle_drop": 1}).status, 422)
 
 
+def listener(indexer, instance):
+    return next(worker["listeners"]["0"] for worker in indexer.workers() if worker["instance_id"] == instance)
+
+
+def test_report_mode():
+    """vLLM's reports of held blocks are no copies, as the registration says; else a repeated prompt of one block is."""
+    with Indexer() as one, Publisher() as full, Publisher() as incremental:
+        hashes, tokens = chain(1, 3)
+        first, rest = hashes[:1], hashes[1:]
+        for instance, engine, mode in ((1, full, "full"), (2, incremental, "incremental")):
+            one.register(instance, engine, block_size=4, kv_cache_report_mode=mode)
+            engine.store(hashes, tokens, block_size=4)
+            one.wait_score(tokens, instance, 12)
+            engine.send(engine.stored(hashes, tokens, None, 4))  # a report, or copies
+            engine.send(engine.removed(hashes[::-1]))
+        one.wait_score(tokens, 1, 0)
+        wait_until(lambda: listener(one, 2)["last_seq"] == 2, what="the removals")
+        equal(one.score(tokens, 2), 12)
+        equal([listener(one, instance)["partial"] for instance in (1, 2)], [False, False])
+        # Of one block it can't be told: the answer is short, and the view partial until the block is stored below.
+        full.store(hashes, tokens, block_size=4)
+        one.wait_score(tokens, 1, 12)
+        full.send(full.stored(first, tokens[:4], None, 4))
+        full.send(full.removed(hashes[::-1]))
+        wait_until(lambda: listener(one, 1)["partial"], what="a partial view")
+        equal(one.score(tokens, 1), 0)
+        full.send(full.stored(rest, tokens[4:], first[0], 4))
+        one.wait_score(tokens, 1, 12)
+        equal(listener(one, 1)["partial"], False)
+        equal({entry["instance_id"]: entry["kv_cache_report_mode"]
+               for entry in one.get("/registrations").json()["registrations"]}, {1: "full", 2: "incremental"})
+        with Indexer("--peers", one.url) as two:
+            equal({entry["instance_id"]: entry["kv_cache_report_mode"]
+                   for entry in two.get("/registrations").json()["registrations"]}, {1: "full", 2: "incremental"})
+        for wrong in ("often", "", 1):
+            check(one.post("/register", {"instance_id": 9, "endpoint": "tcp://127.0.0.1:1", "model_name": MODEL, "block_size": 4,
+                                         "kv_cache_report_mode": wrong}).status in (400, 422), wrong)
+
+
+def test_silent_windows():
+    """The view of an engine that evicts silently is always partial, in replicas and after a clear, too."""
+    with Indexer() as one, Publisher() as engine:
+        hashes, tokens = chain(1, 3)
+        one.register(1, engine, block_size=4, silent_windows=True)
+        engine.store(hashes, tokens, block_size=4)
+        one.wait_score(tokens, 1, 12)
+        equal(one.query(tokens, explain=True)["explain"]["partial_ranks"], 1)
+        with Indexer("--peers", one.url) as two:
+            equal(two.query(tokens, explain=True)["explain"]["partial_ranks"], 1)
+        engine.send({"type": "AllBlocksCleared"})
+        one.wait_score(tokens, 1, 0)
+        equal(listener(one, 1)["partial"], True)
+
+
 def test_query_by_hash():
     with Indexer() as indexer, Publisher() as engine:
         indexer.register(1, engine, block_size=4)

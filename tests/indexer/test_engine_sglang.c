@@ -65,9 +65,7 @@ static void history(uint64_t *random, const struct sglang_opts *opts, bool names
         follow_apply(&run->f, &payload);
         compare(run);
     }
-    ret->asked += run->f.asked;
-    ret->over += run->f.over;
-    ret->under += run->f.under;
+    follow_tally(ret, &run->f);
     follow_fini(&run->f);
     sglang_fini(&run->sglang);
     free(run);

@@ -5,7 +5,6 @@
  */
 #include "models/follow.h"
 #include "models/vllm.h"
-#include "skip.h"
 
 struct run {
     uint64_t *random;
@@ -36,7 +35,8 @@ static void start(struct run *run)
     for (uint64_t n = 1 + unit_below(run->random, 2); n > 0; n--) {
         struct prompt p = prompts_next(&run->prompts, VLLM_BLOCK);
 
-        if (vllm_start(v, &p, v->opts.report_full && unit_below(run->random, 2)))
+        if (vllm_start(v, &p,
+                       v->opts.report_full && (v->opts.report_all || unit_below(run->random, 2))))
             prompts_remember(&run->prompts, &p);
     }
 }
@@ -103,7 +103,8 @@ static void live(struct run *run, const struct vllm_opts *opts)
     for (int i = 0; i < 200; i++) {
         step(run);
         publish(run);
-        if (i % 50 == 49 && !opts->host_owner) /* other owners' copies aren't told */
+        if (i % 50 == 49 && !opts->host_owner &&
+            !opts->report_full) /* other owners' copies aren't told */
             follow_reload(&run->f);
         compare(run);
     }
@@ -121,20 +122,22 @@ static void history(uint64_t *random, const struct vllm_opts *opts, bool namespa
                                   .plain_images = opts->plain_images}};
 
     follow_init(&run.f, VLLM_BLOCK);
-    run.f.applier.eagle_drop = opts->eagle_drop;
+    ki_applier_set_habits(
+        &run.f.applier, &(struct ki_habits){.eagle_drop = opts->eagle_drop,
+                                            .report_mode = (enum ki_report_mode)opts->report_mode});
+    run.f.keeps = opts->report_full;
+    run.f.unshown = opts->report_full && opts->report_mode == KI_REPORTS_UNKNOWN;
     live(&run, opts);
-    ret->asked += run.f.asked;
-    ret->over += run.f.over;
-    ret->under += run.f.under;
+    follow_tally(ret, &run.f);
     follow_fini(&run.f);
 }
 
-static void run_histories(const char *what, const struct vllm_opts *opts)
+static struct follower run_histories(const char *what, const struct vllm_opts *opts)
 {
     uint64_t random = unit_seed();
     struct follower tally = {0};
 
-    for (size_t i = unit_rounds(40); i > 0; i--) {
+    for (size_t i = unit_rounds(opts->report_full ? 16 : 40); i > 0; i--) {
         struct vllm_opts varied = *opts;
 
         varied.n_blocks = (uint16_t)(opts->n_groups * (24 + unit_below(&random, 30)));
@@ -143,13 +146,7 @@ static void run_histories(const char *what, const struct vllm_opts *opts)
     follow_report(&tally, what);
     assert_int_equal(tally.over, 0);
     assert_int_equal(tally.under, 0);
-}
-
-/* Cases that the indexer doesn't answer exactly yet. KV_TEST_OPEN=1 runs them. */
-static void still_open(const char *why)
-{
-    if (!getenv("KV_TEST_OPEN"))
-        skip_because("%s", why);
+    return tally;
 }
 
 #define FULL .n_groups = 1, .groups = {{VLLM_FULL, 0}}
@@ -195,11 +192,54 @@ static void test_lookahead(void **state)
     run_histories("MTP, lookahead 5", &(struct vllm_opts){FULL, .lookahead = 5});
 }
 
+/* Requests that report what they reuse. @opts->report_mode: registered, or seen in the stream. */
+static void run_reports(const char *what, const struct vllm_opts *opts, unsigned max_partial)
+{
+    struct vllm_opts full = *opts;
+    struct follower tally;
+
+    full.report_full = true;
+    for (int i = 0; i < 4; i++) {
+        full.report_mode = i & 1 ? KI_REPORTS_FULL : KI_REPORTS_UNKNOWN;
+        full.report_all = i & 2;
+        tally = run_histories(what, &full);
+        assert_in_range(tally.unsure * 100, 0, tally.asked * max_partial);
+    }
+}
+
 static void test_full_reports(void **state)
 {
     (void)state;
-    still_open("reports can not be told from copies by the stream alone");
-    run_histories("report mode full", &(struct vllm_opts){FULL, .report_full = true});
+    run_reports("reports", &(struct vllm_opts){FULL}, 50);
+}
+
+static void test_full_reports_windows(void **state)
+{
+    (void)state;
+    run_reports("reports, window",
+                &(struct vllm_opts){.n_groups = 2, .groups = {{VLLM_FULL, 0}, {VLLM_SLIDING, 7}}},
+                100);
+    run_reports(
+        "reports, windows",
+        &(struct vllm_opts){.n_groups = 3,
+                            .groups = {{VLLM_SLIDING, 10}, {VLLM_FULL, 0}, {VLLM_SLIDING, 6}}},
+        100);
+    run_reports("reports, window alone",
+                &(struct vllm_opts){.n_groups = 1, .groups = {{VLLM_SLIDING, 9}}}, 100);
+    run_reports("reports, state",
+                &(struct vllm_opts){.n_groups = 2, .groups = {{VLLM_FULL, 0}, {VLLM_MAMBA, 0}}},
+                100);
+}
+
+static void test_full_reports_block_drop(void **state)
+{
+    (void)state;
+    run_reports("reports, block drop", &(struct vllm_opts){FULL, .eagle_drop = true}, 100);
+    run_reports("reports, drop, window",
+                &(struct vllm_opts){.n_groups = 2,
+                                    .groups = {{VLLM_FULL, 0}, {VLLM_SLIDING, 7}},
+                                    .eagle_drop = true},
+                100);
 }
 
 static void test_windows(void **state)
@@ -280,6 +320,8 @@ int main(void)
         cmocka_unit_test(test_block_drop),
         cmocka_unit_test(test_lookahead),
         cmocka_unit_test(test_full_reports),
+        cmocka_unit_test(test_full_reports_windows),
+        cmocka_unit_test(test_full_reports_block_drop),
         cmocka_unit_test(test_windows),
         cmocka_unit_test(test_states),
         cmocka_unit_test(test_second_full_group),

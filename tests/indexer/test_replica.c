@@ -57,7 +57,7 @@ static void recover(struct run *run)
     if (run->has_replica)
         follow_fini(&run->replica);
     follow_init(&run->replica, VLLM_BLOCK);
-    run->replica.applier.eagle_drop = run->vllm.opts.eagle_drop;
+    run->replica.applier.habits.eagle_drop = run->vllm.opts.eagle_drop;
     replica_read(&run->replica, &run->origin);
     replica_load(&run->replica, &run->origin);
     run->has_replica = true;
@@ -71,7 +71,7 @@ static void begin_late(struct run *run)
     run->late = calloc(1, sizeof(*run->late));
     assert_non_null(run->late);
     follow_init(run->late, VLLM_BLOCK);
-    run->late->applier.eagle_drop = run->vllm.opts.eagle_drop;
+    run->late->applier.habits.eagle_drop = run->vllm.opts.eagle_drop;
     replica_read(run->late, &run->origin);
 }
 
@@ -135,7 +135,7 @@ static void history(struct run *run, const struct vllm_opts *opts)
 {
     vllm_init(&run->vllm, opts);
     follow_init(&run->origin, VLLM_BLOCK);
-    run->origin.applier.eagle_drop = opts->eagle_drop;
+    run->origin.applier.habits.eagle_drop = opts->eagle_drop;
     for (int i = 0; i < 150; i++) {
         step(run);
         compare(run);

@@ -13,6 +13,12 @@ struct follower {
     struct ki_lookup lookup;
     uint32_t block_size;
     size_t asked, over, under;
+    size_t unsure, unsure_under; /* asked while the view was partial; of these short */
+    bool unshown;                /* the engine sends reports, which nobody told us */
+    size_t unshown_wrong;        /* before the stream has shown one */
+    bool keeps;                  /* batches, to read them again when the view becomes partial */
+    struct kv_buf past;          /* length and payload of each */
+    size_t healed;
 };
 
 static inline void follow_init(struct follower *f, uint32_t block_size)
@@ -27,14 +33,41 @@ static inline void follow_fini(struct follower *f)
 {
     ki_applier_fini(&f->applier);
     ki_lookup_fini(&f->lookup);
+    kv_buf_fini(&f->past);
     kvi_destroy(f->index);
+}
+
+/* Read all batches again, as a replay from the beginning does. */
+static inline void follow_heal(struct follower *f)
+{
+    size_t len;
+
+    f->healed++;
+    ki_applier_purge(&f->applier, f->index, true);
+    kve_reader_reset(f->applier.reader);
+    for (size_t at = 0; at < f->past.len; at += len) {
+        memcpy(&len, f->past.data + at, sizeof(len));
+        at += sizeof(len);
+        assert_int_not_equal(ki_applier_apply(&f->applier, f->index, f->past.data + at, len),
+                             KI_APPLIED_PART);
+    }
 }
 
 static inline void follow_apply(struct follower *f, struct kv_buf *payload)
 {
+    enum ki_applied applied;
+
     assert_int_equal(payload->error, 0);
-    assert_int_not_equal(ki_applier_apply(&f->applier, f->index, payload->data, payload->len),
-                         KI_APPLIED_PART);
+    if (f->keeps) {
+        kv_buf_append(&f->past, &payload->len, sizeof(payload->len));
+        kv_buf_append(&f->past, payload->data, payload->len);
+        assert_int_equal(f->past.error, 0);
+    }
+    applied = ki_applier_apply(&f->applier, f->index, payload->data, payload->len);
+    if (applied == KI_APPLIED_PART && f->keeps)
+        follow_heal(f);
+    else
+        assert_int_not_equal(applied, KI_APPLIED_PART);
     kv_buf_fini(payload);
 }
 
@@ -86,13 +119,39 @@ static inline void follow_compare(struct follower *f, const struct prompt *p, en
     size_t claimed = follow_ask(f, p, tier);
 
     f->asked++;
+    if (f->unshown && !ki_reports_are_on(&f->applier.reports)) {
+        f->unshown_wrong += claimed != truth;
+        return;
+    }
     f->over += claimed > truth;
-    f->under += claimed < truth;
+    if (ki_applier_is_unsure(&f->applier)) { /* partial: an answer may be short */
+        f->unsure++;
+        f->unsure_under += claimed < truth;
+    } else {
+        f->under += claimed < truth;
+    }
+}
+
+/* Add the tally of one history to that of all. */
+static inline void follow_tally(struct follower *all, const struct follower *f)
+{
+    all->asked += f->asked;
+    all->over += f->over;
+    all->under += f->under;
+    all->unsure += f->unsure;
+    all->unsure_under += f->unsure_under;
+    all->unshown_wrong += f->unshown_wrong;
+    all->healed += f->healed;
 }
 
 static inline void follow_report(const struct follower *f, const char *what)
 {
-    print_message("%-24s %6zu asked, %zu over, %zu under\n", what, f->asked, f->over, f->under);
+    print_message("%-24s %6zu asked, %zu over, %zu under", what, f->asked, f->over, f->under);
+    if (f->unsure)
+        print_message("; %zu while partial, %zu of them under", f->unsure, f->unsure_under);
+    if (f->unshown_wrong)
+        print_message("; %zu wrong before the first report was seen", f->unshown_wrong);
+    print_message("\n");
 }
 
 #endif

@@ -40,11 +40,13 @@ struct vllm_opts {
         uint32_t window; /* tokens */
     } groups[VLLM_MAX_GROUPS];
     uint32_t lookahead;
-    bool eagle_drop, report_full;
-    bool plain_images;      /* images lie over ordinary tokens */
-    uint16_t host_blocks;   /* of an offloading tier; 0: none */
-    bool host_placeholders; /* its events carry no tokens */
-    bool host_owner;        /* a secondary tier's copies are announced beside it */
+    bool eagle_drop;
+    bool report_full, report_all; /* some requests, or all, ask for reports */
+    int report_mode;              /* the registered one */
+    bool plain_images;            /* images lie over ordinary tokens */
+    uint16_t host_blocks;         /* of an offloading tier; 0: none */
+    bool host_placeholders;       /* its events carry no tokens */
+    bool host_owner;              /* a secondary tier's copies are announced beside it */
 };
 
 struct vllm_block {
@@ -578,17 +580,16 @@ static inline size_t vllm_needed_blocks(const struct vllm *v, const struct promp
     return v->opts.n_groups * ((p->n + VLLM_BLOCK - 1) / VLLM_BLOCK + 2);
 }
 
-/* Announce once more the blocks that a request reuses: kv_cache_report_mode=full. */
+/* Announce once more the blocks that a request reuses: kv_cache_report_mode=full. Windows are said
+ * to have all of them. */
 static inline void vllm_report(struct vllm *v, const struct prompt *p, const uint64_t *hashes,
                                size_t hit)
 {
     struct vllm_range range = {.to = hit, .n = hit};
 
     memset(range.picked, true, hit);
-    for (unsigned g = 0; hit && g < v->opts.n_groups; g++) {
-        if (v->opts.groups[g].kind == VLLM_FULL)
-            vllm_stored(v, p, hashes, g, &range);
-    }
+    for (unsigned g = 0; hit && g < v->opts.n_groups; g++)
+        vllm_stored(v, p, hashes, g, &range);
 }
 
 /* A new request: reuse what is cached, compute and cache the rest. Returns it, or NULL: no room. */

@@ -93,19 +93,27 @@ class Feed:
 
 
 class Tally:
-    """Count, per option, the lookups whose answer is over or under the engine's own."""
+    """Count, per option, the lookups whose answer is over or under the engine's own.
+
+    An answer while the view is partial may be under: those count apart.
+    """
 
     def __init__(self, title):
         self.title, self.rows, self.first = title, defaultdict(lambda: [0, 0, 0, 0, 0, 0]), {}
+        self.partial = defaultdict(lambda: [0, 0])  # lookups, of these under
 
-    def add(self, option, truth, answer, story=""):
+    def add(self, option, truth, answer, story="", partial=False):
         """@truth, @answer: tokens. @story: how to reproduce; kept for the first difference of each option."""
         row = self.rows[option]
         row[0] += 1
         row[1] += truth > 0
+        self.partial[option][0] += partial
         if answer > truth:
             row[2] += 1
             row[4] += answer - truth
+        elif answer < truth and partial:
+            self.partial[option][1] += 1
+            return
         elif answer < truth:
             row[3] += 1
             row[5] += truth - answer
@@ -114,8 +122,10 @@ class Tally:
 
     def show(self, option):
         lookups, hits, over, under, over_tokens, under_tokens = self.rows[option]
+        partial = self.partial[option]
         print(f"  {self.title} {option}: {lookups} lookups, {hits} hits, over {over} ({over_tokens} tokens), "
-              f"under {under} ({under_tokens} tokens)", flush=True)
+              f"under {under} ({under_tokens} tokens)"
+              + (f"; {partial[0]} while partial, {partial[1]} of them under" if partial[0] else ""), flush=True)
 
     def exact(self, option):
         """Fail unless every lookup of @option was right and at least one was a hit."""

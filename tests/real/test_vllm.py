@@ -10,12 +10,20 @@ from vllm_engine import *
 
 SALT64 = "0123456789abcdef" * 4
 IMAGE = "feedfacefeedfacefeedfacefeedfacefeedfacefeedfacefeedfacefeedface"
+FULL = {"kv_cache_report_mode": "full"}
 OPTIONS = [
     Option("plain"),
     Option("small_pool", blocks=24),
     Option("big_blocks", block=64, blocks=32),
     Option("resets", resets=True),
-    Option("report_full", report_full=True),
+    Option("report_full", report_full=True, register=FULL),
+    Option("report_full_resets", report_full=True, resets=True, blocks=32, register=FULL),
+    Option("report_full_seen", report_full=True, resets=True),
+    Option("report_full_window", report_full=True, windows=(40,), blocks=96, register=FULL),
+    Option("report_full_two_windows", report_full=True, windows=(40, 100), blocks=128, register=FULL),
+    Option("report_full_window_only", report_full=True, windows=(40,), full_attention=False, register=FULL),
+    Option("report_full_lookahead", report_full=True, lookahead=1, register=FULL),
+    Option("report_full_eagle_drop", report_full=True, eagle_drop=True, register={"eagle_drop": True, **FULL}),
     Option("adapters", names=(Names(), Names(lora="a"), Names(lora="b"))),
     Option("salts", names=(Names(), Names(salt="s"), Names(salt=SALT64), Names(lora="a", salt="a"), Names(lora="a"),
                            Names(lora="a", salt=SALT64))),
@@ -52,7 +60,8 @@ def run_history(option, seed, rng, tally, feed, engine):
         for tokens, names in engine.probes(LOOKUPS):
             answer = indexer.score(tokens, feed.instance, **question(names, tokens))
             tally.add(option.name, engine.cached_tokens(tokens, names), answer,
-                      f"KV_TEST_SEED={seed}, step {step}, {len(tokens)} tokens, {names}, last: {engine.story[-8:]}")
+                      f"KV_TEST_SEED={seed}, step {step}, {len(tokens)} tokens, {names}, last: {engine.story[-8:]}",
+                      partial=feed.listener()["partial"])
 
 
 def option_test(option):

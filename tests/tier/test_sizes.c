@@ -62,6 +62,7 @@
     PLAIN(kvi_match)                 \
     PLAIN(kvi_matches)               \
     PLAIN(kvi_holder_info)           \
+    PLAIN(kvi_block_info)            \
     PLAIN(kvi_dump_run)              \
     PLAIN(kvi_window)                \
     PLAIN(kvi_lookup_rule)           \

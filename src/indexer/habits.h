@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+/** Habits of an engine that its registration tells, because its events don't, or not at once. */
+#ifndef KV_INDEXER_HABITS_H
+#define KV_INDEXER_HABITS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/** Whether requests ask the engine to report the blocks that they reuse (reports.h). */
+enum ki_report_mode {
+    KI_REPORTS_UNKNOWN,     /* the stream shows it */
+    KI_REPORTS_INCREMENTAL, /* none does */
+    KI_REPORTS_FULL         /* some do, or all */
+};
+
+struct ki_habits {
+    bool eagle_drop;     /* gives up the last block that it finds: see kvi_set_drops */
+    bool silent_windows; /* evicts from windows without an event: the view stays partial */
+    enum ki_report_mode report_mode;
+};
+
+bool ki_habits_equal(const struct ki_habits *a, const struct ki_habits *b);
+
+/** Name of a mode in registrations; NULL for KI_REPORTS_UNKNOWN. */
+const char *ki_report_mode_name(enum ki_report_mode mode);
+/** Read the name of a mode into *@ret. Returns 0 or -EINVAL. */
+int ki_report_mode_parse(const char *name, size_t len, enum ki_report_mode *ret);
+
+#endif

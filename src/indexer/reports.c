@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "indexer/reports.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "indexer/unsure.h"
+
+#define LOOK_AHEAD 64 /* operations in which a batch may go on below a report */
+#define MAX_GROUPS (KVI_MAX_WINDOWS + 1)
+
+void ki_reports_fini(struct ki_reports *r)
+{
+    kvi_matches_fini(&r->matches);
+}
+
+/* -- one event for each group ------------------------------------------------------------------ */
+
+/* Events of several groups about the same blocks, in a row. */
+struct row {
+    const struct kve_batch *batch;
+    size_t from, to;
+    const struct kve_op *chain; /* the operation that tells the places of the blocks */
+    size_t n_windows;
+};
+
+/* Whether the operation is a store in one of the engine's own groups, on the device. */
+static bool is_own_store(const struct kve_reader *reader, const struct kve_op *op,
+                         struct kve_source *ret)
+{
+    *ret = (struct kve_source){.stride = 1};
+    if ((op->type != KVE_OP_STORE && op->type != KVE_OP_STORE_KNOWN) ||
+        op->tier != KV_TIER_DEVICE || !op->n)
+        return false;
+    if (!op->source)
+        return op->type == KVE_OP_STORE;
+    return kve_reader_source(reader, op->source, ret) == 0 && ret->kind == KVE_SOURCE_WINDOW &&
+           !ret->owner[0];
+}
+
+static uint64_t hash_at(const struct kve_op *op, size_t i)
+{
+    return op->type == KVE_OP_STORE ? op->blocks[i].hash : op->hashes[i];
+}
+
+/* Whether a window's event names every block of the chain that the window can have. */
+static bool names_all(const struct kve_op *window, uint32_t stride, const struct kve_op *chain)
+{
+    if (window->type == KVE_OP_STORE && window->has_parent)
+        return false;
+    if (!stride || window->n != chain->n / stride)
+        return false;
+    for (size_t i = 0; i < window->n; i++)
+        if (hash_at(window, i) != hash_at(chain, (i + 1) * stride - 1))
+            return false;
+    return true;
+}
+
+/* Find the row that begins at @at. False: no event there can be a report. */
+static bool find_row(const struct kve_reader *reader, const struct kve_batch *batch, size_t at,
+                     struct row *ret)
+{
+    struct kve_source sources[MAX_GROUPS];
+    uint32_t numbers[MAX_GROUPS];
+    size_t n = 0, k;
+
+    *ret = (struct row){.batch = batch, .from = at, .to = at};
+    for (; n < MAX_GROUPS && ret->to < batch->n_ops; ret->to++) {
+        const struct kve_op *op = &batch->ops[ret->to];
+
+        if (op->rank != batch->ops[at].rank || !is_own_store(reader, op, &sources[n]))
+            break;
+        for (k = 0; k < n && numbers[k] != op->source; k++)
+            ;
+        if (k < n) /* the next row */
+            break;
+        numbers[n++] = op->source;
+        if (op->type == KVE_OP_STORE && (!ret->chain || !op->source))
+            ret->chain = op;
+        ret->n_windows += op->source > 0;
+    }
+    if (!ret->chain || ret->chain->has_parent)
+        return false;
+    for (k = 0; k < n; k++)
+        if (!names_all(&batch->ops[at + k], sources[k].stride, ret->chain))
+            return false;
+    return true;
+}
+
+/* Whether the batch goes on below the chain's last block. */
+static bool goes_on(const struct row *row)
+{
+    const struct kve_batch *batch = row->batch;
+    const struct kve_op *chain = row->chain;
+
+    for (size_t i = row->to; i < batch->n_ops && i < row->to + LOOK_AHEAD; i++) {
+        const struct kve_op *next = &batch->ops[i];
+
+        if (next->type == KVE_OP_STORE && next->rank == chain->rank && next->tier == chain->tier &&
+            next->source == chain->source && next->has_parent &&
+            next->parent == chain->blocks[chain->n - 1].hash)
+            return true;
+    }
+    return false;
+}
+
+/* -- what the engine found --------------------------------------------------------------------- */
+
+/* Blocks of the chain's first @n that the engine's lookup finds, by the index. */
+static size_t lookup(struct ki_reports *r, struct kvi_index *index, struct kv_holder holder,
+                     const struct kve_op *chain, size_t n)
+{
+    uint64_t few[64], *locals = few;
+    size_t found = 0;
+
+    if (!n)
+        return 0;
+    if (n > KV_COUNT(few))
+        locals = malloc(n * sizeof(*locals));
+    if (!locals)
+        return 0;
+    for (size_t i = 0; i < n; i++)
+        locals[i] = chain->blocks[i].tokens_hash;
+    if (kvi_find(index, locals, n, &r->matches) == 0) {
+        for (size_t i = 0; i < r->matches.n; i++) {
+            const struct kvi_match *m = &r->matches.items[i];
+
+            if (m->holder.worker == holder.worker && m->holder.rank == holder.rank)
+                found = m->reach[KV_TIER_DEVICE];
+        }
+    }
+    if (locals != few)
+        free(locals);
+    return found;
+}
+
+/* Whether the main group has, or may have, all blocks of the chain. */
+static bool may_hold(struct kvi_index *index, struct kv_holder holder,
+                     const struct ki_unsure *unsure, const struct kve_op *chain)
+{
+    struct kvi_block_info info;
+
+    for (size_t i = 0; i < chain->n; i++) {
+        const struct ki_unsure_entry *e =
+            ki_unsure_find(unsure, holder.rank, KI_UNSURE_MAIN, chain->blocks[i].hash);
+
+        if (!(e && e->open) &&
+            kvi_get_block(index, holder, KV_TIER_DEVICE, chain->blocks[i].hash, &info) < 0)
+            return false;
+    }
+    return true;
+}
+
+/* Whether each window of the row has, or may have, the last block. */
+static bool windows_may_end(const struct kve_reader *reader, struct kvi_index *index,
+                            struct kv_holder holder, const struct ki_unsure *unsure,
+                            const struct row *row, const struct kvi_window *windows,
+                            uint32_t n_windows)
+{
+    struct kve_source source;
+
+    for (size_t i = row->from; i < row->to; i++) {
+        const struct kve_op *op = &row->batch->ops[i];
+        uint64_t last = hash_at(op, op->n - 1);
+        uint32_t number = 0;
+
+        if (!op->source || kve_reader_source(reader, op->source, &source) < 0)
+            continue;
+        while (number < n_windows && windows[number].group != source.group)
+            number++;
+        if (number == n_windows)
+            return false;
+        if (kvi_window_copies(index, holder, KV_TIER_DEVICE, number, last) <= 0 &&
+            !ki_unsure_find(unsure, holder.rank, 1 + number, last))
+            return false;
+    }
+    return true;
+}
+
+static enum ki_verdict judge_row(struct ki_reports *r, struct kvi_index *index,
+                                 struct kv_holder holder, const struct kve_reader *reader,
+                                 const struct ki_unsure *unsure, const struct row *row, bool drops)
+{
+    struct kvi_window windows[KVI_MAX_WINDOWS];
+    int n_windows = kvi_get_windows(index, holder, windows);
+    const struct kve_op *chain = row->chain;
+    bool report;
+
+    if (n_windows > 0 && row->n_windows < (size_t)n_windows)
+        return KI_VERDICT_COPIES;
+    report = lookup(r, index, holder, chain, chain->n) == chain->n;
+    /* The block behind, which a lookup with block drop needs, isn't in the event. */
+    if (!report && (drops || unsure->n_open))
+        report = (chain->source || may_hold(index, holder, unsure, chain)) &&
+                 windows_may_end(reader, index, holder, unsure, row, windows,
+                                 n_windows > 0 ? (uint32_t)n_windows : 0);
+    if (!report)
+        return KI_VERDICT_COPIES;
+    return lookup(r, index, holder, chain, chain->n - 1) ? KI_VERDICT_REPORT : KI_VERDICT_EITHER;
+}
+
+enum ki_verdict ki_reports_judge(struct ki_reports *r, struct kvi_index *index,
+                                 struct kv_holder holder, const struct kve_reader *reader,
+                                 const struct ki_unsure *unsure, const struct kve_batch *batch,
+                                 size_t at, bool drops)
+{
+    struct row row;
+    bool on = ki_reports_are_on(r);
+
+    if (at && at < r->judged_to)
+        return r->verdict;
+    r->judged_to = at + 1;
+    r->verdict = KI_VERDICT_COPIES;
+    if (r->mode == KI_REPORTS_INCREMENTAL || !find_row(reader, batch, at, &row))
+        return r->verdict;
+    if (!on && (row.chain->n == 1 || !goes_on(&row)))
+        return r->verdict;
+    r->judged_to = row.to;
+    r->verdict = judge_row(r, index, holder, reader, unsure, &row, drops);
+    if (!on && r->verdict != KI_VERDICT_REPORT)
+        r->verdict = KI_VERDICT_COPIES;
+    if (!on && r->verdict == KI_VERDICT_REPORT) {
+        r->seen = true;
+        r->misjudged = r->suspects;
+    }
+    return r->verdict;
+}

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * Blocks of which a stream doesn't tell how many copies the engine has: an event may have been about
+ * a new copy, or a report of one that was known (reports.h).
+ *
+ * The index counts the copies that are certain. An entry here has the number of copies that may be
+ * there besides. While one certain copy is left the answer is right. When the last certain copy is
+ * removed:
+ * - the block has children: it is still there, as vLLM evicts children before their parents. So one
+ *   of the copies here is certain now.
+ * - else the entry is open: the index drops the block, and the stream's view is partial until the
+ *   engine stores the block again, stores a child of it, removes its last possible copy or clears.
+ *
+ * Caller-locked.
+ */
+#ifndef KV_INDEXER_UNSURE_H
+#define KV_INDEXER_UNSURE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kv_event.h"
+#include "kv_index.h"
+
+/** Entries of a stream at most; blocks beyond are not noted, and the view stays partial. */
+#define KI_MAX_UNSURE 65536
+
+/** Number of the main group in an entry; windows are 1 and more. */
+#define KI_UNSURE_MAIN 0u
+
+struct ki_unsure_entry {
+    uint64_t hash, tokens_hash, parent;
+    uint32_t rank;
+    uint32_t copies; /* that may be there, beyond those in the index; 0: a free slot */
+    uint8_t group;   /* KI_UNSURE_MAIN, or 1 + number of the window */
+    bool has_parent;
+    bool open; /* the index hasn't the block */
+};
+
+struct ki_unsure {
+    struct ki_unsure_entry *items; /* open addressing */
+    size_t n, capacity, n_open;
+    bool overflowed;
+};
+
+void ki_unsure_fini(struct ki_unsure *u);
+
+/** Forget the entries of @rank, or all. */
+void ki_unsure_clear_rank(struct ki_unsure *u, uint32_t rank);
+void ki_unsure_clear(struct ki_unsure *u);
+
+/** Whether answers may lack a block that the engine has. */
+static inline bool ki_unsure_is_partial(const struct ki_unsure *u)
+{
+    return u->n_open || u->overflowed;
+}
+
+/** The entry of a block, or NULL. Valid until the next call that notes or drops one. */
+struct ki_unsure_entry *ki_unsure_find(const struct ki_unsure *u, uint32_t rank, unsigned group,
+                                       uint64_t hash);
+
+/**
+ * Note that the main blocks of a chain at the root may have a copy more. @op is a store of blocks
+ * that the index holds, or that have open entries; the caller stores the latter.
+ */
+void ki_unsure_note(struct ki_unsure *u, const struct kve_op *op);
+
+/** Note that the blocks @hashes of window @number may have a copy more. */
+void ki_unsure_note_window(struct ki_unsure *u, struct kvi_index *index, struct kv_holder holder,
+                           uint32_t number, const uint64_t *hashes, size_t n);
+
+/** Before a store below @parent: put it back if its entry is open. Returns 0 or kvi_store's error. */
+int ki_unsure_restore(struct ki_unsure *u, struct kvi_index *index, struct kv_holder holder,
+                      uint64_t parent);
+
+/**
+ * Note that the engine stored the @n blocks @hashes (@stride bytes apart) of @group anew. With
+ * @alone it had no copy of them before.
+ */
+void ki_unsure_stored(struct ki_unsure *u, uint32_t rank, unsigned group, const void *hashes,
+                      size_t stride, size_t n, bool alone);
+
+/**
+ * Remove copies of the device's main blocks as kvi_take does, and judge entries. Returns as
+ * kvi_take; removals of copies that were possible count as found.
+ */
+long ki_unsure_take(struct ki_unsure *u, struct kvi_index *index, struct kv_holder holder,
+                    const struct kve_op *op);
+/** The same for window @number. */
+long ki_unsure_take_window(struct ki_unsure *u, struct kvi_index *index, struct kv_holder holder,
+                           uint32_t number, const struct kve_op *op);
+
+#endif
