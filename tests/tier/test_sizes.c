@@ -66,6 +66,7 @@
     PLAIN(kvi_dump_run)              \
     PLAIN(kvi_window)                \
     PLAIN(kvi_lookup_rule)           \
+    PLAIN(kvi_source_copies)         \
     PLAIN(kvi_extra)
 
 #define NAME(name, ...) #name,
