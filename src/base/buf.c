@@ -150,7 +150,7 @@ void kv_buf_put_i64(struct kv_buf *buf, int64_t value)
 
 void kv_buf_put_double(struct kv_buf *buf, double value)
 {
-    char text[32];
+    char text[48]; /* gcc 11 warns of less: it takes @digits for any number */
     /* 15 digits survive a round trip for every normal double that has that few; %g drops zeros. */
     int digits = fabs(value) < DBL_MIN ? 1 : DBL_DIG;
 

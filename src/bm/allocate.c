@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Taking blocks out of a pool, and giving back those that were never registered. */
+/* Allocation of blocks from a pool, and the return of those that were never registered. */
 #include <errno.h>
 #include <string.h>
 

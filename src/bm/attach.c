@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Values that other parts tie to keys, and who is told of uses. */
+/* Values that callers attach to keys, and callbacks for uses of keys (touch). */
 #include <errno.h>
 #include <string.h>
 
@@ -59,7 +59,7 @@ int kvbm_registry_on_touch(struct kvbm_registry *r, kvbm_touch_fn fn, void *arg)
 
 /* ---- values ---- */
 
-/* The entry of a key that is registered somewhere; the lock is held. */
+/* Find the entry of a key that is registered in some pool. The lock is held. */
 static struct kvbm_entry *registered(struct kvbm_registry *r, uint32_t group, const void *key)
 {
     uint32_t i = r->table ? kvbm_find(r, group, key, kvbm_tag(r, group, key)) : 0;
@@ -94,7 +94,7 @@ static void node_free(struct kvbm_registry *r, uint32_t i)
     r->free_attachment = i;
 }
 
-/* The node of a type that the entry has values of, else 0. */
+/* Return the node of a type that the entry has values of, else 0. */
 static uint32_t type_of(const struct kvbm_registry *r, const struct kvbm_entry *e, uint32_t type)
 {
     uint32_t i = e->link;
@@ -104,7 +104,7 @@ static uint32_t type_of(const struct kvbm_registry *r, const struct kvbm_entry *
     return i;
 }
 
-/* A value behind the others of its type, whose node is @of. */
+/* Append a value behind the others of its type, whose node is @of. */
 static void append(struct kvbm_registry *r, uint32_t of, uint32_t i, void *value)
 {
     struct kvbm_attachment *list = &r->attachments[of], *one = &r->attachments[i];
@@ -156,7 +156,7 @@ int kvbm_registry_attach(struct kvbm_registry *r, uint32_t group, const void *ke
     return err;
 }
 
-/* The values of a type's node, at most @cap. Returns how many there are. */
+/* Copy at most @cap values of a type's node. Returns how many there are. */
 static long copy_values(const struct kvbm_registry *r, uint32_t of, void **ret, size_t cap)
 {
     const struct kvbm_attachment *list = &r->attachments[of], *one;

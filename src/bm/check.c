@@ -73,7 +73,10 @@ static int check_slot(const struct kvbm_pool *pool, uint32_t i, struct counts *c
     return 0;
 }
 
-/* Lists are found by the bits, so what a bit doesn't name is missing in the count. */
+/*
+ * Check one list. Eviction finds lists by their bits: blocks of a list without its bit are missing
+ * in the count.
+ */
 static int check_list(const struct kvbm_pool *pool, uint32_t priority, uint32_t level, uint64_t *n,
                       uint64_t listed)
 {
@@ -116,7 +119,7 @@ static int check_lists(const struct kvbm_pool *pool, uint64_t listed)
     return 0;
 }
 
-/* Each free block is once in the ring, and a primary knows how many duplicates lean on it. */
+/* Check that each free block is in the ring once, and that each primary counts its duplicates. */
 static int check_counts(const struct kvbm_pool *pool, uint32_t *tally)
 {
     memset(tally, 0, ((size_t)pool->n_blocks + 1) * sizeof(*tally));
@@ -141,8 +144,8 @@ static int check_counts(const struct kvbm_pool *pool, uint32_t *tally)
 }
 
 /*
- * Lineage: each entry counts its inactive children in the pool; a block is listed exactly when it
- * is inactive and has none.
+ * Check lineage: each entry counts its inactive children in the pool; a block is in a list exactly
+ * when it is inactive and has none.
  */
 static int check_leaves(const struct kvbm_pool *pool, uint32_t *tally)
 {
@@ -221,7 +224,7 @@ static struct cell cell_at(const struct kvbm_registry *r, size_t i)
     return cell;
 }
 
-/* Each cell names an entry that is found where it is. */
+/* Check that each cell names an entry that a lookup finds there. */
 static int check_table(const struct kvbm_registry *r)
 {
     uint64_t n = 0;
@@ -248,7 +251,7 @@ static int check_table(const struct kvbm_registry *r)
     return 0;
 }
 
-/* Each entry is named as often as it says, by blocks and by children. */
+/* Check that blocks and children name each entry as often as it counts. */
 static int check_names(const struct kvbm_registry *r, uint32_t *slots, uint32_t *children)
 {
     for (const struct kvbm_pool *pool = r->pools; pool; pool = pool->next) {
@@ -270,13 +273,13 @@ static int check_names(const struct kvbm_registry *r, uint32_t *slots, uint32_t 
     return 0;
 }
 
-/* Entries or blocks, the more of them: as much room as a tally of one or the other takes. */
+/* Number of entries or of blocks, whichever is larger: the length of a tally of either. */
 static size_t tally_len(const struct kvbm_registry *r)
 {
     return (size_t)KV_MAX((uint64_t)r->n_entries, r->n_blocks) + 1;
 }
 
-/* @tally: two of them. */
+/* Check everything. @tally holds two tallies. */
 static int check_all(const struct kvbm_registry *r, uint32_t *tally)
 {
     size_t n = tally_len(r);

@@ -97,7 +97,7 @@ static int check(const char *call, result_t code)
     return code == CUDA_OUT_OF_MEMORY ? -ENOMEM : -EIO;
 }
 
-/* A device's primary context, retained for as long as the process lives. */
+/* Retain a device's primary context once, for as long as the process lives. */
 static int context_of(uint32_t device, context_t *ret)
 {
     int ordinal, err = 0;
@@ -114,9 +114,9 @@ static int context_of(uint32_t device, context_t *ret)
 }
 
 /*
- * While any thread captures a graph in the default mode, another thread's waiting and asking makes
- * that capture fail: threads of ours must say that they have nothing to do with it. Only between
- * enter and leave, because the thread may be the caller's.
+ * Depth of relaxed capture mode. While any thread captures a graph in the default mode, waits and
+ * queries of other threads make that capture fail. Threads in relaxed mode are exempt. A thread is
+ * relaxed between enter and leave only, because it may be the caller's.
  */
 static _Thread_local int entered, mode_before;
 
@@ -210,8 +210,8 @@ int kvbm_cuda_free(uint64_t addr)
 }
 
 /*
- * Not for children: fork() would have to copy every locked page at once, and where a kernel
- * doesn't, the parent would write to another page than the GPU reads.
+ * Lock host memory, and keep it out of children. fork() would have to copy every locked page at
+ * once; where a kernel doesn't, the parent would write to another page than the GPU reads.
  */
 int kvbm_cuda_pin(void *memory, size_t len)
 {
@@ -228,8 +228,8 @@ int kvbm_cuda_unpin(void *memory)
 }
 
 /*
- * A memset, and a copy from memory that isn't locked, may return before the GPU's memory has
- * changed; other streams than the default one would not wait for it.
+ * Wait until the default stream is done. A memset, or a copy from memory that isn't locked, may
+ * return before the GPU's memory has changed, and other streams don't wait for it.
  */
 static int settle(void)
 {

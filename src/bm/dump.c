@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A pool for people: what kvbm_pool_dump prints, and who still holds what when a pool is to go.
- *
- * Blocks are copied in pieces with the lock, and told without it: a terminal may be slow, a pool
- * has millions of blocks, and the loader has locks of its own (dladdr).
+ * Reports for people: kvbm_pool_dump, and the list of held blocks when a pool can't be destroyed.
+ * Blocks are copied in pieces with the lock and printed without it: a terminal may be slow, a pool
+ * may have millions of blocks, and the loader has locks of its own (dladdr).
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -16,18 +15,18 @@
 #include "base/log.h"
 #include "pool.h"
 
-#define PIECE 32        /* blocks told at once */
+#define PIECE 32        /* blocks printed at once */
 #define LOOKED_AT 16384 /* blocks looked at with the lock held */
 #define MOST_LEAKS 100  /* lines in the log */
 #define WHERE_LEN 320   /* of where_text: a path and a name */
 
-/* A block as it was. */
+/* Copy of a block's state. */
 struct row {
     struct kvbm_slot slot;
     uint32_t block;
     uint32_t position;
-    uint64_t retained_ns; /* until then; 0: its priority doesn't end */
-    uint32_t n_tokens;    /* Partial */
+    uint64_t retained_ns; /* end of the priority; 0: it does not end */
+    uint32_t n_tokens;    /* of a partial block */
     uint8_t group;
     uint8_t tiers;
     uint8_t key[KVBM_MAX_KEY];
@@ -62,7 +61,10 @@ static void copy_row(const struct kvbm_pool *pool, uint32_t i, struct row *ret)
     }
 }
 
-/* Copy up to @cap blocks that are @wanted, from slot @*at on, which moves on. Takes the lock. */
+/*
+ * Copy up to @cap blocks that are @wanted, from slot *@at on, and move *@at behind them. Takes the
+ * lock.
+ */
 static size_t next_rows(struct kvbm_pool *pool, bool (*wanted)(const struct kvbm_slot *),
                         uint32_t *at, struct row *ret, size_t cap)
 {
@@ -81,7 +83,7 @@ static size_t next_rows(struct kvbm_pool *pool, bool (*wanted)(const struct kvbm
     return n;
 }
 
-/* Eight bytes as the number that they are, other keys byte for byte. */
+/* Print a key of eight bytes as a number, others byte for byte. */
 static const char *key_text(const struct kvbm_pool *pool, const struct row *row,
                             char text[2 * KVBM_MAX_KEY + 1])
 {
@@ -100,8 +102,10 @@ static const char *key_text(const struct kvbm_pool *pool, const struct row *row,
     return text;
 }
 
-/* Where code is: file(function+0x12), or file(+0x12) for addr2line when the function has no name
- * there. */
+/*
+ * Name a code address: file(function+0x12), or file(+0x12) for addr2line when the function has no
+ * name there.
+ */
 static const char *where_text(void *code, char text[WHERE_LEN])
 {
     Dl_info from = {0};
@@ -215,7 +219,7 @@ static void print_priority(const struct row *row, FILE *to)
 {
     uint64_t now = kv_now_ns(), end = row->retained_ns;
 
-    if (end && end <= now) /* not carried out yet, but over */
+    if (end && end <= now) /* the priority has ended, no call has removed it yet */
         return;
     if (end || row->slot.priority != KVBM_PRIORITY_DEFAULT)
         fprintf(to, "  priority %u", row->slot.priority);

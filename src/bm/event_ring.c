@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The latest events, to be polled: records in a circle, the oldest give way. A record is never cut
- * in two: what doesn't fit at the end starts again at the beginning.
+ * Ring of the latest events, which callers poll. The oldest records make room for new ones. A
+ * record is never cut in two: one that doesn't fit at the end starts again at the beginning.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -16,7 +16,7 @@ struct kvbm_event_ring {
     uint8_t *data, *drained;
     size_t capacity;
     size_t head, tail; /* offsets of the oldest record and behind the newest */
-    size_t end;        /* where the records stop that lie behind the head; capacity or less */
+    size_t end;        /* end of the records behind the head; capacity or less */
     size_t n;
     uint64_t lost;
 };
@@ -34,7 +34,7 @@ static void drop_oldest(struct kvbm_event_ring *ring)
     }
 }
 
-/* A place for @bytes; the oldest events make it. */
+/* Make a place for @bytes by dropping the oldest events. */
 static uint8_t *place(struct kvbm_event_ring *ring, size_t bytes)
 {
     for (;;) {
@@ -42,7 +42,7 @@ static uint8_t *place(struct kvbm_event_ring *ring, size_t bytes)
             ring->head = ring->tail = 0;
             ring->end = ring->capacity;
         }
-        if (ring->n && ring->tail <= ring->head) { /* round already: up to the head */
+        if (ring->n && ring->tail <= ring->head) { /* wrapped: the room ends at the head */
             if (ring->head - ring->tail >= bytes)
                 return ring->data + ring->tail;
         } else if (ring->capacity - ring->tail >= bytes) {

@@ -17,21 +17,21 @@
 #include "events.h"
 
 #define MAX_EVENT (4u << 20) /* tokens and hashes, see struct kve_event */
-#define MEND_MS 1000         /* wait so long for room to tell a loss */
+#define MEND_MS 1000         /* longest wait for room to publish a loss */
 
 struct zmq_sink {
     struct kve_publisher *publisher;
     enum kvbm_event_scope scope;
     uint32_t block_size;
-    uint64_t lost;     /* not told yet */
-    bool told_foreign; /* blocks of another size were met */
+    uint64_t lost;     /* events lost and not published yet */
+    bool told_foreign; /* a block of another size was logged */
     char *lora_name, *cache_salt;
-    uint64_t *hashes; /* of the event that is being put together */
+    uint64_t *hashes; /* scratch for the event in the making */
     uint32_t *tokens;
     size_t capacity; /* blocks */
 };
 
-/* A key as engines name blocks: its number, of long keys that of the last 8 bytes. */
+/* Return a key as engines name blocks: its number, for long keys that of the last 8 bytes. */
 static uint64_t hash_of(const void *key, uint32_t len)
 {
     const uint8_t *bytes = key;
@@ -46,7 +46,7 @@ static uint64_t hash_of(const void *key, uint32_t len)
     return hash;
 }
 
-/* Does @b go on where @a ends? */
+/* True when @b continues the run of @a. */
 static bool follows(const struct kvbm_event *a, const struct kvbm_event *b)
 {
     if (a->type != b->type || a->tier != b->tier || a->group != b->group)
@@ -57,7 +57,7 @@ static bool follows(const struct kvbm_event *a, const struct kvbm_event *b)
            a->n_tokens == b->n_tokens;
 }
 
-/* How many of the events at @run go into one. */
+/* Count the events at @run that fit into one published event. */
 static size_t run_length(const struct zmq_sink *sink, const struct kvbm_event *run, size_t n)
 {
     size_t len = 1;
@@ -93,7 +93,10 @@ static int publish_run(struct zmq_sink *sink, const struct kvbm_event *run, size
     struct kve_event event = {
         .size = sizeof(event),
         .type = run->type == KVBM_EVENT_STORED ? KVE_STORED : KVE_REMOVED,
-        /* consolidated, a block is somewhere: it may leave another tier than it came to first */
+        /*
+         * consolidated: followers know one tier, since a block may leave another tier than it came
+         * to first
+         */
         .tier = sink->scope == KVBM_EVENTS_PER_TIER ? run->tier : KV_TIER_DEVICE,
         .hashes = sink->hashes,
         .n_hashes = n,
@@ -115,7 +118,7 @@ static int publish_run(struct zmq_sink *sink, const struct kvbm_event *run, size
     return kve_publisher_publish(sink->publisher, &event, 1);
 }
 
-/* Tell what was lost. Waits for room, as after this nothing may come for a long time. */
+/* Publish a loss. Wait for room first: no event may follow for a long time. */
 static int mend(struct zmq_sink *sink)
 {
     struct kve_event cleared = {.size = sizeof(cleared), .type = KVE_CLEARED, .group = -1};
@@ -132,7 +135,7 @@ static int mend(struct zmq_sink *sink)
     return 0;
 }
 
-/* Stored blocks of another size than the events say: of a pool that isn't for these followers. */
+/* True for stored blocks of another size than the sink's: their pool isn't for these followers. */
 static bool is_foreign(struct zmq_sink *sink, const struct kvbm_event *event)
 {
     if (!event->n_tokens || event->n_tokens == sink->block_size)
@@ -173,7 +176,7 @@ static void zmq_free(void *arg)
     free(sink);
 }
 
-/* True when followers can read @name: msgpack strings are UTF-8. */
+/* True when followers can read @name: strings of msgpack are UTF-8. */
 static bool is_text(const char *name)
 {
     return !name || kv_utf8_valid(name);

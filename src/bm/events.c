@@ -29,8 +29,8 @@ struct buffer {
     uint8_t *data;
     size_t len, capacity;
     size_t n;
-    uint64_t lost;     /* dropped right before its first event */
-    uint64_t since_ns; /* when its first event was written, or the gap before it known */
+    uint64_t lost;     /* events dropped right before its first one */
+    uint64_t since_ns; /* time of its first event, or of the loss before it */
 };
 
 struct sink {
@@ -47,20 +47,20 @@ struct kvbm_events {
     size_t queue_bytes;
 
     pthread_mutex_t lock;
-    pthread_cond_t work; /* there is something to hand out, or to do */
-    pthread_cond_t idle; /* the thread has handed out what it had */
+    pthread_cond_t work; /* signals the thread: a batch, a flush or the end */
+    pthread_cond_t idle; /* signalled when the thread has handed out everything */
     struct buffer filling;
     uint64_t sequence;         /* of the next event */
-    uint64_t lost;             /* behind filling */
+    uint64_t lost;             /* events dropped behind those in filling */
     uint64_t wall_ns;          /* of what is being written */
     bool was_pending, was_due; /* before it */
-    bool hurry;                /* somebody flushes */
+    bool hurry;                /* a caller flushes */
     bool stop;
-    uint32_t users; /* registries */
+    uint32_t users; /* registries that use the manager */
     struct kvbm_events_stats stats;
     uint64_t delivered; /* events written up to here have been handed out */
 
-    struct buffer draining; /* the thread's */
+    struct buffer draining; /* the thread's own */
     struct kvbm_event *batch, *scoped;
     pthread_mutex_t sinks_lock; /* held while sinks run */
     struct sink sinks[MAX_SINKS];
@@ -70,7 +70,7 @@ struct kvbm_events {
 
 /* ---- writing, inside the registry's lock ---- */
 
-/* Is there anything to tell? */
+/* True when there is an event or a loss to hand out. */
 static bool is_pending(const struct kvbm_events *events)
 {
     return events->filling.n || events->filling.lost || events->lost;
@@ -118,7 +118,7 @@ void kvbm_events_put(struct kvbm_events *events, const struct kvbm_event *event)
 
     events->stats.written++;
     stamped.sequence = events->sequence++;
-    /* behind a gap nothing is written until the thread has taken what is in front of it */
+    /* behind a loss no event is written until the thread has taken those in front of it */
     if (events->lost || !make_room(filling, bytes, events->queue_bytes)) {
         events->lost++;
         events->stats.dropped++;
@@ -132,7 +132,7 @@ void kvbm_events_put(struct kvbm_events *events, const struct kvbm_event *event)
     filling->n++;
 }
 
-/* The thread is woken when there is something, and when there is a batch; not in between. */
+/* Wake the thread when the first event is there, and when a batch is full; not in between. */
 void kvbm_events_end(struct kvbm_events *events)
 {
     if (is_pending(events) != events->was_pending || is_due(events) != events->was_due)
@@ -205,7 +205,10 @@ static void wait_for_batch(struct kvbm_events *events)
     }
 }
 
-/* Take what was written. Returns up to which event: those lost behind it are told with the next. */
+/*
+ * Take the events written so far. Returns the number of the last one; losses behind it go out with
+ * the next batch.
+ */
 static uint64_t exchange(struct kvbm_events *events)
 {
     uint64_t up_to = events->sequence - events->lost;

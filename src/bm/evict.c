@@ -8,7 +8,7 @@
 #include "moves.h"
 
 #define N_PRIORITIES (KVBM_PRIORITY_MAX + 1)
-#define APART __attribute__((noinline)) /* so that the usual way needs few registers */
+#define APART __attribute__((noinline)) /* so that the common path needs few registers */
 #define LINEAGE_LEVELS 4096             /* 64 words of 64: the summary is one word */
 
 int kvbm_evict_init(struct kvbm_evict *evict, const struct kvbm_pool_opts *opts)
@@ -83,14 +83,14 @@ static void unmark(struct kvbm_evict *evict, uint32_t priority, uint32_t level)
         evict->priorities[priority / 64] &= ~(UINT64_C(1) << (priority % 64));
 }
 
-/* The level of the list that a slot is to be in. */
+/* Choose the level of the list for a slot. */
 static uint32_t level_of(const struct kvbm_evict *evict, const struct kvbm_slot *slot)
 {
     uint32_t base = (uint32_t)evict->base;
 
     if (evict->policy != KVBM_EVICT_LINEAGE)
         return slot->level;
-    /* Ages go round: what is behind the oldest class is older still. */
+    /* Ages wrap around: one behind the oldest class is older still. */
     return ((int32_t)(slot->age - base) > 0 ? slot->age : base) % LINEAGE_LEVELS;
 }
 
@@ -117,7 +117,10 @@ static void list_push(struct kvbm_pool *pool, uint32_t i)
     kvbm_list_push(pool, i, level_of(&pool->evict, &pool->slots[i]));
 }
 
-/* Which of the list's slots a block comes behind that goes first but for those of which this was said before. */
+/*
+ * Return the slot behind which list_unshift puts a block. SLOT_FIRST marks blocks that it put in
+ * front before; these keep their places.
+ */
 static uint32_t behind_front(const struct kvbm_pool *pool, uint32_t at)
 {
     const struct kvbm_slot *slots = pool->slots, *front = &slots[pool->evict.front];
@@ -148,7 +151,9 @@ static void list_unshift(struct kvbm_pool *pool, uint32_t i)
     slots[before].next = i;
 }
 
-/* First list of a priority that isn't empty, from the oldest age class on and around; there is one. */
+/*
+ * Find the first list of a priority that isn't empty, from the oldest age class on. There is one.
+ */
 static uint32_t first_level(const struct kvbm_evict *evict, uint32_t priority)
 {
     const uint64_t *words = &evict->words[(size_t)priority * evict->n_words];
@@ -169,7 +174,7 @@ static uint32_t first_level(const struct kvbm_evict *evict, uint32_t priority)
 
 /* ---- lineage ---- */
 
-/* The oldest age class loses its list: what is in it goes in front of the next one's. */
+/* Merge the oldest age class into the next one: its blocks go to the front there. */
 static void merge_oldest(struct kvbm_pool *pool, uint32_t priority)
 {
     struct kvbm_evict *evict = &pool->evict;
@@ -204,7 +209,7 @@ static void move_on(struct kvbm_pool *pool)
     }
 }
 
-/* The parent's block in this pool, if it is inactive; else 0. */
+/* Return the parent's block in this pool when it is inactive, else 0. */
 static uint32_t inactive_parent(const struct kvbm_pool *pool, uint32_t parent)
 {
     uint32_t i = kvbm_entry(pool->registry, parent)->slot[pool->tier];
@@ -231,13 +236,13 @@ static void child_went(struct kvbm_pool *pool, uint32_t parent)
         return;
     i = inactive_parent(pool, parent);
     if (i)
-        list_push(pool, i); /* a leaf again, in the place of its age */
+        list_push(pool, i); /* a leaf again: back to its place by age */
 }
 
 /*
- * Each generation is known only when the one below is there. But keys that came together mostly
- * have entries in a row, so the one some generations on is fetched by its place. @entry, whose
- * parent's is next to it, or isn't.
+ * Prefetch an ancestor. A chain names one generation after the other, and each costs a cache miss.
+ * Keys registered together mostly have entries in a row: then the one KVBM_CHASE generations up is
+ * found by its place.
  */
 static inline void chase_neighbours(const struct kvbm_registry *r, uint32_t entry, uint32_t parent)
 {
@@ -247,7 +252,7 @@ static inline void chase_neighbours(const struct kvbm_registry *r, uint32_t entr
         kvbm_prefetch_entry(r, there);
 }
 
-/* Block @i is evicted: go on to the ancestors that come soon. */
+/* Prefetch the ancestors of block @i, which is evicted now: they follow soon. */
 static void chase(struct kvbm_pool *pool, uint32_t i)
 {
     struct kvbm_registry *r = pool->registry;
@@ -255,7 +260,7 @@ static void chase(struct kvbm_pool *pool, uint32_t i)
     const struct kvbm_entry *e = kvbm_slot_entry(pool, &pool->slots[i]);
 
     kvbm_prefetch_slot(pool,
-                       pool->slots[i].next); /* another leaf: when this one's chain has ended */
+                       pool->slots[i].next); /* the next leaf, for when this one's chain ends */
     if (pool->slots[i].entry != evict->expected || !evict->n_chased) {
         evict->chased = e->parent;
         evict->n_chased = 0;
@@ -326,7 +331,7 @@ void kvbm_evict_insert_ranked(struct kvbm_pool *pool, uint32_t i)
     kvbm_list_push(pool, i, slot->level);
 }
 
-/* The end of the first list; one isn't empty. */
+/* Return the end of the first list that isn't empty; there is one. */
 static uint32_t first_list(const struct kvbm_evict *evict)
 {
     uint32_t priority = evict->priorities[0] ? (uint32_t)__builtin_ctzll(evict->priorities[0])
@@ -375,15 +380,16 @@ void kvbm_evict_pop(struct kvbm_pool *pool, uint32_t *ret, size_t n)
 }
 
 /*
- * The slots of as many as were evicted now are there, fetched from those before them. No further: a
- * block that was released twice in between has the next ones half as far ahead.
+ * Prefetch the entries of the @n slots that the next eviction takes: their slots were fetched by
+ * the one before. Fetch no further, since a block released twice in between has the next ones half
+ * as far ahead.
  */
 void kvbm_evict_fetch(const struct kvbm_pool *pool, size_t n)
 {
     const struct kvbm_slot *slots = pool->slots;
     uint32_t at, i;
 
-    if (pool->evict.policy == KVBM_EVICT_LINEAGE) /* chase has done it */
+    if (pool->evict.policy == KVBM_EVICT_LINEAGE) /* chase() has fetched them */
         return;
     at = first_list(&pool->evict);
     i = slots[at].next;
@@ -434,7 +440,7 @@ static bool step(struct kvbm_pool *pool, struct walk *walk, uint32_t i)
     return walk->left && walk->left-- && walk->visit(pool, i, walk->arg);
 }
 
-/* Slot @i, and with lineage those that become leaves when it goes. */
+/* Visit slot @i, and with lineage the parents that become leaves without it. */
 static bool walk_slot(struct kvbm_pool *pool, struct walk *walk, uint32_t i)
 {
     bool more = step(pool, walk, i);
@@ -464,7 +470,7 @@ static bool walk_list(struct kvbm_pool *pool, struct walk *walk, uint32_t at)
     return more;
 }
 
-/* The lists of a priority, from the oldest age class on and around. */
+/* Visit the lists of a priority, from the oldest age class on. */
 static bool walk_priority(struct kvbm_pool *pool, struct walk *walk, uint32_t priority)
 {
     const struct kvbm_evict *evict = &pool->evict;

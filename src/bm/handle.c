@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "moves.h"
 
-/* Lock the pool of an immutable handle; the slot's number, or an error without the lock. */
+/* Lock the pool of an immutable handle. Returns the slot's number, or an error without the lock. */
 static int64_t lock_handle(const struct kvbm_handle *handle)
 {
     int64_t i;
@@ -37,8 +37,8 @@ int kvbm_immutable_clone(const struct kvbm_immutable *block, struct kvbm_immutab
 }
 
 /*
- * Of an array that names a block more than once. Each handle takes its reference off for a while,
- * so that one that is in the array more often than it was acquired is told.
+ * Check an array that names a block more than once. Take each handle's reference off meanwhile: one
+ * that is there more often than it was acquired is then -ESTALE.
  */
 static int check_all(struct kvbm_pool *pool, const struct kvbm_immutable *blocks, size_t n)
 {
@@ -127,7 +127,10 @@ int kvbm_immutable_downgrade(const struct kvbm_immutable *block, struct kvbm_wea
     return 0;
 }
 
-/* The block of a weak handle whose number is in range, held once more, if it is what it was. */
+/*
+ * Hold the block of a weak handle once more, if it is still the one that the handle names. The
+ * handle's number is in range.
+ */
 static bool upgrade(struct kvbm_pool *pool, const struct kvbm_weak *block, void *caller,
                     struct kvbm_immutable *ret)
 {

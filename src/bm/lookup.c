@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Finding blocks by their keys, holding what is found. */
+/* Lookups of blocks by their keys, which hold the blocks found. */
 #include "lookup.h"
 
 #include <errno.h>
@@ -10,7 +10,7 @@
 
 /* ---- step by step, of several keys each: what a step needs was fetched by the one before ---- */
 
-/* Inlined, so that there is a loop of its own for the usual length of keys. */
+/* Compute tags of keys. Inlined, so that the usual key length gets a loop of its own. */
 static inline __attribute__((always_inline)) void hash(const struct kvbm_registry *r, uint64_t seed,
                                                        size_t len, const uint8_t *keys, size_t n,
                                                        uint32_t *tags)
@@ -35,7 +35,7 @@ void kvbm_hash_keys(const struct kvbm_registry *r, uint32_t group, const uint8_t
         hash(r, r->seed + group, r->key_len, keys, n, tags);
 }
 
-/* Instead of tags, guesses (registry.h), good as long as nothing is added to the table. */
+/* Replace tags by guesses (registry.h), which hold as long as nothing is added to the table. */
 static void guess_entries(const struct kvbm_registry *r, uint32_t *tags, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
@@ -59,7 +59,9 @@ static inline uint32_t check_guess(const struct kvbm_registry *r, uint32_t group
     return entry;
 }
 
-/* Instead of guesses, slots, 0 when the key isn't registered in @pool (nor has entry 0 any). */
+/*
+ * Replace guesses by slots; 0 when the key isn't registered in @pool (entry 0 has no slot either).
+ */
 static void slots_of(const struct kvbm_pool *pool, uint32_t group, const uint8_t *keys, size_t n,
                      uint32_t *guesses)
 {
@@ -74,7 +76,7 @@ static void slots_of(const struct kvbm_pool *pool, uint32_t group, const uint8_t
     }
 }
 
-/* Taking an inactive slot out of its list writes to the ones next to it. */
+/* Prefetch the neighbours of inactive slots: taking a slot out of its list writes to both. */
 static void fetch_neighbours(const struct kvbm_pool *pool, const uint32_t *slots, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
@@ -107,7 +109,7 @@ static bool serves(const struct kvbm_pool *pool, uint32_t group, const void *key
     return pool && group < KVBM_MAX_GROUPS && pool->groups >> group & 1 && (keys || !n);
 }
 
-/* One more handle on a registered block. */
+/* Add a handle to a registered block. */
 static void hold(struct kvbm_pool *pool, uint32_t i)
 {
     if (pool->slots[i].refs)
@@ -123,7 +125,7 @@ static void use(struct kvbm_pool *pool, uint32_t i)
         kvbm_sketch_use(&pool->sketch, kvbm_slot_entry(pool, &pool->slots[i])->tag);
 }
 
-/* Tell the callbacks, without the lock. */
+/* Call the touch callbacks, without the lock. */
 static void touched(struct kvbm_pool *pool, uint32_t group, const void *keys, size_t n)
 {
     struct kvbm_registry *r = pool->registry;
@@ -153,7 +155,7 @@ struct steps {
     uint32_t work[STEPS][STEP]; /* tags, guesses, slots of the groups on their way */
 };
 
-/* How many keys group @g has: 0 behind the last, and before the first. */
+/* Return the number of keys of group @g: 0 behind the last one and before the first. */
 static inline size_t group_len(const struct steps *s, size_t g)
 {
     size_t begin = g * STEP;
@@ -306,7 +308,9 @@ long kvbm_pool_probe(struct kvbm_pool *pool, uint32_t group, const void *keys, s
 
 /* ---- touch, retain ---- */
 
-/* Like a release: of several, the last goes first, so that a leaf stays older than its parent. */
+/*
+ * Renew uses like a release does: the last key first, so that a leaf stays older than its parent.
+ */
 static void renew(struct kvbm_pool *pool, uint32_t group, const void *keys, size_t n)
 {
     const uint8_t *key = keys;
@@ -354,8 +358,10 @@ static void retain_one(struct kvbm_pool *pool, uint32_t i, const struct retain *
         kvbm_retain_drop(pool, i);
 }
 
-/* From the last key to the first, like a release: a prompt's end goes before its beginning. Returns
- * how many there were. */
+/*
+ * Retain from the last key to the first, like a release: the end of a prompt is evicted before its
+ * beginning. Returns the number of blocks retained.
+ */
 static size_t retain_all(struct kvbm_pool *pool, uint32_t group, const void *keys, size_t n,
                          const struct retain *retain)
 {
@@ -412,7 +418,7 @@ static bool reset_one(struct kvbm_pool *pool, uint32_t slot, size_t i, void *arg
         kvbm_slot_forget(pool, slot);
         result->reset++;
     } else {
-        result->not_found++; /* the same key again: gone a moment ago */
+        result->not_found++; /* the same key twice in the call: reset a moment ago */
     }
     return true;
 }

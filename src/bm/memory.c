@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* How much memory there is to be had: the kernel grants any amount and kills when it is touched. */
+/*
+ * Estimate of the memory that is left. The kernel grants any amount, and kills when it is touched.
+ */
 #include "memory.h"
 
 #include <errno.h>
@@ -126,8 +128,8 @@ static uint64_t group_left(const char *root, const struct version *v, const char
 }
 
 /*
- * The least of a group and all above it; @group is cut on the way. In a container its own path may
- * not be there: then it is the root of what is mounted.
+ * Return the least room of a group and all groups above it; @group is cut on the way. In a
+ * container the own path may be missing below @root: then the root of the mount limits.
  */
 static uint64_t groups_left(const char *root, const struct version *v, char *group)
 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Pools: making and unmaking them, and the moves of a slot between free, held and inactive. */
+/* Pools: creation and destruction, and the moves of a slot between free, held and inactive. */
 #include "pool.h"
 
 #include <errno.h>
@@ -314,7 +314,7 @@ static void publish_removed(struct kvbm_pool *pool, const struct kvbm_entry *e)
     kvbm_publish(r, &event);
 }
 
-/* The key goes; the slot is nobody's yet. */
+/* Take the key off a slot, which is in no list then. */
 static void unregister(struct kvbm_pool *pool, uint32_t i)
 {
     struct kvbm_slot *slot = &pool->slots[i];
@@ -357,7 +357,7 @@ void kvbm_slot_put_other(struct kvbm_pool *pool, uint32_t i)
 
     if (--slot->refs > slot->next)
         return;
-    if (slot->refs) { /* duplicates alone keep it: whoever finds it gets handles of another generation */
+    if (slot->refs) { /* duplicates alone keep it: new holders get handles of another generation */
         slot->generation++;
         return;
     }
@@ -380,9 +380,9 @@ static void count_lost(struct kvbm_pool *pool, const struct kvbm_slot *slot)
 }
 
 /*
- * In several passes, so that the cache misses of several blocks overlap: slots, then entries, then
- * where the table has them. What the call before has fetched already (kvbm_evict_fetch) is there by
- * now. A parent without a block goes with its last child.
+ * Evict in several passes, so that the cache misses of several blocks overlap: slots, entries,
+ * cells of the table. The call before has fetched the first ones (kvbm_evict_fetch). An entry
+ * without a block goes with its last child.
  */
 static void evict_some(struct kvbm_pool *pool, uint32_t *ret, size_t n)
 {
@@ -410,8 +410,9 @@ static void evict_some(struct kvbm_pool *pool, uint32_t *ret, size_t n)
 
 void kvbm_evict_blocks(struct kvbm_pool *pool, uint32_t *ret, size_t n)
 {
-    /* Lineage has fetched all of it already, and waits for one entry after the other; in between
-     * there is time. */
+    /*
+     * Lineage has fetched all of it, and waits for one entry after the other: take them one by one.
+     */
     size_t some = pool->evict.policy == KVBM_EVICT_LINEAGE ? 1 : n;
 
     if (n)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Blocks get their keys (Complete), and are found by them (Registered). */
+/* Completion (blocks get their keys) and registration (lookups find them). */
 #include <errno.h>
 #include <string.h>
 
@@ -10,8 +10,9 @@
 /* ---- to Complete ---- */
 
 /*
- * An entry keeps the position under which it was first mentioned; who says otherwise is refused. So
- * a parent is always one position before its child, and no block is its own ancestor.
+ * Find or make the entry of a key. An entry keeps the position under which it was first named, and
+ * another one is refused. A parent is thus always one before its child, and no block is its own
+ * ancestor.
  */
 static inline uint32_t intern_at(struct kvbm_registry *r, uint32_t group, const void *key,
                                  uint32_t tag, uint32_t position)
@@ -38,9 +39,8 @@ static inline int name_slot(struct kvbm_pool *pool, uint32_t i, uint32_t group, 
 }
 
 /*
- * The first slot of a chain, which follows the key @parent (NULL: none). That has an entry if the
- * slot's key has none yet or is a ghost; a key that is known already keeps the parent it was first
- * named with.
+ * Name the first slot of a chain, which follows the key @parent (NULL: none). The parent gets an
+ * entry when the slot's key has none yet or is a ghost. A known key keeps its first parent.
  */
 static int name_first(struct kvbm_pool *pool, uint32_t i, uint32_t group, const void *key,
                       uint32_t tag, const void *parent, uint32_t position)
@@ -54,7 +54,7 @@ static int name_first(struct kvbm_pool *pool, uint32_t i, uint32_t group, const 
     above = intern_at(r, group, parent, kvbm_tag(r, group, parent), position - 1);
     if (!above)
         return -EEXIST;
-    kvbm_entry(r, above)->n_children++; /* so that it has its position: the key can't be it */
+    kvbm_entry(r, above)->n_children++; /* holds its position: the key can't be its own parent */
     err = name_slot(pool, i, group, key, tag, above, position);
     kvbm_entry(r, above)->n_children--;
     kvbm_entry_drop_unnamed(r, above);
@@ -149,7 +149,7 @@ static void keep_tokens(struct kvbm_pool *pool, uint32_t i, const uint32_t *toke
     memcpy(kvbm_slot_tokens(pool, slot), tokens, pool->block_size * sizeof(*tokens));
 }
 
-/* The table's memory is on its way while the handles are checked. */
+/* Complete a chain. Prefetch the table's memory while the handles are checked. */
 static int complete_locked(struct kvbm_pool *pool, const struct kvbm_handle *handles, size_t n,
                            const struct kvbm_chain *chain, const uint32_t *tokens)
 {
@@ -320,7 +320,10 @@ static int check_like(const struct kvbm_pool *pool, const struct kvbm_immutable 
     return pool->groups >> kvbm_slot_entry(from, &from->slots[i])->group & 1 ? 0 : -EINVAL;
 }
 
-/* The block that has the priority of slot @i's key. A priority that is over isn't handed on and in nobody's way. */
+/*
+ * Return the block that carries the priority of slot @i's key. Drop a priority whose time is over,
+ * so that it isn't copied.
+ */
 static uint32_t prioritised(struct kvbm_pool *pool, uint32_t i)
 {
     uint32_t primary = kvbm_primary_of(pool, i);
@@ -329,7 +332,7 @@ static uint32_t prioritised(struct kvbm_pool *pool, uint32_t i)
     return primary;
 }
 
-/* Slot @i's key gets the priority, and its end, that the key of @from's slot @source has, unless it has one. */
+/* Give slot @i's key the priority, and its end, of @from's slot @source, unless it has one. */
 static void adopt_priority(struct kvbm_pool *pool, uint32_t i, struct kvbm_pool *from,
                            uint32_t source)
 {
@@ -361,7 +364,7 @@ static uint32_t adopt_one(struct kvbm_pool *pool, uint32_t i, const struct kvbm_
     return slot;
 }
 
-/* Room for the ends of priorities that come with @n blocks, if there are any. */
+/* Reserve room for the ends of priorities that come with @n blocks. */
 static int reserve_ends(struct kvbm_pool *pool, const struct kvbm_immutable *like, size_t n)
 {
     bool any = false;

@@ -11,7 +11,7 @@
 #include "memory.h"
 
 #define MIN_TABLE_BITS 10
-#define APART __attribute__((noinline)) /* so that the usual way needs few registers */
+#define APART __attribute__((noinline)) /* so that the common path needs few registers */
 #define UNMAP_BYTES ((size_t)1 << 20)
 
 int kvbm_registry_create(const struct kvbm_registry_opts *opts, struct kvbm_registry **ret)
@@ -33,7 +33,7 @@ int kvbm_registry_create(const struct kvbm_registry_opts *opts, struct kvbm_regi
     if (getrandom(&r->seed, sizeof(r->seed), GRND_NONBLOCK) < 0)
         r->seed = (uint64_t)(uintptr_t)r;
     pthread_mutexattr_init(&attr);
-    pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_ADAPTIVE_NP); /* held for a microsecond */
+    pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_ADAPTIVE_NP); /* it is held for a microsecond */
     pthread_mutex_init(&r->lock, &attr);
     pthread_mutexattr_destroy(&attr);
     if (r->events)
@@ -98,7 +98,7 @@ static uint32_t next_home(const struct kvbm_registry *r, uint32_t at)
     return (at + 1) & r->table_mask;
 }
 
-/* The entry of a key, or 0; *where: then the bucket with room for it. */
+/* Find the entry of a key, or 0; *@where is then the bucket with room for it. */
 static inline __attribute__((always_inline)) uint32_t table_find(const struct kvbm_registry *r,
                                                                  uint32_t group, const void *key,
                                                                  uint32_t tag,
@@ -221,7 +221,7 @@ static void finish_old(struct kvbm_registry *r)
     unmap_some(r, SIZE_MAX);
 }
 
-/* The share of a call that adds up to @n entries. */
+/* Do a call's share of moving to the larger table, for up to @n new entries. */
 static void work_on_old(struct kvbm_registry *r, size_t n)
 {
     if (r->old.buckets)
@@ -251,8 +251,8 @@ static bool take_passer(struct kvbm_registry *r, uint32_t at, uint32_t gap)
 }
 
 /*
- * Bucket @gap was full and isn't any more: whoever passed it moves up, so that no marker of
- * deletion is needed. They are in the ones behind it, up to the first that isn't full.
+ * Close a gap: bucket @gap was full and isn't any more. Entries that had passed it move up, so that
+ * no marker of deletion is needed. They are in the buckets behind, up to the first that isn't full.
  */
 static APART void close_gap(struct kvbm_registry *r, uint32_t gap)
 {
@@ -285,7 +285,7 @@ static void table_remove(struct kvbm_registry *r, uint32_t tag, uint32_t entry)
         close_gap(r, at);
 }
 
-/* A larger table; what is in the one before moves later. */
+/* Make a larger table; the cells of the one before move later. */
 static int table_resize(struct kvbm_registry *r, uint32_t bits)
 {
     struct kvbm_bucket *table;
@@ -326,8 +326,8 @@ uint64_t kvbm_entries_for(const struct kvbm_registry *r, uint64_t n_blocks)
 }
 
 /*
- * The table starts with room for one entry a block and a third more; ghosts beyond that make it
- * grow when they come.
+ * Grow the table with a pool: room for one entry a block and a third more. Ghosts beyond that make
+ * it grow later.
  */
 int kvbm_registry_grow(struct kvbm_registry *r, uint64_t n_blocks, struct kvbm_span fresh[2])
 {

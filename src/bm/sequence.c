@@ -73,7 +73,7 @@ static int reserve(struct kvbm_sequence *s, size_t len)
     while (capacity < len)
         capacity *= 2;
     tokens = reallocarray(s->tokens, capacity, sizeof(*tokens));
-    s->tokens = tokens ? tokens : s->tokens; /* what has grown may stay so */
+    s->tokens = tokens ? tokens : s->tokens; /* arrays that have grown stay so after a failure */
     block_hashes = reallocarray(s->block_hashes, capacity / s->block_size, sizeof(*block_hashes));
     s->block_hashes = block_hashes ? block_hashes : s->block_hashes;
     hashes = reallocarray(s->hashes, capacity / s->block_size, sizeof(*hashes));

@@ -88,7 +88,7 @@ static const struct {
 #undef GAUGE
 };
 
-/* A pool of a registry: what it says of itself, at one moment for all of a registry. */
+/* One pool of a registry. The rows of a registry are of one moment. */
 struct row {
     const char *registry; /* NULL: there is only one, without a name */
     char pool[sizeof(((struct kvbm_pool *)0)->name)];
@@ -175,7 +175,7 @@ long kvbm_registry_metrics(struct kvbm_registry *r, char *to, size_t cap)
     return len;
 }
 
-/* Two of one name would be one series with two values. */
+/* Two registries of one name would be one series with two values. */
 static bool all_named(const struct kvbm_named_registry *all, size_t n)
 {
     for (size_t i = 0; i < n; i++) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A file as a storage: its blocks are reserved when it is made, so that a full disk is noticed then
- * and not when a block is written.
+ * Storage in a file. Its blocks are reserved at creation, so that a full disk is an error then and
+ * not when a block is written.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -31,7 +31,7 @@ static const char *directory_of(const struct kvbm_storage_opts *opts)
     }
 }
 
-/* A file without a name, or one that loses it at once. */
+/* Open a file without a name, or one whose name is removed at once. */
 static int open_nameless(const char *directory)
 {
     char path[4096];
@@ -48,7 +48,10 @@ static int open_nameless(const char *directory)
     return fd;
 }
 
-/* *@made: it is new. A file in use by another storage is refused: they would write over each other. */
+/*
+ * Open a file; *@made tells that it is new. Refuse one in use by another storage: the two would
+ * overwrite each other.
+ */
 static int open_named(const char *path, bool *made)
 {
     int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
@@ -95,7 +98,7 @@ static int disk_open(struct kvbm_storage *storage, const struct kvbm_storage_opt
     storage->fd = opts->path ? open_named(opts->path, &made) : open_nameless(directory_of(opts));
     err = storage->fd < 0 ? storage->fd : kv_room_reserve(storage->fd, bytes, "kvbm");
     if (err < 0) {
-        if (made && err != -EBUSY) /* then it is another storage's, which was faster */
+        if (made && err != -EBUSY) /* -EBUSY: another storage has taken it meanwhile */
             unlink(opts->path);
         if (storage->fd >= 0)
             close(storage->fd);
@@ -110,7 +113,7 @@ static int disk_open(struct kvbm_storage *storage, const struct kvbm_storage_opt
 static void disk_close(struct kvbm_storage *storage)
 {
     if (storage->path)
-        unlink(storage->path); /* while it is ours: behind close() another storage may have it */
+        unlink(storage->path); /* with the lock held: after close() another storage may have it */
     close(storage->fd);
 }
 
@@ -128,7 +131,7 @@ static int transfer(int fd, bool writing, void *memory, size_t len, uint64_t off
             continue;
         if (n < 0)
             return -errno;
-        if (n == 0) /* all of it was reserved: somebody has cut it */
+        if (n == 0) /* all of it was reserved: another program has cut the file */
             return -EIO;
         at += n;
         offset += (uint64_t)n;
@@ -137,7 +140,7 @@ static int transfer(int fd, bool writing, void *memory, size_t len, uint64_t off
     return 0;
 }
 
-/* The pages around a range, read; with @from, changed and written. */
+/* Transfer a range through whole pages: read them and, with @from, change and write them. */
 static int bounce(const struct kvbm_storage *storage, uint64_t offset, void *to, const void *from,
                   size_t len)
 {

@@ -61,7 +61,7 @@ void kvbm_first_touch(void *memory, size_t len, uint32_t n_threads)
 
 /* ---- NUMA: one system call, not worth a library ---- */
 
-/* Where the kernel doesn't say there is one node, the first. */
+/* False for a NUMA node that doesn't exist. Where the kernel doesn't say, only the first does. */
 static bool node_exists(uint32_t node)
 {
     char path[64];
@@ -83,12 +83,12 @@ int kvbm_bind_to_node(void *memory, size_t len, uint32_t node)
     if (errno == EINVAL || errno == ENODEV)
         return -ENODEV;
     kv_log_info("kvbm", "memory is not bound to its node", "node=%u errno=%d", node, errno);
-    return 0; /* a sandbox that forbids mbind: as near as the kernel puts it */
+    return 0; /* a sandbox forbids mbind: use the node that the kernel chooses */
 }
 
 /* ---- the storage ---- */
 
-/* Aligned to huge pages where it is large enough for them. */
+/* Map memory, aligned to huge pages where it is large enough for them. */
 static char *map_aligned(size_t len, size_t alignment)
 {
     size_t mapped = len + alignment;

@@ -256,7 +256,7 @@ int kvi_remove_holder(struct kvi_index *index, struct kv_holder holder)
 int kvi_remove_worker(struct kvi_index *index, uint64_t worker)
 {
     struct kvi_holder *who;
-    size_t n;
+    size_t n = 0;
 
     kvi_lock(index);
     n = mark_worker(index, worker, &n);
