@@ -76,7 +76,7 @@ static bool write_all(struct ki_access_log *log, int fd, const char *data, size_
     return true;
 }
 
-/* A copy of the descriptor, so that a reopen doesn't wait for a slow write. */
+/* Duplicate the descriptor, so that a reopen doesn't wait for a slow write. */
 static int current_fd(struct ki_access_log *log)
 {
     int fd;
@@ -130,7 +130,10 @@ static void *log_main(void *arg)
 
 /* -- life -------------------------------------------------------------------------------------- */
 
-/* Appends go to the end of the file whoever else writes. What isn't a regular file mustn't block the writer. */
+/*
+ * Open for appending, which goes to the end of the file whatever other programs write. Other things
+ * than regular files are opened without blocking.
+ */
 static int open_path(const char *path, struct kv_error *error)
 {
     int fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0640);

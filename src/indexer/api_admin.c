@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Registrations, workers, peers, and the listener controls for tests. */
+/* Endpoints of registrations, workers and peers, and the listener controls for tests. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -92,7 +92,9 @@ void ki_api_register(void *arg, struct ki_request *request, struct ki_reply *rep
             .tenant = body->tenant_id ? body->tenant_id : "default",
         };
 
-        /* Its blocks of before are just leaving: not on a thread that others wait for. */
+        /*
+         * The worker's old blocks are being removed, which may take seconds: wait on a slow thread.
+         */
         if (!request->may_wait && ki_registry_is_leaving(service->registry, body->instance_id))
             reply->rerun = true;
         else
@@ -101,8 +103,10 @@ void ki_api_register(void *arg, struct ki_request *request, struct ki_reply *rep
     ki_scratch_give(service, scratch);
 }
 
-/* Without a tenant the whole instance goes, whatever dp_rank says: so does the original. Millions of blocks take
- * seconds to leave; the reply says that they have. */
+/*
+ * Unregister. Without a tenant the whole instance goes, whatever dp_rank says, as in the original.
+ * Removal of millions of blocks takes seconds; the reply comes after it.
+ */
 void ki_api_unregister(void *arg, struct ki_request *request, struct ki_reply *reply)
 {
     struct ki_service *service = arg;
@@ -132,7 +136,7 @@ void ki_api_unregister(void *arg, struct ki_request *request, struct ki_reply *r
 
 /* -- workers ----------------------------------------------------------------------------------- */
 
-/* The status of an instance is that of its rank which needs attention most. */
+/* Return the status of an instance: that of the rank that most needs attention. */
 static enum ki_listener_status worst(const struct ki_worker_info *infos, long n)
 {
     static const int order[] = {

@@ -126,7 +126,7 @@ static void write_tier(struct dump *d, const struct kvi_extra *extra)
     put_field(d, "stored_again", extra->stored_again);
 }
 
-/* Readers that don't know sources take the copies of source 0. */
+/* Write the copies of source 0 on their own, for readers that know no sources. */
 static void write_copies(struct dump *d, const struct kvi_extra *extra)
 {
     put_field(d, "block_hash", extra->hash);
@@ -252,9 +252,8 @@ static int compare_model(const void *key, const void *item)
 }
 
 /*
- * Whether another model, with a shorter name and the rest of ours in its tenant, has the same
- * "name:tenant". It keeps the key: whoever splits at the first colon, as the original does, is
- * right about it and wrong about us.
+ * True when another model, with a shorter name and the rest of ours in its tenant, has the same
+ * "name:tenant". The other model keeps the key: the original splits it at the first colon.
  */
 static bool is_key_taken(struct ki_model *const *models, long n, const struct ki_model *model)
 {
@@ -297,7 +296,7 @@ static void write_key(struct dump *d, const struct ki_model *model, bool escaped
     kv_buf_fini(&key);
 }
 
-/* The lookaheads of forms in one half of the bits. */
+/* Write the lookaheads of the forms in one half of the bits. */
 static void write_lookaheads(struct dump *d, const char *name, uint32_t forms)
 {
     kv_json_key(&d->w, name);
@@ -377,7 +376,10 @@ static int write_events(struct dump *d, const struct ki_model *model)
     return rc;
 }
 
-/* The watermarks are taken, and stand, before the events: the events are at least as new. */
+/*
+ * Write one model. Its watermarks are taken and written before its events, so that the events are
+ * at least as new.
+ */
 static int write_model(struct ki_service *service, struct dump *d, const struct ki_model *model,
                        bool escaped)
 {
@@ -406,7 +408,7 @@ static int write_model(struct ki_service *service, struct dump *d, const struct 
     rc = write_streams(service, d, model);
     if (rc == 0)
         rc = write_events(d, model);
-    if (rc == 0) { /* behind the events: a reader restores them on top */
+    if (rc == 0) { /* after the events: a reader restores it on top of them */
         kv_json_key(&d->w, "extras");
         kv_json_begin_array(&d->w);
         rc = kvi_dump_extras(model->index, write_extra, d);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* POST /query and /query_by_hash: parse, hash, look up, answer; each once, nothing allocated per
- * block. */
+/* POST /query and /query_by_hash: parse, hash, look up, answer. No allocation per block. */
 #include <inttypes.h>
 
 #include "base/json.h"
@@ -20,7 +19,7 @@ static int by_holder(const void *a, const void *b)
     return (x->rank > y->rank) - (x->rank < y->rank);
 }
 
-/* Workers that came one after the other are met in that order. */
+/* Sort by insertion: workers that registered one after the other already come in that order. */
 static void sort(struct kvi_matches *matches)
 {
     for (size_t i = 1; i < matches->n; i++)
@@ -88,7 +87,10 @@ static void write_nested(struct kv_json_writer *w, const char *key,
         kv_json_raw_end(w, put_nested(p, matches, block_size));
 }
 
-/* One instance: @n matches, its ranks. Tokens; each tier counts what nearer tiers hold as well. */
+/*
+ * Write one instance: its @n matches, one a rank. Numbers are tokens; each tier counts the blocks
+ * of nearer tiers as well.
+ */
 static char *put_instance(char *p, const struct kvi_match *m, size_t n, uint64_t block_size)
 {
     uint64_t best[KV_N_TIERS] = {0};
@@ -149,7 +151,7 @@ static uint32_t longest(const struct kvi_matches *matches)
     return n;
 }
 
-/* The matches are scratch->lookup's; @ask carries what explain needs to know about the request. */
+/* Write the answer from the matches in scratch->lookup; explain reads @ask. */
 static void answer(struct ki_service *service, const struct ki_model *model,
                    struct ki_scratch *scratch, const struct ki_explain_ask *ask,
                    struct ki_reply *reply)

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* GET /registrations: what peers follow. Kept apart from /workers, whose shape is the original's. */
+/*
+ * GET /registrations, which peers follow. Kept apart from /workers, whose shape is the original's.
+ */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

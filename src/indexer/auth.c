@@ -27,7 +27,7 @@ struct ki_auth {
     struct tokens *tokens;
 };
 
-/* One line without its end; blank lines and #comments are no tokens. */
+/* Add one line, without its end. Blank lines and #comments are no tokens. */
 static int add_token(struct tokens **tokens, char *line, size_t number, struct kv_error *error)
 {
     struct tokens *grown;
@@ -215,7 +215,7 @@ static bool has_valid_token(struct ki_auth *auth, const char *authorization)
     return ok;
 }
 
-/* Where a port begins, it is ":" and digits to the end. */
+/* True when a port begins at @text: ":" and digits to the end. */
 static bool is_port(const char *text)
 {
     return !*text || (*text == ':' && text[1 + strspn(text + 1, "0123456789")] == '\0');

@@ -115,7 +115,10 @@ static const char *set_string(struct reading *r, const struct field *field, stru
     return NULL;
 }
 
-/* A sentence for the client, and the code: what isn't -EBADMSG or -ENOMEM is the field's fault. */
+/*
+ * Refuse a body with a sentence for the client. Codes other than -EBADMSG and -ENOMEM blame the
+ * field.
+ */
 static int refuse(struct reading *r, const struct field *field, const char *format,
                   const struct kv_error *why)
 {
@@ -196,7 +199,7 @@ static void read_mm(struct reading *r, bool infos)
         ki_mm_read_msgpack(&r->msgpack, infos, &body->mm_objects);
 }
 
-/* An optional field may be null: as if it weren't there. */
+/* Skip a null, which an optional field may be. False: there is a value. */
 static bool skip_null(struct reading *r, const struct field *field)
 {
     if (field->bit & r->required)
@@ -274,7 +277,7 @@ static int parse_msgpack(struct reading *r, struct kv_str text)
     for (uint32_t i = 0; i < n && !kv_msgpack_failed(m); i++) {
         field = NULL;
         if (kv_msgpack_peek(m) != KV_MSGPACK_STR)
-            kv_msgpack_skip(m); /* a key of another type is a field we don't know */
+            kv_msgpack_skip(m); /* a key of another type names a field that we don't know */
         else
             field = find_field(r, kv_msgpack_str(m));
         if (field)

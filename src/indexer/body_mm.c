@@ -50,7 +50,7 @@ static void set_ranges(struct object *object, const struct ranges *ranges)
 
 /* -- JSON -------------------------------------------------------------------------------------- */
 
-/* Take a number, which is @ret if it can be the edge of a range. Returns whether it can. */
+/* Read a number into @ret. False when it can't be the edge of a range. */
 static bool read_edge_json(struct kv_json *json, uint64_t *ret)
 {
     double value = kv_json_double(json);
@@ -61,7 +61,7 @@ static bool read_edge_json(struct kv_json *json, uint64_t *ret)
     return !(value > (double)*ret);
 }
 
-/* Anything else than a list of pairs of numbers tells nothing. */
+/* Read a list of pairs of numbers. Any other value counts as no range. */
 static void read_ranges_json(struct kv_json *json, struct object *object)
 {
     struct ranges ranges = {0};

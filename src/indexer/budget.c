@@ -38,7 +38,10 @@ void ki_budget_destroy(struct ki_budget *budget)
     free(budget);
 }
 
-/* The upper half of an IPv6 address, except where that is no network: IPv4, and this machine. */
+/*
+ * Return the network of a client: the upper half of an IPv6 address, all of an IPv4 one and of this
+ * machine's.
+ */
 static void client_address(const uint8_t address[16], uint8_t ret[16])
 {
     static const uint8_t local[10];

@@ -11,13 +11,13 @@
 #include "indexer/budget.h"
 
 struct ki_conns {
-    pthread_mutex_t lock; /* the list and the counters */
+    pthread_mutex_t lock; /* guards the list and the counters */
     struct ki_conn list;  /* ring */
     struct ki_conns_stats stats;
     uint64_t n_closing;  /* of those open, shut down by the janitor */
     uint64_t high_water; /* above it, idle connections make room */
     uint64_t idle_timeout_ms;
-    struct ki_budget *budget; /* who has how many connections */
+    struct ki_budget *budget; /* counts connections by client */
     struct kv_wake wake;
     pthread_t janitor;
     bool started;
@@ -34,7 +34,7 @@ static void hang_up(struct ki_conns *conns, struct ki_conn *conn, uint64_t *coun
     shutdown(conn->fd, SHUT_RDWR);
 }
 
-/* When the connection is to be closed; 0: never. */
+/* Return the time at which the connection is to be closed; 0: never. */
 static uint64_t deadline_of(const struct ki_conn *conn)
 {
     uint64_t pace = atomic_load_explicit(&conn->pace_ns, memory_order_relaxed);
@@ -64,7 +64,9 @@ static bool is_candidate(const struct ki_conn *conn, uint32_t share, uint64_t no
            atomic_load_explicit(&conn->client->connections, memory_order_relaxed) > share;
 }
 
-/* The time before which a candidate's pace must lie to be among the last @n; 0: there aren't as many candidates. */
+/*
+ * Return the time that the pace of the last @n candidates lies before; 0: there are fewer than @n.
+ */
 static uint64_t nth_slowest(struct ki_conns *conns, uint64_t now, uint32_t share, size_t n)
 {
     size_t older[64] = {0}; /* candidates by power of two of their lag in microseconds */
@@ -206,7 +208,7 @@ void ki_conns_remove(struct ki_conns *conns, struct ki_conn *conn)
     free(conn);
 }
 
-/* Relaxed is enough everywhere: the janitor may see any of the values, a pass early or late does no harm. */
+/* Set a time. Relaxed order is enough everywhere: a janitor pass early or late does no harm. */
 static void set(struct ki_conn *conn, uint64_t pace_ns, uint64_t patience_ms, uint64_t end_ns)
 {
     atomic_store_explicit(&conn->patience_ns, patience_ms * KV_NS_PER_MS, memory_order_relaxed);

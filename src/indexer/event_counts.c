@@ -55,7 +55,7 @@ void ki_event_counts_add(const struct ki_event_counts *counts)
                                   memory_order_relaxed);
 }
 
-/* Label sets appear with their first use, as the original's. */
+/* Label sets appear with their first use, as in the original. */
 void ki_event_counts_render(struct kv_buf *out)
 {
     static const char name[] = "dynamo_kvrouter_kv_cache_events_applied";

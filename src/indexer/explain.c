@@ -42,8 +42,10 @@ static void look_at_workers(struct ki_service *service, const struct ki_model *m
         ki_worker_infos_free(infos, n);
 }
 
-/* Would the first block match in another namespace? Finds forgotten and superfluous adapters,
- * salts. */
+/*
+ * True when the first block matches in another namespace: shows forgotten and superfluous adapters
+ * and salts.
+ */
 static bool first_block_matches(const struct ki_model *model, const struct ki_explain_ask *ask,
                                 const char *lora, const char *salt)
 {
@@ -71,7 +73,7 @@ static const char *other_namespace(const struct ki_model *model, const struct ki
     return NULL;
 }
 
-/* The one most likely cause: a word for programs, a sentence for people. */
+/* Name the most likely cause: a word for programs, a sentence for people. */
 static const char *cause(const struct ki_model *model, const struct ki_explain_ask *ask,
                          const struct view *view, const struct kvi_stats *stats,
                          const struct kvi_matches *matches, const char **ret_text)

@@ -17,12 +17,12 @@
  */
 
 #define HTTP_CONTENT_TOO_LARGE 413 /* its name differs between versions of the library */
-#define DISCARD_MAX (64u << 10)    /* a body worth reading although the request is refused */
+#define DISCARD_MAX (64u << 10) /* a refused request's body is read and dropped up to this size */
 #define KEEP_BUFFER \
     KI_FREE_BYTES /* larger buffers are freed after use: the next client is not to pay for them */
 #define KEEP_EXCHANGES 64
 #define FIRST_BODY KI_FREE_BYTES
-#define SLOW_MS 1000 /* a body that lies behind by so much makes way for others of its client */
+#define SLOW_MS 1000 /* lag from which a body is cut off for others of its client */
 
 static bool find_value(const struct ki_request *request, enum MHD_ValueKind kind, const char *name,
                        struct kv_str *ret)
@@ -150,7 +150,7 @@ static void refuse_method(struct ki_exchange *ex, const char *allowed)
     ki_reply_header(&ex->reply, "Allow", strcmp(allowed, "GET") == 0 ? "GET, HEAD" : allowed);
 }
 
-/* Sets request.route; with none, the reply says why. A path has one method. */
+/* Set request.route; without one, the reply says why. A path has one method. */
 static bool find_route(struct ki_exchange *ex)
 {
     const struct ki_http_opts *opts = &ex->http->opts;
@@ -254,7 +254,7 @@ bool ki_http_charge(struct ki_exchange *ex, size_t n)
         return true;
     }
     atomic_fetch_add_explicit(&http->overloaded, 1, memory_order_relaxed);
-    /* The client's own slow bodies make way: when it tries again, there is room. */
+    /* Cut off the client's own slow bodies, so that a second try finds room. */
     (void)ki_conns_drop_slowest(http->conns, ex->client, SLOW_MS);
     return false;
 }

@@ -9,7 +9,7 @@
 #define STREAM_LIMIT_MS 3600000
 #define PIPE_BYTES (256u << 10)
 #define STREAM_BLOCK (32u << 10)
-#define SLOW_MS 1000 /* a stream whose client lies behind by so much makes way for another */
+#define SLOW_MS 1000 /* lag from which a stream is cut off for another one */
 
 struct ki_stream {
     struct ki_http *http;
@@ -48,9 +48,8 @@ static void *stream_main(void *arg)
 }
 
 /*
- * Cut off, so that the client doesn't take what it got for the whole. 0.9.75 marks such a
- * connection closed but, having just come back from being suspended, may not look at it again: the
- * hang-up makes it.
+ * End a stream so that the client sees that it is cut off. 0.9.75 marks the connection closed but
+ * may not look at it again, right after it was resumed: shut its socket down.
  */
 static ssize_t break_off(struct ki_stream *stream)
 {
@@ -70,8 +69,10 @@ static ssize_t stream_read(void *cls, uint64_t pos, char *data, size_t max)
             return break_off(stream);
         stream->started = true;
     }
-    /* The library asks for more when the client has taken what there was; while parked, we were
-     * slow and not it. */
+    /*
+     * The library asks for more when the client has taken everything. While the reader was parked,
+     * the producer was slow and not the client.
+     */
     if (stream->parked)
         ki_conn_caught_up(stream->conn);
     stream->parked = false;
@@ -109,7 +110,7 @@ static void stream_free(void *cls)
     free(stream);
 }
 
-/* Cut off the stream whose client lies behind most. With http->lock. */
+/* Cut off the stream whose client lags most. Call with http->lock. */
 static bool evict_slowest(struct ki_http *http)
 {
     uint64_t now = kv_now_ns(), most = SLOW_MS * KV_NS_PER_MS;
@@ -129,8 +130,10 @@ static bool evict_slowest(struct ki_http *http)
     return true;
 }
 
-/* Add a stream. Streams that were cut off end soon; until then there may be twice as many as
- * served. */
+/*
+ * Add a stream. Streams that were cut off take a moment to end; meanwhile there may be twice as
+ * many as served.
+ */
 static int add_stream(struct ki_http *http, struct ki_stream *stream)
 {
     uint32_t max = http->opts.max_streams;
@@ -184,7 +187,7 @@ void ki_http_drop_producer(struct ki_reply *reply)
     reply->produce = NULL;
 }
 
-/* From here on the stream, not the reply, answers for done(). */
+/* the stream, not the reply, calls done() from here on */
 static struct MHD_Response *stream_response(struct ki_exchange *ex)
 {
     struct MHD_Response *response;

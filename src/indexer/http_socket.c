@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The listening socket: ours rather than the library's, so that errors can be told properly. */
+/* The listening socket. Made here rather than by the library, whose errors don't say why. */
 #include <netdb.h>
 #include <netinet/in.h>
 #include <stdio.h>

@@ -49,7 +49,7 @@ static void take_fresh(struct ki_linger *linger)
     pthread_mutex_unlock(&linger->lock);
 }
 
-/* Throw away what has arrived. False when the socket is done for. */
+/* Discard received bytes. False when the socket has ended. */
 static bool discard(struct lingering *item)
 {
     char data[16384];

@@ -31,7 +31,10 @@ static bool is_stopped(const struct ki_recovery_opts *opts)
 #define SUBSCRIBE_NS (200 * KV_NS_PER_MS)
 #define POLL_NS (10 * KV_NS_PER_MS)
 
-/* Count the workers that are being connected to in *@ret_joining; whether any is connected in *@ret_joined. */
+/*
+ * Count in *@ret_joining the workers that are being connected to; *@ret_joined tells whether any is
+ * connected.
+ */
 static void count_joins(struct ki_registry *registry, long *ret_joining, bool *ret_joined)
 {
     struct ki_worker_info *infos;
@@ -87,7 +90,7 @@ static int read_dump(struct ki_fetch *fetch, struct ki_dump_reader *reader, char
     return rc;
 }
 
-/* Everything of one peer, into fresh indexes. */
+/* Fetch everything of one peer into fresh indexes. */
 static int fetch_dump(const char *peer, const struct ki_recovery_opts *opts,
                       struct ki_dump_reader *reader, uint64_t *ret_bytes)
 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Life of the registry; registering and unregistering. Tables and locks: tables.h. */
+/* Life of the registry, and registration. Tables and locks: tables.h. */
 #include "indexer/registry.h"
 
 #include <inttypes.h>

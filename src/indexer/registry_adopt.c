@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Taking over a peer's index before the streams are let go. */
+/* Adoption of a peer's index, before the streams are applied. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,7 +41,9 @@ static const struct ki_watermark *mark_of(const struct adoption *a, const struct
     return a->n ? bsearch(&key, a->marks, a->n, sizeof(key), ki_marks_compare) : NULL;
 }
 
-/* The streams go on where the dump ends. They are held, so none is ahead of it. */
+/*
+ * Let a stream go on where the dump ends. Streams are held until now, so none is ahead of the dump.
+ */
 static void move_listener(struct ki_listener *l, const struct adoption *a)
 {
     struct kv_holder holder = {.worker = l->instance, .rank = l->rank};
@@ -58,8 +60,7 @@ static void move_listener(struct ki_listener *l, const struct adoption *a)
     } else if (kvi_holder_blocks(a->model->index, holder)) {
         pthread_mutex_lock(&l->lock);
         ki_stream_seed_cursorless(&l->stream);
-        /* Torn, or the peer had these blocks from another stream, whose numbers mean nothing
-         * here. */
+        /* Torn, or fed to the peer by another stream, whose numbers mean nothing here. */
         if (mark && (mark->torn || !mark->no_position))
             ki_stream_seed_torn(&l->stream);
         pthread_mutex_unlock(&l->lock);
@@ -76,7 +77,7 @@ static struct ki_listener *feeder_of(const struct ki_registry *r, const struct k
     return first < end ? r->listeners[first] : NULL;
 }
 
-/* A holder of the dump that has no registration of its own here. */
+/* Adopt a holder that has no registration here. */
 static void adopt_stray(struct ki_registry *r, const struct adoption *a,
                         const struct ki_watermark *mark)
 {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Registrations shared with peers. Each registration, and each one that was removed within the last
- * hour, has a version: the time in microseconds, or one more than the highest seen. Of two that are
- * about the same rank the higher version counts, whoever tells it and in whatever order, so peers
- * that ask one another, in rings and chains as well, end up with the same.
+ * Registrations shared with peers. Each one, and each one removed within the last hour, has a
+ * version: the time in microseconds, or one more than the highest seen. The higher version wins,
+ * whichever peer names it and in whatever order. So peers in rings and chains end up with the same
+ * set.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -13,7 +13,7 @@
 #include "indexer/tables.h"
 
 #define MAX_REMOVED 4096
-#define REMOVED_US (UINT64_C(3600) * 1000000) /* remembered for so long */
+#define REMOVED_US (UINT64_C(3600) * 1000000) /* a removal is remembered for an hour */
 #define FUTURE_US (UINT64_C(86400) * 1000000) /* no clock is so much ahead of ours */
 
 static uint64_t now_us(void)
@@ -64,7 +64,7 @@ static void expire_removed(struct ki_registry *r)
     r->n_removed = kept;
 }
 
-/* Room for one more; at the bound the oldest goes. NULL when out of memory. */
+/* Make room for one more removal; at the bound the oldest goes. NULL when out of memory. */
 static struct ki_removed *new_removed(struct ki_registry *r)
 {
     struct ki_removed *oldest;

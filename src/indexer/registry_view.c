@@ -129,7 +129,7 @@ int ki_marks_compare(const void *a, const void *b)
     return (x->rank > y->rank) - (x->rank < y->rank);
 }
 
-/* Workers that nobody follows here, with blocks from a peer's dump in this model. */
+/* Add the workers that have blocks from a peer's dump in this model and no listener here. */
 static void add_positions(struct ki_registry *r, const struct ki_model *model, struct kv_buf *ret)
 {
     const struct ki_position *p;
@@ -155,7 +155,7 @@ long ki_registry_watermarks(struct ki_registry *registry, const struct ki_model 
     size_t n_marks;
     long n;
 
-    add_positions(registry, model, &marks); /* first: one may become a listener */
+    add_positions(registry, model, &marks); /* first: one of these may become a listener */
     n = ki_tables_snapshot(registry, &listeners);
     for (long i = 0; i < n; i++)
         if (ki_listener_feeds(listeners[i], model))

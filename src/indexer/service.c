@@ -59,8 +59,8 @@ static int catch_signals(void)
 
 #define TRIM_INTERVAL_MS 10000
 #define READY_INTERVAL_MS 100 /* until it is ready */
-#define TRIM_DELAY_MS 100     /* after a burst */
-#define TRIM_LEAST_MS 500     /* from one to the next, while bursts follow each other */
+#define TRIM_DELAY_MS 100     /* after a burst of events */
+#define TRIM_LEAST_MS 500     /* at least between two trims */
 
 /* When to give memory back to the system. */
 struct trim {
@@ -68,8 +68,8 @@ struct trim {
 };
 
 /*
- * A burst of events waits in ZMQ's queues, in tens of thousands of pieces; glibc keeps what they
- * leave behind (measured: 316 MiB after bursts, of which 217 MiB went back). Let it go.
+ * Give free memory back to the system. A burst of events waits in ZMQ's queues in tens of thousands
+ * of pieces, and glibc keeps their memory (measured: 316 MiB, of which this returns 217 MiB).
  */
 static void return_memory(struct trim *trim, uint64_t now_ns)
 {
@@ -80,7 +80,7 @@ static void return_memory(struct trim *trim, uint64_t now_ns)
     trim->due_ns = now_ns + TRIM_INTERVAL_MS * KV_NS_PER_MS;
 }
 
-/* An event thread has drained its streams. */
+/* Called when an event thread has drained its streams. */
 static void return_memory_soon(struct trim *trim, uint64_t now_ns)
 {
     uint64_t due_ns =
@@ -109,7 +109,7 @@ bool ki_service_is_ready(struct ki_service *service)
     return true;
 }
 
-/* SIGHUP: what may have changed on disk. */
+/* Reload on SIGHUP the files that may have changed. */
 static void reload(struct ki_service *service)
 {
     struct kv_error error = {0};
@@ -266,7 +266,7 @@ static int follow_peers(struct ki_service *service, struct kv_error *error)
     return rc < 0 ? kv_fail(error, rc, 0, "can't start: %s", strerror(-rc)) : 0;
 }
 
-/* Then the event streams may be applied, whatever came of it. */
+/* Recover from a peer. The event streams are applied after that, whatever its result. */
 static int recover(struct ki_service *service, struct kv_error *error)
 {
     const struct ki_options *o = service->options;
@@ -445,7 +445,7 @@ static void destroy_parts(struct ki_service *service)
     pthread_mutex_destroy(&service->lock);
 }
 
-/* From the reserved port to the end. Takes @fd over. */
+/* Run from the reserved port to the end. Takes @fd over. */
 static int serve(struct ki_service *service, int fd, uint16_t port, struct kv_error *error)
 {
     const struct ki_options *o = service->options;

@@ -10,14 +10,14 @@
  */
 #define FIRST_SEQUENCE_MAX 1
 
-/* A replay may last so many time-outs altogether, however it drips. */
+/* limit of a replay, in time-outs, even if messages keep dripping in */
 #define REPLAY_TIMEOUTS 60
 
 /* Batches after a restart in which the old numbering may still appear, and how often it may. */
 #define MERGE_WATCH 256
 #define MERGE_STRIKES 4
 
-/* Phantoms that are let be: this many, or a part of what is held (or of the engine's capacity). */
+/* Phantoms that are tolerated: this many, or a part of the held blocks (or of the capacity). */
 #define PHANTOMS 64
 #define PHANTOM_PART 8
 #define EXPLAINED 4096 /* removals that halve the weight of those before them */
@@ -74,7 +74,7 @@ void ki_stream_start(struct ki_stream *s, uint64_t now_ns)
 {
     if (s->partial) /* as the peer's view was */
         lose(s, now_ns);
-    if (s->opts.can_replay && s->partial) /* as the peer's view was: our chance to do better */
+    if (s->opts.can_replay && s->partial) /* the peer's view was, too: a replay may do better */
         s->heal_at_ns = s->torn ? now_ns : now_ns + s->opts.cooldown_ns;
 }
 
@@ -120,7 +120,7 @@ static bool has_times(const struct ki_stream *s, const struct ki_batch_id *id)
     return s->timestamp != 0 && timestamp_of(id) != 0;
 }
 
-/* Whether a batch with the number of our position is the one that brought us there. */
+/* True when the batch with the number of our position is the one that brought us there. */
 static bool is_position(const struct ki_stream *s, const struct ki_batch_id *id)
 {
     enum known known = window_lookup(s, id);
@@ -128,7 +128,7 @@ static bool is_position(const struct ki_stream *s, const struct ki_batch_id *id)
     if (known != UNKNOWN)
         return known == SAME;
     if (!has_times(s, id))
-        return true; /* can't be told: believe the number */
+        return true; /* without a timestamp: believe the number */
     return timestamp_of(id) == s->timestamp;
 }
 
@@ -148,7 +148,7 @@ static void accept(struct ki_stream *s, const struct ki_batch_id *id)
         s->strikes = 0;
 }
 
-/* The view has a hole. Where there is a replay service, try later to get a whole one. */
+/* Mark the view as partial. Where there is a replay service, try later to get a whole one. */
 static void now_partial(struct ki_stream *s, uint64_t now_ns)
 {
     s->partial = true;
@@ -163,7 +163,7 @@ static void accept_gap(struct ki_stream *s, const struct ki_batch_id *id, uint64
         s->stats.gaps++;
     s->stats.missed += id->sequence - expected;
     now_partial(s, now_ns);
-    if (s->has_position) /* before it there is nothing to be removed */
+    if (s->has_position) /* without a position there is nothing to remove */
         lose(s, now_ns);
     accept(s, id);
 }
@@ -194,7 +194,7 @@ static unsigned begin(struct ki_stream *s, enum ki_replay_kind kind, uint64_t fr
     s->kind = kind;
     s->attempts = 1;
     if (kind == KI_REPLAY_HEAL) {
-        s->heal_at_ns = 0; /* one try */
+        s->heal_at_ns = 0; /* once only */
         s->torn = false;
     }
     return request(s, from, now_ns);
@@ -231,7 +231,7 @@ static unsigned give_up(struct ki_stream *s, uint64_t now_ns)
     return finish(s);
 }
 
-/* Ask again. The answer comes over a new connection, so let it show whose it is. */
+/* Ask again. The answer comes over a new connection, so check again which process sent it. */
 static unsigned retry(struct ki_stream *s, uint64_t now_ns)
 {
     if (s->attempts >= s->opts.max_attempts)
@@ -253,15 +253,15 @@ static unsigned retry_later(struct ki_stream *s, uint64_t now_ns)
 }
 
 /*
- * Whether position may be another process's than what comes now: the connection is another, or the
- * position is a peer's, and nobody saw what happened before we were connected.
+ * True when the position may belong to another process than the next batch. The connection is new,
+ * or the position is a peer's and nothing is known of the time before our connection.
  */
 static bool must_verify(const struct ki_stream *s)
 {
     return s->unverified || s->seeded;
 }
 
-/* All that was missed before the held batch is there. */
+/* True when everything missed before the held batch has arrived. */
 static bool reached_trigger(const struct ki_stream *s)
 {
     if (!s->holding || s->ahead)
@@ -281,8 +281,10 @@ static void forget(struct ki_stream *s)
     be_sound(s);
 }
 
-/* Another connection may lead to another process: nothing that the old one did counts against
- * it. */
+/*
+ * Take note of a new connection. It may lead to another process, so failures of the old one don't
+ * count against it.
+ */
 static void meet(struct ki_stream *s)
 {
     s->has_live = s->merged = false;
@@ -291,7 +293,10 @@ static void meet(struct ki_stream *s)
     s->unverified |= s->has_position || s->cursorless;
 }
 
-/* The publisher is another process than the one whose batches we applied: its cache is empty. */
+/*
+ * Start anew: the publisher is another process than the one whose batches were applied, and its
+ * cache is empty.
+ */
 static unsigned restarted(struct ki_stream *s)
 {
     s->stats.restarts++;
@@ -322,7 +327,7 @@ static unsigned live_first(struct ki_stream *s, const struct ki_batch_id *id, ui
     }
     if (id->sequence <= FIRST_SEQUENCE_MAX) {
         accept(s, id);
-        if (s->opts.can_replay) /* a 0 may be missing, and can be asked for later */
+        if (s->opts.can_replay) /* a 0 may be missing; a replay can bring it later */
             now_partial(s, now_ns);
         return KI_STEP_APPLY;
     }
@@ -348,10 +353,10 @@ static unsigned live_gap(struct ki_stream *s, const struct ki_batch_id *id, uint
 
 static unsigned live_next(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
 {
-    /* The next number may be another process's: ask, if there is whom to. */
+    /* The next number may be another process's: ask the replay service, if there is one. */
     if (must_verify(s) && may_replay(s, now_ns))
         return hold(s, id) | begin(s, KI_REPLAY_VERIFY, s->position, now_ns);
-    /* Nobody answered: go on, but don't call it whole before a replay has shown that it is. */
+    /* No answer: go on, and call the view partial until a replay has shown that it is whole. */
     if (must_verify(s) && s->opts.can_replay)
         now_partial(s, now_ns);
     accept(s, id);
@@ -370,7 +375,7 @@ static bool falls_back(const struct ki_stream *s, const struct ki_batch_id *id)
     return id->sequence <= FIRST_SEQUENCE_MAX || s->last_live - id->sequence >= KI_STREAM_WINDOW;
 }
 
-/* A number at or below our position: seen before, or the publisher counts anew? */
+/* Decide whether a number at or below our position is a repetition or the start of a new count. */
 static bool is_restart(const struct ki_stream *s, const struct ki_batch_id *id)
 {
     enum known known = window_lookup(s, id);
@@ -381,20 +386,23 @@ static bool is_restart(const struct ki_stream *s, const struct ki_batch_id *id)
         return true; /* a publisher repeats nothing to a new connection */
     if (has_times(s, id))
         return timestamp_of(id) > s->timestamp;
-    /* Whosever beginning it is, what follows it is all there is to know. */
+    /*
+     * A batch 0 is the beginning of a count, of the old process or a new one: what follows is all
+     * that can be known.
+     */
     if (s->seeded && id->sequence == 0)
         return true;
     return falls_back(s, id);
 }
 
-/* A backlog that a replay has overtaken: its numbers pass by those of the old process. */
+/* True for a backlog that a replay has overtaken: numbers of the old process. */
 static bool is_overtaken(const struct ki_stream *s, const struct ki_batch_id *id)
 {
     return window_lookup(s, id) == SAME ||
            (id->sequence <= s->position && has_times(s, id) && timestamp_of(id) < s->timestamp);
 }
 
-/* The numbering from before the last "restart" goes on: there are two publishers. */
+/* True when the numbering from before the last "restart" goes on: there are two publishers. */
 static bool is_merged(struct ki_stream *s, const struct ki_batch_id *id)
 {
     if (s->watch && !is_overtaken(s, id) && id->sequence == s->replaced + 1 &&
@@ -406,7 +414,7 @@ static bool is_merged(struct ki_stream *s, const struct ki_batch_id *id)
     return s->merged;
 }
 
-/* Numbers of several publishers interleaved say nothing about what is missing. */
+/* Handle a batch of several interleaved publishers, whose numbers don't tell what is missing. */
 static unsigned live_merged(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
 {
     if (window_lookup(s, id) == SAME) {
@@ -419,7 +427,10 @@ static unsigned live_merged(struct ki_stream *s, const struct ki_batch_id *id, u
     return KI_STEP_APPLY;
 }
 
-/* A batch at or before our position that comes live: the process behind the connection is ours. */
+/*
+ * Handle a live batch at or before our position: the process behind the connection is the known
+ * one.
+ */
 static unsigned live_repeated(struct ki_stream *s, const struct ki_batch_id *id)
 {
     if (window_lookup(s, id) == SAME)
@@ -452,9 +463,8 @@ static unsigned live_decide(struct ki_stream *s, const struct ki_batch_id *id, u
 }
 
 /*
- * A batch that a replay has overtaken: of the old process, when the replay has shown us a newer
- * one, or older than the publisher's ring. Without timestamps the numbers tell, as long as they
- * rise.
+ * True for a live batch that a replay has overtaken: of the old process when the replay came from a
+ * newer one, or older than the publisher's ring. Without timestamps rising numbers tell.
  */
 static bool is_left_behind(struct ki_stream *s, const struct ki_batch_id *id, bool reconnected)
 {
@@ -514,7 +524,7 @@ unsigned ki_stream_live(struct ki_stream *s, const struct ki_batch_id *id, bool 
         meet(s);
     steps = live(s, id, reconnected, now_ns);
     if (!(steps & (KI_STEP_APPLY | KI_STEP_DROP)))
-        return steps; /* held: it will be offered again */
+        return steps; /* it is held, and will be offered again */
     s->has_live = true;
     s->last_live = id->sequence;
     return steps;
@@ -535,7 +545,7 @@ static unsigned replay_restarted(struct ki_stream *s, uint64_t now_ns)
     return steps | begin(s, KI_REPLAY_START, 0, now_ns);
 }
 
-/* The publisher's ring begins behind what was asked for, or a reply got lost on the way. */
+/* Handle a hole in a replay: the publisher's ring begins later than asked, or a reply was lost. */
 static unsigned replay_hole(struct ki_stream *s, const struct ki_batch_id *id, uint64_t expected,
                             bool first, uint64_t now_ns)
 {
@@ -553,7 +563,7 @@ static unsigned replay_hole(struct ki_stream *s, const struct ki_batch_id *id, u
     return steps;
 }
 
-/* Heal: what we have is thrown away only for something whole. */
+/* Heal a partial view: replace it only by a whole one. */
 static unsigned replay_heal(struct ki_stream *s, const struct ki_batch_id *id)
 {
     if (id->sequence > FIRST_SEQUENCE_MAX)
@@ -576,7 +586,10 @@ static bool contradicts_trigger(const struct ki_stream *s, const struct ki_batch
     return s->trigger_timestamp != 0 && timestamp_of(id) > s->trigger_timestamp;
 }
 
-/* The ring begins behind even the held batch: what our socket still has is older than that. */
+/*
+ * Handle a ring that begins behind even the held batch: the batches in our socket are older than
+ * the ring.
+ */
 static unsigned replay_beyond(struct ki_stream *s, const struct ki_batch_id *id)
 {
     accept(s, id);
@@ -624,7 +637,7 @@ unsigned ki_stream_replayed(struct ki_stream *s, const struct ki_batch_id *id, u
     }
     if (s->kind == KI_REPLAY_VERIFY) {
         s->kind = KI_REPLAY_GAP;
-        now_partial(s, now_ns); /* the batch that would have shown whose this is isn't there */
+        now_partial(s, now_ns); /* the batch that would have told which process this is has gone */
     }
     if (id->sequence > expected && (s->has_position || id->sequence > FIRST_SEQUENCE_MAX)) {
         if (!first && s->attempts < s->opts.max_attempts)
@@ -660,7 +673,7 @@ unsigned ki_stream_replay_end(struct ki_stream *s, uint64_t now_ns)
     return retry_later(s, now_ns);
 }
 
-/* End a replay that failed: the publisher's state is unknown, as after silence. */
+/* End a replay that failed: the publisher's state is as unknown as after no answer. */
 unsigned ki_stream_replay_failed(struct ki_stream *s, uint64_t now_ns)
 {
     if (s->state != KI_STREAM_REPLAYING)
@@ -686,7 +699,7 @@ unsigned ki_stream_connected(struct ki_stream *s, bool anew, uint64_t now_ns)
         meet(s);
     if (!s->opts.can_replay)
         return 0;
-    /* The answer may be older than the subscription: unless a batch comes, ask again then. */
+    /* The answer may be older than the subscription: ask again unless a batch comes. */
     s->idle_at_ns = s->opts.idle_ns ? now_ns + s->opts.idle_ns : 0;
     return ask(s, now_ns);
 }
@@ -718,7 +731,7 @@ static bool are_too_many(const struct ki_stream *s, const struct ki_evidence *e)
     return s->unexplained > (part > PHANTOMS ? part : PHANTOMS);
 }
 
-/* The engine still has most of what is forgotten, and will remove it. */
+/* Learn anew. The engine still has most of the forgotten blocks, and will remove them. */
 static unsigned resync(struct ki_stream *s, uint64_t held)
 {
     uint64_t phantoms = s->unexplained < held ? s->unexplained : held;
@@ -755,7 +768,7 @@ unsigned ki_stream_judge(struct ki_stream *s, const struct ki_evidence *e, uint6
     s->unexplained += e->unknown - known;
     if (!s->lossy && !contradicts(s, e))
         return 0;
-    /* A replay is about to bring a whole view, or may. */
+    /* A replay is bringing a whole view, or may soon. */
     if (s->state != KI_STREAM_LIVE || !e->held)
         return 0;
     if (!are_too_many(s, e) && !(s->resync_at_ns && now_ns >= s->resync_at_ns))

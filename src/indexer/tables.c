@@ -4,8 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* An array of pointers with room for one more than @n; NULL: out of memory, and nothing has
- * changed. */
+/* Grow an array of pointers to hold one more than @n. NULL: out of memory, nothing has changed. */
 static void *grow(void *items, size_t n, size_t *capacity)
 {
     size_t more = *capacity ? *capacity * 2 : 16;
@@ -79,7 +78,7 @@ struct ki_listener *ki_listener_find(const struct ki_registry *r, uint64_t insta
     return NULL;
 }
 
-/* Under `lock`: readers look at what realloc moves. */
+/* Reserve room. Call with `lock`: readers use the arrays that realloc moves. */
 int ki_tables_reserve(struct ki_registry *r)
 {
     void *models, *listeners = NULL;

@@ -92,7 +92,9 @@ void ki_telemetry_destroy(struct ki_telemetry *telemetry)
     free(telemetry);
 }
 
-/* Label sets appear with first use, so series are made then. Two threads may both ask: same answer.
+/*
+ * Return the series of a label set, made with its first use. Two threads may both ask: they get the
+ * same one.
  */
 static struct kv_series *series_of(struct ki_telemetry *t, _Atomic(struct kv_series *) *slot,
                                    enum family family, const char *endpoint, const char *second)

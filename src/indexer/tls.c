@@ -68,7 +68,7 @@ static bool key_id(gnutls_pubkey_t key, unsigned char *ret)
            len == KEY_ID_BYTES;
 }
 
-/* Whether the chain's first certificate is of the key. */
+/* True when the key belongs to the chain's first certificate. */
 static bool belong(const struct pair *pair)
 {
     unsigned char of_cert[KEY_ID_BYTES], of_key[KEY_ID_BYTES];
