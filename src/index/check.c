@@ -85,6 +85,18 @@ static void check_entry(struct check *check, struct kvi_chain *chain, _Atomic ui
         check->n_holder_blocks += n;
 }
 
+/* Places in the table of names under @hash. */
+static uint32_t count_names(const struct kvi_index *ix, uint64_t hash)
+{
+    struct kvi_probe probe;
+    uint32_t pos, n = 0;
+
+    kvi_probe_init(&probe, &ix->names, kvi_mix(hash));
+    while (kvi_probe_next(&probe, &pos))
+        n += *kvi_arena_engines(&ix->arena, pos) == hash;
+    return n;
+}
+
 static void check_chain(struct check *check, struct kvi_chain *chain)
 {
     struct kvi_index *ix = check->ix;
@@ -111,6 +123,10 @@ static void check_chain(struct check *check, struct kvi_chain *chain)
             kvi_name_in_table(ix, *kvi_arena_engines(&ix->arena, run.pos + i), run.pos + i);
 
         check->n_named += named;
+        must(check,
+             count_names(ix, *kvi_arena_engines(&ix->arena, run.pos + i)) < 2 ||
+                 chain->flags & KVI_TWINS,
+             "a hash of two places in a chain that isn't marked so");
         must(check, named || chain->flags & KVI_UNNAMED, "a block that isn't in the table");
     }
     check->n_chains++;

@@ -130,7 +130,8 @@ static int judge_known(struct kvi_store *store, size_t i, const struct kvi_chain
     int rc = 0;
 
     store->scratch->naming[i] = KVI_NAME_KEEP;
-    if (held && same && !store->holder->n_aliases)
+    /* Then no other place can be what the holder calls so: nothing to search for. */
+    if (same && !store->holder->n_aliases && (held || !(chain->flags & (KVI_TWINS | KVI_UNNAMED))))
         return 0;
     if (kvi_locate(ix, store->holder, hash, &place, NULL)) {
         if (kvi_place_pos(place) == pos)
@@ -176,6 +177,10 @@ static int judge_new(struct kvi_store *store, size_t i)
 
     if (kvi_locate(store->ix, store->holder, store->blocks[i].hash, &place, &n_same))
         rc = judge_move(store, place);
+    if (KV_UNLIKELY(n_same)) {
+        kvi_names_note_twins(store->ix, store->blocks[i].hash);
+        store->twins = true;
+    }
     store->scratch->naming[i] = n_same < SAME_MAX ? KVI_NAME_TABLE : KVI_NAME_ALIAS;
     return rc;
 }

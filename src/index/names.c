@@ -246,6 +246,7 @@ uint64_t kvi_name_of(const struct kvi_index *ix, const struct kvi_holder *holder
 
 #define AHEAD ((size_t)16) /* hashes of a round */
 #define FIRST ((size_t)64) /* how far the first round is ahead */
+#define ERASE_AHEAD 24u    /* names, when a run of them is erased */
 
 static uint64_t hash_at(const void *hashes, size_t stride, size_t i)
 {
@@ -299,6 +300,17 @@ bool kvi_name_in_table(const struct kvi_index *ix, uint64_t hash, uint32_t pos)
     return false;
 }
 
+void kvi_names_note_twins(const struct kvi_index *ix, uint64_t hash)
+{
+    struct kvi_probe probe;
+    uint32_t pos;
+
+    kvi_probe_init(&probe, &ix->names, kvi_mix(hash));
+    while (kvi_probe_next(&probe, &pos))
+        if (*kvi_arena_engines(&ix->arena, pos) == hash)
+            kvi_owner(ix, pos)->flags |= KVI_TWINS;
+}
+
 int kvi_name_insert(struct kvi_index *ix, uint64_t hash, uint32_t pos)
 {
     return kvi_table_insert(&ix->names, kvi_mix(hash), pos);
@@ -308,9 +320,11 @@ void kvi_names_erase(struct kvi_index *ix, uint32_t pos, uint32_t n)
 {
     const uint64_t *engines = kvi_arena_engines(&ix->arena, pos);
 
+    for (uint32_t i = 0; i < KV_MIN(n, ERASE_AHEAD); i++)
+        kvi_table_prefetch(&ix->names, kvi_mix(engines[i]));
     for (uint32_t i = 0; i < n; i++) {
-        if (i + 8 < n)
-            kvi_table_prefetch(&ix->names, kvi_mix(engines[i + 8]));
+        if (i + ERASE_AHEAD < n)
+            kvi_table_prefetch(&ix->names, kvi_mix(engines[i + ERASE_AHEAD]));
         kvi_table_erase(&ix->names, kvi_mix(engines[i]), pos + i);
     }
 }

@@ -126,6 +126,7 @@ static struct kvi_chain *new_chain(struct kvi_store *store, const struct kv_bloc
     *kvi_arena_engines(&ix->arena, extent) = (uintptr_t)chain;
     kvi_chain_set_run(chain, extent + 1, n);
     chain->capacity = (uint16_t)n;
+    chain->flags = store->twins ? KVI_TWINS : 0;
     write_blocks(store, extent + 1, blocks, n);
     chain->n_full = 1;
     atomic_store_explicit(&chain->who[0],

@@ -251,6 +251,7 @@ static void commit(struct kvi_store *store)
     if (store->n_append) {
         struct kvi_run run = kvi_chain_run(store->at);
 
+        store->at->flags |= store->twins ? KVI_TWINS : 0;
         kvi_chain_set_run(store->at, run.pos, run.len + store->n_append);
         kvi_chain_bump(store->at);
         store->at->n_full = 0;
@@ -323,8 +324,6 @@ static int prepare(struct kvi_store *store, struct kv_holder holder, const uint6
     struct kvi_index *ix = store->ix;
     int rc;
 
-    if (store->n)
-        kvi_locate_soon(ix, &store->blocks[0].hash, sizeof(store->blocks[0]), store->n);
     store->holder = writer(store, holder);
     store->parent = &ix->root;
     if (parent) {

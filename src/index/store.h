@@ -64,6 +64,7 @@ struct kvi_store {
     bool keeps;    /* a block that the holder has keeps its place, wherever the event puts it */
     bool only_new; /* -EEXIST when the holder has one of the blocks */
     bool holder_is_new;
+    bool twins;   /* another place has the hash of one of the new blocks */
     bool counted; /* blocks that it has get one copy more */
     bool again;   /* of parked blocks: copies are as they were */
     bool unparks; /* scratch->parked is of this call */

@@ -109,7 +109,8 @@ enum kvi_chain_flags {
     KVI_DIRTY = 1,   /* in the index's queue of chains to settle */
     KVI_ALIASED = 2, /* some holder may call a block here by another name */
     KVI_UNNAMED = 4, /* some block's hash may not be in the table (too many share it) */
-    KVI_MIXED = 8    /* some entry may have a tmap */
+    KVI_MIXED = 8,   /* some entry may have a tmap */
+    KVI_TWINS = 16   /* some block's hash in its slot may be in the slot of another place, too */
 };
 
 struct kvi_chain {
@@ -413,6 +414,8 @@ void kvi_locate_ahead(const struct kvi_index *ix, const void *hashes, size_t str
 void kvi_locate_soon(const struct kvi_index *ix, const void *hashes, size_t stride, size_t n);
 
 bool kvi_name_in_table(const struct kvi_index *ix, uint64_t hash, uint32_t pos);
+/** Mark the chains of all places in the table under @hash with KVI_TWINS: another one is to come. */
+void kvi_names_note_twins(const struct kvi_index *ix, uint64_t hash);
 int kvi_name_insert(struct kvi_index *ix, uint64_t hash, uint32_t pos);
 /** Take the names of @n blocks out of the table (a name that isn't there is passed over). */
 void kvi_names_erase(struct kvi_index *ix, uint32_t pos, uint32_t n);
