@@ -109,8 +109,9 @@ static void test_refused(void **state)
         "{\"worker_id\":1,\"event\":{\"data\":{\"stored\":{}}}}",
         "{\"worker_id\":1,\"event\":{\"data\":{\"removed\":{}}}}",
         "{\"worker_id\":1,\"event\":{\"data\":{\"removed\":{\"block_hashes\":[1.5]}}}}",
-        "{\"worker_id\":1,\"event\":{\"data\":{\"removed\":{\"block_hashes\":[1]},\"cleared\":null}"
-        "}}",
+        ("{\"worker_id\":1,\"event\":{\"data\":{\"removed\":{\"block_hashes\":[1]},\"cleared\":"
+         "null}"
+         "}}"),
         "{\"worker_id\":1,\"event\":{\"data\":{\"stored\":{\"blocks\":[{\"block_hash\":1}]}}}}",
         "{\"worker_id\":1,\"event\":{\"data\":{\"stored\":{\"blocks\":[{\"tokens_hash\":1}]}}}}",
         "{\"worker_id\":1,\"event\":{\"data\":{\"stored\":{\"blocks\":[7]}}}}",

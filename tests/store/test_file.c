@@ -388,17 +388,9 @@ static void a_child_leaves_the_handle_alone(void **state)
 
 static void options(void **state)
 {
-    static const char *const bad[] = {"?limit=x",
-                                      "?limit=-1",
-                                      "?limit=1Q",
-                                      "?limit=1Gi",
-                                      "?limit=17179869184GiB",
-                                      "?zstd=20",
-                                      "?sync=no",
-                                      "?a=b",
-                                      "?limit=",
-                                      "?zstd=1&"
-                                      "x=1"};
+    static const char *const bad[] = {
+        "?limit=x", "?limit=-1", "?limit=1Q", "?limit=1Gi", "?limit=17179869184GiB",
+        "?zstd=20", "?sync=no",  "?a=b",      "?limit=",    "?zstd=1&x=1"};
     static const struct {
         const char *text;
         uint64_t bytes;
