@@ -33,7 +33,8 @@ static const struct kv_arg ARGS[] = {
      .type = KV_ARG_U64,
      .offset = AT(seed),
      .value = "N",
-     .help = "Of the generator, random routing and the choice of prompts to verify. Default: 1."},
+     .help = "Seed of the generator, of random routing and of the choice of prompts to verify. "
+             "Default: 1."},
     {.name = "The cluster", .type = KV_ARG_GROUP},
     {.name = "workers",
      .type = KV_ARG_U64,
@@ -62,8 +63,8 @@ static const struct kv_arg ARGS[] = {
      .offset = AT(policy_name),
      .value = "NAME",
      .choices = "prefix|round-robin|random",
-     .help = "How requests are routed. prefix: least work, counting what the indexer says is "
-             "cached (docs/replay.md has the formula). Default: prefix."},
+     .help = "Routing: prefix (least work, counting cached blocks as the indexer answers; "
+             "docs/replay.md has the formula), round-robin or random. Default: prefix."},
     {.name = "prefill",
      .type = KV_ARG_U64,
      .offset = AT(prefill),
@@ -133,7 +134,7 @@ static const struct kv_arg ARGS[] = {
      .type = KV_ARG_TIME,
      .offset = AT(settle_ms),
      .value = "TIME",
-     .help = "How long that may take to become equal. Default: 10s."},
+     .help = "Longest wait until the two are equal. Default: 10s."},
     {.name = "lockstep",
      .type = KV_ARG_FLAG,
      .offset = AT(lockstep),

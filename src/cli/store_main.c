@@ -42,12 +42,12 @@ static const struct kv_arg SAVE_ARGS[] = {
      .type = KV_ARG_STR,
      .offset = AT(fingerprint),
      .value = "TEXT",
-     .help = "Of the model the state belongs to; restore --fingerprint compares it."},
+     .help = "Name of the model that the state belongs to; restore --fingerprint compares it."},
     {.name = "total",
      .type = KV_ARG_SIZE,
      .offset = AT(total),
      .value = "SIZE",
-     .help = "How much standard input will give; for the progress bar only."},
+     .help = "Bytes that standard input will bring; for the progress bar only."},
 };
 
 static const struct kv_arg RESTORE_ARGS[] = {
@@ -138,9 +138,9 @@ static const struct command {
     {"save", kc_store_save, "URI NAME FILE", 2, 2, SAVE_ARGS, KV_COUNT(SAVE_ARGS),
      "keep a file under a name",
      "Saves FILE (- is standard input) under NAME. Chunks that the store has already are not\n"
-     "written again. When it ends with status 0 the object can be restored, whatever happens; "
-     "else\n"
-     "what was under NAME before is still there."},
+     "written again. After status 0 the object can be restored, even if the power fails. After "
+     "any\n"
+     "other status an older object under NAME is still there."},
     {"restore", kc_store_restore, "URI NAME FILE", 2, 2, RESTORE_ARGS, KV_COUNT(RESTORE_ARGS),
      "write what is under a name to a file",
      "Writes the object under NAME to FILE (- is standard output). Every chunk is verified before\n"
@@ -149,19 +149,20 @@ static const struct command {
     {"ls", kc_store_ls, "URI", 0, 0, LS_ARGS, KV_COUNT(LS_ARGS), "list the objects",
      "Lists the objects with their sizes. \"opaque\" ones were saved by other programs."},
     {"show", kc_store_show, "URI NAME", 1, 1, SHOW_ARGS, KV_COUNT(SHOW_ARGS),
-     "what is known of an object", "Shows what the manifest under NAME says."},
+     "what the manifest of an object says", "Shows what the manifest under NAME says."},
     {"verify", kc_store_verify, "URI [NAME]", 0, 1, NULL, 0, "read and check all, or one object",
      "Reads every chunk that an object needs, and compares it with its checksum. Status 1 and a\n"
      "line per problem when there are any."},
-    {"gc", kc_store_gc, "URI", 0, 0, GC_ARGS, KV_COUNT(GC_ARGS), "delete chunks nobody needs",
+    {"gc", kc_store_gc, "URI", 0, 0, GC_ARGS, KV_COUNT(GC_ARGS),
+     "delete chunks that no object needs",
      "Deletes the chunks that no manifest needs. Safe while others save, as long as no save takes\n"
      "longer than the grace time. A damaged manifest stops it."},
     {"rm", kc_store_rm, "URI NAME", 1, 1, NULL, 0, "remove an object",
      "Removes the object under NAME. Its chunks go with the next `kvasir store gc`."},
-    {"stats", kc_store_stats, "URI", 0, 0, NULL, 0, "how much is in it",
-     "Shows what the store says of itself."},
+    {"stats", kc_store_stats, "URI", 0, 0, NULL, 0, "number and size of objects and chunks",
+     "Shows the figures that the store keeps of itself."},
     {"bench", kc_store_bench, "URI", 0, 0, BENCH_ARGS, KV_COUNT(BENCH_ARGS),
-     "how fast it is, beside a plain file",
+     "speed, beside that of a plain file",
      "Saves an object of noise (cold), saves it again (warm) and restores it, next to the same\n"
      "bytes written to a plain file with fdatasync and read back. Cleans up after itself."},
     {"conformance", kc_store_conformance, "URI", 0, 0, NULL, 0, "check a backend, or a plugin",

@@ -67,17 +67,19 @@ static const struct kv_arg arguments[] = {
      "Trust https peers by the PEM authorities in FILE instead of the system's.", 0, 0, NULL,
      false},
     {"peer-interval", KV_ARG_TIME, AT(peer_interval_ms), "TIME",
-     "Ask the peers so often which workers they have registered and unregistered (default 2s).",
+     "Interval at which peers are asked which workers they have registered and unregistered "
+     "(default 2s).",
      100, 3600000, NULL, false},
     {"unfollowed-age", KV_ARG_TIME, AT(unfollowed_age_ms), "TIME",
-     "Forget blocks from a peer that no registration here keeps true, after this (default 10m).",
+     "Forget blocks of a peer's dump whose worker is not registered here after this time "
+     "(default 10m).",
      1000, 86400000, NULL, false},
     {"min-initial-workers", KV_ARG_U64, AT(min_initial_workers), "N",
-     "/health answers 503, and systemd hears of no readiness, until N worker instances have been "
-     "registered (default 0; also DYN_ROUTER_MIN_INITIAL_WORKERS).",
+     "Answer 503 on /health, and report no readiness to systemd, until N worker instances have "
+     "been registered (default 0; also DYN_ROUTER_MIN_INITIAL_WORKERS).",
      0, 1 << 20, NULL, false},
     {"replay-timeout", KV_ARG_TIME, AT(replay_timeout_ms), "TIME",
-     "Give up a replay that brings nothing for so long (default 5s).", 1, 3600000, NULL, false},
+     "Give up a replay that brings no batch for this time (default 5s).", 1, 3600000, NULL, false},
     {"worker-blocks", KV_ARG_U64, AT(worker_blocks), "N",
      "Blocks that a worker rank has room for, in all tiers, where its registration doesn't say "
      "num_blocks; bounds what is believed after losses (default: unknown).",
@@ -97,7 +99,7 @@ static const struct kv_arg arguments[] = {
      "/query_by_hash and block_mm_infos that don't know them.",
      0, 0, NULL, false},
     {"recovery-memory", KV_ARG_SIZE, AT(recovery_memory), "SIZE",
-     "Pass a peer over whose state takes more memory than this (default: half of the machine's).",
+     "Skip a peer whose state takes more memory than this (default: half of the machine's).",
      1u << 20, UINT64_MAX, NULL, false},
     {.name = "Protection", .type = KV_ARG_GROUP},
     {"auth-token-file", KV_ARG_STR, AT(auth_token_file), "FILE",
@@ -154,7 +156,7 @@ static const char footer[] =
     "      Open to other machines, with tokens, over HTTPS.\n"
     "  curl localhost:8090/query -H 'Content-Type: application/json' \\\n"
     "       -d '{\"model_name\":\"llama\",\"token_ids\":[1,2,3],\"explain\":true}'\n"
-    "      Ask, and be told why nothing matched.\n"
+    "      Ask, with an explanation when nothing matches.\n"
     "\n"
     "File descriptors: a registration takes about 3 (subscription, replay, ZMQ's\n"
     "own), an HTTP connection 1. The soft limit is raised to the hard limit at\n"
