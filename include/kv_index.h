@@ -81,6 +81,9 @@ struct kvi_stored {
     size_t duplicate; /* blocks that it had */
     size_t renamed;   /* of both: places that this holder knew under another hash */
     size_t parked;    /* blocks below a missing one */
+    /* Groups of windows that lack blocks of the holder for want of memory. Matches are shorter until a
+     * later store of this holder finds memory. */
+    size_t lagging;
 };
 
 /**

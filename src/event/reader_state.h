@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * What a reader remembers between batches, for a replica that goes on where another indexer's reader
+ * State that a reader keeps between batches, for a replica that goes on where another indexer's reader
  * stood (docs/formats.md): cache groups, sources with their numbers, and salts of chains.
  *
  * A copy of the reader carries it: taken at one moment, written without hurry. Reading fills a fresh

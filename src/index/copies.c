@@ -13,7 +13,7 @@
 
 #include <string.h>
 
-#include "index/tree.h"
+#include "index/windows.h"
 
 #define DOUBT 64u
 /** A source other than the main cache is a store keyed by hash: announcing a block twice adds nothing. */
@@ -141,6 +141,14 @@ static void tidy(struct kvi_index *ix, struct kvi_holder *holder, uint32_t tier,
 
 /* -- the engine's habits ----------------------------------------------------------------------- */
 
+static void lose_last(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
+                      uint64_t hash)
+{
+    kvi_lose(ix, holder, tier, hash);
+    if (holder->main)
+        kvi_part_tidy(ix, holder, hash);
+}
+
 /* Removals are announced for the last copy only: what was removed and counted on is gone. False: memory
  * was short, and some of it is still there. */
 static bool settle_doubt(struct kvi_index *ix, struct kvi_holder *holder, uint32_t tier)
@@ -166,7 +174,7 @@ static bool settle_doubt(struct kvi_index *ix, struct kvi_holder *holder, uint32
         if (taken)
             drop(ix, holder, copy);
         if (taken && !find(ix, holder, tier, hash, ANY, NULL))
-            kvi_lose(ix, holder, (enum kv_tier)tier, hash);
+            lose_last(ix, holder, (enum kv_tier)tier, hash);
         else
             tidy(ix, holder, tier, hash);
     }

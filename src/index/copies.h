@@ -71,7 +71,7 @@ void kvi_copies_forget(struct kvi_index *ix, struct kvi_holder *holder, uint32_t
 uint32_t kvi_copies_count(const struct kvi_index *ix, const struct kvi_holder *holder,
                           enum kv_tier tier, uint32_t source, uint64_t hash);
 
-/** What a record tells of its block, to a dump. */
+/** Facts that a record tells a dump of its block. */
 enum kvi_said {
     KVI_SAID_NOTHING, /* one copy of the implied source */
     KVI_SAID_COUNT,   /* a number of copies of source 0, which is implied */
@@ -84,7 +84,7 @@ void kvi_copies_each(const struct kvi_index *ix, const struct kvi_copy *copy,
 /** A block that is in the tier has exactly these copies. Never fails, as kvi_copies_add. */
 void kvi_copies_set(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
                     uint64_t hash, const struct kvi_source_copies *sources, size_t n);
-/** What is known of the tier's sources, as another index learned it. */
+/** Take over facts about a tier's sources that another index has learned. */
 void kvi_copies_restore_tier(struct kvi_holder *holder, enum kv_tier tier,
                              const struct kvi_extra *extra);
 

@@ -36,7 +36,7 @@ struct parked_names {
     size_t n, capacity;
 };
 
-/* Those of the next holder from id *@id on. Returns 1, 0 at the end, or -ENOMEM. */
+/* Copy the names of the next holder from id *@id on. Returns 1, 0 at the end, or -ENOMEM. */
 static int next_parked(struct kvi_index *ix, size_t *id, struct parked_names *names)
 {
     const struct kvi_holder *holder = NULL;
@@ -57,7 +57,7 @@ static int next_parked(struct kvi_index *ix, size_t *id, struct parked_names *na
     return 1;
 }
 
-/* Those that are still parked, of the names from *@i on. */
+/* Add blocks that are still parked, of the names from *@i on. */
 static void copy_parked(const struct kvi_index *ix, const struct parked_names *names, size_t *i,
                         struct slice *slice)
 {
@@ -103,7 +103,7 @@ static bool has_tier(const struct kvi_holder *holder, uint32_t tier)
     return t->implied || t->counts || t->n_stored_again;
 }
 
-/* What is known of the tiers of holders from id *@at on. Returns whether there are more. */
+/* Add facts about the tiers of holders from id *@at on. Returns whether there are more. */
 static bool copy_tiers(const struct kvi_index *ix, size_t *at, struct slice *slice)
 {
     for (; *at < ix->holders.n_used && slice->n + KV_N_TIERS <= SLICE; ++*at) {

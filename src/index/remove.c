@@ -401,6 +401,12 @@ long kvi_remove(struct kvi_index *index, struct kv_holder holder, enum kv_tier t
     return kvi_take(index, holder, tier, 0, hashes, NULL, n);
 }
 
+int kvi_known_reserve(struct kvi_index *ix, const struct kvi_holder *holder, enum kv_tier tier,
+                      const uint64_t *hashes, size_t n)
+{
+    return mix_entries(ix, holder, 1u << tier, hashes, n, true);
+}
+
 long kvi_known(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier, uint32_t source,
                bool counted, const uint64_t *hashes, size_t n)
 {

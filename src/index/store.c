@@ -580,7 +580,8 @@ static int store_call(struct kvi_store *store, struct kv_holder key, const uint6
     store->keeps = store->tier != KV_TIER_DEVICE;
     rc = store_any(store, key, parent);
     if (!rc && store->n && store->holder && kvi_windows_of(store->holder))
-        rc = kvi_parts_store(ix, store->holder, store->keeps, parent, store->blocks, store->n);
+        store->stored.lagging =
+            kvi_parts_store(ix, store->holder, store->keeps, parent, store->blocks, store->n);
     kvi_copies_settle(ix);
     kvi_unlock(ix);
     if (!rc && ret)

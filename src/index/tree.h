@@ -178,6 +178,9 @@ struct kvi_holder {
     uint64_t turns;     /* changes of what all of a tier's blocks mean: see kvi_holder_info */
     uint32_t oldest, newest;
     uint64_t max_blocks, n_refused;
+    uint32_t lag_wait,
+        lag_left;            /* of a part that is lagging: stores until it tries to learn again */
+    bool lagging;            /* a part that lacks blocks of its main holder */
     const void *clearing;    /* the call that empties it, slice by slice; its other writers wait */
     _Atomic bool windowed;   /* it has windows, or is a part */
     _Atomic bool hidden;     /* from lookups, while a large tree of it goes from below: clear.c */
@@ -480,6 +483,9 @@ uint32_t kvi_tiers_of(const struct kvi_index *ix, const struct kvi_holder *holde
  * Returns the number of hashes found or -ENOMEM. */
 long kvi_known(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier, uint32_t source,
                bool counted, const uint64_t *hashes, size_t n);
+/** Get the memory that kvi_known needs, right before it. Returns 0 or -ENOMEM. */
+int kvi_known_reserve(struct kvi_index *ix, const struct kvi_holder *holder, enum kv_tier tier,
+                      const uint64_t *hashes, size_t n);
 /** kvi_take of one block. Returns whether the source had a copy, or -ENOMEM. */
 int kvi_take_one(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
                  uint32_t source, uint64_t hash, uint32_t left);

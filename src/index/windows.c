@@ -8,6 +8,8 @@
 #include "index/kids.h"
 #include "index/store.h"
 
+#define MAX_LAG_WAIT (1u << 20) /* stores */
+
 /* -- descriptions ------------------------------------------------------------------------------ */
 
 /* A copy of the holder's windows, to be changed and published. NULL: no memory. */
@@ -109,24 +111,6 @@ int kvi_get_windows(struct kvi_index *index, struct kv_holder key, struct kvi_wi
 static uint64_t part_limit(const struct kvi_holder *holder)
 {
     return holder->max_blocks > UINT64_MAX / 2 ? UINT64_MAX : 2 * holder->max_blocks;
-}
-
-int kvi_parts_store(struct kvi_index *ix, struct kvi_holder *holder, bool keeps,
-                    const uint64_t *parent, const struct kv_block *blocks, size_t n)
-{
-    struct kvi_holder *part;
-    int result = 0;
-
-    KVI_EACH_PART(kvi_windows_of(holder), part)
-    {
-        int rc;
-
-        part->max_blocks = part_limit(holder);
-        rc = kvi_store_places(ix, part, keeps, parent, blocks, n);
-        if (rc == -ENOMEM || rc == -ENOSPC) /* others: the main holder judges */
-            result = rc;
-    }
-    return result;
 }
 
 void kvi_parts_lose(struct kvi_index *ix, struct kvi_holder *holder, uint64_t hash)
@@ -252,6 +236,51 @@ static const struct kvi_holder *knows_places(const struct kvi_holder *holder)
     return best ? best : holder;
 }
 
+/* The part lacks blocks of its holder. It learns all of them with a later store; how many stores that
+ * has to wait for doubles as long as it fails. */
+static void lag(struct kvi_holder *part)
+{
+    part->lag_wait = part->lagging ? KV_MIN(2 * part->lag_wait + 1, MAX_LAG_WAIT) : 0;
+    part->lag_left = part->lag_wait;
+    part->lagging = true;
+}
+
+/* The holder has stored blocks; a part that lags learns them with all others when it is time. */
+static void store_in_part(struct kvi_index *ix, struct kvi_holder *holder, struct kvi_holder *part,
+                          bool keeps, const uint64_t *parent, const struct kv_block *blocks,
+                          size_t n)
+{
+    int rc;
+
+    part->max_blocks = part_limit(holder);
+    if (part->lagging && part->lag_left) {
+        part->lag_left--;
+        return;
+    }
+    if (part->lagging)
+        rc = copy_places(ix, knows_places(holder), part);
+    else
+        rc = kvi_store_places(ix, part, keeps, parent, blocks, n);
+    if (rc == -ENOMEM || rc == -ENOSPC) /* others: the main holder judges */
+        lag(part);
+    else
+        part->lagging = false;
+}
+
+size_t kvi_parts_store(struct kvi_index *ix, struct kvi_holder *holder, bool keeps,
+                       const uint64_t *parent, const struct kv_block *blocks, size_t n)
+{
+    struct kvi_holder *part;
+    size_t lagging = 0;
+
+    KVI_EACH_PART(kvi_windows_of(holder), part)
+    {
+        store_in_part(ix, holder, part, keeps, parent, blocks, n);
+        lagging += part->lagging;
+    }
+    return lagging;
+}
+
 static int add_part(struct kvi_index *ix, struct kvi_holder *holder, struct kvi_holder **slot)
 {
     struct kvi_holder *part = kvi_mem_alloc(&ix->mem, sizeof(*part));
@@ -270,7 +299,9 @@ static int add_part(struct kvi_index *ix, struct kvi_holder *holder, struct kvi_
     }
     ix->n_parts++;
     *slot = part;
-    return copy_places(ix, knows_places(holder), part);
+    if (copy_places(ix, knows_places(holder), part))
+        lag(part);
+    return 0;
 }
 
 int kvi_part_find(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
@@ -290,13 +321,13 @@ int kvi_part_find(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier 
         return -ENOMEM;
     slot = &windows->parts[tier][number / KVI_PART_WINDOWS];
     rc = add_part(ix, holder, slot);
-    if (!*slot) {
+    if (rc) {
         kvi_mem_free(&ix->mem, windows);
         return rc;
     }
-    publish(ix, holder, windows); /* what it couldn't learn is missing, and makes matches shorter */
+    publish(ix, holder, windows);
     *ret = *slot;
-    return rc;
+    return 0;
 }
 
 /* -- a window's blocks ------------------------------------------------------------------------- */
@@ -327,6 +358,8 @@ int kvi_window_add(struct kvi_index *index, struct kv_holder key, enum kv_tier t
     if (!rc)
         rc = kvi_part_find(index, holder, tier, number, true, &part);
     if (!rc)
+        rc = kvi_known_reserve(index, part, bit, hashes, n);
+    if (!rc)
         kvi_copies_imply(part, bit, source);
     for (size_t i = 0; i < n && !rc; i++)
         rc = give(index, part, bit, source, counted, hashes[i]);
@@ -347,8 +380,9 @@ int kvi_window_place(struct kvi_index *index, struct kv_holder key, enum kv_tier
     rc = kvi_begin(index, key, &holder);
     if (!rc)
         rc = kvi_part_find(index, holder, tier, number, true, &part);
-    if (!rc)
-        rc = kvi_parts_store(index, holder, tier != KV_TIER_DEVICE, parent, blocks, n);
+    if (!rc && kvi_parts_store(index, holder, tier != KV_TIER_DEVICE, parent, blocks, n) &&
+        part->lagging)
+        rc = -ENOMEM;
     kvi_unlock(index);
     return rc;
 }
@@ -362,15 +396,24 @@ static bool is_ghost(const struct kvi_index *ix, struct kvi_place place)
            kvi_entry_len(entry) == place.off + 1 && !kvi_entry_kids(ix, entry);
 }
 
-void kvi_part_tidy(struct kvi_index *ix, struct kvi_holder *part, uint64_t hash)
+/* Whether any part of the holder has the block in a window. */
+static bool is_in_window(const struct kvi_index *ix, const struct kvi_holder *holder, uint64_t hash)
 {
-    const struct kvi_windows *windows = kvi_windows_of(part->main);
-    struct kvi_parked *parked;
+    struct kvi_holder *part;
+
+    KVI_EACH_PART(kvi_windows_of(holder), part)
+    {
+        if (kvi_tiers_of(ix, part, hash) & ~(1u << KVI_PLACED))
+            return true;
+    }
+    return false;
+}
+
+static void tidy_part(struct kvi_index *ix, struct kvi_holder *part, uint64_t hash)
+{
+    struct kvi_parked *parked = kvi_parked_find(ix, part, hash);
     struct kvi_place place;
 
-    if (!windows->alone)
-        return;
-    parked = kvi_parked_find(ix, part, hash);
     if (parked && parked->mask == 1u << KVI_PLACED)
         kvi_unpark(ix, part, parked);
     while (kvi_locate(ix, part, hash, &place, NULL) && is_ghost(ix, place)) {
@@ -382,8 +425,22 @@ void kvi_part_tidy(struct kvi_index *ix, struct kvi_holder *part, uint64_t hash)
                                kvi_chain_run(above).pos +
                                    (place.off ? place.off : kvi_chain_run(above).len) - 1);
         kvi_cut(ix, part, place.chain, place.entry, place.off, false);
-        if (top)
+        if (top || is_in_window(ix, part->main, hash))
             break;
+    }
+}
+
+void kvi_part_tidy(struct kvi_index *ix, struct kvi_holder *part, uint64_t hash)
+{
+    struct kvi_holder *main = part->main, *each;
+
+    if (!kvi_windows_of(main)->alone || is_in_window(ix, main, hash))
+        return;
+    kvi_settle(ix); /* the queue of dirty chains is of one holder at a time */
+    KVI_EACH_PART(kvi_windows_of(main), each)
+    {
+        tidy_part(ix, each, hash);
+        kvi_settle(ix);
     }
 }
 

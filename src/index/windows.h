@@ -12,8 +12,8 @@
  *     bit 1, 2, 3                    the first, second, third window has it in the part's tier
  *
  * A lookup takes of a main holder as many blocks as all its windows allow (cut.h). A part that has
- * less than its main holder, between two steps or for want of memory, makes a match shorter, never
- * longer.
+ * less than its main holder, between two steps or because it lags for want of memory, makes a match
+ * shorter, never longer. Without a main holder each part has the places of all.
  *
  * A window's block whose place isn't known yet is parked under its name below a parent that no
  * block has. Holders without windows pay two words each and one test a lookup.
@@ -64,14 +64,16 @@ static inline bool kvi_is_placeless(const struct kvi_holder *holder,
     return holder->main && parked->parent == kvi_placeless_parent(parked->hash);
 }
 
-/** The blocks that @holder stored have the same places in its parts. Returns 0, -ENOMEM or -ENOSPC. */
-int kvi_parts_store(struct kvi_index *ix, struct kvi_holder *holder, bool keeps,
-                    const uint64_t *parent, const struct kv_block *blocks, size_t n);
+/** The blocks that @holder stored have the same places in its parts. Returns the number of parts that
+ * lag behind. */
+size_t kvi_parts_store(struct kvi_index *ix, struct kvi_holder *holder, bool keeps,
+                       const uint64_t *parent, const struct kv_block *blocks, size_t n);
 /** @holder, which has windows, hasn't the block any more. */
 void kvi_parts_lose(struct kvi_index *ix, struct kvi_holder *holder, uint64_t hash);
 /** Free the parts of a holder, which hold nothing, and its windows. */
 void kvi_parts_drop(struct kvi_index *ix, struct kvi_holder *holder);
-/** A part lost a window's bit: forget places that only led to the block, in a window alone. */
+/** A part lost a window's bit: where windows are alone, all parts forget a block that none of them has, and
+ * the places that only led to it. */
 void kvi_part_tidy(struct kvi_index *ix, struct kvi_holder *part, uint64_t hash);
 /** The part of window @number in @tier. With @add it is made when there is none; else NULL. Returns 0,
  * -EINVAL, or what kvi_store does. */

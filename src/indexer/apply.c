@@ -139,7 +139,7 @@ static int apply_store(struct ki_applier *a, struct kvi_index *index, struct kv_
             note_copies(a, op, &stored);
         if (verdict == KI_VERDICT_COPIES && !a->overlaps && !stored.parked && op->n)
             ki_store_run_begin(&a->run, holder, op->blocks[op->n - 1].hash);
-        return 0;
+        return stored.lagging ? -ENOMEM : 0;
     }
     a->last.full |= rc == -ENOSPC;
     a->stats.rejected++;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * What a stream knows beside the index, and where it stood then: a replica goes on with it, so that
+ * State that a stream has beside the index, and where it stood then: a replica goes on with it, so that
  * batches mean there what they mean here. In dumps (docs/formats.md), and beside the position of a
  * worker that isn't registered yet.
  */

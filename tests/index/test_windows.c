@@ -11,6 +11,8 @@
 #include <cmocka.h>
 // clang-format on
 
+#include <errno.h>
+
 #include "index/windows.h"
 #include "random.h"
 
@@ -446,12 +448,124 @@ static void test_alone_in_a_second_tier(void **state)
     kvi_destroy(ix);
 }
 
+static uint64_t places_of(struct kvi_index *ix)
+{
+    struct kvi_stats stats = {.size = sizeof(stats)};
+
+    kvi_get_stats(ix, &stats);
+    return stats.blocks;
+}
+
+/* Windows alone, in several tiers and more than one part: places go with the last block that any of them
+ * has there or below, and stay known to all until then. */
+static void test_alone_leaves_no_places(void **state)
+{
+    struct kv_block blocks[DEPTH];
+    uint64_t prompt[DEPTH], names[DEPTH];
+    struct kvi_index *ix;
+
+    (void)state;
+    assert_int_equal(kvi_create(NULL, &ix), 0);
+    assert_int_equal(kvi_set_alone(ix, who, true), 0);
+    for (uint32_t i = 0; i < 4; i++) {
+        const struct kvi_window window = {.group = i, .window = 9, .need = 2, .stride = 1};
+
+        assert_int_equal(kvi_set_window(ix, who, &window), i);
+    }
+    for (uint64_t round = 0; round < 20; round++) {
+        make_blocks(blocks, names, prompt, 1000 * round, DEPTH);
+        for (uint32_t i = 0; i < 4; i++) {
+            assert_int_equal(kvi_window_place(ix, who, KV_TIER_DEVICE, i, NULL, blocks, DEPTH), 0);
+            assert_int_equal(kvi_window_add(ix, who, KV_TIER_DEVICE, i, 0, true, names, DEPTH), 0);
+        }
+        assert_int_equal(reach_of(ix, prompt, DEPTH, KV_TIER_DEVICE), DEPTH);
+        for (uint32_t i = 0; i < 3; i++)
+            assert_int_equal(kvi_window_take(ix, who, KV_TIER_DEVICE, i, 0, names, NULL, DEPTH),
+                             DEPTH);
+        /* The last window still has them: others find their places by name. */
+        for (uint32_t i = 0; i < 4 && round % 2 == 0; i++)
+            assert_int_equal(kvi_window_add(ix, who, KV_TIER_HOST, i, 0, true, names, DEPTH), 0);
+        assert_int_equal(kvi_window_take(ix, who, KV_TIER_DEVICE, 3, 0, names, NULL, DEPTH), DEPTH);
+        assert_int_equal(reach_of(ix, prompt, DEPTH, KV_TIER_HOST), round % 2 ? 0 : DEPTH);
+        assert_null(kvi_check(ix));
+        for (uint32_t i = 0; i < 4 && round % 2 == 0; i++)
+            assert_int_equal(kvi_window_take(ix, who, KV_TIER_HOST, i, 0, names, NULL, DEPTH),
+                             DEPTH);
+        assert_null(kvi_check(ix));
+        assert_int_equal(places_of(ix), 0);
+    }
+    kvi_destroy(ix);
+}
+
+/* Observe a holder with windows as another call would. */
+static void look(struct kvi_index *ix, const uint64_t *prompt, size_t n, uint64_t ret[4])
+{
+    struct kvi_holder_info info = {0};
+
+    (void)kvi_get_holder(ix, who, &info);
+    ret[0] = info.blocks;
+    ret[1] = info.copies;
+    ret[2] = reach_of(ix, prompt, n, KV_TIER_DEVICE);
+    ret[3] = info.tier_blocks[KV_TIER_DEVICE];
+}
+
+/* A store that fails for want of memory changed nothing; one that succeeds is whole, or its windows make
+ * matches shorter until the next store. */
+static void test_stores_without_memory(void **state)
+{
+    struct kv_block blocks[DEPTH];
+    uint64_t prompt[DEPTH], names[DEPTH], before[4], after[4];
+    long failures = 0, lagging = 0;
+
+    (void)state;
+    make_blocks(blocks, names, prompt, 0, DEPTH);
+    for (long at = 1;; at++) {
+        struct kvi_stored stored = {0};
+        struct kvi_index *ix;
+        bool failed;
+        int rc;
+
+        assert_int_equal(kvi_create(NULL, &ix), 0);
+        for (uint32_t i = 0; i < N_WINDOWS; i++) {
+            assert_int_equal(kvi_set_window(ix, who, &descriptions[i]), i);
+            assert_int_equal(kvi_window_add(ix, who, KV_TIER_DEVICE, i, 0, true, names, DEPTH), 0);
+        }
+        assert_int_equal(kvi_add(ix, who, KV_TIER_DEVICE, 0, NULL, blocks, 8, NULL), 0);
+        look(ix, prompt, DEPTH, before);
+        kvi_mem_fail_at(at);
+        rc = kvi_add(ix, who, KV_TIER_DEVICE, 0, NULL, blocks, DEPTH, &stored);
+        failed = kvi_mem_failed();
+        kvi_mem_fail_at(0);
+        look(ix, prompt, DEPTH, after);
+        assert_null(kvi_check(ix));
+        if (rc) {
+            assert_int_equal(rc, -ENOMEM);
+            assert_memory_equal(after, before, sizeof(after));
+            failures++;
+        } else {
+            assert_int_equal(after[0], DEPTH);
+            assert_true(after[2] == DEPTH || stored.lagging);
+            lagging += stored.lagging > 0;
+            assert_int_equal(kvi_add(ix, who, KV_TIER_HOST, 0, NULL, blocks, 1, &stored), 0);
+            assert_int_equal(stored.lagging, 0);
+            assert_int_equal(reach_of(ix, prompt, DEPTH, KV_TIER_DEVICE), DEPTH);
+        }
+        kvi_destroy(ix);
+        if (!failed)
+            break;
+    }
+    print_message("%ld failures, %ld lagged\n", failures, lagging);
+    assert_true(failures > 0 && lagging > 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_random_histories),
         cmocka_unit_test(test_alone),
         cmocka_unit_test(test_alone_in_a_second_tier),
+        cmocka_unit_test(test_alone_leaves_no_places),
+        cmocka_unit_test(test_stores_without_memory),
         cmocka_unit_test(test_removed_runs_leave_nothing),
         cmocka_unit_test(test_removals_that_join_chains),
         cmocka_unit_test(test_doubt_takes_single_blocks),

@@ -12,7 +12,7 @@
 
 /* -- recovery ---------------------------------------------------------------------------------- */
 
-/* What @from's reader remembers, as a dump tells it. */
+/* Give @to the state of @from's reader, as a dump tells it. */
 static inline void replica_read(struct follower *to, const struct follower *from)
 {
     struct kve_reader *copy = kve_reader_copy(from->applier.reader), *told;
