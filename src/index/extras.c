@@ -314,13 +314,27 @@ static int set_copies(struct kvi_index *index, const struct kvi_extra *extra)
     return rc;
 }
 
-/* Park a block as it was elsewhere, whether its parent is here or not. One that is in the tree was there
- * when the dump came by: the stream says what became of it. */
+/* Store a parked block whose parent was in the tree when the dump came by. */
+static int attach(struct kvi_index *index, const struct kvi_extra *extra)
+{
+    const struct kv_block block = {extra->hash, extra->tokens_hash};
+    int rc = 0;
+
+    for (uint32_t t = 0; t < KV_N_TIERS && !rc; t++)
+        if (extra->tiers >> t & 1)
+            rc = kvi_store(index, extra->holder, (enum kv_tier)t, &extra->parent, &block, 1, NULL);
+    return rc;
+}
+
+/* Park a block as it was elsewhere. One that is in the tree was there when the dump came by: the stream says
+ * what became of it. */
 static int park(struct kvi_index *index, const struct kvi_extra *extra)
 {
     const struct kv_block block = {extra->hash, extra->tokens_hash};
     struct kvi_holder *holder;
     struct kvi_parked *parked;
+    struct kvi_place place;
+    bool attaches = false;
     int rc = kvi_begin(index, extra->holder, &holder);
 
     if (!rc) {
@@ -328,10 +342,12 @@ static int park(struct kvi_index *index, const struct kvi_extra *extra)
         if (parked)
             parked->mask |= extra->tiers;
         else if (!kvi_tiers_of(index, holder, extra->hash))
+            attaches = kvi_locate(index, holder, extra->parent, &place, NULL);
+        if (!parked && !attaches && !kvi_tiers_of(index, holder, extra->hash))
             (void)kvi_park(index, holder, extra->parent, block, extra->tiers);
     }
     kvi_unlock(index);
-    return rc;
+    return attaches ? attach(index, extra) : rc;
 }
 
 int kvi_restore_extra(struct kvi_index *index, const struct kvi_extra *extra)

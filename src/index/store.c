@@ -566,10 +566,25 @@ int kvi_store_places(struct kvi_index *ix, struct kvi_holder *part, bool keeps,
     return store_any(&store, part->key, parent);
 }
 
+/* Whether a store that was refused, and did nothing, may be tried again: the holder's windows had places
+ * of blocks that it has forgotten. */
+static bool makes_room(struct kvi_store *store)
+{
+    struct kvi_stored *stored = &store->stored;
+
+    if (!store->holder || stored->added + stored->duplicate + stored->parked ||
+        !kvi_parts_sweep(store->ix, store->holder))
+        return false;
+    kvi_count(&store->ix->n_refused, (uint64_t)-1);
+    store->holder->n_refused--;
+    return true;
+}
+
 static int store_call(struct kvi_store *store, struct kv_holder key, const uint64_t *parent,
                       struct kvi_stored *ret)
 {
     struct kvi_index *ix = store->ix;
+    struct kvi_store fresh;
     int rc;
 
     if ((unsigned)store->tier >= KV_N_TIERS || (store->n && !store->blocks) ||
@@ -578,7 +593,12 @@ static int store_call(struct kvi_store *store, struct kv_holder key, const uint6
     kvi_lock(ix);
     store->scratch = ix->scratch;
     store->keeps = store->tier != KV_TIER_DEVICE;
+    fresh = *store;
     rc = store_any(store, key, parent);
+    if (rc == -ENOSPC && makes_room(store)) {
+        *store = fresh;
+        rc = store_any(store, key, parent);
+    }
     if (!rc && store->n && store->holder && kvi_windows_of(store->holder))
         store->stored.lagging =
             kvi_parts_store(ix, store->holder, store->keeps, parent, store->blocks, store->n);

@@ -181,6 +181,7 @@ struct kvi_holder {
     uint32_t lag_wait,
         lag_left;            /* of a part that is lagging: stores until it tries to learn again */
     bool lagging;            /* a part that lacks blocks of its main holder */
+    uint64_t swept_to;       /* of a part: its size when it was last swept */
     const void *clearing;    /* the call that empties it, slice by slice; its other writers wait */
     _Atomic bool windowed;   /* it has windows, or is a part */
     _Atomic bool hidden;     /* from lookups, while a large tree of it goes from below: clear.c */

@@ -8,7 +8,8 @@
 #include "index/kids.h"
 #include "index/store.h"
 
-#define MAX_LAG_WAIT (1u << 20) /* stores */
+#define MAX_LAG_WAIT (1u << 12) /* stores */
+#define MIN_SWEEP 256u          /* blocks */
 
 /* -- descriptions ------------------------------------------------------------------------------ */
 
@@ -196,6 +197,7 @@ static int copy_places(struct kvi_index *ix, const struct kvi_holder *holder,
                        struct kvi_holder *part)
 {
     struct chains chains = {.ix = ix, .holder = holder->id};
+    struct kvi_place place;
     uint32_t at = holder->oldest;
     int rc = 0;
 
@@ -209,9 +211,10 @@ static int copy_places(struct kvi_index *ix, const struct kvi_holder *holder,
     for (size_t i = 0; i < holder->n_parked; i++) {
         struct kvi_parked parked = ix->parking.items[at];
 
-        if (!kvi_is_placeless(holder, &parked))
-            (void)kvi_park(ix, part, parked.parent, (struct kv_block){parked.hash, parked.local},
-                           1u << KVI_PLACED);
+        const struct kv_block block = {parked.hash, parked.local};
+
+        if (!kvi_is_placeless(holder, &parked) && !kvi_locate(ix, part, parked.hash, &place, NULL))
+            (void)kvi_store_places(ix, part, false, &parked.parent, &block, 1);
         at = ix->parking.items[at].newer;
     }
     return chains.failed ? -ENOMEM : rc;
@@ -236,6 +239,47 @@ static const struct kvi_holder *knows_places(const struct kvi_holder *holder)
     return best ? best : holder;
 }
 
+/* Places without blocks of the holder go: of before its main group was known, or of blocks that it forgot
+ * for a limit. */
+static void forget_places(struct kvi_index *ix, const struct kvi_holder *holder,
+                          struct kvi_holder *part)
+{
+    uint64_t *names = NULL;
+    size_t n = kvi_list_names(ix, part, &names);
+
+    kvi_settle(ix); /* the queue of dirty chains is of one holder at a time */
+    while (n--)
+        if (!kvi_tiers_of(ix, holder, names[n]))
+            (void)kvi_take_one(ix, part, KVI_PLACED, 0, names[n], 0);
+    kvi_mem_free(&ix->mem, names);
+    kvi_settle(ix);
+    part->swept_to = part_size(part) + part->n_parked;
+}
+
+/* Where the part has become twice as large since it was last swept, it may be of such places. */
+static bool needs_sweep(const struct kvi_holder *part)
+{
+    return part_size(part) + part->n_parked > 2 * part->swept_to + MIN_SWEEP;
+}
+
+bool kvi_parts_sweep(struct kvi_index *ix, const struct kvi_holder *holder)
+{
+    const struct kvi_windows *windows = kvi_windows_of(holder);
+    struct kvi_holder *part;
+    bool freed = false;
+
+    KVI_EACH_PART(windows && !windows->alone ? windows : NULL, part)
+    {
+        uint64_t before = part_size(part);
+
+        if (before + part->n_parked <= part->swept_to)
+            continue;
+        forget_places(ix, holder, part);
+        freed |= part_size(part) < before;
+    }
+    return freed;
+}
+
 /* The part lacks blocks of its holder. It learns all of them with a later store; how many stores that
  * has to wait for doubles as long as it fails. */
 static void lag(struct kvi_holder *part)
@@ -243,6 +287,12 @@ static void lag(struct kvi_holder *part)
     part->lag_wait = part->lagging ? KV_MIN(2 * part->lag_wait + 1, MAX_LAG_WAIT) : 0;
     part->lag_left = part->lag_wait;
     part->lagging = true;
+}
+
+/* Whether a part that lags, and may have been full, has room again. */
+static bool has_shrunk(const struct kvi_holder *part)
+{
+    return part->swept_to && 2 * (part_size(part) + part->n_parked) < part->swept_to;
 }
 
 /* The holder has stored blocks; a part that lags learns them with all others when it is time. */
@@ -253,10 +303,12 @@ static void store_in_part(struct kvi_index *ix, struct kvi_holder *holder, struc
     int rc;
 
     part->max_blocks = part_limit(holder);
-    if (part->lagging && part->lag_left) {
+    if (part->lagging && part->lag_left && !has_shrunk(part)) {
         part->lag_left--;
         return;
     }
+    if (!kvi_windows_of(holder)->alone && (part->lagging || needs_sweep(part)))
+        forget_places(ix, holder, part);
     if (part->lagging)
         rc = copy_places(ix, knows_places(holder), part);
     else
@@ -475,19 +527,6 @@ long kvi_window_take(struct kvi_index *index, struct kv_holder key, enum kv_tier
 
 /* -- how lookups of a holder go ---------------------------------------------------------------- */
 
-/* Places without blocks, of before the main group was known, go. */
-static void forget_places(struct kvi_index *ix, const struct kvi_holder *holder,
-                          struct kvi_holder *part)
-{
-    uint64_t *names = NULL;
-    size_t n = kvi_list_names(ix, part, &names);
-
-    while (n--)
-        if (!kvi_tiers_of(ix, holder, names[n]))
-            (void)kvi_take_one(ix, part, KVI_PLACED, 0, names[n], 0);
-    kvi_mem_free(&ix->mem, names);
-}
-
 static int set_rule(struct kvi_index *ix, struct kvi_holder *holder, bool alone, bool drops)
 {
     struct kvi_windows *windows = kvi_windows_of(holder);
@@ -506,7 +545,6 @@ static int set_rule(struct kvi_index *ix, struct kvi_holder *holder, bool alone,
     KVI_EACH_PART(has_main ? windows : NULL, part)
     {
         forget_places(ix, holder, part);
-        kvi_settle(ix);
     }
     return 0;
 }

@@ -68,6 +68,9 @@ static inline bool kvi_is_placeless(const struct kvi_holder *holder,
  * lag behind. */
 size_t kvi_parts_store(struct kvi_index *ix, struct kvi_holder *holder, bool keeps,
                        const uint64_t *parent, const struct kv_block *blocks, size_t n);
+/** Remove from the parts places of blocks that @holder has forgotten for a limit, if any may have come.
+ * Returns whether that made room. */
+bool kvi_parts_sweep(struct kvi_index *ix, const struct kvi_holder *holder);
 /** @holder, which has windows, hasn't the block any more. */
 void kvi_parts_lose(struct kvi_index *ix, struct kvi_holder *holder, uint64_t hash);
 /** Free the parts of a holder, which hold nothing, and its windows. */
