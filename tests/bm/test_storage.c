@@ -812,11 +812,13 @@ static void count(void *arg)
 
 static void *register_many(void *arg)
 {
+    static _Atomic int n_threads;
     struct kvbm_storage *storage = arg;
+    int thread = n_threads++; /* a later thread may have the stack of one that has ended */
     char name[32];
 
     for (int i = 0; i < 200; i++) {
-        snprintf(name, sizeof(name), "%p-%d", (void *)name, i);
+        snprintf(name, sizeof(name), "%d-%d", thread, i);
         if (kvbm_storage_register(storage, name, count, name) ||
             kvbm_storage_registration(storage, name) != name ||
             kvbm_storage_register(storage, "everybody's", count, NULL) == -ENOMEM ||
