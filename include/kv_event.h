@@ -96,6 +96,8 @@ struct kve_op {
     /* KVE_OP_CLEAR: bit 1 << tier of each tier to empty. With source 0 the publisher's WINDOW
      * sources are emptied as well, other owners' sources are not. */
     uint32_t tiers;
+    /* KVE_OP_CLEAR: may have been about the device alone. Tiers are those of a connector's pool. */
+    bool unsure;
     bool placed; /* KVE_OP_STORE: some block is hashed with kve_mm_placed identities */
     /* KVE_OP_REMOVE: for each hash, the copies that source and tier still have. NULL when the event
      * doesn't tell. */

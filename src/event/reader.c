@@ -88,6 +88,8 @@ void kve_reader_reset(struct kve_reader *reader)
     kve_sources_reset(&reader->sources);
     kve_salts_reset(&reader->salts);
     reader->saw_salt = reader->saw_adapter = reader->saw_objects = false;
+    reader->pool_tiers = 0;
+    reader->saw_offload = false;
 }
 
 int kve_reader_source(const struct kve_reader *reader, uint32_t i, struct kve_source *ret)
@@ -132,6 +134,8 @@ static void start_batch(struct kve_reader *reader)
     give_back(&reader->unique.slots, &reader->unique.capacity, 2 * reader->n_blocks,
               sizeof(*reader->unique.slots));
     reader->n_ops = reader->n_blocks = scratch->n_hashes = 0;
+    reader->n_clears = 0;
+    reader->pool_began = false;
 }
 
 /* The current event's hashes; none were ever there when it is NULL. */
@@ -187,6 +191,31 @@ static void note_medium(struct kve_reader *reader, struct kv_str medium, enum kv
         reader->engine_tiers |= 1u << tier;
 }
 
+/*
+ * Note whose pool announces a vLLM tier. SimpleCPUOffloadConnector has a block pool like the
+ * device's below it, and calls its blocks LOCAL; other connectors say nothing of their CPU tier.
+ * vLLM puts the connector's events behind all those of the device into a batch.
+ */
+static void note_pool(struct kve_reader *reader, const struct kve_raw_event *ev, enum kv_tier tier)
+{
+    if (tier == KV_TIER_DEVICE) {
+        for (size_t i = 0; reader->n_clears > 1 && i < reader->n_ops; i++) {
+            if (reader->ops[i].type != KVE_OP_CLEAR || !reader->ops[i].unsure)
+                continue;
+            reader->ops[i].tiers = 1u << KV_TIER_DEVICE | reader->engine_tiers;
+            reader->ops[i].unsure = false;
+        }
+        reader->n_clears = 0;
+        reader->pool_began = false;
+    } else if (is_vllm_tier(ev->medium) && !ev->ownership.len) {
+        if (str_is(ev->locality, "LOCAL"))
+            reader->pool_tiers |= 1u << tier;
+        else
+            reader->saw_offload = true;
+        reader->pool_began = true;
+    }
+}
+
 /* Rules that stored and removed events share: source and tier. Returns 0 or KVE_SKIP_RC(...). */
 static int common_rules(struct kve_reader *reader, const struct kve_raw_event *ev,
                         struct kve_op *op)
@@ -205,6 +234,7 @@ static int common_rules(struct kve_reader *reader, const struct kve_raw_event *e
         return KVE_SKIP_RC(MEDIUM);
     if (!source)
         note_medium(reader, ev->medium, (enum kv_tier)tier);
+    note_pool(reader, ev, (enum kv_tier)tier);
     op->source = (uint32_t)source;
     op->tier = (enum kv_tier)tier;
     return 0;
@@ -505,6 +535,21 @@ static int add_removed(struct kve_reader *reader, const struct kve_raw_event *ev
     return add_hashes_op(reader, op, ev->n_hashes);
 }
 
+/*
+ * Whether a clear is the pool's below the device. Behind an event of that pool in the same batch it
+ * is. Of several clears in a row the first is the device's; the others may be either's, and
+ * *@ret_unsure is set: then the pool's blocks are forgotten rather than claimed.
+ */
+static bool is_pool_clear(struct kve_reader *reader, bool *ret_unsure)
+{
+    if (!reader->pool_tiers || reader->saw_offload)
+        return false;
+    if (reader->pool_began)
+        return true;
+    *ret_unsure = ++reader->n_clears > 1;
+    return *ret_unsure;
+}
+
 /* Add a clear: of all tiers for another owner, of the tiers that its engine means for the
  * publisher. */
 static int add_cleared(struct kve_reader *reader, const struct kve_raw_event *ev, struct kve_op *op)
@@ -516,7 +561,9 @@ static int add_cleared(struct kve_reader *reader, const struct kve_raw_event *ev
     op->type = KVE_OP_CLEAR;
     op->source = (uint32_t)source;
     op->tiers = source ? (1u << KV_N_TIERS) - 1 : 1u << KV_TIER_DEVICE | reader->engine_tiers;
-    if (!source)
+    if (!source && is_pool_clear(reader, &op->unsure))
+        op->tiers = reader->pool_tiers;
+    else if (!source)
         kve_salts_clear(&reader->salts, op->rank, op->tiers == (1u << KV_N_TIERS) - 1);
     return add_op(reader, op, 0);
 }

@@ -25,12 +25,17 @@ struct kve_reader {
     size_t n_blocks, blocks_capacity;
     uint32_t *remaining; /* beside scratch.hashes, of the removals that say so */
     size_t remaining_capacity;
+    /* Of the batch, since its last event of the device: see pool_clear. */
+    uint32_t n_clears;
+    bool pool_began;
 
     /* From here on: remembered between batches. A replica has to know it as well (reader_state.c). */
     struct kve_sources sources;
     bool ignore_mm_keys, ignore_mm_offsets;
     bool saw_salt, saw_adapter, saw_objects; /* since the last reset */
     uint32_t engine_tiers; /* bit per tier that the publisher clears together with its device */
+    uint32_t pool_tiers;   /* bit per tier in which a connector has a block pool of its own */
+    bool saw_offload;      /* a lower tier that is no such pool */
     struct kve_salts salts;
 };
 

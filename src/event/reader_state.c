@@ -23,6 +23,8 @@ struct kve_reader *kve_reader_copy(const struct kve_reader *reader)
     copy->saw_adapter = reader->saw_adapter;
     copy->saw_objects = reader->saw_objects;
     copy->engine_tiers = reader->engine_tiers;
+    copy->pool_tiers = reader->pool_tiers;
+    copy->saw_offload = reader->saw_offload;
     copy->salts = reader->salts;
     if (reader->salts.capacity) {
         size_t bytes = reader->salts.capacity * sizeof(*reader->salts.slots);
@@ -47,6 +49,8 @@ void kve_reader_take_over(struct kve_reader *reader, struct kve_reader *from)
     reader->saw_adapter = from->saw_adapter;
     reader->saw_objects = from->saw_objects;
     reader->engine_tiers = from->engine_tiers;
+    reader->pool_tiers = from->pool_tiers;
+    reader->saw_offload = from->saw_offload;
     reader->salts = from->salts;
     reader->salts.limit = limit;
     kve_salts_init(&from->salts, from->salts.limit);
@@ -112,6 +116,8 @@ void kve_reader_write(const struct kve_reader *reader, struct kv_json_writer *w)
     kv_json_member_bool(w, "saw_adapter", reader->saw_adapter);
     kv_json_member_bool(w, "saw_objects", reader->saw_objects);
     kv_json_member_u64(w, "engine_tiers", reader->engine_tiers);
+    kv_json_member_u64(w, "pool_tiers", reader->pool_tiers);
+    kv_json_member_bool(w, "saw_offload", reader->saw_offload);
 }
 
 static void write_salt(const struct kve_salt_entry *entry, bool lower, struct kv_json_writer *w)
@@ -265,6 +271,7 @@ static bool read_flag(struct kve_reader *reader, struct kv_json *json, struct kv
                : kv_str_eq(key, "saw_salt")    ? &reader->saw_salt
                : kv_str_eq(key, "saw_adapter") ? &reader->saw_adapter
                : kv_str_eq(key, "saw_objects") ? &reader->saw_objects
+               : kv_str_eq(key, "saw_offload") ? &reader->saw_offload
                                                : NULL;
 
     if (to)
@@ -288,6 +295,8 @@ bool kve_reader_read(struct kve_reader *reader, struct kv_json *json, struct kv_
             read_salt(&reader->salts, json);
     } else if (kv_str_eq(key, "engine_tiers")) {
         reader->engine_tiers = (uint32_t)kv_json_u64(json, (1u << KV_N_TIERS) - 1);
+    } else if (kv_str_eq(key, "pool_tiers")) {
+        reader->pool_tiers = (uint32_t)kv_json_u64(json, (1u << KV_N_TIERS) - 1);
     } else {
         return read_flag(reader, json, key);
     }

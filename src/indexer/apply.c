@@ -354,6 +354,14 @@ static int apply_window(struct ki_applier *a, struct kvi_index *index, const str
     }
 }
 
+static void clear_unsure(struct ki_applier *a, uint32_t rank)
+{
+    if (a->n_ranks == 1)
+        ki_unsure_clear(&a->unsure);
+    else
+        ki_unsure_clear_rank(&a->unsure, rank);
+}
+
 /* An owner's clear empties its copies of windows, too. */
 static int clear_op(struct ki_applier *a, struct kvi_index *index, struct kv_holder holder,
                     const struct kve_op *op)
@@ -399,8 +407,10 @@ static int apply_op(struct ki_applier *a, struct kvi_index *index, const struct 
         break;
     case KVE_OP_CLEAR:
         rc = clear_op(a, index, holder, op);
+        if (!op->source && !(op->tiers & 1u << KV_TIER_DEVICE))
+            a->lost_tiers = op->unsure;
         if (op->source == 0 && op->tiers & 1u << KV_TIER_DEVICE)
-            ki_unsure_clear_rank(&a->unsure, op->rank);
+            clear_unsure(a, op->rank);
         ki_event_counts_clear(&a->counts);
         break;
     }
@@ -466,6 +476,8 @@ enum ki_applied ki_applier_put(struct ki_applier *a, struct kvi_index *index, co
         else if (op->type == KVE_OP_CLEAR && a->n_ranks == 1 && is_empty(a, index, op->rank))
             result = KI_APPLIED_CLEARED;
     }
+    a->unsure.lost |=
+        a->has_windows && a->unsure.n_open && !kve_reader_has_main(a->reader, a->ranks[0]);
     if (a->reports.misjudged) { /* until the stream is read from its beginning again */
         a->reports.misjudged = false;
         result = KI_APPLIED_PART;
@@ -500,6 +512,7 @@ void ki_applier_purge(struct ki_applier *a, struct kvi_index *index, bool restar
     a->overlaps = false;
     a->has_windows &= !restarted;
     ki_unsure_clear(&a->unsure);
+    a->lost_tiers = false;
     a->reports.suspects = a->reports.misjudged = false;
     for (uint32_t i = 0; i < a->n_ranks; i++) {
         struct kv_holder holder = {.worker = a->instance, .rank = a->ranks[i]};

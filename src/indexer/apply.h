@@ -44,6 +44,7 @@ struct ki_applier {
     } last;
     struct ki_reports reports; /* of held blocks, which look like new copies */
     struct ki_unsure unsure;   /* copies that these may have been */
+    bool lost_tiers;           /* blocks of lower tiers were forgotten, which the engine may have */
     uint64_t forms;            /* KI_FORM of each form in which its blocks were hashed */
     struct ki_apply_stats stats;
     struct ki_event_counts counts; /* of the batch being applied */
@@ -61,7 +62,7 @@ bool ki_applier_note_rank(struct ki_applier *a, uint32_t rank);
 /** Whether answers may be wrong because the events don't tell everything. */
 static inline bool ki_applier_is_unsure(const struct ki_applier *a)
 {
-    return a->habits.silent_windows || ki_unsure_is_partial(&a->unsure);
+    return a->habits.silent_windows || a->lost_tiers || ki_unsure_is_partial(&a->unsure);
 }
 
 /** The same for a replica that goes on with a dump, which doesn't tell possible copies. */

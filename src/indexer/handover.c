@@ -56,6 +56,7 @@ int ki_handover_take(struct ki_listener *l, struct ki_handover **ret)
         h.sequence = l->stream.position;
         h.timestamp = l->stream.timestamp;
         h.has_windows = l->applier.has_windows;
+        h.has_reports = l->applier.reports.seen;
         h.reader = l->applier.reader;
         rc = ki_handover_copy(&h, ret);
     }
@@ -68,6 +69,7 @@ void ki_handover_give(struct ki_handover *h, struct ki_listener *l)
     pthread_mutex_lock(&l->lock);
     if (!l->started && l->stream.seeded && l->stream.position == h->sequence) {
         l->applier.has_windows = h->has_windows;
+        l->applier.reports.seen = h->has_reports;
         kve_reader_take_over(l->applier.reader, h->reader);
     }
     pthread_mutex_unlock(&l->lock);
@@ -82,6 +84,7 @@ void ki_handover_write(const struct ki_handover *h, struct kv_json_writer *w)
     kv_json_member_u64(w, "seq", h->sequence);
     kv_json_member_double(w, "timestamp", h->timestamp);
     kv_json_member_bool(w, "has_windows", h->has_windows);
+    kv_json_member_bool(w, "has_reports", h->has_reports);
     kve_reader_write(h->reader, w);
 }
 
@@ -101,6 +104,8 @@ void ki_handover_read(struct ki_handover *h, struct kv_json *json)
             h->timestamp = kv_json_null(json) ? 0 : kv_json_double(json);
         else if (kv_str_eq(key, "has_windows"))
             h->has_windows = kv_json_bool(json);
+        else if (kv_str_eq(key, "has_reports"))
+            h->has_reports = kv_json_bool(json);
         else if (!kve_reader_read(h->reader, json, key))
             kv_json_skip(json);
     }

@@ -18,6 +18,7 @@ struct ki_handover {
     uint64_t sequence; /* of the last batch applied */
     double timestamp;
     bool has_windows;          /* see struct ki_applier */
+    bool has_reports;          /* the stream has shown one */
     struct kve_reader *reader; /* a copy: event/reader_state.h */
 };
 

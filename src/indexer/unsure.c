@@ -78,7 +78,7 @@ static struct ki_unsure_entry *add(struct ki_unsure *u, uint32_t rank, unsigned 
     struct ki_unsure_entry *e;
 
     if (u->n == KI_MAX_UNSURE || !grow(u)) {
-        u->overflowed = true;
+        u->lost = true;
         return NULL;
     }
     e = probe(u, rank, group, hash);

@@ -11,6 +11,10 @@
  * - else the entry is open: the index drops the block, and the stream's view is partial until the
  *   engine stores the block again, stores a child of it, removes its last possible copy or clears.
  *
+ * A window of a model without a main group also tells the places of blocks. A block that leaves it in
+ * doubt takes its place along, and what the engine stores below finds none: then the view stays
+ * partial.
+ *
  * Caller-locked.
  */
 #ifndef KV_INDEXER_UNSURE_H
@@ -41,7 +45,7 @@ struct ki_unsure_entry {
 struct ki_unsure {
     struct ki_unsure_entry *items; /* open addressing */
     size_t n, capacity, n_open;
-    bool overflowed;
+    bool lost; /* entries, or places of blocks: partial until a clear */
 };
 
 void ki_unsure_fini(struct ki_unsure *u);
@@ -53,7 +57,7 @@ void ki_unsure_clear(struct ki_unsure *u);
 /** Whether answers may lack a block that the engine has. */
 static inline bool ki_unsure_is_partial(const struct ki_unsure *u)
 {
-    return u->n_open || u->overflowed;
+    return u->n_open || u->lost;
 }
 
 /** The entry of a block, or NULL. Valid until the next call that notes or drops one. */

@@ -703,6 +703,55 @@ static void test_clears(void **state)
     expect_clear(0, DEVICE | HOST);
 }
 
+/* SimpleCPUOffloadConnector: a pool below the device that is reset with an event of the same form. */
+static void test_clears_of_a_pool(void **state)
+{
+    enum { DEVICE = 1 << KV_TIER_DEVICE, HOST = 1 << KV_TIER_HOST };
+    static const char local[] = ", 'medium': 'CPU', 'locality': 'LOCAL'}";
+    static const struct {
+        const char *before, *after;
+        uint32_t tiers[2];
+        bool unsure;
+    } cases[] = {
+        {"", "", {DEVICE, HOST}, true},       {"", "cpu", {DEVICE, HOST}, true},
+        {"", "gpu", {DEVICE, DEVICE}, false}, {"cpu", "", {HOST, HOST}, false},
+        {"gpu", "", {DEVICE, HOST}, true},
+    };
+
+    (void)state;
+    event("%s%s", MAP_1, local);
+    event("['AllBlocksCleared']");
+    expect_clear(0, DEVICE);
+    for (size_t i = 0; i < KV_COUNT(cases); i++) {
+        const struct kve_op *op;
+        char text[4096];
+        int n = 0;
+
+        n += snprintf(text, sizeof(text), "[1.5, [");
+        if (cases[i].before[0])
+            n += snprintf(text + n, sizeof(text) - (size_t)n, "%s%s, ", MAP_1,
+                          cases[i].before[0] == 'c' ? local : "}");
+        n += snprintf(text + n, sizeof(text) - (size_t)n,
+                      "['AllBlocksCleared'], ['AllBlocksCleared']");
+        if (cases[i].after[0])
+            n += snprintf(text + n, sizeof(text) - (size_t)n, ", %s%s", MAP_1,
+                          cases[i].after[0] == 'c' ? local : "}");
+        snprintf(text + n, sizeof(text) - (size_t)n, "], 0]");
+        assert_int_equal(decode(text), 0);
+        op = batch.ops + (cases[i].before[0] != 0);
+        for (int k = 0; k < 2; k++) {
+            assert_int_equal(op[k].type, KVE_OP_CLEAR);
+            assert_int_equal(op[k].tiers, cases[i].tiers[k]);
+        }
+        assert_int_equal(op[1].unsure, cases[i].unsure);
+        assert_false(op[0].unsure);
+    }
+    /* Another connector's tier says nothing of where it is. */
+    event("%s, 'medium': 'CPU'}", MAP_1);
+    assert_int_equal(decode("[1.5, [['AllBlocksCleared'], ['AllBlocksCleared']], 0]"), 0);
+    assert_int_equal(batch.ops[1].tiers, DEVICE);
+}
+
 static void test_remaining_copies(void **state)
 {
     const struct kve_op *op;
@@ -906,6 +955,7 @@ int main(void)
         T(test_owners_are_apart),
         T(test_too_many_owners),
         T(test_clears),
+        T(test_clears_of_a_pool),
         T(test_remaining_copies),
         T(test_lookahead),
         T(test_groups_are_learned_per_rank),

@@ -65,7 +65,8 @@ static void step(struct run *run)
     } else if (what < 99 || unit_below(run->random, 4)) {
         vllm_finish(v, r);
     } else {
-        vllm_reset(v);
+        for (uint64_t n = 1 + (unit_below(run->random, 4) == 0); n > 0; n--)
+            vllm_reset(v, unit_below(run->random, 2));
     }
 }
 
@@ -204,6 +205,8 @@ static void run_reports(const char *what, const struct vllm_opts *opts, unsigned
         full.report_all = i & 2;
         tally = run_histories(what, &full);
         assert_in_range(tally.unsure * 100, 0, tally.asked * max_partial);
+        if (opts->n_groups == 1 && opts->groups[0].kind == VLLM_FULL && !opts->eagle_drop)
+            assert_int_equal(tally.unsure_over, 0);
     }
 }
 
@@ -302,6 +305,14 @@ static void test_restart_with_other_groups(void **state)
     follow_fini(&run.f);
 }
 
+/* SimpleCPUOffloadConnector: two clears in a row are of the device and the host, or both of the device. */
+static void test_offload_to_a_pool(void **state)
+{
+    (void)state;
+    run_histories("offload to a pool",
+                  &(struct vllm_opts){FULL, .host_blocks = 30, .host_pool = true});
+}
+
 static void test_offload(void **state)
 {
     (void)state;
@@ -327,6 +338,7 @@ int main(void)
         cmocka_unit_test(test_second_full_group),
         cmocka_unit_test(test_restart_with_other_groups),
         cmocka_unit_test(test_offload),
+        cmocka_unit_test(test_offload_to_a_pool),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -13,11 +13,11 @@ struct follower {
     struct ki_lookup lookup;
     uint32_t block_size;
     size_t asked, over, under;
-    size_t unsure, unsure_under; /* asked while the view was partial; of these short */
-    bool unshown;                /* the engine sends reports, which nobody told us */
-    size_t unshown_wrong;        /* before the stream has shown one */
-    bool keeps;                  /* batches, to read them again when the view becomes partial */
-    struct kv_buf past;          /* length and payload of each */
+    size_t unsure, unsure_under, unsure_over; /* asked while the view was partial; of these wrong */
+    bool unshown;                             /* the engine sends reports, which nobody told us */
+    size_t unshown_wrong;                     /* before the stream has shown one */
+    bool keeps;         /* batches, to read them again when the view becomes partial */
+    struct kv_buf past; /* length and payload of each */
     size_t healed;
 };
 
@@ -123,13 +123,14 @@ static inline void follow_compare(struct follower *f, const struct prompt *p, en
         f->unshown_wrong += claimed != truth;
         return;
     }
-    f->over += claimed > truth;
-    if (ki_applier_is_unsure(&f->applier)) { /* partial: an answer may be short */
+    if (ki_applier_is_unsure(&f->applier)) {
         f->unsure++;
         f->unsure_under += claimed < truth;
-    } else {
-        f->under += claimed < truth;
+        f->unsure_over += claimed > truth;
+        return;
     }
+    f->over += claimed > truth;
+    f->under += claimed < truth;
 }
 
 /* Add the tally of one history to that of all. */
@@ -140,6 +141,7 @@ static inline void follow_tally(struct follower *all, const struct follower *f)
     all->under += f->under;
     all->unsure += f->unsure;
     all->unsure_under += f->unsure_under;
+    all->unsure_over += f->unsure_over;
     all->unshown_wrong += f->unshown_wrong;
     all->healed += f->healed;
 }
@@ -148,7 +150,8 @@ static inline void follow_report(const struct follower *f, const char *what)
 {
     print_message("%-24s %6zu asked, %zu over, %zu under", what, f->asked, f->over, f->under);
     if (f->unsure)
-        print_message("; %zu while partial, %zu of them under", f->unsure, f->unsure_under);
+        print_message("; %zu while partial, %zu of them over, %zu under", f->unsure, f->unsure_over,
+                      f->unsure_under);
     if (f->unshown_wrong)
         print_message("; %zu wrong before the first report was seen", f->unshown_wrong);
     print_message("\n");

@@ -47,6 +47,7 @@ struct vllm_opts {
     uint16_t host_blocks;         /* of an offloading tier; 0: none */
     bool host_placeholders;       /* its events carry no tokens */
     bool host_owner;              /* a secondary tier's copies are announced beside it */
+    bool host_pool;               /* a block pool of its own, which resets like the device's */
 };
 
 struct vllm_block {
@@ -248,8 +249,11 @@ static inline void vllm_removed(struct vllm *v, uint64_t hash, unsigned group, c
                                 const char *owner)
 {
     struct kv_buf *out = &v->events;
+    bool local = v->opts.host_pool && strcmp(medium, "CPU") == 0;
 
-    kv_msgpack_put_map(out, owner ? 5 : 4);
+    kv_msgpack_put_map(out, 4 + (owner != NULL) + local);
+    if (local)
+        vllm_put_optional(out, "locality", "LOCAL");
     kv_msgpack_put_str(out, "type");
     kv_msgpack_put_str(out, "BlockRemoved");
     vllm_put_hashes(out, &hash, 1);
@@ -303,7 +307,9 @@ static inline void vllm_host_stored(struct vllm *v, const struct prompt *p, cons
     bool tokens = !v->opts.host_placeholders && v->opts.groups[group].kind == VLLM_FULL;
     struct kv_buf *out = &v->events;
 
-    kv_msgpack_put_map(out, owner ? 10 : 9);
+    kv_msgpack_put_map(out, 9 + (owner != NULL) + v->opts.host_pool);
+    if (v->opts.host_pool)
+        vllm_put_optional(out, "locality", "LOCAL");
     kv_msgpack_put_str(out, "type");
     kv_msgpack_put_str(out, "BlockStored");
     vllm_put_hashes(out, hashes + block, 1);
@@ -658,8 +664,19 @@ static inline void vllm_offload_request(struct vllm *v, const struct vllm_reques
     }
 }
 
-/* reset_prefix_cache: the pool forgets everything, the tiers below nothing. Only while idle. */
-static inline void vllm_reset(struct vllm *v)
+static inline void vllm_cleared(struct vllm *v)
+{
+    kv_msgpack_put_map(&v->events, 1);
+    kv_msgpack_put_str(&v->events, "type");
+    kv_msgpack_put_str(&v->events, "AllBlocksCleared");
+    v->n_events++;
+}
+
+/*
+ * reset_prefix_cache: the pool forgets everything, the tiers below nothing. Only while idle. With
+ * reset_connector (@host) the pool of the host forgets everything, too.
+ */
+static inline void vllm_reset(struct vllm *v, bool host)
 {
     for (size_t i = 0; i < VLLM_MAX_REQUESTS; i++) {
         if (v->requests[i].used)
@@ -667,10 +684,11 @@ static inline void vllm_reset(struct vllm *v)
     }
     for (uint16_t i = 0; i < v->opts.n_blocks; i++)
         v->blocks[i].hash = 0;
-    kv_msgpack_put_map(&v->events, 1);
-    kv_msgpack_put_str(&v->events, "type");
-    kv_msgpack_put_str(&v->events, "AllBlocksCleared");
-    v->n_events++;
+    vllm_cleared(v);
+    if (host && v->opts.host_pool) {
+        v->host.n = 0;
+        vllm_cleared(v);
+    }
 }
 
 #endif

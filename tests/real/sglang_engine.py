@@ -14,6 +14,8 @@ use("sglang-0.5.23")
 
 import torch  # noqa: E402
 from sglang.srt.disaggregation.kv_events import KVEventBatch, ZmqEventPublisher  # noqa: E402
+from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator  # noqa: E402
+from sglang.srt.mem_cache.base_swa_memory_pool import BaseSWAKVPool  # noqa: E402
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, MatchPrefixParams  # noqa: E402
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams  # noqa: E402
 from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey  # noqa: E402
@@ -39,6 +41,7 @@ class Option:
     dynamo_format: bool = False
     resets: bool = False
     host_rows: int = 0  # rows of host memory (HiCache); 0: none
+    window: int = 0  # tokens of a sliding window beside full attention, of pages of one token; 0: none
     names: tuple = (Names(),)
     register: tuple = ()
 
@@ -66,6 +69,32 @@ class Rows:
     free_segment = free
 
 
+class WindowMemory(BaseSWAKVPool):
+    """The memory of a hybrid model, without any: it knows which row of the window belongs to which row."""
+    swa_kv_pool = full_kv_pool = None
+
+    def __init__(self):
+        self.full_to_swa_index_mapping = None
+
+    def register_mapping(self, full_to_swa_index_mapping):
+        self.full_to_swa_index_mapping = full_to_swa_index_mapping
+
+    def translate_loc_from_full_to_swa(self, kv_indices):
+        return self.full_to_swa_index_mapping[kv_indices]
+
+
+WindowMemory.__abstractmethods__ = frozenset()
+
+
+class WindowRows(SWATokenToKVPoolAllocator):
+    """SGLang's own allocator of a hybrid model, half as many rows in the window."""
+
+    def __init__(self, count):
+        super().__init__(count, count // 2, 1, torch.float32, "cpu", WindowMemory(), False)
+
+    available, take = SWATokenToKVPoolAllocator.available_size, SWATokenToKVPoolAllocator.alloc
+
+
 class HostMemory:
     """HiCache's controller without copies: writes to host memory are done at once, as far as there is room."""
 
@@ -87,7 +116,7 @@ class Engine:
 
     def __init__(self, option, rng):
         self.option, self.rng = option, rng
-        self.rows = Rows(option.rows)
+        self.rows = WindowRows(option.rows) if option.window else Rows(option.rows)
         parameters = CacheInitParams(
             disable=False, req_to_token_pool=None, token_to_kv_pool_allocator=self.rows, page_size=option.page,
             is_eagle=option.eagle, enable_kv_cache_events=True, dynamo_kv_event_format=option.dynamo_format)
@@ -95,6 +124,9 @@ class Engine:
             self.tree = RadixCache(parameters)
         else:
             parameters.tree_components, parameters.tree_core_backend = (ComponentType.FULL,), option.tree
+            if option.window:
+                parameters.tree_components += (ComponentType.SWA,)
+                parameters.sliding_window_size = option.window
             self.tree = UnifiedRadixCache(parameters)
         if option.host_rows:
             self.tree.cache_controller = HostMemory(option.host_rows)
@@ -135,7 +167,7 @@ class Engine:
         """A finished request's tokens go into the tree; duplicate rows are given back, as the scheduler does."""
         missing = len(tokens) - self.rows.available()
         if missing > 0:
-            self.tree.evict(EvictParams(num_tokens=missing))
+            self.tree.evict(EvictParams(num_tokens=missing, swa_num_tokens=missing if self.option.window else 0))
         if len(tokens) > self.rows.available():
             return
         values = self.rows.take(len(tokens))
@@ -158,7 +190,9 @@ class Engine:
             self.tree.unlock(self.held.pop(rng.randrange(len(self.held))))
         elif dice < 0.98:
             pages = rng.randint(1, 12)
-            self.tree.evict(EvictParams(num_tokens=pages * self.option.page))
+            tokens = pages * self.option.page
+            self.tree.evict(EvictParams(swa_num_tokens=tokens) if self.option.window and rng.random() < 0.7
+                            else EvictParams(num_tokens=tokens))
             self.story.append(f"evict {pages} pages")
         elif self.option.resets:
             while self.held:
