@@ -447,7 +447,7 @@ static int read_words(struct kv_args_run *run, int argc, char **argv, struct kv_
 int kv_args_parse(const struct kv_args_program *program, int argc, char **argv, void *values,
                   struct kv_arg_list *rest, struct kv_error *error)
 {
-    KV_AUTO(kv_autofree) uint8_t *source = calloc(program->n_args + 1, sizeof(*source));
+    uint8_t *source = calloc(program->n_args + 1, sizeof(*source));
     struct kv_args_run run = {program, values, source};
     const char *config = NULL;
     int rc = source ? 0 : -ENOMEM;
@@ -462,5 +462,6 @@ int kv_args_parse(const struct kv_args_program *program, int argc, char **argv, 
         rc = read_words(&run, argc, argv, rest, error);
     if (rc == 0)
         warn_of_unknown_variables(program);
+    free(source);
     return rc;
 }

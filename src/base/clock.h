@@ -9,12 +9,24 @@
 #define KV_NS_PER_MS UINT64_C(1000000)
 #define KV_NS_PER_S UINT64_C(1000000000)
 
+/** Time @ns of any clock as system calls take it, and back. */
+static inline struct timespec kv_timespec(uint64_t ns)
+{
+    return (struct timespec){.tv_sec = (time_t)(ns / KV_NS_PER_S),
+                             .tv_nsec = (long)(ns % KV_NS_PER_S)};
+}
+
+static inline uint64_t kv_timespec_ns(const struct timespec *ts)
+{
+    return (uint64_t)ts->tv_sec * KV_NS_PER_S + (uint64_t)ts->tv_nsec;
+}
+
 static inline uint64_t kv_clock_ns_(clockid_t clock)
 {
     struct timespec ts;
 
     clock_gettime(clock, &ts);
-    return (uint64_t)ts.tv_sec * KV_NS_PER_S + (uint64_t)ts.tv_nsec;
+    return kv_timespec_ns(&ts);
 }
 
 /** Monotonic time. */

@@ -7,8 +7,7 @@
  * struct kv_error when its caller shows it to a person; everybody above just hands the value on.
  *
  * Cleanup: constructors with several resources use one `goto fail` exit that calls the destructor
- * (destructors cope with half-built objects). Short functions with temporaries use KV_AUTO. Never
- * both in one function.
+ * (destructors cope with half-built objects).
  */
 #ifndef KV_BASE_ERROR_H
 #define KV_BASE_ERROR_H
@@ -23,6 +22,7 @@
 #define KV_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
 #define KV_LIKELY(x) __builtin_expect(!!(x), 1)
 #define KV_UNLIKELY(x) __builtin_expect(!!(x), 0)
+/* The smaller and the larger one of two values; each may be evaluated twice. */
 #define KV_MIN(a, b) ((a) < (b) ? (a) : (b))
 #define KV_MAX(a, b) ((a) > (b) ? (a) : (b))
 #define KV_COUNT(array) (sizeof(array) / sizeof((array)[0]))
@@ -37,9 +37,6 @@ struct kv_error {
 /** Fill @error (may be NULL) and return @code, so that `return kv_fail(...)` reads well. */
 int kv_fail(struct kv_error *error, int code, size_t offset, const char *fmt, ...) KV_PRINTF(4, 5);
 
-/** Runs fn(&variable) when the variable leaves its scope. */
-#define KV_AUTO(fn) __attribute__((cleanup(fn)))
-
 /** Hands a pointer on and forgets it. */
 #define KV_STEAL(p)                     \
     __extension__({                     \
@@ -47,14 +44,6 @@ int kv_fail(struct kv_error *error, int code, size_t offset, const char *fmt, ..
         (p) = NULL;                     \
         kv_stolen_;                     \
     })
-
-static inline void kv_autofree(void *variable)
-{
-    void *memory;
-
-    memcpy(&memory, variable, sizeof(memory));
-    free(memory);
-}
 
 /**
  * The options pattern: structs that start with `size_t size`. KV_OPT reads a field of a caller who

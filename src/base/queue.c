@@ -5,6 +5,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/thread.h"
 
 struct kv_queue {
     pthread_mutex_t lock;
@@ -17,7 +18,6 @@ struct kv_queue {
 
 int kv_queue_create(size_t element_bytes, size_t capacity, struct kv_queue **ret)
 {
-    pthread_condattr_t attr;
     struct kv_queue *queue;
 
     if (element_bytes == 0 || capacity == 0 || capacity > SIZE_MAX / element_bytes)
@@ -33,10 +33,7 @@ int kv_queue_create(size_t element_bytes, size_t capacity, struct kv_queue **ret
     queue->element_bytes = element_bytes;
     queue->capacity = capacity;
     pthread_mutex_init(&queue->lock, NULL);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&queue->not_empty, &attr);
-    pthread_condattr_destroy(&attr);
+    kv_cond_init(&queue->not_empty);
     *ret = queue;
     return 0;
 }
@@ -74,14 +71,11 @@ int kv_queue_push(struct kv_queue *queue, const void *element)
 /* Waits, with the lock held, until there is an element or a reason to give up. */
 static int wait_not_empty(struct kv_queue *queue, uint64_t deadline_ns)
 {
-    struct timespec until = {(time_t)(deadline_ns / KV_NS_PER_S),
-                             (long)(deadline_ns % KV_NS_PER_S)};
-
     while (queue->len == 0) {
         if (queue->closed)
             return -EPIPE;
         if (deadline_ns == 0 ||
-            pthread_cond_timedwait(&queue->not_empty, &queue->lock, &until) == ETIMEDOUT)
+            kv_cond_wait_until(&queue->not_empty, &queue->lock, deadline_ns) == -ETIMEDOUT)
             return queue->len ? 0 : -ETIMEDOUT;
     }
     return 0;

@@ -53,7 +53,6 @@ struct kv_resolver {
 int kv_resolver_create(const struct kv_resolver_opts *opts, struct kv_resolver **ret)
 {
     struct kv_resolver *r = calloc(1, sizeof(*r));
-    pthread_condattr_t attr;
 
     if (!r)
         return -ENOMEM;
@@ -65,11 +64,8 @@ int kv_resolver_create(const struct kv_resolver_opts *opts, struct kv_resolver *
     r->opts.failed_ms = r->opts.failed_ms ? r->opts.failed_ms : 1000;
     r->opts.lookup = r->opts.lookup ? r->opts.lookup : kv_lookup_system;
     pthread_mutex_init(&r->lock, NULL);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&r->work, &attr);
-    pthread_cond_init(&r->done, &attr);
-    pthread_condattr_destroy(&attr);
+    kv_cond_init(&r->work);
+    kv_cond_init(&r->done);
     TAILQ_INIT(&r->age);
     TAILQ_INIT(&r->queues[0]);
     TAILQ_INIT(&r->queues[1]);
@@ -174,7 +170,6 @@ static void *resolve_main(void *arg)
     pthread_mutex_lock(&r->lock);
     while (!r->stop) {
         struct name *name = next_name(r);
-        struct timespec until;
 
         if (name) {
             look_up(r, name);
@@ -183,10 +178,9 @@ static void *resolve_main(void *arg)
         }
         if (idle_for_long)
             break;
-        clock_gettime(CLOCK_MONOTONIC, &until);
-        until.tv_sec += IDLE_S;
         r->n_idle++;
-        idle_for_long = pthread_cond_timedwait(&r->work, &r->lock, &until) == ETIMEDOUT;
+        idle_for_long = kv_cond_wait_until(&r->work, &r->lock,
+                                           kv_now_ns() + IDLE_S * KV_NS_PER_S) == -ETIMEDOUT;
         r->n_idle--;
     }
     r->n_threads--;
@@ -370,14 +364,12 @@ int kv_resolver_wait(struct kv_resolver *resolver, const char *host, uint64_t ma
         /* A lookup's own deadline passes without a signal. */
         uint64_t until_ns =
             KV_MIN(deadline_ns, kv_now_ns() + resolver->opts.deadline_ms * KV_NS_PER_MS);
-        const struct timespec until = {.tv_sec = (time_t)(until_ns / KV_NS_PER_S),
-                                       .tv_nsec = (long)(until_ns % KV_NS_PER_S)};
 
         if (kv_now_ns() >= deadline_ns) {
             rc = -ETIMEDOUT;
             break;
         }
-        pthread_cond_timedwait(&resolver->done, &resolver->lock, &until);
+        kv_cond_wait_until(&resolver->done, &resolver->lock, until_ns);
     }
     pthread_mutex_unlock(&resolver->lock);
     return rc;

@@ -2,11 +2,11 @@
 #include "base/thread.h"
 
 #include <signal.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 
 struct start {
@@ -49,6 +49,26 @@ int kv_thread_start(pthread_t *ret, const char *name, void *(*fn)(void *), void 
     }
     *ret = thread;
     return 0;
+}
+
+int kv_cond_init(pthread_cond_t *cond)
+{
+    pthread_condattr_t attr;
+    int rc = pthread_condattr_init(&attr);
+
+    if (rc != 0)
+        return -rc;
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    rc = pthread_cond_init(cond, &attr);
+    pthread_condattr_destroy(&attr);
+    return -rc;
+}
+
+int kv_cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t deadline_ns)
+{
+    const struct timespec until = kv_timespec(deadline_ns);
+
+    return -pthread_cond_timedwait(cond, lock, &until);
 }
 
 int kv_wake_open(struct kv_wake *wake)

@@ -1,16 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-/** Named threads, and an eventfd to stop or wake them. */
+/** Named threads, condition variables with deadlines, and an eventfd to stop or wake threads. */
 #ifndef KV_BASE_THREAD_H
 #define KV_BASE_THREAD_H
 
 #include <pthread.h>
 #include <stdbool.h>
+#include <stdint.h>
 
 /**
  * Start a thread called @name (15 characters at most are kept), all signals blocked in it.
  * Returns 0 or a negative errno. Every thread is joined by its owner with pthread_join.
  */
 int kv_thread_start(pthread_t *ret, const char *name, void *(*fn)(void *), void *arg);
+
+/** Initialize @cond for kv_cond_wait_until. Returns 0 or a negative errno. */
+int kv_cond_init(pthread_cond_t *cond);
+/**
+ * Wait, with @lock held, for a signal or until @deadline_ns (kv_now_ns). Returns 0 or -ETIMEDOUT; 0
+ * also for no reason, as pthread_cond_wait.
+ */
+int kv_cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t deadline_ns);
 
 /** A wake-up that can be polled. */
 struct kv_wake {

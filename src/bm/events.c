@@ -198,9 +198,8 @@ static void wait_for_batch(struct kvbm_events *events)
         pthread_cond_wait(&events->work, &events->lock);
     while (!events->stop && !events->hurry && !is_due(events)) {
         uint64_t due = events->filling.since_ns + events->window_ns;
-        struct timespec at = {(time_t)(due / KV_NS_PER_S), (long)(due % KV_NS_PER_S)};
 
-        if (pthread_cond_timedwait(&events->work, &events->lock, &at) == ETIMEDOUT)
+        if (kv_cond_wait_until(&events->work, &events->lock, due) == -ETIMEDOUT)
             return;
     }
 }
@@ -263,7 +262,6 @@ static void events_free(struct kvbm_events *events)
 int kvbm_events_create(const struct kvbm_events_opts *opts, struct kvbm_events **ret)
 {
     struct kvbm_events *events;
-    pthread_condattr_t attr;
     int err = -ENOMEM;
 
     if (!ret || !kv_sized_or_null(opts, "kvbm_events_opts") ||
@@ -277,11 +275,8 @@ int kvbm_events_create(const struct kvbm_events_opts *opts, struct kvbm_events *
     events->queue_bytes = KV_OPT(opts, queue_bytes, (uint64_t)16 << 20);
     pthread_mutex_init(&events->lock, NULL);
     pthread_mutex_init(&events->sinks_lock, NULL);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&events->work, &attr);
-    pthread_cond_init(&events->idle, &attr);
-    pthread_condattr_destroy(&attr);
+    kv_cond_init(&events->work);
+    kv_cond_init(&events->idle);
     events->batch = calloc(events->max_batch, sizeof(*events->batch));
     events->scoped = calloc(events->max_batch, sizeof(*events->scoped));
     if (!events->batch || !events->scoped)
@@ -388,7 +383,6 @@ int kvbm_events_remove_sink(struct kvbm_events *events, int id)
 int kvbm_events_flush(struct kvbm_events *events, uint32_t timeout_ms)
 {
     uint64_t due = kv_now_ns() + timeout_ms * KV_NS_PER_MS;
-    struct timespec at = {(time_t)(due / KV_NS_PER_S), (long)(due % KV_NS_PER_S)};
     uint64_t up_to;
     int err = 0;
 
@@ -401,8 +395,7 @@ int kvbm_events_flush(struct kvbm_events *events, uint32_t timeout_ms)
     while (events->delivered < up_to && err == 0) {
         events->hurry = true;
         pthread_cond_signal(&events->work);
-        err =
-            pthread_cond_timedwait(&events->idle, &events->lock, &at) == ETIMEDOUT ? -ETIMEDOUT : 0;
+        err = kv_cond_wait_until(&events->idle, &events->lock, due);
     }
     if (events->delivered >= up_to)
         err = 0;

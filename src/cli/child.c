@@ -163,14 +163,12 @@ static bool reap(struct kc_child *child, int flags)
 
 static int wait_for_url(struct kc_child *child, const char *path, struct kv_error *error)
 {
-    struct timespec deadline;
+    uint64_t deadline_ns = kv_now_ns() + START_MS * KV_NS_PER_MS;
     int rc = 0;
 
-    clock_gettime(CLOCK_REALTIME, &deadline);
-    deadline.tv_sec += START_MS / 1000;
     pthread_mutex_lock(&child->lock);
     while (!child->url[0] && !child->log_ended && rc == 0)
-        rc = pthread_cond_timedwait(&child->changed, &child->lock, &deadline);
+        rc = kv_cond_wait_until(&child->changed, &child->lock, deadline_ns);
     rc = child->url[0]
              ? 0
              : kv_fail(error, -ETIMEDOUT, 0, "%s did not start listening; its log ends: %.*s", path,
@@ -189,7 +187,7 @@ int kc_child_start(const char *path, struct kc_child **ret, struct kv_error *err
     if (!child)
         return kv_fail(error, -ENOMEM, 0, "out of memory");
     pthread_mutex_init(&child->lock, NULL);
-    pthread_cond_init(&child->changed, NULL);
+    kv_cond_init(&child->changed);
     child->log_fd = -1;
     if (!path) {
         find_indexer(found, sizeof(found));

@@ -196,7 +196,6 @@ int kve_publisher_lost(struct kve_publisher *publisher, uint64_t n)
 int kve_publisher_flush(struct kve_publisher *publisher, uint32_t timeout_ms)
 {
     uint64_t deadline = kv_now_ns() + timeout_ms * KV_NS_PER_MS, target;
-    struct timespec until = {(time_t)(deadline / KV_NS_PER_S), (long)(deadline % KV_NS_PER_S)};
     bool wake;
     int rc = 0;
 
@@ -206,8 +205,8 @@ int kve_publisher_flush(struct kve_publisher *publisher, uint32_t timeout_ms)
     publisher->sleeping = false;
     if (wake)
         kv_wake_signal(&publisher->wake);
-    while (publisher->sent < target && rc != ETIMEDOUT)
-        rc = pthread_cond_timedwait(&publisher->sent_more, &publisher->lock, &until);
+    while (publisher->sent < target && rc != -ETIMEDOUT)
+        rc = kv_cond_wait_until(&publisher->sent_more, &publisher->lock, deadline);
     rc = publisher->sent < target ? -ETIMEDOUT : 0;
     pthread_mutex_unlock(&publisher->lock);
     return rc;
@@ -470,7 +469,6 @@ static int open_sockets(struct kve_publisher *p, const struct kve_publisher_opts
 static struct kve_publisher *allocate(const struct kve_publisher_opts *opts)
 {
     struct kve_publisher *p = calloc(1, sizeof(*p));
-    pthread_condattr_t attr;
 
     if (!p)
         return NULL;
@@ -484,10 +482,7 @@ static struct kve_publisher *allocate(const struct kve_publisher_opts *opts)
     p->sequence = KV_OPT(opts, first_sequence, 0);
     p->pending.events.limit = p->taken.events.limit = MAX_QUEUE_BYTES;
     pthread_mutex_init(&p->lock, NULL);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&p->sent_more, &attr);
-    pthread_condattr_destroy(&attr);
+    kv_cond_init(&p->sent_more);
     return p;
 }
 

@@ -51,7 +51,7 @@ struct kvs_file_table {
 
 static int64_t ns_of(const struct timespec *t)
 {
-    return (int64_t)t->tv_sec * (int64_t)KV_NS_PER_S + t->tv_nsec;
+    return (int64_t)kv_timespec_ns(t);
 }
 
 struct kvs_file_seen kvs_file_see(const struct stat *st)

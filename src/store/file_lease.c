@@ -30,11 +30,8 @@ static int64_t now_ns(void)
 
 static int set_time(int dir, const char *name, int64_t ns)
 {
-    struct timespec times[2];
+    const struct timespec at = kv_timespec((uint64_t)ns), times[2] = {at, at};
 
-    times[0].tv_sec = (time_t)(ns / (int64_t)KV_NS_PER_S);
-    times[0].tv_nsec = (long)(ns % (int64_t)KV_NS_PER_S);
-    times[1] = times[0];
     return utimensat(dir, name, times, AT_SYMLINK_NOFOLLOW) < 0 ? -errno : 0;
 }
 

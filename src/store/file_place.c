@@ -292,7 +292,7 @@ static void note_use(const kv_store_v1 *h, struct kvs_file_pending *e, const cha
         e->sure = fstatat(fan, hex, &st, AT_SYMLINK_NOFOLLOW) == 0;
         e->seen = kvs_file_see(&st);
     }
-    e->seen.mtime_ns = (int64_t)times[0].tv_sec * (int64_t)KV_NS_PER_S + times[0].tv_nsec;
+    e->seen.mtime_ns = (int64_t)kv_timespec_ns(&times[0]);
 }
 
 int kvs_file_place(kv_store_v1 *h, struct kvs_file_pending *e)

@@ -182,7 +182,7 @@ void kvbm_disk_finish(struct kvbm_disk *disk, struct kvbm_disk_op *op, int statu
 static bool wait_for_work(struct kvbm_disk *disk, struct kvbm_disk_list *arrived,
                           struct kvbm_aio_req **ended, bool *sweep)
 {
-    struct timespec until;
+    uint64_t until_ns;
 
     pthread_mutex_lock(&disk->lock);
     while (!disk->arrived.first && !disk->ended && !disk->sweep && !(disk->stop && !disk->works)) {
@@ -190,11 +190,8 @@ static bool wait_for_work(struct kvbm_disk *disk, struct kvbm_disk_list *arrived
             pthread_cond_wait(&disk->wake, &disk->lock);
             continue;
         }
-        clock_gettime(CLOCK_MONOTONIC, &until);
-        until.tv_nsec += LOOK_AT_DEADLINES_MS * (long)KV_NS_PER_MS;
-        until.tv_sec += until.tv_nsec / (long)KV_NS_PER_S;
-        until.tv_nsec %= (long)KV_NS_PER_S;
-        if (pthread_cond_timedwait(&disk->wake, &disk->lock, &until) == ETIMEDOUT)
+        until_ns = kv_now_ns() + LOOK_AT_DEADLINES_MS * KV_NS_PER_MS;
+        if (kv_cond_wait_until(&disk->wake, &disk->lock, until_ns) == -ETIMEDOUT)
             disk->sweep = true;
     }
     *arrived = disk->arrived;
@@ -510,12 +507,8 @@ static int open_parts(struct kvbm_disk *disk, const struct kvbm_disk_opts *opts)
 
 static void init_wake(struct kvbm_disk *disk)
 {
-    pthread_condattr_t attr;
 
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&disk->wake, &attr);
-    pthread_condattr_destroy(&attr);
+    kv_cond_init(&disk->wake);
     pthread_mutex_init(&disk->lock, NULL);
     pthread_mutex_init(&disk->image_lock, NULL);
 }

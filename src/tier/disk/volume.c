@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "base/beneath.h"
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/room.h"
@@ -420,10 +421,7 @@ static bool any_there(const struct kvbm_disk *disk)
  * later. */
 static uint64_t now_us(void)
 {
-    struct timespec now;
-
-    clock_gettime(CLOCK_REALTIME, &now);
-    return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
+    return kv_wall_ns() / 1000;
 }
 
 int kvbm_disk_volumes_open(struct kvbm_disk *disk, const struct kvbm_disk_opts *opts)

@@ -119,16 +119,12 @@ static int copy_strings(struct kvbm_manager *m)
 static struct kvbm_manager *manager_new(void)
 {
     struct kvbm_manager *m = calloc(1, sizeof(*m));
-    pthread_condattr_t attr;
 
     if (!m)
         return NULL;
     pthread_mutex_init(&m->lock, NULL);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&m->work, &attr);
-    pthread_cond_init(&m->changed, &attr);
-    pthread_condattr_destroy(&attr);
+    kv_cond_init(&m->work);
+    kv_cond_init(&m->changed);
     m->jobs.done_wake.fd = -1;
     m->jobs.done_tail = &m->jobs.done;
     m->mover.inbox_tail = &m->mover.inbox;

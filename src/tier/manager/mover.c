@@ -52,7 +52,6 @@ static void wait_for_work(struct kvbm_manager *m)
 {
     uint64_t deadline = KV_MIN(kvbm_pin_late(m), kvbm_job_late(m));
     bool again = stalled(m); /* also what these have begun */
-    struct timespec until;
 
     if (m->mover.inbox) /* of those that were late */
         return;
@@ -62,8 +61,7 @@ static void wait_for_work(struct kvbm_manager *m)
         pthread_cond_wait(&m->work, &m->lock);
         return;
     }
-    until = (struct timespec){(time_t)(deadline / KV_NS_PER_S), (long)(deadline % KV_NS_PER_S)};
-    if (pthread_cond_timedwait(&m->work, &m->lock, &until) == ETIMEDOUT && again)
+    if (kv_cond_wait_until(&m->work, &m->lock, deadline) == -ETIMEDOUT && again)
         try_again(m);
 }
 
@@ -96,10 +94,7 @@ static void *mover(void *arg)
 
 int kvbm_manager_wait_change(struct kvbm_manager *m, uint64_t deadline_ns)
 {
-    struct timespec until = {(time_t)(deadline_ns / KV_NS_PER_S),
-                             (long)(deadline_ns % KV_NS_PER_S)};
-
-    return -pthread_cond_timedwait(&m->changed, &m->lock, &until);
+    return kv_cond_wait_until(&m->changed, &m->lock, deadline_ns);
 }
 
 void kvbm_waiter_leaves(struct kvbm_manager *m)

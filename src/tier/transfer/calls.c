@@ -212,8 +212,6 @@ int kvbm_copier_wait(struct kvbm_copier *copier, uint64_t id, uint32_t timeout_m
                      struct kvbm_done *ret)
 {
     uint64_t until = kv_now_ns() + timeout_ms * KV_NS_PER_MS;
-    struct timespec ts = {.tv_sec = (time_t)(until / KV_NS_PER_S),
-                          .tv_nsec = (long)(until % KV_NS_PER_S)};
     struct kvbm_done done;
     int err, rc = 0;
 
@@ -225,7 +223,7 @@ int kvbm_copier_wait(struct kvbm_copier *copier, uint64_t id, uint32_t timeout_m
     if (err == -EAGAIN) { /* not of one that has a callback, which would be called here */
         tier_help_locked(copier, id, until);
         while ((err = try_take(copier, id, &done)) == -EAGAIN && rc == 0)
-            rc = pthread_cond_timedwait(&copier->told, &copier->lock, &ts);
+            rc = kv_cond_wait_until(&copier->told, &copier->lock, until);
     }
     copier->n_waiters--;
     if (copier->stopping && !copier->n_waiters)

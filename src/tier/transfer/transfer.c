@@ -105,10 +105,8 @@ void tier_rearm(struct kvbm_copier *copier)
     uint64_t at = next_look(copier);
     struct itimerspec when = {0};
 
-    if (at < (uint64_t)INT64_MAX) { /* zero would disarm */
-        when.it_value.tv_sec = (time_t)(at / KV_NS_PER_S);
-        when.it_value.tv_nsec = (long)(at % KV_NS_PER_S + (at == 0));
-    }
+    if (at < (uint64_t)INT64_MAX)
+        when.it_value = kv_timespec(KV_MAX(at, 1)); /* zero would disarm */
     timerfd_settime(copier->timer, TFD_TIMER_ABSTIME, &when, NULL);
 }
 
@@ -207,19 +205,6 @@ int tier_lane_open(struct kvbm_copier *copier, const struct tier_job *job)
 
 /* ---- creating ---- */
 
-static int init_cond(pthread_cond_t *cond)
-{
-    pthread_condattr_t attr;
-    int rc = pthread_condattr_init(&attr);
-
-    if (rc != 0)
-        return -rc;
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    rc = pthread_cond_init(cond, &attr);
-    pthread_condattr_destroy(&attr);
-    return -rc;
-}
-
 static int init_tables(struct kvbm_copier *copier)
 {
     int err = 0;
@@ -313,8 +298,8 @@ static int make(const struct kvbm_copier_opts *opts, struct kvbm_copier **ret)
     pthread_mutex_init(&copier->lock, NULL);
     pthread_mutex_init(&copier->open_lock, NULL);
     for (int lane = 0; lane < TIER_LANES; lane++)
-        init_cond(&copier->work[lane]);
-    init_cond(&copier->told);
+        kv_cond_init(&copier->work[lane]);
+    kv_cond_init(&copier->told);
     *ret = copier;
     return 0;
 }
@@ -407,8 +392,6 @@ static void release(struct kvbm_copier *copier)
 int kvbm_copier_stop(struct kvbm_copier *copier, uint32_t timeout_ms)
 {
     uint64_t until = kv_now_ns() + timeout_ms * KV_NS_PER_MS;
-    const struct timespec ts = {.tv_sec = (time_t)(until / KV_NS_PER_S),
-                                .tv_nsec = (long)(until % KV_NS_PER_S)};
     int rc = 0;
 
     if (!copier)
@@ -418,7 +401,7 @@ int kvbm_copier_stop(struct kvbm_copier *copier, uint32_t timeout_ms)
     stop_jobs(copier);
     pthread_mutex_lock(&copier->lock);
     while (!tier_is_quiet(copier) && rc == 0)
-        rc = pthread_cond_timedwait(&copier->told, &copier->lock, &ts);
+        rc = kv_cond_wait_until(&copier->told, &copier->lock, until);
     rc = tier_is_quiet(copier) ? 0 : -ETIMEDOUT;
     pthread_mutex_unlock(&copier->lock);
     return rc;
