@@ -3,7 +3,7 @@
 # the caller is not root. Usage: tools/setup.sh [TARGET], or --compilers: those of ./dev matrix that exist here
 set -eu
 
-build='build-essential cmake pkg-config libzmq3-dev libmicrohttpd-dev libgnutls28-dev libcurl4-openssl-dev libsystemd-dev libxxhash-dev libcmocka-dev libzstd-dev libssl-dev liburing-dev'
+build='build-essential cmake pkg-config libzmq3-dev libmicrohttpd-dev libgnutls28-dev libcurl4-openssl-dev libexpat1-dev libsystemd-dev libxxhash-dev libcmocka-dev libzstd-dev libssl-dev liburing-dev'
 test='clang libclang-rt-dev python3 python3-zmq python3-msgpack curl openssl procps iproute2 redis-tools python3-swift xfsprogs btrfs-progs quota util-linux e2fsprogs mount'
 check='clang-format clang-tidy cppcheck shellcheck git python3'
 bench='wrk fio'

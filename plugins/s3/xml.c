@@ -3,276 +3,168 @@
 
 #include <ctype.h>
 #include <errno.h>
+#include <expat.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-void s3_xml_init(struct s3_xml *xml, const void *data, size_t len)
+enum { MAX_DEPTH = 16 };
+
+/* -- a walk over a document -------------------------------------------------------------------- */
+
+/* Calls @closed at the end of each element, with its text when no element is within. */
+struct walk {
+    const char *root_wanted; /* NULL: any */
+    int (*closed)(struct walk *walk, const char *name, const char *text);
+    XML_Parser parser;
+    size_t depth; /* 1: the root element */
+    int error;    /* the first one */
+    char root[32];
+    bool leaf, cut;  /* no element within so far; its text didn't fit */
+    size_t text_len; /* of the element opened last */
+    char text[sizeof(((struct s3_listed *)0)->key)];
+};
+
+static void stop(struct walk *walk, int error)
 {
-    memset(xml, 0, sizeof(*xml));
-    xml->p = data ? data : "";
-    xml->end = xml->p + (data ? len : 0);
+    if (!walk->error)
+        walk->error = error;
+    XML_StopParser(walk->parser, XML_FALSE);
 }
 
-static bool starts(const struct s3_xml *xml, const char *text)
+static const char *local_name(const char *name)
 {
-    size_t len = strlen(text);
+    const char *colon = strrchr(name, ':');
 
-    return (size_t)(xml->end - xml->p) >= len && memcmp(xml->p, text, len) == 0;
+    return colon ? colon + 1 : name;
 }
 
-/* Behind the next @text; NULL when there is none. */
-static const char *behind(const struct s3_xml *xml, const char *text)
+static void XMLCALL on_open(void *arg, const char *name, const char **attributes)
 {
-    const char *found = memmem(xml->p, (size_t)(xml->end - xml->p), text, strlen(text));
+    struct walk *walk = arg;
 
-    return found ? found + strlen(text) : NULL;
+    (void)attributes;
+    walk->leaf = true;
+    walk->cut = false;
+    walk->text_len = 0;
+    if (++walk->depth > MAX_DEPTH)
+        stop(walk, -EPROTO);
+    if (walk->depth > 1)
+        return;
+    snprintf(walk->root, sizeof(walk->root), "%s", local_name(name));
+    if (walk->root_wanted && strcmp(walk->root, walk->root_wanted) != 0)
+        stop(walk, -EPROTO);
 }
 
-static bool is_space(char c)
+static void XMLCALL on_text(void *arg, const char *text, int len)
 {
-    return c == ' ' || c == '\t' || c == '\r' || c == '\n';
+    struct walk *walk = arg;
+    size_t room = sizeof(walk->text) - 1 - walk->text_len, n = (size_t)len;
+
+    if (!walk->leaf)
+        return;
+    walk->cut |= n > room;
+    n = n > room ? room : n;
+    memcpy(walk->text + walk->text_len, text, n);
+    walk->text_len += n;
 }
 
-static int close_element(struct s3_xml *xml, struct s3_xml_event *ret)
+static void XMLCALL on_close(void *arg, const char *name)
 {
-    xml->depth--;
-    ret->kind = S3_XML_CLOSE;
-    ret->p = xml->open[xml->depth].p;
-    ret->len = xml->open[xml->depth].len;
-    return 0;
-}
-
-/* The name at xml->p, without a namespace; moves behind it. */
-static int take_name(struct s3_xml *xml, const char **ret, size_t *ret_len)
-{
-    const char *start = xml->p;
-
-    for (; xml->p < xml->end && !is_space(*xml->p) && *xml->p != '>' && *xml->p != '/'; xml->p++)
-        if (*xml->p == ':')
-            start = xml->p + 1;
-        else if (*xml->p == '<' || *xml->p == '&' || *xml->p == '=')
-            return -EPROTO;
-    if (xml->p == start)
-        return -EPROTO;
-    *ret = start;
-    *ret_len = (size_t)(xml->p - start);
-    return 0;
-}
-
-/* From behind an element's name to behind its '>'; attributes are passed over. */
-static int pass_attributes(struct s3_xml *xml, bool *ret_empty)
-{
-    char quote = 0;
-
-    for (; xml->p < xml->end; xml->p++) {
-        char c = *xml->p;
-
-        if (quote) {
-            quote = c == quote ? 0 : quote;
-        } else if (c == '"' || c == '\'') {
-            quote = c;
-        } else if (c == '<') {
-            return -EPROTO;
-        } else if (c == '>') {
-            *ret_empty = xml->p[-1] == '/';
-            xml->p++;
-            return 0;
-        }
-    }
-    return -EPROTO;
-}
-
-static int take_tag(struct s3_xml *xml, struct s3_xml_event *ret)
-{
-    const char *name;
-    size_t len;
-    bool end = xml->p[1] == '/', empty;
-
-    xml->p += end ? 2 : 1;
-    if (take_name(xml, &name, &len) || pass_attributes(xml, &empty))
-        return -EPROTO;
-    if (end) {
-        if (xml->depth == 0 || xml->open[xml->depth - 1].len != len ||
-            memcmp(xml->open[xml->depth - 1].p, name, len) != 0)
-            return -EPROTO;
-        return close_element(xml, ret);
-    }
-    if (xml->depth == S3_XML_DEPTH || (xml->depth == 0 && xml->root))
-        return -EPROTO;
-    xml->root = true;
-    xml->open[xml->depth].p = name;
-    xml->open[xml->depth++].len = len;
-    xml->closed = empty;
-    *ret = (struct s3_xml_event){S3_XML_OPEN, name, len, false};
-    return 0;
-}
-
-static int take_cdata(struct s3_xml *xml, struct s3_xml_event *ret)
-{
-    const char *end;
-
-    xml->p += strlen("<![CDATA[");
-    end = behind(xml, "]]>");
-    if (!end || xml->depth == 0)
-        return -EPROTO;
-    *ret = (struct s3_xml_event){S3_XML_TEXT, xml->p, (size_t)(end - 3 - xml->p), true};
-    xml->p = end;
-    return 0;
-}
-
-static int take_text(struct s3_xml *xml, struct s3_xml_event *ret)
-{
-    const char *end = memchr(xml->p, '<', (size_t)(xml->end - xml->p));
-
-    if (!end)
-        return -EPROTO;
-    *ret = (struct s3_xml_event){S3_XML_TEXT, xml->p, (size_t)(end - xml->p), false};
-    xml->p = end;
-    return 0;
-}
-
-int s3_xml_next(struct s3_xml *xml, struct s3_xml_event *ret)
-{
-    if (xml->closed) {
-        xml->closed = false;
-        return close_element(xml, ret);
-    }
-    while (true) {
-        while (xml->depth == 0 && xml->p < xml->end && is_space(*xml->p))
-            xml->p++;
-        if (xml->p == xml->end) {
-            *ret = (struct s3_xml_event){S3_XML_END, xml->p, 0, false};
-            return xml->depth == 0 && xml->root ? 0 : -EPROTO;
-        }
-        if (starts(xml, "<![CDATA["))
-            return take_cdata(xml, ret);
-        if (starts(xml, "<?") || starts(xml, "<!--")) {
-            xml->p = behind(xml, xml->p[1] == '?' ? "?>" : "-->");
-            if (xml->p)
-                continue;
-            xml->p = xml->end;
-            return -EPROTO;
-        }
-        if (starts(xml, "<!") || xml->end - xml->p < 2)
-            return -EPROTO;
-        if (*xml->p == '<')
-            return take_tag(xml, ret);
-        return xml->depth ? take_text(xml, ret) : -EPROTO;
-    }
-}
-
-/* @code as UTF-8; the number of bytes. */
-static size_t put_utf8(unsigned long code, char ret[4])
-{
-    static const unsigned char first[] = {0, 0, 0xc0, 0xe0, 0xf0};
-    size_t n = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
-
-    for (size_t i = n - 1; i > 0; i--, code >>= 6)
-        ret[i] = (char)(0x80 | (code & 0x3f));
-    ret[0] = (char)((n == 1 ? 0 : first[n]) | code);
-    return n;
-}
-
-/* One entity at @p (which is '&'), decoded; returns its length, 0 when it isn't one we know. */
-static size_t decode_entity(const char *p, size_t len, char ret[4], size_t *ret_len)
-{
-    static const struct {
-        const char *text;
-        char c;
-    } known[] = {{"&amp;", '&'}, {"&lt;", '<'}, {"&gt;", '>'}, {"&quot;", '"'}, {"&apos;", '\''}};
-    const char *end = memchr(p, ';', len < 12 ? len : 12);
-    unsigned long code;
-    char *stop;
-
-    *ret_len = 1;
-    for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++)
-        if (len >= strlen(known[i].text) && memcmp(p, known[i].text, strlen(known[i].text)) == 0) {
-            *ret = known[i].c;
-            return strlen(known[i].text);
-        }
-    if (!end || end - p < 3 || p[1] != '#')
-        return 0;
-    code = p[2] == 'x' ? strtoul(p + 3, &stop, 16) : strtoul(p + 2, &stop, 10);
-    if (stop != end || code == 0 || code > 0x10ffff || (code >= 0xd800 && code < 0xe000))
-        return 0;
-    *ret_len = put_utf8(code, ret);
-    return (size_t)(end - p) + 1;
-}
-
-/* Append a text event to the string in @ret. -ENOSPC, -EPROTO. */
-static int add_text(const struct s3_xml_event *event, char *ret, size_t size)
-{
-    size_t at = strlen(ret);
-
-    for (size_t i = 0; i < event->len;) {
-        char bytes[4] = {event->p[i]};
-        size_t step = 1, n = 1;
-
-        if (event->p[i] == '&' && !event->cdata)
-            step = decode_entity(event->p + i, event->len - i, bytes, &n);
-        if (step == 0 || bytes[0] == '\0')
-            return -EPROTO;
-        if (at + n >= size)
-            return -ENOSPC;
-        memcpy(ret + at, bytes, n);
-        at += n;
-        ret[at] = '\0';
-        i += step;
-    }
-    return 0;
-}
-
-static bool is(const struct s3_xml_event *event, const char *name)
-{
-    return event->len == strlen(name) && memcmp(event->p, name, event->len) == 0;
-}
-
-/* The text up to the end of the element that was just opened; elements within are passed over. */
-static int take_content(struct s3_xml *xml, char *ret, size_t size)
-{
-    size_t depth = xml->depth;
-    struct s3_xml_event event;
+    struct walk *walk = arg;
     int error;
 
-    ret[0] = '\0';
-    while ((error = s3_xml_next(xml, &event)) == 0 && xml->depth >= depth)
-        if (event.kind == S3_XML_TEXT && xml->depth == depth)
-            if ((error = add_text(&event, ret, size)))
-                return error;
-    return error;
+    walk->text[walk->leaf ? walk->text_len : 0] = '\0';
+    error = walk->error ? 0 : walk->closed(walk, local_name(name), walk->text);
+    if (error)
+        stop(walk, error);
+    walk->leaf = false; /* of the element around it */
+    walk->depth--;
+}
+
+/* Document types define entities, which can grow without bounds. No server needs one. */
+static void XMLCALL on_doctype(void *arg, const char *name, const char *system, const char *public,
+                               int internal)
+{
+    (void)name, (void)system, (void)public, (void)internal;
+    stop(arg, -EPROTO);
+}
+
+/* Returns 0, the first error of a handler, or -EPROTO for a document that isn't well-formed. */
+static int parse(struct walk *walk, const char *data, size_t len)
+{
+    enum XML_Status status;
+
+    for (; len > 0 && strchr(" \t\r\n", *data); len--) /* servers that keep a connection alive */
+        data++;
+    walk->parser = len <= INT_MAX ? XML_ParserCreate("UTF-8") : NULL;
+    if (!walk->parser)
+        return -ENOMEM;
+    XML_SetUserData(walk->parser, walk);
+    XML_SetElementHandler(walk->parser, on_open, on_close);
+    XML_SetCharacterDataHandler(walk->parser, on_text);
+    XML_SetStartDoctypeDeclHandler(walk->parser, on_doctype);
+    status = XML_Parse(walk->parser, data, (int)len, 1);
+    if (status != XML_STATUS_OK && !walk->error)
+        walk->error = XML_GetErrorCode(walk->parser) == XML_ERROR_NO_MEMORY ? -ENOMEM : -EPROTO;
+    XML_ParserFree(walk->parser);
+    return walk->error;
+}
+
+/* Copies what fits. -ENOSPC when that isn't all. */
+static int copy_text(const struct walk *walk, char *ret, size_t size)
+{
+    return snprintf(ret, size, "%s", walk->text) >= (int)size || walk->cut ? -ENOSPC : 0;
+}
+
+/* -- one element ------------------------------------------------------------------------------- */
+
+struct element {
+    struct walk walk;
+    const char *name;
+    char *ret;
+    size_t size;
+    bool found;
+};
+
+static int element_closed(struct walk *walk, const char *name, const char *text)
+{
+    struct element *e = (struct element *)walk;
+
+    (void)text;
+    if (e->found || strcmp(name, e->name) != 0)
+        return 0;
+    e->found = true;
+    return copy_text(walk, e->ret, e->size);
 }
 
 int s3_read_element(const void *data, size_t len, const char *name, char *ret, size_t size)
 {
-    struct s3_xml_event event;
-    struct s3_xml xml;
+    struct element e = {.walk = {.closed = element_closed}, .name = name, .ret = ret, .size = size};
+    int error = parse(&e.walk, data, len);
 
-    s3_xml_init(&xml, data, len);
-    while (true) {
-        if (s3_xml_next(&xml, &event))
-            return -EPROTO;
-        if (event.kind == S3_XML_END)
-            return -ENOENT;
-        if (event.kind == S3_XML_OPEN && is(&event, name))
-            return take_content(&xml, ret, size);
-    }
+    return error ? error : e.found ? 0 : -ENOENT;
 }
 
 bool s3_read_error(const void *data, size_t len, char *ret, size_t size)
 {
-    struct s3_xml_event event;
-    struct s3_xml xml;
+    struct element e = {.walk = {.closed = element_closed, .root_wanted = "Error"},
+                        .name = "Code",
+                        .ret = ret,
+                        .size = size};
 
     ret[0] = '\0';
-    s3_xml_init(&xml, data, len);
-    if (s3_xml_next(&xml, &event) || event.kind != S3_XML_OPEN || !is(&event, "Error"))
+    (void)parse(&e.walk, data, len);
+    if (strcmp(e.walk.root, "Error") != 0)
         return false;
-    if (s3_read_element(data, len, "Code", ret, size) && ret[0] == '\0')
+    if (!ret[0])
         snprintf(ret, size, "unknown");
     return true;
 }
+
+/* -- values ------------------------------------------------------------------------------------ */
 
 int64_t s3_read_time(const char *text)
 {
@@ -306,104 +198,100 @@ bool s3_decode(char *text, bool plus)
     return true;
 }
 
-static int take_object(struct s3_xml *xml, struct s3_listed *ret)
+static int read_size(const char *text, uint64_t *ret)
 {
-    size_t depth = xml->depth;
-    struct s3_xml_event event;
-    char text[64], *end;
-    int error;
+    char *end;
 
-    memset(ret, 0, sizeof(*ret));
-    ret->len = UINT64_MAX;
-    while ((error = s3_xml_next(xml, &event)) == 0 && xml->depth >= depth) {
-        if (event.kind != S3_XML_OPEN)
-            continue;
-        if (is(&event, "Key")) {
-            error = take_content(xml, ret->key, sizeof(ret->key));
-        } else if (is(&event, "Size")) {
-            error = take_content(xml, text, sizeof(text));
-            ret->len = strtoull(text, &end, 10);
-            if (!error && (end == text || *end))
-                error = -EPROTO;
-        } else if (is(&event, "LastModified")) {
-            error = take_content(xml, text, sizeof(text));
-            ret->modified_s = s3_read_time(text);
-        }
-        if (error)
-            return error;
-    }
-    return error ? error : ret->key[0] ? 0 : -EPROTO;
+    *ret = strtoull(text, &end, 10);
+    return isdigit((unsigned char)*text) && *end == '\0' ? 0 : -EPROTO;
 }
 
-/* Facts about a page of a listing. */
+/* -- a listing --------------------------------------------------------------------------------- */
+
+/* A page is read twice: for the facts about it, some of which may follow the objects; then for the
+ * objects. */
 struct page {
+    struct walk walk;
+    s3_listed_fn each; /* NULL: the first time */
+    void *arg;
     bool told, more, encoded;
     char *next; /* the caller's */
     size_t next_size;
+    struct s3_listed object; /* as far as it has been read */
 };
 
-static int take_fact(struct s3_xml *xml, const struct s3_xml_event *event, struct page *page)
+static int take_field(struct page *page, const char *name, const char *text)
 {
-    char text[16];
+    if (strcmp(name, "Key") == 0)
+        return copy_text(&page->walk, page->object.key, sizeof(page->object.key));
+    if (strcmp(name, "Size") == 0)
+        return read_size(text, &page->object.len);
+    if (strcmp(name, "LastModified") == 0)
+        page->object.modified_s = s3_read_time(text);
+    return 0;
+}
+
+static int take_object(struct page *page)
+{
+    struct s3_listed *object = &page->object;
+
+    if (!object->key[0])
+        return -EPROTO;
+    if (!page->each)
+        return 0;
+    if (page->encoded && !s3_decode(object->key, true))
+        return -EPROTO;
+    return page->each(page->arg, object);
+}
+
+static int take_fact(struct page *page, const char *name, const char *text)
+{
+    if (strcmp(name, "NextContinuationToken") == 0)
+        return copy_text(&page->walk, page->next, page->next_size);
+    if (strcmp(name, "EncodingType") == 0)
+        page->encoded = strcmp(text, "url") == 0;
+    if (strcmp(name, "IsTruncated") != 0)
+        return 0;
+    page->told = true;
+    page->more = strcmp(text, "true") == 0;
+    return page->more || strcmp(text, "false") == 0 ? 0 : -EPROTO;
+}
+
+static int page_closed(struct walk *walk, const char *name, const char *text)
+{
+    struct page *page = (struct page *)walk;
     int error = 0;
 
-    if (is(event, "NextContinuationToken"))
-        return take_content(xml, page->next, page->next_size);
-    if (is(event, "IsTruncated")) {
-        error = take_content(xml, text, sizeof(text));
-        page->told = true;
-        page->more = !error && strcmp(text, "true") == 0;
-        if (!error && !page->more && strcmp(text, "false") != 0)
-            error = -EPROTO;
-    } else if (is(event, "EncodingType")) {
-        error = take_content(xml, text, sizeof(text));
-        page->encoded = !error && strcmp(text, "url") == 0;
-    }
+    if (walk->depth == 3)
+        return take_field(page, name, text);
+    if (walk->depth != 2)
+        return 0;
+    error = strcmp(name, "Contents") == 0 ? take_object(page) : take_fact(page, name, text);
+    page->object = (struct s3_listed){.len = UINT64_MAX}; /* fields of others are dropped */
     return error;
 }
 
-static int take_page(const void *data, size_t len, struct page *page)
+static int read_page(struct page *page, const void *data, size_t len, s3_listed_fn each)
 {
-    struct s3_xml_event event;
-    struct s3_xml xml;
-    int error;
-
-    s3_xml_init(&xml, data, len);
-    if (s3_xml_next(&xml, &event) || event.kind != S3_XML_OPEN || !is(&event, "ListBucketResult"))
-        return -EPROTO;
-    while ((error = s3_xml_next(&xml, &event)) == 0 && event.kind != S3_XML_END) {
-        if (event.kind == S3_XML_OPEN && xml.depth == 2)
-            error = take_fact(&xml, &event, page);
-        if (error)
-            return error;
-    }
-    if (!error && (!page->told || (page->more && !page->next[0])))
-        error = -EPROTO;
-    if (!page->more)
-        page->next[0] = '\0';
-    return error;
+    page->walk = (struct walk){.closed = page_closed, .root_wanted = "ListBucketResult"};
+    page->object = (struct s3_listed){.len = UINT64_MAX};
+    page->each = each;
+    return parse(&page->walk, data, len);
 }
 
 int s3_read_listing(const void *data, size_t len, s3_listed_fn each, void *arg, char *ret_next,
                     size_t next_size)
 {
-    struct page page = {.next = ret_next, .next_size = next_size};
-    struct s3_xml_event event;
-    struct s3_listed object;
-    struct s3_xml xml;
+    struct page page = {.next = ret_next, .next_size = next_size, .arg = arg};
     int error;
 
     ret_next[0] = '\0';
-    error = take_page(data, len, &page);
-    s3_xml_init(&xml, data, len);
-    while (!error && (error = s3_xml_next(&xml, &event)) == 0 && event.kind != S3_XML_END) {
-        if (event.kind != S3_XML_OPEN || xml.depth != 2 || !is(&event, "Contents"))
-            continue;
-        error = take_object(&xml, &object);
-        if (!error && page.encoded && !s3_decode(object.key, true))
-            error = -EPROTO;
-        if (!error)
-            error = each(arg, &object);
-    }
+    error = read_page(&page, data, len, NULL);
+    if (!error && (!page.told || (page.more && !ret_next[0])))
+        error = -EPROTO;
+    if (!error)
+        error = read_page(&page, data, len, each);
+    if (!page.more)
+        ret_next[0] = '\0';
     return error;
 }

@@ -176,7 +176,8 @@ static void what_is_no_listing(void **state)
 
 static void errors_and_elements(void **state)
 {
-    static const char error[] = "<?xml?><Error><Code>SlowDown</Code><Message>m</Message></Error>";
+    static const char error[] =
+        "<?xml version=\"1.0\"?><Error><Code>SlowDown</Code><Message>m</Message></Error>";
     static const char upload[] = " <s:Init><s:UploadId>ab</s:UploadId></s:Init>";
     char text[16];
 
