@@ -79,6 +79,14 @@ KV_API int kvs_get_chunk(struct kvs_store *store, const void *hash, size_t hash_
                          size_t *ret_len);
 
 /**
+ * Get a chunk in pieces, without an allocation where the backend has stream_chunk, else as one
+ * piece. @buf: @room bytes for pieces, at least 1. Returns 0 when all of it was given to @each and
+ * verified; what @each returned when not 0; -ENOENT; -EBADMSG; another error.
+ */
+KV_API int kvs_stream_chunk(struct kvs_store *store, const void *hash, size_t hash_len, void *buf,
+                            size_t room, kv_store_piece_fn each, void *arg);
+
+/**
  * Publish a manifest under @name and replace the one there, atomically. Makes every chunk that was
  * put before on this store durable and readable. Returns 0 or an error.
  */

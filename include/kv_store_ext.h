@@ -45,6 +45,12 @@ typedef int (*kv_store_each_fn)(void *arg, const kv_store_entry *entry);
  */
 typedef int (*kv_store_live_fn)(void *arg, const uint8_t *hash, size_t hash_len);
 
+/**
+ * Take a piece of a chunk: @len bytes from byte @offset on, valid during the call. Offset 0 begins
+ * anew: pieces before it don't count. A non-zero return ends the stream, which returns that value.
+ */
+typedef int (*kv_store_piece_fn)(void *arg, uint64_t offset, const uint8_t *piece, size_t len);
+
 /** Sizes of a store and counters of a handle. */
 typedef struct {
     size_t size;               /* as the caller was built */
@@ -129,6 +135,16 @@ typedef struct {
 
     /** Read sizes and counters into *@ret, as far as ret->size reaches. */
     int (*stats)(kv_store_v1 *self, kv_store_stats *ret);
+
+    /**
+     * Call @each for the pieces of a chunk, in order, as they are read. @buf, of @room bytes, is the
+     * consumer's for the backend to read them into; pieces may lie elsewhere, and be longer. Returns
+     * 0 when all pieces were given and verified; -ENOENT, -EBADMSG, another error: the consumer
+     * drops what it was given. For backends of which a call costs no round trip: consumers prefer
+     * it to get_chunks.
+     */
+    int (*stream_chunk)(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, uint8_t *buf,
+                        size_t room, kv_store_piece_fn each, void *arg);
 } kv_store_ext;
 
 /** Optional export of a backend. The table is valid as long as the library is loaded. */

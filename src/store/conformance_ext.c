@@ -86,6 +86,50 @@ static enum kvs_verdict check_get_many(struct kvs_conf *c)
     return verdict;
 }
 
+struct streamed {
+    uint8_t data[5000];
+    size_t len;
+    bool gap;
+    int stop;
+};
+
+static int take_piece(void *arg, uint64_t offset, const uint8_t *piece, size_t len)
+{
+    struct streamed *s = arg;
+
+    if (offset == 0)
+        s->len = 0;
+    s->gap |= offset != s->len || len > sizeof(s->data) - s->len;
+    if (!s->gap) {
+        memcpy(s->data + s->len, piece, len);
+        s->len += len;
+    }
+    return s->gap ? -EPROTO : s->stop;
+}
+
+static enum kvs_verdict check_stream(struct kvs_conf *c)
+{
+    struct kvs_conf_key key = kvs_conf_key(c, 16), other = kvs_conf_key(c, 16);
+    struct streamed s = {.len = 0};
+    uint8_t data[sizeof(s.data)], buf[700];
+    int rc;
+
+    NEED(c, stream_chunk);
+    for (size_t i = 0; i < sizeof(data); i++)
+        data[i] = (uint8_t)(i * 7 + i / 256);
+    KVS_CONF_TRY(kvs_conf_put(c, c->h, &key, data, sizeof(data), 0));
+    KVS_CONF_TRY(kvs_conf_publish(c, c->h, kvs_conf_name(c, ""), "m", 1));
+    rc = c->ext->stream_chunk(c->h, key.bytes, 16, buf, sizeof(buf), take_piece, &s);
+    if (rc != 0 || s.gap || s.len != sizeof(data) || memcmp(s.data, data, sizeof(data)) != 0)
+        return kvs_conf_fail(c, "returned %d, and other pieces than were put", rc);
+    s.stop = 77;
+    rc = c->ext->stream_chunk(c->h, key.bytes, 16, buf, sizeof(buf), take_piece, &s);
+    if (rc != 77)
+        return kvs_conf_fail(c, "returned %d, not what ended it", rc);
+    rc = c->ext->stream_chunk(c->h, other.bytes, 16, buf, sizeof(buf), take_piece, &s);
+    return rc == -ENOENT ? KVS_PASS : kvs_conf_fail(c, "returned %d for a missing chunk", rc);
+}
+
 static enum kvs_verdict check_put_many(struct kvs_conf *c)
 {
     enum { N = 6 };
@@ -331,5 +375,6 @@ const struct kvs_conf_check KVS_CONF_EXT[] = {
     {"ext: flush", check_flush},
     {"ext: sweep_chunks", check_sweep},
     {"ext: stats", check_stats},
+    {"ext: stream_chunk", check_stream},
     {NULL, NULL},
 };

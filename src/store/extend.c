@@ -5,6 +5,59 @@
 #include "base/error.h"
 #include "store/check.h"
 
+/* -- one chunk in pieces ----------------------------------------------------------------------- */
+
+struct stream {
+    kv_store_piece_fn each;
+    void *arg;
+    uint64_t next; /* offset of the next piece */
+    int stopped;   /* what each() or the check said, which the backend is to return */
+    bool broken;
+};
+
+static int check_piece(void *arg, uint64_t offset, const uint8_t *piece, size_t len)
+{
+    struct stream *s = arg;
+
+    if (s->stopped) /* the backend goes on although it was told to stop */
+        return s->stopped;
+    s->broken = (offset != 0 && offset != s->next) || (!piece && len > 0);
+    if (s->broken)
+        return s->stopped = -EPROTO;
+    s->next = offset + len;
+    return s->stopped = s->each(s->arg, offset, piece, len);
+}
+
+static int stream_by_get(struct kvs_store *store, const void *hash, size_t hash_len,
+                         kv_store_piece_fn each, void *arg)
+{
+    size_t len = 0;
+    void *data;
+    int rc = kvs_get_chunk(store, hash, hash_len, &data, &len);
+
+    if (rc < 0)
+        return rc;
+    rc = each(arg, 0, data, len);
+    free(data);
+    return rc;
+}
+
+int kvs_stream_chunk(struct kvs_store *store, const void *hash, size_t hash_len, void *buf,
+                     size_t room, kv_store_piece_fn each, void *arg)
+{
+    struct stream s = {.each = each, .arg = arg};
+    int rc;
+
+    if (!kvs_hashes_ok(hash, hash_len, 1) || !buf || room == 0 || !each)
+        return -EINVAL;
+    if (!store->ext.stream_chunk)
+        return stream_by_get(store, hash, hash_len, each, arg);
+    rc = store->ext.stream_chunk(store->backend, hash, hash_len, buf, room, check_piece, &s);
+    if (s.broken)
+        return kvs_broken(store, "stream_chunk", "pieces out of order");
+    return s.stopped ? s.stopped : kvs_check_rc(store, "stream_chunk", rc, 0);
+}
+
 /* -- many chunks ------------------------------------------------------------------------------- */
 
 static const uint8_t *hash_at(const void *hashes, size_t hash_len, size_t i)
@@ -135,7 +188,8 @@ static int put_batch(struct kvs_store *store, const void *hashes, size_t hash_le
         ret_each[i] = -EIO;
     rc = store->ext.put_chunks(store->backend, hashes, hash_len, n, (const uint8_t *const *)data,
                                len, ret_each);
-    rc = KV_MIN(kvs_check_rc(store, "put_chunks", rc, (int)n), 0);
+    rc = kvs_check_rc(store, "put_chunks", rc, (int)n);
+    rc = KV_MIN(rc, 0);
     for (size_t i = 0; ret_each && i < n; i++) {
         ret_each[i] = kvs_check_rc(store, "put_chunks", ret_each[i], 1);
         if (ret_each[i] < 0 && rc == 0)

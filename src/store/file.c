@@ -7,6 +7,19 @@ static int put_manifest(kv_store_v1 *h, const char *name, const uint8_t *data, s
     return name ? kvs_file_publish(h, name, data, len) : -EINVAL;
 }
 
+static int get_chunk(kv_store_v1 *h, const uint8_t *hash, size_t hash_len, uint8_t **out_data,
+                     size_t *out_len)
+{
+    struct kvs_file_value value = {0};
+    int rc = out_data && out_len ? kvs_file_get_chunk(h, hash, hash_len, &value) : -EINVAL;
+
+    if (rc == 0) {
+        *out_data = value.data;
+        *out_len = value.len;
+    }
+    return rc;
+}
+
 const kv_store_vtable *kvs_file_vtable(void)
 {
     static const kv_store_vtable table = {
@@ -14,7 +27,7 @@ const kv_store_vtable *kvs_file_vtable(void)
         .open = kvs_file_open,
         .close = kvs_file_close,
         .put_chunk = kvs_file_put_chunk,
-        .get_chunk = kvs_file_get_chunk,
+        .get_chunk = get_chunk,
         .put_manifest = put_manifest,
         .get_manifest = kvs_file_get_manifest,
         .delete_manifest = kvs_file_delete_manifest,
@@ -37,7 +50,7 @@ static int get_chunks(kv_store_v1 *h, const uint8_t *hashes, size_t hash_len, si
     for (size_t i = 0; i < n; i++)
         out_data[i] = NULL;
     for (size_t i = 0; i < n && rc == 0; i++) {
-        rc = kvs_file_get_chunk(h, hashes + i * hash_len, hash_len, &out_data[i], &out_len[i]);
+        rc = get_chunk(h, hashes + i * hash_len, hash_len, &out_data[i], &out_len[i]);
         found += rc == 0;
         if (rc == -ENOENT || rc == -EBADMSG) {
             out_len[i] = rc == -EBADMSG ? KV_STORE_LEN_BAD : 0;
@@ -49,6 +62,33 @@ static int get_chunks(kv_store_v1 *h, const uint8_t *hashes, size_t hash_len, si
         out_data[i] = NULL;
     }
     return rc < 0 ? rc : found;
+}
+
+struct pieces {
+    kv_store_piece_fn each;
+    void *arg;
+    int stopped; /* what each said: nothing of the file */
+};
+
+static int give_piece(void *arg, uint64_t offset, const uint8_t *piece, size_t len)
+{
+    struct pieces *p = arg;
+
+    p->stopped = p->each(p->arg, offset, piece, len);
+    return p->stopped ? -ECANCELED : 0;
+}
+
+static int stream_chunk(kv_store_v1 *h, const uint8_t *hash, size_t hash_len, uint8_t *buf,
+                        size_t room, kv_store_piece_fn each, void *arg)
+{
+    struct pieces pieces = {.each = each, .arg = arg};
+    struct kvs_file_value value = {.each = give_piece, .arg = &pieces, .buf = buf, .room = room};
+    int rc = buf && room && each ? kvs_file_get_chunk(h, hash, hash_len, &value) : -EINVAL;
+
+    if (rc == 0 && value.data) /* it wasn't read in pieces */
+        rc = give_piece(&pieces, 0, value.data, value.len);
+    free(value.data);
+    return pieces.stopped ? pieces.stopped : rc;
 }
 
 static int put_chunks(kv_store_v1 *h, const uint8_t *hashes, size_t hash_len, size_t n,
@@ -80,6 +120,7 @@ const kv_store_ext *kvs_file_ext(void)
         .flush = flush,
         .sweep_chunks = kvs_file_sweep,
         .stats = kvs_file_stats,
+        .stream_chunk = stream_chunk,
     };
 
     return &table;

@@ -336,7 +336,7 @@ static void note_use(kv_store_v1 *h, const uint8_t *key, size_t key_len, const c
 }
 
 static int get_once(kv_store_v1 *h, const uint8_t *key, size_t key_len, const char *hex,
-                    uint8_t **ret, size_t *ret_len)
+                    struct kvs_file_value *value)
 {
     uint64_t owner = kvs_file_owner(key, key_len, false), n;
     bool pending = pending_tmp(h, key, key_len, &n);
@@ -353,7 +353,7 @@ static int get_once(kv_store_v1 *h, const uint8_t *key, size_t key_len, const ch
             0) /* the link of a chunk that is in place */
             kvs_file_chunk_side_car(side_car, hex);
     }
-    rc = kvs_file_read(h, dir, name, side_car, owner, ret, ret_len, &st);
+    rc = kvs_file_read_value(h, dir, name, side_car, owner, value, &st);
     if (rc == -EBADMSG) {
         if (pending)
             lose(h, key, key_len, n);
@@ -367,7 +367,7 @@ static int get_once(kv_store_v1 *h, const uint8_t *key, size_t key_len, const ch
     }
     if (pending && rc == -ENOENT) { /* moved into place meanwhile, or just about */
         kvs_file_chunk_side_car(side_car, hex);
-        rc = kvs_file_read(h, h->fan[kvs_file_fan(key)], hex, side_car, owner, ret, ret_len, &st);
+        rc = kvs_file_read_value(h, h->fan[kvs_file_fan(key)], hex, side_car, owner, value, &st);
         if (rc == -ENOENT)
             rc = -EAGAIN;
     } else if (rc == 0 && !pending) {
@@ -378,32 +378,32 @@ static int get_once(kv_store_v1 *h, const uint8_t *key, size_t key_len, const ch
     return rc;
 }
 
-int kvs_file_get_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len, uint8_t **ret,
-                       size_t *ret_len)
+int kvs_file_get_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len,
+                       struct kvs_file_value *value)
 {
     struct kvs_file_ahead_get ahead;
     char hex[KVS_FILE_HEX];
     struct stat st;
     int rc = kvs_file_check(h, key, key_len);
 
-    if (rc < 0 || !ret || !ret_len)
-        return rc < 0 ? rc : -EINVAL;
+    if (rc < 0)
+        return rc;
     KVS_FILE_ADD(h->gets, 1);
     kvs_file_ahead_begin(h, &ahead, key, key_len);
     kvs_file_hex(hex, key, key_len);
     rc = -EAGAIN;
-    if (kvs_file_reader_take(h, key, key_len, ret, ret_len, &st)) {
+    if (kvs_file_reader_take(h, key, key_len, &value->data, &value->len, &st)) {
         note_use(h, key, key_len, hex, &st);
         rc = 0;
     }
     for (int i = 0; i < TRIES && rc == -EAGAIN; i++) /* published while we looked: again */
-        rc = get_once(h, key, key_len, hex, ret, ret_len);
-    kvs_file_ahead_end(h, &ahead, rc == 0 ? *ret_len : 0);
+        rc = get_once(h, key, key_len, hex, value);
+    kvs_file_ahead_end(h, &ahead, rc == 0 ? value->len : 0);
     if (rc == -EAGAIN)
         rc = -ENOENT;
     if (rc == -ENOENT || rc == -EBADMSG)
         KVS_FILE_ADD(h->get_misses, 1);
-    else if (rc < 0)
+    else if (rc < 0 && rc != -ECANCELED)
         return kvs_file_fail(h, -rc, "can't read a chunk", hex);
     return rc;
 }

@@ -164,7 +164,7 @@ static bool is_marked(kv_store_v1 *h, const struct kvs_file_pending *e, const ch
     struct stat st;
     int fd = kvs_file_open_read(h->fan[kvs_file_fan(e->key)], hex, &st);
     struct kvs_file_sum sum;
-    bool marked = fd >= 0 && kvs_file_load_sum(h, fd, side_car, owner, &sum) == 0;
+    bool marked = fd >= 0 && kvs_file_load_sum(h, fd, side_car, 0, owner, &sum) == 0;
 
     if (fd >= 0)
         close(fd);

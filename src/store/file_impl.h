@@ -285,11 +285,15 @@ void kvs_file_close(kv_store_v1 *h);
 /* -- Files (file_io.c) ------------------------------------------------------------------------ */
 
 void kvs_file_tmp_name(const kv_store_v1 *h, char ret[KVS_FILE_TMP], uint64_t n);
+/** Path of the side-car of tmp file @n below .kvasir/. */
+void kvs_file_tmp_side_car(const kv_store_v1 *h, char ret[KVS_FILE_TMP + 8], uint64_t n);
 /**
  * A flock (LOCK_SH, LOCK_EX, or LOCK_UN), waited for whatever signals come: a host's handlers may
  * be without SA_RESTART. Negative errno where there are none; callers then do without.
  */
 int kvs_file_lock(int fd, int how);
+/** A flock on DIR shared by all who read a manifest with its side-car; to be closed. -1: none. */
+int kvs_file_lock_root(kv_store_v1 *h);
 /**
  * Whether chunks and manifests can be written: 0, or the negative errno that says why not: -EROFS,
  * -EACCES, -EPERM, or -ENOSPC and -EDQUOT for a full file system, where it is tried again.
@@ -307,45 +311,68 @@ bool kvs_file_writer_dead(kv_store_v1 *h, const char *id);
 /** Make this handle a writer, under `commit`; 0 or a negative errno. */
 int kvs_file_become_writer(kv_store_v1 *h);
 
-/**
- * Open what stands in directory @dirfd as @name for reading, wherever a chunk may be. -EBADMSG: it
- * is no file, but a link, folder, pipe or device, which is left for kvs_file_set_aside. @ret_st is
- * set for both.
- */
-int kvs_file_open_read(int dirfd, const char *name, struct stat *ret_st);
-/** Open a file of the store's own in @dirfd, made when @flags say so. What isn't one (a link, a
- * folder, a pipe, another program's file under a second name) is moved to bad/ first. *ret_moved
- * (may be NULL): that happened. */
-int kvs_file_open_own(kv_store_v1 *h, int dirfd, const char *name, int flags, bool *ret_moved);
-/** Rename a file over @to, where a folder may be in the way: that moves to bad/. */
-int kvs_file_rename(kv_store_v1 *h, int from_dir, const char *from, int to_dir, const char *to);
-/** Split a side-car's path, "tmp/NAME" or "sums/NAME", into that folder and NAME. */
-int kvs_file_side_dir(const kv_store_v1 *h, const char **path);
-
 /** Write a new file in tmp/ with its checksum; @ret_fd (may be NULL) stays open for fsync. */
 int kvs_file_write_tmp(kv_store_v1 *h, uint64_t owner, const void *data, size_t len, bool pack,
                        uint64_t *ret_n, struct kvs_file_sum *ret_sum, int *ret_fd);
 /** Unlink tmp file @n, and its side-car. */
 void kvs_file_drop_tmp(kv_store_v1 *h, uint64_t n);
 int kvs_file_write_all(int fd, const void *data, size_t len);
+
+static inline int kvs_file_fan(const uint8_t *key)
+{
+    return key[0] >> 4;
+}
+
+/* -- Where checksums are kept (file_mark.c) ---------------------------------------------------- */
+
+/** Split a side-car's path, "tmp/NAME" or "sums/NAME", into that folder and NAME. */
+int kvs_file_side_dir(const kv_store_v1 *h, const char **path);
 /**
- * The checksum kept for an open file, of chunk @owner. -ENODATA: none (a foreign file); -EBADMSG:
- * nonsense. Where it is in a side-car, chunk and checksum are a pair only under the flock.
+ * The checksum kept for an open file, of chunk @owner. @nth: of a manifest's side-car, which may
+ * hold two (0, 1). -ENODATA: none (a foreign file); -EBADMSG: nonsense. Where it is in a side-car,
+ * chunk and checksum are a pair only under the flock.
  */
-int kvs_file_load_sum(kv_store_v1 *h, int fd, const char *side_car, uint64_t owner,
+int kvs_file_load_sum(kv_store_v1 *h, int fd, const char *side_car, int nth, uint64_t owner,
                       struct kvs_file_sum *ret);
 int kvs_file_store_sum(kv_store_v1 *h, int fd, const char *side_car,
                        const struct kvs_file_sum *sum);
-/** A flock on DIR shared by all who read a manifest with its side-car; to be closed. -1: none. */
-int kvs_file_lock_root(kv_store_v1 *h);
 /** Add the checksum of the manifest in place to the side-car of tmp file @n, which replaces it. */
 int kvs_file_keep_sum(kv_store_v1 *h, uint64_t n, const char *file, uint64_t owner);
+/** Whether manifest @file carries a checksum of ours that fits: 1, 0, or -errno (-ENOENT). */
+int kvs_file_is_ours(kv_store_v1 *h, const char *file);
+
+/* -- Reading (file_read.c) --------------------------------------------------------------------- */
+
+/** Verified content of a file, as a whole or in pieces. */
+struct kvs_file_value {
+    uint8_t *data; /* malloc'd; NULL: given in pieces */
+    size_t len;
+    /* Gets content that isn't packed in pieces, read into @buf of @room bytes, before all of it is
+     * verified. Ends the reading by -ECANCELED. NULL: content as a whole. */
+    kv_store_piece_fn each;
+    void *arg;
+    uint8_t *buf;
+    size_t room;
+};
+
+/**
+ * Open what stands in directory @dirfd as @name for reading, wherever a chunk may be. -EBADMSG: it
+ * is no file, but a link, folder, pipe or device, which is left for kvs_file_set_aside. @ret_st is
+ * set for both.
+ */
+int kvs_file_open_read(int dirfd, const char *name, struct stat *ret_st);
 /**
  * Read and verify. @side_car: the name of the checksum in sums/, where that is in use.
- * -ENOENT; -EBADMSG: did not verify. @ret_ino is set also with -EBADMSG.
+ * -ENOENT; -EBADMSG: did not verify. @ret_st is set also with -EBADMSG.
  */
+int kvs_file_read_value(kv_store_v1 *h, int dirfd, const char *name, const char *side_car,
+                        uint64_t owner, struct kvs_file_value *value, struct stat *ret_st);
+/** The same into a new buffer, which the caller frees. */
 int kvs_file_read(kv_store_v1 *h, int dirfd, const char *name, const char *side_car, uint64_t owner,
                   uint8_t **ret, size_t *ret_len, struct stat *ret_st);
+/** Read and hash @len bytes of a file in pieces for value->each, or for nobody. */
+int kvs_file_read_pieces(int fd, uint64_t len, const struct kvs_file_value *value,
+                         uint8_t ret_hash[16]);
 /** Note that the file was used, once a minute. Returns whether it was, with the new time in @st. */
 bool kvs_file_note_use(kv_store_v1 *h, int dirfd, const char *name, struct stat *st);
 /**
@@ -355,11 +382,6 @@ bool kvs_file_note_use(kv_store_v1 *h, int dirfd, const char *name, struct stat 
 int kvs_file_verify(kv_store_v1 *h, int dirfd, const char *hex, uint64_t owner,
                     struct stat *ret_st);
 /**
- * Move what did not verify to bad/. -EAGAIN: it was replaced meanwhile, or may be good after all.
- */
-int kvs_file_set_aside(kv_store_v1 *h, int dirfd, const char *name, const struct stat *st);
-
-/**
  * Whether @rc tells of this process, or the machine, and nothing of the file that was looked at.
  */
 static inline bool kvs_file_passing(int rc)
@@ -367,21 +389,27 @@ static inline bool kvs_file_passing(int rc)
     return rc == -EMFILE || rc == -ENFILE || rc == -ENOMEM;
 }
 
-static inline int kvs_file_fan(const uint8_t *key)
-{
-    return key[0] >> 4;
-}
+/* -- Setting aside (file_aside.c) -------------------------------------------------------------- */
 
-/** Whether manifest @file carries a checksum of ours that fits: 1, 0, or -errno (-ENOENT). */
-int kvs_file_is_ours(kv_store_v1 *h, const char *file);
+/**
+ * Move what did not verify to bad/. -EAGAIN: it was replaced meanwhile, or may be good after all.
+ */
+int kvs_file_set_aside(kv_store_v1 *h, int dirfd, const char *name, const struct stat *st);
+/** Open a file of the store's own in @dirfd, made when @flags say so. What isn't one (a link, a
+ * folder, a pipe, another program's file under a second name) is moved to bad/ first. *ret_moved
+ * (may be NULL): that happened. */
+int kvs_file_open_own(kv_store_v1 *h, int dirfd, const char *name, int flags, bool *ret_moved);
+/** Rename a file over @to, where a folder may be in the way: that moves to bad/. */
+int kvs_file_rename(kv_store_v1 *h, int from_dir, const char *from, int to_dir, const char *to);
 
 /* -- The parts of the backend ----------------------------------------------------------------- */
 
 int kvs_file_check(kv_store_v1 *h, const void *key, size_t len); /* arguments of a chunk call */
 int kvs_file_put_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len, const uint8_t *data,
                        size_t len);
-int kvs_file_get_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len, uint8_t **ret,
-                       size_t *ret_len);
+/** Get a chunk. The caller sets how @value wants it, and frees its data, on success. */
+int kvs_file_get_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len,
+                       struct kvs_file_value *value);
 /** The file of a chunk's checksum below .kvasir/, where xattrs aren't supported. */
 void kvs_file_chunk_side_car(char ret[KVS_FILE_HEX + 8], const char *hex);
 void kvs_file_manifest_side_car(char ret[KVS_FILE_NAME + 16], const char *file);

@@ -53,7 +53,7 @@ static int stat_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len, const 
     if (fd < 0)
         return fd == -EBADMSG ? -ENOENT : fd; /* what is no file is no chunk */
     kvs_file_chunk_side_car(side_car, hex);
-    rc = kvs_file_load_sum(h, fd, side_car, kvs_file_owner(key, key_len, false), ret);
+    rc = kvs_file_load_sum(h, fd, side_car, 0, kvs_file_owner(key, key_len, false), ret);
     close(fd);
     if (rc == -ENODATA && st->st_size > 0) { /* a foreign one */
         *ret = (struct kvs_file_sum){.len = (uint64_t)st->st_size};

@@ -57,39 +57,51 @@ int kvs_file_sum_decode(struct kvs_file_sum *ret, const uint8_t in[KVS_FILE_SUM_
     return 0;
 }
 
-/* @step: how far the buffer moves on per byte read: 1, or 0 for one piece again and again. */
-static int read_hashed(int fd, char *buf, uint64_t len, size_t step, uint8_t ret_hash[16])
+/* Read and hash @len bytes of a file, a piece at a time: behind each other into @whole, or each into
+ * value->buf for value->each (NULL: for nobody). */
+static int read_hashed(int fd, uint8_t *whole, const struct kvs_file_value *value, uint64_t len,
+                       uint8_t ret_hash[16])
 {
+    size_t piece = KV_MIN(value ? value->room : SIZE_MAX, (size_t)PIECE);
     XXH3_state_t state;
     uint64_t done = 0;
+    int rc = 0;
 
     XXH3_INITSTATE(&state);
     XXH3_128bits_reset(&state);
-    while (done < len) {
-        char *to = buf + done * step;
-        ssize_t n = pread(fd, to, KV_MIN(len - done, (uint64_t)PIECE), (off_t)done);
+    while (done < len && rc == 0) {
+        uint8_t *to = value ? value->buf : whole + done;
+        ssize_t n = pread(fd, to, KV_MIN(len - done, (uint64_t)piece), (off_t)done);
 
         if (n < 0 && errno == EINTR)
             continue;
         if (n <= 0)
             return n < 0 ? -errno : -EBADMSG;
         kv_hash_update(&state, to, (size_t)n);
+        if (value && value->each)
+            rc = value->each(value->arg, done, to, (size_t)n);
         done += (uint64_t)n;
     }
     kv_hash_done(&state, ret_hash);
-    return 0;
+    return rc;
 }
 
 int kvs_file_read_hashed(int fd, void *buf, size_t len, uint8_t ret_hash[16])
 {
-    return read_hashed(fd, buf, len, 1, ret_hash);
+    return read_hashed(fd, buf, NULL, len, ret_hash);
+}
+
+int kvs_file_read_pieces(int fd, uint64_t len, const struct kvs_file_value *value,
+                         uint8_t ret_hash[16])
+{
+    return read_hashed(fd, NULL, value, len, ret_hash);
 }
 
 int kvs_file_hash_file(int fd, uint64_t len, uint8_t ret_hash[16])
 {
-    char *piece = malloc(PIECE);
-    int rc = piece ? read_hashed(fd, piece, len, 0, ret_hash) : -ENOMEM;
+    const struct kvs_file_value value = {.buf = malloc(PIECE), .room = PIECE};
+    int rc = value.buf ? read_hashed(fd, NULL, &value, len, ret_hash) : -ENOMEM;
 
-    free(piece);
+    free(value.buf);
     return rc;
 }

@@ -339,6 +339,24 @@ static inline int memory_get_chunks(kv_store_v1 *self, const uint8_t *hashes, si
     return found;
 }
 
+static inline int memory_stream_chunk(kv_store_v1 *self, const uint8_t *hash, size_t hash_len,
+                                      uint8_t *buf, size_t room, kv_store_piece_fn each, void *arg)
+{
+    uint8_t *data;
+    size_t len;
+    int rc = memory_get_chunk(self, hash, hash_len, &data, &len);
+
+    if (rc)
+        return rc;
+    for (size_t at = 0, n; at < len && rc == 0; at += n) {
+        n = len - at < room ? len - at : room;
+        memcpy(buf, data + at, n);
+        rc = each(arg, at, buf, n);
+    }
+    free(data);
+    return rc;
+}
+
 static inline int memory_put_chunks(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len,
                                     size_t n, const uint8_t *const *data, const size_t *len,
                                     int *ret_each)
@@ -518,6 +536,7 @@ static inline const kv_store_ext *memory_ext(void)
         .flush = memory_flush,
         .sweep_chunks = memory_sweep_chunks,
         .stats = memory_stats,
+        .stream_chunk = memory_stream_chunk,
     };
 
     return &table;

@@ -101,6 +101,112 @@ static void lists_and_numbers(void **state)
     kvs_file_vtable()->close(h);
 }
 
+struct taken {
+    uint8_t data[sizeof(blob)];
+    size_t len, n; /* of pieces */
+    int stop;
+};
+
+static int take_piece(void *arg, uint64_t offset, const uint8_t *piece, size_t len)
+{
+    struct taken *t = arg;
+
+    if (offset == 0)
+        t->len = t->n = 0;
+    assert_int_equal(offset, t->len);
+    assert_true(len <= sizeof(t->data) - t->len);
+    memcpy(t->data + t->len, piece, len);
+    t->len += len;
+    t->n++;
+    return t->stop;
+}
+
+static int stream(kv_store_v1 *h, uint64_t n, size_t room, struct taken *ret)
+{
+    uint8_t key[8], buf[4096];
+
+    unit_key(key, n);
+    ret->len = ret->n = 0;
+    return kvs_file_ext()->stream_chunk(h, key, 8, buf, room, take_piece, ret);
+}
+
+static kv_store_stats stats_of(kv_store_v1 *h)
+{
+    kv_store_stats stats = {.size = sizeof(stats)};
+
+    assert_int_equal(kvs_file_ext()->stats(h, &stats), 0);
+    return stats;
+}
+
+/* Chunks in pieces: pending ones and published ones, packed and foreign ones (which come whole). */
+static void streams(void **state)
+{
+    kv_store_v1 *h = unit_open(""), *packed = unit_open("?zstd=1");
+    static struct taken t;
+    char path[512];
+    (void)state;
+
+    assert_int_equal(unit_put(h, 100, blob, sizeof(blob)), 0);
+    assert_int_equal(unit_put(h, 101, blob, 0), 0);
+    for (int published = 0; published < 2; published++) {
+        for (size_t room = 1000; room <= 4096; room += 1548) {
+            assert_int_equal(stream(h, 100, room, &t), 0);
+            assert_int_equal(t.n, (sizeof(blob) + room - 1) / room);
+            assert_int_equal(t.len, sizeof(blob));
+            assert_memory_equal(t.data, blob, sizeof(blob));
+        }
+        assert_int_equal(stream(h, 101, 9, &t), 0);
+        assert_int_equal(t.len, 0);
+        assert_int_equal(stream(h, 102, 9, &t), -ENOENT);
+        assert_int_equal(unit_publish(h, "m", "x"), 0);
+    }
+    memset(t.data, 7, 5000);
+    assert_int_equal(unit_put(packed, 103, t.data, 5000), 0);
+    assert_int_equal(stream(packed, 103, 100, &t), 0);
+    assert_int_equal(t.n, 1);
+    assert_int_equal(t.len, 5000);
+    unit_path(path, 104);
+    unit_write(path, blob, 3000);
+    assert_int_equal(stream(h, 104, 100, &t), 0);
+    assert_int_equal(t.n, 1);
+    assert_memory_equal(t.data, blob, 3000);
+    kvs_file_vtable()->close(packed);
+    kvs_file_vtable()->close(h);
+}
+
+/* A damaged chunk is set aside, whatever was given of it. One whose consumer stops is not, and
+ * whatever the consumer returns is its own. */
+static void stopped_streams(void **state)
+{
+    static const int stops[] = {1, -EBADMSG, -ENOENT, -EAGAIN, -EIO};
+    kv_store_v1 *h = unit_open("");
+    static struct taken t;
+    char path[512];
+    int fd;
+    (void)state;
+
+    assert_int_equal(unit_put(h, 105, blob, sizeof(blob)), 0);
+    assert_int_equal(unit_publish(h, "m", "x"), 0);
+    for (size_t i = 0; i < KV_COUNT(stops); i++) {
+        t.stop = stops[i];
+        assert_int_equal(stream(h, 105, 1000, &t), stops[i]);
+        assert_int_equal(t.n, 1);
+    }
+    t.stop = 0;
+    assert_int_equal(stats_of(h).bad_chunks, 0);
+    assert_int_equal(stats_of(h).errors, 0);
+    assert_int_equal(stream(h, 105, 1000, &t), 0);
+    unit_path(path, 105);
+    fd = open(path, O_WRONLY);
+    assert_int_equal(pwrite(fd, "x", 1, 99990), 1);
+    close(fd);
+    assert_int_equal(stream(h, 105, 1000, &t), -EBADMSG);
+    assert_int_equal(t.n, 100);
+    assert_int_equal(stats_of(h).bad_chunks, 1);
+    assert_int_equal(stream(h, 105, 1000, &t), -ENOENT);
+    kvs_file_vtable()->close(h);
+}
+
 /* Noted chunks of a manifest grow with each publication, over handles, also past a torn end. */
 static void refs_are_a_union(void **state)
 {
@@ -480,6 +586,8 @@ int main(void)
         cmocka_unit_test(limit_evicts_the_oldest),
         cmocka_unit_test(like_the_model),
         cmocka_unit_test(threads),
+        cmocka_unit_test(streams),
+        cmocka_unit_test(stopped_streams),
     };
 
     return cmocka_run_group_tests(tests, setup, unit_rm_dir);

@@ -494,6 +494,54 @@ static int lying_chunks(kv_store_v1 *s, kv_store_each_fn each, void *arg)
     return 0;
 }
 
+static int lying_stream(kv_store_v1 *s, const uint8_t *h, size_t l, uint8_t *buf, size_t room,
+                        kv_store_piece_fn each, void *arg)
+{
+    (void)s, (void)l;
+    memset(buf, 'x', room);
+    each(arg, 0, buf, room);
+    each(arg, h[0] == 'o' ? 1 : room, buf, room); /* out of order, or in spite of a stop */
+    return 0;
+}
+
+static int take_piece(void *arg, uint64_t offset, const uint8_t *piece, size_t len)
+{
+    (void)offset, (void)piece, (void)len;
+    return --*(int *)arg == 0 ? 42 : 0;
+}
+
+/* Pieces are in order, and none comes after a stop; a backend without streams is asked for all. */
+static void test_streams(void **state)
+{
+    kv_store_ext ext = *memory_ext();
+    struct kvs_store *store;
+    char buf[8];
+    int left = 9;
+    (void)state;
+
+    ext.stream_chunk = lying_stream;
+    assert_int_equal(kvs_open_with(memory_vtable(), &ext, "memory://lies", false, &store), 0);
+    assert_int_equal(kvs_stream_chunk(store, "order", 5, buf, 8, take_piece, &left), -EPROTO);
+    assert_int_equal(left, 8);
+    assert_int_equal(kvs_stream_chunk(store, "right", 5, buf, 8, take_piece, &left), 0);
+    assert_int_equal(left, 6);
+    left = 1;
+    assert_int_equal(kvs_stream_chunk(store, "right", 5, buf, 8, take_piece, &left), 42);
+    assert_int_equal(left, 0);
+    assert_int_equal(kvs_stream_chunk(store, "right", 5, buf, 0, take_piece, &left), -EINVAL);
+    assert_int_equal(kvs_stream_chunk(store, "right", 5, NULL, 8, take_piece, &left), -EINVAL);
+    assert_int_equal(kvs_stream_chunk(store, "right", 5, buf, 8, NULL, &left), -EINVAL);
+    kvs_close(store);
+    ext.stream_chunk = NULL;
+    assert_int_equal(kvs_open_with(memory_vtable(), &ext, "memory://plain", false, &store), 0);
+    assert_int_equal(kvs_put_chunk(store, "right", 5, "0123456789", 10), 0);
+    left = 9;
+    assert_int_equal(kvs_stream_chunk(store, "right", 5, buf, 8, take_piece, &left), 0);
+    assert_int_equal(left, 8);
+    assert_int_equal(kvs_stream_chunk(store, "wrong", 5, buf, 8, take_piece, &left), -ENOENT);
+    kvs_close(store);
+}
+
 static int stop(void *arg, const kv_store_entry *entry)
 {
     (void)entry;
@@ -553,6 +601,7 @@ int main(void)
         TEST(test_ext_tables),
         TEST(test_results),
         TEST(test_lying_extensions),
+        TEST(test_streams),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
