@@ -18,6 +18,30 @@ struct asked {
     uint8_t key[KVBM_MAX_KEY];
 };
 
+/* The same in two pieces, each in memory of just its size: what is believed is the same. */
+static void take_pieces(const struct asked *a, const uint8_t *value, size_t len, size_t cut,
+                        bool whole)
+{
+    uint8_t *first = malloc(cut ? cut : 1), *second = malloc(len - cut ? len - cut : 1);
+    uint8_t *block = malloc(a->format.block_bytes ? a->format.block_bytes : 1);
+    struct kvbm_object_opening opening;
+    bool right;
+
+    REQUIRE(first && second && block);
+    memcpy(first, value, cut);
+    memcpy(second, value + cut, len - cut);
+    kvbm_object_open_value(&opening, &a->format, a->group, a->key, block);
+    right = kvbm_object_open_piece(&opening, first, cut) &&
+            kvbm_object_open_piece(&opening, second, len - cut) &&
+            kvbm_object_value_whole(&opening);
+    REQUIRE(right == whole && right == !opening.wrong);
+    if (right)
+        REQUIRE(memcmp(block, value + KVBM_OBJECT_HEADER, a->format.block_bytes) == 0);
+    free(first);
+    free(second);
+    free(block);
+}
+
 /* In memory of just that size, so that a byte too many is seen. */
 static const void *unseal(const struct asked *a, const uint8_t *value, size_t len, uint8_t *memory)
 {
@@ -31,6 +55,7 @@ static void take(const struct asked *a, const uint8_t *value, size_t len)
     uint8_t *memory = malloc(len ? len : 1), *again;
     const void *block = memory ? unseal(a, value, len, memory) : NULL;
 
+    take_pieces(a, value, len, len ? value[0] * len / 256 : 0, block != NULL);
     if (block) {
         REQUIRE(block == memory + KVBM_OBJECT_HEADER);
         REQUIRE(len == kvbm_object_value_bytes(&a->format));
@@ -73,9 +98,11 @@ static void take_good(const struct asked *a, const uint8_t *block, uint32_t flip
     kvbm_object_seal(&a->format, a->group, a->key, block, good);
     found = unseal(a, good, len, memory);
     REQUIRE(found && memcmp(found, block, a->format.block_bytes) == 0);
+    take_pieces(a, good, len, flip % len, true);
     take_elsewhere(a, good, len, memory);
     good[flip / 8 % len] ^= (uint8_t)(1u << flip % 8);
     REQUIRE(!unseal(a, good, len, memory));
+    take_pieces(a, good, len, flip % len, false);
     free(good);
     free(memory);
 }

@@ -12,7 +12,8 @@
 struct shaky {
     /* what to do; all are read at each call */
     _Atomic bool hang, hang_puts, hang_open; /* until it becomes false */
-    _Atomic bool hang_exists;
+    _Atomic bool hang_exists, hang_publications;
+    _Atomic int hang_at;       /* in streams: before piece number so much, from 1 on; 0: nowhere */
     _Atomic int pass;          /* so many calls don't hang, while others do */
     _Atomic bool hang_answers; /* gets and exists have looked, and don't say what they saw */
     _Atomic bool refuse_open;
@@ -20,16 +21,17 @@ struct shaky {
     _Atomic int fail_puts_rc;   /* likewise by puts */
     _Atomic int fail_exists_rc; /* likewise by exists, so many times more: */
     _Atomic int fail_exists_n;
+    _Atomic int fail_publications; /* so many more fail, with EIO */
     _Atomic int delay_us;
     _Atomic int
         lie; /* gets: 1 a bit is wrong, 2 the last byte is missing, 3 somebody else's value */
     _Atomic int
-        ext; /* at open: 0 all, 1 none, 2 without batches and exists, 3 the ABI's version 1 alone */
+        ext; /* at open: 0 all, 1 none, 2 without batches and exists, 3 the ABI's version 1 alone, 4 all and streams */
 
     /* what happened */
     _Atomic int last_get; /* how many the last call for several gets wanted */
     _Atomic int opens, closes, inside, gets, get_batches, puts, put_batches, exists, prefetches,
-        publications, deletes, touches;
+        publications, deletes, touches, streams;
 };
 
 #endif

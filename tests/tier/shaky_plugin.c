@@ -117,6 +117,40 @@ static int get_many(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, s
     return end(answer(rc));
 }
 
+struct stream {
+    kv_store_piece_fn each;
+    void *arg;
+    int n;
+};
+
+static int on_piece(void *arg, uint64_t offset, const uint8_t *piece, size_t len)
+{
+    struct stream *s = arg;
+    uint8_t *copy = malloc(len ? len : 1);
+    int rc;
+
+    s->n++;
+    while (shaky.hang_at == s->n)
+        usleep(1000);
+    memcpy(copy, piece, len);
+    lie(copy, &len);
+    rc = s->each(s->arg, offset, copy, len);
+    free(copy);
+    return rc;
+}
+
+static int stream(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, uint8_t *buf,
+                  size_t room, kv_store_piece_fn each, void *arg)
+{
+    struct stream s = {.each = each, .arg = arg};
+    int rc = begin(&shaky.streams, NULL);
+
+    if (rc == 0) /* in small pieces */
+        rc = kvs_file_ext()->stream_chunk(self, hash, hash_len, buf, room < 1000 ? room : 1000,
+                                          on_piece, &s);
+    return end(answer(rc));
+}
+
 static int put_one(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, const uint8_t *data,
                    size_t len)
 {
@@ -154,8 +188,11 @@ static int prefetch(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, s
 
 static int publish(kv_store_v1 *self, const char *name, const uint8_t *data, size_t len)
 {
-    int rc = begin(&shaky.publications, &shaky.hang_puts);
+    int rc = begin(&shaky.publications,
+                   shaky.hang_publications ? &shaky.hang_publications : &shaky.hang_puts);
 
+    if (rc == 0 && shaky.fail_publications > 0 && atomic_fetch_sub(&shaky.fail_publications, 1) > 0)
+        rc = -EIO;
     return end(rc ? rc : kvs_file_vtable()->put_manifest(self, name, data, len));
 }
 
@@ -200,5 +237,6 @@ const kv_store_ext *kv_store_get_ext(void)
     table.exists_chunks = shaky.ext == 2 ? NULL : exists;
     table.delete_chunk = delete_one;
     table.touch_chunks = touch;
+    table.stream_chunk = shaky.ext == 4 ? stream : NULL;
     return &table;
 }

@@ -3,28 +3,6 @@
  * rightly. */
 #include "tier/object_unit.h"
 
-#define SLACK_NS (5 * KV_NS_PER_S) /* what a busy machine may add to a deadline */
-
-static struct job *submit(struct kvbm_object *o, enum kvbm_object_op op, uint64_t first, uint32_t n,
-                          uint64_t ms)
-{
-    struct job *job = job_new(op, first, n, BLOCK);
-
-    job->batch.deadline_ns = ms ? kv_now_ns() + ms * KV_NS_PER_MS : 0;
-    assert_int_equal(kvbm_object_submit(o, &job->batch), 0);
-    return job;
-}
-
-static void ends(struct job *job, int status)
-{
-    job_wait(job);
-    for (uint32_t i = 0; i < job->batch.n; i++)
-        assert_int_equal(job->ios[i].status, status);
-    if (job->batch.deadline_ns)
-        assert_true(job->done_ns < job->batch.deadline_ns + SLACK_NS);
-    job_free(job);
-}
-
 /* Blocks that are there, and have been touched: that comes after a get's end, and only once. */
 static void put_and_get(struct kvbm_object *o, uint32_t n)
 {

@@ -232,6 +232,7 @@ void kvbm_object_cancel(struct kvbm_object *o, struct kvbm_object_batch *batch)
             continue;
         w->cancelled = true; /* the watcher ends it */
         pthread_cond_signal(&o->watch);
+        pthread_cond_broadcast(&o->turn);
     }
     pthread_mutex_unlock(&o->lock);
 }
@@ -248,5 +249,6 @@ void kvbm_object_cancel_all(struct kvbm_object *o)
         else if (w->batch)
             w->cancelled = true; /* it ends before its next call */
     }
+    pthread_cond_broadcast(&o->turn);
     pthread_mutex_unlock(&o->lock);
 }

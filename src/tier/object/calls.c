@@ -10,7 +10,7 @@
 
 /* Single calls of a slice that may fail before the rest isn't tried: a store that is away costs its
  * timeout each time. */
-enum { MAX_FAILURES = 3, MAX_DELETES = 32, EMPTY_CHUNK_BYTES = 4096 };
+enum { MAX_FAILURES = 3, MAX_DELETES = 32 };
 
 static void note(struct kvbm_object_notes *notes, const uint8_t key[KVBM_OBJECT_CHUNK_KEY])
 {
@@ -44,6 +44,20 @@ static bool give_up(const struct kvbm_object_worker *w, int rc, int *failures)
 static int status_of(int rc)
 {
     return rc == -EINPROGRESS || rc > 0 ? -EIO : rc; /* we mean something else by these */
+}
+
+/* The worker's own buffer stays: the kernel would clear the pages of a new one. */
+static int make_room(struct kvbm_object_worker *w, size_t bytes)
+{
+    if (bytes <= w->value_bytes)
+        return 0;
+    free(KV_STEAL(w->value));
+    w->value_bytes = 0;
+    w->value = malloc(bytes);
+    if (!w->value)
+        return -ENOMEM;
+    w->value_bytes = bytes;
+    return 0;
 }
 
 /* -- get and exists ---------------------------------------------------------------------------- */
@@ -124,11 +138,94 @@ static void deliver(struct kvbm_object_worker *w, uint32_t i, struct kvbm_object
     note(block ? &w->hits : &w->bad, w->keys[i]);
 }
 
+/* -- get in pieces ----------------------------------------------------------------------------- */
+
+/* A value on its way: each piece is summed and copied while it is in the cache. */
+struct incoming {
+    struct kvbm_object_worker *w;
+    struct kvbm_object_opening value;
+    const struct kvbm_object_io *io;
+    int ends; /* what the batch ends with; 0: it goes on */
+};
+
+static void begin_value(struct incoming *in)
+{
+    kvbm_object_open_value(&in->value, &in->w->object->format, in->io->group, in->io->key,
+                           in->io->data);
+}
+
+/* Copies between two parts of the call, when nobody else may end the batch. */
+static int on_piece(void *arg, uint64_t offset, const uint8_t *piece, size_t len)
+{
+    struct incoming *in = arg;
+    bool fits;
+
+    if (!kvbm_object_leave(in->w)) {
+        in->ends = -ETIMEDOUT;
+        return in->ends;
+    }
+    if (offset == 0)
+        begin_value(in);
+    fits = kvbm_object_open_piece(&in->value, piece, len);
+    in->ends = kvbm_object_enter(in->w);
+    return in->ends < 0 ? in->ends : fits ? 0 : -EBADMSG;
+}
+
+/* Returns what the store said of one block, whose status is set. */
+static int stream(struct kvbm_object_worker *w, struct incoming *in, struct kvbm_object_io *io,
+                  const uint8_t *key)
+{
+    bool whole;
+    int rc;
+
+    in->io = io;
+    begin_value(in);
+    rc = kvs_stream_chunk(w->handle->store, key, KVBM_OBJECT_CHUNK_KEY, w->value, KVBM_OBJECT_PIECE,
+                          on_piece, in);
+    if (!kvbm_object_leave(w))
+        in->ends = -ETIMEDOUT;
+    if (in->ends < 0)
+        return rc;
+    whole = rc == 0 && kvbm_object_value_whole(&in->value);
+    io->status = whole ? 0 : rc < 0 ? status_of(rc) : -EBADMSG;
+    if (whole || in->value.wrong)
+        note(whole ? &w->hits : &w->bad, key);
+    return in->value.wrong ? 0 : rc;
+}
+
+static int stream_slice(struct kvbm_object_worker *w, struct kvbm_object_io *ios, uint32_t n)
+{
+    struct incoming in = {.w = w};
+    int rc = make_room(w, KVBM_OBJECT_PIECE), failures = 0;
+    bool stop = false;
+
+    for (uint32_t i = 0; i < n && rc >= 0; i++) {
+        if (!stop) {
+            rc = kvbm_object_enter(w);
+            if (rc < 0)
+                break;
+            w->rc[i] = stream(w, &in, &ios[i], w->keys[i]);
+            rc = in.ends;
+            stop = give_up(w, w->rc[i], &failures);
+        } else {
+            w->rc[i] = w->rc[i - 1];
+            ios[i].status = status_of(w->rc[i]);
+        }
+    }
+    return rc < 0 ? rc : judge(w, n);
+}
+
+/* -- get and exists, a slice ------------------------------------------------------------------- */
+
 static int get_slice(struct kvbm_object_worker *w, struct kvbm_object_io *ios, uint32_t n,
                      bool copy)
 {
-    int rc = kvbm_object_enter(w);
+    const kv_store_ext *ext = w->handle->ext;
+    int rc;
 
+    if (copy && ext && ext->stream_chunk)
+        return stream_slice(w, ios, n);
+    rc = kvbm_object_enter(w);
     if (rc < 0)
         return rc;
     fetch(w, n);
@@ -167,21 +264,14 @@ static int seal_slice(struct kvbm_object_worker *w, const struct kvbm_object_io 
 {
     const struct kvbm_object_format *f = &w->object->format;
     size_t each = kvbm_object_value_bytes(f);
+    int rc = make_room(w, n * each);
 
-    if (n * each > w->value_bytes) {
-        free(KV_STEAL(w->value));
-        w->value_bytes = 0;
-        w->value = malloc(n * each);
-        if (!w->value)
-            return -ENOMEM;
-        w->value_bytes = n * each;
-    }
-    for (uint32_t i = 0; i < n; i++) {
+    for (uint32_t i = 0; i < n && rc == 0; i++) {
         w->data[i] = w->value + i * each;
         w->len[i] = each;
         kvbm_object_seal(f, ios[i].group, ios[i].key, ios[i].data, w->data[i]);
     }
-    return 0;
+    return rc;
 }
 
 static void store_each(struct kvbm_object_worker *w, uint32_t n)
@@ -233,34 +323,12 @@ static int put_slice(struct kvbm_object_worker *w, struct kvbm_object_io *ios, u
     return judge(w, n);
 }
 
-static int64_t read_nothing(void *arg, void *buf, size_t cap)
+static bool any_put(const struct kvbm_object_batch *batch)
 {
-    (void)arg, (void)buf, (void)cap;
-    return 0;
-}
-
-/*
- * Makes what was put durable, and lets the backend forget about it: after a mere flush it would
- * hold on to all, for a manifest to come. An empty snapshot claims nothing.
- */
-static int publish(struct kvbm_object_worker *w, const struct kvbm_object_batch *batch)
-{
-    struct kvs_save_opts opts = {.size = sizeof(opts),
-                                 .format = KVS_FORMAT_BYTES,
-                                 .chunk_bytes = EMPTY_CHUNK_BYTES,
-                                 .fingerprint = w->object->fingerprint};
-    bool any = false;
-    int rc;
-
-    for (uint32_t i = 0; i < batch->n && !any; i++)
-        any = batch->ios[i].status > 0;
-    rc = any ? kvbm_object_enter(w) : 0;
-    if (rc < 0 || !any)
-        return rc;
-    rc = kvs_save(w->handle->store, w->object->manifest, read_nothing, NULL, &opts, NULL);
-    if (kvbm_breaker_counts(rc))
-        w->trouble = rc;
-    return kvbm_object_leave(w) ? KV_MIN(rc, 0) : -ETIMEDOUT;
+    for (uint32_t i = 0; i < batch->n; i++)
+        if (batch->ios[i].status > 0)
+            return true;
+    return false;
 }
 
 /* -- a batch ----------------------------------------------------------------------------------- */
@@ -280,8 +348,8 @@ int kvbm_object_run(struct kvbm_object_worker *w, struct kvbm_object_batch *batc
              : op == KVBM_OBJECT_PUT ? put_slice(w, ios, n)
                                      : exists_slice(w, ios, n);
     }
-    if (rc == 0 && op == KVBM_OBJECT_PUT)
-        rc = publish(w, batch);
+    if (rc == 0 && op == KVBM_OBJECT_PUT && any_put(batch))
+        rc = kvbm_object_publish(w, batch->until_);
     return rc;
 }
 

@@ -25,6 +25,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/xxh.h"
 #include "kv_store.h"
 #include "tier/object/object.h"
 
@@ -50,6 +51,24 @@ void kvbm_object_seal(const struct kvbm_object_format *f, uint32_t group, const 
 /** The block in a value, or NULL when that isn't this block's, whole. */
 const void *kvbm_object_unseal(const struct kvbm_object_format *f, uint32_t group, const void *key,
                                const void *value, size_t len);
+
+/** A value that comes in pieces, and is verified on its way to where its block belongs. */
+struct kvbm_object_opening {
+    const struct kvbm_object_format *format;
+    uint8_t want[KVBM_OBJECT_HEADER]; /* but for the checksum */
+    uint8_t header[KVBM_OBJECT_HEADER];
+    uint8_t *to;
+    uint64_t got;
+    bool wrong; /* it can't be this block's value, whatever follows */
+    XXH3_state_t state;
+};
+/** Begin, or begin anew. @to: block_bytes that pieces are copied to; NULL: nowhere. */
+void kvbm_object_open_value(struct kvbm_object_opening *ret, const struct kvbm_object_format *f,
+                            uint32_t group, const void *key, void *to);
+/** Take the next piece. False: `wrong`. Nothing is copied before the header is known to be right. */
+bool kvbm_object_open_piece(struct kvbm_object_opening *value, const void *piece, size_t len);
+/** Whether all pieces were the value of this block; sets `wrong`. */
+bool kvbm_object_value_whole(struct kvbm_object_opening *value);
 
 /* -- breaker (breaker.c) ------------------------------------------------------------------ */
 
@@ -87,6 +106,7 @@ enum {
     KVBM_OBJECT_SLICE_BYTES = 16 << 20, /* likewise, unless one block is more */
     KVBM_OBJECT_NEAR_BYTES =
         1 << 20,                   /* of files: summed, copied, read and written while in cache */
+    KVBM_OBJECT_PIECE = 128 << 10, /* of a file's value: stays in the second-level cache */
     KVBM_OBJECT_NOTES = 1024,      /* hits and bad ones of a batch that are seen to afterwards */
     KVBM_OBJECT_TOUCHED = 1 << 13, /* hits that are remembered not to touch them again soon */
     KVBM_OBJECT_TOUCH_S = 3600,
@@ -120,6 +140,7 @@ struct kvbm_object_worker {
     bool opener;                     /* opens the store before anything else */
     bool opens;                      /* is the one that opens it now */
     bool in_call, lost, gone, detached, offloading, cancelled;
+    uint64_t publication;   /* number of the one that it carries out */
     bool parted;            /* its batch was ended under it, and it is not lost */
     bool called;            /* the store was asked for this batch */
     uint64_t until;         /* when the call counts as hanging */
@@ -129,7 +150,7 @@ struct kvbm_object_worker {
     struct kvbm_object_handle *handle;
     int opened;     /* what kvs_open said last */
     int trouble;    /* of the batch: the first result that counts for the breaker */
-    uint8_t *value; /* values to put */
+    uint8_t *value; /* values to put, pieces of those that are got */
     size_t value_bytes;
     void *kept; /* of the values got last, that at the highest address: see drop in calls.c */
     uint8_t keys[KVBM_OBJECT_SLICE][KVBM_OBJECT_CHUNK_KEY];
@@ -145,6 +166,7 @@ struct kvbm_object {
     pthread_cond_t work;  /* for workers */
     pthread_cond_t watch; /* for the watcher */
     pthread_cond_t idle;  /* for open and close */
+    pthread_cond_t turn;  /* for workers that are to publish */
     pthread_t watcher;
     bool watching, stopping;
     pid_t pid;
@@ -161,6 +183,9 @@ struct kvbm_object {
     uint32_t n_workers, n_able, n_offloading;
     uint64_t watch_ns; /* when the watcher looks next */
     struct kvbm_breaker breaker;
+    struct kvbm_object_worker *publisher;          /* NULL: no publication is under way */
+    uint64_t publications, published;              /* begun; the latest that succeeded, and */
+    const struct kvbm_object_handle *published_by; /* the handle whose puts it took */
     struct kvbm_object_handle *handle;
     bool opening, opening_hangs, closing, said_down;
     int open_rc;   /* of the last time; -EINPROGRESS before */
@@ -216,10 +241,15 @@ int kvbm_object_run(struct kvbm_object_worker *w, struct kvbm_object_batch *batc
 /** Finish a batch after its done: delete bad chunks, mark those that were read as used. */
 void kvbm_object_after(struct kvbm_object_worker *w);
 
+/* publish.c */
+
+/** Make durable what the worker has put for its batch. Returns 0, or what the batch ends with. */
+int kvbm_object_publish(struct kvbm_object_worker *w, uint64_t until_ns);
+/** Let the next worker publish. A no-op unless it is this worker's turn. With the lock held. */
+void kvbm_object_end_turn(struct kvbm_object_worker *w, bool published);
+
 /* watch.c */
 
 void *kvbm_object_watch(void *arg);
-/** Until signalled or then, by the monotonic clock. */
-void kvbm_object_wait(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t until_ns);
 
 #endif

@@ -28,6 +28,7 @@ enum {
 
 static void destroy(struct kvbm_object *o)
 {
+    pthread_cond_destroy(&o->turn);
     pthread_cond_destroy(&o->idle);
     pthread_cond_destroy(&o->watch);
     pthread_cond_destroy(&o->work);
@@ -49,15 +50,11 @@ void kvbm_object_unref_unlock(struct kvbm_object *o)
 
 static void init_sync(struct kvbm_object *o)
 {
-    pthread_condattr_t attr;
-
     pthread_mutex_init(&o->lock, NULL);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&o->work, &attr);
-    pthread_cond_init(&o->watch, &attr);
-    pthread_cond_init(&o->idle, &attr);
-    pthread_condattr_destroy(&attr);
+    kv_cond_init(&o->work);
+    kv_cond_init(&o->watch);
+    kv_cond_init(&o->idle);
+    kv_cond_init(&o->turn);
 }
 
 /* How many blocks a call has whose values are of so many bytes together. */
@@ -76,7 +73,6 @@ static bool is_path(const char *uri)
 
 static void set_options(struct kvbm_object *o, const struct kvbm_object_opts *opts)
 {
-
     o->n_threads = KV_OPT(opts, n_threads, THREADS);
     o->max_queue = KV_OPT(opts, max_queue, QUEUE);
     o->timeout_ns = KV_OPT(opts, timeout_ms, TIMEOUT_MS) * KV_NS_PER_MS;
@@ -141,7 +137,7 @@ static int wait_open(struct kvbm_object *o)
 
     pthread_mutex_lock(&o->lock);
     while (o->open_rc == -EINPROGRESS && kv_now_ns() < until)
-        kvbm_object_wait(&o->idle, &o->lock, until);
+        kv_cond_wait_until(&o->idle, &o->lock, until);
     rc = o->open_rc;
     pthread_mutex_unlock(&o->lock);
     return rc == -EINPROGRESS || rc == -EIO || rc == -ETIMEDOUT ? 0 : rc;
@@ -240,12 +236,13 @@ void kvbm_object_close_by(struct kvbm_object *o, uint64_t deadline_ns)
     for (struct kvbm_object_worker *w = o->workers; w; w = w->next)
         w->cancelled = true;
     pthread_cond_broadcast(&o->work);
+    pthread_cond_broadcast(&o->turn);
     pthread_cond_signal(&o->watch);
     while (o->workers) {
         if (kv_now_ns() >= until)
             leave_behind(o);
         if (o->workers) /* those in a callback are waited for as long as it takes */
-            kvbm_object_wait(&o->idle, &o->lock, KV_MAX(until, kv_now_ns() + 50 * KV_NS_PER_MS));
+            kv_cond_wait_until(&o->idle, &o->lock, KV_MAX(until, kv_now_ns() + 50 * KV_NS_PER_MS));
     }
     o->stopping = true;
     pthread_cond_signal(&o->watch);

@@ -74,7 +74,9 @@ enum kvbm_object_op { KVBM_OBJECT_EXISTS, KVBM_OBJECT_GET, KVBM_OBJECT_PUT };
 struct kvbm_object_io {
     uint32_t group;
     const void *key;
-    void *data; /* GET: block_bytes are written, only when all verified; PUT: read */
+    /* PUT: read. GET: block_bytes are written. After -EBADMSG, or when the batch ended before its
+     * time, its content is undefined. */
+    void *data;
     int status; /* 0 (EXISTS: it is there), -ENOENT, -EBADMSG, -ETIMEDOUT, -EHOSTDOWN, -ECANCELED, -EIO.. */
 };
 

@@ -75,19 +75,6 @@ size_t kvbm_object_value_bytes(const struct kvbm_object_format *f)
 /* Bytes are copied and summed in pieces that stay in the second-level cache. */
 enum { PIECE = 64 * 1024 };
 
-/* Compute the checksum of the header, with zeros in its place, and the block. */
-static void sum(const uint8_t header[KVBM_OBJECT_HEADER], const void *block, size_t len,
-                uint8_t ret[16])
-{
-    XXH3_state_t state;
-
-    XXH3_INITSTATE(&state);
-    XXH3_128bits_reset(&state);
-    kv_hash_update(&state, header, KVBM_OBJECT_HEADER);
-    kv_hash_update(&state, block, len);
-    kv_hash_done(&state, ret);
-}
-
 void kvbm_object_seal(const struct kvbm_object_format *f, uint32_t group, const void *key,
                       const void *block, uint8_t *ret)
 {
@@ -108,18 +95,74 @@ void kvbm_object_seal(const struct kvbm_object_format *f, uint32_t group, const 
     memcpy(ret + SUM, found, sizeof(found));
 }
 
+/* -- reading ----------------------------------------------------------------------------------- */
+
+void kvbm_object_open_value(struct kvbm_object_opening *ret, const struct kvbm_object_format *f,
+                            uint32_t group, const void *key, void *to)
+{
+    ret->format = f;
+    ret->to = to;
+    ret->got = 0;
+    ret->wrong = false;
+    make_header(f, group, key, ret->want);
+    XXH3_INITSTATE(&ret->state);
+    XXH3_128bits_reset(&ret->state);
+    kv_hash_update(&ret->state, ret->want, KVBM_OBJECT_HEADER);
+}
+
+static bool header_fits(const struct kvbm_object_opening *value)
+{
+    return memcmp(value->header, value->want, SUM) == 0 &&
+           memcmp(value->header + KEY, value->want + KEY, KVBM_OBJECT_HEADER - KEY) == 0;
+}
+
+/* Take what the piece has of the header. Returns how much that is. */
+static size_t take_header(struct kvbm_object_opening *value, const void *piece, size_t len)
+{
+    size_t n = value->got < KVBM_OBJECT_HEADER ? KVBM_OBJECT_HEADER - (size_t)value->got : 0;
+
+    n = KV_MIN(n, len);
+    if (n == 0)
+        return 0;
+    memcpy(value->header + value->got, piece, n);
+    value->got += n;
+    value->wrong |= value->got == KVBM_OBJECT_HEADER && !header_fits(value);
+    return n;
+}
+
+bool kvbm_object_open_piece(struct kvbm_object_opening *value, const void *piece, size_t len)
+{
+    size_t n = take_header(value, piece, len);
+    const uint8_t *bytes = (const uint8_t *)piece + n;
+
+    len -= n;
+    value->wrong |= len > kvbm_object_value_bytes(value->format) - value->got;
+    if (value->wrong || len == 0)
+        return !value->wrong;
+    if (value->to)
+        memcpy(value->to + (value->got - KVBM_OBJECT_HEADER), bytes, len);
+    kv_hash_update(&value->state, bytes, len);
+    value->got += len;
+    return true;
+}
+
+bool kvbm_object_value_whole(struct kvbm_object_opening *value)
+{
+    uint8_t sum[16];
+
+    kv_hash_done(&value->state, sum);
+    value->wrong |= value->got != kvbm_object_value_bytes(value->format) ||
+                    memcmp(value->header + SUM, sum, sizeof(sum)) != 0;
+    return !value->wrong;
+}
+
 const void *kvbm_object_unseal(const struct kvbm_object_format *f, uint32_t group, const void *key,
                                const void *value, size_t len)
 {
-    uint8_t header[KVBM_OBJECT_HEADER], want[16];
-    const uint8_t *bytes = value;
+    struct kvbm_object_opening opening;
 
-    if (len != kvbm_object_value_bytes(f))
-        return NULL;
-    make_header(f, group, key, header);
-    if (memcmp(bytes, header, SUM) != 0 ||
-        memcmp(bytes + KEY, header + KEY, sizeof(header) - KEY) != 0)
-        return NULL;
-    sum(header, bytes + KVBM_OBJECT_HEADER, f->block_bytes, want);
-    return memcmp(bytes + SUM, want, sizeof(want)) == 0 ? bytes + KVBM_OBJECT_HEADER : NULL;
+    kvbm_object_open_value(&opening, f, group, key, NULL);
+    return kvbm_object_open_piece(&opening, value, len) && kvbm_object_value_whole(&opening)
+               ? (const uint8_t *)value + KVBM_OBJECT_HEADER
+               : NULL;
 }

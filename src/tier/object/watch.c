@@ -3,15 +3,8 @@
  * done for what no worker finished. It never calls into the store, so that nothing delays it but a
  * callback. */
 #include "base/log.h"
+#include "base/thread.h"
 #include "tier/object/impl.h"
-
-void kvbm_object_wait(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t until_ns)
-{
-    struct timespec ts = {.tv_sec = (time_t)(until_ns / KV_NS_PER_S),
-                          .tv_nsec = (long)(until_ns % KV_NS_PER_S)};
-
-    pthread_cond_timedwait(cond, lock, &ts);
-}
 
 /* End the batches past their deadline. Returns the next deadline. */
 static uint64_t expire(struct kvbm_object *o, uint64_t now_ns)
@@ -103,7 +96,7 @@ void *kvbm_object_watch(void *arg)
         if (o->stopping)
             break;
         o->watch_ns = next_ns;
-        kvbm_object_wait(&o->watch, &o->lock, next_ns);
+        kv_cond_wait_until(&o->watch, &o->lock, next_ns);
         o->watch_ns = 0; /* awake: it looks anyway */
     }
     kvbm_object_unref_unlock(o);

@@ -142,6 +142,7 @@ void kvbm_object_worker_lose(struct kvbm_object_worker *w, int rc)
     bool probe = batch ? batch->probe_ : w->opener;
 
     let_go(w);
+    kvbm_object_end_turn(w, false);
     w->lost = true;
     o->opening_hangs |= w->opens;
     w->cancelled = false;
@@ -165,6 +166,7 @@ void kvbm_object_worker_part(struct kvbm_object_worker *w, int rc)
     struct kvbm_object *o = w->object;
 
     let_go(w);
+    kvbm_object_end_turn(w, false);
     w->cancelled = false;
     w->parted = true;
     atomic_store_explicit(&w->abandoned, true, memory_order_relaxed);

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Publications, which make what was put durable. One at a time: batches whose puts end while one is
+ * under way wait, and share the next, which takes the chunks of all of them.
+ *
+ *   worker 1   put put | publish .. |              5 batches, 3 publications
+ *   worker 2   put put put | waits  | publish .. |
+ *   worker 3    put put put | waits |            | done as well
+ *   worker 1                        | put put put | publish ..
+ *
+ * A publication that hangs, and one that fails, is nobody's but its own batch's.
+ */
+#include "base/thread.h"
+#include "tier/object/impl.h"
+
+enum { EMPTY_CHUNK_BYTES = 4096 };
+
+static int64_t read_nothing(void *arg, void *buf, size_t cap)
+{
+    (void)arg, (void)buf, (void)cap;
+    return 0;
+}
+
+/* An empty snapshot, which claims no chunk. After a mere flush the backend would hold on to all of
+ * them, for a manifest to come. */
+static int save_nothing(struct kvbm_object_worker *w)
+{
+    struct kvs_save_opts opts = {.size = sizeof(opts),
+                                 .format = KVS_FORMAT_BYTES,
+                                 .chunk_bytes = EMPTY_CHUNK_BYTES,
+                                 .fingerprint = w->object->fingerprint};
+    int rc = kvs_save(w->handle->store, w->object->manifest, read_nothing, NULL, &opts, NULL);
+
+    return KV_MIN(rc, 0);
+}
+
+/* Whether a publication that began at @number or later has taken what this worker has put. With the
+ * lock. */
+static bool is_covered(const struct kvbm_object_worker *w, uint64_t number)
+{
+    const struct kvbm_object *o = w->object;
+
+    return o->published >= number && o->published_by == w->handle;
+}
+
+/* Wait until it is this worker's turn (1), or another has published for it (0). With the lock. */
+static int take_turn(struct kvbm_object_worker *w, uint64_t until_ns)
+{
+    struct kvbm_object *o = w->object;
+    uint64_t number = o->publications + 1; /* those that began before may have missed some */
+
+    while (o->publisher && !is_covered(w, number)) {
+        if (w->cancelled)
+            return -ECANCELED;
+        if (kv_cond_wait_until(&o->turn, &o->lock, until_ns) == -ETIMEDOUT) {
+            w->trouble = -ETIMEDOUT;
+            return -ETIMEDOUT;
+        }
+    }
+    if (is_covered(w, number))
+        return 0;
+    o->publisher = w;
+    w->publication = ++o->publications;
+    return 1;
+}
+
+void kvbm_object_end_turn(struct kvbm_object_worker *w, bool published)
+{
+    struct kvbm_object *o = w->object;
+
+    if (o->publisher != w) /* it was lost meanwhile */
+        return;
+    o->publisher = NULL;
+    if (published) {
+        o->published = w->publication;
+        o->published_by = w->handle;
+    }
+    pthread_cond_broadcast(&o->turn);
+}
+
+int kvbm_object_publish(struct kvbm_object_worker *w, uint64_t until_ns)
+{
+    struct kvbm_object *o = w->object;
+    bool wanted = true;
+    int rc;
+
+    pthread_mutex_lock(&o->lock);
+    rc = take_turn(w, until_ns);
+    pthread_mutex_unlock(&o->lock);
+    if (rc <= 0)
+        return rc;
+    rc = kvbm_object_enter(w);
+    if (rc == 0) {
+        rc = save_nothing(w);
+        if (kvbm_breaker_counts(rc))
+            w->trouble = rc;
+        wanted = kvbm_object_leave(w);
+    }
+    pthread_mutex_lock(&o->lock);
+    kvbm_object_end_turn(w, rc == 0);
+    pthread_mutex_unlock(&o->lock);
+    return wanted ? rc : -ETIMEDOUT;
+}

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The object tier's streams and publications, where a store hangs or fails in the midst of one. */
+#include "tier/object_unit.h"
+
+/* -- streams ----------------------------------------------------------------------------------- */
+
+/* A stream that hangs between two pieces: the memory is the caller's again, and stays it when the
+ * rest comes. */
+static void test_hanging_stream(void **state)
+{
+    struct kvbm_object_opts opts = default_opts(shaky_uri);
+    struct kvbm_object *o;
+    (void)state;
+
+    shaky->ext = 4;
+    opts.breaker_failures = 1000;
+    o = open_with(&opts);
+    expect(o, KVBM_OBJECT_PUT, 0, 4, 0);
+    for (int at = 1; at <= 6; at++) { /* of values in six pieces */
+        struct job *late, *cancelled;
+        int streams = shaky->streams;
+
+        shaky->hang_at = at;
+        cancelled = submit(o, KVBM_OBJECT_GET, 2, 2, 0);
+        EXPECT_SOON(shaky->streams == streams + 1);
+        late = submit(o, KVBM_OBJECT_GET, 0, 2, 40);
+        ends(late, -ETIMEDOUT);
+        kvbm_object_cancel(o, &cancelled->batch);
+        ends(cancelled, -ECANCELED);
+        shaky->hang_at = 0;
+        EXPECT_SOON(stats_of(o).left_behind == 0 && shaky->inside == 0);
+        expect(o, KVBM_OBJECT_GET, 0, 4, 0);
+    }
+    kvbm_object_close(o);
+}
+
+/* -- publications ------------------------------------------------------------------------------ */
+
+static struct kvbm_object *open_patient(void)
+{
+    struct kvbm_object_opts opts = default_opts(shaky_uri);
+
+    opts.breaker_failures = 1000;
+    opts.timeout_ms = 60000;
+    return open_with(&opts);
+}
+
+/* Batches whose puts end while a publication is under way share the next one. */
+static void test_shared_publication(void **state)
+{
+    struct kvbm_object *o = open_patient();
+    bool shared = false;
+    (void)state;
+
+    for (uint64_t round = 0; round < 50 && !shared; round++) { /* a waiting thread can be late */
+        int seen = shaky->publications, puts = shaky->put_batches;
+        struct job *jobs[3];
+
+        shaky->hang_publications = true;
+        for (uint64_t i = 0; i < 3; i++)
+            jobs[i] = submit(o, KVBM_OBJECT_PUT, round * 30 + i * 10, 5, 0);
+        EXPECT_SOON(shaky->put_batches == puts + 3 && shaky->inside == 1);
+        usleep(20000);
+        assert_int_equal(shaky->publications, seen + 1);
+        shaky->hang_publications = false;
+        for (uint64_t i = 0; i < 3; i++)
+            ends(jobs[i], 0);
+        assert_in_range(shaky->publications, seen + 2, seen + 3);
+        shared = shaky->publications == seen + 2;
+    }
+    assert_true(shared);
+    kvbm_object_close(o);
+}
+
+/* A publication that hangs holds others up until its batch ends; one that waits can be cancelled. */
+static void test_hanging_publication(void **state)
+{
+    struct kvbm_object *o = open_patient();
+    struct job *hanging, *waiting, *cancelled;
+    int seen = shaky->publications, puts;
+    (void)state;
+
+    shaky->hang_publications = true;
+    hanging = submit(o, KVBM_OBJECT_PUT, 0, 5, 0);
+    EXPECT_SOON(shaky->publications == seen + 1);
+    puts = shaky->put_batches;
+    waiting = submit(o, KVBM_OBJECT_PUT, 10, 5, 0);
+    cancelled = submit(o, KVBM_OBJECT_PUT, 20, 5, 0);
+    EXPECT_SOON(shaky->put_batches == puts + 2 && shaky->inside == 1);
+    usleep(20000); /* until they wait */
+    kvbm_object_cancel(o, &cancelled->batch);
+    ends(cancelled, -ECANCELED);
+    assert_int_equal(shaky->publications, seen + 1);
+    kvbm_object_cancel(o, &hanging->batch);
+    ends(hanging, -ECANCELED);
+    EXPECT_SOON(shaky->publications == seen + 2); /* while the first still hangs */
+    shaky->hang_publications = false;
+    ends(waiting, 0);
+    expect(o, KVBM_OBJECT_GET, 10, 5, 0);
+    kvbm_object_close(o);
+    EXPECT_SOON(shaky->inside == 0 && shaky->opens == shaky->closes);
+}
+
+/* A publication that fails is its own batch's: the next one tries again. */
+static void test_failing_publication(void **state)
+{
+    struct kvbm_object *o = open_patient();
+    int seen = shaky->publications, puts = shaky->put_batches, failed = 0;
+    struct job *jobs[3];
+    (void)state;
+
+    shaky->hang_publications = true;
+    shaky->fail_publications = 1;
+    for (uint64_t i = 0; i < 3; i++)
+        jobs[i] = submit(o, KVBM_OBJECT_PUT, i * 10, 5, 0);
+    EXPECT_SOON(shaky->put_batches == puts + 3 && shaky->publications == seen + 1);
+    shaky->hang_publications = false;
+    for (uint64_t i = 0; i < 3; i++) {
+        job_wait(jobs[i]);
+        failed += jobs[i]->ios[0].status == -EIO;
+        job_free(jobs[i]);
+    }
+    assert_int_equal(failed, 1);
+    kvbm_object_close(o);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(test_hanging_stream, fresh_folder),
+        cmocka_unit_test_setup(test_shared_publication, fresh_folder),
+        cmocka_unit_test_setup(test_hanging_publication, fresh_folder),
+        cmocka_unit_test_setup(test_failing_publication, fresh_folder),
+    };
+
+    find_shaky();
+    return cmocka_run_group_tests(tests, NULL, remove_folder);
+}
