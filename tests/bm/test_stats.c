@@ -419,8 +419,9 @@ static void test_dump(void **state)
         "4 keys, 1 of them again, 1 kept as duplicates\n",
         "3 of 6 keys by prefix (50 %), 1 of 2 one by one (50 %)\n",
         "     block  state       handles  group  position  key\n",
-        "         0  registered        1      0         0  0000000000000011  1 duplicates  also in "
-        "host\n",
+        ("         0  registered        1      0         0  0000000000000011  1 duplicates  also "
+         "in "
+         "host\n"),
         "         1  inactive          0      0         1  0000000000000012  priority 80\n",
         "         3  duplicate         1      0         0  0000000000000011  of block 0",
         "         4  complete          1      0         0  0000000000000099\n",
