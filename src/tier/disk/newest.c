@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Of several records of one key, only the newest stays. Older ones are what a slot held that
- * couldn't be read or was forgotten in memory only, before the key was stored again in another
- * slot.
+ * Keep of several records of one key only the newest. An older one is of a slot that couldn't be
+ * read, or was forgotten in memory only. Then the key was stored again in another slot.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -19,7 +18,7 @@ struct seen {
     struct kvbm_disk *disk;
     uint32_t *slots;
     uint64_t mask;
-    uint64_t n_older, n_kept; /* n_kept: of the older ones, those still in a file */
+    uint64_t n_older, n_kept; /* n_kept: older records that are still in a file */
 };
 
 static bool entry_of(const struct kvbm_disk *disk, uint32_t slot, struct kvbm_disk_entry *ret)
@@ -27,8 +26,10 @@ static bool entry_of(const struct kvbm_disk *disk, uint32_t slot, struct kvbm_di
     return kvbm_disk_record_of(disk, slot, kvbm_disk_record_at(disk, slot), ret);
 }
 
-/* Zero a record, in the index file too. No barrier: when a power cut brings it back, it is older
- * still. */
+/*
+ * Zero a record, in the index file too. No barrier: if a power cut brings it back, it is still the
+ * older one.
+ */
 static void drop(struct seen *seen, uint32_t slot)
 {
     struct kvbm_disk_volume *volume = kvbm_disk_volume_of(seen->disk, slot);

@@ -145,7 +145,7 @@ static bool forget_bad(struct kvbm_disk *disk, struct kvbm_disk_op *op)
     *busy = 1;
     disk->n_writing++;
     volume->n_writing++;
-    op->work->n_unwritten++; /* alone: its commit begins at once */
+    op->work->n_unwritten++; /* alone in its batch: the commit begins at once */
     zero_record(disk, op->io->slot);
     memset(op->record, 0, sizeof(op->record));
     write_record(disk, op, invalidated);
@@ -159,7 +159,7 @@ static void read_done(struct kvbm_disk *disk, struct kvbm_disk_op *op)
     uint8_t sum[16];
 
     disk->n_reading--;
-    if (op->req.ended) /* somebody cut the file: of the device that says nothing */
+    if (op->req.ended) /* another program has cut the file, which says nothing about the device */
         status = -EBADMSG;
     else
         judge(kvbm_disk_volume_of(disk, op->io->slot), status);
@@ -286,7 +286,7 @@ static void commit_ended(struct kvbm_disk *disk, struct kvbm_disk_volume *volume
     volume->commit_running = false;
     judge(volume, status);
     while ((op = kvbm_disk_shift(&list))) {
-        if (status < 0) /* what is on the disk isn't known: it isn't found here any more */
+        if (status < 0) /* the bytes on the disk are unknown: remove the block here */
             zero_record(disk, op->io->slot);
         end_write(disk, op, status);
     }
@@ -424,8 +424,8 @@ static void leave_out(struct kvbm_disk *disk, struct kvbm_disk_op *op, int statu
 }
 
 /*
- * A few more are begun than the executor gives to the device: when one ends, it has the next at
- * hand, and the device needn't wait until this thread has woken.
+ * Begin a few operations more than the executor gives to the device. When one ends, the executor
+ * has the next at hand, and the device needn't wait for this thread to wake.
  */
 static void begin_some(struct kvbm_disk *disk, struct kvbm_disk_list lists[2],
                        const uint32_t *running, uint64_t now)

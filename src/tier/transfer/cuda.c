@@ -43,8 +43,10 @@ static int enter(uint32_t device)
     return tier_cuda_usable() && kvbm_cuda_enter(device) == 0 ? 0 : -ENOTSUP;
 }
 
-/* Return the GPU whose memory a plan uses; GPU 0 when it uses none's (device_id may then be a
- * file's descriptor). */
+/*
+ * Return the GPU whose memory a plan uses; GPU 0 when it uses no GPU's (device_id may then be a
+ * file's descriptor).
+ */
 static uint32_t device_of(const struct tier_plan *p)
 {
     const struct kvbm_place *s = &p->src->places[0], *d = &p->dst->places[0];
@@ -53,7 +55,7 @@ static uint32_t device_of(const struct tier_plan *p)
     return place->kind == KVBM_STORAGE_DEVICE ? (uint32_t)place->device_id : 0;
 }
 
-/* Events can be asked for in any context; a job between host memories must not make one for it. */
+/* Ask for an event, in any context that exists: a job between host memories must not create one. */
 int tier_cuda_happened(void *event, const struct tier_plan *plan)
 {
     tier_cuda_result code;
@@ -87,7 +89,7 @@ struct lane {
     uint32_t *numbers; /* pinned, a part for each place in the ring */
     void *streams[MAX_DEVICES];
     struct flight flights[MAX_DEVICES][DEPTH]; /* events belong to a device */
-    struct flight *ring[DEPTH];                /* in the order of their begin */
+    struct flight *ring[DEPTH];                /* in the order in which they began */
     uint32_t n, first;
     uint32_t used[MAX_DEVICES]; /* flights taken in turn */
 };
@@ -158,7 +160,7 @@ static int put(struct lane *lane, struct flight *flight)
         }
     }
     rc = check("cuEventRecord", cuda.event_record(flight->event, stream));
-    if (rc < 0) /* what was put before must not be under way when the chunk is given up */
+    if (rc < 0) /* pieces queued before must have ended when the chunk is given up */
         check("cuStreamSynchronize", cuda.stream_sync(stream));
     return err < 0 ? err : rc;
 }

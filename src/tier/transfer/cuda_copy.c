@@ -105,8 +105,10 @@ static tier_cuda_result call_batch(struct batch *b, void *stream)
                                     stream);
 }
 
-/* A driver that doesn't take these addresses together may take them one by one; its other errors
- * stay errors. */
+/*
+ * True for errors that copying one by one may avoid: a driver may refuse these addresses together.
+ * Other errors stay errors.
+ */
 static bool refused(tier_cuda_result code)
 {
     return code == CUDA_INVALID_VALUE || code == CUDA_NOT_SUPPORTED;

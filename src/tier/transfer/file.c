@@ -99,8 +99,10 @@ static void hand_over(struct lane *lane, struct kvbm_aio_req **list)
     *list = NULL;
 }
 
-/* A free request, waited for when there is none; those of @list go first, or it would be in
- * vain. */
+/*
+ * Get a free request, or wait for one. Queue those of @list before: the wait would have no end
+ * otherwise.
+ */
 static struct request *get_request(struct lane *lane, struct flight *flight,
                                    struct kvbm_aio_req **list)
 {

@@ -17,7 +17,7 @@ enum {
     MAX_DEPTH = 4096,
     DEFAULT_DEPTH = 64,
     MAX_DEFAULT_THREADS = 32,
-    TURN_OF_REST = 8 /* every so many turns, so that reads without end don't stop writes */
+    TURN_OF_REST = 8 /* one turn in so many, so that endless reads don't stop writes */
 };
 
 /* Bytes being written while reads come: enough to keep a fast device busy, few enough for a read to
@@ -145,7 +145,7 @@ static void refuse(struct kvbm_aio_req *list)
 
 void kvbm_aio_submit(struct kvbm_aio *aio, struct kvbm_aio_req *list)
 {
-    if (getpid() != aio->process) { /* the lock may be somebody's who isn't here */
+    if (getpid() != aio->process) { /* a child: a thread of the parent may have held the lock */
         refuse(list);
         return;
     }

@@ -35,7 +35,7 @@ static void *work(void *arg)
 
         if (!req && aio->stop && !aio->urgent.first && !aio->rest.first)
             break;
-        if (!req) { /* with something queued: a write's end, or a place in the depth, is waited for */
+        if (!req) { /* with requests queued, wait for a write to end or for a place in the depth */
             pool->n_waiting++;
             pthread_cond_wait(&pool->work, &aio->lock);
             pool->n_waiting--;
@@ -86,7 +86,7 @@ static int threads_start(struct kvbm_aio *aio)
     aio->own = pool;
     for (; pool->n < aio->n_threads && err == 0; pool->n += err == 0)
         err = kv_thread_start(&pool->threads[pool->n], "kvbm-io", work, aio);
-    if (err < 0 && pool->n == 0) { /* fewer than asked for do, too */
+    if (err < 0 && pool->n == 0) { /* fewer threads than asked for are enough */
         threads_stop(aio);
         return err;
     }

@@ -32,11 +32,11 @@ enum { BATCH = 64 }; /* completions looked at before anything new is handed in *
 struct ring {
     struct io_uring ring;
     struct kv_wake wake;
-    bool armed;  /* the poll on wake is with the kernel */
-    bool asleep; /* or about to; with aio->lock */
-    bool broken; /* the kernel takes nothing any more: what comes is done here, one by one */
-    struct kvbm_aio_queue again; /* to be continued; in flight as before */
-    bool pause;                  /* after a while */
+    bool armed;                  /* the poll on wake is with the kernel */
+    bool asleep;                 /* asleep, or about to be; with aio->lock */
+    bool broken;                 /* the ring has failed: requests are served one by one */
+    struct kvbm_aio_queue again; /* to be submitted again for their rest; in flight as before */
+    bool pause;                  /* wait before the next submission */
     pthread_t thread;
     sem_t started;
     int start_error;
@@ -60,7 +60,8 @@ static struct kvbm_aio_req *shift(struct kvbm_aio_queue *queue)
 /* Return the registered buffer that holds all the rest of a request, or -1. */
 static int buffer_of(const struct kvbm_aio *aio, const struct kvbm_aio_req *req)
 {
-    uint64_t offset = (uintptr_t)req->data + req->moved_ - (uintptr_t)aio->memory; /* below: huge */
+    /* Memory below the registered one gives a huge offset. */
+    uint64_t offset = (uintptr_t)req->data + req->moved_ - (uintptr_t)aio->memory;
     uint64_t len = req->len - req->moved_, end = aio->stats.registered_bytes;
 
     if (req->op == KVBM_AIO_SYNC || !len || offset >= end || len > end - offset ||
@@ -150,12 +151,12 @@ static void enter(struct ring *own, bool brief)
 
     if (rc >= 0 || rc == -EINTR || rc == -ETIME)
         return;
-    if (rc == -EAGAIN || rc == -EBUSY) { /* no memory: what was prepared stays so */
+    if (rc == -EAGAIN || rc == -EBUSY) { /* no memory: the entries stay prepared */
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
         return;
     }
     kv_log_error("kvbm", "io_uring ended: files are read and written one by one", "errno=%d", -rc);
-    own->broken = true; /* a sandbox has closed, say */
+    own->broken = true; /* a sandbox has closed, for example */
     take_back(own);
 }
 
@@ -189,7 +190,7 @@ static void tell(struct kvbm_aio *aio, struct ended *ended)
     ended->n = 0;
 }
 
-/* Returns how many completions there were. */
+/* Handle completions. Returns their number. */
 static size_t reap(struct kvbm_aio *aio)
 {
     struct ring *own = aio->own;
@@ -227,7 +228,7 @@ static void submit(struct kvbm_aio *aio, struct kvbm_aio_queue *queue)
     while ((req = shift(queue))) {
         struct io_uring_sqe *sqe = io_uring_get_sqe(&own->ring);
 
-        if (!sqe) { /* what is in the ring hasn't been taken: next time */
+        if (!sqe) { /* the ring is full: go on next time */
             kvbm_aio_append(&own->again, req);
             continue;
         }
@@ -317,7 +318,7 @@ static void *work(void *arg)
     struct ring *own = aio->own;
     struct kvbm_aio_queue queue;
 
-    own->start_error = open_ring(aio, own); /* here: a ring is its one thread's */
+    own->start_error = open_ring(aio, own); /* by the thread that uses it: a ring belongs to one */
     if (own->start_error == 0)
         register_memory(aio, own);
     sem_post(&own->started);

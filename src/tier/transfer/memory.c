@@ -40,7 +40,7 @@ static void stream(char *to, const char *from, size_t len)
         _mm_stream_si128(d + 3, e);
     }
     memcpy(to, from, len);
-    _mm_sfence(); /* before anybody is told that the bytes are there */
+    _mm_sfence(); /* before other threads learn that the bytes are there */
 }
 #else
 static void stream(char *to, const char *from, size_t len)
@@ -92,7 +92,7 @@ static void run(struct tier_chunk *chunk)
     }
 }
 
-/* With the lock, left meanwhile. */
+/* Copy a chunk. Call with the lock, which is released meanwhile. */
 static void do_chunk(struct kvbm_copier *copier, struct tier_chunk *chunk)
 {
     pthread_mutex_unlock(&copier->lock);
@@ -114,7 +114,7 @@ void *tier_memory_thread(void *arg)
             do_chunk(copier, &chunk);
             continue;
         }
-        if (copier->calls.first) /* tier_take has ended one that was late */
+        if (copier->calls.first) /* tier_take has ended a late job */
             continue;
         if (copier->stopping && !copier->n_live)
             break;

@@ -8,7 +8,7 @@
 #include "base/log.h"
 #include "tier/transfer/transfer.h"
 
-#define CHUNK_BYTES (UINT64_C(2) << 20)  /* some 200 us of a thread: what an urgent job waits for */
+#define CHUNK_BYTES (UINT64_C(2) << 20) /* some 200 us of a thread: an urgent job waits no longer */
 #define LAUNCH_BYTES (UINT64_C(8) << 20) /* a GPU's kernel takes microseconds to start */
 #define KERNEL_BYTES \
     (UINT64_C(256) << 10) /* pieces of less: the copy engines spend their time on starting */
@@ -91,7 +91,10 @@ static bool host(enum kvbm_storage_kind kind)
     return kind == KVBM_STORAGE_SYSTEM || kind == KVBM_STORAGE_PINNED;
 }
 
-/* Whether a kernel can address both sides: not pageable memory, and of two GPUs' only its own. */
+/*
+ * True when one GPU's kernel can address both sides: no pageable memory, and of GPUs' memory only
+ * its own.
+ */
 static bool one_gpu_reaches(const struct tier_plan *p)
 {
     const struct kvbm_place *s = &p->src->places[0], *d = &p->dst->places[0];
@@ -128,7 +131,7 @@ static bool outers_together(const struct kvbm_layout *l)
     return l->config.outer_dim == 1 || l->shape.outer_stride == l->shape.region_bytes;
 }
 
-/* With one head, or one token, both orders are the same bytes. */
+/* True when both orders are the same bytes: with one head, or one token. */
 static bool same_order(const struct tier_plan *p)
 {
     const struct kvbm_layout_config *s = &p->src->config, *d = &p->dst->config;
@@ -178,8 +181,10 @@ static bool on_device(const struct tier_plan *p)
     return p->lane == TIER_OUT || p->lane == TIER_IN;
 }
 
-/* Whether a GPU's kernel shall move what copy engines could: small pieces, where it can address
- * both sides. */
+/*
+ * Choose whether a GPU's kernel moves what copy engines could: small pieces, where it can address
+ * both sides.
+ */
 static void choose_kernel(struct tier_plan *p)
 {
     uint64_t piece = p->region_bytes * (p->grain == TIER_LAYER ? p->dst->config.outer_dim : 1);
@@ -200,7 +205,7 @@ static void cut(struct tier_plan *p)
     uint64_t most = launch ? LAUNCH_BYTES : CHUNK_BYTES, layers = launch ? 1 : p->n_layers;
     uint64_t layer = p->region_bytes * p->dst->config.outer_dim;
 
-    if (on_file(p) && p->grain == TIER_CONVERT) /* a buffer holds it as it is on the file */
+    if (on_file(p) && p->grain == TIER_CONVERT) /* a buffer holds a chunk as it is in the file */
         layer = KV_MAX(layer, p->src->shape.region_bytes * p->dst->config.outer_dim);
     if (layer * layers > most) {
         uint64_t n = KV_MAX(most / layer, UINT64_C(1)), groups = (layers + n - 1) / n;
@@ -329,7 +334,10 @@ static void look(const struct tier_walk *w, struct tier_piece *ret)
     ret->n = 1;
 }
 
-/* Pairs innermost: where blocks of a layer follow each other, they are joined. */
+/*
+ * Step to the next pair. Pairs are innermost, so that blocks that follow each other in a layer
+ * become one piece.
+ */
 static void step(struct tier_walk *w)
 {
     if (++w->pair < w->chunk.first + w->chunk.n)
