@@ -201,19 +201,13 @@ static int flush(struct ki_applier *a, struct kvi_index *index)
     return rc;
 }
 
-static void add_counts(struct ki_applier *a)
-{
-    ki_event_counts_add(&a->counts);
-    memset(&a->counts, 0, sizeof(a->counts));
-}
-
 enum ki_applied ki_applier_flush(struct ki_applier *a, struct kvi_index *index)
 {
     int rc;
 
     memset(&a->last, 0, sizeof(a->last));
     rc = flush(a, index);
-    add_counts(a);
+    ki_event_counts_add(&a->counts);
     return rc < 0 ? KI_APPLIED_PART : KI_APPLIED;
 }
 
@@ -484,7 +478,7 @@ enum ki_applied ki_applier_put(struct ki_applier *a, struct kvi_index *index, co
     }
     if (batch.skipped[KVE_SKIP_TOO_LARGE]) /* they may have been anything */
         result = KI_APPLIED_PART;
-    add_counts(a);
+    ki_event_counts_add(&a->counts);
     a->stats.batches++;
     a->stats.events += batch.n_events;
     a->stats.blocks += batch.n_blocks;
@@ -502,7 +496,7 @@ enum ki_applied ki_applier_apply(struct ki_applier *a, struct kvi_index *index, 
     if (a->run.n_events && flush(a, index) < 0)
         result = KI_APPLIED_PART;
     a->run.open = false;
-    add_counts(a);
+    ki_event_counts_add(&a->counts);
     return result;
 }
 

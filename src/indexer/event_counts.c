@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <stdatomic.h>
+#include <string.h>
 
 static const char *const types[] = {"stored", "removed", "cleared"};
 static const char *const statuses[] = {"ok", "parent_block_not_found", "block_not_found",
@@ -26,6 +27,7 @@ static enum ki_event_status status_of(long rc)
 
 void ki_event_counts_store(struct ki_event_counts *counts, int rc, size_t added, size_t n)
 {
+    counts->any = true;
     counts->applied[KI_EVENT_STORED][status_of(rc)]++;
     counts->duplicate_stores += rc == 0 && n > 0 && added == 0;
 }
@@ -33,6 +35,7 @@ void ki_event_counts_store(struct ki_event_counts *counts, int rc, size_t added,
 void ki_event_counts_named(struct ki_event_counts *counts, enum ki_event_type type, long rc,
                            size_t n)
 {
+    counts->any = true;
     counts->applied[type][rc < 0           ? KI_EVENT_NO_ROOM
                           : (size_t)rc < n ? KI_EVENT_NO_BLOCK
                                            : KI_EVENT_OK]++;
@@ -40,11 +43,14 @@ void ki_event_counts_named(struct ki_event_counts *counts, enum ki_event_type ty
 
 void ki_event_counts_clear(struct ki_event_counts *counts)
 {
+    counts->any = true;
     counts->applied[KI_EVENT_CLEARED][KI_EVENT_OK]++;
 }
 
-void ki_event_counts_add(const struct ki_event_counts *counts)
+void ki_event_counts_add(struct ki_event_counts *counts)
 {
+    if (!counts->any)
+        return;
     for (int t = 0; t < KI_N_EVENT_TYPES; t++)
         for (int s = 0; s < KI_N_EVENT_STATUSES; s++)
             if (counts->applied[t][s])
@@ -53,6 +59,7 @@ void ki_event_counts_add(const struct ki_event_counts *counts)
     if (counts->duplicate_stores)
         atomic_fetch_add_explicit(&duplicate_stores, counts->duplicate_stores,
                                   memory_order_relaxed);
+    memset(counts, 0, sizeof(*counts));
 }
 
 /* Label sets appear with their first use, as in the original. */

@@ -7,6 +7,7 @@
 #ifndef KV_INDEXER_EVENT_COUNTS_H
 #define KV_INDEXER_EVENT_COUNTS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -27,6 +28,7 @@ enum ki_event_status {
 struct ki_event_counts {
     uint32_t applied[KI_N_EVENT_TYPES][KI_N_EVENT_STATUSES];
     uint32_t duplicate_stores;
+    bool any; /* something was noted */
 };
 
 /** Note a stored event: what kvi_store returned, and of success whether all blocks were there already. */
@@ -36,8 +38,8 @@ void ki_event_counts_named(struct ki_event_counts *counts, enum ki_event_type ty
                            size_t n);
 void ki_event_counts_clear(struct ki_event_counts *counts);
 
-/** Add a batch's outcomes to the process's. Thread-safe. */
-void ki_event_counts_add(const struct ki_event_counts *counts);
+/** Move a batch's outcomes to the process's. Thread-safe, but for @counts. */
+void ki_event_counts_add(struct ki_event_counts *counts);
 /** Append both families to an exposition. */
 void ki_event_counts_render(struct kv_buf *out);
 
