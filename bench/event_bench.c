@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/msgpack.h"
 #include "kv_event.h"
+#include "support.h"
 
 #define BLOCK_SIZE 16
 #define VOCABULARY 151936
@@ -137,35 +138,23 @@ static void do_copy(struct work *work)
     __asm__ volatile("" : : "r"(work->copy) : "memory");
 }
 
-static int compare(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
-static uint64_t cpu_ns(void)
-{
-    return kv_clock_ns_(CLOCK_THREAD_CPUTIME_ID);
-}
-
 /* Nanoseconds a call takes: the median of several rounds. */
 static double measure(void (*fn)(struct work *), struct work *work)
 {
     double ns[ROUNDS];
 
     for (int round = 0; round < ROUNDS; round++) {
-        uint64_t started = cpu_ns(), now = started, calls = 0;
+        uint64_t started = bench_thread_cpu_ns(), now = started, calls = 0;
 
         do {
             for (int i = 0; i < 16; i++)
                 fn(work);
             calls += 16;
-            now = cpu_ns();
+            now = bench_thread_cpu_ns();
         } while (now - started < ROUND_NS / ROUNDS);
         ns[round] = (double)(now - started) / (double)calls;
     }
-    qsort(ns, ROUNDS, sizeof(*ns), compare);
+    qsort(ns, ROUNDS, sizeof(*ns), bench_by_value);
     return ns[ROUNDS / 2];
 }
 
@@ -189,8 +178,8 @@ static void bench_hashing(void)
 
     for (size_t i = 0; i < KV_COUNT(tokens); i++)
         tokens[i] = some_token();
-    started = now = cpu_ns();
-    for (; now - started < ROUND_NS; now = cpu_ns(), calls += 16) {
+    started = now = bench_thread_cpu_ns();
+    for (; now - started < ROUND_NS; now = bench_thread_cpu_ns(), calls += 16) {
         for (int i = 0; i < 16; i++) {
             kve_hash_tokens(KVE_SEED, tokens, KV_COUNT(tokens), BLOCK_SIZE, false, hashes);
             __asm__ volatile("" : : "r"(hashes) : "memory");

@@ -20,6 +20,7 @@
 #include "http_load.h"
 #include "indexer/service.h"
 #include "kv_event.h"
+#include "support.h"
 
 #define PROMPTS 64
 #define HOLDERS_PER_PROMPT 4
@@ -134,12 +135,8 @@ static void run_server(int in, int out)
     start_server(&service, &port);
     require(write(out, &port, sizeof(port)) == sizeof(port), "write");
     while (read(in, &byte, 1) == 1) {
-        struct rusage usage;
-        double seconds;
+        double seconds = bench_cpu_ns() / 1e9;
 
-        getrusage(RUSAGE_SELF, &usage);
-        seconds = (double)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
-                  (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1e6;
         require(write(out, &seconds, sizeof(seconds)) == sizeof(seconds), "write");
     }
     _exit(0);
@@ -228,19 +225,6 @@ static void check_answer(const struct server *server, const struct request *requ
 
 /* -- figures ----------------------------------------------------------------------------------- */
 
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
-static double median(double *values, size_t n)
-{
-    qsort(values, n, sizeof(*values), by_value);
-    return values[n / 2];
-}
-
 static void run_case(const struct server *server, const char *name, size_t n, bool packed,
                      size_t rounds, uint64_t ms)
 {
@@ -259,8 +243,8 @@ static void run_case(const struct server *server, const char *name, size_t n, bo
             cpu[s][i] = (cpu_seconds(server) - before) * 1e6 / (double)n_done;
         }
     for (int s = 0; s < N_SERVERS; s++) {
-        r[s] = median(rate[s], rounds);
-        c[s] = median(cpu[s], rounds);
+        r[s] = bench_median(rate[s], rounds);
+        c[s] = bench_median(cpu[s], rounds);
     }
     printf("{\"bench\":\"http_query\",\"case\":\"%s\",\"tokens\":%zu,\"body_bytes\":%zu,"
            "\"connections\":%d,\"rounds\":%zu,\"query_per_s\":%.0f,\"echo_per_s\":%.0f,"

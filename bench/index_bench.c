@@ -27,6 +27,7 @@
 #include "base/error.h"
 #include "index/table.h" /* kvi_mix */
 #include "kv_index.h"
+#include "support.h"
 
 #define PROMPT 64
 #define SAMPLES 20000
@@ -55,19 +56,13 @@ static uint64_t cpu_ns(void)
     return (uint64_t)ts.tv_sec * KV_NS_PER_S + (uint64_t)ts.tv_nsec;
 }
 
-static void die(const char *what)
-{
-    fprintf(stderr, "index_bench: %s\n", what);
-    exit(1);
-}
-
 static size_t resident(void)
 {
     unsigned long pages = 0;
     FILE *file = fopen("/proc/self/statm", "r");
 
     if (!file || fscanf(file, "%*u %lu", &pages) != 1)
-        die("no /proc/self/statm");
+        bench_die("no /proc/self/statm", 0);
     fclose(file);
     return pages * (size_t)sysconf(_SC_PAGESIZE);
 }
@@ -122,7 +117,7 @@ static void flat_add(struct flat *flat, uint64_t key, uint64_t hash)
         flat->capacity = old.capacity ? old.capacity * 2 : 1024;
         flat->entries = calloc(flat->capacity, sizeof(*flat->entries));
         if (!flat->entries)
-            die("no memory");
+            bench_die("no memory", 0);
         for (size_t i = 0; i < old.capacity; i++)
             if (old.entries[i].key)
                 *flat_find(flat, old.entries[i].key) = old.entries[i];
@@ -195,7 +190,7 @@ static void store_prompt(struct fleet *fleet, uint32_t worker, uint32_t prompt)
         flat_store(fleet->flat, worker, blocks);
     else if (kvi_store(fleet->ix, (struct kv_holder){worker, 0}, KV_TIER_DEVICE, NULL, blocks,
                        PROMPT, NULL))
-        die("kvi_store");
+        bench_die("kvi_store", 0);
 }
 
 static void remove_prompt(struct fleet *fleet, uint32_t worker, uint32_t prompt)
@@ -210,7 +205,7 @@ static void remove_prompt(struct fleet *fleet, uint32_t worker, uint32_t prompt)
         flat_remove(fleet->flat, worker, blocks);
     else if (kvi_remove(fleet->ix, (struct kv_holder){worker, 0}, KV_TIER_DEVICE, hashes, PROMPT) !=
              PROMPT)
-        die("kvi_remove");
+        bench_die("kvi_remove", 0);
 }
 
 /* -- figures ----------------------------------------------------------------------------------- */
@@ -234,7 +229,7 @@ static void fill(struct fleet *fleet)
     char more[160];
 
     if (!order)
-        die("no memory");
+        bench_die("no memory", 0);
     for (uint64_t i = 0; i < n; i++) {
         uint64_t k = next_random(fleet) % (i + 1);
 
@@ -267,19 +262,12 @@ static void fill(struct fleet *fleet)
     free(order);
 }
 
-static int compare(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
 static void percentiles(const struct fleet *fleet, const char *what, double *ns, size_t n,
                         uint64_t clock_ns)
 {
     char more[160];
 
-    qsort(ns, n, sizeof(*ns), compare);
+    qsort(ns, n, sizeof(*ns), bench_by_value);
     snprintf(more, sizeof(more),
              "\"p90_ns\":%.0f,\"p99_ns\":%.0f,\"p999_ns\":%.0f,\"clock_ns\":%" PRIu64,
              ns[n * 9 / 10], ns[n * 99 / 100], ns[n * 999 / 1000], clock_ns);
@@ -314,14 +302,14 @@ static void lookups(struct fleet *fleet, const char *what, bool cold, uint32_t n
         if (fleet->flat)
             sum += flat_lookup(fleet->flat, worker, locals);
         else if (kvi_find(fleet->ix, locals, n, &matches))
-            die("kvi_find");
+            bench_die("kvi_find", 0);
         ns[i] = (double)(kv_now_ns() - start);
         for (size_t k = 0; k < matches.n; k++)
             sum +=
                 matches.items[k].reach[0] == n && matches.items[k].holder.worker == worker ? n : 0;
     }
     if (sum != (uint64_t)SAMPLES * n)
-        die("a lookup didn't find its prompt");
+        bench_die("a lookup didn't find its prompt", 0);
     kvi_matches_fini(&matches);
     percentiles(fleet, what, ns, SAMPLES, clock_cost());
 }
@@ -347,7 +335,7 @@ static void writes(struct fleet *fleet)
         }
         rate[w] = (double)n * 1e9 / (double)spent;
     }
-    qsort(rate, WINDOWS, sizeof(rate[0]), compare);
+    qsort(rate, WINDOWS, sizeof(rate[0]), bench_by_value);
     snprintf(more, sizeof(more), "\"best_of_%d\":%.4g", WINDOWS, rate[WINDOWS - 1]);
     figure(fleet, "writes", "blocks_per_s", rate[WINDOWS / 2], more);
 }
@@ -361,7 +349,7 @@ static void run(uint32_t workers, uint32_t blocks, uint32_t shared_percent, bool
     fleet.oldest = calloc(workers, sizeof(*fleet.oldest));
     fleet.flat = flat ? &table : NULL;
     if (!fleet.oldest || (!flat && kvi_create(NULL, &fleet.ix)))
-        die("no memory");
+        bench_die("no memory", 0);
     fill(&fleet);
     lookups(&fleet, "find_warm", false, PROMPT);
     lookups(&fleet, "find_cold", true, PROMPT);
@@ -389,7 +377,7 @@ int main(int argc, char **argv)
     uint32_t blocks = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 50000;
 
     if (workers < 2 || blocks < 2 * PROMPT)
-        die("at least 2 workers with 128 blocks each");
+        bench_die("at least 2 workers with 128 blocks each", 0);
     if (argc > 3) {
         run(workers, blocks, (uint32_t)strtoul(argv[3], NULL, 10) % 100, false);
         return 0;

@@ -30,6 +30,7 @@
 
 #include "http_load.h"
 #include "publish_load.h"
+#include "support.h"
 
 enum {
     MAX_INDEXERS = 8,
@@ -219,20 +220,12 @@ struct figure {
     double rate[MAX_INDEXERS][MAX_ROUNDS], cpu[MAX_INDEXERS][MAX_ROUNDS];
 };
 
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
 static double median(const double *values)
 {
     double sorted[MAX_ROUNDS];
 
     memcpy(sorted, values, rounds * sizeof(*values));
-    qsort(sorted, rounds, sizeof(*sorted), by_value);
-    return sorted[rounds / 2];
+    return bench_median(sorted, rounds);
 }
 
 static double median_ratio(const double *a, const double *b)

@@ -15,6 +15,7 @@
 #include "indexer/registry.h"
 #include "kv_event.h"
 #include "publish_load.h"
+#include "support.h"
 
 enum {
     EVENT_BLOCKS = 8,
@@ -30,12 +31,6 @@ struct load {
     uint64_t blocks;
     uint64_t last[PROMPT_EVENTS * EVENT_BLOCKS]; /* local hashes of the last prompt */
 };
-
-static void die(const char *what)
-{
-    fprintf(stderr, "ingest_bench: %s\n", what);
-    exit(1);
-}
 
 /* -- the load ---------------------------------------------------------------------------------- */
 
@@ -86,7 +81,7 @@ static bool answers(struct ki_registry *registry, const struct load *load)
     bool whole;
 
     if (kvi_find(model->index, load->last, KV_COUNT(load->last), &matches) < 0)
-        die("out of memory");
+        bench_die("out of memory", 0);
     whole = matches.n == 1 && matches.items[0].reach[0] == KV_COUNT(load->last);
     kvi_matches_fini(&matches);
     ki_model_release(model);
@@ -100,7 +95,7 @@ static void check_worker(struct ki_registry *registry)
 
     if (ki_registry_workers(registry, &infos) != 1 || infos[0].partial || infos[0].orphans ||
         infos[0].batches != BATCHES)
-        die("events were lost");
+        bench_die("events were lost", 0);
     ki_worker_infos_free(infos, 1);
 }
 
@@ -149,7 +144,7 @@ static double indexed(const struct load *load, const char *where, double *ret_pe
     reg.endpoint = p.endpoint;
     if (ki_registry_create(&opts, &registry) < 0 ||
         ki_registry_register(registry, &reg, &error) < 0)
-        die("can't register");
+        bench_die("can't register", 0);
     publisher_await(&p, 1);
     publisher_start(&p, &load->batches);
     while (!answers(registry, load))
@@ -175,7 +170,7 @@ static double thrown_away(const struct load *load, const char *where)
     zmq_setsockopt(socket, ZMQ_RCVHWM, &queue, sizeof(queue));
     zmq_setsockopt(socket, ZMQ_SUBSCRIBE, "", 0);
     if (zmq_connect(socket, p.endpoint))
-        die("can't connect");
+        bench_die("can't connect", 0);
     publisher_await(&p, 1);
     publisher_start(&p, &load->batches);
     for (size_t i = 0; i < (size_t)3 * BATCHES; i++) {
@@ -183,7 +178,7 @@ static double thrown_away(const struct load *load, const char *where)
 
         zmq_msg_init(&frame);
         if (zmq_msg_recv(&frame, socket, 0) < 0)
-            die("can't receive");
+            bench_die("can't receive", 0);
         zmq_msg_close(&frame);
     }
     took_ns = kv_now_ns() - p.started_ns;
@@ -191,13 +186,6 @@ static double thrown_away(const struct load *load, const char *where)
     zmq_close(socket);
     zmq_ctx_term(zmq);
     return (double)load->blocks / ((double)took_ns / KV_NS_PER_S);
-}
-
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
 }
 
 static void measure(const char *name, const struct load *load, const char *where)
@@ -208,9 +196,9 @@ static void measure(const char *name, const struct load *load, const char *where
         ours[i] = indexed(load, where, &cpu[i]);
         yardstick[i] = thrown_away(load, where);
     }
-    qsort(ours, ROUNDS, sizeof(ours[0]), by_value);
-    qsort(yardstick, ROUNDS, sizeof(yardstick[0]), by_value);
-    qsort(cpu, ROUNDS, sizeof(cpu[0]), by_value);
+    qsort(ours, ROUNDS, sizeof(ours[0]), bench_by_value);
+    qsort(yardstick, ROUNDS, sizeof(yardstick[0]), bench_by_value);
+    qsort(cpu, ROUNDS, sizeof(cpu[0]), bench_by_value);
     printf("{\"bench\":\"ingest\",\"figure\":\"%s\",\"unit\":\"blocks/s\",\"value\":%.0f,"
            "\"best\":%.0f,\"per_cpu_second_of_event_thread\":%.0f,\"yardstick_received_and_thrown_"
            "away\":%.0f,\"ratio\":%.2f,"

@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/json.h"
+#include "support.h"
 
 enum { ROUNDS = 21 };
 static const uint64_t round_ns = 10 * KV_NS_PER_MS;
@@ -106,13 +107,6 @@ static void check(const struct input *input)
     }
 }
 
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
 static double measure(struct input *input, void (*fn)(struct input *))
 {
     double rates[ROUNDS];
@@ -130,7 +124,7 @@ static double measure(struct input *input, void (*fn)(struct input *))
         } while (now - begin < round_ns);
         rates[round] = (double)(times * input->text.len) / (double)(now - begin);
     }
-    qsort(rates, ROUNDS, sizeof(rates[0]), by_value);
+    qsort(rates, ROUNDS, sizeof(rates[0]), bench_by_value);
     return rates[ROUNDS / 2];
 }
 

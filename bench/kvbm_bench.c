@@ -35,6 +35,7 @@
 #include "kvbm_naive.h"
 #include "kvbm_pool.h"
 #include "kvbm_tokens.h"
+#include "support.h"
 
 #define BATCH 16
 #define CHUNKS 63 /* batches a prompt */
@@ -51,16 +52,10 @@ static const char *memory_name(void)
     return shuffled ? "shuffled" : "in order";
 }
 
-static void die(const char *what)
-{
-    fprintf(stderr, "kvbm_bench: %s\n", what);
-    exit(1);
-}
-
 static void must(bool ok, const char *what)
 {
     if (!ok)
-        die(what);
+        bench_die(what, 0);
 }
 
 static uint64_t mix(uint64_t x)
@@ -68,11 +63,6 @@ static uint64_t mix(uint64_t x)
     x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
     x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
     return x ^ x >> 31;
-}
-
-static uint64_t cpu_ns(void)
-{
-    return kv_clock_ns_(CLOCK_THREAD_CPUTIME_ID);
 }
 
 static size_t resident(void)
@@ -85,32 +75,19 @@ static size_t resident(void)
     return pages * (size_t)sysconf(_SC_PAGESIZE);
 }
 
-static int ascending(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
-static double median(double *values, size_t n)
-{
-    qsort(values, n, sizeof(*values), ascending);
-    return values[n / 2];
-}
-
 /* Nanoseconds that reading the clock takes; subtract them from each timed window. */
 static double clock_cost(void)
 {
     double each[WINDOWS];
 
     for (size_t w = 0; w < WINDOWS; w++) {
-        uint64_t begin = cpu_ns(), end = begin;
+        uint64_t begin = bench_thread_cpu_ns(), end = begin;
 
         for (size_t i = 0; i < 1000; i++)
-            end = cpu_ns();
+            end = bench_thread_cpu_ns();
         each[w] = (double)(end - begin) / 1000;
     }
-    return median(each, WINDOWS);
+    return bench_median(each, WINDOWS);
 }
 
 /* ---- what is stored: chunks of prompts ---- */
@@ -330,10 +307,10 @@ static double cycle_window(struct bench *b, struct source *source, struct chunk 
 
     for (size_t i = 0; i < n; i++)
         must(source_next(source, &chunks[i]), "no more prompts");
-    begin = cpu_ns();
+    begin = bench_thread_cpu_ns();
     for (size_t i = 0; i < n; i++)
         cycle(b, &chunks[i]);
-    return (double)(cpu_ns() - begin) / (double)(n * BATCH);
+    return (double)(bench_thread_cpu_ns() - begin) / (double)(n * BATCH);
 }
 
 static double cycle_run(uint32_t n_blocks, bool full, bool naive)
@@ -354,7 +331,7 @@ static double cycle_run(uint32_t n_blocks, bool full, bool naive)
     close_pool(&b);
     free(source.open);
     free(chunks);
-    return median(each, WINDOWS);
+    return bench_median(each, WINDOWS);
 }
 
 static void bench_cycle(uint32_t n_blocks)
@@ -392,10 +369,10 @@ static void *work(void *arg)
         must(source_next(&w->source, &w->chunks[i]), "no more prompts");
     pthread_barrier_wait(w->start);
     w->begin = kv_now_ns();
-    w->cpu = cpu_ns();
+    w->cpu = bench_thread_cpu_ns();
     for (size_t i = 0; i < PER_ROUND; i++)
         cycle(w->bench, &w->chunks[i]);
-    w->cpu = cpu_ns() - w->cpu;
+    w->cpu = bench_thread_cpu_ns() - w->cpu;
     w->end = kv_now_ns();
     return NULL;
 }
@@ -447,9 +424,9 @@ static void bench_threads(uint32_t n_blocks)
                "\"clock\":\"wall\",\"windows\":%d,\"one_blocks_per_s\":%.0f,"
                "\"two_blocks_per_s\":%.0f,\"two_of_one\":%.2f,\"target\":0.9,"
                "\"cpu_ns_per_block\":[%.1f,%.1f]}\n",
-               naive ? "naive" : "kvbm", n_blocks, BATCH, WINDOWS, median(one, WINDOWS),
-               median(two, WINDOWS), median(ratio, WINDOWS), median(cpu_one, WINDOWS),
-               median(cpu_two, WINDOWS));
+               naive ? "naive" : "kvbm", n_blocks, BATCH, WINDOWS, bench_median(one, WINDOWS),
+               bench_median(two, WINDOWS), bench_median(ratio, WINDOWS),
+               bench_median(cpu_one, WINDOWS), bench_median(cpu_two, WINDOWS));
         for (unsigned i = 0; i < 2; i++) {
             free(workers[i].chunks);
             free(workers[i].source.open);
@@ -488,15 +465,15 @@ static struct match_times match_run(uint32_t n_blocks, bool naive)
         for (uint32_t k = 0; k < MATCH; k++)
             keys[k] = key_of(prompt, k);
         for (int again = 0; again < 2; again++) {
-            t[2 * again] = cpu_ns();
+            t[2 * again] = bench_thread_cpu_ns();
             found[again] = naive ? (long)naive_match(b.naive, keys, MATCH, nodes)
                                  : kvbm_pool_match(b.pool, 0, keys, MATCH, 0, handles);
-            t[2 * again + 1] = cpu_ns();
+            t[2 * again + 1] = bench_thread_cpu_ns();
             if (naive)
                 naive_release(b.naive, nodes, MATCH);
             else
                 must(!kvbm_pool_release(b.pool, handles, MATCH), "release");
-            t[4] = again ? t[4] : cpu_ns();
+            t[4] = again ? t[4] : bench_thread_cpu_ns();
         }
         must(found[0] == MATCH && found[1] == MATCH, "match");
         cold[i] = (double)(t[1] - t[0]) / MATCH;
@@ -505,7 +482,7 @@ static struct match_times match_run(uint32_t n_blocks, bool naive)
     }
     close_pool(&b);
 
-    struct match_times ret = {median(cold, n), median(warm, n), median(back, n)};
+    struct match_times ret = {bench_median(cold, n), bench_median(warm, n), bench_median(back, n)};
 
     free(cold);
     free(warm);
@@ -542,9 +519,9 @@ static double evict_window(struct bench *b, struct source *source, size_t n, dou
         uint64_t begin;
 
         must(source_next(source, &c), "no more prompts");
-        begin = cpu_ns();
+        begin = bench_thread_cpu_ns();
         allocate(b, &h);
-        spent += (double)(cpu_ns() - begin) - clock;
+        spent += (double)(bench_thread_cpu_ns() - begin) - clock;
         fill_and_register(b, &h, &c);
         release(b, &h);
     }
@@ -567,18 +544,18 @@ static struct evict_times evict_run(uint32_t n_blocks, enum kvbm_eviction policy
     for (size_t w = 0; w < WINDOWS; w++)
         among[w] = evict_window(&b, &source, n, clock);
     for (size_t w = 0; w < WINDOWS; w++) {
-        uint64_t begin = cpu_ns();
+        uint64_t begin = bench_thread_cpu_ns();
 
         for (size_t i = 0; i < n; i++)
             allocate(&b, &held[w * n + i]);
-        drain[w] = (double)(cpu_ns() - begin) / (double)(n * BATCH);
+        drain[w] = (double)(bench_thread_cpu_ns() - begin) / (double)(n * BATCH);
     }
     for (size_t i = 0; i < n * WINDOWS && !naive; i++)
         must(!kvbm_pool_release_mutable(b.pool, held[i].mutable, BATCH), "release");
     close_pool(&b);
     free(source.open);
     free(held);
-    return (struct evict_times){median(among, WINDOWS), median(drain, WINDOWS)};
+    return (struct evict_times){bench_median(among, WINDOWS), bench_median(drain, WINDOWS)};
 }
 
 static void bench_evict(uint32_t only)
@@ -642,21 +619,21 @@ static void bench_memory(uint32_t n_blocks)
 
 static double hash_window(const uint32_t *tokens, uint64_t *blocks, uint64_t *sequences)
 {
-    uint64_t begin = cpu_ns();
+    uint64_t begin = bench_thread_cpu_ns();
 
     must(kvbm_hash_tokens(tokens, TOKENS, 16, 7, KVBM_CHAIN_SEED_ZERO, NULL, blocks, sequences) ==
              TOKENS / 16,
          "hash");
-    return TOKENS * 4.0 / (double)(cpu_ns() - begin);
+    return TOKENS * 4.0 / (double)(bench_thread_cpu_ns() - begin);
 }
 
 static double read_window(const uint32_t *tokens, uint64_t *sum)
 {
-    uint64_t begin = cpu_ns();
+    uint64_t begin = bench_thread_cpu_ns();
 
     for (size_t i = 0; i < TOKENS; i++)
         *sum += tokens[i];
-    return TOKENS * 4.0 / (double)(cpu_ns() - begin);
+    return TOKENS * 4.0 / (double)(bench_thread_cpu_ns() - begin);
 }
 
 static void bench_hash(void)
@@ -674,7 +651,8 @@ static void bench_hash(void)
     }
     printf("{\"figure\":\"kvbm_hash\",\"tokens\":%u,\"block_size\":16,\"clock\":\"thread\","
            "\"windows\":%d,\"gb_per_s\":%.2f,\"target\":1,\"read_gb_per_s\":%.2f,\"sum\":%u}\n",
-           TOKENS, WINDOWS, median(hash, WINDOWS), median(read, WINDOWS), (unsigned)(sum & 1));
+           TOKENS, WINDOWS, bench_median(hash, WINDOWS), bench_median(read, WINDOWS),
+           (unsigned)(sum & 1));
     free(tokens);
     free(hashes);
 }
@@ -707,15 +685,15 @@ static void bench_latency(uint32_t n_blocks)
         lines[j].next = next;
     }
     for (size_t w = 0; w < WINDOWS; w++) {
-        uint64_t begin = cpu_ns();
+        uint64_t begin = bench_thread_cpu_ns();
 
         for (size_t i = 0; i < per; i++)
             at = at->next;
-        each[w] = (double)(cpu_ns() - begin) / (double)per;
+        each[w] = (double)(bench_thread_cpu_ns() - begin) / (double)per;
     }
     printf("{\"figure\":\"kvbm_latency\",\"mib\":%zu,\"clock\":\"thread\",\"windows\":%d,"
            "\"ns\":%.1f,\"at\":%d}\n",
-           len >> 20, WINDOWS, median(each, WINDOWS), at == lines);
+           len >> 20, WINDOWS, bench_median(each, WINDOWS), at == lines);
     munmap(lines, len);
 }
 

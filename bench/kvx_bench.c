@@ -19,6 +19,7 @@
 
 #include "kvx_abi.h"
 #include "kvx_ext.h"
+#include "support.h"
 
 enum { MAX_ROUNDS = 99, HEADS = 8, DIM = 128, BLOCK = 16, MAX_THREADS = 64 };
 
@@ -65,19 +66,6 @@ static void *buffer(uint64_t bytes)
     madvise(p, bytes, MADV_HUGEPAGE);
     memset(p, 0x3c, bytes); /* all pages present; finite values in every dtype */
     return p;
-}
-
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
-static double median(double *values, uint32_t n)
-{
-    qsort(values, n, sizeof(*values), by_value);
-    return values[n / 2];
 }
 
 /* --------------------------------------------------------------------------------------------- */
@@ -270,9 +258,9 @@ static void measure(const struct figure *f, uint32_t n_threads)
            "\"gb_per_s\":%.2f,\"memcpy_gb_per_s\":%.2f,\"ratio\":%.3f,\"target\":%.2f,"
            "\"mib_per_buffer\":%llu,\"rounds\":%u}\n",
            f->name, n_threads, kvx_host_isa(), DIM * kvx_dtype_size(f->cache),
-           (double)s.bytes / median(mine, rounds) * 1e-9,
-           (double)s.bytes / median(copies, rounds) * 1e-9, median(ratios, rounds), f->target,
-           (unsigned long long)(room >> 20), rounds);
+           (double)s.bytes / bench_median(mine, rounds) * 1e-9,
+           (double)s.bytes / bench_median(copies, rounds) * 1e-9, bench_median(ratios, rounds),
+           f->target, (unsigned long long)(room >> 20), rounds);
     fflush(stdout);
     tear_down(&s);
 }
@@ -309,7 +297,7 @@ static void measure_decode(void)
     }
     printf(
         "{\"bench\":\"kvx\",\"figure\":\"%s\",\"threads\":1,\"us_per_call\":%.2f,\"bytes\":%u}\n",
-        f.name, median(times, rounds) * 1e6, 64 * HEADS * DIM * 2 * 2 * 2);
+        f.name, bench_median(times, rounds) * 1e6, 64 * HEADS * DIM * 2 * 2 * 2);
     tear_down(&s);
 }
 

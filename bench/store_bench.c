@@ -79,7 +79,7 @@ static int create(const char *path)
     int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
 
     if (fd < 0)
-        die(path, 0);
+        bench_die(path, -errno);
     return fd;
 }
 
@@ -89,7 +89,7 @@ static void write_all(int fd, const uint8_t *data, size_t len)
         ssize_t n = write(fd, data, len);
 
         if (n < 0)
-            die("write", 0);
+            bench_die("write", -errno);
         data += n;
         len -= (size_t)n;
     }
@@ -119,7 +119,7 @@ static double raw_sequential(const struct load *load)
     for (size_t i = 0; i < load->n; i++)
         write_all(fd, load->data + i * load->len, load->len);
     if (fdatasync(fd) < 0)
-        die("fdatasync", 0);
+        bench_die("fdatasync", -errno);
     ns = (double)(kv_now_ns() - begin);
     close(fd);
     return ns;
@@ -136,7 +136,7 @@ static double file_each(const struct load *load)
     snprintf(name, sizeof(name), "each-%zu-%llu", load->n, (unsigned long long)load->round);
     path_in(path, name);
     if (mkdir(path, 0700) < 0)
-        die(path, 0);
+        bench_die(path, -errno);
     dir_fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     snprintf(tmp_name, sizeof(tmp_name), "%s/tmp", name);
     path_in(tmp, tmp_name);
@@ -148,7 +148,7 @@ static double file_each(const struct load *load)
         snprintf(name, sizeof(name), "%zu", i);
         if (fsync(fd) < 0 || close(fd) < 0 || renameat(dir_fd, "tmp", dir_fd, name) < 0 ||
             fsync(dir_fd) < 0)
-            die("fsync loop", 0);
+            bench_die("fsync loop", -errno);
     }
     ns = (double)(kv_now_ns() - begin);
     close(dir_fd);
@@ -183,7 +183,7 @@ static double read_all(const struct load *load, int fd)
         uint8_t *to = malloc(load->len);
 
         if (pread(fd, to, load->len, (off_t)(i * load->len)) != (ssize_t)load->len)
-            die("pread", 0);
+            bench_die("pread", -errno);
         free(to);
     }
     return (double)(kv_now_ns() - begin);
@@ -201,7 +201,7 @@ static struct kvs_store *open_store(const char *name, const char *options)
     snprintf(uri, sizeof(uri), "%s%s", path, options);
     rc = kvs_open(uri, &store);
     if (rc < 0)
-        die(uri, rc);
+        bench_die(uri, rc);
     return store;
 }
 
@@ -212,30 +212,30 @@ static void head(const char *figure, const struct load *load)
            figure, load->n, load->len, FILE_ROUNDS);
 }
 
-static void print_ratio(const char *name, struct samples *ratio)
+static void print_ratio(const char *name, struct bench_samples *ratio)
 {
-    double middle = median(ratio);
+    double middle = bench_middle(ratio);
 
     printf(",\"%s\":%.3f,\"%s_min\":%.3f,\"%s_max\":%.3f", name, middle, name, ratio->of[0], name,
            ratio->of[ratio->n - 1]);
 }
 
 struct saves {
-    struct samples cold, warm, raw, each, x_raw, of_cold, each_x_raw;
+    struct bench_samples cold, warm, raw, each, x_raw, of_cold, each_x_raw;
 };
 
 static void print_saves(const char *options, const struct load *load, struct saves *s)
 {
     head("file: durable cold save", load);
     printf(",\"fs\":\"%s\",\"options\":\"%s\",\"ms\":%.2f,\"raw_sequential_ms\":%.2f", fs_type(),
-           options, median(&s->cold) / 1e6, median(&s->raw) / 1e6);
+           options, bench_middle(&s->cold) / 1e6, bench_middle(&s->raw) / 1e6);
     print_ratio("x_raw", &s->x_raw);
-    printf(",\"fsync_each_ms\":%.2f", median(&s->each) / 1e6);
+    printf(",\"fsync_each_ms\":%.2f", bench_middle(&s->each) / 1e6);
     print_ratio("fsync_each_x_raw", &s->each_x_raw);
     puts("}");
     head("file: warm save", load);
     printf(",\"fs\":\"%s\",\"options\":\"%s\",\"ms\":%.2f", fs_type(), options,
-           median(&s->warm) / 1e6);
+           bench_middle(&s->warm) / 1e6);
     print_ratio("of_cold", &s->of_cold);
     puts("}");
     fflush(stdout);
@@ -245,7 +245,7 @@ static void print_saves(const char *options, const struct load *load, struct sav
 static double warm_saves(const struct load *load, const char *options)
 {
     struct kvs_store *store = open_store("kv", options);
-    struct samples ns = {0};
+    struct bench_samples ns = {0};
 
     for (int i = -1; i < WARM_SAVES; i++) {
         size_t hits;
@@ -254,12 +254,12 @@ static double warm_saves(const struct load *load, const char *options)
         settle();
         one = load_save(store, load, &hits);
         if (hits != load->n)
-            die("a warm save wrote chunks", -EIO);
+            bench_die("a warm save wrote chunks", -EIO);
         if (i >= 0)
-            sample(&ns, one);
+            bench_sample(&ns, one);
     }
     kvs_close(store);
-    return median(&ns);
+    return bench_middle(&ns);
 }
 
 static double cold_save(const struct load *load, const char *options)
@@ -272,7 +272,7 @@ static double cold_save(const struct load *load, const char *options)
     ns = load_save(store, load, &hits);
     kvs_close(store);
     if (hits)
-        die("a cold save found chunks", -EIO);
+        bench_die("a cold save found chunks", -EIO);
     return ns;
 }
 
@@ -298,15 +298,15 @@ static void bench_saves(size_t n, size_t len, const char *options)
         warm = warm_saves(&load, options);
         if (round < 0)
             continue;
-        sample(&s.raw, raw);
-        sample(&s.cold, cold);
-        sample(&s.warm, warm);
-        sample(&s.x_raw, cold / raw);
-        sample(&s.of_cold, warm / cold);
+        bench_sample(&s.raw, raw);
+        bench_sample(&s.cold, cold);
+        bench_sample(&s.warm, warm);
+        bench_sample(&s.x_raw, cold / raw);
+        bench_sample(&s.of_cold, warm / cold);
         if (round % EACH_ROUNDS == 0) {
             settle();
-            sample(&s.each, file_each(&load));
-            sample(&s.each_x_raw, s.each.of[s.each.n - 1] / raw);
+            bench_sample(&s.each, file_each(&load));
+            bench_sample(&s.each_x_raw, s.each.of[s.each.n - 1] / raw);
         }
     }
     print_saves(options, &load, &s);
@@ -315,7 +315,7 @@ static void bench_saves(size_t n, size_t len, const char *options)
 
 static void bench_restore(size_t n, size_t len, const char *options)
 {
-    struct samples ours = {0}, copied = {0}, fresh = {0}, read = {0}, of_memcpy = {0};
+    struct bench_samples ours = {0}, copied = {0}, fresh = {0}, read = {0}, of_memcpy = {0};
     struct kvs_store *store = open_store("kv-restore", options);
     char path[PATH_MAX], name[64];
     struct load load;
@@ -338,11 +338,11 @@ static void bench_restore(size_t n, size_t len, const char *options)
         load_get_all(store, &load, true);
         if (round < 0)
             continue;
-        sample(&ours, ours_ns);
-        sample(&copied, copied_ns);
-        sample(&fresh, fresh_ns);
-        sample(&read, read_ns);
-        sample(&of_memcpy, copied_ns / ours_ns);
+        bench_sample(&ours, ours_ns);
+        bench_sample(&copied, copied_ns);
+        bench_sample(&fresh, fresh_ns);
+        bench_sample(&read, read_ns);
+        bench_sample(&of_memcpy, copied_ns / ours_ns);
     }
     close(fd);
     kvs_close(store);
@@ -351,10 +351,10 @@ static void bench_restore(size_t n, size_t len, const char *options)
 
         head("file: restore from page cache, verified", &load);
         printf(",\"fs\":\"%s\",\"options\":\"%s\",\"gb_per_s\":%.2f,\"memcpy_gb_per_s\":%.2f",
-               fs_type(), options, bytes / median(&ours), bytes / median(&copied));
+               fs_type(), options, bytes / bench_middle(&ours), bytes / bench_middle(&copied));
         print_ratio("of_memcpy", &of_memcpy);
         printf(",\"memcpy_to_new_buffers_gb_per_s\":%.2f,\"read_alone_gb_per_s\":%.2f}\n",
-               bytes / median(&fresh), bytes / median(&read));
+               bytes / bench_middle(&fresh), bytes / bench_middle(&read));
     }
     fflush(stdout);
     load_fini(&load);
@@ -400,7 +400,7 @@ int main(int argc, char **argv)
         where = getenv("TMPDIR");
     snprintf(dir, sizeof(dir), "%s/kvs-bench-XXXXXX", where ? where : ".");
     if (!mkdtemp(dir))
-        die(dir, 0);
+        bench_die(dir, -errno);
     kvs_set_log(quiet, NULL);
     if (wanted(argv, "saves")) {
         bench_saves(96, 1 << 20, "");

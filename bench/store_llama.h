@@ -119,9 +119,9 @@ static inline double llama_save(struct kvs_store *store, uint32_t n_tokens, uint
     *ret = (struct kvs_result){.size = sizeof(*ret)};
     rc = kvs_save(store, "conversation", llama_read, &state, &opts, ret);
     if (rc < 0)
-        die("save", rc);
+        bench_die("save", rc);
     if (state.at != llama_len(n_tokens) || ret->bytes != state.at)
-        die("the state has another length", -EIO);
+        bench_die("the state has another length", -EIO);
     return (double)(kv_now_ns() - begin);
 }
 

@@ -14,15 +14,9 @@
 
 #include "base/clock.h"
 #include "kv_store.h"
+#include "support.h"
 
-enum { ROUNDS = 9, FILE_ROUNDS = 15, ROUNDS_MAX = 15, KEY = 16 };
-
-static inline void die(const char *what, int rc)
-{
-    fprintf(stderr, "%s: %s: %s\n", program_invocation_short_name, what,
-            strerror(rc < 0 ? -rc : errno));
-    exit(1);
-}
+enum { ROUNDS = 9, FILE_ROUNDS = 15, KEY = 16 };
 
 /* Chunks that differ between themselves and between rounds, and don't compress. */
 struct load {
@@ -45,7 +39,7 @@ static inline void load_init(struct load *load, size_t n, size_t len)
 
     *load = (struct load){.n = n, .len = len, .data = malloc(n * len), .keys = malloc(n * KEY)};
     if (!load->data || !load->keys)
-        die("memory", -ENOMEM);
+        bench_die("memory", -ENOMEM);
     for (size_t at = 0; at + 8 <= n * len; at += 8) {
         state += UINT64_C(0x9e3779b97f4a7c15);
         *(uint64_t *)(load->data + at) = load_mix(state);
@@ -78,12 +72,12 @@ static inline double load_save(struct kvs_store *store, const struct load *load,
     for (size_t i = 0; i < load->n; i++) {
         rc = kvs_put_chunk(store, load->keys + i * KEY, KEY, load->data + i * load->len, load->len);
         if (rc < 0)
-            die("put", rc);
+            bench_die("put", rc);
         *ret_hits += rc == 1;
     }
     rc = kvs_put_manifest(store, "bench", load->keys, load->n * KEY);
     if (rc < 0)
-        die("put_manifest", rc);
+        bench_die("put_manifest", rc);
     return (double)(kv_now_ns() - begin);
 }
 
@@ -100,10 +94,10 @@ static inline void load_get_all(struct kvs_store *store, const struct load *load
         int rc = kvs_get_chunk(store, load->keys + i * KEY, KEY, &got, &len);
 
         if (rc < 0)
-            die("get", rc);
+            bench_die("get", rc);
         if (len != load->len || memcmp(got, want, some) != 0 ||
             memcmp((uint8_t *)got + len - some, want + len - some, some) != 0)
-            die("wrong bytes", -EBADMSG);
+            bench_die("wrong bytes", -EBADMSG);
         free(got);
     }
 }
@@ -116,30 +110,6 @@ static inline double load_restore(struct kvs_store *store, const struct load *lo
 
     load_get_all(store, load, false);
     return (double)(kv_now_ns() - begin);
-}
-
-/* Rounds of one figure next to each other; medians, since disks and machines are noisy. */
-struct samples {
-    double of[ROUNDS_MAX];
-    int n;
-};
-
-static inline void sample(struct samples *s, double value)
-{
-    s->of[s->n++] = value;
-}
-
-static inline int samples_by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
-static inline double median(struct samples *s)
-{
-    qsort(s->of, (size_t)s->n, sizeof(s->of[0]), samples_by_value);
-    return s->of[s->n / 2];
 }
 
 #endif

@@ -48,7 +48,7 @@ static inline int redis_free_port(void)
     at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     if (bind(fd, (struct sockaddr *)&at, len) < 0 ||
         getsockname(fd, (struct sockaddr *)&at, &len) < 0)
-        die("port", 0);
+        bench_die("port", -errno);
     close(fd);
     return ntohs(at.sin_port);
 }
@@ -111,7 +111,7 @@ static inline void redis_read(int fd, void *to, size_t len)
         ssize_t n = recv(fd, (char *)to + at, len - at, 0);
 
         if (n <= 0)
-            die("redis closed the connection", n < 0 ? -errno : -EIO);
+            bench_die("redis closed the connection", n < 0 ? -errno : -EIO);
         at += (size_t)n;
     }
 }
@@ -122,7 +122,7 @@ static inline void redis_write(int fd, struct iovec *v, int n)
         ssize_t done = writev(fd, v, n);
 
         if (done < 0)
-            die("writev", 0);
+            bench_die("writev", -errno);
         for (; n && (size_t)done >= v->iov_len; v++, n--)
             done -= (ssize_t)v->iov_len;
         if (n) {
@@ -178,7 +178,7 @@ static inline double redis_raw_get(int fd, const struct load *load)
         uint64_t pause = kv_now_ns(); /* comparing isn't counted */
 
         if (memcmp(held[i], load->data + i * load->len, load->len) != 0)
-            die("wrong bytes", -EBADMSG);
+            bench_die("wrong bytes", -EBADMSG);
         compared += kv_now_ns() - pause;
         free(held[i]);
     }
@@ -188,14 +188,14 @@ static inline double redis_raw_get(int fd, const struct load *load)
 }
 
 struct redis_row {
-    struct samples ours, raw, ratio;
+    struct bench_samples ours, raw, ratio;
 };
 
 static inline void redis_sample(struct redis_row *row, double ours, double raw)
 {
-    sample(&row->ours, ours);
-    sample(&row->raw, raw);
-    sample(&row->ratio, raw / ours);
+    bench_sample(&row->ours, ours);
+    bench_sample(&row->raw, raw);
+    bench_sample(&row->ratio, raw / ours);
 }
 
 static inline void redis_print(const char *figure, const struct load *load, struct redis_row *row,
@@ -205,8 +205,8 @@ static inline void redis_print(const char *figure, const struct load *load, stru
 
     printf("{\"bench\":\"store\",\"figure\":\"redis: %s\",\"chunks\":%zu,\"chunk_bytes\":%zu,"
            "\"median_of\":%d,\"gb_per_s\":%.2f,\"raw_socket_gb_per_s\":%.2f,\"of_raw\":%.2f%s}\n",
-           figure, load->n, load->len, ROUNDS, bytes / median(&row->ours),
-           bytes / median(&row->raw), median(&row->ratio), more);
+           figure, load->n, load->len, ROUNDS, bytes / bench_middle(&row->ours),
+           bytes / bench_middle(&row->raw), bench_middle(&row->ratio), more);
     fflush(stdout);
 }
 
@@ -252,8 +252,8 @@ static inline void redis_rounds(struct kvs_store *store, int fd, struct load *lo
     }
     redis_print("put, one save", load, &put, "");
     redis_print("get, one restore", load, &get, "");
-    snprintf(more, sizeof(more), ",\"ms\":%.3f,\"round_trips\":%llu", median(&warm.ours) / 1e6,
-             (unsigned long long)trips);
+    snprintf(more, sizeof(more), ",\"ms\":%.3f,\"round_trips\":%llu",
+             bench_middle(&warm.ours) / 1e6, (unsigned long long)trips);
     redis_print("warm save", load, &warm, more);
 }
 

@@ -7,10 +7,10 @@
 #include <fcntl.h>
 #include <limits.h>
 
+#include "support.h"
 #include "tier_copy.h"
 #include "tier_disk.h"
 #include "tier_manager.h"
-#include "tier_measure.h"
 #include "tier_object.h"
 
 static bool chosen(int argc, char **argv, const char *name)
@@ -30,7 +30,7 @@ int main(int argc, char **argv)
         base = getenv("TMPDIR") ? getenv("TMPDIR") : ".";
     snprintf(dir, sizeof(dir), "%s/tier_bench-XXXXXX", base);
     if (!mkdtemp(dir))
-        tier_die(dir, 0);
+        bench_die(dir, -errno);
     if (chosen(argc, argv, "copy"))
         tier_copy_bench();
     if (chosen(argc, argv, "manager"))

@@ -20,6 +20,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "kvbm_transfer.h"
+#include "support.h"
 
 enum { COPY_ROUNDS = 15, COPY_BLOCKS = 192, COPY_MANY = 4096, COPY_THREADS_MAX = 64 };
 #define COPY_BLOCK ((size_t)2 << 20)
@@ -30,19 +31,6 @@ static inline void copy_must(bool ok, const char *what)
         return;
     fprintf(stderr, "tier_copy_bench: %s\n", what);
     exit(1);
-}
-
-static inline int copy_by_size(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
-static inline double copy_median(double *values, size_t n)
-{
-    qsort(values, n, sizeof(*values), copy_by_size);
-    return values[n / 2];
 }
 
 static inline struct kvbm_layout *copy_layout(enum kvbm_layout_kind kind,
@@ -141,9 +129,9 @@ static inline void copy_figure(struct kvbm_copier *copier, uint32_t n_threads, c
         plain[i] = copy_by_memcpy(from, to, ids);
         back[i] = copy_by_engine(copier, g2, g1, ids, COPY_BLOCKS);
     }
-    of = copy_median(plain, COPY_ROUNDS);
-    there = copy_median(out, COPY_ROUNDS);
-    home = copy_median(back, COPY_ROUNDS);
+    of = bench_median(plain, COPY_ROUNDS);
+    there = bench_median(out, COPY_ROUNDS);
+    home = bench_median(back, COPY_ROUNDS);
     printf("{\"figure\":\"%s\",\"what\":\"%s\",\"threads\":%u,\"gb_per_s\":%.2f,"
            "\"back_gb_per_s\":%.2f,\"memcpy_gb_per_s\":%.2f,\"of_memcpy\":%.3f,\"back_of_memcpy\":%"
            ".3f}\n",
@@ -174,7 +162,7 @@ static inline void copy_overhead(const uint32_t *ids, uint32_t n)
         each[i] = (double)(kv_clock_ns_(CLOCK_PROCESS_CPUTIME_ID) - begin) / jobs / n;
     }
     printf("{\"figure\":\"overhead\",\"blocks_per_job\":%u,\"ns_per_block\":%.1f}\n", n,
-           copy_median(each, COPY_ROUNDS));
+           bench_median(each, COPY_ROUNDS));
     kvbm_copier_destroy(copier);
     kvbm_layout_destroy(a);
     kvbm_layout_destroy(b);

@@ -17,8 +17,8 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "support.h"
 #include "tier/disk/disk.h"
-#include "tier_measure.h"
 
 enum {
     DISK_ROUNDS = 9,
@@ -43,15 +43,6 @@ static void disk_done(struct kvbm_disk_batch *batch)
     sem_post(batch->arg);
 }
 
-static double disk_cpu_ns(void)
-{
-    struct rusage usage;
-
-    getrusage(RUSAGE_SELF, &usage);
-    return (double)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1e9 +
-           (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) * 1e3;
-}
-
 /* All blocks, in an order of chance, by batches. Returns bytes per second. */
 static double disk_pass(struct disk_load *load, bool writing)
 {
@@ -64,7 +55,7 @@ static double disk_pass(struct disk_load *load, bool writing)
     sem_t sem;
 
     if (!ios)
-        tier_die("memory", -ENOMEM);
+        bench_die("memory", -ENOMEM);
     sem_init(&sem, 0, 0);
     for (uint32_t i = load->n_blocks - 1; i > 0; i--) {
         uint32_t j = (uint32_t)(random() % (i + 1)), swap = load->order[i];
@@ -72,7 +63,7 @@ static double disk_pass(struct disk_load *load, bool writing)
         load->order[i] = load->order[j];
         load->order[j] = swap;
     }
-    load->cpu_ns = -disk_cpu_ns();
+    load->cpu_ns = -bench_cpu_ns();
     begin = kv_now_ns();
     while (at < load->n_blocks || n) {
         struct kvbm_disk_batch *batch = &batches[at / each];
@@ -96,14 +87,14 @@ static double disk_pass(struct disk_load *load, bool writing)
                                                     at % (each * DISK_BATCHES) * load->block,
                                             .len = load->block};
         if (kvbm_disk_submit(load->disk, batch) < 0)
-            tier_die("submit", -EAGAIN);
+            bench_die("submit", -EAGAIN);
         n++;
     }
     ns = (double)(kv_now_ns() - begin);
-    load->cpu_ns += disk_cpu_ns();
+    load->cpu_ns += bench_cpu_ns();
     for (uint32_t i = 0; i < load->n_blocks; i++)
         if (ios[i].status < 0)
-            tier_die(writing ? "write" : "read", ios[i].status);
+            bench_die(writing ? "write" : "read", ios[i].status);
     sem_destroy(&sem);
     free(ios);
     return (double)load->n_blocks * (double)load->block / ns * 1e9;
@@ -138,13 +129,13 @@ static double disk_fio(const struct disk_load *load, bool writing)
 
 /* Of one way (registered memory or not) and direction, by round. */
 struct disk_row {
-    struct tier_samples own, fio, ratio, cpu_us;
+    struct bench_samples own, fio, ratio, cpu_us;
 };
 
 static void disk_print(const char *what, const struct disk_load *load, struct disk_row *row,
                        struct kvbm_disk *disk)
 {
-    double ratio = tier_median(&row->ratio);
+    double ratio = bench_middle(&row->ratio);
     struct kvbm_disk_stats stats;
 
     kvbm_disk_get_stats(disk, &stats);
@@ -154,9 +145,9 @@ static void disk_print(const char *what, const struct disk_load *load, struct di
         "\"ratio_min\": %.2f, \"ratio_max\": %.2f, \"rounds\": %d, \"cpu_us_per_block\": %.1f, "
         "\"blocks_per_commit\": %.1f}\n",
         what, stats.registered_bytes ? "true" : "false", (unsigned long long)load->block,
-        DISK_DEPTH, (unsigned long long)DISK_BYTES, tier_median(&row->own) / 1e6,
-        tier_median(&row->fio) / 1e6, ratio, row->ratio.of[0], row->ratio.of[row->ratio.n - 1],
-        row->ratio.n, tier_median(&row->cpu_us),
+        DISK_DEPTH, (unsigned long long)DISK_BYTES, bench_middle(&row->own) / 1e6,
+        bench_middle(&row->fio) / 1e6, ratio, row->ratio.of[0], row->ratio.of[row->ratio.n - 1],
+        row->ratio.n, bench_middle(&row->cpu_us),
         stats.barriers ? 2.0 * (double)stats.writes / (double)stats.barriers : 0.0);
     fflush(stdout);
 }
@@ -176,12 +167,12 @@ static void disk_round(struct disk_load *load, struct kvbm_disk *disks[2], struc
         }
         load->disk = disks[who];
         own[who] = disk_pass(load, writing);
-        tier_sample(&rows[who].cpu_us, load->cpu_ns / load->n_blocks / 1e3);
+        bench_sample(&rows[who].cpu_us, load->cpu_ns / load->n_blocks / 1e3);
     }
     for (int i = 0; i < 2; i++) {
-        tier_sample(&rows[i].own, own[i]);
-        tier_sample(&rows[i].fio, fio);
-        tier_sample(&rows[i].ratio, own[i] / fio);
+        bench_sample(&rows[i].own, own[i]);
+        bench_sample(&rows[i].fio, fio);
+        bench_sample(&rows[i].ratio, own[i] / fio);
     }
 }
 
@@ -225,7 +216,7 @@ static void disk_blocks(const char *dir, uint64_t block)
     load.keys = calloc(load.n_blocks, sizeof(load.keys[0]));
     load.order = calloc(load.n_blocks, sizeof(load.order[0]));
     if (!load.keys || !load.order || posix_memalign((void **)&load.memory, 4096, memory) != 0)
-        tier_die("memory", -ENOMEM);
+        bench_die("memory", -ENOMEM);
     for (uint32_t i = 0; i < load.n_blocks; i++) {
         load.keys[i] = i * UINT64_C(0x9e3779b97f4a7c15);
         load.order[i] = i;
@@ -239,7 +230,7 @@ static void disk_blocks(const char *dir, uint64_t block)
     if (rc == 0)
         rc = kvbm_disk_open(&opts, &disks[1]);
     if (rc < 0)
-        tier_die("open", rc);
+        bench_die("open", rc);
     disk_rounds(&load, disks);
     kvbm_disk_close(disks[0]);
     kvbm_disk_close(disks[1]);
@@ -267,19 +258,19 @@ static void disk_reopen(const char *dir)
                                   .n_slots = N,
                                   .volatile_ = true};
     struct disk_load load = {.dir = dir, .block = 4096, .n_blocks = N};
-    struct tier_samples s = {.n = 0};
+    struct bench_samples s = {.n = 0};
     double seconds;
     char path[4096];
     int rc = kvbm_disk_open(&opts, &load.disk);
 
     if (rc < 0)
-        tier_die("open", rc);
+        bench_die("open", rc);
     load.keys = calloc(N, sizeof(load.keys[0]));
     load.order = calloc(N, sizeof(load.order[0]));
     load.memory = NULL;
     if (!load.keys || !load.order ||
         posix_memalign((void **)&load.memory, 4096, N / 32 * DISK_BATCHES * 4096UL) != 0)
-        tier_die("memory", -ENOMEM);
+        bench_die("memory", -ENOMEM);
     memset(load.memory, 'x', N / 32 * DISK_BATCHES * 4096UL);
     for (uint32_t i = 0; i < N; i++)
         load.keys[i] = load.order[i] = i;
@@ -297,11 +288,11 @@ static void disk_reopen(const char *dir)
         begin = kv_now_ns();
         rc = kvbm_disk_open(&opts, &load.disk);
         if (rc < 0 || kvbm_disk_each(load.disk, disk_count, &n) != N)
-            tier_die("reopen", rc < 0 ? rc : -EBADMSG);
-        tier_sample(&s, (double)(kv_now_ns() - begin) / 1e9);
+            bench_die("reopen", rc < 0 ? rc : -EBADMSG);
+        bench_sample(&s, (double)(kv_now_ns() - begin) / 1e9);
         kvbm_disk_close(load.disk);
     }
-    seconds = tier_median(&s); /* and sorts */
+    seconds = bench_middle(&s); /* and sorts */
     printf("{\"bench\": \"tier.disk.reopen\", \"records\": %d, \"like\": \"100 GB of 256 KiB\", "
            "\"seconds\": %.3f, \"worst\": %.3f}\n",
            N, seconds, s.of[s.n - 1]);
@@ -322,7 +313,7 @@ static void disk_clean(const char *dir)
     }
 }
 
-void tier_bench_disk(const char *dir)
+static void tier_bench_disk(const char *dir)
 {
     static const uint64_t blocks[] = {256 << 10, 2 << 20};
 

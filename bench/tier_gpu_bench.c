@@ -25,6 +25,7 @@
 #include "base/error.h"
 #include "bm/cuda.h"
 #include "kvbm_transfer.h"
+#include "support.h"
 #include "tier/transfer/cuda.h"
 
 enum { ROUNDS = 9, LATENCIES = 200 };
@@ -51,16 +52,9 @@ static void cu(tier_cuda_result code, const char *what)
     exit(1);
 }
 
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
 static double quantile(double *values, size_t n, double q)
 {
-    qsort(values, n, sizeof(*values), by_value);
+    qsort(values, n, sizeof(*values), bench_by_value);
     return values[KV_MIN((size_t)(q * (double)n), n - 1)];
 }
 

@@ -21,7 +21,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "kvbm_manager.h"
-#include "tier_measure.h"
+#include "support.h"
 
 enum {
     MANAGER_JOB = 256,
@@ -134,23 +134,23 @@ static inline void tier_bench_manager(void)
     /* A job more than are loaded again: the order of eviction is exact to some releases only. */
     struct kvbm_manager_opts opts = {.host_bytes =
                                          (uint64_t)MANAGER_JOB * (MANAGER_JOBS + 1) * 4096};
-    struct tier_samples ns[2][2] = {0}; /* by polls, store */
+    struct bench_samples ns[2][2] = {0}; /* by polls, store */
     struct manager_bench b = {0};
 
     manager_open(&b, MANAGER_JOB, 1, &opts); /* 2 KiB a block */
     for (int round = 0; round < 2 * MANAGER_ROUNDS; round++) {
         b.polls = round & 1;
         for (int load = 0; load < 2; load++)
-            tier_sample(&ns[b.polls][!load],
-                        manager_round(&b, (uint64_t)(round + 1) * 1000000, !load));
+            bench_sample(&ns[b.polls][!load],
+                         manager_round(&b, (uint64_t)(round + 1) * 1000000, !load));
     }
     manager_close(&b);
     for (int polls = 0; polls < 2; polls++)
         printf("{\"figure\":\"tier_manager\",\"job_blocks\":%d,\"end\":\"%s\",\"clock\":\"wall\","
                "\"rounds\":%d,\"store_ns_per_block\":%.0f,\"load_ns_per_block\":%.0f,"
                "\"target_ns\":1000}\n",
-               MANAGER_JOB, polls ? "polled" : "waited", MANAGER_ROUNDS, tier_median(&ns[polls][1]),
-               tier_median(&ns[polls][0]));
+               MANAGER_JOB, polls ? "polled" : "waited", MANAGER_ROUNDS,
+               bench_middle(&ns[polls][1]), bench_middle(&ns[polls][0]));
     fflush(stdout);
 }
 
@@ -188,7 +188,7 @@ static inline uint32_t onboard_loads(struct manager_bench *b, uint32_t n_stored,
         lost += manager_job(b, first, ONBOARD_BLOCKS, false, 0) != ONBOARD_BLOCKS;
         ms[i] = (double)(kv_now_ns() - start) / 1e6;
     }
-    qsort(ms, ONBOARD_LOADS, sizeof(*ms), tier_by_value);
+    qsort(ms, ONBOARD_LOADS, sizeof(*ms), bench_by_value);
     return lost;
 }
 

@@ -19,8 +19,8 @@
 #include <sys/resource.h>
 
 #include "store_redis.h"
+#include "support.h"
 #include "tier/object/impl.h"
-#include "tier_measure.h"
 
 enum { OBJECT_BLOCKS = 128, OBJECT_BATCH = 32, OBJECT_ROUNDS = 9 };
 
@@ -34,17 +34,8 @@ struct object_bench {
 };
 
 struct object_row {
-    struct tier_samples tier, raw, ratio, cpu, raw_cpu;
+    struct bench_samples tier, raw, ratio, cpu, raw_cpu;
 };
-
-static double object_cpu_ns(void)
-{
-    struct rusage usage;
-
-    getrusage(RUSAGE_SELF, &usage);
-    return (double)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1e9 +
-           (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) * 1e3;
-}
 
 static void object_done(struct kvbm_object_batch *batch)
 {
@@ -75,7 +66,7 @@ static double object_pass(struct object_bench *b, enum kvbm_object_op op)
                                        .done = object_done,
                                        .arg = &sem};
         if (kvbm_object_submit(b->tier, &batches[i]) < 0)
-            tier_die("submit", -EAGAIN);
+            bench_die("submit", -EAGAIN);
     }
     for (uint32_t i = 0; i < OBJECT_BLOCKS / OBJECT_BATCH; i++)
         while (sem_wait(&sem) < 0)
@@ -83,7 +74,7 @@ static double object_pass(struct object_bench *b, enum kvbm_object_op op)
     ns = (double)(kv_now_ns() - begin);
     for (uint32_t i = 0; i < OBJECT_BLOCKS; i++)
         if (ios[i].status < 0)
-            tier_die("object", ios[i].status);
+            bench_die("object", ios[i].status);
     sem_destroy(&sem);
     return ns;
 }
@@ -102,7 +93,7 @@ static void object_compare(struct object_bench *b, bool raw)
     if (raw)
         load_get_all(b->raw, &b->load, true);
     else if (memcmp(b->back, b->load.data, OBJECT_BLOCKS * b->load.len) != 0)
-        tier_die("wrong bytes", -EBADMSG);
+        bench_die("wrong bytes", -EBADMSG);
 }
 
 static void object_turns(struct object_bench *b, enum kvbm_object_op op, int round,
@@ -113,19 +104,19 @@ static void object_turns(struct object_bench *b, enum kvbm_object_op op, int rou
     for (int turn = 0; turn < 2; turn++) {
         int raw = (turn + round) & 1;
 
-        cpu[raw] = -object_cpu_ns();
+        cpu[raw] = -bench_cpu_ns();
         ns[raw] = raw ? object_raw_pass(b, op) : object_pass(b, op);
-        cpu[raw] += object_cpu_ns();
+        cpu[raw] += bench_cpu_ns();
         if (op == KVBM_OBJECT_GET)
             object_compare(b, raw);
     }
     if (round < 0) /* the first one makes threads, folders, buffers */
         return;
-    tier_sample(&row->tier, bytes / ns[0] * 1e3);
-    tier_sample(&row->raw, bytes / ns[1] * 1e3);
-    tier_sample(&row->ratio, ns[1] / ns[0]);
-    tier_sample(&row->cpu, cpu[0] / OBJECT_BLOCKS / 1e3);
-    tier_sample(&row->raw_cpu, cpu[1] / OBJECT_BLOCKS / 1e3);
+    bench_sample(&row->tier, bytes / ns[0] * 1e3);
+    bench_sample(&row->raw, bytes / ns[1] * 1e3);
+    bench_sample(&row->ratio, ns[1] / ns[0]);
+    bench_sample(&row->cpu, cpu[0] / OBJECT_BLOCKS / 1e3);
+    bench_sample(&row->raw_cpu, cpu[1] / OBJECT_BLOCKS / 1e3);
 }
 
 /* Delete a round's objects, so that the disk and the server hold one round at a time. */
@@ -142,16 +133,16 @@ static void object_forget(struct object_bench *b)
 
 static void object_print(const struct object_bench *b, const char *what, struct object_row *row)
 {
-    double ratio = tier_median(&row->ratio);
+    double ratio = bench_middle(&row->ratio);
 
     printf(
         "{\"bench\": \"tier.object.%s\", \"store\": \"%s\", \"blocks\": %d, \"block_bytes\": %zu, "
         "\"mb_per_s\": %.0f, \"raw_mb_per_s\": %.0f, \"ratio\": %.2f, \"ratio_min\": %.2f, "
         "\"ratio_max\": %.2f, \"cpu_us_per_block\": %.0f, \"raw_cpu_us_per_block\": %.0f, "
         "\"rounds\": %d}\n",
-        what, b->name, OBJECT_BLOCKS, b->load.len, tier_median(&row->tier), tier_median(&row->raw),
-        ratio, row->ratio.of[0], row->ratio.of[row->ratio.n - 1], tier_median(&row->cpu),
-        tier_median(&row->raw_cpu), row->ratio.n);
+        what, b->name, OBJECT_BLOCKS, b->load.len, bench_middle(&row->tier),
+        bench_middle(&row->raw), ratio, row->ratio.of[0], row->ratio.of[row->ratio.n - 1],
+        bench_middle(&row->cpu), bench_middle(&row->raw_cpu), row->ratio.n);
     fflush(stdout);
 }
 
@@ -174,12 +165,12 @@ static void object_store(const char *name, const char *uri, size_t block_bytes)
     }
     rc = kvbm_object_open(&opts, &b.tier);
     if (rc < 0)
-        tier_die("object tier", rc);
+        bench_die("object tier", rc);
     kvbm_object_format_init(&b.format, opts.fingerprint, KEY, block_bytes);
     load_init(&b.load, OBJECT_BLOCKS, block_bytes);
     b.back = malloc(OBJECT_BLOCKS * block_bytes);
     if (!b.back)
-        tier_die("memory", -ENOMEM);
+        bench_die("memory", -ENOMEM);
     for (int round = -1; round < OBJECT_ROUNDS; round++) {
         load_next(&b.load);
         memset(b.back, 0xee, OBJECT_BLOCKS * block_bytes);
