@@ -443,6 +443,22 @@ def test_a_snapshot_takes_nothing_from_an_opaque_manifest():
         equal(sorted(store.ask("refs", "theirs").split()[:-1]), sorted([key(2), key(3)]), "and nothing of the first")
 
 
+def test_a_snapshot_of_a_later_version_is_opaque():
+    """gc of this version can't read which chunks it needs: what was put for it stays."""
+    with S3() as s3:
+        with Store(s3.uri()) as store:
+            equal(store.ask("put", key(1), 10, 1), "0")
+            equal(store.ask("snapshot", "later", 2), "0")
+            equal(store.ask("put", key(2), 10, 2), "0")
+            equal(store.ask("snapshot", "ours"), "0")
+            equal(store.ask("refs", "later").split()[:-1], [key(1)])
+            equal(store.ask("refs", "ours"), "-2")
+            equal(store.ask("unpublish", "ours"), "0")
+        s3.age(864000)
+        gc(s3)
+        equal(there(s3), [1], "kept for the later version")
+
+
 def test_threads_that_share_a_handle():
     with S3() as s3, Store(s3.uri()) as store:
         equal(store.ask("put", key(1), 10, 1), "0")
