@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** What several benchmarks need: ends, medians, clocks. */
+/** Helpers of several benchmarks: ends, medians, clocks. */
 #ifndef KV_BENCH_SUPPORT_H
 #define KV_BENCH_SUPPORT_H
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** What doesn't verify, and what isn't the store's, is moved to bad/. */
+/** Move to bad/ files that don't verify, and entries that aren't the store's. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <sys/file.h>
