@@ -21,7 +21,7 @@
 
 #define LEN 700u /* three chains at least */
 
-enum { STILL = 1, BLINK, GROW, TIERS, DEEP, N_SCRIPTED };
+enum { STILL = 1, BLINK, GROW, TIERS, DEEP, N_SCRIPTED, WINDOWED = 50, ALONE };
 
 struct world {
     struct kvi_index *ix;
@@ -88,6 +88,56 @@ static void *scripted(void *arg)
     return NULL;
 }
 
+static void window(struct world *world, uint64_t worker, bool add, size_t from, size_t to)
+{
+    uint64_t names[LEN];
+    long rc;
+
+    for (size_t i = from; i < to; i++)
+        names[i - from] = world->blocks[i].hash;
+    rc = add ? kvi_window_add(world->ix, holder(worker), KV_TIER_DEVICE, 0, 0, false, names,
+                              to - from)
+             : kvi_window_take(world->ix, holder(worker), KV_TIER_DEVICE, 0, 0, names, NULL,
+                               to - from);
+    if (rc < 0 || (!add && rc != (long)(to - from)))
+        complain(world, "a window's change failed", (uint32_t)rc);
+}
+
+/* A window of four blocks. WINDOWED: one block of it goes and comes back, or the holder starts over. ALONE has
+ * no other group: its whole window comes and goes. */
+static void *windowing(void *arg)
+{
+    const struct kvi_window four = {.group = 1, .window = 17, .need = 4, .stride = 1};
+    struct world *world = arg;
+    struct rng rng = {test_seed() + 1};
+
+    while (!world->stop) {
+        size_t at = 8 + rng_below(&rng, LEN - 12);
+
+        if (kvi_set_window(world->ix, holder(WINDOWED), &four) != 0 ||
+            kvi_set_window(world->ix, holder(ALONE), &four) != 0 ||
+            kvi_set_alone(world->ix, holder(ALONE), true) != 0)
+            complain(world, "a window can't be declared", 0);
+        store(world, WINDOWED, KV_TIER_DEVICE, 0, LEN);
+        window(world, WINDOWED, true, 0, LEN);
+        for (size_t i = LEN - 4; i < LEN; i++) {
+            window(world, WINDOWED, false, i, i + 1);
+            window(world, WINDOWED, true, i, i + 1);
+        }
+        window(world, WINDOWED, false, at, LEN);
+        if (rng_below(&rng, 2))
+            (void)kvi_remove_holder(world->ix, holder(WINDOWED));
+        else
+            (void)kvi_clear(world->ix, holder(WINDOWED));
+        if (kvi_window_place(world->ix, holder(ALONE), KV_TIER_DEVICE, 0, NULL, world->blocks, at))
+            complain(world, "places can't be told", 0);
+        window(world, ALONE, true, at - 4, at);
+        window(world, ALONE, false, at - 4, at);
+        sched_yield();
+    }
+    return NULL;
+}
+
 /* Others fork off the trunk anywhere and leave again: chains split, join, are moved and freed. */
 static void *churning(void *arg)
 {
@@ -136,6 +186,14 @@ static void judge(struct world *world, const struct kvi_match *m, uint32_t floor
         if (device != 5 || all < 5 || all > LEN) /* lower tiers come back part by part */
             complain(world, "the lower part reached too far", all);
         break;
+    case WINDOWED: /* of any length, as its window grows block by block */
+        if (all > LEN || device != all)
+            complain(world, "a window's match is too long", all);
+        break;
+    case ALONE:
+        if (all < 4 || all > LEN || device != all)
+            complain(world, "a window alone matches without its blocks", all);
+        break;
     default:
         if (m->holder.worker < 100 || all == 0 || all > LEN || device != all)
             complain(world, "an answer from nowhere", all);
@@ -179,6 +237,12 @@ static int still_run(void *arg, const struct kvi_dump_run *run)
     return 0;
 }
 
+static int any_extra(void *arg, const struct kvi_extra *extra)
+{
+    (void)arg;
+    return extra->holder.rank != 0;
+}
+
 static void *dumping(void *arg)
 {
     struct world *world = arg;
@@ -189,6 +253,8 @@ static void *dumping(void *arg)
 
         if (kvi_dump(world->ix, still_run, seen))
             complain(world, "kvi_dump failed", 0);
+        if (kvi_dump_extras(world->ix, any_extra, NULL))
+            complain(world, "kvi_dump_extras failed", 0);
         for (uint32_t i = 0; i < LEN; i++)
             if (!seen[i])
                 complain(world, "a block is missing in a dump", i);
@@ -201,11 +267,11 @@ static void *dumping(void *arg)
 static void test_scripts(void **state)
 {
     struct world *world = calloc(1, sizeof(*world));
-    void *(*const roles[])(void *) = {scripted, churning, reading, reading, dumping};
+    void *(*const roles[])(void *) = {scripted, churning, windowing, reading, reading, dumping};
     pthread_t threads[KV_COUNT(roles)];
     (void)state;
 
-    world->rounds = test_rounds(1500);
+    world->rounds = test_rounds(700);
     assert_int_equal(kvi_create(NULL, &world->ix), 0);
     for (uint32_t i = 0; i < LEN; i++) {
         world->trunk[i] = i + 1;
