@@ -197,6 +197,13 @@ KV_API int kve_reader_source(const struct kve_reader *reader, uint32_t i, struct
  */
 KV_API bool kve_reader_has_main(const struct kve_reader *reader, uint32_t rank);
 
+/**
+ * Tell whether some rank has stored blocks of a cache group that the reader leaves out
+ * (KVE_SKIP_GROUP): of an unknown kind, or with blocks smaller than the registered ones. Matches may
+ * then be longer than what the engine reuses.
+ */
+KV_API bool kve_reader_skips_group(const struct kve_reader *reader);
+
 /* ---------------------------------------------------------------------------------------------
  * Publishing: a ZMQ PUB socket with sequence numbers, and a ROUTER that replays recent batches.
  */

@@ -105,6 +105,11 @@ bool kve_reader_has_main(const struct kve_reader *reader, uint32_t rank)
     return kve_sources_has_main(&reader->sources, rank);
 }
 
+bool kve_reader_skips_group(const struct kve_reader *reader)
+{
+    return reader->sources.unfollowed;
+}
+
 /* One huge batch must not keep its memory for good. */
 static void give_back(void *memory, size_t *capacity, size_t used, size_t bytes)
 {

@@ -112,6 +112,7 @@ void kve_reader_write(const struct kve_reader *reader, struct kv_json_writer *w)
     write_sources(&reader->sources, w);
     write_groups(&reader->sources, w);
     kv_json_member_bool(w, "unnamed_main", reader->sources.unnamed);
+    kv_json_member_bool(w, "skips_group", reader->sources.unfollowed);
     kv_json_member_bool(w, "saw_salt", reader->saw_salt);
     kv_json_member_bool(w, "saw_adapter", reader->saw_adapter);
     kv_json_member_bool(w, "saw_objects", reader->saw_objects);
@@ -268,6 +269,7 @@ static void read_salt(struct kve_salts *salts, struct kv_json *json)
 static bool read_flag(struct kve_reader *reader, struct kv_json *json, struct kv_str key)
 {
     bool *to = kv_str_eq(key, "unnamed_main")  ? &reader->sources.unnamed
+               : kv_str_eq(key, "skips_group") ? &reader->sources.unfollowed
                : kv_str_eq(key, "saw_salt")    ? &reader->saw_salt
                : kv_str_eq(key, "saw_adapter") ? &reader->saw_adapter
                : kv_str_eq(key, "saw_objects") ? &reader->saw_objects

@@ -13,7 +13,7 @@
 void kve_sources_reset(struct kve_sources *sources)
 {
     sources->n_groups = 0;
-    sources->unnamed = false;
+    sources->unnamed = sources->unfollowed = false;
 }
 
 bool kve_sources_has_main(const struct kve_sources *sources, uint32_t rank)
@@ -201,8 +201,10 @@ int kve_sources_of(struct kve_sources *sources, uint32_t rank, const struct kve_
         sources->unnamed = true;
     if (g.is_main)
         return kve_sources_owner(sources, owner_of(ev));
-    if (!g.is_window)
+    if (!g.is_window) {
+        sources->unfollowed |= ev->type == KVE_RAW_STORED;
         return -KVE_SKIP_RC(GROUP);
+    }
     source.group = g.group;
     source.window = g.window;
     source.need = g.need;

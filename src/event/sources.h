@@ -35,8 +35,9 @@ struct kve_sources {
     struct kve_group groups[KVE_MAX_GROUPS];
     size_t n_groups;
     struct kve_source items[KVE_MAX_SOURCES];
-    uint32_t n;   /* item 0 is the main cache; 0 items before an event of another source */
-    bool unnamed; /* stored events that name no kind were of the main cache */
+    uint32_t n;      /* item 0 is the main cache; 0 items before an event of another source */
+    bool unnamed;    /* stored events that name no kind were of the main cache */
+    bool unfollowed; /* there were stored events of a group that can't be followed */
 };
 
 /**

@@ -62,7 +62,8 @@ bool ki_applier_note_rank(struct ki_applier *a, uint32_t rank);
 /** Whether answers may be wrong because the events don't tell everything. */
 static inline bool ki_applier_is_unsure(const struct ki_applier *a)
 {
-    return a->habits.silent_windows || a->lost_tiers || ki_unsure_is_partial(&a->unsure);
+    return a->habits.silent_windows || a->lost_tiers || kve_reader_skips_group(a->reader) ||
+           ki_unsure_is_partial(&a->unsure);
 }
 
 /** The same for a replica that goes on with a dump, which doesn't tell possible copies. */

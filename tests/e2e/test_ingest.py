@@ -535,6 +535,22 @@ def test_max_blocks():
         check(indexer.metrics()['kv_indexer_index_blocks{model="m",tenant="default"}'] <= 100, "more than allowed")
 
 
+def test_groups_that_are_not_followed_leave_the_view_partial():
+    """A window with blocks of half the registered size, and a group of an unknown kind."""
+    half = {"block_size": 8, "group_idx": 1, "kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 17}
+    unknown = {"block_size": 16, "group_idx": 1, "kv_cache_spec_kind": "something_new"}
+    with Indexer() as indexer, Publisher() as plain, Publisher() as small, Publisher() as odd:
+        for instance, (engine, group) in enumerate(((plain, None), (small, half), (odd, unknown)), 1):
+            indexer.register(instance, engine)
+            engine.wait_subscriber()
+            engine.store([1, 2], range(32), group_idx=0, kv_cache_spec_kind="full_attention")
+            if group:
+                engine.store([11, 1, 12, 2], range(32), **group)
+            engine.store([3], range(32, 48), parent=2, group_idx=0, kv_cache_spec_kind="full_attention")
+            indexer.wait_score(range(48), instance, 48)
+            wait_until(lambda i=instance: listener(indexer, i)["partial"] == (i > 1), what="a partial view")
+
+
 def test_pause_and_resume_replays_what_was_missed():
     """The replay cycle of the original's own end-to-end test."""
     with Indexer(env={"KV_INDEXER_TEST_ENDPOINTS": "1"}) as indexer, Publisher() as engine:

@@ -47,6 +47,7 @@ class Option:
     resets: bool = False
     names: tuple = (Names(),)
     register: dict = field(default_factory=dict)
+    followed: bool = True  # the indexer follows all groups; else its view is partial, and answers may be too long
 
 
 def group_specs(option):
