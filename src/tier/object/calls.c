@@ -178,8 +178,6 @@ static int stream(struct kvbm_object_worker *w, struct incoming *in, struct kvbm
     bool whole;
     int rc;
 
-    in->io = io;
-    begin_value(in);
     rc = kvs_stream_chunk(w->handle->store, key, KVBM_OBJECT_CHUNK_KEY, w->value, KVBM_OBJECT_PIECE,
                           on_piece, in);
     if (!kvbm_object_leave(w))
@@ -201,6 +199,8 @@ static int stream_slice(struct kvbm_object_worker *w, struct kvbm_object_io *ios
 
     for (uint32_t i = 0; i < n && rc >= 0; i++) {
         if (!stop) {
+            in.io = &ios[i];
+            begin_value(&in); /* before the call: the block's key is the caller's */
             rc = kvbm_object_enter(w);
             if (rc < 0)
                 break;
