@@ -164,27 +164,31 @@ static bool read_window(struct kv_json *json, struct kv_str key, uint32_t *windo
     return to != NULL;
 }
 
-static void read_owner(struct kv_json *json, char to[KVE_MAX_OWNER + 1])
+/* False: no reader keeps such a name. */
+static bool read_owner(struct kv_json *json, char to[KVE_MAX_OWNER + 1])
 {
     struct kv_buf scratch = {.limit = 64u * KVE_MAX_OWNER};
     struct kv_str owner = kv_json_str(json, &scratch);
+    bool fits = owner.len <= KVE_MAX_OWNER;
 
-    if (owner.len > KVE_MAX_OWNER)
-        kv_json_fail(json, -EPROTO, "an owner with too long a name");
-    else if (owner.len)
+    if (fits && owner.len)
         memcpy(to, owner.p, owner.len);
     kv_buf_fini(&scratch);
+    return fits;
 }
 
-static void read_source(struct kve_sources *sources, struct kv_json *json)
+/* The readers of items return 0, or -EPROTO for one that a reader can't have. */
+
+static int read_source(struct kve_sources *sources, struct kv_json *json)
 {
     struct kve_source source = {.kind = KVE_SOURCE_OWNER, .stride = 1};
+    bool can_be = true;
     struct kv_str key;
 
     kv_json_object(json);
     while (kv_json_next_key(json, &key)) {
         if (kv_str_eq(key, "owner")) {
-            read_owner(json, source.owner);
+            can_be = read_owner(json, source.owner);
         } else if (kv_str_eq(key, "group")) {
             source.group = (uint32_t)kv_json_u64(json, UINT32_MAX);
             source.kind = KVE_SOURCE_WINDOW;
@@ -192,12 +196,9 @@ static void read_source(struct kve_sources *sources, struct kv_json *json)
             kv_json_skip(json);
         }
     }
-    if (kv_json_failed(json))
-        return;
-    if (source.kind == KVE_SOURCE_WINDOW ? !source.need || !source.stride : !source.owner[0])
-        kv_json_fail(json, -EPROTO, "a source that can't be");
-    else if (kve_sources_add(sources, &source) < 0)
-        kv_json_fail(json, -EPROTO, "too many sources");
+    can_be = can_be && (source.kind == KVE_SOURCE_WINDOW ? source.need && source.stride
+                                                         : source.owner[0] != '\0');
+    return can_be && kve_sources_add(sources, &source) == 0 ? 0 : -EPROTO;
 }
 
 static void read_kind(struct kv_json *json, struct kve_group *g)
@@ -210,7 +211,7 @@ static void read_kind(struct kv_json *json, struct kve_group *g)
     kv_buf_fini(&scratch);
 }
 
-static void read_group(struct kve_sources *sources, struct kv_json *json)
+static int read_group(struct kve_sources *sources, struct kv_json *json)
 {
     struct kve_group g = {.rank = 0};
     struct kv_str key;
@@ -226,17 +227,13 @@ static void read_group(struct kve_sources *sources, struct kv_json *json)
         else if (!read_window(json, key, &g.window, &g.need, &g.stride))
             kv_json_skip(json);
     }
-    if (kv_json_failed(json))
-        return;
-    if (g.is_window && (!g.need || !g.stride))
-        kv_json_fail(json, -EPROTO, "a group that can't be");
-    else if (sources->n_groups == KVE_MAX_GROUPS)
-        kv_json_fail(json, -EPROTO, "too many groups");
-    else
-        sources->groups[sources->n_groups++] = g;
+    if ((g.is_window && (!g.need || !g.stride)) || sources->n_groups == KVE_MAX_GROUPS)
+        return -EPROTO;
+    sources->groups[sources->n_groups++] = g;
+    return 0;
 }
 
-static void read_salt(struct kve_salts *salts, struct kv_json *json)
+static int read_salt(struct kve_salts *salts, struct kv_json *json)
 {
     static const uint64_t max[4 + KV_N_TIERS] = {UINT64_MAX, UINT64_MAX, UINT32_MAX, 3,
                                                  UINT8_MAX,  UINT8_MAX,  UINT8_MAX,  UINT8_MAX};
@@ -254,7 +251,9 @@ static void read_salt(struct kve_salts *salts, struct kv_json *json)
         }
     }
     if (kv_json_failed(json))
-        return;
+        return 0;
+    if (n < KV_COUNT(max))
+        return -EPROTO;
     entry.hash = value[0];
     entry.salt = value[1];
     entry.rank = (uint32_t)value[2];
@@ -262,8 +261,7 @@ static void read_salt(struct kve_salts *salts, struct kv_json *json)
     entry.lower = value[3] & FLAG_LOWER;
     for (int t = 0; t < KV_N_TIERS; t++)
         entry.copies[t] = (uint8_t)value[4 + t];
-    if (n < KV_COUNT(max) || kve_salts_restore(salts, &entry) < 0)
-        kv_json_fail(json, -EPROTO, "a salt that can't be remembered");
+    return kve_salts_restore(salts, &entry) < 0 ? -EPROTO : 0;
 }
 
 static bool read_flag(struct kve_reader *reader, struct kv_json *json, struct kv_str key)
@@ -281,20 +279,22 @@ static bool read_flag(struct kve_reader *reader, struct kv_json *json, struct kv
     return to != NULL;
 }
 
-bool kve_reader_read(struct kve_reader *reader, struct kv_json *json, struct kv_str key)
+int kve_reader_read(struct kve_reader *reader, struct kv_json *json, struct kv_str key)
 {
+    int rc = 0;
+
     if (kv_str_eq(key, "sources")) {
         kv_json_array(json);
         while (kv_json_next_item(json))
-            read_source(&reader->sources, json);
+            rc |= read_source(&reader->sources, json);
     } else if (kv_str_eq(key, "groups")) {
         kv_json_array(json);
         while (kv_json_next_item(json))
-            read_group(&reader->sources, json);
+            rc |= read_group(&reader->sources, json);
     } else if (kv_str_eq(key, "salts")) {
         kv_json_array(json);
         while (kv_json_next_item(json))
-            read_salt(&reader->salts, json);
+            rc |= read_salt(&reader->salts, json);
     } else if (kv_str_eq(key, "engine_tiers")) {
         reader->engine_tiers = (uint32_t)kv_json_u64(json, (1u << KV_N_TIERS) - 1);
     } else if (kv_str_eq(key, "pool_tiers")) {
@@ -302,5 +302,5 @@ bool kve_reader_read(struct kve_reader *reader, struct kv_json *json, struct kv_
     } else {
         return read_flag(reader, json, key);
     }
-    return true;
+    return rc ? rc : 1;
 }

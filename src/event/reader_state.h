@@ -23,9 +23,12 @@ void kve_reader_write(const struct kve_reader *reader, struct kv_json_writer *w)
  */
 bool kve_reader_write_salts(const struct kve_reader *reader, size_t *at, struct kv_json_writer *w);
 
-/** Read member @key of that object into a fresh @reader, salts included. False: it is none of them, and
- * nothing is read. What makes no sense is @json's error. */
-bool kve_reader_read(struct kve_reader *reader, struct kv_json *json, struct kv_str key);
+/**
+ * Read member @key of that object into a fresh @reader, salts included. Returns 1; 0: it is none of
+ * them, and nothing is read; -EPROTO: read, but no reader of this version is in such a state, and
+ * @reader is of no use. Text that isn't of this form is @json's error.
+ */
+int kve_reader_read(struct kve_reader *reader, struct kv_json *json, struct kv_str key);
 /** Bytes that the reader's memory of salts takes. */
 size_t kve_reader_salt_bytes(const struct kve_reader *reader);
 

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/utf8.h"
 #include "base/xxh.h"
 
 #define HASH_DIGITS 16
@@ -91,7 +92,7 @@ static struct kve_group described(struct kve_sources *sources, uint32_t rank,
     g.stride = stride_of(ev, known, block_size);
     if (is_main_kind(ev->kind)) {
         g.is_main = !ev->has_group || !has_other_main(sources, rank, g.group);
-        g.is_window = !g.is_main;
+        g.is_window = !g.is_main && g.stride > 0;
         g.need = g.is_window ? KVE_NEED_ALL : 0;
     } else if (is_window_kind(ev->kind) && ev->window && ev->window <= UINT32_MAX) {
         g.is_window = g.stride > 0;
@@ -133,10 +134,29 @@ static struct kve_group group_of(struct kve_sources *sources, uint32_t rank,
 
 /* -- sources ----------------------------------------------------------------------------------- */
 
-/* A name as it is kept: one that is too long ends in the hash of all of it. */
+/* Bytes of the longest beginning of @owner that is UTF-8 without NUL, whole characters, at most @max. */
+static size_t text_length(struct kv_str owner, size_t max)
+{
+    const char *end = owner.p + owner.len;
+    size_t len = 0;
+    int n;
+
+    while (len < owner.len && owner.p[len]) {
+        n = kv_utf8_sequence(owner.p + len, end);
+        if (n <= 0 || len + (size_t)n > max)
+            break;
+        len += (size_t)n;
+    }
+    return len;
+}
+
+/* A name as it is kept and dumped: one that is no text, or too long, ends in the hash of all of it. */
 static void put_owner(char to[KVE_MAX_OWNER + 1], struct kv_str owner)
 {
-    size_t len = owner.len <= KVE_MAX_OWNER ? owner.len : KVE_MAX_OWNER - HASH_DIGITS;
+    size_t len = text_length(owner, KVE_MAX_OWNER);
+
+    if (len < owner.len)
+        len = text_length(owner, KVE_MAX_OWNER - HASH_DIGITS);
 
     memset(to, 0, KVE_MAX_OWNER + 1);
     if (len)

@@ -54,7 +54,8 @@ bool kve_sources_has_main(const struct kve_sources *sources, uint32_t rank);
 /** The number of the source whose owner is @owner's main cache; 0 without a name; as above. */
 int kve_sources_owner(struct kve_sources *sources, struct kv_str owner);
 
-/** Add a source, with the next number, as another reader has it. Returns 0; -ENOSPC beyond KVE_MAX_SOURCES. */
+/** Add a source, with the next number, as another reader has it. Returns 0; -ENOSPC beyond
+ * KVE_MAX_SOURCES. */
 int kve_sources_add(struct kve_sources *sources, const struct kve_source *source);
 
 /** Forget all groups. Sources keep their numbers: what was announced under them may still be held. */

@@ -91,6 +91,7 @@ void ki_handover_write(const struct ki_handover *h, struct kv_json_writer *w)
 void ki_handover_read(struct ki_handover *h, struct kv_json *json)
 {
     struct kv_str key;
+    int rc;
 
     kv_json_object(json);
     while (kv_json_next_key(json, &key)) {
@@ -106,7 +107,9 @@ void ki_handover_read(struct ki_handover *h, struct kv_json *json)
             h->has_windows = kv_json_bool(json);
         else if (kv_str_eq(key, "has_reports"))
             h->has_reports = kv_json_bool(json);
-        else if (!kve_reader_read(h->reader, json, key))
+        else if ((rc = kve_reader_read(h->reader, json, key)) < 0)
+            h->unusable = true;
+        else if (!rc)
             kv_json_skip(json);
     }
 }
@@ -134,7 +137,10 @@ void ki_handover_note(struct ki_handover **handovers, size_t n, struct ki_waterm
         if (marks[i].no_position || !marks[i].has_stream)
             continue;
         found = bsearch(&wanted, handovers, n, sizeof(handovers[0]), ki_handover_compare);
-        if (!found || (*found)->sequence < marks[i].sequence)
+        if (!found)
+            continue;
+        marks[i].torn |= (*found)->unusable;
+        if ((*found)->unusable || (*found)->sequence < marks[i].sequence)
             continue;
         marks[i].sequence = (*found)->sequence;
         marks[i].timestamp = (*found)->timestamp;
@@ -231,6 +237,8 @@ void ki_registry_hand_over(struct ki_registry *registry, const char *name, const
         struct kv_holder holder = {handovers[i]->instance, handovers[i]->rank};
         struct ki_listener *l = ki_listener_find(registry, holder.worker, holder.rank);
 
+        if (handovers[i]->unusable)
+            continue;
         if (l && l->model == model)
             ki_handover_give(handovers[i], l);
         else if (!l && ki_positions_keep(&registry->positions, holder, handovers[i]))

@@ -17,8 +17,9 @@ struct ki_handover {
     uint32_t rank;     /* of the registration */
     uint64_t sequence; /* of the last batch applied */
     double timestamp;
-    bool has_windows;          /* see struct ki_applier */
-    bool has_reports;          /* the stream has shown one */
+    bool has_windows; /* see struct ki_applier */
+    bool has_reports; /* the stream has shown one */
+    bool unusable;    /* read from a dump, but no stream of this version can be in that state */
     struct kve_reader *reader; /* a copy: event/reader_state.h */
 };
 
@@ -34,12 +35,15 @@ void ki_handover_give(struct ki_handover *h, struct ki_listener *l);
 
 /** Write one as the members of the object that @w is in, all but the salts (event/reader_state.h). */
 void ki_handover_write(const struct ki_handover *h, struct kv_json_writer *w);
-/** Read such an object. What makes no sense is @json's error. */
+/** Read such an object; one that makes no sense here is unusable. Other text is @json's error. */
 void ki_handover_read(struct ki_handover *h, struct kv_json *json);
 
 /** By instance and rank, for qsort of pointers. */
 int ki_handover_compare(const void *a, const void *b);
-/** Give positions their handovers' numbers, which may be higher; both are of one dump. Sorts @handovers. */
+/**
+ * Give positions their handovers' numbers, which may be higher; both are of one dump. A position whose
+ * handover is unusable is torn: its stream has to be read from the beginning. Sorts @handovers.
+ */
 void ki_handover_note(struct ki_handover **handovers, size_t n, struct ki_watermark *marks,
                       size_t n_marks);
 

@@ -154,6 +154,42 @@ static void what_is_told_of_holders(void **state)
     ki_dump_reader_fini(&reader);
 }
 
+/* A stream that can't be in the state that its dump tells is read from the beginning; others aren't hurt. */
+static void a_stream_that_cannot_be(void **state)
+{
+    static const char *const states[] = {
+        "\"groups\":[{\"group\":1,\"kind\":\"window\",\"window\":0,\"need\":4294967295,\"stride\":"
+        "0}]",
+        "\"sources\":[{\"owner\":\"\"}]",
+        "\"sources\":[{\"owner\":"
+        "\"0123456789012345678901234567890123456789012345678901234567890123\"}]",
+        "\"sources\":[{\"owner\":\"\"},{\"owner\":\"a\"}],\"salts\":[[1,2,0,0,1,0,0,0]]",
+        "\"salts\":[[1,2,0]]",
+    };
+    char text[1024];
+    struct ki_dump_reader reader;
+
+    (void)state;
+    for (size_t i = 0; i < KV_COUNT(states); i++) {
+        snprintf(text, sizeof(text),
+                 "{\"m:t\":{\"block_size\":4,\"watermarks\":["
+                 "{\"worker_id\":1,\"seq\":5,\"stream_rank\":0},"
+                 "{\"worker_id\":1,\"dp_rank\":1,\"seq\":5,\"stream_rank\":0},"
+                 "{\"worker_id\":2,\"seq\":6,\"stream_rank\":0}],"
+                 "\"streams\":[{\"worker_id\":1,\"seq\":7,%s},{\"worker_id\":2,\"seq\":8}],"
+                 "\"events\":[" STORED(2, null, BLOCK(2, 12)) "]}}",
+                 states[i]);
+        if (read_text(text, &reader) < 0)
+            fail_msg("one stream makes the dump unreadable: %s", states[i]);
+        assert_true(mark_at(&reader, 0, 0)->torn);
+        assert_true(mark_at(&reader, 0, 1)->torn); /* of the same stream */
+        assert_int_equal(mark_at(&reader, 0, 0)->sequence, 5);
+        assert_false(mark_at(&reader, 0, 2)->torn);
+        assert_int_equal(mark_at(&reader, 0, 2)->sequence, 8);
+        ki_dump_reader_fini(&reader);
+    }
+}
+
 static void memory_is_bounded(void **state)
 {
     static const char text[] =
@@ -336,6 +372,7 @@ int main(void)
         cmocka_unit_test(watermarks_and_unknown_fields),
         cmocka_unit_test(an_error_entry_leaves_the_model_out),
         cmocka_unit_test(what_is_told_of_holders),
+        cmocka_unit_test(a_stream_that_cannot_be),
         cmocka_unit_test(memory_is_bounded),
         cmocka_unit_test(orphans_are_passed_over),
         cmocka_unit_test(extras_are_restored),

@@ -37,7 +37,7 @@ static inline void replica_read(struct follower *to, const struct follower *from
     kv_json_init(&json, text.data, text.len);
     kv_json_object(&json);
     while (kv_json_next_key(&json, &key))
-        assert_true(kve_reader_read(told, &json, key));
+        assert_int_equal(kve_reader_read(told, &json, key), 1);
     assert_int_equal(kv_json_finish(&json), 0);
     kve_reader_take_over(to->applier.reader, told);
     to->applier.has_windows = from->applier.has_windows;

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+/* State of readers in dumps: whatever an engine names, another reader can go on with it. */
+#include "event/reader_unit.h"
+
+#include <string.h>
+
+#include "event/reader.h"
+#include "event/reader_state.h"
+
+#define STORED \
+    "{'type': 'BlockStored', 'block_hashes': [1], 'token_ids': [1,2,3,4], 'block_size': 4"
+
+/* A reader that has read what @from would tell in a dump. */
+static struct kve_reader *told(const struct kve_reader *from)
+{
+    struct kve_reader_opts opts = {.size = sizeof(opts), .block_size = 4, .rank = 9};
+    struct kv_buf text = KV_BUF_INIT;
+    struct kve_reader *to;
+    struct kv_json_writer w;
+    struct kv_json json;
+    struct kv_str key;
+
+    assert_int_equal(kve_reader_create(&opts, &to), 0);
+    kv_json_writer_init(&w, &text);
+    kv_json_begin_object(&w);
+    kve_reader_write(from, &w);
+    kv_json_end_object(&w);
+    kv_json_init(&json, text.data, text.len);
+    kv_json_object(&json);
+    while (kv_json_next_key(&json, &key))
+        if (kve_reader_read(to, &json, key) != 1)
+            fail_msg("unreadable: %.*s", (int)text.len, text.data);
+    assert_int_equal(kv_json_finish(&json), 0);
+    kv_buf_fini(&text);
+    return to;
+}
+
+static void expect_same_sources(void)
+{
+    struct kve_reader *other = told(reader);
+    struct kve_source a, b;
+    uint32_t n = 0;
+
+    for (; kve_reader_source(reader, n, &a) == 0; n++) {
+        assert_int_equal(kve_reader_source(other, n, &b), 0);
+        assert_string_equal(a.owner, b.owner);
+        assert_int_equal(a.kind, b.kind);
+        assert_int_equal(a.stride, b.stride);
+    }
+    assert_int_equal(kve_reader_source(other, n, &b), -ENOENT);
+    kve_reader_destroy(other);
+}
+
+/* A second main group whose blocks are no whole number of the registered ones can't be followed. */
+static void groups_of_odd_block_sizes(void **state)
+{
+    (void)state;
+    event(STORED ", 'group_idx': 0, 'kv_cache_spec_kind': 'full_attention'}");
+    event(
+        "{'type': 'BlockStored', 'block_hashes': [1], 'token_ids': [1,2,3,4,5,6], 'block_size': 6, "
+        "'group_idx': 1, 'kv_cache_spec_kind': 'full_attention'}");
+    assert_int_equal(batch.n_ops, 0);
+    assert_true(kve_reader_skips_group(reader));
+    expect_same_sources();
+}
+
+/* Owners of any bytes are kept under a name of their own that is text, so that JSON brings it whole. */
+static void owners_of_any_bytes(void **state)
+{
+    static const struct kv_str owners[] = {
+        {"mooncake", 8},
+        {"caf\xc3\xa9", 5},
+        {"b\xff", 2},
+        {"b\xfe", 2},
+        {"b\xef\xbf\xbd", 4}, /* what JSON would have in place of either */
+        {"\0", 1},
+        {"\0a", 2},
+        {"a\0b", 3},
+        {"a", 1},
+        {"0123456789012345678901234567890123456789012345678901234567890\xff", 62},
+        {"012345678901234567890123456789012345678901234567890123456789012", 63},
+        {"0123456789012345678901234567890123456789012345678901234567890123", 64},
+        {"0123456789012345678901234567890123456789012345\xc3\xa9 and so on, and so on", 70},
+        {"\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9"
+         "\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9"
+         "\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9",
+         66},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < KV_COUNT(owners); i++) /* a number each */
+        assert_int_equal(kve_sources_owner(&reader->sources, owners[i]), i + 1);
+    for (size_t i = 0; i < KV_COUNT(owners); i++)
+        assert_int_equal(kve_sources_owner(&reader->sources, owners[i]), i + 1);
+    assert_string_equal(reader->sources.items[1].owner, "mooncake");
+    assert_string_equal(reader->sources.items[2].owner, "caf\xc3\xa9");
+    expect_same_sources();
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(groups_of_odd_block_sizes, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(owners_of_any_bytes, set_up, tear_down),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
