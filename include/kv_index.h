@@ -123,8 +123,9 @@ KV_API int kvi_add(struct kvi_index *index, struct kv_holder holder, enum kv_tie
  * Store a chain of blocks that are new to @holder as kvi_add does, in KV_TIER_DEVICE and source 0,
  * below the block named @parent. The result is the same as that of storing them one by one.
  *
- * Any thread. Returns 0; -EEXIST when @holder has one of the blocks, in the tree or parked; -ENOENT
- * when it lacks the parent; otherwise as kvi_store. Nothing is stored unless all are.
+ * Any thread. Returns 0; -EEXIST when @holder has one of the blocks, in the tree or parked, or a
+ * parked child of one; -ENOENT when it lacks the parent; otherwise as kvi_store. Nothing is stored
+ * unless all are.
  */
 KV_API int kvi_add_new(struct kvi_index *index, struct kv_holder holder, uint64_t parent,
                        const struct kv_block *blocks, size_t n);

@@ -282,10 +282,16 @@ static size_t count_gains(const struct kvi_store *store)
     return n;
 }
 
-/* Whether the holder has none of the blocks, here or elsewhere. */
+/* Whether the holder has none of the blocks, here or elsewhere, and nothing comes between them: a
+ * parked child of one takes its place before the next block is stored, which may share that place. */
 static bool is_all_new(const struct kvi_store *store)
 {
-    return !store->n_moves && !store->unparks && count_gains(store) == store->n;
+    if (store->n_moves || store->unparks || count_gains(store) != store->n)
+        return false;
+    for (size_t i = 0; store->holder->n_parked && i + 1 < store->n; i++)
+        if (kvi_parked_child(store->ix, store->holder, store->blocks[i].hash))
+            return false;
+    return true;
 }
 
 /* Whether the store goes beyond a limit on blocks. Counted. */

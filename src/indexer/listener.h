@@ -9,8 +9,8 @@
  *
  * Threads. Sockets, and what only concerns them, belong to the listener's event thread (pump.h).
  * The stream, the counters and the way into the index are guarded by the listener's lock, which is
- * held for one batch at a time: whoever marks the listener gone under it knows that nothing of its
- * stream enters the index afterwards.
+ * held for the batches of one read at a time (at most 64, or 1 MiB and one message more): whoever
+ * marks the listener gone under it knows that nothing of its stream enters the index afterwards.
  *
  * Batches that must wait (held at start, a replay under way) are copied to the backlog (backlog.h),
  * which is bounded in bytes; beyond that they are dropped, and the gap shows.

@@ -39,7 +39,7 @@ struct ki_store_run {
 
 void ki_store_run_fini(struct ki_store_run *run);
 
-/** Begin behind @last, a block that @holder has in the tree now. No event waits. */
+/** Begin behind @last, the block that @holder stored last (parked or not). No event waits. */
 void ki_store_run_begin(struct ki_store_run *run, struct kv_holder holder, uint64_t last);
 
 /** Let the store @op wait. Returns false when it doesn't continue the run, or there is no room. */

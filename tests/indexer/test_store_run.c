@@ -14,6 +14,7 @@
 
 #define BLOCK_SIZE 4
 #define HASHES 60 /* few, so that blocks come again, elsewhere too */
+#define FEW_TOKENS 5
 #define EVENTS 400
 
 struct side {
@@ -22,13 +23,10 @@ struct side {
     size_t n_part;
 };
 
-static void side_init(struct side *s, uint64_t max_holder_blocks)
+static void side_init(struct side *s, const struct kvi_opts *opts)
 {
-    struct kvi_opts opts = KVI_OPTS_INIT;
-
-    opts.max_holder_blocks = max_holder_blocks;
     memset(s, 0, sizeof(*s));
-    assert_int_equal(kvi_create(&opts, &s->index), 0);
+    assert_int_equal(kvi_create(opts, &s->index), 0);
     assert_int_equal(ki_applier_init(&s->applier, 7, 0, BLOCK_SIZE, KI_MM_PLACED), 0);
 }
 
@@ -47,6 +45,7 @@ struct event {
     uint64_t parent, hashes[4];
     size_t n;
     uint32_t salt; /* other tokens than usual */
+    bool few;      /* kinds of tokens, so that siblings have the same ones */
 };
 
 static void put_event(struct kv_buf *out, const struct event *e)
@@ -75,15 +74,18 @@ static void put_event(struct kv_buf *out, const struct event *e)
         kv_msgpack_put_u64(out, e->parent);
     kv_msgpack_put_str(out, "token_ids");
     kv_msgpack_put_array(out, (uint32_t)e->n * BLOCK_SIZE);
-    for (size_t i = 0; i < e->n * BLOCK_SIZE; i++)
-        kv_msgpack_put_u64(out, e->hashes[i / BLOCK_SIZE] * 10 + i % BLOCK_SIZE + e->salt);
+    for (size_t i = 0; i < e->n * BLOCK_SIZE; i++) {
+        uint64_t kind = e->hashes[i / BLOCK_SIZE] % (e->few ? FEW_TOKENS : HASHES + 1);
+
+        kv_msgpack_put_u64(out, kind * 10 + i % BLOCK_SIZE + e->salt);
+    }
     kv_msgpack_put_str(out, "block_size");
     kv_msgpack_put_u64(out, BLOCK_SIZE);
 }
 
-static struct event make_event(uint64_t *random, uint64_t *last)
+static struct event make_event(uint64_t *random, uint64_t *last, bool few)
 {
-    struct event e = {.type = STORE, .parent = *last, .n = 1 + unit_below(random, 3)};
+    struct event e = {.type = STORE, .parent = *last, .n = 1 + unit_below(random, 3), .few = few};
     uint64_t dice = unit_below(random, 100);
 
     if (dice >= 90)
@@ -243,6 +245,22 @@ static void run_waiting(struct side *s, const struct event *events, size_t n, ui
     kv_buf_fini(&batch);
 }
 
+/* Limits that are met now and then. */
+static struct kvi_opts make_limits(uint64_t *random)
+{
+    struct kvi_opts opts = KVI_OPTS_INIT;
+
+    if (unit_below(random, 3) == 0)
+        opts.max_holder_blocks = 5 + unit_below(random, 40);
+    if (unit_below(random, 3) == 0)
+        opts.max_blocks = 10 + unit_below(random, 60);
+    if (unit_below(random, 3) == 0)
+        opts.max_parked_holder = 1 + unit_below(random, 12);
+    if (unit_below(random, 3) == 0)
+        opts.max_copies = 1 + unit_below(random, 12);
+    return opts;
+}
+
 static void waiting_changes_nothing(void **state)
 {
     uint64_t random = unit_seed(), before[COUNTERS], model[COUNTERS], waiting[COUNTERS];
@@ -251,17 +269,19 @@ static void waiting_changes_nothing(void **state)
 
     kv_log_set_level(KV_LOG_ERROR); /* refusals are part of it */
     for (size_t round = unit_rounds(300); round--;) {
-        uint64_t last = 1, limit = unit_below(&random, 3) ? 0 : 5 + unit_below(&random, 40);
+        struct kvi_opts opts = make_limits(&random);
+        bool few = unit_below(&random, 2);
+        uint64_t last = 1;
         struct side a, b;
         size_t n = 0;
 
-        side_init(&a, limit);
-        side_init(&b, limit);
+        side_init(&a, &opts);
+        side_init(&b, &opts);
         for (size_t i = 0; i < EVENTS; i++)
-            events[i] = make_event(&random, &last);
+            events[i] = make_event(&random, &last, few);
         run_model(&a, events, EVENTS); /* so that all counts have appeared */
         side_fini(&a);
-        side_init(&a, limit);
+        side_init(&a, &opts);
         n = read_counts(before);
         run_model(&a, events, EVENTS);
         assert_int_equal(read_counts(model), n);
@@ -280,11 +300,12 @@ static void waiting_changes_nothing(void **state)
 static void chains_are_stored_at_once(void **state)
 {
     struct kvi_stats stats = {.size = sizeof(stats)};
+    struct kvi_opts opts = KVI_OPTS_INIT;
     struct kv_buf batch = KV_BUF_INIT;
     struct side s;
     (void)state;
 
-    side_init(&s, 0);
+    side_init(&s, &opts);
     for (uint64_t i = 1; i <= KI_RUN_EVENTS; i++) {
         struct event e = {.type = STORE, .root = i == 1, .parent = i - 1, .hashes = {i}, .n = 1};
 
@@ -302,10 +323,43 @@ static void chains_are_stored_at_once(void **state)
     side_fini(&s);
 }
 
+/*
+ * A block that waits below the first of a run has the tokens of the second. One by one it takes the
+ * place below the first, and the second shares that.
+ */
+static void a_parked_child_comes_before_the_rest_of_the_run(void **state)
+{
+    static const struct event events[] = {
+        {.type = STORE, .parent = 2, .hashes = {53}, .n = 1, .few = true},
+        {.type = STORE, .root = true, .hashes = {1}, .n = 1, .few = true},
+        {.type = STORE, .parent = 1, .hashes = {2}, .n = 1, .few = true},
+        {.type = STORE, .parent = 2, .hashes = {3}, .n = 1, .few = true},
+        {.type = REMOVE, .hashes = {3}, .n = 1},
+    };
+    struct kvi_opts opts = KVI_OPTS_INIT;
+    struct kv_buf batch = KV_BUF_INIT;
+    struct side a, b;
+    (void)state;
+
+    for (size_t n = KV_COUNT(events) - 1; n <= KV_COUNT(events); n++) {
+        side_init(&a, &opts);
+        side_init(&b, &opts);
+        run_model(&a, events, n);
+        kv_buf_clear(&batch);
+        make_batch(&batch, events, n);
+        assert_int_equal(ki_applier_apply(&b.applier, b.index, batch.data, batch.len), KI_APPLIED);
+        compare_sides(&a, &b);
+        side_fini(&a);
+        side_fini(&b);
+    }
+    kv_buf_fini(&batch);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(chains_are_stored_at_once),
+        cmocka_unit_test(a_parked_child_comes_before_the_rest_of_the_run),
         cmocka_unit_test(waiting_changes_nothing),
     };
 
