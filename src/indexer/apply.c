@@ -77,6 +77,17 @@ uint64_t ki_applier_unexplained(const struct ki_applier *a)
     return a->overlaps || left_out ? 0 : a->last.unknown;
 }
 
+uint64_t ki_applier_held(const struct ki_applier *a, struct kvi_index *index)
+{
+    uint64_t held = a->run.n_blocks;
+    struct kvi_holder_info info;
+
+    for (uint32_t i = 0; i < a->n_ranks; i++)
+        if (kvi_get_holder(index, (struct kv_holder){a->instance, a->ranks[i]}, &info) == 0)
+            held += info.blocks + info.parked;
+    return held;
+}
+
 /* The meaning of an event, before it is applied: see reports.h. */
 static enum ki_verdict verdict_of(struct ki_applier *a, struct kvi_index *index,
                                   const struct kve_batch *batch, size_t at)

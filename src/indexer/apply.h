@@ -78,6 +78,9 @@ static inline bool ki_applier_is_unsure_in_dumps(const struct ki_applier *a)
  */
 uint64_t ki_applier_unexplained(const struct ki_applier *a);
 
+/** Blocks of all ranks: in the tree, parked, or waiting for ki_applier_flush. */
+uint64_t ki_applier_held(const struct ki_applier *a, struct kvi_index *index);
+
 /** Note that the batches contradict a view that should be whole: reports were taken for real that weren't. */
 static inline void ki_applier_contradicted(struct ki_applier *a)
 {

@@ -62,12 +62,9 @@ static void judge(struct ki_listener *l, uint64_t now_ns)
                             .removed = a->last.removed,
                             .full = a->last.full,
                             .capacity = l->num_blocks * a->n_ranks};
-    struct kvi_holder_info info;
 
-    for (uint32_t i = 0; (l->stream.lossy || e.unknown) && i < a->n_ranks; i++)
-        if (kvi_get_holder(l->model->index, (struct kv_holder){l->instance, a->ranks[i]}, &info) ==
-            0)
-            e.held += info.blocks + info.parked;
+    if (l->stream.lossy || e.unknown)
+        e.held = ki_applier_held(a, l->model->index);
     if (ki_stream_judge(&l->stream, &e, now_ns) & KI_STEP_PURGE)
         purge(l, false);
     if (l->stream.stats.contradictions != before)

@@ -323,6 +323,32 @@ static void chains_are_stored_at_once(void **state)
     side_fini(&s);
 }
 
+/* A purge forgets stores that wait, too: the stream is told of them as of all others. */
+static void blocks_that_wait_are_held(void **state)
+{
+    struct kvi_opts opts = KVI_OPTS_INIT;
+    struct kv_buf batch = KV_BUF_INIT;
+    struct side s;
+    (void)state;
+
+    side_init(&s, &opts);
+    for (uint64_t i = 1; i <= 10; i++) {
+        struct event e = {.type = STORE, .root = i == 1, .parent = i - 1, .hashes = {i}, .n = 1};
+
+        kv_buf_clear(&batch);
+        make_batch(&batch, &e, 1);
+        assert_int_equal(ki_applier_put(&s.applier, s.index, batch.data, batch.len), KI_APPLIED);
+        assert_int_equal(ki_applier_held(&s.applier, s.index), i);
+    }
+    assert_int_equal(s.applier.run.n_blocks, 9);
+    assert_int_equal(ki_applier_flush(&s.applier, s.index), KI_APPLIED);
+    assert_int_equal(ki_applier_held(&s.applier, s.index), 10);
+    ki_applier_purge(&s.applier, s.index, false);
+    assert_int_equal(ki_applier_held(&s.applier, s.index), 0);
+    kv_buf_fini(&batch);
+    side_fini(&s);
+}
+
 /*
  * A block that waits below the first of a run has the tokens of the second. One by one it takes the
  * place below the first, and the second shares that.
@@ -359,6 +385,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(chains_are_stored_at_once),
+        cmocka_unit_test(blocks_that_wait_are_held),
         cmocka_unit_test(a_parked_child_comes_before_the_rest_of_the_run),
         cmocka_unit_test(waiting_changes_nothing),
     };
