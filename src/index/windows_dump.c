@@ -229,7 +229,8 @@ int kvi_restore_window(struct kvi_index *ix, const struct kvi_extra *extra)
         rc = kvi_set_alone(ix, extra->holder, extra->alone);
         return !rc && extra->drops ? kvi_set_drops(ix, extra->holder) : rc;
     case KVI_EXTRA_WINDOW:
-        return KV_MIN(kvi_set_window(ix, extra->holder, &extra->window), 0);
+        rc = kvi_set_window(ix, extra->holder, &extra->window);
+        return KV_MIN(rc, 0);
     case KVI_EXTRA_PLACE:
     case KVI_EXTRA_WINDOW_BLOCK:
         return restore_block(ix, extra);

@@ -138,6 +138,7 @@ static int64_t lease_of(kv_store_v1 *h, const char *name, int64_t expired)
 int64_t kvs_file_leased_since(kv_store_v1 *h)
 {
     int64_t expired = now_ns() - KVS_FILE_LEASE_S * (int64_t)KV_NS_PER_S, oldest = INT64_MAX;
+    int64_t lease;
     struct dirent *e;
     DIR *dir;
 
@@ -149,10 +150,8 @@ int64_t kvs_file_leased_since(kv_store_v1 *h)
     do {
         errno = 0;
         e = readdir(dir);
-        if (e)
-            oldest = KV_MIN(oldest, lease_of(h, e->d_name, expired));
-        else if (errno)
-            oldest = INT64_MIN;
+        lease = e ? lease_of(h, e->d_name, expired) : errno ? INT64_MIN : INT64_MAX;
+        oldest = KV_MIN(oldest, lease);
     } while (e);
     closedir(dir);
     return oldest;

@@ -50,7 +50,8 @@ void kvbm_note(struct kvbm_manager *m, struct kvbm_note *note,
 
 static void wait_for_work(struct kvbm_manager *m)
 {
-    uint64_t deadline = KV_MIN(kvbm_pin_late(m), kvbm_job_late(m));
+    uint64_t late_pin = kvbm_pin_late(m), late_job = kvbm_job_late(m);
+    uint64_t deadline = KV_MIN(late_pin, late_job);
     bool again = stalled(m); /* also what these have begun */
 
     if (m->mover.inbox) /* of those that were late */
