@@ -266,11 +266,13 @@ static kv_store_v1 *new_handle(void)
 /* Become a writer, and sweep what dead ones left: on a full file system that may make the room. */
 static int start_writing(kv_store_v1 *h)
 {
-    int rc = h->refuses ? -h->refuses : kvs_file_become_writer(h);
+    int rc = h->refuses ? 0 : kvs_file_become_writer(h);
 
-    if (rc < 0 && !only_refuses(rc) && !h->refuses)
-        return rc;
-    h->refuses = -rc;
+    if (rc < 0) { /* apart from the next test: gcc 11 loses this one when they are joined */
+        if (!only_refuses(rc))
+            return rc;
+        h->refuses = -rc;
+    }
     if (kvs_file_deletable(h) < 0)
         return 0;
     if (h->tmp >= 0 && h->writers >= 0) {
