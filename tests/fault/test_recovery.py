@@ -23,7 +23,7 @@ class Load:
     """Publishes from all engines, stores and removes, until stopped."""
 
     def __init__(self, engines):
-        self.engines, self.number, self.stopping = engines, 0, False
+        self.engines, self.number, self.cleared, self.stopping = engines, 0, 0, False
         self.thread = threading.Thread(target=self.run)
         self.thread.start()
 
@@ -32,10 +32,13 @@ class Load:
             self.number += 1
             for engine in self.engines:
                 store(engine, self.number, 4)
-                if self.number > 300:
-                    engine.remove(names(self.number - 300, 2, 2))  # a prompt loses its tail
-                if self.number % 97 == 0 and engine is self.engines[0]:
+                clears = engine is self.engines[0]
+                old = self.number - (60 if clears else 300)
+                if old > (self.cleared if clears else 0):  # an engine removes only what it has
+                    engine.remove(names(old, 2, 2))  # a prompt loses its tail
+                if self.number % 97 == 0 and clears:
                     engine.clear()
+                    self.cleared = self.number
             time.sleep(0.001)
 
     def stop(self):
