@@ -211,12 +211,21 @@ static uint64_t turns_of(const struct ki_model *model, struct kv_holder holder)
     return kvi_get_holder(model->index, holder, &info) == 0 ? info.turns : 0;
 }
 
+/* Whether the dump may lack some of the rank's blocks. @now: the rank's mark after the dump, or NULL. */
+static bool is_torn(const struct ki_model *model, const struct ki_watermark *before,
+                    const struct ki_watermark *now)
+{
+    return !now || now->generation != before->generation ||
+           before->turns != turns_of(model, before->holder);
+}
+
 /*
  * Ranks whose blocks were forgotten at once (a restart, an unregistration) while we dumped: what
  * stands above may be a part of them only, and no event of the stream brings the rest back. And
- * ranks of whose blocks some were told before what is known of all of them changed.
+ * ranks of whose blocks some were told before what is known of all of them changed. Of the others,
+ * how far their streams have come: the dump has nothing of later batches.
  */
-static int write_torn(struct ki_service *service, struct dump *d, const struct ki_model *model,
+static int write_ends(struct ki_service *service, struct dump *d, const struct ki_model *model,
                       const struct ki_watermark *marks, long n)
 {
     struct ki_watermark *after;
@@ -224,22 +233,23 @@ static int write_torn(struct ki_service *service, struct dump *d, const struct k
 
     if (n_after < 0)
         return (int)n_after;
-    kv_json_key(&d->w, "torn");
-    kv_json_begin_array(&d->w);
-    for (long i = 0; i < n; i++) {
-        const struct ki_watermark *now = find_mark(after, n_after, marks[i].holder);
+    for (int torn = 1; torn >= 0; torn--) {
+        kv_json_key(&d->w, torn ? "torn" : "ends");
+        kv_json_begin_array(&d->w);
+        for (long i = 0; i < n; i++) {
+            const struct ki_watermark *now = find_mark(after, n_after, marks[i].holder);
 
-        if (now && now->generation == marks[i].generation &&
-            marks[i].turns == turns_of(model, marks[i].holder))
-            continue;
-        kv_json_begin_object(&d->w);
-        kv_json_key(&d->w, "worker_id");
-        kv_json_put_u64(&d->w, marks[i].holder.worker);
-        kv_json_key(&d->w, "dp_rank");
-        kv_json_put_u64(&d->w, marks[i].holder.rank);
-        kv_json_end_object(&d->w);
+            if (is_torn(model, &marks[i], now) != torn || (!torn && !now->has_end))
+                continue;
+            kv_json_begin_object(&d->w);
+            put_field(d, "worker_id", marks[i].holder.worker);
+            put_field(d, "dp_rank", marks[i].holder.rank);
+            if (!torn)
+                put_field(d, "seq", now->end);
+            kv_json_end_object(&d->w);
+        }
+        kv_json_end_array(&d->w);
     }
-    kv_json_end_array(&d->w);
     free(after);
     return 0;
 }
@@ -415,7 +425,7 @@ static int write_model(struct ki_service *service, struct dump *d, const struct 
         kv_json_end_array(&d->w);
     }
     if (rc == 0)
-        rc = write_torn(service, d, model, marks, n);
+        rc = write_ends(service, d, model, marks, n);
     free(marks);
     kv_json_end_object(&d->w);
     return rc < 0 ? rc : flush(d, FLUSH_AT);

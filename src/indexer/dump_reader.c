@@ -193,6 +193,8 @@ static void read_mark(struct ki_dump_reader *reader, struct kv_json *json,
     if (!known)
         return;
     mark.torn = known->torn;
+    mark.has_end = known->has_end;
+    mark.end = known->end;
     *known = mark;
 }
 
@@ -217,6 +219,35 @@ static void read_torn(struct ki_dump_reader *reader, struct kv_json *json,
     mark = mark_of(reader, json, m, holder);
     if (mark)
         mark->torn = true;
+}
+
+/* How far the stream had come when the dump ended. */
+static void read_end(struct ki_dump_reader *reader, struct kv_json *json, struct ki_dumped_model *m)
+{
+    struct ki_watermark told = {0};
+    struct ki_watermark *mark;
+    struct kv_str key;
+
+    kv_json_object(json);
+    while (kv_json_next_key(json, &key)) {
+        if (kv_str_eq(key, "worker_id")) {
+            told.holder.worker = kv_json_u64(json, UINT64_MAX);
+        } else if (kv_str_eq(key, "dp_rank")) {
+            told.holder.rank = (uint32_t)kv_json_u64(json, UINT32_MAX);
+        } else if (kv_str_eq(key, "seq")) {
+            told.end = kv_json_u64(json, UINT64_MAX);
+            told.has_end = true;
+        } else {
+            kv_json_skip(json);
+        }
+    }
+    if (kv_json_failed(json) || !told.has_end)
+        return;
+    mark = mark_of(reader, json, m, told.holder);
+    if (!mark)
+        return;
+    mark->has_end = true;
+    mark->end = told.end;
 }
 
 /* A stream of the peer; its memory counts as the index's does. */
@@ -560,6 +591,10 @@ static void read_field(struct ki_dump_reader *reader, struct kv_json *json,
         kv_json_array(json);
         while (kv_json_next_item(json))
             read_torn(reader, json, m);
+    } else if (kv_str_eq(key, "ends")) {
+        kv_json_array(json);
+        while (kv_json_next_item(json))
+            read_end(reader, json, m);
     } else {
         m->failed |= kv_str_eq(key, "error");
         kv_json_skip(json);

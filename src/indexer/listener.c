@@ -103,6 +103,8 @@ void ki_listener_seed(struct ki_listener *l, const struct ki_watermark *mark)
         ki_stream_seed_torn(&l->stream);
     if (mark->generation)
         l->generation = mark->generation;
+    l->has_overlap_end = mark->has_end;
+    l->overlap_end = mark->end;
     pthread_mutex_unlock(&l->lock);
 }
 
@@ -240,6 +242,9 @@ void ki_listener_watermarks(struct ki_listener *l, struct kv_buf *ret)
                 ki_stream_is_partial(&l->stream) || ki_applier_is_unsure_in_dumps(&l->applier),
             .has_stream = true,
             .stream_rank = l->rank,
+            .has_end = !l->applier.overlaps || l->has_overlap_end,
+            .end = l->applier.overlaps ? KV_MAX(l->stream.position, l->overlap_end)
+                                       : l->stream.position,
             .generation = l->generation,
         };
 

@@ -82,6 +82,8 @@ struct ki_listener {
     struct ki_applier applier;
     uint64_t last_event_ns;
     uint64_t generation; /* of its blocks: see ki_watermark */
+    bool has_overlap_end;
+    uint64_t overlap_end; /* a peer's dump may have batches up to this one; has_overlap_end */
     bool gone, paused, started;
     bool connected; /* to a publisher, by the last that was heard */
     uint64_t reopened;

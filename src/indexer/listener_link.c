@@ -47,10 +47,14 @@ void ki_listener_heard(struct ki_listener *l, bool first, uint64_t now_ns)
         l->ups_told = l->link.ups;
 }
 
-/* The end of a peer's overlap: all batches published during its dump have been read. */
+/*
+ * The end of the overlap with the dump of a peer that doesn't tell where it is: all batches published
+ * during the dump have been read, here or by the first replay.
+ */
 static void end_overlap(struct ki_listener *l)
 {
-    if (!l->applier.overlaps || l->holding)
+    if (!l->applier.overlaps || l->has_overlap_end || l->holding ||
+        l->stream.state != KI_STREAM_LIVE || l->stream.seeded)
         return;
     pthread_mutex_lock(&l->lock);
     l->applier.overlaps = false;

@@ -107,6 +107,8 @@ static void settle(struct ki_listener *l, struct ki_stream_stats *before, unsign
         purge(l, steps & KI_STEP_RESET);
     if (steps & KI_STEP_RESET)
         kve_reader_reset(l->applier.reader);
+    if (steps & KI_STEP_APPLY && l->has_overlap_end && l->stream.position > l->overlap_end)
+        l->applier.overlaps = false;
     if (steps & KI_STEP_APPLY)
         note_applied(l, ki_applier_put(&l->applier, l->model->index, payload.data, payload.len),
                      now_ns);

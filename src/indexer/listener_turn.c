@@ -42,7 +42,9 @@ static void start(struct ki_listener *l, uint64_t now_ns)
 {
     pthread_mutex_lock(&l->lock);
     l->started = true;
-    l->applier.overlaps = l->stream.seeded || l->stream.cursorless;
+    l->applier.overlaps =
+        l->stream.cursorless ||
+        (l->stream.seeded && !(l->has_overlap_end && l->stream.position >= l->overlap_end));
     l->ups_at_start = l->link.ups;
     ki_stream_start(&l->stream, now_ns);
     pthread_mutex_unlock(&l->lock);

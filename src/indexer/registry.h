@@ -211,6 +211,9 @@ struct ki_watermark {
     bool no_position;     /* the peer knows none: only holder and torn mean something */
     bool has_stream;      /* the next is told */
     uint32_t stream_rank; /* registered rank whose stream brings this rank's blocks */
+    bool has_end;         /* the next is told */
+    uint64_t end;         /* the dump has nothing of later batches; what it has of those up to this
+                             one, after the sequence, may be a part */
     uint64_t generation;  /* another one after all of the stream's blocks were forgotten at once;
                              not in a dump */
     uint64_t turns;       /* dumper's: of the rank, see kvi_holder_info; not in a dump */

@@ -140,5 +140,56 @@ def test_a_worker_that_registers_after_recovery():
                 equal_replicas(a, one, engine)
 
 
+def begin_earlier(model):
+    """Make a dump one that began before all of its batches: they were applied while it was written."""
+    for one in model["watermarks"] + model["streams"]:
+        one["seq"] = one["timestamp"] = 0
+
+
+def test_batches_of_the_dump_come_again_in_a_replay():
+    """A block that the dump has already is no second copy; one that is told after the dump is."""
+    with Publisher() as engine, Indexer() as a:
+        a.register(1, engine, block_size=BS)
+        engine.wait_subscriber()
+        for number in 1, 2, 3:
+            engine.send(stored(engine, number, 4))
+        wait_until(lambda: last_seq(a, 1) == engine.seq - 1, 30, "all batches")
+        dump = a.dump()
+        engine.send(stored(engine, 3, 4))  # a second copy
+        begin_earlier(dump[f"{MODEL}:default"])
+        with DumpServer(json.dumps(dump).encode()) as peer, Indexer("--peers", peer.url) as b, Indexer("--peers", b.url) as c:
+            for one in b, c:
+                one.register(1, engine, block_size=BS)
+            engine.wait_subscriber(3)
+            for one in b, c:
+                equal_replicas(a, one, engine)
+            engine.remove(names(2, 4)[::-1])
+            engine.remove(names(3, 4)[::-1])
+            for one in b, c:
+                equal_replicas(a, one, engine)
+                equal(one.score(prompt(2, 4), 1), 0)
+                equal(one.score(prompt(3, 4), 1), 4 * BS)
+
+
+def test_a_dump_that_does_not_tell_where_it_ends():
+    """All that the first replay brings may be in it: never a block too many."""
+    with Publisher() as engine, Indexer() as a:
+        a.register(1, engine, block_size=BS)
+        engine.wait_subscriber()
+        for number in 1, 2:
+            engine.send(stored(engine, number, 4))
+        wait_until(lambda: last_seq(a, 1) == engine.seq - 1, 30, "all batches")
+        dump = a.dump()
+        begin_earlier(dump[f"{MODEL}:default"])
+        dump[f"{MODEL}:default"].pop("ends", None)
+        with DumpServer(json.dumps(dump).encode()) as peer, Indexer("--peers", peer.url) as b:
+            b.register(1, engine, block_size=BS)
+            engine.wait_subscriber(2)
+            equal_replicas(a, b, engine)
+            engine.remove(names(2, 4)[::-1])
+            equal_replicas(a, b, engine)
+            equal(b.score(prompt(2, 4), 1), 0)
+
+
 if __name__ == "__main__":
     run(globals())

@@ -90,7 +90,9 @@ static void watermarks_and_unknown_fields(void **state)
     assert_int_equal(
         read_text("{\"m:t\":{\"later\":{\"x\":[1,{}]},\"events\":[],\"watermarks\":["
                   "{\"worker_id\":7,\"dp_rank\":2,\"seq\":18446744073709551615,\"timestamp\":1.5,"
-                  "\"partial\":true,\"more\":0},{\"seq\":3,\"worker_id\":8}],\"block_size\":4}}",
+                  "\"partial\":true,\"more\":0},{\"seq\":3,\"worker_id\":8}],\"block_size\":4,"
+                  "\"ends\":[{\"worker_id\":8,\"dp_rank\":0,\"seq\":5,\"more\":[]},"
+                  "{\"worker_id\":7,\"dp_rank\":2}]}}",
                   &reader),
         0);
     marks = (const struct ki_watermark *)reader.models[0].marks.data;
@@ -103,6 +105,9 @@ static void watermarks_and_unknown_fields(void **state)
     assert_int_equal(marks[1].holder.worker, 8);
     assert_int_equal(marks[1].sequence, 3);
     assert_false(marks[1].partial);
+    assert_false(marks[0].has_end);
+    assert_true(marks[1].has_end);
+    assert_int_equal(marks[1].end, 5);
     ki_dump_reader_fini(&reader);
 }
 
