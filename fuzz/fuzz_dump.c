@@ -6,6 +6,7 @@
 
 #include "base/json.h"
 #include "indexer/dump_reader.h"
+#include "indexer/handover.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -36,6 +37,24 @@ static int read_pieces(const uint8_t *data, size_t size, size_t piece,
     return ki_dump_read(reader, &json);
 }
 
+/* Whether both say the same of the holders' streams. */
+static bool same_marks(const struct ki_dumped_model *a, const struct ki_dumped_model *b)
+{
+    const struct ki_watermark *x = (const struct ki_watermark *)a->marks.data;
+    const struct ki_watermark *y = (const struct ki_watermark *)b->marks.data;
+
+    if (a->marks.len != b->marks.len || a->n_handovers != b->n_handovers)
+        return false;
+    for (size_t i = 0; i < a->marks.len / sizeof(*x); i++)
+        if (x[i].sequence != y[i].sequence || x[i].partial != y[i].partial ||
+            x[i].torn != y[i].torn)
+            return false;
+    for (size_t i = 1; i < a->n_handovers; i++) /* one a stream */
+        if (ki_handover_compare(&a->handovers[i - 1], &a->handovers[i]) >= 0)
+            return false;
+    return true;
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct ki_dump_reader a = {.max_bytes = 64u << 20}, b = {.max_bytes = 64u << 20};
@@ -45,6 +64,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (read_pieces(data, size, 1 + size % 7, &b) != rc || a.n != b.n || a.events != b.events ||
         a.blocks != b.blocks || a.orphans != b.orphans)
         abort();
+    for (size_t i = 0; !rc && i < a.n; i++)
+        if (!same_marks(&a.models[i], &b.models[i]))
+            abort();
     ki_dump_reader_fini(&a);
     ki_dump_reader_fini(&b);
     return 0;

@@ -609,7 +609,8 @@ static void judge_marks(struct ki_dump_reader *reader, struct ki_dumped_model *m
 
     for (size_t i = 0; m->has_marks && i < m->marks.len / sizeof(*marks); i++)
         marks[i].torn |= marks[i].no_position;
-    ki_handover_note(m->handovers, m->n_handovers, marks, m->marks.len / sizeof(*marks));
+    m->n_handovers =
+        ki_handover_note(m->handovers, m->n_handovers, marks, m->marks.len / sizeof(*marks));
     free(m->slots);
     m->slots = NULL;
     m->n_slots = 0;

@@ -18,6 +18,7 @@ int ki_handover_create(struct ki_handover **ret)
         free(h);
         return -ENOMEM;
     }
+    h->partial = h->suspects = true; /* until told */
     *ret = h;
     return 0;
 }
@@ -56,7 +57,10 @@ int ki_handover_take(struct ki_listener *l, struct ki_handover **ret)
         h.sequence = l->stream.position;
         h.timestamp = l->stream.timestamp;
         h.has_windows = l->applier.has_windows;
+        h.partial = ki_listener_is_partial_in_dumps(l);
         h.has_reports = l->applier.reports.seen;
+        h.suspects = l->applier.reports.suspects;
+        h.report_mode = l->applier.reports.mode;
         h.reader = l->applier.reader;
         rc = ki_handover_copy(&h, ret);
     }
@@ -70,7 +74,12 @@ void ki_handover_give(struct ki_handover *h, struct ki_listener *l)
     if (!l->started && l->stream.seeded && l->stream.position == h->sequence) {
         l->applier.has_windows = h->has_windows;
         l->applier.reports.seen = h->has_reports;
+        l->applier.reports.suspects = h->suspects;
+        if (l->applier.reports.mode == KI_REPORTS_UNKNOWN)
+            l->applier.reports.mode = h->report_mode;
         kve_reader_take_over(l->applier.reader, h->reader);
+    } else if (l->stream.seeded || l->stream.cursorless) {
+        ki_stream_seed_torn(&l->stream);
     }
     pthread_mutex_unlock(&l->lock);
 }
@@ -84,8 +93,22 @@ void ki_handover_write(const struct ki_handover *h, struct kv_json_writer *w)
     kv_json_member_u64(w, "seq", h->sequence);
     kv_json_member_double(w, "timestamp", h->timestamp);
     kv_json_member_bool(w, "has_windows", h->has_windows);
+    kv_json_member_bool(w, "partial", h->partial);
     kv_json_member_bool(w, "has_reports", h->has_reports);
+    kv_json_member_bool(w, "suspects_reports", h->suspects);
+    if (h->report_mode)
+        kv_json_member_str(w, "report_mode", ki_report_mode_name(h->report_mode));
     kve_reader_write(h->reader, w);
+}
+
+static void read_report_mode(struct kv_json *json, enum ki_report_mode *ret)
+{
+    struct kv_buf scratch = {.limit = 64};
+    struct kv_str name = kv_json_str(json, &scratch);
+
+    if (ki_report_mode_parse(name.p, name.len, ret) < 0)
+        *ret = KI_REPORTS_UNKNOWN;
+    kv_buf_fini(&scratch);
 }
 
 void ki_handover_read(struct ki_handover *h, struct kv_json *json)
@@ -107,6 +130,12 @@ void ki_handover_read(struct ki_handover *h, struct kv_json *json)
             h->has_windows = kv_json_bool(json);
         else if (kv_str_eq(key, "has_reports"))
             h->has_reports = kv_json_bool(json);
+        else if (kv_str_eq(key, "partial"))
+            h->partial = kv_json_bool(json);
+        else if (kv_str_eq(key, "suspects_reports"))
+            h->suspects = kv_json_bool(json);
+        else if (kv_str_eq(key, "report_mode"))
+            read_report_mode(json, &h->report_mode);
         else if ((rc = kve_reader_read(h->reader, json, key)) < 0)
             h->unusable = true;
         else if (!rc)
@@ -124,11 +153,36 @@ int ki_handover_compare(const void *a, const void *b)
     return (x->rank > y->rank) - (x->rank < y->rank);
 }
 
-void ki_handover_note(struct ki_handover **handovers, size_t n, struct ki_watermark *marks,
-                      size_t n_marks)
+/* The same, and those of one stream by age. */
+static int compare_age(const void *a, const void *b)
 {
+    const struct ki_handover *x = *(struct ki_handover *const *)a;
+    const struct ki_handover *y = *(struct ki_handover *const *)b;
+    int order = ki_handover_compare(a, b);
+
+    return order ? order : (x->sequence > y->sequence) - (x->sequence < y->sequence);
+}
+
+/* Sort, and keep the newest of each stream: one that came to be registered meanwhile is told twice. */
+static size_t drop_older(struct ki_handover **handovers, size_t n)
+{
+    size_t kept = 0;
+
     if (n)
-        qsort(handovers, n, sizeof(handovers[0]), ki_handover_compare);
+        qsort(handovers, n, sizeof(handovers[0]), compare_age);
+    for (size_t i = 0; i < n; i++) {
+        if (i + 1 < n && ki_handover_compare(&handovers[i], &handovers[i + 1]) == 0)
+            ki_handover_free(handovers[i]);
+        else
+            handovers[kept++] = handovers[i];
+    }
+    return kept;
+}
+
+size_t ki_handover_note(struct ki_handover **handovers, size_t n, struct ki_watermark *marks,
+                        size_t n_marks)
+{
+    n = drop_older(handovers, n);
     for (size_t i = 0; n && i < n_marks; i++) {
         struct ki_handover key = {.instance = marks[i].holder.worker, .rank = marks[i].stream_rank};
         const struct ki_handover *wanted = &key;
@@ -139,12 +193,15 @@ void ki_handover_note(struct ki_handover **handovers, size_t n, struct ki_waterm
         found = bsearch(&wanted, handovers, n, sizeof(handovers[0]), ki_handover_compare);
         if (!found)
             continue;
-        marks[i].torn |= (*found)->unusable;
-        if ((*found)->unusable || (*found)->sequence < marks[i].sequence)
-            continue;
-        marks[i].sequence = (*found)->sequence;
-        marks[i].timestamp = (*found)->timestamp;
+        if ((*found)->unusable || (*found)->sequence < marks[i].sequence) {
+            (*found)->unusable = marks[i].torn = true;
+        } else if ((*found)->sequence > marks[i].sequence) {
+            marks[i].sequence = (*found)->sequence;
+            marks[i].timestamp = (*found)->timestamp;
+            marks[i].partial |= (*found)->partial;
+        }
     }
+    return n;
 }
 
 /* -- the registry's ---------------------------------------------------------------------------- */

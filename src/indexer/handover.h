@@ -18,8 +18,11 @@ struct ki_handover {
     uint64_t sequence; /* of the last batch applied */
     double timestamp;
     bool has_windows; /* see struct ki_applier */
+    bool partial;     /* watermarks said so at that moment */
     bool has_reports; /* the stream has shown one */
-    bool unusable;    /* read from a dump, but no stream of this version can be in that state */
+    bool suspects;    /* there were events that may have been reports; not told: true */
+    enum ki_report_mode report_mode; /* as registered, or as the stream has shown */
+    bool unusable; /* read from a dump, but no stream of this version can be in that state */
     struct kve_reader *reader; /* a copy: event/reader_state.h */
 };
 
@@ -30,7 +33,7 @@ int ki_handover_copy(const struct ki_handover *h, struct ki_handover **ret);
 
 /** Take what @l knows, at one moment. Returns 0, -ENOMEM, or -ENODATA: it has no position. */
 int ki_handover_take(struct ki_listener *l, struct ki_handover **ret);
-/** @l, which was seeded with this position and hasn't started, knows the same. */
+/** @l, which was seeded and hasn't started, knows the same. Seeded with another position it is torn. */
 void ki_handover_give(struct ki_handover *h, struct ki_listener *l);
 
 /** Write one as the members of the object that @w is in, all but the salts (event/reader_state.h). */
@@ -41,11 +44,12 @@ void ki_handover_read(struct ki_handover *h, struct kv_json *json);
 /** By instance and rank, for qsort of pointers. */
 int ki_handover_compare(const void *a, const void *b);
 /**
- * Give positions their handovers' numbers, which may be higher; both are of one dump. A position whose
- * handover is unusable is torn: its stream has to be read from the beginning. Sorts @handovers.
+ * Give positions what their handovers say, which may be newer; both are of one dump. A position whose
+ * handover is unusable or older is torn: its stream has to be read from the beginning. Sorts
+ * @handovers, and frees all but the newest of each stream. Returns how many are left.
  */
-void ki_handover_note(struct ki_handover **handovers, size_t n, struct ki_watermark *marks,
-                      size_t n_marks);
+size_t ki_handover_note(struct ki_handover **handovers, size_t n, struct ki_watermark *marks,
+                        size_t n_marks);
 
 /** Return a copy of each stream that feeds @model, also of workers known only from a peer's dump, to @fn,
  * one after the other. A non-zero return stops. Returns that, 0 or -ENOMEM. */

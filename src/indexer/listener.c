@@ -99,6 +99,7 @@ void ki_listener_seed(struct ki_listener *l, const struct ki_watermark *mark)
 {
     pthread_mutex_lock(&l->lock);
     ki_stream_seed(&l->stream, mark->sequence, mark->timestamp, mark->partial);
+    l->applier.reports.suspects = true; /* unless its handover says more */
     if (mark->torn)
         ki_stream_seed_torn(&l->stream);
     if (mark->generation)
@@ -230,6 +231,11 @@ void ki_listener_info(struct ki_listener *l, struct ki_worker_info *ret)
     pthread_mutex_unlock(&l->lock);
 }
 
+bool ki_listener_is_partial_in_dumps(const struct ki_listener *l)
+{
+    return ki_stream_is_partial(&l->stream) || ki_applier_is_unsure_in_dumps(&l->applier);
+}
+
 void ki_listener_watermarks(struct ki_listener *l, struct kv_buf *ret)
 {
     pthread_mutex_lock(&l->lock);
@@ -238,8 +244,7 @@ void ki_listener_watermarks(struct ki_listener *l, struct kv_buf *ret)
             .holder = {.worker = l->instance, .rank = l->applier.ranks[i]},
             .sequence = l->stream.position,
             .timestamp = l->stream.timestamp,
-            .partial =
-                ki_stream_is_partial(&l->stream) || ki_applier_is_unsure_in_dumps(&l->applier),
+            .partial = ki_listener_is_partial_in_dumps(l),
             .has_stream = true,
             .stream_rank = l->rank,
             .has_end = !l->applier.overlaps || l->has_overlap_end,

@@ -152,6 +152,8 @@ int ki_listener_set_paused(struct ki_listener *l, bool paused);
 /** Whether @model is this listener's. */
 bool ki_listener_feeds(struct ki_listener *l, const struct ki_model *model);
 void ki_listener_info(struct ki_listener *l, struct ki_worker_info *ret);
+/** Whether a replica that goes on with the stream's blocks may lack some or have too many. Caller-locked. */
+bool ki_listener_is_partial_in_dumps(const struct ki_listener *l);
 /** Append a struct ki_watermark for each rank that the stream writes. */
 void ki_listener_watermarks(struct ki_listener *l, struct kv_buf *ret);
 

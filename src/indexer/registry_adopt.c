@@ -60,6 +60,7 @@ static void move_listener(struct ki_listener *l, const struct adoption *a)
     } else if (kvi_holder_blocks(a->model->index, holder)) {
         pthread_mutex_lock(&l->lock);
         ki_stream_seed_cursorless(&l->stream);
+        l->applier.reports.suspects = true; /* nobody tells how its blocks came about */
         /* Torn, or fed to the peer by another stream, whose numbers mean nothing here. */
         if (mark && (mark->torn || !mark->no_position))
             ki_stream_seed_torn(&l->stream);

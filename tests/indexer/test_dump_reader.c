@@ -195,6 +195,42 @@ static void a_stream_that_cannot_be(void **state)
     }
 }
 
+/* A stream's state may be newer than its position; what was lost in between leaves the view partial. */
+static void streams_newer_than_positions(void **state)
+{
+    static const struct {
+        const char *stream;
+        uint64_t sequence;
+        bool partial, torn;
+    } cases[] = {
+        {"{\"worker_id\":1,\"seq\":7,\"partial\":true}", 7, true, false},
+        {"{\"worker_id\":1,\"seq\":7,\"partial\":false}", 7, false, false},
+        {"{\"worker_id\":1,\"seq\":7}", 7, true, false}, /* of an older peer: nobody knows */
+        {"{\"worker_id\":1,\"seq\":5}", 5, false, false},
+        {"{\"worker_id\":1,\"seq\":4,\"partial\":false}", 5, false, true},
+        {"{\"worker_id\":1,\"seq\":7,\"partial\":false},{\"worker_id\":1,\"seq\":5}", 7, false,
+         false},
+        {"{\"worker_id\":1,\"seq\":5},{\"worker_id\":1,\"seq\":7,\"partial\":false}", 7, false,
+         false},
+    };
+    char text[512];
+    struct ki_dump_reader reader;
+
+    (void)state;
+    for (size_t i = 0; i < KV_COUNT(cases); i++) {
+        snprintf(text, sizeof(text),
+                 "{\"m:t\":{\"block_size\":4,\"watermarks\":[{\"worker_id\":1,\"seq\":5,"
+                 "\"partial\":false,\"stream_rank\":0}],\"streams\":[%s]}}",
+                 cases[i].stream);
+        assert_int_equal(read_text(text, &reader), 0);
+        assert_int_equal(mark_at(&reader, 0, 0)->sequence, cases[i].sequence);
+        assert_int_equal(mark_at(&reader, 0, 0)->partial, cases[i].partial);
+        assert_int_equal(mark_at(&reader, 0, 0)->torn, cases[i].torn);
+        assert_int_equal(reader.models[0].n_handovers, 1);
+        ki_dump_reader_fini(&reader);
+    }
+}
+
 static void memory_is_bounded(void **state)
 {
     static const char text[] =
@@ -378,6 +414,7 @@ int main(void)
         cmocka_unit_test(an_error_entry_leaves_the_model_out),
         cmocka_unit_test(what_is_told_of_holders),
         cmocka_unit_test(a_stream_that_cannot_be),
+        cmocka_unit_test(streams_newer_than_positions),
         cmocka_unit_test(memory_is_bounded),
         cmocka_unit_test(orphans_are_passed_over),
         cmocka_unit_test(extras_are_restored),

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What a stream knows, taken at one listener, written, read and given to another. */
+#include "base/unit.h"
+
+#include "base/json.h"
+#include "indexer/handover.h"
+#include "indexer/tables.h"
+
+/* A listener that follows nobody, with a position. */
+static void open_listener(struct ki_listener *l, uint64_t sequence, bool partial)
+{
+    struct ki_stream_opts opts = {0};
+
+    memset(l, 0, sizeof(*l));
+    l->instance = 7;
+    assert_int_equal(pthread_mutex_init(&l->lock, NULL), 0);
+    assert_int_equal(ki_applier_init(&l->applier, 7, 0, 4, KI_MM_PLACED), 0);
+    ki_stream_init(&l->stream, &opts);
+    ki_stream_seed(&l->stream, sequence, 0, partial);
+}
+
+static void close_listener(struct ki_listener *l)
+{
+    ki_applier_fini(&l->applier);
+    pthread_mutex_destroy(&l->lock);
+}
+
+/* What @from knows, as a dump tells it. */
+static struct ki_handover *told(struct ki_listener *from)
+{
+    struct kv_buf text = KV_BUF_INIT;
+    struct ki_handover *taken, *read;
+    struct kv_json_writer w;
+    struct kv_json json;
+
+    assert_int_equal(ki_handover_take(from, &taken), 0);
+    kv_json_writer_init(&w, &text);
+    kv_json_begin_object(&w);
+    ki_handover_write(taken, &w);
+    kv_json_end_object(&w);
+    assert_int_equal(ki_handover_create(&read), 0);
+    kv_json_init(&json, text.data, text.len);
+    ki_handover_read(read, &json);
+    assert_int_equal(kv_json_finish(&json), 0);
+    assert_false(read->unusable);
+    ki_handover_free(taken);
+    kv_buf_fini(&text);
+    return read;
+}
+
+static void hand_over(struct ki_listener *from, struct ki_listener *to)
+{
+    struct ki_handover *h = told(from);
+
+    ki_handover_give(h, to);
+    ki_handover_free(h);
+}
+
+/* A replica judges later reports, and events that may be reports, as the origin does. */
+static void what_reports_are(void **state)
+{
+    struct ki_listener a, b;
+
+    (void)state;
+    for (unsigned i = 0; i < 2u * 2u * 3u; i++) {
+        open_listener(&a, 5, false);
+        open_listener(&b, 5, false);
+        a.applier.reports.seen = i & 1;
+        a.applier.reports.suspects = i & 2;
+        a.applier.reports.mode = (enum ki_report_mode)(i / 4);
+        hand_over(&a, &b);
+        assert_int_equal(b.applier.reports.seen, a.applier.reports.seen);
+        assert_int_equal(b.applier.reports.suspects, a.applier.reports.suspects);
+        assert_int_equal(b.applier.reports.mode, a.applier.reports.mode);
+        close_listener(&a);
+        close_listener(&b);
+    }
+}
+
+static void what_the_registration_tells_stays(void **state)
+{
+    struct ki_listener a, b;
+
+    (void)state;
+    open_listener(&a, 5, false);
+    open_listener(&b, 5, false);
+    a.applier.reports.mode = KI_REPORTS_INCREMENTAL;
+    b.applier.reports.mode = KI_REPORTS_FULL;
+    hand_over(&a, &b);
+    assert_int_equal(b.applier.reports.mode, KI_REPORTS_FULL);
+    close_listener(&a);
+    close_listener(&b);
+}
+
+/* The reasons for which a watermark is partial hold for the stream at its own moment, too. */
+static void partial_at_that_moment(void **state)
+{
+    struct ki_listener a;
+    struct ki_handover *h;
+
+    (void)state;
+    for (int reason = 0; reason < 3; reason++) {
+        open_listener(&a, 5, reason == 1);
+        a.stream.seeded = false; /* the process is known */
+        a.applier.lost_tiers = reason == 2;
+        h = told(&a);
+        assert_int_equal(h->partial, reason > 0);
+        ki_handover_free(h);
+        close_listener(&a);
+    }
+}
+
+/* State of another batch is of no use, and the stream is read from its beginning. */
+static void another_position(void **state)
+{
+    struct ki_listener a, b;
+
+    (void)state;
+    open_listener(&a, 5, false);
+    open_listener(&b, 6, false);
+    a.applier.has_windows = true;
+    hand_over(&a, &b);
+    assert_false(b.applier.has_windows);
+    assert_true(b.stream.torn);
+    close_listener(&a);
+    close_listener(&b);
+}
+
+/* Peers of older versions tell less: then the worse is taken for true. */
+static void what_older_peers_leave_out(void **state)
+{
+    static const char text[] = "{\"worker_id\":7,\"seq\":5,\"has_reports\":false}";
+    struct ki_handover *h;
+    struct kv_json json;
+
+    (void)state;
+    assert_int_equal(ki_handover_create(&h), 0);
+    kv_json_init(&json, text, strlen(text));
+    ki_handover_read(h, &json);
+    assert_int_equal(kv_json_finish(&json), 0);
+    assert_true(h->partial);
+    assert_true(h->suspects);
+    assert_int_equal(h->report_mode, KI_REPORTS_UNKNOWN);
+    ki_handover_free(h);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_reports_are),
+        cmocka_unit_test(what_the_registration_tells_stays),
+        cmocka_unit_test(partial_at_that_moment),
+        cmocka_unit_test(another_position),
+        cmocka_unit_test(what_older_peers_leave_out),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
