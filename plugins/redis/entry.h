@@ -49,6 +49,9 @@ struct rds_entry {
     bool ref;              /* of the save in progress */
     bool known;            /* was on the server when last heard of */
     bool bad;              /* is damaged there and can't be removed: to be sent again */
+    bool gone;             /* of the save in progress: sent, dropped here, and not there any more */
+    uint64_t by;           /* number of the one thread that put it for the save; 0: several did */
+    uint64_t put_s;        /* time of its last put, monotonic */
     uint8_t hash_len;
     uint8_t hash[];
 };

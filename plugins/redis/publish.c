@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* From buffered puts to a manifest that readers may trust. */
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/own_manifest.h"
 #include "redis/scripts.h"
@@ -9,7 +10,8 @@
 
 /* Without scripts a chunk whose stamp is older than this is sent again, which stamps it. */
 #define STALE_S 3600
-#define NAMES_EACH 1000 /* in one command */
+#define ABANDONED_S 3600 /* a save that can't succeed and had no put for so long */
+#define NAMES_EACH 1000  /* in one command */
 
 struct save {
     kv_store_v1 *self;
@@ -99,22 +101,25 @@ static int add_missing(struct save *save, struct rds_batch *batch)
 {
     kv_store_v1 *self = save->self;
     char key[RDS_KEY_SIZE];
+    bool gone = false;
 
     for (size_t i = 0; i < self->n_refs; i++) {
         struct rds_entry *entry = self->refs[i];
 
         if (!save->missing[i])
             continue;
-        if (!entry->value) {
-            kv_log_error("redis", "a chunk of this save was sent and is gone: is the server full?",
-                         NULL);
-            return -ENOSPC;
-        }
+        entry->gone = !entry->value;
+        gone |= entry->gone;
+        if (entry->gone)
+            continue;
         rds_stamp(entry->value, entry->len, save->now_s);
         add_set(batch, key, rds_chunk_key(self, entry->hash, entry->hash_len, key), entry->value,
                 entry->len);
     }
-    return 0;
+    if (gone)
+        kv_log_error("redis", "a chunk of this save was sent and is gone: is the server full?",
+                     NULL);
+    return gone ? -ENOSPC : 0;
 }
 
 /* -- replies ----------------------------------------------------------------------------------- */
@@ -391,7 +396,7 @@ static void settle(kv_store_v1 *self, bool published)
 
         drop_value(self, entry);
         entry->known = true;
-        entry->bad = false;
+        entry->bad = entry->gone = false;
         entry->ref = !published;
     }
     self->buffered = 0;
@@ -399,17 +404,36 @@ static void settle(kv_store_v1 *self, bool published)
         self->n_refs = 0;
 }
 
-/* The save can't succeed: nothing of it stays to burden the next one. */
-static void forget(kv_store_v1 *self)
+static bool is_abandoned(const struct rds_entry *entry)
 {
+    return entry->put_s + ABANDONED_S < kv_now_ns() / KV_NS_PER_S;
+}
+
+/*
+ * The save can't succeed, and the caller learns it. Nothing of it stays to burden the next one,
+ * when the caller put all of it. Chunks of several threads stay: a later publication would succeed
+ * without them, told by none. Returns whether all is dropped.
+ */
+static bool forget(kv_store_v1 *self)
+{
+    size_t n_left = 0;
+    bool shared = false;
+
+    for (size_t i = 0; i < self->n_refs; i++)
+        shared |= self->refs[i]->by != rds_thread();
     for (size_t i = 0; i < self->n_refs; i++) {
         struct rds_entry *entry = self->refs[i];
 
+        if (shared && !is_abandoned(entry)) {
+            self->refs[n_left++] = entry;
+            continue;
+        }
+        self->buffered -= entry->value ? entry->len : 0;
         drop_value(self, entry);
-        entry->ref = entry->known = false;
+        entry->ref = entry->known = entry->gone = false;
     }
-    self->n_refs = 0;
-    self->buffered = 0;
+    self->n_refs = n_left;
+    return !shared;
 }
 
 int rds_publish(kv_store_v1 *self, const char *name, const char *manifest, size_t manifest_len)
@@ -438,8 +462,7 @@ int rds_publish(kv_store_v1 *self, const char *name, const char *manifest, size_
             rds_history_note(&self->history, self->refs, self->n_refs, save.opaque);
         settle(self, name != NULL);
     } else if (err == -ENOSPC) {
-        forget(self);
-        self->broken = !name;
+        self->broken |= forget(self) && !name;
     }
     free(save.missing);
     kv_buf_fini(&save.more);

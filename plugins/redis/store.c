@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "redis/store.h"
 
+#include <stdatomic.h>
+
+#include "base/clock.h"
 #include "base/log.h"
 
 #define MAX_VALUE (RESP_MAX_BULK - RDS_CHUNK_TRAILER)
@@ -139,14 +142,35 @@ static int push_ref(kv_store_v1 *self, struct rds_entry *entry)
     return 0;
 }
 
+uint64_t rds_thread(void)
+{
+    static _Atomic uint64_t last;
+    static _Thread_local uint64_t number;
+
+    if (number == 0)
+        number = atomic_fetch_add(&last, 1) + 1;
+    return number;
+}
+
+/* The calling thread put a chunk of the save in progress. */
+static void note_put(struct rds_entry *entry, bool first)
+{
+    uint64_t by = rds_thread();
+
+    entry->by = first || entry->by == by ? by : 0;
+    entry->put_s = kv_now_ns() / KV_NS_PER_S;
+}
+
 /* Returns like put_chunk; takes @value, of @slab, when it returns 0 or 1 and *ret_taken. */
 static int remember(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, char *value,
                     struct rds_slab *slab, size_t len, bool *ret_taken)
 {
-    struct rds_entry *entry;
+    struct rds_entry *entry = rds_table_find(&self->table, hash, hash_len);
+    bool again = entry && entry->ref;
     int err;
 
-    if (self->n_refs > 0 && self->buffered + len > self->net.uri.buffer_bytes) {
+    /* A chunk that is gone keeps every flush from succeeding until it is put again. */
+    if (!again && self->n_refs > 0 && self->buffered + len > self->net.uri.buffer_bytes) {
         err = rds_publish(self, NULL, NULL, 0);
         if (err < 0)
             return err;
@@ -156,11 +180,15 @@ static int remember(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, cha
     entry = rds_table_add(&self->table, hash, hash_len);
     if (!entry)
         return -ENOMEM;
-    if (entry->ref)
+    again = entry->ref;
+    if (!again) {
+        err = push_ref(self, entry);
+        if (err < 0)
+            return err;
+    }
+    note_put(entry, !again);
+    if (again && !entry->gone)
         return 1;
-    err = push_ref(self, entry);
-    if (err < 0)
-        return err;
     if (entry->value) { /* prefetched */
         self->cached -= entry->len;
         free(entry->value);
@@ -169,6 +197,7 @@ static int remember(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, cha
     entry->slab = slab;
     entry->len = self->usual_len = len;
     entry->ref = true;
+    entry->gone = false;
     self->buffered += len;
     *ret_taken = true;
     return entry->known ? 1 : 0;
@@ -181,7 +210,9 @@ static bool is_ref(kv_store_v1 *self, const uint8_t *hash, size_t hash_len)
 
     pthread_mutex_lock(&self->lock);
     entry = rds_table_find(&self->table, hash, hash_len);
-    ref = entry && entry->ref;
+    ref = entry && entry->ref && !entry->gone;
+    if (ref)
+        note_put(entry, false);
     self->stats.put_hits += ref;
     pthread_mutex_unlock(&self->lock);
     return ref;

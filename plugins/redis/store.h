@@ -55,9 +55,13 @@ int rds_check_hash(const uint8_t *hash, size_t hash_len);
 
 /**
  * Send what is missing of the save in progress, then @manifest (@name NULL: none). Locked. When the
- * server is unreachable the save stays, for another try; -ENOSPC: it is dropped.
+ * server is unreachable the save stays, for another try. -ENOSPC: it stays too when other threads
+ * put chunks of it, whose publications would succeed without them; else it is dropped.
  */
 int rds_publish(kv_store_v1 *self, const char *name, const char *manifest, size_t manifest_len);
+
+/** Number of the calling thread, never 0 and never that of a thread that has ended. */
+uint64_t rds_thread(void);
 
 /** Whether one command may name any keys: there is one node, or the prefix puts all in one slot. */
 bool rds_one_node(const kv_store_v1 *self);

@@ -4,6 +4,7 @@
 
 After every fault: no wrong bytes, no manifest without its chunks, and the next save succeeds.
 """
+import concurrent.futures
 import contextlib
 import pathlib
 import random
@@ -166,6 +167,68 @@ def test_full():
                 expect_whole(server.uri, {b"old": old, b"big": big})
                 server.command("FLUSHALL")
                 server.command("CONFIG", "SET", "maxmemory", "30mb")
+
+
+def in_thread(function, *args):
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        return pool.submit(function, *args).result(60)
+
+
+def test_full_for_others():
+    """A publication refused for want of room drops no chunk that another thread put: that thread's succeeds whole."""
+    for cluster in (False, True):  # in one script, and step by step
+        with Cluster() if cluster else Server() as server, Store(server.uri) as store:
+            nodes = server.servers if cluster else [server]
+            def limit(size):
+                for node in nodes:
+                    node.command("CONFIG", "SET", "maxmemory", size)
+            first, other, second = sample(5, 1000, seed=1), sample(5, 1000, seed=2), sample(5, 1000, seed=3)
+            for key, value in first.items():
+                store.put(key, value)
+            for key, value in other.items():
+                in_thread(store.put, key, value)
+            in_thread(store.put, next(iter(first)), first[next(iter(first))])  # of both
+            limit("1")
+            with said():
+                in_thread(lambda: fails(store.publish, "other", b"other", code=28))
+            limit("0")
+            for key, value in second.items():
+                store.put(key, value)
+            store.publish("mine", b"mine")
+            expect_whole(server.uri, {b"mine": first | second})
+
+
+def put_or_full(store, key, value):
+    try:
+        store.put(key, value)
+    except StoreError as error:
+        equal(error.code, 28)
+
+
+def test_full_for_others_who_flush():
+    """The same when the refusal meets a put that needs the buffer, and when what was sent before is gone."""
+    with Server() as server, Store(server.uri + "?buffer=1MiB") as store:
+        mine, other = sample(5, 1000, seed=1), sample(40, 100_000, seed=2)
+        for key, value in mine.items():
+            store.put(key, value)
+        server.command("CONFIG", "SET", "maxmemory", "1")
+        with said():
+            in_thread(lambda: [put_or_full(store, key, value) for key, value in other.items()])
+        server.command("CONFIG", "SET", "maxmemory", "0")
+        store.publish("mine", b"mine")
+        expect_whole(server.uri, {b"mine": mine})
+        for key, value in mine.items():
+            store.put(key, value)
+        for key, value in other.items():
+            in_thread(store.put, key, value)  # sends mine
+        server.command("FLUSHALL")
+        with said():
+            in_thread(lambda: fails(store.publish, "other", b"other", code=28))
+            fails(store.publish, "mine", b"mine", code=28)
+        for key, value in (mine | other).items():
+            store.put(key, value)
+        store.publish("mine", b"mine")
+        expect_whole(server.uri, {b"mine": mine | other})
 
 
 def test_evicting():
