@@ -88,7 +88,8 @@ KV_API int kvs_stream_chunk(struct kvs_store *store, const void *hash, size_t ha
 
 /**
  * Publish a manifest under @name and replace the one there, atomically. Makes every chunk that was
- * put before on this store durable and readable. Returns 0 or an error.
+ * put before on this store durable and readable. Returns 0 or an error. The file store publishes a
+ * manifest of kvs_save that names chunks also when it lost others, put by saves that were given up.
  */
 KV_API int kvs_put_manifest(struct kvs_store *store, const char *name, const void *data,
                             size_t len);

@@ -175,7 +175,7 @@ static bool is_pending(kv_store_v1 *h, const uint8_t *key, size_t key_len)
 
     pthread_mutex_lock(&h->lock);
     e = kvs_file_map_find(&h->map, key, key_len);
-    there = e && e->state != KVS_FILE_LOST;
+    there = e && kvs_file_is_held(e);
     if (there)
         e->again = true;
     pthread_mutex_unlock(&h->lock);
@@ -211,7 +211,7 @@ static int insert(kv_store_v1 *h, struct kvs_file_pending *e)
     pthread_mutex_lock(&h->lock);
     rc = kvs_file_map_reserve(&h->map);
     old = kvs_file_map_find(&h->map, e->key, e->key_len);
-    if (rc == 0 && old && old->state == KVS_FILE_LOST) {
+    if (rc == 0 && old && !kvs_file_is_held(old)) {
         kvs_file_map_remove(&h->map, old);
         old->gone = true;
         drop = old->busy ? NULL : old; /* else its publication frees it */

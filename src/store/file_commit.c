@@ -23,10 +23,10 @@
  * DIR against setting aside.
  *
  * A failed fsync is never repeated on the same file: Linux may have marked the lost pages clean.
- * The next publication writes such files anew, from bytes that it reads back and verifies. Chunks
- * that can't be read back are lost. A manifest of our own format that names one fails until the
- * chunk is put again. A flush, and a manifest of another format, fails for any lost chunk: it may
- * need all of them.
+ * The next publication writes such files anew, from bytes that it reads back and verifies; a put
+ * before it brings its own bytes. Chunks that can't be read back are lost. A manifest of our own
+ * format that names one fails until the chunk is put again. Flushes, manifests of another format,
+ * and those of ours that name no chunk fail for any lost chunk: they may stand for all of them.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -61,12 +61,17 @@ static void commit_fini(struct commit *c)
     free(c->tmps);
 }
 
-/* Under `lock`: a manifest of our own format needs only the chunks that it names. Saves that were
- * given up put the others. */
+/*
+ * Under `lock`: a manifest of our own format needs only the chunks that it names. Saves that were
+ * given up put the others. One that names none is how callers with chunks of their own publish
+ * (the object tier), so it needs all.
+ */
 static void mark_needed(kv_store_v1 *h, const struct commit *c, const struct kvs_manifest *m)
 {
+    bool all = !m || m->n_chunks == 0;
+
     for (size_t i = 0; i < c->n; i++)
-        c->entries[i]->needed = !m;
+        c->entries[i]->needed = all;
     for (size_t i = 0; m && i < m->n_chunks; i++) {
         struct kvs_file_pending *e =
             kvs_file_map_find(&h->map, m->chunks[i].key, sizeof(m->chunks[i].key));

@@ -100,7 +100,8 @@ bool kvs_file_is_tmp(const char *name);
 enum kvs_file_state {
     KVS_FILE_PUT,     /* content in tmp/, not yet in place */
     KVS_FILE_HIT,     /* was in place already; its link in tmp/ keeps it */
-    KVS_FILE_SUSPECT, /* PUT, but a sync failed: must be written anew before it is synced again */
+    KVS_FILE_SUSPECT, /* PUT, but a sync failed: must be written anew before it is synced again, by
+                         the next publication, or by a put */
     KVS_FILE_LOST     /* its bytes are gone: no publication that may need them succeeds until they
                          are put again, found in place, or the chunk is deleted */
 };
@@ -123,7 +124,7 @@ struct kvs_file_pending {
     bool again;                /* put once more meanwhile: stays pinned */
     bool tried;                /* the publication tried to pin it for that */
     bool needed;               /* the publication's manifest names it, or may need all */
-    bool gone;                 /* busy, lost, and put anew: no longer in the map */
+    bool gone;                 /* busy, lost or suspect, and put anew: no longer in the map */
     bool leased;               /* a hit that the handle's lease keeps, with no file in tmp/ */
     bool copy;                 /* PUT, of what is in place: it can be neither pinned nor touched */
     bool pinned;               /* has a file in tmp/ */
@@ -133,6 +134,12 @@ struct kvs_file_pending {
     size_t key_len;
     uint8_t key[];
 };
+
+/** Whether a put of the same chunk counts as a hit. What a failed sync left may be gone. */
+static inline bool kvs_file_is_held(const struct kvs_file_pending *e)
+{
+    return e->state == KVS_FILE_PUT || e->state == KVS_FILE_HIT;
+}
 
 struct kvs_file_map {
     struct kvs_file_pending **buckets;

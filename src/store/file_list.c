@@ -122,7 +122,7 @@ static int exists(kv_store_v1 *h, const uint8_t *key, size_t key_len)
 
     pthread_mutex_lock(&h->lock);
     e = kvs_file_map_find(&h->map, key, key_len);
-    pending = e && e->state != KVS_FILE_LOST;
+    pending = e && kvs_file_is_held(e);
     pthread_mutex_unlock(&h->lock);
     if (pending)
         return 1;

@@ -2,9 +2,11 @@
 /* Chunks whose bytes went bad before they were published, and pins that the system refuses. */
 #include <dlfcn.h>
 #include <pthread.h>
+#include <sys/xattr.h>
 #include <utime.h>
 
 #include "store/file_unit.h"
+#include "store/manifest.h"
 
 #include "skip.h"
 
@@ -13,6 +15,7 @@ static uint8_t blob[200000];
 static _Atomic int fsync_error, rename2_error, link_error, rename_error_once;
 static _Atomic bool others_are_protected; /* as fs.protected_hardlinks, and their times, too */
 static void (*_Atomic at_sync)(void);
+static void (*_Atomic at_mark)(void); /* before a new file's checksum */
 
 #define REAL(ret, name, params) ((ret(*) params)(uintptr_t)dlsym(RTLD_NEXT, #name))
 
@@ -29,6 +32,19 @@ int fsync(int fd)
     if (hook)
         hook();
     return fails(fsync_error) ? -1 : REAL(int, fsync, (int))(fd);
+}
+
+int fsetxattr(int fd, const char *name, const void *value, size_t size, int flags)
+{
+    void (*hook)(void) = atomic_load(&at_mark);
+    struct stat st;
+
+    if (hook && fstat(fd, &st) == 0 && st.st_size == 100000) { /* not a manifest's */
+        atomic_store(&at_mark, NULL);
+        hook();
+    }
+    return REAL(int, fsetxattr, (int, const char *, const void *, size_t, int))(fd, name, value,
+                                                                                size, flags);
 }
 
 int renameat(int a, const char *from, int b, const char *to)
@@ -139,6 +155,52 @@ static void every_publication_is_told(void **state)
     assert_int_equal(unit_count(".kvasir/tmp"), 0);
 }
 
+/* As kvs_save writes it for no bytes: an object of our format without chunks. */
+static int publish_empty(kv_store_v1 *h, const char *name)
+{
+    struct kvs_manifest m = {.format = KVS_FORMAT_BYTES};
+    struct kv_buf buf = KV_BUF_INIT;
+    int rc;
+
+    assert_int_equal(kvs_manifest_encode(&m, &buf), 0);
+    rc = kvs_file_vtable()->put_manifest(h, name, (const uint8_t *)buf.data, buf.len);
+    kv_buf_fini(&buf);
+    return rc;
+}
+
+/* An empty snapshot stands for all that was put, as a flush does. */
+static void an_empty_snapshot_is_told(void **state)
+{
+    kv_store_v1 *h = open_with_lost(4);
+    (void)state;
+
+    assert_int_equal(publish_empty(h, "empty"), -EIO);
+    assert_int_equal(publish_empty(h, "empty"), -EIO);
+    assert_int_equal(unit_put(h, 4, blob, 100000), 0);
+    assert_int_equal(publish_empty(h, "empty"), 0);
+    assert_int_equal(unit_get(h, 4, blob, 100000), 0);
+    kvs_file_vtable()->close(h);
+    assert_int_equal(unit_count(".kvasir/tmp"), 0);
+}
+
+/* A put after a failed sync writes its own bytes: those of the put before may be gone. */
+static void put_after_a_failed_sync(void **state)
+{
+    kv_store_v1 *h = open_with_lost(5);
+    uint8_t key[8], there = 1;
+    (void)state;
+
+    unit_key(key, 5);
+    assert_int_equal(kvs_file_ext()->exists_chunks(h, key, 8, 1, &there), 0);
+    assert_int_equal(there, 0);
+    assert_int_equal(unit_put(h, 5, blob, 100000), 0);
+    assert_int_equal(unit_put(h, 5, blob, 100000), 1);
+    assert_int_equal(unit_publish(h, "one", "x"), 0);
+    assert_int_equal(unit_get(h, 5, blob, 100000), 0);
+    kvs_file_vtable()->close(h);
+    assert_int_equal(unit_count(".kvasir/tmp"), 0);
+}
+
 static void another_writer_had_it(void **state)
 {
     kv_store_v1 *h = open_with_lost(2), *other = unit_open("");
@@ -238,6 +300,29 @@ static void lost_is_not_placed(void **state)
     publish_while_lost(11, false);
     assert_int_equal(unit_publish(busy, "busy", "x"), -EIO);
     assert_int_equal(unit_get(busy, 11, blob, 100000), -ENOENT);
+    kvs_file_vtable()->close(busy);
+    assert_int_equal(unit_count(".kvasir/tmp"), 0);
+}
+
+static void put_busy(void)
+{
+    assert_int_equal(unit_put(busy, busy_n, blob, 100000), 0);
+}
+
+/* New bytes while a publication writes those anew whose sync had failed. */
+static void new_bytes_beside_a_second_try(void **state)
+{
+    (void)state;
+    busy = unit_open("?sync=files");
+    busy_n = 12;
+    assert_int_equal(unit_put(busy, 12, blob, 100000), 0);
+    fsync_error = EIO;
+    assert_int_equal(unit_publish(busy, "first", "x"), -EIO);
+    fsync_error = 0;
+    atomic_store(&at_mark, put_busy);
+    assert_int_equal(unit_publish_own(busy, "second"), 0);
+    assert_int_equal(unit_publish(busy, "third", "x"), 0);
+    assert_int_equal(unit_get(busy, 12, blob, 100000), 0);
     kvs_file_vtable()->close(busy);
     assert_int_equal(unit_count(".kvasir/tmp"), 0);
 }
@@ -412,10 +497,13 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_publication_is_told),
+        cmocka_unit_test(an_empty_snapshot_is_told),
+        cmocka_unit_test(put_after_a_failed_sync),
         cmocka_unit_test(another_writer_had_it),
         cmocka_unit_test(giving_a_chunk_up),
         cmocka_unit_test(new_bytes_beside_a_publication),
         cmocka_unit_test(lost_is_not_placed),
+        cmocka_unit_test(new_bytes_beside_a_second_try),
         cmocka_unit_test(a_bad_hit_is_set_aside),
         cmocka_unit_test(a_bad_hit_is_not_brought_back),
         cmocka_unit_test(no_hard_links),

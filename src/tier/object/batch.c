@@ -136,6 +136,14 @@ void kvbm_object_end_queued(struct kvbm_object *o, int rc, bool probes_too)
     }
 }
 
+void kvbm_object_retire(struct kvbm_object *o, const struct kvbm_object_handle *h)
+{
+    if (o->handle == h && h->refs > 1) {
+        o->handle->refs--;
+        o->handle = NULL;
+    }
+}
+
 void kvbm_object_tell(struct kvbm_object *o, bool probe, int rc)
 {
     bool was_open = o->breaker.open;
@@ -154,11 +162,8 @@ void kvbm_object_tell(struct kvbm_object *o, bool probe, int rc)
         kvbm_object_end_queued(o, -EHOSTDOWN, false);
     if (!o->breaker.open && was_open)
         pthread_cond_broadcast(&o->work); /* puts have waited for this */
-    /* Let the next call open a new handle. The last call that uses this one closes it. */
-    if (down && o->handle && o->handle->refs > 1) {
-        o->handle->refs--;
-        o->handle = NULL;
-    }
+    if (down && o->handle)
+        kvbm_object_retire(o, o->handle);
 }
 
 /* -- what callers see -------------------------------------------------------------------------- */

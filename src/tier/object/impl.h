@@ -207,6 +207,9 @@ void kvbm_object_ended(struct kvbm_object *o, struct kvbm_object_batch *batch);
 void kvbm_object_end(struct kvbm_object *o, struct kvbm_object_batch *batch, int rc);
 /** Tells the breaker; what waits fails when it opens. @rc 0: the store works. */
 void kvbm_object_tell(struct kvbm_object *o, bool probe, int rc);
+/** Let the next call open a new handle, unless @h isn't that in use. The last call that uses @h
+ * closes it. */
+void kvbm_object_retire(struct kvbm_object *o, const struct kvbm_object_handle *h);
 /** The probe never got to the store: another may go. */
 void kvbm_object_release(struct kvbm_object *o);
 struct kvbm_object_batch *kvbm_object_pop(struct kvbm_object_list *list);

@@ -10,7 +10,8 @@
  * A PUT is done when its blocks are durable: each batch ends with a publication of the manifest
  * "kvbm-object-…", an empty snapshot. So no manifest names the blocks: a collection of the store's
  * chunks (kvs_gc) is how the tier forgets. What was put, was found by a put, or was got within the
- * grace time stays.
+ * grace time stays. When the store lost a block before it was durable, the batches that put over
+ * the same handle fail (-EIO); later ones use a new handle.
  *
  * A breaker opens after so many failures in a row: while it is open, calls fail at once
  * (-EHOSTDOWN), and one is let through from time to time, over a new handle of the store, to see
@@ -74,8 +75,7 @@ enum kvbm_object_op { KVBM_OBJECT_EXISTS, KVBM_OBJECT_GET, KVBM_OBJECT_PUT };
 struct kvbm_object_io {
     uint32_t group;
     const void *key;
-    /* PUT: read. GET: block_bytes are written. After -EBADMSG, or when the batch ended before its
-     * time, its content is undefined. */
+    /* PUT: read. GET: block_bytes are written. Unless status is 0, its content is undefined. */
     void *data;
     int status; /* 0 (EXISTS: it is there), -ENOENT, -EBADMSG, -ETIMEDOUT, -EHOSTDOWN, -ECANCELED, -EIO.. */
 };

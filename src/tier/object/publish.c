@@ -8,7 +8,8 @@
  *   worker 3    put put put | waits |            | done as well
  *   worker 1                        | put put put | publish ..
  *
- * A publication that hangs, and one that fails, is nobody's but its own batch's.
+ * A publication that fails is its own batch's: those that wait try again. One that hangs holds them
+ * up until its batch ends. After -EIO blocks may be lost, so batches to come use a new handle.
  */
 #include "base/thread.h"
 #include "tier/object/impl.h"
@@ -21,8 +22,8 @@ static int64_t read_nothing(void *arg, void *buf, size_t cap)
     return 0;
 }
 
-/* An empty snapshot, which claims no chunk. After a mere flush the backend would hold on to all of
- * them, for a manifest to come. */
+/* An empty snapshot, which claims no chunk, and fails when any chunk that was put is lost. After a
+ * mere flush the backend would hold on to all of them, for a manifest to come. */
 static int save_nothing(struct kvbm_object_worker *w)
 {
     struct kvs_save_opts opts = {.size = sizeof(opts),
@@ -97,6 +98,8 @@ int kvbm_object_publish(struct kvbm_object_worker *w, uint64_t until_ns)
         wanted = kvbm_object_leave(w);
     }
     pthread_mutex_lock(&o->lock);
+    if (rc == -EIO) /* a chunk may be lost, which fails the handle's publications to come, too */
+        kvbm_object_retire(o, w->handle);
     kvbm_object_end_turn(w, rc == 0);
     pthread_mutex_unlock(&o->lock);
     return wanted ? rc : -ETIMEDOUT;
