@@ -2,7 +2,8 @@
 /*
  * GET /dump (docs/formats.md): all indexes as one JSON document, written piece by piece by a thread
  * of its own into the reply's pipe. However large the index and slow the reader, this takes one
- * buffer and one pipe; the index's lock isn't held while the pipe is full.
+ * buffer, one pipe, a slice of the index, and a copy of the state of one stream at a time; no lock
+ * is held while the pipe is full.
  */
 #include <stdlib.h>
 #include <string.h>

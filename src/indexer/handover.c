@@ -206,51 +206,52 @@ size_t ki_handover_note(struct ki_handover **handovers, size_t n, struct ki_wate
 
 /* -- the registry's ---------------------------------------------------------------------------- */
 
-struct copies {
-    struct ki_handover **items;
-    size_t n, capacity;
-};
-
-static int add_copy(struct copies *copies, const struct ki_handover *h)
+/* Workers that nobody follows here, with blocks from a peer's dump in @model. Returns how many. */
+static long kept_holders(struct ki_registry *r, const struct ki_model *model,
+                         struct kv_holder **ret)
 {
-    struct ki_handover **grown = copies->items;
-
-    if (copies->n == copies->capacity) {
-        size_t capacity = KV_MAX(2 * copies->capacity, (size_t)16);
-
-        grown = realloc(grown, capacity * sizeof(struct ki_handover *));
-        if (!grown)
-            return -ENOMEM;
-        copies->items = grown;
-        copies->capacity = capacity;
-    }
-    if (ki_handover_copy(h, &copies->items[copies->n]))
-        return -ENOMEM;
-    copies->n++;
-    return 0;
-}
-
-/* Of workers that nobody follows here, with blocks from a peer's dump in this model. */
-static int copy_kept(struct ki_registry *r, const struct ki_model *model, struct copies *copies)
-{
+    struct kv_buf holders = KV_BUF_INIT;
     const struct ki_position *p;
-    int rc = 0;
 
     pthread_mutex_lock(&r->admin);
     if (r->positions.buckets) {
         TAILQ_FOREACH(p, &r->positions.by_age, age)
         {
-            if (!rc && p->handover && p->has_blocks &&
-                kvi_holder_blocks(model->index, p->mark.holder))
-                rc = add_copy(copies, p->handover);
+            if (p->handover && p->has_blocks && kvi_holder_blocks(model->index, p->mark.holder))
+                kv_buf_append(&holders, &p->mark.holder, sizeof(p->mark.holder));
         }
     }
     pthread_mutex_unlock(&r->admin);
+    if (holders.error) {
+        kv_buf_fini(&holders);
+        return -ENOMEM;
+    }
+    *ret = (struct kv_holder *)(void *)holders.data;
+    return (long)(holders.len / sizeof(**ret));
+}
+
+/* Copy and tell what is kept for @holder. One that has registered since is among the listeners. */
+static int tell_kept(struct ki_registry *r, struct kv_holder holder, ki_handover_fn fn, void *arg)
+{
+    const struct ki_position *p = NULL;
+    struct ki_handover *copy = NULL;
+    int rc = 0;
+
+    pthread_mutex_lock(&r->admin);
+    do {
+        p = ki_positions_next(&r->positions, holder.worker, p);
+    } while (p && p->mark.holder.rank != holder.rank);
+    if (p && p->handover && p->has_blocks)
+        rc = ki_handover_copy(p->handover, &copy);
+    pthread_mutex_unlock(&r->admin);
+    if (copy)
+        rc = fn(arg, copy);
+    ki_handover_free(copy);
     return rc;
 }
 
-static int tell_listener(struct ki_listener *l, const struct ki_model *model,
-                         int (*fn)(void *arg, const struct ki_handover *h), void *arg)
+static int tell_listener(struct ki_listener *l, const struct ki_model *model, ki_handover_fn fn,
+                         void *arg)
 {
     struct ki_handover *h;
     int rc = ki_listener_feeds(l, model) ? ki_handover_take(l, &h) : -ENODATA;
@@ -263,19 +264,17 @@ static int tell_listener(struct ki_listener *l, const struct ki_model *model,
 }
 
 int ki_registry_handovers(struct ki_registry *registry, const struct ki_model *model,
-                          int (*fn)(void *arg, const struct ki_handover *h), void *arg)
+                          ki_handover_fn fn, void *arg)
 {
     struct ki_listener **listeners;
-    struct copies kept = {.n = 0};
-    int rc = copy_kept(registry, model, &kept); /* first: one may become a listener */
-    long n = rc ? rc : ki_tables_snapshot(registry, &listeners);
+    struct kv_holder *kept = NULL;
+    long n = kept_holders(registry, model, &kept); /* first: one may become a listener */
+    int rc = (int)KV_MIN(n, 0);
 
-    for (size_t i = 0; i < kept.n; i++) {
-        if (!rc)
-            rc = fn(arg, kept.items[i]);
-        ki_handover_free(kept.items[i]);
-    }
-    free(kept.items);
+    for (long i = 0; i < n && !rc; i++)
+        rc = tell_kept(registry, kept[i], fn, arg);
+    free(kept);
+    n = rc ? rc : ki_tables_snapshot(registry, &listeners);
     for (long i = 0; i < n && !rc; i++)
         rc = tell_listener(listeners[i], model, fn, arg);
     if (n >= 0)

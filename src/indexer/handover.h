@@ -51,10 +51,11 @@ int ki_handover_compare(const void *a, const void *b);
 size_t ki_handover_note(struct ki_handover **handovers, size_t n, struct ki_watermark *marks,
                         size_t n_marks);
 
+typedef int (*ki_handover_fn)(void *arg, const struct ki_handover *h);
 /** Return a copy of each stream that feeds @model, also of workers known only from a peer's dump, to @fn,
  * one after the other. A non-zero return stops. Returns that, 0 or -ENOMEM. */
 int ki_registry_handovers(struct ki_registry *registry, const struct ki_model *model,
-                          int (*fn)(void *arg, const struct ki_handover *h), void *arg);
+                          ki_handover_fn fn, void *arg);
 /** Give them to the streams that ki_registry_adopt has just seeded, or keep them for workers that may
  * register. Takes over what it uses, which is NULL afterwards. The registry must still be held. */
 void ki_registry_hand_over(struct ki_registry *registry, const char *model, const char *tenant,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a stream knows, taken at one listener, written, read and given to another. */
+/* Knowledge of a stream: taken at one listener, written, read and given to another. */
 #include "base/unit.h"
 
 #include "base/json.h"
@@ -25,7 +25,7 @@ static void close_listener(struct ki_listener *l)
     pthread_mutex_destroy(&l->lock);
 }
 
-/* What @from knows, as a dump tells it. */
+/* Knowledge of @from, as a dump tells it. */
 static struct ki_handover *told(struct ki_listener *from)
 {
     struct kv_buf text = KV_BUF_INIT;
