@@ -6,7 +6,8 @@
  * A holder's parked blocks are told from the oldest on, which is the order in which they come back
  * or are forgotten. Records of copies are told from the last one to the first: one that moves takes the place of a
  * dropped one before it, and so is told later, or again. Each brings all copies of its block, so
- * that a block whose copies change meanwhile is told as it was at one moment.
+ * that a block whose copies change meanwhile is told as it was at one moment. Records of one block
+ * in a row are told once, as the lock is held between them.
  */
 #include <string.h>
 
@@ -146,6 +147,17 @@ static void add_source(void *arg, const struct kvi_copy *copy)
         slice->items[slice->n - 1].copies = copy->count;
 }
 
+/* Whether the last item of the slice has told @extra's block with all its sources. */
+static bool is_told(const struct slice *slice, const struct kvi_extra *extra)
+{
+    const struct kvi_extra *last = slice->n ? &slice->items[slice->n - 1] : NULL;
+
+    return last && last->kind == extra->kind && last->hash == extra->hash &&
+           last->tier == extra->tier && last->holder.worker == extra->holder.worker &&
+           last->holder.rank == extra->holder.rank && last->in_window == extra->in_window &&
+           last->window.group == extra->window.group;
+}
+
 static void copy_one(const struct kvi_index *ix, const struct kvi_copy *copy, struct slice *slice)
 {
     const struct kvi_holder *holder = kvi_holder_at(ix, copy->holder);
@@ -159,6 +171,8 @@ static void copy_one(const struct kvi_index *ix, const struct kvi_copy *copy, st
     extra.kind = plain ? KVI_EXTRA_BLOCK : KVI_EXTRA_COPIES;
     extra.hash = copy->hash;
     extra.copies = plain ? copy->count : 0;
+    if (!plain && is_told(slice, &extra))
+        return;
     add(slice, extra);
     if (!plain)
         kvi_copies_each(ix, copy, add_source, slice);

@@ -7,6 +7,7 @@
 #include "base/xxh.h"
 #include "event/packed_event.h"
 #include "event/reader_state.h"
+#include "event/sources.h"
 #include "event/unique.h"
 #include "indexer/lookup.h"
 
@@ -14,7 +15,7 @@
 #define MAX_EVENT_BYTES (16u << 20)
 #define MAX_MARK_BYTES (32u << 20)
 #define MAX_NAME_BYTES 65536
-#define MAX_SOURCE_BYTES (1u << 20) /* of one block */
+#define MAX_SOURCE_BYTES (KVE_MAX_SOURCES * sizeof(struct kvi_source_copies)) /* of one block */
 #define MAX_EXPECTED_BLOCKS (UINT64_C(1) << 28)
 #define BLOCK_BYTES 24     /* of an index, at least */
 #define STREAM_BYTES 16384 /* of a stream's state, without salts */

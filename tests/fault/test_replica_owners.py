@@ -58,8 +58,8 @@ def answers(indexer):
 
 
 def sorted_facts(items):
-    return sorted(json.dumps({key: sorted(value) if key == "sources" else value for key, value in item.items()}, sort_keys=True)
-                  for item in items)
+    return sorted({json.dumps({key: sorted(value) if key == "sources" else value for key, value in item.items()}, sort_keys=True)
+                   for item in items})
 
 
 def state(indexer):

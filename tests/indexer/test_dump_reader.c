@@ -319,6 +319,41 @@ static void sources_are_restored(void **state)
     ki_dump_reader_fini(&reader);
 }
 
+static int count_extra(void *arg, const struct kvi_extra *extra)
+{
+    *(size_t *)arg += extra->n_sources;
+    return 0;
+}
+
+/* A block has as many sources as a stream at most, and is told on about once. */
+static void many_sources_of_a_block(void **state)
+{
+    struct kv_buf text = KV_BUF_INIT;
+    struct ki_dump_reader reader;
+    struct kv_json json;
+
+    (void)state;
+    for (unsigned n = 64; n <= 65; n++) {
+        size_t told = 0;
+
+        kv_buf_clear(&text);
+        kv_buf_puts(&text, "{\"m:t\":{\"block_size\":4,\"events\":[" STORED(
+                               1, null, BLOCK(5, 11)) "],\"extras\":[{\"worker_id\":1,\"tier\":0,"
+                                                      "\"block_hash\":5,\"sources\":[");
+        for (unsigned i = 0; i < n; i++)
+            kv_buf_printf(&text, "%s[%u,2]", i ? "," : "", i + 1);
+        kv_buf_puts(&text, "]}]}}");
+        memset(&reader, 0, sizeof(reader));
+        kv_json_init(&json, text.data, text.len);
+        assert_int_equal(ki_dump_read(&reader, &json) == 0, n == 64);
+        if (n == 64)
+            assert_int_equal(kvi_dump_extras(reader.models[0].index, count_extra, &told), 0);
+        assert_true(n > 64 || told == 64);
+        ki_dump_reader_fini(&reader);
+    }
+    kv_buf_fini(&text);
+}
+
 /* Events in binary, in the place of the array, after the number of blocks to come. */
 static void packed_events(void **state)
 {
@@ -419,6 +454,7 @@ int main(void)
         cmocka_unit_test(orphans_are_passed_over),
         cmocka_unit_test(extras_are_restored),
         cmocka_unit_test(sources_are_restored),
+        cmocka_unit_test(many_sources_of_a_block),
         cmocka_unit_test(packed_events),
         cmocka_unit_test(expected_blocks_are_bounded),
         cmocka_unit_test(what_is_no_dump),
