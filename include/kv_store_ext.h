@@ -138,10 +138,10 @@ typedef struct {
 
     /**
      * Call @each for the pieces of a chunk, in order, as they are read. @buf, of @room bytes, is the
-     * consumer's for the backend to read them into; pieces may lie elsewhere, and be longer. Returns
-     * 0 when all pieces were given and verified; -ENOENT, -EBADMSG, another error: the consumer
-     * drops what it was given. For backends of which a call costs no round trip: consumers prefer
-     * it to get_chunks.
+     * consumer's for the backend to read them into; pieces may lie elsewhere, and be longer. An
+     * empty chunk is one piece of no bytes. Returns 0 when all pieces were given and verified;
+     * -ENOENT, -EBADMSG, another error: the consumer drops what it was given. For backends of which
+     * a call costs no round trip: consumers prefer it to get_chunks.
      */
     int (*stream_chunk)(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, uint8_t *buf,
                         size_t room, kv_store_piece_fn each, void *arg);

@@ -88,7 +88,7 @@ static enum kvs_verdict check_get_many(struct kvs_conf *c)
 
 struct streamed {
     uint8_t data[5000];
-    size_t len;
+    size_t len, n; /* n: pieces */
     bool gap;
     int stop;
 };
@@ -98,7 +98,8 @@ static int take_piece(void *arg, uint64_t offset, const uint8_t *piece, size_t l
     struct streamed *s = arg;
 
     if (offset == 0)
-        s->len = 0;
+        s->len = s->n = 0;
+    s->n++;
     s->gap |= offset != s->len || len > sizeof(s->data) - s->len;
     if (!s->gap) {
         memcpy(s->data + s->len, piece, len);
@@ -107,9 +108,22 @@ static int take_piece(void *arg, uint64_t offset, const uint8_t *piece, size_t l
     return s->gap ? -EPROTO : s->stop;
 }
 
+static enum kvs_verdict check_empty_stream(struct kvs_conf *c, const struct kvs_conf_key *empty)
+{
+    struct streamed s = {.len = 0};
+    uint8_t buf[8];
+    int rc = c->ext->stream_chunk(c->h, empty->bytes, 16, buf, sizeof(buf), take_piece, &s);
+
+    if (rc != 0 || s.gap || s.n != 1 || s.len != 0)
+        return kvs_conf_fail(c, "returned %d and gave %zu pieces for an empty chunk, not 0 and 1",
+                             rc, s.n);
+    return KVS_PASS;
+}
+
 static enum kvs_verdict check_stream(struct kvs_conf *c)
 {
     struct kvs_conf_key key = kvs_conf_key(c, 16), other = kvs_conf_key(c, 16);
+    struct kvs_conf_key empty = kvs_conf_key(c, 16);
     struct streamed s = {.len = 0};
     uint8_t data[sizeof(s.data)], buf[700];
     int rc;
@@ -118,7 +132,9 @@ static enum kvs_verdict check_stream(struct kvs_conf *c)
     for (size_t i = 0; i < sizeof(data); i++)
         data[i] = (uint8_t)(i * 7 + i / 256);
     KVS_CONF_TRY(kvs_conf_put(c, c->h, &key, data, sizeof(data), 0));
+    KVS_CONF_TRY(kvs_conf_put(c, c->h, &empty, "", 0, 0));
     KVS_CONF_TRY(kvs_conf_publish(c, c->h, kvs_conf_name(c, ""), "m", 1));
+    KVS_CONF_TRY(check_empty_stream(c, &empty));
     rc = c->ext->stream_chunk(c->h, key.bytes, 16, buf, sizeof(buf), take_piece, &s);
     if (rc != 0 || s.gap || s.len != sizeof(data) || memcmp(s.data, data, sizeof(data)) != 0)
         return kvs_conf_fail(c, "returned %d, and other pieces than were put", rc);

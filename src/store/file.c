@@ -85,8 +85,8 @@ static int stream_chunk(kv_store_v1 *h, const uint8_t *hash, size_t hash_len, ui
     struct kvs_file_value value = {.each = give_piece, .arg = &pieces, .buf = buf, .room = room};
     int rc = buf && room && each ? kvs_file_get_chunk(h, hash, hash_len, &value) : -EINVAL;
 
-    if (rc == 0 && value.data) /* it wasn't read in pieces */
-        rc = give_piece(&pieces, 0, value.data, value.len);
+    if (rc == 0 && (value.data || value.len == 0)) /* it wasn't read in pieces */
+        rc = give_piece(&pieces, 0, value.data ? value.data : buf, value.len);
     free(value.data);
     return pieces.stopped ? pieces.stopped : rc;
 }

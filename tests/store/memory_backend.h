@@ -348,7 +348,7 @@ static inline int memory_stream_chunk(kv_store_v1 *self, const uint8_t *hash, si
 
     if (rc)
         return rc;
-    for (size_t at = 0, n; at < len && rc == 0; at += n) {
+    for (size_t at = 0, n; (at < len || at == 0) && rc == 0; at += n ? n : 1) {
         n = len - at < room ? len - at : room;
         memcpy(buf, data + at, n);
         rc = each(arg, at, buf, n);

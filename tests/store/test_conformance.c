@@ -521,6 +521,19 @@ static int stream_goes_on(kv_store_v1 *self, const uint8_t *hash, size_t hash_le
     return rc > 0 ? 0 : rc;
 }
 
+static int stream_nothing_of_empty(kv_store_v1 *self, const uint8_t *hash, size_t hash_len,
+                                   uint8_t *buf, size_t room, kv_store_piece_fn each, void *arg)
+{
+    uint8_t *data;
+    size_t len;
+    int rc = memory_get_chunk(self, hash, hash_len, &data, &len);
+
+    if (rc == 0)
+        free(data);
+    return rc == 0 && len > 0 ? memory_stream_chunk(self, hash, hash_len, buf, room, each, arg)
+                              : rc;
+}
+
 static int put_many_no_hits(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n,
                             const uint8_t *const *data, const size_t *len, int *ret)
 {
@@ -733,6 +746,7 @@ ONE(ext, exists_chunks, exists_all)
 ONE(ext, get_chunks, get_many_counts_all)
 ONE(ext, put_chunks, put_many_no_hits)
 ONE(ext, stream_chunk, stream_goes_on)
+ONE(ext, stream_chunk, stream_nothing_of_empty)
 ONE(ext, delete_chunk, delete_nothing)
 ONE(ext, list_manifests, list_twice)
 ONE(ext, list_chunks, list_stubborn)
@@ -802,6 +816,7 @@ static const struct mutation {
     {mutate_get_many_counts_all, "ext: get_chunks", KVS_FAIL},
     {mutate_put_many_no_hits, "ext: put_chunks", KVS_FAIL},
     {mutate_stream_goes_on, "ext: stream_chunk", KVS_FAIL},
+    {mutate_stream_nothing_of_empty, "ext: stream_chunk", KVS_FAIL},
     {mutate_delete_nothing, "ext: delete_chunk", KVS_FAIL},
     {mutate_list_twice, "ext: list_manifests", KVS_FAIL},
     {mutate_list_stubborn, "ext: list_chunks", KVS_FAIL},

@@ -156,6 +156,7 @@ static void streams(void **state)
             assert_memory_equal(t.data, blob, sizeof(blob));
         }
         assert_int_equal(stream(h, 101, 9, &t), 0);
+        assert_int_equal(t.n, 1);
         assert_int_equal(t.len, 0);
         assert_int_equal(stream(h, 102, 9, &t), -ENOENT);
         assert_int_equal(unit_publish(h, "m", "x"), 0);
