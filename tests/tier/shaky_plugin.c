@@ -198,7 +198,7 @@ static int publish(kv_store_v1 *self, const char *name, const uint8_t *data, siz
 
 static int delete_one(kv_store_v1 *self, const uint8_t *hash, size_t hash_len)
 {
-    int rc = begin(&shaky.deletes, NULL);
+    int rc = begin(&shaky.deletes, &shaky.hang_deletes);
 
     return end(rc ? rc : kvs_file_ext()->delete_chunk(self, hash, hash_len));
 }

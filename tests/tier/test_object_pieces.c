@@ -2,6 +2,9 @@
 /* The object tier's streams and publications, where a store hangs or fails in the midst of one. */
 #include "tier/object_unit.h"
 
+#include <dirent.h>
+#include <fcntl.h>
+
 /* -- streams ----------------------------------------------------------------------------------- */
 
 /* A stream that hangs between two pieces: the memory is the caller's again, and stays it when the
@@ -32,6 +35,118 @@ static void test_hanging_stream(void **state)
         expect(o, KVBM_OBJECT_GET, 0, 4, 0);
     }
     kvbm_object_close(o);
+}
+
+/* -- what is damaged ---------------------------------------------------------------------------- */
+
+static void chunk_key_of(uint64_t number, uint8_t ret[KVBM_OBJECT_CHUNK_KEY])
+{
+    struct kvbm_object_format f;
+    uint8_t key[KVBM_MAX_KEY];
+
+    block_key(number, key);
+    kvbm_object_format_init(&f, "model-a/fp16/16", KEY_LEN, BLOCK);
+    kvbm_object_chunk_key(&f, 0, key, ret);
+}
+
+static void flip_on_disk(uint64_t number, off_t at)
+{
+    uint8_t key[KVBM_OBJECT_CHUNK_KEY], byte;
+    char path[200], hex[2 * sizeof(key) + 1];
+    int fd;
+
+    chunk_key_of(number, key);
+    for (size_t i = 0; i < sizeof(key); i++)
+        snprintf(hex + 2 * i, 3, "%02x", key[i]);
+    snprintf(path, sizeof(path), "%s/chunks/%c/%s", folder, hex[0], hex);
+    fd = open(path, O_RDWR);
+    assert_true(fd >= 0);
+    assert_int_equal(pread(fd, &byte, 1, at), 1);
+    byte ^= 16;
+    assert_int_equal(pwrite(fd, &byte, 1, at), 1);
+    close(fd);
+}
+
+static int set_aside(void)
+{
+    char path[200];
+    struct dirent *e;
+    int n = 0;
+    DIR *dir;
+
+    snprintf(path, sizeof(path), "%s/.kvasir/bad", folder);
+    dir = opendir(path);
+    while (dir && (e = readdir(dir)))
+        n += e->d_name[0] != '.';
+    if (dir)
+        closedir(dir);
+    return n;
+}
+
+/* The store judges a damaged file, wherever the damage is, and sets it aside: the tier deletes
+ * nothing, so what is put next stays. */
+static void test_damaged_file(void **state)
+{
+    struct kvbm_object_opts opts = default_opts(shaky_uri);
+    static const off_t places[] = {0, 10, KVBM_OBJECT_HEADER - 1, KVBM_OBJECT_HEADER, BLOCK};
+    struct kvbm_object *o;
+    (void)state;
+
+    shaky->ext = 4;
+    o = open_with(&opts);
+    for (size_t i = 0; i < KV_COUNT(places); i++) {
+        expect(o, KVBM_OBJECT_PUT, i, 1, 0);
+        flip_on_disk(i, places[i]);
+        expect(o, KVBM_OBJECT_GET, i, 1, -EBADMSG);
+        expect(o, KVBM_OBJECT_PUT, i, 1, 0);
+        assert_int_equal(set_aside(), i + 1);
+    }
+    expect(o, KVBM_OBJECT_GET, 0, KV_COUNT(places), 0);
+    kvbm_object_close(o);
+    assert_int_equal(shaky->deletes, 0);
+}
+
+/* Store what isn't block @number's value under its key: the store has nothing against it. */
+static void put_foreign(uint64_t number)
+{
+    uint8_t key[KVBM_OBJECT_CHUNK_KEY];
+    struct kvs_store *store;
+
+    chunk_key_of(number, key);
+    assert_int_equal(kvs_open(folder, &store), 0);
+    assert_int_equal(kvs_put_chunk(store, key, sizeof(key), "foreign", 7), 0);
+    assert_int_equal(kvs_put_manifest(store, "other", "", 0), 0);
+    kvs_close(store);
+}
+
+/* A value that only the tier refuses is deleted before its get ends, for a put may follow. */
+static void test_deleted_before_the_end(void **state)
+{
+    struct kvbm_object_opts opts = default_opts(shaky_uri);
+    (void)state;
+
+    for (int ext = 0; ext <= 4; ext += 4) { /* batches, streams */
+        struct kvbm_object *o;
+        struct job *get;
+
+        fresh_folder(state);
+        shaky->ext = ext;
+        o = open_with(&opts);
+        expect(o, KVBM_OBJECT_PUT, 1, 1, 0);
+        put_foreign(0);
+        shaky->hang_deletes = true;
+        get = submit(o, KVBM_OBJECT_GET, 0, 2, 0);
+        EXPECT_SOON(shaky->deletes == 1);
+        assert_int_equal(get->done, 0);
+        shaky->hang_deletes = false;
+        job_wait(get);
+        assert_int_equal(get->ios[0].status, -EBADMSG);
+        assert_int_equal(get->ios[1].status, 0);
+        job_free(get);
+        expect(o, KVBM_OBJECT_PUT, 0, 1, 0);
+        expect(o, KVBM_OBJECT_GET, 0, 2, 0);
+        kvbm_object_close(o);
+    }
 }
 
 /* -- publications ------------------------------------------------------------------------------ */
@@ -128,6 +243,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(test_hanging_stream, fresh_folder),
+        cmocka_unit_test_setup(test_damaged_file, fresh_folder),
+        cmocka_unit_test_setup(test_deleted_before_the_end, fresh_folder),
         cmocka_unit_test_setup(test_shared_publication, fresh_folder),
         cmocka_unit_test_setup(test_hanging_publication, fresh_folder),
         cmocka_unit_test_setup(test_failing_publication, fresh_folder),

@@ -154,11 +154,12 @@ static void begin_value(struct incoming *in)
                            in->io->data);
 }
 
-/* Copies between two parts of the call, when nobody else may end the batch. */
+/* Copies between two parts of the call, when nobody else may end the batch. The pieces of a value
+ * that is wrong are ignored, but taken: only at its end does the store know whether its bytes are
+ * damaged, and sets them aside. */
 static int on_piece(void *arg, uint64_t offset, const uint8_t *piece, size_t len)
 {
     struct incoming *in = arg;
-    bool fits;
 
     if (!kvbm_object_leave(in->w)) {
         in->ends = -ETIMEDOUT;
@@ -166,9 +167,9 @@ static int on_piece(void *arg, uint64_t offset, const uint8_t *piece, size_t len
     }
     if (offset == 0)
         begin_value(in);
-    fits = kvbm_object_open_piece(&in->value, piece, len);
+    kvbm_object_open_piece(&in->value, piece, len);
     in->ends = kvbm_object_enter(in->w);
-    return in->ends < 0 ? in->ends : fits ? 0 : -EBADMSG;
+    return in->ends;
 }
 
 /* Returns what the store said of one block, whose status is set. */
@@ -186,9 +187,9 @@ static int stream(struct kvbm_object_worker *w, struct incoming *in, struct kvbm
         return rc;
     whole = rc == 0 && kvbm_object_value_whole(&in->value);
     io->status = whole ? 0 : rc < 0 ? status_of(rc) : -EBADMSG;
-    if (whole || in->value.wrong)
+    if (rc == 0)
         note(whole ? &w->hits : &w->bad, key);
-    return in->value.wrong ? 0 : rc;
+    return rc;
 }
 
 static int stream_slice(struct kvbm_object_worker *w, struct kvbm_object_io *ios, uint32_t n)
@@ -331,6 +332,26 @@ static bool any_put(const struct kvbm_object_batch *batch)
     return false;
 }
 
+/* -- what is bad ------------------------------------------------------------------------------- */
+
+/* Delete the values that the store gave and the tier refused: else no put would replace them, as the
+ * key is there. Before the batch ends, whose caller may put the blocks next. */
+static int delete_bad(struct kvbm_object_worker *w)
+{
+    uint32_t n = KV_MIN(w->bad.n, (uint32_t)MAX_DELETES);
+    int rc;
+
+    if (w->n_deleted >= n)
+        return 0;
+    rc = kvbm_object_enter(w);
+    if (rc < 0)
+        return rc;
+    for (; w->n_deleted < n && !atomic_load_explicit(&w->abandoned, memory_order_relaxed);
+         w->n_deleted++)
+        kvs_delete_chunk(w->handle->store, w->bad.keys[w->n_deleted], KVBM_OBJECT_CHUNK_KEY);
+    return kvbm_object_leave(w) ? 0 : -ETIMEDOUT;
+}
+
 /* -- a batch ----------------------------------------------------------------------------------- */
 
 int kvbm_object_run(struct kvbm_object_worker *w, struct kvbm_object_batch *batch)
@@ -347,6 +368,8 @@ int kvbm_object_run(struct kvbm_object_worker *w, struct kvbm_object_batch *batc
         rc = op == KVBM_OBJECT_GET   ? get_slice(w, ios, n, true)
              : op == KVBM_OBJECT_PUT ? put_slice(w, ios, n)
                                      : exists_slice(w, ios, n);
+        if (rc == 0)
+            rc = delete_bad(w);
     }
     if (rc == 0 && op == KVBM_OBJECT_PUT && any_put(batch))
         rc = kvbm_object_publish(w, batch->until_);
@@ -380,15 +403,10 @@ static void choose_touched(struct kvbm_object *o, struct kvbm_object_notes *hits
 void kvbm_object_after(struct kvbm_object_worker *w)
 {
     struct kvs_store *store = w->handle->store;
-    uint32_t n_bad = KV_MIN(w->bad.n, (uint32_t)MAX_DELETES);
 
     choose_touched(w->object, &w->hits);
-    if ((w->hits.n == 0 && n_bad == 0) || kvbm_object_enter(w) < 0)
+    if (w->hits.n == 0 || kvbm_object_enter(w) < 0)
         return;
-    /* Else no put would replace them: the key is there. */
-    for (uint32_t i = 0; i < n_bad; i++)
-        kvs_delete_chunk(store, w->bad.keys[i], KVBM_OBJECT_CHUNK_KEY);
-    if (w->hits.n > 0)
-        kvs_touch(store, w->hits.keys, KVBM_OBJECT_CHUNK_KEY, w->hits.n);
+    kvs_touch(store, w->hits.keys, KVBM_OBJECT_CHUNK_KEY, w->hits.n);
     kvbm_object_leave(w);
 }

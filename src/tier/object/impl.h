@@ -107,7 +107,7 @@ enum {
     KVBM_OBJECT_NEAR_BYTES =
         1 << 20,                   /* of files: summed, copied, read and written while in cache */
     KVBM_OBJECT_PIECE = 128 << 10, /* of a file's value: stays in the second-level cache */
-    KVBM_OBJECT_NOTES = 1024,      /* hits and bad ones of a batch that are seen to afterwards */
+    KVBM_OBJECT_NOTES = 1024,      /* hits and bad ones of a batch that are seen to */
     KVBM_OBJECT_TOUCHED = 1 << 13, /* hits that are remembered not to touch them again soon */
     KVBM_OBJECT_TOUCH_S = 3600,
 };
@@ -124,7 +124,7 @@ struct kvbm_object_list {
     uint32_t n;
 };
 
-/* Keys in the store of blocks, for calls that come after the batch. */
+/* Keys in the store of blocks, for calls that come after those that read them. */
 struct kvbm_object_notes {
     uint32_t n;
     uint8_t keys[KVBM_OBJECT_NOTES][KVBM_OBJECT_CHUNK_KEY];
@@ -159,6 +159,7 @@ struct kvbm_object_worker {
     int rc[KVBM_OBJECT_SLICE];
     uint8_t present[KVBM_OBJECT_SLICE];
     struct kvbm_object_notes hits, bad;
+    uint32_t n_deleted; /* of the bad ones */
 };
 
 struct kvbm_object {
@@ -241,7 +242,7 @@ bool kvbm_object_leave(struct kvbm_object_worker *w);
 
 /** One batch, by a worker that has a handle. Returns 0, or what the rest of it ends with. */
 int kvbm_object_run(struct kvbm_object_worker *w, struct kvbm_object_batch *batch);
-/** Finish a batch after its done: delete bad chunks, mark those that were read as used. */
+/** Finish a batch after its done: mark the chunks that were read as used. */
 void kvbm_object_after(struct kvbm_object_worker *w);
 
 /* publish.c */

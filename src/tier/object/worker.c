@@ -211,7 +211,7 @@ static void serve(struct kvbm_object_worker *w, struct kvbm_object_batch *batch)
     w->cancelled = w->called = w->parted = false;
     atomic_store_explicit(&w->abandoned, false, memory_order_relaxed);
     w->trouble = 0;
-    w->hits.n = w->bad.n = 0;
+    w->hits.n = w->bad.n = w->n_deleted = 0;
     rc = claim_handle(w);
     pthread_mutex_unlock(&o->lock);
 
