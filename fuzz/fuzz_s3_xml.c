@@ -31,6 +31,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (s3_read_element(data, size, "UploadId", text, sizeof(text)) == 0 &&
         !memchr(text, '\0', sizeof(text)))
         abort();
+    if (s3_check_root(data, size, "Error") == 0 && !s3_read_error(data, size, text, sizeof(text)))
+        abort();
     s3_read_error(data, size, text, sizeof(text));
     if (!memchr(text, '\0', sizeof(text)))
         abort();

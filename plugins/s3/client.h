@@ -41,9 +41,11 @@ struct s3_request {
     char sum[64];       /* value of S3_SUM_HEADER to send; "" for none */
     char *copy_source;  /* owned: copy from there, metadata replaced */
     bool if_none_match; /* only when there is none */
-    bool slow;          /* the server may think long before it says a word */
-    uint64_t max_body;  /* a longer answer is -EFBIG; 0: S3_MAX_ANSWER */
-    const void *body;   /* borrowed */
+    /* The element that an answer below 300 must be, whole: copies and completed uploads may fail
+     * after a 200, and the server may think long before it says a word. NULL: any body. */
+    const char *root;
+    uint64_t max_body; /* a longer answer is -EFBIG; 0: S3_MAX_ANSWER */
+    const void *body;  /* borrowed */
     size_t len;
     s3_done_fn done; /* on the client's thread, holding no lock; NULL: s3_wait */
     void *arg;

@@ -212,7 +212,7 @@ static void set_options(const struct s3_config *config, struct s3_request *reque
     curl_easy_setopt(easy, CURLOPT_QUICK_EXIT,
                      1L); /* a silent name server keeps its thread, not us */
 #endif
-    if (!request->slow) {
+    if (!request->root) {
         curl_easy_setopt(easy, CURLOPT_LOW_SPEED_LIMIT, 1024L);
         curl_easy_setopt(easy, CURLOPT_LOW_SPEED_TIME, KV_MAX(stall_s, 1L));
     }
@@ -329,6 +329,18 @@ static enum s3_verdict judge_status(struct s3_request *request)
                                                                                   : S3_FINAL;
 }
 
+/* Objects are never looked into. Anything but the element that tells success is a failure. */
+static enum s3_verdict judge_body(struct s3_request *request)
+{
+    request->error = 0;
+    if (!request->root || s3_check_root(request->data, request->data_len, request->root) == 0)
+        return S3_FINAL;
+    if (!s3_read_error(request->data, request->data_len, request->code, sizeof(request->code)))
+        snprintf(request->code, sizeof(request->code), "no %s", request->root);
+    request->error = -EIO;
+    return S3_AGAIN;
+}
+
 enum s3_verdict s3_exchange_judge(struct s3_request *request, int curl_code)
 {
     CURLcode code = (CURLcode)curl_code;
@@ -355,17 +367,8 @@ enum s3_verdict s3_exchange_judge(struct s3_request *request, int curl_code)
         snprintf(request->code, sizeof(request->code), "%.60s", curl_easy_strerror(code));
         return may_pass(code) ? S3_AGAIN : S3_FINAL;
     }
-    /* Copies and completed uploads answer 200 first and may fail in the body; objects never are
-     * looked into. */
-    if (status >= 300 || (request->slow && request->data_len))
-        if (s3_read_error(request->data, request->data_len, request->code, sizeof(request->code)) &&
-            status < 300) {
-            request->error = -EIO;
-            return S3_AGAIN;
-        }
-    if (status >= 200 && status < 300) {
-        request->error = 0;
-        return S3_FINAL;
-    }
+    if (status >= 200 && status < 300)
+        return judge_body(request);
+    s3_read_error(request->data, request->data_len, request->code, sizeof(request->code));
     return judge_status(request);
 }

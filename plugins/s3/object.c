@@ -175,7 +175,7 @@ int s3_delete(struct s3_client *client, char *path)
 
 int s3_renew(struct s3_client *client, const struct s3_config *config, char *path, const char *sum)
 {
-    struct s3_request request = {.method = "PUT", .path = path, .slow = true};
+    struct s3_request request = {.method = "PUT", .path = path, .root = "CopyObjectResult"};
     int error = path ? 0 : -ENOMEM;
 
     /* The path of a bucket in the host's name lacks it; the source must have it. */
@@ -255,7 +255,7 @@ static int finish_parts(struct s3_client *client, const char *path, const char *
 {
     struct s3_request request = {.method = "POST",
                                  .path = strdup(path),
-                                 .slow = true,
+                                 .root = "CompleteMultipartUploadResult",
                                  .query = part_query(0, id),
                                  .if_none_match = if_none_match};
     struct kv_buf body = KV_BUF_INIT;

@@ -10,7 +10,14 @@
 #include <string.h>
 #include <time.h>
 
-enum { MAX_DEPTH = 16 };
+#include "base/error.h"
+
+enum {
+    MAX_DEPTH = 16,
+    MAX_PARTS = 128 << 10, /* elements and attributes; a page of 1000 keys has 16000 */
+    MAX_TAG = 64 << 10,    /* bytes, without what is read at once */
+    PIECE = 16 << 10       /* read at once: what a tag of any length may cost */
+};
 
 /* -- a walk over a document -------------------------------------------------------------------- */
 
@@ -20,6 +27,7 @@ struct walk {
     int (*closed)(struct walk *walk, const char *name, const char *text);
     XML_Parser parser;
     size_t depth; /* 1: the root element */
+    size_t parts; /* elements and attributes */
     int error;    /* the first one */
     char root[32];
     bool leaf, cut;  /* no element within so far; its text didn't fit */
@@ -45,11 +53,12 @@ static void XMLCALL on_open(void *arg, const char *name, const char **attributes
 {
     struct walk *walk = arg;
 
-    (void)attributes;
     walk->leaf = true;
     walk->cut = false;
     walk->text_len = 0;
-    if (++walk->depth > MAX_DEPTH)
+    for (walk->parts++; *attributes; attributes += 2)
+        walk->parts++;
+    if (++walk->depth > MAX_DEPTH || walk->parts > MAX_PARTS)
         stop(walk, -EPROTO);
     if (walk->depth > 1)
         return;
@@ -92,13 +101,44 @@ static void XMLCALL on_doctype(void *arg, const char *name, const char *system, 
     stop(arg, -EPROTO);
 }
 
+/* Returns the length of the XML declaration, well-formed or not. */
+static size_t declaration(const char *data, size_t len)
+{
+    const char *end = len > 5 && memcmp(data, "<?xml", 5) == 0 && memchr(" \t\r\n?", data[5], 5)
+                          ? memmem(data, len, "?>", 2)
+                          : NULL;
+
+    return end ? (size_t)(end + 2 - data) : 0;
+}
+
+/* In pieces, since the parser takes all attributes of an element before it calls. */
+static void feed(struct walk *walk, const char *data, size_t len)
+{
+    enum XML_Status status;
+    size_t at = 0, n;
+
+    do {
+        n = KV_MIN(len - at, (size_t)PIECE);
+        status = XML_Parse(walk->parser, data + at, (int)n, at + n == len);
+        at += n;
+        if (status == XML_STATUS_OK && !walk->error &&
+            (XML_Index)at - XML_GetCurrentByteIndex(walk->parser) > MAX_TAG + PIECE)
+            walk->error = -EPROTO;
+    } while (status == XML_STATUS_OK && !walk->error && at < len);
+    if (status != XML_STATUS_OK && !walk->error)
+        walk->error = XML_GetErrorCode(walk->parser) == XML_ERROR_NO_MEMORY ? -ENOMEM : -EPROTO;
+}
+
 /* Returns 0, the first error of a handler, or -EPROTO for a document that isn't well-formed. */
 static int parse(struct walk *walk, const char *data, size_t len)
 {
-    enum XML_Status status;
+    size_t skip;
 
-    for (; len > 0 && strchr(" \t\r\n", *data); len--) /* servers that keep a connection alive */
+    for (; len > 0 && memchr(" \t\r\n", *data, 4); len--) /* servers that keep a connection alive */
         data++;
+    skip = declaration(data, len);
+    data += skip;
+    len -= skip;
     walk->parser = len <= INT_MAX ? XML_ParserCreate("UTF-8") : NULL;
     if (!walk->parser)
         return -ENOMEM;
@@ -106,9 +146,7 @@ static int parse(struct walk *walk, const char *data, size_t len)
     XML_SetElementHandler(walk->parser, on_open, on_close);
     XML_SetCharacterDataHandler(walk->parser, on_text);
     XML_SetStartDoctypeDeclHandler(walk->parser, on_doctype);
-    status = XML_Parse(walk->parser, data, (int)len, 1);
-    if (status != XML_STATUS_OK && !walk->error)
-        walk->error = XML_GetErrorCode(walk->parser) == XML_ERROR_NO_MEMORY ? -ENOMEM : -EPROTO;
+    feed(walk, data, len);
     XML_ParserFree(walk->parser);
     return walk->error;
 }
@@ -146,6 +184,19 @@ int s3_read_element(const void *data, size_t len, const char *name, char *ret, s
     int error = parse(&e.walk, data, len);
 
     return error ? error : e.found ? 0 : -ENOENT;
+}
+
+static int nothing_closed(struct walk *walk, const char *name, const char *text)
+{
+    (void)walk, (void)name, (void)text;
+    return 0;
+}
+
+int s3_check_root(const void *data, size_t len, const char *root)
+{
+    struct walk walk = {.closed = nothing_closed, .root_wanted = root};
+
+    return parse(&walk, data, len);
 }
 
 bool s3_read_error(const void *data, size_t len, char *ret, size_t size)
@@ -202,8 +253,8 @@ static int read_size(const char *text, uint64_t *ret)
 {
     char *end;
 
-    *ret = strtoull(text, &end, 10);
-    return isdigit((unsigned char)*text) && *end == '\0' ? 0 : -EPROTO;
+    *ret = strtoull(text, &end, 10); /* UINT64_MAX when it doesn't fit */
+    return isdigit((unsigned char)*text) && *end == '\0' && *ret != UINT64_MAX ? 0 : -EPROTO;
 }
 
 /* -- a listing --------------------------------------------------------------------------------- */

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
  * Three XML answers of S3: a page of a listing, one element, an error. expat reads them. An answer
- * that breaks off or isn't well-formed, and one with a document type, is -EPROTO. Thread-safe;
- * nothing is kept.
+ * that breaks off or isn't well-formed, one with a document type, and one with more elements and
+ * attributes than any server sends, is -EPROTO. An XML declaration is passed over unread: all is
+ * UTF-8. Thread-safe; nothing is kept.
  */
 #ifndef KV_PLUGINS_S3_XML_H
 #define KV_PLUGINS_S3_XML_H
@@ -37,6 +38,9 @@ bool s3_decode(char *text, bool plus);
  * -ENOENT, -EPROTO, -ENOSPC (with what fits), -ENOMEM.
  */
 int s3_read_element(const void *data, size_t len, const char *name, char *ret, size_t size);
+
+/** Check that an answer is whole and its root element is @root. Returns 0, -EPROTO, -ENOMEM. */
+int s3_check_root(const void *data, size_t len, const char *root);
 
 /**
  * Return whether the body is an <Error>, with its code (cut to fit) in @ret: "unknown" when it has

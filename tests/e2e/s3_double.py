@@ -27,6 +27,16 @@ import xml.sax.saxutils
 
 from kvtest import BUILD, check
 
+FAILED_200 = {
+    "error": b'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>InternalError</Code></Error>',
+    "odd-declaration": b"<?xml?><Error><Code>InternalError</Code></Error>",
+    "doctype": b"<!DOCTYPE Error><Error><Code>InternalError</Code></Error>",
+    "byte": b"\xff<Error><Code>InternalError</Code></Error>",
+    "html": b"<html><body>Back soon</body></html>",
+    "cut": b"<CompleteMultipartUploadResult><ETag>",
+    "empty": b"",
+}
+
 KEY, SECRET, BUCKET = "AKIDTEST", "c2VjcmV0+/x", "b"
 Item = collections.namedtuple("Item", "body meta etag modified")
 
@@ -177,6 +187,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self.refuse(int(kind), codes.get(kind, "Other"), {"Retry-After": detail} if detail else {})
         if kind == "long":  # an answer that goes on and on
             return self.flood(int(detail))
+        if kind == "failed-200":  # nothing is done
+            return self.answer(200, FAILED_200[detail])
         try:
             self.verify(path, query, body)
             with self.s3.lock:

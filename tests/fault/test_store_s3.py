@@ -108,6 +108,28 @@ def test_parts_that_fail():
         equal([u for u in s3.uploads.values() if u[0] == path(2)[3:]], [])
 
 
+def test_errors_in_200():
+    """What answers 200 and isn't the result asked for did nothing: copies and completed uploads are asked for again."""
+    with S3() as s3:
+        for kind in FAILED_200:
+            with Store(s3.uri(timeout=60)) as store:
+                equal(store.ask("put", key(1), 100, 1) in ("0", "1"), True)
+                equal(store.ask("flush"), "0")
+                s3.age(100000)
+                before = len(s3.requests(f"PUT {path(1)}"))
+            with Store(s3.uri(timeout=60)) as store:
+                s3.fault(f"PUT {path(1)}", f"failed-200:{kind}")
+                equal(store.ask("touch", key(1)), "1", kind)
+                equal(len(s3.requests(f"PUT {path(1)}")) - before, 2, f"copied again after {kind}")
+        size = 65 << 20
+        with Store(s3.uri(timeout=60)) as store:
+            for kind in ("odd-declaration", "html"):
+                s3.fault(f"POST {path(2)}?uploadId", f"failed-200:{kind}")
+            check(store.ask("put", key(2), size, 2) in ("0", "1"), "put")
+            equal(store.ask("publish", "m", 10, 3), "0")
+            equal(store.ask("get", key(2), size, 2), "0 same", "the manifest's chunk")
+
+
 def test_a_stall_ends():
     with S3() as s3, Store(s3.uri(timeout=8)) as store:
         equal(store.ask("put", key(1), 100, 1), "0")

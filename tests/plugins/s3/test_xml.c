@@ -158,6 +158,8 @@ static void what_is_no_listing(void **state)
         IN("<a b='>"),
         IN("<!ENTITY x>"),
         IN("<Contents><Key>a</Key><Size>-x</Size></Contents>" LAST),
+        IN("<Contents><Key>a</Key><Size>99999999999999999999999999</Size></Contents>" LAST),
+        IN("<Contents><Key>a</Key><Size>18446744073709551615</Size></Contents>" LAST),
         IN("<a><a><a><a><a><a><a><a><a><a><a><a><a><a><a><a></a></a></a></a></a></a></a></a></a>"
            "</a></a></a></a></a></a></a>"),
         IN("<NextContinuationToken>00000000000000000000000000000000</NextContinuationToken>")};
@@ -176,8 +178,7 @@ static void what_is_no_listing(void **state)
 
 static void errors_and_elements(void **state)
 {
-    static const char error[] =
-        "<?xml version=\"1.0\"?><Error><Code>SlowDown</Code><Message>m</Message></Error>";
+    static const char error[] = "<?xml?><Error><Code>SlowDown</Code><Message>m</Message></Error>";
     static const char upload[] = " <s:Init><s:UploadId>ab</s:UploadId></s:Init>";
     char text[16];
 
@@ -192,6 +193,64 @@ static void errors_and_elements(void **state)
     assert_string_equal(text, "ab");
     assert_int_equal(s3_read_element(upload, strlen(upload), "UploadId", text, 2), -ENOSPC);
     assert_int_equal(s3_read_element(upload, strlen(upload), "Other", text, 16), -ENOENT);
+}
+
+/* Of what answers 200, nothing but the element that tells success passes. */
+static void roots(void **state)
+{
+    static const char good[] = "<?xml version=\"1.0\"?>\n<s:Done><a>1</a></s:Done>\n";
+    static const char *const bad[] = {"",
+                                      " ",
+                                      "<Error/>",
+                                      "<?xml?><Error/>",
+                                      "<!DOCTYPE x><Done/>",
+                                      "<!DOCTYPE Error><Error/>",
+                                      "\xff<Error/>",
+                                      "<html>Done</html>",
+                                      "<Done>",
+                                      "<Done/><Error/>",
+                                      "<Error><Done/></Error>",
+                                      "<Done><Error></Done>",
+                                      "<?xml <Done/>",
+                                      "<?xmlx?><Error/>"};
+
+    (void)state;
+    assert_int_equal(s3_check_root(good, strlen(good), "Done"), 0);
+    assert_int_equal(s3_check_root(good, strlen(good), "Other"), -EPROTO);
+    assert_int_equal(s3_check_root("\0<Done/>", 8, "Done"), -EPROTO);
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+        if (s3_check_root(bad[i], strlen(bad[i]), "Done") != -EPROTO)
+            fail_msg("taken: %s", bad[i]);
+    for (size_t len = 0; len < strlen(good) - 1; len++)
+        assert_int_equal(s3_check_root(good, len, "Done"), -EPROTO);
+}
+
+/* A page of @n elements, or attributes of one element, each with a name of its own. */
+static int many(size_t n, bool attributes)
+{
+    size_t size = 100 + n * 32, len;
+    char *text = malloc(size), next[32];
+    struct seen seen = {.n = 0};
+    int ret;
+
+    assert_non_null(text);
+    len = (size_t)sprintf(text, "<ListBucketResult%s", attributes ? "" : ">");
+    for (size_t i = 0; i < n; i++)
+        len += (size_t)sprintf(text + len, attributes ? " a%zu=''" : "<a%zu/>", i);
+    len += (size_t)sprintf(text + len, "%s<IsTruncated>false</IsTruncated></ListBucketResult>",
+                           attributes ? ">" : "");
+    ret = read_list(text, len, &seen, next);
+    free(text);
+    return ret;
+}
+
+static void more_than_any_server_sends(void **state)
+{
+    (void)state;
+    assert_int_equal(many(100000, false), 0);
+    assert_int_equal(many(200000, false), -EPROTO);
+    assert_int_equal(many(2000, true), 0);
+    assert_int_equal(many(20000, true), -EPROTO);
 }
 
 static void keys(void **state)
@@ -227,6 +286,8 @@ int main(void)
         cmocka_unit_test(where_a_listing_ends),
         cmocka_unit_test(what_is_no_listing),
         cmocka_unit_test(errors_and_elements),
+        cmocka_unit_test(roots),
+        cmocka_unit_test(more_than_any_server_sends),
         cmocka_unit_test(keys),
     };
 
