@@ -179,6 +179,8 @@ int kve_salts_restore(struct kve_salts *salts, const struct kve_salt_entry *told
         return rc;
     kve_salts_put(salts, told->rank, told->hash, told->salt, KV_TIER_DEVICE);
     entry = kve_salts_find(salts, told->rank, told->hash);
+    if (!entry) /* it can't be: it was put */
+        return -ENOENT;
     memcpy(entry->copies, told->copies, sizeof(entry->copies));
     entry->ambiguous |= told->ambiguous;
     rank_slot_of(salts, told->rank)->lower |= told->lower;
