@@ -135,7 +135,7 @@ int kvs_file_load_sum(kv_store_v1 *h, int fd, const char *side_car, int nth, uin
 static int is_ours(kv_store_v1 *h, const char *file)
 {
     char side_car[KVS_FILE_NAME + 16];
-    struct kvs_file_sum sum;
+    struct kvs_file_sum sum = {0};
     struct stat st;
     int fd = kvs_file_open_read(h->root, file, &st);
     bool fits = false;

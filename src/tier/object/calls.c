@@ -14,8 +14,12 @@ enum { MAX_FAILURES = 3, MAX_DELETES = 32 };
 
 static void note(struct kvbm_object_notes *notes, const uint8_t key[KVBM_OBJECT_CHUNK_KEY])
 {
-    if (notes->n < KVBM_OBJECT_NOTES)
-        memcpy(notes->keys[notes->n++], key, KVBM_OBJECT_CHUNK_KEY);
+    uint32_t at = notes->n;
+
+    if (at >= KVBM_OBJECT_NOTES)
+        return;
+    memcpy(notes->keys[at], key, KVBM_OBJECT_CHUNK_KEY);
+    notes->n = at + 1;
 }
 
 static void name_slice(struct kvbm_object_worker *w, const struct kvbm_object_io *ios, uint32_t n)
