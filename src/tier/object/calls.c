@@ -191,8 +191,10 @@ static int stream(struct kvbm_object_worker *w, struct incoming *in, struct kvbm
         return rc;
     whole = rc == 0 && kvbm_object_value_whole(&in->value);
     io->status = whole ? 0 : rc < 0 ? status_of(rc) : -EBADMSG;
-    if (rc == 0)
-        note(whole ? &w->hits : &w->bad, key);
+    if (whole)
+        note(&w->hits, key);
+    else if (rc == 0)
+        note(&w->bad, key);
     return rc;
 }
 
