@@ -2,10 +2,12 @@
 #include "store/plugin.h"
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <link.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <sys/auxv.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/error.h"
@@ -66,23 +68,38 @@ static int refuse(int rc, const char *what, const char *path, const char *why)
     return rc;
 }
 
-/* Load @folder/@file when that file exists, good or bad: -ENOENT without a line when it does not. */
+/* Load @folder/@file when that file exists, good or bad: -ENOENT without a line when it does not. A
+ * link to nothing exists, and a folder that can't be searched may have the file. */
 static int load_from(const char *folder, const char *file, void **ret)
 {
+    struct stat stat;
     char path[4096];
 
     if (snprintf(path, sizeof(path), "%s/%s", folder, file) >= (int)sizeof(path))
         return refuse(-ENAMETOOLONG, "can't load a plugin", folder, "path too long");
-    if (access(path, F_OK) != 0)
+    if (lstat(path, &stat) != 0 && (errno == ENOENT || errno == ENOTDIR))
         return -ENOENT;
     *ret = load(path);
     return *ret ? 0 : refuse(-EPROTO, "can't load a plugin", path, dlerror());
 }
 
+/* Whether only the system, the caller and the owner of @code can have put files into a folder. */
+static bool is_trusted(const char *folder, const char *code)
+{
+    struct stat dir, file;
+
+    if (stat(folder, &dir) != 0 || dir.st_mode & S_IWOTH)
+        return false;
+    return dir.st_uid == 0 || dir.st_uid == geteuid() ||
+           (stat(code, &file) == 0 && file.st_uid == dir.st_uid);
+}
+
 /*
  * Write the folder where plugins lie that were installed, or built, with this code: the one of
  * libkvstore.so, or the library folder beside the one of the program that this code is linked into.
- * False when the program has raised privileges: others may have linked to it from a folder of theirs.
+ * False when the program has raised privileges: others may have linked to it from a folder of
+ * theirs; and when the library was opened by a relative path, since the current folder may be
+ * another one by now; and when others can write to the folder.
  */
 static bool own_folder(char *ret, size_t size)
 {
@@ -94,7 +111,7 @@ static bool own_folder(char *ret, size_t size)
     if (getauxval(AT_SECURE) || !dladdr1((void *)own_folder, &self, (void **)&map, RTLD_DL_LINKMAP))
         return false;
     if (*map->l_name) { /* the program's own is empty */
-        if (snprintf(ret, size, "%s", map->l_name) >= (int)size)
+        if (*map->l_name != '/' || snprintf(ret, size, "%s", map->l_name) >= (int)size)
             return false;
     } else {
         len = readlink("/proc/self/exe", ret, size - sizeof("/" KVS_LIBRARIES_OF_PROGRAMS));
@@ -106,7 +123,7 @@ static bool own_folder(char *ret, size_t size)
     if (!slash)
         return false;
     strcpy(slash, *map->l_name ? "" : "/" KVS_LIBRARIES_OF_PROGRAMS);
-    return true;
+    return is_trusted(ret, *map->l_name ? map->l_name : "/proc/self/exe");
 }
 
 enum place { ASKED_FOR, BESIDE, LOADER, N_PLACES };

@@ -226,6 +226,69 @@ static void test_search(void **state)
     assert_int_equal(lines.n, 2);
 }
 
+/* A link to nothing is a broken file, not a missing one. */
+static void test_dangling_link(void **state)
+{
+    char path[4200];
+
+    (void)state;
+    snprintf(path, sizeof(path), "%s/libkv_store_broken.so", folder);
+    assert_int_equal(symlink("/nonexistent", path), 0);
+    refused("broken://x", -EPROTO, folder);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(symlink("libkv_store_broken.so", path), 0); /* to itself */
+    refused("broken://x", -EPROTO, folder);
+}
+
+/* What kvs_open of the library under another path says; from folder/other afterwards. */
+static int open_by(const char *path)
+{
+    int (*open)(const char *uri, struct kvs_store **ret);
+    void (*set_log)(void (*log)(void *arg, int level, const char *line), void *arg);
+    struct kvs_store *store = NULL;
+    void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    int rc;
+
+    if (!handle)
+        fail_msg("%s", dlerror());
+    assert_int_equal(chdir("other"), 0);
+    *(void **)&open = dlsym(handle, "kvs_open");
+    *(void **)&set_log = dlsym(handle, "kvs_set_log");
+    set_log(collect, NULL);
+    rc = open("nosuch://x", &store);
+    set_log(NULL, NULL);
+    dlclose(handle);
+    assert_int_equal(chdir(".."), 0);
+    return rc;
+}
+
+/* Beside the library nothing is loaded from the current folder, when it was opened by a relative
+ * path, nor from a folder that everybody can write to. */
+static void test_beside_the_library(void **state)
+{
+    char library[PATH_MAX], cwd[PATH_MAX], path[4200], command[3 * PATH_MAX];
+
+    (void)state;
+    snprintf(path, sizeof(path), "%s/../../lib/libkvstore.so", plugins);
+    if (!realpath(path, library))
+        skip_because("%s isn't built", path);
+    snprintf(path, sizeof(path), "%s/two.so", folder);
+    snprintf(command, sizeof(command), "cp '%s' %s/one.so && cp '%s' %s", library, folder, library,
+             path); /* two libraries to the loader */
+    assert_int_equal(system(command), 0);
+    assert_non_null(getcwd(cwd, sizeof(cwd)));
+    assert_int_equal(chdir(folder), 0);
+    assert_int_equal(mkdir("other", 0700), 0);
+    put_file("other/libkv_store_nosuch.so", "not a library");
+    unsetenv("KV_STORE_LIBRARY_PATH");
+    assert_int_equal(open_by("./one.so"), -ENOENT);
+    put_file("libkv_store_nosuch.so", "not a library");
+    assert_int_equal(open_by(path), -EPROTO);
+    assert_int_equal(chmod(folder, 0777), 0);
+    assert_int_equal(open_by(path), -ENOENT);
+    assert_int_equal(chdir(cwd), 0);
+}
+
 /* Plugins built, or installed, with a program need no variable: here build/lib beside build/tests. */
 static void test_beside_the_program(void **state)
 {
@@ -592,6 +655,8 @@ int main(void)
         TEST(test_paths),
         TEST(test_uri_unchanged),
         TEST(test_search),
+        TEST(test_dangling_link),
+        TEST(test_beside_the_library),
         TEST(test_beside_the_program),
         TEST(test_broken_in_the_loaders_path),
         TEST(test_no_plugin),
