@@ -63,7 +63,6 @@ struct kvs_file_sum {
     uint8_t hash[16];
 };
 
-struct kvs_file_hasher;
 void kvs_file_sum_make(struct kvs_file_sum *ret, uint64_t owner, const void *data, size_t len);
 void kvs_file_sum_encode(uint8_t out[KVS_FILE_SUM_BYTES], const struct kvs_file_sum *sum);
 int kvs_file_sum_decode(struct kvs_file_sum *ret, const uint8_t in[KVS_FILE_SUM_BYTES]);

@@ -273,8 +273,8 @@ static void test_beside_the_library(void **state)
     if (!realpath(path, library))
         skip_because("%s isn't built", path);
     snprintf(path, sizeof(path), "%s/two.so", folder);
-    snprintf(command, sizeof(command), "cp '%s' %s/one.so && cp '%s' %s", library, folder, library,
-             path); /* two libraries to the loader */
+    snprintf(command, sizeof(command), "cp '%s' %s/one.so && cp '%s' %s/two.so", library, folder,
+             library, folder); /* two libraries to the loader */
     assert_int_equal(system(command), 0);
     assert_non_null(getcwd(cwd, sizeof(cwd)));
     assert_int_equal(chdir(folder), 0);
