@@ -240,7 +240,7 @@ static void test_dangling_link(void **state)
     refused("broken://x", -EPROTO, folder);
 }
 
-/* What kvs_open of the library under another path says; from folder/other afterwards. */
+/* Open a store by the library under another path; returns the error. Ends in folder/other. */
 static int open_by(const char *path)
 {
     int (*open)(const char *uri, struct kvs_store **ret);
