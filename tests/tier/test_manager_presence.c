@@ -9,7 +9,7 @@
 #include "manager_shaky.h"
 
 #define PATIENCE_NS (2 * KV_NS_PER_S) /* kvbm_manager_lookup's */
-#define SLACK_NS (5 * KV_NS_PER_S)    /* of a busy machine */
+#define SLACK_NS (30 * KV_NS_PER_S)   /* of a busy machine, and of sanitizers */
 
 struct told {
     long prefix;
@@ -75,7 +75,7 @@ static void test_one_fails(void **state)
         assert_true(kv_now_ns() < until);
         usleep(500);
     }
-    assert_int_equal(shaky->exists, 3);
+    assert_in_range(shaky->exists, 3, 10); /* late answers are asked for again */
     assert_int_equal(unanswered(&w), 0);
     world_fini(&w);
 }
