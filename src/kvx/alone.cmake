@@ -2,7 +2,7 @@
 # package.
 set(root ${CMAKE_CURRENT_SOURCE_DIR}/../..)
 if(EXISTS ${root}/bench/kvx_bench.c)
-  add_executable(kvx_bench ${root}/bench/kvx_bench.c)
+  add_executable(kvx_bench ${root}/bench/kvx_bench.c ${root}/bench/support.c)
   target_link_libraries(kvx_bench PRIVATE kv_kvx)
   set_target_properties(kvx_bench PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bench)
 endif()
