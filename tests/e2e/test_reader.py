@@ -44,6 +44,7 @@ class Stream:
         self.rng = rng
         self.salts = {}   # (rank, hash) -> [salt, copies by tier]
         self.stored = {}  # (rank, hash) -> lora, for choosing parents
+        self.attends = set()  # ranks with full attention on the device
         self.lower = set()  # ranks with salted blocks outside the device
         self.cleared_tiers = set()  # lower tiers under other names than vLLM's: a clear empties them, too
         self.saw_salt = self.saw_adapter = self.saw_objects = False
@@ -151,6 +152,8 @@ class Stream:
             self.note_medium(medium, tier)
         for h in hashes:
             self.stored[rank, h] = lora
+        if tier == 0:
+            self.attends.add(rank)
         if medium in VLLM_TIERS and not any(keys or []) and not told and (
                 self.saw_salt or self.saw_objects or (self.saw_adapter and not lora)):
             return event, f"known {tier} {rank} " + " ".join(map(str, hashes))
@@ -203,6 +206,8 @@ class Stream:
 
     def state(self, rank):
         """A block of a recurrent layer's cache: named by its hash alone, whatever its tokens."""
+        if rank not in self.attends:  # a model of states alone has its blocks placed
+            return self.store(rank)
         block = self.rng.getrandbits(64)
         return {"type": "BlockStored", "block_hashes": [block], "token_ids": [1, 2, 3, 4, 5], "block_size": BLOCK,
                 "kv_cache_spec_kind": "mamba", "group_idx": 3}, f"known 0 {rank} {block}"

@@ -65,18 +65,25 @@ static void stored_and_forgotten(struct world *w, uint32_t n, uint32_t timeout_m
 static void test_one_fails(void **state)
 {
     struct world w;
+    uint64_t begin;
+    bool in_time = true; /* a machine that stops for two seconds is told a miss */
 
     (void)state;
     stored_and_forgotten(&w, 4, 0);
     shaky->fail_exists_rc = -ECONNRESET;
     shaky->fail_exists_n = 2;
-    for (uint64_t until = kv_now_ns() + 20 * KV_NS_PER_S; !all(&w, 1000, 4, KVBM_REMOTE);) {
-        assert_int_equal(look(&w, 1000, 4).n[KVBM_MISS], 0);
-        assert_true(kv_now_ns() < until);
+    begin = kv_now_ns();
+    while (!all(&w, 1000, 4, KVBM_REMOTE)) {
+        uint32_t misses = look(&w, 1000, 4).n[KVBM_MISS];
+
+        in_time &= kv_now_ns() - begin < PATIENCE_NS;
+        assert_true(misses == 0 || !in_time);
+        assert_true(kv_now_ns() - begin < 20 * KV_NS_PER_S);
         usleep(500);
     }
-    assert_in_range(shaky->exists, 3, 10); /* late answers are asked for again */
-    assert_int_equal(unanswered(&w), 0);
+    in_time &= kv_now_ns() - begin < PATIENCE_NS;
+    assert_true(shaky->exists == 3 || !in_time);
+    assert_true(unanswered(&w) == 0 || !in_time);
     world_fini(&w);
 }
 
@@ -388,6 +395,7 @@ static void test_urgent_pins_first(void **state)
 static void test_many_prompts_hang(void **state)
 {
     enum { PROMPTS = 300 };
+    bool waits[PROMPTS]; /* until it is told: absence is forgotten within a slow machine's turn */
     struct world w;
     uint64_t begin;
     int left = PROMPTS;
@@ -395,11 +403,15 @@ static void test_many_prompts_hang(void **state)
     (void)state;
     stored_and_forgotten(&w, 4, 60000);
     shaky->hang_exists = true;
+    for (int i = 0; i < PROMPTS; i++)
+        waits[i] = true;
     begin = kv_now_ns();
     while (left && kv_now_ns() - begin < PATIENCE_NS + SLACK_NS) {
         left = 0;
-        for (int i = 0; i < PROMPTS; i++)
-            left += look(&w, 100000 + 256 * (uint64_t)i, 256).prefix > 0;
+        for (int i = 0; i < PROMPTS; i++) {
+            waits[i] = waits[i] && look(&w, 100000 + 256 * (uint64_t)i, 256).prefix > 0;
+            left += waits[i];
+        }
         usleep(5000);
     }
     shaky->hang_exists = false;
