@@ -211,7 +211,7 @@ static long kept_holders(struct ki_registry *r, const struct ki_model *model,
                          struct kv_holder **ret)
 {
     struct kv_buf holders = KV_BUF_INIT;
-    const struct ki_position *p;
+    const struct ki_position *p = NULL;
 
     pthread_mutex_lock(&r->admin);
     if (r->positions.buckets) {

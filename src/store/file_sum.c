@@ -70,7 +70,7 @@ static int read_hashed(int fd, uint8_t *whole, const struct kvs_file_value *valu
     XXH3_INITSTATE(&state);
     XXH3_128bits_reset(&state);
     while (done < len && rc == 0) {
-        uint8_t *to = value ? value->buf : whole + done;
+        uint8_t *to = value ? value->buf : &whole[done];
         ssize_t n = pread(fd, to, KV_MIN(len - done, (uint64_t)piece), (off_t)done);
 
         if (n < 0 && errno == EINTR)
