@@ -92,7 +92,7 @@ static int begin_try(struct s3_client *client, struct s3_request *request)
 static void log_failure(struct s3_client *client, const struct s3_request *request)
 {
     static struct kv_log_rate rate;
-    char path[200], code[80];
+    char path[200], code[80], before[80];
 
     if (request->error == 0 ||
         (request->error == -ENOENT && strcmp(request->code, "NoSuchBucket") != 0))
@@ -111,9 +111,10 @@ static void log_failure(struct s3_client *client, const struct s3_request *reque
     kv_log_error("s3",
                  request->status / 100 == 3 ? "redirected: wrong region or endpoint"
                                             : "request failed",
-                 "method=%s path=%s status=%d code=%s tries=%u", request->method,
+                 "method=%s path=%s status=%d code=%s before=%s tries=%u", request->method,
                  kv_log_quote(path, sizeof(path), request->path), request->status,
-                 kv_log_quote(code, sizeof(code), request->code), request->tries);
+                 kv_log_quote(code, sizeof(code), request->code),
+                 kv_log_quote(before, sizeof(before), request->before), request->tries);
 }
 
 static void finish(struct s3_client *client, struct s3_request *request)

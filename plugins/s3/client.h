@@ -54,7 +54,7 @@ struct s3_request {
     int error;     /* 0, -ENOENT 404, -EEXIST 412, -EACCES 401 403, -ENOTSUP 501, -ETIMEDOUT,
                  * -ECONNREFUSED, -ENOMEM, -EFBIG, -ECANCELED closed meanwhile, -EIO */
     int status;    /* of the last answer; 0: none came */
-    char code[64]; /* of <Error> */
+    char code[64]; /* of <Error>, or what the connection failed of */
     uint8_t *data; /* malloc'd, never NULL on success; the caller may take it */
     size_t data_len;
     char etag[96], got_sum[64];
@@ -72,6 +72,7 @@ struct s3_request {
     uint64_t due_ns, deadline_ns; /* deadline: 0 before the first try */
     int64_t signed_s, retry_at_s;
     unsigned tries;
+    char before[64]; /* code of the last try that ended otherwise than by time; "": none */
     bool finished, skewed, too_big, cut, no_memory, refused;
 };
 

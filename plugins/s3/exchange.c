@@ -77,6 +77,8 @@ static int on_seek(void *arg, curl_off_t offset, int origin)
 void s3_exchange_forget(struct s3_request *request)
 {
     request->status = 0;
+    if (request->error != -ETIMEDOUT && request->code[0])
+        memcpy(request->before, request->code, sizeof(request->before));
     request->code[0] = request->etag[0] = request->got_sum[0] = '\0';
     request->modified_s = request->server_s = request->retry_at_s = 0;
     request->pause_ns = 0;

@@ -2,8 +2,10 @@
 """The s3 plugin against a strict double that checks every signature (s3_double.py)."""
 import pathlib
 import shutil
+import socket
 import subprocess
 import tempfile
+import threading
 import time
 
 from kvtest import *
@@ -327,6 +329,17 @@ def test_what_is_wrong_shows_at_once():
             with Store(uri, expect=1, **env) as store:
                 store.close()
                 check(said in store.log() and SECRET not in store.log() and "wrong " not in store.log(), store.log())
+
+
+def test_time_is_up_after_refusals():
+    """The port is closed at first; later it takes connections and never answers."""
+    with S3() as s3, socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        uri = s3.uri(endpoint=f"http://127.0.0.1:{silent.getsockname()[1]}", timeout=2)
+        threading.Timer(0.3, silent.listen).start()
+        with Store(uri, expect=1) as store:
+            store.close()
+            check("connect" in store.log(), store.log())
 
 
 def test_the_clock_is_off():
