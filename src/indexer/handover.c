@@ -274,12 +274,15 @@ int ki_registry_handovers(struct ki_registry *registry, const struct ki_model *m
     for (long i = 0; i < n && !rc; i++)
         rc = tell_kept(registry, kept[i], fn, arg);
     free(kept);
-    n = rc ? rc : ki_tables_snapshot(registry, &listeners);
+    if (rc)
+        return rc;
+    n = ki_tables_snapshot(registry, &listeners);
+    if (n < 0)
+        return (int)n;
     for (long i = 0; i < n && !rc; i++)
         rc = tell_listener(listeners[i], model, fn, arg);
-    if (n >= 0)
-        ki_tables_snapshot_free(listeners, n);
-    return rc ? rc : (int)KV_MIN(n, 0);
+    ki_tables_snapshot_free(listeners, n);
+    return rc;
 }
 
 void ki_registry_hand_over(struct ki_registry *registry, const char *name, const char *tenant,
