@@ -1,7 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-/** A reader's own state, for reader.c and reader_state.c. */
+/**
+ * Shared by the files of the reader. Everybody else includes kv_event.h.
+ *
+ *   reader.c          life, batches, operations
+ *   reader_rules.c    whose cache an event is about, and in which tier
+ *   reader_stored.c   stored events: salts, hashes
+ *   reader_removed.c  removed and cleared events
+ *   reader_state.c    state between batches, for replicas
+ */
 #ifndef KV_EVENT_READER_H
 #define KV_EVENT_READER_H
+
+#include "kv_event.h"
 
 #include "event/raw_event.h"
 #include "event/salts.h"
@@ -38,5 +48,40 @@ struct kve_reader {
     bool saw_offload;      /* a lower tier that is no such pool */
     struct kve_salts salts;
 };
+
+/** Return the current event's hashes in the scratch; NULL when no event has had any. */
+static inline const uint64_t *kve_event_hashes(const struct kve_reader *r)
+{
+    return r->scratch.hashes ? r->scratch.hashes + r->scratch.n_hashes : NULL;
+}
+
+/** Return true when @op's source is a window group. */
+static inline bool kve_is_window(const struct kve_reader *r, const struct kve_op *op)
+{
+    return op->source && r->sources.items[op->source].kind == KVE_SOURCE_WINDOW;
+}
+
+/** Append @op, whose blocks or hashes begin at @start. Returns 0 or -ENOMEM. */
+int kve_add_op(struct kve_reader *reader, const struct kve_op *op, size_t start);
+/** Append @op on the current event's @n hashes, which become part of the batch. Returns 0, -ENOMEM. */
+int kve_add_hashes_op(struct kve_reader *reader, struct kve_op *op, size_t n);
+
+/**
+ * Apply the rules that stored and removed events share: set @op's source and tier. Returns 0 or
+ * KVE_SKIP_RC(...).
+ */
+int kve_apply_rules(struct kve_reader *reader, const struct kve_raw_event *ev, struct kve_op *op);
+/** Return true for the names that vLLM gives the tiers below its GPU pool. */
+bool kve_is_vllm_tier(struct kv_str medium);
+/** Return true for a window group beside a main group, whose blocks have salts and places already. */
+bool kve_is_beside_main(const struct kve_reader *reader, const struct kve_op *op);
+/** Return true when a window group's event is the only one that tells where its blocks lie. */
+bool kve_places_window(const struct kve_reader *reader, const struct kve_raw_event *ev,
+                       const struct kve_op *op);
+
+/** Add the operation of one event. Returns 0, KVE_SKIP_RC(...) or -ENOMEM. */
+int kve_add_stored(struct kve_reader *reader, const struct kve_raw_event *ev, struct kve_op *op);
+int kve_add_removed(struct kve_reader *reader, const struct kve_raw_event *ev, struct kve_op *op);
+int kve_add_cleared(struct kve_reader *reader, const struct kve_raw_event *ev, struct kve_op *op);
 
 #endif

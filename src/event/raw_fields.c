@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "event/raw_fields.h"
+
+#include <endian.h>
+#include <string.h>
+
+/* -- hashes ------------------------------------------------------------------------------------ */
+
+/* An integer of either sign, or a digest of at least 8 bytes, of which the last 8 count. */
+inline uint64_t kve_take_hash(struct kv_msgpack *m)
+{
+    struct kv_str bin;
+    uint64_t be;
+
+    if (KV_LIKELY(m->end - m->p >= 9 && *m->p == 0xcf)) {
+        memcpy(&be, m->p + 1, sizeof(be));
+        m->p += 9;
+        return be64toh(be);
+    }
+    if (kv_msgpack_peek(m) != KV_MSGPACK_BIN)
+        return kv_msgpack_bits64(m);
+    bin = kv_msgpack_bin(m);
+    if (bin.len < sizeof(be)) {
+        kv_msgpack_fail(m, -EPROTO, "a block hash of less than 8 bytes");
+        return 0;
+    }
+    memcpy(&be, bin.p + bin.len - sizeof(be), sizeof(be));
+    return be64toh(be);
+}
+
+int kve_take_hashes(struct kv_msgpack *m, struct kve_scratch *scratch, struct kve_raw_event *ev)
+{
+    uint64_t *to;
+    uint32_t n;
+
+    if (kve_take_nil(m))
+        return 0;
+    n = kve_take_array(m);
+    if (n > scratch->max_items)
+        return KVE_SKIP_RC(TOO_LARGE);
+    if (kve_grow(&scratch->hashes, &scratch->hashes_capacity, scratch->n_hashes + n + 1,
+                 sizeof(*scratch->hashes)) < 0)
+        return -ENOMEM;
+    to = scratch->hashes + scratch->n_hashes;
+    for (uint32_t i = 0; i < n; i++)
+        to[i] = kve_take_hash(m);
+    ev->has_hashes = true;
+    ev->n_hashes = n;
+    return kve_raw_verdict(m);
+}
+
+/* -- tokens ------------------------------------------------------------------------------------ */
+
+/* A token that came as text: decimal digits. */
+static uint32_t take_token_text(struct kv_msgpack *m)
+{
+    struct kv_str s = kv_msgpack_str(m);
+    uint64_t value = 0;
+
+    for (size_t i = 0; i < s.len && value <= UINT32_MAX; i++) {
+        if (s.p[i] < '0' || s.p[i] > '9')
+            value = UINT64_MAX;
+        else
+            value = value * 10 + (uint64_t)(s.p[i] - '0');
+    }
+    if (!s.len || value > UINT32_MAX) {
+        kv_msgpack_fail(m, -EPROTO, "a token that is no number");
+        return 0;
+    }
+    return (uint32_t)value;
+}
+
+static bool take_mixed_tokens(struct kv_msgpack *m, uint32_t n, uint32_t *ret)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        if (kv_msgpack_peek(m) == KV_MSGPACK_STR)
+            ret[i] = take_token_text(m);
+        else if (!kv_msgpack_u32s(m, 1, ret + i))
+            return false;
+    }
+    return !kv_msgpack_failed(m);
+}
+
+/* [[a, b], [b, c], ...]: the firsts, and the last second. @ret has room for n + 1. */
+static bool take_bigrams(struct kv_msgpack *m, uint32_t n, uint32_t *ret)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        if (kv_msgpack_array(m) != 2) {
+            kv_msgpack_fail(m, -EPROTO, "not a pair of tokens");
+            return false;
+        }
+        if (!kv_msgpack_u32s(m, 2, ret + i))
+            return false;
+    }
+    return true;
+}
+
+int kve_take_tokens(struct kv_msgpack *m, struct kve_scratch *scratch, struct kve_raw_event *ev)
+{
+    const uint8_t *before;
+    enum kv_msgpack_type first;
+    uint32_t n;
+
+    ev->n_tokens = 0;
+    ev->pairs = false;
+    if (kve_take_nil(m))
+        return 0;
+    n = kve_take_array(m);
+    if (n > scratch->max_items)
+        return KVE_SKIP_RC(TOO_LARGE);
+    if (!n)
+        return kve_raw_verdict(m);
+    if (kve_grow(&scratch->tokens, &scratch->tokens_capacity, (size_t)n + KVE_MAX_LOOKAHEAD,
+                 sizeof(*scratch->tokens)) < 0)
+        return -ENOMEM;
+    before = m->p;
+    first = kv_msgpack_peek(m);
+    ev->n_tokens = n;
+    ev->pairs = first == KV_MSGPACK_ARRAY;
+    if (ev->pairs)
+        return take_bigrams(m, n, scratch->tokens) ? 0 : KVE_SKIP_RC(MALFORMED);
+    if (first == KV_MSGPACK_UINT) {
+        if (KV_LIKELY(kv_msgpack_u32s(m, n, scratch->tokens)))
+            return 0;
+        /* Text may come later: from the front, the slow way, with the failure forgotten. */
+        m->p = before;
+        m->error.code = 0;
+    }
+    return take_mixed_tokens(m, n, scratch->tokens) ? 0 : KVE_SKIP_RC(MALFORMED);
+}
+
+/* -- small fields ------------------------------------------------------------------------------ */
+
+enum kve_raw_type kve_raw_type_of(struct kv_str s)
+{
+    if (kv_str_eq(s, "BlockStored") || kv_str_eq(s, "BlockStoredWithMetadata"))
+        return KVE_RAW_STORED;
+    if (kv_str_eq(s, "BlockRemoved"))
+        return KVE_RAW_REMOVED;
+    if (kv_str_eq(s, "AllBlocksCleared"))
+        return KVE_RAW_CLEARED;
+    if (kv_str_eq(s, "Ignored"))
+        return KVE_RAW_IGNORED;
+    return KVE_RAW_UNKNOWN;
+}
+
+void kve_take_parent(struct kv_msgpack *m, struct kve_raw_event *ev)
+{
+    ev->has_parent = !kve_take_nil(m);
+    if (ev->has_parent)
+        ev->parent = kve_take_hash(m);
+}
+
+void kve_take_block_size(struct kv_msgpack *m, struct kve_raw_event *ev)
+{
+    ev->has_block_size = !kve_take_nil(m);
+    if (ev->has_block_size)
+        ev->block_size = kve_take_u64(m);
+}
+
+void kve_take_group(struct kv_msgpack *m, struct kve_raw_event *ev)
+{
+    ev->has_group = !kve_take_nil(m);
+    if (ev->has_group)
+        ev->group = kve_take_u64(m);
+}
+
+/* Read a window's length. For no window publishers write nil or 0, or leave it out. */
+void kve_take_window(struct kv_msgpack *m, struct kve_raw_event *ev)
+{
+    ev->window = kve_take_nil(m) ? 0 : kve_take_u64(m);
+}
+
+/* An array to be read later. One entry per block, and usually all of them nil: then there is none.
+ */
+void kve_take_per_block(struct kv_msgpack *m, struct kve_raw_value *ret)
+{
+    const uint8_t *before = m->p;
+    uint32_t n;
+
+    *ret = (struct kve_raw_value){0};
+    if (kve_take_nil(m))
+        return;
+    n = kve_take_array(m);
+    while (n && kve_take_nil(m))
+        n--;
+    if (!n)
+        return;
+    for (; n && !kv_msgpack_failed(m); n--)
+        kv_msgpack_skip(m);
+    *ret = (struct kve_raw_value){before, m->p};
+}
+
+/* {"cache_salt": ..., "session_id": ...} */
+void kve_take_metadata(struct kv_msgpack *m, struct kve_raw_event *ev)
+{
+    uint32_t n = kv_msgpack_map(m);
+
+    for (; n && !kv_msgpack_failed(m); n--) {
+        bool is_salt = false;
+
+        if (kv_msgpack_peek(m) == KV_MSGPACK_STR)
+            is_salt = kv_str_eq(kv_msgpack_str(m), "cache_salt");
+        else
+            kv_msgpack_skip(m);
+        if (is_salt)
+            ev->cache_salt = kve_take_optional_str(m);
+        else
+            kv_msgpack_skip(m);
+    }
+}

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * Fields of an event, for both of its forms (raw_event.c: positional arrays; raw_map.c: maps). Each
+ * function reads one value where @m stands. Errors stick in @m: kve_raw_verdict says at the end.
+ */
+#ifndef KV_EVENT_RAW_FIELDS_H
+#define KV_EVENT_RAW_FIELDS_H
+
+#include "event/raw_event.h"
+
+/** Return 0, or KVE_SKIP_RC(MALFORMED) when @m has failed. */
+static inline int kve_raw_verdict(const struct kv_msgpack *m)
+{
+    return KV_UNLIKELY(kv_msgpack_failed(m)) ? KVE_SKIP_RC(MALFORMED) : 0;
+}
+
+/*
+ * An event of one block is a dozen small values, nearly always in their shortest form. The inline
+ * functions below read that form without a call and leave all others to kv_msgpack's functions.
+ */
+
+/** Return true when @m stands at a string of less than 32 bytes. */
+static inline bool kve_at_short_str(const struct kv_msgpack *m)
+{
+    return m->p < m->end && (*m->p & 0xe0) == 0xa0;
+}
+
+static inline struct kv_str kve_take_str(struct kv_msgpack *m)
+{
+    if (KV_LIKELY(kve_at_short_str(m))) {
+        struct kv_str s = {(const char *)m->p + 1, *m->p & 0x1f};
+
+        if (KV_LIKELY(s.len < (size_t)(m->end - m->p))) {
+            m->p += 1 + s.len;
+            return s;
+        }
+    }
+    return kv_msgpack_str(m);
+}
+
+static inline uint64_t kve_take_u64(struct kv_msgpack *m)
+{
+    return m->p < m->end && *m->p < 0x80 ? *m->p++ : kv_msgpack_u64(m);
+}
+
+static inline uint32_t kve_take_array(struct kv_msgpack *m)
+{
+    size_t left = (size_t)(m->end - m->p);
+    uint32_t n;
+
+    if (KV_LIKELY(left > 15 && (*m->p & 0xf0) == 0x90)) {
+        n = *m->p++ & 0x0f;
+        return n;
+    }
+    return kv_msgpack_array(m);
+}
+
+static inline bool kve_take_nil(struct kv_msgpack *m)
+{
+    if (m->p < m->end && *m->p == 0xc0) {
+        m->p++;
+        return true;
+    }
+    return false;
+}
+
+/** Read a string; "" for nil. */
+static inline struct kv_str kve_take_optional_str(struct kv_msgpack *m)
+{
+    return kve_take_nil(m) ? (struct kv_str){"", 0} : kve_take_str(m);
+}
+
+/** Read block hashes, or tokens, into @scratch. Returns 0, KVE_SKIP_RC(...) or -ENOMEM. */
+int kve_take_hashes(struct kv_msgpack *m, struct kve_scratch *scratch, struct kve_raw_event *ev);
+int kve_take_tokens(struct kv_msgpack *m, struct kve_scratch *scratch, struct kve_raw_event *ev);
+
+/** Return the event type called @s in "type", or in an array's first element. */
+enum kve_raw_type kve_raw_type_of(struct kv_str s);
+
+/** Read one field, nil for none, into @ev. */
+void kve_take_parent(struct kv_msgpack *m, struct kve_raw_event *ev);
+void kve_take_block_size(struct kv_msgpack *m, struct kve_raw_event *ev);
+void kve_take_group(struct kv_msgpack *m, struct kve_raw_event *ev);
+void kve_take_window(struct kv_msgpack *m, struct kve_raw_event *ev);
+/** Read `{"cache_salt": ..., "session_id": ...}`, of which the salt counts. */
+void kve_take_metadata(struct kv_msgpack *m, struct kve_raw_event *ev);
+/** Note where an array with one entry per block lies. An array of nils counts as none. */
+void kve_take_per_block(struct kv_msgpack *m, struct kve_raw_value *ret);
+
+/** Read an event in map form. Returns 0, KVE_SKIP_RC(...) or -ENOMEM. */
+int kve_raw_read_map(struct kv_msgpack *m, struct kve_scratch *scratch, struct kve_raw_event *ev);
+
+#endif

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Removed and cleared events. */
+#include "event/reader.h"
+
+/* The copies that are left, beside the hashes in the scratch. Returns 0, KVE_SKIP_RC(...),
+ * -ENOMEM. */
+static int take_remaining(struct kve_reader *reader, const struct kve_raw_event *ev,
+                          struct kve_op *op)
+{
+    static const uint32_t told; /* set_pointers puts the place here, which moves until then */
+    size_t start = reader->scratch.n_hashes;
+
+    if (!ev->remaining.p || !ev->n_hashes)
+        return 0;
+    if (kve_grow(&reader->remaining, &reader->remaining_capacity, start + ev->n_hashes,
+                 sizeof(*reader->remaining)) < 0)
+        return -ENOMEM;
+    op->remaining = &told;
+    return kve_raw_remaining(ev, reader->remaining + start);
+}
+
+int kve_add_removed(struct kve_reader *reader, const struct kve_raw_event *ev, struct kve_op *op)
+{
+    const uint64_t *hashes = kve_event_hashes(reader);
+    int rc = kve_apply_rules(reader, ev, op);
+
+    op->type = KVE_OP_REMOVE;
+    if (!rc)
+        rc = take_remaining(reader, ev, op);
+    if (rc)
+        return rc;
+    for (size_t i = 0; i < ev->n_hashes && reader->salts.n && !kve_is_beside_main(reader, op); i++)
+        kve_salts_remove(&reader->salts, op->rank, hashes[i], op->tier);
+    return kve_add_hashes_op(reader, op, ev->n_hashes);
+}
+
+/*
+ * Whether a clear is the pool's below the device. Behind an event of that pool in the same batch it
+ * is. Of several clears in a row the first is the device's; the others may be either's, and
+ * *@ret_unsure is set: then the pool's blocks are forgotten rather than claimed.
+ */
+static bool is_pool_clear(struct kve_reader *reader, bool *ret_unsure)
+{
+    if (!reader->pool_tiers || reader->saw_offload)
+        return false;
+    if (reader->pool_began)
+        return true;
+    *ret_unsure = ++reader->n_clears > 1;
+    return *ret_unsure;
+}
+
+/* Add a clear: of all tiers for another owner, of the tiers that its engine means for the
+ * publisher. */
+int kve_add_cleared(struct kve_reader *reader, const struct kve_raw_event *ev, struct kve_op *op)
+{
+    int source = kve_sources_owner(&reader->sources, ev->ownership);
+
+    if (source < 0)
+        return -source;
+    op->type = KVE_OP_CLEAR;
+    op->source = (uint32_t)source;
+    op->tiers = source ? (1u << KV_N_TIERS) - 1 : 1u << KV_TIER_DEVICE | reader->engine_tiers;
+    if (!source && is_pool_clear(reader, &op->unsure))
+        op->tiers = reader->pool_tiers;
+    else if (!source)
+        kve_salts_clear(&reader->salts, op->rank, op->tiers == (1u << KV_N_TIERS) - 1);
+    return kve_add_op(reader, op, 0);
+}

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Rules for stored and removed events: whose cache an event is about, and in which tier. */
+#include "event/reader.h"
+
+#include <strings.h>
+
+static bool str_is(struct kv_str s, const char *text)
+{
+    return strlen(text) == s.len && strncasecmp(s.p, text, s.len) == 0;
+}
+
+/* The tier of a storage medium, by the names that engines have for it; none is the device. */
+static int tier_of(struct kv_str medium)
+{
+    static const struct {
+        const char *name;
+        enum kv_tier tier;
+    } media[] = {
+        {"GPU", KV_TIER_DEVICE},       {"CPU", KV_TIER_HOST},        {"CPU_PINNED", KV_TIER_HOST},
+        {"CPU_TIER1", KV_TIER_HOST},   {"CPU_TIER2", KV_TIER_DISK},  {"DISK", KV_TIER_DISK},
+        {"NVME", KV_TIER_DISK},        {"STORAGE", KV_TIER_DISK},    {"EXTERNAL", KV_TIER_EXTERNAL},
+        {"NETWORK", KV_TIER_EXTERNAL}, {"REMOTE", KV_TIER_EXTERNAL}, {"SHARED", KV_TIER_EXTERNAL},
+        {"DEVICE", KV_TIER_DEVICE},
+    };
+
+    if (!medium.len)
+        return KV_TIER_DEVICE;
+    for (size_t i = 0; i < KV_COUNT(media); i++) {
+        if (str_is(medium, media[i].name))
+            return (int)media[i].tier;
+    }
+    return -1;
+}
+
+/* vLLM's names of the tiers below its GPU pool. Its Mooncake connector writes them in small
+ * letters. */
+bool kve_is_vllm_tier(struct kv_str medium)
+{
+    return str_is(medium, "CPU") || str_is(medium, "STORAGE");
+}
+
+/*
+ * vLLM's clear empties its GPU pool alone; the tiers that it names CPU and STORAGE keep their
+ * blocks. Engines that name their tiers otherwise (SGLang) clear them all.
+ */
+static void note_medium(struct kve_reader *reader, struct kv_str medium, enum kv_tier tier)
+{
+    if (tier != KV_TIER_DEVICE && !kve_is_vllm_tier(medium))
+        reader->engine_tiers |= 1u << tier;
+}
+
+/*
+ * Note whose pool announces a vLLM tier. SimpleCPUOffloadConnector has a block pool like the
+ * device's below it, and calls its blocks LOCAL; other connectors say nothing of their CPU tier.
+ * vLLM puts the connector's events behind all those of the device into a batch.
+ */
+static void note_pool(struct kve_reader *reader, const struct kve_raw_event *ev, enum kv_tier tier)
+{
+    if (tier == KV_TIER_DEVICE) {
+        for (size_t i = 0; reader->n_clears > 1 && i < reader->n_ops; i++) {
+            if (reader->ops[i].type != KVE_OP_CLEAR || !reader->ops[i].unsure)
+                continue;
+            reader->ops[i].tiers = 1u << KV_TIER_DEVICE | reader->engine_tiers;
+            reader->ops[i].unsure = false;
+        }
+        reader->n_clears = 0;
+        reader->pool_began = false;
+    } else if (kve_is_vllm_tier(ev->medium) && !ev->ownership.len) {
+        if (str_is(ev->locality, "LOCAL"))
+            reader->pool_tiers |= 1u << tier;
+        else
+            reader->saw_offload = true;
+        reader->pool_began = true;
+    }
+}
+
+/* Rules that stored and removed events share: source and tier. Returns 0 or KVE_SKIP_RC(...). */
+int kve_apply_rules(struct kve_reader *reader, const struct kve_raw_event *ev, struct kve_op *op)
+{
+    int tier, source;
+
+    if (!ev->has_hashes || (ev->has_group && ev->group > UINT32_MAX))
+        return KVE_SKIP_RC(MALFORMED);
+    source = kve_sources_of(&reader->sources, op->rank, ev, reader->block_size);
+    if (source < 0)
+        return -source;
+    if (ev->locality.len && !str_is(ev->locality, "LOCAL"))
+        return KVE_SKIP_RC(REMOTE);
+    tier = tier_of(ev->medium);
+    if (tier < 0)
+        return KVE_SKIP_RC(MEDIUM);
+    if (!source)
+        note_medium(reader, ev->medium, (enum kv_tier)tier);
+    note_pool(reader, ev, (enum kv_tier)tier);
+    op->source = (uint32_t)source;
+    op->tier = (enum kv_tier)tier;
+    return 0;
+}
+
+/* Whether the source is a window beside a main group, whose blocks have salts and places
+ * already. */
+bool kve_is_beside_main(const struct kve_reader *reader, const struct kve_op *op)
+{
+    return kve_is_window(reader, op) && kve_sources_has_main(&reader->sources, op->rank);
+}
+
+/*
+ * Whether a window's event says where its blocks lie, and nothing else would. Mostly one leaves
+ * blocks out, so its tokens don't tell whose they are; its hashes do where a main group has them,
+ * too.
+ */
+bool kve_places_window(const struct kve_reader *reader, const struct kve_raw_event *ev,
+                       const struct kve_op *op)
+{
+    return kve_is_window(reader, op) && !kve_is_beside_main(reader, op) &&
+           ev->block_size == reader->block_size &&
+           ev->n_tokens / reader->block_size == ev->n_hashes;
+}

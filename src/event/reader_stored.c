@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Stored events: find the salt of the chain, hash the blocks, add an operation. */
+#include "event/reader.h"
+
+#include "event/extra_keys.h"
+
+/* -- salts ------------------------------------------------------------------------------------- */
+
+/* Compute the term that the event's salt adds to its seed, 0 for none. False: the salt is
+ * unknown. */
+static bool resolve_salt(struct kve_reader *reader, uint32_t rank, const struct kve_raw_event *ev,
+                         const uint64_t *hashes, uint64_t *ret)
+{
+    struct kv_str salt = kve_extra_salt(ev);
+    const struct kve_salt_entry *entry;
+
+    *ret = kve_seed(NULL, 0, salt.p, salt.len) - KVE_SEED;
+    if (salt.len || !ev->has_parent || !reader->salts.n)
+        return true;
+    entry = kve_salts_find(&reader->salts, rank, ev->parent);
+    if (entry) {
+        *ret = entry->salt;
+        return !entry->ambiguous;
+    }
+    /* No salted parent is known, yet the block is: an event in between was lost. */
+    for (size_t i = 0; i < ev->n_hashes; i++) {
+        if (kve_salts_find(&reader->salts, rank, hashes[i]))
+            return false;
+    }
+    return true;
+}
+
+static void remember_salt(struct kve_reader *reader, const struct kve_op *op,
+                          const uint64_t *hashes, size_t n, uint64_t salt)
+{
+    if (!salt && !reader->salts.n)
+        return;
+    for (size_t i = 0; i < n; i++) {
+        if (salt || kve_salts_find(&reader->salts, op->rank, hashes[i]))
+            kve_salts_put(&reader->salts, op->rank, hashes[i], salt, op->tier);
+    }
+}
+
+/* -- blocks ------------------------------------------------------------------------------------ */
+
+/* Blocks named without their tokens: known ones are now in this tier too. */
+static int store_known(struct kve_reader *reader, const struct kve_raw_event *ev, struct kve_op *op)
+{
+    const uint64_t *hashes = kve_event_hashes(reader);
+
+    op->type = KVE_OP_STORE_KNOWN;
+    op->has_parent = false;
+    op->parent = 0;
+    for (size_t i = 0; i < ev->n_hashes && reader->salts.n && !kve_is_beside_main(reader, op);
+         i++) {
+        const struct kve_salt_entry *entry = kve_salts_find(&reader->salts, op->rank, hashes[i]);
+
+        if (entry)
+            kve_salts_put(&reader->salts, op->rank, hashes[i], entry->salt, op->tier);
+    }
+    return kve_add_hashes_op(reader, op, ev->n_hashes);
+}
+
+/* Blocks from the first one on whose keys aren't understood are left out: *@n is the number
+ * before. */
+static int hash_with_extras(struct kve_reader *reader, const struct kve_raw_event *ev,
+                            uint64_t seed, size_t *n, struct kve_op *op)
+{
+    uint64_t mm[KVE_MAX_MM];
+    struct kve_extra_walk walk;
+
+    kve_extra_walk_init(&walk, ev);
+    walk.no_ids = reader->ignore_mm_keys;
+    walk.no_offsets = reader->ignore_mm_offsets;
+    for (size_t i = 0; i < *n; i++) {
+        int n_mm = kve_extra_walk_next(&walk, mm);
+
+        if (n_mm < 0) {
+            *n = n_mm == -EINVAL ? i : 0;
+            return n_mm == -EINVAL ? KVE_SKIP_RC(EXTRA_KEYS) : KVE_SKIP_RC(TOO_LARGE);
+        }
+        reader->locals[i] = kve_hash_block(seed, reader->scratch.tokens + i * reader->block_size,
+                                           reader->block_size + op->lookahead, mm, (size_t)n_mm);
+        op->placed = walk.placed;
+        reader->saw_objects |= n_mm > 0;
+    }
+    return 0;
+}
+
+/* Returns 0, -ENOMEM, or KVE_SKIP_RC(...) with *@n blocks that may be stored all the same. */
+static int hash_blocks(struct kve_reader *reader, const struct kve_raw_event *ev, uint64_t seed,
+                       size_t *n, struct kve_op *op)
+{
+    size_t wanted = *n;
+    int rc =
+        kve_raw_lookahead(ev, reader->scratch.tokens, wanted, reader->block_size, &op->lookahead);
+
+    *n = 0;
+    if (rc)
+        return rc;
+    if (kve_grow(&reader->locals, &reader->locals_capacity, wanted, sizeof(*reader->locals)) < 0 ||
+        kve_grow(&reader->blocks, &reader->blocks_capacity, reader->n_blocks + wanted,
+                 sizeof(*reader->blocks)) < 0)
+        return -ENOMEM;
+    *n = wanted;
+    if (ev->extra_keys.p || ev->mm_infos.p)
+        return hash_with_extras(reader, ev, seed, n, op);
+    kve_hash_tokens(seed, reader->scratch.tokens, wanted * reader->block_size + op->lookahead,
+                    reader->block_size, op->lookahead, reader->locals);
+    return 0;
+}
+
+/*
+ * How many of the event's blocks its tokens cover. A few tokens too many (part of a further block)
+ * harm nothing; a block's worth and more leaves open which blocks the hashes are: none is taken.
+ */
+static int covered_blocks(const struct kve_reader *reader, const struct kve_raw_event *ev,
+                          size_t *ret)
+{
+    size_t full = ev->n_tokens / reader->block_size;
+
+    *ret = full > ev->n_hashes ? 0 : full;
+    return full == ev->n_hashes ? 0 : KVE_SKIP_RC(TOKEN_COUNT);
+}
+
+/* The dense event: seed, hashes, op. Returns 0, KVE_SKIP_RC(...) or -ENOMEM. */
+static int store_blocks(struct kve_reader *reader, const struct kve_raw_event *ev,
+                        struct kve_op *op, size_t n)
+{
+    const uint64_t *hashes = kve_event_hashes(reader);
+    struct kv_block *blocks;
+    struct kv_str adapter = kve_extra_adapter(ev);
+    uint64_t salt, seed;
+    int skipped, rc;
+
+    if (!resolve_salt(reader, op->rank, ev, hashes, &salt))
+        return KVE_SKIP_RC(NAMESPACE);
+    rc = salt ? kve_salts_reserve(&reader->salts, n) : 0;
+    if (rc)
+        return rc == -ENOSPC ? KVE_SKIP_RC(NAMESPACE) : rc;
+    reader->saw_salt |= salt != 0;
+    reader->saw_adapter |= adapter.len > 0;
+    seed = kve_seed(adapter.p, adapter.len, NULL, 0) + salt;
+    skipped = hash_blocks(reader, ev, seed, &n, op);
+    if (skipped && (skipped < 0 || !n))
+        return skipped;
+    op->n = n;
+    rc = kve_add_op(reader, op, reader->n_blocks);
+    if (rc)
+        return rc;
+    blocks = reader->blocks + reader->n_blocks;
+    for (size_t i = 0; i < n; i++)
+        blocks[i] = (struct kv_block){hashes[i], reader->locals[i]};
+    reader->n_blocks += n;
+    remember_salt(reader, op, hashes, n, salt);
+    return skipped;
+}
+
+/*
+ * vLLM's offloading connectors announce blocks in their tiers without extra keys (some without the
+ * adapter), salted or not. Their hashes name known blocks then; blocks that aren't known stay out,
+ * unless this publisher has shown no salt, no multimodal object and no adapter yet.
+ */
+static bool hides_namespace(const struct kve_reader *reader, const struct kve_raw_event *ev,
+                            const struct kve_op *op)
+{
+    if (op->tier == KV_TIER_DEVICE || ev->extra_keys.p || ev->cache_salt.len || ev->mm_infos.p ||
+        !kve_is_vllm_tier(ev->medium))
+        return false;
+    return reader->saw_salt || reader->saw_objects || (reader->saw_adapter && !ev->lora_name.len);
+}
+
+int kve_add_stored(struct kve_reader *reader, const struct kve_raw_event *ev, struct kve_op *op)
+{
+    const uint64_t *hashes = kve_event_hashes(reader);
+    int rc = kve_apply_rules(reader, ev, op), short_of;
+    bool window = !rc && kve_is_window(reader, op) && !kve_places_window(reader, ev, op);
+    size_t n;
+
+    if (rc)
+        return rc;
+    op->type = KVE_OP_STORE;
+    op->has_parent = ev->has_parent;
+    op->parent = ev->parent;
+    if (!window && ev->block_size != reader->block_size && (ev->block_size || ev->n_tokens))
+        return KVE_SKIP_RC(BLOCK_SIZE);
+    if (!ev->n_hashes)
+        return 0;
+    rc = kve_unique_check(&reader->unique, ev->has_parent ? &ev->parent : NULL, hashes,
+                          ev->n_hashes);
+    if (rc <= 0)
+        return rc ? rc : KVE_SKIP_RC(DUPLICATE_HASH);
+    if (window || !ev->n_tokens || hides_namespace(reader, ev, op))
+        return store_known(reader, ev, op);
+    short_of = covered_blocks(reader, ev, &n);
+    rc = n ? store_blocks(reader, ev, op, n) : 0;
+    return rc ? rc : short_of;
+}

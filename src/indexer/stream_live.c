@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Live batches: apply, drop or hold each one, find gaps, restarts and merged publishers. */
+#include "indexer/stream_impl.h"
+
+/* Number of times the old numbering must go on after a restart to prove two publishers. */
+#define MERGE_STRIKES 4
+
+static void accept_gap(struct ki_stream *s, const struct ki_batch_id *id, uint64_t expected,
+                       uint64_t now_ns)
+{
+    if (!s->gap_counted)
+        s->stats.gaps++;
+    s->stats.missed += id->sequence - expected;
+    ki_stream_now_partial(s, now_ns);
+    if (s->has_position) /* without a position there is nothing to remove */
+        ki_stream_lose(s, now_ns);
+    ki_stream_accept(s, id);
+}
+
+/*
+ * True when the position may belong to another process than the next batch. The connection is new,
+ * or the position is a peer's and nothing is known of the time before our connection.
+ */
+bool ki_stream_must_verify(const struct ki_stream *s)
+{
+    return s->unverified || s->seeded;
+}
+
+static unsigned live_first(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
+{
+    uint64_t expected = s->has_before && s->before < id->sequence ? s->before + 1 : 0;
+
+    if (s->cursorless || id->sequence == 0) {
+        ki_stream_accept(s, id);
+        return KI_STEP_APPLY;
+    }
+    if (ki_stream_may_replay(s, now_ns)) {
+        if (id->sequence > FIRST_SEQUENCE_MAX) {
+            s->stats.gaps += !s->gap_counted && id->sequence > expected;
+            s->gap_counted = true;
+        }
+        return ki_stream_hold(s, id) | ki_stream_begin_replay(s, KI_REPLAY_START, 0, now_ns);
+    }
+    if (id->sequence <= FIRST_SEQUENCE_MAX) {
+        ki_stream_accept(s, id);
+        if (s->opts.can_replay) /* a 0 may be missing; a replay can bring it later */
+            ki_stream_now_partial(s, now_ns);
+        return KI_STEP_APPLY;
+    }
+    s->gap_counted |= id->sequence == expected;
+    accept_gap(s, id, expected, now_ns);
+    return KI_STEP_APPLY;
+}
+
+static unsigned live_gap(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
+{
+    bool verify = ki_stream_must_verify(s);
+
+    if (!ki_stream_may_replay(s, now_ns)) {
+        accept_gap(s, id, s->position + 1, now_ns);
+        return KI_STEP_APPLY;
+    }
+    s->stats.gaps += !s->gap_counted;
+    s->gap_counted = true;
+    if (verify)
+        return ki_stream_hold(s, id) |
+               ki_stream_begin_replay(s, KI_REPLAY_VERIFY, s->position, now_ns);
+    return ki_stream_hold(s, id) |
+           ki_stream_begin_replay(s, KI_REPLAY_GAP, s->position + 1, now_ns);
+}
+
+static unsigned live_next(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
+{
+    /* The next number may be another process's: ask the replay service, if there is one. */
+    if (ki_stream_must_verify(s) && ki_stream_may_replay(s, now_ns))
+        return ki_stream_hold(s, id) |
+               ki_stream_begin_replay(s, KI_REPLAY_VERIFY, s->position, now_ns);
+    /* No answer: go on, and call the view partial until a replay has shown that it is whole. */
+    if (ki_stream_must_verify(s) && s->opts.can_replay)
+        ki_stream_now_partial(s, now_ns);
+    ki_stream_accept(s, id);
+    return KI_STEP_APPLY;
+}
+
+/*
+ * Without timestamps: a publisher counts upwards and repeats nothing, so live numbers that still
+ * rise are a backlog that a replay or a peer's dump has overtaken, however long it is. Only where
+ * they fall behind what the live socket itself has brought is it another count.
+ */
+static bool falls_back(const struct ki_stream *s, const struct ki_batch_id *id)
+{
+    if (!s->has_live || id->sequence >= s->last_live)
+        return false;
+    return id->sequence <= FIRST_SEQUENCE_MAX || s->last_live - id->sequence >= KI_STREAM_WINDOW;
+}
+
+/* Decide whether a number at or below our position is a repetition or the start of a new count. */
+static bool is_restart(const struct ki_stream *s, const struct ki_batch_id *id)
+{
+    enum ki_known known = ki_stream_lookup(s, id);
+
+    if (known != KI_UNKNOWN)
+        return known == KI_OTHER;
+    if (s->unverified)
+        return true; /* a publisher repeats nothing to a new connection */
+    if (ki_stream_has_times(s, id))
+        return ki_stream_time(id) > s->timestamp;
+    /*
+     * A batch 0 is the beginning of a count, of the old process or a new one: what follows is all
+     * that can be known.
+     */
+    if (s->seeded && id->sequence == 0)
+        return true;
+    return falls_back(s, id);
+}
+
+/* True for a backlog that a replay has overtaken: numbers of the old process. */
+static bool is_overtaken(const struct ki_stream *s, const struct ki_batch_id *id)
+{
+    return ki_stream_lookup(s, id) == KI_SAME ||
+           (id->sequence <= s->position && ki_stream_has_times(s, id) &&
+            ki_stream_time(id) < s->timestamp);
+}
+
+/* True when the numbering from before the last "restart" goes on: there are two publishers. */
+static bool is_merged(struct ki_stream *s, const struct ki_batch_id *id)
+{
+    if (s->watch && !is_overtaken(s, id) && id->sequence == s->replaced + 1 &&
+        id->sequence != s->position + 1) {
+        s->replaced = id->sequence;
+        s->watch = MERGE_WATCH;
+        s->merged = ++s->strikes >= MERGE_STRIKES;
+    }
+    return s->merged;
+}
+
+/* Handle a batch of several interleaved publishers, whose numbers don't tell what is missing. */
+static unsigned live_merged(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
+{
+    if (ki_stream_lookup(s, id) == KI_SAME) {
+        s->stats.duplicates++;
+        return KI_STEP_DROP;
+    }
+    s->partial = true;
+    ki_stream_lose(s, now_ns);
+    ki_stream_accept(s, id);
+    return KI_STEP_APPLY;
+}
+
+/*
+ * Handle a live batch at or before our position: the process behind the connection is the known
+ * one.
+ */
+static unsigned live_repeated(struct ki_stream *s, const struct ki_batch_id *id)
+{
+    if (ki_stream_lookup(s, id) == KI_SAME)
+        s->unverified = s->seeded = false;
+    if (ki_stream_has_times(s, id))
+        s->seeded = false;
+    s->stats.duplicates++;
+    return KI_STEP_DROP;
+}
+
+static unsigned live_decide(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
+{
+    unsigned steps = 0;
+
+    if (s->has_position && is_merged(s, id))
+        return live_merged(s, id, now_ns);
+    if (s->has_position && id->sequence <= s->position) {
+        if (!is_restart(s, id)) {
+            if (s->seeded && !ki_stream_has_times(s, id) && ki_stream_may_replay(s, now_ns))
+                return ki_stream_hold(s, id) |
+                       ki_stream_begin_replay(s, KI_REPLAY_VERIFY, s->position, now_ns);
+            return live_repeated(s, id);
+        }
+        steps = ki_stream_restarted(s);
+    }
+    if (!s->has_position)
+        return steps | live_first(s, id, now_ns);
+    if (id->sequence == s->position + 1)
+        return live_next(s, id, now_ns);
+    return live_gap(s, id, now_ns);
+}
+
+/*
+ * True for a live batch that a replay has overtaken: of the old process when the replay came from a
+ * newer one, or older than the publisher's ring. Without timestamps rising numbers tell.
+ */
+static bool is_left_behind(struct ki_stream *s, const struct ki_batch_id *id, bool reconnected)
+{
+    if (!s->ahead)
+        return false;
+    if (reconnected)
+        s->ahead = false;
+    else if (ki_stream_has_times(s, id))
+        s->ahead = ki_stream_time(id) < s->timestamp;
+    else
+        s->ahead = id->sequence <= s->position && !(s->has_live && id->sequence <= s->last_live);
+    return s->ahead;
+}
+
+/*
+ * A replay that no live batch asked for is under way. What continues the stream ends it; else the
+ * batch waits for it, as if it had asked.
+ */
+static unsigned live_while_replaying(struct ki_stream *s, const struct ki_batch_id *id)
+{
+    if (s->kind == KI_REPLAY_HEAL)
+        return ki_stream_hold(s, id);
+    if (s->has_position ? id->sequence == s->position + 1 && !ki_stream_must_verify(s)
+                        : id->sequence == 0) {
+        ki_stream_accept(s, id);
+        return KI_STEP_APPLY | ki_stream_finish_replay(s);
+    }
+    if (s->has_position && id->sequence <= s->position && !is_restart(s, id))
+        return live_repeated(s, id);
+    return ki_stream_hold(s, id);
+}
+
+static unsigned live(struct ki_stream *s, const struct ki_batch_id *id, bool reconnected,
+                     uint64_t now_ns)
+{
+    unsigned steps;
+
+    if (is_left_behind(s, id, reconnected)) {
+        s->stats.duplicates++;
+        return KI_STEP_DROP;
+    }
+    if (s->state != KI_STREAM_LIVE)
+        return live_while_replaying(s, id);
+    steps = live_decide(s, id, now_ns);
+    if (steps & (KI_STEP_APPLY | KI_STEP_DROP))
+        s->gap_counted = false;
+    return steps;
+}
+
+unsigned ki_stream_live(struct ki_stream *s, const struct ki_batch_id *id, bool reconnected,
+                        uint64_t now_ns)
+{
+    unsigned steps;
+
+    s->connected |= reconnected || !s->met;
+    s->idle_at_ns = 0; /* the subscription has arrived */
+    if (reconnected)
+        ki_stream_meet(s);
+    steps = live(s, id, reconnected, now_ns);
+    if (!(steps & (KI_STEP_APPLY | KI_STEP_DROP)))
+        return steps; /* it is held, and will be offered again */
+    s->has_live = true;
+    s->last_live = id->sequence;
+    return steps;
+}

@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Replays: ask for missed batches, check which process answers, apply what it sends. */
+#include "indexer/stream_impl.h"
+
+/* limit of a replay, in time-outs, even if messages keep dripping in */
+#define REPLAY_TIMEOUTS 60
+
+/* -- requests ---------------------------------------------------------------------------------- */
+
+bool ki_stream_may_replay(const struct ki_stream *s, uint64_t now_ns)
+{
+    return s->opts.can_replay && s->connected && now_ns >= s->cooldown_to_ns;
+}
+
+static unsigned request(struct ki_stream *s, uint64_t from, uint64_t now_ns)
+{
+    s->state = KI_STREAM_REPLAYING;
+    s->request = from;
+    s->answered = false;
+    s->deadline_ns = now_ns + s->opts.timeout_ns;
+    s->stats.replays++;
+    return KI_STEP_REQUEST;
+}
+
+unsigned ki_stream_begin_replay(struct ki_stream *s, enum ki_replay_kind kind, uint64_t from,
+                                uint64_t now_ns)
+{
+    if (s->state == KI_STREAM_LIVE) {
+        s->replay_end_ns = now_ns + REPLAY_TIMEOUTS * s->opts.timeout_ns;
+        s->turnovers = 0;
+    }
+    s->kind = kind;
+    s->attempts = 1;
+    if (kind == KI_REPLAY_HEAL) {
+        s->heal_at_ns = 0; /* once only */
+        s->torn = false;
+    }
+    return request(s, from, now_ns);
+}
+
+unsigned ki_stream_hold(struct ki_stream *s, const struct ki_batch_id *id)
+{
+    s->holding = true;
+    s->trigger = id->sequence;
+    s->trigger_digest = id->digest;
+    s->trigger_timestamp = ki_stream_time(id);
+    return KI_STEP_HOLD;
+}
+
+unsigned ki_stream_finish_replay(struct ki_stream *s)
+{
+    s->state = KI_STREAM_LIVE;
+    s->holding = false;
+    s->deadline_ns = 0;
+    return KI_STEP_RESUME;
+}
+
+static unsigned give_up(struct ki_stream *s, uint64_t now_ns)
+{
+    s->stats.failed_replays++;
+    /* A held batch shows itself which batches are missing. Without one the end is unknown. */
+    if (!s->holding && s->has_position)
+        s->partial = true;
+    s->cooldown_to_ns = now_ns + s->opts.cooldown_ns;
+    if (s->partial)
+        s->heal_at_ns = s->cooldown_to_ns;
+    else if (!s->holding)
+        s->idle_at_ns = s->cooldown_to_ns;
+    return ki_stream_finish_replay(s);
+}
+
+/* Ask again. The answer comes over a new connection, so check again which process sent it. */
+unsigned ki_stream_retry(struct ki_stream *s, uint64_t now_ns)
+{
+    if (s->attempts >= s->opts.max_attempts)
+        return give_up(s, now_ns);
+    s->attempts++;
+    if (!s->has_position || s->kind == KI_REPLAY_HEAL)
+        return request(s, 0, now_ns);
+    s->kind = KI_REPLAY_VERIFY;
+    return request(s, s->position, now_ns);
+}
+
+static unsigned retry_later(struct ki_stream *s, uint64_t now_ns)
+{
+    if (s->attempts >= s->opts.max_attempts)
+        return give_up(s, now_ns);
+    s->state = KI_STREAM_WAITING;
+    s->deadline_ns = now_ns + s->opts.retry_delay_ns;
+    return 0;
+}
+
+/* -- answers ----------------------------------------------------------------------------------- */
+
+/* True when the batch with the number of our position is the one that brought us there. */
+static bool is_position(const struct ki_stream *s, const struct ki_batch_id *id)
+{
+    enum ki_known known = ki_stream_lookup(s, id);
+
+    if (known != KI_UNKNOWN)
+        return known == KI_SAME;
+    if (!ki_stream_has_times(s, id))
+        return true; /* without a timestamp: believe the number */
+    return ki_stream_time(id) == s->timestamp;
+}
+
+/* True when everything missed before the held batch has arrived. */
+static bool reached_trigger(const struct ki_stream *s)
+{
+    if (!s->holding || s->ahead)
+        return false;
+    return s->has_position ? s->position + 1 >= s->trigger : s->trigger == 0;
+}
+
+static unsigned replay_restarted(struct ki_stream *s, uint64_t now_ns)
+{
+    unsigned steps = KI_STEP_DROP | ki_stream_restarted(s);
+
+    if (reached_trigger(s))
+        return steps | ki_stream_finish_replay(s);
+    if (++s->turnovers > s->opts.max_attempts) {
+        s->partial = true;
+        return steps | give_up(s, now_ns);
+    }
+    return steps | ki_stream_begin_replay(s, KI_REPLAY_START, 0, now_ns);
+}
+
+/* Handle a hole in a replay: the publisher's ring begins later than asked, or a reply was lost. */
+static unsigned replay_hole(struct ki_stream *s, const struct ki_batch_id *id, uint64_t expected,
+                            bool first, uint64_t now_ns)
+{
+    unsigned steps = 0;
+
+    if (first) {
+        s->stats.overruns++;
+        steps = KI_STEP_PURGE;
+        ki_stream_be_sound(s);
+    } else {
+        ki_stream_lose(s, now_ns);
+    }
+    s->stats.missed += id->sequence - expected;
+    ki_stream_now_partial(s, now_ns);
+    return steps;
+}
+
+/* Heal a partial view: replace it only by a whole one. */
+static unsigned replay_heal(struct ki_stream *s, const struct ki_batch_id *id)
+{
+    if (id->sequence > FIRST_SEQUENCE_MAX)
+        return KI_STEP_DROP | ki_stream_finish_replay(s);
+    ki_stream_forget(s);
+    s->kind = KI_REPLAY_START;
+    return KI_STEP_PURGE | KI_STEP_RESET;
+}
+
+/*
+ * True when @id contradicts the held batch: an earlier number with a later time, or the same number
+ * with other contents. Another process is publishing then.
+ */
+static bool contradicts_trigger(const struct ki_stream *s, const struct ki_batch_id *id)
+{
+    if (!s->holding || s->ahead || id->sequence > s->trigger)
+        return false;
+    if (id->sequence == s->trigger)
+        return id->digest != s->trigger_digest;
+    return s->trigger_timestamp != 0 && ki_stream_time(id) > s->trigger_timestamp;
+}
+
+/*
+ * Handle a ring that begins behind even the held batch: the batches in our socket are older than
+ * the ring.
+ */
+static unsigned replay_beyond(struct ki_stream *s, const struct ki_batch_id *id)
+{
+    ki_stream_accept(s, id);
+    s->stats.replayed++;
+    s->ahead = true;
+    return ki_stream_finish_replay(s);
+}
+
+unsigned ki_stream_replayed(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
+{
+    bool first = !s->answered;
+    unsigned steps = 0;
+    uint64_t expected;
+
+    if (s->state != KI_STREAM_REPLAYING)
+        return KI_STEP_DROP;
+    if (now_ns >= s->replay_end_ns)
+        return KI_STEP_DROP | give_up(s, now_ns);
+    s->deadline_ns = now_ns + s->opts.timeout_ns;
+    if (s->kind == KI_REPLAY_HEAL) {
+        steps = replay_heal(s, id);
+        if (steps & KI_STEP_DROP)
+            return steps;
+    }
+    if (contradicts_trigger(s, id)) {
+        s->ahead = true;
+        if (s->has_position)
+            return replay_restarted(s, now_ns);
+    }
+    expected = s->has_position ? s->position + 1 : 0;
+    if (id->sequence < expected) {
+        bool other =
+            id->sequence == s->position ? !is_position(s, id) : ki_stream_lookup(s, id) == KI_OTHER;
+
+        if (other)
+            return replay_restarted(s, now_ns);
+        if (id->sequence == s->position && s->kind == KI_REPLAY_VERIFY) {
+            s->kind = KI_REPLAY_GAP;
+            s->answered = true;
+            s->unverified = s->seeded = false;
+            if (reached_trigger(s))
+                return KI_STEP_DROP | ki_stream_finish_replay(s);
+        }
+        return KI_STEP_DROP;
+    }
+    if (s->kind == KI_REPLAY_VERIFY) {
+        s->kind = KI_REPLAY_GAP;
+        ki_stream_now_partial(
+            s, now_ns); /* the batch that would have told which process this is has gone */
+    }
+    if (id->sequence > expected && (s->has_position || id->sequence > FIRST_SEQUENCE_MAX)) {
+        if (!first && s->attempts < s->opts.max_attempts)
+            return KI_STEP_DROP | ki_stream_retry(s, now_ns);
+        steps |= replay_hole(s, id, expected, first, now_ns);
+    } else {
+        s->attempts = 1; /* progress */
+    }
+    s->answered = true;
+    if (s->holding && id->sequence > s->trigger)
+        return steps | KI_STEP_APPLY | replay_beyond(s, id);
+    ki_stream_accept(s, id);
+    s->stats.replayed++;
+    steps |= KI_STEP_APPLY;
+    if (reached_trigger(s))
+        steps |= ki_stream_finish_replay(s);
+    return steps;
+}
+
+unsigned ki_stream_replay_end(struct ki_stream *s, uint64_t now_ns)
+{
+    if (s->state != KI_STREAM_REPLAYING)
+        return 0;
+    /* A process keeps its last batch, and a ROUTER that drops replies never drops the first: who
+     * has none from position on is another process. */
+    if (!s->holding && s->kind == KI_REPLAY_VERIFY && !s->answered)
+        return replay_restarted(s, now_ns);
+    if (!s->holding || s->ahead || s->kind == KI_REPLAY_HEAL)
+        return ki_stream_finish_replay(s);
+    /* The held batch's publisher hasn't reached the peer's position: it is another process. */
+    if (s->kind == KI_REPLAY_VERIFY && s->seeded && s->trigger <= s->position)
+        return replay_restarted(s, now_ns);
+    return retry_later(s, now_ns);
+}
+
+/* End a replay that failed: the publisher's state is as unknown as after no answer. */
+unsigned ki_stream_replay_failed(struct ki_stream *s, uint64_t now_ns)
+{
+    if (s->state != KI_STREAM_REPLAYING)
+        return 0;
+    return retry_later(s, now_ns);
+}
