@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** Snapshots of one buffer: kvs_save and kvs_restore with their callbacks supplied. */
+/** Snapshots of one buffer: kvs_save and kvs_restore with callbacks that this file supplies. */
 #include "base/error.h"
 #include "kv_store.h"
 
@@ -37,12 +37,13 @@ int kvs_save_buffer(struct kvs_store *store, const char *name, const void *data,
 
 struct sink {
     const struct kvs_restore_opts *opts;
-    uint8_t *data; /* NULL before the object is found */
+    uint8_t *data; /* NULL until restore finds the object */
     size_t len, at;
     int rc;
 };
 
-/* Called first when the object is found, with its length: twice that with verify_first. */
+/* Allocate the buffer when restore reports the object's length (twice the length with
+ * verify_first). */
 static int begin_sink(void *arg, uint64_t done, uint64_t total)
 {
     kvs_progress_fn progress;

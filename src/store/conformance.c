@@ -40,7 +40,7 @@ enum kvs_verdict kvs_conf_advise(struct kvs_conf *c, const char *fmt, ...)
     return KVS_PASS;
 }
 
-/* A test kit without memory has nothing to say; checks need not care. */
+/* Allocate or abort: the test kit can't report a check that ran out of memory. */
 static void *or_die(void *memory)
 {
     if (!memory)
@@ -159,7 +159,7 @@ enum kvs_verdict kvs_conf_put(struct kvs_conf *c, kv_store_v1 *h, const struct k
     return KVS_PASS;
 }
 
-/* Whether what a get handed out is @data; frees it. */
+/* Compare the value that a get handed out with @data, and free it. */
 static enum kvs_verdict compare(struct kvs_conf *c, const char *call, uint8_t *got, size_t got_len,
                                 const void *data, size_t len)
 {
@@ -178,7 +178,7 @@ static enum kvs_verdict compare(struct kvs_conf *c, const char *call, uint8_t *g
     return verdict;
 }
 
-/* Whether a get failed; at best it left its outputs alone. */
+/* Check that a get failed. A backend should then leave the outputs unchanged. */
 static enum kvs_verdict refused(struct kvs_conf *c, const char *call, int rc, uint8_t *out,
                                 size_t len, const uint8_t *before)
 {
@@ -253,7 +253,7 @@ enum kvs_verdict kvs_conf_delete(struct kvs_conf *c, kv_store_v1 *h, const char 
 
 /* -- The run ----------------------------------------------------------------------------------- */
 
-/* Remove all objects that the check made, through a handle of its own. */
+/* Remove, through a handle of its own, all objects that the check made. */
 static void clean_up(struct kvs_conf *c)
 {
     kv_store_v1 *h = c->n_names || c->n_keys ? c->vt->open(c->uri) : NULL;
@@ -275,11 +275,12 @@ static void clean_up(struct kvs_conf *c)
     c->n_handles = c->n_blocks = c->n_names = c->n_keys = 0;
 }
 
-/* Run one check, report it; returns 1 when it failed. */
+/* Run one check and report its verdict. Returns 1 when the check failed. */
 static int run_check(struct kvs_conf *c, const struct kvs_conf_check *check, kvs_check_fn each,
                      void *arg)
 {
-    bool needs_handle = check != KVS_CONF_ABI; /* the table itself, before anything is called */
+    /* the first ABI check looks at the table, before any call */
+    bool needs_handle = check != KVS_CONF_ABI;
     enum kvs_verdict verdict;
 
     c->detail[0] = c->advice[0] = '\0';
@@ -307,7 +308,7 @@ int kvs_conf_run(const kv_store_vtable *vt, const kv_store_ext *ext, const char 
     int failed = run_check(&c, KVS_CONF_ABI, each, arg);
 
     if (failed)
-        return failed; /* the others would crash */
+        return failed; /* the remaining checks would crash */
     first = vt->open(uri);
     if (!first)
         return -EIO;

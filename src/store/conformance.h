@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
  * The conformance kit, internal to the room. conformance.c runs the checks and has what they share;
- * conformance_abi.c, _names.c, _threads.c and _ext.c are the checks, each a function that looks at
+ * conformance_abi.c, _names.c, _threads.c and _ext.c are the checks. Each is a function that tests
  * one promise of include/kv_store_abi.h (or kv_store_ext.h) through a fresh handle.
  *
- * The runner releases and removes everything that a check opens, allocates, puts and publishes
- * through these helpers, so that a check may return in the middle.
+ * Checks open, allocate, put and publish through these helpers. The runner releases and removes all
+ * of that, so a check may return in the middle.
  */
 #ifndef KV_STORE_CONFORMANCE_H
 #define KV_STORE_CONFORMANCE_H
@@ -23,15 +23,15 @@ struct kvs_conf_key {
 
 struct kvs_conf {
     const kv_store_vtable *vt;
-    const kv_store_ext *ext; /* NULL: none */
+    const kv_store_ext *ext; /* NULL: the backend has no extensions */
     const char *uri;
     const char *library; /* file the backend is in; NULL: built in */
-    uint64_t run;        /* keys and names of this run are made of it */
+    uint64_t run;        /* part of every key and name of this run */
     uint64_t n_made;
     char detail[256];
-    char advice[256]; /* "": none */
+    char advice[256]; /* "": no advice */
 
-    /* of the check that runs */
+    /* state of the check that runs */
     kv_store_v1 *h; /* handles[0] */
     kv_store_v1 **handles;
     void **blocks;
@@ -46,25 +46,28 @@ struct kvs_conf_check {
     kvs_conf_fn run;
 };
 
-/** The checks, each list ended by a NULL name. */
+/** The checks. Each list ends with an entry whose name is NULL. */
 extern const struct kvs_conf_check KVS_CONF_ABI[], KVS_CONF_NAMES[], KVS_CONF_THREADS[],
     KVS_CONF_EXT[];
 
 /**
- * Run all checks, or the one named @only, against a backend; the table itself is always checked
- * first. @library as in struct kvs_conf. Returns the number of failed checks, or -EIO when not even
- * open works.
+ * Run all checks, or the one named @only, against a backend. The check of the table always comes
+ * first. @library as in struct kvs_conf. Returns the number of failed checks, or -EIO when even
+ * open fails.
  */
 int kvs_conf_run(const kv_store_vtable *vt, const kv_store_ext *ext, const char *uri,
                  const char *library, const char *only, kvs_check_fn each, void *arg);
 
-/** Say why, and return the verdict. */
+/** Record why the check fails, and return KVS_FAIL. */
 enum kvs_verdict kvs_conf_fail(struct kvs_conf *c, const char *fmt, ...) KV_PRINTF(2, 3);
-/** Note what the specification allows but some consumers trip over; returns KVS_PASS, to go on. */
+/**
+ * Record a warning: the specification allows this behaviour, but some consumers trip over it.
+ * Returns KVS_PASS.
+ */
 enum kvs_verdict kvs_conf_advise(struct kvs_conf *c, const char *fmt, ...) KV_PRINTF(2, 3);
 enum kvs_verdict kvs_conf_skip(struct kvs_conf *c, const char *fmt, ...) KV_PRINTF(2, 3);
 
-/** Leave the check when a step of it did not pass. */
+/** Leave the check when one of its steps did not pass. */
 #define KVS_CONF_TRY(step)                      \
     do {                                        \
         enum kvs_verdict kvs_verdict_ = (step); \
@@ -72,22 +75,25 @@ enum kvs_verdict kvs_conf_skip(struct kvs_conf *c, const char *fmt, ...) KV_PRIN
             return kvs_verdict_;                \
     } while (0)
 
-/** Memory until the end of the check; content that only @seed decides. Never NULL. */
+/**
+ * Allocate memory that the runner frees after the check. Only @seed decides its content. Never
+ * NULL.
+ */
 uint8_t *kvs_conf_alloc(struct kvs_conf *c, size_t len);
 uint8_t *kvs_conf_data(struct kvs_conf *c, size_t len, uint64_t seed);
 void kvs_conf_fill(uint8_t *data, size_t len, uint64_t seed);
-/** A key (a name) that was never used before. */
+/** Make a key (a name) that no check has used before. */
 struct kvs_conf_key kvs_conf_key(struct kvs_conf *c, size_t len);
 const char *kvs_conf_name(struct kvs_conf *c, const char *suffix);
-/** Have the runner remove it. */
+/** Have the runner delete this manifest after the check. */
 void kvs_conf_forget_name(struct kvs_conf *c, const char *name);
 void kvs_conf_forget_key(struct kvs_conf *c, const struct kvs_conf_key *key);
 
 enum kvs_verdict kvs_conf_open(struct kvs_conf *c, kv_store_v1 **ret);
-/** Close what kvs_conf_open gave, before the end of the check; c->h, too. */
+/** Close a handle of kvs_conf_open, or c->h, before the end of the check. */
 void kvs_conf_close(struct kvs_conf *c, kv_store_v1 *handle);
 
-/** One call each, checked for what it must do. @want: what put_chunk returns; -1: 0 or 1. */
+/** Make one call and check its result. @want: what put_chunk must return; -1: 0 or 1. */
 enum kvs_verdict kvs_conf_put(struct kvs_conf *c, kv_store_v1 *h, const struct kvs_conf_key *key,
                               const void *data, size_t len, int want);
 enum kvs_verdict kvs_conf_get(struct kvs_conf *c, kv_store_v1 *h, const struct kvs_conf_key *key,
@@ -102,8 +108,8 @@ enum kvs_verdict kvs_conf_read_none(struct kvs_conf *c, kv_store_v1 *h, const ch
 enum kvs_verdict kvs_conf_delete(struct kvs_conf *c, kv_store_v1 *h, const char *name);
 
 /**
- * Names of the symbols that the shared object at @path defines and exports, joined by ", " into
- * @ret, but for those a backend may. Returns their number or a negative errno.
+ * Write the names of the symbols that the shared object at @path exports into @ret, joined by ", ",
+ * without those that a backend may export. Returns their number or a negative errno.
  */
 int kvs_conf_exports(const char *path, char *ret, size_t size);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Checks of the seven (eight) functions, by one thread. */
+/* Checks of the ABI's seven functions (eight in version 2), by one thread. */
 #include <dirent.h>
 #include <signal.h>
 #include <stdio.h>
@@ -22,7 +22,7 @@ static enum kvs_verdict check_table(struct kvs_conf *c)
 
 static enum kvs_verdict check_version(struct kvs_conf *c)
 {
-    /* A table of version 1 may end before the field, so it isn't looked at. */
+    /* A table of version 1 may end before the field, so don't read it. */
     if (c->vt->version > KV_STORE_VERSION_2)
         return kvs_conf_advise(c, "version is %u; 2 is the highest that is known", c->vt->version);
     if (c->vt->version == KV_STORE_VERSION_2 && !c->vt->prefetch_chunks)
@@ -44,14 +44,14 @@ static enum kvs_verdict check_exports(struct kvs_conf *c)
                   : kvs_conf_advise(c, "%d more, which may meet the engine's own: %s", n, others);
 }
 
-/* A crash is the only way to fail: of a child, so that the other checks are still made. */
+/* Close NULL in a child process: a crash fails this check and the other checks still run. */
 static enum kvs_verdict check_close_null(struct kvs_conf *c)
 {
     int status = 0;
     pid_t pid = fork();
 
     if (pid == 0) {
-        for (int i = 1; i < NSIG; i++) /* a sanitizer, or the host, may have others */
+        for (int i = 1; i < NSIG; i++) /* a sanitizer, or the host, may have handlers */
             signal(i, SIG_DFL);
         alarm(10);
         c->vt->close(NULL);
@@ -67,7 +67,7 @@ static enum kvs_verdict check_close_null(struct kvs_conf *c)
     return WEXITSTATUS(status) == 0 ? KVS_PASS : kvs_conf_fail(c, "it ended the process");
 }
 
-/* Descriptors that this process has open; 0 when it can't know. */
+/* Count the descriptors that this process has open; 0 when /proc can't be read. */
 static size_t count_fds(void)
 {
     DIR *dir = opendir("/proc/self/fd");
@@ -86,7 +86,8 @@ static enum kvs_verdict check_open_close(struct kvs_conf *c)
     size_t before, after;
     kv_store_v1 *h;
 
-    for (unsigned i = 0; i < 2; i++) { /* what is opened once and kept is no leak */
+    /* warm up: descriptors that a backend opens once and keeps are no leak */
+    for (unsigned i = 0; i < 2; i++) {
         KVS_CONF_TRY(kvs_conf_open(c, &h));
         kvs_conf_close(c, h);
     }
@@ -145,7 +146,7 @@ static enum kvs_verdict check_sizes(struct kvs_conf *c)
     return KVS_PASS;
 }
 
-/* Zeros (what a lost write looks like), text that compresses well, noise. */
+/* Zeros (as after a lost write), text that compresses well, noise. */
 static enum kvs_verdict check_contents(struct kvs_conf *c)
 {
     const size_t len = 1 << 20;
@@ -177,7 +178,7 @@ static enum kvs_verdict check_empty(struct kvs_conf *c)
     return KVS_PASS;
 }
 
-/* Whether puts wait for the manifest: another handle doesn't see them before. */
+/* True when puts wait for the manifest: until then another handle doesn't see them. */
 static bool is_buffering(struct kvs_conf *c, kv_store_v1 *other)
 {
     struct kvs_conf_key key = kvs_conf_key(c, 8);
@@ -192,8 +193,8 @@ static bool is_buffering(struct kvs_conf *c, kv_store_v1 *other)
     return false;
 }
 
-/* A backend that looks for duplicates only when it writes, at put_manifest, can't know earlier that
- * a chunk is there: the specification allows that. One that writes at once has to say so. */
+/* A backend may look for duplicates only when it writes, at put_manifest (the specification allows
+ * it). One that writes at once must report the duplicate at put_chunk. */
 static enum kvs_verdict check_duplicates(struct kvs_conf *c)
 {
     struct kvs_conf_key key = kvs_conf_key(c, 8);
@@ -214,8 +215,8 @@ static enum kvs_verdict check_duplicates(struct kvs_conf *c)
     return rc == 1 ? KVS_PASS : kvs_conf_skip(c, "buffers: looks only at put_manifest");
 }
 
-/* Of two puts before the manifest the second is a hit as well, for a backend that writes at once;
- * for one that buffers it is good to know it. */
+/* Put a chunk twice before the manifest. A backend that writes at once must call the second put a
+ * hit; for one that buffers, an advice is recorded. */
 static enum kvs_verdict check_duplicate_buffered(struct kvs_conf *c)
 {
     struct kvs_conf_key key = kvs_conf_key(c, 8);
@@ -248,7 +249,7 @@ static enum kvs_verdict check_immutable(struct kvs_conf *c)
     return kvs_conf_get(c, c->h, &key, first, 500);
 }
 
-/* Each get hands out memory of its own, which its owner may change, and free. */
+/* Each get hands out memory of its own, which the caller may change and frees. */
 static enum kvs_verdict check_outputs(struct kvs_conf *c)
 {
     struct kvs_conf_key key = kvs_conf_key(c, 8);
@@ -268,7 +269,8 @@ static enum kvs_verdict check_outputs(struct kvs_conf *c)
         rc = manifest ? c->vt->get_manifest(c->h, name, &b, &len)
                       : c->vt->get_chunk(c->h, key.bytes, key.len, &b, &len);
         if (rc == 0 && a == b)
-            return kvs_conf_fail(c, "two gets gave the same memory"); /* not ours to free */
+            /* a shared buffer: freeing it could crash */
+            return kvs_conf_fail(c, "two gets gave the same memory");
         free(a);
         if (rc != 0 || !b || len != 300)
             return kvs_conf_fail(c, "the second get returned %d", rc);
@@ -280,7 +282,7 @@ static enum kvs_verdict check_outputs(struct kvs_conf *c)
     return KVS_PASS;
 }
 
-/* Inputs are borrowed for the call only, and may lie at any address. */
+/* Inputs are valid during the call only, and may lie at any address. */
 static enum kvs_verdict check_inputs(struct kvs_conf *c)
 {
     struct kvs_conf_key key = kvs_conf_key(c, 8);
@@ -334,7 +336,7 @@ static enum kvs_verdict check_key_bytes(struct kvs_conf *c)
         keys[i] = base;
         keys[i].bytes[i % 2 ? 7 : 3] = BYTES[i / 2];
         if (i % 2)
-            keys[i].bytes[3] = 0x00; /* what follows a NUL counts, too */
+            keys[i].bytes[3] = 0x00; /* bytes behind a NUL count, too */
         else
             keys[i].bytes[7] = 0x5c;
         kvs_conf_forget_key(c, &keys[i]);
@@ -352,7 +354,8 @@ static enum kvs_verdict check_missing_chunk(struct kvs_conf *c)
 
     KVS_CONF_TRY(kvs_conf_get_none(c, c->h, &key));
     KVS_CONF_TRY(kvs_conf_get_none(c, c->h, &wide));
-    KVS_CONF_TRY(kvs_conf_put(c, c->h, &key, "late", 4, 0)); /* a miss isn't remembered */
+    /* the backend must not remember the miss */
+    KVS_CONF_TRY(kvs_conf_put(c, c->h, &key, "late", 4, 0));
     KVS_CONF_TRY(kvs_conf_publish(c, c->h, kvs_conf_name(c, ""), "m", 1));
     return kvs_conf_get(c, c->h, &key, "late", 4);
 }
@@ -391,9 +394,11 @@ static enum kvs_verdict check_manifest_replace(struct kvs_conf *c)
     KVS_CONF_TRY(kvs_conf_open(c, &other));
     KVS_CONF_TRY(kvs_conf_publish(c, c->h, name, data, 100000));
     KVS_CONF_TRY(kvs_conf_read(c, other, name, data, 100000));
-    KVS_CONF_TRY(kvs_conf_publish(c, c->h, name, data + 1, 10)); /* nothing of the long one stays */
+    /* nothing of the longer manifest remains */
+    KVS_CONF_TRY(kvs_conf_publish(c, c->h, name, data + 1, 10));
     KVS_CONF_TRY(kvs_conf_read(c, other, name, data + 1, 10));
-    KVS_CONF_TRY(kvs_conf_publish(c, other, name, data + 2, 5000)); /* and by another handle */
+    /* replaced through another handle as well */
+    KVS_CONF_TRY(kvs_conf_publish(c, other, name, data + 2, 5000));
     KVS_CONF_TRY(kvs_conf_read(c, other, name, data + 2, 5000));
     return kvs_conf_read(c, c->h, name, data + 2, 5000);
 }
@@ -406,7 +411,7 @@ static enum kvs_verdict check_delete(struct kvs_conf *c)
 
     snprintf(sibling, 200, "%s-sibling", name);
     kvs_conf_forget_name(c, sibling);
-    KVS_CONF_TRY(kvs_conf_delete(c, c->h, name)); /* none there: fine */
+    KVS_CONF_TRY(kvs_conf_delete(c, c->h, name)); /* deleting a missing manifest succeeds */
     KVS_CONF_TRY(kvs_conf_publish(c, c->h, name, "one", 3));
     KVS_CONF_TRY(kvs_conf_publish(c, c->h, sibling, "two", 3));
     KVS_CONF_TRY(kvs_conf_delete(c, c->h, name));
@@ -419,9 +424,9 @@ static enum kvs_verdict check_delete(struct kvs_conf *c)
     return kvs_conf_read(c, c->h, name, "again", 5);
 }
 
-/* Deleting a manifest takes nothing from another one that uses the same chunk and was published
- * after: the chunk is put again, as a saver would. The specification leaves open what delete does
- * with chunks, and wants consumers to cope. */
+/* Delete one of two manifests that share a chunk. The second was published after the first and its
+ * saver put the chunk again. The specification leaves open whether delete removes chunks, so a loss
+ * is an advice only. */
 static enum kvs_verdict check_delete_shared(struct kvs_conf *c)
 {
     struct kvs_conf_key key = kvs_conf_key(c, 8);
@@ -448,7 +453,8 @@ static enum kvs_verdict check_visible(struct kvs_conf *c)
     const char *name = kvs_conf_name(c, "");
     kv_store_v1 *other;
 
-    KVS_CONF_TRY(kvs_conf_open(c, &other)); /* before: it must look again */
+    /* opened before the change, so the handle must not answer from memory */
+    KVS_CONF_TRY(kvs_conf_open(c, &other));
     for (size_t i = 0; i < N; i++) {
         keys[i] = kvs_conf_key(c, i % 2 ? 8 : 32);
         KVS_CONF_TRY(kvs_conf_put(c, c->h, &keys[i], &i, sizeof(i), 0));
@@ -462,8 +468,8 @@ static enum kvs_verdict check_visible(struct kvs_conf *c)
     return KVS_PASS;
 }
 
-/* The specification leaves open whether a handle sees its own puts before the manifest; wrong
- * bytes it may not see. */
+/* Get a handle's own puts before the manifest. The specification leaves open whether a handle sees
+ * them; wrong bytes are a failure. */
 static enum kvs_verdict check_own_puts(struct kvs_conf *c)
 {
     struct kvs_conf_key key = kvs_conf_key(c, 8);
@@ -511,7 +517,7 @@ static enum kvs_verdict check_reopen(struct kvs_conf *c)
     return kvs_conf_put(c, c->h, &key, data, 100000, -1);
 }
 
-/* Whatever prefetch returns, it changes nothing about what gets say. */
+/* Prefetch, whatever it returns, must not change what gets return. */
 static enum kvs_verdict check_prefetch(struct kvs_conf *c)
 {
     enum { N = 20 };
@@ -532,11 +538,13 @@ static enum kvs_verdict check_prefetch(struct kvs_conf *c)
     if (c->vt->prefetch_chunks(c->h, keys[0], 32, N) > 0)
         return kvs_conf_fail(c, "returned more than 0");
     c->vt->prefetch_chunks(c->h, keys[0], 32, 0);
-    for (size_t round = 0; round < 2; round++) /* twice: what was fetched is given more than once */
+    /* twice: prefetched chunks can be got more than once */
+    for (size_t round = 0; round < 2; round++)
         for (size_t i = 0; i < N; i++)
             KVS_CONF_TRY(i % 2 ? kvs_conf_get(c, c->h, &key[i], data + i, 2000 + i)
                                : kvs_conf_get_none(c, c->h, &key[i]));
-    KVS_CONF_TRY(kvs_conf_put(c, c->h, &key[0], data, 10, 0)); /* it was a miss, but comes now */
+    /* missing at the prefetch, put after it */
+    KVS_CONF_TRY(kvs_conf_put(c, c->h, &key[0], data, 10, 0));
     KVS_CONF_TRY(kvs_conf_publish(c, c->h, kvs_conf_name(c, ""), "m", 1));
     return kvs_conf_get(c, c->h, &key[0], data, 10);
 }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The exported symbols of a shared object, from its file: .dynsym, as the loader will see it. The
- * file is one that was loaded already, so that it is no stranger; lengths are checked all the
- * same. */
+/* List the exported symbols of a shared object from its file: .dynsym, as the loader sees it. The
+ * loader has accepted the file already; all lengths are checked nevertheless. */
 #include <elf.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -21,7 +20,7 @@ static bool is_inside(const struct image *image, uint64_t offset, uint64_t len)
     return offset <= image->len && len <= image->len - offset;
 }
 
-/* True for the symbols that a backend may export, and those that linkers add to every library. */
+/* True for symbols that a backend may export, and those that linkers add to every library. */
 static bool is_allowed(const char *name)
 {
     static const char *const ALLOWED[] = {

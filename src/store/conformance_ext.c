@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Checks of the optional table of kv_store_ext.h; what a backend doesn't offer is skipped. */
+/* Checks of the optional table of kv_store_ext.h. Functions that a backend doesn't offer are
+ * skipped. */
 #include <stdio.h>
 
 #include "store/conformance.h"
 
-/* Whether the backend's table is long enough to have @field, and has it. */
+/* True when the backend's table is long enough to have @field and the field isn't NULL. */
 #define HAS(c, field)                                                                         \
     ((c)->ext && (c)->ext->size >= offsetof(kv_store_ext, field) + sizeof((c)->ext->field) && \
      (c)->ext->field)
@@ -25,7 +26,7 @@ static enum kvs_verdict check_table(struct kvs_conf *c)
     return KVS_PASS;
 }
 
-/* @n keys of 16 bytes, one after the other; those with an odd index are put and published. */
+/* Fill @n keys of 16 bytes, one after the other. Put and publish the chunks with odd indices. */
 static enum kvs_verdict put_odd(struct kvs_conf *c, uint8_t (*flat)[16], size_t n, const char *name)
 {
     for (size_t i = 0; i < n; i++) {
@@ -188,7 +189,7 @@ static enum kvs_verdict check_delete_chunk(struct kvs_conf *c)
     KVS_CONF_TRY(kvs_conf_put(c, c->h, &key, "x", 1, 0));
     KVS_CONF_TRY(kvs_conf_put(c, c->h, &stays, "y", 1, 0));
     KVS_CONF_TRY(kvs_conf_publish(c, c->h, kvs_conf_name(c, ""), "m", 1));
-    for (unsigned i = 0; i < 2; i++) /* the second time there is none: fine */
+    for (unsigned i = 0; i < 2; i++) /* the second call finds nothing and must succeed */
         if (c->ext->delete_chunk(c->h, key.bytes, key.len) != 0)
             return kvs_conf_fail(c, "delete_chunk failed");
     KVS_CONF_TRY(kvs_conf_get_none(c, c->h, &key));
@@ -198,7 +199,7 @@ static enum kvs_verdict check_delete_chunk(struct kvs_conf *c)
     return kvs_conf_get(c, c->h, &key, "z", 1);
 }
 
-/* How often a listing names what we look for. */
+/* Counts how often a listing names the entry that the check looks for. */
 struct seek {
     const char *name;
     const struct kvs_conf_key *key;
@@ -250,7 +251,8 @@ static enum kvs_verdict check_list_manifests(struct kvs_conf *c)
 
     NEED(c, list_manifests);
     KVS_CONF_TRY(kvs_conf_publish(c, c->h, kvs_conf_name(c, ""), "m", 1));
-    if (c->vt->put_manifest(c->h, name, (const uint8_t *)"12345", 5) != 0) { /* a blank: refused */
+    /* the backend refuses blanks in names */
+    if (c->vt->put_manifest(c->h, name, (const uint8_t *)"12345", 5) != 0) {
         s.name = kvs_conf_name(c, "listed");
         KVS_CONF_TRY(kvs_conf_publish(c, c->h, s.name, "12345", 5));
     }
@@ -321,7 +323,8 @@ static enum kvs_verdict check_flush(struct kvs_conf *c)
     return kvs_conf_get(c, other, &key, "x", 1);
 }
 
-/* The sweep of a store that others may use: only @victim is not alive. */
+/* Liveness callback of the sweep: only @victim is dead, so that a shared store keeps all other
+ * chunks. */
 static int all_but(void *arg, const uint8_t *hash, size_t hash_len)
 {
     const struct kvs_conf_key *victim = arg;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Manifest names that a backend could get wrong. The specification says only "a C string": a
- * backend may refuse a name, but what it takes it must give back, and never mix up with another. */
+/* Manifest names that a backend could get wrong. The specification says only "a C string". A
+ * backend may refuse a name; a name that it accepts must give back its own bytes and never another
+ * name's. */
 #include <stdio.h>
 
 #include "store/conformance.h"
@@ -12,8 +13,8 @@ struct name {
     bool taken;
 };
 
-/* Names used as they stand, special to file systems and key spaces. Skipped where an object has
- * one. */
+/* Names without a prefix of this run, special to file systems and key spaces. Skipped where the
+ * store already has such an object. */
 static const char *const BARE[] = {"",
                                    ".",
                                    "..",
@@ -25,7 +26,7 @@ static const char *const BARE[] = {"",
                                    ".kvasir",
                                    "../kvs-conformance",
                                    "/tmp/kvs-conformance"};
-/* Endings behind a name of this run. */
+/* Appended to a name of this run. */
 static const char *const SUFFIXES[] = {
     "a",         "A",    "a.tmp", "a~",  "a b",  "a/b",  "a//b",   "a%2fb", "a%2Fb",
     "a\\b",      "a:b",  "a.",    "a.b", "*",    "?[a]", "{a}",    "\n",    "\x01",
@@ -72,7 +73,7 @@ static size_t make_names(struct kvs_conf *c, struct name *names)
         size_t len;
 
         if (c->vt->get_manifest(c->h, BARE[i], &old, &len) == 0)
-            free(old); /* somebody's: not ours to replace */
+            free(old); /* an object of the store's owner: don't replace it */
         else
             names[n++].text = BARE[i];
     }
@@ -82,7 +83,8 @@ static size_t make_names(struct kvs_conf *c, struct name *names)
         snprintf(text, base_len + 32, "%s%s", base, SUFFIXES[i]);
         names[n++].text = text;
     }
-    for (size_t i = 0; i < KV_COUNT(LENS); i++) { /* equal but for the length, and the last byte */
+    /* names that differ only in length, or in the last byte */
+    for (size_t i = 0; i < KV_COUNT(LENS); i++) {
         for (int last = 'x'; last <= 'y'; last++) {
             char *text = (char *)kvs_conf_alloc(c, LENS[i] + 1);
 
@@ -140,7 +142,7 @@ static enum kvs_verdict check_plain_names(struct kvs_conf *c)
     return KVS_PASS;
 }
 
-/* A chunk and a manifest may look alike; they live in two worlds. */
+/* Use the same bytes as a chunk's key and as a manifest's name: they must not clash. */
 static enum kvs_verdict check_two_worlds(struct kvs_conf *c)
 {
     struct kvs_conf_key key = kvs_conf_key(c, 32);

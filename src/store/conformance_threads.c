@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Checks with several threads. A backend that only sometimes fails is only sometimes caught; each
- * check goes on until it has seen enough interleavings, not for a time. */
+/* Checks with several threads. Each check runs until it has seen enough interleavings, not for a
+ * time. A backend that fails rarely may still pass. */
 #include <stdatomic.h>
 #include <stdio.h>
 
@@ -17,11 +17,11 @@ struct crew {
     const kv_store_vtable *vt;
     kv_store_v1 *h;
     struct kvs_conf_key (*keys)[ROUNDS]; /* [N_THREADS] */
-    const struct kvs_conf_key *shared;   /* [ROUNDS]: what all of them put */
+    const struct kvs_conf_key *shared;   /* [ROUNDS]: keys that all threads put */
     const char *const *names;            /* one per thread */
-    _Atomic size_t ready;                /* rounds that are published */
+    _Atomic size_t ready;                /* number of rounds published */
     _Atomic bool stop, failed;
-    char why[128]; /* by the one that set failed first */
+    char why[128]; /* written by the thread that set failed first */
 };
 
 struct member {
@@ -37,7 +37,7 @@ static void blame(struct crew *crew, const char *call, int rc)
                  rc);
 }
 
-/* Content of a key: chosen by it alone, of various sizes. */
+/* Generate the content of a key. Only the key decides it; sizes vary. */
 static size_t content(const struct kvs_conf_key *key, uint8_t *data)
 {
     uint64_t seed;
@@ -83,7 +83,7 @@ static bool publish(struct crew *crew, const char *name, const void *data, size_
     return rc == 0;
 }
 
-/* Start @n members at @fn, run @meanwhile (may be NULL), join; the verdict of them all. */
+/* Start @n threads at @fn, run @meanwhile (may be NULL) and join. Returns the common verdict. */
 static enum kvs_verdict run_crew(struct kvs_conf *c, struct crew *crew, unsigned n,
                                  void *(*fn)(void *), void (*meanwhile)(struct crew *, void *),
                                  void *arg)
@@ -163,7 +163,7 @@ static enum kvs_verdict check_savers(struct kvs_conf *c)
 
 /* -- A saver and a reader on two handles ------------------------------------------------------- */
 
-/* The manifest is one letter, over and over: 'a' + n % 26, 20000 + 1000 n % 26 times. */
+/* Fill a manifest with one letter, 'a' + n % 26, repeated 20000 + 1000 n % 26 times. */
 static size_t letters(unsigned n, uint8_t *data)
 {
     memset(data, 'a' + (int)(n % 26), 20000 + 1000 * (n % 26));
@@ -222,7 +222,7 @@ static enum kvs_verdict check_atomic(struct kvs_conf *c)
     return run_crew(c, &crew, 1, replacer, watch, reader);
 }
 
-/* -- As the public Python consumer does: one handle, a writer thread, gets on others ----------- */
+/* -- One handle as the public Python consumer uses it: a writer thread, gets on other threads -- */
 
 static void *writer(void *arg)
 {
@@ -232,7 +232,7 @@ static void *writer(void *arg)
         for (unsigned i = 0; i < N_THREADS; i++)
             if (!put(crew, &crew->keys[i][k]))
                 return NULL;
-        if (!publish(crew, crew->names[0], "", 0)) /* a sentinel: it names no chunk */
+        if (!publish(crew, crew->names[0], "", 0)) /* an empty sentinel: it names no chunk */
             return NULL;
         atomic_store(&crew->ready, k + 1);
     }
@@ -268,7 +268,8 @@ static enum kvs_verdict check_python_consumer(struct kvs_conf *c)
     KVS_CONF_TRY(kvs_conf_open(c, &reader));
     KVS_CONF_TRY(run_crew(c, &crew, 1, writer, read_behind, reader));
     kvs_conf_close(c, c->h);
-    KVS_CONF_TRY(kvs_conf_open(c, &c->h)); /* a restart finds all of it, by the sentinel alone */
+    /* a new handle finds every chunk; only the sentinel was published */
+    KVS_CONF_TRY(kvs_conf_open(c, &c->h));
     KVS_CONF_TRY(kvs_conf_read(c, c->h, name, "", 0));
     for (unsigned i = 0; i < N_THREADS; i++)
         for (unsigned k = 0; k < ROUNDS; k++)
@@ -291,7 +292,7 @@ static enum kvs_verdict check_same_chunks(struct kvs_conf *c)
         KVS_CONF_TRY(kvs_conf_put(c, c->h, &keys[i], &i, sizeof(i), 0));
         KVS_CONF_TRY(kvs_conf_put(c, other, &keys[i], &i, sizeof(i), -1));
     }
-    kvs_conf_close(c, c->h); /* without a manifest: nothing of the other's may go with it */
+    kvs_conf_close(c, c->h); /* closed without a manifest: the other handle's chunks must stay */
     KVS_CONF_TRY(kvs_conf_publish(c, other, kvs_conf_name(c, ""), "m", 1));
     for (size_t i = 0; i < KV_COUNT(keys); i++)
         KVS_CONF_TRY(kvs_conf_get(c, third, &keys[i], &i, sizeof(i)));

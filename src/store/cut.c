@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Two ways of cutting behind one window over the object: what a format's parser asks for, and
+ * Two ways of cutting an object behind one window: pieces that a format's parser asks for, and
  * content-defined cuts for everything else.
  *
- * Content-defined: a gear hash rolls over the last 64 bytes, h = 2h + table[byte]; a chunk ends
+ * Content-defined: a gear hash rolls over the last 64 bytes, h = 2h + table[byte]. A chunk ends
  * where the hash's high bits are zero. More bits have to be zero before the average length than
- * after it (normalisation), which draws lengths towards the average; none is below a quarter of it
- * or above four times it. Two bytes are taken per step: only the shift and one addition depend on
- * the step before.
+ * after it (normalisation), which draws lengths towards the average. No chunk is below a quarter of
+ * the average or above four times the average. Each step takes two bytes, since only the shift and
+ * one addition depend on the step before.
  */
 #include "store/cut.h"
 
@@ -44,7 +44,8 @@ size_t kvs_source_fill(struct kvs_source *s, size_t want)
         if (n < 0)
             s->error = n >= -4095 ? (int)n : -EIO;
         else if ((uint64_t)n > room)
-            s->error = -EINVAL; /* the caller's function claims more than it was given room for */
+            /* the caller's read function claims more bytes than the room it was given */
+            s->error = -EINVAL;
         else
             s->end += (size_t)n;
         s->eof = n == 0;
@@ -56,7 +57,8 @@ size_t kvs_source_fill(struct kvs_source *s, size_t want)
 
 static uint64_t gear[256], gear_twice[256];
 
-/* Part of the format in effect: another table would cut elsewhere and share nothing with before. */
+/* Fill the gear table. It is part of the format: another table would cut elsewhere and share no
+ * chunk with earlier saves. */
 static void make_gear(void)
 {
     uint64_t state = UINT64_C(0x6b76617369720001);
@@ -71,13 +73,14 @@ static void make_gear(void)
     }
 }
 
-/* @bits high bits below the topmost, which the step of two bytes shifts out. */
+/* Mask of @bits high bits below the topmost bit, which a step of two bytes shifts out. */
 static uint64_t high_bits(unsigned bits)
 {
     return ((UINT64_C(1) << bits) - 1) << (63 - bits);
 }
 
-/* Where in data[at, end) a chunk ends, or @end. @h is carried on. */
+/* Find the offset in data[at, end) at which a chunk ends; @end when none does. @h_at carries the
+ * hash on. */
 static size_t roll(const uint8_t *data, size_t at, size_t end, uint64_t mask, uint64_t *h_at)
 {
     uint64_t h = *h_at;
@@ -167,7 +170,7 @@ static const uint8_t *consume(struct kvs_cutter *c, size_t len)
     return data;
 }
 
-/* Lay a region out column by column; its chunks are handed out from there. */
+/* Lay a region out column by column; the cutter then hands out its chunks from that copy. */
 static int weave(struct kvs_cutter *c, struct kvs_manifest *m, const struct kvs_weave *w)
 {
     size_t len = kvs_weave_region(w);
@@ -198,7 +201,7 @@ static void next_woven(struct kvs_cutter *c, const uint8_t **ret, size_t *ret_le
     c->woven_at += *ret_len;
 }
 
-/* The next piece as the parser wants it. An object that ends inside is cut where it ends. */
+/* Cut the next piece as the parser asks. An object that ends inside the piece is cut at its end. */
 static int next_parsed(struct kvs_cutter *c, struct kvs_manifest *m, const uint8_t **ret,
                        size_t *ret_len)
 {
@@ -217,7 +220,7 @@ static int next_parsed(struct kvs_cutter *c, struct kvs_manifest *m, const uint8
     }
     *ret_len = KV_MIN(KV_MIN(piece.len, len), c->max);
     if (*ret_len < piece.len)
-        c->parsing = false; /* the object ends here, or nothing fits any more */
+        c->parsing = false; /* the object ends here, or the format no longer matches */
     *ret = consume(c, *ret_len);
     return *ret_len ? 1 : 0;
 }

@@ -12,14 +12,14 @@
  *
  * A model may have a second cache behind the first (sliding windows), V may be missing (MLA).
  *
- * One more token makes every layer longer, so whatever is cut by offset shares nothing behind the
- * first layer. Here every layer's K and V begin a chunk and are cut after fixed numbers of tokens:
- * growing changes the last chunk of each. Transposed V grows at the end of each of its rows; its
- * rows go column by column, in groups (struct kvs_weave). Tokens and meta, which hold the slot's
- * number, have chunks of their own.
+ * One more token makes every layer longer, so chunks cut by offset share nothing behind the first
+ * layer. Here every layer's K and V begin a chunk and are cut after fixed numbers of tokens. A
+ * longer sequence changes only the last chunk of each. Transposed V grows at the end of each of its
+ * rows, so its rows go column by column, in groups (struct kvs_weave). Tokens and meta, which hold
+ * the slot's number, have chunks of their own.
  *
- * Nothing here is trusted and nothing depends on it: what doesn't look right ends the parsing, and
- * the rest of the object is cut by content.
+ * The parser trusts no value. Where a value doesn't fit the format, parsing ends and the rest of
+ * the object is cut by content; restoring never needs the format.
  */
 #include "store/cut.h"
 
@@ -35,14 +35,14 @@ enum {
     MAX_ELEMENT = 16,
     MAX_ROWS = 1 << 20,
     MAX_HEAD = 4096,
-    STEP = 64 << 10,      /* of tokens and meta */
-    MIN_RANGE = 16 << 10, /* bytes: smaller rows go with more tokens to a chunk */
+    STEP = 64 << 10,      /* bytes of a chunk of tokens or meta */
+    MIN_RANGE = 16 << 10, /* bytes: smaller rows put more tokens into a chunk */
     ROWS_WOVEN = 256
 };
 
 enum where { AT_FILE, AT_TOKENS, AT_CACHE, AT_STREAM, AT_META, AT_LAYER, AT_RANGES, AT_ROWS };
 
-/* Whether a handler has decided on a piece; else the next one, of p->where, is asked. */
+/* CUT: the handler decided on a piece. GO_ON: ask the handler of p->where next. */
 enum verdict { GO_ON, CUT };
 
 static uint32_t u32_at(const struct kvs_source *s, size_t offset)
@@ -82,7 +82,7 @@ static enum verdict give_up(struct kvs_piece *ret)
     return CUT;
 }
 
-/* One step of what is cut in fixed steps, with the head before it. */
+/* Cut one step of a run that goes in fixed steps, with the head before it. */
 static enum verdict cut_step(struct kvs_llama *p, struct kvs_piece *ret)
 {
     size_t len = (size_t)KV_MIN((uint64_t)p->step, p->left);
@@ -136,7 +136,7 @@ static void end_stream(struct kvs_llama *p)
     p->where = --p->streams ? AT_STREAM : AT_CACHE;
 }
 
-/* Whether behind cells of @cell bytes there is what comes behind meta. */
+/* True when a valid stream header follows cells of @cell bytes, as it must behind meta. */
 static bool meta_ends(struct kvs_llama *p, struct kvs_source *s, size_t cell)
 {
     size_t end = p->head + cell * p->cells;
@@ -184,7 +184,8 @@ static enum verdict at_meta(struct kvs_llama *p, struct kvs_source *s, struct kv
     return GO_ON;
 }
 
-/* Tokens to a chunk of rows of @row bytes: fixed by the row, or growth would move the cuts. */
+/* Tokens in a chunk of rows of @row bytes. Only the row length decides, or growth would move the
+ * cuts. */
 static size_t range_tokens(const struct kvs_llama *p, size_t row)
 {
     size_t tokens = p->chunk_tokens, max = p->chunk_max - LAYER_HEADER;
@@ -218,7 +219,7 @@ static enum verdict at_rows_header(struct kvs_llama *p, struct kvs_source *s, st
     return CUT;
 }
 
-/* The head of K or V of one layer. */
+/* Parse the head of K or V of one layer. */
 static enum verdict at_layer(struct kvs_llama *p, struct kvs_source *s, struct kvs_piece *ret)
 {
     uint64_t row;
@@ -239,7 +240,7 @@ static enum verdict at_layer(struct kvs_llama *p, struct kvs_source *s, struct k
     if (u32_at(s, 0) > MAX_TYPE || row - 1 >= p->chunk_max - LAYER_HEADER) {
         if (!p->values)
             return give_up(ret);
-        end_stream(p); /* no V, or no more of it: what follows may be another stream or cache */
+        end_stream(p); /* no (more) V: another stream or cache may follow */
         return GO_ON;
     }
     p->head = LAYER_HEADER;
@@ -275,7 +276,7 @@ static enum verdict at_rows(struct kvs_llama *p, struct kvs_source *s, struct kv
     p->left -= p->weave.rows;
     *ret = (struct kvs_piece){.len = kvs_weave_region(&p->weave), .weave = p->weave};
     if (p->weave.row_bytes == p->weave.piece_bytes)
-        ret->weave.rows = 0; /* one column: the same either way */
+        ret->weave.rows = 0; /* one column: weaving changes nothing */
     return CUT;
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Functions of kv_store_ext.h, with checks; made from the ABI's own calls where possible. */
+/* Functions of kv_store_ext.h with checked results. Those that a backend lacks are made from the
+ * ABI's own calls where possible. */
 #include <limits.h>
 
 #include "base/error.h"
@@ -10,8 +11,8 @@
 struct stream {
     kv_store_piece_fn each;
     void *arg;
-    uint64_t next; /* offset of the next piece */
-    int stopped;   /* what each() or the check said, which the backend is to return */
+    uint64_t next; /* expected offset of the next piece */
+    int stopped;   /* what each() or the check returned; the backend must return the same */
     bool broken;
 };
 
@@ -19,7 +20,7 @@ static int check_piece(void *arg, uint64_t offset, const uint8_t *piece, size_t 
 {
     struct stream *s = arg;
 
-    if (s->stopped) /* the backend goes on although it was told to stop */
+    if (s->stopped) /* the backend ignores that it was stopped */
         return s->stopped;
     s->broken = (offset != 0 && offset != s->next) || (!piece && len > 0);
     if (s->broken)
@@ -83,7 +84,7 @@ static int by_address(const void *a, const void *b)
 static bool has_twins(void *const *values, size_t n)
 {
     void **sorted = calloc(n, sizeof(*sorted));
-    bool found = !sorted; /* then it is looked for the slow way */
+    bool found = !sorted; /* no table of indices: search one by one */
     size_t m = 0;
 
     for (size_t i = 0; sorted && i < n; i++)
@@ -97,8 +98,8 @@ static bool has_twins(void *const *values, size_t n)
     return found;
 }
 
-/* One buffer for two chunks can be freed but once: the second of them becomes NULL. Returns whether
- * there were such. */
+/* Set to NULL each buffer that stands for two chunks, since it can be freed only once. Returns true
+ * when there was one. */
 static bool drop_twins(void **values, size_t n)
 {
     bool found = false;
@@ -114,8 +115,8 @@ static bool drop_twins(void **values, size_t n)
     return found;
 }
 
-/* The backend's own batch succeeded, so that what it left in @ret is ours, whatever is wrong with
- * it. @found: what it returned. */
+/* Check the result of the backend's own get_chunks, which returned @found. After success its
+ * buffers in @ret are ours to free, whatever else is wrong. */
 static int check_batch(const struct kvs_store *store, int found, size_t n, void **ret,
                        const size_t *len)
 {
@@ -140,7 +141,9 @@ static int get_batch(struct kvs_store *store, const void *hashes, size_t hash_le
     int rc, found = store->ext.get_chunks(store->backend, hashes, hash_len, n, (uint8_t **)ret,
                                           ret_len);
 
-    if (found < 0) { /* what it left is its own, freed perhaps: not even to be looked at */
+    /* after a failure the backend still owns its buffers and may have freed them: don't read
+     * them */
+    if (found < 0) {
         memset(ret, 0, n * sizeof(*ret));
         return kvs_check_rc(store, "get_chunks", found, 0);
     }
@@ -148,7 +151,7 @@ static int get_batch(struct kvs_store *store, const void *hashes, size_t hash_le
     if (rc < 0)
         drop(ret, n);
     for (size_t i = 0; i < n; i++)
-        if (!ret[i] && ret_len[i] != KVS_LEN_BAD) /* a backend may leave anything */
+        if (!ret[i] && ret_len[i] != KVS_LEN_BAD) /* a backend may leave any length here */
             ret_len[i] = 0;
     return rc;
 }
@@ -178,7 +181,7 @@ int kvs_get_chunks(struct kvs_store *store, const void *hashes, size_t hash_len,
     return found;
 }
 
-/* The backend's own batch. Chunks that it doesn't speak of count as failed. */
+/* Put by the backend's own put_chunks. Chunks without an answer count as failed. */
 static int put_batch(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n,
                      const void *const *data, const size_t *len, int *ret_each)
 {
@@ -226,7 +229,7 @@ int kvs_exists(struct kvs_store *store, const void *hashes, size_t hash_len, siz
     if (!kvs_hashes_ok(hashes, hash_len, n) || n > INT_MAX)
         return -EINVAL;
     if (!store->ext.exists_chunks)
-        return -ENOTSUP; /* a get would tell, at the price of all the bytes */
+        return -ENOTSUP; /* get_chunk would answer, but it transfers all bytes */
     if (n == 0)
         return 0;
     rc = store->ext.exists_chunks(store->backend, hashes, hash_len, n, ret_present);
@@ -270,17 +273,17 @@ struct listing {
     kv_store_each_fn each;
     void *arg;
     bool chunks;
-    int stopped; /* what each() or the check said, which the backend is to return */
+    int stopped; /* what each() or the check returned; the backend must return the same */
 };
 
-/* An entry as this build knows it: a backend's may be shorter or longer. */
+/* Convert an entry to this build's struct: a backend's may be shorter or longer. */
 static int check_entry(void *arg, const kv_store_entry *entry)
 {
     struct listing *l = arg;
     kv_store_entry known = {.len = UINT64_MAX};
     bool ok = entry && entry->size >= offsetof(kv_store_entry, len);
 
-    if (l->stopped) /* the backend goes on although it was told to stop */
+    if (l->stopped) /* the backend ignores that it was stopped */
         return l->stopped;
     if (ok) {
         memcpy(&known, entry, KV_MIN(entry->size, sizeof(known)) / 8 * 8);

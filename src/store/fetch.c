@@ -6,10 +6,10 @@
 #include "base/log.h"
 #include "store/store.h"
 
-/* Keys of one request at most: a bound on it, whatever the chunks' size. */
+/* Upper limit for the keys of one request, whatever the chunks' sizes. */
 enum { MAX_AHEAD = 4096 };
 
-/* Takes @data, which is what @ref names or is freed. */
+/* Check that @data is the chunk that @ref names. Takes @data: hands it out in *ret or frees it. */
 static int check(const struct kvs_chunk_ref *ref, void *data, size_t len, void **ret)
 {
     uint8_t key[16] = {0};
@@ -46,8 +46,8 @@ static void drop(struct kvs_window *w)
     w->n = 0;
 }
 
-/* All of the window by get_chunks. Failing is left to the takes, which say why, unless asking again
- * is of no use. */
+/* Fetch the whole window by get_chunks. Most failures are left to the takes, which report the
+ * reason; returns only those that asking again can't mend. */
 static int hold(struct kvs_window *w, struct kvs_store *store, const uint8_t *keys)
 {
     int rc;
@@ -69,7 +69,7 @@ static int ask(struct kvs_window *w, struct kvs_store *store)
     int rc = 0;
 
     if (!keys)
-        return 0; /* one by one, then */
+        return 0; /* kvs_window_take gets the chunks one by one */
     for (size_t i = 0; i < w->n; i++)
         memcpy(keys + i * 16, w->chunks[i].key, 16);
     if ((!ahead || kvs_prefetch(store, keys, 16, w->n) < 0) && batch)

@@ -67,7 +67,7 @@ static int get_chunks(kv_store_v1 *h, const uint8_t *hashes, size_t hash_len, si
 struct pieces {
     kv_store_piece_fn each;
     void *arg;
-    int stopped; /* what each said: nothing of the file */
+    int stopped; /* error that each() returned, as opposed to an error of the file */
 };
 
 static int give_piece(void *arg, uint64_t offset, const uint8_t *piece, size_t len)
@@ -85,7 +85,8 @@ static int stream_chunk(kv_store_v1 *h, const uint8_t *hash, size_t hash_len, ui
     struct kvs_file_value value = {.each = give_piece, .arg = &pieces, .buf = buf, .room = room};
     int rc = buf && room && each ? kvs_file_get_chunk(h, hash, hash_len, &value) : -EINVAL;
 
-    if (rc == 0 && (value.data || value.len == 0)) /* it wasn't read in pieces */
+    /* true unless the value was handed out in pieces */
+    if (rc == 0 && (value.data || value.len == 0))
         rc = give_piece(&pieces, 0, value.data ? value.data : buf, value.len);
     free(value.data);
     return pieces.stopped ? pieces.stopped : rc;

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Reading ahead. To announce a file to the kernel takes an open, a call and a close, a quarter of a
- * read from page cache, where it gains nothing; from a disk it gains much. So a prefetch announces
- * a few and notes the other keys, and gets announce those as they come near, as long as reads are
- * slow:
+ * Reading ahead. Announcing a file to the kernel takes an open, a call and a close. That costs a
+ * quarter of a read from page cache and gains much only when the file must come from a disk. So a
+ * prefetch announces the first few files and notes the other keys. While reads are slow, gets
+ * announce the noted keys as they come near:
  *
  *     keys of a prefetch:   0 1 2 3 4 5 6 7 8 9       gets come from the left, mostly
  *                           - - - a a a a . . .       - passed   a announced, AHEAD at most   .
  *                             noted
  *
- * A few prefetches are noted at a time, for as many restores; the one used longest ago makes room.
- * Nothing is promised: a get that isn't found where the next ones should be announces nothing.
+ * STREAMS prefetches are noted at a time, one for each restore under way; a new one replaces the
+ * one used longest ago. A get whose key isn't among the next NEAR keys announces nothing.
  */
 #include <fcntl.h>
 #include <unistd.h>
@@ -20,13 +20,14 @@
 
 enum { STREAMS = 8, KEYS = 4096, AHEAD = 32, NEAR = 64 /* how far a get looks for its key */ };
 
-/* Memory gives a byte in a tenth of a nanosecond, disks need this to begin. */
+/* A read that takes longer is slow: page cache gives a byte in a tenth of a nanosecond, disks need
+ * this long to begin. */
 #define SLOW_NS (100 * UINT64_C(1000))
 
 struct stream {
-    uint8_t *keys; /* NULL: free */
+    uint8_t *keys; /* NULL: this stream is free */
     size_t key_len, n, first, announced;
-    uint64_t used; /* by the count of uses */
+    uint64_t used; /* value of the use counter at the last use */
 };
 
 struct kvs_file_ahead {
@@ -79,7 +80,7 @@ static int oldest(const struct kvs_file_ahead *a)
     return found;
 }
 
-/* Returns the stream, or -ENOMEM. */
+/* Note the keys of a prefetch. Returns the stream, or -ENOMEM. */
 static int note(kv_store_v1 *h, const uint8_t *keys, size_t key_len, size_t n)
 {
     struct stream s = {.key_len = key_len, .n = KV_MIN(n, (size_t)KEYS)};
@@ -117,7 +118,7 @@ int kvs_file_prefetch(kv_store_v1 *h, const uint8_t *keys, size_t key_len, size_
     return 0;
 }
 
-/* Whether @key is the next of the stream, or nearly. */
+/* True when @key is among the next NEAR keys of the stream, which then moves behind it. */
 static bool passes(struct stream *s, const uint8_t *key, size_t key_len)
 {
     if (!s->keys || s->key_len != key_len)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** Move to bad/ files that don't verify, and entries that aren't the store's. */
+/** Setting aside: move to bad/ files that don't verify, and entries that aren't the store's. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <sys/file.h>
@@ -22,7 +22,8 @@ static int count_bad(kv_store_v1 *h)
     return n - 2;
 }
 
-/* Whether it is still there: else it was replaced meanwhile, or set aside by another. */
+/* True when @name is still the same file, neither replaced meanwhile nor set aside by another
+ * process. */
 static bool is_same(int dirfd, const char *name, const struct stat *st)
 {
     struct stat now;
@@ -39,8 +40,7 @@ static int to_bad(kv_store_v1 *h, int dirfd, const char *name)
     return renameat(dirfd, name, h->bad, aside) < 0 ? -errno : 0;
 }
 
-/* Move a damaged file to bad/. Entries that aren't files are never deleted: they aren't the
- * store's. */
+/* Move a damaged file to bad/. Keep entries that aren't files: the store did not make them. */
 static void move_aside(kv_store_v1 *h, int dirfd, const char *name, const struct stat *st)
 {
     int rc;
@@ -55,7 +55,7 @@ static void move_aside(kv_store_v1 *h, int dirfd, const char *name, const struct
         kvs_file_used_add(h, -(int64_t)st->st_size);
 }
 
-/* @name isn't the store's file. Returns 0 when it is out of the way. */
+/* Move away @name, which isn't the store's file. Returns 0 when the name is free. */
 static int clear_way(kv_store_v1 *h, int dirfd, const char *name)
 {
     char where[512], which[512];
@@ -90,8 +90,9 @@ int kvs_file_rename(kv_store_v1 *h, int from_dir, const char *from, int to_dir, 
     return renameat(from_dir, from, to_dir, to) < 0 ? -errno : 0;
 }
 
-/* A side-car may have been replaced between the looks at it and at its file: not under our flock.
- * And what can't be looked at now may be good. */
+/* True when the file may be good after all. Without our flock, another process may have replaced
+ * its side-car between our reads of side-car and file. An entry that can't be read now may be good,
+ * too. */
 static bool may_be_good(kv_store_v1 *h, int dirfd, const char *name)
 {
     char side_car[KVS_FILE_HEX + 8];
@@ -129,7 +130,7 @@ int kvs_file_set_aside(kv_store_v1 *h, int dirfd, const char *name, const struct
 {
     int rc;
 
-    pthread_mutex_lock(&h->commit); /* flocks are the handle's, not the thread's */
+    pthread_mutex_lock(&h->commit); /* flocks belong to the handle, not to the thread */
     kvs_file_lock(dirfd, LOCK_EX);
     rc = set_aside_locked(h, dirfd, name, st);
     flock(dirfd, LOCK_UN);

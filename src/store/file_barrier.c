@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * One barrier for all files of a publication: an fsync each, from a few threads so that journals
- * can put them into one commit, or one syncfs. syncfs is cheaper for many files but also waits for
- * what others have to write, so "auto" takes it only where little of that is about.
+ * One barrier for all files of a publication: one fsync each, from a few threads so that a journal
+ * can put them into one commit; or one syncfs. syncfs is cheaper for many files but also waits for
+ * the dirty data of other programs, so "auto" uses it only while there is little of that.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -15,8 +15,8 @@
 
 enum {
     THREADS = 8,
-    FEW = 16,                  /* files: fsync is as quick */
-    OTHERS = 256 * 1024 * 1024 /* bytes that others may have dirty for us to wait for them */
+    FEW = 16,                  /* up to this many files fsync is as quick */
+    OTHERS = 256 * 1024 * 1024 /* dirty bytes of other programs that we accept to wait for */
 };
 
 struct job {
@@ -36,7 +36,7 @@ static int sync_one(kv_store_v1 *h, int fd, uint64_t tmp)
     if (fd < 0) {
         kvs_file_tmp_name(h, name, tmp);
         fd = own = openat(h->tmp, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
-        if (fd < 0) /* moved into place by a publication that failed later */
+        if (fd < 0) /* a publication that failed later has moved the file into place */
             return errno == ENOENT ? 0 : -errno;
     }
     do
@@ -82,7 +82,7 @@ static uint64_t kib_of(const char *line, const char *field)
     return strncmp(line, field, len) == 0 ? strtoull(line + len, NULL, 10) : 0;
 }
 
-/* Bytes that all the machine has not yet written. */
+/* Number of bytes that the whole machine has not yet written. */
 static uint64_t dirty_bytes(void)
 {
     FILE *file = fopen("/proc/meminfo", "re");

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/** Putting and getting chunks: what is there is pinned, what is new goes to tmp/. */
+/**
+ * Putting and getting chunks. A put of a chunk that is in place (a hit) leases or pins it; a new
+ * chunk goes to tmp/.
+ */
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/file.h>
@@ -21,10 +24,10 @@ void kvs_file_chunk_side_car(char ret[KVS_FILE_HEX + 8], const char *hex)
     snprintf(ret, KVS_FILE_HEX + 8, "sums/%s", hex);
 }
 
-/* -- Is it there? ------------------------------------------------------------------------------ */
+/* -- Is the chunk in place? -------------------------------------------------------------------- */
 
-/* Unless the file is another by now, or another program's as well: its checksum may be in the
- * side-car that this would replace. */
+/* Store our checksum for a chunk. Skip a file that was replaced, or that has a second name: its
+ * checksum may be in the side-car that this call would replace. */
 static void mark(kv_store_v1 *h, int fan, const char *hex, int fd, const struct kvs_file_sum *sum)
 {
     char side_car[KVS_FILE_HEX + 8];
@@ -40,7 +43,8 @@ static void mark(kv_store_v1 *h, int fan, const char *hex, int fd, const struct 
     pthread_mutex_unlock(&h->commit);
 }
 
-/* A file without our checksum that holds what is put now becomes one with it. */
+/* Adopt a file without our checksum when it holds the bytes that are being put: give it our
+ * checksum. */
 static bool adopt(kv_store_v1 *h, int fd, int fan, const char *hex, uint64_t owner,
                   const uint8_t *data, size_t len, uint64_t size)
 {
@@ -57,8 +61,8 @@ static bool adopt(kv_store_v1 *h, int fd, int fan, const char *hex, uint64_t own
     free(have);
     if (!same)
         return false;
-    /* Its writer may not have synced it. The mark says that it is durable, so it comes after; when
-     * it can't be marked it is at least durable. */
+    /* Another program may not have synced the file. The checksum says that the file is durable, so
+     * it comes after the fsync. A file that can't be marked is at least durable. */
     if (fsync(fd) < 0)
         return false;
     kvs_file_sum_make(&sum, owner, data, len);
@@ -66,7 +70,8 @@ static bool adopt(kv_store_v1 *h, int fd, int fan, const char *hex, uint64_t own
     return true;
 }
 
-/* 1: there, and all of it verified; *ret_st is how it was then. 0: not there (any more). */
+/* Check the chunk in place. Returns 1: all of it verified, *ret_st is its state before the check;
+ * 0: it is missing or was deleted meanwhile. */
 static int look(kv_store_v1 *h, const uint8_t *key, size_t key_len, const char *hex,
                 const uint8_t *data, size_t len, struct stat *ret_st)
 {
@@ -74,7 +79,8 @@ static int look(kv_store_v1 *h, const uint8_t *key, size_t key_len, const char *
     uint64_t owner = kvs_file_owner(key, key_len, false);
     int rc = kvs_file_verify(h, dir, hex, owner, ret_st), fd = -1;
 
-    if (rc == -ENODATA) { /* a foreign file; one that differs from what is put is taken for torn */
+    /* another program's file; when its bytes differ from the put's, treat it as torn */
+    if (rc == -ENODATA) {
         fd = kvs_file_open_read(dir, hex, ret_st);
         rc = fd < 0 ? fd
              : adopt(h, fd, kvs_file_fan(key), hex, owner, data, len, (uint64_t)ret_st->st_size)
@@ -88,7 +94,8 @@ static int look(kv_store_v1 *h, const uint8_t *key, size_t key_len, const char *
     return rc == 0;
 }
 
-/* Refused for a file of our own: it is the file system's way, not fs.protected_hardlinks'. */
+/* True when link() was refused for a file of our own: then the file system refuses it, not
+ * fs.protected_hardlinks. */
 static bool never_links(int error, int dir, const char *hex)
 {
     struct stat st;
@@ -97,7 +104,8 @@ static bool never_links(int error, int dir, const char *hex)
            st.st_uid == geteuid();
 }
 
-/* The link keeps the chunk, whoever deletes or evicts it before we publish. */
+/* Pin: the link keeps the chunk when another process deletes or evicts it before the
+ * publication. */
 int kvs_file_pin(kv_store_v1 *h, const uint8_t *key, const char *hex, struct kvs_file_pending *e)
 {
     int dir = h->fan[kvs_file_fan(key)];
@@ -118,8 +126,8 @@ int kvs_file_pin(kv_store_v1 *h, const uint8_t *key, const char *hex, struct kvs
     return 0;
 }
 
-/* Put a copy of a chunk that can be neither pinned nor marked as used: it may be deleted any
- * moment. */
+/* Put a copy of a chunk that can be neither pinned nor marked as used, since it may be deleted at
+ * any moment. */
 static int copy_hit(kv_store_v1 *h, struct kvs_file_pending *e, const char *hex)
 {
     uint64_t owner = kvs_file_owner(e->key, e->key_len, false);
@@ -139,7 +147,7 @@ static int copy_hit(kv_store_v1 *h, struct kvs_file_pending *e, const char *hex)
     return rc;
 }
 
-/* 1: a hit, @e is leased, pinned, young, or holds a copy. 0: not there. */
+/* Returns 1: a hit, @e is leased, pinned, young, or holds a copy. 0: the chunk is missing. */
 static int find_hit(kv_store_v1 *h, struct kvs_file_pending *e, const uint8_t *data, size_t len)
 {
     int fan = h->fan[kvs_file_fan(e->key)], rc;
@@ -159,11 +167,12 @@ static int find_hit(kv_store_v1 *h, struct kvs_file_pending *e, const uint8_t *d
     rc = kvs_file_lease(h, e, hex);
     if (rc < 0 && rc != -ENOENT)
         rc = kvs_file_pin(h, e->key, hex, e);
-    /* Used now: lease and pin say so until the publication does. Others' files stay as old as they are. */
+    /* Mark the chunk as used now; a lease or a pin does so until publication. Files of other owners
+     * keep their time. */
     if (rc == 0 && !e->leased && !e->pinned && utimensat(fan, hex, NULL, AT_SYMLINK_NOFOLLOW) < 0)
         rc = copy_hit(h, e, hex);
     e->state = e->copy ? KVS_FILE_PUT : KVS_FILE_HIT;
-    return rc == 0; /* else vanished meanwhile */
+    return rc == 0; /* -ENOENT: the chunk vanished meanwhile */
 }
 
 /* -- Put --------------------------------------------------------------------------------------- */
@@ -202,7 +211,8 @@ void kvs_file_pending_free(kv_store_v1 *h, struct kvs_file_pending *e)
     free(e);
 }
 
-/* Into the map, unless another thread was faster. Takes @e. Returns whether it was. */
+/* Insert @e into the pending map unless another thread inserted the chunk first. Takes @e. Returns
+ * true when @e was inserted. */
 static int insert(kv_store_v1 *h, struct kvs_file_pending *e)
 {
     struct kvs_file_pending *old, *drop = NULL;
@@ -214,7 +224,7 @@ static int insert(kv_store_v1 *h, struct kvs_file_pending *e)
     if (rc == 0 && old && !kvs_file_is_held(old)) {
         kvs_file_map_remove(&h->map, old);
         old->gone = true;
-        drop = old->busy ? NULL : old; /* else its publication frees it */
+        drop = old->busy ? NULL : old; /* a busy entry is freed by its publication */
         old = NULL;
     }
     if (rc == 0 && !old) {
@@ -274,7 +284,7 @@ int kvs_file_put_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len, const
 
 /* -- Get --------------------------------------------------------------------------------------- */
 
-/* A pending chunk is read from tmp/; @ret_tmp is its number. */
+/* True when the chunk is pending, so that its bytes are in tmp/; @ret_tmp is the number there. */
 static bool pending_tmp(kv_store_v1 *h, const uint8_t *key, size_t key_len, uint64_t *ret_tmp)
 {
     struct kvs_file_pending *e;
@@ -289,7 +299,7 @@ static bool pending_tmp(kv_store_v1 *h, const uint8_t *key, size_t key_len, uint
     return there;
 }
 
-/* The pending bytes went bad: the publication that would need them must fail. */
+/* Mark a pending chunk as lost, since its bytes went bad: a publication that needs it must fail. */
 static void lose(kv_store_v1 *h, const uint8_t *key, size_t key_len, uint64_t tmp)
 {
     struct kvs_file_pending *e;
@@ -301,7 +311,7 @@ static void lose(kv_store_v1 *h, const uint8_t *key, size_t key_len, uint64_t tm
     pthread_mutex_unlock(&h->lock);
 }
 
-/* A hit that only its lease keeps is gone, or bad: the next put stores it. */
+/* Mark a leased hit as lost when its file is missing or bad: the next put stores the chunk anew. */
 static void lose_leased(kv_store_v1 *h, const uint8_t *key, size_t key_len)
 {
     struct kvs_file_pending *e;
@@ -357,7 +367,8 @@ static int get_once(kv_store_v1 *h, const uint8_t *key, size_t key_len, const ch
     if (rc == -EBADMSG) {
         if (pending)
             lose(h, key, key_len, n);
-        if (pending && is_in_place(h, key, hex, &st)) { /* a hit: one file under two names */
+        /* a hit: tmp/ and chunks/ name the same file */
+        if (pending && is_in_place(h, key, hex, &st)) {
             dir = h->fan[kvs_file_fan(key)];
             name = hex;
             unlinkat(h->tmp, tmp, 0);
@@ -365,7 +376,7 @@ static int get_once(kv_store_v1 *h, const uint8_t *key, size_t key_len, const ch
         if (kvs_file_set_aside(h, dir, name, &st) == -EAGAIN && !pending)
             rc = -EAGAIN;
     }
-    if (pending && rc == -ENOENT) { /* moved into place meanwhile, or just about */
+    if (pending && rc == -ENOENT) { /* a publication has moved the file into place */
         kvs_file_chunk_side_car(side_car, hex);
         rc = kvs_file_read_value(h, h->fan[kvs_file_fan(key)], hex, side_car, owner, value, &st);
         if (rc == -ENOENT)
@@ -396,7 +407,7 @@ int kvs_file_get_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len,
         note_use(h, key, key_len, hex, &st);
         rc = 0;
     }
-    for (int i = 0; i < TRIES && rc == -EAGAIN; i++) /* published while we looked: again */
+    for (int i = 0; i < TRIES && rc == -EAGAIN; i++) /* -EAGAIN: published during the look-up */
         rc = get_once(h, key, key_len, hex, value);
     kvs_file_ahead_end(h, &ahead, rc == 0 ? value->len : 0);
     if (rc == -EAGAIN)

@@ -12,21 +12,22 @@
  *                     5 rename the manifest, fsync DIR       6 unlink the links in tmp/
  *
  * A power cut before 5 leaves the old manifest; after it, chunks were durable before the name was.
- * Chunks of other writers that we hit were synced before they were linked, and step 4 makes their
- * names durable too.
+ * A hit of another writer's chunk was synced before that writer linked it, and step 4 makes its
+ * name durable too.
  *
- * Leases keep most hits (file_lease.c). Pins, where there can be none: whoever deletes chunks
- * (sweep, eviction, any process) does so under a flock on the fan-out directory and only when the
- * file has one link. Hits have two, the other one in tmp/. From 3 to 5 we hold those flocks shared,
- * so nobody deletes what we have in place; a hit that a deleter had looked at before our link was
- * made may be gone by then, and linking it again brings it back. Manifests' renames hold a flock on
- * DIR against setting aside.
+ * Leases keep most hits (file_lease.c); pins keep those that can't be leased. A deleter (sweep,
+ * eviction, of any process) holds a flock on the fan-out directory and deletes only files with one
+ * link. A pinned hit has a second link, in tmp/. From 3 to 5 the publication holds those flocks
+ * shared, so no process deletes its chunks in place. A deleter may have looked at a hit just before
+ * the pin was made, and deleted it: linking the pin into place brings the chunk back. A manifest's
+ * rename holds a flock on DIR, against a process that sets damaged files aside.
  *
  * A failed fsync is never repeated on the same file: Linux may have marked the lost pages clean.
  * The next publication writes such files anew, from bytes that it reads back and verifies; a put
- * before it brings its own bytes. Chunks that can't be read back are lost. A manifest of our own
- * format that names one fails until the chunk is put again. Flushes, manifests of another format,
- * and those of ours that name no chunk fail for any lost chunk: they may stand for all of them.
+ * that comes earlier brings its own bytes. Chunks that can't be read back are lost. A manifest of
+ * our own format that names a lost chunk fails until the chunk is put again. Flushes, manifests of
+ * another format, and those of ours that name no chunk may need any chunk, so they fail while a
+ * chunk is lost.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -40,16 +41,17 @@
 
 struct commit {
     struct kvs_file_pending **entries; /* busy ones: only this publication frees them */
-    int *fds;                          /* of the files to sync, and */
+    int *fds;                          /* descriptors of the files to sync (n_fds) */
     uint64_t *tmps;
     size_t n, n_sync;
-    uint64_t bytes, placed;        /* to sync; of new chunk files */
-    bool fans[KVS_FILE_FANS];      /* there are chunks in it, and */
-    bool sync_fans[KVS_FILE_FANS]; /* names that may not be durable */
-    bool whole_fs;                 /* syncs go to the file system as a whole */
-    int refs_fd;                   /* of what was noted for it, to sync; -1 */
-    bool opaque;                   /* the manifest's format is not ours: note what it may need, */
-    bool noted;                    /* and that has begun */
+    uint64_t bytes, placed;        /* bytes to sync; bytes of new chunk files put into place */
+    bool fans[KVS_FILE_FANS];      /* fan-outs with a chunk of this publication */
+    bool sync_fans[KVS_FILE_FANS]; /* fan-outs with names that may not be durable */
+    bool whole_fs;                 /* sync the whole file system instead of single files */
+    int refs_fd;                   /* refs/ file with this publication's notes, to sync; -1 */
+    /* the manifest's format isn't ours: note which chunks it may need */
+    bool opaque;
+    bool noted; /* noting has begun */
 };
 
 static void commit_fini(struct commit *c)
@@ -61,11 +63,9 @@ static void commit_fini(struct commit *c)
     free(c->tmps);
 }
 
-/*
- * Under `lock`: a manifest of our own format needs only the chunks that it names. Saves that were
- * given up put the others. One that names none is how callers with chunks of their own publish
- * (the object tier), so it needs all.
- */
+/* Mark, under `lock`, the entries that the manifest needs. A manifest of our own format needs only
+ * the chunks that it names; other pending chunks are of saves that were given up. One that names no
+ * chunk is how callers with keys of their own publish (the object tier), so it needs all. */
 static void mark_needed(kv_store_v1 *h, const struct commit *c, const struct kvs_manifest *m)
 {
     bool all = !m || m->n_chunks == 0;
@@ -81,7 +81,8 @@ static void mark_needed(kv_store_v1 *h, const struct commit *c, const struct kvs
     }
 }
 
-/* All that is pending now. @m: the manifest, or NULL when it isn't known what it needs. */
+/* Collect all pending entries. @m: the manifest, or NULL when its format doesn't tell what it
+ * needs. */
 static int collect(kv_store_v1 *h, struct commit *c, const struct kvs_manifest *m)
 {
     int rc = 0;
@@ -106,7 +107,7 @@ static int collect(kv_store_v1 *h, struct commit *c, const struct kvs_manifest *
     return rc;
 }
 
-/* Whether the chunk is lost, and the manifest doesn't need it. */
+/* True when the chunk is lost and the manifest doesn't need it. */
 static bool is_missed_by_none(kv_store_v1 *h, const struct kvs_file_pending *e)
 {
     bool ret;
@@ -124,7 +125,7 @@ static void lose(kv_store_v1 *h, struct kvs_file_pending *e)
     pthread_mutex_unlock(&h->lock);
 }
 
-/* Write a file whose sync failed once more, from what can still be read of it. */
+/* Write a file whose sync failed anew, from the bytes that can still be read. */
 static int renew(kv_store_v1 *h, struct kvs_file_pending *e)
 {
     uint64_t owner = kvs_file_owner(e->key, e->key_len, false), n, old = e->tmp;
@@ -161,7 +162,7 @@ static int renew(kv_store_v1 *h, struct kvs_file_pending *e)
     return 0;
 }
 
-/* A checksum of ours says that they were synced as well. */
+/* True when the chunk in place carries our checksum, which says that it was synced as well. */
 static bool is_marked(kv_store_v1 *h, const struct kvs_file_pending *e, const char *hex,
                       const char *side_car)
 {
@@ -176,7 +177,7 @@ static bool is_marked(kv_store_v1 *h, const struct kvs_file_pending *e, const ch
     return marked;
 }
 
-/* Lost bytes that are in place after all, from another writer, do as well. */
+/* Look for a good copy of a lost chunk in place, written by another process. */
 static int find_lost(kv_store_v1 *h, struct kvs_file_pending *e)
 {
     uint64_t owner = kvs_file_owner(e->key, e->key_len, false);
@@ -225,7 +226,8 @@ static int prepare(kv_store_v1 *h, struct commit *c)
         }
         if (e->state == KVS_FILE_LOST)
             rc = find_lost(h, e);
-        if (e->state == KVS_FILE_PUT && e->pinned) { /* else it is in place, and was synced */
+        /* entries in other states are in place and synced */
+        if (e->state == KVS_FILE_PUT && e->pinned) {
             c->fds[c->n_sync] = e->fd;
             c->tmps[c->n_sync++] = e->tmp;
             c->bytes += e->sum.stored;
@@ -234,7 +236,8 @@ static int prepare(kv_store_v1 *h, struct commit *c)
     return rc;
 }
 
-/* All that is lost is found at once, so that the next save can put all of it again. */
+/* Place all entries. Continue behind a lost chunk, so that the next save learns of all lost chunks
+ * at once. */
 static int place_each(kv_store_v1 *h, struct commit *c)
 {
     bool lost = false;
@@ -300,14 +303,14 @@ static int place_all(kv_store_v1 *h, struct commit *c)
 
 /* -- Done, or not ------------------------------------------------------------------------------ */
 
-/* Under `lock`: the publication lets go of an entry, which leaves the map unless it @stays. */
+/* Release an entry, under `lock`. It leaves the map unless it @stays pending. */
 static void let_go(kv_store_v1 *h, struct kvs_file_pending **at, bool stays)
 {
     struct kvs_file_pending *e = *at;
 
     e->busy = false;
     if (e->gone)
-        return; /* to be freed */
+        return; /* freed by the caller */
     if (stays)
         *at = NULL;
     else
@@ -320,13 +323,13 @@ static void free_entries(kv_store_v1 *h, struct commit *c)
         kvs_file_pending_free(h, c->entries[i]);
 }
 
-/* Under `lock`: whether only its age keeps a chunk that stays pending. */
+/* True, under `lock`, when nothing but its age keeps a chunk that stays pending. */
 static bool wants_pin(const struct kvs_file_pending *e, bool keep)
 {
     return !e->pinned && !e->leased && !e->tried && e->state != KVS_FILE_LOST && (e->again || keep);
 }
 
-/* Give chunks that stay pending after they were moved into place a link in tmp/, like any hit. */
+/* Give chunks that stay pending after they were moved into place a link in tmp/, as hits have. */
 static void pin_again(kv_store_v1 *h, struct commit *c, bool keep)
 {
     for (size_t i = 0; i < c->n; i++) {
@@ -343,15 +346,17 @@ static void pin_again(kv_store_v1 *h, struct commit *c, bool keep)
         kvs_file_tmp_name(h, tmp, e->tmp);
         kvs_file_hex(hex, e->key, e->key_len);
         if (linkat(h->fan[kvs_file_fan(e->key)], hex, h->tmp, tmp, 0) < 0)
-            continue; /* unpinned: should it vanish, the next publication says so */
+            continue; /* unpinned: if the chunk vanishes, the next publication fails and says so */
         pthread_mutex_lock(&h->lock);
         e->pinned = true;
-        e->state = e->state == KVS_FILE_LOST ? KVS_FILE_LOST : KVS_FILE_HIT; /* it was synced */
+        /* the file was synced */
+        e->state = e->state == KVS_FILE_LOST ? KVS_FILE_LOST : KVS_FILE_HIT;
         pthread_mutex_unlock(&h->lock);
     }
 }
 
-/* Lock `lock` once every chunk that stays pending has a pin: threads put chunks all the while. */
+/* Take `lock` at a moment when every chunk that stays pending has a pin; other threads put chunks
+ * meanwhile. */
 static void lock_pinned(kv_store_v1 *h, struct commit *c, bool keep)
 {
     for (bool wanted = true; wanted;) {
@@ -366,7 +371,7 @@ static void lock_pinned(kv_store_v1 *h, struct commit *c, bool keep)
     }
 }
 
-/* Under `lock`: a lost chunk has nothing that a lease could keep. Returns how many leases ended. */
+/* End, under `lock`, the lease of an entry that is lost. Returns how many leases ended. */
 static size_t take_lease(struct kvs_file_pending *e)
 {
     bool leased = e->leased && e->state == KVS_FILE_LOST;
@@ -376,10 +381,8 @@ static size_t take_lease(struct kvs_file_pending *e)
     return leased;
 }
 
-/*
- * Release the pins of published chunks. Chunks that another save has put meanwhile stay pinned for
- * it. After a flush without a manifest all stay pinned, for the manifest to come.
- */
+/* Release the pins of published chunks. Chunks that another save has put meanwhile stay pinned for
+ * that save. After a flush without a manifest all stay pinned, for the manifest that follows. */
 static void finish(kv_store_v1 *h, struct commit *c, bool keep)
 {
     struct kvs_file_note *notes = malloc((c->n + 1) * sizeof(*notes));
@@ -399,7 +402,8 @@ static void finish(kv_store_v1 *h, struct commit *c, bool keep)
     }
     pthread_mutex_unlock(&h->lock);
     kvs_file_leases_end(h, n_leases);
-    for (size_t i = 0; i < c->n; i++) { /* the pins go first: that changes a chunk's ctime */
+    /* pins go first: unlinking them changes the chunk's ctime */
+    for (size_t i = 0; i < c->n; i++) {
         if (c->entries[i])
             kvs_file_unpin(h, c->entries[i]);
     }
@@ -409,10 +413,8 @@ static void finish(kv_store_v1 *h, struct commit *c, bool keep)
     free(notes);
 }
 
-/*
- * All stays pending, what is lost too: nobody can tell which manifest to come needs it. Files that
- * are in place already were synced before.
- */
+/* Keep all entries pending, lost ones too: a later manifest may need any of them. Files that are in
+ * place already were synced before. */
 static void give_up(kv_store_v1 *h, struct commit *c, bool suspect)
 {
     size_t n_leases = 0;
@@ -458,7 +460,8 @@ static int note_refs(kv_store_v1 *h, struct commit *c, const char *file)
     return rc;
 }
 
-/* @file: NULL without a manifest, whose tmp file is @n. *suspect: what was synced isn't safe. */
+/* Run the steps of a publication. @file: NULL without a manifest, whose tmp file is @n. Sets
+ * *suspect when a sync failed, so that synced files can't be trusted. */
 static int carry_out(kv_store_v1 *h, struct commit *c, const char *file, uint64_t n, int fd,
                      uint64_t len, bool *suspect)
 {
@@ -485,10 +488,10 @@ static int carry_out(kv_store_v1 *h, struct commit *c, const char *file, uint64_
     rc = kvs_file_make_room(h, c->bytes);
     if (rc < 0)
         return rc;
-    /* A chunk and its side-car are two files: one publication at a time changes them. */
+    /* Chunk and side-car are two files, so only one publication at a time may change them. */
     lock_fans(h, c, atomic_load_explicit(&h->side_car, memory_order_relaxed) ? LOCK_EX : LOCK_SH);
     rc = place_all(h, c);
-    if (rc == 0 && any_lost(h, c)) /* a reader found out while we were at it */
+    if (rc == 0 && any_lost(h, c)) /* a reader found the damage during the publication */
         rc = kvs_file_fail(h, EIO, "a chunk that was put is lost", file);
     if (rc == 0 && file) {
         rc = kvs_file_reveal(h, n, file);

@@ -3,19 +3,19 @@
  * Chunks that a handle published lately, for manifests of unknown format that are still to come.
  *
  * A publication takes all that is pending, whoever put it: a snapshot of ours between the puts of
- * another consumer, or a second thread's object. So what an opaque manifest may need is more than
- * what it finds pending:
+ * another consumer, or a second thread's object. So an opaque manifest may need more chunks than it
+ * finds pending:
  *
  *     thread 1   put a                put b     publish M: a, b (and c, which does no harm)
  *     thread 2          put c  publish N: a, c
  *
- *  - what no opaque publication has noted yet, and
- *  - on a handle that several threads use, what was published since the same thread's publication
- *    before this one (its save began after that), and by the last LATELY publications anyway, as a
- *    save may wander between threads.
+ *  - chunks that no opaque publication has noted yet, and
+ *  - on a handle that several threads use: chunks published since the same thread's previous
+ *    publication (its save began after that), and those of the last LATELY publications in any
+ *    case, as a save may move between threads.
  *
- * Each publication is a batch of records as refs/ has them; at most KVS_FILE_BATCHES and MAX_BYTES.
- * Under `commit`.
+ * Each publication is kept as a batch of records in the format of refs/; at most KVS_FILE_BATCHES
+ * and MAX_BYTES. Under `commit`.
  */
 #include <unistd.h>
 
@@ -61,7 +61,7 @@ void kvs_file_history_records(kv_store_v1 *h, struct kv_buf *ret)
 {
     struct kvs_file_history *history = &h->history;
     bool shared = atomic_load_explicit(&history->shared, memory_order_relaxed);
-    size_t since = 0; /* this thread's publication before is batch since - 1 */
+    size_t since = 0; /* index behind this thread's previous batch; 0: none */
 
     for (size_t i = 0; i < history->n; i++) {
         if (batch_at(history, i)->thread == this_thread())
@@ -73,7 +73,7 @@ void kvs_file_history_records(kv_store_v1 *h, struct kv_buf *ret)
         if (b->noted && !(shared && (i >= since || history->n - i <= LATELY)))
             continue;
         kv_buf_append(ret, b->records.data, b->records.len);
-        if (b->records.error) /* memory ran out: a note that isn't whole would be worse than none */
+        if (b->records.error) /* out of memory: an incomplete note would be worse than none */
             ret->error = b->records.error;
     }
 }

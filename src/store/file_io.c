@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** Files of the file store are written whole into tmp/. */
+/** Files of the file store are written whole into tmp/ before they get their names. */
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -11,8 +11,9 @@
 #include "store/file_impl.h"
 
 enum {
-    EARLY = 256 * 1024, /* files from this size on begin their way to the disk at once */
-    FDS_KEPT = 64       /* per handle: more are opened again for their fsync */
+    EARLY = 256 * 1024, /* files of at least this many bytes start writing to disk at once */
+    /* descriptors kept per handle; further files are opened again for their fsync */
+    FDS_KEPT = 64
 };
 
 int kvs_file_fail(kv_store_v1 *h, int error, const char *what, const char *name)
@@ -69,8 +70,8 @@ int kvs_file_lock_root(kv_store_v1 *h)
     return fd;
 }
 
-/* The content as it is to be stored: compressed where that saves an eighth, and then behind its
- * checksum, so that nobody takes a frame for content. @ret_owned is freed. */
+/* Choose the bytes to store. Compress where that saves an eighth, and put the checksum before the
+ * frame, so that no reader takes a frame for content. The caller frees @ret_owned. */
 static void pack(int level, const void *data, struct kvs_file_sum *sum, const void **ret,
                  void **ret_owned)
 {
@@ -132,7 +133,7 @@ int kvs_file_write_tmp(kv_store_v1 *h, uint64_t owner, const void *data, size_t 
             *ret_fd = -1;
         }
         if (close(fd) < 0 && rc == 0 && errno != EINTR)
-            rc = -errno; /* where quotas are only told about now */
+            rc = -errno; /* file systems that report quotas only at close */
     }
     if (rc < 0) {
         kvs_file_drop_tmp(h, n);

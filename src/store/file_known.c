@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Chunks in place whose whole content was verified. A save that hits a chunk must know that it can
- * be read again, and reading it is what deduplication saves. So a publication notes each chunk that
- * it wrote or verified, made durable and gave its time of last use:
+ * Chunks in place whose whole content was verified. A save that hits a chunk must know that the
+ * chunk can be read again, and should not read it to find out. So a publication notes each chunk
+ * that it wrote or verified, made durable and gave its time of last use:
  *
  *     key, inode, size, mtime (to the nanosecond, as the publication set it), time of the note
  *
- * The note holds while inode, size and mtime are those and ctime isn't after the note: a write sets
- * both to the kernel's own clock, and a time that is set back shows in ctime. Pins and touches of
- * others end it, too: they note the chunk anew, or it is verified once more. Bits that rot on the
- * disk change no time; readers verify, whatever was noted.
+ * The note is valid while inode, size and mtime are equal and ctime isn't later than the note: a
+ * write sets both times to the kernel's clock, and setting mtime back changes ctime. Pins and
+ * touches by other handles also end a note; they note the chunk anew, or the next hit verifies it
+ * once more. Bits that rot on the disk change no time, so readers verify every chunk.
  *
  *     .kvasir/verified   records of all processes, appended, one write each publication
  *                        (formats.md)
- *     the table          of this handle: sets of a few places. In a full set one has to go
+ *     the table          of this handle: sets of WAYS places; a new note replaces the oldest of its set
  *
- * A handle reads the records that others appended when it doesn't know a chunk. The file is a hint:
- * nobody syncs it, and without it chunks are verified. Beyond MAX_BYTES a handle replaces it by
- * what it knows itself.
+ * A handle that doesn't know a chunk reads the records that other handles appended. The file is a
+ * hint: it is never synced, and without it chunks are verified. A handle that finds it longer than
+ * MAX_BYTES replaces it by the notes of its own table.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -31,21 +31,21 @@
 
 enum {
     SETS = 4096,
-    WAYS = 8, /* 2 MiB, once there is a hit */
+    WAYS = 8, /* 2 MiB of table, allocated at the first note */
     RECORD = 64,
     MAX_BYTES = 4 << 20,
-    TORN_MAX = 64 * 1024 /* bytes that are no record, in a row: nothing behind them is looked for */
+    TORN_MAX = 64 * 1024 /* bytes in a row that are no record, after which reading gives up */
 };
 
 struct kvs_file_known {
     XXH128_hash_t key;
-    uint64_t ino, size; /* ino 0: free */
+    uint64_t ino, size; /* ino 0: the place is free */
     int64_t mtime_ns, noted_ns;
 };
 
 struct kvs_file_table {
-    int fd;      /* of .kvasir/verified; -1: none */
-    uint64_t at; /* read so far */
+    int fd;      /* .kvasir/verified; -1: none */
+    uint64_t at; /* bytes read so far */
     struct kvs_file_known places[SETS * WAYS];
 };
 
@@ -80,7 +80,7 @@ static struct kvs_file_known *find(struct kvs_file_table *table, const XXH128_ha
     return NULL;
 }
 
-/* In its place, a free one, or that of the oldest note. */
+/* Enter a note in its own place, a free one, or that of the set's oldest note. */
 static void enter(struct kvs_file_table *table, const struct kvs_file_known *note)
 {
     struct kvs_file_known *set = table->places + note->key.low64 % SETS * WAYS;
@@ -126,7 +126,7 @@ static bool decode(struct kvs_file_known *ret, const uint8_t in[RECORD])
     return ret->ino != 0;
 }
 
-/* Returns how many bytes were used up; a torn record costs itself, whatever its length is now. */
+/* Returns how many bytes were used up. A torn record costs only its own bytes. */
 static size_t take_records(struct kvs_file_table *table, const uint8_t *data, size_t len)
 {
     struct kvs_file_known note;
@@ -172,7 +172,7 @@ static int open_file(kv_store_v1 *h, struct stat *st)
     return t->fd < 0 || fstat(t->fd, st) < 0 ? -ENOENT : 0;
 }
 
-/* Read what others appended since. */
+/* Read the records that other handles appended since the last call. */
 static void catch_up(kv_store_v1 *h)
 {
     struct kvs_file_table *t = h->known;
@@ -184,7 +184,7 @@ static void catch_up(kv_store_v1 *h)
     if (open_file(h, &st) < 0)
         return;
     end = KV_MIN((uint64_t)st.st_size, (uint64_t)2 * MAX_BYTES);
-    if (end < t->at) /* cut */
+    if (end < t->at) /* the file was cut */
         t->at = 0;
     if (end < t->at + RECORD)
         return;
@@ -197,7 +197,7 @@ static void catch_up(kv_store_v1 *h)
     free(data);
 }
 
-/* All that this handle knows, in place of a file that grew too long. */
+/* Replace a file that grew too long by the notes of this handle's table. */
 static void replace(kv_store_v1 *h)
 {
     struct kvs_file_table *t = h->known;
@@ -235,15 +235,14 @@ static void append(kv_store_v1 *h, const struct kv_buf *records)
         return;
     if ((uint64_t)st.st_size + records->len > MAX_BYTES) {
         if (flock(t->fd, LOCK_EX | LOCK_NB) < 0)
-            return; /* another handle is at it */
+            return; /* another handle is replacing it */
         catch_up(h);
         replace(h);
-        close(t->fd); /* unlocks */
+        close(t->fd); /* releases the flock */
         t->fd = -1;
         return;
     }
-    (void)!write(t->fd, records->data,
-                 records->len); /* a hint: where it fails, chunks are verified */
+    (void)!write(t->fd, records->data, records->len); /* a hint: without it, chunks are verified */
 }
 
 /* -- Asking and noting ------------------------------------------------------------------------- */

@@ -3,18 +3,18 @@
  * Leases: protect the chunks that a save hit until the save is published, without a link for each.
  *
  * A writer that has such hits sets the mtime of its file in writers/ to the time of the first one;
- * 0 means none. Each hit then gets a time of use that is not earlier. Deleters (sweep, eviction)
- * keep every chunk that was used since the oldest lease of a living writer began:
+ * 0 means no lease. Each hit then gets a time of use that is not earlier. Deleters (sweep,
+ * eviction) keep every chunk that was used since the oldest lease of a living writer began:
  *
  *     saver     lease (mtime of writers/ID)     flock the fan-out shared, set the chunk's time
  *     sweep     flock the fan-out exclusive     read leases, then each chunk's time, delete
  *     eviction  read each chunk's time          read leases, flock, delete what has that time still
  *
- * A saver never waits for the flock: where a deleter has it, and where times can't be set, the hit
- * gets a link in tmp/ instead (file_commit.c). For other handles a lease ends after
- * KVS_FILE_LEASE_S, so that a handle that never publishes can't keep a store from being evicted.
- * Hits in the second half of that time, or later, get links: a lease would protect them too
- * shortly. A hit that is deleted all the same, by hand or after its lease, fails the publication.
+ * A saver never waits for the flock: where a deleter holds it, and where times can't be set, the
+ * hit gets a link in tmp/ instead (file_commit.c). Other handles ignore a lease after
+ * KVS_FILE_LEASE_S, so that a handle that never publishes can't stop eviction. Hits in the second
+ * half of that time, or later, get links, since the lease would end too soon. A hit that is deleted
+ * nevertheless, by hand or after its lease, makes the publication fail.
  */
 #include <fcntl.h>
 #include <sys/file.h>
@@ -40,7 +40,7 @@ void kvs_file_lease_none(kv_store_v1 *h)
     set_time(h->writers, h->writer, 0);
 }
 
-/* Under lease_lock. */
+/* Begin the lease; under lease_lock. */
 static int begin(kv_store_v1 *h)
 {
     int64_t ns = now_ns();
@@ -54,10 +54,10 @@ static int begin(kv_store_v1 *h)
     }
     if (rc == 0)
         h->leases++;
-    return rc == -ENOENT ? -ESTALE : rc; /* our own file is missing, not the chunk */
+    return rc == -ENOENT ? -ESTALE : rc; /* the writer's own file is missing, not the chunk */
 }
 
-/* Under lease_lock. */
+/* End the leases of @n hits; under lease_lock. */
 static void end(kv_store_v1 *h, size_t n)
 {
     h->leases -= n;
@@ -65,7 +65,7 @@ static void end(kv_store_v1 *h, size_t n)
         kvs_file_lease_none(h);
 }
 
-/* A descriptor of the fan-out with flocks of its own: those of fan[] are a publication's. */
+/* Lock the fan-out through a descriptor of its own: a flock on fan[] belongs to a publication. */
 static int lock_fan(kv_store_v1 *h, int fan)
 {
     if (h->lease_fan[fan] < 0)
@@ -81,7 +81,7 @@ int kvs_file_lease(kv_store_v1 *h, struct kvs_file_pending *e, const char *hex)
     int64_t ns = 0;
 
     if (atomic_load_explicit(&h->side_car, memory_order_relaxed))
-        return -ENOTSUP; /* its publications hold the flocks exclusive */
+        return -ENOTSUP; /* with side-cars, publications hold these flocks exclusively */
     pthread_mutex_lock(&h->lease_lock);
     rc = begin(h);
     if (rc == 0) {
@@ -142,7 +142,7 @@ int64_t kvs_file_leased_since(kv_store_v1 *h)
     struct dirent *e;
     DIR *dir;
 
-    if (h->writers < 0) /* there is no store */
+    if (h->writers < 0) /* the directory holds no store */
         return INT64_MAX;
     dir = kvs_file_dir(h->writers);
     if (!dir)

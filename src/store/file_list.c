@@ -43,7 +43,7 @@ int kvs_file_list_manifests(kv_store_v1 *h, kv_store_each_fn each, void *arg)
     return rc;
 }
 
-/* The checksum of a file that is in place and has the right length. */
+/* Load the checksum of a file that is in place and has the right length. */
 static int stat_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len, const char *hex,
                       struct stat *st, struct kvs_file_sum *ret)
 {
@@ -51,11 +51,11 @@ static int stat_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len, const 
     char side_car[KVS_FILE_HEX + 8];
 
     if (fd < 0)
-        return fd == -EBADMSG ? -ENOENT : fd; /* what is no file is no chunk */
+        return fd == -EBADMSG ? -ENOENT : fd; /* an entry that is no file is no chunk */
     kvs_file_chunk_side_car(side_car, hex);
     rc = kvs_file_load_sum(h, fd, side_car, 0, kvs_file_owner(key, key_len, false), ret);
     close(fd);
-    if (rc == -ENODATA && st->st_size > 0) { /* a foreign one */
+    if (rc == -ENODATA && st->st_size > 0) { /* another program's file */
         *ret = (struct kvs_file_sum){.len = (uint64_t)st->st_size};
         return 0;
     }
@@ -70,7 +70,7 @@ static int list_fan(kv_store_v1 *h, int fan, kv_store_each_fn each, void *arg)
     DIR *dir;
     int rc = 0;
 
-    if (h->fan[fan] < 0) /* of a store that isn't whole: nothing is in it */
+    if (h->fan[fan] < 0) /* an incomplete store: the fan-out holds no chunk */
         return 0;
     dir = kvs_file_dir(h->fan[fan]);
     if (!dir)
@@ -110,7 +110,7 @@ int kvs_file_list_chunks(kv_store_v1 *h, kv_store_each_fn each, void *arg)
     return rc;
 }
 
-/* 1, 0, or negative when that can't be told now. */
+/* Returns 1, 0, or a negative errno when a failure hides the answer. */
 static int exists(kv_store_v1 *h, const uint8_t *key, size_t key_len)
 {
     struct kvs_file_pending *e;
@@ -167,7 +167,7 @@ static int add_manifest(void *arg, const kv_store_entry *entry)
     return 0;
 }
 
-/* Counting takes a listing: names and sizes, no checksums. */
+/* Count the chunks of a fan-out from names and sizes, without reading checksums. */
 static void count_fan(kv_store_v1 *h, int fan, kv_store_stats *ret)
 {
     DIR *dir = kvs_file_dir(h->fan[fan]);

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/** Manifests in place: shown, read, deleted. What must be durable before is told in file_commit.c. */
+/**
+ * Manifests in place: published, read, deleted. file_commit.c explains what must be durable before.
+ */
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/file.h>
@@ -63,7 +65,7 @@ int kvs_file_get_manifest(kv_store_v1 *h, const char *name, uint8_t **ret, size_
     kvs_file_manifest_side_car(side_car, file);
     owner = kvs_file_owner(name, strlen(name), true);
     rc = kvs_file_read(h, h->root, file, side_car, owner, ret, ret_len, &st);
-    if (rc == -EBADMSG) { /* its side-car may be replaced just now */
+    if (rc == -EBADMSG) { /* another process may be replacing its side-car */
         fd = kvs_file_lock_root(h);
         rc = kvs_file_read(h, h->root, file, side_car, owner, ret, ret_len, &st);
         if (fd >= 0)
@@ -71,7 +73,8 @@ int kvs_file_get_manifest(kv_store_v1 *h, const char *name, uint8_t **ret, size_
     }
     if (rc == 0)
         kvs_file_note_use(h, h->root, file, &st);
-    /* A damaged one stays where it is: collection must go on seeing that it can't be read. */
+    /* Leave a damaged manifest where it is: collection must see that it can't be read, and delete
+     * nothing. */
     if (rc < 0 && rc != -ENOENT && rc != -EBADMSG)
         return kvs_file_fail(h, -rc, "can't read a manifest", file);
     return rc;
@@ -87,7 +90,7 @@ static int delete_locked(kv_store_v1 *h, const char *file)
     kvs_file_lock(h->root, LOCK_EX);
     if (fstatat(h->root, file, &st, AT_SYMLINK_NOFOLLOW) < 0)
         rc = -errno;
-    else if (!S_ISREG(st.st_mode)) /* no manifest: it was never told of, and isn't the store's */
+    else if (!S_ISREG(st.st_mode)) /* not a file: never listed as a manifest, and not the store's */
         rc = -ENOENT;
     else if (unlinkat(h->root, file, 0) < 0)
         rc = -errno;
@@ -114,7 +117,8 @@ int kvs_file_delete_manifest(kv_store_v1 *h, const char *name)
     if (rc < 0)
         return kvs_file_fail(h, -rc, "can't delete a manifest", file);
     pthread_mutex_lock(&h->commit);
-    kvs_file_refs_lock(h); /* whoever publishes it anew notes what it needs after us, or before */
+    /* a publication of the same name notes its chunks either before or after this deletion */
+    kvs_file_refs_lock(h);
     rc = delete_locked(h, file);
     kvs_file_refs_unlock(h);
     pthread_mutex_unlock(&h->commit);

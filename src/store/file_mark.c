@@ -26,7 +26,7 @@ int kvs_file_side_dir(const kv_store_v1 *h, const char **path)
     return tmp ? h->tmp : h->sums;
 }
 
-/* A new file, whose name nobody else has: O_EXCL follows no link. */
+/* Write a new file under a name that no other writer uses. O_EXCL follows no link. */
 static int write_synced(kv_store_v1 *h, const char *path, const uint8_t *bytes, size_t len)
 {
     int at = kvs_file_side_dir(h, &path);
@@ -35,13 +35,13 @@ static int write_synced(kv_store_v1 *h, const char *path, const uint8_t *bytes, 
     if (fd < 0)
         return -errno;
     rc = kvs_file_write_all(fd, bytes, len);
-    if (rc == 0 && fsync(fd) < 0) /* a slow path: these file systems are */
+    if (rc == 0 && fsync(fd) < 0) /* slow, but used only on file systems without xattrs */
         rc = -errno;
     close(fd);
     return rc;
 }
 
-/* In sums/ it appears whole. */
+/* Write a side-car into sums/, where it appears whole. */
 static int write_side_car(kv_store_v1 *h, const char *path, const uint8_t *bytes)
 {
     char tmp[KVS_FILE_TMP + 8];
@@ -76,7 +76,7 @@ int kvs_file_store_sum(kv_store_v1 *h, int fd, const char *side_car, const struc
         atomic_store_explicit(&h->side_car, true, memory_order_relaxed);
     }
     if (sum->encoding == KVS_FILE_PACKED)
-        return 0; /* the file has it inside */
+        return 0; /* the file holds its checksum */
     return write_side_car(h, side_car, bytes);
 }
 
@@ -96,7 +96,8 @@ static int load_side_car(kv_store_v1 *h, const char *path, int nth, uint8_t *byt
     return n == KVS_FILE_SUM_BYTES ? 0 : -EBADMSG;
 }
 
-/* -ENODATA: not one that a file begins with. -EBADMSG: of another chunk, or another length. */
+/* -ENODATA: the file doesn't begin with a checksum. -EBADMSG: the checksum is of another chunk or
+ * another length. */
 static int load_inside(int fd, uint64_t owner, struct kvs_file_sum *ret)
 {
     uint8_t bytes[KVS_FILE_SUM_BYTES];
@@ -156,17 +157,15 @@ int kvs_file_is_ours(kv_store_v1 *h, const char *file)
 
     if (rc != 0)
         return rc;
-    fd = kvs_file_lock_root(h); /* it may be replaced just now */
+    fd = kvs_file_lock_root(h); /* another process may be replacing the side-car */
     rc = is_ours(h, file);
     if (fd >= 0)
         close(fd);
     return rc;
 }
 
-/*
- * A manifest's side-car is replaced before the manifest: it names the checksum of the one that is
- * there as well, in case the replacement never comes.
- */
+/* Write a manifest's side-car, which is replaced before the manifest. It also holds the checksum of
+ * the manifest still in place, which stays if the replacement fails. */
 int kvs_file_keep_sum(kv_store_v1 *h, uint64_t n, const char *file, uint64_t owner)
 {
     char path[KVS_FILE_TMP + 8], side_car[KVS_FILE_NAME + 16];
@@ -180,7 +179,7 @@ int kvs_file_keep_sum(kv_store_v1 *h, uint64_t n, const char *file, uint64_t own
     kvs_file_manifest_side_car(side_car, file);
     rc = kvs_file_read(h, h->root, file, side_car, owner, &data, &len, &st);
     if (rc < 0)
-        return kvs_file_passing(rc) ? rc : 0; /* nothing there that could be lost */
+        return kvs_file_passing(rc) ? rc : 0; /* no checksum in place that could be lost */
     kvs_file_sum_make(&sum, owner, data, len);
     free(data);
     kvs_file_sum_encode(bytes, &sum);

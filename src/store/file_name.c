@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Names of manifests as names of files. A name that is harmless stays as it is, so that others who
- * use this layout find it. Percent-encoded (upper-case hex) are: '/', control bytes, DEL, a leading
+ * Names of manifests as names of files. A harmless name stays as it is, so that other programs of
+ * this layout find it. Percent-encoded (upper-case hex) are: '/', control bytes, DEL, a leading
  * '.', the last '.' of a name that ends in ".tmp", the first letter of "chunks", and a '%' that two
- * upper-case hex digits follow. The last rule makes the mapping injective: a '%' with two such
- * digits in a file name is always an encoded byte. A file whose name isn't the encoding of what it
- * decodes to is no manifest.
+ * upper-case hex digits follow. The last rule makes the mapping injective: in a file name, a '%'
+ * with two such digits is always an encoded byte. A file is a manifest only when decoding and
+ * encoding its name gives the same name.
  */
 #include <stdio.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Opening: directories, and this handle's name among the writers. A writer holds a flock on
- * writers/ID as long as it lives; files tmp/ID.N whose writer's lock can be had are litter.
+ * Opening: directories, and this handle's entry among the writers. A writer holds a flock on
+ * writers/ID as long as it lives. A file tmp/ID.N is litter when that flock can be taken.
  */
 #include <fcntl.h>
 #include <linux/magic.h>
@@ -17,7 +17,8 @@
 #include "base/log.h"
 #include "store/file_impl.h"
 
-/* The store's directory may be named by way of symbolic links; nothing below it may be one. */
+/* Open a directory. The path to the store may contain symbolic links; below it, no link is
+ * followed. */
 static int open_dir(int at, const char *name)
 {
     int fd = openat(at, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -25,7 +26,7 @@ static int open_dir(int at, const char *name)
     return fd < 0 ? -errno : fd;
 }
 
-/* mkdir -p; each new directory's entry is made durable. */
+/* Make the store's directory and its parents; sync each new directory's entry. */
 static int make_root(char *dir)
 {
     int at = dir[0] == '/' ? open_dir(AT_FDCWD, "/") : open_dir(AT_FDCWD, "."), next;
@@ -69,11 +70,11 @@ static bool only_refuses(int rc)
 
 struct tree {
     kv_store_v1 *h;
-    mode_t make; /* 0: what is missing stays missing */
-    int rc;      /* the first failure that isn't the file system's refusal */
+    mode_t make; /* mode of new folders; 0: make none */
+    int rc;      /* first failure other than the file system's refusal to write */
 };
 
-/* A folder of the store's, -1 when it is missing. */
+/* Open a folder of the store. Returns -1 when it is missing. */
 static int open_folder(struct tree *t, int at, const char *name, bool *made)
 {
     int fd = t->rc == 0 && at >= 0 ? kv_beneath_dir(at, name, t->make, made) : -ENOENT;
@@ -106,8 +107,8 @@ static int sync_made(int fd, bool made)
     return made && fd >= 0 && fsync(fd) < 0 ? -errno : 0;
 }
 
-/* Open the store's folders. A store in a read-only directory can still be read, without missing
- * ones. */
+/* Open the store's folders. In a read-only directory missing folders are tolerated: the store can
+ * still be read. */
 static int open_tree(kv_store_v1 *h)
 {
     static const char *const houses[] = {"tmp", "writers", "bad", "refs", "sums"};
@@ -152,10 +153,11 @@ static int try_writer(kv_store_v1 *h)
     if (h->writer_fd < 0)
         return errno == EEXIST ? -EAGAIN : -errno;
     kvs_file_lease_none(h);
-    kvs_file_lock(h->writer_fd, LOCK_EX); /* where it isn't supported nobody can sweep us either */
+    /* where flocks aren't supported, no other process can sweep this writer's files either */
+    kvs_file_lock(h->writer_fd, LOCK_EX);
     if (fstat(h->writer_fd, &st) == 0 && st.st_nlink > 0)
         return 0;
-    close(h->writer_fd); /* swept between its making and its locking */
+    close(h->writer_fd); /* another process swept the file between creation and flock */
     h->writer_fd = -1;
     return -EAGAIN;
 }
@@ -169,7 +171,8 @@ int kvs_file_become_writer(kv_store_v1 *h)
     return rc;
 }
 
-/* Whether the writer is gone; its file is removed then. What is no writer's file is nobody's. */
+/* True when the writer's process has ended; its file is removed then. Entries that are no writer's
+ * file are left alone. */
 bool kvs_file_writer_dead(kv_store_v1 *h, const char *id)
 {
     struct stat st;
@@ -192,8 +195,8 @@ static bool is_file(int at, const char *name)
     return fstatat(at, name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode);
 }
 
-/* Tmp files go first, then their writer's file: a sweep that is cut short can be repeated. Only
- * what has the form of one goes. */
+/* Sweep a dead writer's files: tmp files first, then its file in writers/, so that an interrupted
+ * sweep can be repeated. Only names of their form are removed. */
 static void sweep_dir(kv_store_v1 *h, int at, bool tmp)
 {
     DIR *dir = kvs_file_dir(at);
@@ -223,7 +226,7 @@ static void sweep_dir(kv_store_v1 *h, int at, bool tmp)
 
 /* -- Open, close ------------------------------------------------------------------------------ */
 
-/* Whether syncfs makes all durable and tells when it could not: known file systems, Linux 5.8. */
+/* True when syncfs makes everything durable and reports failures: known file systems, Linux 5.8. */
 static bool syncfs_tells(int root)
 {
     static const long known[] = {EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC, BTRFS_SUPER_MAGIC};
@@ -263,12 +266,13 @@ static kv_store_v1 *new_handle(void)
     return h;
 }
 
-/* Become a writer, and sweep what dead ones left: on a full file system that may make the room. */
+/* Become a writer and sweep the files of dead writers, which on a full file system may free the
+ * needed room. */
 static int start_writing(kv_store_v1 *h)
 {
     int rc = h->refuses ? 0 : kvs_file_become_writer(h);
 
-    if (rc < 0) { /* apart from the next test: gcc 11 loses this one when they are joined */
+    if (rc < 0) { /* not joined with the next test: gcc 11 drops this one then */
         if (!only_refuses(rc))
             return rc;
         h->refuses = -rc;
@@ -283,7 +287,8 @@ static int start_writing(kv_store_v1 *h)
     return 0;
 }
 
-/* Folders that were missing when it was opened can't be made behind the other threads' backs. */
+/* True when no folder of the store is missing. Missing ones can't be made while other threads use
+ * the handle. */
 static bool is_whole(const kv_store_v1 *h)
 {
     bool whole = h->tmp >= 0 && h->writers >= 0 && h->bad >= 0 && h->refs >= 0 && h->sums >= 0;
@@ -338,7 +343,7 @@ kv_store_v1 *kvs_file_open(const char *uri)
     return h;
 fail:
     kvs_file_close(h);
-    errno = -rc; /* kvs_open hands it on */
+    errno = -rc; /* kvs_open returns it */
     return NULL;
 }
 
@@ -361,7 +366,8 @@ static void drop_pending(kv_store_v1 *h, bool ours)
 
 void kvs_file_close(kv_store_v1 *h)
 {
-    bool ours = h && h->pid == getpid(); /* a forked child closes, and leaves the files alone */
+    /* a forked child closes descriptors and leaves files alone */
+    bool ours = h && h->pid == getpid();
 
     if (!h)
         return;

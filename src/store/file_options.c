@@ -44,7 +44,7 @@ static int parse_one(const char *key, const char *value, struct kvs_file_opts *r
     return -EINVAL;
 }
 
-/* A '?' without a '=' behind it is part of the path. */
+/* Split @uri into path and options. A '?' without a '=' behind it is part of the path. */
 int kvs_file_options(const char *uri, char **ret_dir, struct kvs_file_opts *ret)
 {
     char *dir = strdup(uri), *mark, *save = NULL;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** The chunks of a handle that wait for publication, by key: a chained hash table. */
+/** A handle's chunks that wait for publication, by key: a chained hash table. */
 #include "base/xxh.h"
 #include "store/file_impl.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** Moving pending chunks into place; the rules of pins and flocks are told in file_commit.c. */
+/** Moving pending chunks into place; file_commit.c explains pins and flocks. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -7,8 +7,8 @@
 #include "base/clock.h"
 #include "store/file_impl.h"
 
-/* Whether what is in place can be read, all of it: 1, 0, or negative when that can't be told
- * now. */
+/* Read and verify the whole chunk in place. Returns 1: good; 0: not; negative: a failure hides the
+ * answer. */
 static int good_in_place(kv_store_v1 *h, const struct kvs_file_pending *e, const char *hex)
 {
     int fan = h->fan[kvs_file_fan(e->key)], rc;
@@ -24,7 +24,7 @@ static int good_in_place(kv_store_v1 *h, const struct kvs_file_pending *e, const
     return kvs_file_passing(rc) ? rc : rc == 0;
 }
 
-/* The file in tmp/ went: what is in place is all there is. */
+/* Note that the file in tmp/ is gone, so that only the chunk in place is left. */
 static void unpin(kv_store_v1 *h, struct kvs_file_pending *e)
 {
     pthread_mutex_lock(&h->lock);
@@ -32,8 +32,8 @@ static void unpin(kv_store_v1 *h, struct kvs_file_pending *e)
     pthread_mutex_unlock(&h->lock);
 }
 
-/* A hit's file may have gone bad since, and be out of place for that: it isn't brought back
- * then. */
+/* True when a hit's file is worth linking into place again; false when it has gone bad since, which
+ * may be why it isn't in place. */
 static int is_worth(kv_store_v1 *h, const struct kvs_file_pending *e, const char *tmp,
                     const char *hex)
 {
@@ -53,7 +53,8 @@ static int is_worth(kv_store_v1 *h, const struct kvs_file_pending *e, const char
     return rc;
 }
 
-/* The checksum goes before the file, which is a miss until then; nobody else is at this key. */
+/* Move the checksum before the file: the chunk is a miss until the file follows. No other process
+ * changes this key. */
 static int move_side_car(kv_store_v1 *h, const char *tmp, const char *hex)
 {
     char from[KVS_FILE_TMP + 8], to[KVS_FILE_HEX + 8];
@@ -77,7 +78,7 @@ static void drop_side_car(kv_store_v1 *h, const char *tmp)
     unlinkat(h->tmp, from, 0);
 }
 
-/* Where it can't, the twin goes: it would be in the way of the next try. */
+/* Rename @twin to @to. When that fails remove @twin, which would be in the way of the next try. */
 static int rename_twin(kv_store_v1 *h, const char *twin, int at, const char *to)
 {
     int rc = kvs_file_rename(h, h->tmp, twin, at, to);
@@ -87,8 +88,9 @@ static int rename_twin(kv_store_v1 *h, const char *twin, int at, const char *to)
     return rc;
 }
 
-/* First come, first kept: theirs is pinned instead of ours. Where it can't be, it is young: it came
- * after our put; but for what we copied because it wasn't, which takes its place. */
+/* Another writer put the chunk first: keep its file and pin that instead of ours. A file that can't
+ * be pinned is young enough, since it came after our put. Exception: our copy of a chunk that could
+ * be neither pinned nor touched replaces the file. */
 static int keep_theirs(kv_store_v1 *h, struct kvs_file_pending *e, const char *tmp, const char *hex)
 {
     int fan = h->fan[kvs_file_fan(e->key)];
@@ -105,7 +107,8 @@ static int keep_theirs(kv_store_v1 *h, struct kvs_file_pending *e, const char *t
     if (!kvs_file_no_link(errno))
         return errno == ENOENT ? -EAGAIN : -errno;
     if (!e->copy || move_side_car(h, tmp, hex) < 0 ||
-        kvs_file_rename(h, h->tmp, tmp, fan, hex) < 0) /* a sticky directory: all was tried */
+        /* a sticky directory: the file can't be replaced at all */
+        kvs_file_rename(h, h->tmp, tmp, fan, hex) < 0)
         unlinkat(h->tmp, tmp, 0);
     drop_side_car(h, tmp);
     unpin(h, e);
@@ -131,7 +134,8 @@ static int put_ours(kv_store_v1 *h, struct kvs_file_pending *e, const char *tmp,
     return 0;
 }
 
-/* Something is there under our name: ours already, another writer's good one, or a bad one. */
+/* Decide about a file that is in place under this chunk's name: our own, another writer's good one,
+ * or a bad one. */
 static int settle(kv_store_v1 *h, struct kvs_file_pending *e, const char *tmp, const char *hex)
 {
     struct stat a, b;
@@ -169,7 +173,8 @@ static int place_linked(kv_store_v1 *h, struct kvs_file_pending *e, const char *
 {
     int rc = -EAGAIN;
 
-    /* Give a chunk that comes back a new time, so that notes about it are void (file_known.c). */
+    /* Give a chunk that comes back a new time, so that notes about it become invalid
+     * (file_known.c). */
     if (e->state == KVS_FILE_HIT)
         utimensat(h->tmp, tmp, NULL, AT_SYMLINK_NOFOLLOW);
     for (int i = 0; i < 100 && rc == -EAGAIN; i++) {
@@ -182,14 +187,14 @@ static int place_linked(kv_store_v1 *h, struct kvs_file_pending *e, const char *
     return rc;
 }
 
-/* A new chunk moves: one change to the directories instead of two. -EEXIST: look at what is there,
- * also where the file system can't tell. */
+/* Rename a new chunk into place: one change to the directories where link and unlink are two.
+ * -EEXIST: a file may be in place (also where the file system can't tell), so look at it first. */
 static int move_in(kv_store_v1 *h, struct kvs_file_pending *e, const char *tmp, const char *hex)
 {
     int fan = h->fan[kvs_file_fan(e->key)];
 
     if (atomic_load_explicit(&h->side_car, memory_order_relaxed))
-        return -EEXIST; /* what is there may need the side-car that is */
+        return -EEXIST; /* a chunk in place may need the side-car in place */
     if (renameat2(h->tmp, tmp, fan, hex, RENAME_NOREPLACE) < 0) {
         int error = errno;
 
@@ -214,8 +219,9 @@ static bool is_lost(kv_store_v1 *h, const struct kvs_file_pending *e)
     return lost;
 }
 
-/* The file that was hit is still in place, and can be read: when it isn't as it was seen, another
- * publication or reader noted its use, or it was damaged. -EEXIST: it is another; -EBADMSG. */
+/* Check that the file that was hit is still in place and can be read. A changed file is
+ * verified: a publication or reader marked it as used, or it was damaged. -EEXIST: another file;
+ * -EBADMSG: bad. */
 static int still_there(kv_store_v1 *h, struct kvs_file_pending *e, const char *hex)
 {
     struct kvs_file_seen now;
@@ -246,7 +252,7 @@ static int place_unpinned(kv_store_v1 *h, struct kvs_file_pending *e, const char
     return rc;
 }
 
-/* 0: what is in place is verified. */
+/* Place a chunk. Returns 0 when the chunk in place is verified. */
 static int place(kv_store_v1 *h, struct kvs_file_pending *e, const char *hex)
 {
     char tmp[KVS_FILE_TMP];
@@ -264,11 +270,9 @@ static int place(kv_store_v1 *h, struct kvs_file_pending *e, const char *hex)
     return rc == -EEXIST ? place_linked(h, e, tmp, hex) : rc;
 }
 
-/*
- * A sweep that marked before this publication goes by age, in seconds, and pin and lease end with
- * it. A chunk that is to be remembered gets a time that we know, unless it isn't ours to give. A
- * lease gave it one.
- */
+/* Set the chunk's time of use: pin and lease end with this publication, and a sweep that marked
+ * before it decides by age, in seconds. A chunk that is to be noted gets a time that we choose,
+ * unless the file belongs to another owner. A lease has set the time already. */
 static void note_use(const kv_store_v1 *h, struct kvs_file_pending *e, const char *hex)
 {
     int fan = h->fan[kvs_file_fan(e->key)];
@@ -276,7 +280,7 @@ static void note_use(const kv_store_v1 *h, struct kvs_file_pending *e, const cha
     struct stat st;
 
     if (clock_gettime(CLOCK_REALTIME, &times[0]) == 0) {
-        /* Sweeps compare whole seconds: a lease's time of this second will do. */
+        /* sweeps compare whole seconds, so a lease's time within this second is enough */
         e->sure =
             e->leased && e->same && e->seen.mtime_ns / (int64_t)KV_NS_PER_S == times[0].tv_sec;
         if (e->sure)

@@ -9,7 +9,7 @@
 
 enum {
     USE_S = 60,
-    VERIFY_TRIES = 100 /* of a file that others use meanwhile */
+    VERIFY_TRIES = 100 /* attempts to verify a file that others use meanwhile */
 };
 
 static bool all_zero(const uint8_t *data, size_t len)
@@ -47,8 +47,7 @@ static int verify(const struct kvs_file_sum *sum, uint64_t owner, uint8_t **data
     return sum->owner == owner && memcmp(hash, sum->hash, 16) == 0 ? 0 : -EBADMSG;
 }
 
-/* Deleted since it was opened: its side-car went with it, and what it was can't be told any
- * more. */
+/* True when the open file was deleted: its side-car went with it, so its checksum is unknown. */
 static bool is_deleted(int fd)
 {
     struct stat st;
@@ -62,7 +61,7 @@ static int read_whole(int fd, uint64_t size, struct kvs_file_value *value, uint8
     return value->data ? kvs_file_read_hashed(fd, value->data, size, hash) : -ENOMEM;
 }
 
-/* Read an open chunk or manifest and verify it. Files of other programs have no checksum: for them
+/* Read an open chunk or manifest and verify it. Files of other programs have no checksum; in them
  * only the traces of a power cut can be detected. */
 static int read_open(kv_store_v1 *h, int fd, const char *side_car, int nth, uint64_t owner,
                      uint64_t size, struct kvs_file_value *value)
@@ -93,7 +92,8 @@ static int read_open(kv_store_v1 *h, int fd, const char *side_car, int nth, uint
     return rc;
 }
 
-/* Whether nobody wrote to the file after it was read: a new time of use would hide that. */
+/* True when the file wasn't written to after it was read; setting a new time of use would hide such
+ * a write. */
 static bool is_as_read(const struct stat *now, const struct stat *st)
 {
     struct kvs_file_seen a = kvs_file_see(now), b = kvs_file_see(st);
@@ -101,13 +101,14 @@ static bool is_as_read(const struct stat *now, const struct stat *st)
     return kvs_file_unchanged(&a, &b) && a.ctime_ns == b.ctime_ns;
 }
 
-/* Eviction takes what was not used for longest; once a minute is exact enough for it. */
+/* Mark a chunk as used, at most once a minute. Eviction, which removes the least recently used,
+ * needs no better resolution. */
 bool kvs_file_note_use(kv_store_v1 *h, int dirfd, const char *name, struct stat *st)
 {
     struct timespec times[2];
     struct stat now;
 
-    /* Another name may be another program's; a pinned chunk's publication notes its use. */
+    /* A second name may be another program's. A pinned chunk is marked by its publication. */
     if (kvs_file_deletable(h) < 0 || st->st_nlink != 1 ||
         (int64_t)(kv_wall_ns() / KV_NS_PER_S) - st->st_mtime <= USE_S ||
         fstatat(dirfd, name, &now, AT_SYMLINK_NOFOLLOW) < 0 || !is_as_read(&now, st) ||
@@ -128,7 +129,7 @@ int kvs_file_open_read(int dirfd, const char *name, struct stat *ret_st)
     error = errno;
     if (fd >= 0)
         close(fd);
-    if (fd < 0 && error != ELOOP && error != ENXIO) /* links; sockets and devices */
+    if (fd < 0 && error != ELOOP && error != ENXIO) /* ELOOP: links; ENXIO: sockets and devices */
         return -error;
     return fstatat(dirfd, name, ret_st, AT_SYMLINK_NOFOLLOW) < 0 ? -errno : -EBADMSG;
 }
@@ -139,11 +140,11 @@ int kvs_file_read_value(kv_store_v1 *h, int dirfd, const char *name, const char 
     int fd = kvs_file_open_read(dirfd, name, ret_st), rc;
 
     if (fd == -EBADMSG && dirfd == h->root)
-        return -ENOENT; /* beside manifests there may be anything */
+        return -ENOENT; /* the root may hold other entries beside manifests */
     if (fd < 0)
         return fd;
     rc = read_open(h, fd, side_car, 0, owner, (uint64_t)ret_st->st_size, value);
-    if (rc == -EBADMSG && dirfd == h->root) /* a side-car may name a second one */
+    if (rc == -EBADMSG && dirfd == h->root) /* the side-car may hold a second checksum */
         rc = read_open(h, fd, side_car, 1, owner, (uint64_t)ret_st->st_size, value);
     close(fd);
     if (rc == 0)
@@ -194,7 +195,7 @@ int kvs_file_verify(kv_store_v1 *h, int dirfd, const char *hex, uint64_t owner, 
 
     if (fd < 0)
         return fd;
-    /* Another publication may have noted its use meanwhile, or somebody may have written: look again. */
+    /* A changed file was marked as used by a publication, or written to: verify again. */
     for (int i = 0; i < VERIFY_TRIES && changed; i++) {
         struct kvs_file_seen before = kvs_file_see(ret_st), now;
 

@@ -6,12 +6,12 @@
  *     keys of the prefetch:   0 1 2 3 4 5 6 7 8 9       . not yet read
  *                             - - g . . . r r w .       - got   g being got   r read   w being read
  *
- * The reader keeps LEAD keys ahead of the gets, which take what is read and read the rest. Neither
- * waits for the other: a get that comes to the chunk being read reads it, too, and the reader then
- * moves ahead again. Chunks that the reader can't read or verify are left to the gets, which know
- * what to do about them.
+ * The reader keeps LEAD keys ahead of the gets. A get takes a chunk that the reader has read, and
+ * reads any other itself. Neither waits for the other: a get of the chunk that the reader is
+ * reading reads it, too, and the reader then moves ahead again. Chunks that the reader can't read
+ * or verify are left to the gets, which set bad files aside.
  *
- * All is under reader_lock, which is held for no I/O.
+ * All state is under reader_lock, which is never held during I/O.
  */
 #include <sched.h>
 
@@ -22,14 +22,14 @@ enum {
     LEAD = 8,
     READY = 32,
     KEYS = 4096,
-    MIN_KEYS = 3 * LEAD, /* fewer are read before a thread has begun */
-    NEAR = 64            /* how far a get looks for its key */
+    MIN_KEYS = 3 * LEAD, /* fewer keys are read before a thread has started */
+    NEAR = 64            /* number of next keys among which a get looks for its own */
 };
-#define ROOM_MAX ((size_t)96 << 10)  /* larger values get pages of their own from glibc */
-#define MAX_BYTES ((size_t)16 << 20) /* read and not yet taken, but for the last chunk */
+#define ROOM_MAX ((size_t)96 << 10)  /* glibc gives larger values pages of their own */
+#define MAX_BYTES ((size_t)16 << 20) /* bytes read and not yet taken, without the last chunk */
 
 struct ready {
-    size_t index; /* of the key */
+    size_t index; /* index of the key */
     uint8_t *data;
     size_t len;
     struct stat st;
@@ -40,12 +40,12 @@ struct kvs_file_reader {
     pthread_t thread;
     pthread_cond_t work;
     bool stop, idle;
-    uint64_t serial; /* of the prefetch: what belongs to an earlier one is dropped */
+    uint64_t serial; /* number of the prefetch: chunks of an earlier one are dropped */
     uint8_t *keys;
     size_t key_len, n, first, next, bytes;
-    size_t roomy; /* chunks of so many bytes have room in the allocator */
+    size_t roomy; /* chunk length for which the allocator has room */
     void *guard;
-    struct ready ready[READY]; /* by index % READY; data NULL: empty */
+    struct ready ready[READY]; /* at index % READY; data NULL: empty */
 };
 
 static void drop(struct kvs_file_reader *r, struct ready *ready)
@@ -66,7 +66,7 @@ static void drop_all(struct kvs_file_reader *r)
     r->serial++;
 }
 
-/* Whether there is a key to read, which is @next then. */
+/* Choose the next key to read into @next. Returns false when there is none. */
 static bool pick(struct kvs_file_reader *r)
 {
     if (r->next <= r->first)
@@ -84,11 +84,9 @@ static int read_one(kv_store_v1 *h, const uint8_t *key, size_t key_len, struct r
                          kvs_file_owner(key, key_len, false), &ret->data, &ret->len, &ret->st);
 }
 
-/*
- * Make room in this thread's part of the heap for all chunks that are read ahead, below a guard.
- * Without it glibc gives the pages back whenever the last chunk of the heap is freed, and the
- * kernel clears them anew, which costs as much as to read them.
- */
+/* Make room in this thread's heap for all chunks that are read ahead, below a guard block. Without
+ * it glibc returns the pages to the kernel whenever the heap's last chunk is freed. The kernel then
+ * clears them anew, which costs as much as reading them. */
 static void make_room(struct kvs_file_reader *r, size_t len)
 {
     void *pieces[READY];
@@ -106,7 +104,7 @@ static void make_room(struct kvs_file_reader *r, size_t len)
     r->roomy = len;
 }
 
-/* Under the lock before and after. */
+/* Read the next chunk. Called and left with the lock held; releases it during I/O. */
 static void read_next(struct kvs_file_reader *r)
 {
     struct ready one = {.index = r->next++};
@@ -155,7 +153,7 @@ static bool one_processor(void)
     return sched_getaffinity(0, sizeof(set), &set) == 0 && CPU_COUNT(&set) == 1;
 }
 
-/* NULL: there is to be none. */
+/* Start the reader. Returns NULL when there should be none. */
 static struct kvs_file_reader *start(kv_store_v1 *h)
 {
     struct kvs_file_reader *r = one_processor() ? NULL : calloc(1, sizeof(*r));
@@ -196,7 +194,7 @@ void kvs_file_reader_begin(kv_store_v1 *h, const uint8_t *keys, size_t key_len, 
     pthread_mutex_unlock(&h->reader_lock);
 }
 
-/* The place of @key among the next ones, or -1. */
+/* Find @key among the next keys. Returns its index or -1. */
 static ssize_t find(const struct kvs_file_reader *r, const uint8_t *key, size_t key_len)
 {
     if (!r || r->key_len != key_len)
@@ -221,7 +219,7 @@ bool kvs_file_reader_take(kv_store_v1 *h, const uint8_t *key, size_t key_len, ui
     if (at >= 0) {
         struct ready *ready = &r->ready[(size_t)at % READY];
 
-        for (; r->first < (size_t)at; r->first++) /* passed over: nobody asked for them */
+        for (; r->first < (size_t)at; r->first++) /* keys that the gets passed over */
             drop(r, &r->ready[r->first % READY]);
         r->first++;
         found = ready->data && ready->index == (size_t)at;

@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
  * .kvasir/refs/NAME: the chunks put or hit by the handles that published manifest NAME, so that a
- * collector can keep what a manifest of unknown format may need. It only grows (a union): consumers
- * publish the same empty manifest again and again and never name a chunk in it.
+ * collector can keep what a manifest of unknown format may need. The file only grows (a union):
+ * consumers publish the same empty manifest again and again and never name a chunk in it.
  *
- * Records: length (1 byte, not 0), key, 4 bytes of XXH3-64 of both. A reader that finds none at a
- * place tries one byte further on: a torn end costs only itself, and appending needs no repair. A
- * record of length 0 says that the manifest was once another program's: nobody knows all it needs.
+ * Records: length (1 byte, not 0), key, 4 bytes of XXH3-64 of both. A reader that finds no valid
+ * record at an offset tries the next byte: a torn end costs only itself, and appending needs no
+ * repair. A record of length 0 says that another program once published the manifest, so the list
+ * is incomplete.
  *
- * Locks: refs/ is locked (flock) while a file of it changes; the house is locked shared from the
- * noting until the manifest is shown, and exclusively to forget anything: a record of a chunk that
- * isn't there may belong to a publication still under way. The house is only waited for with refs/
- * locked, so that publications coming and going can't keep a deletion waiting for ever.
+ * Locks: two flocks. refs/ is locked while one of its files changes. The `house` (.kvasir) is
+ * locked shared from noting chunks until the manifest is visible, and exclusively to remove
+ * records: the record of a chunk that isn't in place may belong to a publication still under way.
+ * The house is waited for only with refs/ locked, so that a stream of publications can't delay a
+ * deletion for ever.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -38,7 +40,7 @@ void kvs_file_add_record(struct kv_buf *buf, const uint8_t *key, size_t len)
     kv_buf_append(buf, record, 1 + len + CHECK);
 }
 
-/* The length of the key of the record at @at; -1: none is there. */
+/* Return the key length of the record at @at, or -1 when there is none. */
 static int record_at(const uint8_t *at, size_t left)
 {
     size_t len = at[0];
@@ -62,7 +64,7 @@ static int read_all(int at, const char *file, struct kv_buf *buf)
     int fd = at < 0 ? -ENOENT : kvs_file_open_read(at, file, &st);
 
     if (fd < 0)
-        return fd == -EBADMSG ? -ENOENT : fd; /* no file: nothing was noted */
+        return fd == -EBADMSG ? -ENOENT : fd; /* not a file: no chunk was noted */
     while ((n = read(fd, piece, sizeof(piece))) > 0 || (n < 0 && errno == EINTR)) {
         if (n > 0)
             kv_buf_append(buf, piece, (size_t)n);
@@ -72,7 +74,8 @@ static int read_all(int at, const char *file, struct kv_buf *buf)
     return n < 0 ? (int)n : buf->error;
 }
 
-/* -ENOENT after all of them where they are known not to be all. */
+/* Call @each for all records. Returns -ENOENT at the end when the list is known to be
+ * incomplete. */
 static int each_record(const struct kv_buf *buf, kv_store_each_fn each, void *arg)
 {
     const uint8_t *data = (const uint8_t *)buf->data;
@@ -96,7 +99,7 @@ static int each_record(const struct kv_buf *buf, kv_store_each_fn each, void *ar
 
 struct compaction {
     kv_store_v1 *h;
-    bool alone; /* no publication is under way that noted what isn't there yet */
+    bool alone; /* no publication is under way that noted chunks not yet in place */
     struct kvs_file_map seen;
     struct kv_buf out;
 };
@@ -117,7 +120,7 @@ static int keep_once(void *arg, const kv_store_entry *entry)
     if (rc < 0)
         return rc;
     if (!present)
-        return 0; /* evicted: whoever puts it again notes it again */
+        return 0; /* evicted: a save that puts it again notes it again */
     e = kvs_file_pending_new(entry->hash, entry->hash_len);
     if (!e)
         return -ENOMEM;
@@ -146,7 +149,8 @@ static int replace(kv_store_v1 *h, const char *file, const struct kv_buf *buf)
     return rc;
 }
 
-/* Failing leaves the long file, which is as good. */
+/* Rewrite the file without records of chunks that are gone. A failure leaves the longer file, which
+ * is as good. */
 static void compact(kv_store_v1 *h, const char *file, bool alone)
 {
     struct compaction c = {.h = h, .alone = alone, .out = KV_BUF_INIT};
@@ -174,7 +178,7 @@ static void compact(kv_store_v1 *h, const char *file, bool alone)
 
 /* -- Noting and listing ------------------------------------------------------------------------- */
 
-/* Each doubling is a time to compact: amortised over what was appended. */
+/* True when the file's length doubled: compacting then costs a constant share of appending. */
 static bool doubled(uint64_t before, uint64_t after)
 {
     uint64_t mark = COMPACT_FROM;
@@ -184,8 +188,8 @@ static bool doubled(uint64_t before, uint64_t after)
     return mark <= after;
 }
 
-/* Appended, not synced; a new file's name is. What stood there instead of our file may have been put
- * in its place: what was noted before isn't known then. */
+/* Append records without a sync; sync the name of a new file. When another entry had to be moved
+ * away from that name, earlier notes are lost, so mark the list as incomplete. */
 static int append(kv_store_v1 *h, const char *file, struct kv_buf *buf, int *ret_fd)
 {
     bool moved = false;
@@ -269,7 +273,8 @@ int kvs_file_list_refs(kv_store_v1 *h, const char *name, kv_store_each_fn each, 
     if (rc == 0)
         rc = kvs_file_name_encode(file, name);
     if (rc == 0)
-        rc = kvs_file_is_ours(h, file); /* another program's: what was noted before says nothing */
+        /* another program's manifest: earlier notes don't cover it */
+        rc = kvs_file_is_ours(h, file);
     if (rc >= 0)
         rc = rc ? read_all(h->refs, file, &buf) : -ENOENT;
     if (rc == 0)

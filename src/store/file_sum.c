@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * The file store's own checksums: keys are chosen by consumers and need not be hashes of the bytes,
- * so nothing else tells a zero-filled, shortened or misplaced file from a good one.
+ * The file store's own checksums. Consumers choose the keys, which need not be hashes of the bytes,
+ * so only a checksum tells a zero-filled, shortened or misplaced file from a good one.
  */
 #include <fcntl.h>
 #include <unistd.h>
@@ -11,7 +11,7 @@
 #include "base/xxh.h"
 #include "store/file_impl.h"
 
-/* Read this much, then hash it while it is still in the second-level cache. */
+/* Bytes read before they are hashed: small enough to stay in the second-level cache. */
 enum { PIECE = 128 * 1024 };
 
 void kvs_file_hash(const void *data, size_t len, uint8_t ret_hash[16])
@@ -57,8 +57,8 @@ int kvs_file_sum_decode(struct kvs_file_sum *ret, const uint8_t in[KVS_FILE_SUM_
     return 0;
 }
 
-/* Read and hash @len bytes of a file, a piece at a time: behind each other into @whole, or each into
- * value->buf for value->each (NULL: for nobody). */
+/* Read and hash @len bytes of a file, a piece at a time. Pieces go one behind the other into
+ * @whole, or each into value->buf for value->each (NULL: hash only). */
 static int read_hashed(int fd, uint8_t *whole, const struct kvs_file_value *value, uint64_t len,
                        uint8_t ret_hash[16])
 {

@@ -4,8 +4,9 @@
  * fan-out directory, which publications hold shared while they link chunks into place, and spares
  * files with more than one link: those are pinned (file_commit.c).
  *
- * .kvasir/used holds the bytes of all chunk files (little-endian u64), kept by every process; it is
- * approximate after a crash and set right by each scan. Without it nobody has set a limit yet.
+ * .kvasir/used holds the bytes of all chunk files (little-endian u64), updated by every process; it
+ * is approximate after a crash, and each scan corrects it. The file is missing until a handle sets
+ * a limit.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -40,7 +41,7 @@ void kvs_file_used_add(kv_store_v1 *h, int64_t delta)
     if (used_load(h, &used)) {
         used = delta < 0 && used < (uint64_t)-delta ? 0 : used + (uint64_t)delta;
         if (pwrite(h->used_fd, &used, sizeof(used), 0) != sizeof(used) &&
-            ftruncate(h->used_fd, 0) < 0) /* unknown would be better than wrong */
+            ftruncate(h->used_fd, 0) < 0) /* no count is better than a wrong one */
             kvs_file_fail(h, errno, "can't note the bytes in use", "used");
     }
     flock(h->used_fd, LOCK_UN);
@@ -54,7 +55,8 @@ static void used_set(kv_store_v1 *h, uint64_t used)
 
 /* -- One chunk ---------------------------------------------------------------------------------- */
 
-/* Whether a save of this handle counts on the chunk: leases end for other processes only. */
+/* True when a save of this handle relies on the chunk: its lease doesn't protect it from this
+ * process. */
 static bool is_pending(kv_store_v1 *h, const uint8_t *key, size_t key_len)
 {
     struct kvs_file_pending *e;
@@ -67,7 +69,7 @@ static bool is_pending(kv_store_v1 *h, const uint8_t *key, size_t key_len)
     return pending;
 }
 
-/* Unlink @hex, whose flock is held, and what belongs to it. */
+/* Unlink @hex, whose fan-out's flock is held, and its side-car. */
 static int remove_file(kv_store_v1 *h, int fan, const char *hex)
 {
     char side_car[KVS_FILE_HEX + 8];
@@ -125,15 +127,15 @@ int kvs_file_delete_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len)
 
 struct sweep {
     kv_store_v1 *h;
-    int64_t leased_ns; /* used then or later: a save that runs counts on it */
+    int64_t leased_ns; /* chunks used then or later are leased by a save under way */
     int64_t
-        before_s; /* last used then or earlier: fixed when the sweep begins, however long it takes */
+        before_s; /* seconds; chunks last used then or earlier go. Fixed when the sweep begins. */
     kv_store_live_fn live;
     void *arg;
     kv_store_swept sums;
 };
 
-/* A clock that was set back makes files look new: they stay. */
+/* Latest time of use of a dead chunk. After the clock was set back files look new, and stay. */
 static int64_t cutoff(uint64_t min_age_s)
 {
     int64_t now = (int64_t)(kv_wall_ns() / KV_NS_PER_S);
@@ -172,7 +174,7 @@ static int sweep_fan(struct sweep *s, int fan)
 {
     DIR *dir;
 
-    if (s->h->fan[fan] < 0) /* of a store that isn't whole: nothing is in it */
+    if (s->h->fan[fan] < 0) /* an incomplete store: the fan-out holds no chunk */
         return 0;
     dir = kvs_file_dir(s->h->fan[fan]);
     if (!dir)
@@ -198,7 +200,7 @@ int kvs_file_sweep(kv_store_v1 *h, uint64_t min_age_s, kv_store_live_fn live, vo
 
     if (rc == 0 && h->pid != getpid())
         rc = -ECHILD;
-    if (rc == 0 && h->house >= 0) /* else there is no store: nothing to delete */
+    if (rc == 0 && h->house >= 0) /* h->house < 0: no store, nothing to delete */
         rc = kvs_file_deletable(h);
     if (rc < 0)
         return rc;
@@ -225,7 +227,7 @@ struct candidate {
 struct scan {
     struct candidate *list;
     size_t n, capacity;
-    uint64_t bytes; /* of all, pinned ones too */
+    uint64_t bytes; /* bytes of all chunk files, pinned ones included */
 };
 
 static void scan_fini(struct scan *scan)
@@ -282,7 +284,7 @@ static int older(const void *a, const void *b)
     return (x->used_ns > y->used_ns) - (x->used_ns < y->used_ns);
 }
 
-/* Unless it was used or pinned since the scan. */
+/* Evict one chunk unless it was used or pinned since the scan. */
 static bool evict_one(kv_store_v1 *h, const struct candidate *c)
 {
     uint8_t key[KVS_FILE_KEY_MAX];
@@ -309,7 +311,7 @@ static int evict(kv_store_v1 *h, uint64_t coming)
     for (int fan = 0; fan < KVS_FILE_FANS && rc == 0; fan++)
         rc = scan_fan(h, fan, &scan);
     if (rc == 0 && scan.bytes + coming > h->opts.limit) {
-        int64_t leased_ns = kvs_file_leased_since(h); /* after the scan: file_lease.c */
+        int64_t leased_ns = kvs_file_leased_since(h); /* read after the scan: file_lease.c */
 
         target = coming < target ? target - coming : 0;
         if (scan.n)

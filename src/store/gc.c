@@ -5,17 +5,17 @@
  *   t0 ── mark: read all manifests, note what they name ── t1 ── sweep: delete what is not noted
  *                                                                and was not used for `grace`
  *
- * Why no published object loses a chunk. A saver that finds a chunk already there doesn't write it
- * again, so the danger is: mark misses its manifest (published after t0), and sweep deletes the
- * chunk. But each put, and each hit, marks the chunk as used now; the sweep keeps what was used
- * within grace + (now - t0), and looks again under the backend's lock before it deletes. So what it
- * deletes was last used before t0 - grace: by a save that either had published by t0, and then mark
- * saw its manifest, or had been running for longer than the whole grace period. Savers that may
- * (a day, by default) are protected by backends that pin what live handles have hit; the file store
- * does, and it checks all hits again before it publishes.
+ * Why no published object loses a chunk. A saver that hits a chunk doesn't write it again. The
+ * danger: mark misses the saver's manifest (published after t0), and sweep deletes the chunk. But
+ * each put, and each hit, marks the chunk as used now. The sweep keeps chunks used within grace +
+ * (now - t0), and checks the time again under the backend's lock before it deletes. So each deleted
+ * chunk was last used before t0 - grace, by a save of one of two kinds. Either it had published by
+ * t0, and mark read its manifest; or it had been running for longer than the grace period (a day,
+ * by default). For such long saves a backend can pin the hits of live handles; the file store does,
+ * and checks all hits again before it publishes.
  *
  * Live chunks are kept as hashes of their keys, 16 bytes each. Two keys with the same hash would
- * make a dead chunk stay, never a live one go.
+ * keep a dead chunk, never delete a live one.
  */
 #include "base/clock.h"
 #include "base/error.h"
@@ -25,7 +25,7 @@
 
 #define GRACE_S 86400
 
-/* An open-addressed set of 128-bit hashes; {0, 0} is a free slot, and never a hash (see
+/* An open-addressed set of 128-bit hashes. {0, 0} is a free slot, and never a hash (see
  * mark_of). */
 struct marks {
     XXH128_hash_t *slots;
@@ -38,15 +38,15 @@ struct gc {
     char **names;
     size_t n_names;
     bool opaque_too, dry_run;
-    bool blind; /* a manifest may need anything: nothing may go */
+    bool blind; /* a manifest may need any chunk, so none may be deleted */
     bool canceled;
     kvs_gc_progress_fn progress;
     void *progress_arg;
-    uint64_t n_weighed, n_chunks; /* of the sweep; 0: nobody knows how many there are */
+    uint64_t n_weighed, n_chunks; /* progress of the sweep; n_chunks 0: the total is unknown */
     uint64_t grace_s, start_ns;
     struct kvs_gc_result result;
 
-    /* candidates of a backend without sweep_chunks, until they are deleted */
+    /* dead chunks, collected before deletion where the backend has no sweep_chunks */
     uint8_t *dead;
     size_t dead_len, dead_room;
 };
@@ -102,7 +102,7 @@ static bool is_marked(const struct gc *gc, const uint8_t *hash, size_t hash_len)
     return gc->live.n > 0 && slot_of(&gc->live, mark_of(hash, hash_len))->low64 != 0;
 }
 
-/* Whether to go on: 0 or -ECANCELED, which sticks. */
+/* Report progress. Returns 0, or -ECANCELED to stop, which sticks. */
 static int tell(struct gc *gc, enum kvs_gc_phase phase, uint64_t done, uint64_t total)
 {
     if (!gc->canceled && gc->progress)
@@ -110,7 +110,8 @@ static int tell(struct gc *gc, enum kvs_gc_phase phase, uint64_t done, uint64_t 
     return gc->canceled ? -ECANCELED : 0;
 }
 
-/* The backend's sweep can't be ended early, but whatever is alive stays: after ^C, everything. */
+/* Liveness callback. A backend's sweep can't be stopped early, so after a cancellation every chunk
+ * counts as alive. */
 static int is_live(void *arg, const uint8_t *hash, size_t hash_len)
 {
     struct gc *gc = arg;
@@ -146,7 +147,7 @@ static int mark_ref(void *arg, const kv_store_entry *entry)
     return entry->hash ? add(&gc->live, entry->hash, entry->hash_len) : 0;
 }
 
-/* Deleted since it was listed. */
+/* True when the manifest was deleted after it was listed. */
 static bool is_gone(struct gc *gc, const char *name)
 {
     struct kvs_manifest *manifest;
@@ -157,7 +158,8 @@ static bool is_gone(struct gc *gc, const char *name)
     return rc == -ENOENT;
 }
 
-/* A manifest of somebody else's format: what its saver put or hit, if the backend noted it. */
+/* Mark for a manifest of another format: all chunks that its savers put or hit, if the backend
+ * noted them. */
 static int mark_opaque(struct gc *gc, const char *name)
 {
     char quoted[512];
@@ -188,7 +190,7 @@ static int mark_manifest(struct gc *gc, const char *name)
     size_t n;
     int rc = kvs_manifest_get(gc->store, name, &manifest);
 
-    if (rc == -ENOENT) /* deleted since it was listed */
+    if (rc == -ENOENT) /* deleted after it was listed */
         return 0;
     if (rc == -EMEDIUMTYPE)
         return mark_opaque(gc, name);
@@ -227,8 +229,8 @@ static uint64_t min_age_s(const struct gc *gc)
     return gc->grace_s ? gc->grace_s + (elapsed_ns + KV_NS_PER_S - 1) / KV_NS_PER_S : 0;
 }
 
-/* True when a chunk is within the grace period, by this machine's clock. Chunks of unknown age are
- * young, unless there is no grace period. */
+/* True when a chunk is within the grace period, by this machine's clock. Chunks of unknown age
+ * count as young, unless there is no grace period. */
 static bool is_young(const struct gc *gc, uint64_t used_s)
 {
     uint64_t now_s = kv_wall_ns() / KV_NS_PER_S;
@@ -260,7 +262,7 @@ static int remember(struct gc *gc, const kv_store_entry *entry)
     return 0;
 }
 
-/* One chunk of a listing. */
+/* Decide about one chunk of a listing. */
 static int weigh(void *arg, const kv_store_entry *entry)
 {
     struct gc *gc = arg;
@@ -281,8 +283,8 @@ static int weigh(void *arg, const kv_store_entry *entry)
     return remember(gc, entry);
 }
 
-/* Listed, weighed, deleted one by one: all that can be done without the backend's help, and what
- * the grace period is for. Also the dry run. */
+/* List, weigh and delete chunks one by one, for backends without sweep_chunks; only the grace
+ * period protects running saves then. Also the dry run. */
 static int sweep_by_list(struct gc *gc)
 {
     int rc = kvs_list_chunks(gc->store, weigh, gc);
@@ -307,7 +309,7 @@ static int sweep_by_list(struct gc *gc)
     return KV_MIN(rc, 0);
 }
 
-/* Against what the sweep's progress can be told. */
+/* Count the chunks, as the total for the sweep's progress. */
 static uint64_t count_chunks(const struct gc *gc)
 {
     kv_store_stats stats = {.size = sizeof(stats)};

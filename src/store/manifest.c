@@ -6,8 +6,8 @@
  *     n_weaves 4 | fingerprint_len 4 | (header_len - 48 bytes a later writer added) |
  *     fingerprint | n_chunks * (key 16, len 4) | n_weaves * 24 | XXH3-128 of all before, 16
  *
- * Reading believes nothing: the checksum first, then every count against the bytes there are, then
- * that lengths add up and weaves lie inside, in order.
+ * Reading checks everything: the checksum first, then every count against the bytes left, then that
+ * lengths add up and weaves lie inside the object, in order.
  */
 #include "store/manifest.h"
 
@@ -23,7 +23,8 @@ void kvs_chunk_key(const void *data, size_t len, uint8_t ret[16])
 
 /* -- building ---------------------------------------------------------------------------------- */
 
-/* An array that doubles, with room for one more than @n elements; NULL: no memory, it stays. */
+/* Grow an array by doubling when it has no room for one more than @n elements. NULL: out of memory,
+ * the array is unchanged. */
 static void *grow(void *array, size_t n, size_t *capacity, size_t size)
 {
     size_t more = *capacity ? *capacity * 2 : 64;
@@ -214,7 +215,7 @@ int kvs_manifest_decode(const void *bytes, size_t len, struct kvs_manifest **ret
     if (memcmp(sum, data + len - SUM, SUM) != 0)
         return -EBADMSG;
     if (get_le(data + 8, 2) != KV_OWN_VERSION)
-        return -EMEDIUMTYPE; /* whole, and another version's: as opaque as a stranger's */
+        return -EMEDIUMTYPE; /* whole, of another version: opaque, like other programs' manifests */
     m = calloc(1, sizeof(*m));
     if (!m)
         return -ENOMEM;

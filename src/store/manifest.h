@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Manifest of an object: as a structure, its bytes, and weaves. The format is in
- * docs/formats.md. A manifest is immutable once decoded and may then be read from any thread.
+ * The manifest of an object: as a structure, as bytes (docs/formats.md), and its weaves. A decoded
+ * manifest is immutable and may be read from any thread.
  */
 #ifndef KVS_MANIFEST_H
 #define KVS_MANIFEST_H
@@ -10,13 +10,17 @@
 #include "kv_store.h"
 
 #define KVS_FINGERPRINT_MAX 4096u
-/** A weave's region is held in memory as a whole; a manifest that asks for more is damaged. */
+/**
+ * Upper limit of a weave's region, which is held in memory as a whole. A manifest with a larger one
+ * is damaged.
+ */
 #define KVS_WEAVE_MAX (32u << 20)
 
 /**
- * @n regions of @rows rows of @row_bytes, one after the other from byte @offset of the object,
- * whose chunks hold them column by column: first the first @piece_bytes of every row, then the
- * next. So rows that all grow at their ends (transposed V) keep the chunks of their beginnings.
+ * @n regions of @rows rows of @row_bytes, one after the other from byte @offset of the object.
+ * Their chunks hold them column by column: the first @piece_bytes of every row, then the next
+ * @piece_bytes of every row, and so on. So rows that all grow at their ends (transposed V) keep the
+ * chunks of their beginnings.
  */
 struct kvs_weave {
     uint64_t offset;
@@ -33,18 +37,22 @@ struct kvs_manifest {
     size_t n_weaves, weaves_capacity;
 };
 
-/** Append a chunk of the object; 0, -ENOMEM, or -EFBIG when the object gets too large to count. */
+/**
+ * Append a chunk of the object. Returns 0, -ENOMEM, or -EFBIG when the object's length overflows.
+ */
 int kvs_manifest_add(struct kvs_manifest *m, const uint8_t key[16], uint32_t len);
-/** Append one region that lies behind those before; equal neighbours become one weave. */
+/** Append one region, which lies behind those before. Equal neighbours become one weave. */
 int kvs_manifest_add_weave(struct kvs_manifest *m, uint64_t offset, uint32_t rows,
                            uint32_t row_bytes, uint32_t piece_bytes);
-/** The bytes of @m, appended to an empty @ret; 0, -EINVAL (fingerprint too long) or -ENOMEM. */
+/**
+ * Append the bytes of @m to an empty @ret. Returns 0, -EINVAL (fingerprint too long) or -ENOMEM.
+ */
 int kvs_manifest_encode(const struct kvs_manifest *m, struct kv_buf *ret);
 
-/** Key of a chunk: XXH3-128 of its bytes in canonical (big-endian) order. */
+/** Compute the key of a chunk: XXH3-128 of its bytes in canonical (big-endian) order. */
 void kvs_chunk_key(const void *data, size_t len, uint8_t ret[16]);
 
-/** Between a region as the object has it (@plain) and column by column (@woven). */
+/** Convert a region from the object's order (@plain) to columns (@woven). */
 void kvs_weave_into(const struct kvs_weave *w, const uint8_t *plain, uint8_t *woven);
 void kvs_weave_out_of(const struct kvs_weave *w, const uint8_t *woven, uint8_t *plain);
 

@@ -23,7 +23,7 @@ const char *kvs_plugin_check(const kv_store_vtable *table, kv_store_vtable *ret)
         return "its table is NULL";
     if (table->version < KV_STORE_VERSION_1)
         return "its table has version 0";
-    /* A table of version 1 may end before the fields of version 2: they must not even be read. */
+    /* A table of version 1 may end before the fields of version 2: don't even read them. */
     memcpy(&calls, table,
            table->version >= KV_STORE_VERSION_2 ? sizeof(calls)
                                                 : offsetof(kv_store_vtable, prefetch_chunks));
@@ -41,7 +41,7 @@ const char *kvs_plugin_check_ext(const kv_store_ext *ext, kv_store_ext *ret)
     if (ext->version != KV_STORE_EXT_VERSION)
         return "its extension table has another version";
     memset(ret, 0, sizeof(*ret));
-    /* Half a pointer at the end of a table is none. */
+    /* Ignore half a pointer at the end of a table. */
     memcpy(ret, ext, KV_MIN(ext->size, sizeof(*ret)) / sizeof(void *) * sizeof(void *));
     ret->size = sizeof(*ret);
     return NULL;
@@ -49,10 +49,8 @@ const char *kvs_plugin_check_ext(const kv_store_ext *ext, kv_store_ext *ret)
 
 /* -- finding the library ----------------------------------------------------------------------- */
 
-/*
- * Never unloaded: libraries below a plugin (TLS, HTTP clients) leave destructors with threads that
- * would run into unmapped code.
- */
+/* Load a plugin and never unload it: libraries below it (TLS, HTTP clients) leave thread
+ * destructors that would run unmapped code. */
 static void *load(const char *path)
 {
     return dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
@@ -68,8 +66,8 @@ static int refuse(int rc, const char *what, const char *path, const char *why)
     return rc;
 }
 
-/* Load @folder/@file when that file exists, good or bad: -ENOENT without a line when it does not. A
- * link to nothing exists, and a folder that can't be searched may have the file. */
+/* Load @folder/@file if that file exists, valid or not; -ENOENT without a log line if it doesn't. A
+ * dangling link counts as a file, and a folder that can't be searched may have the file. */
 static int load_from(const char *folder, const char *file, void **ret)
 {
     struct stat stat;
@@ -83,7 +81,7 @@ static int load_from(const char *folder, const char *file, void **ret)
     return *ret ? 0 : refuse(-EPROTO, "can't load a plugin", path, dlerror());
 }
 
-/* Whether only the system, the caller and the owner of @code can have put files into a folder. */
+/* True when only the system, the caller and the owner of @code can have put files into a folder. */
 static bool is_trusted(const char *folder, const char *code)
 {
     struct stat dir, file;
@@ -95,11 +93,12 @@ static bool is_trusted(const char *folder, const char *code)
 }
 
 /*
- * Write the folder where plugins lie that were installed, or built, with this code: the one of
- * libkvstore.so, or the library folder beside the one of the program that this code is linked into.
- * False when the program has raised privileges: others may have linked to it from a folder of
- * theirs; and when the library was opened by a relative path, since the current folder may be
- * another one by now; and when others can write to the folder.
+ * Find the folder of plugins that were installed, or built, with this code: the one of
+ * libkvstore.so, or the library folder beside that of the statically linked program. False in three
+ * cases:
+ * - the program has raised privileges: another user may have linked to it from a folder of theirs;
+ * - the library was opened by a relative path, since the current folder may have changed;
+ * - other users can write to the folder.
  */
 static bool own_folder(char *ret, size_t size)
 {
@@ -110,7 +109,7 @@ static bool own_folder(char *ret, size_t size)
 
     if (getauxval(AT_SECURE) || !dladdr1((void *)own_folder, &self, (void **)&map, RTLD_DL_LINKMAP))
         return false;
-    if (*map->l_name) { /* the program's own is empty */
+    if (*map->l_name) { /* empty for the program itself */
         if (*map->l_name != '/' || snprintf(ret, size, "%s", map->l_name) >= (int)size)
             return false;
     } else {
@@ -128,10 +127,8 @@ static bool own_folder(char *ret, size_t size)
 
 enum place { ASKED_FOR, BESIDE, LOADER, N_PLACES };
 
-/*
- * Look for libkv_store_@name.so in one place. -ENOENT without a line: the caller may know another
- * place or name. @why gets the loader's reason.
- */
+/* Look for libkv_store_@name.so in one place. -ENOENT without a log line, since the caller may try
+ * another place or name. @why gets the loader's reason. */
 static int find(enum place place, const char *name, void **ret, char *why, size_t why_size)
 {
     const char *folder = secure_getenv("KV_STORE_LIBRARY_PATH");
@@ -148,13 +145,13 @@ static int find(enum place place, const char *name, void **ret, char *why, size_
         return 0;
     reason = dlerror();
     snprintf(why, why_size, "%s", reason ? reason : "not found");
-    /* The loader's words are all there is: of a library that lacks another one they name that. */
+    /* Report the loader's reason as it is: it names a missing dependency, too. */
     return reason && strncmp(reason, file, strlen(file)) != 0
                ? refuse(-EPROTO, "can't load a plugin", file, reason)
                : -ENOENT;
 }
 
-/* Name the plugin that serves a scheme without a library of its own name. False: there is none. */
+/* Name the plugin that serves a scheme without a library of its own name. False: none does. */
 static bool alias(const char *scheme, char *name, size_t size)
 {
     size_t len = strcspn(scheme, "+");
@@ -165,12 +162,12 @@ static bool alias(const char *scheme, char *name, size_t size)
         return false;
     memcpy(name, scheme, len);
     name[len] = '\0';
-    if (strcmp(name, "rediss") == 0) /* rediss+cluster */
+    if (strcmp(name, "rediss") == 0) /* scheme rediss+cluster */
         name[strlen("redis")] = '\0';
     return true;
 }
 
-/* The tables of a library, checked once. */
+/* Read the tables of a library and check them once. */
 static const char *read_tables(void *library, struct kvs_plugin *ret)
 {
     const kv_store_vtable *(*get_table)(void);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** Plugins: found, loaded, and their tables checked before anything in them is called. */
+/** Plugins: find and load them, and check their tables before anything in them is called. */
 #ifndef KV_STORE_PLUGIN_H
 #define KV_STORE_PLUGIN_H
 
@@ -13,15 +13,16 @@ struct kvs_plugin {
 };
 
 /**
- * Load the plugin of @scheme ([a-z][a-z0-9+.-]*): libkv_store_SCHEME.so, then what the scheme is an
- * alias of. -ENOENT: found nowhere; -EPROTO: found, and no plugin. Either is logged.
+ * Load the plugin of @scheme ([a-z][a-z0-9+.-]*): libkv_store_SCHEME.so, then the library that
+ * @scheme is an alias of. -ENOENT: found nowhere; -EPROTO: found, but not a plugin. Both are
+ * logged.
  */
 int kvs_plugin_load(const char *scheme, struct kvs_plugin *ret);
 void kvs_plugin_unload(struct kvs_plugin *plugin);
 
 /**
- * Copy a table into the caller's, field by field as its version has them. NULL, or a fixed phrase
- * that says what is wrong with it.
+ * Copy a table into the caller's, field by field, as far as its version has them. Returns NULL, or
+ * a fixed phrase that says what is wrong.
  */
 const char *kvs_plugin_check(const kv_store_vtable *table, kv_store_vtable *ret);
 const char *kvs_plugin_check_ext(const kv_store_ext *ext, kv_store_ext *ret);

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * Restoring an object: its manifest, then its chunks in order, window by window, each verified
- * before a byte of it is handed on. Regions that lie woven in their chunks are put together first
- * (at most KVS_WEAVE_MAX bytes are held for that).
- */
+/* Restoring an object: read its manifest, then its chunks in order, window by window. Each chunk is
+ * verified before the caller gets a byte of it. Woven regions are first put together in memory (at
+ * most KVS_WEAVE_MAX bytes). */
 #include "base/log.h"
 #include "store/fetch.h"
 
@@ -17,12 +15,12 @@ struct restoring {
     struct kvs_window window;
     kvs_write_fn write;
     void *arg;
-    uint64_t offset; /* of the object, handed on or gathered */
-    size_t weave;    /* the next one in the manifest, and */
-    uint32_t region; /* the next of its regions */
+    uint64_t offset; /* bytes of the object handed on or gathered */
+    size_t weave;    /* index of the next weave in the manifest */
+    uint32_t region; /* number of its next region */
     uint8_t *woven, *plain;
-    size_t gathered;      /* bytes of the region in woven */
-    uint64_t done, total; /* told to progress */
+    size_t gathered;      /* bytes of the region gathered in woven */
+    uint64_t done, total; /* progress, as reported */
 };
 
 int kvs_manifest_get(struct kvs_store *store, const char *name, struct kvs_manifest **ret)
@@ -51,7 +49,7 @@ static int hand_on(struct restoring *r, const void *data, size_t len)
     return rc < 0 ? rc : 0;
 }
 
-/* The region being gathered is complete. */
+/* Hand on the region that is now complete. */
 static int hand_on_region(struct restoring *r, const struct kvs_weave *w)
 {
     size_t len = kvs_weave_region(w);
@@ -85,7 +83,7 @@ static int gather(struct restoring *r, const struct kvs_weave *w, const uint8_t 
     return r->gathered == region ? hand_on_region(r, w) : 0;
 }
 
-/* Verified bytes of the object in the order of its chunks. */
+/* Accept verified bytes of the object, in the order of its chunks. */
 static int take(struct restoring *r, const uint8_t *data, size_t len)
 {
     int rc = 0;
@@ -121,7 +119,7 @@ static int tell(struct restoring *r, uint32_t len)
                                                                                         : 0;
 }
 
-/* Chunk @i, which is the @at-th of the window. */
+/* Read chunk @i of the object, the @at-th of the window. */
 static int read_chunk(struct restoring *r, size_t i, size_t at, bool handing_on)
 {
     const struct kvs_chunk_ref *ref = &r->manifest->chunks[i];
@@ -203,7 +201,7 @@ int kvs_restore(struct kvs_store *store, const char *name, kvs_write_fn write, v
     r.total = verify_first ? r.manifest->bytes * 2 : r.manifest->bytes;
     rc = check_fingerprint(&r);
     if (!rc)
-        rc = tell(&r, 0); /* found: what fails from here on fails for another reason */
+        rc = tell(&r, 0); /* the object was found: later failures have other causes */
     if (!rc && verify_first)
         rc = read_all(&r, false);
     if (!rc)

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Saving an object: cut, name each chunk by its bytes, put it, and publish the manifest last, so
- * that a reader sees the object whole or not at all. One chunk is in memory at a time besides the
- * window it is cut from; the manifest, 20 bytes per chunk, is held to the end.
+ * Saving an object: cut it, name each chunk by its bytes, put each, and publish the manifest last,
+ * so that a reader sees the object whole or not at all. Memory holds one chunk, the window that it
+ * is cut from, and the manifest (20 bytes a chunk).
  *
- * Where the backend takes many puts in one go (put_chunks) it gets up to BATCH_CHUNKS of them and
- * BATCH_BYTES at once, since then it can ask for all of them in one round trip. Those bytes are
- * copied, for the cutter's window moves on; larger chunks go alone.
+ * A backend with put_chunks gets up to BATCH_CHUNKS chunks and BATCH_BYTES bytes in one call, which
+ * costs it one round trip. Those bytes are copied, since the cutter's window moves on. Larger
+ * chunks are put alone.
  */
 #include "base/clock.h"
 #include "base/log.h"
@@ -47,7 +47,7 @@ static int refuse(const struct saving *save, int rc, const char *what)
     return refuse_at(save, save->manifest.n_chunks, rc, what);
 }
 
-/* The put of chunk @i was answered with @rc. */
+/* Note the answer @rc to the put of chunk @i. */
 static int note_put(struct saving *save, size_t i, int rc)
 {
     if (rc < 0)
@@ -85,7 +85,7 @@ static int put_batch(struct saving *save)
     if (b->n < 2)
         return put_one_by_one(save, data);
     rc = kvs_put_chunks(save->store, b->keys, 16, b->n, (const void *const *)data, b->lens, each);
-    if (rc == -ENOTSUP) /* it thought better of it */
+    if (rc == -ENOTSUP) /* this store's put_chunks turned out to be unsupported */
         return put_one_by_one(save, data);
     for (size_t i = 0; i < b->n; i++)
         if (rc < 0 && each[i] < 0)
@@ -104,7 +104,7 @@ static int flush(struct saving *save)
     return rc;
 }
 
-/* Room for @len bytes more; the batch is empty, or they fit below its limit. */
+/* Make room for @len more bytes. The batch is empty, or the bytes fit below its limit. */
 static int make_room(struct batch *b, size_t len)
 {
     size_t room = KV_MAX(b->len + len, KV_MIN(2 * b->room, (size_t)BATCH_BYTES));
@@ -120,7 +120,7 @@ static int make_room(struct batch *b, size_t len)
     return 0;
 }
 
-/* Chunk @i, the manifest's last, goes with the next batch. */
+/* Add chunk @i, the manifest's last, to the batch. */
 static int gather(struct saving *save, const uint8_t *data, size_t len)
 {
     struct batch *b = save->batch;
@@ -156,8 +156,8 @@ static int put(struct saving *save, const uint8_t *data, size_t len)
                     kvs_put_chunk(save->store, key, sizeof(key), data, len));
 }
 
-/* Report the bytes that are put, not those that are cut. Report after each chunk, so that ^C acts
- * at once. */
+/* Report progress after each chunk, so that a cancellation acts at once. Counts bytes put, not
+ * bytes cut. */
 static int tell_progress(const struct saving *save)
 {
     kvs_progress_fn progress = KV_OPT(save->opts, progress, NULL);
@@ -220,7 +220,7 @@ static void tell(const struct saving *save, struct kvs_result *ret)
     memcpy(ret, &result, KV_MIN(ret->size, sizeof(result)));
 }
 
-/* A name that every backend takes (the conformance kit sees to it). */
+/* True for names that every backend takes (the conformance kit checks that). */
 static bool is_plain(const char *name)
 {
     static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
@@ -230,11 +230,9 @@ static bool is_plain(const char *name)
     return len > 0 && len <= PLAIN_MAX && !name[len] && strchr(letters, *name);
 }
 
-/*
- * Whether the backend would take the name, before it gets gigabytes for nothing; a round trip that
- * plain names are spared. Only a backend with extensions tells a bad name from one that isn't
- * there; the others say so at the end.
- */
+/* Check that the backend takes the name before it gets gigabytes. Plain names need no check, which
+ * saves a round trip. Only a backend with extensions tells a bad name from a missing object; others
+ * refuse a bad name at the end. */
 static int check_name(const struct saving *save)
 {
     void *old = NULL;
@@ -263,7 +261,8 @@ int kvs_save(struct kvs_store *store, const char *name, kvs_read_fn read, void *
     rc = check_name(&save);
     if (rc)
         return rc;
-    save.batch = store->batches ? calloc(1, sizeof(*save.batch)) : NULL; /* it goes without, too */
+    /* without memory, chunks are put one by one */
+    save.batch = store->batches ? calloc(1, sizeof(*save.batch)) : NULL;
     rc = kvs_cutter_init(&save.cutter, opts, read, arg);
     if (rc)
         refuse(&save, rc, "the object can't be read, or the options are out of range");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Opening a store, and the calls of the vtable with everything checked that comes back. */
+/* Opening a store, and the calls of the vtable with every returned value checked. */
 #include "store/store.h"
 
 #include <malloc.h>
@@ -60,7 +60,8 @@ int kvs_open_with(const kv_store_vtable *table, const kv_store_ext *ext, const c
         goto fail;
     store->table = table;
     read_ext(store, ext);
-    store->batches = store->ext.put_chunks && !built_in; /* files are put one by one anyway */
+    /* the file store gains nothing: it writes files one by one */
+    store->batches = store->ext.put_chunks && !built_in;
     errno = 0;
     store->backend = store->calls.open(uri);
     if (!store->backend) {
@@ -141,7 +142,7 @@ kv_store_v1 *kvs_backend(struct kvs_store *store, const kv_store_vtable **ret_vt
     return store->backend;
 }
 
-/* -- what a backend returns -------------------------------------------------------------------- */
+/* -- checking a backend's results -------------------------------------------------------------- */
 
 int kvs_broken(const struct kvs_store *store, const char *call, const char *what)
 {
@@ -156,11 +157,11 @@ int kvs_check_rc(const struct kvs_store *store, const char *call, int rc, int ma
         return kvs_broken(store, call, "unknown return value");
     if (rc >= 0)
         return rc;
-    /* The ABI leaves the values open; ext tables promise errno. */
+    /* The ABI leaves the values open; backends with extension tables promise errno. */
     return store->ext_table && rc >= -4095 ? rc : -EIO;
 }
 
-/* Whether malloc_usable_size speaks of the malloc in use, which a program may have replaced. */
+/* True when malloc_usable_size belongs to the malloc in use, which a program may have replaced. */
 static bool usable_size_known(void)
 {
     void *probe = malloc(100);
@@ -173,7 +174,7 @@ static bool usable_size_known(void)
 const char *kvs_check_value(void **data, size_t len)
 {
     if (!*data && len == 0)
-        *data = malloc(1); /* tolerated: some backends answer so for empty values */
+        *data = malloc(1); /* tolerated: some backends return NULL for empty values */
     if (!*data)
         return "no bytes for a value";
     if (len > KVS_VALUE_MAX)
@@ -183,7 +184,7 @@ const char *kvs_check_value(void **data, size_t len)
     return NULL;
 }
 
-/* A get: @rc is what the backend said, @data and @len what it left. */
+/* Check the result of a get: the backend returned @rc and left @data and @len. */
 static int take_value(const struct kvs_store *store, const char *call, int rc, uint8_t *data,
                       size_t len, void **ret, size_t *ret_len)
 {
@@ -192,7 +193,8 @@ static int take_value(const struct kvs_store *store, const char *call, int rc, u
 
     if (rc > 0)
         return kvs_broken(store, call, "unknown return value");
-    if (rc < 0) /* without ext, nothing tells a miss from a failure: the rest is for its own log */
+    /* without ext, a miss and a failure look alike; the backend's own log has the reason */
+    if (rc < 0)
         return store->ext_table ? kvs_check_rc(store, call, rc, 0) : -ENOENT;
     wrong = kvs_check_value(&value, len);
     if (wrong) {
@@ -217,7 +219,8 @@ static bool name_ok(const char *name)
     return name && *name;
 }
 
-/* Backends need not know that memcpy from NULL is undefined even for no bytes. */
+/* Return a pointer that isn't NULL: backends need not know that memcpy from NULL is undefined even
+ * for no bytes. */
 static const uint8_t *bytes_of(const void *data)
 {
     return data ? data : (const uint8_t *)"";
@@ -277,7 +280,7 @@ int kvs_delete_manifest(struct kvs_store *store, const char *name)
         return -EINVAL;
     rc = store->calls.delete_manifest(store->backend, name);
     rc = kvs_check_rc(store, "delete_manifest", rc, 0);
-    return rc == -ENOENT ? 0 : rc; /* nothing there is success, whatever a backend thinks */
+    return rc == -ENOENT ? 0 : rc; /* a missing manifest is success for every backend */
 }
 
 int kvs_prefetch(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n)

@@ -22,8 +22,8 @@ static bool is_scheme(const char *text, size_t len)
     return len > 0 && strchr(first, *text) && strspn(text, rest) >= len;
 }
 
-/* Return the part behind "://"; NULL: @uri is a path. A path with :// in it begins with / or a
- * dot. */
+/* Return the part behind "://", or NULL when @uri is a path. A path with :// in it begins with / or
+ * a dot. */
 static const char *after_scheme(const char *uri)
 {
     const char *sep = strstr(uri, "://");
@@ -32,8 +32,8 @@ static const char *after_scheme(const char *uri)
 }
 
 /*
- * Where user and password end, told by how people write them rather than by RFC 3986: a password
- * may hold '/', '?', '#' and '@' although it must not.
+ * The end of user and password. Found by the way people write URIs rather than by RFC 3986:
+ * passwords contain '/', '?', '#' and '@' although they must not.
  *
  *     user@host/path            the user ends at the '@' of the authority
  *     us@er:pass@host           a ':' before that '@': at the last one anywhere
@@ -41,9 +41,9 @@ static const char *after_scheme(const char *uri)
  *     host:6379/a@b             a port and a path, or a password that begins with digits?
  */
 struct secret {
-    const char *at;   /* the '@' that ends it; NULL: there is none */
-    bool password;    /* there surely is one */
-    bool hides_query; /* a '?' or '#' lies before the '@': of the query, or of the password? */
+    const char *at;   /* the '@' that ends it; NULL: none */
+    bool password;    /* there surely is a password */
+    bool hides_query; /* a '?' or '#' lies before the '@': part of the query, or of the password */
 };
 
 static struct secret find_secret(const char *rest)

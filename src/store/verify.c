@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Reading everything and comparing: one object, or all that the backend lists. Names are collected
- * before any is read, since a listing's callback may not call back into the backend. What can't be
- * checked, manifests that aren't this library's, is counted and left alone.
+ * Verify one object, or all that the backend lists: read everything and compare. Names are
+ * collected before any object is read, since a listing's callback may not call the backend.
+ * Manifests of other formats can't be verified; they are counted and otherwise ignored.
  *
- * Objects share chunks, so what was found is kept per key, and a chunk is read once however many
- * need it. Keys are hashes already: their first bytes choose the slot of an open-addressed table.
+ * Objects share chunks. Each chunk is read once, and the finding is kept by key in an
+ * open-addressed table. Keys are hashes already: their first bytes choose the slot.
  */
 #include "store/fetch.h"
 
@@ -13,7 +13,7 @@
 
 #include "base/log.h"
 
-/* A name of a file, every byte of it escaped. */
+/* QUOTED_MAX: a file name with every byte escaped. */
 enum { WINDOW = 64 << 20, MAX_RUN = 1024, QUOTED_MAX = 1600 };
 
 struct finding {
@@ -24,11 +24,11 @@ struct finding {
 struct verifying {
     struct kvs_store *store;
     struct finding *findings;
-    size_t n_findings, n_slots; /* slots: a power of 2, or 0 */
+    size_t n_findings, n_slots; /* n_slots: a power of 2, or 0 */
     kvs_report_fn report;
     kvs_progress_fn progress;
     void *arg;
-    bool single; /* one object, whose size is known: */
+    bool single; /* one object, so the total size is known: */
     uint64_t total;
     struct kvs_window window;
     struct kvs_verify_result result;
@@ -52,9 +52,9 @@ static void KV_PRINTF(2, 3) report(const struct verifying *v, const char *fmt, .
     v->report(v->arg, line);
 }
 
-/* -- what was found ---------------------------------------------------------------------------- */
+/* -- findings ---------------------------------------------------------------------------------- */
 
-/* The chunk's slot, or the free one where it belongs. There is one. */
+/* Return the chunk's slot, or the free one where it belongs. The table always has a free slot. */
 static struct finding *slot_of(struct finding *slots, size_t n, const struct kvs_chunk_ref *chunk)
 {
     uint64_t i;
@@ -85,7 +85,7 @@ static bool make_room(struct verifying *v)
     return true;
 }
 
-/* Read and check a chunk, the @at-th of the window, unless that was done. */
+/* Read and check a chunk, the @at-th of the window, unless it was checked before. */
 static int look(struct verifying *v, const struct kvs_chunk_ref *chunk, size_t at)
 {
     struct finding *slot = v->n_slots ? slot_of(v->findings, v->n_slots, chunk) : NULL;
@@ -96,7 +96,8 @@ static int look(struct verifying *v, const struct kvs_chunk_ref *chunk, size_t a
         return slot->rc;
     rc = kvs_window_take(&v->window, v->store, at, &data);
     free(data);
-    if (rc != -ENOMEM && make_room(v)) { /* without room it is read again next time */
+    /* without room for the finding, the chunk is read again next time */
+    if (rc != -ENOMEM && make_room(v)) {
         *slot_of(v->findings, v->n_slots, chunk) = (struct finding){*chunk, rc};
         v->n_findings++;
     }
@@ -105,7 +106,7 @@ static int look(struct verifying *v, const struct kvs_chunk_ref *chunk, size_t a
 
 /* -- objects ----------------------------------------------------------------------------------- */
 
-/* Every so often, also where there is nothing to read: whether to go on. */
+/* Report progress every so often, also when no chunk had to be read. Returns non-zero to stop. */
 static int tell(const struct verifying *v)
 {
     return v->progress && v->progress(v->arg, v->result.bytes, v->total) ? -ECANCELED : 0;
@@ -134,7 +135,7 @@ static int verify_chunk(struct verifying *v, const char *name, const struct kvs_
     return tell(v);
 }
 
-/* How many chunks from @i on, within reason, haven't been read yet. */
+/* Count the chunks from @i on that haven't been read yet, up to MAX_RUN. */
 static size_t unread(const struct verifying *v, const struct kvs_manifest *m, size_t i)
 {
     size_t n = 0;
@@ -162,7 +163,8 @@ static int verify_chunks(struct verifying *v, const char *name, const struct kvs
     return rc;
 }
 
-/* 0 when it was checked, whatever was found; -ENOENT when there is none. */
+/* Verify one object. Returns 0 when it was checked, whatever the finding; -ENOENT when it is
+ * missing. */
 static int verify_object(struct verifying *v, const char *name)
 {
     char quoted[QUOTED_MAX];
@@ -217,7 +219,7 @@ static int verify_all(struct verifying *v)
     for (size_t i = 0; i < names.n && rc >= 0; i++) {
         rc = verify_object(v, names.at[i]);
         if (rc == -ENOENT)
-            rc = 0; /* deleted since it was listed */
+            rc = 0; /* deleted after it was listed */
         if (rc == 0)
             rc = tell(v);
     }
