@@ -1,32 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "event/raw_fields.h"
 
-#include <endian.h>
 #include <string.h>
 
 /* -- hashes ------------------------------------------------------------------------------------ */
-
-/* An integer of either sign, or a digest of at least 8 bytes, of which the last 8 count. */
-inline uint64_t kve_take_hash(struct kv_msgpack *m)
-{
-    struct kv_str bin;
-    uint64_t be;
-
-    if (KV_LIKELY(m->end - m->p >= 9 && *m->p == 0xcf)) {
-        memcpy(&be, m->p + 1, sizeof(be));
-        m->p += 9;
-        return be64toh(be);
-    }
-    if (kv_msgpack_peek(m) != KV_MSGPACK_BIN)
-        return kv_msgpack_bits64(m);
-    bin = kv_msgpack_bin(m);
-    if (bin.len < sizeof(be)) {
-        kv_msgpack_fail(m, -EPROTO, "a block hash of less than 8 bytes");
-        return 0;
-    }
-    memcpy(&be, bin.p + bin.len - sizeof(be), sizeof(be));
-    return be64toh(be);
-}
 
 int kve_take_hashes(struct kv_msgpack *m, struct kve_scratch *scratch, struct kve_raw_event *ev)
 {
@@ -142,33 +119,6 @@ enum kve_raw_type kve_raw_type_of(struct kv_str s)
     if (kv_str_eq(s, "Ignored"))
         return KVE_RAW_IGNORED;
     return KVE_RAW_UNKNOWN;
-}
-
-void kve_take_parent(struct kv_msgpack *m, struct kve_raw_event *ev)
-{
-    ev->has_parent = !kve_take_nil(m);
-    if (ev->has_parent)
-        ev->parent = kve_take_hash(m);
-}
-
-void kve_take_block_size(struct kv_msgpack *m, struct kve_raw_event *ev)
-{
-    ev->has_block_size = !kve_take_nil(m);
-    if (ev->has_block_size)
-        ev->block_size = kve_take_u64(m);
-}
-
-void kve_take_group(struct kv_msgpack *m, struct kve_raw_event *ev)
-{
-    ev->has_group = !kve_take_nil(m);
-    if (ev->has_group)
-        ev->group = kve_take_u64(m);
-}
-
-/* Read a window's length. For no window publishers write nil or 0, or leave it out. */
-void kve_take_window(struct kv_msgpack *m, struct kve_raw_event *ev)
-{
-    ev->window = kve_take_nil(m) ? 0 : kve_take_u64(m);
 }
 
 /* An array to be read later. One entry per block, and usually all of them nil: then there is none.

@@ -6,6 +6,9 @@
 #ifndef KV_EVENT_RAW_FIELDS_H
 #define KV_EVENT_RAW_FIELDS_H
 
+#include <endian.h>
+#include <string.h>
+
 #include "event/raw_event.h"
 
 /** Return 0, or KVE_SKIP_RC(MALFORMED) when @m has failed. */
@@ -70,6 +73,58 @@ static inline struct kv_str kve_take_optional_str(struct kv_msgpack *m)
     return kve_take_nil(m) ? (struct kv_str){"", 0} : kve_take_str(m);
 }
 
+/** An integer of either sign, or a digest of at least 8 bytes, of which the last 8 count. */
+static inline uint64_t kve_take_hash(struct kv_msgpack *m)
+{
+    struct kv_str bin;
+    uint64_t be;
+
+    if (KV_LIKELY(m->end - m->p >= 9 && *m->p == 0xcf)) {
+        memcpy(&be, m->p + 1, sizeof(be));
+        m->p += 9;
+        return be64toh(be);
+    }
+    if (kv_msgpack_peek(m) != KV_MSGPACK_BIN)
+        return kv_msgpack_bits64(m);
+    bin = kv_msgpack_bin(m);
+    if (bin.len < sizeof(be)) {
+        kv_msgpack_fail(m, -EPROTO, "a block hash of less than 8 bytes");
+        return 0;
+    }
+    memcpy(&be, bin.p + bin.len - sizeof(be), sizeof(be));
+    return be64toh(be);
+}
+
+/** Read the hash of the parent block, nil for none. */
+static inline void kve_take_parent(struct kv_msgpack *m, struct kve_raw_event *ev)
+{
+    ev->has_parent = !kve_take_nil(m);
+    if (ev->has_parent)
+        ev->parent = kve_take_hash(m);
+}
+
+/** Read the tokens in a block, nil for none. */
+static inline void kve_take_block_size(struct kv_msgpack *m, struct kve_raw_event *ev)
+{
+    ev->has_block_size = !kve_take_nil(m);
+    if (ev->has_block_size)
+        ev->block_size = kve_take_u64(m);
+}
+
+/** Read the number of the cache group, nil for none. */
+static inline void kve_take_group(struct kv_msgpack *m, struct kve_raw_event *ev)
+{
+    ev->has_group = !kve_take_nil(m);
+    if (ev->has_group)
+        ev->group = kve_take_u64(m);
+}
+
+/** Read a window's length. For no window publishers write nil or 0, or leave it out. */
+static inline void kve_take_window(struct kv_msgpack *m, struct kve_raw_event *ev)
+{
+    ev->window = kve_take_nil(m) ? 0 : kve_take_u64(m);
+}
+
 /** Read block hashes, or tokens, into @scratch. Returns 0, KVE_SKIP_RC(...) or -ENOMEM. */
 int kve_take_hashes(struct kv_msgpack *m, struct kve_scratch *scratch, struct kve_raw_event *ev);
 int kve_take_tokens(struct kv_msgpack *m, struct kve_scratch *scratch, struct kve_raw_event *ev);
@@ -77,11 +132,6 @@ int kve_take_tokens(struct kv_msgpack *m, struct kve_scratch *scratch, struct kv
 /** Return the event type called @s in "type", or in an array's first element. */
 enum kve_raw_type kve_raw_type_of(struct kv_str s);
 
-/** Read one field, nil for none, into @ev. */
-void kve_take_parent(struct kv_msgpack *m, struct kve_raw_event *ev);
-void kve_take_block_size(struct kv_msgpack *m, struct kve_raw_event *ev);
-void kve_take_group(struct kv_msgpack *m, struct kve_raw_event *ev);
-void kve_take_window(struct kv_msgpack *m, struct kve_raw_event *ev);
 /** Read `{"cache_salt": ..., "session_id": ...}`, of which the salt counts. */
 void kve_take_metadata(struct kv_msgpack *m, struct kve_raw_event *ev);
 /** Note where an array with one entry per block lies. An array of nils counts as none. */
