@@ -410,12 +410,14 @@ static bool is_abandoned(const struct rds_entry *entry)
 }
 
 /*
- * The save can't succeed, and the caller learns it. Nothing of it stays to burden the next one,
- * when the caller put all of it. Chunks of several threads stay: a later publication would succeed
- * without them, told by none. Returns whether all is dropped.
+ * Forget a save that can't succeed, of which the caller learns, so that nothing of it burdens the
+ * next one, when the caller put all of it. Chunks of several threads stay: a later publication of
+ * another one would succeed without them. @published: the caller learns it from put_manifest; other
+ * threads learn of what is dropped by their own.
  */
-static bool forget(kv_store_v1 *self)
+static void forget(kv_store_v1 *self, bool published)
 {
+    uint64_t newest = rds_newest_thread();
     size_t n_left = 0;
     bool shared = false;
 
@@ -428,12 +430,13 @@ static bool forget(kv_store_v1 *self)
             self->refs[n_left++] = entry;
             continue;
         }
+        if (!published || entry->by != rds_thread())
+            rds_loss_note(&self->loss, entry->by, newest);
         self->buffered -= entry->value ? entry->len : 0;
         drop_value(self, entry);
         entry->ref = entry->known = entry->gone = false;
     }
     self->n_refs = n_left;
-    return !shared;
 }
 
 int rds_publish(kv_store_v1 *self, const char *name, const char *manifest, size_t manifest_len)
@@ -441,9 +444,8 @@ int rds_publish(kv_store_v1 *self, const char *name, const char *manifest, size_
     struct save save = {.self = self, .name = name, .manifest = manifest};
     int err = 0;
 
-    if (name && self->broken) { /* a part of it was refused before: told then, and now */
-        self->broken = false;
-        forget(self);
+    if (name && rds_loss_tell(&self->loss, rds_thread())) { /* a put was told before, too */
+        forget(self, true);
         return -ENOSPC;
     }
     save.manifest_len = manifest_len;
@@ -462,7 +464,7 @@ int rds_publish(kv_store_v1 *self, const char *name, const char *manifest, size_
             rds_history_note(&self->history, self->refs, self->n_refs, save.opaque);
         settle(self, name != NULL);
     } else if (err == -ENOSPC) {
-        self->broken |= forget(self) && !name;
+        forget(self, name != NULL);
     }
     free(save.missing);
     kv_buf_fini(&save.more);

@@ -73,6 +73,7 @@ static void store_close(kv_store_v1 *self)
     rds_table_purge(&self->table, NULL);
     rds_arena_fini(&self->arena);
     rds_history_fini(&self->history);
+    rds_loss_fini(&self->loss);
     free(self->refs);
     rds_net_fini(&self->net);
     pthread_mutex_destroy(&self->lock);
@@ -142,14 +143,20 @@ static int push_ref(kv_store_v1 *self, struct rds_entry *entry)
     return 0;
 }
 
+static _Atomic uint64_t last_thread;
+
 uint64_t rds_thread(void)
 {
-    static _Atomic uint64_t last;
     static _Thread_local uint64_t number;
 
     if (number == 0)
-        number = atomic_fetch_add(&last, 1) + 1;
+        number = atomic_fetch_add(&last_thread, 1) + 1;
     return number;
+}
+
+uint64_t rds_newest_thread(void)
+{
+    return atomic_load(&last_thread);
 }
 
 /* The calling thread put a chunk of the save in progress. */

@@ -19,6 +19,7 @@
 #include "kv_store_ext.h"
 #include "redis/entry.h"
 #include "redis/history.h"
+#include "redis/loss.h"
 #include "redis/nodes.h"
 
 #define RDS_MAX_NAME 1024
@@ -37,8 +38,8 @@ struct kv_store_v1 {
     uint64_t buffered;  /* bytes of values of refs */
     uint64_t cached;    /* bytes of values of others; at most the option "cache" */
     uint64_t usual_len; /* of the last value that was put or prefetched */
-    bool broken;        /* chunks of the save in progress were refused and dropped */
-    bool no_scripts;    /* the server refused one */
+    struct rds_loss loss;
+    bool no_scripts; /* the server refused one */
     struct rds_history history;
     kv_store_stats stats;
 };
@@ -62,6 +63,8 @@ int rds_publish(kv_store_v1 *self, const char *name, const char *manifest, size_
 
 /** Number of the calling thread, never 0 and never that of a thread that has ended. */
 uint64_t rds_thread(void);
+/** The highest number that a thread has. */
+uint64_t rds_newest_thread(void);
 
 /** Whether one command may name any keys: there is one node, or the prefix puts all in one slot. */
 bool rds_one_node(const kv_store_v1 *self);

@@ -33,7 +33,7 @@ for word, library in SANITIZERS.items():
         path = subprocess.run(["gcc", f"-print-file-name={library}"], capture_output=True, text=True, check=True).stdout.strip()
         extra = {"LD_PRELOAD": path, "KV_PRELOADED": "1", "ASAN_OPTIONS": "detect_leaks=0"}
         os.execve(sys.executable, [sys.executable, "-B", *sys.argv], {**os.environ, **extra})
-os.environ.pop("LD_PRELOAD", None)  # not for the servers
+PRELOADED = [path for path in [os.environ.pop("LD_PRELOAD", "")] if path]  # not for the servers
 
 u8p = c.POINTER(c.c_uint8)
 EACH = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_void_p)

@@ -98,6 +98,24 @@ def test_without_scripts():
             equal(store.manifest("m"), b"manifest")
 
 
+def test_use_without_scripts():
+    """A hit sends a chunk again, which notes its use, when the use noted last is more than an hour ago; not before."""
+    with Server("--rename-command", "EVAL", "") as server:
+        with Store(server.uri) as store:
+            save(store, "n", {b"key": b"value"})
+        written = server.command("GET", "c:" + b"key".hex())
+        now = int(server.command("TIME")[0])
+        for age, sent in ((3000, 0), (4200, 1)):
+            stamp = b"%08x" % (now - age)
+            server.command("SETRANGE", "c:" + b"key".hex(), len(b"value"), stamp)
+            with Store(server.uri) as store:
+                save(store, "m", {b"key": b"value"})
+                equal(store.stats().puts, sent, f"last used {age} s ago")
+            value = server.command("GET", "c:" + b"key".hex())
+            equal((len(value), value[:5], value[13:]), (len(written), b"value", written[13:]))
+            equal(value[5:13] == stamp, not sent)
+
+
 def test_damage_without_scripts():
     """What a handle found damaged its next save replaces, though nothing can be deleted by condition."""
     with Server("--rename-command", "EVAL", "") as server, Store(server.uri) as store:

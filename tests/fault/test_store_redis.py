@@ -6,10 +6,13 @@ After every fault: no wrong bytes, no manifest without its chunks, and the next 
 """
 import concurrent.futures
 import contextlib
+import ctypes
+import os
 import pathlib
 import random
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -229,6 +232,72 @@ def test_full_for_others_who_flush():
             store.put(key, value)
         store.publish("mine", b"mine")
         expect_whole(server.uri, {b"mine": mine | other})
+
+
+def test_full_for_a_third_thread():
+    """A thread lost its chunks to a full server: its publication fails, whoever else was told of the loss before."""
+    chunks = sample(40, 100_000, seed=1)
+    with Server() as server, Store(server.uri + "?buffer=1MiB") as store, \
+            concurrent.futures.ThreadPoolExecutor(1) as third, concurrent.futures.ThreadPoolExecutor(1) as fourth:
+        def lose(lost):
+            server.command("CONFIG", "SET", "maxmemory", "1")
+            with said():
+                for key, value in lost.items():
+                    put_or_full(store, key, value)
+            server.command("CONFIG", "SET", "maxmemory", "0")
+
+        for pool in (third, fourth):
+            pool.submit(store.publish, "before", b"").result(60)
+        lose(chunks)
+        third.submit(lambda: fails(store.publish, "third", b"", code=28)).result(60)  # it may have been its own
+        third.submit(store.publish, "third", b"").result(60)
+        fails(store.publish, "mine", b"mine", code=28)
+        fails(store.manifest, "mine", code=2)
+        fourth.submit(store.publish, "fourth", b"").result(60)  # those who lost something know
+        save(store, "mine", chunks, b"mine")
+        equal(store.get_many(list(chunks)), list(chunks.values()))
+        lose(sample(40, 100_000, seed=2))  # and they never publish: each thread is told once
+        for pool in (third, fourth):
+            pool.submit(lambda: fails(store.publish, "later", b"", code=28)).result(60)
+            pool.submit(store.publish, "later", b"").result(60)
+        in_thread(store.publish, "new", b"")  # a thread that was not there yet
+
+
+def test_full_for_an_hour():
+    """What had no put for an hour is dropped when there is no room; the publication of the thread that put it fails all the same."""
+    if "KVF_AHEAD" not in os.environ:  # once more, with a clock that the test moves
+        done = subprocess.run([sys.executable, "-B", __file__, "test_full_for_an_hour"], capture_output=True, text=True,
+                              timeout=100, check=False,
+                              env={**os.environ, "KVF_AHEAD": "1", "LD_PRELOAD": ":".join([*PRELOADED, str(BUILD / "tests" / "fault_shim.so")])})
+        equal(done.returncode, 0, done.stdout + done.stderr)
+        return
+    ahead = ctypes.c_long.in_dll(ctypes.CDLL(None), "kvf_ahead_s")
+    old, young = sample(5, 1000, seed=1), sample(5, 1000, seed=2)
+    with Server() as server, Store(server.uri) as store, concurrent.futures.ThreadPoolExecutor(1) as other:
+        def refused_publication():
+            server.command("CONFIG", "SET", "maxmemory", "1")
+            with said():
+                other.submit(lambda: fails(store.publish, "other", b"", code=28)).result()
+            server.command("CONFIG", "SET", "maxmemory", "0")
+
+        for key, value in old.items():
+            store.put(key, value)
+        for minutes in (59, 2):
+            ahead.value += 60 * minutes
+            for key, value in young.items():
+                other.submit(store.put, key, value).result()
+            refused_publication()
+            if minutes == 59:  # not yet an hour
+                store.publish("early", b"early")
+                equal(store.get_many([*old, *young]), [*old.values(), *young.values()])
+                server.command("FLUSHALL")
+                for key, value in old.items():
+                    store.put(key, value)
+                ahead.value += 59 * 60
+        fails(store.publish, "mine", b"mine", code=28)
+        fails(store.manifest, "mine", code=2)
+        save(store, "mine", old, b"mine")
+        equal(store.get_many([*old, *young]), [*old.values(), *young.values()])  # the young ones stayed
 
 
 def test_evicting():

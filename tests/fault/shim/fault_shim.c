@@ -16,6 +16,8 @@
  *               (milliseconds). Not there or empty: nothing
  *   KVF_CLOCK   N:SECONDS: wall-clock time jumps by that much at its Nth reading
  *
+ * A program that sets the shim's variable kvf_ahead_s moves its monotonic clock by so many seconds.
+ *
  * Own calls go by syscall(): they must not be counted.
  */
 #include <dlfcn.h>
@@ -326,7 +328,9 @@ int __openat_2(int at, const char *path, int flags)
     return openat(at, path, flags);
 }
 
-/* -- Wall-clock time --------------------------------------------------------------------------- */
+/* -- Clocks ------------------------------------------------------------------------------------ */
+
+EXPORT atomic_long kvf_ahead_s;
 
 static long jump_s(void)
 {
@@ -341,6 +345,8 @@ EXPORT int clock_gettime(clockid_t clock, struct timespec *ret)
 
     if (!rc && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE))
         ret->tv_sec += jump_s();
+    if (!rc && clock == CLOCK_MONOTONIC)
+        ret->tv_sec += kvf_ahead_s;
     return rc;
 }
 

@@ -6,6 +6,7 @@
 #include "base/unit.h"
 #include "redis/batch.h"
 #include "redis/entry.h"
+#include "redis/loss.h"
 #include "redis/scan.h"
 #include "redis/uri.h"
 
@@ -289,6 +290,66 @@ static void test_table(void **state)
     assert_int_equal(table.n, 0);
 }
 
+/* Random drops and publications of nine threads, of which the last four come late, beside the rule
+ * written down per thread. */
+static void test_loss(void **state)
+{
+    enum { THREADS = 10 };
+    bool lost[THREADS] = {false}, told[THREADS] = {false}, known[THREADS] = {false};
+    bool unknown = false, over = true, any = false;
+    struct rds_loss loss = {0};
+    uint64_t seed = 7;
+
+    (void)state;
+    for (int step = 0; step < 20000; step++) {
+        uint64_t by = (seed = seed * UINT64_C(6364136223846793005) + 1) >> 33;
+        bool drop = by % 7 == 0, want;
+
+        by = by / 7 % THREADS;
+        if (step % 1000 == 0) { /* a new handle */
+            rds_loss_fini(&loss);
+            loss = (struct rds_loss){0};
+            memset(lost, 0, sizeof(lost));
+            unknown = false;
+            over = true;
+        }
+        if (drop && (by > 0 || step % 1000 > 900)) {
+            rds_loss_note(&loss, by, 5);
+            for (uint64_t i = 1; i < THREADS; i++) {
+                told[i] = false;
+                known[i] = i <= 5;
+            }
+            lost[by] |= by > 0;
+            unknown |= by == 0;
+            any = over = false;
+        } else if (by > 0) {
+            want = !over && (lost[by] || !any || (known[by] && !told[by]));
+            assert_int_equal(rds_loss_tell(&loss, by), want);
+            any |= want;
+            told[by] |= want;
+            lost[by] = false;
+            over = !unknown;
+            for (uint64_t i = 1; i < THREADS; i++)
+                over &= !lost[i];
+        }
+    }
+    rds_loss_fini(&loss);
+}
+
+/* More threads than are remembered: each is still told. */
+static void test_loss_of_many(void **state)
+{
+    struct rds_loss loss = {0};
+
+    (void)state;
+    for (uint64_t by = 1; by <= 100; by++)
+        rds_loss_note(&loss, by, 100);
+    for (int again = 0; again < 2; again++)
+        for (uint64_t by = 1; by <= 100; by++)
+            assert_int_equal(rds_loss_tell(&loss, by), !again);
+    rds_loss_fini(&loss);
+}
+
 static void test_arena(void **state)
 {
     struct rds_arena arena = {0};
@@ -322,6 +383,7 @@ int main(void)
         cmocka_unit_test(test_uri),   cmocka_unit_test(test_uri_refused),
         cmocka_unit_test(test_slots), cmocka_unit_test(test_wire),
         cmocka_unit_test(test_seal),  cmocka_unit_test(test_table),
+        cmocka_unit_test(test_loss),  cmocka_unit_test(test_loss_of_many),
         cmocka_unit_test(test_arena), cmocka_unit_test(test_stamp),
         cmocka_unit_test(test_scan),  cmocka_unit_test(test_scan_begins_again),
     };

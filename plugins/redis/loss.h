@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * Chunks that a full server refused and the handle dropped: which threads must still learn of it.
+ *
+ * A publication takes the chunks of every thread, so any thread may publish for the one that lost
+ * chunks. After a loss these publications fail, once for each thread:
+ *
+ *  - the next one, whichever thread makes it;
+ *  - those of the threads that put the dropped chunks;
+ *  - those of threads that used the plugin before the loss.
+ *
+ * The loss is over once every thread that put dropped chunks has had its failure. Not thread-safe.
+ */
+#ifndef KV_REDIS_LOSS_H
+#define KV_REDIS_LOSS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/buf.h"
+
+#define RDS_MAX_LOSERS 32
+
+struct rds_loss {
+    uint64_t losers[RDS_MAX_LOSERS]; /* numbers of threads that put dropped chunks */
+    size_t n_losers;
+    bool unknown;       /* more threads did; the loss is never over */
+    struct kv_buf told; /* uint64_t each: threads whose publications failed since the latest drop */
+    uint64_t newest;    /* threads up to this number had used the plugin */
+};
+
+/** Note a dropped chunk. @by: number of the thread that put it, 0: unknown; @newest: see above. */
+void rds_loss_note(struct rds_loss *loss, uint64_t by, uint64_t newest);
+
+/** Whether this publication of thread @by must fail. Without memory, its next one fails, too. */
+bool rds_loss_tell(struct rds_loss *loss, uint64_t by);
+
+void rds_loss_fini(struct rds_loss *loss);
+
+#endif
