@@ -289,6 +289,37 @@ static void test_beside_the_library(void **state)
     assert_int_equal(chdir(cwd), 0);
 }
 
+/* Nor from a folder of another user, unless that user is the owner of the library, too. */
+static void test_beside_the_library_of_others(void **state)
+{
+    enum { STRANGER = 12345 };
+    char library[PATH_MAX], cwd[PATH_MAX], path[4200], command[3 * PATH_MAX];
+
+    (void)state;
+    snprintf(path, sizeof(path), "%s/../../lib/libkvstore.so", plugins);
+    if (!realpath(path, library))
+        skip_because("%s isn't built", path);
+    if (geteuid() != 0)
+        skip_because("only root can give a folder away");
+    snprintf(path, sizeof(path), "%s/three.so", folder);
+    snprintf(command, sizeof(command), "cp '%s' %s", library, path);
+    assert_int_equal(system(command), 0);
+    assert_non_null(getcwd(cwd, sizeof(cwd)));
+    assert_int_equal(chdir(folder), 0);
+    assert_int_equal(mkdir("other", 0700), 0);
+    put_file("libkv_store_nosuch.so", "not a library");
+    unsetenv("KV_STORE_LIBRARY_PATH");
+    assert_int_equal(open_by(path), -EPROTO); /* of root */
+    assert_int_equal(chown(folder, STRANGER, STRANGER), 0);
+    assert_int_equal(open_by(path), -ENOENT);
+    assert_int_equal(chown(path, STRANGER, STRANGER), 0);
+    assert_int_equal(open_by(path), -EPROTO);
+    assert_int_equal(chmod(folder, 0707), 0);
+    assert_int_equal(open_by(path), -ENOENT);
+    assert_int_equal(chown(folder, 0, 0), 0);
+    assert_int_equal(chdir(cwd), 0);
+}
+
 /* Plugins built, or installed, with a program need no variable: here build/lib beside build/tests. */
 static void test_beside_the_program(void **state)
 {
@@ -657,6 +688,7 @@ int main(void)
         TEST(test_search),
         TEST(test_dangling_link),
         TEST(test_beside_the_library),
+        TEST(test_beside_the_library_of_others),
         TEST(test_beside_the_program),
         TEST(test_broken_in_the_loaders_path),
         TEST(test_no_plugin),
