@@ -24,6 +24,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/uio.h>
 
 #include "kv_store_abi.h"
 #include "kv_store_ext.h"
@@ -126,6 +127,48 @@ KV_API int kvs_get_chunks(struct kvs_store *store, const void *hashes, size_t ha
  */
 KV_API int kvs_put_chunks(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n,
                           const void *const *data, const size_t *len, int *ret_each);
+
+/* Many chunks between a store and the caller's memory. A chunk's bytes may lie in several parts
+ * (scatter and gather), such as one for K and one for V. @parts names the parts of all @n chunks,
+ * one chunk after the other: n_parts[i] of them, 0 to KVS_PARTS_MAX, belong to chunk i. With
+ * @n_parts NULL each chunk has one part. The arrays and the memory stay the caller's. A part of no
+ * bytes may have a NULL address. */
+
+/** Parts of one chunk, at most. */
+#define KVS_PARTS_MAX 65536
+
+/**
+ * Get @n chunks into the caller's memory. The store verifies the bytes while it copies them; the
+ * file store reads them straight into the parts.
+ *
+ * ret_each[i] becomes the length of chunk i in bytes: its parts are filled in order up to there,
+ * and nothing behind is written. Where the chunk could not be had, ret_each[i] is negative:
+ *   -ENOENT    missing
+ *   -EBADMSG   did not verify (a backend without extensions: -ENOENT)
+ *   -EMSGSIZE  the chunk has more bytes than its parts
+ *   another error of the store, of this chunk or of all that were asked for with it. Once the
+ *   connection to a server is lost, all later chunks get that error without being asked for.
+ * After a failure of chunk i the bytes of its parts mean nothing.
+ *
+ * A key may repeat. Parts of different chunks must not overlap. Returns the number of chunks got
+ * (0 to @n); -EINVAL (arguments: nothing is written).
+ */
+KV_API int kvs_get_chunks_into(struct kvs_store *store, const void *hashes, size_t hash_len,
+                               size_t n, const struct iovec *parts, const uint32_t *n_parts,
+                               int64_t *ret_each);
+
+/**
+ * Put @n chunks from the caller's memory. ret_each[i] (@ret_each may be NULL) becomes the return
+ * value of kvs_put_chunk for chunk i. The file store writes parts without joining them, unless it
+ * compresses; other backends get a joined copy of chunks of several parts, at most 32 MiB of them
+ * (or one chunk) at a time. The bytes must not change during the call.
+ *
+ * Returns 0, or the first failure: ret_each tells which chunks are stored; -EINVAL (arguments:
+ * nothing is stored, ret_each isn't written).
+ */
+KV_API int kvs_put_chunks_from(struct kvs_store *store, const void *hashes, size_t hash_len,
+                               size_t n, const struct iovec *parts, const uint32_t *n_parts,
+                               int *ret_each);
 
 /* Extensions (kv_store_ext.h). All return -ENOTSUP when the backend lacks the function and the
  * library can't make it from others. Keys of @hash_len bytes follow each other. */

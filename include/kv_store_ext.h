@@ -13,6 +13,8 @@
 #ifndef KV_STORE_EXT_H
 #define KV_STORE_EXT_H
 
+#include <sys/uio.h>
+
 #include "kv_store_abi.h"
 
 #ifdef __cplusplus
@@ -145,6 +147,25 @@ typedef struct {
      */
     int (*stream_chunk)(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, uint8_t *buf,
                         size_t room, kv_store_piece_fn each, void *arg);
+
+    /**
+     * Get a chunk into the consumer's memory: into @n_parts parts, filled one after the other.
+     * @parts are the consumer's, and so are the bytes; no byte outside of them is written. Sets
+     * *out_len to the chunk's length, on -EMSGSIZE as well. Returns 0 when all bytes were given and
+     * verified; -ENOENT; -EBADMSG; -EMSGSIZE (the parts have less room than the chunk has bytes);
+     * another error. The parts' bytes mean nothing after a failure. For backends that read
+     * straight into them, of which a call costs no round trip: consumers prefer it to get_chunks.
+     */
+    int (*get_parts)(kv_store_v1 *self, const uint8_t *hash, size_t hash_len,
+                     const struct iovec *parts, size_t n_parts, size_t *out_len);
+
+    /**
+     * Put a chunk whose bytes lie in @n_parts parts, one after the other. Returns as put_chunk. For
+     * backends that write them without joining them first, of which a call costs no round trip:
+     * consumers prefer it to put_chunks for chunks of several parts.
+     */
+    int (*put_parts)(kv_store_v1 *self, const uint8_t *hash, size_t hash_len,
+                     const struct iovec *parts, size_t n_parts);
 } kv_store_ext;
 
 /** Optional export of a backend. The table is valid as long as the library is loaded. */

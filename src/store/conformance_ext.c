@@ -147,6 +147,73 @@ static enum kvs_verdict check_stream(struct kvs_conf *c)
     return rc == -ENOENT ? KVS_PASS : kvs_conf_fail(c, "returned %d for a missing chunk", rc);
 }
 
+/* Three parts, the middle one empty, with room for @room of the @len bytes put. */
+static enum kvs_verdict check_into(struct kvs_conf *c, const struct kvs_conf_key *key, size_t room,
+                                   const uint8_t *want, size_t len)
+{
+    uint8_t memory[6000];
+    const struct iovec parts[] = {{memory + 8, 100}, {NULL, 0}, {memory + 116, room - 100}};
+    int rc, expected = room < len ? -EMSGSIZE : 0;
+    size_t got = 0;
+
+    memset(memory, 0xa5, sizeof(memory));
+    rc = c->ext->get_parts(c->h, key->bytes, key->len, parts, 3, &got);
+    if (rc != expected || got != len)
+        return kvs_conf_fail(c, "returned %d and length %zu, not %d and %zu", rc, got, expected,
+                             len);
+    if (rc == 0 &&
+        (memcmp(memory + 8, want, 100) != 0 || memcmp(memory + 116, want + 100, len - 100) != 0))
+        return kvs_conf_fail(c, "other bytes than were put");
+    for (size_t i = 0; i < sizeof(memory); i++)
+        if ((i < 8 || (i >= 108 && i < 116) || i >= 16 + room) && memory[i] != 0xa5)
+            return kvs_conf_fail(c, "byte %zu outside of the parts was written", i);
+    return KVS_PASS;
+}
+
+static enum kvs_verdict check_get_parts(struct kvs_conf *c)
+{
+    struct kvs_conf_key key, other;
+    uint8_t bytes[5000];
+    struct iovec part = {bytes, sizeof(bytes)};
+    size_t len = 0;
+    int rc;
+
+    NEED(c, get_parts);
+    for (size_t i = 0; i < sizeof(bytes); i++)
+        bytes[i] = (uint8_t)(i * 7);
+    key = kvs_conf_key(c, 16);
+    other = kvs_conf_key(c, 16);
+    KVS_CONF_TRY(kvs_conf_put(c, c->h, &key, bytes, sizeof(bytes), 0));
+    for (unsigned i = 0; i < 2; i++) { /* before it is published, and after */
+        KVS_CONF_TRY(check_into(c, &key, sizeof(bytes), bytes, sizeof(bytes)));
+        KVS_CONF_TRY(check_into(c, &key, sizeof(bytes) + 500, bytes, sizeof(bytes)));
+        KVS_CONF_TRY(check_into(c, &key, sizeof(bytes) - 1, bytes, sizeof(bytes)));
+        KVS_CONF_TRY(kvs_conf_publish(c, c->h, kvs_conf_name(c, ""), "m", 1));
+    }
+    rc = c->ext->get_parts(c->h, other.bytes, 16, &part, 1, &len);
+    return rc == -ENOENT ? KVS_PASS : kvs_conf_fail(c, "returned %d for a missing chunk", rc);
+}
+
+static enum kvs_verdict check_put_parts(struct kvs_conf *c)
+{
+    struct kvs_conf_key key;
+    char bytes[] = "one two three";
+    const struct iovec parts[] = {{bytes, 4}, {NULL, 0}, {bytes + 4, 4}, {bytes + 8, 5}};
+    int rc;
+
+    NEED(c, put_parts);
+    key = kvs_conf_key(c, 16);
+    rc = c->ext->put_parts(c->h, key.bytes, key.len, parts, KV_COUNT(parts));
+    if (rc != 0)
+        return kvs_conf_fail(c, "returned %d for a new chunk", rc);
+    KVS_CONF_TRY(kvs_conf_get(c, c->h, &key, bytes, 13));
+    rc = c->ext->put_parts(c->h, key.bytes, key.len, parts, KV_COUNT(parts));
+    if (rc != 1)
+        return kvs_conf_fail(c, "returned %d for a chunk that is there", rc);
+    KVS_CONF_TRY(kvs_conf_publish(c, c->h, kvs_conf_name(c, ""), "m", 1));
+    return kvs_conf_get(c, c->h, &key, bytes, 13);
+}
+
 static enum kvs_verdict check_put_many(struct kvs_conf *c)
 {
     enum { N = 6 };
@@ -395,5 +462,7 @@ const struct kvs_conf_check KVS_CONF_EXT[] = {
     {"ext: sweep_chunks", check_sweep},
     {"ext: stats", check_stats},
     {"ext: stream_chunk", check_stream},
+    {"ext: get_parts", check_get_parts},
+    {"ext: put_parts", check_put_parts},
     {NULL, NULL},
 };

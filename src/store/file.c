@@ -92,6 +92,19 @@ static int stream_chunk(kv_store_v1 *h, const uint8_t *hash, size_t hash_len, ui
     return pieces.stopped ? pieces.stopped : rc;
 }
 
+static int get_parts(kv_store_v1 *h, const uint8_t *hash, size_t hash_len,
+                     const struct iovec *parts, size_t n_parts, size_t *out_len)
+{
+    struct kvs_file_value value = {.parts = parts, .n_parts = n_parts};
+    int rc = -EINVAL;
+
+    if (out_len && (parts || !n_parts) && kvs_parts_len(parts, n_parts, SIZE_MAX / 2, &value.room))
+        rc = kvs_file_get_chunk(h, hash, hash_len, &value);
+    if (rc == 0 || rc == -EMSGSIZE)
+        *out_len = value.len;
+    return rc;
+}
+
 static int put_chunks(kv_store_v1 *h, const uint8_t *hashes, size_t hash_len, size_t n,
                       const uint8_t *const *data, const size_t *data_len, int *ret_each)
 {
@@ -122,6 +135,8 @@ const kv_store_ext *kvs_file_ext(void)
         .sweep_chunks = kvs_file_sweep,
         .stats = kvs_file_stats,
         .stream_chunk = stream_chunk,
+        .get_parts = get_parts,
+        .put_parts = kvs_file_put_parts,
     };
 
     return &table;

@@ -24,6 +24,12 @@ void kvs_file_chunk_side_car(char ret[KVS_FILE_HEX + 8], const char *hex)
     snprintf(ret, KVS_FILE_HEX + 8, "sums/%s", hex);
 }
 
+/* Bytes that are put. */
+struct chunk {
+    const struct iovec *parts;
+    size_t n_parts, len;
+};
+
 /* -- Is the chunk in place? -------------------------------------------------------------------- */
 
 /* Store our checksum for a chunk. Skip a file that was replaced, or that has a second name: its
@@ -46,8 +52,9 @@ static void mark(kv_store_v1 *h, int fan, const char *hex, int fd, const struct 
 /* Adopt a file without our checksum when it holds the bytes that are being put: give it our
  * checksum. */
 static bool adopt(kv_store_v1 *h, int fd, int fan, const char *hex, uint64_t owner,
-                  const uint8_t *data, size_t len, uint64_t size)
+                  const struct chunk *chunk, uint64_t size)
 {
+    size_t len = chunk->len;
     struct kvs_file_sum sum;
     uint8_t hash[16];
     uint8_t *have;
@@ -57,7 +64,7 @@ static bool adopt(kv_store_v1 *h, int fd, int fan, const char *hex, uint64_t own
         return false;
     have = malloc(len ? len : 1);
     same = have && kvs_file_read_hashed(fd, have, len, hash) == 0 &&
-           (len == 0 || memcmp(have, data, len) == 0);
+           kvs_parts_equal(chunk->parts, chunk->n_parts, have);
     free(have);
     if (!same)
         return false;
@@ -65,7 +72,7 @@ static bool adopt(kv_store_v1 *h, int fd, int fan, const char *hex, uint64_t own
      * it comes after the fsync. A file that can't be marked is at least durable. */
     if (fsync(fd) < 0)
         return false;
-    kvs_file_sum_make(&sum, owner, data, len);
+    kvs_file_sum_parts(&sum, owner, chunk->parts, chunk->n_parts, len);
     mark(h, fan, hex, fd, &sum);
     return true;
 }
@@ -73,7 +80,7 @@ static bool adopt(kv_store_v1 *h, int fd, int fan, const char *hex, uint64_t own
 /* Check the chunk in place. Returns 1: all of it verified, *ret_st is its state before the check;
  * 0: it is missing or was deleted meanwhile. */
 static int look(kv_store_v1 *h, const uint8_t *key, size_t key_len, const char *hex,
-                const uint8_t *data, size_t len, struct stat *ret_st)
+                const struct chunk *chunk, struct stat *ret_st)
 {
     int dir = h->fan[kvs_file_fan(key)];
     uint64_t owner = kvs_file_owner(key, key_len, false);
@@ -83,7 +90,7 @@ static int look(kv_store_v1 *h, const uint8_t *key, size_t key_len, const char *
     if (rc == -ENODATA) {
         fd = kvs_file_open_read(dir, hex, ret_st);
         rc = fd < 0 ? fd
-             : adopt(h, fd, kvs_file_fan(key), hex, owner, data, len, (uint64_t)ret_st->st_size)
+             : adopt(h, fd, kvs_file_fan(key), hex, owner, chunk, (uint64_t)ret_st->st_size)
                  ? 0
                  : -EBADMSG;
     }
@@ -148,7 +155,7 @@ static int copy_hit(kv_store_v1 *h, struct kvs_file_pending *e, const char *hex)
 }
 
 /* Returns 1: a hit, @e is leased, pinned, young, or holds a copy. 0: the chunk is missing. */
-static int find_hit(kv_store_v1 *h, struct kvs_file_pending *e, const uint8_t *data, size_t len)
+static int find_hit(kv_store_v1 *h, struct kvs_file_pending *e, const struct chunk *chunk)
 {
     int fan = h->fan[kvs_file_fan(e->key)], rc;
     char hex[KVS_FILE_HEX];
@@ -160,7 +167,7 @@ static int find_hit(kv_store_v1 *h, struct kvs_file_pending *e, const uint8_t *d
     e->seen = kvs_file_see(&st);
     e->known = S_ISREG(st.st_mode) && kvs_file_known(h, e->key, e->key_len, &e->seen);
     if (!e->known) {
-        if (!look(h, e->key, e->key_len, hex, data, len, &st))
+        if (!look(h, e->key, e->key_len, hex, chunk, &st))
             return 0;
         e->seen = kvs_file_see(&st);
     }
@@ -241,14 +248,13 @@ static int insert(kv_store_v1 *h, struct kvs_file_pending *e)
     return rc;
 }
 
-int kvs_file_put_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len, const uint8_t *data,
-                       size_t len)
+static int put_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len, const struct chunk *chunk)
 {
     int rc = kvs_file_check(h, key, key_len), there;
     struct kvs_file_pending *e;
 
-    if (rc < 0 || (!data && len))
-        return rc < 0 ? rc : -EINVAL;
+    if (rc < 0)
+        return rc;
     rc = kvs_file_writable(h);
     if (rc < 0)
         return kvs_file_fail(h, -rc, "the store can't be written", NULL);
@@ -260,11 +266,11 @@ int kvs_file_put_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len, const
     e = kvs_file_pending_new(key, key_len);
     if (!e)
         return -ENOMEM;
-    there = find_hit(h, e, data, len);
+    there = find_hit(h, e, chunk);
     if (there <= 0) {
         e->state = KVS_FILE_PUT;
-        rc = kvs_file_write_tmp(h, kvs_file_owner(key, key_len, false), data, len, true, &e->tmp,
-                                &e->sum, &e->fd);
+        rc = kvs_file_write_tmp_parts(h, kvs_file_owner(key, key_len, false), chunk->parts,
+                                      chunk->n_parts, chunk->len, true, &e->tmp, &e->sum, &e->fd);
         if (rc < 0) {
             free(e);
             return rc;
@@ -280,6 +286,25 @@ int kvs_file_put_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len, const
     }
     KVS_FILE_ADD(h->puts, 1);
     return 0;
+}
+
+int kvs_file_put_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len, const uint8_t *data,
+                       size_t len)
+{
+    const struct iovec part = {.iov_base = (void *)data, .iov_len = len};
+    const struct chunk chunk = {.parts = &part, .n_parts = 1, .len = len};
+
+    return data || !len ? put_chunk(h, key, key_len, &chunk) : -EINVAL;
+}
+
+int kvs_file_put_parts(kv_store_v1 *h, const uint8_t *key, size_t key_len,
+                       const struct iovec *parts, size_t n_parts)
+{
+    struct chunk chunk = {.parts = parts, .n_parts = n_parts};
+
+    if ((n_parts && !parts) || !kvs_parts_len(parts, n_parts, SIZE_MAX / 2, &chunk.len))
+        return -EINVAL;
+    return put_chunk(h, key, key_len, &chunk);
 }
 
 /* -- Get --------------------------------------------------------------------------------------- */
@@ -405,7 +430,7 @@ int kvs_file_get_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len,
     rc = -EAGAIN;
     if (kvs_file_reader_take(h, key, key_len, &value->data, &value->len, &st)) {
         note_use(h, key, key_len, hex, &st);
-        rc = 0;
+        rc = kvs_file_value_scatter(value);
     }
     for (int i = 0; i < TRIES && rc == -EAGAIN; i++) /* -EAGAIN: published during the look-up */
         rc = get_once(h, key, key_len, hex, value);
@@ -414,7 +439,7 @@ int kvs_file_get_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len,
         rc = -ENOENT;
     if (rc == -ENOENT || rc == -EBADMSG)
         KVS_FILE_ADD(h->get_misses, 1);
-    else if (rc < 0 && rc != -ECANCELED)
+    else if (rc < 0 && rc != -ECANCELED && rc != -EMSGSIZE)
         return kvs_file_fail(h, -rc, "can't read a chunk", hex);
     return rc;
 }

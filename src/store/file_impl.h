@@ -29,6 +29,7 @@
 #include "base/buf.h"
 #include "base/error.h"
 #include "store/file.h"
+#include "store/parts.h"
 
 enum {
     KVS_FILE_FANS = 16,
@@ -69,6 +70,9 @@ struct kvs_file_sum {
 };
 
 void kvs_file_sum_make(struct kvs_file_sum *ret, uint64_t owner, const void *data, size_t len);
+/** Make the checksum of @len bytes in parts. */
+void kvs_file_sum_parts(struct kvs_file_sum *ret, uint64_t owner, const struct iovec *parts,
+                        size_t n_parts, size_t len);
 void kvs_file_sum_encode(uint8_t out[KVS_FILE_SUM_BYTES], const struct kvs_file_sum *sum);
 int kvs_file_sum_decode(struct kvs_file_sum *ret, const uint8_t in[KVS_FILE_SUM_BYTES]);
 uint64_t kvs_file_owner(const void *key, size_t len, bool manifest);
@@ -77,6 +81,11 @@ uint64_t kvs_file_owner(const void *key, size_t len, bool manifest);
  * file is shorter.
  */
 int kvs_file_read_hashed(int fd, void *buf, size_t len, uint8_t ret_hash[16]);
+/**
+ * Read and hash as kvs_file_read_hashed, into parts that have room for @len bytes.
+ */
+int kvs_file_read_parts(int fd, const struct iovec *parts, size_t n_parts, uint64_t len,
+                        uint8_t ret_hash[16]);
 /** Hash the first @len bytes of @fd. -EBADMSG: the file is shorter. */
 int kvs_file_hash_file(int fd, uint64_t len, uint8_t ret_hash[16]);
 void kvs_file_hash(const void *data, size_t len, uint8_t ret_hash[16]);
@@ -353,6 +362,10 @@ int kvs_file_become_writer(kv_store_v1 *h);
 /** Write a new file in tmp/ with its checksum. @ret_fd (may be NULL) stays open for fsync. */
 int kvs_file_write_tmp(kv_store_v1 *h, uint64_t owner, const void *data, size_t len, bool pack,
                        uint64_t *ret_n, struct kvs_file_sum *ret_sum, int *ret_fd);
+/** Write @len bytes in parts into a new file in tmp/. Parts are joined first when zstd is on. */
+int kvs_file_write_tmp_parts(kv_store_v1 *h, uint64_t owner, const struct iovec *parts,
+                             size_t n_parts, size_t len, bool pack, uint64_t *ret_n,
+                             struct kvs_file_sum *ret_sum, int *ret_fd);
 /** Unlink tmp file @n and its side-car. */
 void kvs_file_drop_tmp(kv_store_v1 *h, uint64_t n);
 int kvs_file_write_all(int fd, const void *data, size_t len);
@@ -397,6 +410,10 @@ struct kvs_file_value {
     void *arg;
     uint8_t *buf;
     size_t room;
+    /* Gets content that isn't packed straight into @n_parts parts, which have room for @room bytes.
+     * -EMSGSIZE when it is longer; @len is set. NULL: content as above. */
+    const struct iovec *parts;
+    size_t n_parts;
 };
 
 /**
@@ -410,6 +427,10 @@ int kvs_file_open_read(int dirfd, const char *name, struct stat *ret_st);
  */
 int kvs_file_read_value(kv_store_v1 *h, int dirfd, const char *name, const char *side_car,
                         uint64_t owner, struct kvs_file_value *value, struct stat *ret_st);
+/**
+ * Copy @value's data to its parts, when it has any, and free the data. Returns 0 or -EMSGSIZE.
+ */
+int kvs_file_value_scatter(struct kvs_file_value *value);
 /** Read and verify into a new buffer, which the caller frees; otherwise as kvs_file_read_value. */
 int kvs_file_read(kv_store_v1 *h, int dirfd, const char *name, const char *side_car, uint64_t owner,
                   uint8_t **ret, size_t *ret_len, struct stat *ret_st);
@@ -456,6 +477,8 @@ int kvs_file_rename(kv_store_v1 *h, int from_dir, const char *from, int to_dir, 
 int kvs_file_check(kv_store_v1 *h, const void *key, size_t len);
 int kvs_file_put_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len, const uint8_t *data,
                        size_t len);
+int kvs_file_put_parts(kv_store_v1 *h, const uint8_t *key, size_t key_len,
+                       const struct iovec *parts, size_t n_parts);
 /**
  * Get a chunk. The caller chooses in @value between a whole and pieces, and frees its data after
  * success.

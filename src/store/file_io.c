@@ -13,7 +13,9 @@
 enum {
     EARLY = 256 * 1024, /* files of at least this many bytes start writing to disk at once */
     /* descriptors kept per handle; further files are opened again for their fsync */
-    FDS_KEPT = 64
+    FDS_KEPT = 64,
+    PARTS = 64, /* of one writev */
+    PARTS_BYTES = 1 << 30
 };
 
 int kvs_file_fail(kv_store_v1 *h, int error, const char *what, const char *name)
@@ -91,8 +93,27 @@ static void pack(int level, const void *data, struct kvs_file_sum *sum, const vo
     *ret = buf;
 }
 
+static int write_parts(int fd, const struct iovec *parts, size_t n)
+{
+    struct kvs_cursor at = {0};
+    struct iovec from[PARTS];
+    size_t some;
+    int pieces;
+
+    while ((pieces = kvs_parts_pieces(parts, n, at, PARTS_BYTES, from, PARTS, &some)) > 0) {
+        ssize_t got = writev(fd, from, pieces);
+
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0)
+            return got < 0 ? -errno : -EIO;
+        kvs_parts_skip(parts, n, &at, (size_t)got);
+    }
+    return 0;
+}
+
 static int fill_tmp(kv_store_v1 *h, int fd, uint64_t n, const struct kvs_file_sum *sum,
-                    const void *bytes)
+                    const struct iovec *parts, size_t n_parts)
 {
     char side_car[KVS_FILE_TMP + 8];
     int rc;
@@ -100,7 +121,7 @@ static int fill_tmp(kv_store_v1 *h, int fd, uint64_t n, const struct kvs_file_su
     kvs_file_tmp_side_car(h, side_car, n);
     rc = kvs_file_store_sum(h, fd, side_car, sum);
     if (rc == 0)
-        rc = kvs_file_write_all(fd, bytes, sum->stored);
+        rc = write_parts(fd, parts, n_parts);
     if (rc == 0 && sum->stored >= EARLY)
         sync_file_range(fd, 0, 0, SYNC_FILE_RANGE_WRITE); /* a hint */
     return rc;
@@ -109,20 +130,52 @@ static int fill_tmp(kv_store_v1 *h, int fd, uint64_t n, const struct kvs_file_su
 int kvs_file_write_tmp(kv_store_v1 *h, uint64_t owner, const void *data, size_t len, bool packed,
                        uint64_t *ret_n, struct kvs_file_sum *ret_sum, int *ret_fd)
 {
+    const struct iovec part = {.iov_base = (void *)data, .iov_len = len};
+
+    return kvs_file_write_tmp_parts(h, owner, &part, 1, len, packed, ret_n, ret_sum, ret_fd);
+}
+
+/* Write parts into a new file, as one frame where the store compresses. */
+static int fill(kv_store_v1 *h, int fd, uint64_t n, const struct iovec *parts, size_t n_parts,
+                bool packed, struct kvs_file_sum *sum)
+{
+    uint8_t *joined = NULL;
+    struct iovec one;
+    const void *bytes;
+    void *owned = NULL;
+    int rc;
+
+    if (!packed || !h->opts.zstd)
+        return fill_tmp(h, fd, n, sum, parts, n_parts);
+    one = (struct iovec){.iov_base = n_parts == 1 ? parts->iov_base : NULL, .iov_len = sum->len};
+    if (n_parts != 1) {
+        one.iov_base = joined = malloc(KV_MAX(sum->len, (uint64_t)1));
+        if (!joined)
+            return -ENOMEM;
+        kvs_parts_gather(parts, n_parts, joined);
+    }
+    pack(h->opts.zstd, one.iov_base, sum, &bytes, &owned);
+    one = (struct iovec){.iov_base = (void *)bytes, .iov_len = sum->stored};
+    rc = fill_tmp(h, fd, n, sum, &one, 1);
+    free(owned);
+    free(joined);
+    return rc;
+}
+
+int kvs_file_write_tmp_parts(kv_store_v1 *h, uint64_t owner, const struct iovec *parts,
+                             size_t n_parts, size_t len, bool packed, uint64_t *ret_n,
+                             struct kvs_file_sum *ret_sum, int *ret_fd)
+{
     uint64_t n = atomic_fetch_add_explicit(&h->next_tmp, 1, memory_order_relaxed);
     char name[KVS_FILE_TMP];
-    const void *bytes;
-    void *owned;
     int fd, rc;
 
     kvs_file_tmp_name(h, name, n);
     fd = openat(h->tmp, name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd < 0)
         return kvs_file_fail(h, errno, "can't make a file", name);
-    kvs_file_sum_make(ret_sum, owner, data, len);
-    pack(packed ? h->opts.zstd : 0, data, ret_sum, &bytes, &owned);
-    rc = fill_tmp(h, fd, n, ret_sum, bytes);
-    free(owned);
+    kvs_file_sum_parts(ret_sum, owner, parts, n_parts, len);
+    rc = fill(h, fd, n, parts, n_parts, packed, ret_sum);
     if (rc == 0)
         KVS_FILE_ADD(h->written, ret_sum->stored);
     if (rc == 0 && ret_fd && atomic_fetch_add(&h->kept_fds, 1) < FDS_KEPT) {

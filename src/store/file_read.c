@@ -55,6 +55,19 @@ static bool is_deleted(int fd)
     return fstat(fd, &st) < 0 || st.st_nlink == 0;
 }
 
+int kvs_file_value_scatter(struct kvs_file_value *value)
+{
+    struct kvs_cursor at = {0};
+    int rc = value->parts && value->len > value->room ? -EMSGSIZE : 0;
+
+    if (!value->parts || !value->data)
+        return rc;
+    if (rc == 0)
+        kvs_parts_scatter(value->parts, value->n_parts, &at, value->data, value->len);
+    free(KV_STEAL(value->data));
+    return rc;
+}
+
 static int read_whole(int fd, uint64_t size, struct kvs_file_value *value, uint8_t hash[16])
 {
     value->data = malloc(KV_MAX(size, (uint64_t)1));
@@ -78,7 +91,12 @@ static int read_open(kv_store_v1 *h, int fd, const char *side_car, int nth, uint
         return -EBADMSG;
     if (size > SIZE_MAX / 2)
         return -EFBIG;
-    if (value->each && known == 0 && sum.encoding == KVS_FILE_RAW)
+    value->len = known == 0 ? sum.len : size;
+    if (value->parts && value->len > value->room)
+        return -EMSGSIZE;
+    if (value->parts && known == 0 && sum.encoding == KVS_FILE_RAW)
+        rc = kvs_file_read_parts(fd, value->parts, value->n_parts, size, hash);
+    else if (value->each && known == 0 && sum.encoding == KVS_FILE_RAW)
         rc = kvs_file_read_pieces(fd, size, value, hash);
     else
         rc = read_whole(fd, size, value, hash);
@@ -86,10 +104,9 @@ static int read_open(kv_store_v1 *h, int fd, const char *side_car, int nth, uint
         rc = verify(&sum, owner, &value->data, hash);
     else if (rc == 0 && all_zero(value->data, size))
         rc = -EBADMSG;
-    value->len = known == 0 ? sum.len : size;
     if (rc != 0)
         free(KV_STEAL(value->data));
-    return rc;
+    return rc == 0 ? kvs_file_value_scatter(value) : rc;
 }
 
 /* True when the file wasn't written to after it was read; setting a new time of use would hide such

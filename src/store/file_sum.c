@@ -12,7 +12,7 @@
 #include "store/file_impl.h"
 
 /* Bytes read before they are hashed: small enough to stay in the second-level cache. */
-enum { PIECE = 128 * 1024 };
+enum { PIECE = 128 * 1024, PARTS = 64 };
 
 void kvs_file_hash(const void *data, size_t len, uint8_t ret_hash[16])
 {
@@ -28,6 +28,24 @@ void kvs_file_sum_make(struct kvs_file_sum *ret, uint64_t owner, const void *dat
 {
     *ret = (struct kvs_file_sum){.len = len, .stored = len, .owner = owner};
     kvs_file_hash(data, len, ret->hash);
+}
+
+void kvs_file_sum_parts(struct kvs_file_sum *ret, uint64_t owner, const struct iovec *parts,
+                        size_t n_parts, size_t len)
+{
+    XXH3_state_t state;
+
+    if (n_parts == 1) {
+        kvs_file_sum_make(ret, owner, parts->iov_base, len);
+        return;
+    }
+    *ret = (struct kvs_file_sum){.len = len, .stored = len, .owner = owner};
+    XXH3_INITSTATE(&state);
+    XXH3_128bits_reset(&state);
+    for (size_t i = 0; i < n_parts; i++)
+        if (parts[i].iov_len)
+            kv_hash_update(&state, parts[i].iov_base, parts[i].iov_len);
+    kv_hash_done(&state, ret->hash);
 }
 
 void kvs_file_sum_encode(uint8_t out[KVS_FILE_SUM_BYTES], const struct kvs_file_sum *sum)
@@ -89,6 +107,35 @@ static int read_hashed(int fd, uint8_t *whole, const struct kvs_file_value *valu
 int kvs_file_read_hashed(int fd, void *buf, size_t len, uint8_t ret_hash[16])
 {
     return read_hashed(fd, buf, NULL, len, ret_hash);
+}
+
+int kvs_file_read_parts(int fd, const struct iovec *parts, size_t n_parts, uint64_t len,
+                        uint8_t ret_hash[16])
+{
+    struct kvs_cursor at = {0};
+    XXH3_state_t state;
+    uint64_t done = 0;
+
+    XXH3_INITSTATE(&state);
+    XXH3_128bits_reset(&state);
+    while (done < len) {
+        struct iovec to[PARTS];
+        size_t some;
+        int n = kvs_parts_pieces(parts, n_parts, at, KV_MIN(len - done, (uint64_t)PIECE), to, PARTS,
+                                 &some);
+        ssize_t got = preadv(fd, to, n, (off_t)done);
+
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0)
+            return got < 0 ? -errno : -EBADMSG;
+        done += (uint64_t)got;
+        kvs_parts_skip(parts, n_parts, &at, (size_t)got);
+        for (int i = 0; i < n && got > 0; got -= (ssize_t)to[i++].iov_len)
+            kv_hash_update(&state, to[i].iov_base, KV_MIN((size_t)got, to[i].iov_len));
+    }
+    kv_hash_done(&state, ret_hash);
+    return 0;
 }
 
 int kvs_file_read_pieces(int fd, uint64_t len, const struct kvs_file_value *value,

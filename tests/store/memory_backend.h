@@ -19,6 +19,7 @@
 
 #include "kv_store_abi.h"
 #include "kv_store_ext.h"
+#include "store/parts.h"
 #include "store/store.h"
 
 struct memory_object {
@@ -357,6 +358,40 @@ static inline int memory_stream_chunk(kv_store_v1 *self, const uint8_t *hash, si
     return rc;
 }
 
+static inline int memory_get_parts(kv_store_v1 *self, const uint8_t *hash, size_t hash_len,
+                                   const struct iovec *parts, size_t n_parts, size_t *len)
+{
+    struct kvs_cursor at = {0};
+    size_t room = 0;
+    uint8_t *data;
+    int rc = memory_get_chunk(self, hash, hash_len, &data, len);
+
+    if (rc)
+        return rc;
+    for (size_t i = 0; i < n_parts; i++)
+        room += parts[i].iov_len;
+    if (*len <= room)
+        kvs_parts_scatter(parts, n_parts, &at, data, *len);
+    free(data);
+    return *len <= room ? 0 : -EMSGSIZE;
+}
+
+static inline int memory_put_parts(kv_store_v1 *self, const uint8_t *hash, size_t hash_len,
+                                   const struct iovec *parts, size_t n_parts)
+{
+    size_t len = 0;
+    uint8_t *data;
+    int rc;
+
+    for (size_t i = 0; i < n_parts; i++)
+        len += parts[i].iov_len;
+    data = malloc(len + 1);
+    kvs_parts_gather(parts, n_parts, data);
+    rc = memory_put_chunk(self, hash, hash_len, data, len);
+    free(data);
+    return rc;
+}
+
 static inline int memory_put_chunks(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len,
                                     size_t n, const uint8_t *const *data, const size_t *len,
                                     int *ret_each)
@@ -537,6 +572,8 @@ static inline const kv_store_ext *memory_ext(void)
         .sweep_chunks = memory_sweep_chunks,
         .stats = memory_stats,
         .stream_chunk = memory_stream_chunk,
+        .get_parts = memory_get_parts,
+        .put_parts = memory_put_parts,
     };
 
     return &table;
