@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** The built-in durable file store, as a backend. Its open takes a plain path (docs/kv-store.md). */
+/** The built-in durable file store, a backend. Its open takes a plain path (docs/kv-store.md). */
 #ifndef KV_STORE_FILE_H
 #define KV_STORE_FILE_H
 

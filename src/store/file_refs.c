@@ -95,7 +95,7 @@ static int each_record(const struct kv_buf *buf, kv_store_each_fn each, void *ar
     return rc == 0 && incomplete ? -ENOENT : rc;
 }
 
-/* -- Compaction --------------------------------------------------------------------------------- */
+/* -- Compaction -------------------------------------------------------------------------------- */
 
 struct compaction {
     kv_store_v1 *h;
@@ -176,7 +176,7 @@ static void compact(kv_store_v1 *h, const char *file, bool alone)
     kv_buf_fini(&buf);
 }
 
-/* -- Noting and listing ------------------------------------------------------------------------- */
+/* -- Noting and listing ------------------------------------------------------------------------ */
 
 /* True when the file's length doubled: compacting then costs a constant share of appending. */
 static bool doubled(uint64_t before, uint64_t after)

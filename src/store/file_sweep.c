@@ -18,7 +18,7 @@
 #include "base/log.h"
 #include "store/file_impl.h"
 
-/* -- Bytes in use ------------------------------------------------------------------------------- */
+/* -- Bytes in use ------------------------------------------------------------------------------ */
 
 static int used_open(kv_store_v1 *h, int flags)
 {
@@ -53,7 +53,7 @@ static void used_set(kv_store_v1 *h, uint64_t used)
         kvs_file_fail(h, errno, "can't note the bytes in use", "used");
 }
 
-/* -- One chunk ---------------------------------------------------------------------------------- */
+/* -- One chunk --------------------------------------------------------------------------------- */
 
 /* True when a save of this handle relies on the chunk: its lease doesn't protect it from this
  * process. */
@@ -123,13 +123,13 @@ int kvs_file_delete_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len)
     return rc < 0 ? kvs_file_fail(h, -rc, "can't delete a chunk", hex) : 0;
 }
 
-/* -- By age ------------------------------------------------------------------------------------- */
+/* -- By age ------------------------------------------------------------------------------------ */
 
 struct sweep {
     kv_store_v1 *h;
     int64_t leased_ns; /* chunks used then or later are leased by a save under way */
-    int64_t
-        before_s; /* seconds; chunks last used then or earlier go. Fixed when the sweep begins. */
+    /* seconds; chunks last used then or earlier go. Fixed when the sweep begins. */
+    int64_t before_s;
     kv_store_live_fn live;
     void *arg;
     kv_store_swept sums;
@@ -215,7 +215,7 @@ int kvs_file_sweep(kv_store_v1 *h, uint64_t min_age_s, kv_store_live_fn live, vo
     return rc;
 }
 
-/* -- For room ----------------------------------------------------------------------------------- */
+/* -- For room ---------------------------------------------------------------------------------- */
 
 struct candidate {
     int64_t used_ns;

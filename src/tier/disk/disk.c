@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * The disk tier's store: a thread to which batches and ended requests come, and which alone knows
- * what runs. The bytes' way is in work.c, the files in volume.c and format.c.
- */
+/* The disk tier's store: one thread that receives batches and completed requests and owns the state
+ * of all running operations. work.c moves the bytes; volume.c and format.c handle the files. */
 #include "tier/disk/disk.h"
 
 #include <errno.h>
@@ -19,7 +17,7 @@
 #include "tier/disk/impl.h"
 
 enum {
-    MAX_BLOCKS = 65536, /* waiting and running */
+    MAX_BLOCKS = 65536, /* blocks waiting and running, in all batches */
     DEFAULT_DEPTH = 64,
     LOOK_AT_DEADLINES_MS = 20
 };
@@ -51,10 +49,8 @@ struct kvbm_disk_op *kvbm_disk_shift(struct kvbm_disk_list *list)
     return op;
 }
 
-/*
- * Behind the last one that isn't of less priority, which is at @hint or behind it, if that isn't
- * NULL: an op of the same batch that has just been put there.
- */
+/* Insert @op behind the last op of equal or higher priority. @hint: an op of the same batch that
+ * was just inserted, where the search may begin; NULL: search from the first. */
 static void push_in_order(struct kvbm_disk_list *list, struct kvbm_disk_op *op,
                           struct kvbm_disk_op *hint)
 {
@@ -141,7 +137,7 @@ static void count_op(struct kvbm_disk *disk, const struct kvbm_disk_op *op, int 
     }
 }
 
-/* Batch of a forget, on the caller's stack. */
+/* A forget request, on the caller's stack. */
 struct forget {
     struct kvbm_disk_batch batch;
     sem_t sem;
@@ -178,7 +174,7 @@ void kvbm_disk_finish(struct kvbm_disk *disk, struct kvbm_disk_op *op, int statu
 
 /* ---- the thread ---- */
 
-/* Wait for something to do. False: all is done and nothing more comes. */
+/* Wait for work. Returns false when the store is closing and all work is done. */
 static bool wait_for_work(struct kvbm_disk *disk, struct kvbm_disk_list *arrived,
                           struct kvbm_aio_req **ended, bool *sweep)
 {
@@ -388,7 +384,7 @@ int kvbm_disk_forget(struct kvbm_disk *disk, const uint32_t *slots, size_t n)
     return err;
 }
 
-/* ---- what is there ---- */
+/* ---- committed blocks ---- */
 
 struct found {
     uint64_t commit;
@@ -434,7 +430,7 @@ long kvbm_disk_each(struct kvbm_disk *disk,
     qsort(found, n, sizeof(found[0]), by_commit);
     for (size_t i = 0; i < n && rc == 0; i++) {
         if (!look(disk, found[i].slot, record, &entry) || entry.commit != found[i].commit)
-            continue; /* written meanwhile */
+            continue; /* written since the index was read */
         rc = each(arg, &(struct kvbm_disk_record){.slot = found[i].slot,
                                                   .group = entry.group,
                                                   .position = entry.position,

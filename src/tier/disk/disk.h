@@ -7,14 +7,15 @@
  *                                   4096
  *   <directory>/kvbm-<name>.index   header (4096 bytes), then a record per slot
  *
- * Slot i lies in volume i % n_volumes. Each volume has an identity of its own, and its files say
- * all that is needed to take it over: volumes may come in another order, be missing, and be joined
- * by new ones. A write is: the old record made invalid, the bytes, a barrier, the new record (key,
- * length, XXH3-128 of the bytes, number of the commit), a barrier. Writers that come at the same
- * time share the barriers. So a record that is there says the truth about bytes that are there, and
- * what doesn't verify nevertheless (-EBADMSG) is a miss whose slot may be used again.
+ * Slot i lies in volume i % n_volumes. Each volume has an identity of its own, and its files hold
+ * all that is needed to open it again: volumes may come in another order, be missing, or be new. A
+ * write has five steps: invalidate the old record, write the bytes, a barrier, write the new record
+ * (key, length, XXH3-128 of the bytes, number of the commit), a barrier. Concurrent writers share
+ * the barriers. So a valid record describes bytes that are on the disk. Bytes that don't verify
+ * nevertheless (-EBADMSG) are a miss, and the slot may be used again.
  *
- * Which slot holds what, and which goes next, the tier's pool decides (kvbm_pool.h).
+ * The tier's pool decides which slot holds which block, and which one is evicted next
+ * (kvbm_pool.h).
  *
  * Threads: any. done callbacks come from the store's own thread, in the order of completion, and
  * may submit.
@@ -35,38 +36,42 @@ struct kvbm_disk;
 
 struct kvbm_disk_opts {
     size_t size;
-    const char *const *directories; /* volumes; one must be there, others may be missing */
+    const char *const *directories; /* volumes; at least one must exist */
     uint32_t n_directories;         /* 1 to KVBM_MAX_VOLUMES */
     const char *name;               /* part of the file names; NULL: "cache" */
-    const char *
-        fingerprint; /* of the model and the block layout; files of another are emptied. NULL: "" */
+    /* of the model and the block layout; files with another one are emptied. NULL: "" */
+    const char *fingerprint;
     uint32_t key_len;
-    uint64_t slot_bytes; /* of a block, at most 1 GiB; the file has it rounded up to 4096 */
+    uint64_t slot_bytes; /* bytes of a block, at most 1 GiB; the file rounds them up to 4096 */
     uint32_t n_slots;    /* of all volumes together */
     enum kvbm_io io;
     uint32_t io_depth;
-    bool buffered;  /* no O_DIRECT */
+    bool buffered;  /* use the page cache: no O_DIRECT */
     bool volatile_; /* no barriers: after a power cut blocks may be missing, never wrong */
-    void *
-        memory; /* to be registered with io_uring: where most blocks lie, until close. NULL: none */
+    /* memory that holds most blocks, to be registered with io_uring; mapped until close. NULL:
+     * none */
+    void *memory;
     uint64_t memory_bytes;
 };
 
 /**
- * Open or create. The files are locked (-EBUSY: another has them, and
- * still after a second, in which the kernel lets go of a killed process's). What is there is taken
- * over when fingerprint, key_len and slot_bytes are the same, in any order of directories; n_slots
- * and n_directories may differ (a file grows, or records beyond its end are dropped). -ENOSPC when
- * the volumes have no room for n_slots.
+ * Open a store, or create its files. The files are locked: -EBUSY when another process has them,
+ * after waiting 1 s for the kernel to release those of a killed process. Existing files are kept
+ * when fingerprint, key_len and slot_bytes are equal, in any order of directories. n_slots and
+ * n_directories may differ: a file grows, or records beyond its end are dropped. -ENOSPC when the
+ * volumes have no room for n_slots.
  *
- * A volume is missing when its directory isn't there, or its files can't be read (-EIO, -EROFS...):
- * its slots aren't usable, the log says so, stats count it as down. When all are missing, open
- * returns why the first one is. Files that aren't this program's to change are refused: -ELOOP
- * (symbolic link), -EMLINK (hard link), -EPERM (another owner's), -EISDIR, -ENXIO.
+ * A volume is missing when its directory doesn't exist, or its files can't be read (-EIO,
+ * -EROFS...). Its slots aren't usable, the log says so, and the statistics count it as down. When
+ * all volumes are missing, open returns the first one's error. Files that belong to something else
+ * are refused: -ELOOP (symbolic link), -EMLINK (hard link), -EPERM (another owner), -EISDIR,
+ * -ENXIO.
  */
 int kvbm_disk_open(const struct kvbm_disk_opts *opts, struct kvbm_disk **ret);
-/** Waits for what was submitted. NULL is a no-op. A child after fork() may call only this, which frees memory and
- * descriptors there; while it keeps these, the files stay locked. */
+/**
+ * Wait for submitted batches and close. NULL is a no-op. After fork() a child may call only this
+ * function, to free memory and descriptors; until it does, the files stay locked.
+ */
 void kvbm_disk_close(struct kvbm_disk *disk);
 
 /** A committed block found at opening, oldest commit first. Borrowed for the call. */
@@ -77,60 +82,71 @@ struct kvbm_disk_record {
     uint64_t commit;
     uint64_t len;
     const void *key;
-    const void *parent; /* NULL: the first of its sequence */
+    const void *parent; /* key of the block before it; NULL: the first of its sequence */
 };
-/** Returns how many, or what @each returned (non-zero ends it). */
+/**
+ * Call @each for all committed blocks. Returns their number, or the non-zero value with which @each
+ * ended the walk.
+ */
 long kvbm_disk_each(struct kvbm_disk *disk,
                     int (*each)(void *arg, const struct kvbm_disk_record *record), void *arg);
 
-/** One block to read or write. The caller's until done, its buffer and keys too. */
+/** One block to read or write. The store uses it, its buffer and its keys until done. */
 struct kvbm_disk_io {
     uint32_t slot;
     uint32_t group;
-    uint32_t position;  /* write */
-    const void *key;    /* read: what must be there, else -ENOENT */
-    const void *parent; /* write; NULL: none */
-    void *data;         /* it and len multiples of 4096, else a copy is made */
-    uint64_t len;       /* 1 to slot_bytes; read: must be the length written, else -EBADMSG */
-    int status; /* 0; -EBADMSG did not verify; -ENOENT; -EIO; -ENOSPC; -ECANCELED; -ETIMEDOUT; -ENOMEM;
-                 * -EBUSY: the slot is being written. A failed write leaves an empty slot */
+    uint32_t position;  /* write: index of the block in its sequence */
+    const void *key;    /* read: the key that the slot must hold, else -ENOENT */
+    const void *parent; /* write: key of the block before; NULL: none */
+    void *data;         /* copied unless its address and len are multiples of 4096 */
+    uint64_t len;       /* 1 to slot_bytes; read: the length that was written, else -EBADMSG */
+    /* Result: 0; -EBADMSG: did not verify; -ENOENT; -EIO; -ENOSPC; -ECANCELED; -ETIMEDOUT; -ENOMEM;
+     * -EBUSY: the slot is being written. A failed write leaves an empty slot. */
+    int status;
 };
 
 struct kvbm_disk_batch {
     bool write;
-    enum kvbm_flow flow; /* onboarding before offloading */
-    int32_t
-        priority; /* of reads of one flow that haven't begun: the higher first, then the older */
-    uint64_t deadline_ns; /* what hasn't begun by then: -ETIMEDOUT. 0: none */
+    enum kvbm_flow flow; /* onboarding goes before offloading */
+    int32_t priority;    /* order of waiting reads of one flow: higher first, then older */
+    /* operations that haven't begun by then end with -ETIMEDOUT. 0: no deadline */
+    uint64_t deadline_ns;
     struct kvbm_disk_io *ios;
     uint32_t n;
     void (*done)(struct kvbm_disk_batch *batch);
     void *arg;
-    struct kvbm_disk_batch *next_; /* the store's */
+    struct kvbm_disk_batch *next_; /* used by the store */
 };
 
-/** Queue a batch, of which no slot is written twice. Returns 0; -EAGAIN when too much waits already (65,536 blocks);
- * -EINVAL; -ENOMEM; -ESHUTDOWN (closing, or a child after fork()). done isn't called then. */
+/**
+ * Queue a batch, in which no slot may be written twice. Returns 0; -EAGAIN: too many blocks wait
+ * already (65,536); -EINVAL; -ENOMEM; -ESHUTDOWN (closing, or a child after fork()). After an error
+ * done isn't called.
+ */
 int kvbm_disk_submit(struct kvbm_disk *disk, struct kvbm_disk_batch *batch);
 /** Cancel a batch: operations not begun end with -ECANCELED; done is called as always. */
 void kvbm_disk_cancel(struct kvbm_disk *disk, struct kvbm_disk_batch *batch);
 
-/** The slots' records are made invalid, durably. For keys that were reset. Blocks; not from a done
- * callback. -EBUSY: one is being written (the others are forgotten all the same). */
+/**
+ * Invalidate the slots' records durably, for keys that were reset. Blocks; don't call it from a
+ * done callback. -EBUSY: one slot is being written (all other slots are forgotten).
+ */
 int kvbm_disk_forget(struct kvbm_disk *disk, const uint32_t *slots, size_t n);
 
 struct kvbm_disk_stats {
     uint64_t reads, writes, bytes_read, bytes_written;
-    uint64_t bad;                   /* did not verify */
-    uint64_t failed;                /* for another reason */
-    uint64_t barriers;              /* of data and index */
-    uint64_t queued;                /* batches now */
-    uint32_t volumes, volumes_down; /* down: missing, or too many errors; not used until reopened */
-    uint64_t registered_bytes;      /* of memory, with io_uring; 0: none, or the kernel wouldn't */
-    uint64_t fixed;                 /* reads and writes that used it */
+    uint64_t bad;      /* blocks that did not verify */
+    uint64_t failed;   /* blocks that failed for another reason */
+    uint64_t barriers; /* barriers of data and index files */
+    uint64_t queued;   /* batches queued now */
+    /* down: missing, or out of use until reopened after too many errors */
+    uint32_t volumes, volumes_down;
+    /* memory registered with io_uring; 0: none was given, or the kernel refused */
+    uint64_t registered_bytes;
+    uint64_t fixed; /* reads and writes that used registered memory */
 };
 void kvbm_disk_get_stats(struct kvbm_disk *disk, struct kvbm_disk_stats *ret);
-/** The volume of this slot is in use. */
+/** True when the volume of this slot is in use. */
 bool kvbm_disk_usable(struct kvbm_disk *disk, uint32_t slot);
 
 #endif

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * Headers and records. A record's checksum is seeded with the volume's uuid and its slot, so that
- * one of other files, or in another place, isn't one. Numbers are little-endian.
- */
+/* Headers and records. A record's checksum is seeded with the volume's uuid and its slot, so a
+ * record of another file, or in another place, is invalid. Numbers are little-endian. */
 #include "tier/disk/format.h"
 
 #include <endian.h>

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/** The bytes of the disk tier's headers and records (docs/formats.md, "Disk tier"). No I/O, no state. */
+/**
+ * The bytes of the disk tier's headers and records (docs/formats.md, "Disk tier"). No I/O, no
+ * state.
+ */
 #ifndef KVBM_TIER_DISK_FORMAT_H
 #define KVBM_TIER_DISK_FORMAT_H
 
@@ -9,7 +12,7 @@
 
 #include "kvbm_pool.h"
 
-#define KVBM_DISK_PAGE 4096 /* of a header, and what slots are aligned to */
+#define KVBM_DISK_PAGE 4096 /* bytes of a header; also the alignment of slots */
 #define KVBM_DISK_MAX_RECORD 256
 
 enum kvbm_disk_file { KVBM_DISK_SLOTS, KVBM_DISK_INDEX };
@@ -17,33 +20,39 @@ enum kvbm_disk_file { KVBM_DISK_SLOTS, KVBM_DISK_INDEX };
 struct kvbm_disk_header {
     uint32_t key_len, record_bytes;
     uint64_t slot_bytes;
-    uint8_t fingerprint[16]; /* XXH3-128 of it, canonical */
-    uint32_t volume,
-        of; /* what its records' slots are counted by: 0 of 1, in files of older versions any */
-    uint8_t uuid[16]; /* a volume's identity */
+    uint8_t fingerprint[16]; /* XXH3-128 of the fingerprint, canonical */
+    /* stripe that the records' slot numbers assume: volume 0 of 1; any in files of older versions */
+    uint32_t volume, of;
+    uint8_t uuid[16]; /* identity of the volume */
 };
 
-/** Of keys of this length: the power of two that holds a record, so that none crosses a sector. */
+/**
+ * Bytes of a record for keys of this length: the power of two that holds it, so that no record
+ * crosses a sector.
+ */
 uint32_t kvbm_disk_record_bytes(uint32_t key_len);
 void kvbm_disk_header_write(const struct kvbm_disk_header *header, enum kvbm_disk_file file,
                             uint8_t page[KVBM_DISK_PAGE]);
-/** Returns 0; -EBADMSG for anything that isn't a whole header of such a file; -EPROTONOSUPPORT: of another version. */
+/**
+ * Decode a header. Returns 0; -EBADMSG unless it is a whole header of such a file;
+ * -EPROTONOSUPPORT: another version.
+ */
 int kvbm_disk_header_read(const uint8_t page[KVBM_DISK_PAGE], enum kvbm_disk_file file,
                           struct kvbm_disk_header *ret);
 
 struct kvbm_disk_entry {
-    uint64_t commit; /* not 0 */
+    uint64_t commit; /* number of the commit, not 0 */
     uint64_t len;
     uint32_t position, group;
     bool has_parent;
     uint8_t sum[16];             /* XXH3-128 of the block's bytes, canonical */
-    const uint8_t *key, *parent; /* in the record */
+    const uint8_t *key, *parent; /* point into the record */
 };
 
-/** @record: header->record_bytes. @slot: its number in the volume. */
+/** Encode a record into @record (header->record_bytes). @slot: its number in the volume. */
 void kvbm_disk_record_write(const struct kvbm_disk_header *header, uint32_t slot,
                             const struct kvbm_disk_entry *entry, uint8_t *record);
-/** Returns false for what doesn't verify, as a record of zeros. */
+/** Decode a record. Returns false when it doesn't verify, as a record of zeros. */
 bool kvbm_disk_record_read(const struct kvbm_disk_header *header, uint32_t slot,
                            const uint8_t *record, struct kvbm_disk_entry *ret);
 void kvbm_disk_sum(const void *data, size_t len, uint8_t ret[16]);

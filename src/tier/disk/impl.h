@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/** The disk tier's parts: volumes (volume.c), the store's thread (disk.c), what it does (work.c). */
+/**
+ * Shared by the disk tier's parts: volumes (volume.c), the store's thread (disk.c), its work
+ * (work.c).
+ */
 #ifndef KVBM_TIER_DISK_IMPL_H
 #define KVBM_TIER_DISK_IMPL_H
 
@@ -16,14 +19,14 @@ enum kvbm_disk_kind { KVBM_DISK_READ, KVBM_DISK_WRITE, KVBM_DISK_FORGET };
 struct kvbm_disk_work;
 struct kvbm_disk_volume;
 
-/* A block on its way. */
+/* A block being read, written or forgotten. */
 struct kvbm_disk_op {
     struct kvbm_aio_req req;
     struct kvbm_disk_work *work;
     struct kvbm_disk_io *io;
     struct kvbm_disk_op *next;                                     /* in one list at a time */
-    void (*step)(struct kvbm_disk *disk, struct kvbm_disk_op *op); /* when req is done */
-    void *bounce; /* aligned, where the caller's memory isn't */
+    void (*step)(struct kvbm_disk *disk, struct kvbm_disk_op *op); /* called when req is done */
+    void *bounce; /* aligned copy, where direct I/O can't use the caller's memory */
     uint8_t sum[16];
     uint8_t record[KVBM_DISK_MAX_RECORD];
 };
@@ -33,35 +36,35 @@ struct kvbm_disk_list {
     uint32_t n;
 };
 
-/* A batch on its way, or slots to forget. */
+/* A batch being carried out, or slots being forgotten. */
 struct kvbm_disk_work {
-    struct kvbm_disk_batch *batch; /* NULL: forget */
+    struct kvbm_disk_batch *batch; /* NULL: a forget */
     enum kvbm_disk_kind kind;
     uint64_t deadline_ns;
-    uint32_t n_left;      /* ops */
-    uint32_t n_unwritten; /* of a write: those whose bytes aren't written */
+    uint32_t n_left;      /* ops not yet ended */
+    uint32_t n_unwritten; /* write: ops whose bytes aren't written yet */
     atomic_bool cancelled;
-    struct kvbm_disk_work *prev, *next; /* disk->works */
+    struct kvbm_disk_work *prev, *next; /* in disk->works */
     struct kvbm_disk_op ops[];
 };
 
 struct kvbm_disk_volume {
     struct kvbm_disk *disk;
     struct kvbm_disk_header header;
-    uint32_t number; /* among the directories, this time */
+    uint32_t number; /* index among the directories of this open */
     int directory_fd, slots_fd, index_fd;
     bool direct;
     uint32_t n_slots;
-    uint8_t *image;   /* the records; those that don't verify are zeros */
-    uint8_t *busy;    /* of each slot: being written or forgotten */
+    uint8_t *image;   /* all records; invalid ones are zeros */
+    uint8_t *busy;    /* per slot: being written or forgotten */
     uint32_t errors;  /* in a row */
-    atomic_bool down; /* failed too often, or missing since the start */
+    atomic_bool down; /* out of use: failed too often, or missing at open */
     bool missing, fresh;
-    uint32_t n_writing; /* blocks begun whose bytes aren't written */
-    /* the commit under way, and those that wait for the next */
+    uint32_t n_writing; /* blocks begun whose bytes aren't written yet */
+    /* blocks of the running commit, and blocks that wait for the next one */
     struct kvbm_disk_list written, committing;
     bool commit_wanted, commit_running;
-    uint32_t n_records; /* being written */
+    uint32_t n_records; /* records being written */
     struct kvbm_aio_req barrier;
 };
 
@@ -74,24 +77,24 @@ struct kvbm_disk {
     struct kvbm_disk_volume *volumes;
     pthread_t thread;
     bool started;
-    pthread_mutex_t image_lock; /* the volumes' images: written by the store's thread only */
+    pthread_mutex_t image_lock; /* the volumes' images, which only the store's thread writes */
 
-    pthread_mutex_t lock; /* of all below */
+    pthread_mutex_t lock; /* guards the fields below */
     pthread_cond_t wake;
     struct kvbm_disk_work *works;
     struct kvbm_disk_list arrived;
-    struct kvbm_aio_req *ended; /* newest first */
+    struct kvbm_aio_req *ended; /* completed requests, newest first */
     uint64_t n_blocks;          /* of all works */
     bool sweep, stop;
     struct kvbm_disk_stats stats;
 
-    /* the thread's own */
-    struct kvbm_disk_list reads[2], writes[2]; /* waiting, by flow */
+    /* used by the store's thread only */
+    struct kvbm_disk_list reads[2], writes[2]; /* waiting ops, by flow */
     uint32_t n_reading, n_writing;
     uint64_t commit;
-    struct kvbm_aio_req *submits; /* to be handed in at the end of a turn */
-    struct kvbm_disk_list to_sum; /* handed in, checksums to be computed meanwhile */
-    bool deadlines;               /* something that waits has one */
+    struct kvbm_aio_req *submits; /* requests to submit at the end of a turn */
+    struct kvbm_disk_list to_sum; /* submitted writes whose checksums are still to be computed */
+    bool deadlines;               /* a waiting op has a deadline */
 };
 
 void kvbm_disk_push(struct kvbm_disk_list *list, struct kvbm_disk_op *op);
@@ -111,7 +114,8 @@ static inline struct kvbm_disk_volume *kvbm_disk_volume_of(const struct kvbm_dis
 /* newest.c: of several records of one key, drop all but the newest. Returns 0 or -ENOMEM. */
 int kvbm_disk_keep_newest(struct kvbm_disk *disk);
 
-/* The record of a slot, by its number among all volumes. Returns false for what doesn't verify. */
+/* Decode the record of a slot, given its number among all volumes. Returns false when it is
+ * invalid. */
 static inline bool kvbm_disk_record_of(const struct kvbm_disk *disk, uint32_t slot,
                                        const uint8_t *record, struct kvbm_disk_entry *ret)
 {
@@ -119,15 +123,15 @@ static inline bool kvbm_disk_record_of(const struct kvbm_disk *disk, uint32_t sl
                                  record, ret);
 }
 
-/* work.c, all in the store's thread */
+/* work.c; called by the store's thread only */
 void kvbm_disk_begin(struct kvbm_disk *disk);
 void kvbm_disk_barrier_done(struct kvbm_disk *disk, struct kvbm_aio_req *req);
 void kvbm_disk_sweep(struct kvbm_disk *disk);
 void kvbm_disk_commits(struct kvbm_disk *disk);
 void kvbm_disk_sums(struct kvbm_disk *disk);
-/* disk.c: an op is over; the last one ends its batch */
+/* disk.c: end an op; the last one ends its batch */
 void kvbm_disk_finish(struct kvbm_disk *disk, struct kvbm_disk_op *op, int status);
-/* callback of all requests: to the store's thread */
+/* callback of all requests: hands them to the store's thread */
 void kvbm_disk_io_done(struct kvbm_aio_req *req);
 void kvbm_disk_hand_in(struct kvbm_disk *disk, struct kvbm_aio_req *req);
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * Keep of several records of one key only the newest. An older one is of a slot that couldn't be
- * read, or was forgotten in memory only. Then the key was stored again in another slot.
- */
+/* Keep only the newest of several records of one key. An older one belongs to a slot that couldn't
+ * be read, or was forgotten in memory only; then the key was stored again in another slot. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -18,7 +16,7 @@ struct seen {
     struct kvbm_disk *disk;
     uint32_t *slots;
     uint64_t mask;
-    uint64_t n_older, n_kept; /* n_kept: older records that are still in a file */
+    uint64_t n_older, n_kept; /* n_kept: older records that couldn't be removed from their file */
 };
 
 static bool entry_of(const struct kvbm_disk *disk, uint32_t slot, struct kvbm_disk_entry *ret)
@@ -26,10 +24,8 @@ static bool entry_of(const struct kvbm_disk *disk, uint32_t slot, struct kvbm_di
     return kvbm_disk_record_of(disk, slot, kvbm_disk_record_at(disk, slot), ret);
 }
 
-/*
- * Zero a record, in the index file too. No barrier: if a power cut brings it back, it is still the
- * older one.
- */
+/* Zero a record, in the index file too. No barrier: if a power cut restores the record, it is still
+ * the older one. */
 static void drop(struct seen *seen, uint32_t slot)
 {
     struct kvbm_disk_volume *volume = kvbm_disk_volume_of(seen->disk, slot);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A volume's two files: find, lock, make or take them over; read the index into memory.
+ * A volume's two files: find, lock, create or reopen them; read the index into memory.
  *
  * Volumes are independent. A missing one keeps its slot numbers, down and without records, while
  * the other volumes serve.
@@ -24,7 +24,7 @@
 #include "tier/disk/impl.h"
 
 enum {
-    CHUNK = 1 << 20, /* of the index, read at once */
+    CHUNK = 1 << 20, /* bytes of the index read at once */
     LOCK_TRIES = 100,
     LOCK_PAUSE_NS = 10000000
 };
@@ -38,8 +38,8 @@ uint8_t *kvbm_disk_record_at(const struct kvbm_disk *disk, uint32_t slot)
 
 /* ---- files ---- */
 
-/* A process that was killed may still hold it for a moment: the kernel ends what its ring had
- * begun. */
+/* Lock a file. A killed process may still hold it for a moment, until the kernel has ended the
+ * requests of its ring. */
 static int lock(int fd)
 {
     for (int tries = 0; flock(fd, LOCK_EX | LOCK_NB) < 0; tries++) {
@@ -68,7 +68,7 @@ static int open_file(int directory, const char *name, const char *kind)
     err = lock(fd);
     if (err == 0 && fstat(fd, &st) < 0)
         err = -errno;
-    if (err == 0 && !st.st_nlink) /* somebody removed it between our open and our lock */
+    if (err == 0 && !st.st_nlink) /* another process removed the file between open and lock */
         err = -EBUSY;
     if (err < 0) {
         close(fd);
@@ -89,7 +89,7 @@ static int open_files(struct kvbm_disk_volume *volume, const char *directory, co
     return volume->slots_fd < 0 ? volume->slots_fd : 0;
 }
 
-/* Read @len bytes, less only at the file's end. Returns their number. */
+/* Read @len bytes, or fewer at the file's end. Returns their number. */
 static long read_all(int fd, void *memory, size_t len, uint64_t offset)
 {
     size_t got = 0;
@@ -137,8 +137,8 @@ static bool is_one_volume(const struct kvbm_disk_header *a, const struct kvbm_di
     return memcmp(a->uuid, b->uuid, 16) == 0 && a->volume == b->volume && a->of == b->of;
 }
 
-/* Returns 1: its headers are there, say the same, and what was asked for: taken over; 0: no. What
- * can't be read is an error: files aren't emptied because a cable is loose. */
+/* Check a volume's headers. Returns 1: both are valid, agree, and fit the options; 0: no. A file
+ * that can't be read is an error, so that a loose cable doesn't empty a volume. */
 static int take_over(struct kvbm_disk_volume *volume)
 {
     const int fds[] = {[KVBM_DISK_SLOTS] = volume->slots_fd, [KVBM_DISK_INDEX] = volume->index_fd};
@@ -197,7 +197,7 @@ static int write_headers(struct kvbm_disk_volume *volume)
 
 /* ---- room ---- */
 
-/* Give a file its length and reserve it. Cuts off the rest of a longer file of another
+/* Give a file its length and reserve the space. Cuts off the rest of a longer file of another
  * configuration. */
 static int reserve(int fd, uint64_t bytes)
 {
@@ -241,7 +241,7 @@ static void go_direct(struct kvbm_disk_volume *volume)
 
 /* ---- the index ---- */
 
-/* Read what can be read; a bad place costs its own page. */
+/* Read the index as far as possible; an unreadable place costs its own page. */
 static void read_image(struct kvbm_disk_volume *volume, size_t bytes)
 {
     for (size_t at = 0; at < bytes; at += CHUNK) {
@@ -306,15 +306,16 @@ static void prepare(struct kvbm_disk *disk, const struct kvbm_disk_opts *opts, u
     kvbm_disk_sum(fingerprint, strlen(fingerprint), volume->header.fingerprint);
 }
 
-/* Whether an error says that a disk has died, or isn't there, rather than that something must be
- * put right. */
+/* True for errors of a disk that has died or is absent, as opposed to errors that an operator must
+ * correct. */
 static bool is_missing(int err)
 {
     return err == -ENOENT || err == -ENOTDIR || err == -EIO || err == -ENODEV || err == -ESTALE ||
            err == -EROFS || err == -ENOTCONN || err == -EUCLEAN;
 }
 
-/* A child after fork() has the file open, too: the lock would be there as long as the child is. */
+/* Unlock and close. A child after fork() shares the open file: without the unlock the lock would
+ * last as long as the child. */
 static void close_locked(const struct kvbm_disk *disk, int *fd)
 {
     if (*fd < 0)
@@ -334,7 +335,7 @@ static void close_files(struct kvbm_disk_volume *volume)
     volume->directory_fd = -1;
 }
 
-/* Do without a volume that is missing: 0. Another error is @err again. */
+/* Mark a missing volume as down and return 0. For other errors return @err. */
 static int do_without(struct kvbm_disk_volume *volume, const char *directory, int err)
 {
     if (err == 0 || !is_missing(err))
@@ -382,7 +383,7 @@ static int open_volume(struct kvbm_disk_volume *volume, bool buffered)
     return 0;
 }
 
-/* Free the room that new files have reserved, because another volume failed and the tier isn't
+/* Free the space that new files have reserved, because another volume failed and the tier isn't
  * opened. */
 static void give_back(struct kvbm_disk *disk, uint32_t n)
 {
@@ -391,7 +392,7 @@ static void give_back(struct kvbm_disk *disk, uint32_t n)
             kv_log_warn("kvbm", "a new file keeps its room", "volume=%u", i);
 }
 
-/* All files are found before any is changed. *ret_first: why the first missing one is. */
+/* Find all files before any is changed. *ret_first: the error of the first missing volume. */
 static int find_volumes(struct kvbm_disk *disk, const struct kvbm_disk_opts *opts, int *ret_first)
 {
     for (uint32_t i = 0; i < disk->n_volumes; i++) {
@@ -417,8 +418,8 @@ static bool any_there(const struct kvbm_disk *disk)
     return any;
 }
 
-/* Wall clock in microseconds: records written now are newer than those of a volume that comes back
- * later. */
+/* Wall clock in microseconds, so that records written now are newer than those of a volume that
+ * returns later. */
 static uint64_t now_us(void)
 {
     return kv_wall_ns() / 1000;

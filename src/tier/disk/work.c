@@ -4,18 +4,17 @@
  *
  *   read    bytes ─► verified ─► done
  *             └► damaged: as forget, then done
- *   write   [old record zeroed ─►] bytes ─► written ─┐ commit of a volume: all that is written by
- *           then
+ *   write   [old record zeroed ─►] bytes ─► written ─┐ commit of a volume, for all written blocks:
  *   forget  record zeroed ─────────────────► written ─┘   barrier(slots) ─► records ─►
- *           barrier(index) ─► done
+ *                                                         barrier(index) ─► done
  *
  * A volume has one commit at a time; while it runs, bytes of the next one are written. A commit
- * begins when a batch is wholly written (a caller waits for it), when no write runs, or when many
- * writes wait.
+ * begins when a batch is completely written (a caller waits for it), when no write runs, or when
+ * many written blocks wait.
  *
- * An old record is zeroed before its slot's bytes change, without a barrier of its own: SIGKILL
- * finds it zeroed; a power cut may find it there over bytes that it doesn't verify, which is a
- * miss.
+ * An old record is zeroed before its slot's bytes change, without a barrier of its own. After
+ * SIGKILL the record is zero. After a power cut the old record may be back, over bytes that don't
+ * verify, which is a miss.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -27,9 +26,9 @@
 #include "tier/disk/impl.h"
 
 enum {
-    COMMIT_AT = 256, /* blocks written */
-    DOWN_AFTER = 8,  /* errors in a row */
-    AHEAD = 4        /* a part of the depth */
+    COMMIT_AT = 256, /* written blocks that start a commit */
+    DOWN_AFTER = 8,  /* errors in a row that take a volume out of use */
+    AHEAD = 4        /* ops begun beyond the executor's depth: depth / AHEAD */
 };
 
 static bool is_write(const struct kvbm_disk_op *op)
@@ -51,7 +50,7 @@ static void judge(struct kvbm_disk_volume *volume, int status)
         kv_log_warn("kvbm", "a disk tier's block failed", "volume=%u errno=%d", volume->number,
                     -status);
     if (status == -ENOSPC || status == -EDQUOT || status == -EFBIG || status == -ENOMEM)
-        return; /* says nothing about the device */
+        return; /* the error isn't the device's */
     if (++volume->errors >= DOWN_AFTER &&
         !atomic_load_explicit(&volume->down, memory_order_relaxed)) {
         atomic_store_explicit(&volume->down, true, memory_order_relaxed);
@@ -81,7 +80,7 @@ static void write_record(struct kvbm_disk *disk, struct kvbm_disk_op *op,
 
     op->step = step;
     op->req = (struct kvbm_aio_req){.op = KVBM_AIO_WRITE,
-                                    .urgent = true, /* few bytes, which many blocks wait for */
+                                    .urgent = true, /* a small write that many blocks wait for */
                                     .fd = volume->index_fd,
                                     .data = op->record,
                                     .len = bytes,
@@ -126,11 +125,9 @@ static int transfer(struct kvbm_disk *disk, struct kvbm_disk_op *op, enum kvbm_a
 
 static void invalidated(struct kvbm_disk *disk, struct kvbm_disk_op *op);
 
-/*
- * Remove the record of a slot whose bytes don't verify, durably and before the reader gets its
- * result, so that a restart doesn't find it. Returns false when the record has changed since the
- * read began, or another operation works on it.
- */
+/* Remove the record of a slot whose bytes don't verify. Do it durably and before the reader gets
+ * its result, so that a restart doesn't find the record. Returns false when the record has changed
+ * since the read began, or another operation works on it. */
 static bool forget_bad(struct kvbm_disk *disk, struct kvbm_disk_op *op)
 {
     struct kvbm_disk_volume *volume = kvbm_disk_volume_of(disk, op->io->slot);
@@ -159,7 +156,7 @@ static void read_done(struct kvbm_disk *disk, struct kvbm_disk_op *op)
     uint8_t sum[16];
 
     disk->n_reading--;
-    if (op->req.ended) /* another program has cut the file, which says nothing about the device */
+    if (op->req.ended) /* another program has cut the file; the device is fine */
         status = -EBADMSG;
     else
         judge(kvbm_disk_volume_of(disk, op->io->slot), status);
@@ -189,7 +186,7 @@ static int begin_read(struct kvbm_disk *disk, struct kvbm_disk_op *op)
     return transfer(disk, op, KVBM_AIO_READ, read_done);
 }
 
-/* ---- writes and what is forgotten ---- */
+/* ---- writes and forgets ---- */
 
 /* Count a written operation of its batch. The last one makes the volumes commit. */
 static void count_written(struct kvbm_disk *disk, struct kvbm_disk_op *op)
@@ -286,7 +283,7 @@ static void commit_ended(struct kvbm_disk *disk, struct kvbm_disk_volume *volume
     volume->commit_running = false;
     judge(volume, status);
     while ((op = kvbm_disk_shift(&list))) {
-        if (status < 0) /* the bytes on the disk are unknown: remove the block here */
+        if (status < 0) /* the bytes on the disk are unknown: drop the block's record in memory */
             zero_record(disk, op->io->slot);
         end_write(disk, op, status);
     }
@@ -396,9 +393,9 @@ void kvbm_disk_commits(struct kvbm_disk *disk)
     }
 }
 
-/* ---- whose turn it is ---- */
+/* ---- scheduling ---- */
 
-/* Return the error that keeps an operation from beginning; 0: begin. */
+/* Return the error that keeps an operation from beginning, or 0. */
 static int why_not(const struct kvbm_disk *disk, const struct kvbm_disk_op *op, uint64_t now)
 {
     const struct kvbm_disk_work *work = op->work;
@@ -423,10 +420,8 @@ static void leave_out(struct kvbm_disk *disk, struct kvbm_disk_op *op, int statu
     kvbm_disk_finish(disk, op, status);
 }
 
-/*
- * Begin a few operations more than the executor gives to the device. When one ends, the executor
- * has the next at hand, and the device needn't wait for this thread to wake.
- */
+/* Begin a few operations more than the executor gives to the device. When one ends, the executor
+ * has the next at hand, and the device needn't wait for this thread to wake. */
 static void begin_some(struct kvbm_disk *disk, struct kvbm_disk_list lists[2],
                        const uint32_t *running, uint64_t now)
 {

@@ -10,7 +10,8 @@ static const char *what_differs(const struct kvbm_layout_config *host,
                                 const struct kvbm_layout_config *cache, uint32_t n_heads,
                                 uint32_t first_head)
 {
-    /* Elements are moved as they are. A dtype that isn't known is the other's. */
+    /* Elements of equal types are moved unchanged. An unknown dtype counts as the other
+     * layout's. */
     bool same = cache->dtype_width_bytes == host->dtype_width_bytes &&
                 (cache->dtype == host->dtype || !cache->dtype || !host->dtype);
 

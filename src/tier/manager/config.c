@@ -115,7 +115,7 @@ static int set_number(const struct key *key, const char *text, void *field)
     return rc;
 }
 
-/* -EINVAL also for what the caller's struct, of an older version, has no room for. */
+/* Set an option. -EINVAL also when the caller's struct, of an older version, has no such field. */
 static int set(struct kvbm_manager_opts *opts, const struct key *key, const char *text)
 {
     void *field = (char *)opts + key->offset;
@@ -149,7 +149,8 @@ static const struct key *key_of(const char *name)
     return NULL;
 }
 
-/* A comment begins with # at the start of a line or behind a blank: a value may have a # within. */
+/* Cut a comment, which begins with # at the start of a line or behind a blank: a value may contain
+ * #. */
 static void cut_comment(char *line)
 {
     for (char *at = line; (at = strchr(at, '#')) != NULL; at++) {
@@ -160,7 +161,7 @@ static void cut_comment(char *line)
     }
 }
 
-/* Log what is wrong in a line: the file, the line, the key and, for a misspelt one, the nearest. */
+/* Log an error in a line: the file, the line, the key and, for a misspelt one, the nearest key. */
 static int refuse(const char *file, unsigned number, const char *what, const char *name,
                   const char *value)
 {
@@ -182,7 +183,7 @@ static int refuse(const char *file, unsigned number, const char *what, const cha
     return -EINVAL;
 }
 
-/* "key = value", with a comment behind it, or nothing. */
+/* Parse one line: "key = value", a comment, both, or nothing. */
 static int set_line(struct kvbm_manager_opts *opts, char *line, const char *file, unsigned number)
 {
     char *value, *name;
@@ -231,12 +232,13 @@ static int set_environment(struct kvbm_manager_opts *opts, char *text)
         value = getenv(name);
         if (!value)
             continue;
-        if (keys[i].offset + size_of(&keys[i]) > opts->size) { /* an older library didn't know it */
+        /* the caller was compiled for an older library without this option */
+        if (keys[i].offset + size_of(&keys[i]) > opts->size) {
             kv_log_warn("kvbm", "configuration: variable ignored, the program is too old for it",
                         "name=%s", name);
             continue;
         }
-        value = strcpy(text, value); /* there is room: need() counted it */
+        value = strcpy(text, value); /* need() counted the room */
         text += strlen(value) + 1;
         if (set(opts, &keys[i], value) < 0) {
             kv_log_error("kvbm", "configuration: not a value of the variable", "name=%s", name);

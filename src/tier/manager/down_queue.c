@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * Offload queues: for each tier a bounded heap of weak handles (higher priority first, then older),
- * and the policies that choose which blocks enter it.
- */
+/* Offload queues: for each tier a bounded heap of weak handles (higher priority first, then older),
+ * and the policies that choose its blocks. */
 #include <errno.h>
 #include <stdlib.h>
 

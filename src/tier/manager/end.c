@@ -116,8 +116,8 @@ static void wind_down(struct kvbm_manager *m, uint64_t deadline)
     int rc = 0;
 
     m->stopping = true;
-    /* Again for what was under way at first, and for what the queue had no room for, as long as
-     * that gets on. */
+    /* Flush twice: for offloads under way at the first call, and for blocks that found the queue
+     * full. Continue while blocks arrive. */
     for (int round = 0; rc == 0 && (round < 2 || m->stats.object.blocks_in != before); round++) {
         before = m->stats.object.blocks_in;
         kvbm_write_back_all(m);
@@ -126,7 +126,8 @@ static void wind_down(struct kvbm_manager *m, uint64_t deadline)
             rc = kvbm_manager_wait_change(m, deadline);
     }
     kvbm_offload_drop_all(m);
-    kvbm_object_cancel_all(m->object_store); /* questions, too: nobody hears the answers */
+    /* EXISTS queries too: no lookup waits for their answers */
+    kvbm_object_cancel_all(m->object_store);
     for (struct kvbm_pin *pin = m->pins.first; pin; pin = pin->next)
         kvbm_fetch_cancel(pin);
     for (struct kvbm_job_ *job = m->jobs.first; job; job = job->next) {
@@ -152,7 +153,7 @@ static int stop(struct kvbm_manager *m, uint64_t deadline)
     if (rc < 0)
         kv_log_error("kvbm", "manager not destroyed: a disk or a GPU doesn't answer",
                      "waiting=%" PRIu32, m->mover.running);
-    else if (in_use(m)) /* of a call that was on its way */
+    else if (in_use(m)) /* of a call that was still running */
         rc = kvbm_mover_start(m) < 0 ? -EAGAIN : -EBUSY;
     m->stopping = rc == 0;
     return rc;
@@ -167,7 +168,8 @@ int kvbm_manager_destroy(struct kvbm_manager *m, uint32_t timeout_ms)
         return 0;
     kvbm_manager_enter(m);
     rc = stop(m, deadline);
-    /* For jobs, which have ended, or for offloading, of which there is none: they go. */
+    /* Waiters were woken because their jobs ended, or because no offload is left; each leaves
+     * soon. */
     while (rc == 0 && m->n_waiters)
         pthread_cond_wait(&m->changed, &m->lock);
     kvbm_manager_leave(m);

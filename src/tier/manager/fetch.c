@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Blocks come from below into host blocks of a pin: all that the disk has at once; of the object
- * store some batches ahead, as long as none of them misses a key (what comes behind a miss is of no
- * use to a prompt).
+ * Fetch a pin's blocks from lower tiers into its host blocks. All blocks of the disk are fetched at
+ * once. Of the object store's, WINDOW batches run ahead, until one misses a key: a prompt can't use
+ * blocks behind a miss.
  *
- * Fetches from the object store fill a share of the host blocks at a time: host blocks are taken
- * before the bytes come, and a store that hangs would evict all that the host tier has. Items
- * beyond the share starve; when a fetch ends, the pin of the highest priority goes on, of several
- * the oldest.
+ * Fetches from the object store use only a share of the host blocks at a time. Host blocks are
+ * allocated before the bytes come, so a store that hangs would otherwise evict the whole host tier.
+ * Items beyond the share starve. When a fetch ends, the starving pin of the highest priority
+ * continues; of equal ones the oldest.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -18,7 +18,7 @@
 
 /* ---- what to fetch ---- */
 
-/* True when another pin fetches or stores the key: item @i waits for it. */
+/* True when another pin fetches or stores the key, so that item @i waits for that pin. */
 static bool left_to_others(struct kvbm_pin *pin, uint32_t i)
 {
     if (!kvbm_set_has(&pin->manager->pins.pending, kvbm_pin_hash(pin, i)))
@@ -49,7 +49,7 @@ void kvbm_fetch_stop_starving(struct kvbm_pin *pin)
 }
 
 /* Pick up to KVBM_BATCH items from *@at on that are MISS and were not looked for in @tier, and pack
- * their keys into @keys. Items that another pin brings become WAITS. */
+ * their keys into @keys. Items that another pin fetches or stores become WAITS. */
 static uint32_t pick(struct kvbm_pin *pin, enum kv_tier tier, uint32_t *at, uint32_t *index,
                      uint8_t *keys)
 {
@@ -144,7 +144,7 @@ static int submit(struct kvbm_fetch *fetch)
     return kvbm_object_submit(pin->manager->object_store, &fetch->object);
 }
 
-/* ---- what came of it ---- */
+/* ---- results ---- */
 
 static void source_released(struct kvbm_pin *pin, struct kvbm_item *item)
 {
@@ -153,8 +153,8 @@ static void source_released(struct kvbm_pin *pin, struct kvbm_item *item)
     item->source = (struct kvbm_handle){0};
 }
 
-/* Register item @i, whose bytes are in its host block. False: its key is known at another position,
- * and it is a MISS. */
+/* Register item @i, whose bytes are in its host block. False: its key is registered at another
+ * position, and the item becomes a MISS. */
 static bool becomes_held(struct kvbm_pin *pin, uint32_t i)
 {
     struct kvbm_manager *m = pin->manager;
@@ -191,7 +191,7 @@ static void arrived(struct kvbm_pin *pin, uint32_t i, enum kv_tier tier)
     kvbm_stats_of(m, tier)->blocks_out++;
     kvbm_stats_of(m, tier)->bytes_out += m->block_bytes;
     item->tried |= (uint8_t)(1u << tier);
-    if (!becomes_held(pin, i)) { /* not again: it would be got and refused for ever */
+    if (!becomes_held(pin, i)) { /* don't fetch it again: registering would fail each time */
         pin->object_missed |= tier == KV_TIER_EXTERNAL;
         return;
     }
@@ -219,17 +219,19 @@ static void not_there(struct kvbm_pin *pin, uint32_t i, enum kv_tier tier, int w
     stats->bad += why == -EBADMSG;
     stats->failed += why != -EBADMSG && why != -ENOENT && why != -ECANCELED;
     stats->misses += why == -ENOENT;
-    if (tier == KV_TIER_DISK) { /* a record that lies, a volume that fails: it isn't there */
+    /* a damaged record or a failed volume: the disk doesn't have the block */
+    if (tier == KV_TIER_DISK) {
         if (why == -EBADMSG || why == -ENOENT || why == -EIO)
             kvbm_pool_reset_keys(m->disk, pin->group, kvbm_pin_key(pin, i), 1, NULL);
     } else {
-        pin->object_missed |= !pin->likes; /* handles aren't a prefix: the others are of use */
+        /* a pin of handles isn't a prefix: blocks behind a miss are useful */
+        pin->object_missed |= !pin->likes;
         if (why == -ENOENT || why == -EBADMSG)
             kvbm_presence_absent(m, pin->group, kvbm_pin_key(pin, i), true);
     }
 }
 
-/* Look key @i up again: the store didn't have it, but another job may have brought it since. */
+/* Look key @i up again: the store lacked it, but another job may have stored it since. */
 static void look_again(struct kvbm_pin *pin, uint32_t i)
 {
     kvbm_pool_release_mutable(pin->manager->host, (struct kvbm_mutable *)&pin->items[i].host, 1);
@@ -282,26 +284,27 @@ static void unlink_fetch(struct kvbm_fetch *fetch)
     fetch->pin->n_fetches--;
 }
 
-/* True when a holder or a job needs the pin, beside the ended fetch that holds it. */
+/* True when a holder or a job needs the pin, apart from the ended fetch that still references
+ * it. */
 static bool is_wanted(const struct kvbm_pin *pin)
 {
     return !pin->released || pin->refs > 1 + pin->n_fetches;
 }
 
-/* Of the pins that starve, with nothing on its way: the one of the highest priority, of several the
- * oldest. */
+/* Find, among pins that starve without a running fetch, the one of the highest priority; of equal
+ * ones the oldest. */
 static struct kvbm_pin *hungriest(const struct kvbm_manager *m)
 {
     struct kvbm_pin *best = NULL;
 
-    for (struct kvbm_pin *pin = m->pins.first; pin; pin = pin->next) { /* the newest first */
+    for (struct kvbm_pin *pin = m->pins.first; pin; pin = pin->next) { /* newest first */
         if (pin->n_starved && !pin->object_window && (!best || pin->priority >= best->priority))
             best = pin;
     }
     return best;
 }
 
-/* Go on with starving pins, because fetches from the object store have ended. */
+/* Continue starving pins, because fetches from the object store have ended. */
 static void feed(struct kvbm_manager *m)
 {
     struct kvbm_pin *pin;
@@ -414,7 +417,7 @@ static uint32_t share_left(const struct kvbm_manager *m)
            KV_MIN(m->pins.n_object_fetched, m->pins.max_object_fetched);
 }
 
-/* Turn starving items into MISS: no fetch could begin, so none will end and wake them. */
+/* Turn starving items into MISS: no fetch could begin, so no end of a fetch will continue them. */
 static void nobody_feeds(struct kvbm_pin *pin)
 {
     for (uint32_t i = 0; pin->n_starved && i < pin->n; i++) {

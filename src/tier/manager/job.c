@@ -33,7 +33,7 @@ static void finish(struct kvbm_job_ *job)
 
     unlink_job(m, job);
     if (job->pin->released && job->pin->refs == 1 + job->pin->n_fetches)
-        kvbm_fetch_cancel(job->pin); /* nobody else wants it */
+        kvbm_fetch_cancel(job->pin); /* only this job needed the fetches */
     m->stats.jobs++;
     m->stats.jobs_cancelled += job->done.status == -ECANCELED;
     m->stats.jobs_failed += job->done.status < 0 && job->done.status != -ECANCELED;
@@ -76,7 +76,7 @@ static void commit(struct kvbm_job_ *job, struct kvbm_job_ *through)
         kvbm_pin_commit_locked(job->pin, job->ok, through);
 }
 
-/* Set the caller's bitmap: turn the copied pairs into keys that are there. */
+/* Fill the caller's bitmap: convert the copied pairs into key indices. */
 static void tell_ok(struct kvbm_job_ *job)
 {
     struct kvbm_pin *pin = job->pin;
@@ -97,14 +97,14 @@ static void job_over(struct kvbm_manager *m, struct kvbm_note *note)
 
     m->mover.running--;
     if (job->pin->store)
-        commit(job, NULL); /* nothing was: blocks are given back */
+        commit(job, NULL); /* no block was copied: give the reserved ones back */
     tell_ok(job);
     finish(job);
     kvbm_offload_pump(m);
 }
 
-/* The copier has none of its own while it has no room for the job, and the caller's is his when
- * submit returns. */
+/* Keep a duplicate of ready_fd: the copier makes none while it has no room for the job, and the
+ * caller may close its own after submit. */
 static int keep_fd(struct kvbm_job_ *job)
 {
     int own = job->ready_fd > 0 && !job->own_fd ? fcntl(job->ready_fd, F_DUPFD_CLOEXEC, 3) : 0;
@@ -126,7 +126,7 @@ static void drop_fd(struct kvbm_job_ *job)
     job->ready_fd = -1;
 }
 
-/* End a job without a copy. Leaves it to the mover, because the caller may be walking a list of
+/* End a job without a copy. The mover completes it, because the caller may be walking a list of
  * jobs. */
 static void over(struct kvbm_job_ *job, int status)
 {
@@ -266,12 +266,12 @@ void kvbm_job_start(struct kvbm_job_ *job)
     }
     m->mover.running--;
     if (id == -EAGAIN && job->deadline_ns && job->deadline_ns <= kv_now_ns())
-        id = -ETIMEDOUT; /* the copier doesn't know of it yet */
+        id = -ETIMEDOUT; /* the copier hasn't accepted the job yet */
     rc = id == -EAGAIN ? keep_fd(job) : (int)id;
     if (rc == 0) {
         job->next_wait = m->jobs.stalled;
         m->jobs.stalled = job;
-        pthread_cond_signal(&m->work); /* so that the mover waits for a moment only */
+        pthread_cond_signal(&m->work); /* wakes the mover, which then waits only briefly */
     } else {
         over(job, rc);
     }

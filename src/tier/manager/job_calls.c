@@ -65,7 +65,7 @@ int64_t kvbm_job_submit(struct kvbm_manager *m, const struct kvbm_job *in,
         in->pin->jobs = job;
         job->waits = true;
         if (job->deadline_ns)
-            pthread_cond_signal(&m->work); /* the mover watches it */
+            pthread_cond_signal(&m->work); /* the mover watches its deadline */
     } else {
         kvbm_job_start(job);
     }
@@ -120,7 +120,7 @@ int kvbm_manager_cancel(struct kvbm_manager *m, uint64_t id)
     }
     kvbm_manager_leave(m);
     if (copy)
-        kvbm_copier_cancel(m->copier, copy); /* it may have ended meanwhile */
+        kvbm_copier_cancel(m->copier, copy); /* the copy may have ended meanwhile */
     return rc;
 }
 
@@ -154,7 +154,7 @@ long kvbm_manager_poll(struct kvbm_manager *m, struct kvbm_done *ret, size_t max
         ret[rc++] = job->done;
         free(job);
     }
-    if (rc) /* there may be room for a job of offload's */
+    if (rc) /* an offload's job may have room now */
         kvbm_offload_pump(m);
     kvbm_manager_leave(m);
     return rc;
@@ -167,7 +167,7 @@ int kvbm_manager_fd(struct kvbm_manager *m)
     return rc < 0 ? rc : m->jobs.done_wake.fd;
 }
 
-/* Take part in a copy that waits for a thread. False: there is none, or that was done before
+/* Take part in a copy on this thread. False: no copy has begun, or this thread took part already
  * (*@helped). */
 static bool help(struct kvbm_manager *m, const struct kvbm_job_ *job, uint64_t deadline,
                  uint64_t *helped)

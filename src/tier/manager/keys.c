@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * Blocking calls on keys: prepare, copy, wait and release in one. A store that finds no room waits
- * for it, which the calls below (prepare_store) leave to their caller.
- */
+/* Blocking calls on keys: prepare, copy, wait and release in one call. A store that finds no room
+ * waits for it, whereas prepare_store returns at once. */
 #include <errno.h>
 #include <stdlib.h>
 
 #include "tier/manager/manager.h"
 
 #define LOOK 64
-#define LOOK_AGAIN_NS (20 * KV_NS_PER_MS) /* for room in a host tier, which nobody announces */
+/* interval of looking for room in a host tier, which signals none */
+#define LOOK_AGAIN_NS (20 * KV_NS_PER_MS)
 
 struct call {
     struct kvbm_cache *cache;
@@ -53,7 +52,7 @@ static void call_fini(struct call *c)
     free(c->host);
 }
 
-/* Copy between the pin and the cache. No byte moves any more on return. */
+/* Copy between the pin and the cache. On return no transfer uses either. */
 static int copy(struct call *c, struct kvbm_pin *pin, const uint32_t *blocks)
 {
     const struct kvbm_job job = {.size = sizeof(job),
@@ -68,7 +67,7 @@ static int copy(struct call *c, struct kvbm_pin *pin, const uint32_t *blocks)
 
 /* ---- store ---- */
 
-/* Blocks that found no room, or that another pin is bringing. */
+/* Count blocks that found no room, or that another pin is storing. */
 static uint32_t count_left(const struct call *c)
 {
     uint32_t left = 0;
@@ -94,7 +93,7 @@ static void wait_for_room(struct call *c)
     kvbm_waiter_leaves(m);
 }
 
-/* Store what has room now. Returns the number of blocks to try again, or an error. */
+/* Store the blocks that have room now. Returns the number of blocks to try again, or an error. */
 static long store_some(struct call *c, const uint32_t *blocks)
 {
     struct kvbm_manager *m = c->manager;
@@ -111,7 +110,7 @@ static long store_some(struct call *c, const uint32_t *blocks)
     kvbm_pin_release(pin);
     if (rc == -EAGAIN) /* max_jobs */
         return left + reserved;
-    if (left) { /* not dropped: they come again */
+    if (left) { /* they are tried again */
         kvbm_manager_enter(m);
         for (uint32_t i = 0; i < c->n; i++)
             m->stats.host.dropped -= c->state[i] == KVBM_BUSY;
@@ -120,7 +119,7 @@ static long store_some(struct call *c, const uint32_t *blocks)
     return rc < 0 ? rc : left;
 }
 
-/* Number of keys, from the first on, that any tier of the manager has. */
+/* Number of keys, from the first on, that some tier of the manager has. */
 static long kept(const struct call *c)
 {
     const uint8_t *keys = c->chain.keys;
@@ -157,7 +156,8 @@ long kvbm_cache_store(struct kvbm_cache *cache, const struct kvbm_chain *chain, 
         rc = left;
     if (rc == 0 && kvbm_staging(c.manager))
         kvbm_manager_drain(c.manager,
-                           kvbm_ms_until(c.deadline_ns)); /* findable once a tier below has them */
+                           /* the blocks become findable once a lower tier has them */
+                           kvbm_ms_until(c.deadline_ns));
     if (rc == 0)
         rc = kept(&c);
     call_fini(&c);
@@ -166,7 +166,8 @@ long kvbm_cache_store(struct kvbm_cache *cache, const struct kvbm_chain *chain, 
 
 /* ---- load ---- */
 
-/* Load what has host blocks at a time, from key @from on. Returns how many of them have arrived. */
+/* Load from key @from on, as many blocks as the host tier has room for. Returns how many have
+ * arrived. */
 static long load_some(struct call *c, uint32_t from, const uint32_t *blocks)
 {
     const uint8_t *keys = (const uint8_t *)c->chain.keys + (size_t)from * c->manager->key_len;

@@ -6,7 +6,7 @@
 #include "base/log.h"
 #include "tier/manager/manager.h"
 
-#define MAX_FINGERPRINT 3800 /* tiers.c says the layout behind it, in 4096 */
+#define MAX_FINGERPRINT 3800 /* bytes; tiers.c appends the layout, within 4096 */
 
 /* ---- forks ---- */
 
@@ -69,11 +69,9 @@ static void set_policy(struct kvbm_tier_policy *policy)
         policy->threshold = 2;
 }
 
-/*
- * Use LRU of leaves (lineage) by default. The blocks of a prompt enter a tier and are released in
- * any order: by moves that overtake each other, from an index at a restart, one by one as they are
- * fetched. LRU of leaves evicts a prompt's end before its beginning all the same.
- */
+/* Choose LRU of leaves (lineage) by default. A prompt's blocks enter a tier and are released in any
+ * order: by moves that overtake each other, from an index at restart, or one by one as they are
+ * fetched. LRU of leaves still evicts a prompt's end before its beginning. */
 static void set_eviction(enum kvbm_eviction *eviction)
 {
     if (*eviction == KVBM_EVICT_DEFAULT)
@@ -95,7 +93,7 @@ static void set_defaults(struct kvbm_manager_opts *o)
     set_policy(&o->object_policy);
 }
 
-/* ---- making ---- */
+/* ---- create ---- */
 
 static int copy_strings(struct kvbm_manager *m)
 {
@@ -155,7 +153,7 @@ int kvbm_manager_create(const struct kvbm_manager_opts *opts, struct kvbm_manage
     rc = wrong ? -EINVAL : copy_strings(m);
     if (rc == 0)
         rc = kvbm_tiers_open(m);
-    m->opts.block = NULL; /* the caller's */
+    m->opts.block = NULL; /* points to the caller's memory */
     if (rc < 0) {
         kvbm_manager_free(m, kv_now_ns() + KVBM_LET_GO_NS);
         return rc;
@@ -164,7 +162,7 @@ int kvbm_manager_create(const struct kvbm_manager_opts *opts, struct kvbm_manage
     return 0;
 }
 
-/* ---- looking at it ---- */
+/* ---- accessors ---- */
 
 struct kvbm_registry *kvbm_manager_registry(struct kvbm_manager *m)
 {

@@ -2,30 +2,33 @@
 /*
  * Shared by the manager's parts.
  *
- *   manager.c  a manager's options, making it
- *   tiers.c    its tiers' pools and stores, and the copier
- *   end.c      checks for pins, handles and pools in use; taking it apart
- *   cache.c    caches that are attached
- *   pin.c      pins: items, one a key, each with a host block or without
- *   pin_store.c  those of stores: reserved, then findable
- *   fetch.c    disk and object blocks come into host blocks of a pin
- *   job.c      copies between host blocks of a pin and a cache
- *   job_calls.c  calls of connectors on jobs: submit, cancel, poll, wait
- *   keys.c     blocking stores and loads by keys, over the calls of pins and jobs
- *   offload.c  offloads: which blocks are offered, and when a copy begins
- *   down_queue.c  offload queues: policies, heaps of weak handles
- *   offload_store.c  from a cache's pool into the host tier
- *   move.c, move_io.c  to disk and object store, some blocks at a time: how they begin, how they
- *                      end
- *   write_back.c  blocks go to the object store when they are about to be evicted
- *   presence.c which keys the object store has, as far as is known, and asking it
- *   where.c    which tier has what
- *   mover.c    next steps of ended operations; deadlines
+ *   manager.c        options, creation
+ *   config.c         options from a file and the environment
+ *   tiers.c          pools and stores of the tiers, and the copier
+ *   end.c            destruction: checks for pins, handles and pools in use
+ *   cache.c          attached caches
+ *   pin.c            pins: a list of keys, some with a host block
+ *   pin_store.c      pins of stores: blocks reserved, then registered
+ *   fetch.c          disk and object blocks are read into a pin's host blocks
+ *   job.c            jobs: copies between a pin's host blocks and a cache
+ *   job_calls.c      connectors' calls on jobs: submit, cancel, poll, wait
+ *   keys.c           blocking stores and loads by keys, over pins and jobs
+ *   onboard.c        blocking loads into a cache's pool, by hashes or handles
+ *   offload.c        offloads: which blocks are offered, when a copy begins
+ *   down_queue.c     offload queues: policies, heaps of weak handles
+ *   offload_store.c  offload from a cache's pool into the host tier
+ *   move.c           moves to disk and object store: which blocks, and their targets
+ *   move_io.c        moves: reading, writing, completion
+ *   write_back.c     blocks are written to the object store before eviction
+ *   presence.c       which keys the object store has, as far as known; EXISTS queries
+ *   where.c          which tier has each key
+ *   mover.c          next steps of ended operations; deadlines
+ *   stats.c          statistics
  *
- * One lock guards everything. The executors (copier, disk, object) call back on threads of their
+ * One lock guards the manager. The executors (copier, disk, object) call back on threads of their
  * own, which take the next step themselves: waking another thread would often take longer than the
- * step. No code waits for an executor with the lock held.
- * Order of locks: the manager's, then the registry's or an executor's.
+ * step. No code waits for an executor with the lock held. Order of locks: the manager's, then the
+ * registry's or an executor's.
  */
 #ifndef KVBM_TIER_MANAGER_MANAGER_H
 #define KVBM_TIER_MANAGER_MANAGER_H
@@ -44,13 +47,13 @@
 #include "tier/manager/set.h"
 #include "tier/object/object.h"
 
-#define KVBM_MAX_PIN (1u << 20)    /* keys */
+#define KVBM_MAX_PIN (1u << 20)    /* keys of one pin */
 #define KVBM_BATCH 32              /* blocks of one fetch or move */
-#define KVBM_LET_GO_NS KV_NS_PER_S /* extra time of destroy for calls that hang */
-#define KVBM_DOUBTS 8192           /* sets of KVBM_DOUBT_WAYS: 1.5 MiB */
+#define KVBM_LET_GO_NS KV_NS_PER_S /* extra time that destroy gives to calls that hang */
+#define KVBM_DOUBTS 8192           /* sets of KVBM_DOUBT_WAYS entries: 1.5 MiB */
 #define KVBM_DOUBT_WAYS 8
 
-/** Notice that an operation has ended. run is called with the lock. */
+/** End of an operation. run is called with the manager's lock. */
 struct kvbm_note {
     struct kvbm_note *next;
     void (*run)(struct kvbm_manager *m, struct kvbm_note *note);
@@ -59,14 +62,14 @@ struct kvbm_note {
 /** State of one key of a pin. */
 enum kvbm_item_state {
     ITEM_MISS,
-    ITEM_BUSY,     /* a tier has it, but there was no host block or queue place */
-    ITEM_WAITS,    /* another pin brings it */
-    ITEM_STARVED,  /* in the object store, whose fetches fill their share of host blocks */
-    ITEM_FETCHED,  /* a fetch from below fills its host block */
+    ITEM_BUSY,     /* a tier has it, but no host block or queue place was free */
+    ITEM_WAITS,    /* another pin fetches or stores it */
+    ITEM_STARVED,  /* in the object store, but fetches already fill their share of host blocks */
+    ITEM_FETCHED,  /* a fetch from a lower tier fills its host block */
     ITEM_RESERVED, /* store: the caller fills its host block */
     ITEM_STAGED,   /* its bytes are in a staging block, which isn't registered: no host tier */
-    ITEM_HELD,     /* a registered host block */
-    ITEM_BELOW     /* store, without a host tier: the tiers below have it already */
+    ITEM_HELD,     /* in a registered host block */
+    ITEM_BELOW     /* store without a host tier: a lower tier has it already */
 };
 
 /** One key of a pin. */
@@ -75,7 +78,7 @@ struct kvbm_item {
     uint8_t tried; /* bit per tier whose fetch did not find it */
     bool found;    /* counted as a hit */
     struct kvbm_handle host;
-    struct kvbm_handle source; /* of the disk pool, while it is read */
+    struct kvbm_handle source; /* block of the disk pool, while it is read */
 };
 
 /** A pin: keys with their host blocks. Freed with its last reference. */
@@ -83,33 +86,33 @@ struct kvbm_pin {
     struct kvbm_manager *manager;
     struct kvbm_pin *prev, *next;
     bool store, released, settled;
-    uint32_t refs;      /* the caller's, fetches', jobs', offload entries' */
-    uint32_t n_fetches; /* of the refs */
+    uint32_t refs;      /* references of the caller, fetches, jobs and offload entries */
+    uint32_t n_fetches; /* the fetches among refs */
     uint32_t n_copying; /* store jobs that write into its blocks */
     uint32_t n_fetched;
-    uint32_t n_waits;       /* items that WAIT or STARVE */
-    uint32_t n_starved;     /* of these, those that STARVE */
-    uint32_t object_window; /* blocks of the object store's window that fetches are getting */
+    uint32_t n_waits;       /* items that are WAITS or STARVED */
+    uint32_t n_starved;     /* the STARVED ones among n_waits */
+    uint32_t object_window; /* blocks of the object store's window being fetched */
     bool object_missed;     /* the object store lacked a block of the window */
     bool no_fetch;
     uint8_t retain;           /* store: retention priority of its blocks */
-    uint64_t retain_until_ns; /* and its end, 0: none */
+    uint64_t retain_until_ns; /* end of the retention; 0: none */
     uint64_t deadline_ns;
-    int32_t priority; /* of its fetches */
+    int32_t priority; /* priority of its fetches */
     uint32_t group, position, n;
     bool has_parent;
-    uint8_t *keys;          /* [n], behind the parent's */
-    struct kvbm_job_ *jobs; /* that wait for it to settle */
+    uint8_t *keys;          /* [n], behind the parent's key */
+    struct kvbm_job_ *jobs; /* jobs that wait for the pin to settle */
     struct kvbm_fetch *fetches;
-    struct kvbm_immutable *likes; /* [n] prepare_load_blocks: the given blocks, held; else NULL */
+    struct kvbm_immutable *likes; /* prepare_load_blocks: [n] the given blocks, held; else NULL */
     struct kvbm_item items[];
 };
 
-/** Blocks of one pin that come from one tier in one batch. */
+/** Blocks of one pin, fetched from one tier in one batch. */
 struct kvbm_fetch {
-    struct kvbm_note note; /* first */
+    struct kvbm_note note; /* must be first */
     struct kvbm_pin *pin;
-    struct kvbm_fetch *next; /* of the pin */
+    struct kvbm_fetch *next; /* next fetch of the pin */
     enum kv_tier tier;
     uint64_t start_ns;
     uint32_t n;
@@ -127,30 +130,30 @@ struct kvbm_fetch {
 
 /** A job: a copy between a pin's host blocks and a cache. */
 struct kvbm_job_ {
-    struct kvbm_note note;       /* first */
-    struct kvbm_job_ *next;      /* of the manager's */
-    struct kvbm_job_ *next_wait; /* of the pin's, or of the stalled ones */
+    struct kvbm_note note;       /* must be first */
+    struct kvbm_job_ *next;      /* in the manager's list */
+    struct kvbm_job_ *next_wait; /* in the pin's list, or that of stalled jobs */
     struct kvbm_pin *pin;
     struct kvbm_cache *cache;
     struct kvbm_done done;
-    uint64_t copy_id; /* of the copy; 0: not begun */
+    uint64_t copy_id; /* id of the copy; 0: not begun */
     uint64_t submit_ns;
     bool cancelled, copied, waits;  /* waits: for its pin, in the pin's list */
-    bool own;                       /* the manager's own: poll doesn't return it */
-    struct kvbm_immutable *sources; /* [n] of the cache's pool, held: a job of offload_store.c */
+    bool own;                       /* the manager's own job: poll doesn't return it */
+    struct kvbm_immutable *sources; /* offload: [n] blocks of the cache's pool, held; else NULL */
     uint32_t first_layer, n_layers;
     int32_t priority;
     uint64_t deadline_ns;
     int ready_fd;
-    bool
-        own_fd; /* ready_fd is a duplicate: the copier had no room, and the caller may close its own */
+    /* ready_fd is a duplicate: the copier had no room, and the caller may close its own */
+    bool own_fd;
     void *ready_event;
     uint8_t *user_ok;
     uint32_t n_pairs;
-    uint32_t n_through; /* its blocks that aren't in the object store yet (write-through) */
-    uint32_t *blocks;   /* [n] the cache's; then the pairs: src, dst, index */
+    uint32_t n_through; /* blocks not yet in the object store (write-through) */
+    uint32_t *blocks;   /* [n] blocks of the cache; then pairs: source, target, index */
     uint32_t *host, *other, *index;
-    uint8_t *ok; /* by pair */
+    uint8_t *ok; /* bit per pair: copied */
 };
 
 /** An attached cache. */
@@ -160,40 +163,40 @@ struct kvbm_cache {
     const struct kvbm_layout *layout;
     struct kvbm_pool *pool;
     uint32_t first_head, n_heads;
-    bool partial;    /* has some of the heads: its stores don't complete blocks */
+    bool partial;    /* holds a part of the heads, so its stores don't complete blocks */
     uint32_t n_jobs; /* jobs, and entries of offload queues */
 };
 
 /** Entry of an offload queue: a block that waits to be copied to a tier below. */
 struct kvbm_down {
     int32_t priority;
-    uint64_t number; /* the older one first */
+    uint64_t number; /* the older one goes first */
     struct kvbm_weak weak;
-    struct kvbm_cache *cache; /* of the source, when that is a cache */
-    struct kvbm_pin *pin;     /* of a staged block: item @index of this pin has its bytes */
+    struct kvbm_cache *cache; /* source of the block, when that is a cache */
+    struct kvbm_pin *pin;     /* staged block: item @index of this pin has its bytes */
     uint32_t index;
-    struct kvbm_job_ *through; /* write-through job that waits for it; NULL: none */
+    struct kvbm_job_ *through; /* write-through job that waits for the block; NULL: none */
 };
 
 /** Offload queue of one tier. */
 struct kvbm_queue {
     struct kvbm_down *heap;
     uint32_t n, capacity;
-    uint32_t in_flight, max_in_flight; /* moves */
+    uint32_t in_flight, max_in_flight; /* moves running, and their limit */
     bool stalled; /* the executor's queue was full: retry when an operation ends */
 };
 
 /** A move: a batch of blocks being copied to one tier below. */
 struct kvbm_move {
-    struct kvbm_note note; /* first */
+    struct kvbm_note note; /* must be first */
     struct kvbm_manager *manager;
-    struct kvbm_move *next; /* of the manager's */
+    struct kvbm_move *next; /* next move of the manager */
     enum kv_tier to;
     uint32_t n;
     uint64_t start_ns;
-    bool leaving;   /* its blocks are about to be evicted (write_back.c) */
-    bool from_disk; /* of the disk: read into host blocks (bounce) first */
-    bool reading;   /* that read runs */
+    bool leaving;   /* its blocks will be evicted next (write_back.c) */
+    bool from_disk; /* from the disk: read into host blocks (bounce) first */
+    bool reading;   /* the read runs */
     struct kvbm_down from[KVBM_BATCH];
     struct kvbm_immutable like[KVBM_BATCH];
     struct kvbm_mutable target[KVBM_BATCH];
@@ -209,37 +212,37 @@ struct kvbm_move {
     };
 };
 
-/** A question to the object store: which of these keys does it have? */
+/** Query to the object store: which of these keys does it have? */
 struct kvbm_ask {
-    struct kvbm_note note; /* first */
+    struct kvbm_note note; /* must be first */
     struct kvbm_manager *manager;
-    struct kvbm_ask *next; /* of the manager's */
-    uint32_t overtaken;    /* bit per key put since the question: present, whatever the answer is */
+    struct kvbm_ask *next; /* next query of the manager */
+    uint32_t overtaken;    /* bit per key put since the query began: present, whatever the answer */
     struct kvbm_object_batch batch;
     struct kvbm_object_io ios[KVBM_BATCH];
     uint32_t group, position, n;
     bool has_parent;
-    uint8_t keys[(KVBM_BATCH + 1) * KVBM_MAX_KEY]; /* the parent's, theirs */
+    uint8_t keys[(KVBM_BATCH + 1) * KVBM_MAX_KEY]; /* the parent's key, then the queried ones */
 };
 
 /** A key that the object store isn't known to have (presence.c). */
 struct kvbm_doubt {
     uint64_t hash;
-    uint64_t since_ns; /* in doubt since then; 0: absent */
-    uint64_t
-        until_ns; /* end of that belief, or of the pause before the next question; 0: no entry */
+    uint64_t since_ns; /* time of the first query; 0: the key is absent */
+    uint64_t until_ns; /* end of that belief, or of the pause before the next query; 0: no entry */
 };
 
-/** A manager. */
 /** Thread that continues ended batches and copies, and keeps deadlines (mover.c). */
 struct kvbm_mover {
     pthread_t thread;
-    bool runs, ends, left; /* left: the thread has ended, join it */
+    bool runs, ends, left; /* left: the thread has ended and must be joined */
     struct kvbm_note *inbox, **inbox_tail;
-    uint32_t running; /* batches and copies whose end will come into the inbox */
+    uint32_t running; /* batches and copies whose end will enter the inbox */
 };
 
-/** Pins of callers, and the keys that they bring into the host tier (pin.c, pin_store.c, fetch.c). */
+/**
+ * Pins of callers, and the keys that they bring into the host tier (pin.c, pin_store.c, fetch.c).
+ */
 struct kvbm_pins {
     struct kvbm_pin *first;
     uint32_t n;
@@ -251,9 +254,9 @@ struct kvbm_pins {
 
 /** Copies between caches and pins (job.c, job_calls.c). */
 struct kvbm_jobs {
-    struct kvbm_job_ *first;             /* not done */
-    struct kvbm_job_ *stalled;           /* of these, those that the copier had no room for */
-    struct kvbm_job_ *done, **done_tail; /* to be polled */
+    struct kvbm_job_ *first;             /* jobs that haven't ended */
+    struct kvbm_job_ *stalled;           /* of these, jobs that the copier had no room for */
+    struct kvbm_job_ *done, **done_tail; /* ended, to be polled */
     struct kv_wake done_wake;
     uint32_t n, n_done;
     uint64_t next_id;
@@ -261,46 +264,47 @@ struct kvbm_jobs {
 
 /** Keys that the object store has or may have (presence.c). Known ones are in the object pool. */
 struct kvbm_presences {
-    struct kvbm_set asked; /* hashes of keys that the object store is being asked for */
+    struct kvbm_set asked; /* hashes of keys being queried */
     struct kvbm_ask *asks;
-    uint32_t n_asks; /* of running */
+    uint32_t n_asks; /* queries running */
     struct kvbm_doubt doubts[KVBM_DOUBTS][KVBM_DOUBT_WAYS];
 };
 
-/** Blocks on their way to a lower tier (offload.c, down_queue.c, offload_store.c, move.c, move_io.c). */
+/** Offloads to lower tiers (offload.c, down_queue.c, offload_store.c, move.c, move_io.c). */
 struct kvbm_offload {
-    struct kvbm_queue queues[KV_N_TIERS];  /* blocks that wait to go into the tier */
-    uint64_t next_number;                  /* of an entry: the older goes first */
-    struct kvbm_sketch offers[KV_N_TIERS]; /* frequency policies */
+    struct kvbm_queue queues[KV_N_TIERS];  /* blocks that wait for the tier */
+    uint64_t next_number;                  /* number of the next entry: the older goes first */
+    struct kvbm_sketch offers[KV_N_TIERS]; /* used by frequency policies */
     struct kvbm_move *moves;
-    uint32_t move_blocks; /* blocks of one move: all together hold a fraction of the host tier */
+    /* blocks of one move; all moves together hold a fraction of the host tier */
+    uint32_t move_blocks;
     struct kvbm_mutable *quarantine; /* disk blocks of volumes out of use */
     uint32_t n_quarantine;
 };
 
 /** Blocks that the host and disk pools evict next (write_back.c). */
 struct kvbm_write_backs {
-    struct kvbm_weak *leaving; /* [max_leaving] */
+    struct kvbm_weak *leaving; /* [max_leaving] victims being listed */
     uint32_t max_leaving;
-    uint64_t looked[KV_N_TIERS]; /* kvbm_pool_leaving's since */
+    uint64_t looked[KV_N_TIERS]; /* kvbm_pool_leaving's `since`, by pool */
 };
 
-/** One lock over its tiers, and a struct of its own for each module. */
+/** A manager: one lock over its tiers, and a struct for each module. */
 struct kvbm_manager {
     pthread_mutex_t lock;
-    pthread_cond_t work, changed; /* the mover waits for work, callers for changes */
+    pthread_cond_t work, changed; /* work wakes the mover; changed wakes callers */
     bool stopping;
-    uint32_t forks;     /* number of forks before its creation: another one now means a child */
+    uint32_t forks;     /* forks counted at creation: a higher number means a child */
     uint32_t n_waiters; /* threads in kvbm_manager_wait and kvbm_manager_drain */
 
     struct kvbm_manager_opts opts;
-    char *strings; /* of opts */
+    char *strings; /* strings of opts */
     uint32_t key_len;
     struct kvbm_registry *registry;
     struct kvbm_pool *host, *disk, *object; /* object: keys without bytes */
     struct kvbm_layout *layout;             /* of host blocks */
     uint64_t host_base, block_bytes, stride;
-    uint64_t host_blocks; /* of the host tier, or staging */
+    uint64_t host_blocks; /* blocks of the host tier, or staging blocks */
     struct kvbm_copier *copier;
     struct kvbm_disk *disk_store;
     struct kvbm_object *object_store;
@@ -334,7 +338,7 @@ int kvbm_manager_usable(const struct kvbm_manager *m);
  */
 void kvbm_note(struct kvbm_manager *m, struct kvbm_note *note,
                void (*run)(struct kvbm_manager *m, struct kvbm_note *note));
-/** Leave @run to the mover. With the lock. */
+/** Have the mover call @run. With the lock. */
 void kvbm_note_later(struct kvbm_manager *m, struct kvbm_note *note,
                      void (*run)(struct kvbm_manager *m, struct kvbm_note *note));
 
@@ -542,8 +546,10 @@ void kvbm_write_back(struct kvbm_manager *m);
  * Retry write-back of @pool's next victims after further allocations: reading some of them failed.
  */
 void kvbm_write_back_later(struct kvbm_manager *m, struct kvbm_pool *pool);
-/** Queue for the object store every block that only the host tier holds. destroy calls this before it
- * frees host memory. */
+/**
+ * Queue for the object store every block that only the host tier holds. destroy calls this before
+ * it frees host memory.
+ */
 void kvbm_write_back_all(struct kvbm_manager *m);
 /** Number of blocks evicted before write-back could queue them. */
 uint64_t kvbm_write_back_lost(const struct kvbm_manager *m);

@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * Moves of some blocks at a time to the disk or the object store begin here: what waited becomes
- * held, or is dropped when it has gone by then, and gets targets.
- */
+/* Moves begin here: some blocks at a time go to the disk or the object store. Queued blocks become
+ * held, or are dropped when they have been evicted, and get target blocks. */
 #include <errno.h>
 #include <stdlib.h>
 
 #include "tier/manager/manager.h"
 
-/* True when the policy takes a block. Blocks about to be evicted were asked about at their entry
- * for other tiers than the object store. */
+/* True when the policy takes a block. For blocks about to be evicted, other tiers' policies decided
+ * when the blocks entered; only the object store's decides now. */
 static bool may_leave(struct kvbm_manager *m, const struct kvbm_move *move,
                       const struct kvbm_block_info *info)
 {
@@ -61,7 +59,7 @@ void kvbm_quarantine(struct kvbm_manager *m, struct kvbm_mutable block)
     struct kvbm_mutable *more = realloc(m->offload.quarantine, (m->offload.n_quarantine + 1) *
                                                                    sizeof(*m->offload.quarantine));
 
-    if (!more) { /* it comes up again, then */
+    if (!more) { /* write-back lists the block again */
         kvbm_mutable_release(&block);
         return;
     }
@@ -140,8 +138,8 @@ static bool fits(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k,
     return move->from_disk == from_disk;
 }
 
-/* As many of the queue's first as there is room for; those that are there still stay in the move,
- * held. */
+/* Hold the first blocks of the queue, as many as there is room for. Blocks that still exist stay in
+ * the move. */
 static void hold_some(struct kvbm_manager *m, struct kvbm_move *move)
 {
     struct kvbm_queue *q = &m->offload.queues[move->to];

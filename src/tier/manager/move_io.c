@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Moves on their way: read from the disk where that alone has the bytes, written, and what becomes
- * of each block. */
+/* Running moves: read from the disk when only the disk has the bytes, write, and complete each
+ * block. */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -90,7 +90,7 @@ static int submit(struct kvbm_manager *m, struct kvbm_move *move)
     return kvbm_object_submit(m->object_store, &move->object);
 }
 
-/* Register a target that has its bytes: as its like, or as the staged block. */
+/* Register a target that has its bytes, under the source's key or the staged block's. */
 static int becomes_findable(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k,
                             struct kvbm_immutable *held)
 {
@@ -152,10 +152,12 @@ static void one_ended(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k
         else
             kvbm_mutable_release(&move->target[k]);
         stats->failed += status != -ECANCELED;
-        stats->dropped += !move->leaving; /* it is where it was, and will be told of again */
+        /* a block of write-back stays where it was and is listed again */
+        stats->dropped += !move->leaving;
     }
     if (move->leaving) {
-        /* Not before something is evicted: a store without room would be asked all the time. */
+        /* After a failure retry only after an eviction: otherwise a full store would be asked
+         * without pause. */
         if (status != 0)
             kvbm_write_back_later(m, move->from_disk ? m->disk : m->host);
         kvbm_move_release(move, &move->like[k], status != 0);
@@ -175,10 +177,8 @@ static void all_ended(struct kvbm_manager *m, struct kvbm_move *move)
         one_ended(m, move, move->leaving ? i : move->n - 1 - i);
 }
 
-/*
- * Handle a block that can't be read. A damaged record, or a volume out of use, is not tried again.
- * Other blocks are tried again when write-back next lists victims, until they are evicted.
- */
+/* Handle a block that can't be read. Don't retry a damaged record or a volume out of use. Retry
+ * other blocks when write-back next lists victims, until they are evicted. */
 static void not_read(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k, int status)
 {
     bool lies = status == -EBADMSG || status == -ENOENT;
@@ -192,7 +192,7 @@ static void not_read(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k,
     kvbm_mutable_release(&move->target[k]);
     kvbm_mutable_release(&move->bounce[k]);
     kvbm_move_release(move, &move->like[k], again);
-    if (lies) /* the slot's record has gone */
+    if (lies) /* the slot's record has been removed */
         kvbm_pool_reset_keys(m->disk, move->info[k].group, move->info[k].key, 1, NULL);
     kvbm_down_ended(&move->from[k], false);
 }
@@ -258,10 +258,11 @@ void kvbm_move_launch(struct kvbm_manager *m, struct kvbm_move *move)
         kvbm_mutable_release(&move->target[k]);
         kvbm_mutable_release(&move->bounce[k]);
         kvbm_move_release(move, &move->like[k], rc != -EAGAIN);
-        if (rc == -EAGAIN) { /* later */
+        if (rc == -EAGAIN) { /* try again later */
             kvbm_queue_push(m, move->to, move->from[k]);
         } else {
-            kvbm_stats_of(m, move->to)->dropped += !move->leaving; /* those will be told of again */
+            /* blocks of write-back are listed again */
+            kvbm_stats_of(m, move->to)->dropped += !move->leaving;
             kvbm_down_ended(&move->from[k], false);
         }
     }

@@ -26,8 +26,8 @@ static bool stalled(const struct kvbm_manager *m)
     return m->jobs.stalled != NULL;
 }
 
-/* Retry the steps that were refused for want of room: an operation has ended, or some time has
- * passed. */
+/* Retry steps that were refused for lack of room. Called when an operation has ended or some time
+ * has passed. */
 static void try_again(struct kvbm_manager *m)
 {
     for (enum kv_tier to = KV_TIER_HOST; to < KV_N_TIERS; to++)
@@ -52,9 +52,9 @@ static void wait_for_work(struct kvbm_manager *m)
 {
     uint64_t late_pin = kvbm_pin_late(m), late_job = kvbm_job_late(m);
     uint64_t deadline = KV_MIN(late_pin, late_job);
-    bool again = stalled(m); /* also what these have begun */
+    bool again = stalled(m); /* includes steps begun just now */
 
-    if (m->mover.inbox) /* of those that were late */
+    if (m->mover.inbox) /* ends of operations that were late */
         return;
     if (again)
         deadline = KV_MIN(deadline, kv_now_ns() + RETRY_NS);
@@ -81,7 +81,7 @@ static void *mover(void *arg)
         m->mover.inbox = NULL;
         m->mover.inbox_tail = &m->mover.inbox;
         for (; note; note = next) {
-            next = note->next; /* it is freed */
+            next = note->next; /* run frees the note */
             note->run(m, note);
         }
         if (stalled(m))
@@ -127,7 +127,7 @@ int kvbm_mover_end(struct kvbm_manager *m, uint64_t deadline)
         m->mover.ends = false;
         return rc;
     }
-    if (m->mover.runs) /* it has given the lock back, and only returns */
+    if (m->mover.runs) /* the thread has released the lock and only returns */
         pthread_join(m->mover.thread, NULL);
     m->mover.runs = false;
     return 0;

@@ -20,8 +20,9 @@ static void offer(struct kvbm_pin *pin, uint32_t i, struct kvbm_job_ *through,
         struct kvbm_down down = {.priority = info->priority, .weak = *weak};
 
         if (!(to == KV_TIER_DISK ? m->disk : m->object) || info->tiers >> to & 1 ||
-            (to == KV_TIER_EXTERNAL && m->write_back.leaving) /* not before it is evicted */ ||
-            !kvbm_policy_passes(m, to, kvbm_pin_hash(pin, i), info->priority))
+            (to == KV_TIER_EXTERNAL &&
+             m->write_back.leaving) /* write-back offers the block before its eviction instead */
+            || !kvbm_policy_passes(m, to, kvbm_pin_hash(pin, i), info->priority))
             continue;
         if (!weak->handle.pool) { /* staged */
             down.pin = pin;
@@ -66,7 +67,8 @@ void kvbm_offload_items(struct kvbm_pin *pin, uint32_t i, uint32_t n, struct kvb
 {
     const struct kvbm_manager *m = pin->manager;
 
-    if (!m->disk && (!m->object || m->write_back.leaving)) /* nowhere, or not now */
+    /* no lower tier, or write-back offers the blocks later */
+    if (!m->disk && (!m->object || m->write_back.leaving))
         return;
     for (uint32_t done = 0, some; done < n; done += some) {
         some = KV_MIN(n - done, (uint32_t)KVBM_BATCH);
@@ -96,7 +98,7 @@ void kvbm_offload_pump(struct kvbm_manager *m)
         kvbm_move_some(m, KV_TIER_EXTERNAL);
     while (may_move(m, KV_TIER_HOST))
         kvbm_offload_store(m);
-    if (kvbm_offload_idle(m)) /* by dropping, perhaps: nothing else tells drain */
+    if (kvbm_offload_idle(m)) /* idle after drops, perhaps: only this wakes drain */
         pthread_cond_broadcast(&m->changed);
 }
 

@@ -14,7 +14,7 @@ struct run {
     uint64_t priority_until_ns;
     struct kvbm_immutable sources[KVBM_BATCH];
     uint32_t blocks[KVBM_BATCH];
-    uint8_t keys[(KVBM_BATCH + 1) * KVBM_MAX_KEY]; /* the parent's, theirs */
+    uint8_t keys[(KVBM_BATCH + 1) * KVBM_MAX_KEY]; /* the parent's key, then the blocks' */
 };
 
 /* True when a block follows the run's last one. */
@@ -69,7 +69,7 @@ static void gather_run(struct kvbm_manager *m, struct run *run)
         } else {
             run->cache = down.cache;
             add_to_run(m, run, &block, &info);
-            kvbm_down_ended(&down, true); /* the job counts from here on */
+            kvbm_down_ended(&down, true); /* from here on the job waits for the block */
         }
     }
 }
@@ -97,7 +97,7 @@ static int store_run(struct kvbm_manager *m, struct run *run)
         kvbm_pin_reserve(pin);
         job.pin = pin;
         rc = kvbm_job_submit(m, &job, sources, false);
-        kvbm_pin_put(pin); /* the job has it */
+        kvbm_pin_put(pin); /* the job references the pin */
     }
     if (rc < 0)
         free(sources);

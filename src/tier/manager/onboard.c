@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Blocks come into a cache's pool, a prompt's prefix or those of handles: what that has is held,
- * the rest is loaded and registered. */
+/* Load blocks into a cache's pool: a prompt's prefix, or the blocks of handles. Blocks that the
+ * pool has are held; the rest is loaded and registered. */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -10,17 +10,18 @@ struct onboard {
     struct kvbm_cache *cache;
     struct kvbm_pin *pin;
     uint64_t deadline_ns;
-    uint64_t fetched_ns; /* deadline of what comes from below: the rest is for the copy */
+    /* deadline of fetches from lower tiers; the rest of the time is for the copy */
+    uint64_t fetched_ns;
     struct kvbm_mutable *targets;
     uint32_t n_targets;
     uint8_t *state;   /* [n of the pin] */
     uint32_t *blocks; /* [n of the pin] */
-    uint32_t *target; /* [n of the pin] of those with a block */
+    uint32_t *target; /* [n of the pin], packed: items with a block */
     uint8_t *ok;
 };
 
-/* Of the time three quarters are for fetching, so that what has come by then can still be
- * copied. */
+/* Begin to onboard. Fetches get three quarters of the time, so that blocks fetched by then can
+ * still be copied. */
 static struct onboard begin(struct kvbm_cache *cache, uint32_t timeout_ms)
 {
     uint64_t now = kv_now_ns(), all = timeout_ms * KV_NS_PER_MS;
@@ -32,7 +33,7 @@ static struct onboard begin(struct kvbm_cache *cache, uint32_t timeout_ms)
 static void fini(struct onboard *o)
 {
     if (o->targets)
-        kvbm_pool_release_mutable(o->cache->pool, o->targets, o->n_targets); /* holes are fine */
+        kvbm_pool_release_mutable(o->cache->pool, o->targets, o->n_targets); /* holes are allowed */
     kvbm_pin_release(o->pin);
     free(o->targets);
     free(o->state);
@@ -54,8 +55,8 @@ static int why_none(const struct onboard *o)
     return -ENOENT;
 }
 
-/* The pin's blocks are waited for. Returns how long the prefix is that is here; state says where
- * each is. */
+/* Wait for the pin's blocks. Returns the length of the prefix that has arrived; state says where
+ * each block is. */
 static long settle(struct onboard *o)
 {
     uint32_t n = o->pin ? o->pin->n : 0;
@@ -188,7 +189,7 @@ long kvbm_manager_onboard(struct kvbm_cache *cache, const struct kvbm_chain *cha
 
 /* ---- by handles ---- */
 
-/* The caller's blocks, each with a handle of our own, and their keys. */
+/* The caller's blocks, with handles of our own, and their keys. */
 struct given {
     struct kvbm_immutable *likes; /* [n] */
     uint8_t *keys;
@@ -227,8 +228,8 @@ static int given_take(const struct kvbm_manager *m, struct given *given, size_t 
     return info.group == given->group ? 0 : -EINVAL;
 }
 
-/* Collect the caller's handles. @also: another pool that they may be of. given_fini undoes it, also
- * after a failure. */
+/* Collect the caller's handles. @also: another pool that the handles may be of. Call given_fini
+ * afterwards, also after a failure. */
 static int given_init(const struct kvbm_manager *m, struct given *given,
                       const struct kvbm_immutable *blocks, size_t n, const struct kvbm_pool *also)
 {
@@ -262,7 +263,7 @@ long kvbm_manager_prepare_load_blocks(struct kvbm_manager *m, const struct kvbm_
     if (rc == 0)
         rc = m->stopping ? -ESHUTDOWN : kvbm_pin_new(m, &chain, n, false, &pin);
     if (rc == 0) {
-        pin->likes = given.likes; /* they say what the blocks are: no parents or positions here */
+        pin->likes = given.likes; /* parents and positions come from these blocks */
         given.likes = NULL;
         rc = kvbm_pin_load(pin, opts);
         *ret = pin;
@@ -272,8 +273,8 @@ long kvbm_manager_prepare_load_blocks(struct kvbm_manager *m, const struct kvbm_
     return rc;
 }
 
-/* The blocks of @given that the cache doesn't have, packed; @index says which they are. Returns how
- * many. */
+/* List the blocks of @given that the cache lacks, packed; @index holds their indices. Returns their
+ * number. */
 static uint32_t still_to_come(const struct given *given, const struct kvbm_immutable *ret, size_t n,
                               struct kvbm_immutable *blocks, uint32_t *index)
 {

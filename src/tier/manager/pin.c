@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Pins: what is held in the host tier, found or fetched (load) or reserved (store; the rest of that
- * is in pin_store.c). */
+/* Pins: host blocks held for a caller, found or fetched for a load, or reserved for a store
+ * (pin_store.c). */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -115,7 +115,7 @@ uint32_t kvbm_take_blocks(struct kvbm_pool *pool, struct kvbm_mutable *ret, uint
 {
     struct kvbm_shortage shortage;
 
-    for (int tries = 0; n && tries < 3; tries++) { /* others take blocks meanwhile */
+    for (int tries = 0; n && tries < 3; tries++) { /* other threads allocate blocks meanwhile */
         int err = kvbm_pool_allocate(pool, n, ret, &shortage);
 
         if (err == 0)
@@ -150,7 +150,8 @@ void kvbm_pin_hold(struct kvbm_pin *pin)
     }
 }
 
-/* Look the items up again that another pin brought, and fetch those that are still missing. */
+/* Look up again the items that another pin fetched or stored, and fetch those that are still
+ * missing. */
 void kvbm_pin_look(struct kvbm_pin *pin)
 {
     struct kvbm_manager *m = pin->manager;
@@ -280,7 +281,7 @@ long kvbm_manager_prepare_load(struct kvbm_manager *m, const struct kvbm_chain *
     return rc;
 }
 
-/* ---- looking at it ---- */
+/* ---- accessors ---- */
 
 long kvbm_pin_state(struct kvbm_pin *pin, uint8_t *ret)
 {
@@ -337,7 +338,7 @@ void kvbm_pin_release(struct kvbm_pin *pin)
         return;
     kvbm_manager_enter(m);
     pin->released = true;
-    if (pin->refs == 1 + pin->n_fetches) /* no job */
+    if (pin->refs == 1 + pin->n_fetches) /* no job references the pin */
         kvbm_fetch_cancel(pin);
     kvbm_pin_put(pin);
     kvbm_manager_leave(m);

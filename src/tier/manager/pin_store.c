@@ -7,8 +7,8 @@
 
 #define LOOK 64 /* keys looked up at a time */
 
-/* True when key @i needs a block. Holds the block if it is there; leaves it to another pin that
- * brings it. */
+/* True when key @i needs a block. Holds an existing block; waits for another pin that fetches or
+ * stores it. */
 static bool wants_block(struct kvbm_pin *pin, uint32_t i, uint8_t tiers)
 {
     struct kvbm_manager *m = pin->manager;
@@ -85,7 +85,7 @@ long kvbm_manager_prepare_store(struct kvbm_manager *m, const struct kvbm_chain 
     return rc;
 }
 
-/* A run of blocks with their bytes becomes findable: all at once, or, when that is refused, one by
+/* Register a run of blocks that have their bytes: all at once, or, when that is refused, one by
  * one. */
 static uint32_t register_run(struct kvbm_pin *pin, uint32_t i, uint32_t n)
 {

@@ -24,7 +24,7 @@
 
 #include "tier/manager/manager.h"
 
-#define ABSENT_NS (2 * KV_NS_PER_S) /* so long "isn't there" is believed */
+#define ABSENT_NS (2 * KV_NS_PER_S) /* time for which "absent" is believed */
 #define PATIENCE_NS (2 * KV_NS_PER_S)
 #define BEING_ASKED UINT64_MAX
 
@@ -135,7 +135,8 @@ static void unanswered(struct kvbm_manager *m, uint64_t hash, int rc)
     struct kvbm_doubt *doubt = find(m, hash);
     uint64_t patience = patience_ns(m), pause = patience / 20;
 
-    if (!doubt || !doubt->since_ns) /* it came there meanwhile, or was in another tier */
+    /* the key arrived meanwhile, or the query was about a key of another tier */
+    if (!doubt || !doubt->since_ns)
         return;
     if (rc != -EHOSTDOWN && kv_now_ns() + pause - doubt->since_ns < patience) {
         doubt->until_ns = kv_now_ns() + pause;
@@ -143,7 +144,9 @@ static void unanswered(struct kvbm_manager *m, uint64_t hash, int rc)
     }
     m->stats.object_unanswered++;
     if (rc ==
-        -EHOSTDOWN) /* it costs nothing to try again, and as soon as the store is back it is worth it */
+        /* a retry costs nothing while the breaker is open, and finds the store as soon as it is
+         * back */
+        -EHOSTDOWN)
         doubt->until_ns = 0;
     else
         is_absent(doubt);
@@ -158,7 +161,7 @@ void kvbm_presence_absent(struct kvbm_manager *m, uint32_t group, const void *ke
     if (sure)
         kvbm_pool_reset_keys(m->object, group, key, 1, NULL);
     doubt = find_or_make(m, kvbm_key_hash(m, group, key));
-    if (doubt) /* else it is asked for again */
+    if (doubt) /* NULL: the next lookup asks again */
         is_absent(doubt);
 }
 
@@ -217,7 +220,7 @@ bool kvbm_presence_add(struct kvbm_manager *m, const struct kvbm_chain *chain,
             rc = kvbm_pool_register(m->object, &complete, 1, &held);
     }
     if (rc < 0) {
-        kvbm_mutable_release(&block); /* its position was said to be another: not remembered */
+        kvbm_mutable_release(&block); /* the pool has the key at another position: not remembered */
         return false;
     }
     kvbm_immutable_release(&held);
@@ -238,7 +241,8 @@ static void answered(struct kvbm_manager *m, const struct kvbm_ask *ask, uint32_
 
     if (status && status != -ENOENT)
         unanswered(m, kvbm_key_hash(m, ask->group, key), status);
-    else if (status || !kvbm_presence_add(m, &chain, NULL)) /* nor for what can't be remembered */
+    /* also absent: a key that can't be remembered */
+    else if (status || !kvbm_presence_add(m, &chain, NULL))
         kvbm_presence_absent(m, ask->group, key, status == -ENOENT);
 }
 
@@ -269,7 +273,7 @@ static void ask_done(struct kvbm_object_batch *batch)
     kvbm_note(ask->manager, &ask->note, asked);
 }
 
-/* Make a question. NULL: no memory. */
+/* Make a query. NULL: out of memory. */
 static struct kvbm_ask *ask_new(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t i,
                                 uint32_t n)
 {
@@ -315,7 +319,7 @@ int kvbm_presence_ask(struct kvbm_manager *m, const struct kvbm_chain *chain, si
             kvbm_set_add(&m->presence.asked, hash);
         else if (doubt)
             unanswered(m, hash, rc);
-        if (doubt && rc == 0 && q->batch.probe_) /* it goes to see whether the store is back */
+        if (doubt && rc == 0 && q->batch.probe_) /* this query is the breaker's probe */
             doubt->since_ns = 1;
     }
     if (rc < 0) {

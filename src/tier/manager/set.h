@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * A set of 64-bit hashes, each with a count: open addressing, no markers of deletion. 0 can't be in
- * it (a hash that is 0 counts as 1).
- */
+/* A multiset of 64-bit hashes: open addressing, no markers of deletion. 0 is not a member; a hash
+ * of 0 counts as 1. */
 #ifndef KVBM_TIER_MANAGER_SET_H
 #define KVBM_TIER_MANAGER_SET_H
 
@@ -59,7 +57,7 @@ static inline int kvbm_set_reserve(struct kvbm_set *set, size_t n)
     return 0;
 }
 
-/** Needs kvbm_set_reserve. */
+/** Add a hash. Call kvbm_set_reserve before. */
 static inline void kvbm_set_add(struct kvbm_set *set, uint64_t hash)
 {
     uint32_t at = kvbm_set_at(set, hash | !hash);
@@ -69,7 +67,7 @@ static inline void kvbm_set_add(struct kvbm_set *set, uint64_t hash)
     set->cells[at].count++;
 }
 
-/** One count less; the last one takes it out. */
+/** Drop one count of a hash. The last one removes the hash. */
 static inline void kvbm_set_drop(struct kvbm_set *set, uint64_t hash)
 {
     uint32_t gap = kvbm_set_at(set, hash | !hash), at;
@@ -80,7 +78,7 @@ static inline void kvbm_set_drop(struct kvbm_set *set, uint64_t hash)
         uint32_t home = (uint32_t)set->cells[at].hash & set->mask;
 
         if (((at - home) & set->mask) < ((at - gap) & set->mask))
-            continue; /* its home lies behind the gap */
+            continue; /* its home slot lies behind the gap */
         set->cells[gap] = set->cells[at];
         gap = at;
     }

@@ -10,7 +10,8 @@
 #include "tier/manager/manager.h"
 
 #define ALIGN 4096u
-#define OBJECT_SHARE 4 /* a part of the host blocks, for fetches from the object store at a time */
+/* divisor: fetches from the object store fill host blocks / OBJECT_SHARE at a time */
+#define OBJECT_SHARE 4
 
 static int pool_create(struct kvbm_manager *m, enum kv_tier tier, uint64_t n,
                        enum kvbm_eviction eviction, struct kvbm_pool **ret)
@@ -44,7 +45,7 @@ static int open_host(struct kvbm_manager *m)
         return rc;
     n = kvbm_staging(m) ? m->opts.staging_blocks : m->opts.host_bytes / shape.block_stride;
     config.num_blocks =
-        n + 1; /* so that the last one has its padding, too: whole blocks are read and written */
+        n + 1; /* one more, for the last block's padding: whole blocks are read and written */
     m->block_bytes = shape.natural_block_bytes;
     m->stride = shape.block_stride;
     m->host_blocks = n;
@@ -54,7 +55,7 @@ static int open_host(struct kvbm_manager *m)
         .size = sizeof(storage),
         .kind = m->opts.host_pinned ? KVBM_STORAGE_PINNED : KVBM_STORAGE_SYSTEM,
         .huge_pages = m->opts.huge_pages,
-        /* Now, and by several: pages that a copy touches first make it many times slower. */
+        /* Touch now, by several threads: a copy that touches pages first is many times slower. */
         .touch_threads = kvbm_staging(m)        ? 0
                          : m->opts.copy_threads ? m->opts.copy_threads
                                                 : 8,
@@ -72,7 +73,7 @@ static int open_host(struct kvbm_manager *m)
     return rc;
 }
 
-/* Write the fingerprint: all that makes equal keys mean other bytes. */
+/* Write the fingerprint: every property that makes equal keys mean other bytes. */
 static void fingerprint(const struct kvbm_manager *m, char *to, size_t size)
 {
     const struct kvbm_layout_config *c = kvbm_layout_get_config(m->layout);
@@ -84,7 +85,7 @@ static void fingerprint(const struct kvbm_manager *m, char *to, size_t size)
 
 struct reload {
     struct kvbm_manager *m;
-    struct kvbm_mutable *blocks; /* by slot */
+    struct kvbm_mutable *blocks; /* by slot number */
     uint64_t refused;
 };
 
@@ -117,10 +118,10 @@ static void keep_usable(struct kvbm_manager *m, struct kvbm_mutable *blocks, uin
         kvbm_quarantine(m, blocks[slot]);
         blocks[slot] = (struct kvbm_mutable){0};
     }
-    kvbm_pool_release_mutable(m->disk, blocks, n); /* holes are fine */
+    kvbm_pool_release_mutable(m->disk, blocks, n); /* holes are allowed */
 }
 
-/* Take a new pool's blocks, which come in the order of their numbers. */
+/* Restore the disk pool from the index. A new pool's blocks come in the order of their numbers. */
 static int reload_disk(struct kvbm_manager *m, uint32_t n)
 {
     struct reload reload = {.m = m, .blocks = calloc(n, sizeof(*reload.blocks))};
@@ -138,10 +139,8 @@ static int reload_disk(struct kvbm_manager *m, uint32_t n)
     return rc < 0 ? rc : found < 0 ? (int)found : 0;
 }
 
-/*
- * Pages that are pinned for the kernel are copied at fork, all at once: a child would take as much
- * memory again, and seconds. It may not use the manager anyway, so it gets none of them.
- */
+/* Exclude registered memory from fork. The kernel copies pinned pages at fork: a child would take
+ * as much memory again, and seconds. A child may not use the manager anyway. */
 static void keep_from_children(struct kvbm_manager *m)
 {
     struct kvbm_disk_stats stats;
@@ -232,7 +231,8 @@ int kvbm_tiers_open(struct kvbm_manager *m)
     const struct kvbm_copier_opts copier = {.size = sizeof(copier),
                                             .n_threads = m->opts.copy_threads,
                                             .max_jobs = m->opts.max_jobs,
-                                            .max_blocks = KVBM_MAX_PIN, /* no job is too large */
+                                            /* every pin fits into one job */
+                                            .max_blocks = KVBM_MAX_PIN,
                                             .io = m->opts.io,
                                             .io_depth = m->opts.io_depth,
                                             .gpu_copy = m->opts.gpu_copy};

@@ -5,10 +5,10 @@
 #include "tier/manager/manager.h"
 
 #define LOOK 64
-#define MAX_ASKED 256 /* keys of one call */
+#define MAX_ASKED 256 /* keys asked for in one call */
 
-/* @tiers: bit per tier that has it. Of the object store: as far as is known, which for @unknown is
- * nothing. */
+/* Return the state of a key (KVBM_READY ... KVBM_MISS). @tiers: bit per tier that has it. Sets
+ * @unknown when the object store was never asked for the key. */
 static uint8_t where(const struct kvbm_manager *m, uint64_t hash, uint8_t tiers, bool *unknown)
 {
     enum kvbm_presence presence;
@@ -29,8 +29,8 @@ static uint8_t where(const struct kvbm_manager *m, uint64_t hash, uint8_t tiers,
     return presence == KVBM_PRESENCE_ABSENT ? KVBM_MISS : KVBM_PENDING;
 }
 
-/* Ask for the unknown keys of [i, i + LOOK) and those between them, since keys come in sequence.
- * Returns their number; 0 when the store is away. */
+/* Ask for the unknown keys of [i, i + LOOK) and for the keys between them, since keys come in
+ * sequence. Returns the number of keys; 0 when the store can't be reached. */
 static uint32_t ask_unknown(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t i,
                             uint8_t *at, uint64_t unknown)
 {
@@ -46,7 +46,8 @@ static uint32_t ask_unknown(struct kvbm_manager *m, const struct kvbm_chain *cha
         for (uint32_t k = 0; k < some; k++) {
             const uint8_t *key = (const uint8_t *)chain->keys + (i + done + k) * m->key_len;
 
-            /* Not to be asked now, or nothing can be noted of it: not "not yet" for ever. */
+            /* The key can't be asked for now, or its query can't be noted: a miss, since
+             * KVBM_PENDING would have no end. */
             if (bits >> k & 1 &&
                 kvbm_presence_of(m, kvbm_key_hash(m, chain->group, key)) != KVBM_PRESENCE_ASKED)
                 at[done + k] = KVBM_MISS;

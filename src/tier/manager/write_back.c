@@ -4,7 +4,7 @@
  *
  *     free blocks │ next to be evicted ......................... latest
  *     ◄──────── the last quarter, at most 4096 ────────►
- *                  listed once; written from where they are
+ *                  each listed once, written from its own memory
  *
  * Eviction happens inside allocations, under the registry's lock, and can't wait. So write-back
  * runs ahead of it: blocks that will be evicted next, and are in no other tier than the cache, are

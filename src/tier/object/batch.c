@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Batches of the object tier: their queues, how they end, what callers do with them. */
+/* Batches of the object tier: queues, completion, calls of callers. */
 #include <inttypes.h>
 #include <unistd.h>
 
@@ -161,12 +161,12 @@ void kvbm_object_tell(struct kvbm_object *o, bool probe, int rc)
     if (down)
         kvbm_object_end_queued(o, -EHOSTDOWN, false);
     if (!o->breaker.open && was_open)
-        pthread_cond_broadcast(&o->work); /* puts have waited for this */
+        pthread_cond_broadcast(&o->work); /* puts have waited for the probe's result */
     if (down && o->handle)
         kvbm_object_retire(o, o->handle);
 }
 
-/* -- what callers see -------------------------------------------------------------------------- */
+/* -- callers' calls ---------------------------------------------------------------------------- */
 
 static bool batch_ok(const struct kvbm_object_batch *b)
 {
@@ -180,8 +180,9 @@ static bool batch_ok(const struct kvbm_object_batch *b)
     return true;
 }
 
-/* 0: it may be queued. Puts wait for one that has gone to see whether the store is back, which may
- * take a while when that is being opened anew: they would be dropped just before. */
+/* Decide whether a batch may be queued; 0: yes. Puts wait while a probe is under way, which may
+ * take long when the store is being opened anew: otherwise they would be dropped just before it
+ * answers. */
 static int admit(struct kvbm_object *o, struct kvbm_object_batch *batch, uint64_t now_ns)
 {
     enum kvbm_gate gate;
@@ -206,7 +207,7 @@ int kvbm_object_submit(struct kvbm_object *o, struct kvbm_object_batch *batch)
 
     if (!o || !batch || !batch_ok(batch))
         return -EINVAL;
-    if (o->pid != getpid()) /* the lock may be somebody's who isn't here */
+    if (o->pid != getpid()) /* in a child another thread may have held the lock at fork */
         return -ECHILD;
     for (uint32_t i = 0; i < batch->n; i++)
         batch->ios[i].status = -EINPROGRESS;
@@ -235,7 +236,7 @@ void kvbm_object_cancel(struct kvbm_object *o, struct kvbm_object_batch *batch)
     for (struct kvbm_object_worker *w = o->workers; w; w = w->next) {
         if (w->batch != batch)
             continue;
-        w->cancelled = true; /* the watcher ends it */
+        w->cancelled = true; /* the watcher ends the batch */
         pthread_cond_signal(&o->watch);
         pthread_cond_broadcast(&o->turn);
     }
@@ -252,7 +253,7 @@ void kvbm_object_cancel_all(struct kvbm_object *o)
         if (w->batch && w->in_call)
             kvbm_object_worker_lose(w, -ECANCELED);
         else if (w->batch)
-            w->cancelled = true; /* it ends before its next call */
+            w->cancelled = true; /* the worker ends the batch before its next call */
     }
     pthread_cond_broadcast(&o->turn);
     pthread_mutex_unlock(&o->lock);

@@ -32,7 +32,7 @@ bool kvbm_breaker_tell(struct kvbm_breaker *b, bool ok, bool probe, uint64_t now
         b->failures = 0;
         return false;
     }
-    if (b->open) { /* those that were let through before say nothing new */
+    if (b->open) { /* results of calls made before the breaker opened say nothing new */
         if (probe)
             wait_from(b, 2 * b->wait_ns, now_ns);
         return false;

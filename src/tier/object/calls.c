@@ -8,8 +8,8 @@
 #include "base/error.h"
 #include "tier/object/impl.h"
 
-/* Single calls of a slice that may fail before the rest isn't tried: a store that is away costs its
- * timeout each time. */
+/* Number of single calls of a slice that may fail before the rest is skipped: each call to an
+ * unreachable store costs its timeout. */
 enum { MAX_FAILURES = 3, MAX_DELETES = 32 };
 
 static void note(struct kvbm_object_notes *notes, const uint8_t key[KVBM_OBJECT_CHUNK_KEY])
@@ -47,10 +47,12 @@ static bool give_up(const struct kvbm_object_worker *w, int rc, int *failures)
 
 static int status_of(int rc)
 {
-    return rc == -EINPROGRESS || rc > 0 ? -EIO : rc; /* we mean something else by these */
+    /* the caller gives these values another meaning */
+    return rc == -EINPROGRESS || rc > 0 ? -EIO : rc;
 }
 
-/* The worker's own buffer stays: the kernel would clear the pages of a new one. */
+/* Make room in the worker's buffer. The buffer is kept, because the kernel would clear the pages of
+ * a new one. */
 static int make_room(struct kvbm_object_worker *w, size_t bytes)
 {
     if (bytes <= w->value_bytes)
@@ -95,7 +97,7 @@ static void fetch(struct kvbm_object_worker *w, uint32_t n)
         return;
     }
     rc = kvs_get_chunks(w->handle->store, w->keys, KVBM_OBJECT_CHUNK_KEY, n, w->data, w->len);
-    if (rc == -EIO && n > 1) { /* one that can't be read is not to cost the others */
+    if (rc == -EIO && n > 1) { /* a block that can't be read must not fail the others */
         fetch_each(w, n);
         return;
     }
@@ -103,12 +105,10 @@ static void fetch(struct kvbm_object_worker *w, uint32_t n)
         w->rc[i] = rc < 0 ? rc : w->data[i] ? 0 : w->len[i] == KVS_LEN_BAD ? -EBADMSG : -ENOENT;
 }
 
-/*
- * The value at the highest address stays until those of the next slice are there: were all freed,
- * the allocator would give the slice's pages back to the kernel (glibc's trims the top of its
- * heap), which would clear them anew for the next one. That cost more than to read, verify and copy
- * the bytes.
- */
+/* Free a slice's values, but keep the one at the highest address until the next slice has its
+ * values. If all were freed, the allocator would return the pages to the kernel (glibc trims the
+ * top of its heap), which would clear them again. That cost more than reading, verifying and
+ * copying the bytes. */
 static void drop(struct kvbm_object_worker *w, uint32_t n)
 {
     uint32_t top = n;
@@ -144,12 +144,12 @@ static void deliver(struct kvbm_object_worker *w, uint32_t i, struct kvbm_object
 
 /* -- get in pieces ----------------------------------------------------------------------------- */
 
-/* A value on its way: each piece is summed and copied while it is in the cache. */
+/* A value arriving in pieces: each piece is summed and copied while it is in the CPU's cache. */
 struct incoming {
     struct kvbm_object_worker *w;
     struct kvbm_object_opening value;
     const struct kvbm_object_io *io;
-    int ends; /* what the batch ends with; 0: it goes on */
+    int ends; /* status that the batch ends with; 0: continue */
 };
 
 static void begin_value(struct incoming *in)
@@ -158,9 +158,9 @@ static void begin_value(struct incoming *in)
                            in->io->data);
 }
 
-/* Copies between two parts of the call, when nobody else may end the batch. The pieces of a value
- * that is wrong are ignored, but taken: only at its end does the store know whether its bytes are
- * damaged, and sets them aside. */
+/* Take a piece, between two parts of the store's call, while no other thread may end the batch.
+ * Pieces of a wrong value are ignored but accepted: only at the value's end does the store know
+ * that its own bytes are damaged and set them aside. */
 static int on_piece(void *arg, uint64_t offset, const uint8_t *piece, size_t len)
 {
     struct incoming *in = arg;
@@ -176,7 +176,7 @@ static int on_piece(void *arg, uint64_t offset, const uint8_t *piece, size_t len
     return in->ends;
 }
 
-/* Returns what the store said of one block, whose status is set. */
+/* Stream one block and set its status. Returns the store's result. */
 static int stream(struct kvbm_object_worker *w, struct incoming *in, struct kvbm_object_io *io,
                   const uint8_t *key)
 {
@@ -207,7 +207,7 @@ static int stream_slice(struct kvbm_object_worker *w, struct kvbm_object_io *ios
     for (uint32_t i = 0; i < n && rc >= 0; i++) {
         if (!stop) {
             in.io = &ios[i];
-            begin_value(&in); /* before the call: the block's key is the caller's */
+            begin_value(&in); /* done before the call, as the caller owns the block's key */
             rc = kvbm_object_enter(w);
             if (rc < 0)
                 break;
@@ -256,7 +256,7 @@ static int exists_slice(struct kvbm_object_worker *w, struct kvbm_object_io *ios
     found = kvs_exists(w->handle->store, w->keys, KVBM_OBJECT_CHUNK_KEY, n, w->present);
     if (!kvbm_object_leave(w))
         return -ETIMEDOUT;
-    if (found == -ENOTSUP) /* a get tells, at the price of the bytes */
+    if (found == -ENOTSUP) /* without an exists call, a get answers at the price of the bytes */
         return get_slice(w, ios, n, false);
     if (kvbm_breaker_counts(found))
         w->trouble = found;
@@ -307,7 +307,7 @@ static void store(struct kvbm_object_worker *w, uint32_t n)
     }
     rc = kvs_put_chunks(w->handle->store, w->keys, KVBM_OBJECT_CHUNK_KEY, n,
                         (const void *const *)w->data, w->len, w->rc);
-    for (uint32_t i = 0; i < n && rc < 0; i++) /* those that it didn't come to, or won't speak of */
+    for (uint32_t i = 0; i < n && rc < 0; i++) /* blocks that put_chunks did not reach or answer */
         if (w->rc[i] == -EIO)
             w->rc[i] = rc;
 }
@@ -338,10 +338,10 @@ static bool any_put(const struct kvbm_object_batch *batch)
     return false;
 }
 
-/* -- what is bad ------------------------------------------------------------------------------- */
+/* -- bad values -------------------------------------------------------------------------------- */
 
-/* Delete the values that the store gave and the tier refused: else no put would replace them, as the
- * key is there. Before the batch ends, whose caller may put the blocks next. */
+/* Delete values that the store returned and the tier refused, or no put would replace them, since
+ * their keys exist. Do it before the batch ends, as its caller may put the blocks next. */
 static int delete_bad(struct kvbm_object_worker *w)
 {
     uint32_t n = KV_MIN(w->bad.n, (uint32_t)MAX_DELETES);
@@ -382,9 +382,10 @@ int kvbm_object_run(struct kvbm_object_worker *w, struct kvbm_object_batch *batc
     return rc;
 }
 
-/* -- afterwards -------------------------------------------------------------------------------- */
+/* -- after the batch --------------------------------------------------------------------------- */
 
-/* Leaves those that weren't told for a while; collisions in the table make for one more or less. */
+/* Choose the hits to mark as used: those not marked lately. Collisions in the table cause a few
+ * marks more or less. */
 static void choose_touched(struct kvbm_object *o, struct kvbm_object_notes *hits)
 {
     uint64_t now_s = kv_now_ns() / KV_NS_PER_S;

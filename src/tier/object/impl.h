@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * The object tier inside: what its files share.
+ * The object tier's internals, shared by its files.
  *
  *   submit ──> queue[onboard] ──┐                     ┌──> store (kvs_…)
  *              queue[offload] ──┴──> workers ── call ─┤
- *                    │                  │             └──> hangs: the worker is lost, another
- *                                       started
+ *                    │                  │             └──> hangs: the worker is lost, and
+ *                    │                  │                  another one started
  *                    └─ late, cancelled ┴──> ended ──> watcher ──> done
  *
- * A batch is in a queue, with a worker, or among the ended. A worker touches the caller's memory
- * only between calls into the store (in_call false), when nobody else may end its batch; in a call
- * it has only copies, and the watcher, a cancellation or close may end the batch under it, which it
- * learns when the call returns.
+ * A batch is in a queue, with a worker, or in the list of ended ones. A worker touches the caller's
+ * memory only between calls into the store (in_call false), while no other thread may end its
+ * batch. During a call the worker has only copies, and the watcher, a cancellation or close may end
+ * the batch; the worker learns that when the call returns.
  *
- * One lock for all of it but the workers' own buffers; it is held for no call into a store and no
- * callback.
+ * One lock guards everything except the workers' own buffers. It is held during no call into a
+ * store and no callback.
  */
 #ifndef KVBM_TIER_OBJECT_IMPL_H
 #define KVBM_TIER_OBJECT_IMPL_H
@@ -34,40 +34,40 @@
 enum { KVBM_OBJECT_HEADER = 128, KVBM_OBJECT_CHUNK_KEY = 16 };
 
 struct kvbm_object_format {
-    uint8_t fingerprint[16]; /* XXH3-128 of it */
+    uint8_t fingerprint[16]; /* XXH3-128 of the fingerprint */
     uint32_t key_len;
     uint64_t block_bytes;
 };
 
 void kvbm_object_format_init(struct kvbm_object_format *ret, const char *fingerprint,
                              uint32_t key_len, uint64_t block_bytes);
-/** The key in the store of block (@group, @key). */
+/** Compute the key in the store of block (@group, @key). */
 void kvbm_object_chunk_key(const struct kvbm_object_format *f, uint32_t group, const void *key,
                            uint8_t ret[KVBM_OBJECT_CHUNK_KEY]);
 size_t kvbm_object_value_bytes(const struct kvbm_object_format *f);
-/** The value for a block, kvbm_object_value_bytes of them. */
+/** Write the value for a block: kvbm_object_value_bytes bytes. */
 void kvbm_object_seal(const struct kvbm_object_format *f, uint32_t group, const void *key,
                       const void *block, uint8_t *ret);
-/** The block in a value, or NULL when that isn't this block's, whole. */
+/** Return the block in a value, or NULL unless the value is complete and this block's. */
 const void *kvbm_object_unseal(const struct kvbm_object_format *f, uint32_t group, const void *key,
                                const void *value, size_t len);
 
-/** A value that comes in pieces, and is verified on its way to where its block belongs. */
+/** A value arriving in pieces, verified while its block is copied to its place. */
 struct kvbm_object_opening {
     const struct kvbm_object_format *format;
-    uint8_t want[KVBM_OBJECT_HEADER]; /* but for the checksum */
+    uint8_t want[KVBM_OBJECT_HEADER]; /* the expected header, without the checksum */
     uint8_t header[KVBM_OBJECT_HEADER];
     uint8_t *to;
     uint64_t got;
-    bool wrong; /* it can't be this block's value, whatever follows */
+    bool wrong; /* the value is not this block's, whatever follows */
     XXH3_state_t state;
 };
-/** Begin, or begin anew. @to: block_bytes that pieces are copied to; NULL: nowhere. */
+/** Begin a value, or begin it again. @to: receives block_bytes; NULL: verify only. */
 void kvbm_object_open_value(struct kvbm_object_opening *ret, const struct kvbm_object_format *f,
                             uint32_t group, const void *key, void *to);
-/** Take the next piece. False: `wrong`. Nothing is copied before the header is known to be right. */
+/** Take the next piece. False: `wrong`. Copies nothing until the header has proved right. */
 bool kvbm_object_open_piece(struct kvbm_object_opening *value, const void *piece, size_t len);
-/** Whether all pieces were the value of this block; sets `wrong`. */
+/** Return true when all pieces were the value of this block; sets `wrong` otherwise. */
 bool kvbm_object_value_whole(struct kvbm_object_opening *value);
 
 /* -- breaker (breaker.c) ------------------------------------------------------------------ */
@@ -77,45 +77,44 @@ struct kvbm_breaker {
     uint64_t first_wait_ns, max_wait_ns;
     uint32_t failures; /* in a row */
     bool open, probing;
-    uint64_t wait_ns, next_ns; /* while open: when the next one is let through */
+    uint64_t wait_ns, next_ns; /* while open: time until the next probe, and its moment */
     uint64_t opened;
 };
 
 enum kvbm_gate { KVBM_GATE_REFUSE, KVBM_GATE_PASS, KVBM_GATE_PROBE };
-/** May a call be made? A probe must end with tell or release. */
+/** Ask for permission to make a call. A probe must end with tell or release. */
 enum kvbm_gate kvbm_breaker_ask(struct kvbm_breaker *b, uint64_t now_ns);
-/** How a call ended. Returns whether the breaker opened (again) by it. */
+/** Report how a call ended. Returns true when that opened the breaker (again). */
 bool kvbm_breaker_tell(struct kvbm_breaker *b, bool ok, bool probe, uint64_t now_ns);
-/** The probe never reached the store: the next one may be let through. */
+/** Report that the probe never reached the store: the next call may be the probe. */
 void kvbm_breaker_release(struct kvbm_breaker *b);
-/**
- * Whether this result says that the store doesn't work, rather than something of what was asked.
- */
+/** True when a result means that the store doesn't work, as opposed to a problem of the request. */
 bool kvbm_breaker_counts(int rc);
 
 /* -- the tier ---------------------------------------------------------------------------------- */
 
-/* Results of a put before its publication; the caller sees 0. */
+/* Results of a put before its publication; the caller gets 0. */
 enum { KVBM_OBJECT_STORED = 1, KVBM_OBJECT_ALREADY = 2 };
 
 #define KVBM_OBJECT_MAX_BLOCK (UINT64_C(1) << 32)
-#define KVBM_OBJECT_FINGERPRINT_MAX 4096 /* of a manifest's */
+#define KVBM_OBJECT_FINGERPRINT_MAX 4096 /* upper limit for the fingerprint of a manifest */
 
 enum {
     KVBM_OBJECT_SLICE = 256,            /* blocks of one call */
-    KVBM_OBJECT_SLICE_BYTES = 16 << 20, /* likewise, unless one block is more */
+    KVBM_OBJECT_SLICE_BYTES = 16 << 20, /* bytes of one call, unless one block is larger */
     KVBM_OBJECT_NEAR_BYTES =
-        1 << 20,                   /* of files: summed, copied, read and written while in cache */
+        /* of local files: summed, copied, read and written while in the CPU's cache */
+    1 << 20,
     KVBM_OBJECT_PIECE = 128 << 10, /* of a file's value: stays in the second-level cache */
-    KVBM_OBJECT_NOTES = 1024,      /* hits and bad ones of a batch that are seen to */
-    KVBM_OBJECT_TOUCHED = 1 << 13, /* hits that are remembered not to touch them again soon */
+    KVBM_OBJECT_NOTES = 1024,      /* hits, and bad values, of a batch that are marked or deleted */
+    KVBM_OBJECT_TOUCHED = 1 << 13, /* hits remembered, so as not to mark them as used again soon */
     KVBM_OBJECT_TOUCH_S = 3600,
 };
 
-/* One opened store; the last user closes it. */
+/* One opened store. Its last user closes it. */
 struct kvbm_object_handle {
     struct kvs_store *store;
-    const kv_store_ext *ext; /* NULL: none */
+    const kv_store_ext *ext; /* NULL: no extensions */
     uint32_t refs;           /* under the tier's lock */
 };
 
@@ -124,7 +123,7 @@ struct kvbm_object_list {
     uint32_t n;
 };
 
-/* Keys in the store of blocks, for calls that come after those that read them. */
+/* Keys in the store of blocks, for calls that follow those that read the blocks. */
 struct kvbm_object_notes {
     uint32_t n;
     uint8_t keys[KVBM_OBJECT_NOTES][KVBM_OBJECT_CHUNK_KEY];
@@ -136,38 +135,38 @@ struct kvbm_object_worker {
     pthread_t thread;
 
     /* under the tier's lock */
-    struct kvbm_object_batch *batch; /* NULL: none, or it was ended under it */
-    bool opener;                     /* opens the store before anything else */
-    bool opens;                      /* is the one that opens it now */
+    struct kvbm_object_batch *batch; /* NULL: none, or ended while the worker was in a call */
+    bool opener;                     /* must open the store before anything else */
+    bool opens;                      /* is opening the store now */
     bool in_call, lost, gone, detached, offloading, cancelled;
-    uint64_t publication;   /* number of the one that it carries out */
-    bool parted;            /* its batch was ended under it, and it is not lost */
+    uint64_t publication;   /* number of the publication that it carries out */
+    bool parted;            /* its batch was ended during a call, and the worker is not lost */
     bool called;            /* the store was asked for this batch */
     uint64_t until;         /* when the call counts as hanging */
-    _Atomic bool abandoned; /* nobody wants the rest of the call: relaxed, a hint */
+    _Atomic bool abandoned; /* the rest of the call is useless: relaxed, a hint */
 
-    /* the worker's own */
+    /* used by the worker only */
     struct kvbm_object_handle *handle;
-    int opened;     /* what kvs_open said last */
-    int trouble;    /* of the batch: the first result that counts for the breaker */
-    uint8_t *value; /* values to put, pieces of those that are got */
+    int opened;     /* result of the last kvs_open */
+    int trouble;    /* first result of the batch that counts for the breaker */
+    uint8_t *value; /* values to put; pieces being got */
     size_t value_bytes;
-    void *kept; /* of the values got last, that at the highest address: see drop in calls.c */
+    void *kept; /* the value at the highest address of those got last: see drop in calls.c */
     uint8_t keys[KVBM_OBJECT_SLICE][KVBM_OBJECT_CHUNK_KEY];
     void *data[KVBM_OBJECT_SLICE];
     size_t len[KVBM_OBJECT_SLICE];
     int rc[KVBM_OBJECT_SLICE];
     uint8_t present[KVBM_OBJECT_SLICE];
     struct kvbm_object_notes hits, bad;
-    uint32_t n_deleted; /* of the bad ones */
+    uint32_t n_deleted; /* number of bad values deleted */
 };
 
 struct kvbm_object {
     pthread_mutex_t lock;
-    pthread_cond_t work;  /* for workers */
-    pthread_cond_t watch; /* for the watcher */
-    pthread_cond_t idle;  /* for open and close */
-    pthread_cond_t turn;  /* for workers that are to publish */
+    pthread_cond_t work;  /* wakes workers */
+    pthread_cond_t watch; /* wakes the watcher */
+    pthread_cond_t idle;  /* wakes open and close */
+    pthread_cond_t turn;  /* wakes workers that wait to publish */
     pthread_t watcher;
     bool watching, stopping;
     pid_t pid;
@@ -177,19 +176,20 @@ struct kvbm_object {
     char manifest[40];
     uint32_t n_threads, max_queue;
     uint64_t timeout_ns;
-    uint32_t slice, near_slice; /* blocks of one call; of one that moves bytes on this machine */
+    uint32_t slice, near_slice; /* blocks of one call; of a call that moves bytes on this machine */
 
-    struct kvbm_object_list queue[2], ended; /* by enum kvbm_flow */
+    struct kvbm_object_list queue[2], ended; /* queue: by enum kvbm_flow */
     struct kvbm_object_worker *workers;
     uint32_t n_workers, n_able, n_offloading;
-    uint64_t watch_ns; /* when the watcher looks next */
+    uint64_t watch_ns; /* time of the watcher's next check */
     struct kvbm_breaker breaker;
-    struct kvbm_object_worker *publisher;          /* NULL: no publication is under way */
-    uint64_t publications, published;              /* begun; the latest that succeeded, and */
-    const struct kvbm_object_handle *published_by; /* the handle whose puts it took */
+    struct kvbm_object_worker *publisher; /* NULL: no publication is under way */
+    /* number begun; number of the latest that succeeded */
+    uint64_t publications, published;
+    const struct kvbm_object_handle *published_by; /* handle whose puts that one included */
     struct kvbm_object_handle *handle;
     bool opening, opening_hangs, closing, said_down;
-    int open_rc;   /* of the last time; -EINPROGRESS before */
+    int open_rc;   /* result of the last open; -EINPROGRESS before */
     uint32_t refs; /* threads, and the owner */
     struct kvbm_object_stats stats;
     struct {
@@ -200,18 +200,20 @@ struct kvbm_object {
 
 /* batch.c; all with the lock held */
 
-/** Statuses as the caller sees them, counted: blocks without a result get @rc. */
+/** Set and count the statuses that the caller will see: blocks without a result get @rc. */
 void kvbm_object_settle(struct kvbm_object *o, struct kvbm_object_batch *batch, int rc);
-/** The watcher is to call done. */
+/** Hand an ended batch to the watcher, which calls done. */
 void kvbm_object_ended(struct kvbm_object *o, struct kvbm_object_batch *batch);
-/** Both, for a batch that no worker had. */
+/** Settle and end a batch that no worker had. */
 void kvbm_object_end(struct kvbm_object *o, struct kvbm_object_batch *batch, int rc);
-/** Tells the breaker; what waits fails when it opens. @rc 0: the store works. */
+/**
+ * Report a result to the breaker. When that opens, waiting batches fail. @rc 0: the store works.
+ */
 void kvbm_object_tell(struct kvbm_object *o, bool probe, int rc);
 /** Let the next call open a new handle, unless @h isn't that in use. The last call that uses @h
  * closes it. */
 void kvbm_object_retire(struct kvbm_object *o, const struct kvbm_object_handle *h);
-/** The probe never got to the store: another may go. */
+/** Report that the probe never reached the store: another one may go. */
 void kvbm_object_release(struct kvbm_object *o);
 struct kvbm_object_batch *kvbm_object_pop(struct kvbm_object_list *list);
 bool kvbm_object_unqueue(struct kvbm_object_list *list, const struct kvbm_object_batch *batch);
@@ -220,34 +222,44 @@ void kvbm_object_end_queued(struct kvbm_object *o, int rc, bool probes_too);
 
 /* object.c */
 
-/** Gives up a reference, and the lock, which is held. */
+/** Drop a reference, and release the lock, which the caller holds. */
 void kvbm_object_unref_unlock(struct kvbm_object *o);
 
 /* worker.c */
 
 int kvbm_object_worker_start(struct kvbm_object *o, bool opener); /* with the lock held */
 void kvbm_object_worker_free(struct kvbm_object_worker *w);
-/** Its call hangs, or is of no use any more: whoever waits is told @rc. With the lock held. */
+/** Give up a worker whose call hangs or is useless: its batch ends with @rc. With the lock held. */
 void kvbm_object_worker_lose(struct kvbm_object_worker *w, int rc);
-/** The same, but the worker serves others when its call returns. With the lock held. */
+/**
+ * End a worker's batch with @rc while it is in a call; the worker serves other batches when the
+ * call returns. With the lock held.
+ */
 void kvbm_object_worker_part(struct kvbm_object_worker *w, int rc);
 /**
- * Around calls into the store. enter returns 0, or what the batch ends with; leave whether somebody
- * still waits for the batch. Without a batch, @until is when it counts as hanging.
+ * Call before and after a call into the store. enter returns 0, or the status that the batch ends
+ * with; leave returns true while someone waits for the batch. Without a batch, @until is when the
+ * call counts as hanging.
  */
 int kvbm_object_enter(struct kvbm_object_worker *w);
 bool kvbm_object_leave(struct kvbm_object_worker *w);
 
 /* calls.c */
 
-/** One batch, by a worker that has a handle. Returns 0, or what the rest of it ends with. */
+/**
+ * Carry out one batch, by a worker that has a handle. Returns 0, or the status for the rest of the
+ * blocks.
+ */
 int kvbm_object_run(struct kvbm_object_worker *w, struct kvbm_object_batch *batch);
 /** Finish a batch after its done: mark the chunks that were read as used. */
 void kvbm_object_after(struct kvbm_object_worker *w);
 
 /* publish.c */
 
-/** Make durable what the worker has put for its batch. Returns 0, or what the batch ends with. */
+/**
+ * Make durable the chunks that the worker has put for its batch. Returns 0, or the status that the
+ * batch ends with.
+ */
 int kvbm_object_publish(struct kvbm_object_worker *w, uint64_t until_ns);
 /** Let the next worker publish. A no-op unless it is this worker's turn. With the lock held. */
 void kvbm_object_end_turn(struct kvbm_object_worker *w, bool published);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The object tier: opening, closing. Its structure is in impl.h. */
+/* The object tier: opening and closing. impl.h describes its structure. */
 #include "tier/object/object.h"
 
 #include <inttypes.h>
@@ -21,7 +21,7 @@ enum {
     FAILURES = 5,
     REOPEN_MS = 1000,
     MAX_REOPEN_MS = 30000,
-    OPEN_WAIT_MS = 1000, /* then it goes on in the background */
+    OPEN_WAIT_MS = 1000, /* time after which opening continues in the background */
 };
 
 /* -- open -------------------------------------------------------------------------------------- */
@@ -57,7 +57,7 @@ static void init_sync(struct kvbm_object *o)
     kv_cond_init(&o->turn);
 }
 
-/* How many blocks a call has whose values are of so many bytes together. */
+/* Number of blocks of a call whose values have about @bytes together. */
 static uint32_t slice_of(const struct kvbm_object_format *f, uint64_t bytes)
 {
     uint64_t fit = bytes / kvbm_object_value_bytes(f);
@@ -65,7 +65,7 @@ static uint32_t slice_of(const struct kvbm_object_format *f, uint64_t bytes)
     return (uint32_t)KV_MIN(KV_MAX(fit, 1), (uint64_t)KVBM_OBJECT_SLICE);
 }
 
-/* The built-in file store: a call costs no round trip (docs/kv-store.md). */
+/* True for the built-in file store, where a call costs no round trip (docs/kv-store.md). */
 static bool is_path(const char *uri)
 {
     return *uri == '/' || *uri == '.' || !strstr(uri, "://");
@@ -79,7 +79,7 @@ static void set_options(struct kvbm_object *o, const struct kvbm_object_opts *op
     o->breaker.max_failures = KV_OPT(opts, breaker_failures, FAILURES);
     o->breaker.first_wait_ns = KV_OPT(opts, breaker_reopen_ms, REOPEN_MS) * KV_NS_PER_MS;
     o->breaker.max_wait_ns = KV_MAX(o->breaker.first_wait_ns, MAX_REOPEN_MS * KV_NS_PER_MS);
-    /* until the store has been opened, which counts as a probe; should that fail, the first wait */
+    /* Opening the store counts as a probe. If it fails, the first wait follows. */
     o->breaker.wait_ns = o->breaker.first_wait_ns / 2;
     o->breaker.open = o->breaker.probing = true;
     o->open_rc = -EINPROGRESS;
@@ -172,7 +172,7 @@ fail:
     return rc;
 }
 
-/* -- looking at it ----------------------------------------------------------------------------- */
+/* -- accessors --------------------------------------------------------------------------------- */
 
 void kvbm_object_get_stats(struct kvbm_object *o, struct kvbm_object_stats *ret)
 {
@@ -241,7 +241,7 @@ void kvbm_object_close_by(struct kvbm_object *o, uint64_t deadline_ns)
     while (o->workers) {
         if (kv_now_ns() >= until)
             leave_behind(o);
-        if (o->workers) /* those in a callback are waited for as long as it takes */
+        if (o->workers) /* workers in a callback: wait as long as it takes */
             kv_cond_wait_until(&o->idle, &o->lock, KV_MAX(until, kv_now_ns() + 50 * KV_NS_PER_MS));
     }
     o->stopping = true;

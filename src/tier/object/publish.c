@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Publications, which make what was put durable. One at a time: batches whose puts end while one is
- * under way wait, and share the next, which takes the chunks of all of them.
+ * Publications make put chunks durable. Only one runs at a time. Batches whose puts end during a
+ * publication wait and share the next one, which includes the chunks of all of them.
  *
  *   worker 1   put put | publish .. |              5 batches, 3 publications
  *   worker 2   put put put | waits  | publish .. |
  *   worker 3    put put put | waits |            | done as well
  *   worker 1                        | put put put | publish ..
  *
- * A publication that fails is its own batch's: those that wait try again. One that hangs holds them
- * up until its batch ends. After -EIO blocks may be lost, so batches to come use a new handle.
+ * A failed publication fails only its own batch; waiting batches try again. A publication that
+ * hangs delays them until its batch ends. After -EIO blocks may be lost, so later batches use a new
+ * handle.
  */
 #include "base/thread.h"
 #include "tier/object/impl.h"
@@ -22,8 +23,8 @@ static int64_t read_nothing(void *arg, void *buf, size_t cap)
     return 0;
 }
 
-/* An empty snapshot, which claims no chunk, and fails when any chunk that was put is lost. After a
- * mere flush the backend would hold on to all of them, for a manifest to come. */
+/* Publish an empty snapshot, which names no chunk and fails when any chunk that was put is lost.
+ * After a mere flush the backend would keep all chunks pinned for a manifest to follow. */
 static int save_nothing(struct kvbm_object_worker *w)
 {
     struct kvs_save_opts opts = {.size = sizeof(opts),
@@ -35,7 +36,7 @@ static int save_nothing(struct kvbm_object_worker *w)
     return KV_MIN(rc, 0);
 }
 
-/* Whether a publication that began at @number or later has taken what this worker has put. With the
+/* True when a publication that began at @number or later has included this worker's puts. With the
  * lock. */
 static bool is_covered(const struct kvbm_object_worker *w, uint64_t number)
 {
@@ -44,11 +45,12 @@ static bool is_covered(const struct kvbm_object_worker *w, uint64_t number)
     return o->published >= number && o->published_by == w->handle;
 }
 
-/* Wait until it is this worker's turn (1), or another has published for it (0). With the lock. */
+/* Wait until it is this worker's turn (1), or another worker has published for it (0). With the
+ * lock. */
 static int take_turn(struct kvbm_object_worker *w, uint64_t until_ns)
 {
     struct kvbm_object *o = w->object;
-    uint64_t number = o->publications + 1; /* those that began before may have missed some */
+    uint64_t number = o->publications + 1; /* publications begun before may lack some of the puts */
 
     while (o->publisher && !is_covered(w, number)) {
         if (w->cancelled)
@@ -69,7 +71,7 @@ void kvbm_object_end_turn(struct kvbm_object_worker *w, bool published)
 {
     struct kvbm_object *o = w->object;
 
-    if (o->publisher != w) /* it was lost meanwhile */
+    if (o->publisher != w) /* the worker was given up as lost meanwhile */
         return;
     o->publisher = NULL;
     if (published) {
@@ -98,7 +100,8 @@ int kvbm_object_publish(struct kvbm_object_worker *w, uint64_t until_ns)
         wanted = kvbm_object_leave(w);
     }
     pthread_mutex_lock(&o->lock);
-    if (rc == -EIO) /* a chunk may be lost, which fails the handle's publications to come, too */
+    /* a chunk may be lost, which makes later publications of this handle fail, too */
+    if (rc == -EIO)
         kvbm_object_retire(o, w->handle);
     kvbm_object_end_turn(w, rc == 0);
     pthread_mutex_unlock(&o->lock);

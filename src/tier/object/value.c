@@ -2,13 +2,13 @@
 /*
  * The value of a chunk (docs/formats.md, "Object tier"):
  *
- *   0  "KVBMOBJ\n"    12  length of the header, 128    24  length of the block       48  XXH3-128
- *      of the rest
- *   8  version        16  group  20  length of the key  32  XXH3-128 of fingerprint   64  key,
- *      zeros   128  block
+ *    0  "KVBMOBJ\n"         20  length of the key             48  XXH3-128 of the rest
+ *    8  version             24  length of the block           64  key, zeros
+ *   12  header length, 128  32  XXH3-128 of the fingerprint  128  block
+ *   16  group
  *
- * All of the header but the checksum follows from what is asked for: a reader makes it anew and
- * compares.
+ * All of the header except the checksum follows from the request: a reader makes the header anew
+ * and compares.
  */
 #include "base/hash.h"
 #include "tier/object/impl.h"
@@ -88,7 +88,7 @@ void kvbm_object_seal(const struct kvbm_object_format *f, uint32_t group, const 
     for (uint64_t at = 0, n; at < f->block_bytes; at += n) {
         n = KV_MIN(f->block_bytes - at, (uint64_t)PIECE);
         memcpy(to + at, (const uint8_t *)block + at, n);
-        /* the copy is summed: the caller's bytes might change in between */
+        /* sum the copy: the caller's bytes might change in between */
         kv_hash_update(&state, to + at, n);
     }
     kv_hash_done(&state, found);
@@ -116,7 +116,7 @@ static bool header_fits(const struct kvbm_object_opening *value)
            memcmp(value->header + KEY, value->want + KEY, KVBM_OBJECT_HEADER - KEY) == 0;
 }
 
-/* Take what the piece has of the header. Returns how much that is. */
+/* Take the part of the header that the piece has. Returns its length. */
 static size_t take_header(struct kvbm_object_opening *value, const void *piece, size_t len)
 {
     size_t n = value->got < KVBM_OBJECT_HEADER ? KVBM_OBJECT_HEADER - (size_t)value->got : 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The watcher: ends what is late, replaces threads that hang, joins those that have gone, calls
- * done for what no worker finished. It never calls into the store, so that nothing delays it but a
- * callback. */
+/* The watcher: ends late batches, replaces threads that hang, joins threads that have ended, and
+ * calls done for batches that no worker finished. It never calls into the store, so only a callback
+ * can delay it. */
 #include "base/log.h"
 #include "base/thread.h"
 #include "tier/object/impl.h"
@@ -30,7 +30,7 @@ static uint64_t expire(struct kvbm_object *o, uint64_t now_ns)
         if (w->until <= now_ns)
             kvbm_object_worker_lose(w, -ETIMEDOUT);
         else if (w->batch && w->cancelled && !o->closing && o->n_workers < 2 * o->n_threads)
-            kvbm_object_worker_lose(w, -ECANCELED); /* another thread takes its place */
+            kvbm_object_worker_lose(w, -ECANCELED); /* another thread takes the worker's place */
         else if (w->batch && w->cancelled && !o->closing)
             kvbm_object_worker_part(w, -ECANCELED);
         if (!w->lost)
@@ -39,7 +39,7 @@ static uint64_t expire(struct kvbm_object *o, uint64_t now_ns)
     return next_ns;
 }
 
-/* Replace workers that hang, up to as many again. Without a thread, try later. */
+/* Replace workers that hang, up to n_threads. When no thread can be started, try later. */
 static uint64_t top_up(struct kvbm_object *o, uint64_t now_ns, uint64_t next_ns)
 {
     while (!o->closing && o->n_able < o->n_threads && o->n_workers < 2 * o->n_threads)
@@ -97,7 +97,7 @@ void *kvbm_object_watch(void *arg)
             break;
         o->watch_ns = next_ns;
         kv_cond_wait_until(&o->watch, &o->lock, next_ns);
-        o->watch_ns = 0; /* awake: it looks anyway */
+        o->watch_ns = 0; /* no wake-up needed: the watcher is awake and checks anyway */
     }
     kvbm_object_unref_unlock(o);
     return NULL;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A worker: takes a batch, has or gets a handle of the store, and tells how it went. */
+/* A worker: takes a batch, uses or opens a handle of the store, and reports the result. */
 #include <inttypes.h>
 
 #include "base/log.h"
@@ -63,8 +63,8 @@ static void install(struct kvbm_object_worker *w, struct kvbm_object_handle *h)
     }
 }
 
-/* Open a handle, by the worker that claimed to do so. Other workers use it, and waiting ones go
- * on. */
+/* Open a handle, by the worker that claimed it. Other workers use that handle, and waiting ones
+ * continue. */
 static int open_handle(struct kvbm_object_worker *w)
 {
     struct kvbm_object_handle *h = calloc(1, sizeof(*h));
@@ -90,7 +90,7 @@ static int open_handle(struct kvbm_object_worker *w)
     return entered && rc < 0 ? -EHOSTDOWN : rc;
 }
 
-/* With the lock held. 0: the worker has a handle, or is to open one (opens). */
+/* Claim a handle. Returns 0: the worker has one, or must open one (opens). With the lock held. */
 static int claim_handle(struct kvbm_object_worker *w)
 {
     struct kvbm_object *o = w->object;
@@ -101,7 +101,7 @@ static int claim_handle(struct kvbm_object_worker *w)
         return 0;
     }
     if (o->opening)
-        return -EHOSTDOWN; /* one is enough to hang in it */
+        return -EHOSTDOWN; /* only one worker may hang in an open */
     w->opens = o->opening = true;
     return 0;
 }
@@ -157,7 +157,7 @@ void kvbm_object_worker_lose(struct kvbm_object_worker *w, int rc)
     else if (probe)
         kvbm_breaker_release(&o->breaker);
     pthread_cond_signal(&o->watch);
-    pthread_cond_broadcast(&o->work); /* another may offload now */
+    pthread_cond_broadcast(&o->work); /* another worker may offload now */
 }
 
 void kvbm_object_worker_part(struct kvbm_object_worker *w, int rc)
@@ -174,7 +174,7 @@ void kvbm_object_worker_part(struct kvbm_object_worker *w, int rc)
     kvbm_object_ended(o, batch);
     if (batch->probe_)
         kvbm_object_release(o);
-    pthread_cond_broadcast(&o->work); /* another may offload now */
+    pthread_cond_broadcast(&o->work); /* another worker may offload now */
 }
 
 /* Finish the worker's batch. Returns false when the watcher has ended it meanwhile. */
@@ -199,7 +199,7 @@ static bool finish(struct kvbm_object_worker *w, int rc)
     return batch != NULL;
 }
 
-/* With the lock held, and again when it returns. */
+/* Serve a batch. The lock is held at entry and return. */
 static void serve(struct kvbm_object_worker *w, struct kvbm_object_batch *batch)
 {
     struct kvbm_object *o = w->object;
@@ -242,10 +242,8 @@ static void open_first(struct kvbm_object_worker *w)
     pthread_cond_broadcast(&o->idle);
 }
 
-/*
- * While the breaker is open: the one that goes to see. When that one gave up before it had seen
- * anything, a put that has waited for it goes instead.
- */
+/* While the breaker is open: take the batch that is the probe. When a probe gave up before it had
+ * an answer, a put that has waited for it becomes the probe. */
 static struct kvbm_object_batch *take_probe(struct kvbm_object *o)
 {
     struct kvbm_object_batch *batch;
@@ -272,7 +270,7 @@ static struct kvbm_object_batch *take(struct kvbm_object *o)
     if (o->breaker.open)
         return take_probe(o);
     if (o->opening && !o->opening_hangs && !o->handle)
-        return NULL; /* soon */
+        return NULL; /* wait: the store is being opened */
     batch = kvbm_object_pop(&o->queue[KVBM_ONBOARD]);
     if (!batch && o->n_offloading < KV_MAX(o->n_threads - 1, 1))
         batch = kvbm_object_pop(&o->queue[KVBM_OFFLOAD]);
@@ -281,7 +279,7 @@ static struct kvbm_object_batch *take(struct kvbm_object *o)
 
 /* -- threads ----------------------------------------------------------------------------------- */
 
-/* True when the worker goes on. A worker given up for lost goes on when there are too few. */
+/* True when the worker continues. A worker given up as lost continues when there are too few. */
 static bool go_on(struct kvbm_object_worker *w)
 {
     struct kvbm_object *o = w->object;
@@ -298,8 +296,8 @@ static bool go_on(struct kvbm_object_worker *w)
     return true;
 }
 
-/* With the lock held, which it gives up. The first to go when closing takes the tier's handle with
- * it. */
+/* Leave as a worker: the lock is held at entry and released. The first worker to leave at closing
+ * takes the tier's handle with it. */
 static void depart(struct kvbm_object_worker *w)
 {
     struct kvbm_object *o = w->object;

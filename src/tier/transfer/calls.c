@@ -17,7 +17,7 @@ static bool forked(const struct kvbm_copier *copier)
     return copier->owner != getpid();
 }
 
-/* The caller's struct in today's form; what an older one doesn't have is zero. */
+/* Convert the caller's struct to this build's: fields that an older caller lacks are zero. */
 static int read_transfer(const struct kvbm_transfer *transfer, struct kvbm_transfer *ret)
 {
     *ret = (struct kvbm_transfer){0};
@@ -28,7 +28,8 @@ static int read_transfer(const struct kvbm_transfer *transfer, struct kvbm_trans
     return 0;
 }
 
-/* One allocation: the job, source and target ids, and a table that later counts what is left. */
+/* Allocate a job in one piece: the job, source and target ids, and a table that later counts the
+ * chunks left. */
 static int make_job(const struct kvbm_transfer *t, struct tier_job **ret)
 {
     size_t slots = tier_table_slots(t->n), n = t->n;
@@ -77,7 +78,7 @@ static int admit(struct kvbm_copier *copier, const struct kvbm_transfer *t)
     if (copier->stopping)
         return -ESHUTDOWN;
     if (t->n > copier->max_blocks)
-        return -EINVAL; /* not even once all others have ended */
+        return -EINVAL; /* it won't fit, even after all other jobs have ended */
     if (!copier->n_free || t->n > copier->max_blocks - copier->stats.blocks_now) {
         copier->stats.refused++;
         return -EAGAIN;
@@ -122,8 +123,8 @@ int64_t kvbm_copier_submit(struct kvbm_copier *copier, const struct kvbm_transfe
         return -EINVAL;
     if (forked(copier))
         return -ESHUTDOWN;
-    /* Full is said before the work of looking at it, and again behind it, when it may have become
-     * so. */
+    /* Check for a full queue before the work of planning, and again afterwards, when it may have
+     * become full. */
     pthread_mutex_lock(&copier->lock);
     err = admit(copier, &t);
     pthread_mutex_unlock(&copier->lock);
@@ -138,7 +139,8 @@ int64_t kvbm_copier_submit(struct kvbm_copier *copier, const struct kvbm_transfe
             err = enter(copier, job, t.ready_fd);
         id = (int64_t)job->id;
         if (err == 0)
-            job = NULL; /* the copier's, and perhaps gone already once the lock is */
+            /* the copier owns the job, and may have freed it once the lock is released */
+            job = NULL;
         pthread_mutex_unlock(&copier->lock);
     }
     free(job);
@@ -159,9 +161,9 @@ int kvbm_copier_cancel(struct kvbm_copier *copier, uint64_t id)
     return job ? 0 : -ENOENT;
 }
 
-/* ---- taking what ended ---- */
+/* ---- taking ended jobs ---- */
 
-/* With the lock. */
+/* Take an ended job and its result. With the lock. */
 static void take_ended(struct kvbm_copier *copier, struct tier_job **at, struct kvbm_done *ret)
 {
     struct tier_job *job = *at;
@@ -193,7 +195,7 @@ int kvbm_copier_fd(struct kvbm_copier *copier)
     return copier ? copier->polled.fd : -EINVAL;
 }
 
-/* With the lock: 0, -EAGAIN (not yet), -ENOENT. */
+/* Take job @id if it has ended: 0, -EAGAIN (not yet), -ENOENT. With the lock. */
 static int try_take(struct kvbm_copier *copier, uint64_t id, struct kvbm_done *ret)
 {
     struct tier_job **at = &copier->ended.first, *job = tier_job_of(copier, id);
@@ -220,7 +222,7 @@ int kvbm_copier_wait(struct kvbm_copier *copier, uint64_t id, uint32_t timeout_m
     pthread_mutex_lock(&copier->lock);
     copier->n_waiters++;
     err = try_take(copier, id, &done);
-    if (err == -EAGAIN) { /* not of one that has a callback, which would be called here */
+    if (err == -EAGAIN) { /* not for jobs with a callback, which would run on this thread */
         tier_help_locked(copier, id, until);
         while ((err = try_take(copier, id, &done)) == -EAGAIN && rc == 0)
             rc = kv_cond_wait_until(&copier->told, &copier->lock, until);

@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * To and from the memory of GPUs: a thread for each direction with a stream for each device, so
- * that what comes and what goes move at the same time and urgent things don't wait behind the
- * others' streams.
+ * Copies to and from GPU memory. Each direction has a thread, with a stream per device, so that
+ * both directions run at the same time and urgent copies don't wait behind the other streams.
  *
  *   take a chunk ─► queue its copies on the stream, an event behind them ─► at most DEPTH of these
  *        ▲                                                                        │
  *        └──────────────── sleep until the oldest one's event happened ◄──────────┘
  *
  * Large pieces go to the copy engines, several in a call (cuda_copy.c). Pieces of less than
- * KERNEL_BYTES are moved by libkvx_cuda's kernel, a layer of many blocks a launch, which host
- * memory must be pinned for.
+ * KERNEL_BYTES are copied by libkvx_cuda's kernel, one layer of many blocks per launch; the kernel
+ * needs pinned host memory.
  *
- * CUDA is found when the first job wants it, through the driver's library as in bm/cuda.h.
+ * The CUDA driver's library is loaded when the first job needs it, as in bm/cuda.h.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -23,7 +22,7 @@
 #include "bm/cuda.h"
 #include "tier/transfer/cuda.h"
 
-#ifndef TIER_CUDA_DEPTH /* benchmarks try others */
+#ifndef TIER_CUDA_DEPTH /* benchmarks vary it */
 #define TIER_CUDA_DEPTH 4
 #endif
 enum { DEPTH = TIER_CUDA_DEPTH };
@@ -37,7 +36,7 @@ enum { DEPTH = TIER_CUDA_DEPTH };
 #define cuda tier_cuda_calls
 #define check tier_cuda_check
 
-/* Make a device current: 0, -ENOTSUP. */
+/* Make a device current. Returns 0 or -ENOTSUP. */
 static int enter(uint32_t device)
 {
     return tier_cuda_usable() && kvbm_cuda_enter(device) == 0 ? 0 : -ENOTSUP;
@@ -55,7 +54,8 @@ static uint32_t device_of(const struct tier_plan *p)
     return place->kind == KVBM_STORAGE_DEVICE ? (uint32_t)place->device_id : 0;
 }
 
-/* Ask for an event, in any context that exists: a job between host memories must not create one. */
+/* Query an event, in any context that exists: a job between host memories must not create a
+ * context. */
 int tier_cuda_happened(void *event, const struct tier_plan *plan)
 {
     tier_cuda_result code;
@@ -85,24 +85,24 @@ struct lane {
     enum tier_lane lane;
     pthread_t thread;
     bool runs, stop;
-    bool single;       /* no batches of copies */
-    uint32_t *numbers; /* pinned, a part for each place in the ring */
+    bool single;       /* the driver refuses batches of copies */
+    uint32_t *numbers; /* pinned; a part for each place in the ring */
     void *streams[MAX_DEVICES];
     struct flight flights[MAX_DEVICES][DEPTH]; /* events belong to a device */
-    struct flight *ring[DEPTH];                /* in the order in which they began */
+    struct flight *ring[DEPTH];                /* in the order of their begin */
     uint32_t n, first;
-    uint32_t used[MAX_DEVICES]; /* flights taken in turn */
+    uint32_t used[MAX_DEVICES]; /* number of flights in use, by device */
 };
 
 struct tier_cuda {
     struct lane lanes[2];
-    uint32_t *numbers; /* of all flights of the first device that used them */
+    uint32_t *numbers; /* of all flights, for the first device that used them */
     size_t mapped;
     uint32_t pinned_by;
     bool pinned;
 };
 
-/* Events and stream of a device, made when it is first used. The device is current. */
+/* Make the events and the stream of a device when it is first used. The device is current. */
 static int prepare(struct lane *lane, uint32_t device)
 {
     int err = 0;
@@ -119,9 +119,9 @@ static int prepare(struct lane *lane, uint32_t device)
     return err;
 }
 
-/* ---- what is put on a stream ---- */
+/* ---- queueing on a stream ---- */
 
-/* Queue a converting kernel. Keeps the block ids in memory that the GPU reads until it has
+/* Queue a converting kernel. The block ids stay in memory that the GPU reads until the kernel has
  * ended. */
 static int convert(struct flight *flight, void *stream)
 {
@@ -154,13 +154,13 @@ static int put(struct lane *lane, struct flight *flight)
     } else {
         err = plan->kernel && lane->copier->gpu_copy == KVBM_GPU_AUTO ? convert(flight, stream)
                                                                       : -ENOTSUP;
-        if (err == -ENOTSUP) { /* no libkvx_cuda: slower, and the same bytes */
+        if (err == -ENOTSUP) { /* without libkvx_cuda: slower, same bytes */
             flight->chunk.pieces = 0;
             err = tier_cuda_copy_pieces(&flight->chunk, stream, &lane->single);
         }
     }
     rc = check("cuEventRecord", cuda.event_record(flight->event, stream));
-    if (rc < 0) /* pieces queued before must have ended when the chunk is given up */
+    if (rc < 0) /* pieces queued before must end before the chunk is given up */
         check("cuStreamSynchronize", cuda.stream_sync(stream));
     return err < 0 ? err : rc;
 }

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * Pieces for the copy engines. A call costs some microseconds, in which a GPU moves 100 KiB and
- * more, so pieces are collected and handed over together (cuMemcpyBatchAsync, CUDA 12.8). The call
- * changed its arguments with CUDA 13, under the same name in cuda.h; in the library the two have
- * names of their own, and each keeps its arguments.
- */
+/* Pieces for the copy engines. A call costs some microseconds, in which a GPU copies 100 KiB or
+ * more, so pieces are collected and queued together (cuMemcpyBatchAsync, CUDA 12.8). CUDA 13
+ * changed the call's arguments, under the same name in cuda.h. In the library the two forms have
+ * different symbols, and each symbol keeps its arguments. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <string.h>
@@ -62,7 +60,7 @@ static void load(void)
     }
     for (size_t i = 0; library && i < KV_COUNT(newer); i++)
         find(library, newer[i].name, newer[i].slot);
-    available = library != NULL; /* it stays loaded, as in bm/cuda.c */
+    available = library != NULL; /* stays loaded, as in bm/cuda.c */
 }
 
 bool tier_cuda_usable(void)
@@ -105,17 +103,15 @@ static tier_cuda_result call_batch(struct batch *b, void *stream)
                                     stream);
 }
 
-/*
- * True for errors that copying one by one may avoid: a driver may refuse these addresses together.
- * Other errors stay errors.
- */
+/* True for errors that copying one by one may avoid: a driver may refuse these addresses in one
+ * batch. */
 static bool refused(tier_cuda_result code)
 {
     return code == CUDA_INVALID_VALUE || code == CUDA_NOT_SUPPORTED;
 }
 
 /* Queue a batch; if the driver refuses it, queue each piece. Pieces queued before the refusal are
- * queued twice: the same bytes to the same place. */
+ * queued twice, which copies the same bytes to the same place. */
 static int put_batch(struct batch *b, void *stream, bool *single)
 {
     int err = 0;

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Copies between files and host memory. A thread walks chunks and hands each piece to the I/O
- * executor, at most io_depth at a time. A chunk is done with its last piece. There are two such
- * threads, for onboarding and for offloading, with requests of their own, so that urgent reads
- * never queue behind writes.
+ * executor, at most io_depth at a time. A chunk is done when its last piece is. Two such threads,
+ * for onboarding and for offloading, have requests of their own, so that urgent reads never queue
+ * behind writes.
  *
- * O_DIRECT wants offsets, addresses and lengths at multiples of a page. Pieces that aren't (layouts
- * should be aligned to 4096, then all are) go the slow way, one at a time through a storage's own
- * copies: whole pages are read, changed and written, and two of these at once would undo each
- * other. Pieces in whole pages never share one with them.
+ * O_DIRECT needs offsets, addresses and lengths in multiples of a page. Layouts should be aligned
+ * to 4096; then all pieces are. Other pieces take the slow way, one at a time through a storage's
+ * own copies. These read, change and write whole pages, so two at once would overwrite each other's
+ * change. Pieces of whole pages share no page with them.
  *
- * Conversions go through a buffer, one chunk at a time, where blocks lie as they do in the file.
+ * Conversions go through a buffer that holds one chunk in the file's layout.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -25,17 +25,17 @@
 #define MAX_REQUEST (UINT64_C(64) << 20)
 
 struct flight {
-    struct flight *next; /* free ones */
+    struct flight *next; /* in the free list */
     struct tier_chunk chunk;
-    uint32_t flying; /* requests, and one for the walk */
+    uint32_t flying; /* requests running, and one for the walk */
 };
 
 struct request {
     struct kvbm_aio_req req;
-    struct request *next; /* free ones */
+    struct request *next; /* in the free list */
     struct lane *lane;
     struct flight *flight;
-    uint32_t first, n; /* pairs */
+    uint32_t first, n; /* pairs of the chunk */
 };
 
 struct lane {
@@ -46,16 +46,16 @@ struct lane {
     bool runs, stop;
     struct request *requests, *free_requests; /* [io_depth]; with the copier's lock */
     struct flight *flights, *free_flights;    /* [io_depth] */
-    uint32_t n_flying;                        /* flights */
-    char *buffer;                             /* of conversions */
+    uint32_t n_flying;                        /* flights in use */
+    char *buffer;                             /* buffer of conversions */
     size_t buffer_len;
 };
 
 struct tier_file {
     struct kvbm_aio *aio;
-    pthread_mutex_t slow; /* one at a time changes parts of pages */
+    pthread_mutex_t slow; /* one thread at a time changes parts of pages */
     struct lane lanes[2];
-    uint32_t numbers[TIER_CHUNK_PAIRS]; /* 0, 1, 2, ...: blocks of a buffer */
+    uint32_t numbers[TIER_CHUNK_PAIRS]; /* 0, 1, 2, ...: block ids of a buffer */
 };
 
 static bool reads(const struct tier_plan *p)
@@ -63,9 +63,9 @@ static bool reads(const struct tier_plan *p)
     return p->src->places[0].kind == KVBM_STORAGE_DISK;
 }
 
-/* ---- pieces that the kernel takes as they are ---- */
+/* ---- aligned pieces ---- */
 
-/* With the lock. */
+/* Complete a flight whose requests have ended. With the lock. */
 static void land(struct lane *lane, struct flight *flight)
 {
     if (--flight->flying)
@@ -99,10 +99,8 @@ static void hand_over(struct lane *lane, struct kvbm_aio_req **list)
     *list = NULL;
 }
 
-/*
- * Get a free request, or wait for one. Queue those of @list before: the wait would have no end
- * otherwise.
- */
+/* Get a free request, or wait for one. Submit those of @list before waiting, or the wait would
+ * never end. */
 static struct request *get_request(struct lane *lane, struct flight *flight,
                                    struct kvbm_aio_req **list)
 {
@@ -123,7 +121,7 @@ static struct request *get_request(struct lane *lane, struct flight *flight,
     return request;
 }
 
-/* Queue the requests of a piece, in several parts when it is longer than one request may be. */
+/* Queue the requests of a piece, in several parts when it exceeds the limit of one request. */
 static void put_piece(struct lane *lane, struct flight *flight, const struct tier_piece *piece,
                       struct kvbm_aio_req **list)
 {
@@ -221,7 +219,7 @@ static int make_buffer(struct lane *lane, size_t len)
     return 0;
 }
 
-/* All regions of a chunk between its file and the buffer: [pair][layer][outer]. */
+/* Copy all regions of a chunk between its file and the buffer: [pair][layer][outer]. */
 static int move_buffer(struct lane *lane, const struct tier_chunk *chunk)
 {
     const struct tier_plan *p = &chunk->job->plan;

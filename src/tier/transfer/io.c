@@ -17,11 +17,13 @@ enum {
     MAX_DEPTH = 4096,
     DEFAULT_DEPTH = 64,
     MAX_DEFAULT_THREADS = 32,
-    TURN_OF_REST = 8 /* one turn in so many, so that endless reads don't stop writes */
+    /* every eighth turn goes to requests that aren't urgent, so that endless reads don't stop
+     * writes */
+    TURN_OF_REST = 8
 };
 
-/* Bytes being written while reads come: enough to keep a fast device busy, few enough for a read to
- * wait behind. */
+/* Bytes being written while reads come: enough to keep a fast device busy, few enough that a read
+ * waits only briefly. */
 #define WRITING_BESIDE_READS (UINT64_C(2) << 20)
 #define READS_STOPPED_NS (50 * KV_NS_PER_MS)
 
@@ -53,7 +55,7 @@ static bool is_urgent_read(const struct kvbm_aio_req *req)
     return req->urgent && req->op == KVBM_AIO_READ;
 }
 
-/* True when a write may begin now. Without a running write one always may, and its end asks
+/* True when a write may begin now. With no write running the answer is yes, and a write's end asks
  * again. */
 static bool write_may_go(const struct kvbm_aio *aio, const struct kvbm_aio_req *req, uint64_t now)
 {
@@ -145,7 +147,8 @@ static void refuse(struct kvbm_aio_req *list)
 
 void kvbm_aio_submit(struct kvbm_aio *aio, struct kvbm_aio_req *list)
 {
-    if (getpid() != aio->process) { /* a child: a thread of the parent may have held the lock */
+    /* in a child: a thread of the parent may have held the lock at fork */
+    if (getpid() != aio->process) {
         refuse(list);
         return;
     }

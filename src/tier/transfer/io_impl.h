@@ -8,7 +8,7 @@
 
 #include "tier/transfer/io.h"
 
-#define KVBM_AIO_MAX_TRIES 16 /* of a request that the kernel says EAGAIN to */
+#define KVBM_AIO_MAX_TRIES 16 /* retries of a request after EAGAIN */
 
 struct kvbm_aio_queue {
     struct kvbm_aio_req *first, *last;
@@ -16,32 +16,33 @@ struct kvbm_aio_queue {
 
 struct kvbm_aio_backend {
     enum kvbm_io kind;
-    int (*start)(struct kvbm_aio *aio); /* copes with what it has left half-built */
-    void (*stop)(struct kvbm_aio *aio); /* after aio->stop was set: end when all is done */
-    void (*wake)(struct kvbm_aio *aio); /* something was queued; called with the lock held */
+    int (*start)(struct kvbm_aio *aio); /* frees its half-built state on failure */
+    /* called after aio->stop was set: return when all requests are done */
+    void (*stop)(struct kvbm_aio *aio);
+    void (*wake)(struct kvbm_aio *aio); /* called with the lock held after a request was queued */
 };
 extern const struct kvbm_aio_backend kvbm_aio_uring, kvbm_aio_threads;
 
 struct kvbm_aio {
     const struct kvbm_aio_backend *backend;
-    void *own; /* the backend's */
+    void *own; /* state of the backend */
     pid_t process;
     uint32_t depth, n_threads;
-    pthread_mutex_t lock; /* of all below */
+    pthread_mutex_t lock; /* guards the fields below */
     struct kvbm_aio_queue urgent, rest;
     uint32_t in_flight;
-    uint64_t writing;      /* bytes of writes with the kernel */
-    uint64_t read_seen_ns; /* when the last urgent read began or ended */
+    uint64_t writing;      /* bytes of writes at the kernel */
+    uint64_t read_seen_ns; /* begin or end of the last urgent read */
     uint32_t turns;
     bool stop;
-    uint8_t *memory; /* to be registered, constant */
+    uint8_t *memory; /* memory to register; constant */
     uint64_t memory_bytes;
     struct kvbm_aio_stats stats; /* registered_bytes: constant after start */
 };
 
 void kvbm_aio_append(struct kvbm_aio_queue *queue, struct kvbm_aio_req *req);
 /**
- * Take the request whose turn it is and count it as in flight; NULL: none may go now. With the
+ * Take the next request by priority and count it as in flight; NULL: none may begin now. With the
  * lock.
  */
 struct kvbm_aio_req *kvbm_aio_take(struct kvbm_aio *aio);
@@ -53,7 +54,7 @@ void kvbm_aio_leave(struct kvbm_aio *aio, const struct kvbm_aio_req *req);
  * *@pause).
  */
 bool kvbm_aio_result(struct kvbm_aio_req *req, long result, bool *pause);
-/** The system call of a request, from moved_ on. */
+/** Make the system call of a request, from moved_ on. */
 long kvbm_aio_call(const struct kvbm_aio_req *req);
 
 #endif

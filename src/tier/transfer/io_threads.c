@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The executor by threads that each make one system call at a time. */
+/* The executor by threads, each making one system call at a time. */
 #include <errno.h>
 #include <stdlib.h>
 #include <time.h>

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The executor by io_uring: one thread owns the ring, fills it from the queue with one system call
- * for all that is there, and waits in the same call. A poll on an eventfd in the ring wakes it when
- * something is queued meanwhile.
+ * The executor by io_uring. One thread owns the ring; one system call submits all queued requests
+ * and waits. A poll on an eventfd in the ring wakes the thread when requests are queued meanwhile.
  *
- * No more than depth requests and the poll are with the kernel, and the completion ring has twice
- * the room: it can't overflow.
+ * At most depth requests and the poll are at the kernel, and the completion ring has twice that
+ * room, so it can't overflow.
  *
- * The memory that aio was given is registered as buffers of a gigabyte, the most that one may have:
- * what lies within one goes by READ_FIXED and WRITE_FIXED. Files aren't registered: a look-up a
- * request is nothing, and the ring's own references would hold the files' locks until the kernel
- * has taken it apart, some time after its end.
+ * The memory given to aio is registered as buffers of a gigabyte, the kernel's limit for one.
+ * Requests within one buffer use READ_FIXED and WRITE_FIXED. Files aren't registered: looking one
+ * up costs a request almost nothing. The ring's own references would hold the files' locks until
+ * the kernel has dismantled the ring, some time after close.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -25,18 +24,19 @@
 #include "base/thread.h"
 #include "tier/transfer/io_impl.h"
 
-enum { BATCH = 64 }; /* completions looked at before anything new is handed in */
+enum { BATCH = 64 }; /* completions handled before new requests are submitted */
 #define BUFFER_BYTES (UINT64_C(1) << 30)
 #define MAX_BUFFERS (UINT64_C(1) << 14) /* the kernel's limit */
 
 struct ring {
     struct io_uring ring;
     struct kv_wake wake;
-    bool armed;                  /* the poll on wake is with the kernel */
-    bool asleep;                 /* asleep, or about to be; with aio->lock */
-    bool broken;                 /* the ring has failed: requests are served one by one */
-    struct kvbm_aio_queue again; /* to be submitted again for their rest; in flight as before */
-    bool pause;                  /* wait before the next submission */
+    bool armed;  /* the poll on wake is at the kernel */
+    bool asleep; /* asleep, or about to be; with aio->lock */
+    bool broken; /* the ring has failed: serve requests one by one */
+    /* requests to submit again for their rest; still counted as in flight */
+    struct kvbm_aio_queue again;
+    bool pause; /* wait before the next submission */
     pthread_t thread;
     sem_t started;
     int start_error;
@@ -55,9 +55,9 @@ static struct kvbm_aio_req *shift(struct kvbm_aio_queue *queue)
     return req;
 }
 
-/* ---- handing in ---- */
+/* ---- submitting ---- */
 
-/* Return the registered buffer that holds all the rest of a request, or -1. */
+/* Return the registered buffer that holds the rest of a request, or -1. */
 static int buffer_of(const struct kvbm_aio *aio, const struct kvbm_aio_req *req)
 {
     /* Memory below the registered one gives a huge offset. */
@@ -101,8 +101,8 @@ static void arm(struct ring *own)
     }
 }
 
-/* Collect the requests to submit now: those to continue, then from the queue. False: all is
- * done. */
+/* Collect the requests to submit now: first those to continue, then queued ones. Returns false when
+ * all requests are done. */
 static bool collect(struct kvbm_aio *aio, struct kvbm_aio_queue *ret)
 {
     struct ring *own = aio->own;
@@ -151,16 +151,16 @@ static void enter(struct ring *own, bool brief)
 
     if (rc >= 0 || rc == -EINTR || rc == -ETIME)
         return;
-    if (rc == -EAGAIN || rc == -EBUSY) { /* no memory: the entries stay prepared */
+    if (rc == -EAGAIN || rc == -EBUSY) { /* out of memory: the entries stay prepared */
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
         return;
     }
     kv_log_error("kvbm", "io_uring ended: files are read and written one by one", "errno=%d", -rc);
-    own->broken = true; /* a sandbox has closed, for example */
+    own->broken = true; /* a sandbox may have forbidden the call */
     take_back(own);
 }
 
-/* ---- taking back ---- */
+/* ---- completions ---- */
 
 struct ended {
     struct kvbm_aio_req *req[BATCH];
@@ -228,7 +228,7 @@ static void submit(struct kvbm_aio *aio, struct kvbm_aio_queue *queue)
     while ((req = shift(queue))) {
         struct io_uring_sqe *sqe = io_uring_get_sqe(&own->ring);
 
-        if (!sqe) { /* the ring is full: go on next time */
+        if (!sqe) { /* the ring is full: arm the poll next time */
             kvbm_aio_append(&own->again, req);
             continue;
         }
@@ -236,7 +236,7 @@ static void submit(struct kvbm_aio *aio, struct kvbm_aio_queue *queue)
     }
 }
 
-/* Serve requests one by one after the ring has failed. Requests that the kernel has still complete
+/* Serve requests one by one after the ring has failed. Requests at the kernel still complete
  * through shared memory. */
 static void run_broken(struct kvbm_aio *aio, struct kvbm_aio_queue *queue)
 {
@@ -318,7 +318,7 @@ static void *work(void *arg)
     struct ring *own = aio->own;
     struct kvbm_aio_queue queue;
 
-    own->start_error = open_ring(aio, own); /* by the thread that uses it: a ring belongs to one */
+    own->start_error = open_ring(aio, own); /* a ring belongs to the thread that opens it */
     if (own->start_error == 0)
         register_memory(aio, own);
     sem_post(&own->started);
@@ -344,7 +344,7 @@ static void uring_wake(struct kvbm_aio *aio)
 
     if (own->asleep)
         kv_wake_signal(&own->wake);
-    own->asleep = false; /* once is enough */
+    own->asleep = false; /* one wake-up is enough */
 }
 
 static void uring_stop(struct kvbm_aio *aio)
@@ -376,7 +376,7 @@ static int uring_start(struct kvbm_aio *aio)
         free(own);
         return err;
     }
-    while (sem_wait(&own->started) < 0) /* EINTR: some signal of the caller's */
+    while (sem_wait(&own->started) < 0) /* EINTR: a signal of the caller's process */
         ;
     err = own->start_error;
     if (err < 0)

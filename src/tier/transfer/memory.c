@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Copies between memory, by the copier's threads, which also call all done callbacks, and by
- * threads in kvbm_copier_wait. */
+/* Copies between memory. The copier's threads make them, and also call all done callbacks; threads
+ * in kvbm_copier_wait help. */
 #include <string.h>
 #if defined(__x86_64__)
 #include <emmintrin.h>
@@ -10,12 +10,10 @@
 #include "base/error.h"
 #include "tier/transfer/transfer.h"
 
-/*
- * Smallest copy that is stored past the CPU's cache. Such stores need not read the target's lines
- * first, which saves a third of the traffic. libc does so only for copies larger than the cache,
- * which a block rarely is; but many blocks follow each other, and are not read soon. With pieces of
- * 2 MiB: 1.6 times memcpy.
- */
+/* Smallest copy that bypasses the CPU's cache. Such stores need not read the target's lines first,
+ * which saves a third of the traffic. libc does so only for copies larger than the cache, which a
+ * block rarely is; but many blocks follow each other, and are not read soon. With pieces of 2 MiB:
+ * 1.6 times memcpy. */
 #define STREAM_BYTES ((size_t)32 << 10)
 
 #if defined(__x86_64__)
@@ -29,7 +27,7 @@ static void stream(char *to, const char *from, size_t len)
         __m128i *d = (__m128i *)(void *)to;
         __m128i a, b, c, e;
 
-        _mm_prefetch(from + 512, _MM_HINT_NTA); /* may lie behind the end: it is a hint */
+        _mm_prefetch(from + 512, _MM_HINT_NTA); /* may lie behind the end: a prefetch is a hint */
         a = _mm_loadu_si128(s);
         b = _mm_loadu_si128(s + 1);
         c = _mm_loadu_si128(s + 2);
@@ -40,7 +38,7 @@ static void stream(char *to, const char *from, size_t len)
         _mm_stream_si128(d + 3, e);
     }
     memcpy(to, from, len);
-    _mm_sfence(); /* before other threads learn that the bytes are there */
+    _mm_sfence(); /* orders the stores before other threads learn of the copy */
 }
 #else
 static void stream(char *to, const char *from, size_t len)
@@ -92,7 +90,7 @@ static void run(struct tier_chunk *chunk)
     }
 }
 
-/* Copy a chunk. Call with the lock, which is released meanwhile. */
+/* Copy a chunk. Call with the lock, which is released during the copy. */
 static void do_chunk(struct kvbm_copier *copier, struct tier_chunk *chunk)
 {
     pthread_mutex_unlock(&copier->lock);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Plan of a job: check it, cut it into chunks, walk its pieces. */
+/* The plan of a job: check the transfer, cut it into chunks, walk its pieces. */
 #include <errno.h>
 #include <inttypes.h>
 #include <string.h>
@@ -8,10 +8,11 @@
 #include "base/log.h"
 #include "tier/transfer/transfer.h"
 
-#define CHUNK_BYTES (UINT64_C(2) << 20) /* some 200 us of a thread: an urgent job waits no longer */
+/* some 200 us of a thread: the longest wait of an urgent job */
+#define CHUNK_BYTES (UINT64_C(2) << 20)
 #define LAUNCH_BYTES (UINT64_C(8) << 20) /* a GPU's kernel takes microseconds to start */
 #define KERNEL_BYTES \
-    (UINT64_C(256) << 10) /* pieces of less: the copy engines spend their time on starting */
+    (UINT64_C(256) << 10) /* smaller pieces: the copy engines spend their time on starting */
 
 static int refuse(int err, const char *reason)
 {
@@ -19,7 +20,7 @@ static int refuse(int err, const char *reason)
     return err;
 }
 
-/* ---- are the two the same blocks, in other forms? ---- */
+/* ---- do both layouts hold the same blocks? ---- */
 
 static bool floating(kvx_dtype_t dtype)
 {
@@ -27,7 +28,7 @@ static bool floating(kvx_dtype_t dtype)
            dtype == KVX_DTYPE_BF16 || dtype == KVX_DTYPE_F32;
 }
 
-/* Sets bits: whether elements are copied as they are. A dtype that isn't known is the other's. */
+/* Set p->bits when elements are copied unchanged. An unknown dtype counts as the other layout's. */
 static int check_elements(const struct kvbm_layout_config *s, const struct kvbm_layout_config *d,
                           struct tier_plan *p)
 {
@@ -84,17 +85,15 @@ static int check_heads(const struct kvbm_transfer *t, struct tier_plan *p)
     return 0;
 }
 
-/* ---- which lane ---- */
+/* ---- choosing the lane ---- */
 
 static bool host(enum kvbm_storage_kind kind)
 {
     return kind == KVBM_STORAGE_SYSTEM || kind == KVBM_STORAGE_PINNED;
 }
 
-/*
- * True when one GPU's kernel can address both sides: no pageable memory, and of GPUs' memory only
- * its own.
- */
+/* True when one GPU's kernel can address both sides: no pageable memory, and no other GPU's
+ * memory. */
 static bool one_gpu_reaches(const struct tier_plan *p)
 {
     const struct kvbm_place *s = &p->src->places[0], *d = &p->dst->places[0];
@@ -124,14 +123,14 @@ static int find_lane(enum kvbm_flow flow, struct tier_plan *p)
     return 0;
 }
 
-/* ---- what is a piece ---- */
+/* ---- choosing the grain ---- */
 
 static bool outers_together(const struct kvbm_layout *l)
 {
     return l->config.outer_dim == 1 || l->shape.outer_stride == l->shape.region_bytes;
 }
 
-/* True when both orders are the same bytes: with one head, or one token. */
+/* True when both orders give the same bytes: with one head, or one token. */
 static bool same_order(const struct tier_plan *p)
 {
     const struct kvbm_layout_config *s = &p->src->config, *d = &p->dst->config;
@@ -181,10 +180,8 @@ static bool on_device(const struct tier_plan *p)
     return p->lane == TIER_OUT || p->lane == TIER_IN;
 }
 
-/*
- * Choose whether a GPU's kernel moves what copy engines could: small pieces, where it can address
- * both sides.
- */
+/* Decide whether a GPU's kernel copies instead of the copy engines: small pieces, and both sides
+ * addressable. */
 static void choose_kernel(struct tier_plan *p)
 {
     uint64_t piece = p->region_bytes * (p->grain == TIER_LAYER ? p->dst->config.outer_dim : 1);
@@ -197,20 +194,20 @@ static void choose_kernel(struct tier_plan *p)
     p->kernel = tier_plan_caches(p, p->first_layer, &src, &dst) == 0;
 }
 
-/* Choose the cut into chunks: few layers of many blocks for a kernel, which copies a layer at a
- * time; whole blocks for other executors. */
+/* Cut into chunks: few layers of many blocks for a kernel, which copies a layer at a time; whole
+ * blocks for other executors. */
 static void cut(struct tier_plan *p)
 {
     bool launch = on_device(p) && (p->kernel || p->grain == TIER_CONVERT);
     uint64_t most = launch ? LAUNCH_BYTES : CHUNK_BYTES, layers = launch ? 1 : p->n_layers;
     uint64_t layer = p->region_bytes * p->dst->config.outer_dim;
 
-    if (on_file(p) && p->grain == TIER_CONVERT) /* a buffer holds a chunk as it is in the file */
+    if (on_file(p) && p->grain == TIER_CONVERT) /* a buffer holds a chunk in the file's layout */
         layer = KV_MAX(layer, p->src->shape.region_bytes * p->dst->config.outer_dim);
     if (layer * layers > most) {
         uint64_t n = KV_MAX(most / layer, UINT64_C(1)), groups = (layers + n - 1) / n;
 
-        layers = (layers + groups - 1) / groups; /* equally large ones */
+        layers = (layers + groups - 1) / groups; /* of equal size */
     }
     p->layers = (uint32_t)layers;
     p->pairs =
@@ -250,7 +247,7 @@ int tier_plan_make(const struct kvbm_transfer *t, struct tier_plan *ret)
     return 0;
 }
 
-/* ---- block ids: a set of them, by open addressing ---- */
+/* ---- block ids: a set, by open addressing ---- */
 
 size_t tier_table_slots(uint32_t n)
 {
@@ -334,10 +331,8 @@ static void look(const struct tier_walk *w, struct tier_piece *ret)
     ret->n = 1;
 }
 
-/*
- * Step to the next pair. Pairs are innermost, so that blocks that follow each other in a layer
- * become one piece.
- */
+/* Step to the next pair. Pairs are innermost, so that consecutive blocks of a layer become one
+ * piece. */
 static void step(struct tier_walk *w)
 {
     if (++w->pair < w->chunk.first + w->chunk.n)
@@ -356,7 +351,7 @@ static bool join(struct tier_piece *piece, const struct tier_piece *next, uint64
         piece->src + piece->len != next->src || piece->dst + piece->len != next->dst ||
         piece->len + next->len > limit)
         return false;
-    if (next->first < piece->first) { /* the same blocks' next outer or layer */
+    if (next->first < piece->first) { /* the next outer or layer of the same blocks */
         piece->n = piece->first + piece->n - next->first;
         piece->first = next->first;
     }
@@ -441,7 +436,7 @@ void tier_plan_side(const struct tier_plan *p, bool target, uint32_t layer, stru
         .memory = place->kind == KVBM_STORAGE_DEVICE ? KVX_MEMORY_DEVICE : KVX_MEMORY_HOST,
         .bits = p->bits,
     };
-    /* A GPU that converts must be able to address the host's side: pinned memory. */
+    /* A GPU that converts must be able to address the host side: pinned memory. */
     if (place->kind == KVBM_STORAGE_PINNED && (p->lane == TIER_OUT || p->lane == TIER_IN))
         ret->memory = KVX_MEMORY_UNIFIED;
 }
@@ -466,7 +461,7 @@ int tier_convert_caches(const struct tier_plan *p, const kvx_cache_desc_t *src,
 {
     kvx_block_copy_t copy = {
         .size = sizeof(copy),
-        .index_dtype = KVX_DTYPE_S32, /* no layout that is converted has more blocks */
+        .index_dtype = KVX_DTYPE_S32, /* no converted layout has more blocks */
         .count = n,
         .src_head = p->src_head,
         .dst_head = p->dst_head,

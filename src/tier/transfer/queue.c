@@ -2,14 +2,14 @@
 /*
  * Jobs: their order, their running chunks, their end.
  *
- * A job's id names its slot, so that finding one takes no search, and grows with time, so that it
- * is its age:
+ * A job's id names its slot, so that no search is needed, and grows with time, so that it gives the
+ * order of submission:
  *
  *   id = turn * max_jobs + slot + 1
  *
- * Four heaps hold jobs of which chunks are left, one a lane, by urgency; one more all that have a
- * deadline and haven't been begun wholly. All are as large as there may be jobs: nothing is
- * allocated but the job itself.
+ * Each lane has a heap, by urgency, of the jobs with chunks left. One more heap holds all jobs that
+ * have a deadline and chunks left. All heaps have room for max_jobs: a submit allocates only the
+ * job.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -57,7 +57,7 @@ static void heap_put(struct tier_heap *heap, size_t at, struct tier_job *job, at
     *at_of(job) = at;
 }
 
-/* Move @job from the hole @at to where it belongs. */
+/* Move @job from the hole @at to its place. */
 static void heap_sift(struct tier_heap *heap, size_t at, struct tier_job *job, before_fn before,
                       at_fn at_of)
 {
@@ -112,7 +112,7 @@ void tier_list_remove(struct tier_list *list, struct tier_job **at)
 
 /* ---- the end of a job ---- */
 
-/* Wake a thread of the memory lane when a done callback is due: these threads call them. */
+/* Wake a thread of the memory lane when a done callback is due: these threads call callbacks. */
 static void wake_callers(struct kvbm_copier *copier)
 {
     if (copier->calls.first)
@@ -158,7 +158,7 @@ static void end(struct kvbm_copier *copier, struct tier_job *job)
         tier_list_add(&copier->ended, job);
         pthread_cond_broadcast(&copier->told);
     }
-    if (copier->stopping && !copier->n_live) { /* the last one: all threads may go */
+    if (copier->stopping && !copier->n_live) { /* the last job: all threads may end */
         for (int lane = 0; lane < TIER_LANES; lane++)
             pthread_cond_broadcast(&copier->work[lane]);
         pthread_cond_broadcast(&copier->told);
@@ -181,7 +181,7 @@ static void call(struct kvbm_copier *copier, struct tier_job **at)
     void *arg = job->arg;
 
     tier_list_remove(&copier->calls, at);
-    tier_forget(copier, job); /* first: the callback may submit another */
+    tier_forget(copier, job); /* first, since the callback may submit another job */
     copier->n_calling++;
     pthread_mutex_unlock(&copier->lock);
     fn(arg, &done);
@@ -228,7 +228,7 @@ void tier_ready(struct kvbm_copier *copier, struct tier_job *job)
 void tier_stop(struct kvbm_copier *copier, struct tier_job *job, int status)
 {
     if (job->state != TIER_WAITING && job->state != TIER_QUEUED)
-        return; /* all of it is under way */
+        return; /* all its chunks are running */
     if (job->state == TIER_WAITING)
         tier_unwatch(copier, job);
     heap_remove(&copier->queue[job->plan.lane], job, more_urgent, queue_at);
@@ -308,7 +308,7 @@ void tier_chunk_done(struct kvbm_copier *copier, const struct tier_chunk *chunk)
         job->bytes += failed ? 0 : bytes;
         if (--job->left[i])
             continue;
-        job->n_ok++; /* its last part, and none failed */
+        job->n_ok++; /* last chunk of the pair, and none failed */
         if (job->ok)
             job->ok[i / 8] |= (uint8_t)(1u << i % 8);
     }
@@ -317,7 +317,7 @@ void tier_chunk_done(struct kvbm_copier *copier, const struct tier_chunk *chunk)
     if (job->n_flying || job->state != TIER_RUNNING)
         return;
     end(copier, job);
-    if (job->plan.lane != TIER_MEMORY) /* whose threads look themselves */
+    if (job->plan.lane != TIER_MEMORY) /* the memory lane's threads check by themselves */
         wake_callers(copier);
 }
 

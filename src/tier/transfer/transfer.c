@@ -23,11 +23,11 @@
 
 /* ---- the waiter ---- */
 
-/* Data of epoll events that are no jobs. Job ids begin at 1 and never get there. */
+/* Data of epoll events that are not jobs. Job ids begin at 1 and never reach it. */
 #define WAKE UINT64_MAX
 #define TIMER (UINT64_MAX - 1)
 
-/* How often CUDA events are asked for: there is no way to sleep on one that can be given up. */
+/* Interval of polling CUDA events, since a thread can't be woken from waiting for one. */
 #define PAUSE_MIN_NS (50 * UINT64_C(1000))
 #define PAUSE_MAX_NS (1000 * UINT64_C(1000))
 
@@ -48,11 +48,12 @@ static void unwatch_event(struct kvbm_copier *copier, struct tier_job *job)
         tier_list_remove(&copier->events, at);
 }
 
-/* Wait for a descriptor. One that epoll can't watch (a file) is always readable. */
+/* Wait for a descriptor. One that epoll can't watch (a regular file) counts as ready. */
 static int watch_fd(struct kvbm_copier *copier, struct tier_job *job, int fd)
 {
     struct epoll_event event = {.events = EPOLLIN | EPOLLONESHOT, .data.u64 = job->id};
-    int own = fcntl(fd, F_DUPFD_CLOEXEC, 3); /* so that several jobs can wait for one */
+    /* a duplicate, so that several jobs can wait for one descriptor */
+    int own = fcntl(fd, F_DUPFD_CLOEXEC, 3);
     int err;
 
     if (own < 0)
@@ -80,7 +81,7 @@ static void unwatch_fd(struct kvbm_copier *copier, struct tier_job *job)
     if (job->ready_fd < 0)
         return;
     epoll_ctl(copier->epoll, EPOLL_CTL_DEL, job->ready_fd,
-              NULL); /* close() alone: not if it was dup'ed */
+              NULL); /* close() alone keeps the event if the descriptor was dup'ed */
     close(job->ready_fd);
     job->ready_fd = -1;
 }
@@ -106,7 +107,7 @@ void tier_rearm(struct kvbm_copier *copier)
     struct itimerspec when = {0};
 
     if (at < (uint64_t)INT64_MAX)
-        when.it_value = kv_timespec(KV_MAX(at, 1)); /* zero would disarm */
+        when.it_value = kv_timespec(KV_MAX(at, 1)); /* zero would disarm the timer */
     timerfd_settime(copier->timer, TFD_TIMER_ABSTIME, &when, NULL);
 }
 
@@ -146,8 +147,8 @@ static void look_at_fd(struct kvbm_copier *copier, const struct epoll_event *eve
     struct tier_job *job = tier_find(copier, event->data.u64);
 
     if (!job || job->state != TIER_WAITING || job->ready_fd < 0)
-        return;                       /* it was stopped meanwhile */
-    if (!(event->events & EPOLLIN)) { /* its producer has gone without a word */
+        return;                       /* the job was stopped meanwhile */
+    if (!(event->events & EPOLLIN)) { /* the producer closed its end without a signal */
         tier_stop(copier, job, -EPIPE);
         return;
     }
@@ -185,7 +186,7 @@ static void *waiter_thread(void *arg)
     return NULL;
 }
 
-/* ---- lanes that are opened on demand ---- */
+/* ---- lanes opened on demand ---- */
 
 int tier_lane_open(struct kvbm_copier *copier, const struct tier_job *job)
 {
@@ -316,7 +317,7 @@ int kvbm_copier_create(const struct kvbm_copier_opts *opts, struct kvbm_copier *
         err = open_descriptors(copier);
     if (err == 0)
         err = start_threads(copier);
-    if (err == 0 && copier->io == KVBM_IO_URING) /* whether it is refused is to be said now */
+    if (err == 0 && copier->io == KVBM_IO_URING) /* report a refusal now */
         err = tier_file_open(copier, &copier->file);
     if (err < 0) {
         kvbm_copier_destroy(copier);
@@ -352,7 +353,7 @@ static void stop_waiter(struct kvbm_copier *copier)
     pthread_join(copier->waiter, NULL);
 }
 
-/* Let the threads in kvbm_copier_wait take their results and return. */
+/* Wait until the threads in kvbm_copier_wait have taken their results and returned. */
 static void let_waiters_go(struct kvbm_copier *copier)
 {
     pthread_mutex_lock(&copier->lock);
@@ -370,7 +371,7 @@ static void close_fd(int fd)
 static void release(struct kvbm_copier *copier)
 {
     for (uint32_t i = 0; copier->slots && i < copier->max_jobs; i++)
-        free(copier->slots[i]); /* ended, and nobody asked */
+        free(copier->slots[i]); /* ended, and not polled */
     for (int lane = 0; lane < TIER_LANES; lane++) {
         free(copier->queue[lane].jobs);
         pthread_cond_destroy(&copier->work[lane]);
@@ -418,8 +419,7 @@ void kvbm_copier_destroy(struct kvbm_copier *copier)
     stop_jobs(copier);
     for (uint32_t i = 0; i < copier->n_started; i++)
         pthread_join(copier->threads[i], NULL);
-    tier_file_close(
-        copier->file); /* no sooner: until then a callback's submit may have opened one */
+    tier_file_close(copier->file); /* not earlier: a callback's submit may have opened a lane */
     tier_cuda_close(copier->cuda);
     stop_waiter(copier);
     let_waiters_go(copier);
