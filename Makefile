@@ -5,7 +5,7 @@ PRESET ?= release
 WERROR ?= $(if $(filter true 1,$(CI)),ON,OFF)
 dir = $(if $(filter release,$(PRESET)),build,build/$(PRESET))
 
-.PHONY: all build run test quick bench check format fuzz fault coverage install uninstall clean test-all test-rest deb matrix
+.PHONY: all build run test quick bench check format fuzz fault coverage install uninstall clean test-all test-rest deb matrix wheel
 all: build
 
 build:
@@ -54,6 +54,11 @@ coverage:
 
 deb:
 	@tools/deb.sh
+
+# Only what the wheel holds.
+wheel: TARGETS = python-package kv_cli kv_manager kv_plugin_redis kv_index
+wheel: build
+	@tools/wheel.py
 
 install: build
 	@cmake --install $(dir) $(if $(PREFIX),--prefix "$(PREFIX)")

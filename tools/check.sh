@@ -3,7 +3,7 @@
 # project's (clang 14, Debian 12) judge differently, so the version-bound checks are then left out aloud.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
-mapfile -t sources < <(git ls-files 'src/*.[ch]' 'include/*.h' 'tests/*.[ch]' 'bench/*.[ch]' 'fuzz/*.[ch]' 'examples/*.[ch]' 'plugins/*.[ch]')
+mapfile -t sources < <(git ls-files 'src/*.[ch]' 'include/*.h' 'tests/*.[ch]' 'bench/*.[ch]' 'fuzz/*.[ch]' 'examples/*.[ch]' 'plugins/*.[ch]' 'python/*.[ch]')
 mapfile -t units < <(git ls-files 'src/*.c' 'plugins/*.c')
 mapfile -t scripts < <(git ls-files '*.sh' dev .ci/run)
 

@@ -4,12 +4,13 @@
 set -eu
 
 build='build-essential cmake pkg-config libzmq3-dev libmicrohttpd-dev libgnutls28-dev libcurl4-openssl-dev libexpat1-dev libsystemd-dev libxxhash-dev libcmocka-dev libzstd-dev libssl-dev liburing-dev'
-test='clang libclang-rt-dev python3 python3-zmq python3-msgpack curl openssl procps iproute2 redis-tools python3-swift xfsprogs btrfs-progs quota util-linux e2fsprogs mount'
+test='clang libclang-rt-dev python3 python3-zmq python3-msgpack curl openssl procps iproute2 redis-tools python3-swift xfsprogs btrfs-progs quota util-linux e2fsprogs mount python3-pycparser python3-venv python3-numpy mypy libsodium-dev libpgm-dev'
 check='clang-format clang-tidy cppcheck shellcheck git python3'
 bench='wrk fio'
 fault='user-mode-linux xfsprogs btrfs-progs e2fsprogs mount python3'
 
 deb='debhelper dpkg-dev fakeroot'
+wheel='python3 python3-pycparser libsodium-dev libpgm-dev'
 
 # The compilers of Debian 11 to 13 and the newest, as far as this release's packages have them.
 compilers() {
@@ -26,6 +27,7 @@ case "${1:-build}" in
     test) wanted="$build $test" ;;
     test-all | test-rest) wanted="$build $test $deb debootstrap" ;;
     deb) wanted="$build $deb" ;;
+    wheel) wanted="$build $wheel" ;;
     check | format) wanted="$build $check" ;;
     fuzz) wanted="$build clang libclang-rt-dev" ;;
     bench) wanted="$build $bench" ;;

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#ifndef KC_WITHOUT_INDEXER /* the Python wheel has neither kv-indexer nor an HTTP client */
 #include <curl/curl.h>
+#endif
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -14,9 +16,13 @@ static const struct command {
 } COMMANDS[] = {
     {"bench", kc_bench_main,
      "move blocks through the tiers of a block manager and back, and time it"},
+#ifndef KC_WITHOUT_INDEXER
     {"replay", kc_replay_main, "replay a request trace through a live kv-indexer, and check it"},
+#endif
     {"store", kc_store_main, "save, restore, check and collect objects in a kv_store backend"},
+#ifndef KC_WITHOUT_INDEXER
     {"top", kc_top_main, "watch a running kv-indexer: its workers, streams and index"},
+#endif
 };
 
 #define N_COMMANDS KV_COUNT(COMMANDS)
@@ -76,22 +82,30 @@ static void turn_help_round(int argc, char **argv)
     argv[argc - 1] = help;
 }
 
+static int run(const struct command *command, int argc, char **argv)
+{
+#ifdef KC_WITHOUT_INDEXER
+    return command->run(argc, argv);
+#else
+    int status;
+
+    curl_global_init(CURL_GLOBAL_DEFAULT);
+    status = command->run(argc, argv);
+    curl_global_cleanup();
+    return status;
+#endif
+}
+
 int main(int argc, char **argv)
 {
-    int status = 2;
 
     if (answer(argc, argv))
         return 0;
     if (strcmp(argv[1], "help") == 0)
         turn_help_round(argc, argv);
     signal(SIGPIPE, SIG_IGN);
-    curl_global_init(CURL_GLOBAL_DEFAULT);
     for (size_t i = 0; i < N_COMMANDS; i++)
-        if (strcmp(argv[1], COMMANDS[i].name) == 0) {
-            status = COMMANDS[i].run(argc - 1, argv + 1);
-            curl_global_cleanup();
-            return status;
-        }
-    curl_global_cleanup();
+        if (strcmp(argv[1], COMMANDS[i].name) == 0)
+            return run(&COMMANDS[i], argc - 1, argv + 1);
     return unknown_command(argv[1]);
 }

@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads the C libraries, calls their functions and lends them Python's memory.
+
+Libraries are looked for in $KVASIR_LIBRARY_PATH, then in the package. ctypes releases the interpreter's lock during each
+call, so other threads run on.
+"""
+import array
+import ctypes
+import errno
+import os
+import re
+import threading
+import weakref
+from typing import Any, Callable, Dict, Optional, Tuple, Union
+
+from . import _abi
+
+FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_lib")
+
+
+class Error(OSError):
+    """A call failed. `errno` is the library's error, the text its reason."""
+
+
+class NotFound(Error, KeyError):
+    """A name or key is not there."""
+
+    __str__ = OSError.__str__
+
+
+class Damaged(Error):
+    """Stored bytes did not verify. The library never hands them out."""
+
+
+_ERRORS = {errno.ENOENT: NotFound, errno.EBADMSG: Damaged}
+
+
+def error(rc: int, reason: str = "") -> Error:
+    """Make the exception of the negative errno @rc; @reason is a log line."""
+    message = os.strerror(-rc)
+    reason = re.sub(r"^time=\S+ level=\S+ (component=\S+ )?", "", reason)
+    return _ERRORS.get(-rc, Error)(-rc, f"{message}: {reason}" if reason else message)
+
+
+# -- libraries ---------------------------------------------------------------------------------------------------------
+
+_libraries: Dict[str, ctypes.CDLL] = {}
+_lock = threading.Lock()
+
+
+def find(name: str) -> str:
+    """Return the path of the library @name ("kvstore")."""
+    file = f"lib{name}.so"
+    for folder in (*os.environ.get("KVASIR_LIBRARY_PATH", "").split(":"), FOLDER):
+        path = os.path.join(folder, file)
+        if folder and os.path.exists(path):
+            return path
+    raise ImportError(f"{file} is neither in $KVASIR_LIBRARY_PATH nor in {FOLDER}")
+
+
+def load(name: str) -> ctypes.CDLL:
+    """Load a library once, declare its functions, and send its log lines to the package's hook."""
+    with _lock:
+        if name in _libraries:
+            return _libraries[name]
+        library = ctypes.CDLL(find(name), mode=os.RTLD_LOCAL | os.RTLD_NOW)
+        for function, result, arguments in _abi.PROTOTYPES[name]:
+            entry = getattr(library, function)
+            entry.restype, entry.argtypes = result, arguments
+        prefix = {"kvstore": "kvs", "kvindex": "kvi", "kvevent": "kve"}.get(name, name)
+        getattr(library, prefix + "_set_log")(ctypes.cast(_reason.kvpy_log, ctypes.c_void_p), None)
+        _libraries[name] = library
+        return library
+
+
+_reason = ctypes.CDLL(find("kvreason"), mode=os.RTLD_LOCAL | os.RTLD_NOW)
+_begin, _end = _reason.kvpy_begin, _reason.kvpy_end
+_begin.argtypes, _begin.restype = [], None
+_end.argtypes, _end.restype = [ctypes.c_int], ctypes.c_char_p
+_reason.kvpy_show.argtypes, _reason.kvpy_show.restype = [ctypes.c_int], None
+_LEVELS = {"off": -1, "error": 0, "warning": 1, "info": 2, "debug": 3}
+
+
+def set_log_level(level: str) -> None:
+    """Print the libraries' log lines up to @level to stderr: off, error, warning (the default), info, debug.
+
+    The reason of a call that fails is in its exception and isn't printed.
+    """
+    if level not in _LEVELS:
+        raise ValueError(f"no log level {level!r}; one of {', '.join(_LEVELS)}")
+    _reason.kvpy_show(_LEVELS[level])
+
+
+def call(function: Callable[..., Any], *args: Any) -> int:
+    """Call a function that returns a negative errno on failure; raise Error with the reason that it logged."""
+    rc = -errno.EINTR
+    _begin()
+    try:
+        rc = function(*args)
+    finally:
+        reason = _end(rc < 0)
+    if rc < 0:
+        raise error(rc, (reason or b"").decode(errors="replace"))
+    return rc
+
+
+def text(value: Optional[str]) -> Optional[bytes]:
+    """Encode a string for C; None stays NULL. A NUL would cut it short and is refused."""
+    if value is None:
+        return None
+    if "\0" in value:
+        raise ValueError("a NUL in a string")
+    return value.encode()
+
+
+# -- memory of Python's, lent to C -------------------------------------------------------------------------------------
+
+class _View(ctypes.Structure):
+    """CPython's Py_buffer."""
+    _fields_ = [("buf", ctypes.c_void_p), ("obj", ctypes.c_void_p), ("len", ctypes.c_ssize_t), ("itemsize", ctypes.c_ssize_t),
+                ("readonly", ctypes.c_int), ("ndim", ctypes.c_int), ("format", ctypes.c_char_p), ("shape", ctypes.c_void_p),
+                ("strides", ctypes.c_void_p), ("suboffsets", ctypes.c_void_p), ("internal", ctypes.c_void_p)]
+
+
+class DLTensor(ctypes.Structure):
+    """DLPack's DLTensor: memory, device, element type and shape of a framework's tensor."""
+    _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
+                ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
+                ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)),
+                ("byte_offset", ctypes.c_uint64)]
+
+
+_api = ctypes.pythonapi
+_get_buffer, _release_buffer = _api.PyObject_GetBuffer, _api.PyBuffer_Release
+_get_buffer.argtypes, _get_buffer.restype = [ctypes.py_object, ctypes.c_void_p, ctypes.c_int], ctypes.c_int
+_release_buffer.argtypes, _release_buffer.restype = [ctypes.c_void_p], None
+_capsule = _api.PyCapsule_GetPointer
+_capsule.argtypes, _capsule.restype = [ctypes.py_object, ctypes.c_char_p], ctypes.c_void_p
+_WRITABLE = 1
+_CPU, _CUDA_HOST = 1, 3
+
+
+class Memory:
+    """Memory of a Python object, lent as long as this lives: `address`, `nbytes`."""
+
+    __slots__ = ("address", "nbytes", "_owner", "_view", "__weakref__")
+
+    def __init__(self, source: Any, writable: bool = False) -> None:
+        self._view: Optional[_View] = None
+        self._owner: Any = source
+        if isinstance(source, Memory):
+            self.address, self.nbytes = source.address, source.nbytes
+            return
+        view = _View()
+        try:
+            _get_buffer(source, ctypes.byref(view), _WRITABLE if writable else 0)
+        except (TypeError, BufferError):
+            if not hasattr(source, "__dlpack__"):
+                raise
+            self.address, self.nbytes, self._owner = _of_dlpack(source)
+            return
+        self._view = view
+        self.address, self.nbytes = view.buf or 0, view.len
+
+    def __del__(self) -> None:
+        if self._view is not None and _release_buffer is not None:
+            _release_buffer(ctypes.byref(self._view))
+
+
+def dltensor(source: Any) -> Tuple[DLTensor, Any]:
+    """Return the DLTensor of a tensor and the capsule that keeps its memory."""
+    capsule = source.__dlpack__()
+    return DLTensor.from_address(_capsule(capsule, b"dltensor")), capsule
+
+
+def _of_dlpack(source: Any) -> Tuple[int, int, Any]:
+    tensor, capsule = dltensor(source)
+    if tensor.device_type not in (_CPU, _CUDA_HOST):
+        raise TypeError("a tensor that is not in host memory")
+    step = 1
+    for i in reversed(range(tensor.ndim)):
+        if tensor.strides and tensor.shape[i] != 1 and tensor.strides[i] != step:
+            raise BufferError("a tensor that is not contiguous")
+        step *= tensor.shape[i]
+    return (tensor.data or 0) + tensor.byte_offset, step * tensor.bits * tensor.lanes // 8, capsule
+
+
+Array = Union["array.array[int]", bytes, Any]  # packed numbers: bytes, array.array, a numpy array, a list
+
+
+def numbers(values: Any, code: str) -> Tuple[Any, int, int]:
+    """Return memory of @values as numbers of array type @code: (owner, address, count).
+
+    An array.array of that type and any contiguous buffer of that item size aren't copied; a list is.
+    """
+    if type(values) is array.array and values.typecode == code:
+        address, n = values.buffer_info()
+        return values, address, n
+    size = array.array(code).itemsize
+    if isinstance(values, (bytes, bytearray)) or hasattr(values, "__array_interface__") or isinstance(values, (memoryview, array.array)):
+        if getattr(values, "itemsize", 1) not in (1, size):
+            raise TypeError(f"items of {values.itemsize} bytes where {size} are needed")
+        memory = Memory(values)
+        if memory.nbytes % size:
+            raise ValueError(f"{memory.nbytes} bytes are not a whole number of {size}-byte items")
+        return memory, memory.address, memory.nbytes // size
+    copied = array.array(code, values)
+    address, n = copied.buffer_info()
+    return copied, address, n
+
+
+# -- memory of C's, handed to Python -----------------------------------------------------------------------------------
+
+_free = ctypes.CDLL(None).free
+_free.argtypes, _free.restype = [ctypes.c_void_p], None
+
+
+def adopt(address: Optional[int], n: int) -> memoryview:
+    """Wrap @n bytes that the library allocated; they are freed with the last view on them."""
+    if not n:
+        _free(address)
+        return memoryview(b"")
+    block = (ctypes.c_ubyte * n).from_address(address or 0)
+    weakref.finalize(block, _free, address).atexit = False
+    return memoryview(block).cast("B")
+
+
+def address_of(function: Any) -> Optional[int]:
+    """Return the address of a ctypes callback; None stays NULL."""
+    return ctypes.cast(function, ctypes.c_void_p).value if function is not None else None
+
+
+# -- objects of C's ----------------------------------------------------------------------------------------------------
+
+EXIT_WAIT_S = 30  # how long the end of the interpreter waits for calls of other threads
+
+
+class _State:
+    """Address of a C object and the number of calls that use it. Outlives the Python object until it is closed."""
+
+    __slots__ = ("address", "users", "idle", "pid")
+
+    def __init__(self, address: int) -> None:
+        self.address: Optional[int] = address
+        self.users = 0
+        self.idle = threading.Condition()
+        self.pid = os.getpid()
+
+
+def _close(state: _State, close: Callable[[int], Any]) -> None:
+    if os.getpid() != state.pid:  # a child has the object's memory, but neither its threads nor its locks
+        state.address = None
+        return
+    with state.idle:
+        address, state.address = state.address, None
+        if address is None or not state.idle.wait_for(lambda: not state.users, EXIT_WAIT_S):
+            return
+    close(address)
+
+
+class Handle:
+    """Owner of a C object: closes it once, never while a call uses it, and not in a forked child.
+
+    Subclasses set it up with _own(). Closing happens on close(), at the end of a `with`, when the last reference goes, or
+    when the interpreter ends; then the latest object is closed first.
+    """
+
+    def _own(self, address: int, close: Callable[[int], Any]) -> None:
+        self._state = _State(address)
+        self._finalizer = weakref.finalize(self, _close, self._state, close)
+
+    def _enter(self) -> int:
+        state = self._state
+        with state.idle:
+            if state.address is None:
+                raise ValueError(f"{type(self).__name__} is closed")
+            state.users += 1
+            return state.address
+
+    def _leave(self) -> None:
+        state = self._state
+        with state.idle:
+            state.users -= 1
+            if not state.users:
+                state.idle.notify_all()
+
+    def _call(self, function: Callable[..., Any], *args: Any) -> int:
+        """Call a function with this object as its first argument."""
+        address = self._enter()
+        try:
+            return call(function, address, *args)
+        finally:
+            self._leave()
+
+    def close(self) -> None:
+        """Wait for calls of other threads, then free the object. Later calls raise ValueError; closing twice is fine."""
+        self._finalizer()
+
+    @property
+    def closed(self) -> bool:
+        """Whether close() was called."""
+        return self._state.address is None
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.close()

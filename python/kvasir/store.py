@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keep objects and blocks of bytes in any kv_store backend.
+
+    with kvasir.store.open("/var/lib/kv") as store:
+        store.save("session-1", state)            # any buffer; deduplicated, verified on the way back
+        state = store.restore("session-1")        # a memoryview, not a copy
+        store.put(key, block)                     # one block under a key of your own
+        block = store.get(key)                    # None: it isn't there
+
+A store may be used by any number of threads.
+"""
+import ctypes
+import errno
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+from . import _abi
+from ._native import Error, Handle, Memory, NotFound, adopt, address_of, call, error, load, text
+
+__all__ = ["Collected", "Progress", "Saved", "Store", "Verified", "open"]
+
+Progress = Callable[[int, int], Optional[bool]]  # (bytes done, bytes in all); True gives up
+_FORMATS = {"auto": _abi.KVS_FORMAT_AUTO, "bytes": _abi.KVS_FORMAT_BYTES, "llama": _abi.KVS_FORMAT_LLAMA}
+_NAMES = {value: name for name, value in _FORMATS.items()}
+
+
+class Saved(NamedTuple):
+    """Result of a save: sizes in bytes, chunks by number. `new_*` is what the store did not have."""
+    bytes: int
+    chunks: int
+    new_chunks: int
+    new_bytes: int
+    manifest_bytes: int
+    format: str
+
+
+class Verified(NamedTuple):
+    """Result of a check: what was read, what was bad, and a line for each problem."""
+    manifests: int
+    opaque_manifests: int
+    bad_manifests: int
+    chunks: int
+    missing_chunks: int
+    bad_chunks: int
+    bytes: int
+    problems: List[str]
+
+
+class Collected(NamedTuple):
+    """Result of a collection."""
+    live_chunks: int
+    deleted_chunks: int
+    deleted_bytes: int
+    opaque_manifests: int
+    errors: int
+
+
+class _Calls:
+    """A callback from C into Python; the first exception ends the call and is raised behind it."""
+
+    def __init__(self) -> None:
+        self.problem: Optional[BaseException] = None
+
+    def guard(self, function: Callable[..., Optional[int]], *args: Any) -> int:
+        try:
+            return int(function(*args) or 0)
+        except BaseException as problem:  # pylint: disable=broad-except
+            self.problem = self.problem or problem
+            return -errno.ECANCELED
+
+    def progress(self, function: Optional[Progress]) -> Any:
+        if function is None:
+            return _abi.kvs_progress_fn()
+        return _abi.kvs_progress_fn(lambda _, done, total: self.guard(function, done, total))
+
+    def check(self, run: Callable[[], int]) -> int:
+        """Run a call; an exception of a callback is raised instead of the call's own."""
+        try:
+            rc = run()
+        except Error:
+            if self.problem is not None:
+                raise self.problem from None
+            raise
+        if self.problem is not None:
+            raise self.problem
+        return rc
+
+
+def _sizes(result: Any) -> Saved:
+    return Saved(result.bytes, result.n_chunks, result.new_chunks, result.new_bytes, result.manifest_bytes,
+                 _NAMES.get(result.format, "bytes"))
+
+
+def _join(keys: Sequence[bytes]) -> Tuple[bytes, int]:
+    length = len(keys[0]) if keys else 1
+    if any(len(key) != length for key in keys):
+        raise ValueError("keys of different length in one call")
+    return b"".join(keys), length
+
+
+class _Parts:
+    """Scatter lists of n blocks for C: one array of all parts, and the number of each block's."""
+
+    def __init__(self, parts: Sequence[Any], n: int, writable: bool) -> None:
+        if len(parts) != n:
+            raise ValueError(f"{n} keys, parts for {len(parts)}")
+        split = [part if isinstance(part, list) else [part] for part in parts]
+        flat = [part for each in split for part in each]
+        self.keep = [None if isinstance(part, tuple) else Memory(part, writable) for part in flat]
+        pairs = [part if memory is None else (memory.address, memory.nbytes) for part, memory in zip(flat, self.keep)]
+        self.parts = (_abi.iovec * len(pairs))(*pairs)
+        self.counts = (ctypes.c_uint32 * n)(*map(len, split))
+
+
+class Store(Handle):
+    """An open store. Use open()."""
+
+    def __init__(self, uri: str) -> None:
+        self._c = load("kvstore")
+        address = ctypes.c_void_p()
+        call(self._c.kvs_open, text(uri), ctypes.byref(address))
+        self.uri = uri
+        self._own(address.value or 0, self._c.kvs_close)
+
+    # -- objects ------------------------------------------------------------------------------------
+    def save(self, name: str, data: Any, *, fingerprint: Optional[str] = None, format: str = "auto",
+             chunk_bytes: int = 0, chunk_tokens: int = 0, progress: Optional[Progress] = None) -> Saved:
+        """Save a buffer or tensor under @name and replace the object there. Durable on return.
+
+        @fingerprint names the model; restore() refuses another one. @format: "auto", "bytes" or "llama" (a state of
+        llama.cpp). @progress(done, total) may return True to give up: Error(ECANCELED).
+        """
+        calls, memory, result = _Calls(), Memory(data), _abi.kvs_result()
+        hook = calls.progress(progress)
+        opts = _abi.kvs_save_opts(format=_FORMATS[format], chunk_bytes=chunk_bytes, chunk_tokens=chunk_tokens,
+                                  fingerprint=text(fingerprint), progress=hook)
+        calls.check(lambda: self._call(self._c.kvs_save_buffer, text(name), memory.address or None, memory.nbytes,
+                                       ctypes.byref(opts), ctypes.byref(result)))
+        return _sizes(result)
+
+    def restore(self, name: str, *, fingerprint: Optional[str] = None, progress: Optional[Progress] = None) -> memoryview:
+        """Return the object under @name; each chunk has verified.
+
+        Raises NotFound, Damaged, or Error(ESTALE) when it was saved with another fingerprint.
+        """
+        calls, data, n = _Calls(), ctypes.c_void_p(), ctypes.c_size_t()
+        hook = calls.progress(progress)
+        opts = _abi.kvs_restore_opts(fingerprint=text(fingerprint), progress=hook)
+        calls.check(lambda: self._call(self._c.kvs_restore_buffer, text(name), ctypes.byref(data), ctypes.byref(n),
+                                       ctypes.byref(opts)))
+        return adopt(data.value, n.value)
+
+    def restore_into(self, name: str, target: Any, *, fingerprint: Optional[str] = None, verify_first: bool = False) -> int:
+        """Restore the object under @name into a writable buffer or tensor, and return its length.
+
+        Raises Error(ENOSPC) when it doesn't fit; the buffer then holds the beginning. A damaged chunk ends it likewise, unless
+        @verify_first reads everything once before.
+        """
+        memory, calls = Memory(target, writable=True), _Calls()
+        at = 0
+
+        def take(_: Any, data: int, n: int) -> int:
+            nonlocal at
+            if n > memory.nbytes - at:
+                raise error(-errno.ENOSPC, "the object is longer than the buffer")
+            ctypes.memmove(memory.address + at, data, n)
+            at += n
+            return 0
+
+        write = _abi.kvs_write_fn(lambda arg, data, n: calls.guard(take, arg, data, n))
+        opts = _abi.kvs_restore_opts(fingerprint=text(fingerprint), verify_first=verify_first)
+        calls.check(lambda: self._call(self._c.kvs_restore, text(name), address_of(write), None, ctypes.byref(opts), None))
+        return at
+
+    def names(self) -> List[str]:
+        """List the objects, and manifests of other programs."""
+        found: List[str] = []
+        calls = _Calls()
+
+        def note(entry: int) -> None:
+            found.append(_abi.kv_store_entry.from_address(entry).name.decode(errors="surrogateescape"))
+
+        each = _abi.kv_store_each_fn(lambda _, entry: calls.guard(note, entry))
+        calls.check(lambda: self._call(self._c.kvs_list, address_of(each), None))
+        return found
+
+    def delete(self, name: str) -> None:
+        """Delete the object under @name; fine when there is none. gc() frees its chunks."""
+        self._call(self._c.kvs_delete_manifest, text(name))
+
+    def verify(self, name: Optional[str] = None) -> Verified:
+        """Read and check the object @name, or the whole store."""
+        result, lines = _abi.kvs_verify_result(), []
+        report = _abi.kvs_report_fn(lambda _, line: lines.append(line.decode(errors="replace")))
+        self._call(self._c.kvs_verify, text(name), address_of(report), None, None, ctypes.byref(result))
+        return Verified(result.manifests, result.opaque_manifests, result.bad_manifests, result.chunks, result.missing_chunks,
+                        result.bad_chunks, result.bytes, lines)
+
+    def gc(self, *, grace_s: Optional[int] = None, opaque_too: bool = False, dry_run: bool = False) -> Collected:
+        """Delete chunks that no object needs and that weren't used for @grace_s seconds (default 86,400; 0: any)."""
+        opts = _abi.kvs_gc_opts(grace_s={None: 0, 0: _abi.KVS_GC_NO_GRACE}.get(grace_s, grace_s), opaque_too=opaque_too,
+                                dry_run=dry_run)
+        result = _abi.kvs_gc_result()
+        self._call(self._c.kvs_gc, ctypes.byref(opts), ctypes.byref(result))
+        return Collected(result.live_chunks, result.deleted_chunks, result.deleted_bytes, result.opaque_manifests, result.errors)
+
+    # -- blocks by key ------------------------------------------------------------------------------
+    def put(self, key: bytes, data: Any) -> bool:
+        """Store a block under @key. False: the key was there already, and its bytes stay. flush() makes it durable."""
+        memory = Memory(data)
+        return self._call(self._c.kvs_put_chunk, key, len(key), memory.address, memory.nbytes) == 0
+
+    def get(self, key: bytes) -> Optional[memoryview]:
+        """Return the block under @key, None when it isn't there. Raises Damaged."""
+        data, n = ctypes.c_void_p(), ctypes.c_size_t()
+        try:
+            self._call(self._c.kvs_get_chunk, key, len(key), ctypes.byref(data), ctypes.byref(n))
+        except NotFound:
+            return None
+        return adopt(data.value, n.value)
+
+    def put_many(self, keys: Sequence[bytes], blocks: Sequence[Any]) -> List[bool]:
+        """Store blocks in one call. Raises the first failure; see put()."""
+        if len(keys) != len(blocks):
+            raise ValueError(f"{len(keys)} keys, {len(blocks)} blocks")
+        packed, length = _join(keys)
+        memory, n = [Memory(block) for block in blocks], len(keys)
+        data = (ctypes.c_void_p * n)(*[m.address for m in memory])
+        sizes, each = (ctypes.c_size_t * n)(*[m.nbytes for m in memory]), (ctypes.c_int * n)()
+        self._call(self._c.kvs_put_chunks, packed, length, n, data, sizes, each)
+        return [rc == 0 for rc in each]
+
+    def get_many(self, keys: Sequence[bytes]) -> List[Optional[memoryview]]:
+        """Get blocks in one call; None for each that is missing or did not verify."""
+        packed, length = _join(keys)
+        n = len(keys)
+        data, sizes = (ctypes.c_void_p * n)(), (ctypes.c_size_t * n)()
+        self._call(self._c.kvs_get_chunks, packed, length, n, data, sizes)
+        return [None if address is None else adopt(address, sizes[i]) for i, address in enumerate(data)]
+
+    def put_from(self, keys: Sequence[bytes], parts: Sequence[Any]) -> List[bool]:
+        """Store blocks whose bytes lie in parts: as put_many, but parts[i] may be a list of buffers, such as [K, V].
+
+        A part may also be (address, bytes) of memory that the caller keeps in place during the call.
+        """
+        packed, length = _join(keys)
+        lists = _Parts(parts, len(keys), False)
+        each = (ctypes.c_int * len(keys))()
+        self._call(self._c.kvs_put_chunks_from, packed, length, len(keys), lists.parts, lists.counts, each)
+        return [rc == 0 for rc in each]
+
+    def get_into(self, keys: Sequence[bytes], parts: Sequence[Any]) -> List[Optional[int]]:
+        """Get blocks into the caller's memory, without a copy in between; see put_from() for @parts.
+
+        Returns the length of each block, None for one that is missing or did not verify: the bytes of its parts mean nothing
+        then. Raises Error(EMSGSIZE) when a block is longer than its parts, and errors of the store.
+        """
+        packed, length = _join(keys)
+        lists = _Parts(parts, len(keys), True)
+        each = (ctypes.c_int64 * len(keys))()
+        self._call(self._c.kvs_get_chunks_into, packed, length, len(keys), lists.parts, lists.counts, each)
+        missing = (-errno.ENOENT, -errno.EBADMSG)
+        for rc in each:
+            if rc < 0 and rc not in missing:
+                raise error(rc)
+        return [None if rc < 0 else rc for rc in each]
+
+    def exists(self, keys: Sequence[bytes]) -> List[bool]:
+        """Tell which blocks are there."""
+        packed, length = _join(keys)
+        present = bytearray(len(keys))
+        if keys:
+            self._call(self._c.kvs_exists, packed, length, len(keys), (ctypes.c_uint8 * len(keys)).from_buffer(present))
+        return [value == 1 for value in present]
+
+    def touch(self, keys: Sequence[bytes]) -> int:
+        """Mark blocks as used now; returns how many are there."""
+        packed, length = _join(keys)
+        return self._call(self._c.kvs_touch, packed, length, len(keys))
+
+    def prefetch(self, keys: Sequence[bytes]) -> None:
+        """Announce that these blocks will be read."""
+        packed, length = _join(keys)
+        self._call(self._c.kvs_prefetch, packed, length, len(keys))
+
+    def discard(self, key: bytes) -> None:
+        """Delete a block at once, also when objects need it; fine when there is none."""
+        self._call(self._c.kvs_delete_chunk, key, len(key))
+
+    def keys(self) -> Iterator[bytes]:
+        """List the keys of all blocks, those of objects among them. Blocks not flushed yet may be missing."""
+        found: List[bytes] = []
+        calls = _Calls()
+
+        def note(entry: int) -> None:
+            item = _abi.kv_store_entry.from_address(entry)
+            found.append(ctypes.string_at(item.hash, item.hash_len))
+
+        each = _abi.kv_store_each_fn(lambda _, entry: calls.guard(note, entry))
+        calls.check(lambda: self._call(self._c.kvs_list_chunks, address_of(each), None))
+        return iter(found)
+
+    # -- manifests, and the store itself ---------------------------------------------------------------
+    def put_manifest(self, name: str, data: Any) -> None:
+        """Publish bytes of your own under @name, atomically; blocks put before are durable then."""
+        memory = Memory(data)
+        self._call(self._c.kvs_put_manifest, text(name), memory.address, memory.nbytes)
+
+    def get_manifest(self, name: str) -> Optional[memoryview]:
+        """Return the bytes under @name, None when there are none."""
+        data, n = ctypes.c_void_p(), ctypes.c_size_t()
+        try:
+            self._call(self._c.kvs_get_manifest, text(name), ctypes.byref(data), ctypes.byref(n))
+        except NotFound:
+            return None
+        return adopt(data.value, n.value)
+
+    def flush(self) -> None:
+        """Make blocks durable that put() stored. close() does not."""
+        self._call(self._c.kvs_flush)
+
+    def stats(self) -> Dict[str, int]:
+        """Return sizes of the store and counters of this handle, by the names of kv_store_stats."""
+        result = _abi.kv_store_stats()
+        self._call(self._c.kvs_stats, ctypes.byref(result))
+        return {name: getattr(result, name) for name, _ in result._fields_[1:]}
+
+
+def open(uri: str) -> Store:  # pylint: disable=redefined-builtin
+    """Open the store that @uri names: a folder ("/var/lib/kv?limit=100GiB") or SCHEME://... of a plugin."""
+    return Store(uri)

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Log hook of the Python package: keeps the reason of a failing call for its exception.
+ *
+ * A hook written in Python would need the interpreter's lock on the libraries' own threads, and hang
+ * them while the interpreter ends.
+ */
+#include "reason.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+
+enum { REASON_LEN = 1024, WARNING = 1 };
+
+static _Thread_local char reason[REASON_LEN]; /* last error or warning of the running call */
+static _Thread_local bool inside;             /* between kvpy_begin and kvpy_end */
+static atomic_int shown = WARNING;            /* lines up to this level go to stderr */
+
+void kvpy_log(void *arg, int level, const char *line)
+{
+    (void)arg;
+    if (inside && level <= WARNING)
+        snprintf(reason, sizeof(reason), "%s", line);
+    else if (level <= atomic_load_explicit(&shown, memory_order_relaxed))
+        fprintf(stderr, "%s\n", line);
+}
+
+void kvpy_show(int level)
+{
+    atomic_store_explicit(&shown, level, memory_order_relaxed);
+}
+
+void kvpy_begin(void)
+{
+    reason[0] = '\0';
+    inside = true;
+}
+
+const char *kvpy_end(int failed)
+{
+    inside = false;
+    if (!failed && reason[0] && atomic_load_explicit(&shown, memory_order_relaxed) >= WARNING)
+        fprintf(stderr, "%s\n", reason);
+    return reason;
+}

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of the Python package share: the package and the libraries of the build tree, and kvtest's checks."""
+import os
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "e2e"))
+import kvtest  # noqa: E402
+from kvtest import BUILD, SANITIZED, SLOW, SOURCE, check, equal, preload_sanitizer, run, skip, wait_until  # noqa: E402,F401
+
+preload_sanitizer("libkvbm.so")  # starts this program anew where it is needed
+if not (BUILD / "python/kvasir/_abi.py").exists():
+    print("skipped: python3-pycparser was missing when the tree was built")
+    sys.exit(77)
+sys.path.insert(0, str(BUILD / "python"))
+os.environ["KVASIR_LIBRARY_PATH"] = str(BUILD / "lib")
+sys.dont_write_bytecode = True
+
+
+def folder():
+    """A directory for a test, removed at the end of its `with`."""
+    return tempfile.TemporaryDirectory(prefix="kvasir-python-")
+
+
+def raises(kind, function, *args, **kw):
+    """Check that a call raises @kind; returns the exception."""
+    try:
+        function(*args, **kw)
+    except kind as problem:
+        return problem
+    raise AssertionError(f"{getattr(function, '__name__', function)} raised nothing, wanted {kind.__name__}")

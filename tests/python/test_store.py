@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kvasir.store against a dictionary, and its errors, buffers, threads, forks and the end of the interpreter."""
+import array
+import errno
+import os
+import random
+import subprocess
+import sys
+import threading
+
+from kvpython import BUILD, check, equal, folder, raises, run  # first: it finds the package
+import kvasir
+import kvasir.store
+from kvasir import _native
+
+
+def test_objects():
+    with folder() as path, kvasir.store.open(path) as store:
+        state = os.urandom(3 << 20)
+        saved = store.save("a", state, fingerprint="m")
+        equal((saved.bytes, saved.new_bytes, saved.format), (len(state), len(state), "bytes"), "saved")
+        equal(store.save("b", state + b"x").new_bytes < len(state) // 2, True, "deduplicated")
+        equal(bytes(store.restore("a", fingerprint="m")), state, "restored")
+        equal(sorted(store.names()), ["a", "b"], "names")
+        equal(raises(kvasir.Error, store.restore, "a", fingerprint="other").errno, errno.ESTALE, "another model")
+        target = bytearray(len(state))
+        equal(store.restore_into("a", target, verify_first=True), len(state), "length")
+        equal(bytes(target), state, "restored into memory of ours")
+        equal(raises(kvasir.Error, store.restore_into, "a", bytearray(100)).errno, errno.ENOSPC, "too small")
+        raises(BufferError, store.restore_into, "a", state)  # bytes can't be written
+        equal((store.verify().problems, store.verify().manifests), ([], 2), "verify")
+        store.delete("a")
+        raises(KeyError, store.restore, "a")
+        raises(kvasir.NotFound, store.restore, "a")
+        check(store.gc(grace_s=0, dry_run=True).live_chunks > 0, "gc")
+        equal(bytes(store.restore("b")), state + b"x", "the other one")
+        store.save("empty", b"")
+        equal(bytes(store.restore("empty")), b"", "an empty object")
+
+
+def test_blocks_against_a_dictionary():
+    seed = int(os.environ.get("KV_TEST_SEED", random.randrange(1 << 32)))
+    print("seed", seed)
+    rng, model = random.Random(seed), {}
+    with folder() as path, kvasir.store.open(path) as store:
+        keys = [rng.randbytes(32) for _ in range(40)]
+        for _ in range(300):
+            some = rng.sample(keys, rng.randrange(1, 6))
+            step = rng.randrange(4)
+            if step == 0:
+                blocks = [rng.randbytes(rng.randrange(5000)) for _ in some]
+                equal(store.put_many(some, blocks), [key not in model for key in some], "put")
+                for key, block in zip(some, blocks):
+                    model.setdefault(key, block)
+            elif step == 1:
+                equal([None if b is None else bytes(b) for b in store.get_many(some)], [model.get(k) for k in some], "get")
+            elif step == 2:
+                equal(store.exists(some), [key in model for key in some], "exists")
+            else:
+                store.discard(some[0])
+                model.pop(some[0], None)
+        store.flush()
+        equal(set(store.keys()), set(model), "keys")
+        with kvasir.store.open(path) as another:
+            equal([bytes(another.get(key)) for key in model], list(model.values()), "after a flush, in another handle")
+
+
+def test_buffers_of_every_kind():
+    with folder() as path, kvasir.store.open(path) as store:
+        values = array.array("f", range(1000))
+        sources = {"array": values, "bytes": bytes(values), "bytearray": bytearray(values), "memoryview": memoryview(values)}
+        try:
+            import numpy
+            sources["numpy"] = numpy.arange(1000, dtype=numpy.float32)
+            sources["read-only numpy"] = numpy.frombuffer(bytes(values), dtype=numpy.float32)
+            raises((BufferError, ValueError), store.put, b"strided", numpy.zeros((10, 10))[:, 1])
+        except ImportError:
+            print("without numpy")
+        for name, source in sources.items():
+            check(store.put(name.encode(), source), name)
+            equal(bytes(store.get(name.encode())), bytes(values), name)
+        raises(TypeError, store.put, b"k", 5)
+        view = store.get(b"array")
+        store.discard(b"array")
+        equal(bytes(view), bytes(values), "a view outlives its block")
+
+
+def test_parts():
+    with folder() as path, kvasir.store.open(path) as store:
+        keys = [b"key0", b"key1", b"key2"]
+        equal(store.put_from(keys[:2], [[b"abc", b"", b"defg"], b"hi"]), [True, True], "put")
+        equal([bytes(block) for block in store.get_many(keys[:2])], [b"abcdefg", b"hi"], "joined")
+        k, v, whole = bytearray(4), bytearray(4), bytearray(9)
+        equal(store.get_into(keys, [[k, v], whole, bytearray(1)]), [7, 2, None], "lengths")
+        equal((k, v, whole), (b"abcd", b"efg\0", b"hi" + bytes(7)), "parts")
+        equal(raises(kvasir.Error, store.get_into, keys[:1], [bytearray(6)]).errno, errno.EMSGSIZE, "too short")
+        memory = _native.Memory(whole, True)
+        equal((store.get_into(keys[:1], [(memory.address, 9)]), whole[:7]), ([7], b"abcdefg"), "by address")
+        raises(BufferError, store.get_into, keys[:1], [bytes(9)])
+        raises(ValueError, store.get_into, keys, [k])
+        equal((store.get_into([], []), store.put_from([], [])), ([], []), "nothing")
+
+
+def test_reasons():
+    with folder() as path:
+        os.mkdir(path + "/s")
+        problem = raises(kvasir.Error, kvasir.store.open, "nowhere://x")
+        check("no plugin for this scheme" in str(problem), problem)
+        with kvasir.store.open(path + "/s") as store:
+            raises(kvasir.Error, store.save, "", b"x")
+            raises(ValueError, store.save, "a\0b", b"x")
+            raises(ZeroDivisionError, store.save, "a", b"x" * 9999999, progress=lambda done, total: 1 // 0)
+            equal(raises(kvasir.Error, store.save, "a", b"x", progress=lambda done, total: True).errno, errno.ECANCELED, "given up")
+        raises(ValueError, store.names)
+        store.close()
+
+
+def test_damage():
+    with folder() as path:
+        with kvasir.store.open(path) as store:
+            store.save("a", os.urandom(100000))
+        for root, _, files in os.walk(path):
+            for name in files:
+                file = os.path.join(root, name)
+                if os.path.getsize(file) > 50000:
+                    with open(file, "r+b") as chunk:
+                        chunk.seek(40000)
+                        byte = chunk.read(1)
+                        chunk.seek(40000)
+                        chunk.write(bytes([byte[0] ^ 1]))
+        with kvasir.store.open(path) as store:
+            check(isinstance(raises(kvasir.Error, store.restore, "a"), (kvasir.Damaged, kvasir.NotFound)), "a flipped bit")
+
+
+def test_threads_and_close():
+    with folder() as path:
+        store, problems = kvasir.store.open(path), []
+
+        def work(number):
+            try:
+                for i in range(1000000):
+                    key = b"%8d%8d" % (number, i)
+                    store.put(key, key * 9)
+                    equal(bytes(store.get(key)), key * 9, "block")
+            except ValueError as closed:
+                check("closed" in str(closed), closed)
+            except BaseException as problem:  # pylint: disable=broad-except
+                problems.append(problem)
+
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        while store.stats()["puts"] < 100:
+            pass
+        store.close()  # waits for running calls; the others see a closed store
+        for thread in threads:
+            thread.join()
+        equal(problems, [], "problems")
+
+
+def python(text, *args):
+    return subprocess.run([sys.executable, "-B", "-c", text, *args], env={**os.environ, "PYTHONPATH": str(BUILD / "python")},
+                          capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_fork_and_spawn():
+    with folder() as path:
+        store = kvasir.store.open(path)
+        store.put(b"key1", b"before")
+        store.flush()
+        child = os.fork()
+        if child == 0:  # has the parent's object, and leaves it alone; opens its own
+            code = 1
+            try:
+                with kvasir.store.open(path) as own:
+                    code = 0 if bytes(own.get(b"key1")) == b"before" and own.put(b"key2", b"child") else 2
+                    own.flush()
+                store.close()
+            finally:
+                os._exit(code)
+        equal(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0, "the child")
+        equal([bytes(store.get(key)) for key in (b"key1", b"key2")], [b"before", b"child"], "after the child")
+        store.close()
+        done = python("import sys, kvasir.store; print(bytes(kvasir.store.open(sys.argv[1]).get(b'key2')))", path)
+        equal((done.returncode, done.stdout, done.stderr), (0, "b'child'\n", ""), "a process of its own")
+
+
+def test_interpreter_ends_with_work_under_way():
+    text = """
+import sys, threading, kvasir.store
+store = kvasir.store.open(sys.argv[1])
+started = threading.Barrier(5)
+def work(n):
+    started.wait()
+    for i in range(10**9):
+        store.put(b"%8d%8d" % (n, i), b"x" * 5000)
+for n in range(4):
+    threading.Thread(target=work, args=(n,), daemon=True).start()
+started.wait()
+while store.stats()["puts"] < 20:
+    pass
+print("end")
+"""
+    with folder() as path:
+        done = python(text, path)
+        equal((done.returncode, done.stdout), (0, "end\n"), f"the end ({done.stderr})")
+        with kvasir.store.open(path) as store:
+            equal(store.verify().bad_chunks, 0, "bad chunks")
+
+
+if __name__ == "__main__":
+    run(globals())

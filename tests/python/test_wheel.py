@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The wheel as its users have it: built, checked, installed into an empty environment of every Python here, and used."""
+import glob
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+
+from kvpython import BUILD, SANITIZED, SOURCE, check, equal, run, skip
+
+if SANITIZED:
+    print("skipped: a wheel is of a release build")
+    sys.exit(77)
+WORK = pathlib.Path(tempfile.mkdtemp(prefix="kvasir-wheel-test-"))
+USE = """
+import os, sys, kvasir, kvasir.store
+from kvasir import _abi, _native
+with kvasir.store.open(sys.argv[1]) as store:
+    state = os.urandom(100000)
+    store.save("state", state)
+    assert bytes(store.restore("state")) == state
+for name in _abi.PROTOTYPES:
+    path = _native.load(name)._name
+    assert "site-packages" in path, path
+try:
+    kvasir.store.open("rediss://127.0.0.1:1")
+except kvasir.Error as problem:
+    assert "refused" in str(problem), problem
+print(kvasir.__version__, sys.version_info[:2])
+"""
+
+
+def built():
+    """Path of the wheel, which the first test that asks builds."""
+    found = list(WORK.glob("*.whl"))
+    if not found:
+        done = subprocess.run([sys.executable, SOURCE / "tools/wheel.py", "--build", BUILD, "--out", WORK], capture_output=True,
+                              text=True, check=False)
+        if "is missing; tools/setup.sh" in done.stderr:
+            skip(done.stderr.strip())
+        equal(done.returncode, 0, f"wheel.py: {done.stderr}")
+        found = [pathlib.Path(done.stdout.strip())]
+    return found[0]
+
+
+def pythons():
+    """One interpreter of each version from 3.9 on: the system's, and those of $KV_TEST_PYTHONS (paths and blanks)."""
+    found = {}
+    for path in (*glob.glob("/usr/bin/python3.*"), *os.environ.get("KV_TEST_PYTHONS", "").split()):
+        if re.fullmatch(r".*/python3(\.\d+)?", path):
+            out = subprocess.run([path, "-c", "import sys, venv; print(*sys.version_info[:2])"], capture_output=True, text=True,
+                                 check=False).stdout.split()
+            if out and (3, 9) <= tuple(map(int, out)):
+                found.setdefault(tuple(map(int, out)), path)
+    return sorted(found.items())
+
+
+def environment():
+    """Variables without those that would lead past the installed package."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("KVASIR_", "PYTHON", "KV_"))}
+
+
+def test_tag_is_true():
+    wheel = built()
+    equal(wheel.name, "kvasir_kv-" + re.search(r"VERSION ([\d.]+)", (SOURCE / "CMakeLists.txt").read_text(encoding="utf-8").split(
+        "project(")[1])[1] + f"-py3-none-manylinux_2_28_{os.uname().machine}.whl", "name")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        check("kvasir/py.typed" in names and "kvasir/_abi.py" in names, names)
+        archive.extractall(WORK / "files")
+    libraries = list((WORK / "files/kvasir/_lib").iterdir())
+    check(len(libraries) >= 8, libraries)
+    for library in libraries:
+        table = subprocess.run(["objdump", "-T", library], capture_output=True, text=True, check=True).stdout
+        for version in set(re.findall(r"GLIBC_(\d+\.\d+)", table)):
+            check(tuple(map(int, version.split("."))) <= (2, 28), f"{library.name} needs glibc {version}")
+        check("Py" not in re.sub(r"\bkvpy\w+", "", " ".join(re.findall(r"\*UND\*.*\s(\S+)$", table, re.M))), f"{library.name} needs CPython")
+
+
+def test_a_newer_symbol_is_refused():
+    done = subprocess.run([sys.executable, SOURCE / "tools/wheel.py", "--build", BUILD, "--out", WORK, "--glibc", "2.17"],
+                          capture_output=True, text=True, check=False)
+    check(done.returncode != 0 and "getrandom" in done.stderr, f"{done.returncode}: {done.stderr[-500:]}")
+
+
+def use(python, name):
+    """Store something with the package of @python, then list it with its command line."""
+    store = WORK / f"store-{name}"
+    done = subprocess.run([python, "-B", "-c", USE, store], env=environment(), capture_output=True, text=True, check=False)
+    equal(done.returncode, 0, f"Python {name}: {done.stderr}")
+    done = subprocess.run([python, "-B", "-m", "kvasir", "store", "ls", store], env=environment(), capture_output=True, text=True, check=False)
+    check(done.returncode == 0 and "state" in done.stdout, f"the command line: {done}")
+
+
+def test_installed_by_pip_into_every_python():
+    wheel, place, used = built(), WORK / "env", []
+    done = subprocess.run([sys.executable, "-m", "venv", place], capture_output=True, text=True, check=False)
+    equal(done.returncode, 0, f"venv: {done.stdout} {done.stderr}")
+    pip = [place / "bin/python", "-m", "pip", "-q", "--disable-pip-version-check", "install", "--no-index"]
+    subprocess.run([*pip, wheel], check=True, env=environment())
+    use(place / "bin/python", "here")
+    done = subprocess.run([place / "bin/kvasir", "store", "ls", "/nowhere"], env=environment(), capture_output=True, text=True, check=False)
+    equal(done.returncode, 3, f"exit status of a command that fails: {done}")
+    for version, path in pythons():  # one pip for all: making one each takes most of a minute
+        name = "%d.%d" % version
+        subprocess.run([path, "-m", "venv", "--without-pip", WORK / name], check=True)
+        packages = next((WORK / name / "lib").glob("python*/site-packages"))
+        subprocess.run([*pip, "--target", packages, "--python-version", name, "--only-binary=:all:", "--no-deps", wheel], check=True,
+                       env=environment())
+        use(WORK / name / "bin/python", name)
+        used.append(name)
+    print("Python", ", ".join(used))
+
+
+if __name__ == "__main__":
+    try:
+        run(globals())
+    finally:
+        shutil.rmtree(WORK)
