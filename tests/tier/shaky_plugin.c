@@ -188,9 +188,12 @@ static int prefetch(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, s
 
 static int publish(kv_store_v1 *self, const char *name, const uint8_t *data, size_t len)
 {
+    int number = shaky.publications + 1;
     int rc = begin(&shaky.publications,
                    shaky.hang_publications ? &shaky.hang_publications : &shaky.hang_puts);
 
+    while (shaky.hang_publication == number)
+        usleep(1000);
     if (rc == 0 && shaky.fail_publications > 0 && atomic_fetch_sub(&shaky.fail_publications, 1) > 0)
         rc = -EIO;
     return end(rc ? rc : kvs_file_vtable()->put_manifest(self, name, data, len));

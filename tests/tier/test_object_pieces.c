@@ -216,6 +216,29 @@ static void test_hanging_publication(void **state)
     EXPECT_SOON(shaky->inside == 0 && shaky->opens == shaky->closes);
 }
 
+/* A publication that hangs has its turn for a part of timeout_ms; those that wait then go on, though
+ * its batch has a minute. Should it end after all, its batch succeeds. */
+static void test_turns_end(void **state)
+{
+    struct kvbm_object_opts opts = default_opts(shaky_uri);
+    struct kvbm_object *o;
+    struct job *hanging;
+    (void)state;
+
+    opts.breaker_failures = 1000;
+    opts.timeout_ms = 8000; /* a turn is 2 s */
+    o = open_with(&opts);
+    shaky->hang_publication = shaky->publications + 1;
+    hanging = submit(o, KVBM_OBJECT_PUT, 0, 5, 60000);
+    EXPECT_SOON(shaky->publications == shaky->hang_publication);
+    expect(o, KVBM_OBJECT_PUT, 10, 5, 0);
+    expect(o, KVBM_OBJECT_PUT, 20, 5, 0);
+    assert_int_equal(hanging->done, 0);
+    shaky->hang_publication = 0;
+    ends(hanging, 0);
+    kvbm_object_close(o);
+}
+
 /* A publication that fails is its own batch's: the next one tries again. */
 static void test_failing_publication(void **state)
 {
@@ -247,6 +270,7 @@ int main(void)
         cmocka_unit_test_setup(test_deleted_before_the_end, fresh_folder),
         cmocka_unit_test_setup(test_shared_publication, fresh_folder),
         cmocka_unit_test_setup(test_hanging_publication, fresh_folder),
+        cmocka_unit_test_setup(test_turns_end, fresh_folder),
         cmocka_unit_test_setup(test_failing_publication, fresh_folder),
     };
 

@@ -183,7 +183,8 @@ struct kvbm_object {
     uint32_t n_workers, n_able, n_offloading;
     uint64_t watch_ns; /* time of the watcher's next check */
     struct kvbm_breaker breaker;
-    struct kvbm_object_worker *publisher; /* NULL: no publication is under way */
+    struct kvbm_object_worker *publisher; /* worker whose turn it is to publish; NULL: none */
+    uint64_t turn_until;                  /* end of its turn: another may publish beside it */
     /* number begun; number of the latest that succeeded */
     uint64_t publications, published;
     const struct kvbm_object_handle *published_by; /* handle whose puts that one included */
@@ -261,7 +262,8 @@ void kvbm_object_after(struct kvbm_object_worker *w);
  * batch ends with.
  */
 int kvbm_object_publish(struct kvbm_object_worker *w, uint64_t until_ns);
-/** Let the next worker publish. A no-op unless it is this worker's turn. With the lock held. */
+/** End the worker's publication, if it has one: let the next worker publish, and when @published,
+ * tell the batches that it covers. With the lock held. */
 void kvbm_object_end_turn(struct kvbm_object_worker *w, bool published);
 
 /* watch.c */

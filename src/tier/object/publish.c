@@ -8,14 +8,15 @@
  *   worker 3    put put put | waits |            | done as well
  *   worker 1                        | put put put | publish ..
  *
- * A failed publication fails only its own batch; waiting batches try again. A publication that
- * hangs delays them until its batch ends. After -EIO blocks may be lost, so later batches use a new
- * handle.
+ * A failed publication fails only its own batch; waiting batches try again. A publication that takes
+ * longer than a quarter of timeout_ms (TURNS) loses its turn, and the next one begins beside it: one
+ * that hangs costs no other batch its deadline. After -EIO blocks may be lost, so later batches use
+ * a new handle.
  */
 #include "base/thread.h"
 #include "tier/object/impl.h"
 
-enum { EMPTY_CHUNK_BYTES = 4096 };
+enum { EMPTY_CHUNK_BYTES = 4096, TURNS = 4 /* in timeout_ms */ };
 
 static int64_t read_nothing(void *arg, void *buf, size_t cap)
 {
@@ -53,16 +54,22 @@ static int take_turn(struct kvbm_object_worker *w, uint64_t until_ns)
     uint64_t number = o->publications + 1; /* publications begun before may lack some of the puts */
 
     while (o->publisher && !is_covered(w, number)) {
+        uint64_t now_ns = kv_now_ns();
+
         if (w->cancelled)
             return -ECANCELED;
-        if (kv_cond_wait_until(&o->turn, &o->lock, until_ns) == -ETIMEDOUT) {
+        if (now_ns >= until_ns) {
             w->trouble = -ETIMEDOUT;
             return -ETIMEDOUT;
         }
+        if (now_ns >= o->turn_until)
+            break;
+        kv_cond_wait_until(&o->turn, &o->lock, KV_MIN(until_ns, o->turn_until));
     }
     if (is_covered(w, number))
         return 0;
     o->publisher = w;
+    o->turn_until = kv_now_ns() + o->timeout_ns / TURNS;
     w->publication = ++o->publications;
     return 1;
 }
@@ -71,13 +78,12 @@ void kvbm_object_end_turn(struct kvbm_object_worker *w, bool published)
 {
     struct kvbm_object *o = w->object;
 
-    if (o->publisher != w) /* the worker was given up as lost meanwhile */
-        return;
-    o->publisher = NULL;
-    if (published) {
+    if (published && w->publication > o->published) {
         o->published = w->publication;
         o->published_by = w->handle;
     }
+    if (o->publisher == w) /* else it was lost meanwhile, or its turn was over */
+        o->publisher = NULL;
     pthread_cond_broadcast(&o->turn);
 }
 
