@@ -10,6 +10,20 @@
 
 static uint64_t sum; /* keeps the reading of results alive */
 
+/* Ranks below 64 whose stores showed a main group: none of their windows' stores has places then. */
+static uint64_t with_main;
+
+static void check_window(const struct kve_op *op, enum kve_source_kind kind)
+{
+    uint64_t rank = op->rank < 64 ? UINT64_C(1) << op->rank : 0;
+
+    if (op->type != KVE_OP_STORE)
+        return;
+    REQUIRE(kind != KVE_SOURCE_WINDOW || !(with_main & rank));
+    if (kind == KVE_SOURCE_MAIN)
+        with_main |= rank;
+}
+
 static void check_op(const struct kve_reader *reader, const struct kve_op *op)
 {
     struct kve_source source;
@@ -17,7 +31,7 @@ static void check_op(const struct kve_reader *reader, const struct kve_op *op)
     REQUIRE(kve_reader_source(reader, op->source, &source) == 0);
     REQUIRE((op->source == 0) == (source.kind == KVE_SOURCE_MAIN));
     REQUIRE(source.kind != KVE_SOURCE_WINDOW || (source.need && source.stride));
-    REQUIRE(source.kind != KVE_SOURCE_WINDOW || op->type != KVE_OP_STORE);
+    check_window(op, source.kind);
     REQUIRE(op->lookahead < 32 && (op->type == KVE_OP_STORE || !op->lookahead));
     REQUIRE((op->type == KVE_OP_CLEAR) == (op->tiers != 0));
     REQUIRE(!op->remaining || op->type == KVE_OP_REMOVE);
@@ -67,6 +81,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     opts.block_size = 1 + (data[0] & 7);
     split = data[0] < 128 ? size - 1 : (size - 1) * (data[0] & 127) / 127;
     REQUIRE(kve_reader_create(&opts, &reader) == 0);
+    with_main = 0;
     decode(reader, data + 1, split);
     decode(reader, data + 1 + split, size - 1 - split);
     decode(reader, data + 1, size - 1);

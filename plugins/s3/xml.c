@@ -134,6 +134,8 @@ static int parse(struct walk *walk, const char *data, size_t len)
 {
     size_t skip;
 
+    if (!len)
+        return -EPROTO;
     for (; len > 0 && memchr(" \t\r\n", *data, 4); len--) /* servers that keep a connection alive */
         data++;
     skip = declaration(data, len);

@@ -137,12 +137,11 @@ static struct kve_group group_of(struct kve_sources *sources, uint32_t rank,
 /* Bytes of the longest beginning of @owner that is UTF-8 without NUL, whole characters, at most @max. */
 static size_t text_length(struct kv_str owner, size_t max)
 {
-    const char *end = owner.p + owner.len;
     size_t len = 0;
     int n;
 
     while (len < owner.len && owner.p[len]) {
-        n = kv_utf8_sequence(owner.p + len, end);
+        n = kv_utf8_sequence(owner.p + len, owner.p + owner.len);
         if (n <= 0 || len + (size_t)n > max)
             break;
         len += (size_t)n;
