@@ -148,6 +148,8 @@ class Memory:
     def __init__(self, source: Any, writable: bool = False) -> None:
         self._view: Optional[_View] = None
         self._owner: Any = source
+        self.address: int
+        self.nbytes: int
         if isinstance(source, Memory):
             self.address, self.nbytes = source.address, source.nbytes
             return

@@ -69,8 +69,9 @@ class _Calls:
 
     def progress(self, function: Optional[Progress]) -> Any:
         if function is None:
-            return _abi.kvs_progress_fn()
-        return _abi.kvs_progress_fn(lambda _, done, total: self.guard(function, done, total))
+            return ctypes.cast(0, _abi.kvs_progress_fn)
+        wanted = function
+        return _abi.kvs_progress_fn(lambda _, done, total: self.guard(wanted, done, total))
 
     def check(self, run: Callable[[], int]) -> int:
         """Run a call; an exception of a callback is raised instead of the call's own."""

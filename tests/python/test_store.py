@@ -17,9 +17,9 @@ from kvasir import _native
 def test_objects():
     with folder() as path, kvasir.store.open(path) as store:
         state = os.urandom(3 << 20)
-        saved = store.save("a", state, fingerprint="m")
+        saved = store.save("a", state, fingerprint="m", chunk_bytes=65536)
         equal((saved.bytes, saved.new_bytes, saved.format), (len(state), len(state), "bytes"), "saved")
-        equal(store.save("b", state + b"x").new_bytes < len(state) // 2, True, "deduplicated")
+        check(store.save("b", state + b"x", chunk_bytes=65536).new_bytes < len(state) // 2, "not deduplicated")  # the last chunk
         equal(bytes(store.restore("a", fingerprint="m")), state, "restored")
         equal(sorted(store.names()), ["a", "b"], "names")
         equal(raises(kvasir.Error, store.restore, "a", fingerprint="other").errno, errno.ESTALE, "another model")
