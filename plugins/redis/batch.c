@@ -19,7 +19,7 @@ void rds_batch_begin(struct rds_batch *batch, size_t n_args)
     if (batch->error)
         return;
     if (batch->n == batch->capacity) {
-        size_t capacity = KV_MAX(2 * batch->capacity, 16);
+        size_t capacity = KV_MAX(2 * batch->capacity, (size_t)16);
         struct rds_cmd *cmds = realloc(batch->cmds, capacity * sizeof(*cmds));
 
         if (!cmds) {

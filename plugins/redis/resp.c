@@ -37,7 +37,7 @@ static struct resp_value *place(struct resp_parser *p)
         return &p->root;
     frame = &p->stack[p->depth - 1];
     if (frame->array->n == frame->capacity) {
-        capacity = KV_MIN(KV_MAX(2 * frame->capacity, 4), frame->wanted);
+        capacity = KV_MIN(KV_MAX(2 * frame->capacity, (size_t)4), frame->wanted);
         items = realloc(frame->array->items, capacity * sizeof(*items));
         if (!items)
             return NULL;

@@ -32,7 +32,7 @@ static int enqueue(struct rds_net *net, struct rds_batch *batch, size_t i)
     }
     node = net->nodes[at];
     if (node->n_queue == node->queue_capacity) {
-        size_t capacity = KV_MAX(2 * node->queue_capacity, 64);
+        size_t capacity = KV_MAX(2 * node->queue_capacity, (size_t)64);
 
         queue = realloc(node->queue, capacity * sizeof(*queue));
         if (!queue)

@@ -131,7 +131,7 @@ bool rds_idle_name(const struct rds_entry *entry)
 static int push_ref(kv_store_v1 *self, struct rds_entry *entry)
 {
     if (self->n_refs == self->refs_capacity) {
-        size_t capacity = KV_MAX(2 * self->refs_capacity, 64);
+        size_t capacity = KV_MAX(2 * self->refs_capacity, (size_t)64);
         struct rds_entry **refs = realloc(self->refs, capacity * sizeof(struct rds_entry *));
 
         if (!refs)

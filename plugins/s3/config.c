@@ -122,7 +122,7 @@ static int read_options(const char *query, struct wishes *ret, struct kv_error *
                            "option \"%.*s\": known are endpoint=URL, region=NAME, "
                            "style=path|virtual, connections=1-256, timeout=SECONDS, part=5-1024, "
                            "cacert=FILE",
-                           (int)KV_MIN(name_len, 40), query);
+                           (int)KV_MIN(name_len, (size_t)40), query);
         query += len + (query[len] == '&');
     }
     return 0;
@@ -151,7 +151,7 @@ static int read_prefix(const char *text, size_t len, char **ret, struct kv_error
     }
     while (len && text[len - 1] == '/')
         len--;
-    kv_buf_printf(&framed, "/%.*s/", (int)KV_MIN(len, MAX_PREFIX), text);
+    kv_buf_printf(&framed, "/%.*s/", (int)KV_MIN(len, (size_t)MAX_PREFIX), text);
     if (len > MAX_PREFIX || strstr(kv_buf_cstr(&framed), "/./") ||
         strstr(kv_buf_cstr(&framed), "/../") || (len && strstr(kv_buf_cstr(&framed), "//"))) {
         kv_buf_fini(&framed);

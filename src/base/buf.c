@@ -5,7 +5,7 @@
 #include <math.h>
 #include <stdio.h>
 
-#define MIN_CAPACITY 256
+#define MIN_CAPACITY ((size_t)256)
 
 void kv_buf_fini(struct kv_buf *buf)
 {

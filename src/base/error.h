@@ -22,9 +22,22 @@
 #define KV_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
 #define KV_LIKELY(x) __builtin_expect(!!(x), 1)
 #define KV_UNLIKELY(x) __builtin_expect(!!(x), 0)
-/* The smaller and the larger one of two values; each may be evaluated twice. */
-#define KV_MIN(a, b) ((a) < (b) ? (a) : (b))
-#define KV_MAX(a, b) ((a) > (b) ? (a) : (b))
+/*
+ * Smaller and larger one of two values, each evaluated once. Types as those of a comparison; not
+ * for constant expressions.
+ */
+#define KV_MIN(a, b) KV_PICK_(<, a, b, __COUNTER__)
+#define KV_MAX(a, b) KV_PICK_(>, a, b, __COUNTER__)
+#define KV_PICK_(op, a, b, n) KV_PICK_NAMED_(op, a, b, KV_JOIN_(kv_a_, n), KV_JOIN_(kv_b_, n))
+/* Names differ per use, so that uses within uses don't shadow each other. */
+#define KV_PICK_NAMED_(op, a, b, x, y) \
+    __extension__({                    \
+        __typeof__((a) + 0) x = (a);   \
+        __typeof__((b) + 0) y = (b);   \
+        x op y ? x : y;                \
+    })
+#define KV_JOIN_(a, b) KV_JOINED_(a, b)
+#define KV_JOINED_(a, b) a##b
 #define KV_COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
 /** A failure told to a person: the code, where in the input it was noticed, and a sentence. */

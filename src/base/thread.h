@@ -13,8 +13,8 @@
  */
 int kv_thread_start(pthread_t *ret, const char *name, void *(*fn)(void *), void *arg);
 
-/** Initialize @cond for kv_cond_wait_until. Returns 0 or a negative errno. */
-int kv_cond_init(pthread_cond_t *cond);
+/** Initialize @cond for kv_cond_wait_until. Can't fail: glibc and musl allocate nothing for it. */
+void kv_cond_init(pthread_cond_t *cond);
 /**
  * Wait, with @lock held, for a signal or until @deadline_ns (kv_now_ns). Returns 0 or -ETIMEDOUT; 0
  * also for no reason, as pthread_cond_wait.

@@ -21,7 +21,7 @@
 
 #define START_MS 20000
 #define STOP_MS 5000
-#define TAIL 4096
+#define TAIL ((size_t)4096)
 
 struct kc_child {
     pid_t pid;
@@ -172,8 +172,8 @@ static int wait_for_url(struct kc_child *child, const char *path, struct kv_erro
     rc = child->url[0]
              ? 0
              : kv_fail(error, -ETIMEDOUT, 0, "%s did not start listening; its log ends: %.*s", path,
-                       (int)KV_MIN(child->tail_len, 100),
-                       child->tail + child->tail_len - KV_MIN(child->tail_len, 100));
+                       (int)KV_MIN(child->tail_len, (size_t)100),
+                       child->tail + child->tail_len - KV_MIN(child->tail_len, (size_t)100));
     pthread_mutex_unlock(&child->lock);
     return rc;
 }

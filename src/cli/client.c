@@ -85,7 +85,7 @@ static int post(struct kc_client *client, const char *path, struct kv_error *err
                    status == 409   ? -EEXIST
                    : status == 404 ? -ENOENT
                                    : -EPROTO,
-                   0, "%s: status %d: %.*s", path, status, (int)KV_MIN(answer->len, 120),
+                   0, "%s: status %d: %.*s", path, status, (int)KV_MIN(answer->len, (size_t)120),
                    answer->data ? answer->data : "");
 }
 
@@ -260,6 +260,7 @@ int kc_client_query(struct kc_client *client, const uint32_t *tokens, size_t n,
         *ret_ns = kv_now_ns() - started;
     if (status != 200)
         return kv_fail(error, status == 404 ? -ENOENT : -EPROTO, 0, "/query: status %d: %.*s",
-                       status, (int)KV_MIN(answer->len, 120), answer->data ? answer->data : "");
+                       status, (int)KV_MIN(answer->len, (size_t)120),
+                       answer->data ? answer->data : "");
     return read_answer(client, answer, ret, error);
 }

@@ -334,7 +334,7 @@ static int prepare(struct kc_replay *replay, struct kv_error *error)
     kc_router_init(&replay->router, opts->policy, (uint32_t)opts->workers,
                    (double)opts->prefill / (double)opts->block_size / 1000, opts->seed);
     if (kc_shadow_init(&replay->shadow, (uint32_t)opts->workers,
-                       opts->blocks ? KV_MAX(capacity, 1) : 0, opts->seed) < 0)
+                       opts->blocks ? KV_MAX(capacity, UINT64_C(1)) : 0, opts->seed) < 0)
         return kv_fail(error, -ENOMEM, 0, "out of memory");
     return start_engines(replay, error);
 }

@@ -21,10 +21,10 @@
 static int open_zmq(struct ki_registry *r, uint32_t threads)
 {
     /* One I/O thread moves over a GB/s; a few event threads share one. */
-    int io_threads = (int)KV_MIN((threads + 3) / 4, 4);
+    int io_threads = (int)KV_MIN((threads + 3) / 4, 4U);
     /* A SUB with the two ends of its monitor and, while a replay runs, a DEALER each; closed ones
      * leave a moment later. */
-    int sockets = (int)KV_MIN((uint64_t)r->max_registrations * 8 + 64, 1000000);
+    int sockets = (int)KV_MIN((uint64_t)r->max_registrations * 8 + 64, UINT64_C(1000000));
 
     r->env.zmq = zmq_ctx_new();
     if (!r->env.zmq)
@@ -55,7 +55,7 @@ static int start_pumps(struct ki_registry *r, uint32_t threads, struct kv_wake *
 
 int ki_registry_create(const struct ki_registry_opts *opts, struct ki_registry **ret)
 {
-    uint32_t threads = opts->threads ? KV_MIN(opts->threads, MAX_THREADS) : 4;
+    uint32_t threads = opts->threads ? KV_MIN(opts->threads, (uint32_t)MAX_THREADS) : 4;
     struct ki_registry *r = calloc(1, sizeof(*r));
     int rc;
 

@@ -116,7 +116,8 @@ static void *writer(void *arg)
         uint64_t keys[BATCH];
         char text[BATCH * 64];
         int len = 0;
-        uint32_t own = (n_slots - number + n_threads - 1) / n_threads, n = KV_MIN(BATCH, own);
+        uint32_t own = (n_slots - number + n_threads - 1) / n_threads,
+                 n = KV_MIN((uint32_t)BATCH, own);
 
         random = random * UINT64_C(6364136223846793005) + 1442695040888963407;
         for (uint32_t i = 0; i < n; i++) {

@@ -245,14 +245,14 @@ static void go_direct(struct kvbm_disk_volume *volume)
 static void read_image(struct kvbm_disk_volume *volume, size_t bytes)
 {
     for (size_t at = 0; at < bytes; at += CHUNK) {
-        size_t len = KV_MIN(bytes - at, CHUNK);
+        size_t len = KV_MIN(bytes - at, (size_t)CHUNK);
 
         if (read_all(volume->index_fd, volume->image + at, len, KVBM_DISK_PAGE + at) >= 0)
             continue;
         kv_log_warn("kvbm", "a part of a disk tier's index can't be read", "volume=%u offset=%zu",
                     volume->number, at);
         for (size_t page = 0; page < len; page += KVBM_DISK_PAGE) {
-            size_t rest = KV_MIN(len - page, KVBM_DISK_PAGE);
+            size_t rest = KV_MIN(len - page, (size_t)KVBM_DISK_PAGE);
 
             if (read_all(volume->index_fd, volume->image + at + page, rest,
                          KVBM_DISK_PAGE + at + page) < 0)

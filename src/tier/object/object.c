@@ -62,7 +62,7 @@ static uint32_t slice_of(const struct kvbm_object_format *f, uint64_t bytes)
 {
     uint64_t fit = bytes / kvbm_object_value_bytes(f);
 
-    return (uint32_t)KV_MIN(KV_MAX(fit, 1), (uint64_t)KVBM_OBJECT_SLICE);
+    return (uint32_t)KV_MIN(KV_MAX(fit, UINT64_C(1)), (uint64_t)KVBM_OBJECT_SLICE);
 }
 
 /* True for the built-in file store, where a call costs no round trip (docs/kv-store.md). */

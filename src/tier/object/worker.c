@@ -272,7 +272,7 @@ static struct kvbm_object_batch *take(struct kvbm_object *o)
     if (o->opening && !o->opening_hangs && !o->handle)
         return NULL; /* wait: the store is being opened */
     batch = kvbm_object_pop(&o->queue[KVBM_ONBOARD]);
-    if (!batch && o->n_offloading < KV_MAX(o->n_threads - 1, 1))
+    if (!batch && o->n_offloading < KV_MAX(o->n_threads - 1, 1U))
         batch = kvbm_object_pop(&o->queue[KVBM_OFFLOAD]);
     return batch;
 }

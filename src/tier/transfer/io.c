@@ -191,7 +191,7 @@ int kvbm_aio_create(const struct kvbm_aio_opts *opts, struct kvbm_aio **ret)
 {
     enum kvbm_io io = KV_OPT(opts, io, KVBM_IO_AUTO);
     uint32_t depth = KV_OPT(opts, depth, DEFAULT_DEPTH);
-    uint32_t n_threads = KV_OPT(opts, n_threads, KV_MIN(depth, MAX_DEFAULT_THREADS));
+    uint32_t n_threads = KV_OPT(opts, n_threads, KV_MIN(depth, (uint32_t)MAX_DEFAULT_THREADS));
     struct kvbm_aio *aio;
     int err;
 

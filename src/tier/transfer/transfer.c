@@ -107,7 +107,7 @@ void tier_rearm(struct kvbm_copier *copier)
     struct itimerspec when = {0};
 
     if (at < (uint64_t)INT64_MAX)
-        when.it_value = kv_timespec(KV_MAX(at, 1)); /* zero would disarm the timer */
+        when.it_value = kv_timespec(KV_MAX(at, UINT64_C(1))); /* zero would disarm the timer */
     timerfd_settime(copier->timer, TFD_TIMER_ABSTIME, &when, NULL);
 }
 
