@@ -1,0 +1,492 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Block manager: pools of KV blocks, an engine's caches, and the tiers below them.
+
+    pool = kvasir.blocks.Pool(n_blocks=4096, block_size=16)
+    fresh = pool.allocate(4)                           # fresh.ids: the blocks to write to
+    held = pool.register(fresh, keys)                  # found by their keys from now on
+    held.release()                                     # kept until evicted
+    again = pool.match(keys)                           # the longest registered prefix, held
+
+    manager = kvasir.blocks.Manager(shape, host_bytes=1 << 30, disk="/nvme/kv", disk_bytes=1 << 36, fingerprint="model")
+    cache = manager.attach(k_and_v_of_all_blocks)      # a numpy array or a tensor in host memory
+    cache.store(keys, ids)                             # to the tiers
+    n = cache.load(keys, ids)                          # and back: the length of the usable prefix
+
+Keys are packed: n * key_len bytes (8 unless said), or array("Q"), such as kvasir.index.sequence_hashes() returns.
+"""
+import array
+import ctypes
+import errno
+import struct
+import weakref
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Union
+
+from . import _abi
+from ._native import Handle, Memory, call, error, load, numbers, text
+from .index import DEVICE, DISK, EXTERNAL, HOST
+
+__all__ = ["BUSY", "Blocks", "Cache", "DEVICE", "DISK", "Done", "EXTERNAL", "HOST", "Held", "MISS", "Manager", "ON_DISK",
+           "PENDING", "Pin", "Pool", "READY", "REMOTE", "Shape"]
+
+MISS, READY, ON_DISK, REMOTE, PENDING, BUSY = (_abi.KVBM_MISS, _abi.KVBM_READY, _abi.KVBM_ON_DISK, _abi.KVBM_REMOTE,
+                                               _abi.KVBM_PENDING, _abi.KVBM_BUSY)
+NO_BLOCK = 0xffffffff  # in lists of block numbers: leave this key out
+Keys = Union[bytes, bytearray, memoryview, "array.array[int]", Any]
+_c = load("kvbm")
+_CHAIN = struct.Struct("QI4xQQI4xQ")  # struct kvbm_chain; tests/python/test_blocks.py holds it against C's
+_EVICTION = {"default": _abi.KVBM_EVICT_DEFAULT, "lru": _abi.KVBM_EVICT_LRU, "lfu": _abi.KVBM_EVICT_LFU,
+             "lineage": _abi.KVBM_EVICT_LINEAGE}
+
+
+class _Keys:
+    """Packed keys of one chain, as the C calls take them."""
+
+    __slots__ = ("owner", "address", "n", "_more")
+
+    def __init__(self, keys: Keys, key_len: int) -> None:
+        if type(keys) is array.array:
+            self.owner: Any = keys
+            self.address, n = keys.buffer_info()
+            n *= keys.itemsize
+        else:
+            flat: Any = b"".join(keys) if isinstance(keys, (list, tuple)) else keys
+            if not isinstance(flat, (bytes, bytearray)):
+                flat = memoryview(flat).cast("B")
+            self.owner, self.address, n = numbers(flat, "B")
+        self.n = n // key_len
+        if self.n * key_len != n:
+            raise ValueError(f"{n} bytes of keys, which have {key_len} each")
+
+    def chain(self, group: int, parent: Optional[Keys], position: int, tokens: Any = None) -> bytes:
+        """Return struct kvbm_chain; valid as long as this object."""
+        above = words = 0
+        if parent is not None:
+            self._more: Any = _Keys(parent.to_bytes(8, "little") if isinstance(parent, int) else parent, 1)
+            above = self._more.address
+        if tokens is not None:
+            kept, words, _ = numbers(tokens, "I")
+            self._more = (getattr(self, "_more", None), kept)
+        return _CHAIN.pack(_CHAIN.size, group, self.address, above, position, words)
+
+
+# -- pools -------------------------------------------------------------------------------------------------------------
+
+class Blocks:
+    """Blocks that were allocated, to be written and registered. Released when the last reference goes."""
+
+    __slots__ = ("_pool", "_handles", "_address", "n", "_release")
+
+    def __init__(self, pool: "Pool", handles: "array.array[int]", n: int, release: Any) -> None:
+        self._pool, self._handles, self.n, self._release = pool, handles, n, release
+        self._address = handles.buffer_info()[0]
+
+    @property
+    def ids(self) -> List[int]:
+        """Numbers of the blocks: where their bytes are."""
+        return self._handles[2:4 * self.n:4].tolist()
+
+    def __len__(self) -> int:
+        return self.n
+
+    def release(self) -> None:
+        """Give the blocks back; doing it twice is fine."""
+        if self.n:
+            rc = self._release(self._pool._address, self._address, self.n)
+            if rc < 0:
+                raise error(rc)
+            self.n = 0
+
+    def __enter__(self) -> "Blocks":
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        if self.n and not self._pool.closed:
+            self._release(self._pool._address, self._address, self.n)
+
+
+class Held(Blocks):
+    """Registered blocks that are held: they can't be evicted until release()."""
+
+    __slots__ = ()
+
+
+class Pool(Handle):
+    """Blocks of one tier: free ones, held ones, and inactive ones that keep their bytes until they are evicted.
+
+    Any number of threads. With @manager the pool belongs to its registry, for an engine's own cache (attach()).
+    """
+
+    def __init__(self, *, n_blocks: int, block_size: int, tier: int = DEVICE, groups: int = 0, eviction: str = "default",
+                 key_len: int = 8, name: Optional[str] = None, reject_duplicates: bool = False, reset_on_release: bool = False,
+                 manager: Optional["Manager"] = None) -> None:
+        self._registry: Any = _Registry(key_len) if manager is None else manager
+        self.key_len, self.block_size = self._registry.key_len, block_size
+        opts = _abi.kvbm_pool_opts(name=text(name), tier=tier, groups=groups, n_blocks=n_blocks, block_size=block_size,
+                                   eviction=_EVICTION[eviction], reject_duplicates=reject_duplicates,
+                                   reset_on_release=reset_on_release)
+        address = ctypes.c_void_p()
+        call(_c.kvbm_pool_create, self._registry._registry_address(), ctypes.byref(opts), ctypes.byref(address))
+        self._address = address.value or 0  # hot calls use it directly: nothing may run while the pool is closed
+        self._own(self._address, _c.kvbm_pool_destroy)
+
+    def close(self) -> None:
+        """Free the pool. Raises Error(EBUSY) while blocks are held; no other call may run."""
+        super().close()
+        self._address = 0  # C refuses it
+
+    def allocate(self, n: int) -> Blocks:
+        """Take @n blocks, all or none: free ones, then evicted ones. Raises Error(ENOSPC)."""
+        handles = array.array("I", bytes(16 * n))
+        rc = _c.kvbm_pool_allocate(self._address, n, handles.buffer_info()[0], None)
+        if rc < 0:
+            raise error(rc)
+        return Blocks(self, handles, n, _c.kvbm_pool_release_mutable)
+
+    def register(self, fresh: Blocks, keys: Keys, *, parent: Optional[Keys] = None, position: int = 0, tokens: Any = None,
+                 group: int = 0) -> Held:
+        """Register written blocks under their keys; consumes @fresh.
+
+        @parent is the key before the first, @position the first block's place in the sequence (0 exactly without a parent).
+        """
+        packed, n = _Keys(keys, self.key_len), fresh.n
+        if packed.n != n:
+            raise ValueError(f"{n} blocks, {packed.n} keys")
+        chain = packed.chain(group, parent, position, tokens)
+        full, held = array.array("I", bytes(16 * n)), array.array("I", bytes(16 * n))
+        rc = _c.kvbm_pool_complete(self._address, fresh._address, n, chain, full.buffer_info()[0])
+        if rc < 0:
+            raise error(rc)
+        fresh.n = 0
+        rc = _c.kvbm_pool_register(self._address, full.buffer_info()[0], n, held.buffer_info()[0])
+        if rc < 0:
+            _c.kvbm_pool_release_complete(self._address, full.buffer_info()[0], n)
+            raise error(rc)
+        return Held(self, held, n, _c.kvbm_pool_release)
+
+    def match(self, keys: Keys, *, group: int = 0, touch: bool = True) -> Held:
+        """Hold the longest registered prefix of @keys; its length is len() of the result."""
+        packed = _Keys(keys, self.key_len)
+        handles = array.array("I", bytes(16 * packed.n))
+        n = _c.kvbm_pool_match(self._address, group, packed.address, packed.n, 0 if touch else 1, handles.buffer_info()[0])
+        if n < 0:
+            raise error(n)
+        return Held(self, handles, n, _c.kvbm_pool_release)
+
+    def _count(self, function: Any, keys: Keys, group: int, *args: Any) -> int:
+        packed = _Keys(keys, self.key_len)
+        n = function(self._address, group, packed.address, packed.n, *args)
+        if n < 0:
+            raise error(n)
+        return int(n)
+
+    def probe(self, keys: Keys, *, group: int = 0) -> int:
+        """Return the length of the registered prefix, without holding it or counting a use."""
+        return self._count(_c.kvbm_pool_probe, keys, group)
+
+    def touch(self, keys: Keys, *, group: int = 0) -> int:
+        """Count one use of the registered prefix; returns its length."""
+        return self._count(_c.kvbm_pool_touch, keys, group)
+
+    def retain(self, keys: Keys, priority: int, *, ttl_ms: int = 0, group: int = 0) -> int:
+        """Keep registered keys at a priority of 0 to 100 for a time (0: for ever); returns their number."""
+        return self._count(_c.kvbm_pool_retain, keys, group, priority, ttl_ms)
+
+    def forget(self, keys: Optional[Keys] = None, *, group: int = 0) -> int:
+        """Forget the inactive blocks of @keys (None: all inactive blocks); returns how many."""
+        if keys is None:
+            return self._call(_c.kvbm_pool_reset_inactive)
+        result = _abi.kvbm_reset_result()
+        self._count(_c.kvbm_pool_reset_keys, keys, group, ctypes.byref(result))
+        return int(result.reset)
+
+    def stats(self) -> Dict[str, int]:
+        """Return counters and sizes by the names of kvbm_pool_stats."""
+        result = _abi.kvbm_pool_stats()
+        self._call(_c.kvbm_pool_get_stats, ctypes.byref(result))
+        return {name: getattr(result, name) for name, *_ in result._fields_[1:]}
+
+
+class _Registry(Handle):
+    """Registry of a pool that belongs to no manager."""
+
+    def __init__(self, key_len: int) -> None:
+        address = ctypes.c_void_p()
+        call(_c.kvbm_registry_create, ctypes.byref(_abi.kvbm_registry_opts(key_len=key_len)), ctypes.byref(address))
+        self.key_len = key_len
+        self._own(address.value or 0, _c.kvbm_registry_destroy)
+
+    def _registry_address(self) -> int:
+        return self._state.address or 0
+
+
+# -- tiers -------------------------------------------------------------------------------------------------------------
+
+class Shape(NamedTuple):
+    """Form of a block: @layers, each of @outer (2: K and V; 1: both in one) times @page_size tokens of @inner elements."""
+    layers: int
+    page_size: int
+    inner: int
+    outer: int = 2
+    dtype_bytes: int = 2
+
+    def config(self, n_blocks: int) -> Any:
+        """Return struct kvbm_layout_config of memory in the order [block][layer][outer][page][inner]."""
+        return _abi.kvbm_layout_config(kind=_abi.KVBM_FULLY_CONTIGUOUS, num_blocks=n_blocks, num_layers=self.layers,
+                                       outer_dim=self.outer, page_size=self.page_size, inner_dim=self.inner,
+                                       dtype_width_bytes=self.dtype_bytes)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one block."""
+        return self.layers * self.outer * self.page_size * self.inner * self.dtype_bytes
+
+
+class Done(NamedTuple):
+    """Result of a job: @status is 0 or a negative errno, @ok of @n blocks were copied."""
+    id: int
+    tag: int
+    status: int
+    n: int
+    ok: int
+    bytes: int
+
+
+def _done(result: Any) -> Done:
+    return Done(result.id, result.tag, result.status, result.n, result.n_ok, result.bytes)
+
+
+class Manager(Handle):
+    """The tiers of one node: host memory, disk, and an object store (any kv_store URI).
+
+    Options are those of kvbm_manager_opts (kvbm_manager.h) by name. Any number of threads. Create it after fork().
+    """
+
+    def __init__(self, shape: Shape, *, key_len: int = 8, close_timeout: float = 30.0, **options: Any) -> None:
+        config = shape.config(1)
+        opts = _abi.kvbm_manager_opts(block=ctypes.addressof(config), key_len=key_len)
+        for name, value in options.items():
+            if name not in _MANAGER_OPTIONS:
+                raise TypeError(f"no option {name!r} of a manager")
+            if name.endswith("_eviction"):
+                value = _EVICTION[value]
+            elif isinstance(value, dict):  # host_policy={"policy": KVBM_POLICY_FREQUENCY, "threshold": 3}
+                value = _abi.kvbm_tier_policy(**value)
+            setattr(opts, name, text(value) if isinstance(value, str) else value)
+        address = ctypes.c_void_p()
+        call(_c.kvbm_manager_create, ctypes.byref(opts), ctypes.byref(address))
+        self.shape, self.key_len = shape, key_len
+        self._caches: "weakref.WeakSet[Cache]" = weakref.WeakSet()
+        timeout = int(close_timeout * 1000)
+        self._own(address.value or 0, lambda manager: _c.kvbm_manager_destroy(manager, timeout))
+
+    def _registry_address(self) -> int:
+        return int(_c.kvbm_manager_registry(self._state.address))
+
+    def close(self) -> None:
+        """Finish queued work for up to close_timeout, and free the tiers. Raises Error(EBUSY) while anything is held."""
+        if any(not cache.closed for cache in self._caches):
+            raise error(-errno.EBUSY, "a cache is attached")
+        super().close()
+
+    def attach(self, memory: Any, *, n_blocks: Optional[int] = None, pool: Optional[Pool] = None, shape: Optional[Shape] = None) -> "Cache":
+        """Attach an engine's cache: writable host memory of blocks in the order of Shape, or of @n_blocks of them."""
+        return Cache(self, memory, n_blocks, pool, shape or self.shape)
+
+    def lookup(self, keys: Keys, *, parent: Optional[Keys] = None, position: int = 0, group: int = 0) -> bytes:
+        """Tell where each key is: one byte each, MISS, READY, ON_DISK, REMOTE, PENDING or BUSY. Never waits."""
+        packed = _Keys(keys, self.key_len)
+        places = array.array("B", bytes(packed.n))
+        self._hot(_c.kvbm_manager_lookup, packed.chain(group, parent, position), packed.n, places.buffer_info()[0])
+        return places.tobytes()
+
+    def _hot(self, function: Any, *args: Any) -> int:
+        """Call a function without collecting its reason."""
+        manager = self._enter()
+        try:
+            rc = function(manager, *args)
+        finally:
+            self._leave()
+        if rc < 0:
+            raise error(rc)
+        return int(rc)
+
+    def touch(self, keys: Keys, *, group: int = 0) -> int:
+        """Count one use of each key in every tier; returns the length of the prefix that some tier has."""
+        packed = _Keys(keys, self.key_len)
+        return self._hot(_c.kvbm_manager_touch, group, packed.address, packed.n)
+
+    def prepare_load(self, keys: Keys, *, parent: Optional[Keys] = None, position: int = 0, group: int = 0, priority: int = 0,
+                     fetch: bool = True) -> "Pin":
+        """Pin the keys' blocks in the host tier, and fetch the others from the tiers below."""
+        packed, pin = _Keys(keys, self.key_len), ctypes.c_void_p()
+        opts = _abi.kvbm_pin_opts(priority=priority, no_fetch=not fetch)
+        n = self._hot(_c.kvbm_manager_prepare_load, packed.chain(group, parent, position), packed.n, ctypes.byref(opts), ctypes.byref(pin))
+        return Pin(self, pin.value or 0, packed.n, n)
+
+    def prepare_store(self, keys: Keys, *, parent: Optional[Keys] = None, position: int = 0, group: int = 0) -> "Pin":
+        """Reserve host blocks for the keys that the host tier lacks."""
+        packed, pin = _Keys(keys, self.key_len), ctypes.c_void_p()
+        n = self._hot(_c.kvbm_manager_prepare_store, packed.chain(group, parent, position), packed.n, ctypes.byref(pin))
+        return Pin(self, pin.value or 0, packed.n, n)
+
+    def submit(self, pin: "Pin", cache: "Cache", blocks: Iterable[int], *, tag: int = 0, priority: int = 0, first_layer: int = 0,
+               n_layers: int = 0, ok: Any = None) -> int:
+        """Queue the copy between a pin's host blocks and a cache's; returns the job's id. poll(), fd or wait() tell its end.
+
+        blocks[i] is the cache's block for key i (NO_BLOCK: leave it out). @ok: writable memory of (n + 7) // 8 bytes, bit i says
+        whether key i's bytes are there; keep it until the job has ended.
+        """
+        keep, address, n = numbers(blocks, "I")
+        if n != pin.n:
+            raise ValueError(f"{n} blocks, {pin.n} keys")
+        bits = None if ok is None else Memory(ok, True)
+        if bits is not None and bits.nbytes < (n + 7) // 8:
+            raise ValueError("@ok is too short")
+        job = _abi.kvbm_job(pin=pin.address, cache=cache._state.address, blocks=address, first_layer=first_layer, n_layers=n_layers,
+                            priority=priority, tag=tag, ok=None if bits is None else bits.address)
+        ident = self._hot(_c.kvbm_manager_submit, ctypes.byref(job))
+        del keep
+        return ident
+
+    def poll(self, most: int = 64) -> List[Done]:
+        """Take the results of ended jobs."""
+        results = (_abi.kvbm_done * most)()
+        return [_done(results[i]) for i in range(self._hot(_c.kvbm_manager_poll, results, most))]
+
+    def wait(self, job: int, timeout: float = 10.0) -> Done:
+        """Wait for a job and take its result. Raises Error(ETIMEDOUT)."""
+        result = _abi.kvbm_done()
+        self._hot(_c.kvbm_manager_wait, job, int(timeout * 1000), ctypes.byref(result))
+        return _done(result)
+
+    def cancel(self, job: int) -> None:
+        """Cancel a job. Raises NotFound when it has ended."""
+        self._hot(_c.kvbm_manager_cancel, job)
+
+    def fileno(self) -> int:
+        """A descriptor that is readable while poll() has results."""
+        return self._hot(_c.kvbm_manager_fd)
+
+    def drain(self, timeout: float = 10.0) -> None:
+        """Wait until no block is queued for a lower tier. Raises Error(ETIMEDOUT)."""
+        self._hot(_c.kvbm_manager_drain, int(timeout * 1000))
+
+    def stats(self) -> Dict[str, Any]:
+        """Return statistics by the names of kvbm_manager_stats; those of a tier are dictionaries, too."""
+        result = _abi.kvbm_manager_stats()
+        self._call(_c.kvbm_manager_get_stats, ctypes.byref(result))
+        return {name: _plain(getattr(result, name)) for name, *_ in result._fields_[1:]}
+
+    def metrics(self) -> str:
+        """Statistics of the manager and its pools as Prometheus text."""
+        room = 1 << 16
+        while True:
+            to = ctypes.create_string_buffer(room)
+            needed = self._call(_c.kvbm_manager_metrics, to, room)
+            if needed < room:
+                return to.value.decode()
+            room = needed + 4096
+
+
+_MANAGER_OPTIONS = {name for name, *_ in _abi.kvbm_manager_opts._fields_} - {"size", "block", "key_len", "events"}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, ctypes.Structure):
+        return {name: _plain(getattr(value, name)) for name, *_ in value._fields_ if name != "reserved"}
+    return list(value) if isinstance(value, ctypes.Array) else value
+
+
+class Pin:
+    """Keys whose host blocks are held until release(): found and fetched ones (load), or reserved ones (store)."""
+
+    __slots__ = ("manager", "address", "n", "prefix")
+
+    def __init__(self, manager: Manager, address: int, n: int, prefix: int) -> None:
+        self.manager, self.address, self.n = manager, address, n
+        self.prefix = prefix  # keys that are READY or PENDING, from the first on; of a store: reserved blocks
+
+    def state(self) -> bytes:
+        """Return one byte for each key, as Manager.lookup()."""
+        places = array.array("B", bytes(self.n))
+        self.manager._hot(lambda _: _c.kvbm_pin_state(self.address, places.buffer_info()[0]))
+        return places.tobytes()
+
+    def wait(self, timeout: float = 10.0) -> None:
+        """Wait until no key is PENDING. Raises Error(ETIMEDOUT)."""
+        self.manager._hot(lambda _: _c.kvbm_pin_wait(self.address, int(timeout * 1000)))
+
+    def release(self) -> None:
+        """Release the blocks; fetches that nobody else needs are cancelled. Doing it twice is fine."""
+        address, self.address = self.address, 0
+        if address and not self.manager.closed:
+            _c.kvbm_pin_release(address)
+
+    def __enter__(self) -> "Pin":
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        self.release()
+
+
+class Cache(Handle):
+    """An engine's cache in host memory, attached to a manager. Keeps the memory alive. Use Manager.attach()."""
+
+    def __init__(self, manager: Manager, memory: Any, n_blocks: Optional[int], pool: Optional[Pool], shape: Shape) -> None:
+        self._memory, self.manager = Memory(memory, True), manager
+        self.n_blocks = self._memory.nbytes // shape.nbytes if n_blocks is None else n_blocks
+        if not self.n_blocks or self.n_blocks * shape.nbytes > self._memory.nbytes:
+            raise ValueError(f"{self._memory.nbytes} bytes for {self.n_blocks} blocks of {shape.nbytes}")
+        self._layout = _Layout(shape.config(self.n_blocks), self._memory)
+        opts = _abi.kvbm_cache_opts(layout=self._layout._state.address, pool=None if pool is None else pool._address)
+        address = ctypes.c_void_p()
+        manager._call(_c.kvbm_cache_attach, ctypes.byref(opts), ctypes.byref(address))
+        self._own(address.value or 0, _c.kvbm_cache_detach)
+        manager._caches.add(self)
+
+    def _move(self, function: Any, keys: Keys, blocks: Sequence[int], parent: Optional[Keys], position: int, group: int, timeout: float) -> int:
+        packed = _Keys(keys, self.manager.key_len)
+        keep, address, n = numbers(blocks, "I")
+        if n != packed.n:
+            raise ValueError(f"{packed.n} keys, {n} blocks")
+        done = self._call(function, packed.chain(group, parent, position), n, address, int(timeout * 1000))
+        del keep
+        return done
+
+    def store(self, keys: Keys, blocks: Sequence[int], *, parent: Optional[Keys] = None, position: int = 0, group: int = 0,
+              timeout: float = 10.0) -> int:
+        """Store blocks in the tiers and wait; returns how many keys, from the first on, a tier has now."""
+        return self._move(_c.kvbm_cache_store, keys, blocks, parent, position, group, timeout)
+
+    def load(self, keys: Keys, blocks: Sequence[int], *, parent: Optional[Keys] = None, position: int = 0, group: int = 0,
+             timeout: float = 10.0) -> int:
+        """Load blocks from whatever tier has them and wait; returns the length of the prefix that is in the cache now."""
+        return self._move(_c.kvbm_cache_load, keys, blocks, parent, position, group, timeout)
+
+
+class _Layout(Handle):
+    """Layout over memory of Python's, and its storage."""
+
+    def __init__(self, config: Any, memory: Memory) -> None:
+        storage, layout = ctypes.c_void_p(), ctypes.c_void_p()
+        opts = _abi.kvbm_storage_opts(kind=_abi.KVBM_STORAGE_EXTERNAL, bytes=memory.nbytes, memory=memory.address,
+                                      of=_abi.KVBM_STORAGE_SYSTEM)
+        call(_c.kvbm_storage_create, ctypes.byref(opts), ctypes.byref(storage))
+        try:
+            call(_c.kvbm_layout_create, ctypes.byref(config), ctypes.byref(storage), 1, ctypes.byref(layout))
+        except BaseException:
+            _c.kvbm_storage_destroy(storage)
+            raise
+
+        def destroy(address: int) -> None:
+            _c.kvbm_layout_destroy(address)
+            _c.kvbm_storage_destroy(storage)
+
+        self._memory = memory
+        self._own(layout.value or 0, destroy)

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write and gather paged K/V on numpy arrays and on tensors of any framework with DLPack, in host memory.
+
+    cache = kvasir.layout.Cache(k, v)                    # [blocks, block_size, heads, dim], any strides
+    kvasir.layout.write(cache, slots, keys, values)      # rows [tokens, heads, dim] to slot = block * block_size + offset
+    kvasir.layout.gather(cache, table, lengths, keys, values)
+
+K and V are used where they lie. Equal dtypes are copied bit by bit, others converted; FP8 is stored / scale.
+"""
+import ctypes
+from typing import Any, Optional
+
+from . import _abi
+from ._native import Error, dltensor, load
+
+__all__ = ["Cache", "gather", "isa", "set_threads", "write"]
+
+_c = load("kvx")
+_LAYOUTS = {"nhd": _abi.KVX_LAYOUT_BLOCK_NHD, "hnd": _abi.KVX_LAYOUT_BLOCK_HND, "packed": _abi.KVX_LAYOUT_BLOCK_HND_PACKED}
+_DTYPES = {"f16": _abi.KVX_DTYPE_F16, "bf16": _abi.KVX_DTYPE_BF16, "f32": _abi.KVX_DTYPE_F32, "f8_e4m3": _abi.KVX_DTYPE_F8_E4M3,
+           "f8_e5m2": _abi.KVX_DTYPE_F8_E5M2}
+_INDEX = {4: _abi.KVX_DTYPE_S32, 8: _abi.KVX_DTYPE_S64}
+_ERRNO = {_abi.KVX_STATUS_INVALID_ARGUMENT: 22, _abi.KVX_STATUS_UNSUPPORTED: 95, _abi.KVX_STATUS_OUT_OF_RANGE: 34,
+          _abi.KVX_STATUS_INCOMPATIBLE: 71, _abi.KVX_STATUS_INTERNAL_ERROR: 5}
+
+
+def _check(status: int, what: str) -> None:
+    if status:
+        raise Error(_ERRNO.get(status, 5), f"{what}: {(_c.kvx_status_name(status) or b'').decode()}")
+
+
+class _Tensor:
+    """A tensor as KVX describes it, and what keeps its memory."""
+
+    def __init__(self, source: Any, layout: int, dtype: Optional[str] = None) -> None:
+        tensor, self.keep = dltensor(source)
+        self.desc = _abi.kvx_tensor_desc()
+        _check(_c.kvx_tensor_from_dlpack(ctypes.byref(tensor), layout, ctypes.byref(self.desc)), "tensor")
+        if dtype is not None:  # engines keep FP8 as bytes
+            if self.desc.dtype != _DTYPES[dtype] and _c.kvx_dtype_size(_DTYPES[dtype]) != _c.kvx_dtype_size(self.desc.dtype):
+                raise ValueError(f"elements of another width than {dtype}")
+            self.desc.dtype = _DTYPES[dtype]
+        if self.desc.memory == _abi.KVX_MEMORY_DEVICE:
+            raise TypeError("a tensor that is not in host memory")
+
+    @property
+    def shape(self) -> Any:
+        return list(self.desc.shape[:self.desc.ndim])
+
+
+class _Numbers:
+    """Indices or lengths: a contiguous tensor of 32 or 64-bit integers."""
+
+    def __init__(self, source: Any) -> None:
+        tensor, self.keep = dltensor(source)
+        self.shape = [tensor.shape[i] for i in range(tensor.ndim)]
+        step = 1
+        for i in reversed(range(tensor.ndim)):
+            if tensor.strides and tensor.shape[i] != 1 and tensor.strides[i] != step:
+                raise ValueError("indices that are not contiguous")
+            step *= tensor.shape[i]
+        if tensor.code != 0 or tensor.bits not in (32, 64) or tensor.device_type != 1:
+            raise TypeError("indices must be int32 or int64, in host memory")
+        self.dtype, self.n, self.address = _INDEX[tensor.bits // 8], step, (tensor.data or 0) + tensor.byte_offset
+
+
+class Cache:
+    """Paged K and V of one layer.
+
+    @layout: "nhd" [blocks, block_size, heads, dim], "hnd" [blocks, heads, block_size, dim], or "packed"
+    [blocks, heads, dim/p, block_size, p]. @dtype names the elements of tensors of bytes: "f8_e4m3", "f8_e5m2".
+    """
+
+    def __init__(self, k: Any, v: Any, *, layout: str = "nhd", dtype: Optional[str] = None) -> None:
+        self._k, self._v = (_Tensor(tensor, _LAYOUTS[layout], dtype) for tensor in (k, v))
+        shape = self._k.shape
+        if len(shape) != (5 if layout == "packed" else 4):
+            raise ValueError(f"{len(shape)} dimensions in layout {layout}")
+        block_size, heads, dim = {"nhd": (1, 2, 3), "hnd": (2, 1, 3), "packed": (3, 1, 2)}[layout]
+        self.blocks, self.block_size, self.heads = shape[0], shape[block_size], shape[heads]
+        self.dim = shape[dim] * (shape[4] if layout == "packed" else 1)
+        self.desc = _abi.kvx_cache_desc(num_blocks=self.blocks, block_size=self.block_size, num_kv_heads=self.heads,
+                                        head_dim=self.dim, k=self._k.desc, v=self._v.desc)
+        _check(_c.kvx_validate_cache_desc(ctypes.byref(self.desc)), "cache")
+
+
+def _rows(cache: Cache, key: _Tensor, value: _Tensor, tokens: int) -> Any:
+    return _abi.kvx_kv_io_desc(key=key.desc, value=value.desc, num_tokens=tokens, num_kv_heads=cache.heads, head_dim=cache.dim)
+
+
+def write(cache: Cache, slots: Any, key: Any, value: Any, *, k_scale: Optional[float] = None, v_scale: Optional[float] = None) -> None:
+    """Write rows [tokens, heads, dim] to their slots; a negative slot is left out. All rows are written, or none.
+
+    Raises Error: ERANGE for a slot beyond the cache, EINVAL for shapes that don't fit.
+    """
+    k, v, places = _Tensor(key, _abi.KVX_LAYOUT_BLOCK_NHD), _Tensor(value, _abi.KVX_LAYOUT_BLOCK_NHD), _Numbers(slots)
+    scales = [None if scale is None else ctypes.c_float(scale) for scale in (k_scale, v_scale)]
+    desc = _abi.kvx_write_desc(
+        io=_rows(cache, k, v, k.shape[0]),
+        slots=_abi.kvx_slot_mapping(dtype=places.dtype, token_count=places.n, invalid_slot=-1, slots=places.address))
+    desc.k_scale, desc.v_scale = [None if scale is None else ctypes.addressof(scale) for scale in scales]
+    _check(_c.kvx_write_kv(ctypes.byref(cache.desc), ctypes.byref(desc), None), "write")
+
+
+def gather(cache: Cache, table: Any, lengths: Any, key: Any, value: Any, *, zero_padding: bool = False) -> None:
+    """Gather the tokens of sequences: table [sequences, blocks] of block ids, lengths [sequences] in tokens.
+
+    @key and @value are [sequences, max_len, heads, dim], or [tokens, heads, dim] for one after the other. Rows beyond a
+    sequence's length are left as they were, or zeroed.
+    """
+    k, v = _Tensor(key, _abi.KVX_LAYOUT_BLOCK_NHD), _Tensor(value, _abi.KVX_LAYOUT_BLOCK_NHD)
+    ids, n = _Numbers(table), _Numbers(lengths)
+    if len(ids.shape) != 2:
+        raise ValueError("the table is not [sequences, blocks]")
+    shape = k.shape
+    rows = shape[0] if len(shape) == 3 else shape[0] * shape[1]
+    desc = _abi.kvx_gather_desc(
+        io=_rows(cache, k, v, rows),
+        block_table=_abi.kvx_block_table(format=_abi.KVX_BLOCK_TABLE_PACKED, index_dtype=ids.dtype, seq_count=ids.shape[0], beam_width=1,
+                                         max_blocks_per_seq=ids.shape[1], indices=ids.address, indices_count=ids.n),
+        seq_lens=_abi.kvx_seq_lens(dtype=n.dtype, seq_count=n.n, lengths=n.address),
+        max_seq_len=shape[1] if len(shape) == 4 else rows)
+    options = _abi.kvx_options(flags=_abi.KVX_OPTION_ZERO_PADDING if zero_padding else 0)
+    caches = (ctypes.c_void_p * 1)(ctypes.addressof(cache.desc))
+    gathers = (ctypes.c_void_p * 1)(ctypes.addressof(desc))
+    _check(_c.kvx_gather_kv_layers(caches, gathers, 1, ctypes.byref(options), None), "gather")
+
+
+def isa() -> str:
+    """Name of the instruction set that moves host memory: "avx512", "avx2", "neon" or "scalar"."""
+    return (_c.kvx_host_isa() or b"").decode()
+
+
+def set_threads(n: int, min_bytes: int = 0) -> None:
+    """Let calls that move at least @min_bytes (0: 1 MiB) use up to @n threads; the default is 1."""
+    _check(_c.kvx_set_threads(n, min_bytes), "threads")

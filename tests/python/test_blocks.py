@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kvasir.blocks: a pool against a naive one, and tiers that give the right bytes back, also after a restart."""
+import array
+import ctypes
+import errno
+import os
+import random
+import select
+import subprocess
+import sys
+import threading
+
+from kvpython import BUILD, check, equal, folder, raises, run  # first: it finds the package
+import kvasir
+from kvasir import _abi, blocks
+from kvasir.blocks import Manager, Pool, Shape
+from kvasir.index import hash_tokens, sequence_hashes
+
+SHAPE = Shape(layers=2, page_size=4, inner=16)
+
+
+def keys_of(tokens, size=4):
+    return sequence_hashes(hash_tokens(tokens, size))
+
+
+def fill(memory, ids, seed):
+    """Bytes of a block that its key decides."""
+    for block, key in zip(ids, seed):
+        memory[block * SHAPE.nbytes:(block + 1) * SHAPE.nbytes] = random.Random(key).randbytes(SHAPE.nbytes)
+
+
+def bytes_of(key):
+    return random.Random(key).randbytes(SHAPE.nbytes)
+
+
+def test_chain_is_the_struct_of_c():
+    equal(blocks._CHAIN.size, ctypes.sizeof(_abi.kvbm_chain), "size")
+    chain = _abi.kvbm_chain(group=2, keys=3, parent=4, position=5, tokens=6)
+    equal(blocks._CHAIN.unpack(bytes(chain))[1:], (2, 3, 4, 5, 6), "fields")
+    equal(ctypes.sizeof(_abi.kvbm_handle), 16, "a handle")
+    equal((_abi.kvbm_handle.block.offset, _abi.kvbm_handle.block.size), (8, 4), "its block number")
+
+
+def test_pool_against_a_model():
+    seed = int(os.environ.get("KV_TEST_SEED", random.randrange(1 << 32)))
+    print("seed", seed)
+    rng, known = random.Random(seed), set()
+    prompts = [keys_of([rng.randrange(2) for _ in range(32)]) for _ in range(12)]
+    with Pool(n_blocks=4096, block_size=4) as pool:  # more than ever used: nothing is evicted
+        for _ in range(300):
+            prompt = rng.choice(prompts)
+            wanted = next((i for i, key in enumerate(prompt) if key not in known), len(prompt))
+            with pool.match(prompt) as held:
+                equal((len(held), pool.probe(prompt)), (wanted, wanted), "prefix")
+                equal(len(set(held.ids)), wanted, "blocks")
+                if wanted < len(prompt):
+                    fresh = pool.allocate(1)
+                    check(fresh.ids[0] not in held.ids, "a fresh block is another one")
+                    pool.register(fresh, prompt[wanted:wanted + 1], parent=prompt[wanted - 1:wanted] if wanted else None,
+                                  position=wanted).release()
+                    known.add(prompt[wanted])
+        equal(pool.stats()["inactive_pool_size"], len(known), "registered")
+        equal(pool.forget(prompts[0]), len([key for key in prompts[0] if key in known]), "forgotten")
+        pool.forget()
+        equal(pool.stats()["reset_pool_size"], 4096, "free")
+
+
+def test_pool_errors_and_lifetimes():
+    pool = Pool(n_blocks=4, block_size=4, key_len=8)
+    keys = keys_of(range(16))
+    held = pool.register(pool.allocate(4), keys, tokens=array.array("I", range(16)))
+    equal(raises(kvasir.Error, pool.allocate, 1).errno, errno.ENOSPC, "no room")
+    equal(raises(kvasir.Error, pool.close).errno, errno.EBUSY, "blocks are held")
+    held.release()
+    held.release()
+    fresh = pool.allocate(2)  # evicts
+    equal(pool.probe(keys), 2, "leaves go first")
+    raises(ValueError, pool.register, fresh, keys)
+    equal(len(fresh), 2, "still held after a refusal")
+    del fresh
+    equal(pool.stats()["reset_pool_size"], 2, "released with its last reference")
+    raises(ValueError, pool.match, b"123")
+    for form in (keys.tobytes(), bytearray(keys.tobytes()), memoryview(keys), [keys[i:i + 1].tobytes() for i in range(4)]):
+        equal(pool.probe(form), 2, f"keys as {type(form).__name__}")
+    equal(pool.retain(keys, 80), 2, "retained")
+    pool.close()
+    raises(ValueError, pool.stats)
+    equal(raises(kvasir.Error, pool.match, keys).errno, errno.EINVAL, "a closed pool")
+    raises(KeyError, Pool, n_blocks=1, block_size=4, eviction="none")
+    raises(kvasir.Error, Pool, n_blocks=1, block_size=3)
+
+
+def test_tiers_give_the_bytes_back():
+    with folder() as path:
+        keys, ids = keys_of(range(64)), list(range(16))
+        memory = bytearray(16 * SHAPE.nbytes)
+        fill(memory, ids, keys)
+        options = {"host_bytes": 1 << 20, "disk": path, "disk_bytes": 16 << 20, "disk_buffered": True, "fingerprint": "test"}
+        with Manager(SHAPE, **options) as manager, manager.attach(memory) as cache:
+            equal(raises(kvasir.Error, manager.close).errno, errno.EBUSY, "a cache is attached")
+            equal(manager.lookup(keys), bytes(16), "nothing yet")
+            equal(cache.store(keys, ids), 16, "stored")
+            equal(manager.lookup(keys), bytes([blocks.READY]) * 16, "in host memory")
+            memory[:] = bytes(len(memory))
+            equal(cache.load(keys, ids), 16, "loaded")
+            equal(bytes(memory), b"".join(map(bytes_of, keys)), "bytes")
+            equal(cache.load(keys_of(range(1, 65)), ids), 0, "another prompt")
+            equal(manager.touch(keys), 16, "touched")
+            manager.drain(60)
+            check(manager.stats()["host"]["used"] == 16 and "kvbm" in manager.metrics(), "statistics")
+        with Manager(SHAPE, **options) as manager:  # a restart: the disk has them
+            target = bytearray(16 * SHAPE.nbytes)
+            with manager.attach(target) as cache:
+                equal(set(manager.lookup(keys)), {blocks.ON_DISK}, "on disk")
+                backwards = ids[::-1]
+                equal(cache.load(keys, backwards, timeout=60), 16, "loaded")
+                equal(bytes(target), b"".join(map(bytes_of, reversed(keys))), "bytes")
+        raises(TypeError, Manager, SHAPE, no_such_option=1)
+        check("host_bytes" in blocks._MANAGER_OPTIONS, "options")
+
+
+def test_jobs():
+    keys, ids = keys_of(range(64)), list(range(16))
+    memory = bytearray(16 * SHAPE.nbytes)
+    fill(memory, ids, keys)
+    with Manager(SHAPE, host_bytes=1 << 20) as manager, manager.attach(memory) as cache:
+        with manager.prepare_store(keys) as pin:
+            equal(pin.prefix, 16, "reserved")
+            job = manager.submit(pin, cache, ids, tag=5)
+        check(select.select([manager], [], [], 60)[0], "the descriptor")
+        done = manager.poll()
+        equal([(d.id, d.tag, d.status, d.n, d.ok) for d in done], [(job, 5, 0, 16, 16)], "stored")
+        memory[:] = bytes(len(memory))
+        ok = bytearray(2)
+        with manager.prepare_load(keys) as pin:
+            equal((pin.prefix, pin.state()), (16, bytes([blocks.READY]) * 16), "found")
+            pin.wait()
+            raises(ValueError, manager.submit, pin, cache, [1])
+            equal(raises(kvasir.Error, manager.close).errno, errno.EBUSY, "a pin is held")
+            wanted = [blocks.NO_BLOCK if i == 3 else i for i in ids]
+            done = manager.wait(manager.submit(pin, cache, wanted, ok=ok), 60)
+        equal((done.status, done.ok, ok), (0, 15, bytes([0xf7, 0xff])), "loaded")
+        equal(bytes(memory[:3 * SHAPE.nbytes]), b"".join(map(bytes_of, keys[:3])), "bytes")
+        equal(memory[3 * SHAPE.nbytes:4 * SHAPE.nbytes], bytes(SHAPE.nbytes), "left out")
+        raises(kvasir.NotFound, manager.cancel, job)
+
+
+def test_threads():
+    problems = []
+    with Manager(SHAPE, host_bytes=4 << 20) as manager:
+        def work(number):
+            try:
+                memory = bytearray(4 * SHAPE.nbytes)
+                with manager.attach(memory) as cache:
+                    for turn in range(30):
+                        keys = keys_of([number, turn] * 8)
+                        fill(memory, range(4), keys)
+                        equal(cache.store(keys, range(4), timeout=60), 4, "stored")
+                        memory[:] = bytes(len(memory))
+                        equal(cache.load(keys, range(4), timeout=60), 4, "loaded")
+                        equal(bytes(memory), b"".join(map(bytes_of, keys)), "bytes")
+            except BaseException as problem:  # pylint: disable=broad-except
+                problems.append(problem)
+
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    equal(problems, [], "problems")
+
+
+def test_fork_leaves_the_parents_manager_alone():
+    memory = bytearray(4 * SHAPE.nbytes)
+    with Manager(SHAPE, host_bytes=1 << 20) as manager, manager.attach(memory) as cache:
+        keys = keys_of(range(16))
+        equal(cache.store(keys, range(4)), 4, "stored")
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                code = 0 if raises(kvasir.Error, manager.prepare_store, keys).errno == errno.ECHILD else 2
+                cache.close()
+                manager.close()
+                with Manager(SHAPE, host_bytes=1 << 20) as own:  # one of its own
+                    code = code if set(own.lookup(keys)) == {blocks.MISS} else 3
+            finally:
+                os._exit(code)
+        equal(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0, "the child")
+        equal(cache.load(keys, range(4)), 4, "the parent")
+
+
+def test_interpreter_ends_with_jobs_under_way():
+    text = """
+import sys, threading
+from kvasir.blocks import Manager, Shape
+from kvasir.index import hash_tokens, sequence_hashes
+shape = Shape(layers=4, page_size=16, inner=1024)
+manager = Manager(shape, host_bytes=64 << 20, disk=sys.argv[1], disk_bytes=64 << 20, disk_buffered=True, fingerprint="x")
+cache = manager.attach(bytearray(32 * shape.nbytes))
+started = threading.Event()
+def work():
+    for i in range(10**9):
+        keys = sequence_hashes(hash_tokens([i] * 32, 1))
+        manager.submit(manager.prepare_store(keys), cache, range(32))
+        manager.poll()
+        started.set()
+threading.Thread(target=work, daemon=True).start()
+started.wait()
+print("end", flush=True)
+"""
+    with folder() as path:
+        done = subprocess.run([sys.executable, "-B", "-c", text, path], env={**os.environ, "PYTHONPATH": str(BUILD / "python")},
+                              capture_output=True, text=True, timeout=120, check=False)
+        equal((done.returncode, done.stdout), (0, "end\n"), f"the end ({done.stderr})")
+
+
+if __name__ == "__main__":
+    run(globals())
