@@ -7,6 +7,7 @@
  */
 #include "base/error.h"
 #include "tier/object/impl.h"
+#include "tier/transfer/transfer.h"
 
 /* Number of single calls of a slice that may fail before the rest is skipped: each call to an
  * unreachable store costs its timeout. */
@@ -137,7 +138,7 @@ static void deliver(struct kvbm_object_worker *w, uint32_t i, struct kvbm_object
         return;
     block = kvbm_object_unseal(f, io->group, io->key, w->data[i], w->len[i]);
     if (block && to)
-        memcpy(to, block, f->block_bytes);
+        tier_copy(to, block, f->block_bytes);
     io->status = block ? 0 : -EBADMSG;
     note(block ? &w->hits : &w->bad, w->keys[i]);
 }

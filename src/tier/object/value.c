@@ -12,6 +12,7 @@
  */
 #include "base/hash.h"
 #include "tier/object/impl.h"
+#include "tier/transfer/transfer.h"
 
 enum { VERSION = 1, SUM = 48, KEY = 64 };
 
@@ -140,7 +141,7 @@ bool kvbm_object_open_piece(struct kvbm_object_opening *value, const void *piece
     if (value->wrong || len == 0)
         return !value->wrong;
     if (value->to)
-        memcpy(value->to + (value->got - KVBM_OBJECT_HEADER), bytes, len);
+        tier_copy(value->to + (value->got - KVBM_OBJECT_HEADER), bytes, len);
     kv_hash_update(&value->state, bytes, len);
     value->got += len;
     return true;
