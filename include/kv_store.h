@@ -183,6 +183,14 @@ KV_API int kvs_touch(struct kvs_store *store, const void *hashes, size_t hash_le
 /** Remove a chunk at once, also when manifests need it. Returns 0 (also when there is none). */
 KV_API int kvs_delete_chunk(struct kvs_store *store, const void *hash, size_t hash_len);
 
+/**
+ * Remove a chunk whose content is @data of @len bytes, in one step: a chunk that another writer
+ * stores meanwhile stays. Returns 1 when it was removed; 0 when the chunk is missing, has other
+ * content, or was put on this handle and is not published yet; or an error.
+ */
+KV_API int kvs_delete_chunk_if(struct kvs_store *store, const void *hash, size_t hash_len,
+                               const void *data, size_t len);
+
 /** Call @each for every manifest. Returns 0, an error, or the value with which @each ended it. */
 KV_API int kvs_list(struct kvs_store *store, kv_store_each_fn each, void *arg);
 

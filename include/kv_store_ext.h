@@ -166,6 +166,15 @@ typedef struct {
      */
     int (*put_parts)(kv_store_v1 *self, const uint8_t *hash, size_t hash_len,
                      const struct iovec *parts, size_t n_parts);
+
+    /**
+     * Remove a chunk whose content is @data, also when manifests need it. The backend compares and
+     * removes in one step, so that a chunk that another writer stores meanwhile stays. Returns 1
+     * when it removed the chunk; 0 when the chunk is missing, has other content, or was put on
+     * this handle and is not published yet.
+     */
+    int (*delete_chunk_if)(kv_store_v1 *self, const uint8_t *hash, size_t hash_len,
+                           const uint8_t *data, size_t len);
 } kv_store_ext;
 
 /** Optional export of a backend. The table is valid as long as the library is loaded. */

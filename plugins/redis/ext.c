@@ -216,6 +216,7 @@ static const kv_store_ext table = {
     .get_chunks = get_chunks,
     .put_chunks = put_chunks,
     .delete_chunk = delete_chunk,
+    .delete_chunk_if = rds_delete_chunk_if,
     .list_manifests = rds_list_manifests,
     .list_chunks = rds_list_chunks,
     .list_refs = rds_list_refs,

@@ -4,10 +4,14 @@
 #include "redis/scripts.h"
 #include "redis/store.h"
 
-static void remove_bad(kv_store_v1 *self, const char *key, size_t key_len, struct rds_entry *entry,
-                       const char *value, size_t len)
+/* Delete @key if it still has @value, its time of use apart. Returns 1: deleted; 0; or an error,
+ * -ENOTSUP where scripts are forbidden. */
+static int remove_same(kv_store_v1 *self, const char *key, size_t key_len, const char *value,
+                       size_t len)
 {
     struct rds_batch batch = {0};
+    const struct resp_value *reply;
+    int err;
 
     rds_batch_begin(&batch, 5);
     rds_batch_word(&batch, "EVAL");
@@ -15,12 +19,16 @@ static void remove_bad(kv_store_v1 *self, const char *key, size_t key_len, struc
     rds_batch_word(&batch, "1");
     rds_batch_key(&batch, key, key_len);
     rds_batch_payload(&batch, value, len);
-    if (rds_net_run(&self->net, &batch) == 0 && rds_no_script(&batch.cmds[0].reply)) {
+    err = rds_net_run(&self->net, &batch);
+    reply = err == 0 ? &batch.cmds[0].reply : NULL;
+    if (reply && rds_no_script(reply)) {
         self->no_scripts = true;
-        if (entry)
-            entry->bad = true;
+        err = -ENOTSUP;
+    } else if (reply) {
+        err = reply->type == RESP_INT ? reply->num == 1 : rds_reply_error(reply, "EVAL");
     }
     rds_batch_fini(&batch);
+    return err;
 }
 
 void rds_drop_bad(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, const char *value,
@@ -40,8 +48,9 @@ void rds_drop_bad(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, const
     entry = rds_table_add(&self->table, hash, hash_len);
     if (entry)
         entry->known = false;
-    if (rds_ends_like_ours(value, len))
-        remove_bad(self, key, key_len, entry, value, len);
+    if (rds_ends_like_ours(value, len) && remove_same(self, key, key_len, value, len) == -ENOTSUP &&
+        entry)
+        entry->bad = true;
     pthread_mutex_unlock(&self->lock);
 }
 
@@ -134,6 +143,52 @@ int rds_get_chunk(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, uint8
     *out_data = (uint8_t *)value;
     *out_len = content;
     return 0;
+}
+
+/* -- deletion ---------------------------------------------------------------------------------- */
+
+/* Forget what this handle knows of a chunk that it deleted. */
+static void forget_chunk(kv_store_v1 *self, struct rds_entry *entry)
+{
+    if (!entry)
+        return;
+    self->cached -= entry->value ? entry->len : 0;
+    rds_table_remove(&self->table, entry->hash, entry->hash_len);
+}
+
+static int delete_same(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, const uint8_t *data,
+                       size_t data_len)
+{
+    struct rds_entry *entry = rds_table_find(&self->table, hash, hash_len);
+    char key[RDS_KEY_SIZE], *value = NULL;
+    size_t key_len = rds_chunk_key(self, hash, hash_len, key), len = 0, content = 0;
+    int err;
+
+    if (entry && entry->ref) /* of the save in progress */
+        return 0;
+    err = rds_get_value(self, key, key_len, &value, &len);
+    if (err < 0)
+        return err == -ENOENT ? 0 : err;
+    if (rds_verify(value, len, hash, hash_len, &content) && rds_ends_like_ours(value, len) &&
+        content == data_len && memcmp(value, data, data_len) == 0)
+        err = remove_same(self, key, key_len, value, len);
+    if (err == 1)
+        forget_chunk(self, entry);
+    free(value);
+    return err;
+}
+
+int rds_delete_chunk_if(kv_store_v1 *self, const uint8_t *hash, size_t hash_len,
+                        const uint8_t *data, size_t len)
+{
+    int err = rds_check_hash(hash, hash_len);
+
+    if (err == 0) {
+        pthread_mutex_lock(&self->lock);
+        err = self->no_scripts ? -ENOTSUP : delete_same(self, hash, hash_len, data, len);
+        pthread_mutex_unlock(&self->lock);
+    }
+    return err < 0 && err != -ENOTSUP ? rds_failed(self, err) : err;
 }
 
 /* -- prefetch ---------------------------------------------------------------------------------- */

@@ -98,6 +98,8 @@ size_t rds_parse_hex(const char *hex, uint8_t *hash);
 int rds_get_value(kv_store_v1 *self, const char *key, size_t key_len, char **ret, size_t *ret_len);
 int rds_get_chunk(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, uint8_t **out_data,
                   size_t *out_len);
+int rds_delete_chunk_if(kv_store_v1 *self, const uint8_t *hash, size_t hash_len,
+                        const uint8_t *data, size_t len);
 int rds_prefetch_chunks(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n);
 
 /** list.c and sweep.c: of the extension table. */

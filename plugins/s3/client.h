@@ -41,6 +41,7 @@ struct s3_request {
     char sum[64];       /* value of S3_SUM_HEADER to send; "" for none */
     char *copy_source;  /* owned: copy from there, metadata replaced */
     bool if_none_match; /* only when there is none */
+    char if_match[96];  /* only when its ETag is this; "": whatever it is */
     /* The element that an answer below 300 must be, whole: copies and completed uploads may fail
      * after a 200, and the server may think long before it says a word. NULL: any body. */
     const char *root;

@@ -154,7 +154,7 @@ static int make_headers(const struct s3_config *config, int64_t skew_s, struct s
                         struct curl_slist **list)
 {
     struct kv_buf authorization = KV_BUF_INIT;
-    struct s3_header headers[8];
+    struct s3_header headers[9];
     char stamp[S3_STAMP];
     size_t n = 0;
     int error = 0;
@@ -162,6 +162,8 @@ static int make_headers(const struct s3_config *config, int64_t skew_s, struct s
     request->signed_s = (int64_t)(kv_wall_ns() / KV_NS_PER_S) + skew_s;
     s3_stamp((time_t)request->signed_s, stamp);
     headers[n++] = (struct s3_header){"host", config->host};
+    if (request->if_match[0])
+        headers[n++] = (struct s3_header){"if-match", request->if_match};
     if (request->if_none_match)
         headers[n++] = (struct s3_header){"if-none-match", "*"};
     headers[n++] = (struct s3_header){"x-amz-content-sha256", request->sha256};

@@ -173,6 +173,33 @@ int s3_delete(struct s3_client *client, char *path)
     return error == -ENOENT ? 0 : error;
 }
 
+static int delete_as_read(struct s3_client *client, struct s3_request *got)
+{
+    struct s3_request request = {.method = "DELETE", .path = KV_STEAL(got->path)};
+    int error;
+
+    memcpy(request.if_match, got->etag, sizeof(request.if_match));
+    error = s3_run(client, &request);
+    s3_request_fini(&request);
+    if (error == -ENOENT || error == -EEXIST)
+        return 0;
+    return error ? error : 1;
+}
+
+int s3_delete_if(struct s3_client *client, char *path, const void *data, size_t len)
+{
+    struct s3_request got = {.method = "GET", .path = path, .max_body = S3_MAX_BODY};
+    int ret = path ? s3_run(client, &got) : -ENOMEM;
+
+    if (ret == 0 && !got.etag[0])
+        ret = -ENOTSUP;
+    if (ret == 0 && s3_is_whole(&got) && got.data_len == len &&
+        (len == 0 || memcmp(got.data, data, len) == 0))
+        ret = delete_as_read(client, &got);
+    s3_request_fini(&got);
+    return ret == -ENOENT ? 0 : ret;
+}
+
 int s3_renew(struct s3_client *client, const struct s3_config *config, char *path, const char *sum)
 {
     struct s3_request request = {.method = "PUT", .path = path, .root = "CopyObjectResult"};

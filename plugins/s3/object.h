@@ -42,6 +42,12 @@ int s3_get(struct s3_client *client, char *path, uint8_t **ret, size_t *ret_len)
 int s3_put(struct s3_client *client, const struct s3_config *config, char *path, const void *data,
            size_t len, bool if_none_match);
 int s3_delete(struct s3_client *client, char *path); /* 0 also when there is none */
+/**
+ * Delete an object that has these bytes: 1; 0: it doesn't, or is another one by then. The server
+ * compares (If-Match); one that ignores the condition deletes what another writer has stored since
+ * the comparison here.
+ */
+int s3_delete_if(struct s3_client *client, char *path, const void *data, size_t len);
 /** Make an object new without sending it: copied to itself. -ENOENT. */
 int s3_renew(struct s3_client *client, const struct s3_config *config, char *path, const char *sum);
 

@@ -320,6 +320,25 @@ int s3_delete_chunk(kv_store_v1 *self, const uint8_t *hash, size_t hash_len)
     return s3_failed(self, s3_delete(self->client, s3_chunk_path(&self->config, hash, hash_len)));
 }
 
+static int s3_delete_chunk_if(kv_store_v1 *self, const uint8_t *hash, size_t hash_len,
+                              const uint8_t *data, size_t len)
+{
+    uint8_t *fetched;
+    size_t fetched_len;
+    int rc;
+
+    if (s3_bad_hash(hash, hash_len))
+        return -EINVAL;
+    if (s3_pending_has(self->pending, hash, hash_len))
+        return 0;
+    if (s3_pending_take(self->pending, hash, hash_len, &fetched, &fetched_len) == 0)
+        free(fetched); /* fetched before it went */
+    rc = s3_delete_if(self->client, s3_chunk_path(&self->config, hash, hash_len), data, len);
+    if (rc == 1)
+        s3_seen_note(self->seen, hash, hash_len, S3_UNKNOWN);
+    return rc == -ENOTSUP ? rc : s3_failed(self, rc);
+}
+
 /* -- Manifests ------------------------------------------------------------------------------- */
 
 static int s3_flush(kv_store_v1 *self)
@@ -415,6 +434,7 @@ const kv_store_ext *kv_store_get_ext(void)
                                        .get_chunks = s3_get_chunks,
                                        .put_chunks = s3_put_chunks,
                                        .delete_chunk = s3_delete_chunk,
+                                       .delete_chunk_if = s3_delete_chunk_if,
                                        .list_manifests = s3_list_manifests,
                                        .list_chunks = s3_list_chunks,
                                        .list_refs = s3_list_refs,

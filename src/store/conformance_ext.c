@@ -266,6 +266,34 @@ static enum kvs_verdict check_delete_chunk(struct kvs_conf *c)
     return kvs_conf_get(c, c->h, &key, "z", 1);
 }
 
+static enum kvs_verdict delete_if(struct kvs_conf *c, const struct kvs_conf_key *key,
+                                  const char *data, int want)
+{
+    int rc = c->ext->delete_chunk_if(c->h, key->bytes, key->len, (const uint8_t *)data, 1);
+
+    return rc == want ? KVS_PASS
+                      : kvs_conf_fail(c, "delete_chunk_if returned %d, not %d", rc, want);
+}
+
+static enum kvs_verdict check_delete_chunk_if(struct kvs_conf *c)
+{
+    struct kvs_conf_key key, none;
+
+    NEED(c, delete_chunk_if);
+    key = kvs_conf_key(c, 16);
+    none = kvs_conf_key(c, 16);
+    KVS_CONF_TRY(kvs_conf_put(c, c->h, &key, "x", 1, 0));
+    KVS_CONF_TRY(kvs_conf_publish(c, c->h, kvs_conf_name(c, ""), "m", 1));
+    KVS_CONF_TRY(delete_if(c, &none, "x", 0));
+    KVS_CONF_TRY(delete_if(c, &key, "y", 0));
+    KVS_CONF_TRY(kvs_conf_get(c, c->h, &key, "x", 1));
+    KVS_CONF_TRY(delete_if(c, &key, "x", 1));
+    KVS_CONF_TRY(kvs_conf_get_none(c, c->h, &key));
+    KVS_CONF_TRY(kvs_conf_put(c, c->h, &key, "z", 1, 0));
+    KVS_CONF_TRY(kvs_conf_publish(c, c->h, kvs_conf_name(c, ""), "m", 1));
+    return kvs_conf_get(c, c->h, &key, "z", 1);
+}
+
 /* Counts how often a listing names the entry that the check looks for. */
 struct seek {
     const char *name;
@@ -464,5 +492,6 @@ const struct kvs_conf_check KVS_CONF_EXT[] = {
     {"ext: stream_chunk", check_stream},
     {"ext: get_parts", check_get_parts},
     {"ext: put_parts", check_put_parts},
+    {"ext: delete_chunk_if", check_delete_chunk_if},
     {NULL, NULL},
 };

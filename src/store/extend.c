@@ -265,6 +265,19 @@ int kvs_delete_chunk(struct kvs_store *store, const void *hash, size_t hash_len)
     return rc == -ENOENT ? 0 : rc;
 }
 
+int kvs_delete_chunk_if(struct kvs_store *store, const void *hash, size_t hash_len,
+                        const void *data, size_t len)
+{
+    int rc;
+
+    if (!kvs_hashes_ok(hash, hash_len, 1) || (!data && len))
+        return -EINVAL;
+    if (!store->ext.delete_chunk_if)
+        return -ENOTSUP;
+    rc = store->ext.delete_chunk_if(store->backend, hash, hash_len, data ? data : "", len);
+    return kvs_check_rc(store, "delete_chunk_if", rc, 1);
+}
+
 /* -- listings ---------------------------------------------------------------------------------- */
 
 struct listing {

@@ -127,6 +127,7 @@ const kv_store_ext *kvs_file_ext(void)
         .get_chunks = get_chunks,
         .put_chunks = put_chunks,
         .delete_chunk = kvs_file_delete_chunk,
+        .delete_chunk_if = kvs_file_delete_chunk_if,
         .list_manifests = kvs_file_list_manifests,
         .list_chunks = kvs_file_list_chunks,
         .list_refs = kvs_file_list_refs,

@@ -522,6 +522,8 @@ int kvs_file_exists(kv_store_v1 *h, const uint8_t *keys, size_t key_len, size_t 
 int kvs_file_touch(kv_store_v1 *h, const uint8_t *keys, size_t key_len, size_t n);
 int kvs_file_stats(kv_store_v1 *h, kv_store_stats *ret);
 int kvs_file_delete_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len);
+int kvs_file_delete_chunk_if(kv_store_v1 *h, const uint8_t *key, size_t key_len,
+                             const uint8_t *data, size_t len);
 int kvs_file_sweep(kv_store_v1 *h, uint64_t min_age_s, kv_store_live_fn live, void *arg,
                    kv_store_swept *ret);
 /** Add @delta to the bytes of chunk files that all processes count; call under `commit`. */

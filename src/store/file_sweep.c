@@ -81,11 +81,9 @@ static int remove_file(kv_store_v1 *h, int fan, const char *hex)
     return 0;
 }
 
-static int delete_locked(kv_store_v1 *h, const uint8_t *key, size_t key_len, const char *hex)
+static void drop_pending(kv_store_v1 *h, const uint8_t *key, size_t key_len)
 {
-    int fan = kvs_file_fan(key), rc = 0;
     struct kvs_file_pending *e;
-    struct stat st;
 
     pthread_mutex_lock(&h->lock);
     e = kvs_file_map_find(&h->map, key, key_len);
@@ -93,15 +91,29 @@ static int delete_locked(kv_store_v1 *h, const uint8_t *key, size_t key_len, con
         kvs_file_map_remove(&h->map, e);
     pthread_mutex_unlock(&h->lock);
     kvs_file_pending_free(h, e);
-    kvs_file_lock(h->fan[fan], LOCK_EX);
+}
+
+/* Remove the chunk in place, whose fan-out's flock is held. */
+static int remove_in_place(kv_store_v1 *h, int fan, const char *hex)
+{
+    struct stat st;
+    int rc;
+
     if (fstatat(h->fan[fan], hex, &st, AT_SYMLINK_NOFOLLOW) < 0)
-        rc = -errno;
-    else if (!S_ISREG(st.st_mode))
-        rc = -ENOENT;
-    else
-        rc = remove_file(h, fan, hex);
+        return -errno;
+    rc = S_ISREG(st.st_mode) ? remove_file(h, fan, hex) : -ENOENT;
     if (rc == 0)
         kvs_file_used_add(h, -(int64_t)st.st_size);
+    return rc;
+}
+
+static int delete_locked(kv_store_v1 *h, const uint8_t *key, size_t key_len, const char *hex)
+{
+    int fan = kvs_file_fan(key), rc;
+
+    drop_pending(h, key, key_len);
+    kvs_file_lock(h->fan[fan], LOCK_EX);
+    rc = remove_in_place(h, fan, hex);
     flock(h->fan[fan], LOCK_UN);
     return rc == -ENOENT ? 0 : rc;
 }
@@ -121,6 +133,70 @@ int kvs_file_delete_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len)
     pthread_mutex_unlock(&h->commit);
     kvs_file_reader_forget(h);
     return rc < 0 ? kvs_file_fail(h, -rc, "can't delete a chunk", hex) : 0;
+}
+
+/* Whether a put of this handle is about to give the key a file of its own. */
+static bool is_put(kv_store_v1 *h, const uint8_t *key, size_t key_len)
+{
+    struct kvs_file_pending *e;
+    bool put;
+
+    pthread_mutex_lock(&h->lock);
+    e = kvs_file_map_find(&h->map, key, key_len);
+    put = e && e->state == KVS_FILE_PUT;
+    pthread_mutex_unlock(&h->lock);
+    return put;
+}
+
+static bool holds(kv_store_v1 *h, const uint8_t *key, size_t key_len, const char *hex,
+                  const uint8_t *data, size_t len)
+{
+    char side_car[KVS_FILE_HEX + 8];
+    uint8_t *found;
+    struct stat st;
+    bool same;
+    size_t n;
+
+    kvs_file_chunk_side_car(side_car, hex);
+    if (kvs_file_read(h, h->fan[kvs_file_fan(key)], hex, side_car,
+                      kvs_file_owner(key, key_len, false), &found, &n, &st) < 0)
+        return false;
+    same = n == len && (len == 0 || memcmp(found, data, len) == 0);
+    free(found);
+    return same;
+}
+
+/* The flock keeps other writers from the key between the comparison and the removal. */
+static int delete_same(kv_store_v1 *h, const uint8_t *key, size_t key_len, const char *hex,
+                       const uint8_t *data, size_t len)
+{
+    int fan = kvs_file_fan(key), rc = -ENOENT;
+
+    kvs_file_lock(h->fan[fan], LOCK_EX);
+    if (!is_put(h, key, key_len) && holds(h, key, key_len, hex, data, len)) {
+        drop_pending(h, key, key_len);
+        rc = remove_in_place(h, fan, hex);
+    }
+    flock(h->fan[fan], LOCK_UN);
+    return rc == -ENOENT ? 0 : rc < 0 ? rc : 1;
+}
+
+int kvs_file_delete_chunk_if(kv_store_v1 *h, const uint8_t *key, size_t key_len,
+                             const uint8_t *data, size_t len)
+{
+    int rc = kvs_file_check(h, key, key_len);
+    char hex[KVS_FILE_HEX];
+
+    if (rc == 0)
+        rc = kvs_file_deletable(h);
+    if (rc < 0)
+        return rc;
+    kvs_file_hex(hex, key, key_len);
+    pthread_mutex_lock(&h->commit);
+    rc = delete_same(h, key, key_len, hex, data, len);
+    pthread_mutex_unlock(&h->commit);
+    kvs_file_reader_forget(h);
+    return rc < 0 ? kvs_file_fail(h, -rc, "can't delete a chunk", hex) : rc;
 }
 
 /* -- By age ------------------------------------------------------------------------------------ */

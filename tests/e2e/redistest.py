@@ -78,7 +78,9 @@ class Ext(c.Structure):
                 ("touch_chunks", c.CFUNCTYPE(INT, PTR, c.c_char_p, SIZE, SIZE)),
                 ("flush", c.CFUNCTYPE(INT, PTR)),
                 ("sweep_chunks", c.CFUNCTYPE(INT, PTR, c.c_uint64, LIVE, PTR, c.POINTER(Swept))),
-                ("stats", c.CFUNCTYPE(INT, PTR, c.POINTER(Stats)))]
+                ("stats", c.CFUNCTYPE(INT, PTR, c.POINTER(Stats))),
+                ("stream_chunk", PTR), ("get_parts", PTR), ("put_parts", PTR),
+                ("delete_chunk_if", c.CFUNCTYPE(INT, PTR, c.c_char_p, SIZE, c.c_char_p, SIZE))]
 
 
 LIBC = c.CDLL(None)
@@ -155,6 +157,9 @@ class Store:
 
     def delete_chunk(self, key):
         return checked(EXT.delete_chunk(self.handle, key, len(key)))
+
+    def delete_if(self, key, data):
+        return checked(EXT.delete_chunk_if(self.handle, key, len(key), data, len(data)))
 
     def touch(self, keys):
         return checked(EXT.touch_chunks(self.handle, b"".join(keys), len(keys[0]), len(keys)))

@@ -230,6 +230,7 @@ class S3:
         self.encoding, self.listing_fault, self.strict_clock, self.dated = encoding, None, strict_clock, True
         self.scheme = "https" if tls else "http"
         self.objects, self.uploads, self.faults, self.log, self.connections = {}, {}, [], [], set()
+        self.before_delete = []  # what happens right before the next deletions
         self.times, self.flooded, self.tick, self.ticks_from = [], 0, 0, 0
         self.lock, self.stopped = threading.RLock(), threading.Event()
         self.server = Server(("127.0.0.1", port), type("Bound", (Handler,), {"s3": self}))
@@ -312,6 +313,15 @@ class S3:
             return self.multipart(method, key, query, headers, body)
         if method == "PUT":
             return self.copy(key, headers) if "x-amz-copy-source" in headers else self.store(key, headers, body)
+        if method == "DELETE" and self.before_delete:
+            self.before_delete.pop()()
+        if method == "DELETE" and "if-match" in headers and self.conditional == "refused":
+            raise Refused(501, "NotImplemented")
+        if method == "DELETE" and self.conditional and "if-match" in headers:
+            if key not in self.objects:
+                raise Refused(404, "NoSuchKey")
+            if self.objects[key].etag != headers["if-match"]:
+                raise Refused(412, "PreconditionFailed")
         if method == "DELETE":
             self.objects.pop(key, None)
             return 204, b""

@@ -116,6 +116,24 @@ def test_use_without_scripts():
             equal(value[5:13] == stamp, not sent)
 
 
+def test_conditional_deletion():
+    """A chunk goes when it still is what the caller saw; the server compares and deletes in one step."""
+    with Server() as server, Server("--rename-command", "EVAL", "") as plain, Store(server.uri) as store, Store(server.uri) as other:
+        save(store, "n", {b"key": b"value", b"empty": b""})
+        equal((store.delete_if(b"key", b"valuf"), store.delete_if(b"none", b"x")), (0, 0))
+        store.put(b"new", b"x")
+        equal(store.delete_if(b"new", b"x"), 0, "not published yet")
+        equal(other.touch([b"key"]), 1)  # another time of use, and still the same chunk
+        equal((store.delete_if(b"key", b"value"), store.delete_if(b"key", b"value"), store.delete_if(b"empty", b"")), (1, 0, 1))
+        fails(other.get, b"key", code=2)
+        equal(save(store, "n", {b"key": b"value"}), [0], "it isn't taken for present")
+        with Store(plain.uri) as store:
+            save(store, "n", {b"key": b"value"})
+            fails(store.delete_if, b"key", b"value", code=95)
+            fails(store.delete_if, b"key", b"value", code=95)
+            equal(store.get(b"key"), b"value")
+
+
 def test_damage_without_scripts():
     """What a handle found damaged its next save replaces, though nothing can be deleted by condition."""
     with Server("--rename-command", "EVAL", "") as server, Store(server.uri) as store:

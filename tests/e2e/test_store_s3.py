@@ -235,6 +235,26 @@ def test_servers_without_conditions():
                 equal(len(s3.requests("PUT /b/p/c/")) - before, 5 + bool(kind), "refused once, then left out")
 
 
+def test_conditional_deletion():
+    """A chunk goes when it still is what the caller saw, as the server compares it at the moment of the deletion."""
+    for kind in (True, "refused"):
+        with S3(conditional=kind) as s3, Store(s3.uri()) as store:
+            equal(store.ask("put", key(1), 10, 1), "0")
+            equal(store.ask("publish", "m", 1, 1), "0")
+            equal(store.ask("deleteif", key(1), 10, 2), "0", "other bytes")
+            equal(store.ask("deleteif", key(2), 10, 2), "0", "no such chunk")
+            if kind == "refused":
+                equal(store.ask("deleteif", key(1), 10, 1), "-95")
+                continue
+            path = s3.keys("p/c/")[0]
+            s3.before_delete.append(lambda: s3.objects.update({path: s3.objects[path]._replace(etag='"another"')}))
+            equal(store.ask("deleteif", key(1), 10, 1), "0", "replaced meanwhile")
+            equal(store.ask("get", key(1), 10, 1), "0 same")
+            equal(store.ask("deleteif", key(1), 10, 1), "1")
+            equal(store.ask("get", key(1), 10, 1), "-2 -")
+            equal(store.ask("put", key(1), 10, 1), "0", "it isn't taken for present")
+
+
 def test_two_writers():
     with S3() as s3, Store(s3.uri()) as one, Store(s3.uri()) as two:
         equal(one.ask("exists", key(1)), "0 0")

@@ -89,6 +89,15 @@ static void put(bool manifest)
     free(data);
 }
 
+static void delete_if(void)
+{
+    uint8_t *data = make_bytes(number(2), number(3)), hash[MAX_KEY];
+    size_t len = read_hash(word(1), hash);
+
+    printf("%d\n", ext->delete_chunk_if(store, hash, len, data, number(2)));
+    free(data);
+}
+
 static void get(bool manifest)
 {
     uint8_t *data = NULL, hash[MAX_KEY];
@@ -298,6 +307,8 @@ static void run_line(void)
         put(asked("publish"));
     else if (asked("get") || asked("manifest"))
         get(asked("manifest"));
+    else if (asked("deleteif"))
+        delete_if();
     else if (asked("putmany") || asked("getmany"))
         many_values();
     else if (asked("prefetch") || asked("touch") || asked("delete") || asked("exists"))

@@ -421,6 +421,21 @@ static inline int memory_delete_chunk(kv_store_v1 *self, const uint8_t *hash, si
     return 0;
 }
 
+static inline int memory_delete_chunk_if(kv_store_v1 *self, const uint8_t *hash, size_t hash_len,
+                                         const uint8_t *data, size_t len)
+{
+    struct memory_object **o;
+    bool same;
+
+    pthread_mutex_lock(&self->space->lock);
+    o = memory_chunk(self->space, hash, hash_len);
+    same = *o && (*o)->len == len && memcmp((*o)->data, data, len) == 0;
+    if (same)
+        memory_remove(o);
+    pthread_mutex_unlock(&self->space->lock);
+    return same;
+}
+
 static inline int memory_list(kv_store_v1 *self, bool chunks, kv_store_each_fn each, void *arg)
 {
     struct memory_object *o;
@@ -574,6 +589,7 @@ static inline const kv_store_ext *memory_ext(void)
         .stream_chunk = memory_stream_chunk,
         .get_parts = memory_get_parts,
         .put_parts = memory_put_parts,
+        .delete_chunk_if = memory_delete_chunk_if,
     };
 
     return &table;

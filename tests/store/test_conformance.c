@@ -383,6 +383,14 @@ static int prefetch_drops(kv_store_v1 *self, const uint8_t *hashes, size_t hash_
     return n ? memory_delete_chunk(self, hashes + hash_len, hash_len) : 0;
 }
 
+static int delete_anyway(kv_store_v1 *self, const uint8_t *hash, size_t hash_len,
+                         const uint8_t *data, size_t len)
+{
+    (void)data, (void)len;
+    memory_delete_chunk(self, hash, hash_len);
+    return 1;
+}
+
 static int names_without_dots(kv_store_v1 *self, const char *name, const uint8_t *data, size_t len)
 {
     return strchr(name, '.') ? -EINVAL : memory_put_manifest(self, name, data, len);
@@ -765,6 +773,7 @@ ONE(ext, put_parts, put_parts_first)
 ONE(ext, stream_chunk, stream_goes_on)
 ONE(ext, stream_chunk, stream_nothing_of_empty)
 ONE(ext, delete_chunk, delete_nothing)
+ONE(ext, delete_chunk_if, delete_anyway)
 ONE(ext, list_manifests, list_twice)
 ONE(ext, list_chunks, list_stubborn)
 ONE(ext, list_refs, refs_none)
@@ -837,6 +846,7 @@ static const struct mutation {
     {mutate_get_parts_short, "ext: get_parts", KVS_FAIL},
     {mutate_put_parts_first, "ext: put_parts", KVS_FAIL},
     {mutate_delete_nothing, "ext: delete_chunk", KVS_FAIL},
+    {mutate_delete_anyway, "ext: delete_chunk_if", KVS_FAIL},
     {mutate_list_twice, "ext: list_manifests", KVS_FAIL},
     {mutate_list_stubborn, "ext: list_chunks", KVS_FAIL},
     {mutate_refs_none, "ext: list_refs", KVS_FAIL},
@@ -908,7 +918,7 @@ static void test_version_1_passes(void **state)
     vt.version = 1;
     vt.prefetch_chunks = NULL;
     assert_int_equal(kvs_conf_run(&vt, NULL, URI, NULL, NULL, note, &seen), 0);
-    assert_in_range(seen.n_skip, 12, 17); /* prefetch, the library, the extensions */
+    assert_in_range(seen.n_skip, 12, 18); /* prefetch, the library, the extensions */
 }
 
 static void test_every_mutation_is_caught(void **state)

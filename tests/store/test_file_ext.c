@@ -101,6 +101,34 @@ static void lists_and_numbers(void **state)
     kvs_file_vtable()->close(h);
 }
 
+/* A chunk goes when its content is what the caller saw; a pending put, and other content, stay. */
+static void deletes_if_same(void **state)
+{
+    const kv_store_ext *x = kvs_file_ext();
+    kv_store_v1 *h = unit_open(""), *other = unit_open("");
+    const uint8_t *bytes = (const uint8_t *)blob;
+    uint8_t key[8];
+    (void)state;
+
+    unit_key(key, 0);
+    assert_int_equal(x->delete_chunk_if(h, key, 8, bytes, 100), 0); /* none */
+    assert_int_equal(unit_put(h, 0, blob, 100), 0);
+    assert_int_equal(x->delete_chunk_if(h, key, 8, bytes, 100), 0); /* not published */
+    assert_int_equal(unit_publish(h, "m", "x"), 0);
+    assert_int_equal(x->delete_chunk_if(other, key, 8, bytes, 99), 0);
+    assert_int_equal(x->delete_chunk_if(other, key, 8, bytes + 1, 100), 0);
+    assert_int_equal(unit_get(other, 0, blob, 100), 0);
+    assert_int_equal(unit_put(other, 0, blob, 100), 1); /* a hit keeps nothing that is deleted */
+    assert_int_equal(x->delete_chunk_if(other, key, 8, bytes, 100), 1);
+    assert_int_equal(unit_get(h, 0, blob, 100), -ENOENT);
+    assert_int_equal(x->delete_chunk_if(other, key, 8, bytes, 100), 0);
+    assert_int_equal(unit_put(h, 0, blob, 100), 0);
+    assert_int_equal(unit_publish(h, "m", "x"), 0);
+    assert_int_equal(unit_get(other, 0, blob, 100), 0);
+    kvs_file_vtable()->close(h);
+    kvs_file_vtable()->close(other);
+}
+
 struct taken {
     uint8_t data[sizeof(blob)];
     size_t len, n; /* of pieces */
@@ -580,6 +608,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(lists_and_numbers),
+        cmocka_unit_test(deletes_if_same),
         cmocka_unit_test(used_while_verified),
         cmocka_unit_test(refs_are_a_union),
         cmocka_unit_test(refs_are_compacted),

@@ -206,6 +206,14 @@ static int delete_one(kv_store_v1 *self, const uint8_t *hash, size_t hash_len)
     return end(rc ? rc : kvs_file_ext()->delete_chunk(self, hash, hash_len));
 }
 
+static int delete_if(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, const uint8_t *data,
+                     size_t len)
+{
+    int rc = begin(&shaky.deletes, &shaky.hang_deletes);
+
+    return end(rc ? rc : kvs_file_ext()->delete_chunk_if(self, hash, hash_len, data, len));
+}
+
 static int touch(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n)
 {
     int rc = begin(&shaky.touches, NULL);
@@ -239,6 +247,7 @@ const kv_store_ext *kv_store_get_ext(void)
     table.put_chunks = shaky.ext == 2 ? NULL : put_many;
     table.exists_chunks = shaky.ext == 2 ? NULL : exists;
     table.delete_chunk = delete_one;
+    table.delete_chunk_if = shaky.ext == 2 ? NULL : delete_if;
     table.touch_chunks = touch;
     table.stream_chunk = shaky.ext == 4 ? stream : NULL;
     return &table;

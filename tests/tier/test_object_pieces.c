@@ -149,6 +149,51 @@ static void test_deleted_before_the_end(void **state)
     }
 }
 
+/* Of two gets of one bad value, the later deletion leaves a block alone that was put in between. */
+static void test_deleted_once(void **state)
+{
+    struct kvbm_object_opts opts = default_opts(shaky_uri);
+    (void)state;
+
+    for (int ext = 0; ext <= 4; ext += 4) { /* batches, streams */
+        struct kvbm_object *o;
+        struct job *gets[2];
+
+        fresh_folder(state);
+        shaky->ext = ext;
+        o = open_with(&opts);
+        put_foreign(0);
+        shaky->hang_deletes = true;
+        for (int i = 0; i < 2; i++)
+            gets[i] = submit(o, KVBM_OBJECT_GET, 0, 1, 60000);
+        EXPECT_SOON(shaky->deletes == 2);
+        shaky->pass = 1;
+        EXPECT_SOON(gets[0]->done + gets[1]->done == 1);
+        expect(o, KVBM_OBJECT_PUT, 0, 1, 0);
+        shaky->hang_deletes = false;
+        for (int i = 0; i < 2; i++)
+            ends(gets[i], -EBADMSG);
+        expect(o, KVBM_OBJECT_GET, 0, 1, 0);
+        kvbm_object_close(o);
+    }
+}
+
+/* A value that is wrong on its way once stays where it is. */
+static void test_wrong_on_the_way(void **state)
+{
+    struct kvbm_object *o;
+    struct kvbm_object_opts opts = default_opts(shaky_uri);
+    (void)state;
+
+    o = open_with(&opts);
+    expect(o, KVBM_OBJECT_PUT, 0, 2, 0);
+    shaky->lie = 1;
+    expect(o, KVBM_OBJECT_GET, 0, 2, -EBADMSG);
+    shaky->lie = 0;
+    expect(o, KVBM_OBJECT_GET, 0, 2, 0);
+    kvbm_object_close(o);
+}
+
 /* -- publications ------------------------------------------------------------------------------ */
 
 static struct kvbm_object *open_patient(void)
@@ -268,6 +313,8 @@ int main(void)
         cmocka_unit_test_setup(test_hanging_stream, fresh_folder),
         cmocka_unit_test_setup(test_damaged_file, fresh_folder),
         cmocka_unit_test_setup(test_deleted_before_the_end, fresh_folder),
+        cmocka_unit_test_setup(test_deleted_once, fresh_folder),
+        cmocka_unit_test_setup(test_wrong_on_the_way, fresh_folder),
         cmocka_unit_test_setup(test_shared_publication, fresh_folder),
         cmocka_unit_test_setup(test_hanging_publication, fresh_folder),
         cmocka_unit_test_setup(test_turns_end, fresh_folder),

@@ -341,6 +341,23 @@ static bool any_put(const struct kvbm_object_batch *batch)
 
 /* -- bad values -------------------------------------------------------------------------------- */
 
+/* Delete the chunk if its value is still one that the tier refuses: another batch may have deleted
+ * it meanwhile, and a put stored the block. A backend without conditional deletes may lose that
+ * block between the look and the deletion. */
+static void delete_one(struct kvbm_object_worker *w, const uint8_t *key)
+{
+    struct kvs_store *store = w->handle->store;
+    void *value;
+    size_t len;
+
+    if (kvs_get_chunk(store, key, KVBM_OBJECT_CHUNK_KEY, &value, &len) < 0)
+        return;
+    if (!kvbm_object_fits(&w->object->format, key, value, len) &&
+        kvs_delete_chunk_if(store, key, KVBM_OBJECT_CHUNK_KEY, value, len) == -ENOTSUP)
+        kvs_delete_chunk(store, key, KVBM_OBJECT_CHUNK_KEY);
+    free(value);
+}
+
 /* Delete values that the store returned and the tier refused, or no put would replace them, since
  * their keys exist. Do it before the batch ends, as its caller may put the blocks next. */
 static int delete_bad(struct kvbm_object_worker *w)
@@ -355,7 +372,7 @@ static int delete_bad(struct kvbm_object_worker *w)
         return rc;
     for (; w->n_deleted < n && !atomic_load_explicit(&w->abandoned, memory_order_relaxed);
          w->n_deleted++)
-        kvs_delete_chunk(w->handle->store, w->bad.keys[w->n_deleted], KVBM_OBJECT_CHUNK_KEY);
+        delete_one(w, w->bad.keys[w->n_deleted]);
     return kvbm_object_leave(w) ? 0 : -ETIMEDOUT;
 }
 

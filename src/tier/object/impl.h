@@ -51,6 +51,9 @@ void kvbm_object_seal(const struct kvbm_object_format *f, uint32_t group, const 
 /** Return the block in a value, or NULL unless the value is complete and this block's. */
 const void *kvbm_object_unseal(const struct kvbm_object_format *f, uint32_t group, const void *key,
                                const void *value, size_t len);
+/** Whether a value is that of the block whose key in the store is @chunk_key, and is whole. */
+bool kvbm_object_fits(const struct kvbm_object_format *f, const uint8_t *chunk_key,
+                      const void *value, size_t len);
 
 /** A value arriving in pieces, verified while its block is copied to its place. */
 struct kvbm_object_opening {

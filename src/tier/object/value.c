@@ -167,3 +167,25 @@ const void *kvbm_object_unseal(const struct kvbm_object_format *f, uint32_t grou
                ? (const uint8_t *)value + KVBM_OBJECT_HEADER
                : NULL;
 }
+
+bool kvbm_object_fits(const struct kvbm_object_format *f, const uint8_t *chunk_key,
+                      const void *value, size_t len)
+{
+    static const uint8_t zeros[16];
+    uint8_t header[KVBM_OBJECT_HEADER], found[16];
+    XXH3_state_t state;
+
+    if (len != kvbm_object_value_bytes(f))
+        return false;
+    memcpy(header, value, sizeof(header));
+    memcpy(header + SUM, zeros, sizeof(zeros));
+    put_hash(found, XXH3_128bits(header, sizeof(header)));
+    if (memcmp(found, chunk_key, KVBM_OBJECT_CHUNK_KEY) != 0)
+        return false;
+    XXH3_INITSTATE(&state);
+    XXH3_128bits_reset(&state);
+    kv_hash_update(&state, header, sizeof(header));
+    kv_hash_update(&state, (const uint8_t *)value + sizeof(header), len - sizeof(header));
+    kv_hash_done(&state, found);
+    return memcmp((const uint8_t *)value + SUM, found, sizeof(found)) == 0;
+}
