@@ -14,6 +14,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
+#include "base/metric_text.h"
 #include "base/xxh.h"
 
 #define TABLE_SIZE 256 /* chains of 16 at KV_METRIC_MAX_SERIES */
@@ -292,20 +293,6 @@ static void put_double(struct kv_buf *out, double value)
         kv_buf_put_double(out, value);
 }
 
-static void put_escaped(struct kv_buf *out, const char *text, bool quotes)
-{
-    for (; *text; text++) {
-        if (*text == '\\')
-            kv_buf_puts(out, "\\\\");
-        else if (*text == '\n')
-            kv_buf_puts(out, "\\n");
-        else if (*text == '"' && quotes)
-            kv_buf_puts(out, "\\\"");
-        else
-            kv_buf_putc(out, *text);
-    }
-}
-
 /* name suffix{labels,le="bound"} -- the bound is NULL but for buckets. */
 static void put_name(struct kv_buf *out, const struct kv_metric *metric,
                      const struct kv_series *series, const char *suffix, const double *bound)
@@ -315,9 +302,8 @@ static void put_name(struct kv_buf *out, const struct kv_metric *metric,
     kv_buf_puts(out, metric->def->name);
     kv_buf_puts(out, suffix);
     for (size_t i = 0; i < metric->n_labels; i++) {
-        kv_buf_printf(out, "%s%s=\"", separator, metric->def->labels[i]);
-        put_escaped(out, series->labels[i], true);
-        kv_buf_putc(out, '"');
+        kv_buf_puts(out, separator);
+        kv_metric_label(out, metric->def->labels[i], series->labels[i]);
         separator = ",";
     }
     if (bound) {
@@ -380,9 +366,7 @@ static void put_family(struct kv_buf *out, const struct kv_metric *metric)
 
     if (!metric->first && !metric->other_used)
         return;
-    kv_buf_printf(out, "# HELP %s ", metric->def->name);
-    put_escaped(out, metric->def->help, false);
-    kv_buf_printf(out, "\n# TYPE %s %s\n", metric->def->name, types[metric->def->type]);
+    kv_metric_head(out, metric->def->name, types[metric->def->type], metric->def->help);
     for (struct kv_series *series = metric->first; series; series = series->next)
         put_series(out, metric, series);
     if (metric->other_used)

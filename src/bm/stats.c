@@ -7,6 +7,7 @@
 
 #include "base/buf.h"
 #include "base/error.h"
+#include "base/metric_text.h"
 #include "base/utf8.h"
 #include "pool.h"
 
@@ -51,12 +52,7 @@ int kvbm_pool_get_stats(struct kvbm_pool *pool, struct kvbm_pool_stats *ret)
 
 /* ---- Prometheus ---- */
 
-static const struct {
-    const char *name;
-    const char *type;
-    const char *help;
-    size_t offset;
-} families[] = {
+static const struct kv_metric_field families[] = {
 #define COUNTER(field, help)                                                              \
     {                                                                                     \
         "kvbm_" #field "_total", "counter", help, offsetof(struct kvbm_pool_stats, field) \
@@ -107,36 +103,18 @@ static void put_rows(struct kv_buf *rows, struct kvbm_registry *r, const char *n
     kvbm_unlock(r);
 }
 
-static void put_label(struct kv_buf *out, const char *label, const char *value)
-{
-    kv_buf_printf(out, "%s=\"", label);
-    for (; *value; value++) {
-        if (*value == '\\' || *value == '"')
-            kv_buf_printf(out, "\\%c", *value);
-        else if (*value == '\n')
-            kv_buf_puts(out, "\\n");
-        else
-            kv_buf_putc(out, *value);
-    }
-    kv_buf_putc(out, '"');
-}
-
 static void render(const struct row *rows, size_t n, struct kv_buf *out)
 {
     for (size_t f = 0; f < KV_COUNT(families); f++) {
-        kv_buf_printf(out, "# HELP %s %s\n# TYPE %s %s\n", families[f].name, families[f].help,
-                      families[f].name, families[f].type);
+        kv_metric_head(out, families[f].name, families[f].type, families[f].help);
         for (size_t i = 0; i < n; i++) {
-            uint64_t value;
-
-            memcpy(&value, (const char *)&rows[i].stats + families[f].offset, sizeof(value));
             kv_buf_printf(out, "%s{", families[f].name);
             if (rows[i].registry) {
-                put_label(out, "registry", rows[i].registry);
+                kv_metric_label(out, "registry", rows[i].registry);
                 kv_buf_putc(out, ',');
             }
-            put_label(out, "pool", rows[i].pool);
-            kv_buf_printf(out, "} %" PRIu64 "\n", value);
+            kv_metric_label(out, "pool", rows[i].pool);
+            kv_buf_printf(out, "} %" PRIu64 "\n", kv_metric_value(&families[f], &rows[i].stats));
         }
     }
 }
@@ -145,21 +123,11 @@ static void render(const struct row *rows, size_t n, struct kv_buf *out)
 static long render_to(const struct kv_buf *rows, char *to, size_t cap)
 {
     struct kv_buf out = {0};
-    long len = rows->error;
 
-    if (len == 0) {
-        render((const struct row *)(const void *)rows->data, rows->len / sizeof(struct row), &out);
-        len = out.error ? out.error : (long)out.len;
-    }
-    if (len >= 0 && cap) {
-        size_t n = KV_MIN((size_t)len, cap - 1);
-
-        if (out.data)
-            memcpy(to, out.data, n);
-        to[n] = 0;
-    }
-    kv_buf_fini(&out);
-    return len;
+    if (rows->error)
+        return rows->error;
+    render((const struct row *)(const void *)rows->data, rows->len / sizeof(struct row), &out);
+    return kv_metric_give(&out, to, cap);
 }
 
 long kvbm_registry_metrics(struct kvbm_registry *r, char *to, size_t cap)

@@ -6,6 +6,8 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#include "base/metric_text.h"
+
 static const char *const types[] = {"stored", "removed", "cleared"};
 static const char *const statuses[] = {"ok", "parent_block_not_found", "block_not_found",
                                        "invalid_block", "capacity_exhausted"};
@@ -68,9 +70,7 @@ void ki_event_counts_render(struct kv_buf *out)
     static const char name[] = "dynamo_kvrouter_kv_cache_events_applied";
     static const char warnings[] = "dynamo_kvrouter_kv_cache_event_warnings";
 
-    kv_buf_printf(out,
-                  "# HELP %s Total number of KV cache events applied to index\n# TYPE %s counter\n",
-                  name, name);
+    kv_metric_head(out, name, "counter", "Total number of KV cache events applied to index");
     for (int t = 0; t < KI_N_EVENT_TYPES; t++)
         for (int s = 0; s < KI_N_EVENT_STATUSES; s++) {
             uint64_t n = atomic_load_explicit(&applied[t][s], memory_order_relaxed);
@@ -79,8 +79,7 @@ void ki_event_counts_render(struct kv_buf *out)
                 kv_buf_printf(out, "%s{event_type=\"%s\",status=\"%s\"} %" PRIu64 "\n", name,
                               types[t], statuses[s], n);
         }
-    kv_buf_printf(out, "# HELP %s Total number of KV cache event warnings\n# TYPE %s counter\n",
-                  warnings, warnings);
+    kv_metric_head(out, warnings, "counter", "Total number of KV cache event warnings");
     if (atomic_load_explicit(&duplicate_stores, memory_order_relaxed))
         kv_buf_printf(out, "%s{warning_kind=\"duplicate_store\"} %" PRIu64 "\n", warnings,
                       atomic_load_explicit(&duplicate_stores, memory_order_relaxed));

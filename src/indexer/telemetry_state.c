@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/metric_text.h"
 #include "event/router_event.h" /* kve_tier_name */
 #include "indexer/event_counts.h"
 #include "indexer/telemetry.h"
@@ -13,38 +14,20 @@
 #define KV_VERSION "unknown"
 #endif
 
-static void head(struct kv_buf *out, const char *name, const char *type, const char *help)
-{
-    kv_buf_printf(out, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
-}
-
 static void plain(struct kv_buf *out, const char *name, const char *type, const char *help,
                   uint64_t value)
 {
-    head(out, name, type, help);
+    kv_metric_head(out, name, type, help);
     kv_buf_printf(out, "%s %" PRIu64 "\n", name, value);
-}
-
-/* A label value: backslash, quote and newline are escaped. */
-static void label(struct kv_buf *out, const char *text)
-{
-    for (; *text; text++) {
-        if (*text == '\\' || *text == '"')
-            kv_buf_putc(out, '\\');
-        if (*text == '\n')
-            kv_buf_puts(out, "\\n");
-        else
-            kv_buf_putc(out, *text);
-    }
 }
 
 static void stream_labels(struct kv_buf *out, const char *name, const struct ki_worker_info *info)
 {
-    kv_buf_printf(out, "%s{model=\"", name);
-    label(out, info->model);
-    kv_buf_puts(out, "\",tenant=\"");
-    label(out, info->tenant);
-    kv_buf_printf(out, "\",instance=\"%" PRIu64 "\",dp_rank=\"%" PRIu32 "\"", info->instance,
+    kv_buf_printf(out, "%s{", name);
+    kv_metric_label(out, "model", info->model);
+    kv_buf_putc(out, ',');
+    kv_metric_label(out, "tenant", info->tenant);
+    kv_buf_printf(out, ",instance=\"%" PRIu64 "\",dp_rank=\"%" PRIu32 "\"", info->instance,
                   info->rank);
 }
 
@@ -79,7 +62,7 @@ static const struct {
 static void write_counters(struct kv_buf *out, const struct ki_worker_info *infos, long n)
 {
     for (size_t c = 0; c < KV_COUNT(stream_counters); c++) {
-        head(out, stream_counters[c].name, "counter", stream_counters[c].help);
+        kv_metric_head(out, stream_counters[c].name, "counter", stream_counters[c].help);
         for (long i = 0; i < n; i++) {
             uint64_t value;
 
@@ -94,7 +77,7 @@ static void write_skipped(struct kv_buf *out, const struct ki_worker_info *infos
 {
     static const char name[] = "kv_indexer_stream_skipped_events_total";
 
-    head(out, name, "counter", "Events left out, by reason");
+    kv_metric_head(out, name, "counter", "Events left out, by reason");
     for (long i = 0; i < n; i++)
         for (int s = 0; s < KVE_N_SKIPS; s++) {
             if (infos[i].skipped[s] == 0)
@@ -112,14 +95,14 @@ static void write_gauges(struct kv_buf *out, const struct ki_worker_info *infos,
     static const char partial[] = "kv_indexer_stream_partial";
     uint64_t now = kv_wall_ns();
 
-    head(out, seq, "gauge", "Sequence number of the last batch applied");
+    kv_metric_head(out, seq, "gauge", "Sequence number of the last batch applied");
     for (long i = 0; i < n; i++) {
         if (!infos[i].has_sequence)
             continue;
         stream_labels(out, seq, &infos[i]);
         kv_buf_printf(out, "} %" PRIu64 "\n", infos[i].last_sequence);
     }
-    head(out, age, "gauge", "Time since the last batch was applied");
+    kv_metric_head(out, age, "gauge", "Time since the last batch was applied");
     for (long i = 0; i < n; i++) {
         if (!infos[i].last_event_ns)
             continue;
@@ -128,7 +111,7 @@ static void write_gauges(struct kv_buf *out, const struct ki_worker_info *infos,
                       now > infos[i].last_event_ns ? (double)(now - infos[i].last_event_ns) / 1e9
                                                    : 0.0);
     }
-    head(out, partial, "gauge", "1 when events are known to be missing from the view");
+    kv_metric_head(out, partial, "gauge", "1 when events are known to be missing from the view");
     for (long i = 0; i < n; i++) {
         stream_labels(out, partial, &infos[i]);
         kv_buf_printf(out, "} %d\n", infos[i].partial);
@@ -147,7 +130,7 @@ static void write_listeners(struct kv_buf *out, const struct ki_worker_info *inf
     plain(out, "dynamo_kvindexer_workers", "gauge", "Number of registered worker instances",
           instances);
     for (size_t i = 0; i < KV_COUNT(names); i++) {
-        head(out, names[i], "gauge", "Event stream listeners, by status");
+        kv_metric_head(out, names[i], "gauge", "Event stream listeners, by status");
         for (int s = 0; s <= KI_FAILED; s++)
             kv_buf_printf(out, "%s{status=\"%s\"} %" PRIu64 "\n", names[i],
                           ki_listener_status_name((enum ki_listener_status)s), by_status[s]);
@@ -172,11 +155,10 @@ static void write_streams(struct kv_buf *out, struct ki_registry *registry)
 
 static void model_labels(struct kv_buf *out, const char *name, const struct ki_model *model)
 {
-    kv_buf_printf(out, "%s{model=\"", name);
-    label(out, model->name);
-    kv_buf_puts(out, "\",tenant=\"");
-    label(out, model->tenant);
-    kv_buf_putc(out, '"');
+    kv_buf_printf(out, "%s{", name);
+    kv_metric_label(out, "model", model->name);
+    kv_buf_putc(out, ',');
+    kv_metric_label(out, "tenant", model->tenant);
 }
 
 static const struct {
@@ -197,7 +179,8 @@ static void write_tiers(struct kv_buf *out, struct ki_model **models, const stru
 {
     static const char name[] = "kv_indexer_index_tier_blocks";
 
-    head(out, name, "gauge", "Blocks by storage tier, counted once for every rank that holds them");
+    kv_metric_head(out, name, "gauge",
+                   "Blocks by storage tier, counted once for every rank that holds them");
     for (long i = 0; i < n; i++)
         for (int t = 0; t < KV_N_TIERS; t++) {
             model_labels(out, name, models[i]);
@@ -217,7 +200,7 @@ static void write_models(struct kv_buf *out, struct ki_model **models, long n)
         kvi_get_stats(models[i]->index, &stats[i]);
     }
     for (size_t g = 0; g < KV_COUNT(index_gauges); g++) {
-        head(out, index_gauges[g].name, "gauge", index_gauges[g].help);
+        kv_metric_head(out, index_gauges[g].name, "gauge", index_gauges[g].help);
         for (long i = 0; i < n; i++) {
             uint64_t value;
 
@@ -281,7 +264,7 @@ static void write_process(struct kv_buf *out)
               pages * (uint64_t)sysconf(_SC_PAGESIZE));
     if (f)
         fclose(f);
-    head(out, "kv_indexer_build_info", "gauge", "Always 1; the version is the label");
+    kv_metric_head(out, "kv_indexer_build_info", "gauge", "Always 1; the version is the label");
     kv_buf_printf(out, "kv_indexer_build_info{version=\"%s\"} 1\n", KV_VERSION);
 }
 

@@ -4,6 +4,7 @@
 #include <inttypes.h>
 
 #include "base/buf.h"
+#include "base/metric_text.h"
 #include "tier/manager/manager.h"
 
 static void fill_pool(struct kvbm_tier_stats *stats, struct kvbm_pool *pool, uint64_t block_bytes,
@@ -62,12 +63,7 @@ int kvbm_manager_get_stats(struct kvbm_manager *m, struct kvbm_manager_stats *re
 
 /* ---- Prometheus ---- */
 
-static const struct {
-    const char *name;
-    const char *type;
-    const char *help;
-    size_t offset;
-} families[] = {
+static const struct kv_metric_field families[] = {
 #define FAMILY(name, type, field, help)                                        \
     {                                                                          \
         "kvbm_tier_" name, type, help, offsetof(struct kvbm_tier_stats, field) \
@@ -96,15 +92,10 @@ struct named {
 static void put_families(struct kv_buf *out, const struct named *tiers, size_t n)
 {
     for (size_t f = 0; f < KV_COUNT(families); f++) {
-        kv_buf_printf(out, "# HELP %s %s\n# TYPE %s %s\n", families[f].name, families[f].help,
-                      families[f].name, families[f].type);
-        for (size_t t = 0; t < n; t++) {
-            uint64_t value;
-
-            memcpy(&value, (const char *)tiers[t].stats + families[f].offset, sizeof(value));
+        kv_metric_head(out, families[f].name, families[f].type, families[f].help);
+        for (size_t t = 0; t < n; t++)
             kv_buf_printf(out, "%s{tier=\"%s\"} %" PRIu64 "\n", families[f].name, tiers[t].name,
-                          value);
-        }
+                          kv_metric_value(&families[f], tiers[t].stats));
     }
 }
 
@@ -112,9 +103,7 @@ static void put_latencies(struct kv_buf *out, const struct named *tiers, size_t 
 {
     static const char name[] = "kvbm_tier_fetch_seconds";
 
-    kv_buf_printf(out,
-                  "# HELP %s Time to read a batch of blocks from the tier.\n# TYPE %s histogram\n",
-                  name, name);
+    kv_metric_head(out, name, "histogram", "Time to read a batch of blocks from the tier.");
     for (size_t t = 0; t < n; t++) {
         const uint64_t *buckets = tiers[t].stats->latency_us;
         uint64_t sum = 0;
@@ -136,8 +125,8 @@ static void put_latencies(struct kv_buf *out, const struct named *tiers, size_t 
 static void put_one(struct kv_buf *out, const char *name, const char *type, const char *help,
                     uint64_t value)
 {
-    kv_buf_printf(out, "# HELP %s %s\n# TYPE %s %s\n%s %" PRIu64 "\n", name, help, name, type, name,
-                  value);
+    kv_metric_head(out, name, type, help);
+    kv_buf_printf(out, "%s %" PRIu64 "\n", name, value);
 }
 
 static void render(const struct kvbm_manager *m, const struct kvbm_manager_stats *stats,
@@ -180,17 +169,9 @@ long kvbm_manager_metrics(struct kvbm_manager *m, char *to, size_t cap)
     if (len < 0)
         return len;
     render(m, &stats, &out);
-    if (out.error) {
-        len = out.error;
-        kv_buf_fini(&out);
+    len = kv_metric_give(&out, to, cap);
+    if (len < 0)
         return len;
-    }
-    len = (long)out.len;
-    if (cap) {
-        memcpy(to, out.data, KV_MIN(out.len, cap - 1));
-        to[KV_MIN(out.len, cap - 1)] = '\0';
-    }
-    kv_buf_fini(&out);
     pools = kvbm_registry_metrics(m->registry, (size_t)len < cap ? to + len : NULL,
                                   (size_t)len < cap ? cap - (size_t)len : 0);
     return pools < 0 ? pools : len + pools;

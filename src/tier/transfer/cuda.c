@@ -253,13 +253,8 @@ static int pin_numbers(struct tier_cuda *c, uint32_t device)
 
 static void close_lane(struct lane *lane)
 {
-    if (lane->runs) {
-        pthread_mutex_lock(&lane->copier->lock);
-        lane->stop = true;
-        pthread_cond_broadcast(&lane->copier->work[lane->lane]);
-        pthread_mutex_unlock(&lane->copier->lock);
-        pthread_join(lane->thread, NULL);
-    }
+    if (lane->runs)
+        tier_lane_join(lane->copier, lane->lane, lane->thread, &lane->stop);
     for (uint32_t device = 0; device < MAX_DEVICES; device++) {
         if (!lane->streams[device] || enter(device) < 0)
             continue;

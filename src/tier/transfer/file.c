@@ -370,13 +370,8 @@ void tier_file_close(struct tier_file *file)
     for (int i = 0; i < 2; i++) {
         struct lane *lane = &file->lanes[i];
 
-        if (lane->runs) {
-            pthread_mutex_lock(&lane->copier->lock);
-            lane->stop = true;
-            pthread_cond_broadcast(&lane->copier->work[lane->lane]);
-            pthread_mutex_unlock(&lane->copier->lock);
-            pthread_join(lane->thread, NULL);
-        }
+        if (lane->runs)
+            tier_lane_join(lane->copier, lane->lane, lane->thread, &lane->stop);
         free(lane->requests);
         free(lane->flights);
         free(lane->buffer);

@@ -353,6 +353,15 @@ static void stop_waiter(struct kvbm_copier *copier)
     pthread_join(copier->waiter, NULL);
 }
 
+void tier_lane_join(struct kvbm_copier *copier, enum tier_lane lane, pthread_t thread, bool *stop)
+{
+    pthread_mutex_lock(&copier->lock);
+    *stop = true;
+    pthread_cond_broadcast(&copier->work[lane]);
+    pthread_mutex_unlock(&copier->lock);
+    pthread_join(thread, NULL);
+}
+
 /* Wait until the threads in kvbm_copier_wait have taken their results and returned. */
 static void let_waiters_go(struct kvbm_copier *copier)
 {

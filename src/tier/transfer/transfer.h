@@ -266,6 +266,8 @@ void tier_unwatch(struct kvbm_copier *copier, struct tier_job *job);
 /** Set the timer to a new earliest deadline. */
 void tier_rearm(struct kvbm_copier *copier);
 
+/** Stop the thread of a lane, which returns when it finds @stop set (with the lock), and join it. */
+void tier_lane_join(struct kvbm_copier *copier, enum tier_lane lane, pthread_t thread, bool *stop);
 int tier_file_open(struct kvbm_copier *copier, struct tier_file **ret);
 void tier_file_close(struct tier_file *file); /* call with no request in flight; NULL is a no-op */
 /** Open the CUDA lanes unless they are open. -ENOTSUP also for a device that can't exist. */
