@@ -160,13 +160,14 @@ static double measure(void (*fn)(struct work *), struct work *work)
 
 static void report(const char *what, const struct shape *shape, const struct work *work, double ns)
 {
-    printf(
-        "{\"bench\":\"event\",\"figure\":\"%s\",\"batch\":\"%s\",\"encoding\":\"%s\",\"events\":%u,"
-        "\"blocks_per_event\":%u,\"block_size\":%d,\"payload_bytes\":%zu,\"ns_per_block\":%.1f,"
-        "\"blocks_per_s\":%.0f,\"gb_per_s\":%.2f,\"time\":\"cpu\",\"threads\":1}\n",
-        what, shape->name, shape->encoding == KVE_ENCODING_MAP ? "map" : "array", shape->events,
-        shape->blocks, BLOCK_SIZE, work->payload->len, ns / (double)work->blocks,
-        (double)work->blocks / ns * 1e9, (double)work->payload->len / ns);
+    bench_line("event",
+               "'figure':'%s','batch':'%s','encoding':'%s','events':%u,'blocks_per_event':%u,'"
+               "block_size':%d,'payload_bytes':%zu,'ns_per_block':%.1f,'blocks_per_s':%.0f,'gb_per_"
+               "s':%.2f,'time':'cpu','threads':1",
+               what, shape->name, shape->encoding == KVE_ENCODING_MAP ? "map" : "array",
+               shape->events, shape->blocks, BLOCK_SIZE, work->payload->len,
+               ns / (double)work->blocks, (double)work->blocks / ns * 1e9,
+               (double)work->payload->len / ns);
 }
 
 static void bench_hashing(void)
@@ -185,10 +186,11 @@ static void bench_hashing(void)
             __asm__ volatile("" : : "r"(hashes) : "memory");
         }
     }
-    printf("{\"bench\":\"event\",\"figure\":\"hash_tokens\",\"blocks\":%d,\"block_size\":%d,"
-           "\"ns_per_block\":%.2f,\"us_per_prompt\":%.2f,\"time\":\"cpu\",\"threads\":1}\n",
-           BLOCKS, BLOCK_SIZE, (double)(now - started) / (double)(calls * BLOCKS),
-           (double)(now - started) / (double)calls / 1000);
+    bench_line("event",
+               "'figure':'hash_tokens','blocks':%d,'block_size':%d,'ns_per_block':%.2f,'us_per_"
+               "prompt':%.2f,'time':'cpu','threads':1",
+               BLOCKS, BLOCK_SIZE, (double)(now - started) / (double)(calls * BLOCKS),
+               (double)(now - started) / (double)calls / 1000);
 }
 
 int main(void)

@@ -246,14 +246,14 @@ static void run_case(const struct server *server, const char *name, size_t n, bo
         r[s] = bench_median(rate[s], rounds);
         c[s] = bench_median(cpu[s], rounds);
     }
-    printf("{\"bench\":\"http_query\",\"case\":\"%s\",\"tokens\":%zu,\"body_bytes\":%zu,"
-           "\"connections\":%d,\"rounds\":%zu,\"query_per_s\":%.0f,\"echo_per_s\":%.0f,"
-           "\"sink_per_s\":%.0f,\"of_echo\":%.3f,\"of_sink\":%.3f,\"query_cpu_us\":%.1f,"
-           "\"echo_cpu_us\":%.1f,\"sink_cpu_us\":%.1f,\"cpu_of_echo\":%.3f,\"cpu_of_sink\":%.3f}\n",
-           name, n, requests[QUERY][0].text.len, HTTP_CONNECTIONS, rounds, r[QUERY], r[ECHO],
-           r[SINK], r[QUERY] / r[ECHO], r[QUERY] / r[SINK], c[QUERY], c[ECHO], c[SINK],
-           c[ECHO] / c[QUERY], c[SINK] / c[QUERY]);
-    fflush(stdout);
+    bench_line(
+        "http_query",
+        "'case':'%s','tokens':%zu,'body_bytes':%zu,'connections':%d,'rounds':%zu,'query_per_s':%."
+        "0f,'echo_per_s':%.0f,'sink_per_s':%.0f,'of_echo':%.3f,'of_sink':%.3f,'query_cpu_us':%.1f,'"
+        "echo_cpu_us':%.1f,'sink_cpu_us':%.1f,'cpu_of_echo':%.3f,'cpu_of_sink':%.3f",
+        name, n, requests[QUERY][0].text.len, HTTP_CONNECTIONS, rounds, r[QUERY], r[ECHO], r[SINK],
+        r[QUERY] / r[ECHO], r[QUERY] / r[SINK], c[QUERY], c[ECHO], c[SINK], c[ECHO] / c[QUERY],
+        c[SINK] / c[QUERY]);
     for (int s = 0; s < N_SERVERS; s++)
         for (size_t p = 0; p < PROMPTS; p++)
             kv_buf_fini(&requests[s][p].text);
@@ -261,8 +261,8 @@ static void run_case(const struct server *server, const char *name, size_t n, bo
 
 int main(int argc, char **argv)
 {
-    size_t rounds = argc > 1 ? KV_MIN(strtoul(argv[1], NULL, 10), (unsigned long)MAX_ROUNDS) : 9;
-    uint64_t ms = argc > 2 ? strtoul(argv[2], NULL, 10) : 300;
+    size_t rounds = KV_MIN(bench_number(argc, argv, 1, 9), (uint64_t)MAX_ROUNDS);
+    uint64_t ms = bench_number(argc, argv, 2, 300);
     struct server server;
 
     kv_log_set_level(KV_LOG_ERROR);

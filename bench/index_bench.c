@@ -48,14 +48,6 @@ static uint64_t next_random(struct fleet *fleet)
 }
 
 /* Throughput is told per second of this thread's own time: other programs may be running. */
-static uint64_t cpu_ns(void)
-{
-    struct timespec ts;
-
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ts);
-    return (uint64_t)ts.tv_sec * KV_NS_PER_S + (uint64_t)ts.tv_nsec;
-}
-
 static size_t resident(void)
 {
     unsigned long pages = 0;
@@ -213,12 +205,14 @@ static void remove_prompt(struct fleet *fleet, uint32_t worker, uint32_t prompt)
 static void figure(const struct fleet *fleet, const char *what, const char *unit, double value,
                    const char *more)
 {
-    printf("{\"bench\":\"index\",\"what\":\"%s\",\"%s\":%.4g,\"engine\":\"%s\",\"workers\":%u,"
-           "\"blocks_per_worker\":%u,\"shared_percent\":%u%s%s}\n",
-           what, unit, value, fleet->flat ? "flat table" : "kvindex", fleet->workers,
-           fleet->prompts * PROMPT, fleet->shared * 100 / PROMPT, more ? "," : "",
-           more ? more : "");
-    fflush(stdout);
+    bench_begin("index",
+                "'what':'%s','%s':%.4g,'engine':'%s','workers':%u,'blocks_per_worker':%u,'shared_"
+                "percent':%u",
+                what, unit, value, fleet->flat ? "flat table" : "kvindex", fleet->workers,
+                fleet->prompts * PROMPT, fleet->shared * 100 / PROMPT);
+    if (more)
+        bench_more("%s", more);
+    bench_end();
 }
 
 static void fill(struct fleet *fleet)
@@ -237,10 +231,10 @@ static void fill(struct fleet *fleet)
         order[k] = (uint32_t)i;
     }
     before = resident();
-    start = cpu_ns();
+    start = bench_thread_cpu_ns();
     for (uint64_t i = 0; i < n; i++)
         store_prompt(fleet, order[i] % fleet->workers, order[i] / fleet->workers);
-    start = cpu_ns() - start;
+    start = bench_thread_cpu_ns() - start;
     figure(fleet, "fill", "blocks_per_s", (double)blocks * 1e9 / (double)start, NULL);
     if (fleet->flat) {
         figure(fleet, "memory", "bytes_per_holder_block",
@@ -322,9 +316,9 @@ static void writes(struct fleet *fleet)
     char more[80];
 
     for (int w = 0; w < WINDOWS; w++) {
-        uint64_t start = cpu_ns(), n = 0, spent;
+        uint64_t start = bench_thread_cpu_ns(), n = 0, spent;
 
-        while ((spent = cpu_ns() - start) < WRITE_NS) {
+        while ((spent = bench_thread_cpu_ns() - start) < WRITE_NS) {
             for (int i = 0; i < 64; i++, n += 2 * PROMPT) {
                 uint32_t worker = (uint32_t)(next_random(fleet) % fleet->workers);
                 uint32_t oldest = fleet->oldest[worker]++;
@@ -373,13 +367,13 @@ static void run(uint32_t workers, uint32_t blocks, uint32_t shared_percent, bool
 
 int main(int argc, char **argv)
 {
-    uint32_t workers = argc > 1 ? (uint32_t)strtoul(argv[1], NULL, 10) : 256;
-    uint32_t blocks = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 50000;
+    uint32_t workers = (uint32_t)bench_number(argc, argv, 1, 256);
+    uint32_t blocks = (uint32_t)bench_number(argc, argv, 2, 50000);
 
     if (workers < 2 || blocks < 2 * PROMPT)
         bench_die("at least 2 workers with 128 blocks each", 0);
     if (argc > 3) {
-        run(workers, blocks, (uint32_t)strtoul(argv[3], NULL, 10) % 100, false);
+        run(workers, blocks, (uint32_t)bench_number(argc, argv, 3, 30) % 100, false);
         return 0;
     }
     run(workers, blocks, 30, false);

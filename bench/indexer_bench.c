@@ -244,16 +244,17 @@ static void print_figure(const struct figure *f, const char *name, const char *c
     size_t last = n_indexers - 1;
 
     for (size_t x = 0; x < n_indexers; x++) {
-        printf("{\"bench\":\"indexer\",\"figure\":\"%s\"%s,\"indexer\":\"%s\",\"%s_per_s\":%.0f,"
-               "\"server_cpu_us\":%.2f,\"rounds\":%zu",
-               name, conditions, indexers[x].name, what, median(f->rate[x]), median(f->cpu[x]),
-               rounds);
+        bench_begin(
+            "indexer",
+            "'figure':'%s'%s,'indexer':'%s','%s_per_s':%.0f,'server_cpu_us':%.2f,'rounds':%zu",
+            name, conditions, indexers[x].name, what, median(f->rate[x]), median(f->cpu[x]),
+            rounds);
         if (x != last)
-            printf(",\"of\":\"%s\",\"ratio\":%.2f,\"cpu_ratio\":%.2f", indexers[last].name,
-                   median_ratio(f->rate[x], f->rate[last]), median_ratio(f->cpu[last], f->cpu[x]));
-        printf("}\n");
+            bench_more("'of':'%s','ratio':%.2f,'cpu_ratio':%.2f", indexers[last].name,
+                       median_ratio(f->rate[x], f->rate[last]),
+                       median_ratio(f->cpu[last], f->cpu[x]));
+        bench_end();
     }
-    fflush(stdout);
 }
 
 /* -- queries ----------------------------------------------------------------------------------- */
@@ -505,13 +506,12 @@ static void memory(const struct events *e)
         after = memory_of(x, "VmRSS:") - before;
         nanosleep(&(struct timespec){.tv_sec = SETTLE_S}, NULL);
         settled = memory_of(x, "VmRSS:") - before;
-        printf("{\"bench\":\"indexer\",\"figure\":\"memory\",\"indexer\":\"%s\","
-               "\"holder_blocks\":%.0f,\"shared\":0.3,\"empty_mib\":%.1f,\"settled_bytes\":%.1f,"
-               "\"after_burst_bytes\":%.1f,\"peak_bytes\":%.1f,\"after_burst_of_settled\":%.2f,"
-               "\"peak_of_settled\":%.2f}\n",
-               x->name, feed.blocks, before / 1048576, settled / feed.blocks, after / feed.blocks,
-               peak / feed.blocks, after / settled, peak / settled);
-        fflush(stdout);
+        bench_line("indexer",
+                   "'figure':'memory','indexer':'%s','holder_blocks':%.0f,'shared':0.3,'empty_mib':"
+                   "%.1f,'settled_bytes':%.1f,'after_burst_bytes':%.1f,'peak_bytes':%.1f,'after_"
+                   "burst_of_settled':%.2f,'peak_of_settled':%.2f",
+                   x->name, feed.blocks, before / 1048576, settled / feed.blocks,
+                   after / feed.blocks, peak / feed.blocks, after / settled, peak / settled);
         forget(x);
         stop(x);
     }

@@ -199,16 +199,16 @@ static void measure(const char *name, const struct load *load, const char *where
     qsort(ours, ROUNDS, sizeof(ours[0]), bench_by_value);
     qsort(yardstick, ROUNDS, sizeof(yardstick[0]), bench_by_value);
     qsort(cpu, ROUNDS, sizeof(cpu[0]), bench_by_value);
-    printf("{\"bench\":\"ingest\",\"figure\":\"%s\",\"unit\":\"blocks/s\",\"value\":%.0f,"
-           "\"best\":%.0f,\"per_cpu_second_of_event_thread\":%.0f,\"yardstick_received_and_thrown_"
-           "away\":%.0f,\"ratio\":%.2f,"
-           "\"bytes_per_block\":%.1f,\"blocks\":%" PRIu64
-           ",\"block_tokens\":%d,\"rounds\":%d,\"transport\":\"%.6s\"}\n",
-           name, ours[ROUNDS / 2], ours[ROUNDS - 1], cpu[ROUNDS / 2], yardstick[ROUNDS / 2],
-           ours[ROUNDS / 2] / yardstick[ROUNDS / 2],
-           (double)load->batches.payloads.len / (double)load->blocks, load->blocks, BLOCK_TOKENS,
-           ROUNDS, where);
-    fflush(stdout);
+    bench_line(
+        "ingest",
+        "'figure':'%s','unit':'blocks/"
+        "s','value':%.0f,'best':%.0f,'per_cpu_second_of_event_thread':%.0f,'yardstick_received_and_"
+        "thrown_away':%.0f,'ratio':%.2f,'bytes_per_block':%.1f,'blocks':%" PRIu64
+        ",'block_tokens':%d,'rounds':%d,'transport':'%.6s'",
+        name, ours[ROUNDS / 2], ours[ROUNDS - 1], cpu[ROUNDS / 2], yardstick[ROUNDS / 2],
+        ours[ROUNDS / 2] / yardstick[ROUNDS / 2],
+        (double)load->batches.payloads.len / (double)load->blocks, load->blocks, BLOCK_TOKENS,
+        ROUNDS, where);
 }
 
 int main(void)

@@ -139,12 +139,11 @@ static void run(const char *name, size_t n, bool hashes, const char *separator)
     naive = measure(&input, read_naive);
     check(&input);
     copied = measure(&input, copy);
-    printf(
-        "{\"bench\":\"json\",\"figure\":\"%s\",\"values\":%zu,\"separator\":\"%s\",\"bytes\":%zu,"
-        "\"gb_per_s\":%.2f,\"ns_per_value\":%.2f,\"strtoul_gb_per_s\":%.2f,"
-        "\"memcpy_gb_per_s\":%.2f,\"median_of\":%d}\n",
-        name, n, separator, input.text.len, ours, (double)input.text.len / ours / (double)n, naive,
-        copied, ROUNDS);
+    bench_line("json",
+               "'figure':'%s','values':%zu,'separator':'%s','bytes':%zu,'gb_per_s':%.2f,'ns_per_"
+               "value':%.2f,'strtoul_gb_per_s':%.2f,'memcpy_gb_per_s':%.2f,'median_of':%d",
+               name, n, separator, input.text.len, ours, (double)input.text.len / ours / (double)n,
+               naive, copied, ROUNDS);
     kv_buf_fini(&input.text);
     kv_buf_fini(&input.out);
     free(input.values);

@@ -339,13 +339,13 @@ static void bench_cycle(uint32_t n_blocks)
     for (int full = 0; full < 2; full++) {
         double ours = cycle_run(n_blocks, full, false), naive = cycle_run(n_blocks, full, true);
 
-        printf("{\"figure\":\"kvbm_cycle\",\"pool\":\"%s\",\"memory\":\"%s\",\"blocks\":%u,"
-               "\"batch\":%d,"
-               "\"eviction\":\"lru\",\"clock\":\"thread\",\"windows\":%d,\"ns_per_block\":%.1f,"
-               "\"blocks_per_s\":%.0f,\"target_blocks_per_s\":5000000,\"naive_ns_per_block\":%.1f,"
-               "\"of_naive\":%.2f}\n",
-               full ? "full" : "has free blocks", memory_name(), n_blocks, BATCH, WINDOWS, ours,
-               1e9 / ours, naive, ours / naive);
+        bench_line(
+            "kvbm",
+            "'figure':'kvbm_cycle','pool':'%s','memory':'%s','blocks':%u,'batch':%d,'eviction':'"
+            "lru','clock':'thread','windows':%d,'ns_per_block':%.1f,'blocks_per_s':%.0f,'target_"
+            "blocks_per_s':5000000,'naive_ns_per_block':%.1f,'of_naive':%.2f",
+            full ? "full" : "has free blocks", memory_name(), n_blocks, BATCH, WINDOWS, ours,
+            1e9 / ours, naive, ours / naive);
     }
 }
 
@@ -420,13 +420,13 @@ static void bench_threads(uint32_t n_blocks)
             two[w] = threads_round(workers, 2, &cpu_two[w]);
             ratio[w] = two[w] / one[w];
         }
-        printf("{\"figure\":\"kvbm_threads\",\"of\":\"%s\",\"blocks\":%u,\"batch\":%d,"
-               "\"clock\":\"wall\",\"windows\":%d,\"one_blocks_per_s\":%.0f,"
-               "\"two_blocks_per_s\":%.0f,\"two_of_one\":%.2f,\"target\":0.9,"
-               "\"cpu_ns_per_block\":[%.1f,%.1f]}\n",
-               naive ? "naive" : "kvbm", n_blocks, BATCH, WINDOWS, bench_median(one, WINDOWS),
-               bench_median(two, WINDOWS), bench_median(ratio, WINDOWS),
-               bench_median(cpu_one, WINDOWS), bench_median(cpu_two, WINDOWS));
+        bench_line("kvbm",
+                   "'figure':'kvbm_threads','of':'%s','blocks':%u,'batch':%d,'clock':'wall','"
+                   "windows':%d,'one_blocks_per_s':%.0f,'two_blocks_per_s':%.0f,'two_of_one':%.2f,'"
+                   "target':0.9,'cpu_ns_per_block':[%.1f,%.1f]",
+                   naive ? "naive" : "kvbm", n_blocks, BATCH, WINDOWS, bench_median(one, WINDOWS),
+                   bench_median(two, WINDOWS), bench_median(ratio, WINDOWS),
+                   bench_median(cpu_one, WINDOWS), bench_median(cpu_two, WINDOWS));
         for (unsigned i = 0; i < 2; i++) {
             free(workers[i].chunks);
             free(workers[i].source.open);
@@ -494,13 +494,13 @@ static void bench_match(uint32_t n_blocks)
 {
     struct match_times ours = match_run(n_blocks, false), naive = match_run(n_blocks, true);
 
-    printf("{\"figure\":\"kvbm_match\",\"memory\":\"%s\",\"blocks\":%u,\"prefix\":%d,\"state\":"
-           "\"inactive\","
-           "\"clock\":\"thread\",\"prompts\":%u,\"ns_per_block\":%.1f,\"target_ns\":60,"
-           "\"again_ns\":%.1f,\"release_ns\":%.1f,\"naive_ns\":%.1f,\"naive_again_ns\":%.1f,"
-           "\"naive_release_ns\":%.1f,\"of_naive\":%.2f}\n",
-           memory_name(), n_blocks, MATCH, n_blocks / PROMPT, ours.cold, ours.warm, ours.release,
-           naive.cold, naive.warm, naive.release, ours.cold / naive.cold);
+    bench_line(
+        "kvbm",
+        "'figure':'kvbm_match','memory':'%s','blocks':%u,'prefix':%d,'state':'inactive','clock':'"
+        "thread','prompts':%u,'ns_per_block':%.1f,'target_ns':60,'again_ns':%.1f,'release_ns':%.1f,"
+        "'naive_ns':%.1f,'naive_again_ns':%.1f,'naive_release_ns':%.1f,'of_naive':%.2f",
+        memory_name(), n_blocks, MATCH, n_blocks / PROMPT, ours.cold, ours.warm, ours.release,
+        naive.cold, naive.warm, naive.release, ours.cold / naive.cold);
 }
 
 /* ---- evict ---- */
@@ -573,14 +573,13 @@ static void bench_evict(uint32_t only)
             struct evict_times ours =
                 evict_run(sizes[s], (enum kvbm_eviction)(KVBM_EVICT_LRU + p), false);
 
-            printf("{\"figure\":\"kvbm_evict\",\"eviction\":\"%s\",\"blocks\":%u,\"batch\":%d,"
-                   "\"clock\":\"thread\",\"windows\":%d,\"ns_per_block\":%.1f,\"drain_ns\":%.1f,"
-                   "\"target_ns\":150,"
-                   "\"naive_list_ns\":%.1f,\"naive_set_ns\":%.1f,\"naive_list_drain_ns\":%.1f,"
-                   "\"naive_set_drain_ns\":%.1f}\n",
-                   policies[p], sizes[s], BATCH, WINDOWS, ours.among_others, ours.drain,
-                   naive[0].among_others, naive[1].among_others, naive[0].drain, naive[1].drain);
-            fflush(stdout);
+            bench_line(
+                "kvbm",
+                "'figure':'kvbm_evict','eviction':'%s','blocks':%u,'batch':%d,'clock':'thread','"
+                "windows':%d,'ns_per_block':%.1f,'drain_ns':%.1f,'target_ns':150,'naive_list_ns':%."
+                "1f,'naive_set_ns':%.1f,'naive_list_drain_ns':%.1f,'naive_set_drain_ns':%.1f",
+                policies[p], sizes[s], BATCH, WINDOWS, ours.among_others, ours.drain,
+                naive[0].among_others, naive[1].among_others, naive[0].drain, naive[1].drain);
         }
     }
 }
@@ -604,10 +603,11 @@ static void bench_memory(uint32_t n_blocks)
             cycle(&b, &c);
         }
         kvbm_pool_get_stats(b.pool, &stats);
-        printf("{\"figure\":\"kvbm_memory\",\"eviction\":\"%s\",\"blocks\":%u,\"key_len\":8,"
-               "\"bytes_per_block\":%.1f,\"resident_per_block\":%.1f,\"target\":128}\n",
-               policies[p], n_blocks, (double)stats.metadata_bytes / n_blocks,
-               (double)(resident() - before) / n_blocks);
+        bench_line("kvbm",
+                   "'figure':'kvbm_memory','eviction':'%s','blocks':%u,'key_len':8,'bytes_per_"
+                   "block':%.1f,'resident_per_block':%.1f,'target':128",
+                   policies[p], n_blocks, (double)stats.metadata_bytes / n_blocks,
+                   (double)(resident() - before) / n_blocks);
         free(source.open);
         close_pool(&b);
     }
@@ -649,10 +649,11 @@ static void bench_hash(void)
         hash[w] = hash_window(tokens, hashes, hashes + TOKENS / 16);
         read[w] = read_window(tokens, &sum);
     }
-    printf("{\"figure\":\"kvbm_hash\",\"tokens\":%u,\"block_size\":16,\"clock\":\"thread\","
-           "\"windows\":%d,\"gb_per_s\":%.2f,\"target\":1,\"read_gb_per_s\":%.2f,\"sum\":%u}\n",
-           TOKENS, WINDOWS, bench_median(hash, WINDOWS), bench_median(read, WINDOWS),
-           (unsigned)(sum & 1));
+    bench_line("kvbm",
+               "'figure':'kvbm_hash','tokens':%u,'block_size':16,'clock':'thread','windows':%d,'gb_"
+               "per_s':%.2f,'target':1,'read_gb_per_s':%.2f,'sum':%u",
+               TOKENS, WINDOWS, bench_median(hash, WINDOWS), bench_median(read, WINDOWS),
+               (unsigned)(sum & 1));
     free(tokens);
     free(hashes);
 }
@@ -691,16 +692,16 @@ static void bench_latency(uint32_t n_blocks)
             at = at->next;
         each[w] = (double)(bench_thread_cpu_ns() - begin) / (double)per;
     }
-    printf("{\"figure\":\"kvbm_latency\",\"mib\":%zu,\"clock\":\"thread\",\"windows\":%d,"
-           "\"ns\":%.1f,\"at\":%d}\n",
-           len >> 20, WINDOWS, bench_median(each, WINDOWS), at == lines);
+    bench_line("kvbm",
+               "'figure':'kvbm_latency','mib':%zu,'clock':'thread','windows':%d,'ns':%.1f,'at':%d",
+               len >> 20, WINDOWS, bench_median(each, WINDOWS), at == lines);
     munmap(lines, len);
 }
 
 int main(int argc, char **argv)
 {
     const char *figure = argc > 1 ? argv[1] : "all";
-    uint32_t n_blocks = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 0;
+    uint32_t n_blocks = (uint32_t)bench_number(argc, argv, 2, 0);
     uint32_t n = n_blocks ? n_blocks : 1000000;
     bool all = !strcmp(figure, "all");
 

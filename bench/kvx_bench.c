@@ -254,14 +254,13 @@ static void measure(const struct figure *f, uint32_t n_threads)
         mine[i] = once(&s);
         ratios[i] = copies[i] / mine[i];
     }
-    printf("{\"bench\":\"kvx\",\"figure\":\"%s\",\"threads\":%u,\"isa\":\"%s\",\"row_bytes\":%u,"
-           "\"gb_per_s\":%.2f,\"memcpy_gb_per_s\":%.2f,\"ratio\":%.3f,\"target\":%.2f,"
-           "\"mib_per_buffer\":%llu,\"rounds\":%u}\n",
-           f->name, n_threads, kvx_host_isa(), DIM * kvx_dtype_size(f->cache),
-           (double)s.bytes / bench_median(mine, rounds) * 1e-9,
-           (double)s.bytes / bench_median(copies, rounds) * 1e-9, bench_median(ratios, rounds),
-           f->target, (unsigned long long)(room >> 20), rounds);
-    fflush(stdout);
+    bench_line("kvx",
+               "'figure':'%s','threads':%u,'isa':'%s','row_bytes':%u,'gb_per_s':%.2f,'memcpy_gb_"
+               "per_s':%.2f,'ratio':%.3f,'target':%.2f,'mib_per_buffer':%llu,'rounds':%u",
+               f->name, n_threads, kvx_host_isa(), DIM * kvx_dtype_size(f->cache),
+               (double)s.bytes / bench_median(mine, rounds) * 1e-9,
+               (double)s.bytes / bench_median(copies, rounds) * 1e-9, bench_median(ratios, rounds),
+               f->target, (unsigned long long)(room >> 20), rounds);
     tear_down(&s);
 }
 
@@ -295,9 +294,8 @@ static void measure_decode(void)
         }
         times[i] = (now() - start) / calls;
     }
-    printf(
-        "{\"bench\":\"kvx\",\"figure\":\"%s\",\"threads\":1,\"us_per_call\":%.2f,\"bytes\":%u}\n",
-        f.name, bench_median(times, rounds) * 1e6, 64 * HEADS * DIM * 2 * 2 * 2);
+    bench_line("kvx", "'figure':'%s','threads':1,'us_per_call':%.2f,'bytes':%u", f.name,
+               bench_median(times, rounds) * 1e6, 64 * HEADS * DIM * 2 * 2 * 2);
     tear_down(&s);
 }
 

@@ -27,6 +27,7 @@
 #include "base/clock.h"
 #include "base/msgpack.h"
 #include "event/frames.h"
+#include "support.h"
 
 enum { WORKERS = 4, BLOCK_TOKENS = 16, PROMPT_BLOCKS = 32, BATCH_PROMPTS = 4, PATIENCE_S = 300 };
 
@@ -290,7 +291,7 @@ static double since_s(uint64_t started_ns)
 int main(int argc, char **argv)
 {
     const uint64_t unit = WORKERS * BATCH_PROMPTS * PROMPT_BLOCKS;
-    uint64_t n_blocks = argc > 1 ? strtoull(argv[1], NULL, 10) : 10000000, bytes = 0;
+    uint64_t n_blocks = bench_number(argc, argv, 1, 10000000), bytes = 0;
     uint64_t started, index, peer_index, peak, peer_peak, holder_blocks;
     double recover_s, dump_s, own_cpu_s, peer_cpu_s;
 
@@ -321,14 +322,15 @@ int main(int argc, char **argv)
     if (http(&indexers[0], "/dump", NULL, throw_away, &bytes) != 200)
         die("no dump");
     dump_s = since_s(started);
-    printf("{\"bench\":\"recover\",\"figure\":\"dump_and_recover\",\"unit\":\"s\",\"value\":%.2f,"
-           "\"blocks\":%" PRIu64 ",\"memory_above_index_mib\":%.1f,\"peak_rss_mib\":%.1f,"
-           "\"index_mib\":%.1f,\"peer_index_mib\":%.1f,\"peer_peak_growth_mib\":%.1f,"
-           "\"cpu_s\":%.2f,\"peer_cpu_s\":%.2f,"
-           "\"yardstick_fetched_and_thrown_away_s\":%.2f,\"dump_mib\":%.1f}\n",
-           recover_s, n_blocks, ((double)peak - (double)index) / (1 << 20),
-           (double)peak / (1 << 20), (double)index / (1 << 20), (double)peer_index / (1 << 20),
-           (double)peer_peak / (1 << 20), own_cpu_s, peer_cpu_s, dump_s, (double)bytes / (1 << 20));
+    bench_line("recover",
+               "'figure':'dump_and_recover','unit':'s','value':%.2f,'blocks':%" PRIu64
+               ",'memory_above_index_mib':%.1f,'peak_rss_mib':%.1f,'index_mib':%.1f,'peer_index_"
+               "mib':%.1f,'peer_peak_growth_mib':%.1f,'cpu_s':%.2f,'peer_cpu_s':%.2f,'yardstick_"
+               "fetched_and_thrown_away_s':%.2f,'dump_mib':%.1f",
+               recover_s, n_blocks, ((double)peak - (double)index) / (1 << 20),
+               (double)peak / (1 << 20), (double)index / (1 << 20), (double)peer_index / (1 << 20),
+               (double)peer_peak / (1 << 20), own_cpu_s, peer_cpu_s, dump_s,
+               (double)bytes / (1 << 20));
     stop(&indexers[1]);
     stop(&indexers[0]);
     return 0;

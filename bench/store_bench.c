@@ -207,17 +207,16 @@ static struct kvs_store *open_store(const char *name, const char *options)
 
 static void head(const char *figure, const struct load *load)
 {
-    printf("{\"bench\":\"store\",\"figure\":\"%s\",\"chunks\":%zu,\"chunk_bytes\":%zu,"
-           "\"median_of\":%d",
-           figure, load->n, load->len, FILE_ROUNDS);
+    bench_begin("store", "'figure':'%s','chunks':%zu,'chunk_bytes':%zu,'median_of':%d", figure,
+                load->n, load->len, FILE_ROUNDS);
 }
 
 static void print_ratio(const char *name, struct bench_samples *ratio)
 {
     double middle = bench_middle(ratio);
 
-    printf(",\"%s\":%.3f,\"%s_min\":%.3f,\"%s_max\":%.3f", name, middle, name, ratio->of[0], name,
-           ratio->of[ratio->n - 1]);
+    bench_more("'%s':%.3f,'%s_min':%.3f,'%s_max':%.3f", name, middle, name, ratio->of[0], name,
+               ratio->of[ratio->n - 1]);
 }
 
 struct saves {
@@ -227,18 +226,17 @@ struct saves {
 static void print_saves(const char *options, const struct load *load, struct saves *s)
 {
     head("file: durable cold save", load);
-    printf(",\"fs\":\"%s\",\"options\":\"%s\",\"ms\":%.2f,\"raw_sequential_ms\":%.2f", fs_type(),
-           options, bench_middle(&s->cold) / 1e6, bench_middle(&s->raw) / 1e6);
+    bench_more("'fs':'%s','options':'%s','ms':%.2f,'raw_sequential_ms':%.2f", fs_type(), options,
+               bench_middle(&s->cold) / 1e6, bench_middle(&s->raw) / 1e6);
     print_ratio("x_raw", &s->x_raw);
-    printf(",\"fsync_each_ms\":%.2f", bench_middle(&s->each) / 1e6);
+    bench_more("'fsync_each_ms':%.2f", bench_middle(&s->each) / 1e6);
     print_ratio("fsync_each_x_raw", &s->each_x_raw);
-    puts("}");
+    bench_end();
     head("file: warm save", load);
-    printf(",\"fs\":\"%s\",\"options\":\"%s\",\"ms\":%.2f", fs_type(), options,
-           bench_middle(&s->warm) / 1e6);
+    bench_more("'fs':'%s','options':'%s','ms':%.2f", fs_type(), options,
+               bench_middle(&s->warm) / 1e6);
     print_ratio("of_cold", &s->of_cold);
-    puts("}");
-    fflush(stdout);
+    bench_end();
 }
 
 /* Saves of what is there, on one handle: the median of some. */
@@ -350,13 +348,13 @@ static void bench_restore(size_t n, size_t len, const char *options)
         double bytes = (double)(n * len);
 
         head("file: restore from page cache, verified", &load);
-        printf(",\"fs\":\"%s\",\"options\":\"%s\",\"gb_per_s\":%.2f,\"memcpy_gb_per_s\":%.2f",
-               fs_type(), options, bytes / bench_middle(&ours), bytes / bench_middle(&copied));
+        bench_more("'fs':'%s','options':'%s','gb_per_s':%.2f,'memcpy_gb_per_s':%.2f", fs_type(),
+                   options, bytes / bench_middle(&ours), bytes / bench_middle(&copied));
         print_ratio("of_memcpy", &of_memcpy);
-        printf(",\"memcpy_to_new_buffers_gb_per_s\":%.2f,\"read_alone_gb_per_s\":%.2f}\n",
-               bytes / bench_middle(&fresh), bytes / bench_middle(&read));
+        bench_more("'memcpy_to_new_buffers_gb_per_s':%.2f,'read_alone_gb_per_s':%.2f",
+                   bytes / bench_middle(&fresh), bytes / bench_middle(&read));
+        bench_end();
     }
-    fflush(stdout);
     load_fini(&load);
 }
 

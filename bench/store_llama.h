@@ -128,13 +128,13 @@ static inline double llama_save(struct kvs_store *store, uint32_t n_tokens, uint
 static inline void llama_print(const char *what, const char *cut, uint32_t n_tokens, double ns,
                                const struct kvs_result *r)
 {
-    printf("{\"bench\":\"store\",\"figure\":\"llama.cpp state: %s\",\"cut\":\"%s\",\"tokens\":%u,"
-           "\"bytes\":%llu,\"chunks\":%llu,\"new_bytes\":%llu,\"written_of_state\":%.4f,"
-           "\"ms_with_making_it\":%.1f}\n",
-           what, cut, n_tokens, (unsigned long long)r->bytes, (unsigned long long)r->n_chunks,
-           (unsigned long long)(r->new_bytes + r->manifest_bytes),
-           (double)(r->new_bytes + r->manifest_bytes) / (double)r->bytes, ns / 1e6);
-    fflush(stdout);
+    bench_line("store",
+               "'figure':'llama.cpp state: "
+               "%s','cut':'%s','tokens':%u,'bytes':%llu,'chunks':%llu,'new_bytes':%llu,'written_of_"
+               "state':%.4f,'ms_with_making_it':%.1f",
+               what, cut, n_tokens, (unsigned long long)r->bytes, (unsigned long long)r->n_chunks,
+               (unsigned long long)(r->new_bytes + r->manifest_bytes),
+               (double)(r->new_bytes + r->manifest_bytes) / (double)r->bytes, ns / 1e6);
 }
 
 /* Grown by 1 %, by one reply, and moved to another slot. */

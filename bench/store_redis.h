@@ -203,11 +203,12 @@ static inline void redis_print(const char *figure, const struct load *load, stru
 {
     double bytes = (double)(load->n * load->len);
 
-    printf("{\"bench\":\"store\",\"figure\":\"redis: %s\",\"chunks\":%zu,\"chunk_bytes\":%zu,"
-           "\"median_of\":%d,\"gb_per_s\":%.2f,\"raw_socket_gb_per_s\":%.2f,\"of_raw\":%.2f%s}\n",
-           figure, load->n, load->len, ROUNDS, bytes / bench_middle(&row->ours),
-           bytes / bench_middle(&row->raw), bench_middle(&row->ratio), more);
-    fflush(stdout);
+    bench_line("store",
+               "'figure':'redis: "
+               "%s','chunks':%zu,'chunk_bytes':%zu,'median_of':%d,'gb_per_s':%.2f,'raw_socket_gb_"
+               "per_s':%.2f,'of_raw':%.2f%s",
+               figure, load->n, load->len, ROUNDS, bytes / bench_middle(&row->ours),
+               bytes / bench_middle(&row->raw), bench_middle(&row->ratio), more);
 }
 
 static inline uint64_t redis_trips(struct kvs_store *store)

@@ -2,12 +2,87 @@
 #include "support.h"
 
 #include <errno.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 
 #include "base/clock.h"
+
+uint64_t bench_number(int argc, char **argv, int i, uint64_t fallback)
+{
+    char *end;
+    uint64_t value;
+
+    if (i >= argc)
+        return fallback;
+    errno = 0;
+    value = strtoull(argv[i], &end, 10);
+    if (errno || end == argv[i] || *end || argv[i][0] == '-')
+        bench_die(argv[i], -EINVAL);
+    return value;
+}
+
+bool bench_chosen(int argc, char **argv, const char *name)
+{
+    for (int i = 1; i < argc; i++)
+        if (strcmp(argv[i], name) == 0)
+            return true;
+    return argc < 2;
+}
+
+__attribute__((format(printf, 1, 0))) static void put(const char *members, va_list args)
+{
+    char fmt[1024];
+    size_t len = strlen(members);
+
+    if (len >= sizeof(fmt))
+        bench_die("a line's format is too long", 0);
+    for (size_t i = 0; i <= len; i++)
+        fmt[i] = members[i] == '\'' ? '"' : members[i];
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wformat-nonliteral" /* @members is one, but for its quotes */
+    vprintf(fmt, args);
+#pragma GCC diagnostic pop
+}
+
+void bench_line(const char *bench, const char *members, ...)
+{
+    va_list args;
+
+    printf("{\"bench\":\"%s\",", bench);
+    va_start(args, members);
+    put(members, args);
+    va_end(args);
+    bench_end();
+}
+
+void bench_begin(const char *bench, const char *members, ...)
+{
+    va_list args;
+
+    printf("{\"bench\":\"%s\",", bench);
+    va_start(args, members);
+    put(members, args);
+    va_end(args);
+}
+
+void bench_more(const char *members, ...)
+{
+    va_list args;
+
+    putchar(',');
+    va_start(args, members);
+    put(members, args);
+    va_end(args);
+}
+
+void bench_end(void)
+{
+    puts("}");
+    fflush(stdout);
+}
 
 void bench_die(const char *what, int rc)
 {

@@ -1,10 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-/** Helpers of several benchmarks: ends, medians, clocks. */
+/** Helpers of the benchmarks: arguments, lines of JSON, ends, medians, clocks. */
 #ifndef KV_BENCH_SUPPORT_H
 #define KV_BENCH_SUPPORT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+
+/** Return argument @i as a number, or @fallback when there are fewer. Ends the program if it is none. */
+uint64_t bench_number(int argc, char **argv, int i, uint64_t fallback);
+/** True when an argument is @name, or when there are no arguments. */
+bool bench_chosen(int argc, char **argv, const char *name);
+
+/**
+ * Print a figure: one line of JSON with the member "bench" and those of @members, a printf format in
+ * which single quotes stand for double ones. In pieces: begin, more, end.
+ */
+void bench_line(const char *bench, const char *members, ...) __attribute__((format(printf, 2, 3)));
+void bench_begin(const char *bench, const char *members, ...) __attribute__((format(printf, 2, 3)));
+void bench_more(const char *members, ...) __attribute__((format(printf, 1, 2)));
+void bench_end(void);
 
 /** Print "PROGRAM: WHAT" and, unless @rc is 0, the error (@rc: a negative errno); exit with 1. */
 _Noreturn void bench_die(const char *what, int rc);

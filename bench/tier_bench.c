@@ -13,14 +13,6 @@
 #include "tier_manager.h"
 #include "tier_object.h"
 
-static bool chosen(int argc, char **argv, const char *name)
-{
-    for (int i = 1; i < argc; i++)
-        if (strcmp(argv[i], name) == 0)
-            return true;
-    return argc < 2;
-}
-
 int main(int argc, char **argv)
 {
     const char *base = getenv("KV_BENCH_DIR");
@@ -31,15 +23,15 @@ int main(int argc, char **argv)
     snprintf(dir, sizeof(dir), "%s/tier_bench-XXXXXX", base);
     if (!mkdtemp(dir))
         bench_die(dir, -errno);
-    if (chosen(argc, argv, "copy"))
+    if (bench_chosen(argc, argv, "copy"))
         tier_copy_bench();
-    if (chosen(argc, argv, "manager"))
+    if (bench_chosen(argc, argv, "manager"))
         tier_bench_manager();
-    if (chosen(argc, argv, "disk"))
+    if (bench_chosen(argc, argv, "disk"))
         tier_bench_disk(dir);
-    if (chosen(argc, argv, "onboard"))
+    if (bench_chosen(argc, argv, "onboard"))
         tier_bench_onboard(dir);
-    if (chosen(argc, argv, "object"))
+    if (bench_chosen(argc, argv, "object"))
         tier_bench_object(dir);
     rmdir(dir);
     return 0;

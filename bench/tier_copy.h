@@ -132,10 +132,11 @@ static inline void copy_figure(struct kvbm_copier *copier, uint32_t n_threads, c
     of = bench_median(plain, COPY_ROUNDS);
     there = bench_median(out, COPY_ROUNDS);
     home = bench_median(back, COPY_ROUNDS);
-    printf("{\"figure\":\"%s\",\"what\":\"%s\",\"threads\":%u,\"gb_per_s\":%.2f,"
-           "\"back_gb_per_s\":%.2f,\"memcpy_gb_per_s\":%.2f,\"of_memcpy\":%.3f,\"back_of_memcpy\":%"
-           ".3f}\n",
-           figure, what, n_threads, bytes / there, bytes / home, bytes / of, of / there, of / home);
+    bench_line("tier.copy",
+               "'figure':'%s','what':'%s','threads':%u,'gb_per_s':%.2f,'back_gb_per_s':%.2f,'"
+               "memcpy_gb_per_s':%.2f,'of_memcpy':%.3f,'back_of_memcpy':%.3f",
+               figure, what, n_threads, bytes / there, bytes / home, bytes / of, of / there,
+               of / home);
     kvbm_layout_destroy(g1);
     kvbm_layout_destroy(g2);
     kvbm_layout_destroy(yard);
@@ -161,8 +162,8 @@ static inline void copy_overhead(const uint32_t *ids, uint32_t n)
             copy_by_engine(copier, a, b, ids, n);
         each[i] = (double)(kv_clock_ns_(CLOCK_PROCESS_CPUTIME_ID) - begin) / jobs / n;
     }
-    printf("{\"figure\":\"overhead\",\"blocks_per_job\":%u,\"ns_per_block\":%.1f}\n", n,
-           bench_median(each, COPY_ROUNDS));
+    bench_line("tier.copy", "'figure':'overhead','blocks_per_job':%u,'ns_per_block':%.1f", n,
+               bench_median(each, COPY_ROUNDS));
     kvbm_copier_destroy(copier);
     kvbm_layout_destroy(a);
     kvbm_layout_destroy(b);

@@ -139,17 +139,15 @@ static void disk_print(const char *what, const struct disk_load *load, struct di
     struct kvbm_disk_stats stats;
 
     kvbm_disk_get_stats(disk, &stats);
-    printf(
-        "{\"bench\": \"tier.disk.%s\", \"registered\": %s, \"block_bytes\": %llu, \"depth\": %d, "
-        "\"bytes\": %llu, \"mb_per_s\": %.0f, \"fio_mb_per_s\": %.0f, \"ratio\": %.2f, "
-        "\"ratio_min\": %.2f, \"ratio_max\": %.2f, \"rounds\": %d, \"cpu_us_per_block\": %.1f, "
-        "\"blocks_per_commit\": %.1f}\n",
-        what, stats.registered_bytes ? "true" : "false", (unsigned long long)load->block,
-        DISK_DEPTH, (unsigned long long)DISK_BYTES, bench_middle(&row->own) / 1e6,
-        bench_middle(&row->fio) / 1e6, ratio, row->ratio.of[0], row->ratio.of[row->ratio.n - 1],
-        row->ratio.n, bench_middle(&row->cpu_us),
-        stats.barriers ? 2.0 * (double)stats.writes / (double)stats.barriers : 0.0);
-    fflush(stdout);
+    bench_line("tier.disk",
+               "'figure':'%s','registered':%s,'block_bytes':%llu,'depth':%d,'bytes':%llu,'mb_per_s'"
+               ":%.0f,'fio_mb_per_s':%.0f,'ratio':%.2f,'ratio_min':%.2f,'ratio_max':%.2f,'rounds':%"
+               "d,'cpu_us_per_block':%.1f,'blocks_per_commit':%.1f",
+               what, stats.registered_bytes ? "true" : "false", (unsigned long long)load->block,
+               DISK_DEPTH, (unsigned long long)DISK_BYTES, bench_middle(&row->own) / 1e6,
+               bench_middle(&row->fio) / 1e6, ratio, row->ratio.of[0],
+               row->ratio.of[row->ratio.n - 1], row->ratio.n, bench_middle(&row->cpu_us),
+               stats.barriers ? 2.0 * (double)stats.writes / (double)stats.barriers : 0.0);
 }
 
 /* fio, the tier, the tier with registered memory; the order turns from round to round. */
@@ -186,7 +184,7 @@ static void disk_rounds(struct disk_load *load, struct kvbm_disk *disks[2])
         disk_pass(load, true);
     }
     if (disk_fio(load, true) == 0) {
-        printf("{\"bench\": \"tier.disk\", \"skipped\": \"there is no fio\"}\n");
+        bench_line("tier.disk", "'skipped':'there is no fio'");
         return;
     }
     for (int round = 0; round < DISK_ROUNDS; round++)
@@ -293,9 +291,10 @@ static void disk_reopen(const char *dir)
         kvbm_disk_close(load.disk);
     }
     seconds = bench_middle(&s); /* and sorts */
-    printf("{\"bench\": \"tier.disk.reopen\", \"records\": %d, \"like\": \"100 GB of 256 KiB\", "
-           "\"seconds\": %.3f, \"worst\": %.3f}\n",
-           N, seconds, s.of[s.n - 1]);
+    bench_line(
+        "tier.disk",
+        "'figure':'reopen','records':%d,'like':'100 GB of 256 KiB','seconds':%.3f,'worst':%.3f", N,
+        seconds, s.of[s.n - 1]);
     free(load.keys);
     free(load.order);
     free(load.memory);

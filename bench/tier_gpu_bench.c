@@ -185,14 +185,14 @@ static void report(const char *figure, const char *direction, const char *by, do
 {
     double t = quantile(ns, ROUNDS, 0.5), copy = quantile(copy_ns, ROUNDS, 0.5);
 
-    printf("{\"bench\":\"tier_gpu\",\"figure\":\"%s\",\"direction\":\"%s\",\"by\":\"%s\",\"bytes\":"
-           "%.0f,"
-           "\"gb_per_s\":%.2f,\"copy_gb_per_s\":%.2f,\"of_copy\":%.3f",
-           figure, direction, by, bytes, bytes / t, bytes / copy, copy / t);
+    bench_begin("tier_gpu",
+                "'figure':'%s','direction':'%s','by':'%s','bytes':%.0f,'gb_per_s':%.2f,'copy_gb_"
+                "per_s':%.2f,'of_copy':%.3f",
+                figure, direction, by, bytes, bytes / t, bytes / copy, copy / t);
     if (copies_ns)
-        printf(",\"of_copies_of_2mib\":%.3f", quantile(copies_ns, ROUNDS, 0.5) / t);
-    printf(",\"median_of\":%d,\"correct\":%s}\n", ROUNDS, wrong ? "false" : "true");
-    fflush(stdout);
+        bench_more("'of_copies_of_2mib':%.3f", quantile(copies_ns, ROUNDS, 0.5) / t);
+    bench_more("'median_of':%d,'correct':%s", ROUNDS, wrong ? "false" : "true");
+    bench_end();
 }
 
 /* There from @host and back to @back; on the GPU the blocks lie at other places. */
@@ -289,9 +289,8 @@ static void latency(const char *figure, struct kvbm_copier *copier, const char *
     }
     if (busy)
         finish(copier, busy);
-    printf("{\"bench\":\"tier_gpu\",\"figure\":\"%s\",\"by\":\"%s\",\"us\":%.1f,\"p99_us\":%.1f}\n",
-           figure, by, quantile(us, LATENCIES, 0.5), quantile(us, LATENCIES, 0.99));
-    fflush(stdout);
+    bench_line("tier_gpu", "'figure':'%s','by':'%s','us':%.1f,'p99_us':%.1f", figure, by,
+               quantile(us, LATENCIES, 0.5), quantile(us, LATENCIES, 0.99));
 }
 
 static void run(const struct kvbm_layout *whole, struct kvbm_layout *host,
@@ -351,10 +350,10 @@ int main(void)
         printf("skipped: no CUDA device\n");
         return 77;
     }
-    printf("{\"bench\":\"tier_gpu\",\"figure\":\"driver\",\"batches\":\"%s\"}\n",
-           tier_cuda_calls.batch      ? "13.0"
-           : tier_cuda_calls.batch_12 ? "12.8"
-                                      : "none");
+    bench_line("tier_gpu", "'figure':'driver','batches':'%s'",
+               tier_cuda_calls.batch      ? "13.0"
+               : tier_cuda_calls.batch_12 ? "12.8"
+                                          : "none");
     in_order = calloc(n_blocks, sizeof(*in_order));
     scattered = calloc(n_blocks, sizeof(*scattered));
     elsewhere = calloc(n_blocks, sizeof(*elsewhere));

@@ -146,12 +146,11 @@ static inline void tier_bench_manager(void)
     }
     manager_close(&b);
     for (int polls = 0; polls < 2; polls++)
-        printf("{\"figure\":\"tier_manager\",\"job_blocks\":%d,\"end\":\"%s\",\"clock\":\"wall\","
-               "\"rounds\":%d,\"store_ns_per_block\":%.0f,\"load_ns_per_block\":%.0f,"
-               "\"target_ns\":1000}\n",
-               MANAGER_JOB, polls ? "polled" : "waited", MANAGER_ROUNDS,
-               bench_middle(&ns[polls][1]), bench_middle(&ns[polls][0]));
-    fflush(stdout);
+        bench_line("tier.manager",
+                   "'figure':'tier_manager','job_blocks':%d,'end':'%s','clock':'wall','rounds':%d,'"
+                   "store_ns_per_block':%.0f,'load_ns_per_block':%.0f,'target_ns':1000",
+                   MANAGER_JOB, polls ? "polled" : "waited", MANAGER_ROUNDS,
+                   bench_middle(&ns[polls][1]), bench_middle(&ns[polls][0]));
 }
 
 /* ---- onboard while offloading ---- */
@@ -221,14 +220,15 @@ static inline void tier_bench_onboard(const char *directory)
     atomic_store(&writer.stop, true);
     pthread_join(thread, NULL);
     manager_close(&b);
-    printf("{\"figure\":\"tier_onboard\",\"blocks\":%d,\"block_bytes\":%d,\"loads\":%d,"
-           "\"idle_p50_ms\":%.2f,\"idle_p99_ms\":%.2f,\"busy_p50_ms\":%.2f,\"busy_p99_ms\":%.2f,"
-           "\"busy_of_idle_p99\":%.2f,\"target\":3,\"offload_gb_per_s\":%.2f,\"incomplete\":%u}\n",
-           ONBOARD_BLOCKS, 2 << 20, ONBOARD_LOADS, idle[ONBOARD_LOADS / 2],
-           idle[ONBOARD_LOADS * 99 / 100], busy[ONBOARD_LOADS / 2], busy[ONBOARD_LOADS * 99 / 100],
-           busy[ONBOARD_LOADS * 99 / 100] / idle[ONBOARD_LOADS * 99 / 100],
-           (double)(after.disk.bytes_in - before.disk.bytes_in) / (double)written, lost);
-    fflush(stdout);
+    bench_line("tier.manager",
+               "'figure':'tier_onboard','blocks':%d,'block_bytes':%d,'loads':%d,'idle_p50_ms':%.2f,"
+               "'idle_p99_ms':%.2f,'busy_p50_ms':%.2f,'busy_p99_ms':%.2f,'busy_of_idle_p99':%.2f,'"
+               "target':3,'offload_gb_per_s':%.2f,'incomplete':%u",
+               ONBOARD_BLOCKS, 2 << 20, ONBOARD_LOADS, idle[ONBOARD_LOADS / 2],
+               idle[ONBOARD_LOADS * 99 / 100], busy[ONBOARD_LOADS / 2],
+               busy[ONBOARD_LOADS * 99 / 100],
+               busy[ONBOARD_LOADS * 99 / 100] / idle[ONBOARD_LOADS * 99 / 100],
+               (double)(after.disk.bytes_in - before.disk.bytes_in) / (double)written, lost);
 }
 
 #endif

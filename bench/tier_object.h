@@ -135,15 +135,13 @@ static void object_print(const struct object_bench *b, const char *what, struct 
 {
     double ratio = bench_middle(&row->ratio);
 
-    printf(
-        "{\"bench\": \"tier.object.%s\", \"store\": \"%s\", \"blocks\": %d, \"block_bytes\": %zu, "
-        "\"mb_per_s\": %.0f, \"raw_mb_per_s\": %.0f, \"ratio\": %.2f, \"ratio_min\": %.2f, "
-        "\"ratio_max\": %.2f, \"cpu_us_per_block\": %.0f, \"raw_cpu_us_per_block\": %.0f, "
-        "\"rounds\": %d}\n",
-        what, b->name, OBJECT_BLOCKS, b->load.len, bench_middle(&row->tier),
-        bench_middle(&row->raw), ratio, row->ratio.of[0], row->ratio.of[row->ratio.n - 1],
-        bench_middle(&row->cpu), bench_middle(&row->raw_cpu), row->ratio.n);
-    fflush(stdout);
+    bench_line("tier.object",
+               "'figure':'%s','store':'%s','blocks':%d,'block_bytes':%zu,'mb_per_s':%.0f,'raw_mb_"
+               "per_s':%.0f,'ratio':%.2f,'ratio_min':%.2f,'ratio_max':%.2f,'cpu_us_per_block':%.0f,"
+               "'raw_cpu_us_per_block':%.0f,'rounds':%d",
+               what, b->name, OBJECT_BLOCKS, b->load.len, bench_middle(&row->tier),
+               bench_middle(&row->raw), ratio, row->ratio.of[0], row->ratio.of[row->ratio.n - 1],
+               bench_middle(&row->cpu), bench_middle(&row->raw_cpu), row->ratio.n);
 }
 
 static void object_store(const char *name, const char *uri, size_t block_bytes)
@@ -158,9 +156,8 @@ static void object_store(const char *name, const char *uri, size_t block_bytes)
     int rc = kvs_open(uri, &b.raw);
 
     if (rc < 0) {
-        printf("{\"bench\": \"tier.object\", \"store\": \"%s\", \"skipped\": \"no such plugin "
-               "($KV_STORE_LIBRARY_PATH)\"}\n",
-               name);
+        bench_line("tier.object",
+                   "'store':'%s','skipped':'no such plugin ($KV_STORE_LIBRARY_PATH)'", name);
         return;
     }
     rc = kvbm_object_open(&opts, &b.tier);
@@ -204,8 +201,7 @@ static void tier_bench_object(const char *dir)
         nftw(path, object_remove, 16, FTW_DEPTH | FTW_PHYS);
     }
     if (redis_start(&redis, dir) < 0) {
-        printf("{\"bench\": \"tier.object\", \"store\": \"redis\", \"skipped\": \"no redis-server "
-               "here\"}\n");
+        bench_line("tier.object", "'store':'redis','skipped':'no redis-server here'");
         return;
     }
     snprintf(uri, sizeof(uri), "redis://127.0.0.1:%d/0", redis.port);
