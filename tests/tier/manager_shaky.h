@@ -3,13 +3,12 @@
 #ifndef KV_TEST_MANAGER_SHAKY_H
 #define KV_TEST_MANAGER_SHAKY_H
 
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "base/clock.h"
 #include "manager_world.h"
-#include "tier/shaky.h"
+#include "tier/find_shaky.h"
 
 #define EXPECT_SOON(condition)                            \
     do {                                                  \
@@ -18,26 +17,6 @@
             usleep(500);                                  \
         assert_true(condition);                           \
     } while (0)
-
-static struct shaky *shaky;
-
-/* The library that the manager will open, too. */
-static inline void find_shaky(void)
-{
-    const char *build = getenv("KV_BUILD_DIR");
-    char path[4096];
-    void *library;
-
-    snprintf(path, sizeof(path), "%s/tests/plugins", build ? build : "build");
-    setenv("KV_STORE_LIBRARY_PATH", path, 1);
-    snprintf(path, sizeof(path), "%s/tests/plugins/libkv_store_shaky.so", build ? build : "build");
-    library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    shaky = library ? dlsym(library, "shaky") : NULL;
-    if (!shaky) {
-        fprintf(stderr, "%s\n", dlerror());
-        exit(1);
-    }
-}
 
 /* A manager with a shaky store, which has nothing yet. */
 static inline void shaky_start(struct world *w, uint32_t host_blocks)

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/** Shared by the manager's tests: a manager over temporary directories, a cache, blocks whose bytes follow
- * from their keys. */
+/**
+ * Support of the manager's tests: a manager over temporary directories, a cache, blocks whose bytes
+ * follow from their keys.
+ */
 #ifndef KV_TEST_MANAGER_WORLD_H
 #define KV_TEST_MANAGER_WORLD_H
 
 #include <errno.h>
 #include <ftw.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,12 +22,14 @@
 #define PAGE 8u
 #define BLOCK_BYTES (LAYERS * 2 * PAGE * HEADS * HEAD_DIM * 2) /* F16 */
 #define HOST_STRIDE ((BLOCK_BYTES + 4095u) / 4096u * 4096u)
-#ifndef CACHE_BLOCKS /* that a test wants more of says so before */
+#define WORLD_MAX_BLOCKS 1024u
+#ifndef CACHE_BLOCKS /* defined before by tests that want another number, at most WORLD_MAX_BLOCKS */
 #define CACHE_BLOCKS 64u
 #endif
 
 struct world {
     char dir[64];
+    uint32_t n_cache_blocks;
     struct kvbm_layout_config block;
     struct kvbm_manager_opts opts;
     struct kvbm_manager *m;
@@ -35,232 +40,59 @@ struct world {
     char disk[160], object[160];
 };
 
+/** A layout of the tests' blocks, as a cache of @n_blocks has it. */
+struct kvbm_layout_config world_block_of(uint32_t n_blocks);
 static inline struct kvbm_layout_config world_block(void)
 {
-    return (struct kvbm_layout_config){.size = sizeof(struct kvbm_layout_config),
-                                       .kind = KVBM_FULLY_CONTIGUOUS,
-                                       .num_blocks = CACHE_BLOCKS,
-                                       .num_layers = LAYERS,
-                                       .outer_dim = 2,
-                                       .page_size = PAGE,
-                                       .inner_dim = HEADS * HEAD_DIM,
-                                       .dtype_width_bytes = 2,
-                                       .num_heads = HEADS,
-                                       .dtype = KVX_DTYPE_F16};
+    return world_block_of(CACHE_BLOCKS);
 }
 
-static inline void world_start(struct world *w)
-{
-    assert_int_equal(kvbm_manager_create(&w->opts, &w->m), 0);
-}
-
-static inline void world_attach(struct world *w, bool pool)
-{
-    struct kvbm_cache_opts opts = {.size = sizeof(opts), .layout = w->layout};
-    const struct kvbm_pool_opts pool_opts = {.size = sizeof(pool_opts),
-                                             .tier = KV_TIER_DEVICE,
-                                             .n_blocks = CACHE_BLOCKS,
-                                             .block_size = PAGE,
-                                             .layout = w->layout,
-                                             .reject_duplicates = true};
-
-    if (pool) {
-        assert_int_equal(kvbm_pool_create(kvbm_manager_registry(w->m), &pool_opts, &w->pool), 0);
-        opts.pool = w->pool;
-    }
-    assert_int_equal(kvbm_cache_attach(w->m, &opts, &w->cache), 0);
-}
-
-/* @host_blocks 0: no host tier. Directories for disk and object tiers are there, the options don't
- * name them. */
+/**
+ * Make the directories and the options of a manager. @host_blocks 0: no host tier. The options don't
+ * name the directories for disk and object tiers yet.
+ */
+void world_init_of(struct world *w, uint32_t host_blocks, uint32_t n_cache_blocks);
 static inline void world_init(struct world *w, uint32_t host_blocks)
 {
-    const struct kvbm_storage_opts storage = {
-        .size = sizeof(storage), .kind = KVBM_STORAGE_SYSTEM, .bytes = 1};
-    const struct kvbm_allocator allocator = kvbm_allocator_of(&storage);
-
-    memset(w, 0, sizeof(*w));
-    snprintf(w->dir, sizeof(w->dir), "/tmp/kvbm-manager-XXXXXX");
-    assert_non_null(mkdtemp(w->dir));
-    w->block = world_block();
-    snprintf(w->disk, sizeof(w->disk), "%s", w->dir);
-    snprintf(w->object, sizeof(w->object), "%s/object", w->dir);
-    w->opts = (struct kvbm_manager_opts){.size = sizeof(w->opts),
-                                         .block = &w->block,
-                                         .fingerprint = "test",
-                                         .host_bytes = (uint64_t)host_blocks * HOST_STRIDE,
-                                         .copy_threads = 2};
-    assert_int_equal(kvbm_layout_allocate(&w->block, &allocator, &w->layout), 0);
+    world_init_of(w, host_blocks, CACHE_BLOCKS);
 }
-
-static inline void world_stop(struct world *w)
-{
-    if (w->cache)
-        assert_int_equal(kvbm_cache_detach(w->cache), 0);
-    if (w->pool) {
-        kvbm_pool_reset_inactive(w->pool);
-        assert_int_equal(kvbm_pool_destroy(w->pool), 0);
-    }
-    w->cache = NULL;
-    w->pool = NULL;
-    assert_int_equal(kvbm_registry_check(kvbm_manager_registry(w->m)), 0);
-    assert_int_equal(kvbm_manager_destroy(w->m, 30000), 0);
-    w->m = NULL;
-}
-
-static inline int world_unlink(const char *path, const struct stat *st, int flag, struct FTW *ftw)
-{
-    (void)st, (void)flag, (void)ftw;
-    return remove(path);
-}
-
-static inline void world_fini(struct world *w)
-{
-    if (w->m)
-        world_stop(w);
-    kvbm_layout_destroy(w->layout);
-    nftw(w->dir, world_unlink, 16, FTW_DEPTH | FTW_PHYS);
-}
+/** Create the manager of the options. */
+void world_start(struct world *w);
+/** Attach the cache; @pool: with a pool of its own. */
+void world_attach(struct world *w, bool pool);
+/** Destroy the manager, the cache and its pool. */
+void world_stop(struct world *w);
+/** Remove the directories, too. */
+void world_fini(struct world *w);
 
 /* ---- bytes ---- */
 
-static inline uint64_t world_mix(uint64_t x)
-{
-    x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-    x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
-    return x ^ x >> 31;
-}
-
-/* Finite halves: conversions keep them bit by bit. */
-static inline uint16_t world_element(uint64_t key, uint32_t layer, uint32_t outer, uint32_t i)
-{
-    return (uint16_t)world_mix(key * 1315423911u + layer * 7919u + outer * 104729u + i) & 0xbbff;
-}
-
-static inline uint16_t *world_region(const struct kvbm_layout *layout, uint32_t block,
-                                     uint32_t layer, uint32_t outer)
-{
-    struct kvbm_view view;
-
-    assert_int_equal(kvbm_layout_region(layout, block, layer, outer, &view), 0);
-    return (uint16_t *)(uintptr_t)view.addr; // NOLINT(performance-no-int-to-ptr)
-}
-
-static inline void world_fill(const struct world *w, uint32_t block, uint64_t key)
-{
-    for (uint32_t layer = 0; layer < LAYERS; layer++) {
-        for (uint32_t outer = 0; outer < 2; outer++) {
-            uint16_t *at = world_region(w->layout, block, layer, outer);
-
-            for (uint32_t i = 0; i < PAGE * HEADS * HEAD_DIM; i++)
-                at[i] = world_element(key, layer, outer, i);
-        }
-    }
-}
-
-static inline bool world_holds(const struct world *w, uint32_t block, uint64_t key)
-{
-    for (uint32_t layer = 0; layer < LAYERS; layer++) {
-        for (uint32_t outer = 0; outer < 2; outer++) {
-            const uint16_t *at = world_region(w->layout, block, layer, outer);
-
-            for (uint32_t i = 0; i < PAGE * HEADS * HEAD_DIM; i++) {
-                if (at[i] != world_element(key, layer, outer, i))
-                    return false;
-            }
-        }
-    }
-    return true;
-}
-
-static inline void world_wipe(const struct world *w)
-{
-    for (uint32_t block = 0; block < CACHE_BLOCKS; block++)
-        world_fill(w, block, ~UINT64_C(0));
-}
+/** Element @i of a region of a key's block: a finite half, which conversions keep bit by bit. */
+uint16_t world_element(uint64_t key, uint32_t layer, uint32_t outer, uint32_t i);
+uint16_t *world_region(const struct kvbm_layout *layout, uint32_t block, uint32_t layer,
+                       uint32_t outer);
+/** Write a key's bytes into a block of the cache. */
+void world_fill(const struct world *w, uint32_t block, uint64_t key);
+/** True when a block of the cache has a key's bytes. */
+bool world_holds(const struct world *w, uint32_t block, uint64_t key);
+/** Fill all blocks of the cache with bytes of no key. */
+void world_wipe(const struct world *w);
 
 /* ---- chains: keys from first on, as a sequence of its own ---- */
 
-static inline void world_keys(uint64_t first, uint64_t *keys, uint32_t n)
-{
-    for (uint32_t i = 0; i < n; i++)
-        keys[i] = first + i;
-}
+void world_keys(uint64_t first, uint64_t *keys, uint32_t n);
+struct kvbm_chain world_chain(const uint64_t *keys);
+/** Store @n blocks through blocks [0, n) of the cache. Returns the number stored. */
+long world_store(struct world *w, uint64_t first, uint32_t n);
+/**
+ * Load @n blocks into blocks [0, n), wiped before; each block that the job calls copied has its
+ * bytes. Returns the length of the prefix.
+ */
+long world_load(struct world *w, uint64_t first, uint32_t n);
+/** Return the state that a lookup gives for key @first + @i. */
+uint8_t world_where(struct world *w, uint64_t first, uint32_t i);
+struct kvbm_manager_stats world_stats(struct world *w);
 
-static inline struct kvbm_chain world_chain(const uint64_t *keys)
-{
-    return (struct kvbm_chain){.size = sizeof(struct kvbm_chain), .keys = keys};
-}
-
-/* Through blocks [0, n) of the cache. Returns how many were stored. */
-static inline long world_store(struct world *w, uint64_t first, uint32_t n)
-{
-    uint64_t keys[CACHE_BLOCKS];
-    uint32_t blocks[CACHE_BLOCKS];
-    struct kvbm_chain chain = world_chain(keys);
-    struct kvbm_job job = {.size = sizeof(job), .cache = w->cache, .blocks = blocks};
-    struct kvbm_done done;
-    int64_t id;
-
-    world_keys(first, keys, n);
-    for (uint32_t i = 0; i < n; i++) {
-        blocks[i] = i;
-        world_fill(w, i, keys[i]);
-    }
-    assert_true(kvbm_manager_prepare_store(w->m, &chain, n, &job.pin) >= 0);
-    id = kvbm_manager_submit(w->m, &job);
-    assert_true(id > 0);
-    kvbm_pin_release(job.pin);
-    assert_int_equal(kvbm_manager_wait(w->m, (uint64_t)id, 30000, &done), 0);
-    assert_int_equal(done.status, 0);
-    return done.n_ok;
-}
-
-/* Into blocks [0, n), wiped before; every block that is said to be there has its bytes. Returns the
- * prefix. */
-static inline long world_load(struct world *w, uint64_t first, uint32_t n)
-{
-    uint64_t keys[CACHE_BLOCKS];
-    uint32_t blocks[CACHE_BLOCKS], prefix = 0;
-    uint8_t ok[CACHE_BLOCKS / 8] = {0};
-    struct kvbm_chain chain = world_chain(keys);
-    struct kvbm_job job = {.size = sizeof(job), .cache = w->cache, .blocks = blocks, .ok = ok};
-    struct kvbm_done done;
-    int64_t id;
-
-    world_keys(first, keys, n);
-    for (uint32_t i = 0; i < n; i++)
-        blocks[i] = i;
-    world_wipe(w);
-    assert_true(kvbm_manager_prepare_load(w->m, &chain, n, NULL, &job.pin) >= 0);
-    id = kvbm_manager_submit(w->m, &job);
-    assert_true(id > 0);
-    kvbm_pin_release(job.pin);
-    assert_int_equal(kvbm_manager_wait(w->m, (uint64_t)id, 30000, &done), 0);
-    for (uint32_t i = 0; i < n; i++)
-        assert_true(world_holds(w, i, ok[i / 8] >> (i % 8) & 1 ? keys[i] : ~UINT64_C(0)));
-    while (prefix < n && ok[prefix / 8] >> (prefix % 8) & 1)
-        prefix++;
-    return prefix;
-}
-
-static inline uint8_t world_where(struct world *w, uint64_t first, uint32_t i)
-{
-    uint64_t keys[CACHE_BLOCKS];
-    uint8_t at[CACHE_BLOCKS];
-    struct kvbm_chain chain = world_chain(keys);
-
-    world_keys(first, keys, i + 1);
-    assert_true(kvbm_manager_lookup(w->m, &chain, i + 1, at) >= 0);
-    return at[i];
-}
-
-static inline struct kvbm_manager_stats world_stats(struct world *w)
-{
-    struct kvbm_manager_stats stats = {.size = sizeof(stats)};
-
-    assert_int_equal(kvbm_manager_get_stats(w->m, &stats), 0);
-    return stats;
-}
+int world_unlink(const char *path, const struct stat *st, int flag, struct FTW *ftw);
 
 #endif

@@ -19,16 +19,15 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "kv_store.h"
+#include "tier/find_shaky.h"
 #include "tier/object/impl.h"
 #include "tier/object/object.h"
-#include "tier/shaky.h"
 
 enum { MAX_IOS = 700, KEY_LEN = 16, BLOCK = 5000 };
 
 #define SOON_NS (20 * KV_NS_PER_S) /* only reached when something is broken */
 
 static char folder[64], shaky_uri[100];
-static struct shaky *shaky;
 
 struct job {
     struct kvbm_object_batch batch;
@@ -239,23 +238,6 @@ static inline int remove_folder(void **state)
     (void)state;
     nftw(folder, remove_one, 20, FTW_DEPTH | FTW_PHYS);
     return 0;
-}
-
-static inline void find_shaky(void)
-{
-    const char *build = getenv("KV_BUILD_DIR");
-    char path[4096];
-    void *library;
-
-    snprintf(path, sizeof(path), "%s/tests/plugins", build ? build : "build");
-    setenv("KV_STORE_LIBRARY_PATH", path, 1);
-    snprintf(path, sizeof(path), "%s/tests/plugins/libkv_store_shaky.so", build ? build : "build");
-    library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    shaky = library ? dlsym(library, "shaky") : NULL;
-    if (!shaky) {
-        fprintf(stderr, "%s\n", dlerror());
-        exit(1);
-    }
 }
 
 #endif
