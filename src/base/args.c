@@ -13,7 +13,10 @@
 
 /* -- values ------------------------------------------------------------------------------------ */
 
-/* Digits, then the rest of the text. Refuses overflow. */
+/*
+ * Parse the decimal digits at the start of @text; *ret_rest is the text behind them. Returns
+ * -EINVAL without a digit or on overflow.
+ */
 static int parse_digits(const char *text, uint64_t *ret, const char **rest)
 {
     uint64_t value = 0;
@@ -176,7 +179,9 @@ static int set_value(const struct kv_arg *arg, const char *text, void *values,
 
 /* -- unknown options --------------------------------------------------------------------------- */
 
-/* Edit distance, for words of up to 31 letters; longer ones are far from everything. */
+/*
+ * Return the edit distance of two words of up to 31 letters; longer words are far from every word.
+ */
 static unsigned distance(const char *a, size_t a_len, const char *b)
 {
     unsigned row[32], diagonal, above;
@@ -200,7 +205,8 @@ static unsigned distance(const char *a, size_t a_len, const char *b)
 
 const char *kv_args_nearest(const char *text, size_t len, const char *const *words, size_t n)
 {
-    unsigned best = (unsigned)KV_MIN(len, (size_t)30) / 3 + 2; /* further off is no typing error */
+    /* A larger distance is another word, not a typing error */
+    unsigned best = (unsigned)KV_MIN(len, (size_t)30) / 3 + 2;
     const char *nearest = NULL;
 
     for (size_t i = 0; i < n; i++) {
@@ -264,7 +270,7 @@ int kv_args_set(struct kv_args_run *run, const struct kv_arg *arg, const char *t
 
     if (source == KV_ARGS_CONFIG && *before > source)
         return 0;
-    /* A nearer source replaces a list of a farther one rather than adding to it. */
+    /* Replace a list that a weaker source gave (enum kv_args_source) instead of adding to it. */
     if (arg->type == KV_ARG_LIST && *before < source)
         ((struct kv_arg_list *)(void *)((char *)run->values + arg->offset))->n = 0;
     *before = (uint8_t)source;
@@ -279,8 +285,11 @@ bool kv_args_is_true(const char *text)
            strcasecmp(text, "no") != 0 && strcasecmp(text, "off") != 0 && *text;
 }
 
-/* For a service called like the program, Kubernetes puts NAME_PORT=tcp://10.0.0.1:8090 into every
- * container: a link to that service, not a port for this one. */
+/*
+ * Return true for a variable that Kubernetes sets. A service called like the program puts
+ * NAME_PORT=tcp://10.0.0.1:8090 into every container: a link to that service, not this program's
+ * port.
+ */
 static bool is_service_link(const struct kv_arg *arg, const char *text)
 {
     return strcmp(arg->name, "port") == 0 && strstr(text, "://");
@@ -320,7 +329,7 @@ static int read_environment(struct kv_args_run *run, struct kv_error *error)
     return 0;
 }
 
-/* Variables that Kubernetes and the caller give a meaning of their own. */
+/* Return true for a variable that no option reads, but Kubernetes or the caller does. */
 static bool is_known_variable(const struct kv_args_program *program, const char *rest, size_t len)
 {
     char word[64], option[64];
@@ -353,7 +362,7 @@ static void warn_of_unknown_variables(const struct kv_args_program *program)
     }
 }
 
-/* One `--name[=value]` at argv[*at]; moves *at over a value of its own. */
+/* Read one `--name[=value]` at argv[*at]. Moves *at over a value in the next argument. */
 static int read_option(struct kv_args_run *run, int argc, char **argv, int *at,
                        struct kv_error *error)
 {
@@ -363,7 +372,7 @@ static int read_option(struct kv_args_run *run, int argc, char **argv, int *at,
     const char *value = equals ? equals + 1 : NULL;
 
     if (run->program->config && len == 6 && strncmp(name, "config", 6) == 0) {
-        *at += value ? 0 : 1; /* read before: kv_args_read_config */
+        *at += value ? 0 : 1; /* kv_args_read_config has read the file */
         return 0;
     }
     if (!arg)
@@ -379,7 +388,9 @@ static int read_option(struct kv_args_run *run, int argc, char **argv, int *at,
     return kv_args_set(run, arg, value, KV_ARGS_COMMAND_LINE, error);
 }
 
-/* The file of --config on the command line, else of the environment; NULL: none. */
+/*
+ * Return the configuration file: --config on the command line, else in the environment. NULL: none.
+ */
 static int config_file(const struct kv_args_program *program, int argc, char **argv,
                        const char **ret, struct kv_error *error)
 {
@@ -403,7 +414,10 @@ static int config_file(const struct kv_args_program *program, int argc, char **a
     return 0;
 }
 
-/* Print what --help and its like ask for. False: @word asks for nothing of the kind. */
+/*
+ * Print the text that @word (--help, --version ...) asks for. Returns false when @word is no such
+ * option.
+ */
 static bool print_asked(const struct kv_args_program *program, const char *word)
 {
     if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0)

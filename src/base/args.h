@@ -5,10 +5,10 @@
  *
  * Later sources win: defaults, --config FILE, environment, command line.
  * - Command line: `--name value` or `--name=value`.
- * - Environment: PREFIX_NAME_WITH_UNDERSCORES. Kubernetes' service links (PREFIX_PORT=tcp://...) are
- *   passed over. Other variables with the prefix that name no option are warned of in the log.
- * - Configuration file: `name = value` lines, `#` starts a comment, flags take true or false, a list
- *   option may stand on several lines.
+ * - Environment: PREFIX_NAME_WITH_UNDERSCORES. Kubernetes' service links (PREFIX_PORT=tcp://...)
+ *   are ignored. The log warns of other variables with the prefix that name no option.
+ * - Configuration file: `name = value` lines, `#` starts a comment, flags take true or false, and
+ *   a list option may stand on several lines.
  *
  * Sizes take KB, MB, GB, TB (powers of 1000) and KiB, MiB, GiB, TiB; times ms, s, m, h and d.
  */
@@ -39,26 +39,26 @@ struct kv_arg_list {
 };
 
 struct kv_arg {
-    const char *name; /* without the dashes */
+    const char *name; /* without the leading dashes */
     enum kv_arg_type type;
-    size_t offset;       /* of the value in the program's struct */
+    size_t offset;       /* offset of the value in the program's struct */
     const char *value;   /* placeholder in --help, e.g. "PORT" */
     const char *help;    /* one sentence or more; wrapped by --help */
-    uint64_t min, max;   /* numbers; max 0: no bound */
-    const char *choices; /* KV_ARG_CHOICE */
-    bool hidden;         /* accepted, not shown */
+    uint64_t min, max;   /* bounds of a number; max 0: no upper bound */
+    const char *choices; /* words of a KV_ARG_CHOICE, separated by '|' */
+    bool hidden;         /* accepted, but left out of --help */
 };
 
 struct kv_args_program {
     const char *name;    /* "kv-indexer" */
     const char *usage;   /* "[OPTION ...]" */
     const char *summary; /* text above the options */
-    const char *footer;  /* text below them: examples, limits */
+    const char *footer;  /* text below the options: examples, limits */
     const char *env;     /* prefix of environment variables, or NULL */
     const struct kv_arg *args;
     size_t n_args;
-    bool config;            /* --config FILE is an option, too */
-    const char *env_others; /* variables with the prefix that are no options: "A|B", or NULL */
+    bool config;            /* offer --config FILE */
+    const char *env_others; /* other variables with the prefix that are known: "A|B", or NULL */
 };
 
 /**
@@ -73,13 +73,16 @@ int kv_args_parse(const struct kv_args_program *program, int argc, char **argv, 
 /** Free the texts of all configuration files: strings from them are gone. For tests and fuzzers. */
 void kv_args_free_config(void);
 
-/** The word of @words (@n of them) that @text is a typing error of, or NULL. */
+/** Return the word among the @n of @words that @text misspells; NULL: none is near enough. */
 const char *kv_args_nearest(const char *text, size_t len, const char *const *words, size_t n);
 
-/** Say on standard error that @program has no command @name, and which of @words it may have meant. */
+/**
+ * Print on standard error that @program has no command @name, and the nearest of the @n words in
+ * @words.
+ */
 void kv_args_no_command(const char *program, const char *name, const char *const *words, size_t n);
 
-/** Parse a number, a size in bytes, a time in milliseconds. Return 0 or -EINVAL. */
+/** Parse a number, a size in bytes or a time in milliseconds. Return 0 or -EINVAL. */
 int kv_parse_u64(const char *text, uint64_t *ret);
 int kv_parse_size(const char *text, uint64_t *ret);
 int kv_parse_time_ms(const char *text, uint64_t *ret);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Configuration files: `name = value` lines for the options of a program. Errors name the file, the
- * line, the key and the nearest option.
+ * Read configuration files: `name = value` lines for the options of a program. Errors name the
+ * file, the line, the key and the nearest option.
  */
 #include <ctype.h>
 #include <fcntl.h>
@@ -12,7 +12,9 @@
 
 #define MAX_CONFIG (1u << 20)
 
-/* Texts of all files read. Values point into them, so they live as long as the process. */
+/*
+ * Text of one configuration file. Option values point into it, so it lives as long as the process.
+ */
 struct text {
     struct text *next;
     char bytes[];
@@ -42,7 +44,7 @@ static int read_text(const char *path, struct text **ret, struct kv_error *error
         return kv_fail(error, rc, 0, "can't read %.200s: %s", path, strerror(-rc));
     }
     text->bytes[len] = '\0';
-    fitted = realloc(text, sizeof(*text) + len + 1); /* shrinks */
+    fitted = realloc(text, sizeof(*text) + len + 1); /* shrinking can't fail to keep the bytes */
     if (fitted)
         text = fitted;
     text->next = texts;
@@ -76,7 +78,7 @@ static char *trim(char *s)
     return s;
 }
 
-/* Options are written with dashes; underscores do as well. */
+/* Find the option called @name, written with dashes or underscores. */
 static const struct kv_arg *find_key(const struct kv_args_program *program, char *key)
 {
     for (char *p = key; *p; p++)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Printing a program's table: --help for people, a manual page (roff), and words for completions. */
+/* Print a program's table of options: --help, a manual page (roff), or words for completions. */
 #include <ctype.h>
 #include <stdio.h>
 
@@ -10,7 +10,10 @@
 
 /* -- help -------------------------------------------------------------------------------------- */
 
-/* Words of @text, wrapped, the first line continuing at column @at. Newlines are kept. */
+/*
+ * Print the words of @text, wrapped. The first line continues at column @at. Newlines in @text are
+ * kept.
+ */
 static void print_wrapped(const char *text, int at, int indent)
 {
     while (*text) {
@@ -47,7 +50,7 @@ static void print_option(const char *name, const char *value, const char *help)
     print_wrapped(help, HELP_INDENT, HELP_INDENT);
 }
 
-/* Rows that every program has, behind its own. */
+/* Options that every program has, shown behind the program's own. */
 static const struct common {
     const char *name, *value, *help;
 } COMMON[] = {
@@ -86,7 +89,7 @@ void kv_args_print_help(const struct kv_args_program *program)
 
 /* -- manual pages ------------------------------------------------------------------------------ */
 
-/* @text as roff: dashes that are typed, backslashes and dots that begin a line are escaped. */
+/* Print @text as roff. Escape backslashes, typed dashes, and dots that begin a line. */
 static void print_roff(const char *text)
 {
     bool begins = true;

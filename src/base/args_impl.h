@@ -8,20 +8,20 @@
 
 #include "base/args.h"
 
-/** Where a value came from; later ones win. */
+/** Source of an option's value. A later source in this list overrides an earlier one. */
 enum kv_args_source { KV_ARGS_DEFAULT, KV_ARGS_CONFIG, KV_ARGS_ENVIRONMENT, KV_ARGS_COMMAND_LINE };
 
-/** One call of kv_args_parse. */
+/** State of one call of kv_args_parse. */
 struct kv_args_run {
     const struct kv_args_program *program;
     void *values;
     uint8_t *source; /* enum kv_args_source, one per row */
 };
 
-/** The option called @name, or NULL. */
+/** Return the option called @name, or NULL. */
 const struct kv_arg *kv_args_find(const struct kv_args_program *program, const char *name,
                                   size_t len);
-/** The shown option that @name is a typing error of, or NULL. */
+/** Return the shown option that @name misspells, or NULL. */
 const char *kv_args_nearest_option(const struct kv_args_program *program, const char *name,
                                    size_t len);
 /** Store @text as the value of @arg. Returns 0 or -EINVAL with @error. */

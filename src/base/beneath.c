@@ -9,9 +9,12 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { RACES = 8 }; /* renames on the way that are tried again */
+enum { RACES = 8 }; /* attempts while other processes rename folders of the path */
 
-/* O_DIRECTORY on a symbolic link is -ENOTDIR without openat2, and -ELOOP with it. */
+/*
+ * Return @error as openat2 would report it. Without openat2, O_DIRECTORY on a symbolic link fails
+ * with -ENOTDIR instead of -ELOOP.
+ */
 static int reason(int at, const char *name, int error)
 {
     struct stat st;
@@ -69,21 +72,23 @@ int kv_beneath_open(int at, const char *path, int flags, mode_t mode)
                            .resolve = RESOLVE_NO_SYMLINKS | RESOLVE_BENEATH};
     long fd = -1;
 
-    if (!strchr(path, '/')) /* one part: O_NOFOLLOW says it all */
+    if (!strchr(path, '/')) /* a single part: O_NOFOLLOW alone refuses symbolic links */
         return open_part(at, path, flags, mode);
     for (int i = 0; i < RACES && fd < 0; i++) {
         fd = syscall(SYS_openat2, at, path, &how, sizeof(how));
         if (fd < 0 && errno != EINTR && errno != EAGAIN)
             break;
     }
-    /* ENOSYS: an old kernel. EPERM: a container's filter that doesn't know the call, or the truth,
-     * which the other way finds out as well. */
+    /*
+     * ENOSYS: an old kernel. EPERM: a container's filter refuses the unknown call, or the file's
+     * permissions refuse us; the fallback finds out which.
+     */
     if (fd < 0 && (errno == ENOSYS || errno == EPERM))
         return kv_beneath_steps(at, path, flags, mode);
     return fd < 0 ? -errno : (int)fd;
 }
 
-/* The owner of the directory that @path's last part is in. */
+/* Find the owner of the directory that holds the last part of @path. */
 static int directory_owner(int at, const char *path, uid_t *ret)
 {
     const char *slash = strrchr(path, '/');
@@ -92,7 +97,8 @@ static int directory_owner(int at, const char *path, uid_t *ret)
     int fd, rc = 0;
 
     if (slash) {
-        memcpy(copy, path, (size_t)(slash - path) + 1); /* it was opened: it fits */
+        /* The path was opened, hence fits PATH_MAX */
+        memcpy(copy, path, (size_t)(slash - path) + 1);
         copy[slash - path + 1] = '\0';
     }
     fd = kv_beneath_open(at, copy, O_PATH | O_DIRECTORY, 0);
@@ -125,7 +131,7 @@ static int check(int at, const char *path, const struct stat *st, unsigned allow
     return st->st_uid == owner ? 0 : -EPERM;
 }
 
-/* Clear O_NONBLOCK: io_uring would return -EAGAIN for reads that aren't in memory. */
+/* Clear O_NONBLOCK: with it, io_uring fails reads that aren't in memory with -EAGAIN. */
 static int settle(int fd, int flags)
 {
     int now = fcntl(fd, F_GETFL);

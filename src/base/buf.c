@@ -31,7 +31,7 @@ int kv_buf_grow_(struct kv_buf *buf, size_t more)
         return buf->error = -EMSGSIZE;
     capacity = capacity > limit / 2 ? limit : KV_MAX(2 * capacity, MIN_CAPACITY);
     capacity = KV_MIN(KV_MAX(capacity, buf->len + more), limit);
-    data = realloc(buf->data, capacity + 1); /* one for the NUL of kv_buf_cstr */
+    data = realloc(buf->data, capacity + 1); /* one byte more, for the NUL of kv_buf_cstr */
     if (!data)
         return buf->error = -ENOMEM;
     buf->data = data;
@@ -52,7 +52,7 @@ void kv_buf_printf(struct kv_buf *buf, const char *fmt, ...)
 
     if (buf->error)
         return;
-    /* The byte kept for the NUL is what vsnprintf ends with. */
+    /* vsnprintf's NUL goes into the byte that every buffer keeps for it. */
     va_start(args, fmt);
     n = vsnprintf(buf->data ? buf->data + buf->len : NULL, buf->data ? room + 1 : 0, fmt, args);
     va_end(args);
@@ -63,7 +63,7 @@ void kv_buf_printf(struct kv_buf *buf, const char *fmt, ...)
     if (!buf->data || (size_t)n > room) {
         if (kv_buf_reserve(buf, (size_t)n) < 0)
             return;
-        if (!buf->data) /* nothing to print, nothing there */
+        if (!buf->data) /* an empty text in a buffer without memory */
             return;
         va_start(args, fmt);
         vsnprintf(buf->data + buf->len, (size_t)n + 1, fmt, args);
@@ -99,13 +99,13 @@ static unsigned count_digits(uint64_t value)
                                         UINT64_C(100000000000000000),
                                         UINT64_C(1000000000000000000),
                                         UINT64_C(10000000000000000000)};
-    /* bits * log10(2), rounded down: right, or one too few */
+    /* number of bits * log10(2), rounded down: exact, or one too small */
     unsigned n = (64 - (unsigned)__builtin_clzll(value | 1)) * 1233 >> 12;
 
     return n + (value >= powers[n]);
 }
 
-/* The @n digits of @value. Two at a time halve the divisions. */
+/* Write the @n decimal digits of @value. Two digits a division halve the number of divisions. */
 static void write_digits(char *ret, size_t n, uint64_t value)
 {
     char *end = ret + n;
@@ -150,8 +150,12 @@ void kv_buf_put_i64(struct kv_buf *buf, int64_t value)
 
 void kv_buf_put_double(struct kv_buf *buf, double value)
 {
-    char text[48]; /* gcc 11 warns of less: it takes @digits for any number */
-    /* 15 digits survive a round trip for every normal double that has that few; %g drops zeros. */
+    /* Gcc 11 warns of a smaller array: it assumes that @digits may be any number */
+    char text[48];
+    /*
+     * Every normal double of at most 15 digits survives a round trip with 15; %g drops trailing
+     * zeros.
+     */
     int digits = fabs(value) < DBL_MIN ? 1 : DBL_DIG;
 
     for (; digits <= DBL_DECIMAL_DIG; digits++) {
@@ -159,8 +163,9 @@ void kv_buf_put_double(struct kv_buf *buf, double value)
         if (strtod(text, NULL) == value)
             break;
     }
+    /* The host program may have chosen a locale with decimal commas. */
     for (char *p = text; *p; p++)
-        *p = *p == ',' ? '.' : *p; /* a host program may have chosen such a locale */
+        *p = *p == ',' ? '.' : *p;
     kv_buf_puts(buf, text);
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * A growable byte buffer. Errors stick: after a failed append the buffer stays as it was, further
- * appends do nothing and kv_buf_error says why, so that writers check once at the end.
+ * A growable byte buffer. Errors stick: a failed append leaves the buffer as it was, and later
+ * appends do nothing. Writers call kv_buf_error once at the end.
  */
 #ifndef KV_BASE_BUF_H
 #define KV_BASE_BUF_H
@@ -16,8 +16,8 @@ struct kv_buf {
     char *data; /* not NUL-terminated; see kv_buf_cstr */
     size_t len;
     size_t capacity;
-    size_t limit; /* refuse a len beyond (-EMSGSIZE); 0: none */
-    int error;    /* 0 or the first negative errno */
+    size_t limit; /* largest len; beyond it appends fail with -EMSGSIZE; 0: no limit */
+    int error;    /* 0 or the first error, a negative errno */
 };
 
 #define KV_BUF_INIT \
@@ -25,9 +25,10 @@ struct kv_buf {
         0           \
     }
 
-void kv_buf_fini(struct kv_buf *buf);  /* frees the memory; ready for use again */
-void kv_buf_clear(struct kv_buf *buf); /* keeps the memory, forgets contents and error */
-int kv_buf_grow_(struct kv_buf *buf, size_t more); /* kv_buf_reserve's */
+void kv_buf_fini(struct kv_buf *buf); /* frees the memory; the buffer can be used again */
+/* Empties the buffer, clears its error, keeps its memory */
+void kv_buf_clear(struct kv_buf *buf);
+int kv_buf_grow_(struct kv_buf *buf, size_t more); /* slow path of kv_buf_reserve */
 
 /** Make room for @more bytes beyond len. Returns 0 or the buffer's error. */
 static inline int kv_buf_reserve(struct kv_buf *buf, size_t more)
@@ -55,14 +56,14 @@ static inline void kv_buf_putc(struct kv_buf *buf, char c)
 
 void kv_buf_puts(struct kv_buf *buf, const char *text);
 void kv_buf_printf(struct kv_buf *buf, const char *fmt, ...) KV_PRINTF(2, 3);
-void kv_buf_put_u64(struct kv_buf *buf, uint64_t value); /* decimal; fast */
+void kv_buf_put_u64(struct kv_buf *buf, uint64_t value); /* decimal */
 #define KV_U64_TEXT_MAX 20
 /** Write @value in decimal to @ret, which has room for KV_U64_TEXT_MAX. Returns the length. */
 size_t kv_u64_text(char *ret, uint64_t value);
 void kv_buf_put_i64(struct kv_buf *buf, int64_t value);
 /** The shortest decimal that reads back as the same finite double: 0.0001, 1, 1e+100. */
 void kv_buf_put_double(struct kv_buf *buf, double value);
-/** The contents as a C string (a NUL is kept behind them); "" when empty or failed. */
+/** Return the contents as a C string; "" when the buffer is empty or has failed. */
 const char *kv_buf_cstr(struct kv_buf *buf);
 
 #endif

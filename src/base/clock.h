@@ -9,7 +9,7 @@
 #define KV_NS_PER_MS UINT64_C(1000000)
 #define KV_NS_PER_S UINT64_C(1000000000)
 
-/** Time @ns of any clock as system calls take it, and back. */
+/** Convert nanoseconds of any clock to a timespec, and back. */
 static inline struct timespec kv_timespec(uint64_t ns)
 {
     return (struct timespec){.tv_sec = (time_t)(ns / KV_NS_PER_S),
@@ -29,19 +29,19 @@ static inline uint64_t kv_clock_ns_(clockid_t clock)
     return kv_timespec_ns(&ts);
 }
 
-/** Monotonic time. */
+/** Return the monotonic time in nanoseconds. */
 static inline uint64_t kv_now_ns(void)
 {
     return kv_clock_ns_(CLOCK_MONOTONIC);
 }
 
-/** Wall-clock time since the epoch. */
+/** Return the nanoseconds since the epoch (wall clock). */
 static inline uint64_t kv_wall_ns(void)
 {
     return kv_clock_ns_(CLOCK_REALTIME);
 }
 
-/** Milliseconds left until @deadline_ns, 0 when it has passed, rounded up. */
+/** Return the milliseconds until @deadline_ns, rounded up; 0 when the deadline has passed. */
 static inline int64_t kv_ms_until(uint64_t deadline_ns, uint64_t now_ns)
 {
     return deadline_ns <= now_ns

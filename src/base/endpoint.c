@@ -15,7 +15,7 @@ static int reject(const char **ret_why, const char *why)
     return -EINVAL;
 }
 
-/* A decimal port 0..65535, nothing else. */
+/* Parse a decimal port 0..65535 that fills all of @text. */
 static bool parse_port(const char *text, uint16_t *ret)
 {
     unsigned long value = 0;
@@ -41,7 +41,10 @@ static bool has_only_name_characters(const char *text)
     return *text && text[strspn(text, allowed)] == '\0';
 }
 
-/* Whether a resolver may take @label, the last of a host, for a number: decimal, octal or hexadecimal. */
+/*
+ * Return true when a resolver may read @label, the last of a host name, as a number (decimal,
+ * octal, hexadecimal).
+ */
 static bool is_number(const char *label, size_t len)
 {
     const char *digits = "0123456789";
@@ -62,7 +65,7 @@ bool kv_endpoint_is_name(const char *text)
         return false;
     for (;;) {
         size_t len = strcspn(label, ".");
-        bool last = !label[len] || !label[len + 1]; /* a final dot is none of a label's */
+        bool last = !label[len] || !label[len + 1]; /* a final dot belongs to no label */
 
         if (len == 0)
             return false;
@@ -92,8 +95,10 @@ bool kv_endpoint_address(const struct kv_endpoint *endpoint, uint8_t ret[16])
     return true;
 }
 
-/* A name or an address. libzmq would take more (source addresses, say): nothing we want from a
- * request. */
+/*
+ * Return true for a host name or an address. libzmq accepts more forms (source addresses, say),
+ * which no request may use.
+ */
 static bool is_host(const struct kv_endpoint *endpoint)
 {
     const char *zone = strchr(endpoint->host, '%');

@@ -15,7 +15,7 @@ static int reject(const char **ret_why, const char *why)
     return -EINVAL;
 }
 
-/* Digits up to @max; moves *@p behind them. */
+/* Read a decimal number up to @max and move *@p behind it. */
 static bool read_number(const char **p, unsigned long max, unsigned long *ret)
 {
     const char *start = *p;
@@ -27,7 +27,7 @@ static bool read_number(const char **p, unsigned long max, unsigned long *ret)
     return *p > start && value <= max && !isdigit((unsigned char)**p);
 }
 
-/* "", ":*", ":PORT" or ":FIRST-LAST". */
+/* Parse the ports of a rule: "", ":*", ":PORT" or ":FIRST-LAST". */
 static bool parse_ports(const char *text, struct kv_endpoint_rule *ret)
 {
     unsigned long first, last;
@@ -61,7 +61,10 @@ static bool bit_at(const uint8_t net[16], unsigned bit)
     return net[bit / 8] >> (7 - bit % 8) & 1;
 }
 
-/* ADDRESS or ADDRESS/BITS. Bits behind the network's must be 0: 10.0.0.5/16 may be meant either way. */
+/*
+ * Parse ADDRESS or ADDRESS/BITS. Refuse set bits behind the network's: 10.0.0.5/16 may mean a
+ * network or an address.
+ */
 static int parse_net(char *text, bool ipv6, struct kv_endpoint_rule *ret, const char **ret_why)
 {
     unsigned long max = ipv6 ? 128 : 32, bits = max;
@@ -90,7 +93,7 @@ static int parse_net(char *text, bool ipv6, struct kv_endpoint_rule *ret, const 
     return 0;
 }
 
-/* "10.*" to "10.0.0.0/8": 1 to 3 numbers, then one asterisk. */
+/* Parse "10.*" as 10.0.0.0/8: 1 to 3 numbers, then one asterisk. */
 static int parse_octets(const char *text, struct kv_endpoint_rule *ret, const char **ret_why)
 {
     struct in_addr in = {0};
@@ -110,7 +113,7 @@ static int parse_octets(const char *text, struct kv_endpoint_rule *ret, const ch
     return 0;
 }
 
-/* In lower case and without the final dot. */
+/* Copy @host in lower case, without a final dot. */
 static void fold(const char *host, char ret[256])
 {
     size_t len = strlen(host);
@@ -161,7 +164,7 @@ static int parse_tcp(const char *address, struct kv_endpoint_rule *ret, const ch
                                          : parse_name(copy, ret, ret_why);
 }
 
-/* No empty, "." or ".." among the parts of a path. */
+/* Return true when no part of @path is empty, "." or "..". */
 static bool is_plain_path(const char *path)
 {
     for (;;) {

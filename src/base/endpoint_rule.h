@@ -25,24 +25,24 @@ enum kv_rule_kind {
     KV_RULE_ALL,
     KV_RULE_HOSTS,  /* every TCP host */
     KV_RULE_NAME,   /* text is the host name */
-    KV_RULE_DOMAIN, /* text is what names end in, with its first dot */
+    KV_RULE_DOMAIN, /* text is the end of the names, with its first dot */
     KV_RULE_NET,
     KV_RULE_PATH, /* text is the path */
-    KV_RULE_BELOW /* text is the folder with its slash; empty: every path */
+    KV_RULE_BELOW /* text is the folder with its final slash; empty: every path */
 };
 
 struct kv_endpoint_rule {
     enum kv_rule_kind kind;
     char text[256];  /* host names in lower case, without a final dot */
     uint8_t net[16]; /* IPv4 as ::ffff:0:0/96 */
-    unsigned bits;   /* of net */
+    unsigned bits;   /* length of the network's prefix in bits */
     uint16_t first_port, last_port;
 };
 
 /** Parse @text. Returns 0, or -EINVAL with *ret_why a fixed phrase. */
 int kv_endpoint_rule_parse(const char *text, struct kv_endpoint_rule *ret, const char **ret_why);
 
-/** Whether @rule admits @endpoint, which kv_endpoint_parse has filled. */
+/** Return true when @rule admits @endpoint, which kv_endpoint_parse has filled. */
 bool kv_endpoint_rule_admits(const struct kv_endpoint_rule *rule,
                              const struct kv_endpoint *endpoint);
 

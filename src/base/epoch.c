@@ -29,12 +29,15 @@
 
 #include "base/error.h"
 
-/* A line each, so that readers don't disturb one another. Slots are reused, never freed: their
- * number is the largest number of threads that were readers at the same time. */
+/*
+ * Slot of one thread, in a cache line of its own so that readers don't disturb one another. Slots
+ * are reused, never freed: their number is the largest number of threads that read at the same
+ * time.
+ */
 struct slot {
-    _Alignas(64) _Atomic uint64_t epoch; /* 0: not reading */
+    _Alignas(64) _Atomic uint64_t epoch; /* epoch at which the thread reads; 0: not reading */
     _Atomic bool taken;
-    unsigned depth; /* of nesting; the owner's own */
+    unsigned depth; /* nesting depth; only the owner uses it */
     struct slot *next;
 };
 
@@ -139,7 +142,7 @@ void kv_epoch_exit(void)
         atomic_store_explicit(&own->epoch, 0, memory_order_release);
 }
 
-/* Returns whether the epoch moved (by this thread or another). */
+/* Return true when the epoch moved, by this thread or another one. */
 static bool try_advance(void)
 {
     uint64_t epoch = atomic_load_explicit(&global_epoch, memory_order_seq_cst);
@@ -195,8 +198,10 @@ void kv_limbo_retire(struct kv_limbo *limbo, struct kv_retired *object, unsigned
     limbo->bytes += bytes;
 }
 
-/* Stamp what was retired since the last time. A bag that has to make way is at least three epochs
- * old. */
+/*
+ * Stamp the objects retired since the last seal. A bag that is pushed out is at least three epochs
+ * old.
+ */
 static void seal(struct kv_limbo *limbo)
 {
     uint64_t stamp = atomic_fetch_add_explicit(&global_epoch, 0, memory_order_seq_cst);
@@ -223,14 +228,18 @@ static void free_old(struct kv_limbo *limbo)
             empty_bag(limbo, &limbo->bags[i]);
 }
 
-/* In a read section of its own a thread would wait for itself. */
+/*
+ * Return true inside a read section of the calling thread: waiting for readers would wait for
+ * itself.
+ */
 static bool is_reading(void)
 {
     return own && own->depth > 0;
 }
 
-/* True for the garbage of one large removal: collect it now, since the next write may never
- * come. */
+/*
+ * Return true after a large removal. Collect its garbage now, since the next write may never come.
+ */
 static bool is_much(const struct kv_limbo *limbo)
 {
     return limbo->bytes / 16 > limbo->soft;

@@ -24,7 +24,7 @@
 int kv_epoch_enter(void);
 void kv_epoch_exit(void);
 
-/** The link that a retired object carries, 8 bytes; a kind of 0..7 lies in its low bits. */
+/** Link in a retired object, 8 bytes. The low bits hold a kind of 0..7. */
 struct kv_retired {
     uintptr_t word;
 };
@@ -38,28 +38,27 @@ struct kv_limbo {
         struct kv_retired *head;
         size_t bytes;
     } bags[3], fresh;
-    size_t bytes; /* all bags */
-    size_t soft;  /* below it, collecting isn't worth the look at the readers */
-    size_t hard;  /* above it, the writer waits for readers: memory stays bounded */
+    size_t bytes; /* bytes in all bags */
+    size_t soft;  /* below this many bytes kv_limbo_collect does nothing */
+    size_t hard;  /* above this many bytes the writer waits for readers: memory stays bounded */
     kv_retired_free_fn free_fn;
     void *arg;
 };
 
 void kv_limbo_init(struct kv_limbo *limbo, size_t soft, size_t hard, kv_retired_free_fn free_fn,
                    void *arg);
-/** Free everything at once; no reader may be left. */
+/** Free all objects at once. No reader may be left. */
 void kv_limbo_fini(struct kv_limbo *limbo);
 
-/** Take an object that new readers can't reach any more. @bytes is what it weighs against the
- * limits. */
+/** Take an object that new readers can't reach any more. @bytes counts against the limits. */
 void kv_limbo_retire(struct kv_limbo *limbo, struct kv_retired *object, unsigned kind,
                      size_t bytes);
 
 /**
- * Free what no reader can see. Call it at the end of each write. With @eager, look at the readers
- * even when little is waiting; much (16 times the soft limit) is collected as eagerly. Waits
- * (yielding) only while more than the hard limit is waiting, and never for itself: inside a read
- * section of the calling thread it leaves the rest for a later call.
+ * Free the objects that no reader can see. Call it at the end of each write. @eager looks at the
+ * readers even when little is waiting; 16 times the soft limit has the same effect. Waits
+ * (yielding) only while more than the hard limit is waiting. Inside a read section of the calling
+ * thread, leaves the rest for a later call.
  */
 void kv_limbo_collect(struct kv_limbo *limbo, int eager);
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Errors and ownership, the two idioms that hold everywhere.
+ * Errors and ownership: the two idioms of the whole tree.
  *
- * Errors: functions return 0 (or a count) on success and a negative errno on failure; outputs are
+ * Errors: functions return 0 (or a count) on success and a negative errno on failure. Outputs are
  * written on success only. The first function that knows the cause of a failure logs it, or fills a
- * struct kv_error when its caller shows it to a person; everybody above just hands the value on.
+ * struct kv_error when its caller shows it to a person. All callers above hand the value on.
  *
- * Cleanup: constructors with several resources use one `goto fail` exit that calls the destructor
- * (destructors cope with half-built objects).
+ * Cleanup: constructors with several resources use one `goto fail` exit that calls the destructor.
+ * Destructors cope with half-built objects.
  */
 #ifndef KV_BASE_ERROR_H
 #define KV_BASE_ERROR_H
@@ -40,17 +40,17 @@
 #define KV_JOINED_(a, b) a##b
 #define KV_COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
-/** A failure told to a person: the code, where in the input it was noticed, and a sentence. */
+/** A failure as shown to a person: the code, its place in the input, and a sentence. */
 struct kv_error {
     int code;      /* negative errno */
-    size_t offset; /* byte offset in the input; 0 when it has none */
+    size_t offset; /* place of the failure in the input, in bytes; 0 when there is no input */
     char text[200];
 };
 
 /** Fill @error (may be NULL) and return @code, so that `return kv_fail(...)` reads well. */
 int kv_fail(struct kv_error *error, int code, size_t offset, const char *fmt, ...) KV_PRINTF(4, 5);
 
-/** Hands a pointer on and forgets it. */
+/** Hand a pointer on and set the variable to NULL. */
 #define KV_STEAL(p)                     \
     __extension__({                     \
         __typeof__(p) kv_stolen_ = (p); \
@@ -59,9 +59,8 @@ int kv_fail(struct kv_error *error, int code, size_t offset, const char *fmt, ..
     })
 
 /**
- * The options pattern: structs that start with `size_t size`. KV_OPT reads a field of a caller who
- * may have been built against an older, shorter struct (or passes NULL): @fallback then, and also
- * when the field is zero.
+ * Read a field of an options struct, which starts with `size_t size`. @fallback is the value when
+ * @opts is NULL, when the caller's older struct lacks the field, and when the field is zero.
  */
 #define KV_OPT(opts, field, fallback)                                                        \
     ((opts) != NULL &&                                                                       \
@@ -71,24 +70,24 @@ int kv_fail(struct kv_error *error, int code, size_t offset, const char *fmt, ..
          : (fallback))
 
 /**
- * The same for what is told: KV_GIVE writes @from, a struct of today, into a caller's as far as
- * that reaches, and no further. His size stays; what a newer one has that the library doesn't know
- * keeps its value.
+ * Write @from, a result struct of this version, into the caller's as far as the caller's size
+ * reaches. The caller's size stays; fields that only a newer caller knows keep their values.
  */
 #define KV_GIVE(to, from)                                                        \
     memcpy((char *)(to) + sizeof(size_t), (const char *)(from) + sizeof(size_t), \
            KV_MIN((to)->size, sizeof(*(from))) - sizeof(size_t))
 
 /**
- * The one rule for structs that begin with their size, checked by each function that takes one: the
- * size is at least that of a struct with one field and at most KV_MAX_STRUCT. A size of 0
- * (forgotten), of a pointer, or of garbage is refused with one log line that names @name, the
- * struct.
+ * Check structs that begin with their size: the one rule at every entry. The size is at least that
+ * of a struct with one field and at most KV_MAX_STRUCT. Other sizes (0, a pointer, garbage) are
+ * refused with one log line that names @name, the struct.
  */
 #define KV_MAX_STRUCT ((size_t)1 << 16)
 bool kv_refuse_size(const char *name, size_t size); /* logs; returns false */
 
-/** Whether @s is there and has a believable size. NULL: false, without a log line. */
+/**
+ * Return true when @s isn't NULL and its size passes the rule. NULL is refused without a log line.
+ */
 static inline bool kv_sized(const void *s, const char *name)
 {
     size_t size;
@@ -99,7 +98,7 @@ static inline bool kv_sized(const void *s, const char *name)
     return (size >= 2 * sizeof(size) && size <= KV_MAX_STRUCT) || kv_refuse_size(name, size);
 }
 
-/** The same for a struct that may be left out: NULL is true. */
+/** Return true when @s is NULL or its size passes the rule. */
 static inline bool kv_sized_or_null(const void *s, const char *name)
 {
     return !s || kv_sized(s, name);

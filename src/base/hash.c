@@ -32,7 +32,7 @@ void kv_hash(const void *data, size_t len, uint8_t ret[16])
     canonical(ret, hash);
 }
 
-/* The state is the same for all instruction sets. */
+/* The state has the same layout for all instruction sets. */
 void kv_hash_update(XXH3_state_t *state, const void *data, size_t len)
 {
     if (HAVE_AVX2)

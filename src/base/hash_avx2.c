@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * XXH3-128 with AVX2: hashing while reading must not cost more than the reading. The packaged
- * header decides at compile time, and packages are built for machines without it; so it is compiled
- * twice, and hash.c asks the machine.
+ * XXH3-128 with AVX2, so that hashing costs no more than reading the bytes. The packaged header
+ * chooses instructions at compile time, and packages are built for machines without AVX2. So this
+ * file compiles the header a second time, and hash.c chooses at run time.
  */
 #if defined(__x86_64__) && defined(__GNUC__)
 #if defined(__clang__)

@@ -39,7 +39,7 @@ void kv_json_fail(struct kv_json *j, int code, const char *text)
     kv_json_fail_at_(j, kv_json_offset_(j), code, text);
 }
 
-/* Malformed at j->p, or the text ends there. */
+/* Record malformed text at j->p, or text that is cut off there. */
 static void malformed(struct kv_json *j, const char *text)
 {
     kv_json_fail(j, -EBADMSG, j->p < j->end ? text : "unexpected end of the text");
@@ -48,9 +48,9 @@ static void malformed(struct kv_json *j, const char *text)
 /* -- input ------------------------------------------------------------------------------------- */
 
 /*
- * Append to the unread text what the stream has next; it moves to the start of the buffer, so no
- * pointer into it survives. False at the end of the text, or when the buffer is full of unread
- * text.
+ * Append the stream's next bytes to the unread text, which moves to the start of the buffer:
+ * pointers into it are invalid afterwards. Returns false at the end of the text, or when unread
+ * text fills the buffer.
  */
 static bool more(struct kv_json *j)
 {
@@ -78,7 +78,7 @@ static bool more(struct kv_json *j)
     return true;
 }
 
-/* The byte at j->p, or -1 at the end. */
+/* Return the byte at j->p, or -1 at the end. */
 static inline int current(struct kv_json *j)
 {
     return KV_LIKELY(j->p < j->end) || more(j) ? (unsigned char)*j->p : -1;
@@ -95,7 +95,7 @@ static inline int skip_space(struct kv_json *j)
     }
 }
 
-/* Go to where the next value begins: its first byte, or -1 with an error. */
+/* Go to the next value. Returns its first byte, or -1 with an error. */
 static int begin_value(struct kv_json *j)
 {
     int c;
@@ -144,8 +144,8 @@ enum kv_json_type kv_json_peek(struct kv_json *j)
 static void skip_scalar(struct kv_json *j);
 
 /*
- * Another value than @text asks for stands at j->p. A scalar is read to its end first: `nul` is
- * malformed, not of another type. A container is judged by its bracket.
+ * Record that the value at j->p has another type than @text names. Reads a scalar to its end first:
+ * `nul` is malformed, not of another type. A container is judged by its bracket.
  */
 static void unexpected(struct kv_json *j, const char *text)
 {
@@ -153,7 +153,7 @@ static void unexpected(struct kv_json *j, const char *text)
     int c = current(j);
 
     if (c != '{' && c != '[')
-        skip_scalar(j); /* its error, if there is one, is the first and stays */
+        skip_scalar(j); /* its error, if any, is the first and stays */
     kv_json_fail_at_(j, at, -EINVAL, text);
 }
 
@@ -178,7 +178,7 @@ static bool open_container(struct kv_json *j, char bracket, const char *text)
     return true;
 }
 
-/* The next item of the innermost container is at j->p; or the container was left. */
+/* Go to the next item of the innermost container. Returns false when the container has ended. */
 static bool next(struct kv_json *j, char bracket)
 {
     int c;
@@ -230,13 +230,12 @@ bool kv_json_next_item(struct kv_json *j)
 /* -- strings ----------------------------------------------------------------------------------- */
 
 /*
- * Check the string at j->p (its opening quote) and go behind it. With @ret its bytes are kept
- * together in the buffer and handed out; without, a string of any length can be passed over in a
- * small buffer.
+ * Check the string at j->p (its opening quote) and go behind it. With @ret, keep its bytes together
+ * in the buffer and hand them out. Without, pass over a string of any length in a small buffer.
  */
 static bool string(struct kv_json *j, struct kv_str *ret, bool *ret_escapes)
 {
-    size_t at = 1; /* from j->p */
+    size_t at = 1; /* offset from j->p */
     unsigned code;
     int n;
 
@@ -347,7 +346,7 @@ static bool number(struct kv_json *j, struct kv_str *ret, bool *integer, uint64_
     size_t len;
     bool ok;
 
-    do { /* `more` moves the text, even when there is no more */
+    do { /* `more` moves the text, even at the end of the stream */
         len = (size_t)(kv_json_number_end_(j->p, j->end, integer, &ok) - j->p);
     } while (len == (size_t)(j->end - j->p) && more(j));
     *ret = (struct kv_str){j->p, len};
@@ -386,7 +385,7 @@ range:
     return false;
 }
 
-/* An integer value as two's complement; false with the error set. */
+/* Read an integer as two's complement. Returns false with the error set. */
 static bool integer_value(struct kv_json *j, bool *ret_negative, uint64_t *ret, uint64_t *ret_at)
 {
     int c = begin_value(j);
@@ -438,7 +437,7 @@ uint64_t kv_json_bits64(struct kv_json *j)
     return integer_value(j, &negative, &value, &at) ? value : 0;
 }
 
-/* strtod reads a comma for a point in some locales; JSON doesn't. */
+/* Locale for strtod, which reads a comma for the decimal point in some locales. */
 static locale_t c_locale;
 
 static void make_c_locale(void)
@@ -535,7 +534,10 @@ static void skip_scalar(struct kv_json *j)
     }
 }
 
-/* In a container: go to its next value, over the key if it has one. False when it was left. */
+/*
+ * Go to the next value of a container, over the key in an object. Returns false when the container
+ * has ended.
+ */
 static bool skip_to_item(struct kv_json *j)
 {
     if (!(j->is_object & 1))
@@ -553,7 +555,7 @@ static bool skip_to_item(struct kv_json *j)
 void kv_json_skip(struct kv_json *j)
 {
     uint32_t outside = j->depth;
-    bool item = true; /* a value is due */
+    bool item = true; /* the container's next item may be a value */
 
     do {
         int c = item ? begin_value(j) : 0;

@@ -40,7 +40,7 @@
 #define KV_JSON_MAX_ESCAPED_KEY 1024 /* keys without escapes may be of any length */
 #define KV_JSON_MAX_DOUBLE 1023      /* characters of a number read by kv_json_double */
 
-/** Bytes of somebody else's buffer. */
+/** Bytes in a buffer that another object owns. */
 struct kv_str {
     const char *p;
     size_t len;
@@ -71,59 +71,61 @@ struct kv_json {
     size_t buf_size;
     kv_json_refill_fn refill;
     void *refill_arg;
-    uint64_t consumed; /* bytes of the stream before buf */
-    const char *start; /* where buffer offsets count from */
+    uint64_t consumed; /* bytes of the stream that precede buf */
+    const char *start; /* base of buffer offsets */
     uint32_t depth;
     uint64_t is_object; /* bit per level */
     uint64_t has_item;  /* bit per level: a comma is due */
-    bool colon_due;     /* after a key */
+    bool colon_due;     /* a colon must follow: the last token was a key */
     struct kv_error error;
-    char key[KV_JSON_MAX_ESCAPED_KEY]; /* a key whose escapes were resolved */
+    char key[KV_JSON_MAX_ESCAPED_KEY]; /* a key after resolving its escapes */
 };
 
-/** Read @text, which must stay as it is. */
+/** Read @text, which must stay unchanged while it is read. */
 void kv_json_init(struct kv_json *j, const void *text, size_t len);
-/** Read a stream through @buf. */
+/** Read a stream through @buf, which @refill fills. */
 void kv_json_init_stream(struct kv_json *j, char *buf, size_t buf_size, kv_json_refill_fn refill,
                          void *arg);
 
-/** The type of the value that comes next, without taking it. */
+/** Return the type of the next value without reading it. */
 enum kv_json_type kv_json_peek(struct kv_json *j);
 
-/** Enter an object or array; leave it by next_key / next_item returning false. */
+/** Enter an object or array. It is left when next_key or next_item returns false. */
 bool kv_json_object(struct kv_json *j);
 bool kv_json_next_key(struct kv_json *j, struct kv_str *key); /* escapes are resolved */
 bool kv_json_array(struct kv_json *j);
 bool kv_json_next_item(struct kv_json *j);
 
-/** Scalars. On a wrong type or range: the sticky error and 0 / false. */
+/** Read a scalar. A wrong type or range sets the sticky error and returns 0 or false. */
 uint64_t kv_json_u64(struct kv_json *j, uint64_t max);
 int64_t kv_json_i64(struct kv_json *j);
 uint64_t kv_json_bits64(struct kv_json *j); /* a hash: 0..2^64-1, or negative as two's complement */
 double kv_json_double(struct kv_json *j);
 bool kv_json_bool(struct kv_json *j);
-bool kv_json_null(struct kv_json *j); /* true when a null was there and is taken; else untouched */
+bool kv_json_null(struct kv_json *j); /* true: a null was read; false: nothing was read */
 
-/** A string: the bytes between the quotes when it has no escapes, else decoded into @scratch, whose
- * contents are replaced. Valid UTF-8, no NUL in it. On error an empty one. */
+/**
+ * Read a string. Without escapes the result points to the bytes between the quotes; else to
+ * @scratch, whose contents are replaced. The text is valid UTF-8 without NUL. On error the result
+ * is empty.
+ */
 struct kv_str kv_json_str(struct kv_json *j, struct kv_buf *scratch);
 
 void kv_json_skip(struct kv_json *j); /* one value of any kind */
 
 /**
- * A whole array of u32 (token ids), at memory speed. Values are appended to @ret (raw u32s; grow
- * with its limit). Returns the number of values; errors stick. A fraction, sign, or value above
- * 2^32-1 is an error with its offset.
+ * Append a whole array of u32 (token ids) to @ret as raw u32s; @ret's limit bounds it. Returns the
+ * number of values. Errors stick: a fraction, a sign, or a value above 2^32-1 with its offset.
  */
 size_t kv_json_u32_array(struct kv_json *j, struct kv_buf *ret);
-/** The same for hashes, as kv_json_bits64 reads them (raw u64s). */
+/** Append a whole array of hashes to @ret as raw u64s, read like kv_json_bits64. */
 size_t kv_json_bits64_array(struct kv_json *j, struct kv_buf *ret);
 
 /**
- * Bytes that aren't JSON in the place of a value: after '#', as many as their own format says.
- * Enter with _open (false: something else is there), then take them piece by piece. _take returns
- * @n bytes, valid until the next call; NULL and the sticky error at the end of the text. A stream's
- * buffer must hold @n.
+ * Read bytes that aren't JSON in the place of a value: after '#', as many as their own format says.
+ * _open returns false when another value is there. _take returns the next @n bytes, valid until the
+ * next call; NULL and the sticky error at the end of the text. A stream's buffer must hold @n
+ * bytes.
  */
 bool kv_json_raw_open(struct kv_json *j);
 const void *kv_json_raw_take(struct kv_json *j, size_t n);
@@ -134,17 +136,20 @@ static inline bool kv_json_failed(const struct kv_json *j)
 {
     return j->error.code != 0;
 }
-/** After the top-level value: 0, or the sticky error (text after the value is one). */
+/**
+ * End reading after the top-level value. Returns 0, or the sticky error; text behind the value is
+ * one.
+ */
 int kv_json_finish(struct kv_json *j);
 
 /* -- writer ----------------------------------------------------------------------------------- */
 
 /**
- * Appends to a kv_buf; commas and quoting are its business, structure is the caller's (asserted in
- * debug builds). Between any two calls the caller may take out->data away and kv_buf_clear it, so
- * that a document of any size is written in bounded memory; the buffer's error is seen at the end.
- * Strings that aren't UTF-8 get U+FFFD in place of each bad byte; of the rest only what must be is
- * escaped, in the short form where there is one (others hash such text, and must agree).
+ * Write JSON to a kv_buf. The writer adds commas and quotes; the caller is responsible for the
+ * structure (asserted in debug builds). Between any two calls the caller may take out->data away
+ * and call kv_buf_clear, to write a document of any size in bounded memory. The buffer's error is
+ * checked at the end. In strings, U+FFFD replaces each byte that isn't UTF-8. Only characters that
+ * must be escaped are, in the short form where one exists: others hash such text and must agree.
  */
 struct kv_json_writer {
     struct kv_buf *out;
@@ -166,15 +171,15 @@ void kv_json_put_i64(struct kv_json_writer *w, int64_t value);
 void kv_json_put_double(struct kv_json_writer *w, double value); /* shortest form; NaN, Inf: null */
 void kv_json_put_bool(struct kv_json_writer *w, bool value);
 void kv_json_put_null(struct kv_json_writer *w);
-/* A member of an object: its key and its value. */
+/* Write a member of an object: its key and its value. */
 void kv_json_member_str(struct kv_json_writer *w, const char *key, const char *value);
 void kv_json_member_u64(struct kv_json_writer *w, const char *key, uint64_t value);
 void kv_json_member_double(struct kv_json_writer *w, const char *key, double value);
 void kv_json_member_bool(struct kv_json_writer *w, const char *key, bool value);
 /**
- * For values that are written often: room for @max bytes of a value's text, to be filled by the
- * caller and passed to kv_json_raw_end with its end. NULL when the buffer can't grow: nothing
- * follows.
+ * Make room for @max bytes of a value's text, for values that are written often. The caller fills
+ * it and passes its end to kv_json_raw_end. Returns NULL when the buffer can't grow: don't call
+ * kv_json_raw_end then.
  */
 char *kv_json_raw_begin(struct kv_json_writer *w, size_t max);
 void kv_json_raw_end(struct kv_json_writer *w, const char *end);

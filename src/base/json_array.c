@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Arrays of integers: stretches that are simple by the vector code of json_array.h, in the widest
- * form that the processor has; all else one value after the other.
- *
- * With KV_JSON_PORTABLE (for the tests) there is only the portable form.
+ * Arrays of integers. The vector code of json_array.h reads simple stretches, in the widest form
+ * that the processor has; the scalar reader reads all else value by value. KV_JSON_PORTABLE (for
+ * the tests) leaves only the portable form.
  */
 #include "base/json_array.h"
 
@@ -13,7 +12,7 @@
 
 _Atomic unsigned kv_json_vector_bits_;
 
-/* Vectors of so many bits can be used. Two threads that ask at first get the same answer. */
+/* Return the width of usable vectors in bits. Concurrent first calls get the same answer. */
 static unsigned vector_bits(void)
 {
     unsigned bits = atomic_load_explicit(&kv_json_vector_bits_, memory_order_relaxed);
@@ -58,7 +57,7 @@ static bool take_one(struct kv_json *j, struct kv_buf *ret, bool wide)
     uint64_t value, at;
 
     if (*j->p != '-' && (*j->p < '0' || *j->p > '9')) {
-        kv_json_u64(j, 0); /* says what is wrong */
+        kv_json_u64(j, 0); /* sets the error */
         return false;
     }
     if (!kv_json_integer_(j, &negative, &value, &at))
@@ -82,7 +81,8 @@ static bool take_one(struct kv_json *j, struct kv_buf *ret, bool wide)
 
 static size_t take_array(struct kv_json *j, struct kv_buf *ret, bool wide)
 {
-    unsigned scalar = 1; /* what comes before the second value shows the separator */
+    /* Values to read one by one: the bytes between the first two show the separator */
+    unsigned scalar = 1;
     size_t n = 0;
 
     if (!kv_json_array(j))

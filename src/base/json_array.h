@@ -42,12 +42,15 @@ enum {
     STRETCH = 16 * BLOCK,
     BURST = 4,       /* positions are written so many at a time */
     MIN_BEFORE = 8,  /* readable bytes before the first number: loads end at its comma */
-    SCALAR_RUN = 16, /* values read one by one after a stretch that wasn't simple */
-    MANY = 4,        /* values that make a stretch worth it */
-    BIAS = 2         /* of positions, so that even the comma before the first number has one */
+    SCALAR_RUN = 16, /* values read one by one after a stretch that the vector code refused */
+    MANY = 4,        /* fewest values for which a stretch pays */
+    /* Added to positions, so that the comma before the first number has one, too */
+    BIAS = 2
 };
 
-/* A shape is known when the code is compiled: what depends on it must really be inlined. */
+/*
+ * Force inlining: a shape is a constant, and the code that depends on it must be compiled for it.
+ */
 #define INLINE static inline __attribute__((always_inline))
 
 /* Kind of numbers in an array; each combination gets a loop of its own. */
@@ -161,7 +164,7 @@ INLINE struct block classify(const char *p, struct shape shape)
 
 #define EACH(byte) (UINT64_C(0x0101010101010101) * (byte))
 
-/* The high bits of a word, gathered in a byte. */
+/* Gather the high bits of the bytes of a word in a byte. */
 INLINE uint64_t mask8(uint64_t high_bits, int at)
 {
     return ((high_bits >> 7) * UINT64_C(0x0102040810204080) >> 56) << at;
@@ -211,7 +214,10 @@ INLINE uint64_t after(uint64_t mask, uint64_t carry)
     return mask << 1 | carry;
 }
 
-/* The commas before the first byte that isn't simple; *ret_stop tells whether there is one. */
+/*
+ * Find the commas before the first byte that the vector code doesn't take. *ret_stop: such a byte
+ * exists.
+ */
 INLINE uint64_t find_commas(const struct block *b, struct shape shape, struct carry *carry,
                             bool *ret_stop)
 {
@@ -241,7 +247,7 @@ INLINE uint64_t find_commas(const struct block *b, struct shape shape, struct ca
 
 #ifdef __AVX512VBMI2__
 
-/* All 64 at once: the numbers of the set bits are gathered at the front of a vector. */
+/* Append the positions of all set bits of 64: one vector instruction gathers them at the front. */
 INLINE uint16_t *put_positions(uint16_t *out, uint64_t bits, unsigned base, unsigned n_sure)
 {
     static const uint8_t numbers[BLOCK] = {
@@ -271,7 +277,7 @@ INLINE unsigned count_bits(uint64_t bits)
 #endif
 }
 
-/* Volatile, or else gcc gathers the stores in vectors, which takes longer than storing. */
+/* Volatile stops gcc from gathering the stores in vectors, which takes longer than storing. */
 INLINE uint64_t put_position(volatile uint16_t *out, uint64_t bits, unsigned base)
 {
     const uint64_t last = UINT64_C(1) << 63; /* keeps the count of trailing zeros defined */
@@ -280,7 +286,7 @@ INLINE uint64_t put_position(volatile uint16_t *out, uint64_t bits, unsigned bas
     return bits & (bits - 1);
 }
 
-/* BURST of them, spelled out because compilers don't unroll at -O2. */
+/* Append BURST positions, spelled out because compilers don't unroll at -O2. */
 INLINE uint64_t put_burst(uint16_t *out, uint64_t bits, unsigned base)
 {
     bits = put_position(out, bits, base);
@@ -290,9 +296,8 @@ INLINE uint64_t put_burst(uint16_t *out, uint64_t bits, unsigned base)
 }
 
 /*
- * Append the positions of the bits, from @base on. At least @n_sure are written whether there are
- * so many or not (what is too much is overwritten later), so that the usual number of bits needs no
- * unpredictable branch.
+ * Append the positions of the bits, counted from @base. Always writes at least @n_sure positions;
+ * the next call overwrites the excess. So the usual number of bits needs no unpredictable branch.
  */
 INLINE uint16_t *put_positions(uint16_t *out, uint64_t bits, unsigned base, unsigned n_sure)
 {
@@ -308,8 +313,9 @@ INLINE uint16_t *put_positions(uint16_t *out, uint64_t bits, unsigned base, unsi
 #endif
 
 /*
- * Steps 1 and 2 on up to STRETCH bytes. commas[1] and on are where the numbers found end, commas[0]
- * where the comma before the first is (or would be). Returns the number of numbers.
+ * Run steps 1 and 2 on up to STRETCH bytes. commas[1] and later are the ends of the numbers;
+ * commas[0] is the comma before the first number, or the place where it would be. Returns the
+ * number of numbers.
  */
 INLINE size_t find_numbers(const char *p, const char *end, struct shape shape, uint16_t *commas)
 {
@@ -325,7 +331,8 @@ INLINE size_t find_numbers(const char *p, const char *end, struct shape shape, u
         const char *text = p + at;
         struct block block;
 
-        if (len - at < BLOCK) { /* never read past the end: zero bytes stop the search */
+        /* Never read past the end: zero bytes behind it stop the search */
+        if (len - at < BLOCK) {
             memset(tail, 0, sizeof(tail));
             memcpy(tail, text, len - at);
             text = tail;
@@ -339,7 +346,7 @@ INLINE size_t find_numbers(const char *p, const char *end, struct shape shape, u
 
 /* -- step 3: numbers --------------------------------------------------------------------------- */
 
-/* Keeps the low nibbles of the last 0..8 bytes of a word. */
+/* Masks that keep the low nibbles of the last 0..8 bytes of a word. */
 static const uint64_t last_nibbles[9] = {
     0,
     UINT64_C(0x0F00000000000000),
@@ -352,7 +359,7 @@ static const uint64_t last_nibbles[9] = {
     UINT64_C(0x0F0F0F0F0F0F0F0F),
 };
 
-/* The number that the last @n digits before @end make; loads 8 bytes. */
+/* Convert the last @n digits before @end. Loads 8 bytes. */
 INLINE uint64_t number8(const char *end, size_t n)
 {
     uint64_t word;
@@ -364,13 +371,13 @@ INLINE uint64_t number8(const char *end, size_t n)
     return (word * 10000 + (word >> 32)) & UINT32_MAX;
 }
 
-/* The width of the number that ends at @comma. */
+/* Return the width of the number that ends at @comma. */
 INLINE unsigned width(const uint16_t *comma, struct shape shape)
 {
     return (unsigned)comma[0] - (unsigned)comma[-1] - 1 - shape.spaced;
 }
 
-/* One number of any width; false when it doesn't fit. */
+/* Convert one number of any width. Returns false when it doesn't fit 32 bits. */
 static bool one_u32(const char *p, const uint16_t *comma, struct shape shape, char *out)
 {
     size_t n = width(comma, shape);
@@ -388,7 +395,7 @@ static bool one_u32(const char *p, const uint16_t *comma, struct shape shape, ch
 
 #if HAVE_SSE2
 
-/* The digits of two numbers, each in the last of 8 bytes. */
+/* Load the digits of two numbers, each into the last of 8 bytes. */
 INLINE __m128i load_digits(const char *p, const uint16_t *comma, struct shape shape)
 {
     __m128i a = _mm_loadl_epi64((const __m128i *)(p + comma[0] - BIAS - 8));
@@ -399,7 +406,7 @@ INLINE __m128i load_digits(const char *p, const uint16_t *comma, struct shape sh
     return _mm_and_si128(_mm_unpacklo_epi64(a, b), _mm_unpacklo_epi64(mask_a, mask_b));
 }
 
-/* Sixteen digits to four numbers of four digits. */
+/* Convert sixteen digits to four numbers of four digits. */
 INLINE __m128i quads(__m128i digits)
 {
     /* each 16-bit lane: tens + 256 * ones, times 2561 = 256 * 10 + 1 */
@@ -408,7 +415,7 @@ INLINE __m128i quads(__m128i digits)
     return _mm_madd_epi16(pairs, _mm_set1_epi32(1 << 16 | 100));
 }
 
-/* Two numbers of eight digits from each of @a and @b. */
+/* Convert two numbers of eight digits from each of @a and @b. */
 INLINE __m128i octets(__m128i a, __m128i b)
 {
     return _mm_madd_epi16(_mm_packs_epi32(a, b), _mm_set1_epi32(1 << 16 | 10000));
@@ -460,7 +467,7 @@ INLINE uint64_t number16(const char *end)
 
 #if HAVE_SSE2 && defined(__AVX2__)
 
-/* Four numbers of up to 8 digits to four pairs of four digits. */
+/* Convert four numbers of up to 8 digits to four pairs of four digits. */
 INLINE __m256i four_pairs(const char *p, const uint16_t *comma, __m128i shifts)
 {
     __m128i a = _mm_loadl_epi64((const __m128i *)(const void *)(p + comma[0] - BIAS - 8));
@@ -489,7 +496,8 @@ INLINE bool eight_u32(const char *p, const uint16_t *comma, struct shape shape, 
     v = _mm256_packus_epi32(four_pairs(p, comma, shifts),
                             four_pairs(p, comma + 4, _mm_unpackhi_epi64(shifts, shifts)));
     v = _mm256_madd_epi16(v, _mm256_set1_epi32(1 << 16 | 10000));
-    v = _mm256_permute4x64_epi64(v, _MM_SHUFFLE(3, 1, 2, 0)); /* packing went by halves */
+    /* Packing works on halves: put them in order */
+    v = _mm256_permute4x64_epi64(v, _MM_SHUFFLE(3, 1, 2, 0));
     _mm256_storeu_si256((__m256i *)(void *)out, v);
     return true;
 }
@@ -503,7 +511,10 @@ INLINE bool eight_u32(const char *p, const uint16_t *comma, struct shape shape, 
 
 #endif
 
-/* How many of the @n numbers fit and were stored; room for @n. */
+/*
+ * Convert and store numbers up to the first that doesn't fit. @ret has room for @n. Returns their
+ * count.
+ */
 INLINE size_t convert_u32(const char *p, const uint16_t *comma, size_t n, struct shape shape,
                           char *out)
 {
@@ -522,7 +533,7 @@ INLINE size_t convert_u32(const char *p, const uint16_t *comma, size_t n, struct
     return i;
 }
 
-/* One number of 1..20 digits with or without a minus; false when it doesn't fit. */
+/* Convert one number of 1..20 digits with or without a minus. Returns false when it doesn't fit. */
 INLINE bool one_wide(const char *p, const uint16_t *comma, struct shape shape, char *out)
 {
     const uint64_t ten16 = UINT64_C(10000000000000000);
@@ -570,8 +581,8 @@ INLINE size_t convert_wide(const char *p, const uint16_t *comma, size_t n, struc
 /* -- stretches ------------------------------------------------------------------------------------ */
 
 /*
- * Take as many simple numbers as a stretch has, from where a number is due; j->p is left at the
- * comma behind the last. Returns their number.
+ * Take as many simple numbers as the stretch has. A number is due at j->p; afterwards j->p is at
+ * the comma behind the last one. Returns the number of values.
  */
 INLINE size_t take_stretch(struct kv_json *j, struct kv_buf *ret, struct shape shape)
 {
@@ -597,7 +608,7 @@ static size_t take_many(struct kv_json *j, struct kv_buf *ret, bool wide)
 
     if (j->p - j->start < MIN_BEFORE)
         return 0;
-    before = j->p[-1]; /* the value before, or a bracket when this is the first */
+    before = j->p[-1]; /* the byte before: of the previous value, or the bracket */
     if (wide)
         return before == ' ' ? take_stretch(j, ret, (struct shape){true, true})
                              : take_stretch(j, ret, (struct shape){true, false});

@@ -36,7 +36,10 @@ static int hex_digit(char c)
     return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-/* The four digits of a \u escape: the unit, -1 when cut off by @end, -2 when they aren't digits. */
+/*
+ * Read the four digits of a \u escape. Returns the unit; -1 when @end cuts it off; -2 without
+ * digits.
+ */
 static int hex_unit(const char *p, const char *end)
 {
     int unit = 0;
@@ -116,7 +119,7 @@ static inline bool is_digit(const char *p, const char *end)
     return p < end && *p >= '0' && *p <= '9';
 }
 
-/* Passes over digits; at least one must be there. */
+/* Pass over digits. *ok is false when there is none. */
 static const char *digits(const char *p, const char *end, bool *ok)
 {
     *ok = is_digit(p, end);

@@ -11,8 +11,8 @@ void kv_json_writer_init(struct kv_json_writer *w, struct kv_buf *out)
 }
 
 /*
- * A place for the @n bytes of a value, behind the comma that separates it from the value before.
- * The caller fills it and passes its end to wrote(). NULL when the buffer can't grow.
+ * Make room for the @n bytes of a value, behind the comma that separates it from the value before.
+ * The caller fills it and passes its end to wrote(). Returns NULL when the buffer can't grow.
  */
 static inline char *place(struct kv_json_writer *w, size_t n)
 {
@@ -33,7 +33,7 @@ static inline void wrote(struct kv_json_writer *w, const char *end)
     w->out->len = (size_t)(end - w->out->data);
 }
 
-/* For values of unknown length. */
+/* Write the comma in front of a value of unknown length. */
 static void separate(struct kv_json_writer *w)
 {
     char *p = place(w, 1);
@@ -137,7 +137,7 @@ static void put_escaped(struct kv_buf *out, const char *text, size_t len)
     kv_buf_append(out, plain, (size_t)(text - plain));
 }
 
-/* Quotes around @text, and what follows the closing one. */
+/* Write @text in quotes, and @after behind the closing one. */
 static void put_quoted(struct kv_json_writer *w, const char *text, size_t len, bool colon)
 {
     char *p = place(w, len + 2 + colon);

@@ -15,7 +15,10 @@ static _Atomic int log_format = KV_LOG_LOGFMT;
 static kv_log_sink_fn log_sink;
 static void *log_sink_arg;
 
-/* Suppressed lines of the call site that was last allowed in this thread: told with its line. */
+/*
+ * Number of lines that the last allowed call site of this thread suppressed. The next line reports
+ * it.
+ */
 static _Thread_local unsigned long pending_suppressed;
 
 static const char *const level_names[] = {"error", "warn", "info", "debug", "trace"};
@@ -70,14 +73,14 @@ int kv_log_parse_level(const char *name)
 
 /* -- one line, of bounded size ----------------------------------------------------------------- */
 
-/* Room is kept for what ends every line: truncated=true in either format, a brace and a newline. */
+/* Bytes kept for the end of every line: truncated=true in either format, a brace and a newline. */
 #define LINE_RESERVE 32
 
 struct line {
     char data[KV_LOG_MAX_LINE];
     size_t len, limit;
     bool json;
-    bool full; /* something didn't fit */
+    bool full; /* a pair didn't fit */
 };
 
 static void put(struct line *line, const char *text, size_t len)
@@ -95,13 +98,15 @@ static void puts_line(struct line *line, const char *text)
     put(line, text, strlen(text));
 }
 
-/* U+0080 to U+009F, which terminals obey as they do escape sequences. */
+/* Return true for U+0080 to U+009F, which terminals obey like escape sequences. */
 static bool is_c1(const char *text, int len)
 {
     return len == 2 && (unsigned char)text[0] == 0xC2 && (unsigned char)text[1] < 0xA0;
 }
 
-/* @text between quotes: the escapes of JSON serve logfmt too. Invalid UTF-8 becomes U+FFFD. */
+/*
+ * Write @text between quotes. The escapes of JSON serve logfmt, too. U+FFFD replaces invalid UTF-8.
+ */
 static void put_quoted(struct line *line, const char *text, size_t len)
 {
     const char *end = text + len;
@@ -150,7 +155,7 @@ static bool needs_quotes(const char *text, size_t len)
     return false;
 }
 
-/* Whether JSON may take the bare word as it is. */
+/* Return true when the bare word is a JSON literal. */
 static bool is_json_literal(const char *p, size_t len)
 {
     const char *end = p + len;
@@ -172,7 +177,7 @@ static bool is_json_literal(const char *p, size_t len)
     return p == end;
 }
 
-/* One pair, or nothing of it. @bare: the value was written without quotes. */
+/* Write one pair, or nothing when the pair doesn't fit. @bare: the value came without quotes. */
 static void put_pair(struct line *line, const char *key, size_t key_len, const char *value,
                      size_t value_len, bool bare)
 {
@@ -206,7 +211,7 @@ static void put_text(struct line *line, const char *key, const char *text)
 
 /* -- the caller's fields ----------------------------------------------------------------------- */
 
-/* The escape after a backslash, as kv_log_quote writes them. Returns its length. */
+/* Decode the escape behind a backslash, as kv_log_quote writes it. Returns its length. */
 static size_t unescape(const char *p, char *ret)
 {
     static const char hex[] = "0123456789abcdef";
@@ -223,7 +228,10 @@ static size_t unescape(const char *p, char *ret)
     return 5;
 }
 
-/* The value at @p, a quoted one unescaped into @out (room for all of it). Returns what follows. */
+/*
+ * Read the value at @p and unescape it into @out, which has room for all of it. Returns the text
+ * behind the value.
+ */
 static const char *take_value(const char *p, char *out, size_t *ret_len, bool *ret_bare)
 {
     size_t len = 0;
@@ -245,7 +253,7 @@ static const char *take_value(const char *p, char *out, size_t *ret_len, bool *r
     return *p ? p + 1 : p;
 }
 
-/* Read the logfmt pairs back, so that nothing in them can break the line or its JSON. */
+/* Parse the caller's logfmt pairs again, so that none of them can break the line or its JSON. */
 static void put_fields(struct line *line, const char *p)
 {
     char value[KV_LOG_MAX_LINE];
@@ -260,7 +268,7 @@ static void put_fields(struct line *line, const char *p)
         for (key = p; (unsigned char)*p > ' ' && *p != '=' && *p != '"';)
             p++;
         key_len = (size_t)(p - key);
-        memcpy(value, "true", 4); /* a lone word is a flag */
+        memcpy(value, "true", 4); /* a word without a value is a flag */
         if (*p == '=')
             p = take_value(p + 1, value, &value_len, &bare);
         else if (*p == '"')
@@ -287,7 +295,9 @@ static void put_head(struct line *line, enum kv_log_level level, const char *com
     put_text(line, "msg", message);
 }
 
-/* @line has room for the newline. Short writes happen on full pipes: the rest is worth another try.
+/*
+ * Write the line to standard error. Repeats short writes, which full pipes cause. @line has room
+ * for the newline.
  */
 static void write_line(struct line *line)
 {
@@ -354,7 +364,7 @@ const char *kv_log_quote(char *buf, size_t size, const char *text)
 
     if (size == 0)
         return buf;
-    /* Every byte becomes at most six; cut the text until it fits, between characters. */
+    /* A byte becomes six at most. Cut the text between characters until it fits. */
     for (;;) {
         line.len = 0;
         line.full = false;
@@ -382,7 +392,9 @@ bool kv_log_allowed(struct kv_log_rate *rate, unsigned burst)
     unsigned long old = atomic_load_explicit(&rate->window, memory_order_relaxed);
     unsigned long next;
 
-    /* Seconds are kept modulo what fits; a window of zero lines can't be mistaken for one in use.
+    /*
+     * Keep the seconds modulo the bits that are left. A window of zero lines differs from one in
+     * use.
      */
     second &= ULONG_MAX >> COUNT_BITS;
     burst = KV_MIN(burst, (unsigned)count_mask);

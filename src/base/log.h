@@ -2,16 +2,19 @@
 /**
  * Levelled, structured logging: a sentence, then key=value pairs.
  *
- *     kv_log_warn("indexer", "gap in the event stream", "worker=%" PRIu64 " missing=%" PRIu64, w,
- * n); time=2026-01-02T03:04:05.678Z level=warn component=indexer msg="gap in ..." worker=1
- * missing=7
+ *     kv_log_warn("indexer", "gap in the event stream", "worker=%" PRIu64 " missing=%" PRIu64,
+ *                 w, n);
  *
- * The tail is logfmt: values with spaces, quotes or control characters are quoted by kv_log_quote;
- * with JSON output the same pairs become members (unquoted numbers, true and false keep their
- * type). A line holds at most KV_LOG_MAX_LINE bytes: pairs that don't fit are left out whole and
- * the line ends with truncated=true. It never contains a control character or invalid UTF-8,
- * whatever is logged. Token ids and secrets are never logged. Thread-safe: one write per line. A
- * call below the level costs one relaxed load.
+ *     time=2026-01-02T03:04:05.678Z level=warn component=indexer msg="gap in ..."
+ *     worker=1 missing=7
+ *
+ * The pairs are logfmt: kv_log_quote quotes values with spaces, quotes or control characters. With
+ * JSON output the pairs become members; unquoted numbers, true and false keep their type. A line
+ * holds at most KV_LOG_MAX_LINE bytes: pairs that don't fit are left out whole, and the line ends
+ * with truncated=true. No line contains a control character or invalid UTF-8, whatever the caller
+ * logs. Never log token ids or secrets.
+ *
+ * Thread-safe: one write per line. A call below the level costs one relaxed load.
  */
 #ifndef KV_BASE_LOG_H
 #define KV_BASE_LOG_H
@@ -30,17 +33,20 @@ enum kv_log_format { KV_LOG_LOGFMT, KV_LOG_JSON };
 
 extern _Atomic int kv_log_level_; /* default: warn, so that libraries are quiet */
 
-/** Called with one complete line, no newline. The default sink writes to stderr. */
+/** Receive one complete line without a newline. The default sink writes to stderr. */
 typedef void (*kv_log_sink_fn)(void *arg, enum kv_log_level level, const char *line, size_t len);
 
 void kv_log_set_level(enum kv_log_level level);
 void kv_log_set_format(enum kv_log_format format);
 void kv_log_set_sink(kv_log_sink_fn sink, void *arg); /* NULL: stderr. Set before threads start. */
-/** Public hook of a library (kv_log_fn of kv_types.h): all lines to @fn; NULL: warnings to stderr. */
+/**
+ * Hand all lines to @fn, the public hook of a library (kv_log_fn of kv_types.h). NULL: warnings to
+ * stderr.
+ */
 void kv_log_set_user(kv_log_fn fn, void *arg);
-int kv_log_parse_level(const char *name); /* a level, or -EINVAL */
+int kv_log_parse_level(const char *name); /* returns a level, or -EINVAL */
 
-/** @fields is a printf format of logfmt pairs, or NULL. */
+/** Write one line. @fields is a printf format of logfmt pairs, or NULL. */
 void kv_log_emit(enum kv_log_level level, const char *component, const char *message,
                  const char *fields, ...) KV_PRINTF(4, 5);
 
@@ -48,8 +54,8 @@ void kv_log_emit(enum kv_log_level level, const char *component, const char *mes
 const char *kv_log_quote(char *buf, size_t size, const char *text);
 
 /**
- * At most @burst lines per second for this call site; how many were suppressed is added to the next
- * line of this thread (suppressed=N), so ask right before logging.
+ * Return true for at most @burst lines per second of this call site. The next line of this thread
+ * reports the number of suppressed ones (suppressed=N), so call this right before logging.
  */
 struct kv_log_rate {
     _Atomic unsigned long window; /* second | count, packed */

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A registry is a list of families; a family keeps its series in the order of their first use, and
- * a hash table over their label values. Series are freed only with the registry: a reset puts them
- * aside, to be taken for other labels. So a pointer to one is always good, updates need no lock,
- * and workers that come and go for years cost no more than the most there were at once. Counters
- * and histogram buckets are relaxed atomic adds, which is enough for sums that are only ever shown.
- * The lock guards lists and labels.
+ * A registry is a list of families. A family keeps its series in the order of their first use, and
+ * in a hash table over their label values. Series are freed only with the registry; a reset puts
+ * them aside for other labels. So pointers to series stay valid, updates need no lock, and memory
+ * is bounded by the largest number of series at one time. Counters and histogram buckets are
+ * relaxed atomic adds: sums that are only displayed need no order. The lock guards lists and
+ * labels.
  */
 #include "base/metrics.h"
 
@@ -20,13 +20,13 @@
 #define TABLE_SIZE 256 /* chains of 16 at KV_METRIC_MAX_SERIES */
 
 struct kv_series {
-    struct kv_series *next;  /* in order of first use, or of the spare ones */
-    struct kv_series *chain; /* in the table */
+    struct kv_series *next;  /* in order of first use, or in the list of spare ones */
+    struct kv_series *chain; /* next series in the same bucket of the table */
     char *labels[KV_METRIC_MAX_LABELS];
     const struct kv_metric_def *def;
     _Atomic uint64_t count;     /* counters */
     _Atomic uint64_t bits;      /* a double: a gauge's value, a histogram's sum */
-    _Atomic uint64_t buckets[]; /* histograms: one more than bounds; not cumulative */
+    _Atomic uint64_t buckets[]; /* histograms: one more than the bounds; not cumulative */
 };
 
 struct kv_metric {
@@ -34,9 +34,9 @@ struct kv_metric {
     struct kv_metrics *owner;
     const struct kv_metric_def *def;
     struct kv_series *first, **last;
-    struct kv_series *spare; /* put aside by a reset */
+    struct kv_series *spare; /* series that a reset has put aside */
     struct kv_series
-        *other; /* takes what doesn't fit; made with the family, so it is always there */
+        *other; /* receives updates beyond the limit; made with the family, so it always exists */
     bool other_used;
     size_t n_labels, n_series;
     struct kv_series *table[TABLE_SIZE];
@@ -97,7 +97,7 @@ static struct kv_series *series_new(const struct kv_metric_def *def)
     return series;
 }
 
-/* Give @series these labels and start it from zero. False when out of memory. */
+/* Give @series these labels and set its values to zero. Returns false when out of memory. */
 static bool series_name(struct kv_series *series, size_t n_labels, const char *const *values)
 {
     for (size_t i = 0; i < n_labels; i++) {
@@ -164,7 +164,7 @@ struct kv_metric *kv_metrics_add(struct kv_metrics *metrics, const struct kv_met
         metric_free(metric);
         return NULL;
     }
-    /* A family without labels has this one series, shown from the start. */
+    /* A family without labels has this one series, rendered from the start. */
     metric->other_used = metric->n_labels == 0;
     pthread_mutex_lock(&metrics->lock);
     *metrics->last = metric;
@@ -191,7 +191,7 @@ static struct kv_series **find_chain(struct kv_metric *metric, const char *const
     return &metric->table[hash % TABLE_SIZE];
 }
 
-/* A series with these labels, not yet in the family; NULL when there is no room or no memory. */
+/* Make a series with these labels, not yet in the family. Returns NULL without room or memory. */
 static struct kv_series *make_series(struct kv_metric *metric, const char *const *values)
 {
     struct kv_series *series = metric->spare;
@@ -204,12 +204,13 @@ static struct kv_series *make_series(struct kv_metric *metric, const char *const
         series = series_new(metric->def);
     if (!series || series_name(series, metric->n_labels, values))
         return series;
-    series->next = metric->spare; /* half named, but good for another try */
+    /* Its labels are incomplete, but another try may reuse the memory */
+    series->next = metric->spare;
     metric->spare = series;
     return NULL;
 }
 
-/* With the lock held: the series, made if there is room for it. */
+/* Find the series, or make it while there is room. The caller holds the lock. */
 static struct kv_series *find_or_add(struct kv_metric *metric, const char *const *values)
 {
     struct kv_series **chain = find_chain(metric, values), *series;
@@ -328,7 +329,8 @@ static void put_histogram(struct kv_buf *out, const struct kv_metric *metric,
 {
     static const double infinity = INFINITY;
     size_t n = metric->def->n_buckets;
-    uint64_t sum = 0; /* the count too: a scrape between two updates is still consistent */
+    /* Serves as the count, too: a scrape between two updates stays consistent */
+    uint64_t sum = 0;
 
     for (size_t i = 0; i <= n; i++) {
         sum += atomic_load_explicit(&series->buckets[i], memory_order_relaxed);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The first byte of a value says what it is:
+ * The first byte of a value tells its type:
  *
  *     00..7f fixint    c0 nil         c4 c5 c6 bin 8/16/32     cc cd ce cf uint 8/16/32/64
  *     80..8f fixmap    c1 (never)     c7 c8 c9 ext 8/16/32     d0 d1 d2 d3 int 8/16/32/64
@@ -8,8 +8,8 @@
  *     a0..bf fixstr    dc dd array 16/32   de df map 16/32     d9 da db str 8/16/32
  *     e0..ff negative fixint
  *
- * A failure moves p to the end, so that every later read fails on "nothing left" without looking at
- * the error; the first error is the one that stays.
+ * A failure moves p to the end: every later read then fails for lack of bytes, without a test of
+ * the error. The first error stays.
  */
 #include "base/msgpack.h"
 
@@ -36,7 +36,10 @@ static size_t left(const struct kv_msgpack *m)
     return (size_t)(m->end - m->p);
 }
 
-/* The big-endian number of @width bytes behind the first byte; the caller has checked for room. */
+/*
+ * Return the big-endian number of @width bytes behind the first byte. The caller has checked the
+ * bounds.
+ */
 static uint64_t number_at(const uint8_t *p, unsigned width)
 {
     uint16_t n16;
@@ -58,7 +61,7 @@ static uint64_t number_at(const uint8_t *p, unsigned width)
     }
 }
 
-/* The byte that says what comes next, or the error and -1. */
+/* Return the first byte of the next value; -1 with an error at the end. */
 static int first_byte(struct kv_msgpack *m)
 {
     if (KV_LIKELY(m->p < m->end))
@@ -75,7 +78,7 @@ static bool has(struct kv_msgpack *m, uint64_t n)
     return false;
 }
 
-/* Takes the first byte and the number of @width bytes behind it. */
+/* Read the first byte and the number of @width bytes behind it. */
 static bool take_number(struct kv_msgpack *m, unsigned width, uint64_t *ret)
 {
     if (!has(m, width + 1u))
@@ -116,13 +119,13 @@ enum kv_msgpack_type kv_msgpack_peek(const struct kv_msgpack *m)
     if (b >= 0xe0)
         return KV_MSGPACK_INT;
     if (b >= 0xd0 && b <= 0xd3 && left(m) > 1 && m->p[1] < 0x80)
-        return KV_MSGPACK_UINT; /* a signed form of a non-negative number */
+        return KV_MSGPACK_UINT; /* a non-negative number in a signed form */
     return types[b - 0xc0];
 }
 
 /* -- containers -------------------------------------------------------------------------------- */
 
-/* @each: the least number of bytes that an element takes. */
+/* Read the number of elements. @each is the smallest size of an element in bytes. */
 static uint32_t take_count(struct kv_msgpack *m, uint8_t fix, uint8_t code16, unsigned each,
                            const char *wrong)
 {
@@ -162,7 +165,7 @@ uint32_t kv_msgpack_map(struct kv_msgpack *m)
 
 /* -- scalars ----------------------------------------------------------------------------------- */
 
-/* Any integer as its 64-bit pattern; @ret_negative says whether it is to be read as signed. */
+/* Read any integer as a 64-bit pattern. @ret_negative: the pattern is a negative number. */
 static uint64_t take_integer(struct kv_msgpack *m, bool *ret_negative)
 {
     int b = first_byte(m);
@@ -310,10 +313,10 @@ struct kv_str kv_msgpack_bin(struct kv_msgpack *m)
 
 /* -- skipping ---------------------------------------------------------------------------------- */
 
-/* How many bytes to pass over for the value at p, and how many values it then contains. */
+/* Compute the bytes to pass over for the value at p, and the number of values inside it. */
 static bool span(struct kv_msgpack *m, uint64_t *ret_bytes, uint64_t *ret_values)
 {
-    /* For c0..df: bytes besides those that a length counts, and how wide that length is. */
+    /* For c0..df: the bytes besides the ones that a length counts, and the width of that length. */
     static const uint8_t fixed[32] = {1, 0, 1, 1, 2, 3, 5, 3,  4,  6, 5, 9, 2, 3, 5, 9,
                                       2, 3, 5, 9, 3, 4, 6, 10, 18, 2, 3, 5, 3, 5, 3, 5};
     static const uint8_t width[32] = {[4] = 1, 2, 4, 1, 2, 4, [25] = 1, 2, 4, 2, 4, 2, 4};
@@ -351,8 +354,8 @@ static bool span(struct kv_msgpack *m, uint64_t *ret_bytes, uint64_t *ret_values
 }
 
 /*
- * One number instead of a stack: how many values are still due, at whatever depth. Each needs a
- * byte at least, which refuses every header that promises more than there is.
+ * Count the values still due, at any depth, instead of keeping a stack. Each needs at least one
+ * byte, so a header that promises more values than bytes left is refused.
  */
 void kv_msgpack_skip(struct kv_msgpack *m)
 {
@@ -374,14 +377,13 @@ void kv_msgpack_skip(struct kv_msgpack *m)
 /* -- token ids --------------------------------------------------------------------------------- */
 
 /*
- * Token ids mix widths of 1, 2, 3 and 5 bytes unpredictably, which costs a mispredicted branch
- * every other token when each first byte decides a jump. So sixteen tokens at a time: what a token
- * starting at each of the next 80 bytes would take is worked out for all bytes at once, in vectors;
- * then the walk is one dependent load and one addition a token, and its value two shifts of the
- * eight bytes there.
+ * Token ids mix widths of 1, 2, 3 and 5 bytes at random. A jump on each first byte would be
+ * mispredicted every other token. So 16 tokens are read at a time: vector code computes the width
+ * of a token at each of the next 80 bytes. The walk then costs one dependent load and one addition
+ * a token; the value is two shifts of the eight bytes there.
  */
 #define RUN 16
-#define RUN_BYTES (RUN * 5) /* the most that they take */
+#define RUN_BYTES (RUN * 5) /* most bytes that RUN tokens take */
 #define RUN_READ (RUN_BYTES + 8)
 
 typedef uint8_t bytes16 __attribute__((vector_size(16)));
@@ -397,12 +399,16 @@ static inline void token_widths(const uint8_t *p, uint8_t *ret)
     memcpy(ret, &widths, sizeof(widths));
 }
 
-/* RUN tokens from @p, of which RUN_READ bytes may be read. Returns what they take, 0: not only
- * tokens. */
+/*
+ * Read RUN tokens at @p, where RUN_READ bytes are readable. Returns their length in bytes; 0: some
+ * value is no token.
+ */
 static unsigned take_run(const uint8_t *p, uint32_t *ret)
 {
-    /* By width: how far the value is from the top of the eight bytes, and how many bits are below
-     * it. */
+    /*
+     * By width: distance of the value from the top of the eight bytes, and the number of bits below
+     * it.
+     */
     static const uint8_t above[8] = {[2] = 8, [3] = 8, [5] = 8};
     static const uint8_t below[8] = {[1] = 56, [2] = 56, [3] = 48, [5] = 32};
     uint8_t widths[RUN_BYTES];
@@ -423,7 +429,7 @@ static unsigned take_run(const uint8_t *p, uint32_t *ret)
     return wrong >> 31 ? 0 : at;
 }
 
-/* Any integer form, in range. */
+/* Read a number 0..2^32-1 in any integer form. */
 static bool take_u32(struct kv_msgpack *m, uint32_t *ret)
 {
     const uint8_t *before = m->p;
@@ -531,7 +537,7 @@ void kv_msgpack_put_double(struct kv_buf *out, double value)
     put_number(out, 0xcb, bits, 8);
 }
 
-/* A length of 8, 16 or 32 bits; what doesn't fit 32 bits has no encoding. */
+/* Write a length of 8, 16 or 32 bits. Longer data has no encoding and fails. */
 static bool put_length(struct kv_buf *out, uint8_t code8, size_t len)
 {
     if (len <= UINT8_MAX)
@@ -585,7 +591,7 @@ void kv_msgpack_put_map(struct kv_buf *out, uint32_t n)
     put_count(out, 0x80, 0xde, n);
 }
 
-/* The shortest form of @value at @p, which has room for 9 bytes. Returns its length. */
+/* Write the shortest form of @value at @p, which has room for 9 bytes. Returns its length. */
 static inline size_t write_u64(uint8_t *p, uint64_t value)
 {
     unsigned code = value <= UINT8_MAX ? 0 : value <= UINT16_MAX ? 1 : value <= UINT32_MAX ? 2 : 3;
@@ -604,7 +610,10 @@ void kv_msgpack_put_u32s(struct kv_buf *out, const uint32_t *values, size_t n)
 {
     uint8_t *p;
 
-    /* Each is written as 9 bytes of which it keeps at most 5; hence the slack behind the last. */
+    /*
+     * Each value is written as 9 bytes, of which at most 5 count; hence the 4 spare bytes at the
+     * end.
+     */
     if (out->error || kv_buf_reserve(out, n * 5 + 4) < 0)
         return;
     p = (uint8_t *)out->data + out->len;

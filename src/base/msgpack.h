@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * A pull msgpack reader and a writer.
+ * A pull reader and a writer for msgpack.
  *
- * The reader hands out values in order from one buffer. Lengths are checked against what is left
- * before anything is believed (an array of n elements needs at least n bytes), nothing is
- * allocated, and nesting of any depth is passed over without recursion. Errors stick, as in json.h.
+ * The reader hands out values in order from one buffer. It checks every length against the bytes
+ * left before it uses the length (an array of n elements needs at least n bytes). It never
+ * allocates, and passes over nesting of any depth without recursion. Errors stick, as in json.h.
  * Strings and binaries point into the input.
  */
 #ifndef KV_BASE_MSGPACK_H
@@ -46,13 +46,12 @@ int64_t kv_msgpack_i64(struct kv_msgpack *m);
 uint64_t kv_msgpack_bits64(struct kv_msgpack *m); /* unsigned, or negative as two's complement */
 double kv_msgpack_double(struct kv_msgpack *m);   /* floats and integers */
 bool kv_msgpack_bool(struct kv_msgpack *m);
-bool kv_msgpack_nil(struct kv_msgpack *m); /* true when a nil was there and is taken */
+bool kv_msgpack_nil(struct kv_msgpack *m); /* true: a nil was read; false: nothing was read */
 struct kv_str kv_msgpack_str(struct kv_msgpack *m);
 struct kv_str kv_msgpack_bin(struct kv_msgpack *m);
-void kv_msgpack_skip(struct kv_msgpack *m); /* one value, with all that is in it */
+void kv_msgpack_skip(struct kv_msgpack *m); /* skips one value with all its contents */
 
-/** @n elements that must be integers 0..2^32-1, appended to @ret (room for @n). Fast path for
- * tokens. */
+/** Append @n integers of 0..2^32-1 to @ret, which has room for @n. Fast path for token ids. */
 bool kv_msgpack_u32s(struct kv_msgpack *m, uint32_t n, uint32_t *ret);
 
 static inline bool kv_msgpack_failed(const struct kv_msgpack *m)
@@ -72,7 +71,7 @@ void kv_msgpack_put_strn(struct kv_buf *out, const char *text, size_t len);
 void kv_msgpack_put_bin(struct kv_buf *out, const void *data, size_t len);
 void kv_msgpack_put_array(struct kv_buf *out, uint32_t n);
 void kv_msgpack_put_map(struct kv_buf *out, uint32_t n);
-/** @n integers one after another, without their array's header. Fast path for tokens and hashes. */
+/** Append @n integers without an array header. Fast path for tokens and hashes. */
 void kv_msgpack_put_u32s(struct kv_buf *out, const uint32_t *values, size_t n);
 void kv_msgpack_put_u64s(struct kv_buf *out, const uint64_t *values, size_t n);
 

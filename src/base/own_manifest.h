@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Beginning of the manifests that kvs_save writes (docs/formats.md). Backends look at it to learn
- * whether a manifest names its chunks itself, or whether they must note what it may need.
+ * Recognise manifests that kvs_save wrote (docs/formats.md). Such a manifest lists its chunks
+ * itself; for others a backend must note the chunks that the manifest may need.
  */
 #ifndef KV_BASE_OWN_MANIFEST_H
 #define KV_BASE_OWN_MANIFEST_H
@@ -14,8 +14,10 @@
 
 enum { KV_OWN_MAGIC_LEN = 8, KV_OWN_VERSION = 1 };
 
-/** Whether the manifest is of version 1, which collection can read. A manifest of a later version is
- * as opaque as another program's. */
+/**
+ * Return true for a manifest of version 1, which collection can read. Manifests of later versions
+ * are as opaque as another program's.
+ */
 static inline bool kv_is_own_manifest(const void *data, size_t len)
 {
     static const char version[2] = {KV_OWN_VERSION, 0};

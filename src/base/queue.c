@@ -68,7 +68,10 @@ int kv_queue_push(struct kv_queue *queue, const void *element)
     return rc;
 }
 
-/* Waits, with the lock held, until there is an element or a reason to give up. */
+/*
+ * Wait, with the lock held, until an element is there, the queue is closed, or the deadline has
+ * passed.
+ */
 static int wait_not_empty(struct kv_queue *queue, uint64_t deadline_ns)
 {
     while (queue->len == 0) {

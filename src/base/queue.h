@@ -13,18 +13,18 @@
 struct kv_queue;
 
 int kv_queue_create(size_t element_bytes, size_t capacity, struct kv_queue **ret);
-void kv_queue_destroy(struct kv_queue *queue); /* contents are dropped; NULL is a no-op */
+void kv_queue_destroy(struct kv_queue *queue); /* drops the contents; NULL is a no-op */
 
-/** Returns 0, -EAGAIN when full, -EPIPE when closed. */
+/** Append an element. Returns 0, -EAGAIN when full, -EPIPE when closed. */
 int kv_queue_push(struct kv_queue *queue, const void *element);
 
 /**
- * Take up to @max elements. Waits until there is one, @deadline_ns (monotonic, 0: don't wait)
- * passes (-ETIMEDOUT), or the queue is closed and empty (-EPIPE). Returns the number taken.
+ * Take up to @max elements. Waits until there is one, until @deadline_ns (monotonic, 0: don't wait)
+ * passes (-ETIMEDOUT), or until the queue is closed and empty (-EPIPE). Returns the number taken.
  */
 long kv_queue_pop(struct kv_queue *queue, void *elements, size_t max, uint64_t deadline_ns);
 
-/** No more pushes; waiting consumers wake up. */
+/** Refuse further pushes and wake the waiting consumers. */
 void kv_queue_close(struct kv_queue *queue);
 size_t kv_queue_len(struct kv_queue *queue);
 

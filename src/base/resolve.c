@@ -24,12 +24,13 @@ enum state { IDLE, QUEUED, RUNNING };
 
 struct name {
     TAILQ_ENTRY(name) queue, age;
-    struct name *next; /* in its bucket */
+    struct name *next; /* next name in the same bucket */
     enum state state;
-    uint64_t asked_ns;         /* QUEUED, RUNNING: since when */
-    uint64_t done_ns, good_ns; /* the last lookup's end; the last successful one's; 0: none */
-    int rc;                    /* of the last lookup */
-    struct kv_addresses good;  /* of the last successful one */
+    uint64_t asked_ns; /* when the lookup was asked for; QUEUED and RUNNING only */
+    /* End of the last lookup, and of the last successful one; 0: none */
+    uint64_t done_ns, good_ns;
+    int rc;                   /* result of the last lookup */
+    struct kv_addresses good; /* addresses from the last successful lookup */
     char host[];
 };
 
@@ -37,14 +38,15 @@ TAILQ_HEAD(names, name);
 
 struct kv_resolver {
     struct kv_resolver_opts opts;
-    pthread_mutex_t lock; /* all that follows */
+    pthread_mutex_t lock; /* guards all fields below */
     pthread_cond_t work, done;
     struct name *buckets[BUCKETS];
-    struct names age;       /* all names, the longest unasked first */
-    struct names queues[2]; /* to look up; in the second those whose last lookup failed */
+    struct names age; /* all names, the longest unasked first */
+    /* Names to look up; the second queue holds those whose last lookup failed */
+    struct names queues[2];
     uint32_t n_names, n_queued, n_threads, n_idle;
-    uint32_t n_doubtful; /* threads that are busy with names of the second queue */
-    uint32_t refs;       /* the owner's and one per thread */
+    uint32_t n_doubtful; /* threads that look up names of the second queue */
+    uint32_t refs;       /* one of the owner, one of each thread */
     bool stop;
 };
 
@@ -74,7 +76,7 @@ int kv_resolver_create(const struct kv_resolver_opts *opts, struct kv_resolver *
     return 0;
 }
 
-/* With the lock, which is gone with the last reference. */
+/* Drop a reference and unlock. The last reference frees the resolver with its lock. */
 static void drop_and_unlock(struct kv_resolver *r)
 {
     bool last = --r->refs == 0;
@@ -125,7 +127,9 @@ static bool is_doubtful(const struct name *name)
     return name->rc < 0;
 }
 
-/* A quarter of the threads is kept for names that may well resolve. */
+/*
+ * Take the next name to look up. A quarter of the threads serves only names that may well resolve.
+ */
 static struct name *next_name(struct kv_resolver *r)
 {
     struct name *name = TAILQ_FIRST(&r->queues[0]);
@@ -135,7 +139,10 @@ static struct name *next_name(struct kv_resolver *r)
     return name;
 }
 
-/* With the lock, which is let go during the lookup. Only names that are IDLE are ever freed. */
+/*
+ * Look @name up. Takes the lock held, releases it during the lookup. Only IDLE names are ever
+ * freed.
+ */
 static void look_up(struct kv_resolver *r, struct name *name)
 {
     struct kv_addresses found = {0};
@@ -188,8 +195,10 @@ static void *resolve_main(void *arg)
     return NULL;
 }
 
-/* A thread will take the name just queued. An idle one that was woken before counts as idle until it runs. False:
- * there is no thread, and none can be started. */
+/*
+ * Make sure that a thread will take the name just queued. A woken idle thread counts as idle until
+ * it runs. Returns false when no thread exists and none can be started.
+ */
 static bool find_thread(struct kv_resolver *r)
 {
     pthread_t thread;
@@ -202,7 +211,7 @@ static bool find_thread(struct kv_resolver *r)
         return true;
     if (kv_thread_start(&thread, "resolve", resolve_main, r) < 0)
         return r->n_threads > 0;
-    pthread_detach(thread); /* nobody may wait for it: see resolve.h */
+    pthread_detach(thread); /* no caller may wait for the thread: see resolve.h */
     r->n_threads++;
     r->refs++;
     return true;
@@ -227,7 +236,7 @@ static void forget(struct kv_resolver *r, struct name *name)
     free(name);
 }
 
-/* Room for one more name: the longest unasked that isn't being looked up goes. */
+/* Make room for one more name: drop the longest unasked one that isn't being looked up. */
 static bool make_room(struct kv_resolver *r)
 {
     struct name *name;
@@ -289,7 +298,10 @@ static void enqueue(struct kv_resolver *r, struct name *name, uint64_t now_ns)
     name->rc = -EAGAIN;
 }
 
-/* Addresses known for a name now. Silence of the name servers does not make their last answer wrong. */
+/*
+ * Return the addresses known for @name now. When the name servers are silent, their last answer
+ * stays valid.
+ */
 static int answer(const struct kv_resolver *r, const struct name *name, uint64_t max_age_ms,
                   uint64_t now_ns)
 {
@@ -305,7 +317,7 @@ static int answer(const struct kv_resolver *r, const struct name *name, uint64_t
     return rc != -ENOENT && name->good.n ? 0 : rc;
 }
 
-#define YOUNG_MS 1000u /* an answer of this age is good enough for everybody */
+#define YOUNG_MS 1000u /* milliseconds; every caller accepts an answer of this age */
 
 static int ask_locked(struct kv_resolver *r, const char *host, uint64_t max_age_ms,
                       struct kv_addresses *ret)
@@ -361,7 +373,7 @@ int kv_resolver_wait(struct kv_resolver *resolver, const char *host, uint64_t ma
         return 0;
     pthread_mutex_lock(&resolver->lock);
     while ((rc = ask_locked(resolver, host, max_age_ms, ret)) == -EINPROGRESS) {
-        /* A lookup's own deadline passes without a signal. */
+        /* The deadline of a lookup passes without a signal. */
         uint64_t until_ns =
             KV_MIN(deadline_ns, kv_now_ns() + resolver->opts.deadline_ms * KV_NS_PER_MS);
 

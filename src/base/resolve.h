@@ -23,7 +23,7 @@
 #define KV_RESOLVE_MAX 8 /* addresses kept of a name */
 
 struct kv_address {
-    char text[64]; /* numeric, without brackets, an IPv6 address with its zone */
+    char text[64]; /* numeric, without brackets; an IPv6 address with its zone */
     int family;    /* AF_INET or AF_INET6 */
 };
 
@@ -32,15 +32,19 @@ struct kv_addresses {
     struct kv_address items[KV_RESOLVE_MAX]; /* IPv4 first, then in the resolver's order */
 };
 
-/** Look @host up, taking as long as it takes. Returns 0, -ENOENT (no such name), -EAGAIN (no answer), another errno. */
+/**
+ * Look @host up, however long that takes. Returns 0, -ENOENT (no such name), -EAGAIN (no answer) or
+ * another errno.
+ */
 typedef int (*kv_lookup_fn)(void *arg, const char *host, struct kv_addresses *ret);
 
 struct kv_resolver_opts {
-    uint32_t threads;     /* lookups at a time; 0: 64 */
-    uint32_t max_names;   /* names known or asked for; 0: 4096 */
-    uint64_t deadline_ms; /* for one lookup, queueing included; 0: 5000 */
-    uint64_t failed_ms;   /* a failed name is looked up again after this time; 0: 1000 */
-    kv_lookup_fn lookup;  /* NULL: getaddrinfo. Outlives the process's last lookup. */
+    uint32_t threads;     /* lookups at the same time; 0: 64 */
+    uint32_t max_names;   /* names remembered or being looked up; 0: 4096 */
+    uint64_t deadline_ms; /* limit of one lookup in milliseconds, queueing included; 0: 5000 */
+    /* Pause before a failed name is looked up again, in milliseconds; 0: 1000 */
+    uint64_t failed_ms;
+    kv_lookup_fn lookup; /* NULL: getaddrinfo. Must outlive the process's last lookup. */
     void *lookup_arg;
 };
 
@@ -51,8 +55,8 @@ int kv_resolver_create(const struct kv_resolver_opts *opts,
 void kv_resolver_destroy(struct kv_resolver *resolver); /* NULL is a no-op */
 
 /**
- * Addresses of @host that are at most @max_age_ms (no less than 1000) old. Never waits. Returns
- *   0             *@ret is filled; also with older addresses while the name servers don't answer;
+ * Ask for addresses of @host that are at most @max_age_ms (at least 1000) old. Never waits. Returns
+ *   0             *@ret is filled; with older addresses while the name servers don't answer;
  *   -EINPROGRESS  ask again later;
  *   -ENOENT       there is no such name;
  *   -ETIMEDOUT    no answer within the deadline;
@@ -62,18 +66,24 @@ void kv_resolver_destroy(struct kv_resolver *resolver); /* NULL is a no-op */
 int kv_resolver_ask(struct kv_resolver *resolver, const char *host, uint64_t max_age_ms,
                     struct kv_addresses *ret);
 
-/** The same for callers that may wait, until @deadline_ns (monotonic); then -ETIMEDOUT. */
+/**
+ * Ask like kv_resolver_ask, and wait for the answer until @deadline_ns (monotonic), then
+ * -ETIMEDOUT.
+ */
 int kv_resolver_wait(struct kv_resolver *resolver, const char *host, uint64_t max_age_ms,
                      uint64_t deadline_ns, struct kv_addresses *ret);
 
-/** One with default options for the whole library or program, made at its first use and never destroyed. A library that
- * uses it must not be unloaded (-z nodelete). NULL: out of memory. */
+/**
+ * Return the resolver that the whole library or program shares, with default options. It is made at
+ * first use and never destroyed, so the library that uses it must not be unloaded (-z nodelete).
+ * NULL: out of memory.
+ */
 struct kv_resolver *kv_resolver_shared(void);
 
-/** Describe a failure of either call in words. */
+/** Describe an error of kv_resolver_ask or kv_resolver_wait in words. */
 const char *kv_resolver_strerror(int rc);
 
-/** getaddrinfo as a kv_lookup_fn; @arg is unused. */
+/** Look @host up with getaddrinfo, as a kv_lookup_fn. @arg is unused. */
 int kv_lookup_system(void *arg, const char *host, struct kv_addresses *ret);
 
 #endif

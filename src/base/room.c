@@ -16,8 +16,10 @@ int kv_room_for(int fd, uint64_t bytes)
 
     if (fstatvfs(fd, &fs) < 0 || !fs.f_blocks)
         return 0;
-    /* Count blocks reserved for root as free: the reservation itself fails when we may not use
-     * them. */
+    /*
+     * Count blocks reserved for root as free: when we may not use them, the reservation itself
+     * fails.
+     */
     return bytes / (fs.f_frsize ? fs.f_frsize : 1) > fs.f_bfree ? -ENOSPC : 0;
 }
 
@@ -54,7 +56,7 @@ int kv_room_reserve(int fd, uint64_t bytes, const char *component)
     int rc;
 
     if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && bytes > limit.rlim_cur)
-        return -EFBIG; /* and not the signal that comes with it */
+        return -EFBIG; /* instead of the signal SIGXFSZ */
     if (fstat(fd, &st) < 0)
         return -errno;
     if (bytes > INT64_MAX)

@@ -37,8 +37,7 @@ int kv_thread_start(pthread_t *ret, const char *name, void *(*fn)(void *), void 
     start->arg = arg;
     snprintf(start->name, sizeof(start->name), "%.15s", name);
 
-    /* The mask is inherited: no signal may arrive between the thread's birth and its own masking.
-     */
+    /* A thread inherits the mask: block all signals before it starts, so that none reaches it. */
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
     rc = pthread_create(&thread, NULL, run, start);
@@ -84,11 +83,11 @@ void kv_wake_close(struct kv_wake *wake)
 
 void kv_wake_signal(struct kv_wake *wake)
 {
-    int saved = errno; /* may run in a signal handler */
+    int saved = errno; /* a signal handler may call this function */
     uint64_t one = 1;
     ssize_t n;
 
-    /* A write fails only when the counter is full; the wake-up is pending then. */
+    /* A write fails only on a full counter, when a wake-up is pending already. */
     do {
         n = write(wake->fd, &one, sizeof(one));
     } while (n < 0 && errno == EINTR);

@@ -8,20 +8,20 @@
 #include <stdint.h>
 
 /**
- * Start a thread called @name (15 characters at most are kept), all signals blocked in it.
- * Returns 0 or a negative errno. Every thread is joined by its owner with pthread_join.
+ * Start a thread called @name (15 characters at most are kept) with all signals blocked. Returns 0
+ * or a negative errno. Its owner ends it with pthread_join.
  */
 int kv_thread_start(pthread_t *ret, const char *name, void *(*fn)(void *), void *arg);
 
 /** Initialize @cond for kv_cond_wait_until. Can't fail: glibc and musl allocate nothing for it. */
 void kv_cond_init(pthread_cond_t *cond);
 /**
- * Wait, with @lock held, for a signal or until @deadline_ns (kv_now_ns). Returns 0 or -ETIMEDOUT; 0
- * also for no reason, as pthread_cond_wait.
+ * Wait, with @lock held, for a signal or until @deadline_ns (kv_now_ns). Returns 0 or -ETIMEDOUT.
+ * Like pthread_cond_wait, may return 0 without a signal.
  */
 int kv_cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t deadline_ns);
 
-/** A wake-up that can be polled. */
+/** A wake-up on a file descriptor, for poll. */
 struct kv_wake {
     int fd; /* readable while signalled; -1 when closed */
 };

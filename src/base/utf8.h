@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** UTF-8 as RFC 3629 has it: no overlong forms, no surrogates, nothing above U+10FFFF. */
+/** UTF-8 by RFC 3629: no overlong forms, no surrogates, nothing above U+10FFFF. */
 #ifndef KV_BASE_UTF8_H
 #define KV_BASE_UTF8_H
 
@@ -8,14 +8,14 @@
 #include <string.h>
 
 /**
- * The length of the sequence at @p: 1 to 4, 0 when it is invalid, or -1 when it is the valid
- * beginning of a sequence that @end cuts off. @p < @end.
+ * Return the length of the sequence at @p: 1 to 4; 0: invalid; -1: a valid beginning that @end cuts
+ * off. @p < @end.
  */
 static inline int kv_utf8_sequence(const char *p, const char *end)
 {
     const unsigned char *s = (const unsigned char *)p;
     size_t left = (size_t)(end - p);
-    unsigned char low = 0x80, high = 0xBF; /* what the second byte may be */
+    unsigned char low = 0x80, high = 0xBF; /* bounds of the second byte */
     int len;
 
     if (s[0] < 0x80)
@@ -44,7 +44,7 @@ static inline int kv_utf8_sequence(const char *p, const char *end)
     return len;
 }
 
-/** Whether all of @text is such sequences. */
+/** Return true when all of @text is valid UTF-8. */
 static inline bool kv_utf8_valid(const char *text)
 {
     const char *end = text + strlen(text);
