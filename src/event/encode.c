@@ -13,7 +13,7 @@ static const char *const media[KV_N_TIERS] = {
     [KV_TIER_EXTERNAL] = "EXTERNAL",
 };
 
-#define MAX_ITEMS (4u << 20) /* hashes or tokens: what readers take by default */
+#define MAX_ITEMS (4u << 20) /* most hashes or tokens in an event: the default limit of readers */
 
 int kve_event_check(const struct kve_event *event)
 {
@@ -58,8 +58,10 @@ static void put_tokens(struct kv_buf *out, const struct kve_event *event)
     kv_msgpack_put_u32s(out, event->tokens, event->n_tokens);
 }
 
-/* Write the parent and tokens. For known blocks without tokens engines write size 0 and no
- * parent. */
+/*
+ * Write the parent and tokens. Engines write block size 0 and no parent for known blocks without
+ * tokens.
+ */
 static void put_parent(struct kv_buf *out, const struct kve_event *event)
 {
     if (event->parent && event->n_tokens)
@@ -125,8 +127,10 @@ static void put_removed_map(struct kv_buf *out, const struct kve_event *event)
 
 /* -- arrays ------------------------------------------------------------------------------------ */
 
-/* One entry per block; the salt goes with the first, marked so that it can't be taken for anything
- * else. */
+/*
+ * Write the extra keys, one entry per block. The salt goes with the first block; its prefix marks
+ * it as a salt.
+ */
 static void put_extra_keys(struct kv_buf *out, const struct kve_event *event)
 {
     static const char prefix[] = KVE_SALT_PREFIX;

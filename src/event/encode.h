@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** Events and batches as msgpack, in the encodings that engines publish. */
+/** Encode events and batches as msgpack, in the encodings that engines publish. */
 #ifndef KV_EVENT_ENCODE_H
 #define KV_EVENT_ENCODE_H
 
@@ -9,14 +9,14 @@
 #include "base/buf.h"
 #include "kv_event.h"
 
-/** Whether @event makes sense. Returns 0 or -EINVAL. */
+/** Check the fields of @event against one another. Returns 0 or -EINVAL. */
 int kve_event_check(const struct kve_event *event);
 
-/** Append one event. Errors are the buffer's. */
+/** Append one event. Errors stick in @out. */
 void kve_event_encode(struct kv_buf *out, const struct kve_event *event,
                       enum kve_encoding encoding);
 
-/** Largest number of bytes before and behind the events of a batch. */
+/** Most bytes that a batch has before and behind its events. */
 #define KVE_BATCH_HEAD 16
 #define KVE_BATCH_TAIL 8
 size_t kve_batch_head(uint8_t out[KVE_BATCH_HEAD], double timestamp, uint32_t n_events);

@@ -6,7 +6,7 @@
 
 /* -- strings ----------------------------------------------------------------------------------- */
 
-/* A hex digest stands for its first 64 bits. */
+/* Read a hex digest. Its first 64 bits stand for it. */
 static bool digest_of(struct kv_str s, uint64_t *ret)
 {
     return kve_digest(s.p, s.len, ret);
@@ -33,20 +33,20 @@ static struct kv_str without_salt_prefix(struct kv_str s)
 /* -- keys -------------------------------------------------------------------------------------- */
 
 enum key_type {
-    KEY_NONE,    /* says nothing about the block */
+    KEY_NONE,    /* the key doesn't matter to the block's hash */
     KEY_STRING,  /* untagged: text */
-    KEY_OBJECT,  /* text is an object's name, or identity is set */
+    KEY_OBJECT,  /* text is the name of an object, or identity is set */
     KEY_SALT,    /* text */
     KEY_ADAPTER, /* text */
-    KEY_ODD,     /* untagged, and of a type that has no meaning */
-    KEY_UNKNOWN  /* tagged, and not understood */
+    KEY_ODD,     /* untagged, of a type without meaning */
+    KEY_UNKNOWN  /* tagged, with an unknown tag */
 };
 
 struct key {
     enum key_type type;
     struct kv_str text;
-    uint64_t identity; /* of an object without text */
-    bool has_offset;   /* an object's, from the start of the block */
+    uint64_t identity; /* an object's identity when it has no text */
+    bool has_offset;   /* an object has an offset from the start of the block */
     int64_t offset;
 };
 
@@ -88,7 +88,10 @@ static enum key_type type_of_tag(struct kv_str tag)
     return is_one_of(tag, "lora", "lora_name", "LoRAKey") ? KEY_ADAPTER : KEY_UNKNOWN;
 }
 
-/* {"type": "mm", "hash": "...", "block_offset": 0}: the tag, and the members that it wants. */
+/*
+ * Read {"type": "mm", "hash": "...", "block_offset": 0}: the tag and the members that its type
+ * needs.
+ */
 static struct key take_tagged(struct kv_msgpack *m)
 {
     struct key key = {.type = KEY_UNKNOWN, .text = {"", 0}};
@@ -112,7 +115,7 @@ static struct key take_tagged(struct kv_msgpack *m)
     return key;
 }
 
-/* ["id", offset] */
+/* Read ["id", offset]. */
 static struct key take_pair(struct kv_msgpack *m)
 {
     struct key key = {.type = KEY_ODD, .text = {"", 0}};
@@ -160,7 +163,7 @@ static struct key take_key(struct kv_msgpack *m)
     return key;
 }
 
-/* Enters the list of a block's keys or objects. Returns how many follow. */
+/* Enter the list of a block's keys or objects. Returns the number of entries. */
 static uint32_t enter_keys(struct kv_msgpack *m)
 {
     if (kv_msgpack_peek(m) == KV_MSGPACK_ARRAY)
@@ -172,8 +175,8 @@ static uint32_t enter_keys(struct kv_msgpack *m)
 /* -- adapter, salt ----------------------------------------------------------------------------- */
 
 /*
- * Reads the first block's keys. An untagged string there is the salt when it says so by its prefix;
- * or, where a chain starts, the last one that is neither the adapter nor, in an array, a digest.
+ * Read the first block's keys. An untagged string with the salt's prefix is the salt. At the start
+ * of a chain, so is the last one that is neither the adapter nor, in an array, a digest.
  */
 static void read_first_keys(const struct kve_raw_event *ev, struct kv_str *salt,
                             struct kv_str *adapter)
@@ -240,9 +243,9 @@ void kve_extra_walk_init(struct kve_extra_walk *walk, const struct kve_raw_event
 }
 
 /*
- * An untagged string. In the first block of a map it is adapter or salt, whatever it looks like;
- * elsewhere it may repeat them. Returns 1 with an identity, 0 for none, -EINVAL when it can't be
- * told.
+ * Read an untagged string. In the first block of a map it is adapter or salt, whatever its form;
+ * other blocks may repeat either. Returns 1 with an identity, 0 for none, -EINVAL when the meaning
+ * is unknown.
  */
 static int identity_of_string(const struct kve_extra_walk *walk, struct kv_str s, uint64_t *ret)
 {
@@ -254,7 +257,7 @@ static int identity_of_string(const struct kve_extra_walk *walk, struct kv_str s
     return walk->is_map ? -EINVAL : 0;
 }
 
-/* One extra key, taken whatever it is. As above. */
+/* Read one extra key of any kind, to its end. Returns as identity_of_string. */
 static int identity_of_key(struct kve_extra_walk *walk, uint64_t *ret)
 {
     struct key key = take_key(&walk->m);
@@ -278,7 +281,7 @@ static int identity_of_key(struct kve_extra_walk *walk, uint64_t *ret)
     }
 }
 
-/* {"mm_hash": 7, "offsets": ...} or [7, ...], taken whatever it is. */
+/* Read {"mm_hash": 7, "offsets": ...} or [7, ...], to its end whatever it holds. */
 static bool identity_of_object(struct kv_msgpack *m, uint64_t *ret)
 {
     bool map = kv_msgpack_peek(m) == KV_MSGPACK_MAP, found = false;
@@ -336,7 +339,7 @@ static int take_list(struct kve_extra_walk *walk, uint64_t ret[KVE_MAX_MM])
     return n_mm;
 }
 
-/* A block's info is a map or an array around the list of objects. */
+/* Read a block's info: a map or an array around the list of objects. */
 static int take_info(struct kve_extra_walk *walk, uint64_t ret[KVE_MAX_MM])
 {
     struct kv_msgpack *m = &walk->m;

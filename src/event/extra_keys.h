@@ -25,35 +25,40 @@
 
 #include "event/raw_event.h"
 
-/** More identities than that in one block are refused. */
+/** Most identities in one block; the reader refuses blocks with more. */
 #define KVE_MAX_MM 256
 
-/** Salts that arrive through an engine's extra keys may carry this in front of the tenant's own. */
+/** Prefix of a salt that arrives through an engine's extra keys; the tenant's own salt follows. */
 #define KVE_SALT_PREFIX "dynamo-cache-salt:"
 
-/** The salt of the chain that starts (or goes on) with this event; empty: none is told. */
+/**
+ * Return the salt of the chain that starts (or goes on) with this event; empty: the event names
+ * none.
+ */
 struct kv_str kve_extra_salt(const struct kve_raw_event *ev);
 
-/** The adapter: the event's lora_name, or the one that a tagged key of its first block names. */
+/**
+ * Return the adapter: the event's lora_name, or the one that a tagged key of its first block names.
+ */
 struct kv_str kve_extra_adapter(const struct kve_raw_event *ev);
 
-/** Walks the blocks of an event in order. */
+/** A walk over the blocks of an event, in order. */
 struct kve_extra_walk {
     struct kv_msgpack m;
-    uint32_t left;   /* entries not read yet */
-    bool infos;      /* block_mm_infos, else extra_keys */
-    bool is_map;     /* the event is one */
-    bool is_first;   /* the next entry is of a chain's first block */
-    bool no_ids;     /* identities in extra_keys don't count */
-    bool no_offsets; /* nor do offsets in extra_keys */
-    bool placed;     /* some identity so far came with an offset: see kve_mm_placed */
+    uint32_t left;   /* entries still to read */
+    bool infos;      /* read block_mm_infos rather than extra_keys */
+    bool is_map;     /* the event is a map */
+    bool is_first;   /* the next entry is the first block of a chain */
+    bool no_ids;     /* ignore identities in extra_keys */
+    bool no_offsets; /* ignore offsets in extra_keys */
+    bool placed;     /* some identity so far had an offset: see kve_mm_placed */
     struct kv_str salt, adapter;
 };
 void kve_extra_walk_init(struct kve_extra_walk *walk, const struct kve_raw_event *ev);
 
 /**
- * Identities of the next block's objects. Returns their number; -E2BIG above KVE_MAX_MM; -EINVAL
- * for a key that isn't understood.
+ * Read the identities of the next block's objects. Returns their number; -E2BIG above KVE_MAX_MM;
+ * -EINVAL for a key of unknown meaning.
  */
 int kve_extra_walk_next(struct kve_extra_walk *walk, uint64_t ret[KVE_MAX_MM]);
 

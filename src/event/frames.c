@@ -20,7 +20,7 @@ uint64_t kve_sequence_get(const uint8_t bytes[KVE_SEQUENCE_BYTES])
     return be64toh(be);
 }
 
-/* The last two frames are sequence and payload in every form. */
+/* Read sequence and payload, the last two frames of every form. */
 static int parse_tail(const struct kve_span *frames, size_t n, struct kve_message *ret)
 {
     if (frames[n - 2].len != KVE_SEQUENCE_BYTES)
@@ -49,8 +49,8 @@ int kve_message_parse_replay(const struct kve_span *frames, size_t n, struct kve
     if (n < 2 || n > 4 || parse_tail(frames, n, &message) < 0)
         return -EPROTO;
     /*
-     * In front: delimiter and topic, or one of them. A lone empty frame is the delimiter or an
-     * empty topic, which comes to the same.
+     * Delimiter and topic precede them, or one of the two. A single empty frame may be either: the
+     * result is the same.
      */
     if (n == 4 && frames[0].len)
         return -EPROTO;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * The frames around a batch: what a subscriber and a replay client see, and what they send.
+ * Parse and build the frames around a batch, as subscribers and replay clients see them.
  *
  *     live (SUB)        [topic] [sequence: 8 bytes, big-endian] [payload: msgpack]
  *     replay request    [""] [start sequence: 8 bytes]                     (DEALER to ROUTER)
@@ -8,8 +8,8 @@
  *                       [""] [topic] [sequence] [payload]    vLLM from 0.26, TensorRT-LLM
  *     end of a replay   the same with sequence ff ff ff ff ff ff ff ff and an empty payload
  *
- * Both replies are told apart by position from the end, never by content. Nothing here does I/O: a
- * message is an array of spans, which the caller collects from its socket.
+ * The parser tells both replies apart by position from the end, never by content. No function here
+ * does I/O: a message is an array of spans, which the caller collects from its socket.
  */
 #ifndef KV_EVENT_FRAMES_H
 #define KV_EVENT_FRAMES_H
@@ -24,7 +24,9 @@ struct kve_span {
     size_t len;
 };
 
-/** More frames than any message here has: collect so many, and drain the rest of a longer message.
+/**
+ * More frames than any valid message has. Collect this many, and drain the rest of a longer
+ * message.
  */
 #define KVE_MAX_FRAMES 8
 
@@ -37,23 +39,26 @@ struct kve_message {
     struct kve_span topic; /* empty when there is none */
     uint64_t sequence;
     struct kve_span payload;
-    bool is_end; /* replay: that was all */
+    bool is_end; /* the end marker of a replay */
 };
 
-/** A live message, exactly 3 frames. Returns 0 or -EPROTO (frame count, width of the sequence). */
+/**
+ * Parse a live message of exactly 3 frames. Returns 0 or -EPROTO (frame count, width of the
+ * sequence).
+ */
 int kve_message_parse_live(const struct kve_span *frames, size_t n, struct kve_message *ret);
 
 /**
- * A replay reply of either framing, with or without the empty delimiter in front. Returns 0 or
- * -EPROTO. Sequence ff..ff with a payload is -EPROTO: no publisher gets there.
+ * Parse a replay reply of either form, with or without the empty delimiter in front. Returns 0 or
+ * -EPROTO, also for sequence ff..ff with a payload, which no publisher reaches.
  */
 int kve_message_parse_replay(const struct kve_span *frames, size_t n, struct kve_message *ret);
 
-/** Sequence numbers on the wire. */
+/** Write or read a sequence number as it is sent. */
 void kve_sequence_put(uint8_t bytes[KVE_SEQUENCE_BYTES], uint64_t sequence);
 uint64_t kve_sequence_get(const uint8_t bytes[KVE_SEQUENCE_BYTES]);
 
-/** A replay request, frames to send in order from a DEALER. */
+/** A replay request: the frames that a DEALER sends, in order. */
 struct kve_replay_request {
     uint8_t bytes[KVE_SEQUENCE_BYTES];
     struct kve_span frames[2];

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Callers encode their events into a queue; one thread makes batches of them, numbers and sends
- * them, keeps them for replay and answers replay requests. The sockets are that thread's alone.
+ * Callers encode their events into a queue. One thread makes numbered batches of them, sends them,
+ * keeps them for replay and answers replay requests. Only that thread uses the sockets.
  *
  *     publish() --> pending  --swap-->  taken --> batch --> PUB
  *      (any thread)  (lock)            (thread)     |
  *                                                  ring --> ROUTER, a slice at a time
  *
- * A queue is encoded events end to end, and the length of each. Length 0 is a gap: events were
- * dropped there, and a sequence number is spent on them when the thread gets to it.
+ * A queue holds encoded events end to end, and the length of each. Length 0 is a gap: the publisher
+ * dropped events there. The thread spends a sequence number on the gap when it reaches it.
  */
 #include <inttypes.h>
 #include <pthread.h>
@@ -27,20 +27,21 @@
 #define DEFAULT_BUFFER_BYTES (UINT64_C(256) << 20)
 #define DEFAULT_QUEUE_EVENTS 100000
 #define DEFAULT_BATCH_EVENTS 256
-#define MAX_BATCH_EVENTS 65536              /* what subscribers take, kve_reader_opts */
-#define MAX_BATCH_BYTES ((size_t)4 << 20)   /* subscribers refuse messages far above that */
-#define MAX_QUEUE_BYTES ((size_t)256 << 20) /* of either queue; so a record fits 32 bits */
-#define KEEP_BYTES ((size_t)4 << 20)        /* queue memory above this is given back */
+#define MAX_BATCH_EVENTS 65536            /* limit of subscribers (kve_reader_opts) */
+#define MAX_BATCH_BYTES ((size_t)4 << 20) /* subscribers refuse much larger messages */
+/* Limit of either queue; a record's length fits 32 bits */
+#define MAX_QUEUE_BYTES ((size_t)256 << 20)
+#define KEEP_BYTES ((size_t)4 << 20) /* queue memory above this is freed */
 #define SEND_HWM 100000
 #define REPLAY_HWM 1000
 #define MAX_REQUEST_BYTES 4096
 #define LINGER_MS 1000
-#define BATCHES_A_TURN 64 /* sent before replays get a turn */
+#define BATCHES_A_TURN 64 /* batches sent before replays get a turn */
 #define MAX_ENDPOINT 512
 
 struct queue {
     struct kv_buf events;
-    struct kv_buf lens; /* uint32_t each; room for one more is always reserved */
+    struct kv_buf lens; /* one uint32_t per event; room for one more is always reserved */
 };
 
 struct kve_publisher {
@@ -51,26 +52,26 @@ struct kve_publisher {
     char *topic;
     char endpoint[MAX_ENDPOINT], replay_endpoint[MAX_ENDPOINT];
 
-    pthread_mutex_t lock; /* from here to the next comment */
+    pthread_mutex_t lock; /* guards the fields down to the next comment */
     pthread_cond_t sent_more;
     struct queue pending;
-    uint64_t oldest_ns; /* when pending got its first event */
-    size_t n_queued;    /* events pending or taken, not sent yet */
+    uint64_t oldest_ns; /* time of the first pending event */
+    size_t n_queued;    /* events pending or taken that aren't sent yet */
     uint64_t accepted, sent;
-    uint64_t hurry; /* don't linger while sent is below: somebody flushes */
+    uint64_t hurry; /* send without linger up to this event: a caller flushes */
     struct kve_publisher_stats stats;
     bool sleeping; /* the thread waits for a wake-up */
     bool stop;
-    uint64_t stop_ns; /* stop by then, sent or not */
+    uint64_t stop_ns; /* time at which the thread stops, with or without unsent events */
 
     struct kv_wake wake;
     pthread_t thread;
     bool started;
 
-    void *context, *pub, *router; /* the thread's, from here on */
+    void *context, *pub, *router; /* from here on: fields of the thread */
     int timer;
     struct queue taken;
-    size_t taken_record, taken_byte; /* how far it is sent */
+    size_t taken_record, taken_byte; /* position up to which the thread has sent taken */
     uint64_t sequence;
     struct kve_ring ring;
     struct kve_replay replay;
@@ -104,8 +105,7 @@ static int queue_event(struct kve_publisher *p, const struct kve_event *event)
     return queue->events.error ? queue->events.error : queue->lens.error;
 }
 
-/* Dropped events in a row cost one number, wherever more of them are dropped before the next good
- * ones. */
+/* Queue a gap. Consecutive drops, before the next queued event, share one gap and one number. */
 static void queue_gap(struct kve_publisher *p)
 {
     const uint32_t gap = 0;
@@ -129,7 +129,7 @@ static int drop(struct kve_publisher *p, size_t n)
     return -EAGAIN;
 }
 
-/* All of them or none. Returns 0, -EAGAIN, -ENOMEM. */
+/* Queue all events or none. Returns 0, -EAGAIN or -ENOMEM. */
 static int queue_events(struct kve_publisher *p, const struct kve_event *events, size_t n)
 {
     struct queue *queue = &p->pending;
@@ -243,7 +243,7 @@ static void send_batch(struct kve_publisher *p, zmq_msg_t *payload)
         zmq_msg_close(&copy);
 }
 
-/* The next batch: events up to a gap, a limit or the end. */
+/* Make the next batch: events up to a gap, a limit or the end. */
 static void make_batch(struct kve_publisher *p)
 {
     uint8_t head[KVE_BATCH_HEAD], tail[KVE_BATCH_TAIL];
@@ -277,7 +277,7 @@ static bool has_taken(const struct kve_publisher *p)
     return p->taken_record < n_records(&p->taken);
 }
 
-/* A turn's worth of what was taken. */
+/* Send one turn's batches from taken. */
 static void send_taken(struct kve_publisher *p)
 {
     size_t events = 0, batches = 0;
@@ -313,7 +313,10 @@ static void reset_queue(struct queue *queue)
     kv_buf_reserve(&queue->lens, sizeof(uint32_t));
 }
 
-/* Called with the lock. How long the pending events may still wait for company; 0: take them. */
+/*
+ * Return how long the pending events may still linger, in nanoseconds; 0: take them now. The caller
+ * holds the lock.
+ */
 static uint64_t linger_left(const struct kve_publisher *p)
 {
     uint64_t now, end;
@@ -325,7 +328,10 @@ static uint64_t linger_left(const struct kve_publisher *p)
     return now >= end ? 0 : end - now;
 }
 
-/* Called with the lock, everything taken having been sent. Returns what linger_left says. */
+/*
+ * Swap pending into taken, which must be empty. Returns the result of linger_left. The caller holds
+ * the lock.
+ */
 static uint64_t take_pending(struct kve_publisher *p)
 {
     uint64_t left = linger_left(p);
@@ -350,7 +356,9 @@ static void arm_timer(struct kve_publisher *p, uint64_t ns)
     timerfd_settime(p->timer, 0, &when, NULL);
 }
 
-/* Until something is published, the linger time is over, a request arrives or a replay can go on.
+/*
+ * Wait until events are published, the linger time is over, a replay request arrives or a replay
+ * can go on.
  */
 static void wait_for_work(struct kve_publisher *p, uint64_t linger_ns)
 {
@@ -366,7 +374,7 @@ static void wait_for_work(struct kve_publisher *p, uint64_t linger_ns)
         kv_wake_clear(&p->wake);
 }
 
-/* Takes what is there. Returns false when the thread is to end; *@ret_idle: nothing to send. */
+/* Take pending events. Returns false when the thread must end. *@ret_idle: nothing to send. */
 static bool next_turn(struct kve_publisher *p, bool *ret_idle, uint64_t *ret_linger_ns)
 {
     bool go_on = true;

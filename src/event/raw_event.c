@@ -26,10 +26,10 @@ int kve_grow_slowly(void *memory, size_t *capacity, size_t need, size_t bytes)
 /* -- arrays ------------------------------------------------------------------------------------ */
 
 /*
- * Read the elements behind the fields that every version has. Their final order is
+ * Return true when the elements behind the fields of all versions have their final order:
  *     group, kind, sliding window, locality, ownership
- * Some versions wrote any of these, and block_mm_infos before them, without the others. Use the
- * final order when the types fit it; else take each element for the field of its type.
+ * Some versions wrote any of these, and block_mm_infos before them, without the others. The final
+ * order counts when the types fit it. Else each element's type decides its field.
  */
 static bool tail_is_fixed(const struct kv_msgpack *m, uint32_t n)
 {
@@ -46,7 +46,7 @@ static bool tail_is_fixed(const struct kv_msgpack *m, uint32_t n)
     return true;
 }
 
-/* A string, nil, or a value of another type that a later version has in this place. */
+/* Read a string. Returns "" for nil and for another type, which later versions may put here. */
 static struct kv_str take_str_if_any(struct kv_msgpack *m)
 {
     if (kv_msgpack_peek(m) == KV_MSGPACK_STR)
@@ -110,7 +110,10 @@ static void take_tail(struct kv_msgpack *m, uint32_t n, struct kve_raw_event *ev
         take_typed_tail(m, n, ev);
 }
 
-/* hashes, parent, tokens, block size | lora id, medium, lora name or metadata, extra keys | tail */
+/*
+ * Read hashes, parent, tokens, block size | lora id, medium, lora name or metadata, extra keys |
+ * tail.
+ */
 static int read_stored(struct kv_msgpack *m, uint32_t n, struct kve_scratch *scratch,
                        struct kve_raw_event *ev)
 {
@@ -160,7 +163,7 @@ static int read_removed(struct kv_msgpack *m, uint32_t n, struct kve_scratch *sc
     return kve_raw_verdict(m);
 }
 
-/* [tag], [tag, ownership] */
+/* Read [tag] or [tag, ownership], the tag being read already. */
 static int read_cleared(struct kv_msgpack *m, uint32_t n, struct kve_raw_event *ev)
 {
     for (uint32_t i = 0; i < n && !kv_msgpack_failed(m); i++) {
@@ -199,7 +202,10 @@ static int read_array(struct kv_msgpack *m, struct kve_scratch *scratch, struct 
 
 /* -- values that wait for the others ----------------------------------------------------------- */
 
-/* One block's tokens of lookahead. They must be those of the next block, where it has come, too. */
+/*
+ * Read one block's lookahead tokens, which must agree with the tokens of the next block in the
+ * event.
+ */
 static int take_lookahead(struct kv_msgpack *m, const uint32_t *next, size_t n_next,
                           uint32_t tokens[KVE_MAX_LOOKAHEAD], uint32_t *ret)
 {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * One event as it stands in a batch, before any rule is applied to it.
+ * One event as a batch holds it, before the reader applies any rule.
  *
- * Engines write an event as a map with named fields or as a positional array that grew over the
- * years; both end up in the same struct. Strings and spans point into the payload, hashes and
+ * Engines write an event as a map with named fields, or as a positional array that grew over the
+ * years. Both forms fill the same struct. Strings and spans point into the payload; hashes and
  * tokens into the scratch.
  */
 #ifndef KV_EVENT_RAW_EVENT_H
@@ -16,10 +16,12 @@
 #include "base/msgpack.h"
 #include "kv_event.h"
 
-/** Return value of a reading function that leaves an event out: positive. Others: 0 or an errno. */
+/**
+ * Positive return value of a reading function for an event to skip. Other values are 0 or an errno.
+ */
 #define KVE_SKIP_RC(reason) (1 + (int)KVE_SKIP_##reason)
 
-/** Tokens of lookahead, at most: forms of hashing are told apart by them (see struct kve_op). */
+/** Most tokens of lookahead. Their number tells forms of hashing apart (see struct kve_op). */
 #define KVE_MAX_LOOKAHEAD 31
 
 enum kve_raw_type {
@@ -27,11 +29,11 @@ enum kve_raw_type {
     KVE_RAW_STORED,
     KVE_RAW_REMOVED,
     KVE_RAW_CLEARED,
-    KVE_RAW_IGNORED, /* a type that says so itself */
+    KVE_RAW_IGNORED, /* the type "Ignored" */
     KVE_RAW_UNKNOWN
 };
 
-/** A value to be read later; p is NULL when there is none. */
+/** A value that is read later; p is NULL without one. */
 struct kve_raw_value {
     const uint8_t *p, *end;
 };
@@ -40,31 +42,32 @@ struct kve_raw_event {
     enum kve_raw_type type;
     bool has_hashes, has_parent, has_block_size, has_group, has_rank;
     bool is_map;
-    bool pairs; /* tokens came as pairs: there is one more than n_tokens */
+    bool pairs; /* tokens came as pairs: the scratch has one more than n_tokens */
     size_t n_hashes;
     size_t n_tokens;
     uint64_t parent;
     uint64_t block_size;
     uint64_t group;
-    uint64_t window; /* of a sliding window, in tokens; 0: not told */
+    uint64_t window; /* length of a sliding window in tokens; 0: none given */
     uint32_t rank;
     struct kv_str medium, lora_name, cache_salt, kind, locality, ownership; /* empty: none */
     struct kve_raw_value extra_keys, mm_infos, lookahead, remaining;
 };
 
 /**
- * Memory that events are read into, reused. Hashes of one batch are appended (they may become part
- * of its operations): an event's are at hashes + n_hashes, and count once n_hashes is moved on.
+ * Memory for the fields of events, used again for each event. Hashes of a batch's operations stay
+ * in it: an event's hashes begin at hashes + n_hashes, and join the batch when n_hashes advances
+ * over them.
  */
 struct kve_scratch {
     uint64_t *hashes;
     size_t n_hashes, hashes_capacity;
-    uint32_t *tokens; /* always with room for KVE_MAX_LOOKAHEAD more */
+    uint32_t *tokens; /* capacity always includes KVE_MAX_LOOKAHEAD more */
     size_t tokens_capacity;
-    size_t max_items; /* limit on hashes and on tokens of one event */
+    size_t max_items; /* most hashes, and most tokens, of one event */
 };
 
-/** Room for @need elements of @bytes each in *@memory. Returns 0 or -ENOMEM. */
+/** Grow *@memory to @need elements of @bytes each. Returns 0 or -ENOMEM. */
 int kve_grow_slowly(void *memory, size_t *capacity, size_t need, size_t bytes);
 static inline int kve_grow(void *memory, size_t *capacity, size_t need, size_t bytes)
 {
@@ -72,21 +75,25 @@ static inline int kve_grow(void *memory, size_t *capacity, size_t need, size_t b
 }
 
 /**
- * Read the event where @m stands. Returns 0; KVE_SKIP_RC(...) with @m anywhere in it; -ENOMEM.
+ * Read the event where @m stands. Returns 0; KVE_SKIP_RC(...), with @m at any place inside the
+ * event; or -ENOMEM.
  */
 int kve_raw_event_read(struct kv_msgpack *m, struct kve_scratch *scratch,
                        struct kve_raw_event *ret);
 
 /**
- * The tokens after each of the first @n_blocks blocks that its hash covers. @tokens are the
- * event's, those after the last block are put behind it. Returns 0 with their number for each
- * block, or KVE_SKIP_RC(...): too many, not the same number for all, or other tokens than the next
- * block's.
+ * Find the lookahead: the tokens behind each block that the block's hash covers. @tokens are the
+ * event's; the lookahead of the last block is appended to them. Returns 0 with the number of
+ * lookahead tokens per block in *@ret. Returns KVE_SKIP_RC(...) when there are too many, when
+ * blocks differ in their number, or when they contradict the next block's tokens.
  */
 int kve_raw_lookahead(const struct kve_raw_event *ev, uint32_t *tokens, size_t n_blocks,
                       uint32_t block_size, uint32_t *ret);
 
-/** Copies that are left of each hash of a removal, when ev->remaining is there. As above. */
+/**
+ * Read the number of copies left of each hash of a removal; ev->remaining must be set. Returns 0 or
+ * KVE_SKIP_RC(...).
+ */
 int kve_raw_remaining(const struct kve_raw_event *ev, uint32_t *ret);
 
 #endif

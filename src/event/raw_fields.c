@@ -28,7 +28,7 @@ int kve_take_hashes(struct kv_msgpack *m, struct kve_scratch *scratch, struct kv
 
 /* -- tokens ------------------------------------------------------------------------------------ */
 
-/* A token that came as text: decimal digits. */
+/* Read a token written as text: decimal digits. */
 static uint32_t take_token_text(struct kv_msgpack *m)
 {
     struct kv_str s = kv_msgpack_str(m);
@@ -58,7 +58,10 @@ static bool take_mixed_tokens(struct kv_msgpack *m, uint32_t n, uint32_t *ret)
     return !kv_msgpack_failed(m);
 }
 
-/* [[a, b], [b, c], ...]: the firsts, and the last second. @ret has room for n + 1. */
+/*
+ * Read [[a, b], [b, c], ...]: the first of each pair, then the last pair's second. @ret has room
+ * for n + 1.
+ */
 static bool take_bigrams(struct kv_msgpack *m, uint32_t n, uint32_t *ret)
 {
     for (uint32_t i = 0; i < n; i++) {
@@ -99,7 +102,7 @@ int kve_take_tokens(struct kv_msgpack *m, struct kve_scratch *scratch, struct kv
     if (first == KV_MSGPACK_UINT) {
         if (KV_LIKELY(kv_msgpack_u32s(m, n, scratch->tokens)))
             return 0;
-        /* Text may come later: from the front, the slow way, with the failure forgotten. */
+        /* Some token is text: read all of them again one by one, and forget the failure. */
         m->p = before;
         m->error.code = 0;
     }
@@ -121,8 +124,7 @@ enum kve_raw_type kve_raw_type_of(struct kv_str s)
     return KVE_RAW_UNKNOWN;
 }
 
-/* An array to be read later. One entry per block, and usually all of them nil: then there is none.
- */
+/* Most arrays hold one nil per block: the field counts as missing then. */
 void kve_take_per_block(struct kv_msgpack *m, struct kve_raw_value *ret)
 {
     const uint8_t *before = m->p;
@@ -141,7 +143,6 @@ void kve_take_per_block(struct kv_msgpack *m, struct kve_raw_value *ret)
     *ret = (struct kve_raw_value){before, m->p};
 }
 
-/* {"cache_salt": ..., "session_id": ...} */
 void kve_take_metadata(struct kv_msgpack *m, struct kve_raw_event *ev)
 {
     uint32_t n = kv_msgpack_map(m);

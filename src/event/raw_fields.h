@@ -73,7 +73,10 @@ static inline struct kv_str kve_take_optional_str(struct kv_msgpack *m)
     return kve_take_nil(m) ? (struct kv_str){"", 0} : kve_take_str(m);
 }
 
-/** An integer of either sign, or a digest of at least 8 bytes, of which the last 8 count. */
+/**
+ * Read a block hash: an integer of either sign, or a digest of at least 8 bytes, whose last 8
+ * count.
+ */
 static inline uint64_t kve_take_hash(struct kv_msgpack *m)
 {
     struct kv_str bin;
@@ -119,7 +122,7 @@ static inline void kve_take_group(struct kv_msgpack *m, struct kve_raw_event *ev
         ev->group = kve_take_u64(m);
 }
 
-/** Read a window's length. For no window publishers write nil or 0, or leave it out. */
+/** Read the length of a sliding window in tokens. Publishers without a window write nil or 0. */
 static inline void kve_take_window(struct kv_msgpack *m, struct kve_raw_event *ev)
 {
     ev->window = kve_take_nil(m) ? 0 : kve_take_u64(m);

@@ -4,7 +4,10 @@
 
 #include "event/raw_fields.h"
 
-/* The names that a cache master uses beside, or instead of, "type". */
+/*
+ * Return the event type called @s in "event_type", which a cache master writes beside or instead of
+ * "type".
+ */
 static enum kve_raw_type event_type_of(struct kv_str s)
 {
     if (kv_str_eq(s, "stored"))
@@ -16,7 +19,7 @@ static enum kve_raw_type event_type_of(struct kv_str s)
     return KVE_RAW_UNKNOWN;
 }
 
-/* A value that a rule reads later, once the hashes are known. */
+/* Note where a value lies that a rule reads later, once the hashes are known. */
 static void take_later(struct kv_msgpack *m, struct kve_raw_value *ret)
 {
     const uint8_t *before = m->p;
@@ -105,7 +108,7 @@ static enum field field_of(struct kv_str key)
 }
 #undef IS
 
-/* The small fields of a map; those that can run out of memory or limits are the caller's. */
+/* Read a small field of a map. The caller reads the fields that can exceed memory or limits. */
 static void take_field(struct kv_msgpack *m, enum field field, struct kve_raw_event *ev)
 {
     switch (field) {
@@ -168,8 +171,8 @@ static void take_field(struct kv_msgpack *m, enum field field, struct kve_raw_ev
 }
 
 /*
- * The type may stand anywhere, and a type that isn't known may give any field another meaning: what
- * looks malformed until then is only an unknown type. Looked up separately, when it matters.
+ * Find the type of a malformed event. The type may stand anywhere in the map, and an unknown type
+ * may give any field another meaning. Such an event is of unknown type rather than malformed.
  */
 static enum kve_raw_type find_type(const uint8_t *p, const uint8_t *end)
 {

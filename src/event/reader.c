@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Turn the bytes of a batch into operations on blocks. One pass over the payload reads each event
- * into a struct (raw_event.c) and applies the rules (reader_rules.c). Stored blocks are hashed while
- * their tokens are still in the nearest cache (reader_stored.c). All memory is the reader's and is
+ * into a struct (raw_event.c), and applies the rules (reader_rules.c). Stored blocks are hashed
+ * while their tokens are still in the nearest cache (reader_stored.c). All memory is the reader's and is
  * used again for the next batch.
  *
  *     payload --> raw event --> main group? local? tier? dense? --> salt --> hashes --> op
@@ -21,7 +21,7 @@
 #define DEFAULT_MAX_EVENTS 65536
 #define DEFAULT_MAX_TOKENS (4u << 20)
 #define DEFAULT_MAX_SALTED (1u << 20)
-#define KEEP_BYTES (4u << 20) /* memory above this is given back when it isn't needed */
+#define KEEP_BYTES (4u << 20) /* memory above this is freed when a batch doesn't need it */
 
 const char *kve_skip_name(enum kve_skip skip)
 {
@@ -124,7 +124,7 @@ int kve_add_op(struct kve_reader *reader, const struct kve_op *op, size_t start)
     return 0;
 }
 
-/* An operation on hashes as they lie in the scratch, which makes them part of the batch. */
+/* Add an operation on the hashes at the end of the scratch, which become part of the batch. */
 int kve_add_hashes_op(struct kve_reader *reader, struct kve_op *op, size_t n)
 {
     size_t start = reader->scratch.n_hashes;
@@ -155,7 +155,7 @@ static void set_pointers(struct kve_reader *reader)
 
 /* -- batches ----------------------------------------------------------------------------------- */
 
-/* One huge batch must not keep its memory for good. */
+/* Free the memory of one huge batch when later batches don't need it. */
 static void give_back(void *memory, size_t *capacity, size_t used, size_t bytes)
 {
     void *old;
@@ -188,7 +188,9 @@ static void start_batch(struct kve_reader *reader)
     reader->pool_began = false;
 }
 
-/* Returns 0, KVE_SKIP_RC(...), -EPROTO (not even msgpack) or -ENOMEM. */
+/*
+ * Read one event and apply the rules. Returns 0, KVE_SKIP_RC(...), -EPROTO (no msgpack) or -ENOMEM.
+ */
 static int read_event(struct kve_reader *reader, struct kv_msgpack *m, uint32_t rank)
 {
     const uint8_t *before = m->p;
@@ -197,7 +199,7 @@ static int read_event(struct kve_reader *reader, struct kv_msgpack *m, uint32_t 
     int rc = kve_raw_event_read(m, &reader->scratch, &ev);
 
     if (rc) {
-        /* To the end of the event, wherever its reading stopped. */
+        /* Go to the end of the event, wherever its reading stopped. */
         m->p = before;
         m->error.code = 0;
         kv_msgpack_skip(m);
@@ -241,7 +243,7 @@ static int read_events(struct kve_reader *reader, struct kv_msgpack *m, struct k
     return kv_msgpack_failed(m) ? -EPROTO : 0;
 }
 
-/* Seconds as a float; whole numbers of today's size are milliseconds. */
+/* Read seconds as a float. A large whole number is in milliseconds. */
 static double take_timestamp(struct kv_msgpack *m)
 {
     enum kv_msgpack_type type = kv_msgpack_peek(m);
@@ -255,7 +257,10 @@ static double take_timestamp(struct kv_msgpack *m)
     return type != KV_MSGPACK_FLOAT && value >= 1e11 ? value / 1000 : value;
 }
 
-/* nil, or a number that is taken for unsigned (some publishers write a signed 32-bit one). */
+/*
+ * Read nil or a rank. Some publishers write a rank as a signed 32-bit number: read its bits as
+ * unsigned.
+ */
 static void take_rank(struct kv_msgpack *m, struct kve_batch *batch)
 {
     int64_t rank;
@@ -270,10 +275,10 @@ static void take_rank(struct kv_msgpack *m, struct kve_batch *batch)
 }
 
 /*
- * The rank stands behind the events, but is needed for them; reading past them first would cost as
- * much as decoding them. In a batch of three the rank is the last thing, so its bytes can be told
- * from the end: one byte that can't belong to a longer number. When that isn't certain, or the
- * batch has another shape, the events are passed over first.
+ * Read the rank of a three-element batch from its end. The events precede the rank but need it, and
+ * passing over them first would cost as much as decoding them. The rank is the last byte of the
+ * payload, unless that byte may belong to a longer number. Returns false when that isn't certain:
+ * the caller then passes over the events first.
  */
 static bool rank_from_end(const struct kv_msgpack *m, struct kve_batch *batch)
 {
@@ -297,7 +302,7 @@ static bool rank_from_end(const struct kv_msgpack *m, struct kve_batch *batch)
     return true;
 }
 
-/* [timestamp, events, rank, ...]. @m is left at the events when they have yet to be read. */
+/* Read [timestamp, events, rank, ...]. */
 static int read_array_batch(struct kve_reader *reader, struct kv_msgpack *m,
                             struct kve_batch *batch)
 {
@@ -334,7 +339,7 @@ static int read_array_batch(struct kve_reader *reader, struct kv_msgpack *m,
     return read_events(reader, m, batch);
 }
 
-/* {"ts": ..., "events": [...], "data_parallel_rank": ...}, in any order */
+/* Read {"ts": ..., "events": [...], "data_parallel_rank": ...}, in any order. */
 static int read_map_batch(struct kve_reader *reader, struct kv_msgpack *m, struct kve_batch *batch)
 {
     const uint8_t *events = NULL;

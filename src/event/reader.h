@@ -29,23 +29,26 @@ struct kve_reader {
     size_t locals_capacity;
 
     struct kve_op *ops;
-    size_t *starts; /* of each op in blocks or in scratch.hashes, which move while they grow */
+    /* Start of each op in blocks or scratch.hashes; an index, since both move while they grow */
+    size_t *starts;
     size_t n_ops, ops_capacity, starts_capacity;
     struct kv_block *blocks;
     size_t n_blocks, blocks_capacity;
-    uint32_t *remaining; /* beside scratch.hashes, of the removals that say so */
+    /* Copies left, parallel to scratch.hashes; set for removals that have the field */
+    uint32_t *remaining;
     size_t remaining_capacity;
-    /* Of the batch, since its last event of the device: see pool_clear. */
+    /* State of the batch since its last device event: see kve_add_cleared. */
     uint32_t n_clears;
     bool pool_began;
 
-    /* From here on: remembered between batches. A replica has to know it as well (reader_state.c). */
+    /* State between batches, from here on. Replicas receive it, too (reader_state.c). */
     struct kve_sources sources;
     bool ignore_mm_keys, ignore_mm_offsets;
     bool saw_salt, saw_adapter, saw_objects; /* since the last reset */
-    uint32_t engine_tiers; /* bit per tier that the publisher clears together with its device */
-    uint32_t pool_tiers;   /* bit per tier in which a connector has a block pool of its own */
-    bool saw_offload;      /* a lower tier that is no such pool */
+    /* Bit per tier that the publisher clears together with its device tier */
+    uint32_t engine_tiers;
+    uint32_t pool_tiers; /* bit per tier in which a connector has a block pool of its own */
+    bool saw_offload;    /* a lower tier without a pool of its own was seen */
     struct kve_salts salts;
 };
 
@@ -63,7 +66,9 @@ static inline bool kve_is_window(const struct kve_reader *r, const struct kve_op
 
 /** Append @op, whose blocks or hashes begin at @start. Returns 0 or -ENOMEM. */
 int kve_add_op(struct kve_reader *reader, const struct kve_op *op, size_t start);
-/** Append @op on the current event's @n hashes, which become part of the batch. Returns 0, -ENOMEM. */
+/**
+ * Append @op on the current event's @n hashes, which become part of the batch. Returns 0 or -ENOMEM.
+ */
 int kve_add_hashes_op(struct kve_reader *reader, struct kve_op *op, size_t n);
 
 /**
@@ -73,7 +78,7 @@ int kve_add_hashes_op(struct kve_reader *reader, struct kve_op *op, size_t n);
 int kve_apply_rules(struct kve_reader *reader, const struct kve_raw_event *ev, struct kve_op *op);
 /** Return true for the names that vLLM gives the tiers below its GPU pool. */
 bool kve_is_vllm_tier(struct kv_str medium);
-/** Return true for a window group beside a main group, whose blocks have salts and places already. */
+/** Return true for a window group beside a main group, which has its blocks' salts and places. */
 bool kve_is_beside_main(const struct kve_reader *reader, const struct kve_op *op);
 /** Return true when a window group's event is the only one that tells where its blocks lie. */
 bool kve_places_window(const struct kve_reader *reader, const struct kve_raw_event *ev,

@@ -2,12 +2,14 @@
 /* Removed and cleared events. */
 #include "event/reader.h"
 
-/* The copies that are left, beside the hashes in the scratch. Returns 0, KVE_SKIP_RC(...),
- * -ENOMEM. */
+/*
+ * Read the number of copies left into the array parallel to the scratch's hashes. Returns 0,
+ * KVE_SKIP_RC(...) or -ENOMEM.
+ */
 static int take_remaining(struct kve_reader *reader, const struct kve_raw_event *ev,
                           struct kve_op *op)
 {
-    static const uint32_t told; /* set_pointers puts the place here, which moves until then */
+    static const uint32_t told; /* placeholder: the array moves until set_pointers */
     size_t start = reader->scratch.n_hashes;
 
     if (!ev->remaining.p || !ev->n_hashes)
@@ -35,9 +37,10 @@ int kve_add_removed(struct kve_reader *reader, const struct kve_raw_event *ev, s
 }
 
 /*
- * Whether a clear is the pool's below the device. Behind an event of that pool in the same batch it
- * is. Of several clears in a row the first is the device's; the others may be either's, and
- * *@ret_unsure is set: then the pool's blocks are forgotten rather than claimed.
+ * Return true when a clear empties the connector's pool below the device. A clear that follows an
+ * event of that pool in the same batch does. Of several clears in a row the first is the device's.
+ * The others may be of either pool: *@ret_unsure is set, and the index forgets the pool's blocks
+ * rather than claim them.
  */
 static bool is_pool_clear(struct kve_reader *reader, bool *ret_unsure)
 {
@@ -49,8 +52,10 @@ static bool is_pool_clear(struct kve_reader *reader, bool *ret_unsure)
     return *ret_unsure;
 }
 
-/* Add a clear: of all tiers for another owner, of the tiers that its engine means for the
- * publisher. */
+/*
+ * Add a clear. Another owner's clear empties all its tiers; the publisher's empties the tiers that
+ * its engine means.
+ */
 int kve_add_cleared(struct kve_reader *reader, const struct kve_raw_event *ev, struct kve_op *op)
 {
     int source = kve_sources_owner(&reader->sources, ev->ownership);

@@ -9,7 +9,10 @@ static bool str_is(struct kv_str s, const char *text)
     return strlen(text) == s.len && strncasecmp(s.p, text, s.len) == 0;
 }
 
-/* The tier of a storage medium, by the names that engines have for it; none is the device. */
+/*
+ * Return the tier of a storage medium, by the engines' names for it. An empty name is the device;
+ * -1: unknown.
+ */
 static int tier_of(struct kv_str medium)
 {
     static const struct {
@@ -32,16 +35,16 @@ static int tier_of(struct kv_str medium)
     return -1;
 }
 
-/* vLLM's names of the tiers below its GPU pool. Its Mooncake connector writes them in small
- * letters. */
+/* vLLM's Mooncake connector writes the names in small letters. */
 bool kve_is_vllm_tier(struct kv_str medium)
 {
     return str_is(medium, "CPU") || str_is(medium, "STORAGE");
 }
 
 /*
- * vLLM's clear empties its GPU pool alone; the tiers that it names CPU and STORAGE keep their
- * blocks. Engines that name their tiers otherwise (SGLang) clear them all.
+ * Note tiers that the publisher's clear empties, too. vLLM's clear empties only its GPU pool; the
+ * tiers that it names CPU and STORAGE keep their blocks. Engines with other tier names (SGLang)
+ * clear all tiers.
  */
 static void note_medium(struct kve_reader *reader, struct kv_str medium, enum kv_tier tier)
 {
@@ -50,9 +53,9 @@ static void note_medium(struct kve_reader *reader, struct kv_str medium, enum kv
 }
 
 /*
- * Note whose pool announces a vLLM tier. SimpleCPUOffloadConnector has a block pool like the
- * device's below it, and calls its blocks LOCAL; other connectors say nothing of their CPU tier.
- * vLLM puts the connector's events behind all those of the device into a batch.
+ * Note which pool announces a vLLM tier. SimpleCPUOffloadConnector has a block pool like the
+ * device's below the device and marks its blocks LOCAL; other connectors give no locality. vLLM
+ * puts the connector's events behind all device events of a batch.
  */
 static void note_pool(struct kve_reader *reader, const struct kve_raw_event *ev, enum kv_tier tier)
 {
@@ -74,7 +77,6 @@ static void note_pool(struct kve_reader *reader, const struct kve_raw_event *ev,
     }
 }
 
-/* Rules that stored and removed events share: source and tier. Returns 0 or KVE_SKIP_RC(...). */
 int kve_apply_rules(struct kve_reader *reader, const struct kve_raw_event *ev, struct kve_op *op)
 {
     int tier, source;
@@ -97,17 +99,14 @@ int kve_apply_rules(struct kve_reader *reader, const struct kve_raw_event *ev, s
     return 0;
 }
 
-/* Whether the source is a window beside a main group, whose blocks have salts and places
- * already. */
 bool kve_is_beside_main(const struct kve_reader *reader, const struct kve_op *op)
 {
     return kve_is_window(reader, op) && kve_sources_has_main(&reader->sources, op->rank);
 }
 
 /*
- * Whether a window's event says where its blocks lie, and nothing else would. Mostly one leaves
- * blocks out, so its tokens don't tell whose they are; its hashes do where a main group has them,
- * too.
+ * A group that leaves blocks out gives no usable tokens. Its hashes place its blocks where a main
+ * group has the same hashes.
  */
 bool kve_places_window(const struct kve_reader *reader, const struct kve_raw_event *ev,
                        const struct kve_op *op)

@@ -6,7 +6,7 @@
 
 #include "event/reader.h"
 
-#define SALTS 512u /* slots looked at in a call */
+#define SALTS 512u /* slots that one call visits */
 
 enum { FLAG_AMBIGUOUS = 1, FLAG_LOWER = 2 };
 
@@ -141,7 +141,7 @@ bool kve_reader_write_salts(const struct kve_reader *reader, size_t *at, struct 
     for (; *at < end; ++*at) {
         const struct kve_salt_entry *slot = &salts->slots[*at];
 
-        /* One that a clear has left behind isn't found any more. */
+        /* Skip stale entries, which a clear has left behind. */
         if (slot->state == KVE_SALT_BLOCK && kve_salts_find(salts, slot->rank, slot->hash) == slot)
             write_salt(slot, kve_salts_saw_lower(salts, slot->rank), w);
     }
@@ -150,7 +150,7 @@ bool kve_reader_write_salts(const struct kve_reader *reader, size_t *at, struct 
 
 /* -- reading ----------------------------------------------------------------------------------- */
 
-/* A member of a window; false: it is none. */
+/* Read a member of a window. Returns false for any other member. */
 static bool read_window(struct kv_json *json, struct kv_str key, uint32_t *window, uint32_t *need,
                         uint32_t *stride)
 {
@@ -164,7 +164,7 @@ static bool read_window(struct kv_json *json, struct kv_str key, uint32_t *windo
     return to != NULL;
 }
 
-/* False: no reader keeps such a name. */
+/* Read the name of an owner. Returns false for a name that no reader produces. */
 static bool read_owner(struct kv_json *json, char to[KVE_MAX_OWNER + 1])
 {
     struct kv_buf scratch = {.limit = 64u * KVE_MAX_OWNER};
@@ -177,7 +177,7 @@ static bool read_owner(struct kv_json *json, char to[KVE_MAX_OWNER + 1])
     return fits;
 }
 
-/* The readers of items return 0, or -EPROTO for one that a reader can't have. */
+/* Readers of items. Each returns 0, or -EPROTO for an item that no reader can have. */
 
 static int read_source(struct kve_sources *sources, struct kv_json *json)
 {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * State that a reader keeps between batches, for a replica that goes on where another indexer's reader
- * stood (docs/formats.md): cache groups, sources with their numbers, and salts of chains.
+ * Dump and restore the state that a reader keeps between batches (docs/formats.md): cache groups,
+ * sources with their numbers, and salts of chains. A replica continues with it where another
+ * indexer's reader stood.
  *
- * A copy of the reader carries it: taken at one moment, written without hurry. Reading fills a fresh
- * reader. Caller-locked.
+ * Writing works on a copy of the reader, taken at one moment and written at leisure. Reading fills
+ * a fresh reader. The caller locks.
  */
 #ifndef KV_EVENT_READER_STATE_H
 #define KV_EVENT_READER_STATE_H
@@ -12,27 +13,27 @@
 #include "base/json.h"
 #include "kv_event.h"
 
-/** A reader that remembers the same, for nothing but the calls below. NULL: no memory. */
+/** Copy the reader's state, for the functions below only. NULL: out of memory. */
 struct kve_reader *kve_reader_copy(const struct kve_reader *reader);
 
-/** Write the members of the object that @w is in, all but the salts. */
+/** Write the state except the salts, as members of the object that @w is in. */
 void kve_reader_write(const struct kve_reader *reader, struct kv_json_writer *w);
 /**
- * Write some salts from number *@at on, which begins with 0, as items of the array that @w is in.
- * Returns whether there are more.
+ * Write some salts as items of the array that @w is in, from number *@at on (0 at first). Returns
+ * true when more follow.
  */
 bool kve_reader_write_salts(const struct kve_reader *reader, size_t *at, struct kv_json_writer *w);
 
 /**
- * Read member @key of that object into a fresh @reader, salts included. Returns 1; 0: it is none of
- * them, and nothing is read; -EPROTO: read, but no reader of this version is in such a state, and
- * @reader is of no use. Text that isn't of this form is @json's error.
+ * Read member @key of that object, salts included, into a fresh @reader. Returns 1; 0 for an
+ * unknown member, which isn't read; -EPROTO for a state that no reader of this version has (@reader
+ * is useless then). Malformed text sets @json's error.
  */
 int kve_reader_read(struct kve_reader *reader, struct kv_json *json, struct kv_str key);
-/** Bytes that the reader's memory of salts takes. */
+/** Return the bytes that the reader's table of salts takes. */
 size_t kve_reader_salt_bytes(const struct kve_reader *reader);
 
-/** @reader remembers what @from does, instead of what it did; @from is as after its creation. */
+/** Replace @reader's state by that of @from, which becomes as new. */
 void kve_reader_take_over(struct kve_reader *reader, struct kve_reader *from);
 
 #endif

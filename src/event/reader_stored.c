@@ -6,8 +6,10 @@
 
 /* -- salts ------------------------------------------------------------------------------------- */
 
-/* Compute the term that the event's salt adds to its seed, 0 for none. False: the salt is
- * unknown. */
+/*
+ * Compute the term that the event's salt adds to its seed, 0 for none. Returns false when the salt
+ * is unknown.
+ */
 static bool resolve_salt(struct kve_reader *reader, uint32_t rank, const struct kve_raw_event *ev,
                          const uint64_t *hashes, uint64_t *ret)
 {
@@ -22,7 +24,7 @@ static bool resolve_salt(struct kve_reader *reader, uint32_t rank, const struct 
         *ret = entry->salt;
         return !entry->ambiguous;
     }
-    /* No salted parent is known, yet the block is: an event in between was lost. */
+    /* The parent has no known salt, but a block has: an event in between was lost. */
     for (size_t i = 0; i < ev->n_hashes; i++) {
         if (kve_salts_find(&reader->salts, rank, hashes[i]))
             return false;
@@ -43,7 +45,7 @@ static void remember_salt(struct kve_reader *reader, const struct kve_op *op,
 
 /* -- blocks ------------------------------------------------------------------------------------ */
 
-/* Blocks named without their tokens: known ones are now in this tier too. */
+/* Add blocks without tokens: the index adds this tier to the ones it knows. */
 static int store_known(struct kve_reader *reader, const struct kve_raw_event *ev, struct kve_op *op)
 {
     const uint64_t *hashes = kve_event_hashes(reader);
@@ -61,8 +63,10 @@ static int store_known(struct kve_reader *reader, const struct kve_raw_event *ev
     return kve_add_hashes_op(reader, op, ev->n_hashes);
 }
 
-/* Blocks from the first one on whose keys aren't understood are left out: *@n is the number
- * before. */
+/*
+ * Hash blocks with extra keys. Stops at the first block with a key of unknown meaning: *@n is the
+ * number of blocks before it.
+ */
 static int hash_with_extras(struct kve_reader *reader, const struct kve_raw_event *ev,
                             uint64_t seed, size_t *n, struct kve_op *op)
 {
@@ -87,7 +91,10 @@ static int hash_with_extras(struct kve_reader *reader, const struct kve_raw_even
     return 0;
 }
 
-/* Returns 0, -ENOMEM, or KVE_SKIP_RC(...) with *@n blocks that may be stored all the same. */
+/*
+ * Hash the event's blocks. Returns 0, -ENOMEM, or KVE_SKIP_RC(...) with *@n blocks that may still
+ * be stored.
+ */
 static int hash_blocks(struct kve_reader *reader, const struct kve_raw_event *ev, uint64_t seed,
                        size_t *n, struct kve_op *op)
 {
@@ -111,8 +118,8 @@ static int hash_blocks(struct kve_reader *reader, const struct kve_raw_event *ev
 }
 
 /*
- * How many of the event's blocks its tokens cover. A few tokens too many (part of a further block)
- * harm nothing; a block's worth and more leaves open which blocks the hashes are: none is taken.
+ * Compute how many of the event's blocks its tokens cover. Tokens of a further, incomplete block
+ * are ignored. With a whole block too many, the hashes' blocks are ambiguous: *@ret is 0.
  */
 static int covered_blocks(const struct kve_reader *reader, const struct kve_raw_event *ev,
                           size_t *ret)
@@ -123,7 +130,10 @@ static int covered_blocks(const struct kve_reader *reader, const struct kve_raw_
     return full == ev->n_hashes ? 0 : KVE_SKIP_RC(TOKEN_COUNT);
 }
 
-/* The dense event: seed, hashes, op. Returns 0, KVE_SKIP_RC(...) or -ENOMEM. */
+/*
+ * Store blocks with tokens: find the salt, hash, add the operation. Returns 0, KVE_SKIP_RC(...) or
+ * -ENOMEM.
+ */
 static int store_blocks(struct kve_reader *reader, const struct kve_raw_event *ev,
                         struct kve_op *op, size_t n)
 {
@@ -157,9 +167,10 @@ static int store_blocks(struct kve_reader *reader, const struct kve_raw_event *e
 }
 
 /*
- * vLLM's offloading connectors announce blocks in their tiers without extra keys (some without the
- * adapter), salted or not. Their hashes name known blocks then; blocks that aren't known stay out,
- * unless this publisher has shown no salt, no multimodal object and no adapter yet.
+ * Return true when the event may lack the keys of its blocks. vLLM's offloading connectors announce
+ * blocks without extra keys (some without the adapter), salted or not. Such an event only adds a
+ * tier to known blocks, unless the publisher has shown no salt, multimodal object or adapter so
+ * far.
  */
 static bool hides_namespace(const struct kve_reader *reader, const struct kve_raw_event *ev,
                             const struct kve_op *op)

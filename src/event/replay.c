@@ -9,10 +9,10 @@
 #include "base/log.h"
 #include "event/frames.h"
 
-#define SLICE 32    /* batches sent to one client before live events are looked at */
-#define REQUESTS 64 /* taken before live events are looked at */
-#define STALL_MS 5  /* when to try a client again that is full */
-#define GIVE_UP_NS (30 * KV_NS_PER_S) /* when a client that stays full is dropped */
+#define SLICE 32                      /* batches sent to one client before live events get a turn */
+#define REQUESTS 64                   /* requests read before live events get a turn */
+#define STALL_MS 5                    /* pause before a full client is tried again */
+#define GIVE_UP_NS (30 * KV_NS_PER_S) /* time after which a client that stays full is dropped */
 
 void kve_replay_init(struct kve_replay *replay, void *router, struct kve_ring *ring,
                      enum kve_replay_framing framing, const char *topic)
@@ -46,7 +46,9 @@ static void end_job(struct kve_replay *replay, struct kve_replay_job *job)
     replay->n_jobs--;
 }
 
-/* The client's own job when it asks again (it has given up on the first), else a free one. */
+/*
+ * Return the client's own job when it asks again (it has given up on the first), else a free one.
+ */
 static struct kve_replay_job *job_for(struct kve_replay *replay, zmq_msg_t *peer)
 {
     struct kve_replay_job *found = NULL;
@@ -81,8 +83,8 @@ static void start_job(struct kve_replay *replay, zmq_msg_t *peer, uint64_t start
 }
 
 /*
- * One message: routing id, empty, start sequence. Returns false when there is none. @peer is left
- * with the routing id, *@ret_good says whether the rest is a request.
+ * Receive one message: routing id, empty frame, start sequence. Returns false when none is waiting.
+ * @peer gets the routing id; *@ret_good is true when the rest is a valid request.
  */
 static bool receive(void *router, zmq_msg_t *peer, uint64_t *ret_start, bool *ret_good)
 {
@@ -126,7 +128,7 @@ void kve_replay_receive(struct kve_replay *replay, uint64_t next_sequence)
 
 /* -- replies ----------------------------------------------------------------------------------- */
 
-/* The first frame decides whether the client can take a message; the others then always can. */
+/* Send the frames of one reply. Only the first can be refused by a full client. */
 static int send_frames(struct kve_replay *replay, struct kve_replay_job *job, const char *topic,
                        uint64_t sequence, zmq_msg_t *payload)
 {
@@ -152,7 +154,10 @@ static int send_frames(struct kve_replay *replay, struct kve_replay_job *job, co
     return 0;
 }
 
-/* Returns 1 when a batch went out, 0 when the job is over, or a negative errno. */
+/*
+ * Send the next batch of a job. Returns 1 when a batch was sent, 0 when the job is over, or a
+ * negative errno.
+ */
 static int send_next(struct kve_replay *replay, struct kve_replay_job *job)
 {
     struct kve_ring_batch *batch = kve_ring_at_least(replay->ring, job->next);
@@ -168,7 +173,9 @@ static int send_next(struct kve_replay *replay, struct kve_replay_job *job)
     return 1;
 }
 
-/* A client that takes nothing waits, and is given up in the end; one that is gone is forgotten. */
+/*
+ * Handle a failed send: wait for a full client up to GIVE_UP_NS, forget one that has disconnected.
+ */
 static void note_failure(struct kve_replay *replay, struct kve_replay_job *job, int error)
 {
     uint64_t now = kv_now_ns();

@@ -74,15 +74,17 @@ static const char *read_digits(const char *p, const char *end, uint64_t *ret)
     return p;
 }
 
-/* Pass over @text at @p. Returns its end, or NULL. */
+/* Pass over @text at @p. Returns its end; NULL when other text stands there. */
 static const char *pass(const char *p, const char *end, const char *text, size_t len)
 {
     return p && (size_t)(end - p) >= len && memcmp(p, text, len) == 0 ? p + len : NULL;
 }
 #define PASS(p, end, text) pass(p, end, text, sizeof(text) - 1)
 
-/* The text that indexers write, whole in the buffer: read without looking at keys. False: something
- * else, which is left for read_block. A dump is millions of these. */
+/*
+ * Read a block in the exact form that indexers write, complete in the buffer, without parsing keys:
+ * a dump holds millions. Returns false for any other form, which read_block then reads.
+ */
 static bool read_usual_block(struct kv_json *json, struct kv_block *ret)
 {
     const char *end = json->end, *p = PASS(json->p, end, "{\"block_hash\":");
@@ -158,7 +160,7 @@ static void read_removed(struct kv_json *json, struct kve_router_scratch *scratc
     ev->n = scratch->items.len / sizeof(uint64_t);
 }
 
-/* "cleared", or an object with exactly one member that says what happened. */
+/* Read "cleared", or an object with exactly one member: stored or removed. */
 static void read_data(struct kv_json *json, struct kve_router_scratch *scratch,
                       struct kve_router_event *ev)
 {
@@ -250,8 +252,8 @@ int kve_router_event_read(struct kv_json *json, struct kve_router_scratch *scrat
 /* -- writing ----------------------------------------------------------------------------------- */
 
 /*
- * A dump is millions of these, so the text between the numbers goes out as it is; the writer only
- * places the whole among its neighbours.
+ * Append fixed text and a number. A dump holds millions of these, so the JSON writer only adds the
+ * comma in front of the whole value.
  */
 static void put(struct kv_buf *out, const char *text, uint64_t value)
 {

@@ -34,13 +34,16 @@ static size_t after(const struct kve_salts *salts, size_t i)
     return (i + 1) & (salts->capacity - 1);
 }
 
-/* A rank slot has the rank where others have the hash, and the number of blocks in place of a salt. */
+/*
+ * Return true for a rank slot. It has the rank in place of the hash, and the number of blocks in
+ * place of the salt.
+ */
 static bool is_rank_slot(const struct kve_salt_entry *entry)
 {
     return entry->state == KVE_SALT_RANK;
 }
 
-/* The slot of a key, stale or not, or the free one that ends the search. */
+/* Return the slot of a key, stale or not, or the free slot that ends the search. */
 static struct kve_salt_entry *slot_of(const struct kve_salts *salts, bool is_rank, uint32_t rank,
                                       uint64_t hash)
 {
@@ -60,7 +63,7 @@ static struct kve_salt_entry *rank_slot_of(const struct kve_salts *salts, uint32
     return slot_of(salts, true, 0, rank);
 }
 
-/* NULL: the rank has no blocks. */
+/* Find the slot of a rank. NULL: the rank has no blocks. */
 static struct kve_salt_entry *find_rank(const struct kve_salts *salts, uint32_t rank)
 {
     struct kve_salt_entry *slot = salts->n ? rank_slot_of(salts, rank) : NULL;
@@ -89,7 +92,7 @@ static bool is_live(const struct kve_salts *salts, const struct kve_salt_entry *
     return of_rank && of_rank->generation == entry->generation;
 }
 
-/* A table without stale slots, hence one generation for all. */
+/* Build the table anew without stale slots, hence with one generation for all. */
 static int rebuild(struct kve_salts *salts, size_t capacity)
 {
     struct kve_salts old = *salts;
@@ -120,8 +123,8 @@ static int rebuild(struct kve_salts *salts, size_t capacity)
 }
 
 /*
- * The blocks may bring a rank slot. A table that is built anew is at most 5/8 full, live slots and
- * those to come, so that it is an eighth of its slots away from being built again.
+ * The blocks may bring a rank slot. Counting the coming slots, a new table is at most 5/8 full: an
+ * eighth of its slots away from the next rebuild.
  */
 int kve_salts_reserve(struct kve_salts *salts, size_t n)
 {
@@ -179,7 +182,7 @@ int kve_salts_restore(struct kve_salts *salts, const struct kve_salt_entry *told
         return rc;
     kve_salts_put(salts, told->rank, told->hash, told->salt, KV_TIER_DEVICE);
     entry = kve_salts_find(salts, told->rank, told->hash);
-    if (!entry) /* it can't be: it was put */
+    if (!entry) /* impossible: the block was put */
         return -ENOENT;
     memcpy(entry->copies, told->copies, sizeof(entry->copies));
     entry->ambiguous |= told->ambiguous;
@@ -195,8 +198,8 @@ bool kve_salts_saw_lower(const struct kve_salts *salts, uint32_t rank)
 }
 
 /*
- * Frees a slot and moves up what probed across it: each entry behind it, up to the next free slot,
- * whose home isn't between the hole and itself.
+ * Free a slot. Move up each entry behind it, up to the next free slot, whose home isn't between the
+ * hole and itself.
  */
 static void free_slot(struct kve_salts *salts, const struct kve_salt_entry *slot)
 {
@@ -214,7 +217,7 @@ static void free_slot(struct kve_salts *salts, const struct kve_salt_entry *slot
     salts->used--;
 }
 
-/* Stale slots that are left have no live rank slot: they stay stale whatever comes. */
+/* Stale slots without a live rank slot stay stale for ever. */
 static void free_rank_slot(struct kve_salts *salts, const struct kve_salt_entry *of_rank)
 {
     free_slot(salts, of_rank);
@@ -236,7 +239,7 @@ void kve_salts_remove(struct kve_salts *salts, uint32_t rank, uint64_t hash, enu
             return;
     }
     free_slot(salts, entry);
-    of_rank = rank_slot_of(salts, rank); /* it may have moved */
+    of_rank = rank_slot_of(salts, rank); /* the slot may have moved */
     salts->n--;
     if (--of_rank->salt == 0)
         free_rank_slot(salts, of_rank);

@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Which blocks of a publisher belong to a salted chain.
+ * Remember which blocks of a publisher belong to a salted chain.
  *
- * Engines name the cache salt with the first block of a chain; what comes later only names its
- * parent. So the salt of every salted block is remembered for as long as the block is in some tier,
- * by (rank, hash). Blocks without a salt are not remembered: they are most, and what isn't here has
- * none. Engines may hold several copies of a block, in one tier and in several: copies are counted,
- * and the salt goes with the last one. A count that has reached its maximum stays there.
+ * Engines name the cache salt with the first block of a chain; later events only name their parent.
+ * The table therefore remembers the salt of every salted block, by (rank, hash), for as long as the
+ * block is in some tier. Blocks without a salt, which are most, aren't in the table. Engines may hold
+ * several copies of a block, in one tier and in several: the table counts copies, and forgets the
+ * salt with the last one. A count that has reached its maximum stays there.
  *
- * Open addressing, linear probing, no tombstones; 32 bytes an entry, at most 3/4 full. Where a hash
- * goes depends on secrets, so that a publisher can't choose hashes and ranks that collide.
+ * Open addressing, linear probing, no tombstones; 32 bytes an entry, at most 3/4 full. Secrets
+ * decide the slot of a hash, so that a publisher can't choose hashes and ranks that collide.
  *
- * A batch may hold tens of thousands of clears, so a clear looks at no block. Each rank that has
- * blocks has one more slot, with their generation and number:
+ * A batch may hold tens of thousands of clears, so a clear visits no block. Each rank with blocks
+ * has one more slot, with their generation and number:
  *
  *     rank slot    (rank 3)          generation 7, 2 blocks
  *     block slots  (rank 3, hash A)  generation 7   counts
  *                  (rank 3, hash B)  generation 6   stale: from before a clear; free for B
  *
- * A clear frees the rank slot. Stale slots go when the table is next built anew, which happens when
- * live and stale ones fill it: so each pays for its own removal.
+ * A clear frees the rank slot. The next rebuild drops stale slots. It happens when live and stale
+ * slots fill the table, so each stale slot pays for its own removal.
  */
 #ifndef KV_EVENT_SALTS_H
 #define KV_EVENT_SALTS_H
@@ -32,56 +32,62 @@
 
 struct kve_salt_entry {
     uint64_t hash;
-    uint64_t salt; /* what the salt adds to a seed */
+    uint64_t salt; /* term that the salt adds to a seed */
     uint32_t rank;
     uint8_t state;  /* enum kve_salt_state */
-    bool ambiguous; /* stored under different salts, or with and without one */
+    bool ambiguous; /* stored under different salts, or both with and without one */
     uint16_t generation;
-    uint8_t copies[KV_N_TIERS]; /* of a block: in each tier, at most UINT8_MAX */
-    bool lower;                 /* of a rank: some block was in another tier than the device */
+    uint8_t copies[KV_N_TIERS]; /* copies of a block in each tier, at most UINT8_MAX */
+    /* In a rank slot: some block was in another tier than the device */
+    bool lower;
 };
 
 enum kve_salt_state { KVE_SALT_FREE, KVE_SALT_BLOCK, KVE_SALT_RANK };
 
 struct kve_salts {
     struct kve_salt_entry *slots;
-    size_t n;                     /* blocks that are remembered */
-    size_t n_ranks;               /* that have any */
-    size_t used;                  /* slots: of blocks, of ranks, stale */
+    size_t n;                     /* number of remembered blocks */
+    size_t n_ranks;               /* number of ranks with blocks */
+    size_t used;                  /* used slots: of blocks, of ranks, stale */
     size_t capacity;              /* 0 or a power of two */
-    size_t limit;                 /* of n */
+    size_t limit;                 /* largest n */
     uint64_t secret, rank_secret; /* odd */
-    size_t moves;        /* slots looked at to build the table anew, ever: its whole cost */
-    uint16_t generation; /* of the next rank slot */
-    bool cleared;        /* a rank was, so stale slots may be of this generation */
+    size_t moves;                 /* slots visited by all rebuilds so far: their whole cost */
+    uint16_t generation;          /* generation of the next rank slot */
+    bool cleared; /* a rank was cleared: stale slots may have the current generation */
 };
 
 void kve_salts_init(struct kve_salts *salts, size_t limit);
 void kve_salts_fini(struct kve_salts *salts);
 
-/** Make room for @n more of one rank, until the next clear. Returns 0, -ENOSPC (over the limit), -ENOMEM. */
+/**
+ * Make room for @n more blocks of one rank, until the next clear. Returns 0, -ENOSPC (over the
+ * limit) or -ENOMEM.
+ */
 int kve_salts_reserve(struct kve_salts *salts, size_t n);
 
-/** One more copy of the block is in @tier, under @salt. Room must have been reserved. */
+/** Add a copy of the block in @tier, under @salt. Room must have been reserved. */
 void kve_salts_put(struct kve_salts *salts, uint32_t rank, uint64_t hash, uint64_t salt,
                    enum kv_tier tier);
 
-/** Remember a block as another table does; of @told, hash, rank, salt, copies and the flags count.
- * Returns 0, -ENOSPC, -ENOMEM. */
+/**
+ * Add an entry from another reader's table: @told's hash, rank, salt, copies and flags. Returns 0,
+ * -ENOSPC or -ENOMEM.
+ */
 int kve_salts_restore(struct kve_salts *salts, const struct kve_salt_entry *told);
 
-/** Whether some block of @rank was in another tier than the device. */
+/** Return true when some block of @rank was in another tier than the device. */
 bool kve_salts_saw_lower(const struct kve_salts *salts, uint32_t rank);
 
-/** The entry of a block, or NULL. Valid until the next put or remove. */
+/** Return the entry of a block, or NULL. Valid until the next put or remove. */
 struct kve_salt_entry *kve_salts_find(const struct kve_salts *salts, uint32_t rank, uint64_t hash);
 
-/** A copy of the block left @tier; with its last copy anywhere the block is forgotten. */
+/** Remove a copy of the block from @tier. The last copy's removal forgets the block. */
 void kve_salts_remove(struct kve_salts *salts, uint32_t rank, uint64_t hash, enum kv_tier tier);
 
 /**
- * A rank's blocks left the device, or with @all_tiers everything. Takes the same time however many
- * they are: where only the device is emptied and the rank used other tiers, nothing is forgotten.
+ * Remove a rank's blocks from the device, or with @all_tiers from all tiers, in constant time. When
+ * only the device is emptied and the rank used other tiers, the table keeps all blocks.
  */
 void kve_salts_clear(struct kve_salts *salts, uint32_t rank, bool all_tiers);
 void kve_salts_reset(struct kve_salts *salts);

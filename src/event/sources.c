@@ -48,7 +48,7 @@ static struct kve_group *find_group(struct kve_sources *sources, uint32_t rank, 
     return NULL;
 }
 
-/* Whether another group of @rank was learned as full attention before @group. */
+/* Return true when another group of @rank was learned as full attention before @group. */
 static bool has_other_main(const struct kve_sources *sources, uint32_t rank, uint32_t group)
 {
     for (size_t i = 0; i < sources->n_groups; i++) {
@@ -61,8 +61,8 @@ static bool has_other_main(const struct kve_sources *sources, uint32_t rank, uin
 }
 
 /*
- * How many blocks of the registered size one block of the group spans; 0 when no whole number. An
- * event without tokens has no block size, and is of the size learned before, or of the usual one.
+ * Return how many blocks of the registered size one block of the group spans; 0: no whole number.
+ * An event without tokens has no block size: use the size learned before, else the registered one.
  */
 static uint32_t stride_of(const struct kve_raw_event *ev, const struct kve_group *known,
                           uint32_t block_size)
@@ -74,7 +74,10 @@ static uint32_t stride_of(const struct kve_raw_event *ev, const struct kve_group
     return (uint32_t)(ev->block_size / block_size);
 }
 
-/* ceil((window - 1) / block): the blocks before a position that its attention reads; at least 1. */
+/*
+ * Compute ceil((window - 1) / block), at least 1: the blocks before a position that its attention
+ * reads.
+ */
 static uint32_t need_of(uint64_t window, uint64_t block)
 {
     uint64_t need = window > 1 ? (window - 2) / block + 1 : 1;
@@ -82,7 +85,7 @@ static uint32_t need_of(uint64_t window, uint64_t block)
     return need < KVE_NEED_ALL ? (uint32_t)need : KVE_NEED_ALL - 1;
 }
 
-/* Classify the event's group by the kind that the event itself names. */
+/* Classify the event's group by the kind that the event names. */
 static struct kve_group described(struct kve_sources *sources, uint32_t rank,
                                   const struct kve_raw_event *ev, const struct kve_group *known,
                                   uint32_t block_size)
@@ -113,7 +116,7 @@ static void learn(struct kve_sources *sources, struct kve_group *known, const st
         sources->groups[sources->n_groups++] = *g;
 }
 
-/* The group of an event: as its kind says, as learned, or by its number alone. */
+/* Return the group of an event: by its kind, else as learned, else by its number. */
 static struct kve_group group_of(struct kve_sources *sources, uint32_t rank,
                                  const struct kve_raw_event *ev, uint32_t block_size)
 {
@@ -134,7 +137,10 @@ static struct kve_group group_of(struct kve_sources *sources, uint32_t rank,
 
 /* -- sources ----------------------------------------------------------------------------------- */
 
-/* Bytes of the longest beginning of @owner that is UTF-8 without NUL, whole characters, at most @max. */
+/*
+ * Return the length in bytes of the longest beginning of @owner that is UTF-8 without NUL, at most
+ * @max.
+ */
 static size_t text_length(struct kv_str owner, size_t max)
 {
     size_t len = 0;
@@ -149,7 +155,10 @@ static size_t text_length(struct kv_str owner, size_t max)
     return len;
 }
 
-/* A name as it is kept and dumped: one that is no text, or too long, ends in the hash of all of it. */
+/*
+ * Copy an owner's name as it is kept and dumped. A name that isn't text, or is too long, is cut and
+ * ends in the hash of the whole.
+ */
 static void put_owner(char to[KVE_MAX_OWNER + 1], struct kv_str owner)
 {
     size_t len = text_length(owner, KVE_MAX_OWNER);
@@ -200,8 +209,9 @@ int kve_sources_owner(struct kve_sources *sources, struct kv_str owner)
 }
 
 /*
- * The owner of an event's blocks; empty: the publisher. In arrays another field, the kind of the
- * publisher, stood in the owner's place once: on the device, where no secondary tier is, that one.
+ * Return the owner of an event's blocks; empty: the publisher. Old arrays have the publisher's kind
+ * in the owner's place; an owner of device blocks is such a kind, since secondary tiers hold no
+ * device blocks.
  */
 static struct kv_str owner_of(const struct kve_raw_event *ev)
 {

@@ -5,14 +5,14 @@
 #include <stdlib.h>
 #include <sys/random.h>
 
-#define FEW 8 /* compared one with another */
+#define FEW 8 /* up to this many hashes are compared pairwise */
 #define MIN_CAPACITY 64
 
 uint64_t kve_secret(void)
 {
     uint64_t secret;
 
-    /* Before the kernel has entropy (early boot) a fixed one has to do. */
+    /* Before the kernel has entropy (early boot), use a fixed secret. */
     if (getrandom(&secret, sizeof(secret), GRND_NONBLOCK) != sizeof(secret))
         secret = UINT64_C(0x9e3779b97f4a7c15);
     return secret | 1;
@@ -41,7 +41,7 @@ static bool few_differ(const uint64_t *hashes, size_t n)
     return true;
 }
 
-/* At most half full. */
+/* Grow the table so that @n hashes fill at most half of it. */
 static int make_room(struct kve_unique *unique, size_t n)
 {
     size_t capacity = MIN_CAPACITY;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** Whether the hashes of an event are all different. */
+/** Check that the hashes of an event are all different. */
 #ifndef KV_EVENT_UNIQUE_H
 #define KV_EVENT_UNIQUE_H
 
@@ -8,8 +8,8 @@
 #include <stdint.h>
 
 /**
- * Memory of the check, reused: a table in which a slot counts only while its mark is the current
- * check's, so that nothing is ever cleared.
+ * Memory of the check, used again. A slot counts only while its mark is the current check's, so the
+ * table is never cleared.
  */
 struct kve_unique {
     struct kve_unique_slot {
@@ -24,17 +24,17 @@ struct kve_unique {
 void kve_unique_init(struct kve_unique *unique);
 void kve_unique_fini(struct kve_unique *unique);
 
-/** Returns 1 when @hashes (and *@parent, unless NULL) are all different, 0 when not, or -ENOMEM. */
+/** Return 1 when @hashes (and *@parent, unless NULL) are all different, 0 when not, or -ENOMEM. */
 int kve_unique_check(struct kve_unique *unique, const uint64_t *parent, const uint64_t *hashes,
                      size_t n);
 
-/** A random odd number, so that nobody outside can choose what collides. */
+/** Return a random odd number, so that no outsider can choose keys that collide. */
 uint64_t kve_secret(void);
 
 /**
- * Where a key, already multiplied by a secret, goes in a table of @capacity (a power of two, at
- * least 2) slots: the top bits of the product. Only they depend on every bit of the key; with bits
- * from further down, keys that differ in their high bits alone would all collide, whatever the
+ * Return the slot of a key, already multiplied by a secret, in a table of @capacity (a power of
+ * two, at least 2). The slot is the top bits of the product: only they depend on every bit of the
+ * key. With lower bits, keys that differ only in their high bits would all collide, whatever the
  * secret.
  */
 static inline size_t kve_slot_of(uint64_t product, size_t capacity)
