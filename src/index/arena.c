@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A free run keeps its list links and size in its own first slot: engines[] holds next << 32 |
- * previous, locals[] the size. Size classes are exact below 16 slots, then eight to a power of two.
+ * A free run keeps its list links and its size in its own first slot: engines[] holds next << 32 |
+ * previous, locals[] the size. Sizes below 16 slots have a class each; above, every power of two
+ * has eight.
  */
 #include "index/arena.h"
 
 #include "base/error.h"
 
 #define EXACT 16u
-#define TRIES \
-    4 /* runs of the size's own class that are looked at before a larger class is used \
-       */
+#define TRIES 4 /* runs of the size's own class to try before a larger class */
 
 static uint32_t class_of(uint32_t n)
 {
@@ -89,7 +88,7 @@ static void list_add(struct kvi_arena *arena, struct kvi_page *page, uint32_t po
     arena->n_empty += n == KVI_PAGE_SLOTS;
 }
 
-/* Unlinks a free run; its bit in starts stays. Returns its size. */
+/* Unlink a free run; its bit in starts stays. Returns its size. */
 static uint32_t list_remove(struct kvi_arena *arena, struct kvi_page *page, uint32_t pos)
 {
     uint32_t slot = kvi_slot_of(pos), n = (uint32_t)page->locals[slot], list = class_of(n);
@@ -217,7 +216,7 @@ void kvi_arena_release(struct kvi_arena *arena, uint32_t keep)
         uint32_t pos = arena->heads[class_of(KVI_PAGE_SLOTS)];
         struct kvi_page *page;
 
-        /* The last class may hold runs a little shorter than a page. */
+        /* The last class also holds runs a little shorter than a page. */
         while (*kvi_arena_locals(arena, pos) != KVI_PAGE_SLOTS)
             pos = (uint32_t)(*kvi_arena_engines(arena, pos) >> 32);
         page = kvi_arena_page(arena, pos);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Where blocks lie: 16-byte slots (tokens hash, engine hash) named by 32-bit positions.
+ * Memory of blocks: 16-byte slots (tokens hash, engine hash) with 32-bit positions as names.
  *
  * An extent is a run of slots inside one page. Its first slot is a header: the engine-hash half of
  * it points to the owner, so that a position leads to its chain without a word per block:
@@ -10,12 +10,13 @@
  *     bitmap    starts     |       1     0    0    0    0    1    0
  *                                  `-- found by scanning back from any position
  *
- * Free runs are kept in lists by size class with a bitmap of the non-empty ones (TLSF), and melt
- * with their neighbours; pages without an extent go back to the system. A page is exactly 256 KiB.
+ * Lists by size class hold the free runs, with a bitmap of the non-empty lists (TLSF). A freed run
+ * merges with its free neighbours; pages without an extent go back to the system. A page is exactly
+ * 256 KiB.
  *
- * Threads: the owner's lock; readers inside an epoch may call kvi_arena_locals on what they can
- * reach. The locals of an extent aren't touched between its allocation's end of life in the
- * readers' eyes and kvi_arena_free, which must come after the grace period.
+ * Threads: the owner's lock. Readers inside an epoch may call kvi_arena_locals on extents that they
+ * can reach. The caller must let the grace period pass before kvi_arena_free; until then the locals
+ * of the extent keep their values.
  */
 #ifndef KV_INDEX_ARENA_H
 #define KV_INDEX_ARENA_H
@@ -36,8 +37,8 @@
 struct kvi_page {
     uint64_t locals[KVI_PAGE_SLOTS];
     uint64_t engines[KVI_PAGE_SLOTS];
-    uint64_t starts[KVI_PAGE_SLOTS / 64]; /* an extent or a free run begins here */
-    uint64_t frees[KVI_PAGE_SLOTS / 64];  /* ... and it is a free run */
+    uint64_t starts[KVI_PAGE_SLOTS / 64]; /* bit per slot: an extent or a free run begins here */
+    uint64_t frees[KVI_PAGE_SLOTS / 64];  /* bit per slot: a free run begins here */
     uint32_t number;
     uint32_t reserved[15];
 };
@@ -47,22 +48,24 @@ struct kvi_arena {
     struct kvi_dir pages;
     struct kvi_mem *mem;
     uint32_t heads[KVI_SIZE_CLASSES]; /* first free run of each size class */
-    uint64_t filled[2];               /* which classes have one */
-    uint32_t n_empty;                 /* pages without any extent */
+    uint64_t filled[2];               /* bit per size class: the class has a free run */
+    uint32_t n_empty;                 /* number of pages without an extent */
 };
 
 void kvi_arena_init(struct kvi_arena *arena, struct kvi_mem *mem, struct kv_limbo *limbo,
                     unsigned dir_kind);
 void kvi_arena_fini(struct kvi_arena *arena);
 
-/** @n slots, header included. Returns the position of the header, or KVI_NO_POS. */
+/** Allocate @n slots, header included. Returns the position of the header, or KVI_NO_POS. */
 uint32_t kvi_arena_alloc(struct kvi_arena *arena, uint32_t n);
 void kvi_arena_free(struct kvi_arena *arena, uint32_t pos);
-/** Take @more slots behind the extent that ends before @end, when they are free. */
+/**
+ * Extend the extent that ends before @end by @more slots. Returns false when the slots aren't free.
+ */
 bool kvi_arena_extend(struct kvi_arena *arena, uint32_t end, uint32_t more);
 /** Make the slots from @pos to the end of its extent an extent of their own. */
 void kvi_arena_cut(struct kvi_arena *arena, uint32_t pos);
-/** Give back pages that hold nothing, but for @keep of them. */
+/** Give empty pages back to the system, but keep @keep of them. */
 void kvi_arena_release(struct kvi_arena *arena, uint32_t keep);
 
 static inline struct kvi_page *kvi_arena_page(const struct kvi_arena *arena, uint32_t pos)
@@ -85,13 +88,13 @@ static inline uint64_t *kvi_arena_engines(const struct kvi_arena *arena, uint32_
     return kvi_arena_page(arena, pos)->engines + kvi_slot_of(pos);
 }
 
-/** The page of an address inside its engines[]. */
+/** Return the page of an address inside its engines[]. */
 static inline struct kvi_page *kvi_page_of(const void *address)
 {
     return (struct kvi_page *)((uintptr_t)address & ~(uintptr_t)(KVI_PAGE_BYTES - 1));
 }
 
-/** The header of the extent that @pos lies in. */
+/** Return the position of the header of the extent that contains @pos. */
 static inline uint32_t kvi_arena_start(const struct kvi_arena *arena, uint32_t pos)
 {
     const struct kvi_page *page = kvi_arena_page(arena, pos);
@@ -103,7 +106,7 @@ static inline uint32_t kvi_arena_start(const struct kvi_arena *arena, uint32_t p
     return (pos - slot) + word * 64 + (63 - (uint32_t)__builtin_clzll(bits));
 }
 
-/** How many slots the extent or free run at @pos has. */
+/** Return the number of slots of the extent or free run at @pos. */
 uint32_t kvi_arena_size(const struct kvi_arena *arena, uint32_t pos);
 
 #endif

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Between the tree and the parked blocks (parked.h).
+ * Move blocks between the tree and the parked ones (parked.h).
  *
- * Parking goes through a holder's part of a subtree breadth first, before the cut that takes it out
- * of the tree. At most the holder's limit of blocks is parked, those nearest to the cut; the rest
- * is forgotten.
+ * Parking walks a holder's part of a subtree breadth first, before the cut that removes it from the
+ * tree. It parks at most the holder's limit of blocks, those nearest to the cut, and forgets the
+ * rest.
  *
- * Attaching goes depth first: parked children of a block that is in the tree again are stored in
- * runs, as long as each has a child with the same tiers, then the children of the run's last block
- * come, and so on back up. Nothing recurses; the names whose children are still to come are a
- * stack.
+ * Attaching walks depth first. It stores the parked children of a block in runs. A run goes on
+ * while each block has a child with the same tiers; then come the children of the run's last block.
+ * No function recurses: a stack holds the names whose children are still to come.
  */
 #include "index/kids.h"
 #include "index/store.h"
@@ -21,7 +20,7 @@
 struct below {
     struct kvi_index *ix;
     struct kvi_holder *holder;
-    size_t room; /* blocks that may still be parked */
+    size_t room; /* number of blocks that may still be parked */
     size_t n;    /* in scratch->hanging */
     uint64_t above, left;
     bool failed;
@@ -43,7 +42,7 @@ static bool hang(void *arg, struct kvi_chain *kid)
     return --below->left > 0;
 }
 
-/* Blocks from @off on of the holder's part, and the children into the queue. */
+/* Park the holder's blocks of @chain from @off on, and queue the children. */
 static void park_part(struct below *below, const struct kvi_chain *chain, uint32_t off)
 {
     struct kvi_index *ix = below->ix;
@@ -84,7 +83,7 @@ void kvi_park_below(struct kvi_index *ix, struct kvi_holder *holder, const struc
         below.above = next.above;
         park_part(&below, next.chain, 0);
     }
-    if (below.failed) /* what wasn't seen is forgotten; records of its copies may stay */
+    if (below.failed) /* blocks not visited are forgotten; records of their copies may stay */
         ix->parking.forgotten++;
 }
 
@@ -101,7 +100,7 @@ static bool push_name(struct kvi_index *ix, size_t *n, uint64_t name)
     return true;
 }
 
-/* Take a run of parked blocks out, each below the one before. Returns its length. */
+/* Take a run of parked blocks out of their table, each below the one before. Returns its length. */
 static size_t take_run(struct kvi_index *ix, struct kvi_holder *holder, struct kvi_parked *parked,
                        uint32_t *ret_mask)
 {
@@ -129,7 +128,7 @@ static void give_up(struct kvi_index *ix, struct kvi_holder *holder, size_t n, u
     ix->parking.forgotten += n;
 }
 
-/* Returns whether there was a run, and it is in the tree. */
+/* Attach one run. Returns true when there was one and it is now in the tree. */
 static bool attach_run(struct kvi_index *ix, struct kvi_holder *holder, uint64_t parent,
                        size_t *n_names)
 {
@@ -139,7 +138,8 @@ static bool attach_run(struct kvi_index *ix, struct kvi_holder *holder, uint64_t
     size_t n;
     int nearest;
 
-    if (!parked || !kvi_locate(ix, holder, parent, &place, NULL)) /* renamed by another child */
+    /* Another child has taken the name. */
+    if (!parked || !kvi_locate(ix, holder, parent, &place, NULL))
         return false;
     n = take_run(ix, holder, parked, &mask);
     if (!n)
@@ -147,7 +147,7 @@ static bool attach_run(struct kvi_index *ix, struct kvi_holder *holder, uint64_t
     nearest = __builtin_ctz(mask);
     if (kvi_store_again(ix, holder, (enum kv_tier)nearest, parent, ix->scratch->run, n)) {
         give_up(ix, holder, n, mask);
-        return true; /* on to the next child */
+        return true; /* continue with the next child */
     }
     for (size_t i = 0; i < n; i++) {
         if (mask & (mask - 1))

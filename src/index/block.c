@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Questions about a single block of a holder. */
+/* Answer questions about a single block of a holder. */
 #include "index/kids.h"
 #include "index/windows.h"
 
 struct search {
     const struct kvi_index *ix;
     uint32_t holder, bit;
-    uint32_t left; /* children that the holder is in; KVI_AUX_MAX: unknown */
+    uint32_t left; /* children that the holder has blocks in; KVI_AUX_MAX: unknown */
     bool found;
 };
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Memory of chains: 16 KiB slabs of 255 lines behind a head line, each slab aligned to its size so
- * that a chain finds it. Full slabs have a list of their own; an empty one goes back to the system
- * at once.
+ * Memory of chains: slabs of 16 KiB hold a head and 255 chains of one cache line. Each slab is
+ * aligned to its size, so that a chain's address leads to it. Full slabs have a list of their own;
+ * empty slabs go back to the system at once.
  *
- * Holders of a chain: up to two entries inside it, else a list.
+ * Holders of a chain: up to two entries inside the chain, else a list.
  */
 #include <string.h>
 
@@ -19,9 +19,9 @@ void (*kvi_step_hook)(void);
 
 struct kvi_slab {
     struct kvi_slab *next, *prev;
-    struct kvi_chain *free; /* through their parent pointers */
+    struct kvi_chain *free; /* free chains, linked by their parent pointers */
     uint32_t n_live;
-    uint32_t n_fresh; /* chains at the end never used so far */
+    uint32_t n_fresh; /* chains at the end that were never used */
     uint64_t reserved[4];
     struct kvi_chain chain[SLAB_CHAINS];
 };
@@ -98,7 +98,8 @@ void kvi_chain_free(struct kvi_index *ix, struct kvi_chain *chain)
 
     slab_count(ix, slab, -1);
     chain->parent = slab->free;
-    atomic_store_explicit(&chain->version, 1, memory_order_relaxed); /* tells kvi_slabs_fini */
+    /* Lets kvi_slabs_fini recognise free chains. */
+    atomic_store_explicit(&chain->version, 1, memory_order_relaxed);
     slab->free = chain;
     if (slab->n_live == 0) {
         slab_unlink(ix, slab);
@@ -158,7 +159,7 @@ void kvi_chain_discard(struct kvi_index *ix, struct kvi_chain *chain)
     kvi_chain_free(ix, chain);
 }
 
-/* The index: linear probing over 2 * capacity numbers of slots. */
+/* Hash index of a list: linear probing over 2 * capacity slot numbers. */
 
 static uint32_t index_home(const struct kvi_list *list, uint32_t holder)
 {
@@ -170,7 +171,7 @@ static uint32_t holder_in(const struct kvi_list *list, uint32_t i)
     return kvi_entry_holder(atomic_load_explicit(&list->entry[i], memory_order_relaxed));
 }
 
-/* Where the index has @holder, or the empty place where it belongs. */
+/* Return the place of @holder in the index, or the empty place where it belongs. */
 static uint32_t *index_find(const struct kvi_list *list, uint32_t holder)
 {
     uint32_t i = index_home(list, holder), mask = 2 * list->capacity - 1;
@@ -185,7 +186,7 @@ static void index_remove(struct kvi_list *list, uint32_t holder)
     uint32_t mask = 2 * list->capacity - 1;
     uint32_t hole = (uint32_t)(index_find(list, holder) - list->index), i = hole;
 
-    for (;;) { /* what was pushed past the hole moves up */
+    for (;;) { /* move up the entries that probed across the hole */
         uint32_t home;
 
         i = (i + 1) & mask;
@@ -280,7 +281,9 @@ void kvi_who_add(struct kvi_chain *chain, uint64_t entry)
     kvi_chain_bump(chain);
 }
 
-/* The last entry fills the hole; for a moment readers may see it twice, which says the same thing.
+/*
+ * Fill the hole with the last entry. Readers may see that entry twice for a moment, which changes
+ * no answer.
  */
 void kvi_who_remove(struct kvi_chain *chain, _Atomic uint64_t *entry)
 {
@@ -310,7 +313,7 @@ void kvi_who_shrink(struct kvi_index *ix, struct kvi_chain *chain)
 
     if (!old || (n > 1 && n * 4 > old->capacity))
         return;
-    if (n <= 2) { /* who[1] isn't looked at until who[0] is an entry */
+    if (n <= 2) { /* readers ignore who[1] until who[0] is an entry */
         uint64_t first = n > 0 ? kvi_who_get(&old->entry[0]) : 0;
 
         atomic_store_explicit(&chain->who[1], n > 1 ? kvi_who_get(&old->entry[1]) : 0,

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Check the invariants that hold between calls, the slow way. No recursion; writer's lock held. */
+/*
+ * Check all invariants that hold between calls, by walking everything without recursion. The caller
+ * holds the writer's lock.
+ */
 #include <stdio.h>
 
 #include "index/kids.h"
@@ -85,7 +88,7 @@ static void check_entry(struct check *check, struct kvi_chain *chain, _Atomic ui
         check->n_holder_blocks += n;
 }
 
-/* Places in the table of names under @hash. */
+/* Count the places in the table of names under @hash. */
 static uint32_t count_names(const struct kvi_index *ix, uint64_t hash)
 {
     struct kvi_probe probe;
@@ -135,7 +138,10 @@ static void check_chain(struct check *check, struct kvi_chain *chain)
     kvi_kids_each(chain, kid_holds, check);
 }
 
-/* Depth first along kvi_kids_next; the way back up is by the order of the child that is left. */
+/*
+ * Walk depth first along kvi_kids_next. The way back up uses the order of the child that the walk
+ * leaves.
+ */
 static void walk(struct check *check)
 {
     struct kvi_chain *chain = &check->ix->root;
@@ -196,7 +202,7 @@ static void check_totals(struct check *check)
     must(check, !ix->dirty_head && !ix->dirty_tail, "a queue that isn't empty");
 }
 
-/* Records of the tables beside the tree. */
+/* Check the records in the tables beside the tree. */
 static void check_beside(struct check *check)
 {
     struct kvi_index *ix = check->ix;

@@ -1,30 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Emptying whole holders, slice by slice. The lock is let go in between: going through a wide root,
- * or through all that hangs below one system prompt, takes long, and others' writers shouldn't wait
- * for it. The holder's own do (kvi_holder_await), else one could see what it stored last go, and
- * what it stored before stay.
+ * Clear whole holders, slice by slice, without the lock between slices: a wide root, or a large
+ * tree below one system prompt, takes long, and other holders' writers mustn't wait. The holder's
+ * own writers do wait (kvi_holder_await): else a reader could see their latest blocks go and
+ * earlier ones stay.
  *
- * Small trees go from the top, so that lookups see each of them whole or not at all. Between slices
- * all that must hold does: nobody is in a chain without being in the one above. So a large tree
- * goes from below, hidden from lookups by a flag of the holder, small tree by small tree; a cursor,
- * which other writers move along, says where that stands:
+ * A small tree is dropped from its top, so lookups see all of it or nothing. Between slices every
+ * invariant holds: a holder in a chain is also in the chain above. Hence a large tree is dropped
+ * from below, one small tree at a time, while a flag of the holder hides it from lookups. A cursor,
+ * which other writers keep valid, marks the place:
  *
- *     at ── chain whose children are being dropped; those in sets before `order` are done
- *     ├── small: dropped          ├── large: down to it          no child left: up; now it is small
+ *     at ── chain whose children are being dropped; sets before `order` are done
+ *     ├── small: drop it        ├── large: go down to it     no child left: go up; now it is small
  */
 #include "index/kids.h"
 #include "index/windows.h"
 
-#define SLICE 256u   /* cost of a slice: a chain dropped is 1 */
-#define PARKED 1024u /* parked blocks that a slice forgets */
-#define SET_COST 32u /* ... a set of children gone through */
-#define SMALL 64u    /* chains of a tree that goes from the top */
-#define SCAN 1024u   /* children in it that are looked at, the holder's or not */
+#define SLICE 256u   /* cost of a slice; dropping one chain costs 1 */
+#define PARKED 1024u /* parked blocks that one slice forgets */
+#define SET_COST 32u /* cost of walking one set of children */
+#define SMALL 64u    /* most chains of a tree that is dropped from its top */
+#define SCAN 1024u   /* most children that cost_of visits, the holder's or not */
 
 struct tree {
-    uint32_t holder, n; /* n > SMALL: too many */
-    uint64_t left;      /* children of this chain that the holder is in, not yet seen */
+    uint32_t holder, n; /* n > SMALL: the tree is large */
+    /* Children of this chain with blocks of the holder that the walk hasn't seen yet. */
+    uint64_t left;
     uint64_t n_scanned;
     const struct kvi_chain *chain[SMALL];
 };
@@ -75,8 +76,8 @@ static uint32_t cost_of(const struct kvi_index *ix, uint32_t holder, const struc
 
 struct slice {
     struct kvi_drop drop;
-    uint32_t left; /* of SLICE */
-    bool stopped;  /* before the end of the children */
+    uint32_t left; /* cost that is left in the slice */
+    bool stopped;  /* the slice ended before the children did */
     struct kvi_chain *large;
 };
 
@@ -105,16 +106,21 @@ static bool drop_tree(void *arg, struct kvi_chain *kid)
     return !slice->stopped;
 }
 
-/* For lookups the whole tree goes now. Who noted the version before looks again, and sees the
- * flag. */
+/*
+ * Hide the whole tree from lookups. A lookup that noted the version before checks it again, and
+ * then sees the flag.
+ */
 static void hide(struct kvi_holder *holder, struct kvi_chain *top)
 {
     atomic_store_explicit(&holder->hidden, true, memory_order_release);
     kvi_chain_bump(top);
 }
 
-/* From the set of children where the cursor stands on, until it ends, the slice does, or one is
- * large. @n: children that the holder is in, at least 1. Returns how many are left. */
+/*
+ * Drop children from the cursor's set on, until the children or the slice end, or a child's tree is
+ * large. @n is the number of children with blocks of the holder, at least 1. Returns how many are
+ * left.
+ */
 static uint64_t drop_kids(struct slice *slice, struct kvi_cursor *cursor, uint64_t n)
 {
     const struct kvi_chain *seen = slice->drop.ix->dirty_tail;
@@ -132,7 +138,7 @@ static uint64_t drop_kids(struct slice *slice, struct kvi_cursor *cursor, uint64
         cursor->at = slice->large;
         cursor->order = 0;
     } else if (!slice->stopped && !cursor->order) {
-        n = 0; /* all were seen, if the number wasn't known */
+        n = 0; /* the walk saw all of them, even if their number was unknown */
     }
     return n;
 }
@@ -147,7 +153,10 @@ static void drop_slice(struct kvi_index *ix, struct kvi_holder *holder, struct k
 {
     struct slice slice = {.drop = {.ix = ix, .holder = holder}, .left = SLICE};
 
-    /* The chain was joined with its child, which isn't done because the cursor is behind it. */
+    /*
+     * The chain was joined with its child, whose children are not done: the cursor is behind the
+     * joint.
+     */
     if (!cursor->after || cursor->order == UINT64_MAX)
         cursor->order = 0;
     while (slice.left && holder->n_roots) {
@@ -155,7 +164,10 @@ static void drop_slice(struct kvi_index *ix, struct kvi_holder *holder, struct k
         _Atomic uint64_t *entry = at->parent ? kvi_who_find(at, holder->id) : NULL;
         uint64_t n = entry ? kids_of(ix, kvi_who_get(entry)) : holder->n_roots, left;
 
-        /* Others may have joined the chain with one below, which the holder had left, and split both. */
+        /*
+         * Other writers may have joined the chain with one below that the holder had left, and
+         * split both.
+         */
         if (n == 0 || (at->parent && !entry)) {
             go_up(ix, cursor);
             continue;
@@ -167,10 +179,13 @@ static void drop_slice(struct kvi_index *ix, struct kvi_holder *holder, struct k
             kvi_entry_set_kids(ix, entry, (uint32_t)left);
     }
     cursor->after = true;
-    cursor->emitted = kvi_chain_run(cursor->at).len; /* a split moves it to the lower half */
+    /* A split moves the cursor to the lower half. */
+    cursor->emitted = kvi_chain_run(cursor->at).len;
 }
 
-/* With the lock; @holder is marked as being cleared by this call. */
+/*
+ * Clear the holder. The caller holds the lock and has marked @holder as being cleared by this call.
+ */
 static void drop_all(struct kvi_index *ix, struct kvi_holder *holder)
 {
     struct kvi_cursor cursor = {.at = &ix->root, .after = true};
@@ -179,16 +194,17 @@ static void drop_all(struct kvi_index *ix, struct kvi_holder *holder)
     while (holder->n_roots || holder->n_parked) {
         drop_slice(ix, holder, &cursor);
         (void)kvi_parked_forget(ix, holder, PARKED);
-        kvi_unlock(ix); /* settles: the queue is empty for the next slice */
+        kvi_unlock(ix); /* settles the queue, which is empty for the next slice */
         kvi_lock_in_turn(ix);
     }
     atomic_store_explicit(&holder->hidden, false,
-                          memory_order_release); /* it has nothing left to show */
+                          memory_order_release); /* the holder has no block to show */
     kvi_cursor_remove(ix, &cursor);
-    kv_limbo_collect(&ix->limbo, 1); /* what many slices left; the next write may never come */
+    /* Frees the garbage of many slices; the next write may never come. */
+    kv_limbo_collect(&ix->limbo, 1);
 }
 
-/* The same of the holder's windows. */
+/* Clear the holder and its parts (windows.h). */
 static void drop_with_parts(struct kvi_index *ix, struct kvi_holder *holder)
 {
     struct kvi_holder *part;
@@ -198,7 +214,10 @@ static void drop_with_parts(struct kvi_index *ix, struct kvi_holder *holder)
     drop_all(ix, part);
 }
 
-/* Drops all that @key holds and, with @leave, the holder itself. False: it is unknown. */
+/*
+ * Clear the holder called @key; @leave drops the holder itself, too. Returns false when @key is
+ * unknown.
+ */
 static bool clear_holder(struct kvi_index *ix, struct kv_holder key, bool leave)
 {
     struct kvi_holder *who;
@@ -223,8 +242,10 @@ int kvi_clear(struct kvi_index *index, struct kv_holder holder)
     return 0;
 }
 
-/* Wait until no other call clears a rank of the worker, then mark them all, before the first one
- * goes. Returns their number. */
+/*
+ * Wait until no other call clears a rank of the worker. Then mark all its ranks, before the first
+ * one is cleared. Returns their number.
+ */
 static size_t mark_worker(struct kvi_index *ix, uint64_t worker, const void *call)
 {
     size_t n = 0;
@@ -235,7 +256,7 @@ static size_t mark_worker(struct kvi_index *ix, uint64_t worker, const void *cal
         if (!who || who->main || who->key.worker != worker || !who->clearing)
             continue;
         (void)kvi_holder_await(ix, who->key);
-        id = UINT32_MAX; /* from the beginning */
+        id = UINT32_MAX; /* start again */
     }
     for (uint32_t id = 0; id < ix->holders.n_used; id++) {
         struct kvi_holder *who = kvi_holder_at(ix, id);
@@ -265,7 +286,7 @@ int kvi_remove_worker(struct kvi_index *index, uint64_t worker)
         if (who && who->clearing == &n)
             drop_with_parts(index, who);
     }
-    for (uint32_t id = 0; n && id < index->holders.n_used; id++) { /* all ranks at once */
+    for (uint32_t id = 0; n && id < index->holders.n_used; id++) { /* mark all ranks at once */
         who = kvi_holder_at(index, id);
         if (who && who->clearing == &n)
             kvi_holder_drop(index, who);

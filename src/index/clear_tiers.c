@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Emptying some tiers of a holder for one source: the reset of an engine's own pool leaves its
- * other tiers.
+ * Clear some tiers of a holder for one source: an engine that resets its own pool keeps its other
+ * tiers.
  *
- * The holder's names are listed first, breadth first from the root, and taken back from the end: so
- * each block is removed before the one above it, and what stays below is parked once. The lock is
- * let go between slices; the holder's own writers wait (kvi_holder_await).
+ * First list the holder's names breadth first from the root; then remove them from the end. So each
+ * block is removed before the one above it, and blocks that stay below are parked once. The lock is
+ * released between slices, while the holder's own writers wait (kvi_holder_await).
  */
 #include "index/kids.h"
 #include "index/store.h"
 #include "index/windows.h"
 
-#define SLICE 1024u /* names */
+#define SLICE 1024u /* names per slice */
 
 struct names {
     struct kvi_index *ix;
     struct kvi_holder *holder;
     uint64_t *items;
     size_t n, capacity;
-    size_t n_chains; /* in scratch->hanging */
+    size_t n_chains; /* entries in scratch->hanging */
     bool failed;
 };
 
@@ -47,7 +47,7 @@ static bool list_chain(void *arg, struct kvi_chain *chain)
     return true;
 }
 
-/* All names of the holder, parents first; parked ones last, so that they go first. */
+/* List all names of the holder: parents first, parked blocks last. */
 static void list_names(struct names *names)
 {
     struct kvi_index *ix = names->ix;
@@ -79,7 +79,9 @@ size_t kvi_list_names(struct kvi_index *ix, struct kvi_holder *holder, uint64_t 
     return names.n;
 }
 
-/* Whether all that the holder's windows have is of @source in those tiers, one copy each. */
+/*
+ * Return true when the holder's windows have blocks only of @source in those tiers, one copy each.
+ */
 static bool is_all_of_parts(const struct kvi_holder *holder, uint32_t tiers, uint32_t source)
 {
     const struct kvi_windows *windows = kvi_windows_of(holder);
@@ -99,7 +101,7 @@ static bool is_all_of_parts(const struct kvi_holder *holder, uint32_t tiers, uin
     return true;
 }
 
-/* Whether nothing but one copy of @source in those tiers would stay. */
+/* Return true when the holder has only blocks of @source in those tiers, one copy each. */
 static bool is_all(const struct kvi_index *ix, const struct kvi_holder *holder, uint32_t tiers,
                    uint32_t source)
 {
@@ -118,7 +120,7 @@ static bool is_all(const struct kvi_index *ix, const struct kvi_holder *holder, 
     return true;
 }
 
-/* Returns 0 or -ENOMEM. */
+/* Remove the listed names' copies. Returns 0 or -ENOMEM. */
 static int take_all(struct names *names, uint32_t tiers, uint32_t source)
 {
     struct kvi_index *ix = names->ix;
@@ -141,8 +143,7 @@ static int take_all(struct names *names, uint32_t tiers, uint32_t source)
     return 0;
 }
 
-/* Forget the copies of the holder's windows in these tiers and this source, too. Returns 0 or
- * -ENOMEM. */
+/* Remove the copies of @source in these tiers from the holder's windows. Returns 0 or -ENOMEM. */
 static int take_parts(struct kvi_index *ix, const struct kvi_holder *holder, uint32_t tiers,
                       uint32_t source)
 {
@@ -156,7 +157,7 @@ static int take_parts(struct kvi_index *ix, const struct kvi_holder *holder, uin
 
         if (rc || !(tiers >> i_part / KVI_PARTS & 1))
             continue;
-        kvi_settle(ix); /* the queue is of one holder at a time */
+        kvi_settle(ix); /* the queue holds chains of one holder at a time */
         list_names(&names);
         rc = names.failed ? -ENOMEM : take_all(&names, windows, source);
         kvi_mem_free(&ix->mem, names.items);
@@ -189,7 +190,7 @@ int kvi_clear_tiers(struct kvi_index *index, struct kv_holder holder, uint32_t t
         pthread_cond_broadcast(&index->cleared);
     }
     kvi_unlock(index);
-    if (all || rc) /* without memory nothing is sure: better forgotten */
+    if (all || rc) /* out of memory: forget the holder rather than keep blocks that may be gone */
         rc = kvi_clear(index, holder);
     return rc;
 }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Counting copies (copies.h), and doubting the count.
+ * Count copies (copies.h), and learn which removals an engine announces.
  *
- * An engine may announce each copy's removal (vLLM), or only the last one's. The second kind would
- * leave phantoms: blocks whose count never comes down. The stream itself tells them apart. Where
- * each removal is announced, two removals of one block follow one another without a store in
- * between, sooner or later. Where only the last is, that never happens, while blocks are stored
- * again after a removal that left copies. DOUBT such stores without a single double removal settle
- * it for that holder and tier: one copy a block.
+ * An engine announces each copy's removal (vLLM), or only the last one's. For the second kind,
+ * counted copies would become phantoms: blocks whose count never reaches 0. The stream shows which
+ * kind the engine is. With every removal announced, two removals of one block sooner or later
+ * follow one another without a store in between. With only the last announced, that never happens,
+ * while blocks are stored again after a removal that left copies. After DOUBT such stores without a
+ * single double removal, the holder counts one copy a block in that tier.
  */
 #include "index/copies.h"
 
@@ -16,7 +16,10 @@
 #include "index/windows.h"
 
 #define DOUBT 64u
-/** A source other than the main cache is a store keyed by hash: announcing a block twice adds nothing. */
+/**
+ * Number of the main source. Other sources are stores keyed by hash: announcing a block twice adds
+ * no copy.
+ */
 #define MAIN 0u
 
 static uint64_t mix_key(uint32_t holder, uint32_t tier, uint64_t hash)
@@ -54,7 +57,10 @@ void kvi_copies_fini(struct kvi_index *ix)
 
 #define ANY UINT32_MAX
 
-/* The record of @source (ANY: the first). @ret_n, where wanted: how many records the block has. */
+/*
+ * Find the record of @source (ANY: the first). *@ret_n, unless NULL, is the block's number of
+ * records.
+ */
 static struct kvi_copy *find(const struct kvi_index *ix, const struct kvi_holder *holder,
                              uint32_t tier, uint64_t hash, uint32_t source, uint32_t *ret_n)
 {
@@ -101,7 +107,7 @@ static bool put(struct kvi_index *ix, struct kvi_holder *holder, uint32_t tier, 
     return true;
 }
 
-/* The last record moves into its place. */
+/* Remove a record; the last one moves into its place. */
 static void drop(struct kvi_index *ix, struct kvi_holder *holder, const struct kvi_copy *copy)
 {
     struct kvi_copies *copies = &ix->copies;
@@ -120,8 +126,10 @@ static void drop(struct kvi_index *ix, struct kvi_holder *holder, const struct k
     }
 }
 
-/* One copy of the implied source, alone, needs no record; unless its last removal may still say
- * something about the engine. */
+/*
+ * Return true when a record is redundant: one copy of the implied source alone. A record whose last
+ * event was a removal stays, as evidence of the engine's kind.
+ */
 static bool says_nothing(const struct kvi_holder *holder, const struct kvi_copy *copy)
 {
     const struct kvi_holder_tier *t = &holder->tier[copy->tier];
@@ -149,8 +157,10 @@ static void lose_last(struct kvi_index *ix, struct kvi_holder *holder, enum kv_t
         kvi_part_tidy(ix, holder, hash);
 }
 
-/* Removals are announced for the last copy only: what was removed and counted on is gone. False: memory
- * was short, and some of it is still there. */
+/*
+ * Apply the finding that only last removals are announced: remove the blocks that a removal left
+ * with counted copies. Returns false when memory was short and some blocks are still there.
+ */
 static bool settle_doubt(struct kvi_index *ix, struct kvi_holder *holder, uint32_t tier)
 {
     bool done = true;
@@ -160,7 +170,7 @@ static bool settle_doubt(struct kvi_index *ix, struct kvi_holder *holder, uint32
         uint64_t hash;
         bool taken;
 
-        if (!ix->copies.items || i >= ix->copies.n) /* parking forgot some */
+        if (!ix->copies.items || i >= ix->copies.n) /* parking dropped some records */
             continue;
         hash = copy->hash;
         taken = copy->taken;
@@ -188,7 +198,7 @@ void kvi_copies_settle(struct kvi_index *ix)
     ix->copies.doubted = NULL;
     for (uint32_t tier = 0; holder && tier < KV_N_TIERS; tier++) {
         if (holder->tier[tier].settle && !settle_doubt(ix, holder, tier))
-            ix->copies.doubted = holder; /* again after the next change */
+            ix->copies.doubted = holder; /* try again after the next change */
         else
             holder->tier[tier].settle = false;
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Physical copies of blocks. Engines don't deduplicate: one hash may lie in several blocks of a
+ * Physical copies of blocks. Engines don't deduplicate: one hash may be in several blocks of a
  * pool, and in the pools of several owners. A block is in a tier as long as one copy of it is.
  *
  *     tree            (holder, tier, block): a bit
@@ -30,22 +30,22 @@ struct kvi_copy {
     uint32_t count;
     uint16_t source;
     uint8_t tier;
-    bool taken; /* the last event of it was a removal */
+    bool taken; /* the record's last event was a removal */
 };
 
 struct kvi_copies {
     struct kvi_copy *items; /* dense */
     size_t n, capacity, max;
     struct kvi_table by_hash;   /* holder, tier, hash -> index in items */
-    uint64_t uncounted;         /* copies that found no room */
-    struct kvi_holder *doubted; /* who has something for kvi_copies_settle */
+    uint64_t uncounted;         /* copies left out for lack of memory */
+    struct kvi_holder *doubted; /* holder for kvi_copies_settle, or NULL */
 };
 
-/** A removal names a number of copies that are left only when the event has one. */
+/** Number of copies left, for a removal whose event doesn't tell it. */
 #define KVI_COPIES_UNSAID UINT32_MAX
 
 enum kvi_taken {
-    KVI_TAKEN_NONE, /* this source has no copy */
+    KVI_TAKEN_NONE, /* the source has no copy */
     KVI_TAKEN_SOME, /* the block stays in its tier */
     KVI_TAKEN_LAST  /* no copy of any source is left */
 };
@@ -53,38 +53,49 @@ enum kvi_taken {
 int kvi_copies_init(struct kvi_index *ix);
 void kvi_copies_fini(struct kvi_index *ix);
 
-/** Before blocks enter: an empty tier's implied source is the first that has blocks there. */
+/**
+ * Set the implied source of an empty tier before blocks enter: the first source with blocks there.
+ */
 void kvi_copies_imply(struct kvi_holder *holder, enum kv_tier tier, uint32_t source);
-/** One more copy of a block that @had copies in the tier already, or none; not @counted: the source has
- * at least one. Never fails: a copy without room for its record is left out and counted. */
+/**
+ * Add a copy of a block. @had: the block is in the tier already. Not @counted: the source has at
+ * least one copy. Never fails: without memory for its record, the copy is left out and counted in
+ * uncounted.
+ */
 void kvi_copies_add(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
                     uint32_t source, uint64_t hash, bool had, bool counted);
-/** A block that is in the tier loses a copy; @left is what the event says, or KVI_COPIES_UNSAID. */
+/**
+ * Remove a copy of a block that is in the tier. @left is the number of copies left by the event, or
+ * KVI_COPIES_UNSAID.
+ */
 enum kvi_taken kvi_copies_take(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
                                uint32_t source, uint64_t hash, uint32_t left);
-/** At the end of a call that added: take back what the engine turned out to have removed. */
+/**
+ * Remove blocks that the engine turned out to have removed. Call at the end of a call that added
+ * copies.
+ */
 void kvi_copies_settle(struct kvi_index *ix);
-/** The block leaves the tiers of @mask. */
+/** Forget the copies of a block that leaves the tiers of @mask. */
 void kvi_copies_forget(struct kvi_index *ix, struct kvi_holder *holder, uint32_t mask,
                        uint64_t hash);
-/** Copies of @source, the implied one included, of a block that is in the tier. */
+/** Return the copies of @source, implied ones included, of a block that is in the tier. */
 uint32_t kvi_copies_count(const struct kvi_index *ix, const struct kvi_holder *holder,
                           enum kv_tier tier, uint32_t source, uint64_t hash);
 
-/** Facts that a record tells a dump of its block. */
+/** Facts about a block's copies for a dump. */
 enum kvi_said {
-    KVI_SAID_NOTHING, /* one copy of the implied source */
-    KVI_SAID_COUNT,   /* a number of copies of source 0, which is implied */
+    KVI_SAID_NOTHING, /* nothing: one copy of the implied source */
+    KVI_SAID_COUNT,   /* a number of copies of source 0, the implied source */
     KVI_SAID_SOURCES
 };
 enum kvi_said kvi_copies_say(const struct kvi_index *ix, const struct kvi_copy *copy);
 /** Call @fn with each record of the block of @copy. */
 void kvi_copies_each(const struct kvi_index *ix, const struct kvi_copy *copy,
                      void (*fn)(void *arg, const struct kvi_copy *copy), void *arg);
-/** A block that is in the tier has exactly these copies. Never fails, as kvi_copies_add. */
+/** Set the copies of a block that is in the tier. Never fails, like kvi_copies_add. */
 void kvi_copies_set(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
                     uint64_t hash, const struct kvi_source_copies *sources, size_t n);
-/** Take over facts about a tier's sources that another index has learned. */
+/** Take over what another index has learned of a tier's sources. */
 void kvi_copies_restore_tier(struct kvi_holder *holder, enum kv_tier tier,
                              const struct kvi_extra *extra);
 

@@ -1,23 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The lookup of vLLM's hybrid cache coordinator, on a prompt's path. Each kind of group in turn
- * shortens the match to the longest that it can serve, until all agree:
+ * Cut a match to the blocks that all cache groups can serve, as vLLM's hybrid cache coordinator
+ * does. Each kind of group in turn shortens the match to the longest that it can serve, until all
+ * agree:
  *
  *     full attention, and windows without an end    every block up to the end
- *     sliding window                                the last `need` blocks before the end, or all from 0
+ *     sliding window                                the last `need` before the end, or all from 0
  *     recurrent state                               the block before the end
  *
- * Groups of one description answer together: each of them must have the block. Where the engine
- * drops the last matched block (EAGLE), a group looks one block beyond the match and gives that up
- * again; a kind does so once, and anew when another one shortened the match. States never drop.
+ * Groups of one description count together: each of them must have the block. Where the engine
+ * drops the last matched block (EAGLE), a group looks one block beyond the match and drops that
+ * one. A kind does so once, and again after another kind has shortened the match. States never
+ * drop.
  */
 #include "index/cut.h"
 
 struct cut {
     struct kvi_view *view;
-    int tier;                        /* this one and nearer ones count */
-    uint32_t align;                  /* a match is a multiple of so many blocks */
-    uint32_t first[KVI_MAX_WINDOWS]; /* of each kind: its first window in the order */
+    int tier;                        /* this tier and nearer ones count */
+    uint32_t align;                  /* a match is a multiple of this many blocks */
+    uint32_t first[KVI_MAX_WINDOWS]; /* first window of each kind, in the order */
     uint32_t n_kinds;
 };
 
@@ -32,7 +34,10 @@ static const struct kvi_window *window_at(const struct cut *cut, uint32_t i)
     return &cut->view->windows->items[cut->view->windows->order[i]];
 }
 
-/* Whether window @number has block @p of the prompt in @tier. Questions mostly go up the path. */
+/*
+ * Return true when window @number has block @p of the prompt in @tier. Fast for questions in
+ * ascending or descending order of @p.
+ */
 static bool has_in(struct kvi_view *view, int tier, uint32_t number, uint32_t p)
 {
     uint32_t part = number / KVI_PART_WINDOWS, bit = kvi_window_tier(number);
@@ -51,7 +56,7 @@ static bool has_in(struct kvi_view *view, int tier, uint32_t number, uint32_t p)
     return (s->tmap ? kvi_tmap_get(s->tmap, p - s->depth) : s->mask) >> bit & 1;
 }
 
-/* Whether all groups like window @kind have block @p. */
+/* Return true when all groups like window @kind have block @p. */
 static bool has(struct cut *cut, uint32_t kind, uint32_t p)
 {
     const struct kvi_windows *windows = cut->view->windows;
@@ -69,7 +74,7 @@ static bool has(struct cut *cut, uint32_t kind, uint32_t p)
     return true;
 }
 
-/* The longest match of at most @max blocks that a window can serve. */
+/* Return the longest match of at most @max blocks that a window can serve. */
 static uint32_t serve(struct cut *cut, uint32_t kind, uint32_t max, bool drop)
 {
     const struct kvi_window *w = window_at(cut, kind);
@@ -85,7 +90,7 @@ static uint32_t serve(struct cut *cut, uint32_t kind, uint32_t max, bool drop)
         if (++run == wanted)
             return (b + run - drop) * stride;
     }
-    if (w->state) /* one is needed, however short the match */
+    if (w->state) /* one state is enough, however short the match */
         return 0;
     for (blocks = run; blocks && (uint64_t)blocks * stride % cut->align; blocks--)
         ;
@@ -95,7 +100,7 @@ static uint32_t serve(struct cut *cut, uint32_t kind, uint32_t max, bool drop)
     return blocks * stride;
 }
 
-/* Groups that need every block. */
+/* Cut @reach to the blocks that every full-attention group has. */
 static uint32_t cut_full(struct cut *cut, uint32_t reach)
 {
     for (uint32_t k = 0; k < cut->n_kinds; k++) {
@@ -161,7 +166,7 @@ static uint32_t common_multiple(uint32_t a, uint32_t b)
     return (uint64_t)a / x * b > UINT32_MAX ? UINT32_MAX : a / x * b;
 }
 
-/* Blocks of the path, of windows alone. */
+/* Return the number of blocks on the path, for holders of windows alone. */
 static uint32_t path_length(const struct kvi_view *view)
 {
     uint32_t length = 0;

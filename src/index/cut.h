@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * How much of a match the holder's windows allow. For lookups: reads what a walk has noted, inside
- * its epoch.
+ * Cut matches to what the holder's windows allow. For lookups: reads the notes of a walk, inside
+ * the walk's epoch.
  */
 #ifndef KV_INDEX_CUT_H
 #define KV_INDEX_CUT_H
@@ -14,20 +14,23 @@
 struct kvi_share {
     const struct kvi_tmap *tmap; /* NULL: all blocks have the tiers of mask */
     uint32_t holder, mask;
-    uint32_t depth, len; /* blocks depth..depth + len of the prompt */
+    uint32_t depth, len; /* the share is blocks depth..depth + len of the prompt */
     size_t above;        /* the same part's share of the chain above, or KVI_NO_SHARE */
 };
 
-/** One main holder's windows on the path. */
+/** The windows of one main holder along the path. */
 struct kvi_view {
     const struct kvi_windows *windows;
     const struct kvi_share *shares;
     size_t last[KV_N_TIERS][KVI_PARTS]; /* each part's deepest share, or KVI_NO_SHARE */
-    size_t at[KV_N_TIERS][KVI_PARTS];   /* where the last question was answered */
+    size_t at[KV_N_TIERS][KVI_PARTS];   /* share that answered the last question */
     uint32_t n;                         /* blocks of the prompt */
 };
 
-/** Shorten @reach, which is what the main holder has; of windows alone it is found. */
+/**
+ * Shorten @reach, the blocks that the main holder has in each tier. For a holder of windows alone,
+ * compute it.
+ */
 void kvi_cut_reach(struct kvi_view *view, uint32_t reach[KV_N_TIERS]);
 
 #endif

@@ -65,7 +65,7 @@ void kvi_dir_remove(struct kvi_dir *dir, uint32_t number)
 {
     struct kvi_dir_array *array = atomic_load_explicit(&dir->array, memory_order_relaxed);
 
-    if (--dir->n_live == 0) { /* start over, without an array that once was large */
+    if (--dir->n_live == 0) { /* start over, and free an array that once was large */
         dir->n_used = 0;
         dir->free_head = NO_FREE;
         atomic_store_explicit(&dir->array, NULL, memory_order_release);

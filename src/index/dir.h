@@ -3,7 +3,7 @@
  * Numbers for pointers: a growing array that readers index without locks. Freed numbers are used
  * again.
  *
- * Threads: kvi_dir_get from readers inside an epoch, the rest under the owner's lock.
+ * Threads: kvi_dir_get from readers inside an epoch; all other functions under the owner's lock.
  */
 #ifndef KV_INDEX_DIR_H
 #define KV_INDEX_DIR_H
@@ -23,22 +23,22 @@ struct kvi_dir_array {
 
 struct kvi_dir {
     struct kvi_dir_array *_Atomic array;
-    uint32_t n_used; /* numbers handed out so far, those free again included */
+    uint32_t n_used; /* numbers handed out so far, freed ones included */
     uint32_t n_live;
     uint32_t free_head; /* UINT32_MAX: none */
     struct kvi_mem *mem;
-    struct kv_limbo *limbo; /* where outgrown arrays go, as @kind */
+    struct kv_limbo *limbo; /* retires outgrown arrays, as @kind */
     unsigned kind;
 };
 
 void kvi_dir_init(struct kvi_dir *dir, struct kvi_mem *mem, struct kv_limbo *limbo, unsigned kind);
 void kvi_dir_fini(struct kvi_dir *dir);
 
-/** A number below @limit for @pointer. Returns 0, -ENOMEM or -ENOSPC. */
+/** Assign a number below @limit to @pointer. Returns 0, -ENOMEM or -ENOSPC. */
 int kvi_dir_add(struct kvi_dir *dir, void *pointer, uint32_t limit, uint32_t *ret);
 void kvi_dir_remove(struct kvi_dir *dir, uint32_t number);
 
-/** @number is in use for as long as the caller looks. */
+/** Return the pointer of a number that is in use. */
 static inline void *kvi_dir_at(const struct kvi_dir *dir, uint32_t number)
 {
     const struct kvi_dir_array *array = atomic_load_explicit(&dir->array, memory_order_acquire);
@@ -46,7 +46,10 @@ static inline void *kvi_dir_at(const struct kvi_dir *dir, uint32_t number)
     return (void *)atomic_load_explicit(&array->item[number], memory_order_acquire);
 }
 
-/** NULL when @number is free: a reader then looked at something that has just gone. */
+/**
+ * Return the pointer of @number. NULL when the number is free: its pointer was removed after the
+ * reader found the number.
+ */
 static inline void *kvi_dir_get(const struct kvi_dir *dir, uint32_t number)
 {
     const struct kvi_dir_array *array = atomic_load_explicit(&dir->array, memory_order_acquire);

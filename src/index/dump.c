@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A dump walks the tree depth first, in the children's own order, with the lock held for one chain
- * (or a part of its holders) at a time. Between two such steps it is only a cursor, which lies in
- * the index's list so that a writer who splits, joins or removes the chain it points to moves it
- * along. So a step never has to find its way back, and what isn't touched is told exactly once.
+ * A dump walks the tree depth first, in the children's own order. It holds the lock for one chain,
+ * or for some of a chain's holders, at a time. Between two steps it is only a cursor in the index's
+ * list. A writer that splits, joins or removes the chain moves the cursor along. So no step has to
+ * find its way back, and blocks that stay are reported exactly once.
  */
 #include "index/kids.h"
 #include "index/tree.h"
 
-#define BATCH 32u   /* holders whose part of a chain is copied in one step */
-#define AHEAD 2048u /* children of a wide chain whose order is found out at once */
+#define BATCH 32u   /* holders whose part of a chain one step copies */
+#define AHEAD 2048u /* children of a wide chain that are sorted in advance */
 
 /* One holder's part of the chain. */
 struct part {
     struct kv_holder key;
-    uint32_t from, len; /* blocks from..len are told now */
+    uint32_t from, len; /* report blocks from..len now */
     bool has_parent;
-    uint64_t parent; /* its name for the block above the chain */
-    bool renamed;    /* it has names of its own, in `blocks` */
+    uint64_t parent; /* the holder's name for the block above the chain */
+    bool renamed;    /* the holder has names of its own, in `blocks` */
     uint8_t mask[KVI_CHAIN_MAX];
     struct kv_block blocks[KVI_CHAIN_MAX];
 };
@@ -27,11 +27,11 @@ struct dump {
     struct kvi_cursor cursor;
     uint64_t *ids; /* holder << 32 | place in the list, sorted */
     size_t ids_capacity;
-    const struct kvi_chain *wide; /* the chain whose next children are in ahead */
+    const struct kvi_chain *wide; /* chain whose next children are in ahead */
     size_t n_ahead, at_ahead;
     struct kvi_kid_key ahead[AHEAD];
     uint32_t n_parts;
-    struct kv_block blocks[KVI_CHAIN_MAX]; /* under the names that most holders use */
+    struct kv_block blocks[KVI_CHAIN_MAX]; /* under the names of most holders */
     struct part part[BATCH];
 };
 
@@ -42,7 +42,7 @@ static int compare_ids(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The chain's holders from cursor.holder on, in order. Returns their number or -ENOMEM. */
+/* Sort the chain's holders from cursor.holder on. Returns their number or -ENOMEM. */
 static long sort_holders(struct dump *dump, const struct kvi_chain *chain)
 {
     uint32_t n = kvi_who_count(chain), kept = 0;
@@ -73,7 +73,7 @@ static void copy_part(struct dump *dump, const struct kvi_chain *chain, uint64_t
     uint32_t pos = kvi_chain_run(chain).pos;
     struct part *part = &dump->part[dump->n_parts];
 
-    if (holder->main) /* kvi_dump_windows tells it */
+    if (holder->main) /* kvi_dump_windows reports parts */
         return;
     part->from = dump->cursor.emitted;
     part->len = KV_MIN(kvi_entry_len(entry), dump->cursor.upto);
@@ -124,9 +124,9 @@ static int copy_chain(struct dump *dump)
 }
 
 /*
- * The child after cursor.order out of what was found before: what has come since then may be left
- * out. NULL: there is none. A chain's address may be another one's by now, but then its first child
- * was asked for without an order, and the list forgotten.
+ * Return the child after cursor.order from the children sorted before, or NULL. Children added
+ * since then may be left out. Another chain may have the wide chain's address by now; the list is
+ * then forgotten, because the first child of a chain is asked for without an order.
  */
 static struct kvi_chain *next_ahead(struct dump *dump, const struct kvi_chain *chain,
                                     uint64_t *ret_order)
@@ -164,7 +164,7 @@ static struct kvi_chain *next_kid(struct dump *dump, const struct kvi_chain *cha
     return kid ? kid : kvi_kids_next(dump->ix, chain, &cursor->order, ret_order);
 }
 
-/* To the next chain that has something to tell. Returns false at the end. */
+/* Go to the next chain with blocks to report. Returns false at the end. */
 static bool advance(struct dump *dump)
 {
     struct kvi_cursor *cursor = &dump->cursor;
@@ -193,7 +193,7 @@ static bool advance(struct dump *dump)
     }
 }
 
-/* Blocks i..end of a part, in one tier. */
+/* Report blocks i..end of a part, which are in one tier. */
 static int tell_run(const struct dump *dump, const struct part *part, enum kv_tier tier, uint32_t i,
                     uint32_t end, kvi_dump_fn fn, void *arg)
 {
@@ -207,7 +207,7 @@ static int tell_run(const struct dump *dump, const struct part *part, enum kv_ti
     return fn(arg, &run);
 }
 
-/* First every block in its nearest tier, in order; then the other tiers of those that have more. */
+/* Report every block in its nearest tier, in order; then the other tiers of blocks in several. */
 static int tell_part(const struct dump *dump, const struct part *part, kvi_dump_fn fn, void *arg)
 {
     uint32_t end;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Dumping what lies beside the tree, and restoring it, a slice per lock: what stays is told; what
- * comes or goes meanwhile may be told or not.
+ * Dump and restore the state beside the tree, one slice per lock. Items that stay are reported;
+ * items that come or go meanwhile may be reported or not.
  *
- * A holder's parked blocks are told from the oldest on, which is the order in which they come back
- * or are forgotten. Records of copies are told from the last one to the first: one that moves takes the place of a
- * dropped one before it, and so is told later, or again. Each brings all copies of its block, so
- * that a block whose copies change meanwhile is told as it was at one moment. Records of one block
- * in a row are told once, as the lock is held between them.
+ * A holder's parked blocks are reported from the oldest on: the order in which they are attached or
+ * forgotten. Records of copies are reported from the last to the first: a record that moves into a
+ * dropped one's place is then reported later, or again. Each record brings all copies of its block,
+ * so that a block whose copies change is reported as it was at one moment. Consecutive records of
+ * one block are reported once, as the lock is held between them.
  */
 #include <string.h>
 
@@ -18,7 +18,7 @@
 struct slice {
     struct kvi_extra items[SLICE];
     uint32_t n;
-    struct kvi_source_copies *sources; /* of the items, one after the other */
+    struct kvi_source_copies *sources; /* sources of the items, one after the other */
     size_t n_sources, capacity;
     int rc;
 };
@@ -30,7 +30,7 @@ static void add(struct slice *slice, struct kvi_extra extra)
 
 /* -- parked blocks ----------------------------------------------------------------------------- */
 
-/* The parked blocks of one holder, by name, oldest first. */
+/* The parked blocks of one holder by name, oldest first. */
 struct parked_names {
     struct kv_holder key;
     uint64_t *items;
@@ -58,7 +58,7 @@ static int next_parked(struct kvi_index *ix, size_t *id, struct parked_names *na
     return 1;
 }
 
-/* Add blocks that are still parked, of the names from *@i on. */
+/* Add the blocks that are still parked, of the names from *@i on. */
 static void copy_parked(const struct kvi_index *ix, const struct parked_names *names, size_t *i,
                         struct slice *slice)
 {
@@ -79,7 +79,7 @@ static void copy_parked(const struct kvi_index *ix, const struct parked_names *n
 
 /* -- sources ----------------------------------------------------------------------------------- */
 
-/* A fact about tier @tier of a holder or, of a part, about one of its windows. */
+/* Return a fact about a tier of a holder or, for a part, about one of its windows. */
 static struct kvi_extra fact_of(const struct kvi_holder *holder, uint32_t tier)
 {
     const struct kvi_windows *windows = holder->main ? kvi_windows_of(holder->main) : NULL;
@@ -104,7 +104,7 @@ static bool has_tier(const struct kvi_holder *holder, uint32_t tier)
     return t->implied || t->counts || t->n_stored_again;
 }
 
-/* Add facts about the tiers of holders from id *@at on. Returns whether there are more. */
+/* Add facts about the tiers of holders from id *@at on. Returns true when more follow. */
 static bool copy_tiers(const struct kvi_index *ix, size_t *at, struct slice *slice)
 {
     for (; *at < ix->holders.n_used && slice->n + KV_N_TIERS <= SLICE; ++*at) {
@@ -147,7 +147,7 @@ static void add_source(void *arg, const struct kvi_copy *copy)
         slice->items[slice->n - 1].copies = copy->count;
 }
 
-/* Whether the last item of the slice has told @extra's block with all its sources. */
+/* Return true when the last item of the slice is @extra's block with all its sources. */
 static bool is_told(const struct slice *slice, const struct kvi_extra *extra)
 {
     const struct kvi_extra *last = slice->n ? &slice->items[slice->n - 1] : NULL;
@@ -165,7 +165,7 @@ static void copy_one(const struct kvi_index *ix, const struct kvi_copy *copy, st
     bool plain = said == KVI_SAID_COUNT;
     struct kvi_extra extra;
 
-    if (said == KVI_SAID_NOTHING || (plain && holder->main)) /* told with the window */
+    if (said == KVI_SAID_NOTHING || (plain && holder->main)) /* reported with the window */
         return;
     extra = fact_of(holder, copy->tier);
     extra.kind = plain ? KVI_EXTRA_BLOCK : KVI_EXTRA_COPIES;
@@ -178,7 +178,7 @@ static void copy_one(const struct kvi_index *ix, const struct kvi_copy *copy, st
         kvi_copies_each(ix, copy, add_source, slice);
 }
 
-/* Records of copies below number *@left. Returns whether there are more. */
+/* Add records of copies below number *@left. Returns true when more follow. */
 static bool copy_copies(const struct kvi_index *ix, size_t *left, struct slice *slice)
 {
     *left = KV_MIN(*left, ix->copies.n);
@@ -206,7 +206,7 @@ static int tell(struct slice *slice, kvi_extra_fn fn, void *arg)
     return rc;
 }
 
-/* All records of a kind. */
+/* Dump all records of a kind. */
 static int dump_all(struct kvi_index *ix, copy_fn copy, size_t at, struct slice *slice,
                     kvi_extra_fn fn, void *arg)
 {
@@ -268,8 +268,10 @@ int kvi_dump_extras(struct kvi_index *index, kvi_extra_fn fn, void *arg)
 
 /* -- restoring --------------------------------------------------------------------------------- */
 
-/* The holder or part that a fact is about, and its tier there. Returns 0, or NULL in *@ret when there
- * is none. */
+/*
+ * Find the holder or part that a fact is about, and its tier there. Returns 0; *@ret is NULL when
+ * there is none.
+ */
 static int subject(struct kvi_index *ix, const struct kvi_extra *extra, bool make,
                    struct kvi_holder **ret, enum kv_tier *ret_tier)
 {
@@ -328,7 +330,7 @@ static int set_copies(struct kvi_index *index, const struct kvi_extra *extra)
     return rc;
 }
 
-/* Store a parked block whose parent was in the tree when the dump came by. */
+/* Store a parked block whose parent was in the tree at the time of the dump. */
 static int attach(struct kvi_index *index, const struct kvi_extra *extra)
 {
     const struct kv_block block = {extra->hash, extra->tokens_hash};
@@ -340,8 +342,10 @@ static int attach(struct kvi_index *index, const struct kvi_extra *extra)
     return rc;
 }
 
-/* Park a block as it was elsewhere. One that is in the tree was there when the dump came by: the stream says
- * what became of it. */
+/*
+ * Park a block as in the dumped index. A block that is in the tree was there when the dump passed:
+ * the stream tells its fate.
+ */
 static int park(struct kvi_index *index, const struct kvi_extra *extra)
 {
     const struct kv_block block = {extra->hash, extra->tokens_hash};

@@ -1,24 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Looking a prompt up, beside a writer that doesn't notice. The rules that make it right are in
- * tree.h: note the version of every chain on the path before reading it, and look again at the end.
+ * Look a prompt up beside a writer that never waits for lookups. tree.h has the rules that make the
+ * result right: note the version of every chain on the path before reading the chain, and compare
+ * again at the end.
  */
 #include "index/cut.h"
 #include "index/kids.h"
 
-#define PATH_SHORT 32 /* chains of a path that are remembered without further memory */
+#define PATH_SHORT 32 /* chains of a path that need no allocation */
 
 struct step {
     const struct kvi_chain *chain;
     uint32_t version;
 };
 
-/* In kvi_matches.scratch: which item a holder has. */
+/* Index of items by holder, in kvi_matches.scratch. */
 struct slots {
     uint64_t call;
-    struct step *path; /* when PATH_SHORT doesn't do */
+    struct step *path; /* used when PATH_SHORT is too small */
     size_t path_capacity;
-    struct kvi_share *shares; /* of parts that were met */
+    struct kvi_share *shares; /* shares of the parts on the path */
     size_t n_shares, shares_capacity;
     struct windowed {
         const struct kvi_windows *windows;
@@ -27,7 +28,7 @@ struct slots {
     size_t n_windowed, windowed_capacity;
     size_t n;
     struct slot {
-        uint64_t call; /* stale when it isn't this one */
+        uint64_t call; /* call that filled the slot; any other call makes it stale */
         size_t item;   /* of a part: its deepest share */
     } slot[];
 };
@@ -40,11 +41,11 @@ struct find {
     struct slots *slots;
     struct step *path;
     size_t path_capacity, path_len;
-    struct kvi_match *met; /* by meet_windowed */
+    struct kvi_match *met; /* set by meet_windowed */
     struct step path_short[PATH_SHORT];
 };
 
-#define DISTURBED 1 /* begin again */
+#define DISTURBED 1 /* the walk must begin again */
 
 void kvi_matches_fini(struct kvi_matches *matches)
 {
@@ -96,7 +97,9 @@ static int grow_path(struct find *find)
     return 0;
 }
 
-/* @array with room for another item after its @n. NULL: no memory, and @array is still there. */
+/*
+ * Return @array with room for another item after its @n. NULL: out of memory; @array stays valid.
+ */
 static void *with_room(void *array, size_t *capacity, size_t n, size_t bytes)
 {
     void *grown;
@@ -109,7 +112,7 @@ static void *with_room(void *array, size_t *capacity, size_t n, size_t bytes)
     return grown;
 }
 
-/* The next item, empty, is @holder's. Returns 0 or -ENOMEM. */
+/* Append an empty item for @holder. Returns 0 or -ENOMEM. */
 static inline int add_item(struct find *find, const struct kvi_holder *holder, uint32_t id,
                            struct kvi_match **ret)
 {
@@ -135,7 +138,7 @@ static inline int add_item(struct find *find, const struct kvi_holder *holder, u
     return 0;
 }
 
-/* The deepest share of a part that this walk has met, or KVI_NO_SHARE. */
+/* Return the deepest share of a part so far in this walk, or KVI_NO_SHARE. */
 static size_t last_share(const struct slots *slots, uint32_t part)
 {
     size_t at = part < slots->n ? slots->slot[part].item : KVI_NO_SHARE;
@@ -143,7 +146,7 @@ static size_t last_share(const struct slots *slots, uint32_t part)
     return at < slots->n_shares && slots->shares[at].holder == part ? at : KVI_NO_SHARE;
 }
 
-/* A holder that has windows: noted for cut_matches. */
+/* Note a holder with windows for cut_matches. */
 static int add_windowed(struct find *find, const struct kvi_holder *holder,
                         const struct kvi_windows *windows, struct kvi_match **ret)
 {
@@ -158,7 +161,7 @@ static int add_windowed(struct find *find, const struct kvi_holder *holder,
     return add_item(find, holder, holder->id, ret);
 }
 
-/* A part has the first so many of the @len blocks from @depth on: noted for cut_matches. */
+/* Note for cut_matches that a part has the first blocks of the @len from @depth on. */
 static int take_part(struct find *find, const struct kvi_holder *part, uint64_t entry,
                      uint32_t depth, uint32_t len)
 {
@@ -197,8 +200,10 @@ static int take_part(struct find *find, const struct kvi_holder *part, uint64_t 
     return add_windowed(find, part->main, windows, &item);
 }
 
-/* An entry of a part, or of a holder that has windows: find->met is its item, if it gets one. Out of the
- * way of all others. */
+/*
+ * Handle an entry of a part, or of a holder with windows. find->met is its item, or NULL. Kept out
+ * of the common path.
+ */
 __attribute__((noinline, cold)) static int meet_windowed(struct find *find, uint64_t entry,
                                                          uint32_t depth, uint32_t len)
 {
@@ -218,9 +223,9 @@ __attribute__((noinline, cold)) static int meet_windowed(struct find *find, uint
 }
 
 /*
- * An entry of a holder without an item. Returns 0, -ENOMEM or DISTURBED; *@ret is the item, or NULL
- * when the holder is being cleared: then it isn't there already. The acquire pairs with hide() in
- * clear.c.
+ * Handle an entry of a holder without an item. Returns 0, -ENOMEM or DISTURBED. *@ret is the item;
+ * NULL while the holder is being cleared, when lookups don't see it. The acquire pairs with hide()
+ * in clear.c.
  */
 static inline int meet(struct find *find, uint64_t entry, uint32_t depth, uint32_t len,
                        struct kvi_match **ret)
@@ -230,7 +235,10 @@ static inline int meet(struct find *find, uint64_t entry, uint32_t depth, uint32
     int rc;
 
     *ret = NULL;
-    /* In here, but not yet in the chains above (a store that isn't done), or not any more. */
+    /*
+     * The holder is in this chain but not in those above: a store isn't finished, or a removal has
+     * begun.
+     */
     if (depth && !find->slots->n_shares)
         return 0;
     holder = kvi_holder_at(find->ix, id);
@@ -246,7 +254,7 @@ static inline int meet(struct find *find, uint64_t entry, uint32_t depth, uint32
     return add_item(find, holder, id, ret);
 }
 
-/* How far tiers up to @t go, block by block. */
+/* Compute for each tier how far it and nearer tiers reach, block by block. */
 static uint32_t reach_mixed(const struct kvi_tmap *tmap, uint32_t len, int t)
 {
     uint32_t wanted = (2u << t) - 1, i = 0;
@@ -256,7 +264,7 @@ static uint32_t reach_mixed(const struct kvi_tmap *tmap, uint32_t len, int t)
     return i;
 }
 
-/* An entry says: of the @len blocks from @depth on, this holder has the first so many. */
+/* Use an entry: the holder has the first blocks of the @len from @depth on. */
 static int take_entry(struct find *find, uint64_t entry, uint32_t depth, uint32_t len)
 {
     uint32_t id = kvi_entry_holder(entry), mask = kvi_entry_mask(entry);
@@ -314,7 +322,7 @@ static int take_entries(struct find *find, const struct kvi_chain *chain, uint32
     return rc;
 }
 
-/* Of the holders that have windows, as much as these allow. */
+/* Cut the matches of holders with windows to what the windows allow. */
 __attribute__((noinline, cold)) static void cut_matches(struct find *find)
 {
     struct slots *slots = find->slots;
@@ -363,7 +371,7 @@ static void call_hook(const struct kvi_index *ix, const struct kvi_chain *chain)
         hook(ix->find_hook_arg, chain);
 }
 
-/* One walk from the root. Returns 0, -ENOMEM or DISTURBED. */
+/* Walk once from the root. Returns 0, -ENOMEM or DISTURBED. */
 static int walk(struct find *find)
 {
     const struct kvi_chain *chain = &find->ix->root;
@@ -384,7 +392,7 @@ static int walk(struct find *find)
             break;
         call_hook(find->ix, chain);
         version = atomic_load_explicit(&chain->version, memory_order_acquire);
-        if (version & 1) /* it stands still at what it said last, what is below it goes on */
+        if (version & 1) /* a dead chain keeps its last content, but chains below it change */
             return DISTURBED;
         run = kvi_chain_run(chain);
         len = match(find, run, depth);
@@ -415,8 +423,11 @@ static int walk(struct find *find)
                : DISTURBED;
 }
 
-/* Too often disturbed: stop the writer for one walk, so that every lookup ends. Outside the epoch: the
- * writer may be waiting for readers to leave it, and frees nothing while we have the lock. */
+/*
+ * Lock out the writer for one walk after too many disturbed walks, so that every lookup ends. Leave
+ * the epoch first: the writer may be waiting for readers to leave. While the lock is held, it frees
+ * nothing.
+ */
 static int walk_alone(struct find *find, struct kvi_index *index)
 {
     int rc;
@@ -448,7 +459,7 @@ int kvi_find(struct kvi_index *index, const uint64_t *tokens_hashes, size_t n,
         rc = kv_epoch_enter();
     if (rc)
         return rc;
-    do /* again only after the writer has made a step on this very path */
+    do /* wait until the writer has changed this very path */
         rc = walk(&find);
     while (rc == DISTURBED && ++tries < KVI_FIND_TRIES);
     kv_epoch_exit();

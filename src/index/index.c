@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Creating, destroying, holders and counts. docs/index.md explains the whole. */
+/* Create and destroy an index, find holders, count. docs/index.md explains the whole. */
 #include <string.h>
 
 #include "index/kids.h"
@@ -65,7 +65,7 @@ int kvi_create(const struct kvi_opts *opts, struct kvi_index **ret)
     ix->copies.max = KV_OPT(opts, max_copies, MAX_COPIES);
     ix->parking.max = KV_OPT(opts, max_parked, MAX_PARKED);
     ix->parking.max_holder = KV_OPT(opts, max_parked_holder, MAX_PARKED_HOLDER);
-    /* Writers hold the lock for a microsecond: spinning for it costs less than sleeping. */
+    /* Writers hold the lock for a microsecond: spinning costs less than sleeping. */
     pthread_mutexattr_init(&attr);
     pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_ADAPTIVE_NP);
     pthread_mutex_init(&ix->lock, &attr);
@@ -142,8 +142,11 @@ void kvi_destroy(struct kvi_index *index)
     free(index);
 }
 
-/* Mutexes aren't fair: who unlocks and locks at once has it again before a waiting thread woke up. So
- * waiting threads stand at a gate, the first one holding it; who passes the gate is behind that one. */
+/*
+ * Mutexes aren't fair: a thread that unlocks and locks at once wins against sleeping waiters.
+ * Waiting threads therefore stand at a gate, which the first of them holds. A thread that passes
+ * the gate queues behind that one.
+ */
 void kvi_lock_in_turn(struct kvi_index *ix)
 {
     pthread_mutex_lock(&ix->gate);
@@ -236,7 +239,7 @@ void kvi_holder_drop(struct kvi_index *ix, struct kvi_holder *holder)
     kvi_count(&ix->n_holders, (uint64_t)-1);
 }
 
-/* Without a main group, those of its windows. */
+/* Return the blocks of a holder; without a main group, those of its windows. */
 static uint64_t blocks_of(const struct kvi_holder *holder)
 {
     return KV_MAX(atomic_load_explicit(&holder->blocks, memory_order_relaxed),

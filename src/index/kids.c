@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Finding, adding and removing children; looking at all of them is in kids_each.c. */
+/* Find, add and remove children. kids_each.c walks over them. */
 #include "index/kids.h"
 #include "index/kids_set.h"
 
-#define TABLE_MAX 1536u /* children; more become a fan */
-#define FAN_MIN 256u    /* fewer become a table again */
+#define TABLE_MAX 1536u /* most children in a table; more become a fan */
+#define FAN_MIN 256u    /* fewest children in a fan; fewer become a table again */
 
 static void store(_Atomic uintptr_t *where, uintptr_t word)
 {
@@ -157,7 +157,7 @@ static int make_fan(struct kvi_index *ix, _Atomic uintptr_t *where, int shift)
     return 0;
 }
 
-/* A table with room for @n children in place of what is there. */
+/* Replace the set of children by a table with room for @n. */
 static int reserve_table(struct kvi_index *ix, _Atomic uintptr_t *where, int shift, uint32_t n)
 {
     uintptr_t word = kids_load(where);
@@ -237,7 +237,7 @@ void kvi_kids_replace(struct kvi_chain *parent, uint64_t key, struct kvi_chain *
         store(where, (uintptr_t)kid);
 }
 
-/* Best effort: a set that lost most of its children becomes a smaller one. */
+/* Replace a set that lost most of its children by a smaller one. Best effort. */
 static void table_shrink(struct kvi_index *ix, _Atomic uintptr_t *where)
 {
     uintptr_t word = kids_load(where);
@@ -323,7 +323,7 @@ void kvi_kids_remove(struct kvi_index *ix, struct kvi_chain *parent, uint64_t ke
     } else {
         store(where, 0);
     }
-    /* Innermost first: an outer one that shrinks takes those inside along. */
+    /* Innermost first: an outer fan that shrinks takes the inner ones with it. */
     while (n_fans--)
         fan_shrink(ix, fans[n_fans]);
 }

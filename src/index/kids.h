@@ -15,56 +15,55 @@
 #include "index/tree.h"
 
 /**
- * The child whose first block is @key. For a reader it is a proposal: it has to compare the chain's
- * blocks (a lone child is given whatever its key; a slot may be on its way from one child to
- * another).
+ * Find the child whose first block is @key. For a reader the result is a guess, and the reader must
+ * compare the chain's blocks: a lone child is returned for any key, and a slot may be changing from
+ * one child to another.
  */
 struct kvi_chain *kvi_kids_find(const struct kvi_chain *parent, uint64_t key);
 
-/** Make room for one more child with @key. Neutral. Returns 0 or -ENOMEM. */
+/** Make room for one more child with @key, without a visible change. Returns 0 or -ENOMEM. */
 int kvi_kids_reserve(struct kvi_index *ix, struct kvi_chain *parent, uint64_t key);
-/** There must be room, or no child at all. */
+/** Add a child. kvi_kids_reserve must have made room, unless there is no child yet. */
 void kvi_kids_add(struct kvi_index *ix, struct kvi_chain *parent, uint64_t key,
                   struct kvi_chain *kid);
 void kvi_kids_replace(struct kvi_chain *parent, uint64_t key, struct kvi_chain *kid);
 void kvi_kids_remove(struct kvi_index *ix, struct kvi_chain *parent, uint64_t key);
 
-/** The only child, or NULL. */
+/** Return the only child, or NULL. */
 struct kvi_chain *kvi_kids_only(const struct kvi_chain *parent);
 uint64_t kvi_kids_count(const struct kvi_chain *parent);
 
-/** Call @fn for every child until it returns false. It must not add or remove children. */
+/** Call @fn for every child until it returns false. @fn must not add or remove children. */
 void kvi_kids_each(const struct kvi_chain *parent, bool (*fn)(void *arg, struct kvi_chain *kid),
                    void *arg);
 
 /**
- * The same for a part of the children: the set (of hundreds) that holds those with the order
- * *@order, or all when they are few. Moves *@order on behind them, to 0 at the end; it stays where
- * it is when @fn returned false. Writers may go on in between: a child that is there all the while
- * is met.
+ * Call @fn for some children: those of the set (of hundreds) that contains order *@order, or all
+ * when they are few. Moves *@order behind them, to 0 at the end; leaves it when @fn returned false.
+ * Writers may change children between calls: a child that stays is visited.
  */
 void kvi_kids_some(const struct kvi_chain *parent, uint64_t *order,
                    bool (*fn)(void *arg, struct kvi_chain *kid), void *arg);
 
 /**
- * Children in a fixed order that doesn't depend on their number: the first whose order is above
- * *@order (any, when @order is NULL), or NULL.
+ * Return the first child whose order is above *@order (NULL: the first of all), or NULL. The order
+ * is fixed and doesn't depend on the number of children.
  */
 struct kvi_chain *kvi_kids_next(const struct kvi_index *ix, const struct kvi_chain *parent,
                                 const uint64_t *order, uint64_t *ret_order);
 
-/** A child by its first tokens hash, and its place in that order. */
+/** A child's first tokens hash, and its place in the order of kvi_kids_next. */
 struct kvi_kid_key {
     uint64_t order, key;
 };
 /**
- * The next children of many in that order, at most @max: those of one set, none of which was left
- * out. Returns their number; 0 when the set of the next child is small.
+ * List the next children in that order, at most @max: all of one set up to the last listed. Returns
+ * their number; 0 when the set of the next child is small.
  */
 size_t kvi_kids_ahead(const struct kvi_chain *parent, uint64_t order, struct kvi_kid_key *ret,
                       size_t max);
 
-/** Free the sets (not the children) of a chain that nobody uses any more. */
+/** Free the sets (not the children) of a chain that no reader can see. */
 void kvi_kids_free(struct kvi_index *ix, uintptr_t kids);
 static inline uint64_t kvi_kids_order(uint64_t key)
 {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Looking at the children of a chain: all, some, or one after the other in their own order. */
+/* Walk over the children of a chain: all, some, or one after the other in their own order. */
 #include <stdlib.h>
 
 #include "index/kids.h"
 #include "index/kids_set.h"
 
-#define KIDS_MANY 32u /* fewer are as quickly looked through each time */
+#define KIDS_MANY 32u /* smaller sets are searched each time instead of sorted */
 
 struct kvi_chain *kvi_kids_only(const struct kvi_chain *parent)
 {
@@ -55,7 +55,7 @@ void kvi_kids_some(const struct kvi_chain *parent, uint64_t *order,
                    bool (*fn)(void *arg, struct kvi_chain *kid), void *arg)
 {
     uintptr_t word = kids_load(&parent->kids);
-    int shift = 64; /* the set has all orders that agree with this one above the shift */
+    int shift = 64; /* the set contains all orders that agree with this one above the shift */
 
     while (word & KIDS_TAG_FAN) {
         shift -= 8;
@@ -93,7 +93,7 @@ static struct kvi_chain *next_in(const struct kvi_index *ix, uintptr_t word, int
     if (word & KIDS_TAG_FAN) {
         for (uint32_t i = order ? *order >> shift & (KIDS_FAN - 1) : 0; i < KIDS_FAN && !kid; i++) {
             kid = next_in(ix, kids_load(&kids_as_fan(word)->sub[i]), shift - 8, order, ret_order);
-            order = NULL; /* all keys further on are above */
+            order = NULL; /* all keys in later sets are above */
         }
         return kid;
     }

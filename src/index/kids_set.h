@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/** Structure of a set of children, for kids.c and kids_each.c alone. kids.h has the drawing. */
+/**
+ * Structure of a set of children. Only kids.c and kids_each.c include this; kids.h has the drawing.
+ */
 #ifndef KV_INDEX_KIDS_SET_H
 #define KV_INDEX_KIDS_SET_H
 
@@ -9,7 +11,7 @@
 #define KIDS_TAG_TABLE ((uintptr_t)1)
 #define KIDS_TAG_FAN ((uintptr_t)2)
 #define KIDS_TAGS ((uintptr_t)3)
-#define KIDS_GONE ((struct kvi_chain *)64) /* a slot that was used: searches go on behind it */
+#define KIDS_GONE ((struct kvi_chain *)64) /* a slot used before: searches go on behind it */
 
 struct kids_slot {
     _Atomic uint64_t key;
@@ -20,14 +22,14 @@ struct kids_table {
     struct kv_retired retired;
     uint32_t capacity; /* a power of two */
     uint32_t n;
-    uint32_t n_used; /* with those gone */
+    uint32_t n_used; /* used slots, those of removed children included */
     uint32_t reserved;
     struct kids_slot slot[];
 };
 
 struct kids_fan {
     struct kv_retired retired;
-    uint32_t n; /* children in all of it */
+    uint32_t n; /* children in all of the set */
     uint32_t reserved;
     _Atomic uintptr_t sub[KIDS_FAN];
 };

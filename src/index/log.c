@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The library's log hook. Each shared library has a copy of base, so each has a hook of its own. */
+/* The library's log hook. Each shared library has its own copy of base, hence its own hook. */
 #include "kv_index.h"
 
 #include "base/log.h"

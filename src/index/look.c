@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The part of a store that only looks: which of its blocks have places, what must become of names. */
+/*
+ * First part of a store, which only reads: find the blocks that have places, decide what happens to
+ * names.
+ */
 #include "index/kids.h"
 #include "index/store.h"
 
-#define SAME_MAX 8u /* places in the table under one hash */
+#define SAME_MAX 8u /* most places in the table under one hash */
 
 int kvi_store_check(struct kvi_store *store, const uint64_t *parent)
 {
@@ -33,7 +36,7 @@ int kvi_store_check(struct kvi_store *store, const uint64_t *parent)
     return 0;
 }
 
-/* How many blocks from @i on the chain has from @off on. */
+/* Count the blocks from @i on that the chain has from @off on. */
 static uint32_t match(const struct kvi_store *store, const struct kvi_chain *chain, uint32_t off,
                       size_t i)
 {
@@ -57,7 +60,7 @@ static int find_path(struct kvi_store *store)
     size_t i = 0;
 
     for (;;) {
-        /* Room for this piece, and one more for blocks that are appended. */
+        /* Make room for this piece, and one more for blocks that are appended. */
         if (kvi_mem_grow(&store->ix->mem, (void **)&scratch->pieces, &scratch->pieces_capacity,
                          store->n_pieces + 2, sizeof(scratch->pieces[0])))
             return -ENOMEM;
@@ -102,14 +105,14 @@ static bool above_parent(const struct kvi_store *store, struct kvi_place place)
     return false;
 }
 
-/* The holder calls @place by the hash of a block that is to lie elsewhere. */
+/* Check @place, which the holder calls by the hash of a block that gets another place. */
 static int judge_move(struct kvi_store *store, struct kvi_place place)
 {
     struct kvi_scratch *scratch = store->scratch;
 
     if (above_parent(store, place))
         return -EINVAL;
-    if (on_path(store, place)) /* it is given another name by this very store */
+    if (on_path(store, place)) /* this store gives the place another name */
         return 0;
     if (kvi_mem_grow(&store->ix->mem, (void **)&scratch->moves, &scratch->moves_capacity,
                      store->n_moves + 1, sizeof(scratch->moves[0])))
@@ -118,7 +121,7 @@ static int judge_move(struct kvi_store *store, struct kvi_place place)
     return 0;
 }
 
-/* Block @i has a place, @off in @chain, which the holder has when @held. */
+/* Decide the name of block @i, whose place is @off in @chain. @held: the holder has the place. */
 static int judge_known(struct kvi_store *store, size_t i, const struct kvi_chain *chain,
                        uint32_t off, bool held)
 {
@@ -130,7 +133,7 @@ static int judge_known(struct kvi_store *store, size_t i, const struct kvi_chain
     int rc = 0;
 
     store->scratch->naming[i] = KVI_NAME_KEEP;
-    /* Then no other place can be what the holder calls so: nothing to search for. */
+    /* No other place can have this name for the holder: skip the search. */
     if (same && !store->holder->n_aliases && (held || !(chain->flags & (KVI_TWINS | KVI_UNNAMED))))
         return 0;
     if (kvi_locate(ix, store->holder, hash, &place, NULL)) {
@@ -149,7 +152,7 @@ static int judge_known(struct kvi_store *store, size_t i, const struct kvi_chain
     return rc;
 }
 
-/* The tiers in which the blocks are parked: they come along. */
+/* Note the tiers in which the blocks are parked, so that the store adds these tiers, too. */
 static int look_parked(struct kvi_store *store)
 {
     struct kvi_scratch *scratch = store->scratch;

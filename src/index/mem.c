@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 
-#define CHUNK_HEADER 8 /* what glibc puts in front of each chunk */
+#define CHUNK_HEADER 8 /* bytes that glibc adds in front of each allocation */
 
 static _Atomic long countdown;
 
@@ -33,7 +33,7 @@ int kvi_mem_refused(void)
     return left < 0;
 }
 
-/* One writer at a time: no read-modify-write needed. */
+/* Only one writer at a time: no read-modify-write needed. */
 void kvi_mem_count(struct kvi_mem *mem, uint64_t more)
 {
     uint64_t now = atomic_load_explicit(&mem->bytes, memory_order_relaxed);

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Engine hashes to places.
+ * Find places by the engine's hashes.
  *
- * Every block's slot holds the hash that its first holder gave it, and one table, shared by all
- * holders, leads from hashes to slots. Whether this holder has the block is asked of the chain. So
- * a block costs one table entry however many hold it.
+ * Every block's slot holds the hash that its first holder gave it. One table, shared by all
+ * holders, leads from hashes to slots. The chain tells whether a holder has the block. So a block
+ * costs one table entry however many holders have it.
  *
- * A holder that calls a place otherwise (engines seed their hashes differently) has an alias: a
- * record of 16 bytes, found by (holder, its hash), and by (holder, the slot's hash) when the place
- * is known. The latter doesn't change when blocks move, so moving them only writes the record's
+ * A holder with another name for a place (engines seed their hashes differently) has an alias. An
+ * alias is a record of 16 bytes, found by (holder, its hash), and by (holder, the slot's hash) when
+ * the place is known. The slot's hash stays when blocks move, so a move only writes the record's
  * position.
  *
- * At most SAME_MAX places enter the table under one hash (engines that number their blocks 1, 2, 3
- * would fill it with equal keys): beyond, a place's holders have aliases for it. See kvi_store.
+ * At most SAME_MAX places enter the table under one hash, since engines that number their blocks 1,
+ * 2, 3 would fill it with equal keys. The holders of further places have aliases. See kvi_store.
  */
 #include "index/tree.h"
 
@@ -92,7 +92,7 @@ long kvi_alias_of_place(const struct kvi_index *ix, uint32_t holder, uint32_t po
     return -1;
 }
 
-/* KVI_NO_POS: any place. */
+/* Find an alias of @holder at position @pos; KVI_NO_POS: at any place. */
 long kvi_alias_find(const struct kvi_index *ix, uint32_t holder, uint64_t hash, uint32_t pos)
 {
     struct kvi_probe probe;
@@ -109,7 +109,7 @@ long kvi_alias_find(const struct kvi_index *ix, uint32_t holder, uint64_t hash, 
     return -1;
 }
 
-/* Take record @i, which no table has any more, out: the last one moves into its place. */
+/* Remove record @i, which no table refers to: the last record moves into its place. */
 static void drop_record(struct kvi_index *ix, uint32_t i)
 {
     uint32_t last = (uint32_t)--ix->n_aliases;
@@ -191,7 +191,7 @@ void kvi_aliases_forget(struct kvi_index *ix, struct kvi_holder *holder, uint32_
 
 /* -- names ------------------------------------------------------------------------------------- */
 
-/* Whether @holder has the block at @pos under the slot's own name. */
+/* Return true when @holder has the block at @pos under the slot's own name. */
 static bool holds(const struct kvi_index *ix, const struct kvi_holder *holder, uint32_t pos,
                   struct kvi_place *ret)
 {
@@ -244,16 +244,16 @@ uint64_t kvi_name_of(const struct kvi_index *ix, const struct kvi_holder *holder
     return i >= 0 ? ix->aliases[i].hash : *kvi_arena_engines(&ix->arena, pos);
 }
 
-#define AHEAD ((size_t)16) /* hashes of a round */
-#define FIRST ((size_t)64) /* how far the first round is ahead */
-#define ERASE_AHEAD 24u    /* names, when a run of them is erased */
+#define AHEAD ((size_t)16) /* hashes per round of prefetching */
+#define FIRST ((size_t)64) /* lead of the first round over the second */
+#define ERASE_AHEAD 24u    /* names to prefetch when a run of them is erased */
 
 static uint64_t hash_at(const void *hashes, size_t stride, size_t i)
 {
     return *(const uint64_t *)(const void *)((const char *)hashes + i * stride);
 }
 
-/* The chunk has come: ask for what the search will look at next. */
+/* The chunk is in the cache: prefetch what the search will read next. */
 static void prefetch_hits(const struct kvi_index *ix, uint64_t hash)
 {
     struct kvi_probe probe;

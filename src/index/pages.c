@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Runs of pages. A region is 2 MiB, aligned to it; its first page keeps the books, a bit for each
- * of its 512 pages. An index's first region is backed page by page as it is used, so that small
- * indexes stay small; later ones are huge pages, and count in full.
+ * Allocate runs of pages. A region is 2 MiB, aligned to its size; its first page keeps a bit for
+ * each of its 512 pages. The first region of an index is backed page by page, so that small indexes
+ * stay small. Later regions are huge pages, and count in full.
  */
 #include <string.h>
 #include <sys/mman.h>
@@ -13,15 +13,15 @@
 #define PAGE_BYTES ((size_t)4096)
 #define REGION_BYTES ((size_t)2 << 20)
 #define REGION_PAGES 512u
-#define DONT_KEEP \
-    ((size_t)1 << 18) /* runs at least so long go back even while their region stays */
+/* Longer runs of bytes go back to the system even while their region stays. */
+#define DONT_KEEP ((size_t)1 << 18)
 
 struct kvi_region {
     struct kvi_region *next, *prev;
     uint32_t n_used;
-    uint32_t longest; /* no free run is longer than that */
+    uint32_t longest; /* upper bound of the longest free run */
     uint32_t huge;
-    uint32_t n_touched; /* pages from here on were never used: they are zero */
+    uint32_t n_touched; /* pages from this one on were never used: they are zero */
     uint64_t used[REGION_PAGES / 64];
 };
 
@@ -60,7 +60,10 @@ static void link_region(struct kvi_region **list, struct kvi_region *region)
     *list = region;
 }
 
-/* Oldest first: small runs fill what large ones left over, before they break up a fresh region. */
+/*
+ * Append the region: small runs first fill the holes in older regions before they break up a fresh
+ * one.
+ */
 static void append_region(struct kvi_region **list, struct kvi_region *region)
 {
     struct kvi_region *last = NULL;
@@ -89,7 +92,7 @@ static struct kvi_region *new_region(struct kvi_mem *mem)
     munmap(wide + before + REGION_BYTES, REGION_BYTES - before);
     region = (struct kvi_region *)(void *)(wide + before);
     if (mem->regions || mem->full_regions) {
-        /* The kernel may decline; then it is slower, no more. */
+        /* The kernel may refuse huge pages; access is slower then. */
         (void)madvise(region, REGION_BYTES, MADV_HUGEPAGE);
         region->huge = 1;
         kvi_mem_count(mem, REGION_BYTES);
@@ -103,7 +106,7 @@ static struct kvi_region *new_region(struct kvi_mem *mem)
     return region;
 }
 
-/* The first free run of @n pages at a multiple of @align, or 0. */
+/* Return the first free run of @n pages at a multiple of @align, or 0. */
 static uint32_t find_run(struct kvi_region *region, uint32_t n, uint32_t align)
 {
     uint32_t longest = 0, free = 0;
@@ -121,7 +124,7 @@ static uint32_t find_run(struct kvi_region *region, uint32_t n, uint32_t align)
         if (free >= n && (i + 1 - n) % align == 0)
             return i + 1 - n;
     }
-    region->longest = longest; /* of any alignment: a bound is all it has to be */
+    region->longest = longest; /* ignores alignment: an upper bound is enough */
     return 0;
 }
 

@@ -114,7 +114,7 @@ static void unlink_age(struct kvi_index *ix, struct kvi_holder *holder, struct k
         ix->parking.items[parked->newer].older = parked->older;
 }
 
-/* Last among its parent's children. Returns 0 or -ENOMEM. */
+/* Append the record to its parent's children. Returns 0 or -ENOMEM. */
 static int link_sibling(struct kvi_index *ix, const struct kvi_holder *holder,
                         struct kvi_parked *parked)
 {
@@ -167,7 +167,7 @@ static void release(struct kvi_index *ix, uint32_t i)
     parking->free_head = KVI_NO_RECORD;
 }
 
-/* Room for one more: of the holder's own, where there is a limit. */
+/* Make room for one more record. At the holder's limit, forget its oldest one. */
 static bool make_room(struct kvi_index *ix, struct kvi_holder *holder)
 {
     struct kvi_parking *parking = &ix->parking;
@@ -219,7 +219,7 @@ static bool add(struct kvi_index *ix, struct kvi_holder *holder, uint64_t parent
     return true;
 }
 
-/* The block's name stays, its place and age are new. */
+/* Give a parked block a new place and age under its old name. */
 static bool replace(struct kvi_index *ix, struct kvi_holder *holder, struct kvi_parked *parked,
                     uint64_t parent, struct kv_block block)
 {

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The part of a store that can fail. What is allocated here either isn't visible (new chains, table
- * entries of blocks that no holder has) or is neutral (a larger list, a chain moved to where it can
- * grow), so that a failure half-way leaves the index saying what it said before.
+ * Second part of a store, which can fail. Allocations are invisible (new chains, table entries of
+ * blocks without a holder) or neutral (a larger list, a chain moved to where it can grow). A
+ * failure half-way therefore changes no answer.
  */
 #include "index/kids.h"
 #include "index/store.h"
 
-#define APPEND_BY_MOVING \
-    32u               /* longer appends become a chain of their own rather than move a chain */
-#define MOVE_MAX 128u /* longer chains aren't moved to grow */
+#define APPEND_BY_MOVING 32u /* longer appends become a new chain */
+#define MOVE_MAX 128u        /* longer chains don't move to grow */
 
 static struct kvi_chain *next_fresh(const struct kvi_chain *chain)
 {
@@ -29,7 +28,8 @@ uint32_t kvi_store_pos(const struct kvi_store *store, size_t i, struct kvi_chain
         return kvi_chain_run(piece->chain).pos + piece->from + (uint32_t)(i - piece->first);
     }
     i -= store->n_path;
-    if (i < store->n_append) { /* in the last piece already, but the lookup above stops before it */
+    /* The block is in the last piece already, but the lookup above stops before it. */
+    if (i < store->n_append) {
         *ret_chain = chain;
         return kvi_chain_run(chain).pos + store->off + (uint32_t)i;
     }
@@ -68,7 +68,7 @@ static int plan_piece(struct kvi_store *store, const struct kvi_piece *piece)
 
 /* -- new blocks -------------------------------------------------------------------------------- */
 
-/* How many of them can go on at the end of the chain, after making the room. */
+/* Compute how many new blocks fit behind the end of the chain, after making room. */
 static int plan_append(struct kvi_store *store, uint32_t *ret)
 {
     struct kvi_chain *chain = store->at;
@@ -201,7 +201,7 @@ static void cancel_names(struct kvi_store *store)
 
 /* -- all of it --------------------------------------------------------------------------------- */
 
-/* The blocks that are appended become part of the last piece. */
+/* Make the appended blocks part of the last piece. */
 static int plan_path(struct kvi_store *store)
 {
     struct kvi_piece *last = store->scratch->pieces + store->n_pieces - 1;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Removing: entries first, from the top down, so that the whole loss becomes visible with the first
- * step; names, blocks and empty chains when the call ends (kvi_settle).
+ * Remove blocks. First the entries, from the top down, so that the first step makes the whole loss
+ * visible. Names, blocks and empty chains follow at the end of the call (kvi_settle).
  */
 #include <limits.h>
 
@@ -9,7 +9,7 @@
 #include "index/store.h"
 #include "index/windows.h"
 
-/* Take the entry away. Its blocks have been accounted for. */
+/* Remove the entry, whose blocks are no longer counted. */
 static void drop_entry(struct kvi_index *ix, struct kvi_chain *chain, _Atomic uint64_t *entry)
 {
     uint64_t e = kvi_who_get(entry);
@@ -21,7 +21,7 @@ static void drop_entry(struct kvi_index *ix, struct kvi_chain *chain, _Atomic ui
         kvi_tmap_retire(ix, kvi_tmap_at(ix, e));
 }
 
-/* @copies: the first block whose copies go, too. */
+/* Forget the blocks' names. @copies: the first block whose copies are forgotten, too. */
 static void forget_blocks(struct kvi_index *ix, struct kvi_holder *holder,
                           const struct kvi_chain *chain, uint64_t entry, uint32_t from,
                           uint32_t copies)
@@ -49,8 +49,10 @@ bool kvi_drop_kid(void *arg, struct kvi_chain *kid)
     return --drop->left > 0;
 }
 
-/* The queue of dirty chains is also the list of those whose children are still to be looked at: a chain
- * that was in it before can't have any with this holder, for it got there by a cut. */
+/*
+ * The queue of dirty chains also lists the chains whose children are still to be visited. A chain
+ * that was queued before has no children with this holder, since a cut queued it.
+ */
 void kvi_drop_below_queued(struct kvi_drop *drop, const struct kvi_chain *seen)
 {
     struct kvi_chain *next = seen ? (struct kvi_chain *)seen->link.word : drop->ix->dirty_head;
@@ -62,7 +64,7 @@ void kvi_drop_below_queued(struct kvi_drop *drop, const struct kvi_chain *seen)
     }
 }
 
-/* The holder leaves the children of @chain and all below them. */
+/* Remove the holder from the children of @chain and all chains below them. */
 static void drop_below(struct kvi_index *ix, struct kvi_holder *holder, struct kvi_chain *chain,
                        uint64_t n_kids, bool parked)
 {
@@ -113,8 +115,10 @@ static bool one_tier_each(const struct kvi_holder *holder)
     return sum == atomic_load_explicit(&holder->blocks, memory_order_relaxed);
 }
 
-/* Entries in which some block, but not all, will change its tiers get a tmap: the only memory that
- * removing or adding a tier by hash can need. @giving: bits are added, not taken. */
+/*
+ * Give a tmap to each entry in which some blocks, but not all, change their tiers. No other memory
+ * is needed to remove or add a tier by hash. @giving: the tier is added.
+ */
 static int mix_entries(struct kvi_index *ix, const struct kvi_holder *holder, uint32_t bit,
                        const uint64_t *hashes, size_t n, bool giving)
 {
@@ -146,7 +150,7 @@ static void set_tier(struct kvi_index *ix, struct kvi_holder *holder, struct kvi
     uint64_t entry = kvi_who_get(place.entry);
     uint32_t bit = 1u << tier, mask = kvi_entry_mask(entry);
 
-    if (mask) { /* one block alone */
+    if (mask) { /* a single block */
         mask = on ? mask | bit : mask & ~bit;
         kvi_who_set(place.chain, place.entry,
                     (entry & ~(UINT64_C(0xf) << 33)) | (uint64_t)mask << 33);
@@ -212,7 +216,9 @@ static bool remove_one(struct kvi_index *ix, struct kvi_holder *holder, enum kv_
     return taken != KVI_TAKEN_NONE;
 }
 
-/* After a removal, for it settles: chains that were looked at may be joined. */
+/*
+ * Remove blocks from the holder's parts after a removal. Settles: chains seen before may be joined.
+ */
 static void lose_in_parts(struct kvi_index *ix, struct kvi_holder *holder, uint64_t hash)
 {
     if (kvi_windows_of(holder) && !kvi_tiers_of(ix, holder, hash))
@@ -263,19 +269,22 @@ void kvi_give(struct kvi_index *ix, struct kvi_holder *holder, uint64_t hash, ui
 /* -- runs -------------------------------------------------------------------------------------- */
 
 /*
- * Blocks of one chain, each the last that the holder has there when its turn comes: one cut removes
- * them all, and only the first is searched by its name. Conditions: each block has one copy in one
- * tier, under the name in its slot.
+ * A run of blocks in one chain, each of them the holder's last one there when its turn comes. One
+ * cut removes them all, and only the first is searched by its name. Conditions: each block has one
+ * copy, in one tier, under the name in its slot.
  */
 struct run {
     struct kvi_index *ix;
     struct kvi_holder *holder;
-    uint32_t bit; /* of the tier */
+    uint32_t bit; /* bit of the tier */
     const uint64_t *hashes;
-    size_t n; /* that are left */
+    size_t n; /* hashes that are left */
 };
 
-/* Cut the run of blocks that ends with @off in the chain. Returns its length, 0: its blocks aren't that simple. */
+/*
+ * Cut the run of blocks that ends with @off in the chain. Returns its length; 0: the blocks don't
+ * meet the conditions.
+ */
 static size_t cut_run(const struct run *run, struct kvi_chain *chain, _Atomic uint64_t *entry,
                       uint32_t off)
 {
@@ -292,7 +301,7 @@ static size_t cut_run(const struct run *run, struct kvi_chain *chain, _Atomic ui
     return k;
 }
 
-/* Remove blocks from the front of run->hashes, up the tree. Returns how many. */
+/* Remove blocks from the front of run->hashes, up the tree. Returns their number. */
 static size_t take_run(struct run run)
 {
     struct kvi_place place;
@@ -320,8 +329,8 @@ static size_t take_run(struct run run)
 /* -- calls ------------------------------------------------------------------------------------- */
 
 /*
- * Whether the call names blocks from the top down, as the first and the last show. Taken last
- * first, each one is a leaf when its turn comes, and nothing is parked only to be removed next.
+ * Return true when the call names blocks from the top down, judging by the first and the last.
+ * Removed last first, each block is a leaf when its turn comes, and none is parked in between.
  */
 static bool goes_down(const struct kvi_index *ix, const struct kvi_holder *holder,
                       const uint64_t *hashes, size_t n)
@@ -339,7 +348,7 @@ static bool goes_down(const struct kvi_index *ix, const struct kvi_holder *holde
     return false;
 }
 
-/* The hashes of a call, last first. NULL: no memory. */
+/* Return the hashes of a call, last first. NULL: out of memory. */
 static const uint64_t *reversed(struct kvi_index *ix, const uint64_t *hashes, size_t n)
 {
     struct kvi_scratch *scratch = ix->scratch;
@@ -352,7 +361,7 @@ static const uint64_t *reversed(struct kvi_index *ix, const uint64_t *hashes, si
     return scratch->hashes;
 }
 
-/* Whether none of the holder's blocks has more than one copy, or another name than its slot. */
+/* Return true when each of the holder's blocks has one copy, and the name in its slot. */
 static bool is_plain(const struct kvi_holder *holder, enum kv_tier tier, uint32_t source)
 {
     return !holder->n_copies && !holder->n_aliases && source == holder->tier[tier].implied;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Last step of a call: trim, remove, or join with a neighbour each chain that lost holders. Such
- * chains wait in a queue until then.
+ * Last step of a call: trim, remove, or join with a neighbour each chain that lost holders. Until
+ * then these chains wait in a queue.
  */
 #include "index/kids.h"
 #include "index/shape.h"
@@ -19,7 +19,7 @@ void kvi_mark_dirty(struct kvi_index *ix, struct kvi_chain *chain)
     ix->dirty_tail = chain;
 }
 
-/* Cut a chain to its first @keep blocks: no holder has the others. */
+/* Cut a chain to its first @keep blocks, as no holder has the others. */
 static void trim(struct kvi_index *ix, struct kvi_chain *chain, uint32_t keep)
 {
     struct kvi_run run = kvi_chain_run(chain);
@@ -88,7 +88,8 @@ static void settle_chain(struct kvi_index *ix, struct kvi_chain *chain)
     while (kvi_who_count(chain) == 0) {
         struct kvi_chain *parent = chain->parent;
 
-        if (kvi_kids_count(chain)) /* they are in the queue, and the last one comes back here */
+        /* The children are in the queue; the last of them queues this chain again. */
+        if (kvi_kids_count(chain))
             return;
         remove_chain(ix, chain);
         chain = parent;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Changes of shape. None of them changes an answer: a chain is replaced by other chains that say
- * the same, through one store into its parent, and retired. See tree.h for the rules.
+ * Change the shape of the tree without changing an answer. New chains with the same content replace
+ * a chain by one store into its parent; the old chain is retired. tree.h has the rules.
  */
 #include <assert.h>
 #include <string.h>
@@ -9,8 +9,8 @@
 #include "index/kids.h"
 #include "index/shape.h"
 
-#define JOIN_MAX \
-    (KVI_CHAIN_MAX / 2) /* so that a chain cut at the limit isn't joined and cut again */
+/* Less than the limit, so that a chain cut at the limit isn't joined and cut again. */
+#define JOIN_MAX (KVI_CHAIN_MAX / 2)
 
 void kvi_extent_retire(struct kvi_index *ix, uint32_t pos, uint32_t n)
 {
@@ -44,7 +44,7 @@ static void retire_tmaps(struct kvi_index *ix, const struct kvi_chain *chain)
     }
 }
 
-/* A chain that was being built and that nobody has seen. */
+/* Free a chain under construction, which no reader has seen. */
 static void discard(struct kvi_index *ix, struct kvi_chain *chain)
 {
     if (!chain)
@@ -88,8 +88,9 @@ void kvi_cursor_remove(struct kvi_index *ix, const struct kvi_cursor *cursor)
 
 /* -- splitting --------------------------------------------------------------------------------- */
 
-/* Blocks from..to of @entry as an entry of their own in @chain, which has room. With @room (0: no)
- * a mixed entry stays one, with room for so many blocks, because the caller has prepared it to be.
+/*
+ * Add blocks from..to of @entry as an entry of @chain, which has room. With @room > 0, a mixed
+ * entry stays mixed, with room for that many blocks: the caller prepared it for them.
  */
 static int add_part(struct kvi_index *ix, struct kvi_chain *chain, uint64_t entry, uint32_t from,
                     uint32_t to, uint32_t kids, uint32_t room)
@@ -148,7 +149,7 @@ int kvi_split_prepare(struct kvi_index *ix, struct kvi_chain *chain, uint32_t at
     ret->extent = kvi_arena_alloc(&ix->arena, 1 + KV_MIN(at, len - at));
     if (ret->extent == KVI_NO_POS)
         goto fail;
-    /* The head gets its child now, so that room can be made beside it; the key is already there. */
+    /* Give the head its child now, so that room can be made beside it; the key is already there. */
     kvi_chain_set_run(ret->tail, kvi_chain_run(chain).pos + at, len - at);
     atomic_store_explicit(&ret->head->kids, (uintptr_t)ret->tail, memory_order_relaxed);
     return 0;
@@ -168,7 +169,7 @@ void kvi_split_cancel(struct kvi_index *ix, struct kvi_split *split)
     *split = (struct kvi_split){.extent = KVI_NO_POS};
 }
 
-/* The smaller half moves to the new extent, the other stays where it is. */
+/* Move the smaller half to the new extent; the other stays in place. */
 static void split_blocks(struct kvi_index *ix, const struct kvi_split *split)
 {
     struct kvi_chain *chain = split->chain, *head = split->head, *tail = split->tail;
@@ -180,7 +181,9 @@ static void split_blocks(struct kvi_index *ix, const struct kvi_split *split)
         set_owner(ix, split->extent, head);
         kvi_chain_set_run(head, fresh, at);
         head->capacity = (uint16_t)at;
-        /* The slot of the head's last block becomes the tail's header. Readers look at locals only.
+        /*
+         * Turn the slot of the head's last block into the tail's header. Readers only look at
+         * locals.
          */
         kvi_arena_cut(&ix->arena, run.pos + at - 1);
         set_owner(ix, run.pos + at - 1, tail);
@@ -249,7 +252,7 @@ int kvi_chain_move(struct kvi_index *ix, struct kvi_chain *chain, uint32_t capac
 
 /* -- joining ----------------------------------------------------------------------------------- */
 
-/* @upper and, when it has one, @lower (0: none) of the same holder, as one entry of @chain. */
+/* Add @upper and @lower (0: none) of the same holder to @chain as one entry. */
 static int add_joint(struct kvi_index *ix, struct kvi_chain *chain, uint64_t upper, uint64_t lower)
 {
     uint32_t len = kvi_entry_len(upper), more = lower ? kvi_entry_len(lower) : 0;
@@ -303,8 +306,7 @@ static void join_cursors(struct kvi_index *ix, const struct kvi_chain *upper,
     for (struct kvi_cursor *c = ix->cursors; c; c = c->next) {
         if (c->at != upper || !c->after)
             continue;
-        if (c->order <
-            kvi_kids_order(kvi_first_local(ix, lower))) { /* to come, with all its children */
+        if (c->order < kvi_kids_order(kvi_first_local(ix, lower))) { /* the lower is to come */
             c->after = false;
             continue;
         }

@@ -5,13 +5,16 @@
 
 #include "index/tree.h"
 
-/** The @n slots at @pos, an extent, are no part of a chain any more. */
+/** Retire the @n slots at @pos, an extent that no chain uses any more. */
 void kvi_extent_retire(struct kvi_index *ix, uint32_t pos, uint32_t n);
 
-/** One chain in place of @upper and its only child: returned, or @upper as it was. Best effort. */
+/**
+ * Replace @upper and its only child by one chain. Returns the new chain, or @upper when that wasn't
+ * possible.
+ */
 struct kvi_chain *kvi_chain_join(struct kvi_index *ix, struct kvi_chain *upper);
 
-/** The key under which its parent has the chain. */
+/** Return the key of the chain in its parent. */
 static inline uint64_t kvi_first_local(const struct kvi_index *ix, const struct kvi_chain *chain)
 {
     return *kvi_arena_locals(&ix->arena, kvi_chain_run(chain).pos);

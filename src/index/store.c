@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A store in three parts: look (where do the blocks go, what must change; look.c), plan (allocate
- * it all; plan.c), commit (change; can't fail).
+ * A store in three parts: look (find the places of the blocks, decide what changes; look.c), plan
+ * (allocate everything; plan.c), commit (change the tree; can't fail).
  *
- * The commit works from the bottom up: new chains are hung in first, then the holder's entries
- * appear, deepest first. Until the topmost one is there the others can't be reached for this
- * holder, so readers see all of the store or nothing. Where two tiers change at once it holds for
- * each tier.
+ * The commit works from the bottom up: it first links new chains, then adds the holder's entries,
+ * the deepest first. Until the topmost entry is there, no lookup reaches the others for this
+ * holder. Readers therefore see all of the store or nothing. A store in two tiers has this property
+ * for each tier.
  */
 #include <assert.h>
 
@@ -16,7 +16,7 @@
 
 /* -- committing -------------------------------------------------------------------------------- */
 
-/* The copies of what the holder called the place until now. */
+/* Forget the copies of the old name of the place. */
 static void forget_name(struct kvi_store *store, size_t i, const struct kvi_chain *chain,
                         uint32_t pos)
 {
@@ -69,7 +69,8 @@ static void commit_split(struct kvi_store *store)
         move->chain = move->off < split->at ? split->head : split->tail;
         move->off -= move->off < split->at ? 0 : split->at;
     }
-    if (store->parent == split->chain) /* only its entry is of interest, and the head has it */
+    /* Only the parent's entry is needed, and the head has it. */
+    if (store->parent == split->chain)
         store->parent = split->head;
     store->at = split->head;
 }
@@ -87,13 +88,13 @@ static void commit_chains(struct kvi_store *store)
     kvi_count(&ix->n_chains, (n + KVI_CHAIN_MAX - 1) / KVI_CHAIN_MAX);
 }
 
-/* Whether the holder has block @i in that tier, parked. */
+/* Return true when the holder has block @i parked in that tier. */
 static bool was_parked(const struct kvi_store *store, size_t i)
 {
     return store->unparks && store->scratch->parked[i] >> store->tier & 1;
 }
 
-/* Blocks @i.. enter the tier in the tree. */
+/* Count blocks @i.. as entering the tier in the tree. */
 static void count_entering(struct kvi_store *store, size_t i, size_t n)
 {
     if (store->again ||
@@ -105,7 +106,7 @@ static void count_entering(struct kvi_store *store, size_t i, size_t n)
     }
 }
 
-/* Whether a block that the holder has in the tier may change its copies. */
+/* Return true when the copies of a block that the holder already has in the tier may change. */
 static bool needs_copy(const struct kvi_store *store)
 {
     return store->counted ||
@@ -113,7 +114,9 @@ static bool needs_copy(const struct kvi_store *store)
             (store->holder->n_copies || store->source != store->holder->tier[store->tier].implied));
 }
 
-/* Blocks @i.. of the path, from @off on in the entry: those that it has get another copy. */
+/*
+ * Add a copy to those of blocks @i.. of the path, from @off on in the entry, that the holder has.
+ */
 static uint32_t count_held(struct kvi_store *store, size_t i, uint64_t entry, uint32_t off,
                            uint32_t to)
 {
@@ -132,7 +135,7 @@ static uint32_t count_held(struct kvi_store *store, size_t i, uint64_t entry, ui
     return n_had;
 }
 
-/* The holder's entry takes in the piece. Returns whether it wasn't in the chain before. */
+/* Add the piece to the holder's entry. Returns true when the holder was not in the chain before. */
 static bool commit_piece(struct kvi_store *store, const struct kvi_piece *piece)
 {
     struct kvi_index *ix = store->ix;
@@ -178,7 +181,10 @@ static bool commit_piece(struct kvi_store *store, const struct kvi_piece *piece)
     return false;
 }
 
-/* From the bottom up; each chain that the holder newly is in counts with the one above. */
+/*
+ * Add the path's pieces from the bottom up. A chain that the holder newly enters counts as a child
+ * in the one above.
+ */
 static void commit_path(struct kvi_store *store)
 {
     bool below = store->fresh != NULL;
@@ -220,9 +226,9 @@ static void sort_moves(struct kvi_store *store)
 }
 
 /*
- * The places that lose their names to others go. Before anything is added, for a block that the
- * store makes reachable in a tier may be above one of them, and they must not be seen together; and
- * the topmost first, so that nothing is seen to go by halves.
+ * Remove the places that lose their names to others. This precedes every addition: a block that the
+ * store makes reachable may be above one of them, and no reader may see both. The topmost place
+ * goes first, so that none is seen to lose only a part.
  */
 static void commit_moves(struct kvi_store *store)
 {
@@ -267,7 +273,7 @@ static void commit(struct kvi_store *store)
 
 /* -- the call ---------------------------------------------------------------------------------- */
 
-/* Places of the path that the holder doesn't have yet. */
+/* Count the places of the path that the holder doesn't have yet. */
 static size_t count_gains(const struct kvi_store *store)
 {
     size_t n = store->n - store->n_path;
@@ -282,8 +288,10 @@ static size_t count_gains(const struct kvi_store *store)
     return n;
 }
 
-/* Whether the holder has none of the blocks, here or elsewhere, and nothing comes between them: a
- * parked child of one takes its place before the next block is stored, which may share that place. */
+/*
+ * Return true when the holder has none of the blocks, and no parked block comes between them. A
+ * parked child of one block takes its place before the next is stored, which may share that place.
+ */
 static bool is_all_new(const struct kvi_store *store)
 {
     if (store->n_moves || store->unparks || count_gains(store) != store->n)
@@ -294,7 +302,7 @@ static bool is_all_new(const struct kvi_store *store)
     return true;
 }
 
-/* Whether the store goes beyond a limit on blocks. Counted. */
+/* Return true, and count it, when the store exceeds a limit on blocks. */
 static bool exceeds(struct kvi_store *store)
 {
     struct kvi_index *ix = store->ix;
@@ -305,14 +313,14 @@ static bool exceeds(struct kvi_store *store)
     if (store->holder)
         has = atomic_load_explicit(&store->holder->blocks, memory_order_relaxed);
     if (store->only_new &&
-        store->holder) { /* parked blocks may follow one of them, before the next */
+        store->holder) { /* parked blocks may follow one of the blocks, before the next */
         has += store->holder->n_parked;
         room -= KV_MIN(room, store->holder->n_parked);
     }
     over = store->n - store->n_path > room;
     if (!over && has + store->n > max)
         over = !store->holder || has + count_gains(store) > max;
-    if (!over || store->only_new) /* the caller will try them one by one */
+    if (!over || store->only_new) /* the caller will try the blocks one by one */
         return over;
     kvi_count(&ix->n_refused, 1);
     if (store->holder)
@@ -368,7 +376,7 @@ static int prepare(struct kvi_store *store, struct kv_holder holder, const uint6
     return rc;
 }
 
-/* Take the stored blocks off the parked ones, and give them the tiers that they had there. */
+/* Remove the stored blocks from the parked ones, and give them the tiers that they had there. */
 static void unpark(struct kvi_store *store)
 {
     for (size_t i = 0; store->unparks && i < store->n; i++) {
@@ -401,8 +409,7 @@ int kvi_store_again(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tie
 
 /* -- blocks without a place -------------------------------------------------------------------- */
 
-/* Block @i has a place that this store doesn't decide, in the tree or parked: it gains a tier
- * there. */
+/* Add tiers to block @i, whose place, in the tree or parked, this store doesn't decide. */
 static void gain(struct kvi_store *store, size_t i, uint32_t mask)
 {
     bool had = mask >> store->tier & 1;
@@ -434,7 +441,7 @@ static void park(struct kvi_store *store, uint64_t parent, size_t i)
 
 /* -- the call ---------------------------------------------------------------------------------- */
 
-/* One chain of blocks below a parent that the holder has in the tree. */
+/* Store one chain of blocks below a parent that the holder has in the tree. */
 static int store_placed(struct kvi_store *store, struct kv_holder key, const uint64_t *parent)
 {
     int rc = prepare(store, key, parent);
@@ -449,7 +456,7 @@ static int store_placed(struct kvi_store *store, struct kv_holder key, const uin
     return 0;
 }
 
-/* Blocks of the whole call from @i on: as @store says. Adds up what was done. */
+/* Store the call's blocks from @i on with @store's settings, and add up the results. */
 static int store_part(struct kvi_store *all, struct kv_holder key, const uint64_t *parent, size_t i,
                       size_t n)
 {
@@ -473,7 +480,10 @@ static int store_part(struct kvi_store *all, struct kv_holder key, const uint64_
     return 0;
 }
 
-/* How the holder has a block: its tiers, 0 when it doesn't; *@ret_placed: in the tree. */
+/*
+ * Return the tiers in which the holder has a block, 0: none. *@ret_placed: the block is in the
+ * tree.
+ */
 static uint32_t tiers_of(const struct kvi_store *store, uint64_t hash, bool *ret_placed)
 {
     const struct kvi_parked *parked;
@@ -486,7 +496,7 @@ static uint32_t tiers_of(const struct kvi_store *store, uint64_t hash, bool *ret
     return parked && !kvi_is_placeless(store->holder, parked) ? parked->mask : 0;
 }
 
-/* Blocks from @i on that the holder doesn't have. */
+/* Count the blocks from @i on that the holder doesn't have. */
 static size_t count_strangers(const struct kvi_store *store, size_t i)
 {
     size_t first = i;
@@ -502,7 +512,7 @@ static size_t count_strangers(const struct kvi_store *store, size_t i)
 }
 
 /*
- * Part by part where the whole can't be one store: below a parent that isn't in the tree, and in
+ * Store part by part where one store can't do it: below a parent that isn't in the tree, and in
  * lower tiers.
  */
 static int store_parts(struct kvi_store *store, struct kv_holder key, const uint64_t *parent)
@@ -572,8 +582,10 @@ int kvi_store_places(struct kvi_index *ix, struct kvi_holder *part, bool keeps,
     return store_any(&store, part->key, parent);
 }
 
-/* Whether a store that was refused, and did nothing, may be tried again: the holder's windows had places
- * of blocks that it has forgotten. */
+/*
+ * Return true when a refused store, which did nothing, may be tried again: the holder's windows had
+ * places of forgotten blocks, which are gone now.
+ */
 static bool makes_room(struct kvi_store *store)
 {
     struct kvi_stored *stored = &store->stored;

@@ -7,12 +7,17 @@
 
 #include "base/error.h"
 
-#define SEG_MAX 1024u           /* chunks: segments split at between half of it and all of it */
+/* Chunks; a segment splits between half of this size and all of it. */
+#define SEG_MAX 1024u
 #define PAGED ((size_t)8 << 10) /* larger segments are page runs */
-#define SEG_RESERVED (SEG_MAX * KVI_CHUNK_ENTRIES / 2) /* entries of one that is reserved */
-#define LOOK_AHEAD 4                                   /* chunks, when rebuilding */
+/* Entries of a segment that was reserved at once. */
+#define SEG_RESERVED (SEG_MAX * KVI_CHUNK_ENTRIES / 2)
+#define LOOK_AHEAD 4 /* chunks to prefetch while rebuilding */
 
-/* How full, in entries: grow above 88 %, rebuild to about 78 %, shrink below 60 %. */
+/*
+ * Return the number of entries at which a segment grows (88 %); it is rebuilt to about 78 %, and
+ * shrinks below 60 %.
+ */
 static uint32_t full_at(uint32_t n_chunks)
 {
     return n_chunks == 1 ? KVI_CHUNK_ENTRIES : n_chunks * KVI_CHUNK_ENTRIES * 88 / 100;
@@ -23,7 +28,10 @@ static uint32_t sparse_at(uint32_t n_chunks)
     return n_chunks == 1 ? 0 : n_chunks * KVI_CHUNK_ENTRIES * 60 / 100;
 }
 
-/* Always odd; the head takes one line, so that large ones fill whole pages. */
+/*
+ * Return the number of chunks for @n entries. Always odd: the head takes one line, so that large
+ * segments fill whole pages.
+ */
 static uint32_t chunks_for(uint32_t n)
 {
     uint32_t n_chunks = (n * 100 / (KVI_CHUNK_ENTRIES * 78) + 1) | 1;
@@ -31,7 +39,7 @@ static uint32_t chunks_for(uint32_t n)
     return n_chunks < PAGED / 64 ? n_chunks : n_chunks | 63;
 }
 
-/* Small ones from the heap, others as pages of their own. */
+/* Return the segment's size. Small segments come from the heap, others are pages of their own. */
 static size_t segment_bytes(uint32_t n_chunks)
 {
     return sizeof(struct kvi_segment) + n_chunks * sizeof(struct kvi_chunk);
@@ -100,7 +108,7 @@ static uint64_t first_ref(const struct kvi_table *table, uint64_t mix, uint32_t 
     return depth ? mix >> (64 - depth) << (table->depth - depth) : 0;
 }
 
-/* All directory entries whose top @depth bits are those of @mix. */
+/* Set all directory entries whose top @depth bits are those of @mix. */
 static void point_at(struct kvi_table *table, uint64_t mix, struct kvi_segment *segment)
 {
     uint64_t first = first_ref(table, mix, segment->depth);
@@ -126,7 +134,7 @@ void kvi_table_fini(struct kvi_table *table)
     table->directory = NULL;
 }
 
-/* All segments of a table that isn't there yet: 1 << @depth of them. */
+/* Make the 1 << @depth segments of a new table. */
 static int add_segments(struct kvi_table *table, uint32_t depth, uint32_t n_chunks)
 {
     uint64_t n = UINT64_C(1) << depth;
@@ -225,7 +233,7 @@ static void count_deepest(struct kvi_table *table)
         table->n_deepest += table->directory[i].segment->depth == table->depth;
 }
 
-/* How many entries of @segment have @bit set in their key. */
+/* Count the entries of @segment whose key has @bit set. */
 static uint32_t count_high(const struct kvi_table *table, const struct kvi_segment *segment,
                            uint64_t bit)
 {
@@ -275,21 +283,20 @@ static int split(struct kvi_table *table, uint64_t mix)
 }
 
 /*
- * Where a segment splits differs from one to the next, evenly over an octave. If all split at the
- * same size they would do everything in step: grow together (and none could use the space that
- * another one has just left), be full together, be half empty together.
+ * Return the size at which a segment splits. It differs from segment to segment, evenly over an
+ * octave. Segments that all split at one size would grow in step, and none could use the space that
+ * another has just left.
  */
 static uint32_t splits_above(uint64_t mix, uint32_t depth)
 {
     uint64_t prefix = depth ? mix >> (64 - depth) : 0;
     uint32_t dice = (uint32_t)kvi_mix(prefix << 6 | depth) % 256, half = SEG_MAX / 2;
 
-    /* Close to half * 2^(dice / 256). */
+    /* approximates half * 2^(dice / 256) */
     return half + half * dice / 256 * (168 * 256 + 88 * dice) / (256 * 256);
 }
 
-/* Splitting pays while keys spread; should they not (a hostile engine), segments just get larger.
- */
+/* Splitting pays while keys spread. If they don't (a hostile engine), segments just get larger. */
 static bool may_split(const struct kvi_table *table, const struct kvi_segment *segment)
 {
     if (segment->depth < table->depth)
@@ -323,7 +330,7 @@ int kvi_table_insert(struct kvi_table *table, uint64_t mix, uint32_t value)
     return 0;
 }
 
-/* Best effort: when memory is short, nothing shrinks. */
+/* Join a segment with its buddy. Best effort: without memory, it stays. */
 static void join(struct kvi_table *table, uint64_t mix, struct kvi_segment *segment,
                  struct kvi_segment *buddy)
 {
@@ -360,7 +367,7 @@ static void shrink(struct kvi_table *table, uint64_t mix)
         (void)resize(table, mix, chunks_for(segment->n));
 }
 
-/* The entry of exactly this value; *@ret_chunk is where. Returns its index, or -1. */
+/* Find the entry of exactly this value; *@ret_chunk is its chunk. Returns its index, or -1. */
 static int find_value(const struct kvi_segment *segment, uint64_t mix, uint32_t value,
                       struct kvi_chunk **ret_chunk)
 {

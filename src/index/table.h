@@ -2,20 +2,20 @@
 /**
  * A hash table of 32-bit values that keeps no keys: about 6 bytes an entry.
  *
- * Entries live in chunks of one cache line: 12 one-byte tags, 12 values, and 8 small counts. What
- * finds its chunk full goes on by one of eight steps, chosen by the tag, and is counted under that
- * step in each chunk it passed; so a search goes on only where something of its own kind went on
- * before, and removing leaves no tombstones. (At a fill of 0.85 an absent key costs 1.15
- * chunks, 1.9 after long churn; with one count and a step to the next chunk it is 2.6 and more.)
+ * Entries are in chunks of one cache line: 12 one-byte tags, 12 values, and 8 small counts. An
+ * entry whose chunk is full goes on by one of eight steps, chosen by its tag. Each chunk that it
+ * passes counts it under that step. A search therefore goes on only where an entry of the same step
+ * went on before, and removing leaves no tombstones. (At a fill of 0.85 an absent key costs 1.15
+ * chunks, 1.9 after long churn. With one count and a step to the next chunk it is 2.6 and more.)
  * Steps are powers of two and the number of chunks is odd, so every step visits every chunk.
  *
- * A value's key is asked for (mix_of) only when its segment is rebuilt; searches hand out the
- * values whose tag fits, for the caller to check. Several values may share a key.
+ * The table asks for a value's key (mix_of) only to rebuild its segment. Searches return the values
+ * whose tag fits, for the caller to check. Several values may share a key.
  *
  *     directory (top bits of the mixed key) -> segment { chunk, chunk, ... }
  *
- * A segment grows by an eighth when it is 88 % full, up to SEG_MAX chunks, then splits in two; it
- * shrinks and joins its buddy again when emptied. So no step ever rebuilds more than one segment
+ * A segment grows by an eighth when it is 88 % full, up to SEG_MAX chunks, then splits in two. An
+ * emptied segment shrinks and joins its buddy again. No step ever rebuilds more than one segment
  * (about 11,000 entries), and the fill stays between 0.75 and 0.88 while growing.
  *
  * Threads: the owner's lock.
@@ -36,7 +36,8 @@
 
 struct kvi_chunk {
     uint8_t tag[KVI_CHUNK_ENTRIES]; /* 0: empty */
-    uint32_t passed;                /* 4 bits a step: entries that went on from here; 15 sticks */
+    /* 4 bits per step: entries that passed this chunk; 15 sticks. */
+    uint32_t passed;
     uint32_t value[KVI_CHUNK_ENTRIES];
 };
 
@@ -51,18 +52,19 @@ struct kvi_segment {
 struct kvi_table {
     struct kvi_segment_ref {
         struct kvi_segment *segment;
-        uint32_t n_chunks; /* spares a look at the segment's head */
+        uint32_t n_chunks; /* copied here, to spare a read of the segment's head */
     } * directory;         /* 1 << depth of them */
     uint32_t depth;
-    uint32_t n_deepest; /* segments as deep as the directory */
+    uint32_t n_deepest; /* segments whose depth is the directory's */
     uint64_t n;
     struct kvi_mem *mem;
     uint64_t (*mix_of)(const void *arg, uint32_t value);
-    void (*prefetch)(const void *arg, uint32_t value); /* what mix_of will read */
+    /* Brings into the cache what mix_of will read. */
+    void (*prefetch)(const void *arg, uint32_t value);
     const void *arg;
 };
 
-/** Scrambles one-to-one, so that any keys may come in. */
+/** Mix the bits of a key, one-to-one, so that any keys will do. */
 static inline uint64_t kvi_mix(uint64_t x)
 {
     x = (x ^ x >> 32) * UINT64_C(0xd6e8feb86659fd93);
@@ -70,19 +72,19 @@ static inline uint64_t kvi_mix(uint64_t x)
     return x ^ x >> 32;
 }
 
-/** Returns 0 or -ENOMEM. An empty table holds no memory but one small segment. */
+/** Make an empty table, which needs only one small segment. Returns 0 or -ENOMEM. */
 int kvi_table_init(struct kvi_table *table, struct kvi_mem *mem,
                    uint64_t (*mix_of)(const void *arg, uint32_t value),
                    void (*prefetch)(const void *arg, uint32_t value), const void *arg);
 void kvi_table_fini(struct kvi_table *table);
 
-/** Give an empty table room for @n entries at once. Returns 0; -ENOMEM: it is as it was. */
+/** Give an empty table room for @n entries at once. Returns 0; -ENOMEM: the table is unchanged. */
 int kvi_table_reserve(struct kvi_table *table, uint64_t n);
 
-/** @mix is the mixed key. Returns 0 or -ENOMEM. */
+/** Add @value under the mixed key @mix. Returns 0 or -ENOMEM. */
 int kvi_table_insert(struct kvi_table *table, uint64_t mix, uint32_t value);
 bool kvi_table_erase(struct kvi_table *table, uint64_t mix, uint32_t value);
-/** Change a value in place; its key stays. Never fails for want of memory. */
+/** Change a value in place; its key stays. Never needs memory. */
 bool kvi_table_replace(struct kvi_table *table, uint64_t mix, uint32_t value, uint32_t other);
 
 /* -- searching --------------------------------------------------------------------------------- */
@@ -90,7 +92,7 @@ bool kvi_table_replace(struct kvi_table *table, uint64_t mix, uint32_t value, ui
 struct kvi_probe {
     const struct kvi_chunk *chunks, *chunk;
     uint32_t n_chunks, left;
-    uint32_t hits; /* entries of this chunk that are yet to be looked at */
+    uint32_t hits; /* entries of this chunk that the search hasn't returned yet */
     uint8_t tag;
 };
 
@@ -106,14 +108,14 @@ static inline uint32_t kvi_chunk_of(uint64_t mix, uint32_t n_chunks)
     return (uint32_t)((mix & 0xffffffff) * n_chunks >> 32);
 }
 
-/** The chunk that entries with @tag go on to from chunk @c. */
+/** Return the chunk where entries with @tag continue after chunk @c. */
 static inline uint32_t kvi_chunk_after(uint32_t c, uint8_t tag, uint32_t n_chunks)
 {
     c += 1u << (tag & 7);
     return c < n_chunks ? c : c % n_chunks;
 }
 
-/** How many did; 15: nobody knows. */
+/** Return how many entries continued from this chunk; 15: unknown. */
 static inline uint32_t kvi_chunk_passed(const struct kvi_chunk *chunk, uint8_t tag)
 {
     return chunk->passed >> (tag & 7) * 4 & 15;
@@ -161,7 +163,7 @@ static inline void kvi_probe_init(struct kvi_probe *probe, const struct kvi_tabl
     probe->hits = kvi_chunk_match(probe->chunk, probe->tag);
 }
 
-/** The next value whose tag fits. */
+/** Find the next value whose tag fits. */
 static inline bool kvi_probe_next(struct kvi_probe *probe, uint32_t *ret)
 {
     while (!probe->hits) {

@@ -17,7 +17,10 @@ struct kvi_tmap *kvi_tmap_new(struct kvi_index *ix, uint32_t capacity, uint32_t 
 
     if (!tmap)
         return NULL;
-    /* Before it has a number: a reader may still hold an entry with the number's last bearer. */
+    /*
+     * Set the capacity before the tmap gets its number: a reader may still hold an entry with the
+     * number's last owner.
+     */
     tmap->capacity = (uint32_t)tmap_words(capacity) * 16;
     for (size_t i = 0; i < tmap_words(capacity); i++)
         atomic_store_explicit(&tmap->word[i], UINT64_C(0x1111111111111111) * mask,
@@ -112,7 +115,9 @@ void kvi_entry_set_kids(struct kvi_index *ix, _Atomic uint64_t *entry, uint32_t 
             memory_order_release);
 }
 
-/* Sticks at the top: then nobody knows, and everything is looked at. */
+/*
+ * Count a child. At its maximum the count sticks: it means unknown, and all children are visited.
+ */
 void kvi_entry_count_kid(struct kvi_index *ix, _Atomic uint64_t *entry, int more)
 {
     uint32_t kids = kvi_entry_kids(ix, kvi_who_get(entry));
@@ -137,7 +142,7 @@ void kvi_entry_account(struct kvi_index *ix, struct kvi_holder *holder, uint64_t
     for (uint32_t i = from; i < to; i++) {
         uint32_t mask = kvi_mask_at(ix, entry, i);
 
-        if (kvi_entry_mask(entry)) { /* all alike */
+        if (kvi_entry_mask(entry)) { /* all blocks have the same tiers */
             for (int t = 0; t < KV_N_TIERS; t++)
                 n[t] = mask >> t & 1 ? blocks : 0;
             break;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Windows of holders, and the parts of the tree that keep their blocks: see windows.h. */
+/* Windows of holders, and the parts of the tree that hold their blocks: see windows.h. */
 #include "index/windows.h"
 
 #include <limits.h>
@@ -13,7 +13,7 @@
 
 /* -- descriptions ------------------------------------------------------------------------------ */
 
-/* A copy of the holder's windows, to be changed and published. NULL: no memory. */
+/* Copy the holder's windows, to change and publish them. NULL: out of memory. */
 static struct kvi_windows *copy_windows(struct kvi_index *ix, const struct kvi_holder *holder)
 {
     const struct kvi_windows *old = kvi_windows_of(holder);
@@ -30,7 +30,10 @@ static void publish(struct kvi_index *ix, struct kvi_holder *holder, struct kvi_
 
     atomic_store_explicit(&holder->windows, windows, memory_order_release);
     atomic_store_explicit(&holder->windowed, true, memory_order_release);
-    /* A walk that has passed the holder, and met no windows, must not end with blocks stored after. */
+    /*
+     * Disturb walks that have passed the holder without windows: they must not end with blocks
+     * stored after.
+     */
     atomic_fetch_add_explicit(&ix->windows_version, 1, memory_order_release);
     if (old)
         kvi_retire_memory(ix, &old->retired, sizeof(*old));
@@ -118,7 +121,7 @@ void kvi_parts_lose(struct kvi_index *ix, struct kvi_holder *holder, uint64_t ha
 {
     struct kvi_holder *part;
 
-    /* The queue of dirty chains is of one holder at a time: see kvi_drop_below_queued. */
+    /* The queue of dirty chains belongs to one holder at a time: see kvi_drop_below_queued. */
     kvi_settle(ix);
     KVI_EACH_PART(kvi_windows_of(holder), part)
     {
@@ -191,8 +194,7 @@ static int copy_chain(struct kvi_index *ix, const struct kvi_holder *holder,
     return kvi_store_places(ix, part, false, chain->parent->parent ? &parent : NULL, blocks, len);
 }
 
-/* A part that comes when its holder has blocks already learns their places. Returns 0 or what
- * kvi_store does. */
+/* Copy the places of a holder's blocks into its new part. Returns 0 or an error of kvi_store. */
 static int copy_places(struct kvi_index *ix, const struct kvi_holder *holder,
                        struct kvi_holder *part)
 {
@@ -225,7 +227,7 @@ static uint64_t part_size(const struct kvi_holder *part)
     return atomic_load_explicit(&part->blocks, memory_order_relaxed);
 }
 
-/* The holder or part that knows the most places. */
+/* Return the holder or part that knows the most places. */
 static const struct kvi_holder *knows_places(const struct kvi_holder *holder)
 {
     const struct kvi_windows *windows = kvi_windows_of(holder);
@@ -239,15 +241,17 @@ static const struct kvi_holder *knows_places(const struct kvi_holder *holder)
     return best ? best : holder;
 }
 
-/* Places without blocks of the holder go: of before its main group was known, or of blocks that it forgot
- * for a limit. */
+/*
+ * Remove places without blocks of the holder: from before its main group was known, or of blocks
+ * forgotten at a limit.
+ */
 static void forget_places(struct kvi_index *ix, const struct kvi_holder *holder,
                           struct kvi_holder *part)
 {
     uint64_t *names = NULL;
     size_t n = kvi_list_names(ix, part, &names);
 
-    kvi_settle(ix); /* the queue of dirty chains is of one holder at a time */
+    kvi_settle(ix); /* the queue of dirty chains belongs to one holder at a time */
     while (n--)
         if (!kvi_tiers_of(ix, holder, names[n]))
             (void)kvi_take_one(ix, part, KVI_PLACED, 0, names[n], 0);
@@ -256,7 +260,7 @@ static void forget_places(struct kvi_index *ix, const struct kvi_holder *holder,
     part->swept_to = part_size(part) + part->n_parked;
 }
 
-/* Where the part has become twice as large since it was last swept, it may be of such places. */
+/* Return true when the part has doubled since the last sweep: such places may be the cause. */
 static bool needs_sweep(const struct kvi_holder *part)
 {
     return part_size(part) + part->n_parked > 2 * part->swept_to + MIN_SWEEP;
@@ -280,8 +284,10 @@ bool kvi_parts_sweep(struct kvi_index *ix, const struct kvi_holder *holder)
     return freed;
 }
 
-/* The part lacks blocks of its holder. It learns all of them with a later store; how many stores that
- * has to wait for doubles as long as it fails. */
+/*
+ * Note that the part lacks blocks of its holder. A later store copies all of them. The number of
+ * stores until then doubles with each failure.
+ */
 static void lag(struct kvi_holder *part)
 {
     part->lag_wait = part->lagging ? KV_MIN(2 * part->lag_wait + 1, MAX_LAG_WAIT) : 0;
@@ -289,13 +295,16 @@ static void lag(struct kvi_holder *part)
     part->lagging = true;
 }
 
-/* Whether a part that lags, and may have been full, has room again. */
+/* Return true when a lagging part that may have been full has room again. */
 static bool has_shrunk(const struct kvi_holder *part)
 {
     return part->swept_to && 2 * (part_size(part) + part->n_parked) < part->swept_to;
 }
 
-/* The holder has stored blocks; a part that lags learns them with all others when it is time. */
+/*
+ * Store the holder's blocks in its part. A lagging part first copies all the others when its time
+ * has come.
+ */
 static void store_in_part(struct kvi_index *ix, struct kvi_holder *holder, struct kvi_holder *part,
                           bool keeps, const uint64_t *parent, const struct kv_block *blocks,
                           size_t n)
@@ -313,7 +322,7 @@ static void store_in_part(struct kvi_index *ix, struct kvi_holder *holder, struc
         rc = copy_places(ix, knows_places(holder), part);
     else
         rc = kvi_store_places(ix, part, keeps, parent, blocks, n);
-    if (rc == -ENOMEM || rc == -ENOSPC) /* others: the main holder judges */
+    if (rc == -ENOMEM || rc == -ENOSPC) /* other errors: the main holder reports them */
         lag(part);
     else
         part->lagging = false;
@@ -384,7 +393,7 @@ int kvi_part_find(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier 
 
 /* -- a window's blocks ------------------------------------------------------------------------- */
 
-/* One more copy of a block, or (not @counted) at least one. Returns 0 or -ENOMEM. */
+/* Add a copy of a block; not @counted: make it at least one. Returns 0 or -ENOMEM. */
 static int give(struct kvi_index *ix, struct kvi_holder *part, enum kv_tier bit, uint32_t source,
                 bool counted, uint64_t hash)
 {
@@ -439,7 +448,7 @@ int kvi_window_place(struct kvi_index *index, struct kv_holder key, enum kv_tier
     return rc;
 }
 
-/* Whether only the place of @place is known, and it leads to no other block. */
+/* Return true when only the place of @place is known, and no other block is below it. */
 static bool is_ghost(const struct kvi_index *ix, struct kvi_place place)
 {
     uint64_t entry = kvi_who_get(place.entry);
@@ -448,7 +457,7 @@ static bool is_ghost(const struct kvi_index *ix, struct kvi_place place)
            kvi_entry_len(entry) == place.off + 1 && !kvi_entry_kids(ix, entry);
 }
 
-/* Whether any part of the holder has the block in a window. */
+/* Return true when any part of the holder has the block in a window. */
 static bool is_in_window(const struct kvi_index *ix, const struct kvi_holder *holder, uint64_t hash)
 {
     struct kvi_holder *part;
@@ -488,7 +497,7 @@ void kvi_part_tidy(struct kvi_index *ix, struct kvi_holder *part, uint64_t hash)
 
     if (!kvi_windows_of(main)->alone || is_in_window(ix, main, hash))
         return;
-    kvi_settle(ix); /* the queue of dirty chains is of one holder at a time */
+    kvi_settle(ix); /* the queue of dirty chains belongs to one holder at a time */
     KVI_EACH_PART(kvi_windows_of(main), each)
     {
         tidy_part(ix, each, hash);

@@ -3,22 +3,22 @@
  * Windows: cache groups that a match needs beside a holder's own blocks (kv_index.h).
  *
  * Whether a window has a block is a bit of that block, and bits need places. A holder with windows
- * has parts: hidden holders in the same tree, one for each tier and three windows. A part is stored
- * wherever its main holder is, so the tree, its names, copies, parking and clears serve it as they
- * are.
+ * therefore has parts: hidden holders in the same tree, one for each tier and three windows. A part
+ * is stored wherever its main holder is. Tree, names, copies, parking and clears work for parts
+ * without change.
  *
  *     tiers of a block, of a part    meaning
- *     bit 0 (KVI_PLACED)             the main holder has the block; of a window alone: its place is known
+ *     bit 0 (KVI_PLACED)             the main holder has it; of a window alone: its place is known
  *     bit 1, 2, 3                    the first, second, third window has it in the part's tier
  *
- * A lookup takes of a main holder as many blocks as all its windows allow (cut.h). A part that has
- * less than its main holder, between two steps or because it lags for want of memory, makes a match
+ * A lookup cuts a main holder's match to what all its windows allow (cut.h). A part may have less
+ * than its main holder, between two steps or because it lags for lack of memory. The match is then
  * shorter, never longer. Without a main holder each part has the places of all.
  *
- * A window's block whose place isn't known yet is parked under its name below a parent that no
- * block has. Holders without windows pay two words each and one test a lookup.
+ * A window's block without a known place is parked under its name below a parent that no block has.
+ * Holders without windows pay two words each and one test a lookup.
  *
- * Threads: the index's lock; lookups read struct kvi_windows, which never changes, inside an epoch.
+ * Threads: the index's lock. Lookups read struct kvi_windows, which never changes, inside an epoch.
  */
 #ifndef KV_INDEX_WINDOWS_H
 #define KV_INDEX_WINDOWS_H
@@ -29,30 +29,30 @@
 #define KVI_PART_WINDOWS 3u
 #define KVI_PARTS ((KVI_MAX_WINDOWS + KVI_PART_WINDOWS - 1) / KVI_PART_WINDOWS)
 
-/** A holder's windows. Replaced, not changed, once lookups can see it. */
+/** A holder's windows. The writer replaces it rather than change what lookups can see. */
 struct kvi_windows {
     struct kv_retired retired;
     uint32_t n;
-    bool alone; /* there is no main group: the windows' own blocks are the match */
-    bool drops; /* the engine gives the last matched block up */
+    bool alone; /* no main group: the windows' own blocks are the match */
+    bool drops; /* the engine drops the last matched block */
     struct kvi_window items[KVI_MAX_WINDOWS];
-    uint8_t order[KVI_MAX_WINDOWS];                  /* of items, by group */
-    struct kvi_holder *parts[KV_N_TIERS][KVI_PARTS]; /* NULL: nothing there */
+    uint8_t order[KVI_MAX_WINDOWS];                  /* numbers of items, ordered by group */
+    struct kvi_holder *parts[KV_N_TIERS][KVI_PARTS]; /* NULL: no blocks there */
 };
 
-/** NULL: it has none. */
+/** Return the holder's windows; NULL: none. */
 static inline struct kvi_windows *kvi_windows_of(const struct kvi_holder *holder)
 {
     return atomic_load_explicit(&holder->windows, memory_order_acquire);
 }
 
-/** The tier bit of window @number in its part. */
+/** Return the tier bit of window @number in its part. */
 static inline uint32_t kvi_window_tier(uint32_t number)
 {
     return 1 + number % KVI_PART_WINDOWS;
 }
 
-/** The parent of parked blocks without a place. */
+/** Return the parent under which a block without a place is parked. */
 static inline uint64_t kvi_placeless_parent(uint64_t hash)
 {
     return kvi_mix(hash ^ UINT64_C(0x77696e646f77));
@@ -64,34 +64,42 @@ static inline bool kvi_is_placeless(const struct kvi_holder *holder,
     return holder->main && parked->parent == kvi_placeless_parent(parked->hash);
 }
 
-/** The blocks that @holder stored have the same places in its parts. Returns the number of parts that
- * lag behind. */
+/**
+ * Give the blocks that @holder stored the same places in its parts. Returns the number of lagging
+ * parts.
+ */
 size_t kvi_parts_store(struct kvi_index *ix, struct kvi_holder *holder, bool keeps,
                        const uint64_t *parent, const struct kv_block *blocks, size_t n);
-/** Remove from the parts places of blocks that @holder has forgotten for a limit, if any may have come.
- * Returns whether that made room. */
+/**
+ * Remove from the parts the places of blocks that @holder has forgotten at a limit. Returns true
+ * when that made room.
+ */
 bool kvi_parts_sweep(struct kvi_index *ix, const struct kvi_holder *holder);
-/** @holder, which has windows, hasn't the block any more. */
+/** Remove the block from the parts: @holder, which has windows, doesn't have it any more. */
 void kvi_parts_lose(struct kvi_index *ix, struct kvi_holder *holder, uint64_t hash);
-/** Free the parts of a holder, which hold nothing, and its windows. */
+/** Free the empty parts of a holder and its windows. */
 void kvi_parts_drop(struct kvi_index *ix, struct kvi_holder *holder);
-/** A part lost a window's bit: where windows are alone, all parts forget a block that none of them has, and
- * the places that only led to it. */
+/**
+ * Tidy up after a part lost a window's bit. With windows alone, all parts forget a block that none
+ * of them has, and the places that only led to it.
+ */
 void kvi_part_tidy(struct kvi_index *ix, struct kvi_holder *part, uint64_t hash);
-/** The part of window @number in @tier. With @add it is made when there is none; else NULL. Returns 0,
- * -EINVAL, or what kvi_store does. */
+/**
+ * Find the part of window @number in @tier. With @add, make it when it is missing; else *@ret is
+ * NULL. Returns 0, -EINVAL, or an error of kvi_store.
+ */
 int kvi_part_find(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
                   uint32_t number, bool add, struct kvi_holder **ret);
-/** The number of the window of @group, or -EINVAL. */
+/** Return the number of the window of @group, or -EINVAL. */
 int kvi_window_number(const struct kvi_holder *holder, uint32_t group);
-/** Blocks of a holder without a main group, else 0. */
+/** Return the blocks of a holder without a main group, else 0. */
 uint64_t kvi_windows_blocks(const struct kvi_holder *holder);
 
-/** kvi_dump_extras and kvi_restore_extra of windows. */
+/** Dump and restore windows, for kvi_dump_extras and kvi_restore_extra. */
 int kvi_dump_windows(struct kvi_index *ix, kvi_extra_fn fn, void *arg);
 int kvi_restore_window(struct kvi_index *ix, const struct kvi_extra *extra);
 
-/** Call @fn with each part of the holder. */
+/** Run the statement for each part of the holder. */
 #define KVI_EACH_PART(windows, part)                                                  \
     for (uint32_t i_part = 0; (windows) && i_part < KV_N_TIERS * KVI_PARTS; i_part++) \
         if (((part) = (windows)->parts[i_part / KVI_PARTS][i_part % KVI_PARTS]) != NULL)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Dumping windows, and restoring them: each holder's rule and windows, then part by part their
- * blocks, a slice per lock. Blocks of a holder with a main group have the places that its own
- * blocks tell; those of windows alone come with their places, parents first.
+ * Dump and restore windows: each holder's rule and windows, then the blocks part by part, one slice
+ * per lock. With a main group, the holder's own blocks tell the places. Blocks of windows alone
+ * come with their places, parents first.
  */
 #include "index/windows.h"
 
@@ -35,7 +35,7 @@ static int tell(struct dump *dump)
     return rc;
 }
 
-/* The next holder with windows from id @at on. Returns its id, or UINT32_MAX. */
+/* Find the next holder with windows from id @at on. Returns its id, or UINT32_MAX. */
 static uint32_t next_holder(struct dump *dump, uint32_t at, struct kv_holder *ret)
 {
     struct kvi_index *ix = dump->ix;
@@ -59,7 +59,7 @@ static uint32_t next_holder(struct dump *dump, uint32_t at, struct kv_holder *re
     return UINT32_MAX;
 }
 
-/* Where a block lies that the part has. False: that isn't known. */
+/* Find the place of a block that the part has. Returns false when the place is unknown. */
 static bool place_of(const struct kvi_index *ix, const struct kvi_holder *part, uint64_t hash,
                      struct kvi_extra *ret)
 {
@@ -114,7 +114,7 @@ static void add_block(struct dump *dump, const struct kvi_windows *windows,
     }
 }
 
-/* The holder's @at-th part, with the lock, or NULL. */
+/* Take the lock and return the holder's @at-th part, or NULL. */
 static struct kvi_holder *part_at(const struct kvi_index *ix, struct kv_holder key, uint32_t at,
                                   const struct kvi_windows **ret)
 {
