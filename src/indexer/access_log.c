@@ -29,10 +29,10 @@ struct line {
 struct ki_access_log {
     char *path;
     struct kv_queue *queue;
-    pthread_mutex_t lock; /* fd: replaced by a reopen */
+    pthread_mutex_t lock; /* guards fd, which a reopen replaces */
     int fd;
     _Atomic uint64_t dropped;
-    struct kv_wake stop; /* signalled: at most CLOSE_MS are left */
+    struct kv_wake stop; /* signalled: the thread stops within CLOSE_MS */
     atomic_bool stopping;
     pthread_t thread;
     bool started;
@@ -40,7 +40,9 @@ struct ki_access_log {
 
 /* -- the thread -------------------------------------------------------------------------------- */
 
-/* Wait until @fd takes more (pipes and the like; a file always does). False: given up at the end. */
+/*
+ * Wait until @fd accepts more bytes; a regular file always does. Returns false when the time is up.
+ */
 static bool wait_writable(struct ki_access_log *log, int fd, uint64_t *deadline_ns)
 {
     for (;;) {
@@ -131,8 +133,8 @@ static void *log_main(void *arg)
 /* -- life -------------------------------------------------------------------------------------- */
 
 /*
- * Open for appending, which goes to the end of the file whatever other programs write. Other things
- * than regular files are opened without blocking.
+ * Open for appending: every line goes to the end of the file, whatever other programs write.
+ * Opening never blocks, even for a FIFO.
  */
 static int open_path(const char *path, struct kv_error *error)
 {

@@ -105,7 +105,7 @@ void ki_api_register(void *arg, struct ki_request *request, struct ki_reply *rep
 
 /*
  * Unregister. Without a tenant the whole instance goes, whatever dp_rank says, as in the original.
- * Removal of millions of blocks takes seconds; the reply comes after it.
+ * Removing millions of blocks takes seconds; the reply follows the removal.
  */
 void ki_api_unregister(void *arg, struct ki_request *request, struct ki_reply *reply)
 {
@@ -202,7 +202,7 @@ static bool passes(const struct ki_request *request, const char *param, const ch
     return !ki_request_param(request, param, &wanted) || kv_str_eq(wanted, value);
 }
 
-/* routing_group wins where both are asked for, as in bodies. */
+/* routing_group overrides tenant_id, as in bodies. */
 static bool passes_tenant(const struct ki_request *request, const char *tenant)
 {
     struct kv_str unused;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * GET /dump (docs/formats.md): all indexes as one JSON document, written piece by piece by a thread
- * of its own into the reply's pipe. However large the index and slow the reader, this takes one
- * buffer, one pipe, a slice of the index, and a copy of the state of one stream at a time; no lock
- * is held while the pipe is full.
+ * GET /dump (docs/formats.md): all indexes as one JSON document. A thread writes it piece by piece
+ * into the reply's pipe. However large the index and slow the client, a dump needs one buffer, one
+ * pipe, a slice of the index, and a copy of one stream's state at a time. No lock is held while the
+ * pipe is full.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -18,7 +18,7 @@
 #include "indexer/tables.h"
 
 #define FLUSH_AT (64u << 10)
-/* Longer chains become several events: a reader needs a bounded buffer. */
+/* Longer chains become several events, since a client needs a bounded buffer. */
 #define EVENT_BLOCKS KVE_PACKED_BLOCKS
 
 struct dump {
@@ -127,7 +127,7 @@ static void write_tier(struct dump *d, const struct kvi_extra *extra)
     put_field(d, "stored_again", extra->stored_again);
 }
 
-/* Write the copies of source 0 on their own, for readers that know no sources. */
+/* Write the copies of source 0 on their own, for readers that don't know sources. */
 static void write_copies(struct dump *d, const struct kvi_extra *extra)
 {
     put_field(d, "block_hash", extra->hash);
@@ -212,7 +212,10 @@ static uint64_t turns_of(const struct ki_model *model, struct kv_holder holder)
     return kvi_get_holder(model->index, holder, &info) == 0 ? info.turns : 0;
 }
 
-/* Whether the dump may lack some of the rank's blocks. @now: the rank's mark after the dump, or NULL. */
+/*
+ * Return true when the dump may lack some of the rank's blocks. @now is the rank's mark after the
+ * dump, or NULL.
+ */
 static bool is_torn(const struct ki_model *model, const struct ki_watermark *before,
                     const struct ki_watermark *now)
 {
@@ -221,10 +224,11 @@ static bool is_torn(const struct ki_model *model, const struct ki_watermark *bef
 }
 
 /*
- * Ranks whose blocks were forgotten at once (a restart, an unregistration) while we dumped: what
- * stands above may be a part of them only, and no event of the stream brings the rest back. And
- * ranks of whose blocks some were told before what is known of all of them changed. Of the others,
- * how far their streams have come: the dump has nothing of later batches.
+ * Write how the ranks' streams moved during the dump. Ranks whose blocks were forgotten at once (a
+ * restart, an unregistration) are torn: the dump may have only some of their blocks, and no later
+ * event brings the rest. So are ranks with a change to all blocks of a tier after some were
+ * written. For the other ranks, write the stream's position now: the dump has nothing of later
+ * batches.
  */
 static int write_ends(struct ki_service *service, struct dump *d, const struct ki_model *model,
                       const struct ki_watermark *marks, long n)
@@ -317,7 +321,7 @@ static void write_lookaheads(struct dump *d, const char *name, uint32_t forms)
     kv_json_end_array(&d->w);
 }
 
-/* The forms of the model's hashes, where there are others than the plain one. */
+/* Write the forms of the model's hashes, when there are others than the plain one. */
 static void write_forms(struct dump *d, uint64_t forms)
 {
     if ((uint32_t)forms & ~1u)
@@ -346,7 +350,7 @@ static int write_stream(void *arg, const struct ki_handover *h)
     return rc;
 }
 
-/* Before the events, as the watermarks: each stream as it was at one moment. */
+/* Write each stream as it was at one moment. Comes before the events, like the watermarks. */
 static int write_streams(struct ki_service *service, struct dump *d, const struct ki_model *model)
 {
     int rc;
@@ -388,8 +392,8 @@ static int write_events(struct dump *d, const struct ki_model *model)
 }
 
 /*
- * Write one model. Its watermarks are taken and written before its events, so that the events are
- * at least as new.
+ * Write one model. Takes and writes its watermarks before its events, so that the events are at
+ * least as new.
  */
 static int write_model(struct ki_service *service, struct dump *d, const struct ki_model *model,
                        bool escaped)
@@ -419,7 +423,7 @@ static int write_model(struct ki_service *service, struct dump *d, const struct 
     rc = write_streams(service, d, model);
     if (rc == 0)
         rc = write_events(d, model);
-    if (rc == 0) { /* after the events: a reader restores it on top of them */
+    if (rc == 0) { /* after the events, because a reader restores it on top of them */
         kv_json_key(&d->w, "extras");
         kv_json_begin_array(&d->w);
         rc = kvi_dump_extras(model->index, write_extra, d);

@@ -32,7 +32,10 @@ static void sort(struct kvi_matches *matches)
 /* -- the answer: written as text, as it has some thirty pieces for each holder ------------------ */
 
 #define LITERAL(p, text) ((char *)memcpy(p, text, sizeof(text) - 1) + sizeof(text) - 1)
-/* Room for what a holder has in scores or tree_sizes, and in instances: names, three or seven numbers. */
+/*
+ * Room for one holder's part of scores or tree_sizes, and of instances: names, and three or seven
+ * numbers.
+ */
 #define NESTED_MAX (3 * KV_U64_TEXT_MAX + 16)
 #define INSTANCE_MAX (7 * KV_U64_TEXT_MAX + 80)
 
@@ -44,9 +47,8 @@ static char *put_key(char *p, uint64_t number)
 }
 
 /*
- * {"7":{"0":32,"1":16},"9":{...}} for the holders with a match in device memory: scores and
- * tree_sizes.
- * @matches are sorted, so that each worker's ranks stand together.
+ * Write {"7":{"0":32,"1":16},"9":{...}} for the holders with a match in device memory: scores and
+ * tree_sizes. @matches are sorted, so each worker's ranks are neighbours.
  */
 static char *put_nested(char *p, const struct kvi_matches *matches, uint64_t block_size)
 {
@@ -88,8 +90,8 @@ static void write_nested(struct kv_json_writer *w, const char *key,
 }
 
 /*
- * Write one instance: its @n matches, one a rank. Numbers are tokens; each tier counts the blocks
- * of nearer tiers as well.
+ * Write one instance: its @n matches, one a rank. Numbers are tokens. Each tier includes the blocks
+ * of nearer tiers.
  */
 static char *put_instance(char *p, const struct kvi_match *m, size_t n, uint64_t block_size)
 {
@@ -151,7 +153,7 @@ static uint32_t longest(const struct kvi_matches *matches)
     return n;
 }
 
-/* Write the answer from the matches in scratch->lookup; explain reads @ask. */
+/* Write the answer from the matches in scratch->lookup. explain reads @ask. */
 static void answer(struct ki_service *service, const struct ki_model *model,
                    struct ki_scratch *scratch, const struct ki_explain_ask *ask,
                    struct ki_reply *reply)

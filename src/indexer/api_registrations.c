@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * GET /registrations, which peers follow. Kept apart from /workers, whose shape is the original's.
+ * GET /registrations, which peers follow. Separate from /workers, whose format is the original's.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -67,7 +67,7 @@ static void write_lists(struct kv_json_writer *w, const struct ki_worker_info *i
 void ki_api_registrations(void *arg, struct ki_request *request, struct ki_reply *reply)
 {
     struct ki_service *service = arg;
-    /* Read first: what changes meanwhile is told again. */
+    /* Read the revision first: a change during the listing is then reported again. */
     uint64_t revision = ki_registry_revision(service->registry);
     uint64_t id = ki_registry_id(service->registry);
     struct ki_worker_info *infos = NULL;

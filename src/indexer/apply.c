@@ -67,7 +67,10 @@ void ki_applier_set_habits(struct ki_applier *a, const struct ki_habits *habits)
 
 uint64_t ki_applier_unexplained(const struct ki_applier *a)
 {
-    /* Left out with their removals, or told of by no removal. */
+    /*
+     * Skipped events whose loss leaves the index right: their removals are skipped, too, or there
+     * are none.
+     */
     static const bool harmless[KVE_N_SKIPS] = {
         [KVE_SKIP_GROUP] = true, [KVE_SKIP_MEDIUM] = true, [KVE_SKIP_REMOTE] = true};
     uint64_t left_out = a->stats.rejected;
@@ -88,7 +91,7 @@ uint64_t ki_applier_held(const struct ki_applier *a, struct kvi_index *index)
     return held;
 }
 
-/* The meaning of an event, before it is applied: see reports.h. */
+/* Judge the meaning of an event before it is applied: see reports.h. */
 static enum ki_verdict verdict_of(struct ki_applier *a, struct kvi_index *index,
                                   const struct kve_batch *batch, size_t at)
 {
@@ -103,7 +106,7 @@ static enum ki_verdict verdict_of(struct ki_applier *a, struct kvi_index *index,
                             a->reader, &a->unsure, batch, at, a->habits.eagle_drop);
 }
 
-/* Put back what an event of new copies shows to be there, after it was in doubt. */
+/* Store blocks again that were in doubt and that an event of new copies proves to be held. */
 static int put_back(struct ki_applier *a, struct kvi_index *index, struct kv_holder holder,
                     const struct kve_op *op)
 {
@@ -119,7 +122,9 @@ static void note_copies(struct ki_applier *a, const struct kve_op *op,
 
     if (op->tier != KV_TIER_DEVICE || op->source)
         return;
-    /* A request that finds its first block computes it anew only when it has no further one. */
+    /*
+     * A request that finds its first block recomputes that block only when it has no further one.
+     */
     if (a->unsure.n)
         ki_unsure_stored(&a->unsure, op->rank, KI_UNSURE_MAIN, &op->blocks[0].hash,
                          sizeof(op->blocks[0]), op->n,
@@ -135,7 +140,10 @@ static int apply_store(struct ki_applier *a, struct kvi_index *index, struct kv_
     struct kvi_stored stored = {0};
     int rc = put_back(a, index, holder, op);
 
-    /* Other sources than the engine's own cache have a block once, however often they tell it. */
+    /*
+     * Sources other than the engine's own cache have one copy of a block, however often they
+     * announce it.
+     */
     if (!rc)
         rc = (a->overlaps && !op->source) || verdict == KI_VERDICT_EITHER
                  ? kvi_store(index, holder, op->tier, parent, op->blocks, op->n, &stored)
@@ -143,7 +151,7 @@ static int apply_store(struct ki_applier *a, struct kvi_index *index, struct kv_
     ki_event_counts_store(&a->counts, stored.parked ? -ENOENT : rc, op->n - stored.duplicate,
                           op->n);
     if (rc == 0) {
-        a->stats.orphans += stored.parked > 0; /* usual after a loss, and in lower tiers */
+        a->stats.orphans += stored.parked > 0; /* common after a loss, and in lower tiers */
         if (verdict == KI_VERDICT_EITHER)
             ki_unsure_note(&a->unsure, op);
         else if (!a->overlaps)
@@ -163,14 +171,17 @@ static int apply_store(struct ki_applier *a, struct kvi_index *index, struct kv_
 
 /* -- stores that wait -------------------------------------------------------------------------- */
 
-/* Whether a store below a known block means nothing but new copies, whatever came before it. */
+/* Return true when a store below a known block can only mean new copies, whatever preceded it. */
 static bool may_wait(const struct ki_applier *a)
 {
     return !a->overlaps && !a->has_windows && !a->habits.eagle_drop &&
            !ki_reports_are_on(&a->reports);
 }
 
-/* Event by event, as the index doesn't take them together. Returns a negative errno when one is lost. */
+/*
+ * Store the waiting events one by one, when the index refuses them together. Returns a negative
+ * errno when one is lost.
+ */
 static int store_each(struct ki_applier *a, struct kvi_index *index, const struct ki_store_run *run)
 {
     uint64_t parent = run->parent;
@@ -193,7 +204,7 @@ static int store_each(struct ki_applier *a, struct kvi_index *index, const struc
     return result;
 }
 
-/* Store what waits, and end the run. Returns a negative errno when something is lost. */
+/* Store the waiting events and end the run. Returns a negative errno when one is lost. */
 static int flush(struct ki_applier *a, struct kvi_index *index)
 {
     struct ki_store_run run = a->run;
@@ -224,14 +235,17 @@ enum ki_applied ki_applier_flush(struct ki_applier *a, struct kvi_index *index)
 
 /* -- windows ----------------------------------------------------------------------------------- */
 
-/* Whether the operation is about a window; *@ret describes it. */
+/* Return true when the operation is about a window group, which *@ret then describes. */
 static bool is_window(const struct ki_applier *a, const struct kve_op *op, struct kve_source *ret)
 {
     return op->source && kve_reader_source(a->reader, op->source, ret) == 0 &&
            ret->kind == KVE_SOURCE_WINDOW;
 }
 
-/* Windows of the batch become known before its blocks do: else these count without them for a moment. */
+/*
+ * Declare the batch's windows before their blocks are stored. Otherwise matches would ignore the
+ * windows for a moment.
+ */
 static int declare_windows(struct ki_applier *a, struct kvi_index *index,
                            const struct kve_batch *batch)
 {
@@ -261,7 +275,7 @@ static int declare_windows(struct ki_applier *a, struct kvi_index *index,
     return rc < 0 ? rc : 0;
 }
 
-/* The number of the operation's window, or -ENOENT. */
+/* Return the number of the operation's window, or -ENOENT. */
 static int window_number(struct kvi_index *index, struct kv_holder holder,
                          const struct kve_source *source)
 {
@@ -274,7 +288,10 @@ static int window_number(struct kvi_index *index, struct kv_holder holder,
     return -ENOENT;
 }
 
-/* Blocks with their tokens: of a model without a main group they are the only sign of the places. */
+/*
+ * Store a window's blocks with their tokens. Without a main group, these events alone tell the
+ * places.
+ */
 static int store_window(const struct ki_applier *a, struct kvi_index *index,
                         struct kv_holder holder, const struct kve_op *op, uint32_t number,
                         uint32_t source)
@@ -296,7 +313,7 @@ static int store_window(const struct ki_applier *a, struct kvi_index *index,
     return rc == -EINVAL ? 0 : rc;
 }
 
-/* A window's blocks may have been announced again: those that it hasn't may be there now. */
+/* Note that a window's blocks may have been announced again: missing ones may be there now. */
 static void note_window(struct ki_applier *a, struct kvi_index *index, struct kv_holder holder,
                         const struct kve_op *op, uint32_t number)
 {
@@ -367,7 +384,7 @@ static void clear_unsure(struct ki_applier *a, uint32_t rank)
         ki_unsure_clear_rank(&a->unsure, rank);
 }
 
-/* An owner's clear empties its copies of windows, too. */
+/* Apply a clear. Another owner's clear empties its copies of windows, too. */
 static int clear_op(struct ki_applier *a, struct kvi_index *index, struct kv_holder holder,
                     const struct kve_op *op)
 {
@@ -422,7 +439,7 @@ static int apply_op(struct ki_applier *a, struct kvi_index *index, const struct 
     return rc < 0 ? (int)rc : 0;
 }
 
-/* Whether the rank has nothing at all, after a clear. */
+/* Return true when the rank has no block at all after a clear. */
 static bool is_empty(const struct ki_applier *a, struct kvi_index *index, uint32_t rank)
 {
     struct kvi_holder_info info;
@@ -462,7 +479,7 @@ enum ki_applied ki_applier_put(struct ki_applier *a, struct kvi_index *index, co
             continue;
         if (flush(a, index) < 0)
             result = KI_APPLIED_PART;
-        /* Each time: the holder, or the index, may be a new one. */
+        /* Repeat this: the holder, or the index, may be new. */
         if (a->habits.eagle_drop &&
             kvi_set_drops(index, (struct kv_holder){a->instance, op->rank}) < 0)
             result = KI_APPLIED_PART;
@@ -487,7 +504,7 @@ enum ki_applied ki_applier_put(struct ki_applier *a, struct kvi_index *index, co
         a->reports.misjudged = false;
         result = KI_APPLIED_PART;
     }
-    if (batch.skipped[KVE_SKIP_TOO_LARGE]) /* they may have been anything */
+    if (batch.skipped[KVE_SKIP_TOO_LARGE]) /* skipped events of unknown type or content */
         result = KI_APPLIED_PART;
     ki_event_counts_add(&a->counts);
     a->stats.batches++;
@@ -513,7 +530,7 @@ enum ki_applied ki_applier_apply(struct ki_applier *a, struct kvi_index *index, 
 
 void ki_applier_purge(struct ki_applier *a, struct kvi_index *index, bool restarted)
 {
-    (void)ki_applier_flush(a, index); /* counted, if nothing else */
+    (void)ki_applier_flush(a, index); /* the loss is counted */
     a->overlaps = false;
     a->has_windows &= !restarted;
     ki_unsure_clear(&a->unsure);

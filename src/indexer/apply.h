@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** Decoded batches to index writes, with the counts that operators ask for. Caller-locked. */
+/** Apply decoded batches to the index, and count what operators ask for. Caller-locked. */
 #ifndef KV_INDEXER_APPLY_H
 #define KV_INDEXER_APPLY_H
 
@@ -14,16 +14,16 @@
 #include "kv_event.h"
 #include "kv_index.h"
 
-/** Which facts of extra_keys about multimodal objects count: see kve_reader_opts. */
+/** Use of the multimodal objects in extra_keys: see kve_reader_opts. */
 enum ki_mm_keys { KI_MM_PLACED, KI_MM_WITHOUT_OFFSETS, KI_MM_IGNORED };
 
-/** Ranks that one publisher may name: a bound on what its batches can create. */
+/** Most ranks that one publisher may name: bounds what its batches can create. */
 #define KI_MAX_RANKS 1024
 
 struct ki_apply_stats {
     uint64_t batches, events, blocks, bytes;
     uint64_t orphans, rejected, malformed;
-    uint64_t window_blocks; /* of cache groups beside the main one */
+    uint64_t window_blocks; /* blocks of cache groups beside the main one */
     uint64_t skipped[KVE_N_SKIPS];
 };
 
@@ -31,23 +31,25 @@ struct ki_apply_stats {
 struct ki_applier {
     uint64_t instance;
     struct kve_reader *reader;
-    uint32_t *ranks; /* sorted: those whose blocks this stream has brought */
+    uint32_t *ranks; /* sorted ranks whose blocks this stream has brought */
     uint32_t n_ranks;
     struct ki_habits habits;
-    bool has_windows; /* the engine has announced groups beside the main one */
-    bool overlaps; /* the batches may be in a peer's dump already: a block told again is no copy */
+    bool has_windows; /* the engine has announced cache groups beside the main one */
+    /* The batches may be in a peer's dump already: a block announced again is no copy. */
+    bool overlaps;
     /* Evidence of missing blocks in the last batch (struct ki_evidence). */
     struct {
-        uint64_t unknown; /* removals from the device of blocks that we hadn't */
-        uint64_t removed; /* ... and that we had */
+        uint64_t unknown; /* removals from the device of blocks that the index lacked */
+        uint64_t removed; /* removals from the device of blocks that the index had */
         bool full;
     } last;
-    struct ki_reports reports; /* of held blocks, which look like new copies */
-    struct ki_unsure unsure;   /* copies that these may have been */
-    bool lost_tiers;           /* blocks of lower tiers were forgotten, which the engine may have */
-    uint64_t forms;            /* KI_FORM of each form in which its blocks were hashed */
+    struct ki_reports reports; /* reports of held blocks, which look like new copies */
+    struct ki_unsure unsure;   /* copies that these events may have announced */
+    /* Blocks of lower tiers were forgotten that the engine may still have. */
+    bool lost_tiers;
+    uint64_t forms; /* KI_FORM of each form in which the stream's blocks were hashed */
     struct ki_apply_stats stats;
-    struct ki_event_counts counts; /* of the batch being applied */
+    struct ki_event_counts counts; /* outcomes of the current batch */
     struct ki_store_run run;       /* stores that wait for ki_applier_flush */
 };
 
@@ -56,32 +58,40 @@ int ki_applier_init(struct ki_applier *a, uint64_t instance, uint32_t rank, uint
 void ki_applier_set_habits(struct ki_applier *a, const struct ki_habits *habits);
 void ki_applier_fini(struct ki_applier *a);
 
-/** @rank's blocks are this stream's: a purge forgets them. False at the bound or out of memory. */
+/**
+ * Note that @rank's blocks belong to this stream: a purge forgets them. Returns false at the bound
+ * or out of memory.
+ */
 bool ki_applier_note_rank(struct ki_applier *a, uint32_t rank);
 
-/** Whether answers may be wrong because the events don't tell everything. */
+/** Return true when answers may be wrong because the events don't tell everything. */
 static inline bool ki_applier_is_unsure(const struct ki_applier *a)
 {
     return a->habits.silent_windows || a->lost_tiers || kve_reader_skips_group(a->reader) ||
            ki_unsure_is_partial(&a->unsure);
 }
 
-/** The same for a replica that goes on with a dump, which doesn't tell possible copies. */
+/**
+ * Return true when a replica that continues from a dump may answer wrongly: dumps don't include
+ * possible copies.
+ */
 static inline bool ki_applier_is_unsure_in_dumps(const struct ki_applier *a)
 {
     return ki_applier_is_unsure(a) || a->unsure.n;
 }
 
 /**
- * Removals in the last batch of device blocks that we hadn't. 0 where the stream itself explains
- * them: it has brought events that were left out, or is being followed through a peer's dump.
+ * Return the number of device blocks that the last batch removed and the index lacked. 0 when the
+ * stream explains them: some events were skipped, or a peer's dump is being followed.
  */
 uint64_t ki_applier_unexplained(const struct ki_applier *a);
 
-/** Blocks of all ranks: in the tree, parked, or waiting for ki_applier_flush. */
+/** Return the blocks of all ranks: in the tree, parked, or waiting for ki_applier_flush. */
 uint64_t ki_applier_held(const struct ki_applier *a, struct kvi_index *index);
 
-/** Note that the batches contradict a view that should be whole: reports were taken for real that weren't. */
+/**
+ * Note that the batches contradict a view that should be whole: reports were counted as new copies.
+ */
 static inline void ki_applier_contradicted(struct ki_applier *a)
 {
     if (a->habits.report_mode == KI_REPORTS_UNKNOWN && a->reports.seen)
@@ -92,8 +102,8 @@ static inline void ki_applier_contradicted(struct ki_applier *a)
 enum ki_applied { KI_APPLIED, KI_APPLIED_PART, KI_APPLIED_CLEARED };
 
 /**
- * Apply one payload. KI_APPLIED_PART when something of it was lost (not a batch, no memory, index
- * full); KI_APPLIED_CLEARED when the publisher cleared all that this stream had brought.
+ * Apply one payload. Returns KI_APPLIED_PART when some of it was lost (not a batch, no memory,
+ * index full); KI_APPLIED_CLEARED when the publisher cleared all that this stream had brought.
  */
 enum ki_applied ki_applier_apply(struct ki_applier *a, struct kvi_index *index, const void *payload,
                                  size_t len);

@@ -215,14 +215,16 @@ static bool has_valid_token(struct ki_auth *auth, const char *authorization)
     return ok;
 }
 
-/* True when a port begins at @text: ":" and digits to the end. */
+/* Return true when a port begins at @text: ":" and digits to the end. */
 static bool is_port(const char *text)
 {
     return !*text || (*text == ':' && text[1 + strspn(text + 1, "0123456789")] == '\0');
 }
 
-/* "localhost", 127.0.0.0/8, [::1], and 0.0.0.0 and [::], which connect to this machine too; each
- * with or without a port. */
+/*
+ * Return true for "localhost", 127.0.0.0/8, [::1], and 0.0.0.0 and [::], which connect to this
+ * machine, too. Each may have a port.
+ */
 static bool names_this_machine(const char *text)
 {
     struct kv_endpoint endpoint = {.scheme = KV_SCHEME_TCP, .ipv6 = *text == '['};

@@ -8,7 +8,7 @@
 
 static uint64_t cost(size_t len)
 {
-    return sizeof(struct ki_backlog_item) + 64 + len; /* the rest is what malloc and libzmq add */
+    return sizeof(struct ki_backlog_item) + 64 + len; /* 64: overhead of malloc and libzmq */
 }
 
 void ki_backlog_init(struct ki_backlog *b)

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Live batches that wait while a replay runs or recovery holds the streams: copies, so that they
- * are bounded in bytes, per stream and over all streams. libzmq's own queues count messages only.
+ * Copies of live batches that wait while a replay runs or recovery holds the streams. Bounded in
+ * bytes, per stream and over all streams; libzmq's own queues count messages only.
  *
- * Beyond a bound the newest batch is dropped; its number is missing afterwards, so the rules of
- * stream.h find the gap and have it replayed. Thread-confined, but for the budget that all share.
+ * Beyond a bound the newest batch is dropped. Its number is then missing, so the rules of stream.h
+ * find the gap and have it replayed. Thread-confined, except for the budget that all streams share.
  */
 #ifndef KV_INDEXER_BACKLOG_H
 #define KV_INDEXER_BACKLOG_H
@@ -20,16 +20,16 @@
 
 /** Shared by all streams. Zero-initialise @used. */
 struct ki_backlog_budget {
-    uint64_t max_bytes;        /* over all streams */
-    uint64_t max_stream_bytes; /* of one stream */
-    _Atomic uint64_t used;     /* relaxed: a bound, nothing is published with it */
+    uint64_t max_bytes;        /* limit over all streams */
+    uint64_t max_stream_bytes; /* limit of one stream */
+    _Atomic uint64_t used;     /* relaxed: a bound, which publishes no other data */
 };
 
 struct ki_backlog_item {
     STAILQ_ENTRY(ki_backlog_item) next;
     struct ki_batch_id id;
-    bool reconnected; /* over another connection than the batch before */
-    uint64_t bytes;   /* what it counts */
+    bool reconnected; /* came over another connection than the batch before */
+    uint64_t bytes;   /* size as counted in the budget */
     zmq_msg_t payload;
 };
 
@@ -40,10 +40,10 @@ struct ki_backlog {
 };
 
 void ki_backlog_init(struct ki_backlog *b);
-/** Returns 0; -ENOBUFS at a bound, -ENOMEM: the batch is dropped. */
+/** Append a batch. Returns 0; -ENOBUFS at a bound, -ENOMEM: the batch is dropped. */
 int ki_backlog_put(struct ki_backlog *b, struct ki_backlog_budget *budget,
                    const struct ki_batch_id *id, bool reconnected, const void *data, size_t len);
-/** Take the oldest out; NULL: none. Its bytes count until ki_backlog_free. */
+/** Take out the oldest batch; NULL: none. Its bytes count until ki_backlog_free. */
 struct ki_backlog_item *ki_backlog_take(struct ki_backlog *b);
 void ki_backlog_free(struct ki_backlog *b, struct ki_backlog_budget *budget,
                      struct ki_backlog_item *item);

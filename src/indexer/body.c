@@ -17,7 +17,7 @@ static const struct field {
     uint32_t bit;
     size_t offset;
 } fields[] = {
-    /* Of missing fields, the first in this order is named. */
+    /* The error names the first missing field in this order. */
     {"token_ids", U32S, KI_TOKEN_IDS, offsetof(struct ki_body, token_ids)},
     {"block_hashes", BITS64S, KI_BLOCK_HASHES, offsetof(struct ki_body, block_hashes)},
     {"instance_id", U64, KI_INSTANCE_ID, offsetof(struct ki_body, instance_id)},
@@ -41,7 +41,7 @@ static const struct field {
     {"url", LONG_STRING, KI_URL, offsetof(struct ki_body, url)},
 };
 
-/* One request being read, by one of the two readers. */
+/* State of reading one request, for both readers. */
 struct reading {
     bool is_json;
     union {
@@ -98,7 +98,7 @@ static void *at(const struct reading *r, const struct field *field)
     return (char *)r->body + field->offset;
 }
 
-/* Returns why the string is refused, or NULL with the field set. */
+/* Return the reason why the string is refused, or NULL with the field set. */
 static const char *set_string(struct reading *r, const struct field *field, struct kv_str value)
 {
     struct kv_buf *strings = &r->body->strings;
@@ -108,7 +108,7 @@ static const char *set_string(struct reading *r, const struct field *field, stru
         return "string is too long";
     if (value.len && memchr(value.p, '\0', value.len))
         return "NUL in a string";
-    /* Room for all strings of a request was reserved: the pointers stay. */
+    /* Pointers stay valid: room for all strings of a request was reserved. */
     *ret = strings->data + strings->len;
     kv_buf_append(strings, value.p, value.len);
     kv_buf_putc(strings, '\0');
@@ -116,7 +116,7 @@ static const char *set_string(struct reading *r, const struct field *field, stru
 }
 
 /*
- * Refuse a body with a sentence for the client. Codes other than -EBADMSG and -ENOMEM blame the
+ * Refuse a body with a sentence for the client. Codes other than -EBADMSG and -ENOMEM name the
  * field.
  */
 static int refuse(struct reading *r, const struct field *field, const char *format,
@@ -199,7 +199,7 @@ static void read_mm(struct reading *r, bool infos)
         ki_mm_read_msgpack(&r->msgpack, infos, &body->mm_objects);
 }
 
-/* Skip a null, which an optional field may be. False: there is a value. */
+/* Skip a null, which an optional field may be. Returns false when there is a value. */
 static bool skip_null(struct reading *r, const struct field *field)
 {
     if (field->bit & r->required)
@@ -277,7 +277,7 @@ static int parse_msgpack(struct reading *r, struct kv_str text)
     for (uint32_t i = 0; i < n && !kv_msgpack_failed(m); i++) {
         field = NULL;
         if (kv_msgpack_peek(m) != KV_MSGPACK_STR)
-            kv_msgpack_skip(m); /* a key of another type names a field that we don't know */
+            kv_msgpack_skip(m); /* a key of another type can't name a known field */
         else
             field = find_field(r, kv_msgpack_str(m));
         if (field)

@@ -2,9 +2,9 @@
 /**
  * Request bodies, JSON or msgpack, read by one table of fields.
  *
- * A handler names the fields it requires and those it takes; all others are passed over unread, as
- * are fields it doesn't know. An optional field may be null. Reading is one pass; token ids go from
- * the text into an array without anything in between.
+ * A handler names the fields that it requires and those that it takes. The reader passes over all
+ * other fields, known or not. An optional field may be null. Reading is one pass; token ids go from
+ * the text straight into an array.
  */
 #ifndef KV_INDEXER_BODY_H
 #define KV_INDEXER_BODY_H
@@ -17,14 +17,14 @@
 #include "base/error.h"
 #include "base/json.h"
 
-#define KI_MAX_NAME 1024 /* bytes of a string in a request; URLs and endpoints 2048 */
+#define KI_MAX_NAME 1024 /* bytes of a string in a request; URLs and endpoints: 2048 */
 
 enum ki_field {
     KI_INSTANCE_ID = 1 << 0,
     KI_ENDPOINT = 1 << 1,
     KI_REPLAY_ENDPOINT = 1 << 2,
     KI_MODEL_NAME = 1 << 3,
-    KI_TENANT_ID = 1 << 4, /* routing_group is another name for it, and wins where both are given */
+    KI_TENANT_ID = 1 << 4, /* routing_group is another name for it, and overrides it */
     KI_BLOCK_SIZE = 1 << 5,
     KI_DP_RANK = 1 << 6,
     KI_LORA_NAME = 1 << 7,
@@ -40,27 +40,29 @@ enum ki_field {
     KI_EAGLE_DROP = 1 << 18,
     KI_SILENT_WINDOWS = 1 << 19,
     KI_REPORT_MODE = 1 << 20,
-    KI_ROUTING_GROUP = 1 << 13, /* ki_body_parse's own: read into tenant_id */
+    KI_ROUTING_GROUP = 1 << 13, /* internal to ki_body_parse: read into tenant_id */
 };
 
-/** Parsed request body; reused from one request to the next. Zero-initialise. Thread-confined. */
+/** A parsed request body, used again for the next request. Zero-initialise. Thread-confined. */
 struct ki_body {
-    uint32_t present; /* enum ki_field bits: there and not null */
+    uint32_t present; /* enum ki_field bits: fields that are there and not null */
     uint64_t instance_id, block_size, num_blocks, dp_rank, hash_lookahead;
     bool explain, eagle_drop, silent_windows;
-    /* C strings, NULL when absent; they live until the next parse. */
+    /* C strings, NULL when absent; valid until the next parse. */
     const char *endpoint, *replay_endpoint, *model_name, *tenant_id, *lora_name, *cache_salt, *url,
         *routing_group, *report_mode;
     struct kv_buf token_ids;          /* raw uint32_t */
     struct kv_buf block_hashes;       /* raw uint64_t */
     struct kv_buf mm_objects;         /* raw struct ki_mm_object, in the order of the request */
-    struct kv_buf strings, unescaped; /* the parser's own */
+    struct kv_buf strings, unescaped; /* buffers of the parser */
 };
 void ki_body_fini(struct ki_body *body);
 
 enum ki_media { KI_MEDIA_JSON, KI_MEDIA_MSGPACK, KI_MEDIA_OTHER };
-/** Classify a Content-Type: application/json, anything with +json, application/msgpack, x-msgpack,
- * vnd.msgpack. */
+/**
+ * Classify a Content-Type: application/json, anything with +json, application/msgpack, x-msgpack,
+ * vnd.msgpack.
+ */
 enum ki_media ki_media_of(const char *content_type);
 
 /**

@@ -8,14 +8,17 @@
 #include "indexer/lookup.h"
 #include "kv_event.h"
 
-/* One object while it is read: which of its members have come. */
+/* An object being read, and the members read so far. */
 struct object {
     struct ki_mm_object value;
     bool has_identity, has_offset, has_length;
     uint64_t length;
 };
 
-/* @block: the block it belongs to, or -1 for one with offset and length. NULL, or what is missing. */
+/*
+ * Finish an object. @block is its block, or -1 for an object with offset and length. Returns NULL,
+ * or the missing member.
+ */
 static const char *finish(struct object *object, int64_t block, struct kv_buf *ret)
 {
     if (!object->has_identity)
@@ -34,7 +37,7 @@ static void set_id(struct object *object, struct kv_str id)
     object->value.identity = kve_mm_identity(id.p, id.len);
 }
 
-/* The ranges of an object's tokens in its block: one counts; of several, none does. */
+/* The ranges of an object's tokens in its block. A single range counts; several count as none. */
 struct ranges {
     unsigned n;
     uint64_t from, to;
@@ -50,7 +53,7 @@ static void set_ranges(struct object *object, const struct ranges *ranges)
 
 /* -- JSON -------------------------------------------------------------------------------------- */
 
-/* Read a number into @ret. False when it can't be the edge of a range. */
+/* Read a number into @ret. Returns false when it can't be the edge of a range. */
 static bool read_edge_json(struct kv_json *json, uint64_t *ret)
 {
     double value = kv_json_double(json);
@@ -181,7 +184,7 @@ static uint64_t read_bits64(struct kv_msgpack *m)
     return ki_msgpack_expect(m, fits, "expected an integer") ? kv_msgpack_bits64(m) : 0;
 }
 
-/* A pair of numbers, taken whatever it is. Returns whether it is one. */
+/* Read a pair of numbers, to its end whatever it holds. Returns true for a valid range. */
 static bool read_range_msgpack(struct kv_msgpack *m, struct ranges *ranges)
 {
     uint64_t pair[2] = {0};
@@ -284,8 +287,8 @@ static int by_start(const void *a, const void *b)
 }
 
 /*
- * The object among @all, sorted, that goes on as @object: at the end of the block before. Prompts
- * with more than MAX_LOOK objects in two blocks are refused later.
+ * Find the object in sorted @all that @object continues: the same one at the end of the block
+ * before. Prompts with more than MAX_LOOK objects in two blocks are refused later.
  */
 #define MAX_LOOK 512
 static const struct ki_mm_object *
@@ -302,7 +305,7 @@ earlier_part(const struct ki_mm_object *all, const struct ki_mm_object *object, 
     return NULL;
 }
 
-/* Sorted by block, so that the part in the block before has its place already. */
+/* Objects are sorted by block, so the part in the block before has its place already. */
 static void set_places(struct ki_mm_object *all, size_t n, uint32_t block_size)
 {
     for (size_t i = 0; i < n; i++) {

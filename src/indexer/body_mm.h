@@ -22,9 +22,9 @@ void ki_mm_read_json(struct kv_json *json, bool infos, struct kv_buf *unescaped,
 void ki_mm_read_msgpack(struct kv_msgpack *m, bool infos, struct kv_buf *ret);
 
 /**
- * Put the objects in the order of their starts, and tell the places of those named per block: one
- * that begins a block and was at the end of the block before goes on from there. Returns NULL, or
- * what is wrong with them: one of no length, two that overlap, or one that ends beyond @n_tokens.
+ * Sort the objects by their starts, and compute the places of those named per block. An object that
+ * begins a block continues the same one at the end of the block before. Returns NULL, or the fault:
+ * an object without length, two that overlap, or one that ends beyond @n_tokens.
  */
 const char *ki_mm_sort(struct kv_buf *objects, size_t n_tokens, uint32_t block_size);
 

@@ -8,7 +8,7 @@ bool ki_msgpack_expect(struct kv_msgpack *m, bool fits, const char *text)
     if (fits || kv_msgpack_failed(m))
         return fits;
     if (kv_msgpack_peek(m) == KV_MSGPACK_NONE)
-        kv_msgpack_skip(m); /* fails, and says why */
+        kv_msgpack_skip(m); /* fails, and sets the reason */
     else
         kv_msgpack_fail(m, -EINVAL, text);
     return false;
@@ -40,7 +40,7 @@ bool ki_msgpack_bool(struct kv_msgpack *m)
            kv_msgpack_bool(m);
 }
 
-/* Packed little-endian integers of @width bytes, as one bin. */
+/* Read packed little-endian integers of @width bytes, as one bin. */
 static void msgpack_packed(struct kv_buf *ret, struct kv_msgpack *m, size_t width)
 {
     struct kv_str bin = kv_msgpack_bin(m);
@@ -58,7 +58,7 @@ static void msgpack_packed(struct kv_buf *ret, struct kv_msgpack *m, size_t widt
 #endif
 }
 
-/* Whether reading integers stopped at a whole element of another type, not at the text's end. */
+/* Return true when reading integers stopped at a whole element of another type, not at the end. */
 static bool is_other_type(const struct kv_msgpack *m)
 {
     const uint8_t *at = m->start + m->error.offset;
@@ -78,7 +78,7 @@ void ki_msgpack_u32s(struct kv_buf *ret, struct kv_msgpack *m)
     }
     if (!ki_msgpack_expect(m, type == KV_MSGPACK_ARRAY, "expected an array or packed integers"))
         return;
-    n = kv_msgpack_array(m); /* at most the bytes that follow */
+    n = kv_msgpack_array(m); /* bounded by the bytes that follow */
     if (kv_msgpack_failed(m) || n == 0)
         return;
     if (kv_buf_reserve(ret, n * sizeof(uint32_t)) < 0) {

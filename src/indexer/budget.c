@@ -39,8 +39,8 @@ void ki_budget_destroy(struct ki_budget *budget)
 }
 
 /*
- * Return the network of a client: the upper half of an IPv6 address, all of an IPv4 one and of this
- * machine's.
+ * Return the network of a client: the upper half of an IPv6 address, or a whole IPv4 address. This
+ * machine's addresses stay whole, too.
  */
 static void client_address(const uint8_t address[16], uint8_t ret[16])
 {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Memory for request bodies and large replies, shared out among clients.
+ * Share the memory for request bodies and large replies among clients.
  *
  * A client is an IPv4 address, or an IPv6 network of 64 bits, since one machine may use any address
- * of it. A client may hold as much as is free: alone, half of the budget; beside a client that has
- * its half, half of the rest. Whatever one client takes, the next one finds room.
+ * in it. A client may hold as much as is free: alone, half of the budget; beside a client that has
+ * its half, half of the rest. However much one client takes, the next one finds room.
  *
  * Thread-safe.
  */
@@ -18,21 +18,22 @@
 struct ki_budget;
 
 struct ki_client {
-    struct ki_client *next; /* in its bucket */
+    struct ki_client *next; /* next client in the bucket */
     uint8_t address[16];    /* IPv4 as ::ffff:0:0/96 */
     _Atomic uint32_t connections;
     size_t bytes; /* guarded by the budget's lock */
 };
 
 int ki_budget_create(size_t bytes, struct ki_budget **ret);
-void ki_budget_destroy(struct ki_budget *budget); /* all clients have left; NULL is a no-op */
+/* After all clients have left; NULL is a no-op. */
+void ki_budget_destroy(struct ki_budget *budget);
 
-/** A connection of @address (IPv4 mapped) has come. NULL when out of memory. */
+/** Add a connection of @address (IPv4 mapped). Returns its client, NULL when out of memory. */
 struct ki_client *ki_budget_join(struct ki_budget *budget, const uint8_t address[16]);
-/** Note that a connection of @client has ended. The last one frees @client. */
+/** End a connection of @client. The last one frees @client. */
 void ki_budget_leave(struct ki_budget *budget, struct ki_client *client);
 
-/** Take @n bytes. False: the client would hold more than would be left. */
+/** Take @n bytes. Returns false when the client would hold more than would stay free. */
 bool ki_budget_take(struct ki_budget *budget, struct ki_client *client, size_t n);
 void ki_budget_give(struct ki_budget *budget, struct ki_client *client, size_t n);
 

@@ -12,10 +12,10 @@
 
 struct ki_conns {
     pthread_mutex_t lock; /* guards the list and the counters */
-    struct ki_conn list;  /* ring */
+    struct ki_conn list;  /* a ring */
     struct ki_conns_stats stats;
-    uint64_t n_closing;  /* of those open, shut down by the janitor */
-    uint64_t high_water; /* above it, idle connections make room */
+    uint64_t n_closing;  /* number of open connections that the janitor has shut down */
+    uint64_t high_water; /* above this number, idle connections are closed to make room */
     uint64_t idle_timeout_ms;
     struct ki_budget *budget; /* counts connections by client */
     struct kv_wake wake;
@@ -34,7 +34,7 @@ static void hang_up(struct ki_conns *conns, struct ki_conn *conn, uint64_t *coun
     shutdown(conn->fd, SHUT_RDWR);
 }
 
-/* Return the time at which the connection is to be closed; 0: never. */
+/* Return the time at which the connection must be closed; 0: never. */
 static uint64_t deadline_of(const struct ki_conn *conn)
 {
     uint64_t pace = atomic_load_explicit(&conn->pace_ns, memory_order_relaxed);
@@ -55,7 +55,10 @@ static void expire(struct ki_conns *conns, uint64_t now)
     }
 }
 
-/* Whether a connection may be closed to make room: its client has more than @share of them. */
+/*
+ * Return true when a connection may be closed to make room: its client has more than @share of
+ * them.
+ */
 static bool is_candidate(const struct ki_conn *conn, uint32_t share, uint64_t now)
 {
     uint64_t pace = atomic_load_explicit(&conn->pace_ns, memory_order_relaxed);
@@ -65,7 +68,8 @@ static bool is_candidate(const struct ki_conn *conn, uint32_t share, uint64_t no
 }
 
 /*
- * Return the time that the pace of the last @n candidates lies before; 0: there are fewer than @n.
+ * Return the time that separates the @n candidates with the oldest pace from the others; 0: there
+ * are fewer than @n.
  */
 static uint64_t nth_slowest(struct ki_conns *conns, uint64_t now, uint32_t share, size_t n)
 {
@@ -86,7 +90,7 @@ static uint64_t nth_slowest(struct ki_conns *conns, uint64_t now, uint32_t share
     return sum + older[0] >= n ? now : 0;
 }
 
-/* Lags are compared roughly, so that one pass suffices whatever the number of connections. */
+/* Compare lags roughly, so that one pass is enough for any number of connections. */
 static void make_room(struct ki_conns *conns, uint64_t now)
 {
     uint64_t open = conns->stats.open - conns->n_closing, before;
@@ -208,7 +212,10 @@ void ki_conns_remove(struct ki_conns *conns, struct ki_conn *conn)
     free(conn);
 }
 
-/* Set a time. Relaxed order is enough everywhere: a janitor pass early or late does no harm. */
+/*
+ * Set a time. Relaxed order is enough everywhere: an early or late pass of the janitor does no
+ * harm.
+ */
 static void set(struct ki_conn *conn, uint64_t pace_ns, uint64_t patience_ms, uint64_t end_ns)
 {
     atomic_store_explicit(&conn->patience_ns, patience_ms * KV_NS_PER_MS, memory_order_relaxed);

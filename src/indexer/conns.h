@@ -1,21 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * The open HTTP connections and a janitor that ends those which take too long.
+ * The open HTTP connections, and a janitor that closes those which take too long.
  *
- * The HTTP library closes connections on which nothing moves. More is needed: a client may send a
- * byte every few seconds for ever, and connections of one client may use up the limit so that
- * nobody else is accepted. So each connection has the time up to which it has kept pace:
+ * The HTTP library closes connections on which no byte moves. That isn't enough: a client may send
+ * a byte every few seconds for ever, and connections of one client may use up the limit for all
+ * others. Each connection therefore has a pace: the time up to which it has kept up.
  *
  *     between requests       when the last reply was sent (or the connection made)
- *     a body, a stream       as many milliseconds after its start as the client has moved bytes, at
- *     the slowest pace that
- *                            is allowed; never in the future, so that haste at first buys no sleep
- *                            later
+ *     a body, a stream       its start plus one millisecond for each KI_SLOWEST_BYTES_PER_MS bytes
+ *                            moved; never in the future, so early haste allows no later pause
  *     a reply                when it was queued
  *
- * The janitor closes a connection that is behind by more than its patience. When the table is
- * nearly full, it closes the connections furthest behind, first those of clients with more than
- * their share.
+ * The janitor closes a connection whose pace lags by more than its patience. When the table is
+ * nearly full, the janitor closes the connections with the largest lag, first those of clients with
+ * more than their share.
  */
 #ifndef KV_INDEXER_CONNS_H
 #define KV_INDEXER_CONNS_H
@@ -34,66 +32,79 @@ struct ki_conn {
     struct ki_conn *prev, *next;
     int fd; /* the connection's socket, not owned */
     bool loopback;
-    bool linger;  /* the HTTP thread's own: the client may still be sending when it is closed */
-    bool closing; /* shut down by the janitor; guarded by the table's lock */
+    /* The HTTP thread's own: the client may still be sending when the connection closes. */
+    bool linger;
+    bool closing; /* the janitor has shut it down; guarded by the table's lock */
     struct ki_client *client;
-    _Atomic uint64_t pace_ns;     /* monotonic: kept pace up to then; 0: it is our turn */
-    _Atomic uint64_t patience_ns; /* closed that long after pace_ns */
-    _Atomic uint64_t end_ns;      /* closed then in any case; 0: never */
-    _Atomic bool holds;           /* memory of the budget for a body that isn't complete */
+    _Atomic uint64_t pace_ns;     /* monotonic time of its pace; 0: the service is working */
+    _Atomic uint64_t patience_ns; /* closed when pace_ns is older than this */
+    _Atomic uint64_t end_ns;      /* closed at this time in any case; 0: never */
+    _Atomic bool holds;           /* holds memory of the budget for an incomplete body */
 };
 
 struct ki_conns_stats {
-    uint64_t open;     /* now */
+    uint64_t open;     /* open now */
     uint64_t accepted; /* since the start */
     uint64_t expired;  /* closed because a deadline passed */
     uint64_t evicted;  /* closed, idle or slow, to make room */
 };
 
-#define KI_SLOWEST_BYTES_PER_MS 32u /* the slowest pace that is allowed */
+#define KI_SLOWEST_BYTES_PER_MS 32u /* slowest pace that is allowed */
 
-/** Starts the janitor thread. @budget outlives the table. Returns 0 or a negative errno. */
+/**
+ * Create the table and start the janitor thread. @budget must outlive the table. Returns 0 or a
+ * negative errno.
+ */
 int ki_conns_create(uint64_t max, uint64_t idle_timeout_ms, struct ki_budget *budget,
                     struct ki_conns **ret);
-void ki_conns_destroy(struct ki_conns *conns); /* all connections must be gone; NULL is a no-op */
+/* After all connections have gone; NULL is a no-op. */
+void ki_conns_destroy(struct ki_conns *conns);
 
-/** NULL when out of memory. The connection counts as idle. */
+/** Add a connection, which counts as idle. Returns NULL when out of memory. */
 struct ki_conn *ki_conns_add(struct ki_conns *conns, int fd, bool loopback,
                              struct ki_client *client);
-/** Before the socket is closed, so that the janitor never touches a reused descriptor. */
+/**
+ * Remove a connection before its socket is closed, so that the janitor never touches a reused
+ * descriptor.
+ */
 void ki_conns_remove(struct ki_conns *conns, struct ki_conn *conn);
 
-/** The client is to send or to take bytes from now on, and may lie behind by @patience_ms. @limit_ms is for all of it
- * (0: none). */
+/**
+ * Start a transfer: the client must send or take bytes from now on, and may lag by @patience_ms.
+ * @limit_ms bounds the whole transfer (0: no bound).
+ */
 void ki_conn_start(struct ki_conn *conn, uint64_t patience_ms, uint64_t limit_ms);
 /** Note that a connection has moved @n bytes. */
 void ki_conn_moved(struct ki_conn *conn, size_t n);
 /** Note that a connection has done all its work: it is not behind. */
 void ki_conn_caught_up(struct ki_conn *conn);
 /**
- * Note that a connection waits for this service: until ki_conn_caught_up only the common limit
+ * Note that a connection waits for this service. Until ki_conn_caught_up only the common limit
  * counts.
  */
 void ki_conn_wait(struct ki_conn *conn);
 /** Note that this service works on a request: no deadline, and not closed to make room. */
 void ki_conn_busy(struct ki_conn *conn);
 /**
- * A deadline that keeps its place among the idle: who is refused mustn't keep others out by being
- * slow.
+ * Set a deadline for a connection that still counts as idle: a slow client that is refused mustn't
+ * keep others out.
  */
 void ki_conn_limit(struct ki_conn *conn, uint64_t limit_ms);
-/** By how much it lies behind. */
+/** Return how far the connection's pace lags, in nanoseconds. */
 uint64_t ki_conn_lag_ns(const struct ki_conn *conn, uint64_t now_ns);
 
-/** Close it; its thread notices soon. Before ki_conns_remove. */
+/** Close the connection. Its thread notices soon, before ki_conns_remove. */
 void ki_conns_hang_up(struct ki_conns *conns, struct ki_conn *conn);
 /**
- * Close the connection of @client whose body holds memory and lies behind most, if by more than
+ * Close the connection of @client that holds memory for a body and lags most, if by more than
  * @lag_ms.
  */
 bool ki_conns_drop_slowest(struct ki_conns *conns, const struct ki_client *client, uint64_t lag_ms);
 
-/** The reply is out; the next request header must come within the idle timeout. */
+/**
+ * Mark the connection as idle after its reply: the next request header must come within the idle
+ * timeout.
+ */
 void ki_conn_idle(struct ki_conns *conns, struct ki_conn *conn);
 
 void ki_conns_get_stats(struct ki_conns *conns, struct ki_conns_stats *ret);

@@ -11,15 +11,15 @@
 #include "event/unique.h"
 #include "indexer/lookup.h"
 
-/* Bounds on what one model may make us hold at a time, beside its index. */
+/* Bounds on the memory that one model may take while it is read, beside its index. */
 #define MAX_EVENT_BYTES (16u << 20)
 #define MAX_MARK_BYTES (32u << 20)
 #define MAX_NAME_BYTES 65536
 #define MAX_SOURCE_BYTES (KVE_MAX_SOURCES * sizeof(struct kvi_source_copies)) /* of one block */
 #define MAX_EXPECTED_BLOCKS (UINT64_C(1) << 28)
-#define BLOCK_BYTES 24     /* of an index, at least */
-#define STREAM_BYTES 16384 /* of a stream's state, without salts */
-#define CHECK_BLOCKS 4096  /* between two looks at the memory that an index takes */
+#define BLOCK_BYTES 24     /* least memory of a block in an index */
+#define STREAM_BYTES 16384 /* memory of a stream's state, without salts */
+#define CHECK_BLOCKS 4096  /* blocks between two checks of an index's memory */
 
 static void model_fini(struct ki_dumped_model *m)
 {
@@ -133,8 +133,10 @@ static bool grow_slots(struct ki_dump_reader *reader, struct ki_dumped_model *m,
     return true;
 }
 
-/* The entry of a holder, a new one when it has none yet. Valid until the next call. NULL: too many,
- * and @json has failed. */
+/*
+ * Return the entry of a holder, made when it is missing. Valid until the next call. NULL: too many
+ * holders; @json has failed.
+ */
 static struct ki_watermark *mark_of(struct ki_dump_reader *reader, struct kv_json *json,
                                     struct ki_dumped_model *m, struct kv_holder holder)
 {
@@ -222,7 +224,7 @@ static void read_torn(struct ki_dump_reader *reader, struct kv_json *json,
         mark->torn = true;
 }
 
-/* How far the stream had come when the dump ended. */
+/* Read the stream's position at the end of the dump. */
 static void read_end(struct ki_dump_reader *reader, struct kv_json *json, struct ki_dumped_model *m)
 {
     struct ki_watermark told = {0};
@@ -251,7 +253,7 @@ static void read_end(struct ki_dump_reader *reader, struct kv_json *json, struct
     mark->end = told.end;
 }
 
-/* A stream of the peer; its memory counts as the index's does. */
+/* Read a stream of the peer; its memory counts like the index's. */
 static void read_stream(struct ki_dump_reader *reader, struct kv_json *json,
                         struct ki_dumped_model *m)
 {
@@ -292,11 +294,13 @@ static int apply_event(struct ki_dump_reader *reader, struct kvi_index *index,
     case KVE_OP_CLEAR:
         rc = kvi_clear(index, event->holder);
         break;
-    case KVE_OP_STORE_KNOWN: /* no dump has it */
+    case KVE_OP_STORE_KNOWN: /* no dump has this type */
         break;
     }
-    /* A dump is weakly consistent: a parent may have gone, or got another name, while its child was
-     * written. No live event brings the child again: this rank has to be asked for everything. */
+    /*
+     * A dump is weakly consistent: a parent may have gone, or got another name, while its child was
+     * written. No live event brings the child again, so the rank's whole stream must be asked for.
+     */
     if (stored.parked || rc == -EINVAL) {
         reader->orphans++;
         mark->torn = true;
@@ -305,7 +309,7 @@ static int apply_event(struct ki_dump_reader *reader, struct kvi_index *index,
     return rc < 0 ? (int)rc : 0;
 }
 
-/* False: @json has failed. */
+/* Apply one event. Returns false when @json has failed. */
 static bool take_event(struct ki_dump_reader *reader, struct kv_json *json,
                        struct ki_dumped_model *m, const struct kve_router_event *event)
 {
@@ -328,8 +332,8 @@ static bool take_event(struct ki_dump_reader *reader, struct kv_json *json,
 }
 
 /*
- * The peer's distinct blocks, told before the events: room for them all at once. A peer that says
- * too much gets no more than --recovery-memory would hold.
+ * Read the peer's number of distinct blocks, which precedes the events, and make room for all at
+ * once. A peer that names too many gets no more room than --recovery-memory allows.
  */
 static void read_expected_blocks(struct ki_dump_reader *reader, struct kv_json *json,
                                  struct ki_dumped_model *m)
@@ -343,13 +347,13 @@ static void read_expected_blocks(struct ki_dump_reader *reader, struct kv_json *
                                 BLOCK_BYTES);
     kvi_get_stats(m->index, &stats);
     if (kv_json_failed(json) || stats.holders ||
-        make_index(reader, KV_MIN(n, most), &roomy) < 0) /* then it grows */
+        make_index(reader, KV_MIN(n, most), &roomy) < 0) /* the index grows then */
         return;
     kvi_destroy(m->index);
     m->index = roomy;
 }
 
-/* The events of one model, from either form. */
+/* The events of one model, in either form. */
 struct event_source {
     struct kv_json *json;
     bool is_packed;
@@ -358,7 +362,10 @@ struct event_source {
     unsigned last;
 };
 
-/* The next event, valid until the call after the next. False: there is none, or @json has failed. */
+/*
+ * Read the next event, valid until the call after the next. Returns false when there is none, or
+ * @json has failed.
+ */
 static bool next_event(struct event_source *source, struct kve_router_event *ret)
 {
     if (source->is_packed)
@@ -368,7 +375,7 @@ static bool next_event(struct event_source *source, struct kve_router_event *ret
            kve_router_event_read(source->json, &source->scratch[source->last], ret) == 0;
 }
 
-/* The memory that an event needs is fetched while the one before is applied. */
+/* Prefetch the memory that an event needs while the one before is applied. */
 static void take_events(struct ki_dump_reader *reader, struct ki_dumped_model *m,
                         struct event_source *source)
 {
@@ -406,7 +413,10 @@ static void read_packed_events(struct ki_dump_reader *reader, struct kv_json *js
         take_events(reader, m, &source);
 }
 
-/* Fields of windows. Returns whether @key is one; each kind of extra has one of its own. */
+/*
+ * Read a field of windows. Returns true when @key is one; each kind of extra has a field of its
+ * own.
+ */
 static bool read_window_field(struct kv_json *json, struct kv_str key, struct kvi_extra *extra)
 {
     if (kv_str_eq(key, "group")) {
@@ -432,7 +442,7 @@ static bool read_window_field(struct kv_json *json, struct kv_str key, struct kv
     return true;
 }
 
-/* One [source, copies, taken]. */
+/* Read one [source, copies, taken]. */
 static void read_source(struct ki_dump_reader *reader, struct kv_json *json)
 {
     struct kvi_source_copies copies = {0};
@@ -456,7 +466,7 @@ static void read_source(struct ki_dump_reader *reader, struct kv_json *json)
         kv_json_fail(json, reader->sources.error, "too many sources of a block");
 }
 
-/* Fields of tiers and copies by source. Returns whether @key is one. */
+/* Read a field of tiers and copies by source. Returns true when @key is one. */
 static bool read_source_field(struct ki_dump_reader *reader, struct kv_json *json,
                               struct kv_str key, struct kvi_extra *extra)
 {
@@ -539,8 +549,10 @@ static void read_extra(struct ki_dump_reader *reader, struct kv_json *json,
 
 /* -- models ------------------------------------------------------------------------------------ */
 
-/* Dumps that say nothing else: "name:tenant", split at the last colon since names have them more
- * often. */
+/*
+ * Split "name:tenant" for dumps that give no separate fields. The last colon counts, since names
+ * contain colons more often.
+ */
 static int name_from_key(struct ki_dumped_model *m, const char *key)
 {
     const char *colon = strrchr(key, ':');
@@ -602,7 +614,10 @@ static void read_field(struct ki_dump_reader *reader, struct kv_json *json,
     }
 }
 
-/* A peer that tells positions had none for these: their blocks began to come while it dumped. */
+/*
+ * Mark the holders for which a peer that dumps positions had none: their first blocks came during
+ * the dump.
+ */
 static void judge_marks(struct ki_dump_reader *reader, struct ki_dumped_model *m)
 {
     struct ki_watermark *marks = (struct ki_watermark *)m->marks.data;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Events by outcome, under the names and labels of the original's metrics
- * (dynamo_kvrouter_kv_cache_events_applied, ..._event_warnings). Sums of the process: they outlive
- * registrations. An event counts once for each operation that the reader makes of it.
+ * Count events by outcome, under the names and labels of the original's metrics
+ * (dynamo_kvrouter_kv_cache_events_applied, ..._event_warnings). The sums belong to the process and
+ * outlive registrations. An event counts once for each operation that the reader makes of it.
  */
 #ifndef KV_INDEXER_EVENT_COUNTS_H
 #define KV_INDEXER_EVENT_COUNTS_H
@@ -28,17 +28,23 @@ enum ki_event_status {
 struct ki_event_counts {
     uint32_t applied[KI_N_EVENT_TYPES][KI_N_EVENT_STATUSES];
     uint32_t duplicate_stores;
-    bool any; /* something was noted */
+    bool any; /* some outcome was noted */
 };
 
-/** Note a stored event: what kvi_store returned, and of success whether all blocks were there already. */
+/**
+ * Note a stored event: kvi_store's return value and, on success, whether all blocks were there
+ * already.
+ */
 void ki_event_counts_store(struct ki_event_counts *counts, int rc, size_t added, size_t n);
-/** Note hashes that an event names: what kvi_remove or kvi_store_known returned for @n of them. */
+/**
+ * Note the hashes that an event names: the return value of kvi_remove or kvi_store_known for @n of
+ * them.
+ */
 void ki_event_counts_named(struct ki_event_counts *counts, enum ki_event_type type, long rc,
                            size_t n);
 void ki_event_counts_clear(struct ki_event_counts *counts);
 
-/** Move a batch's outcomes to the process's. Thread-safe, but for @counts. */
+/** Add a batch's outcomes to the process's and reset them. Thread-safe, except for @counts. */
 void ki_event_counts_add(struct ki_event_counts *counts);
 /** Append both families to an exposition. */
 void ki_event_counts_render(struct kv_buf *out);

@@ -43,8 +43,8 @@ static void look_at_workers(struct ki_service *service, const struct ki_model *m
 }
 
 /*
- * True when the first block matches in another namespace: shows forgotten and superfluous adapters
- * and salts.
+ * Return true when the first block matches in another namespace: a forgotten or superfluous adapter
+ * or salt.
  */
 static bool first_block_matches(const struct ki_model *model, const struct ki_explain_ask *ask,
                                 const char *lora, const char *salt)

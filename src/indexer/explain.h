@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/** "explain": true in a query: why it matched what it did. The usual complaint is "hit rate 0, no
- * error". */
+/**
+ * "explain": true in a query makes the answer explain its match. The usual complaint is "hit rate
+ * 0, no error".
+ */
 #ifndef KV_INDEXER_EXPLAIN_H
 #define KV_INDEXER_EXPLAIN_H
 
@@ -19,7 +21,7 @@ struct ki_explain_ask {
     size_t n;
     const uint32_t *tokens; /* NULL for /query_by_hash */
     size_t n_tokens;
-    uint32_t lookahead; /* of the hashes */
+    uint32_t lookahead; /* lookahead tokens of the hashes */
     const struct ki_body *body;
 };
 
@@ -28,7 +30,7 @@ void ki_explain(struct ki_service *service, const struct ki_model *model,
                 const struct ki_explain_ask *ask, const struct kvi_matches *matches,
                 struct kv_json_writer *writer);
 
-/** The same for a 404: rewrites @reply, keeping its error. */
+/** Explain a 404: rewrite @reply, keeping its error. */
 void ki_explain_unknown(struct ki_service *service, const char *model, const char *tenant,
                         struct ki_reply *reply);
 

@@ -10,7 +10,7 @@
 #include "base/clock.h"
 
 #define WAITING_MAX (256u << 10)
-#define POLL_MS 50 /* how soon a stop is noticed */
+#define POLL_MS 50 /* how soon a stop is noticed, in milliseconds */
 
 struct ki_fetch {
     struct ki_fetch_opts opts;
@@ -18,10 +18,10 @@ struct ki_fetch {
     CURL *easy;
     struct curl_slist *headers;
     bool added, done, paused;
-    int rc; /* once done */
+    int rc; /* result, once done */
     uint64_t deadline_ns, heard_ns, bytes;
     char waiting[WAITING_MAX];
-    size_t start, end; /* of what waits */
+    size_t start, end; /* bounds of the bytes not read yet */
     char curl_text[CURL_ERROR_SIZE];
     char text[CURL_ERROR_SIZE + 64];
 };
@@ -34,7 +34,7 @@ static size_t receive(char *data, size_t size, size_t n, void *arg)
 
     curl_easy_getinfo(f->easy, CURLINFO_RESPONSE_CODE, &status);
     if (status != 200)
-        return len; /* an explanation for people; the status decides */
+        return len; /* text of an error reply, for people; the status decides */
     if (f->start == f->end)
         f->start = f->end = 0;
     if (len > WAITING_MAX - f->end) {
@@ -61,7 +61,7 @@ static bool set_options(struct ki_fetch *f)
     ok &= curl_easy_setopt(e, CURLOPT_NOSIGNAL, 1L) == CURLE_OK;
     ok &= curl_easy_setopt(e, CURLOPT_BUFFERSIZE, 64L << 10) == CURLE_OK;
     ok &= curl_easy_setopt(e, CURLOPT_CONNECTTIMEOUT_MS, (long)o->connect_ms) == CURLE_OK;
-    /* Peers are neighbours; a proxy meant for the outside doesn't know them. */
+    /* Peers are neighbours: don't use a proxy, which is meant for outside hosts. */
     ok &= curl_easy_setopt(e, CURLOPT_PROXY, "") == CURLE_OK;
 #if LIBCURL_VERSION_NUM >= 0x075500
     ok &= curl_easy_setopt(e, CURLOPT_PROTOCOLS_STR, "http,https") == CURLE_OK;
@@ -69,7 +69,8 @@ static bool set_options(struct ki_fetch *f)
     ok &= curl_easy_setopt(e, CURLOPT_PROTOCOLS, CURLPROTO_HTTP | CURLPROTO_HTTPS) == CURLE_OK;
 #endif
 #if LIBCURL_VERSION_NUM >= 0x075700
-    ok &= curl_easy_setopt(e, CURLOPT_QUICK_EXIT, 1L) == CURLE_OK; /* not the name server's pace */
+    /* Don't wait for a slow name server. */
+    ok &= curl_easy_setopt(e, CURLOPT_QUICK_EXIT, 1L) == CURLE_OK;
 #endif
     if (o->ca_file)
         ok &= curl_easy_setopt(e, CURLOPT_CAINFO, o->ca_file) == CURLE_OK;
@@ -174,7 +175,7 @@ static int check_time(struct ki_fetch *f)
     return 0;
 }
 
-/* Let libcurl work until there is something to read, or it is over. */
+/* Let libcurl work until bytes can be read, or the transfer has ended. */
 static void work(struct ki_fetch *f)
 {
     CURLMsg *message;
@@ -205,7 +206,8 @@ long ki_fetch_read(void *fetch, char *data, size_t size)
     size_t n;
 
     if (f->start == f->end) {
-        f->heard_ns = KV_MAX(f->heard_ns, kv_now_ns()); /* the reader's own time isn't the peer's */
+        /* The reader's own time doesn't count against the peer. */
+        f->heard_ns = KV_MAX(f->heard_ns, kv_now_ns());
         work(f);
     }
     n = KV_MIN(size, f->end - f->start);

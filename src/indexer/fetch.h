@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * A GET whose body is pulled: the caller reads as it can, and what it hasn't read stays with the
- * sender (at most 256 KiB wait here). Thread-confined.
+ * A GET whose body the caller reads at its own pace; the rest stays with the sender (at most 256
+ * KiB wait here). Thread-confined.
  */
 #ifndef KV_INDEXER_FETCH_H
 #define KV_INDEXER_FETCH_H
@@ -26,13 +26,13 @@ int ki_fetch_open(const struct ki_fetch_opts *opts, struct ki_fetch **ret);
 void ki_fetch_close(struct ki_fetch *fetch); /* NULL is a no-op */
 
 /**
- * Up to @size bytes of the body (a kv_json_refill_fn). Returns their number; 0 when it has all
- * arrived; -EIO (refused, broken off, not a 200), -ETIMEDOUT, -ECANCELED.
+ * Read up to @size bytes of the body (a kv_json_refill_fn). Returns their number; 0 at the end;
+ * -EIO (refused, broken off, not a 200), -ETIMEDOUT, -ECANCELED.
  */
 long ki_fetch_read(void *fetch, char *data, size_t size);
 
 uint64_t ki_fetch_bytes(const struct ki_fetch *fetch);
-/** Why the last read failed; "" when none did. */
+/** Return the reason of the last read's failure; "" without one. */
 const char *ki_fetch_error(const struct ki_fetch *fetch);
 
 #endif

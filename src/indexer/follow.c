@@ -16,7 +16,7 @@
 #include "indexer/fetch.h"
 
 #define READ_BUFFER (64u << 10)
-#define MAX_ENTRIES 65536 /* registrations, and removed ones, of a peer */
+#define MAX_ENTRIES 65536 /* most registrations, and most removals, of a peer */
 #define MAX_TEXT 2048     /* bytes of a name or an endpoint */
 
 /* -- the document ------------------------------------------------------------------------------ */
@@ -68,7 +68,7 @@ static void read_text(struct kv_json *json, const char **ret)
     kv_buf_fini(&scratch);
 }
 
-/* A mode that this version doesn't know is none. */
+/* Unknown modes count as KI_REPORTS_UNKNOWN. */
 static void read_report_mode(struct kv_json *json, enum ki_report_mode *ret)
 {
     struct kv_buf scratch = KV_BUF_INIT;
@@ -230,7 +230,7 @@ struct ki_follow {
     pthread_t thread;
     struct kv_wake wake;
     _Atomic int stop;
-    struct known_peer *known; /* the thread's own */
+    struct known_peer *known; /* used by the thread only */
     size_t n_known;
 };
 
@@ -242,7 +242,7 @@ static struct known_peer *known_peer(struct ki_follow *f, const char *url)
     for (size_t i = 0; i < f->n_known; i++)
         if (strcmp(f->known[i].url, url) == 0)
             return &f->known[i];
-    if (f->n_known == KI_MAX_PEERS * 4) /* come and gone: begin anew */
+    if (f->n_known == KI_MAX_PEERS * 4) /* many peers came and went: begin anew */
         return NULL;
     grown = realloc(f->known, (f->n_known + 1) * sizeof(*grown));
     copy = strdup(url);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Following peers: which workers they have registered, and which they have unregistered, so that a
- * replica behind the same address answers for the same workers. The rules of merging:
- * registry_peers.c; how it looks from outside: docs/kv-indexer-streams.md.
+ * Follow peers: which workers they have registered, and which they have unregistered. A replica
+ * behind the same address then answers for the same workers. registry_peers.c has the rules of
+ * merging; docs/kv-indexer-streams.md has the view from outside.
  */
 #ifndef KV_INDEXER_FOLLOW_H
 #define KV_INDEXER_FOLLOW_H
@@ -27,18 +27,25 @@ struct ki_peer_document {
     uint64_t id, revision;
 };
 
-/** Read the document that @json stands before into @d, zero-initialised. Returns 0 or the reader's
- * error; release with ki_peer_document_fini in either case. */
+/**
+ * Read the document before which @json stands into a zero-initialised @d. Returns 0 or the reader's
+ * error. Release with ki_peer_document_fini in either case.
+ */
 int ki_peer_document_read(struct ki_peer_document *d, struct kv_json *json);
 void ki_peer_document_fini(struct ki_peer_document *d);
 
-/** Merge the document of a peer's GET /registrations that @json stands before: all of it or, when it
- * is none, nothing. Returns 0 or the reader's error. */
+/**
+ * Merge a peer's GET /registrations, before which @json stands: all of it or, when it is invalid,
+ * nothing. Returns 0 or the reader's error.
+ */
 int ki_follow_read(struct ki_registry *registry, struct kv_json *json, uint64_t *ret_id,
                    uint64_t *ret_revision);
 
-/** Ask @peer once. @token and @ca_file may be NULL, see recovery.h. @id and @revision: what it said last time (0: nothing yet); updated. Returns 0, or
- * a negative errno with the reason in @error. */
+/**
+ * Ask @peer once. @token and @ca_file may be NULL, see recovery.h. @id and @revision are from its
+ * last answer (0: none yet), and are updated. Returns 0, or a negative errno with the reason in
+ * @error.
+ */
 int ki_follow_ask(struct ki_registry *registry, const char *peer, const char *token,
                   const char *ca_file, const _Atomic int *stop, uint64_t *id, uint64_t *revision,
                   struct kv_error *error);
@@ -51,10 +58,11 @@ struct ki_follow_opts {
     struct ki_auth *auth;
     const char *ca_file;  /* see recovery.h; outlives the thread */
     uint64_t interval_ms; /* between two questions to a peer */
-    uint64_t age_ms;      /* blocks that no stream keeps true are forgotten then */
+    /* Blocks that no stream keeps up to date are forgotten after this time. */
+    uint64_t age_ms;
 };
 
-/** A thread that asks all peers again and again. */
+/** Start a thread that asks all peers again and again. */
 int ki_follow_create(const struct ki_follow_opts *opts, struct ki_follow **ret);
 void ki_follow_destroy(struct ki_follow *follow); /* NULL is a no-op */
 

@@ -17,7 +17,10 @@ static bool is_token(const char *text, size_t len)
     return true;
 }
 
-/* No control characters: some take a lone CR for a line's end, some a NUL for the value's. */
+/*
+ * Accept no control characters: some programs take a lone CR for the end of the line, others a NUL
+ * for the end of the value.
+ */
 static bool is_field_value(const char *text, size_t len)
 {
     for (size_t i = 0; i < len; i++)
@@ -31,7 +34,7 @@ static bool is_named(const char *name, size_t len, const char *wanted)
     return len == strlen(wanted) && strncasecmp(name, wanted, len) == 0;
 }
 
-/* Digits only: signs, blanks and lists are what others may read in another way. */
+/* Read digits only: programs read signs, blanks and lists in different ways. */
 static bool read_length(const char *text, size_t len, uint64_t *ret)
 {
     uint64_t value = 0;
@@ -47,7 +50,7 @@ static bool read_length(const char *text, size_t len, uint64_t *ret)
     return true;
 }
 
-/* A line's end at @at: CRLF, of which two NULs are left. */
+/* Return true for a line's end at @at: CRLF, of which two NULs are left. */
 static bool is_line_end(const struct ki_framing *f, const char *at)
 {
     return f->end - at >= 2 && at[0] == '\0' && at[1] == '\0';
@@ -80,7 +83,7 @@ static bool is_next(struct ki_framing *f, const char *name, size_t name_len, con
 
     if (name != f->next || !is_inside(f, name, name_len + 1) || *at++ != '\0')
         return false;
-    if (value_len == 0) { /* the library may point to a constant instead */
+    if (value_len == 0) { /* the library may then point to a constant */
         while (at < f->end && (*at == ' ' || *at == '\t'))
             at++;
     } else {

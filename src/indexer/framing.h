@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Judges a request header by what it says about the body's length. Whatever two HTTP
- * implementations in a row may read differently is refused (RFC 9112 6.3): that is how requests are
- * smuggled.
+ * Judge what a request header says about the body's length. Refuse whatever two HTTP programs in a
+ * row may read differently (RFC 9112 6.3): request smuggling lives on such differences.
  */
 #ifndef KV_INDEXER_FRAMING_H
 #define KV_INDEXER_FRAMING_H
@@ -18,27 +17,31 @@ struct ki_framing {
     uint64_t content_length;
     unsigned n_lengths, n_encodings, n_hosts;
     bool malformed;
-    bool gap;     /* bytes of the header are in none of its lines */
-    bool expects; /* there is an Expect: the body isn't sent before an answer */
+    bool gap;     /* some bytes of the header belong to no line */
+    bool expects; /* the client sends the body only after an answer to Expect */
     const char *content_type, *authorization;
     const char *host, *origin; /* NULL: not given; origin is "" when given twice */
-    const char *next, *end; /* where the next line must begin, and the header end; NULL: unknown */
+    /* Expected begin of the next line, and end of the header; NULL: unknown. */
+    const char *next, *end;
 };
 
 /**
- * The header's bytes are still where they were received, @len of them from @start (the method),
- * with NUL in the place of blanks and line ends; @version ends the request line. Call it before the
- * lines are taken in: what the reader of the wire skipped or cut off then shows as a gap between
- * them (a line that ends in a bare LF, a NUL, a folded line).
+ * Note that the header's bytes are still where they were received: @len of them from @start (the
+ * method), with NUL in place of blanks and line ends. @version ends the request line. Call this
+ * before ki_framing_header. Bytes that the HTTP library skipped or cut off then show as a gap
+ * between lines (a bare LF, a NUL, a folded line).
  */
 void ki_framing_expect_whole(struct ki_framing *framing, const char *start, size_t len,
                              const char *version);
 
-/** Take one header line in. @value is NUL-terminated. */
+/** Judge one header line. @value is NUL-terminated. */
 void ki_framing_header(struct ki_framing *framing, const char *name, size_t name_len,
                        const char *value, size_t value_len);
 
-/** After all lines: what is wrong, or NULL. @version is "HTTP/1.0", "HTTP/1.1". */
+/**
+ * Return the fault of the header after its last line, or NULL. @version is "HTTP/1.0" or
+ * "HTTP/1.1".
+ */
 const char *ki_framing_problem(const struct ki_framing *framing, const char *version);
 
 static inline bool ki_framing_chunked(const struct ki_framing *framing)

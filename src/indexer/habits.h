@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-/** Habits of an engine that its registration tells, because its events don't, or not at once. */
+/** Habits of an engine that its events don't show, or not at once; the registration tells them. */
 #ifndef KV_INDEXER_HABITS_H
 #define KV_INDEXER_HABITS_H
 
 #include <stdbool.h>
 #include <stddef.h>
 
-/** Whether requests ask the engine to report the blocks that they reuse (reports.h). */
+/** Which requests ask the engine to report the blocks that they reuse (reports.h). */
 enum ki_report_mode {
-    KI_REPORTS_UNKNOWN,     /* the stream shows it */
-    KI_REPORTS_INCREMENTAL, /* none does */
-    KI_REPORTS_FULL         /* some do, or all */
+    KI_REPORTS_UNKNOWN,     /* not told: the stream will show it */
+    KI_REPORTS_INCREMENTAL, /* none of them */
+    KI_REPORTS_FULL         /* some or all */
 };
 
 struct ki_habits {
-    bool eagle_drop;     /* gives up the last block that it finds: see kvi_set_drops */
-    bool silent_windows; /* evicts from windows without an event: the view stays partial */
+    bool eagle_drop;     /* drops the last block that it finds: see kvi_set_drops */
+    bool silent_windows; /* evicts from windows without events: the view stays partial */
     enum ki_report_mode report_mode;
 };
 

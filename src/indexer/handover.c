@@ -18,7 +18,7 @@ int ki_handover_create(struct ki_handover **ret)
         free(h);
         return -ENOMEM;
     }
-    h->partial = h->suspects = true; /* until told */
+    h->partial = h->suspects = true; /* assume so until the text says otherwise */
     *ret = h;
     return 0;
 }
@@ -153,7 +153,7 @@ int ki_handover_compare(const void *a, const void *b)
     return (x->rank > y->rank) - (x->rank < y->rank);
 }
 
-/* The same, and those of one stream by age. */
+/* Compare like ki_handover_compare; order the handovers of one stream by age. */
 static int compare_age(const void *a, const void *b)
 {
     const struct ki_handover *x = *(struct ki_handover *const *)a;
@@ -163,7 +163,10 @@ static int compare_age(const void *a, const void *b)
     return order ? order : (x->sequence > y->sequence) - (x->sequence < y->sequence);
 }
 
-/* Sort, and keep the newest of each stream: one that came to be registered meanwhile is told twice. */
+/*
+ * Sort, and keep the newest of each stream. A stream that was registered during the dump is written
+ * twice.
+ */
 static size_t drop_older(struct ki_handover **handovers, size_t n)
 {
     size_t kept = 0;
@@ -206,7 +209,10 @@ size_t ki_handover_note(struct ki_handover **handovers, size_t n, struct ki_wate
 
 /* -- the registry's ---------------------------------------------------------------------------- */
 
-/* Workers that nobody follows here, with blocks from a peer's dump in @model. Returns how many. */
+/*
+ * List workers that no listener follows here, with blocks from a peer's dump in @model. Returns
+ * their number.
+ */
 static long kept_holders(struct ki_registry *r, const struct ki_model *model,
                          struct kv_holder **ret)
 {
@@ -230,7 +236,10 @@ static long kept_holders(struct ki_registry *r, const struct ki_model *model,
     return (long)(holders.len / sizeof(**ret));
 }
 
-/* Copy and tell what is kept for @holder. One that has registered since is among the listeners. */
+/*
+ * Copy the state kept for @holder and pass it on. A holder registered since then is among the
+ * listeners.
+ */
 static int tell_kept(struct ki_registry *r, struct kv_holder holder, ki_handover_fn fn, void *arg)
 {
     const struct ki_position *p = NULL;
@@ -268,7 +277,7 @@ int ki_registry_handovers(struct ki_registry *registry, const struct ki_model *m
 {
     struct ki_listener **listeners;
     struct kv_holder *kept = NULL;
-    long n = kept_holders(registry, model, &kept); /* first: one may become a listener */
+    long n = kept_holders(registry, model, &kept); /* first: one of these may become a listener */
     int rc = (int)KV_MIN(n, 0);
 
     for (long i = 0; i < n && !rc; i++)

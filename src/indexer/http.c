@@ -9,13 +9,15 @@
 #include "indexer/http_impl.h"
 #include "indexer/tls.h"
 
-/* Request header and read buffer of a connection. libmicrohttpd fills one and a half times as much
- * with zeros after each request, and reads bodies in pieces of half of it. */
+/*
+ * Request header and read buffer of a connection. libmicrohttpd zeroes one and a half times as much
+ * after each request, and reads bodies in pieces of half of it.
+ */
 #define CONNECTION_MEMORY (32u << 10)
 
 /* -- connections ------------------------------------------------------------------------------- */
 
-/* IPv4 as ::ffff:0:0/96; all 0 when it isn't known. */
+/* Copy the address, IPv4 as ::ffff:0:0/96; all 0 when it isn't known. */
 static void peer_address(const struct sockaddr *address, uint8_t ret[16])
 {
     memset(ret, 0, 16);
@@ -36,9 +38,9 @@ static bool is_loopback(const uint8_t address[16])
 }
 
 /*
- * Once it stops, whoever comes is hung up on. (MHD_quiesce_daemon would give up the socket, but its
- * epoll threads may take that out of their sets at the same moment, and then libmicrohttpd ends the
- * process.)
+ * Accept a connection, or hang up once the server stops. (MHD_quiesce_daemon would give up the
+ * socket. But its epoll threads may take the socket out of their sets at the same moment, and then
+ * libmicrohttpd ends the process.)
  */
 static enum MHD_Result on_accept(void *cls, const struct sockaddr *address, socklen_t len)
 {
@@ -57,7 +59,7 @@ static struct ki_conn *add_connection(struct ki_http *http, struct MHD_Connectio
     uint8_t address[16];
     int fd;
 
-    /* From 1.0 on, the library puts every answer into the same place. */
+    /* From 1.0 on, the library stores every answer in the same place. */
     info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
     fd = info ? info->connect_fd : -1;
     info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * The HTTP seam: routes in, replies out; which library speaks the protocol is known only to the
- * files that include http_impl.h.
+ * The HTTP seam: routes in, replies out. Only the files that include http_impl.h know the HTTP
+ * library.
  *
- * Handlers need not care for the following. The seam
+ * The seam
  * - collects bodies into reused buffers, under a limit per route and one for all together,
  * - refuses ambiguous framing (two Content-Lengths, Content-Length with Transfer-Encoding, ...),
  * - answers unknown paths and methods with 404 and 405,
@@ -33,7 +33,7 @@ typedef void (*ki_handle_fn)(void *arg, struct ki_request *request, struct ki_re
 
 enum ki_route_flags {
     KI_ROUTE_OPEN = 1,       /* served without authorization */
-    KI_ROUTE_UNMEASURED = 2, /* not observed */
+    KI_ROUTE_UNMEASURED = 2, /* not passed to observe */
 };
 
 struct ki_route {
@@ -44,7 +44,7 @@ struct ki_route {
     unsigned flags;
 };
 
-/** One request; everything in it is valid until the handler returns. */
+/** A request; all of it is valid until the handler returns. */
 struct ki_request {
     const struct ki_route *route; /* NULL: no such path or method */
     const char *method;
@@ -53,25 +53,27 @@ struct ki_request {
     const char *authorization; /* or NULL */
     const char *host, *origin; /* headers, or NULL; origin is "" when given twice */
     struct kv_str body;
-    bool loopback;       /* the peer is this machine */
+    bool loopback;       /* the client is on this machine */
     uint64_t started_ns; /* monotonic: when its header was complete */
-    bool may_wait;       /* on a thread where the handler may take long (see ki_reply.rerun) */
-    char model[129];     /* that it asks about, cut; its handler's to fill in. Empty: none */
-    void *native;        /* the seam's own */
+    bool may_wait;       /* this thread may wait (see ki_reply.rerun) */
+    char model[129];     /* set by the handler: the model asked about, cut. Empty: none */
+    void *native;        /* for the seam */
 };
 
-/** A query argument (?name=value), percent-decoded. False when it is absent. */
+/** Find a query argument (?name=value), percent-decoded. Returns false when it is absent. */
 bool ki_request_param(const struct ki_request *request, const char *name, struct kv_str *ret);
 
-/** The value of a header, not decoded. False when it is absent. */
+/** Find a header's value, not decoded. Returns false when it is absent. */
 bool ki_request_header(const struct ki_request *request, const char *name, struct kv_str *ret);
 
-/** Produces a streamed body by ki_pipe_write, on a thread of its own. Returns 0 when complete. */
+/**
+ * Produce a streamed body by ki_pipe_write, on a thread of its own. Returns 0 when it is complete.
+ */
 typedef int (*ki_produce_fn)(void *arg, struct ki_pipe *pipe);
 
 #define KI_REPLY_MAX_HEADERS 4
 
-/** Reply that a handler fills. Starts as 200 with an empty application/json body. */
+/** A reply for the handler to fill. Starts as 200 with an empty application/json body. */
 struct ki_reply {
     unsigned status;
     const char *content_type; /* NULL: none */
@@ -81,32 +83,36 @@ struct ki_reply {
     } headers[KI_REPLY_MAX_HEADERS];
     size_t n_headers;
     bool close; /* close the connection after the reply */
-    bool rerun; /* call the handler again, with may_wait; all else here is as it was before then */
-    /* With produce set, the body is streamed; done(produce_arg) is called once in any case. */
+    /* Call the handler again, with may_wait; its other changes of the reply are undone. */
+    bool rerun;
+    /* With produce set, the body is streamed. done(produce_arg) is called once in any case. */
     ki_produce_fn produce;
     void (*done)(void *arg);
     void *produce_arg;
 };
 
 void ki_reply_header(struct ki_reply *reply, const char *name, const char *value);
-/** The whole reply becomes {"error": "<text>"} with @status. */
+/** Replace the reply by {"error": "<text>"} with @status. */
 void ki_reply_error(struct ki_reply *reply, unsigned status, const char *fmt, ...) KV_PRINTF(3, 4);
 
 struct ki_http_opts {
     uint32_t threads;
     uint32_t max_connections;
     uint64_t idle_timeout_ms;
-    size_t
-        bodies_bytes; /* bodies and replies together, beyond 64 KiB of each connection (budget.h) */
-    uint32_t max_streams; /* streamed replies at a time */
-    bool tls;             /* HTTPS with the process's ki_tls */
+    /* Limit of bodies and replies together, beyond 64 KiB of each connection (budget.h). */
+    size_t bodies_bytes;
+    uint32_t max_streams; /* most streamed replies at a time */
+    bool tls;             /* serve HTTPS with the process's ki_tls */
     const struct ki_route *routes;
     size_t n_routes;
-    /* May this request go on? If not it fills @reply and returns false. Before the body is read. */
+    /*
+     * Decide, before the body is read, whether the request may go on. Otherwise fills @reply and
+     * returns false.
+     */
     bool (*admit)(void *arg, const struct ki_request *request, struct ki_reply *reply);
-    /* A reply is on its way. */
+    /* Called when a reply is being sent. */
     void (*observe)(void *arg, const struct ki_request *request, unsigned status);
-    void *arg; /* of handlers, admit and observe */
+    void *arg; /* passed to handlers, admit and observe */
 };
 
 /** Reserve @host:@port without listening yet: until ki_http_start, clients are refused. */
@@ -118,15 +124,15 @@ int ki_http_start(int fd, const struct ki_http_opts *opts, struct ki_http **ret,
                   struct kv_error *error);
 
 /**
- * Hang up on new connections, let requests in progress finish for @drain_ms at most, close. NULL is
- * a no-op.
+ * Hang up on new connections, let running requests finish for @drain_ms at most, then close. NULL
+ * is a no-op.
  */
 void ki_http_stop(struct ki_http *http, uint64_t drain_ms);
 
 struct ki_http_stats {
     struct ki_conns_stats connections;
     uint64_t in_flight;   /* requests being read or answered */
-    uint64_t body_bytes;  /* of opts.bodies_bytes, taken */
+    uint64_t body_bytes;  /* bytes taken of opts.bodies_bytes */
     uint64_t streams;     /* streamed replies */
     uint64_t overloaded;  /* requests refused because of bodies_bytes or max_streams */
     uint64_t bad_framing; /* requests refused because their framing is ambiguous */

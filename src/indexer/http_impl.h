@@ -19,10 +19,10 @@
 #include "indexer/http.h"
 #include "indexer/linger.h"
 
-/* Clients may lie behind the slowest pace (conns.h) by this time, with a body and with a reply. */
+/* Largest lag behind the slowest pace (conns.h), with a body and with a reply. */
 #define KI_BODY_PATIENCE_MS 10000
 #define KI_PATIENCE_MS 30000
-/* Bytes of a body or reply that each connection may have without asking the budget. */
+/* Bytes of a body or reply for which a connection needs no budget. */
 #define KI_FREE_BYTES ((size_t)64 << 10)
 
 struct ki_exchange {
@@ -34,10 +34,10 @@ struct ki_exchange {
     struct ki_reply reply;
     struct kv_buf body;
     size_t charged;  /* bytes of body and reply taken from the budget */
-    size_t received; /* bytes of the body so far, kept or not */
+    size_t received; /* bytes of the body so far, kept or dropped */
     struct ki_framing framing;
-    bool deferred; /* the handler ran, or will have, on a slow thread */
-    bool refused;  /* the reply is there; what comes of the body is dropped */
+    bool deferred; /* the handler runs, or will run, on a slow thread */
+    bool refused;  /* the reply is decided; the rest of the body is dropped */
     struct ki_exchange *next;
 };
 
@@ -54,16 +54,15 @@ struct ki_http {
     atomic_bool stopping;
     atomic_size_t in_flight;
     _Atomic uint64_t overloaded, bad_framing;
-    pthread_mutex_t lock; /* what follows */
+    pthread_mutex_t lock; /* guards the fields below */
     struct ki_exchange *free;
     size_t n_free;
     struct ki_stream *streams;
-    size_t n_streams,
-        n_evicted;        /* evicted: of the streams, those that were cut off and are about to go */
-    bool no_more_streams; /* the server is about to stop */
+    size_t n_streams, n_evicted; /* evicted: streams that were cut off and haven't ended yet */
+    bool no_more_streams;        /* the server is about to stop */
 };
 
-/* The callbacks of the library for a request's start, pieces of its body, and end. */
+/* Callbacks of the library: a request's start, the pieces of its body, its end. */
 enum MHD_Result ki_http_on_request(void *cls, struct MHD_Connection *connection, const char *url,
                                    const char *method, const char *version, const char *data,
                                    size_t *len, void **state);
@@ -73,23 +72,27 @@ void ki_http_on_completed(void *cls, struct MHD_Connection *connection, void **s
 void ki_http_free_exchanges(struct ki_http *http);
 
 int ki_slow_create(struct ki_slow **ret);
-/* Finish what runs; what waits gets 503. While MHD still runs, which has suspended the connections.
- * NULL is a no-op. */
+/*
+ * Finish the running handlers; answer the waiting ones with 503. Call while MHD still runs, since
+ * it has suspended their connections. NULL is a no-op.
+ */
 void ki_slow_destroy(struct ki_slow *slow);
 /* Suspend the exchange's connection and run its handler again on a slow thread. */
 void ki_slow_defer(struct ki_slow *slow, struct ki_exchange *exchange);
 
-/* Take @n more bytes from the budget for the exchange. Makes room where the client itself is slow.
- * False: none. */
+/*
+ * Take @n more bytes from the budget for the exchange. Makes room by closing slow connections of
+ * the same client. Returns false when there is no room.
+ */
 bool ki_http_charge(struct ki_exchange *exchange, size_t n);
 
-/* Queue what exchange->reply says. */
+/* Queue exchange->reply. */
 enum MHD_Result ki_http_send(struct ki_exchange *exchange);
-/* A reply that isn't sent: its producer won't run. */
+/* Drop the producer of a reply that won't be sent. */
 void ki_http_drop_producer(struct ki_reply *reply);
 /*
- * Streams that outlast the drain are cut off and no others begin: a connection that is suspended
- * when MHD stops makes it abort.
+ * Cut off streams that outlast the drain, and let no others begin: MHD aborts when it stops with a
+ * suspended connection.
  */
 void ki_http_cancel_streams(struct ki_http *http);
 

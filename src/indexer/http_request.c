@@ -18,11 +18,12 @@
 
 #define HTTP_CONTENT_TOO_LARGE 413 /* its name differs between versions of the library */
 #define DISCARD_MAX (64u << 10) /* a refused request's body is read and dropped up to this size */
-#define KEEP_BUFFER \
-    KI_FREE_BYTES /* larger buffers are freed after use: the next client is not to pay for them */
+/* Larger buffers are freed after use, so the next client doesn't pay for them. */
+#define KEEP_BUFFER KI_FREE_BYTES
 #define KEEP_EXCHANGES 64
 #define FIRST_BODY KI_FREE_BYTES
-#define SLOW_MS 1000 /* lag from which a body is cut off for others of its client */
+/* Lag in milliseconds from which a body is cut off for others of its client. */
+#define SLOW_MS 1000
 
 static bool find_value(const struct ki_request *request, enum MHD_ValueKind kind, const char *name,
                        struct kv_str *ret)
@@ -129,9 +130,9 @@ static enum MHD_Result take_header(void *cls, enum MHD_ValueKind kind, const cha
 }
 
 /*
- * Before 1.0 the library takes a bare LF for a line's end and cuts a value at a NUL, whatever its
- * strictness. It cuts the lines in place, so that the layout of its strings shows both. From 1.0 on
- * it refuses them itself, and moves more.
+ * Note whether the library changed the header's layout. Before 1.0 it takes a bare LF for a line's
+ * end and cuts a value at a NUL, in any mode; the places of its strings show both. From 1.0 on it
+ * refuses both itself, and moves the strings.
  */
 static void watch_layout(struct ki_exchange *ex, const char *version)
 {
@@ -150,7 +151,7 @@ static void refuse_method(struct ki_exchange *ex, const char *allowed)
     ki_reply_header(&ex->reply, "Allow", strcmp(allowed, "GET") == 0 ? "GET, HEAD" : allowed);
 }
 
-/* Set request.route; without one, the reply says why. A path has one method. */
+/* Set request.route, or fill the reply. A path has one method. */
 static bool find_route(struct ki_exchange *ex)
 {
     const struct ki_http_opts *opts = &ex->http->opts;
@@ -199,7 +200,7 @@ static bool may_go_on(struct ki_exchange *ex, const char *version)
     return true;
 }
 
-/* The header is complete. */
+/* Handle a complete header. */
 static enum MHD_Result begin(struct ki_http *http, struct MHD_Connection *connection,
                              const char *url, const char *method, const char *version, void **state)
 {
@@ -228,7 +229,10 @@ static enum MHD_Result begin(struct ki_http *http, struct MHD_Connection *connec
     ex->request.host = ex->framing.host;
     ex->request.origin = ex->framing.origin;
     if (may_go_on(ex, version)) {
-        /* The library takes a bare LF between chunks too, unseen: nothing may follow. */
+        /*
+         * The library accepts a bare LF between chunks, too, without a trace. Close the connection
+         * afterwards.
+         */
         ex->reply.close = ki_framing_chunked(&ex->framing);
         ki_conn_start(conn, KI_BODY_PATIENCE_MS, 0);
         return MHD_YES;
@@ -293,7 +297,7 @@ static enum MHD_Result collect(struct ki_exchange *ex, const char *data, size_t 
     ki_conn_moved(ex->conn, n);
     if (ex->refused || limit == 0) {
         if (ex->received > KV_MAX(4 * limit, (size_t)DISCARD_MAX))
-            return MHD_NO; /* it doesn't end: hang up */
+            return MHD_NO; /* the body has no end: hang up */
     } else if (ex->received > limit) {
         ki_reply_error(&ex->reply, HTTP_CONTENT_TOO_LARGE, "body is over the limit of %zu bytes",
                        limit);
@@ -325,7 +329,7 @@ static enum MHD_Result finish(struct ki_exchange *ex)
         if (ex->reply.rerun) {
             ex->deferred = true;
             ki_slow_defer(ex->http->slow, ex);
-            return MHD_YES; /* this is called again when the connection is resumed */
+            return MHD_YES; /* the library calls this again when the connection is resumed */
         }
     }
     return ki_http_send(ex);

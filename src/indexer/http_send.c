@@ -9,11 +9,11 @@
 #define STREAM_LIMIT_MS 3600000
 #define PIPE_BYTES (256u << 10)
 #define STREAM_BLOCK (32u << 10)
-#define SLOW_MS 1000 /* lag from which a stream is cut off for another one */
+#define SLOW_MS 1000 /* lag in milliseconds from which a stream is cut off for another one */
 
 struct ki_stream {
     struct ki_http *http;
-    struct ki_stream *next, **link; /* the pointer to this one */
+    struct ki_stream *next, **link; /* link: the pointer to this stream */
     struct MHD_Connection *connection;
     struct ki_conn *conn;
     bool parked;  /* the reader waits for the producer */
@@ -48,8 +48,8 @@ static void *stream_main(void *arg)
 }
 
 /*
- * End a stream so that the client sees that it is cut off. 0.9.75 marks the connection closed but
- * may not look at it again, right after it was resumed: shut its socket down.
+ * End a stream so that the client sees the cut. Release 0.9.75 marks the connection closed but may
+ * not check it right after a resume, so shut its socket down.
  */
 static ssize_t break_off(struct ki_stream *stream)
 {
@@ -57,7 +57,10 @@ static ssize_t break_off(struct ki_stream *stream)
     return MHD_CONTENT_READER_END_WITH_ERROR;
 }
 
-/* The producer starts with the first read: a HEAD request never gets that far. */
+/*
+ * Read from the stream's pipe. The first read starts the producer, so that a HEAD request runs
+ * none.
+ */
 static ssize_t stream_read(void *cls, uint64_t pos, char *data, size_t max)
 {
     struct ki_stream *stream = cls;
@@ -71,7 +74,7 @@ static ssize_t stream_read(void *cls, uint64_t pos, char *data, size_t max)
     }
     /*
      * The library asks for more when the client has taken everything. While the reader was parked,
-     * the producer was slow and not the client.
+     * the producer was slow, not the client.
      */
     if (stream->parked)
         ki_conn_caught_up(stream->conn);
@@ -110,7 +113,7 @@ static void stream_free(void *cls)
     free(stream);
 }
 
-/* Cut off the stream whose client lags most. Call with http->lock. */
+/* Cut off the stream whose client lags most. The caller holds http->lock. */
 static bool evict_slowest(struct ki_http *http)
 {
     uint64_t now = kv_now_ns(), most = SLOW_MS * KV_NS_PER_MS;
@@ -131,8 +134,8 @@ static bool evict_slowest(struct ki_http *http)
 }
 
 /*
- * Add a stream. Streams that were cut off take a moment to end; meanwhile there may be twice as
- * many as served.
+ * Add a stream. Streams that were cut off take a moment to end; until then twice the limit may
+ * exist.
  */
 static int add_stream(struct ki_http *http, struct ki_stream *stream)
 {
@@ -187,7 +190,7 @@ void ki_http_drop_producer(struct ki_reply *reply)
     reply->produce = NULL;
 }
 
-/* the stream, not the reply, calls done() from here on */
+/* from here on the stream calls done(), not the reply */
 static struct MHD_Response *stream_response(struct ki_exchange *ex)
 {
     struct MHD_Response *response;
@@ -230,7 +233,7 @@ void ki_http_cancel_streams(struct ki_http *http)
 
 /* -- sending ----------------------------------------------------------------------------------- */
 
-/* A large reply that its client doesn't take is memory, too. */
+/* Refuse a large reply: memory for replies that clients don't take is limited, too. */
 static void refuse_large(struct ki_exchange *ex)
 {
     struct kv_buf *body = &ex->reply.body;
@@ -249,7 +252,7 @@ static struct MHD_Response *buffer_response(struct ki_exchange *ex)
 
     refuse_large(ex);
 
-    if (body->error) { /* out of memory while writing it */
+    if (body->error) { /* out of memory while writing the body */
         static char text[] = "{\"error\":\"out of memory\"}";
 
         kv_buf_fini(body);
@@ -263,8 +266,8 @@ static struct MHD_Response *buffer_response(struct ki_exchange *ex)
 }
 
 /*
- * To a HEAD with a streamed reply the library would send the chunk that ends a body, which the
- * client takes for the start of the next reply: such a reply goes out unchunked, and closes.
+ * To a HEAD with a streamed reply the library would send the chunk that ends a body, and the client
+ * would take it for the next reply. Such a reply goes out unchunked, and the connection closes.
  */
 enum MHD_Result ki_http_send(struct ki_exchange *ex)
 {

@@ -3,8 +3,8 @@
  * Handlers that may take long run on threads of their own, so that the connections of an HTTP
  * thread don't wait:
  *
- *     HTTP thread    handler sets reply.rerun ──> connection suspended ─┐          ┌─> resumed: the reply is sent
- *     slow thread                                    queue ─────────────┴─> handler┘
+ *     HTTP thread    handler sets reply.rerun ──> connection suspended ─┐        ┌─> resumed: sent
+ *     slow thread                                  queue ───────────────┴─> handler┘
  */
 #include <errno.h>
 
@@ -31,7 +31,9 @@ static void run(struct ki_slow *slow, struct ki_exchange *ex)
         ki_reply_error(&ex->reply, MHD_HTTP_SERVICE_UNAVAILABLE, "the server is about to end");
     else
         ex->request.route->handle(ex->http->opts.arg, &ex->request, &ex->reply);
-    /* Last: from here on the exchange is the HTTP thread's again, which MHD's lock hands it over to. */
+    /*
+     * Resume last: from here on the exchange belongs to the HTTP thread. MHD's lock publishes it.
+     */
     MHD_resume_connection(ex->connection);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The listening socket. Made here rather than by the library, whose errors don't say why. */
+/* Make the listening socket here rather than in the library, whose errors don't tell the reason. */
 #include <netdb.h>
 #include <netinet/in.h>
 #include <stdio.h>

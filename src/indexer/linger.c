@@ -17,7 +17,7 @@
 #define MAX_FDS 64
 #define LIMIT_MS 10000
 #define LIMIT_BYTES (UINT64_C(64) << 20)
-#define AT_ONCE (1u << 20) /* bytes from one socket before the others have their turn */
+#define AT_ONCE (1u << 20) /* bytes read from one socket before the others get a turn */
 
 struct lingering {
     int fd;
@@ -25,10 +25,10 @@ struct lingering {
 };
 
 struct ki_linger {
-    pthread_mutex_t lock; /* fresh */
+    pthread_mutex_t lock; /* guards fresh */
     struct lingering fresh[MAX_FDS];
     size_t n_fresh;
-    struct lingering items[MAX_FDS]; /* the thread's own */
+    struct lingering items[MAX_FDS]; /* used by the thread only */
     size_t n;
     struct kv_wake wake;
     pthread_t thread;

@@ -12,7 +12,7 @@
 #include "base/error.h"
 #include "indexer/socket.h"
 
-/* libzmq says within microseconds of a loss that it tries again; its thread may be busy. */
+/* libzmq reports a retry within microseconds of a loss, but its thread may be busy. */
 #define FIRST_DELAY_NS KV_NS_PER_S
 #define LAST_DELAY_NS (30 * KV_NS_PER_S)
 
@@ -21,13 +21,13 @@
      ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED)
 
 /*
- * The order matters: libzmq's I/O thread waits, in the middle of its work, for room in a monitor's
- * queue. So the reader is there, and takes any number, before the first event and until the monitor
- * has been stopped.
+ * Mind the order: libzmq's I/O thread waits, in the middle of its work, for room in a monitor's
+ * queue. The reading socket therefore exists, and takes any number of events, from before the first
+ * event until the monitor has stopped.
  */
 int ki_link_open(struct ki_link *link, void *zmq, void *socket, int epoll_fd, uint64_t data)
 {
-    static _Atomic uint64_t number; /* relaxed: names must differ, nothing else */
+    static _Atomic uint64_t number; /* relaxed: names only need to differ */
     int zero = 0, rc = 0;
     char address[48];
 
@@ -134,8 +134,10 @@ void ki_link_back_off(struct ki_link *link)
     link->delay_ns = KV_MIN(link->delay_ns * 2, LAST_DELAY_NS);
 }
 
-/* Mark a link as well. The monitor has reported the handshake by now, except with very old peers,
- * whose handshake it doesn't report. */
+/*
+ * Mark a link as well. The monitor has reported the handshake by now, except of very old peers,
+ * whose handshake it doesn't report.
+ */
 bool ki_link_is_well(struct ki_link *link, uint64_t now_ns)
 {
     bool changed;

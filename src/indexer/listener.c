@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A listener's life, and what other threads ask of it. */
+/* Life of a listener, and the calls of other threads. */
 #include "indexer/listener.h"
 
 #include <stdlib.h>
@@ -77,7 +77,7 @@ struct ki_listener *ki_listener_acquire(struct ki_listener *l)
 
 void ki_listener_release(struct ki_listener *l)
 {
-    /* Release pairs with the acquire of whoever drops the last reference. */
+    /* Release pairs with the acquire of the thread that drops the last reference. */
     if (!l || atomic_fetch_sub_explicit(&l->refs, 1, memory_order_acq_rel) != 1)
         return;
     ki_applier_fini(&l->applier);
@@ -99,7 +99,7 @@ void ki_listener_seed(struct ki_listener *l, const struct ki_watermark *mark)
 {
     pthread_mutex_lock(&l->lock);
     ki_stream_seed(&l->stream, mark->sequence, mark->timestamp, mark->partial);
-    l->applier.reports.suspects = true; /* unless its handover says more */
+    l->applier.reports.suspects = true; /* unless its handover is more precise */
     if (mark->torn)
         ki_stream_seed_torn(&l->stream);
     if (mark->generation)

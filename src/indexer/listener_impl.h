@@ -17,9 +17,9 @@
 #include "event/frames.h"
 #include "indexer/listener.h"
 
-#define KI_RESOLVE_POLL_NS (50 * KV_NS_PER_MS) /* while a host name is being looked up */
+#define KI_RESOLVE_POLL_NS (50 * KV_NS_PER_MS) /* interval while a host name is being resolved */
 
-/** A batch of the backlog may be offered. */
+/** Return true when a batch of the backlog may be offered. */
 static inline bool ki_listener_has_backlog(const struct ki_listener *l)
 {
     return l->started && !l->holding && !STAILQ_EMPTY(&l->backlog.items);
@@ -27,23 +27,25 @@ static inline bool ki_listener_has_backlog(const struct ki_listener *l)
 
 /* -- listener_read.c --------------------------------------------------------------------------- */
 
-/** Read a bounded number of messages. True: there may be more. */
+/** Read a bounded number of messages. Returns true when there may be more. */
 bool ki_listener_read(struct ki_listener *l, uint64_t now_ns);
 
 /* -- listener_stream.c ------------------------------------------------------------------------- */
 
 /**
- * Offer live batches in order, until the stream wants more than to apply or drop one; then do that.
- * A batch that is to be held is moved away. Returns the number of batches that are done with.
+ * Offer live batches in order, until the stream wants more than to apply or drop one; then carry
+ * that out. A batch that must be held is moved away. Returns the number of finished batches.
  */
 size_t ki_listener_offer_live(struct ki_listener *l, struct ki_live *batches, size_t n,
                               uint64_t now_ns);
-/** Offer a batch of a replay, or its end. @message NULL: an answer that makes no sense. */
+/** Offer a batch of a replay, or its end. @message NULL: an invalid answer. */
 void ki_listener_offer_replayed(struct ki_listener *l, const struct ki_batch_id *id,
                                 const struct kve_message *message, uint64_t now_ns);
-/** Let the stream do what is due. */
+/** Run the stream's due timers. */
 void ki_listener_tick_stream(struct ki_listener *l, uint64_t now_ns);
-/** Carry out what @steps ask of sockets; offer the held batch again after a replay. */
+/**
+ * Carry out the steps in @steps that concern sockets; offer the held batch again after a replay.
+ */
 void ki_listener_follow(struct ki_listener *l, unsigned steps, uint64_t now_ns);
 /** Ask for the replay that the stream wants, on a new socket. */
 void ki_listener_open_replay(struct ki_listener *l, uint64_t now_ns);
@@ -56,13 +58,13 @@ void ki_listener_drop_held(struct ki_listener *l);
 /** Resolve the endpoint and connect, or set the time to try again. */
 void ki_listener_connect(struct ki_listener *l, uint64_t now_ns);
 void ki_listener_disconnect(struct ki_listener *l);
-/** Replace a dead connection, or look for the publisher at another address, when it is time. */
+/** Replace a dead connection when it is time, or look for the publisher at another address. */
 void ki_listener_reconnect(struct ki_listener *l, uint64_t now_ns);
-/** Read what the monitor tells of the connection. */
+/** Read the monitor's events. */
 void ki_listener_read_link(struct ki_listener *l, uint64_t now_ns);
-/** A message came: the connection is well; @first: the first one over it. */
+/** Note a message: the connection works. @first: the first message over it. */
 void ki_listener_heard(struct ki_listener *l, bool first, uint64_t now_ns);
-/** Tell the stream of a new connection, once all that came over earlier ones has been read. */
+/** Report a new connection to the stream, after all that earlier ones brought has been read. */
 void ki_listener_tell_connection(struct ki_listener *l, uint64_t now_ns);
 
 #endif

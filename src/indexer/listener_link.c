@@ -9,13 +9,15 @@
 
 #define CONNECT_RETRY_NS (5 * KV_NS_PER_S)
 #define SILENT_NS (5 * KV_NS_PER_S)
-#define LINK_LINES 20                 /* a second, of all workers */
-#define LOYALTY_NS (30 * KV_NS_PER_S) /* to an address that answered: it may be coming back */
-#define RESOLVED_AGE_MS 5000          /* a name's address may be so old to connect to it */
+#define LINK_LINES 20 /* log lines a second, of all workers */
+/* Time to stay with an address that answered before: it may come back. */
+#define LOYALTY_NS (30 * KV_NS_PER_S)
+/* Greatest age in milliseconds of a resolved address to connect to. */
+#define RESOLVED_AGE_MS 5000
 
 /* -- telling about it -------------------------------------------------------------------------- */
 
-/* Publish the state of the connection in /workers, and tell the stream about it. */
+/* Publish the state of the connection in /workers, and report it to the stream. */
 static void show_link(struct ki_listener *l, uint64_t now_ns)
 {
     const char *problem = l->link.problem;
@@ -23,7 +25,7 @@ static void show_link(struct ki_listener *l, uint64_t now_ns)
     pthread_mutex_lock(&l->lock);
     l->connected = l->link.state == KI_LINK_UP;
     if (l->connected && l->ups_told != l->link.ups) {
-        l->sub_ready = true; /* read what came over the last connection first */
+        l->sub_ready = true; /* first read what the last connection brought */
         ki_stream_reachable(&l->stream, now_ns);
     }
     if (!l->connected)
@@ -39,8 +41,10 @@ void ki_listener_heard(struct ki_listener *l, bool first, uint64_t now_ns)
         show_link(l, now_ns);
     if (!first)
         return;
-    /* The stream hears of the connection with the batch itself. libzmq tells of a connection before
-     * it delivers; of several, the message may be an earlier one's. */
+    /*
+     * The stream hears of the connection with the batch itself. libzmq reports a connection before
+     * it delivers its messages; the message may be of an earlier one.
+     */
     if (ki_link_read(&l->link, now_ns))
         show_link(l, now_ns);
     if (l->link.ups == l->ups_told + 1)
@@ -48,8 +52,8 @@ void ki_listener_heard(struct ki_listener *l, bool first, uint64_t now_ns)
 }
 
 /*
- * The end of the overlap with the dump of a peer that doesn't tell where it is: all batches published
- * during the dump have been read, here or by the first replay.
+ * End the overlap with the dump of a peer that gives no positions. All batches published during the
+ * dump have been read, live or by the first replay.
  */
 static void end_overlap(struct ki_listener *l)
 {
@@ -72,7 +76,7 @@ void ki_listener_tell_connection(struct ki_listener *l, uint64_t now_ns)
         return;
     pthread_mutex_lock(&l->lock);
     if (!l->gone && l->stream.state == KI_STREAM_LIVE) {
-        /* The first one, made before recovery, is older than the peer's dump. */
+        /* The first connection, made before recovery, is older than the peer's dump. */
         bool anew = l->ups_at_start != 1 || l->link.ups != 1;
 
         steps = ki_stream_connected(&l->stream, anew, now_ns);
@@ -82,7 +86,7 @@ void ki_listener_tell_connection(struct ki_listener *l, uint64_t now_ns)
     ki_listener_follow(l, steps, now_ns);
 }
 
-/* Log once each time that a connection comes or goes, and when there is none SILENT_NS after the start. */
+/* Log each connection's start and loss once, and its absence SILENT_NS after the start. */
 static void log_link(struct ki_listener *l, uint64_t now_ns)
 {
     static struct kv_log_rate rate;
@@ -109,7 +113,7 @@ static void log_link(struct ki_listener *l, uint64_t now_ns)
     l->link_told = up ? KI_TOLD_UP : KI_TOLD_DOWN;
 }
 
-/* Keep the times that look_again goes by, and the log. */
+/* Update the times for look_again and the log. */
 static void note_link(struct ki_listener *l, uint64_t now_ns)
 {
     log_link(l, now_ns);
@@ -145,7 +149,7 @@ void ki_listener_disconnect(struct ki_listener *l)
 {
     ki_listener_close_replay(l);
     close_sub(l);
-    l->link_told = KI_TOLD_NOTHING; /* closed, not lost */
+    l->link_told = KI_TOLD_NOTHING; /* closed on purpose, not lost */
     l->silent_ns = 0;
     ki_listener_drop_held(l);
     pthread_mutex_lock(&l->lock);
@@ -187,7 +191,7 @@ void ki_listener_connect(struct ki_listener *l, uint64_t now_ns)
 {
     int rc = ki_target_find(&l->target, l->env->resolver, RESOLVED_AGE_MS);
 
-    if (l->replay_endpoint) /* so that it is known when it is needed */
+    if (l->replay_endpoint) /* resolve it before it is needed */
         (void)ki_target_find(&l->replay_target, l->env->resolver, RESOLVED_AGE_MS);
     if (rc == -EINPROGRESS) {
         l->retry_at_ns = now_ns + KI_RESOLVE_POLL_NS;
@@ -202,7 +206,7 @@ void ki_listener_connect(struct ki_listener *l, uint64_t now_ns)
         fail_connect(l, zmq_strerror(-rc), now_ns);
         return;
     }
-    l->sub_ready = l->link_ready = true; /* connecting may have swallowed a notice */
+    l->sub_ready = l->link_ready = true; /* connecting may have consumed an edge */
     l->retry_at_ns = 0;
     l->lost_ns = now_ns;
     l->look_again_ns = now_ns + CONNECT_RETRY_NS;
@@ -213,8 +217,10 @@ void ki_listener_connect(struct ki_listener *l, uint64_t now_ns)
 
 /* -- connecting anew --------------------------------------------------------------------------- */
 
-/* Without a connection, the name may have moved, or have another address that answers. What the
- * last connection brought is read first. */
+/*
+ * Resolve the name again without a connection: it may have moved, or have another address that
+ * answers. First read what the last connection brought.
+ */
 static void look_again(struct ki_listener *l, uint64_t now_ns)
 {
     int rc;
@@ -238,8 +244,9 @@ static void look_again(struct ki_listener *l, uint64_t now_ns)
 }
 
 /*
- * libzmq has given the connection up. What it brought is read first: closing the socket would lose
- * it. A replay that runs goes on; what is missed meanwhile shows as a gap.
+ * Make the socket anew after libzmq has given up the connection. First read what it brought:
+ * closing the socket would lose that. A running replay goes on; batches missed meanwhile show as a
+ * gap.
  */
 static void reopen(struct ki_listener *l, uint64_t now_ns)
 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Messages on their way from sockets and backlog to the stream. */
+/* Read messages from sockets and backlog for the stream. */
 #include <inttypes.h>
 
 #include "base/log.h"
@@ -8,14 +8,16 @@
 #include "indexer/listener_impl.h"
 #include "indexer/socket.h"
 
-/* Messages and bytes per turn: long enough to pay for the turn, short enough that no stream starves
- * others, whatever the size of its messages. */
+/*
+ * Messages and bytes per turn: long enough to pay for the turn, short enough that no stream starves
+ * others, for messages of any size.
+ */
 #define TURN 64
 #define TURN_BYTES (1u << 20)
 
 /* -- what a message is ------------------------------------------------------------------------- */
 
-/* The publisher's clock: the first element of a batch that is an array. */
+/* Read the publisher's clock: the first element of an array batch. */
 static double peek_timestamp(const void *payload, size_t len)
 {
     enum kv_msgpack_type type;
@@ -38,15 +40,15 @@ static struct ki_batch_id identify(const struct kve_message *message)
 }
 
 /*
- * Whether this message came over another connection than the one before. libzmq keeps one set of
- * properties per connection, shared by its messages: the same address means the same connection, as
- * long as a message of it is kept so that the address isn't used again.
+ * Return true when this message came over another connection than the one before. libzmq keeps one
+ * set of properties per connection, which its messages share. The same address means the same
+ * connection while a message of that connection is kept, so that the address isn't used again.
  */
 static bool is_new_connection(struct ki_listener *l, zmq_msg_t *frame)
 {
     const char *property = zmq_msg_gets(frame, "Socket-Type");
 
-    if (!property) /* inproc has none */
+    if (!property) /* inproc has no properties */
         return false;
     if (!l->has_connection) {
         zmq_msg_init(&l->connection);
@@ -93,7 +95,9 @@ static void put_off(struct ki_listener *l, struct ki_live *batch)
                     l->rank, len, l->backlog.bytes);
 }
 
-/* Offer batches to the stream, or put off those that must wait; their payloads are closed. */
+/*
+ * Offer batches to the stream, or put those that must wait into the backlog. Closes their payloads.
+ */
 static void offer(struct ki_listener *l, struct ki_live *batches, size_t n, uint64_t now_ns)
 {
     size_t done = 0;
@@ -109,8 +113,8 @@ static void offer(struct ki_listener *l, struct ki_live *batches, size_t n, uint
 }
 
 /*
- * Read one live message. Returns 1 with *@ret, whose payload the caller closes; 0 for a message that
- * is no batch; -EAGAIN when there is none, or another errno. *@ret_first: of its connection.
+ * Read one live message. Returns 1 with *@ret, whose payload the caller closes; 0 for an invalid
+ * message; -EAGAIN when there is none, or another errno. *@ret_first: the first of its connection.
  */
 static int receive_live(struct ki_listener *l, struct ki_live *ret, bool *ret_first)
 {
@@ -137,9 +141,9 @@ static int receive_live(struct ki_listener *l, struct ki_live *ret, bool *ret_fi
 }
 
 /*
- * Read up to @max live messages, and offer them together: the stream's lock is taken once, and the
- * index stores at once what belongs together. A connection's first batch comes after the news of the
- * connection, and batches before it come before that. Returns how many messages there were.
+ * Read up to @max live messages, and offer them together: one lock of the stream, and one store of
+ * what belongs together. A connection's first batch follows the report of the connection, which
+ * follows the batches before it. Returns the number of messages.
  */
 static size_t read_live(struct ki_listener *l, size_t max, uint64_t now_ns)
 {
@@ -169,7 +173,7 @@ static size_t read_live(struct ki_listener *l, size_t max, uint64_t now_ns)
     return n_read;
 }
 
-/* The oldest batch of the backlog. */
+/* Offer the oldest batch of the backlog. */
 static void read_backlog(struct ki_listener *l, uint64_t now_ns)
 {
     struct ki_backlog_item *item = ki_backlog_take(&l->backlog);
@@ -185,7 +189,7 @@ static void read_backlog(struct ki_listener *l, uint64_t now_ns)
 
 /* -- replays ----------------------------------------------------------------------------------- */
 
-/* One message of a replay. False: there is none. */
+/* Read one message of a replay. Returns false when there is none. */
 static bool read_replay(struct ki_listener *l, uint64_t now_ns)
 {
     struct kve_message message;
@@ -216,14 +220,17 @@ bool ki_listener_read(struct ki_listener *l, uint64_t now_ns)
 
     l->turn_bytes = 0;
     if (!l->sub || l->detached)
-        return false; /* sub_ready keeps what was noticed for later */
+        return false; /* sub_ready stays set for later */
     while (n < TURN && l->turn_bytes < TURN_BYTES) {
         size_t n_live = 0;
         bool more = false;
 
         if (l->dealer && l->dealer_ready)
             more = l->dealer_ready = read_replay(l, now_ns) && l->dealer;
-        /* Also while a replay runs: what libzmq reads ahead isn't bounded in bytes. */
+        /*
+         * Read live messages during a replay, too: libzmq doesn't bound in bytes what it reads
+         * ahead.
+         */
         if (ki_listener_has_backlog(l))
             read_backlog(l, now_ns);
         else if (l->sub_ready)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The stream decides (stream.h), and its decisions are carried out here: batches enter the index
- * under the listener's lock; replays are asked for, and a batch is held meanwhile, without it.
+ * Carry out the stream's decisions (stream.h). Batches enter the index under the listener's lock.
+ * Replays are requested, and a batch is held meanwhile, without the lock.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -12,11 +12,11 @@
 #include "indexer/pump.h"
 #include "indexer/socket.h"
 
-#define REPLAY_AGE_MS 60000 /* an engine's address may be so old to ask it for a replay */
+#define REPLAY_AGE_MS 60000 /* greatest age in milliseconds of an engine's address for a replay */
 
 /* -- the index, under the lock ----------------------------------------------------------------- */
 
-/* Tell the operator what has changed since @before. */
+/* Log what has changed since @before. */
 static void report(const struct ki_listener *l, const struct ki_stream_stats *before,
                    unsigned steps)
 {
@@ -46,14 +46,15 @@ static void report(const struct ki_listener *l, const struct ki_stream_stats *be
                     now->missed - before->missed, l->stream.request);
 }
 
-/* Forget all that the stream has brought; with @restarted, what the last process said of itself, too. */
+/* Forget all that the stream has brought; with @restarted, the last process's habits, too. */
 static void purge(struct ki_listener *l, bool restarted)
 {
-    l->generation = ki_listener_new_generation(l->env); /* before: a dump sees it if it's hurt */
+    /* First: a dump that lost blocks sees the change. */
+    l->generation = ki_listener_new_generation(l->env);
     ki_applier_purge(&l->applier, l->model->index, restarted);
 }
 
-/* Whether the batch just applied shows that too many of the blocks can't be real. */
+/* Forget the blocks when the batch just applied shows that too many can't be real. */
 static void judge(struct ki_listener *l, uint64_t now_ns)
 {
     struct ki_applier *a = &l->applier;
@@ -71,7 +72,7 @@ static void judge(struct ki_listener *l, uint64_t now_ns)
         ki_applier_contradicted(a);
 }
 
-/* The effect of a batch, or of what waited, on the completeness of the view. */
+/* Note how a batch, or the waiting stores, changed the completeness of the view. */
 static void note_applied(struct ki_listener *l, enum ki_applied applied, uint64_t now_ns)
 {
     switch (applied) {
@@ -98,8 +99,10 @@ static void end_writes(struct ki_listener *l, bool applied, uint64_t now_ns)
     l->last_event_ns = kv_wall_ns();
 }
 
-/* Carry out in the index what the stream has decided, and tell what has changed since *@before, which
- * moves on. */
+/*
+ * Carry out in the index what the stream has decided. Report the changes since *@before, and update
+ * it.
+ */
 static void settle(struct ki_listener *l, struct ki_stream_stats *before, unsigned steps,
                    struct kve_span payload, uint64_t now_ns)
 {
@@ -129,7 +132,7 @@ void ki_listener_close_replay(struct ki_listener *l)
     l->dealer_ready = false;
 }
 
-/* A new socket for each request: nothing of an older answer can come through it. */
+/* Use a new socket for each request, so that no message of an older answer arrives through it. */
 void ki_listener_open_replay(struct ki_listener *l, uint64_t now_ns)
 {
     int rc;
@@ -189,7 +192,7 @@ static unsigned offer(struct ki_listener *l, struct ki_live *batches, size_t n, 
     return steps;
 }
 
-/* The batch isn't the first of its connection any more: the stream has heard of that. */
+/* The batch no longer counts as the first of its connection: the stream has heard of that. */
 static unsigned offer_held(struct ki_listener *l, uint64_t now_ns)
 {
     struct ki_live held = {.id = l->held.id};

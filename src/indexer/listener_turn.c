@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The event thread's turns and ticks: what is done next, and when. */
+/* Turns and ticks of the event thread: what it does next, and when. */
 #include "indexer/listener_impl.h"
 
-/* The earlier of two times, of which 0 is never. */
+/* Return the earlier of two times; 0 is never. */
 static uint64_t earlier(uint64_t a_ns, uint64_t b_ns)
 {
     return !a_ns || (b_ns && b_ns < a_ns) ? b_ns : a_ns;
 }
 
-/* When a tick is wanted; 0: never. */
+/* Return the time of the next tick; 0: never. */
 static uint64_t next_deadline(const struct ki_listener *l)
 {
     uint64_t deadline_ns = l->started ? ki_stream_deadline(&l->stream) : 0;
@@ -50,7 +50,7 @@ static void start(struct ki_listener *l, uint64_t now_ns)
     pthread_mutex_unlock(&l->lock);
 }
 
-/* Whether the listener is to stay. Closes its sockets when it has just been paused. */
+/* Return false for a retired listener. Closes the sockets of one that has just been paused. */
 static bool stays(struct ki_listener *l)
 {
     bool gone, paused;
@@ -74,7 +74,10 @@ bool ki_listener_tick(struct ki_listener *l, uint64_t now_ns)
     else if (!l->detached && now_ns >= l->retry_at_ns)
         ki_listener_connect(l, now_ns);
     if (l->sub) {
-        /* Acquire pairs with ki_registry_go: what recovery adopted is seen by whoever sees this. */
+        /*
+         * Acquire pairs with ki_registry_go: a thread that sees this flag sees what recovery
+         * adopted.
+         */
         if (!l->started && !atomic_load_explicit(&l->env->held, memory_order_acquire))
             start(l, now_ns);
         if (l->replay_again_ns && now_ns >= l->replay_again_ns)

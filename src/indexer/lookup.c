@@ -6,7 +6,7 @@
 
 #include "kv_event.h"
 
-#define MAX_MM 256 /* objects of one block, as in events */
+#define MAX_MM 256 /* objects of one block, the same limit as in events */
 
 void ki_lookup_fini(struct ki_lookup *lookup)
 {
@@ -16,7 +16,7 @@ void ki_lookup_fini(struct ki_lookup *lookup)
     kvi_matches_fini(&lookup->others);
 }
 
-/* A form of hashing, taken from the bits of several. */
+/* One form of hashing, taken from a set of form bits. */
 struct form {
     uint32_t lookahead;
     bool placed;
@@ -42,7 +42,7 @@ static bool is_in(const struct ki_mm_object *object, uint64_t block, uint64_t en
     return object->end ? object->start < end : object->start == block;
 }
 
-/* Returns false when the place of the object is not known. */
+/* Hash the object's place. Returns false when the place is not known. */
 static bool put_place(const struct ki_mm_object *object, uint64_t start, uint64_t *identity)
 {
     if (!object->end && !object->to)
@@ -53,8 +53,8 @@ static bool put_place(const struct ki_mm_object *object, uint64_t start, uint64_
 }
 
 /*
- * Blocks that have objects are hashed anew with them. Objects come in order, so one pass does. *@n
- * is cut where an object's place should be hashed and is not known.
+ * Hash blocks with objects again, objects included. Objects are in order, so one pass is enough.
+ * *@n is cut where the form needs an object's place that is not known.
  */
 static int hash_objects(const struct ki_prompt *prompt, struct form form, size_t *n,
                         uint64_t *hashes)
@@ -133,7 +133,10 @@ static int append(struct kvi_matches *to, const struct kvi_matches *from)
     return 0;
 }
 
-/* A holder that changed its form while its old blocks are still known is in both: the longer counts. */
+/*
+ * Merge a holder's two matches. A holder that changed its form is in both while its old blocks are
+ * known: the longer match counts.
+ */
 static void merge_neighbours(struct kvi_matches *matches)
 {
     size_t n = 0;
@@ -171,7 +174,7 @@ int ki_lookup_prompt(struct ki_lookup *lookup, struct kvi_index *index,
     struct form form;
     int rc;
 
-    if (!prompt->n_objects) /* nothing of a prompt without objects has a place */
+    if (!prompt->n_objects) /* a prompt without objects has no places */
         forms = (forms | forms >> 32) & UINT32_MAX;
     form = next_form(&forms);
     lookup->lookahead = form.lookahead;

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Looking a prompt up: hash its blocks in every form in which a model's workers hash theirs, and
- * merge what the index answers.
+ * Look a prompt up: hash its blocks in every form that a model's workers use, and merge the index's
+ * answers.
  *
  * An engine that drafts ahead (EAGLE, MTP) hashes each block together with the tokens after it, its
- * lookahead: one for SGLang's bigrams, 1 to KVE_MAX_LOOKAHEAD for vLLM. A worker has one form, a
- * model may have workers of several. Blocks of two forms never have the same local hash, so each
- * form finds its own workers. A model without lookahead costs one look.
+ * lookahead: one token for SGLang's bigrams, 1 to KVE_MAX_LOOKAHEAD for vLLM. A worker has one
+ * form; a model may have workers of several. Blocks of two forms never have the same local hash, so
+ * each form finds its own workers. A model without lookahead costs one lookup.
  *
- * vLLM hashes a multimodal object with its place in the block, other engines without: two forms
- * more, which are asked for prompts with such objects only.
+ * vLLM hashes a multimodal object with its place in the block, other engines hash it without. The
+ * forms with places are tried only for prompts with such objects.
  */
 #ifndef KV_INDEXER_LOOKUP_H
 #define KV_INDEXER_LOOKUP_H
@@ -26,33 +26,39 @@
 /** A multimodal object in a prompt, or the part of one in a block. */
 struct ki_mm_object {
     uint64_t identity;
-    uint64_t start, end; /* its tokens, start <= token < end; end 0: all of block number start */
-    uint32_t from, to; /* with end 0: its tokens in that block, from <= token < to; to 0: unknown */
-    int64_t place;     /* with end 0 and to: of the object's first token, from the block's start */
+    /* The object's tokens, start <= token < end; end 0: all of block number start. */
+    uint64_t start, end;
+    /* With end 0: the tokens in that block, from <= token < to; to 0: unknown. */
+    uint32_t from, to;
+    /* With end 0 and to: place of the object's first token, from the block's start. */
+    int64_t place;
 };
 
 struct ki_prompt {
     const uint32_t *tokens;
     size_t n;
-    uint64_t seed; /* of its namespace */
+    uint64_t seed; /* seed of the prompt's namespace */
     uint32_t block_size;
-    uint64_t forms;                     /* KI_FORM of each to ask; 0: the plain one */
+    uint64_t forms;                     /* KI_FORM of each form to try; 0: the plain one */
     const struct ki_mm_object *objects; /* in the order of their starts, none within another */
     size_t n_objects;
 };
 
-/** Result of a lookup; reused. Zero-initialise. Thread-confined. */
+/** Result of a lookup, used again. Zero-initialise. Thread-confined. */
 struct ki_lookup {
-    struct kv_buf hashes; /* raw uint64_t: of the first form asked, for explain */
-    size_t n_blocks;      /* of these */
-    uint32_t lookahead;   /* of these */
+    struct kv_buf hashes; /* raw uint64_t of the first form tried, for explain */
+    size_t n_blocks;      /* blocks in hashes */
+    uint32_t lookahead;   /* lookahead of hashes */
     struct kvi_matches matches;
     struct kv_buf other_hashes;
     struct kvi_matches others;
 };
 void ki_lookup_fini(struct ki_lookup *lookup);
 
-/** Returns 0 with lookup->matches, one per holder, unordered; -ENOMEM; -E2BIG: too many objects. */
+/**
+ * Look the prompt up. Returns 0 with lookup->matches, one per holder, unordered; -ENOMEM; -E2BIG:
+ * too many objects.
+ */
 int ki_lookup_prompt(struct ki_lookup *lookup, struct kvi_index *index,
                      const struct ki_prompt *prompt);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* kv-indexer: follows KV cache events and answers which worker holds a prompt's prefix. */
+/* kv-indexer: follow KV cache events and answer which worker holds a prompt's prefix. */
 #include <stdio.h>
 
 #include "base/log.h"

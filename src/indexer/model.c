@@ -6,7 +6,7 @@
 #include <string.h>
 
 struct model {
-    struct ki_model shown; /* first: what everybody else sees */
+    struct ki_model shown; /* first: the public part */
     _Atomic uint32_t refs;
     char text[]; /* name and tenant */
 };
@@ -51,7 +51,9 @@ void ki_model_release(struct ki_model *model)
 {
     struct model *m = (struct model *)model;
 
-    /* Release pairs with the acquire of whoever drops the last one: all uses come before the end.
+    /*
+     * Release pairs with the acquire of the thread that drops the last reference: all uses come
+     * before the end.
      */
     if (!m || atomic_fetch_sub_explicit(&m->refs, 1, memory_order_acq_rel) != 1)
         return;

@@ -226,7 +226,7 @@ int ki_options_parse(int argc, char **argv, struct ki_options *ret, struct kv_er
         .trace_id_header = "x-trace-id",
     };
     const char *initial =
-        getenv("DYN_ROUTER_MIN_INITIAL_WORKERS"); /* the original's; ours outdoes it */
+        getenv("DYN_ROUTER_MIN_INITIAL_WORKERS"); /* the original's variable; ours overrides it */
     int rc;
 
     if (initial && (kv_parse_u64(initial, &options.min_initial_workers) < 0 ||
@@ -247,7 +247,9 @@ int ki_options_parse(int argc, char **argv, struct ki_options *ret, struct kv_er
 
 /* -- lists ------------------------------------------------------------------------------------- */
 
-/* The next entry of a comma-separated list, trimmed; false at the end. *@p moves behind it. */
+/*
+ * Return the next entry of a comma-separated list, trimmed; false at the end. Moves *@p behind it.
+ */
 static bool next_entry(const char **p, const char **ret, size_t *ret_len)
 {
     const char *start = *p, *end;
@@ -279,7 +281,7 @@ static size_t count_entries(const char *text)
     return n;
 }
 
-/* Where an entry's replay endpoint starts: a '+' that is followed by something like "tcp://". */
+/* Find the replay endpoint of an entry: behind a '+' that is followed by a scheme like "tcp://". */
 static char *find_replay(char *endpoint)
 {
     for (char *p = strchr(endpoint, '+'); p; p = strchr(p + 1, '+')) {
@@ -320,7 +322,7 @@ static int parse_ids(char *ids, const char *entry, struct ki_worker_spec *spec,
     return 0;
 }
 
-/* @entry is NUL-terminated, for messages; @ids a copy that is cut up. */
+/* Parse an entry. @entry is NUL-terminated, for messages; @ids is a copy that is cut up. */
 static int parse_worker(const char *entry, char *ids, struct ki_worker_spec *spec,
                         struct kv_error *error)
 {

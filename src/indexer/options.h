@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * The command line of kv-indexer: one struct, one table (options.c) from which parsing, environment
- * variables and --help derive.
+ * The command line of kv-indexer: one struct, and one table (options.c) for parsing, environment
+ * variables and --help.
  */
 #ifndef KV_INDEXER_OPTIONS_H
 #define KV_INDEXER_OPTIONS_H
@@ -19,11 +19,11 @@ struct ki_options {
     uint64_t block_size; /* 0: not given */
     const char *workers; /* NULL: none */
     uint64_t hash_lookahead;
-    bool eagle_drop; /* of those workers */
+    bool eagle_drop; /* habit of those workers: see struct ki_habits */
     bool silent_windows;
     const char *report_mode; /* NULL: not told */
     const char *model_name;
-    const char *tenant_id;     /* --routing-group's value where that is given */
+    const char *tenant_id;     /* --routing-group overrides it */
     const char *routing_group; /* NULL: not given */
     const char *peers;         /* NULL: none */
     const char *log_level;
@@ -53,7 +53,9 @@ struct ki_options {
     const char *trace_id_header;
 };
 
-/** Read the command line and the environment. As kv_args_parse: 0, 1 (help was printed), -EINVAL.
+/**
+ * Read the command line and the environment. Returns like kv_args_parse: 0, 1 (help was printed),
+ * -EINVAL.
  */
 int ki_options_parse(int argc, char **argv, struct ki_options *ret, struct kv_error *error);
 
@@ -66,14 +68,17 @@ struct ki_worker_spec {
 };
 
 /**
- * Parse `instance_id[:dp_rank]=endpoint[+replay_endpoint],...`; blanks around entries and empty
- * text are fine. Returns the number of entries with *@ret for ki_worker_specs_free, or -EINVAL,
+ * Parse `instance_id[:dp_rank]=endpoint[+replay_endpoint],...`. Blanks around entries and empty
+ * text are allowed. Returns the number of entries with *@ret for ki_worker_specs_free, or -EINVAL,
  * -ENOMEM with an @error that names the entry.
  */
 long ki_worker_specs_parse(const char *text, struct ki_worker_spec **ret, struct kv_error *error);
 void ki_worker_specs_free(struct ki_worker_spec *specs, long n);
 
-/** Comma-separated URLs, trimmed, trailing slashes removed. As above; free each and the array. */
+/**
+ * Parse comma-separated URLs. Trims them and removes trailing slashes. Returns their number,
+ * -EINVAL or -ENOMEM with @error; the caller frees each URL and the array.
+ */
 long ki_urls_parse(const char *text, char ***ret, struct kv_error *error);
 void ki_urls_free(char **urls, long n);
 

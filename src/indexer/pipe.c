@@ -39,7 +39,7 @@ void ki_pipe_destroy(struct ki_pipe *pipe)
     free(pipe);
 }
 
-/* Call the reader back, outside the lock. It can't go away before: it is parked until then. */
+/* Wake the reader, outside the lock. The reader is parked until then, so it still exists. */
 static void wake_after_unlock(struct ki_pipe *pipe)
 {
     bool wake = pipe->parked;
@@ -50,7 +50,7 @@ static void wake_after_unlock(struct ki_pipe *pipe)
         pipe->reader.wake(pipe->reader.arg);
 }
 
-/* Copies what fits without wrapping and returns it. */
+/* Copy the bytes that fit without wrapping. Returns their number. */
 static size_t put_some(struct ki_pipe *pipe, const char *data, size_t len)
 {
     size_t tail = (pipe->head + pipe->len) % pipe->capacity;

@@ -43,7 +43,7 @@ static struct ki_position **bucket_of(const struct ki_positions *p, uint64_t wor
     return &p->buckets[kv_xxh64(&worker, sizeof(worker), p->secret) % N_BUCKETS];
 }
 
-/* The link that leads to @holder's position, or to NULL at the end. */
+/* Return the link to @holder's position, or the one that is NULL at the end. */
 static struct ki_position **link_of(const struct ki_positions *p, struct kv_holder holder,
                                     uint32_t *ret_ranks)
 {

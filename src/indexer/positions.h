@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Positions of streams that no listener follows: of registrations that left, and of workers that a
- * peer's dump told about. Bounded; at the bound the one noted longest ago is forgotten.
- * Caller-locked.
+ * Positions of streams that no listener follows: of past registrations, and of workers in a peer's
+ * dump. Bounded; at the bound the one noted longest ago is forgotten. Caller-locked.
  */
 #ifndef KV_INDEXER_POSITIONS_H
 #define KV_INDEXER_POSITIONS_H
@@ -18,41 +17,44 @@
 
 struct ki_position {
     struct ki_watermark mark;
-    bool has_blocks; /* the index still has what the stream brought up to here (from a dump) */
+    bool has_blocks; /* the index still has the stream's blocks up to here (from a dump) */
     uint64_t noted_ns;
-    struct ki_handover *handover; /* what the stream knew there, or NULL */
-    struct ki_position *next;     /* of the same bucket */
+    struct ki_handover *handover; /* the stream's state there, or NULL */
+    struct ki_position *next;     /* next one in the bucket */
     TAILQ_ENTRY(ki_position) age;
 };
 
-/** Zero-initialise. A hash table by worker, so that the ranks of one are together. */
+/** A hash table by worker, so that the ranks of one are together. Zero-initialise. */
 struct ki_positions {
     struct ki_position **buckets;
     TAILQ_HEAD(ki_positions_by_age, ki_position)
     by_age; /* oldest first; valid once there are buckets */
     size_t n;
-    uint64_t secret; /* a peer can't choose workers that collide */
+    uint64_t secret; /* secret, so that a peer can't choose workers that collide */
 };
 
 void ki_positions_fini(struct ki_positions *p);
 /**
- * Replaces what was noted for that holder. False when out of memory or when the worker has
- * KI_MAX_RANKS already: such a position lost costs a replay, not correctness, unless the caller
- * needs it to find blocks again.
+ * Note a position in place of the holder's old one. Returns false when out of memory or when the
+ * worker has KI_MAX_RANKS already. A lost position costs a replay, unless the caller needs it to
+ * find blocks again.
  */
 bool ki_positions_note(struct ki_positions *p, const struct ki_watermark *mark, bool has_blocks);
-/** Keep what the stream knew beside its position. False: there is none; @handover stays the caller's. */
+/**
+ * Keep the stream's state beside its position. Returns false without a position; @handover stays
+ * the caller's then.
+ */
 bool ki_positions_keep(struct ki_positions *p, struct kv_holder holder,
                        struct ki_handover *handover);
-/** Take that out, the caller's to free. NULL: none. */
+/** Take the state out; the caller frees it. NULL: none. */
 struct ki_handover *ki_positions_take_handover(struct ki_positions *p, struct kv_holder holder);
-/** Take a position out. False: none. */
+/** Take a position out. Returns false when there is none. */
 bool ki_positions_take(struct ki_positions *p, struct kv_holder holder, struct ki_watermark *ret,
                        bool *ret_has_blocks);
 /** Walk the positions of a worker: start with NULL; NULL at the end. */
 const struct ki_position *ki_positions_next(const struct ki_positions *p, uint64_t worker,
                                             const struct ki_position *after);
-/** The blocks of @worker (of one rank, when @rank isn't NULL) have left the index. */
+/** Note that the blocks of @worker (of one rank, when @rank isn't NULL) have left the index. */
 void ki_positions_blocks_left(struct ki_positions *p, uint64_t worker, const uint32_t *rank);
 
 #endif

@@ -20,15 +20,15 @@ struct ki_pump {
     struct kv_wake wake;
     _Atomic uint32_t load;
 
-    pthread_mutex_t lock; /* guards the next two */
+    pthread_mutex_t lock; /* guards the next two fields */
     struct listener_list inbox;
     bool stop;
 
-    /* The thread's own. */
+    /* For the thread only. */
     struct listener_list all, ready;
-    uint64_t deadline_ns; /* the earliest of all listeners; 0: none */
+    uint64_t deadline_ns; /* earliest deadline of all listeners; 0: none */
     struct kv_wake *drained;
-    size_t burst_bytes; /* read since drained was signalled */
+    size_t burst_bytes; /* bytes read since drained was signalled */
 };
 
 /* -- the thread -------------------------------------------------------------------------------- */
@@ -79,7 +79,7 @@ static void tick_all(struct ki_pump *p, uint64_t now_ns)
     }
 }
 
-/* Do the requests of other threads. False: stop. */
+/* Carry out the requests of other threads. Returns false to stop. */
 static bool take_inbox(struct ki_pump *p)
 {
     struct listener_list inbox = TAILQ_HEAD_INITIALIZER(inbox);
@@ -99,7 +99,7 @@ static bool take_inbox(struct ki_pump *p)
     return !stop;
 }
 
-/* Note that no listener is ready: memory of the messages can be given back. */
+/* Signal that no listener is ready: memory of the messages can be returned. */
 static void note_drained(struct ki_pump *p)
 {
     if (p->burst_bytes < BURST_BYTES)
@@ -136,7 +136,7 @@ static void mark(struct ki_pump *p, const struct epoll_event *event)
     struct ki_listener *l;
 
     if (data == 0)
-        return; /* the wake-up itself */
+        return; /* woken by a request of another thread */
     l = (struct ki_listener *)(uintptr_t)(data & ~UINT64_C(3));
     if (data & 1)
         l->dealer_ready = l->dealer != NULL;

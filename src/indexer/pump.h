@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Event threads. Each owns some listeners: it opens their sockets, waits on all of them at once
- * with epoll, and lets those with messages take turns of bounded length. Nothing it does waits.
+ * Event threads. Each owns some listeners. It opens their sockets, waits on all of them at once
+ * with epoll, and lets those with messages take turns of bounded length. No turn waits.
  *
  * libzmq's descriptors are edge-triggered by nature (readable once, when a queue stops being
- * empty), so a listener stays in the ready list until its socket has said that it is empty.
+ * empty). A listener therefore stays in the ready list until its socket reports that it is empty.
  */
 #ifndef KV_INDEXER_PUMP_H
 #define KV_INDEXER_PUMP_H
@@ -21,16 +21,19 @@
 #define KI_PUMP_DEALER(listener) ((uint64_t)(uintptr_t)(listener) | 1)
 #define KI_PUMP_LINK(listener) ((uint64_t)(uintptr_t)(listener) | 2)
 
-/** Start a thread named @name. It signals @drained, unless NULL, when it has read a burst of some
- * MiB. */
+/**
+ * Start a thread named @name. It signals @drained, unless NULL, when it has read a burst of some
+ * MiB.
+ */
 int ki_pump_create(const char *name, struct kv_wake *drained, struct ki_pump **ret);
-/** Stop and join it; its listeners are closed and released. NULL is a no-op. */
+/** Stop and join the thread; close and release its listeners. NULL is a no-op. */
 void ki_pump_destroy(struct ki_pump *pump);
 
-/** Hand a listener over, with a reference. It leaves by itself when it is retired and woken. */
+/** Hand a listener over, with a reference. The pump releases it when it is retired and woken. */
 void ki_pump_add(struct ki_pump *pump, struct ki_listener *l);
-/** Look at all listeners again: one was paused, retired, or the hold is over. */
+/** Check all listeners again: one was paused or retired, or recovery has ended. */
 void ki_pump_wake(struct ki_pump *pump);
-uint32_t ki_pump_load(const struct ki_pump *pump); /* listeners handed over and not yet left */
+/* Listeners handed over and not yet released. */
+uint32_t ki_pump_load(const struct ki_pump *pump);
 
 #endif

@@ -27,13 +27,12 @@ static bool is_stopped(const struct ki_recovery_opts *opts)
     return stop && *stop;
 }
 
-/* Time that a subscription has to reach the publisher once the connection is there. */
+/* Time for a subscription to reach the publisher after the connection is made. */
 #define SUBSCRIBE_NS (200 * KV_NS_PER_MS)
 #define POLL_NS (10 * KV_NS_PER_MS)
 
 /*
- * Count in *@ret_joining the workers that are being connected to; *@ret_joined tells whether any is
- * connected.
+ * Count the workers that are being connected to in *@ret_joining. *@ret_joined: any is connected.
  */
 static void count_joins(struct ki_registry *registry, long *ret_joining, bool *ret_joined)
 {
@@ -51,9 +50,8 @@ static void count_joins(struct ki_registry *registry, long *ret_joining, bool *r
 }
 
 /*
- * Sockets connect in the background; a dump taken too early would miss what was published
- * meanwhile, which shows as a gap of the stream. Wait for those that connect now, not for workers
- * that refuse.
+ * Wait for the sockets that connect now, not for workers that refuse. A dump taken too early would
+ * miss batches published before the subscription, which then show as a gap.
  */
 static void wait_for_joins(struct ki_registry *registry, const struct ki_recovery_opts *opts)
 {
@@ -90,7 +88,7 @@ static int read_dump(struct ki_fetch *fetch, struct ki_dump_reader *reader, char
     return rc;
 }
 
-/* Fetch everything of one peer into fresh indexes. */
+/* Fetch the whole dump of one peer into fresh indexes. */
 static int fetch_dump(const char *peer, const struct ki_recovery_opts *opts,
                       struct ki_dump_reader *reader, uint64_t *ret_bytes)
 {
@@ -158,7 +156,7 @@ static void adopt_model(struct ki_registry *registry, struct ki_dumped_model *m,
         result->skipped_models++;
         return;
     }
-    m->index = NULL; /* the registry's now */
+    m->index = NULL; /* now owned by the registry */
     ki_registry_hand_over(registry, m->name, m->tenant, m->handovers, m->n_handovers);
     ki_registry_note_forms(registry, m->name, m->tenant,
                            m->forms | (m->forms & UINT32_MAX ? 0 : 1));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Life of the registry, and registration. Tables and locks: tables.h. */
+/* Life of the registry, and registration. tables.h has the tables and locks. */
 #include "indexer/registry.h"
 
 #include <inttypes.h>
@@ -14,7 +14,7 @@
 #include "indexer/tables.h"
 
 #define MAX_THREADS 256
-#define LOG_LINES 20 /* a second, about registrations */
+#define LOG_LINES 20 /* log lines a second about registrations */
 
 /* -- life -------------------------------------------------------------------------------------- */
 
@@ -22,8 +22,10 @@ static int open_zmq(struct ki_registry *r, uint32_t threads)
 {
     /* One I/O thread moves over a GB/s; a few event threads share one. */
     int io_threads = (int)KV_MIN((threads + 3) / 4, 4U);
-    /* A SUB with the two ends of its monitor and, while a replay runs, a DEALER each; closed ones
-     * leave a moment later. */
+    /*
+     * Each listener has a SUB, the two ends of its monitor and, during a replay, a DEALER; closed
+     * sockets linger for a moment.
+     */
     int sockets = (int)KV_MIN((uint64_t)r->max_registrations * 8 + 64, UINT64_C(1000000));
 
     r->env.zmq = zmq_ctx_new();
@@ -71,7 +73,8 @@ int ki_registry_create(const struct ki_registry_opts *opts, struct ki_registry *
     r->max_blocks = opts->max_blocks;
     r->env.backlog.max_bytes = opts->backlog_bytes ? opts->backlog_bytes : 256u << 20;
     r->env.backlog.max_stream_bytes = r->env.backlog.max_bytes / 4;
-    r->id = (kve_secret() ^ kv_wall_ns()) & ((UINT64_C(1) << 53) - 1); /* also as a JSON number */
+    /* Must survive as a JSON number. */
+    r->id = (kve_secret() ^ kv_wall_ns()) & ((UINT64_C(1) << 53) - 1);
     r->env.mm_keys = opts->ignore_mm_keys      ? KI_MM_IGNORED
                      : opts->ignore_mm_offsets ? KI_MM_WITHOUT_OFFSETS
                                                : KI_MM_PLACED;
@@ -130,8 +133,7 @@ static int check_syntax(const char *text, const char *kind, struct kv_error *err
 
     if (kv_endpoint_parse(text, &endpoint, &why) == 0 && endpoint.scheme != KV_SCHEME_INPROC)
         return 0;
-    if (strncmp(text, "inproc://", 9) ==
-        0) /* our own sockets are there, the connections' monitors */
+    if (strncmp(text, "inproc://", 9) == 0) /* monitors' sockets are local */
         return kv_fail(error, -EINVAL, 0, "invalid %s `%.80s`: inproc:// reaches no other process",
                        kind, text);
     rest = strstr(text, "://");
@@ -141,7 +143,10 @@ static int check_syntax(const char *text, const char *kind, struct kv_error *err
     return kv_fail(error, -EINVAL, 0, "invalid %s `%.80s`: %s", kind, text, why);
 }
 
-/* @text has passed check_syntax, the rules have when the program started. */
+/*
+ * Check @text against the rules. check_syntax has accepted it, and the rules were parsed at the
+ * start.
+ */
 static int check_allowed(const struct ki_registry *r, const char *text, struct kv_error *error)
 {
     struct kv_endpoint_rule rule;
@@ -214,14 +219,16 @@ static struct ki_pump *least_loaded(struct ki_registry *r)
     return best;
 }
 
-/* A model that nobody feeds and that has nothing to say is gone (and /query says so). What a peer's
- * dump brought stays until its workers are removed. */
+/*
+ * Drop a model without listeners and without blocks (/query then reports it as unknown). Blocks of
+ * a peer's dump stay until their workers are removed.
+ */
 void ki_registry_drop_if_empty(struct ki_registry *r, struct ki_model *model)
 {
     struct kvi_stats stats = {.size = sizeof(stats)};
 
     if (ki_model_find(r, model->name, model->tenant) != model)
-        return; /* another change, while this one's blocks left, has done it */
+        return; /* another change has dropped it while this one's blocks left */
     for (size_t i = 0; i < r->n_listeners; i++)
         if (r->listeners[i]->model == model)
             return;
@@ -232,7 +239,7 @@ void ki_registry_drop_if_empty(struct ki_registry *r, struct ki_model *model)
     ki_model_release(model);
 }
 
-/* Whether another listener of the instance brings @rank's blocks too. */
+/* Return true when another listener of the instance brings @rank's blocks, too. */
 static bool is_fed_by_sibling(const struct ki_registry *r, const struct ki_listener *l)
 {
     size_t first, end = ki_instance_range(r, l->instance, &first);
@@ -252,7 +259,7 @@ static bool is_leaving(const struct ki_registry *r, uint64_t instance)
     return leaving != NULL;
 }
 
-/* Changes of one instance come one after the other. */
+/* Changes of one instance run one after the other. */
 void ki_registry_lock_for(struct ki_registry *r, uint64_t instance)
 {
     pthread_mutex_lock(&r->admin);
@@ -260,7 +267,7 @@ void ki_registry_lock_for(struct ki_registry *r, uint64_t instance)
         pthread_cond_wait(&r->left, &r->admin);
 }
 
-/* Blocks of @instance are going to leave the index: let others change meanwhile what isn't this instance. */
+/* Mark @instance as leaving, and release the lock: changes of other instances may run meanwhile. */
 static void begin_leaving(struct ki_registry *r, struct ki_leaving *leaving, uint64_t instance)
 {
     leaving->instance = instance;
@@ -290,7 +297,7 @@ bool ki_registry_is_leaving(struct ki_registry *registry, uint64_t instance)
     return leaving;
 }
 
-/* Where an earlier registration, or a peer, had got to in this stream. */
+/* Give the listener the position of an earlier registration, or of a peer. */
 static void take_position(struct ki_registry *r, struct ki_listener *l)
 {
     struct kv_holder holder = {.worker = l->instance, .rank = l->rank};
@@ -311,12 +318,12 @@ static void take_position(struct ki_registry *r, struct ki_listener *l)
     ki_handover_free(handover);
     if (seeded)
         return;
-    /* Blocks of which nobody knows how old they are: the stream, or its replay, brings them again. */
+    /* Forget blocks of unknown age: the stream, or its replay, brings them again. */
     if (has_blocks && !is_fed_by_sibling(r, l))
         kvi_remove_holder(l->model->index, holder);
 }
 
-/* Ranks that came with a peer's dump and have no stream but this one. */
+/* Give the listener the ranks of a peer's dump that have no stream but this one. */
 static void take_dumped_ranks(struct ki_registry *r, struct ki_listener *l)
 {
     const struct ki_position *p = ki_positions_next(&r->positions, l->instance, NULL), *next;
@@ -333,7 +340,10 @@ static void take_dumped_ranks(struct ki_registry *r, struct ki_listener *l)
     }
 }
 
-/* An instance belongs to one model: what a peer's dump had of it elsewhere nobody keeps true. */
+/*
+ * Forget an instance's blocks in other models' dumps: an instance belongs to one model, so no
+ * stream keeps those up to date.
+ */
 static void forget_elsewhere(struct ki_registry *r, uint64_t instance, const struct ki_model *model)
 {
     for (size_t i = r->n_models; i-- > 0;)
@@ -341,7 +351,7 @@ static void forget_elsewhere(struct ki_registry *r, uint64_t instance, const str
             ki_registry_drop_if_empty(r, r->models[i]);
 }
 
-/* A reference to @known, or a new model. */
+/* Return a reference to @known, or make a new model. */
 static int model_for(const struct ki_registry *r, const struct ki_registration *reg,
                      struct ki_model *known, struct ki_model **ret)
 {
@@ -422,8 +432,9 @@ int ki_registry_register(struct ki_registry *registry, const struct ki_registrat
 
 /* -- unregistering ----------------------------------------------------------------------------- */
 
-/* The ranks that a leaving listener brought and no other listener of the instance feeds; they go to the front of its
- * list. Returns their number. */
+/*
+ * Move the ranks that only the leaving listener fed to the front of its list. Returns their number.
+ */
 static uint32_t orphaned_ranks(const struct ki_registry *r, struct ki_listener *l)
 {
     uint32_t n = 0;
@@ -434,7 +445,7 @@ static uint32_t orphaned_ranks(const struct ki_registry *r, struct ki_listener *
     return n;
 }
 
-/* One of an instance's listeners leaves. */
+/* Retire one of several listeners of an instance. */
 static void retire_one(struct ki_registry *r, size_t at)
 {
     struct ki_listener *l = ki_tables_take_listener(r, at);
@@ -450,7 +461,7 @@ static void retire_one(struct ki_registry *r, size_t at)
     ki_listener_release(l);
 }
 
-/* All of an instance's listeners, [first, end), leave. */
+/* Retire all listeners of an instance, [first, end). */
 static void retire_all(struct ki_registry *r, size_t first, size_t end, struct ki_model *model)
 {
     uint64_t instance = r->listeners[first]->instance;
@@ -468,7 +479,7 @@ static void retire_all(struct ki_registry *r, size_t first, size_t end, struct k
     ki_positions_blocks_left(&r->positions, instance, NULL);
 }
 
-/* Listeners [first, end) of one instance leave, all of them or one of several. */
+/* Retire listeners [first, end) of one instance: all of them or one of several. */
 static void retire_range(struct ki_registry *r, size_t first, size_t end, bool whole)
 {
     struct ki_model *model = ki_model_acquire(r->listeners[first]->model);
@@ -485,7 +496,7 @@ static void retire_range(struct ki_registry *r, size_t first, size_t end, bool w
     ki_model_release(model);
 }
 
-/* The blocks of an instance, or of its one rank, leave one model. Returns 0 or -ENOENT. */
+/* Remove the blocks of an instance, or of its one rank, from a model. Returns 0 or -ENOENT. */
 static int remove_blocks(struct ki_registry *r, struct ki_model *model, uint64_t instance,
                          const uint32_t *rank)
 {
@@ -503,7 +514,7 @@ static int remove_blocks(struct ki_registry *r, struct ki_model *model, uint64_t
     return 0;
 }
 
-/* An instance without a listener: its blocks, if any, came with a peer's dump. */
+/* Remove the blocks of an instance without a listener, which came with a peer's dump. */
 static int remove_dumped(struct ki_registry *r, uint64_t instance, const char *name,
                          const char *tenant, const uint32_t *rank)
 {
@@ -554,7 +565,10 @@ int ki_registry_unregister_locked(struct ki_registry *r, uint64_t instance, cons
     return 0;
 }
 
-/* Registered ranks of an instance, or @rank if it is one. No memory: none, and no peer hears of it. */
+/*
+ * List the registered ranks of an instance, or @rank if it is one. Out of memory: none, and peers
+ * aren't told.
+ */
 static size_t ranks_of(const struct ki_registry *r, uint64_t instance, const uint32_t *rank,
                        uint32_t **ret)
 {
@@ -583,7 +597,7 @@ int ki_registry_unregister(struct ki_registry *registry, uint64_t instance, cons
     for (size_t i = 0; rc == 0 && i < n; i++)
         ki_registry_note_removed(registry, instance, ranks[i], version, false);
     if (rc == -ENOENT && n == 0 && ki_registry_removed_by_peer(registry, instance, rank))
-        rc = 0; /* the peer was told first */
+        rc = 0; /* a peer has removed it before */
     free(ranks);
     if (rc == 0 && kv_log_allowed(&rate, LOG_LINES))
         kv_log_info("indexer", "worker unregistered", "worker=%" PRIu64 " ranks=%zu", instance, n);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Adoption of a peer's index, before the streams are applied. */
+/* Adopt a peer's index, before the streams are applied. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,8 +29,9 @@ static int check_adoptable(const struct ki_registry *r, const struct ki_model *k
 
 /* A model being adopted from a peer. */
 struct adoption {
-    struct ki_model *known, *model; /* the empty one, or NULL; the one with the peer's index */
-    struct ki_watermark *marks;     /* sorted by holder */
+    /* Known: the empty model, or NULL; model: the one with the peer's index. */
+    struct ki_model *known, *model;
+    struct ki_watermark *marks; /* sorted by holder */
     size_t n;
 };
 
@@ -42,7 +43,8 @@ static const struct ki_watermark *mark_of(const struct adoption *a, const struct
 }
 
 /*
- * Let a stream go on where the dump ends. Streams are held until now, so none is ahead of the dump.
+ * Let a stream continue where the dump ends. Streams were held until now, so none is ahead of the
+ * dump.
  */
 static void move_listener(struct ki_listener *l, const struct adoption *a)
 {
@@ -60,7 +62,7 @@ static void move_listener(struct ki_listener *l, const struct adoption *a)
     } else if (kvi_holder_blocks(a->model->index, holder)) {
         pthread_mutex_lock(&l->lock);
         ki_stream_seed_cursorless(&l->stream);
-        l->applier.reports.suspects = true; /* nobody tells how its blocks came about */
+        l->applier.reports.suspects = true; /* the history of its blocks is unknown */
         /* Torn, or fed to the peer by another stream, whose numbers mean nothing here. */
         if (mark && (mark->torn || !mark->no_position))
             ki_stream_seed_torn(&l->stream);
@@ -99,8 +101,9 @@ static void adopt_marks(struct ki_registry *r, const struct adoption *a)
         const struct ki_watermark *mark = &a->marks[i];
         size_t first, end = ki_instance_range(r, mark->holder.worker, &first);
 
+        /* Drop blocks of an instance that feeds another model. */
         if (first < end && r->listeners[first]->model != a->model)
-            kvi_remove_worker(a->model->index, mark->holder.worker); /* it feeds another model */
+            kvi_remove_worker(a->model->index, mark->holder.worker);
         else if (!ki_listener_find(r, mark->holder.worker, mark->holder.rank))
             adopt_stray(r, a, mark);
     }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Registrations shared with peers. Each one, and each one removed within the last hour, has a
+ * Registrations shared with peers. Each registration, and each removal within the last hour, has a
  * version: the time in microseconds, or one more than the highest seen. The higher version wins,
- * whichever peer names it and in whatever order. So peers in rings and chains end up with the same
- * set.
+ * whichever peer names it and in any order. Peers in rings and chains therefore end up with the
+ * same set.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -14,7 +14,7 @@
 
 #define MAX_REMOVED 4096
 #define REMOVED_US (UINT64_C(3600) * 1000000) /* a removal is remembered for an hour */
-#define FUTURE_US (UINT64_C(86400) * 1000000) /* no clock is so much ahead of ours */
+#define FUTURE_US (UINT64_C(86400) * 1000000) /* greatest believable lead of a peer's clock */
 
 static uint64_t now_us(void)
 {
@@ -64,7 +64,10 @@ static void expire_removed(struct ki_registry *r)
     r->n_removed = kept;
 }
 
-/* Make room for one more removal; at the bound the oldest goes. NULL when out of memory. */
+/*
+ * Make room for one more removal; at the bound the oldest is dropped. Returns NULL when out of
+ * memory.
+ */
 static struct ki_removed *new_removed(struct ki_registry *r)
 {
     struct ki_removed *oldest;
@@ -257,7 +260,7 @@ uint64_t ki_registry_forget_unfollowed(struct ki_registry *registry, uint64_t ag
     if (registry->positions.buckets) {
         for (p = TAILQ_FIRST(&registry->positions.by_age); p; p = TAILQ_NEXT(p, age)) {
             if (p->noted_ns + age_ns > now_ns)
-                break; /* the rest is younger */
+                break; /* all others are younger */
             if (!p->has_blocks)
                 continue;
             forget_position(registry, p);

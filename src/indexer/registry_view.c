@@ -129,7 +129,7 @@ int ki_marks_compare(const void *a, const void *b)
     return (x->rank > y->rank) - (x->rank < y->rank);
 }
 
-/* Add the workers that have blocks from a peer's dump in this model and no listener here. */
+/* Add the workers with blocks from a peer's dump in this model and without a listener here. */
 static void add_positions(struct ki_registry *r, const struct ki_model *model, struct kv_buf *ret)
 {
     const struct ki_position *p;

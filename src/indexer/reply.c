@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Fill a reply, without knowledge of the HTTP library. */
+/* Fill a reply, without the HTTP library. */
 #include <stdio.h>
 
 #include "base/json.h"

@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "indexer/unsure.h"
 
-#define LOOK_AHEAD 64 /* operations in which a batch may go on below a report */
+#define LOOK_AHEAD 64 /* operations in which a batch may continue below a report */
 #define MAX_GROUPS (KVI_MAX_WINDOWS + 1)
 
 void ki_reports_fini(struct ki_reports *r)
@@ -18,15 +18,15 @@ void ki_reports_fini(struct ki_reports *r)
 
 /* -- one event for each group ------------------------------------------------------------------ */
 
-/* Events of several groups about the same blocks, in a row. */
+/* Consecutive events of several groups about the same blocks. */
 struct row {
     const struct kve_batch *batch;
     size_t from, to;
-    const struct kve_op *chain; /* the operation that tells the places of the blocks */
+    const struct kve_op *chain; /* operation that tells the places of the blocks */
     size_t n_windows;
 };
 
-/* Whether the operation is a store in one of the engine's own groups, on the device. */
+/* Return true for a store in one of the engine's own groups, on the device. */
 static bool is_own_store(const struct kve_reader *reader, const struct kve_op *op,
                          struct kve_source *ret)
 {
@@ -45,7 +45,7 @@ static uint64_t hash_at(const struct kve_op *op, size_t i)
     return op->type == KVE_OP_STORE ? op->blocks[i].hash : op->hashes[i];
 }
 
-/* Whether a window's event names every block of the chain that the window can have. */
+/* Return true when a window's event names every block of the chain that the window can have. */
 static bool names_all(const struct kve_op *window, uint32_t stride, const struct kve_op *chain)
 {
     if (window->type == KVE_OP_STORE && window->has_parent)
@@ -58,7 +58,7 @@ static bool names_all(const struct kve_op *window, uint32_t stride, const struct
     return true;
 }
 
-/* Find the row that begins at @at. False: no event there can be a report. */
+/* Find the row that begins at @at. Returns false when no event there can be a report. */
 static bool find_row(const struct kve_reader *reader, const struct kve_batch *batch, size_t at,
                      struct row *ret)
 {
@@ -74,7 +74,7 @@ static bool find_row(const struct kve_reader *reader, const struct kve_batch *ba
             break;
         for (k = 0; k < n && numbers[k] != op->source; k++)
             ;
-        if (k < n) /* the next row */
+        if (k < n) /* the next row begins */
             break;
         numbers[n++] = op->source;
         if (op->type == KVE_OP_STORE && (!ret->chain || !op->source))
@@ -89,7 +89,7 @@ static bool find_row(const struct kve_reader *reader, const struct kve_batch *ba
     return true;
 }
 
-/* Whether the batch goes on below the chain's last block. */
+/* Return true when the batch continues below the chain's last block. */
 static bool goes_on(const struct row *row)
 {
     const struct kve_batch *batch = row->batch;
@@ -108,7 +108,7 @@ static bool goes_on(const struct row *row)
 
 /* -- what the engine found --------------------------------------------------------------------- */
 
-/* Blocks of the chain's first @n that the engine's lookup finds, by the index. */
+/* Return the number of the chain's first @n blocks that the engine's lookup finds, by the index. */
 static size_t lookup(struct ki_reports *r, struct kvi_index *index, struct kv_holder holder,
                      const struct kve_op *chain, size_t n)
 {
@@ -136,7 +136,7 @@ static size_t lookup(struct ki_reports *r, struct kvi_index *index, struct kv_ho
     return found;
 }
 
-/* Whether the main group has, or may have, all blocks of the chain. */
+/* Return true when the main group has, or may have, all blocks of the chain. */
 static bool may_hold(struct kvi_index *index, struct kv_holder holder,
                      const struct ki_unsure *unsure, const struct kve_op *chain)
 {
@@ -153,7 +153,7 @@ static bool may_hold(struct kvi_index *index, struct kv_holder holder,
     return true;
 }
 
-/* Whether each window of the row has, or may have, the last block. */
+/* Return true when each window of the row has, or may have, the last block. */
 static bool windows_may_end(const struct kve_reader *reader, struct kvi_index *index,
                             struct kv_holder holder, const struct ki_unsure *unsure,
                             const struct row *row, const struct kvi_window *windows,
@@ -191,7 +191,7 @@ static enum ki_verdict judge_row(struct ki_reports *r, struct kvi_index *index,
     if (n_windows > 0 && row->n_windows < (size_t)n_windows)
         return KI_VERDICT_COPIES;
     report = lookup(r, index, holder, chain, chain->n) == chain->n;
-    /* The block behind, which a lookup with block drop needs, isn't in the event. */
+    /* The event doesn't contain the next block, which a lookup with block drop needs. */
     if (!report && (drops || unsure->n_open))
         report = (chain->source || may_hold(index, holder, unsure, chain)) &&
                  windows_may_end(reader, index, holder, unsure, row, windows,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Reports of held blocks: vLLM announces the blocks that a request reuses once more when the request
- * asks for it (kv_cache_report_mode "full"). The event looks like a store of new copies.
+ * Reports of held blocks. When a request asks for it (kv_cache_report_mode "full"), vLLM announces
+ * the blocks that the request reuses once more. The event looks like a store of new copies.
  *
  *     report       one event from the root for each cache group, in a row. Each names all blocks of
  *                  the prefix that the engine found, also those that a window hasn't.
@@ -10,9 +10,9 @@
  *
  * The index knows what the engine found. @n blocks from the root can be a report only when the
  * engine's lookup of these blocks finds them all. They can be copies only when its lookup of the
- * first n - 1 finds nothing, for a request computes at least its last token. Mostly one of the two
- * is impossible. Both are possible for prompts of one block, and of several with windows or EAGLE's
- * block drop: unsure.h counts such copies.
+ * first n - 1 finds nothing, since a request computes at least its last token. Usually one of the
+ * two is impossible. Both are possible for prompts of one block, and of several with windows or
+ * EAGLE's block drop: unsure.h counts such copies.
  *
  * Caller-locked.
  */
@@ -32,11 +32,12 @@ enum ki_verdict { KI_VERDICT_COPIES, KI_VERDICT_REPORT, KI_VERDICT_EITHER };
 /** Knowledge of one stream's reports. */
 struct ki_reports {
     enum ki_report_mode mode;
-    bool seen;               /* KI_REPORTS_UNKNOWN: the stream has shown a report */
-    bool misjudged;          /* earlier events may have been reports, and count as copies */
-    bool suspects;           /* there were events that may have been reports */
-    size_t judged_to;        /* in the batch: operations before it have the verdict */
-    enum ki_verdict verdict; /* of them */
+    bool seen; /* KI_REPORTS_UNKNOWN: the stream has shown a report */
+    /* Earlier events may have been reports, but were counted as copies. */
+    bool misjudged;
+    bool suspects;           /* some events may have been reports */
+    size_t judged_to;        /* operations of the batch before this one have the verdict */
+    enum ki_verdict verdict; /* the verdict */
     struct kvi_matches matches;
 };
 
@@ -44,7 +45,7 @@ struct ki_unsure;
 
 void ki_reports_fini(struct ki_reports *r);
 
-/** Whether the stream may have reports. */
+/** Return true when the stream may have reports. */
 static inline bool ki_reports_are_on(const struct ki_reports *r)
 {
     return r->mode == KI_REPORTS_FULL || r->seen;
@@ -53,8 +54,8 @@ static inline bool ki_reports_are_on(const struct ki_reports *r)
 /**
  * Judge operation @at of @batch before it is applied.
  *
- * A stream of KI_REPORTS_UNKNOWN shows that it has reports when an event from the root has several
- * blocks, all held, can't be copies, and the same batch goes on below its last block.
+ * A stream of KI_REPORTS_UNKNOWN shows a report by an event from the root with several blocks. All
+ * of them are held, they can't be copies, and the same batch continues below the last one.
  */
 enum ki_verdict ki_reports_judge(struct ki_reports *r, struct kvi_index *index,
                                  struct kv_holder holder, const struct kve_reader *reader,

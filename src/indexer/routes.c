@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The table of endpoints, and what their handlers share. */
+/* The table of endpoints, and functions that their handlers share. */
 #include <inttypes.h>
 #include <stdio.h>
 
 #include "base/json.h"
 #include "indexer/service.h"
 
-#define ADMIN_BODY (2u << 20) /* the original's limit for everything */
+#define ADMIN_BODY (2u << 20) /* the original's limit for all requests */
 
 static struct ki_route routes[] = {
     {"POST", "/query", ki_api_query, 0, 0},
@@ -50,7 +50,7 @@ struct ki_scratch *ki_scratch_take(struct ki_service *service, struct ki_reply *
     return scratch;
 }
 
-/* A million-token query may leave many MiB behind: keep what usual ones need. */
+/* Free most of the memory that a million-token query leaves, and keep what usual queries need. */
 static void trim(struct kv_buf *buf)
 {
     if (buf->capacity > (1u << 20))
@@ -114,7 +114,7 @@ void ki_api_health(void *arg, struct ki_request *request, struct ki_reply *reply
 
     (void)request;
     if (ki_service_is_ready(service))
-        reply->content_type = NULL; /* 200 and nothing else */
+        reply->content_type = NULL; /* 200 and an empty body */
     else
         ki_reply_error(reply, 503,
                        "not ready: fewer than %" PRIu64

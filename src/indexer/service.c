@@ -22,11 +22,11 @@
 #define MAX_STREAMS 4
 #define DRAIN_MS 5000
 #define FDS_PER_REGISTRATION 6 /* SUB and DEALER, each with its connection; SUB's monitor */
-#define FDS_OF_ITS_OWN 96      /* event and HTTP threads, ZMQ's, the log, peers, dumps */
+#define FDS_OF_ITS_OWN 96      /* event and HTTP threads, ZMQ's own, the log, peers, dumps */
 
 /* -- signals: handlers only set flags and wake the main thread --------------------------------- */
 
-/* Written by the handler, in whichever thread the signal finds: lock-free atomics, not sig_atomic_t. */
+/* The handler runs in any thread: it needs lock-free atomics, not sig_atomic_t. */
 static _Atomic int stop_flag;
 static _Atomic int reload_flag;
 static struct kv_wake signal_wake = {-1};
@@ -58,18 +58,18 @@ static int catch_signals(void)
 }
 
 #define TRIM_INTERVAL_MS 10000
-#define READY_INTERVAL_MS 100 /* until it is ready */
-#define TRIM_DELAY_MS 100     /* after a burst of events */
-#define TRIM_LEAST_MS 500     /* at least between two trims */
+#define READY_INTERVAL_MS 100 /* interval until the service is ready */
+#define TRIM_DELAY_MS 100     /* delay after a burst of events */
+#define TRIM_LEAST_MS 500     /* least time between two trims */
 
-/* When to give memory back to the system. */
+/* When to return memory to the system. */
 struct trim {
     uint64_t last_ns, due_ns;
 };
 
 /*
- * Give free memory back to the system. A burst of events waits in ZMQ's queues in tens of thousands
- * of pieces, and glibc keeps their memory (measured: 316 MiB, of which this returns 217 MiB).
+ * Return free memory to the system. A burst of events waits in ZMQ's queues in tens of thousands of
+ * pieces, and glibc keeps their memory (measured: 316 MiB, of which this returns 217 MiB).
  */
 static void return_memory(struct trim *trim, uint64_t now_ns)
 {
@@ -80,7 +80,7 @@ static void return_memory(struct trim *trim, uint64_t now_ns)
     trim->due_ns = now_ns + TRIM_INTERVAL_MS * KV_NS_PER_MS;
 }
 
-/* Called when an event thread has drained its streams. */
+/* Schedule a trim when an event thread has drained its streams. */
 static void return_memory_soon(struct trim *trim, uint64_t now_ns)
 {
     uint64_t due_ns =
@@ -161,9 +161,10 @@ static void wait_for_signal(struct ki_service *service, uint16_t port)
 /* -- limits ------------------------------------------------------------------------------------ */
 
 /*
- * Descriptors are shared out before the first socket opens, because a process that has run out
- * can't even say so: some for itself, up to half of the rest for HTTP connections, what is left for
- * listeners. Beyond its share each side refuses: connections make room, /register answers 503.
+ * Share out the descriptors before the first socket opens, because a process without free
+ * descriptors can't even log. The process keeps some, HTTP connections get up to half of the rest,
+ * listeners the remainder. Beyond its share each side refuses: connections make room, /register
+ * answers 503.
  */
 static int share_descriptors(const struct ki_options *options, uint32_t *ret_connections,
                              uint32_t *ret_registrations, struct kv_error *error)
@@ -222,7 +223,7 @@ static int register_workers(struct ki_service *service, struct kv_error *error)
                        .report_mode = report_mode},
             .model = o->model_name,
             .tenant = o->tenant_id,
-            .version = 1, /* configured once: what peers have heard since is newer */
+            .version = 1, /* configured once: later news of peers overrides it */
         };
 
         rc = ki_registry_register(service->registry, &registration, &why);
@@ -266,7 +267,7 @@ static int follow_peers(struct ki_service *service, struct kv_error *error)
     return rc < 0 ? kv_fail(error, rc, 0, "can't start: %s", strerror(-rc)) : 0;
 }
 
-/* Recover from a peer. The event streams are applied after that, whatever its result. */
+/* Recover from a peer. The event streams are applied afterwards, whatever the result. */
 static int recover(struct ki_service *service, struct kv_error *error)
 {
     const struct ki_options *o = service->options;

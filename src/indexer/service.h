@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/**
- * The service: what main starts and stops, and what the HTTP handlers (api_*.c) work with.
- */
+/** The service: main starts and stops it; the HTTP handlers (api_*.c) use it. */
 #ifndef KV_INDEXER_SERVICE_H
 #define KV_INDEXER_SERVICE_H
 
@@ -21,7 +19,7 @@
 #include "indexer/registry.h"
 #include "indexer/telemetry.h"
 
-/** Buffers for one request besides its body; reused, so that the hot path allocates nothing. */
+/** Buffers for one request besides its body, used again so that the hot path allocates nothing. */
 struct ki_scratch {
     struct ki_body body;
     struct ki_lookup lookup;
@@ -39,8 +37,9 @@ struct ki_service {
     struct ki_access_log *access_log; /* NULL: none */
     atomic_bool ready;                /* --min-initial-workers have been registered */
     _Atomic(struct ki_http *) http;   /* NULL until it has started */
-    uint32_t max_connections;         /* what the descriptor limit leaves for HTTP */
-    pthread_mutex_t lock; /* scratch: a free list, never longer than there are HTTP threads */
+    uint32_t max_connections;         /* connections that the descriptor limit leaves for HTTP */
+    /* Guards scratch: a free list, never longer than the number of HTTP threads. */
+    pthread_mutex_t lock;
     struct ki_scratch *scratch;
 };
 
@@ -50,24 +49,24 @@ struct ki_service {
  */
 int ki_service_run(const struct ki_options *options, struct kv_error *error);
 
-/** NULL when out of memory (the reply then says so). */
+/** Take a scratch. NULL when out of memory (@reply then says so). */
 struct ki_scratch *ki_scratch_take(struct ki_service *service, struct ki_reply *reply);
 void ki_scratch_give(struct ki_service *service, struct ki_scratch *scratch);
 
 /**
- * Read the request's body into @scratch->body. False when it can't be: @reply then has 415, 400,
- * 422.
+ * Read the request's body into @scratch->body. Returns false on failure: @reply then has 415, 400
+ * or 422.
  */
 bool ki_read_body(struct ki_request *request, struct ki_reply *reply, uint32_t required,
                   uint32_t optional, struct ki_scratch *scratch);
 
-/** Whether --min-initial-workers have been registered; once true, it stays so. */
+/** Return true once --min-initial-workers have been registered; stays true. */
 bool ki_service_is_ready(struct ki_service *service);
 
-/** The reply becomes {"status":"ok"}. */
+/** Set the reply to {"status":"ok"}. */
 void ki_reply_ok(struct ki_reply *reply, unsigned status);
 
-/** Routes of the service; @test adds /test/pause_listener and /test/resume_listener. */
+/** Return the routes of the service; @test adds /test/pause_listener and /test/resume_listener. */
 const struct ki_route *ki_routes(bool test, size_t max_body, size_t *ret_n);
 
 /* Handlers; @service is a struct ki_service. */

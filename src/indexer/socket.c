@@ -10,11 +10,11 @@ struct option {
 };
 
 /*
- * A publisher that is not there yet, or comes back, is found within 5 s. One that vanished without
- * a word (a network that swallows packets) is noticed within 15 s, by TCP: heartbeats over ZMTP are
- * what it fails to deliver. An answer to them isn't waited for: libzmq doesn't read while our queue
- * is full, so it would cut a connection that is well, and then abort (its issue 3937) when a queue
- * that was full outlives its connection.
+ * libzmq retries a missing publisher at least every 5 s. TCP reports one that vanished without a
+ * word (a network that swallows packets) within 15 s: ZMTP heartbeats are the data that it fails to
+ * deliver. Don't wait for answers to heartbeats. libzmq doesn't read while our queue is full, so it
+ * would cut a working connection, and then abort (its issue 3937) when a full queue outlives its
+ * connection.
  */
 static const struct option common_options[] = {
     {ZMQ_LINGER, 0},
@@ -42,7 +42,9 @@ static int set_options(void *socket, const char *endpoint, int queue, int64_t ma
     if (zmq_setsockopt(socket, ZMQ_RCVHWM, &queue, sizeof(queue)) ||
         zmq_setsockopt(socket, ZMQ_MAXMSGSIZE, &max_message, sizeof(max_message)))
         return -errno;
-    /* Only where asked for: with it, libzmq resolves names to v6 addresses that may not be served.
+    /*
+     * Enable v6 only for v6 endpoints: with it, libzmq may resolve names to v6 addresses without a
+     * server.
      */
     if (strncmp(endpoint, "tcp://[", 7) == 0 && zmq_setsockopt(socket, ZMQ_IPV6, &on, sizeof(on)))
         return -errno;
@@ -94,7 +96,7 @@ void ki_socket_close(void *socket, int epoll_fd)
 
     if (!socket)
         return;
-    /* libzmq closes the descriptor later, in another thread: it must not be watched by then. */
+    /* libzmq closes the descriptor later, in another thread: stop watching it before. */
     if (zmq_getsockopt(socket, ZMQ_FD, &fd, &size) == 0)
         epoll_ctl(epoll_fd, EPOLL_CTL_DEL, fd, NULL);
     zmq_close(socket);

@@ -9,7 +9,7 @@
 
 #include "event/frames.h"
 
-/** A message as received; valid until ki_envelope_fini. */
+/** A received message; valid until ki_envelope_fini. */
 struct ki_envelope {
     zmq_msg_t frames[KVE_MAX_FRAMES];
     struct kve_span spans[KVE_MAX_FRAMES];
@@ -17,18 +17,21 @@ struct ki_envelope {
 };
 
 /**
- * Make a socket that is going to connect to @endpoint, and watch its descriptor on @epoll_fd,
+ * Make a socket that will connect to @endpoint, and watch its descriptor on @epoll_fd,
  * edge-triggered, with @data. Returns 0 or a negative errno (-EMFILE).
  */
 int ki_socket_open(void *zmq, int type, const char *endpoint, int queue, int64_t max_message,
                    int epoll_fd, uint64_t data, void **ret);
-/** Returns 0 or a negative errno (-EINVAL: no address to connect to). */
+/** Connect. Returns 0 or a negative errno (-EINVAL: no address to connect to). */
 int ki_socket_connect(void *socket, const char *endpoint);
-/** Only that: watch the descriptor of a socket. */
+/** Watch the descriptor of an existing socket. */
 int ki_socket_watch(void *socket, int epoll_fd, uint64_t data);
 void ki_socket_close(void *socket, int epoll_fd); /* NULL is a no-op */
 
-/** Returns 0, -EAGAIN, -EPROTO (more frames than any message has; drained), another errno. */
+/**
+ * Receive a message. Returns 0, -EAGAIN, -EPROTO (more frames than any message has; drained),
+ * another errno.
+ */
 int ki_socket_receive(void *socket, struct ki_envelope *ret);
 void ki_envelope_fini(struct ki_envelope *e);
 

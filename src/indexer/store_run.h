@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Stores that continue each other, put into the index at once.
+ * Merge consecutive stores of one chain into one store.
  *
- * An engine that decodes tells of its blocks one by one: each event stores one block below the one
- * before. Such a store costs the index three times a block of a long one, most of it to find the
- * place again. So events that continue the last store wait here, as long as nothing else comes:
+ * An engine that decodes announces its blocks one by one: each event stores one block below the one
+ * before. Such a store costs the index three times a block of a long store, most of it to find the
+ * place again. Events that continue the last store therefore wait here, as long as no other event
+ * comes:
  *
  *     store a, b      at once: the run begins behind b
  *     store c         continues b: waits
@@ -26,27 +27,28 @@
 #define KI_RUN_EVENTS 64
 #define KI_RUN_BLOCKS 512u
 
-/** Zero-initialise. */
+/** A run of stores. Zero-initialise. */
 struct ki_store_run {
     bool open;               /* the next store may continue the last one */
-    struct kv_holder holder; /* of the run */
+    struct kv_holder holder; /* holder of the run */
     uint64_t last;           /* hash of the block to continue */
-    uint64_t parent;         /* of the first block that waits */
-    struct kv_block *blocks; /* that wait; room for KI_RUN_BLOCKS, NULL before the first one */
+    uint64_t parent;         /* parent of the first waiting block */
+    /* Waiting blocks; room for KI_RUN_BLOCKS, NULL before the first one. */
+    struct kv_block *blocks;
     size_t n_blocks, n_events;
-    size_t ends[KI_RUN_EVENTS]; /* of each event that waits, in blocks */
+    size_t ends[KI_RUN_EVENTS]; /* end of each waiting event, in blocks */
 };
 
 void ki_store_run_fini(struct ki_store_run *run);
 
-/** Begin behind @last, the block that @holder stored last (parked or not). No event waits. */
+/** Begin a run behind @last, the block that @holder stored last (parked or not). No event waits. */
 void ki_store_run_begin(struct ki_store_run *run, struct kv_holder holder, uint64_t last);
 
 /** Let the store @op wait. Returns false when it doesn't continue the run, or there is no room. */
 bool ki_store_run_append(struct ki_store_run *run, struct kv_holder holder,
                          const struct kve_op *op);
 
-/** First block of event @i, and their number. */
+/** Return the first block of event @i; *@ret_n is their number. */
 static inline size_t ki_store_run_event(const struct ki_store_run *run, size_t i, size_t *ret_n)
 {
     size_t first = i ? run->ends[i - 1] : 0;

@@ -35,7 +35,6 @@ void ki_stream_remember(struct ki_stream *s, uint64_t sequence)
     s->before = sequence;
 }
 
-/* Note lost batches: they may have removed blocks that the index still holds. */
 void ki_stream_lose(struct ki_stream *s, uint64_t now_ns)
 {
     if (s->lossy)
@@ -53,9 +52,9 @@ void ki_stream_be_sound(struct ki_stream *s)
 
 void ki_stream_start(struct ki_stream *s, uint64_t now_ns)
 {
-    if (s->partial) /* as the peer's view was */
+    if (s->partial) /* the peer's view was partial */
         ki_stream_lose(s, now_ns);
-    if (s->opts.can_replay && s->partial) /* the peer's view was, too: a replay may do better */
+    if (s->opts.can_replay && s->partial) /* a replay may bring a better view than the peer's */
         s->heal_at_ns = s->torn ? now_ns : now_ns + s->opts.cooldown_ns;
 }
 
@@ -115,7 +114,6 @@ void ki_stream_accept(struct ki_stream *s, const struct ki_batch_id *id)
         s->strikes = 0;
 }
 
-/* Mark the view as partial. Where there is a replay service, try later to get a whole one. */
 void ki_stream_now_partial(struct ki_stream *s, uint64_t now_ns)
 {
     s->partial = true;
@@ -135,10 +133,7 @@ void ki_stream_forget(struct ki_stream *s)
     ki_stream_be_sound(s);
 }
 
-/*
- * Take note of a new connection. It may lead to another process, so failures of the old one don't
- * count against it.
- */
+/* The connection may lead to another process, so failures of the old one don't count. */
 void ki_stream_meet(struct ki_stream *s)
 {
     s->has_live = s->merged = false;
@@ -147,25 +142,23 @@ void ki_stream_meet(struct ki_stream *s)
     s->unverified |= s->has_position || s->cursorless;
 }
 
-/*
- * Start anew: the publisher is another process than the one whose batches were applied, and its
- * cache is empty.
- */
+/* The publisher is another process than the one whose batches were applied; its cache is empty. */
 unsigned ki_stream_restarted(struct ki_stream *s)
 {
     s->stats.restarts++;
     s->replaced = s->position;
     s->watch = MERGE_WATCH;
     s->has_live = false;
-    s->cooldown_to_ns = 0; /* it was the old process that didn't answer */
+    s->cooldown_to_ns = 0; /* the old process didn't answer; the new one may */
     ki_stream_forget(s);
     return KI_STEP_PURGE | KI_STEP_RESET;
 }
 
 /* -- connections ------------------------------------------------------------------------------- */
 
-/* Ask for the batches published before the subscription arrived, and learn which process sent
- * them. */
+/*
+ * Ask for the batches published before the subscription arrived, and learn which process sent them.
+ */
 static unsigned ask(struct ki_stream *s, uint64_t now_ns)
 {
     if (s->has_position && !s->torn)

@@ -22,7 +22,7 @@
 /* Batches after a restart in which the stream watches for the old numbering to go on. */
 #define MERGE_WATCH 256
 
-/** Whether the stream remembers a batch of some number: not, with this digest, with another. */
+/** Content of the window for a batch number: nothing, this digest, another digest. */
 enum ki_known { KI_UNKNOWN, KI_SAME, KI_OTHER };
 
 /* -- stream.c ---------------------------------------------------------------------------------- */

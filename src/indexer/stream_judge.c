@@ -3,10 +3,10 @@
  * lost. Removals of blocks that the index lacks are the evidence. */
 #include "indexer/stream_impl.h"
 
-/* Phantoms that are tolerated: this many, or a part of the held blocks (or of the capacity). */
+/* Tolerated phantoms: this many, or a part of the held blocks (or of the capacity). */
 #define PHANTOMS 64
 #define PHANTOM_PART 8
-#define EXPLAINED 4096 /* removals that halve the weight of those before them */
+#define EXPLAINED 4096 /* removals that halve the weight of earlier ones */
 #define CAPACITY_PART 16
 
 static bool are_too_many(const struct ki_stream *s, const struct ki_evidence *e)
@@ -20,7 +20,9 @@ static bool are_too_many(const struct ki_stream *s, const struct ki_evidence *e)
     return s->unexplained > (part > PHANTOMS ? part : PHANTOMS);
 }
 
-/* Learn anew. The engine still has most of the forgotten blocks, and will remove them. */
+/*
+ * Forget the blocks and learn them anew. The engine still has most of them, and will remove them.
+ */
 static unsigned resync(struct ki_stream *s, uint64_t held)
 {
     uint64_t phantoms = s->unexplained < held ? s->unexplained : held;
@@ -34,8 +36,8 @@ static unsigned resync(struct ki_stream *s, uint64_t held)
 }
 
 /*
- * Whether removals of blocks that we hadn't contradict a view without losses. Engines have odd
- * moments: only many in a short time count.
+ * Return true when removals of blocks that the index lacked contradict a view without losses.
+ * Engines make such removals now and then: only many in a short time count.
  */
 static bool contradicts(struct ki_stream *s, const struct ki_evidence *e)
 {

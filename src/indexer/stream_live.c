@@ -12,14 +12,13 @@ static void accept_gap(struct ki_stream *s, const struct ki_batch_id *id, uint64
         s->stats.gaps++;
     s->stats.missed += id->sequence - expected;
     ki_stream_now_partial(s, now_ns);
-    if (s->has_position) /* without a position there is nothing to remove */
+    if (s->has_position) /* without a position the index has no blocks to lose */
         ki_stream_lose(s, now_ns);
     ki_stream_accept(s, id);
 }
 
 /*
- * True when the position may belong to another process than the next batch. The connection is new,
- * or the position is a peer's and nothing is known of the time before our connection.
+ * The connection is new, or the position is a peer's and the time before our connection is unknown.
  */
 bool ki_stream_must_verify(const struct ki_stream *s)
 {
@@ -83,9 +82,9 @@ static unsigned live_next(struct ki_stream *s, const struct ki_batch_id *id, uin
 }
 
 /*
- * Without timestamps: a publisher counts upwards and repeats nothing, so live numbers that still
- * rise are a backlog that a replay or a peer's dump has overtaken, however long it is. Only where
- * they fall behind what the live socket itself has brought is it another count.
+ * Judge without timestamps. A publisher counts upwards and repeats nothing, so rising live numbers
+ * are a backlog, however long, that a replay or a peer's dump has overtaken. Another count is
+ * certain only when the numbers fall behind what the live socket itself has brought.
  */
 static bool falls_back(const struct ki_stream *s, const struct ki_batch_id *id)
 {
@@ -102,19 +101,18 @@ static bool is_restart(const struct ki_stream *s, const struct ki_batch_id *id)
     if (known != KI_UNKNOWN)
         return known == KI_OTHER;
     if (s->unverified)
-        return true; /* a publisher repeats nothing to a new connection */
+        return true; /* a publisher repeats no batch over a new connection */
     if (ki_stream_has_times(s, id))
         return ki_stream_time(id) > s->timestamp;
     /*
-     * A batch 0 is the beginning of a count, of the old process or a new one: what follows is all
-     * that can be known.
+     * A batch 0 begins a count, of the old process or a new one: only later batches can be known.
      */
     if (s->seeded && id->sequence == 0)
         return true;
     return falls_back(s, id);
 }
 
-/* True for a backlog that a replay has overtaken: numbers of the old process. */
+/* Return true for a batch of a backlog that a replay has overtaken: a number of the old process. */
 static bool is_overtaken(const struct ki_stream *s, const struct ki_batch_id *id)
 {
     return ki_stream_lookup(s, id) == KI_SAME ||
@@ -122,7 +120,9 @@ static bool is_overtaken(const struct ki_stream *s, const struct ki_batch_id *id
             ki_stream_time(id) < s->timestamp);
 }
 
-/* True when the numbering from before the last "restart" goes on: there are two publishers. */
+/*
+ * Return true when the numbering from before the last "restart" goes on: there are two publishers.
+ */
 static bool is_merged(struct ki_stream *s, const struct ki_batch_id *id)
 {
     if (s->watch && !is_overtaken(s, id) && id->sequence == s->replaced + 1 &&
@@ -147,10 +147,7 @@ static unsigned live_merged(struct ki_stream *s, const struct ki_batch_id *id, u
     return KI_STEP_APPLY;
 }
 
-/*
- * Handle a live batch at or before our position: the process behind the connection is the known
- * one.
- */
+/* Drop a live batch at or before our position: the known process sent it. */
 static unsigned live_repeated(struct ki_stream *s, const struct ki_batch_id *id)
 {
     if (ki_stream_lookup(s, id) == KI_SAME)
@@ -184,8 +181,9 @@ static unsigned live_decide(struct ki_stream *s, const struct ki_batch_id *id, u
 }
 
 /*
- * True for a live batch that a replay has overtaken: of the old process when the replay came from a
- * newer one, or older than the publisher's ring. Without timestamps rising numbers tell.
+ * Return true for a live batch that a replay has overtaken. The batch is of the old process when
+ * the replay came from a newer one, or it is older than the publisher's ring. Without timestamps,
+ * rising numbers decide.
  */
 static bool is_left_behind(struct ki_stream *s, const struct ki_batch_id *id, bool reconnected)
 {
@@ -201,8 +199,8 @@ static bool is_left_behind(struct ki_stream *s, const struct ki_batch_id *id, bo
 }
 
 /*
- * A replay that no live batch asked for is under way. What continues the stream ends it; else the
- * batch waits for it, as if it had asked.
+ * Handle a live batch during a replay that no live batch caused. A batch that continues the stream
+ * ends the replay. Any other batch waits for it.
  */
 static unsigned live_while_replaying(struct ki_stream *s, const struct ki_batch_id *id)
 {
@@ -246,7 +244,7 @@ unsigned ki_stream_live(struct ki_stream *s, const struct ki_batch_id *id, bool 
         ki_stream_meet(s);
     steps = live(s, id, reconnected, now_ns);
     if (!(steps & (KI_STEP_APPLY | KI_STEP_DROP)))
-        return steps; /* it is held, and will be offered again */
+        return steps; /* held, and offered again later */
     s->has_live = true;
     s->last_live = id->sequence;
     return steps;

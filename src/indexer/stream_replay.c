@@ -2,7 +2,7 @@
 /* Replays: ask for missed batches, check which process answers, apply what it sends. */
 #include "indexer/stream_impl.h"
 
-/* limit of a replay, in time-outs, even if messages keep dripping in */
+/* limit of a replay in time-outs, even if messages keep trickling in */
 #define REPLAY_TIMEOUTS 60
 
 /* -- requests ---------------------------------------------------------------------------------- */
@@ -32,7 +32,7 @@ unsigned ki_stream_begin_replay(struct ki_stream *s, enum ki_replay_kind kind, u
     s->kind = kind;
     s->attempts = 1;
     if (kind == KI_REPLAY_HEAL) {
-        s->heal_at_ns = 0; /* once only */
+        s->heal_at_ns = 0; /* only once */
         s->torn = false;
     }
     return request(s, from, now_ns);
@@ -58,7 +58,7 @@ unsigned ki_stream_finish_replay(struct ki_stream *s)
 static unsigned give_up(struct ki_stream *s, uint64_t now_ns)
 {
     s->stats.failed_replays++;
-    /* A held batch shows itself which batches are missing. Without one the end is unknown. */
+    /* A held batch shows which batches are missing. Without one the end is unknown. */
     if (!s->holding && s->has_position)
         s->partial = true;
     s->cooldown_to_ns = now_ns + s->opts.cooldown_ns;
@@ -92,7 +92,7 @@ static unsigned retry_later(struct ki_stream *s, uint64_t now_ns)
 
 /* -- answers ----------------------------------------------------------------------------------- */
 
-/* True when the batch with the number of our position is the one that brought us there. */
+/* Return true when the batch with the position's number is the batch of the position. */
 static bool is_position(const struct ki_stream *s, const struct ki_batch_id *id)
 {
     enum ki_known known = ki_stream_lookup(s, id);
@@ -104,7 +104,7 @@ static bool is_position(const struct ki_stream *s, const struct ki_batch_id *id)
     return ki_stream_time(id) == s->timestamp;
 }
 
-/* True when everything missed before the held batch has arrived. */
+/* Return true when all batches before the held one have arrived. */
 static bool reached_trigger(const struct ki_stream *s)
 {
     if (!s->holding || s->ahead)
@@ -143,7 +143,7 @@ static unsigned replay_hole(struct ki_stream *s, const struct ki_batch_id *id, u
     return steps;
 }
 
-/* Heal a partial view: replace it only by a whole one. */
+/* Begin to heal a partial view; only a whole one replaces it. */
 static unsigned replay_heal(struct ki_stream *s, const struct ki_batch_id *id)
 {
     if (id->sequence > FIRST_SEQUENCE_MAX)
@@ -154,8 +154,8 @@ static unsigned replay_heal(struct ki_stream *s, const struct ki_batch_id *id)
 }
 
 /*
- * True when @id contradicts the held batch: an earlier number with a later time, or the same number
- * with other contents. Another process is publishing then.
+ * Return true when @id contradicts the held batch: an earlier number with a later time, or the same
+ * number with other contents. Another process is publishing then.
  */
 static bool contradicts_trigger(const struct ki_stream *s, const struct ki_batch_id *id)
 {
@@ -217,8 +217,8 @@ unsigned ki_stream_replayed(struct ki_stream *s, const struct ki_batch_id *id, u
     }
     if (s->kind == KI_REPLAY_VERIFY) {
         s->kind = KI_REPLAY_GAP;
-        ki_stream_now_partial(
-            s, now_ns); /* the batch that would have told which process this is has gone */
+        /* The ring no longer has the batch at position, which would have identified the process. */
+        ki_stream_now_partial(s, now_ns);
     }
     if (id->sequence > expected && (s->has_position || id->sequence > FIRST_SEQUENCE_MAX)) {
         if (!first && s->attempts < s->opts.max_attempts)
@@ -242,19 +242,21 @@ unsigned ki_stream_replay_end(struct ki_stream *s, uint64_t now_ns)
 {
     if (s->state != KI_STREAM_REPLAYING)
         return 0;
-    /* A process keeps its last batch, and a ROUTER that drops replies never drops the first: who
-     * has none from position on is another process. */
+    /*
+     * A process keeps its last batch, and a ROUTER that drops replies never drops the first. A
+     * process without batches from position on is another one.
+     */
     if (!s->holding && s->kind == KI_REPLAY_VERIFY && !s->answered)
         return replay_restarted(s, now_ns);
     if (!s->holding || s->ahead || s->kind == KI_REPLAY_HEAL)
         return ki_stream_finish_replay(s);
-    /* The held batch's publisher hasn't reached the peer's position: it is another process. */
+    /* The held batch's publisher hasn't reached the peer's position: another process. */
     if (s->kind == KI_REPLAY_VERIFY && s->seeded && s->trigger <= s->position)
         return replay_restarted(s, now_ns);
     return retry_later(s, now_ns);
 }
 
-/* End a replay that failed: the publisher's state is as unknown as after no answer. */
+/* The publisher's state is as unknown as without an answer. */
 unsigned ki_stream_replay_failed(struct ki_stream *s, uint64_t now_ns)
 {
     if (s->state != KI_STREAM_REPLAYING)

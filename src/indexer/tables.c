@@ -4,7 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Grow an array of pointers to hold one more than @n. NULL: out of memory, nothing has changed. */
+/*
+ * Grow an array of pointers to hold one more than @n. NULL: out of memory, and the array is
+ * unchanged.
+ */
 static void *grow(void *items, size_t n, size_t *capacity)
 {
     size_t more = *capacity ? *capacity * 2 : 16;
@@ -78,7 +81,7 @@ struct ki_listener *ki_listener_find(const struct ki_registry *r, uint64_t insta
     return NULL;
 }
 
-/* Reserve room. Call with `lock`: readers use the arrays that realloc moves. */
+/* Reserve room. The caller holds `lock`: readers use the arrays that realloc moves. */
 int ki_tables_reserve(struct ki_registry *r)
 {
     void *models, *listeners = NULL;

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
  * The registry's two tables, both sorted arrays: models by (name, tenant), listeners by (instance,
- * rank). They are small (thousands), looked up by halving, and already in the order in which they
- * are shown.
+ * rank). They are small (thousands), searched by bisection, and already in display order.
  *
- * Two locks. `admin` is held through a whole change (register, unregister, adopt), but let go while
- * a worker's blocks leave the index, which may take seconds: the instance is among `leaving` then,
- * and its next change waits. `lock` is held only to look something up or to put it in or take it
- * out, so a query never waits for a change. The tables are written under both, so either suffices
+ * Two locks. `admin` is held through a whole change (register, unregister, adopt), but released
+ * while a worker's blocks leave the index, which may take seconds: the instance is among `leaving`
+ * then, and its next change waits. `lock` is held only to look an item up, insert or remove it, so
+ * a query never waits for a change. The tables are written under both locks, so either is enough
  * for reading. Order: admin, lock, a listener's lock, a pump's.
  */
 #ifndef KV_INDEXER_TABLES_H
@@ -19,7 +18,7 @@
 #include "indexer/pump.h"
 #include "indexer/registry.h"
 
-/** An instance whose blocks are leaving the index. On the stack of the thread that sees to it. */
+/** An instance whose blocks are leaving the index. On the stack of the thread that removes them. */
 struct ki_leaving {
     struct ki_leaving *next;
     uint64_t instance;
@@ -34,80 +33,92 @@ struct ki_registry {
     uint32_t n_pumps;
 
     pthread_mutex_t admin, lock;
-    pthread_cond_t left;        /* with admin: an instance is no longer among leaving */
+    pthread_cond_t left;        /* used with admin: an instance has left `leaving` */
     struct ki_leaving *leaving; /* under admin */
     struct ki_model **models;
     size_t n_models, models_capacity;
     struct ki_listener **listeners;
     size_t n_listeners, listeners_capacity;
     struct ki_positions positions; /* under admin alone */
-    /* Registrations shared with peers (registry_peers.c); under admin alone, but for revision. */
+    /*
+     * Registrations shared with peers (registry_peers.c); under admin alone, except for revision.
+     */
     struct ki_removed *removed;
     size_t n_removed;
     uint64_t id, last_version;
-    _Atomic uint64_t revision; /* relaxed: whoever reads an old one asks again */
+    _Atomic uint64_t revision; /* relaxed: a peer that reads an old one asks again */
 };
 
 /* -- under either lock ------------------------------------------------------------------------- */
 
-/** First model not before (name, tenant); the one that is it, or NULL. */
+/** Return the first model not before (name, tenant); *ret is the model itself, or NULL. */
 size_t ki_model_bound(const struct ki_registry *r, const char *name, const char *tenant);
 struct ki_model *ki_model_find(const struct ki_registry *r, const char *name, const char *tenant);
 
-/** First listener not before (instance, rank); the one that is it, or NULL. */
+/** Return the first listener not before (instance, rank); *ret is the listener itself, or NULL. */
 size_t ki_listener_bound(const struct ki_registry *r, uint64_t instance, uint32_t rank);
 struct ki_listener *ki_listener_find(const struct ki_registry *r, uint64_t instance, uint32_t rank);
-/** The listeners of an instance are neighbours: [*ret_first, returned). */
+/** Find the listeners of an instance, which are neighbours: [*ret_first, returned). */
 size_t ki_instance_range(const struct ki_registry *r, uint64_t instance, size_t *ret_first);
 
 /* -- under admin; each takes lock -------------------------------------------------------------- */
 
-/** Room for one more of each, so that what follows can't fail. Returns 0 or -ENOMEM. */
+/**
+ * Make room for one more model and listener, so that inserting can't fail. Returns 0 or -ENOMEM.
+ */
 int ki_tables_reserve(struct ki_registry *r);
 
-/** References come and go with what is put in and taken out. */
+/** Insert or remove an item with its reference. */
 void ki_tables_put_model(struct ki_registry *r, struct ki_model *model);
 void ki_tables_replace_model(struct ki_registry *r, struct ki_model *model); /* of the same name */
 void ki_tables_take_model(struct ki_registry *r, const struct ki_model *model);
 void ki_tables_put_listener(struct ki_registry *r, struct ki_listener *l);
 struct ki_listener *ki_tables_take_listener(struct ki_registry *r, size_t at);
 
-/** Lock admin for a change of @instance: once no earlier one of it goes on. */
+/** Lock admin for a change of @instance, after earlier changes of it have ended. */
 void ki_registry_lock_for(struct ki_registry *r, uint64_t instance);
 int ki_registry_register_locked(struct ki_registry *r, const struct ki_registration *reg,
                                 struct kv_error *error);
-/** Lets admin go, and takes it again, while the blocks leave. After ki_registry_lock_for. */
+/**
+ * Unregister under admin (ki_registry_lock_for). Releases admin while the blocks leave, and takes
+ * it again.
+ */
 int ki_registry_unregister_locked(struct ki_registry *r, uint64_t instance, const char *name,
                                   const char *tenant, const uint32_t *rank, struct kv_error *error);
-/** @model goes when nobody feeds it and it has no blocks. */
+/** Drop @model when it has no listener and no blocks. */
 void ki_registry_drop_if_empty(struct ki_registry *r, struct ki_model *model);
 uint64_t ki_registry_next_version(struct ki_registry *r);
-/** Peers that ask get everything anew. */
+/** Change the revision, so that peers fetch all registrations again. */
 void ki_registry_changed(struct ki_registry *r);
 void ki_registry_note_removed(struct ki_registry *r, uint64_t instance, uint32_t rank,
                               uint64_t version, bool by_peer);
-/** Whether a peer's news removed it before the client that wants it removed here, too; told once. */
+/**
+ * Return true once when a peer's news removed it before the client that wants it removed here, too.
+ */
 bool ki_registry_removed_by_peer(struct ki_registry *r, uint64_t instance, const uint32_t *rank);
-/** Whether a peer's news registered just this before the client; then it is the client's now. */
+/**
+ * Return true when a peer's news registered just this before the client. The registration becomes
+ * the client's.
+ */
 bool ki_registry_is_peers(struct ki_registry *r, const struct ki_registration *reg);
 
 /* -- under none -------------------------------------------------------------------------------- */
 
 /**
- * A copy of the listeners with references, so that nobody waits for `lock` while a batch is
- * applied. Returns their number or -ENOMEM.
+ * Copy the listeners with references, so that no thread waits for `lock` while a batch is applied.
+ * Returns their number or -ENOMEM.
  */
 long ki_tables_snapshot(struct ki_registry *r, struct ki_listener ***ret);
 void ki_tables_snapshot_free(struct ki_listener **listeners, long n);
 
-/** Order of watermarks: by holder. For qsort and bsearch. */
+/** Compare watermarks by holder, for qsort and bsearch. */
 int ki_marks_compare(const void *a, const void *b);
 
-/** Syntax and permission of what @reg names. */
+/** Check the syntax and permission of @reg's endpoints. */
 int ki_registry_check(const struct ki_registry *r, const struct ki_registration *reg,
                       struct kv_error *error);
 
-/** Every event thread looks at its listeners again. */
+/** Wake every event thread to check its listeners again. */
 void ki_registry_wake(struct ki_registry *r);
 
 #endif

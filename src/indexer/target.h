@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Where a socket connects to. libzmq resolves host names on its I/O thread, where one silent name
- * server holds up every stream; so names are resolved here, by threads of their own
- * (base/resolve.h), and libzmq gets numeric addresses. Thread-confined.
+ * Address of a socket's peer. libzmq resolves host names on its I/O thread, where one silent name
+ * server holds up every stream. The resolver's threads (base/resolve.h) therefore resolve names
+ * here, and libzmq gets numeric addresses. Thread-confined.
  */
 #ifndef KV_INDEXER_TARGET_H
 #define KV_INDEXER_TARGET_H
@@ -14,15 +14,15 @@
 #include "base/resolve.h"
 
 struct ki_target {
-    const char *where; /* to hand to libzmq; NULL until it is known */
+    const char *where; /* numeric endpoint for libzmq; NULL until it is known */
     const char *given; /* the endpoint as registered */
-    bool named;        /* its host is a name */
+    bool named;        /* the host is a name */
     struct kv_endpoint endpoint;
-    unsigned turn; /* which of the name's addresses is tried */
+    unsigned turn; /* index of the address to try */
     char text[96]; /* the numeric endpoint */
 };
 
-/** @endpoint outlives the target; NULL makes one that is never asked. */
+/** Initialise. @endpoint must outlive the target; NULL makes a target that is never resolved. */
 void ki_target_init(struct ki_target *target, const char *endpoint);
 
 /**
@@ -31,8 +31,11 @@ void ki_target_init(struct ki_target *target, const char *endpoint);
  */
 int ki_target_find(struct ki_target *target, struct kv_resolver *resolver, uint64_t max_age_ms);
 
-/** Whether another address than target->where, which doesn't answer, is to be tried now: the name has moved or, with
- * @others, has several. ki_target_find then gives it. Returns 1, 0, or what ki_target_find does. */
+/**
+ * Decide whether to try another address than target->where, which doesn't answer. Another one
+ * exists when the name has moved or, with @others, has several addresses. ki_target_find then gives
+ * it. Returns 1, 0, or an error of ki_target_find.
+ */
 int ki_target_turn(struct ki_target *target, struct kv_resolver *resolver, uint64_t max_age_ms,
                    bool others);
 

@@ -43,7 +43,7 @@ static const char *const methods[] = {"GET",    "POST",    "HEAD",  "PUT",
                                       "DELETE", "OPTIONS", "PATCH", "OTHER"};
 #define N_METHODS KV_COUNT(methods)
 
-/* Series of one endpoint; found once, then updated without a lock. */
+/* Series of one endpoint, found once, then updated without a lock. */
 struct endpoint {
     _Atomic(struct kv_series *) duration, requests[N_METHODS], errors[2];
 };
@@ -54,7 +54,7 @@ struct ki_telemetry {
     const struct ki_route *routes;
     size_t n_routes;
     struct kv_series *queries_hit, *queries_miss, *query_blocks, *query_matched;
-    struct endpoint endpoints[]; /* one per route, and the last for unknown paths */
+    struct endpoint endpoints[]; /* one per route, and a last one for unknown paths */
 };
 
 int ki_telemetry_create(const struct ki_route *routes, size_t n_routes, struct ki_telemetry **ret)
@@ -93,8 +93,8 @@ void ki_telemetry_destroy(struct ki_telemetry *telemetry)
 }
 
 /*
- * Return the series of a label set, made with its first use. Two threads may both ask: they get the
- * same one.
+ * Return the series of a label set, made on first use. Two threads that ask at once get the same
+ * one.
  */
 static struct kv_series *series_of(struct ki_telemetry *t, _Atomic(struct kv_series *) *slot,
                                    enum family family, const char *endpoint, const char *second)

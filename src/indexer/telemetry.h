@@ -15,20 +15,20 @@
 
 struct ki_telemetry;
 
-/** @routes outlive it; their paths are the `endpoint` labels. */
+/** Create the metrics. @routes must outlive them; their paths are the `endpoint` labels. */
 int ki_telemetry_create(const struct ki_route *routes, size_t n_routes, struct ki_telemetry **ret);
 void ki_telemetry_destroy(struct ki_telemetry *telemetry);
 
-/** A reply is on its way. */
+/** Count a request whose reply is being sent. */
 void ki_telemetry_request(struct ki_telemetry *telemetry, const struct ki_request *request,
                           unsigned status);
-/** A query of @blocks full blocks matched @matched of them at best. */
+/** Count a query of @blocks full blocks, whose best match has @matched. */
 void ki_telemetry_query(struct ki_telemetry *telemetry, uint64_t blocks, uint64_t matched);
 
 /** Append the whole exposition. */
 void ki_telemetry_render(struct ki_telemetry *telemetry, struct ki_registry *registry,
                          struct ki_http *http, struct kv_buf *out);
-/** The part of it that isn't counted by a ki_telemetry; @http may be NULL. */
+/** Append the metrics that aren't counted by a ki_telemetry; @http may be NULL. */
 void ki_telemetry_render_state(struct ki_registry *registry, struct ki_http *http,
                                struct kv_buf *out);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Metrics that are read when asked for: state of streams, indexes, connections and the process. */
+/* Metrics that are read at each scrape: state of streams, indexes, connections and the process. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <unistd.h>

@@ -13,8 +13,10 @@
 #define MAX_CHAIN 16
 #define KEY_ID_BYTES 32
 
-/* A chain and its key. GnuTLS uses them without copying, for as long as a handshake takes: none is
- * freed before the end, and there are as many as reloads. */
+/*
+ * A chain and its key. GnuTLS uses them without copying during a handshake, so none is freed before
+ * the end; each reload adds one.
+ */
 struct pair {
     struct pair *older;
     gnutls_pcert_st chain[MAX_CHAIN];
@@ -68,7 +70,7 @@ static bool key_id(gnutls_pubkey_t key, unsigned char *ret)
            len == KEY_ID_BYTES;
 }
 
-/* True when the key belongs to the chain's first certificate. */
+/* Return true when the key belongs to the chain's first certificate. */
 static bool belong(const struct pair *pair)
 {
     unsigned char of_cert[KEY_ID_BYTES], of_key[KEY_ID_BYTES];
@@ -87,7 +89,7 @@ static int load_file(const char *file, gnutls_datum_t *ret, struct kv_error *err
 {
     int rc = gnutls_load_file(file, ret);
 
-    if (rc < 0) /* only errno says why */
+    if (rc < 0) /* only errno has the reason */
         return kv_fail(error, errno ? -errno : -EIO, 0, "can't read %.150s: %s", file,
                        errno ? strerror(errno) : gnutls_strerror(rc));
     return 0;

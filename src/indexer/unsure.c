@@ -6,7 +6,7 @@
 #include <string.h>
 
 #define FIRST_CAPACITY 64
-#define MAX_DEPTH 4096 /* parents that are put back with a block */
+#define MAX_DEPTH 4096 /* most parents that are stored again with a block */
 
 void ki_unsure_fini(struct ki_unsure *u)
 {
@@ -28,7 +28,7 @@ static size_t slot_of(const struct ki_unsure *u, uint32_t rank, unsigned group, 
     return (size_t)(mixed >> 32) & (u->capacity - 1);
 }
 
-/* The block's slot, or the free one where it would be. */
+/* Return the block's slot, or the free slot where it would be. */
 static struct ki_unsure_entry *probe(const struct ki_unsure *u, uint32_t rank, unsigned group,
                                      uint64_t hash)
 {
@@ -71,7 +71,7 @@ static bool grow(struct ki_unsure *u)
     return true;
 }
 
-/* The block's entry with one copy more; NULL at the limit. */
+/* Add a copy to the block's entry, made when it is missing. NULL at the limit. */
 static struct ki_unsure_entry *add(struct ki_unsure *u, uint32_t rank, unsigned group,
                                    uint64_t hash)
 {
@@ -96,7 +96,7 @@ static void set_open(struct ki_unsure *u, struct ki_unsure_entry *e, bool open)
     e->open = open;
 }
 
-/* Empty the slot, and move up what lies behind it in its run of slots. */
+/* Empty the slot, and move up the entries behind it in its run of slots. */
 static void drop(struct ki_unsure *u, struct ki_unsure_entry *e)
 {
     size_t hole = (size_t)(e - u->items), mask = u->capacity - 1;
@@ -115,7 +115,7 @@ static void drop(struct ki_unsure *u, struct ki_unsure_entry *e)
     u->items[hole].copies = 0;
 }
 
-/* One of the entry's copies is certain, or gone. */
+/* One of the entry's copies is certain, or gone: subtract it. */
 static void take_one(struct ki_unsure *u, struct ki_unsure_entry *e)
 {
     if (e->copies > 1)
@@ -128,7 +128,7 @@ void ki_unsure_clear_rank(struct ki_unsure *u, uint32_t rank)
 {
     for (size_t i = 0; u->n && i < u->capacity;) {
         if (u->items[i].copies && u->items[i].rank == rank)
-            drop(u, &u->items[i]); /* another may have moved here */
+            drop(u, &u->items[i]); /* another entry may have moved here */
         else
             i++;
     }
@@ -178,7 +178,7 @@ int ki_unsure_restore(struct ki_unsure *u, struct kvi_index *index, struct kv_ho
         struct kv_block block;
         uint64_t above;
 
-        /* The highest open one first. */
+        /* The highest open parent first. */
         for (size_t up = 0; top->has_parent && up < MAX_DEPTH; up++) {
             struct ki_unsure_entry *next =
                 ki_unsure_find(u, holder.rank, KI_UNSURE_MAIN, top->parent);
@@ -216,11 +216,14 @@ void ki_unsure_stored(struct ki_unsure *u, uint32_t rank, unsigned group, const 
 
 /* -- removals ---------------------------------------------------------------------------------- */
 
-/* Whether the removal concerns a copy here, and the index stays as it is. @certain: copies in the index. */
+/*
+ * Return true when the removal concerns a possible copy, and the index stays as it is. @certain:
+ * copies in the index.
+ */
 static bool takes_possible(struct ki_unsure *u, struct ki_unsure_entry *e, long certain,
                            bool has_children)
 {
-    if (!certain && !e->open) /* parked, or of another tier: the index knows */
+    if (!certain && !e->open) /* parked, or in another tier: the index knows */
         return false;
     if (certain > 1)
         return false;

@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Blocks of which a stream doesn't tell how many copies the engine has: an event may have been about
- * a new copy, or a report of one that was known (reports.h).
+ * Blocks with an unknown number of copies: an event may have announced a new copy, or reported a
+ * known one (reports.h).
  *
- * The index counts the copies that are certain. An entry here has the number of copies that may be
- * there besides. While one certain copy is left the answer is right. When the last certain copy is
- * removed:
+ * The index counts the certain copies. An entry here has the number of further, possible copies.
+ * While one certain copy is left the answer is right. When the last certain copy is removed:
  * - the block has children: it is still there, as vLLM evicts children before their parents. So one
  *   of the copies here is certain now.
  * - else the entry is open: the index drops the block, and the stream's view is partial until the
  *   engine stores the block again, stores a child of it, removes its last possible copy or clears.
  *
- * A window of a model without a main group also tells the places of blocks. A block that leaves it in
- * doubt takes its place along, and what the engine stores below finds none: then the view stays
- * partial.
+ * A window of a model without a main group also tells the places of blocks. A block that leaves it
+ * in doubt takes its place along. Blocks that the engine stores below then find no place, and the
+ * view stays partial.
  *
  * Caller-locked.
  */
@@ -27,7 +26,7 @@
 #include "kv_event.h"
 #include "kv_index.h"
 
-/** Entries of a stream at most; blocks beyond are not noted, and the view stays partial. */
+/** Most entries of a stream. Further blocks are not noted, and the view stays partial. */
 #define KI_MAX_UNSURE 65536
 
 /** Number of the main group in an entry; windows are 1 and more. */
@@ -36,16 +35,16 @@
 struct ki_unsure_entry {
     uint64_t hash, tokens_hash, parent;
     uint32_t rank;
-    uint32_t copies; /* that may be there, beyond those in the index; 0: a free slot */
+    uint32_t copies; /* possible copies, beyond those in the index; 0: a free slot */
     uint8_t group;   /* KI_UNSURE_MAIN, or 1 + number of the window */
     bool has_parent;
-    bool open; /* the index hasn't the block */
+    bool open; /* the index doesn't have the block */
 };
 
 struct ki_unsure {
     struct ki_unsure_entry *items; /* open addressing */
     size_t n, capacity, n_open;
-    bool lost; /* entries, or places of blocks: partial until a clear */
+    bool lost; /* entries, or places of blocks, were lost: partial until a clear */
 };
 
 void ki_unsure_fini(struct ki_unsure *u);
@@ -54,27 +53,30 @@ void ki_unsure_fini(struct ki_unsure *u);
 void ki_unsure_clear_rank(struct ki_unsure *u, uint32_t rank);
 void ki_unsure_clear(struct ki_unsure *u);
 
-/** Whether answers may lack a block that the engine has. */
+/** Return true when answers may lack a block that the engine has. */
 static inline bool ki_unsure_is_partial(const struct ki_unsure *u)
 {
     return u->n_open || u->lost;
 }
 
-/** The entry of a block, or NULL. Valid until the next call that notes or drops one. */
+/** Return the entry of a block, or NULL. Valid until the next call that notes or drops one. */
 struct ki_unsure_entry *ki_unsure_find(const struct ki_unsure *u, uint32_t rank, unsigned group,
                                        uint64_t hash);
 
 /**
- * Note that the main blocks of a chain at the root may have a copy more. @op is a store of blocks
+ * Note that the main blocks of a chain at the root may have one more copy. @op is a store of blocks
  * that the index holds, or that have open entries; the caller stores the latter.
  */
 void ki_unsure_note(struct ki_unsure *u, const struct kve_op *op);
 
-/** Note that the blocks @hashes of window @number may have a copy more. */
+/** Note that the blocks @hashes of window @number may have one more copy. */
 void ki_unsure_note_window(struct ki_unsure *u, struct kvi_index *index, struct kv_holder holder,
                            uint32_t number, const uint64_t *hashes, size_t n);
 
-/** Before a store below @parent: put it back if its entry is open. Returns 0 or kvi_store's error. */
+/**
+ * Store @parent again if its entry is open, before a store below it. Returns 0 or kvi_store's
+ * error.
+ */
 int ki_unsure_restore(struct ki_unsure *u, struct kvi_index *index, struct kv_holder holder,
                       uint64_t parent);
 
@@ -86,12 +88,12 @@ void ki_unsure_stored(struct ki_unsure *u, uint32_t rank, unsigned group, const 
                       size_t stride, size_t n, bool alone);
 
 /**
- * Remove copies of the device's main blocks as kvi_take does, and judge entries. Returns as
- * kvi_take; removals of copies that were possible count as found.
+ * Remove copies of the device's main blocks like kvi_take, and judge entries. Returns like
+ * kvi_take; removals of possible copies count as found.
  */
 long ki_unsure_take(struct ki_unsure *u, struct kvi_index *index, struct kv_holder holder,
                     const struct kve_op *op);
-/** The same for window @number. */
+/** Remove copies of window @number, like ki_unsure_take. */
 long ki_unsure_take_window(struct ki_unsure *u, struct kvi_index *index, struct kv_holder holder,
                            uint32_t number, const struct kve_op *op);
 
