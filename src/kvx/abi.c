@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The entry points: compile, check what host memory allows to check, run. */
+/* Entry points: compile, check all that host memory allows to check, run. */
 #include <stdbool.h>
 #include <string.h>
 
@@ -11,7 +11,7 @@
 
 #define PATCH 0
 
-/* A call over layers, to write or (writes is NULL) to gather. */
+/* A call over layers. writes is NULL for a gather. */
 struct call {
     const kvx_cache_desc_t *const *caches;
     const kvx_write_desc_t *const *writes;
@@ -43,13 +43,16 @@ static kvx_status_t run_plan(const struct kvx_plan *plan, void *stream)
     return KVX_STATUS_OK;
 }
 
-/* The same slots, or the same table: their tokens are counted with the plan before. */
+/*
+ * Return true when both plans use the same slots or table: their tokens are counted with the first
+ * plan.
+ */
 static bool same_tokens(const struct kvx_plan *a, const struct kvx_plan *b)
 {
     return a->slots == b->slots && a->indices == b->indices && a->lengths == b->lengths;
 }
 
-/* Go through the layers, joined into as few plans as possible, and check or run each plan. */
+/* Join the layers into as few plans as possible, and check or run each plan. */
 static kvx_status_t each_plan(const struct call *call, bool run, void *stream)
 {
     struct kvx_plan plan, layer;
@@ -60,7 +63,8 @@ static kvx_status_t each_plan(const struct call *call, bool run, void *stream)
             status = compile_layer(call, i, &layer);
             if (status != KVX_STATUS_OK)
                 return status;
-            if (layer.device != plan.device) /* one of them could fail after the other was done */
+            /* One of the plans could fail after the other has run. */
+            if (layer.device != plan.device)
                 return KVX_STATUS_UNSUPPORTED;
             if (kvx_plan_merge(&plan, &layer))
                 continue;
@@ -122,7 +126,7 @@ kvx_status_t kvx_gather_kv_layers(const kvx_cache_desc_t *const *caches,
     return each_layer(&call, options, stream);
 }
 
-/* One layer needs no second pass over the descriptors. */
+/* A single layer needs no second pass over the descriptors. */
 static kvx_status_t check_and_run(const struct kvx_plan *plan, const kvx_options_t *options,
                                   void *stream)
 {

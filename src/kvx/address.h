@@ -29,18 +29,18 @@
 
 /**
  * Division by an invariant. Exact for numerators below 2^63 (kvx_div) or 2^31 (kvx_div31), without
- * a hardware division: for a divisor that is no power of two, with c = ceil(log2 d), the magic
- * number ceil(2^(63+c) / d) has an error below 2^c, which is what 63-bit numerators can bear.
+ * a hardware division. For a divisor that is no power of two, with c = ceil(log2 d), the magic
+ * number ceil(2^(63+c) / d) has an error below 2^c, small enough for 63-bit numerators.
  */
 struct kvx_divisor {
-    uint64_t magic;   /* 0: a power of two */
-    uint32_t magic31; /* the same for 31-bit numerators */
+    uint64_t magic;   /* 0: the divisor is a power of two */
+    uint32_t magic31; /* magic number for 31-bit numerators */
     uint32_t shift;
     uint32_t value;
     uint32_t pad;
 };
 
-/** @value is not 0. */
+/** Prepare a division by @value, which is not 0. */
 KVX_HD struct kvx_divisor kvx_divisor_make(uint32_t value)
 {
     struct kvx_divisor d;
@@ -100,22 +100,22 @@ KVX_HD uint32_t kvx_div31(uint32_t n, const struct kvx_divisor *d)
     return (d->magic31 ? (uint32_t)((uint64_t)n * d->magic31 >> 32) : n) >> d->shift;
 }
 
-/** See the table above; all strides in bytes. */
+/** A map as in the table above; all strides in bytes. */
 struct kvx_map {
     int64_t block, beam, token, head, chunk, elem;
     struct kvx_divisor pack; /* dims per chunk; head_dim where there is one chunk */
-    uint32_t run;            /* dims from a multiple of run on that are contiguous (>= 1) */
+    uint32_t run;            /* number of contiguous dims from each multiple of run on (>= 1) */
     uint32_t align;          /* largest power of two <= 64 that divides every address of a run */
 };
 
-/** Offset of the first dim of a row. */
+/** Return the offset of the first dim of a row. */
 KVX_HD int64_t kvx_map_row(const struct kvx_map *m, int64_t block, uint32_t beam, uint32_t token,
                            uint32_t head)
 {
     return block * m->block + beam * m->beam + token * m->token + head * m->head;
 }
 
-/** Offset of a dim within its row. */
+/** Return the offset of a dim within its row. */
 KVX_HD int64_t kvx_map_dim(const struct kvx_map *m, uint32_t dim)
 {
     uint32_t chunk = kvx_div31(dim, &m->pack);
@@ -123,7 +123,7 @@ KVX_HD int64_t kvx_map_dim(const struct kvx_map *m, uint32_t dim)
     return chunk * m->chunk + (int64_t)(dim - chunk * m->pack.value) * m->elem;
 }
 
-/** Where scales lie: byte strides (0 where they don't depend on it); the base is in kvx_layer. */
+/** Strides of scales in bytes (0: independent of that number); the base is in kvx_layer. */
 struct kvx_scale_map {
     int64_t block, head;
 };
@@ -138,7 +138,7 @@ KVX_HD float kvx_scale_at(const void *base, const struct kvx_scale_map *m, int64
     return scale;
 }
 
-/** Element @i of an array of S32 (@wide 0) or S64 (@wide 1). */
+/** Return element @i of an array of S32 (@wide 0) or S64 (@wide 1). */
 KVX_HD int64_t kvx_index_at(const void *array, uint32_t wide, uint64_t i)
 {
     return wide ? ((const int64_t *)array)[i] : (int64_t)((const int32_t *)array)[i];

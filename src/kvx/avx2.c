@@ -53,13 +53,13 @@ INLINE __m256 load_e5m2(const char *p)
     return _mm256_cvtph_ps(_mm_slli_epi16(b, 8));
 }
 
-/* All ones where @v is a NaN. */
+/* Set all bits of each lane where @v is a NaN. */
 INLINE __m256i nans(__m256 v)
 {
     return _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
 }
 
-/* 8 values below 2^16, each in a 32-bit lane, to 8 16-bit ones. */
+/* Narrow 8 values below 2^16 from 32-bit lanes to 16-bit ones. */
 INLINE __m128i narrow(__m256i v)
 {
     return _mm_packus_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
@@ -88,7 +88,7 @@ INLINE __m128i pack_bf16(__m256 v)
         _mm256_blendv_epi8(_mm256_srli_epi32(sum, 16), _mm256_set1_epi32(0x7fff), nans(v)));
 }
 
-/* In the low half. */
+/* Pack into the low half. */
 INLINE __m128i pack_fp8(__m256 v, const struct kvx_fp8 c)
 {
     __m256i bits = _mm256_castps_si256(v);
@@ -166,7 +166,7 @@ INLINE __m256i pair(const char *low, const char *high)
     return _mm256_inserti128_si256(v, _mm_loadu_si128((const void *)high), 1);
 }
 
-/* 4 rows of one unit: a whole line of the target. */
+/* Collect 4 rows of one unit: a whole line of the target. */
 INLINE void collect_4(char *dst, const char *src, int64_t src_row, bool past_cache)
 {
     store(dst, pair(src, src + src_row), past_cache);
@@ -192,7 +192,7 @@ static SIMD void transpose(const struct kvx_units *u, int64_t dst_row, int64_t s
 
 #include "kvx/simd_x86.h"
 
-/* Every machine with AVX2 has F16C, but a hypervisor may hide one of them. */
+/* Every machine with AVX2 has F16C, but a hypervisor may hide either. */
 static bool has_f16c(void)
 {
     unsigned a, b, c, d;

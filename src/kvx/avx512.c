@@ -148,7 +148,7 @@ INLINE __m512i join_4(__m128i a, __m128i b, __m128i c, __m128i d)
 /* --------------------------------------------------------------------------------------------- */
 /* Transposition of 16-byte units: source rows are contiguous along c, target rows along r. */
 
-/* 4 rows of 4 units: whole lines in, whole lines out. */
+/* Transpose 4 rows of 4 units: whole lines in, whole lines out. */
 INLINE void transpose_4x4(char *dst, int64_t dst_row, const char *src, int64_t src_row,
                           bool past_cache)
 {

@@ -3,7 +3,7 @@
 
 static kvx_status_t check_slots(const struct kvx_plan *p)
 {
-    /* One pass without an exit: it vectorises, and good input has no early end. */
+    /* Scan in one pass without an exit: it vectorises, and valid input has no early end. */
     uint64_t bad = 0;
 
     for (uint32_t i = 0; i < p->n_tokens; i++) {
@@ -39,7 +39,9 @@ static kvx_status_t check_lengths(const struct kvx_plan *p)
     return KVX_STATUS_OK;
 }
 
-/* Every position of one row of the output; a block's positions share an id except in RAGGED. */
+/*
+ * Check every position of one row of the output. A block's positions share an id except in RAGGED.
+ */
 static int row_in_range(const struct kvx_plan *p, uint32_t s, uint32_t w)
 {
     uint32_t stride = p->format == KVX_BLOCK_TABLE_RAGGED ? 1 : p->block_size.value;
@@ -50,7 +52,7 @@ static int row_in_range(const struct kvx_plan *p, uint32_t s, uint32_t w)
     int64_t said = kvx_index_at(p->lengths, p->lengths_wide, s);
 
     if (length < p->max_seq_len && said > (int64_t)length)
-        return 0; /* RAGGED: fewer indices than the length needs */
+        return 0; /* RAGGED: fewer indices than the length requires */
     for (uint64_t pos = 0; pos < length; pos += stride) {
         for (uint32_t kv = 0; kv < n_tables; kv++) {
             if (kvx_table_place(p, kv, s, w, (uint32_t)pos, start, &place) == KVX_ROW_DROP)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * check.h: the arrays of a HOST plan, read before the first byte moves.
+ * check.h: check the arrays of a HOST plan before the first byte moves.
  *
  * OUT_OF_RANGE: a slot or block id out of bounds, or a table that doesn't cover a sequence's
  * length. INVALID_ARGUMENT: negative lengths, an indptr that isn't a prefix sum over all indices.
@@ -11,7 +11,8 @@
 #include "kvx/plan.h"
 
 /**
- * @drop: out of range is no error here; only what INVALID_ARGUMENT is about gets checked.
+ * Check the arrays. @drop: only INVALID_ARGUMENT is checked, since out-of-range entries are dropped
+ * later.
  */
 kvx_status_t kvx_check_arrays(const struct kvx_plan *plan, int drop);
 

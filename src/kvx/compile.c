@@ -16,8 +16,8 @@
 /* Maps */
 
 /*
- * Byte stride of dim @i; one that is never stepped along counts as 0 and can't spoil alignment.
- * The same holds for all of a tensor without tokens, whose strides nobody has checked.
+ * Return the byte stride of dim @i. A stride that no access uses counts as 0 and can't reduce the
+ * alignment. So does every stride of a tensor without tokens, which no function has checked.
  */
 static int64_t step(const kvx_tensor_desc_t *t, uint32_t i)
 {
@@ -31,8 +31,8 @@ static uint32_t alignment(uint64_t bits)
 }
 
 /*
- * Bring a map to its simplest form and fill in run and align. Chunks that follow each other are one
- * run; chunks of one element are a strided row. @base is ored into the alignment.
+ * Bring a map to its simplest form and fill in run and align. Consecutive chunks are one run;
+ * chunks of one element are a strided row. The alignment includes @base.
  */
 static void finish_map(struct kvx_map *m, uint32_t pack, uint32_t dims, uint32_t size,
                        uintptr_t base)
@@ -81,7 +81,9 @@ static struct kvx_map cache_map(const kvx_cache_desc_t *cache, const kvx_tensor_
     return m;
 }
 
-/* A write's input, or a gather's output of any rank; rows [n_sequences, n_beams, n_positions]. */
+/*
+ * Map a write's input, or a gather's output of any rank; rows [n_sequences, n_beams, n_positions].
+ */
 static struct kvx_map io_map(const kvx_tensor_desc_t *t, const struct kvx_plan *p)
 {
     uint32_t last = t->ndim - 1;
@@ -108,7 +110,7 @@ static struct kvx_map io_map(const kvx_tensor_desc_t *t, const struct kvx_plan *
 static void start(struct kvx_plan *p, enum kvx_op op, const kvx_cache_desc_t *cache,
                   const kvx_options_t *options)
 {
-    memset(p, 0, sizeof(*p)); /* padding too: plans are compared as bytes */
+    memset(p, 0, sizeof(*p)); /* clears padding, too: plans are compared as bytes */
     p->size = sizeof(*p);
     p->op = op;
     p->phase = (uint32_t)options->phase;
@@ -120,7 +122,7 @@ static void start(struct kvx_plan *p, enum kvx_op op, const kvx_cache_desc_t *ca
     p->dropped = options->dropped;
 }
 
-/* The scale of one cache side, from a descriptor, a plain pointer, or neither. */
+/* Map the scale of one cache side, from a descriptor, a plain pointer, or neither. */
 static kvx_status_t scale_map(const kvx_scale_desc_t *scale, const void *plain,
                               const kvx_cache_desc_t *cache, struct kvx_scale_map *map,
                               const char **base)
@@ -142,7 +144,7 @@ static kvx_status_t scale_map(const kvx_scale_desc_t *scale, const void *plain,
     return KVX_STATUS_OK;
 }
 
-/* Nothing that is read may lie in what is written. */
+/* Check that the memory read and the memory written have no byte in common. */
 static kvx_status_t apart(const struct kvx_hull *read, size_t n, const struct kvx_hull written[2])
 {
     for (size_t i = 0; i < n; i++) {
@@ -162,7 +164,7 @@ kvx_status_t kvx_read_options(const kvx_options_t *options, kvx_options_t *ret)
     size = options->size < sizeof(*ret) ? options->size : (uint32_t)sizeof(*ret);
     if (size < sizeof(options->size) + sizeof(options->flags))
         return KVX_STATUS_INVALID_ARGUMENT;
-    /* whole fields only: four of 4 bytes, then all of 8 */
+    /* Copy whole fields only: four of 4 bytes, then all of 8. */
     memcpy(ret, options, size & ~(size < offsetof(kvx_options_t, dropped) ? 3U : 7U));
     if (ret->flags & ~(KVX_OPTION_ZERO_PADDING | KVX_OPTION_DROP_OUT_OF_RANGE))
         return KVX_STATUS_INVALID_ARGUMENT;
@@ -227,7 +229,7 @@ kvx_status_t kvx_compile_write(const kvx_cache_desc_t *cache, const kvx_write_de
 /* --------------------------------------------------------------------------------------------- */
 /* Gather */
 
-/* Which of the accepted ranks an output tensor has, and that it has the right shape. */
+/* Find the rank of an output tensor among the accepted ones, and check its shape. */
 static kvx_status_t check_output(const kvx_tensor_desc_t *t, const kvx_cache_desc_t *cache,
                                  const kvx_gather_desc_t *gather, struct kvx_hull *ret)
 {
@@ -281,7 +283,7 @@ static kvx_status_t gather_scale(const kvx_cache_desc_t *cache, const kvx_option
         return KVX_STATUS_OK;
     if (p->format == KVX_BLOCK_TABLE_KV_OFFSETS && scale->granularity != KVX_SCALE_PER_TENSOR &&
         scale->granularity != KVX_SCALE_PER_HEAD)
-        return KVX_STATUS_UNSUPPORTED; /* two pools number their blocks alike */
+        return KVX_STATUS_UNSUPPORTED; /* two pools use the same block numbers */
     return scale_map(scale, NULL, cache, &p->side[kv].src_scale, &p->layer[0].src_scale[kv]);
 }
 
@@ -299,7 +301,7 @@ static kvx_status_t gather_tensor(const kvx_cache_desc_t *cache, const kvx_gathe
         p->layer[0].src[kv] = paged->data;
         return KVX_STATUS_OK;
     }
-    /* The block stride is the pool's, and both pools count for the alignment. */
+    /* The block stride is the pool's, and the alignment is that of both pools. */
     pool.shape[0] = 2;
     pool.stride[0] = cache->pool.bytes_per_block / kvx_float_size(pool.dtype);
     pool.data = (void *)((uintptr_t)cache->pool.primary | (uintptr_t)cache->pool.secondary);
@@ -310,8 +312,8 @@ static kvx_status_t gather_tensor(const kvx_cache_desc_t *cache, const kvx_gathe
 }
 
 /*
- * Hulls of the memory that a gather reads: the cache, or as much of the pools as is known (a pool
- * has one block at least), and the table's arrays.
+ * Compute the hulls of the memory that a gather reads: the cache, or the known part of the pools (a
+ * pool has at least one block), and the table's arrays.
  */
 static kvx_status_t gather_reads(const kvx_cache_desc_t *cache, const kvx_gather_desc_t *gather,
                                  const kvx_options_t *options, struct kvx_hull reads[5])
@@ -385,7 +387,7 @@ kvx_status_t kvx_compile_gather(const kvx_cache_desc_t *cache, const kvx_gather_
     return KVX_STATUS_OK;
 }
 
-/* Both maps promise what holds for either. */
+/* Reduce both maps' alignment to the common one. */
 static void same_alignment(struct kvx_map *a, struct kvx_map *b)
 {
     uint32_t align = alignment(a->align | b->align);
@@ -419,7 +421,7 @@ bool kvx_plan_merge(struct kvx_plan *plan, const struct kvx_plan *layer)
 /* --------------------------------------------------------------------------------------------- */
 /* Copy */
 
-/* One end of a copy: the map of a cache tensor from head @head on, and its base. */
+/* Map one end of a copy: a cache tensor from head @head on, and its base. */
 static struct kvx_map copy_end(const kvx_cache_desc_t *cache, int kv, uint32_t head, char **base)
 {
     kvx_tensor_desc_t t = kv ? cache->v : cache->k;
@@ -468,8 +470,8 @@ static bool same_tensor(const kvx_tensor_desc_t *a, const kvx_tensor_desc_t *b)
 }
 
 /*
- * Source and target have no byte in common, or are one cache, where the blocks of a pair differ.
- * Then the heads must be the same ones or different ones: a range that overlaps itself would be
+ * Check that source and target have no byte in common. One cache may be both, where the blocks of a
+ * pair differ. Then the heads must be equal or disjoint: a range that overlaps itself would be
  * copied onto itself.
  */
 static kvx_status_t check_overlap(const kvx_cache_desc_t *src, const kvx_cache_desc_t *dst,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * compile.h: descriptors in, plan out.
+ * compile.h: compile descriptors into a plan.
  *
- * Each function validates one layer's call and fills a plan for it. Nothing that the descriptors'
- * arrays contain is read (they may lie on a device). OK, or the status the caller gets.
+ * Each function validates one layer's call and fills a plan for it. None reads the contents of the
+ * descriptors' arrays, which may be on a device. Returns OK, or the status for the caller.
  */
 #ifndef KVX_COMPILE_H
 #define KVX_COMPILE_H
@@ -13,13 +13,13 @@
 #include "kvx/plan.h"
 #include "kvx_ext.h"
 
-/** Options with defaults filled in; what a caller's shorter struct lacks is zero. */
+/** Copy the options and fill in defaults. Fields that a caller's shorter struct lacks are zero. */
 kvx_status_t kvx_read_options(const kvx_options_t *options, kvx_options_t *ret);
 
 kvx_status_t kvx_compile_write(const kvx_cache_desc_t *cache, const kvx_write_desc_t *write,
                                const kvx_options_t *options, struct kvx_plan *ret);
 
-/** @layer selects the scales of the options. */
+/** Compile a gather. @layer selects the scales of the options. */
 kvx_status_t kvx_compile_gather(const kvx_cache_desc_t *cache, const kvx_gather_desc_t *gather,
                                 const kvx_options_t *options, uint32_t layer, struct kvx_plan *ret);
 
@@ -28,8 +28,8 @@ kvx_status_t kvx_compile_copy(const kvx_cache_desc_t *src, const kvx_cache_desc_
                               struct kvx_plan *ret);
 
 /**
- * Add the one layer of @layer to @plan if the two differ in nothing but base pointers (and the
- * counter). False: they do, or @plan is full; it is unchanged.
+ * Add the one layer of @layer to @plan if the two differ only in base pointers (and the counter).
+ * Returns false when they differ in more, or @plan is full; it is then unchanged.
  */
 bool kvx_plan_merge(struct kvx_plan *plan, const struct kvx_plan *layer);
 

@@ -13,7 +13,7 @@
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static const struct kvx_backend *backend; /* written once, before pthread_once returns */
 
-/* libkvx_cuda beside the object that this code is in; NULL when that can't be told. */
+/* Open libkvx_cuda beside the object that contains this code; NULL when that object is unknown. */
 static void *open_beside(void)
 {
     Dl_info self;
@@ -42,7 +42,7 @@ static void *open_library(void)
     return library ? library : dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
 }
 
-/* A library from another build is refused: it would read the plan wrongly. */
+/* Refuse a library of another build, which would read the plan wrongly. */
 static const struct kvx_backend *check(const struct kvx_backend *found)
 {
     if (found && found->size >= sizeof(*found) && found->abi == KVX_BACKEND_ABI &&

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* From a framework's tensors to descriptors: DLPack, and the caches of engines. */
+/* Turn a framework's tensors into descriptors: DLPack, and the caches of engines. */
 #include <string.h>
 
 #include "kvx/validate.h"
@@ -14,7 +14,7 @@ struct dl_tensor {
     uint8_t code, bits;
     uint16_t lanes;
     const int64_t *shape;
-    const int64_t *strides; /* elements; NULL: row-major */
+    const int64_t *strides; /* in elements; NULL: row-major */
     uint64_t byte_offset;
 };
 _Static_assert(sizeof(struct dl_tensor) == 48 && offsetof(struct dl_tensor, shape) == 24,
@@ -56,7 +56,7 @@ static kvx_memory_type_t memory_of(const struct dl_tensor *t)
     }
 }
 
-/* Strides of a tensor whose dims follow each other. False: they don't fit. */
+/* Set the strides of a contiguous tensor. Returns false when they don't fit 64 bits. */
 static bool set_contiguous(kvx_tensor_desc_t *t)
 {
     int64_t next = 1;
@@ -143,11 +143,11 @@ kvx_status_t kvx_tensor_canonical(const kvx_cache_desc_t *cache, kvx_layout_t la
 /* --------------------------------------------------------------------------------------------- */
 /* Engines */
 
-/* @t without dim @dim, at index @index of it. */
+/* Return @t without dim @dim, at index @index of it. */
 static kvx_tensor_desc_t select_dim(const kvx_tensor_desc_t *t, uint32_t dim, int64_t index)
 {
     kvx_tensor_desc_t view = *t;
-    /* In unsigned arithmetic: a stride that leads nowhere is for the validation to find. */
+    /* Compute without signs: validation finds a stride that leads outside. */
     uint64_t skip = (uint64_t)index * (uint64_t)t->stride[dim] * kvx_dtype_size(t->dtype);
 
     view.data = (void *)((uintptr_t)t->data + skip);
@@ -160,7 +160,7 @@ static kvx_tensor_desc_t select_dim(const kvx_tensor_desc_t *t, uint32_t dim, in
     return view;
 }
 
-/* K and V of one tensor whose dim @dim is the pair. */
+/* Split one tensor whose dim @dim is the pair (K, V). */
 static bool split_pair(const kvx_tensor_desc_t *kv, uint32_t dim, kvx_cache_desc_t *c)
 {
     if (kv->ndim != 5 || kv->shape[dim] != 2)
@@ -170,7 +170,7 @@ static bool split_pair(const kvx_tensor_desc_t *kv, uint32_t dim, kvx_cache_desc
     return true;
 }
 
-/* K and V of rows that are twice as long. */
+/* Split rows of double length into K and V. */
 static bool split_rows(const kvx_tensor_desc_t *kv, kvx_cache_desc_t *c)
 {
     uint64_t half;
@@ -236,7 +236,7 @@ static kvx_layout_t layout_of(kvx_engine_layout_t engine)
     }
 }
 
-/* The four numbers, from K's shape. False: one doesn't fit. */
+/* Take the four sizes from K's shape. Returns false when one doesn't fit. */
 static bool take_sizes(kvx_cache_desc_t *c)
 {
     const int64_t *s = c->k.shape;
@@ -251,7 +251,7 @@ static bool take_sizes(kvx_cache_desc_t *c)
         if (__builtin_mul_overflow(s[2], s[4], &dim))
             return false;
     }
-    if (((blocks | size | heads | dim) >> 32) != 0) /* negative ones too */
+    if (((blocks | size | heads | dim) >> 32) != 0) /* negative ones, too */
         return false;
     c->num_blocks = (uint32_t)blocks;
     c->block_size = (uint32_t)size;

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The CPU side of a plan: rows in a line, cut into chunks for threads, joined into tiles.
+ * The CPU side of a plan: number the rows, cut them into chunks for threads, join them into tiles.
  *
  * The rows of an operation (per layer) are numbered
  *     WRITE   token
  *     GATHER  (sequence * n_beams + beam) * max_seq_len + position
  *     COPY    pair
- * and a chunk is a range of these. Within it, rows that follow each other on both sides become one
- * tile (tile.h): a block's worth usually, more where blocks themselves follow each other.
+ *
+ * A chunk is a range of these. Within a chunk, rows that are consecutive on both sides become one
+ * tile (tile.h): usually a block's worth, more where blocks are consecutive, too.
  */
 #include "kvx/host.h"
 
@@ -21,8 +22,9 @@
 #include "kvx_ext.h"
 
 enum {
-    CHUNK_BYTES = 1 << 19,  /* of K and V that a thread takes at a time */
-    PREFILL_BYTES = 1 << 20 /* a call known to be a prefill streams from this size on */
+    CHUNK_BYTES = 1 << 19, /* bytes of K and V that a thread takes at a time */
+    /* A call known to be a prefill bypasses the cache from this size on. */
+    PREFILL_BYTES = 1 << 20
 };
 
 struct job {
@@ -46,7 +48,7 @@ static const char *scale_base(const char *base, const struct kvx_scale_map *map,
     return base ? base + block * map->block : NULL;
 }
 
-/* True when @next is where the token after @last lies. */
+/* Return true when the token at @next follows the one at @last in memory. */
 static bool follows(const struct kvx_plan *p, bool flat, const struct kvx_place *last,
                     const struct kvx_place *next)
 {
@@ -115,7 +117,7 @@ static void write_range(const struct job *j, uint32_t l, uint64_t first, uint64_
 struct span {
     uint32_t s, w;
     uint32_t first, end; /* positions */
-    uint32_t length;     /* of the sequence; positions from here on are padding */
+    uint32_t length;     /* positions from here on are padding */
     uint64_t start;      /* RAGGED */
 };
 
@@ -145,7 +147,10 @@ static void zero_rows(const struct job *j, char *base, int kv, const struct span
     }
 }
 
-/* How many positions from @pos on (below @end) are answered alike and follow each other. */
+/*
+ * Return the number of positions from @pos on (below @end) with the same answer and consecutive
+ * places.
+ */
 static uint32_t gather_run(const struct job *j, int kv, const struct span *span, uint32_t pos,
                            uint32_t end, enum kvx_row *row, struct kvx_place *place)
 {
@@ -156,7 +161,7 @@ static uint32_t gather_run(const struct job *j, int kv, const struct span *span,
     *row = kvx_table_place(p, (uint32_t)kv, span->s, span->w, pos, span->start, place);
     before = *place;
     for (;;) {
-        /* A block id holds for the rest of the block; only RAGGED says it again for each token. */
+        /* A block id holds for the rest of the block; only RAGGED has an id for each token. */
         uint32_t step =
             p->format == KVX_BLOCK_TABLE_RAGGED ? 1 : p->block_size.value - before.offset;
 
@@ -294,7 +299,7 @@ static uint64_t count_rows(const struct kvx_plan *p)
     }
 }
 
-/* Bytes of all rows together as 128 bits would have them, capped: only sizes matter here. */
+/* Return the bytes of all rows, saturated: only the magnitude matters. */
 static uint64_t product(uint64_t a, uint64_t b)
 {
     uint64_t result;
@@ -303,13 +308,13 @@ static uint64_t product(uint64_t a, uint64_t b)
 }
 
 /*
- * Stores past the cache win when the target doesn't fit in it anyway (the lines needn't be read
- * first), and lose when somebody reads the target soon. So: above half the last-level cache, sooner
- * for a prefill, never for a decode.
+ * Decide whether stores bypass the cache. They gain when the target doesn't fit into the cache (no
+ * line has to be read first), and lose when the target is read soon. Hence: above half the
+ * last-level cache, sooner for a prefill, never for a decode.
  */
 static bool should_stream(const struct kvx_plan *p, uint64_t written)
 {
-    static _Atomic long cache_bytes; /* asked for once; racing threads find the same */
+    static _Atomic long cache_bytes; /* read once; threads that race read the same value */
     long known;
 
     if (p->phase == KVX_PHASE_DECODE)
@@ -334,7 +339,10 @@ static bool is_flat(const struct kvx_plan *p, int kv)
            !side->dst_scale.block;
 }
 
-/* Whole blocks, so that no tile is cut, where a chunk holds one. At least 1. */
+/*
+ * Return a number of rows, at least 1: whole blocks, so that no tile is cut, where a chunk holds
+ * one.
+ */
 static uint64_t rows_per_chunk(const struct kvx_plan *p, uint64_t row_bytes)
 {
     uint64_t rows = CHUNK_BYTES / (row_bytes + 1) + 1;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** host.h: executes a plan whose memory is all HOST; returns when everything is done. */
+/** host.h: execute a plan whose memory is all HOST. Returns when all rows have moved. */
 #ifndef KVX_HOST_H
 #define KVX_HOST_H
 

@@ -2,8 +2,8 @@
 /**
  * isa.h: the inner loops of the CPU path, once per instruction set.
  *
- * Each set fills a struct kvx_isa; kvx_isa_get picks the best one that the machine has, once. All
- * give the bits that numeric.h defines. A set only replaces what it does better than scalar.c.
+ * Each set fills a struct kvx_isa; kvx_isa_get picks the machine's best one, once. All sets give
+ * the bits that numeric.h defines. A set only replaces functions in which it beats scalar.c.
  */
 #ifndef KVX_ISA_H
 #define KVX_ISA_H
@@ -14,15 +14,15 @@
 #include "kvx/numeric.h"
 
 /**
- * @n elements: dst = encode(decode(src) * src_scale / dst_scale). Scales of 1 change nothing.
- * @stream: whole lines of the target are written past the cache where they can be.
+ * Convert @n elements: dst = encode(decode(src) * src_scale / dst_scale). Scales of 1 change
+ * nothing. @stream: whole lines of the target bypass the cache where possible.
  */
 typedef void (*kvx_convert_fn)(void *dst, const void *src, size_t n, float src_scale,
                                float dst_scale, bool stream);
 
 /**
- * A rectangle of units, `size` contiguous bytes each: unit (u, t) of n_units x n_tokens lies at
- * u * step + t * token on either side. This is the transposition that packed layouts are.
+ * A rectangle of units, `size` contiguous bytes each. Unit (u, t) of n_units x n_tokens is at u *
+ * step + t * token on either side. Packed layouts are such transpositions.
  */
 struct kvx_units {
     char *dst;
@@ -31,26 +31,27 @@ struct kvx_units {
     int64_t src_step, src_token;
     uint32_t n_units, n_tokens;
     uint32_t size;
-    bool stream; /* don't keep the target in the cache */
+    bool stream; /* the target bypasses the cache */
 };
 
 struct kvx_isa {
     const char *name;
-    /** Copy bytes past the cache: full aligned lines of the target are written without reading
-     * them. */
+    /**
+     * Copy bytes past the cache: full aligned lines of the target are written without reading them.
+     */
     void (*stream)(char *dst, const char *src, size_t n);
-    /** After streaming: order the stores before anything that follows. */
+    /** Order streamed stores before all later accesses. */
     void (*fence)(void);
-    /** Rectangles of 16-byte units; other sizes are scalar.c's. */
+    /** Move rectangles of 16-byte units; scalar.c moves other sizes. */
     void (*units16)(const struct kvx_units *units);
     /** [src][dst], indexed by kvx_dtype_t; NULL where the dtypes are equal and no FP8. */
     kvx_convert_fn convert[KVX_DTYPE_F8_E5M2 + 1][KVX_DTYPE_F8_E5M2 + 1];
 };
 
-/** Constants in which kvx_f32_to_e4m3 and kvx_f32_to_e5m2 differ; one vector function serves both. */
+/** Constants of kvx_f32_to_e4m3 or kvx_f32_to_e5m2; one vector function serves both. */
 struct kvx_fp8 {
-    uint32_t max, smallest; /* F32 bits: of the largest value, of the smallest normal one */
-    float magic;            /* has the ulp that subnormal results have */
+    uint32_t max, smallest; /* F32 bits of the largest value, and of the smallest normal one */
+    float magic;            /* its ulp is that of subnormal results */
     uint32_t half, bias;
     uint32_t shift;
 };
@@ -62,18 +63,21 @@ static const struct kvx_fp8 kvx_fp8_e5m2 = {0x47600000, 0x38800000, 128.0F,
 /** Fill the whole table with portable code. */
 void kvx_isa_scalar(struct kvx_isa *isa);
 
-/** Replace what this set does better. False: not built in, or the machine doesn't have it. */
+/**
+ * Replace the functions in which this set is better. Returns false when the set isn't built in, or
+ * the machine lacks it.
+ */
 bool kvx_isa_avx2(struct kvx_isa *isa);
 bool kvx_isa_avx512(struct kvx_isa *isa);
 bool kvx_isa_neon(struct kvx_isa *isa);
 
 /**
- * The best set of this machine; $KVX_ISA = scalar, avx2 or avx512 asks for a lesser one (read once,
+ * Return the machine's best set. $KVX_ISA = scalar, avx2 or avx512 selects a lesser one (read once,
  * for tests and measurements). Thread-safe.
  */
 const struct kvx_isa *kvx_isa_get(void);
 
-/** Any unit size, any strides. */
+/** Move a rectangle with any unit size and strides. */
 void kvx_units_scalar(const struct kvx_units *units);
 
 #endif

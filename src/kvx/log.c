@@ -7,8 +7,7 @@
 
 #include "kvx_ext.h"
 
-/* Held while a line is delivered, so that after kvx_set_log returns the old function is never
- * called. */
+/* Held while a line is delivered: after kvx_set_log returns, the old function is never called. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static kvx_log_fn sink;
 static void *sink_arg;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** log.h: the few lines that libkvx has to say, to the caller's function or standard error. */
+/** log.h: libkvx's few log lines, to the caller's function or standard error. */
 #ifndef KVX_LOG_H
 #define KVX_LOG_H
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * AArch64: 8 elements at a time. Copies are the C library's, which knows these machines' stores;
- * units of 16 bytes are one register already in scalar.c.
+ * AArch64: 8 elements at a time. Copies are the C library's, which is tuned for these machines.
+ * scalar.c already moves units of 16 bytes in one register.
  */
 #include "kvx/isa.h"
 

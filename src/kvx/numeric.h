@@ -8,9 +8,9 @@
  *
  * Rules
  * - Narrowing rounds to nearest, ties to even. F16 and BF16 overflow to infinity; FP8 saturates to
- * its largest finite value, infinities included.
+ *   its largest finite value, infinities included.
  * - A NaN stays a NaN. A conversion doesn't keep its payload or sign: it becomes the pattern with
- * all bits below the sign set (0x7f, 0x7fff, 0x7fffffff), which is what NVIDIA hardware produces.
+ *   all bits below the sign set (0x7f, 0x7fff, 0x7fffffff), which is what NVIDIA hardware produces.
  * - Subnormals are exact in both directions, and don't depend on flush-to-zero modes of the caller.
  */
 #ifndef KVX_NUMERIC_H
@@ -132,7 +132,7 @@ KVX_HD uint8_t kvx_f32_to_e5m2(float value)
     return (uint8_t)(sign | (magnitude - 0x38000000) >> 21);
 }
 
-/** Bytes of an element that caches and IO tensors may have; 0 for any other type. */
+/** Return the bytes of an element that caches and IO tensors may have; 0 for any other type. */
 KVX_HD uint32_t kvx_float_size(kvx_dtype_t dtype)
 {
     switch (dtype) {
@@ -154,7 +154,7 @@ KVX_HD int kvx_is_fp8(kvx_dtype_t dtype)
     return dtype == KVX_DTYPE_F8_E4M3 || dtype == KVX_DTYPE_F8_E5M2;
 }
 
-/** The value of one element at @from. */
+/** Return the value of one element at @from. */
 KVX_HD float kvx_decode(kvx_dtype_t dtype, const void *from)
 {
     uint16_t half;
@@ -207,8 +207,8 @@ KVX_HD void kvx_encode(kvx_dtype_t dtype, float value, void *to)
 }
 
 /**
- * @value * @src_scale / @dst_scale, each rounded. A scale of 1 is left out, not multiplied with: a
- * caller's flush-to-zero mode would make zeros of the subnormals.
+ * Compute @value * @src_scale / @dst_scale, rounding each operation. A scale of 1 is left out
+ * rather than multiplied with: a caller's flush-to-zero mode would turn subnormals into zeros.
  */
 KVX_HD float kvx_scaled(float value, float src_scale, float dst_scale)
 {

@@ -2,11 +2,11 @@
 /**
  * plan.h: a validated call, compiled into plain numbers.
  *
- * compile.c turns descriptors into a plan: every check that needs no array content is done, strides
- * are bytes, divisions are multiplications, optional things have their defaults. host.c executes
- * plans on the CPU and libkvx_cuda on a GPU; neither looks at a descriptor. The same resolving
- * functions (below) decide on both sides which row goes where, so what the CPU tests cover is what
- * runs on the GPU.
+ * compile.c turns descriptors into a plan. All checks that need no array content are done, strides
+ * are bytes, divisions are multiplications, and optional fields have their defaults. host.c
+ * executes plans on the CPU and libkvx_cuda on a GPU; neither reads a descriptor. Both use the
+ * resolving functions below to decide which row goes where, so the CPU tests cover that part of the
+ * GPU's code.
  *
  * A plan moves rows: head_dim elements of one (token, head), for K (kv = 0) and V (kv = 1), in each
  * of n_layers layers. `src` and `dst` are maps (address.h):
@@ -20,26 +20,25 @@
  * Elements of equal dtypes are copied byte for byte when convert is 0. Otherwise
  *     dst = encode(dst_dtype, decode(src_dtype, src) * src_scale / dst_scale)
  * in F32, in this order, each operation rounded; a scale whose base pointer is NULL is left out.
- * Only FP8 cache sides ever have a scale. Scales are indexed by the block id and head of their own
- * side.
+ * Only FP8 cache sides have a scale, indexed by the block id and head of that side.
  *
- * Answers of a resolving function for a row:
- *   KVX_ROW_MOVE  move it
- *   KVX_ROW_NONE  nothing to move (negative or invalid slot, padding, null block): leave dst alone,
- *                 except that a GATHER with zero_padding stores zero bits
- *   KVX_ROW_DROP  an index out of range: as NONE, and count it in *dropped when that isn't NULL.
- *                 Host plans are checked beforehand (check.c), so there it only happens when the
- *                 caller asked for it.
+ * Results of a resolving function for a row:
+ *   KVX_ROW_MOVE  move the row
+ *   KVX_ROW_NONE  don't move it (negative or invalid slot, padding, null block). dst keeps its
+ *                 bytes, except that a GATHER with zero_padding stores zero bits.
+ *   KVX_ROW_DROP  an index is out of range: as NONE, and count the row in *dropped when that isn't
+ *                 NULL. check.c checks host plans beforehand, so on a host this only happens when
+ *                 the caller asked for it.
  *
- * A plan may be passed to a kernel by value (it is below 4 KiB) and may be kept only as long as the
- * call: its pointers are the caller's.
+ * A plan may be passed to a kernel by value (it is below 4 KiB). It is valid only during the call:
+ * its pointers are the caller's.
  */
 #ifndef KVX_PLAN_H
 #define KVX_PLAN_H
 
 #include "kvx/address.h"
 
-/** Layers of one plan; longer lists become several plans. */
+/** Most layers of one plan; longer lists become several plans. */
 #define KVX_PLAN_LAYERS 32
 
 enum kvx_op { KVX_OP_WRITE, KVX_OP_GATHER, KVX_OP_COPY };
@@ -55,7 +54,7 @@ struct kvx_layer {
     const char *dst_scale[2];
 };
 
-/** How K, or V, is addressed; the same for every layer. */
+/** Addressing of K, or V; the same for every layer. */
 struct kvx_plan_side {
     struct kvx_map src, dst;
     struct kvx_scale_map src_scale, dst_scale;
@@ -66,19 +65,19 @@ struct kvx_plan {
     uint32_t op;   /* enum kvx_op */
     uint32_t
         phase; /* hint, kvx_phase_t: many small rows or few large ones; never changes results */
-    uint32_t device; /* 1: all memory is device-accessible, run by the backend */
+    uint32_t device; /* 1: all memory is device-accessible, and the backend runs the plan */
     kvx_dtype_t src_dtype, dst_dtype;
     uint32_t convert;      /* 0: copy bytes (dtypes are equal) */
-    uint32_t zero_padding; /* GATHER: zero the rows that aren't moved */
+    uint32_t zero_padding; /* GATHER: zero the rows that don't move */
 
     uint32_t n_layers, n_heads, head_dim;
-    struct kvx_divisor block_size; /* tokens per block; .value is the number itself */
+    struct kvx_divisor block_size; /* tokens per block, in .value */
 
     /* WRITE */
     uint32_t n_tokens;
     uint32_t slots_wide; /* 1: S64 */
     int64_t invalid_slot;
-    uint64_t n_slots; /* of the cache: num_blocks * block_size, at most 2^63 */
+    uint64_t n_slots; /* slots of the cache: num_blocks * block_size, at most 2^63 */
     const void *slots;
 
     /* GATHER */
@@ -90,7 +89,9 @@ struct kvx_plan {
     uint32_t n_indices;
     uint32_t pad;
     const void *indices, *indptr, *lengths;
-    /* A pool index is valid below these (UINT64_MAX: not known); [1] is 0 without a secondary pool.
+    /*
+     * Upper bounds of valid pool indices (UINT64_MAX: not known); [1] is 0 without a secondary
+     * pool.
      */
     uint64_t pool_blocks[2];
 
@@ -99,9 +100,9 @@ struct kvx_plan {
     uint32_t pairs_wide;
     const void *src_blocks, *dst_blocks;
 
-    uint64_t n_src_blocks; /* of the cache: GATHER (PACKED, RAGGED), COPY */
-    uint64_t n_dst_blocks; /* of the cache: COPY */
-    uint64_t *dropped;     /* NULL, or a counter where the cache lies; added to atomically */
+    uint64_t n_src_blocks; /* blocks of the cache: GATHER (PACKED, RAGGED), COPY */
+    uint64_t n_dst_blocks; /* blocks of the cache: COPY */
+    uint64_t *dropped;     /* NULL, or a counter in the cache's memory; added to atomically */
 
     struct kvx_plan_side side[2];
     struct kvx_layer layer[KVX_PLAN_LAYERS];
@@ -109,14 +110,14 @@ struct kvx_plan {
 
 KVX_ABI_ASSERT(sizeof(struct kvx_plan) <= 4000); /* a kernel's arguments have 4 KiB */
 
-/** The cache end of a row. */
+/** Place of a row in the cache. */
 struct kvx_place {
     int64_t block; /* index into the cache, or into pool @pool */
     uint32_t offset;
     uint32_t pool; /* 1: secondary */
 };
 
-/** WRITE: where token @token goes. The same for K, V and all layers. */
+/** Resolve a WRITE: find the slot of token @token. The same for K, V and all layers. */
 KVX_HD enum kvx_row kvx_slot_place(const struct kvx_plan *p, uint32_t token, struct kvx_place *ret)
 {
     int64_t slot = kvx_index_at(p->slots, p->slots_wide, token);
@@ -136,8 +137,8 @@ KVX_HD enum kvx_row kvx_slot_place(const struct kvx_plan *p, uint32_t token, str
 }
 
 /**
- * GATHER: positions of sequence @s that exist, at most max_seq_len. A RAGGED table ends where its
- * indptr does, whatever the length says. *@start receives the sequence's first index (RAGGED).
+ * Return the positions of sequence @s in a GATHER, at most max_seq_len. A RAGGED table ends at its
+ * indptr, whatever the length says. *@start receives the sequence's first index (RAGGED).
  */
 KVX_HD uint32_t kvx_sequence_length(const struct kvx_plan *p, uint32_t s, uint64_t *start)
 {
@@ -158,7 +159,7 @@ KVX_HD uint32_t kvx_sequence_length(const struct kvx_plan *p, uint32_t s, uint64
     return length < (int64_t)p->max_seq_len ? (uint32_t)length : p->max_seq_len;
 }
 
-/** The pool index @raw of a KV_OFFSETS table, taken apart. */
+/** Decode the pool index @raw of a KV_OFFSETS table. */
 KVX_HD enum kvx_row kvx_pool_place(const struct kvx_plan *p, uint32_t raw, struct kvx_place *ret)
 {
     if (raw == 0xffffffffU) /* a placeholder: no block */
@@ -169,9 +170,8 @@ KVX_HD enum kvx_row kvx_pool_place(const struct kvx_plan *p, uint32_t raw, struc
 }
 
 /**
- * GATHER: where position @pos (below the sequence's length) of sequence @s, beam @w lies, for K or
- * V.
- * @start is what kvx_sequence_length gave.
+ * Resolve a GATHER: find position @pos (below the sequence's length) of sequence @s, beam @w, for K
+ * or V. @start is from kvx_sequence_length.
  */
 KVX_HD enum kvx_row kvx_table_place(const struct kvx_plan *p, uint32_t kv, uint32_t s, uint32_t w,
                                     uint32_t pos, uint64_t start, struct kvx_place *ret)
@@ -204,7 +204,9 @@ KVX_HD enum kvx_row kvx_table_place(const struct kvx_plan *p, uint32_t kv, uint3
     return KVX_ROW_MOVE;
 }
 
-/** COPY: the two blocks of pair @i. A negative id on either side makes it no pair. */
+/**
+ * Resolve a COPY: find the two blocks of pair @i. A negative id on either side makes it no pair.
+ */
 KVX_HD enum kvx_row kvx_pair_place(const struct kvx_plan *p, uint32_t i, int64_t *src, int64_t *dst)
 {
     *src = kvx_index_at(p->src_blocks, p->pairs_wide, i);
@@ -217,7 +219,7 @@ KVX_HD enum kvx_row kvx_pair_place(const struct kvx_plan *p, uint32_t i, int64_t
 }
 
 /**
- * Tell whether a row answered with DROP counts in *dropped (ask for layer 0 and head 0 only). A
+ * Return true when a row answered with DROP counts in *dropped (ask for layer 0 and head 0 only). A
  * token counts once, however many layers and heads it has. A token of a KV_OFFSETS gather counts
  * once when its K index, its V index or both are bad. A pair of blocks counts once. WRITE and COPY:
  * @kv is 0.

@@ -8,8 +8,8 @@
 #include "kvx_ext.h"
 
 /*
- * Write along the smaller target stride in the inner loop: stores that fill a line one after the
- * other combine, loads come from lines that stay in L1 in between.
+ * Write along the smaller target stride in the inner loop. Consecutive stores that fill a line
+ * combine, and loads come from lines that stay in L1.
  */
 #define UNITS(name, bytes)                                         \
     static void name(const struct kvx_units *u)                    \

@@ -2,15 +2,15 @@
 /**
  * simd.h: the conversions of a vector instruction set, written once for all of them.
  *
- * Included at the end of avx2.c, avx512.c (by way of simd_x86.h) and neon.c, inside their #if.
- * Until then each has said what a vector is:
+ * Included at the end of avx2.c, avx512.c (through simd_x86.h) and neon.c, inside their #if. Each
+ * of these files first defines its vectors:
  *
- *   SIMD                   what its functions may use of the machine; an attribute
+ *   SIMD                   attribute: the instructions that its functions may use
  *   VECTOR                 bytes of a register
  *   STEP                   elements that are converted at a time
  *   load_FROM(p)           STEP elements of type FROM, as F32
  *   scaled(v, s, t)        kvx_scaled of each
- *   STORE(p, to, size, v)  them as STEP elements of type `to`, `size` bytes each
+ *   STORE(p, to, size, v)  store STEP elements as type `to`, `size` bytes each
  *   LINES(from, from_size, to, to_size)
  *                          a statement that may move `in`, `out` and `n` on by whole vectors of the
  *                          target, past the cache where `past_cache`
@@ -73,7 +73,7 @@ CONVERT_FROM(f32, 4)
 CONVERT_FROM(e4m3, 1)
 CONVERT_FROM(e5m2, 1)
 
-/* All 25 into the table. */
+/* Enter all 25 conversions into the table. */
 static void convert_with_these(struct kvx_isa *isa)
 {
     convert_from_f16(isa->convert[KVX_DTYPE_F16]);

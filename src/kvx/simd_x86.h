@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * simd_x86.h: what AVX2 and AVX-512 do alike, beside the conversions of simd.h, which this
+ * simd_x86.h: code that AVX2 and AVX-512 share, beside the conversions of simd.h, which this
  * includes.
  *
- * Included by avx2.c and avx512.c, which until then have said, beyond what simd.h asks for:
+ * avx2.c and avx512.c include this file and define, beyond the macros for simd.h:
  *
  *   INLINE                     static, inlined, and SIMD
- *   floats, raw                a register of F32, of anything
+ *   floats, raw                a register of F32, of any bits
  *   all(x)                     floats that are all x
  *   load(p), store(p, v, past_cache)
  *                              raw from and to memory; past the cache, p is aligned to VECTOR
  *   pack_TO(v)                 STEP floats, as elements of type TO
  *   join_2(a, b), join_4(a, b, c, d)
- *                              what packs of 2 and of 1 byte an element make up raw
- *   STORE_4, _2, _1(p, v)      what was packed to elements of 4, 2, 1 bytes to memory
+ *                              raw, made of packs with 2 and with 1 byte an element
+ *   STORE_4, _2, _1(p, v)      store packs with elements of 4, 2, 1 bytes
  *   transpose(u, dst_row, src_row, n_r, n_c)
- *                              16-byte units; source rows are contiguous along c, target rows along r
+ *                              16-byte units; source rows contiguous along c, target rows along r
  */
 #ifndef KVX_SIMD_X86_H
 #define KVX_SIMD_X86_H
@@ -24,7 +24,7 @@
 
 #include "kvx/isa.h"
 
-/* Far enough ahead for memory to answer; rows that are read one after the other profit, too. */
+/* Distance in bytes that gives memory time to answer. Consecutive rows profit, too. */
 #define AHEAD 2048
 
 INLINE void fetch(const char *in, size_t n)
@@ -84,7 +84,7 @@ static SIMD void stream(char *dst, const char *src, size_t n)
         store(dst + 2 * VECTOR, c, true);
         store(dst + 3 * VECTOR, d, true);
     }
-    /* One more at a time where that is a whole line. */
+    /* Take one more at a time where it is a whole line. */
     for (; VECTOR == 64 && n >= 64; n -= 64, dst += 64, src += 64)
         store(dst, load(src), true);
     memcpy(dst, src, n);

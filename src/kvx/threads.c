@@ -12,11 +12,11 @@
 
 #define MIN_BYTES (UINT64_C(1) << 20)
 
-/* Set by the user, read by every call; each is meaningful alone, so no order between them. */
+/* Set by the user, read by every call. Each value is meaningful alone, so no order is needed. */
 static _Atomic uint32_t wanted = 1;
 static _Atomic uint64_t min_bytes = MIN_BYTES;
 
-/* The job in hand. Fields but `next` are written under `lock` before helpers are told. */
+/* The current job. All fields but `next` are written under `lock` before helpers wake. */
 struct job {
     kvx_chunk_fn fn;
     void *arg;
@@ -25,16 +25,16 @@ struct job {
 };
 
 /*
- * Locks: `caller` (outer) is held by the one caller that uses the helpers; `lock` guards what
- * follows. Helpers learn of a job when `generation` changes, and are done when `busy` is back at 0.
+ * Locks. The one caller that uses the helpers holds `caller` (outer). `lock` guards the fields
+ * below. Helpers see a job when `generation` changes, and have finished when `busy` is 0 again.
  */
 static pthread_mutex_t caller = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t wake = PTHREAD_COND_INITIALIZER;
 static pthread_cond_t done = PTHREAD_COND_INITIALIZER;
 static pthread_t helpers[KVX_MAX_THREADS];
-static uint32_t n_helpers; /* running */
-static uint32_t n_keep;    /* helpers with a number from n_keep on leave */
+static uint32_t n_helpers; /* running helpers */
+static uint32_t n_keep;    /* helpers with a number from n_keep on must end */
 static uint64_t generation;
 static uint32_t busy;
 static struct job job;
@@ -53,7 +53,7 @@ static void take_chunks(struct job *j)
 
 struct helper_arg {
     uint32_t number;
-    uint64_t generation; /* jobs up to this one are not for it */
+    uint64_t generation; /* jobs up to this one are not for this helper */
 };
 
 static struct helper_arg helper_args[KVX_MAX_THREADS];
@@ -79,7 +79,10 @@ static void *helper(void *arg)
     return NULL;
 }
 
-/* The child of a fork has none of the threads, and maybe locks that one of them held. */
+/*
+ * Reset the state in the child of a fork: it has none of the threads, and maybe locks that one of
+ * them held.
+ */
 static void after_fork(void)
 {
     pthread_mutex_init(&caller, NULL);
@@ -97,7 +100,7 @@ static bool start_helper(uint32_t number)
     int err;
 
     helper_args[number] = (struct helper_arg){number, generation};
-    sigfillset(&all); /* signals are the program's own threads' business */
+    sigfillset(&all); /* leave signals to the program's own threads */
     pthread_sigmask(SIG_SETMASK, &all, &old);
     err = pthread_create(&helpers[number], NULL, helper, &helper_args[number]);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
@@ -109,7 +112,10 @@ static bool start_helper(uint32_t number)
     return true;
 }
 
-/* Have @n helpers, or as many as can be had. With `caller` held, and no job in hand. */
+/*
+ * Start or end helpers until there are @n, or as many as the system allows. `caller` is held, and
+ * no job runs.
+ */
 static void resize(uint32_t n)
 {
     uint32_t old = n_helpers;
@@ -173,7 +179,7 @@ kvx_status_t kvx_set_threads(uint32_t n_threads, uint64_t bytes)
         return KVX_STATUS_INVALID_ARGUMENT;
     atomic_store_explicit(&wanted, n_threads, memory_order_relaxed);
     atomic_store_explicit(&min_bytes, bytes ? bytes : MIN_BYTES, memory_order_relaxed);
-    pthread_mutex_lock(&caller); /* helpers that are too many end now, not at the next call */
+    pthread_mutex_lock(&caller); /* surplus helpers end now, not at the next call */
     if (n_helpers > n_threads - 1)
         resize(n_threads - 1);
     pthread_mutex_unlock(&caller);
@@ -185,7 +191,7 @@ uint32_t kvx_get_threads(void)
     return atomic_load_explicit(&wanted, memory_order_relaxed);
 }
 
-/* dlclose() must not leave threads whose code is gone. */
+/* End the threads at dlclose(), before their code is unmapped. */
 __attribute__((destructor)) static void stop_helpers(void)
 {
     if (pthread_mutex_trylock(&caller) == 0) {

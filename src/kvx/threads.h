@@ -5,15 +5,15 @@
  *     caller: kvx_parallel ──────────► takes chunks until none is left, waits for helpers
  *     helper: (asleep) ── woken ─────► takes chunks until none is left, sleeps
  *
- * One job at a time: a caller that finds the helpers busy does its chunks alone, so nobody ever
- * waits for somebody else's copy.
+ * One job at a time: a caller that finds the helpers busy does all its chunks alone, so no caller
+ * waits for another's copy.
  */
 #ifndef KVX_THREADS_H
 #define KVX_THREADS_H
 
 #include <stdint.h>
 
-/** Does chunk @chunk. Called from several threads at once. */
+/** Process chunk @chunk. Several threads call this at once. */
 typedef void (*kvx_chunk_fn)(void *arg, uint64_t chunk);
 
 /** Run @fn for every chunk below @n_chunks, with helpers when @bytes is large enough. */

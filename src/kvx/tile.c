@@ -5,9 +5,9 @@
 #include <string.h>
 
 enum {
-    STAGE_DIMS = 1024,     /* longest row that is staged */
-    STAGE_ELEMENTS = 2048, /* of each of the two buffers: 8 KiB */
-    STREAM_ROW = 128       /* bytes below which streaming a row doesn't pay */
+    STAGE_DIMS = 1024,     /* most dims of a staged row */
+    STAGE_ELEMENTS = 2048, /* elements of each of the two buffers: 8 KiB */
+    STREAM_ROW = 128       /* row size in bytes below which bypassing the cache doesn't pay */
 };
 
 static float scale_of(const char *base, const struct kvx_scale_map *map, uint32_t head)
@@ -26,8 +26,7 @@ static void copy_row(const struct kvx_mover *m, char *dst, const char *src, size
         memmove(dst, src, n); /* a block may be copied onto itself */
 }
 
-/* Short rows end before a prefetcher has understood them: ask for the same row one step further
- * out. */
+/* Prefetch the row one step ahead: short rows end before a hardware prefetcher recognises them. */
 static void fetch_row(const char *src, size_t n)
 {
     for (size_t i = 0; i < n; i += 64)
@@ -110,7 +109,9 @@ static void move_units(const struct kvx_mover *m, const struct kvx_tile *t)
     }
 }
 
-/* One end of a staged move: rows of a map to or from rows of @dims elements that follow each other.
+/*
+ * Describe one end of a staged move: rows of a map on one side, consecutive rows of @dims elements
+ * on the other.
  */
 static struct kvx_units stage_units(const struct kvx_map *map, uint32_t dims, uint32_t size)
 {
@@ -136,7 +137,7 @@ static void turn_around(struct kvx_units *u)
     u->dst_token = token;
 }
 
-/* Chunks whose elements are themselves strided: rare enough to go one by one. */
+/* Return false for chunks whose elements are strided: they are rare and move one by one. */
 static bool is_regular(const struct kvx_map *map, uint32_t dims)
 {
     return map->pack.value == dims || map->run == map->pack.value;
@@ -207,7 +208,7 @@ static void move_elements(const struct kvx_mover *m, const struct kvx_tile *t)
 /* --------------------------------------------------------------------------------------------- */
 /* Which of them */
 
-/* Heads that follow each other make longer rows; tokens that do, too. */
+/* Join consecutive heads into longer rows, then consecutive tokens. */
 static void join(struct kvx_mover *m)
 {
     const struct kvx_plan_side *side = m->side;
@@ -223,7 +224,10 @@ static void join(struct kvx_mover *m)
     m->one_run = side->src.token == src_row && side->dst.token == dst_row;
 }
 
-/* Both sides step through their chunks at a constant stride, in units that neither cuts. */
+/*
+ * Return true when both sides step through their chunks at a constant stride, in units that neither
+ * cuts.
+ */
 static bool units_fit(struct kvx_mover *m, uint32_t dims)
 {
     const struct kvx_map *src = &m->side->src, *dst = &m->side->dst;
@@ -269,7 +273,7 @@ void kvx_mover_init(struct kvx_mover *mover, const struct kvx_plan *plan, int kv
     assert(mover->src_size && mover->dst_size);
     if (whole) {
         join(mover);
-        /* Reads in the order of memory; stores may jump, nobody waits for them. */
+        /* Read in the order of memory. Stores may jump, since no instruction waits for them. */
         mover->head_inner = side->src.head < side->src.token;
         mover->move = plan->convert ? move_convert : move_rows;
         if (mover->n_dims * mover->dst_size < STREAM_ROW)

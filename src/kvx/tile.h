@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * tile.h: moving a run of consecutive tokens, all heads, on the CPU.
+ * tile.h: move a run of consecutive tokens, all heads, on the CPU.
  *
- * Every operation comes down to tiles: tokens that follow each other on both sides at a constant
- * stride. How a tile is moved is decided once per plan and tensor, from the two maps:
+ * Every operation consists of tiles: tokens at a constant stride on both sides. The two maps
+ * decide, once per plan and tensor, how a tile moves:
  *
  *   rows      equal dtypes, both rows contiguous: copies, of whole tiles where heads and tokens are
- *             contiguous too
+ *             contiguous, too
  *   units     equal dtypes, one side (or both alike) in chunks: a transposition of chunks
  *   convert   both rows contiguous: one conversion per row, or per token or tile where they join
- *   staged    anything else with up to STAGE_DIMS dims: rows are collected, converted and
- *             distributed through two small buffers
- *   elements  what is left (enormous rows in chunks): one element at a time
+ *   staged    all else with up to STAGE_DIMS dims: rows are collected, converted and distributed
+ *             through two small buffers
+ *   elements  the rest (enormous rows in chunks): one element at a time
  */
 #ifndef KVX_TILE_H
 #define KVX_TILE_H
@@ -22,7 +22,7 @@
 struct kvx_tile {
     const char *src; /* row of the first token and head */
     char *dst;
-    const char *src_scale; /* of the tile's block and head 0; NULL: 1 */
+    const char *src_scale; /* scale of the tile's block and head 0; NULL: 1 */
     const char *dst_scale;
     uint32_t n_tokens;
 };
@@ -35,14 +35,14 @@ struct kvx_mover {
     uint32_t src_size, dst_size; /* bytes per element */
     kvx_convert_fn convert;      /* NULL: equal dtypes */
     bool stream;
-    bool head_inner;        /* visit heads within tokens */
+    bool head_inner;        /* visit all heads of a token before the next token */
     uint32_t n_heads;       /* after joining */
-    uint64_t n_dims;        /* of a joined row */
-    bool one_run;           /* joined rows of a tile follow each other too */
+    uint64_t n_dims;        /* dims of a joined row */
+    bool one_run;           /* joined rows of a tile are consecutive, too */
     struct kvx_units units; /* units and staged: a template */
 };
 
-/** @stream: what is written isn't going to be read soon. */
+/** Prepare a mover. @stream: the target won't be read soon. */
 void kvx_mover_init(struct kvx_mover *mover, const struct kvx_plan *plan, int kv, bool stream);
 
 #endif

@@ -21,7 +21,10 @@ kvx_status_t kvx_array_hull(const void *data, uint64_t count, uint32_t size, str
     return KVX_STATUS_OK;
 }
 
-/* Offsets of the lowest and the highest element, in bytes. False: they don't fit. */
+/*
+ * Compute the offsets of the lowest and the highest element in bytes. Returns false when they don't
+ * fit.
+ */
 static bool extent(const kvx_tensor_desc_t *tensor, int64_t size, int64_t *low, int64_t *high)
 {
     *low = 0;
@@ -87,8 +90,10 @@ uint32_t kvx_index_size(kvx_dtype_t dtype)
     return dtype == KVX_DTYPE_S64 ? 8 : dtype == KVX_DTYPE_S32 ? 4 : 0;
 }
 
-/* The shape that a layout prescribes; shape[2] and shape[4] of packed ones follow the tensor's
- * pack. */
+/*
+ * Check the shape against the layout; shape[2] and shape[4] of packed layouts follow the tensor's
+ * pack.
+ */
 static kvx_status_t check_shape(const kvx_cache_desc_t *c, const kvx_tensor_desc_t *t)
 {
     int64_t want[KVX_MAX_TENSOR_DIMS] = {c->num_blocks, c->block_size, c->num_kv_heads,
@@ -199,7 +204,7 @@ kvx_status_t kvx_check_io_tensor(const kvx_tensor_desc_t *tensor, uint32_t n, co
     return kvx_check_extent(tensor, written, ret);
 }
 
-/* An array of S32 or S64 that must be there when it has elements. */
+/* Check an array of S32 or S64, which must exist when it has elements. */
 static kvx_status_t check_indices(const void *data, kvx_dtype_t dtype, uint64_t count)
 {
     uint32_t size = kvx_index_size(dtype);
@@ -230,7 +235,10 @@ static kvx_status_t check_ragged(const kvx_block_table_t *t)
                                    : status;
 }
 
-/* PACKED and KV_OFFSETS: indices is @rows times max_blocks_per_seq, and there is no indptr. */
+/*
+ * Check PACKED and KV_OFFSETS tables: indices is @rows times max_blocks_per_seq, and there is no
+ * indptr.
+ */
 static kvx_status_t check_rectangle(const kvx_block_table_t *t, uint64_t rows)
 {
     uint64_t count;
@@ -241,7 +249,7 @@ static kvx_status_t check_rectangle(const kvx_block_table_t *t, uint64_t rows)
     return check_indices(t->indices, t->index_dtype, count);
 }
 
-/* The blocks of a pool: one must hold what the layout places in it. */
+/* Check the blocks of a pool: one must hold all that the layout places in it. */
 static kvx_status_t check_pool(const kvx_cache_desc_t *cache)
 {
     const kvx_pool_desc_t *pool = &cache->pool;

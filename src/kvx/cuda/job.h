@@ -37,40 +37,40 @@
 enum {
     KVX_WARP = 32,
     KVX_UNIT_BYTES = 16,
-    KVX_JOB_THREADS = 256,      /* per block, for large jobs */
-    KVX_JOB_SMALL_THREADS = 128 /* for small ones: spread over more multiprocessors */
+    KVX_JOB_THREADS = 256,      /* threads per block, for large jobs */
+    KVX_JOB_SMALL_THREADS = 128 /* for small jobs: spread over more multiprocessors */
 };
 
-/** Compile-time constants of a kernel; everything else is a number in the job. */
+/** Compile-time constants of a kernel. All other numbers are in the job. */
 struct kvx_kind {
     uint32_t op;                 /* enum kvx_op */
-    uint32_t src_size, dst_size; /* bytes per element when converting; 0: copy bits */
+    uint32_t src_size, dst_size; /* bytes per element of a conversion; 0: copy bits */
     uint32_t whole;              /* one access per unit on either side, 16 bytes on the wider */
     uint32_t unroll;             /* units per thread in flight */
 };
 
 struct kvx_job {
-    uint64_t n_tokens;        /* as the plan's op counts them; of a COPY: pairs * block_size */
-    uint64_t n_tiles;         /* of all parts */
-    uint32_t n_units;         /* per token */
-    uint32_t unit;            /* elements */
+    uint64_t n_tokens;        /* tokens as the plan's op counts them; COPY: pairs * block_size */
+    uint64_t n_tiles;         /* tiles of all parts */
+    uint32_t n_units;         /* units per token */
+    uint32_t unit;            /* elements per unit */
     uint32_t whole;           /* see kvx_kind */
     uint32_t threads, unroll; /* powers of two */
     uint32_t tile_log;        /* tile = threads * unroll = 2^tile_log units */
-    uint32_t token_lanes, unit_lanes; /* log2 */
-    uint32_t stream;                  /* what is moved isn't going to be used soon */
+    uint32_t token_lanes, unit_lanes; /* log2 of each */
+    uint32_t stream;                  /* the data won't be used soon: bypass the cache */
     uint32_t src_size, dst_size;
     struct kvx_divisor parts;      /* K and V of all layers */
     struct kvx_divisor groups;     /* per token: n_units, in steps of 2^unit_lanes */
-    struct kvx_divisor head_units; /* per head */
+    struct kvx_divisor head_units; /* units per head */
     struct kvx_divisor positions;  /* GATHER: max_seq_len */
     struct kvx_divisor beams;
-    struct kvx_divisor blocks; /* of the grid */
+    struct kvx_divisor blocks; /* blocks of the grid */
     uint32_t piece[2][2];      /* elements per access: [K, V][src, dst] */
     uint32_t n_pieces[2][2];   /* accesses per unit */
 };
 
-/** The largest power of two that divides @value and isn't above @most (a power of two). */
+/** Return the largest power of two that divides @value and isn't above @most (a power of two). */
 static inline uint32_t kvx_job_power(uint32_t value, uint32_t most)
 {
     uint32_t power = (value | most) & -(value | most);
@@ -78,7 +78,7 @@ static inline uint32_t kvx_job_power(uint32_t value, uint32_t most)
     return power < most ? power : most;
 }
 
-/** Elements of a unit that one access takes on this side. */
+/** Return the number of elements of a unit that one access takes on this side. */
 static inline uint32_t kvx_job_piece(const struct kvx_map *m, uint32_t unit, uint32_t size)
 {
     uint32_t by_run = kvx_job_power(m->run, unit);
@@ -88,8 +88,9 @@ static inline uint32_t kvx_job_piece(const struct kvx_map *m, uint32_t unit, uin
 }
 
 /**
- * log2 of the tokens that a warp takes side by side, for the sake of one side. 0 unless neighbours
- * in the token direction touch and neighbours in the unit direction are less than two sectors.
+ * Return log2 of the tokens that a warp takes side by side, judging by one side. 0 unless
+ * neighbours in the token direction touch and neighbours in the unit direction are less than two
+ * sectors.
  */
 static inline uint32_t kvx_job_side_lanes(const struct kvx_map *m, uint32_t dims, uint32_t piece,
                                           uint32_t size)
@@ -128,7 +129,7 @@ static inline void kvx_job_lanes(const struct kvx_plan *p, struct kvx_job *job)
     }
 }
 
-/* A COPY that converts is rare enough to go the general way. */
+/* A COPY that converts is rare: the general kernel serves it. */
 static inline uint32_t kvx_job_whole(const struct kvx_plan *p, const struct kvx_job *job)
 {
     uint32_t wide = job->src_size > job->dst_size ? job->src_size : job->dst_size;
@@ -141,7 +142,7 @@ static inline uint32_t kvx_job_whole(const struct kvx_plan *p, const struct kvx_
     return whole;
 }
 
-/** Tokens of a plan; UINT64_MAX: more than can be addressed. */
+/** Return the tokens of a plan; UINT64_MAX: more than can be addressed. */
 static inline uint64_t kvx_job_tokens(const struct kvx_plan *p)
 {
     uint64_t n;
@@ -158,8 +159,8 @@ static inline uint64_t kvx_job_tokens(const struct kvx_plan *p)
 }
 
 /**
- * Threads and units per thread: everything in one go where that fits on the device, else many units
- * in flight per thread. @n_lanes: units with padding to whole lane rectangles, of all parts.
+ * Choose threads, and units per thread: all units at once where that fits on the device, else many
+ * units in flight per thread. @n_lanes: units of all parts, padded to whole lane rectangles.
  */
 static inline void kvx_job_shape(struct kvx_job *job, uint64_t n_lanes, uint32_t n_layers,
                                  uint32_t n_multiprocessors)
@@ -179,8 +180,8 @@ static inline void kvx_job_shape(struct kvx_job *job, uint64_t n_lanes, uint32_t
 }
 
 /**
- * Cut up @p for a device with @n_multiprocessors whose cache has @cache_bytes. Returns 0, or -1
- * when the numbers are beyond what a device could hold. A job of n_tiles = 0 has nothing to do.
+ * Cut @p up for a device with @n_multiprocessors whose cache has @cache_bytes. Returns 0, or -1
+ * when the numbers exceed what a device could hold. A job with n_tiles = 0 has no work.
  */
 static inline int kvx_job_make(const struct kvx_plan *p, uint32_t n_multiprocessors,
                                uint64_t cache_bytes, struct kvx_job *job)
@@ -235,7 +236,7 @@ static inline void kvx_job_set_blocks(struct kvx_job *job, uint32_t n_blocks)
     job->blocks = kvx_divisor_make(n_blocks);
 }
 
-/** The kernel specialisation that runs @job. */
+/** Return the kernel specialisation that runs @job. */
 static inline struct kvx_kind kvx_job_kind(const struct kvx_plan *p, const struct kvx_job *job)
 {
     struct kvx_kind kind = {p->op, 0, 0, job->whole, job->unroll};

@@ -2,9 +2,9 @@
 /**
  * kernels.cuh: work.h as kernels.
  *
- * A launch carries the job and the plan by value: nothing has to be uploaded before or kept until
- * it runs, and a captured graph holds its own copy. Most of a plan is its list of layers, so small
- * launches carry a plan cut off after the first.
+ * A launch carries the job and the plan by value. Nothing has to be uploaded before or kept until
+ * the launch runs, and a captured graph holds its own copy. Most of a plan is its list of layers,
+ * so small launches carry a plan cut off after the first.
  */
 #ifndef KVX_CUDA_KERNELS_CUH
 #define KVX_CUDA_KERNELS_CUH
@@ -21,10 +21,10 @@ template <unsigned n_layers> struct kvx_launch {
 static_assert(sizeof(kvx_launch<KVX_PLAN_LAYERS>) <= 4096, "kernel parameters of every device");
 
 /*
- * In a small launch much of the time is waiting for the one before to drain. With programmatic
- * launches (sm_90) ours may be set up meanwhile, and lets the next one do the same; nothing is
- * touched before everything queued earlier is finished and visible. Both instructions do nothing in
- * an ordinary launch.
+ * Let small launches overlap: much of their time is waiting for the previous one to drain. With
+ * programmatic launches (sm_90) this launch may be set up meanwhile, and lets the next one do the
+ * same. No memory is touched before all work queued earlier is finished and visible. Both
+ * instructions have no effect in an ordinary launch.
  */
 __device__ __forceinline__ void kvx_overlap_launches()
 {
@@ -34,7 +34,9 @@ __device__ __forceinline__ void kvx_overlap_launches()
 #endif
 }
 
-/** Large jobs: 4 units per thread in flight, and mostly 768 threads per multiprocessor. */
+/**
+ * Kernel for large jobs: 4 units per thread in flight, and mostly 768 threads per multiprocessor.
+ */
 template <kvx_op op, unsigned src_size, unsigned dst_size>
 __global__ void __launch_bounds__(KVX_JOB_THREADS, src_size == 1 && dst_size == 1 ? 2 : 3)
     kvx_move_large(const __grid_constant__ kvx_launch<KVX_PLAN_LAYERS> a)
@@ -45,7 +47,7 @@ __global__ void __launch_bounds__(KVX_JOB_THREADS, src_size == 1 && dst_size == 
                     threadIdx.x);
 }
 
-/** Jobs of a few microseconds: as many threads as units. */
+/** Kernel for jobs of a few microseconds: as many threads as units. */
 template <kvx_op op, unsigned src_size, unsigned dst_size>
 __global__ void __launch_bounds__(KVX_JOB_SMALL_THREADS)
     kvx_move_small(const __grid_constant__ kvx_launch<1> a)
@@ -57,7 +59,7 @@ __global__ void __launch_bounds__(KVX_JOB_SMALL_THREADS)
                     threadIdx.x);
 }
 
-/** Move units in pieces: any layout, stride and alignment. */
+/** Kernel that moves units in pieces: any layout, stride and alignment. */
 template <kvx_op op, unsigned src_size, unsigned dst_size>
 __global__ void __launch_bounds__(KVX_JOB_THREADS, 3)
     kvx_move_pieces(const __grid_constant__ kvx_launch<KVX_PLAN_LAYERS> a)
@@ -71,12 +73,12 @@ __global__ void __launch_bounds__(KVX_JOB_THREADS, 3)
 /** Pairs of element sizes, in the order of kvx_pair_index. */
 enum { KVX_N_PAIRS = 9 };
 
-/** Kernels of one operation. NULL: kvx_job_make never asks for it. */
+/** Kernels of one operation. kvx_job_make never asks for a NULL one. */
 struct kvx_kernels {
     const void *large[KVX_N_PAIRS], *small[KVX_N_PAIRS], *pieces[KVX_N_PAIRS];
 };
 
-/* 0: bits; then from 4, 2, 1 bytes. 4 to 4 is always bits: F32 has no scales. */
+/* Return 0 for bits, then pairs from 4, 2, 1 bytes. 4 to 4 is always bits: F32 has no scales. */
 inline unsigned kvx_pair_index(unsigned src_size, unsigned dst_size)
 {
     return src_size == 0   ? 0

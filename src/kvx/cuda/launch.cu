@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The backend's table: from a plan to one launch. */
+/* The backend's table: turn a plan into one launch. */
 #include <cuda_runtime_api.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -9,16 +9,17 @@
 
 enum { MAX_DEVICES = 64, MAX_SMALL_BLOCKS = 16, N_OPS = 3 };
 
-/* The first toolkit and driver that can capture programmatic launches. */
+/* First toolkit and driver that can capture programmatic launches. */
 enum { OVERLAP_VERSION = 12030 };
 
-/* Facts about one device that a launch needs, asked for once, before the first launch on it. */
+/* Facts about one device that a launch needs, read once, before the first launch on it. */
 struct device {
     int ready; /* written last, with release order */
     uint32_t n_multiprocessors;
     uint64_t cache_bytes;
-    int overlaps;                              /* programmatic launches */
-    uint32_t large_blocks[N_OPS][KVX_N_PAIRS]; /* blocks of KVX_JOB_THREADS that fit at a time */
+    int overlaps;                              /* supports programmatic launches */
+    /* Blocks of KVX_JOB_THREADS that fit on the device at a time. */
+    uint32_t large_blocks[N_OPS][KVX_N_PAIRS];
     uint32_t pieces_blocks[N_OPS][KVX_N_PAIRS];
 };
 
@@ -33,8 +34,8 @@ static const kvx_kernels *kernels_of(uint32_t op)
 }
 
 /*
- * The CUDA runtime in this library is a private copy (linked statically), so what it remembers of
- * an error isn't what the caller's cudaGetLastError() finds.
+ * Translate an error. The CUDA runtime in this library is a private copy (linked statically), so
+ * the caller's cudaGetLastError() never sees its errors.
  */
 static kvx_status_t translate(cudaError_t error)
 {
@@ -45,7 +46,7 @@ static kvx_status_t translate(cudaError_t error)
     case cudaErrorInsufficientDriver:
     case cudaErrorStubLibrary:
     case cudaErrorNoKernelImageForDevice:
-    case cudaErrorInvalidDeviceFunction: /* what asking about a kernel without an image gives */
+    case cudaErrorInvalidDeviceFunction: /* the result for a kernel without an image */
     case cudaErrorUnsupportedPtxVersion:
     case cudaErrorJitCompilerNotFound:
     case cudaErrorJitCompilationDisabled:
@@ -70,7 +71,7 @@ static cudaError_t occupancy(const void *kernel, int threads, const device *d, u
     return error;
 }
 
-/* Also loads every kernel now, so that a captured launch never has to. */
+/* Load every kernel now, so that a captured launch never has to. */
 static cudaError_t load_kernels(device *d)
 {
     cudaError_t error = cudaSuccess;
@@ -85,7 +86,7 @@ static cudaError_t load_kernels(device *d)
                 error = occupancy(k->large[i], KVX_JOB_THREADS, d, &d->large_blocks[op][i]);
             if (error == cudaSuccess)
                 error = occupancy(k->pieces[i], KVX_JOB_THREADS, d, &d->pieces_blocks[op][i]);
-            if (error == cudaSuccess) /* no more threads than its launch bounds: that may fail */
+            if (error == cudaSuccess) /* more threads than its launch bounds would fail */
                 error = occupancy(k->small[i], KVX_JOB_SMALL_THREADS, d, &unused);
         }
     }
@@ -114,8 +115,7 @@ static cudaError_t ask(int id, device *d)
     return load_kernels(d);
 }
 
-/* The first call on a device may come in the middle of somebody's capture, which loading must not
- * end. */
+/* Find a device. Its first call may come in the middle of a capture, which loading must not end. */
 static cudaError_t find_device(int id, const device **ret)
 {
     device *d = &devices[id];
@@ -139,8 +139,10 @@ static cudaError_t find_device(int id, const device **ret)
     return error;
 }
 
-/* A stream belongs to a device, which needn't be the current one. The default streams are the
- * latter's. */
+/*
+ * Find the stream's device, which needn't be the current one. The default streams belong to the
+ * current device.
+ */
 static cudaError_t stream_device(cudaStream_t stream, int current, int *ret)
 {
     cudaError_t error = cudaSuccess;
@@ -155,7 +157,7 @@ static cudaError_t stream_device(cudaStream_t stream, int current, int *ret)
     *ret = current; /* a newer toolkit than driver, which is allowed */
 #endif
     (void)error;
-    return cudaSuccess; /* the launch says if it isn't so */
+    return cudaSuccess; /* if the device is another one, the launch reports it */
 }
 
 /* --------------------------------------------------------------------------------------------- */

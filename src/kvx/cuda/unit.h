@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * unit.h: loading, converting and storing one unit (up to 16 bytes; see job.h).
+ * unit.h: load, convert and store one unit (up to 16 bytes; see job.h).
  *
- * On a GPU these are vector instructions and the hardware's conversions, on a CPU (the emulator of
- * the tests) plain C. Both give the bits that numeric.h defines. Arrays here are registers: they
- * are only ever indexed by constants, once loops are unrolled.
+ * On a GPU these functions are vector instructions and the hardware's conversions; on a CPU (the
+ * emulator of the tests), plain C. Both give the bits that numeric.h defines. Arrays here are
+ * registers: once loops are unrolled, all indices are constants.
  */
 #ifndef KVX_CUDA_UNIT_H
 #define KVX_CUDA_UNIT_H
@@ -29,7 +29,7 @@
 /* --------------------------------------------------------------------------------------------- */
 /* Memory: 16, 8, 4, 2 or 1 aligned bytes, in the low end of word[] */
 
-/** @once: what is read isn't going to be read again soon. */
+/** Load @bytes aligned bytes. @once: the data won't be read again soon. */
 KVX_HD void kvx_load(uint32_t *word, const char *from, uint32_t bytes, uint32_t once)
 {
 #ifdef __CUDA_ARCH__
@@ -62,7 +62,7 @@ KVX_HD void kvx_load(uint32_t *word, const char *from, uint32_t bytes, uint32_t 
     }
 #else
     (void)once;
-    if ((uintptr_t)from % bytes) /* would be a fault on a GPU */
+    if ((uintptr_t)from % bytes) /* misaligned access: a fault on a GPU */
         __builtin_trap();
     if (bytes < 4)
         word[0] = 0;
@@ -114,8 +114,8 @@ KVX_HD void kvx_store(char *to, const uint32_t *word, uint32_t bytes, uint32_t o
 }
 
 /*
- * Units in pieces of `bytes` (a constant): piece j is bytes [j * bytes, (j + 1) * bytes) of the
- * unit. Pieces start at dim @dim, @step dims apart; there are @n of them.
+ * Load a unit in pieces of `bytes` (a constant): piece j is bytes [j * bytes, (j + 1) * bytes) of
+ * the unit. The @n pieces start at dim @dim, @step dims apart.
  */
 KVX_HD void kvx_load_pieces(uint32_t word[4], const char *row, const struct kvx_map *map,
                             uint32_t dim, uint32_t step, uint32_t n, uint32_t bytes)
@@ -232,7 +232,10 @@ KVX_HD uint32_t kvx_bytes_encode(kvx_dtype_t dtype, const float value[2])
 #endif
 }
 
-/** The @n elements (4, 8 or 16; a constant) in word[], of a dtype with @size bytes (a constant). */
+/**
+ * Decode the @n elements (4, 8 or 16; a constant) in word[], of a dtype with @size bytes (a
+ * constant).
+ */
 KVX_HD void kvx_unit_decode(kvx_dtype_t dtype, uint32_t size, uint32_t n, const uint32_t word[4],
                             float *value)
 {
@@ -254,7 +257,7 @@ KVX_HD void kvx_unit_encode(kvx_dtype_t dtype, uint32_t size, uint32_t n, const 
 {
     KVX_UNROLL
     for (uint32_t e = 0; e < n; e += 2) {
-        if (size == 4) { /* a NaN becomes the NaN */
+        if (size == 4) { /* every NaN becomes the canonical one */
             word[e] = value[e] == value[e] ? kvx_float_bits(value[e]) : 0x7fffffff;
             word[e + 1] = value[e + 1] == value[e + 1] ? kvx_float_bits(value[e + 1]) : 0x7fffffff;
         } else if (size == 2) {
@@ -271,7 +274,8 @@ KVX_HD void kvx_unit_encode(kvx_dtype_t dtype, uint32_t size, uint32_t n, const 
 /* Scales */
 
 /**
- * Whether kvx_quotient may be used: a positive divisor well inside the range of F32. (NaN: no.)
+ * Return true when kvx_quotient may be used: a positive divisor well inside the range of F32 (not
+ * NaN).
  */
 KVX_HD int kvx_is_plain_divisor(float d)
 {
@@ -297,7 +301,7 @@ KVX_HD float kvx_quotient(float x, float d, float reciprocal)
     return fabsf(estimate) < INFINITY ? q : estimate;
 }
 
-/** value[] * *src_scale / *dst_scale; a scale that is NULL is left out. */
+/** Compute value[] * *src_scale / *dst_scale; a NULL scale is left out. */
 KVX_HD void kvx_unit_scale(uint32_t n, float *value, const float *src_scale, const float *dst_scale)
 {
     if (src_scale) {
@@ -323,9 +327,8 @@ KVX_HD void kvx_unit_scale(uint32_t n, float *value, const float *src_scale, con
 }
 
 /**
- * One unit from one type to another. The sizes are constants; the dtypes needn't be, the branches
- * on them are taken by all threads alike. Elements beyond the unit's are zero and stay so or aren't
- * stored.
+ * Convert one unit. The sizes are constants. The dtypes needn't be: all threads take the same
+ * branch. Elements beyond the unit's are zero and stay zero, or aren't stored.
  */
 KVX_HD void kvx_unit_convert(kvx_dtype_t from, uint32_t src_size, kvx_dtype_t to, uint32_t dst_size,
                              const float *src_scale, const float *dst_scale,

@@ -21,7 +21,7 @@
 
 enum { KVX_MAX_UNROLL = 4 };
 
-/** The part and the place in the unit sequence where a tile starts. */
+/** Part and place in the unit sequence at which a tile starts. */
 struct kvx_tile_start {
     uint32_t kv, layer;
     uint64_t group_token; /* in units of 2^token_lanes tokens */
@@ -34,16 +34,16 @@ struct kvx_located {
     uint32_t present; /* 0: padding of the lane rectangle, or beyond the end */
 };
 
-/** Where a token's head 0 lies. */
+/** Addresses of a token's head 0. */
 struct kvx_ends {
-    uint64_t token; /* whose ends these are; UINT64_MAX: none yet */
+    uint64_t token; /* token of these addresses; UINT64_MAX: none yet */
     enum kvx_row row;
     int64_t src_block, dst_block; /* for scales */
     const char *src;
     char *dst;
 };
 
-/* A position of a GATHER's output. */
+/* Position of a GATHER's output. */
 struct kvx_position {
     uint32_t sequence, beam, pos, length;
     uint64_t start; /* see kvx_sequence_length */
@@ -61,7 +61,9 @@ KVX_HD void kvx_tile_begin(const struct kvx_job *job, uint64_t tile, struct kvx_
     ret->group = (uint32_t)(group - ret->group_token * job->groups.value);
 }
 
-/** The unit of lane @i of the tile: rectangles are numbered along the units of a token group first.
+/**
+ * Locate the unit of lane @i of the tile. Rectangles are numbered along the units of a token group
+ * first.
  */
 KVX_HD void kvx_locate(const struct kvx_job *job, const struct kvx_tile_start *start, uint32_t i,
                        struct kvx_located *ret)
@@ -152,14 +154,14 @@ KVX_HD void kvx_place(struct kvx_kind kind, const struct kvx_job *job, const str
         kvx_place_copy(p, start, ends);
 }
 
-/** The token of a WRITE is found without its slot. */
+/** Return the source of a WRITE's token, which doesn't depend on the slot. */
 KVX_HD const char *kvx_write_source(const struct kvx_plan *p, const struct kvx_tile_start *start,
                                     uint64_t token)
 {
     return p->layer[start->layer].src[start->kv] + (int64_t)token * p->side[start->kv].src.token;
 }
 
-/** A dropped token counts once (see kvx_table_drop_counts): by the thread with its first unit. */
+/** Count a dropped token once (see kvx_table_drop_counts): the thread with its first unit does. */
 KVX_HD void kvx_count_drop(struct kvx_kind kind, const struct kvx_job *job,
                            const struct kvx_plan *p, const struct kvx_tile_start *start,
                            const struct kvx_located *unit)
@@ -175,7 +177,7 @@ KVX_HD void kvx_count_drop(struct kvx_kind kind, const struct kvx_job *job,
     } else if (start->kv) {
         return;
     }
-    /* of a COPY a pair of blocks counts, not its tokens */
+    /* A COPY counts pairs of blocks, not tokens. */
     if (kind.op == KVX_OP_COPY &&
         kvx_div(unit->token, &p->block_size) * p->block_size.value != unit->token)
         return;
@@ -189,7 +191,10 @@ KVX_HD void kvx_count_drop(struct kvx_kind kind, const struct kvx_job *job,
 /* --------------------------------------------------------------------------------------------- */
 /* Moving one unit; @row is where its head's first dim lies */
 
-/* Of a whole unit, on the side with elements of @size bytes (0: both have the same). */
+/*
+ * Return the bytes of a whole unit, on the side with elements of @size bytes (0: both have the
+ * same).
+ */
 KVX_HD uint32_t kvx_whole_bytes(struct kvx_kind kind, uint32_t size)
 {
     uint32_t wide = kind.src_size > kind.dst_size ? kind.src_size : kind.dst_size;
@@ -246,7 +251,7 @@ KVX_HD void kvx_unit_store(struct kvx_kind kind, const struct kvx_job *job, uint
         kvx_store_pieces(row, map, dim, piece, n, 1, word);
 }
 
-/* Where the scale of a block and head lies; NULL: there is none. */
+/* Return the address of the scale of a block and head; NULL: none. */
 KVX_HD const float *kvx_scale_of(const char *base, const struct kvx_scale_map *map, int64_t block,
                                  uint32_t head)
 {
@@ -275,7 +280,7 @@ KVX_HD void kvx_unit_finish(struct kvx_kind kind, const struct kvx_job *job,
     if (u->row == KVX_ROW_MOVE && kind.src_size) {
         const float *src_scale = NULL, *dst_scale = NULL;
 
-        /* only FP8 caches have scales, and an IO tensor is no cache */
+        /* Only FP8 caches have scales, and an IO tensor is no cache. */
         if (kind.src_size == 1 && kind.op != KVX_OP_WRITE)
             src_scale = kvx_scale_of(layer->src_scale[start->kv], &side->src_scale, u->src_block,
                                      u->at.head);
@@ -296,8 +301,8 @@ KVX_HD void kvx_unit_finish(struct kvx_kind kind, const struct kvx_job *job,
 /* Tiles */
 
 /**
- * The next tile of this block after one that lies wholly in the padding of a GATHER's row: padding
- * can be most of the output, so it is stepped over at once. @tile itself when there is work in it.
+ * Return @tile, or the next tile of this block with work when @tile lies wholly in the padding of a
+ * GATHER's row. Padding can be most of the output, so it is skipped at once.
  */
 KVX_HD uint64_t kvx_skip_padding(const struct kvx_job *job, const struct kvx_plan *p, uint64_t tile,
                                  const struct kvx_tile_start *start, uint64_t n_blocks)
@@ -310,7 +315,7 @@ KVX_HD uint64_t kvx_skip_padding(const struct kvx_job *job, const struct kvx_pla
     kvx_position_of(job, p, first, &at);
     if (at.pos < at.length)
         return tile;
-    /* The tile with the first unit of the next row's first token, of part 0. */
+    /* Continue with the tile of the next row's first token and first unit, of part 0. */
     end = (first - at.pos + job->positions.value) >> job->token_lanes;
     next = (end * job->groups.value << (job->token_lanes + job->unit_lanes)) >> job->tile_log;
     next *= job->parts.value;
@@ -368,8 +373,7 @@ KVX_HD void kvx_work_tile(struct kvx_kind kind, const struct kvx_job *job, const
     }
 }
 
-/** Everything that thread @thread of block @block does, of @n_blocks blocks of job->threads
- * threads. */
+/** Run thread @thread of block @block, of @n_blocks blocks of job->threads threads. */
 KVX_HD void kvx_work_thread(struct kvx_kind kind, const struct kvx_job *job,
                             const struct kvx_plan *p, uint32_t block, uint32_t n_blocks,
                             uint32_t thread)
