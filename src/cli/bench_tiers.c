@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * `kvasir bench tiers`: blocks go from a cache in memory through the tiers of a block manager and
- * come back, beside what memcpy does with the same bytes. Every block that comes back is compared.
+ * `kvasir bench tiers`: move blocks from a cache in memory through the tiers of a block manager and
+ * back, beside memcpy of the same bytes. Every block that comes back is compared.
  */
 #include <inttypes.h>
 #include <signal.h>
@@ -178,7 +178,7 @@ static int begin(struct bench *b, uint32_t at, bool store, int64_t *ret)
     return *ret < 0 ? (int)*ret : 0;
 }
 
-/* All blocks, requests of CHAIN at once. */
+/* Store or load all blocks, CHAIN of them a request. */
 static int move_all(struct bench *b, bool store)
 {
     uint32_t n = (b->n + CHAIN - 1) / CHAIN;
@@ -187,7 +187,7 @@ static int move_all(struct bench *b, bool store)
 
     for (uint32_t i = 0; rc == 0 && i < n; i++) {
         rc = begin(b, i * CHAIN, store, &ids[i]);
-        if (i >= 64 && rc == 0) /* not more at a time than a server would have */
+        if (i >= 64 && rc == 0) /* keep no more requests open than a server would */
             rc = kvbm_manager_wait(b->manager, (uint64_t)ids[i - 64], WAIT_MS, NULL);
     }
     for (uint32_t i = n > 64 ? n - 64 : 0; rc == 0 && i < n; i++)
@@ -376,7 +376,7 @@ static int bench(struct bench *b)
     return rc < 0 ? 5 : b->wrong ? 1 : 0;
 }
 
-/* ^C ends the program at once: the tiers are crash-safe, and a disk may take long to answer. */
+/* Exit at once on ^C: the tiers are crash-safe, and a disk may take long to answer. */
 static void on_interrupt(int number)
 {
     static const char text[] =

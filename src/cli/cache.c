@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Slots in one array, linked newest to oldest through indices; an open-addressing table of slot
+ * One array of slots, linked newest to oldest through indices. An open-addressing table of slot
  * numbers finds a hash (linear probing, deletion by shifting back, so there are no tombstones).
  *
  *     table:  [ . | 3 | . | 1 | 2 | . | . | . ]        slot numbers, NONE = free
  *     slots:   1: hash, newer, older   ...             free slots are linked through `older`
  *     list:    newest -> 3 -> 1 -> 2 -> oldest
  *
- * Leaf-first order needs no tree: whoever uses a block has used all its ancestors in the same
- * prompt, and a prompt's blocks are put in front from its end to its root. So in the list an
- * ancestor is always newer than its descendants, and the oldest slot is always a leaf.
+ * Leaf-first order needs no tree. A prompt that uses a block uses all its ancestors, and its blocks
+ * move to the front from its end to its root. In the list, an ancestor is therefore always newer
+ * than its descendants, and the oldest slot is always a leaf.
  */
 #include "cli/cache.h"
 
@@ -28,7 +28,7 @@ struct kc_cache {
     uint64_t capacity; /* UINT32_MAX - 1 when unlimited */
     enum kc_cache_order order;
     struct slot *slots;
-    uint32_t n_slots, n_used; /* allocated; ever handed out */
+    uint32_t n_slots, n_used; /* slots allocated; slots used so far */
     uint32_t free;            /* list of free slots */
     uint32_t len;
     uint32_t newest, oldest;
@@ -38,7 +38,7 @@ struct kc_cache {
     size_t evicted_capacity, n_evicted;
 };
 
-/* Chain hashes are hashes already, but trace ids are small integers: spread them. */
+/* Spread the hashes: chain hashes are random already, but trace ids are small integers. */
 static uint32_t home(const struct kc_cache *cache, uint64_t hash)
 {
     return (uint32_t)((hash * UINT64_C(0x9e3779b97f4a7c15)) >> 32) & cache->mask;
@@ -142,7 +142,7 @@ static void evict_oldest(struct kc_cache *cache)
     cache->len--;
 }
 
-/* Room for @more blocks above what is there: slots, and a table at most 5/8 full. */
+/* Make room for @more blocks: slots, and a table at most 5/8 full. */
 static int reserve(struct kc_cache *cache, size_t more)
 {
     uint64_t want = (uint64_t)cache->len + more;
@@ -240,7 +240,7 @@ int kc_cache_use(struct kc_cache *cache, const uint64_t *chain, size_t n, struct
     use.held = kc_cache_lookup(cache, chain, n);
     if (cache->order == KC_LEAF_FIRST && use.end > cache->capacity)
         use.end = cache->capacity;
-    if (use.held > use.end) /* can't be: what is held fits */
+    if (use.held > use.end) /* always true: the held blocks fit */
         use.held = use.end;
     rc = reserve(cache, use.end - use.held);
     if (rc == 0)

@@ -25,13 +25,13 @@
 
 struct kc_child {
     pid_t pid;
-    int status; /* of waitpid, once pid is 0 */
+    int status; /* status from waitpid, once pid is 0 */
     int log_fd;
     pthread_t reader;
     bool has_reader;
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    char url[256]; /* empty until it listens */
+    char url[256]; /* empty until the child listens */
     bool log_ended;
     char tail[TAIL];
     size_t tail_len;
@@ -50,7 +50,7 @@ static void keep(struct kc_child *child, const char *line, size_t len)
     child->tail_len += len;
 }
 
-/* level=info ... msg=listening url=http://127.0.0.1:8090 ... */
+/* Find the address in a log line: level=info ... msg=listening url=http://127.0.0.1:8090 ... */
 static void look_for_url(struct kc_child *child, const char *line)
 {
     const char *url = strstr(line, "listening") ? strstr(line, "http://") : NULL;
@@ -84,8 +84,7 @@ static void *read_log(void *arg)
     return NULL;
 }
 
-/* "kv-indexer" in the folder of this program; left as a bare name, to be found on the PATH, if not.
- */
+/* Find "kv-indexer" in the folder of this program; else leave the bare name, for the PATH. */
 static void find_indexer(char *path, size_t size)
 {
     ssize_t len = readlink("/proc/self/exe", path, size - 16);
@@ -103,7 +102,7 @@ static void find_indexer(char *path, size_t size)
     strcpy(path, "kv-indexer");
 }
 
-/* In the child. Only what is safe between fork and exec. */
+/* Run the indexer in the child. Only calls that are safe between fork and exec. */
 static _Noreturn void become_indexer(const char *path, int log_fd, int error_fd, pid_t parent)
 {
     int null = open("/dev/null", O_RDWR);
@@ -112,7 +111,7 @@ static _Noreturn void become_indexer(const char *path, int log_fd, int error_fd,
 
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
-    /* ^C reaches the whole process group; the replay stops its indexer itself, in its own time. */
+    /* Leave the process group: ^C must not reach the indexer, which the replay stops later. */
     setpgid(0, 0);
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (getppid() == parent && null >= 0 && dup2(null, 0) >= 0 && dup2(null, 1) >= 0 &&
@@ -125,8 +124,7 @@ static _Noreturn void become_indexer(const char *path, int log_fd, int error_fd,
     _exit(127);
 }
 
-/* Start the process; what went wrong at its exec comes back through a pipe. 0 or a negative errno.
- */
+/* Start the process; a pipe brings an error of its exec back. Returns 0 or a negative errno. */
 static int spawn(struct kc_child *child, const char *path)
 {
     int log_pipe[2], error_pipe[2], failed = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** A kv-indexer that the replay starts for itself, on a port that the system picks. */
+/** A kv-indexer that the replay starts for itself, on a port that the system chooses. */
 #ifndef KV_CLI_CHILD_H
 #define KV_CLI_CHILD_H
 
@@ -11,21 +11,20 @@ struct kc_child;
 
 /**
  * Start @path (NULL: "kv-indexer" next to this program, else on the PATH) and wait until it
- * listens. It ends when this program does, however that happens. Returns 0 or a negative errno with
- * @error.
+ * listens. It ends with this program, however that ends. Returns 0 or a negative errno with @error.
  */
 int kc_child_start(const char *path, struct kc_child **ret, struct kv_error *error);
 
 const char *kc_child_url(const struct kc_child *child);
 int kc_child_pid(const struct kc_child *child);
 
-/** False when it has ended; then @error says how, with the last lines of its log. */
+/** Return false when it has ended; @error then has the reason and the last lines of its log. */
 bool kc_child_alive(struct kc_child *child, struct kv_error *error);
 
 /** Copy the end of the child's stderr to @buf, NUL-terminated, at most @size bytes. */
 void kc_child_log(struct kc_child *child, char *buf, unsigned long size);
 
-/** SIGTERM, after five seconds SIGKILL. NULL is a no-op. */
+/** Stop it: SIGTERM, after five seconds SIGKILL. NULL is a no-op. */
 void kc_child_stop(struct kc_child *child);
 
 #endif

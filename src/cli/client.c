@@ -68,8 +68,7 @@ int kc_client_wait_healthy(struct kc_client *client, uint64_t deadline_ns, const
     return 0;
 }
 
-/* POST what is in client->body; a status other than 2xx becomes an error with the server's words.
- */
+/* POST client->body. A status other than 2xx becomes an error with the server's text. */
 static int post(struct kc_client *client, const char *path, struct kv_error *error)
 {
     const struct kv_buf *answer;
@@ -131,7 +130,7 @@ int kc_client_unregister(struct kc_client *client, uint32_t worker, struct kv_er
     return post(client, "/unregister", error);
 }
 
-/* Append "1,22,333": the one hot loop of a JSON query on this side. */
+/* Append "1,22,333": the hot loop of a JSON query on the client's side. */
 static void put_tokens_json(struct kv_buf *out, const uint32_t *tokens, size_t n)
 {
     char *p;
@@ -165,7 +164,7 @@ static void write_query(struct kc_client *client, const uint32_t *tokens, size_t
         kv_msgpack_put_map(body, 2);
         kv_msgpack_put_str(body, "model_name");
         kv_msgpack_put_str(body, client->opts.model);
-        kv_msgpack_put_str(body, "token_ids"); /* little-endian, as this machine is */
+        kv_msgpack_put_str(body, "token_ids"); /* little-endian, like this machine */
         kv_msgpack_put_bin(body, tokens, n * sizeof(*tokens));
         return;
     }
@@ -177,7 +176,7 @@ static void write_query(struct kc_client *client, const uint32_t *tokens, size_t
     kv_buf_puts(body, "]}");
 }
 
-/* An object key that is a decimal number; UINT64_MAX when it isn't. */
+/* Parse an object key as a decimal number; UINT64_MAX when it is none. */
 static uint64_t key_number(struct kv_str key)
 {
     uint64_t value = 0;
@@ -192,7 +191,9 @@ static uint64_t key_number(struct kv_str key)
     return value;
 }
 
-/* {"<instance>": {"<rank>": number}}: our workers' rank 0 into overlap (tokens) or blocks. */
+/*
+ * Read {"<instance>": {"<rank>": number}}: rank 0 of our workers, into overlap (tokens) or blocks.
+ */
 static void read_by_worker(struct kv_json *j, uint32_t n_workers, struct kc_belief *beliefs,
                            bool is_score)
 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Client of a kv-indexer, as a router has it: register workers, ask which of them hold a prompt.
+ * Client of a kv-indexer, as a router uses it: register workers, ask which of them hold a prompt.
  * Worker w of N has instance_id w + 1 and rank 0. Thread-confined, like its connection.
  */
 #ifndef KV_CLI_CLIENT_H
@@ -26,7 +26,7 @@ struct kc_client_opts {
 /** The indexer's answer about one worker. */
 struct kc_belief {
     uint32_t overlap; /* leading blocks of the prompt */
-    uint64_t blocks;  /* all its blocks; told only with an overlap */
+    uint64_t blocks;  /* all its blocks; known only with an overlap */
 };
 
 struct kc_client;
@@ -40,14 +40,14 @@ struct kc_http *kc_client_http(struct kc_client *client);
 int kc_client_wait_healthy(struct kc_client *client, uint64_t deadline_ns, const _Atomic bool *stop,
                            struct kv_error *error);
 
-/** Register one worker; a registration left by somebody before is replaced. */
+/** Register one worker; replaces a registration that another client left. */
 int kc_client_register(struct kc_client *client, uint32_t worker, const char *endpoint,
                        const char *replay_endpoint, struct kv_error *error);
 int kc_client_unregister(struct kc_client *client, uint32_t worker, struct kv_error *error);
 
 /**
- * Ask about a prompt; @ret has room for all workers. *@ret_ns (may be NULL) is the time between the
- * first byte sent and the answer's last. Returns 0; -ENOENT when the indexer doesn't know the model
+ * Ask about a prompt; @ret has room for all workers. *@ret_ns (may be NULL) is the time from the
+ * first byte sent to the last received. Returns 0; -ENOENT when the indexer doesn't know the model
  * (it was restarted); -ECONNREFUSED and other errors of kc_http_request; -EPROTO.
  */
 int kc_client_query(struct kc_client *client, const uint32_t *tokens, size_t n,

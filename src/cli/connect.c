@@ -11,9 +11,9 @@
 #include "cli/replay.h"
 
 #define HEALTHY_MS 5000 /* time for a running indexer to answer */
-#define FOLLOW_MS 20000 /* time until it follows every worker */
+#define FOLLOW_MS 20000 /* time until the indexer follows every worker */
 #define AWAY_MS 60000   /* longest absence of the indexer during a run */
-#define ALIVE_MS 200    /* interval at which its own process is checked meanwhile */
+#define ALIVE_MS 200    /* interval at which a child indexer is checked meanwhile */
 
 static void pause_ms(long ms)
 {
@@ -43,7 +43,7 @@ void kc_replay_leave(struct kc_replay *replay, struct kc_client *client)
 /* -- joining ---------------------------------------------------------------------------------- */
 
 /*
- * Prompt that no client asks for, which the engines announce to find out whether the indexer
+ * A prompt that no client asks for. The engines announce it to find out whether the indexer
  * listens.
  */
 struct probe {
@@ -77,7 +77,7 @@ static int wait_for_probe(struct kc_replay *replay, struct kc_client *client, st
     uint32_t wanted = (uint32_t)replay->opts.workers;
 
     probe->stored = stored;
-    if (stored) /* mostly that is enough for the subscriptions to arrive, and nothing is lost */
+    if (stored) /* usually enough for the subscriptions to arrive, so that no event is lost */
         pause_ms(100);
     for (unsigned round = 0;; round++) {
         uint32_t right = 0;
@@ -123,8 +123,8 @@ static int wait_until_followed(struct kc_replay *replay, struct kc_client *clien
 }
 
 /*
- * Wait until the indexer answers. Check in each round that our own process lives: a child closes
- * its sockets a moment before waitpid reports its end.
+ * Wait until the indexer answers. Check in each round that our child lives: it closes its sockets a
+ * moment before waitpid reports its end.
  */
 static int wait_until_there(struct kc_replay *replay, struct kc_client *client,
                             uint64_t deadline_ns, struct kv_error *error)
@@ -170,8 +170,10 @@ int kc_replay_connect(struct kc_replay *replay, struct kc_client **ret, struct k
 
 /* -- coming back ------------------------------------------------------------------------------ */
 
-/* True for errors that are worth another try: absent, too slow, or restarted without our
- * registration. */
+/*
+ * Return true for errors that are worth another try: absent, too slow, or restarted without our
+ * registration.
+ */
 static bool is_away(int rc)
 {
     return rc == -ENOENT || rc == -ECONNREFUSED || rc == -ETIMEDOUT;

@@ -9,7 +9,9 @@
 #include "cli/random.h"
 #include "kv_event.h"
 
-/* A prompt makes two events; wait for the publisher before its queue could overflow and drop some.
+/*
+ * Limit of queued events. A prompt makes two; wait for the publisher before its queue could
+ * overflow and drop some.
  */
 #define QUEUE_EVENTS 8192
 #define FLUSH_AFTER (QUEUE_EVENTS / 4)
@@ -17,14 +19,14 @@
 
 struct kc_engine {
     struct kc_engine_opts opts;
-    pthread_mutex_t lock; /* cache, names and the order of publishing */
+    pthread_mutex_t lock; /* guards cache, names and the order of publishing */
     struct kc_cache *cache;
     struct kve_publisher *publisher;
     uint64_t *names;
     size_t names_capacity;
     uint32_t unflushed;
     uint64_t stored_blocks, evicted_blocks;
-    struct kve_publisher_stats before; /* the last reset: what is counted starts there */
+    struct kve_publisher_stats before; /* statistics at the last reset: counting starts there */
 };
 
 int kc_engine_create(const struct kc_engine_opts *opts, struct kc_engine **ret,
@@ -79,7 +81,7 @@ const char *kc_engine_replay_endpoint(const struct kc_engine *engine)
     return kve_publisher_replay_endpoint(engine->publisher);
 }
 
-/* The engine's own names of @n prefixes at @ret: a bijection, so that they are as unique. */
+/* Write the engine's own names of @n prefixes to @ret: a bijection, so they are as unique. */
 static void put_names(const struct kc_engine *engine, const uint64_t *chain, size_t n,
                       uint64_t *ret)
 {
@@ -157,7 +159,7 @@ int kc_engine_serve(struct kc_engine *engine, const struct kc_prompt *prompt, st
     int rc;
 
     pthread_mutex_lock(&engine->lock);
-    /* at most as many blocks are evicted as are added */
+    /* no more blocks are evicted than added */
     rc = reserve_names(engine, 2 * prompt->n_blocks);
     if (rc == 0)
         rc = kc_cache_use(engine->cache, prompt->chain, prompt->n_blocks, &use);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * A simulated LLM engine: a bounded prefix cache, and a real publisher that tells over ZMQ what
- * enters and leaves it, as vLLM does. Internally locked; any thread may call.
+ * A simulated LLM engine: a bounded prefix cache, and a real publisher that announces stored and
+ * removed blocks over ZMQ, as vLLM does. Internally locked; any thread may call.
  */
 #ifndef KV_CLI_ENGINE_H
 #define KV_CLI_ENGINE_H
@@ -18,8 +18,8 @@ struct kc_engine;
 struct kc_engine_opts {
     uint64_t capacity; /* blocks; 0: unlimited */
     uint32_t block_size;
-    uint32_t buffer_batches; /* kept for replay */
-    uint64_t salt;           /* not 0: block hashes of its own, unlike other engines' */
+    uint32_t buffer_batches; /* batches kept for replay */
+    uint64_t salt;           /* not 0: the engine's block hashes differ from other engines' */
 };
 
 int kc_engine_create(const struct kc_engine_opts *opts, struct kc_engine **ret,
@@ -35,24 +35,24 @@ struct kc_served {
     size_t evicted; /* dropped to make room */
 };
 
-/** Serve a prompt and publish what changed. Returns 0 or -ENOMEM. */
+/** Serve a prompt and publish the changes. Returns 0 or -ENOMEM. */
 int kc_engine_serve(struct kc_engine *engine, const struct kc_prompt *prompt,
                     struct kc_served *ret);
 
-/** Forget all blocks and say so (AllBlocksCleared), as on a reset of an engine's prefix cache. */
+/** Drop all blocks and publish AllBlocksCleared, like an engine that resets its prefix cache. */
 int kc_engine_reset(struct kc_engine *engine);
 
-/** The truth: leading blocks of @prompt that are in the cache, and all its blocks. */
+/** Return the truth: leading blocks of @prompt in the cache, and all its blocks. */
 void kc_engine_truth(struct kc_engine *engine, const struct kc_prompt *prompt, size_t *ret_held,
                      uint64_t *ret_blocks);
 
 /**
- * Publish an event that changes nothing (the removal of a block that never was): makes a loss at
- * the end of the stream show as a sequence gap.
+ * Publish an event without effect (the removal of a block that never existed), so that a loss at
+ * the end of the stream shows as a sequence gap.
  */
 int kc_engine_tick(struct kc_engine *engine);
 
-/** Wait until everything published was handed to ZMQ. */
+/** Wait until all events are handed to ZMQ. */
 int kc_engine_flush(struct kc_engine *engine, uint32_t timeout_ms);
 
 struct kc_engine_stats {

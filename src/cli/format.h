@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** Figures for people. */
+/** Format figures for people. */
 #ifndef KV_CLI_FORMAT_H
 #define KV_CLI_FORMAT_H
 

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * A session picks an application (Zipf: few are popular), whose system prompt all its sessions
- * share, and asks its first question, often with a document attached. Each further turn sends
- * everything so far, the answer, and something new:
+ * share. It asks its first question, often with a document attached. Each further turn sends all of
+ * the session so far, the answer, and a new question:
  *
  *     turn 1   | common | system prompt of the app | question 1 |
  *     turn 2   | common | system prompt of the app | question 1 | answer 1 | question 2 |
  *              '-------- whole 512-token blocks reused --------'
  *
- * As in the real traces, an id names the content of a block, so the last, partly filled block of a
- * turn has another id than the block that stands there, filled up, in the next turn.
+ * As in the real traces, an id names the content of a block. The last, partly filled block of a
+ * turn therefore has another id than the full block in its place in the next turn.
  */
 #include "cli/generate.h"
 
@@ -19,18 +19,21 @@
 
 #include "cli/random.h"
 
-/* Fitted by hand to the conversation trace: mean and median input, reuse, spread of lengths. */
+/*
+ * Parameters fitted by hand to the conversation trace: mean and median input, reuse, spread of
+ * lengths.
+ */
 #define N_APPS 1000
 #define ZIPF_EXPONENT 0.9
 #define MEAN_GAP_MS 455.0    /* between starts of sessions */
-#define MS_PER_REQUEST 295.0 /* traces end after this time a request, as real ones are cut off */
-#define MORE_TURNS 0.38      /* probability that a session goes on */
+#define MS_PER_REQUEST 295.0 /* length of a trace per request; real ones are cut off, too */
+#define MORE_TURNS 0.38      /* probability that a session continues */
 #define MEAN_THINK_MS 200e3  /* between an answer and the next question */
-#define MS_PER_TOKEN 20.0    /* of output */
+#define MS_PER_TOKEN 20.0    /* time per output token */
 #define MAX_INPUT 131072
 #define MAX_OUTPUT 2000
 
-/* Token counts are log-normal: {median, sigma}. */
+/* Median and sigma of a log-normal number of tokens. */
 struct spread {
     double median, sigma;
 };
@@ -41,8 +44,8 @@ static const struct spread ANSWER = {280, 0.65};
 
 struct app {
     double popularity; /* cumulative */
-    uint32_t tokens;   /* of its system prompt */
-    uint64_t first_id; /* of its whole blocks */
+    uint32_t tokens;   /* tokens of its system prompt */
+    uint64_t first_id; /* first id of its whole blocks */
 };
 
 struct generator {
@@ -76,7 +79,7 @@ static void make_apps(struct generator *g)
 {
     double sum = 0;
 
-    g->next_id = 1; /* 0 is the block that everybody starts with */
+    g->next_id = 1; /* 0 is the common first block */
     for (size_t i = 0; i < N_APPS; i++) {
         struct app *app = &g->apps[i];
 
@@ -106,7 +109,7 @@ static const struct app *pick_app(struct generator *g)
     return &g->apps[low];
 }
 
-/* The whole blocks that an application's prompts begin with. */
+/* List the whole blocks at the start of an application's prompts. */
 static uint32_t app_ids(const struct app *app, uint64_t *ids)
 {
     uint32_t n = app->tokens / KC_TRACE_BLOCK;
@@ -118,8 +121,8 @@ static uint32_t app_ids(const struct app *app, uint64_t *ids)
 }
 
 /*
- * One turn of @input tokens at @ms. *ids holds the session's *whole known blocks and gets the new
- * ones; the partly filled last block gets an id that is never used again.
+ * Add one turn of @input tokens at @ms. *ids holds the session's *whole known blocks and gets the
+ * new ones. The partly filled last block gets an id that is never used again.
  */
 static int add_turn(struct generator *g, double ms, uint32_t input, uint32_t output, uint64_t *ids,
                     uint32_t *whole)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * A workload made up when there is no trace: multi-turn sessions that share system prompts, shaped
+ * Generate a workload when there is no trace: multi-turn sessions that share system prompts, shaped
  * like the Mooncake conversation trace (docs/replay.md compares the two).
  */
 #ifndef KV_CLI_GENERATE_H
@@ -12,10 +12,12 @@
 
 struct kc_generate_opts {
     uint64_t seed;
-    size_t n_requests; /* exactly so many */
+    size_t n_requests; /* exact number of requests */
 };
 
-/** Returns 0, -EINVAL, -EMSGSIZE or -ENOMEM. The same seed makes the same trace. */
+/**
+ * Generate a trace. Returns 0, -EINVAL, -EMSGSIZE or -ENOMEM. The same seed makes the same trace.
+ */
 int kc_generate(const struct kc_generate_opts *opts, struct kc_trace *ret);
 
 #endif

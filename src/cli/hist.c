@@ -4,8 +4,9 @@
 #include "base/error.h"
 
 /*
- * Values below 32 have a bucket each; above, bucket = 32 * (power - 4) + the five bits that follow
- * the highest one: [32, 64) continues at 32, [64, 128) has steps of 2, and so on.
+ * Return the bucket of a value. Values below 32 have a bucket each; above, bucket = 32 * (power -
+ * 4) + the five bits that follow the highest one: [32, 64) continues at 32, [64, 128) has steps of
+ * 2, and so on.
  */
 static unsigned bucket_of(uint64_t value)
 {
@@ -17,7 +18,7 @@ static unsigned bucket_of(uint64_t value)
     return KC_HIST_STEPS * (power - 4) + (unsigned)((value >> (power - 5)) - KC_HIST_STEPS);
 }
 
-/* The largest value that falls into @bucket. */
+/* Return the largest value of @bucket. */
 static uint64_t bucket_top(unsigned bucket)
 {
     unsigned power = bucket / KC_HIST_STEPS + 4;

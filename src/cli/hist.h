@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
  * A latency histogram in fixed memory: 32 steps per power of two, so a quantile is at most 3.2 %
- * above the true value. Recording is one relaxed atomic add; any thread may call anything.
+ * above the true value. Recording is one relaxed atomic add. Any thread may call all functions.
  */
 #ifndef KV_CLI_HIST_H
 #define KV_CLI_HIST_H
@@ -19,7 +19,7 @@ struct kc_hist {
 
 void kc_hist_record(struct kc_hist *hist, uint64_t value);
 
-/** An upper bound of the @q quantile (0..1), 0 when nothing was recorded. */
+/** Return an upper bound of the @q quantile (0..1), 0 when nothing was recorded. */
 uint64_t kc_hist_quantile(struct kc_hist *hist, double q);
 
 #endif

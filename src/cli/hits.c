@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * --check-hits: what one cache of a given size would find, without indexer or network, next to the
- * figures known for the published traces. It shows that this program reads traces and counts hits
- * as others do: textbook LRU over the references, a partly filled last block counts as a block.
+ * --check-hits: compute the hits of one cache of a given size, without indexer or network, beside
+ * the figures published for the traces. Equal figures show that this program reads traces and
+ * counts hits as others do: textbook LRU over the references, with a partly filled last block
+ * counted as a block.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -18,7 +19,7 @@ static const uint64_t SIZES[N_SIZES] = {1000, 5000, 10000, 30000, 50000, 100000,
 
 static const struct known {
     const char *name;
-    uint64_t requests, ids, distinct; /* what it is recognised by */
+    uint64_t requests, ids, distinct; /* by which a published trace is recognised */
     double hits[N_SIZES];
 } KNOWN[] = {
     {"Mooncake FAST'25 conversation",
@@ -83,7 +84,7 @@ static void print_head(const struct kc_trace_stats *stats, const struct known *k
     printf("  blocks        LRU   leaf first%s\n", known ? "   published" : "");
 }
 
-/* Print one row. False when it differs from the published figure. */
+/* Print one row. Returns false when it differs from the published figure. */
 static bool print_row(const struct kc_trace *trace, const struct kc_trace_stats *stats,
                       const struct known *known, size_t i)
 {
@@ -96,7 +97,7 @@ static bool print_row(const struct kc_trace *trace, const struct kc_trace_stats 
         return false;
     }
     good = !known || fabs(plain - known->hits[i]) < 0.00005 + 1e-9;
-    /* Without a limit every repeated prefix is found: that needs no published figure. */
+    /* Without a limit every repeated prefix hits: no published figure is needed. */
     if (SIZES[i] == 0 && (fabs(plain - stats->reuse) > 1e-12 || fabs(leaf - stats->reuse) > 1e-12))
         good = false;
     printf("  %-9s  %6.4f       %6.4f", SIZES[i] ? kc_count(SIZES[i]).s : "unlimited", plain, leaf);

@@ -25,7 +25,10 @@ static size_t on_data(char *data, size_t size, size_t n, void *arg)
     return http->body.error ? 0 : size * n;
 }
 
-/* "Expect:" empty: libcurl would otherwise ask before it sends a body above a megabyte. */
+/*
+ * Build the headers. "Expect:" is empty: libcurl would otherwise ask before it sends a body above a
+ * megabyte.
+ */
 static struct curl_slist *headers(const char *authorization, const char *content_type)
 {
     const char *const lines[] = {"Expect:", authorization, content_type};

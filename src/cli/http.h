@@ -12,8 +12,8 @@
 struct kc_http;
 
 /**
- * @url: "http://host:port"; a slash at its end is dropped. @token: bearer token to send, or NULL.
- * Returns 0, -EINVAL or -ENOMEM.
+ * Create a connection to @url: "http://host:port"; a slash at its end is dropped. @token: bearer
+ * token to send, or NULL. Returns 0, -EINVAL or -ENOMEM.
  */
 int kc_http_create(const char *url, const char *token, struct kc_http **ret);
 /** Trust an https server by the PEM authorities in @file instead of the system's. */
@@ -26,8 +26,8 @@ const char *kc_http_url(const struct kc_http *http);
 enum kc_body { KC_BODY_NONE, KC_BODY_JSON, KC_BODY_MSGPACK };
 
 /**
- * GET (KC_BODY_NONE) or POST. The answer's body stays valid until the next request. Returns the
- * status (200, 404, ...) or, with @error, -ECONNREFUSED (nobody there, or the connection broke),
+ * Send a GET (KC_BODY_NONE) or POST. The answer's body stays valid until the next request. Returns
+ * the status (200, 404, ...) or, with @error, -ECONNREFUSED (no server, or the connection broke),
  * -ETIMEDOUT, -EMSGSIZE (a body above 256 MiB), -ENOMEM or -EIO.
  */
 int kc_http_request(struct kc_http *http, const char *path, enum kc_body type, const void *body,

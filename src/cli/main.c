@@ -40,7 +40,7 @@ static bool is(const char *word, const char *name, const char *other)
     return strcmp(word, name) == 0 || strcmp(word, other) == 0;
 }
 
-/* Words for completions, one a line. */
+/* Print words for completions, one a line. */
 static void print_words(void)
 {
     for (size_t i = 0; i < N_COMMANDS; i++)
@@ -48,7 +48,7 @@ static void print_words(void)
     fputs("help\n--help\n--version\n", stdout);
 }
 
-/* Answer --version, help and the lists for completions. False: argv[1] is none of them. */
+/* Answer --version, help and the lists for completions. Returns false for any other argv[1]. */
 static bool answer(int argc, char **argv)
 {
     if (argc < 2 || is(argv[1], "--help", "-h") || (argc == 2 && strcmp(argv[1], "help") == 0))
@@ -73,7 +73,7 @@ static int unknown_command(const char *name)
     return 2;
 }
 
-/* `kvasir help X Y` is `kvasir X Y --help`: the words move one to the left. */
+/* Turn `kvasir help X Y` into `kvasir X Y --help`: the words move one to the left. */
 static void turn_help_round(int argc, char **argv)
 {
     static char help[] = "--help";

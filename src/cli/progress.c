@@ -7,7 +7,7 @@
 #include "cli/format.h"
 #include "cli/replay.h"
 
-/* Fraction of the run that is done, by requests or by time, whichever is further. */
+/* Return the fraction of the run that is done, by requests or by time, whichever is further. */
 static double fraction(const struct kc_replay *replay, uint64_t served, double seconds)
 {
     double by_count = replay->limit == UINT64_MAX ? 0 : (double)served / (double)replay->limit;

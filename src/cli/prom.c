@@ -10,7 +10,7 @@ void kc_prom_init(struct kc_prom *prom, const char *text, size_t len)
     prom->end = text ? text + len : text;
 }
 
-/* Where the label set ends: the brace outside of quotes, or NULL. */
+/* Find the end of the label set: the brace outside of quotes, or NULL. */
 static const char *labels_end(const char *p, const char *end)
 {
     bool quoted = false;
@@ -70,7 +70,7 @@ bool kc_prom_next(struct kc_prom *prom, struct kc_sample *ret)
     return false;
 }
 
-/* Copy a quoted value that starts after its quote. Returns where it ends, behind the quote. */
+/* Copy a quoted value that starts after its quote. Returns the place behind the closing quote. */
 static const char *copy_value(const char *p, const char *end, char *ret, size_t size)
 {
     size_t n = 0;

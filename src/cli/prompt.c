@@ -17,7 +17,7 @@ void kc_prompt_fini(struct kc_prompt *prompt)
     memset(prompt, 0, sizeof(*prompt));
 }
 
-/* Room for @n trace blocks, at the smallest block size. */
+/* Make room for @n trace blocks, at the smallest block size. */
 static int reserve(struct kc_prompt *prompt, size_t n)
 {
     size_t capacity = prompt->capacity ? prompt->capacity : 64;

@@ -14,7 +14,7 @@
 
 #define TICK_NS (50 * KV_NS_PER_MS)
 
-static atomic_int signals; /* of SIGINT and SIGTERM */
+static atomic_int signals; /* number of SIGINT and SIGTERM received */
 
 /* End the run in order, with its table, at the first signal; end the program at the second. */
 static void on_signal(int number)
@@ -80,7 +80,7 @@ static int wait_for_turn(struct kc_replay *replay, double ms)
     return 0;
 }
 
-/* Count how right an answer is about all workers, not only about the one that will be chosen. */
+/* Count how right an answer is about all workers, not only about the chosen one. */
 static void count_beliefs(struct kc_replay *replay, const struct kc_prompt *prompt,
                           const struct kc_belief *beliefs)
 {
@@ -146,7 +146,10 @@ static int count(struct kc_replay *replay, uint64_t number, uint32_t worker,
     return rc;
 }
 
-/* --lockstep: what was asked before must have been exact for everybody; let it become so again. */
+/*
+ * Settle for --lockstep: the last answer must have been exact for all workers; wait until the next
+ * one can be.
+ */
 static int settle_one(struct client_state *state, struct kv_error *error)
 {
     struct kc_replay *replay = state->replay;

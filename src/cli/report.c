@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The figures of a run, as a table for people or as JSON. docs/replay.md says what each one means.
+/*
+ * Show the figures of a run, as a table for people or as JSON. docs/replay.md explains each of
+ * them.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -13,8 +15,8 @@
 /* Figures that both forms show. */
 struct figures {
     double seconds;
-    struct kc_engine_stats engines; /* summed */
-    uint64_t p50, p99, max;         /* ns */
+    struct kc_engine_stats engines; /* sum over all engines */
+    uint64_t p50, p99, max;         /* in nanoseconds */
     double found, random, unlimited;
     double bytes_per_block;
     const char *workload;
@@ -185,7 +187,7 @@ static void table_verdict(const struct kc_replay *replay, const struct style *s)
                kc_count(replay->counts.lockstep_wrong).s, s->plain, v->first);
 }
 
-/* Returns 0, or -EIO when standard output doesn't take the table. */
+/* Print the table. Returns 0, or -EIO when standard output can't be written. */
 static int print_table(struct kc_replay *replay, const struct figures *f, struct kv_error *error)
 {
     struct style style = {"", "", "", ""};

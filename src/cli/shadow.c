@@ -40,7 +40,8 @@ int kc_shadow_serve(struct kc_shadow *shadow, const uint64_t *chain, size_t n, u
     struct kc_cache_use use;
     int rc;
 
-    if (pass > shadow->pass) { /* no block of earlier passes comes back: keep memory flat */
+    /* No block of earlier passes comes back: clear the caches to bound memory. */
+    if (pass > shadow->pass) {
         kc_cache_clear(shadow->unlimited);
         shadow->pass = pass;
     }

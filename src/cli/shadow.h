@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Count in the same run what the same requests would find in other caches: in the same number of
- * equally large ones with requests routed at random, and in one without a limit. Thread-confined.
+ * Count in the same run what the same requests would find in other caches: in as many equally large
+ * caches with random routing, and in one without a limit. Thread-confined.
  */
 #ifndef KV_CLI_SHADOW_H
 #define KV_CLI_SHADOW_H
@@ -22,11 +22,11 @@ struct kc_shadow {
     uint64_t asked, found_random, found_unlimited; /* trace blocks */
 };
 
-/** @capacity: trace blocks per worker, 0: unlimited. Returns 0 or -ENOMEM. */
+/** Start with @capacity trace blocks per worker, 0: unlimited. Returns 0 or -ENOMEM. */
 int kc_shadow_init(struct kc_shadow *shadow, uint32_t n_workers, uint64_t capacity, uint64_t seed);
 void kc_shadow_fini(struct kc_shadow *shadow);
 
-/** Serve one prompt, given by the names of its prefixes. @pass: repetitions share nothing. */
+/** Serve one prompt, given by the names of its prefixes. Different @pass numbers share no block. */
 int kc_shadow_serve(struct kc_shadow *shadow, const uint64_t *chain, size_t n, uint64_t pass);
 
 #endif

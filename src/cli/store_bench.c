@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* `kvasir store bench`: durable saves and verified restores beside what the disk does with the same
- * bytes in one plain file. Each round uses other noise, so that a cold save is cold. */
+/*
+ * `kvasir store bench`: durable saves and verified restores, beside the disk's speed with the same
+ * bytes in one plain file. Each round uses other noise, so that a cold save is cold.
+ */
 #include <fcntl.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -147,7 +149,7 @@ static int yardstick(struct bench *b, double *write_s, double *read_s)
     return rc;
 }
 
-/* Remove the object, and its chunks where the backend can: no other object has such noise. */
+/* Remove the object and, where the backend can, its chunks: no other object has such noise. */
 static void clean_up(struct bench *b)
 {
     struct kvs_store *store = b->call->store;

@@ -154,7 +154,7 @@ int kc_store_gc(struct kc_store_call *call)
 
 /* -- stats ------------------------------------------------------------------------------------- */
 
-/* A figure that a backend doesn't know without a listing is left out. */
+/* Write a figure, unless the backend doesn't know it without a listing. */
 static void put_figure(struct kc_store_call *call, const char *key, uint64_t value, bool bytes)
 {
     if (value == UINT64_MAX)
@@ -185,10 +185,10 @@ int kc_store_stats(struct kc_store_call *call)
 
 struct table {
     struct kc_store_call *call;
-    unsigned n[4]; /* by verdict */
+    unsigned n[4]; /* number of checks by verdict */
 };
 
-/* Backends log what they refuse, and the checks make them refuse much: drop these lines. */
+/* Drop the backend's log lines: the checks make it refuse and log much. */
 static void drop_line(void *arg, int level, const char *line)
 {
     (void)arg;
@@ -229,8 +229,9 @@ static void print_check(void *arg, const char *check, enum kvs_verdict verdict, 
     struct table *table = arg;
     struct kc_store_call *call = table->call;
 
+    /* The store is open when its first check ends: the table reports all further failures. */
     if (table->n[0] + table->n[1] + table->n[2] + table->n[3] == 0)
-        kvs_set_log(drop_line, NULL); /* the store is open: the table reports what follows */
+        kvs_set_log(drop_line, NULL);
     table->n[verdict]++;
     if (call->opts.json) {
         kv_json_begin_object(&call->json);

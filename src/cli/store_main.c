@@ -128,7 +128,7 @@ static const struct kv_arg BENCH_ARGS[] = {
 static const struct command {
     const char *name;
     int (*run)(struct kc_store_call *call);
-    const char *takes; /* the positional arguments */
+    const char *takes; /* names of the positional arguments */
     unsigned min, max; /* least and most of them, after URI */
     const struct kv_arg *args;
     size_t n_args;

@@ -117,7 +117,7 @@ static int by_name(const void *a, const void *b)
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-/* "2026-01-02 03:04" */
+/* Format a time: "2026-01-02 03:04". */
 static struct kc_text day(uint64_t seconds)
 {
     time_t t = (time_t)seconds;

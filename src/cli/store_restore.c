@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* `kvasir store restore`, and the file that its bytes go to. */
+/* `kvasir store restore`, and the file that receives its bytes. */
 #include <ctype.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -10,20 +10,22 @@
 #include "cli/format.h"
 #include "cli/store.h"
 
-/* Where restored bytes go: a file beside the one that is wanted, which then takes its place; or
- * straight into what isn't a file (a pipe, a device). */
+/*
+ * Destination of restored bytes. A regular file is written beside the wanted one, and then replaces
+ * it. Pipes and devices are written in place.
+ */
 struct output {
     int fd;
     char *tmp;  /* NULL: written in place */
     char *file; /* behind all links; NULL: an open descriptor */
     bool is_stdout;
-    int error; /* of a write */
+    int error; /* first error of a write */
 };
 
 struct restoring {
     struct kc_store_call *call;
     struct output out;
-    bool found; /* the object is there */
+    bool found; /* the object exists */
 };
 
 static int write_fd(void *arg, const void *data, size_t len)
@@ -59,7 +61,7 @@ static int behind_links(const char *file, char **ret)
         const char *slash = strrchr(path, '/');
         int rc;
 
-        if (n < 0) { /* no link: a file, or nothing */
+        if (n < 0) { /* no link: a file, or no file yet */
             *ret = path;
             return 0;
         }
@@ -75,8 +77,8 @@ static int behind_links(const char *file, char **ret)
 }
 
 /*
- * Return the descriptor that @file stands for, such as /dev/stdout; -1: none. The user has arranged
- * where it leads (`>> log`): no file may be renamed over that.
+ * Return the descriptor that @file stands for, such as /dev/stdout; -1: none. The user has directed
+ * it (`>> log`), so no file may be renamed over it.
  */
 static int stands_for(const char *file)
 {
@@ -158,7 +160,7 @@ static int open_output(const char *file, struct output *out)
         rc = errno == EINTR ? -ECANCELED : -errno;
     if (rc < 0)
         free_output(out);
-    else /* reports must not go where the bytes go */
+    else /* reports must not mix with the bytes */
         out->is_stdout = fstat(out->fd, &st) == 0 && fstat(STDOUT_FILENO, &report) == 0 &&
                          st.st_dev == report.st_dev && st.st_ino == report.st_ino;
     return rc;

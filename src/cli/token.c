@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* The token of a line in *@line; its length, 0 when there is none. */
+/* Find the token of a line in *@line. Returns its length, 0 when there is none. */
 static size_t trim(char **line)
 {
     size_t len;
@@ -17,7 +17,7 @@ static size_t trim(char **line)
     return **line == '#' ? 0 : len;
 }
 
-/* True when no character of @text would end a header line or is forbidden in one. */
+/* Return true when @text has no character that ends a header line or is forbidden in one. */
 static bool is_printable(const char *text, size_t len)
 {
     for (size_t i = 0; i < len; i++)

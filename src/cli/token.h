@@ -8,9 +8,9 @@
 #define KC_TOKEN_MAX 256
 
 /**
- * Read the first token of a file such as kv-indexer's --auth-token-file takes: one a line, blank
- * lines and lines that start with # passed over. Returns 0, or -EINVAL, -ENOENT (no token), or why
- * the file can't be read; @error names the file, never the token.
+ * Read the first token of a file like kv-indexer's --auth-token-file: one a line; blank lines and
+ * lines that start with # are skipped. Returns 0, -EINVAL, -ENOENT (no token), or the error of
+ * reading the file; @error names the file, never the token.
  */
 int kc_token_read(const char *file, char ret[KC_TOKEN_MAX + 1], struct kv_error *error);
 

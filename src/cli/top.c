@@ -9,7 +9,7 @@
 #include "cli/format.h"
 #include "cli/prom.h"
 
-/* Columns from which on the table has all of its columns. */
+/* Width from which on the table shows all of its columns. */
 #define WIDE 118
 
 /* -- reading ---------------------------------------------------------------------------------- */
@@ -60,7 +60,7 @@ static void read_listener(struct kv_json *j, struct kc_top_row *row, struct kv_b
     }
 }
 
-/* {"<rank>": {...}}: one row each. */
+/* Read {"<rank>": {...}}: one row each. */
 static int read_listeners(struct kv_json *j, struct kc_top *top, struct kv_buf *scratch)
 {
     struct kv_str key;
@@ -79,7 +79,7 @@ static int read_listeners(struct kv_json *j, struct kc_top *top, struct kv_buf *
     return 0;
 }
 
-/* One element of /workers. Its rows are complete only when all its fields are known. */
+/* Read one element of /workers. Its rows are complete only when all its fields are known. */
 static int read_worker(struct kv_json *j, struct kc_top *top, struct kv_buf *scratch)
 {
     struct kc_top_row common = {0};
@@ -261,7 +261,7 @@ static void print_head(const struct kc_top *top, const struct kc_top *before, co
     fputs("\n\n", out);
 }
 
-/* Print a row's error in the columns that are left of @columns after @used. */
+/* Print a row's error in the columns left of @columns after @used. */
 static void print_notes(const struct kc_top_row *row, size_t used, size_t columns, FILE *out)
 {
     size_t room = columns > used + 2 ? columns - used - 2 : 0;

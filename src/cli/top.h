@@ -33,21 +33,23 @@ struct kc_top {
     uint64_t at_ns;
 };
 
-/** Fill @ret from GET /workers and GET /metrics; @ret is reused. 0, -EPROTO with @error, -ENOMEM.
+/**
+ * Fill @ret from GET /workers and GET /metrics; @ret may be used again. Returns 0, -EPROTO with
+ * @error, or -ENOMEM.
  */
 int kc_top_read(const struct kv_buf *workers, const struct kv_buf *metrics, struct kc_top *ret,
                 struct kv_error *error);
 void kc_top_fini(struct kc_top *top);
 
 /**
- * Print a look, at most @max_rows workers, in lines of at most @columns (70 or more; below 118
- * without BLOCKS/s, GAPS and REPLAYED). @before: an earlier look, for rates per second (NULL:
+ * Print the table, at most @max_rows workers, in lines of at most @columns (70 or more; below 118
+ * without BLOCKS/s, GAPS and REPLAYED). @before: an earlier state, for rates per second (NULL:
  * totals only).
  */
 void kc_top_print(const struct kc_top *top, const struct kc_top *before, const char *url,
                   size_t max_rows, size_t columns, FILE *out);
 
-/** Write a look as one line of JSON, all workers; rates as kc_top_print has them. */
+/** Write the state as one line of JSON, all workers; rates as kc_top_print has them. */
 void kc_top_write_json(const struct kc_top *top, const struct kc_top *before, struct kv_buf *out);
 
 #endif

@@ -120,7 +120,7 @@ static int look(struct kc_http *http, uint64_t timeout_ms, struct kc_top *top,
     return rc;
 }
 
-/* Rows of workers that fit below the head on this terminal, and its columns. */
+/* Return the number of rows that fit below the head on this terminal, and its width. */
 static size_t rows_that_fit(size_t *ret_columns)
 {
     struct winsize size;
@@ -133,7 +133,7 @@ static size_t rows_that_fit(size_t *ret_columns)
     return size.ws_row < 10 ? SIZE_MAX : size.ws_row - 7U;
 }
 
-/* True when somebody pressed q. Waits up to 50 ms for a key. */
+/* Return true when q was pressed. Waits up to 50 ms for a key. */
 static bool q_is_pressed(bool keys)
 {
     struct pollfd input = {.fd = STDIN_FILENO, .events = POLLIN};
@@ -153,7 +153,7 @@ static void wait_ms(uint64_t ms, bool keys)
             atomic_store(&stop, true);
 }
 
-/* Let keys arrive one by one and unseen. False: standard input is no terminal. */
+/* Read keys one by one without echo. Returns false when standard input is no terminal. */
 static bool begin_keys(struct termios *ret_before)
 {
     struct termios now;

@@ -95,7 +95,7 @@ static unsigned parse_fields(struct kv_json *j, struct kc_request *request, stru
     return has;
 }
 
-/* Returns 0 or fills @error. */
+/* Check a request. Returns 0, or a negative errno with @error. */
 static int check_request(const struct kc_trace *trace, const struct kc_request *request,
                          unsigned has, struct kv_error *error)
 {
@@ -163,7 +163,10 @@ static bool is_blank(const char *line, size_t len)
     return true;
 }
 
-/* One line without its newline into @line. 1, 0 at the end, -EMSGSIZE, or an error of reading. */
+/*
+ * Read one line without its newline into @line. Returns 1, 0 at the end, -EMSGSIZE, or an error of
+ * reading.
+ */
 static int read_line(FILE *file, struct kv_buf *line)
 {
     int c;
@@ -244,7 +247,7 @@ static int compare_u64(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* Distinct values among @n, which get sorted. */
+/* Count the distinct values among @n, and sort them. */
 static uint64_t count_distinct(uint64_t *values, size_t n)
 {
     uint64_t distinct = n > 0;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Request traces in the format of the Mooncake FAST'25 release: JSON lines
- * {"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [id, ...]}, one id
- * per block of 512 input tokens; equal ids at the start of two requests are an equal prefix.
+ * Request traces in the format of the Mooncake FAST'25 release: JSON lines {"timestamp": ms,
+ * "input_length": tokens, "output_length": tokens, "hash_ids": [id, ...]}. One id names a block of
+ * 512 input tokens. Equal ids at the start of two requests are an equal prefix.
  */
 #ifndef KV_CLI_TRACE_H
 #define KV_CLI_TRACE_H
@@ -32,7 +32,7 @@ struct kc_trace {
 };
 
 /**
- * Read a whole file ("-": standard input). On failure @error says why, with the line number.
+ * Read a whole file ("-": standard input). On failure @error has the reason, with the line number.
  * Returns 0, -ENOENT and other errors of opening it, -EPROTO (not a trace), -EMSGSIZE, -ENOMEM.
  */
 int kc_trace_read(const char *path, struct kc_trace *ret, struct kv_error *error);
@@ -42,14 +42,17 @@ int kc_trace_read(const char *path, struct kc_trace *ret, struct kv_error *error
 int kc_trace_parse_line(struct kc_trace *trace, const char *line, size_t len,
                         struct kv_error *error);
 
-/** Add a request with room for @n ids, to be filled in at *ret_ids. 0, -EMSGSIZE or -ENOMEM. */
+/**
+ * Add a request with room for @n ids at *ret_ids, for the caller to fill. Returns 0, -EMSGSIZE or
+ * -ENOMEM.
+ */
 int kc_trace_add(struct kc_trace *trace, const struct kc_request *request, uint64_t **ret_ids);
 
 void kc_trace_fini(struct kc_trace *trace);
 
 /**
- * Names for the prefixes of a request, one per id: equal where all ids up to there are equal. (In
- * the published traces an id has only one predecessor, so that the ids alone would do.) Chains that
+ * Name the prefixes of a request, one name per id: equal where all ids up to there are equal. (In
+ * the published traces an id has only one predecessor, so the ids alone would do.) Chains that
  * start with another @start have no names in common.
  */
 void kc_trace_chain(const uint64_t *ids, size_t n, uint64_t start, uint64_t *ret);
@@ -64,7 +67,7 @@ struct kc_trace_stats {
     uint64_t span_ms;
     double reuse; /* fraction of ids that an unlimited cache would find: (ids - distinct) / ids */
 };
-/** Returns 0 or -ENOMEM. */
+/** Compute the statistics. Returns 0 or -ENOMEM. */
 int kc_trace_measure(const struct kc_trace *trace, struct kc_trace_stats *ret);
 
 #endif

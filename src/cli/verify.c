@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Verification at the end of a run, with the last event applied. Of every worker and prompt the
- * indexer must name exactly the blocks of the prefix, and all blocks, that the worker holds.
+ * Verify the end state of a run, after the last event. For every worker and prompt the indexer must
+ * name exactly the blocks of the prefix, and all blocks, that the worker holds.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -40,7 +40,8 @@ uint32_t kc_replay_compare(struct kc_replay *replay, const struct kc_prompt *pro
 }
 
 /*
- * Ask for one prompt until the answer is right or the deadline passes. Returns the wrong workers.
+ * Ask for one prompt until the answer is right or the deadline passes. Returns the number of wrong
+ * workers.
  */
 static int verify_prompt(struct kc_replay *replay, struct kc_client *client, uint64_t number,
                          struct kc_prompt *prompt, struct kc_belief *beliefs, uint64_t deadline_ns,
@@ -159,7 +160,7 @@ void kc_replay_read_metrics(struct kc_replay *replay, struct kc_client *client)
         return;
     kc_prom_init(&prom, body->data, body->len);
     while (kc_prom_next(&prom, &sample)) {
-        /* take the samples of our model: others may use the same indexer */
+        /* other programs may use the same indexer */
         if (!kc_sample_label(&sample, "model", model, sizeof(model)) ||
             strcmp(model, replay->opts.model) != 0)
             continue;
