@@ -6,7 +6,7 @@
 /* The @i-th of those that are remembered, the oldest first. */
 static size_t place(const struct rds_history *history, size_t i)
 {
-    return (history->first + i) % RDS_MAX_HISTORY;
+    return (history->first + i) % KV_HISTORY_PUBLICATIONS;
 }
 
 static void drop_oldest(struct rds_history *history)
@@ -24,8 +24,7 @@ void rds_history_note(struct rds_history *history, struct rds_entry *const *refs
 {
     struct rds_published *item;
 
-    while (history->n > 0 &&
-           (history->n == RDS_MAX_HISTORY || history->bytes > RDS_MAX_HISTORY_BYTES))
+    while (kv_history_is_full(history->n + 1, 0))
         drop_oldest(history);
     item = &history->of[place(history, history->n++)];
     *item = (struct rds_published){pthread_self(), opaque, KV_BUF_INIT};
@@ -36,27 +35,22 @@ void rds_history_note(struct rds_history *history, struct rds_entry *const *refs
     if (item->keys.error)
         kv_buf_fini(&item->keys);
     history->bytes += item->keys.len;
+    while (kv_history_is_full(history->n, history->bytes))
+        drop_oldest(history);
 }
 
 void rds_history_needed(const struct rds_history *history, struct kv_buf *ret)
 {
-    size_t from = history->n;
-    bool shared = false;
+    struct kv_history_walk walk = {0};
 
     for (size_t i = 0; i < history->n; i++)
-        shared |= !pthread_equal(history->of[place(history, i)].by, pthread_self());
-    while (from > 0) {
-        const struct rds_published *before = &history->of[place(history, from - 1)];
+        walk.shared |= !pthread_equal(history->of[place(history, i)].by, pthread_self());
+    for (size_t i = history->n; i-- > 0;) {
+        const struct rds_published *item = &history->of[place(history, i)];
 
-        if (before->opaque && pthread_equal(before->by, pthread_self()) &&
-            (!shared || history->n - from >= RDS_TAKEN_ANYWAY))
+        if (!kv_history_counts(&walk, item->opaque && pthread_equal(item->by, pthread_self())))
             break;
-        from--;
-    }
-    for (size_t i = from; i < history->n; i++) {
-        const struct kv_buf *keys = &history->of[place(history, i)].keys;
-
-        kv_buf_append(ret, keys->data, keys->len);
+        kv_buf_append(ret, item->keys.data, item->keys.len);
     }
 }
 

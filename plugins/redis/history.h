@@ -1,14 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Latest publications of a handle, with the chunks that each took.
- *
- * A publication takes every chunk put on its handle, on any thread. So a snapshot, or another
- * thread's manifest, may take chunks that a later manifest of unknown format needs. Such a manifest
- * is therefore noted to need
- * - the chunks taken since the same thread's previous manifest, and
- * - on a handle on which several threads publish, those of the last RDS_TAKEN_ANYWAY publications.
- *
- * Holds at most RDS_MAX_HISTORY publications and RDS_MAX_HISTORY_BYTES of keys. Not thread-safe.
+ * Latest publications of a handle, with the chunks that each took (base/history.h). Not
+ * thread-safe.
  */
 #ifndef KV_REDIS_HISTORY_H
 #define KV_REDIS_HISTORY_H
@@ -16,11 +9,8 @@
 #include <pthread.h>
 
 #include "base/buf.h"
+#include "base/history.h"
 #include "redis/entry.h"
-
-#define RDS_MAX_HISTORY 256
-#define RDS_MAX_HISTORY_BYTES ((size_t)4 << 20)
-#define RDS_TAKEN_ANYWAY 16
 
 struct rds_published {
     pthread_t by;
@@ -29,7 +19,7 @@ struct rds_published {
 };
 
 struct rds_history {
-    struct rds_published of[RDS_MAX_HISTORY]; /* a ring */
+    struct rds_published of[KV_HISTORY_PUBLICATIONS]; /* a ring */
     size_t first, n, bytes;
 };
 

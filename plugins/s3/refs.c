@@ -7,13 +7,11 @@
 #include <sys/random.h>
 
 #include "base/clock.h"
+#include "base/history.h"
 #include "base/xxh.h"
 
 #define MAX_KEYS_BYTES (48u << 20) /* of one publication: three million chunks */
 #define SEGMENT_BYTES (1u << 20)
-#define PAST 256
-#define PAST_ANYWAY 16
-#define PAST_BYTES (4u << 20)
 #define MAX_SEGMENTS 1024 /* names whose last object is remembered, the latest ones */
 #define MAX_SEGMENTS_BYTES (64u << 20)
 
@@ -122,12 +120,7 @@ struct s3_ref_segment {
     struct s3_ref_keys *keys;
 };
 
-/*
- * Latest publications, with the chunks that each took. Threads that share a handle take each
- * other's chunks, and a snapshot takes those of a later manifest that can't name them. So a
- * manifest gets the chunks taken since the same thread's previous one; on a shared handle always
- * those of the last few.
- */
+/* One of the latest publications, with the chunks that it took (base/history.h). */
 struct past {
     struct s3_ref_keys *keys; /* owned; NULL: none */
     pthread_t thread;
@@ -143,7 +136,7 @@ struct s3_refs {
     bool lost;                 /* there was no memory for it */
     bool used, shared;         /* by a thread; by another as well */
     pthread_t first;
-    struct past past[PAST]; /* a ring: the last n_past end before next_past */
+    struct past past[KV_HISTORY_PUBLICATIONS]; /* a ring: the last n_past end before next_past */
     size_t next_past, n_past, past_bytes;
     uint64_t last_number;
     struct s3_ref_segment *segments; /* the latest first; out of it while being stored */
@@ -183,7 +176,7 @@ void s3_refs_destroy(struct s3_refs *refs)
     if (!refs)
         return;
     segment_free(refs->segments);
-    for (size_t i = 0; i < PAST; i++)
+    for (size_t i = 0; i < KV_HISTORY_PUBLICATIONS; i++)
         keys_free(refs->past[i].keys);
     keys_free(refs->since);
     pthread_mutex_destroy(&refs->lock);
@@ -226,7 +219,8 @@ void s3_refs_add(struct s3_refs *refs, const uint8_t *hash, size_t hash_len)
 
 static void drop_oldest(struct s3_refs *refs)
 {
-    struct past *past = &refs->past[(refs->next_past + PAST - refs->n_past) % PAST];
+    struct past *past = &refs->past[(refs->next_past + KV_HISTORY_PUBLICATIONS - refs->n_past) %
+                                    KV_HISTORY_PUBLICATIONS];
 
     refs->past_bytes -= past->keys ? past->keys->records.len : 0;
     keys_free(past->keys);
@@ -238,26 +232,26 @@ static void remember(struct s3_refs *refs, struct s3_ref_keys *keys, bool opaque
 {
     struct past *past = &refs->past[refs->next_past];
 
-    if (refs->n_past == PAST)
+    while (kv_history_is_full(refs->n_past + 1, 0))
         drop_oldest(refs);
     *past = (struct past){keys, pthread_self(), opaque};
-    refs->next_past = (refs->next_past + 1) % PAST;
+    refs->next_past = (refs->next_past + 1) % KV_HISTORY_PUBLICATIONS;
     refs->n_past++;
     refs->past_bytes += keys ? keys->records.len : 0;
-    while (refs->past_bytes > PAST_BYTES && refs->n_past > 1)
+    while (kv_history_is_full(refs->n_past, refs->past_bytes))
         drop_oldest(refs);
 }
 
 /* Add chunks that other publications took and this thread's manifest may need. */
 static void recall(struct s3_refs *refs, struct s3_ref_keys *ret)
 {
-    bool met = false;
+    struct kv_history_walk walk = {.shared = refs->shared};
 
     for (size_t i = 1; i <= refs->n_past; i++) {
-        const struct past *past = &refs->past[(refs->next_past + PAST - i) % PAST];
+        const struct past *past =
+            &refs->past[(refs->next_past + KV_HISTORY_PUBLICATIONS - i) % KV_HISTORY_PUBLICATIONS];
 
-        met |= past->opaque && pthread_equal(past->thread, pthread_self());
-        if (met && (!refs->shared || i > PAST_ANYWAY))
+        if (!kv_history_counts(&walk, past->opaque && pthread_equal(past->thread, pthread_self())))
             break;
         if (past->keys)
             keys_merge(ret, past->keys);

@@ -1,27 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Chunks that a handle published lately, for manifests of unknown format that are still to come.
- *
- * A publication takes all that is pending, whoever put it: a snapshot of ours between the puts of
- * another consumer, or a second thread's object. So an opaque manifest may need more chunks than it
- * finds pending:
- *
- *     thread 1   put a                put b     publish M: a, b (and c, which does no harm)
- *     thread 2          put c  publish N: a, c
- *
- *  - chunks that no opaque publication has noted yet, and
- *  - on a handle that several threads use: chunks published since the same thread's previous
- *    publication (its save began after that), and those of the last LATELY publications in any
- *    case, as a save may move between threads.
- *
- * Each publication is kept as a batch of records in the format of refs/; at most KVS_FILE_BATCHES
- * and MAX_BYTES. Under `commit`.
+ * Chunks that a handle published lately, for manifests of unknown format that are still to come
+ * (base/history.h). Each publication is a batch of records as refs/ has them. Under `commit`.
  */
 #include <unistd.h>
 
+#include "base/history.h"
 #include "store/file_impl.h"
-
-enum { LATELY = 16, MAX_BYTES = 4 << 20 };
 
 static pid_t this_thread(void)
 {
@@ -44,7 +29,7 @@ void kvs_file_history_thread(kv_store_v1 *h)
 
 static struct kvs_file_batch *batch_at(struct kvs_file_history *history, size_t i)
 {
-    return &history->batches[(history->oldest + i) % KVS_FILE_BATCHES];
+    return &history->batches[(history->oldest + i) % KV_HISTORY_PUBLICATIONS];
 }
 
 static void drop_oldest(struct kvs_file_history *history)
@@ -53,27 +38,23 @@ static void drop_oldest(struct kvs_file_history *history)
 
     history->bytes -= b->records.len;
     kv_buf_fini(&b->records);
-    history->oldest = (history->oldest + 1) % KVS_FILE_BATCHES;
+    history->oldest = (history->oldest + 1) % KV_HISTORY_PUBLICATIONS;
     history->n--;
 }
 
 void kvs_file_history_records(kv_store_v1 *h, struct kv_buf *ret)
 {
     struct kvs_file_history *history = &h->history;
-    bool shared = atomic_load_explicit(&history->shared, memory_order_relaxed);
-    size_t since = 0; /* index behind this thread's previous batch; 0: none */
+    struct kv_history_walk walk = {
+        .shared = atomic_load_explicit(&history->shared, memory_order_relaxed)};
 
-    for (size_t i = 0; i < history->n; i++) {
-        if (batch_at(history, i)->thread == this_thread())
-            since = i + 1;
-    }
-    for (size_t i = 0; i < history->n; i++) {
+    for (size_t i = history->n; i-- > 0;) {
         struct kvs_file_batch *b = batch_at(history, i);
 
-        if (b->noted && !(shared && (i >= since || history->n - i <= LATELY)))
-            continue;
+        if (!kv_history_counts(&walk, b->opaque && b->thread == this_thread()))
+            break;
         kv_buf_append(ret, b->records.data, b->records.len);
-        if (b->records.error) /* out of memory: an incomplete note would be worse than none */
+        if (b->records.error) /* memory ran out: a note that isn't whole would be worse than none */
             ret->error = b->records.error;
     }
 }
@@ -91,14 +72,14 @@ void kvs_file_history_add(kv_store_v1 *h, struct kvs_file_pending *const *entrie
         drop_oldest(history);
     if (!shared && (noted || n == 0))
         return;
-    if (history->n == KVS_FILE_BATCHES)
+    while (kv_history_is_full(history->n + 1, 0))
         drop_oldest(history);
     b = batch_at(history, history->n++);
-    *b = (struct kvs_file_batch){.thread = this_thread(), .noted = noted};
+    *b = (struct kvs_file_batch){.thread = this_thread(), .noted = noted, .opaque = noted};
     for (size_t i = 0; i < n; i++)
         kvs_file_add_record(&b->records, entries[i]->key, entries[i]->key_len);
     history->bytes += b->records.len;
-    while (history->bytes > MAX_BYTES)
+    while (kv_history_is_full(history->n, history->bytes))
         drop_oldest(history);
 }
 

@@ -28,6 +28,7 @@
 
 #include "base/buf.h"
 #include "base/error.h"
+#include "base/history.h"
 #include "store/file.h"
 #include "store/parts.h"
 
@@ -180,16 +181,15 @@ struct kvs_file_pending *kvs_file_pending_new(const void *key, size_t len);
 
 /* -- What was published lately (file_history.c) ------------------------------------------------ */
 
-enum { KVS_FILE_BATCHES = 256 };
-
 struct kvs_file_batch {
     struct kv_buf records; /* records of one publication's chunks */
     pid_t thread;          /* thread that published */
     bool noted;            /* a manifest of unknown format has noted them */
+    bool opaque;           /* the publication was of such a manifest */
 };
 
 struct kvs_file_history {
-    struct kvs_file_batch batches[KVS_FILE_BATCHES]; /* ring buffer */
+    struct kvs_file_batch batches[KV_HISTORY_PUBLICATIONS]; /* ring buffer */
     size_t oldest, n, bytes;
     _Atomic pid_t user;  /* first thread that put or published */
     _Atomic bool shared; /* another thread did, too */

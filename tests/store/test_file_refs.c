@@ -246,6 +246,43 @@ static void threads_share_a_handle(void **state)
     kvs_file_vtable()->close(h);
 }
 
+static void *save_many(void *arg)
+{
+    for (uint64_t i = 0; i < 20; i++)
+        if (unit_put(arg, 7210 + i, blob, 100) < 0 || unit_publish(arg, "other", "x") < 0)
+            return "save";
+    return NULL;
+}
+
+static void in_thread(void *(*run)(void *), void *arg)
+{
+    pthread_t thread;
+    void *failed;
+
+    assert_int_equal(pthread_create(&thread, NULL, run, arg), 0);
+    pthread_join(thread, &failed);
+    assert_null(failed);
+}
+
+/* A snapshot between a thread's puts, and many publications of another one after it, take nothing
+ * away from the manifest of unknown format that the thread publishes then. */
+static void snapshot_amid_a_save(void **state)
+{
+    kv_store_v1 *h = unit_open("");
+    (void)state;
+
+    assert_int_equal(unit_publish(h, "before", "x"), 0);
+    assert_int_equal(unit_put(h, 7200, blob, 100), 0);
+    in_thread(save_another, h); /* takes the chunk */
+    assert_int_equal(unit_publish_own(h, "snapshot"), 0);
+    in_thread(save_many, h);
+    assert_int_equal(unit_put(h, 7202, blob, 100), 0);
+    assert_int_equal(unit_publish(h, "mine", "x"), 0);
+    assert_true(noted(h, "mine", 7202) > 0);
+    assert_true(noted(h, "mine", 7200) > 0);
+    kvs_file_vtable()->close(h);
+}
+
 /* A snapshot of ours names its chunks, and says nothing of what else was put on its handle. */
 static void snapshots_claim_nothing(void **state)
 {
@@ -303,6 +340,7 @@ int main(void)
         cmocka_unit_test(compaction_without_descriptors),
         cmocka_unit_test(deletion_beside_publication),
         cmocka_unit_test(threads_share_a_handle),
+        cmocka_unit_test(snapshot_amid_a_save),
         cmocka_unit_test(snapshots_claim_nothing),
         cmocka_unit_test(foreign_manifests),
     };
