@@ -18,8 +18,33 @@
 #include <stdint.h>
 #include <xxhash.h>
 
-static inline uint64_t kv_xxh64(const void *data, size_t len, uint64_t seed)
+/*
+ * Usual lengths: a few instructions each, but compilers judge XXH3 by its whole size and would call
+ * it. In `flatten` they inline everything, then drop the branches of other lengths.
+ */
+#define KV_XXH64_OF(len)                                                                \
+    __attribute__((flatten)) static inline uint64_t kv_xxh64_of_##len(const void *data, \
+                                                                      uint64_t seed)    \
+    {                                                                                   \
+        return XXH3_64bits_withSeed(data, len, seed);                                   \
+    }
+KV_XXH64_OF(8)
+KV_XXH64_OF(16)
+KV_XXH64_OF(64)
+KV_XXH64_OF(128)
+#undef KV_XXH64_OF
+
+__attribute__((always_inline)) static inline uint64_t kv_xxh64(const void *data, size_t len,
+                                                               uint64_t seed)
 {
+    if (__builtin_constant_p(len) && len == 8)
+        return kv_xxh64_of_8(data, seed);
+    if (__builtin_constant_p(len) && len == 16)
+        return kv_xxh64_of_16(data, seed);
+    if (__builtin_constant_p(len) && len == 64)
+        return kv_xxh64_of_64(data, seed);
+    if (__builtin_constant_p(len) && len == 128)
+        return kv_xxh64_of_128(data, seed);
     return XXH3_64bits_withSeed(data, len, seed);
 }
 
