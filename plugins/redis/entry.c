@@ -91,7 +91,8 @@ struct rds_entry *rds_table_find(const struct rds_table *table, const void *hash
 
 static int grow(struct rds_table *table)
 {
-    struct rds_table bigger = {NULL, KV_MAX(2 * table->n_buckets, (size_t)64), table->n};
+    size_t n_buckets = KV_MAX(2 * table->n_buckets, (size_t)64);
+    struct rds_table bigger = {NULL, n_buckets, table->n};
 
     bigger.buckets = calloc(bigger.n_buckets, sizeof(struct rds_entry *));
     if (!bigger.buckets)

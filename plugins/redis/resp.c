@@ -209,7 +209,7 @@ int resp_feed(struct resp_parser *p, const char *data, size_t len, size_t *ret_u
     *ret_used = 0;
     while (rc == 0 && *ret_used < len) {
         void *to;
-        size_t take = KV_MIN(resp_direct(p, &to), len - *ret_used);
+        size_t room = resp_direct(p, &to), take = KV_MIN(room, len - *ret_used);
 
         if (take > 0) {
             memcpy(to, data + *ret_used, take);
