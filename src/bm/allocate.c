@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "moves.h"
 
-#define CHUNK 64 /* blocks whose cache misses overlap */
+#define CHUNK 64 /* blocks per step, so that their cache misses overlap */
 
 static size_t take_free(struct kvbm_pool *pool, uint32_t *ret, size_t n)
 {
@@ -66,7 +66,7 @@ int kvbm_pool_allocate(struct kvbm_pool *pool, size_t n, struct kvbm_mutable *re
     return err;
 }
 
-/* ---- giving back ---- */
+/* ---- releasing unregistered blocks ---- */
 
 static void give_back(struct kvbm_pool *pool, uint32_t i)
 {

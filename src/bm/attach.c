@@ -45,7 +45,8 @@ int kvbm_registry_on_touch(struct kvbm_registry *r, kvbm_touch_fn fn, void *arg)
     if (!r || !fn)
         return -EINVAL;
     kvbm_lock(r);
-    n = atomic_load_explicit(&r->n_touch, memory_order_relaxed); /* only written with the lock */
+    /* only written with the lock held */
+    n = atomic_load_explicit(&r->n_touch, memory_order_relaxed);
     if (n == KVBM_MAX_TOUCH) {
         err = -ENOSPC;
     } else {
@@ -192,7 +193,7 @@ long kvbm_registry_attachments(struct kvbm_registry *r, uint32_t group, const vo
     return n;
 }
 
-/* ---- the end of a key ---- */
+/* ---- removal of a key ---- */
 
 void kvbm_detach_all(struct kvbm_registry *r, struct kvbm_entry *e)
 {
@@ -205,7 +206,7 @@ void kvbm_detach_all(struct kvbm_registry *r, struct kvbm_entry *e)
     e->link = 0;
 }
 
-/* Take the oldest value out of the first type of a list, and the type when it was its last. */
+/* Take the oldest value out of the first type of a list. Removes the type with its last value. */
 static void *take_value(struct kvbm_registry *r, uint32_t *dead)
 {
     struct kvbm_attachment *list = &r->attachments[*dead];
@@ -242,6 +243,6 @@ void kvbm_destroy_dead(struct kvbm_registry *r, uint32_t dead)
         }
         if (!dead)
             return;
-        kvbm_lock(r); /* the rest of the list is ours; the nodes' array may have moved */
+        kvbm_lock(r); /* this thread owns the rest of the list; the nodes' array may have moved */
     }
 }

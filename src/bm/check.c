@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Check the invariants that hold between calls, from scratch. */
+/* Check from scratch the invariants that hold between calls. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -167,8 +167,8 @@ static int check_leaves(const struct kvbm_pool *pool, uint32_t *tally)
     return 0;
 }
 
-/* Check the heap of retained blocks. The walk over the slots has checked that its entries are
- * theirs. */
+/* Check the heap of retained blocks. The walk over the slots has checked that the heap's entries
+ * name them. */
 static int check_retained(const struct kvbm_pool *pool, uint64_t retained)
 {
     const struct kvbm_retained *all = &pool->retained;
@@ -251,7 +251,7 @@ static int check_table(const struct kvbm_registry *r)
     return 0;
 }
 
-/* Check that blocks and children name each entry as often as it counts. */
+/* Check that blocks and children name each entry as often as the entry counts. */
 static int check_names(const struct kvbm_registry *r, uint32_t *slots, uint32_t *children)
 {
     for (const struct kvbm_pool *pool = r->pools; pool; pool = pool->next) {
@@ -324,7 +324,8 @@ static int check_sums(const struct kvbm_registry *r)
     return 0;
 }
 
-/* Check that published events agree with the registry: stored and not removed means registered. */
+/* Check that published events agree with the registry: a block stored and not removed is
+ * registered. */
 static int check_told(const struct kvbm_registry *r)
 {
     int64_t there = 0;

@@ -62,7 +62,7 @@ static const struct {
     {"cuMemcpyDtoH_v2", &cuda.to_host},
 };
 
-/* The driver stays loaded: it can't be unloaded safely once it has threads of its own. */
+/* The driver stays loaded: unloading is unsafe once it has threads of its own. */
 static bool available;
 static pthread_mutex_t contexts_lock = PTHREAD_MUTEX_INITIALIZER;
 static context_t contexts[MAX_DEVICES];
@@ -97,7 +97,7 @@ static int check(const char *call, result_t code)
     return code == CUDA_OUT_OF_MEMORY ? -ENOMEM : -EIO;
 }
 
-/* Retain a device's primary context once, for as long as the process lives. */
+/* Retain a device's primary context once, until the process ends. */
 static int context_of(uint32_t device, context_t *ret)
 {
     int ordinal, err = 0;
@@ -209,10 +209,8 @@ int kvbm_cuda_free(uint64_t addr)
     return check("cuMemFree", cuda.free(addr));
 }
 
-/*
- * Lock host memory, and keep it out of children. fork() would have to copy every locked page at
- * once; where a kernel doesn't, the parent would write to another page than the GPU reads.
- */
+/* Lock host memory, and exclude it from fork. fork() would have to copy every locked page at once;
+ * on kernels that don't, the parent would write to another page than the GPU reads. */
 int kvbm_cuda_pin(void *memory, size_t len)
 {
     int err = check("cuMemHostRegister", cuda.host_register(memory, len, PIN_FLAGS));
@@ -227,10 +225,8 @@ int kvbm_cuda_unpin(void *memory)
     return check("cuMemHostUnregister", cuda.host_unregister(memory));
 }
 
-/*
- * Wait until the default stream is done. A memset, or a copy from memory that isn't locked, may
- * return before the GPU's memory has changed, and other streams don't wait for it.
- */
+/* Wait until the default stream is done. A memset, or a copy from unlocked memory, may return
+ * before the GPU's memory has changed, and other streams don't wait for it. */
 static int settle(void)
 {
     return check("cuStreamSynchronize", cuda.sync(NULL));

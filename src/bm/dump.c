@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * Reports for people: kvbm_pool_dump, and the list of held blocks when a pool can't be destroyed.
- * Blocks are copied in pieces with the lock and printed without it: a terminal may be slow, a pool
- * may have millions of blocks, and the loader has locks of its own (dladdr).
- */
+/* Human-readable reports: kvbm_pool_dump, and the list of held blocks when a pool can't be
+ * destroyed. Blocks are copied in pieces with the lock and printed without it: a terminal may be
+ * slow, a pool may have millions of blocks, and the loader has locks of its own (dladdr). */
 #include <dlfcn.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -15,18 +13,18 @@
 #include "base/log.h"
 #include "pool.h"
 
-#define PIECE 32        /* blocks printed at once */
-#define LOOKED_AT 16384 /* blocks looked at with the lock held */
+#define PIECE 32        /* blocks printed between two lock periods */
+#define LOOKED_AT 16384 /* blocks examined in one lock period */
 #define MOST_LEAKS 100  /* lines in the log */
-#define WHERE_LEN 320   /* of where_text: a path and a name */
+#define WHERE_LEN 320   /* bytes of where_text: a path and a name */
 
 /* Copy of a block's state. */
 struct row {
     struct kvbm_slot slot;
     uint32_t block;
     uint32_t position;
-    uint64_t retained_ns; /* end of the priority; 0: it does not end */
-    uint32_t n_tokens;    /* of a partial block */
+    uint64_t retained_ns; /* end of the priority; 0: none */
+    uint32_t n_tokens;    /* tokens of a partial block */
     uint8_t group;
     uint8_t tiers;
     uint8_t key[KVBM_MAX_KEY];
@@ -119,7 +117,7 @@ static const char *where_text(void *code, char text[WHERE_LEN])
     return text;
 }
 
-/* Count the callers' handles. Duplicates also hold references of their primary: subtract these. */
+/* Count the callers' handles. Subtract the references that duplicates hold on their primary. */
 static uint32_t handles(const struct kvbm_slot *slot)
 {
     return slot->refs ? slot->refs - slot->next : 0;
@@ -219,7 +217,7 @@ static void print_priority(const struct row *row, FILE *to)
 {
     uint64_t now = kv_now_ns(), end = row->retained_ns;
 
-    if (end && end <= now) /* the priority has ended, no call has removed it yet */
+    if (end && end <= now) /* the priority has ended, and no call has removed it yet */
         return;
     if (end || row->slot.priority != KVBM_PRIORITY_DEFAULT)
         fprintf(to, "  priority %u", row->slot.priority);

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * An event as it waits in a queue: this header, then the key, the parent's key, the tokens, each
- * padded to 8 bytes. Records lie one behind the other.
- */
+/* An event in a queue: this header, the key, the parent's key, the tokens, each padded to 8 bytes.
+ * Records lie one behind the other. */
 #ifndef KVBM_BM_EVENT_RECORD_H
 #define KVBM_BM_EVENT_RECORD_H
 
@@ -11,7 +9,7 @@
 #include "kvbm_events.h"
 
 struct kvbm_record {
-    uint32_t bytes; /* all of it */
+    uint32_t bytes; /* length of the whole record */
     uint32_t position;
     uint64_t sequence;
     uint64_t time_ns;
@@ -32,7 +30,7 @@ static inline size_t kvbm_record_bytes(const struct kvbm_event *e)
            kvbm_record_pad(e->n_tokens * sizeof(uint32_t));
 }
 
-/** Write @e to @to, which has kvbm_record_bytes. */
+/** Write @e to @to, which has room for kvbm_record_bytes. */
 static inline void kvbm_record_put(uint8_t *to, const struct kvbm_event *e)
 {
     struct kvbm_record r = {
@@ -62,7 +60,7 @@ static inline void kvbm_record_put(uint8_t *to, const struct kvbm_event *e)
         memcpy(to, e->tokens, e->n_tokens * sizeof(uint32_t));
 }
 
-/** The record at @from; pointers into it. Returns its length. */
+/** Read the record at @from; @ret points into it. Returns the record's length. */
 static inline size_t kvbm_record_get(const uint8_t *from, struct kvbm_event *ret)
 {
     struct kvbm_record r;

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * Ring of the latest events, which callers poll. The oldest records make room for new ones. A
- * record is never cut in two: one that doesn't fit at the end starts again at the beginning.
- */
+/* Ring buffer of the latest events, which callers poll. New records overwrite the oldest. A record
+ * is never split: one that doesn't fit at the end starts at the beginning. */
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -15,8 +13,8 @@ struct kvbm_event_ring {
     pthread_mutex_t lock;
     uint8_t *data, *drained;
     size_t capacity;
-    size_t head, tail; /* offsets of the oldest record and behind the newest */
-    size_t end;        /* end of the records behind the head; capacity or less */
+    size_t head, tail; /* head: oldest record; tail: behind the newest */
+    size_t end;        /* end of the records behind head; at most capacity */
     size_t n;
     uint64_t lost;
 };
@@ -34,7 +32,7 @@ static void drop_oldest(struct kvbm_event_ring *ring)
     }
 }
 
-/* Make a place for @bytes by dropping the oldest events. */
+/* Make room for @bytes by dropping the oldest events. */
 static uint8_t *place(struct kvbm_event_ring *ring, size_t bytes)
 {
     for (;;) {
@@ -42,7 +40,7 @@ static uint8_t *place(struct kvbm_event_ring *ring, size_t bytes)
             ring->head = ring->tail = 0;
             ring->end = ring->capacity;
         }
-        if (ring->n && ring->tail <= ring->head) { /* wrapped: the room ends at the head */
+        if (ring->n && ring->tail <= ring->head) { /* wrapped: the room ends at head */
             if (ring->head - ring->tail >= bytes)
                 return ring->data + ring->tail;
         } else if (ring->capacity - ring->tail >= bytes) {

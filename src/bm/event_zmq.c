@@ -4,8 +4,8 @@
  * one event, as do consecutive removals from one tier.
  *
  * Lost events may include removals, and a follower would then count blocks that are gone. After a
- * loss the sink publishes a cleared cache and leaves a sequence gap. The follower knows too few
- * blocks from there on, never too many, and the gap tells it so.
+ * loss the sink publishes a cleared cache and leaves a sequence gap. From there on the follower
+ * knows too few blocks, never too many, and sees the loss by the gap.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -16,22 +16,22 @@
 #include "base/utf8.h"
 #include "events.h"
 
-#define MAX_EVENT (4u << 20) /* tokens and hashes, see struct kve_event */
+#define MAX_EVENT (4u << 20) /* upper limit for tokens and hashes, see struct kve_event */
 #define MEND_MS 1000         /* longest wait for room to publish a loss */
 
 struct zmq_sink {
     struct kve_publisher *publisher;
     enum kvbm_event_scope scope;
     uint32_t block_size;
-    uint64_t lost;     /* events lost and not published yet */
+    uint64_t lost;     /* events lost and not yet reported to followers */
     bool told_foreign; /* a block of another size was logged */
     char *lora_name, *cache_salt;
-    uint64_t *hashes; /* scratch for the event in the making */
+    uint64_t *hashes; /* buffer for the event being built */
     uint32_t *tokens;
-    size_t capacity; /* blocks */
+    size_t capacity; /* in blocks */
 };
 
-/* Return a key as engines name blocks: its number, for long keys that of the last 8 bytes. */
+/* Return a key as engines name blocks: a number, for long keys that of the last 8 bytes. */
 static uint64_t hash_of(const void *key, uint32_t len)
 {
     const uint8_t *bytes = key;
@@ -57,7 +57,7 @@ static bool follows(const struct kvbm_event *a, const struct kvbm_event *b)
            a->n_tokens == b->n_tokens;
 }
 
-/* Count the events at @run that fit into one published event. */
+/* Count the events from @run on that fit into one published event. */
 static size_t run_length(const struct zmq_sink *sink, const struct kvbm_event *run, size_t n)
 {
     size_t len = 1;
@@ -93,10 +93,8 @@ static int publish_run(struct zmq_sink *sink, const struct kvbm_event *run, size
     struct kve_event event = {
         .size = sizeof(event),
         .type = run->type == KVBM_EVENT_STORED ? KVE_STORED : KVE_REMOVED,
-        /*
-         * consolidated: followers know one tier, since a block may leave another tier than it came
-         * to first
-         */
+        /* consolidated: followers know one tier, since a block may leave a different tier than the
+         * one that it entered first */
         .tier = sink->scope == KVBM_EVENTS_PER_TIER ? run->tier : KV_TIER_DEVICE,
         .hashes = sink->hashes,
         .n_hashes = n,
@@ -118,7 +116,7 @@ static int publish_run(struct zmq_sink *sink, const struct kvbm_event *run, size
     return kve_publisher_publish(sink->publisher, &event, 1);
 }
 
-/* Publish a loss. Wait for room first: no event may follow for a long time. */
+/* Publish a loss. Wait for room first, since the next event may be far off. */
 static int mend(struct zmq_sink *sink)
 {
     struct kve_event cleared = {.size = sizeof(cleared), .type = KVE_CLEARED, .group = -1};
@@ -135,7 +133,7 @@ static int mend(struct zmq_sink *sink)
     return 0;
 }
 
-/* True for stored blocks of another size than the sink's: their pool isn't for these followers. */
+/* True for stored blocks of another size than the sink's: these followers can't use them. */
 static bool is_foreign(struct zmq_sink *sink, const struct kvbm_event *event)
 {
     if (!event->n_tokens || event->n_tokens == sink->block_size)

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The event manager: registries fill one buffer, its thread empties the other, and they change
- * places.
+ * The event manager. Registries fill one buffer while its thread empties the other; then the two
+ * are exchanged.
  *
  *   registries ──► filling (bounded) ⇄ draining ──► batches ──► sink, sink, ...
  *
- * A registry only ever appends, under a lock that the thread holds for the exchange alone; what
- * doesn't fit is counted, and told to the sinks in front of the batch that follows the gap, or
- * alone when nothing follows within the window.
+ * A registry only appends, under a lock that the thread holds just for the exchange. Events that
+ * don't fit are dropped and counted. The sinks get the count in front of the batch that follows the
+ * gap, or alone when no event follows within the window.
  */
 #include "events.h"
 
@@ -29,8 +29,8 @@ struct buffer {
     uint8_t *data;
     size_t len, capacity;
     size_t n;
-    uint64_t lost;     /* events dropped right before its first one */
-    uint64_t since_ns; /* time of its first event, or of the loss before it */
+    uint64_t lost;     /* events dropped right before the first one */
+    uint64_t since_ns; /* time of the first event, or of the loss before it */
 };
 
 struct sink {
@@ -50,17 +50,17 @@ struct kvbm_events {
     pthread_cond_t work; /* signals the thread: a batch, a flush or the end */
     pthread_cond_t idle; /* signalled when the thread has handed out everything */
     struct buffer filling;
-    uint64_t sequence;         /* of the next event */
+    uint64_t sequence;         /* number of the next event */
     uint64_t lost;             /* events dropped behind those in filling */
-    uint64_t wall_ns;          /* of what is being written */
-    bool was_pending, was_due; /* before it */
+    uint64_t wall_ns;          /* wall clock of the event being written */
+    bool was_pending, was_due; /* state before that event */
     bool hurry;                /* a caller flushes */
     bool stop;
     uint32_t users; /* registries that use the manager */
     struct kvbm_events_stats stats;
-    uint64_t delivered; /* events written up to here have been handed out */
+    uint64_t delivered; /* events up to this number have been delivered */
 
-    struct buffer draining; /* the thread's own */
+    struct buffer draining; /* used by the thread only */
     struct kvbm_event *batch, *scoped;
     pthread_mutex_t sinks_lock; /* held while sinks run */
     struct sink sinks[MAX_SINKS];
@@ -70,13 +70,13 @@ struct kvbm_events {
 
 /* ---- writing, inside the registry's lock ---- */
 
-/* True when there is an event or a loss to hand out. */
+/* True when there is an event or a loss to deliver. */
 static bool is_pending(const struct kvbm_events *events)
 {
     return events->filling.n || events->filling.lost || events->lost;
 }
 
-/* True when a batch goes out at once: it is full, or events were lost. */
+/* True when a batch is due at once: it is full, or events were lost. */
 static bool is_due(const struct kvbm_events *events)
 {
     return events->filling.n >= events->max_batch || events->lost;
@@ -118,7 +118,7 @@ void kvbm_events_put(struct kvbm_events *events, const struct kvbm_event *event)
 
     events->stats.written++;
     stamped.sequence = events->sequence++;
-    /* behind a loss no event is written until the thread has taken those in front of it */
+    /* behind a loss no event is written until the thread has taken the events before the loss */
     if (events->lost || !make_room(filling, bytes, events->queue_bytes)) {
         events->lost++;
         events->stats.dropped++;
@@ -132,7 +132,7 @@ void kvbm_events_put(struct kvbm_events *events, const struct kvbm_event *event)
     filling->n++;
 }
 
-/* Wake the thread when the first event is there, and when a batch is full; not in between. */
+/* Wake the thread at the first event and when a batch is full; not in between. */
 void kvbm_events_end(struct kvbm_events *events)
 {
     if (is_pending(events) != events->was_pending || is_due(events) != events->was_due)
@@ -140,7 +140,7 @@ void kvbm_events_end(struct kvbm_events *events)
     pthread_mutex_unlock(&events->lock);
 }
 
-/* ---- handing out ---- */
+/* ---- delivery ---- */
 
 static void deliver_to(struct kvbm_events *events, const struct sink *sink, size_t n, uint64_t lost)
 {
@@ -204,10 +204,8 @@ static void wait_for_batch(struct kvbm_events *events)
     }
 }
 
-/*
- * Take the events written so far. Returns the number of the last one; losses behind it go out with
- * the next batch.
- */
+/* Take the events written so far. Returns the number of the last one; losses behind it go out with
+ * the next batch. */
 static uint64_t exchange(struct kvbm_events *events)
 {
     uint64_t up_to = events->sequence - events->lost;
@@ -244,7 +242,7 @@ static void *run(void *arg)
     return NULL;
 }
 
-/* ---- making and unmaking ---- */
+/* ---- creation and destruction ---- */
 
 static void events_free(struct kvbm_events *events)
 {
@@ -378,7 +376,7 @@ int kvbm_events_remove_sink(struct kvbm_events *events, int id)
     return gone.id ? 0 : -ENOENT;
 }
 
-/* ---- waiting, looking ---- */
+/* ---- waiting, statistics ---- */
 
 int kvbm_events_flush(struct kvbm_events *events, uint32_t timeout_ms)
 {

@@ -8,8 +8,9 @@
 #include "moves.h"
 
 #define N_PRIORITIES (KVBM_PRIORITY_MAX + 1)
-#define APART __attribute__((noinline)) /* so that the common path needs few registers */
-#define LINEAGE_LEVELS 4096             /* 64 words of 64: the summary is one word */
+/* not inlined: the common path then needs fewer registers */
+#define APART __attribute__((noinline))
+#define LINEAGE_LEVELS 4096 /* 64 words of 64: the summary is one word */
 
 int kvbm_evict_init(struct kvbm_evict *evict, const struct kvbm_pool_opts *opts)
 {
@@ -90,7 +91,7 @@ static uint32_t level_of(const struct kvbm_evict *evict, const struct kvbm_slot 
 
     if (evict->policy != KVBM_EVICT_LINEAGE)
         return slot->level;
-    /* Ages wrap around: one behind the oldest class is older still. */
+    /* Ages wrap around: one older than the oldest class belongs to it. */
     return ((int32_t)(slot->age - base) > 0 ? slot->age : base) % LINEAGE_LEVELS;
 }
 
@@ -117,10 +118,8 @@ static void list_push(struct kvbm_pool *pool, uint32_t i)
     kvbm_list_push(pool, i, level_of(&pool->evict, &pool->slots[i]));
 }
 
-/*
- * Return the slot behind which list_unshift puts a block. SLOT_FIRST marks blocks that it put in
- * front before; these keep their places.
- */
+/* Return the slot behind which list_unshift inserts a block. SLOT_FIRST marks blocks that it
+ * inserted at the front before; these keep their places. */
 static uint32_t behind_front(const struct kvbm_pool *pool, uint32_t at)
 {
     const struct kvbm_slot *slots = pool->slots, *front = &slots[pool->evict.front];
@@ -151,9 +150,7 @@ static void list_unshift(struct kvbm_pool *pool, uint32_t i)
     slots[before].next = i;
 }
 
-/*
- * Find the first list of a priority that isn't empty, from the oldest age class on. There is one.
- */
+/* Find the first non-empty list of a priority, from the oldest age class on. One exists. */
 static uint32_t first_level(const struct kvbm_evict *evict, uint32_t priority)
 {
     const uint64_t *words = &evict->words[(size_t)priority * evict->n_words];
@@ -174,7 +171,7 @@ static uint32_t first_level(const struct kvbm_evict *evict, uint32_t priority)
 
 /* ---- lineage ---- */
 
-/* Merge the oldest age class into the next one: its blocks go to the front there. */
+/* Merge the oldest age class into the next one, at its front. */
 static void merge_oldest(struct kvbm_pool *pool, uint32_t priority)
 {
     struct kvbm_evict *evict = &pool->evict;
@@ -225,7 +222,7 @@ static void child_came(struct kvbm_pool *pool, uint32_t parent)
         return;
     i = inactive_parent(pool, parent);
     if (i)
-        kvbm_list_remove(pool, i); /* no leaf any more */
+        kvbm_list_remove(pool, i); /* no longer a leaf */
 }
 
 static void child_went(struct kvbm_pool *pool, uint32_t parent)
@@ -236,14 +233,12 @@ static void child_went(struct kvbm_pool *pool, uint32_t parent)
         return;
     i = inactive_parent(pool, parent);
     if (i)
-        list_push(pool, i); /* a leaf again: back to its place by age */
+        list_push(pool, i); /* a leaf again: insert it by its age */
 }
 
-/*
- * Prefetch an ancestor. A chain names one generation after the other, and each costs a cache miss.
- * Keys registered together mostly have entries in a row: then the one KVBM_CHASE generations up is
- * found by its place.
- */
+/* Prefetch an ancestor. A chain gives one generation after the other, and each costs a cache miss.
+ * Keys registered together mostly have consecutive entries: then the entry KVBM_CHASE generations
+ * up is found by its position. */
 static inline void chase_neighbours(const struct kvbm_registry *r, uint32_t entry, uint32_t parent)
 {
     uint32_t there = entry + (parent - entry) * KVBM_CHASE; /* up or down */
@@ -252,15 +247,14 @@ static inline void chase_neighbours(const struct kvbm_registry *r, uint32_t entr
         kvbm_prefetch_entry(r, there);
 }
 
-/* Prefetch the ancestors of block @i, which is evicted now: they follow soon. */
+/* Prefetch the ancestors of block @i, which is being evicted: they follow soon. */
 static void chase(struct kvbm_pool *pool, uint32_t i)
 {
     struct kvbm_registry *r = pool->registry;
     struct kvbm_evict *evict = &pool->evict;
     const struct kvbm_entry *e = kvbm_slot_entry(pool, &pool->slots[i]);
 
-    kvbm_prefetch_slot(pool,
-                       pool->slots[i].next); /* the next leaf, for when this one's chain ends */
+    kvbm_prefetch_slot(pool, pool->slots[i].next); /* next leaf, for when this one's chain ends */
     if (pool->slots[i].entry != evict->expected || !evict->n_chased) {
         evict->chased = e->parent;
         evict->n_chased = 0;
@@ -280,7 +274,7 @@ static void chase(struct kvbm_pool *pool, uint32_t i)
     }
 }
 
-/* ---- what the pool calls ---- */
+/* ---- calls of the pool ---- */
 
 static uint8_t lfu_level(const struct kvbm_pool *pool, const struct kvbm_slot *slot)
 {
@@ -331,7 +325,7 @@ void kvbm_evict_insert_ranked(struct kvbm_pool *pool, uint32_t i)
     kvbm_list_push(pool, i, slot->level);
 }
 
-/* Return the end of the first list that isn't empty; there is one. */
+/* Return the end of the first non-empty list; one exists. */
 static uint32_t first_list(const struct kvbm_evict *evict)
 {
     uint32_t priority = evict->priorities[0] ? (uint32_t)__builtin_ctzll(evict->priorities[0])
@@ -340,7 +334,7 @@ static uint32_t first_list(const struct kvbm_evict *evict)
     return kvbm_list_end(evict, priority, first_level(evict, priority));
 }
 
-/* Remove up to @n from the front of one list. */
+/* Remove up to @n blocks from the front of one list. */
 static size_t list_pop(struct kvbm_pool *pool, uint32_t at, uint32_t *ret, size_t n)
 {
     uint32_t i = pool->slots[at].next;
@@ -379,11 +373,9 @@ void kvbm_evict_pop(struct kvbm_pool *pool, uint32_t *ret, size_t n)
     }
 }
 
-/*
- * Prefetch the entries of the @n slots that the next eviction takes: their slots were fetched by
- * the one before. Fetch no further, since a block released twice in between has the next ones half
- * as far ahead.
- */
+/* Prefetch the entries of the @n slots that the next eviction takes; the previous eviction has
+ * fetched their slots. Fetch no further: a block released twice in between knows its successor only
+ * half as far ahead. */
 void kvbm_evict_fetch(const struct kvbm_pool *pool, size_t n)
 {
     const struct kvbm_slot *slots = pool->slots;

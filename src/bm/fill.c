@@ -186,7 +186,7 @@ int kvbm_mutable_commit(struct kvbm_mutable *block, struct kvbm_complete *ret)
     return err;
 }
 
-/* ---- looking ---- */
+/* ---- accessors ---- */
 
 static int fill(const struct kvbm_handle *handle, enum kvbm_state least, enum kvbm_state most,
                 struct kvbm_fill *ret, uint32_t *tokens, size_t cap)

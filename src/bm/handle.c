@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Handles on registered blocks: counted ones, and weak ones. */
+/* Handles on registered blocks: counted ones and weak ones. */
 #include <errno.h>
 #include <string.h>
 
@@ -36,10 +36,8 @@ int kvbm_immutable_clone(const struct kvbm_immutable *block, struct kvbm_immutab
     return 0;
 }
 
-/*
- * Check an array that names a block more than once. Take each handle's reference off meanwhile: one
- * that is there more often than it was acquired is then -ESTALE.
- */
+/* Check an array that names a block more than once. Release each handle's reference meanwhile: a
+ * handle that occurs more often than it was acquired is then -ESTALE. */
 static int check_all(struct kvbm_pool *pool, const struct kvbm_immutable *blocks, size_t n)
 {
     size_t i = 0;
@@ -71,7 +69,7 @@ int kvbm_pool_release(struct kvbm_pool *pool, struct kvbm_immutable *blocks, siz
         return -EINVAL;
     kvbm_lock(pool->registry);
     err = kvbm_claim(pool, n ? &blocks->handle : NULL, n, KVBM_REGISTERED, KVBM_REGISTERED, true);
-    if (err == -EINVAL) /* a block twice: that is fine if it was acquired as often */
+    if (err == -EINVAL) /* a block twice is allowed if it was acquired as often */
         err = check_all(pool, blocks, n);
     for (size_t i = n; err == 0 && i-- > 0;) {
         if (!blocks[i].handle.pool)
@@ -127,10 +125,8 @@ int kvbm_immutable_downgrade(const struct kvbm_immutable *block, struct kvbm_wea
     return 0;
 }
 
-/*
- * Hold the block of a weak handle once more, if it is still the one that the handle names. The
- * handle's number is in range.
- */
+/* Acquire the block of a weak handle if the handle still names it. The handle's number is in
+ * range. */
 static bool upgrade(struct kvbm_pool *pool, const struct kvbm_weak *block, void *caller,
                     struct kvbm_immutable *ret)
 {
@@ -202,7 +198,7 @@ int kvbm_immutable_info(const struct kvbm_immutable *block, struct kvbm_block_in
     return 0;
 }
 
-/* ---- many at once ---- */
+/* ---- arrays of handles ---- */
 
 void kvbm_pool_upgrade(struct kvbm_pool *pool, const struct kvbm_weak *blocks, size_t n,
                        struct kvbm_immutable *ret, struct kvbm_block_info *info)

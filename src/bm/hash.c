@@ -61,7 +61,7 @@ size_t kvbm_hash_tokens(const uint32_t *tokens, size_t n, uint32_t block_size, u
 /* ---- multimodal ---- */
 
 #define FRAME 13
-#define FRAMES 64 /* at a time */
+#define FRAMES 64 /* runs hashed at a time */
 
 static void frame(uint8_t *to, uint8_t kind, uint32_t number, uint64_t hash)
 {
@@ -70,7 +70,7 @@ static void frame(uint8_t *to, uint8_t kind, uint32_t number, uint64_t hash)
     memcpy(to + 5, &hash, sizeof(hash));
 }
 
-/* Whether no position from @at on is in it; a run of no tokens has none. */
+/* True when no position from @at on is in the run; a run of no tokens has none. */
 static inline bool over(const struct kvbm_mm_run *run, uint64_t at)
 {
     return !run->n || (at >= run->start && at - run->start >= run->n);

@@ -25,12 +25,12 @@ const char *kvbm_layout_kind_name(enum kvbm_layout_kind kind)
     return kind > 0 && (size_t)kind < KV_COUNT(kind_names) ? kind_names[kind] : "unknown";
 }
 
-static char lower(char c) /* in any locale */
+static char lower(char c) /* independent of the locale */
 {
     return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
 }
 
-/* Equal but for case, '_' and '-'. */
+/* True when equal except for case, '_' and '-'. */
 static bool same_name(const char *a, const char *b)
 {
     for (;; a++, b++) {
@@ -123,11 +123,9 @@ static int check_extents(const struct kvbm_layout_config *c)
     return 0;
 }
 
-/*
- * Which of the two layer-separate kinds an engine's tensor is, 0 for neither. K and V must be one
- * of the extents (anything else that is 2 or more lies elsewhere), and where all K come first, V
- * begins behind every block that the tensor has, whether the layout uses it or not.
- */
+/* Return the layer-separate kind of an engine's tensor, or 0. One extent of the tensor must be K
+ * and V; any other extent of 2 or more is refused. Where all K come first, V begins behind all
+ * blocks of the tensor, whether the layout uses them or not. */
 static enum kvbm_layout_kind kind_of_shape(const struct kvbm_layout_config *c)
 {
     const uint64_t *shape = c->tensor_shape;
@@ -192,7 +190,7 @@ int kvbm_layout_config_read(const struct kvbm_layout_config *config, struct kvbm
 
 /* ---- the arithmetic ---- */
 
-/* a * b, or MAX_BYTES + 1 as soon as it is beyond: what follows stays beyond. */
+/* Return a * b, or MAX_BYTES + 1 when it is larger; further products then stay larger. */
 static uint64_t times(uint64_t a, uint64_t b)
 {
     uint64_t product;
@@ -347,7 +345,7 @@ int kvbm_layout_allocate(const struct kvbm_layout_config *config,
     }
     if (err != 0) {
         kvbm_layout_destroy(layout);
-        return err < 0 ? err : -EINVAL; /* the allocator is somebody else's */
+        return err < 0 ? err : -EINVAL; /* a caller's allocator may return anything */
     }
     *ret = layout;
     return 0;

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-/** Inside of a layout: its arithmetic, and where its storages begin. */
+/** Internals of a layout: its arithmetic, and where its storages begin. */
 #ifndef KVBM_BM_LAYOUT_H
 #define KVBM_BM_LAYOUT_H
 
 #include "kvbm_layout.h"
 
-/** Facts about a storage that layout arithmetic needs; all that is known of another process's. */
+/**
+ * Properties of a storage that layout arithmetic needs; for another process's storage nothing else
+ * is known.
+ */
 struct kvbm_place {
-    uint64_t addr; /* aligned up already: where block 0 begins */
+    uint64_t addr; /* aligned up: where block 0 begins */
     uint64_t storage_addr, storage_bytes;
     uint64_t device_id;
     enum kvbm_storage_kind kind;
@@ -22,13 +25,16 @@ struct kvbm_layout {
     struct kvbm_place places[];
 };
 
-/** A layout of @n places without addresses; shape and config filled in. */
+/** Make a layout of @n places without addresses; shape and config are filled in. */
 int kvbm_layout_new(const struct kvbm_layout_config *config, struct kvbm_layout **ret);
 
-/** The config in today's form: defaults filled in, what an older caller doesn't have zeroed. */
+/**
+ * Convert the config to this build's struct: defaults filled in, fields that an older caller lacks
+ * zeroed.
+ */
 int kvbm_layout_config_read(const struct kvbm_layout_config *config,
                             struct kvbm_layout_config *ret);
 
-uint32_t kvbm_dtype_bytes(kvx_dtype_t dtype); /* 0: no element type */
+uint32_t kvbm_dtype_bytes(kvx_dtype_t dtype); /* 0: not an element type */
 
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Layouts as KVX caches and back: what kernels and engines call the same memory. */
+/* Convert layouts to KVX caches and back: kernels' and engines' description of the same memory. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -69,7 +69,7 @@ int kvbm_layout_to_kvx(const struct kvbm_layout *layout, uint32_t layer, kvx_cac
         .k = tensor(layout, layer, 0),
         .v = tensor(layout, layer, c->outer_dim - 1),
     };
-    if (kvx_validate_cache_desc(&cache) != KVX_STATUS_OK) /* integers, or not where they may lie */
+    if (kvx_validate_cache_desc(&cache) != KVX_STATUS_OK) /* integers, or an unsupported position */
         return -ENOTSUP;
     *ret = cache;
     return 0;
@@ -82,7 +82,7 @@ static uint64_t addr_of(const kvx_tensor_desc_t *t)
     return (uint64_t)(uintptr_t)t->data;
 }
 
-/* NHD or HND with regions in one piece. */
+/* True for NHD or HND with contiguous regions. */
 static bool packed(const kvx_cache_desc_t *cache, const kvx_tensor_desc_t *t)
 {
     int64_t dim = cache->head_dim;
@@ -123,7 +123,7 @@ static int check_layers(const kvx_cache_desc_t *const *layers, uint32_t n)
     return 0;
 }
 
-/* The least alignment that makes @stride of @natural; 0 when none does. */
+/* Return the least alignment that gives @stride for @natural bytes; 0 when none does. */
 static uint64_t alignment_of(uint64_t natural, uint64_t stride)
 {
     for (uint64_t a = 1; a && a <= stride; a *= 2) {
@@ -133,7 +133,8 @@ static uint64_t alignment_of(uint64_t natural, uint64_t stride)
     return 0;
 }
 
-/* Layers in one block, one behind the other: K and V of a layer, then the next layer. */
+/* True when a block holds its layers one behind the other: K and V of a layer, then the next
+ * layer. */
 static bool in_one_block(const kvx_cache_desc_t *const *layers, uint32_t n, uint64_t layer_stride)
 {
     for (uint32_t i = 1; i < n; i++) {
@@ -143,10 +144,8 @@ static bool in_one_block(const kvx_cache_desc_t *const *layers, uint32_t n, uint
     return n > 1;
 }
 
-/*
- * The first kind that has such strides. With one block only, several have: then it doesn't matter
- * which. Sets kind and alignment.
- */
+/* Find the first kind with these strides, and set kind and alignment. With a single block several
+ * kinds have them and are equivalent. */
 static int find_kind(const kvx_cache_desc_t *const *layers, uint32_t n,
                      struct kvbm_layout_config *c)
 {
@@ -158,7 +157,7 @@ static int find_kind(const kvx_cache_desc_t *const *layers, uint32_t n,
     const struct {
         enum kvbm_layout_kind kind;
         bool fits;
-        uint64_t natural; /* bytes of what block_stride steps over */
+        uint64_t natural; /* bytes that block_stride steps over */
     } kinds[] = {
         {KVBM_FULLY_CONTIGUOUS, together && in_one_block(layers, n, layer), layer * n},
         {KVBM_LAYER_SEPARATE_BLOCK_CONTIGUOUS, together, layer},
@@ -199,7 +198,8 @@ static int config_of(const kvx_cache_desc_t *const *layers, uint32_t n,
     return find_kind(layers, n, c);
 }
 
-/* An engine's memory as the storage of layer @i; its first block begins where the storage begins. */
+/* Use an engine's memory as the storage of layer @i. Its first block begins where the storage
+ * does. */
 static int adopt(struct kvbm_layout *layout, uint32_t i, const kvx_cache_desc_t *cache)
 {
     struct kvbm_storage_opts opts = {

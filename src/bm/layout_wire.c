@@ -2,7 +2,7 @@
 /*
  * A layout as bytes for another process (docs/formats.md, "Layouts"): little-endian, fixed width,
  *
- *   magic, version, length | config | strides, to be recomputed and compared | places | XXH3-64
+ *   magic, version, length | config | strides (the reader checks them) | places | XXH3-64
  */
 #include <endian.h>
 #include <errno.h>
@@ -114,7 +114,7 @@ static int check_frame(const uint8_t *data, size_t len)
         return -EPROTO;
     version = get32(&at);
     said = get32(&at);
-    if (version > VERSION) /* of which we know no more than this */
+    if (version > VERSION) /* a newer version: only its number is understood */
         return -EPROTONOSUPPORT;
     if (version != VERSION || said != len || len < HEAD_BYTES + PLACE_BYTES + SUM_BYTES)
         return -EPROTO;
@@ -151,7 +151,7 @@ static bool same_strides(const struct kvbm_layout_shape *s, const uint8_t **at)
     return s->block_stride == get64(at) && same;
 }
 
-/* The storage is one that kvbm_layout_create would take for the layout. */
+/* Read a place. Its storage must be one that kvbm_layout_create would accept for the layout. */
 static bool get_place(const struct kvbm_layout *layout, struct kvbm_place *p, const uint8_t **at)
 {
     const struct kvbm_place *first = &layout->places[0];
@@ -163,7 +163,7 @@ static bool get_place(const struct kvbm_layout *layout, struct kvbm_place *p, co
     p->device_id = get64(at);
     p->kind = get32(at);
     if (get32(at) || p->kind < KVBM_STORAGE_SYSTEM || p->kind > KVBM_STORAGE_NULL ||
-        p->kind == KVBM_STORAGE_EXTERNAL) /* which says what it is */
+        p->kind == KVBM_STORAGE_EXTERNAL) /* external memory states its own kind */
         return false;
     if (p->kind != first->kind ||
         (p->kind != KVBM_STORAGE_DISK && p->device_id != first->device_id))
@@ -192,7 +192,7 @@ int kvbm_layout_deserialise(const void *data, size_t len, struct kvbm_layout **r
     if ((config.kind == KVBM_FULLY_CONTIGUOUS ? 1 : (uint64_t)config.num_layers) * PLACE_BYTES !=
             len - HEAD_BYTES - SUM_BYTES ||
         config.kind == KVBM_LAYER_SEPARATE || !config.dtype_width_bytes || !config.alignment)
-        return -EPROTO; /* defaults are for callers, not for what is written down */
+        return -EPROTO; /* defaults are for callers; the bytes have all values */
     err = kvbm_layout_new(&config, &layout);
     if (err < 0)
         return err == -ENOMEM ? err : -EPROTO;

@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "moves.h"
 
-/* ---- step by step, of several keys each: what a step needs was fetched by the one before ---- */
+/* ---- steps, of several keys each: a step's memory was fetched by the step before ---- */
 
 /* Compute tags of keys. Inlined, so that the usual key length gets a loop of its own. */
 static inline __attribute__((always_inline)) void hash(const struct kvbm_registry *r, uint64_t seed,
@@ -35,7 +35,7 @@ void kvbm_hash_keys(const struct kvbm_registry *r, uint32_t group, const uint8_t
         hash(r, r->seed + group, r->key_len, keys, n, tags);
 }
 
-/* Replace tags by guesses (registry.h), which hold as long as nothing is added to the table. */
+/* Replace tags by guesses (registry.h), valid until an entry is added to the table. */
 static void guess_entries(const struct kvbm_registry *r, uint32_t *tags, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
@@ -59,9 +59,8 @@ static inline uint32_t check_guess(const struct kvbm_registry *r, uint32_t group
     return entry;
 }
 
-/*
- * Replace guesses by slots; 0 when the key isn't registered in @pool (entry 0 has no slot either).
- */
+/* Replace guesses by slots; 0 when the key isn't registered in @pool (entry 0 has no slot
+ * either). */
 static void slots_of(const struct kvbm_pool *pool, uint32_t group, const uint8_t *keys, size_t n,
                      uint32_t *guesses)
 {
@@ -136,8 +135,8 @@ static void touched(struct kvbm_pool *pool, uint32_t group, const void *keys, si
 }
 
 /*
- * Many keys: the steps work on one group of keys after the other, each step one group behind the
- * one before, so that memory is never idle.
+ * Many keys: each step works on one group of keys after the other, one group behind the step
+ * before, so that memory accesses overlap.
  *
  *     groups of keys:   0    1    2    3    4    5 ...
  *                     visit  |    |    |   hash
@@ -152,10 +151,10 @@ struct steps {
     const uint8_t *keys;
     size_t n;
     uint32_t group;
-    uint32_t work[STEPS][STEP]; /* tags, guesses, slots of the groups on their way */
+    uint32_t work[STEPS][STEP]; /* tags, guesses or slots of the groups in progress */
 };
 
-/* Return the number of keys of group @g: 0 behind the last one and before the first. */
+/* Return the number of keys of group @g: 0 beyond either end. */
 static inline size_t group_len(const struct steps *s, size_t g)
 {
     size_t begin = g * STEP;
@@ -163,7 +162,7 @@ static inline size_t group_len(const struct steps *s, size_t g)
     return g < SIZE_MAX / STEP && begin < s->n ? KV_MIN(s->n - begin, (size_t)STEP) : 0;
 }
 
-/* All steps but the visit: on group @g, and on those before it. */
+/* Run all steps but the visit: on group @g and on those before it. */
 static void step(struct steps *s, size_t g)
 {
     const struct kvbm_registry *r = s->pool->registry;
@@ -183,10 +182,9 @@ static void step(struct steps *s, size_t g)
         fetch_neighbours(s->pool, s->work[(g - 3) % STEPS], n);
 }
 
-/*
- * Do something with each key's slot (0: not found), until it says stop. Returns how many keys that
- * were. Inlined, so that each caller gets a loop of its own. It may forget keys, but add none.
- */
+/* Visit each key's slot (0: not found), until the visitor asks to stop. Returns the number of keys
+ * visited. Inlined, so that each caller gets a loop of its own. A visitor may forget keys but add
+ * none. */
 typedef bool (*visit_fn)(struct kvbm_pool *pool, uint32_t slot, size_t i, void *arg);
 
 static inline __attribute__((always_inline)) size_t
@@ -308,9 +306,8 @@ long kvbm_pool_probe(struct kvbm_pool *pool, uint32_t group, const void *keys, s
 
 /* ---- touch, retain ---- */
 
-/*
- * Renew uses like a release does: the last key first, so that a leaf stays older than its parent.
- */
+/* Renew uses in the order of a release: the last key first, so that a leaf stays older than its
+ * parent. */
 static void renew(struct kvbm_pool *pool, uint32_t group, const void *keys, size_t n)
 {
     const uint8_t *key = keys;
@@ -346,7 +343,7 @@ long kvbm_pool_touch(struct kvbm_pool *pool, uint32_t group, const void *keys, s
 
 struct retain {
     uint8_t priority;
-    uint64_t until_ns; /* 0: for ever */
+    uint64_t until_ns; /* 0: without end */
 };
 
 static void retain_one(struct kvbm_pool *pool, uint32_t i, const struct retain *retain)
@@ -358,10 +355,8 @@ static void retain_one(struct kvbm_pool *pool, uint32_t i, const struct retain *
         kvbm_retain_drop(pool, i);
 }
 
-/*
- * Retain from the last key to the first, like a release: the end of a prompt is evicted before its
- * beginning. Returns the number of blocks retained.
- */
+/* Retain from the last key to the first, in the order of a release: the end of a prompt is evicted
+ * before its beginning. Returns the number of blocks retained. */
 static size_t retain_all(struct kvbm_pool *pool, uint32_t group, const void *keys, size_t n,
                          const struct retain *retain)
 {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * Estimate of the memory that is left. The kernel grants any amount, and kills when it is touched.
- */
+/* Estimate of the memory that is left. The kernel grants any amount, and kills a process that
+ * touches too much. */
 #include "memory.h"
 
 #include <errno.h>
@@ -18,7 +17,7 @@
 
 /* ---- files of numbers ---- */
 
-/* The number that a text begins with; false: it begins with none, or one too large. */
+/* Parse the number that a text begins with. False: none, or too large. */
 static bool number_in(const char *text, uint64_t *ret)
 {
     char *end;
@@ -28,7 +27,7 @@ static bool number_in(const char *text, uint64_t *ret)
     return end != text && !errno && !strchr(text, '-');
 }
 
-/* The number in a file, UINT64_MAX for "max" and for what can't be read. */
+/* Read the number in a file. UINT64_MAX for "max" and for files that can't be read. */
 static uint64_t read_number(const char *path)
 {
     uint64_t number = UINT64_MAX;
@@ -53,8 +52,7 @@ static const char *after_node(const char *line)
     return *at == ' ' ? at + 1 : line;
 }
 
-/* The sum of the numbers behind these words, each at the beginning of a line; -1: there are
- * none. */
+/* Sum the numbers that follow these words at the beginning of lines. -1: none was found. */
 static int64_t read_words(const char *path, const char *const *words, size_t n)
 {
     char line[256];
@@ -86,7 +84,7 @@ static uint64_t machine(const char *root)
     int64_t kib;
 
     snprintf(path, sizeof(path), "%s/proc/meminfo", root);
-    if (read_words(path, words, 1) < 0) /* swap alone says nothing */
+    if (read_words(path, words, 1) < 0) /* a figure for swap alone is useless */
         return UINT64_MAX;
     kib = read_words(path, words, KV_COUNT(words));
     return kib > INT64_MAX / 1024 ? UINT64_MAX : (uint64_t)kib * 1024;
@@ -97,8 +95,8 @@ static uint64_t machine(const char *root)
 /* File names of a cgroup version: versions 1 and 2 name the same values differently. */
 struct version {
     const char *mounted, *limit, *usage;
-    const char
-        *caches[2]; /* of memory.stat: file pages, which give way; of all groups below, too */
+    /* keys of memory.stat: reclaimable file pages, including those of child groups */
+    const char *caches[2];
 };
 static const struct version v1 = {"/sys/fs/cgroup/memory",
                                   "memory.limit_in_bytes",
@@ -127,10 +125,8 @@ static uint64_t group_left(const char *root, const struct version *v, const char
     return limit > usage ? limit - usage : 0;
 }
 
-/*
- * Return the least room of a group and all groups above it; @group is cut on the way. In a
- * container the own path may be missing below @root: then the root of the mount limits.
- */
+/* Return the least room of a group and all groups above it; shortens @group on the way. In a
+ * container the process's own path may not exist below @root; then the root of the mount limits. */
 static uint64_t groups_left(const char *root, const struct version *v, char *group)
 {
     uint64_t least = group_left(root, v, ""), left;
@@ -144,7 +140,7 @@ static uint64_t groups_left(const char *root, const struct version *v, char *gro
     return least;
 }
 
-/* The group in a line of /proc/self/cgroup, if it is one that limits memory: "0::/a/b",
+/* Return the group in a line of /proc/self/cgroup if that group limits memory: "0::/a/b",
  * "4:cpu,memory:/a". */
 static char *group_of(char *line, const struct version **v)
 {

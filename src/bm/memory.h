@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/** Large zeroed arrays: reserved at once, given pages as they are touched, huge ones where there are any. */
+/**
+ * Large zeroed arrays: reserved at once, backed by pages when touched, by huge pages where
+ * available.
+ */
 #ifndef KVBM_BM_MEMORY_H
 #define KVBM_BM_MEMORY_H
 
@@ -9,8 +12,8 @@
 #include <sys/mman.h>
 
 /**
- * NULL when out of address space. *@mapped is what kvbm_unmap wants to know. Of the @bytes, the
- * first @dense will all be used, the rest here and there.
+ * Reserve @bytes of zeroed memory. The first @dense bytes will all be used, the rest sparsely.
+ * @mapped: for kvbm_unmap. Returns NULL when out of address space.
  */
 static inline void *kvbm_map_dense(size_t bytes, size_t dense, size_t *mapped)
 {
@@ -21,7 +24,8 @@ static inline void *kvbm_map_dense(size_t bytes, size_t dense, size_t *mapped)
     if (memory == MAP_FAILED)
         return NULL;
     dense = (dense + 4095) & ~(size_t)4095;
-    if (dense >= 4u << 20) /* random access all over it: misses of the TLB are half the cost */
+    /* random access everywhere: without huge pages TLB misses are half the cost */
+    if (dense >= 4u << 20)
         madvise(memory, dense, MADV_HUGEPAGE);
     *mapped = len;
     return memory;
@@ -37,9 +41,9 @@ static inline void *kvbm_map(size_t bytes, size_t *mapped)
 #endif
 
 /**
- * Touch it now, without a lock: a huge page that is touched first under the lock stops all for
- * milliseconds. Changes no byte of it, nor of what may lie there by now. A kernel that can't
- * (before 5.14) leaves it to those who come.
+ * Touch memory before it is used, without a lock: a first touch of a huge page under the lock would
+ * stop all callers for milliseconds. Changes no byte, even if another thread writes there. Kernels
+ * before 5.14 can't; then the first users touch it.
  */
 static inline void kvbm_populate(void *memory, size_t bytes)
 {
@@ -54,25 +58,25 @@ static inline void kvbm_unmap(void *memory, size_t mapped)
 }
 
 /**
- * Bytes that this process could touch now without a visit of the out-of-memory killer: the least of
- * what the machine has available (and swap), and of what its cgroup and those above leave it,
- * versions 1 and 2. What can't be read limits nothing. @root: where /proc and /sys are, "" but in
- * tests.
+ * Return the bytes that this process could touch now without being killed for lack of memory. The
+ * least of two figures: the machine's available memory with swap, and the room of its cgroup and
+ * the groups above (versions 1 and 2). Files that can't be read limit nothing. @root: where /proc
+ * and /sys are, "" except in tests.
  */
 uint64_t kvbm_memory_available(const char *root);
 
 /**
- * The same of what is bound to a NUMA node: free there, or file pages and caches that give way, and
- * swap. The kernel tells no better estimate of a node. UINT64_MAX when it tells nothing.
+ * Return the same estimate for a NUMA node: its free memory, reclaimable file pages and caches, and
+ * swap. UINT64_MAX when the kernel has no figures.
  */
 uint64_t kvbm_node_available(const char *root, uint32_t node);
 
 /**
- * Whether @bytes can be had, @what for; if not, the log says so. What is little is never refused:
- * to ask costs more. Nothing is reserved by it: who comes at the same time is told the same.
+ * True when @bytes are available; otherwise log that, with @what as purpose. Small amounts always
+ * pass, as checking would cost more. Reserves nothing: concurrent callers get the same answer.
  */
 bool kvbm_memory_is_there(uint64_t bytes, const char *what);
-/** The same on a node. */
+/** As kvbm_memory_is_there, for a NUMA node. */
 bool kvbm_node_has(uint64_t bytes, uint32_t node, const char *what);
 
 #endif

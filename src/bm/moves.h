@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * The moves of a slot that calls make by the dozen, inlined where it is an ordinary one: a handle
- * that is checked, a first reference that comes, a last one that goes, with LRU. What is rarer is a
- * call away (pool.c, evict.c).
- */
+/* The slot operations that calls run in large numbers, inlined for the usual case: checking a
+ * handle, adding a first reference, dropping the last one, with LRU. Rarer cases are function calls
+ * (pool.c, evict.c). */
 #ifndef KVBM_BM_MOVES_H
 #define KVBM_BM_MOVES_H
 
@@ -41,7 +39,7 @@ static inline void kvbm_list_remove(struct kvbm_pool *pool, uint32_t i)
         kvbm_list_emptied(pool, next);
 }
 
-/* Slot @i is what the one that came KVBM_AHEAD before has ahead of it. */
+/* Let the slot released KVBM_AHEAD releases ago remember slot @i. */
 static inline void kvbm_remember(struct kvbm_pool *pool, uint32_t i)
 {
     uint32_t *latest = &pool->evict.latest[pool->evict.tick % KVBM_AHEAD];
@@ -52,7 +50,7 @@ static inline void kvbm_remember(struct kvbm_pool *pool, uint32_t i)
         before->ahead = i;
 }
 
-/** Slot @i has become inactive, or was touched: it is the latest now. */
+/** Insert slot @i, which became inactive or was touched, as the most recent. */
 static inline void kvbm_evict_insert(struct kvbm_pool *pool, uint32_t i)
 {
     if (KV_UNLIKELY(pool->evict.policy != KVBM_EVICT_LRU)) {
@@ -81,7 +79,7 @@ static inline void kvbm_evict_remove(struct kvbm_pool *pool, uint32_t i)
 
 /* ---- references ---- */
 
-/** An inactive block gets a first handle. */
+/** Give an inactive block its first handle. */
 static inline void kvbm_slot_revive(struct kvbm_pool *pool, uint32_t i)
 {
     kvbm_evict_remove(pool, i);
@@ -90,7 +88,7 @@ static inline void kvbm_slot_revive(struct kvbm_pool *pool, uint32_t i)
     pool->slots[i].refs = 1;
 }
 
-/** One strong reference less; the last one makes it inactive or free. */
+/** Drop a strong reference. The last one makes the block inactive or free. */
 static inline void kvbm_slot_put(struct kvbm_pool *pool, uint32_t i)
 {
     struct kvbm_slot *slot = &pool->slots[i];
@@ -110,9 +108,9 @@ static inline void kvbm_slot_put(struct kvbm_pool *pool, uint32_t i)
 
 /**
  * Check handles that are about to be consumed: each once in the array, in a state from @least to
- * @most; zeroed ones only where @holes are fine. Returns 0 or what is wrong with the first bad one;
- * then nothing has changed. Else their slots have SLOT_CLAIMED, which whoever consumes them takes
- * off (so that it isn't a walk of its own), or kvbm_unclaim.
+ * @most; zeroed ones only where @holes are allowed. Returns 0, or the error of the first bad one
+ * with nothing changed. After success their slots have SLOT_CLAIMED. The consumer clears it while
+ * it walks the slots anyway; otherwise call kvbm_unclaim.
  */
 static inline int kvbm_claim(struct kvbm_pool *pool, const struct kvbm_handle *handles, size_t n,
                              enum kvbm_state least, enum kvbm_state most, bool holes)

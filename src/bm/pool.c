@@ -26,7 +26,7 @@ const char *kvbm_state_name(enum kvbm_state state)
     return (size_t)state < KV_COUNT(names) ? names[state] : "unknown";
 }
 
-/* ---- making and unmaking ---- */
+/* ---- creation and destruction ---- */
 
 static bool power_of_two(uint32_t n)
 {
@@ -148,8 +148,8 @@ static void pool_free(struct kvbm_pool *pool)
     free(pool);
 }
 
-/* With the lock. Lineage pools count children by entry, and the entries are about to become
- * more. */
+/* Add a pool to the registry. Call with the lock. Lineage pools count children by entry, and the
+ * registry is about to get more entries. */
 static int join(struct kvbm_registry *r, struct kvbm_pool *pool, struct kvbm_span fresh[2])
 {
     uint64_t entries = kvbm_entries_for(r, pool->n_blocks);
@@ -203,7 +203,7 @@ int kvbm_pool_create(struct kvbm_registry *r, const struct kvbm_pool_opts *opts,
     pool->n_blocks = o.n_blocks;
     pool->block_size = o.block_size;
     pool->tokens.n_words =
-        KVBM_START_WORDS + (o.block_size + 1) / 2 * 2; /* starts lie at 8 bytes */
+        KVBM_START_WORDS + (o.block_size + 1) / 2 * 2; /* starts are aligned to 8 bytes */
     pool->reject_duplicates = o.reject_duplicates;
     pool->reset_on_release = o.reset_on_release;
     pool->layout = o.layout;
@@ -224,7 +224,7 @@ int kvbm_pool_create(struct kvbm_registry *r, const struct kvbm_pool_opts *opts,
     return 0;
 }
 
-/* All blocks free, in order. */
+/* Make all blocks free, in order. */
 void kvbm_pool_start(struct kvbm_pool *pool)
 {
     for (uint32_t i = 1; i <= pool->n_blocks; i++) {
@@ -245,7 +245,7 @@ uint64_t kvbm_pool_handles(struct kvbm_pool *pool)
         const struct kvbm_slot *slot = &pool->slots[i];
 
         if (slot->state == KVBM_REGISTERED && slot->refs)
-            n += slot->refs - slot->next; /* duplicates that lean on it */
+            n += slot->refs - slot->next; /* duplicates that reference it */
     }
     kvbm_unlock(pool->registry);
     return n;
@@ -279,7 +279,7 @@ int kvbm_pool_destroy(struct kvbm_pool *pool)
     return 0;
 }
 
-/* ---- the moves of a slot ---- */
+/* ---- state changes of a slot ---- */
 
 void kvbm_slot_free(struct kvbm_pool *pool, uint32_t i)
 {
@@ -314,7 +314,7 @@ static void publish_removed(struct kvbm_pool *pool, const struct kvbm_entry *e)
     kvbm_publish(r, &event);
 }
 
-/* Take the key off a slot, which is in no list then. */
+/* Take the key off a slot, which is in no list. */
 static void unregister(struct kvbm_pool *pool, uint32_t i)
 {
     struct kvbm_slot *slot = &pool->slots[i];
@@ -357,7 +357,8 @@ void kvbm_slot_put_other(struct kvbm_pool *pool, uint32_t i)
 
     if (--slot->refs > slot->next)
         return;
-    if (slot->refs) { /* duplicates alone keep it: new holders get handles of another generation */
+    /* only duplicates reference it: new holders get handles of another generation */
+    if (slot->refs) {
         slot->generation++;
         return;
     }
@@ -379,11 +380,9 @@ static void count_lost(struct kvbm_pool *pool, const struct kvbm_slot *slot)
         !(slot->flags & SLOT_LEAVING) && !(kvbm_slot_entry(pool, slot)->tiers & pool->watched);
 }
 
-/*
- * Evict in several passes, so that the cache misses of several blocks overlap: slots, entries,
- * cells of the table. The call before has fetched the first ones (kvbm_evict_fetch). An entry
- * without a block goes with its last child.
- */
+/* Evict in several passes, so that the cache misses of several blocks overlap: slots, entries,
+ * cells of the table. The call before has fetched the first ones (kvbm_evict_fetch). Removing the
+ * last child of an entry without a block removes the entry. */
 static void evict_some(struct kvbm_pool *pool, uint32_t *ret, size_t n)
 {
     struct kvbm_registry *r = pool->registry;
@@ -410,9 +409,7 @@ static void evict_some(struct kvbm_pool *pool, uint32_t *ret, size_t n)
 
 void kvbm_evict_blocks(struct kvbm_pool *pool, uint32_t *ret, size_t n)
 {
-    /*
-     * Lineage has fetched all of it, and waits for one entry after the other: take them one by one.
-     */
+    /* Lineage has prefetched everything and follows entries one by one: take single blocks. */
     size_t some = pool->evict.policy == KVBM_EVICT_LINEAGE ? 1 : n;
 
     if (n)

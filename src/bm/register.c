@@ -9,11 +9,9 @@
 
 /* ---- to Complete ---- */
 
-/*
- * Find or make the entry of a key. An entry keeps the position under which it was first named, and
- * another one is refused. A parent is thus always one before its child, and no block is its own
- * ancestor.
- */
+/* Find or make the entry of a key. An entry keeps the position under which it was first named;
+ * another one is refused. A parent is thus always one position before its child, and no block is
+ * its own ancestor. */
 static inline uint32_t intern_at(struct kvbm_registry *r, uint32_t group, const void *key,
                                  uint32_t tag, uint32_t position)
 {
@@ -25,7 +23,7 @@ static inline uint32_t intern_at(struct kvbm_registry *r, uint32_t group, const 
     return e->position == position ? i : 0;
 }
 
-/* Slot @i names the key, which follows entry @parent. Room for an entry was reserved. */
+/* Name slot @i by the key, which follows entry @parent. Room for an entry was reserved. */
 static inline int name_slot(struct kvbm_pool *pool, uint32_t i, uint32_t group, const void *key,
                             uint32_t tag, uint32_t parent, uint32_t position)
 {
@@ -54,7 +52,8 @@ static int name_first(struct kvbm_pool *pool, uint32_t i, uint32_t group, const 
     above = intern_at(r, group, parent, kvbm_tag(r, group, parent), position - 1);
     if (!above)
         return -EEXIST;
-    kvbm_entry(r, above)->n_children++; /* holds its position: the key can't be its own parent */
+    /* keeps its position, so that the key can't be its own parent */
+    kvbm_entry(r, above)->n_children++;
     err = name_slot(pool, i, group, key, tag, above, position);
     kvbm_entry(r, above)->n_children--;
     kvbm_entry_drop_unnamed(r, above);
@@ -94,7 +93,8 @@ static int check_chain(const struct kvbm_pool *pool, size_t n, const struct kvbm
     return 0;
 }
 
-/* Hash the keys from @at on, as many as are looked up at a time, and fetch what naming slots by them touches. */
+/* Hash the keys from @at on, up to the number of one lookup, and prefetch what naming slots by them
+ * touches. */
 static void hash_some(const struct kvbm_registry *r, const struct kvbm_chain *chain, size_t n,
                       size_t at, uint32_t *tags)
 {
@@ -106,7 +106,7 @@ static void hash_some(const struct kvbm_registry *r, const struct kvbm_chain *ch
                    tags);
 }
 
-/* Name all slots, or none. @tags: of the first keys. */
+/* Name all slots, or none. @tags: those of the first keys. */
 static int name_chain(struct kvbm_pool *pool, const struct kvbm_handle *handles, size_t n,
                       const struct kvbm_chain *chain, uint32_t *tags)
 {
@@ -301,7 +301,7 @@ int kvbm_pool_register(struct kvbm_pool *pool, struct kvbm_complete *blocks, siz
     return err;
 }
 
-/* ---- from one tier to another ---- */
+/* ---- copying from one tier to another ---- */
 
 static int check_like(const struct kvbm_pool *pool, const struct kvbm_immutable *like)
 {
@@ -320,10 +320,8 @@ static int check_like(const struct kvbm_pool *pool, const struct kvbm_immutable 
     return pool->groups >> kvbm_slot_entry(from, &from->slots[i])->group & 1 ? 0 : -EINVAL;
 }
 
-/*
- * Return the block that carries the priority of slot @i's key. Drop a priority whose time is over,
- * so that it isn't copied.
- */
+/* Return the block that carries the priority of slot @i's key. Drop a priority that has ended, so
+ * that it isn't copied. */
 static uint32_t prioritised(struct kvbm_pool *pool, uint32_t i)
 {
     uint32_t primary = kvbm_primary_of(pool, i);
@@ -356,7 +354,7 @@ static uint32_t adopt_one(struct kvbm_pool *pool, uint32_t i, const struct kvbm_
     struct kvbm_pool *from = like->handle.pool;
     uint32_t source = like->handle.block + 1, entry = from->slots[source].entry, slot;
 
-    kvbm_entry_get(pool->registry, entry, 0, 0); /* it has one already: parent and position stay */
+    kvbm_entry_get(pool->registry, entry, 0, 0); /* the entry exists: parent and position stay */
     pool->slots[i].entry = entry;
     becomes_complete(pool, i);
     slot = register_one(pool, i);

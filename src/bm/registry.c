@@ -11,7 +11,8 @@
 #include "memory.h"
 
 #define MIN_TABLE_BITS 10
-#define APART __attribute__((noinline)) /* so that the common path needs few registers */
+/* not inlined: the common path then needs fewer registers */
+#define APART __attribute__((noinline))
 #define UNMAP_BYTES ((size_t)1 << 20)
 
 int kvbm_registry_create(const struct kvbm_registry_opts *opts, struct kvbm_registry **ret)
@@ -33,7 +34,8 @@ int kvbm_registry_create(const struct kvbm_registry_opts *opts, struct kvbm_regi
     if (getrandom(&r->seed, sizeof(r->seed), GRND_NONBLOCK) < 0)
         r->seed = (uint64_t)(uintptr_t)r;
     pthread_mutexattr_init(&attr);
-    pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_ADAPTIVE_NP); /* it is held for a microsecond */
+    /* adaptive, since it is held for a microsecond */
+    pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_ADAPTIVE_NP);
     pthread_mutex_init(&r->lock, &attr);
     pthread_mutexattr_destroy(&attr);
     if (r->events)
@@ -65,7 +67,7 @@ void kvbm_unlock(struct kvbm_registry *r)
     r->publishing = false;
     r->dead = 0;
     if (KV_UNLIKELY(dead))
-        kvbm_destroy_dead(r, dead); /* lets the lock go in between */
+        kvbm_destroy_dead(r, dead); /* releases the lock in between */
     else
         pthread_mutex_unlock(&r->lock);
 }
@@ -119,7 +121,7 @@ static inline __attribute__((always_inline)) uint32_t table_find(const struct kv
     }
 }
 
-/* Into a bucket that has room. */
+/* Add an entry to a bucket that has room. */
 static inline void bucket_put(struct kvbm_bucket *bucket, uint32_t tag, uint32_t entry)
 {
     uint32_t i = (uint32_t)__builtin_ctz(kvbm_bucket_empty(bucket));
@@ -137,7 +139,7 @@ static void table_insert(struct kvbm_registry *r, uint32_t tag, uint32_t entry)
     bucket_put(&r->table[at], tag, entry);
 }
 
-/* ---- the old table, while there is one ---- */
+/* ---- the old table, while it exists ---- */
 
 static uint32_t old_home(const struct kvbm_registry *r, uint32_t tag)
 {
@@ -153,7 +155,7 @@ static const struct kvbm_bucket *old_next(const struct kvbm_registry *r,
     return bucket + 1 == end ? r->old.buckets : bucket + 1;
 }
 
-/* The entry with this tag and, unless it is NULL, this key. */
+/* Find the entry with this tag and, unless @key is NULL, this key. */
 static uint32_t old_find(const struct kvbm_registry *r, uint32_t group, const void *key,
                          uint32_t tag)
 {
@@ -184,7 +186,7 @@ static void old_remove(struct kvbm_registry *r, uint32_t tag, uint32_t entry)
     r->old.buckets[b - r->old.buckets].entry[__builtin_ctz(hits)] = KVBM_GONE;
 }
 
-/* Move up to @n cells, in whole buckets, which are neighbours in the new table, too. */
+/* Move up to @n cells, in whole buckets, which are neighbours in the new table too. */
 static void move_cells(struct kvbm_registry *r, size_t n)
 {
     struct kvbm_old_table *old = &r->old;
@@ -205,7 +207,7 @@ static void move_cells(struct kvbm_registry *r, size_t n)
         old->buckets = NULL;
 }
 
-/* Give up to @len bytes of its memory back, when all cells have moved. */
+/* Return up to @len bytes of the old table's memory, when all cells have moved. */
 static void unmap_some(struct kvbm_registry *r, size_t len)
 {
     len = KV_MIN(len, r->old.mapped);
@@ -230,10 +232,9 @@ static void work_on_old(struct kvbm_registry *r, size_t n)
         unmap_some(r, UNMAP_BYTES);
 }
 
-/* ---- both ---- */
+/* ---- both tables ---- */
 
-/* Take an entry out of bucket @at that may move up to bucket @gap: its home doesn't lie behind
- * @gap. */
+/* Take an entry out of bucket @at that may move up to bucket @gap: its home isn't behind @gap. */
 static bool take_passer(struct kvbm_registry *r, uint32_t at, uint32_t gap)
 {
     struct kvbm_bucket *bucket = &r->table[at];
@@ -250,10 +251,9 @@ static bool take_passer(struct kvbm_registry *r, uint32_t at, uint32_t gap)
     return false;
 }
 
-/*
- * Close a gap: bucket @gap was full and isn't any more. Entries that had passed it move up, so that
- * no marker of deletion is needed. They are in the buckets behind, up to the first that isn't full.
- */
+/* Close a gap: bucket @gap was full and isn't any more. Move up entries that had passed it, so that
+ * no marker of deletion is needed. They are in the following buckets, up to the first one that
+ * isn't full. */
 static APART void close_gap(struct kvbm_registry *r, uint32_t gap)
 {
     bool full = true;
@@ -285,18 +285,18 @@ static void table_remove(struct kvbm_registry *r, uint32_t tag, uint32_t entry)
         close_gap(r, at);
 }
 
-/* Make a larger table; the cells of the one before move later. */
+/* Make a larger table; the old table's cells move later. */
 static int table_resize(struct kvbm_registry *r, uint32_t bits)
 {
     struct kvbm_bucket *table;
     size_t mapped;
 
-    if (bits > 32) /* the tag has no more */
+    if (bits > 32) /* the tag has no more bits */
         return -ENOMEM;
     table = kvbm_map(sizeof(*table) << (bits - KVBM_BUCKET_BITS), &mapped);
     if (!table)
         return -ENOMEM;
-    finish_old(r); /* another one: pools were added, or many entries at once */
+    finish_old(r); /* the old table is still moving: pools were added, or many entries at once */
     r->old = (struct kvbm_old_table){.buckets = r->table,
                                      .bits = r->table_bits,
                                      .memory = (char *)r->table,
@@ -309,7 +309,7 @@ static int table_resize(struct kvbm_registry *r, uint32_t bits)
     return 0;
 }
 
-/* At most 7 of 8 cells are full. */
+/* Bits for a table in which at most 7 of 8 cells are full. */
 static uint32_t bits_for(uint64_t n)
 {
     uint32_t bits = MIN_TABLE_BITS;
@@ -321,7 +321,7 @@ static uint32_t bits_for(uint64_t n)
 
 uint64_t kvbm_entries_for(const struct kvbm_registry *r, uint64_t n_blocks)
 {
-    /* Numbers that were given out once stay in use, also when a pool has gone. */
+    /* Entry numbers in use stay valid, also after a pool was destroyed. */
     return KV_MAX(2 * (r->n_blocks + n_blocks) + 1, (uint64_t)r->max_entries);
 }
 
@@ -447,7 +447,7 @@ void kvbm_entry_put(struct kvbm_registry *r, uint32_t i)
 
     if (--e->n_slots > 0)
         return;
-    e->parent = 0; /* a ghost, if it stays: it is its children's, and has no parent */
+    e->parent = 0; /* a ghost, if it stays for its children: ghosts have no parent */
     if (!e->n_children)
         entry_free(r, i);
     if (!parent)

@@ -7,7 +7,7 @@
  *   │ tag  │ entry ├──────────────────────►│ parent ─► entry of the block before       │
  *   ├──────┼───────┤                       │ slot[tier]: block of the pool that serves │
  *   │  …   │   …   │                       │   (tier, group), 0: not in that tier      │
- *   └──────┴───────┘                       │ n_slots, n_children: who names it         │
+ *   └──────┴───────┘                       │ n_slots, n_children: number of references │
  *                                          └───────────────────────────────────────────┘
  *
  * An entry exists as long as a slot names it (staged, registered, duplicate) or it is the direct
@@ -17,11 +17,11 @@
  *
  * All numbers of slots and entries start at 1, so that zeroed memory says "none".
  *
- * A table (table.h) that has become too small isn't copied in one go: it is the old one from then
- * on, and each call that adds entries moves a few of its cells, 4 per entry and 64 more, so that it
- * is empty long before the new one is full. Until then what isn't found in the new one may be in
- * the old one; a cell that was moved, or whose entry was freed, is GONE there: nothing is added to
- * the old one, so nothing needs closing up.
+ * A table (table.h) that has become too small isn't copied in one go. It becomes the old table, and
+ * each call that adds entries moves a few of its cells: 4 per entry and 64 more, so that it is
+ * empty long before the new one is full. Until then a key that isn't in the new table may be in the
+ * old one. A cell that was moved, or whose entry was freed, is GONE there: no entry is added to the
+ * old table, so no gap needs closing.
  */
 #ifndef KVBM_BM_REGISTRY_H
 #define KVBM_BM_REGISTRY_H
@@ -44,23 +44,23 @@ struct kvbm_entry {
     uint32_t slot[KV_N_TIERS];
     uint32_t position;
     uint32_t link; /* attachments; of a free entry, the next free one */
-    uint32_t tag;  /* upper half of the key's hash; its top bits are the home in the table */
+    uint32_t tag;  /* upper half of the key's hash; its top bits are the home bucket */
     uint8_t group;
     uint8_t tiers; /* bit per tier with a slot */
     uint16_t unused;
-    uint8_t key[]; /* key_len */
+    uint8_t key[]; /* of key_len bytes */
 };
 
-#define KVBM_LINE 64 /* of the cache: an entry with a key of up to 20 bytes has one of its own */
+#define KVBM_LINE 64 /* bytes of a cache line: an entry with a key of up to 20 bytes fills one */
 
-#define KVBM_GONE UINT32_MAX /* instead of an entry, in the old table */
+#define KVBM_GONE UINT32_MAX /* replaces an entry in the old table */
 
 /* The table that cells are moved out of. */
 struct kvbm_old_table {
-    struct kvbm_bucket *buckets; /* NULL: all have moved */
+    struct kvbm_bucket *buckets; /* NULL: all cells have moved */
     uint32_t bits;
-    size_t at;    /* the next cell to move: a bucket's first */
-    char *memory; /* what is still mapped of it: given back in pieces, too */
+    size_t at;    /* next cell to move: a bucket's first */
+    char *memory; /* memory still mapped: returned in pieces, too */
     size_t mapped;
 };
 
@@ -86,15 +86,13 @@ struct kvbm_attachment {
     };
 };
 
-/*
- * A build without NDEBUG checks at the end of every call what it can in constant time, and every so
- * often everything, in registries small enough for that; a fault is logged, and the process
- * aborted.
- */
+/* A build without NDEBUG checks at the end of every call what takes constant time, and from time
+ * to time everything, in registries small enough for that. A fault is logged, and the process
+ * aborted. */
 #ifndef NDEBUG
 #define KVBM_CHECKED 1
-#define KVBM_CHECK_EVERY 64     /* calls */
-#define KVBM_CHECK_ENTRIES 1024 /* and blocks, at most */
+#define KVBM_CHECK_EVERY 64     /* calls between full checks */
+#define KVBM_CHECK_ENTRIES 1024 /* upper limit for entries and blocks */
 #endif
 
 #define KVBM_MAX_TYPES 64
@@ -106,26 +104,27 @@ struct kvbm_registry {
     uint32_t key_len;
     uint32_t entry_bytes;
     struct kvbm_events *events;
-    bool publishing; /* events is open for writing */
-    uint64_t seed;   /* of key hashes, so that nobody can choose collisions */
+    bool publishing; /* the event queue is open for writing */
+    uint64_t seed;   /* seed of key hashes, so that nobody can choose collisions */
 
     uint8_t *entries;          /* [n_entries + 1] * entry_bytes, reserved for 2 * n_blocks */
     uint32_t max_entries;      /* reserved */
-    uint32_t n_entries;        /* ever used */
-    uint32_t live_entries;     /* in the table */
-    uint32_t free_entry;       /* list */
+    uint32_t n_entries;        /* numbers ever used */
+    uint32_t live_entries;     /* entries in the table */
+    uint32_t free_entry;       /* first of the list */
     struct kvbm_bucket *table; /* 2^table_bits cells */
-    uint32_t table_bits, table_mask, table_shift; /* of buckets' numbers; of a tag, to its home */
+    /* bits and mask of bucket numbers; shift from a tag to its home bucket */
+    uint32_t table_bits, table_mask, table_shift;
     struct kvbm_old_table old;
     size_t entries_mapped, table_mapped;
 
     struct kvbm_pool *pool[KV_N_TIERS][KVBM_MAX_GROUPS];
-    struct kvbm_pool *pools; /* all of them */
-    uint64_t n_blocks;       /* of all pools */
+    struct kvbm_pool *pools; /* list of all pools */
+    uint64_t n_blocks;       /* blocks of all pools */
 
     struct kvbm_attachment *attachments; /* [n_attachments], 0 unused */
     uint32_t n_attachments, max_attachments, free_attachment;
-    uint32_t dead; /* types with values whose destroy is to be called once the lock is let go */
+    uint32_t dead; /* types with values to destroy once the lock is released */
     struct {
         char name[64];
         bool multiple;
@@ -139,9 +138,9 @@ struct kvbm_registry {
     _Atomic uint32_t n_touch; /* entries of touch below it don't change */
 #ifdef KVBM_CHECKED
     uint64_t calls;
-    int64_t told; /* blocks stored less blocks removed, of what was published */
+    int64_t told; /* published stores minus published removals */
     uint32_t
-        tally[2 * (KVBM_CHECK_ENTRIES + 1)]; /* a check at the end of a call allocates nothing */
+        tally[2 * (KVBM_CHECK_ENTRIES + 1)]; /* the check at the end of a call allocates nothing */
 #endif
 };
 
@@ -155,18 +154,20 @@ static inline void kvbm_lock(struct kvbm_registry *r)
     pthread_mutex_lock(&r->lock);
 }
 
-/** Write an event; the queue stays this thread's until the lock is let go. */
+/** Write an event. The queue stays this thread's until the lock is released. */
 void kvbm_publish(struct kvbm_registry *r, const struct kvbm_event *event);
 
-/** Call destroy for the values of a list of types. The lock is held before and not after. */
+/**
+ * Call destroy for the values of a list of types. Called with the lock held; returns without it.
+ */
 void kvbm_destroy_dead(struct kvbm_registry *r, uint32_t dead);
 
 #ifdef KVBM_CHECKED
-/** The end of a call, the lock is held: abort if what must hold doesn't (check.c). */
+/** Check at the end of a call, with the lock held: abort if an invariant is broken (check.c). */
 void kvbm_check_call(struct kvbm_registry *r);
 #endif
 
-/** Let the lock go, then destroy what lost its key meanwhile. Every call ends here. */
+/** Release the lock, then destroy the values of keys removed meanwhile. Every call ends here. */
 void kvbm_unlock(struct kvbm_registry *r);
 
 static inline uint32_t kvbm_tag_of(const void *key, size_t len, uint64_t seed)
@@ -174,7 +175,7 @@ static inline uint32_t kvbm_tag_of(const void *key, size_t len, uint64_t seed)
     return (uint32_t)(kv_xxh64(key, len, seed) >> 32);
 }
 
-/** Hash of a key: the table's tag. Keys of 8 bytes are the usual ones. */
+/** Compute the table's tag, a hash of the key. Keys of 8 bytes are the usual ones. */
 static inline uint32_t kvbm_tag(const struct kvbm_registry *r, uint32_t group, const void *key)
 {
     uint64_t seed = r->seed + group;
@@ -211,12 +212,12 @@ static inline void kvbm_prefetch_entry(const struct kvbm_registry *r, uint32_t i
         __builtin_prefetch(e + r->entry_bytes - 1, 1);
 }
 
-/** kvbm_guess in the old table, which there is. */
+/** As kvbm_guess, in the old table, which exists. */
 uint32_t kvbm_guess_old(const struct kvbm_registry *r, uint32_t tag);
 
 /**
- * First entry on the way of @tag whose tag is the same: most likely that of the key, to be fetched.
- * 0: there is none, the key is not in the table.
+ * Return the first entry in probe order with the same tag, most likely that of the key, for a
+ * prefetch. 0: the key is not in the table.
  */
 static inline uint32_t kvbm_guess(const struct kvbm_registry *r, uint32_t tag)
 {
@@ -235,18 +236,18 @@ static inline uint32_t kvbm_guess(const struct kvbm_registry *r, uint32_t tag)
     return KV_UNLIKELY(r->old.buckets != NULL) ? kvbm_guess_old(r, tag) : 0;
 }
 
-/** The entry of a key, 0 when there is none. */
+/** Find the entry of a key; 0 when there is none. */
 uint32_t kvbm_find(const struct kvbm_registry *r, uint32_t group, const void *key, uint32_t tag);
 
 /** Make room for @n more entries, so that kvbm_intern doesn't fail. Returns 0 or -ENOMEM. */
 int kvbm_reserve(struct kvbm_registry *r, size_t n);
 
-/** The entry of a key, made if need be. Needs kvbm_reserve. */
+/** Find or make the entry of a key. Call kvbm_reserve before. */
 uint32_t kvbm_intern(struct kvbm_registry *r, uint32_t group, const void *key, uint32_t tag);
 
 /**
- * One more block names entry @i. It comes after entry @parent (0: first of a sequence), at
- * @position: of several blocks that say so the first is believed.
+ * Count one more block that names entry @i, which follows entry @parent (0: first of a sequence) at
+ * @position. The first block's parent and position stay.
  */
 static inline void kvbm_entry_get(struct kvbm_registry *r, uint32_t i, uint32_t parent,
                                   uint32_t position)
@@ -261,13 +262,15 @@ static inline void kvbm_entry_get(struct kvbm_registry *r, uint32_t i, uint32_t 
         kvbm_entry(r, parent)->n_children++;
 }
 
-/** Free entry @i (0: none) if nothing names it: it was interned in vain. */
+/** Free entry @i (0: none) if no block or child names it: it was interned in vain. */
 void kvbm_entry_drop_unnamed(struct kvbm_registry *r, uint32_t i);
 
-/** One less. Entries that nothing names are freed. */
+/** Drop a block's reference to entry @i. Entries without references are freed. */
 void kvbm_entry_put(struct kvbm_registry *r, uint32_t i);
 
-/** How many entries there may be with @n_blocks more blocks; never fewer than there may be now. */
+/**
+ * Return the upper limit for entries with @n_blocks more blocks; never less than the present limit.
+ */
 uint64_t kvbm_entries_for(const struct kvbm_registry *r, uint64_t n_blocks);
 
 struct kvbm_span {
@@ -276,13 +279,15 @@ struct kvbm_span {
 };
 
 /**
- * Room for the entries of @n_blocks more blocks. @fresh: memory that is new and will be used, to be
- * touched (kvbm_populate) once the lock is let go. Returns 0, -EINVAL (more than can be numbered),
+ * Make room for the entries of @n_blocks more blocks. @fresh: new memory that will be used; touch
+ * it (kvbm_populate) after releasing the lock. Returns 0, -EINVAL (more than can be numbered) or
  * -ENOMEM.
  */
 int kvbm_registry_grow(struct kvbm_registry *r, uint64_t n_blocks, struct kvbm_span fresh[2]);
 
-/** Attachments of an entry that is in no tier any more: to be destroyed (attach.c). */
+/**
+ * Detach the values of an entry that no tier holds any more; they are destroyed later (attach.c).
+ */
 void kvbm_detach_all(struct kvbm_registry *r, struct kvbm_entry *e);
 
 #endif

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * A sequence: one array of tokens, and beside it one of block hashes and one of sequence hashes, as
- * long as there are full blocks. Taking tokens off shortens all three; nothing is hashed twice.
- */
+/* A sequence: an array of tokens, and arrays of the full blocks' local hashes and sequence hashes.
+ * Removing tokens shortens all three; no block is hashed twice. */
 #include <errno.h>
 #include <string.h>
 
@@ -18,7 +16,7 @@ struct kvbm_sequence {
     uint64_t *block_hashes;
     uint64_t *hashes;
     size_t len, n_blocks;
-    size_t capacity; /* tokens; the hashes have capacity / block_size */
+    size_t capacity; /* in tokens; the hash arrays have room for capacity / block_size */
 };
 
 static bool valid(const struct kvbm_sequence_opts *opts)
@@ -58,7 +56,7 @@ void kvbm_sequence_destroy(struct kvbm_sequence *s)
 
 /* ---- growing ---- */
 
-static const uint32_t no_tokens[1]; /* where an array would begin that hasn't been needed yet */
+static const uint32_t no_tokens[1]; /* stands for an empty array */
 
 static int reserve(struct kvbm_sequence *s, size_t len)
 {
@@ -73,7 +71,7 @@ static int reserve(struct kvbm_sequence *s, size_t len)
     while (capacity < len)
         capacity *= 2;
     tokens = reallocarray(s->tokens, capacity, sizeof(*tokens));
-    s->tokens = tokens ? tokens : s->tokens; /* arrays that have grown stay so after a failure */
+    s->tokens = tokens ? tokens : s->tokens; /* keep arrays that have grown, also after a failure */
     block_hashes = reallocarray(s->block_hashes, capacity / s->block_size, sizeof(*block_hashes));
     s->block_hashes = block_hashes ? block_hashes : s->block_hashes;
     hashes = reallocarray(s->hashes, capacity / s->block_size, sizeof(*hashes));
@@ -152,7 +150,7 @@ void kvbm_sequence_clear(struct kvbm_sequence *s)
     kvbm_sequence_truncate(s, 0);
 }
 
-/* ---- looking ---- */
+/* ---- accessors ---- */
 
 size_t kvbm_sequence_len(const struct kvbm_sequence *s)
 {

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * How often keys were used lately: a count-min sketch of 4-bit counters (TinyLFU). A key has four
- * counters in one cache line and its count is the least of them. Counters are halved as time goes
- * by: not all at once every 10 n uses (which would stop the pool for milliseconds), but one word
- * per ten uses.
- */
+/* Frequency of recent uses of keys: a count-min sketch of 4-bit counters (TinyLFU). A key has four
+ * counters in one cache line; its count is the least of them. Counters are halved over time.
+ * Halving all of them every 10 n uses would stop the pool for milliseconds, so every ten uses halve
+ * one word. */
 #ifndef KVBM_BM_SKETCH_H
 #define KVBM_BM_SKETCH_H
 
@@ -17,7 +15,7 @@
 #define KVBM_SKETCH_PERIOD 10 /* uses per key before its count is halved */
 
 struct kvbm_sketch {
-    uint64_t *words; /* n_lines * 8 of 16 counters each; NULL: counts nothing */
+    uint64_t *words; /* n_lines * 8 words of 16 counters; NULL: counts nothing */
     uint32_t n_lines;
     uint32_t uses, next;
     size_t mapped;
@@ -53,7 +51,7 @@ static inline uint32_t kvbm_sketch_count(const struct kvbm_sketch *s, uint32_t t
     const uint64_t *line = kvbm_sketch_line(s, spread);
     uint32_t least = KVBM_SKETCH_MAX;
 
-    for (unsigned i = 0; i < 4; i++) { /* two words each: the four never meet */
+    for (unsigned i = 0; i < 4; i++) { /* each has two words of its own, so the four differ */
         uint32_t bits = (uint32_t)(spread >> (i * 5)) & 31;
         uint32_t count = (uint32_t)(line[2 * i + (bits >> 4)] >> ((bits & 15) * 4)) & 15;
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * Buffers for the tokens of blocks that are being filled: few at any time, so they come in chunks,
- * when first needed, and go round through a list. Numbers start at 1.
- */
+/* Buffers for the tokens of blocks being filled. Few are in use at a time, so they are allocated in
+ * chunks when first needed, and reused through a list. Numbers start at 1. */
 #ifndef KVBM_BM_SLAB_H
 #define KVBM_BM_SLAB_H
 
@@ -16,7 +14,7 @@
 struct kvbm_slab {
     uint32_t **chunks;
     size_t n_chunks, capacity;
-    uint32_t n_words; /* of a buffer */
+    uint32_t n_words; /* words of a buffer */
     uint32_t free;    /* list: a buffer's first word is the next one's number */
     size_t n_free;
 };

@@ -84,9 +84,9 @@ static const struct kv_metric_field families[] = {
 #undef GAUGE
 };
 
-/* One pool of a registry. The rows of a registry are of one moment. */
+/* One pool of a registry. A registry's rows are taken at the same moment. */
 struct row {
-    const char *registry; /* NULL: there is only one, without a name */
+    const char *registry; /* NULL: a single registry without a name */
     char pool[sizeof(((struct kvbm_pool *)0)->name)];
     struct kvbm_pool_stats stats;
 };
@@ -143,7 +143,8 @@ long kvbm_registry_metrics(struct kvbm_registry *r, char *to, size_t cap)
     return len;
 }
 
-/* Two registries of one name would be one series with two values. */
+/* True when all registries have different names: two of one name would be one series with two
+ * values. */
 static bool all_named(const struct kvbm_named_registry *all, size_t n)
 {
     for (size_t i = 0; i < n; i++) {

@@ -9,7 +9,7 @@
 #include "base/log.h"
 
 #define MAX_BYTES (UINT64_C(1) << 62)
-#define NULL_ADDR UINT64_C(0x100000000) /* of storages without memory: as good as any */
+#define NULL_ADDR UINT64_C(0x100000000) /* address of storages without memory: any value serves */
 
 static const char *const names[] = {
     [KVBM_STORAGE_SYSTEM] = "system",     [KVBM_STORAGE_PINNED] = "pinned",
@@ -22,7 +22,7 @@ const char *kvbm_storage_kind_name(enum kvbm_storage_kind kind)
     return kind > 0 && (size_t)kind < KV_COUNT(names) ? names[kind] : "unknown";
 }
 
-/* ---- external and null: nothing to get, nothing to give back ---- */
+/* ---- external and null: no memory to allocate or free ---- */
 
 static int external_open(struct kvbm_storage *storage, const struct kvbm_storage_opts *opts)
 {
@@ -36,7 +36,7 @@ static int external_open(struct kvbm_storage *storage, const struct kvbm_storage
     storage->addr = (uintptr_t)opts->memory;
     storage->device_id = of == KVBM_STORAGE_DEVICE ? opts->device_id : 0;
     if (of == KVBM_STORAGE_DEVICE)
-        storage->ops = &kvbm_storage_external_device; /* which copies, and frees nothing */
+        storage->ops = &kvbm_storage_external_device; /* it copies, and frees nothing */
     return 0;
 }
 
@@ -133,7 +133,7 @@ void kvbm_storage_destroy(struct kvbm_storage *storage)
     free(storage);
 }
 
-/* ---- looking ---- */
+/* ---- accessors ---- */
 
 enum kvbm_storage_kind kvbm_storage_get_kind(const struct kvbm_storage *storage)
 {
@@ -201,7 +201,7 @@ int kvbm_storage_write(struct kvbm_storage *storage, uint64_t offset, const void
 
 /* ---- registrations ---- */
 
-/* Where the pointer to the registration is; the lock is held. */
+/* Find the link that holds the registration. The lock is held. */
 static struct kvbm_registration **find(struct kvbm_storage *storage, const char *name)
 {
     struct kvbm_registration **at = &storage->registrations;
@@ -242,7 +242,7 @@ int kvbm_storage_register(struct kvbm_storage *storage, const char *name,
 
 void *kvbm_storage_registration(const struct kvbm_storage *storage, const char *name)
 {
-    struct kvbm_storage *s = (struct kvbm_storage *)(uintptr_t)storage; /* for its lock */
+    struct kvbm_storage *s = (struct kvbm_storage *)(uintptr_t)storage; /* to use its lock */
     struct kvbm_registration *one;
     void *arg;
 

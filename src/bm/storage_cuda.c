@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Memory that a GPU knows: its own, and host memory locked for it. */
+/* GPU memory, and host memory locked for GPUs. */
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -9,7 +9,8 @@
 #include "cuda.h"
 #include "storage.h"
 
-/* ---- pinned: our own memory, touched by several threads, then locked (faster than cuMemHostAlloc) ---- */
+/* ---- pinned: mapped and touched by several threads, then locked (faster than cuMemHostAlloc)
+ * ---- */
 
 static int pinned_open(struct kvbm_storage *storage, const struct kvbm_storage_opts *opts)
 {
@@ -28,7 +29,7 @@ static int pinned_open(struct kvbm_storage *storage, const struct kvbm_storage_o
             kvbm_storage_system.close(storage);
     }
     kvbm_cuda_leave();
-    storage->device_id = 0; /* host memory: every device's */
+    storage->device_id = 0; /* host memory belongs to every device */
     storage->pinned_by = device;
     return err;
 }

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * Storage in a file. Its blocks are reserved at creation, so that a full disk is an error then and
- * not when a block is written.
- */
+/* Storage in a file. Space is reserved at creation, so that a full disk is reported then and not
+ * when a block is written. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -19,7 +17,7 @@
 
 #define DIRECT_ALIGNMENT 4096
 
-/* ---- making the file ---- */
+/* ---- creating the file ---- */
 
 static const char *directory_of(const struct kvbm_storage_opts *opts)
 {
@@ -48,10 +46,8 @@ static int open_nameless(const char *directory)
     return fd;
 }
 
-/*
- * Open a file; *@made tells that it is new. Refuse one in use by another storage: the two would
- * overwrite each other.
- */
+/* Open a file; *@made: it is new. Refuse a file that another storage uses, as the two would
+ * overwrite each other. */
 static int open_named(const char *path, bool *made)
 {
     int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
@@ -88,7 +84,7 @@ static int disk_open(struct kvbm_storage *storage, const struct kvbm_storage_opt
     bool made = false;
     int err;
 
-    if (opts->direct) /* which takes whole pages, the last one, too */
+    if (opts->direct) /* direct I/O transfers whole pages, also at the end */
         bytes = (bytes + DIRECT_ALIGNMENT - 1) / DIRECT_ALIGNMENT * DIRECT_ALIGNMENT;
     if (opts->path && !opts->keep) {
         storage->path = strdup(opts->path);
@@ -98,7 +94,7 @@ static int disk_open(struct kvbm_storage *storage, const struct kvbm_storage_opt
     storage->fd = opts->path ? open_named(opts->path, &made) : open_nameless(directory_of(opts));
     err = storage->fd < 0 ? storage->fd : kv_room_reserve(storage->fd, bytes, "kvbm");
     if (err < 0) {
-        if (made && err != -EBUSY) /* -EBUSY: another storage has taken it meanwhile */
+        if (made && err != -EBUSY) /* -EBUSY: another storage has locked it meanwhile */
             unlink(opts->path);
         if (storage->fd >= 0)
             close(storage->fd);
@@ -113,7 +109,7 @@ static int disk_open(struct kvbm_storage *storage, const struct kvbm_storage_opt
 static void disk_close(struct kvbm_storage *storage)
 {
     if (storage->path)
-        unlink(storage->path); /* with the lock held: after close() another storage may have it */
+        unlink(storage->path); /* with the lock held: after close() another storage may use it */
     close(storage->fd);
 }
 
@@ -131,7 +127,7 @@ static int transfer(int fd, bool writing, void *memory, size_t len, uint64_t off
             continue;
         if (n < 0)
             return -errno;
-        if (n == 0) /* all of it was reserved: another program has cut the file */
+        if (n == 0) /* all of it was reserved, so another program has cut the file */
             return -EIO;
         at += n;
         offset += (uint64_t)n;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Memory of this process: mapped, perhaps on a NUMA node, perhaps touched by several threads. */
+/* Memory of this process: mapped, optionally bound to a NUMA node and touched by several
+ * threads. */
 #include <errno.h>
 #include <inttypes.h>
 #include <linux/mempolicy.h>
@@ -18,7 +19,7 @@
 
 #define HUGE_PAGE ((size_t)2 << 20)
 #define MAX_THREADS 64
-#define SLICE ((size_t)16 << 20) /* what a thread touches before it asks for more */
+#define SLICE ((size_t)16 << 20) /* bytes that a thread touches before it takes more */
 
 /* ---- first touch ---- */
 
@@ -59,9 +60,10 @@ void kvbm_first_touch(void *memory, size_t len, uint32_t n_threads)
         pthread_join(threads[--n], NULL);
 }
 
-/* ---- NUMA: one system call, not worth a library ---- */
+/* ---- NUMA: one system call, so no library ---- */
 
-/* False for a NUMA node that doesn't exist. Where the kernel doesn't say, only the first does. */
+/* False for a NUMA node that doesn't exist. Without information from the kernel only node 0
+ * does. */
 static bool node_exists(uint32_t node)
 {
     char path[64];

@@ -7,9 +7,10 @@
  *   │ tag 0 │  …  │ tag 7 │ entry 0 │  …  │ entry 7 │    entry 0: the cell is empty
  *   └───────┴─ ─ ─┴───────┴─────────┴─ ─ ─┴─────────┘
  *
- * The upper bits of a tag say which bucket is its home. Who finds that full goes to the next one,
- * and around the end; so a search goes on from a full bucket and ends at one that isn't. At half
- * load that is the first one, most often, and no branch depends on where in it a key lies.
+ * The upper bits of a tag are the number of its home bucket. An entry whose home is full goes to
+ * the next bucket, and around the end. So a search continues behind a full bucket and ends at one
+ * that isn't full. At half load that is mostly the first one, and no branch depends on the cell of
+ * a key.
  */
 #ifndef KVBM_BM_TABLE_H
 #define KVBM_BM_TABLE_H
@@ -28,7 +29,7 @@ struct kvbm_bucket {
 };
 _Static_assert(sizeof(struct kvbm_bucket) == 64, "a cache line");
 
-/** Bit i: words[i] is @value. @words: of a bucket. */
+/** Return bit i set where words[i] is @value, for the words of a bucket. */
 static inline uint32_t kvbm_bucket_match(const uint32_t words[KVBM_BUCKET], uint32_t value)
 {
 #ifdef __SSE2__
@@ -48,7 +49,10 @@ static inline uint32_t kvbm_bucket_match(const uint32_t words[KVBM_BUCKET], uint
 #endif
 }
 
-/** Bit i: cell i is empty. None: who looks for what isn't there goes on to the next bucket. */
+/**
+ * Return bit i set where cell i is empty. 0: a search for an absent key continues in the next
+ * bucket.
+ */
 static inline uint32_t kvbm_bucket_empty(const struct kvbm_bucket *bucket)
 {
     return kvbm_bucket_match(bucket->entry, 0);
