@@ -42,7 +42,7 @@ static void put_len(struct rds_batch *batch, size_t len)
     kv_buf_puts(&batch->text, "\r\n");
 }
 
-/* The command's head ends where the text now does. */
+/* Let the command's head end where the text now does. */
 static void extend(struct rds_batch *batch)
 {
     struct rds_cmd *cmd = &batch->cmds[batch->n - 1];
@@ -98,7 +98,7 @@ void rds_batch_payload(struct rds_batch *batch, const void *data, size_t len)
     cmd->payload_len = len;
 }
 
-/* -- as bytes on the wire ---------------------------------------------------------------------- */
+/* -- bytes on the wire ------------------------------------------------------------------------- */
 
 int rds_batch_pieces(const struct rds_batch *batch, size_t i, size_t offset, struct iovec *iov,
                      int max)

@@ -19,7 +19,7 @@
 
 void rds_conn_close(struct rds_conn *conn)
 {
-    SSL_free(conn->ssl); /* without a farewell: that could block */
+    SSL_free(conn->ssl); /* without a TLS close alert: sending it could block */
     if (conn->fd >= 0)
         close(conn->fd);
     resp_fini(&conn->parser);
@@ -72,7 +72,7 @@ static int open_unix(struct rds_conn *conn, const char *path, uint64_t deadline_
     return connect_to(conn, (const struct sockaddr *)&addr, sizeof(addr), deadline_ns);
 }
 
-/* Connect to the first of @found that answers. */
+/* Connect to the first address of @found that answers. */
 static int connect_any(struct rds_conn *conn, const struct kv_addresses *found, const char *port,
                        uint64_t deadline_ns)
 {
@@ -93,7 +93,7 @@ static int connect_any(struct rds_conn *conn, const struct kv_addresses *found, 
     return err;
 }
 
-/* A name is resolved by a thread that may outlast the deadline (base/resolve.h). */
+/* Resolve and connect. A thread resolves names, and may outlast the deadline (base/resolve.h). */
 static int open_tcp(struct rds_conn *conn, const struct rds_address *address, uint64_t deadline_ns,
                     struct kv_error *error)
 {
@@ -194,7 +194,7 @@ ssize_t rds_conn_send(struct rds_conn *conn, const struct iovec *iov, int n)
     return sent;
 }
 
-/* Into the payload that is arriving and, behind it, the buffer. */
+/* Receive into the payload that is arriving and, behind it, into the buffer. */
 static ssize_t receive(struct rds_conn *conn, void *direct, size_t direct_len)
 {
     struct iovec iov[2] = {{direct, direct_len}, {conn->in, IN_SIZE}};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * One connection to a server: non-blocking, TCP, TLS or a unix socket. Requests are sent from where
- * they lie, payloads received where they stay. Not thread-safe.
+ * One connection to a server: non-blocking, TCP, TLS or a unix socket. Requests are sent from, and
+ * payloads received into, their own memory without a copy. Not thread-safe.
  */
 #ifndef KV_REDIS_CONN_H
 #define KV_REDIS_CONN_H
@@ -14,11 +14,11 @@
 struct rds_conn {
     int fd; /* -1: closed */
     SSL *ssl;
-    short extra; /* poll events that TLS waits for beyond what was asked */
+    short extra; /* poll events that TLS needs besides those asked for */
     struct resp_parser parser;
     char *in; /* received, not parsed yet */
     size_t in_pos, in_len;
-    uint64_t sent, received; /* bytes */
+    uint64_t sent, received; /* in bytes */
 };
 
 #define RDS_CONN_INIT \
@@ -26,21 +26,26 @@ struct rds_conn {
         .fd = -1      \
     }
 
-/** @path: of a unix socket, or "". @tls may be NULL. 0, or a negative errno with @error. */
+/**
+ * Connect. @path: of a unix socket, or "". @tls may be NULL. Returns 0, or a negative errno with
+ * @error.
+ */
 int rds_conn_open(struct rds_conn *conn, const struct rds_address *address, const char *path,
                   struct rds_tls *tls, uint64_t deadline_ns, struct kv_error *error);
 void rds_conn_close(struct rds_conn *conn);
 
-/** Bytes taken (0: none now) or a negative errno. */
+/**
+ * Send what the socket takes now. Returns the number of bytes (0: none now) or a negative errno.
+ */
 ssize_t rds_conn_send(struct rds_conn *conn, const struct iovec *iov, int n);
 
-/** 1: a reply, in *ret; 0: none yet; -ECONNRESET, -EPROTO, ... */
+/** Receive. Returns 1: a reply, in *ret; 0: none yet; -ECONNRESET, -EPROTO, ... */
 int rds_conn_recv(struct rds_conn *conn, struct resp_value *ret);
 
-/** Wait until @events or the deadline: 0 or -ETIMEDOUT. */
+/** Wait for @events until the deadline. Returns 0 or -ETIMEDOUT. */
 int rds_conn_wait(struct rds_conn *conn, short events, uint64_t deadline_ns);
 
-/** Send @len bytes and await @n replies: for the few words when a connection begins. */
+/** Send @len bytes and wait for @n replies, for the first commands of a connection. */
 int rds_conn_talk(struct rds_conn *conn, const char *data, size_t len, struct resp_value *ret,
                   size_t n, uint64_t deadline_ns);
 

@@ -21,7 +21,7 @@ static struct rds_slab *slab_create(size_t len)
         free(slab);
         return NULL;
     }
-    madvise(slab->base, slab->size, MADV_HUGEPAGE); /* a wish */
+    madvise(slab->base, slab->size, MADV_HUGEPAGE); /* a hint to the kernel */
     return slab;
 }
 
@@ -50,7 +50,7 @@ void rds_arena_give(struct rds_arena *arena, struct rds_slab *slab)
         return;
     slab->used = 0;
     if (slab == arena->slabs && slab->size == SLAB_SIZE)
-        return; /* for the next save */
+        return; /* keep the slab for the next save */
     while (*at != slab)
         at = &(*at)->next;
     *at = slab->next;
@@ -74,7 +74,7 @@ static size_t bucket_of(const struct rds_table *table, const void *hash, size_t 
     return (size_t)kv_xxh64(hash, hash_len, 0) & (table->n_buckets - 1);
 }
 
-/* Where the entry hangs, or would. */
+/* Return the link to the entry, or where it would be inserted. */
 static struct rds_entry **find(const struct rds_table *table, const void *hash, size_t hash_len)
 {
     struct rds_entry **at = &table->buckets[bucket_of(table, hash, hash_len)];

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
  * Chunks that a handle knows: those of the save in progress with their bytes, prefetched ones, and
- * keys known to be on the server. A hash table with chaining; not thread-safe.
+ * keys known to be on the server. A chained hash table; not thread-safe.
  */
 #ifndef KV_REDIS_ENTRY_H
 #define KV_REDIS_ENTRY_H
@@ -11,19 +11,19 @@
 #include <stdint.h>
 
 #define RDS_MAX_HASH 255
-/* Behind every stored value: 8 bytes that name the format, the length of the content (64 bits,
- * little endian), and XXH3-128 of the content seeded with XXH3-64 of the chunk's or manifest's name
- * (canonical). Before that, in a chunk: when it was last used, 8 hexadecimal digits of seconds
- * since 1970 by the server's clock, which the server rewrites in place. docs/formats.md. */
+/* Trailer of every stored value (docs/formats.md): 8 bytes that name the format, the length of the
+ * content (64 bits, little endian), and XXH3-128 of the content, seeded with XXH3-64 of the chunk's
+ * or manifest's name (canonical). A chunk has its time of last use in front of that: 8 hexadecimal
+ * digits, seconds since 1970 by the server's clock, which the server rewrites in place. */
 #define RDS_TRAILER 32
-#define RDS_MAGIC "KVASIRv1" /* manifests; chunks of former writers, without a stamp */
+#define RDS_MAGIC "KVASIRv1" /* of manifests, and of older chunks without a time of use */
 #define RDS_STAMP 8
 #define RDS_CHUNK_TRAILER (RDS_STAMP + RDS_TRAILER)
 #define RDS_CHUNK_MAGIC "KVASIRv2"
 
 /**
- * Memory for the puts of a save: large pieces of huge pages, for a first touch of each 4 KiB costs
- * more than copying them. A piece goes when no value lies in it any more; one is kept.
+ * Memory for a save's puts: large pieces of huge pages, since first touches of 4 KiB pages cost
+ * more than copying the bytes. A piece without values is freed; one is kept.
  */
 struct rds_slab {
     struct rds_slab *next;
@@ -32,26 +32,27 @@ struct rds_slab {
 };
 
 struct rds_arena {
-    struct rds_slab *slabs; /* the one being filled first */
+    struct rds_slab *slabs; /* the one being filled comes first */
 };
 
-/** Room for @len bytes, in *ret_slab; NULL: out of memory. */
+/** Allocate @len bytes; their slab is *ret_slab. Returns NULL when out of memory. */
 char *rds_arena_take(struct rds_arena *arena, size_t len, struct rds_slab **ret_slab);
-/** A value of @slab is no longer needed. */
+/** Free one value of @slab. */
 void rds_arena_give(struct rds_arena *arena, struct rds_slab *slab);
 void rds_arena_fini(struct rds_arena *arena);
 
 struct rds_entry {
     struct rds_entry *next;
-    char *value;           /* content and trailer; NULL: only the name is known */
-    struct rds_slab *slab; /* where value lies; NULL: it is malloc'd */
-    size_t len;            /* of value */
-    bool ref;              /* of the save in progress */
-    bool known;            /* was on the server when last heard of */
-    bool bad;              /* is damaged there and can't be removed: to be sent again */
-    bool gone;             /* of the save in progress: sent, dropped here, and not there any more */
-    uint64_t by;           /* number of the one thread that put it for the save; 0: several did */
-    uint64_t put_s;        /* time of its last put, monotonic */
+    char *value;           /* content and trailer; NULL: only the key is known */
+    struct rds_slab *slab; /* slab that holds value; NULL: malloc'd */
+    size_t len;            /* length of value */
+    bool ref;              /* belongs to the save in progress */
+    bool known;            /* was on the server at the last answer */
+    bool bad;              /* damaged on the server and can't be removed: send again */
+    /* of the save in progress: sent, dropped from memory, and then lost by the server */
+    bool gone;
+    uint64_t by;    /* number of the only thread that put it for the save; 0: several did */
+    uint64_t put_s; /* monotonic time of its last put */
     uint8_t hash_len;
     uint8_t hash[];
 };
@@ -62,9 +63,9 @@ struct rds_table {
 };
 
 struct rds_entry *rds_table_find(const struct rds_table *table, const void *hash, size_t hash_len);
-/** The entry, made when there is none; NULL: out of memory. */
+/** Find or make an entry. Returns NULL when out of memory. */
 struct rds_entry *rds_table_add(struct rds_table *table, const void *hash, size_t hash_len);
-/** Remove and free the entries that @drop says; NULL: all. */
+/** Remove and free the entries for which @drop returns true; NULL: all. */
 void rds_table_purge(struct rds_table *table, bool (*drop)(const struct rds_entry *entry));
 void rds_table_remove(struct rds_table *table, const void *hash, size_t hash_len);
 
@@ -75,17 +76,19 @@ void rds_seal_chunk(char *value, size_t len, const void *hash, size_t hash_len);
 /** Set the time of use of a sealed chunk, @len bytes with its trailer, to @now_s. */
 void rds_stamp(char *value, size_t len, uint64_t now_s);
 /**
- * Whether @value of @len bytes is what was sealed under that name; then also its content's length.
+ * Verify that @value of @len bytes was sealed under that name. Returns the content's length in
+ * @ret_len.
  */
 bool rds_verify(const char *value, size_t len, const void *name, size_t name_len, size_t *ret_len);
 /**
- * Whether what ends like @tail (at least its last RDS_CHUNK_TRAILER bytes) is a chunk's value with
- * a stamp, and which.
+ * Read the time of use of a chunk's value from @tail, at least its last RDS_CHUNK_TRAILER bytes.
+ * False when the value has none.
  */
 bool rds_stamp_of(const char *tail, size_t len, uint64_t *ret_s);
 
 /**
- * Whether a save would take it for present: its last RDS_CHUNK_TRAILER bytes are those of a chunk.
+ * True when a save would take the value for present: its last RDS_CHUNK_TRAILER bytes are a
+ * chunk's.
  */
 bool rds_ends_like_ours(const char *value, size_t len);
 

@@ -14,7 +14,7 @@ static int unlock(kv_store_v1 *self, int rc)
     return rc;
 }
 
-/* One command per chunk: @word KEY [@tail ...]. */
+/* Add one command per chunk: @word KEY [@tail ...]. */
 static void add_each(kv_store_v1 *self, struct rds_batch *batch, const char *word,
                      const uint8_t *hash, size_t hash_len, const char *from, const char *to)
 {
@@ -154,7 +154,7 @@ static int delete_chunk(kv_store_v1 *self, const uint8_t *hash, size_t hash_len)
     add_each(self, &batch, "DEL", hash, hash_len, NULL, NULL);
     lock(self);
     entry = rds_table_find(&self->table, hash, hash_len);
-    if (entry && !entry->ref) { /* a save in progress sends it again */
+    if (entry && !entry->ref) { /* the save in progress sends it again */
         self->cached -= entry->value ? entry->len : 0;
         rds_table_remove(&self->table, hash, hash_len);
     }
@@ -193,7 +193,7 @@ static int flush(kv_store_v1 *self)
     return unlock(self, self->n_refs > 0 ? rds_publish(self, NULL, NULL, 0) : 0);
 }
 
-/* -- figures ----------------------------------------------------------------------------------- */
+/* -- statistics -------------------------------------------------------------------------------- */
 
 static int stats(kv_store_v1 *self, kv_store_stats *ret)
 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Chunks from the server, from what was prefetched, and from the save in progress. */
+/* Getting chunks: from the server, from prefetched values, and from the save in progress. */
 #include "base/log.h"
 #include "redis/scripts.h"
 #include "redis/store.h"
@@ -54,7 +54,8 @@ void rds_drop_bad(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, const
     pthread_mutex_unlock(&self->lock);
 }
 
-/* The bytes if the handle has them: 1, a copy or a prefetched value; 0: not here; -ENOMEM. */
+/* Take the bytes if the handle has them: a copy, or a prefetched value. Returns 1; 0: not here;
+ * -ENOMEM. */
 static int take_local(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, char **ret,
                       size_t *ret_len)
 {
@@ -75,7 +76,7 @@ static int take_local(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, c
     return 1;
 }
 
-/* The value of one key: 0, -ENOENT, or another error. */
+/* Get the value of one key. Returns 0, -ENOENT, or another error. */
 int rds_get_value(kv_store_v1 *self, const char *key, size_t key_len, char **ret, size_t *ret_len)
 {
     struct rds_batch batch = {0};
@@ -100,7 +101,7 @@ int rds_get_value(kv_store_v1 *self, const char *key, size_t key_len, char **ret
     return err;
 }
 
-/* A chunk that verified is there: a put of it is a hit. */
+/* Note that the server has a verified chunk, so that a put of it is a hit. */
 static void note_known(kv_store_v1 *self, const uint8_t *hash, size_t hash_len)
 {
     struct rds_entry *entry;
@@ -198,7 +199,7 @@ static bool cached_value(const struct rds_entry *entry)
     return !entry->ref && entry->value;
 }
 
-/* Keep what arrived, up to the limit; older prefetches make room first. */
+/* Keep a prefetched value, up to the limit. Values of older prefetches are dropped first. */
 static void keep(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, struct resp_value *reply)
 {
     struct rds_entry *entry;
@@ -213,7 +214,7 @@ static void keep(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, struct
     self->cached += entry->len;
 }
 
-/* Returns 1 when there was no more room. */
+/* Prefetch one batch. Returns 1 when there was no more room. */
 static int prefetch_some(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n)
 {
     uint64_t room = self->net.uri.cache_bytes - self->cached;
@@ -242,7 +243,8 @@ static int prefetch_some(kv_store_v1 *self, const uint8_t *hashes, size_t hash_l
     return err < 0 ? err : skipped;
 }
 
-/* How many to ask for at once: what wouldn't fit comes over the wire for nothing. */
+/* Number of chunks to ask for at once: a value beyond the limit would be transferred and
+ * dropped. */
 static size_t window(const kv_store_v1 *self)
 {
     uint64_t room = self->net.uri.cache_bytes - self->cached;
@@ -258,14 +260,15 @@ int rds_prefetch_chunks(kv_store_v1 *self, const uint8_t *hashes, size_t hash_le
     if (rc < 0)
         return rds_failed(self, rc);
     pthread_mutex_lock(&self->lock);
-    if (self->cached > self->net.uri.cache_bytes / 2) { /* not taken by earlier restores */
+    /* values that earlier restores did not take */
+    if (self->cached > self->net.uri.cache_bytes / 2) {
         rds_table_purge(&self->table, cached_value);
         self->cached = 0;
     }
     for (size_t done = 0, some; rc == 0 && done < n; done += some) {
         some = KV_MIN(n - done, window(self));
         if (some == 0)
-            break; /* the rest is fetched one by one */
+            break; /* gets fetch the rest one by one */
         rc = prefetch_some(self, hashes + done * hash_len, hash_len, some);
     }
     pthread_mutex_unlock(&self->lock);

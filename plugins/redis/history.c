@@ -3,7 +3,7 @@
 
 #include "base/error.h"
 
-/* The @i-th of those that are remembered, the oldest first. */
+/* Return the index of the @i-th publication remembered, the oldest first. */
 static size_t place(const struct rds_history *history, size_t i)
 {
     return (history->first + i) % KV_HISTORY_PUBLICATIONS;

@@ -14,20 +14,23 @@
 
 struct rds_published {
     pthread_t by;
-    bool opaque;        /* the manifest's format isn't ours */
+    bool opaque;        /* the manifest isn't of our own format */
     struct kv_buf keys; /* length byte and key of each chunk */
 };
 
 struct rds_history {
-    struct rds_published of[KV_HISTORY_PUBLICATIONS]; /* a ring */
+    struct rds_published of[KV_HISTORY_PUBLICATIONS]; /* ring buffer */
     size_t first, n, bytes;
 };
 
-/** The calling thread published these; out of memory, they are forgotten. */
+/** Note a publication of the calling thread. Without memory its chunks are forgotten. */
 void rds_history_note(struct rds_history *history, struct rds_entry *const *refs, size_t n,
                       bool opaque);
 
-/** Append the keys that the calling thread's manifest of unknown format may need besides. */
+/**
+ * Append the keys that the calling thread's manifest of unknown format may need besides pending
+ * ones.
+ */
 void rds_history_needed(const struct rds_history *history, struct kv_buf *ret);
 
 void rds_history_fini(struct rds_history *history);

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Listings: names by SCAN, and the chunks that a manifest may need by SSCAN. */
+/* Listings: names by SCAN, and by SSCAN the chunks that a manifest may need. */
 #include "base/log.h"
 #include "redis/scan.h"
 #include "redis/store.h"
 
 #define SCAN_COUNT 1000
-#define MAX_LISTED ((size_t)16 << 20) /* names held for one listing */
+#define MAX_LISTED ((size_t)16 << 20) /* bytes of names held for one listing */
 
 /* -- names ------------------------------------------------------------------------------------- */
 
-/* Names without prefix and kind, each with its length before it. */
+/* Names without prefix and kind, each preceded by its length. */
 struct names {
     struct kv_buf text;
-    char **each; /* into text; NUL-terminated there */
+    char **each; /* into text, NUL-terminated */
     size_t n;
 };
 
@@ -27,7 +27,7 @@ static int compare(const void *a, const void *b)
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-/* In order, each once: SCAN may tell a name twice. */
+/* Sort the names and remove repetitions: SCAN may return a name twice. */
 static int names_finish(struct names *names)
 {
     size_t kept = 0;
@@ -48,7 +48,7 @@ static int names_finish(struct names *names)
     return 0;
 }
 
-/* The prefix as a pattern that matches only itself, then "kind:" and anything. */
+/* Write a pattern: the prefix, matching only itself, "kind:", and anything. */
 static void put_pattern(const kv_store_v1 *self, char kind, struct kv_buf *pattern)
 {
     for (const char *p = self->net.uri.prefix; *p; p++) {
@@ -62,11 +62,9 @@ static void put_pattern(const kv_store_v1 *self, char kind, struct kv_buf *patte
 
 /* -- pages ------------------------------------------------------------------------------------- */
 
-/*
- * One page: the command in @batch was SCAN or SSCAN at @scan's cursor. What is longer than @skip
- * is noted without its first @skip bytes. Returns 1 when it was the last page. The lock is taken
- * for each, so that a long listing doesn't stop other calls.
- */
+/* Run one page: @batch holds SCAN or SSCAN with @scan's cursor. Names longer than @skip are noted
+ * without their first @skip bytes. Returns 1 after the last page. Takes the lock for one page only,
+ * so that a long listing doesn't block other calls. */
 static int take_page(kv_store_v1 *self, struct rds_batch *batch, struct rds_scan *scan, size_t skip,
                      struct names *names)
 {
@@ -88,7 +86,7 @@ static int take_page(kv_store_v1 *self, struct rds_batch *batch, struct rds_scan
 
         if (key->type != RESP_BULK || key->len < skip || key->len >= RDS_KEY_SIZE ||
             memchr(key->str, '\0', key->len))
-            continue; /* somebody else's */
+            continue; /* another program's key */
         kv_buf_append(&names->text, key->str + skip, key->len - skip + 1);
         if (++names->n > MAX_LISTED)
             return -E2BIG;
@@ -144,11 +142,9 @@ static int scan_nodes(kv_store_v1 *self, const struct kv_buf *pattern, struct na
     return err;
 }
 
-/*
- * A key that moves from a node that is yet to be asked to one that was is passed over. It moves but
- * once, so a second pass sees it. No manifest may be missed: collections go by them; of chunks, one
- * that is stays.
- */
+/* List all names of a kind. A pass misses a key that moves from a node not yet asked to one that
+ * was. It moves only once, so a second pass finds it. Manifests need that pass, since a collection
+ * deletes by them; a missed chunk merely stays. */
 static int list(kv_store_v1 *self, char kind, struct names *names)
 {
     struct kv_buf pattern = KV_BUF_INIT;
@@ -173,7 +169,7 @@ int rds_each_name(kv_store_v1 *self, char kind, rds_name_fn each, void *arg)
     return rc;
 }
 
-/* -- of the extensions ------------------------------------------------------------------------- */
+/* -- calls of the extension table -------------------------------------------------------------- */
 
 struct visit {
     kv_store_each_fn each;
@@ -233,10 +229,8 @@ int rds_list_chunks(kv_store_v1 *self, kv_store_each_fn each, void *arg)
     return rds_each_name(self, 'c', visit_chunk, &visit);
 }
 
-/*
- * Former writers noted only the last publication's chunks, under "r:": what the ones before needed
- * isn't known, and a part is worse than nothing. 1: such a note is there.
- */
+/* Return 1 when a note under "r:" exists. Older versions wrote it, with only the last publication's
+ * chunks, so the list is incomplete and can't be used. */
 static int noted_in_part(kv_store_v1 *self, const char *name)
 {
     struct rds_batch batch = {0};
@@ -256,8 +250,8 @@ static int noted_in_part(kv_store_v1 *self, const char *name)
     return rc;
 }
 
-/* The set that publications add to: hex of the keys, and an empty name from the first of them
- * on. */
+/* List the set that publications add to: hex of keys, and an empty name since the first
+ * publication. */
 static int scan_refs(kv_store_v1 *self, const char *name, struct names *names)
 {
     struct rds_scan scan;

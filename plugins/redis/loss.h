@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Chunks that a full server refused and the handle dropped: which threads must still learn of it.
+ * Threads that must still learn of a loss: a full server refused chunks, and the handle dropped
+ * them.
  *
- * A publication takes the chunks of every thread, so any thread may publish for the one that lost
- * chunks. After a loss these publications fail, once for each thread:
+ * A publication includes the chunks of every thread, so any thread may publish for the one whose
+ * chunks were dropped. After a loss these publications fail, once for each thread:
  *
  *  - the next one, whichever thread makes it;
  *  - those of the threads that put the dropped chunks;
@@ -24,7 +25,7 @@
 struct rds_loss {
     uint64_t losers[RDS_MAX_LOSERS]; /* numbers of threads that put dropped chunks */
     size_t n_losers;
-    bool unknown;       /* more threads did; the loss is never over */
+    bool unknown;       /* further threads did, so the loss never ends */
     struct kv_buf told; /* uint64_t each: threads whose publications failed since the latest drop */
     uint64_t newest;    /* threads up to this number had used the plugin */
 };
@@ -32,7 +33,7 @@ struct rds_loss {
 /** Note a dropped chunk. @by: number of the thread that put it, 0: unknown; @newest: see above. */
 void rds_loss_note(struct rds_loss *loss, uint64_t by, uint64_t newest);
 
-/** Whether this publication of thread @by must fail. Without memory, its next one fails, too. */
+/** True when this publication of thread @by must fail. Without memory its next one fails, too. */
 bool rds_loss_tell(struct rds_loss *loss, uint64_t by);
 
 void rds_loss_fini(struct rds_loss *loss);

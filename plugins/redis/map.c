@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A cluster's table of who has which slot: asked for, and mended by redirections. */
+/* The slot map of a cluster: read from the nodes, and corrected by redirections. */
 #include <stdio.h>
 #include <time.h>
 
@@ -9,7 +9,7 @@
 
 #define ASK_AGAIN_NS (100 * KV_NS_PER_MS)
 
-/* One row of CLUSTER SLOTS: first, last, [host, port, ...], replicas. */
+/* Read one row of CLUSTER SLOTS: first, last, [host, port, ...], replicas. */
 static int take_range(struct rds_net *net, const struct rds_node *teller,
                       const struct resp_value *v)
 {
@@ -24,14 +24,14 @@ static int take_range(struct rds_net *net, const struct rds_node *teller,
     if (v->items[0].num < 0 || v->items[1].num >= RDS_N_SLOTS || owner->n < 2 ||
         owner->items[1].type != RESP_INT || owner->items[1].num < 1 || owner->items[1].num > 65535)
         return -EPROTO;
-    /* No name: where the answer comes from. */
+    /* an empty host means the answering node */
     host = owner->items[0].type == RESP_BULK && owner->items[0].len > 0 ? owner->items[0].str
                                                                         : teller->at.host;
     node = rds_find_node(net, host, (unsigned)owner->items[1].num);
     if (node < 0)
         return node;
     for (int64_t slot = v->items[0].num; slot <= v->items[1].num; slot++)
-        if (net->slots[slot] < 0) /* else whom we asked before knew */
+        if (net->slots[slot] < 0) /* an earlier answer is kept */
             net->slots[slot] = (int16_t)node;
     return 0;
 }
@@ -76,14 +76,12 @@ uint64_t rds_share_of(uint64_t deadline_ns, size_t n)
     return now >= deadline_ns || n == 0 ? deadline_ns : now + (deadline_ns - now) / n;
 }
 
-/*
- * One node after the other, those first that we are connected to, until the map has no holes: a
- * node that was cut off, or just joined, may know a part only. Dead ones have their share of the
- * time and no more, so that the last of many is still asked.
- */
+/* Ask one node after the other, connected ones first, until the map has no holes: a node that was
+ * cut off, or just joined, may know only a part. A node that doesn't answer uses only its share of
+ * the time, so that the last of many is still asked. */
 int rds_refresh_map(struct rds_net *net, uint64_t deadline_ns)
 {
-    size_t n = net->n_nodes, left = n; /* asking makes more */
+    size_t n = net->n_nodes, left = n; /* asking adds nodes */
     bool asked[RDS_MAX_NODES] = {false}, any = false;
     int err = -EHOSTUNREACH;
 
@@ -102,11 +100,11 @@ int rds_refresh_map(struct rds_net *net, uint64_t deadline_ns)
                 return 0;
             }
         }
-    net->mapped = any; /* for commands to slots that it has; the others ask again */
+    net->mapped = any; /* valid for slots that it has; commands to other slots ask again */
     return any ? 0 : err;
 }
 
-/* All of the map, or as long as a call may take. */
+/* Fill the whole map, within the time of one call. */
 static int whole_map(struct rds_net *net)
 {
     uint64_t now = kv_now_ns(), deadline = now + net->uri.timeout_ms * KV_NS_PER_MS;
@@ -152,7 +150,7 @@ int rds_net_owners(struct rds_net *net, int16_t *ret, size_t *ret_n)
     return 0;
 }
 
-/* MOVED slot host:port, ASK slot host:port. */
+/* Parse "MOVED slot host:port" or "ASK slot host:port" and redirect the command. */
 int rds_redirect(struct rds_net *net, struct rds_node *from, struct rds_cmd *cmd)
 {
     bool ask = rds_reply_is(&cmd->reply, "ASK ");

@@ -73,7 +73,7 @@ int rds_find_node(struct rds_net *net, const char *host, unsigned port)
     return (int)net->n_nodes++;
 }
 
-/* A copy of what the environment says; NULL: nothing. It may change while the handle lives. */
+/* Copy a secret from the environment, which may change while the handle lives. *ret NULL: unset. */
 static int copy_secret(const char *text, char **ret)
 {
     *ret = text && text[0] ? strdup(text) : NULL;
@@ -115,7 +115,7 @@ void rds_net_fini(struct rds_net *net)
     memset(net, 0, sizeof(*net));
 }
 
-/* -- a connection's first words ---------------------------------------------------------------- */
+/* -- greeting a server ------------------------------------------------------------------------- */
 
 static int check_greeting(struct rds_net *net, const struct rds_batch *batch)
 {
@@ -126,7 +126,7 @@ static int check_greeting(struct rds_net *net, const struct rds_batch *batch)
             continue;
         if (rds_reply_is(reply, "LOADING") || rds_reply_is(reply, "MASTERDOWN"))
             return kv_fail(&net->error, -EAGAIN, 0, "%.100s", reply->str);
-        /* The first word only: some servers repeat the arguments, the password among them. */
+        /* Show the first word only: some servers repeat the arguments, with the password. */
         if (reply->type == RESP_ERROR)
             return kv_fail(&net->error, -EACCES, 0, "%.*s in reply to AUTH or SELECT",
                            (int)KV_MIN(strcspn(reply->str, " "), (size_t)40), reply->str);
@@ -168,7 +168,7 @@ static int greet(struct rds_net *net, struct rds_node *node, uint64_t deadline_n
     if (err == 0)
         err = check_greeting(net, &batch);
     if (batch.text.data)
-        explicit_bzero(batch.text.data, batch.text.len); /* the password */
+        explicit_bzero(batch.text.data, batch.text.len); /* the text has the password */
     rds_batch_fini(&batch);
     return err;
 }

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * The servers behind a handle: one, or the nodes of a cluster with the table of who has which slot.
- * rds_net_run takes a batch to them and brings every reply back, over reconnects (all our commands
- * may be repeated), redirections and moments in which a server isn't ready.
+ * The servers behind a handle: one, or a cluster's nodes with the map of slots. rds_net_run sends a
+ * batch to them and collects every reply. It handles reconnects (all commands may be repeated),
+ * redirections, and servers that are not ready for a moment.
  *
- * Time: a call gives up when nothing has moved for timeout_ms, when less than 64 KiB/s have moved
- * beyond timeout_ms, or when no server could be had for timeout_ms: all of them together, for each
- * has but its share of what is left. After that the servers count as
- * down: for a moment (100 ms, doubling to 1 s) calls fail at once, and then have one try each until
- * one succeeds, so that a dead server doesn't cost its timeout again and again.
+ * Time: a call gives up in three cases: no byte has moved for timeout_ms; less than 64 KiB/s have
+ * moved beyond timeout_ms; no server could be reached for timeout_ms (all servers together, as each
+ * gets only its share of the time left). After that the servers count as down: for 100 ms, doubling
+ * to 1 s, calls fail at once. Then each call makes one try until one succeeds, so that a dead
+ * server doesn't cost its timeout again and again.
  *
- * Not thread-safe: the handle's lock is held.
+ * Not thread-safe: call with the handle's lock.
  */
 #ifndef KV_REDIS_NODES_H
 #define KV_REDIS_NODES_H
@@ -24,25 +24,25 @@
 struct rds_node {
     struct rds_address at;
     struct rds_conn conn;
-    uint64_t line; /* the number of the connection, from 1 */
+    uint64_t line; /* number of the connection, from 1 */
     size_t *queue; /* commands of this round, by number */
     size_t n_queue, queue_capacity;
-    size_t n_sent, sent_offset; /* whole commands; bytes of the next one */
+    size_t n_sent, sent_offset; /* whole commands sent; bytes sent of the next one */
     size_t n_got;
-    int error; /* why this round ended early here */
+    int error; /* error that ended this round for the node */
 };
 
 struct rds_net {
     struct rds_uri uri;
-    char *user, *password; /* NULL: none; copies, wiped in the end */
+    char *user, *password; /* NULL: none; copies, wiped at the end */
     struct rds_tls *tls;
     struct rds_node *nodes[RDS_MAX_NODES]; /* the first ones are the URI's seeds */
     size_t n_nodes;
     int16_t slots[RDS_N_SLOTS];
-    bool mapped;       /* slots are filled, though maybe with holes */
-    bool stuck;        /* the last round ended since nothing moved for timeout_ms */
-    bool down;         /* the last call failed for want of a server */
-    uint64_t retry_ns; /* not before, when down */
+    bool mapped;       /* slots are filled, possibly with holes */
+    bool stuck;        /* the last round ended because no byte moved for timeout_ms */
+    bool down;         /* the last call found no server */
+    uint64_t retry_ns; /* when down: time of the next try */
     uint64_t pause_ns;
     struct kv_error error; /* the last problem, in words */
     uint64_t round_trips, sent, received, n_lines;
@@ -51,39 +51,47 @@ struct rds_net {
 int rds_net_init(struct rds_net *net, const struct rds_uri *uri, struct kv_error *error);
 void rds_net_fini(struct rds_net *net);
 
-/** 0: every command has its reply (which may be an error's); else a negative errno, logged. */
+/**
+ * Run a batch. Returns 0 when every command has its reply (which may be an error reply); else a
+ * negative errno, logged.
+ */
 int rds_net_run(struct rds_net *net, struct rds_batch *batch);
 
 /**
- * The nodes that have slots; all there are without a cluster. Fills the map first: with a slot that
- * nobody has it fails, for a listing without that slot's keys would be wrong.
+ * List the nodes that have slots; without a cluster, the server. Fills the map first. Fails when a
+ * slot has no owner, as a listing without that slot's keys would be wrong.
  */
 int rds_net_owners(struct rds_net *net, int16_t *ret, size_t *ret_n);
 
-/** Whether @reply is an error that begins with @word. */
+/** True when @reply is an error that begins with @word. */
 bool rds_reply_is(const struct resp_value *reply, const char *word);
 
-/** A server's error reply as errno, logged with @what was asked. */
+/** Convert a server's error reply to errno, and log it with @what was asked. */
 int rds_reply_error(const struct resp_value *reply, const char *what);
 
-/* -- of nodes.c, map.c and rounds.c between themselves ----------------------------------------- */
+/* -- shared by nodes.c, map.c and rounds.c ----------------------------------------------------- */
 
-/** The number of the node at @host:@port, made when it is new; negative errno. */
+/** Find or add the node at @host:@port. Returns its number or a negative errno. */
 int rds_find_node(struct rds_net *net, const char *host, unsigned port);
 
-/** Connected and greeted, or closed and a negative errno with net->error. */
+/**
+ * Connect and greet a node. Returns 0, or closes it and returns a negative errno with net->error.
+ */
 int rds_connect_node(struct rds_net *net, struct rds_node *node, uint64_t deadline_ns);
 
-/** Ask who has which slot, until all are known or all nodes were asked. 0: net->slots has some. */
+/**
+ * Ask for the slot map, until it is complete or all nodes were asked. Returns 0 when net->slots has
+ * some.
+ */
 int rds_refresh_map(struct rds_net *net, uint64_t deadline_ns);
 
-/** A slot that nobody is known to have, or -1. */
+/** Return a slot without a known owner, or -1. */
 int rds_find_hole(const struct rds_net *net);
 
-/** When the first of @n must have ended, for the others to have as much until @deadline_ns. */
+/** Return the deadline of the first of @n steps that share the time until @deadline_ns equally. */
 uint64_t rds_share_of(uint64_t deadline_ns, size_t n);
 
-/** Follow a MOVED or ASK reply of @from: the command is sent elsewhere in the next round. */
+/** Follow a MOVED or ASK reply of @from: the next round sends the command to the named node. */
 int rds_redirect(struct rds_net *net, struct rds_node *from, struct rds_cmd *cmd);
 
 #endif

@@ -1,28 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-/* From buffered puts to a manifest that readers may trust. */
+/* Publish: send buffered puts, then a manifest that readers may trust. */
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/own_manifest.h"
 #include "redis/scripts.h"
 #include "redis/store.h"
 
-#define MAX_ATTEMPTS 3 /* a server that evicts may take back what was just sent */
+#define MAX_ATTEMPTS 3 /* a server that evicts may drop chunks just sent */
 
-/* Without scripts a chunk whose stamp is older than this is sent again, which stamps it. */
+/* Without scripts a chunk with an older stamp is sent again, which renews the stamp. */
 #define STALE_S 3600
-#define ABANDONED_S 3600 /* a save that can't succeed and had no put for so long */
-#define NAMES_EACH 1000  /* in one command */
+/* seconds without a put after which a save that can't succeed is dropped */
+#define ABANDONED_S 3600
+#define NAMES_EACH 1000 /* names in one command */
 
 struct save {
     kv_store_v1 *self;
     const char *name; /* NULL: no manifest */
     const char *manifest;
     size_t manifest_len;
-    bool opaque;        /* its format isn't ours: note what it may need */
-    struct kv_buf more; /* keys that it may need besides */
+    bool opaque;        /* the manifest isn't of our own format: note the chunks that it may need */
+    struct kv_buf more; /* keys that it may need besides refs */
     size_t n_more;
-    bool *missing;  /* of refs, by number */
-    bool script;    /* else step by step */
+    bool *missing;  /* per chunk of refs */
+    bool script;    /* false: step by step */
     uint64_t now_s; /* by the server's clock */
 };
 
@@ -140,7 +141,7 @@ static int check_sets(struct save *save, const struct rds_batch *batch, size_t n
     return 0;
 }
 
-/* Both are told as text. */
+/* Read a reply to TIME, two texts. */
 int rds_read_time(const struct resp_value *reply, int64_t *ret_us)
 {
     if (reply->type != RESP_ARRAY || reply->n != 2 || reply->items[0].type != RESP_BULK ||
@@ -157,7 +158,7 @@ bool rds_no_script(const struct resp_value *reply)
                                          strncmp(reply->str, "ERR unknown command", 19) == 0);
 }
 
-/* Returns how many chunks are missing. */
+/* Read a script's reply. Returns the number of missing chunks. */
 static int64_t read_script(struct save *save, const struct resp_value *reply)
 {
     kv_store_v1 *self = save->self;
@@ -181,7 +182,7 @@ static int64_t read_script(struct save *save, const struct resp_value *reply)
     return (int64_t)reply->n - 1;
 }
 
-/* -- all at once ------------------------------------------------------------------------------- */
+/* -- by one script ----------------------------------------------------------------------------- */
 
 static int by_script(struct save *save)
 {
@@ -214,7 +215,7 @@ static int by_script(struct save *save)
 
 /* -- step by step ------------------------------------------------------------------------------ */
 
-/* By a script for each chunk, which also stamps it. */
+/* Ask for each chunk by a script, which also sets its stamp. */
 static int ask_each(struct save *save, struct rds_batch *batch)
 {
     kv_store_v1 *self = save->self;
@@ -238,7 +239,7 @@ static int ask_each(struct save *save, struct rds_batch *batch)
     return err;
 }
 
-/* Looked at only: what was stamped long ago counts as missing. */
+/* Ask for each chunk without a script. One with an old stamp counts as missing. */
 static int look_at_each(struct save *save, struct rds_batch *batch)
 {
     kv_store_v1 *self = save->self;
@@ -312,7 +313,8 @@ static void begin_names(struct save *save, struct rds_batch *batch, size_t n)
     rds_batch_key(batch, key, rds_name_key(save->self, 'u', save->name, key));
 }
 
-/* To those that former publications noted. The empty one says that there were any. */
+/* Add to the set that earlier publications noted. An empty name in it says that the set is
+ * complete. */
 static void add_names(struct save *save, struct rds_batch *batch)
 {
     kv_store_v1 *self = save->self;
@@ -332,7 +334,8 @@ static void add_names(struct save *save, struct rds_batch *batch)
     }
 }
 
-/* The names first: with old names and a new manifest, chunks would count as not needed. */
+/* Store the names before the manifest: with a new manifest and old names, chunks would count as
+ * unused. */
 static int set_manifest(struct save *save)
 {
     struct rds_batch batch = {0};
@@ -371,7 +374,7 @@ static int by_steps(struct save *save)
 
 /* -- the save ---------------------------------------------------------------------------------- */
 
-/* A script sees one node: all keys must lie there. */
+/* True when all keys lie on one node, as a script needs. */
 bool rds_one_node(const kv_store_v1 *self)
 {
     const char *open = strchr(self->net.uri.prefix, '{');
@@ -388,7 +391,7 @@ static void drop_value(kv_store_v1 *self, struct rds_entry *entry)
     entry->value = NULL;
 }
 
-/* After a manifest nothing of the save is held any more; after a flush the names are. */
+/* Forget the save after a manifest. After a flush keep its keys. */
 static void settle(kv_store_v1 *self, bool published)
 {
     for (size_t i = 0; i < self->n_refs; i++) {
@@ -410,10 +413,10 @@ static bool is_abandoned(const struct rds_entry *entry)
 }
 
 /*
- * Forget a save that can't succeed, of which the caller learns, so that nothing of it burdens the
- * next one, when the caller put all of it. Chunks of several threads stay: a later publication of
- * another one would succeed without them. @published: the caller learns it from put_manifest; other
- * threads learn of what is dropped by their own.
+ * Drop a save that can't succeed, so that it doesn't burden the next one. Drop all of it when the
+ * caller's thread put all of it. Keep recent chunks of several threads: a later publication of
+ * another thread would succeed without them. @published: put_manifest reports the failure to the
+ * caller; other threads learn of dropped chunks by their own publications.
  */
 static void forget(kv_store_v1 *self, bool published)
 {
@@ -444,7 +447,7 @@ int rds_publish(kv_store_v1 *self, const char *name, const char *manifest, size_
     struct save save = {.self = self, .name = name, .manifest = manifest};
     int err = 0;
 
-    if (name && rds_loss_tell(&self->loss, rds_thread())) { /* a put was told before, too */
+    if (name && rds_loss_tell(&self->loss, rds_thread())) { /* its put failed before, too */
         forget(self, true);
         return -ENOSPC;
     }
@@ -456,8 +459,7 @@ int rds_publish(kv_store_v1 *self, const char *name, const char *manifest, size_
         err = -ENOMEM;
     if (err == 0 && save.script)
         err = by_script(&save);
-    if (!save.script &&
-        (err == 0 || err == -EAGAIN)) /* the script was refused just now, or never asked */
+    if (!save.script && (err == 0 || err == -EAGAIN)) /* scripts were refused, now or before */
         err = by_steps(&save);
     if (err == 0) {
         if (name)

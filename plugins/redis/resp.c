@@ -26,7 +26,7 @@ void resp_value_fini(struct resp_value *value) // NOLINT(misc-no-recursion)
     memset(value, 0, sizeof(*value));
 }
 
-/* Where the value that begins now belongs: the root, or the next item of the innermost array. */
+/* Return the place of the value that begins: the root, or the next item of the innermost array. */
 static struct resp_value *place(struct resp_parser *p)
 {
     struct resp_frame *frame;
@@ -49,7 +49,7 @@ static struct resp_value *place(struct resp_parser *p)
     return items;
 }
 
-/* A value is complete: so are the arrays whose last item it is. Returns 1 at the reply's end. */
+/* Finish a value, and the arrays whose last item it is. Returns 1 at the reply's end. */
 static int finish(struct resp_parser *p, struct resp_value *ret)
 {
     while (p->depth > 0) {
@@ -73,7 +73,7 @@ static int parse_number(const char *text, size_t len, int64_t *ret)
         text++;
         len--;
     }
-    if (len == 0 || len > 18) /* no overflow with 18 digits, and nothing here needs more */
+    if (len == 0 || len > 18) /* 18 digits can't overflow, and no value here needs more */
         return -EPROTO;
     for (size_t i = 0; i < len; i++) {
         if (text[i] < '0' || text[i] > '9')
@@ -115,7 +115,7 @@ static int begin_bulk(struct resp_parser *p, struct resp_value *value, int64_t l
     p->n_bytes += (size_t)len;
     if (p->room)
         *p->room -= (uint64_t)len;
-    value->str = malloc((size_t)len + 2); /* the line's end arrives with it */
+    value->str = malloc((size_t)len + 2); /* the line end arrives with the payload */
     if (!value->str)
         return -ENOMEM;
     value->type = RESP_BULK;
@@ -167,7 +167,7 @@ static int parse_line(struct resp_parser *p, const char *line, size_t len, struc
     return err < 0 || p->bulk || p->skip > 0 ? err : finish(p, ret);
 }
 
-/* Take bytes up to the end of a line; parse it when it is there. */
+/* Collect bytes up to the end of a line, then parse the line. */
 static int feed_line(struct resp_parser *p, const char *data, size_t len, size_t *used,
                      struct resp_value *ret)
 {
@@ -188,7 +188,7 @@ static int feed_line(struct resp_parser *p, const char *data, size_t len, size_t
     return parse_line(p, p->line, line_len - 2, ret);
 }
 
-/* A payload that nobody takes: its end is checked all the same. */
+/* Skip a payload without room; its line end is checked nevertheless. */
 static int pass_over(struct resp_parser *p, const char *data, size_t len, size_t *used,
                      struct resp_value *ret)
 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Taking a batch to its nodes, round after round, until every command has its reply. */
+/* Run a batch in rounds until every command has its reply. */
 #include <poll.h>
 #include <stdio.h>
 #include <time.h>
@@ -17,7 +17,7 @@
 
 /* -- one round: send all, receive all ---------------------------------------------------------- */
 
-/* To the node that has the command's slot; where none is known, it waits for another round. */
+/* Queue a command for the owner of its slot. Without a known owner it waits for the next round. */
 static int enqueue(struct rds_net *net, struct rds_batch *batch, size_t i)
 {
     struct rds_cmd *cmd = &batch->cmds[i];
@@ -26,7 +26,7 @@ static int enqueue(struct rds_net *net, struct rds_batch *batch, size_t i)
     size_t *queue;
 
     if (at < 0) {
-        net->mapped = false; /* ask again: somebody may have it by then */
+        net->mapped = false; /* ask again: the slot may have an owner by then */
         kv_fail(&net->error, -EAGAIN, 0, "no node has slot %u", cmd->slot);
         return 0;
     }
@@ -50,7 +50,7 @@ static bool node_busy(const struct rds_node *node)
     return node->error == 0 && node->n_got < node->n_queue;
 }
 
-/* As much as the socket takes now. Pieces that lie side by side go as one. */
+/* Send as much as the socket takes now. Adjacent pieces are joined. */
 static int push(struct rds_node *node, const struct rds_batch *batch)
 {
     while (node->n_sent < node->n_queue) {
@@ -87,7 +87,7 @@ static int push(struct rds_node *node, const struct rds_batch *batch)
     return 0;
 }
 
-/* Classify a reply to a command: its answer, a redirection, or "not now". */
+/* Classify a reply: an answer, a redirection, or "try again". */
 static int settle(struct rds_net *net, struct rds_node *node, struct rds_cmd *cmd)
 {
     static const char *const later[] = {"LOADING", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN",
@@ -102,7 +102,8 @@ static int settle(struct rds_net *net, struct rds_node *node, struct rds_cmd *cm
     }
     for (size_t i = 0; i < KV_COUNT(later); i++)
         if (rds_reply_is(&cmd->reply, later[i]) ||
-            (net->uri.cluster && rds_reply_is(&cmd->reply, "READONLY"))) { /* a fail-over */
+            /* a fail-over has made it a replica */
+            (net->uri.cluster && rds_reply_is(&cmd->reply, "READONLY"))) {
             kv_fail(&net->error, -EAGAIN, 0, "%.100s", cmd->reply.str);
             net->mapped = false;
             resp_value_fini(&cmd->reply);
@@ -139,7 +140,7 @@ static int pull(struct rds_net *net, struct rds_node *node, struct rds_batch *ba
     return 0;
 }
 
-/* Send and receive what can be now; returns bytes moved. */
+/* Send and receive as much as possible now. Returns the bytes moved. */
 static uint64_t serve(struct rds_net *net, struct rds_node *node, struct rds_batch *batch)
 {
     uint64_t sent = node->conn.sent, received = node->conn.received;
@@ -161,7 +162,7 @@ static uint64_t serve(struct rds_net *net, struct rds_node *node, struct rds_bat
     return sent;
 }
 
-/* Until some busy node can move, or @deadline_ns. */
+/* Wait until a busy node can send or receive, or @deadline_ns. */
 static int await(struct rds_net *net, uint64_t deadline_ns)
 {
     struct pollfd fds[RDS_MAX_NODES];
@@ -196,7 +197,8 @@ static void time_out(struct rds_net *net)
         if (node_busy(net->nodes[i])) {
             net->nodes[i]->error =
                 kv_fail(&net->error, -ETIMEDOUT, 0, "no answer from the server in time");
-            rds_conn_close(&net->nodes[i]->conn); /* late replies must not meet later commands */
+            /* late replies must not be taken for replies to later commands */
+            rds_conn_close(&net->nodes[i]->conn);
         }
 }
 
@@ -222,7 +224,8 @@ static void exchange(struct rds_net *net, struct rds_batch *batch)
     }
 }
 
-/* Nodes that don't answer share the time until @deadline_ns. */
+/* Connect the nodes with queued commands. Nodes that don't answer share the time until
+ * @deadline_ns. */
 static void connect_queued(struct rds_net *net, uint64_t deadline_ns)
 {
     size_t left = 0;
@@ -237,7 +240,8 @@ static void connect_queued(struct rds_net *net, uint64_t deadline_ns)
     }
 }
 
-/* Returns how many commands have no reply yet, or the errno of what repeating can't mend. */
+/* Returns the number of commands without a reply, or the errno of a problem that repetition can't
+ * solve. */
 static int64_t round_trip(struct rds_net *net, struct rds_batch *batch, uint64_t deadline_ns)
 {
     int64_t left = 0;
@@ -263,8 +267,8 @@ static int64_t round_trip(struct rds_net *net, struct rds_batch *batch, uint64_t
             net->nodes[i]->error == -EPROTO)
             err = net->nodes[i]->error;
         else if (net->nodes[i]->error < 0)
-            net->mapped = false;          /* somebody else may have its slots now */
-    for (size_t i = 0; i < batch->n; i++) /* an ASK holds for one attempt */
+            net->mapped = false;          /* another node may have its slots now */
+    for (size_t i = 0; i < batch->n; i++) /* an ASK is valid for one attempt */
         if (!batch->cmds[i].done && batch->cmds[i].asked) {
             batch->cmds[i].asking = false;
             batch->cmds[i].node = -1;

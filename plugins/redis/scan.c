@@ -19,7 +19,7 @@ void rds_scan_begin(struct rds_scan *scan)
     scan->deadline_ns = kv_now_ns() + RDS_MAX_LISTING_S * KV_NS_PER_S;
 }
 
-/* The end of every page but the last. */
+/* End a page that isn't the last. */
 static int go_on(struct rds_scan *scan)
 {
     if (++scan->n_pages >= RDS_MAX_PAGES)

@@ -3,15 +3,15 @@
  * Lua scripts: steps that the server must do atomically.
  *
  * USE: if the value under KEY has our trailer, set its time of use to now. Sweeps decide by that
- * time, which only ever grows. The server's own idle time is no use for it: it stops while a child
- * process saves to disk, and starts again on a replica after a fail-over.
+ * time, which only grows. The server's own idle time is unsuitable: it stops while a child process
+ * saves to disk, and restarts on a replica after a fail-over.
  */
 #ifndef KV_REDIS_SCRIPTS_H
 #define KV_REDIS_SCRIPTS_H
 
 #include "redis/entry.h"
 
-/* Before Redis 5 a script that asks for the time may write only after this. */
+/* Before Redis 5 a script that asks for the time must call this before it writes. */
 #define RDS_LUA_NOW                                                    \
     "if redis.replicate_commands then redis.replicate_commands() end " \
     "local now = tonumber(redis.call('TIME')[1]) "
@@ -26,12 +26,10 @@
     "redis.call('SETRANGE', key, redis.call('STRLEN', key) - 40, string.format('%08x', now)) " \
     "end return true end "
 
-/*
- * KEYS: chunks, then (maybe) the manifest, and (if its format isn't known) the set of what it may
- * need; ARGV: how many chunks, where in their keys the hex begins, hex of others that it may need,
- * and last the manifest's value. Returns the time and which chunks (from 1) aren't there; sets the
- * manifest when all are.
- */
+/* KEYS: chunks, then the manifest if any, then for an opaque manifest the set of chunks that it may
+ * need. ARGV: the number of chunks, the offset of the hex in their keys, hex of further chunks that
+ * it may need, and last the manifest's value. Returns the time and the numbers (from 1) of missing
+ * chunks; sets the manifest when none is missing. */
 #define RDS_LUA_PUBLISH                                                                         \
     RDS_LUA_USE                                                                                 \
     "local reply, n, names = {now}, tonumber(ARGV[1]), {''} "                                   \
@@ -45,14 +43,12 @@
     "if #names > 0 then redis.call('SADD', KEYS[n + 2], unpack(names)) end end "                \
     "redis.call('SET', KEYS[n + 1], ARGV[#ARGV]) return reply"
 
-/* One chunk: the time, negative when it isn't there. */
+/* Use one chunk. Returns the time, negative when the chunk is missing. */
 #define RDS_LUA_USE_ONE RDS_LUA_USE "return use(KEYS[1]) and now or -now"
 
-/*
- * Delete KEYS[1] unless it was used at ARGV[1] or later (negative: whenever it was). A value of a
- * former writer doesn't say when: its age begins here. Of what isn't ours nobody knows. Returns the
- * bytes of its content, -1: it was gone, -2: it stays.
- */
+/* Delete KEYS[1] unless it was used at ARGV[1] or later (negative: in any case). An older version's
+ * value has no time: it gets the present one and stays. Other programs' values stay. Returns the
+ * bytes of the content, -1: it was missing, -2: it stays. */
 #define RDS_LUA_SWEEP                                                                        \
     RDS_LUA_NOW                                                                              \
     "local tail = redis.pcall('GETRANGE', KEYS[1], -40, -1) "                                \
@@ -70,7 +66,7 @@
     "local len = redis.call('STRLEN', KEYS[1]) - behind "                                    \
     "redis.call('DEL', KEYS[1]) return len < 0 and 0 or len"
 
-/* Delete KEYS[1] if it still holds ARGV[1]; the stamp may have changed. */
+/* Delete KEYS[1] if it still holds ARGV[1], apart from the stamp. */
 #define RDS_LUA_DROP                                                         \
     "local is, was = redis.call('GET', KEYS[1]), ARGV[1] "                   \
     "if is and #is == #was and string.sub(is, -32) == string.sub(was, -32) " \

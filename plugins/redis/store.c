@@ -112,7 +112,7 @@ static kv_store_v1 *store_open(const char *text)
         kv_log_error("redis", "the store can't be opened", "reason=\"%s\"", error.text);
         goto fail;
     }
-    self->net.down = true; /* one try */
+    self->net.down = true; /* one try, without waiting */
     if (ping(self) < 0)
         goto fail;
     return self;
@@ -159,7 +159,7 @@ uint64_t rds_newest_thread(void)
     return atomic_load(&last_thread);
 }
 
-/* The calling thread put a chunk of the save in progress. */
+/* Note that the calling thread put a chunk of the save in progress. */
 static void note_put(struct rds_entry *entry, bool first)
 {
     uint64_t by = rds_thread();
@@ -168,7 +168,8 @@ static void note_put(struct rds_entry *entry, bool first)
     entry->put_s = kv_now_ns() / KV_NS_PER_S;
 }
 
-/* Returns like put_chunk; takes @value, of @slab, when it returns 0 or 1 and *ret_taken. */
+/* Remember a put. Returns as put_chunk. Takes @value, of @slab, when it returns 0 or 1 and sets
+ * *ret_taken. */
 static int remember(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, char *value,
                     struct rds_slab *slab, size_t len, bool *ret_taken)
 {
@@ -176,7 +177,8 @@ static int remember(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, cha
     bool again = entry && entry->ref;
     int err;
 
-    /* A chunk that is gone keeps every flush from succeeding until it is put again. */
+    /* Don't flush before a repeated put: it may bring back a lost chunk, without which every flush
+     * fails. */
     if (!again && self->n_refs > 0 && self->buffered + len > self->net.uri.buffer_bytes) {
         err = rds_publish(self, NULL, NULL, 0);
         if (err < 0)
@@ -306,7 +308,7 @@ static int get_manifest(kv_store_v1 *self, const char *name, uint8_t **out_data,
     return 0;
 }
 
-/* @kinds: of the keys under that name. */
+/* Delete the keys of @name. @kinds: letters of the kinds of key. */
 static int delete_keys(kv_store_v1 *self, const char *kinds, const char *name)
 {
     struct rds_batch batch = {0};
@@ -324,11 +326,9 @@ static int delete_keys(kv_store_v1 *self, const char *kinds, const char *name)
     return err;
 }
 
-/*
- * The manifest and what was noted for it. At once, so that no publication comes in between and is
- * left with a part of its notes; on several nodes the manifest goes last, for one without notes
- * keeps a collection from deleting anything.
- */
+/* Delete a manifest and its note. One command deletes both, so that a concurrent publication
+ * doesn't lose a part of its note. On several nodes the manifest is deleted last: a manifest
+ * without a note stops collection from deleting anything. */
 static int delete_manifest(kv_store_v1 *self, const char *name)
 {
     int err = check_name(name);

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * The handle, and what the two tables share: the vtable (store.c, fetch.c, publish.c) and the
- * extensions (ext.c, list.c, sweep.c).
+ * The handle, shared by the vtable (store.c, fetch.c, publish.c) and the extension table (ext.c,
+ * list.c, sweep.c).
  *
  * Puts stay in memory. put_manifest sends one script that looks for every chunk of the save and
- * sets the manifest only when all are there: that is all of a warm save. When some are missing, a
- * second pipeline carries them and the script again. In a cluster, whose scripts can't see all
- * slots, and where scripts aren't allowed: a look for each chunk, then the missing ones, then the
- * manifest, each step after all replies of the one before.
+ * sets the manifest only when all exist; a warm save needs nothing else. When some are missing, a
+ * second pipeline carries them and the script again. Without scripts (a cluster, whose scripts see
+ * one slot only, or a server that refuses them) there are three steps. They are: look for each
+ * chunk, send the missing ones, set the manifest; each begins after all replies of the step before.
  *
  * One lock guards everything; hashing and copying happen outside.
  */
@@ -24,77 +24,81 @@
 
 #define RDS_MAX_NAME 1024
 #define RDS_KEY_SIZE (128 + 2 + 2 * RDS_MAX_HASH + RDS_MAX_NAME)
-#define RDS_BATCH_GETS 256 /* values asked for at once */
+#define RDS_BATCH_GETS 256 /* values requested at once */
 #define RDS_MAX_NAMES \
-    ((size_t)1 << 20) /* remembered; beyond that all unneeded ones are forgotten */
+    ((size_t)1 << 20) /* keys remembered; beyond this, unneeded ones are forgotten */
 
 struct kv_store_v1 {
     pthread_mutex_t lock;
     struct rds_net net;
     struct rds_table table;
-    struct rds_arena arena;  /* values of refs */
-    struct rds_entry **refs; /* of the save in progress, in the order of their puts */
+    struct rds_arena arena;  /* memory of refs' values */
+    struct rds_entry **refs; /* chunks of the save in progress, in the order of their puts */
     size_t n_refs, refs_capacity;
-    uint64_t buffered;  /* bytes of values of refs */
-    uint64_t cached;    /* bytes of values of others; at most the option "cache" */
-    uint64_t usual_len; /* of the last value that was put or prefetched */
+    uint64_t buffered;  /* bytes of refs' values */
+    uint64_t cached;    /* bytes of other values; at most the option "cache" */
+    uint64_t usual_len; /* length of the last value put or prefetched */
     struct rds_loss loss;
-    bool no_scripts; /* the server refused one */
+    bool no_scripts; /* the server refused a script */
     struct rds_history history;
     kv_store_stats stats;
 };
 
 /**
- * The server's key of a chunk ("c:" and hex), a manifest ("m:") or the set of chunks it may need
- * ("u:"; "r:" what former writers noted in its place); returns its length.
+ * Write the server's key of a chunk ("c:" and hex), a manifest ("m:") or the set of chunks that it
+ * may need ("u:"; older versions: "r:"). Returns its length.
  */
 size_t rds_chunk_key(const kv_store_v1 *self, const uint8_t *hash, size_t hash_len, char *key);
 size_t rds_name_key(const kv_store_v1 *self, char kind, const char *name, char *key);
 
-/** Arguments that can be served: 0 or -EINVAL, said in the log. */
+/** Check arguments. Returns 0, or -EINVAL with a log line. */
 int rds_check_hash(const uint8_t *hash, size_t hash_len);
 
 /**
- * Send what is missing of the save in progress, then @manifest (@name NULL: none). Locked. When the
- * server is unreachable the save stays, for another try. -ENOSPC: it stays too when other threads
- * put chunks of it, whose publications would succeed without them; else it is dropped.
+ * Send the missing chunks of the save in progress, then @manifest (@name NULL: none). Call with the
+ * lock. When the server is unreachable the save is kept for another try. -ENOSPC: it stays too when
+ * other threads put chunks of it, whose publications would succeed without them; else it is
+ * dropped.
  */
 int rds_publish(kv_store_v1 *self, const char *name, const char *manifest, size_t manifest_len);
 
-/** Number of the calling thread, never 0 and never that of a thread that has ended. */
+/** Return a number for the calling thread: not 0, and never that of a thread that has ended. */
 uint64_t rds_thread(void);
-/** The highest number that a thread has. */
+/** Return the highest number of a thread so far. */
 uint64_t rds_newest_thread(void);
 
-/** Whether one command may name any keys: there is one node, or the prefix puts all in one slot. */
+/**
+ * True when one command may name any keys: there is one node, or the prefix puts all keys in one
+ * slot.
+ */
 bool rds_one_node(const kv_store_v1 *self);
 
 /**
- * Ask by a script whether a chunk is there, which marks it as used; the reply is the server's time,
- * negative when it isn't.
+ * Add a command that asks for a chunk by a script, which marks it as used. The reply is the
+ * server's time, negative when the chunk is missing.
  */
 void rds_add_use(kv_store_v1 *self, struct rds_batch *batch, const uint8_t *hash, size_t hash_len);
 
-/** Of rds_table_purge: only a name, which may be forgotten. */
+/** For rds_table_purge: true for an entry that is only a key and may be forgotten. */
 bool rds_idle_name(const struct rds_entry *entry);
 
-/** Whether the server doesn't let us run scripts. */
+/** True when the reply says that the server doesn't allow scripts. */
 bool rds_no_script(const struct resp_value *reply);
 
-/** A reply to TIME, seconds and microseconds: 0 or -EPROTO. */
+/** Read a reply to TIME, as microseconds. Returns 0 or -EPROTO. */
 int rds_read_time(const struct resp_value *reply, int64_t *ret_us);
 
 /**
- * Each name of a kind ('c', 'm') in order and once, without prefix; the callback may call back.
- * Locks.
+ * Call @each for each name of a kind ('c', 'm'), sorted and once, without prefix. The callback may
+ * call the store. Takes the lock.
  */
 typedef int (*rds_name_fn)(void *arg, const char *name);
 int rds_each_name(kv_store_v1 *self, char kind, rds_name_fn each, void *arg);
 
-/** The key that @hex tells; its length, 0 when it isn't one of ours. */
+/** Decode @hex to a key. Returns its length, 0 when it isn't a key of ours. */
 size_t rds_parse_hex(const char *hex, uint8_t *hash);
 
-/** fetch.c: gets of the vtable; a manifest's value too. */
+/** fetch.c: gets of the vtable; also used for manifests. */
 int rds_get_value(kv_store_v1 *self, const char *key, size_t key_len, char **ret, size_t *ret_len);
 int rds_get_chunk(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, uint8_t **out_data,
                   size_t *out_len);
@@ -102,7 +106,7 @@ int rds_delete_chunk_if(kv_store_v1 *self, const uint8_t *hash, size_t hash_len,
                         const uint8_t *data, size_t len);
 int rds_prefetch_chunks(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n);
 
-/** list.c and sweep.c: of the extension table. */
+/** list.c and sweep.c: calls of the extension table. */
 int rds_list_manifests(kv_store_v1 *self, kv_store_each_fn each, void *arg);
 int rds_list_chunks(kv_store_v1 *self, kv_store_each_fn each, void *arg);
 int rds_list_refs(kv_store_v1 *self, const char *name, kv_store_each_fn each, void *arg);
@@ -118,7 +122,7 @@ int rds_sweep_chunks(kv_store_v1 *self, uint64_t min_age_s, kv_store_live_fn liv
 void rds_drop_bad(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, const char *value,
                   size_t len);
 
-/** Count a failed call, pass its error on. */
+/** Count a failed call and return its error. */
 int rds_failed(kv_store_v1 *self, int err);
 
 #endif

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * Deleting chunks that weren't used for a while. What is too old is settled once, at the beginning
- * and by the server's clock; each chunk says itself when it was used (scripts.h), and the server
- * compares and deletes in one step, so that a hit in between counts.
- */
+/* Delete chunks that weren't used for a while. The cutoff is computed once, at the beginning, by
+ * the server's clock. Each chunk holds its time of use (scripts.h), and the server compares and
+ * deletes in one step, so that a hit in between keeps the chunk. */
 #include "base/clock.h"
 #include "base/log.h"
 #include "redis/scripts.h"
@@ -15,12 +13,12 @@ struct sweep {
     kv_store_v1 *self;
     kv_store_live_fn live;
     void *arg;
-    int64_t cutoff_s; /* used before that: too old; negative: all are */
+    int64_t cutoff_s; /* chunks used before are deleted; negative: all are */
     struct rds_batch batch;
     kv_store_swept swept;
 };
 
-/* The earliest of the clocks of all servers, microseconds since 1970. */
+/* Return the earliest clock of all servers, in microseconds since 1970. */
 static int ask_time(kv_store_v1 *self, int64_t *ret_us)
 {
     struct rds_batch batch = {0};
@@ -49,7 +47,7 @@ static int ask_time(kv_store_v1 *self, int64_t *ret_us)
     return err;
 }
 
-/* The caller's "@min_age_s ago" was when it called: what asking took is not to be lost. */
+/* Compute the cutoff, @min_age_s before the call: subtract the time that asking took. */
 static int find_cutoff(struct sweep *sweep, uint64_t min_age_s)
 {
     uint64_t begin_ns = kv_now_ns();
@@ -138,7 +136,7 @@ int rds_sweep_chunks(kv_store_v1 *self, uint64_t min_age_s, kv_store_live_fn liv
         err = run(&sweep);
     rds_batch_fini(&sweep.batch);
     pthread_mutex_lock(&self->lock);
-    rds_table_purge(&self->table, idle_entry); /* what was known may be gone */
+    rds_table_purge(&self->table, idle_entry); /* known chunks may have been deleted */
     self->cached = 0;
     pthread_mutex_unlock(&self->lock);
     if (err == 0 && ret) {

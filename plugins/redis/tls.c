@@ -11,7 +11,7 @@ struct rds_tls {
     BIO_METHOD *socket;
 };
 
-/* -- a socket BIO with MSG_NOSIGNAL: a plugin must not leave its host's SIGPIPE to chance -------- */
+/* -- a socket BIO with MSG_NOSIGNAL: the host's SIGPIPE handling must not matter --------------- */
 
 static int bio_fd(BIO *bio)
 {
@@ -48,7 +48,7 @@ static long bio_ctrl(BIO *bio, int command, long number, void *pointer)
 
 static int load_certificates(SSL_CTX *context, const struct rds_uri *uri, struct kv_error *error)
 {
-    const char *key = uri->key[0] ? uri->key : uri->cert; /* both may be in one file */
+    const char *key = uri->key[0] ? uri->key : uri->cert; /* one file may hold both */
 
     if (uri->cacert[0] ? !SSL_CTX_load_verify_locations(context, uri->cacert, NULL)
                        : !SSL_CTX_set_default_verify_paths(context))
@@ -101,7 +101,7 @@ static int name_peer(SSL *ssl, const char *host)
 
     if (X509_VERIFY_PARAM_set1_ip_asc(param, host) == 1)
         return 1;
-    ERR_clear_error(); /* not a literal: a name */
+    ERR_clear_error(); /* text may be a host name, not an address */
     return SSL_set1_host(ssl, host) == 1 && SSL_set_tlsext_host_name(ssl, host) == 1;
 }
 

@@ -9,14 +9,20 @@
 
 struct rds_tls;
 
-/** Certificates as @uri names them, else the system's authorities. NULL with @error. */
+/**
+ * Make a context with the certificates that @uri names, else the system's authorities. Returns NULL
+ * with @error.
+ */
 struct rds_tls *rds_tls_create(const struct rds_uri *uri, struct kv_error *error);
 void rds_tls_destroy(struct rds_tls *tls);
 
-/** A client's end on @fd, which must show a certificate for @host. NULL: out of memory. */
+/**
+ * Make a client session on @fd, whose server must show a certificate for @host. NULL: out of
+ * memory.
+ */
 SSL *rds_tls_session(struct rds_tls *tls, int fd, const char *host);
 
-/** Why the last handshake failed, in words. */
+/** Write the reason of the last failed handshake. */
 void rds_tls_explain(SSL *ssl, char *text, size_t size);
 
 #endif

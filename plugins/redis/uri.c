@@ -19,7 +19,7 @@ static int hex_digit(char c)
     return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-/* Decode %XX of [@text, @end) into @out; a NUL or what doesn't fit is refused. */
+/* Decode %XX of [@text, @end) into @out. Refuses a NUL, and a text that doesn't fit. */
 static int decode(const char *text, const char *end, char *out, size_t size)
 {
     size_t n = 0;
@@ -53,7 +53,7 @@ static int parse_number(const char *text, uint64_t max, uint64_t *ret)
     return 0;
 }
 
-/* host, host:port, [v6], [v6]:port */
+/* Parse host, host:port, [v6] or [v6]:port. */
 static int parse_address(const char *text, const char *end, struct rds_address *ret)
 {
     const char *host = text, *host_end, *colon;
@@ -188,7 +188,7 @@ static int parse_path(const char *text, const char *end, struct rds_uri *uri,
     uint64_t number;
 
     while (end > text && end[-1] == '/')
-        end--; /* a consumer may have left or removed it */
+        end--; /* consumers may add or remove the slash */
     if (text == end)
         return 0;
     if (decode(text + 1, end, db, sizeof(db)) < 0 || parse_number(db, MAX_DB, &number) < 0)
@@ -197,7 +197,7 @@ static int parse_path(const char *text, const char *end, struct rds_uri *uri,
     return 0;
 }
 
-/* Returns what follows "://", or NULL. */
+/* Return the part behind "://", or NULL. */
 static const char *parse_scheme(const char *text, struct rds_uri *uri, bool *ret_unix)
 {
     static const struct {

@@ -24,13 +24,13 @@
 #define RDS_HOST_SIZE 256
 
 struct rds_address {
-    char host[RDS_HOST_SIZE]; /* a name or a literal without brackets; "" for a unix socket */
+    char host[RDS_HOST_SIZE]; /* a name, or an address without brackets; "" for a unix socket */
     uint16_t port;
 };
 
 struct rds_uri {
     bool tls, cluster;
-    char path[108]; /* unix socket, or "" */
+    char path[108]; /* of a unix socket, or "" */
     struct rds_address seeds[RDS_MAX_SEEDS];
     size_t n_seeds;
     char user[128];
@@ -41,7 +41,7 @@ struct rds_uri {
     char cacert[1024], cert[1024], key[1024];
 };
 
-/** Returns 0, or -EINVAL with @error. */
+/** Parse @uri. Returns 0, or -EINVAL with @error. */
 int rds_uri_parse(const char *uri, struct rds_uri *ret, struct kv_error *error);
 
 #endif

@@ -16,7 +16,7 @@
 #define EMPTY_SHA256 "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 #define FIRST_PAUSE_MS 50
 #define MAX_PAUSE_MS 5000
-#define EARNS_A_SECOND (1u << 20) /* bytes */
+#define EARNS_A_SECOND (1u << 20) /* bytes that earn a try another second */
 
 struct s3_client {
     const struct s3_config *config;
@@ -29,16 +29,17 @@ struct s3_client {
     struct s3_request *inbox, **inbox_end;
     bool stop;
 
-    struct s3_request *waiting, **waiting_end; /* the thread's own from here */
+    struct s3_request *waiting, **waiting_end; /* used by the client's thread only, from here on */
     struct s3_request *active;
     unsigned n_active;
     uint64_t random;
     int64_t skew_s; /* the server's clock minus ours */
     bool told_long;
-    bool answered;      /* a server was there once */
-    bool unconditional; /* the server refuses If-None-Match: who puts has looked before */
+    bool answered;      /* a server has answered once */
+    bool unconditional; /* the server refuses If-None-Match; putters then look before they put */
     _Atomic uint64_t trips;
-    _Atomic int64_t offset_s; /* the same as skew_s, but always known and never used to sign */
+    /* skew_s for other threads: set by every answer, and never used to sign */
+    _Atomic int64_t offset_s;
 };
 
 static pthread_once_t curl_once = PTHREAD_ONCE_INIT;
@@ -122,7 +123,7 @@ static void finish(struct s3_client *client, struct s3_request *request)
     s3_done_fn done = request->done;
 
     log_failure(client, request);
-    if (request->error == 0 && !request->data) { /* empty is not missing */
+    if (request->error == 0 && !request->data) { /* an empty object is not a missing one */
         request->data = malloc(1);
         request->error = request->data ? 0 : -ENOMEM;
     }
@@ -131,7 +132,7 @@ static void finish(struct s3_client *client, struct s3_request *request)
         return;
     }
     pthread_mutex_lock(&client->lock);
-    request->finished = true; /* the request is its owner's again from here */
+    request->finished = true; /* from here on the request belongs to its owner */
     pthread_cond_broadcast(&client->finished);
     pthread_mutex_unlock(&client->lock);
 }
@@ -143,7 +144,8 @@ static void queue(struct s3_client *client, struct s3_request *request)
     client->waiting_end = &request->next;
 }
 
-/* A random pause up to a bound that doubles, so that many clients don't come back together. */
+/* Return a random pause up to a bound that doubles, so that many clients don't retry at the same
+ * moment. */
 static uint64_t pause_ns(struct s3_client *client, unsigned tries)
 {
     uint64_t bound = FIRST_PAUSE_MS << KV_MIN(tries - 1, 10u);
@@ -162,7 +164,7 @@ static void correct_clock(struct s3_client *client, struct s3_request *request)
     kv_log_warn("s3", "the clocks differ; using the server's", "offset_s=%" PRId64, client->skew_s);
 }
 
-/* When a request whose connection was refused is given up. */
+/* Return the time at which a request is given up while connections are refused. */
 static uint64_t end_of_refusals(const struct s3_client *client, const struct s3_request *request)
 {
     uint64_t begin_ns = request->deadline_ns - client->config->timeout_ms * KV_NS_PER_MS;
@@ -201,14 +203,15 @@ static void settle(struct s3_client *client, struct s3_request *request, CURLcod
     finish(client, request);
 }
 
-/* When a try must be over. What moves earns more time, far less than a drip would need. */
+/* Return the time at which a try must end. Transferred bytes earn more time, but too little for a
+ * very slow server. */
 static uint64_t end_of_time(const struct s3_request *request)
 {
     return request->deadline_ns +
            (request->data_len + request->sent) * KV_NS_PER_S / EARNS_A_SECOND;
 }
 
-/* End tries whose time is up; returns how long to sleep at most, in ms. */
+/* End tries that are late. Returns the time to sleep, at most @sleep_ms. */
 static int expire(struct s3_client *client, int sleep_ms)
 {
     struct s3_request *request, *next;
@@ -248,7 +251,7 @@ static void fail_all(struct s3_client *client)
     client->waiting_end = &client->waiting;
 }
 
-/* Begin what is due while connections are free; returns how long to sleep at most, in ms. */
+/* Begin due requests while connections are free. Returns the time to sleep, at most @sleep_ms. */
 static int begin_due(struct s3_client *client)
 {
     struct s3_request **at = &client->waiting, *request;
@@ -269,7 +272,7 @@ static int begin_due(struct s3_client *client)
         if (error) {
             request->error = error;
             finish(client, request);
-            at = &client->waiting; /* finish may have called back, and more be queued */
+            at = &client->waiting; /* finish may have called back, which may have queued more */
         }
     }
     return (int)sleep_ms;
@@ -323,7 +326,7 @@ static void *drive(void *arg)
     return NULL;
 }
 
-/* -- For everybody else ---------------------------------------------------------------------- */
+/* -- Calls of other threads -------------------------------------------------------------------- */
 
 int s3_client_create(const struct s3_config *config, struct s3_client **ret)
 {
@@ -379,7 +382,7 @@ void s3_submit(struct s3_client *client, struct s3_request *request)
         if (request->len == 0)
             memcpy(request->sha256, EMPTY_SHA256, S3_SHA256_HEX);
         else if (s3_sha256_hex(request->body, request->len, request->sha256))
-            request->sha256[0] = '\0'; /* the server will refuse it */
+            request->sha256[0] = '\0'; /* the server will refuse the wrong hash */
     }
     pthread_mutex_lock(&client->lock);
     *client->inbox_end = request;

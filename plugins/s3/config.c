@@ -14,7 +14,7 @@
 #define MAX_CONNECTIONS 256
 #define MAX_PREFIX 200 /* S3's keys end at 1024 bytes, and names may grow to 750 */
 #define MAX_SECONDS 3600
-#define MIN_PART_MIB 5 /* S3's own */
+#define MIN_PART_MIB 5 /* S3's own limit */
 #define MAX_PART_MIB 1024
 
 /* Values from the URI and the environment, before they are combined. */
@@ -40,7 +40,7 @@ static int hex_digit(char c)
                                   : -1;
 }
 
-/* A copy of @text with %XX decoded; NULL for control characters, bad escapes or no memory. */
+/* Copy @text with %XX decoded. NULL for control characters, bad escapes, or out of memory. */
 static char *decode(const char *text, size_t len)
 {
     char *ret = malloc(len + 1);
@@ -164,7 +164,7 @@ static int read_prefix(const char *text, size_t len, char **ret, struct kv_error
     return *ret ? 0 : kv_fail(error, -ENOMEM, 0, "no memory");
 }
 
-/* http[s]://HOST[:PORT][/] */
+/* Split http[s]://HOST[:PORT][/]. */
 static int split_endpoint(const char *text, char *scheme, size_t scheme_size, const char **ret_host,
                           size_t *ret_len)
 {

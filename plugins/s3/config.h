@@ -21,13 +21,16 @@ struct s3_config {
     char *region;
     char *access_key, *secret_key, *token; /* token may be NULL */
     char *cacert;                          /* PEM file of authorities; NULL: the system's */
-    unsigned connections;                  /* at once */
-    uint64_t timeout_ms;                   /* for one operation, tries included */
-    uint64_t stall_ms;                     /* without a byte: one try is given up */
-    uint64_t part_bytes;                   /* larger values go up in parts of this size */
+    unsigned connections;                  /* connections at once */
+    uint64_t timeout_ms;                   /* for one operation, with retries */
+    uint64_t stall_ms;                     /* time without a byte after which a try ends */
+    uint64_t part_bytes;                   /* larger values are uploaded in parts of this size */
 };
 
-/** 0, or -EINVAL / -ENOMEM with a sentence that names no secret. */
+/**
+ * Read the configuration. Returns 0, or -EINVAL or -ENOMEM with a sentence in @error that has no
+ * secret.
+ */
 int s3_config_read(const char *uri, struct s3_config *ret, struct kv_error *error);
 void s3_config_fini(struct s3_config *config);
 

@@ -11,8 +11,8 @@
 #include "s3/xml.h"
 
 #define MAX_ERROR_BODY 65536
-#define MUCH_SKEW_S 300                /* servers bear 900 */
-#define MAX_TRUSTED_LENGTH (64u << 20) /* more than this is allocated as it comes */
+#define MUCH_SKEW_S 300                /* seconds; servers accept 900 */
+#define MAX_TRUSTED_LENGTH (64u << 20) /* bodies above this are allocated as they arrive */
 
 /* -- What curl calls ------------------------------------------------------------------------- */
 
@@ -29,7 +29,7 @@ static size_t on_body(char *data, size_t size, size_t n, void *arg)
 
     curl_easy_getinfo(request->easy, CURLINFO_RESPONSE_CODE, &status);
     if (status >= 300 ? want > MAX_ERROR_BODY : want > max_body(request)) {
-        request->cut = status >= 300; /* what it says is known by now */
+        request->cut = status >= 300; /* the error's code has been read */
         request->too_big = !request->cut;
         return 0;
     }
@@ -63,7 +63,7 @@ static size_t on_send(char *ret, size_t size, size_t n, void *arg)
     return len;
 }
 
-/* curl starts over by itself when a kept connection turns out to be dead. */
+/* curl sends again by itself when a kept connection turns out to be dead */
 static int on_seek(void *arg, curl_off_t offset, int origin)
 {
     struct s3_request *request = arg;
@@ -87,7 +87,7 @@ void s3_exchange_forget(struct s3_request *request)
     request->too_big = request->cut = request->no_memory = request->refused = false;
 }
 
-/* Seconds, or a date by the server's clock, whose own header may come later. */
+/* Parse Retry-After: seconds, or a date by the server's clock, whose own header may come later. */
 static void read_retry_after(struct s3_request *request, const char *value)
 {
     char *end;
@@ -107,7 +107,7 @@ static size_t on_header(char *data, size_t size, size_t n, void *arg)
 
     memcpy(line, data, keep);
     line[keep] = '\0';
-    if (strncmp(line, "HTTP/", 5) == 0) { /* after a 100 comes the real one */
+    if (strncmp(line, "HTTP/", 5) == 0) { /* the final status follows a 100 */
         s3_exchange_forget(request);
         return len;
     }
@@ -149,7 +149,7 @@ static int add_header(struct curl_slist **list, const char *name, const char *va
     return 0;
 }
 
-/* Headers in order of their names, as the signature lists them, and the signature. */
+/* Make the headers, sorted by name as the signature lists them, and the signature. */
 static int make_headers(const struct s3_config *config, int64_t skew_s, struct s3_request *request,
                         struct curl_slist **list)
 {
@@ -193,7 +193,8 @@ static int make_headers(const struct s3_config *config, int64_t skew_s, struct s
     if (!error)
         error = add_header(list, "authorization", kv_buf_cstr(&authorization));
     if (!error)
-        error = add_header(list, "expect", ""); /* else a second's wait on servers that ignore it */
+        /* without it, servers that ignore Expect cost a second's wait */
+        error = add_header(list, "expect", "");
     kv_buf_fini(&authorization);
     return error;
 }
@@ -214,7 +215,7 @@ static void set_options(const struct s3_config *config, struct s3_request *reque
     curl_easy_setopt(easy, CURLOPT_CONNECTTIMEOUT_MS, (long)config->stall_ms);
 #if LIBCURL_VERSION_NUM >= 0x075700
     curl_easy_setopt(easy, CURLOPT_QUICK_EXIT,
-                     1L); /* a silent name server keeps its thread, not us */
+                     1L); /* a slow name server blocks its own thread only */
 #endif
     if (!request->root) {
         curl_easy_setopt(easy, CURLOPT_LOW_SPEED_LIMIT, 1024L);
@@ -315,7 +316,8 @@ static enum s3_verdict judge_status(struct s3_request *request)
                  {403, -EACCES, S3_FINAL},    {501, -ENOTSUP, S3_FINAL}, {413, -EFBIG, S3_FINAL},
                  {408, -ETIMEDOUT, S3_AGAIN}, {409, -EIO, S3_AGAIN},     {429, -EBUSY, S3_AGAIN}};
 
-    if (blames_clock(request) && !request->skewed) { /* once: then it isn't the clock */
+    /* only once: after that the clock isn't the cause */
+    if (blames_clock(request) && !request->skewed) {
         request->error = -EACCES;
         return S3_SKEWED;
     }
@@ -333,7 +335,8 @@ static enum s3_verdict judge_status(struct s3_request *request)
                                                                                   : S3_FINAL;
 }
 
-/* Objects are never looked into. Anything but the element that tells success is a failure. */
+/* Judge an answer's body. Don't look into objects. Any element other than the one of success is a
+ * failure. */
 static enum s3_verdict judge_body(struct s3_request *request)
 {
     request->error = 0;

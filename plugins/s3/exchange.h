@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * One try of a request: what is sent, what curl brings, and what the answer means. The client's
- * thread calls these and drives request->easy in between.
+ * One try of a request: what to send, what curl receives, and what the answer means. The client's
+ * thread calls these, and drives request->easy in between.
  */
 #ifndef KV_PLUGINS_S3_EXCHANGE_H
 #define KV_PLUGINS_S3_EXCHANGE_H
@@ -10,18 +10,21 @@
 
 enum s3_verdict {
     S3_FINAL,
-    S3_AGAIN,  /* it may pass */
-    S3_SKEWED, /* at once again, by the server's clock */
-    S3_PLAIN   /* at once again, without if_none_match, which this server refuses */
+    S3_AGAIN,  /* retry: the failure may pass */
+    S3_SKEWED, /* retry at once, by the server's clock */
+    S3_PLAIN   /* retry at once without if_none_match, which this server refuses */
 };
 
-/** Make request->easy, signed for our clock plus @skew_s, ready for a multi handle. -ENOMEM, -EIO. */
+/**
+ * Make request->easy for a multi handle, signed for our clock plus @skew_s. Returns 0, -ENOMEM or
+ * -EIO.
+ */
 int s3_exchange_begin(const struct s3_config *config, int64_t skew_s, struct s3_request *request);
-/** Fill in what came of it; @curl_code is curl's CURLcode. */
+/** Judge a try and fill in the request's result; @curl_code is curl's CURLcode. */
 enum s3_verdict s3_exchange_judge(struct s3_request *request, int curl_code);
-/** Free request->easy, which is in no multi handle any more. */
+/** Free request->easy, which no multi handle holds any more. */
 void s3_exchange_end(struct s3_request *request);
-/** Make room for another answer: what came before is forgotten. */
+/** Clear the answer of the try before. */
 void s3_exchange_forget(struct s3_request *request);
 
 #endif

@@ -12,7 +12,7 @@
 #define MAX_PARTS 10000
 #define MAX_PAGES 1000000
 #define KEY_EARNS_NS \
-    (5 * KV_NS_PER_MS) /* a listing's time: the server's answers, not the callbacks */
+    (5 * KV_NS_PER_MS) /* a listing's time is the server's answers, without the callbacks */
 
 static char *take_text(struct kv_buf *buf)
 {
@@ -31,10 +31,10 @@ char *s3_chunk_path(const struct s3_config *config, const uint8_t *hash, size_t 
     return take_text(&path);
 }
 
-/* A manifest's name as it stands in keys. */
+/* Append a manifest's name as it appears in keys. */
 static void put_name(struct kv_buf *ret, const char *name)
 {
-    if (name[0] == '.') { /* "." and ".." would mean folders to some on the way */
+    if (name[0] == '.') { /* "." and ".." would mean folders to some proxies */
         kv_buf_puts(ret, "%2E");
         name++;
     }
@@ -205,7 +205,7 @@ int s3_renew(struct s3_client *client, const struct s3_config *config, char *pat
     struct s3_request request = {.method = "PUT", .path = path, .root = "CopyObjectResult"};
     int error = path ? 0 : -ENOMEM;
 
-    /* The path of a bucket in the host's name lacks it; the source must have it. */
+    /* The path of a bucket in the host's name lacks the bucket; a copy's source must have it. */
     if (!error &&
         asprintf(&request.copy_source, "%s%s%s", strcmp(config->root, "/") == 0 ? "/" : "",
                  strcmp(config->root, "/") == 0 ? config->bucket : "", path) < 0) {
@@ -314,7 +314,8 @@ static void abort_parts(struct s3_client *client, const char *path, const char *
     s3_request_fini(&request);
 }
 
-/* A completion whose answer was lost looks like an upload that never was: the object itself tells. */
+/* True when a completed upload exists. After a lost answer a completed upload looks like one that
+ * never was: ask for the object. */
 static int is_there(struct s3_client *client, const char *path, const char *sum)
 {
     struct s3_request request = {.method = "HEAD", .path = strdup(path)};
@@ -371,7 +372,7 @@ int s3_put(struct s3_client *client, const struct s3_config *config, char *path,
 /* -- Listings -------------------------------------------------------------------------------- */
 
 struct listing {
-    const char *start; /* what keys begin with */
+    const char *start; /* prefix of the keys */
     s3_listed_fn each;
     void *arg;
     uint64_t n_keys;
@@ -384,7 +385,7 @@ static int on_listed(void *arg, const struct s3_listed *object)
     size_t len = strlen(listing->start);
 
     if (strncmp(copy.key, listing->start, len) != 0)
-        return -EPROTO; /* nobody asked for it: the server, or our decoding, can't be trusted */
+        return -EPROTO; /* not requested: the server, or our decoding, is wrong */
     listing->n_keys++;
     memmove(copy.key, copy.key + len, strlen(copy.key + len) + 1);
     return listing->each(listing->arg, &copy);
@@ -404,7 +405,8 @@ static char *list_query(const char *start, const char *token, unsigned page)
     return take_text(&query);
 }
 
-/* Tokens that come again are found by Brent's method: one is noted, ever more seldom. */
+/* List objects. Repeated tokens are found by Brent's method, which compares with a token noted ever
+ * more rarely. */
 int s3_list(struct s3_client *client, const struct s3_config *config, const char *folder,
             unsigned page, s3_listed_fn each, void *arg)
 {
@@ -431,7 +433,7 @@ int s3_list(struct s3_client *client, const struct s3_config *config, const char
                                     sizeof(next));
         s3_request_fini(&request);
         if (!error && next[0] && strcmp(next, noted) == 0)
-            error = -EPROTO; /* would never end */
+            error = -EPROTO; /* repeats: would never end */
         memcpy(token, next, sizeof(token));
         if (++n_pages == note_at) {
             memcpy(noted, next, sizeof(noted));
@@ -439,9 +441,9 @@ int s3_list(struct s3_client *client, const struct s3_config *config, const char
         }
         if (!error && next[0] &&
             spent_ns > config->timeout_ms * KV_NS_PER_MS + listing.n_keys * KEY_EARNS_NS)
-            error = -ETIMEDOUT; /* ever new tokens, and next to nothing listed */
+            error = -ETIMEDOUT; /* ever new tokens, and almost no object */
         if (!error && next[0] && n_pages == MAX_PAGES)
-            error = -E2BIG; /* a part must not pass for all */
+            error = -E2BIG; /* an incomplete list must not pass for a complete one */
     } while (!error && next[0]);
     free(start);
     return error;

@@ -27,7 +27,7 @@ struct s3_pending {
     pthread_cond_t changed;
     struct transfer *puts, *gets;
     size_t n_puts, put_bytes, n_gets, get_bytes, n_running_puts;
-    size_t usual_len; /* of what was fetched last: how many fit is guessed from it */
+    size_t usual_len; /* length fetched last: an estimate of how many values fit */
     uint64_t last_number;
     struct s3_seen *seen;
 };
@@ -103,7 +103,7 @@ static void put_done(void *arg, struct s3_request *request)
         free_transfer(transfer);
 }
 
-/* The lock is held; the client's comes after it, here and everywhere. */
+/* Begin a put. The lock is held; the client's lock always comes after it. */
 static void run_put(struct s3_pending *pending, struct transfer *transfer)
 {
     s3_request_reset(&transfer->request);
@@ -159,7 +159,7 @@ int s3_pending_put(struct s3_pending *pending, const uint8_t *hash, size_t hash_
     transfer->request.len = len;
     transfer->request.if_none_match = !replace;
     s3_sum(data, len, transfer->request.sum);
-    if (s3_sha256_hex(data, len, transfer->request.sha256)) { /* not with the lock held */
+    if (s3_sha256_hex(data, len, transfer->request.sha256)) { /* hashed without the lock */
         free_transfer(transfer);
         return -EIO;
     }
@@ -183,7 +183,7 @@ bool s3_pending_has(struct s3_pending *pending, const uint8_t *hash, size_t hash
     return put != NULL;
 }
 
-/* Whether puts up to @number still run; the error of one that failed in @ret_error. */
+/* True when puts up to @number still run; @ret_error gets the error of a failed one. */
 static bool runs_until(const struct s3_pending *pending, uint64_t number, int *ret_error)
 {
     bool runs = false;
@@ -245,7 +245,7 @@ static void get_done(void *arg, struct s3_request *request)
         free_transfer(transfer);
 }
 
-/* Make room: drop finished gets that no caller has fetched. */
+/* Make room: drop completed prefetches that no caller has taken. */
 static void drop_ready(struct s3_pending *pending)
 {
     struct transfer *at = pending->gets, *next;
@@ -316,7 +316,8 @@ int s3_pending_take(struct s3_pending *pending, const uint8_t *hash, size_t hash
     if (transfer)
         drop_get(pending, transfer);
     pthread_mutex_unlock(&pending->lock);
-    if (transfer && s3_is_whole(&transfer->request)) { /* else the caller asks again, and tells */
+    /* otherwise the caller asks again and reports */
+    if (transfer && s3_is_whole(&transfer->request)) {
         *ret = KV_STEAL(transfer->request.data);
         *ret_len = transfer->request.data_len;
         error = 0;

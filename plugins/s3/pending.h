@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Pending requests of a handle: puts not yet stored, and prefetched gets not yet fetched by a
- * caller. Both are bounded.
+ * Pending requests of a handle: puts not yet stored, and prefetched gets not yet taken by a caller.
+ * Both are bounded.
  *
- *   put_chunk copies into a put and goes on; put_manifest waits for all puts begun before it. A put
- *   that failed stays, with its bytes, and is tried again by each put_manifest: none succeeds while
- *   a chunk before it is missing.
+ * put_chunk copies the value into a put and returns; put_manifest waits for all puts begun before
+ * it. A failed put is kept with its bytes, and each put_manifest tries it again: no manifest is
+ * published while a chunk before it is missing.
  *
  * Thread-safe; one lock.
  */
@@ -16,29 +16,31 @@
 #include "s3/seen.h"
 
 struct s3_pending;
-/** Borrows all three; what was stored is noted in @seen. */
+/** Create. Borrows all three arguments; stored chunks are noted in @seen. */
 int s3_pending_create(struct s3_client *client, const struct s3_config *config,
                       struct s3_seen *seen, struct s3_pending **ret);
-void s3_pending_destroy(struct s3_pending *pending); /* after the client */
+void s3_pending_destroy(struct s3_pending *pending); /* call after destroying the client */
 
-/** Larger values are put by the caller itself. */
+/** Callers put larger values by themselves. */
 #define S3_BUFFERED (16u << 20)
 
 /**
- * Begin to store a chunk that isn't there. 0; 1: another put of it is under way; -EIO: what failed
- * before fills the room. @replace: also over what is there.
+ * Begin to store a chunk that is missing. Returns 0; 1: another put of it is running; -EIO: failed
+ * puts fill the room. @replace: overwrite an existing object.
  */
 int s3_pending_put(struct s3_pending *pending, const uint8_t *hash, size_t hash_len,
                    const void *data, size_t len, bool replace);
-/** Whether a put of it is under way (a failed one is begun again). */
+/** True when a put of the chunk is running (a failed one is begun again). */
 bool s3_pending_has(struct s3_pending *pending, const uint8_t *hash, size_t hash_len);
-/** Wait until all puts begun until now are stored; the error of one that is not. @retry: those that
- * failed before are begun again first. */
+/**
+ * Wait until all puts begun so far are stored. Returns 0 or the error of one that failed. @retry:
+ * first begin failed puts again.
+ */
 int s3_pending_flush(struct s3_pending *pending, bool retry);
 
-/** Begin to fetch; what there is no room for is left out. */
+/** Begin to prefetch. Chunks without room are skipped. */
 void s3_pending_fetch(struct s3_pending *pending, const uint8_t *hashes, size_t hash_len, size_t n);
-/** A chunk that is under way in either direction, verified; -ENOENT: it is not. */
+/** Take the verified value of a chunk that is being put or prefetched. -ENOENT: it is neither. */
 int s3_pending_take(struct s3_pending *pending, const uint8_t *hash, size_t hash_len, uint8_t **ret,
                     size_t *ret_len);
 

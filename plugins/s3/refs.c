@@ -10,19 +10,19 @@
 #include "base/history.h"
 #include "base/xxh.h"
 
-#define MAX_KEYS_BYTES (48u << 20) /* of one publication: three million chunks */
+#define MAX_KEYS_BYTES (48u << 20) /* limit for one publication: three million chunks */
 #define SEGMENT_BYTES (1u << 20)
-#define MAX_SEGMENTS 1024 /* names whose last object is remembered, the latest ones */
+#define MAX_SEGMENTS 1024 /* names whose last object is remembered: the latest ones */
 #define MAX_SEGMENTS_BYTES (64u << 20)
 
 /* -- A set of keys ----------------------------------------------------------------------------- */
 
-/* Records as in the object; an open-addressed table of their places finds them again. */
+/* Records as in the object, and an open-addressed table of their offsets. */
 struct s3_ref_keys {
     struct kv_buf records;
-    uint32_t *slots; /* place + 1; 0: free */
+    uint32_t *slots; /* offset + 1; 0: free */
     size_t n, capacity;
-    bool overflow; /* some are not in here */
+    bool overflow; /* some keys had no room */
 };
 
 static void keys_free(struct s3_ref_keys *keys)
@@ -34,13 +34,13 @@ static void keys_free(struct s3_ref_keys *keys)
     free(keys);
 }
 
-/* A record that begins with another length may be shorter: there is less of it to compare. */
+/* Compare records. One with another length may be shorter, so compare the length first. */
 static bool is_same(const char *a, const uint8_t *b)
 {
     return (uint8_t)*a == *b && memcmp(a + 1, b + 1, *b) == 0;
 }
 
-/* The slot of the record at @record, or the free one where it belongs. */
+/* Return the slot of the record at @record, or the free slot where it belongs. */
 static uint32_t *slot_of(const struct s3_ref_keys *keys, const uint8_t *record)
 {
     size_t i = XXH3_64bits(record, 1 + (size_t)record[0]) & (keys->capacity - 1);
@@ -94,7 +94,7 @@ static void keys_merge(struct s3_ref_keys *keys, const struct s3_ref_keys *more)
     keys->overflow |= more->overflow;
 }
 
-/* Bytes of what is in @keys and not in @in. */
+/* Number of bytes of the records in @keys that @in lacks. */
 static size_t fresh_bytes(const struct s3_ref_keys *keys, const struct s3_ref_keys *in)
 {
     const uint8_t *records = (const uint8_t *)keys->records.data;
@@ -111,7 +111,7 @@ static size_t bytes_of(const struct s3_ref_keys *keys)
     return keys->records.capacity + keys->capacity * sizeof(*keys->slots);
 }
 
-/* -- What was noted since, and what was stored last -------------------------------------------- */
+/* -- chunks noted since, and objects stored last ----------------------------------------------- */
 
 struct s3_ref_segment {
     struct s3_ref_segment *next;
@@ -132,18 +132,18 @@ struct s3_refs {
     const struct s3_config *config;
     uint64_t handle[2]; /* random: no two handles write the same object */
     pthread_mutex_t lock;
-    struct s3_ref_keys *since; /* NULL: nothing yet */
-    bool lost;                 /* there was no memory for it */
-    bool used, shared;         /* by a thread; by another as well */
+    struct s3_ref_keys *since; /* NULL: none yet */
+    bool lost;                 /* out of memory: `since` is incomplete */
+    bool used, shared;         /* used by a thread; by another one as well */
     pthread_t first;
-    struct past past[KV_HISTORY_PUBLICATIONS]; /* a ring: the last n_past end before next_past */
+    struct past past[KV_HISTORY_PUBLICATIONS]; /* ring: the last n_past end before next_past */
     size_t next_past, n_past, past_bytes;
     uint64_t last_number;
-    struct s3_ref_segment *segments; /* the latest first; out of it while being stored */
+    struct s3_ref_segment *segments; /* latest first; taken out while being stored */
     size_t n_segments, segments_bytes;
 };
 
-/* With those behind it. */
+/* Free a segment and those behind it. */
 static void segment_free(struct s3_ref_segment *segment)
 {
     while (segment) {
@@ -242,7 +242,7 @@ static void remember(struct s3_refs *refs, struct s3_ref_keys *keys, bool opaque
         drop_oldest(refs);
 }
 
-/* Add chunks that other publications took and this thread's manifest may need. */
+/* Add chunks that earlier publications included and this thread's manifest may need. */
 static void recall(struct s3_refs *refs, struct s3_ref_keys *ret)
 {
     struct kv_history_walk walk = {.shared = refs->shared};
@@ -277,7 +277,7 @@ static struct s3_ref_segment *unlink_segment(struct s3_refs *refs, struct s3_ref
     return segment;
 }
 
-/* Out of the list: nobody else writes this object until it is back. */
+/* Take a segment out of the list: no other thread writes its object until give_segment. */
 static struct s3_ref_segment *take_segment(struct s3_refs *refs, XXH128_hash_t name)
 {
     struct s3_ref_segment **at = &refs->segments;
@@ -287,8 +287,8 @@ static struct s3_ref_segment *take_segment(struct s3_refs *refs, XXH128_hash_t n
     return unlink_segment(refs, at);
 }
 
-/* Back, as the latest; threads that publish one name at once have an object each. What is to be
- * freed is returned, a list: the oldest ones when there are too many. */
+/* Put a segment back as the latest. Threads that publish one name at the same time have an object
+ * each. Returns a list to free: the oldest segments beyond the limit. */
 static struct s3_ref_segment *give_segment(struct s3_refs *refs, struct s3_ref_segment *segment)
 {
     struct s3_ref_segment *out = NULL, **at, *oldest;
@@ -348,7 +348,7 @@ static int send_segment(struct s3_refs *refs, const char *name, struct s3_noting
     return 0;
 }
 
-/* @wanted into @segment (taken over), or a new one where there is none or it is full; sent. */
+/* Store @wanted in @segment (taken over), or in a new one where there is none or it is full. */
 static int note(struct s3_refs *refs, const char *name, uint64_t number,
                 struct s3_ref_segment *segment, const struct s3_ref_keys *wanted,
                 struct s3_noting *ret)
@@ -359,7 +359,7 @@ static int note(struct s3_refs *refs, const char *name, uint64_t number,
      * chunks would each begin a new segment. */
     fresh = segment ? fresh_bytes(wanted, segment->keys) : 0;
     if (fresh > 0 && segment->keys->records.len + fresh > SEGMENT_BYTES) {
-        segment_free(segment); /* it is stored */
+        segment_free(segment); /* already stored */
         segment = NULL;
     }
     if (!segment)
@@ -422,19 +422,19 @@ void s3_refs_end(struct s3_refs *refs, struct s3_noting *noting, bool published)
         old = give_segment(refs, KV_STEAL(segment));
     pthread_mutex_unlock(&refs->lock);
     segment_free(old);
-    segment_free(segment); /* after a failure nobody knows what the object has: another is begun */
+    segment_free(segment); /* after a failure the object's content is unknown: begin another one */
     keys_free(noting->taken);
     *noting = (struct s3_noting){0};
 }
 
-/* -- Reading and forgetting -------------------------------------------------------------------- */
+/* -- listing and deleting ---------------------------------------------------------------------- */
 
 struct walk {
     struct s3_refs *refs;
     const char *name;
     kv_store_each_fn each;
     void *arg;
-    size_t n; /* objects found */
+    size_t n; /* number of objects found */
 };
 
 static int read_notes(struct walk *walk, const uint8_t *data, size_t len)
@@ -447,7 +447,7 @@ static int read_notes(struct walk *walk, const uint8_t *data, size_t len)
 
         at += 1 + entry.hash_len;
         if (entry.hash_len == 0)
-            rc = -ENOENT; /* more than was noted */
+            rc = -ENOENT; /* the notes are incomplete */
         else
             rc =
                 at > len || entry.hash_len > S3_MAX_HASH ? -EBADMSG : walk->each(walk->arg, &entry);
@@ -463,7 +463,7 @@ static int on_notes(void *arg, const struct s3_listed *object)
     int rc = s3_get(walk->refs->client, s3_refs_path(walk->refs->config, walk->name, object->key),
                     &data, &len);
 
-    if (rc == -ENOENT) /* deleted since it was listed, and so was the manifest */
+    if (rc == -ENOENT) /* deleted after it was listed, with its manifest */
         return 0;
     walk->n++;
     if (rc)

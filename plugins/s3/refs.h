@@ -27,7 +27,9 @@ struct s3_refs;
 struct s3_refs *s3_refs_create(struct s3_client *client, const struct s3_config *config);
 void s3_refs_destroy(struct s3_refs *refs);
 
-/** A chunk was put or hit. Always counts: without memory, what is noted counts as not whole. */
+/**
+ * Note a chunk that was put or hit. Always counts: when out of memory, the notes become incomplete.
+ */
 void s3_refs_add(struct s3_refs *refs, const uint8_t *hash, size_t hash_len);
 
 /** One publication, from s3_refs_begin to s3_refs_end; the caller's memory. */
@@ -40,17 +42,20 @@ struct s3_noting {
 };
 
 /**
- * Begin to store the notes for @name; not @opaque: its manifest tells itself, nothing is stored.
+ * Begin to store the notes for @name. Not @opaque: the manifest names its chunks, so no note is
+ * stored.
  */
 void s3_refs_begin(struct s3_refs *refs, const char *name, bool opaque, struct s3_noting *ret);
-/** Wait until they are stored: only then may the manifest be. */
+/** Wait until the notes are stored; store the manifest only then. */
 int s3_refs_wait(struct s3_refs *refs, struct s3_noting *noting);
-/** @published: the manifest is; otherwise the next publication notes the same chunks. */
+/**
+ * End. @published: the manifest is stored; otherwise the next publication notes the same chunks.
+ */
 void s3_refs_end(struct s3_refs *refs, struct s3_noting *noting, bool published);
 
-/** As in kv_store_ext.h. -EBADMSG: notes that are damaged. */
+/** List the noted chunks as in kv_store_ext.h. -EBADMSG: damaged notes. */
 int s3_refs_list(struct s3_refs *refs, const char *name, kv_store_each_fn each, void *arg);
-/** The manifest is deleted: so are its notes. */
+/** Delete a deleted manifest's notes. */
 int s3_refs_forget(struct s3_refs *refs, const char *name);
 
 #endif

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * The plugin's tables. A chunk is asked for (HEAD) before it is sent, many at once where a call
- * names many; what isn't there goes up in the background with If-None-Match, and put_manifest waits
- * for it. Chunks found there that are older than RENEW_S are copied to themselves: a sweep goes by
- * age, and must not take what a save under way counts on.
- */
+/* The plugin's tables. Before a chunk is sent the server is asked for it (HEAD), many at once where
+ * a call names many. Missing ones are uploaded in the background with If-None-Match, and
+ * put_manifest waits for the uploads. Existing chunks older than RENEW_S are copied to themselves:
+ * a sweep decides by age, and must keep chunks that a running save has hit. */
 #include <stdio.h>
 #include <string.h>
 
@@ -36,7 +34,7 @@ static int on_probe(void *arg, const struct s3_listed *object)
 {
     (void)arg;
     (void)object;
-    return 1; /* one page will do */
+    return 1; /* stop after the first page */
 }
 
 static kv_store_v1 *s3_open(const char *uri)
@@ -62,7 +60,8 @@ static kv_store_v1 *s3_open(const char *uri)
         self->refs = s3_refs_create(self->client, &self->config);
         error = self->refs ? 0 : -ENOMEM;
     }
-    if (!error) /* wrong keys, bucket, region, endpoint and clock show now, not in the first save */
+    /* report wrong keys, bucket, region, endpoint or clock now, not in the first save */
+    if (!error)
         error = s3_list(self->client, &self->config, "", 1, on_probe, NULL);
     if (error < 0) {
         kv_log_error("s3", "the bucket can't be listed", "endpoint=%s bucket=%s region=%s error=%d",
@@ -73,13 +72,15 @@ static kv_store_v1 *s3_open(const char *uri)
     return self;
 }
 
-/* -- Which chunks are there ------------------------------------------------------------------ */
+/* -- Which chunks exist ------------------------------------------------------------------------ */
 
-/* 1: there and whole; 0: not; negative: can't tell. */
+/* Judge the answer to a HEAD. Returns 1: the chunk exists and is complete; 0: it doesn't; negative:
+ * unknown. */
 static int judge_head(kv_store_v1 *self, struct s3_request *head, const uint8_t *hash,
                       size_t hash_len, bool renew)
 {
-    int64_t now_s = head->server_s ? head->server_s : s3_now_s(self); /* whose clock set the age */
+    /* the clock that set the age */
+    int64_t now_s = head->server_s ? head->server_s : s3_now_s(self);
     int error = head->error;
 
     if (!error && !s3_is_whole(head)) {
@@ -89,18 +90,20 @@ static int judge_head(kv_store_v1 *self, struct s3_request *head, const uint8_t 
     if (!error && renew && head->modified_s && now_s - head->modified_s > RENEW_S) {
         error = s3_renew(self->client, &self->config, s3_chunk_path(&self->config, hash, hash_len),
                          head->got_sum);
-        if (error == -ENOTSUP) { /* no copies here: sent again, which renews as well */
+        /* the server has no copies: send the chunk again, which renews it as well */
+        if (error == -ENOTSUP) {
             s3_seen_note(self->seen, hash, hash_len, S3_BAD);
             return 0;
         }
     }
-    /* Seen spares the next put a look, and so the renewal: only of chunks that need none yet. */
+    /* A "seen" chunk's next put skips the HEAD, and so the renewal. Note only chunks too young to
+     * need one. */
     if (error || renew || (head->modified_s && now_s - head->modified_s <= RENEW_S))
         s3_seen_note(self->seen, hash, hash_len, error ? S3_UNKNOWN : S3_SEEN);
     return error == -ENOENT ? 0 : error ? error : 1;
 }
 
-/* At most BATCH chunks at once. */
+/* Look for at most BATCH chunks at once. */
 static int find_batch(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n,
                       bool renew, int *ret)
 {
@@ -160,7 +163,7 @@ static int s3_touch_chunks(kv_store_v1 *self, const uint8_t *hashes, size_t hash
 
     if (n && s3_bad_hash(hashes, hash_len))
         return -EINVAL;
-    for (size_t i = 0; i < n; i++) /* "seen" is no answer: the age is wanted */
+    for (size_t i = 0; i < n; i++) /* ask for "seen" chunks too, since their age is needed */
         if (s3_seen_find(self->seen, hashes + i * hash_len, hash_len) == S3_SEEN)
             s3_seen_note(self->seen, hashes + i * hash_len, hash_len, S3_UNKNOWN);
     for (size_t at = 0; at < n && !error; at += BATCH) {
@@ -284,7 +287,8 @@ static int s3_get_chunks(kv_store_v1 *self, const uint8_t *hashes, size_t hash_l
     if (n && (s3_bad_hash(hashes, hash_len) || !out_data || !out_len || n > INT32_MAX))
         return -EINVAL;
     for (size_t i = 0; i < n; i++) {
-        if (i == ahead) { /* half a prefetch's room at a time, so that it goes on meanwhile */
+        /* prefetch half of the room at a time, so that fetching continues during the gets */
+        if (i == ahead) {
             ahead = KV_MIN(n, i + BATCH / 4);
             s3_pending_fetch(self->pending, hashes + i * hash_len, hash_len,
                              KV_MIN(BATCH / 2, n - i));
@@ -315,7 +319,7 @@ int s3_delete_chunk(kv_store_v1 *self, const uint8_t *hash, size_t hash_len)
         return -EINVAL;
     s3_pending_flush(self->pending, false);
     if (s3_pending_take(self->pending, hash, hash_len, &data, &len) == 0)
-        free(data); /* fetched before it went */
+        free(data); /* fetched before it was deleted */
     s3_seen_note(self->seen, hash, hash_len, S3_UNKNOWN);
     return s3_failed(self, s3_delete(self->client, s3_chunk_path(&self->config, hash, hash_len)));
 }
@@ -346,7 +350,7 @@ static int s3_flush(kv_store_v1 *self)
     return s3_failed(self, s3_pending_flush(self->pending, true));
 }
 
-/* Chunks and notes first, all at once; then the manifest. */
+/* Store chunks and notes first, all at once; then the manifest. */
 static int s3_put_manifest(kv_store_v1 *self, const char *name, const uint8_t *data,
                            size_t data_len)
 {
@@ -390,7 +394,7 @@ static int s3_delete_manifest(kv_store_v1 *self, const char *name)
     return s3_failed(self, error);
 }
 
-/* -- Figures and tables ------------------------------------------------------------------------ */
+/* -- Statistics and tables --------------------------------------------------------------------- */
 
 static int s3_stats(kv_store_v1 *self, kv_store_stats *ret)
 {

@@ -9,7 +9,7 @@
 #include "base/xxh.h"
 
 #define SLOTS 16384
-#define SEEN_NS (600 * KV_NS_PER_S) /* far less than any sweep's age */
+#define SEEN_NS (600 * KV_NS_PER_S) /* far less than any sweep's minimum age */
 
 /* Direct-mapped by the chunk's hash. */
 struct s3_seen {

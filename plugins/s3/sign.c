@@ -66,7 +66,7 @@ int s3_sha256_hex(const void *data, size_t len, char ret[S3_SHA256_HEX])
     return 0;
 }
 
-/* key = HMAC(key, text) */
+/* Compute key = HMAC(key, text). */
 static int chain(uint8_t key[MAC_LEN], size_t key_len, const void *secret, const char *text,
                  size_t len)
 {
@@ -106,7 +106,7 @@ static void put_header_names(const struct s3_signing *in, struct kv_buf *ret)
         kv_buf_printf(ret, "%s%s", i ? ";" : "", in->headers[i].name);
 }
 
-/* The request in the one form that both sides can make; only its hash is signed. */
+/* Hash the request's canonical form, which the server computes as well; only the hash is signed. */
 static int hash_request(const struct s3_signing *in, char ret[S3_SHA256_HEX])
 {
     struct kv_buf text = KV_BUF_INIT;

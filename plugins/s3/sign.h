@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * AWS Signature Version 4, header form, as S3 wants it: the path is signed as it is sent (encoded
- * once). Own code because libcurl 7.88's signer leaves the query as it is and hashes an empty body
- * for uploads. Stateless and thread-safe.
+ * AWS Signature Version 4, header form, as S3 requires it: the path is signed as it is sent
+ * (encoded once). libcurl 7.88's signer is unsuitable: it doesn't sort the query, and hashes an
+ * empty body for uploads. Stateless and thread-safe.
  */
 #ifndef KV_PLUGINS_S3_SIGN_H
 #define KV_PLUGINS_S3_SIGN_H
@@ -28,18 +28,18 @@ struct s3_signing {
     const struct s3_header *headers; /* all are signed; sorted by name, no name twice */
     size_t n_headers;
     const char *payload_sha256; /* lower case hex */
-    const char *stamp;          /* s3_stamp of the time of signing */
+    const char *stamp;          /* s3_stamp of the signing time */
     const char *region, *service;
     const char *access_key, *secret_key;
 };
 
 void s3_stamp(time_t when, char ret[S3_STAMP]);
-/** Lower case hex; -EIO when the library can't. */
+/** Hash to lower case hex. -EIO when the library fails. */
 int s3_sha256_hex(const void *data, size_t len, char ret[S3_SHA256_HEX]);
-/** Append the value of an Authorization header to @ret. -ENOMEM, -EIO. */
+/** Append the value of an Authorization header to @ret. Returns 0, -ENOMEM or -EIO. */
 int s3_sign(const struct s3_signing *in, struct kv_buf *ret);
 
-/** Append @text with all but A-Za-z0-9-._~ as %XX (and but '/', when @slashes stay). */
+/** Append @text with all characters but A-Za-z0-9-._~ as %XX. @slashes: keep '/'. */
 void s3_encode(struct kv_buf *ret, const char *text, size_t len, int slashes);
 void s3_hex(struct kv_buf *ret, const void *data, size_t len);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** The handle, and what the files that fill the plugin's tables share. */
+/** The handle, shared by the files that fill the plugin's tables. */
 #ifndef KV_PLUGINS_S3_STORE_H
 #define KV_PLUGINS_S3_STORE_H
 
@@ -30,7 +30,7 @@ static inline void s3_count(kv_store_v1 *self, enum s3_counter counter, uint64_t
     atomic_fetch_add_explicit(&self->counters[counter], n, memory_order_relaxed);
 }
 
-/** Counts what failed for another reason than a miss; returns @error. */
+/** Count a failure other than a miss. Returns @error. */
 static inline int s3_failed(kv_store_v1 *self, int error)
 {
     if (error < 0 && error != -ENOENT)
@@ -51,13 +51,13 @@ static inline bool s3_bad_name(const char *name)
     return !name || !*name || strlen(name) > S3_MAX_NAME;
 }
 
-/** The time by the server's clock, as far as its answers told. */
+/** Return the time by the server's clock, as known from its answers. */
 static inline int64_t s3_now_s(const kv_store_v1 *self)
 {
     return (int64_t)(kv_wall_ns() / KV_NS_PER_S) + s3_client_offset_s(self->client);
 }
 
-/* sweep.c and s3.c: of kv_store_ext.h. */
+/* sweep.c and s3.c: calls of kv_store_ext.h. */
 int s3_list_manifests(kv_store_v1 *self, kv_store_each_fn each, void *arg);
 int s3_list_chunks(kv_store_v1 *self, kv_store_each_fn each, void *arg);
 int s3_list_refs(kv_store_v1 *self, const char *name, kv_store_each_fn each, void *arg);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Listings, and sweeping on top of them. */
+/* Listings, and sweeps on top of them. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,15 +12,15 @@ struct listing {
     kv_store_v1 *self;
     kv_store_each_fn each;
     void *arg;
-    bool stopped; /* by the caller, whose value is then the answer */
+    bool stopped; /* by the caller, whose value is returned */
 };
 
-/* The server's clock said when; callers compare with their own. */
+/* Convert a time of the server's clock to ours, by which callers compare. */
 static uint64_t by_our_clock(kv_store_v1 *self, int64_t modified_s)
 {
     int64_t offset_s = s3_client_offset_s(self->client);
 
-    if (llabs(offset_s) <= 2) /* whole seconds tell no more */
+    if (llabs(offset_s) <= 2) /* times have whole seconds */
         offset_s = 0;
     return modified_s > offset_s ? (uint64_t)(modified_s - offset_s) : 0;
 }
@@ -96,11 +96,12 @@ struct sweep {
     kv_store_v1 *self;
     kv_store_live_fn live;
     void *arg;
-    int64_t before_s; /* what was modified before may go */
+    int64_t before_s; /* objects modified before may be deleted */
     kv_store_swept swept;
 };
 
-/* The age is asked again right before: a save may have renewed the chunk since it was listed. */
+/* Delete one chunk. Ask for its age again right before: a save may have renewed it since it was
+ * listed. */
 static int sweep_one(struct sweep *sweep, const uint8_t *hash, size_t hash_len)
 {
     kv_store_v1 *self = sweep->self;
@@ -142,8 +143,8 @@ static int on_sweep(void *arg, const struct s3_listed *object)
     return 0;
 }
 
-/* All ages are the server's, so the moment that they are compared with is too, and it is asked for
- * once: what is put while the sweep goes on is young however long that takes. */
+/* Compute the cutoff by the server's clock, which sets all ages, once: chunks put during the sweep
+ * are young however long it takes. */
 static int set_cutoff(kv_store_v1 *self, uint64_t min_age_s, int64_t *ret)
 {
     int64_t now_s;

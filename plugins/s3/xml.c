@@ -15,13 +15,13 @@
 enum {
     MAX_DEPTH = 16,
     MAX_PARTS = 128 << 10, /* elements and attributes; a page of 1000 keys has 16000 */
-    MAX_TAG = 64 << 10,    /* bytes, without what is read at once */
-    PIECE = 16 << 10       /* read at once: what a tag of any length may cost */
+    MAX_TAG = 64 << 10,    /* bytes, without the piece being read */
+    PIECE = 16 << 10       /* bytes read at once: the cost of a tag of any length */
 };
 
 /* -- a walk over a document -------------------------------------------------------------------- */
 
-/* Calls @closed at the end of each element, with its text when no element is within. */
+/* Call @closed at the end of each element, with its text when it has no child element. */
 struct walk {
     const char *root_wanted; /* NULL: any */
     int (*closed)(struct walk *walk, const char *name, const char *text);
@@ -30,8 +30,8 @@ struct walk {
     size_t parts; /* elements and attributes */
     int error;    /* the first one */
     char root[32];
-    bool leaf, cut;  /* no element within so far; its text didn't fit */
-    size_t text_len; /* of the element opened last */
+    bool leaf, cut;  /* leaf: no child element so far; cut: its text didn't fit */
+    size_t text_len; /* length of the text of the element opened last */
     char text[sizeof(((struct s3_listed *)0)->key)];
 };
 
@@ -89,11 +89,12 @@ static void XMLCALL on_close(void *arg, const char *name)
     error = walk->error ? 0 : walk->closed(walk, local_name(name), walk->text);
     if (error)
         stop(walk, error);
-    walk->leaf = false; /* of the element around it */
+    walk->leaf = false; /* its parent is no leaf */
     walk->depth--;
 }
 
-/* Document types define entities, which can grow without bounds. No server needs one. */
+/* Refuse document types: they define entities, which can grow without bounds. No server needs
+ * one. */
 static void XMLCALL on_doctype(void *arg, const char *name, const char *system, const char *public,
                                int internal)
 {
@@ -101,7 +102,7 @@ static void XMLCALL on_doctype(void *arg, const char *name, const char *system, 
     stop(arg, -EPROTO);
 }
 
-/* Returns the length of the XML declaration, well-formed or not. */
+/* Return the length of the XML declaration, well-formed or not. */
 static size_t declaration(const char *data, size_t len)
 {
     const char *end = len > 5 && memcmp(data, "<?xml", 5) == 0 && memchr(" \t\r\n?", data[5], 5)
@@ -111,7 +112,7 @@ static size_t declaration(const char *data, size_t len)
     return end ? (size_t)(end + 2 - data) : 0;
 }
 
-/* In pieces, since the parser takes all attributes of an element before it calls. */
+/* Feed the parser in pieces, since it collects all attributes of an element before it calls. */
 static void feed(struct walk *walk, const char *data, size_t len)
 {
     enum XML_Status status;
@@ -129,14 +130,16 @@ static void feed(struct walk *walk, const char *data, size_t len)
         walk->error = XML_GetErrorCode(walk->parser) == XML_ERROR_NO_MEMORY ? -ENOMEM : -EPROTO;
 }
 
-/* Returns 0, the first error of a handler, or -EPROTO for a document that isn't well-formed. */
+/* Parse a document. Returns 0, the first error of a handler, or -EPROTO for one that isn't
+ * well-formed. */
 static int parse(struct walk *walk, const char *data, size_t len)
 {
     size_t skip;
 
     if (!len)
         return -EPROTO;
-    for (; len > 0 && memchr(" \t\r\n", *data, 4); len--) /* servers that keep a connection alive */
+    /* some servers send white space to keep a connection alive */
+    for (; len > 0 && memchr(" \t\r\n", *data, 4); len--)
         data++;
     skip = declaration(data, len);
     data += skip;
@@ -153,7 +156,7 @@ static int parse(struct walk *walk, const char *data, size_t len)
     return walk->error;
 }
 
-/* Copies what fits. -ENOSPC when that isn't all. */
+/* Copy the text as far as it fits; -ENOSPC when it is longer. */
 static int copy_text(const struct walk *walk, char *ret, size_t size)
 {
     return snprintf(ret, size, "%s", walk->text) >= (int)size || walk->cut ? -ENOSPC : 0;
@@ -255,22 +258,22 @@ static int read_size(const char *text, uint64_t *ret)
 {
     char *end;
 
-    *ret = strtoull(text, &end, 10); /* UINT64_MAX when it doesn't fit */
+    *ret = strtoull(text, &end, 10); /* UINT64_MAX when it is too large */
     return isdigit((unsigned char)*text) && *end == '\0' && *ret != UINT64_MAX ? 0 : -EPROTO;
 }
 
 /* -- a listing --------------------------------------------------------------------------------- */
 
-/* A page is read twice: for the facts about it, some of which may follow the objects; then for the
- * objects. */
+/* A listing's page. It is read twice: first for its facts, some of which may follow the objects;
+ * then for the objects. */
 struct page {
     struct walk walk;
-    s3_listed_fn each; /* NULL: the first time */
+    s3_listed_fn each; /* NULL: the first reading */
     void *arg;
     bool told, more, encoded;
-    char *next; /* the caller's */
+    char *next; /* the caller's buffer */
     size_t next_size;
-    struct s3_listed object; /* as far as it has been read */
+    struct s3_listed object; /* filled while it is read */
 };
 
 static int take_field(struct page *page, const char *name, const char *text)
@@ -320,7 +323,7 @@ static int page_closed(struct walk *walk, const char *name, const char *text)
     if (walk->depth != 2)
         return 0;
     error = strcmp(name, "Contents") == 0 ? take_object(page) : take_fact(page, name, text);
-    page->object = (struct s3_listed){.len = UINT64_MAX}; /* fields of others are dropped */
+    page->object = (struct s3_listed){.len = UINT64_MAX}; /* fields of other elements are dropped */
     return error;
 }
 

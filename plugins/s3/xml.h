@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Three XML answers of S3: a page of a listing, one element, an error. expat reads them. An answer
- * that breaks off or isn't well-formed, one with a document type, and one with more elements and
- * attributes than any server sends, is -EPROTO. An XML declaration is passed over unread: all is
- * UTF-8. Thread-safe; nothing is kept.
+ * Three XML answers of S3: a page of a listing, one element, an error. expat parses them. Returns
+ * -EPROTO for an answer that breaks off or isn't well-formed, has a document type, or has more
+ * elements and attributes than any server sends. An XML declaration is skipped: all text is UTF-8.
+ * Thread-safe; no state is kept.
  */
 #ifndef KV_PLUGINS_S3_XML_H
 #define KV_PLUGINS_S3_XML_H
@@ -14,7 +14,7 @@
 
 /** One object of a listing. */
 struct s3_listed {
-    char key[3200]; /* as it is in the bucket; room for 1024 bytes percent-encoded */
+    char key[3200]; /* as in the bucket; room for 1024 bytes percent-encoded */
     uint64_t len;
     int64_t modified_s; /* 0: unknown */
 };
@@ -22,10 +22,10 @@ typedef int (*s3_listed_fn)(void *arg, const struct s3_listed *object);
 
 /**
  * Read a ListObjectsV2 answer that was asked for with encoding-type=url. The page is checked whole
- * before @each gets its objects. @ret_next gets the continuation token, "" on the last page: what
- * IsTruncated says counts, and a page that doesn't say whether it is the last is refused, since
- * whoever sweeps would take a part for all. Returns what @each returned when not 0, -EPROTO for
- * what is no such answer, -ENOSPC for a token or key beyond all bounds, -ENOMEM.
+ * before @each gets its objects. @ret_next gets the continuation token, "" on the last page.
+ * IsTruncated decides which page is the last; a page without it is refused, since a sweep would
+ * take a part for the whole. Returns what @each returned when not 0, -EPROTO for another document,
+ * -ENOSPC for a token or key that is too long, or -ENOMEM.
  */
 int s3_read_listing(const void *data, size_t len, s3_listed_fn each, void *arg, char *ret_next,
                     size_t next_size);
@@ -34,21 +34,21 @@ int s3_read_listing(const void *data, size_t len, s3_listed_fn each, void *arg, 
 bool s3_decode(char *text, bool plus);
 
 /**
- * Read the text of the first element @name, wherever it is, of an answer that is whole. Returns 0,
- * -ENOENT, -EPROTO, -ENOSPC (with what fits), -ENOMEM.
+ * Read the text of the first element @name, anywhere in a complete answer. Returns 0, -ENOENT,
+ * -EPROTO, -ENOSPC (with the part that fits), -ENOMEM.
  */
 int s3_read_element(const void *data, size_t len, const char *name, char *ret, size_t size);
 
-/** Check that an answer is whole and its root element is @root. Returns 0, -EPROTO, -ENOMEM. */
+/** Check that an answer is complete and its root element is @root. Returns 0, -EPROTO, -ENOMEM. */
 int s3_check_root(const void *data, size_t len, const char *root);
 
 /**
- * Return whether the body is an <Error>, with its code (cut to fit) in @ret: "unknown" when it has
- * none. The body may break off behind the code.
+ * True when the body is an <Error>. @ret gets its code (cut to fit), "unknown" when it has none.
+ * The body may break off behind the code.
  */
 bool s3_read_error(const void *data, size_t len, char *ret, size_t size);
 
-/** Seconds since 1970 of 2026-01-02T03:04:05[.678]Z; 0 when it isn't one. */
+/** Parse 2026-01-02T03:04:05[.678]Z to seconds since 1970; 0 when it isn't such a time. */
 int64_t s3_read_time(const char *text);
 
 #endif
