@@ -30,31 +30,15 @@
  * chunk is lost.
  */
 #include <fcntl.h>
-#include <stdio.h>
 #include <sys/file.h>
 #include <unistd.h>
 
 #include "base/log.h"
 #include "base/own_manifest.h"
-#include "store/file_impl.h"
+#include "store/file_commit.h"
 #include "store/manifest.h"
 
-struct commit {
-    struct kvs_file_pending **entries; /* busy ones: only this publication frees them */
-    int *fds;                          /* descriptors of the files to sync (n_fds) */
-    uint64_t *tmps;
-    size_t n, n_sync;
-    uint64_t bytes, placed;        /* bytes to sync; bytes of new chunk files put into place */
-    bool fans[KVS_FILE_FANS];      /* fan-outs with a chunk of this publication */
-    bool sync_fans[KVS_FILE_FANS]; /* fan-outs with names that may not be durable */
-    bool whole_fs;                 /* sync the whole file system instead of single files */
-    int refs_fd;                   /* refs/ file with this publication's notes, to sync; -1 */
-    /* the manifest's format isn't ours: note which chunks it may need */
-    bool opaque;
-    bool noted; /* noting has begun */
-};
-
-static void commit_fini(struct commit *c)
+static void commit_fini(struct kvs_file_commit *c)
 {
     if (c->refs_fd >= 0)
         close(c->refs_fd);
@@ -66,7 +50,8 @@ static void commit_fini(struct commit *c)
 /* Mark, under `lock`, the entries that the manifest needs. A manifest of our own format needs only
  * the chunks that it names; other pending chunks are of saves that were given up. One that names no
  * chunk is how callers with keys of their own publish (the object tier), so it needs all. */
-static void mark_needed(kv_store_v1 *h, const struct commit *c, const struct kvs_manifest *m)
+static void mark_needed(kv_store_v1 *h, const struct kvs_file_commit *c,
+                        const struct kvs_manifest *m)
 {
     bool all = !m || m->n_chunks == 0;
 
@@ -83,11 +68,11 @@ static void mark_needed(kv_store_v1 *h, const struct commit *c, const struct kvs
 
 /* Collect all pending entries. @m: the manifest, or NULL when its format doesn't tell what it
  * needs. */
-static int collect(kv_store_v1 *h, struct commit *c, const struct kvs_manifest *m)
+static int collect(kv_store_v1 *h, struct kvs_file_commit *c, const struct kvs_manifest *m)
 {
     int rc = 0;
 
-    *c = (struct commit){.refs_fd = -1};
+    *c = (struct kvs_file_commit){.refs_fd = -1};
     pthread_mutex_lock(&h->lock);
     c->entries = malloc((h->map.n + 1) * sizeof(struct kvs_file_pending *));
     c->fds = malloc((h->map.n + 2) * sizeof(*c->fds));
@@ -107,138 +92,9 @@ static int collect(kv_store_v1 *h, struct commit *c, const struct kvs_manifest *
     return rc;
 }
 
-/* True when the chunk is lost and the manifest doesn't need it. */
-static bool is_missed_by_none(kv_store_v1 *h, const struct kvs_file_pending *e)
-{
-    bool ret;
-
-    pthread_mutex_lock(&h->lock);
-    ret = e->state == KVS_FILE_LOST && !e->needed;
-    pthread_mutex_unlock(&h->lock);
-    return ret;
-}
-
-static void lose(kv_store_v1 *h, struct kvs_file_pending *e)
-{
-    pthread_mutex_lock(&h->lock);
-    e->state = KVS_FILE_LOST;
-    pthread_mutex_unlock(&h->lock);
-}
-
-/* Write a file whose sync failed anew, from the bytes that can still be read. */
-static int renew(kv_store_v1 *h, struct kvs_file_pending *e)
-{
-    uint64_t owner = kvs_file_owner(e->key, e->key_len, false), n, old = e->tmp;
-    char name[KVS_FILE_TMP], side_car[KVS_FILE_TMP + 8];
-    struct kvs_file_sum sum;
-    uint8_t *data;
-    struct stat st;
-    size_t len;
-    int fd = -1, rc;
-
-    kvs_file_tmp_name(h, name, old);
-    snprintf(side_car, sizeof(side_car), "tmp/%s.s", name);
-    rc = kvs_file_read(h, h->tmp, name, side_car, owner, &data, &len, &st);
-    if (rc == -ENOENT || rc == -EBADMSG || rc == -EIO)
-        lose(h, e);
-    if (rc < 0)
-        return kvs_file_fail(h, rc == -EBADMSG ? EIO : -rc,
-                             "a chunk that could not be synced can't be read", name);
-    rc = kvs_file_write_tmp(h, owner, data, len, true, &n, &sum, &fd);
-    free(data);
-    if (rc < 0)
-        return rc;
-    if (e->fd >= 0) {
-        close(e->fd);
-        atomic_fetch_sub(&h->kept_fds, 1);
-    }
-    pthread_mutex_lock(&h->lock);
-    e->tmp = n;
-    e->fd = fd;
-    e->sum = sum;
-    e->state = KVS_FILE_PUT;
-    pthread_mutex_unlock(&h->lock);
-    kvs_file_drop_tmp(h, old);
-    return 0;
-}
-
-/* True when the chunk in place carries our checksum, which says that it was synced as well. */
-static bool is_marked(kv_store_v1 *h, const struct kvs_file_pending *e, const char *hex,
-                      const char *side_car)
-{
-    uint64_t owner = kvs_file_owner(e->key, e->key_len, false);
-    struct stat st;
-    int fd = kvs_file_open_read(h->fan[kvs_file_fan(e->key)], hex, &st);
-    struct kvs_file_sum sum;
-    bool marked = fd >= 0 && kvs_file_load_sum(h, fd, side_car, 0, owner, &sum) == 0;
-
-    if (fd >= 0)
-        close(fd);
-    return marked;
-}
-
-/* Look for a good copy of a lost chunk in place, written by another process. */
-static int find_lost(kv_store_v1 *h, struct kvs_file_pending *e)
-{
-    uint64_t owner = kvs_file_owner(e->key, e->key_len, false);
-    struct kvs_file_pending found = {.fd = -1};
-    char hex[KVS_FILE_HEX], side_car[KVS_FILE_HEX + 8];
-    uint8_t *data = NULL;
-    struct stat st;
-    size_t len;
-    int rc;
-
-    kvs_file_hex(hex, e->key, e->key_len);
-    kvs_file_chunk_side_car(side_car, hex);
-    rc = kvs_file_pin(h, e->key, hex, &found);
-    if (rc == 0 && !is_marked(h, e, hex, side_car))
-        rc = -ENOENT;
-    if (rc == 0)
-        rc = kvs_file_read(h, h->fan[kvs_file_fan(e->key)], hex, side_car, owner, &data, &len, &st);
-    if (rc < 0) {
-        if (found.pinned)
-            kvs_file_drop_tmp(h, found.tmp);
-        return kvs_file_fail(h, EIO, "a chunk that was put is lost", hex);
-    }
-    free(data);
-    if (e->pinned)
-        kvs_file_drop_tmp(h, e->tmp);
-    pthread_mutex_lock(&h->lock);
-    e->tmp = found.tmp;
-    e->pinned = found.pinned;
-    e->state = KVS_FILE_HIT;
-    pthread_mutex_unlock(&h->lock);
-    return 0;
-}
-
-static int prepare(kv_store_v1 *h, struct commit *c)
-{
-    int rc = 0;
-
-    for (size_t i = 0; i < c->n && rc == 0; i++) {
-        struct kvs_file_pending *e = c->entries[i];
-
-        if (e->state == KVS_FILE_SUSPECT)
-            rc = renew(h, e);
-        if (is_missed_by_none(h, e)) {
-            rc = 0;
-            continue;
-        }
-        if (e->state == KVS_FILE_LOST)
-            rc = find_lost(h, e);
-        /* entries in other states are in place and synced */
-        if (e->state == KVS_FILE_PUT && e->pinned) {
-            c->fds[c->n_sync] = e->fd;
-            c->tmps[c->n_sync++] = e->tmp;
-            c->bytes += e->sum.stored;
-        }
-    }
-    return rc;
-}
-
 /* Place all entries. Continue behind a lost chunk, so that the next save learns of all lost chunks
  * at once. */
-static int place_each(kv_store_v1 *h, struct commit *c)
+static int place_each(kv_store_v1 *h, struct kvs_file_commit *c)
 {
     bool lost = false;
 
@@ -247,15 +103,15 @@ static int place_each(kv_store_v1 *h, struct commit *c)
         char hex[KVS_FILE_HEX];
         int rc;
 
-        if (is_missed_by_none(h, e))
+        if (kvs_file_is_skipped(h, e))
             continue;
         rc = kvs_file_place(h, e);
         kvs_file_hex(hex, e->key, e->key_len);
         if (rc == -ENOENT || rc == -EBADMSG) {
-            lose(h, e);
+            kvs_file_lose(h, e);
             rc = -EIO;
         }
-        if (rc == -EIO && is_missed_by_none(h, e))
+        if (rc == -EIO && kvs_file_is_skipped(h, e))
             continue;
         if (rc == -EIO) {
             lost = true;
@@ -272,7 +128,7 @@ static int place_each(kv_store_v1 *h, struct commit *c)
     return lost ? -EIO : 0;
 }
 
-static void lock_fans(kv_store_v1 *h, const struct commit *c, int how)
+static void lock_fans(kv_store_v1 *h, const struct kvs_file_commit *c, int how)
 {
     for (int i = 0; i < KVS_FILE_FANS; i++) {
         if (c->fans[i])
@@ -280,7 +136,7 @@ static void lock_fans(kv_store_v1 *h, const struct commit *c, int how)
     }
 }
 
-static int place_all(kv_store_v1 *h, struct commit *c)
+static int place_all(kv_store_v1 *h, struct kvs_file_commit *c)
 {
     int rc = place_each(h, c);
 
@@ -301,141 +157,7 @@ static int place_all(kv_store_v1 *h, struct commit *c)
     return 0;
 }
 
-/* -- Done, or not ------------------------------------------------------------------------------ */
-
-/* Release an entry, under `lock`. It leaves the map unless it @stays pending. */
-static void let_go(kv_store_v1 *h, struct kvs_file_pending **at, bool stays)
-{
-    struct kvs_file_pending *e = *at;
-
-    e->busy = false;
-    if (e->gone)
-        return; /* freed by the caller */
-    if (stays)
-        *at = NULL;
-    else
-        kvs_file_map_remove(&h->map, e);
-}
-
-static void free_entries(kv_store_v1 *h, struct commit *c)
-{
-    for (size_t i = 0; i < c->n; i++)
-        kvs_file_pending_free(h, c->entries[i]);
-}
-
-/* True, under `lock`, when nothing but its age keeps a chunk that stays pending. */
-static bool wants_pin(const struct kvs_file_pending *e, bool keep)
-{
-    return !e->pinned && !e->leased && !e->tried && e->state != KVS_FILE_LOST && (e->again || keep);
-}
-
-/* Give chunks that stay pending after they were moved into place a link in tmp/, as hits have. */
-static void pin_again(kv_store_v1 *h, struct commit *c, bool keep)
-{
-    for (size_t i = 0; i < c->n; i++) {
-        struct kvs_file_pending *e = c->entries[i];
-        char tmp[KVS_FILE_TMP], hex[KVS_FILE_HEX];
-        bool wanted;
-
-        pthread_mutex_lock(&h->lock);
-        wanted = wants_pin(e, keep);
-        e->tried |= wanted;
-        pthread_mutex_unlock(&h->lock);
-        if (!wanted)
-            continue;
-        kvs_file_tmp_name(h, tmp, e->tmp);
-        kvs_file_hex(hex, e->key, e->key_len);
-        if (linkat(h->fan[kvs_file_fan(e->key)], hex, h->tmp, tmp, 0) < 0)
-            continue; /* unpinned: if the chunk vanishes, the next publication fails and says so */
-        pthread_mutex_lock(&h->lock);
-        e->pinned = true;
-        /* the file was synced */
-        e->state = e->state == KVS_FILE_LOST ? KVS_FILE_LOST : KVS_FILE_HIT;
-        pthread_mutex_unlock(&h->lock);
-    }
-}
-
-/* Take `lock` at a moment when every chunk that stays pending has a pin; other threads put chunks
- * meanwhile. */
-static void lock_pinned(kv_store_v1 *h, struct commit *c, bool keep)
-{
-    for (bool wanted = true; wanted;) {
-        wanted = false;
-        pthread_mutex_lock(&h->lock);
-        for (size_t i = 0; i < c->n; i++)
-            wanted |= wants_pin(c->entries[i], keep);
-        if (wanted) {
-            pthread_mutex_unlock(&h->lock);
-            pin_again(h, c, keep);
-        }
-    }
-}
-
-/* End, under `lock`, the lease of an entry that is lost. Returns how many leases ended. */
-static size_t take_lease(struct kvs_file_pending *e)
-{
-    bool leased = e->leased && e->state == KVS_FILE_LOST;
-
-    if (leased)
-        e->leased = false;
-    return leased;
-}
-
-/* Release the pins of published chunks. Chunks that another save has put meanwhile stay pinned for
- * that save. After a flush without a manifest all stay pinned, for the manifest that follows. */
-static void finish(kv_store_v1 *h, struct commit *c, bool keep)
-{
-    struct kvs_file_note *notes = malloc((c->n + 1) * sizeof(*notes));
-    size_t n = 0, n_leases = 0;
-
-    lock_pinned(h, c, keep);
-    for (size_t i = 0; i < c->n; i++) {
-        struct kvs_file_pending *e = c->entries[i];
-        bool lost = e->state == KVS_FILE_LOST;
-
-        n_leases += take_lease(e);
-        if (!lost)
-            e->state = KVS_FILE_HIT;
-        let_go(h, &c->entries[i], e->again || keep || lost);
-        if (notes && !lost && e->sure && c->entries[i])
-            notes[n++] = (struct kvs_file_note){e->key, e->key_len, e->seen};
-    }
-    pthread_mutex_unlock(&h->lock);
-    kvs_file_leases_end(h, n_leases);
-    /* pins go first: unlinking them changes the chunk's ctime */
-    for (size_t i = 0; i < c->n; i++) {
-        if (c->entries[i])
-            kvs_file_unpin(h, c->entries[i]);
-    }
-    if (n)
-        kvs_file_remember(h, notes, n);
-    free_entries(h, c);
-    free(notes);
-}
-
-/* Keep all entries pending, lost ones too: a later manifest may need any of them. Files that are in
- * place already were synced before. */
-static void give_up(kv_store_v1 *h, struct commit *c, bool suspect)
-{
-    size_t n_leases = 0;
-
-    pthread_mutex_lock(&h->lock);
-    for (size_t i = 0; i < c->n; i++) {
-        struct kvs_file_pending *e = c->entries[i];
-
-        if (suspect && e->state == KVS_FILE_PUT && e->pinned)
-            e->state = KVS_FILE_SUSPECT;
-        n_leases += take_lease(e);
-        let_go(h, &c->entries[i], true);
-    }
-    pthread_mutex_unlock(&h->lock);
-    kvs_file_leases_end(h, n_leases);
-    free_entries(h, c);
-}
-
-/* -- Publication ------------------------------------------------------------------------------- */
-
-static bool any_lost(kv_store_v1 *h, const struct commit *c)
+static bool any_lost(kv_store_v1 *h, const struct kvs_file_commit *c)
 {
     bool lost = false;
 
@@ -446,7 +168,7 @@ static bool any_lost(kv_store_v1 *h, const struct commit *c)
     return lost;
 }
 
-static int note_refs(kv_store_v1 *h, struct commit *c, const char *file)
+static int note_refs(kv_store_v1 *h, struct kvs_file_commit *c, const char *file)
 {
     struct kv_buf records = KV_BUF_INIT;
     int rc;
@@ -462,10 +184,10 @@ static int note_refs(kv_store_v1 *h, struct commit *c, const char *file)
 
 /* Run the steps of a publication. @file: NULL without a manifest, whose tmp file is @n. Sets
  * *suspect when a sync failed, so that synced files can't be trusted. */
-static int carry_out(kv_store_v1 *h, struct commit *c, const char *file, uint64_t n, int fd,
-                     uint64_t len, bool *suspect)
+static int carry_out(kv_store_v1 *h, struct kvs_file_commit *c, const char *file, uint64_t n,
+                     int fd, uint64_t len, bool *suspect)
 {
-    int rc = prepare(h, c);
+    int rc = kvs_file_commit_prepare(h, c);
 
     if (rc == 0 && file && c->opaque)
         rc = note_refs(h, c, file);
@@ -498,7 +220,7 @@ static int carry_out(kv_store_v1 *h, struct commit *c, const char *file, uint64_
         if (rc < 0)
             kvs_file_fail(h, -rc, "can't publish a manifest", file);
     }
-    pin_again(h, c, !file || rc < 0);
+    kvs_file_commit_pin(h, c, !file || rc < 0);
     lock_fans(h, c, LOCK_UN);
     return rc;
 }
@@ -508,7 +230,7 @@ static int publish_locked(kv_store_v1 *h, const char *file, uint64_t n, int fd, 
 {
     bool suspect = false, opaque = !kv_is_own_manifest(data, len);
     struct kvs_manifest *m = NULL;
-    struct commit c;
+    struct kvs_file_commit c;
     int rc;
 
     if (!opaque)
@@ -523,9 +245,9 @@ static int publish_locked(kv_store_v1 *h, const char *file, uint64_t n, int fd, 
         if (rc == 0 && file)
             kvs_file_history_add(h, c.entries, c.n, c.opaque);
         if (rc == 0)
-            finish(h, &c, !file);
+            kvs_file_commit_finish(h, &c, !file);
         else
-            give_up(h, &c, suspect);
+            kvs_file_commit_give_up(h, &c, suspect);
     }
     commit_fini(&c);
     return rc;
