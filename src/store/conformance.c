@@ -300,8 +300,9 @@ static int run_check(struct kvs_conf *c, const struct kvs_conf_check *check, kvs
 int kvs_conf_run(const kv_store_vtable *vt, const kv_store_ext *ext, const char *uri,
                  const char *library, const char *only, kvs_check_fn each, void *arg)
 {
-    static const struct kvs_conf_check *const LISTS[] = {KVS_CONF_ABI, KVS_CONF_NAMES,
-                                                         KVS_CONF_THREADS, KVS_CONF_EXT};
+    static const struct kvs_conf_check *const LISTS[] = {KVS_CONF_ABI,       KVS_CONF_CHUNKS,
+                                                         KVS_CONF_MANIFESTS, KVS_CONF_NAMES,
+                                                         KVS_CONF_THREADS,   KVS_CONF_EXT};
     uint64_t seed[2] = {kv_wall_ns(), (uint64_t)getpid()};
     struct kvs_conf c = {.vt = vt, .ext = ext, .uri = uri, .library = library};
     kv_store_v1 *first;

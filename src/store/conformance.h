@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
  * The conformance kit, internal to the room. conformance.c runs the checks and has what they share;
- * conformance_abi.c, _names.c, _threads.c and _ext.c are the checks. Each is a function that tests
- * one promise of include/kv_store_abi.h (or kv_store_ext.h) through a fresh handle.
+ * conformance_abi.c, _chunks.c, _manifests.c, _names.c, _threads.c and _ext.c are the checks. Each
+ * is a function that tests one promise of include/kv_store_abi.h (or kv_store_ext.h) through a fresh
+ * handle.
  *
  * Checks open, allocate, put and publish through these helpers. The runner releases and removes all
  * of that, so a check may return in the middle.
@@ -47,8 +48,8 @@ struct kvs_conf_check {
 };
 
 /** The checks. Each list ends with an entry whose name is NULL. */
-extern const struct kvs_conf_check KVS_CONF_ABI[], KVS_CONF_NAMES[], KVS_CONF_THREADS[],
-    KVS_CONF_EXT[];
+extern const struct kvs_conf_check KVS_CONF_ABI[], KVS_CONF_CHUNKS[], KVS_CONF_MANIFESTS[],
+    KVS_CONF_NAMES[], KVS_CONF_THREADS[], KVS_CONF_EXT[];
 
 /**
  * Run all checks, or the one named @only, against a backend. The check of the table always comes

@@ -985,8 +985,9 @@ static void test_crash_at_close_null(void **state)
 /* No check is without a mutation, so that none can't fail. */
 static void test_every_check_has_a_mutation(void **state)
 {
-    static const struct kvs_conf_check *const LISTS[] = {KVS_CONF_ABI, KVS_CONF_NAMES,
-                                                         KVS_CONF_THREADS, KVS_CONF_EXT};
+    static const struct kvs_conf_check *const LISTS[] = {KVS_CONF_ABI,       KVS_CONF_CHUNKS,
+                                                         KVS_CONF_MANIFESTS, KVS_CONF_NAMES,
+                                                         KVS_CONF_THREADS,   KVS_CONF_EXT};
 
     (void)state;
     for (size_t l = 0; l < KV_COUNT(LISTS); l++)
