@@ -297,12 +297,13 @@ static int run_check(struct kvs_conf *c, const struct kvs_conf_check *check, kvs
     return verdict == KVS_FAIL;
 }
 
+const struct kvs_conf_check *const KVS_CONF_LISTS[KVS_CONF_N_LISTS] = {
+    KVS_CONF_ABI,   KVS_CONF_CHUNKS,  KVS_CONF_MANIFESTS,
+    KVS_CONF_NAMES, KVS_CONF_THREADS, KVS_CONF_EXT};
+
 int kvs_conf_run(const kv_store_vtable *vt, const kv_store_ext *ext, const char *uri,
                  const char *library, const char *only, kvs_check_fn each, void *arg)
 {
-    static const struct kvs_conf_check *const LISTS[] = {KVS_CONF_ABI,       KVS_CONF_CHUNKS,
-                                                         KVS_CONF_MANIFESTS, KVS_CONF_NAMES,
-                                                         KVS_CONF_THREADS,   KVS_CONF_EXT};
     uint64_t seed[2] = {kv_wall_ns(), (uint64_t)getpid()};
     struct kvs_conf c = {.vt = vt, .ext = ext, .uri = uri, .library = library};
     kv_store_v1 *first;
@@ -315,8 +316,8 @@ int kvs_conf_run(const kv_store_vtable *vt, const kv_store_ext *ext, const char 
         return -EIO;
     vt->close(first);
     c.run = kv_xxh64(seed, sizeof(seed), 0);
-    for (size_t i = 0; i < KV_COUNT(LISTS); i++)
-        for (const struct kvs_conf_check *check = LISTS[i]; check->name; check++)
+    for (size_t i = 0; i < KVS_CONF_N_LISTS; i++)
+        for (const struct kvs_conf_check *check = KVS_CONF_LISTS[i]; check->name; check++)
             if (check != KVS_CONF_ABI && (!only || strcmp(only, check->name) == 0))
                 failed += run_check(&c, check, each, arg);
     free(c.handles);

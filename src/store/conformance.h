@@ -50,6 +50,9 @@ struct kvs_conf_check {
 /** The checks. Each list ends with an entry whose name is NULL. */
 extern const struct kvs_conf_check KVS_CONF_ABI[], KVS_CONF_CHUNKS[], KVS_CONF_MANIFESTS[],
     KVS_CONF_NAMES[], KVS_CONF_THREADS[], KVS_CONF_EXT[];
+enum { KVS_CONF_N_LISTS = 6 };
+/** All lists, in the order in which the runner takes them. */
+extern const struct kvs_conf_check *const KVS_CONF_LISTS[KVS_CONF_N_LISTS];
 
 /**
  * Run all checks, or the one named @only, against a backend. The check of the table always comes
