@@ -17,7 +17,6 @@
 
 enum {
     MAX_BLOCKS = 65536, /* blocks waiting and running, in all batches */
-    DEFAULT_DEPTH = 64,
     LOOK_AT_DEADLINES_MS = 20
 };
 
@@ -238,7 +237,7 @@ static void take_arrived(struct kvbm_disk *disk, struct kvbm_disk_list *arrived)
     }
 }
 
-static void *work(void *arg)
+void *kvbm_disk_run(void *arg)
 {
     struct kvbm_disk *disk = arg;
     struct kvbm_disk_list arrived;
@@ -339,178 +338,4 @@ void kvbm_disk_cancel(struct kvbm_disk *disk, struct kvbm_disk_batch *batch)
         break;
     }
     pthread_mutex_unlock(&disk->lock);
-}
-
-/* ---- committed blocks ---- */
-
-struct found {
-    uint64_t commit;
-    uint32_t slot;
-};
-
-static int by_commit(const void *a, const void *b)
-{
-    const struct found *x = a, *y = b;
-
-    if (x->commit != y->commit)
-        return x->commit < y->commit ? -1 : 1;
-    return x->slot < y->slot ? -1 : x->slot > y->slot;
-}
-
-/* Copy and decode the record of a slot. Returns false when it has none. */
-static bool look(struct kvbm_disk *disk, uint32_t slot, uint8_t record[KVBM_DISK_MAX_RECORD],
-                 struct kvbm_disk_entry *ret)
-{
-    const struct kvbm_disk_header *header = &kvbm_disk_volume_of(disk, slot)->header;
-
-    pthread_mutex_lock(&disk->image_lock);
-    memcpy(record, kvbm_disk_record_at(disk, slot), header->record_bytes);
-    pthread_mutex_unlock(&disk->image_lock);
-    return kvbm_disk_record_of(disk, slot, record, ret);
-}
-
-long kvbm_disk_each(struct kvbm_disk *disk,
-                    int (*each)(void *arg, const struct kvbm_disk_record *record), void *arg)
-{
-    struct found *found = malloc((disk->n_slots + (size_t)1) * sizeof(found[0]));
-    uint8_t record[KVBM_DISK_MAX_RECORD];
-    struct kvbm_disk_entry entry;
-    size_t n = 0;
-    long rc = 0, told = 0;
-
-    if (!found)
-        return -ENOMEM;
-    for (uint32_t slot = 0; slot < disk->n_slots; slot++) {
-        if (look(disk, slot, record, &entry))
-            found[n++] = (struct found){.commit = entry.commit, .slot = slot};
-    }
-    qsort(found, n, sizeof(found[0]), by_commit);
-    for (size_t i = 0; i < n && rc == 0; i++) {
-        if (!look(disk, found[i].slot, record, &entry) || entry.commit != found[i].commit)
-            continue; /* written since the index was read */
-        rc = each(arg, &(struct kvbm_disk_record){.slot = found[i].slot,
-                                                  .group = entry.group,
-                                                  .position = entry.position,
-                                                  .commit = entry.commit,
-                                                  .len = entry.len,
-                                                  .key = entry.key,
-                                                  .parent = entry.parent});
-        told++;
-    }
-    free(found);
-    return rc ? rc : told;
-}
-
-void kvbm_disk_get_stats(struct kvbm_disk *disk, struct kvbm_disk_stats *ret)
-{
-    struct kvbm_aio_stats aio;
-
-    pthread_mutex_lock(&disk->lock);
-    *ret = disk->stats;
-    pthread_mutex_unlock(&disk->lock);
-    kvbm_aio_get_stats(disk->aio, &aio);
-    ret->registered_bytes = aio.registered_bytes;
-    ret->fixed = aio.fixed;
-    ret->volumes = disk->n_volumes;
-    ret->volumes_down = 0;
-    for (uint32_t i = 0; i < disk->n_volumes; i++)
-        ret->volumes_down += atomic_load_explicit(&disk->volumes[i].down, memory_order_relaxed);
-}
-
-bool kvbm_disk_usable(struct kvbm_disk *disk, uint32_t slot)
-{
-    return slot < disk->n_slots &&
-           !atomic_load_explicit(&kvbm_disk_volume_of(disk, slot)->down, memory_order_relaxed);
-}
-
-/* ---- life ---- */
-
-static int check_opts(const struct kvbm_disk_opts *opts)
-{
-    const char *name = KV_OPT(opts, name, "cache");
-    uint32_t n = KV_OPT(opts, n_directories, 0);
-
-    if (!KV_OPT(opts, directories, NULL) || !n || n > KVBM_MAX_VOLUMES || !*name ||
-        strchr(name, '/') || strlen(name) > 200)
-        return -EINVAL;
-    if (!KV_OPT(opts, key_len, 0) || opts->key_len > KVBM_MAX_KEY || !KV_OPT(opts, slot_bytes, 0) ||
-        opts->slot_bytes > UINT64_C(1) << 30 || KV_OPT(opts, n_slots, 0) < n)
-        return -EINVAL;
-    return 0;
-}
-
-static int open_parts(struct kvbm_disk *disk, const struct kvbm_disk_opts *opts)
-{
-    struct kvbm_aio_opts aio = {.size = sizeof(aio),
-                                .io = KV_OPT(opts, io, KVBM_IO_AUTO),
-                                .depth = disk->depth,
-                                .memory = KV_OPT(opts, memory, NULL),
-                                .memory_bytes = KV_OPT(opts, memory_bytes, 0)};
-    int err = kvbm_disk_volumes_open(disk, opts);
-
-    if (err == 0)
-        err = kvbm_disk_keep_newest(disk);
-    if (err == 0)
-        err = kvbm_aio_create(&aio, &disk->aio);
-    if (err == 0)
-        err = kv_thread_start(&disk->thread, "kvbm-disk", work, disk);
-    disk->started = err == 0;
-    return err;
-}
-
-static void init_wake(struct kvbm_disk *disk)
-{
-
-    kv_cond_init(&disk->wake);
-    pthread_mutex_init(&disk->lock, NULL);
-    pthread_mutex_init(&disk->image_lock, NULL);
-}
-
-int kvbm_disk_open(const struct kvbm_disk_opts *opts, struct kvbm_disk **ret)
-{
-    struct kvbm_disk *disk;
-    int err = check_opts(opts);
-
-    if (err < 0)
-        return err;
-    disk = calloc(1, sizeof(*disk));
-    if (!disk)
-        return -ENOMEM;
-    init_wake(disk);
-    disk->process = getpid();
-    disk->depth = KV_OPT(opts, io_depth, DEFAULT_DEPTH);
-    disk->n_volumes = opts->n_directories;
-    disk->n_slots = opts->n_slots;
-    disk->stride =
-        (opts->slot_bytes + KVBM_DISK_PAGE - 1) / KVBM_DISK_PAGE * (uint64_t)KVBM_DISK_PAGE;
-    disk->volatile_ = KV_OPT(opts, volatile_, false);
-    err = open_parts(disk, opts);
-    if (err < 0) {
-        kv_log_warn("kvbm", "a disk tier can't be opened", "errno=%d", -err);
-        kvbm_disk_close(disk);
-        return err;
-    }
-    *ret = disk;
-    return 0;
-}
-
-void kvbm_disk_close(struct kvbm_disk *disk)
-{
-    if (!disk)
-        return;
-    if (disk->started && getpid() == disk->process) {
-        pthread_mutex_lock(&disk->lock);
-        disk->stop = true;
-        pthread_cond_signal(&disk->wake);
-        pthread_mutex_unlock(&disk->lock);
-        pthread_join(disk->thread, NULL);
-    }
-    kvbm_aio_destroy(disk->aio);
-    kvbm_disk_volumes_close(disk);
-    if (getpid() == disk->process) {
-        pthread_cond_destroy(&disk->wake);
-        pthread_mutex_destroy(&disk->lock);
-        pthread_mutex_destroy(&disk->image_lock);
-    }
-    free(disk);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Shared by the disk tier's parts: volumes (volume.c), the store's thread (disk.c), its work
- * (work.c).
+ * Shared by the disk tier's parts: volumes (volume.c), opening (open.c), the store's thread
+ * (disk.c), its work (work.c).
  */
 #ifndef KVBM_TIER_DISK_IMPL_H
 #define KVBM_TIER_DISK_IMPL_H
@@ -129,6 +129,8 @@ void kvbm_disk_barrier_done(struct kvbm_disk *disk, struct kvbm_aio_req *req);
 void kvbm_disk_sweep(struct kvbm_disk *disk);
 void kvbm_disk_commits(struct kvbm_disk *disk);
 void kvbm_disk_sums(struct kvbm_disk *disk);
+/* disk.c: the store's thread, until close and the end of all work; @arg: the store */
+void *kvbm_disk_run(void *arg);
 /* disk.c: end an op; the last one ends its batch */
 void kvbm_disk_finish(struct kvbm_disk *disk, struct kvbm_disk_op *op, int status);
 /* callback of all requests: hands them to the store's thread */
