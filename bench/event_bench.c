@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * How fast payloads become index operations: blocks per second, one core, hashing of 16-token
- * blocks included, for the batches that engines publish. The yardsticks, in the same run on the
- * same bytes: copying them, and walking over their msgpack without looking (kv_msgpack_skip).
+ * Parsing of events: blocks per second on one core from payloads to index operations, with the
+ * hashing of 16-token blocks, for batches as engines publish them. Yardsticks of the same run, on
+ * the same bytes: copying them, and skipping over their msgpack (kv_msgpack_skip).
  *
  * prefill  a batch of 8 events of 128 blocks, as when prompts come in
- * decode   a batch of 256 events of one block, as when many requests are generating
+ * decode   a batch of 256 events of one block, as when many requests generate
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,7 +36,7 @@ static uint64_t next_random(void)
     return random_state;
 }
 
-/* Token ids as text has them: most of them small, the rest anywhere. */
+/* Token ids distributed as in text: most of them small, the rest anywhere. */
 static uint32_t some_token(void)
 {
     uint64_t random = next_random();
@@ -104,7 +104,7 @@ static void make_batch(struct kv_buf *out, const struct shape *shape)
     kv_msgpack_put_u64(out, 0);
 }
 
-/* -- what is measured -------------------------------------------------------------------------- */
+/* -- measured functions ------------------------------------------------------------------------ */
 
 struct work {
     const struct kv_buf *payload;
@@ -138,7 +138,7 @@ static void do_copy(struct work *work)
     __asm__ volatile("" : : "r"(work->copy) : "memory");
 }
 
-/* Nanoseconds a call takes: the median of several rounds. */
+/* Return the nanoseconds of a call: the median of several rounds. */
 static double measure(void (*fn)(struct work *), struct work *work)
 {
     double ns[ROUNDS];

@@ -2,10 +2,9 @@
 /*
  * /query over keep-alive HTTP: requests per second of the real handlers on a filled index, next to
  * two yardsticks on the same HTTP seam in the same process and run: `echo` sends the body back,
- * `sink` reads it and sends a reply as short as /query's. Closed loop: one client thread,
+ * `sink` reads the body and sends a reply as short as /query's. Closed loop: one client thread,
  * HTTP_CONNECTIONS connections, each with one request out. Rounds of all servers are interleaved;
- * figures are medians of the rounds. Server CPU time per request is the figure to trust on a busy
- * machine.
+ * figures are medians of the rounds. On a busy machine trust the server's CPU time per request.
  *
  * Usage: http_bench [ROUNDS [MS_PER_ROUND]]
  */
@@ -29,7 +28,7 @@
 #define VOCABULARY 150000
 #define MAX_ROUNDS 101
 
-/* Prompt @p; the same in the server's index and the client's requests. */
+/* Make prompt @p, the same for the server's index and the client's requests. */
 static void make_prompt(size_t p, uint32_t *tokens)
 {
     uint64_t state = p * UINT64_C(0x9e3779b97f4a7c15) + 1;
@@ -59,7 +58,8 @@ static void observe(void *arg, const struct ki_request *request, unsigned status
     ki_telemetry_request(((struct ki_service *)arg)->telemetry, request, status);
 }
 
-/* Each prompt is held whole by some workers; every worker has other prompts as well. */
+/* Fill the index: some workers hold each prompt whole, and every worker holds other prompts as
+ * well. */
 static void fill(struct kvi_index *index)
 {
     static uint32_t tokens[MAX_TOKENS];
@@ -123,8 +123,7 @@ static struct ki_http *start_server(struct ki_service *service, uint16_t *ret_po
     return http;
 }
 
-/* Tells its port, then answers each byte with the CPU time it has used so far. Ends with its
- * parent. */
+/* Print the port, then answer each byte with the CPU time used so far. Ends with its parent. */
 static void run_server(int in, int out)
 {
     struct ki_service service = {0};
@@ -211,7 +210,7 @@ static void make_requests(struct request requests[N_SERVERS][PROMPTS], size_t n,
     kv_buf_fini(&body);
 }
 
-/* The answer must be right before its speed means anything. */
+/* Check an answer before measuring its speed. */
 static void check_answer(const struct server *server, const struct request *request, size_t n)
 {
     struct kv_buf reply = KV_BUF_INIT;

@@ -24,7 +24,7 @@
 #define HTTP_REPLY_MAX (1u << 20)
 #define BENCH_MODEL "bench-model"
 
-/* End the program when @ok is false; its children end with it. */
+/* End the program, with its children, when @ok is false. */
 static inline void require(bool ok, const char *what)
 {
     if (ok)
@@ -44,7 +44,7 @@ static inline uint64_t next_random(uint64_t *state)
 /* -- requests ---------------------------------------------------------------------------------- */
 
 struct request {
-    struct kv_buf text; /* whole: header and body */
+    struct kv_buf text; /* header and body */
 };
 
 static inline void request_make(struct request *request, const char *path, const char *type,
@@ -58,7 +58,7 @@ static inline void request_make(struct request *request, const char *path, const
     kv_buf_append(&request->text, body->data, body->len);
 }
 
-/* The body of a /query about @n token ids. */
+/* Write the body of a /query about @n token ids. */
 static inline void write_query(struct kv_buf *body, const char *model, const uint32_t *tokens,
                                size_t n)
 {
@@ -78,7 +78,7 @@ static inline void write_query(struct kv_buf *body, const char *model, const uin
 
 /* -- one request at a time --------------------------------------------------------------------- */
 
-/* Returns a descriptor, or -1 when nobody listens. */
+/* Connect. Returns a descriptor, or -1 when the port is closed. */
 static inline int http_connect(uint16_t port)
 {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(port)};
@@ -94,7 +94,8 @@ static inline int http_connect(uint16_t port)
     return fd;
 }
 
-/* Length of the whole reply in @text (NUL-terminated), 0 while its header is incomplete. */
+/* Return the length of the whole reply in @text (NUL-terminated), 0 while its header is
+ * incomplete. */
 static inline size_t http_reply_len(const char *text)
 {
     const char *end = strstr(text, "\r\n\r\n"), *length = strcasestr(text, "Content-Length:");
@@ -105,7 +106,7 @@ static inline size_t http_reply_len(const char *text)
     return (size_t)(end + 4 - text) + strtoul(length + 15, NULL, 10);
 }
 
-/* Send @request, wait for the whole reply. Returns the status; 0: nobody answers. */
+/* Send @request and wait for the whole reply. Returns the status; 0: no connection. */
 static inline int http_ask(uint16_t port, const struct request *request, struct kv_buf *reply)
 {
     int fd = http_connect(port);
@@ -219,10 +220,8 @@ static inline void load_close(struct load *load)
     close(load->epoll);
 }
 
-/*
- * Send @requests in turns, on fresh connections: for @ms, or @max of them if that is earlier (0: no
- * limit). Returns the replies; *ret_seconds: the time they took.
- */
+/* Send @requests in turns, on fresh connections, for @ms or until @max of them are sent (0: no
+ * limit). Returns the number of replies; *ret_seconds: the time taken. */
 static inline uint64_t http_load(uint16_t port, const struct request *requests, size_t n_requests,
                                  uint64_t ms, uint64_t max, double *ret_seconds)
 {

@@ -4,18 +4,18 @@
  *
  *     index_bench [WORKERS [BLOCKS_PER_WORKER [SHARED_PERCENT]]]      256 50000, 30 and then 0
  *
- * Every worker holds prompts of 64 blocks, stored a prompt a call, in random order over the fleet.
- * The first SHARED_PERCENT of a prompt come from as many prefixes as a worker has prompts, each of
- * them held by every worker; the rest is the worker's own.
+ * Every worker holds prompts of 64 blocks, stored one prompt per call, in random order over the
+ * fleet. The first SHARED_PERCENT of a prompt come from as many prefixes as a worker has prompts.
+ * All workers hold all prefixes; the rest of a prompt is its worker's own.
  *
- * memory   bytes in use, as the index counts them and as the process grows, per (holder, block)
- * warm     the same prompt again and again; time per call, the clock's own included (told as
- * "clock") cold     random prompts over the whole index, none twice in a row writes   a worker
- * drops its oldest prompt (one call, last block first) and stores a new one
+ * memory   bytes in use, by the index's count and by the process's growth, per (holder, block)
+ * warm     the same prompt again and again; time per call, with the clock's own ("clock")
+ * cold     random prompts over the whole index, none twice in a row
+ * writes   a worker removes its oldest prompt (one call, last block first) and stores a new one
  *
  * The yardstick: one flat hash table with an entry of 16 bytes per (holder, block), keyed by a hash
- * of the path and the holder, doubling at 3/4. It answers for one holder only, and can't tell what
- * is no longer reachable.
+ * of the path and the holder, doubling at 3/4. It answers for one holder only, and can't find
+ * blocks that are no longer reachable.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -35,7 +35,7 @@
 #define WINDOWS 21
 
 struct fleet {
-    uint32_t workers, prompts, shared; /* prompts of each; shared blocks of each prompt */
+    uint32_t workers, prompts, shared; /* prompts of each worker; shared blocks of each prompt */
     struct kvi_index *ix;
     struct flat *flat;
     uint32_t *oldest; /* per worker: its prompts are oldest .. oldest + prompts */
@@ -47,7 +47,7 @@ static uint64_t next_random(struct fleet *fleet)
     return kvi_mix(++fleet->random * UINT64_C(0x9e3779b97f4a7c15));
 }
 
-/* Throughput is told per second of this thread's own time: other programs may be running. */
+/* CPU time of this thread, for throughput: other programs may be running. */
 static size_t resident(void)
 {
     unsigned long pages = 0;
@@ -171,7 +171,7 @@ static uint32_t flat_lookup(const struct flat *flat, uint32_t worker, const uint
     return i;
 }
 
-/* -- one operation on either ------------------------------------------------------------------- */
+/* -- one operation on either table ------------------------------------------------------------- */
 
 static void store_prompt(struct fleet *fleet, uint32_t worker, uint32_t prompt)
 {
@@ -277,7 +277,7 @@ static uint64_t clock_cost(void)
     return (kv_now_ns() - start) / 1000;
 }
 
-/* @n of a prompt's blocks are asked for: all, or just the shared ones. */
+/* Look up @n blocks of a prompt: all, or only the shared ones. */
 static void lookups(struct fleet *fleet, const char *what, bool cold, uint32_t n)
 {
     static double ns[SAMPLES];
@@ -308,8 +308,8 @@ static void lookups(struct fleet *fleet, const char *what, bool cold, uint32_t n
     percentiles(fleet, what, ns, SAMPLES, clock_cost());
 }
 
-/* In steady state: as many blocks go as come. Other programs share caches and memory, so the best
- * of the windows is told besides the median. */
+/* Measure writes in steady state: each call removes as many blocks as it adds. Other programs share
+ * caches and memory, so print the best window beside the median. */
 static void writes(struct fleet *fleet)
 {
     static double rate[WINDOWS];

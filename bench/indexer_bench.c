@@ -1,26 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Several indexers side by side, each a process of its own that speaks the HTTP interface of
- * kv-indexer and Dynamo: the same client, the same publishers, the same requests, in turns.
+ * Several indexers side by side, each a process that speaks the HTTP interface of kv-indexer and
+ * Dynamo. They get the same client, publishers and requests, in turns.
  *
- *   indexer_bench [-r ROUNDS] [-m MS] [-c REQUESTS] [-n SCALE%] [-f FIGURES] [NAME=COMMAND | NAME=URL,PID]...
+ *   indexer_bench [-r ROUNDS] [-m MS] [-c REQUESTS] [-n SCALE%] [-f FIGURES]
+ *                 [NAME=COMMAND | NAME=URL,PID]...
  *
- * COMMAND runs in a shell, with {port} replaced by a free port; URL is an indexer that runs
- * already. Without any: the kv-indexer beside this program. The last one is what the others are
- * compared with. FIGURES: some of query,ingest,single,memory. Example:
+ * COMMAND runs in a shell, with {port} replaced by a free port; URL is a running indexer. Without
+ * any: the kv-indexer beside this program. All others are compared with the last one. FIGURES: some
+ * of query,ingest,single,memory. Example:
  *
  *   indexer_bench kvasir='build/bin/kv-indexer --port {port}' \
  *                 dynamo='python -m dynamo.indexer --port {port}'
  *
  *   query    /query over 8 keep-alive connections, 512 and 8192 ids, 4 and 64 holders a prompt
  *   ingest   4 publishers, batches of 16 events of 8 blocks, all prompts different: from the first
- *            batch until /query shows the last prompt of each
+ *            batch until /query finds the last prompt of each
  *   single   the same with one event of one block a batch
- *   memory   resident bytes a holder-block, 30 % of the prompts held by all 4 workers: 1 s after the
- *            last block has become visible, the peak until then, and 15 s later
+ *   memory   resident bytes a holder-block, 30 % of the prompts held by all 4 workers: 1 s after
+ *            the last block has become visible, the peak until then, and 15 s later
  *
- * Values are medians of the rounds; `ratio` and `cpu_ratio` medians of the rounds' own ratios,
- * above 1 when better than the last indexer. CPU is that of the whole process, kernel included.
+ * Values are medians of the rounds; `ratio` and `cpu_ratio` are medians of the rounds' own ratios,
+ * above 1 when better than the last indexer. CPU is the whole process's, kernel included.
  */
 #include <inttypes.h>
 #include <limits.h>
@@ -48,10 +49,10 @@ enum {
 
 struct indexer {
     char name[32];
-    const char *command; /* NULL: it runs already */
+    const char *command; /* NULL: a running indexer */
     pid_t pid;
     uint16_t port;
-    clockid_t clock; /* its CPU time */
+    clockid_t clock; /* clock of its CPU time */
 };
 
 static struct indexer indexers[MAX_INDEXERS];
@@ -136,7 +137,7 @@ static double cpu_us(const struct indexer *x)
     return (double)ts.tv_sec * 1e6 + (double)ts.tv_nsec / 1e3;
 }
 
-/* A line of /proc/PID/status ("VmRSS:", "VmHWM:"), in bytes. */
+/* Read a line of /proc/PID/status ("VmRSS:", "VmHWM:"), in bytes. */
 static double memory_of(const struct indexer *x, const char *line)
 {
     char path[64], text[256];
@@ -174,7 +175,7 @@ static void change_worker(const struct indexer *x, const char *path, uint64_t wo
     kv_buf_fini(&request.text);
 }
 
-/* How many workers have a score of @tokens at rank 0. */
+/* Count the workers with a score of @tokens at rank 0. */
 static size_t count_scores(struct kv_buf *reply, size_t tokens)
 {
     const char *p = strstr(kv_buf_cstr(reply), "\"scores\":");
@@ -237,7 +238,7 @@ static double median_ratio(const double *a, const double *b)
     return median(ratio);
 }
 
-/* @conditions: more members of the line, or "". */
+/* @conditions: further members of the line, or "". */
 static void print_figure(const struct figure *f, const char *name, const char *conditions,
                          const char *what)
 {
@@ -259,7 +260,7 @@ static void print_figure(const struct figure *f, const char *name, const char *c
 
 /* -- queries ----------------------------------------------------------------------------------- */
 
-/* Prompts below PROMPTS are held by 4 workers, the same number of others by all. */
+/* 4 workers hold the prompts below PROMPTS, all workers the same number of others. */
 static const size_t n_holders[2] = {4, WORKERS};
 
 static bool holds(size_t worker, size_t prompt)
@@ -304,7 +305,7 @@ static void make_queries(struct request *ret, size_t first, size_t n_tokens)
     kv_buf_fini(&body);
 }
 
-/* Every answer must be right before its speed means anything. */
+/* Check every answer before measuring the speed. */
 static void query_case(size_t n_tokens, int holders)
 {
     static struct request requests[PROMPTS];
@@ -368,10 +369,10 @@ static void queries(void)
 struct events {
     uint32_t event_blocks, batch_events;
     size_t n_batches; /* per publisher */
-    size_t shared;    /* of 10 prompts, how many all publishers have */
+    size_t shared;    /* number of prompts of 10 that all publishers have */
 };
 
-/* Prompts of CHAIN_BLOCKS, cut into events. *ret_last: its last prompt. */
+/* Make prompts of CHAIN_BLOCKS and cut them into events. *ret_last: the last prompt. */
 static void make_events(const struct events *e, size_t publisher, struct batches *ret,
                         uint64_t *ret_last)
 {
@@ -386,7 +387,7 @@ static void make_events(const struct events *e, size_t publisher, struct batches
             uint64_t prompt = block / CHAIN_BLOCKS, at = block % CHAIN_BLOCKS;
 
             if (at == 0) {
-                id = prompt; /* what all have; never the last */
+                id = prompt; /* shared by all; never the last */
                 if (prompt % 10 >= e->shared || prompt + 1 == n_prompts)
                     id |= (publisher + 1) << 40;
                 make_prompt(1000 + id, tokens, KV_COUNT(tokens));
@@ -431,7 +432,7 @@ static void feed_fini(struct feed *feed)
     }
 }
 
-/* Publish everything and wait until it can be found. Returns the seconds it took. */
+/* Publish all batches and wait until the last is found. Returns the seconds taken. */
 static double burst(const struct indexer *x, const struct feed *feed)
 {
     struct publisher publishers[PUBLISHERS];
@@ -443,7 +444,8 @@ static double burst(const struct indexer *x, const struct feed *feed)
     }
     for (size_t p = 0; p < PUBLISHERS; p++)
         publisher_await(&publishers[p], 1);
-    nanosleep(&(struct timespec){.tv_nsec = 200000000}, NULL); /* what registering set off */
+    /* wait for the work that registration starts */
+    nanosleep(&(struct timespec){.tv_nsec = 200000000}, NULL);
     for (size_t p = 0; p < PUBLISHERS; p++)
         publisher_start(&publishers[p], &feed->batches[p]);
     for (size_t p = 0; p < PUBLISHERS; p++)
@@ -520,7 +522,7 @@ static void memory(const struct events *e)
 
 /* -- the command line -------------------------------------------------------------------------- */
 
-/* NAME=COMMAND or NAME=http://127.0.0.1:PORT,PID */
+/* Parse NAME=COMMAND or NAME=http://127.0.0.1:PORT,PID. */
 static void add_indexer(const char *text)
 {
     struct indexer *x = &indexers[n_indexers];
@@ -536,7 +538,7 @@ static void add_indexer(const char *text)
         x->command = equals + 1;
 }
 
-/* The kv-indexer of this build: build/bench/../bin/kv-indexer. */
+/* Add the kv-indexer of this build: build/bench/../bin/kv-indexer. */
 static void add_our_own(void)
 {
     static char text[PATH_MAX + 128];

@@ -2,12 +2,12 @@
 /*
  * From a ZMQ message to an answer: blocks per second through one listener. A publisher thread sends
  * batches as kve_publisher and vLLM encode them (tagged maps, events of 8 blocks of 16 tokens, 16
- * events a batch, ids below 200000), encoded beforehand, as fast as the socket takes them; time
- * runs from the first message handed to ZMQ until the index answers for the last block of the last
- * one. Counted are blocks stored; removes, in the mixed figure, are work that doesn't count.
+ * events a batch, ids below 200000), encoded beforehand, as fast as the socket takes them. Time
+ * runs from the first message handed to ZMQ until the index finds the last block of the last one.
+ * The figure counts stored blocks; the mixed figure's removals are work that isn't counted.
  *
- * Yardstick of the same run: the same messages over the same kind of socket, received and thrown
- * away. The publisher runs on the same machine: its work is in both.
+ * Yardstick of the same run: the same messages over the same kind of socket, received and dropped.
+ * The publisher's work on this machine is in both figures.
  */
 #include <dirent.h>
 #include <inttypes.h>
@@ -42,7 +42,8 @@ static uint64_t next_random(uint64_t *state)
     return *state * UINT64_C(2685821657736338717);
 }
 
-/* With @cache_events, a store is accompanied by the removal of the event stored so many before. */
+/* Make the load. With @cache_events, each store comes with the removal of the event stored
+ * @cache_events before. */
 static void make_load(struct load *load, uint64_t cache_events)
 {
     uint32_t prompt[PROMPT_EVENTS * EVENT_BLOCKS * BLOCK_TOKENS];
@@ -72,7 +73,7 @@ static void make_load(struct load *load, uint64_t cache_events)
     kve_hash_tokens(KVE_SEED, prompt, KV_COUNT(prompt), BLOCK_TOKENS, false, load->last);
 }
 
-/* -- what is measured -------------------------------------------------------------------------- */
+/* -- measurement ------------------------------------------------------------------------------- */
 
 static bool answers(struct ki_registry *registry, const struct load *load)
 {
@@ -88,7 +89,7 @@ static bool answers(struct ki_registry *registry, const struct load *load)
     return whole;
 }
 
-/* The listener must have had everything, in order, or the figure is of something else. */
+/* Check that the listener received all events in order; otherwise the figure is meaningless. */
 static void check_worker(struct ki_registry *registry)
 {
     struct ki_worker_info *infos;
@@ -99,7 +100,7 @@ static void check_worker(struct ki_registry *registry)
     ki_worker_infos_free(infos, 1);
 }
 
-/* Processor time of the thread called ki-event-0, in ns; 0 when it can't be told. */
+/* Processor time of thread ki-event-0, in ns; 0 when unknown. */
 static uint64_t event_thread_ns(void)
 {
     char path[64], text[64] = "";
@@ -152,7 +153,7 @@ static double indexed(const struct load *load, const char *where, double *ret_pe
     took_ns = kv_now_ns() - p.started_ns;
     publisher_close(&p);
     zmq_ctx_term(zmq);
-    nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL); /* its counters follow its writes */
+    nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL); /* counters follow the writes */
     check_worker(registry);
     *ret_per_cpu_s = (double)load->blocks * KV_NS_PER_S / ((double)event_thread_ns() + 1);
     ki_registry_destroy(registry);
@@ -218,7 +219,7 @@ int main(void)
     make_load(&load, 0);
     measure("zmq_to_queryable", &load, "tcp://127.0.0.1:*");
     batches_fini(&load.batches);
-    /* A full cache of 100 thousand blocks: each store pushes as many blocks out. */
+    /* A full cache of 100 thousand blocks: each store evicts as many blocks. */
     make_load(&load, 100000 / EVENT_BLOCKS);
     measure("zmq_to_queryable_full_cache", &load, "tcp://127.0.0.1:*");
     batches_fini(&load.batches);

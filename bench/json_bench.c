@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * How fast arrays of token ids and of block hashes are read: GB/s of JSON text per second of the
- * thread's own CPU time, so that other load on the machine counts little. Yardsticks of the same
- * run: memcpy of the text, and the loop around strtoul that one would write first. Every result is
- * checked against the numbers that the text was made from.
- */
+/* Reading arrays of token ids and of block hashes: GB/s of JSON text per second of the thread's CPU
+ * time, so that other load on the machine matters little. Yardsticks of the same run: memcpy of the
+ * text, and a simple loop around strtoul. Every result is compared with the numbers that the text
+ * was made from. */
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -32,7 +30,7 @@ static uint64_t next_random(uint64_t *state)
     return *state * UINT64_C(2685821657736338717);
 }
 
-/* As a request has it: an object with the array in it. */
+/* Make an input as in a request: an object with the array in it. */
 static void make_input(struct input *input, const char *name, size_t n, bool hashes,
                        const char *separator)
 {

@@ -4,23 +4,22 @@
  *
  *     kvbm_bench [FIGURE [BLOCKS]]      all of them; 1000000
  *
- * The pool holds prompts of 1008 blocks, registered and released 16 blocks a time, a chunk of this
- * prompt, then one of that. Keys are random. "shuffled": its free blocks were shuffled first (and
- * the yardstick's heap), so that neighbours in a prompt or a list are not neighbours in memory: a
- * pool that has run for years. "in order": one that was just made. All figures that don't say are
- * shuffled.
+ * The pool holds prompts of 1008 blocks, registered and released 16 blocks at a time, alternating
+ * between prompts. Keys are random. "shuffled": the free blocks (and the yardstick's heap) were
+ * shuffled first, so that neighbours in a prompt or a list are not neighbours in memory, as in a
+ * pool that has run for years. "in order": a new pool. Figures without either word are shuffled.
  *
- * cycle     allocate 16, complete, register, release, match again, release: with free blocks left, and
- *           full (each allocation evicts)
- * threads   the same by two threads on one pool, of what one does; wall clock, in turns
- * match     1000 blocks of a prompt, none of them looked at lately; and again at once
- * evict     allocate 16 from a full pool, in between other calls; and one after another ("drain")
- * memory    what the pool says, and what the process grows by
+ * cycle     allocate 16, complete, register, release, match again, release: with free blocks left,
+ *           and full (each allocation evicts)
+ * threads   the same by two threads on one pool, relative to one; wall clock, in turns
+ * match     1000 blocks of a prompt not used lately; and again at once
+ * evict     allocate 16 from a full pool, between other calls; and one after another ("drain")
+ * memory    by the pool's statistics, and by the process's growth
  * hash      tokens to block and sequence hashes
- * latency   one cache miss, of as much memory as a pool's bookkeeping: what all of the above wait for
+ * latency   one cache miss in as much memory as a pool's bookkeeping: every figure waits for it
  *
- * Per block and, but for threads, of the thread's own time: other programs may be running. Each the
- * median of windows; the yardstick (kvbm_naive.h) does the same in the same run.
+ * Per block, and except for threads in the thread's own time, as other programs may be running.
+ * Each figure is the median of windows; the yardstick (kvbm_naive.h) does the same in the same run.
  */
 #include <malloc.h>
 #include <pthread.h>
@@ -45,7 +44,7 @@
 #define OPEN 64 /* prompts that grow at a time, once the pool is filled */
 
 static const char *const policies[] = {"lru", "lfu", "lineage"};
-static bool shuffled = true; /* see above */
+static bool shuffled = true; /* as described above */
 
 static const char *memory_name(void)
 {
@@ -75,7 +74,7 @@ static size_t resident(void)
     return pages * (size_t)sysconf(_SC_PAGESIZE);
 }
 
-/* Nanoseconds that reading the clock takes; subtract them from each timed window. */
+/* Nanoseconds of reading the clock; subtracted from each timed window. */
 static double clock_cost(void)
 {
     double each[WINDOWS];
@@ -90,7 +89,7 @@ static double clock_cost(void)
     return bench_median(each, WINDOWS);
 }
 
-/* ---- what is stored: chunks of prompts ---- */
+/* ---- data: chunks of prompts ---- */
 
 struct chunk {
     uint64_t keys[BATCH], parent;
@@ -143,17 +142,17 @@ static bool source_next(struct source *s, struct chunk *ret)
     return true;
 }
 
-/* ---- either pool ---- */
+/* ---- calls on either pool ---- */
 
 struct bench {
     struct kvbm_registry *registry;
     struct kvbm_pool *pool;
-    struct naive *naive; /* instead, if not NULL */
+    struct naive *naive; /* used instead, if not NULL */
     uint32_t n_blocks;
-    uint64_t n_prompts; /* that it was filled with */
+    uint64_t n_prompts; /* number of prompts that filled it */
 };
 
-/* Handles of one batch, of either. */
+/* Handles of one batch, in either pool. */
 struct held {
     struct kvbm_mutable mutable[BATCH];
     struct kvbm_complete complete[BATCH];
@@ -212,7 +211,7 @@ static void cycle(struct bench *b, const struct chunk *c)
     release(b, &h);
 }
 
-/* The free blocks, and the naive one's free memory, in random order. */
+/* Put the free blocks, and the naive pool's free memory, into random order. */
 static void shuffle(struct bench *b)
 {
     uint32_t *order = calloc(b->n_blocks, sizeof(*order));
@@ -267,7 +266,7 @@ static void close_pool(struct bench *b)
     must(!kvbm_pool_destroy(b->pool) && !kvbm_registry_destroy(b->registry), "destroy");
 }
 
-/* Until no block is free. */
+/* Fill until no block is free. */
 static void fill(struct bench *b)
 {
     struct source source;
@@ -277,7 +276,7 @@ static void fill(struct bench *b)
     b->n_prompts = b->n_blocks / PROMPT;
     source_init(&source, 0, b->n_prompts, b->n_prompts);
     for (uint32_t n = 0; n + BATCH <= b->n_blocks; n += BATCH) {
-        if (!source_next(&source, &c)) { /* the rest is a part of another one */
+        if (!source_next(&source, &c)) { /* the rest is a part of another prompt */
             free(source.open);
             source_init(&source, b->n_prompts, b->n_prompts + 1, 1);
             must(source_next(&source, &c), "no more prompts");
@@ -290,7 +289,7 @@ static void fill(struct bench *b)
     b->n_prompts++;
 }
 
-/* Prompts that follow those of fill. */
+/* Prepare prompts that follow those of fill. */
 static void source_more(struct source *s, const struct bench *b, uint64_t stream)
 {
     uint64_t first = (stream + 1) << 32 | b->n_prompts;
@@ -300,7 +299,7 @@ static void source_more(struct source *s, const struct bench *b, uint64_t stream
 
 /* ---- cycle ---- */
 
-/* Nanoseconds a block. The chunks are made beforehand. */
+/* Return nanoseconds per block. The chunks are made beforehand. */
 static double cycle_window(struct bench *b, struct source *source, struct chunk *chunks, size_t n)
 {
     uint64_t begin;
@@ -377,7 +376,8 @@ static void *work(void *arg)
     return NULL;
 }
 
-/* Blocks a second, of all threads together; *cpu: nanoseconds of their own time a block. */
+/* Return blocks per second of all threads together; *cpu: nanoseconds of their own time per
+ * block. */
 static double threads_round(struct worker *workers, unsigned n, double *cpu)
 {
     pthread_t threads[2];
@@ -537,7 +537,7 @@ static struct evict_times evict_run(uint32_t n_blocks, enum kvbm_eviction policy
     struct bench b;
 
     must(n && held, "too few blocks");
-    memset(held, 1, n * WINDOWS * sizeof(*held)); /* its pages are there */
+    memset(held, 1, n * WINDOWS * sizeof(*held)); /* touch its pages */
     open_pool(&b, n_blocks, policy, naive);
     fill(&b);
     source_more(&source, &b, 0);
@@ -598,7 +598,7 @@ static void bench_memory(uint32_t n_blocks)
         open_pool(&b, n_blocks, (enum kvbm_eviction)(KVBM_EVICT_LRU + p), false);
         fill(&b);
         source_more(&source, &b, 0);
-        for (uint32_t i = 0; i < n_blocks / BATCH; i++) { /* and once around */
+        for (uint32_t i = 0; i < n_blocks / BATCH; i++) { /* one full turn */
             must(source_next(&source, &c), "no more prompts");
             cycle(&b, &c);
         }
@@ -665,7 +665,7 @@ struct line {
     char rest[56];
 };
 
-/* Once around all lines, in random order, each naming the next: nothing overlaps. */
+/* Visit all lines once, in random order; each names the next, so that accesses can't overlap. */
 static void bench_latency(uint32_t n_blocks)
 {
     size_t n = (size_t)n_blocks * 2, len = n * sizeof(struct line), per = n / WINDOWS;
@@ -705,7 +705,8 @@ int main(int argc, char **argv)
     uint32_t n = n_blocks ? n_blocks : 1000000;
     bool all = !strcmp(figure, "all");
 
-    mallopt(M_MMAP_THRESHOLD, 1 << 20); /* what is large goes back, and leaves the heap as it is */
+    /* large blocks go back to the kernel, and leave the heap unchanged */
+    mallopt(M_MMAP_THRESHOLD, 1 << 20);
     setvbuf(stdout, NULL, _IOLBF, 0);
     for (int i = 0; i < 2; i++) {
         shuffled = i;

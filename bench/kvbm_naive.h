@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * kvbm_bench's yardstick: a pool as one writes it first. A chained hash table of malloc'ed nodes, a
- * block a node; inactive ones in a doubly linked list (LRU), or in an ordered set (a binary heap by
- * time of release, as an eviction that orders by more than arrival has it). One lock a call. No
- * handles that can be told when stale, no tiers, no priorities, no duplicates, no parents, no
- * counters.
- */
+/* kvbm_bench's yardstick: a simple pool. A chained hash table of malloc'ed nodes, one block each.
+ * Inactive ones are in a doubly linked list (LRU), or in a binary heap by time of release, as a
+ * policy beyond arrival order needs. One lock per call. No detection of stale handles, no tiers,
+ * priorities, duplicates, parents or counters. */
 #ifndef KV_BENCH_KVBM_NAIVE_H
 #define KV_BENCH_KVBM_NAIVE_H
 
@@ -67,7 +64,7 @@ static inline void naive_fini(struct naive *pool)
     pthread_mutex_destroy(&pool->lock);
 }
 
-/* Keys are random, so their low bits will do. */
+/* Keys are random, so their low bits choose the bucket. */
 static inline struct naive_node **naive_find(struct naive *pool, uint64_t key)
 {
     struct naive_node **at = &pool->buckets[key & pool->mask];

@@ -34,7 +34,8 @@ static uint64_t setting(const char *name, uint64_t otherwise)
     return text && *text ? strtoull(text, NULL, 10) : otherwise;
 }
 
-/* One thread is timed by its own clock, which other work on the machine stops; several by the wall's. */
+/* One thread is timed by its CPU clock, which excludes other work on the machine; several threads
+ * by the wall clock. */
 static clockid_t timer = CLOCK_THREAD_CPUTIME_ID;
 
 static double now(void)
@@ -64,7 +65,7 @@ static void *buffer(uint64_t bytes)
         exit(1);
     }
     madvise(p, bytes, MADV_HUGEPAGE);
-    memset(p, 0x3c, bytes); /* all pages present; finite values in every dtype */
+    memset(p, 0x3c, bytes); /* touches all pages; finite in every dtype */
     return p;
 }
 
@@ -85,7 +86,7 @@ static void *copy_slice(void *arg)
     return NULL;
 }
 
-/* memcpy of @bytes (read + written), half of it for K and half for V. */
+/* Time memcpy of @bytes (read + written), half of it for K and half for V. */
 static double yardstick(uint64_t bytes, uint32_t n_threads)
 {
     struct slice slices[2][MAX_THREADS];
@@ -115,7 +116,7 @@ struct figure {
     kvx_layout_t layout;
     uint32_t pack;
     kvx_dtype_t cache, io;
-    bool scattered; /* write: each token to a random slot, not a block's worth in a row */
+    bool scattered; /* write: each token to a random slot, instead of whole blocks in a row */
     uint32_t heads;
     double target;
 };
@@ -264,7 +265,7 @@ static void measure(const struct figure *f, uint32_t n_threads)
     tear_down(&s);
 }
 
-/* A decode step: 64 tokens to random slots; what it costs to get started. */
+/* Measure a decode step, 64 tokens to random slots: mostly the cost of a call. */
 static void measure_decode(void)
 {
     static const struct figure f = {"decode write NHD bf16, 64 tokens",

@@ -30,7 +30,7 @@ static inline void publish_require(bool ok, const char *what)
 
 /* -- batches ----------------------------------------------------------------------------------- */
 
-/* The engine's hash of block @number. */
+/* Return the engine's hash of block @number. */
 static inline uint64_t block_hash(uint64_t number)
 {
     return number * UINT64_C(0x9e3779b97f4a7c15);
@@ -44,7 +44,8 @@ static inline void put_hashes(struct kv_buf *out, uint64_t first, uint32_t n)
         kv_msgpack_put_u64(out, block_hash(first + i));
 }
 
-/* Blocks @first to @first + n - 1 below block @first - 1, or first of a prompt (@root). */
+/* Write a stored event: blocks @first to @first + n - 1, below block @first - 1 or the first of a
+ * prompt (@root). */
 static inline void put_store(struct kv_buf *out, uint64_t first, uint32_t n, bool root,
                              const uint32_t *tokens)
 {
@@ -83,7 +84,7 @@ static inline void put_remove(struct kv_buf *out, uint64_t first, uint32_t n)
 
 struct batches {
     struct kv_buf payloads;
-    size_t *offsets; /* n + 1, n_max + 1 of them allocated */
+    size_t *offsets; /* n + 1 used, n_max + 1 allocated */
     size_t n;
 };
 
@@ -100,7 +101,7 @@ static inline void batches_fini(struct batches *b)
     free(b->offsets);
 }
 
-/* A batch of @n_events begins; they follow, then batch_end. */
+/* Begin a batch of @n_events; the events follow, then batch_end. */
 static inline void batch_begin(struct batches *b, uint32_t n_events)
 {
     kv_msgpack_put_array(&b->payloads, 3);
@@ -133,9 +134,9 @@ static inline void publisher_open(struct publisher *p, void *zmq, const char *wh
     memset(p, 0, sizeof(*p));
     p->socket = zmq_socket(zmq, ZMQ_XPUB);
     publish_require(p->socket != NULL, "socket");
-    zmq_setsockopt(p->socket, ZMQ_SNDHWM, &none, sizeof(none)); /* nothing may be dropped */
+    zmq_setsockopt(p->socket, ZMQ_SNDHWM, &none, sizeof(none)); /* drop nothing */
     zmq_setsockopt(p->socket, ZMQ_LINGER, &none, sizeof(none));
-    zmq_setsockopt(p->socket, ZMQ_XPUB_VERBOSE, &on, sizeof(on)); /* each subscriber shows */
+    zmq_setsockopt(p->socket, ZMQ_XPUB_VERBOSE, &on, sizeof(on)); /* report each subscriber */
     publish_require(zmq_bind(p->socket, where) == 0 &&
                         zmq_getsockopt(p->socket, ZMQ_LAST_ENDPOINT, p->endpoint, &size) == 0,
                     "bind");
@@ -160,7 +161,7 @@ static inline void *publisher_main(void *arg)
         zmq_msg_t payload;
 
         kve_sequence_put(seq, i);
-        /* No copy: the publisher's share of the machine should be small. */
+        /* No copy: the publisher should use little CPU. */
         zmq_msg_init_data(&payload, p->batches->payloads.data + at[0], at[1] - at[0], NULL, NULL);
         publish_require(zmq_send(p->socket, "", 0, ZMQ_SNDMORE) >= 0 &&
                             zmq_send(p->socket, seq, sizeof(seq), ZMQ_SNDMORE) >= 0 &&

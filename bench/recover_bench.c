@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Recovery between two real kv-indexer processes: how long until a fresh one serves what its peer
- * has, and what memory that takes beside the index. The first is filled over ZMQ (4 workers,
- * prompts of 32 blocks of 16 tokens, nothing shared); the second starts with --peers. The time ends
- * with its first answer. The workers are gone by then, so it includes no wait for subscriptions
- * (200 ms where there are any).
+ * Recovery between two real kv-indexer processes: the time until a fresh one serves its peer's
+ * blocks, and the memory that this takes besides the index. The first process is filled over ZMQ (4
+ * workers, prompts of 32 blocks of 16 tokens, none shared); the second starts with --peers. Time
+ * ends with its first answer. The workers have gone by then, so the time includes no wait for
+ * subscriptions (200 ms with workers).
  *
- * Memory above the index is the peak resident size of the whole process less the index's own
- * figure: code, stacks, buffers and what the allocator wastes are all in it.
+ * Memory besides the index is the peak resident size of the whole process less the index's own
+ * figure: code, stacks, buffers and the allocator's waste.
  *
- * Yardstick: the same dump fetched over HTTP and thrown away. Usage: recover_bench [BLOCKS]
+ * Yardstick: the same dump fetched over HTTP and dropped. Usage: recover_bench [BLOCKS]
  */
 #include <arpa/inet.h>
 #include <curl/curl.h>
@@ -62,7 +62,7 @@ static int free_port(void)
     return ntohs(address.sin_port);
 }
 
-/* The program beside our own directory: build/bench/.. /bin/kv-indexer. */
+/* Start the program beside our own directory: build/bench/../bin/kv-indexer. */
 static void start(struct indexer *x, const char *peer)
 {
     char program[PATH_MAX], port[16], *slash;
@@ -105,7 +105,7 @@ static size_t throw_away(char *data, size_t size, size_t n, void *arg)
     return size * n;
 }
 
-/* Returns the status, 0 when nobody answers. @post NULL: GET. */
+/* Make a request; @post NULL: GET. Returns the status, 0 when the connection failed. */
 static long http(const struct indexer *x, const char *path, const char *post,
                  curl_write_callback fn, void *arg)
 {
@@ -143,7 +143,7 @@ static void wait_ready(const struct indexer *x)
     kv_buf_fini(&body);
 }
 
-/* The value of the first series of a family; labels here have no spaces. */
+/* Return the value of the first series of a family; labels here have no spaces. */
 static uint64_t metric(const struct indexer *x, const char *name)
 {
     struct kv_buf body = KV_BUF_INIT;
@@ -162,7 +162,7 @@ static uint64_t metric(const struct indexer *x, const char *name)
     return value;
 }
 
-/* VmHWM or VmRSS, in bytes. */
+/* Read VmHWM or VmRSS, in bytes. */
 static uint64_t memory(const struct indexer *x, const char *what)
 {
     char path[64], line[256];
@@ -195,7 +195,7 @@ static double cpu_s(const struct indexer *x)
     return (double)(user + kernel) / (double)sysconf(_SC_CLK_TCK);
 }
 
-/* -- filling the first ------------------------------------------------------------------------- */
+/* -- filling the first process ----------------------------------------------------------------- */
 
 static uint64_t next_random(uint64_t *state)
 {
@@ -246,7 +246,7 @@ static void *open_worker(void *zmq, const struct indexer *x, int instance)
     size_t size = sizeof(endpoint);
     struct kv_buf reply = KV_BUF_INIT;
 
-    zmq_setsockopt(socket, ZMQ_XPUB_NODROP, &(int){1}, sizeof(int)); /* wait instead of losing */
+    zmq_setsockopt(socket, ZMQ_XPUB_NODROP, &(int){1}, sizeof(int)); /* wait instead of dropping */
     if (zmq_bind(socket, "tcp://127.0.0.1:*") ||
         zmq_getsockopt(socket, ZMQ_LAST_ENDPOINT, endpoint, &size))
         die("can't bind");
@@ -314,7 +314,7 @@ int main(int argc, char **argv)
     holder_blocks = metric(&indexers[1], "kv_indexer_index_holder_blocks");
     if (holder_blocks != n_blocks)
         die("the recovered index isn't the same");
-    peer_peak = memory(&indexers[0], "VmHWM:") - peer_peak; /* VmHWM may be told a page too low */
+    peer_peak = memory(&indexers[0], "VmHWM:") - peer_peak; /* VmHWM may be a page too low */
     peer_peak = (int64_t)peer_peak < 0 ? 0 : peer_peak;
     peer_index = metric(&indexers[0], "kv_indexer_index_bytes");
 

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * How fast objects are kept and come back, each figure beside a yardstick of the same run: durable
- * saves beside one sequential write and fdatasync of the same bytes (what the disk can do) and a
- * loop that syncs each file (what is usually done); restores beside memcpy and beside read alone.
+ * Saving and restoring objects, each figure beside a yardstick of the same run. Durable saves: one
+ * sequential write and fdatasync of the same bytes (the disk's limit), and a loop that syncs each
+ * file (common practice). Restores: memcpy, and read alone.
  *
- * Disks have moods that last longer than a save. So each save has its yardstick in the same round,
- * one directly after the other and every other round the other way round; what is printed of a
- * ratio is the median of the rounds' own ratios, with the least and the greatest.
+ * A disk's speed changes over times longer than a save. So each save has its yardstick in the same
+ * round, directly before or after it in turn. The printed ratio is the median of the rounds' own
+ * ratios, with the least and the greatest.
  *
- * Nothing is deleted before the end: for five seconds ext4 walks around inodes that were freed, and
- * blocks are discarded behind whoever syncs next. So it needs 6 GiB of disk.
+ * Nothing is deleted before the end, as deletions disturb later figures: ext4 avoids freed inodes
+ * for five seconds, and discards blocks during other programs' syncs. So the benchmark needs 6 GiB
+ * of disk.
  *
- * Works in $KV_BENCH_DIR, else $TMPDIR, else the current directory: on tmpfs nothing is durable and
- * the figures of saves mean nothing; the file system's type is in each line. Arguments choose among
- * "saves", "restores", "llama" and "redis".
+ * Works in $KV_BENCH_DIR, else $TMPDIR, else the current directory. On tmpfs nothing is durable and
+ * the figures of saves are meaningless; each line has the file system's type. Arguments choose
+ * among "saves", "restores", "llama" and "redis".
  */
 #include <dirent.h>
 #include <ftw.h>
@@ -27,9 +28,9 @@
 #include "store_redis.h"
 
 enum {
-    WARM_SAVES = 3,      /* of a round; one more goes first, unmeasured */
-    EACH_ROUNDS = 3,     /* every so many rounds the file-by-file loop has its turn: it is slow */
-    PAUSE_US = 50 * 1000 /* after a sync, for what the disk does after it said that it is done */
+    WARM_SAVES = 3,      /* per round; one more goes first, unmeasured */
+    EACH_ROUNDS = 3,     /* the slow file-by-file loop runs in one of so many rounds */
+    PAUSE_US = 50 * 1000 /* after a sync, for the disk's work behind it */
 };
 
 static char dir[PATH_MAX - 128];
@@ -95,16 +96,16 @@ static void write_all(int fd, const uint8_t *data, size_t len)
     }
 }
 
-/* -- Yardsticks ---------------------------------------------------------------------------------- */
+/* -- Yardsticks -------------------------------------------------------------------------------- */
 
-/* Nothing is left to write of what was measured before. */
+/* Wait until earlier figures' data is written. */
 static void settle(void)
 {
     sync();
     usleep(PAUSE_US);
 }
 
-/* One new file, one barrier. */
+/* Write one new file with one barrier. */
 static double raw_sequential(const struct load *load)
 {
     char path[PATH_MAX], name[64];
@@ -125,7 +126,7 @@ static double raw_sequential(const struct load *load)
     return ns;
 }
 
-/* A file each, each made durable before the next. */
+/* Write a file for each chunk, each durable before the next. */
 static double file_each(const struct load *load)
 {
     char path[PATH_MAX], tmp[PATH_MAX], name[64], tmp_name[72];
@@ -174,7 +175,7 @@ static double copy_all(const struct load *load, bool fresh)
     return (double)(kv_now_ns() - begin);
 }
 
-/* The same bytes in files, read into buffers of their own, nothing verified. */
+/* Read the same bytes from files into new buffers, unverified. */
 static double read_all(const struct load *load, int fd)
 {
     uint64_t begin = kv_now_ns();
@@ -189,7 +190,7 @@ static double read_all(const struct load *load, int fd)
     return (double)(kv_now_ns() - begin);
 }
 
-/* -- Figures ------------------------------------------------------------------------------------- */
+/* -- Figures ----------------------------------------------------------------------------------- */
 
 static struct kvs_store *open_store(const char *name, const char *options)
 {
@@ -239,7 +240,7 @@ static void print_saves(const char *options, const struct load *load, struct sav
     bench_end();
 }
 
-/* Saves of what is there, on one handle: the median of some. */
+/* Save existing chunks again on one handle: the median of several saves. */
 static double warm_saves(const struct load *load, const char *options)
 {
     struct kvs_store *store = open_store("kv", options);
@@ -274,14 +275,14 @@ static double cold_save(const struct load *load, const char *options)
     return ns;
 }
 
-/* The store's directories are there already, as they are in a store in use. */
+/* The store's directories exist already, as in a store in use. */
 static void bench_saves(size_t n, size_t len, const char *options)
 {
     struct saves s = {0};
     struct load load;
 
     load_init(&load, n, len);
-    for (int round = -1; round < FILE_ROUNDS; round++) { /* the first warms up */
+    for (int round = -1; round < FILE_ROUNDS; round++) { /* the first round warms up */
         double cold = 0, raw = 0, warm;
 
         load_next(&load);
@@ -358,10 +359,8 @@ static void bench_restore(size_t n, size_t len, const char *options)
     load_fini(&load);
 }
 
-/*
- * The last range is nearly full, so growing rewrites all of it: the worst case. The yardstick is
- * what cutting by content alone would write.
- */
+/* Measure growth. The last range is nearly full, so growth rewrites all of it: the worst case. The
+ * yardstick is cutting by content alone. */
 static void bench_growth(uint32_t n_tokens)
 {
     struct kvs_store *store = open_store("kv-llama", "");

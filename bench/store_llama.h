@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * The llama.cpp row of store_bench: a saved conversation grows by 1 % and is saved again. The state
- * has the shape that llama.cpp writes for a model of 16 layers with 512 f16
- * values of K and of V per token, and bytes that depend on layer, token and position only, as K/V
- * of a prefix that is computed once. It is made as it is read: it need not fit in memory.
- */
+/* The llama.cpp row of store_bench: a saved conversation grows by 1 % and is saved again. The state
+ * has the shape that llama.cpp writes for a model of 16 layers with 512 f16 values of K and of V
+ * per token. Its bytes depend on layer, token and position only, as K/V of a prefix that is
+ * computed once. The state is generated while it is read, so it need not fit in memory. */
 #ifndef KV_BENCH_STORE_LLAMA_H
 #define KV_BENCH_STORE_LLAMA_H
 
@@ -15,7 +13,7 @@ enum { LLAMA_LAYERS = 16, LLAMA_ROW = 1024, LLAMA_CELL = 12, LLAMA_HEADER = 12 }
 /* Runs of the state, one after the other. */
 struct llama_state {
     uint32_t n_tokens, slot;
-    uint64_t at, len; /* of all */
+    uint64_t at, len; /* of the whole state */
     int part;        /* 0 header and tokens, 1 meta, 2 + i: layer i of K, then of V; then the end */
     uint64_t offset; /* in the part */
     uint8_t buf[LLAMA_ROW + 64];
@@ -45,7 +43,7 @@ static inline void llama_row(struct llama_state *s, uint32_t token)
     s->buf_len = LLAMA_ROW;
 }
 
-/* The next piece of the state into buf; the end leaves it empty. */
+/* Generate the next piece of the state into buf; empty at the end. */
 static inline void llama_step(struct llama_state *s)
 {
     uint32_t item = (uint32_t)s->offset++;
@@ -137,7 +135,7 @@ static inline void llama_print(const char *what, const char *cut, uint32_t n_tok
                (double)(r->new_bytes + r->manifest_bytes) / (double)r->bytes, ns / 1e6);
 }
 
-/* Grown by 1 %, by one reply, and moved to another slot. */
+/* Save the state grown by 1 %, then by one reply, then moved to another slot. */
 static inline void bench_llama(struct kvs_store *store, uint32_t n_tokens, enum kvs_format format)
 {
     const char *cut = format == KVS_FORMAT_BYTES ? "by content" : "by layer and tokens";

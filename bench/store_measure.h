@@ -18,7 +18,7 @@
 
 enum { ROUNDS = 9, FILE_ROUNDS = 15, KEY = 16 };
 
-/* Chunks that differ between themselves and between rounds, and don't compress. */
+/* Chunks that differ from each other and between rounds, and don't compress. */
 struct load {
     size_t n, len;
     uint8_t *data; /* n * len */
@@ -46,7 +46,7 @@ static inline void load_init(struct load *load, size_t n, size_t len)
     }
 }
 
-/* New keys, and new bytes in each page: nothing of a former round can be used. */
+/* Make new keys, and new bytes in each page: nothing of an earlier round matches. */
 static inline void load_next(struct load *load)
 {
     load->round++;
@@ -62,7 +62,7 @@ static inline void load_fini(struct load *load)
     free(load->keys);
 }
 
-/* Puts all chunks and a manifest. Returns nanoseconds; counts what was there before. */
+/* Put all chunks and a manifest. Returns nanoseconds; counts hits. */
 static inline double load_save(struct kvs_store *store, const struct load *load, size_t *ret_hits)
 {
     uint64_t begin = kv_now_ns();
@@ -81,7 +81,7 @@ static inline double load_save(struct kvs_store *store, const struct load *load,
     return (double)(kv_now_ns() - begin);
 }
 
-/* Prefetches and gets all chunks; @whole compares all bytes, else both ends of each. */
+/* Prefetch and get all chunks. @whole: compare all bytes, else both ends of each. */
 static inline void load_get_all(struct kvs_store *store, const struct load *load, bool whole)
 {
     size_t some = whole || load->len < 64 ? load->len : 64;
@@ -102,8 +102,8 @@ static inline void load_get_all(struct kvs_store *store, const struct load *load
     }
 }
 
-/* Returns nanoseconds. Compare all bytes by a second pass (load_get_all): comparing them between the gets would give a
- * store that reads ahead time that isn't counted. */
+/* Time a restore in nanoseconds. Compare all bytes by a second pass (load_get_all): comparing
+ * between the gets would give a store that reads ahead uncounted time. */
 static inline double load_restore(struct kvs_store *store, const struct load *load)
 {
     uint64_t begin = kv_now_ns();

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * The redis rows of store_bench: the plugin beside a client that does with a bare socket what the
- * contract asks of any client, against one redis-server of our own that saves nothing to disk. The
- * client holds a copy of each value from its put until the save is sent (the caller may reuse its
- * memory at once), and hands each value out in a malloc'd buffer of its own, all held until the
- * restore is through. It computes no checksum. Target and yardstick alternate within each round,
- * every other round the other way round; what is told is the median of the rounds' ratios.
- */
+/* The redis rows of store_bench: the plugin beside a minimal client on a bare socket that keeps the
+ * same contract, against one redis-server of our own without persistence. The client holds a copy
+ * of each value from its put until the save is sent (the caller may reuse its memory at once). It
+ * returns each value in a malloc'd buffer, all held until the end of the restore. It computes no
+ * checksum. Plugin and client alternate within each round, in changing order; the printed figure is
+ * the median of the rounds' ratios. */
 #ifndef KV_BENCH_STORE_REDIS_H
 #define KV_BENCH_STORE_REDIS_H
 
@@ -53,7 +51,7 @@ static inline int redis_free_port(void)
     return ntohs(at.sin_port);
 }
 
-/* The server's program under any of its names: the package redis-tools has it as a checker. */
+/* Run the server's program under any of its names: the package redis-tools has it as a checker. */
 static inline void redis_exec(const char *port, const char *dir)
 {
     static const char *const names[] = {"redis-server", "valkey-server", "redis-check-rdb"};
@@ -71,7 +69,7 @@ static inline void redis_exec(const char *port, const char *dir)
     _exit(127);
 }
 
-/* -1: there is no redis-server. */
+/* Start a server. Returns -1 when there is no redis-server. */
 static inline int redis_start(struct redis *redis, const char *dir)
 {
     char port[16];
@@ -132,7 +130,7 @@ static inline void redis_write(int fd, struct iovec *v, int n)
     }
 }
 
-/* A copy of each value, then SET k v for all, then all replies. */
+/* Copy each value, send SET k v for all, then read all replies. */
 static inline double redis_raw_put(int fd, const struct load *load)
 {
     uint64_t begin = kv_now_ns();
@@ -158,7 +156,7 @@ static inline double redis_raw_put(int fd, const struct load *load)
     return (double)(kv_now_ns() - begin);
 }
 
-/* All GETs in one write, each value into a buffer of its own, all of them held to the end. */
+/* Send all GETs in one write; read each value into a buffer of its own, all held to the end. */
 static inline double redis_raw_get(int fd, const struct load *load)
 {
     uint64_t begin = kv_now_ns(), compared = 0;
@@ -229,7 +227,7 @@ static inline void redis_rounds(struct kvs_store *store, int fd, struct load *lo
         double raw_put_ns = 0, raw_get_ns = 0, put_ns = 0, get_ns = 0, warm_ns;
 
         load_next(load);
-        for (int turn = 0; turn < 2; turn++) /* the yardstick first, and the other way round */
+        for (int turn = 0; turn < 2; turn++) /* the yardstick goes first in every other round */
             if ((turn + round) % 2 == 0)
                 raw_put_ns = redis_raw_put(fd, load);
             else
@@ -243,7 +241,7 @@ static inline void redis_rounds(struct kvs_store *store, int fd, struct load *lo
         before = redis_trips(store);
         warm_ns = load_save(store, load, &hits);
         trips = redis_trips(store) - before;
-        for (size_t i = 0; i < load->n; i++) /* the server need not keep all rounds */
+        for (size_t i = 0; i < load->n; i++) /* so that the server doesn't keep all rounds */
             (void)kvs_delete_chunk(store, load->keys + i * KEY, KEY);
         if (round < 0)
             continue;
@@ -258,7 +256,7 @@ static inline void redis_rounds(struct kvs_store *store, int fd, struct load *lo
     redis_print("warm save", load, &warm, more);
 }
 
-/* Says why on stderr where there is no server or no plugin to measure. */
+/* Run the redis rows. Without a server or a plugin, print the reason on stderr. */
 static inline void bench_redis(const char *dir)
 {
     struct redis redis;

@@ -24,22 +24,22 @@ void bench_end(void);
 /** Print "PROGRAM: WHAT" and, unless @rc is 0, the error (@rc: a negative errno); exit with 1. */
 _Noreturn void bench_die(const char *what, int rc);
 
-/** Order of doubles, for qsort. */
+/** Compare doubles, for qsort. */
 int bench_by_value(const void *a, const void *b);
-/** Sort @values, and return the one in the middle. */
+/** Sort @values and return the median. */
 double bench_median(double *values, size_t n);
 
 /** Rounds of one figure. */
 enum { BENCH_ROUNDS_MAX = 15 };
 struct bench_samples {
-    double of[BENCH_ROUNDS_MAX]; /* sorted once the median was asked for */
+    double of[BENCH_ROUNDS_MAX]; /* sorted after the median was computed */
     int n;
 };
-/** Keep a value; those beyond BENCH_ROUNDS_MAX are dropped. */
+/** Add a value; those beyond BENCH_ROUNDS_MAX are dropped. */
 void bench_sample(struct bench_samples *samples, double value);
 double bench_middle(struct bench_samples *samples);
 
-/** CPU time of this process in nanoseconds, the kernel's for it included. */
+/** CPU time of this process in nanoseconds, kernel included. */
 double bench_cpu_ns(void);
 /** CPU time of the calling thread in nanoseconds. */
 uint64_t bench_thread_cpu_ns(void);

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * How fast blocks move between tiers, each figure beside a yardstick of the same run. Works below
+/* Speed of moving blocks between tiers, each figure beside a yardstick of the same run. Works below
  * $KV_BENCH_DIR, else $TMPDIR, else the current directory. Arguments choose among "copy",
- * "manager", "disk", "onboard", "object"; none: all.
- */
+ * "manager", "disk", "onboard", "object"; none: all. */
 #include <fcntl.h>
 #include <limits.h>
 

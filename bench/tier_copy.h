@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Copies in memory: what the copier makes of blocks of 2 MiB, beside as many threads that memcpy
- * the same pieces in the same run, in turns. "G1" is a layout as a GPU's cache is, on the host.
+ * Copies in memory: the copier with blocks of 2 MiB, beside as many threads that memcpy the same
+ * pieces in the same run, in turns. "G1" is a layout like a GPU's cache, on the host.
  *
- *   copy       G1 (a block in one piece) to G2 and back; and with a storage per layer, whose pieces are 64 KiB
+ *   copy       G1 (a block in one piece) to G2 and back; also a storage per layer: 64 KiB pieces
  *   convert    the same with heads first on one side
- *   overhead   a block's share of a job that copies nothing (layouts without memory): planned, cut, walked, told
+ *   overhead   cost of a block in a job that copies nothing (layouts without memory)
  */
 #ifndef KV_BENCH_TIER_COPY_H
 #define KV_BENCH_TIER_COPY_H
@@ -142,7 +142,7 @@ static inline void copy_figure(struct kvbm_copier *copier, uint32_t n_threads, c
     kvbm_layout_destroy(yard);
 }
 
-/* Jobs of so many blocks, one after the other, each waited for. All threads' time, not the clock's. */
+/* Run jobs of @n blocks, each waited for. Measures all threads' CPU time. */
 static inline void copy_overhead(const uint32_t *ids, uint32_t n)
 {
     struct kvbm_copier_opts opts = {.size = sizeof(opts), .n_threads = 1};

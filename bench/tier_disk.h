@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The disk tier beside fio. Every round: fio writes and reads a file in place (io_uring, O_DIRECT,
- * the same block size, depth, bytes, and random order), and the tier does the same with its slots,
- * checksums and barriers included, with memory that is registered with io_uring and without; one
- * directly after the other, in a turning order. The ratio is the median of the rounds' own; CPU
- * time is all of ours, the kernel's for us too.
+ * The disk tier beside fio. In every round fio writes and reads a file in place (io_uring,
+ * O_DIRECT, the same block size, depth, bytes, and random order). The tier does the same with its
+ * slots, checksums and barriers included, with and without memory registered with io_uring. They
+ * run one directly after the other, in a rotating order. The ratio is the median of the rounds'
+ * own; CPU time is our process's, kernel included.
  *
  * Included by tier_bench.c only.
  */
@@ -28,12 +28,12 @@ enum {
 #define DISK_BYTES (UINT64_C(2) << 30)
 
 struct disk_load {
-    struct kvbm_disk *disk; /* the one that is measured now */
+    struct kvbm_disk *disk; /* the store being measured */
     double cpu_ns;          /* of the last pass */
     const char *dir;
     uint64_t block;
     uint32_t n_blocks;
-    uint8_t *memory; /* a block of each slot of a batch, of all batches */
+    uint8_t *memory; /* one block for each slot of all batches */
     uint64_t *keys;
     uint32_t *order;
 };
@@ -43,7 +43,7 @@ static void disk_done(struct kvbm_disk_batch *batch)
     sem_post(batch->arg);
 }
 
-/* All blocks, in an order of chance, by batches. Returns bytes per second. */
+/* Transfer all blocks in random order, by batches. Returns bytes per second. */
 static double disk_pass(struct disk_load *load, bool writing)
 {
     struct kvbm_disk_io *ios = calloc(load->n_blocks, sizeof(*ios));
@@ -100,7 +100,7 @@ static double disk_pass(struct disk_load *load, bool writing)
     return (double)load->n_blocks * (double)load->block / ns * 1e9;
 }
 
-/* Bytes per second, or 0: there is no fio. */
+/* Run fio. Returns bytes per second, or 0 without fio. */
 static double disk_fio(const struct disk_load *load, bool writing)
 {
     char command[1024], line[512];
@@ -127,7 +127,7 @@ static double disk_fio(const struct disk_load *load, bool writing)
     return found;
 }
 
-/* Of one way (registered memory or not) and direction, by round. */
+/* Results of one way (registered memory or not) and direction, by round. */
 struct disk_row {
     struct bench_samples own, fio, ratio, cpu_us;
 };
@@ -150,7 +150,8 @@ static void disk_print(const char *what, const struct disk_load *load, struct di
                stats.barriers ? 2.0 * (double)stats.writes / (double)stats.barriers : 0.0);
 }
 
-/* fio, the tier, the tier with registered memory; the order turns from round to round. */
+/* Run fio, the tier, and the tier with registered memory, in an order that rotates from round to
+ * round. */
 static void disk_round(struct disk_load *load, struct kvbm_disk *disks[2], struct disk_row rows[2],
                        bool writing, int round)
 {
@@ -176,10 +177,10 @@ static void disk_round(struct disk_load *load, struct kvbm_disk *disks[2], struc
 
 static void disk_rounds(struct disk_load *load, struct kvbm_disk *disks[2])
 {
-    struct disk_row rows[2][2] = {0}; /* by writing, registered */
+    struct disk_row rows[2][2] = {0}; /* [writing][registered] */
 
     for (int i = 0; i < 2;
-         i++) { /* files are made and overwritten: the first time is another thing */
+         i++) { /* files are created and then overwritten, so the first round isn't measured */
         load->disk = disks[i];
         disk_pass(load, true);
     }
@@ -244,7 +245,8 @@ static int disk_count(void *arg, const struct kvbm_disk_record *record)
     return 0;
 }
 
-/* As many records as 100 GB of 256 KiB have, all valid; slots are small, which the index doesn't know. */
+/* Reopen an index with as many valid records as 100 GB of 256 KiB blocks have. The slots are small,
+ * which the index doesn't show. */
 static void disk_reopen(const char *dir)
 {
     enum { N = 400000 };
@@ -281,7 +283,7 @@ static void disk_reopen(const char *dir)
         int fd = open(path, O_RDONLY | O_CLOEXEC);
 
         fdatasync(fd);
-        posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED); /* from the disk */
+        posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED); /* so that it is read from the disk */
         close(fd);
         begin = kv_now_ns();
         rc = kvbm_disk_open(&opts, &load.disk);
@@ -290,7 +292,7 @@ static void disk_reopen(const char *dir)
         bench_sample(&s, (double)(kv_now_ns() - begin) / 1e9);
         kvbm_disk_close(load.disk);
     }
-    seconds = bench_middle(&s); /* and sorts */
+    seconds = bench_middle(&s); /* also sorts */
     bench_line(
         "tier.disk",
         "'figure':'reopen','records':%d,'like':'100 GB of 256 KiB','seconds':%.3f,'worst':%.3f", N,

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Blocks of 2 MiB (16 tokens, 32 layers, K and V of 64 KiB a layer) between a GPU and pinned
- * memory, by the transfer copier, beside cuMemcpyAsync of as many bytes in the same run, in turns:
- * all bytes in one call. One JSON line per figure; everything is compared after it went there and
- * back. Needs no CUDA toolkit, only a driver: exit 77 without.
+ * memory, by the copier. Beside it, in the same run and in turns: cuMemcpyAsync of as many bytes in
+ * one call. One JSON line per figure; all bytes are compared after the way there and back. Needs
+ * only a driver, no CUDA toolkit: exit 77 without.
  *
  *   block          a block in one piece on either side, scattered blocks
  *   both           out and in at the same time; beside two streams with a copy each
- *   layers         a storage per layer on the GPU, as engines have: scattered pieces of 64 KiB, one block in pinned
- *                  memory; by who copies (kvbm_gpu_copy)
+ *   layers         a storage per layer on the GPU, as engines have: scattered pieces of 64 KiB, one
+ *                  block in pinned memory; by each way of copying (kvbm_gpu_copy)
  *   outers         the same with K and V apart: pieces of 32 KiB
  *   heads          the same with heads first in pinned memory: converted on the way
- *   one_block      how long a job of one block takes
+ *   one_block      time of a job of one block
  *   urgent         the same while a large job goes the other way, and while one goes the same way
  *
- * KVBM_GPU_MIB: how much is moved (1024).
+ * KVBM_GPU_MIB: MiB to move (1024).
  */
 #include <errno.h>
 #include <stdio.h>
@@ -146,7 +146,8 @@ static double by_engine(struct kvbm_copier *copier, const struct kvbm_layout *sr
     return (double)(kv_now_ns() - begin);
 }
 
-/* Copies of @each bytes, all that there are; a second pair at the same time. The device is current. */
+/* Time copies of @each bytes by the driver; a second pair runs at the same time. The device is
+ * current. */
 static double by_driver(const uint64_t *from, const uint64_t *to, int n, size_t each)
 {
     uint64_t begin = kv_now_ns();
@@ -195,7 +196,7 @@ static void report(const char *figure, const char *direction, const char *by, do
     bench_end();
 }
 
-/* There from @host and back to @back; on the GPU the blocks lie at other places. */
+/* Copy from @host to the GPU, at other places, and back to @back. */
 static void there_and_back(const char *figure, struct kvbm_copier *copier, const char *by,
                            enum kvbm_layout_kind kind, const struct kvbm_layout *whole,
                            const struct kvbm_layout *host, const struct kvbm_layout *back,
@@ -206,8 +207,7 @@ static void there_and_back(const char *figure, struct kvbm_copier *copier, const
     double in[ROUNDS], out[ROUNDS], copy_in[ROUNDS], copy_out[ROUNDS], many_in[ROUNDS],
         many_out[ROUNDS], bytes = (double)n_blocks * (double)BLOCK;
 
-    by_engine(copier, host, cache, in_order,
-              scattered); /* warm: lanes are opened, kernels loaded */
+    by_engine(copier, host, cache, in_order, scattered); /* warm up: opens lanes, loads kernels */
     for (int i = 0; i < ROUNDS; i++) {
         copy_in[i] = by_driver(&cpu, &gpu, 1, n_blocks * BLOCK);
         many_in[i] = by_driver(&cpu, &gpu, 1, BLOCK);

@@ -2,11 +2,12 @@
 /*
  * tier_bench's figures of the manager:
  *
- *   manager    what a block costs in a store and a load job with hardly a copy (2 KiB, some 100 ns of it): wall
- *              clock from prepare to the job's end, jobs of 256 blocks, of which one is under way at a time. The end
- *              is waited for (the thread copies along), or polled when the manager's descriptor is readable
- *   onboard    time of a load of 8 blocks of 2 MiB from the disk, p50 and p99: idle, and while stores
- *              saturate the disk
+ *   manager    cost of a block in a store and a load job with little to copy (2 KiB, some 100 ns):
+ *              wall clock from prepare to the job's end, jobs of 256 blocks, one at a time. The end
+ *              is waited for (the thread helps to copy), or polled when the manager's descriptor is
+ *              readable
+ *   onboard    time of a load of 8 blocks of 2 MiB from the disk, p50 and p99: idle, and while
+ *              stores saturate the disk
  */
 #ifndef KV_BENCH_TIER_MANAGER_H
 #define KV_BENCH_TIER_MANAGER_H
@@ -44,7 +45,7 @@ struct manager_bench {
     struct kvbm_manager *m;
     struct kvbm_layout *layout;
     struct kvbm_cache *cache;
-    bool polls; /* for ends */
+    bool polls; /* polls for ends */
 };
 
 static inline void manager_open(struct manager_bench *b, uint32_t cache_blocks, uint32_t inner,
@@ -90,7 +91,8 @@ static inline void manager_poll(struct manager_bench *b, struct kvbm_done *ret)
         manager_must(poll(&fd, 1, 60000) == 1 ? 0 : -ETIMEDOUT, "poll");
 }
 
-/* A job over n keys from @first on; waits for its end. Returns how many blocks arrived. */
+/* Run a job over n keys from @first on and wait for it. Returns the number of blocks that
+ * arrived. */
 static inline uint32_t manager_job(struct manager_bench *b, uint64_t first, uint32_t n, bool store,
                                    uint32_t block)
 {
@@ -118,7 +120,7 @@ static inline uint32_t manager_job(struct manager_bench *b, uint64_t first, uint
     return done.n_ok;
 }
 
-/* Nanoseconds per block of MANAGER_JOBS jobs. */
+/* Return nanoseconds per block of MANAGER_JOBS jobs. */
 static inline double manager_round(struct manager_bench *b, uint64_t first, bool store)
 {
     uint64_t start = kv_now_ns();
@@ -131,10 +133,10 @@ static inline double manager_round(struct manager_bench *b, uint64_t first, bool
 
 static inline void tier_bench_manager(void)
 {
-    /* A job more than are loaded again: the order of eviction is exact to some releases only. */
+    /* One job more than is loaded again: the order of eviction is exact to some releases only. */
     struct kvbm_manager_opts opts = {.host_bytes =
                                          (uint64_t)MANAGER_JOB * (MANAGER_JOBS + 1) * 4096};
-    struct bench_samples ns[2][2] = {0}; /* by polls, store */
+    struct bench_samples ns[2][2] = {0}; /* [polls][store] */
     struct manager_bench b = {0};
 
     manager_open(&b, MANAGER_JOB, 1, &opts); /* 2 KiB a block */
@@ -169,8 +171,8 @@ static inline void *onboard_write(void *arg)
     return NULL;
 }
 
-/* Loads of blocks that are on the disk only. */
-/* Returns how many did not get all blocks (the host tier had no room for a moment). */
+/* Load blocks that only the disk has. Returns how many loads were incomplete (no room in the host
+ * tier for a moment). */
 static inline uint32_t onboard_loads(struct manager_bench *b, uint32_t n_stored, double *ms)
 {
     uint32_t lost = 0;

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The object tier beside the store that it stands on: blocks put and got as a manager does it
- * (batches of 32, four at a time), and the same bytes by a loop of kvs_put_chunk with one
- * publication, and kvs_prefetch with a loop of kvs_get_chunk, over a handle of the same store. The
- * raw loop computes no checksum of its own and leaves the bytes where the store has put them; the
- * tier verifies each block and copies it to where it was asked for. One directly after the other,
- * every other round the other way round; the ratio is the median of the rounds' own. Gets are from
- * the page cache or the server's memory.
+ * The object tier beside its store. Blocks are put and got as a manager does it (batches of 32,
+ * four at a time). The raw loop moves the same bytes over another handle of the same store:
+ * kvs_put_chunk with one publication, and kvs_prefetch with kvs_get_chunk. The raw loop computes no
+ * checksum and leaves the bytes in the store's buffers; the tier verifies each block and copies it
+ * to its target. They run one directly after the other, in alternating order; the ratio is the
+ * median of the rounds' own. Gets are from the page cache or the server's memory.
  *
  * Included by tier_bench.c only.
  */
@@ -30,7 +29,7 @@ struct object_bench {
     struct kvbm_object_format format;
     struct kvs_store *raw;
     struct load load;
-    uint8_t *back; /* what was got */
+    uint8_t *back; /* the bytes got */
 };
 
 struct object_row {
@@ -42,7 +41,7 @@ static void object_done(struct kvbm_object_batch *batch)
     sem_post(batch->arg);
 }
 
-/* All blocks. Returns nanoseconds. */
+/* Transfer all blocks. Returns nanoseconds. */
 static double object_pass(struct object_bench *b, enum kvbm_object_op op)
 {
     static struct kvbm_object_io ios[OBJECT_BLOCKS];
@@ -87,7 +86,7 @@ static double object_raw_pass(struct object_bench *b, enum kvbm_object_op op)
                                  : load_restore(b->raw, &b->load);
 }
 
-/* All bytes of what was just got, outside the time measured. */
+/* Compare all bytes just got, outside the measured time. */
 static void object_compare(struct object_bench *b, bool raw)
 {
     if (raw)
@@ -110,7 +109,7 @@ static void object_turns(struct object_bench *b, enum kvbm_object_op op, int rou
         if (op == KVBM_OBJECT_GET)
             object_compare(b, raw);
     }
-    if (round < 0) /* the first one makes threads, folders, buffers */
+    if (round < 0) /* the first round starts threads, folders, buffers */
         return;
     bench_sample(&row->tier, bytes / ns[0] * 1e3);
     bench_sample(&row->raw, bytes / ns[1] * 1e3);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * An engine's loop without the engine: talks with one system prompt, which come back with their history.
+ * An engine's loop without the engine: conversations with a common system prompt, each sent again
+ * with its history.
  *
  *     cc -std=c11 kvbm_minimal.c $(pkg-config --cflags --libs kvbm)
  */
@@ -9,7 +10,7 @@
 
 enum { BLOCK = 16, POOL = 192, MAX = 64, TALKS = 8, TURNS = 6, SYSTEM = 64, SAID = 40, TOLD = 24 };
 
-/* Blocks from @at to @end are computed: from here on others find them. */
+/* Register the computed blocks from @at to @end: from here on other requests find them. */
 static int share(struct kvbm_pool *pool, const uint64_t *keys, size_t at, size_t end,
                  struct kvbm_mutable *fresh, struct kvbm_immutable *held)
 {
@@ -20,25 +21,27 @@ static int share(struct kvbm_pool *pool, const uint64_t *keys, size_t at, size_t
     return end > at && err == 0 ? kvbm_pool_register(pool, full, end - at, held + at) : err;
 }
 
-/* One request: prefill what isn't known, decode an answer. Returns how many blocks were reused. */
+/* Serve one request: prefill unknown blocks, decode an answer. Returns the number of blocks
+ * reused. */
 static long serve(struct kvbm_pool *pool, uint32_t *tokens, size_t *len)
 {
-    struct kvbm_immutable held[MAX] = {0}; /* block i of the text is shared, to be read */
+    struct kvbm_immutable held[MAX] = {0}; /* block i of the text is shared, read only */
     struct kvbm_mutable fresh[MAX] = {0};  /* or this request's own, to be written */
     uint64_t keys[MAX];
     size_t n = kvbm_hash_tokens(tokens, *len, BLOCK, 0, KVBM_CHAIN_SEED_ZERO, NULL, NULL, keys);
     long hit = kvbm_pool_match(pool, 0, keys, n, 0, held), all = (long)(*len + TOLD) / BLOCK + 1;
     int err = hit < 0 ? (int)hit : kvbm_pool_allocate(pool, all - hit, fresh + hit, NULL);
 
-    /* Here the GPU computes what is missing: K and V of block i go to fresh[i].handle.block. */
+    /* Here the GPU computes the missing blocks: K and V of block i go to fresh[i].handle.block. */
     err = err < 0 ? err : share(pool, keys, hit, n, fresh, held);
     for (uint32_t i = 0; i < TOLD && err == 0; i++)
-        tokens[(*len)++] = 1000 + i; /* and here one token more */
+        tokens[(*len)++] = 1000 + i; /* and here one more token */
     kvbm_hash_tokens(tokens, *len, BLOCK, 0, KVBM_CHAIN_SEED_ZERO, NULL, NULL, keys);
     err = err < 0 ? err : share(pool, keys, n, *len / BLOCK, fresh, held);
-    kvbm_pool_release_mutable(pool, fresh, MAX); /* not full, so it has no name: its bytes go */
-    kvbm_pool_release(pool, held, MAX); /* inactive: found again until the room is needed */
-    return err < 0 ? err : hit;         /* -ENOSPC: the request waits, and holds nothing */
+    /* not full, so it has no key: its bytes are dropped */
+    kvbm_pool_release_mutable(pool, fresh, MAX);
+    kvbm_pool_release(pool, held, MAX); /* inactive: found again until it is evicted */
+    return err < 0 ? err : hit;         /* -ENOSPC: the request waits, holding no block */
 }
 
 int main(void)

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * An engine that tells what it keeps. Any KV indexer that follows vLLM can follow this program:
+ * An engine that publishes its cache's contents. Any KV indexer that follows vLLM can follow this
+ * program:
  *
  *     publish_events                                            a short run on free ports
  *     publish_events tcp://127.0.0.1:5557 tcp://127.0.0.1:5558 60     for a minute, on these
  *
- * The program "serves" prompts out of a few conversations: a block that isn't cached is computed and
- * announced as stored; the oldest conversation makes room when the cache is full.
+ * The program "serves" prompts out of a few conversations: a block that isn't cached is computed
+ * and announced as stored; when the cache is full the oldest conversation is evicted.
  *
  *     cc -std=gnu11 publish_events.c $(pkg-config --cflags --libs kvevent)
  */
@@ -17,15 +18,14 @@
 
 enum { BLOCK = 16, CONVERSATIONS = 8, BLOCKS = 32, CAPACITY = 4 };
 
-/* The engine's own names for the blocks of a conversation: any 64-bit numbers, here rolling hashes.
- */
+/* The engine names the blocks of a conversation: any 64-bit numbers, here rolling hashes. */
 static void serve(struct kve_publisher *publisher, uint32_t conversation)
 {
     uint32_t tokens[BLOCKS * BLOCK];
     uint64_t local[BLOCKS], names[BLOCKS];
 
     for (uint32_t i = 0; i < BLOCKS * BLOCK; i++)
-        tokens[i] = i < 2 * BLOCK ? i : conversation * 1000 + i; /* they share two blocks */
+        tokens[i] = i < 2 * BLOCK ? i : conversation * 1000 + i; /* all share two blocks */
     kve_hash_tokens(KVE_SEED, tokens, BLOCKS * BLOCK, BLOCK, false, local);
     kve_sequence_hashes(local, BLOCKS, names);
 
@@ -40,7 +40,7 @@ static void serve(struct kve_publisher *publisher, uint32_t conversation)
                                .group = -1};
     if (kve_publisher_publish(publisher, &stored, 1) < 0)
         fprintf(stderr, "the queue is full: followers will see a gap\n");
-    if (conversation >= CAPACITY) { /* what is evicted: the end of this one, for simplicity */
+    if (conversation >= CAPACITY) { /* evict the end of the conversation itself, for simplicity */
         struct kve_event removed = stored;
 
         removed.type = KVE_REMOVED;
@@ -77,6 +77,6 @@ int main(int argc, char **argv)
     kve_publisher_destroy(publisher);
     printf("%llu events in %llu batches\n", (unsigned long long)stats.events,
            (unsigned long long)stats.batches);
-    /* Each conversation is announced, and half of them evicted, every round. */
+    /* Each round announces every conversation and evicts half of them. */
     return stats.events == rounds * (CONVERSATIONS + CONVERSATIONS - CAPACITY) ? 0 : 1;
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Save a buffer in a store, of the first argument or in a folder here, and restore it:
+/*
+ * Save a buffer and restore it, in the store of the first argument or in a folder here:
  *     cc -std=gnu11 store_buffer.c $(pkg-config --cflags --libs kvstore)
  */
 #include <kv_store.h>

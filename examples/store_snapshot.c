@@ -5,7 +5,7 @@
  *     store_snapshot                     in a folder of its own, removed afterwards
  *     store_snapshot redis://localhost   in any store there is a plugin for
  *
- * The second save is of the same buffer, changed a little: only what changed is written.
+ * The second save is of the same buffer, changed a little: it writes only the changed chunks.
  *
  *     cc -std=gnu11 -D_GNU_SOURCE store_snapshot.c $(pkg-config --cflags --libs kvstore)
  */

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * Command lines: each line of the input is an argument, `NAME=value` lines before a line `--` go to
- * the environment. What is accepted is within the table's bounds; a refusal has a reason.
- */
+/* Command lines: each line of the input is an argument; `NAME=value` lines before a line `--` go to
+ * the environment. Accepted values are within the table's bounds; a refusal has a reason. */
 #include <stdio.h>
 
 #include "base/args.h"
@@ -107,7 +105,8 @@ static const char *const environment[] = {"FUZZ_FLAG",     "FUZZ_TEXT", "FUZZ_LE
                                           "FUZZ_PEER",     "FUZZ_PORT", "FUZZ_MAX_MEMORY",
                                           "FUZZ_WAIT_TIME"};
 
-/* Lines `FUZZ_NAME=value` at the front; returns the first other line. */
+/* Set the variables of `FUZZ_NAME=value` lines at the front. Returns the index of the first other
+ * line. */
 static int set_environment(char **lines, int n)
 {
     int i = 0;

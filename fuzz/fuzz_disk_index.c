@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * Headers and records of the disk tier. The first byte chooses. Bit 0: a header as it may be found,
- * with its own checksum and with the right one; what is believed is what would be written.
- * Otherwise a record, behind the key length: what verifies is inside its limits and comes back as
- * it was when written.
- */
+/* Headers and records of the disk tier. The first byte chooses. Bit 0: a header, with its own
+ * checksum and with a correct one; an accepted header encodes to the same bytes. Otherwise a
+ * record, behind the key length: an accepted record is within its limits and encodes to the same
+ * bytes. */
 #include <errno.h>
 #include <string.h>
 
@@ -45,7 +43,7 @@ static void take_record(const struct kvbm_disk_header *header, uint32_t slot, co
     REQUIRE(kvbm_disk_record_read(header, slot, back, &again));
     REQUIRE(again.commit == entry.commit && again.position == entry.position &&
             memcmp(again.key, entry.key, header->key_len) == 0);
-    REQUIRE(!kvbm_disk_record_read(header, slot + 1, back, &again)); /* elsewhere it is none */
+    REQUIRE(!kvbm_disk_record_read(header, slot + 1, back, &again)); /* invalid in another slot */
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

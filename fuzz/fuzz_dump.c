@@ -37,7 +37,7 @@ static int read_pieces(const uint8_t *data, size_t size, size_t piece,
     return ki_dump_read(reader, &json);
 }
 
-/* Whether both say the same of the holders' streams. */
+/* True when both dumps have the same streams for the holders. */
 static bool same_marks(const struct ki_dumped_model *a, const struct ki_dumped_model *b)
 {
     const struct ki_watermark *x = (const struct ki_watermark *)a->marks.data;
@@ -49,7 +49,7 @@ static bool same_marks(const struct ki_dumped_model *a, const struct ki_dumped_m
         if (x[i].sequence != y[i].sequence || x[i].partial != y[i].partial ||
             x[i].torn != y[i].torn)
             return false;
-    for (size_t i = 1; i < a->n_handovers; i++) /* one a stream */
+    for (size_t i = 1; i < a->n_handovers; i++) /* one per stream */
         if (ki_handover_compare(&a->handovers[i - 1], &a->handovers[i]) >= 0)
             return false;
     return true;
@@ -60,7 +60,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct ki_dump_reader a = {.max_bytes = 64u << 20}, b = {.max_bytes = 64u << 20};
     int rc = read_pieces(data, size, 512, &a);
 
-    /* How the bytes arrive changes nothing. */
+    /* The sizes of the pieces must not matter. */
     if (read_pieces(data, size, 1 + size % 7, &b) != rc || a.n != b.n || a.events != b.events ||
         a.blocks != b.blocks || a.orphans != b.orphans)
         abort();

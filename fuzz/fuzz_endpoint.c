@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * Endpoints and the rules that admit them. What is accepted can be written back and parses the
- * same; what isn't gets one of the known phrases. A rule admits only what its kind can.
- */
+/* Endpoints and the rules that admit them. An accepted endpoint, written back, parses to the same;
+ * a refusal has one of the known phrases. A rule admits only endpoints of its kind. */
 #include <stdio.h>
 #include <strings.h>
 
@@ -49,7 +47,7 @@ static void check_refused(const char *why)
     abort();
 }
 
-/* Require that an admitted endpoint is of the kind that @rule speaks of. */
+/* Require that an admitted endpoint is of the kind that @rule names. */
 static void check_admitted(const struct kv_endpoint_rule *rule, const struct kv_endpoint *e)
 {
     uint8_t address[16];

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * The event reader, on two payloads one after the other, so that what it remembers is exercised
- * too. Whatever comes, a batch's numbers agree with one another and all its memory can be read.
- */
+/* The event reader, on two payloads one after the other, so that its memory of the first is
+ * exercised too. For any input a batch's counts agree with each other and all its memory can be
+ * read. */
 #include <string.h>
 
 #include "kv_event.h"

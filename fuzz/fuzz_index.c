@@ -24,7 +24,7 @@ struct both {
     struct kvi_index *ix;
     struct model *model;
     struct kvi_matches matches;
-    struct kvi_index *windowed; /* without a model: tests/index/test_windows.c has one */
+    struct kvi_index *windowed; /* without a model here: tests/index/test_windows.c has one */
 };
 
 static void must(bool holds, const char *what)
@@ -79,7 +79,7 @@ static void do_hashes(struct both *both, struct input *in, struct kv_holder key,
     must(got == want, removing ? "remove" : "store known");
 }
 
-/* All of a holder, or one source of some tiers. */
+/* Clear a whole holder, or one source in some tiers. */
 static void do_clear(struct both *both, struct input *in, struct kv_holder key, bool counted)
 {
     uint8_t which = counted ? take(in) : 0;
@@ -105,7 +105,8 @@ static void do_find(struct both *both, struct input *in)
     must(!wrong, wrong);
 }
 
-/* Windows of one holder: their blocks come and go, with places and without, beside a main group or not. */
+/* Add and remove a holder's window blocks: with and without positions, beside a main group or
+ * not. */
 static void do_window(struct kvi_index *ix, struct input *in, struct kv_holder key,
                       struct kvi_matches *matches)
 {

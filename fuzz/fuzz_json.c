@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * The JSON reader. It accepts exactly what the RFC's grammar accepts; a stream in odd pieces gives
- * what one buffer gives; whole arrays give what their items give.
- */
+/* The JSON reader. It accepts exactly the RFC's grammar; a stream in odd pieces gives the same as
+ * one buffer; reading a whole array gives the same as reading its items. */
 #include "../tests/base/json_model.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

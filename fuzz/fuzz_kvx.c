@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * Descriptors from bytes. The descriptors of a small valid call lie in a row; the input says which
- * of their bytes to overwrite with what (or with a value that matters), and what the arrays
- * contain. Whatever comes out: no crash, no access outside the memory that the descriptors'
- * pointers and strides describe (pointers can't be made up: they are put back into the arenas), and
- * on any error nothing is written.
- */
+/* Descriptors from bytes. The descriptors of a small valid call lie in a row; the input overwrites
+ * some of their bytes (also with special values) and the arrays' contents. For any input: no crash,
+ * and no access outside the memory that the descriptors describe by pointers and strides. Pointers
+ * are set back into the arenas, as no check can detect invented ones. On any error nothing is
+ * written. */
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +13,7 @@
 
 enum { ARENA = 4096, BLOCKS = 4, SIZE = 4, HEADS = 2, DIM = 8, SEQS = 2, LEN = 6 };
 
-/* Everything a call may touch. */
+/* All memory that a call may touch. */
 struct world {
     _Alignas(64) char k[ARENA];
     char v[ARENA];
@@ -111,7 +109,7 @@ static void set_call(struct call *c, struct world *w)
                                   .data = w->arrays + 512};
 }
 
-/* 4 bytes each: where (2), which value, and how many bytes of it. */
+/* Apply changes of 4 bytes each: where (2), which value, and how many bytes of it. */
 static void bend(struct call *c, const uint8_t *data, size_t n)
 {
     static const int64_t values[] = {
@@ -135,8 +133,7 @@ static bool inside(const void *p, const struct world *w)
     return (const char *)p >= (const char *)w && (const char *)p < (const char *)(w + 1);
 }
 
-/* Real arrays with the lengths that the descriptor claims would be the caller's; a made-up one is
- * fixed. */
+/* Point an array to one that has the length in the descriptor: a caller's array would have it. */
 static void fix_pointer(const void **p, const struct world *w, uint64_t count, uint32_t size)
 {
     if (*p && !inside(*p, w))
@@ -146,8 +143,7 @@ static void fix_pointer(const void **p, const struct world *w, uint64_t count, u
         *p = NULL;
 }
 
-/* A tensor that describes more memory than there is gets no data; NULL is always allowed to be
- * refused. */
+/* Give no data to a tensor that describes more memory than there is: NULL may always be refused. */
 static void fix_tensor(kvx_tensor_desc_t *t, struct world *w)
 {
     struct kvx_hull hull;

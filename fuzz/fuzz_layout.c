@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * Layouts: the first byte chooses. Even: a configuration, of which every region must lie in its
- * storage and which must come back as it was when written down. Odd: a descriptor as another
- * process may send it, with its own checksum and with the right one; what is believed is what would
- * be written.
- */
+/* Layouts. The first byte chooses. Even: a configuration; every region must lie in its storage,
+ * and the layout must survive writing and reading. Odd: a descriptor as another process may send
+ * it, with its own checksum and with a correct one; an accepted descriptor encodes to the same
+ * bytes. */
 #include <string.h>
 
 #include "base/error.h"
@@ -13,7 +11,8 @@
 #include "kvbm_layout.h"
 #include "require.h"
 
-/* Regions of the first and last blocks, layers and outers: each inside its storage, no two meet. */
+/* Check regions of the first and last blocks, layers and outers: each inside its storage, none
+ * overlapping. */
 static void check_regions(const struct kvbm_layout *layout)
 {
     const struct kvbm_layout_config *c = kvbm_layout_get_config(layout);
@@ -26,7 +25,7 @@ static void check_regions(const struct kvbm_layout *layout)
 
         if ((i & 1 && c->num_blocks == 1) || (i & 2 && c->num_layers == 1) ||
             (i & 4 && c->outer_dim == 1))
-            continue; /* is another of them */
+            continue; /* the same region */
         REQUIRE(kvbm_layout_region(layout, block, layer, outer, &views[n]) == 0);
         REQUIRE(views[n].len && views[n].addr + views[n].len > views[n].addr);
         for (size_t j = 0; j < n; j++)
@@ -42,7 +41,7 @@ static void check_regions(const struct kvbm_layout *layout)
     (void)kvbm_layout_block(layout, c->num_blocks - 1, &views[0]);
 }
 
-/* @bytes, or NULL: what it was read from. */
+/* @bytes: the layout's source, or NULL. */
 static void check_written(const struct kvbm_layout *layout, const uint8_t *bytes, size_t len)
 {
     struct kvbm_layout *back = NULL;
@@ -117,11 +116,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     }
     size--;
-    copy = malloc(size ? size : 1); /* exactly as long, for the sanitizer */
+    copy = malloc(size ? size : 1); /* of exactly this size, for the sanitizer */
     REQUIRE(copy);
     memcpy(copy, data + 1, size);
     take_descriptor(copy, size);
-    if (size >= 24) { /* its length and checksum put right */
+    if (size >= 24) { /* with a correct length and checksum */
         for (int i = 0; i < 4; i++)
             copy[12 + i] = (uint8_t)(size >> 8 * i);
         sum = kv_xxh64(copy, size - 8, 0);

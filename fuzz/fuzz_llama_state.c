@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A llama.cpp state, or not: whatever the parser makes of it, the chunks are the object again. */
+/* A llama.cpp state, or other bytes: for any input the chunks put together are the object. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A snapshot's manifest: any bytes, and any bytes under a right checksum. */
+/* A snapshot's manifest: any bytes, and any bytes under a correct checksum. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -7,7 +7,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* A manifest that was read must be written back as one that reads the same. */
+/* An accepted manifest must encode to one that reads the same. */
 static void check(const uint8_t *data, size_t size)
 {
     struct kvs_manifest *m, *again;

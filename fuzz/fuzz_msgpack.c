@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * The msgpack reader: skipping and reading agree on where values end, tokens are the same one by
- * one and all at once, and what the writer makes of the values reads as the same.
- */
+/* The msgpack reader: skipping and reading agree on where values end; tokens are the same one by
+ * one and all at once; the writer's output for the values reads as the same. */
 
 #include "../tests/base/msgpack_copy.h"
 #include "require.h"

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * Values of the object tier as a store may hand them out. The first byte is the key's length, the
- * second chooses (bit 0: the block's length is what is left, else another), four are the group,
- * three say which bit of a good value is flipped; the rest is the value. What is believed is
- * exactly what would have been put; nothing else is, not by a bit.
- */
+/* Values of the object tier as a store may return them. The first byte is the key's length. The
+ * second chooses (bit 0: the block has the rest's length, else another). Four bytes are the group,
+ * three choose a bit of a good value to flip; the rest is the value. The tier must accept exactly
+ * the value that a put would have stored, and no other by a single bit. */
 #include <string.h>
 
 #include "require.h"
@@ -18,7 +16,7 @@ struct asked {
     uint8_t key[KVBM_MAX_KEY];
 };
 
-/* The same in two pieces, each in memory of just its size: what is believed is the same. */
+/* Read in two pieces, each in memory of exactly its size; the verdict must be the same. */
 static void take_pieces(const struct asked *a, const uint8_t *value, size_t len, size_t cut,
                         bool whole)
 {
@@ -42,14 +40,14 @@ static void take_pieces(const struct asked *a, const uint8_t *value, size_t len,
     free(block);
 }
 
-/* In memory of just that size, so that a byte too many is seen. */
+/* Use memory of exactly that size, so that a read beyond it is detected. */
 static const void *unseal(const struct asked *a, const uint8_t *value, size_t len, uint8_t *memory)
 {
     memcpy(memory, value, len);
     return kvbm_object_unseal(&a->format, a->group, a->key, memory, len);
 }
 
-/* As it was found. */
+/* Take the value as it came. */
 static void take(const struct asked *a, const uint8_t *value, size_t len)
 {
     uint8_t *memory = malloc(len ? len : 1), *again;
@@ -68,7 +66,7 @@ static void take(const struct asked *a, const uint8_t *value, size_t len)
     free(memory);
 }
 
-/* Somebody else's, or asked for by somebody else: not this block's. */
+/* Another block's value, or this value for another block, must be refused. */
 static void take_elsewhere(const struct asked *a, const uint8_t *good, size_t len, uint8_t *memory)
 {
     struct asked other = *a;
@@ -87,7 +85,7 @@ static void take_elsewhere(const struct asked *a, const uint8_t *good, size_t le
     REQUIRE(!unseal(a, good, len - 1, memory));
 }
 
-/* The value of this block, and that with one other bit. */
+/* Take this block's value, and the same with one bit flipped. */
 static void take_good(const struct asked *a, const uint8_t *block, uint32_t flip)
 {
     size_t len = kvbm_object_value_bytes(&a->format);
@@ -119,8 +117,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     memcpy(&a.group, data + 2, sizeof(a.group));
     a.group %= KVBM_MAX_GROUPS;
     flip = data[6] | (uint32_t)data[7] << 8 | (uint32_t)data[8] << 16;
-    for (size_t i = 0; i < sizeof(a.key);
-         i++) /* what a value that is meant to be found has there */
+    for (size_t i = 0; i < sizeof(a.key); i++) /* as in a value that should be accepted */
         a.key[i] = len > 64 + i ? value[64 + i] : (uint8_t)i;
     kvbm_object_format_init(&a.format, "model", 4 + data[0] % (KVBM_MAX_KEY - 3),
                             (data[1] & 1) && len > KVBM_OBJECT_HEADER ? len - KVBM_OBJECT_HEADER

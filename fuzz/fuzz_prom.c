@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A page of metrics, as `kvasir top` reads it: samples lie within the page, labels fit their room. */
+/* A page of metrics as `kvasir top` reads it: samples lie in the page, labels fit their room. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * Request bodies as the handlers read them. The first byte chooses the format and the endpoint.
- * An accepted body has every required field, and means the same when written again as msgpack.
- */
+/* Request bodies as the handlers read them. The first byte chooses the format and the endpoint. An
+ * accepted body has every required field, and means the same when written again as msgpack. */
 #include "base/msgpack.h"
 #include "indexer/body.h"
 #include "indexer/body_mm.h"
@@ -45,13 +43,13 @@ static void put_number(struct kv_buf *out, uint32_t *n, const char *key, uint64_
     kv_msgpack_put_u64(out, value);
 }
 
-/* Objects in the field that they came in. */
+/* Write objects into the field from which they came. */
 static void put_objects(const struct ki_body *body, struct kv_buf *out, uint32_t *n)
 {
     const struct ki_mm_object *o = (const struct ki_mm_object *)(const void *)body->mm_objects.data;
     size_t n_objects = body->mm_objects.len / sizeof(*o);
     bool infos = body->present & KI_BLOCK_MM_INFOS;
-    uint64_t blocks = n_objects ? o[n_objects - 1].start + 1 : 0; /* they come in order */
+    uint64_t blocks = n_objects ? o[n_objects - 1].start + 1 : 0; /* objects are sorted */
 
     if (!(body->present & (KI_MM_OBJECTS | KI_BLOCK_MM_INFOS)))
         return;

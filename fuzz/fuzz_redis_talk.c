@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A whole conversation of the redis plugin with a server that lies: answers are the input's. */
+/* A whole conversation of the redis plugin with a malicious server, whose answers are the input. */
 #include "talk.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

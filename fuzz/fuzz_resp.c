@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * Replies of a Redis server. In one piece, byte by byte, and with payloads put where they belong,
- * the same bytes give the same verdict, use and value; likewise when there is no room for some of
- * the payloads, which changes neither what is complete nor its use.
- */
+/* Replies of a Redis server. Parsed in one piece, byte by byte, and with payloads received in
+ * place, the same bytes give the same verdict, length and value. Skipping payloads for lack of room
+ * changes neither completeness nor length. */
 #include <stdbool.h>
 #include <stdio.h>
 
@@ -18,13 +16,13 @@ static void show(const struct resp_value *v, struct kv_buf *out) // NOLINT(misc-
     kv_buf_printf(out, "%d %lld %zu %zu ", (int)v->type, (long long)v->num, v->len, v->n);
     if (v->str && v->str[v->len] != '\0')
         abort();
-    if (v->str) /* else it was skipped */
+    if (v->str) /* NULL: it was skipped */
         kv_buf_append(out, v->str, v->len);
     for (size_t i = 0; i < v->n; i++)
         show(&v->items[i], out);
 }
 
-/* The verdict; what was used and what was understood. */
+/* Parse, and return the verdict with the number of bytes used and the value as text. */
 static int parse(const uint8_t *data, size_t size, size_t step, bool direct, uint64_t limit,
                  size_t *ret_used, struct kv_buf *out)
 {
@@ -56,7 +54,7 @@ static int parse(const uint8_t *data, size_t size, size_t step, bool direct, uin
     return rc;
 }
 
-/* Whole and in pieces. */
+/* Parse as a whole and in pieces. */
 static int check(const uint8_t *data, size_t size, uint64_t limit, size_t *ret_used)
 {
     struct kv_buf first = KV_BUF_INIT, other = KV_BUF_INIT;
@@ -81,7 +79,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     size_t used, used_other;
     int rc = check(data, size, UINT64_MAX, &used);
 
-    /* Skipping sees a wrong end of a payload one byte earlier than reading does. */
+    /* Skipping detects a payload's wrong end one byte earlier than reading does. */
     if ((check(data, size, size > 0 ? data[size - 1] % 8 : 0, &used_other) == 1) != (rc == 1) ||
         (rc == 1 && used != used_other))
         abort();

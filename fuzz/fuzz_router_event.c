@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* RouterEvent JSON: what is read can be written, and what is written is read as the same. */
+/* RouterEvent JSON: events that were read can be written, and read again as the same. */
 
 #include "event/router_event.h"
 #include "require.h"

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A sequence as a string of operations, beside an array that is hashed anew when they are done. */
+/* A sequence driven by a string of operations, compared with an array that is hashed anew at the
+ * end. */
 #include <errno.h>
 #include <string.h>
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * Store URIs. What is accepted as a scheme is a safe part of a file name, what is shown in logs has
- * no user, password or query, and what is refused has one of the known phrases.
- */
+/* Store URIs. An accepted scheme is a safe part of a file name; the form for logs has no user,
+ * password or query; a refusal has one of the known phrases. */
 #include <stdint.h>
 #include <stdio.h>
 

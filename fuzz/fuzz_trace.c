@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Trace lines, one after another into one trace, as a file would bring them; then its statistics.
- */
+/* Trace lines, one after another into one trace, as from a file; then the trace's statistics. */
 #include <stdlib.h>
 #include <string.h>
 

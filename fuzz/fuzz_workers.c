@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The lists of the command line: --workers and --peers. What was read reads the same when written
+/* Lists of the command line: --workers and --peers. An accepted list reads the same when written
  * again. */
 #include <inttypes.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** Support for fuzz targets that state more than "it doesn't crash". */
+/** Support for fuzz targets that check more than "no crash". */
 #ifndef KV_FUZZ_REQUIRE_H
 #define KV_FUZZ_REQUIRE_H
 
@@ -9,7 +9,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/** State what must hold for every input; the fuzzer keeps an input that breaks it. */
+/** Require a condition for every input; the fuzzer keeps an input that violates it. */
 #define REQUIRE(condition) \
     do {                   \
         if (!(condition))  \

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * A server that says whatever the fuzzer wants, to whoever connects: for whole conversations of a
- * plugin. The input is a list of pieces, a length of two bytes each. Whenever the client has said
- * something, the next piece is the answer; an empty one closes the connection. When nothing is left
- * each answer is `rest`, and the connection is closed.
+ * A server controlled by the fuzzer, for whole conversations of a plugin. The input is a list of
+ * pieces, each with a length of two bytes. After each message of the client the next piece is the
+ * answer; an empty piece closes the connection. Behind the last piece each answer is `rest`, and
+ * then the connection is closed.
  */
 #ifndef KV_FUZZ_TALK_H
 #define KV_FUZZ_TALK_H
@@ -42,12 +42,12 @@ static inline void talk_send(int fd, const void *data, size_t len)
         ssize_t n = send(fd, (const char *)data + done, len - done, MSG_NOSIGNAL | MSG_DONTWAIT);
 
         if (n <= 0)
-            return; /* gone, or not reading: no fuzzer waits */
+            return; /* the client has closed, or doesn't read: don't wait */
         done += (size_t)n;
     }
 }
 
-/* Returns whether the connection stays. */
+/* Answer a message. Returns true when the connection stays open. */
 static inline bool talk_answer(struct talk *t, int fd)
 {
     char heard[65536];
@@ -124,7 +124,7 @@ static inline void talk_stop(struct talk *t)
     close(t->listener);
 }
 
-/* -- What the client does ----------------------------------------------------------------------- */
+/* -- the client's calls ------------------------------------------------------------------------ */
 
 static inline void talk_quiet(void *arg, enum kv_log_level level, const char *line, size_t len)
 {
@@ -138,7 +138,7 @@ static inline int talk_each(void *arg, const kv_store_entry *entry)
     REQUIRE(entry->name || (entry->hash && entry->hash_len));
     if (entry->name)
         REQUIRE(strlen(entry->name) > 0);
-    return ++*n > 100; /* whoever lists without end is stopped */
+    return ++*n > 100; /* stop an endless listing */
 }
 
 static inline int talk_live(void *arg, const uint8_t *hash, size_t len)
@@ -148,7 +148,7 @@ static inline int talk_live(void *arg, const uint8_t *hash, size_t len)
     return 0;
 }
 
-/* Whatever comes is an error number, and what is handed out is memory that can be read and freed. */
+/* Check a result: an errno or success; returned memory can be read and freed. */
 static inline void talk_take(int rc, uint8_t *data, size_t len)
 {
     static volatile uint8_t sum;
@@ -197,7 +197,7 @@ static inline void talk_all(const kv_store_vtable *vt, const kv_store_ext *ext, 
 const kv_store_vtable *kv_store_get_vtable(void);
 const kv_store_ext *kv_store_get_ext(void);
 
-/** One conversation of the plugin with the URI that @format makes of the port. */
+/** Run one conversation of the plugin. @format makes its URI from the port. */
 static inline void talk(const uint8_t *data, size_t size, const char *format, const char *rest)
 {
     struct talk t;

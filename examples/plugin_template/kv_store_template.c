@@ -6,11 +6,11 @@
  *         kv_store_template.c
  *     KV_STORE_LIBRARY_PATH=. kvasir store conformance template:///tmp/kv
  *
- * The backend keeps the whole contract with two ideas: an object is a file whose name is made of the key
- * ("c-" and hex digits for chunks, "m-" and an escaped name for manifests), and a file gets its name
- * only when its bytes are on the disk. So names can't collide or escape, readers see whole objects, and threads and processes
- * need no lock. It is slow where a real backend isn't: each put waits for the disk. docs/kv-store.md
- * says what else a good backend does.
+ * Two rules keep the whole contract. An object is a file whose name is made of the key: "c-" and
+ * hex digits for chunks, "m-" and an escaped name for manifests. A file gets its name only when its
+ * bytes are on the disk. So names can't collide or escape, readers see whole objects, and threads
+ * and processes need no lock. The template is slow where a real backend isn't: each put waits for
+ * the disk. docs/kv-store.md describes what a good backend does besides.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -24,18 +24,19 @@
 #include "kv_store_abi.h"
 
 #define SCHEME "template://"
-#define NAME_ROOM 256 /* of a file name, with its end */
+#define NAME_ROOM 256 /* bytes of a file name, with its NUL */
 #define PLAIN "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-"
 
-/* Everything of one handle. Nothing here changes after open, so threads share it freely. */
+/* State of a handle. It doesn't change after open, so threads share it freely. */
 struct kv_store_v1 {
     int folder;
 };
 
-/* Temporary names must differ between threads, and between processes. */
+/* Part of temporary names, which must differ between threads and processes. */
 static _Atomic unsigned long counter;
 
-/* One line on stderr for each failure, with no secrets in it. Returns what the call is to return. */
+/* Print a line on stderr, without secrets, for each failure. Returns the error for the call to
+ * return. */
 static int complain(const char *what)
 {
     int rc = -errno;
@@ -46,7 +47,8 @@ static int complain(const char *what)
 
 /* -- files ------------------------------------------------------------------------------------- */
 
-/* Different keys, different file names; none with a '/'. 0, or -1: too long for one. */
+/* Make a file name without '/' that is different for each key. Returns 0, or -1 when it is too
+ * long. */
 static int file_name(char kind, const void *key, size_t len, char *ret)
 {
     const unsigned char *bytes = key;
@@ -80,7 +82,7 @@ static int write_all(int fd, const uint8_t *data, size_t len)
     return 0;
 }
 
-/* A file with these bytes, on the disk, under a name of nobody's. */
+/* Write a file with these bytes to the disk, under a temporary name. */
 static int write_temporary(kv_store_v1 *self, const uint8_t *data, size_t len, char *name)
 {
     int fd, failed;
@@ -97,7 +99,7 @@ static int write_temporary(kv_store_v1 *self, const uint8_t *data, size_t len, c
     return 0;
 }
 
-/* The bytes of a file, in memory from malloc, as the contract says. */
+/* Read a file into memory from malloc, as the contract requires. */
 static int read_file(kv_store_v1 *self, const char *name, uint8_t **ret, size_t *ret_len)
 {
     int fd = openat(self->folder, name, O_RDONLY | O_CLOEXEC);
@@ -159,7 +161,7 @@ static void template_close(kv_store_v1 *self)
     free(self);
 }
 
-/* link() tells the first of several writers from the others: only it stored the chunk. */
+/* link() fails for all but the first of several writers, so exactly one reports a new chunk. */
 static int template_put_chunk(kv_store_v1 *self, const uint8_t *hash, size_t hash_len,
                               const uint8_t *data, size_t data_len)
 {
@@ -188,7 +190,7 @@ static int template_get_chunk(kv_store_v1 *self, const uint8_t *hash, size_t has
     return read_file(self, name, out_data, out_len);
 }
 
-/* The names of all chunks before it reach the disk with the manifest's. */
+/* The fsync of the folder makes the names of the manifest and of all earlier chunks durable. */
 static int template_put_manifest(kv_store_v1 *self, const char *manifest, const uint8_t *data,
                                  size_t data_len)
 {
