@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** Leaving a cmocka test out. Include it behind <cmocka.h>. */
+/** Skipping a cmocka test with a reason. Include it behind <cmocka.h>. */
 #ifndef KV_TESTS_SKIP_H
 #define KV_TESTS_SKIP_H
 

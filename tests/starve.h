@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Memory that runs out at a chosen moment. A unit test that includes this file is linked with
+ * Allocations that fail at a chosen moment. A unit test that includes this file is linked with
  * starve.c, through which its calls of malloc, calloc, realloc, reallocarray, strdup,
  * posix_memalign and mmap then go, and those of all the project's libraries in it; shared
  * libraries' and cmocka's own do not.

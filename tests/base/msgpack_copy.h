@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** One value, nested ones included, from a msgpack reader to the writer. */
+/** Copy one value, nested ones included, from a msgpack reader to the writer. */
 #ifndef KV_TESTS_BASE_MSGPACK_COPY_H
 #define KV_TESTS_BASE_MSGPACK_COPY_H
 

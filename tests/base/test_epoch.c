@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Reclamation: nothing is freed that a reader may see, and everything is freed in the end. */
+/* Reclamation: memory that a reader may see is not freed, and all memory is freed in the end. */
 #include "base/epoch.h"
 
 #include <pthread.h>

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * Arrays of integers: the fast reader (each form that the machine has; the portable one is compiled
- * in here)
- * against the same text read item by item. Values, counts, errors and their offsets must be the
- * same.
- */
+/* Arrays of integers: the fast reader (each form that the machine has; this test compiles the
+ * portable one itself) against the same text read item by item. Values, counts, errors and error
+ * offsets must be the same. */
 #include "base/json.h"
 
 #define KV_JSON_PORTABLE

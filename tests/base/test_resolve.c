@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The resolver with a name server whose answers, and silence, the tests choose. */
+/* The resolver, with a name server whose answers and silences the tests choose. */
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** Shared by the tests of layouts: the config with known figures, and random configs. */
+/** Shared by the tests of layouts: a config with known figures, and random configs. */
 #ifndef KV_TEST_BM_LAYOUT_UNIT_H
 #define KV_TEST_BM_LAYOUT_UNIT_H
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * A registry with its pools as simply as it can be said: blocks in arrays, everything else found by
- * looking at all of them. Keys are small numbers, M_GROUP of them to a group; so are blocks, from
- * 0. Time is given.
+ * A naive model of a registry with its pools: blocks in arrays, and every lookup a search of all
+ * blocks. Keys are small numbers, M_GROUP of them to a group; blocks are numbered from 0. The
+ * caller sets the time.
  */
 #ifndef KV_TEST_BM_MODEL_H
 #define KV_TEST_BM_MODEL_H

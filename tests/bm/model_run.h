@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** A run of test_pool_model.c: what it is played on, its clock, its keys, the handles it holds. */
+/** A run of test_pool_model.c: the registry that it uses, its clock, its keys, its handles. */
 #ifndef KV_TEST_BM_MODEL_RUN_H
 #define KV_TEST_BM_MODEL_RUN_H
 

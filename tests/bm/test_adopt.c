@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A block of one tier that holds what a registered block of another does. */
+/* Registering a block of one tier with the content of another tier's registered block. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>

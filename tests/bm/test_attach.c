@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Values tied to keys, and who is told of uses. */
+/* Values attached to keys, and callbacks for uses of keys. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * Worlds broken by hand, one number at a time: kvbm_registry_check says so, and in a build that
- * checks itself (no NDEBUG) a process that goes on with one is aborted, with the fault in its log.
- */
+/* Registries broken on purpose, one number at a time: kvbm_registry_check reports each fault. In a
+ * build that checks itself (without NDEBUG) a process that continues is aborted, with the fault in
+ * its log. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>

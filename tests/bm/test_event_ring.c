@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The ring of the latest events against a queue that knows how many bytes it may hold. */
+/* The ring of the latest events against a model: a queue limited in bytes. */
 #include "base/unit.h"
 
 #include <errno.h>

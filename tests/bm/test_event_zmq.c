@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Bytes that the ZMQ sink publishes, read back from its replay service with our own reader. */
+/* Events that the ZMQ sink publishes, read back from its replay service with our own reader. */
 #include "base/unit.h"
 
 #include <errno.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The event manager: order, batches, scopes, losses, sinks that come and go, the end. */
+/* The event manager: order, batches, scopes, losses, adding and removing sinks, destruction. */
 #include "base/unit.h"
 
 #include <errno.h>

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * The event manager, its ring and its ZMQ sink with every allocation refused in turn: what can't be
- * made is
- * -ENOMEM and leaves nothing behind, and what can't be kept is told as lost, never forgotten.
- */
+/* The event manager, its ring and its ZMQ sink with each allocation refused in turn. A failed
+ * creation returns -ENOMEM and leaves nothing behind. A dropped event is reported as lost. */
 #include "base/unit.h"
 
 #include <errno.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Which block goes first: what all policies have in common, then what each is for. */
+/* Eviction order: rules of all policies, then those of each policy. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The steps of docs/kvbm.md for engine writers, done as the page says. */
+/* The steps of docs/kvbm.md for engine writers, carried out as printed there. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Token hashes: the values that other programs compute, and formulas spelled out byte by byte. */
+/* Token hashes: values that other programs compute, and formulas computed byte by byte. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>

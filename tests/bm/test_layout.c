@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Layouts: known figures, and addresses beside a walk over every element. */
+/* Layouts: known figures, and addresses compared with a walk over every element. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>

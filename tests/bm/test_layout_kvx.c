@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Layouts as KVX caches and back: the kernels' rows land where the layout says that they lie. */
+/* Layouts as KVX caches and back: the kernels write rows at the addresses of the layout. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>

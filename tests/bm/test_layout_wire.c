@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Layouts as bytes: what is read says the same addresses, and nothing else is believed. */
+/* Layouts as bytes: reading gives the same addresses, and every changed byte is refused. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Blocks about to be evicted are listed before (leave.c), and can be held without becoming
- * younger. */
+/* Listing of blocks about to be evicted (leave.c). Holding such a block doesn't make it younger. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>

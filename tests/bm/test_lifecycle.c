@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Every operation on a block in every state, and on handles that aren't what they should be. */
+/* Every operation on a block in every state, and on wrong handles. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Many weak handles at once (handle.c): each is what it is alone, whatever is wrong with the others. */
+/* Calls on many weak handles (handle.c): each handle gets the result of a single call, whatever the
+ * errors of other handles. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>

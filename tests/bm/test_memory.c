@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* How much memory there is, by files as the kernel has them; and that what is more is refused. */
+/* Available memory, computed from files as the kernel has them; larger requests are refused. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* NULL for each argument of each public function: an error, or nothing; never a crash. */
+/* NULL for each argument of each public function: an error or a no-op, never a crash. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * Random operations on the pools of a registry, done to the model, too. Each operation says all of
- * itself in a few numbers, so that a list that fails can be cut down to the few that matter, and is
- * printed. Keys are of several lengths, in two groups; the clock stands still but for an operation
- * that moves it.
- */
+/* Random operations on the pools of a registry and on its model. Each operation consists of a few
+ * numbers, so that a failing list can be reduced to the few operations that matter, and printed.
+ * Keys have several lengths, in two groups; only one kind of operation moves the clock. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>

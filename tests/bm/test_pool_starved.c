@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Every allocation of every call refused in turn: the call says so, and nothing has changed. */
+/* Each allocation of each call refused in turn: the call reports it and changes nothing. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>

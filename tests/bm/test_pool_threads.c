@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * Many threads on the pools of one registry: the same keys registered, found, dropped, evicted at
- * once. Each thread writes its mark into its blocks' bytes and checks it, to prove that no two
- * threads own one block. Also meant for the thread sanitizer.
- */
+/* Many threads on the pools of one registry: the same keys registered, found, dropped and evicted
+ * at once. Each thread writes its mark into its blocks' bytes and checks it, which proves that no
+ * two threads own one block. Also meant for the thread sanitizer. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>

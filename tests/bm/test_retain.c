@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Priorities that end, on a clock that the test moves. */
+/* Priorities that end, on a clock that the test sets. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Sequences: what each call does, and random ones beside a plain array that is hashed anew each time. */
+/* Sequences: the effect of each call, and random sequences compared with an array that is hashed
+ * anew each time. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Storages: each kind, what it refuses, and what is left behind when it does. */
+/* Storages: each kind, its refusals, and their leftovers: none. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The registry's table grows by shares: whatever is done meanwhile, each key is found as it should
- * be. */
+/* The registry's table grows in shares: meanwhile every key is found, or not found, correctly. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * The block cache against a naive model: an array ordered by last use, searched linearly. The model
- * of the leaf-first order knows parents and looks for the least recently used block without
- * children.
- */
+/* The block cache against a naive model: an array ordered by last use, searched linearly. For the
+ * leaf-first order the model knows parents, and evicts the least recently used block without
+ * children. */
 #include "base/unit.h"
 #include "cli/cache.h"
 #include "cli/random.h"

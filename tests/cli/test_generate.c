@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * The generated workload: well formed, repeatable, and like the trace that it imitates. The figures
- * to resemble are those of the Mooncake conversation trace (measured; docs/replay.md has the
- * table).
- */
+/* The generated workload: well formed, repeatable, and similar to the Mooncake conversation trace
+ * (figures measured; docs/replay.md has the table). */
 #include "base/unit.h"
 #include "cli/generate.h"
 #include "cli/replay.h"

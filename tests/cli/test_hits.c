@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * Hit fractions of the published traces against the published table. The traces are looked for in
- * $KV_TRACES, then in traces/ and ../shared/traces/mooncake of the source; skipped where they
- * aren't.
- */
+/* Hit fractions of the published traces against the published table. The test looks for the traces
+ * in $KV_TRACES, then in traces/ and ../shared/traces/mooncake of the source, and skips missing
+ * ones. */
 #include <unistd.h>
 
 #include "base/unit.h"

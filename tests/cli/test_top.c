@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* `kvasir top` and the metrics reader, on answers as a kv-indexer gives them, and on nonsense. */
+/* `kvasir top` and the metrics reader, on answers of a kv-indexer and on malformed ones. */
 #include "base/unit.h"
 #include "cli/prom.h"
 #include "cli/top.h"

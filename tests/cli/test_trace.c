@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Reading traces: what is accepted, what is refused and how it is told. */
+/* Reading traces: accepted lines, refused lines, and the errors of these. */
 #include <errno.h>
 #include <unistd.h>
 

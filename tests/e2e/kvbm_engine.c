@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * A block manager with a ZMQ sink, for test_kvbm.py: kvbm_engine POLICY SCOPE REPLAY QUEUE_BYTES.
- * Commands come line by line, each is answered by lines that end with one of a dot:
+ * Each line is a command. Its answer is some lines, the last of which is a dot:
  *
  *   run SEED STEPS   random steps on two tiers: match, fill, register, hold, release, evict
  *   threads SEED STEPS   the same, by several threads at once

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Messages around a batch: what is accepted, what is refused, how the two replay forms are told
- * apart. */
+/* Messages around a batch: accepted ones, refused ones, and telling the two replay forms apart. */
 #include "base/unit.h"
 
 #include "base/error.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The rules of the reader: what becomes of an event, and what of a batch that isn't quite one. */
+/* The rules of the reader: the operations of each event, and the handling of malformed batches. */
 #include "event/reader_unit.h"
 
 #include "base/clock.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* State of readers in dumps: whatever an engine names, another reader can go on with it. */
+/* State of readers in dumps: for every name of an engine, another reader can continue from it. */
 #include "event/reader_unit.h"
 
 #include <string.h>

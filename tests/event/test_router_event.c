@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* RouterEvent JSON: both generations read, the older written, and one the inverse of the other. */
+/* RouterEvent JSON: both generations are read, the older one is written, and reading inverts
+ * writing. */
 #include "base/unit.h"
 
 #include "event/packed_event.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Program that the fault tests of the disk tier kill, starve and cut the power of.
+ * Client of the fault tests of the disk tier, which kill it, starve it and cut its power.
  *
  *   disk_client write DIR[,DIR...] SLOTS VERSION ROUNDS THREADS
  *       Each thread writes batches to slots of its own, ROUNDS of them (0: until it is killed).

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A program that uses the object tier, for test_object_tier.py: it does what its input says, a line
- * each, and answers each with one line.
+ * A client of the object tier, for test_object_tier.py. Each input line is a command, answered by
+ * one line.
  *
  *   put|get|exists FIRST N MS    blocks FIRST.. with a deadline, and wait: how many ended how
  *   storm THREADS MS DEADLINE    that many threads put and get for so long
  *   stats
  *
- * The bytes of a block follow from its number: a wrong one is counted as such.
+ * The bytes of a block follow from its number; blocks with other bytes are counted.
  */
 #include <errno.h>
 #include <inttypes.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** How the programs that are killed tell what they have done. */
+/** Progress lines of the programs that fault tests kill. */
 #ifndef KV_TEST_SAY_H
 #define KV_TEST_SAY_H
 

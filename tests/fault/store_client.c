@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The process that the fault tests kill, starve and cut the power of. What it stores can be checked
- * by anybody later without having seen it written: a chunk's bytes follow from its number, and a
- * manifest from its writer, name and version.
+ * Client of the store's fault tests, which kill it, starve it and cut its power. Another process
+ * can check the stored objects later: a chunk's bytes follow from its number, and a manifest from
+ * its writer, name and version.
  *
  *   store_client write URI WRITER OBJECTS NAMES CHUNKS BYTES FIRST
  *       saves OBJECTS objects one after the other under NAMES names, versions FIRST, FIRST + 1, ...

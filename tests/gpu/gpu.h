@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** gpu.h: what the programs that need a GPU share. They exit with 77 where there is none. */
+/** gpu.h: shared by the programs that need a GPU. They exit with 77 without one. */
 #ifndef GPU_H
 #define GPU_H
 

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * Calls captured into CUDA graphs. The first call of the process is in the strictest kind of
- * capture: it must neither wait nor allocate nor ask what may not be asked there. Replays see new
- * data and slots.
- */
+/* Calls captured into CUDA graphs. The process's first call is in the strictest kind of capture: it
+ * must not wait, allocate, or make a query that capture forbids. Replays use new data and slots. */
 #include "gpu.h"
 #include "kvx/kvx_layers.h"
 

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * Storages in a GPU's memory and in host memory locked for it: what they hold when they come, that
- * what is written is there for every stream, what they refuse, and that the caller's device stays
- * current.
- */
+/* Storages in a GPU's memory and in host memory locked for it: initial contents, visibility of
+ * writes to every stream, refusals, and the caller's device, which stays current. */
 #include <errno.h>
 #include <stdint.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* In place of the transfer copier's file executor, which needs more packages than a GPU machine has. */
+/* Replaces the copier's file executor, which needs more packages than a GPU machine has. */
 #include <errno.h>
 
 #include "tier/transfer/transfer.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * An index and the calls that its tests make of it. Included by one test program each, after
- * cmocka.h.
+ * An index and the calls that its tests make. Included by one test program each, after cmocka.h.
  */
 #ifndef TEST_INDEX_FIXTURE_H
 #define TEST_INDEX_FIXTURE_H

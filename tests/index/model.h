@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Model of kv_index.h, as plain as possible: for each holder an unordered list of its blocks, in
- * the tree or parked, each with its tiers, copies and name. Every lookup searches the list. Slow,
- * and easy to verify. Used by the tests and the fuzzer.
+ * A naive model of kv_index.h: for each holder an unordered list of its blocks, in the tree or
+ * parked, each with its tiers, copies and name. Every lookup searches the list. Slow, and easy to
+ * verify. Used by the tests and the fuzzer.
  */
 #ifndef KV_TEST_INDEX_MODEL_H
 #define KV_TEST_INDEX_MODEL_H

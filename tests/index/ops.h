@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** Random operations, done to an index and to the model, and compared. */
+/** Random operations, applied to an index and to the model, and compared. */
 #ifndef KV_TEST_INDEX_OPS_H
 #define KV_TEST_INDEX_OPS_H
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** Random numbers that can be had again: KV_TEST_SEED; KV_TEST_SCALE percent of the usual rounds.
- */
+/** Repeatable random numbers: KV_TEST_SEED; KV_TEST_SCALE percent of the usual rounds. */
 #ifndef KV_TEST_INDEX_RANDOM_H
 #define KV_TEST_INDEX_RANDOM_H
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The arena, and the pages below it, beside plain lists of who has which slot or byte. */
+/* The arena, and the pages below it, beside plain lists of the owners of slots and bytes. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>

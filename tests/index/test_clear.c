@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Clearing a holder of a wide index goes on in slices: others' writers come in between, its own
- * wait. */
+/* Clearing a holder of a wide index proceeds in slices: other holders' writers run in between, its
+ * own wait. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Dumps: whole, stopped, and beside writers. */
+/* Dumps: complete, stopped, and beside writers. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>

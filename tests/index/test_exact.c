@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Histories of real engines: several copies of a block, owners, lower tiers, holes and how they are filled. */
+/* Histories of real engines: several copies of a block, owners, lower tiers, gaps and their
+ * filling. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Memory that an index uses, and gives back. */
+/* Memory that an index uses and frees. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * Readers beside writers. Each holder follows a script in which only certain answers are ever true,
- * on one trunk that others keep splitting and joining; readers accept nothing else. Meant for
- * thread sanitizer as much as for itself.
- */
+/* Readers beside writers. Each holder follows a script that allows only certain answers, on one
+ * trunk that other holders keep splitting and joining. Readers accept only those answers. Also
+ * meant for the thread sanitizer. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>

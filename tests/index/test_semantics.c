@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The rules of kv_index.h, one by one; the cases that other indexers test, under their names. */
+/* The rules of kv_index.h, one by one; and the cases of other indexers' tests, under their
+ * names. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Every allocation of every call refused in turn: the call fails and the index is as it was. */
+/* Each allocation of each call refused in turn: the call fails and the index is unchanged. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * A reader between any two steps of a writer. The step hook looks the same prompts up after every
- * single step of a call; each answer must be the one from before the call or the one from after it,
- * for each holder and tier. No luck with timing is needed.
- */
+/* A reader between any two steps of a writer. The step hook looks the same prompts up after every
+ * single step of a call. For each holder and tier, each answer must be the one before the call or
+ * the one after it. The test doesn't depend on timing. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The library closed while a thread that used it is still there: the thread's end must find its code. */
+/* The library is closed while a thread that used it still runs: the thread's end must find its
+ * code. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>

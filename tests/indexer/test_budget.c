@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Memory shared out among clients, beside a plain list of who has what. */
+/* Memory shared by clients, beside a plain list of their shares. */
 #include "indexer/budget.h"
 
 #include "base/error.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Which connections are closed, and when: by pace, by share, by need. */
+/* Closing of connections: which ones and when, by pace, by share, by need. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

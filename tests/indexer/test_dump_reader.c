@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Dumps of both generations, of peers that fail, and names with colons. */
+/* Dumps of both generations, of failing peers, and names with colons. */
 #include "base/unit.h"
 
 #include "base/json.h"

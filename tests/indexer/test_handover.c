@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Knowledge of a stream: taken at one listener, written, read and given to another. */
+/* Handover of a stream's state: taken from one listener, written, read, and given to another. */
 #include "base/unit.h"
 
 #include "base/json.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The HTTP server's end: what is being answered is finished, nobody new is served, and no moment
- * takes the process down. */
+/* Stopping the HTTP server: running requests are answered, new ones are refused, and no moment of
+ * the stop crashes the process. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * The registry with real sockets: an engine (PUB and ROUTER) in the same process, driven step by
- * step, and what the index then says. The rules of a stream have their own test (test_stream.c);
- * here is whether sockets, threads and tables carry them out.
- */
+/* The registry with real sockets: an engine (PUB and ROUTER) in the same process, driven step by
+ * step, and the index's answers. test_stream.c tests the rules of a stream; this test checks that
+ * sockets, threads and tables apply them. */
 #include "base/unit.h"
 
 #include <inttypes.h>

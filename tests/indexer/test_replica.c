@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * Replicas that recover from a dump in the middle of an engine's stream (models/vllm.h) and go on
- * with it: after each batch their answers are the origin's, and so is what they would dump.
- */
+/* Replicas that recover from a dump in the middle of an engine's stream (models/vllm.h) and then
+ * follow the stream. After each batch their answers, and their dumps, equal the origin's. */
 #include <inttypes.h>
 
 #include "models/replica.h"

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * Stores that wait for more of them (store_run.h), against the model: the same events, each put into
- * the index at once. Both must end with the same blocks, tiers, copies, parked blocks and counts,
- * whatever continues what, is refused, is removed in between, or lies below a missing block.
- */
+/* Stored events held back to be joined with following ones (store_run.h), against the model: the
+ * same events, each put into the index at once. Both must end with the same blocks, tiers, copies,
+ * parked blocks and counts. Cases: continued runs, refused events, removals in between, and blocks
+ * below a missing block. */
 #include "base/unit.h"
 
 #include <inttypes.h>

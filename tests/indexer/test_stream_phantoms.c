@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * Blocks whose removal was lost, judged by ki_stream_judge: an engine's cache with
- * least-recently-used eviction whose batches get lost, an index that is told what is left of them,
- * and the engine's own contents as the truth.
- */
+/* Blocks whose removal was lost, judged by ki_stream_judge. An engine's cache with
+ * least-recently-used eviction loses batches; the index gets the remaining ones; the engine's
+ * contents are the truth. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

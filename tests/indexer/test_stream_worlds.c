@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * The stream rules in a random world of a publisher that restarts, a peer that has followed it, a
- * network that loses and repeats, and a replay service that fails, against invariants that need no
- * second implementation (what is applied is of one process, in order, once, and whole unless the
- * view is called partial). Case by case: test_stream.c.
- */
+/* The stream rules in a random world: a publisher that restarts, a peer that has followed it, a
+ * network that loses and repeats batches, and a failing replay service. The test checks invariants
+ * instead of a second implementation: applied batches are of one process, in order, once, and
+ * complete unless the view is called partial. Single cases: test_stream.c. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

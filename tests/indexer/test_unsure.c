@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The table of blocks with possible copies beside a plain list; and what removals say of them. */
+/* The table of blocks with possible copies beside a plain list; and the effect of removals on
+ * it. */
 #include <stdlib.h>
 
 #include "base/unit.h"

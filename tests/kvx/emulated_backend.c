@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * libkvx_cuda without a GPU: the same job, the same per-thread function, run for every thread of a
- * grid, one after the other, on memory of this process. $KVX_CUDA_LIBRARY makes libkvx take it for
- * the real one.
+ * grid, one after the other, on memory of this process. $KVX_CUDA_LIBRARY makes libkvx load it
+ * instead of the real one.
  *
- * The shape of the grid must never matter, so each plan gets another: as many blocks as tiles, a
- * few, or one; the threads of a small launch, or those of a large one however small the plan is.
+ * The shape of the grid must not matter, so it changes from plan to plan: as many blocks as tiles,
+ * a few, or one; the threads of a small launch, or those of a large one.
  */
 #include "kvx/backend.h"
 #include "kvx/cuda/work.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * kvx_reference.h: KVX by the letter, element by element, as slow and plain as can be.
+ * kvx_reference.h: a naive KVX, element by element, after the specification's text.
  *
  * Shares no code with src/kvx: addresses come from the specification's formulas, conversions from
  * the definition of rounding (in double precision). Descriptors are taken to be well-formed; what

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/** kvx_sample.h: one small valid cache with a valid write and valid gathers, to be bent by tests.
+/**
+ * kvx_sample.h: one small valid cache with a valid write and valid gathers, for tests to modify.
  */
 #ifndef KVX_SAMPLE_H
 #define KVX_SAMPLE_H

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * A backend as libkvx_cuda is one, but on host memory and one element at a time: what any thread of
- * a GPU would do, with the same resolving functions. The matrix runs through it, so the plan and
- * its address arithmetic are tested where there is no GPU. KVX_MODEL=refuse makes it a library of
- * another version.
- */
+/* A backend with libkvx_cuda's interface, on host memory and one element at a time: the work of a
+ * GPU's threads, with the same resolving functions. The matrix runs through it, so the plan and its
+ * address arithmetic are tested without a GPU. KVX_MODEL=refuse makes it a library of another
+ * version. */
 #include <stdlib.h>
 #include <string.h>
 

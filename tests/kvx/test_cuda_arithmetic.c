@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * The GPU path without a GPU: what each thread of each kernel does is plain functions
- * (kvx/cuda/work.h), run here one thread after the other by emulated_backend.c, over the same
- * matrix and against the same reference as the host path. Left for a GPU are the launch itself and
- * the hardware's conversions.
- */
+/* The GPU path without a GPU. Each thread's work in each kernel is plain functions
+ * (kvx/cuda/work.h). emulated_backend.c runs them here, one thread after the other, over the same
+ * matrix and against the same reference as the host path. Only the launch itself and the hardware's
+ * conversions need a GPU. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * libkvx_cuda as it was built: it fits libkvx, exports nothing else, and says UNSUPPORTED where
- * there is no GPU instead of crashing. Exits with 77 where it wasn't built; gpu-check.sh is about
- * machines with one.
- */
+/* libkvx_cuda as built: it fits libkvx, exports no other symbols, and returns UNSUPPORTED without a
+ * GPU instead of crashing. Exits with 77 where it wasn't built; for machines with a GPU see
+ * gpu-check.sh. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * The inner loops by themselves: every conversion against the reference for every value that can
- * make a difference, every instruction set against the portable one, and division by
- * multiplication.
- */
+/* The inner loops alone: every conversion against the reference for every value that can matter,
+ * every instruction set against the portable one, and division by multiplication. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * All combinations against the reference, once per instruction set (the choice is made once per
- * process, hence the children). No test library: this also runs where there is none.
- */
+/* All combinations against the reference, once per instruction set. A process chooses its
+ * instruction set once, so each runs in a child. Without a test library, so that the program also
+ * runs where there is none. */
 #include <sys/wait.h>
 #include <unistd.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The ABI's shape, and every malformed call: its status, and that nothing was written. */
+/* The ABI's shape, and every malformed call: its status, and no write. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/** The indexer as an engine model sees it: payloads in, the answer to a prompt out; and a tally. */
+/**
+ * The indexer for engine models: payloads in, answers to prompts out; and a count of differences.
+ */
 #ifndef KV_TESTS_MODELS_FOLLOW_H
 #define KV_TESTS_MODELS_FOLLOW_H
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
  * Prompts for engine models: short token sequences that share prefixes, in a few namespaces, some
- * with an image in them. New ones go on from earlier ones, as conversations do.
+ * with an image. New prompts continue earlier ones, as conversations do.
  */
 #ifndef KV_TESTS_MODELS_PROMPTS_H
 #define KV_TESTS_MODELS_PROMPTS_H

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** A follower that recovers from another one's dump, and whether the two are equal. */
+/** A follower that recovers from another one's dump, and a comparison of the two. */
 #ifndef KV_TESTS_MODELS_REPLICA_H
 #define KV_TESTS_MODELS_REPLICA_H
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * One log hook of one signature in every library, set once each by a program that links all of them
- * as users do: from then on each library's lines come to its own hook, and stderr stays silent.
- */
+/* One log hook of one signature in every library, set once each by a program that links all of
+ * them. From then on each library's lines go to its own hook, and stderr stays silent. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * The kinds of backends that batch calls tell apart, for tests that run on each: file stores in a
- * folder of the test, and memory backends with less and less of an extension table.
- */
+/* The kinds of backends that batch calls treat differently, for tests that run on each: file stores
+ * in a folder of the test, and memory backends with ever smaller extension tables. */
 #ifndef TESTS_STORE_BACKENDS_H
 #define TESTS_STORE_BACKENDS_H
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * A plugin that breaks the contract, as it is told: $BROKEN_TABLE for what its symbols return, the
- * URI (broken://HOW) for what its functions do. test_plugin.c loads it.
- */
+/* A plugin that breaks the contract on request: $BROKEN_TABLE chooses the tables that its symbols
+ * return, the URI (broken://HOW) the behaviour of its functions. test_plugin.c loads it. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/** Cut a buffer and look at what comes: the object again, and which chunks it shares with another. */
+/**
+ * Cut a buffer, check that the chunks are the object, and count the chunks that it shares with
+ * another.
+ */
 #ifndef TESTS_STORE_CUTTING_H
 #define TESTS_STORE_CUTTING_H
 

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/**
- * Shared by the tests of the file store: a directory of their own, and short ways to put and get.
- */
+/** Shared by the tests of the file store: a directory per test, and short forms of put and get. */
 #ifndef KV_TESTS_STORE_FILE_UNIT_H
 #define KV_TESTS_STORE_FILE_UNIT_H
 

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * llama.cpp sequence states made up from the format's description (src/store/cut_llama.c): what
- * a token's K and V hold depends on the token's position, the layer and the seed only, as with
- * a conversation that grows.
- */
+/* llama.cpp sequence states made from the format's description (src/store/cut_llama.c). A
+ * token's K and V depend only on the token's position, the layer and the seed, as in a growing
+ * conversation. */
 #ifndef TESTS_STORE_LLAMA_STATE_H
 #define TESTS_STORE_LLAMA_STATE_H
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A backend that is too simple to be wrong, for tests of what lies above: lists in memory behind
- * one lock. Handles opened with the same URI share a space, which lives until memory_forget_all().
- * A test may reach into a space: damage a chunk, make calls fail, set the clock.
+ * A simple, correct backend for tests of its callers: lists in memory behind one lock. Handles
+ * opened with the same URI share a space, which exists until memory_forget_all(). A test may reach
+ * into a space: damage a chunk, make calls fail, set the clock.
  *
  *     struct kvs_store *store;
  *     kvs_open_with(memory_vtable(), memory_ext(), "memory://test", false, &store);

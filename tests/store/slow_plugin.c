@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * slow://PATH is the file store in PATH with a pause before each chunk that is read or looked at,
- * so that a test can come in between. $SLOW_MS is the pause.
- */
+/* slow://PATH is the file store in PATH with a pause of $SLOW_MS before each chunk that is read or
+ * looked for, so that a test can act in between. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>

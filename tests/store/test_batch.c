@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Saves and restores ask for many chunks at once where that saves round trips, one by one where the
- * backend can't, and believe no batch that lies. */
+/* Saves and restores request many chunks at once where that saves round trips, single chunks where
+ * the backend has no batches, and accept no wrong batch. */
 #include "base/unit.h"
 #include "cutting.h"
 #include "memory_backend.h"

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Content-defined cuts: the object again whatever it is, bounded chunks, and edits that stay local. */
+/* Content-defined cuts: any object is restored, chunk lengths are bounded, and an edit changes few
+ * chunks. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* System calls that fail: these definitions stand before libc's for the whole program. */
+/* System calls that fail: these definitions replace libc's in the whole program. */
 #include <dlfcn.h>
 #include <sched.h>
 #include <sys/xattr.h>

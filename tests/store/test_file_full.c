@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A file system that takes no more files (injected ENOSPC, EDQUOT): what is there can be read and
- * deleted, and a handle writes again once there is room. tests/e2e/test_store_full.py has real ones. */
+/* A file system without room for more files (injected ENOSPC, EDQUOT): stored objects can be read
+ * and deleted, and a handle writes again once there is room. tests/e2e/test_store_full.py has real
+ * ones. */
 #include <dlfcn.h>
 
 #include "file_unit.h"

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Leases of hits: how long they protect, from whom, and what is lost when they did not. */
+/* Leases of hits: how long they protect, against which deleters, and the loss when they end too
+ * early. */
 #include <dlfcn.h>
 #include <sys/file.h>
 #include <sys/resource.h>

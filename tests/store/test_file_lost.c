@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Chunks whose bytes went bad before they were published, and pins that the system refuses. */
+/* Chunks whose bytes go bad before publication, and pins that the system refuses. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <sys/xattr.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Gets of what was prefetched, while a second thread reads the same chunks. */
+/* Gets of prefetched chunks while a second thread reads the same chunks. */
 #include <pthread.h>
 #include <sys/wait.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Chunks that manifests of unknown format may need are noted in full, also with several
+/* Notes of the chunks that manifests of unknown format may need: complete, also with several
  * publishers. */
 #include <dlfcn.h>
 #include <pthread.h>

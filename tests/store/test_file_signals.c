@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A host whose signal handlers interrupt system calls: locks are waited for all the same. */
+/* A host whose signal handlers interrupt system calls: the store waits for locks nevertheless. */
 #include <pthread.h>
 #include <signal.h>
 #include <sys/file.h>

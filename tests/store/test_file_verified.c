@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A save that was acknowledged can be restored: what it hit was verified, all of it, since it last
- * changed. */
+/* An acknowledged save can be restored: all bytes of its hits were verified since their last
+ * change. */
 #include <time.h>
 
 #include "file_unit.h"

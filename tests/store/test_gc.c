@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Collection: what it deletes, what it must not, and that savers beside it lose nothing. */
+/* Collection: the chunks that it deletes, those that it must keep, and concurrent saves that lose
+ * nothing. */
 #include <dirent.h>
 #include <fcntl.h>
 #include <pthread.h>

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * Batches into and from the caller's memory, on the file store and on backends that have batches,
- * single calls only, or no extensions. A naive model (an array of values) says what each call must
- * return; guard bytes around each part say that nothing outside was written.
- */
+/* Batches into and from the caller's memory, on the file store and on backends that have batches,
+ * single calls only, or no extensions. A naive model (an array of values) gives the expected result
+ * of each call; guard bytes around each part detect writes outside it. */
 #include <fcntl.h>
 
 #include "backends.h"

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Cuts of llama.cpp states: growth shares what it can, and nothing that isn't one does harm. */
+/* Cuts of llama.cpp states: a grown state shares all possible chunks, and other bytes do no
+ * harm. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>

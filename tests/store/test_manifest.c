@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Manifests: what is written is read, and nothing else is believed. */
+/* Manifests: written ones are read, and every other input is refused. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>

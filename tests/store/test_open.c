@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The checked calls on a backend that works: everything arrives, and comes back. */
+/* The checked calls on a correct backend: every value is stored and returned. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Plugins: where they are looked for, and what becomes of those that break the contract. */
+/* Plugins: where the library looks for them, and its answers to those that break the contract. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Objects saved and restored: every byte again or an error, whatever the backend does. */
+/* Objects saved and restored: all bytes or an error, whatever the backend does. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>

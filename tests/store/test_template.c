@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The plugin to start from keeps every rule that its readers are told to keep. */
+/* The plugin template keeps every rule of the contract. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** Shared by the disk tier's tests: a folder per test, and batches that can be waited for. */
+/** Shared by the disk tier's tests: a folder per test, and batches with a wait. */
 #ifndef KV_TESTS_TIER_DISK_UNIT_H
 #define KV_TESTS_TIER_DISK_UNIT_H
 

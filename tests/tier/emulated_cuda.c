@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * libcuda.so.1 without a GPU: the calls that libkvbm makes, on memory of this process. Streams are
- * threads that do what was put on them later, in order and with pauses, so that who doesn't wait
- * for an event reads too early. Device memory is filled with rubbish first. What a real driver
- * refuses is refused: handles of another context than the current one, flags that don't do what is
- * meant, waiting beside a capture. Faults on demand, by the functions at the end.
+ * threads that run their work later, in order and with pauses, so that a caller that doesn't wait
+ * for an event reads too early. Device memory is filled with garbage first. The library refuses
+ * like a real driver: handles of another context than the current one, wrong flags, waiting during
+ * a capture. The functions at the end inject faults.
  *
- * ABI: the driver API's public symbols. EMULATED_CUDA: of which version.
+ * ABI: the driver API's public symbols. EMULATED_CUDA: the driver's version.
  */
 #include <pthread.h>
 #include <stdatomic.h>

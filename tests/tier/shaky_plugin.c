@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The file store behind a bad line; see shaky.h. */
+/* The file store behind a bad connection; see shaky.h. */
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>

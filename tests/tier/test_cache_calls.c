@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Blocking stores and loads by keys. A burst larger than the host blocks waits and drops nothing. */
+/* Blocking stores and loads by keys. A burst larger than the host blocks waits and drops no
+ * block. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

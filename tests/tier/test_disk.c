@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The disk tier's store beside a naive model, what becomes of damaged files, limits, cancels and locks. */
+/* The disk tier's store beside a naive model: damaged files, limits, cancellation and locks. */
 #include "tier/disk_unit.h"
 
 #include <pthread.h>

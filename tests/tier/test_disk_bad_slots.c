@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Slots whose bytes were damaged lose their records at once; of two records of one key the newer is found. */
+/* Slots whose bytes were damaged lose their records at once. Of two records of one key the newer is
+ * found. */
 #include "tier/disk_unit.h"
 
 enum { SLOT_BYTES = 8192, RECORD_BYTES = 64, MAX_SLOTS = 32 };

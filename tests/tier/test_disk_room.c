@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * The disk tier's room: reserved when it is opened, or an error then; where the file system can't
- * reserve, in writes. The program has a fallocate of its own, which refuses on demand.
- */
+/* The disk tier's room: reserved at open, or an error then. Where the file system can't reserve,
+ * writes report the lack of room. The program replaces fallocate by one that refuses on demand. */
 #include "disk_unit.h"
 
 #include <sched.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Volumes of a disk tier that come in another order, are missing, come back or are new; and files that aren't its own. */
+/* Volumes of a disk tier that come in another order, are missing, return or are new; and files that
+ * belong to something else. */
 #include "tier/disk_unit.h"
 
 #include "tier/disk/format.h"

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * The ends of managers and copiers: who still has something of it is told so before anything is
- * done, and a disk that doesn't answer keeps it, and its memory, for longer than the time that was
- * given, not the caller.
- */
+/* Destroying managers and copiers. Held objects make destroy refuse before it changes anything.
+ * A disk that doesn't answer keeps the manager and its memory beyond the timeout, but not the
+ * caller. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * The executor: every test runs with io_uring and with threads. A model of each file beside it;
- * requests that run at once touch different pages.
- */
+/* The executor: every test runs with io_uring and with threads. Each file has a model; concurrent
+ * requests touch different pages. */
 #include "base/unit.h"
 
 #include <errno.h>

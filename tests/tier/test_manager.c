@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Blocks go down and come back with their bytes, through every set of tiers. */
+/* Blocks are offloaded and come back with their bytes, through every set of tiers. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Blocks that the disk can't read when they are about to leave it, or can't write: some of a move,
- * and what becomes of the others. */
+/* Blocks that the disk can't read for write-back, or can't write: some blocks of a move fail, and
+ * the rest arrive. */
 // clang-format off
 #include "base/unit.h"
 // clang-format on

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Onboarding by handles: blocks that the caller holds in the manager's pools come up in one batch,
- * whatever tier each of them is in. */
+/* Onboarding by handles: blocks that the caller holds in the manager's pools are loaded in one
+ * batch, from whatever tiers. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>

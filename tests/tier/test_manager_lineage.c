@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * Order of eviction from a tier. A prompt is of use from its beginning on, so its end is evicted
- * before its beginning, in whatever way and order its blocks came.
- */
+/* Order of eviction from a tier. A prompt is useful from its beginning on, so its end is evicted
+ * before its beginning, in whatever way and order its blocks came. */
 // clang-format off
 #include "base/unit.h"
 // clang-format on

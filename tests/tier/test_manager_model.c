@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * Random operations on a manager of all tiers beside a naive model, which knows what was stored.
- * Whatever is loaded has the bytes of its key; nothing is found that wasn't stored; and where the
- * tiers have room for all, nothing that was stored is lost: neither by eviction above, nor by a
- * restart.
- */
+/* Random operations on a manager of all tiers beside a naive model of the stored blocks. Every
+ * loaded block has the bytes of its key, and only stored blocks are found. Where the tiers have
+ * room for all, no stored block is lost, neither by eviction nor by a restart. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Lookups of keys that only the object store may have, while it is slow, fails, hangs or is away:
- * KVBM_PENDING while asking again makes sense, KVBM_MISS soon when it doesn't. */
+/* Lookups of keys that only the object store may have, while it is slow, fails, hangs or can't be
+ * reached. KVBM_PENDING while asking again makes sense, then KVBM_MISS soon. */
 // clang-format off
 #include "base/unit.h"
 // clang-format on

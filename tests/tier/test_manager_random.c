@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * Four threads call whatever a manager has, in random order, on the same few keys through tiers of
- * a few blocks, over an object store that is slow, hangs, fails and lies. Bytes that are said to be
- * there are, what is held stays as it is, each job ends once, and in the end nothing is held. The
- * manager is made anew some times, over the same disk.
- */
+/* Four threads make every call of a manager, in random order, on the same few keys. The tiers have
+ * few blocks, and the object store is slow, hangs, fails and lies. Blocks reported present have
+ * their bytes, held blocks don't change, each job ends once, and in the end no block is held. From
+ * time to time a new manager opens the same disk. */
 #define CACHE_BLOCKS 256u
 // clang-format off
 #include <stdarg.h>

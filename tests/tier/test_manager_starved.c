@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A manager whose callers run out of memory at every moment: an error or less than was asked for, never wrong bytes, and all
- * is well again afterwards. */
+/* A manager whose callers run out of memory at every possible moment: an error, or fewer blocks
+ * than requested, never wrong bytes; and it works again afterwards. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * Hundreds of jobs at a time through small tiers, with deadlines that have passed, are near, or
- * far, cancelled at any moment, their sources ready at once, later or never, over an object store
- * that is slow, hangs, fails and lies. Each ends exactly once and in time; what its bitmap says is
- * there is there; nothing is left over.
- */
+/* Hundreds of jobs at a time through small tiers. Deadlines are past, near or far; cancellations
+ * come at any moment; sources are ready at once, later or never; the object store is slow, hangs,
+ * fails and lies. Each job ends exactly once and in time, its bitmap is true, and no resource is
+ * left over. */
 #define CACHE_BLOCKS 1024u
 // clang-format off
 #include <stdarg.h>

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * Several threads store, load, pin and cancel the same chains through small tiers, so that
- * everything is evicted and fetched all the time. Whatever is said to be there has its bytes. Meant
- * for thread sanitizer as much as for itself. Then producers and consumers: ever new sequences are
- * stored, several loads at a time are in flight behind them, while both evict what the others read.
- */
+/* Several threads store, load, pin and cancel the same chains through small tiers, so that blocks
+ * are evicted and fetched all the time. Blocks reported present have their bytes. Also meant for
+ * the thread sanitizer. Then producers store new sequences while consumers load earlier ones,
+ * several loads at a time, and both evict each other's blocks. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>

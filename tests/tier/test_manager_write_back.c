@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* object_when_evicted: blocks go to the object store when they are about to leave the last tier
- * above it. */
+/* object_when_evicted: blocks go to the object store before the last tier above it evicts them. */
 // clang-format off
 #include "base/unit.h"
 // clang-format on

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The object tier over real stores: what was put comes back, what doesn't verify doesn't. */
+/* The object tier over real stores: put blocks come back, and values that don't verify are
+ * misses. */
 #include "tier/object_unit.h"
 
 #include <fcntl.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The object tier over a store that hangs, fails or is slow: everything ends in time, once, and
- * rightly. */
+/* The object tier over a store that hangs, fails or is slow: every batch ends in time, once, and
+ * with the right status. */
 #include "tier/object_unit.h"
 
 /* Blocks that are there, and have been touched: that comes after a get's end, and only once. */

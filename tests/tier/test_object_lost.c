@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The object tier over a disk that fails to sync and drops the bytes: what a put was told is true. */
+/* The object tier over a disk that fails to sync and drops the bytes: a put's status is true. */
 #include "tier/object_unit.h"
 
 #include <dirent.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The object tier's streams and publications, where a store hangs or fails in the midst of one. */
+/* The object tier's streams and publications when a store hangs or fails in the middle of one. */
 #include "tier/object_unit.h"
 
 #include <dirent.h>

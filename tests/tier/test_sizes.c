@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Callers compiled with another version of the headers: every public struct that says its size is
- * handed in with every size that an older version could have had, down to the smallest, and with a
- * larger one. Behind the struct lies a page that may not be touched, so that a read or a write
- * beyond its size ends the test.
+ * Callers compiled with another version of the headers. Every public struct with a size is passed
+ * with every size that an older version could have, and with a larger one. Behind the struct lies a
+ * protected page, so that an access beyond its size ends the test.
  *
- * And callers who forgot the size: each such struct with an impossible size is refused with one log
- * line that names it. The test reads the headers for the structs' names, so a new one without a row
- * here fails it.
+ * Callers that forgot the size: each such struct with an impossible size is refused with one log
+ * line that names it. The test reads the structs' names from the headers, so a new struct without a
+ * row here fails.
  */
 #include <setjmp.h>
 #include <stdarg.h>

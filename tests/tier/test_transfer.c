@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * Transfers between layouts of every kind, order, width, layer range and head range, compared with
- * a copy element by element: all that was to be written, and nothing else.
- */
+/* Transfers between layouts of every kind, order, width, layer range and head range, compared with
+ * a copy element by element: all bytes to be written, and no others. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * The copier's CUDA lanes on an emulated driver (emulated_cuda.c, emulated_backend.c): what is put
- * on which stream and waited for, the arithmetic of pieces and launches, failures. What a real GPU
- * does: tests/gpu/gpu_transfer.c.
- */
+/* The copier's CUDA lanes on an emulated driver (emulated_cuda.c, emulated_backend.c): streams,
+ * events, pieces, launches, failures. For a real GPU: tests/gpu/gpu_transfer.c. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>

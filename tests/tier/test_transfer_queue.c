@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Jobs of the transfer copier: who goes first, what is refused, and every way to end. */
+/* Jobs of the copier: their order, refusals, and every way to end. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>

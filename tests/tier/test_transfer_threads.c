@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Many threads at one copier: they submit, cancel, wait, poll; what is said to be whole is. For the thread sanitizer. */
+/* Many threads use one copier: they submit, cancel, wait and poll; blocks reported whole are whole.
+ * For the thread sanitizer. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * CUDA's runtime without a GPU, so that the programs of tests/gpu can be tried where there is none:
- * what they say of the kernels is worth nothing then, but they were run, and compare what they mean
- * to. On the driver of tests/tier/emulated_cuda.c; streams do everything at once. While one is
- * captured, nothing may be done on it but what emulated_record() takes (from
- * tests/kvx/emulated_backend.c): a graph is a list of such calls.
- */
+/* CUDA's runtime without a GPU, so that the programs of tests/gpu can be tried without one. Their
+ * results then say nothing about the kernels; only the programs themselves are tested. Based on the
+ * driver of tests/tier/emulated_cuda.c; streams run all work at once. During a capture a stream
+ * accepts only the calls that emulated_record() takes (from tests/kvx/emulated_backend.c): a graph
+ * is a list of such calls. */
 #include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* s3:// URIs and the environment: where requests go, and what is refused. */
+/* s3:// URIs and the environment: targets of requests, and refused values. */
 #include "../../base/unit.h"
 
 #include "s3/config.h"

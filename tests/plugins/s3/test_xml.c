@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Listings, errors and keys as servers write them, cut, and wrong. */
+/* Listings, errors and keys as servers write them, cut off, and malformed. */
 #include "../../base/unit.h"
 
 #include <errno.h>
