@@ -4,8 +4,8 @@
  * hashing of 16-token blocks, for batches as engines publish them. Yardsticks of the same run, on
  * the same bytes: copying them, and skipping over their msgpack (kv_msgpack_skip).
  *
- * prefill  a batch of 8 events of 128 blocks, as when prompts come in
- * decode   a batch of 256 events of one block, as when many requests generate
+ *   prefill  a batch of 8 events of 128 blocks, as when prompts come in
+ *   decode   a batch of 256 events of one block, as when many requests generate
  */
 #include <stdio.h>
 #include <stdlib.h>

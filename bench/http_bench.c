@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * /query over keep-alive HTTP: requests per second of the real handlers on a filled index, next to
- * two yardsticks on the same HTTP seam in the same process and run: `echo` sends the body back,
- * `sink` reads the body and sends a reply as short as /query's. Closed loop: one client thread,
- * HTTP_CONNECTIONS connections, each with one request out. Rounds of all servers are interleaved;
- * figures are medians of the rounds. On a busy machine trust the server's CPU time per request.
+ * /query over keep-alive HTTP: requests per second of the real handlers on a filled index. Two
+ * yardsticks use the same HTTP server, process and run: `echo` sends the body back, `sink` reads
+ * the body and sends a reply as short as /query's. Closed loop: one client thread, HTTP_CONNECTIONS
+ * connections, each with one request out. Rounds of all servers are interleaved; figures are
+ * medians of the rounds. On a busy machine trust the server's CPU time per request.
  *
  * Usage: http_bench [ROUNDS [MS_PER_ROUND]]
  */

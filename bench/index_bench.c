@@ -8,13 +8,13 @@
  * fleet. The first SHARED_PERCENT of a prompt come from as many prefixes as a worker has prompts.
  * All workers hold all prefixes; the rest of a prompt is its worker's own.
  *
- * memory   bytes in use, by the index's count and by the process's growth, per (holder, block)
- * warm     the same prompt again and again; time per call, with the clock's own ("clock")
- * cold     random prompts over the whole index, none twice in a row
- * writes   a worker removes its oldest prompt (one call, last block first) and stores a new one
+ *   memory   bytes in use, by the index's count and the process's growth, per (holder, block)
+ *   warm     the same prompt again and again; time per call, with the clock's own ("clock")
+ *   cold     random prompts over the whole index, none twice in a row
+ *   writes   a worker removes its oldest prompt (one call, last block first) and stores a new one
  *
- * The yardstick: one flat hash table with an entry of 16 bytes per (holder, block), keyed by a hash
- * of the path and the holder, doubling at 3/4. It answers for one holder only, and can't find
+ * The yardstick is one flat hash table with an entry of 16 bytes per (holder, block). A hash of the
+ * path and the holder is its key; it doubles at 3/4. It answers for one holder only, and can't find
  * blocks that are no longer reachable.
  */
 #include <inttypes.h>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * From a ZMQ message to an answer: blocks per second through one listener. A publisher thread sends
- * batches as kve_publisher and vLLM encode them (tagged maps, events of 8 blocks of 16 tokens, 16
- * events a batch, ids below 200000), encoded beforehand, as fast as the socket takes them. Time
+ * batches encoded beforehand, as fast as the socket takes them. Their form is that of kve_publisher
+ * and vLLM: tagged maps, events of 8 blocks of 16 tokens, 16 events a batch, ids below 200000. Time
  * runs from the first message handed to ZMQ until the index finds the last block of the last one.
  * The figure counts stored blocks; the mixed figure's removals are work that isn't counted.
  *

@@ -6,17 +6,17 @@
  *
  * The pool holds prompts of 1008 blocks, registered and released 16 blocks at a time, alternating
  * between prompts. Keys are random. "shuffled": the free blocks (and the yardstick's heap) were
- * shuffled first, so that neighbours in a prompt or a list are not neighbours in memory, as in a
- * pool that has run for years. "in order": a new pool. Figures without either word are shuffled.
+ * shuffled first, as in a pool that has run for years. Neighbours in a prompt or a list are then
+ * not neighbours in memory. "in order": a new pool. Figures without either word are shuffled.
  *
- * cycle     allocate 16, complete, register, release, match again, release: with free blocks left,
- *           and full (each allocation evicts)
- * threads   the same by two threads on one pool, relative to one; wall clock, in turns
- * match     1000 blocks of a prompt not used lately; and again at once
- * evict     allocate 16 from a full pool, between other calls; and one after another ("drain")
- * memory    by the pool's statistics, and by the process's growth
- * hash      tokens to block and sequence hashes
- * latency   one cache miss in as much memory as a pool's bookkeeping: every figure waits for it
+ *   cycle     allocate 16, complete, register, release, match again, release: with free blocks
+ *             left, and full (each allocation evicts)
+ *   threads   the same by two threads on one pool, relative to one; wall clock, in turns
+ *   match     1000 blocks of a prompt not used lately; and again at once
+ *   evict     allocate 16 from a full pool, between other calls; one after another ("drain")
+ *   memory    by the pool's statistics, and by the process's growth
+ *   hash      tokens to block and sequence hashes
+ *   latency   one cache miss in as much memory as a pool's bookkeeping: every figure waits for it
  *
  * Per block, and except for threads in the thread's own time, as other programs may be running.
  * Each figure is the median of windows; the yardstick (kvbm_naive.h) does the same in the same run.

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * libkvx on a GPU: one JSON line per figure. Bytes are read + written, GB are 1e9 bytes, and the
- * yardstick is the faster of cudaMemcpyAsync and a plain 16-byte copy kernel over as many bytes,
- * measured in the same run. Blocks lie in random order, working sets are far beyond the L2 cache,
- * every figure is the median of ROUNDS measurements with events, and what was moved is compared
- * with what should have been, so that a figure can't come from doing nothing (of decode chains,
+ * libkvx on a GPU: one JSON line per figure. Bytes are read + written, GB are 1e9 bytes. The
+ * yardstick, measured in the same run, is the faster of cudaMemcpyAsync and a plain 16-byte copy
+ * kernel over as many bytes. Blocks lie in random order, and working sets are far beyond the L2
+ * cache. Every figure is the median of ROUNDS measurements with events. The copied bytes are
+ * compared with the expected ones, so that no figure comes from doing nothing (for decode chains,
  * tests/gpu/gpu_graph.c does that).
  *
  *   kvx_gpu_bench [TOKENS]     default 262144: 1 GiB of bf16 K and V, 2 GiB working set

@@ -21,7 +21,7 @@ if(KV_WERROR)
 endif()
 add_compile_definitions(_GNU_SOURCE)
 
-# NDEBUG only for benchmarks' sake would hide our own bugs: asserts stay on except in Release.
+# Asserts stay on except in Release: NDEBUG for the sake of benchmarks would hide our own bugs.
 set(CMAKE_C_FLAGS_RELEASE "-O2 -g -DNDEBUG")
 set(CMAKE_C_FLAGS_RELWITHDEBINFO "-O2 -g") # what the sanitizers and fuzzers build
 set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O2 -g")
@@ -49,7 +49,7 @@ if(CMAKE_BUILD_TYPE STREQUAL "Release" AND NOT KV_SANITIZE)
   add_link_options(-Wl,-z,relro,-z,now)
 endif()
 include(CheckPIESupported)
-check_pie_supported() # clang needs -pie to be said
+check_pie_supported() # clang needs an explicit -pie
 
 if(KV_SANITIZE)
   add_compile_options(-fsanitize=${KV_SANITIZE} -fno-sanitize-recover=all)

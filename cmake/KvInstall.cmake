@@ -33,7 +33,7 @@ install(FILES ${completions}/kvasir.bash DESTINATION ${CMAKE_INSTALL_DATADIR}/ba
 install(FILES ${completions}/_kvasir DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-functions)
 install(FILES ${KV_PUBLIC_HEADERS} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(DIRECTORY ${CMAKE_BINARY_DIR}/pkgconfig/ DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
-# They name the prefix of the configuration; `make install PREFIX=` chooses another one later.
+# The .pc files name the prefix of the configuration; `make install PREFIX=` chooses another one later.
 install(CODE "file(GLOB pcs \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_LIBDIR}/pkgconfig/kv*.pc\")
   foreach(pc \${pcs})
     file(READ \"\${pc}\" text)

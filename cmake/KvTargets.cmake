@@ -156,7 +156,7 @@ function(kv_plugin)
   target_link_libraries(kv_store_${P_NAME} PRIVATE kv_base ${P_LINK})
   target_link_options(kv_store_${P_NAME} PRIVATE
                       -Wl,--version-script=${CMAKE_SOURCE_DIR}/plugins/exports.map -Wl,--exclude-libs,ALL
-                      -Wl,-z,nodelete) # a thread that waits for a name server can't be ended: its code stays
+                      -Wl,-z,nodelete) # a thread that waits for a name server can't be stopped, so its code stays loaded
   set_target_properties(kv_store_${P_NAME} PROPERTIES PREFIX lib)
   install(TARGETS kv_store_${P_NAME} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endfunction()

@@ -3,9 +3,9 @@
  * Attention over a paged cache equals attention over contiguous K and V.
  *
  * Two sequences share a cache of HND blocks. Their keys and values are written token by token to
- * slots in scattered blocks (kvx_write_kv), gathered back through a block table (kvx_gather_kv),
- * and one query per head attends over the result. The same query over the original rows must give
- * the same numbers.
+ * slots in scattered blocks (kvx_write_kv), and gathered back through a block table
+ * (kvx_gather_kv). One query per head attends over the result. The same query over the original
+ * rows must give the same numbers.
  *
  *     cc -std=c11 kvx_paged_attention.c $(pkg-config --cflags --libs kvx) -lm
  */

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * Bytes as operations on a prefix index and on the naive model of it. The universe is tiny (4
- * holders, 4 tokens hashes, 32 engine hashes, 2 sources), so that a few bytes reach splits, moves,
- * renames, copies and parked blocks.
- */
+/* Bytes as operations on a prefix index and on the naive model of it. There are only 4 holders, 4
+ * token hashes, 32 engine hashes and 2 sources. So a few bytes reach splits, moves, renames, copies
+ * and parked blocks. */
 #include <stdint.h>
 
 #include "../tests/index/model.h"

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""List prose that a stranger can't parse: comments that open with a pronoun, docs lines over 100 columns.
+"""List prose that a stranger can't parse: comments that open with a pronoun, sentences over 25 words, docs lines over
+100 columns.
 
-Prints one line per place and a summary; always exits 0 unless --strict is given. `--strict PATH...` fails on
-any finding below these paths: a room that has been cleaned stays clean (see CLEAN).
+Prints one line per place and a summary; always exits 0 unless --strict is given. --strict fails on findings in cleaned
+rooms: openings and columns in CLEAN, also sentences and lower-case openings in PLAIN.
 """
 import pathlib
 import re
@@ -10,11 +11,17 @@ import subprocess
 import sys
 
 # Rooms and pages without a finding; a new finding in them fails the check.
-CLEAN = ("bench", "docs", "examples", "fuzz", "include", "plugins", "src", "tests", "README.md", "CONTRIBUTING.md",
+CLEAN = ("bench", "docs", "examples", "fuzz", "include", "plugins", "src", "tests", "tools", "cmake", "README.md", "CONTRIBUTING.md",
          "CHANGELOG.md")
+# Rooms whose sentences have at most MAX_WORDS words, and whose notes behind code don't open with LOWER either.
+PLAIN = ("bench", "examples", "fuzz", "plugins", "src/bm", "src/store", "src/tier")
+MAX_WORDS = 25
 OPENING = re.compile(
     r"^\s*(?:/\*\*?|//|\*) *(What|Who|Whoever|It|That|Those|So|They|This|These) "
     r"|(?:;|,|\{|\}) +/\* *(What|Who|Whoever|It|That|Those|So|They|This|These) ")
+LOWER = re.compile(r"/\*\*? *(what|whatever|who|whoever|whose|they|so) (?!that )")
+SCRIPT = re.compile(r"^\s*#+ *(What|Who|Whoever|It|That|Those|So|They|This|These) ")
+COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|/\*.*?\*/|//[^\n]*', re.S)
 MAX_COLUMNS = 100
 root = pathlib.Path(__file__).resolve().parent.parent
 
@@ -28,7 +35,41 @@ def opens_comment(lines, i):
     return before in ("/**", "/*", "*") or before.endswith((".", ":"))
 
 
+def sentences(comment):
+    """Yield the sentences of a comment. Drawings and tables, which are indented, end a paragraph; so do list items."""
+    paragraph = ""
+    for line in [*comment.strip("/").split("\n"), ""]:
+        text = re.sub(r"^\s*\*+", "", line).rstrip("* ")
+        if not text.strip() or re.match(r"\s{2,}\S|\s*(-|\d\.) ", text):
+            yield from re.split(r"(?<=[.:;!?])\s+", paragraph.strip())
+            paragraph = text if re.match(r"\s*(-|\d\.) ", text) else ""
+        else:
+            paragraph += " " + text.strip()
+
+
+def long_sentences(text):
+    for match in COMMENT.finditer(text):
+        comment = match.group(0)
+        for sentence in sentences(comment) if comment.startswith("/") else ():
+            if len(sentence.split()) > MAX_WORDS:
+                yield text.count("\n", 0, match.start()) + 1, f"{len(sentence.split())} words: {sentence[:60]}..."
+
+
+def plain(name):
+    return any(name.startswith(room + "/") for room in PLAIN)
+
+
 def findings(name, lines):
+    if not name.endswith((".md", ".c", ".h", ".cu", ".cuh")):
+        for number, line in enumerate(lines, 1):
+            if match := SCRIPT.match(line):
+                yield number, f"opens with “{match.group(1)}”"
+        return
+    if plain(name):
+        yield from long_sentences("\n".join(lines))
+        for number, line in enumerate(lines, 1):
+            if match := LOWER.search(line):
+                yield number, f"opens with “{match.group(1)}”"
     if name.endswith(".md"):
         fenced = False
         for number, line in enumerate(lines, 1):
@@ -45,7 +86,8 @@ def findings(name, lines):
 
 def main():
     tracked = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True).stdout.split()
-    wanted = [n for n in tracked if n.endswith((".c", ".h", ".cu", ".cuh")) or (n.endswith(".md") and (n.startswith("docs/") or "/" not in n))]
+    wanted = [n for n in tracked if n.endswith((".c", ".h", ".cu", ".cuh", ".py", ".sh", ".cmake", "CMakeLists.txt")) or
+              (n.endswith(".md") and (n.startswith("docs/") or "/" not in n))]
     strict = "--strict" in sys.argv[1:]
     counts, broken = {}, []
     for name in wanted:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Static checks. --fix-format rewrites instead of checking. Tools of another version than the
-# project's (clang 14, Debian 12) judge differently, so the version-bound checks are then left out aloud.
+# Static checks. --fix-format formats instead of checking. Other versions of the tools than the project's (clang 14,
+# Debian 12) judge differently; then the checks that depend on the version are skipped with a message.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 mapfile -t sources < <(git ls-files 'src/*.[ch]' 'include/*.h' 'tests/*.[ch]' 'bench/*.[ch]' 'fuzz/*.[ch]' 'examples/*.[ch]' 'plugins/*.[ch]' 'python/*.[ch]')
@@ -28,7 +28,7 @@ fi
 step rooms tools/check-rooms.py
 step public-tree tools/check-tree.py
 step prose tools/check-prose.py --strict
-tools/check-prose.py | tail -n 1 # rooms that are still to be rewritten; warns, never fails
+tools/check-prose.py | tail -n 1 # findings in rooms outside CLEAN; warns, never fails
 step shellcheck shellcheck "${scripts[@]}"
 step cppcheck cppcheck --quiet --error-exitcode=1 --inline-suppr --std=c11 -j "$(nproc)" -Iinclude -Isrc \
     --enable=warning,portability --suppress=missingIncludeSystem --suppress=unknownMacro "${units[@]}"
@@ -37,8 +37,8 @@ build=check
 case ${CI:-} in true | 1) build=release ;; esac
 step warnings make --no-print-directory build PRESET="$build" WERROR=ON
 cmake --preset release >/dev/null || exit 1
-# The analyzer walks a function's paths up to so many nodes. Its own limit (225000) takes four times as long, most of a
-# CI run; KV_CHECK_NODES=225000 does that, for those who have changed much.
+# Limit for the analyzer's walk over a function's paths, in nodes. Its own limit (225000) takes four times as long, most
+# of a CI run; set KV_CHECK_NODES=225000 after large changes.
 depth=(--extra-arg=-Xclang --extra-arg=-analyzer-config --extra-arg=-Xclang "--extra-arg=max-nodes=${KV_CHECK_NODES:-40000}")
 if clang-tidy --version | grep -q 'version 14\.'; then
     step clang-tidy xargs -P "$(nproc)" -n 2 clang-tidy -p build --quiet "${depth[@]}" < <(printf '%s\n' "${units[@]}")

@@ -2,7 +2,7 @@
 # Downloads the request traces of the Mooncake FAST'25 release into traces/: anonymised timing,
 # lengths and prefix hashes of real requests, published by the Mooncake project
 # (https://github.com/kvcache-ai/Mooncake, FAST25-release/traces) under the Apache License 2.0.
-# They stay out of this repository; `kvasir replay` works without them, too.
+# The traces stay out of this repository; `kvasir replay` also works without them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

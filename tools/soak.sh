@@ -42,7 +42,7 @@ replay=
 cat "$out/table" "$out/errors"
 [ "$status" = 0 ] || { echo "soak: the replay ended with $status" >&2; exit 1; }
 
-# Least squares over the second half: what is there at first is the caches filling up.
+# Least squares over the second half: in the first half the caches fill up.
 awk -v limit="$limit" '
     { t[NR] = $1; m[NR] = $2; top = $2 > top ? $2 : top }
     END {

@@ -12,9 +12,10 @@
 
 #define RDS_MAX_HASH 255
 /* Trailer of every stored value (docs/formats.md): 8 bytes that name the format, the length of the
- * content (64 bits, little endian), and XXH3-128 of the content, seeded with XXH3-64 of the chunk's
- * or manifest's name (canonical). A chunk has its time of last use in front of that: 8 hexadecimal
- * digits, seconds since 1970 by the server's clock, which the server rewrites in place. */
+ * content (64 bits, little endian), and a checksum. The checksum is XXH3-128 of the content, seeded
+ * with XXH3-64 of the chunk's or manifest's name (canonical). A chunk has its time of last use in
+ * front of the trailer: 8 hexadecimal digits, seconds since 1970 by the server's clock, which the
+ * server rewrites in place. */
 #define RDS_TRAILER 32
 #define RDS_MAGIC "KVASIRv1" /* of manifests, and of older chunks without a time of use */
 #define RDS_STAMP 8

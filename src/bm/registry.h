@@ -11,9 +11,9 @@
  *                                          └───────────────────────────────────────────┘
  *
  * An entry exists as long as a slot names it (staged, registered, duplicate) or it is the direct
- * parent of such an entry: then it is a ghost, known by its key only, and its own parent is
- * forgotten, so that there are never more than two entries a block. What lookups see is tiers: a
- * ghost has none.
+ * parent of such an entry. Such a parent without a slot is a ghost: only its key is kept, and its
+ * own parent is forgotten. So there are never more than two entries a block. Lookups go by tiers,
+ * and a ghost is in none.
  *
  * All numbers of slots and entries start at 1, so that zeroed memory says "none".
  *
@@ -86,9 +86,9 @@ struct kvbm_attachment {
     };
 };
 
-/* A build without NDEBUG checks at the end of every call what takes constant time, and from time
- * to time everything, in registries small enough for that. A fault is logged, and the process
- * aborted. */
+/* A build without NDEBUG checks at the end of every call what takes constant time. From time to
+ * time it checks everything, in registries small enough for that. A fault is logged, and the
+ * process aborted. */
 #ifndef NDEBUG
 #define KVBM_CHECKED 1
 #define KVBM_CHECK_EVERY 64     /* calls between full checks */

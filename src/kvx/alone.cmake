@@ -1,5 +1,4 @@
-# What a build of this room alone has besides its libraries: the benchmark and the tests that need no
-# package.
+# Parts of a build of this room alone besides its libraries: the benchmark and the tests that need no package.
 set(root ${CMAKE_CURRENT_SOURCE_DIR}/../..)
 if(EXISTS ${root}/bench/kvx_bench.c)
   add_executable(kvx_bench ${root}/bench/kvx_bench.c ${root}/bench/support.c)

@@ -2,8 +2,7 @@
 /**
  * The conformance kit, internal to the room. conformance.c runs the checks and has what they share;
  * conformance_abi.c, _chunks.c, _manifests.c, _names.c, _threads.c and _ext.c are the checks. Each
- * is a function that tests one promise of include/kv_store_abi.h (or kv_store_ext.h) through a fresh
- * handle.
+ * tests one promise of include/kv_store_abi.h (or kv_store_ext.h) through a fresh handle.
  *
  * Checks open, allocate, put and publish through these helpers. The runner releases and removes all
  * of that, so a check may return in the middle.
@@ -112,8 +111,8 @@ enum kvs_verdict kvs_conf_read_none(struct kvs_conf *c, kv_store_v1 *h, const ch
 enum kvs_verdict kvs_conf_delete(struct kvs_conf *c, kv_store_v1 *h, const char *name);
 
 /**
- * Write the names of the symbols that the shared object at @path exports into @ret, joined by ", ",
- * without those that a backend may export. Returns their number or a negative errno.
+ * Write the names of the symbols that the shared object at @path exports into @ret, joined by ", ".
+ * Leaves out those that a backend may export. Returns their number or a negative errno.
  */
 int kvs_conf_exports(const char *path, char *ret, size_t size);
 

@@ -12,7 +12,7 @@ struct stream {
     kv_store_piece_fn each;
     void *arg;
     uint64_t next; /* expected offset of the next piece */
-    int stopped;   /* what each() or the check returned; the backend must return the same */
+    int stopped;   /* return value of each() or of the check; the backend must return the same */
     bool broken;
 };
 
@@ -286,7 +286,7 @@ struct listing {
     kv_store_each_fn each;
     void *arg;
     bool chunks;
-    int stopped; /* what each() or the check returned; the backend must return the same */
+    int stopped; /* return value of each() or of the check; the backend must return the same */
 };
 
 /* Convert an entry to this build's struct: a backend's may be shorter or longer. */

@@ -2,7 +2,7 @@
 /**
  * One barrier for all files of a publication: one fsync each, from a few threads so that a journal
  * can put them into one commit; or one syncfs. syncfs is cheaper for many files but also waits for
- * the dirty data of other programs, so "auto" uses it only while there is little of that.
+ * the dirty data of other programs. So "auto" uses it only while there is little of that.
  */
 #include <fcntl.h>
 #include <stdio.h>

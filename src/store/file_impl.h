@@ -463,9 +463,9 @@ static inline bool kvs_file_passing(int rc)
  */
 int kvs_file_set_aside(kv_store_v1 *h, int dirfd, const char *name, const struct stat *st);
 /**
- * Open a file of the store's own in @dirfd; @flags may create it. Any other entry of that name (a
- * link, a folder, a pipe, another program's file under a second name) is moved to bad/ first, and
- * *ret_moved (may be NULL) set.
+ * Open a file of the store's own in @dirfd; @flags may create it. Another entry of that name is
+ * moved to bad/ first, and *ret_moved (may be NULL) set: a link, a folder, a pipe, or another
+ * program's file under a second name.
  */
 int kvs_file_open_own(kv_store_v1 *h, int dirfd, const char *name, int flags, bool *ret_moved);
 /** Rename a file over @to. A folder of that name is moved to bad/ first. */

@@ -2,9 +2,9 @@
 /**
  * Names of manifests as names of files. A harmless name stays as it is, so that other programs of
  * this layout find it. Percent-encoded (upper-case hex) are: '/', control bytes, DEL, a leading
- * '.', the last '.' of a name that ends in ".tmp", the first letter of "chunks", and a '%' that two
- * upper-case hex digits follow. The last rule makes the mapping injective: in a file name, a '%'
- * with two such digits is always an encoded byte. A file is a manifest only when decoding and
+ * '.', the last '.' of a name that ends in ".tmp", and the first letter of "chunks"; also a '%'
+ * that two upper-case hex digits follow. The last rule makes the mapping injective: in a file name,
+ * a '%' with two such digits is always an encoded byte. A file is a manifest only when decoding and
  * encoding its name gives the same name.
  */
 #include <stdio.h>

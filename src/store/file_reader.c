@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
  * A second reader: a thread of the handle that reads and verifies chunks of the latest prefetch
- * while the caller's gets do the same, where there is more than one processor.
+ * while the caller's gets do the same. Used on machines with more than one processor.
  *
  *     keys of the prefetch:   0 1 2 3 4 5 6 7 8 9       . not yet read
  *                             - - g . . . r r w .       - got   g being got   r read   w being read

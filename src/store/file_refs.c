@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * .kvasir/refs/NAME: the chunks put or hit by the handles that published manifest NAME, so that a
- * collector can keep what a manifest of unknown format may need. The file only grows (a union):
- * consumers publish the same empty manifest again and again and never name a chunk in it.
+ * .kvasir/refs/NAME: the chunks put or hit by the handles that published manifest NAME. By this
+ * list a collector keeps the chunks that a manifest of unknown format may need. The file only grows
+ * (a union): consumers publish the same empty manifest again and again and never name a chunk in
+ * it.
  *
  * Records: length (1 byte, not 0), key, 4 bytes of XXH3-64 of both. A reader that finds no valid
  * record at an offset tries the next byte: a torn end costs only itself, and appending needs no

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * The file store's own checksums. Consumers choose the keys, which need not be hashes of the bytes,
- * so only a checksum tells a zero-filled, shortened or misplaced file from a good one.
+ * The file store's own checksums. Consumers choose the keys, which need not be hashes of the bytes.
+ * Only a checksum tells a zero-filled, shortened or misplaced file from a good one.
  */
 #include <fcntl.h>
 #include <unistd.h>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Saving an object: cut it, name each chunk by its bytes, put each, and publish the manifest last,
- * so that a reader sees the object whole or not at all. Memory holds one chunk, the window that it
- * is cut from, and the manifest (20 bytes a chunk).
+ * Saving an object: cut it, name each chunk by its bytes, put each, and publish the manifest last.
+ * A reader then sees the object whole or not at all. Memory holds one chunk, the window that it is
+ * cut from, and the manifest (20 bytes a chunk).
  *
  * A backend with put_chunks gets up to BATCH_CHUNKS chunks and BATCH_BYTES bytes in one call, which
  * costs it one round trip. Those bytes are copied, since the cutter's window moves on. Larger

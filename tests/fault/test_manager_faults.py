@@ -134,7 +134,7 @@ def test_removed():
         m.close()
         with Manager(object_=store, root=m.root) as again:
             equal(on_disk(again, 1, 6), 0)
-            # What a store that is just being opened can't say is a miss.
+            # A key that a store still being opened can't answer for is a miss.
             wait_until(lambda: again.ask("load", 1, 6, 0)["ok"] == 6 * LENGTH, 20, "all from the object store")
             again.store(200, 2)
             again.forget()

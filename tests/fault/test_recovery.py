@@ -129,7 +129,7 @@ def test_only_what_is_missing_is_replayed():
         check(stream(b, "replayed_batches_total") in (5, 6), "21 to 25, and 26 when the request came after it")
         equal(stream(b, "batches_total"), 6)
         equal(listener(b)["partial"], False)
-        # What came with the dump goes with the instance.
+        # Blocks that came with the dump go with their instance.
         b.unregister(1)
         b.query(prompt(1, 2), expect=404)
 

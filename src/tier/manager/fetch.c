@@ -442,7 +442,7 @@ static void from_object(struct kvbm_pin *pin)
                 kvbm_key_hash(pin->manager, pin->group, keys + k * pin->manager->key_len);
 
             if (kvbm_presence_known_absent(pin->manager,
-                                           hash)) { /* what is behind it is of no use */
+                                           hash)) { /* a prompt can't use the keys behind it */
                 pin->object_missed = true;
                 n = k;
             }

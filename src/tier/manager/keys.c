@@ -110,7 +110,7 @@ static long store_some(struct call *c, const uint32_t *blocks)
     kvbm_pin_release(pin);
     if (rc == -EAGAIN) /* max_jobs */
         return left + reserved;
-    if (left) { /* they are tried again */
+    if (left) { /* try these blocks again */
         kvbm_manager_enter(m);
         for (uint32_t i = 0; i < c->n; i++)
             m->stats.host.dropped -= c->state[i] == KVBM_BUSY;

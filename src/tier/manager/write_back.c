@@ -11,7 +11,8 @@
  * queued as weak handles like other offloads. A block is held only while it is written; afterwards
  * it is the first to be evicted. A block evicted before its turn is lost and counted: evicting
  * faster than the store writes delays no caller. Copying each block at its eviction instead would
- * need a copy under that lock, memory beside the host tier, and a read for each block of the disk.
+ * need a copy under that lock and memory beside the host tier. Blocks of the disk would each need a
+ * read.
  *
  * Blocks of the disk are read into host blocks first, those of one move at a time.
  */

@@ -14,13 +14,13 @@
  * same handle fail (-EIO); later ones use a new handle.
  *
  * A breaker opens after breaker_failures failures in a row. While it is open, calls fail at once
- * (-EHOSTDOWN), and from time to time one call is let through over a new handle of the store: the
- * probe. Puts (of flow KVBM_OFFLOAD) that come during a probe wait for it, up to their deadlines,
+ * (-EHOSTDOWN). From time to time one call, the probe, is let through over a new handle of the
+ * store. Puts (of flow KVBM_OFFLOAD) that come during a probe wait for it, up to their deadlines,
  * and fail with it. A full or read-only store, and missing blocks, are no failures in this sense.
  *
- * A call that hangs in a backend beyond its batch's deadline is left behind with its thread and
- * copies of the bytes, and another thread takes its place. At most n_threads threads are replaced.
- * When all hang, calls fail at once (-EHOSTDOWN) until one returns.
+ * A call that hangs in a backend beyond its batch's deadline is left behind, with its thread and
+ * copies of the bytes. Another thread takes its place. At most n_threads threads are replaced. When
+ * all hang, calls fail at once (-EHOSTDOWN) until one returns.
  *
  * Memory: n_threads times 16 MiB (or a block, if that is larger) for puts, as much for gets, and as
  * much for threads left behind.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Copies to and from GPU memory. Each direction has a thread, with a stream per device, so that
- * both directions run at the same time and urgent copies don't wait behind the other streams.
+ * Copies to and from GPU memory. Each direction has a thread, with a stream per device. So both
+ * directions run at the same time, and urgent copies don't wait behind the other streams.
  *
  *   take a chunk ─► queue its copies on the stream, an event behind them ─► at most DEPTH of these
  *        ▲                                                                        │
