@@ -94,9 +94,8 @@ static int take_page(kv_store_v1 *self, struct rds_batch *batch, struct rds_scan
     rc = rds_scan_next(scan, reply->items[0].str, batch->cmds[0].line);
     if (rc < 0)
         kv_log_error("redis",
-                     rc == -ECONNRESET
-                         ? "a listing can't be had: the connection is lost again and again"
-                         : "a listing doesn't end: the server's cursors make no sense",
+                     rc == -ECONNRESET ? "a listing failed: the connection is lost again and again"
+                                       : "a listing doesn't end: the server's cursors repeat",
                      "pages=%llu", (unsigned long long)scan->n_pages);
     return rc;
 }

@@ -56,7 +56,7 @@ static int ask_map(struct rds_net *net, struct rds_node *node, uint64_t deadline
         err = take_range(net, node, &reply.items[i]);
     if (err < 0)
         kv_fail(&net->error, err, 0, "%.150s",
-                reply.type == RESP_ERROR ? reply.str : "the reply to CLUSTER SLOTS makes no sense");
+                reply.type == RESP_ERROR ? reply.str : "the reply to CLUSTER SLOTS is malformed");
     resp_value_fini(&reply);
     return err;
 }
@@ -139,7 +139,8 @@ int rds_net_owners(struct rds_net *net, int16_t *ret, size_t *ret_n)
     }
     err = whole_map(net);
     if (err < 0) {
-        kv_log_error("redis", "the cluster can't be asked", "reason=\"%s\"", net->error.text);
+        kv_log_error("redis", "the cluster's slots can't be read", "reason=\"%s\"",
+                     net->error.text);
         return err;
     }
     for (size_t i = 0; i < KV_COUNT(net->slots); i++)

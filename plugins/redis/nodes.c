@@ -35,7 +35,7 @@ int rds_reply_error(const struct resp_value *reply, const char *what)
             err = known[i].err;
         }
     if (reply->type != RESP_ERROR) {
-        meaning = "the server's reply makes no sense";
+        meaning = "the server's reply is malformed";
         err = -EPROTO;
     }
     kv_log_error("redis", meaning, "call=%s reply=%s", what,

@@ -102,7 +102,7 @@ static void log_failure(struct s3_client *client, const struct s3_request *reque
         return;
     if (request->too_big) {
         if (!client->told_long)
-            kv_log_error("s3", "an answer is longer than it may be; said once",
+            kv_log_error("s3", "an answer exceeds the limit (logged once)",
                          "method=%s path=%s limit=%" PRIu64, request->method,
                          kv_log_quote(path, sizeof(path), request->path),
                          request->max_body ? request->max_body : S3_MAX_ANSWER);

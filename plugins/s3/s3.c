@@ -48,7 +48,8 @@ static kv_store_v1 *s3_open(const char *uri)
         return NULL;
     error = s3_config_read(uri, &self->config, &why);
     if (error) {
-        kv_log_error("s3", "can't be opened", "why=%s", kv_log_quote(text, sizeof(text), why.text));
+        kv_log_error("s3", "the store can't be opened", "why=%s",
+                     kv_log_quote(text, sizeof(text), why.text));
         free(self);
         return NULL;
     }

@@ -155,7 +155,7 @@ static int set_cutoff(kv_store_v1 *self, uint64_t min_age_s, int64_t *ret)
         return 0;
     error = s3_server_time(self->client, &self->config, &now_s);
     if (error == -ENOTSUP)
-        kv_log_error("s3", "nothing is deleted: the server doesn't tell the time", NULL);
+        kv_log_error("s3", "nothing is deleted: the server sends no Date", NULL);
     if (!error && (uint64_t)now_s > min_age_s)
         *ret = now_s - (int64_t)min_age_s;
     return error;

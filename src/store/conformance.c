@@ -185,7 +185,7 @@ static enum kvs_verdict refused(struct kvs_conf *c, const char *call, int rc, ui
     if (rc == 0 && out != before)
         free(out);
     if (rc >= 0)
-        return kvs_conf_fail(c, "%s of what is not there returned %d, not an error", call, rc);
+        return kvs_conf_fail(c, "%s of a missing key returned %d, not an error", call, rc);
     if (out != before || len != 77)
         return kvs_conf_advise(c, "%s failed, but changed its outputs: some consumers free them",
                                call);

@@ -36,12 +36,13 @@ static enum kvs_verdict check_exports(struct kvs_conf *c)
     int n;
 
     if (!c->library)
-        return kvs_conf_skip(c, "built in: no library to look at");
+        return kvs_conf_skip(c, "built in: no library to check");
     n = kvs_conf_exports(c->library, others, sizeof(others));
     if (n < 0)
         return kvs_conf_skip(c, "can't read the symbols of %.150s", c->library);
     return n == 0 ? KVS_PASS
-                  : kvs_conf_advise(c, "%d more, which may meet the engine's own: %s", n, others);
+                  : kvs_conf_advise(c, "%d more, which may clash with the engine's symbols: %s", n,
+                                    others);
 }
 
 /* Close NULL in a child process: a crash fails this check and the other checks still run. */
@@ -63,7 +64,7 @@ static enum kvs_verdict check_close_null(struct kvs_conf *c)
         if (errno != EINTR)
             return kvs_conf_skip(c, "can't wait for a child");
     if (WIFSIGNALED(status))
-        return kvs_conf_fail(c, "it died of signal %d", WTERMSIG(status));
+        return kvs_conf_fail(c, "signal %d killed it", WTERMSIG(status));
     return WEXITSTATUS(status) == 0 ? KVS_PASS : kvs_conf_fail(c, "it ended the process");
 }
 

@@ -60,7 +60,7 @@ static enum kvs_verdict check_exists(struct kvs_conf *c)
     if (rc < 0 || present[0] != 1)
         return kvs_conf_fail(c, "buffered puts of the handle do not count");
     return c->ext->exists_chunks(c->h, keys[0], 16, 0, present) < 0
-               ? kvs_conf_fail(c, "none: an error")
+               ? kvs_conf_fail(c, "failed for no keys")
                : KVS_PASS;
 }
 
@@ -328,9 +328,9 @@ static enum kvs_verdict check_listing(struct kvs_conf *c, list_fn list, struct s
     if (rc < 0)
         return kvs_conf_fail(c, "returned %d", rc);
     if (s.found != 1)
-        return kvs_conf_fail(c, "named what is there %u times", s.found);
+        return kvs_conf_fail(c, "listed an existing entry %u times, not once", s.found);
     if (s.wrong)
-        return kvs_conf_fail(c, "told a wrong length or kind of an entry");
+        return kvs_conf_fail(c, "gave a wrong length or kind of an entry");
     early.stop_at = 1;
     rc = list(c->h, seek, &early);
     if (rc != 42 || early.seen != 1)
@@ -354,7 +354,7 @@ static enum kvs_verdict check_list_manifests(struct kvs_conf *c)
     KVS_CONF_TRY(check_listing(c, c->ext->list_manifests, s));
     KVS_CONF_TRY(kvs_conf_delete(c, c->h, s.name));
     c->ext->list_manifests(c->h, seek, &s);
-    return s.found == 0 ? KVS_PASS : kvs_conf_fail(c, "named one that was deleted");
+    return s.found == 0 ? KVS_PASS : kvs_conf_fail(c, "listed a deleted manifest");
 }
 
 static enum kvs_verdict check_list_chunks(struct kvs_conf *c)

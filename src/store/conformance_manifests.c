@@ -84,7 +84,7 @@ static enum kvs_verdict check_delete_shared(struct kvs_conf *c)
     KVS_CONF_TRY(kvs_conf_publish(c, c->h, two, "m", 1));
     KVS_CONF_TRY(kvs_conf_delete(c, c->h, one));
     if (c->vt->get_chunk(c->h, key.bytes, key.len, &got, &len) < 0)
-        return kvs_conf_advise(c, "a chunk went although another object needs it: a later restore "
+        return kvs_conf_advise(c, "a chunk of another object was deleted: a later restore "
                                   "of that is a miss");
     free(got);
     return kvs_conf_get(c, c->h, &key, "shared", 6);

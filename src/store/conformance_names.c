@@ -122,7 +122,7 @@ static enum kvs_verdict check_odd_names(struct kvs_conf *c)
     }
     KVS_CONF_TRY(kvs_conf_read(c, other, canary, "canary", 6));
     KVS_CONF_TRY(kvs_conf_get(c, other, &key, "canary", 6));
-    return n_taken ? KVS_PASS : kvs_conf_fail(c, "not one name was taken");
+    return n_taken ? KVS_PASS : kvs_conf_fail(c, "every name was refused");
 }
 
 /* Names that consumers use: letters, digits, '-', '_' and '.' within, up to 200 bytes. */

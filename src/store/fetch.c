@@ -138,7 +138,7 @@ void kvs_fetch_failed(const char *name, size_t chunk, const struct kvs_chunk_ref
 
     for (size_t i = 0; i < 16; i++)
         snprintf(key + 2 * i, 3, "%02x", ref->key[i]);
-    kv_log_error("store", "an object can't be restored: a chunk of it can't be had",
+    kv_log_error("store", "an object can't be restored: a chunk is missing or unreadable",
                  "object=%s chunk=%zu problem=%s key=%s error=%d",
                  kv_log_quote(quoted, sizeof(quoted), name), chunk, kvs_fetch_problem(rc), key,
                  -rc);

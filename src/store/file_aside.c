@@ -50,7 +50,7 @@ static void move_aside(kv_store_v1 *h, int dirfd, const char *name, const struct
     else
         rc = to_bad(h, dirfd, name);
     if (rc < 0)
-        kvs_file_fail(h, -rc, "can't set a bad file aside", name);
+        kvs_file_fail(h, -rc, "can't move a bad file to bad/", name);
     else if (S_ISREG(st->st_mode) && dirfd != h->root && dirfd != h->tmp)
         kvs_file_used_add(h, -(int64_t)st->st_size);
 }
@@ -62,7 +62,7 @@ static int clear_way(kv_store_v1 *h, int dirfd, const char *name)
     int rc = to_bad(h, dirfd, name);
 
     if (rc == 0)
-        kv_log_warn("store", "moved aside: not a file of this store", "dir=%s name=%s",
+        kv_log_warn("store", "moved to bad/: not a file of this store", "dir=%s name=%s",
                     kv_log_quote(where, sizeof(where), h->dir),
                     kv_log_quote(which, sizeof(which), name));
     return rc;

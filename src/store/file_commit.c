@@ -115,7 +115,7 @@ static int place_each(kv_store_v1 *h, struct kvs_file_commit *c)
             continue;
         if (rc == -EIO) {
             lost = true;
-            kvs_file_fail(h, EIO, "a chunk that was put can't be read any more", hex);
+            kvs_file_fail(h, EIO, "a chunk of this save can't be read any more", hex);
             continue;
         }
         if (rc < 0)
@@ -214,7 +214,7 @@ static int carry_out(kv_store_v1 *h, struct kvs_file_commit *c, const char *file
     lock_fans(h, c, atomic_load_explicit(&h->side_car, memory_order_relaxed) ? LOCK_EX : LOCK_SH);
     rc = place_all(h, c);
     if (rc == 0 && any_lost(h, c)) /* a reader found the damage during the publication */
-        rc = kvs_file_fail(h, EIO, "a chunk that was put is lost", file);
+        rc = kvs_file_fail(h, EIO, "a chunk of this save is lost: put it again", file);
     if (rc == 0 && file) {
         rc = kvs_file_reveal(h, n, file);
         if (rc < 0)

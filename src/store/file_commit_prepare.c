@@ -43,7 +43,7 @@ static int renew(kv_store_v1 *h, struct kvs_file_pending *e)
         kvs_file_lose(h, e);
     if (rc < 0)
         return kvs_file_fail(h, rc == -EBADMSG ? EIO : -rc,
-                             "a chunk that could not be synced can't be read", name);
+                             "a chunk whose sync failed can't be read", name);
     rc = kvs_file_write_tmp(h, owner, data, len, true, &n, &sum, &fd);
     free(data);
     if (rc < 0)
@@ -98,7 +98,7 @@ static int find_lost(kv_store_v1 *h, struct kvs_file_pending *e)
     if (rc < 0) {
         if (found.pinned)
             kvs_file_drop_tmp(h, found.tmp);
-        return kvs_file_fail(h, EIO, "a chunk that was put is lost", hex);
+        return kvs_file_fail(h, EIO, "a chunk of this save is lost: put it again", hex);
     }
     free(data);
     if (e->pinned)

@@ -174,7 +174,7 @@ static int mark_opaque(struct gc *gc, const char *name)
         return 0;
     if (rc == -ENOENT || rc == -ENOTSUP) {
         if (!gc->blind)
-            kv_log_warn("store", "nothing is deleted: what this manifest needs isn't known",
+            kv_log_warn("store", "nothing is deleted: the chunks of this manifest are unknown",
                         "name=%s", kv_log_quote(quoted, sizeof(quoted), name));
         gc->blind = true;
         return 0;

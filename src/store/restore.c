@@ -165,7 +165,7 @@ static int check_fingerprint(const struct restoring *r)
 
     if (!wanted || strcmp(wanted, kvs_manifest_fingerprint(r->manifest)) == 0)
         return 0;
-    kv_log_error("store", "an object is of another model", "object=%s fingerprint=%s",
+    kv_log_error("store", "the object belongs to another model", "object=%s fingerprint=%s",
                  kv_log_quote(name, sizeof(name), r->name),
                  kv_log_quote(has, sizeof(has), kvs_manifest_fingerprint(r->manifest)));
     return -ESTALE;

@@ -243,7 +243,7 @@ static int check_name(const struct saving *save)
         rc = kvs_get_manifest(save->store, save->name, &old, &len);
     free(old);
     return rc == -EINVAL || rc == -ENAMETOOLONG || rc == -EILSEQ
-               ? refuse(save, rc, "this can't be the name of an object")
+               ? refuse(save, rc, "the store refuses this object name")
                : 0;
 }
 

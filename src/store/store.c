@@ -32,7 +32,7 @@ static void read_ext(struct kvs_store *store, const kv_store_ext *ext)
     const char *wrong = ext ? kvs_plugin_check_ext(ext, &store->ext) : NULL;
 
     if (wrong)
-        kv_log_warn("store", "extensions of the backend aren't used", "store=%s reason=\"%s\"",
+        kv_log_warn("store", "the backend's extensions are not used", "store=%s reason=\"%s\"",
                     store->label, wrong);
     else
         store->ext_table = ext;
@@ -176,11 +176,11 @@ const char *kvs_check_value(void **data, size_t len)
     if (!*data && len == 0)
         *data = malloc(1); /* tolerated: some backends return NULL for empty values */
     if (!*data)
-        return "no bytes for a value";
+        return "a value without bytes";
     if (len > KVS_VALUE_MAX)
-        return "absurd length of a value";
+        return "a value's length is above every limit";
     if (len > malloc_usable_size(*data) && usable_size_known())
-        return "a value longer than its buffer";
+        return "a value is longer than its buffer";
     return NULL;
 }
 

@@ -179,7 +179,7 @@ def test_answers_have_limits():
             equal(len(s3.requests(request)) - before, 1, f"{request}: not asked again")
             check(s3.flooded < 64 << 20, f"{request}: {s3.flooded} bytes were taken")
         store.close()
-        equal(store.log().count("longer than it may be"), 1, store.log())
+        equal(store.log().count("exceeds the limit"), 1, store.log())
 
 
 def test_pauses_grow_and_differ():

@@ -340,7 +340,8 @@ static int do_without(struct kvbm_disk_volume *volume, const char *directory, in
 {
     if (err == 0 || !is_missing(err))
         return err;
-    kv_log_error("kvbm", "a disk tier's volume is missing: its blocks can't be had until a restart",
+    kv_log_error("kvbm",
+                 "a disk tier's volume is missing: its blocks are unavailable until a restart",
                  "volume=%u directory=%s errno=%d", volume->number, directory, -err);
     close_files(volume);
     volume->missing = true;
@@ -357,8 +358,9 @@ static int identify(struct kvbm_disk_volume *volume)
         return KV_MIN(ours, 0);
     volume->fresh = true;
     if (!is_empty(volume))
-        kv_log_warn("kvbm", "a disk tier's files are another's or damaged: emptied", "volume=%u",
-                    volume->number);
+        kv_log_warn("kvbm",
+                    "a disk tier's files have another configuration or are damaged: emptied",
+                    "volume=%u", volume->number);
     return getrandom(volume->header.uuid, sizeof(volume->header.uuid), 0) ==
                    (ssize_t)sizeof(volume->header.uuid)
                ? 0
@@ -389,7 +391,7 @@ static void give_back(struct kvbm_disk *disk, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++)
         if (disk->volumes[i].fresh && make_empty(&disk->volumes[i]) < 0)
-            kv_log_warn("kvbm", "a new file keeps its room", "volume=%u", i);
+            kv_log_warn("kvbm", "can't free the space of a new file", "volume=%u", i);
 }
 
 /* Find all files before any is changed. *ret_first: the error of the first missing volume. */

@@ -53,7 +53,7 @@ static void judge(struct kvbm_disk_volume *volume, int status)
     if (++volume->errors >= DOWN_AFTER &&
         !atomic_load_explicit(&volume->down, memory_order_relaxed)) {
         atomic_store_explicit(&volume->down, true, memory_order_relaxed);
-        kv_log_error("kvbm", "a disk tier's volume fails: not used any more until it is reopened",
+        kv_log_error("kvbm", "a disk tier's volume fails: unused until the tier is reopened",
                      "volume=%u errno=%d", volume->number, -status);
     }
 }

@@ -151,7 +151,7 @@ static int stop(struct kvbm_manager *m, uint64_t deadline)
     wind_down(m, deadline);
     rc = kvbm_mover_end(m, KV_MAX(deadline, kv_now_ns() + KVBM_LET_GO_NS));
     if (rc < 0)
-        kv_log_error("kvbm", "manager not destroyed: a disk or a GPU doesn't answer",
+        kv_log_error("kvbm", "manager not destroyed: a disk or GPU doesn't answer",
                      "waiting=%" PRIu32, m->mover.running);
     else if (in_use(m)) /* of a call that was still running */
         rc = kvbm_mover_start(m) < 0 ? -EAGAIN : -EBUSY;

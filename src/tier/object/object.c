@@ -213,7 +213,7 @@ static void leave_behind(struct kvbm_object *o)
         n++;
     }
     if (n)
-        kv_log_warn("kvbm", "calls of the object tier's store hang: their threads are left behind",
+        kv_log_warn("kvbm", "calls of the object tier's store hang: abandoned their threads",
                     "store=%s threads=%" PRIu32, o->label, n);
 }
 
