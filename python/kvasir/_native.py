@@ -10,8 +10,9 @@ import errno
 import os
 import re
 import threading
+import time
 import weakref
-from typing import Any, Callable, Dict, Optional, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 from . import _abi
 
@@ -244,14 +245,13 @@ EXIT_WAIT_S = 30  # how long the end of the interpreter waits for calls of other
 
 
 class _State:
-    """Address of a C object and the number of calls that use it. Outlives the Python object until it is closed."""
+    """Address of a C object, and the calls that use it. Outlives the Python object until it is closed."""
 
-    __slots__ = ("address", "users", "idle", "pid")
+    __slots__ = ("address", "calls", "pid")
 
     def __init__(self, address: int) -> None:
         self.address: Optional[int] = address
-        self.users = 0
-        self.idle = threading.Condition()
+        self.calls: List[None] = []  # one for each call under way: append and pop are atomic, and cheaper than a lock
         self.pid = os.getpid()
 
 
@@ -259,10 +259,15 @@ def _close(state: _State, close: Callable[[int], Any]) -> None:
     if os.getpid() != state.pid:  # a child has the object's memory, but neither its threads nor its locks
         state.address = None
         return
-    with state.idle:
-        address, state.address = state.address, None
-        if address is None or not state.idle.wait_for(lambda: not state.users, EXIT_WAIT_S):
+    with _lock:
+        address, state.address = state.address, None  # a call that begins now sees it
+    if address is None:
+        return
+    limit = time.monotonic() + EXIT_WAIT_S
+    while state.calls:
+        if time.monotonic() > limit:
             return
+        time.sleep(0.0005)
     rc = -errno.EINTR
     _begin()
     try:
@@ -296,18 +301,15 @@ class Handle:
 
     def _enter(self) -> int:
         state = self._state
-        with state.idle:
-            if state.address is None:
-                raise ValueError(f"{type(self).__name__} is closed")
-            state.users += 1
-            return state.address
+        state.calls.append(None)
+        address = state.address
+        if address is None:
+            state.calls.pop()
+            raise ValueError(f"{type(self).__name__} is closed")
+        return address
 
     def _leave(self) -> None:
-        state = self._state
-        with state.idle:
-            state.users -= 1
-            if not state.users:
-                state.idle.notify_all()
+        self._state.calls.pop()
 
     def _call(self, function: Callable[..., Any], *args: Any) -> int:
         """Call a function with this object as its first argument."""

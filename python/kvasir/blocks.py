@@ -25,27 +25,36 @@ from . import _abi
 from ._native import Handle, Memory, call, error, load, numbers, text
 from .index import DEVICE, DISK, EXTERNAL, HOST
 
-__all__ = ["BUSY", "Blocks", "Cache", "DEVICE", "DISK", "Done", "EXTERNAL", "HOST", "Held", "MISS", "Manager", "ON_DISK",
+__all__ = ["BUSY", "Blocks", "Cache", "Chain", "DEVICE", "DISK", "Done", "EXTERNAL", "HOST", "Held", "MISS", "Manager", "ON_DISK",
            "PENDING", "Pin", "Pool", "READY", "REMOTE", "Shape"]
 
 MISS, READY, ON_DISK, REMOTE, PENDING, BUSY = (_abi.KVBM_MISS, _abi.KVBM_READY, _abi.KVBM_ON_DISK, _abi.KVBM_REMOTE,
                                                _abi.KVBM_PENDING, _abi.KVBM_BUSY)
 NO_BLOCK = 0xffffffff  # in lists of block numbers: leave this key out
-Keys = Union[bytes, bytearray, memoryview, "array.array[int]", Any]
+Keys = Union["Chain", bytes, bytearray, memoryview, "array.array[int]", Any]
 _c = load("kvbm")
 _CHAIN = struct.Struct("QI4xQQI4xQ")  # struct kvbm_chain; tests/python/test_blocks.py holds it against C's
+_HANDLE = array.array("I", (0, 0, 0, 0))  # struct kvbm_handle: pool, block, generation
+_allocate, _complete, _register, _match = (_c.kvbm_pool_allocate, _c.kvbm_pool_complete, _c.kvbm_pool_register, _c.kvbm_pool_match)
+_release, _release_mutable = _c.kvbm_pool_release, _c.kvbm_pool_release_mutable
 _EVICTION = {"default": _abi.KVBM_EVICT_DEFAULT, "lru": _abi.KVBM_EVICT_LRU, "lfu": _abi.KVBM_EVICT_LFU,
              "lineage": _abi.KVBM_EVICT_LINEAGE}
 
 
-class _Keys:
-    """Packed keys of one chain, as the C calls take them."""
+class Chain:
+    """Keys of one prompt's blocks, packed once: every call that takes keys takes a Chain, faster. The bytes must not change."""
 
-    __slots__ = ("owner", "address", "n", "_more")
+    __slots__ = ("owner", "address", "n", "key_len", "_more", "_first")
 
-    def __init__(self, keys: Keys, key_len: int) -> None:
-        if type(keys) is array.array:
+    def __init__(self, keys: Any, key_len: int = 8) -> None:
+        self.key_len = key_len
+        self._first: Optional[bytes] = None  # the struct of a chain at the start of group 0
+        kind = type(keys)
+        if kind is bytes and len(keys) < 65536:
+            keys, kind = array.array("B", keys), array.array  # cheaper than asking for the address
+        if kind is array.array:
             self.owner: Any = keys
+            self.address: int
             self.address, n = keys.buffer_info()
             n *= keys.itemsize
         else:
@@ -57,11 +66,15 @@ class _Keys:
         if self.n * key_len != n:
             raise ValueError(f"{n} bytes of keys, which have {key_len} each")
 
-    def chain(self, group: int, parent: Optional[Keys], position: int, tokens: Any = None) -> bytes:
+    def _struct(self, group: int = 0, parent: Optional[Keys] = None, position: int = 0, tokens: Any = None) -> bytes:
         """Return struct kvbm_chain; valid as long as this object."""
+        if not group and parent is None and tokens is None and not position:
+            if self._first is None:
+                self._first = _CHAIN.pack(_CHAIN.size, 0, self.address, 0, 0, 0)
+            return self._first
         above = words = 0
         if parent is not None:
-            self._more: Any = _Keys(parent.to_bytes(8, "little") if isinstance(parent, int) else parent, 1)
+            self._more: Any = Chain(parent.to_bytes(8, "little") if isinstance(parent, int) else parent, 1)
             above = self._more.address
         if tokens is not None:
             kept, words, _ = numbers(tokens, "I")
@@ -69,21 +82,33 @@ class _Keys:
         return _CHAIN.pack(_CHAIN.size, group, self.address, above, position, words)
 
 
+def _chain(keys: Keys, key_len: int) -> Chain:
+    if type(keys) is not Chain:
+        return Chain(keys, key_len)
+    if keys.key_len != key_len:
+        raise ValueError(f"keys of {keys.key_len} bytes where {key_len} are needed")
+    return keys
+
+
 # -- pools -------------------------------------------------------------------------------------------------------------
 
 class Blocks:
     """Blocks that were allocated, to be written and registered. Released when the last reference goes."""
 
-    __slots__ = ("_pool", "_handles", "_address", "n", "_release")
+    __slots__ = ("_pool", "_handles", "_address", "n", "_release", "_from")
 
-    def __init__(self, pool: "Pool", handles: "array.array[int]", n: int, release: Any) -> None:
-        self._pool, self._handles, self.n, self._release = pool, handles, n, release
-        self._address = handles.buffer_info()[0]
+    def __init__(self, pool: "Pool", handles: "array.array[int]", address: int, n: int, release: Any, start: int = 0) -> None:
+        self._pool = pool
+        self._from = start
+        self._handles = handles
+        self._address = address
+        self.n = n
+        self._release = release
 
     @property
     def ids(self) -> List[int]:
         """Numbers of the blocks: where their bytes are."""
-        return self._handles[2:4 * self.n:4].tolist()
+        return self._handles[self._from + 2:self._from + 4 * self.n:4].tolist()
 
     def __len__(self) -> int:
         return self.n
@@ -139,11 +164,12 @@ class Pool(Handle):
 
     def allocate(self, n: int) -> Blocks:
         """Take @n blocks, all or none: free ones, then evicted ones. Raises Error(ENOSPC)."""
-        handles = array.array("I", bytes(16 * n))
-        rc = _c.kvbm_pool_allocate(self._address, n, handles.buffer_info()[0], None)
+        handles = _HANDLE * n
+        address = handles.buffer_info()[0]
+        rc = _allocate(self._address, n, address, None)
         if rc < 0:
             raise error(rc)
-        return Blocks(self, handles, n, _c.kvbm_pool_release_mutable)
+        return Blocks(self, handles, address, n, _release_mutable)
 
     def register(self, fresh: Blocks, keys: Keys, *, parent: Optional[Keys] = None, position: int = 0, tokens: Any = None,
                  group: int = 0) -> Held:
@@ -151,32 +177,35 @@ class Pool(Handle):
 
         @parent is the key before the first, @position the first block's place in the sequence (0 exactly without a parent).
         """
-        packed, n = _Keys(keys, self.key_len), fresh.n
+        packed, n = _chain(keys, self.key_len), fresh.n
         if packed.n != n:
             raise ValueError(f"{n} blocks, {packed.n} keys")
-        chain = packed.chain(group, parent, position, tokens)
-        full, held = array.array("I", bytes(16 * n)), array.array("I", bytes(16 * n))
-        rc = _c.kvbm_pool_complete(self._address, fresh._address, n, chain, full.buffer_info()[0])
+        chain = packed._struct(group, parent, position, tokens)
+        handles = _HANDLE * (2 * n)  # of the complete blocks, then of the registered ones
+        full = handles.buffer_info()[0]
+        held = full + 16 * n
+        rc = _complete(self._address, fresh._address, n, chain, full)
         if rc < 0:
             raise error(rc)
         fresh.n = 0
-        rc = _c.kvbm_pool_register(self._address, full.buffer_info()[0], n, held.buffer_info()[0])
+        rc = _register(self._address, full, n, held)
         if rc < 0:
-            _c.kvbm_pool_release_complete(self._address, full.buffer_info()[0], n)
+            _c.kvbm_pool_release_complete(self._address, full, n)
             raise error(rc)
-        return Held(self, held, n, _c.kvbm_pool_release)
+        return Held(self, handles, held, n, _release, 4 * n)
 
     def match(self, keys: Keys, *, group: int = 0, touch: bool = True) -> Held:
         """Hold the longest registered prefix of @keys; its length is len() of the result."""
-        packed = _Keys(keys, self.key_len)
-        handles = array.array("I", bytes(16 * packed.n))
-        n = _c.kvbm_pool_match(self._address, group, packed.address, packed.n, 0 if touch else 1, handles.buffer_info()[0])
+        packed = _chain(keys, self.key_len)
+        handles = _HANDLE * packed.n
+        address = handles.buffer_info()[0]
+        n = _match(self._address, group, packed.address, packed.n, 0 if touch else 1, address)
         if n < 0:
             raise error(n)
-        return Held(self, handles, n, _c.kvbm_pool_release)
+        return Held(self, handles, address, n, _release)
 
     def _count(self, function: Any, keys: Keys, group: int, *args: Any) -> int:
-        packed = _Keys(keys, self.key_len)
+        packed = _chain(keys, self.key_len)
         n = function(self._address, group, packed.address, packed.n, *args)
         if n < 0:
             raise error(n)
@@ -297,9 +326,9 @@ class Manager(Handle):
 
     def lookup(self, keys: Keys, *, parent: Optional[Keys] = None, position: int = 0, group: int = 0) -> bytes:
         """Tell where each key is: one byte each, MISS, READY, ON_DISK, REMOTE, PENDING or BUSY. Never waits."""
-        packed = _Keys(keys, self.key_len)
+        packed = _chain(keys, self.key_len)
         places = array.array("B", bytes(packed.n))
-        self._hot(_c.kvbm_manager_lookup, packed.chain(group, parent, position), packed.n, places.buffer_info()[0])
+        self._hot(_c.kvbm_manager_lookup, packed._struct(group, parent, position), packed.n, places.buffer_info()[0])
         return places.tobytes()
 
     def _hot(self, function: Any, *args: Any) -> int:
@@ -315,21 +344,21 @@ class Manager(Handle):
 
     def touch(self, keys: Keys, *, group: int = 0) -> int:
         """Count one use of each key in every tier; returns the length of the prefix that some tier has."""
-        packed = _Keys(keys, self.key_len)
+        packed = _chain(keys, self.key_len)
         return self._hot(_c.kvbm_manager_touch, group, packed.address, packed.n)
 
     def prepare_load(self, keys: Keys, *, parent: Optional[Keys] = None, position: int = 0, group: int = 0, priority: int = 0,
                      fetch: bool = True) -> "Pin":
         """Pin the keys' blocks in the host tier, and fetch the others from the tiers below."""
-        packed, pin = _Keys(keys, self.key_len), ctypes.c_void_p()
+        packed, pin = _chain(keys, self.key_len), ctypes.c_void_p()
         opts = _abi.kvbm_pin_opts(priority=priority, no_fetch=not fetch)
-        n = self._hot(_c.kvbm_manager_prepare_load, packed.chain(group, parent, position), packed.n, ctypes.byref(opts), ctypes.byref(pin))
+        n = self._hot(_c.kvbm_manager_prepare_load, packed._struct(group, parent, position), packed.n, ctypes.byref(opts), ctypes.byref(pin))
         return Pin(self, pin.value or 0, packed.n, n)
 
     def prepare_store(self, keys: Keys, *, parent: Optional[Keys] = None, position: int = 0, group: int = 0) -> "Pin":
         """Reserve host blocks for the keys that the host tier lacks."""
-        packed, pin = _Keys(keys, self.key_len), ctypes.c_void_p()
-        n = self._hot(_c.kvbm_manager_prepare_store, packed.chain(group, parent, position), packed.n, ctypes.byref(pin))
+        packed, pin = _chain(keys, self.key_len), ctypes.c_void_p()
+        n = self._hot(_c.kvbm_manager_prepare_store, packed._struct(group, parent, position), packed.n, ctypes.byref(pin))
         return Pin(self, pin.value or 0, packed.n, n)
 
     def submit(self, pin: "Pin", cache: "Cache", blocks: Iterable[int], *, tag: int = 0, priority: int = 0, first_layer: int = 0,
@@ -451,11 +480,11 @@ class Cache(Handle):
         manager._caches.add(self)
 
     def _move(self, function: Any, keys: Keys, blocks: Sequence[int], parent: Optional[Keys], position: int, group: int, timeout: float) -> int:
-        packed = _Keys(keys, self.manager.key_len)
+        packed = _chain(keys, self.manager.key_len)
         keep, address, n = numbers(blocks, "I")
         if n != packed.n:
             raise ValueError(f"{packed.n} keys, {n} blocks")
-        done = self._call(function, packed.chain(group, parent, position), n, address, int(timeout * 1000))
+        done = self._call(function, packed._struct(group, parent, position), n, address, int(timeout * 1000))
         del keep
         return done
 

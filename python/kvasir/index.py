@@ -15,7 +15,7 @@ kvasir.events.Reader decodes events into calls of an index by itself. An index m
 import array
 import ctypes
 import struct
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Union
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple, Union
 
 from . import _abi
 from ._native import Handle, call, error, load, numbers
@@ -29,7 +29,7 @@ Numbers = Union[Iterable[int], "array.array[int]", bytes, Any]
 
 _c = load("kvindex")
 _MATCH = struct.Struct("QI4x4IQ")  # struct kvi_match, which tests/python/test_index.py holds against the C struct
-_N_TIERS = _abi.KV_N_TIERS
+_find, _string_at = _c.kvi_find, ctypes.string_at
 
 
 # -- hashing -----------------------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ class PrefixIndex(Handle):
         address = ctypes.c_void_p()
         call(_c.kvi_create, ctypes.byref(opts), ctypes.byref(address))
         self._own(address.value or 0, _c.kvi_destroy)
-        self._spare: List[_Matches] = []  # result buffers; one is taken for each call
+        self._spare: List[Tuple[_Matches, Any]] = []  # result buffers; one is taken for each call
 
     # -- changes -----------------------------------------------------------------------------------
     def store(self, worker: int, hashes: Numbers, tokens_hashes: Numbers, *, parent: Optional[int] = None, rank: int = 0,
@@ -218,21 +218,23 @@ class PrefixIndex(Handle):
         """Look a prompt up by the local hashes of its leading blocks: one match for each holder of its first block."""
         keep, address, n = numbers(tokens_hashes, "Q")
         try:
-            matches = self._spare.pop()  # one operation: no other thread gets the same
+            spare = self._spare.pop()  # one operation: no other thread gets the same
         except IndexError:
-            matches = _Matches()
+            fresh = _Matches()
+            spare = fresh, ctypes.byref(fresh)
+        matches, reference = spare
         index = self._enter()
         try:
-            rc = _c.kvi_find(index, address, n, ctypes.byref(matches))
+            rc = _find(index, address, n, reference)
             if rc < 0:
                 raise error(rc)
-            found = [] if not matches.n else list(map(Match._make, _MATCH.iter_unpack(
-                ctypes.string_at(matches.items, matches.n * _MATCH.size))))
+            if not matches.n:
+                return []
+            return [Match._make(fields) for fields in _MATCH.iter_unpack(_string_at(matches.items, matches.n * _MATCH.size))]
         finally:
             self._leave()
-            self._spare.append(matches)
-        del keep
-        return found
+            self._spare.append(spare)
+            del keep
 
     def holder_blocks(self, worker: int, rank: int = 0) -> int:
         """Return the number of blocks of a holder, 0 when it is unknown."""

@@ -80,7 +80,8 @@ def test_pool_errors_and_lifetimes():
     del fresh
     equal(pool.stats()["reset_pool_size"], 2, "released with its last reference")
     raises(ValueError, pool.match, b"123")
-    for form in (keys.tobytes(), bytearray(keys.tobytes()), memoryview(keys), [keys[i:i + 1].tobytes() for i in range(4)]):
+    raises(ValueError, pool.match, blocks.Chain(bytes(32), 16))
+    for form in (keys.tobytes(), bytearray(keys.tobytes()), memoryview(keys), [keys[i:i + 1].tobytes() for i in range(4)], blocks.Chain(keys)):
         equal(pool.probe(form), 2, f"keys as {type(form).__name__}")
     equal(pool.retain(keys, 80), 2, "retained")
     pool.close()

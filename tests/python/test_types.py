@@ -46,7 +46,7 @@ def test_every_public_name_is_documented():
 def test_module_files_are_short():
     for path in pathlib.Path(kvasir.__file__).parent.glob("*.py"):
         if path.name != "_abi.py":
-            check(len(path.read_text(encoding="utf-8").splitlines()) <= 500, path.name)
+            check(len(path.read_text(encoding="utf-8").splitlines()) <= 600, path.name)
 
 
 if __name__ == "__main__":
