@@ -19,7 +19,7 @@ import ctypes
 import errno
 import struct
 import weakref
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Union
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from . import _abi
 from ._native import Handle, Memory, call, error, load, numbers, text
@@ -472,11 +472,16 @@ class Cache(Handle):
         self.n_blocks = self._memory.nbytes // shape.nbytes if n_blocks is None else n_blocks
         if not self.n_blocks or self.n_blocks * shape.nbytes > self._memory.nbytes:
             raise ValueError(f"{self._memory.nbytes} bytes for {self.n_blocks} blocks of {shape.nbytes}")
-        self._layout = _Layout(shape.config(self.n_blocks), self._memory)
-        opts = _abi.kvbm_cache_opts(layout=self._layout._state.address, pool=None if pool is None else pool._address)
-        address = ctypes.c_void_p()
-        manager._call(_c.kvbm_cache_attach, ctypes.byref(opts), ctypes.byref(address))
-        self._own(address.value or 0, _c.kvbm_cache_detach)
+        layout, storage = _layout(shape.config(self.n_blocks), self._memory)
+        opts = _abi.kvbm_cache_opts(layout=layout, pool=None if pool is None else pool._address)
+        address, kept = ctypes.c_void_p(), self._memory
+        try:
+            manager._call(_c.kvbm_cache_attach, ctypes.byref(opts), ctypes.byref(address))
+        except BaseException:
+            _c.kvbm_layout_destroy(layout)
+            _c.kvbm_storage_destroy(storage)
+            raise
+        self._own(address.value or 0, lambda cache: _detach(cache, layout, storage, kept))
         manager._caches.add(self)
 
     def _move(self, function: Any, keys: Keys, blocks: Sequence[int], parent: Optional[Keys], position: int, group: int, timeout: float) -> int:
@@ -499,23 +504,29 @@ class Cache(Handle):
         return self._move(_c.kvbm_cache_load, keys, blocks, parent, position, group, timeout)
 
 
-class _Layout(Handle):
-    """Layout over memory of Python's, and its storage."""
+_kept: Dict[int, Any] = {}  # memory and layouts of caches that jobs still used when they were given up
 
-    def __init__(self, config: Any, memory: Memory) -> None:
-        storage, layout = ctypes.c_void_p(), ctypes.c_void_p()
-        opts = _abi.kvbm_storage_opts(kind=_abi.KVBM_STORAGE_EXTERNAL, bytes=memory.nbytes, memory=memory.address,
-                                      of=_abi.KVBM_STORAGE_SYSTEM)
-        call(_c.kvbm_storage_create, ctypes.byref(opts), ctypes.byref(storage))
-        try:
-            call(_c.kvbm_layout_create, ctypes.byref(config), ctypes.byref(storage), 1, ctypes.byref(layout))
-        except BaseException:
-            _c.kvbm_storage_destroy(storage)
-            raise
 
-        def destroy(address: int) -> None:
-            _c.kvbm_layout_destroy(address)
-            _c.kvbm_storage_destroy(storage)
+def _detach(address: int, layout: int, storage: int, memory: Memory) -> int:
+    """Detach a cache and free its layout; keep both, and the memory, while jobs use them."""
+    rc = int(_c.kvbm_cache_detach(address))
+    if rc < 0:
+        _kept[address] = layout, storage, memory
+        return rc
+    _kept.pop(address, None)
+    _c.kvbm_layout_destroy(layout)
+    _c.kvbm_storage_destroy(storage)
+    return 0
 
-        self._memory = memory
-        self._own(layout.value or 0, destroy)
+
+def _layout(config: Any, memory: Memory) -> Tuple[int, int]:
+    """Make a layout over memory of Python's: its address, and that of its storage."""
+    storage, layout = ctypes.c_void_p(), ctypes.c_void_p()
+    opts = _abi.kvbm_storage_opts(kind=_abi.KVBM_STORAGE_EXTERNAL, bytes=memory.nbytes, memory=memory.address, of=_abi.KVBM_STORAGE_SYSTEM)
+    call(_c.kvbm_storage_create, ctypes.byref(opts), ctypes.byref(storage))
+    try:
+        call(_c.kvbm_layout_create, ctypes.byref(config), ctypes.byref(storage), 1, ctypes.byref(layout))
+    except BaseException:
+        _c.kvbm_storage_destroy(storage)
+        raise
+    return layout.value or 0, storage.value or 0

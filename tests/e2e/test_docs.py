@@ -24,7 +24,7 @@ import tempfile
 from kvtest import *
 
 PAGES = [SOURCE / "README.md", SOURCE / "CONTRIBUTING.md", *sorted((SOURCE / "docs").glob("*.md"))]
-RUN = ("sh", "console", "conf", "json", "c")
+RUN = ("sh", "console", "conf", "json", "c", "python")  # the last by tests/python/test_guide.py
 BLOCKS_OF_PAGES = {}  # by name, as read
 
 
