@@ -154,7 +154,7 @@ void world_keys(uint64_t first, uint64_t *keys, uint32_t n)
         keys[i] = first + i;
 }
 
-struct kvbm_chain world_chain(const uint64_t *keys)
+struct kvbm_chain world_chain(uint64_t *keys)
 {
     return (struct kvbm_chain){.size = sizeof(struct kvbm_chain), .keys = keys};
 }

@@ -81,7 +81,8 @@ void world_wipe(const struct world *w);
 /* ---- chains: keys from first on, as a sequence of its own ---- */
 
 void world_keys(uint64_t first, uint64_t *keys, uint32_t n);
-struct kvbm_chain world_chain(const uint64_t *keys);
+/** Return a chain of @keys, which may still be unset. Not const: gcc warns of unset memory behind const pointers. */
+struct kvbm_chain world_chain(uint64_t *keys);
 /** Store @n blocks through blocks [0, n) of the cache. Returns the number stored. */
 long world_store(struct world *w, uint64_t first, uint32_t n);
 /**
