@@ -154,11 +154,6 @@ void world_keys(uint64_t first, uint64_t *keys, uint32_t n)
         keys[i] = first + i;
 }
 
-struct kvbm_chain world_chain(uint64_t *keys)
-{
-    return (struct kvbm_chain){.size = sizeof(struct kvbm_chain), .keys = keys};
-}
-
 long world_store(struct world *w, uint64_t first, uint32_t n)
 {
     uint64_t keys[WORLD_MAX_BLOCKS];

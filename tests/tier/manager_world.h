@@ -81,8 +81,11 @@ void world_wipe(const struct world *w);
 /* ---- chains: keys from first on, as a sequence of its own ---- */
 
 void world_keys(uint64_t first, uint64_t *keys, uint32_t n);
-/** Return a chain of @keys, which may still be unset. Not const: gcc warns of unset memory behind const pointers. */
-struct kvbm_chain world_chain(uint64_t *keys);
+/** Return a chain of @keys, which may still be unset. Inline, so that gcc sees that it reads none. */
+static inline struct kvbm_chain world_chain(const uint64_t *keys)
+{
+    return (struct kvbm_chain){.size = sizeof(struct kvbm_chain), .keys = keys};
+}
 /** Store @n blocks through blocks [0, n) of the cache. Returns the number stored. */
 long world_store(struct world *w, uint64_t first, uint32_t n);
 /**
