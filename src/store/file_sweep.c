@@ -135,19 +135,6 @@ int kvs_file_delete_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len)
     return rc < 0 ? kvs_file_fail(h, -rc, "can't delete a chunk", hex) : 0;
 }
 
-/* Whether a put of this handle is about to give the key a file of its own. */
-static bool is_put(kv_store_v1 *h, const uint8_t *key, size_t key_len)
-{
-    struct kvs_file_pending *e;
-    bool put;
-
-    pthread_mutex_lock(&h->lock);
-    e = kvs_file_map_find(&h->map, key, key_len);
-    put = e && e->state == KVS_FILE_PUT;
-    pthread_mutex_unlock(&h->lock);
-    return put;
-}
-
 static bool holds(kv_store_v1 *h, const uint8_t *key, size_t key_len, const char *hex,
                   const uint8_t *data, size_t len)
 {
@@ -173,7 +160,7 @@ static int delete_same(kv_store_v1 *h, const uint8_t *key, size_t key_len, const
     int fan = kvs_file_fan(key), rc = -ENOENT;
 
     kvs_file_lock(h->fan[fan], LOCK_EX);
-    if (!is_put(h, key, key_len) && holds(h, key, key_len, hex, data, len)) {
+    if (!is_pending(h, key, key_len) && holds(h, key, key_len, hex, data, len)) {
         drop_pending(h, key, key_len);
         rc = remove_in_place(h, fan, hex);
     }

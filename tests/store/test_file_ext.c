@@ -118,7 +118,10 @@ static void deletes_if_same(void **state)
     assert_int_equal(x->delete_chunk_if(other, key, 8, bytes, 99), 0);
     assert_int_equal(x->delete_chunk_if(other, key, 8, bytes + 1, 100), 0);
     assert_int_equal(unit_get(other, 0, blob, 100), 0);
-    assert_int_equal(unit_put(other, 0, blob, 100), 1); /* a hit keeps nothing that is deleted */
+    assert_int_equal(unit_put(other, 0, blob, 100), 1);
+    assert_int_equal(x->delete_chunk_if(other, key, 8, bytes, 100), 0); /* a hit, not published */
+    assert_int_equal(unit_publish(other, "n", "x"), 0);
+    assert_int_equal(unit_get(h, 0, blob, 100), 0);
     assert_int_equal(x->delete_chunk_if(other, key, 8, bytes, 100), 1);
     assert_int_equal(unit_get(h, 0, blob, 100), -ENOENT);
     assert_int_equal(x->delete_chunk_if(other, key, 8, bytes, 100), 0);
