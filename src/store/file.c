@@ -95,7 +95,9 @@ static int stream_chunk(kv_store_v1 *h, const uint8_t *hash, size_t hash_len, ui
 static int get_parts(kv_store_v1 *h, const uint8_t *hash, size_t hash_len,
                      const struct iovec *parts, size_t n_parts, size_t *out_len)
 {
-    struct kvs_file_value value = {.parts = parts, .n_parts = n_parts};
+    static const struct iovec none;
+    /* a value without a list of parts is returned in memory of its own */
+    struct kvs_file_value value = {.parts = n_parts ? parts : &none, .n_parts = n_parts};
     int rc = -EINVAL;
 
     if (out_len && (parts || !n_parts) && kvs_parts_len(parts, n_parts, SIZE_MAX / 2, &value.room))

@@ -370,6 +370,26 @@ static void note_use(kv_store_v1 *h, const uint8_t *key, size_t key_len, const c
     kvs_file_remember(h, &note, 1);
 }
 
+/* Read a value. On a mismatch read it again into memory of our own before the file counts as bad:
+ * others may write to the caller's memory, and its parts may overlap. */
+static int read_value(kv_store_v1 *h, int dir, const char *name, const char *side_car,
+                      uint64_t owner, struct kvs_file_value *value, struct stat *st)
+{
+    int rc = kvs_file_read_value(h, dir, name, side_car, owner, value, st);
+    struct kvs_file_value own = {0};
+
+    if (rc != -EBADMSG || (!value->parts && !value->each))
+        return rc;
+    rc = kvs_file_read_value(h, dir, name, side_car, owner, &own, st);
+    if (rc == 0 && value->parts) {
+        value->data = own.data;
+        value->len = own.len;
+        return kvs_file_value_scatter(value);
+    }
+    free(own.data);
+    return rc == 0 ? -EAGAIN : rc; /* the pieces are handed out anew */
+}
+
 static int get_once(kv_store_v1 *h, const uint8_t *key, size_t key_len, const char *hex,
                     struct kvs_file_value *value)
 {
@@ -388,7 +408,7 @@ static int get_once(kv_store_v1 *h, const uint8_t *key, size_t key_len, const ch
             0) /* the link of a chunk that is in place */
             kvs_file_chunk_side_car(side_car, hex);
     }
-    rc = kvs_file_read_value(h, dir, name, side_car, owner, value, &st);
+    rc = read_value(h, dir, name, side_car, owner, value, &st);
     if (rc == -EBADMSG) {
         if (pending)
             lose(h, key, key_len, n);
@@ -403,7 +423,7 @@ static int get_once(kv_store_v1 *h, const uint8_t *key, size_t key_len, const ch
     }
     if (pending && rc == -ENOENT) { /* a publication has moved the file into place */
         kvs_file_chunk_side_car(side_car, hex);
-        rc = kvs_file_read_value(h, h->fan[kvs_file_fan(key)], hex, side_car, owner, value, &st);
+        rc = read_value(h, h->fan[kvs_file_fan(key)], hex, side_car, owner, value, &st);
         if (rc == -ENOENT)
             rc = -EAGAIN;
     } else if (rc == 0 && !pending) {

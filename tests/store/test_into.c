@@ -272,6 +272,69 @@ static void test_damage_in_the_middle(void **state)
     kvs_close(store);
 }
 
+/* Parts of a chunk that share memory hold other bytes than the chunk, which is good all the same:
+ * pending it can still be published, and in place it stays. */
+static void test_parts_overlap(void **state)
+{
+    enum { LEN = 2 * 70000 };
+    static const enum backend which[] = {FILES, ZSTD, SIDE_CARS, PARTS};
+    static uint8_t from[LEN], to[LEN];
+    uint32_t n_parts = 2;
+    uint8_t key[KEY];
+    int64_t each;
+    (void)state;
+
+    backends_key(key, 1);
+    for (size_t i = 0; i < LEN; i++)
+        from[i] = (uint8_t)(i / 1000);
+    for (size_t w = 0; w < KV_COUNT(which); w++) {
+        struct kvs_store *store = backends_open(which[w]);
+        struct iovec whole = {from, LEN}, shared[] = {{to, LEN / 2}, {to, LEN / 2}};
+
+        assert_int_equal(kvs_put_chunks_from(store, key, KEY, 1, &whole, NULL, NULL), 0);
+        whole.iov_base = to;
+        for (int published = 0; published < 2; published++) {
+            assert_int_equal(kvs_get_chunks_into(store, key, KEY, 1, shared, &n_parts, &each), 1);
+            assert_int_equal(each, LEN);
+            assert_memory_equal(to, from + LEN / 2, LEN / 2);
+            assert_int_equal(kvs_put_manifest(store, "m", "x", 1), 0);
+            assert_int_equal(kvs_get_chunks_into(store, key, KEY, 1, &whole, NULL, &each), 1);
+            assert_memory_equal(to, from, LEN);
+        }
+        kvs_close(store);
+        memory_forget_all();
+    }
+}
+
+/* Without parts a get asks whether a chunk is empty, and fetches nothing else. */
+static void test_no_parts(void **state)
+{
+    static const enum backend which[] = {FILES, ZSTD, SIDE_CARS, BATCHES, PARTS, SINGLE, BARE};
+    uint8_t keys[3][KEY], byte = 7;
+    struct iovec part = {&byte, 1};
+    uint32_t n_parts[] = {0, 0, 0};
+    int64_t each[3];
+    (void)state;
+
+    for (size_t i = 0; i < 3; i++)
+        backends_key(keys[i], i);
+    for (size_t w = 0; w < KV_COUNT(which); w++) {
+        struct kvs_store *store = backends_open(which[w]);
+
+        assert_int_equal(kvs_put_chunks_from(store, keys[0], KEY, 1, &part, NULL, NULL), 0);
+        assert_int_equal(kvs_put_chunks_from(store, keys[1], KEY, 1, NULL, n_parts, NULL), 0);
+        for (int published = 0; published < 2; published++) {
+            assert_int_equal(kvs_get_chunks_into(store, keys, KEY, 3, NULL, n_parts, each), 1);
+            assert_int_equal(each[0], -EMSGSIZE);
+            assert_int_equal(each[1], 0);
+            assert_int_equal(each[2], -ENOENT);
+            assert_int_equal(kvs_put_manifest(store, "m", "x", 1), 0);
+        }
+        kvs_close(store);
+        memory_forget_all();
+    }
+}
+
 /* As many parts as 80 layers of K and V have, and more than one readv takes. */
 static void test_many_parts(void **state)
 {
@@ -396,12 +459,11 @@ static void test_lying_backend(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_model_files),     TEST(test_model_zstd),
-        TEST(test_model_side_cars), TEST(test_model_batches),
-        TEST(test_model_parts),     TEST(test_model_single),
-        TEST(test_model_bare),      TEST(test_damage_in_the_middle),
-        TEST(test_many_parts),      TEST(test_arguments),
-        TEST(test_failures),        TEST(test_lying_backend),
+        TEST(test_model_files),   TEST(test_model_zstd),           TEST(test_model_side_cars),
+        TEST(test_model_batches), TEST(test_model_parts),          TEST(test_model_single),
+        TEST(test_model_bare),    TEST(test_damage_in_the_middle), TEST(test_parts_overlap),
+        TEST(test_no_parts),      TEST(test_many_parts),           TEST(test_arguments),
+        TEST(test_failures),      TEST(test_lying_backend),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
