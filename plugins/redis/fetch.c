@@ -168,10 +168,10 @@ static int delete_same(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, 
     if (entry && entry->ref) /* of the save in progress */
         return 0;
     err = rds_get_value(self, key, key_len, &value, &len);
-    if (err < 0)
+    if (err)
         return err == -ENOENT ? 0 : err;
-    if (rds_verify(value, len, hash, hash_len, &content) && rds_ends_like_ours(value, len) &&
-        content == data_len && memcmp(value, data, data_len) == 0)
+    if (value && rds_verify(value, len, hash, hash_len, &content) &&
+        rds_ends_like_ours(value, len) && content == data_len && memcmp(value, data, data_len) == 0)
         err = remove_same(self, key, key_len, value, len);
     if (err == 1)
         forget_chunk(self, entry);

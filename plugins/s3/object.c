@@ -175,9 +175,10 @@ int s3_delete(struct s3_client *client, char *path)
 
 static int delete_as_read(struct s3_client *client, struct s3_request *got)
 {
-    struct s3_request request = {.method = "DELETE", .path = KV_STEAL(got->path)};
+    struct s3_request request = {.method = "DELETE", .path = got->path};
     int error;
 
+    got->path = NULL;
     memcpy(request.if_match, got->etag, sizeof(request.if_match));
     error = s3_run(client, &request);
     s3_request_fini(&request);

@@ -26,9 +26,15 @@
  * Smaller and larger one of two values, each evaluated once. Types as those of a comparison; not
  * for constant expressions.
  */
+#ifdef __VERSION__ /* of gcc and clang; check.sh hides it from cppcheck, which misreads these */
 #define KV_MIN(a, b) KV_PICK_(<, a, b, __COUNTER__)
 #define KV_MAX(a, b) KV_PICK_(>, a, b, __COUNTER__)
+#else
+#define KV_MIN(a, b) ((a) < (b) ? (a) : (b))
+#define KV_MAX(a, b) ((a) > (b) ? (a) : (b))
+#endif
 #define KV_PICK_(op, a, b, n) KV_PICK_NAMED_(op, a, b, KV_JOIN_(kv_a_, n), KV_JOIN_(kv_b_, n))
+/* NOLINTBEGIN(bugprone-macro-parentheses): x and y are names, op is an operator */
 /* Names differ per use, so that uses within uses don't shadow each other. */
 #define KV_PICK_NAMED_(op, a, b, x, y) \
     __extension__({                    \
@@ -36,6 +42,7 @@
         __typeof__((b) + 0) y = (b);   \
         x op y ? x : y;                \
     })
+/* NOLINTEND(bugprone-macro-parentheses) */
 #define KV_JOIN_(a, b) KV_JOINED_(a, b)
 #define KV_JOINED_(a, b) a##b
 #define KV_COUNT(array) (sizeof(array) / sizeof((array)[0]))
