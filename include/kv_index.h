@@ -212,6 +212,8 @@ KV_API int kvi_remove_worker(struct kvi_index *index, uint64_t worker);
  * A window of a holder. A match of l blocks counts only when
  * - l is a multiple of @stride, and
  * - of every stride-th block before l, the last min(need, l / stride) are in the window, too.
+ * A group with smaller blocks has a window for each of the @parts that make up a block. Of its parts
+ * before l the last min(need, l * parts) have to be in their windows.
  *
  * Lookups follow vLLM's hybrid cache coordinator.
  */
@@ -221,10 +223,13 @@ struct kvi_window {
     uint32_t need;   /* blocks, 1 or more, or KVI_NEED_ALL */
     uint32_t stride; /* 1 or more */
     uint32_t state;  /* 1: a recurrent state, which a match of any length needs; else 0 */
+    uint32_t part;   /* which part of each block, 0 to parts - 1 */
+    uint32_t parts;  /* 0 or 1: whole blocks; more only with stride 1 */
 };
 
 /**
- * Give @holder, known or not, a window. Replaces its window of the same group. Any thread.
+ * Give @holder, known or not, a window. Replaces its window of the same group and part. Any
+ * thread.
  * Returns the window's number, which stays as long as the holder is known; -EINVAL; -ENOMEM;
  * -ENOSPC (KVI_MAX_WINDOWS, or too many holders).
  */

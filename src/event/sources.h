@@ -30,8 +30,8 @@
 /** A cache group of one rank, as its stored events describe it. */
 struct kve_group {
     uint32_t rank, group;
-    bool is_main, is_window;       /* both false: a kind that the reader can't follow */
-    uint32_t window, need, stride; /* fields of a window group, as in struct kve_source */
+    bool is_main, is_window;       /* neither: a kind that can't be followed */
+    uint32_t window, need, stride, parts; /* of a window: as in struct kve_source */
 };
 
 struct kve_sources {

@@ -56,7 +56,8 @@ static int set_window(struct kvi_index *ix, struct kvi_holder *holder,
     struct kvi_windows *windows = kvi_windows_of(holder);
     uint32_t i = 0;
 
-    while (windows && i < windows->n && windows->items[i].group != window->group)
+    while (windows && i < windows->n &&
+           (windows->items[i].group != window->group || windows->items[i].part != window->part))
         i++;
     if (windows && i < windows->n && memcmp(&windows->items[i], window, sizeof(*window)) == 0)
         return (int)i;
@@ -84,7 +85,8 @@ int kvi_set_window(struct kvi_index *index, struct kv_holder key, const struct k
     struct kvi_holder *holder;
     int rc;
 
-    if (!window->need || !window->stride)
+    if (!window->need || !window->stride || window->part >= kvi_window_parts(window) ||
+        (window->stride > 1 && window->parts > 1))
         return -EINVAL;
     rc = kvi_begin(index, key, &holder);
     if (!rc)

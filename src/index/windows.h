@@ -46,7 +46,13 @@ static inline struct kvi_windows *kvi_windows_of(const struct kvi_holder *holder
     return atomic_load_explicit(&holder->windows, memory_order_acquire);
 }
 
-/** Return the tier bit of window @number in its part. */
+/** Windows that make up the window's group. */
+static inline uint32_t kvi_window_parts(const struct kvi_window *window)
+{
+    return window->parts ? window->parts : 1;
+}
+
+/** The tier bit of window @number in its part. */
 static inline uint32_t kvi_window_tier(uint32_t number)
 {
     return 1 + number % KVI_PART_WINDOWS;
@@ -90,9 +96,9 @@ void kvi_part_tidy(struct kvi_index *ix, struct kvi_holder *part, uint64_t hash)
  */
 int kvi_part_find(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
                   uint32_t number, bool add, struct kvi_holder **ret);
-/** Return the number of the window of @group, or -EINVAL. */
-int kvi_window_number(const struct kvi_holder *holder, uint32_t group);
-/** Return the blocks of a holder without a main group, else 0. */
+/** The number of the window of @window's group and part, or -EINVAL. */
+int kvi_window_number(const struct kvi_holder *holder, const struct kvi_window *window);
+/** Blocks of a holder without a main group, else 0. */
 uint64_t kvi_windows_blocks(const struct kvi_holder *holder);
 
 /** Dump and restore windows, for kvi_dump_extras and kvi_restore_extra. */

@@ -9,6 +9,7 @@
 #include "indexer/event_counts.h"
 #include "indexer/habits.h"
 #include "indexer/reports.h"
+#include "indexer/small.h"
 #include "indexer/store_run.h"
 #include "indexer/unsure.h"
 #include "kv_event.h"
@@ -43,11 +44,11 @@ struct ki_applier {
         uint64_t removed; /* removals from the device of blocks that the index had */
         bool full;
     } last;
-    struct ki_reports reports; /* reports of held blocks, which look like new copies */
-    struct ki_unsure unsure;   /* copies that these events may have announced */
-    /* Blocks of lower tiers were forgotten that the engine may still have. */
-    bool lost_tiers;
-    uint64_t forms; /* KI_FORM of each form in which the stream's blocks were hashed */
+    struct ki_reports reports; /* of held blocks, which look like new copies */
+    struct ki_unsure unsure;   /* copies that these may have been */
+    struct ki_small small;     /* blocks of groups with smaller blocks */
+    bool lost_tiers;           /* blocks of lower tiers were forgotten, which the engine may have */
+    uint64_t forms;            /* KI_FORM of each form in which its blocks were hashed */
     struct ki_apply_stats stats;
     struct ki_event_counts counts; /* outcomes of the current batch */
     struct ki_store_run run;       /* stores that wait for ki_applier_flush */
@@ -68,16 +69,16 @@ bool ki_applier_note_rank(struct ki_applier *a, uint32_t rank);
 static inline bool ki_applier_is_unsure(const struct ki_applier *a)
 {
     return a->habits.silent_windows || a->lost_tiers || kve_reader_skips_group(a->reader) ||
-           ki_unsure_is_partial(&a->unsure);
+           ki_unsure_is_partial(&a->unsure) || a->small.lost ||
+           (a->small.n && ki_reports_are_on(&a->reports)) ||
+           (a->small.n_whole && !kve_reader_has_main(a->reader, a->ranks[0]));
 }
 
-/**
- * Return true when a replica that continues from a dump may answer wrongly: dumps don't include
- * possible copies.
- */
+/** The same for a replica that goes on with a dump, which tells neither possible copies nor the parts
+ * of blocks. */
 static inline bool ki_applier_is_unsure_in_dumps(const struct ki_applier *a)
 {
-    return ki_applier_is_unsure(a) || a->unsure.n;
+    return ki_applier_is_unsure(a) || a->unsure.n || a->small.n;
 }
 
 /**

@@ -105,7 +105,8 @@ static inline int facts_extra(void *arg, const struct kvi_extra *e)
     f[6] = (uint64_t)e->has_parent | (uint64_t)e->alone << 1 | (uint64_t)e->drops << 2 |
            (uint64_t)e->in_window << 3;
     f[7] = (uint64_t)e->copies << 32 | e->tiers;
-    f[8] = (uint64_t)e->window.group << 32 | e->window.window;
+    f[8] = (uint64_t)e->window.group << 32 | e->window.part << 24 | e->window.parts << 20 |
+           e->window.window;
     f[9] = (uint64_t)e->window.need << 32 | e->window.stride << 1 | e->window.state;
     f[10] = (uint64_t)e->implied << 32 | e->counting;
     f[11] = e->stored_again;

@@ -44,7 +44,16 @@ OPTIONS = [
     Option("windows_eagle_drop", windows=(40, 100), eagle_drop=True, blocks=128, register={"eagle_drop": True}),
     Option("window_only_eagle_drop", windows=(40,), full_attention=False, eagle_drop=True, register={"eagle_drop": True}),
     Option("window_resets_salts", windows=(33,), blocks=96, resets=True, names=(Names(), Names(salt=SALT64))),
-    Option("window_small_blocks", windows=(64,), block=32, window_block=16, blocks=96, followed=False),
+    Option("window_small_blocks", windows=(64,), block=32, window_block=16, blocks=96),
+    Option("window_quarter_blocks", windows=(40, 200), block=64, window_block=16, blocks=128),
+    Option("window_small_blocks_short", windows=(17,), block=32, window_block=16, blocks=96, resets=True),
+    Option("window_small_blocks_lookahead", windows=(64,), block=32, window_block=16, blocks=96, lookahead=1),
+    Option("window_small_blocks_eagle_drop", windows=(64,), block=32, window_block=16, blocks=96, eagle_drop=True,
+           register={"eagle_drop": True}),
+    Option("window_small_blocks_salts", windows=(64,), block=32, window_block=16, blocks=96, resets=True,
+           names=(Names(), Names(salt=SALT64), Names(lora="a"))),
+    Option("window_small_blocks_reports", windows=(64,), block=32, window_block=16, blocks=96, report_full=True, register=FULL,
+           followed=False),
     Option("window_only", windows=(40,), full_attention=False),
 ]
 STEPS, LOOKUPS = 120, 4
