@@ -81,8 +81,8 @@ struct kvi_stored {
     size_t duplicate; /* blocks that it had */
     size_t renamed;   /* of both: places that this holder knew under another hash */
     size_t parked;    /* blocks below a missing one */
-    /* Groups of windows that lack blocks of the holder for want of memory. Matches are shorter until a
-     * later store of this holder finds memory. */
+    /* Not 0: memory ran out (or max_copies was reached) while blocks were parked, copies counted, or
+     * groups of windows learnt the blocks. Matches may be shorter than they should be. */
     size_t lagging;
 };
 
@@ -248,6 +248,14 @@ KV_API int kvi_set_alone(struct kvi_index *index, struct kv_holder holder, bool 
  * a window has to have that block, too. Returns 0, -ENOMEM or -ENOSPC. Any thread.
  */
 KV_API int kvi_set_drops(struct kvi_index *index, struct kv_holder holder);
+
+/**
+ * Say which groups of @holder give up no block, whatever kvi_set_drops says: the main group (@main),
+ * and windows of the groups whose bits 1 << group are in @groups. Windows of one description give up
+ * a block together when one of their groups does. Returns 0, -ENOMEM or -ENOSPC. Any thread.
+ */
+KV_API int kvi_set_keeps(struct kvi_index *index, struct kv_holder holder, bool main,
+                         uint64_t groups);
 
 /** Copy the windows of @holder to @ret, which has room for KVI_MAX_WINDOWS. Returns their number, or -ENOENT
  * for an unknown holder. Any thread. */
@@ -443,6 +451,8 @@ struct kvi_extra {
     enum kvi_extra_kind kind;
     bool has_parent;          /* place: not at the root */
     bool alone, drops;        /* rule: see kvi_set_alone, kvi_set_drops */
+    bool main_keeps;          /* rule: see kvi_set_keeps */
+    uint64_t kept_groups;     /* rule: the same */
     struct kvi_window window; /* window; of a place and a window block its group */
     bool in_window;           /* tier, copies: of the window with the group in @window */
     /* Tier: source of the blocks about which no copies are told; how removals are announced (0:

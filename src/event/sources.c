@@ -26,6 +26,14 @@ bool kve_sources_has_main(const struct kve_sources *sources, uint32_t rank)
     return sources->unnamed;
 }
 
+int64_t kve_sources_main_group(const struct kve_sources *sources, uint32_t rank)
+{
+    for (size_t i = 0; i < sources->n_groups; i++)
+        if (sources->groups[i].rank == rank && sources->groups[i].is_main)
+            return sources->groups[i].group;
+    return -1;
+}
+
 /* -- groups ------------------------------------------------------------------------------------ */
 
 static bool is_main_kind(struct kv_str kind)

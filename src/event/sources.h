@@ -30,7 +30,7 @@
 /** A cache group of one rank, as its stored events describe it. */
 struct kve_group {
     uint32_t rank, group;
-    bool is_main, is_window;       /* neither: a kind that can't be followed */
+    bool is_main, is_window;              /* neither: a kind that can't be followed */
     uint32_t window, need, stride, parts; /* of a window: as in struct kve_source */
 };
 
@@ -54,10 +54,10 @@ int kve_sources_of(struct kve_sources *sources, uint32_t rank, const struct kve_
 /** Return true when a main group of @rank is known. */
 bool kve_sources_has_main(const struct kve_sources *sources, uint32_t rank);
 
-/**
- * Return the number of the source of @owner's main cache; 0 for an empty name; -KVE_SKIP_RC(SOURCE)
- * beyond KVE_MAX_SOURCES.
- */
+/** The number of the main group of @rank, or -1 when none is known by its number. */
+int64_t kve_sources_main_group(const struct kve_sources *sources, uint32_t rank);
+
+/** The number of the source whose owner is @owner's main cache; 0 without a name; as above. */
 int kve_sources_owner(struct kve_sources *sources, struct kv_str owner);
 
 /**

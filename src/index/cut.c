@@ -12,7 +12,7 @@
  * or several.
  *
  * Groups of one description answer together: each of them must have the block. Where the engine
- * drops the last matched block (EAGLE), a group looks one block beyond the match and gives that up
+ * drops the last matched block (EAGLE), a group that does looks one block beyond the match and gives that up
  * again; a kind does so once, and anew when another one shortened the match. States never drop.
  */
 #include "index/cut.h"
@@ -115,9 +115,32 @@ static uint32_t serve(struct cut *cut, uint32_t kind, uint32_t max, bool drop)
 static uint32_t units_of(const struct cut *cut, const struct kvi_window *w, uint32_t blocks,
                          bool beyond)
 {
-    uint32_t parts = kvi_window_parts(w), all = cut->view->n;
+    uint32_t parts = kvi_window_parts(w), all = cut->view->n, stride = KV_MAX(w->stride, 1u);
 
-    return KV_MIN(blocks * parts / w->stride + beyond, all * parts / w->stride);
+    return KV_MIN(blocks * parts / stride + beyond, all * parts / stride);
+}
+
+/* Whether windows like @kind give up the last matched block: together, when one of their groups does. */
+static bool drops(const struct cut *cut, uint32_t kind)
+{
+    const struct kvi_windows *windows = cut->view->windows;
+
+    for (uint32_t i = kind; windows->drops && i < windows->n; i++)
+        if (same_kind(window_at(cut, i), window_at(cut, kind)) &&
+            kvi_window_drops(windows, window_at(cut, i)))
+            return true;
+    return false;
+}
+
+/* Whether full attention does: the main group, and others that need every block. */
+static bool full_drops(const struct cut *cut)
+{
+    const struct kvi_windows *windows = cut->view->windows;
+    bool found = windows->drops && !windows->main_keeps;
+
+    for (uint32_t k = 0; windows->drops && k < cut->n_kinds; k++)
+        found |= window_at(cut, cut->first[k])->need == KVI_NEED_ALL && drops(cut, cut->first[k]);
+    return found;
 }
 
 /* Cut @reach to the blocks that every full-attention group has. */
@@ -144,19 +167,19 @@ static bool is_alone(const struct kvi_view *view)
 
 static uint32_t agree(struct cut *cut, uint32_t reach)
 {
-    const struct kvi_windows *windows = cut->view->windows;
     uint32_t verified = 0, hit = cut_full(cut, reach), now = hit;
 
     if (!is_alone(cut->view)) {
-        hit -= windows->drops && hit;
-        hit -= hit % cut->align;
+        hit -= full_drops(cut) && hit;
+        hit -= hit % KV_MAX(cut->align, 1u);
     }
     do {
         hit = KV_MIN(hit, now);
         now = hit;
         for (uint32_t k = 0; k < cut->n_kinds; k++) {
             const struct kvi_window *w = window_at(cut, cut->first[k]);
-            bool drop = windows->drops && !(verified >> k & 1), beyond = drop && !w->state;
+            bool drop = drops(cut, cut->first[k]) && !(verified >> k & 1),
+                 beyond = drop && !w->state;
             uint32_t served;
 
             if (w->need == KVI_NEED_ALL)

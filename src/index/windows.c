@@ -403,8 +403,9 @@ static int give(struct kvi_index *ix, struct kvi_holder *part, enum kv_tier bit,
 
     if (kvi_tiers_of(ix, part, hash))
         return kvi_known(ix, part, bit, source, counted, &hash, 1) < 0 ? -ENOMEM : 0;
-    if (kvi_park(ix, part, kvi_placeless_parent(hash), block, 1u << bit))
-        kvi_copies_add(ix, part, bit, source, hash, false, counted);
+    if (!kvi_park(ix, part, kvi_placeless_parent(hash), block, 1u << bit))
+        return ix->parking.max_holder ? -ENOMEM : 0;
+    kvi_copies_add(ix, part, bit, source, hash, false, counted);
     return 0;
 }
 
@@ -413,11 +414,13 @@ int kvi_window_add(struct kvi_index *index, struct kv_holder key, enum kv_tier t
 {
     enum kv_tier bit = (enum kv_tier)kvi_window_tier(number);
     struct kvi_holder *holder, *part;
+    uint64_t uncounted;
     int rc;
 
     if ((unsigned)tier >= KV_N_TIERS || source > KVI_MAX_SOURCE)
         return -EINVAL;
     rc = kvi_begin(index, key, &holder);
+    uncounted = index->copies.uncounted;
     if (!rc)
         rc = kvi_part_find(index, holder, tier, number, true, &part);
     if (!rc)
@@ -426,6 +429,8 @@ int kvi_window_add(struct kvi_index *index, struct kv_holder key, enum kv_tier t
         kvi_copies_imply(part, bit, source);
     for (size_t i = 0; i < n && !rc; i++)
         rc = give(index, part, bit, source, counted, hashes[i]);
+    if (!rc && index->copies.uncounted != uncounted)
+        rc = -ENOMEM;
     kvi_copies_settle(index);
     kvi_unlock(index);
     return rc;
@@ -584,6 +589,32 @@ int kvi_set_drops(struct kvi_index *index, struct kv_holder key)
         windows = kvi_windows_of(holder);
         rc = set_rule(index, holder, windows && windows->alone, true);
     }
+    kvi_unlock(index);
+    return rc;
+}
+
+static int set_keeps(struct kvi_index *ix, struct kvi_holder *holder, bool main, uint64_t groups)
+{
+    struct kvi_windows *windows = kvi_windows_of(holder);
+
+    if (windows ? windows->main_keeps == main && windows->kept_groups == groups : !main && !groups)
+        return 0;
+    windows = copy_windows(ix, holder);
+    if (!windows)
+        return -ENOMEM;
+    windows->main_keeps = main;
+    windows->kept_groups = groups;
+    publish(ix, holder, windows);
+    return 0;
+}
+
+int kvi_set_keeps(struct kvi_index *index, struct kv_holder key, bool main, uint64_t groups)
+{
+    struct kvi_holder *holder;
+    int rc = kvi_begin(index, key, &holder);
+
+    if (!rc)
+        rc = set_keeps(index, holder, main, groups);
     kvi_unlock(index);
     return rc;
 }

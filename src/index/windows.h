@@ -33,8 +33,10 @@
 struct kvi_windows {
     struct kv_retired retired;
     uint32_t n;
-    bool alone; /* no main group: the windows' own blocks are the match */
-    bool drops; /* the engine drops the last matched block */
+    bool alone;           /* there is no main group: the windows' own blocks are the match */
+    bool drops;           /* the engine gives the last matched block up */
+    bool main_keeps;      /* ... not that of the main group */
+    uint64_t kept_groups; /* ... nor those of these groups: bit 1 << group */
     struct kvi_window items[KVI_MAX_WINDOWS];
     uint8_t order[KVI_MAX_WINDOWS];                  /* numbers of items, ordered by group */
     struct kvi_holder *parts[KV_N_TIERS][KVI_PARTS]; /* NULL: no blocks there */
@@ -50,6 +52,13 @@ static inline struct kvi_windows *kvi_windows_of(const struct kvi_holder *holder
 static inline uint32_t kvi_window_parts(const struct kvi_window *window)
 {
     return window->parts ? window->parts : 1;
+}
+
+/** Whether the window's group gives the last matched block up. */
+static inline bool kvi_window_drops(const struct kvi_windows *windows,
+                                    const struct kvi_window *window)
+{
+    return windows->drops && !(window->group < 64 && windows->kept_groups >> window->group & 1);
 }
 
 /** The tier bit of window @number in its part. */

@@ -50,7 +50,9 @@ static uint32_t next_holder(struct dump *dump, uint32_t at, struct kv_holder *re
         add(dump, (struct kvi_extra){.kind = KVI_EXTRA_RULE,
                                      .holder = *ret,
                                      .alone = windows->alone,
-                                     .drops = windows->drops});
+                                     .drops = windows->drops,
+                                     .main_keeps = windows->main_keeps,
+                                     .kept_groups = windows->kept_groups});
         for (uint32_t i = 0; i < windows->n; i++)
             add(dump, (struct kvi_extra){
                           .kind = KVI_EXTRA_WINDOW, .holder = *ret, .window = windows->items[i]});
@@ -228,7 +230,11 @@ int kvi_restore_window(struct kvi_index *ix, const struct kvi_extra *extra)
     switch (extra->kind) {
     case KVI_EXTRA_RULE:
         rc = kvi_set_alone(ix, extra->holder, extra->alone);
-        return !rc && extra->drops ? kvi_set_drops(ix, extra->holder) : rc;
+        if (!rc && extra->drops)
+            rc = kvi_set_drops(ix, extra->holder);
+        if (!rc && (extra->main_keeps || extra->kept_groups))
+            rc = kvi_set_keeps(ix, extra->holder, extra->main_keeps, extra->kept_groups);
+        return rc;
     case KVI_EXTRA_WINDOW:
         rc = kvi_set_window(ix, extra->holder, &extra->window);
         return KV_MIN(rc, 0);

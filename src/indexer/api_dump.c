@@ -86,6 +86,10 @@ static void write_window(struct dump *d, const struct kvi_extra *extra)
     if (extra->kind == KVI_EXTRA_RULE) {
         put_flag(d, "alone", extra->alone);
         put_flag(d, "eagle_drop", extra->drops);
+        if (extra->main_keeps)
+            put_flag(d, "main_keeps", true);
+        if (extra->kept_groups)
+            put_field(d, "kept_groups", extra->kept_groups);
         return;
     }
     put_field(d, "group", extra->window.group);

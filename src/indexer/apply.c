@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "event/reader.h"
 #include "indexer/lookup.h"
 
 void ki_applier_fini(struct ki_applier *a)
@@ -237,7 +238,52 @@ enum ki_applied ki_applier_flush(struct ki_applier *a, struct kvi_index *index)
 
 /* -- windows ----------------------------------------------------------------------------------- */
 
-/* Return true when the operation is about a window group, which *@ret then describes. */
+/* Tell the index which groups give up the last matched block. Each time: the holder, or the index, may be
+ * a new one. */
+static int declare_drops(const struct ki_applier *a, struct kvi_index *index, uint32_t rank)
+{
+    struct kv_holder holder = {a->instance, rank};
+    int64_t main = kve_sources_main_group(&a->reader->sources, rank);
+    uint64_t groups = a->habits.eagle_groups;
+    int rc;
+
+    if (!a->habits.eagle_drop)
+        return 0;
+    rc = kvi_set_drops(index, holder);
+    if (!rc && groups)
+        rc = kvi_set_keeps(index, holder, main >= 0 && main < 64 && !(groups >> main & 1), ~groups);
+    return rc;
+}
+
+/* Whether a window gives up the last matched block: with its own group, or one of the same description. */
+static bool drops_in(const struct ki_applier *a, const struct kve_source *window)
+{
+    struct kve_source other;
+
+    if (!a->habits.eagle_drop || !a->habits.eagle_groups)
+        return a->habits.eagle_drop;
+    for (uint32_t i = 1; kve_reader_source(a->reader, i, &other) == 0; i++)
+        if (other.kind == KVE_SOURCE_WINDOW && other.window == window->window &&
+            other.need == window->need && other.stride == window->stride &&
+            other.parts == window->parts && other.group < 64 &&
+            a->habits.eagle_groups >> other.group & 1)
+            return true;
+    return false;
+}
+
+/* Whether a window alone gives up a block: it may have the one behind the match where the main group hasn't,
+ * and nothing tells which prompt that serves. */
+static bool drops_beyond_main(const struct ki_applier *a, const struct kve_source *window,
+                              uint32_t rank)
+{
+    int64_t main = kve_sources_main_group(&a->reader->sources, rank);
+
+    return main >= 0 && main < 64 && a->habits.eagle_groups &&
+           !(a->habits.eagle_groups >> main & 1) && window->need != KVE_NEED_ALL &&
+           (window->window || window->parts > 1) && drops_in(a, window);
+}
+
+/* Whether the operation is about a window; *@ret describes it. */
 static bool is_window(const struct ki_applier *a, const struct kve_op *op, struct kve_source *ret)
 {
     return op->source && kve_reader_source(a->reader, op->source, ret) == 0 &&
@@ -398,13 +444,14 @@ static int apply_window(struct ki_applier *a, struct kvi_index *index, const str
 {
     struct kv_holder holder = {.worker = a->instance, .rank = op->rank};
     uint32_t copies_of = source->owner[0] ? op->source : 0;
-    struct ki_small_group group = {.source = *source, .drops = a->habits.eagle_drop};
+    struct ki_small_group group = {.source = *source, .drops = drops_in(a, source)};
     long rc = window_numbers(index, holder, source, group.numbers);
     uint32_t number = group.numbers[0];
 
     if (rc < 0)
         return (int)rc;
     a->stats.window_blocks += op->n;
+    a->drops_beyond_main |= drops_beyond_main(a, source, op->rank);
     if (source->parts > 1)
         return apply_small(a, index, holder, op, &group, verdict);
     switch (op->type) {
@@ -533,9 +580,7 @@ enum ki_applied ki_applier_put(struct ki_applier *a, struct kvi_index *index, co
             continue;
         if (flush(a, index) < 0)
             result = KI_APPLIED_PART;
-        /* Repeat this: the holder, or the index, may be new. */
-        if (a->habits.eagle_drop &&
-            kvi_set_drops(index, (struct kv_holder){a->instance, op->rank}) < 0)
+        if (declare_drops(a, index, op->rank) < 0)
             result = KI_APPLIED_PART;
         verdict = verdict_of(a, index, &batch, i);
         if (verdict == KI_VERDICT_REPORT) {
@@ -589,7 +634,7 @@ void ki_applier_purge(struct ki_applier *a, struct kvi_index *index, bool restar
     a->has_windows &= !restarted;
     ki_unsure_clear(&a->unsure);
     ki_small_clear(&a->small);
-    a->lost_tiers = false;
+    a->lost_tiers = a->drops_beyond_main = false;
     a->reports.suspects = a->reports.misjudged = false;
     for (uint32_t i = 0; i < a->n_ranks; i++) {
         struct kv_holder holder = {.worker = a->instance, .rank = a->ranks[i]};

@@ -440,6 +440,10 @@ static bool read_window_field(struct kv_json *json, struct kv_str key, struct kv
     } else if (kv_str_eq(key, "eagle_drop")) {
         extra->kind = KVI_EXTRA_RULE;
         extra->drops = kv_json_bool(json);
+    } else if (kv_str_eq(key, "main_keeps")) {
+        extra->main_keeps = kv_json_bool(json);
+    } else if (kv_str_eq(key, "kept_groups")) {
+        extra->kept_groups = kv_json_u64(json, UINT64_MAX);
     } else {
         return false;
     }

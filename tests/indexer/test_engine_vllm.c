@@ -125,6 +125,7 @@ static void history(uint64_t *random, const struct vllm_opts *opts, bool namespa
     follow_init(&run.f, (uint32_t)(opts->parts ? opts->parts : 1) * VLLM_BLOCK);
     ki_applier_set_habits(
         &run.f.applier, &(struct ki_habits){.eagle_drop = opts->eagle_drop,
+                                            .eagle_groups = opts->eagle_groups,
                                             .report_mode = (enum ki_report_mode)opts->report_mode});
     run.f.keeps = opts->report_full;
     run.f.unshown = opts->report_full && opts->report_mode == KI_REPORTS_UNKNOWN;
@@ -184,6 +185,27 @@ static void test_block_drop(void **state)
     run_histories(
         "block drop, window alone",
         &(struct vllm_opts){.n_groups = 1, .groups = {{VLLM_SLIDING, 9}}, .eagle_drop = true});
+}
+
+/* Only groups with draft layers drop, here full attention, a window beside it, and a window alone. */
+static void test_block_drop_of_groups(void **state)
+{
+    struct vllm_opts opts = {.n_groups = 3,
+                             .groups = {{VLLM_FULL, 0}, {VLLM_SLIDING, 14}, {VLLM_SLIDING, 6}},
+                             .eagle_drop = true,
+                             .eagle_groups = 1};
+
+    (void)state;
+    assert_int_equal(run_histories("full attention drops", &opts).unsure, 0);
+    opts.eagle_groups = 5;
+    assert_int_equal(run_histories("full and a window drop", &opts).unsure, 0);
+    opts.groups[1] = opts.groups[2]; /* looked up together */
+    assert_int_equal(run_histories("full and a window of two", &opts).unsure, 0);
+    opts.parts = 2;
+    assert_int_equal(run_histories("full alone, half blocks", &opts).unsure, 0);
+    opts.parts = 1;
+    opts.eagle_groups = 4;
+    run_histories("a window alone drops", &opts);
 }
 
 static void test_lookahead(void **state)
@@ -385,6 +407,7 @@ int main(void)
         cmocka_unit_test(test_full_attention),
         cmocka_unit_test(test_moved_images),
         cmocka_unit_test(test_block_drop),
+        cmocka_unit_test(test_block_drop_of_groups),
         cmocka_unit_test(test_lookahead),
         cmocka_unit_test(test_full_reports),
         cmocka_unit_test(test_full_reports_windows),

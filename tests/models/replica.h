@@ -109,7 +109,7 @@ static inline int facts_extra(void *arg, const struct kvi_extra *e)
            e->window.window;
     f[9] = (uint64_t)e->window.need << 32 | e->window.stride << 1 | e->window.state;
     f[10] = (uint64_t)e->implied << 32 | e->counting;
-    f[11] = e->stored_again;
+    f[11] = e->stored_again ^ e->kept_groups ^ (uint64_t)e->main_keeps << 63;
     f[12] = e->n_sources;
     for (size_t i = 0; i < e->n_sources; i++)
         f[13] += kvi_mix((uint64_t)e->sources[i].source << 33 |
