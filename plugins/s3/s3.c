@@ -311,18 +311,28 @@ static int s3_get_chunks(kv_store_v1 *self, const uint8_t *hashes, size_t hash_l
     return found;
 }
 
+/* After a deletion that may have happened, the next put asks the server for the chunk. A bad value
+ * stays noted: where it wasn't deleted, that put must replace it. */
+static int forget_seen(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, int rc)
+{
+    if (s3_seen_find(self->seen, hash, hash_len) == S3_SEEN)
+        s3_seen_note(self->seen, hash, hash_len, S3_UNKNOWN);
+    return rc;
+}
+
 int s3_delete_chunk(kv_store_v1 *self, const uint8_t *hash, size_t hash_len)
 {
     uint8_t *data;
     size_t len;
+    int rc;
 
     if (s3_bad_hash(hash, hash_len))
         return -EINVAL;
     s3_pending_flush(self->pending, false);
     if (s3_pending_take(self->pending, hash, hash_len, &data, &len) == 0)
         free(data); /* fetched before it was deleted */
-    s3_seen_note(self->seen, hash, hash_len, S3_UNKNOWN);
-    return s3_failed(self, s3_delete(self->client, s3_chunk_path(&self->config, hash, hash_len)));
+    rc = s3_delete(self->client, s3_chunk_path(&self->config, hash, hash_len));
+    return s3_failed(self, forget_seen(self, hash, hash_len, rc));
 }
 
 static int s3_delete_chunk_if(kv_store_v1 *self, const uint8_t *hash, size_t hash_len,
@@ -339,8 +349,7 @@ static int s3_delete_chunk_if(kv_store_v1 *self, const uint8_t *hash, size_t has
     if (s3_pending_take(self->pending, hash, hash_len, &fetched, &fetched_len) == 0)
         free(fetched); /* fetched before it went */
     rc = s3_delete_if(self->client, s3_chunk_path(&self->config, hash, hash_len), data, len);
-    if (rc == 1)
-        s3_seen_note(self->seen, hash, hash_len, S3_UNKNOWN);
+    forget_seen(self, hash, hash_len, rc);
     return rc == -ENOTSUP ? rc : s3_failed(self, rc);
 }
 

@@ -253,6 +253,14 @@ def test_conditional_deletion():
             equal(store.ask("deleteif", key(1), 10, 1), "1")
             equal(store.ask("get", key(1), 10, 1), "-2 -")
             equal(store.ask("put", key(1), 10, 1), "0", "it isn't taken for present")
+            equal(store.ask("publish", "m", 1, 1), "0")
+            s3.before_delete.append(lambda: s3.objects.pop(path))
+            equal(store.ask("deleteif", key(1), 10, 1), "0", "another writer deleted it meanwhile")
+            equal(store.ask("put", key(1), 10, 1), "0", "it isn't taken for present")
+            equal(store.ask("publish", "m", 1, 1), "0")
+            s3.objects.pop(path)
+            equal(store.ask("deleteif", key(1), 10, 1), "0", "another writer deleted it before")
+            equal(store.ask("put", key(1), 10, 1), "0", "it isn't taken for present")
 
 
 def test_two_writers():
