@@ -189,8 +189,16 @@ static int touch_chunks(kv_store_v1 *self, const uint8_t *hashes, size_t hash_le
 
 static int flush(kv_store_v1 *self)
 {
+    int err;
+
     lock(self);
-    return unlock(self, self->n_refs > 0 ? rds_publish(self, NULL, NULL, 0) : 0);
+    err = self->n_refs > 0 ? rds_publish(self, NULL, NULL, 0) : 0;
+    if ((err == 0 || err == -ENOSPC) && rds_tell(self, &self->unflushed) && err == 0) {
+        kv_log_error("redis", "chunks put before this flush were dropped: is the server full?",
+                     NULL);
+        err = -ENOSPC;
+    }
+    return unlock(self, err);
 }
 
 /* -- statistics -------------------------------------------------------------------------------- */

@@ -8,7 +8,9 @@
  *
  *  - the next one, whichever thread makes it;
  *  - those of the threads that put the dropped chunks;
- *  - those of threads that used the plugin before the loss.
+ *  - those of threads that put or published before the loss;
+ *  - for an hour, those of other threads without a put in the save: library threads may have put
+ *    their chunks (kvs_async).
  *
  * The loss is over once every thread that put dropped chunks has had its failure. Not thread-safe.
  */
@@ -26,15 +28,19 @@ struct rds_loss {
     uint64_t losers[RDS_MAX_LOSERS]; /* numbers of threads that put dropped chunks */
     size_t n_losers;
     bool unknown;       /* further threads did, so the loss never ends */
+    uint64_t since_s;   /* of the latest drop, by kv_now_ns */
     struct kv_buf told; /* uint64_t each: threads whose publications failed since the latest drop */
-    uint64_t newest;    /* threads up to this number had used the plugin */
+    uint64_t newest;    /* threads up to this number had put or published */
 };
 
 /** Note a dropped chunk. @by: number of the thread that put it, 0: unknown; @newest: see above. */
 void rds_loss_note(struct rds_loss *loss, uint64_t by, uint64_t newest);
 
-/** True when this publication of thread @by must fail. Without memory its next one fails, too. */
-bool rds_loss_tell(struct rds_loss *loss, uint64_t by);
+/**
+ * True when this publication of thread @by must fail. @puts: it put chunks of the save in progress.
+ * Without memory its next publication fails, too.
+ */
+bool rds_loss_tell(struct rds_loss *loss, uint64_t by, bool puts);
 
 void rds_loss_fini(struct rds_loss *loss);
 

@@ -433,8 +433,10 @@ static void forget(kv_store_v1 *self, bool published)
             self->refs[n_left++] = entry;
             continue;
         }
-        if (!published || entry->by != rds_thread())
+        if (!published || entry->by != rds_thread()) {
             rds_loss_note(&self->loss, entry->by, newest);
+            rds_loss_note(&self->unflushed, 0, newest);
+        }
         self->buffered -= entry->value ? entry->len : 0;
         drop_value(self, entry);
         entry->ref = entry->known = entry->gone = false;
@@ -442,12 +444,22 @@ static void forget(kv_store_v1 *self, bool published)
     self->n_refs = n_left;
 }
 
+bool rds_tell(kv_store_v1 *self, struct rds_loss *loss)
+{
+    bool puts = false;
+
+    for (size_t i = 0; i < self->n_refs && !puts; i++)
+        puts = self->refs[i]->by == rds_thread();
+    return rds_loss_tell(loss, rds_thread(), puts);
+}
+
 int rds_publish(kv_store_v1 *self, const char *name, const char *manifest, size_t manifest_len)
 {
     struct save save = {.self = self, .name = name, .manifest = manifest};
     int err = 0;
 
-    if (name && rds_loss_tell(&self->loss, rds_thread())) { /* its put failed before, too */
+    if (name && rds_tell(self, &self->loss)) { /* its put failed before, too */
+        rds_tell(self, &self->unflushed);
         forget(self, true);
         return -ENOSPC;
     }

@@ -74,6 +74,7 @@ static void store_close(kv_store_v1 *self)
     rds_arena_fini(&self->arena);
     rds_history_fini(&self->history);
     rds_loss_fini(&self->loss);
+    rds_loss_fini(&self->unflushed);
     free(self->refs);
     rds_net_fini(&self->net);
     pthread_mutex_destroy(&self->lock);

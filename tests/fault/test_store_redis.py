@@ -260,7 +260,56 @@ def test_full_for_a_third_thread():
         for pool in (third, fourth):
             pool.submit(lambda: fails(store.publish, "later", b"", code=28)).result(60)
             pool.submit(store.publish, "later", b"").result(60)
-        in_thread(store.publish, "new", b"")  # a thread that was not there yet
+        new = sample(5, 1000, seed=3)
+        in_thread(save, store, "new", new, b"")  # a thread that was not there yet, with chunks of its own
+        equal(store.get_many(list(new)), list(new.values()))
+
+
+def test_full_for_library_threads():
+    """Threads of a library put the chunks, others publish them (kvs_async): each publication fails once, none is without its chunks."""
+    chunks = sample(40, 100_000, seed=1)
+    with Server() as server, Store(server.uri + "?buffer=1MiB") as store, concurrent.futures.ThreadPoolExecutor(1) as library, \
+            concurrent.futures.ThreadPoolExecutor(1) as first, concurrent.futures.ThreadPoolExecutor(1) as second:
+        def put_all():
+            for key, value in chunks.items():
+                put_or_full(store, key, value)
+
+        server.command("CONFIG", "SET", "maxmemory", "1")
+        with said():
+            library.submit(put_all).result(60)
+            library.submit(lambda: fails(store.flush, code=28)).result(60)  # it publishes nothing: others must hear of it, too
+        server.command("CONFIG", "SET", "maxmemory", "0")
+        for pool, name in ((first, "first"), (second, "second")):
+            pool.submit(lambda name=name: fails(store.publish, name, b"", code=28)).result(60)
+            fails(store.manifest, name, code=2)
+        library.submit(put_all).result(60)
+        for pool, name in ((first, "first"), (second, "second")):
+            pool.submit(store.publish, name, b"").result(60)
+        equal(store.get_many(list(chunks)), list(chunks.values()))
+
+
+def test_full_for_a_flush():
+    """A flush says that chunks whose puts returned 0 were dropped, to each thread once and whatever is put since."""
+    chunks = sample(40, 100_000, seed=1)
+    with Server() as server, Store(server.uri + "?buffer=1MiB") as store, concurrent.futures.ThreadPoolExecutor(1) as other:
+        other.submit(store.flush).result(60)
+        server.command("CONFIG", "SET", "maxmemory", "1")
+        keys = list(chunks)
+        for key in keys[:10]:
+            store.put(key, chunks[key])
+        with said():
+            fails(store.put, keys[10], chunks[keys[10]], code=28)
+            server.command("CONFIG", "SET", "maxmemory", "0")
+            other.submit(store.put, keys[11], chunks[keys[11]]).result(60)
+            fails(store.flush, code=28)
+            other.submit(lambda: fails(store.flush, code=28)).result(60)
+        store.flush()
+        other.submit(store.flush).result(60)
+        equal(store.exists(keys[:12]), [False] * 11 + [True])
+        fails(store.publish, "mine", b"", code=28)
+        save(store, "mine", chunks, b"")
+        store.flush()
+        equal(store.get_many(keys), list(chunks.values()))
 
 
 def test_full_for_an_hour():

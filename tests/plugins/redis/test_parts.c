@@ -303,7 +303,7 @@ static void test_loss(void **state)
     (void)state;
     for (int step = 0; step < 20000; step++) {
         uint64_t by = (seed = seed * UINT64_C(6364136223846793005) + 1) >> 33;
-        bool drop = by % 7 == 0, want;
+        bool drop = by % 7 == 0, puts = by / 7 / THREADS % 2, want;
 
         by = by / 7 % THREADS;
         if (step % 1000 == 0) { /* a new handle */
@@ -323,8 +323,8 @@ static void test_loss(void **state)
             unknown |= by == 0;
             any = over = false;
         } else if (by > 0) {
-            want = !over && (lost[by] || !any || (known[by] && !told[by]));
-            assert_int_equal(rds_loss_tell(&loss, by), want);
+            want = !over && (lost[by] || !any || ((known[by] || !puts) && !told[by]));
+            assert_int_equal(rds_loss_tell(&loss, by, puts), want);
             any |= want;
             told[by] |= want;
             lost[by] = false;
@@ -346,7 +346,26 @@ static void test_loss_of_many(void **state)
         rds_loss_note(&loss, by, 100);
     for (int again = 0; again < 2; again++)
         for (uint64_t by = 1; by <= 100; by++)
-            assert_int_equal(rds_loss_tell(&loss, by), !again);
+            assert_int_equal(rds_loss_tell(&loss, by, again), !again);
+    rds_loss_fini(&loss);
+}
+
+/* Threads that came after the loss and put nothing are told for an hour. */
+static void test_loss_and_strangers(void **state)
+{
+    struct rds_loss loss = {0};
+
+    (void)state;
+    rds_loss_note(&loss, 1, 2);
+    assert_true(rds_loss_tell(&loss, 3, false));
+    assert_false(rds_loss_tell(&loss, 3, false));
+    assert_false(rds_loss_tell(&loss, 4, true));
+    assert_true(rds_loss_tell(&loss, 4, false));
+    loss.since_s -= 3601;
+    assert_false(rds_loss_tell(&loss, 5, false));
+    assert_true(rds_loss_tell(&loss, 2, false));
+    assert_true(rds_loss_tell(&loss, 1, false));
+    assert_false(rds_loss_tell(&loss, 6, false));
     rds_loss_fini(&loss);
 }
 
@@ -380,12 +399,19 @@ static void test_arena(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_uri),   cmocka_unit_test(test_uri_refused),
-        cmocka_unit_test(test_slots), cmocka_unit_test(test_wire),
-        cmocka_unit_test(test_seal),  cmocka_unit_test(test_table),
-        cmocka_unit_test(test_loss),  cmocka_unit_test(test_loss_of_many),
-        cmocka_unit_test(test_arena), cmocka_unit_test(test_stamp),
-        cmocka_unit_test(test_scan),  cmocka_unit_test(test_scan_begins_again),
+        cmocka_unit_test(test_uri),
+        cmocka_unit_test(test_uri_refused),
+        cmocka_unit_test(test_slots),
+        cmocka_unit_test(test_wire),
+        cmocka_unit_test(test_seal),
+        cmocka_unit_test(test_table),
+        cmocka_unit_test(test_loss),
+        cmocka_unit_test(test_loss_of_many),
+        cmocka_unit_test(test_loss_and_strangers),
+        cmocka_unit_test(test_arena),
+        cmocka_unit_test(test_stamp),
+        cmocka_unit_test(test_scan),
+        cmocka_unit_test(test_scan_begins_again),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
