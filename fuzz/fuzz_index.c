@@ -112,9 +112,7 @@ static void do_window(struct kvi_index *ix, struct input *in, struct kv_holder k
     struct kvi_window window = {.group = number,
                                 .need = 1 + (op >> 3 & 3),
                                 .stride = 1 + (op >> 5 & 1),
-                                .state = op >> 6 & 1,
-                                .part = shape >> 7 & 1,
-                                .parts = op >> 5 & 1 ? 1 : 1 + (shape >> 6 & 1)};
+                                .state = op >> 6 & 1};
     enum kv_tier tier = (enum kv_tier)(op >> 6);
     uint64_t hashes[6], locals[6], parent = take(in) & 31;
     struct kv_block blocks[6];
@@ -128,7 +126,7 @@ static void do_window(struct kvi_index *ix, struct input *in, struct kv_holder k
     }
     switch (op & 7) {
     case 0:
-        must(kvi_set_window(ix, key, &window) >= 0 || window.part >= window.parts, "set window");
+        must(kvi_set_window(ix, key, &window) >= 0, "set window");
         break;
     case 1:
         (void)kvi_window_add(ix, key, tier, number, shape >> 7, op >> 5 & 1, hashes, n);

@@ -56,9 +56,6 @@ enum kve_source_kind {
 /** Value of need for a window without an end: a second full-attention group. */
 #define KVE_NEED_ALL UINT32_MAX
 
-/** Largest value of parts: the reader leaves out groups with smaller blocks. */
-#define KVE_MAX_PARTS 8
-
 /**
  * One source of a reader.
  *
@@ -66,9 +63,6 @@ enum kve_source_kind {
  * - l is a multiple of @stride, and
  * - of the blocks at l, l - stride, l - 2 * stride ..., the last min(need, l / stride) are in the
  *   source.
- * Where the group's blocks are smaller (@parts of them make up one of the registered size), the last
- * min(need, l * parts) of these have to be in the source. The last part of a block has its hash;
- * nothing else has the hashes of the other parts.
  *
  * WINDOW sources hold no blocks of their own. Their stores are KVE_OP_STORE_KNOWN, and may come
  * before the store of the same hashes in source 0. Stores of a rank that has shown no main group
@@ -80,8 +74,7 @@ struct kve_source {
     uint32_t window; /* WINDOW: length of a sliding window in tokens, else 0 */
     uint32_t need;   /* WINDOW: blocks, 1 or more (1: one recurrent state), or KVE_NEED_ALL */
     uint32_t
-        stride;     /* blocks of the registered size that one block of the group spans; 1 or more */
-    uint32_t parts; /* blocks of the group that make up one of the registered size; 1 or more */
+        stride; /* blocks of the registered size that one block of the group spans; 1 or more */
     char owner[KVE_MAX_OWNER + 1]; /* name of the owner; empty: the publisher itself */
 };
 
@@ -106,10 +99,6 @@ struct kve_op {
     /* KVE_OP_CLEAR: may have been about the device alone. Tiers are those of a connector's pool. */
     bool unsure;
     bool placed; /* KVE_OP_STORE: some block is hashed with kve_mm_placed identities */
-    /* KVE_OP_STORE_KNOWN of a source with parts: blocks of the group that the event's tokens cover, of
-     * which hashes has n, in order. parent is the block before them, has_parent false at the root;
-     * lookahead tells only whether there is any. */
-    size_t n_covered;
     /* KVE_OP_REMOVE: for each hash, the copies that source and tier still have. NULL when the event
      * doesn't tell. */
     const uint32_t *remaining;
@@ -210,8 +199,8 @@ KV_API bool kve_reader_has_main(const struct kve_reader *reader, uint32_t rank);
 
 /**
  * Tell whether some rank has stored blocks of a cache group that the reader leaves out
- * (KVE_SKIP_GROUP): of an unknown kind, or with blocks that are neither a whole number nor a small
- * fraction of the registered ones. Matches may then be longer than what the engine reuses.
+ * (KVE_SKIP_GROUP): of an unknown kind, or with blocks smaller than the registered ones. Matches may
+ * then be longer than what the engine reuses.
  */
 KV_API bool kve_reader_skips_group(const struct kve_reader *reader);
 

@@ -81,8 +81,8 @@ struct kvi_stored {
     size_t duplicate; /* blocks that it had */
     size_t renamed;   /* of both: places that this holder knew under another hash */
     size_t parked;    /* blocks below a missing one */
-    /* Not 0: memory ran out (or max_copies was reached) while blocks were parked, copies counted, or
-     * groups of windows learnt the blocks. Matches may be shorter than they should be. */
+    /* Groups of windows that lack blocks of the holder for want of memory. Matches are shorter until a
+     * later store of this holder finds memory. */
     size_t lagging;
 };
 
@@ -212,8 +212,6 @@ KV_API int kvi_remove_worker(struct kvi_index *index, uint64_t worker);
  * A window of a holder. A match of l blocks counts only when
  * - l is a multiple of @stride, and
  * - of every stride-th block before l, the last min(need, l / stride) are in the window, too.
- * A group with smaller blocks has a window for each of the @parts that make up a block. Of its parts
- * before l the last min(need, l * parts) have to be in their windows.
  *
  * Lookups follow vLLM's hybrid cache coordinator.
  */
@@ -223,13 +221,10 @@ struct kvi_window {
     uint32_t need;   /* blocks, 1 or more, or KVI_NEED_ALL */
     uint32_t stride; /* 1 or more */
     uint32_t state;  /* 1: a recurrent state, which a match of any length needs; else 0 */
-    uint32_t part;   /* which part of each block, 0 to parts - 1 */
-    uint32_t parts;  /* 0 or 1: whole blocks; more only with stride 1 */
 };
 
 /**
- * Give @holder, known or not, a window. Replaces its window of the same group and part. Any
- * thread.
+ * Give @holder, known or not, a window. Replaces its window of the same group. Any thread.
  * Returns the window's number, which stays as long as the holder is known; -EINVAL; -ENOMEM;
  * -ENOSPC (KVI_MAX_WINDOWS, or too many holders).
  */
@@ -248,14 +243,6 @@ KV_API int kvi_set_alone(struct kvi_index *index, struct kv_holder holder, bool 
  * a window has to have that block, too. Returns 0, -ENOMEM or -ENOSPC. Any thread.
  */
 KV_API int kvi_set_drops(struct kvi_index *index, struct kv_holder holder);
-
-/**
- * Say which groups of @holder give up no block, whatever kvi_set_drops says: the main group (@main),
- * and windows of the groups whose bits 1 << group are in @groups. Windows of one description give up
- * a block together when one of their groups does. Returns 0, -ENOMEM or -ENOSPC. Any thread.
- */
-KV_API int kvi_set_keeps(struct kvi_index *index, struct kv_holder holder, bool main,
-                         uint64_t groups);
 
 /** Copy the windows of @holder to @ret, which has room for KVI_MAX_WINDOWS. Returns their number, or -ENOENT
  * for an unknown holder. Any thread. */
@@ -451,8 +438,6 @@ struct kvi_extra {
     enum kvi_extra_kind kind;
     bool has_parent;          /* place: not at the root */
     bool alone, drops;        /* rule: see kvi_set_alone, kvi_set_drops */
-    bool main_keeps;          /* rule: see kvi_set_keeps */
-    uint64_t kept_groups;     /* rule: the same */
     struct kvi_window window; /* window; of a place and a window block its group */
     bool in_window;           /* tier, copies: of the window with the group in @window */
     /* Tier: source of the blocks about which no copies are told; how removals are announced (0:

@@ -65,14 +65,11 @@ size_t kve_reader_salt_bytes(const struct kve_reader *reader)
 
 /* -- writing ----------------------------------------------------------------------------------- */
 
-static void write_window(struct kv_json_writer *w, uint32_t window, uint32_t need, uint32_t stride,
-                         uint32_t parts)
+static void write_window(struct kv_json_writer *w, uint32_t window, uint32_t need, uint32_t stride)
 {
     kv_json_member_u64(w, "window", window);
     kv_json_member_u64(w, "need", need);
     kv_json_member_u64(w, "stride", stride);
-    if (parts > 1)
-        kv_json_member_u64(w, "parts", parts);
 }
 
 static void write_sources(const struct kve_sources *sources, struct kv_json_writer *w)
@@ -86,7 +83,7 @@ static void write_sources(const struct kve_sources *sources, struct kv_json_writ
         kv_json_member_str(w, "owner", source->owner);
         if (source->kind == KVE_SOURCE_WINDOW) {
             kv_json_member_u64(w, "group", source->group);
-            write_window(w, source->window, source->need, source->stride, source->parts);
+            write_window(w, source->window, source->need, source->stride);
         }
         kv_json_end_object(w);
     }
@@ -104,7 +101,7 @@ static void write_groups(const struct kve_sources *sources, struct kv_json_write
         kv_json_member_u64(w, "dp_rank", g->rank);
         kv_json_member_u64(w, "group", g->group);
         kv_json_member_str(w, "kind", kinds[g->is_main ? 1 : g->is_window ? 2 : 0]);
-        write_window(w, g->window, g->need, g->stride, g->parts);
+        write_window(w, g->window, g->need, g->stride);
         kv_json_end_object(w);
     }
     kv_json_end_array(w);
@@ -155,12 +152,11 @@ bool kve_reader_write_salts(const struct kve_reader *reader, size_t *at, struct 
 
 /* Read a member of a window. Returns false for any other member. */
 static bool read_window(struct kv_json *json, struct kv_str key, uint32_t *window, uint32_t *need,
-                        uint32_t *stride, uint32_t *parts)
+                        uint32_t *stride)
 {
     uint32_t *to = kv_str_eq(key, "window")   ? window
                    : kv_str_eq(key, "need")   ? need
                    : kv_str_eq(key, "stride") ? stride
-                   : kv_str_eq(key, "parts")  ? parts
                                               : NULL;
 
     if (to)
@@ -168,13 +164,7 @@ static bool read_window(struct kv_json *json, struct kv_str key, uint32_t *windo
     return to != NULL;
 }
 
-/* Whether a group's blocks can be of such a size. */
-static bool is_size(uint32_t stride, uint32_t parts)
-{
-    return stride && parts && parts <= KVE_MAX_PARTS && (stride == 1 || parts == 1);
-}
-
-/* False: no reader keeps such a name. */
+/* Read the name of an owner. Returns false for a name that no reader produces. */
 static bool read_owner(struct kv_json *json, char to[KVE_MAX_OWNER + 1])
 {
     struct kv_buf scratch = {.limit = 64u * KVE_MAX_OWNER};
@@ -191,7 +181,7 @@ static bool read_owner(struct kv_json *json, char to[KVE_MAX_OWNER + 1])
 
 static int read_source(struct kve_sources *sources, struct kv_json *json)
 {
-    struct kve_source source = {.kind = KVE_SOURCE_OWNER, .stride = 1, .parts = 1};
+    struct kve_source source = {.kind = KVE_SOURCE_OWNER, .stride = 1};
     bool can_be = true;
     struct kv_str key;
 
@@ -202,13 +192,12 @@ static int read_source(struct kve_sources *sources, struct kv_json *json)
         } else if (kv_str_eq(key, "group")) {
             source.group = (uint32_t)kv_json_u64(json, UINT32_MAX);
             source.kind = KVE_SOURCE_WINDOW;
-        } else if (!read_window(json, key, &source.window, &source.need, &source.stride,
-                                &source.parts)) {
+        } else if (!read_window(json, key, &source.window, &source.need, &source.stride)) {
             kv_json_skip(json);
         }
     }
-    can_be = can_be && is_size(source.stride, source.parts) &&
-             (source.kind == KVE_SOURCE_WINDOW ? source.need > 0 : source.owner[0] != '\0');
+    can_be = can_be && (source.kind == KVE_SOURCE_WINDOW ? source.need && source.stride
+                                                         : source.owner[0] != '\0');
     return can_be && kve_sources_add(sources, &source) == 0 ? 0 : -EPROTO;
 }
 
@@ -224,7 +213,7 @@ static void read_kind(struct kv_json *json, struct kve_group *g)
 
 static int read_group(struct kve_sources *sources, struct kv_json *json)
 {
-    struct kve_group g = {.parts = 1};
+    struct kve_group g = {.rank = 0};
     struct kv_str key;
 
     kv_json_object(json);
@@ -235,11 +224,10 @@ static int read_group(struct kve_sources *sources, struct kv_json *json)
             g.group = (uint32_t)kv_json_u64(json, UINT32_MAX);
         else if (kv_str_eq(key, "kind"))
             read_kind(json, &g);
-        else if (!read_window(json, key, &g.window, &g.need, &g.stride, &g.parts))
+        else if (!read_window(json, key, &g.window, &g.need, &g.stride))
             kv_json_skip(json);
     }
-    if ((g.is_window && !(g.need && is_size(g.stride, g.parts))) ||
-        sources->n_groups == KVE_MAX_GROUPS)
+    if ((g.is_window && (!g.need || !g.stride)) || sources->n_groups == KVE_MAX_GROUPS)
         return -EPROTO;
     sources->groups[sources->n_groups++] = g;
     return 0;

@@ -26,14 +26,6 @@ bool kve_sources_has_main(const struct kve_sources *sources, uint32_t rank)
     return sources->unnamed;
 }
 
-int64_t kve_sources_main_group(const struct kve_sources *sources, uint32_t rank)
-{
-    for (size_t i = 0; i < sources->n_groups; i++)
-        if (sources->groups[i].rank == rank && sources->groups[i].is_main)
-            return sources->groups[i].group;
-    return -1;
-}
-
 /* -- groups ------------------------------------------------------------------------------------ */
 
 static bool is_main_kind(struct kv_str kind)
@@ -69,25 +61,17 @@ static bool has_other_main(const struct kve_sources *sources, uint32_t rank, uin
 }
 
 /*
- * How many blocks of the registered size one block of the group spans, or how many of its blocks one
- * of the registered size has; stride 0 when neither is a whole number. An event without tokens has no
- * block size, and is of the size learned before, or of the usual one.
+ * Return how many blocks of the registered size one block of the group spans; 0: no whole number.
+ * An event without tokens has no block size: use the size learned before, else the registered one.
  */
-static void set_size(struct kve_group *g, const struct kve_raw_event *ev,
-                     const struct kve_group *known, uint32_t block_size)
+static uint32_t stride_of(const struct kve_raw_event *ev, const struct kve_group *known,
+                          uint32_t block_size)
 {
-    uint64_t size = ev->block_size;
-
-    g->parts = 1;
-    if (ev->type != KVE_RAW_STORED || !size) {
-        g->stride = known ? known->stride : 1;
-        g->parts = known ? known->parts : 1;
-    } else if (size % block_size == 0) {
-        g->stride = size / block_size <= UINT32_MAX ? (uint32_t)(size / block_size) : 0;
-    } else if (block_size % size == 0 && block_size / size <= KVE_MAX_PARTS) {
-        g->stride = 1;
-        g->parts = (uint32_t)(block_size / size);
-    }
+    if (ev->type != KVE_RAW_STORED || !ev->block_size)
+        return known ? known->stride : 1;
+    if (ev->block_size % block_size || ev->block_size / block_size > UINT32_MAX)
+        return 0;
+    return (uint32_t)(ev->block_size / block_size);
 }
 
 /*
@@ -108,17 +92,17 @@ static struct kve_group described(struct kve_sources *sources, uint32_t rank,
 {
     struct kve_group g = {.rank = rank, .group = (uint32_t)ev->group};
 
-    set_size(&g, ev, known, block_size);
+    g.stride = stride_of(ev, known, block_size);
     if (is_main_kind(ev->kind)) {
         g.is_main = !ev->has_group || !has_other_main(sources, rank, g.group);
-        g.is_window = !g.is_main && g.stride > 0 && g.parts == 1;
+        g.is_window = !g.is_main && g.stride > 0;
         g.need = g.is_window ? KVE_NEED_ALL : 0;
     } else if (is_window_kind(ev->kind) && ev->window && ev->window <= UINT32_MAX) {
         g.is_window = g.stride > 0;
         g.window = (uint32_t)ev->window;
-        g.need = g.stride ? need_of(ev->window, (uint64_t)g.stride * block_size / g.parts) : 0;
+        g.need = g.stride ? need_of(ev->window, (uint64_t)g.stride * block_size) : 0;
     } else if (kv_str_eq(ev->kind, "mamba")) {
-        g.is_window = g.stride > 0 && g.parts == 1;
+        g.is_window = g.stride > 0;
         g.need = 1;
     }
     return g;
@@ -147,10 +131,8 @@ static struct kve_group group_of(struct kve_sources *sources, uint32_t rank,
     }
     if (known)
         return *known;
-    return (struct kve_group){.rank = rank,
-                              .group = (uint32_t)ev->group,
-                              .parts = 1,
-                              .is_main = !ev->has_group || ev->group == 0};
+    return (struct kve_group){
+        .rank = rank, .group = (uint32_t)ev->group, .is_main = !ev->has_group || ev->group == 0};
 }
 
 /* -- sources ----------------------------------------------------------------------------------- */
@@ -194,15 +176,13 @@ static void put_owner(char to[KVE_MAX_OWNER + 1], struct kv_str owner)
 static bool same_source(const struct kve_source *a, const struct kve_source *b)
 {
     return a->kind == b->kind && a->group == b->group && a->window == b->window &&
-           a->need == b->need && a->stride == b->stride && a->parts == b->parts &&
-           strcmp(a->owner, b->owner) == 0;
+           a->need == b->need && a->stride == b->stride && strcmp(a->owner, b->owner) == 0;
 }
 
 int kve_sources_add(struct kve_sources *sources, const struct kve_source *source)
 {
     if (!sources->n)
-        sources->items[sources->n++] =
-            (struct kve_source){.kind = KVE_SOURCE_MAIN, .stride = 1, .parts = 1};
+        sources->items[sources->n++] = (struct kve_source){.kind = KVE_SOURCE_MAIN, .stride = 1};
     if (sources->n == KVE_MAX_SOURCES)
         return -ENOSPC;
     sources->items[sources->n++] = *source;
@@ -220,7 +200,7 @@ static int number_of(struct kve_sources *sources, const struct kve_source *sourc
 
 int kve_sources_owner(struct kve_sources *sources, struct kv_str owner)
 {
-    struct kve_source source = {.kind = KVE_SOURCE_OWNER, .stride = 1, .parts = 1};
+    struct kve_source source = {.kind = KVE_SOURCE_OWNER, .stride = 1};
 
     if (!owner.len)
         return 0;
@@ -258,7 +238,6 @@ int kve_sources_of(struct kve_sources *sources, uint32_t rank, const struct kve_
     source.window = g.window;
     source.need = g.need;
     source.stride = g.stride;
-    source.parts = g.parts;
     put_owner(source.owner, owner_of(ev));
     return number_of(sources, &source);
 }

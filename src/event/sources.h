@@ -30,8 +30,8 @@
 /** A cache group of one rank, as its stored events describe it. */
 struct kve_group {
     uint32_t rank, group;
-    bool is_main, is_window;              /* neither: a kind that can't be followed */
-    uint32_t window, need, stride, parts; /* of a window: as in struct kve_source */
+    bool is_main, is_window;       /* both false: a kind that the reader can't follow */
+    uint32_t window, need, stride; /* fields of a window group, as in struct kve_source */
 };
 
 struct kve_sources {
@@ -54,10 +54,10 @@ int kve_sources_of(struct kve_sources *sources, uint32_t rank, const struct kve_
 /** Return true when a main group of @rank is known. */
 bool kve_sources_has_main(const struct kve_sources *sources, uint32_t rank);
 
-/** The number of the main group of @rank, or -1 when none is known by its number. */
-int64_t kve_sources_main_group(const struct kve_sources *sources, uint32_t rank);
-
-/** The number of the source whose owner is @owner's main cache; 0 without a name; as above. */
+/**
+ * Return the number of the source of @owner's main cache; 0 for an empty name; -KVE_SKIP_RC(SOURCE)
+ * beyond KVE_MAX_SOURCES.
+ */
 int kve_sources_owner(struct kve_sources *sources, struct kv_str owner);
 
 /**

@@ -83,7 +83,6 @@ static void copy_parked(const struct kvi_index *ix, const struct parked_names *n
 static struct kvi_extra fact_of(const struct kvi_holder *holder, uint32_t tier)
 {
     const struct kvi_windows *windows = holder->main ? kvi_windows_of(holder->main) : NULL;
-    const struct kvi_window *window;
     struct kvi_extra extra = {.holder = holder->key, .tier = (enum kv_tier)tier};
     uint32_t at = 0;
 
@@ -93,9 +92,8 @@ static struct kvi_extra fact_of(const struct kvi_holder *holder, uint32_t tier)
         at++;
     extra.tier = (enum kv_tier)(at / KVI_PARTS);
     extra.in_window = true;
-    window = &windows->items[at % KVI_PARTS * KVI_PART_WINDOWS + tier - kvi_window_tier(0)];
-    extra.window.group = window->group;
-    extra.window.part = window->part;
+    extra.window.group =
+        windows->items[at % KVI_PARTS * KVI_PART_WINDOWS + tier - kvi_window_tier(0)].group;
     return extra;
 }
 
@@ -157,7 +155,7 @@ static bool is_told(const struct slice *slice, const struct kvi_extra *extra)
     return last && last->kind == extra->kind && last->hash == extra->hash &&
            last->tier == extra->tier && last->holder.worker == extra->holder.worker &&
            last->holder.rank == extra->holder.rank && last->in_window == extra->in_window &&
-           last->window.group == extra->window.group && last->window.part == extra->window.part;
+           last->window.group == extra->window.group;
 }
 
 static void copy_one(const struct kvi_index *ix, const struct kvi_copy *copy, struct slice *slice)
@@ -284,7 +282,7 @@ static int subject(struct kvi_index *ix, const struct kvi_extra *extra, bool mak
     if (!extra->in_window)
         return 0;
     *ret = NULL;
-    number = kvi_window_number(holder, &extra->window);
+    number = kvi_window_number(holder, extra->window.group);
     if (number < 0)
         return 0;
     *ret_tier = (enum kv_tier)kvi_window_tier((uint32_t)number);

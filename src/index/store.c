@@ -433,10 +433,8 @@ static void park(struct kvi_store *store, uint64_t parent, size_t i)
     bool had = parked && parked->mask & bit;
 
     store->stored.parked++;
-    if (!kvi_park(store->ix, store->holder, parent, store->blocks[i], bit)) {
-        store->stored.lagging += store->ix->parking.max_holder > 0;
+    if (!kvi_park(store->ix, store->holder, parent, store->blocks[i], bit))
         return;
-    }
     kvi_copies_add(store->ix, store->holder, store->tier, store->source, store->blocks[i].hash, had,
                    store->counted);
 }
@@ -605,7 +603,6 @@ static int store_call(struct kvi_store *store, struct kv_holder key, const uint6
 {
     struct kvi_index *ix = store->ix;
     struct kvi_store fresh;
-    uint64_t uncounted;
     int rc;
 
     if ((unsigned)store->tier >= KV_N_TIERS || (store->n && !store->blocks) ||
@@ -615,16 +612,14 @@ static int store_call(struct kvi_store *store, struct kv_holder key, const uint6
     store->scratch = ix->scratch;
     store->keeps = store->tier != KV_TIER_DEVICE;
     fresh = *store;
-    uncounted = ix->copies.uncounted;
     rc = store_any(store, key, parent);
     if (rc == -ENOSPC && makes_room(store)) {
         *store = fresh;
         rc = store_any(store, key, parent);
     }
     if (!rc && store->n && store->holder && kvi_windows_of(store->holder))
-        store->stored.lagging +=
+        store->stored.lagging =
             kvi_parts_store(ix, store->holder, store->keeps, parent, store->blocks, store->n);
-    store->stored.lagging += ix->copies.uncounted != uncounted;
     kvi_copies_settle(ix);
     kvi_unlock(ix);
     if (!rc && ret)

@@ -56,8 +56,7 @@ static int set_window(struct kvi_index *ix, struct kvi_holder *holder,
     struct kvi_windows *windows = kvi_windows_of(holder);
     uint32_t i = 0;
 
-    while (windows && i < windows->n &&
-           (windows->items[i].group != window->group || windows->items[i].part != window->part))
+    while (windows && i < windows->n && windows->items[i].group != window->group)
         i++;
     if (windows && i < windows->n && memcmp(&windows->items[i], window, sizeof(*window)) == 0)
         return (int)i;
@@ -85,8 +84,7 @@ int kvi_set_window(struct kvi_index *index, struct kv_holder key, const struct k
     struct kvi_holder *holder;
     int rc;
 
-    if (!window->need || !window->stride || window->part >= kvi_window_parts(window) ||
-        (window->stride > 1 && window->parts > 1))
+    if (!window->need || !window->stride)
         return -EINVAL;
     rc = kvi_begin(index, key, &holder);
     if (!rc)
@@ -403,9 +401,8 @@ static int give(struct kvi_index *ix, struct kvi_holder *part, enum kv_tier bit,
 
     if (kvi_tiers_of(ix, part, hash))
         return kvi_known(ix, part, bit, source, counted, &hash, 1) < 0 ? -ENOMEM : 0;
-    if (!kvi_park(ix, part, kvi_placeless_parent(hash), block, 1u << bit))
-        return ix->parking.max_holder ? -ENOMEM : 0;
-    kvi_copies_add(ix, part, bit, source, hash, false, counted);
+    if (kvi_park(ix, part, kvi_placeless_parent(hash), block, 1u << bit))
+        kvi_copies_add(ix, part, bit, source, hash, false, counted);
     return 0;
 }
 
@@ -414,13 +411,11 @@ int kvi_window_add(struct kvi_index *index, struct kv_holder key, enum kv_tier t
 {
     enum kv_tier bit = (enum kv_tier)kvi_window_tier(number);
     struct kvi_holder *holder, *part;
-    uint64_t uncounted;
     int rc;
 
     if ((unsigned)tier >= KV_N_TIERS || source > KVI_MAX_SOURCE)
         return -EINVAL;
     rc = kvi_begin(index, key, &holder);
-    uncounted = index->copies.uncounted;
     if (!rc)
         rc = kvi_part_find(index, holder, tier, number, true, &part);
     if (!rc)
@@ -429,8 +424,6 @@ int kvi_window_add(struct kvi_index *index, struct kv_holder key, enum kv_tier t
         kvi_copies_imply(part, bit, source);
     for (size_t i = 0; i < n && !rc; i++)
         rc = give(index, part, bit, source, counted, hashes[i]);
-    if (!rc && index->copies.uncounted != uncounted)
-        rc = -ENOMEM;
     kvi_copies_settle(index);
     kvi_unlock(index);
     return rc;
@@ -589,32 +582,6 @@ int kvi_set_drops(struct kvi_index *index, struct kv_holder key)
         windows = kvi_windows_of(holder);
         rc = set_rule(index, holder, windows && windows->alone, true);
     }
-    kvi_unlock(index);
-    return rc;
-}
-
-static int set_keeps(struct kvi_index *ix, struct kvi_holder *holder, bool main, uint64_t groups)
-{
-    struct kvi_windows *windows = kvi_windows_of(holder);
-
-    if (windows ? windows->main_keeps == main && windows->kept_groups == groups : !main && !groups)
-        return 0;
-    windows = copy_windows(ix, holder);
-    if (!windows)
-        return -ENOMEM;
-    windows->main_keeps = main;
-    windows->kept_groups = groups;
-    publish(ix, holder, windows);
-    return 0;
-}
-
-int kvi_set_keeps(struct kvi_index *index, struct kv_holder key, bool main, uint64_t groups)
-{
-    struct kvi_holder *holder;
-    int rc = kvi_begin(index, key, &holder);
-
-    if (!rc)
-        rc = set_keeps(index, holder, main, groups);
     kvi_unlock(index);
     return rc;
 }

@@ -7,7 +7,6 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "event/reader.h"
 #include "indexer/lookup.h"
 
 void ki_applier_fini(struct ki_applier *a)
@@ -16,7 +15,6 @@ void ki_applier_fini(struct ki_applier *a)
     ki_store_run_fini(&a->run);
     ki_reports_fini(&a->reports);
     ki_unsure_fini(&a->unsure);
-    ki_small_fini(&a->small);
     free(a->ranks);
     memset(a, 0, sizeof(*a));
 }
@@ -52,7 +50,6 @@ int ki_applier_init(struct ki_applier *a, uint64_t instance, uint32_t rank, uint
     int rc;
 
     memset(a, 0, sizeof(*a));
-    ki_small_init(&a->small);
     a->instance = instance;
     if (!ki_applier_note_rank(a, rank))
         return -ENOMEM;
@@ -238,52 +235,7 @@ enum ki_applied ki_applier_flush(struct ki_applier *a, struct kvi_index *index)
 
 /* -- windows ----------------------------------------------------------------------------------- */
 
-/* Tell the index which groups give up the last matched block. Each time: the holder, or the index, may be
- * a new one. */
-static int declare_drops(const struct ki_applier *a, struct kvi_index *index, uint32_t rank)
-{
-    struct kv_holder holder = {a->instance, rank};
-    int64_t main = kve_sources_main_group(&a->reader->sources, rank);
-    uint64_t groups = a->habits.eagle_groups;
-    int rc;
-
-    if (!a->habits.eagle_drop)
-        return 0;
-    rc = kvi_set_drops(index, holder);
-    if (!rc && groups)
-        rc = kvi_set_keeps(index, holder, main >= 0 && main < 64 && !(groups >> main & 1), ~groups);
-    return rc;
-}
-
-/* Whether a window gives up the last matched block: with its own group, or one of the same description. */
-static bool drops_in(const struct ki_applier *a, const struct kve_source *window)
-{
-    struct kve_source other;
-
-    if (!a->habits.eagle_drop || !a->habits.eagle_groups)
-        return a->habits.eagle_drop;
-    for (uint32_t i = 1; kve_reader_source(a->reader, i, &other) == 0; i++)
-        if (other.kind == KVE_SOURCE_WINDOW && other.window == window->window &&
-            other.need == window->need && other.stride == window->stride &&
-            other.parts == window->parts && other.group < 64 &&
-            a->habits.eagle_groups >> other.group & 1)
-            return true;
-    return false;
-}
-
-/* Whether a window alone gives up a block: it may have the one behind the match where the main group hasn't,
- * and nothing tells which prompt that serves. */
-static bool drops_beyond_main(const struct ki_applier *a, const struct kve_source *window,
-                              uint32_t rank)
-{
-    int64_t main = kve_sources_main_group(&a->reader->sources, rank);
-
-    return main >= 0 && main < 64 && a->habits.eagle_groups &&
-           !(a->habits.eagle_groups >> main & 1) && window->need != KVE_NEED_ALL &&
-           (window->window || window->parts > 1) && drops_in(a, window);
-}
-
-/* Whether the operation is about a window; *@ret describes it. */
+/* Return true when the operation is about a window group, which *@ret then describes. */
 static bool is_window(const struct ki_applier *a, const struct kve_op *op, struct kve_source *ret)
 {
     return op->source && kve_reader_source(a->reader, op->source, ret) == 0 &&
@@ -315,11 +267,7 @@ static int declare_windows(struct ki_applier *a, struct kvi_index *index,
                                      .stride = source.stride,
                                      .state = !source.window && source.need != KVE_NEED_ALL};
         a->has_windows = true;
-        for (uint32_t part = 0; part < source.parts && rc >= 0; part++) {
-            window.part = part;
-            window.parts = source.parts;
-            rc = kvi_set_window(index, (struct kv_holder){a->instance, op->rank}, &window);
-        }
+        rc = kvi_set_window(index, (struct kv_holder){a->instance, op->rank}, &window);
         if (rc >= 0)
             rc = kvi_set_alone(index, (struct kv_holder){a->instance, op->rank},
                                !kve_reader_has_main(a->reader, op->rank));
@@ -327,21 +275,17 @@ static int declare_windows(struct ki_applier *a, struct kvi_index *index,
     return rc < 0 ? rc : 0;
 }
 
-/* The numbers of the windows of the operation's group, one for each part. Returns 0 or -ENOENT. */
-static int window_numbers(struct kvi_index *index, struct kv_holder holder,
-                          const struct kve_source *source, uint32_t ret[KVE_MAX_PARTS])
+/* Return the number of the operation's window, or -ENOENT. */
+static int window_number(struct kvi_index *index, struct kv_holder holder,
+                         const struct kve_source *source)
 {
     struct kvi_window windows[KVI_MAX_WINDOWS];
     int n = kvi_get_windows(index, holder, windows);
-    uint32_t found = 0;
 
-    for (int i = 0; i < n; i++) {
-        if (windows[i].group != source->group || windows[i].part >= source->parts)
-            continue;
-        ret[windows[i].part] = (uint32_t)i;
-        found++;
-    }
-    return found == source->parts ? 0 : -ENOENT;
+    for (int i = 0; i < n; i++)
+        if (windows[i].group == source->group)
+            return i;
+    return -ENOENT;
 }
 
 /*
@@ -403,68 +347,28 @@ static int store_in_window(struct ki_applier *a, struct kvi_index *index, struct
                           op->hashes, op->n);
 }
 
-/* With block drop the main group's blocks keep what is known of their parts. */
-static int forget_small(struct ki_applier *a, struct kvi_index *index, struct kv_holder holder,
-                        const struct kve_op *op)
-{
-    struct ki_small_group group = {.drops = true};
-    int rc = 0;
-
-    if (!a->small.n || !a->habits.eagle_drop)
-        return 0;
-    for (uint32_t i = 1; kve_reader_source(a->reader, i, &group.source) == 0 && !rc; i++)
-        if (group.source.parts > 1 &&
-            window_numbers(index, holder, &group.source, group.numbers) == 0)
-            rc = ki_small_forget(&a->small, index, holder, &group, op->hashes, op->n);
-    return rc;
-}
-
-/* A group whose blocks are parts of the registered ones. */
-static int apply_small(struct ki_applier *a, struct kvi_index *index, struct kv_holder holder,
-                       const struct kve_op *op, const struct ki_small_group *group,
-                       enum ki_verdict verdict)
-{
-    if (op->tier != KV_TIER_DEVICE || group->source.owner[0] || a->overlaps ||
-        verdict == KI_VERDICT_EITHER) {
-        a->small.lost = true;
-        return 0;
-    }
-    switch (op->type) {
-    case KVE_OP_STORE_KNOWN:
-        return ki_small_store(&a->small, index, holder, group, op);
-    case KVE_OP_REMOVE:
-        return ki_small_take(&a->small, index, holder, group, op);
-    default:
-        return 0;
-    }
-}
-
 static int apply_window(struct ki_applier *a, struct kvi_index *index, const struct kve_op *op,
                         const struct kve_source *source, enum ki_verdict verdict)
 {
     struct kv_holder holder = {.worker = a->instance, .rank = op->rank};
     uint32_t copies_of = source->owner[0] ? op->source : 0;
-    struct ki_small_group group = {.source = *source, .drops = drops_in(a, source)};
-    long rc = window_numbers(index, holder, source, group.numbers);
-    uint32_t number = group.numbers[0];
+    int number = window_number(index, holder, source);
+    long rc;
 
-    if (rc < 0)
-        return (int)rc;
+    if (number < 0)
+        return number;
     a->stats.window_blocks += op->n;
-    a->drops_beyond_main |= drops_beyond_main(a, source, op->rank);
-    if (source->parts > 1)
-        return apply_small(a, index, holder, op, &group, verdict);
     switch (op->type) {
     case KVE_OP_STORE:
     case KVE_OP_STORE_KNOWN:
         if (verdict != KI_VERDICT_EITHER)
-            return store_in_window(a, index, holder, op, number, copies_of);
-        note_window(a, index, holder, op, number);
+            return store_in_window(a, index, holder, op, (uint32_t)number, copies_of);
+        note_window(a, index, holder, op, (uint32_t)number);
         return 0;
     case KVE_OP_REMOVE:
         rc = op->tier == KV_TIER_DEVICE && !copies_of
-                 ? ki_unsure_take_window(&a->unsure, index, holder, number, op)
-                 : kvi_window_take(index, holder, op->tier, number, copies_of, op->hashes,
+                 ? ki_unsure_take_window(&a->unsure, index, holder, (uint32_t)number, op)
+                 : kvi_window_take(index, holder, op->tier, (uint32_t)number, copies_of, op->hashes,
                                    op->remaining, op->n);
         return rc < 0 ? (int)rc : 0;
     default:
@@ -474,13 +378,10 @@ static int apply_window(struct ki_applier *a, struct kvi_index *index, const str
 
 static void clear_unsure(struct ki_applier *a, uint32_t rank)
 {
-    if (a->n_ranks == 1) {
+    if (a->n_ranks == 1)
         ki_unsure_clear(&a->unsure);
-        ki_small_clear(&a->small);
-    } else {
+    else
         ki_unsure_clear_rank(&a->unsure, rank);
-        ki_small_clear_rank(&a->small, rank);
-    }
 }
 
 /* Apply a clear. Another owner's clear empties its copies of windows, too. */
@@ -525,8 +426,6 @@ static int apply_op(struct ki_applier *a, struct kvi_index *index, const struct 
             a->last.removed += (size_t)rc;
         }
         ki_event_counts_named(&a->counts, KI_EVENT_REMOVED, rc, op->n);
-        if (rc >= 0 && op->tier == KV_TIER_DEVICE && op->source == 0)
-            rc = forget_small(a, index, holder, op);
         break;
     case KVE_OP_CLEAR:
         rc = clear_op(a, index, holder, op);
@@ -580,7 +479,9 @@ enum ki_applied ki_applier_put(struct ki_applier *a, struct kvi_index *index, co
             continue;
         if (flush(a, index) < 0)
             result = KI_APPLIED_PART;
-        if (declare_drops(a, index, op->rank) < 0)
+        /* Repeat this: the holder, or the index, may be new. */
+        if (a->habits.eagle_drop &&
+            kvi_set_drops(index, (struct kv_holder){a->instance, op->rank}) < 0)
             result = KI_APPLIED_PART;
         verdict = verdict_of(a, index, &batch, i);
         if (verdict == KI_VERDICT_REPORT) {
@@ -633,8 +534,7 @@ void ki_applier_purge(struct ki_applier *a, struct kvi_index *index, bool restar
     a->overlaps = false;
     a->has_windows &= !restarted;
     ki_unsure_clear(&a->unsure);
-    ki_small_clear(&a->small);
-    a->lost_tiers = a->drops_beyond_main = false;
+    a->lost_tiers = false;
     a->reports.suspects = a->reports.misjudged = false;
     for (uint32_t i = 0; i < a->n_ranks; i++) {
         struct kv_holder holder = {.worker = a->instance, .rank = a->ranks[i]};

@@ -430,20 +430,12 @@ static bool read_window_field(struct kv_json *json, struct kv_str key, struct kv
         extra->window.stride = (uint32_t)kv_json_u64(json, UINT32_MAX);
     } else if (kv_str_eq(key, "state")) {
         extra->window.state = (uint32_t)kv_json_u64(json, 1);
-    } else if (kv_str_eq(key, "part")) {
-        extra->window.part = (uint32_t)kv_json_u64(json, UINT32_MAX);
-    } else if (kv_str_eq(key, "parts")) {
-        extra->window.parts = (uint32_t)kv_json_u64(json, UINT32_MAX);
     } else if (kv_str_eq(key, "alone")) {
         extra->kind = KVI_EXTRA_RULE;
         extra->alone = kv_json_bool(json);
     } else if (kv_str_eq(key, "eagle_drop")) {
         extra->kind = KVI_EXTRA_RULE;
         extra->drops = kv_json_bool(json);
-    } else if (kv_str_eq(key, "main_keeps")) {
-        extra->main_keeps = kv_json_bool(json);
-    } else if (kv_str_eq(key, "kept_groups")) {
-        extra->kept_groups = kv_json_u64(json, UINT64_MAX);
     } else {
         return false;
     }

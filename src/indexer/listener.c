@@ -197,7 +197,6 @@ void ki_listener_info(struct ki_listener *l, struct ki_worker_info *ret)
         .version = l->version,
         .num_blocks = l->told_blocks,
         .habits = l->applier.habits,
-        .learned_report_mode = ki_applier_learned_mode(&l->applier),
         .block_size = l->model->block_size,
         .endpoint = strdup(l->endpoint),
         .replay_endpoint = l->replay_endpoint ? strdup(l->replay_endpoint) : NULL,

@@ -408,41 +408,6 @@ static uint32_t reach_of(struct kvi_index *ix, const uint64_t *prompt, size_t n,
     return reach;
 }
 
-/* A group of half blocks has two windows. A match needs the last three halves, and ends with a block. */
-static void test_half_blocks(void **state)
-{
-    struct kvi_window halves[2] = {
-        {.group = 1, .window = 7, .need = 3, .stride = 1, .part = 0, .parts = 2},
-        {.group = 1, .window = 7, .need = 3, .stride = 1, .part = 1, .parts = 2}};
-    struct kv_block blocks[5];
-    uint64_t names[5], prompt[5];
-    struct kvi_index *ix;
-
-    (void)state;
-    assert_int_equal(kvi_create(NULL, &ix), 0);
-    make_blocks(blocks, names, prompt, 0, 5);
-    assert_int_equal(kvi_set_window(ix, who, &halves[0]), 0);
-    assert_int_equal(kvi_set_window(ix, who, &halves[1]), 1);
-    halves[1].part = 2;
-    assert_int_equal(kvi_set_window(ix, who, &halves[1]), -EINVAL);
-    assert_int_equal(kvi_add(ix, who, KV_TIER_DEVICE, 0, NULL, blocks, 5, NULL), 0);
-    assert_int_equal(reach_of(ix, prompt, 5, 0), 0);
-    assert_int_equal(kvi_window_add(ix, who, KV_TIER_DEVICE, 0, 0, true, names + 2, 2), 0);
-    assert_int_equal(kvi_window_add(ix, who, KV_TIER_DEVICE, 1, 0, true, names + 1, 3), 0);
-    assert_int_equal(reach_of(ix, prompt, 5, 0), 4);
-    assert_int_equal(reach_of(ix, prompt, 3, 0), 3);
-    assert_int_equal(reach_of(ix, prompt, 2, 0), 0);
-    assert_int_equal(kvi_window_take(ix, who, KV_TIER_DEVICE, 0, 0, names + 3, NULL, 1), 1);
-    assert_int_equal(reach_of(ix, prompt, 5, 0), 3);
-    assert_int_equal(kvi_window_take(ix, who, KV_TIER_DEVICE, 1, 0, names + 1, NULL, 1), 1);
-    assert_int_equal(reach_of(ix, prompt, 5, 0), 0);
-    /* A run from the start serves any match. */
-    assert_int_equal(kvi_window_add(ix, who, KV_TIER_DEVICE, 0, 0, true, names, 1), 0);
-    assert_int_equal(kvi_window_add(ix, who, KV_TIER_DEVICE, 1, 0, true, names, 1), 0);
-    assert_int_equal(reach_of(ix, prompt, 5, 0), 1);
-    kvi_destroy(ix);
-}
-
 /* A run that is removed in one call goes from the parts as well: nothing adds up against the limit. */
 static void test_removed_runs_leave_nothing(void **state)
 {
@@ -703,7 +668,6 @@ static void test_stores_without_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_half_blocks),
         cmocka_unit_test(test_random_histories),
         cmocka_unit_test(test_limits),
         cmocka_unit_test(test_alone),
