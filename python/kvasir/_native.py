@@ -132,6 +132,9 @@ class DLTensor(ctypes.Structure):
 
 
 _api = ctypes.pythonapi
+_incref, _decref = _api.Py_IncRef, _api.Py_DecRef
+_incref.argtypes = _decref.argtypes = [ctypes.py_object]
+_incref.restype = _decref.restype = None
 _get_buffer, _release_buffer = _api.PyObject_GetBuffer, _api.PyBuffer_Release
 _get_buffer.argtypes, _get_buffer.restype = [ctypes.py_object, ctypes.c_void_p, ctypes.c_int], ctypes.c_int
 _release_buffer.argtypes, _release_buffer.restype = [ctypes.c_void_p], None
@@ -168,6 +171,16 @@ class Memory:
     def __del__(self) -> None:
         if self._view is not None and _release_buffer is not None:
             _release_buffer(ctypes.byref(self._view))
+
+
+def lend(memory: Memory) -> None:
+    """Keep @memory until give_back(), also beyond the end of the interpreter: threads of C's use it."""
+    _incref(memory)
+
+
+def give_back(memory: Memory) -> None:
+    """End a lend()."""
+    _decref(memory)
 
 
 def dltensor(source: Any) -> Tuple[DLTensor, Any]:
@@ -247,42 +260,54 @@ EXIT_WAIT_S = 30  # how long the end of the interpreter waits for calls of other
 class _State:
     """Address of a C object, and the calls that use it. Outlives the Python object until it is closed."""
 
-    __slots__ = ("address", "calls", "pid")
+    __slots__ = ("address", "calls", "pid", "closing", "at_end")
 
     def __init__(self, address: int) -> None:
         self.address: Optional[int] = address
         self.calls: List[None] = []  # one for each call under way: append and pop are atomic, and cheaper than a lock
         self.pid = os.getpid()
+        self.closing = threading.RLock()  # held while @address is taken away
+        self.at_end: Callable[[], None] = _nothing  # before an object that nobody closed is freed
 
 
-def _close(state: _State, close: Callable[[int], Any]) -> None:
-    if os.getpid() != state.pid:  # a child has the object's memory, but neither its threads nor its locks
-        state.address = None
-        return
-    with _lock:
-        address, state.address = state.address, None  # a call that begins now sees it
-    if address is None:
-        return
+def _nothing() -> None:
+    pass
+
+
+def _wait_calls(state: _State) -> bool:
     limit = time.monotonic() + EXIT_WAIT_S
     while state.calls:
         if time.monotonic() > limit:
-            return
+            return False
         time.sleep(0.0005)
-    rc = -errno.EINTR
-    _begin()
-    try:
-        rc = close(address) or 0
-    finally:
-        reason = _end(rc < 0)
-        if rc < 0:
-            state.address = address
+    return True
+
+
+def _close(state: _State, close: Callable[[int], Any], at_end: bool = False) -> None:
+    if os.getpid() != state.pid:  # a child has the object's memory, but neither its threads nor its locks
+        state.address = None
+        return
+    with state.closing:
+        address, state.address = state.address, None  # a call that begins now sees it
+        if address is None or not _wait_calls(state):
+            return
+        rc = -errno.EINTR
+        _begin()
+        try:
+            if at_end:
+                state.at_end()
+            rc = close(address) or 0
+        finally:
+            reason = _end(rc < 0)
+            if rc < 0:
+                state.address = address
     if rc < 0:
         raise error(rc, (reason or b"").decode(errors="replace"))
 
 
-def _close_quietly(state: _State, close: Callable[[int], Any]) -> None:
+def _close_at_end(state: _State, close: Callable[[int], Any]) -> None:
     try:
-        _close(state, close)
+        _close(state, close, True)
     except Error:
         pass  # others still use it: it stays
 
@@ -297,7 +322,7 @@ class Handle:
     def _own(self, address: int, close: Callable[[int], Any]) -> None:
         self._state = _State(address)
         self._closer = close
-        self._finalizer = weakref.finalize(self, _close_quietly, self._state, close)
+        self._finalizer = weakref.finalize(self, _close_at_end, self._state, close)
 
     def _enter(self) -> int:
         state = self._state

@@ -17,12 +17,13 @@ Keys are packed: n * key_len bytes (8 unless said), or array("Q"), such as kvasi
 import array
 import ctypes
 import errno
+import os
 import struct
 import weakref
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from . import _abi
-from ._native import Handle, Memory, call, error, load, numbers, text
+from ._native import Handle, Memory, call, error, give_back, lend, load, numbers, text
 from .index import DEVICE, DISK, EXTERNAL, HOST
 
 __all__ = ["BUSY", "Blocks", "Cache", "Chain", "DEVICE", "DISK", "Done", "EXTERNAL", "HOST", "Held", "MISS", "Manager", "ON_DISK",
@@ -309,7 +310,11 @@ class Manager(Handle):
         self.shape, self.key_len = shape, key_len
         self._caches: "weakref.WeakSet[Cache]" = weakref.WeakSet()
         timeout = int(close_timeout * 1000)
-        self._own(address.value or 0, lambda manager: _c.kvbm_manager_destroy(manager, timeout))
+        pins: Dict[int, None] = {}
+        lent: Dict[int, _Lent] = {}
+        self._own(address.value or 0, lambda manager: _destroy(manager, timeout, pins, lent))
+        self._state.at_end = lambda: _unpin_all(pins)
+        self._pins, self._lent = pins, lent  # addresses of pins that are held; what attached caches use
 
     def _registry_address(self) -> int:
         return int(_c.kvbm_manager_registry(self._state.address))
@@ -342,6 +347,19 @@ class Manager(Handle):
             raise error(rc)
         return int(rc)
 
+    def _pin(self, n_keys: int, pin: Any, function: Any, *args: Any) -> "Pin":
+        """Call a function that makes a pin; close() sees the pin before it can see the call's end."""
+        manager = self._enter()
+        try:
+            prefix = function(manager, *args, ctypes.byref(pin))
+            if prefix >= 0 and pin.value:
+                self._pins[pin.value] = None
+        finally:
+            self._leave()
+        if prefix < 0:
+            raise error(prefix)
+        return Pin(self, pin.value or 0, n_keys, int(prefix))
+
     def touch(self, keys: Keys, *, group: int = 0) -> int:
         """Count one use of each key in every tier; returns the length of the prefix that some tier has."""
         packed = _chain(keys, self.key_len)
@@ -352,14 +370,12 @@ class Manager(Handle):
         """Pin the keys' blocks in the host tier, and fetch the others from the tiers below."""
         packed, pin = _chain(keys, self.key_len), ctypes.c_void_p()
         opts = _abi.kvbm_pin_opts(priority=priority, no_fetch=not fetch)
-        n = self._hot(_c.kvbm_manager_prepare_load, packed._struct(group, parent, position), packed.n, ctypes.byref(opts), ctypes.byref(pin))
-        return Pin(self, pin.value or 0, packed.n, n)
+        return self._pin(packed.n, pin, _c.kvbm_manager_prepare_load, packed._struct(group, parent, position), packed.n, ctypes.byref(opts))
 
     def prepare_store(self, keys: Keys, *, parent: Optional[Keys] = None, position: int = 0, group: int = 0) -> "Pin":
         """Reserve host blocks for the keys that the host tier lacks."""
         packed, pin = _chain(keys, self.key_len), ctypes.c_void_p()
-        n = self._hot(_c.kvbm_manager_prepare_store, packed._struct(group, parent, position), packed.n, ctypes.byref(pin))
-        return Pin(self, pin.value or 0, packed.n, n)
+        return self._pin(packed.n, pin, _c.kvbm_manager_prepare_store, packed._struct(group, parent, position), packed.n)
 
     def submit(self, pin: "Pin", cache: "Cache", blocks: Iterable[int], *, tag: int = 0, priority: int = 0, first_layer: int = 0,
                n_layers: int = 0, ok: Any = None) -> int:
@@ -429,6 +445,29 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, ctypes.Array) else value
 
 
+def _destroy(manager: int, timeout: int, pins: Dict[int, None], lent: "Dict[int, _Lent]") -> int:
+    """Free a manager, then what caches still used that were given up before."""
+    rc = -errno.EBUSY if pins else int(_c.kvbm_manager_destroy(manager, timeout))
+    if rc >= 0:
+        for cache in list(lent):
+            lent.pop(cache).give_back()
+    return rc
+
+
+def _unpin(pin: int, pins: Dict[int, None]) -> None:
+    if pins.pop(pin, _GONE) is not _GONE:
+        _c.kvbm_pin_release(pin)
+
+
+_GONE = object()
+
+
+def _unpin_all(pins: Dict[int, None]) -> None:
+    """Release the pins of a program that ends, so that blocks still go to the tiers below."""
+    for pin in list(pins):
+        _unpin(pin, pins)
+
+
 class Pin:
     """Keys whose host blocks are held until release(): found and fetched ones (load), or reserved ones (store)."""
 
@@ -451,8 +490,17 @@ class Pin:
     def release(self) -> None:
         """Release the blocks; fetches that nobody else needs are cancelled. Doing it twice is fine."""
         address, self.address = self.address, 0
-        if address and not self.manager.closed:
-            _c.kvbm_pin_release(address)
+        state, pins = self.manager._state, self.manager._pins
+        if not address or os.getpid() != state.pid:
+            return
+        state.calls.append(None)  # close() waits for it
+        closing = state.address is None
+        if not closing:
+            _unpin(address, pins)
+        state.calls.pop()
+        if closing:
+            with state.closing:  # either the pin is gone with its manager, or close() has refused
+                _unpin(address, pins)
 
     def __enter__(self) -> "Pin":
         return self
@@ -474,14 +522,15 @@ class Cache(Handle):
             raise ValueError(f"{self._memory.nbytes} bytes for {self.n_blocks} blocks of {shape.nbytes}")
         layout, storage = _layout(shape.config(self.n_blocks), self._memory)
         opts = _abi.kvbm_cache_opts(layout=layout, pool=None if pool is None else pool._address)
-        address, kept = ctypes.c_void_p(), self._memory
+        address, lent = ctypes.c_void_p(), _Lent(self._memory, layout, storage)
         try:
             manager._call(_c.kvbm_cache_attach, ctypes.byref(opts), ctypes.byref(address))
         except BaseException:
-            _c.kvbm_layout_destroy(layout)
-            _c.kvbm_storage_destroy(storage)
+            lent.give_back()
             raise
-        self._own(address.value or 0, lambda cache: _detach(cache, layout, storage, kept))
+        of_manager = manager._lent
+        of_manager[address.value or 0] = lent
+        self._own(address.value or 0, lambda cache: _detach(cache, of_manager))
         manager._caches.add(self)
 
     def _move(self, function: Any, keys: Keys, blocks: Sequence[int], parent: Optional[Keys], position: int, group: int, timeout: float) -> int:
@@ -504,19 +553,30 @@ class Cache(Handle):
         return self._move(_c.kvbm_cache_load, keys, blocks, parent, position, group, timeout)
 
 
-_kept: Dict[int, Any] = {}  # memory and layouts of caches that jobs still used when they were given up
+class _Lent:
+    """Memory and layout that a manager's threads use until give_back(), even when the interpreter ends before."""
+
+    __slots__ = ("memory", "layout", "storage")
+
+    def __init__(self, memory: Memory, layout: int, storage: int) -> None:
+        self.memory, self.layout, self.storage = memory, layout, storage
+        lend(memory)
+
+    def give_back(self) -> None:
+        """Free the layout and let the memory go."""
+        _c.kvbm_layout_destroy(self.layout)
+        _c.kvbm_storage_destroy(self.storage)
+        give_back(self.memory)
 
 
-def _detach(address: int, layout: int, storage: int, memory: Memory) -> int:
-    """Detach a cache and free its layout; keep both, and the memory, while jobs use them."""
+def _detach(address: int, lent: Dict[int, _Lent]) -> int:
+    """Detach a cache; while jobs use it, its memory stays with the manager."""
+    if address not in lent:  # its manager is gone, and the cache with it
+        return 0
     rc = int(_c.kvbm_cache_detach(address))
-    if rc < 0:
-        _kept[address] = layout, storage, memory
-        return rc
-    _kept.pop(address, None)
-    _c.kvbm_layout_destroy(layout)
-    _c.kvbm_storage_destroy(storage)
-    return 0
+    if rc >= 0:
+        lent.pop(address).give_back()
+    return rc
 
 
 def _layout(config: Any, memory: Memory) -> Tuple[int, int]:

@@ -191,8 +191,7 @@ def test_fork_leaves_the_parents_manager_alone():
         equal(cache.load(keys, range(4)), 4, "the parent")
 
 
-def test_interpreter_ends_with_jobs_under_way():
-    text = """
+END = """
 import sys, threading
 from kvasir.blocks import Manager, Shape
 from kvasir.index import hash_tokens, sequence_hashes
@@ -200,20 +199,78 @@ shape = Shape(layers=4, page_size=16, inner=1024)
 manager = Manager(shape, host_bytes=64 << 20, disk=sys.argv[1], disk_bytes=64 << 20, disk_buffered=True, fingerprint="x")
 cache = manager.attach(bytearray(32 * shape.nbytes))
 started = threading.Event()
+held = []
 def work():
     for i in range(10**9):
         keys = sequence_hashes(hash_tokens([i] * 32, 1))
-        manager.submit(manager.prepare_store(keys), cache, range(32))
+        pin = manager.prepare_store(keys)
+        held.append(pin)
+        manager.submit(pin, cache, range(32))
+        pin = None
+        if len(held) > int(sys.argv[2]):
+            held.pop(0).release()
         manager.poll()
         started.set()
 threading.Thread(target=work, daemon=True).start()
 started.wait()
 print("end", flush=True)
 """
+
+
+def ended(text, *args):
+    done = subprocess.run([sys.executable, "-B", "-c", text, *args], env={**os.environ, "PYTHONPATH": str(BUILD / "python")},
+                          capture_output=True, text=True, timeout=120, check=False)
+    equal((done.returncode, done.stdout), (0, "end\n"), f"the end ({done.stderr})")
+
+
+def test_interpreter_ends_with_jobs_under_way():
+    for pins in 0, 1, 4, 4, 4:  # that the thread holds at most
+        with folder() as path:
+            ended(END, path, str(pins))
+
+
+HOLDS = """
+import sys
+from kvasir.blocks import Manager, Shape
+shape = Shape(layers=1, page_size=4, inner=16)
+manager = Manager(shape, host_bytes=1 << 20, disk=sys.argv[1], disk_bytes=1 << 20, disk_buffered=True, fingerprint="x")
+memory = bytearray(b"k" * 4 * shape.nbytes)
+cache = manager.attach(memory)
+keys = b"".join(i.to_bytes(8, "little") for i in range(1, 5))
+stores = manager.prepare_store(keys)
+job = manager.submit(stores, cache, range(4))
+manager.wait(job, 60)
+loads = manager.prepare_load(keys)
+print("end", flush=True)
+"""
+
+
+def test_pins_held_at_the_end_lose_no_block():
     with folder() as path:
-        done = subprocess.run([sys.executable, "-B", "-c", text, path], env={**os.environ, "PYTHONPATH": str(BUILD / "python")},
-                              capture_output=True, text=True, timeout=120, check=False)
-        equal((done.returncode, done.stdout), (0, "end\n"), f"the end ({done.stderr})")
+        ended(HOLDS, path)
+        shape = Shape(layers=1, page_size=4, inner=16)
+        memory = bytearray(4 * shape.nbytes)
+        with Manager(shape, host_bytes=1 << 20, disk=path, disk_bytes=1 << 20, disk_buffered=True, fingerprint="x") as manager:
+            with manager.attach(memory) as cache:
+                equal(cache.load(b"".join(i.to_bytes(8, "little") for i in range(1, 5)), range(4), timeout=60), 4, "loaded")
+        equal(bytes(memory), b"k" * len(memory), "bytes")
+
+
+def test_pins_released_beside_close():
+    """Each close() either refuses, or finds no pin; a pin released meanwhile touches no freed manager."""
+    for turn in range(20):
+        manager = Manager(SHAPE, host_bytes=1 << 20)
+        pins = [manager.prepare_store(keys_of([turn, i] * 4)) for i in range(64)]
+        thread = threading.Thread(target=lambda: [pin.release() for pin in pins])
+        thread.start()
+        refused = 0
+        while not manager.closed:
+            try:
+                manager.close()
+            except kvasir.Error as problem:
+                equal(problem.errno, errno.EBUSY, "refused")
+                refused += 1
+        thread.join()
 
 
 if __name__ == "__main__":
