@@ -51,7 +51,8 @@ def listener(indexer, instance=1, rank=0):
 
 
 def holds(indexer, number, blocks, instance=1, rank=0, timeout=15):
-    indexer.wait_score(prompt(number, blocks), instance, blocks * BS, rank, timeout)
+    """Wait until a worker holds that many blocks of a prompt, and not the next."""
+    indexer.wait_score(prompt(number, blocks + 1), instance, blocks * BS, rank, timeout)
 
 
 def holds_all(indexer, numbers, blocks, instance=1):
