@@ -7,6 +7,7 @@
     kvasir.layout   write and gather paged K/V on numpy arrays and torch tensors
     kvasir.blocks   block manager: pools, caches, and tiers below them
     kvasir.client   kv-indexer over HTTP
+    kvasir.router   route OpenAI requests over several engines, by prefix and load
 
 Failing calls raise kvasir.Error, a subclass of OSError: `errno` tells the kind, the text the reason.
 """

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HTTP/1.1 over asyncio for kvasir.router: a server for an ASGI application, and requests whose answers stream."""
+import asyncio
+import functools
+import ssl
+import urllib.parse
+from typing import Any, AsyncIterator, Awaitable, Callable, Dict, List, Optional, Tuple
+
+Headers = List[Tuple[bytes, bytes]]
+Message = Dict[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+BODY_MAX = 64 << 20  # bytes of a request
+PIECE = 1 << 16  # bytes read from an engine at a time
+LOST = (OSError, EOFError, ValueError, asyncio.TimeoutError, asyncio.LimitOverrunError)  # all that a broken peer can raise
+_HOP = {b"connection", b"content-length", b"expect", b"host", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
+
+
+async def _head(reader: asyncio.StreamReader) -> Tuple[List[bytes], Headers, Dict[bytes, bytes]]:
+    """Read a head: words of the first line, headers with their names in lower case, the same as a dictionary."""
+    first, *lines = (await reader.readuntil(b"\r\n\r\n"))[:-4].split(b"\r\n")
+    headers = []
+    for line in lines:
+        name, colon, value = line.partition(b":")
+        if not colon:
+            raise ValueError("a header without a colon")
+        headers.append((name.strip().lower(), value.strip()))
+    return first.split(b" ", 2), headers, dict(headers)
+
+
+def end_to_end(headers: Headers) -> Headers:
+    """Return the headers that a proxy passes on."""
+    return [(name, value) for name, value in headers if name not in _HOP and not name.startswith(b"proxy-")]
+
+
+class Answer:
+    """Answer of a server: status, headers, and the body in pieces as they come."""
+
+    def __init__(self, status: int, headers: Headers, body: AsyncIterator[bytes], writer: asyncio.StreamWriter) -> None:
+        self.status, self.headers, self.body, self._writer = status, headers, body, writer
+
+    def close(self) -> None:
+        """Close the connection; the server sees it when the body isn't complete."""
+        self._writer.close()
+
+
+async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    while True:
+        size = left = int((await reader.readuntil(b"\r\n")).split(b";")[0], 16)
+        while left:
+            piece = await reader.read(min(left, PIECE))
+            if not piece:
+                raise EOFError("the answer ends within a chunk")
+            left -= len(piece)
+            yield piece
+        line = await reader.readuntil(b"\r\n")
+        while not size and line != b"\r\n":  # trailers
+            line = await reader.readuntil(b"\r\n")
+        if not size:
+            return
+
+
+async def _body(reader: asyncio.StreamReader, fields: Dict[bytes, bytes], empty: bool) -> AsyncIterator[bytes]:
+    if empty:
+        return
+    if fields.get(b"transfer-encoding", b"").lower() == b"chunked":
+        async for piece in _chunks(reader):
+            yield piece
+        return
+    length = fields.get(b"content-length")
+    left = int(length) if length is not None else -1
+    while left:
+        piece = await reader.read(PIECE if left < 0 else min(left, PIECE))
+        if not piece:
+            if left > 0:
+                raise EOFError("the answer is shorter than its Content-Length")
+            return
+        left -= len(piece) if left > 0 else 0
+        yield piece
+
+
+async def fetch(url: str, method: str, target: str, headers: Headers, body: bytes, connect_s: float) -> Answer:
+    """Send a request to the server @url and read the head of its answer. Raises one of LOST."""
+    parts = urllib.parse.urlsplit(url)
+    tls = ssl.create_default_context() if parts.scheme == "https" else None
+    port = parts.port or (443 if tls else 80)
+    reader, writer = await asyncio.wait_for(asyncio.open_connection(parts.hostname, port, ssl=tls), connect_s)
+    try:
+        head = [f"{method} {parts.path.rstrip('/')}{target} HTTP/1.1".encode(), f"Host: {parts.hostname}:{port}".encode(),
+                b"Connection: close", b"Content-Length: %d" % len(body), *(name + b": " + value for name, value in headers)]
+        writer.write(b"\r\n".join(head) + b"\r\n\r\n" + body)
+        await writer.drain()
+        status = 100
+        while 100 <= status < 200:
+            words, fields, by_name = await _head(reader)
+            status = int(words[1])
+        return Answer(status, fields, _body(reader, by_name, method == "HEAD" or status in (204, 304)), writer)
+    except BaseException:
+        writer.close()
+        raise
+
+
+class _Exchange:
+    """One request of a client and the application's answer to it."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes) -> None:
+        self.reader, self.writer = reader, writer
+        self.body: Optional[bytes] = body
+        self.started = self.ended = self.chunked = self.silent = False
+
+    async def receive(self) -> Message:
+        if self.body is not None:
+            body, self.body = self.body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        while not (self.reader.at_eof() or self.writer.is_closing()):
+            await asyncio.sleep(0.1)
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers: Headers = list(message.get("headers", ()))
+            self.chunked = all(name.lower() != b"content-length" for name, _ in headers)
+            if self.chunked:
+                headers.append((b"transfer-encoding", b"chunked"))
+            lines = [b"HTTP/1.1 %d " % message["status"], *(name + b": " + value for name, value in headers)]
+            self.writer.write(b"\r\n".join(lines) + b"\r\n\r\n")
+            self.started = True
+            return
+        piece, more = message.get("body", b""), message.get("more_body", False)
+        if self.silent:
+            piece = b""
+        if self.chunked and not self.silent:
+            piece = (b"%x\r\n%b\r\n" % (len(piece), piece) if piece else b"") + (b"" if more else b"0\r\n\r\n")
+        self.writer.write(piece)
+        self.ended = not more
+        await self.writer.drain()
+
+
+async def _refuse(writer: asyncio.StreamWriter, status: bytes) -> bool:
+    writer.write(b"HTTP/1.1 %b\r\ncontent-length: 0\r\nconnection: close\r\n\r\n" % status)
+    await writer.drain()
+    return False
+
+
+async def _request(app: App, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    """Serve one request; whether the connection stays."""
+    words, headers, fields = await _head(reader)
+    if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
+        return await _refuse(writer, b"400 Bad Request")
+    if b"transfer-encoding" in fields:
+        return await _refuse(writer, b"411 Length Required")
+    length = int(fields.get(b"content-length", b"0"))
+    if not 0 <= length <= BODY_MAX:
+        return await _refuse(writer, b"413 Content Too Large")
+    if fields.get(b"expect", b"").lower() == b"100-continue":
+        writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    exchange = _Exchange(reader, writer, await reader.readexactly(length))
+    method, target = words[0].decode("ascii"), words[1]
+    exchange.silent = method == "HEAD"
+    path, _, query = target.partition(b"?")
+    await app({"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http", "root_path": "",
+               "path": urllib.parse.unquote(path.decode("ascii")), "raw_path": path, "query_string": query, "headers": headers,
+               "client": writer.get_extra_info("peername"), "server": writer.get_extra_info("sockname")},
+              exchange.receive, exchange.send)
+    return exchange.ended and words[2] == b"HTTP/1.1" and fields.get(b"connection", b"").lower() != b"close"
+
+
+async def _connection(app: App, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while await _request(app, reader, writer):
+            pass
+    except LOST:
+        pass  # the client is gone, or doesn't speak HTTP
+    finally:
+        writer.close()
+
+
+async def listen(app: App, host: str, port: int) -> asyncio.Server:
+    """Serve the ASGI application @app over HTTP; port 0 picks a free one."""
+    return await asyncio.start_server(functools.partial(_connection, app), host, port)
