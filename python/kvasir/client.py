@@ -73,7 +73,9 @@ class _Calls:
 
 def _plain(values: Iterable[int]) -> List[int]:
     """Return a list of Python's integers, also of a numpy array."""
-    return values.tolist() if hasattr(values, "tolist") else list(values)  # type: ignore[no-any-return]
+    to_list: Any = getattr(values, "tolist", None)
+    plain: List[int] = list(values) if to_list is None else to_list()
+    return plain
 
 
 def _answer(kind: str, status: int, data: bytes) -> Any:

@@ -107,7 +107,7 @@ class _Parts:
         split = [part if isinstance(part, list) else [part] for part in parts]
         flat = [part for each in split for part in each]
         self.keep = [None if isinstance(part, tuple) else Memory(part, writable) for part in flat]
-        pairs = [part if memory is None else (memory.address, memory.nbytes) for part, memory in zip(flat, self.keep)]
+        pairs: List[Any] = [part if memory is None else (memory.address, memory.nbytes) for part, memory in zip(flat, self.keep)]
         self.parts = (_abi.iovec * len(pairs))(*pairs)
         self.counts = (ctypes.c_uint32 * n)(*map(len, split))
 
@@ -323,7 +323,7 @@ class Store(Handle):
         """Return sizes of the store and counters of this handle, by the names of kv_store_stats."""
         result = _abi.kv_store_stats()
         self._call(self._c.kvs_stats, ctypes.byref(result))
-        return {name: getattr(result, name) for name, _ in result._fields_[1:]}
+        return {name: getattr(result, name) for name, *_ in result._fields_[1:]}
 
 
 def open(uri: str) -> Store:  # pylint: disable=redefined-builtin

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Parts of libzmq that the wheel leaves out: GSSAPI security and the NORM transport.
+ * Parts of libzmq (4.3.4, 4.3.5) that the wheel leaves out: GSSAPI security and the NORM transport.
  *
  * libzmq calls them for sockets with ZMQ_GSSAPI options and for norm:// endpoints, which Kvasir never
  * makes. Each function fails: gss_* with GSS_S_UNAVAILABLE, Norm* with NULL, false or nothing.
@@ -31,13 +31,17 @@ NORM(NodeDelete)
 NORM(ObjectGetType)
 NORM(ObjectGetUserData)
 NORM(ObjectSetUserData)
+NORM(SetAutoParity)
 NORM(SetCongestionControl)
 NORM(SetDefaultSyncPolicy)
 NORM(SetDefaultUnicastNack)
+NORM(SetEcnSupport)
 NORM(SetLoopback)
 NORM(SetMulticastInterface)
 NORM(SetRxPortReuse)
+NORM(SetTOS)
 NORM(SetTTL)
+NORM(SetTxRate)
 NORM(StartReceiver)
 NORM(StartSender)
 NORM(StopInstance)
@@ -47,6 +51,7 @@ NORM(StreamFlush)
 NORM(StreamOpen)
 NORM(StreamRead)
 NORM(StreamSeekMsgStart)
+NORM(StreamSetPushEnable)
 NORM(StreamWrite)
 GSS(accept_sec_context)
 GSS(acquire_cred)
