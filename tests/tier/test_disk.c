@@ -103,6 +103,20 @@ static void model_read(struct model *m, struct kvbm_disk *disk, uint8_t *memory)
     free(expected);
 }
 
+static void model_forget(struct model *m, struct kvbm_disk *disk)
+{
+    uint32_t slots[5], n = 1 + (uint32_t)unit_below(&m->random, 5);
+    uint32_t first = (uint32_t)unit_below(&m->random, m->n_slots);
+
+    for (uint32_t i = 0; i < n; i++) {
+        slots[i] = (first + i) % m->n_slots;
+        m->slots[slots[i]].there = false;
+        if (i && slots[i] == slots[0])
+            n = i;
+    }
+    assert_int_equal(kvbm_disk_forget(disk, slots, n), 0);
+}
+
 struct seen {
     struct model *m;
     uint32_t n, last;
@@ -155,8 +169,10 @@ static void run_model(enum kvbm_io io, uint32_t n_volumes, bool buffered, bool v
     for (size_t round = unit_rounds(120); round > 0; round--) {
         uint64_t dice = unit_below(&m.random, 20);
 
-        if (dice < 16) {
+        if (dice < 13) {
             model_write(&m, disk, memory);
+        } else if (dice < 16) {
+            model_forget(&m, disk);
         } else if (dice < 17) {
             model_read(&m, disk, memory);
         } else {
@@ -230,6 +246,7 @@ static void test_refuses_nonsense(void **state)
     assert_int_equal(kvbm_disk_submit(disk, &batch), -EINVAL);
     io.len = 0;
     assert_int_equal(kvbm_disk_submit(disk, &batch), -EINVAL);
+    assert_int_equal(kvbm_disk_forget(disk, (uint32_t[]){4}, 1), -EINVAL);
     assert_false(kvbm_disk_usable(disk, 4));
     assert_true(kvbm_disk_usable(disk, 3));
     kvbm_disk_close(disk);
@@ -720,6 +737,10 @@ static void *hammer(void *arg)
         keys[at] = unit_random(&w->random) | 1;
         disk_fill(data, 8192, keys[at]);
         w->wrong += disk_write(w->disk, slot, keys[at], data, 8192) != 0;
+        if (unit_below(&w->random, 8) == 0) {
+            w->wrong += kvbm_disk_forget(w->disk, &slot, 1) != 0;
+            keys[at] = 0;
+        }
     }
     free(data);
     free(expected);
@@ -761,7 +782,8 @@ static void test_fork(void **state)
 
     (void)state;
     if (pid == 0) {
-        bool good = kvbm_disk_submit(disk, &batch) == -ESHUTDOWN;
+        bool good = kvbm_disk_submit(disk, &batch) == -ESHUTDOWN &&
+                    kvbm_disk_forget(disk, (uint32_t[]){1}, 1) == -ESHUTDOWN;
 
         kvbm_disk_close(disk);
         _exit(!good);

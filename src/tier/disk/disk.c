@@ -4,6 +4,7 @@
 #include "tier/disk/disk.h"
 
 #include <errno.h>
+#include <semaphore.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -124,7 +125,7 @@ static void count_op(struct kvbm_disk *disk, const struct kvbm_disk_op *op, int 
         stats->bad++;
     else if (status < 0 && status != -ENOENT && status != -ECANCELED)
         stats->failed++;
-    if (status < 0)
+    if (status < 0 || op->work->kind == KVBM_DISK_FORGET)
         return;
     if (op->work->kind == KVBM_DISK_WRITE) {
         stats->writes++;
@@ -134,6 +135,13 @@ static void count_op(struct kvbm_disk *disk, const struct kvbm_disk_op *op, int 
         stats->bytes_read += op->io->len;
     }
 }
+
+/* A forget request, on the caller's stack. */
+struct forget {
+    struct kvbm_disk_batch batch;
+    sem_t sem;
+    struct kvbm_disk_io ios[];
+};
 
 void kvbm_disk_finish(struct kvbm_disk *disk, struct kvbm_disk_op *op, int status)
 {
@@ -338,4 +346,39 @@ void kvbm_disk_cancel(struct kvbm_disk *disk, struct kvbm_disk_batch *batch)
         break;
     }
     pthread_mutex_unlock(&disk->lock);
+}
+
+static void forgotten(struct kvbm_disk_batch *batch)
+{
+    sem_post(&((struct forget *)batch)->sem);
+}
+
+int kvbm_disk_forget(struct kvbm_disk *disk, const uint32_t *slots, size_t n)
+{
+    struct forget *forget;
+    int err;
+
+    if (getpid() != disk->process)
+        return -ESHUTDOWN;
+    if (n == 0)
+        return 0;
+    for (size_t i = 0; i < n; i++)
+        if (slots[i] >= disk->n_slots)
+            return -EINVAL;
+    forget = calloc(1, sizeof(*forget) + n * sizeof(forget->ios[0]));
+    if (!forget)
+        return -ENOMEM;
+    sem_init(&forget->sem, 0, 0);
+    forget->batch = (struct kvbm_disk_batch){
+        .write = true, .ios = forget->ios, .n = (uint32_t)n, .done = forgotten};
+    for (size_t i = 0; i < n; i++)
+        forget->ios[i].slot = slots[i];
+    err = submit(disk, &forget->batch, KVBM_DISK_FORGET);
+    while (err == 0 && sem_wait(&forget->sem) < 0)
+        ; /* EINTR */
+    for (size_t i = 0; i < n && err == 0; i++)
+        err = forget->ios[i].status;
+    sem_destroy(&forget->sem);
+    free(forget);
+    return err;
 }

@@ -127,6 +127,12 @@ int kvbm_disk_submit(struct kvbm_disk *disk, struct kvbm_disk_batch *batch);
 /** Cancel a batch: operations not begun end with -ECANCELED; done is called as always. */
 void kvbm_disk_cancel(struct kvbm_disk *disk, struct kvbm_disk_batch *batch);
 
+/**
+ * Invalidate the slots' records durably, for keys that were reset. Blocks; don't call it from a
+ * done callback. -EBUSY: one slot is being written (all other slots are forgotten).
+ */
+int kvbm_disk_forget(struct kvbm_disk *disk, const uint32_t *slots, size_t n);
+
 struct kvbm_disk_stats {
     uint64_t reads, writes, bytes_read, bytes_written;
     uint64_t bad;      /* blocks that did not verify */

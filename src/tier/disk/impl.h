@@ -14,7 +14,7 @@
 #include "tier/disk/format.h"
 #include "tier/transfer/io.h"
 
-enum kvbm_disk_kind { KVBM_DISK_READ, KVBM_DISK_WRITE };
+enum kvbm_disk_kind { KVBM_DISK_READ, KVBM_DISK_WRITE, KVBM_DISK_FORGET };
 
 struct kvbm_disk_work;
 struct kvbm_disk_volume;
@@ -36,9 +36,9 @@ struct kvbm_disk_list {
     uint32_t n;
 };
 
-/* A batch being carried out. */
+/* A batch being carried out, or slots being forgotten. */
 struct kvbm_disk_work {
-    struct kvbm_disk_batch *batch;
+    struct kvbm_disk_batch *batch; /* NULL: a forget */
     enum kvbm_disk_kind kind;
     uint64_t deadline_ns;
     uint32_t n_left;      /* ops not yet ended */

@@ -3,9 +3,10 @@
  * Work of the disk store's thread.
  *
  *   read    bytes ─► verified ─► done
- *             └► damaged ─► record zeroed ─────────► written ─┐ commit of a volume, for all
- *   write   [old record zeroed ─►] bytes ─────────► written ─┘ written blocks:
- *                                   barrier(slots) ─► records ─► barrier(index) ─► done
+ *             └► damaged: as forget, then done
+ *   write   [old record zeroed ─►] bytes ─► written ─┐ commit of a volume, for all written blocks:
+ *   forget  record zeroed ─────────────────► written ─┘   barrier(slots) ─► records ─►
+ *                                                         barrier(index) ─► done
  *
  * A volume has one commit at a time; while it runs, bytes of the next one are written. A commit
  * begins when a batch is completely written (a caller waits for it), when no write runs, or when
@@ -185,7 +186,7 @@ static int begin_read(struct kvbm_disk *disk, struct kvbm_disk_op *op)
     return transfer(disk, op, KVBM_AIO_READ, read_done);
 }
 
-/* ---- writes, and slots that damaged reads forget ---- */
+/* ---- writes and forgets ---- */
 
 /* Count a written operation of its batch. The last one makes the volumes commit. */
 static void count_written(struct kvbm_disk *disk, struct kvbm_disk_op *op)
@@ -412,7 +413,7 @@ static int why_not(const struct kvbm_disk *disk, const struct kvbm_disk_op *op, 
 /* End an operation that hasn't begun. */
 static void leave_out(struct kvbm_disk *disk, struct kvbm_disk_op *op, int status)
 {
-    if (is_write(op)) {
+    if (op->work->kind != KVBM_DISK_READ) {
         kvbm_disk_volume_of(disk, op->io->slot)->n_writing++;
         count_written(disk, op);
     }
