@@ -204,6 +204,21 @@ static int put_batch(struct kvs_store *store, const void *hashes, size_t hash_le
 int kvs_put_chunks(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n,
                    const void *const *data, const size_t *len, int *ret_each)
 {
+    size_t stored = 0;
+    int rc;
+
+    if (!kvs_hashes_ok(hashes, hash_len, n) || n > INT_MAX)
+        return -EINVAL;
+    rc = kvs_put_chunks_of_save(store, hashes, hash_len, n, data, len, ret_each);
+    for (size_t i = 0; ret_each && i < n; i++)
+        stored += ret_each[i] == 0;
+    kvs_note_puts(store, ret_each ? stored : n);
+    return rc;
+}
+
+int kvs_put_chunks_of_save(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n,
+                           const void *const *data, const size_t *len, int *ret_each)
+{
     int result = 0;
 
     if (!kvs_hashes_ok(hashes, hash_len, n) || n > INT_MAX)
@@ -211,7 +226,8 @@ int kvs_put_chunks(struct kvs_store *store, const void *hashes, size_t hash_len,
     if (n > 0 && store->ext.put_chunks)
         return put_batch(store, hashes, hash_len, n, data, len, ret_each);
     for (size_t i = 0; i < n; i++) {
-        int rc = kvs_put_chunk(store, hash_at(hashes, hash_len, i), hash_len, data[i], len[i]);
+        int rc =
+            kvs_put_chunk_of_save(store, hash_at(hashes, hash_len, i), hash_len, data[i], len[i]);
 
         if (ret_each)
             ret_each[i] = rc;
@@ -336,9 +352,15 @@ int kvs_list_chunks(struct kvs_store *store, kv_store_each_fn each, void *arg)
 
 int kvs_flush(struct kvs_store *store)
 {
+    uint64_t before;
+    int rc;
+
     if (!store->ext.flush)
         return 0;
-    return kvs_check_rc(store, "flush", store->ext.flush(store->backend), 0);
+    before = atomic_exchange_explicit(&store->unflushed, 0, memory_order_relaxed);
+    rc = kvs_check_rc(store, "flush", store->ext.flush(store->backend), 0);
+    kvs_note_puts(store, rc < 0 ? before : 0);
+    return rc;
 }
 
 int kvs_stats(struct kvs_store *store, kv_store_stats *ret)

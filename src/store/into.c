@@ -182,14 +182,17 @@ int kvs_get_chunks_into(struct kvs_store *store, const void *hashes, size_t hash
 static int put_parts(const struct batch *b, const struct chunk *chunk)
 {
     struct kvs_store *store = b->store;
+    int rc;
 
     if (chunk->n_parts == 1 || !store->ext.put_parts)
         return kvs_put_chunk(store, chunk->hash, b->hash_len,
                              chunk->n_parts ? chunk->parts->iov_base : NULL, chunk->len);
-    return kvs_check_rc(store, "put_parts",
-                        store->ext.put_parts(store->backend, chunk->hash, b->hash_len, chunk->parts,
-                                             chunk->n_parts),
-                        1);
+    rc = kvs_check_rc(store, "put_parts",
+                      store->ext.put_parts(store->backend, chunk->hash, b->hash_len, chunk->parts,
+                                           chunk->n_parts),
+                      1);
+    kvs_note_puts(store, rc == 0);
+    return rc;
 }
 
 /* Each by itself, to a backend that takes parts. */

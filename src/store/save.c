@@ -69,7 +69,7 @@ static int put_one_by_one(struct saving *save, const uint8_t *const *data)
 
     for (size_t i = 0; i < b->n && !rc; i++)
         rc = note_put(save, first + i,
-                      kvs_put_chunk(save->store, b->keys[i], 16, data[i], b->lens[i]));
+                      kvs_put_chunk_of_save(save->store, b->keys[i], 16, data[i], b->lens[i]));
     return rc;
 }
 
@@ -84,7 +84,8 @@ static int put_batch(struct saving *save)
         data[i] = b->bytes + at;
     if (b->n < 2)
         return put_one_by_one(save, data);
-    rc = kvs_put_chunks(save->store, b->keys, 16, b->n, (const void *const *)data, b->lens, each);
+    rc = kvs_put_chunks_of_save(save->store, b->keys, 16, b->n, (const void *const *)data, b->lens,
+                                each);
     if (rc == -ENOTSUP) /* this store's put_chunks turned out to be unsupported */
         return put_one_by_one(save, data);
     for (size_t i = 0; i < b->n; i++)
@@ -153,7 +154,7 @@ static int put(struct saving *save, const uint8_t *data, size_t len)
     if (b && len <= BATCH_BYTES)
         return gather(save, data, len);
     return note_put(save, save->manifest.n_chunks - 1,
-                    kvs_put_chunk(save->store, key, sizeof(key), data, len));
+                    kvs_put_chunk_of_save(save->store, key, sizeof(key), data, len));
 }
 
 /* Report progress after each chunk, so that a cancellation acts at once. Counts bytes put, not

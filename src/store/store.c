@@ -2,8 +2,10 @@
 /* Opening a store, and the calls of the vtable with every returned value checked. */
 #include "store/store.h"
 
+#include <inttypes.h>
 #include <malloc.h>
 #include <stdio.h>
+#include <unistd.h>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -70,6 +72,7 @@ int kvs_open_with(const kv_store_vtable *table, const kv_store_ext *ext, const c
             refuse(rc, uri, "the backend refused it");
         goto fail;
     }
+    store->pid = getpid();
     *ret = store;
     return 0;
 
@@ -118,12 +121,33 @@ int kvs_open_existing(const char *uri, struct kvs_store **ret)
     return rc;
 }
 
+/* Flush what was put and not published, or log how much is dropped. */
+static void flush_rest(struct kvs_store *store)
+{
+    uint64_t n = atomic_load_explicit(&store->unflushed, memory_order_relaxed);
+    int rc;
+
+    if (!n || store->by_hand || store->pid != getpid())
+        return;
+    if (!store->ext.flush) {
+        kv_log_warn("store", "the backend has no flush: chunks without a manifest may be dropped",
+                    "store=%s chunks=%" PRIu64, store->label, n);
+        return;
+    }
+    rc = kvs_flush(store);
+    if (rc < 0)
+        kv_log_error("store", "chunks are lost: they could not be flushed at close",
+                     "store=%s chunks=%" PRIu64 " error=\"%s\"", store->label, n, strerror(-rc));
+}
+
 void kvs_close(struct kvs_store *store)
 {
     struct kvs_plugin plugin;
 
     if (!store)
         return;
+    if (store->backend)
+        flush_rest(store);
     if (store->backend)
         store->calls.close(store->backend);
     plugin = (struct kvs_plugin){.library = store->library};
@@ -226,8 +250,8 @@ static const uint8_t *bytes_of(const void *data)
     return data ? data : (const uint8_t *)"";
 }
 
-int kvs_put_chunk(struct kvs_store *store, const void *hash, size_t hash_len, const void *data,
-                  size_t len)
+int kvs_put_chunk_of_save(struct kvs_store *store, const void *hash, size_t hash_len,
+                          const void *data, size_t len)
 {
     int rc;
 
@@ -235,6 +259,15 @@ int kvs_put_chunk(struct kvs_store *store, const void *hash, size_t hash_len, co
         return -EINVAL;
     rc = store->calls.put_chunk(store->backend, hash, hash_len, bytes_of(data), len);
     return kvs_check_rc(store, "put_chunk", rc, 1);
+}
+
+int kvs_put_chunk(struct kvs_store *store, const void *hash, size_t hash_len, const void *data,
+                  size_t len)
+{
+    int rc = kvs_put_chunk_of_save(store, hash, hash_len, data, len);
+
+    kvs_note_puts(store, rc == 0);
+    return rc;
 }
 
 int kvs_get_chunk(struct kvs_store *store, const void *hash, size_t hash_len, void **ret,
@@ -252,12 +285,16 @@ int kvs_get_chunk(struct kvs_store *store, const void *hash, size_t hash_len, vo
 
 int kvs_put_manifest(struct kvs_store *store, const char *name, const void *data, size_t len)
 {
+    uint64_t before; /* puts meanwhile may need the next one */
     int rc;
 
     if (!name_ok(name) || (!data && len > 0) || len > KVS_VALUE_MAX)
         return -EINVAL;
+    before = atomic_exchange_explicit(&store->unflushed, 0, memory_order_relaxed);
     rc = store->calls.put_manifest(store->backend, name, bytes_of(data), len);
-    return kvs_check_rc(store, "put_manifest", rc, 0);
+    rc = kvs_check_rc(store, "put_manifest", rc, 0);
+    kvs_note_puts(store, rc < 0 ? before : 0);
+    return rc;
 }
 
 int kvs_get_manifest(struct kvs_store *store, const char *name, void **ret, size_t *ret_len)

@@ -6,7 +6,9 @@
 #ifndef KV_STORE_STORE_H
 #define KV_STORE_STORE_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
+#include <sys/types.h>
 
 #include "kv_store.h"
 
@@ -22,7 +24,11 @@ struct kvs_store {
     const kv_store_ext *ext_table; /* NULL: no extensions */
     kv_store_vtable calls;         /* copies; functions that the backend lacks are NULL */
     kv_store_ext ext;
-    bool batches;  /* puts go in batches: the backend has put_chunks, and gains by it */
+    bool batches; /* puts go in batches: the backend has put_chunks, and gains by it */
+    bool by_hand; /* the owner publishes what it puts: close flushes nothing */
+    pid_t pid;    /* of the process that opened it */
+    _Atomic uint64_t
+        unflushed; /* chunks put since the last manifest or flush, without those of saves */
     void *library; /* dlopen's handle; NULL when built in */
     char *label;   /* the URI without secrets, for logs */
 };
@@ -40,5 +46,27 @@ int kvs_open_with(const kv_store_vtable *table, const kv_store_ext *ext, const c
  * nothing to a directory that holds no store.
  */
 int kvs_open_existing(const char *uri, struct kvs_store **ret);
+
+/**
+ * Let kvs_close flush nothing: the owner publishes through the backend, and what it has not
+ * published is to be dropped.
+ */
+static inline void kvs_publishes_by_hand(struct kvs_store *store)
+{
+    store->by_hand = true;
+}
+
+/* The puts of a save, which kvs_close drops when the save fails. */
+int kvs_put_chunk_of_save(struct kvs_store *store, const void *hash, size_t hash_len,
+                          const void *data, size_t len);
+int kvs_put_chunks_of_save(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n,
+                           const void *const *data, const size_t *len, int *ret_each);
+
+/** Note that @n chunks were stored, for kvs_close. Any thread. */
+static inline void kvs_note_puts(struct kvs_store *store, size_t n)
+{
+    if (n) /* close, which reads it, comes after all puts */
+        atomic_fetch_add_explicit(&store->unflushed, n, memory_order_relaxed);
+}
 
 #endif

@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "base/thread.h"
+#include "store/store.h"
 #include "tier/object/impl.h"
 
 /* -- around a call ----------------------------------------------------------------------------- */
@@ -74,6 +75,8 @@ static int open_handle(struct kvbm_object_worker *w)
 
     if (entered) {
         rc = kvs_open(o->uri, &h->store);
+        if (rc == 0)
+            kvs_publishes_by_hand(h->store); /* publish.c: a put that wasn't published has failed */
         w->trouble = rc < 0 ? -EHOSTDOWN : 0;
         wanted = kvbm_object_leave(w);
     }
