@@ -27,6 +27,7 @@
 #include <sys/uio.h>
 
 #include "kv_store_abi.h"
+#include "kv_store_async.h"
 #include "kv_store_ext.h"
 #include "kv_types.h"
 

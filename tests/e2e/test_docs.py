@@ -309,10 +309,20 @@ static struct kv_json j; static const char *body; static size_t len; static stru
 static long n; int refuse(const struct kv_error *error);
 """
 # By page: includes, and the declarations of each block.
+QUEUE = """
+extern struct kvs_async *queue;
+extern const uint8_t *keys;
+extern size_t n;
+extern struct iovec *slots;
+extern int64_t *lengths;
+void finished(uint64_t tag, int status);
+"""
+
 CONTEXT = {
     "docs/kvbm.md": ("kvbm.h", [ENGINE, ENGINE, WINDOW, ENGINE, ENGINE]),
     "docs/kvbm-tiers.md": ("kvbm.h", [CALLS, TIERS, COPIER]),
     "docs/kv-store-llama.md": ("kv_store.h", [STATE]),
+    "docs/kv-store.md": ("kv_store.h", [QUEUE]),
     "docs/base.md": ("errno.h", [BASE]),
 }
 

@@ -542,6 +542,24 @@ def test_conformance():
     check(len(passed) > 30, f"{len(passed)} checks")
 
 
+def test_close_flushes():
+    """What kvs_put_chunk put and no manifest published is there after kvs_close, without a word."""
+    os.environ["KV_STORE_LIBRARY_PATH"] = str(BUILD / "lib")
+    lib = c.CDLL(str(BUILD / "lib" / "libkvstore.so"))
+    chunks, handle, there = sample(20, 5000, seed=9), c.c_void_p(), (c.c_uint8 * 20)()
+    with Server() as server:
+        with said() as text:
+            equal(lib.kvs_open(server.uri.encode(), c.byref(handle)), 0)
+            for key, value in chunks.items():
+                equal(lib.kvs_put_chunk(handle, key, c.c_size_t(8), value, c.c_size_t(len(value))), 0)
+            lib.kvs_close(handle)
+        equal(text[0], "")
+        equal(lib.kvs_open(server.uri.encode(), c.byref(handle)), 0)
+        equal(lib.kvs_exists(handle, b"".join(chunks), c.c_size_t(8), c.c_size_t(20), there), 0)
+        lib.kvs_close(handle)
+        equal(bytes(there), b"\1" * 20)
+
+
 def test_bad_arguments():
     with Server() as server, Store(server.uri) as store:
         fails(store.put, b"", b"x", code=22)

@@ -52,6 +52,7 @@
     FROZEN(kvbm_tier_policy, 12)     \
     FROZEN(kvbm_tier_stats, 376)     \
     FROZEN(kvs_chunk_ref, 20)        \
+    FROZEN(kvs_done, 80)             \
     FROZEN(kv_block, 16)             \
     FROZEN(kv_holder, 16)            \
     PLAIN(kve_source)                \
@@ -467,6 +468,26 @@ static int gc_result(void *ret)
     return kvs_gc(t.store, &opts, ret);
 }
 
+static int async_open(void *opts)
+{
+    struct kvs_async *async;
+    int rc = kvs_async_open(t.store, opts, &async);
+
+    return rc < 0 ? rc : kvs_async_close(async, 10000);
+}
+
+static int async_submit(void *request)
+{
+    struct kvs_async *async;
+    int64_t rc;
+
+    assert_int_equal(kvs_async_open(t.store, NULL, &async), 0);
+    rc = kvs_async_submit(async, request);
+    assert_int_equal(kvs_async_drain(async, 60000), 0);
+    assert_int_equal(kvs_async_close(async, 60000), 0);
+    return (int)KV_MIN(rc, 0);
+}
+
 /* ---- the table ---- */
 
 #define OPTIONAL LEAST /* all of it is */
@@ -537,6 +558,8 @@ static struct kve_publisher_opts publisher_ = {.endpoint = "tcp://127.0.0.1:*",
 static struct kve_event event_ = {.type = KVE_CLEARED, .group = -1};
 static struct kvs_save_opts save_ = {.chunk_tokens = 256, .fingerprint = "a"};
 static struct kvs_restore_opts restore_ = {.fingerprint = "model A", .verify_first = true};
+static struct kvs_async_opts async_ = {.threads = 1, .max_requests = 3};
+static struct kvs_request request_ = {.op = KVS_OP_FLUSH, .priority = 5, .tag = 5};
 static struct kvs_gc_opts gc_ = {.grace_s = 1000, .dry_run = true};
 
 /* A name is the struct's, and behind a comma the call's. */
@@ -595,6 +618,8 @@ static const struct row {
     {"kvs_verify_result", sizeof(struct kvs_verify_result), LEAST, NULL, verified, 0},
     {"kvs_gc_opts", sizeof(gc_), OPTIONAL, &gc_, gc, 0},
     {"kvs_gc_result", sizeof(struct kvs_gc_result), LEAST, NULL, gc_result, 0},
+    {"kvs_async_opts", sizeof(async_), OPTIONAL, &async_, async_open, 0},
+    {"kvs_request", sizeof(request_), OPTIONAL, &request_, async_submit, 0},
 };
 
 /* ---- trying it ---- */
@@ -778,10 +803,10 @@ static int read_header(const char *path)
 
 static void test_all_structs(void **state)
 {
-    static const char *const headers[] = {"kv_types.h",      "kv_event.h",    "kv_index.h",
-                                          "kv_store.h",      "kvbm.h",        "kvbm_tokens.h",
-                                          "kvbm_layout.h",   "kvbm_pool.h",   "kvbm_events.h",
-                                          "kvbm_transfer.h", "kvbm_manager.h"};
+    static const char *const headers[] = {"kv_types.h",      "kv_event.h",     "kv_index.h",
+                                          "kv_store.h",      "kvbm.h",         "kvbm_tokens.h",
+                                          "kvbm_layout.h",   "kvbm_pool.h",    "kvbm_events.h",
+                                          "kvbm_transfer.h", "kvbm_manager.h", "kv_store_async.h"};
     const char *tree = getenv("KV_SOURCE_DIR");
     int n = 0;
 
